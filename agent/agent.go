@@ -1,0 +1,266 @@
+// Package agent is the vocabulary of the node agent: what a pod worker needs of
+// a container runtime, an image store, a network, volumes and the control plane,
+// each as an interface with its contract. The packages below implement them and
+// do not know each other; agent/node wires them.
+package agent
+
+import (
+	"context"
+	"errors"
+	"io"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/types"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Runtime runs sandboxes and containers. The verbs and messages are CRI v1's:
+// each is idempotent as the CRI demands (stopping what is stopped, removing what
+// is gone, succeed). Not found is a gRPC status NotFound.
+type Runtime interface {
+	// RunPodSandbox makes the pod's cgroup, its network namespace (pinned by a
+	// bind mount that outlives processes), calls Network.Add, and starts pause.
+	RunPodSandbox(context.Context, *cri.RunPodSandboxRequest) (*cri.RunPodSandboxResponse, error)
+	StopPodSandbox(context.Context, *cri.StopPodSandboxRequest) (*cri.StopPodSandboxResponse, error)
+	RemovePodSandbox(context.Context, *cri.RemovePodSandboxRequest) (*cri.RemovePodSandboxResponse, error)
+	PodSandboxStatus(context.Context, *cri.PodSandboxStatusRequest) (*cri.PodSandboxStatusResponse, error)
+	ListPodSandbox(context.Context, *cri.ListPodSandboxRequest) (*cri.ListPodSandboxResponse, error)
+
+	CreateContainer(context.Context, *cri.CreateContainerRequest) (*cri.CreateContainerResponse, error)
+	StartContainer(context.Context, *cri.StartContainerRequest) (*cri.StartContainerResponse, error)
+	StopContainer(context.Context, *cri.StopContainerRequest) (*cri.StopContainerResponse, error)
+	RemoveContainer(context.Context, *cri.RemoveContainerRequest) (*cri.RemoveContainerResponse, error)
+	ListContainers(context.Context, *cri.ListContainersRequest) (*cri.ListContainersResponse, error)
+	ContainerStatus(context.Context, *cri.ContainerStatusRequest) (*cri.ContainerStatusResponse, error)
+	ExecSync(context.Context, *cri.ExecSyncRequest) (*cri.ExecSyncResponse, error)
+	Status(context.Context, *cri.StatusRequest) (*cri.StatusResponse, error)
+
+	// Events delivers a note for every container or sandbox that started or ended,
+	// until ctx ends. Losing one is harmless: whoever listens also lists.
+	Events(ctx context.Context) <-chan RuntimeEvent
+	// Exec runs a command with live streams; Attach joins the container's own.
+	// A command that ended with a code other than 0 is *ExitError.
+	Exec(ctx context.Context, containerID string, command []string, tty bool, s Streams) error
+	Attach(ctx context.Context, containerID string, tty bool, s Streams) error
+	// PortForward joins conn to a port on localhost inside the sandbox.
+	PortForward(ctx context.Context, sandboxID string, port int32, conn io.ReadWriteCloser) error
+	// StageTimes returns what the runtime measured while making a sandbox or container
+	// ("netns", "cni", "pause", "rootfs", "create", "start"), and forgets it.
+	StageTimes(id string) []StageTime
+}
+
+// RuntimeEvent says that the state of a container (or of the sandbox itself, when ContainerID is empty) changed.
+type RuntimeEvent struct {
+	SandboxID   string
+	ContainerID string
+	PodUID      types.UID
+}
+
+// StageTime is one measured step.
+type StageTime struct {
+	Name     string
+	Start    time.Time
+	Duration time.Duration
+	Detail   string
+}
+
+// TermSize is a terminal's size in characters.
+type TermSize struct{ Width, Height uint16 }
+
+// Streams are the standard streams of an exec; nil where not wanted.
+type Streams struct {
+	Stdin  io.Reader
+	Stdout io.Writer
+	Stderr io.Writer
+	Resize <-chan TermSize
+}
+
+// Images holds images on the node. PullImage of what is there already costs a
+// manifest request at most.
+type Images interface {
+	PullImage(context.Context, *cri.PullImageRequest) (*cri.PullImageResponse, error)
+	ImageStatus(context.Context, *cri.ImageStatusRequest) (*cri.ImageStatusResponse, error)
+	ListImages(context.Context, *cri.ListImagesRequest) (*cri.ListImagesResponse, error)
+	RemoveImage(context.Context, *cri.RemoveImageRequest) (*cri.RemoveImageResponse, error)
+	ImageFsInfo(context.Context, *cri.ImageFsInfoRequest) (*cri.ImageFsInfoResponse, error)
+
+	// Config returns the image's defaults, or ErrImageNotPresent.
+	Config(ctx context.Context, image string) (ImageConfig, error)
+	// PrepareRootFS prepares a writable root file system for a container on top of the image and
+	// returns the mount; idempotent per containerID. RemoveRootFS unmounts and deletes it; safe without it.
+	PrepareRootFS(ctx context.Context, containerID, image string) (RootFS, error)
+	RemoveRootFS(ctx context.Context, containerID string) error
+	// Import loads an OCI layout or docker archive (a tar file) and returns the names it holds.
+	Import(ctx context.Context, path string) ([]string, error)
+}
+
+// ImageConfig is the part of an image's config that a container inherits.
+type ImageConfig struct {
+	ID         string // "sha256:..." of the config
+	Digest     string // "repo@sha256:..." of the manifest
+	Env        []string
+	Entrypoint []string
+	Cmd        []string
+	WorkingDir string
+	User       string
+	StopSignal string
+	Volumes    []string
+}
+
+// RootFS is a prepared root file system. Lower are read-only layers, topmost first. When Mounted,
+// Path is ready to use; otherwise the container's creator mounts overlay at Path with the given parts.
+type RootFS struct {
+	Path    string
+	Lower   []string
+	Upper   string
+	Work    string
+	Mounted bool
+}
+
+// The errors of Images.
+var (
+	ErrImageNotPresent = errors.New("image is not present on the node")
+	ErrImagePull       = errors.New("ErrImagePull")          // wrapped with registry, image and cause
+	ErrInvalidImage    = errors.New("InvalidImageName")      // the reference does not parse
+	ErrImageUnpack     = errors.New("image does not unpack") // wrapped with layer and cause
+)
+
+// NetworkRequest describes the sandbox to be attached.
+type NetworkRequest struct {
+	SandboxID string
+	NetNS     string // path
+	Namespace string
+	Name      string
+	UID       types.UID
+	Ports     []*cri.PortMapping
+	Ingress   int64 // bandwidth, bits/s; 0 = no limit
+	Egress    int64
+}
+
+// NetworkStatus is what the pod got.
+type NetworkStatus struct {
+	IPs      []string // first is the primary one
+	MAC      string
+	Gateways []string
+}
+
+// Network attaches sandboxes. Every call is idempotent; Del is safe without Add.
+type Network interface {
+	Add(ctx context.Context, r NetworkRequest) (NetworkStatus, error)
+	Check(ctx context.Context, r NetworkRequest) error
+	Del(ctx context.Context, r NetworkRequest) error
+	// GC releases what belongs to no sandbox of the list.
+	GC(ctx context.Context, keep []string) error
+	// Ready is nil when a network configuration is loaded, else says what is missing.
+	Ready() error
+}
+
+// Mount is a prepared volume.
+type Mount struct {
+	HostPath string
+	ReadOnly bool
+	// IsFile is true for a hostPath that names a file or device.
+	IsFile bool
+}
+
+// Volumes prepares the volumes of a pod on the node. All calls are idempotent.
+type Volumes interface {
+	// MountAll prepares every volume of the pod and returns them by name. Objects that are
+	// missing, optional ones aside, are an error that names them; calling again later is the retry.
+	MountAll(ctx context.Context, pod *v1.Pod) (map[string]Mount, error)
+	// Refresh rewrites projected content (ConfigMap, Secret, token) that has changed, atomically.
+	Refresh(ctx context.Context, pod *v1.Pod) error
+	// UnmountAll takes everything of the pod away; safe when there is nothing.
+	UnmountAll(ctx context.Context, pod types.UID) error
+	// Pods lists the pods of which something is still mounted or stored, for clean-up after a crash.
+	Pods() ([]types.UID, error)
+}
+
+// Objects is the agent's view of the cluster: exactly what its session delivered (or its checkpoint
+// holds while no control plane can be reached). Returned objects are shared: do not modify.
+type Objects interface {
+	Pod(uid types.UID) (*v1.Pod, bool)
+	Pods() []*v1.Pod
+	ConfigMap(namespace, name string) (*v1.ConfigMap, bool)
+	Secret(namespace, name string) (*v1.Secret, bool)
+	Claim(namespace, name string) (*v1.PersistentVolumeClaim, bool)
+	PersistentVolume(name string) (*v1.PersistentVolume, bool)
+	CSIDriver(name string) (*storagev1.CSIDriver, bool)
+	Services() []*v1.Service
+	Service(namespace, name string) (*v1.Service, bool)
+	EndpointSlices() []*discoveryv1.EndpointSlice
+	Nodes() []*v1.Node
+	// Token returns a bound service account token, cached until 80% of its life.
+	Token(ctx context.Context, pod *v1.Pod, audience string, expirationSeconds int64) (token string, expires time.Time, err error)
+	// Revision up to which the view is complete.
+	Revision() uint64
+	// Synced is closed once a full assignment (or a checkpoint) has been loaded.
+	Synced() <-chan struct{}
+	// Changes delivers the kinds that changed ("Pod", "Service", "EndpointSlice", "Node", "ConfigMap" ...), coalesced,
+	// until ctx ends. The first value arrives at once and names every kind.
+	Changes(ctx context.Context) <-chan map[string]struct{}
+	// Cluster facts from Welcome.
+	Cluster() Cluster
+}
+
+// Cluster is what every node must know.
+type Cluster struct {
+	Name, PodCIDR, ClusterCIDR, ServiceCIDR, Domain string
+}
+
+// Reporter takes what the node has to say. Nothing blocks: the newest status per pod wins and is
+// delivered when a session is there.
+type Reporter interface {
+	// PodStatus reports a whole status; pod carries metadata (namespace, name, uid) and status.
+	PodStatus(pod *v1.Pod)
+	// PodGone says that nothing of a terminating pod is left.
+	PodGone(namespace, name string, uid types.UID)
+	Event(e *v1.Event)
+	Stages(traceParent, object string, stages []StageTime)
+	// ProxyApplied says that Service rules on this node show the revision.
+	ProxyApplied(revision uint64)
+	// StopGate is closed when the pod may be sent SIGTERM: no live proxy routes to it.
+	// Callers bound their wait (1 s).
+	StopGate(pod types.UID) <-chan struct{}
+	// Facts replaces what the node says of itself.
+	Facts(node *v1.Node)
+}
+
+// NodeServer answers what comes through tunnels. agent/stream implements it; the session calls it.
+type NodeServer interface {
+	Exec(ctx context.Context, pod types.UID, container string, command []string, attach, tty bool, s Streams) error
+	Logs(ctx context.Context, r LogRequest, w io.Writer) error
+	PortForward(ctx context.Context, pod types.UID, port int32, conn io.ReadWriteCloser) error
+}
+
+// LogRequest selects a container's log.
+type LogRequest struct {
+	PodUID     types.UID
+	Namespace  string
+	Pod        string
+	Container  string
+	Follow     bool
+	Previous   bool
+	Timestamps bool
+	Since      time.Time // zero = from the start
+	TailLines  int64     // -1 = all
+	LimitBytes int64     // 0 = no limit
+}
+
+// ExitError is a command that ran and failed.
+type ExitError struct{ Code int }
+
+func (e *ExitError) Error() string { return "command terminated with a non-zero exit code" }
+
+// Paths are the folders of a node. Run is emptied by a reboot, State is not.
+type Paths struct {
+	State    string // /var/lib/keelson
+	Run      string // /run/keelson
+	Logs     string // /var/log/pods
+	CNIConf  string // /etc/cni/net.d
+	CNIBin   string // /opt/cni/bin
+	Archives string // /var/lib/keelson/images.d: archives loaded at start (air gap)
+}

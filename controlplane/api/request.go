@@ -1,0 +1,161 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+// User is who asks. The zero User is nobody and is refused.
+type User struct {
+	Name   string
+	UID    string
+	Groups []string
+	Extra  map[string][]string
+}
+
+// Names and groups with a meaning of their own.
+const (
+	UserAnonymous        = "system:anonymous"
+	UserController       = "system:kube-controller-manager"
+	UserScheduler        = "system:kube-scheduler"
+	UserAPIServer        = "system:apiserver"
+	NodeUserPrefix       = "system:node:"
+	ServiceAccountPrefix = "system:serviceaccount:"
+
+	GroupMasters         = "system:masters"
+	GroupNodes           = "system:nodes"
+	GroupAuthenticated   = "system:authenticated"
+	GroupUnauthenticated = "system:unauthenticated"
+	GroupServiceAccounts = "system:serviceaccounts"
+)
+
+// NodeUser is the identity under which the fleet writes for a node.
+func NodeUser(node string) User {
+	return User{Name: NodeUserPrefix + node, Groups: []string{GroupNodes, GroupAuthenticated}}
+}
+
+// Verb is what is asked of a resource, in Kubernetes' words.
+type Verb string
+
+const (
+	VerbGet              Verb = "get"
+	VerbList             Verb = "list"
+	VerbWatch            Verb = "watch"
+	VerbCreate           Verb = "create"
+	VerbUpdate           Verb = "update"
+	VerbPatch            Verb = "patch"
+	VerbDelete           Verb = "delete"
+	VerbDeleteCollection Verb = "deletecollection"
+	VerbConnect          Verb = "connect" // exec, attach, port-forward, log; authorised as create or get
+)
+
+// Request is one API call on a resource, from HTTP or from inside the process.
+// The pipeline treats both alike: authentication has filled User, everything
+// else happens after.
+type Request struct {
+	User        User
+	Verb        Verb
+	Kind        *Kind
+	Subresource string
+	Namespace   string // "" for cluster scope or all namespaces
+	Name        string
+
+	// Object is the decoded body of create and update. The callee owns it from
+	// here on: callers hand over a copy of anything they share.
+	Object runtime.Object
+	// PatchType and Patch are the body of a patch.
+	PatchType types.PatchType
+	Patch     []byte
+
+	Get    metav1.GetOptions
+	List   metav1.ListOptions
+	Create metav1.CreateOptions
+	Update metav1.UpdateOptions
+	PatchO metav1.PatchOptions
+	Delete metav1.DeleteOptions
+
+	// Fence, when not zero, is the raft term under which the write was decided.
+	Fence uint64
+	// TraceParent is the W3C trace context of the caller; "" starts a new trace on create.
+	TraceParent string
+	// UserAgent for field managers and the audit.
+	UserAgent string
+	// Stages collects the time spent per stage; may be nil.
+	Stages *StageTimer
+}
+
+// Backend answers requests. The apiserver's chain implements it; the server
+// injects it into client, so that controllers, scheduler and fleet take the same
+// road through authorization and admission as any user, without a socket.
+//
+// Errors are *apierrors.StatusError. Objects returned by Get, List and Watch are
+// shared and immutable: callers copy before they modify.
+type Backend interface {
+	// Do performs every verb but watch and connect. The result of delete is the
+	// deleted or terminating object, or a *metav1.Status.
+	Do(ctx context.Context, r *Request) (runtime.Object, error)
+	// Watch starts a watch; r.List holds its options. Bookmarks are delivered
+	// when r.List.AllowWatchBookmarks, the initial state when r.List.SendInitialEvents.
+	Watch(ctx context.Context, r *Request) (watch.Interface, error)
+}
+
+// NodeStreams reaches containers on nodes. The fleet implements it with tunnels;
+// the server injects it into the apiserver.
+type NodeStreams interface {
+	// Logs streams a container's log as text lines until its end, or for ever when Follow.
+	Logs(ctx context.Context, node string, r LogRequest) (io.ReadCloser, error)
+	// Exec runs a command in a container, or attaches to it, until it ends. A
+	// command that ended with a code other than 0 is *ExitError.
+	Exec(ctx context.Context, node string, r ExecRequest, s Streams) error
+	// PortForward joins conn to a port inside the pod's network namespace.
+	PortForward(ctx context.Context, node string, pod types.UID, port int32, conn io.ReadWriteCloser) error
+}
+
+// LogRequest selects a container's log.
+type LogRequest struct {
+	PodUID     types.UID
+	Namespace  string
+	Pod        string
+	Container  string
+	Follow     bool
+	Previous   bool
+	Timestamps bool
+	SinceTime  *metav1.Time // nil = from the start
+	TailLines  *int64
+	LimitBytes *int64
+}
+
+// ExecRequest selects a container and a command. Attach joins the container's own process instead.
+type ExecRequest struct {
+	PodUID    types.UID
+	Namespace string
+	Pod       string
+	Container string
+	Command   []string
+	Attach    bool
+	TTY       bool
+}
+
+// TermSize is a terminal's size in characters.
+type TermSize struct{ Width, Height uint16 }
+
+// Streams are the standard streams of an exec; nil where not wanted.
+type Streams struct {
+	Stdin  io.Reader
+	Stdout io.Writer
+	Stderr io.Writer
+	Resize <-chan TermSize
+}
+
+// ExitError is a command that ran and failed.
+type ExitError struct{ Code int }
+
+func (e *ExitError) Error() string {
+	return fmt.Sprintf("command terminated with exit code %d", e.Code)
+}

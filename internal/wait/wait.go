@@ -1,0 +1,39 @@
+// Package wait polls conditions that offer no channel to wait on.
+package wait
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// For calls cond every interval, the first time at once, until it returns nil.
+// When ctx ends first, the error wraps both ctx's and cond's last one.
+func For(ctx context.Context, interval time.Duration, cond func() error) error {
+	t := time.NewTicker(interval)
+	defer t.Stop()
+	for {
+		err := cond()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w; last: %w", context.Cause(ctx), err)
+		case <-t.C:
+		}
+	}
+}
+
+// Delay returns after d, or with ctx's error when it ends first. It is for real
+// delays (a backoff), never for synchronisation.
+func Delay(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.C:
+		return nil
+	}
+}
