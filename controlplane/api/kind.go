@@ -4,6 +4,7 @@
 package api
 
 import (
+	"reflect"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -79,6 +80,14 @@ type Subresource struct {
 	// nil for connect-style (exec, log) and create-style (binding, eviction, token) subresources.
 	PrepareUpdate  func(obj, old Object)
 	ValidateUpdate func(obj, old Object) field.ErrorList
+
+	// View and Merge, set together, make a facet whose body is of another type
+	// (scale): GET answers View(stored), PUT and PATCH hand the new body to Merge,
+	// which writes what the facet owns into obj, a copy of the stored object.
+	// The result then passes the kind's own Validate and ValidateUpdate.
+	// An error of Merge is a *apierrors.StatusError.
+	View  func(obj Object) runtime.Object
+	Merge func(obj Object, body runtime.Object) error
 }
 
 // Reservation is a value of which there is only one in the cluster.
@@ -103,6 +112,8 @@ type Kinds struct {
 	list  []*Kind
 	byGVR map[schema.GroupVersionResource]*Kind
 	byGVK map[schema.GroupVersionKind]*Kind
+	// byType has the stored type behind the pointer: corev1.Pod.
+	byType map[reflect.Type]*Kind
 }
 
 // NewKinds indexes the kinds. A duplicate is a programming error and panics.
@@ -110,6 +121,8 @@ func NewKinds(list ...*Kind) *Kinds {
 	ks := &Kinds{
 		byGVR: make(map[schema.GroupVersionResource]*Kind, len(list)),
 		byGVK: make(map[schema.GroupVersionKind]*Kind, len(list)),
+
+		byType: make(map[reflect.Type]*Kind, len(list)),
 	}
 	for _, k := range list {
 		if ks.byGVR[k.GVR()] != nil {
@@ -118,6 +131,9 @@ func NewKinds(list ...*Kind) *Kinds {
 		ks.list = append(ks.list, k)
 		ks.byGVR[k.GVR()] = k
 		ks.byGVK[k.GVK] = k
+		if k.New != nil {
+			ks.byType[structType(reflect.TypeOf(k.New()))] = k
+		}
 	}
 	return ks
 }
@@ -130,3 +146,19 @@ func (ks *Kinds) ByResource(gvr schema.GroupVersionResource) *Kind { return ks.b
 
 // ByGVK finds a kind by its type; nil when unknown.
 func (ks *Kinds) ByGVK(gvk schema.GroupVersionKind) *Kind { return ks.byGVK[gvk] }
+
+// ByType finds the kind of a Go value or (possibly nil) pointer, such as
+// (*corev1.Pod)(nil) or a corev1.Pod; nil when the type is no kind of this table.
+func (ks *Kinds) ByType(obj any) *Kind {
+	if obj == nil {
+		return nil
+	}
+	return ks.byType[structType(reflect.TypeOf(obj))]
+}
+
+func structType(t reflect.Type) reflect.Type {
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	return t
+}

@@ -1,0 +1,69 @@
+package api
+
+import (
+	"fmt"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metav1beta1 "k8s.io/apimachinery/pkg/apis/meta/v1beta1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+)
+
+// Scheme returns a new scheme with every Go type that Keelson serves, all at
+// v1: a scheme of client-go's size would cost a replica megabytes for versions
+// that nobody is answered in. Build it once and hand it around; it is read-only
+// and safe for concurrent use from then on.
+func Scheme() *runtime.Scheme {
+	s := runtime.NewScheme()
+	add := []func(*runtime.Scheme) error{
+		corev1.AddToScheme, appsv1.AddToScheme, autoscalingv1.AddToScheme, batchv1.AddToScheme,
+		admissionv1.AddToScheme, authenticationv1.AddToScheme, authorizationv1.AddToScheme,
+		coordinationv1.AddToScheme, discoveryv1.AddToScheme, eventsv1.AddToScheme,
+		networkingv1.AddToScheme, policyv1.AddToScheme, rbacv1.AddToScheme,
+		schedulingv1.AddToScheme, storagev1.AddToScheme,
+		metav1.AddMetaToScheme, metav1beta1.AddMetaToScheme,
+	}
+	for _, f := range add {
+		if err := f(s); err != nil {
+			// Two types under one name: a programming error, met on the first start.
+			panic(fmt.Sprintf("api: building the scheme: %v", err))
+		}
+	}
+	// Status, the option types and the discovery documents, under the bare "v1".
+	metav1.AddToGroupVersion(s, schema.GroupVersion{Version: "v1"})
+	return s
+}
+
+// Codecs returns the serializers (JSON, YAML, protobuf, each in a strict and a
+// lenient form) of a scheme made by Scheme.
+func Codecs(s *runtime.Scheme) serializer.CodecFactory { return serializer.NewCodecFactory(s) }
+
+// ParameterCodec decodes query parameters into option types such as metav1.ListOptions.
+func ParameterCodec(s *runtime.Scheme) runtime.ParameterCodec { return runtime.NewParameterCodec(s) }
+
+// SetTypeMeta stamps obj with the kind's apiVersion and kind, which decoders and
+// typed clients leave empty and every answer must carry.
+func (k *Kind) SetTypeMeta(obj runtime.Object) {
+	obj.GetObjectKind().SetGroupVersionKind(k.GVK)
+}
+
+// ListGVK is the type of the kind's list.
+func (k *Kind) ListGVK() schema.GroupVersionKind {
+	return k.GVK.GroupVersion().WithKind(k.GVK.Kind + "List")
+}
