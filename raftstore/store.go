@@ -113,6 +113,11 @@ type Watcher interface {
 	Stop()
 }
 
+// ProgressRequester is implemented by watchers that can be asked to say at once
+// how far they have come, with a progress note on C. Together with Store.Sync
+// it tells a cache that it has seen everything acknowledged before the call.
+type ProgressRequester interface{ RequestProgress() }
+
 // ReadOptions choose how fresh a read is.
 type ReadOptions struct {
 	// Local serves from this replica's applied state without asking the leader.

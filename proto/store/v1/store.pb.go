@@ -745,6 +745,7 @@ type SnapshotFrame struct {
 	//	*SnapshotFrame_Items
 	//	*SnapshotFrame_Recent
 	//	*SnapshotFrame_Trailer
+	//	*SnapshotFrame_History
 	Kind          isSnapshotFrame_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -823,6 +824,15 @@ func (x *SnapshotFrame) GetTrailer() *SnapshotTrailer {
 	return nil
 }
 
+func (x *SnapshotFrame) GetHistory() *HistoryChunk {
+	if x != nil {
+		if x, ok := x.Kind.(*SnapshotFrame_History); ok {
+			return x.History
+		}
+	}
+	return nil
+}
+
 type isSnapshotFrame_Kind interface {
 	isSnapshotFrame_Kind()
 }
@@ -843,6 +853,10 @@ type SnapshotFrame_Trailer struct {
 	Trailer *SnapshotTrailer `protobuf:"bytes,4,opt,name=trailer,proto3,oneof"`
 }
 
+type SnapshotFrame_History struct {
+	History *HistoryChunk `protobuf:"bytes,5,opt,name=history,proto3,oneof"`
+}
+
 func (*SnapshotFrame_Header) isSnapshotFrame_Kind() {}
 
 func (*SnapshotFrame_Items) isSnapshotFrame_Kind() {}
@@ -851,12 +865,16 @@ func (*SnapshotFrame_Recent) isSnapshotFrame_Kind() {}
 
 func (*SnapshotFrame_Trailer) isSnapshotFrame_Kind() {}
 
+func (*SnapshotFrame_History) isSnapshotFrame_Kind() {}
+
 type SnapshotHeader struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Format        uint32                 `protobuf:"varint,1,opt,name=format,proto3" json:"format,omitempty"`
 	Revision      uint64                 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
 	Compacted     uint64                 `protobuf:"varint,3,opt,name=compacted,proto3" json:"compacted,omitempty"`
 	Cluster       string                 `protobuf:"bytes,4,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Index         uint64                 `protobuf:"varint,5,opt,name=index,proto3" json:"index,omitempty"` // raft index of the last entry applied
+	Term          uint64                 `protobuf:"varint,6,opt,name=term,proto3" json:"term,omitempty"`   // and its term
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -919,6 +937,21 @@ func (x *SnapshotHeader) GetCluster() string {
 	return ""
 }
 
+func (x *SnapshotHeader) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *SnapshotHeader) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+// ItemChunk holds items of the state at the compacted revision, in key order.
 type ItemChunk struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Items         []*Item                `protobuf:"bytes,1,rep,name=items,proto3" json:"items,omitempty"`
@@ -1024,16 +1057,78 @@ func (x *Recent) GetOutcome() *Outcome {
 	return nil
 }
 
+// Incarnation is one remembered proposer: sequences up to the floor are forgotten.
+type Incarnation struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Incarnation   uint64                 `protobuf:"varint,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Floor         uint64                 `protobuf:"varint,2,opt,name=floor,proto3" json:"floor,omitempty"`
+	Used          uint64                 `protobuf:"varint,3,opt,name=used,proto3" json:"used,omitempty"` // when it last proposed, counted in commands; the least recently used is forgotten first
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Incarnation) Reset() {
+	*x = Incarnation{}
+	mi := &file_proto_store_v1_store_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Incarnation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Incarnation) ProtoMessage() {}
+
+func (x *Incarnation) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_store_v1_store_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Incarnation.ProtoReflect.Descriptor instead.
+func (*Incarnation) Descriptor() ([]byte, []int) {
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Incarnation) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *Incarnation) GetFloor() uint64 {
+	if x != nil {
+		return x.Floor
+	}
+	return 0
+}
+
+func (x *Incarnation) GetUsed() uint64 {
+	if x != nil {
+		return x.Used
+	}
+	return 0
+}
+
 type RecentChunk struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Recent        []*Recent              `protobuf:"bytes,1,rep,name=recent,proto3" json:"recent,omitempty"`
+	Incarnations  []*Incarnation         `protobuf:"bytes,2,rep,name=incarnations,proto3" json:"incarnations,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RecentChunk) Reset() {
 	*x = RecentChunk{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[14]
+	mi := &file_proto_store_v1_store_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1045,7 +1140,7 @@ func (x *RecentChunk) String() string {
 func (*RecentChunk) ProtoMessage() {}
 
 func (x *RecentChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[14]
+	mi := &file_proto_store_v1_store_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1058,7 +1153,7 @@ func (x *RecentChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecentChunk.ProtoReflect.Descriptor instead.
 func (*RecentChunk) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{14}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RecentChunk) GetRecent() []*Recent {
@@ -1068,17 +1163,175 @@ func (x *RecentChunk) GetRecent() []*Recent {
 	return nil
 }
 
+func (x *RecentChunk) GetIncarnations() []*Incarnation {
+	if x != nil {
+		return x.Incarnations
+	}
+	return nil
+}
+
+// Change is one event of the retained history; what was there before follows from replay.
+type Change struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          uint32                 `protobuf:"varint,1,opt,name=kind,proto3" json:"kind,omitempty"` // raftstore.EventKind
+	Item          *Item                  `protobuf:"bytes,2,opt,name=item,proto3" json:"item,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Change) Reset() {
+	*x = Change{}
+	mi := &file_proto_store_v1_store_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Change) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Change) ProtoMessage() {}
+
+func (x *Change) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_store_v1_store_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Change.ProtoReflect.Descriptor instead.
+func (*Change) Descriptor() ([]byte, []int) {
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *Change) GetKind() uint32 {
+	if x != nil {
+		return x.Kind
+	}
+	return 0
+}
+
+func (x *Change) GetItem() *Item {
+	if x != nil {
+		return x.Item
+	}
+	return nil
+}
+
+type History struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Revision      uint64                 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
+	Changes       []*Change              `protobuf:"bytes,2,rep,name=changes,proto3" json:"changes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *History) Reset() {
+	*x = History{}
+	mi := &file_proto_store_v1_store_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *History) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*History) ProtoMessage() {}
+
+func (x *History) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_store_v1_store_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use History.ProtoReflect.Descriptor instead.
+func (*History) Descriptor() ([]byte, []int) {
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *History) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *History) GetChanges() []*Change {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+// HistoryChunk holds revisions after the compacted one, in order and without a gap.
+type HistoryChunk struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	History       []*History             `protobuf:"bytes,1,rep,name=history,proto3" json:"history,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HistoryChunk) Reset() {
+	*x = HistoryChunk{}
+	mi := &file_proto_store_v1_store_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HistoryChunk) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HistoryChunk) ProtoMessage() {}
+
+func (x *HistoryChunk) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_store_v1_store_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HistoryChunk.ProtoReflect.Descriptor instead.
+func (*HistoryChunk) Descriptor() ([]byte, []int) {
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *HistoryChunk) GetHistory() []*History {
+	if x != nil {
+		return x.History
+	}
+	return nil
+}
+
 type SnapshotTrailer struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Items         uint64                 `protobuf:"varint,1,opt,name=items,proto3" json:"items,omitempty"`
 	Recent        uint64                 `protobuf:"varint,2,opt,name=recent,proto3" json:"recent,omitempty"`
+	Revisions     uint64                 `protobuf:"varint,3,opt,name=revisions,proto3" json:"revisions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SnapshotTrailer) Reset() {
 	*x = SnapshotTrailer{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[15]
+	mi := &file_proto_store_v1_store_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1090,7 +1343,7 @@ func (x *SnapshotTrailer) String() string {
 func (*SnapshotTrailer) ProtoMessage() {}
 
 func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[15]
+	mi := &file_proto_store_v1_store_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1103,7 +1356,7 @@ func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotTrailer.ProtoReflect.Descriptor instead.
 func (*SnapshotTrailer) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{15}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SnapshotTrailer) GetItems() uint64 {
@@ -1120,6 +1373,13 @@ func (x *SnapshotTrailer) GetRecent() uint64 {
 	return 0
 }
 
+func (x *SnapshotTrailer) GetRevisions() uint64 {
+	if x != nil {
+		return x.Revisions
+	}
+	return 0
+}
+
 type ForwardRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Proposals     []*Proposal            `protobuf:"bytes,1,rep,name=proposals,proto3" json:"proposals,omitempty"`
@@ -1129,7 +1389,7 @@ type ForwardRequest struct {
 
 func (x *ForwardRequest) Reset() {
 	*x = ForwardRequest{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[16]
+	mi := &file_proto_store_v1_store_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1141,7 +1401,7 @@ func (x *ForwardRequest) String() string {
 func (*ForwardRequest) ProtoMessage() {}
 
 func (x *ForwardRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[16]
+	mi := &file_proto_store_v1_store_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1154,7 +1414,7 @@ func (x *ForwardRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardRequest.ProtoReflect.Descriptor instead.
 func (*ForwardRequest) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{16}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ForwardRequest) GetProposals() []*Proposal {
@@ -1174,7 +1434,7 @@ type ForwardResponse struct {
 
 func (x *ForwardResponse) Reset() {
 	*x = ForwardResponse{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[17]
+	mi := &file_proto_store_v1_store_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1186,7 +1446,7 @@ func (x *ForwardResponse) String() string {
 func (*ForwardResponse) ProtoMessage() {}
 
 func (x *ForwardResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[17]
+	mi := &file_proto_store_v1_store_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1199,7 +1459,7 @@ func (x *ForwardResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardResponse.ProtoReflect.Descriptor instead.
 func (*ForwardResponse) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{17}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ForwardResponse) GetOutcomes() []*Outcome {
@@ -1224,7 +1484,7 @@ type ReadIndexRequest struct {
 
 func (x *ReadIndexRequest) Reset() {
 	*x = ReadIndexRequest{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[18]
+	mi := &file_proto_store_v1_store_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1236,7 +1496,7 @@ func (x *ReadIndexRequest) String() string {
 func (*ReadIndexRequest) ProtoMessage() {}
 
 func (x *ReadIndexRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[18]
+	mi := &file_proto_store_v1_store_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1249,7 +1509,7 @@ func (x *ReadIndexRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadIndexRequest.ProtoReflect.Descriptor instead.
 func (*ReadIndexRequest) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{18}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{22}
 }
 
 type ReadIndexResponse struct {
@@ -1261,7 +1521,7 @@ type ReadIndexResponse struct {
 
 func (x *ReadIndexResponse) Reset() {
 	*x = ReadIndexResponse{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[19]
+	mi := &file_proto_store_v1_store_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1273,7 +1533,7 @@ func (x *ReadIndexResponse) String() string {
 func (*ReadIndexResponse) ProtoMessage() {}
 
 func (x *ReadIndexResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[19]
+	mi := &file_proto_store_v1_store_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1286,7 +1546,7 @@ func (x *ReadIndexResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadIndexResponse.ProtoReflect.Descriptor instead.
 func (*ReadIndexResponse) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{19}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ReadIndexResponse) GetIndex() uint64 {
@@ -1306,7 +1566,7 @@ type AddMemberRequest struct {
 
 func (x *AddMemberRequest) Reset() {
 	*x = AddMemberRequest{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[20]
+	mi := &file_proto_store_v1_store_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1318,7 +1578,7 @@ func (x *AddMemberRequest) String() string {
 func (*AddMemberRequest) ProtoMessage() {}
 
 func (x *AddMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[20]
+	mi := &file_proto_store_v1_store_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1331,7 +1591,7 @@ func (x *AddMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddMemberRequest.ProtoReflect.Descriptor instead.
 func (*AddMemberRequest) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{20}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *AddMemberRequest) GetId() string {
@@ -1356,7 +1616,7 @@ type AddMemberResponse struct {
 
 func (x *AddMemberResponse) Reset() {
 	*x = AddMemberResponse{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[21]
+	mi := &file_proto_store_v1_store_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1368,7 +1628,7 @@ func (x *AddMemberResponse) String() string {
 func (*AddMemberResponse) ProtoMessage() {}
 
 func (x *AddMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[21]
+	mi := &file_proto_store_v1_store_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1381,7 +1641,7 @@ func (x *AddMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddMemberResponse.ProtoReflect.Descriptor instead.
 func (*AddMemberResponse) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{21}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{25}
 }
 
 type RemoveMemberRequest struct {
@@ -1393,7 +1653,7 @@ type RemoveMemberRequest struct {
 
 func (x *RemoveMemberRequest) Reset() {
 	*x = RemoveMemberRequest{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[22]
+	mi := &file_proto_store_v1_store_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1405,7 +1665,7 @@ func (x *RemoveMemberRequest) String() string {
 func (*RemoveMemberRequest) ProtoMessage() {}
 
 func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[22]
+	mi := &file_proto_store_v1_store_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1418,7 +1678,7 @@ func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMemberRequest.ProtoReflect.Descriptor instead.
 func (*RemoveMemberRequest) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{22}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RemoveMemberRequest) GetId() string {
@@ -1436,7 +1696,7 @@ type RemoveMemberResponse struct {
 
 func (x *RemoveMemberResponse) Reset() {
 	*x = RemoveMemberResponse{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[23]
+	mi := &file_proto_store_v1_store_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1448,7 +1708,7 @@ func (x *RemoveMemberResponse) String() string {
 func (*RemoveMemberResponse) ProtoMessage() {}
 
 func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[23]
+	mi := &file_proto_store_v1_store_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1461,7 +1721,127 @@ func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMemberResponse.ProtoReflect.Descriptor instead.
 func (*RemoveMemberResponse) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{23}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{27}
+}
+
+type StateRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Hash          bool                   `protobuf:"varint,1,opt,name=hash,proto3" json:"hash,omitempty"` // also compute the hash of the state (reads all of it)
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StateRequest) Reset() {
+	*x = StateRequest{}
+	mi := &file_proto_store_v1_store_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StateRequest) ProtoMessage() {}
+
+func (x *StateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_store_v1_store_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StateRequest.ProtoReflect.Descriptor instead.
+func (*StateRequest) Descriptor() ([]byte, []int) {
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *StateRequest) GetHash() bool {
+	if x != nil {
+		return x.Hash
+	}
+	return false
+}
+
+type StateResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Term          uint64                 `protobuf:"varint,2,opt,name=term,proto3" json:"term,omitempty"`
+	AppliedIndex  uint64                 `protobuf:"varint,3,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
+	Revision      uint64                 `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"`
+	Hash          []byte                 `protobuf:"bytes,5,opt,name=hash,proto3" json:"hash,omitempty"` // of the state at that revision, when asked for
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StateResponse) Reset() {
+	*x = StateResponse{}
+	mi := &file_proto_store_v1_store_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StateResponse) ProtoMessage() {}
+
+func (x *StateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_store_v1_store_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StateResponse.ProtoReflect.Descriptor instead.
+func (*StateResponse) Descriptor() ([]byte, []int) {
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *StateResponse) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *StateResponse) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+func (x *StateResponse) GetAppliedIndex() uint64 {
+	if x != nil {
+		return x.AppliedIndex
+	}
+	return 0
+}
+
+func (x *StateResponse) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *StateResponse) GetHash() []byte {
+	if x != nil {
+		return x.Hash
+	}
+	return nil
 }
 
 var File_proto_store_v1_store_proto protoreflect.FileDescriptor
@@ -1519,29 +1899,46 @@ const file_proto_store_v1_store_proto_rawDesc = "" +
 	"\x06FENCED\x10\x02\x12\v\n" +
 	"\aUNKNOWN\x10\x03\x12\v\n" +
 	"\aINVALID\x10\x04\x12\r\n" +
-	"\tTOO_LARGE\x10\x05\"\x80\x02\n" +
+	"\tTOO_LARGE\x10\x05\"\xbc\x02\n" +
 	"\rSnapshotFrame\x12:\n" +
 	"\x06header\x18\x01 \x01(\v2 .keelson.store.v1.SnapshotHeaderH\x00R\x06header\x123\n" +
 	"\x05items\x18\x02 \x01(\v2\x1b.keelson.store.v1.ItemChunkH\x00R\x05items\x127\n" +
 	"\x06recent\x18\x03 \x01(\v2\x1d.keelson.store.v1.RecentChunkH\x00R\x06recent\x12=\n" +
-	"\atrailer\x18\x04 \x01(\v2!.keelson.store.v1.SnapshotTrailerH\x00R\atrailerB\x06\n" +
-	"\x04kind\"|\n" +
+	"\atrailer\x18\x04 \x01(\v2!.keelson.store.v1.SnapshotTrailerH\x00R\atrailer\x12:\n" +
+	"\ahistory\x18\x05 \x01(\v2\x1e.keelson.store.v1.HistoryChunkH\x00R\ahistoryB\x06\n" +
+	"\x04kind\"\xa6\x01\n" +
 	"\x0eSnapshotHeader\x12\x16\n" +
 	"\x06format\x18\x01 \x01(\rR\x06format\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\x12\x1c\n" +
 	"\tcompacted\x18\x03 \x01(\x04R\tcompacted\x12\x18\n" +
-	"\acluster\x18\x04 \x01(\tR\acluster\"9\n" +
+	"\acluster\x18\x04 \x01(\tR\acluster\x12\x14\n" +
+	"\x05index\x18\x05 \x01(\x04R\x05index\x12\x12\n" +
+	"\x04term\x18\x06 \x01(\x04R\x04term\"9\n" +
 	"\tItemChunk\x12,\n" +
 	"\x05items\x18\x01 \x03(\v2\x16.keelson.store.v1.ItemR\x05items\"{\n" +
 	"\x06Recent\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\x04R\vincarnation\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x123\n" +
-	"\aoutcome\x18\x03 \x01(\v2\x19.keelson.store.v1.OutcomeR\aoutcome\"?\n" +
+	"\aoutcome\x18\x03 \x01(\v2\x19.keelson.store.v1.OutcomeR\aoutcome\"Y\n" +
+	"\vIncarnation\x12 \n" +
+	"\vincarnation\x18\x01 \x01(\x04R\vincarnation\x12\x14\n" +
+	"\x05floor\x18\x02 \x01(\x04R\x05floor\x12\x12\n" +
+	"\x04used\x18\x03 \x01(\x04R\x04used\"\x82\x01\n" +
 	"\vRecentChunk\x120\n" +
-	"\x06recent\x18\x01 \x03(\v2\x18.keelson.store.v1.RecentR\x06recent\"?\n" +
+	"\x06recent\x18\x01 \x03(\v2\x18.keelson.store.v1.RecentR\x06recent\x12A\n" +
+	"\fincarnations\x18\x02 \x03(\v2\x1d.keelson.store.v1.IncarnationR\fincarnations\"H\n" +
+	"\x06Change\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\rR\x04kind\x12*\n" +
+	"\x04item\x18\x02 \x01(\v2\x16.keelson.store.v1.ItemR\x04item\"Y\n" +
+	"\aHistory\x12\x1a\n" +
+	"\brevision\x18\x01 \x01(\x04R\brevision\x122\n" +
+	"\achanges\x18\x02 \x03(\v2\x18.keelson.store.v1.ChangeR\achanges\"C\n" +
+	"\fHistoryChunk\x123\n" +
+	"\ahistory\x18\x01 \x03(\v2\x19.keelson.store.v1.HistoryR\ahistory\"]\n" +
 	"\x0fSnapshotTrailer\x12\x14\n" +
 	"\x05items\x18\x01 \x01(\x04R\x05items\x12\x16\n" +
-	"\x06recent\x18\x02 \x01(\x04R\x06recent\"J\n" +
+	"\x06recent\x18\x02 \x01(\x04R\x06recent\x12\x1c\n" +
+	"\trevisions\x18\x03 \x01(\x04R\trevisions\"J\n" +
 	"\x0eForwardRequest\x128\n" +
 	"\tproposals\x18\x01 \x03(\v2\x1a.keelson.store.v1.ProposalR\tproposals\"^\n" +
 	"\x0fForwardResponse\x125\n" +
@@ -1556,12 +1953,21 @@ const file_proto_store_v1_store_proto_rawDesc = "" +
 	"\x11AddMemberResponse\"%\n" +
 	"\x13RemoveMemberRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x16\n" +
-	"\x14RemoveMemberResponse2\xe1\x02\n" +
+	"\x14RemoveMemberResponse\"\"\n" +
+	"\fStateRequest\x12\x12\n" +
+	"\x04hash\x18\x01 \x01(\bR\x04hash\"\x88\x01\n" +
+	"\rStateResponse\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04term\x18\x02 \x01(\x04R\x04term\x12#\n" +
+	"\rapplied_index\x18\x03 \x01(\x04R\fappliedIndex\x12\x1a\n" +
+	"\brevision\x18\x04 \x01(\x04R\brevision\x12\x12\n" +
+	"\x04hash\x18\x05 \x01(\fR\x04hash2\xab\x03\n" +
 	"\x04Peer\x12N\n" +
 	"\aForward\x12 .keelson.store.v1.ForwardRequest\x1a!.keelson.store.v1.ForwardResponse\x12T\n" +
 	"\tReadIndex\x12\".keelson.store.v1.ReadIndexRequest\x1a#.keelson.store.v1.ReadIndexResponse\x12T\n" +
 	"\tAddMember\x12\".keelson.store.v1.AddMemberRequest\x1a#.keelson.store.v1.AddMemberResponse\x12]\n" +
-	"\fRemoveMember\x12%.keelson.store.v1.RemoveMemberRequest\x1a&.keelson.store.v1.RemoveMemberResponseB,Z*keelson.dev/keelson/proto/store/v1;storev1b\x06proto3"
+	"\fRemoveMember\x12%.keelson.store.v1.RemoveMemberRequest\x1a&.keelson.store.v1.RemoveMemberResponse\x12H\n" +
+	"\x05State\x12\x1e.keelson.store.v1.StateRequest\x1a\x1f.keelson.store.v1.StateResponseB,Z*keelson.dev/keelson/proto/store/v1;storev1b\x06proto3"
 
 var (
 	file_proto_store_v1_store_proto_rawDescOnce sync.Once
@@ -1576,7 +1982,7 @@ func file_proto_store_v1_store_proto_rawDescGZIP() []byte {
 }
 
 var file_proto_store_v1_store_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_proto_store_v1_store_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_proto_store_v1_store_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_proto_store_v1_store_proto_goTypes = []any{
 	(Outcome_Code)(0),            // 0: keelson.store.v1.Outcome.Code
 	(*Precondition)(nil),         // 1: keelson.store.v1.Precondition
@@ -1593,16 +1999,22 @@ var file_proto_store_v1_store_proto_goTypes = []any{
 	(*SnapshotHeader)(nil),       // 12: keelson.store.v1.SnapshotHeader
 	(*ItemChunk)(nil),            // 13: keelson.store.v1.ItemChunk
 	(*Recent)(nil),               // 14: keelson.store.v1.Recent
-	(*RecentChunk)(nil),          // 15: keelson.store.v1.RecentChunk
-	(*SnapshotTrailer)(nil),      // 16: keelson.store.v1.SnapshotTrailer
-	(*ForwardRequest)(nil),       // 17: keelson.store.v1.ForwardRequest
-	(*ForwardResponse)(nil),      // 18: keelson.store.v1.ForwardResponse
-	(*ReadIndexRequest)(nil),     // 19: keelson.store.v1.ReadIndexRequest
-	(*ReadIndexResponse)(nil),    // 20: keelson.store.v1.ReadIndexResponse
-	(*AddMemberRequest)(nil),     // 21: keelson.store.v1.AddMemberRequest
-	(*AddMemberResponse)(nil),    // 22: keelson.store.v1.AddMemberResponse
-	(*RemoveMemberRequest)(nil),  // 23: keelson.store.v1.RemoveMemberRequest
-	(*RemoveMemberResponse)(nil), // 24: keelson.store.v1.RemoveMemberResponse
+	(*Incarnation)(nil),          // 15: keelson.store.v1.Incarnation
+	(*RecentChunk)(nil),          // 16: keelson.store.v1.RecentChunk
+	(*Change)(nil),               // 17: keelson.store.v1.Change
+	(*History)(nil),              // 18: keelson.store.v1.History
+	(*HistoryChunk)(nil),         // 19: keelson.store.v1.HistoryChunk
+	(*SnapshotTrailer)(nil),      // 20: keelson.store.v1.SnapshotTrailer
+	(*ForwardRequest)(nil),       // 21: keelson.store.v1.ForwardRequest
+	(*ForwardResponse)(nil),      // 22: keelson.store.v1.ForwardResponse
+	(*ReadIndexRequest)(nil),     // 23: keelson.store.v1.ReadIndexRequest
+	(*ReadIndexResponse)(nil),    // 24: keelson.store.v1.ReadIndexResponse
+	(*AddMemberRequest)(nil),     // 25: keelson.store.v1.AddMemberRequest
+	(*AddMemberResponse)(nil),    // 26: keelson.store.v1.AddMemberResponse
+	(*RemoveMemberRequest)(nil),  // 27: keelson.store.v1.RemoveMemberRequest
+	(*RemoveMemberResponse)(nil), // 28: keelson.store.v1.RemoveMemberResponse
+	(*StateRequest)(nil),         // 29: keelson.store.v1.StateRequest
+	(*StateResponse)(nil),        // 30: keelson.store.v1.StateResponse
 }
 var file_proto_store_v1_store_proto_depIdxs = []int32{
 	1,  // 0: keelson.store.v1.Op.if:type_name -> keelson.store.v1.Precondition
@@ -1617,26 +2029,33 @@ var file_proto_store_v1_store_proto_depIdxs = []int32{
 	9,  // 9: keelson.store.v1.Outcome.have:type_name -> keelson.store.v1.Item
 	12, // 10: keelson.store.v1.SnapshotFrame.header:type_name -> keelson.store.v1.SnapshotHeader
 	13, // 11: keelson.store.v1.SnapshotFrame.items:type_name -> keelson.store.v1.ItemChunk
-	15, // 12: keelson.store.v1.SnapshotFrame.recent:type_name -> keelson.store.v1.RecentChunk
-	16, // 13: keelson.store.v1.SnapshotFrame.trailer:type_name -> keelson.store.v1.SnapshotTrailer
-	9,  // 14: keelson.store.v1.ItemChunk.items:type_name -> keelson.store.v1.Item
-	10, // 15: keelson.store.v1.Recent.outcome:type_name -> keelson.store.v1.Outcome
-	14, // 16: keelson.store.v1.RecentChunk.recent:type_name -> keelson.store.v1.Recent
-	4,  // 17: keelson.store.v1.ForwardRequest.proposals:type_name -> keelson.store.v1.Proposal
-	10, // 18: keelson.store.v1.ForwardResponse.outcomes:type_name -> keelson.store.v1.Outcome
-	17, // 19: keelson.store.v1.Peer.Forward:input_type -> keelson.store.v1.ForwardRequest
-	19, // 20: keelson.store.v1.Peer.ReadIndex:input_type -> keelson.store.v1.ReadIndexRequest
-	21, // 21: keelson.store.v1.Peer.AddMember:input_type -> keelson.store.v1.AddMemberRequest
-	23, // 22: keelson.store.v1.Peer.RemoveMember:input_type -> keelson.store.v1.RemoveMemberRequest
-	18, // 23: keelson.store.v1.Peer.Forward:output_type -> keelson.store.v1.ForwardResponse
-	20, // 24: keelson.store.v1.Peer.ReadIndex:output_type -> keelson.store.v1.ReadIndexResponse
-	22, // 25: keelson.store.v1.Peer.AddMember:output_type -> keelson.store.v1.AddMemberResponse
-	24, // 26: keelson.store.v1.Peer.RemoveMember:output_type -> keelson.store.v1.RemoveMemberResponse
-	23, // [23:27] is the sub-list for method output_type
-	19, // [19:23] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	16, // 12: keelson.store.v1.SnapshotFrame.recent:type_name -> keelson.store.v1.RecentChunk
+	20, // 13: keelson.store.v1.SnapshotFrame.trailer:type_name -> keelson.store.v1.SnapshotTrailer
+	19, // 14: keelson.store.v1.SnapshotFrame.history:type_name -> keelson.store.v1.HistoryChunk
+	9,  // 15: keelson.store.v1.ItemChunk.items:type_name -> keelson.store.v1.Item
+	10, // 16: keelson.store.v1.Recent.outcome:type_name -> keelson.store.v1.Outcome
+	14, // 17: keelson.store.v1.RecentChunk.recent:type_name -> keelson.store.v1.Recent
+	15, // 18: keelson.store.v1.RecentChunk.incarnations:type_name -> keelson.store.v1.Incarnation
+	9,  // 19: keelson.store.v1.Change.item:type_name -> keelson.store.v1.Item
+	17, // 20: keelson.store.v1.History.changes:type_name -> keelson.store.v1.Change
+	18, // 21: keelson.store.v1.HistoryChunk.history:type_name -> keelson.store.v1.History
+	4,  // 22: keelson.store.v1.ForwardRequest.proposals:type_name -> keelson.store.v1.Proposal
+	10, // 23: keelson.store.v1.ForwardResponse.outcomes:type_name -> keelson.store.v1.Outcome
+	21, // 24: keelson.store.v1.Peer.Forward:input_type -> keelson.store.v1.ForwardRequest
+	23, // 25: keelson.store.v1.Peer.ReadIndex:input_type -> keelson.store.v1.ReadIndexRequest
+	25, // 26: keelson.store.v1.Peer.AddMember:input_type -> keelson.store.v1.AddMemberRequest
+	27, // 27: keelson.store.v1.Peer.RemoveMember:input_type -> keelson.store.v1.RemoveMemberRequest
+	29, // 28: keelson.store.v1.Peer.State:input_type -> keelson.store.v1.StateRequest
+	22, // 29: keelson.store.v1.Peer.Forward:output_type -> keelson.store.v1.ForwardResponse
+	24, // 30: keelson.store.v1.Peer.ReadIndex:output_type -> keelson.store.v1.ReadIndexResponse
+	26, // 31: keelson.store.v1.Peer.AddMember:output_type -> keelson.store.v1.AddMemberResponse
+	28, // 32: keelson.store.v1.Peer.RemoveMember:output_type -> keelson.store.v1.RemoveMemberResponse
+	30, // 33: keelson.store.v1.Peer.State:output_type -> keelson.store.v1.StateResponse
+	29, // [29:34] is the sub-list for method output_type
+	24, // [24:29] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_proto_store_v1_store_proto_init() }
@@ -1654,6 +2073,7 @@ func file_proto_store_v1_store_proto_init() {
 		(*SnapshotFrame_Items)(nil),
 		(*SnapshotFrame_Recent)(nil),
 		(*SnapshotFrame_Trailer)(nil),
+		(*SnapshotFrame_History)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1661,7 +2081,7 @@ func file_proto_store_v1_store_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_proto_store_v1_store_proto_rawDesc), len(file_proto_store_v1_store_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   24,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

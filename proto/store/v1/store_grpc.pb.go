@@ -26,6 +26,7 @@ const (
 	Peer_ReadIndex_FullMethodName    = "/keelson.store.v1.Peer/ReadIndex"
 	Peer_AddMember_FullMethodName    = "/keelson.store.v1.Peer/AddMember"
 	Peer_RemoveMember_FullMethodName = "/keelson.store.v1.Peer/RemoveMember"
+	Peer_State_FullMethodName        = "/keelson.store.v1.Peer/State"
 )
 
 // PeerClient is the client API for Peer service.
@@ -42,6 +43,8 @@ type PeerClient interface {
 	AddMember(ctx context.Context, in *AddMemberRequest, opts ...grpc.CallOption) (*AddMemberResponse, error)
 	// RemoveMember takes a replica out of the group; leader only.
 	RemoveMember(ctx context.Context, in *RemoveMemberRequest, opts ...grpc.CallOption) (*RemoveMemberResponse, error)
+	// State tells how far this replica has come; any replica answers for itself.
+	State(ctx context.Context, in *StateRequest, opts ...grpc.CallOption) (*StateResponse, error)
 }
 
 type peerClient struct {
@@ -92,6 +95,16 @@ func (c *peerClient) RemoveMember(ctx context.Context, in *RemoveMemberRequest, 
 	return out, nil
 }
 
+func (c *peerClient) State(ctx context.Context, in *StateRequest, opts ...grpc.CallOption) (*StateResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(StateResponse)
+	err := c.cc.Invoke(ctx, Peer_State_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // PeerServer is the server API for Peer service.
 // All implementations must embed UnimplementedPeerServer
 // for forward compatibility.
@@ -106,6 +119,8 @@ type PeerServer interface {
 	AddMember(context.Context, *AddMemberRequest) (*AddMemberResponse, error)
 	// RemoveMember takes a replica out of the group; leader only.
 	RemoveMember(context.Context, *RemoveMemberRequest) (*RemoveMemberResponse, error)
+	// State tells how far this replica has come; any replica answers for itself.
+	State(context.Context, *StateRequest) (*StateResponse, error)
 	mustEmbedUnimplementedPeerServer()
 }
 
@@ -127,6 +142,9 @@ func (UnimplementedPeerServer) AddMember(context.Context, *AddMemberRequest) (*A
 }
 func (UnimplementedPeerServer) RemoveMember(context.Context, *RemoveMemberRequest) (*RemoveMemberResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RemoveMember not implemented")
+}
+func (UnimplementedPeerServer) State(context.Context, *StateRequest) (*StateResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method State not implemented")
 }
 func (UnimplementedPeerServer) mustEmbedUnimplementedPeerServer() {}
 func (UnimplementedPeerServer) testEmbeddedByValue()              {}
@@ -221,6 +239,24 @@ func _Peer_RemoveMember_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Peer_State_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StateRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PeerServer).State(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Peer_State_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PeerServer).State(ctx, req.(*StateRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Peer_ServiceDesc is the grpc.ServiceDesc for Peer service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -243,6 +279,10 @@ var Peer_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RemoveMember",
 			Handler:    _Peer_RemoveMember_Handler,
+		},
+		{
+			MethodName: "State",
+			Handler:    _Peer_State_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -1,0 +1,108 @@
+package mvcc
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+
+	"google.golang.org/protobuf/proto"
+
+	storev1 "keelson.dev/keelson/proto/store/v1"
+)
+
+// A snapshot is a sequence of frames: four bytes of length and four bytes of
+// CRC-32C, both little-endian, then the payload. Each checksum continues from
+// the one before, so that a frame that is missing, repeated or out of place is
+// noticed as surely as a flipped bit.
+
+const (
+	maxFrame   = 16 << 20
+	frameChunk = 256 << 10 // payload aimed at when there is much to write
+)
+
+// ErrCorrupt reports a snapshot that is damaged or not a snapshot.
+var ErrCorrupt = errors.New("mvcc: snapshot is corrupt")
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+type frameWriter struct {
+	w   *bufio.Writer
+	sum uint32
+	buf []byte
+}
+
+func newFrameWriter(w io.Writer) *frameWriter {
+	return &frameWriter{w: bufio.NewWriterSize(w, 64<<10)}
+}
+
+func (fw *frameWriter) write(f *storev1.SnapshotFrame) error {
+	var err error
+	if fw.buf, err = (proto.MarshalOptions{}).MarshalAppend(fw.buf[:0], f); err != nil {
+		return fmt.Errorf("encoding snapshot frame: %w", err)
+	}
+	if len(fw.buf) > maxFrame {
+		return fmt.Errorf("encoding snapshot frame: %d bytes, at most %d", len(fw.buf), maxFrame)
+	}
+	fw.sum = crc32.Update(fw.sum, castagnoli, fw.buf)
+	var head [8]byte
+	binary.LittleEndian.PutUint32(head[:4], uint32(len(fw.buf)))
+	binary.LittleEndian.PutUint32(head[4:], fw.sum)
+	if _, err := fw.w.Write(head[:]); err != nil {
+		return err
+	}
+	_, err = fw.w.Write(fw.buf)
+	return err
+}
+
+func (fw *frameWriter) flush() error { return fw.w.Flush() }
+
+type frameReader struct {
+	r   *bufio.Reader
+	sum uint32
+	n   int
+	buf []byte
+}
+
+func newFrameReader(r io.Reader) *frameReader {
+	return &frameReader{r: bufio.NewReaderSize(r, 64<<10)}
+}
+
+// read returns the next frame. Any end of the stream here is corruption: the
+// trailer says where a snapshot ends.
+func (fr *frameReader) read() (*storev1.SnapshotFrame, error) {
+	fr.n++
+	var head [8]byte
+	if _, err := io.ReadFull(fr.r, head[:]); err != nil {
+		return nil, fr.bad("head: %v", err)
+	}
+	n := binary.LittleEndian.Uint32(head[:4])
+	if n > maxFrame {
+		return nil, fr.bad("length %d", n)
+	}
+	// Grown while reading, so that a lying length costs no memory.
+	fr.buf = fr.buf[:0]
+	for uint32(len(fr.buf)) < n {
+		step := min(int(n)-len(fr.buf), 1<<20)
+		at := len(fr.buf)
+		fr.buf = append(fr.buf, make([]byte, step)...)
+		if _, err := io.ReadFull(fr.r, fr.buf[at:]); err != nil {
+			return nil, fr.bad("payload: %v", err)
+		}
+	}
+	fr.sum = crc32.Update(fr.sum, castagnoli, fr.buf)
+	if fr.sum != binary.LittleEndian.Uint32(head[4:]) {
+		return nil, fr.bad("checksum does not match")
+	}
+	f := new(storev1.SnapshotFrame)
+	if err := proto.Unmarshal(fr.buf, f); err != nil {
+		return nil, fr.bad("payload: %v", err)
+	}
+	return f, nil
+}
+
+func (fr *frameReader) bad(format string, args ...any) error {
+	return fmt.Errorf("%w: frame %d: %s", ErrCorrupt, fr.n, fmt.Sprintf(format, args...))
+}

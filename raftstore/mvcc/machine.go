@@ -1,0 +1,253 @@
+// Package mvcc is the pure state machine of the store: commands in, outcomes
+// and events out. It has no clock, no goroutine, no lock and no I/O, so that
+// every replica which applies the same commands in the same order holds the
+// same state, byte for byte.
+//
+// One goroutine applies commands to a Machine. Everyone else reads through a
+// View, an immutable picture of the state that is replaced as a whole after
+// each call of Apply: reads never wait for writes nor writes for reads.
+package mvcc
+
+import (
+	"sync/atomic"
+
+	"github.com/tidwall/btree"
+
+	storev1 "keelson.dev/keelson/proto/store/v1"
+	"keelson.dev/keelson/raftstore"
+)
+
+// tree maps keys to items. Items are never changed once they are in a tree.
+type tree = btree.Map[string, *raftstore.Item]
+
+// deadline orders keys by the time at which they expire.
+type deadline struct {
+	at  int64
+	key string
+}
+
+func earlier(a, b deadline) bool {
+	if a.at != b.at {
+		return a.at < b.at
+	}
+	return a.key < b.key
+}
+
+// expireAtOnce bounds the keys removed by one Expire command, and with them
+// the size of the revision that watchers receive.
+const expireAtOnce = 1024
+
+// Machine is the state machine. Apply and Restore belong to one goroutine;
+// View may be called from any.
+type Machine struct {
+	items     tree
+	deadlines *btree.BTreeG[deadline]
+	recent    recent
+	history   history
+	revision  raftstore.Revision
+	bytes     int64
+	view      atomic.Pointer[View]
+}
+
+// New returns an empty machine at revision 0.
+func New() *Machine {
+	m := &Machine{recent: newRecent()}
+	m.deadlines = btree.NewBTreeGOptions(earlier, btree.Options{NoLocks: true})
+	m.publish()
+	return m
+}
+
+// View returns the current state.
+func (m *Machine) View() *View { return m.view.Load() }
+
+// Entry is one command together with the raft term under which it was
+// proposed, which is what fences are compared with.
+type Entry struct {
+	Term    uint64
+	Command *storev1.Command
+}
+
+// Result is what applying some entries did.
+type Result struct {
+	// Outcomes has one slice per entry, with one outcome per proposal of a batch.
+	Outcomes [][]Outcome
+	// Events has one element per new revision, in order.
+	Events []raftstore.Events
+}
+
+// Apply applies entries in order and publishes the resulting view once.
+func (m *Machine) Apply(entries ...Entry) Result {
+	res := Result{Outcomes: make([][]Outcome, len(entries))}
+	before := m.revision
+	for i, e := range entries {
+		switch c := e.Command.GetKind().(type) {
+		case *storev1.Command_Batch:
+			out := make([]Outcome, len(c.Batch.GetProposals()))
+			for j, p := range c.Batch.GetProposals() {
+				out[j] = m.propose(e.Term, p)
+			}
+			res.Outcomes[i] = out
+		case *storev1.Command_Expire:
+			m.expire(c.Expire.GetUntilUnixMs())
+		case *storev1.Command_Compact:
+			// Collected first: what is compacted together with its own commit
+			// must still reach the watchers.
+			res.Events = append(res.Events, m.history.since(before, m.revision)...)
+			before = m.revision
+			m.compact(raftstore.Revision(c.Compact.GetRevision()))
+		}
+	}
+	m.publish()
+	if more := m.history.since(before, m.revision); res.Events == nil {
+		res.Events = more
+	} else {
+		res.Events = append(res.Events, more...)
+	}
+	return res
+}
+
+// propose applies one proposal, at most once for its id.
+func (m *Machine) propose(term uint64, p *storev1.Proposal) Outcome {
+	if out, known := m.recent.recall(p.GetId()); known {
+		return out
+	}
+	out := m.decide(term, p)
+	m.recent.remember(p.GetId(), out)
+	return out
+}
+
+func (m *Machine) decide(term uint64, p *storev1.Proposal) Outcome {
+	if p.GetFence() != 0 && p.GetFence() != term {
+		return Outcome{Code: Fenced, Revision: m.revision}
+	}
+	if err := checkProposal(p); err != nil {
+		return refused(err, m.revision)
+	}
+	for _, op := range p.GetOps() {
+		if conflict := m.examine(op); conflict != nil {
+			return Outcome{Code: Conflict, Revision: m.revision, Conflict: conflict}
+		}
+	}
+	events := make([]raftstore.Event, 0, len(p.GetOps()))
+	for _, op := range p.GetOps() {
+		if ev, changed := m.perform(op, p.GetProposedUnixMs()); changed {
+			events = append(events, ev)
+		}
+	}
+	m.advance(events)
+	return Outcome{Code: OK, Revision: m.revision}
+}
+
+// examine checks the precondition of one op against the current state.
+func (m *Machine) examine(op *storev1.Op) *raftstore.ConflictError {
+	want := precondition(op.GetIf())
+	if want == (raftstore.Precondition{}) {
+		return nil
+	}
+	have, _ := m.items.Get(op.GetKey())
+	if want.Absent && have == nil {
+		return nil
+	}
+	if !want.Absent && have != nil && have.Modified == want.Revision {
+		return nil
+	}
+	return &raftstore.ConflictError{Key: op.GetKey(), Want: want, Have: have, At: m.revision}
+}
+
+// perform makes the change of one op for the revision being built.
+func (m *Machine) perform(op *storev1.Op, now int64) (raftstore.Event, bool) {
+	switch raftstore.OpKind(op.GetKind()) {
+	case raftstore.OpPut:
+		item := &raftstore.Item{Key: op.GetKey(), Value: op.GetValue(), Created: m.revision + 1, Modified: m.revision + 1}
+		if op.GetTtlMs() > 0 {
+			item.Expires = now + op.GetTtlMs()
+		}
+		prev := m.set(item)
+		return raftstore.Event{Kind: raftstore.EventPut, Item: *item, Prev: prev}, true
+	case raftstore.OpDelete:
+		return m.remove(op.GetKey())
+	}
+	return raftstore.Event{}, false
+}
+
+// set writes an item, keeping the creation revision of a key that exists.
+func (m *Machine) set(item *raftstore.Item) *raftstore.Item {
+	prev, _ := m.items.Get(item.Key)
+	if prev != nil {
+		item.Created = prev.Created
+		m.bytes -= size(prev)
+		m.forgetDeadline(prev)
+	}
+	m.items.Set(item.Key, item)
+	m.bytes += size(item)
+	if item.Expires != 0 {
+		m.deadlines.Set(deadline{item.Expires, item.Key})
+	}
+	return prev
+}
+
+func (m *Machine) remove(key string) (raftstore.Event, bool) {
+	prev, ok := m.items.Delete(key)
+	if !ok {
+		return raftstore.Event{}, false
+	}
+	m.bytes -= size(prev)
+	m.forgetDeadline(prev)
+	return raftstore.Event{
+		Kind: raftstore.EventDelete,
+		Item: raftstore.Item{Key: key, Created: prev.Created, Modified: m.revision + 1},
+		Prev: prev,
+	}, true
+}
+
+func (m *Machine) forgetDeadline(it *raftstore.Item) {
+	if it.Expires != 0 {
+		m.deadlines.Delete(deadline{it.Expires, it.Key})
+	}
+}
+
+// expire removes what has expired, all in one revision.
+func (m *Machine) expire(until int64) {
+	var events []raftstore.Event
+	for len(events) < expireAtOnce {
+		first, ok := m.deadlines.Min()
+		if !ok || first.at > until {
+			break
+		}
+		if ev, changed := m.remove(first.key); changed {
+			events = append(events, ev)
+		}
+	}
+	m.advance(events)
+}
+
+// advance closes the revision being built, if anything changed.
+func (m *Machine) advance(events []raftstore.Event) {
+	if len(events) == 0 {
+		return
+	}
+	m.revision++
+	m.history.append(raftstore.Events{Revision: m.revision, Events: events}, &m.items)
+}
+
+func (m *Machine) compact(upTo raftstore.Revision) {
+	if upTo > m.revision {
+		upTo = m.revision
+	}
+	m.history.compact(upTo)
+}
+
+func (m *Machine) publish() {
+	v := &View{
+		revision: m.revision,
+		items:    m.items.Copy(),
+		history:  m.history,
+		bytes:    m.bytes,
+	}
+	if first, ok := m.deadlines.Min(); ok {
+		v.nextExpiry = first.at
+	}
+	m.view.Store(v)
+}
+
+func size(it *raftstore.Item) int64 { return int64(len(it.Key) + len(it.Value)) }

@@ -1,0 +1,103 @@
+package mvcc
+
+import (
+	"errors"
+	"fmt"
+
+	storev1 "keelson.dev/keelson/proto/store/v1"
+	"keelson.dev/keelson/raftstore"
+)
+
+// Code says what became of a proposal.
+type Code = storev1.Outcome_Code
+
+// The codes, shorter.
+const (
+	OK       = storev1.Outcome_OK
+	Conflict = storev1.Outcome_CONFLICT
+	Fenced   = storev1.Outcome_FENCED
+	Unknown  = storev1.Outcome_UNKNOWN
+	Invalid  = storev1.Outcome_INVALID
+	TooLarge = storev1.Outcome_TOO_LARGE
+)
+
+// Outcome is what became of one proposal.
+type Outcome struct {
+	Code     Code
+	Revision raftstore.Revision // the state after the proposal
+	Conflict *raftstore.ConflictError
+	Message  string
+}
+
+// Err is the outcome as a caller of Store.Commit sees it; nil for OK.
+func (o Outcome) Err() error {
+	switch o.Code {
+	case OK:
+		return nil
+	case Conflict:
+		return o.Conflict
+	case Fenced:
+		return raftstore.ErrFenced
+	case Invalid:
+		return fmt.Errorf("%w: %s", raftstore.ErrInvalid, o.Message)
+	case TooLarge:
+		return fmt.Errorf("%w: %s", raftstore.ErrTooLarge, o.Message)
+	default:
+		return raftstore.ErrOutcomeUnknown
+	}
+}
+
+// refused is the outcome of a proposal that Check turned down.
+func refused(err error, at raftstore.Revision) Outcome {
+	if errors.Is(err, raftstore.ErrTooLarge) {
+		return Outcome{Code: TooLarge, Revision: at, Message: err.Error()}
+	}
+	return Outcome{Code: Invalid, Revision: at, Message: err.Error()}
+}
+
+// Proto is the outcome on the wire.
+func (o Outcome) Proto() *storev1.Outcome {
+	p := &storev1.Outcome{Code: o.Code, Revision: uint64(o.Revision), Message: o.Message}
+	if c := o.Conflict; c != nil {
+		p.Key = c.Key
+		p.Want = &storev1.Precondition{Absent: c.Want.Absent, Revision: uint64(c.Want.Revision)}
+		if c.Have != nil {
+			p.Have = itemProto(c.Have)
+		}
+	}
+	return p
+}
+
+// OutcomeFrom reads an outcome from the wire.
+func OutcomeFrom(p *storev1.Outcome) Outcome {
+	o := Outcome{Code: p.GetCode(), Revision: raftstore.Revision(p.GetRevision()), Message: p.GetMessage()}
+	if o.Code == Conflict {
+		o.Conflict = &raftstore.ConflictError{Key: p.GetKey(), Want: precondition(p.GetWant()), At: o.Revision}
+		if p.GetHave() != nil {
+			o.Conflict.Have = itemFrom(p.GetHave())
+		}
+		// A conflict about a key that must be absent shows that key.
+		if o.Conflict.Want.Absent && o.Conflict.Have == nil {
+			o.Conflict.Have = &raftstore.Item{Key: p.GetKey()}
+		}
+	}
+	return o
+}
+
+func precondition(p *storev1.Precondition) raftstore.Precondition {
+	return raftstore.Precondition{Absent: p.GetAbsent(), Revision: raftstore.Revision(p.GetRevision())}
+}
+
+func itemProto(it *raftstore.Item) *storev1.Item {
+	return &storev1.Item{
+		Key: it.Key, Value: it.Value,
+		Created: uint64(it.Created), Modified: uint64(it.Modified), ExpiresUnixMs: it.Expires,
+	}
+}
+
+func itemFrom(p *storev1.Item) *raftstore.Item {
+	return &raftstore.Item{
+		Key: p.GetKey(), Value: p.GetValue(),
+		Created: raftstore.Revision(p.GetCreated()), Modified: raftstore.Revision(p.GetModified()), Expires: p.GetExpiresUnixMs(),
+	}
+}

@@ -1,0 +1,306 @@
+package mvcc
+
+import (
+	"fmt"
+	"io"
+
+	storev1 "keelson.dev/keelson/proto/store/v1"
+	"keelson.dev/keelson/raftstore"
+)
+
+// snapshotFormat is raised when an older reader would misread a snapshot.
+const snapshotFormat = 1
+
+// Meta says where in the raft log a snapshot stands.
+type Meta struct {
+	Cluster string
+	Index   uint64
+	Term    uint64
+}
+
+// Snapshot is a stable picture of a whole machine: items, retained history and
+// remembered proposals. Writing it out does not disturb the machine.
+type Snapshot struct {
+	view   *View
+	recent recent
+}
+
+// Snapshot captures the machine. It belongs to the goroutine that applies; what
+// it returns does not.
+func (m *Machine) Snapshot() *Snapshot {
+	return &Snapshot{view: m.view.Load(), recent: m.recent.clone()}
+}
+
+// Dump writes the snapshot: the items as of the compacted revision, then the
+// history since, from which the rest follows.
+func (s *Snapshot) Dump(w io.Writer, meta Meta) error {
+	fw := newFrameWriter(w)
+	v := s.view
+	err := fw.write(&storev1.SnapshotFrame{Kind: &storev1.SnapshotFrame_Header{Header: &storev1.SnapshotHeader{
+		Format: snapshotFormat, Revision: uint64(v.revision), Compacted: uint64(v.history.compacted),
+		Cluster: meta.Cluster, Index: meta.Index, Term: meta.Term,
+	}}})
+	if err != nil {
+		return err
+	}
+	trailer := &storev1.SnapshotTrailer{Revisions: uint64(v.revision - v.history.compacted)}
+	if trailer.Items, err = s.dumpItems(fw); err != nil {
+		return err
+	}
+	if err := s.dumpHistory(fw); err != nil {
+		return err
+	}
+	if trailer.Recent, err = s.dumpRecent(fw); err != nil {
+		return err
+	}
+	if err := fw.write(&storev1.SnapshotFrame{Kind: &storev1.SnapshotFrame_Trailer{Trailer: trailer}}); err != nil {
+		return err
+	}
+	return fw.flush()
+}
+
+func (s *Snapshot) dumpItems(fw *frameWriter) (uint64, error) {
+	var (
+		total, pending uint64
+		chunk          storev1.ItemChunk
+		err            error
+	)
+	frame := &storev1.SnapshotFrame{Kind: &storev1.SnapshotFrame_Items{Items: &chunk}}
+	s.view.past(s.view.history.compacted, "").ascend("", "", func(it *raftstore.Item) bool {
+		chunk.Items = append(chunk.Items, itemProto(it))
+		total++
+		if pending += uint64(size(it)) + 32; pending >= frameChunk {
+			err = fw.write(frame)
+			chunk.Items, pending = chunk.Items[:0], 0
+		}
+		return err == nil
+	})
+	if err == nil && len(chunk.Items) > 0 {
+		err = fw.write(frame)
+	}
+	return total, err
+}
+
+func (s *Snapshot) dumpHistory(fw *frameWriter) error {
+	var chunk storev1.HistoryChunk
+	frame := &storev1.SnapshotFrame{Kind: &storev1.SnapshotFrame_History{History: &chunk}}
+	pending := 0
+	for at := s.view.history.compacted; at < s.view.revision; {
+		revisions := s.view.history.read(at, s.view.revision, 0)
+		at += raftstore.Revision(len(revisions))
+		for _, r := range revisions {
+			h := &storev1.History{Revision: uint64(r.Revision)}
+			for i := range r.Events {
+				e := &r.Events[i]
+				h.Changes = append(h.Changes, &storev1.Change{Kind: uint32(e.Kind), Item: itemProto(&e.Item)})
+				pending += int(size(&e.Item)) + 40
+			}
+			chunk.History = append(chunk.History, h)
+			if pending < frameChunk {
+				continue
+			}
+			if err := fw.write(frame); err != nil {
+				return err
+			}
+			chunk.History, pending = chunk.History[:0], 0
+		}
+	}
+	if len(chunk.History) == 0 {
+		return nil
+	}
+	return fw.write(frame)
+}
+
+func (s *Snapshot) dumpRecent(fw *frameWriter) (uint64, error) {
+	var total uint64
+	for _, id := range s.recent.ids() {
+		inc := s.recent.incarnations[id]
+		chunk := &storev1.RecentChunk{Incarnations: []*storev1.Incarnation{{Incarnation: id, Floor: inc.floor, Used: inc.used}}}
+		frame := &storev1.SnapshotFrame{Kind: &storev1.SnapshotFrame_Recent{Recent: chunk}}
+		pending := 0
+		for _, seq := range inc.sequences() {
+			out := inc.outcomes[seq].Proto()
+			chunk.Recent = append(chunk.Recent, &storev1.Recent{Incarnation: id, Sequence: seq, Outcome: out})
+			total++
+			if pending += 64 + len(out.GetHave().GetValue()); pending >= frameChunk {
+				if err := fw.write(frame); err != nil {
+					return 0, err
+				}
+				chunk.Recent, pending = chunk.Recent[:0], 0
+			}
+		}
+		if err := fw.write(frame); err != nil {
+			return 0, err
+		}
+	}
+	return total, nil
+}
+
+// Load reads a snapshot into a new machine, or returns an error that wraps
+// ErrCorrupt. Nothing is trusted until the trailer has been seen to match.
+func Load(r io.Reader) (*Machine, Meta, error) {
+	l := &loader{fr: newFrameReader(r), m: New()}
+	if err := l.header(); err != nil {
+		return nil, Meta{}, err
+	}
+	for l.trailer == nil {
+		if err := l.next(); err != nil {
+			return nil, Meta{}, err
+		}
+	}
+	if err := l.finish(); err != nil {
+		return nil, Meta{}, err
+	}
+	l.m.publish()
+	return l.m, l.meta, nil
+}
+
+type loader struct {
+	fr            *frameReader
+	m             *Machine
+	meta          Meta
+	target        raftstore.Revision
+	last          string // key of the last item, to see that they are in order
+	items, recent uint64
+	trailer       *storev1.SnapshotTrailer
+}
+
+func (l *loader) header() error {
+	f, err := l.fr.read()
+	if err != nil {
+		return err
+	}
+	h := f.GetHeader()
+	if h == nil {
+		return l.fr.bad("not a header")
+	}
+	if h.GetFormat() != snapshotFormat {
+		return fmt.Errorf("snapshot has format %d, this version reads format %d", h.GetFormat(), snapshotFormat)
+	}
+	if h.GetCompacted() > h.GetRevision() {
+		return l.fr.bad("compacted %d beyond revision %d", h.GetCompacted(), h.GetRevision())
+	}
+	l.meta = Meta{Cluster: h.GetCluster(), Index: h.GetIndex(), Term: h.GetTerm()}
+	l.target = raftstore.Revision(h.GetRevision())
+	l.m.revision = raftstore.Revision(h.GetCompacted())
+	l.m.history.compacted = l.m.revision
+	return nil
+}
+
+func (l *loader) next() error {
+	f, err := l.fr.read()
+	if err != nil {
+		return err
+	}
+	switch k := f.GetKind().(type) {
+	case *storev1.SnapshotFrame_Items:
+		return l.loadItems(k.Items.GetItems())
+	case *storev1.SnapshotFrame_History:
+		return l.loadHistory(k.History.GetHistory())
+	case *storev1.SnapshotFrame_Recent:
+		return l.loadRecent(k.Recent)
+	case *storev1.SnapshotFrame_Trailer:
+		l.trailer = k.Trailer
+		return nil
+	default:
+		return l.fr.bad("unexpected kind %T", k)
+	}
+}
+
+func (l *loader) loadItems(items []*storev1.Item) error {
+	if l.m.history.segments != nil {
+		return l.fr.bad("items after history")
+	}
+	for _, p := range items {
+		it := itemFrom(p)
+		if it.Key == "" || l.items > 0 && it.Key <= l.last {
+			return l.fr.bad("key %q after %q", it.Key, l.last)
+		}
+		l.last = it.Key
+		l.items++
+		l.m.items.Load(it.Key, it)
+		l.m.bytes += size(it)
+		if it.Expires != 0 {
+			l.m.deadlines.Set(deadline{it.Expires, it.Key})
+		}
+	}
+	return nil
+}
+
+// loadHistory replays revisions; what each change replaced is found on the way.
+func (l *loader) loadHistory(revisions []*storev1.History) error {
+	for _, h := range revisions {
+		next := l.m.revision + 1
+		if raftstore.Revision(h.GetRevision()) != next || next > l.target || len(h.GetChanges()) == 0 {
+			return l.fr.bad("history of revision %d where %d was due", h.GetRevision(), next)
+		}
+		events := make([]raftstore.Event, 0, len(h.GetChanges()))
+		for _, c := range h.GetChanges() {
+			it := itemFrom(c.GetItem())
+			switch raftstore.EventKind(c.GetKind()) {
+			case raftstore.EventPut:
+				prev := l.m.set(it)
+				events = append(events, raftstore.Event{Kind: raftstore.EventPut, Item: *it, Prev: prev})
+			case raftstore.EventDelete:
+				ev, ok := l.m.remove(it.Key)
+				if !ok {
+					return l.fr.bad("revision %d deletes key %q, which is absent", next, it.Key)
+				}
+				events = append(events, ev)
+			default:
+				return l.fr.bad("revision %d: change of kind %d", next, c.GetKind())
+			}
+		}
+		l.m.advance(events)
+	}
+	return nil
+}
+
+func (l *loader) loadRecent(chunk *storev1.RecentChunk) error {
+	r := &l.m.recent
+	for _, p := range chunk.GetIncarnations() {
+		if p.GetIncarnation() == 0 {
+			return l.fr.bad("incarnation 0")
+		}
+		if r.incarnations[p.GetIncarnation()] == nil {
+			r.incarnations[p.GetIncarnation()] = &incarnation{outcomes: make(map[uint64]Outcome)}
+		}
+		inc := r.incarnations[p.GetIncarnation()]
+		inc.floor, inc.used = p.GetFloor(), p.GetUsed()
+		r.clock = max(r.clock, inc.used)
+	}
+	for _, p := range chunk.GetRecent() {
+		inc := r.incarnations[p.GetIncarnation()]
+		if inc == nil {
+			return l.fr.bad("outcome of unknown incarnation %d", p.GetIncarnation())
+		}
+		inc.outcomes[p.GetSequence()] = OutcomeFrom(p.GetOutcome())
+		l.recent++
+	}
+	return nil
+}
+
+func (l *loader) finish() error {
+	switch t := l.trailer; {
+	case t.GetItems() != l.items:
+		return l.fr.bad("%d items, trailer says %d", l.items, t.GetItems())
+	case t.GetRecent() != l.recent:
+		return l.fr.bad("%d outcomes, trailer says %d", l.recent, t.GetRecent())
+	case l.m.revision != l.target:
+		return l.fr.bad("history ends at revision %d, header says %d", l.m.revision, l.target)
+	}
+	return nil
+}
+
+// Rebase moves the machine's revision ahead and marks everything before as
+// compacted. A restored backup calls it, so that no watcher sees the revisions
+// of the time after the backup a second time with other content.
+func (m *Machine) Rebase(revision raftstore.Revision) error {
+	if revision <= m.revision {
+		return fmt.Errorf("rebasing to revision %d: store is at %d already", revision, m.revision)
+	}
+	m.revision = revision
+	m.history = history{compacted: revision}
+	m.publish()
+	return nil
+}

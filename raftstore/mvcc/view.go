@@ -1,0 +1,229 @@
+package mvcc
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"sort"
+	"strings"
+
+	"keelson.dev/keelson/raftstore"
+)
+
+// View is an immutable picture of the state. All methods may be called from
+// any goroutine, take no lock, and answer the same for ever.
+type View struct {
+	revision   raftstore.Revision
+	items      *tree
+	history    history
+	bytes      int64
+	nextExpiry int64
+}
+
+// Revision is the state that the view shows.
+func (v *View) Revision() raftstore.Revision { return v.revision }
+
+// Compacted is the revision up to and including which history is gone.
+func (v *View) Compacted() raftstore.Revision { return v.history.compacted }
+
+// Keys is the number of keys.
+func (v *View) Keys() int { return v.items.Len() }
+
+// Bytes is the sum of the sizes of keys and values.
+func (v *View) Bytes() int64 { return v.bytes }
+
+// NextExpiry is when the first key expires, in unix milliseconds; 0 when none does.
+func (v *View) NextExpiry() int64 { return v.nextExpiry }
+
+// Get returns the item at key.
+func (v *View) Get(key string) (raftstore.Item, bool) {
+	it, ok := v.items.Get(key)
+	if !ok {
+		return raftstore.Item{}, false
+	}
+	return *it, true
+}
+
+// List returns the items whose keys begin with prefix. Errors: ErrCompacted,
+// ErrFutureRevision, ErrInvalid.
+func (v *View) List(prefix string, o raftstore.ListOptions) (raftstore.List, error) {
+	at := o.At
+	switch {
+	case o.Limit < 0:
+		return raftstore.List{}, fmt.Errorf("%w: list of %q: limit %d is negative", raftstore.ErrInvalid, prefix, o.Limit)
+	case at == 0:
+		at = v.revision
+	case at > v.revision:
+		return raftstore.List{}, fmt.Errorf("list of %q at revision %d: store is at %d: %w", prefix, at, v.revision, raftstore.ErrFutureRevision)
+	case at < v.history.compacted:
+		return raftstore.List{}, fmt.Errorf("list of %q at revision %d: compacted up to %d: %w", prefix, at, v.history.compacted, raftstore.ErrCompacted)
+	}
+	p := v.past(at, prefix)
+	out := raftstore.List{Revision: at}
+	total := p.count(prefix, o.After)
+	n := total
+	if o.Limit > 0 && o.Limit < n {
+		n = o.Limit
+	}
+	if n <= 0 {
+		return out, nil
+	}
+	out.Items = make([]raftstore.Item, 0, n)
+	p.ascend(prefix, o.After, func(it *raftstore.Item) bool {
+		out.Items = append(out.Items, *it)
+		return len(out.Items) < n
+	})
+	out.Remaining = int64(total - n)
+	out.More = out.Remaining > 0
+	return out, nil
+}
+
+// Read returns revisions following after, at most max of them and possibly
+// fewer; none when after is the newest. ErrCompacted when they are gone.
+// The slice and all it holds must not be modified.
+func (v *View) Read(after raftstore.Revision, max int) ([]raftstore.Events, error) {
+	if after < v.history.compacted {
+		return nil, fmt.Errorf("history after revision %d: compacted up to %d: %w", after, v.history.compacted, raftstore.ErrCompacted)
+	}
+	return v.history.read(after, v.revision, max), nil
+}
+
+// Hash is a digest of the state at the view's revision: two replicas at the
+// same revision have the same hash, or one of them is wrong.
+func (v *View) Hash() [sha256.Size]byte {
+	h := sha256.New()
+	var buf []byte
+	put := func(it *raftstore.Item) {
+		buf = binary.AppendUvarint(buf[:0], uint64(len(it.Key)))
+		buf = append(buf, it.Key...)
+		buf = binary.AppendUvarint(buf, uint64(it.Created))
+		buf = binary.AppendUvarint(buf, uint64(it.Modified))
+		buf = binary.AppendVarint(buf, it.Expires)
+		buf = binary.AppendUvarint(buf, uint64(len(it.Value)))
+		h.Write(buf)
+		h.Write(it.Value)
+	}
+	h.Write(binary.AppendUvarint(nil, uint64(v.revision)))
+	v.items.Scan(func(_ string, it *raftstore.Item) bool { put(it); return true })
+	return [sha256.Size]byte(h.Sum(nil))
+}
+
+// past is the state at one revision: a tree at or after it, and what must be
+// put back to undo the revisions between.
+type past struct {
+	items *tree
+	undo  map[string]*raftstore.Item // nil item: the key was absent
+	keys  []string                   // of undo, sorted
+}
+
+// past returns the state at a retained revision. Only keys with the prefix are
+// put right.
+func (v *View) past(at raftstore.Revision, prefix string) past {
+	p := past{items: v.items}
+	if at == v.revision {
+		return p
+	}
+	until := v.revision
+	i := v.history.find(at + 1)
+	if i+1 < len(v.history.segments) && v.history.segments[i+1].first <= v.revision {
+		next := v.history.segments[i+1]
+		p.items, until = next.base, next.first-1
+	}
+	p.undo = make(map[string]*raftstore.Item)
+	for _, r := range v.history.read(at, until, 0) {
+		for j := range r.Events {
+			key := r.Events[j].Item.Key
+			if _, seen := p.undo[key]; !seen && strings.HasPrefix(key, prefix) {
+				p.undo[key] = r.Events[j].Prev
+				p.keys = append(p.keys, key)
+			}
+		}
+	}
+	sort.Strings(p.keys)
+	return p
+}
+
+// count returns how many keys have the prefix and are greater than after.
+func (p past) count(prefix, after string) int {
+	n := p.items.Len()
+	if bound := end(prefix); bound != "" {
+		n = rank(p.items, bound)
+	}
+	n = max(0, n-rank(p.items, start(prefix, after)))
+	for key, was := range p.undo {
+		if key <= after && after != "" {
+			continue
+		}
+		_, is := p.items.Get(key)
+		switch {
+		case was != nil && !is:
+			n++
+		case was == nil && is:
+			n--
+		}
+	}
+	return n
+}
+
+// ascend visits the items with the prefix and a key greater than after.
+func (p past) ascend(prefix, after string, visit func(*raftstore.Item) bool) {
+	from := start(prefix, after)
+	keys := p.keys[sort.SearchStrings(p.keys, from):]
+	more := true
+	restored := func(before string, all bool) {
+		for ; more && len(keys) > 0 && (all || keys[0] < before); keys = keys[1:] {
+			if was := p.undo[keys[0]]; was != nil {
+				more = visit(was)
+			}
+		}
+	}
+	p.items.Ascend(from, func(key string, it *raftstore.Item) bool {
+		if !strings.HasPrefix(key, prefix) {
+			return false
+		}
+		restored(key, false)
+		if !more {
+			return false
+		}
+		if _, undone := p.undo[key]; !undone {
+			more = visit(it)
+		} else if was := p.undo[key]; was != nil {
+			more = visit(was)
+			keys = keys[1:]
+		} else {
+			keys = keys[1:]
+		}
+		return more
+	})
+	restored("", true)
+}
+
+// start is the least key that has the prefix and is greater than after.
+func start(prefix, after string) string {
+	if after == "" || after < prefix {
+		return prefix
+	}
+	return after + "\x00"
+}
+
+// end is the least string greater than every key with the prefix; "" when
+// there is none.
+func end(prefix string) string {
+	b := []byte(prefix)
+	for i := len(b) - 1; i >= 0; i-- {
+		if b[i] != 0xff {
+			b[i]++
+			return string(b[:i+1])
+		}
+	}
+	return ""
+}
+
+// rank counts the keys less than key. It costs the square of the tree's
+// height, not a scan.
+func rank(t *tree, key string) int {
+	return sort.Search(t.Len(), func(i int) bool {
+		k, _, _ := t.GetAt(i)
+		return k >= key
+	})
+}

@@ -1,0 +1,211 @@
+// Package storetest holds what shows that a Store keeps its contract: one
+// conformance suite for every implementation, a store in memory that is the
+// simplest of them, and a cluster of replicas in one process with faults.
+package storetest
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	storev1 "keelson.dev/keelson/proto/store/v1"
+	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/mvcc"
+	"keelson.dev/keelson/raftstore/watch"
+)
+
+// Memory is a Store of one process, without disk or network: the state machine
+// and the hub of a replica behind a mutex in place of raft. It also implements
+// raftstore.Leader and always leads, in the term that Depose raises.
+type Memory struct {
+	hub *watch.Hub
+
+	mu      sync.Mutex // serialises writes
+	machine *mvcc.Machine
+	term    uint64
+	deposed chan struct{} // closed when the term ends
+	expiry  *time.Timer
+	closed  bool
+}
+
+// NewMemory returns an empty store. Close it to end its watches.
+func NewMemory() *Memory {
+	m := &Memory{machine: mvcc.New(), term: 1, deposed: make(chan struct{})}
+	m.hub = watch.New(memoryHistory{m.machine}, 0, watch.Options{})
+	return m
+}
+
+var (
+	_ raftstore.Store  = (*Memory)(nil)
+	_ raftstore.Leader = (*Memory)(nil)
+)
+
+type memoryHistory struct{ machine *mvcc.Machine }
+
+func (h memoryHistory) Read(after raftstore.Revision, max int) ([]raftstore.Events, error) {
+	return h.machine.View().Read(after, max)
+}
+
+// Close ends every watch; later calls fail with ErrClosed.
+func (m *Memory) Close() {
+	m.mu.Lock()
+	m.closed = true
+	if m.expiry != nil {
+		m.expiry.Stop()
+	}
+	m.mu.Unlock()
+	m.hub.Close()
+}
+
+// Depose ends the current leadership and begins the next one: commits that
+// carry the old fence are refused from now on.
+func (m *Memory) Depose() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.term++
+	close(m.deposed)
+	m.deposed = make(chan struct{})
+}
+
+// Compact forgets history up to and including a revision.
+func (m *Memory) Compact(upTo raftstore.Revision) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.apply(&storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: uint64(upTo)}}})
+}
+
+// Commit implements raftstore.Store.
+func (m *Memory) Commit(ctx context.Context, c raftstore.Commit) (raftstore.Revision, error) {
+	p, err := mvcc.Proposal(c)
+	if err != nil {
+		return 0, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.usable(ctx); err != nil {
+		return 0, err
+	}
+	// Callers may reuse their buffers after the call, as with a replica.
+	for _, op := range p.Ops {
+		op.Value = append([]byte(nil), op.Value...)
+	}
+	p.ProposedUnixMs = time.Now().UnixMilli()
+	res := m.apply(&storev1.Command{Kind: &storev1.Command_Batch{Batch: &storev1.Batch{Proposals: []*storev1.Proposal{p}}}})
+	out := res.Outcomes[0][0]
+	return out.Revision, out.Err()
+}
+
+func (m *Memory) usable(ctx context.Context) error {
+	if m.closed {
+		return raftstore.ErrClosed
+	}
+	return ctx.Err()
+}
+
+// apply runs one command, tells the watchers and sets the expiry timer.
+func (m *Memory) apply(cmd *storev1.Command) mvcc.Result {
+	res := m.machine.Apply(mvcc.Entry{Term: m.term, Command: cmd})
+	m.hub.Publish(res.Events)
+	if m.expiry != nil {
+		m.expiry.Stop()
+		m.expiry = nil
+	}
+	if next := m.machine.View().NextExpiry(); next != 0 && !m.closed {
+		m.expiry = time.AfterFunc(time.Until(time.UnixMilli(next)), m.expire)
+	}
+	return res
+}
+
+func (m *Memory) expire() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return
+	}
+	m.apply(&storev1.Command{Kind: &storev1.Command_Expire{Expire: &storev1.Expire{UntilUnixMs: time.Now().UnixMilli()}}})
+}
+
+// Get implements raftstore.Store.
+func (m *Memory) Get(ctx context.Context, key string, _ raftstore.ReadOptions) (raftstore.Item, raftstore.Revision, error) {
+	v, err := m.read(ctx)
+	if err != nil {
+		return raftstore.Item{}, 0, err
+	}
+	it, ok := v.Get(key)
+	if !ok {
+		return raftstore.Item{}, v.Revision(), fmt.Errorf("%q: %w", key, raftstore.ErrNotFound)
+	}
+	return it, v.Revision(), nil
+}
+
+// List implements raftstore.Store.
+func (m *Memory) List(ctx context.Context, prefix string, o raftstore.ListOptions) (raftstore.List, error) {
+	v, err := m.read(ctx)
+	if err != nil {
+		return raftstore.List{}, err
+	}
+	return v.List(prefix, o)
+}
+
+func (m *Memory) read(ctx context.Context) (*mvcc.View, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.usable(ctx); err != nil {
+		return nil, err
+	}
+	return m.machine.View(), nil
+}
+
+// Watch implements raftstore.Store.
+func (m *Memory) Watch(ctx context.Context, prefix string, after raftstore.Revision) (raftstore.Watcher, error) {
+	w, err := m.hub.Watch(ctx, prefix, after)
+	if err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+// Sync implements raftstore.Store.
+func (m *Memory) Sync(ctx context.Context) (raftstore.Revision, error) {
+	v, err := m.read(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return v.Revision(), nil
+}
+
+// Applied implements raftstore.Store.
+func (m *Memory) Applied() raftstore.Revision { return m.machine.View().Revision() }
+
+// Lead implements raftstore.Leader.
+func (m *Memory) Lead(ctx context.Context, lead func(ctx context.Context, fence raftstore.Fence) error) error {
+	for ctx.Err() == nil {
+		m.mu.Lock()
+		term, deposed := m.term, m.deposed
+		m.mu.Unlock()
+		err := leadUntil(ctx, deposed, func(ctx context.Context) error { return lead(ctx, raftstore.Fence(term)) })
+		if err != nil && ctx.Err() == nil {
+			return fmt.Errorf("leading in term %d: %w", term, err)
+		}
+		select {
+		case <-deposed:
+		case <-ctx.Done():
+		}
+	}
+	return nil
+}
+
+// leadUntil calls lead with a context that ends when the channel closes.
+func leadUntil(ctx context.Context, deposed <-chan struct{}, lead func(ctx context.Context) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-deposed:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return lead(ctx)
+}

@@ -1,0 +1,487 @@
+// Package watch fans out events to watchers without ever blocking the commit
+// that made them.
+//
+// A watcher is in one of two states. Synced: it has seen everything and the
+// hub hands it each new revision as it is published. Catching up: it is
+// behind, because it began in the past or because its reader was slow, and a
+// goroutine of its own reads it forward from history at the reader's pace,
+// until it is synced again. A watcher so slow that history has been compacted
+// under it is ended. What a watcher holds is therefore bounded, whatever its
+// reader does: one buffered channel and a few revisions.
+package watch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"keelson.dev/keelson/raftstore"
+)
+
+// History is the retained past, read without locks. Read returns revisions
+// that follow after, in order and without a gap, at most max and possibly
+// fewer, none when after is the newest; ErrCompacted when they are gone.
+type History interface {
+	Read(after raftstore.Revision, max int) ([]raftstore.Events, error)
+}
+
+const (
+	buffered  = 128 // revisions a synced watcher may be behind
+	readAhead = 64  // revisions a catching-up watcher holds
+)
+
+// Options tune a hub; zero values mean the defaults.
+type Options struct {
+	// ProgressEvery is the longest time for which a synced watcher is left
+	// without word of a revision that did not concern it. Default 5 s.
+	ProgressEvery time.Duration
+	// StallCheck is how often a watcher whose reader does not read is compared
+	// with the compacted revision. Default 10 s.
+	StallCheck time.Duration
+}
+
+// Hub distributes revisions to watchers.
+type Hub struct {
+	history History
+	opts    Options
+
+	mu       sync.Mutex
+	revision raftstore.Revision // the last one published
+	noted    raftstore.Revision // the last one that progress notes were sent for
+	groups   map[string]*group  // synced watchers by prefix
+	lengths  []int              // distinct lengths of the prefixes in groups, ascending
+	touched  []*group           // scratch of publish
+	all      map[*Watcher]struct{}
+	closed   bool
+	chasing  sync.WaitGroup // goroutines of watchers that catch up
+}
+
+// group is the synced watchers of one prefix.
+type group struct {
+	prefix   string
+	watchers map[*Watcher]struct{}
+	matched  []int // scratch of publish: indices of events
+}
+
+// New returns a hub whose watchers have been told everything up to revision.
+func New(history History, revision raftstore.Revision, o Options) *Hub {
+	if o.ProgressEvery == 0 {
+		o.ProgressEvery = 5 * time.Second
+	}
+	if o.StallCheck == 0 {
+		o.StallCheck = 10 * time.Second
+	}
+	return &Hub{history: history, opts: o, revision: revision, noted: revision,
+		groups: make(map[string]*group), all: make(map[*Watcher]struct{})}
+}
+
+// Run sends progress notes until ctx ends, then ends every watcher with
+// ErrClosed and waits for their goroutines.
+func (h *Hub) Run(ctx context.Context) error {
+	tick := time.NewTicker(h.opts.ProgressEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			h.note()
+		case <-ctx.Done():
+			h.Close()
+			return nil
+		}
+	}
+}
+
+// Close ends every watcher with ErrClosed. Later calls of Watch fail with it.
+func (h *Hub) Close() {
+	h.mu.Lock()
+	h.closed = true
+	for w := range h.all {
+		h.end(w, raftstore.ErrClosed)
+	}
+	h.mu.Unlock()
+	h.chasing.Wait()
+}
+
+// Publish hands out new revisions, which must follow the last one published
+// and be readable from History already. It never blocks.
+func (h *Hub) Publish(revisions []raftstore.Events) {
+	if len(revisions) == 0 {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, r := range revisions {
+		h.publish(r)
+	}
+}
+
+func (h *Hub) publish(r raftstore.Events) {
+	h.revision = r.Revision
+	for i := range r.Events {
+		key := r.Events[i].Item.Key
+		for _, n := range h.lengths {
+			if n > len(key) {
+				break
+			}
+			g := h.groups[key[:n]]
+			if g == nil {
+				continue
+			}
+			if len(g.matched) == 0 {
+				h.touched = append(h.touched, g)
+			}
+			g.matched = append(g.matched, i)
+		}
+	}
+	for _, g := range h.touched {
+		part := pick(r, g.matched)
+		for w := range g.watchers {
+			h.deliver(w, part)
+		}
+		g.matched = g.matched[:0]
+	}
+	h.touched = h.touched[:0]
+}
+
+// pick returns the revision reduced to the events at the indices.
+func pick(r raftstore.Events, indices []int) raftstore.Events {
+	if len(indices) == len(r.Events) {
+		return r
+	}
+	part := raftstore.Events{Revision: r.Revision, Events: make([]raftstore.Event, len(indices))}
+	for to, from := range indices {
+		part.Events[to] = r.Events[from]
+	}
+	return part
+}
+
+// deliver hands one revision to a synced watcher, or sets it aside to catch up.
+func (h *Hub) deliver(w *Watcher, ev raftstore.Events) {
+	if ev.Revision <= w.cursor {
+		return
+	}
+	select {
+	case w.c <- ev:
+		w.cursor = ev.Revision
+	default:
+		h.chase(w)
+	}
+}
+
+// Reset tells the hub that the state was replaced as a whole, by a snapshot
+// that is at revision. Watchers go on from the history that came with it.
+func (h *Hub) Reset(revision raftstore.Revision) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.revision = revision
+	for w := range h.all {
+		if w.synced && w.cursor < revision {
+			h.chase(w)
+		}
+	}
+}
+
+// Revision is the last revision published.
+func (h *Hub) Revision() raftstore.Revision {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.revision
+}
+
+// Watchers counts the running watchers and those of them that catch up.
+func (h *Hub) Watchers() (running, behind int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for w := range h.all {
+		if !w.synced {
+			behind++
+		}
+	}
+	return len(h.all), behind
+}
+
+// note sends progress to the synced watchers that did not hear of the newest
+// revision. A full channel is left alone: what is in it is progress.
+func (h *Hub) note() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.noted == h.revision {
+		return
+	}
+	h.noted = h.revision
+	for w := range h.all {
+		if w.synced {
+			h.progress(w)
+		}
+	}
+}
+
+func (h *Hub) progress(w *Watcher) {
+	if w.cursor >= h.revision {
+		return
+	}
+	select {
+	case w.c <- raftstore.Events{Revision: h.revision}:
+		w.cursor = h.revision
+	default:
+	}
+}
+
+// Watch starts a watcher of prefix that begins after a revision; 0 means from
+// now. ErrCompacted when that is no longer retained.
+func (h *Hub) Watch(ctx context.Context, prefix string, after raftstore.Revision) (*Watcher, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("watch of %q: %w", prefix, err)
+	}
+	w := &Watcher{hub: h, prefix: prefix, c: make(chan raftstore.Events, buffered), done: make(chan struct{})}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return nil, fmt.Errorf("watch of %q: %w", prefix, raftstore.ErrClosed)
+	}
+	if after == 0 {
+		after = h.revision
+	}
+	w.cursor = after
+	if after < h.revision {
+		if _, err := h.history.Read(after, 1); err != nil {
+			return nil, fmt.Errorf("watch of %q: %w", prefix, err)
+		}
+		h.all[w] = struct{}{}
+		h.chase(w)
+	} else {
+		h.all[w] = struct{}{}
+		h.join(w)
+	}
+	w.unhook = context.AfterFunc(ctx, w.Stop)
+	return w, nil
+}
+
+// join makes a watcher synced.
+func (h *Hub) join(w *Watcher) {
+	g := h.groups[w.prefix]
+	if g == nil {
+		g = &group{prefix: w.prefix, watchers: make(map[*Watcher]struct{})}
+		h.groups[w.prefix] = g
+		h.measure()
+	}
+	g.watchers[w] = struct{}{}
+	w.synced = true
+}
+
+// leave takes a watcher out of its group.
+func (h *Hub) leave(w *Watcher) {
+	g := h.groups[w.prefix]
+	delete(g.watchers, w)
+	w.synced = false
+	// A group in the middle of publish is emptied by it; removing it is safe
+	// because touched holds it.
+	if len(g.watchers) == 0 {
+		delete(h.groups, w.prefix)
+		h.measure()
+	}
+}
+
+func (h *Hub) measure() {
+	h.lengths = h.lengths[:0]
+	for prefix := range h.groups {
+		if !slices.Contains(h.lengths, len(prefix)) {
+			h.lengths = append(h.lengths, len(prefix))
+		}
+	}
+	slices.Sort(h.lengths)
+}
+
+// chase sets a watcher to catching up.
+func (h *Hub) chase(w *Watcher) {
+	if w.synced {
+		h.leave(w)
+	}
+	h.chasing.Add(1)
+	go func() {
+		defer h.chasing.Done()
+		h.catchUp(w)
+	}()
+}
+
+// catchUp reads a watcher forward until it has seen everything, then makes it
+// synced under the lock that publish holds: no revision falls between.
+func (h *Hub) catchUp(w *Watcher) {
+	stall := time.NewTicker(h.opts.StallCheck)
+	defer stall.Stop()
+	for {
+		revisions, err := h.history.Read(w.cursor, readAhead)
+		if err != nil {
+			h.finish(w, err)
+			return
+		}
+		if len(revisions) == 0 {
+			if h.rejoin(w) {
+				return
+			}
+			continue
+		}
+		// A copy, because the original keeps a whole stretch of history alive.
+		for _, r := range slices.Clone(revisions) {
+			if !h.feed(w, filter(r, w.prefix), stall.C) {
+				return
+			}
+			w.cursor = r.Revision
+		}
+	}
+}
+
+// feed waits for the reader of a catching-up watcher; false when it ended.
+func (h *Hub) feed(w *Watcher, ev raftstore.Events, stall <-chan time.Time) bool {
+	if len(ev.Events) == 0 {
+		select {
+		case <-w.done:
+			h.finish(w, nil)
+			return false
+		default:
+			return true
+		}
+	}
+	for {
+		select {
+		case w.c <- ev:
+			return true
+		case <-w.done:
+			h.finish(w, nil)
+			return false
+		case <-stall:
+			if _, err := h.history.Read(w.cursor, 1); err != nil {
+				h.finish(w, err)
+				return false
+			}
+		}
+	}
+}
+
+// rejoin makes a watcher synced if nothing was published meanwhile. It reports
+// whether the watcher's goroutine is finished with it.
+func (h *Hub) rejoin(w *Watcher) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if w.ended {
+		close(w.c)
+		return true
+	}
+	if w.cursor < h.revision {
+		return false
+	}
+	h.join(w)
+	if w.wantNote {
+		w.wantNote = false
+		select {
+		case w.c <- raftstore.Events{Revision: max(w.cursor, h.revision)}:
+		default:
+		}
+	}
+	return true
+}
+
+// finish ends a catching-up watcher from its own goroutine.
+func (h *Hub) finish(w *Watcher, err error) {
+	if errors.Is(err, raftstore.ErrCompacted) {
+		err = fmt.Errorf("watch of %q: %w: %w", w.prefix, raftstore.ErrSlowWatcher, err)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !w.ended {
+		h.end(w, err)
+	}
+	close(w.c)
+}
+
+// end marks a watcher as ended. The channel of a synced one is closed here,
+// that of a catching-up one by its goroutine, which alone sends on it.
+func (h *Hub) end(w *Watcher, err error) {
+	if w.ended {
+		return
+	}
+	w.ended, w.err = true, err
+	delete(h.all, w)
+	close(w.done)
+	if w.unhook != nil {
+		w.unhook()
+	}
+	if w.synced {
+		h.leave(w)
+		close(w.c)
+	}
+}
+
+// filter reduces a revision to the events with the prefix.
+func filter(r raftstore.Events, prefix string) raftstore.Events {
+	n := 0
+	for i := range r.Events {
+		if strings.HasPrefix(r.Events[i].Item.Key, prefix) {
+			n++
+		}
+	}
+	if n == len(r.Events) {
+		return r
+	}
+	part := raftstore.Events{Revision: r.Revision}
+	for i := range r.Events {
+		if strings.HasPrefix(r.Events[i].Item.Key, prefix) {
+			part.Events = append(part.Events, r.Events[i])
+		}
+	}
+	return part
+}
+
+// Watcher implements raftstore.Watcher.
+type Watcher struct {
+	hub    *Hub
+	prefix string
+	c      chan raftstore.Events
+	done   chan struct{} // closed when the watcher has ended
+	unhook func() bool   // from the context; written once, under hub.mu
+
+	// cursor is the last revision delivered or passed over. It belongs to
+	// hub.mu while synced and to the watcher's goroutine while not.
+	cursor raftstore.Revision
+
+	// Under hub.mu.
+	synced   bool
+	ended    bool
+	wantNote bool
+	err      error
+}
+
+// C delivers the revisions.
+func (w *Watcher) C() <-chan raftstore.Events { return w.c }
+
+// Err says why C was closed.
+func (w *Watcher) Err() error {
+	w.hub.mu.Lock()
+	defer w.hub.mu.Unlock()
+	return w.err
+}
+
+// Stop ends the watcher. It may be called any number of times.
+func (w *Watcher) Stop() {
+	w.hub.mu.Lock()
+	defer w.hub.mu.Unlock()
+	w.hub.end(w, nil)
+}
+
+// RequestProgress asks for a progress note as soon as everything up to the
+// present revision has been delivered: at once for a synced watcher.
+func (w *Watcher) RequestProgress() {
+	w.hub.mu.Lock()
+	defer w.hub.mu.Unlock()
+	switch {
+	case w.ended:
+	case w.synced:
+		w.hub.progress(w)
+	default:
+		w.wantNote = true
+	}
+}
