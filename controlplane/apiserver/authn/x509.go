@@ -1,0 +1,113 @@
+package authn
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/hex"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// X509 recognises client certificates: CN is the user, each O a group.
+type X509 struct {
+	CAs   func() *x509.CertPool // the CAs of now; nil = no certificate is good
+	Clock func() time.Time
+}
+
+// Authenticate is Method. A connection's certificate is verified once, and again
+// when the CAs have changed or part of its chain has expired.
+func (m X509) Authenticate(r *http.Request) (api.User, bool, error) {
+	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 || m.CAs == nil {
+		return api.User{}, false, nil
+	}
+	pool := m.CAs()
+	if pool == nil {
+		return api.User{}, false, nil
+	}
+	now := m.Clock()
+	cache, _ := r.Context().Value(connKey{}).(*connIdentity)
+	if u, ok := cache.get(pool, now); ok {
+		return u, true, nil
+	}
+	leaf := r.TLS.PeerCertificates[0]
+	between := x509.NewCertPool()
+	for _, c := range r.TLS.PeerCertificates[1:] {
+		between.AddCert(c)
+	}
+	chains, err := leaf.Verify(x509.VerifyOptions{
+		Roots: pool, Intermediates: between, CurrentTime: now,
+		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	})
+	if err != nil {
+		return api.User{}, false, fmt.Errorf("verifying certificate SN=%s, CN=%q failed: %w", leaf.SerialNumber, leaf.Subject.CommonName, err)
+	}
+	if leaf.Subject.CommonName == "" {
+		return api.User{}, false, fmt.Errorf("verifying certificate SN=%s failed: it has no common name to be the user", leaf.SerialNumber)
+	}
+	sum := sha256.Sum256(leaf.Raw)
+	u := withGroup(api.User{
+		Name:   leaf.Subject.CommonName,
+		Groups: leaf.Subject.Organization,
+		Extra:  map[string][]string{"authentication.kubernetes.io/credential-id": {"X509SHA256=" + hex.EncodeToString(sum[:])}},
+	}, api.GroupAuthenticated)
+	cache.put(pool, u, earliestEnd(chains[0]))
+	return u, true, nil
+}
+
+func earliestEnd(chain []*x509.Certificate) time.Time {
+	end := chain[0].NotAfter
+	for _, c := range chain[1:] {
+		if c.NotAfter.Before(end) {
+			end = c.NotAfter
+		}
+	}
+	return end
+}
+
+type connKey struct{}
+
+// connIdentity remembers who a connection's certificate names.
+type connIdentity struct {
+	mu    sync.Mutex
+	pool  *x509.CertPool
+	user  api.User
+	until time.Time
+}
+
+// ConnContext is http.Server.ConnContext: it gives a connection the memory of its verified certificate.
+func ConnContext(ctx context.Context, _ net.Conn) context.Context {
+	return context.WithValue(ctx, connKey{}, &connIdentity{})
+}
+
+func (c *connIdentity) get(pool *x509.CertPool, now time.Time) (api.User, bool) {
+	if c == nil {
+		return api.User{}, false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.pool != pool || !now.Before(c.until) {
+		return api.User{}, false
+	}
+	return c.user, true
+}
+
+func (c *connIdentity) put(pool *x509.CertPool, u api.User, until time.Time) {
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.pool, c.user, c.until = pool, u, until
+}
+
+func decodeBase64URL(s string) (string, bool) {
+	b, err := base64.RawURLEncoding.DecodeString(s)
+	return string(b), err == nil
+}
