@@ -1,0 +1,4 @@
+// Command oci is part of the Keelson agent's container runtime.
+package main
+
+func main() {}

@@ -1,0 +1,4 @@
+// Command pause is part of the Keelson agent's container runtime.
+package main
+
+func main() {}
