@@ -1,0 +1,193 @@
+package keelson
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "keelson.dev/keelson"
+
+// rule lets packages at or below From import packages at or below each of To,
+// beyond what is below the same From. The first rule whose From matches (longest
+// first in the table) decides; Why is printed with every forbidden edge.
+type rule struct {
+	From string
+	To   []string
+	Why  string
+}
+
+// The import law. Everyone may use internal; cmd and test may use everything.
+// "=" in front of a path means that package alone, not what is below it.
+var law = []rule{
+	{"raftstore/replica", []string{"=raftstore", "raftstore/mvcc", "raftstore/watch", "proto/store"}, "the raft shell joins the pure parts and knows only them"},
+	{"raftstore/storetest", []string{"raftstore", "proto/store"}, "the conformance suite drives every implementation"},
+	{"raftstore", []string{"=raftstore", "proto/store"}, "the store knows bytes and revisions and nothing of Kubernetes or its siblings"},
+
+	{"controlplane/server", []string{"controlplane", "raftstore", "proto"}, "wiring"},
+	{"controlplane/api", []string{"controlplane/api"}, "kinds are pure"},
+	{"controlplane/registry", []string{"=raftstore", "controlplane/api"}, "objects on a store"},
+	{"controlplane/apiserver", []string{"controlplane/registry", "controlplane/api", "controlplane/pki", "controlplane/apiserver"}, "HTTP in front of the registry; the store and the leader's work are behind it"},
+	{"controlplane/client", []string{"controlplane/api"}, "the server injects the backend"},
+	{"controlplane/controllers", []string{"controlplane/api", "controlplane/client", "=controlplane/controllers"}, "a controller uses the engine and the API, never another controller, the store or the agents"},
+	{"controlplane/scheduler", []string{"controlplane/api", "controlplane/client", "=controlplane/scheduler", "=controlplane/scheduler/framework"}, "a plugin uses the framework; the scheduler writes through the API only"},
+	{"controlplane/fleet", []string{"controlplane/api", "controlplane/client", "controlplane/pki", "proto/fleet"}, "the fleet holds no truth: it reads and writes through the API"},
+	{"controlplane/pki", []string{"=controlplane/api"}, "keys and certificates, nothing else"},
+
+	{"agent/node", []string{"agent", "proto/fleet", "cni", "csi"}, "wiring"},
+	{"agent/oci", []string{"=agent", "agent/oci", "proto/fleet", "cni", "csi"}, "the runtime uses the agent's vocabulary and its own parts"},
+	{"agent", []string{"=agent", "proto/fleet", "cni", "csi"}, "agent packages share the vocabulary and do not know each other; the agent never sees the control plane's code"},
+	{"cni", []string{"cni"}, "a CNI plugin serves either side and knows neither"},
+	{"csi", []string{"csi"}, "the CSI client serves either side and knows neither"},
+	{"kctl", []string{"controlplane/api", "deploy/lab", "kctl"}, "the command line talks to the API; it borrows columns and the lab"},
+	{"deploy/lab", nil, "the lab runs binaries, it does not link them"},
+	{"proto", []string{"proto"}, "generated code only"},
+	{"internal", nil, "small tools without domain words"},
+}
+
+// notAllowed are imports from outside that a root must not have, with the reason.
+var notAllowed = []rule{
+	{"raftstore", []string{"k8s.io"}, "the store knows nothing of Kubernetes"},
+	{"agent", []string{"k8s.io/client-go"}, "the agent has one door, its session"},
+	{"proto", []string{"k8s.io"}, "objects travel as bytes"},
+	{"internal", []string{"k8s.io", "github.com", "google.golang.org"}, "standard library only"},
+	{"", []string{"k8s.io/kubernetes", "k8s.io/apiserver", "go.etcd.io/etcd", "github.com/containerd/containerd"}, "what users flee from is not linked"},
+}
+
+type listed struct {
+	ImportPath string
+	Imports    []string
+	CgoFiles   []string
+}
+
+func listPackages(t *testing.T) []listed {
+	t.Helper()
+	out, err := exec.Command("go", "list", "-json=ImportPath,Imports,CgoFiles", "./...").Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	var all []listed
+	for dec := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p listed
+		if err := dec.Decode(&p); err == io.EOF {
+			return all
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, p)
+	}
+}
+
+func below(pkg, root string) bool {
+	if only, ok := strings.CutPrefix(root, "="); ok {
+		return pkg == only
+	}
+	return root == "" || pkg == root || strings.HasPrefix(pkg, root+"/")
+}
+
+// forbidden says why from may not import to (both relative to the module); "" when it may.
+func forbidden(from, to string) string {
+	for _, free := range []string{"cmd", "test", "examples", "scripts", ""} {
+		if free != "" && below(from, free) || from == "" {
+			return ""
+		}
+	}
+	if below(to, "internal") {
+		return ""
+	}
+	for _, r := range law {
+		if !below(from, r.From) {
+			continue
+		}
+		for _, allowed := range r.To {
+			if below(to, allowed) {
+				return ""
+			}
+		}
+		// A package's own parts are its own business when they are below it.
+		if strings.HasPrefix(to, from+"/") && from != r.From {
+			return ""
+		}
+		return r.Why
+	}
+	return "no rule names " + from + ": add the room to the law first"
+}
+
+func TestImportLaw(t *testing.T) {
+	for _, p := range listPackages(t) {
+		from := strings.TrimPrefix(strings.TrimPrefix(p.ImportPath, module), "/")
+		for _, imp := range p.Imports {
+			if to, ok := strings.CutPrefix(imp, module+"/"); ok {
+				if why := forbidden(from, to); why != "" {
+					t.Errorf("%s must not import %s: %s", from, to, why)
+				}
+				continue
+			}
+			for _, r := range notAllowed {
+				if !below(from, r.From) {
+					continue
+				}
+				for _, bad := range r.To {
+					if imp == bad || strings.HasPrefix(imp, bad+"/") {
+						t.Errorf("%s must not import %s: %s", from, imp, r.Why)
+					}
+				}
+			}
+			if strings.HasPrefix(imp, "github.com/opencontainers/runc/libcontainer") && !below(from, "agent/oci/container") && !below(from, "cmd/oci") {
+				t.Errorf("%s must not import %s: libcontainer stays behind agent/oci/container", from, imp)
+			}
+		}
+		if len(p.CgoFiles) > 0 && !below(from, "agent/oci/container") {
+			t.Errorf("%s uses cgo: only agent/oci/container may", from)
+		}
+	}
+}
+
+// A name that says nothing hides a concept that has not been named.
+func TestPackageNames(t *testing.T) {
+	vague := []string{"util", "utils", "common", "helper", "helpers", "manager", "types", "misc"}
+	for _, p := range listPackages(t) {
+		for _, part := range strings.Split(strings.TrimPrefix(p.ImportPath, module), "/") {
+			if slices.Contains(vague, part) {
+				t.Errorf("%s: a package must not be named %q", p.ImportPath, part)
+			}
+		}
+	}
+}
+
+// The law must be able to fail.
+func TestImportLawRefuses(t *testing.T) {
+	for _, edge := range [][2]string{
+		{"raftstore/mvcc", "raftstore/watch"},
+		{"raftstore/replica", "controlplane/api"},
+		{"controlplane/registry", "controlplane/apiserver"},
+		{"controlplane/apiserver", "raftstore"},
+		{"controlplane/controllers/deployment", "controlplane/controllers/replicaset"},
+		{"controlplane/controllers/deployment", "controlplane/registry"},
+		{"controlplane/fleet", "controlplane/scheduler"},
+		{"agent/pod", "agent/oci"},
+		{"agent/session", "controlplane/pki"},
+		{"kctl", "controlplane/registry"},
+	} {
+		if forbidden(edge[0], edge[1]) == "" {
+			t.Errorf("the law allows %s", fmt.Sprint(edge))
+		}
+	}
+	for _, edge := range [][2]string{
+		{"raftstore/replica", "raftstore/mvcc"},
+		{"controlplane/controllers/deployment", "controlplane/controllers"},
+		{"controlplane/scheduler/plugins/nodename", "controlplane/scheduler/framework"},
+		{"agent/node", "agent/oci"},
+		{"agent/oci", "agent/oci/frame"},
+		{"cmd/agent", "agent/node"},
+		{"agent/pod", "internal/backoff"},
+	} {
+		if why := forbidden(edge[0], edge[1]); why != "" {
+			t.Errorf("the law forbids %v: %s", edge, why)
+		}
+	}
+}

@@ -1,0 +1,113 @@
+package lab
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+)
+
+func (l *Lab) bin(name string) string { return filepath.Join(l.Config.BinDir, name) }
+
+// daemon is the command line of the host's daemon, as a unit file would have it.
+func (l *Lab) daemon(h Host) []string {
+	ip := h.IP.String()
+	switch h.Role {
+	case RoleControlPlane:
+		return []string{l.bin("keelson-controlplane"), "run",
+			"--name=" + h.Name, "--data-dir=/var/lib/keelson/controlplane", "--advertise-address=" + ip,
+			"--eviction-seconds=" + strconv.Itoa(l.Config.EvictionSeconds),
+		}
+	case RoleWorker:
+		args := []string{l.bin("keelson-agent"),
+			"--node-name=" + h.Name, "--node-ip=" + ip,
+			"--token-file=/etc/keelson/token",
+			"--cgroup-root=" + h.CgroupPath(),
+			"--capacity=cpu=" + l.Config.CPU + ",memory=" + l.Config.Memory,
+			"--archives-dir=/var/lib/keelson/images.d",
+			"--insecure-registry=" + l.registryAddress(),
+		}
+		for _, cp := range l.hosts(RoleControlPlane) {
+			args = append(args, fmt.Sprintf("--server=%s:%d", cp.IP, FleetPort))
+		}
+		return args
+	default:
+		return []string{l.bin("kctl"), "lab", "serve-registry", "--listen=" + l.registryAddress(), "--load=" + l.Config.ImageDir}
+	}
+}
+
+func (l *Lab) registryAddress() string {
+	h, _ := l.Host("registry")
+	return fmt.Sprintf("%s:%d", h.IP, RegistryPort)
+}
+
+// initResult is what 'keelson-controlplane init' prints.
+type initResult struct {
+	NodeToken         string `json:"nodeToken"`
+	ControlPlaneToken string `json:"controlPlaneToken"`
+	Kubeconfig        string `json:"kubeconfig"` // path on the host
+}
+
+// initCluster makes the trust of the cluster on the first replica's disk.
+func (l *Lab) initCluster(ctx context.Context) (initResult, []byte, error) {
+	first := l.hosts(RoleControlPlane)[0]
+	cmd := first.Command(ctx, l.bin("keelson-controlplane"), "init",
+		"--name="+first.Name, "--data-dir=/var/lib/keelson/controlplane", "--advertise-address="+first.IP.String(),
+		"--cluster-name=keelson-lab", "--cluster-cidr="+ClusterCIDR, "--service-cidr="+ServiceCIDR,
+		"--kubeconfig-server=https://"+l.Config.Listen, "--output=json")
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return initResult{}, nil, fmt.Errorf("initialising the cluster on %s: %w", first.Name, err)
+	}
+	var r initResult
+	if err := json.Unmarshal(out, &r); err != nil {
+		return r, nil, fmt.Errorf("initialising the cluster on %s: unexpected output %q: %w", first.Name, out, err)
+	}
+	kubeconfig, err := os.ReadFile(filepath.Join(first.stateDir(), "lib/controlplane/admin.kubeconfig"))
+	return r, kubeconfig, err
+}
+
+// joinReplica makes a further replica fetch the cluster's trust from the first.
+func (l *Lab) joinReplica(ctx context.Context, h Host, token string) error {
+	first := l.hosts(RoleControlPlane)[0]
+	cmd := h.Command(ctx, l.bin("keelson-controlplane"), "join",
+		"--name="+h.Name, "--data-dir=/var/lib/keelson/controlplane", "--advertise-address="+h.IP.String(),
+		"--token="+token, fmt.Sprintf("--server=%s:%d", first.IP, FleetPort))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("joining replica %s: %w: %s", h.Name, err, out)
+	}
+	return nil
+}
+
+// giveToken puts the join token where the worker's agent reads it.
+func (h Host) giveToken(token string) error {
+	return os.WriteFile(filepath.Join(h.stateDir(), "etc", "token"), []byte(token), 0o600)
+}
+
+// giveImages links the example archives into the worker's air-gap folder.
+func (l *Lab) giveImages(h Host) error {
+	if l.Config.ImageDir == "" {
+		return nil
+	}
+	archives, err := filepath.Glob(filepath.Join(l.Config.ImageDir, "*.tar"))
+	if err != nil {
+		return err
+	}
+	dir := filepath.Join(h.stateDir(), "lib", "images.d")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	for _, a := range archives {
+		raw, err := os.ReadFile(a)
+		if err != nil {
+			return fmt.Errorf("image archive for host %s: %w", h.Name, err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, filepath.Base(a)), raw, 0o644); err != nil {
+			return fmt.Errorf("image archive for host %s: %w", h.Name, err)
+		}
+	}
+	return nil
+}

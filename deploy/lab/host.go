@@ -1,0 +1,165 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// binds are the folders that every host has for itself: path on the host → folder below its state.
+var binds = [][2]string{
+	{"/var/lib/keelson", "lib"},
+	{"/var/log/pods", "pods"},
+	{"/etc/cni/net.d", "cni"},
+	{"/etc/keelson", "etc"},
+}
+
+// powerOn makes the host's namespaces and folders, all empty of processes. What
+// stands below stateDir survives a power cut; /run does not.
+func (l *Lab) powerOn(h Host) error {
+	for _, b := range binds {
+		for _, dir := range []string{b[0], filepath.Join(h.stateDir(), b[1])} {
+			if err := os.MkdirAll(dir, 0o755); err != nil {
+				return fmt.Errorf("folders of host %s: %w", h.Name, err)
+			}
+		}
+	}
+	if err := os.MkdirAll("/opt/cni/bin", 0o755); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(h.runDir(), 0o755); err != nil {
+		return err
+	}
+	if err := h.makeCgroups(); err != nil {
+		return err
+	}
+	if err := pinFolder(); err != nil {
+		return err
+	}
+	for _, pin := range []string{h.MountNS(), h.UTSNS()} {
+		if err := os.WriteFile(pin, nil, 0o600); err != nil {
+			return err
+		}
+	}
+	var script strings.Builder
+	script.WriteString("set -e\nmount -t tmpfs -o mode=755,size=256m keelson-lab /run\nmkdir -p /run/lock /run/netns\n")
+	for _, b := range binds {
+		fmt.Fprintf(&script, "mount --bind %s %s\n", filepath.Join(h.stateDir(), b[1]), b[0])
+	}
+	if l.Config.CNIBinDir != "" && h.Role == RoleWorker {
+		fmt.Fprintf(&script, "mount --bind %s /opt/cni/bin\n", l.Config.CNIBinDir)
+	}
+	fmt.Fprintf(&script, "hostname %s\n", h.Name)
+	cmd := exec.Command("nsenter", "--net="+h.NetNS(),
+		"unshare", "--mount="+h.MountNS(), "--uts="+h.UTSNS(), "--propagation", "private", "sh", "-c", script.String())
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("mount namespace of host %s: %w: %s", h.Name, err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+// pinFolder prepares the folder of pins: a mount namespace can only be pinned
+// on a mount that does not propagate into it.
+func pinFolder() error {
+	dir := filepath.Join(runRoot, "ns")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	if mounted, err := isMountPoint(dir); err != nil || mounted {
+		return err
+	}
+	if err := unix.Mount(dir, dir, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("binding %s: %w", dir, err)
+	}
+	if err := unix.Mount("", dir, "", unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("making %s private: %w", dir, err)
+	}
+	return nil
+}
+
+func isMountPoint(dir string) (bool, error) {
+	raw, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return false, err
+	}
+	for line := range strings.Lines(string(raw)) {
+		if f := strings.Fields(line); len(f) > 4 && f[4] == dir {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// enter returns the argument list that runs a command inside the host.
+func (h Host) enter(args ...string) []string {
+	return append([]string{"nsenter", "--net=" + h.NetNS(), "--mount=" + h.MountNS(), "--uts=" + h.UTSNS(), "--wd=/", "--"}, args...)
+}
+
+// Command is a command inside the host, for people and tests: it runs in the
+// host's namespaces and cgroup.
+func (h Host) Command(ctx context.Context, args ...string) *exec.Cmd {
+	script := h.joinScript() + `exec "$@"`
+	return exec.CommandContext(ctx, "sh", append([]string{"-c", script, "sh"}, h.enter(args...)...)...)
+}
+
+// start starts the host's daemon as a process of its own session whose output
+// goes to the host's log file, and remembers its pid.
+func (l *Lab) start(h Host) error {
+	args := l.daemon(h)
+	logFile, err := os.OpenFile(h.LogFile(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return fmt.Errorf("log of host %s: %w", h.Name, err)
+	}
+	defer logFile.Close()
+	cmd := h.Command(context.Background(), args...)
+	cmd.Stdout, cmd.Stderr = logFile, logFile
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("starting %s on host %s: %w", filepath.Base(args[0]), h.Name, err)
+	}
+	// sh and nsenter exec in place: the pid is the daemon's.
+	if err := os.WriteFile(h.pidFile(), []byte(strconv.Itoa(cmd.Process.Pid)), 0o600); err != nil {
+		return err
+	}
+	return cmd.Process.Release()
+}
+
+// daemonPID is the pid of the host's running daemon, 0 when it does not run.
+// A pid that was given to another program since is not it: it must be in the host's cgroup.
+func (h Host) daemonPID() int {
+	raw, err := os.ReadFile(h.pidFile())
+	if err != nil {
+		return 0
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(raw)))
+	if err != nil || isZombie(pid) {
+		return 0
+	}
+	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if err != nil || !strings.Contains(string(groups), h.CgroupPath()+"/") {
+		return 0
+	}
+	return pid
+}
+
+// powerCut kills everything on the host and forgets its memory: mounts, /run and namespaces.
+func (h Host) powerCut(ctx context.Context) error {
+	if err := killAll(ctx, h.CgroupPath()); err != nil {
+		return fmt.Errorf("killing host %s: %w", h.Name, err)
+	}
+	var errs []error
+	errs = append(errs, unpin(h.MountNS()), unpin(h.UTSNS()), removeCgroups(ctx, h.CgroupPath()))
+	if err := os.RemoveAll(h.runDir()); err != nil {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,174 @@
+// Package lab builds a whole Keelson cluster on one Linux machine. Every replica
+// and every worker is a "host": a network namespace on a private bridge with no
+// route out, a mount namespace with its own /run, /var/lib/keelson and logs, a
+// hostname, and a cgroup subtree. The real binaries run in them.
+//
+// Nothing of a host lives in a process: its namespaces are pinned by bind mounts,
+// so a daemon can be killed and started again in the same host, and a power cut
+// is the kill of its cgroup plus the loss of its mount namespace.
+package lab
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+)
+
+// Role is what a host is for.
+type Role string
+
+const (
+	RoleControlPlane Role = "controlplane"
+	RoleWorker       Role = "worker"
+	RoleRegistry     Role = "registry"
+)
+
+// Host is one machine of the lab.
+type Host struct {
+	Name string     `json:"name"`
+	Role Role       `json:"role"`
+	IP   netip.Addr `json:"ip"`
+}
+
+// Config says what to build. The zero values of sizes mean the defaults of Defaults.
+type Config struct {
+	ControlPlanes   int    `json:"controlPlanes"`
+	Workers         int    `json:"workers"`
+	Listen          string `json:"listen"`    // of the forwarder: the only way in
+	BinDir          string `json:"binDir"`    // where the daemons are
+	CNIBinDir       string `json:"cniBinDir"` // where the CNI plugins are
+	ImageDir        string `json:"imageDir"`  // archives (*.tar) that every worker and the registry hold from the start
+	CPU             string `json:"cpu"`       // capacity that a worker reports
+	Memory          string `json:"memory"`
+	EvictionSeconds int    `json:"evictionSeconds"` // after which pods leave a lost node
+	Kubeconfig      string `json:"kubeconfig"`
+	Hosts           []Host `json:"hosts"`
+	NodeToken       string `json:"-"`
+	ReplicaToken    string `json:"-"`
+}
+
+// Defaults of a lab.
+const (
+	Subnet      = "10.89.0.0/24"
+	gatewayIP   = "10.89.0.1"
+	ClusterCIDR = "10.244.0.0/16"
+	ServiceCIDR = "10.96.0.0/16"
+
+	APIPort      = 6443
+	FleetPort    = 6444
+	PeerPort     = 6445
+	RegistryPort = 5000
+
+	stateRoot = "/var/lib/keelson-lab"
+	runRoot   = "/run/keelson-lab"
+)
+
+// Lab is one lab, up or not. Its state is on disk: any process may open it.
+type Lab struct {
+	Config Config
+	out    io.Writer // progress for a person
+}
+
+// New returns a lab to be built by Up.
+func New(c Config, out io.Writer) (*Lab, error) {
+	if c.ControlPlanes < 1 || c.Workers < 0 || c.ControlPlanes > 9 || c.Workers > 99 {
+		return nil, fmt.Errorf("lab: %d control planes and %d workers: want 1 to 9 and 0 to 99", c.ControlPlanes, c.Workers)
+	}
+	c.Hosts = nil
+	ip := func(n int) netip.Addr { return netip.AddrFrom4([4]byte{10, 89, 0, byte(n)}) }
+	for i := 1; i <= c.ControlPlanes; i++ {
+		c.Hosts = append(c.Hosts, Host{fmt.Sprintf("cp%d", i), RoleControlPlane, ip(10 + i)})
+	}
+	for i := 1; i <= c.Workers; i++ {
+		c.Hosts = append(c.Hosts, Host{fmt.Sprintf("w%d", i), RoleWorker, ip(100 + i)})
+	}
+	c.Hosts = append(c.Hosts, Host{"registry", RoleRegistry, ip(5)})
+	return &Lab{Config: c, out: out}, nil
+}
+
+// ErrNotUp says that there is no lab on this machine.
+var ErrNotUp = errors.New("lab is not up: start it with 'kctl lab up'")
+
+// Open finds the lab of this machine, or ErrNotUp.
+func Open(out io.Writer) (*Lab, error) {
+	raw, err := os.ReadFile(configFile())
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, ErrNotUp
+	}
+	if err != nil {
+		return nil, fmt.Errorf("lab: %w", err)
+	}
+	l := &Lab{out: out}
+	if err := json.Unmarshal(raw, &l.Config); err != nil {
+		return nil, fmt.Errorf("lab: reading %s: %w", configFile(), err)
+	}
+	return l, nil
+}
+
+func configFile() string { return filepath.Join(stateRoot, "lab.json") }
+
+func (l *Lab) save() error {
+	raw, err := json.MarshalIndent(l.Config, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(stateRoot, 0o755); err != nil {
+		return err
+	}
+	tmp := configFile() + ".new"
+	if err := os.WriteFile(tmp, raw, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(tmp, configFile())
+}
+
+// Host finds a host by name; the error lists what there is.
+func (l *Lab) Host(name string) (Host, error) {
+	i := slices.IndexFunc(l.Config.Hosts, func(h Host) bool { return h.Name == name })
+	if i < 0 {
+		var names []string
+		for _, h := range l.Config.Hosts {
+			names = append(names, h.Name)
+		}
+		return Host{}, fmt.Errorf("lab: no host %q: there are %v", name, names)
+	}
+	return l.Config.Hosts[i], nil
+}
+
+// hosts returns the hosts of one role.
+func (l *Lab) hosts(r Role) []Host {
+	var out []Host
+	for _, h := range l.Config.Hosts {
+		if h.Role == r {
+			out = append(out, h)
+		}
+	}
+	return out
+}
+
+func (l *Lab) say(format string, args ...any) {
+	if l.out != nil {
+		fmt.Fprintf(l.out, format+"\n", args...)
+	}
+}
+
+// The folders of a host on the machine.
+func (h Host) stateDir() string { return filepath.Join(stateRoot, "hosts", h.Name) }
+func (h Host) runDir() string   { return filepath.Join(runRoot, "hosts", h.Name) }
+func (h Host) pidFile() string  { return filepath.Join(h.runDir(), "daemon.pid") }
+
+// LogFile is where the host's daemon writes.
+func (h Host) LogFile() string { return filepath.Join(h.stateDir(), "daemon.log") }
+
+// NetNS, MountNS and UTSNS are the pins of the host's namespaces.
+func (h Host) NetNS() string   { return filepath.Join("/run/netns", "keelson-lab-"+h.Name) }
+func (h Host) MountNS() string { return filepath.Join(runRoot, "ns", h.Name+".mnt") }
+func (h Host) UTSNS() string   { return filepath.Join(runRoot, "ns", h.Name+".uts") }
+
+// CgroupPath is the host's cgroup below every hierarchy.
+func (h Host) CgroupPath() string { return "/keelson-lab/" + h.Name }

@@ -1,0 +1,97 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// leftoverHosts finds hosts by what is pinned on the machine, for a Down after
+// the lab's own state was lost.
+func leftoverHosts() []Host {
+	var out []Host
+	seen := map[string]bool{}
+	add := func(name string) {
+		if name != "" && !seen[name] {
+			seen[name] = true
+			out = append(out, Host{Name: name})
+		}
+	}
+	pins, _ := filepath.Glob("/run/netns/keelson-lab-*")
+	for _, p := range pins {
+		add(strings.TrimPrefix(filepath.Base(p), "keelson-lab-"))
+	}
+	pins, _ = filepath.Glob(filepath.Join(runRoot, "ns", "*.mnt"))
+	for _, p := range pins {
+		add(strings.TrimSuffix(filepath.Base(p), ".mnt"))
+	}
+	return out
+}
+
+// unmountBelow unmounts everything at or below dir in this mount namespace, deepest first.
+func unmountBelow(dir string) error {
+	raw, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	var points []string
+	for line := range strings.Lines(string(raw)) {
+		f := strings.Fields(line)
+		if len(f) > 4 && (f[4] == dir || strings.HasPrefix(f[4], dir+"/")) {
+			points = append(points, f[4])
+		}
+	}
+	slices.Reverse(points)
+	var errs []error
+	for _, p := range points {
+		if err := unix.Unmount(p, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+			errs = append(errs, fmt.Errorf("unmounting %s: %w", p, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Leftovers lists what of a lab is still on the machine; empty after Down.
+func Leftovers() []string {
+	var out []string
+	for _, h := range leftoverHosts() {
+		out = append(out, "namespace of host "+h.Name)
+	}
+	for _, dir := range cgroupDirs("/keelson-lab") {
+		out = append(out, "cgroup "+dir)
+	}
+	for _, pid := range processes("/keelson-lab") {
+		out = append(out, fmt.Sprintf("process %d", pid))
+	}
+	if raw, err := os.ReadFile("/proc/self/mountinfo"); err == nil {
+		for line := range strings.Lines(string(raw)) {
+			if f := strings.Fields(line); len(f) > 4 && (strings.HasPrefix(f[4], runRoot) || strings.HasPrefix(f[4], stateRoot)) {
+				out = append(out, "mount "+f[4])
+			}
+		}
+	}
+	for _, dir := range []string{runRoot, stateRoot} {
+		if _, err := os.Stat(dir); err == nil {
+			out = append(out, "folder "+dir)
+		}
+	}
+	return out
+}
+
+// tail returns the last n lines of a file.
+func tail(file string, n int) string {
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		return err.Error()
+	}
+	lines := strings.Split(strings.TrimRight(string(raw), "\n"), "\n")
+	if len(lines) > n {
+		lines = lines[len(lines)-n:]
+	}
+	return strings.Join(lines, "\n")
+}

@@ -1,0 +1,112 @@
+package lab
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"keelson.dev/keelson/internal/wait"
+)
+
+// dialLab opens a connection from inside the bridge's namespace, where the lab's
+// addresses are. A literal address needs one socket, made on the calling thread.
+func dialLab(ctx context.Context, address string) (net.Conn, error) {
+	var conn net.Conn
+	err := inNetNS(bridgeHost.NetNS(), func() (err error) {
+		conn, err = (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "tcp", address)
+		return err
+	})
+	return conn, err
+}
+
+func (h Host) apiAddress() string { return fmt.Sprintf("%s:%d", h.IP, APIPort) }
+
+// ready is nil when the replica answers /readyz with 200. Identity does not
+// matter here: the answer is used only to choose where to send bytes, and the
+// client at the other end verifies TLS itself.
+func ready(ctx context.Context, h Host) error { return readyThrough(ctx, h, dialLab) }
+
+func readyThrough(ctx context.Context, h Host, dial func(context.Context, string) (net.Conn, error)) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	client := &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // see above
+		DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
+			return dial(ctx, address)
+		},
+	}}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+h.apiAddress()+"/readyz", nil)
+	if err != nil {
+		return err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	body, _ := io.ReadAll(io.LimitReader(resp.Body, 2048))
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("/readyz: %s: %s", resp.Status, strings.TrimSpace(string(body)))
+	}
+	return nil
+}
+
+// waitNodes waits until every worker is Ready in the API.
+func (l *Lab) waitNodes(ctx context.Context, step func(string, ...any)) error {
+	cfg, err := clientcmd.BuildConfigFromFlags("", l.Config.Kubeconfig)
+	if err != nil {
+		return fmt.Errorf("reading %s: %w", l.Config.Kubeconfig, err)
+	}
+	cs, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 60*time.Second)
+	defer cancel()
+	seen := map[string]bool{}
+	return wait.For(ctx, 50*time.Millisecond, func() error {
+		nodes, err := cs.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return fmt.Errorf("listing nodes: %w", err)
+		}
+		for _, n := range nodes.Items {
+			if !seen[n.Name] && nodeReady(&n) {
+				seen[n.Name] = true
+				step("worker %s is Ready", n.Name)
+			}
+		}
+		var missing []error
+		for _, h := range l.hosts(RoleWorker) {
+			if seen[h.Name] {
+				continue
+			}
+			if h.daemonPID() == 0 {
+				cancel()
+				return fmt.Errorf("the agent of %s ended; the end of %s:\n%s", h.Name, h.LogFile(), tail(h.LogFile(), 15))
+			}
+			missing = append(missing, fmt.Errorf("worker %s is not Ready: see %s", h.Name, h.LogFile()))
+		}
+		return errors.Join(missing...)
+	})
+}
+
+func nodeReady(n *v1.Node) bool {
+	for _, c := range n.Status.Conditions {
+		if c.Type == v1.NodeReady {
+			return c.Status == v1.ConditionTrue
+		}
+	}
+	return false
+}
