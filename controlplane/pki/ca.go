@@ -1,0 +1,279 @@
+package pki
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"slices"
+	"time"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+const (
+	caNamePrefix = "keelson-ca@"
+	caLife       = 10 * 365 * 24 * time.Hour
+
+	// DefaultLife of a certificate. It is renewed at two thirds of it.
+	DefaultLife = 365 * 24 * time.Hour
+	// Backdate is how far before now a certificate starts to be valid: clocks of
+	// machines differ, and a new certificate must work on all of them at once.
+	Backdate = 5 * time.Minute
+
+	// GroupReplicas is the organization of the replicas' peer certificates.
+	GroupReplicas = "keelson:replicas"
+	// PeerServerName is in every peer certificate: a peer is known by its
+	// organization, not by the address it happens to have.
+	PeerServerName = "replica.keelson.internal"
+)
+
+// CA issues the cluster's certificates. It is immutable and safe for concurrent use.
+type CA struct {
+	Cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+// NewCA makes a self-signed CA (ECDSA P-256, ten years).
+func NewCA(clusterName string, now time.Time) (*CA, error) {
+	if clusterName == "" {
+		return nil, errors.New("pki: making a CA: the cluster needs a name")
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("pki: making the CA's key: %w", err)
+	}
+	tmpl := &x509.Certificate{
+		SerialNumber:          serial(),
+		Subject:               pkix.Name{CommonName: caNamePrefix + clusterName},
+		NotBefore:             now.Add(-Backdate),
+		NotAfter:              now.Add(caLife),
+		IsCA:                  true,
+		BasicConstraintsValid: true,
+		MaxPathLenZero:        true,
+		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign | x509.KeyUsageDigitalSignature,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
+	if err != nil {
+		return nil, fmt.Errorf("pki: signing the CA's certificate: %w", err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, fmt.Errorf("pki: reading the new CA's certificate: %w", err)
+	}
+	return &CA{Cert: cert, key: key}, nil
+}
+
+// PEM is the CA's certificate, what clients trust.
+func (ca *CA) PEM() []byte { return EncodeCert(ca.Cert.Raw) }
+
+// Pool is a pool of one: this CA.
+func (ca *CA) Pool() *x509.CertPool {
+	p := x509.NewCertPool()
+	p.AddCert(ca.Cert)
+	return p
+}
+
+// Hash is the hash that a join token pins.
+func (ca *CA) Hash() string { return SPKIHash(ca.Cert) }
+
+// SPKIHash is the SHA-256 of the certificate's public key, in hex.
+func SPKIHash(cert *x509.Certificate) string {
+	sum := sha256.Sum256(cert.RawSubjectPublicKeyInfo)
+	return hex.EncodeToString(sum[:])
+}
+
+// Profile is what a certificate says.
+type Profile struct {
+	CommonName    string
+	Organizations []string
+	DNSNames      []string
+	IPs           []net.IP
+	Server        bool
+	Client        bool
+	Life          time.Duration // 0 = DefaultLife
+}
+
+// ReplicaServing is the certificate of a replica's API: the names of Service
+// default/kubernetes, its first address, the loopback, the replica's name and
+// the addresses or names under which clients reach it.
+func ReplicaServing(replica string, serviceIP net.IP, advertise ...string) Profile {
+	p := Profile{CommonName: "keelson-apiserver", Server: true, DNSNames: []string{
+		"kubernetes", "kubernetes.default", "kubernetes.default.svc",
+		"kubernetes.default.svc.cluster.local", "localhost",
+	}, IPs: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback}}
+	if serviceIP != nil {
+		p.IPs = append(p.IPs, serviceIP)
+	}
+	p.addHosts(append([]string{replica}, advertise...)...)
+	return p
+}
+
+// ReplicaPeer is the certificate with which replicas speak to each other, on
+// both ends of a connection.
+func ReplicaPeer(replica string, advertise ...string) Profile {
+	p := Profile{
+		CommonName: replica, Organizations: []string{GroupReplicas},
+		DNSNames: []string{PeerServerName}, Server: true, Client: true,
+	}
+	p.addHosts(append([]string{replica}, advertise...)...)
+	return p
+}
+
+// Client is the certificate of a user with groups.
+func Client(user string, groups ...string) Profile {
+	return Profile{CommonName: user, Organizations: groups, Client: true}
+}
+
+// Admin is the certificate of the cluster's administrator.
+func Admin() Profile { return Client("keelson-admin", api.GroupMasters) }
+
+func (p *Profile) addHosts(hosts ...string) {
+	for _, h := range hosts {
+		ip := net.ParseIP(h)
+		switch {
+		case h == "":
+		case ip != nil && !slices.ContainsFunc(p.IPs, ip.Equal):
+			p.IPs = append(p.IPs, ip)
+		case ip == nil && !slices.Contains(p.DNSNames, h):
+			p.DNSNames = append(p.DNSNames, h)
+		}
+	}
+}
+
+// Issued is a certificate with its key, as files and TLS want them.
+type Issued struct {
+	Cert    *x509.Certificate
+	CertPEM []byte // the certificate, then the CA's where it serves: a pinning client needs that
+	KeyPEM  []byte
+	TLS     tls.Certificate
+}
+
+// Issue makes a key and a certificate for it.
+func (ca *CA) Issue(p Profile, now time.Time) (*Issued, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("pki: making a key for %s: %w", p.CommonName, err)
+	}
+	der, err := ca.sign(p, &key.PublicKey, now)
+	if err != nil {
+		return nil, err
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, fmt.Errorf("pki: reading the new certificate of %s: %w", p.CommonName, err)
+	}
+	keyPEM, err := encodeKey(key)
+	if err != nil {
+		return nil, err
+	}
+	out := &Issued{Cert: cert, CertPEM: EncodeCert(der), KeyPEM: keyPEM,
+		TLS: tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: cert}}
+	if p.Server {
+		out.CertPEM = append(out.CertPEM, ca.PEM()...)
+		out.TLS.Certificate = append(out.TLS.Certificate, ca.Cert.Raw)
+	}
+	return out, nil
+}
+
+func (ca *CA) sign(p Profile, pub any, now time.Time) ([]byte, error) {
+	life := p.Life
+	if life == 0 {
+		life = DefaultLife
+	}
+	tmpl := &x509.Certificate{
+		SerialNumber: serial(),
+		Subject:      pkix.Name{CommonName: p.CommonName, Organization: p.Organizations},
+		DNSNames:     p.DNSNames,
+		IPAddresses:  p.IPs,
+		NotBefore:    now.Add(-Backdate),
+		NotAfter:     now.Add(life),
+		KeyUsage:     x509.KeyUsageDigitalSignature,
+
+		BasicConstraintsValid: true,
+	}
+	if tmpl.NotAfter.After(ca.Cert.NotAfter) {
+		tmpl.NotAfter = ca.Cert.NotAfter
+	}
+	if p.Server {
+		tmpl.ExtKeyUsage = append(tmpl.ExtKeyUsage, x509.ExtKeyUsageServerAuth)
+	}
+	if p.Client {
+		tmpl.ExtKeyUsage = append(tmpl.ExtKeyUsage, x509.ExtKeyUsageClientAuth)
+	}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, ca.Cert, pub, ca.key)
+	if err != nil {
+		return nil, fmt.Errorf("pki: signing the certificate of %s: %w", p.CommonName, err)
+	}
+	return der, nil
+}
+
+// SignAgent answers the certificate request (PEM or DER) of the agent on a node.
+// The request must be signed by its own key and ask for exactly
+// CN=system:node:<node>, O=system:nodes and no further names; anything else is
+// an error that says what, wrapping ErrRequest. life 0 means DefaultLife.
+func (ca *CA) SignAgent(request []byte, node string, life time.Duration, now time.Time) (certPEM []byte, err error) {
+	csr, err := parseRequest(request)
+	if err != nil {
+		return nil, fmt.Errorf("%w of node %q: %w", ErrRequest, node, err)
+	}
+	want := api.NodeUserPrefix + node
+	extra := len(csr.DNSNames) + len(csr.IPAddresses) + len(csr.EmailAddresses) + len(csr.URIs)
+	switch {
+	case node == "":
+		err = errors.New("the node has no name")
+	case csr.Subject.CommonName != want:
+		err = fmt.Errorf("the common name is %q, want %q", csr.Subject.CommonName, want)
+	case len(csr.Subject.Organization) != 1 || csr.Subject.Organization[0] != api.GroupNodes:
+		err = fmt.Errorf("the organizations are %q, want only %q", csr.Subject.Organization, api.GroupNodes)
+	case extra > 0:
+		err = fmt.Errorf("it asks for %d alternative names, want none", extra)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w of node %q: %w", ErrRequest, node, err)
+	}
+	p := Client(want, api.GroupNodes)
+	p.Life = life
+	der, err := ca.sign(p, csr.PublicKey, now)
+	if err != nil {
+		return nil, err
+	}
+	return EncodeCert(der), nil
+}
+
+// ErrRequest: a certificate request that must not be answered.
+var ErrRequest = errors.New("pki: refusing the certificate request")
+
+func parseRequest(data []byte) (*x509.CertificateRequest, error) {
+	if block, _ := pem.Decode(data); block != nil {
+		if block.Type != pemCSR {
+			return nil, fmt.Errorf("PEM block is %q, want %q", block.Type, pemCSR)
+		}
+		data = block.Bytes
+	}
+	csr, err := x509.ParseCertificateRequest(data)
+	if err != nil {
+		return nil, err
+	}
+	if err := csr.CheckSignature(); err != nil {
+		return nil, fmt.Errorf("its signature: %w", err)
+	}
+	return csr, nil
+}
+
+func serial() *big.Int {
+	b := make([]byte, 16)
+	rand.Read(b)
+	b[0] &= 0x7f // positive
+	b[0] |= 0x40 // and of a fixed length
+	return new(big.Int).SetBytes(b)
+}

@@ -1,0 +1,102 @@
+package pki
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+const (
+	pemCert = "CERTIFICATE"
+	pemKey  = "PRIVATE KEY"
+	pemCSR  = "CERTIFICATE REQUEST"
+)
+
+// EncodeCert writes a certificate (DER) as PEM.
+func EncodeCert(der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: pemCert, Bytes: der})
+}
+
+// DecodeCert reads the first certificate of a PEM text.
+func DecodeCert(data []byte) (*x509.Certificate, error) {
+	der, err := firstBlock(data, pemCert)
+	if err != nil {
+		return nil, err
+	}
+	return x509.ParseCertificate(der)
+}
+
+func encodeKey(key *ecdsa.PrivateKey) ([]byte, error) {
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, fmt.Errorf("pki: encoding a private key: %w", err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: pemKey, Bytes: der}), nil
+}
+
+func decodeKey(data []byte) (*ecdsa.PrivateKey, error) {
+	der, err := firstBlock(data, pemKey)
+	if err != nil {
+		return nil, err
+	}
+	k, err := x509.ParsePKCS8PrivateKey(der)
+	if err != nil {
+		return nil, err
+	}
+	key, ok := k.(*ecdsa.PrivateKey)
+	if !ok || key.Curve != elliptic.P256() {
+		return nil, errors.New("want an ECDSA key on P-256")
+	}
+	return key, nil
+}
+
+func firstBlock(data []byte, want string) ([]byte, error) {
+	block, _ := pem.Decode(data)
+	if block == nil {
+		return nil, errors.New("no PEM block")
+	}
+	if block.Type != want {
+		return nil, fmt.Errorf("PEM block is %q, want %q", block.Type, want)
+	}
+	return block.Bytes, nil
+}
+
+// WriteFile puts data at path with mode 0600, whole or not at all, and durable
+// when it returns. An existing file is replaced.
+func WriteFile(path string, data []byte) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-") // made with mode 0600
+	if err != nil {
+		return fmt.Errorf("pki: writing %s: %w", path, err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("pki: writing %s: %w", path, err), os.Remove(f.Name()))
+		}
+	}()
+	if _, err := f.Write(data); err != nil {
+		return errors.Join(err, f.Close())
+	}
+	if err := f.Sync(); err != nil {
+		return errors.Join(err, f.Close())
+	}
+	if err := f.Close(); err != nil {
+		return err
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(path))
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}

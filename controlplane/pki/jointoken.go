@@ -1,0 +1,221 @@
+package pki
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Why a token of any sort is refused. Every error of a token function wraps one of them.
+var (
+	ErrMalformed   = errors.New("the token is malformed")
+	ErrExpired     = errors.New("the token has expired")
+	ErrNotYetValid = errors.New("the token is not valid yet")
+	ErrAudience    = errors.New("the token is for another audience")
+	ErrSignature   = errors.New("the token is not signed by this cluster")
+	ErrIssuer      = errors.New("the token is from another issuer")
+	ErrWrongSecret = errors.New("the token's secret is wrong")
+	ErrWrongRole   = errors.New("the token is for another role")
+	// ErrWrongCA: the server at first contact is not of the cluster that the token names.
+	ErrWrongCA = errors.New("the server's certificate is not from the CA that the token names")
+)
+
+// Role is what a join token lets its bearer become.
+type Role string
+
+// The roles of a join token.
+const (
+	RoleNode         Role = "node"
+	RoleControlPlane Role = "controlplane"
+)
+
+const (
+	tokenVersion = "keelson1"
+	tokenIDLen   = 6
+	tokenKeyLen  = 26 // of 36 letters: 134 bits
+
+	tokenAlphabet = "abcdefghijklmnopqrstuvwxyz0123456789"
+)
+
+// Token lets one machine join the cluster, and lets that machine know that it
+// talks to the right one: keelson1.<role>.<id>.<secret>.<hash of the CA's key>.
+type Token struct {
+	Role   Role
+	ID     string
+	Secret string
+	CAHash string // SPKIHash of the CA
+}
+
+// NewToken makes a token for the cluster of ca.
+func NewToken(role Role, ca *x509.Certificate) Token {
+	return Token{Role: role, ID: randomText(tokenIDLen), Secret: randomText(tokenKeyLen), CAHash: SPKIHash(ca)}
+}
+
+// ParseToken reads a token. Anything but exactly what String writes is ErrMalformed;
+// the error never holds the secret.
+func ParseToken(s string) (Token, error) {
+	bad := func(why string) (Token, error) {
+		return Token{}, fmt.Errorf("pki: join token: %w: %s", ErrMalformed, why)
+	}
+	parts := strings.Split(s, ".")
+	if len(parts) != 5 {
+		return bad(fmt.Sprintf("it has %d parts, want 5 (%s.role.id.secret.hash)", len(parts), tokenVersion))
+	}
+	t := Token{Role: Role(parts[1]), ID: parts[2], Secret: parts[3], CAHash: parts[4]}
+	switch {
+	case parts[0] != tokenVersion:
+		return bad(fmt.Sprintf("it does not start with %q", tokenVersion+"."))
+	case t.Role != RoleNode && t.Role != RoleControlPlane:
+		return bad(fmt.Sprintf("the role is neither %q nor %q", RoleNode, RoleControlPlane))
+	case len(t.ID) != tokenIDLen || strings.Trim(t.ID, tokenAlphabet) != "":
+		return bad(fmt.Sprintf("the id is not %d small letters and digits", tokenIDLen))
+	case len(t.Secret) != tokenKeyLen || strings.Trim(t.Secret, tokenAlphabet) != "":
+		return bad(fmt.Sprintf("the secret is not %d small letters and digits", tokenKeyLen))
+	case len(t.CAHash) != 2*sha256.Size || strings.Trim(t.CAHash, "0123456789abcdef") != "":
+		return bad("the CA's hash is not a SHA-256 in small hex digits")
+	}
+	return t, nil
+}
+
+// String is the whole token, secret included.
+func (t Token) String() string {
+	return strings.Join([]string{tokenVersion, string(t.Role), t.ID, t.Secret, t.CAHash}, ".")
+}
+
+// LogValue keeps the secret out of logs.
+func (t Token) LogValue() slog.Value {
+	return slog.GroupValue(slog.String("role", string(t.Role)), slog.String("id", t.ID))
+}
+
+// Where and how a join token is kept in the API: never the secret, only its hash.
+const (
+	TokenNamespace    = metav1.NamespaceSystem
+	TokenSecretPrefix = "bootstrap-token-"
+	TokenSecretType   = corev1.SecretType("keelson.dev/join-token")
+
+	tokenKeyID      = "token-id"
+	tokenKeyHash    = "token-secret-sha256"
+	tokenKeyExpires = "expiration"
+	tokenKeyUsage   = "usage-" // + role = "true"
+	tokenKeyNote    = "description"
+)
+
+// SecretName is the name of the Secret that stands for the token.
+func (t Token) SecretName() string { return TokenSecretPrefix + t.ID }
+
+// Record builds the Secret that stands for the token. A zero expires means never.
+func (t Token) Record(expires time.Time, description string) *corev1.Secret {
+	s := &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: TokenNamespace, Name: t.SecretName()},
+		Type:       TokenSecretType,
+		Data: map[string][]byte{
+			tokenKeyID:                     []byte(t.ID),
+			tokenKeyHash:                   []byte(t.secretHash()),
+			tokenKeyUsage + string(t.Role): []byte("true"),
+		},
+	}
+	if !expires.IsZero() {
+		s.Data[tokenKeyExpires] = []byte(expires.UTC().Format(time.RFC3339))
+	}
+	if description != "" {
+		s.Data[tokenKeyNote] = []byte(description)
+	}
+	return s
+}
+
+// CheckToken says whether the Secret of the cluster stands for the token and
+// still lets its bearer in: nil, or an error wrapping ErrMalformed (the Secret
+// is no join token), ErrWrongSecret, ErrWrongRole or ErrExpired.
+func CheckToken(t Token, record *corev1.Secret, now time.Time) error {
+	refuse := func(why error) error { return fmt.Errorf("pki: join token %q: %w", t.ID, why) }
+	if record == nil || record.Type != TokenSecretType || string(record.Data[tokenKeyID]) != t.ID {
+		return refuse(fmt.Errorf("%w: Secret %s/%s does not stand for it", ErrMalformed, TokenNamespace, t.SecretName()))
+	}
+	if subtle.ConstantTimeCompare(record.Data[tokenKeyHash], []byte(t.secretHash())) != 1 {
+		return refuse(ErrWrongSecret)
+	}
+	if string(record.Data[tokenKeyUsage+string(t.Role)]) != "true" {
+		return refuse(fmt.Errorf("%w than %q", ErrWrongRole, t.Role))
+	}
+	if text, ok := record.Data[tokenKeyExpires]; ok {
+		expires, err := time.Parse(time.RFC3339, string(text))
+		if err != nil {
+			return refuse(fmt.Errorf("%w: its expiration is no time: %w", ErrMalformed, err))
+		}
+		if !now.Before(expires) {
+			return refuse(fmt.Errorf("%w at %s", ErrExpired, expires.Format(time.RFC3339)))
+		}
+	}
+	return nil
+}
+
+// secretHash needs no salt or stretching: the secret is random, not a password.
+func (t Token) secretHash() string {
+	sum := sha256.Sum256([]byte(t.Secret))
+	return hex.EncodeToString(sum[:])
+}
+
+// PinnedTLS is for a machine that knows nothing of the cluster but the token: it
+// accepts a server whose chain ends in the CA that the token names, whatever
+// address it was dialled under, and hands that CA to learned (which may be nil)
+// before any data flows. Any other server is ErrWrongCA.
+func PinnedTLS(t Token, learned func(ca *x509.Certificate), now func() time.Time) *tls.Config {
+	return &tls.Config{
+		MinVersion: tls.VersionTLS13,
+		Time:       now,
+		// Go's own check wants the CA beforehand; VerifyConnection replaces it.
+		InsecureSkipVerify: true,
+		VerifyConnection: func(cs tls.ConnectionState) error {
+			ca, err := checkPinned(t, cs.PeerCertificates, now())
+			if err != nil {
+				return fmt.Errorf("pki: join token %q: %w", t.ID, err)
+			}
+			if learned != nil {
+				learned(ca)
+			}
+			return nil
+		},
+	}
+}
+
+func checkPinned(t Token, chain []*x509.Certificate, now time.Time) (*x509.Certificate, error) {
+	for i, ca := range chain {
+		if i == 0 || subtle.ConstantTimeCompare([]byte(SPKIHash(ca)), []byte(t.CAHash)) != 1 {
+			continue
+		}
+		roots := x509.NewCertPool()
+		roots.AddCert(ca)
+		_, err := chain[0].Verify(x509.VerifyOptions{
+			Roots: roots, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		})
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrWrongCA, err)
+		}
+		return ca, nil
+	}
+	return nil, fmt.Errorf("%w (sha256 %s)", ErrWrongCA, t.CAHash)
+}
+
+func randomText(n int) string {
+	out := make([]byte, 0, n)
+	b := make([]byte, 1)
+	// 252 is the largest multiple of 36 in a byte: without the cut the first
+	// letters would be likelier than the others.
+	for len(out) < n {
+		if rand.Read(b); b[0] < 252 {
+			out = append(out, tokenAlphabet[int(b[0])%len(tokenAlphabet)])
+		}
+	}
+	return string(out)
+}

@@ -1,0 +1,234 @@
+package pki
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	clientcmdlatest "k8s.io/client-go/tools/clientcmd/api/latest"
+)
+
+func TestJoinToken(t *testing.T) {
+	ca := newTrust(t).CA
+	tok := NewToken(RoleControlPlane, ca.Cert)
+	back, err := ParseToken(tok.String())
+	if err != nil || back != tok || back.CAHash != ca.Hash() {
+		t.Fatalf("parsed %+v, %v; want %+v", back, err, tok)
+	}
+	text := tok.String()
+	for what, s := range map[string]string{
+		"empty":         "",
+		"version":       strings.Replace(text, "keelson1", "keelson2", 1),
+		"role":          strings.Replace(text, "controlplane", "admin", 1),
+		"part missing":  text[:strings.LastIndex(text, ".")],
+		"short hash":    text[:len(text)-1],
+		"capital in id": strings.Replace(text, "."+tok.ID+".", ".ABCDEF.", 1),
+		"short secret":  strings.Replace(text, tok.Secret, tok.Secret[1:], 1),
+		"newline":       text + "\n",
+	} {
+		_, err := ParseToken(s)
+		if !errors.Is(err, ErrMalformed) {
+			t.Errorf("%s: %v, want ErrMalformed", what, err)
+		}
+		if err != nil && strings.Contains(err.Error(), tok.Secret[1:]) {
+			t.Errorf("%s: the error holds the secret: %v", what, err)
+		}
+	}
+	var log bytes.Buffer
+	slog.New(slog.NewTextHandler(&log, nil)).Info("joining", "token", tok)
+	if strings.Contains(log.String(), tok.Secret) || !strings.Contains(log.String(), tok.ID) {
+		t.Errorf("logged as %q", log.String())
+	}
+}
+
+func TestCheckToken(t *testing.T) {
+	tok := NewToken(RoleNode, newTrust(t).CA.Cert)
+	record := tok.Record(t0.Add(time.Hour), "for w1")
+	for _, v := range record.Data {
+		if bytes.Contains(v, []byte(tok.Secret)) {
+			t.Error("the Secret holds the token's secret")
+		}
+	}
+	guess, upgraded := tok, tok
+	guess.Secret = strings.Repeat("a", tokenKeyLen)
+	upgraded.Role = RoleControlPlane
+	foreign := record.DeepCopy()
+	foreign.Type = corev1.SecretTypeOpaque
+	garbled := record.DeepCopy()
+	garbled.Data["expiration"] = []byte("soon")
+	for _, c := range []struct {
+		name   string
+		tok    Token
+		record *corev1.Secret
+		now    time.Time
+		want   error
+	}{
+		{"good", tok, record, t0, nil},
+		{"no expiry", tok, tok.Record(time.Time{}, ""), t0.AddDate(50, 0, 0), nil},
+		{"expired", tok, record, t0.Add(time.Hour), ErrExpired},
+		{"wrong secret", guess, record, t0, ErrWrongSecret},
+		{"more than it may", upgraded, record, t0, ErrWrongRole},
+		{"no Secret", tok, nil, t0, ErrMalformed},
+		{"some Secret", tok, foreign, t0, ErrMalformed},
+		{"garbled expiry", tok, garbled, t0, ErrMalformed},
+	} {
+		if err := CheckToken(c.tok, c.record, c.now); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", c.name, err, c.want)
+		}
+	}
+}
+
+func newTokens(t *testing.T, issuer string, tr *Trust, old ...*ecdsa.PublicKey) *ServiceTokens {
+	t.Helper()
+	s, err := NewServiceTokens(issuer, tr.ServiceKey, old...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestServiceAccountToken(t *testing.T) {
+	tr, other := newTrust(t), newTrust(t)
+	tokens := newTokens(t, DefaultIssuer, tr)
+	ask := Claims{Namespace: "default", ServiceAccount: Ref{"app", "u1"},
+		Pod: &Ref{"p", "u2"}, Node: &Ref{"w1", "u3"}}
+	text, signed, err := tokens.Sign(ask, time.Hour, t0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := tokens.Verify(text, nil, t0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.ID == "" || got.ID != signed.ID || !got.Expiry.Equal(t0.Add(time.Hour)) ||
+		*got.Pod != *ask.Pod || *got.Node != *ask.Node || got.ServiceAccount != ask.ServiceAccount {
+		t.Errorf("verified %+v, signed %+v", got, signed)
+	}
+	// F22
+	if u := got.User(); u.Name != "system:serviceaccount:default:app" || u.UID != "u1" ||
+		strings.Join(u.Groups, " ") != "system:serviceaccounts system:serviceaccounts:default system:authenticated" ||
+		u.Extra["authentication.kubernetes.io/pod-name"][0] != "p" {
+		t.Errorf("user %+v", u)
+	}
+
+	ask.Audiences = []string{"vault"}
+	forVault, _, _ := tokens.Sign(ask, time.Hour, t0)
+	foreign, _, _ := newTokens(t, DefaultIssuer, other).Sign(ask, time.Hour, t0)
+	otherIssuer, _, _ := newTokens(t, "https://elsewhere", tr).Sign(ask, time.Hour, t0)
+	parts := strings.Split(text, ".")
+	swapped := strings.Join([]string{parts[0], strings.Split(forVault, ".")[1], parts[2]}, ".")
+	none := "eyJhbGciOiJub25lIn0." + parts[1] + "."
+	for _, c := range []struct {
+		name string
+		text string
+		aud  []string
+		now  time.Time
+		want error
+	}{
+		{"good", text, []string{"x", DefaultIssuer}, t0, nil},
+		{"for vault", forVault, []string{"vault"}, t0, nil},
+		{"wrong audience", forVault, nil, t0, ErrAudience},
+		{"expired", text, nil, t0.Add(time.Hour + tokenLeeway), ErrExpired},
+		{"clocks differ a little", text, nil, t0.Add(-tokenLeeway), nil},
+		{"not yet", text, nil, t0.Add(-time.Minute), ErrNotYetValid},
+		{"another cluster", foreign, nil, t0, ErrSignature},
+		{"claims swapped", swapped, nil, t0, ErrSignature},
+		{"another issuer", otherIssuer, nil, t0, ErrIssuer},
+		{"unsigned", none, nil, t0, ErrSignature},
+		{"no token", "abc", nil, t0, ErrMalformed},
+		{"empty", "", nil, t0, ErrMalformed},
+	} {
+		_, err := tokens.Verify(c.text, c.aud, c.now)
+		if !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", c.name, err, c.want)
+		}
+		if err != nil && c.text != "" && strings.Contains(err.Error(), c.text) {
+			t.Errorf("%s: the error holds the token", c.name)
+		}
+	}
+	// After the key has changed, tokens of the old one are good while it is listed.
+	renewed := newTokens(t, DefaultIssuer, other, &tr.ServiceKey.PublicKey)
+	if _, err := renewed.Verify(text, nil, t0); err != nil {
+		t.Errorf("token of the old key: %v", err)
+	}
+	var set struct{ Keys []map[string]any }
+	data, err := renewed.JWKS()
+	if err == nil {
+		err = json.Unmarshal(data, &set)
+	}
+	if err != nil || len(set.Keys) != 2 || set.Keys[0]["d"] != nil || set.Keys[0]["alg"] != "ES256" {
+		t.Errorf("JWKS %s, %v", data, err)
+	}
+}
+
+func TestKubeconfig(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config")
+	k := Kubeconfig{Cluster: "lab", Server: "https://127.0.0.1:6443", CAPEM: []byte("ca"), CertPEM: []byte("c"), KeyPEM: []byte("k")}
+	if err := k.Write(path); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	obj, err := runtime.Decode(clientcmdlatest.Codec, data) // F4
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := obj.(*clientcmdapi.Config)
+	ctx := c.Contexts[c.CurrentContext]
+	if ctx == nil || c.Clusters[ctx.Cluster].Server != k.Server || string(c.AuthInfos[ctx.AuthInfo].ClientKeyData) != "k" {
+		t.Errorf("read back %+v", c)
+	}
+	if info, _ := os.Stat(path); info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v", info.Mode())
+	}
+}
+
+func FuzzParseToken(f *testing.F) {
+	f.Add("keelson1.node.abcdef." + strings.Repeat("a", tokenKeyLen) + "." + strings.Repeat("0", 64))
+	f.Add("keelson1.....")
+	f.Fuzz(func(t *testing.T, s string) {
+		tok, err := ParseToken(s)
+		if err == nil && tok.String() != s {
+			t.Errorf("%q parsed, but writes itself as %q", s, tok.String())
+		}
+		if err != nil && !errors.Is(err, ErrMalformed) {
+			t.Errorf("%q: %v is not ErrMalformed", s, err)
+		}
+	})
+}
+
+func FuzzVerify(f *testing.F) {
+	tr, err := NewTrust("lab", t0)
+	if err != nil {
+		f.Fatal(err)
+	}
+	tokens, err := NewServiceTokens(DefaultIssuer, tr.ServiceKey)
+	if err != nil {
+		f.Fatal(err)
+	}
+	good, _, err := tokens.Sign(Claims{Namespace: "n", ServiceAccount: Ref{"a", "u"}}, time.Hour, t0)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(good)
+	f.Add("a.b.c")
+	f.Add("{}")
+	f.Fuzz(func(t *testing.T, s string) {
+		c, err := tokens.Verify(s, nil, t0)
+		if err == nil && (c.Namespace != "n" || c.ServiceAccount.UID != "u") {
+			t.Errorf("%q was accepted as %+v", s, c)
+		}
+	})
+}

@@ -1,0 +1,214 @@
+package pki
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Files of a trust folder. All are mode 0600 in a folder of mode 0700.
+const (
+	FileCACert        = "ca.crt"
+	FileCAKey         = "ca.key"
+	FileServiceKey    = "sa.key"
+	FileEncryptionKey = "encryption.key"
+)
+
+// ErrExists: the folder already holds something, so no trust was written to it.
+var ErrExists = errors.New("pki: the folder is not empty")
+
+// EncryptionKeySize is the length of the key that encrypts secrets at rest, in bytes.
+const EncryptionKeySize = 32
+
+// Trust is everything secret that the replicas of one cluster share. It is
+// immutable and safe for concurrent use.
+type Trust struct {
+	CA *CA
+	// ServiceKey signs service account tokens.
+	ServiceKey *ecdsa.PrivateKey
+	// EncryptionKey encrypts what is secret in the store; EncryptionKeySize bytes.
+	EncryptionKey []byte
+}
+
+// ClusterName is the name given at Init; the CA's certificate carries it.
+func (t *Trust) ClusterName() string {
+	return strings.TrimPrefix(t.CA.Cert.Subject.CommonName, caNamePrefix)
+}
+
+// NewTrust makes the trust of a new cluster in memory.
+func NewTrust(clusterName string, now time.Time) (*Trust, error) {
+	ca, err := NewCA(clusterName, now)
+	if err != nil {
+		return nil, err
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("pki: making the service account key: %w", err)
+	}
+	enc := make([]byte, EncryptionKeySize)
+	rand.Read(enc) // never fails: crypto/rand ends the process where the kernel has no randomness
+	return &Trust{CA: ca, ServiceKey: key, EncryptionKey: enc}, nil
+}
+
+// Init makes the trust of a new cluster and writes it to dir, whole or not at
+// all. It never overwrites: a dir that holds any file is ErrExists.
+func Init(dir, clusterName string, now time.Time) (*Trust, error) {
+	t, err := NewTrust(clusterName, now)
+	if err != nil {
+		return nil, err
+	}
+	if err := t.Save(dir); err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+// Save writes the trust to dir under Init's rules: how a joining replica keeps
+// what it has received.
+func (t *Trust) Save(dir string) (err error) {
+	b, err := t.bundle()
+	if err != nil {
+		return err
+	}
+	dir = filepath.Clean(dir)
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		return fmt.Errorf("pki: making the folder above %s: %w", dir, err)
+	}
+	tmp, err := os.MkdirTemp(filepath.Dir(dir), "."+filepath.Base(dir)+"-")
+	if err != nil {
+		return fmt.Errorf("pki: making a folder beside %s: %w", dir, err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.RemoveAll(tmp))
+		}
+	}()
+	for name, data := range b.files() {
+		if err := WriteFile(filepath.Join(tmp, name), data); err != nil {
+			return err
+		}
+	}
+	// rename(2) replaces an empty folder and refuses one with contents, in one
+	// step: neither a crash nor a second Init can leave half of two clusters.
+	switch err := syscall.Rename(tmp, dir); {
+	case errors.Is(err, syscall.ENOTEMPTY), errors.Is(err, syscall.EEXIST):
+		return fmt.Errorf("pki: writing the cluster's keys to %s: %w", dir, ErrExists)
+	case err != nil:
+		return fmt.Errorf("pki: moving the cluster's keys to %s: %w", dir, err)
+	}
+	return syncDir(filepath.Dir(dir))
+}
+
+// Load reads the trust that Init or Save wrote to dir. A folder without it
+// gives an error that wraps fs.ErrNotExist.
+func Load(dir string) (*Trust, error) {
+	var b bundle
+	for name, into := range b.fields() {
+		data, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			return nil, fmt.Errorf("pki: reading the cluster's keys: %w", err)
+		}
+		*into = data
+	}
+	t, err := b.trust()
+	if err != nil {
+		return nil, fmt.Errorf("%w (in %s)", err, dir)
+	}
+	return t, nil
+}
+
+// Marshal packs the trust for a joining replica. The result is as secret as the
+// keys inside: it goes over a pinned TLS connection and nowhere else.
+func (t *Trust) Marshal() ([]byte, error) {
+	b, err := t.bundle()
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(b)
+}
+
+// UnmarshalTrust unpacks and checks what Marshal packed.
+func UnmarshalTrust(data []byte) (*Trust, error) {
+	var b bundle
+	if err := json.Unmarshal(data, &b); err != nil {
+		return nil, fmt.Errorf("pki: unpacking the cluster's keys: %w", err)
+	}
+	return b.trust()
+}
+
+// bundle is a trust as bytes: PEM, and the encryption key in hex.
+type bundle struct {
+	CACert        []byte `json:"caCert"`
+	CAKey         []byte `json:"caKey"`
+	ServiceKey    []byte `json:"serviceKey"`
+	EncryptionKey []byte `json:"encryptionKey"`
+}
+
+func (b *bundle) fields() map[string]*[]byte {
+	return map[string]*[]byte{
+		FileCACert: &b.CACert, FileCAKey: &b.CAKey,
+		FileServiceKey: &b.ServiceKey, FileEncryptionKey: &b.EncryptionKey,
+	}
+}
+
+func (b *bundle) files() map[string][]byte {
+	out := map[string][]byte{}
+	for name, p := range b.fields() {
+		out[name] = *p
+	}
+	return out
+}
+
+func (t *Trust) bundle() (*bundle, error) {
+	caKey, err := encodeKey(t.CA.key)
+	if err != nil {
+		return nil, err
+	}
+	serviceKey, err := encodeKey(t.ServiceKey)
+	if err != nil {
+		return nil, err
+	}
+	return &bundle{
+		CACert: t.CA.PEM(), CAKey: caKey, ServiceKey: serviceKey,
+		EncryptionKey: []byte(hex.EncodeToString(t.EncryptionKey) + "\n"),
+	}, nil
+}
+
+func (b *bundle) trust() (*Trust, error) {
+	cert, err := DecodeCert(b.CACert)
+	if err != nil {
+		return nil, fmt.Errorf("pki: reading the CA's certificate: %w", err)
+	}
+	if !cert.IsCA {
+		return nil, fmt.Errorf("pki: %s holds a certificate that is no CA", FileCACert)
+	}
+	caKey, err := decodeKey(b.CAKey)
+	if err != nil {
+		return nil, fmt.Errorf("pki: reading the CA's key: %w", err)
+	}
+	if !caKey.PublicKey.Equal(cert.PublicKey) {
+		return nil, fmt.Errorf("pki: %s and %s do not belong together", FileCACert, FileCAKey)
+	}
+	serviceKey, err := decodeKey(b.ServiceKey)
+	if err != nil {
+		return nil, fmt.Errorf("pki: reading the service account key: %w", err)
+	}
+	enc, err := hex.DecodeString(strings.TrimSpace(string(b.EncryptionKey)))
+	if err != nil || len(enc) != EncryptionKeySize {
+		return nil, fmt.Errorf("pki: %s is not %d bytes in hex", FileEncryptionKey, EncryptionKeySize)
+	}
+	return &Trust{CA: &CA{Cert: cert, key: caKey}, ServiceKey: serviceKey, EncryptionKey: enc}, nil
+}
+
+// Pool is a pool of one: the cluster's CA.
+func (t *Trust) Pool() *x509.CertPool { return t.CA.Pool() }
