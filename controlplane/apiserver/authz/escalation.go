@@ -1,0 +1,118 @@
+package authz
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// Escalation keeps people from granting what they do not hold: who writes a role
+// must hold all its rules or the verb "escalate" on it; who writes a binding must
+// hold all the role's rules or the verb "bind" on the role.
+type Escalation struct {
+	RBAC       *RBAC
+	Authorizer Authorizer
+}
+
+// Admit judges a write of an RBAC object and passes everything else.
+func (e Escalation) Admit(ctx context.Context, r *api.Request, obj, old api.Object) error {
+	if obj == nil || r.Kind.GVK.Group != rbacv1.GroupName {
+		return nil
+	}
+	switch o := obj.(type) {
+	case *rbacv1.Role:
+		before, _ := old.(*rbacv1.Role)
+		if before != nil && reflect.DeepEqual(before.Rules, o.Rules) {
+			return nil
+		}
+		return e.role(ctx, r, o.Namespace, o.Name, o.Rules)
+	case *rbacv1.ClusterRole:
+		before, _ := old.(*rbacv1.ClusterRole)
+		if before != nil && reflect.DeepEqual(before.Rules, o.Rules) && reflect.DeepEqual(before.AggregationRule, o.AggregationRule) {
+			return nil
+		}
+		rules := o.Rules
+		if o.AggregationRule != nil {
+			// What will be aggregated is not known: it may be everything.
+			rules = append(slices.Clone(rules), rule("*", "*", "*"), paths("*", "*"))
+		}
+		return e.role(ctx, r, "", o.Name, rules)
+	case *rbacv1.RoleBinding:
+		before, _ := old.(*rbacv1.RoleBinding)
+		if before != nil && before.RoleRef == o.RoleRef && reflect.DeepEqual(before.Subjects, o.Subjects) {
+			return nil
+		}
+		return e.binding(ctx, r, o.Namespace, o.Name, o.RoleRef)
+	case *rbacv1.ClusterRoleBinding:
+		before, _ := old.(*rbacv1.ClusterRoleBinding)
+		if before != nil && before.RoleRef == o.RoleRef && reflect.DeepEqual(before.Subjects, o.Subjects) {
+			return nil
+		}
+		return e.binding(ctx, r, "", o.Name, o.RoleRef)
+	}
+	return nil
+}
+
+func (e Escalation) role(ctx context.Context, r *api.Request, namespace, name string, rules []rbacv1.PolicyRule) error {
+	return e.require(ctx, r, "escalate", r.Kind.Resource, namespace, name, name, rules)
+}
+
+func (e Escalation) binding(ctx context.Context, r *api.Request, namespace, name string, ref rbacv1.RoleRef) error {
+	rules, ok := e.RBAC.Role(ref.Kind, namespace, ref.Name)
+	if !ok {
+		// A role that does not exist yet could become anything.
+		rules = []rbacv1.PolicyRule{rule("*", "*", "*"), paths("*", "*")}
+	}
+	err := e.require(ctx, r, "bind", strings.ToLower(ref.Kind)+"s", namespace, ref.Name, name, rules)
+	if err != nil && !ok {
+		gr := schema.GroupResource{Group: rbacv1.GroupName, Resource: strings.ToLower(ref.Kind) + "s"}
+		return apierrors.NewNotFound(gr, ref.Name)
+	}
+	return err
+}
+
+func (e Escalation) require(ctx context.Context, r *api.Request, verb, resource, namespace, role, name string, rules []rbacv1.PolicyRule) error {
+	d, _ := e.Authorizer.Authorize(ctx, &Attributes{
+		User: r.User, Verb: verb, Namespace: namespace, Name: role,
+		APIGroup: rbacv1.GroupName, APIVersion: "v1", Resource: resource,
+	})
+	if d == Allow {
+		return nil
+	}
+	missing := Uncovered(e.RBAC.Rules(r.User, namespace), rules)
+	if len(missing) == 0 {
+		return nil
+	}
+	words := make([]string, 0, len(missing))
+	for i := range missing {
+		words = append(words, compact(&missing[i]))
+	}
+	slices.Sort(words)
+	return apierrors.NewForbidden(r.Kind.GroupResource(), name, fmt.Errorf(
+		"user %q (groups=%q) is attempting to grant RBAC permissions not currently held:\n%s",
+		r.User.Name, r.User.Groups, strings.Join(slices.Compact(words), "\n")))
+}
+
+// compact is a rule of one value each in Kubernetes' notation: {APIGroups:[""], Resources:["pods"], Verbs:["get"]}.
+func compact(r *rbacv1.PolicyRule) string {
+	var parts []string
+	add := func(name string, values []string) {
+		if len(values) > 0 {
+			parts = append(parts, fmt.Sprintf("%s:%s", name, strings.ReplaceAll(fmt.Sprintf("%q", values), " ", ",")))
+		}
+	}
+	add("NonResourceURLs", r.NonResourceURLs)
+	add("APIGroups", r.APIGroups)
+	add("Resources", r.Resources)
+	add("ResourceNames", r.ResourceNames)
+	add("Verbs", r.Verbs)
+	return "{" + strings.Join(parts, ", ") + "}"
+}

@@ -1,0 +1,283 @@
+package authz
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// Lookup reads one object, from this replica's cache where it holds it. ok is false when it does not exist.
+type Lookup func(ctx context.Context, resource, namespace, name string) (api.Object, bool)
+
+// Node decides for agents (group system:nodes, user system:node:NAME): an agent
+// sees and writes its own node's objects, the pods bound to it and what those
+// refer to, and nothing of any other node.
+type Node struct {
+	lookup Lookup
+
+	mu      sync.RWMutex
+	pods    map[types.UID]*corev1.Pod
+	byNode  map[string]map[types.UID]*corev1.Pod
+	changed chan struct{} // closed and replaced on every change
+}
+
+// catchUp is how long a refusal waits for the index to learn of a pod that was bound an instant ago.
+const catchUp = 50 * time.Millisecond
+
+// NewNode returns a Node that knows of no pod yet.
+func NewNode(lookup Lookup) *Node {
+	return &Node{
+		lookup: lookup, changed: make(chan struct{}),
+		pods: make(map[types.UID]*corev1.Pod), byNode: make(map[string]map[types.UID]*corev1.Pod),
+	}
+}
+
+// NameOf returns the node whose agent the user is.
+func NameOf(u api.User) (string, bool) {
+	name, ok := strings.CutPrefix(u.Name, api.NodeUserPrefix)
+	return name, ok && name != "" && slices.Contains(u.Groups, api.GroupNodes)
+}
+
+// Authorize is Authorizer.
+func (n *Node) Authorize(ctx context.Context, a *Attributes) (Decision, string) {
+	node, ok := NameOf(a.User)
+	if !ok {
+		return NoOpinion, ""
+	}
+	rules := NodeRules()
+	for i := range rules {
+		if allows(&rules[i], a) {
+			return Allow, ""
+		}
+	}
+	if a.Resource == "" {
+		return NoOpinion, ""
+	}
+	return n.own(ctx, node, a)
+}
+
+// own decides about resources that belong to one node each.
+func (n *Node) own(ctx context.Context, node string, a *Attributes) (Decision, string) {
+	switch a.APIGroup + "/" + a.Resource {
+	case "/nodes":
+		return self(node, a, "get", "list", "watch", "create", "update", "patch")
+	case "storage.k8s.io/csinodes":
+		return self(node, a, "get", "create", "update", "patch", "delete")
+	case "coordination.k8s.io/leases":
+		if a.Namespace != corev1.NamespaceNodeLease {
+			return NoOpinion, fmt.Sprintf("can only access leases in the %q system namespace", corev1.NamespaceNodeLease)
+		}
+		return self(node, a, "get", "create", "update", "patch", "delete")
+	case "/pods":
+		return n.ownPod(ctx, node, a)
+	case "/secrets", "/configmaps", "/persistentvolumeclaims", "/persistentvolumes", "/serviceaccounts", "storage.k8s.io/volumeattachments":
+		return n.referenced(ctx, node, a)
+	}
+	return NoOpinion, ""
+}
+
+// self allows the verbs on the object that bears the node's name. A create does not
+// name its object in the URL; admission compares it.
+func self(node string, a *Attributes, verbs ...string) (Decision, string) {
+	if !slices.Contains(verbs, a.Verb) || a.Subresource != "" && a.Subresource != "status" {
+		return NoOpinion, fmt.Sprintf("node %q may not %s %s", node, a.Verb, a.Resource)
+	}
+	if a.Name != node && (a.Verb != "create" || a.Name != "") {
+		return NoOpinion, fmt.Sprintf("node %q may only access its own %s", node, a.Resource)
+	}
+	return Allow, ""
+}
+
+func (n *Node) ownPod(ctx context.Context, node string, a *Attributes) (Decision, string) {
+	switch a.Verb {
+	case "list", "watch":
+		if a.FieldSelector != nil {
+			if v, ok := a.FieldSelector.RequiresExactMatch("spec.nodeName"); ok && v == node {
+				return Allow, ""
+			}
+		}
+		return NoOpinion, "can only list/watch pods with spec.nodeName field selector"
+	case "create":
+		if a.Subresource == "" {
+			return Allow, "" // a mirror pod; admission compares the node
+		}
+		if a.Subresource != "eviction" {
+			return NoOpinion, fmt.Sprintf("node %q may not create pods/%s", node, a.Subresource)
+		}
+	case "get":
+	case "delete":
+		if a.Subresource != "" {
+			return NoOpinion, ""
+		}
+	case "update", "patch":
+		if a.Subresource != "status" {
+			return NoOpinion, fmt.Sprintf("node %q may update pods/status only", node)
+		}
+	default:
+		return NoOpinion, ""
+	}
+	found := n.await(ctx, node, func(p *corev1.Pod) bool {
+		return p.Namespace == a.Namespace && p.Name == a.Name
+	})
+	if !found {
+		return NoOpinion, fmt.Sprintf("no relationship found between node '%s' and this object", node)
+	}
+	return Allow, ""
+}
+
+// referenced decides about objects that pods refer to.
+func (n *Node) referenced(ctx context.Context, node string, a *Attributes) (Decision, string) {
+	minting := a.Resource == "serviceaccounts" && a.Subresource == "token" && a.Verb == "create"
+	reading := a.Subresource == "" && (a.Verb == "get" || (a.Verb == "list" || a.Verb == "watch") && a.Name != "")
+	if !minting && !reading {
+		return NoOpinion, "can only read resources of this type"
+	}
+	var ok bool
+	switch a.Resource {
+	case "volumeattachments":
+		o, found := n.lookup(ctx, a.Resource, "", a.Name)
+		va, is := o.(*storagev1.VolumeAttachment)
+		ok = found && is && va.Spec.NodeName == node
+	case "persistentvolumes":
+		o, found := n.lookup(ctx, a.Resource, "", a.Name)
+		pv, is := o.(*corev1.PersistentVolume)
+		if found && is && pv.Spec.ClaimRef != nil {
+			claim := pv.Spec.ClaimRef
+			ok = n.await(ctx, node, func(p *corev1.Pod) bool {
+				return p.Namespace == claim.Namespace && refers(p, "persistentvolumeclaims", claim.Name)
+			})
+		}
+	default:
+		ok = n.await(ctx, node, func(p *corev1.Pod) bool {
+			return p.Namespace == a.Namespace && refers(p, a.Resource, a.Name)
+		})
+	}
+	if !ok {
+		return NoOpinion, fmt.Sprintf("no relationship found between node '%s' and this object", node)
+	}
+	return Allow, ""
+}
+
+// await looks for a pod of the node that matches, and gives a pod that was bound just now the time to become known.
+func (n *Node) await(ctx context.Context, node string, match func(*corev1.Pod) bool) bool {
+	var late <-chan time.Time
+	for {
+		n.mu.RLock()
+		found := false
+		for _, p := range n.byNode[node] {
+			if match(p) {
+				found = true
+				break
+			}
+		}
+		changed := n.changed
+		n.mu.RUnlock()
+		if found {
+			return true
+		}
+		if late == nil {
+			t := time.NewTimer(catchUp)
+			defer t.Stop()
+			late = t.C
+		}
+		select {
+		case <-changed:
+		case <-late:
+			return false
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// PodsOf returns the pods bound to the node, shared.
+func (n *Node) PodsOf(node string) []*corev1.Pod {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	return slices.Collect(maps.Values(n.byNode[node]))
+}
+
+func (n *Node) replace(all []api.Object) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	clear(n.pods)
+	clear(n.byNode)
+	for _, o := range all {
+		n.put(o.(*corev1.Pod))
+	}
+	n.signal()
+}
+
+func (n *Node) set(o api.Object) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.put(o.(*corev1.Pod))
+	n.signal()
+}
+
+func (n *Node) remove(o api.Object) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.drop(o.GetUID())
+	n.signal()
+}
+
+func (n *Node) signal() {
+	close(n.changed)
+	n.changed = make(chan struct{})
+}
+
+func (n *Node) put(p *corev1.Pod) {
+	n.drop(p.UID)
+	if p.Spec.NodeName == "" {
+		return
+	}
+	n.pods[p.UID] = p
+	on := n.byNode[p.Spec.NodeName]
+	if on == nil {
+		on = make(map[types.UID]*corev1.Pod)
+		n.byNode[p.Spec.NodeName] = on
+	}
+	on[p.UID] = p
+}
+
+func (n *Node) drop(uid types.UID) {
+	p := n.pods[uid]
+	if p == nil {
+		return
+	}
+	delete(n.pods, uid)
+	on := n.byNode[p.Spec.NodeName]
+	delete(on, uid)
+	if len(on) == 0 {
+		delete(n.byNode, p.Spec.NodeName)
+	}
+}
+
+// NodeRules are what every agent may do whatever its node: read what is the
+// same for all, and report.
+func NodeRules() []rbacv1.PolicyRule { return nodeRules }
+
+var nodeRules = []rbacv1.PolicyRule{
+	rule("create", "authentication.k8s.io", "tokenreviews"),
+	rule("create", "authorization.k8s.io", "subjectaccessreviews localsubjectaccessreviews"),
+	rule("get list watch", "", "services endpoints"),
+	rule("get list watch", "discovery.k8s.io", "endpointslices"),
+	rule("create patch update", "", "events"),
+	rule("create patch update", "events.k8s.io", "events"),
+	rule("create get list watch", "certificates.k8s.io", "certificatesigningrequests"),
+	rule("get list watch", "storage.k8s.io", "csidrivers"),
+	rule("get list watch", "node.k8s.io", "runtimeclasses"),
+	paths("get", "/healthz", "/livez", "/readyz", "/version", "/version/", "/api", "/api/*", "/apis", "/apis/*", "/openapi", "/openapi/*"),
+}

@@ -1,0 +1,170 @@
+package authz
+
+import (
+	"strings"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// rule grants verbs on resources; each list is separated by blanks, "core" stands for the core group among several.
+func rule(verbs, groups, resources string, names ...string) rbacv1.PolicyRule {
+	g := strings.Fields(groups)
+	for i := range g {
+		if g[i] == "core" {
+			g[i] = ""
+		}
+	}
+	if len(g) == 0 {
+		g = []string{""}
+	}
+	return rbacv1.PolicyRule{Verbs: strings.Fields(verbs), APIGroups: g, Resources: strings.Fields(resources), ResourceNames: names}
+}
+
+func paths(verbs string, urls ...string) rbacv1.PolicyRule {
+	return rbacv1.PolicyRule{Verbs: strings.Fields(verbs), NonResourceURLs: urls}
+}
+
+const (
+	readVerbs  = "get list watch"
+	writeVerbs = "create delete deletecollection patch update"
+	allVerbs   = readVerbs + " " + writeVerbs
+)
+
+// viewRules is what a reader of a namespace sees: no secrets, and no roles.
+func viewRules() []rbacv1.PolicyRule {
+	return []rbacv1.PolicyRule{
+		rule(readVerbs, "", "bindings configmaps endpoints events limitranges namespaces namespaces/status persistentvolumeclaims persistentvolumeclaims/status pods pods/log pods/status replicationcontrollers replicationcontrollers/scale replicationcontrollers/status resourcequotas resourcequotas/status serviceaccounts services services/status"),
+		rule(readVerbs, "apps", "controllerrevisions daemonsets daemonsets/status deployments deployments/scale deployments/status replicasets replicasets/scale replicasets/status statefulsets statefulsets/scale statefulsets/status"),
+		rule(readVerbs, "autoscaling", "horizontalpodautoscalers horizontalpodautoscalers/status"),
+		rule(readVerbs, "batch", "cronjobs cronjobs/status jobs jobs/status"),
+		rule(readVerbs, "discovery.k8s.io", "endpointslices"),
+		rule(readVerbs, "networking.k8s.io", "ingresses ingresses/status networkpolicies"),
+		rule(readVerbs, "policy", "poddisruptionbudgets poddisruptionbudgets/status"),
+	}
+}
+
+// editRules is what a worker in a namespace may do beyond viewing.
+func editRules() []rbacv1.PolicyRule {
+	return append([]rbacv1.PolicyRule{
+		rule(readVerbs, "", "pods/attach pods/exec pods/portforward pods/proxy secrets services/proxy"),
+		rule("impersonate", "", "serviceaccounts"),
+		rule(writeVerbs, "", "pods pods/attach pods/exec pods/portforward pods/proxy"),
+		rule("create", "", "pods/eviction serviceaccounts/token"),
+		rule(writeVerbs, "", "configmaps events persistentvolumeclaims replicationcontrollers replicationcontrollers/scale secrets serviceaccounts services services/proxy"),
+		rule(writeVerbs, "apps", "daemonsets deployments deployments/rollback deployments/scale replicasets replicasets/scale statefulsets statefulsets/scale"),
+		rule(writeVerbs, "autoscaling", "horizontalpodautoscalers"),
+		rule(writeVerbs, "batch", "cronjobs jobs"),
+		rule(writeVerbs, "networking.k8s.io", "ingresses networkpolicies"),
+		rule(writeVerbs, "policy", "poddisruptionbudgets"),
+		rule(allVerbs, "coordination.k8s.io", "leases"),
+	}, viewRules()...)
+}
+
+// adminRules is what the owner of a namespace may do beyond editing: to share it out.
+func adminRules() []rbacv1.PolicyRule {
+	return append([]rbacv1.PolicyRule{
+		rule("create", "authorization.k8s.io", "localsubjectaccessreviews"),
+		rule(allVerbs, "rbac.authorization.k8s.io", "roles rolebindings"),
+	}, editRules()...)
+}
+
+func discoveryRules() []rbacv1.PolicyRule {
+	return []rbacv1.PolicyRule{paths("get", "/healthz", "/livez", "/readyz", "/version", "/version/", "/api", "/api/*", "/apis", "/apis/*", "/openapi", "/openapi/*")}
+}
+
+// schedulerRules let the scheduler read what it decides on, bind, preempt and say why.
+func schedulerRules() []rbacv1.PolicyRule {
+	return []rbacv1.PolicyRule{
+		rule("create patch update", "core events.k8s.io", "events"),
+		rule(readVerbs, "", "nodes namespaces services replicationcontrollers persistentvolumes"),
+		rule(readVerbs+" delete patch", "", "pods"),
+		rule("create", "", "bindings pods/binding pods/eviction"),
+		rule("patch update", "", "pods/status"),
+		rule(readVerbs+" patch update", "", "persistentvolumeclaims"),
+		rule("patch update", "", "persistentvolumes"),
+		rule(readVerbs, "apps", "replicasets statefulsets"),
+		rule(readVerbs, "policy", "poddisruptionbudgets"),
+		rule(readVerbs, "scheduling.k8s.io", "priorityclasses"),
+		rule(readVerbs, "storage.k8s.io", "csinodes csidrivers storageclasses csistoragecapacities volumeattachments"),
+		rule("create get update patch", "coordination.k8s.io", "leases"),
+	}
+}
+
+// controllerRules let the controllers do their work: garbage collection and
+// namespace deletion reach every kind, so reading and deleting do too.
+func controllerRules() []rbacv1.PolicyRule {
+	return []rbacv1.PolicyRule{
+		rule("get list watch delete deletecollection patch update", "*", "*"),
+		rule("create", "", "events pods pods/binding pods/eviction configmaps endpoints namespaces nodes persistentvolumes persistentvolumeclaims secrets serviceaccounts serviceaccounts/token services"),
+		rule("create", "events.k8s.io", "events"),
+		rule("create", "apps", "replicasets controllerrevisions daemonsets deployments statefulsets"),
+		rule("create", "batch", "jobs"),
+		rule("create", "discovery.k8s.io", "endpointslices"),
+		rule("create", "coordination.k8s.io", "leases"),
+		rule("create", "storage.k8s.io", "volumeattachments csinodes csistoragecapacities"),
+		rule("create", "policy", "poddisruptionbudgets"),
+		rule("create", "authentication.k8s.io", "tokenreviews"),
+		rule("create", "authorization.k8s.io", "subjectaccessreviews"),
+	}
+}
+
+// BootstrapObjects are the roles and bindings that every cluster starts with.
+func BootstrapObjects() []api.Object {
+	var out []api.Object
+	role := func(name string, rules ...rbacv1.PolicyRule) {
+		out = append(out, &rbacv1.ClusterRole{ObjectMeta: bootstrapMeta(name), Rules: rules})
+	}
+	bind := func(name, role string, subjects ...rbacv1.Subject) {
+		out = append(out, &rbacv1.ClusterRoleBinding{
+			ObjectMeta: bootstrapMeta(name),
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+			Subjects:   subjects,
+		})
+	}
+	role("cluster-admin", rule("*", "*", "*"), paths("*", "*"))
+	bind("cluster-admin", "cluster-admin", group(api.GroupMasters))
+	role("admin", adminRules()...)
+	role("edit", editRules()...)
+	role("view", viewRules()...)
+	role("system:discovery", discoveryRules()...)
+	bind("system:discovery", "system:discovery", group(api.GroupAuthenticated))
+	role("system:basic-user",
+		rule("create", "authorization.k8s.io", "selfsubjectaccessreviews selfsubjectrulesreviews"),
+		rule("create", "authentication.k8s.io", "selfsubjectreviews"))
+	bind("system:basic-user", "system:basic-user", group(api.GroupAuthenticated))
+	role("system:public-info-viewer", paths("get", "/healthz", "/livez", "/readyz", "/version", "/version/"))
+	bind("system:public-info-viewer", "system:public-info-viewer", group(api.GroupAuthenticated), group(api.GroupUnauthenticated))
+	role("system:monitoring", paths("get", "/metrics", "/metrics/slis", "/livez", "/readyz", "/healthz", "/livez/*", "/readyz/*", "/healthz/*"))
+	bind("system:monitoring", "system:monitoring", group("system:monitoring"))
+	role("system:node", nodeRules...)
+	role("system:auth-delegator",
+		rule("create", "authentication.k8s.io", "tokenreviews"),
+		rule("create", "authorization.k8s.io", "subjectaccessreviews"))
+	role("system:kube-scheduler", schedulerRules()...)
+	bind("system:kube-scheduler", "system:kube-scheduler", user(api.UserScheduler))
+	role("system:kube-controller-manager", controllerRules()...)
+	bind("system:kube-controller-manager", "system:kube-controller-manager", user(api.UserController))
+	role("system:service-account-issuer-discovery", paths("get", "/.well-known/openid-configuration", "/openid/v1/jwks", "/openid/v1/jwks/"))
+	bind("system:service-account-issuer-discovery", "system:service-account-issuer-discovery", group(api.GroupServiceAccounts))
+	role("keelson:timeline", paths("get", "/timeline/*"))
+	return out
+}
+
+func bootstrapMeta(name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{
+		Name:        name,
+		Labels:      map[string]string{"kubernetes.io/bootstrapping": "rbac-defaults"},
+		Annotations: map[string]string{"rbac.authorization.kubernetes.io/autoupdate": "true"},
+	}
+}
+
+func group(name string) rbacv1.Subject {
+	return rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: name}
+}
+
+func user(name string) rbacv1.Subject {
+	return rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}
+}

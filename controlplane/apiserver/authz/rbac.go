@@ -1,0 +1,250 @@
+package authz
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// RBAC decides by Roles and RoleBindings. It indexes bindings by whom they bind,
+// so that a decision looks at the asker's own bindings only, however many there are.
+type RBAC struct {
+	mu       sync.RWMutex
+	roles    map[roleKey][]rbacv1.PolicyRule
+	bindings map[roleKey]*binding      // by their own place
+	bySubj   map[subjectKey][]*binding // who is bound where
+}
+
+// roleKey is the place of a role or binding; an empty namespace is the cluster's.
+type roleKey struct{ namespace, name string }
+
+// subjectKey is one bound user or group in one namespace ("" = everywhere).
+type subjectKey struct {
+	namespace string
+	group     bool
+	name      string
+}
+
+type binding struct {
+	key      roleKey
+	subjects []subjectKey
+	role     roleKey
+	roleKind string
+}
+
+// NewRBAC returns an RBAC that grants nothing yet.
+func NewRBAC() *RBAC {
+	return &RBAC{
+		roles:    make(map[roleKey][]rbacv1.PolicyRule),
+		bindings: make(map[roleKey]*binding),
+		bySubj:   make(map[subjectKey][]*binding),
+	}
+}
+
+// Authorize is Authorizer.
+func (z *RBAC) Authorize(_ context.Context, a *Attributes) (Decision, string) {
+	var by *binding
+	var missing []string
+	z.visit(a.User, a.Namespace, func(b *binding, rules []rbacv1.PolicyRule, found bool) bool {
+		if !found {
+			missing = append(missing, fmt.Sprintf("%s.rbac.authorization.k8s.io %q not found", strings.ToLower(b.roleKind), b.role.name))
+			return true
+		}
+		for i := range rules {
+			if allows(&rules[i], a) {
+				by = b
+				return false
+			}
+		}
+		return true
+	})
+	switch {
+	case by != nil && a.WantReason:
+		return Allow, by.reason(a.User)
+	case by != nil:
+		return Allow, ""
+	case len(missing) > 0:
+		slices.Sort(missing)
+		return NoOpinion, "RBAC: " + strings.Join(slices.Compact(missing), ", ")
+	}
+	return NoOpinion, ""
+}
+
+// Rules returns everything that the user may do in the namespace ("" = cluster-wide grants only).
+func (z *RBAC) Rules(u api.User, namespace string) []rbacv1.PolicyRule {
+	var out []rbacv1.PolicyRule
+	z.visit(u, namespace, func(_ *binding, rules []rbacv1.PolicyRule, _ bool) bool {
+		out = append(out, rules...)
+		return true
+	})
+	return out
+}
+
+// Role returns the rules of a role; kind is "Role" or "ClusterRole".
+func (z *RBAC) Role(kind, namespace, name string) ([]rbacv1.PolicyRule, bool) {
+	if kind == "ClusterRole" {
+		namespace = ""
+	}
+	z.mu.RLock()
+	defer z.mu.RUnlock()
+	rules, ok := z.roles[roleKey{namespace, name}]
+	return rules, ok
+}
+
+// visit shows every binding that applies to the user until f returns false.
+func (z *RBAC) visit(u api.User, namespace string, f func(b *binding, rules []rbacv1.PolicyRule, found bool) bool) {
+	z.mu.RLock()
+	defer z.mu.RUnlock()
+	one := func(k subjectKey) bool {
+		for _, b := range z.bySubj[k] {
+			rules, found := z.roles[b.role]
+			if !f(b, rules, found) {
+				return false
+			}
+		}
+		return true
+	}
+	in := func(namespace string) bool {
+		if !one(subjectKey{namespace, false, u.Name}) {
+			return false
+		}
+		for _, g := range u.Groups {
+			if !one(subjectKey{namespace, true, g}) {
+				return false
+			}
+		}
+		return true
+	}
+	if in("") && namespace != "" {
+		in(namespace)
+	}
+}
+
+func (b *binding) reason(u api.User) string {
+	kind, where := "ClusterRoleBinding", b.key.name
+	if b.key.namespace != "" {
+		kind, where = "RoleBinding", b.key.name+"/"+b.key.namespace
+	}
+	return fmt.Sprintf("RBAC: allowed by %s %q of %s %q to User %q", kind, where, b.roleKind, b.role.name, u.Name)
+}
+
+// The four kinds as sinks. All indexes change under one lock.
+
+func (z *RBAC) setRole(o api.Object) {
+	var rules []rbacv1.PolicyRule
+	switch r := o.(type) {
+	case *rbacv1.Role:
+		rules = r.Rules
+	case *rbacv1.ClusterRole:
+		rules = r.Rules
+	}
+	z.roles[roleKey{o.GetNamespace(), o.GetName()}] = rules
+}
+
+func (z *RBAC) setBinding(o api.Object) {
+	key := roleKey{o.GetNamespace(), o.GetName()}
+	z.dropBinding(key)
+	var ref rbacv1.RoleRef
+	var subjects []rbacv1.Subject
+	switch b := o.(type) {
+	case *rbacv1.RoleBinding:
+		ref, subjects = b.RoleRef, b.Subjects
+	case *rbacv1.ClusterRoleBinding:
+		ref, subjects = b.RoleRef, b.Subjects
+	}
+	b := &binding{key: key, roleKind: ref.Kind, role: roleKey{key.namespace, ref.Name}}
+	if ref.Kind == "ClusterRole" {
+		b.role.namespace = ""
+	}
+	for _, s := range subjects {
+		k := subjectKey{namespace: key.namespace, name: s.Name}
+		switch s.Kind {
+		case rbacv1.GroupKind:
+			k.group = true
+		case rbacv1.ServiceAccountKind:
+			ns := s.Namespace
+			if ns == "" {
+				ns = key.namespace
+			}
+			k.name = api.ServiceAccountPrefix + ns + ":" + s.Name
+		}
+		b.subjects = append(b.subjects, k)
+		z.bySubj[k] = append(z.bySubj[k], b)
+	}
+	z.bindings[key] = b
+}
+
+func (z *RBAC) dropBinding(key roleKey) {
+	b := z.bindings[key]
+	if b == nil {
+		return
+	}
+	delete(z.bindings, key)
+	for _, s := range b.subjects {
+		rest := slices.DeleteFunc(z.bySubj[s], func(x *binding) bool { return x == b })
+		if len(rest) == 0 {
+			delete(z.bySubj, s)
+			continue
+		}
+		z.bySubj[s] = rest
+	}
+}
+
+// rbacSink is RBAC as the sink of one of its kinds.
+type rbacSink struct {
+	z         *RBAC
+	binding   bool
+	clustered bool
+}
+
+func (s rbacSink) replace(all []api.Object) {
+	s.z.mu.Lock()
+	defer s.z.mu.Unlock()
+	if s.binding {
+		for key := range s.z.bindings {
+			if (key.namespace == "") == s.clustered {
+				s.z.dropBinding(key)
+			}
+		}
+	} else {
+		for key := range s.z.roles {
+			if (key.namespace == "") == s.clustered {
+				delete(s.z.roles, key)
+			}
+		}
+	}
+	for _, o := range all {
+		s.put(o)
+	}
+}
+
+func (s rbacSink) set(o api.Object) {
+	s.z.mu.Lock()
+	defer s.z.mu.Unlock()
+	s.put(o)
+}
+
+func (s rbacSink) put(o api.Object) {
+	if s.binding {
+		s.z.setBinding(o)
+		return
+	}
+	s.z.setRole(o)
+}
+
+func (s rbacSink) remove(o api.Object) {
+	s.z.mu.Lock()
+	defer s.z.mu.Unlock()
+	key := roleKey{o.GetNamespace(), o.GetName()}
+	if s.binding {
+		s.z.dropBinding(key)
+		return
+	}
+	delete(s.z.roles, key)
+}
