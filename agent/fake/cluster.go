@@ -1,0 +1,232 @@
+package fake
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/agent"
+)
+
+// Cluster is the other end of a session in memory: agent.Objects to read from and
+// agent.Reporter to write to. A reported status is written back into the pod that Pods
+// returns, as the control plane would do. The zero value is not usable: see NewCluster.
+type Cluster struct {
+	Clock  Clock
+	About  agent.Cluster // what Cluster returns
+
+	mu       sync.Mutex
+	objects  map[string]any // "Kind/namespace/name"
+	revision uint64
+	watchers map[chan map[string]struct{}]map[string]struct{}
+	synced   chan struct{}
+	cond     chan struct{} // closed and replaced at each report
+	gates    map[types.UID]chan struct{}
+	gated    bool
+
+	history map[types.UID][]v1.PodStatus
+	gone    map[types.UID]bool
+	events  map[string]*v1.Event
+	order   []string
+	stages  []agent.StageTime
+	node    *v1.Node
+}
+
+var (
+	_ agent.Objects  = (*Cluster)(nil)
+	_ agent.Reporter = (*Cluster)(nil)
+)
+
+// NewCluster returns an empty cluster that is synced already.
+func NewCluster() *Cluster {
+	c := &Cluster{About: agent.Cluster{Name: "fake", Domain: "cluster.local", ServiceCIDR: "10.96.0.0/12", ClusterCIDR: "10.88.0.0/16"},
+		objects: map[string]any{}, watchers: map[chan map[string]struct{}]map[string]struct{}{}, synced: make(chan struct{}), cond: make(chan struct{}),
+		gates: map[types.UID]chan struct{}{}, history: map[types.UID][]v1.PodStatus{}, gone: map[types.UID]bool{}, events: map[string]*v1.Event{}}
+	close(c.synced)
+	return c
+}
+
+// Put stores objects: pods, services, ConfigMaps and so on. An unknown type panics.
+func (c *Cluster) Put(objs ...any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, o := range objs {
+		c.objects[key(o)] = o
+		kind, _, _ := strings.Cut(key(o), "/")
+		c.changed(kind)
+	}
+}
+
+// Delete removes objects.
+func (c *Cluster) Delete(objs ...any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, o := range objs {
+		delete(c.objects, key(o))
+		kind, _, _ := strings.Cut(key(o), "/")
+		c.changed(kind)
+	}
+}
+
+func key(o any) string {
+	switch o := o.(type) {
+	case *v1.Pod:
+		return "Pod/" + o.Namespace + "/" + o.Name + "/" + string(o.UID)
+	case *v1.ConfigMap:
+		return "ConfigMap/" + o.Namespace + "/" + o.Name
+	case *v1.Secret:
+		return "Secret/" + o.Namespace + "/" + o.Name
+	case *v1.PersistentVolumeClaim:
+		return "PersistentVolumeClaim/" + o.Namespace + "/" + o.Name
+	case *v1.PersistentVolume:
+		return "PersistentVolume//" + o.Name
+	case *storagev1.CSIDriver:
+		return "CSIDriver//" + o.Name
+	case *v1.Service:
+		return "Service/" + o.Namespace + "/" + o.Name
+	case *discoveryv1.EndpointSlice:
+		return "EndpointSlice/" + o.Namespace + "/" + o.Name
+	case *v1.Node:
+		return "Node//" + o.Name
+	}
+	panic(fmt.Sprintf("fake cluster does not hold %T", o))
+}
+
+func (c *Cluster) changed(kind string) {
+	c.revision++
+	for ch, pending := range c.watchers {
+		pending[kind] = struct{}{}
+		select {
+		case ch <- maps.Clone(pending):
+			clear(pending)
+		default:
+			select {
+			case old := <-ch:
+				maps.Copy(pending, old)
+			default:
+			}
+			ch <- maps.Clone(pending)
+			clear(pending)
+		}
+	}
+}
+
+func lookup[T any](c *Cluster, k string) (T, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	o, ok := c.objects[k].(T)
+	return o, ok
+}
+
+func list[T any](c *Cluster) []T {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var out []T
+	for _, k := range slices.Sorted(maps.Keys(c.objects)) {
+		if o, ok := c.objects[k].(T); ok {
+			out = append(out, o)
+		}
+	}
+	return out
+}
+
+// Pod implements agent.Objects.
+func (c *Cluster) Pod(uid types.UID) (*v1.Pod, bool) {
+	for _, p := range c.Pods() {
+		if p.UID == uid {
+			return p, true
+		}
+	}
+	return nil, false
+}
+
+// Pods implements agent.Objects.
+func (c *Cluster) Pods() []*v1.Pod { return list[*v1.Pod](c) }
+
+// ConfigMap implements agent.Objects.
+func (c *Cluster) ConfigMap(ns, name string) (*v1.ConfigMap, bool) {
+	return lookup[*v1.ConfigMap](c, "ConfigMap/"+ns+"/"+name)
+}
+
+// Secret implements agent.Objects.
+func (c *Cluster) Secret(ns, name string) (*v1.Secret, bool) {
+	return lookup[*v1.Secret](c, "Secret/"+ns+"/"+name)
+}
+
+// Claim implements agent.Objects.
+func (c *Cluster) Claim(ns, name string) (*v1.PersistentVolumeClaim, bool) {
+	return lookup[*v1.PersistentVolumeClaim](c, "PersistentVolumeClaim/"+ns+"/"+name)
+}
+
+// PersistentVolume implements agent.Objects.
+func (c *Cluster) PersistentVolume(name string) (*v1.PersistentVolume, bool) {
+	return lookup[*v1.PersistentVolume](c, "PersistentVolume//"+name)
+}
+
+// CSIDriver implements agent.Objects.
+func (c *Cluster) CSIDriver(name string) (*storagev1.CSIDriver, bool) {
+	return lookup[*storagev1.CSIDriver](c, "CSIDriver//"+name)
+}
+
+// Services implements agent.Objects.
+func (c *Cluster) Services() []*v1.Service { return list[*v1.Service](c) }
+
+// Service implements agent.Objects.
+func (c *Cluster) Service(ns, name string) (*v1.Service, bool) {
+	return lookup[*v1.Service](c, "Service/"+ns+"/"+name)
+}
+
+// EndpointSlices implements agent.Objects.
+func (c *Cluster) EndpointSlices() []*discoveryv1.EndpointSlice {
+	return list[*discoveryv1.EndpointSlice](c)
+}
+
+// Nodes implements agent.Objects.
+func (c *Cluster) Nodes() []*v1.Node { return list[*v1.Node](c) }
+
+// Token implements agent.Objects: a token that names pod, audience and time of issue.
+func (c *Cluster) Token(_ context.Context, pod *v1.Pod, audience string, seconds int64) (string, time.Time, error) {
+	return fmt.Sprintf("token:%s/%s:%s", pod.Namespace, pod.Name, audience), c.Clock.now().Add(time.Duration(seconds) * time.Second), nil
+}
+
+// Revision implements agent.Objects.
+func (c *Cluster) Revision() uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.revision
+}
+
+// Synced implements agent.Objects.
+func (c *Cluster) Synced() <-chan struct{} { return c.synced }
+
+// Cluster implements agent.Objects.
+func (c *Cluster) Cluster() agent.Cluster { return c.About }
+
+// Changes implements agent.Objects.
+func (c *Cluster) Changes(ctx context.Context) <-chan map[string]struct{} {
+	ch := make(chan map[string]struct{}, 1)
+	all := map[string]struct{}{}
+	for _, k := range []string{"Pod", "Service", "EndpointSlice", "Node", "ConfigMap", "Secret", "PersistentVolumeClaim", "PersistentVolume", "CSIDriver"} {
+		all[k] = struct{}{}
+	}
+	ch <- all
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.watchers[ch] = map[string]struct{}{}
+	context.AfterFunc(ctx, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.watchers, ch)
+		close(ch)
+	})
+	return ch
+}

@@ -1,0 +1,103 @@
+package fake
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+
+	"keelson.dev/keelson/agent"
+)
+
+// Network implements agent.Network: addresses out of one prefix, none twice.
+type Network struct {
+	Script
+	Clock  Clock
+	Prefix netip.Prefix // zero: 10.88.0.0/16
+
+	mu   sync.Mutex
+	used map[string]netip.Addr // by sandbox id
+	next netip.Addr
+}
+
+var _ agent.Network = (*Network)(nil)
+
+// Add implements agent.Network.
+func (n *Network) Add(ctx context.Context, r agent.NetworkRequest) (agent.NetworkStatus, error) {
+	if err := n.enter(ctx, n.Clock, "Add", r.SandboxID); err != nil {
+		return agent.NetworkStatus{}, err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if a, ok := n.used[r.SandboxID]; ok {
+		return agent.NetworkStatus{IPs: []string{a.String()}}, nil
+	}
+	if !n.Prefix.IsValid() {
+		n.Prefix = netip.MustParsePrefix("10.88.0.0/16")
+	}
+	taken := map[netip.Addr]bool{}
+	for _, a := range n.used {
+		taken[a] = true
+	}
+	first := n.Prefix.Masked().Addr().Next().Next()
+	a := n.next
+	if !a.IsValid() {
+		a = first
+	}
+	for range 1 << 16 {
+		if !n.Prefix.Contains(a) {
+			a = first
+		}
+		if !taken[a] {
+			if n.used == nil {
+				n.used = map[string]netip.Addr{}
+			}
+			n.used[r.SandboxID], n.next = a, a.Next()
+			return agent.NetworkStatus{IPs: []string{a.String()}}, nil
+		}
+		a = a.Next()
+	}
+	return agent.NetworkStatus{}, fmt.Errorf("no address left in %s", n.Prefix)
+}
+
+// Check implements agent.Network.
+func (n *Network) Check(ctx context.Context, r agent.NetworkRequest) error {
+	return n.enter(ctx, n.Clock, "Check", r.SandboxID)
+}
+
+// Del implements agent.Network.
+func (n *Network) Del(ctx context.Context, r agent.NetworkRequest) error {
+	if err := n.enter(ctx, n.Clock, "Del", r.SandboxID); err != nil {
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.used, r.SandboxID)
+	return nil
+}
+
+// GC implements agent.Network.
+func (n *Network) GC(_ context.Context, keep []string) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	wanted := map[string]bool{}
+	for _, id := range keep {
+		wanted[id] = true
+	}
+	for id := range n.used {
+		if !wanted[id] {
+			delete(n.used, id)
+		}
+	}
+	return nil
+}
+
+// Ready implements agent.Network; the script's "Ready" failures speak.
+func (n *Network) Ready() error { return n.enter(context.Background(), Clock{}, "Ready", "") }
+
+// InUse returns how many addresses are taken.
+func (n *Network) InUse() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.used)
+}

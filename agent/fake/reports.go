@@ -1,0 +1,175 @@
+package fake
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/agent"
+)
+
+func (c *Cluster) reported() {
+	close(c.cond)
+	c.cond = make(chan struct{})
+}
+
+// PodStatus implements agent.Reporter. The status goes into a copy of the pod.
+func (c *Cluster) PodStatus(pod *v1.Pod) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	h := c.history[pod.UID]
+	if len(h) == 0 || !reflect.DeepEqual(h[len(h)-1], pod.Status) {
+		c.history[pod.UID] = append(h, *pod.Status.DeepCopy())
+	}
+	if held, ok := c.objects[key(pod)].(*v1.Pod); ok {
+		next := held.DeepCopy()
+		next.Status = *pod.Status.DeepCopy()
+		c.objects[key(pod)] = next
+		c.changed("Pod")
+	}
+	c.reported()
+}
+
+// PodGone implements agent.Reporter: the object goes, as the control plane would do.
+func (c *Cluster) PodGone(namespace, name string, uid types.UID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.gone[uid] = true
+	k := "Pod/" + namespace + "/" + name + "/" + string(uid)
+	if _, ok := c.objects[k]; ok {
+		delete(c.objects, k)
+		c.changed("Pod")
+	}
+	c.reported()
+}
+
+// Event implements agent.Reporter: an event of the same name replaces the older one.
+func (c *Cluster) Event(e *v1.Event) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, ok := c.events[e.Name]; !ok {
+		c.order = append(c.order, e.Name)
+	}
+	c.events[e.Name] = e.DeepCopy()
+	c.reported()
+}
+
+// Stages implements agent.Reporter.
+func (c *Cluster) Stages(_, _ string, stages []agent.StageTime) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.stages = append(c.stages, stages...)
+	c.reported()
+}
+
+// ProxyApplied implements agent.Reporter.
+func (c *Cluster) ProxyApplied(uint64) {}
+
+// HoldGates keeps every StopGate shut until OpenGate.
+func (c *Cluster) HoldGates() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.gated = true
+}
+
+// OpenGate opens a pod's gate.
+func (c *Cluster) OpenGate(uid types.UID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if ch := c.gates[uid]; ch != nil {
+		close(ch)
+	}
+	ch := make(chan struct{})
+	close(ch)
+	c.gates[uid] = ch
+}
+
+// StopGate implements agent.Reporter.
+func (c *Cluster) StopGate(uid types.UID) <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if ch := c.gates[uid]; ch != nil {
+		return ch
+	}
+	ch := make(chan struct{})
+	if !c.gated {
+		close(ch)
+		return ch
+	}
+	c.gates[uid] = ch
+	return ch
+}
+
+// Facts implements agent.Reporter.
+func (c *Cluster) Facts(n *v1.Node) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.node = n.DeepCopy()
+	c.reported()
+}
+
+// Node returns the last facts, nil before the first.
+func (c *Cluster) Node() *v1.Node {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.node
+}
+
+// History returns every distinct status that was reported of a pod, in order.
+func (c *Cluster) History(uid types.UID) []v1.PodStatus {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.history[uid])
+}
+
+// Gone says whether PodGone was called.
+func (c *Cluster) Gone(uid types.UID) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.gone[uid]
+}
+
+// Events returns the events about a pod as "REASON message xCOUNT", in order of first appearance.
+func (c *Cluster) Events(uid types.UID) []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var out []string
+	for _, n := range c.order {
+		if e := c.events[n]; e.InvolvedObject.UID == uid {
+			out = append(out, fmt.Sprintf("%s %s x%d", e.Reason, e.Message, e.Count))
+		}
+	}
+	return out
+}
+
+// StageNames returns the names of all stages reported so far, with their detail.
+func (c *Cluster) StageNames() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var out []string
+	for _, s := range c.stages {
+		out = append(out, s.Name+" "+s.Detail)
+	}
+	return out
+}
+
+// Await blocks until cond holds; it is asked after each report. The error names what was awaited.
+func (c *Cluster) Await(ctx context.Context, what string, cond func() bool) error {
+	for {
+		c.mu.Lock()
+		ch := c.cond
+		c.mu.Unlock()
+		if cond() {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for %s: %w", what, ctx.Err())
+		case <-ch:
+		}
+	}
+}

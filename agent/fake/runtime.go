@@ -1,0 +1,442 @@
+package fake
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"k8s.io/apimachinery/pkg/types"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/agent"
+)
+
+// Runtime implements agent.Runtime. It outlives the agents that use it, as shims
+// outlive a real one: give the same Runtime to a second agent to test adoption.
+type Runtime struct {
+	Script
+	Clock   Clock
+	Network agent.Network // may be nil: sandboxes then get 10.88.x.y
+	// Lifetime, when set, says how long a container runs by itself and with which code
+	// it exits; ok=false means until it is stopped.
+	Lifetime func(*cri.ContainerConfig) (d time.Duration, code int32, ok bool)
+	// OnExec answers ExecSync and Exec; nil means that every command succeeds.
+	OnExec func(container *cri.ContainerConfig, command []string) (stdout string, code int32, err error)
+	// IgnoreTerm names containers that do not end on SIGTERM: stopping them takes the whole grace period.
+	IgnoreTerm map[string]bool
+
+	mu         sync.Mutex
+	seq        int
+	sandboxes  map[string]*sandbox
+	containers map[string]*container
+	watchers   map[chan agent.RuntimeEvent]struct{}
+	stages     map[string][]agent.StageTime
+	maxRunning map[string]int // by pod uid/container name: most instances seen running at once
+}
+
+var _ agent.Runtime = (*Runtime)(nil)
+
+type sandbox struct {
+	cfg     *cri.PodSandboxConfig
+	id      string
+	ready   bool
+	created time.Time
+	ips     []string
+}
+
+type container struct {
+	cfg      *cri.ContainerConfig
+	id, sbID string
+	state    cri.ContainerState
+	created  time.Time
+	started  time.Time
+	finished time.Time
+	code     int32
+	reason   string
+	message  string
+	done     chan struct{}
+}
+
+// RunPodSandbox implements agent.Runtime.
+func (r *Runtime) RunPodSandbox(ctx context.Context, q *cri.RunPodSandboxRequest) (*cri.RunPodSandboxResponse, error) {
+	m := q.Config.Metadata
+	start := r.Clock.now()
+	if err := r.enter(ctx, r.Clock, "RunPodSandbox", fmt.Sprintf("%s/%s#%d", m.Namespace, m.Name, m.Attempt)); err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	r.seq++
+	s := &sandbox{cfg: q.Config, id: fmt.Sprintf("sb%d", r.seq), ready: true, created: r.Clock.now(), ips: []string{fmt.Sprintf("10.88.%d.%d", r.seq/250, r.seq%250+2)}}
+	r.mu.Unlock()
+	if r.Network != nil && !hostNetwork(q.Config) {
+		st, err := r.Network.Add(ctx, agent.NetworkRequest{SandboxID: s.id, Namespace: m.Namespace, Name: m.Name, UID: types.UID(m.Uid)})
+		if err != nil {
+			return nil, fmt.Errorf("attaching sandbox of pod %s/%s to the network: %w", m.Namespace, m.Name, err)
+		}
+		s.ips = st.IPs
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.sandboxes == nil {
+		r.sandboxes, r.stages = map[string]*sandbox{}, map[string][]agent.StageTime{}
+	}
+	r.sandboxes[s.id] = s
+	r.stages[s.id] = []agent.StageTime{{Name: "cni", Start: start, Duration: r.Clock.now().Sub(start), Detail: strings.Join(s.ips, ",")}}
+	r.notify(agent.RuntimeEvent{SandboxID: s.id, PodUID: types.UID(m.Uid)})
+	return &cri.RunPodSandboxResponse{PodSandboxId: s.id}, nil
+}
+
+func hostNetwork(c *cri.PodSandboxConfig) bool {
+	return c.GetLinux().GetSecurityContext().GetNamespaceOptions().GetNetwork() == cri.NamespaceMode_NODE
+}
+
+// StopPodSandbox implements agent.Runtime.
+func (r *Runtime) StopPodSandbox(ctx context.Context, q *cri.StopPodSandboxRequest) (*cri.StopPodSandboxResponse, error) {
+	if err := r.enter(ctx, r.Clock, "StopPodSandbox", q.PodSandboxId); err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	s := r.sandboxes[q.PodSandboxId]
+	if s == nil {
+		r.mu.Unlock()
+		return &cri.StopPodSandboxResponse{}, nil
+	}
+	for _, c := range r.containers {
+		if c.sbID == s.id {
+			r.exit(c, 137, "Error", "")
+		}
+	}
+	s.ready = false
+	r.notify(agent.RuntimeEvent{SandboxID: s.id, PodUID: types.UID(s.cfg.Metadata.Uid)})
+	r.mu.Unlock()
+	if r.Network != nil && !hostNetwork(s.cfg) {
+		m := s.cfg.Metadata
+		if err := r.Network.Del(ctx, agent.NetworkRequest{SandboxID: s.id, Namespace: m.Namespace, Name: m.Name, UID: types.UID(m.Uid)}); err != nil {
+			return nil, err
+		}
+	}
+	return &cri.StopPodSandboxResponse{}, nil
+}
+
+// RemovePodSandbox implements agent.Runtime.
+func (r *Runtime) RemovePodSandbox(ctx context.Context, q *cri.RemovePodSandboxRequest) (*cri.RemovePodSandboxResponse, error) {
+	if err := r.enter(ctx, r.Clock, "RemovePodSandbox", q.PodSandboxId); err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for id, c := range r.containers {
+		if c.sbID == q.PodSandboxId {
+			r.exit(c, 137, "Error", "")
+			delete(r.containers, id)
+		}
+	}
+	delete(r.sandboxes, q.PodSandboxId)
+	delete(r.stages, q.PodSandboxId)
+	return &cri.RemovePodSandboxResponse{}, nil
+}
+
+// PodSandboxStatus implements agent.Runtime.
+func (r *Runtime) PodSandboxStatus(_ context.Context, q *cri.PodSandboxStatusRequest) (*cri.PodSandboxStatusResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.sandboxes[q.PodSandboxId]
+	if s == nil {
+		return nil, status.Errorf(codes.NotFound, "sandbox %q not found", q.PodSandboxId)
+	}
+	st := &cri.PodSandboxStatus{Id: s.id, Metadata: s.cfg.Metadata, State: s.state(), CreatedAt: s.created.UnixNano(), Labels: s.cfg.Labels, Annotations: s.cfg.Annotations,
+		Linux: &cri.LinuxPodSandboxStatus{Namespaces: &cri.Namespace{Options: s.cfg.GetLinux().GetSecurityContext().GetNamespaceOptions()}}}
+	if !hostNetwork(s.cfg) && len(s.ips) > 0 {
+		st.Network = &cri.PodSandboxNetworkStatus{Ip: s.ips[0]}
+		for _, ip := range s.ips[1:] {
+			st.Network.AdditionalIps = append(st.Network.AdditionalIps, &cri.PodIP{Ip: ip})
+		}
+	}
+	return &cri.PodSandboxStatusResponse{Status: st}, nil
+}
+
+func (s *sandbox) state() cri.PodSandboxState {
+	if s.ready {
+		return cri.PodSandboxState_SANDBOX_READY
+	}
+	return cri.PodSandboxState_SANDBOX_NOTREADY
+}
+
+// ListPodSandbox implements agent.Runtime.
+func (r *Runtime) ListPodSandbox(ctx context.Context, q *cri.ListPodSandboxRequest) (*cri.ListPodSandboxResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := &cri.ListPodSandboxResponse{}
+	for _, id := range slices.Sorted(maps.Keys(r.sandboxes)) {
+		s := r.sandboxes[id]
+		f := q.GetFilter()
+		if f.GetId() != "" && f.GetId() != s.id || f.GetState() != nil && f.GetState().State != s.state() || !selected(f.GetLabelSelector(), s.cfg.Labels) {
+			continue
+		}
+		out.Items = append(out.Items, &cri.PodSandbox{Id: s.id, Metadata: s.cfg.Metadata, State: s.state(), CreatedAt: s.created.UnixNano(), Labels: s.cfg.Labels, Annotations: s.cfg.Annotations})
+	}
+	return out, nil
+}
+
+func selected(sel, labels map[string]string) bool {
+	for k, v := range sel {
+		if labels[k] != v {
+			return false
+		}
+	}
+	return true
+}
+
+// CreateContainer implements agent.Runtime.
+func (r *Runtime) CreateContainer(ctx context.Context, q *cri.CreateContainerRequest) (*cri.CreateContainerResponse, error) {
+	if err := r.enter(ctx, r.Clock, "CreateContainer", fmt.Sprintf("%s#%d", q.Config.Metadata.Name, q.Config.Metadata.Attempt)); err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.sandboxes[q.PodSandboxId]
+	if s == nil || !s.ready {
+		return nil, status.Errorf(codes.NotFound, "sandbox %q is not running", q.PodSandboxId)
+	}
+	r.seq++
+	c := &container{cfg: q.Config, id: fmt.Sprintf("c%d", r.seq), sbID: s.id, state: cri.ContainerState_CONTAINER_CREATED, created: r.Clock.now(), done: make(chan struct{})}
+	if r.containers == nil {
+		r.containers = map[string]*container{}
+	}
+	r.containers[c.id] = c
+	return &cri.CreateContainerResponse{ContainerId: c.id}, nil
+}
+
+// StartContainer implements agent.Runtime.
+func (r *Runtime) StartContainer(ctx context.Context, q *cri.StartContainerRequest) (*cri.StartContainerResponse, error) {
+	c, err := r.get(q.ContainerId)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.enter(ctx, r.Clock, "StartContainer", fmt.Sprintf("%s#%d", c.cfg.Metadata.Name, c.cfg.Metadata.Attempt)); err != nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.exit(c, 128, "ContainerCannotRun", err.Error())
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if c.state != cri.ContainerState_CONTAINER_CREATED {
+		return nil, status.Errorf(codes.FailedPrecondition, "container %q is %s, not created", c.id, c.state)
+	}
+	c.state, c.started = cri.ContainerState_CONTAINER_RUNNING, r.Clock.now()
+	r.countRunning(c)
+	r.notify(r.event(c))
+	if r.Lifetime != nil {
+		if d, code, ok := r.Lifetime(c.cfg); ok {
+			go r.expire(c, d, code)
+		}
+	}
+	return &cri.StartContainerResponse{}, nil
+}
+
+func (r *Runtime) expire(c *container, d time.Duration, code int32) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go func() {
+		select {
+		case <-c.done:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	if r.Clock.sleep(ctx, d) != nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.exit(c, code, "", "")
+}
+
+func (r *Runtime) countRunning(c *container) {
+	if r.maxRunning == nil {
+		r.maxRunning = map[string]int{}
+	}
+	key, n := c.cfg.Labels[agent.LabelPodUID]+"/"+c.cfg.Metadata.Name, 0
+	for _, o := range r.containers {
+		if o.state == cri.ContainerState_CONTAINER_RUNNING && o.cfg.Labels[agent.LabelPodUID]+"/"+o.cfg.Metadata.Name == key {
+			n++
+		}
+	}
+	r.maxRunning[key] = max(r.maxRunning[key], n)
+}
+
+// MaxRunning returns the largest number of instances of any one container of any
+// pod that were ever running at once. It must never exceed 1.
+func (r *Runtime) MaxRunning() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := 0
+	for _, v := range r.maxRunning {
+		n = max(n, v)
+	}
+	return n
+}
+
+// StopContainer implements agent.Runtime.
+func (r *Runtime) StopContainer(ctx context.Context, q *cri.StopContainerRequest) (*cri.StopContainerResponse, error) {
+	c, err := r.get(q.ContainerId)
+	if err != nil {
+		return &cri.StopContainerResponse{}, nil
+	}
+	if err := r.enter(ctx, r.Clock, "StopContainer", fmt.Sprintf("%s#%d %ds", c.cfg.Metadata.Name, c.cfg.Metadata.Attempt, q.Timeout)); err != nil {
+		return nil, err
+	}
+	code := int32(143)
+	if q.Timeout == 0 {
+		code = 137
+	} else if r.IgnoreTerm[c.cfg.Metadata.Name] {
+		if err := r.Clock.sleep(ctx, time.Duration(q.Timeout)*time.Second); err != nil {
+			return nil, err
+		}
+		code = 137
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.exit(c, code, "", "")
+	return &cri.StopContainerResponse{}, nil
+}
+
+// RemoveContainer implements agent.Runtime.
+func (r *Runtime) RemoveContainer(ctx context.Context, q *cri.RemoveContainerRequest) (*cri.RemoveContainerResponse, error) {
+	if err := r.enter(ctx, r.Clock, "RemoveContainer", q.ContainerId); err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if c := r.containers[q.ContainerId]; c != nil {
+		r.exit(c, 137, "Error", "")
+		delete(r.containers, q.ContainerId)
+	}
+	return &cri.RemoveContainerResponse{}, nil
+}
+
+// ListContainers implements agent.Runtime.
+func (r *Runtime) ListContainers(_ context.Context, q *cri.ListContainersRequest) (*cri.ListContainersResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := &cri.ListContainersResponse{}
+	for _, id := range slices.Sorted(maps.Keys(r.containers)) {
+		c, f := r.containers[id], q.GetFilter()
+		if f.GetId() != "" && f.GetId() != c.id || f.GetPodSandboxId() != "" && f.GetPodSandboxId() != c.sbID ||
+			f.GetState() != nil && f.GetState().State != c.state || !selected(f.GetLabelSelector(), c.cfg.Labels) {
+			continue
+		}
+		out.Containers = append(out.Containers, &cri.Container{Id: c.id, PodSandboxId: c.sbID, Metadata: c.cfg.Metadata, Image: c.cfg.Image, ImageRef: c.cfg.GetImage().GetImage(),
+			State: c.state, CreatedAt: c.created.UnixNano(), Labels: c.cfg.Labels, Annotations: c.cfg.Annotations})
+	}
+	return out, nil
+}
+
+// ContainerStatus implements agent.Runtime.
+func (r *Runtime) ContainerStatus(_ context.Context, q *cri.ContainerStatusRequest) (*cri.ContainerStatusResponse, error) {
+	c, err := r.get(q.ContainerId)
+	if err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	st := &cri.ContainerStatus{Id: c.id, Metadata: c.cfg.Metadata, State: c.state, CreatedAt: c.created.UnixNano(), ExitCode: c.code, Reason: c.reason, Message: c.message,
+		Image: proto.Clone(c.cfg.Image).(*cri.ImageSpec), ImageRef: c.cfg.GetImage().GetImage(), Labels: c.cfg.Labels, Annotations: c.cfg.Annotations, Mounts: c.cfg.Mounts, LogPath: c.cfg.LogPath}
+	if !c.started.IsZero() {
+		st.StartedAt = c.started.UnixNano()
+	}
+	if !c.finished.IsZero() {
+		st.FinishedAt = c.finished.UnixNano()
+	}
+	return &cri.ContainerStatusResponse{Status: st}, nil
+}
+
+// ExecSync implements agent.Runtime.
+func (r *Runtime) ExecSync(ctx context.Context, q *cri.ExecSyncRequest) (*cri.ExecSyncResponse, error) {
+	c, err := r.get(q.ContainerId)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.enter(ctx, r.Clock, "ExecSync", c.cfg.Metadata.Name+" "+strings.Join(q.Cmd, " ")); err != nil {
+		return nil, err
+	}
+	if r.OnExec == nil {
+		return &cri.ExecSyncResponse{}, nil
+	}
+	out, code, err := r.OnExec(c.cfg, q.Cmd)
+	if err != nil {
+		return nil, err
+	}
+	return &cri.ExecSyncResponse{Stdout: []byte(out), ExitCode: code}, nil
+}
+
+// Status implements agent.Runtime.
+func (r *Runtime) Status(context.Context, *cri.StatusRequest) (*cri.StatusResponse, error) {
+	cond := []*cri.RuntimeCondition{{Type: cri.RuntimeReady, Status: true}, {Type: cri.NetworkReady, Status: true}}
+	if r.Network != nil {
+		if err := r.Network.Ready(); err != nil {
+			cond[1].Status, cond[1].Message = false, err.Error()
+		}
+	}
+	return &cri.StatusResponse{Status: &cri.RuntimeStatus{Conditions: cond}}, nil
+}
+
+// Exec implements agent.Runtime.
+func (r *Runtime) Exec(ctx context.Context, id string, command []string, _ bool, s agent.Streams) error {
+	res, err := r.ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: id, Cmd: command})
+	if err != nil {
+		return err
+	}
+	if s.Stdout != nil {
+		if _, err := s.Stdout.Write(res.Stdout); err != nil {
+			return err
+		}
+	}
+	if res.ExitCode != 0 {
+		return &agent.ExitError{Code: int(res.ExitCode)}
+	}
+	return nil
+}
+
+// Attach echoes stdin to stdout until stdin or the container ends.
+func (r *Runtime) Attach(ctx context.Context, id string, _ bool, s agent.Streams) error {
+	c, err := r.get(id)
+	if err != nil {
+		return err
+	}
+	if s.Stdin != nil && s.Stdout != nil {
+		_, err := io.Copy(s.Stdout, s.Stdin)
+		return err
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-c.done:
+		return nil
+	}
+}
+
+// PortForward echoes what it is sent.
+func (r *Runtime) PortForward(_ context.Context, _ string, _ int32, conn io.ReadWriteCloser) error {
+	defer conn.Close()
+	_, err := io.Copy(conn, conn)
+	return err
+}
+
+// StageTimes implements agent.Runtime.
+func (r *Runtime) StageTimes(id string) []agent.StageTime {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	st := r.stages[id]
+	delete(r.stages, id)
+	return st
+}

@@ -1,0 +1,65 @@
+package fake
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/agent"
+)
+
+// Volumes implements agent.Volumes: paths that exist nowhere.
+type Volumes struct {
+	Script
+	Clock Clock
+
+	mu      sync.Mutex
+	mounted map[types.UID]bool
+}
+
+var _ agent.Volumes = (*Volumes)(nil)
+
+// MountAll implements agent.Volumes.
+func (v *Volumes) MountAll(ctx context.Context, pod *v1.Pod) (map[string]agent.Mount, error) {
+	if err := v.enter(ctx, v.Clock, "MountAll", pod.Name); err != nil {
+		return nil, err
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.mounted == nil {
+		v.mounted = map[types.UID]bool{}
+	}
+	v.mounted[pod.UID] = true
+	out := map[string]agent.Mount{}
+	for _, vol := range pod.Spec.Volumes {
+		out[vol.Name] = agent.Mount{HostPath: "/fake/volumes/" + string(pod.UID) + "/" + vol.Name, ReadOnly: vol.ConfigMap != nil || vol.Secret != nil || vol.Projected != nil}
+	}
+	return out, nil
+}
+
+// Refresh implements agent.Volumes.
+func (v *Volumes) Refresh(ctx context.Context, pod *v1.Pod) error {
+	return v.enter(ctx, v.Clock, "Refresh", pod.Name)
+}
+
+// UnmountAll implements agent.Volumes.
+func (v *Volumes) UnmountAll(ctx context.Context, pod types.UID) error {
+	if err := v.enter(ctx, v.Clock, "UnmountAll", string(pod)); err != nil {
+		return err
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	delete(v.mounted, pod)
+	return nil
+}
+
+// Pods implements agent.Volumes.
+func (v *Volumes) Pods() ([]types.UID, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return slices.Sorted(maps.Keys(v.mounted)), nil
+}
