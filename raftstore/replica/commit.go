@@ -1,0 +1,144 @@
+package replica
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	storev1 "keelson.dev/keelson/proto/store/v1"
+	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/mvcc"
+)
+
+// errNotProposed says that a proposal is certainly not in the log because of
+// this attempt; errMaybe that it may be.
+var (
+	errNotProposed = errors.New("not proposed")
+	errMaybe       = errors.New("proposed, reply lost")
+)
+
+// identities hands out proposal ids and knows which are settled.
+type identities struct {
+	incarnation uint64
+
+	mu      sync.Mutex
+	last    uint64
+	settled uint64 // every sequence up to this one has been answered
+	waiting map[uint64]struct{}
+}
+
+func (d *identities) next() *storev1.ProposalID {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.last++
+	d.waiting[d.last] = struct{}{}
+	return &storev1.ProposalID{Incarnation: d.incarnation, Sequence: d.last, Settled: d.settled}
+}
+
+func (d *identities) settle(id *storev1.ProposalID) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.waiting, id.GetSequence())
+	for d.settled < d.last {
+		if _, open := d.waiting[d.settled+1]; open {
+			return
+		}
+		d.settled++
+	}
+}
+
+// Commit implements raftstore.Store. The proposal keeps its id through all
+// retries, so that it applies once whichever of them reach the log.
+func (r *Replica) Commit(ctx context.Context, c raftstore.Commit) (raftstore.Revision, error) {
+	p, err := mvcc.Proposal(c)
+	if err != nil {
+		return 0, err
+	}
+	if err := r.up(ctx); err != nil {
+		return 0, err
+	}
+	p.Id = r.ids.next()
+	defer r.ids.settle(p.Id)
+	maybe := false // an attempt may have reached the log
+	for {
+		it := newItem(p)
+		out, err := r.attempt(ctx, it)
+		switch {
+		case err == nil:
+			return r.answer(ctx, out)
+		case ctx.Err() != nil || r.ctx.Err() != nil:
+			return 0, r.gaveUp(ctx, maybe || errors.Is(err, errMaybe))
+		case errors.Is(err, errMaybe):
+			maybe = true
+			if p.Fence != 0 {
+				// What is fenced must not be proposed under another leader. An
+				// empty proposal with the same id and fence tells its fate:
+				// the outcome, if it was applied, else that it never will be.
+				p = &storev1.Proposal{Id: p.Id, Fence: p.Fence}
+			}
+		case p.Fence != 0 && len(p.Ops) > 0:
+			return 0, raftstore.ErrFenced
+		}
+		if err := r.pause(ctx); err != nil {
+			return 0, r.gaveUp(ctx, maybe)
+		}
+	}
+}
+
+// attempt queues a proposal once and waits for what becomes of it.
+func (r *Replica) attempt(ctx context.Context, it *item) (result, error) {
+	r.queue.put(it)
+	select {
+	case res := <-it.done:
+		return res, res.err
+	case <-ctx.Done():
+	case <-r.ctx.Done():
+	}
+	if it.abandon() {
+		return result{}, errNotProposed
+	}
+	return result{}, errMaybe
+}
+
+// answer turns an outcome into the reply. On a follower it first waits until
+// this replica has applied the commit, so that its own local reads show it.
+func (r *Replica) answer(ctx context.Context, res result) (raftstore.Revision, error) {
+	if err := res.outcome.Err(); err != nil {
+		return 0, err
+	}
+	// Whether or not the wait succeeds, the commit has.
+	_ = r.fsm.line.wait(ctx, res.index)
+	return res.outcome.Revision, nil
+}
+
+func (r *Replica) gaveUp(ctx context.Context, maybe bool) error {
+	cause := ctx.Err()
+	if cause == nil {
+		cause = raftstore.ErrClosed
+	}
+	if maybe {
+		return fmt.Errorf("%w: %w", raftstore.ErrOutcomeUnknown, cause)
+	}
+	if cause == raftstore.ErrClosed {
+		return raftstore.ErrClosed
+	}
+	return fmt.Errorf("%w: %w", raftstore.ErrUnavailable, cause)
+}
+
+// pause waits for a change of leader, at most for retryPause.
+func (r *Replica) pause(ctx context.Context) error {
+	_, _, moved := r.role.current()
+	t := time.NewTimer(retryPause)
+	defer t.Stop()
+	select {
+	case <-moved:
+	case <-t.C:
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-r.ctx.Done():
+		return raftstore.ErrClosed
+	}
+	return nil
+}

@@ -1,0 +1,145 @@
+package replica
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
+
+// Config is all that a replica needs. Zero values of the optional fields mean
+// the defaults, which are meant for a local network.
+type Config struct {
+	// Name is the replica's id in the group; it must never change for a DataDir.
+	Name string
+	// DataDir holds the log, the votes and the snapshots. It belongs to this
+	// replica alone and is created when absent.
+	DataDir string
+
+	// Listener accepts the other replicas; the replica closes it. When nil,
+	// Run listens on ListenAddr.
+	Listener   net.Listener
+	ListenAddr string
+	// Advertise is the host:port under which the others reach the listener.
+	// Defaults to the listener's own address.
+	Advertise string
+
+	// ServerTLS must require and verify client certificates; ClientTLS must
+	// present one. Both may take certificates from callbacks, so that they can
+	// change without a restart. Who may speak is decided here, by ClientCAs,
+	// RootCAs and VerifyConnection. ALPN is set by the replica.
+	ServerTLS *tls.Config
+	ClientTLS *tls.Config
+
+	// Bootstrap makes a replica without state the single member of a new
+	// group. All others start without it and are added by AddMember.
+	Bootstrap bool
+
+	Logger *slog.Logger
+
+	// HeartbeatTimeout is how long a follower hears nothing before it calls an
+	// election (default 400 ms, randomised up to twice); ElectionTimeout how
+	// long an election may take (default 400 ms); LeaseTimeout how long a
+	// leader goes on without a quorum (default 300 ms).
+	HeartbeatTimeout time.Duration
+	ElectionTimeout  time.Duration
+	LeaseTimeout     time.Duration
+	// CommitTimeout is raft's own fallback for telling followers of a commit
+	// (default 1 s). Normally the leader tells them at once.
+	CommitTimeout time.Duration
+
+	// HistoryRevisions is how many revisions are kept for watches and reads of
+	// the past (default 20,000), HistoryAge for how long (default 5 min).
+	// MinHistory revisions are kept whatever their age (default 1,000).
+	HistoryRevisions int
+	HistoryAge       time.Duration
+	MinHistory       int
+
+	// A snapshot is taken after SnapshotEntries raft entries (default 8,192) or
+	// SnapshotBytes of them (default 64 MiB). Of the log before it up to
+	// TrailingBytes (default 32 MiB) stay for followers that lag.
+	SnapshotEntries uint64
+	SnapshotBytes   int64
+	TrailingBytes   int64
+
+	// NoSync skips fsync. For tests only: a power cut loses acknowledged writes.
+	NoSync bool
+	// Dial replaces the TCP dialer, under TLS. Tests cut cables with it.
+	Dial func(ctx context.Context, address string) (net.Conn, error)
+}
+
+func (c Config) withDefaults() Config {
+	orElse := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	orElse(&c.HeartbeatTimeout, 400*time.Millisecond)
+	orElse(&c.ElectionTimeout, 400*time.Millisecond)
+	orElse(&c.LeaseTimeout, 300*time.Millisecond)
+	orElse(&c.CommitTimeout, time.Second)
+	orElse(&c.HistoryAge, 5*time.Minute)
+	if c.HistoryRevisions == 0 {
+		c.HistoryRevisions = 20_000
+	}
+	if c.MinHistory == 0 {
+		c.MinHistory = 1_000
+	}
+	if c.SnapshotEntries == 0 {
+		c.SnapshotEntries = 8_192
+	}
+	if c.SnapshotBytes == 0 {
+		c.SnapshotBytes = 64 << 20
+	}
+	if c.TrailingBytes == 0 {
+		c.TrailingBytes = 32 << 20
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.Dial == nil {
+		dialer := &net.Dialer{KeepAlive: 5 * time.Second}
+		c.Dial = func(ctx context.Context, address string) (net.Conn, error) {
+			return dialer.DialContext(ctx, "tcp", address)
+		}
+	}
+	return c
+}
+
+func (c Config) check() error {
+	switch {
+	case c.Name == "":
+		return errors.New("replica has no name")
+	case c.DataDir == "":
+		return fmt.Errorf("replica %s has no data directory", c.Name)
+	case c.Listener == nil && c.ListenAddr == "":
+		return fmt.Errorf("replica %s has neither a listener nor an address to listen on", c.Name)
+	case c.ServerTLS == nil || c.ClientTLS == nil:
+		return fmt.Errorf("replica %s has no TLS configuration: replicas do not speak in clear", c.Name)
+	case c.ServerTLS.ClientAuth != tls.RequireAndVerifyClientCert && c.ServerTLS.GetConfigForClient == nil:
+		return fmt.Errorf("replica %s would accept peers without a verified certificate", c.Name)
+	}
+	return nil
+}
+
+// raft translates the configuration for hashicorp/raft.
+func (c Config) raft(notify chan<- bool) *raft.Config {
+	rc := raft.DefaultConfig()
+	rc.LocalID = raft.ServerID(c.Name)
+	rc.HeartbeatTimeout = c.HeartbeatTimeout
+	rc.ElectionTimeout = c.ElectionTimeout
+	rc.LeaderLeaseTimeout = c.LeaseTimeout
+	rc.CommitTimeout = c.CommitTimeout
+	rc.SnapshotThreshold = c.SnapshotEntries
+	rc.BatchApplyCh = true
+	rc.ShutdownOnRemove = false
+	rc.NoLegacyTelemetry = true
+	rc.NotifyCh = notify
+	rc.Logger = newLogger(c.Logger.With("component", "raft"))
+	return rc
+}

@@ -1,0 +1,150 @@
+package replica
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	storev1 "keelson.dev/keelson/proto/store/v1"
+	"keelson.dev/keelson/raftstore"
+)
+
+const (
+	// historySlack is by how much history may outgrow its bound before it is
+	// cut back to it, so that compaction is rare.
+	historySlack = 1024
+	ageSample    = 15 * time.Second
+)
+
+// housekeeping is what the leader proposes by itself, each only when due: an
+// idle group writes nothing.
+func (r *Replica) housekeeping(l *leadership) {
+	due := time.NewTimer(r.untilExpiry())
+	defer due.Stop()
+	sample := time.NewTicker(ageSample)
+	defer sample.Stop()
+	var ages ages
+	for {
+		select {
+		case <-l.ctx.Done():
+			return
+		case <-r.expiryMoved:
+		case <-due.C:
+			r.expire()
+		case <-r.historyGrown:
+			r.compactTo(r.Applied() - raftstore.Revision(r.cfg.HistoryRevisions))
+		case now := <-sample.C:
+			if upTo := ages.note(now, r.Applied(), r.cfg.HistoryAge); upTo > 0 {
+				r.compactByAge(upTo)
+			}
+		}
+		due.Reset(r.untilExpiry())
+	}
+}
+
+// untilExpiry is how long until the next key expires; a long time when none does.
+func (r *Replica) untilExpiry() time.Duration {
+	next := r.fsm.view().NextExpiry()
+	if next == 0 {
+		return 24 * time.Hour
+	}
+	return max(0, time.Until(time.UnixMilli(next)))
+}
+
+func (r *Replica) expire() {
+	now := time.Now().UnixMilli()
+	if next := r.fsm.view().NextExpiry(); next == 0 || next > now {
+		return
+	}
+	r.housekeep("expiring keys", &storev1.Command{Kind: &storev1.Command_Expire{Expire: &storev1.Expire{UntilUnixMs: now}}})
+}
+
+func (r *Replica) compactByAge(upTo raftstore.Revision) {
+	if keep := raftstore.Revision(r.cfg.MinHistory); r.Applied() > keep {
+		r.compactTo(min(upTo, r.Applied()-keep))
+	}
+}
+
+func (r *Replica) compactTo(upTo raftstore.Revision) {
+	if upTo <= r.fsm.view().Compacted() {
+		return
+	}
+	r.housekeep("compacting", &storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: uint64(upTo)}}})
+}
+
+func (r *Replica) housekeep(what string, cmd *storev1.Command) {
+	future, err := r.proposeCommand(cmd)
+	if err == nil {
+		err = future.Error()
+	}
+	if err != nil {
+		r.log.Debug("housekeeping failed", "what", what, "error", err)
+	}
+}
+
+// ages remembers when which revision was current.
+type ages []struct {
+	at       time.Time
+	revision raftstore.Revision
+}
+
+// note adds a sample and returns the newest revision older than age; 0 when
+// there is none.
+func (a *ages) note(now time.Time, current raftstore.Revision, age time.Duration) raftstore.Revision {
+	if n := len(*a); n == 0 || (*a)[n-1].revision != current {
+		*a = append(*a, struct {
+			at       time.Time
+			revision raftstore.Revision
+		}{now, current})
+	}
+	var upTo raftstore.Revision
+	old := 0
+	for old < len(*a) && now.Sub((*a)[old].at) >= age {
+		upTo = (*a)[old].revision
+		old++
+	}
+	*a = (*a)[old:]
+	return upTo
+}
+
+// runSnapshots takes a snapshot whenever enough bytes have been applied since
+// the last one. raft takes its own by number of entries.
+func (r *Replica) runSnapshots(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-r.snapshotNow:
+		}
+		r.trimTrailing()
+		err := r.raft.Snapshot().Error()
+		if err != nil && !errors.Is(err, raft.ErrNothingNewToSnapshot) && ctx.Err() == nil {
+			r.log.Warn("snapshot failed", "error", err)
+		}
+	}
+}
+
+// trimTrailing bounds the log that stays behind a snapshot in bytes, by the
+// average size of the entries since the last one.
+func (r *Replica) trimTrailing() {
+	entries := max(1, r.fsm.entries.Load())
+	average := max(1, r.fsm.bytes.Load()/entries)
+	conf := r.raft.ReloadableConfig()
+	conf.TrailingLogs = uint64(min(10_240, max(64, r.cfg.TrailingBytes/average)))
+	if err := r.raft.ReloadConfig(conf); err != nil {
+		r.log.Warn("bounding the trailing log", "error", err)
+	}
+}
+
+// Snapshot takes a snapshot now; nil also when there is nothing new.
+func (r *Replica) Snapshot(ctx context.Context) error {
+	if err := r.up(ctx); err != nil {
+		return err
+	}
+	if err := r.raft.Snapshot().Error(); err != nil && !errors.Is(err, raft.ErrNothingNewToSnapshot) {
+		return err
+	}
+	return nil
+}

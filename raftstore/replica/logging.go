@@ -1,0 +1,84 @@
+package replica
+
+import (
+	"context"
+	"io"
+	"log"
+	"log/slog"
+	"strings"
+
+	"github.com/hashicorp/go-hclog"
+)
+
+// logger lets hashicorp/raft write to slog.
+type logger struct {
+	out  *slog.Logger
+	name string
+	args []any
+}
+
+func newLogger(out *slog.Logger) hclog.Logger { return &logger{out: out} }
+
+// expected are messages that raft gives as warnings or errors and that are part of normal
+// life here: a commit notice may overtake its entry, and a peer may be down.
+var expected = []string{
+	"failed to get previous log",
+	"failed to heartbeat to",
+	"failed to appendEntries to",
+	"failed to make requestVote RPC",
+	"failed to decode incoming command",
+}
+
+func (l *logger) Log(level hclog.Level, msg string, args ...any) {
+	to := slog.LevelDebug
+	switch level {
+	case hclog.Warn:
+		to = slog.LevelWarn
+	case hclog.Error:
+		to = slog.LevelError
+	case hclog.Info:
+		to = slog.LevelInfo
+	}
+	for _, e := range expected {
+		if strings.HasPrefix(msg, e) {
+			to = slog.LevelDebug
+		}
+	}
+	if l.out.Enabled(context.Background(), to) {
+		l.out.Log(context.Background(), to, msg, args...)
+	}
+}
+
+func (l *logger) Trace(msg string, args ...any) { l.Log(hclog.Trace, msg, args...) }
+func (l *logger) Debug(msg string, args ...any) { l.Log(hclog.Debug, msg, args...) }
+func (l *logger) Info(msg string, args ...any)  { l.Log(hclog.Info, msg, args...) }
+func (l *logger) Warn(msg string, args ...any)  { l.Log(hclog.Warn, msg, args...) }
+func (l *logger) Error(msg string, args ...any) { l.Log(hclog.Error, msg, args...) }
+
+func (l *logger) enabled(level slog.Level) bool {
+	return l.out.Enabled(context.Background(), level)
+}
+
+func (l *logger) IsTrace() bool                    { return false }
+func (l *logger) IsDebug() bool                    { return l.enabled(slog.LevelDebug) }
+func (l *logger) IsInfo() bool                     { return l.enabled(slog.LevelInfo) }
+func (l *logger) IsWarn() bool                     { return l.enabled(slog.LevelWarn) }
+func (l *logger) IsError() bool                    { return l.enabled(slog.LevelError) }
+func (l *logger) ImpliedArgs() []any               { return l.args }
+func (l *logger) Name() string                     { return l.name }
+func (l *logger) SetLevel(hclog.Level)             {}
+func (l *logger) GetLevel() hclog.Level            { return hclog.Debug }
+func (l *logger) ResetNamed(n string) hclog.Logger { return &logger{out: l.out, name: n, args: l.args} }
+func (l *logger) Named(n string) hclog.Logger      { return l.ResetNamed(n) }
+
+func (l *logger) With(args ...any) hclog.Logger {
+	return &logger{out: l.out.With(args...), name: l.name, args: append(l.args[:len(l.args):len(l.args)], args...)}
+}
+
+func (l *logger) StandardLogger(*hclog.StandardLoggerOptions) *log.Logger {
+	return slog.NewLogLogger(l.out.Handler(), slog.LevelInfo)
+}
+
+func (l *logger) StandardWriter(o *hclog.StandardLoggerOptions) io.Writer {
+	return l.StandardLogger(o).Writer()
+}

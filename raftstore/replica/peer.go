@@ -1,0 +1,182 @@
+package replica
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
+
+	storev1 "keelson.dev/keelson/proto/store/v1"
+	"keelson.dev/keelson/raftstore"
+)
+
+// maxMessage bounds a gRPC message: the largest batch with room for its
+// encoding, or the outcomes of one, which show the conflicting values.
+const maxMessage = 64 << 20
+
+// maxForward bounds the proposals of one Forward call.
+const maxForward = 4 * batchOps
+
+// peers are the gRPC connections to the other replicas, by address.
+type peers struct {
+	tls  *tls.Config
+	dial func(ctx context.Context, address string) (net.Conn, error)
+
+	mu     sync.Mutex
+	conns  map[string]*grpc.ClientConn
+	closed bool
+}
+
+func (p *peers) init(c Config) {
+	p.tls, p.dial, p.conns = c.ClientTLS, c.Dial, make(map[string]*grpc.ClientConn)
+}
+
+func (p *peers) client(address string) (storev1.PeerClient, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil, raftstore.ErrClosed
+	}
+	conn := p.conns[address]
+	if conn == nil {
+		var err error
+		conn, err = grpc.NewClient("passthrough:///"+address,
+			grpc.WithTransportCredentials(credentials.NewTLS(p.tls.Clone())),
+			grpc.WithContextDialer(p.dial),
+			grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
+			grpc.WithConnectParams(grpc.ConnectParams{
+				Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 300 * time.Millisecond},
+				MinConnectTimeout: time.Second,
+			}),
+		)
+		if err != nil {
+			return nil, fmt.Errorf("connecting to replica at %s: %w", address, err)
+		}
+		p.conns[address] = conn
+	}
+	return storev1.NewPeerClient(conn), nil
+}
+
+func (p *peers) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	for _, c := range p.conns {
+		c.Close()
+	}
+}
+
+// peerServer answers the other replicas. It translates and decides nothing.
+type peerServer struct {
+	storev1.UnimplementedPeerServer
+	r *Replica
+}
+
+func (s *peerServer) Forward(ctx context.Context, req *storev1.ForwardRequest) (*storev1.ForwardResponse, error) {
+	if err := s.r.up(ctx); err != nil {
+		return nil, statusOf(err)
+	}
+	if n := len(req.GetProposals()); n > maxForward {
+		return nil, status.Errorf(codes.InvalidArgument, "%d proposals, at most %d", n, maxForward)
+	}
+	items := make([]*item, len(req.GetProposals()))
+	for i, p := range req.GetProposals() {
+		items[i] = newItem(p)
+		items[i].local = true // no second hop
+		s.r.queue.put(items[i])
+	}
+	resp := &storev1.ForwardResponse{Outcomes: make([]*storev1.Outcome, len(items))}
+	var failed error
+	for i, it := range items {
+		select {
+		case res := <-it.done:
+			if res.err != nil && (failed == nil || errors.Is(res.err, errMaybe)) {
+				failed = res.err
+			}
+			resp.Outcomes[i] = res.outcome.Proto()
+			resp.Index = max(resp.Index, res.index)
+		case <-ctx.Done():
+			return nil, status.FromContextError(ctx.Err()).Err()
+		}
+	}
+	if failed != nil {
+		return nil, statusOf(failed)
+	}
+	return resp, nil
+}
+
+func (s *peerServer) ReadIndex(ctx context.Context, _ *storev1.ReadIndexRequest) (*storev1.ReadIndexResponse, error) {
+	if err := s.r.up(ctx); err != nil {
+		return nil, statusOf(err)
+	}
+	if id, _ := s.r.role.leader(); id != s.r.cfg.Name {
+		return nil, statusOf(raftstore.ErrNotLeader)
+	}
+	index, err := s.r.reads.do(ctx)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &storev1.ReadIndexResponse{Index: index}, nil
+}
+
+func (s *peerServer) AddMember(ctx context.Context, req *storev1.AddMemberRequest) (*storev1.AddMemberResponse, error) {
+	if err := s.r.up(ctx); err != nil {
+		return nil, statusOf(err)
+	}
+	if err := s.r.addHere(ctx, req.GetId(), req.GetAddress()); err != nil {
+		return nil, statusOf(err)
+	}
+	return &storev1.AddMemberResponse{}, nil
+}
+
+func (s *peerServer) RemoveMember(ctx context.Context, req *storev1.RemoveMemberRequest) (*storev1.RemoveMemberResponse, error) {
+	if err := s.r.up(ctx); err != nil {
+		return nil, statusOf(err)
+	}
+	if err := s.r.removeHere(ctx, req.GetId()); err != nil {
+		return nil, statusOf(err)
+	}
+	return &storev1.RemoveMemberResponse{}, nil
+}
+
+func (s *peerServer) State(ctx context.Context, req *storev1.StateRequest) (*storev1.StateResponse, error) {
+	if err := s.r.up(ctx); err != nil {
+		return nil, statusOf(err)
+	}
+	v := s.r.fsm.view()
+	resp := &storev1.StateResponse{
+		Id: s.r.cfg.Name, Term: s.r.raft.CurrentTerm(),
+		AppliedIndex: s.r.fsm.line.get(), Revision: uint64(v.Revision()),
+	}
+	if req.GetHash() {
+		h := v.Hash()
+		resp.Hash = h[:]
+	}
+	return resp, nil
+}
+
+// statusOf translates an error for another replica. FailedPrecondition means:
+// not done, and not by this replica.
+func statusOf(err error) error {
+	switch {
+	case errors.Is(err, errNotProposed), errors.Is(err, raftstore.ErrNotLeader):
+		return status.Error(codes.FailedPrecondition, err.Error())
+	case errors.Is(err, raftstore.ErrInvalid):
+		return status.Error(codes.InvalidArgument, err.Error())
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		return status.FromContextError(err).Err()
+	case errors.Is(err, raftstore.ErrClosed):
+		return status.Error(codes.FailedPrecondition, err.Error())
+	default:
+		return status.Error(codes.Unavailable, err.Error())
+	}
+}

@@ -1,0 +1,173 @@
+package replica
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	storev1 "keelson.dev/keelson/proto/store/v1"
+	"keelson.dev/keelson/raftstore/mvcc"
+)
+
+// inFlight is how many batches are under way at once: one is being written
+// while the next is on its way. What arrives meanwhile makes the next batch.
+const inFlight = 3
+
+// runQueue turns queued proposals into batches and sends each to whoever leads.
+func (r *Replica) runQueue(ctx context.Context) error {
+	slots := make(chan struct{}, inFlight)
+	var underWay sync.WaitGroup
+	defer underWay.Wait()
+	for {
+		select {
+		case <-r.queue.filled:
+		case <-ctx.Done():
+			return nil
+		}
+		select {
+		case slots <- struct{}{}:
+		case <-ctx.Done():
+			return nil
+		}
+		release := func() { <-slots }
+		batch := r.queue.take()
+		if len(batch) == 0 {
+			release()
+			continue
+		}
+		wait := r.dispatch(ctx, batch)
+		underWay.Add(1)
+		go func() {
+			defer underWay.Done()
+			defer release()
+			wait()
+		}()
+	}
+}
+
+// dispatch starts a batch on its way, in order, and returns the function that
+// waits for it and answers.
+func (r *Replica) dispatch(ctx context.Context, batch []*item) (wait func()) {
+	id, address, moved := r.role.current()
+	switch id {
+	case "":
+		return func() { finishAll(batch, errNotProposed) }
+	case r.cfg.Name:
+		future, err := r.propose(batch)
+		if err != nil {
+			return func() { finishAll(batch, err) }
+		}
+		return func() { conclude(batch, future) }
+	default:
+		return func() { r.forward(ctx, batch, address, moved) }
+	}
+}
+
+func finishAll(batch []*item, err error) {
+	for _, it := range batch {
+		it.finish(result{err: err})
+	}
+}
+
+// propose hands a batch to raft.
+func (r *Replica) propose(batch []*item) (raft.ApplyFuture, error) {
+	now := time.Now().UnixMilli()
+	b := &storev1.Batch{Proposals: make([]*storev1.Proposal, len(batch))}
+	for i, it := range batch {
+		it.proposal.ProposedUnixMs = now
+		b.Proposals[i] = it.proposal
+	}
+	return r.proposeCommand(&storev1.Command{Kind: &storev1.Command_Batch{Batch: b}})
+}
+
+func (r *Replica) proposeCommand(cmd *storev1.Command) (raft.ApplyFuture, error) {
+	data, err := proto.Marshal(cmd)
+	if err != nil {
+		return nil, fmt.Errorf("%w: encoding: %w", errNotProposed, err)
+	}
+	return r.raft.Apply(data, 0), nil
+}
+
+// conclude waits for a batch of this leader and answers its items.
+func conclude(batch []*item, future raft.ApplyFuture) {
+	if err := future.Error(); err != nil {
+		finishAll(batch, raftError(err))
+		return
+	}
+	done, ok := future.Response().(applied)
+	if !ok || len(done.outcomes) != len(batch) {
+		finishAll(batch, errMaybe)
+		return
+	}
+	for i, it := range batch {
+		it.finish(result{outcome: done.outcomes[i], index: future.Index()})
+	}
+}
+
+// raftError tells whether an entry that raft refused may be in the log.
+func raftError(err error) error {
+	switch {
+	case errors.Is(err, raft.ErrNotLeader), errors.Is(err, raft.ErrLeadershipTransferInProgress):
+		return fmt.Errorf("%w: %w", errNotProposed, err)
+	default:
+		return fmt.Errorf("%w: %w", errMaybe, err)
+	}
+}
+
+// forward sends a batch to the leader and answers its items. It gives up when
+// the leader changes, so that nobody waits for one who is gone.
+func (r *Replica) forward(ctx context.Context, batch []*item, address string, moved <-chan struct{}) {
+	send := batch[:0:0]
+	req := &storev1.ForwardRequest{}
+	for _, it := range batch {
+		if it.local {
+			it.finish(result{err: errNotProposed})
+			continue
+		}
+		send = append(send, it)
+		req.Proposals = append(req.Proposals, it.proposal)
+	}
+	if len(send) == 0 {
+		return
+	}
+	ctx, cancel := until(ctx, moved)
+	defer cancel()
+	client, err := r.peers.client(address)
+	if err != nil {
+		finishAll(send, fmt.Errorf("%w: %w", errNotProposed, err))
+		return
+	}
+	resp, err := client.Forward(ctx, req)
+	switch {
+	case status.Code(err) == codes.FailedPrecondition:
+		finishAll(send, fmt.Errorf("%w: %w", errNotProposed, err))
+	case err != nil:
+		finishAll(send, fmt.Errorf("%w: %w", errMaybe, err))
+	case len(resp.GetOutcomes()) != len(send):
+		finishAll(send, errMaybe)
+	default:
+		for i, it := range send {
+			it.finish(result{outcome: mvcc.OutcomeFrom(resp.GetOutcomes()[i]), index: resp.GetIndex()})
+		}
+	}
+}
+
+// until returns a context that also ends when the channel closes.
+func until(ctx context.Context, over <-chan struct{}) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		select {
+		case <-over:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, cancel
+}

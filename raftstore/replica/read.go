@@ -1,0 +1,237 @@
+package replica
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/hashicorp/raft"
+
+	storev1 "keelson.dev/keelson/proto/store/v1"
+	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/mvcc"
+)
+
+// Get implements raftstore.Store.
+func (r *Replica) Get(ctx context.Context, key string, o raftstore.ReadOptions) (raftstore.Item, raftstore.Revision, error) {
+	v, err := r.fresh(ctx, o)
+	if err != nil {
+		return raftstore.Item{}, 0, fmt.Errorf("get of %q: %w", key, err)
+	}
+	it, ok := v.Get(key)
+	if !ok {
+		return raftstore.Item{}, v.Revision(), fmt.Errorf("%q: %w", key, raftstore.ErrNotFound)
+	}
+	return it, v.Revision(), nil
+}
+
+// List implements raftstore.Store.
+func (r *Replica) List(ctx context.Context, prefix string, o raftstore.ListOptions) (raftstore.List, error) {
+	v, err := r.fresh(ctx, o.ReadOptions)
+	if err != nil {
+		return raftstore.List{}, fmt.Errorf("list of %q: %w", prefix, err)
+	}
+	return v.List(prefix, o)
+}
+
+// fresh returns a state as new as the options ask for.
+func (r *Replica) fresh(ctx context.Context, o raftstore.ReadOptions) (*mvcc.View, error) {
+	if err := r.up(ctx); err != nil {
+		return nil, err
+	}
+	if !o.Local {
+		if _, err := r.syncIndex(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return r.fsm.view(), nil
+}
+
+// Watch implements raftstore.Store.
+func (r *Replica) Watch(ctx context.Context, prefix string, after raftstore.Revision) (raftstore.Watcher, error) {
+	if err := r.up(ctx); err != nil {
+		return nil, fmt.Errorf("watch of %q: %w", prefix, err)
+	}
+	w, err := r.fsm.hub.Watch(ctx, prefix, after)
+	if err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+// Sync implements raftstore.Store.
+func (r *Replica) Sync(ctx context.Context) (raftstore.Revision, error) {
+	if err := r.up(ctx); err != nil {
+		return 0, err
+	}
+	if _, err := r.syncIndex(ctx); err != nil {
+		return 0, err
+	}
+	return r.Applied(), nil
+}
+
+// Applied implements raftstore.Store.
+func (r *Replica) Applied() raftstore.Revision { return r.fsm.view().Revision() }
+
+// syncIndex waits until this replica has applied everything acknowledged
+// before the call, asking again for as long as there is no leader to ask.
+func (r *Replica) syncIndex(ctx context.Context) (uint64, error) {
+	for {
+		index, err := r.reads.do(ctx)
+		if err == nil {
+			if err := r.fsm.line.wait(ctx, index); err != nil {
+				return 0, fmt.Errorf("%w: %w", raftstore.ErrUnavailable, err)
+			}
+			return index, nil
+		}
+		if err := r.pause(ctx); err != nil {
+			if errors.Is(err, raftstore.ErrClosed) {
+				return 0, err
+			}
+			return 0, fmt.Errorf("%w: %w", raftstore.ErrUnavailable, err)
+		}
+	}
+}
+
+// coalescer answers many askers with one round. A round answers only those who
+// asked before it began.
+type coalescer struct {
+	round func() (uint64, error)
+
+	mu     sync.Mutex
+	next   *readRound
+	active bool
+}
+
+type readRound struct {
+	done  chan struct{}
+	index uint64
+	err   error
+}
+
+func (c *coalescer) do(ctx context.Context) (uint64, error) {
+	c.mu.Lock()
+	if c.next == nil {
+		c.next = &readRound{done: make(chan struct{})}
+	}
+	mine := c.next
+	if !c.active {
+		c.active = true
+		go c.rounds()
+	}
+	c.mu.Unlock()
+	select {
+	case <-mine.done:
+		return mine.index, mine.err
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+}
+
+// rounds runs until nobody asks.
+func (c *coalescer) rounds() {
+	for {
+		c.mu.Lock()
+		now := c.next
+		c.next = nil
+		if now == nil {
+			c.active = false
+			c.mu.Unlock()
+			return
+		}
+		c.mu.Unlock()
+		now.index, now.err = c.round()
+		close(now.done)
+	}
+}
+
+// readIndexRound learns an index that includes everything acknowledged before
+// the round began.
+func (r *Replica) readIndexRound() (uint64, error) {
+	id, address, moved := r.role.current()
+	switch id {
+	case "":
+		return 0, raftstore.ErrUnavailable
+	case r.cfg.Name:
+		return r.confirmedIndex()
+	}
+	ctx, cancel := until(r.ctx, moved)
+	defer cancel()
+	client, err := r.peers.client(address)
+	if err != nil {
+		return 0, err
+	}
+	resp, err := client.ReadIndex(ctx, &storev1.ReadIndexRequest{})
+	if err != nil {
+		return 0, fmt.Errorf("read index from the leader at %s: %w", address, err)
+	}
+	return resp.GetIndex(), nil
+}
+
+// confirmedIndex is the leader's commit index, confirmed by heartbeats that
+// were sent after it was read. raft's own VerifyLeader also counts answers to
+// heartbeats sent before, which after a pause of this process may be old: the
+// others may have elected a new leader since.
+func (r *Replica) confirmedIndex() (uint64, error) {
+	l := r.lead.established()
+	if l == nil {
+		return 0, raftstore.ErrNotLeader
+	}
+	index := r.raft.CommitIndex()
+	voters := r.voters()
+	need := len(voters)/2 + 1
+	answers := make(chan bool, len(voters))
+	asked := 0
+	for _, v := range voters {
+		if string(v.ID) == r.cfg.Name {
+			need--
+			continue
+		}
+		asked++
+		go func() { answers <- r.heartbeat(v, l.term) }()
+	}
+	for ; need > 0 && asked > 0; asked-- {
+		select {
+		case ok := <-answers:
+			if ok {
+				need--
+			}
+		case <-l.ctx.Done():
+			return 0, raftstore.ErrNotLeader
+		}
+	}
+	if need > 0 || l.ctx.Err() != nil {
+		return 0, fmt.Errorf("%w: a majority did not confirm it", raftstore.ErrNotLeader)
+	}
+	return index, nil
+}
+
+// heartbeat asks one voter whether it still follows this leader. It takes the
+// path of raft's own heartbeats, which does not wait for the voter's disk.
+func (r *Replica) heartbeat(to raft.Server, term uint64) bool {
+	req := &raft.AppendEntriesRequest{RPCHeader: r.header(), Term: term}
+	req.Leader = req.RPCHeader.Addr
+	var resp raft.AppendEntriesResponse
+	err := r.trans.AppendEntries(to.ID, to.Address, req, &resp)
+	return err == nil && resp.Success && resp.Term == term
+}
+
+func (r *Replica) header() raft.RPCHeader {
+	return raft.RPCHeader{
+		ProtocolVersion: raft.ProtocolVersionMax,
+		ID:              []byte(r.cfg.Name),
+		Addr:            []byte(r.address),
+	}
+}
+
+// voters are the voting members, as last configured.
+func (r *Replica) voters() []raft.Server {
+	var out []raft.Server
+	for _, s := range r.raft.GetConfiguration().Configuration().Servers {
+		if s.Suffrage == raft.Voter {
+			out = append(out, s)
+		}
+	}
+	return out
+}

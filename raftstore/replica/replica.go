@@ -1,0 +1,361 @@
+// Package replica is one replica of the store: hashicorp/raft around the state
+// machine of mvcc and the hub of watch, with batching, forwarding to the
+// leader, linearizable reads on every replica, and membership.
+//
+// raftstore/DESIGN.md tells the guarantees and lists every goroutine.
+package replica
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+
+	storev1 "keelson.dev/keelson/proto/store/v1"
+	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/mvcc"
+)
+
+const (
+	lockTimeout     = 2 * time.Second
+	transferTimeout = 2 * time.Second
+	// retryPause is how long a call waits before it tries again when nothing
+	// has happened that would let it succeed sooner.
+	retryPause = 15 * time.Millisecond
+)
+
+// Replica implements raftstore.Store and raftstore.Leader. Its methods may be
+// called from any goroutine, also before Run: they wait for it.
+type Replica struct {
+	cfg Config
+	log *slog.Logger
+
+	fsm   *fsm
+	role  role
+	ids   identities
+	queue queue
+	peers peers
+	reads coalescer
+	lead  leaderships
+	hints hinter
+
+	running chan struct{} // closed when raft is up
+	stopped chan struct{} // closed when Run has returned
+	ctx     context.Context
+	cancel  context.CancelCauseFunc // ends Run with a failure
+	once    sync.Once
+	address advertised // set before running is closed, as are the next four
+	raft    *raft.Raft
+	trans   *raft.NetworkTransport
+	disk    *disk
+	port    *peerPort
+
+	caughtUp     atomic.Bool
+	snapshotNow  chan struct{}
+	expiryMoved  chan struct{}
+	historyGrown chan struct{}
+}
+
+var (
+	_ raftstore.Store  = (*Replica)(nil)
+	_ raftstore.Leader = (*Replica)(nil)
+)
+
+// New checks the configuration. It starts nothing and touches no disk.
+func New(c Config) (*Replica, error) {
+	if err := c.check(); err != nil {
+		return nil, err
+	}
+	c = c.withDefaults()
+	r := &Replica{
+		cfg:          c,
+		log:          c.Logger.With("replica", c.Name),
+		running:      make(chan struct{}),
+		stopped:      make(chan struct{}),
+		snapshotNow:  make(chan struct{}, 1),
+		expiryMoved:  make(chan struct{}, 1),
+		historyGrown: make(chan struct{}, 1),
+	}
+	r.ctx, r.cancel = context.WithCancelCause(context.Background())
+	r.fsm = newFSM(r.fail)
+	r.fsm.committed = r.noteCommitted
+	r.fsm.changed = r.noteChanged
+	r.role.init()
+	r.ids = identities{incarnation: rand.Uint64() | 1, waiting: make(map[uint64]struct{})}
+	r.queue.init()
+	r.peers.init(c)
+	r.lead.init()
+	r.reads.round = r.readIndexRound
+	return r, nil
+}
+
+// fail ends Run with an error: the replica can no longer be trusted.
+func (r *Replica) fail(err error) {
+	r.log.Error("replica stops", "error", err)
+	r.cancel(err)
+}
+
+// Run takes part in the group until ctx ends, then hands leadership over and
+// stops. It returns nil after an orderly stop. Run may be called once.
+func (r *Replica) Run(ctx context.Context) error {
+	first := false
+	r.once.Do(func() { first = true })
+	if !first {
+		return fmt.Errorf("replica %s has run already: %w", r.cfg.Name, raftstore.ErrClosed)
+	}
+	defer close(r.stopped)
+	defer r.cancel(nil)
+	if err := r.open(); err != nil {
+		return err
+	}
+	defer r.disk.close.Close()
+
+	// Ends when Run is asked to stop; r.ctx goes on until the hand-over is done.
+	asked, release := context.WithCancel(ctx)
+	defer release()
+	stop := context.AfterFunc(r.ctx, release)
+	defer stop()
+
+	var g errgroup.Group
+	if err := r.start(&g); err != nil {
+		r.cancel(err)
+		r.shutdown(&g)
+		return err
+	}
+	close(r.running)
+	<-asked.Done()
+	if r.ctx.Err() == nil {
+		r.handOver()
+	}
+	cause := context.Cause(r.ctx)
+	r.cancel(nil)
+	r.shutdown(&g)
+	if cause != nil {
+		return fmt.Errorf("replica %s: %w", r.cfg.Name, cause)
+	}
+	return nil
+}
+
+// open opens the disk and the peer port.
+func (r *Replica) open() error {
+	d, err := openDisk(r.cfg, r.fail)
+	if err != nil {
+		return err
+	}
+	l := r.cfg.Listener
+	if l == nil {
+		if l, err = net.Listen("tcp", r.cfg.ListenAddr); err != nil {
+			d.close.Close()
+			return fmt.Errorf("peer port of replica %s: %w", r.cfg.Name, err)
+		}
+	}
+	r.disk = d
+	r.address = advertised(r.cfg.Advertise)
+	if r.address == "" {
+		r.address = advertised(l.Addr().String())
+	}
+	r.port = newPeerPort(l, r.address, r.cfg.ServerTLS, r.log)
+	return nil
+}
+
+// start brings raft up and starts every goroutine of the replica.
+func (r *Replica) start(g *errgroup.Group) error {
+	g.Go(func() error { return r.port.run(r.ctx) })
+	r.trans = raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
+		Stream:          &raftStreams{queueListener: r.port.raft, client: r.cfg.ClientTLS, dial: r.cfg.Dial},
+		MaxPool:         5,
+		MaxRPCsInFlight: 4,
+		Timeout:         max(2*time.Second, 4*r.cfg.ElectionTimeout),
+		Logger:          newLogger(r.cfg.Logger.With("component", "raft-net")),
+	})
+	r.hints.init(r)
+	notify := make(chan bool, 16)
+	var err error
+	r.raft, err = raft.NewRaft(r.cfg.raft(notify), r.fsm, r.disk.logs, r.disk.stable, r.disk.snapshots, r.trans)
+	if err != nil {
+		r.trans.Close()
+		return fmt.Errorf("starting raft of replica %s: %w", r.cfg.Name, err)
+	}
+	r.hints.raft.Store(r.raft)
+	r.watchRole(g, notify)
+	if err := r.bootstrap(); err != nil {
+		return err
+	}
+	server := grpc.NewServer(grpc.Creds(handshaken{}), grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage))
+	storev1.RegisterPeerServer(server, &peerServer{r: r})
+	g.Go(func() error { return ignoreClosed(server.Serve(r.port.grpc)) })
+	g.Go(func() error { <-r.ctx.Done(); server.Stop(); return nil })
+	g.Go(func() error { return r.fsm.hub.Run(r.ctx) })
+	g.Go(func() error { return r.runQueue(r.ctx) })
+	g.Go(func() error { return r.runSnapshots(r.ctx) })
+	g.Go(func() error { return r.catchUp(r.ctx) })
+	return nil
+}
+
+func ignoreClosed(err error) error {
+	if errors.Is(err, net.ErrClosed) || errors.Is(err, grpc.ErrServerStopped) {
+		return nil
+	}
+	return err
+}
+
+// bootstrap founds a group of one when asked to and never done before.
+func (r *Replica) bootstrap() error {
+	if !r.cfg.Bootstrap {
+		return nil
+	}
+	empty, err := r.disk.empty()
+	if err != nil || !empty {
+		return err
+	}
+	err = r.raft.BootstrapCluster(raft.Configuration{Servers: []raft.Server{{
+		ID: raft.ServerID(r.cfg.Name), Address: raft.ServerAddress(r.address),
+	}}}).Error()
+	if err != nil && !errors.Is(err, raft.ErrCantBootstrap) {
+		return fmt.Errorf("bootstrapping with replica %s: %w", r.cfg.Name, err)
+	}
+	r.log.Info("founded a group", "address", r.address)
+	return nil
+}
+
+// handOver gives leadership to another voter, so that writes pause for
+// milliseconds and not for an election.
+func (r *Replica) handOver() {
+	if r.raft.State() != raft.Leader || len(r.voters()) < 2 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.ctx, transferTimeout)
+	defer cancel()
+	if err := r.TransferLeadership(ctx); err != nil {
+		r.log.Warn("leadership not handed over", "error", err)
+	}
+}
+
+// shutdown stops raft and waits for everything that start started.
+func (r *Replica) shutdown(g *errgroup.Group) {
+	if r.raft != nil {
+		if err := r.raft.Shutdown().Error(); err != nil {
+			r.log.Warn("stopping raft", "error", err)
+		}
+	}
+	r.trans.Close()
+	r.trans.CloseStreams()
+	if err := g.Wait(); err != nil {
+		r.log.Warn("stopping", "error", err)
+	}
+	r.queue.drain()
+	r.hints.wait()
+	r.lead.wait()
+	r.peers.close()
+	r.fsm.hub.Close()
+}
+
+// up waits until Run has raft up.
+func (r *Replica) up(ctx context.Context) error {
+	select {
+	case <-r.running:
+	default:
+		select {
+		case <-r.running:
+		case <-r.stopped:
+			return raftstore.ErrClosed
+		case <-ctx.Done():
+			return fmt.Errorf("%w: replica %s is not running: %w", raftstore.ErrUnavailable, r.cfg.Name, ctx.Err())
+		}
+	}
+	if r.ctx.Err() != nil {
+		return raftstore.ErrClosed
+	}
+	return nil
+}
+
+// noteCommitted is told by the state machine of what it is about to apply.
+func (r *Replica) noteCommitted(index, term uint64) { r.hints.committed(index, term) }
+
+// noteChanged is told by the state machine of every new view. It must not block.
+func (r *Replica) noteChanged(v *mvcc.View) {
+	r.lead.mu.Lock()
+	expiry := v.NextExpiry()
+	moved := expiry != r.lead.expiry
+	r.lead.expiry = expiry
+	r.lead.mu.Unlock()
+	if moved {
+		nudge(r.expiryMoved)
+	}
+	if int(v.Revision()-v.Compacted()) > r.cfg.HistoryRevisions+historySlack {
+		nudge(r.historyGrown)
+	}
+	if r.fsm.bytes.Load() > r.cfg.SnapshotBytes {
+		nudge(r.snapshotNow)
+	}
+}
+
+// nudge sets a flag that someone waits for.
+func nudge(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// catchUp makes the replica ready: one linearizable read shows that it has a
+// leader and has applied what was committed when it started.
+func (r *Replica) catchUp(ctx context.Context) error {
+	for ctx.Err() == nil {
+		if _, err := r.syncIndex(ctx); err == nil {
+			r.caughtUp.Store(true)
+			r.log.Info("caught up", "revision", r.Applied())
+			return nil
+		}
+	}
+	return nil
+}
+
+// Ready reports whether the replica knows a leader and has applied everything
+// that was committed when it started.
+func (r *Replica) Ready() bool {
+	_, known := r.role.leader()
+	return r.caughtUp.Load() && known && r.ctx.Err() == nil
+}
+
+// Status is this replica's view of the group.
+func (r *Replica) Status() raftstore.Status {
+	v := r.fsm.view()
+	s := raftstore.Status{
+		ID: r.cfg.Name, Revision: v.Revision(), Compacted: v.Compacted(),
+		Keys: v.Keys(), Bytes: v.Bytes(), AppliedIndex: r.fsm.line.get(),
+	}
+	select {
+	case <-r.running:
+	default:
+		return s
+	}
+	s.Term, s.CommitIndex = r.raft.CurrentTerm(), r.raft.CommitIndex()
+	_, leader := r.raft.LeaderWithID()
+	s.Leader = string(leader)
+	for _, m := range r.raft.GetConfiguration().Configuration().Servers {
+		s.Members = append(s.Members, raftstore.Member{
+			ID: string(m.ID), Address: string(m.Address), Voter: m.Suffrage == raft.Voter, Leader: m.ID == leader,
+		})
+	}
+	return s
+}
+
+// Address is where the other replicas reach this one; "" before Run.
+func (r *Replica) Address() string {
+	select {
+	case <-r.running:
+		return string(r.address)
+	default:
+		return r.cfg.Advertise
+	}
+}

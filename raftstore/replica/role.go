@@ -1,0 +1,80 @@
+package replica
+
+import (
+	"sync"
+
+	"github.com/hashicorp/raft"
+	"golang.org/x/sync/errgroup"
+)
+
+// role is who leads, as this replica knows it.
+type role struct {
+	mu      sync.Mutex
+	id      string
+	address string
+	moved   chan struct{} // closed and replaced at each change
+}
+
+func (o *role) init() { o.moved = make(chan struct{}) }
+
+// leader returns the leader's name; false when none is known.
+func (o *role) leader() (string, bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.id, o.id != ""
+}
+
+// current returns the leader and a channel that closes when that changes.
+func (o *role) current() (id, address string, moved <-chan struct{}) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.id, o.address, o.moved
+}
+
+func (o *role) set(id, address string) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.id == id && o.address == address {
+		return false
+	}
+	o.id, o.address = id, address
+	close(o.moved)
+	o.moved = make(chan struct{})
+	return true
+}
+
+// watchRole follows raft's two sources about leadership: observations say who
+// leads, notify says when this replica begins and ceases to.
+func (r *Replica) watchRole(g *errgroup.Group, notify <-chan bool) {
+	// One place is enough: an observation only says that it is time to look.
+	seen := make(chan raft.Observation, 1)
+	observer := raft.NewObserver(seen, false, func(o *raft.Observation) bool {
+		_, ok := o.Data.(raft.LeaderObservation)
+		return ok
+	})
+	r.raft.RegisterObserver(observer)
+	g.Go(func() error {
+		defer r.raft.DeregisterObserver(observer)
+		defer r.lead.end()
+		for {
+			r.learnLeader()
+			select {
+			case <-seen:
+			case leads := <-notify:
+				r.lead.end()
+				if leads && r.ctx.Err() == nil {
+					r.lead.begin(r)
+				}
+			case <-r.ctx.Done():
+				return nil
+			}
+		}
+	})
+}
+
+func (r *Replica) learnLeader() {
+	address, id := r.raft.LeaderWithID()
+	if r.role.set(string(id), string(address)) {
+		r.log.Info("leader changed", "leader", string(id), "term", r.raft.CurrentTerm())
+	}
+}
