@@ -1,0 +1,267 @@
+package deployment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// New returns the Deployment controller.
+func New(d controllers.Deps) *controllers.Controller {
+	deployments := client.Informer[*appsv1.Deployment](d.Informers)
+	sets := client.Informer[*appsv1.ReplicaSet](d.Informers)
+	pods := client.Informer[*corev1.Pod](d.Informers)
+	controllers.Index(deployments, controllers.NamespaceIndex, controllers.NamespaceOf)
+	controllers.IndexControllers(sets)
+	controllers.IndexControllers(pods)
+	return &controllers.Controller{
+		Name:    "deployment",
+		Workers: 8,
+		Watches: []controllers.Watch{
+			controllers.OnInformer(deployments, controllers.Self[*appsv1.Deployment]),
+			controllers.OnInformer(sets, func(c controllers.Change[*appsv1.ReplicaSet]) []controllers.Key {
+				return ofSet(deployments, c)
+			}),
+			controllers.OnInformer(pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key {
+				return ofPod(deployments, sets, c)
+			}),
+		},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{"apps"}, Resources: []string{"deployments"}, Verbs: []string{"get", "list", "update", "watch"}},
+			{APIGroups: []string{"apps"}, Resources: []string{"deployments/status", "deployments/finalizers"}, Verbs: []string{"update"}},
+			{APIGroups: []string{"apps"}, Resources: []string{"replicasets"}, Verbs: []string{"create", "delete", "get", "list", "patch", "update", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
+		},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			r := &reconciler{
+				term:        t,
+				deployments: controllers.ViewOf[*appsv1.Deployment](t, deployments),
+				sets:        controllers.ViewOf[*appsv1.ReplicaSet](t, sets),
+				pods:        pods,
+			}
+			return r.reconcile
+		},
+	}
+}
+
+// ofSet maps a ReplicaSet's change to its Deployment, before and after, or to
+// those that would adopt it.
+func ofSet(deployments cache.SharedIndexInformer, c controllers.Change[*appsv1.ReplicaSet]) []controllers.Key {
+	var keys []controllers.Key
+	add := func(rs *appsv1.ReplicaSet) bool {
+		ref := metav1.GetControllerOfNoCopy(rs)
+		if ref != nil && ref.Kind == "Deployment" {
+			keys = append(keys, controllers.Key{Namespace: rs.Namespace, Name: ref.Name})
+		}
+		return ref != nil
+	}
+	if c.Type == controllers.Updated && c.Old != nil {
+		was, is := metav1.GetControllerOfNoCopy(c.Old), metav1.GetControllerOfNoCopy(c.New)
+		if was != nil && (is == nil || is.UID != was.UID) {
+			add(c.Old)
+		}
+	}
+	if add(c.New) || c.Type == controllers.Deleted || len(c.New.Labels) == 0 {
+		return keys
+	}
+	for _, d := range controllers.CachedBy[*appsv1.Deployment](deployments, controllers.NamespaceIndex, c.New.Namespace) {
+		if sel, err := metav1.LabelSelectorAsSelector(d.Spec.Selector); err == nil && !sel.Empty() && sel.Matches(labels.Set(c.New.Labels)) {
+			keys = append(keys, controllers.KeyOf(d))
+		}
+	}
+	return keys
+}
+
+// ofPod maps the end of a pod to a Deployment that waits for it.
+func ofPod(deployments, sets cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) []controllers.Key {
+	if c.Type != controllers.Deleted && alive(c.New) {
+		return nil
+	}
+	ref := metav1.GetControllerOfNoCopy(c.New)
+	if ref == nil || ref.Kind != "ReplicaSet" {
+		return nil
+	}
+	rs, ok := controllers.Cached[*appsv1.ReplicaSet](sets, c.New.Namespace, ref.Name)
+	if !ok {
+		return nil
+	}
+	if ref = metav1.GetControllerOfNoCopy(rs); ref == nil {
+		return nil
+	}
+	d, ok := controllers.Cached[*appsv1.Deployment](deployments, rs.Namespace, ref.Name)
+	if !ok || d.Spec.Strategy.Type != appsv1.RecreateDeploymentStrategyType {
+		return nil
+	}
+	return []controllers.Key{controllers.KeyOf(d)}
+}
+
+// reconciler is the thin shell of one leadership.
+type reconciler struct {
+	term        *controllers.Term
+	deployments *controllers.View[*appsv1.Deployment]
+	sets        *controllers.View[*appsv1.ReplicaSet]
+	pods        cache.SharedIndexInformer
+}
+
+func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+	d, ok := r.deployments.Get(key.Namespace, key.Name)
+	if !ok {
+		return 0, nil
+	}
+	selector, err := metav1.LabelSelectorAsSelector(d.Spec.Selector)
+	if err != nil || selector.Empty() {
+		return 0, nil // validation refuses such a one; it must not claim the whole namespace
+	}
+	candidates := r.sets.By(controllers.ControllerIndex, string(d.UID), controllers.OrphansOf(d.Namespace))
+	owned, err := controllers.Claim[*appsv1.Deployment](ctx, r.term.Client, r.sets, d, ownerRef(d), controllers.SortClaims(d, selector, candidates))
+	if err != nil {
+		return 0, err
+	}
+	step := Plan(Snapshot{Deployment: d, Sets: owned, OldPodsAlive: r.oldPodsAlive})
+	did, failure := r.perform(ctx, d, step)
+	if apierrors.HasStatusCause(failure, corev1.NamespaceTerminatingCause) {
+		return 0, nil
+	}
+	again, err := r.writeStatus(ctx, d, step, did)
+	return again, errors.Join(failure, err)
+}
+
+// oldPodsAlive says whether a pod of the ReplicaSets has not ended yet.
+func (r *reconciler) oldPodsAlive(old []*appsv1.ReplicaSet) bool {
+	for _, rs := range old {
+		for _, p := range controllers.CachedBy[*corev1.Pod](r.pods, controllers.ControllerIndex, string(rs.UID)) {
+			if alive(p) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// perform makes the step's writes to ReplicaSets and says what they mean for the rollout.
+func (r *reconciler) perform(ctx context.Context, d *appsv1.Deployment, step Step) (*Progress, error) {
+	if step.Create != nil {
+		return r.create(ctx, d, step.Create)
+	}
+	for _, u := range step.Update {
+		if err := r.update(ctx, d, u); err != nil {
+			return nil, err
+		}
+	}
+	for _, rs := range step.Delete {
+		err := client.Delete[*appsv1.ReplicaSet](ctx, r.term.Client, rs.Namespace, rs.Name, controllers.ByUID(rs))
+		if err != nil && !apierrors.IsNotFound(err) {
+			return nil, fmt.Errorf("deleting old replica set %s/%s: %w", rs.Namespace, rs.Name, err)
+		}
+	}
+	if step.Found != "" {
+		return &Progress{Reason: reasonFound, Message: fmt.Sprintf("Found new replica set %q", step.Found)}, nil
+	}
+	return nil, nil
+}
+
+func (r *reconciler) create(ctx context.Context, d *appsv1.Deployment, want *appsv1.ReplicaSet) (*Progress, error) {
+	start := r.term.Now()
+	rs, err := client.Create(ctx, r.term.Client, want.DeepCopy())
+	switch {
+	case err == nil:
+		r.sets.Wrote(rs)
+		r.term.Record("replicaset created", rs, "replicaset", start, "of deployment "+d.Name)
+		if n := specReplicas(rs); n > 0 {
+			r.term.Events.Eventf(d, corev1.EventTypeNormal, "ScalingReplicaSet", "Scaled up replica set %s from 0 to %d", rs.Name, n)
+		}
+		return &Progress{Reason: reasonCreated, Message: fmt.Sprintf("Created new replica set %q", rs.Name)}, nil
+	case apierrors.IsAlreadyExists(err):
+		return nil, r.collided(ctx, d, want)
+	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) || ctx.Err() != nil:
+		return nil, err
+	}
+	message := fmt.Sprintf("Failed to create new replica set %q: %v", want.Name, err)
+	r.term.Events.Event(d, corev1.EventTypeWarning, reasonCreateFailed, message)
+	return &Progress{Reason: reasonCreateFailed, Message: message, Failed: true}, fmt.Errorf("creating replica set %s/%s: %w", want.Namespace, want.Name, err)
+}
+
+// collided looks at the ReplicaSet that has the wanted name. Is it ours with our
+// template, the cache was behind; otherwise the hash collides and the next one is taken.
+func (r *reconciler) collided(ctx context.Context, d *appsv1.Deployment, want *appsv1.ReplicaSet) error {
+	rs, err := client.Get[*appsv1.ReplicaSet](ctx, r.term.Client, want.Namespace, want.Name)
+	if err != nil {
+		return fmt.Errorf("reading replica set %s/%s, whose name is taken: %w", want.Namespace, want.Name, err)
+	}
+	if metav1.IsControlledBy(rs, d) && sameTemplate(&rs.Spec.Template, &d.Spec.Template) {
+		r.sets.Wrote(rs)
+		return controllers.Race("replica set %s/%s exists already", rs.Namespace, rs.Name)
+	}
+	next := d.DeepCopy()
+	n := int32(1)
+	if d.Status.CollisionCount != nil {
+		n = *d.Status.CollisionCount + 1
+	}
+	next.Status.CollisionCount = &n
+	next, err = client.UpdateStatus(ctx, r.term.Client, next)
+	if err != nil {
+		return fmt.Errorf("counting a hash collision of deployment %s/%s: %w", d.Namespace, d.Name, err)
+	}
+	r.deployments.Wrote(next)
+	return controllers.Race("replica set name %s/%s is taken by another", want.Namespace, want.Name)
+}
+
+func (r *reconciler) update(ctx context.Context, d *appsv1.Deployment, u Update) error {
+	rs, err := client.Update(ctx, r.term.Client, u.Set)
+	if err != nil {
+		return fmt.Errorf("updating replica set %s/%s: %w", u.Set.Namespace, u.Set.Name, err)
+	}
+	r.sets.Wrote(rs)
+	switch n := specReplicas(rs); {
+	case n > u.Was:
+		r.term.Events.Eventf(d, corev1.EventTypeNormal, "ScalingReplicaSet", "Scaled up replica set %s from %d to %d", rs.Name, u.Was, n)
+	case n < u.Was:
+		r.term.Events.Eventf(d, corev1.EventTypeNormal, "ScalingReplicaSet", "Scaled down replica set %s from %d to %d", rs.Name, u.Was, n)
+	}
+	return nil
+}
+
+// writeStatus writes the revision annotation and the status where they changed,
+// judged after this reconcile's own writes.
+func (r *reconciler) writeStatus(ctx context.Context, d *appsv1.Deployment, step Step, did *Progress) (time.Duration, error) {
+	if step.Revision != 0 && revisionOf(d) != step.Revision {
+		next := d.DeepCopy()
+		next.Annotations = with(next.Annotations, RevisionAnnotation, fmt.Sprint(step.Revision))
+		next, err := client.Update(ctx, r.term.Client, next)
+		if err != nil {
+			return 0, fmt.Errorf("setting the revision of deployment %s/%s: %w", d.Namespace, d.Name, err)
+		}
+		r.deployments.Wrote(next)
+		d = next
+	}
+	owned := r.sets.By(controllers.ControllerIndex, string(d.UID))
+	status, again := Status(d, owned, did, r.term.Now())
+	if equality.Semantic.DeepEqual(status, d.Status) {
+		return again, nil
+	}
+	next := d.DeepCopy()
+	next.Status = status
+	next, err := client.UpdateStatus(ctx, r.term.Client, next)
+	switch {
+	case apierrors.IsNotFound(err):
+		return 0, nil
+	case err != nil:
+		return 0, fmt.Errorf("updating the status of deployment %s/%s: %w", d.Namespace, d.Name, err)
+	}
+	r.deployments.Wrote(next)
+	return again, nil
+}

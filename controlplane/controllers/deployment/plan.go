@@ -1,0 +1,246 @@
+// Package deployment rolls a Deployment's pods from one template to the next, by
+// deciding how many replicas each of its ReplicaSets has.
+package deployment
+
+import (
+	"cmp"
+	"slices"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// Snapshot is what a Deployment is judged by.
+type Snapshot struct {
+	Deployment *appsv1.Deployment
+	Sets       []*appsv1.ReplicaSet // those that it controls
+	// OldPodsAlive says whether a pod of a former template has not ended yet.
+	// Only strategy Recreate asks.
+	OldPodsAlive func(old []*appsv1.ReplicaSet) bool
+}
+
+// Step is the next move: one creation, or updates, or deletions, never two of these.
+// The status is judged after it was made.
+type Step struct {
+	Create *appsv1.ReplicaSet
+	Update []Update
+	Delete []*appsv1.ReplicaSet
+	// Revision that the Deployment shall be annotated with; 0 = leave it.
+	Revision int64
+	// Found names the ReplicaSet of the template when it was there already and
+	// has not been reported as progress yet.
+	Found string
+}
+
+// Update is a changed copy of a ReplicaSet and the size that it had.
+type Update struct {
+	Set *appsv1.ReplicaSet
+	Was int32
+}
+
+// planner collects a step; copies are made on the first change of a ReplicaSet.
+type planner struct {
+	d       *appsv1.Deployment
+	current *appsv1.ReplicaSet
+	old     []*appsv1.ReplicaSet
+	changed map[string]int // name → index in step.Update
+	step    Step
+}
+
+// Plan decides the next move. It never asks for more pods than desired plus
+// surge, nor for fewer available ones than desired minus unavailable.
+func Plan(s Snapshot) Step {
+	p := &planner{d: s.Deployment, changed: map[string]int{}}
+	if p.d.DeletionTimestamp != nil {
+		return p.step
+	}
+	p.current, p.old = split(p.d, s.Sets)
+	switch {
+	case p.d.Spec.Paused:
+		p.scale()
+		if len(p.step.Update) == 0 {
+			p.cleanUp()
+		}
+		return p.step
+	case p.resized():
+		p.scale()
+		return p.step
+	}
+	if p.d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType {
+		p.recreate(s)
+	} else {
+		p.roll()
+	}
+	return p.step
+}
+
+func (p *planner) all() []*appsv1.ReplicaSet {
+	if p.current == nil {
+		return p.old
+	}
+	return append(slices.Clone(p.old), p.current)
+}
+
+// edit returns a copy of rs that the step will write.
+func (p *planner) edit(rs *appsv1.ReplicaSet) *appsv1.ReplicaSet {
+	if i, ok := p.changed[rs.Name]; ok {
+		return p.step.Update[i].Set
+	}
+	c := rs.DeepCopy()
+	p.changed[rs.Name] = len(p.step.Update)
+	p.step.Update = append(p.step.Update, Update{Set: c, Was: specReplicas(rs)})
+	controllers.CopyTrace(c, p.d)
+	return c
+}
+
+// resize sets the replicas of rs when they differ.
+func (p *planner) resize(rs *appsv1.ReplicaSet, n int32) {
+	if specReplicas(rs) == n {
+		return
+	}
+	c := p.edit(rs)
+	c.Spec.Replicas = &n
+	setScaleAnnotations(c, p.d)
+}
+
+// roll takes one step of a rolling update: first the current template up, when
+// that is not possible the former ones down, and when all is done old history goes.
+func (p *planner) roll() {
+	if !p.ensureCurrent() {
+		return
+	}
+	p.resize(p.current, p.sizeFor(p.current))
+	if len(p.step.Update) > 0 {
+		return
+	}
+	p.shrinkOld()
+	if len(p.step.Update) == 0 && complete(p.d, p.d.Status) {
+		p.cleanUp()
+	}
+}
+
+// recreate takes all former pods away, waits until they have ended, then creates.
+func (p *planner) recreate(s Snapshot) {
+	for _, rs := range p.old {
+		p.resize(rs, 0)
+	}
+	if len(p.step.Update) > 0 {
+		return
+	}
+	if p.current == nil || specReplicas(p.current) != replicas(p.d.Spec.Replicas) {
+		if len(p.old) > 0 && s.OldPodsAlive(p.old) {
+			return
+		}
+	}
+	if !p.ensureCurrent() {
+		return
+	}
+	p.resize(p.current, replicas(p.d.Spec.Replicas))
+	if len(p.step.Update) == 0 && complete(p.d, p.d.Status) {
+		p.cleanUp()
+	}
+}
+
+// ensureCurrent plans the creation of the current template's ReplicaSet, or the
+// upkeep of its annotations. It says whether there is one already.
+func (p *planner) ensureCurrent() bool {
+	if p.current == nil {
+		rs := newSet(p.d, p.old, 0)
+		n := p.sizeFor(rs)
+		rs.Spec.Replicas = &n
+		p.step.Create = rs
+		p.step.Revision = revisionOf(rs)
+		return false
+	}
+	c := p.current.DeepCopy()
+	changed := annotate(c, p.d, nextRevision(p.old))
+	if c.Spec.MinReadySeconds != p.d.Spec.MinReadySeconds {
+		c.Spec.MinReadySeconds = p.d.Spec.MinReadySeconds
+		changed = true
+	}
+	if changed {
+		e := p.edit(p.current)
+		e.Annotations = c.Annotations
+		e.Spec.MinReadySeconds = c.Spec.MinReadySeconds
+		controllers.CopyTrace(e, p.d)
+	}
+	if revisionOf(p.d) != revisionOf(c) {
+		p.step.Revision = revisionOf(c)
+	}
+	if condition(p.d.Status, appsv1.DeploymentProgressing) == nil && hasDeadline(p.d) {
+		p.step.Found = p.current.Name
+	}
+	return true
+}
+
+// sizeFor is how many replicas the current template's ReplicaSet may have now.
+func (p *planner) sizeFor(rs *appsv1.ReplicaSet) int32 {
+	want := replicas(p.d.Spec.Replicas)
+	if p.d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType {
+		return want
+	}
+	have := specReplicas(rs)
+	if have > want {
+		return want
+	}
+	surge, _ := bounds(p.d)
+	room := want + surge - sum(p.old, specReplicas) - have
+	return have + max(0, min(room, want-have))
+}
+
+// shrinkOld scales the former ReplicaSets down by as much as availability allows:
+// pods that are not available first, since they serve nobody.
+func (p *planner) shrinkOld() {
+	if sum(p.old, specReplicas) == 0 {
+		return
+	}
+	_, unavailable := bounds(p.d)
+	least := replicas(p.d.Spec.Replicas) - unavailable
+	// What the current one still misses counts as unavailable: it was made room for already.
+	spare := sum(p.all(), specReplicas) - least - max(0, specReplicas(p.current)-availableOf(p.current))
+	if spare <= 0 {
+		return
+	}
+	size := map[string]int32{}
+	for _, rs := range p.old {
+		size[rs.Name] = specReplicas(rs)
+		broken := min(spare, size[rs.Name]-availableOf(rs))
+		size[rs.Name] -= broken
+		spare -= broken
+	}
+	healthy := min(spare, sum(p.all(), availableOf)-least)
+	for _, rs := range p.old {
+		if healthy <= 0 {
+			break
+		}
+		n := min(healthy, size[rs.Name])
+		size[rs.Name] -= n
+		healthy -= n
+	}
+	for _, rs := range p.old {
+		p.resize(rs, size[rs.Name])
+	}
+}
+
+// cleanUp deletes former ReplicaSets that are empty and beyond the history limit, lowest revision first.
+func (p *planner) cleanUp() {
+	if p.d.Spec.RevisionHistoryLimit == nil {
+		return
+	}
+	excess := len(p.old) - int(*p.d.Spec.RevisionHistoryLimit)
+	if excess <= 0 {
+		return
+	}
+	byRevision := slices.Clone(p.old)
+	slices.SortStableFunc(byRevision, func(a, b *appsv1.ReplicaSet) int { return cmp.Compare(revisionOf(a), revisionOf(b)) })
+	for _, rs := range byRevision[:excess] {
+		if rs.Status.Replicas == 0 && specReplicas(rs) == 0 && rs.Generation <= rs.Status.ObservedGeneration && rs.DeletionTimestamp == nil {
+			p.step.Delete = append(p.step.Delete, rs)
+		}
+	}
+}
+
+// alive says whether a pod may still run: Recreate waits for it.
+func alive(p *corev1.Pod) bool { return !controllers.PodEnded(p) }

@@ -1,0 +1,139 @@
+package deployment
+
+import (
+	"cmp"
+	"math"
+	"slices"
+
+	appsv1 "k8s.io/api/apps/v1"
+)
+
+// resized says whether the Deployment's size differs from the one that an active
+// ReplicaSet was last sized for: a scaling, not a rollout.
+func (p *planner) resized() bool {
+	for _, rs := range p.all() {
+		if specReplicas(rs) == 0 {
+			continue
+		}
+		if n, ok := annotated(rs, DesiredReplicasAnnotation); ok && n != replicas(p.d.Spec.Replicas) {
+			return true
+		}
+	}
+	return false
+}
+
+// scale brings the ReplicaSets to the Deployment's size without moving the
+// rollout: the only active one takes it all, several share in proportion.
+func (p *planner) scale() {
+	want := replicas(p.d.Spec.Replicas)
+	var active []*appsv1.ReplicaSet
+	for _, rs := range p.all() {
+		if specReplicas(rs) > 0 {
+			active = append(active, rs)
+		}
+	}
+	if len(active) <= 1 {
+		target := p.latest()
+		if len(active) == 1 {
+			target = active[0]
+		}
+		if target == nil {
+			return
+		}
+		p.resize(target, want)
+		p.annotateSize(target)
+		return
+	}
+	if p.saturated() {
+		for _, rs := range p.old {
+			p.resize(rs, 0)
+		}
+		return
+	}
+	if p.d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType {
+		return
+	}
+	p.scaleInProportion(active, want)
+}
+
+// latest is the ReplicaSet of the current template, or the newest there is.
+func (p *planner) latest() *appsv1.ReplicaSet {
+	if p.current != nil {
+		return p.current
+	}
+	if len(p.old) > 0 {
+		return p.old[len(p.old)-1]
+	}
+	return nil
+}
+
+// annotateSize notes the Deployment's size on a ReplicaSet that has the right replicas already.
+func (p *planner) annotateSize(rs *appsv1.ReplicaSet) {
+	c := rs.DeepCopy()
+	if setScaleAnnotations(c, p.d) {
+		setScaleAnnotations(p.edit(rs), p.d)
+	}
+}
+
+// saturated says whether the current template has all its pods available: what
+// the others still have is then superfluous.
+func (p *planner) saturated() bool {
+	want := replicas(p.d.Spec.Replicas)
+	if p.current == nil {
+		return false
+	}
+	n, ok := annotated(p.current, DesiredReplicasAnnotation)
+	return ok && n == want && specReplicas(p.current) == want && p.current.Status.AvailableReplicas == want
+}
+
+// scaleInProportion spreads the difference over the active ReplicaSets by their
+// share; growing favours the largest and newest, shrinking the largest and oldest.
+func (p *planner) scaleInProportion(active []*appsv1.ReplicaSet, want int32) {
+	surge, _ := bounds(p.d)
+	allowed := want + surge
+	if want == 0 {
+		allowed = 0
+	}
+	diff := allowed - sum(active, specReplicas)
+	age := func(a, b *appsv1.ReplicaSet) int { return a.CreationTimestamp.Time.Compare(b.CreationTimestamp.Time) }
+	slices.SortStableFunc(active, func(a, b *appsv1.ReplicaSet) int {
+		bySize := cmp.Compare(specReplicas(b), specReplicas(a))
+		if diff > 0 {
+			return cmp.Or(bySize, age(b, a))
+		}
+		return cmp.Or(bySize, age(a, b))
+	})
+	size := make([]int32, len(active))
+	var spent int32
+	for i, rs := range active {
+		size[i] = specReplicas(rs)
+		if diff != 0 {
+			part := share(rs, want+surge, diff, spent)
+			size[i] += part
+			spent += part
+		}
+	}
+	size[0] = max(0, size[0]+diff-spent) // what rounding has left over
+	for i, rs := range active {
+		p.resize(rs, size[i])
+		p.annotateSize(rs)
+	}
+}
+
+// share is the part of diff that rs takes: in proportion to the size for which it
+// was last annotated, never beyond what others have left.
+func share(rs *appsv1.ReplicaSet, most, diff, spent int32) int32 {
+	was, ok := annotated(rs, MaxReplicasAnnotation)
+	if !ok || was == 0 {
+		was = rs.Status.Replicas
+	}
+	if was == 0 {
+		return 0
+	}
+	part := int32(math.Round(float64(specReplicas(rs))*float64(most)/float64(was))) - specReplicas(rs)
+	left := diff - spent
+	if diff > 0 {
+		return max(0, min(part, left))
+	}
+	return min(0, max(part, left))
+}

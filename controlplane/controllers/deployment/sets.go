@@ -1,0 +1,245 @@
+package deployment
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"strconv"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/rand"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// Annotations that kubectl and this controller agree on.
+const (
+	RevisionAnnotation        = "deployment.kubernetes.io/revision"
+	RevisionHistoryAnnotation = "deployment.kubernetes.io/revision-history"
+	DesiredReplicasAnnotation = "deployment.kubernetes.io/desired-replicas"
+	MaxReplicasAnnotation     = "deployment.kubernetes.io/max-replicas"
+)
+
+// notCopied are the annotations that a ReplicaSet does not take over from its Deployment.
+var notCopied = map[string]bool{
+	corev1.LastAppliedConfigAnnotation: true,
+	RevisionAnnotation:                 true,
+	RevisionHistoryAnnotation:          true,
+	DesiredReplicasAnnotation:          true,
+	MaxReplicasAnnotation:              true,
+	appsv1.DeprecatedRollbackTo:        true,
+	api.TraceParentAnnotation:          true, // set beside another change, never as one
+}
+
+func replicas(n *int32) int32 {
+	if n == nil {
+		return 1
+	}
+	return *n
+}
+
+func sum(sets []*appsv1.ReplicaSet, f func(*appsv1.ReplicaSet) int32) int32 {
+	var n int32
+	for _, rs := range sets {
+		n += f(rs)
+	}
+	return n
+}
+
+func specReplicas(rs *appsv1.ReplicaSet) int32 { return replicas(rs.Spec.Replicas) }
+
+// availableOf is how many pods of rs are surely available: never more than it is
+// meant to have, because those beyond are about to be deleted and its status may not say so yet.
+func availableOf(rs *appsv1.ReplicaSet) int32 {
+	return min(rs.Status.AvailableReplicas, specReplicas(rs))
+}
+
+// bounds resolves maxSurge (rounded up) and maxUnavailable (rounded down). Both
+// zero would never move, so then one pod may be unavailable.
+func bounds(d *appsv1.Deployment) (surge, unavailable int32) {
+	if d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType {
+		return 0, 0
+	}
+	want := int(replicas(d.Spec.Replicas))
+	one := intstr.FromString("25%")
+	s, u := &one, &one
+	if r := d.Spec.Strategy.RollingUpdate; r != nil {
+		s, u = cmp.Or(r.MaxSurge, s), cmp.Or(r.MaxUnavailable, u)
+	}
+	up, err := intstr.GetScaledValueFromIntOrPercent(s, want, true)
+	if err != nil {
+		up = 0
+	}
+	down, err := intstr.GetScaledValueFromIntOrPercent(u, want, false)
+	if err != nil {
+		down = 0
+	}
+	if up == 0 && down == 0 {
+		down = 1
+	}
+	return int32(up), int32(min(down, want))
+}
+
+// oldestFirst sorts a copy by creation, then name.
+func oldestFirst(sets []*appsv1.ReplicaSet) []*appsv1.ReplicaSet {
+	sets = slices.Clone(sets)
+	slices.SortFunc(sets, func(a, b *appsv1.ReplicaSet) int {
+		return cmp.Or(a.CreationTimestamp.Time.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
+	})
+	return sets
+}
+
+// split finds the ReplicaSet of the current template (the oldest, should there be
+// two) and the others, oldest first. current is nil when there is none.
+func split(d *appsv1.Deployment, sets []*appsv1.ReplicaSet) (current *appsv1.ReplicaSet, old []*appsv1.ReplicaSet) {
+	for _, rs := range oldestFirst(sets) {
+		if current == nil && sameTemplate(&rs.Spec.Template, &d.Spec.Template) {
+			current = rs
+		} else {
+			old = append(old, rs)
+		}
+	}
+	return current, old
+}
+
+// sameTemplate compares two templates apart from the hash label.
+func sameTemplate(a, b *corev1.PodTemplateSpec) bool {
+	strip := func(t *corev1.PodTemplateSpec) *corev1.PodTemplateSpec {
+		if _, ok := t.Labels[appsv1.DefaultDeploymentUniqueLabelKey]; !ok {
+			return t
+		}
+		t = t.DeepCopy()
+		delete(t.Labels, appsv1.DefaultDeploymentUniqueLabelKey)
+		return t
+	}
+	return equality.Semantic.DeepEqual(strip(a), strip(b))
+}
+
+// TemplateHash names a template: equal templates have equal hashes, and a
+// collision is escaped by counting up.
+func TemplateHash(t *corev1.PodTemplateSpec, collisions *int32) string {
+	h := fnv.New32a()
+	data, err := json.Marshal(t)
+	if err != nil { // a decoded template always encodes
+		panic("deployment: encoding a pod template: " + err.Error())
+	}
+	_, _ = h.Write(data)
+	if collisions != nil {
+		_, _ = h.Write([]byte(strconv.Itoa(int(*collisions))))
+	}
+	return rand.SafeEncodeString(strconv.FormatUint(uint64(h.Sum32()), 10))
+}
+
+// newSet is the ReplicaSet for the current template with n replicas.
+func newSet(d *appsv1.Deployment, old []*appsv1.ReplicaSet, n int32) *appsv1.ReplicaSet {
+	t := d.Spec.Template.DeepCopy()
+	hash := TemplateHash(&d.Spec.Template, d.Status.CollisionCount)
+	t.Labels = with(t.Labels, appsv1.DefaultDeploymentUniqueLabelKey, hash)
+	selector := d.Spec.Selector.DeepCopy()
+	selector.MatchLabels = with(selector.MatchLabels, appsv1.DefaultDeploymentUniqueLabelKey, hash)
+	rs := &appsv1.ReplicaSet{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:       d.Namespace,
+			Name:            d.Name + "-" + hash,
+			Labels:          t.Labels,
+			OwnerReferences: []metav1.OwnerReference{ownerRef(d)},
+		},
+		Spec: appsv1.ReplicaSetSpec{
+			Replicas:        &n,
+			MinReadySeconds: d.Spec.MinReadySeconds,
+			Selector:        selector,
+			Template:        *t,
+		},
+	}
+	annotate(rs, d, nextRevision(old))
+	setScaleAnnotations(rs, d)
+	controllers.CopyTrace(rs, d)
+	return rs
+}
+
+func ownerRef(d *appsv1.Deployment) metav1.OwnerReference {
+	return *metav1.NewControllerRef(d, appsv1.SchemeGroupVersion.WithKind("Deployment"))
+}
+
+// with returns a copy of m in which k is v.
+func with(m map[string]string, k, v string) map[string]string {
+	out := make(map[string]string, len(m)+1)
+	for mk, mv := range m {
+		out[mk] = mv
+	}
+	out[k] = v
+	return out
+}
+
+func revisionOf(o metav1.Object) int64 {
+	n, err := strconv.ParseInt(o.GetAnnotations()[RevisionAnnotation], 10, 64)
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// nextRevision is one above every revision among the old ReplicaSets.
+func nextRevision(old []*appsv1.ReplicaSet) int64 {
+	var top int64
+	for _, rs := range old {
+		top = max(top, revisionOf(rs))
+	}
+	return top + 1
+}
+
+// annotate copies the Deployment's annotations and raises the revision; it says
+// whether anything changed. A ReplicaSet that comes back (a rollback) remembers
+// the revisions that it was before.
+func annotate(rs *appsv1.ReplicaSet, d *appsv1.Deployment, revision int64) bool {
+	changed := false
+	set := func(k, v string) {
+		if have, ok := rs.Annotations[k]; !ok || have != v {
+			rs.Annotations = with(rs.Annotations, k, v)
+			changed = true
+		}
+	}
+	for k, v := range d.Annotations {
+		if !notCopied[k] {
+			set(k, v)
+		}
+	}
+	if was := revisionOf(rs); was < revision {
+		if was > 0 {
+			history := strings.Split(rs.Annotations[RevisionHistoryAnnotation], ",")
+			if history[0] == "" {
+				history = nil
+			}
+			set(RevisionHistoryAnnotation, strings.Join(append(history, strconv.FormatInt(was, 10)), ","))
+		}
+		set(RevisionAnnotation, strconv.FormatInt(revision, 10))
+	}
+	return changed
+}
+
+// setScaleAnnotations notes the Deployment's size, from which a later scaling in
+// the middle of a rollout is told and made proportional.
+func setScaleAnnotations(rs *appsv1.ReplicaSet, d *appsv1.Deployment) bool {
+	surge, _ := bounds(d)
+	desired := fmt.Sprint(replicas(d.Spec.Replicas))
+	most := fmt.Sprint(replicas(d.Spec.Replicas) + surge)
+	if rs.Annotations[DesiredReplicasAnnotation] == desired && rs.Annotations[MaxReplicasAnnotation] == most {
+		return false
+	}
+	rs.Annotations = with(with(rs.Annotations, DesiredReplicasAnnotation, desired), MaxReplicasAnnotation, most)
+	return true
+}
+
+// annotated reads a number from an annotation.
+func annotated(rs *appsv1.ReplicaSet, key string) (int32, bool) {
+	n, err := strconv.ParseInt(rs.Annotations[key], 10, 32)
+	return int32(n), err == nil
+}

@@ -1,0 +1,207 @@
+package deployment
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Reasons of conditions, as clients of Kubernetes look for them.
+const (
+	reasonCreated      = "NewReplicaSetCreated"
+	reasonFound        = "FoundNewReplicaSet"
+	reasonCreateFailed = "ReplicaSetCreateError"
+	reasonUpdated      = "ReplicaSetUpdated"
+	reasonAvailable    = "NewReplicaSetAvailable"
+	reasonTimedOut     = "ProgressDeadlineExceeded"
+	reasonPaused       = "DeploymentPaused"
+	reasonResumed      = "DeploymentResumed"
+)
+
+// Progress is what this reconcile did that counts as progress or failure in itself.
+type Progress struct {
+	Reason, Message string
+	Failed          bool
+}
+
+// Status judges a Deployment by its ReplicaSets. again says when the progress
+// deadline will have passed; 0 when no clock is running.
+func Status(d *appsv1.Deployment, sets []*appsv1.ReplicaSet, did *Progress, now time.Time) (s appsv1.DeploymentStatus, again time.Duration) {
+	current, _ := split(d, sets)
+	s = *d.Status.DeepCopy()
+	s.ObservedGeneration = d.Generation
+	s.Replicas = sum(sets, func(rs *appsv1.ReplicaSet) int32 { return rs.Status.Replicas })
+	s.ReadyReplicas = sum(sets, func(rs *appsv1.ReplicaSet) int32 { return rs.Status.ReadyReplicas })
+	s.AvailableReplicas = sum(sets, func(rs *appsv1.ReplicaSet) int32 { return rs.Status.AvailableReplicas })
+	s.UpdatedReplicas = 0
+	if current != nil {
+		s.UpdatedReplicas = current.Status.Replicas
+	}
+	s.UnavailableReplicas = max(0, sum(sets, specReplicas)-s.AvailableReplicas)
+	setAvailable(d, &s, now)
+	setFailure(sets, current, &s)
+	again = setProgressing(d, current, &s, did, now)
+	return s, again
+}
+
+func setAvailable(d *appsv1.Deployment, s *appsv1.DeploymentStatus, now time.Time) {
+	_, unavailable := bounds(d)
+	c := appsv1.DeploymentCondition{
+		Type: appsv1.DeploymentAvailable, Status: corev1.ConditionTrue,
+		Reason: "MinimumReplicasAvailable", Message: "Deployment has minimum availability.",
+	}
+	if s.AvailableReplicas < replicas(d.Spec.Replicas)-unavailable {
+		c.Status, c.Reason = corev1.ConditionFalse, "MinimumReplicasUnavailable"
+		c.Message = "Deployment does not have minimum availability."
+	}
+	setCondition(s, c, now, false)
+}
+
+// setFailure shows a ReplicaSet's failure to create pods, the current one's first.
+func setFailure(sets []*appsv1.ReplicaSet, current *appsv1.ReplicaSet, s *appsv1.DeploymentStatus) {
+	var found *appsv1.ReplicaSetCondition
+	for _, rs := range sets {
+		for i, c := range rs.Status.Conditions {
+			if c.Type == appsv1.ReplicaSetReplicaFailure && (found == nil || rs == current) {
+				found = &rs.Status.Conditions[i]
+			}
+		}
+	}
+	if found == nil {
+		removeCondition(s, appsv1.DeploymentReplicaFailure)
+		return
+	}
+	setCondition(s, appsv1.DeploymentCondition{
+		Type: appsv1.DeploymentReplicaFailure, Status: found.Status, Reason: found.Reason, Message: found.Message,
+	}, found.LastTransitionTime.Time, false)
+}
+
+// setProgressing keeps condition Progressing: what was done, what moved since the
+// last status, whether it is all done, or how long nothing moved.
+func setProgressing(d *appsv1.Deployment, current *appsv1.ReplicaSet, s *appsv1.DeploymentStatus, did *Progress, now time.Time) time.Duration {
+	if !hasDeadline(d) {
+		removeCondition(s, appsv1.DeploymentProgressing)
+		return 0
+	}
+	progressing := func(status corev1.ConditionStatus, reason, message string, renew bool) {
+		setCondition(s, appsv1.DeploymentCondition{
+			Type: appsv1.DeploymentProgressing, Status: status, Reason: reason, Message: message,
+		}, now, renew)
+	}
+	have := condition(*s, appsv1.DeploymentProgressing)
+	if did != nil {
+		status := corev1.ConditionTrue
+		if did.Failed {
+			status = corev1.ConditionFalse
+		}
+		progressing(status, did.Reason, did.Message, true)
+		have = condition(*s, appsv1.DeploymentProgressing)
+	}
+	if d.Spec.Paused || have != nil && have.Reason == reasonPaused {
+		pausedOrResumed(d, have, progressing)
+		return 0
+	}
+	if have != nil && have.Reason == reasonAvailable && s.Replicas == s.UpdatedReplicas && did == nil {
+		return 0 // the rollout was completed; a lost pod since is no rollout
+	}
+	subject := fmt.Sprintf("Deployment %q", d.Name)
+	if current != nil {
+		subject = fmt.Sprintf("ReplicaSet %q", current.Name)
+	}
+	switch {
+	case complete(d, *s):
+		progressing(corev1.ConditionTrue, reasonAvailable, subject+" has successfully progressed.", true)
+		return 0
+	case moved(d.Status, *s):
+		if did == nil {
+			progressing(corev1.ConditionTrue, reasonUpdated, subject+" is progressing.", true)
+		}
+	case timedOut(d, have, now):
+		progressing(corev1.ConditionFalse, reasonTimedOut, subject+" has timed out progressing.", false)
+		return 0
+	}
+	return untilDeadline(d, condition(*s, appsv1.DeploymentProgressing), now)
+}
+
+func pausedOrResumed(d *appsv1.Deployment, have *appsv1.DeploymentCondition, progressing func(corev1.ConditionStatus, string, string, bool)) {
+	switch {
+	case have != nil && have.Reason == reasonTimedOut: // that it was stuck stays visible
+	case d.Spec.Paused && (have == nil || have.Reason != reasonPaused):
+		progressing(corev1.ConditionUnknown, reasonPaused, "Deployment is paused", true)
+	case !d.Spec.Paused:
+		progressing(corev1.ConditionUnknown, reasonResumed, "Deployment is resumed", true)
+	}
+}
+
+// complete says whether every pod is of the current template and available, and no other pod is left.
+func complete(d *appsv1.Deployment, s appsv1.DeploymentStatus) bool {
+	want := replicas(d.Spec.Replicas)
+	return s.UpdatedReplicas == want && s.Replicas == want && s.AvailableReplicas == want && s.ObservedGeneration >= d.Generation
+}
+
+// moved says whether the rollout came closer to its end between two statuses.
+func moved(was, is appsv1.DeploymentStatus) bool {
+	return is.UpdatedReplicas > was.UpdatedReplicas ||
+		is.Replicas-is.UpdatedReplicas < was.Replicas-was.UpdatedReplicas ||
+		is.ReadyReplicas > was.ReadyReplicas || is.AvailableReplicas > was.AvailableReplicas
+}
+
+// hasDeadline says whether progress is watched; the largest number means that it is not.
+func hasDeadline(d *appsv1.Deployment) bool {
+	return d.Spec.ProgressDeadlineSeconds != nil && *d.Spec.ProgressDeadlineSeconds != math.MaxInt32
+}
+
+func timedOut(d *appsv1.Deployment, c *appsv1.DeploymentCondition, now time.Time) bool {
+	switch {
+	case c == nil || c.Reason == reasonAvailable:
+		return false
+	case c.Reason == reasonTimedOut:
+		return true
+	}
+	return !now.Before(deadline(d, c))
+}
+
+func deadline(d *appsv1.Deployment, c *appsv1.DeploymentCondition) time.Time {
+	return c.LastUpdateTime.Add(time.Duration(*d.Spec.ProgressDeadlineSeconds) * time.Second)
+}
+
+func untilDeadline(d *appsv1.Deployment, c *appsv1.DeploymentCondition, now time.Time) time.Duration {
+	if c == nil || c.Status == corev1.ConditionFalse || c.Reason == reasonAvailable {
+		return 0
+	}
+	return max(time.Second, deadline(d, c).Sub(now))
+}
+
+func condition(s appsv1.DeploymentStatus, t appsv1.DeploymentConditionType) *appsv1.DeploymentCondition {
+	for i := range s.Conditions {
+		if s.Conditions[i].Type == t {
+			return &s.Conditions[i]
+		}
+	}
+	return nil
+}
+
+// setCondition replaces the condition of c's type. The transition time moves only with the status; renew stamps the update
+// time although status and reason are what they were, which keeps a progress deadline from passing.
+func setCondition(s *appsv1.DeploymentStatus, c appsv1.DeploymentCondition, now time.Time, renew bool) {
+	stamp := metav1.NewTime(now)
+	have := condition(*s, c.Type)
+	if have != nil && have.Status == c.Status && have.Reason == c.Reason && !renew {
+		return
+	}
+	c.LastUpdateTime, c.LastTransitionTime = stamp, stamp
+	if have != nil && have.Status == c.Status {
+		c.LastTransitionTime = have.LastTransitionTime
+	}
+	removeCondition(s, c.Type)
+	s.Conditions = append(s.Conditions, c)
+}
+
+func removeCondition(s *appsv1.DeploymentStatus, t appsv1.DeploymentConditionType) {
+	s.Conditions = slices.DeleteFunc(s.Conditions, func(c appsv1.DeploymentCondition) bool { return c.Type == t })
+}

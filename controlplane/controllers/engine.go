@@ -1,0 +1,280 @@
+package controllers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/client-go/util/workqueue"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/client"
+)
+
+// Delays of a failing key, the period after which every cached object is looked at
+// again, and how often views are swept.
+const (
+	minRetry      = 5 * time.Millisecond
+	maxRetry      = 60 * time.Second
+	defaultResync = 10 * time.Minute
+	sweepPeriod   = 5 * time.Second
+)
+
+// Options of an Engine. The zero value is right for production.
+type Options struct {
+	// OwnIdentity lets each controller act as service account kube-system/NAME-controller
+	// instead of system:kube-controller-manager.
+	OwnIdentity bool
+	// Resync is how often all keys are queued again from the caches, without a
+	// call to the API; 0 = 10 minutes. A lost notification delays by this at most.
+	Resync time.Duration
+}
+
+// Engine runs controllers while this replica leads.
+type Engine struct {
+	deps        Deps
+	options     Options
+	controllers []*Controller
+}
+
+// NewEngine returns an engine for the controllers. Nothing runs until Run.
+func NewEngine(d Deps, o Options, cs ...*Controller) *Engine {
+	if o.Resync == 0 {
+		o.Resync = defaultResync
+	}
+	return &Engine{deps: d, options: o, controllers: cs}
+}
+
+// Run runs every controller until ctx, the leadership, ends and all workers have
+// returned. The informers must run and be synced. fence is the raft term of the
+// leadership: no write of a controller applies in a later one.
+func (e *Engine) Run(ctx context.Context, fence uint64) error {
+	var wg sync.WaitGroup
+	for _, c := range e.controllers {
+		wg.Go(func() { e.lead(ctx, c, fence) })
+	}
+	wg.Wait()
+	return ctx.Err()
+}
+
+// Term is one leadership of one controller: its fenced client, and where it records.
+type Term struct {
+	Client   *client.Client
+	Events   record.EventRecorder
+	Log      *slog.Logger
+	Now      func() time.Time
+	Timeline *api.Timeline
+	Actor    string // "replicaset-controller/cp1"
+
+	queue     workqueue.TypedRateLimitingInterface[Key]
+	observers map[cache.SharedIndexInformer][]observer
+}
+
+// observer is a View without its type.
+type observer interface {
+	observed(t ChangeType, obj any)
+	expired() []any
+}
+
+func (t *Term) observe(inf cache.SharedIndexInformer, o observer) {
+	t.observers[inf] = append(t.observers[inf], o)
+}
+
+// Enqueue asks for a reconcile of key.
+func (t *Term) Enqueue(key Key) { t.queue.Add(key) }
+
+// identity is who a controller is to authorization and in events.
+func (e *Engine) identity(c *Controller) api.User {
+	if !e.options.OwnIdentity {
+		return api.User{Name: api.UserController, Groups: []string{api.GroupAuthenticated}}
+	}
+	return Identity(c)
+}
+
+// Identity is the service account of a controller.
+func Identity(c *Controller) api.User {
+	return api.User{
+		Name:   api.ServiceAccountPrefix + "kube-system:" + c.Name + "-controller",
+		Groups: []string{api.GroupServiceAccounts, api.GroupServiceAccounts + ":kube-system", api.GroupAuthenticated},
+	}
+}
+
+// lead runs one controller for one leadership.
+func (e *Engine) lead(ctx context.Context, c *Controller, fence uint64) {
+	cl := e.deps.Client.As(e.identity(c)).Fenced(fence)
+	log := e.deps.Log.With("controller", c.Name)
+	events, stopEvents := recorder(ctx, cl, c.Name+"-controller", e.deps.Replica)
+	defer stopEvents()
+	t := &Term{
+		Client: cl, Events: events, Log: log, Now: e.deps.Clock(), Timeline: e.deps.Timeline,
+		Actor:     c.Name + "-controller/" + e.deps.Replica,
+		observers: map[cache.SharedIndexInformer][]observer{},
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[Key](minRetry, maxRetry),
+			workqueue.TypedRateLimitingQueueConfig[Key]{}),
+	}
+	reconcile := c.Lead(t)
+	feeds := newFeeds(c, t)
+	remove, err := feeds.attach()
+	defer remove()
+	if err != nil { // only a stopped informer refuses a handler, and then this process ends
+		log.Error("watching", "error", err)
+		return
+	}
+
+	var wg sync.WaitGroup
+	for range max(1, c.Workers) {
+		wg.Go(func() {
+			for e.next(ctx, t, reconcile) {
+			}
+		})
+	}
+	wg.Go(func() { feeds.tick(ctx, e.options.Resync) })
+	<-ctx.Done()
+	t.queue.ShutDown()
+	wg.Wait()
+}
+
+// next reconciles one key. It returns false when the queue has shut down.
+func (e *Engine) next(ctx context.Context, t *Term, reconcile Reconcile) bool {
+	key, down := t.queue.Get()
+	if down {
+		return false
+	}
+	defer t.queue.Done(key)
+	if ctx.Err() != nil {
+		return true
+	}
+	again, err := guarded(ctx, reconcile, key)
+	switch {
+	case ctx.Err() != nil:
+	case err != nil:
+		level := slog.LevelError
+		if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || errors.Is(err, errRace) {
+			level = slog.LevelDebug // someone was faster; the cache will tell
+		}
+		t.Log.Log(ctx, level, "reconcile", "key", key.String(), "retries", t.queue.NumRequeues(key), "error", err)
+		t.queue.AddRateLimited(key)
+	case again > 0:
+		t.queue.Forget(key)
+		t.queue.AddAfter(key, again)
+	default:
+		t.queue.Forget(key)
+	}
+	return true
+}
+
+// errRace marks an error that only says that the cache was behind.
+var errRace = errors.New("the cache was behind")
+
+// Race wraps an error that is a matter of timing: retried like any other, not logged as one.
+func Race(format string, args ...any) error {
+	return fmt.Errorf("%w: %w", errRace, fmt.Errorf(format, args...))
+}
+
+// guarded turns a panic into an error: one bad object must not take the leader down.
+func guarded(ctx context.Context, reconcile Reconcile, key Key) (again time.Duration, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+		}
+	}()
+	return reconcile(ctx, key)
+}
+
+// feeds join the informers of one controller to its queue. There is one handler
+// per informer, so that views have observed a change before its keys are queued.
+type feeds struct {
+	term *Term
+	keys map[cache.SharedIndexInformer][]func(ChangeType, any, any) []Key
+}
+
+func newFeeds(c *Controller, t *Term) *feeds {
+	f := &feeds{term: t, keys: map[cache.SharedIndexInformer][]func(ChangeType, any, any) []Key{}}
+	for _, w := range c.Watches {
+		f.keys[w.Informer] = append(f.keys[w.Informer], w.keys)
+	}
+	for inf := range t.observers {
+		if _, ok := f.keys[inf]; !ok {
+			f.keys[inf] = nil
+		}
+	}
+	return f
+}
+
+// attach registers the handlers; remove undoes it.
+func (f *feeds) attach() (remove func(), err error) {
+	var undo []func()
+	remove = func() {
+		for _, u := range undo {
+			u()
+		}
+	}
+	for inf := range f.keys {
+		reg, err := inf.AddEventHandler(cache.ResourceEventHandlerDetailedFuncs{
+			AddFunc:    func(obj any, _ bool) { f.deliver(inf, Added, obj, nil) },
+			UpdateFunc: func(old, obj any) { f.deliver(inf, Updated, obj, old) },
+			DeleteFunc: func(obj any) {
+				if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+					obj = gone.Obj
+				}
+				f.deliver(inf, Deleted, obj, nil)
+			},
+		})
+		if err != nil {
+			return remove, fmt.Errorf("adding an event handler: %w", err)
+		}
+		undo = append(undo, func() { _ = inf.RemoveEventHandler(reg) })
+	}
+	return remove, nil
+}
+
+func (f *feeds) deliver(inf cache.SharedIndexInformer, t ChangeType, obj, old any) {
+	for _, o := range f.term.observers[inf] {
+		o.observed(t, obj)
+	}
+	f.enqueue(inf, t, obj, old)
+}
+
+func (f *feeds) enqueue(inf cache.SharedIndexInformer, t ChangeType, obj, old any) {
+	for _, keys := range f.keys[inf] {
+		for _, k := range keys(t, obj, old) {
+			f.term.queue.Add(k)
+		}
+	}
+}
+
+// tick sweeps views and resyncs until ctx ends.
+func (f *feeds) tick(ctx context.Context, resync time.Duration) {
+	sweep := time.NewTicker(sweepPeriod)
+	defer sweep.Stop()
+	all := time.NewTicker(resync)
+	defer all.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-sweep.C:
+			for inf, observers := range f.term.observers {
+				for _, o := range observers {
+					for _, obj := range o.expired() {
+						f.enqueue(inf, Updated, obj, obj)
+					}
+				}
+			}
+		case <-all.C:
+			for inf := range f.keys {
+				for _, obj := range inf.GetIndexer().List() {
+					f.enqueue(inf, Added, obj, nil)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,197 @@
+// Package replicaset keeps the number of pods that a ReplicaSet asks for.
+package replicaset
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// Scaling is what to do about the pods of a ReplicaSet. At most one field is set.
+type Scaling struct {
+	Create int
+	Delete []*corev1.Pod
+}
+
+// PlanScaling compares the wanted number of replicas with the active pods. related
+// counts, per node, the pods of all ReplicaSets of the same Deployment: of two
+// equal pods the one whose node is more crowded goes first.
+func PlanScaling(rs *appsv1.ReplicaSet, active []*corev1.Pod, related map[string]int, now time.Time) Scaling {
+	if rs.DeletionTimestamp != nil {
+		return Scaling{}
+	}
+	diff := len(active) - int(replicas(rs))
+	switch {
+	case diff < 0:
+		return Scaling{Create: -diff}
+	case diff > 0:
+		return Scaling{Delete: rankForDeletion(active, related, now)[:diff]}
+	}
+	return Scaling{}
+}
+
+func replicas(rs *appsv1.ReplicaSet) int32 {
+	if rs.Spec.Replicas == nil {
+		return 1
+	}
+	return *rs.Spec.Replicas
+}
+
+// deletionCost is the annotation by which a user ranks pods: lower goes first.
+func deletionCost(p *corev1.Pod) int {
+	v, ok := p.Annotations[corev1.PodDeletionCost]
+	if !ok {
+		return 0
+	}
+	var n int
+	if _, err := fmt.Sscanf(v, "%d", &n); err != nil {
+		return 0
+	}
+	return n
+}
+
+var phaseRank = map[corev1.PodPhase]int{corev1.PodPending: 0, corev1.PodUnknown: 1, corev1.PodRunning: 2}
+
+// rankForDeletion sorts a copy of pods, the one that is missed least first: unbound,
+// pending, not ready, cheap by annotation, on a crowded node, ready for a shorter
+// time, restarted more often, newer. Times are compared by their order of
+// magnitude, so that among pods of about the same age the choice is not always the newest.
+func rankForDeletion(pods []*corev1.Pod, related map[string]int, now time.Time) []*corev1.Pod {
+	pods = slices.Clone(pods)
+	slices.SortStableFunc(pods, func(a, b *corev1.Pod) int {
+		return cmp.Or(
+			boolFirst(a.Spec.NodeName == "", b.Spec.NodeName == ""),
+			cmp.Compare(phaseRank[a.Status.Phase], phaseRank[b.Status.Phase]),
+			boolFirst(!controllers.PodReady(a), !controllers.PodReady(b)),
+			cmp.Compare(deletionCost(a), deletionCost(b)),
+			cmp.Compare(related[b.Spec.NodeName], related[a.Spec.NodeName]),
+			cmp.Compare(magnitude(now.Sub(readySince(a, now))), magnitude(now.Sub(readySince(b, now)))),
+			cmp.Compare(restarts(b), restarts(a)),
+			cmp.Compare(magnitude(now.Sub(a.CreationTimestamp.Time)), magnitude(now.Sub(b.CreationTimestamp.Time))),
+			cmp.Compare(a.UID, b.UID),
+		)
+	})
+	return pods
+}
+
+func boolFirst(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return -1
+	}
+	return 1
+}
+
+// magnitude is the binary logarithm of an age in seconds.
+func magnitude(d time.Duration) int {
+	n := 0
+	for s := int64(d / time.Second); s > 0; s >>= 1 {
+		n++
+	}
+	return n
+}
+
+func readySince(p *corev1.Pod, now time.Time) time.Time {
+	if c := controllers.PodCondition(p, corev1.PodReady); c != nil && c.Status == corev1.ConditionTrue {
+		return c.LastTransitionTime.Time
+	}
+	return now
+}
+
+func restarts(p *corev1.Pod) int32 {
+	var n int32
+	for _, c := range p.Status.ContainerStatuses {
+		n = max(n, c.RestartCount)
+	}
+	return n
+}
+
+// NewPod is a pod of rs: its template, owned by it, with the trace of the apply
+// that asked for it. The API completes the name.
+func NewPod(rs *appsv1.ReplicaSet) *corev1.Pod {
+	t := rs.Spec.Template.DeepCopy()
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:       rs.Namespace,
+			GenerateName:    rs.Name + "-",
+			Labels:          t.Labels,
+			Annotations:     t.Annotations,
+			Finalizers:      t.Finalizers,
+			OwnerReferences: []metav1.OwnerReference{ownerRef(rs)},
+		},
+		Spec: t.Spec,
+	}
+	controllers.CopyTrace(p, rs)
+	return p
+}
+
+func ownerRef(rs *appsv1.ReplicaSet) metav1.OwnerReference {
+	return *metav1.NewControllerRef(rs, appsv1.SchemeGroupVersion.WithKind("ReplicaSet"))
+}
+
+// Status is the status of rs with these active pods; failure is the error of this
+// reconcile's creations or deletions, nil when there was none. again says when a
+// ready pod will have become available.
+func Status(rs *appsv1.ReplicaSet, active []*corev1.Pod, failure error, now time.Time) (s appsv1.ReplicaSetStatus, again time.Duration) {
+	s = *rs.Status.DeepCopy()
+	s.Replicas, s.FullyLabeledReplicas, s.ReadyReplicas, s.AvailableReplicas = int32(len(active)), 0, 0, 0
+	s.ObservedGeneration = rs.Generation
+	template := labels.SelectorFromSet(rs.Spec.Template.Labels)
+	for _, p := range active {
+		if template.Matches(labels.Set(p.Labels)) {
+			s.FullyLabeledReplicas++
+		}
+		if !controllers.PodReady(p) {
+			continue
+		}
+		s.ReadyReplicas++
+		ok, wait := controllers.PodAvailable(p, rs.Spec.MinReadySeconds, now)
+		if ok {
+			s.AvailableReplicas++
+		} else if wait > 0 && (again == 0 || wait < again) {
+			again = wait
+		}
+	}
+	s.Conditions = failureCondition(rs, len(active), failure, now)
+	return s, again
+}
+
+// failureCondition keeps ReplicaFailure while a creation or deletion fails, and drops it otherwise.
+func failureCondition(rs *appsv1.ReplicaSet, active int, failure error, now time.Time) []appsv1.ReplicaSetCondition {
+	var out []appsv1.ReplicaSetCondition
+	var have *appsv1.ReplicaSetCondition
+	for i, c := range rs.Status.Conditions {
+		if c.Type == appsv1.ReplicaSetReplicaFailure {
+			have = &rs.Status.Conditions[i]
+			continue
+		}
+		out = append(out, c)
+	}
+	if failure == nil {
+		return out
+	}
+	if have != nil {
+		return append(out, *have)
+	}
+	reason := "FailedCreate"
+	if active > int(replicas(rs)) {
+		reason = "FailedDelete"
+	}
+	return append(out, appsv1.ReplicaSetCondition{
+		Type: appsv1.ReplicaSetReplicaFailure, Status: corev1.ConditionTrue,
+		LastTransitionTime: metav1.NewTime(now), Reason: reason, Message: failure.Error(),
+	})
+}
+
+func statusEqual(a, b appsv1.ReplicaSetStatus) bool { return equality.Semantic.DeepEqual(a, b) }

@@ -1,0 +1,36 @@
+package controllers
+
+import (
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// CopyTrace gives child the trace context of the apply that owner descends from.
+func CopyTrace(child, owner metav1.Object) {
+	trace := owner.GetAnnotations()[api.TraceParentAnnotation]
+	if trace == "" {
+		return
+	}
+	a := child.GetAnnotations()
+	if a == nil {
+		a = map[string]string{}
+	}
+	a[api.TraceParentAnnotation] = trace
+	child.SetAnnotations(a)
+}
+
+// Record notes a stage of the apply that obj descends from, begun at start and ended now.
+// object is "kind/namespace/name"; name the stage.
+func (t *Term) Record(name string, obj metav1.Object, kind string, start time.Time, detail string) {
+	id := api.TraceID(obj.GetAnnotations()[api.TraceParentAnnotation])
+	if t.Timeline == nil || id == "" {
+		return
+	}
+	t.Timeline.Record(api.Stage{
+		TraceID: id, Name: name, Actor: t.Actor, Start: start, Duration: t.Now().Sub(start), Detail: detail,
+		Object: kind + "/" + obj.GetNamespace() + "/" + obj.GetName(),
+	})
+}
