@@ -17,12 +17,21 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"sync"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/cache"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/internal/lifecycle"
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
@@ -98,7 +107,21 @@ func (c *Config) defaults() {
 
 // Server serves agents on one replica.
 type Server struct {
-	cfg Config
+	fleetv1.UnimplementedEnrollmentServer
+	fleetv1.UnimplementedFleetServer
+
+	cfg      Config
+	view     *view
+	gate     *gate
+	losses   *losses
+	standbys *standbys
+	tunnels  *tunnels
+	events   *eventIndex
+	leases   cache.Indexer
+
+	synced   chan struct{} // closed when the informers hold their initial lists
+	stopping chan struct{} // closed when Run ends
+	children sync.WaitGroup
 }
 
 var _ api.NodeStreams = (*Server)(nil)
@@ -106,18 +129,78 @@ var _ api.NodeStreams = (*Server)(nil)
 // New prepares the server and registers its informers with cfg.Informers. Nothing runs until Run.
 func New(cfg Config) *Server {
 	cfg.defaults()
-	return &Server{cfg: cfg}
+	s := &Server{
+		cfg: cfg, gate: newGate(cfg.StopGate), standbys: newStandbys(), tunnels: newTunnels(), events: newEventIndex(),
+		synced: make(chan struct{}), stopping: make(chan struct{}),
+	}
+	s.view = newView(cfg.Informers, s.gate)
+	s.losses = newLosses(cfg.Log, func(ctx context.Context, node string, epoch uint64) error {
+		if s.view.session(node) != nil {
+			return nil
+		}
+		cfg.Log.Info("node lost: its session did not come back", "node", node, "epoch", epoch)
+		return markLost(ctx, cfg.Client.As(cfg.System), node, epoch)
+	})
+	leases := client.Informer[*coordinationv1.Lease](cfg.Informers)
+	s.leases = leases.GetIndexer()
+	reg, err := leases.AddEventHandler(s.leaseHandler())
+	if err != nil {
+		panic(fmt.Sprintf("fleet: watch leases: %v", err)) // the informer has not started: this cannot fail
+	}
+	s.view.handlers = append(s.view.handlers, reg)
+	return s
 }
 
 // Run serves until ctx ends. The informers must be running; sessions wait until they are synced.
+// It ends when every session has.
 func (s *Server) Run(ctx context.Context) error {
-	<-ctx.Done()
-	return fmt.Errorf("fleet: %w", ctx.Err())
+	g := grpc.NewServer(
+		grpc.Creds(credentials.NewTLS(s.cfg.TLS)),
+		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage), grpc.WaitForHandlers(true),
+		// A node that vanished without a word is noticed by its silence; these find dead tunnels and standbys.
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 5 * time.Second, Timeout: 4 * time.Second}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 2 * time.Second, PermitWithoutStream: true}),
+	)
+	fleetv1.RegisterEnrollmentServer(g, s)
+	fleetv1.RegisterFleetServer(g, s)
+	defer s.children.Wait()
+	return lifecycle.Run(ctx,
+		lifecycle.Part{Name: "fleet: serve", Run: func(ctx context.Context) error {
+			stop := context.AfterFunc(ctx, func() {
+				close(s.stopping)
+				g.Stop()
+			})
+			defer stop()
+			if err := g.Serve(s.cfg.Listener); err != nil {
+				return fmt.Errorf("serve agents on %s: %w", s.cfg.Listener.Addr(), err)
+			}
+			return ctx.Err()
+		}},
+		lifecycle.Part{Name: "fleet: losses", Run: func(ctx context.Context) error {
+			if err := s.view.waitForSync(ctx); err != nil {
+				return err
+			}
+			close(s.synced)
+			s.rearm()
+			return s.losses.run(ctx)
+		}},
+	)
 }
 
-// RunLeader watches over the nodes whose session record names a replica that is gone, until ctx
-// (the leadership) ends. c writes as the system and is fenced with the leadership's term.
-func (s *Server) RunLeader(ctx context.Context, c *client.Client) error {
-	<-ctx.Done()
-	return ctx.Err()
+// maxMessage is above the largest object with its envelope.
+const maxMessage = 16 << 20
+
+// ready waits until assignments can be computed.
+func (s *Server) ready(ctx context.Context) error {
+	select {
+	case <-s.synced:
+		return nil
+	case <-s.stopping:
+		return status.Errorf(codes.Unavailable, "fleet: replica %s is stopping", s.cfg.Replica)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
+
+// Connected says whether the node has its session with this replica.
+func (s *Server) Connected(node string) bool { return s.view.session(node) != nil }

@@ -1,0 +1,215 @@
+package fleet
+
+import (
+	"cmp"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/controlplane/api"
+	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
+)
+
+// objectSource is what an assignment is computed from.
+type objectSource interface {
+	// lookup returns the present state of an object.
+	lookup(k key) (api.Object, bool)
+	// encoded returns its wire form, shared.
+	encoded(k kind, o api.Object) (*fleetv1.Object, error)
+	// watch and unwatch say that changes of a referenced object matter from now on, or no more. After watch
+	// returned, every change marks the key dirty.
+	watch(k key)
+	unwatch(k key)
+}
+
+// assignment knows what one agent holds and computes what it must be told next. It is a pure
+// function of the source's present state and the set of keys that may have changed: it
+// never cares which events led there. One goroutine uses it.
+type assignment struct {
+	node string
+	src  objectSource
+	held map[key]*heldObject
+	refs map[key]int // how many held objects reference the key
+
+	// echo tells, per pod, of a status that this node wrote itself: the step from one revision to the
+	// next need not be sent back to where it came from.
+	echo func(uid types.UID, from, to uint64) bool
+}
+
+type heldObject struct {
+	uid      types.UID
+	revision uint64
+	refs     []key
+	stopping bool // a pod whose deletion the agent knows of
+}
+
+func newAssignment(node string, src objectSource) *assignment {
+	return &assignment{
+		node: node, src: src,
+		held: make(map[key]*heldObject), refs: make(map[key]int),
+		echo: func(types.UID, uint64, uint64) bool { return false },
+	}
+}
+
+// change is what one flush sends.
+type change struct {
+	upserts []*fleetv1.Object
+	deletes []*fleetv1.Ref
+	// stopping are the pods of which the agent learns by this change that they terminate.
+	stopping []types.UID
+}
+
+// step looks at the keys, and at all that they newly lead to.
+func (a *assignment) step(keys []key) (change, error) {
+	var (
+		c   change
+		ups []upsert
+	)
+	for len(keys) > 0 {
+		k := keys[len(keys)-1]
+		keys = keys[:len(keys)-1]
+		o, ok := a.src.lookup(k)
+		h := a.held[k]
+		if !ok || !a.wants(k, o) {
+			if h != nil {
+				c.deletes = append(c.deletes, &fleetv1.Ref{Kind: kinds[k.kind].name, Namespace: k.namespace, Name: k.name, Uid: string(h.uid)})
+				delete(a.held, k)
+				keys = a.swapRefs(h.refs, nil, keys)
+			}
+			continue
+		}
+		rev := revisionOf(o)
+		if h != nil && h.uid == o.GetUID() && h.revision == rev {
+			continue
+		}
+		if h == nil {
+			h = &heldObject{}
+			a.held[k] = h
+		}
+		if h.uid == o.GetUID() && h.revision != 0 && k.kind == kindPod && a.echo(h.uid, h.revision, rev) {
+			h.revision = rev
+			continue
+		}
+		fresh := h.uid != o.GetUID()
+		h.uid, h.revision = o.GetUID(), rev
+		refs := references(o)
+		keys = a.swapRefs(h.refs, refs, keys)
+		h.refs = refs
+		if k.kind == kindPod {
+			stopping := o.GetDeletionTimestamp() != nil
+			if stopping && (fresh || !h.stopping) {
+				c.stopping = append(c.stopping, h.uid)
+			}
+			h.stopping = stopping
+		}
+		enc, err := a.src.encoded(k.kind, o)
+		if err != nil {
+			return change{}, err
+		}
+		ups = append(ups, upsert{k, enc})
+	}
+	c.upserts = a.ordered(ups)
+	return c, nil
+}
+
+type upsert struct {
+	key key
+	obj *fleetv1.Object
+}
+
+// ordered sorts by kind, referenced kinds first, and drops what was withdrawn within the same step.
+func (a *assignment) ordered(ups []upsert) []*fleetv1.Object {
+	slices.SortStableFunc(ups, func(x, y upsert) int { return cmp.Compare(x.key.kind, y.key.kind) })
+	out := make([]*fleetv1.Object, 0, len(ups))
+	for _, u := range ups {
+		if a.held[u.key] != nil {
+			out = append(out, u.obj)
+		}
+	}
+	return out
+}
+
+// wants says whether this node must hold the object.
+func (a *assignment) wants(k key, o api.Object) bool {
+	switch {
+	case kinds[k.kind].everyone:
+		return true
+	case k.kind == kindPod:
+		p, ok := o.(*v1.Pod)
+		return ok && p.Spec.NodeName == a.node
+	default:
+		return a.refs[k] > 0
+	}
+}
+
+// swapRefs counts the references of a changed object and appends to keys those to look at again.
+func (a *assignment) swapRefs(before, after, keys []key) []key {
+	for _, r := range after {
+		if a.refs[r]++; a.refs[r] == 1 {
+			a.src.watch(r)
+			keys = append(keys, r)
+		}
+	}
+	for _, r := range before {
+		if a.refs[r]--; a.refs[r] == 0 {
+			delete(a.refs, r)
+			a.src.unwatch(r)
+			keys = append(keys, r)
+		}
+	}
+	return keys
+}
+
+// release gives up every watch.
+func (a *assignment) release() {
+	for r := range a.refs {
+		a.src.unwatch(r)
+	}
+	clear(a.refs)
+}
+
+// partBytes bounds one ObjectSet, well below gRPC's message limit.
+const partBytes = 1 << 20
+
+// parts cuts a change into ObjectSets; deletes travel with the last one, so that nothing is
+// withdrawn before what replaces it is there.
+func (c change) parts(full bool) []*fleetv1.ObjectSet {
+	var (
+		sets []*fleetv1.ObjectSet
+		cur  = &fleetv1.ObjectSet{Full: full}
+		size int
+	)
+	for _, o := range c.upserts {
+		if size > 0 && size+len(o.Raw) > partBytes {
+			sets = append(sets, cur)
+			cur, size = &fleetv1.ObjectSet{Full: full}, 0
+		}
+		cur.Upserts = append(cur.Upserts, o)
+		size += len(o.Raw) + 64
+	}
+	cur.Deletes = c.deletes
+	if len(cur.Upserts)+len(cur.Deletes) > 0 {
+		sets = append(sets, cur)
+	}
+	return sets
+}
+
+// thin leaves out the bytes of what the agent says it holds: objects that every node receives and that have not
+// changed since resume. Should the agent not hold one at this revision, it starts a session with resume 0.
+func (c *change) thin(resume uint64) {
+	for i, o := range c.upserts {
+		if o.Revision != 0 && o.Revision <= resume && everyoneReceives(o.Kind) {
+			c.upserts[i] = &fleetv1.Object{Kind: o.Kind, Namespace: o.Namespace, Name: o.Name, Revision: o.Revision}
+		}
+	}
+}
+
+func everyoneReceives(name string) bool {
+	for _, k := range kinds {
+		if k.name == name {
+			return k.everyone
+		}
+	}
+	return false
+}

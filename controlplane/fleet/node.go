@@ -1,0 +1,187 @@
+package fleet
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/controlplane/client"
+)
+
+// syncNode brings the Node object in line with what the node says of itself: on joining, when the facts change,
+// and when somebody else changed the object (a session elsewhere that thought the node
+// lost, for one). It writes only what differs, so that an idle node writes nothing.
+func (x *session) syncNode() {
+	x.work.put("node", func(ctx context.Context) error {
+		x.mu.Lock()
+		facts := x.facts
+		x.mu.Unlock()
+		return x.writeNode(ctx, facts)
+	})
+}
+
+func (x *session) writeNode(ctx context.Context, facts *v1.Node) error {
+	node, ok := x.srv.view.nodeObject(x.node)
+	for range 5 {
+		if !ok {
+			var err error
+			if node, err = x.getOrCreateNode(ctx, facts); err != nil {
+				return x.failed(err, "register node")
+			}
+		}
+		if patch := labelPatch(node, facts); patch != nil {
+			var err error
+			if node, err = client.Patch[*v1.Node](ctx, x.api, "", x.node, "", types.MergePatchType, patch); err != nil {
+				return x.failed(err, "label node")
+			}
+		}
+		want := mergeNodeStatus(&node.Status, &facts.Status, metav1.Now())
+		if equality.Semantic.DeepEqual(&node.Status, want) {
+			return nil
+		}
+		next := node.DeepCopy()
+		next.Status = *want
+		_, err := client.UpdateStatus(ctx, x.api, next)
+		if err == nil {
+			return nil
+		}
+		if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+			return x.failed(err, "write status of node")
+		}
+		ok = false // what the informer shows is past
+	}
+	return fmt.Errorf("fleet: node %s: too many conflicts on its status", x.node)
+}
+
+func (x *session) getOrCreateNode(ctx context.Context, facts *v1.Node) (*v1.Node, error) {
+	node, err := client.Get[*v1.Node](ctx, x.api, "", x.node)
+	if !apierrors.IsNotFound(err) {
+		return node, err
+	}
+	n := &v1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: x.node, Labels: facts.Labels, Annotations: facts.Annotations},
+		Spec:       v1.NodeSpec{Taints: facts.Spec.Taints, ProviderID: facts.Spec.ProviderID},
+		Status:     *mergeNodeStatus(&v1.NodeStatus{}, &facts.Status, metav1.Now()),
+	}
+	node, err = client.Create(ctx, x.api, n.DeepCopy())
+	if apierrors.IsAlreadyExists(err) {
+		return client.Get[*v1.Node](ctx, x.api, "", x.node)
+	}
+	return node, err
+}
+
+// owned says which labels and annotations describe the machine and are kept right; the others are given
+// at registration and belong to the administrator afterwards.
+func owned(name string) bool {
+	domain, _, ok := strings.Cut(name, "/")
+	return ok && (domain == "kubernetes.io" || domain == "beta.kubernetes.io" || domain == "keelson.dev" || strings.HasSuffix(domain, ".keelson.dev"))
+}
+
+// labelPatch is a merge patch of the metadata that the node owns; nil when all is right.
+func labelPatch(stored, facts *v1.Node) []byte {
+	differing := func(have, want map[string]string) map[string]string {
+		out := make(map[string]string)
+		for k, v := range want {
+			if owned(k) && have[k] != v {
+				out[k] = v
+			}
+		}
+		return out
+	}
+	meta := make(map[string]any)
+	if l := differing(stored.Labels, facts.Labels); len(l) > 0 {
+		meta["labels"] = l
+	}
+	if a := differing(stored.Annotations, facts.Annotations); len(a) > 0 {
+		meta["annotations"] = a
+	}
+	if len(meta) == 0 {
+		return nil
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": meta})
+	if err != nil {
+		return nil // maps of strings always marshal
+	}
+	return patch
+}
+
+// mergeNodeStatus is the status of a node with a session: the facts, Ready unless they say otherwise, and
+// what others wrote. Conditions that say the same keep their times.
+func mergeNodeStatus(stored, facts *v1.NodeStatus, now metav1.Time) *v1.NodeStatus {
+	out := *facts
+	out.Phase = stored.Phase
+	out.VolumesAttached = stored.VolumesAttached
+	if out.VolumesInUse == nil {
+		out.VolumesInUse = stored.VolumesInUse
+	}
+	reported := facts.Conditions
+	if findNodeCondition(reported, v1.NodeReady) == nil {
+		reported = append(append([]v1.NodeCondition(nil), reported...), v1.NodeCondition{
+			Type: v1.NodeReady, Status: v1.ConditionTrue,
+			Reason: "KubeletReady", Message: "the agent has a session with the control plane",
+		})
+	}
+	out.Conditions = make([]v1.NodeCondition, 0, len(reported)+len(stored.Conditions))
+	for _, c := range reported {
+		old := findNodeCondition(stored.Conditions, c.Type)
+		switch {
+		case old != nil && old.Status == c.Status && old.Reason == c.Reason && old.Message == c.Message:
+			c = *old
+		case old != nil && old.Status == c.Status:
+			c.LastTransitionTime, c.LastHeartbeatTime = old.LastTransitionTime, now
+		default:
+			c.LastTransitionTime, c.LastHeartbeatTime = now, now
+		}
+		out.Conditions = append(out.Conditions, c)
+	}
+	for _, c := range stored.Conditions {
+		if findNodeCondition(reported, c.Type) == nil {
+			out.Conditions = append(out.Conditions, c)
+		}
+	}
+	return &out
+}
+
+// lostNodeStatus is the status of a node that nobody has a session with; nil when it says so already.
+func lostNodeStatus(stored *v1.NodeStatus, now metav1.Time) *v1.NodeStatus {
+	ready := findNodeCondition(stored.Conditions, v1.NodeReady)
+	if ready != nil && ready.Status == v1.ConditionUnknown {
+		return nil
+	}
+	out := stored.DeepCopy()
+	if ready == nil {
+		out.Conditions = append(out.Conditions, v1.NodeCondition{Type: v1.NodeReady})
+	}
+	for i := range out.Conditions {
+		c := &out.Conditions[i]
+		switch c.Type {
+		case v1.NodeReady, v1.NodeMemoryPressure, v1.NodeDiskPressure, v1.NodePIDPressure:
+			if c.Status != v1.ConditionUnknown {
+				c.Status, c.LastTransitionTime = v1.ConditionUnknown, now
+			}
+			c.Reason, c.Message = "NodeStatusUnknown", "the agent's session with the control plane was lost"
+		}
+	}
+	return out
+}
+
+func findNodeCondition(list []v1.NodeCondition, t v1.NodeConditionType) *v1.NodeCondition {
+	for i := range list {
+		if list[i].Type == t {
+			return &list[i]
+		}
+	}
+	return nil
+}
+
+func nodeIsReady(n *v1.Node) bool {
+	c := findNodeCondition(n.Status.Conditions, v1.NodeReady)
+	return c != nil && c.Status == v1.ConditionTrue
+}

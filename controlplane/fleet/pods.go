@@ -1,0 +1,164 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/controlplane/client"
+	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
+)
+
+// podStatus stores a reported status; the newest per pod wins.
+func (x *session) podStatus(m *fleetv1.PodStatus) error {
+	reported := &v1.Pod{}
+	if err := decode(m.Pod, "Pod", reported); err != nil {
+		return fmt.Errorf("status of pod %s/%s: %w", m.Namespace, m.Name, err)
+	}
+	uid := types.UID(m.Uid)
+	x.work.put("pod/"+m.Uid, func(ctx context.Context) error {
+		if err := x.writeStatus(ctx, m.Namespace, m.Name, uid, &reported.Status); err != nil {
+			return err
+		}
+		x.ackPod(uid)
+		return nil
+	})
+	return nil
+}
+
+func (x *session) ackPod(uid types.UID) {
+	x.post(&fleetv1.ControlMessage{Kind: &fleetv1.ControlMessage_StatusAck{StatusAck: &fleetv1.StatusAck{Uid: string(uid)}}})
+}
+
+// writeStatus writes the status when it differs from what is stored. nil also means that it can never
+// be written: the pod is gone, is another one of the same name, or is not this node's.
+func (x *session) writeStatus(ctx context.Context, namespace, name string, uid types.UID, reported *v1.PodStatus) error {
+	pod, ok := x.newest(namespace, name, uid)
+	for range 5 {
+		if !ok {
+			var err error
+			pod, err = client.Get[*v1.Pod](ctx, x.api, namespace, name)
+			if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
+				return nil
+			}
+			if err != nil {
+				return x.failed(err, "read pod %s/%s", namespace, name)
+			}
+		}
+		if pod.UID != uid || pod.Spec.NodeName != x.node {
+			if ok { // the informer may lag behind: ask the store
+				ok = false
+				continue
+			}
+			return nil
+		}
+		want := mergePodStatus(&pod.Status, reported)
+		if equality.Semantic.DeepEqual(&pod.Status, want) {
+			return nil
+		}
+		next := *pod // shares everything but the status, which the callee receives whole
+		next.Status = *want
+		stored, err := client.UpdateStatus(ctx, x.api, next.DeepCopy())
+		switch {
+		case err == nil:
+			x.wrote(revisionOf(pod), stored)
+			return nil
+		case apierrors.IsConflict(err):
+			ok = false
+		case apierrors.IsNotFound(err) || apierrors.IsForbidden(err):
+			return nil
+		case apierrors.IsInvalid(err):
+			x.log.Error("status refused", "pod", namespace+"/"+name, "err", err)
+			return nil
+		default:
+			return x.failed(err, "write status of pod %s/%s", namespace, name)
+		}
+	}
+	return fmt.Errorf("fleet: status of pod %s/%s: too many conflicts", namespace, name)
+}
+
+// failed logs once per failure at the level of a retry and returns the error.
+func (x *session) failed(err error, format string, args ...any) error {
+	what := fmt.Sprintf(format, args...)
+	x.log.Debug("will retry", "what", what, "err", err)
+	return fmt.Errorf("fleet: node %s: %s: %w", x.node, what, err)
+}
+
+// mergePodStatus is what to store when a node reports: its own words, with the conditions that
+// others wrote kept, and never back from a final phase. The result shares parts with both.
+func mergePodStatus(stored, reported *v1.PodStatus) *v1.PodStatus {
+	out := *reported
+	out.Conditions = mergePodConditions(stored.Conditions, reported.Conditions)
+	if terminal(stored.Phase) && !terminal(reported.Phase) {
+		out.Phase, out.Reason, out.Message = stored.Phase, stored.Reason, stored.Message
+	}
+	if out.QOSClass == "" {
+		out.QOSClass = stored.QOSClass
+	}
+	if out.StartTime == nil {
+		out.StartTime = stored.StartTime
+	}
+	if out.NominatedNodeName == "" {
+		out.NominatedNodeName = stored.NominatedNodeName
+	}
+	if out.ResourceClaimStatuses == nil {
+		out.ResourceClaimStatuses = stored.ResourceClaimStatuses
+	}
+	return &out
+}
+
+func terminal(p v1.PodPhase) bool { return p == v1.PodSucceeded || p == v1.PodFailed }
+
+func mergePodConditions(stored, reported []v1.PodCondition) []v1.PodCondition {
+	out := make([]v1.PodCondition, 0, len(stored)+len(reported))
+	find := func(list []v1.PodCondition, t v1.PodConditionType) *v1.PodCondition {
+		for i := range list {
+			if list[i].Type == t {
+				return &list[i]
+			}
+		}
+		return nil
+	}
+	for _, c := range reported {
+		if old := find(stored, c.Type); old != nil {
+			if c.Type == v1.PodScheduled {
+				c = *old // the scheduler's word
+			} else if old.Status == c.Status && !old.LastTransitionTime.IsZero() {
+				c.LastTransitionTime = old.LastTransitionTime
+			}
+		}
+		out = append(out, c)
+	}
+	for _, c := range stored {
+		if find(reported, c.Type) == nil {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// podGone removes the object of a pod of which nothing is left on the node.
+func (x *session) podGone(m *fleetv1.PodGone) {
+	uid := types.UID(m.Uid)
+	x.work.put("pod/"+m.Uid, func(ctx context.Context) error {
+		now := int64(0)
+		err := client.Delete[*v1.Pod](ctx, x.api, m.Namespace, m.Name, metav1.DeleteOptions{
+			GracePeriodSeconds: &now,
+			Preconditions:      &metav1.Preconditions{UID: &uid},
+		})
+		// A conflict means that another pod has the name by now.
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) && !apierrors.IsForbidden(err) {
+			return x.failed(err, "delete pod %s/%s", m.Namespace, m.Name)
+		}
+		x.mu.Lock()
+		delete(x.echoes, uid)
+		x.mu.Unlock()
+		x.ackPod(uid)
+		return nil
+	})
+}

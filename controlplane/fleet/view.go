@@ -1,0 +1,260 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/client"
+	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
+)
+
+// podsByNode is the informer index of pods by the node they are bound to.
+const podsByNode = "fleet.podsByNode"
+
+// view turns informer events into dirty keys of the sessions that they concern. Per event it costs a
+// look-up and a mark; encoding and sending belong to each session's own goroutine.
+//
+// The order that makes it lossless: a session registers (join, watch) before it reads the
+// informers' stores, and the stores change before the handlers here are called.
+type view struct {
+	stores   [kindCount]cache.Indexer
+	handlers []cache.ResourceEventHandlerRegistration
+	enc      *encodings
+	gate     *gate
+
+	// routed is the revision up to which every EndpointSlice change has been marked in all sessions.
+	routed atomic.Uint64
+
+	mu       sync.RWMutex
+	sessions map[string]*session
+	interest map[key]map[*session]struct{}
+}
+
+func newView(i *client.Informers, g *gate) *view {
+	v := &view{
+		enc: newEncodings(), gate: g,
+		sessions: make(map[string]*session),
+		interest: make(map[key]map[*session]struct{}),
+	}
+	v.routed.Store(1)
+	for k := range kindCount {
+		inf := kinds[k].informer(i)
+		if k == kindPod {
+			// The index name is ours alone and the informer has not started: this cannot fail.
+			if err := inf.AddIndexers(cache.Indexers{podsByNode: indexPodByNode}); err != nil {
+				panic(fmt.Sprintf("fleet: index pods: %v", err))
+			}
+		}
+		v.stores[k] = inf.GetIndexer()
+		reg, err := inf.AddEventHandler(v.handler(k))
+		if err != nil {
+			panic(fmt.Sprintf("fleet: watch %s: %v", kinds[k].name, err))
+		}
+		v.handlers = append(v.handlers, reg)
+	}
+	return v
+}
+
+func indexPodByNode(o any) ([]string, error) {
+	if p, ok := o.(*v1.Pod); ok && p.Spec.NodeName != "" {
+		return []string{p.Spec.NodeName}, nil
+	}
+	return nil, nil
+}
+
+// waitForSync blocks until every handler has seen the initial lists.
+func (v *view) waitForSync(ctx context.Context) error {
+	for _, h := range v.handlers {
+		select {
+		case <-h.HasSyncedChecker().Done():
+		case <-ctx.Done():
+			return fmt.Errorf("fleet: wait for informers: %w", ctx.Err())
+		}
+	}
+	return nil
+}
+
+func (v *view) handler(k kind) cache.ResourceEventHandlerFuncs {
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(o any) { v.changed(k, nil, object(o)) },
+		UpdateFunc: func(old, o any) { v.changed(k, object(old), object(o)) },
+		DeleteFunc: func(o any) { v.changed(k, object(o), nil) },
+	}
+}
+
+// object unwraps what a handler is given; nil when it is no API object.
+func object(o any) api.Object {
+	if t, ok := o.(cache.DeletedFinalStateUnknown); ok {
+		o = t.Obj
+	}
+	obj, _ := o.(api.Object)
+	return obj
+}
+
+// changed marks the object in every session that it concerns. old or now is nil on creation and deletion.
+func (v *view) changed(k kind, old, now api.Object) {
+	any := now
+	if any == nil {
+		any = old
+	}
+	if any == nil {
+		return
+	}
+	id := keyOf(k, any)
+	switch {
+	case kinds[k].everyone:
+		v.mu.RLock()
+		for _, s := range v.sessions {
+			s.mark(id)
+		}
+		v.mu.RUnlock()
+	case k == kindPod:
+		v.markPod(id, old)
+		v.markPod(id, now)
+	default:
+		v.mu.RLock()
+		for s := range v.interest[id] {
+			s.mark(id)
+		}
+		v.mu.RUnlock()
+	}
+	if now == nil {
+		v.enc.forget(old.GetUID())
+	}
+	switch k {
+	case kindEndpointSlice:
+		rev := revisionOf(any)
+		for {
+			have := v.routed.Load()
+			if have >= rev || v.routed.CompareAndSwap(have, rev) {
+				break
+			}
+		}
+		slice, _ := now.(*discoveryv1.EndpointSlice)
+		v.gate.slice(id, slice, rev)
+	case kindNode:
+		n, ok := now.(*v1.Node)
+		v.gate.nodeReady(id.name, ok && nodeIsReady(n))
+	}
+}
+
+func (v *view) markPod(id key, o api.Object) {
+	p, ok := o.(*v1.Pod)
+	if !ok || p == nil || p.Spec.NodeName == "" {
+		return
+	}
+	v.mu.RLock()
+	s := v.sessions[p.Spec.NodeName]
+	v.mu.RUnlock()
+	if s != nil {
+		s.mark(id)
+	}
+}
+
+// join makes s the session of its node and returns the one it replaces, nil when there was none.
+// ok is false when a newer one is there already.
+func (v *view) join(s *session) (older *session, ok bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	older = v.sessions[s.node]
+	if older != nil && older.epoch > s.epoch {
+		return nil, false
+	}
+	v.sessions[s.node] = s
+	return older, true
+}
+
+// leave removes s and reports whether it still was its node's session.
+func (v *view) leave(s *session) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.sessions[s.node] != s {
+		return false
+	}
+	delete(v.sessions, s.node)
+	return true
+}
+
+func (v *view) session(node string) *session {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	return v.sessions[node]
+}
+
+// everything lists the keys that make the full assignment of a node.
+func (v *view) everything(node string) []key {
+	var keys []key
+	for k := range kindCount {
+		if !kinds[k].everyone {
+			continue
+		}
+		for _, o := range v.stores[k].List() {
+			if obj, ok := o.(api.Object); ok {
+				keys = append(keys, keyOf(k, obj))
+			}
+		}
+	}
+	pods, _ := v.stores[kindPod].ByIndex(podsByNode, node) // the index exists since newView
+	for _, o := range pods {
+		if obj, ok := o.(api.Object); ok {
+			keys = append(keys, keyOf(kindPod, obj))
+		}
+	}
+	return keys
+}
+
+func (v *view) lookup(k key) (api.Object, bool) {
+	o, ok, err := v.stores[k.kind].GetByKey(k.storeKey())
+	if err != nil || !ok {
+		return nil, false
+	}
+	obj, ok := o.(api.Object)
+	return obj, ok
+}
+
+func (v *view) pod(namespace, name string) (*v1.Pod, bool) {
+	o, _ := v.lookup(key{kindPod, namespace, name})
+	p, ok := o.(*v1.Pod)
+	return p, ok
+}
+
+func (v *view) nodeObject(name string) (*v1.Node, bool) {
+	o, _ := v.lookup(key{kind: kindNode, name: name})
+	n, ok := o.(*v1.Node)
+	return n, ok
+}
+
+// source is the view as one session's assignment sees it.
+type source struct {
+	*view
+	s *session
+}
+
+func (x source) encoded(k kind, o api.Object) (*fleetv1.Object, error) { return x.enc.get(k, o) }
+
+func (x source) watch(k key) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	m := x.interest[k]
+	if m == nil {
+		m = make(map[*session]struct{})
+		x.interest[k] = m
+	}
+	m[x.s] = struct{}{}
+}
+
+func (x source) unwatch(k key) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	delete(x.interest[k], x.s)
+	if len(x.interest[k]) == 0 {
+		delete(x.interest, k)
+	}
+}

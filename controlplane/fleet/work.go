@@ -1,0 +1,107 @@
+package fleet
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"keelson.dev/keelson/internal/backoff"
+	"keelson.dev/keelson/internal/wait"
+)
+
+// work performs a session's writes: several keys at once, one at a time per key, and for each key
+// only what was asked last. A failed one is retried with growing delays until it
+// succeeds, is replaced, or ctx ends. put never blocks.
+type work struct {
+	ctx   context.Context
+	limit int
+	wg    sync.WaitGroup
+
+	mu     sync.Mutex
+	todo   map[string]func(ctx context.Context) error
+	order  []string // keys of todo that no worker has, oldest first
+	busy   map[string]bool
+	active int
+}
+
+func newWork(ctx context.Context, limit int) *work {
+	return &work{ctx: ctx, limit: limit, todo: make(map[string]func(context.Context) error), busy: make(map[string]bool)}
+}
+
+// put replaces what is to be done for key.
+func (w *work) put(key string, do func(ctx context.Context) error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.ctx.Err() != nil {
+		return
+	}
+	_, queued := w.todo[key]
+	w.todo[key] = do
+	if !queued && !w.busy[key] {
+		w.order = append(w.order, key)
+	}
+	w.start()
+}
+
+// start adds a worker when there is work that nobody has. The lock is held.
+func (w *work) start() {
+	if len(w.order) == 0 || w.active >= w.limit {
+		return
+	}
+	w.active++
+	w.wg.Add(1)
+	go w.run()
+}
+
+func (w *work) run() {
+	defer w.wg.Done()
+	for {
+		w.mu.Lock()
+		if len(w.order) == 0 || w.ctx.Err() != nil {
+			w.active--
+			w.mu.Unlock()
+			return
+		}
+		key := w.order[0]
+		w.order = w.order[1:]
+		w.busy[key] = true
+		w.start()
+		w.mu.Unlock()
+		w.finish(key)
+	}
+}
+
+// finish does what is to be done for key until nothing is left.
+func (w *work) finish(key string) {
+	delay := backoff.Backoff{Min: 20 * time.Millisecond, Max: 2 * time.Second, Jitter: 0.3}
+	for {
+		w.mu.Lock()
+		do, ok := w.todo[key]
+		if !ok || w.ctx.Err() != nil {
+			delete(w.busy, key)
+			w.mu.Unlock()
+			return
+		}
+		delete(w.todo, key)
+		w.mu.Unlock()
+		if err := do(w.ctx); err == nil {
+			delay.Reset()
+			continue
+		}
+		w.mu.Lock()
+		if _, newer := w.todo[key]; !newer {
+			w.todo[key] = do
+		}
+		w.mu.Unlock()
+		if wait.Delay(w.ctx, delay.Next()) != nil {
+			continue
+		}
+	}
+}
+
+// backlog is how many keys wait.
+func (w *work) backlog() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.todo)
+}
