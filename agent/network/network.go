@@ -1,0 +1,290 @@
+// Package network attaches sandboxes to the pod network through CNI plugins and
+// keeps the routes to other nodes' pods. It implements agent.Network.
+package network
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
+
+	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/cni"
+)
+
+// Config is what a network is made of.
+type Config struct {
+	ConfDir string // a configuration in here wins over our own
+	BinDirs []string
+	RunDir  string // addresses and cached results; emptied by a reboot
+	// PodCIDR returns this node's, "" while none is allocated.
+	PodCIDR func() string
+	Log     *slog.Logger
+}
+
+// Network implements agent.Network.
+type Network struct {
+	cfg Config
+	cni *libcni.CNIConfig
+
+	mu    sync.Mutex
+	cache map[string]*libcni.NetworkConfigList // by what it was made from
+}
+
+const ifName = "eth0"
+
+// New returns a network. It reads its configuration on each call, so that an
+// operator may swap it while the agent runs.
+func New(c Config) *Network {
+	return &Network{
+		cfg:   c,
+		cni:   libcni.NewCNIConfigWithCacheDir(c.BinDirs, filepath.Join(c.RunDir, "cache"), nil),
+		cache: map[string]*libcni.NetworkConfigList{},
+	}
+}
+
+// Ready is nil when there is a configuration.
+func (n *Network) Ready() error {
+	_, err := n.list(false)
+	return err
+}
+
+// list is the configuration in force: a foreign one, else our own.
+func (n *Network) list(ports bool) (*libcni.NetworkConfigList, error) {
+	path, err := cni.Foreign(n.cfg.ConfDir)
+	if err != nil {
+		return nil, err
+	}
+	if path != "" {
+		list, err := load(path)
+		if err != nil {
+			return nil, fmt.Errorf("network configuration %s: %w", path, err)
+		}
+		return list, nil
+	}
+	cidr := n.cfg.PodCIDR()
+	if cidr == "" {
+		return nil, errors.New("network is not ready: the node has no pod CIDR yet and there is no configuration in " + n.cfg.ConfDir)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	key := cidr + " " + strconv.FormatBool(ports)
+	if l := n.cache[key]; l != nil {
+		return l, nil
+	}
+	prefix, err := netip.ParsePrefix(cidr)
+	if err != nil {
+		return nil, fmt.Errorf("the node's pod CIDR %q: %w", cidr, err)
+	}
+	raw, err := cni.Conflist(cni.Options{PodCIDR: prefix, IPAMDir: filepath.Join(n.cfg.RunDir, "ipam"), Ports: ports})
+	if err != nil {
+		return nil, err
+	}
+	l, err := libcni.NetworkConfFromBytes(raw)
+	if err != nil {
+		return nil, fmt.Errorf("own network configuration: %w", err)
+	}
+	n.cache[key] = l
+	return l, nil
+}
+
+func load(path string) (*libcni.NetworkConfigList, error) {
+	if filepath.Ext(path) == ".conflist" {
+		return libcni.ConfListFromFile(path)
+	}
+	one, err := libcni.ConfFromFile(path)
+	if err != nil {
+		return nil, err
+	}
+	return libcni.ConfListFromConf(one)
+}
+
+func runtimeConf(r agent.NetworkRequest) *libcni.RuntimeConf {
+	caps := map[string]any{}
+	if p := portMappings(r); len(p) > 0 {
+		caps["portMappings"] = p
+	}
+	if r.Ingress > 0 || r.Egress > 0 {
+		caps["bandwidth"] = map[string]int64{
+			"ingressRate": r.Ingress, "ingressBurst": r.Ingress, "egressRate": r.Egress, "egressBurst": r.Egress,
+		}
+	}
+	return &libcni.RuntimeConf{
+		ContainerID: r.SandboxID, NetNS: r.NetNS, IfName: ifName,
+		Args: [][2]string{
+			{"IgnoreUnknown", "1"},
+			{"K8S_POD_NAMESPACE", r.Namespace},
+			{"K8S_POD_NAME", r.Name},
+			{"K8S_POD_INFRA_CONTAINER_ID", r.SandboxID},
+			{"K8S_POD_UID", string(r.UID)},
+		},
+		CapabilityArgs: caps,
+	}
+}
+
+type portMapping struct {
+	HostPort      int32  `json:"hostPort"`
+	ContainerPort int32  `json:"containerPort"`
+	Protocol      string `json:"protocol"`
+	HostIP        string `json:"hostIP,omitempty"`
+}
+
+func portMappings(r agent.NetworkRequest) []portMapping {
+	var out []portMapping
+	for _, p := range r.Ports {
+		if p.HostPort > 0 {
+			out = append(out, portMapping{p.HostPort, p.ContainerPort, protocolName(int32(p.Protocol)), p.HostIp})
+		}
+	}
+	return out
+}
+
+// protocolName is CNI's word for the CRI's protocol number.
+func protocolName(p int32) string {
+	switch p {
+	case 1:
+		return "udp"
+	case 2:
+		return "sctp"
+	default:
+		return "tcp"
+	}
+}
+
+// Add attaches the sandbox. Adding an attached one returns what it has.
+func (n *Network) Add(ctx context.Context, r agent.NetworkRequest) (agent.NetworkStatus, error) {
+	list, err := n.list(len(portMappings(r)) > 0)
+	if err != nil {
+		return agent.NetworkStatus{}, err
+	}
+	rt := runtimeConf(r)
+	if cached, err := n.cni.GetNetworkListCachedResult(list, rt); err == nil && cached != nil {
+		if n.cni.CheckNetworkList(ctx, list, rt) == nil {
+			return status(cached)
+		}
+	}
+	if err := linkUp(r.NetNS, "lo"); err != nil {
+		return agent.NetworkStatus{}, fmt.Errorf("loopback of sandbox %s: %w", r.SandboxID, err)
+	}
+	res, err := n.cni.AddNetworkList(ctx, list, rt)
+	if err != nil {
+		// A failed ADD may have got half-way; the specification asks for a DEL.
+		if derr := n.cni.DelNetworkList(context.WithoutCancel(ctx), list, rt); derr != nil {
+			n.cfg.Log.Warn("releasing a failed attachment", "sandbox", r.SandboxID, "err", derr)
+		}
+		return agent.NetworkStatus{}, fmt.Errorf("network %q: CNI ADD for pod %s/%s: %w", list.Name, r.Namespace, r.Name, err)
+	}
+	return status(res)
+}
+
+func status(res types.Result) (agent.NetworkStatus, error) {
+	r, err := current.NewResultFromResult(res)
+	if err != nil {
+		return agent.NetworkStatus{}, fmt.Errorf("CNI result: %w", err)
+	}
+	var s agent.NetworkStatus
+	for _, ip := range r.IPs {
+		if ip.Interface != nil && *ip.Interface >= 0 && *ip.Interface < len(r.Interfaces) && r.Interfaces[*ip.Interface].Sandbox == "" {
+			continue
+		}
+		s.IPs = append(s.IPs, ip.Address.IP.String())
+		if ip.Gateway != nil {
+			s.Gateways = append(s.Gateways, ip.Gateway.String())
+		}
+	}
+	for _, i := range r.Interfaces {
+		if i.Sandbox != "" && i.Name == ifName {
+			s.MAC = i.Mac
+		}
+	}
+	if len(s.IPs) == 0 {
+		return s, errors.New("CNI result has no address for the sandbox")
+	}
+	return s, nil
+}
+
+// Check verifies an attachment.
+func (n *Network) Check(ctx context.Context, r agent.NetworkRequest) error {
+	list, err := n.list(len(portMappings(r)) > 0)
+	if err != nil {
+		return err
+	}
+	if err := n.cni.CheckNetworkList(ctx, list, runtimeConf(r)); err != nil {
+		return fmt.Errorf("network %q: CNI CHECK for pod %s/%s: %w", list.Name, r.Namespace, r.Name, err)
+	}
+	return nil
+}
+
+// Del detaches the sandbox with the configuration it was attached with, which the cache remembers.
+func (n *Network) Del(ctx context.Context, r agent.NetworkRequest) error {
+	rt := runtimeConf(r)
+	if attached, err := n.cni.GetCachedAttachments(r.SandboxID); err == nil && len(attached) > 0 {
+		var errs []error
+		for _, a := range attached {
+			list, err := libcni.NetworkConfFromBytes(a.Config)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("cached configuration of sandbox %s: %w", r.SandboxID, err))
+				continue
+			}
+			if err := n.cni.DelNetworkList(ctx, list, rt); err != nil {
+				errs = append(errs, fmt.Errorf("network %q: CNI DEL for pod %s/%s: %w", list.Name, r.Namespace, r.Name, err))
+			}
+		}
+		return errors.Join(errs...)
+	}
+	return nil
+}
+
+// GC releases the attachments of sandboxes that are not kept: by the plugins'
+// GC verb where they have one, and by DEL for those the cache remembers.
+func (n *Network) GC(ctx context.Context, keep []string) error {
+	wanted := map[string]bool{}
+	for _, id := range keep {
+		wanted[id] = true
+	}
+	var errs []error
+	attached, err := n.cni.GetCachedAttachments("")
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		errs = append(errs, fmt.Errorf("reading cached attachments: %w", err))
+	}
+	args := &libcni.GCArgs{}
+	for _, a := range attached {
+		if wanted[a.ContainerID] {
+			args.ValidAttachments = append(args.ValidAttachments, types.GCAttachment{ContainerID: a.ContainerID, IfName: a.IfName})
+			continue
+		}
+		if err := n.Del(ctx, agent.NetworkRequest{SandboxID: a.ContainerID, NetNS: a.NetNS}); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if list, err := n.list(false); err == nil {
+		if err := n.cni.GCNetworkList(ctx, list, args); err != nil {
+			errs = append(errs, fmt.Errorf("network %q: CNI GC: %w", list.Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Describe is the configuration in force as JSON, for people.
+func (n *Network) Describe() string {
+	l, err := n.list(true)
+	if err != nil {
+		return err.Error()
+	}
+	var out any
+	if json.Unmarshal(l.Bytes, &out) != nil {
+		return string(l.Bytes)
+	}
+	raw, _ := json.MarshalIndent(out, "", "  ")
+	return string(raw)
+}

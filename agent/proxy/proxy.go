@@ -1,0 +1,150 @@
+package proxy
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"sigs.k8s.io/knftables"
+
+	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/internal/backoff"
+	"keelson.dev/keelson/internal/wait"
+)
+
+// traceParent is the annotation that ties an EndpointSlice to the apply it descends from.
+const traceParent = "keelson.dev/traceparent"
+
+// Proxy keeps the node's Service rules as the control plane demands.
+type Proxy struct {
+	Node   string
+	NodeIP netip.Addr
+	Log    *slog.Logger
+}
+
+// state is what one Run has programmed.
+type state struct {
+	nft     knftables.Interface
+	applied ruleset
+	built   bool              // the base is in the kernel
+	seen    map[string]string // EndpointSlice → resourceVersion that was reported
+}
+
+// Run programs rules until ctx ends. Rules stay when it ends: traffic outlives the agent.
+// After a failed transaction the next one rebuilds the table.
+func (p *Proxy) Run(ctx context.Context, objects agent.Objects, reports agent.Reporter) error {
+	nft, err := knftables.New(knftables.IPv4Family, Table)
+	if err != nil {
+		return fmt.Errorf("Service rules need nftables: %w: install nft and a kernel with nf_tables", err)
+	}
+	s := &state{nft: nft, seen: map[string]string{}}
+	changes := objects.Changes(ctx)
+	select {
+	case <-objects.Synced():
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	retry := backoff.Backoff{Min: 50 * time.Millisecond, Max: 5 * time.Second}
+	for {
+		if err := p.apply(ctx, s, objects, reports); err != nil {
+			p.Log.Error("programming Service rules", "err", err)
+			s.built = false
+			if err := wait.Delay(ctx, retry.Next()); err != nil {
+				return err
+			}
+			continue
+		}
+		retry.Reset()
+		for relevant := false; !relevant; {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case kinds, ok := <-changes:
+				if !ok {
+					return ctx.Err()
+				}
+				_, svc := kinds["Service"]
+				_, eps := kinds["EndpointSlice"]
+				relevant = svc || eps
+			}
+		}
+	}
+}
+
+// apply brings the kernel to the view that objects shows now.
+func (p *Proxy) apply(ctx context.Context, s *state, objects agent.Objects, reports agent.Reporter) error {
+	revision := objects.Revision() // before reading: the rules show at least this
+	begin := time.Now()
+	parts := objects.EndpointSlices()
+	want := render(Compute(objects.Services(), parts, p.Node))
+	tx := s.nft.NewTransaction()
+	from := s.applied
+	if !s.built {
+		cidr, _ := netip.ParsePrefix(objects.Cluster().ServiceCIDR)
+		if err := p.route(cidr); err != nil {
+			return err
+		}
+		base(tx, cidr)
+		from = ruleset{}
+	}
+	change(tx, from, want)
+	if tx.NumOperations() > 0 {
+		if err := s.nft.Run(ctx, tx); err != nil {
+			return fmt.Errorf("nft transaction of %d steps: %w", tx.NumOperations(), err)
+		}
+	}
+	s.applied, s.built = want, true
+	reports.ProxyApplied(revision)
+	s.report(p.Node, parts, reports, begin)
+	return nil
+}
+
+// report tells the timeline which new EndpointSlices this node routes by now.
+func (s *state) report(node string, parts []*discoveryv1.EndpointSlice, reports agent.Reporter, begin time.Time) {
+	current := make(map[string]string, len(parts))
+	for _, e := range parts {
+		key := e.Namespace + "/" + e.Name
+		current[key] = e.ResourceVersion
+		if tp := e.Annotations[traceParent]; tp != "" && s.seen[key] != e.ResourceVersion {
+			reports.Stages(tp, "endpointslice/"+key, []agent.StageTime{{
+				Name: "proxy programmed", Start: begin, Duration: time.Since(begin), Detail: "on " + node,
+			}})
+		}
+	}
+	s.seen = current
+}
+
+// route gives Service addresses a way out of the host's own sockets: the
+// destination is rewritten in the output hook, but only for packets that have a
+// route before. Nothing ever leaves by it: what was not rewritten is refused.
+func (p *Proxy) route(cidr netip.Prefix) error {
+	if !cidr.IsValid() || !p.NodeIP.IsValid() {
+		return nil
+	}
+	links, err := netlink.LinkList()
+	if err != nil {
+		return fmt.Errorf("listing interfaces: %w", err)
+	}
+	for _, l := range links {
+		addrs, err := netlink.AddrList(l, netlink.FAMILY_V4)
+		if err != nil {
+			continue
+		}
+		for _, a := range addrs {
+			if ip, ok := netip.AddrFromSlice(a.IP); ok && ip.Unmap() == p.NodeIP {
+				dst := &net.IPNet{IP: cidr.Addr().AsSlice(), Mask: net.CIDRMask(cidr.Bits(), 32)}
+				r := &netlink.Route{Dst: dst, LinkIndex: l.Attrs().Index, Src: p.NodeIP.AsSlice(), Scope: netlink.SCOPE_LINK, Priority: 100}
+				if err := netlink.RouteReplace(r); err != nil {
+					return fmt.Errorf("route for Service addresses %s: %w", cidr, err)
+				}
+				return nil
+			}
+		}
+	}
+	return fmt.Errorf("no interface holds the node's address %s: check --node-ip", p.NodeIP)
+}

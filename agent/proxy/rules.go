@@ -1,0 +1,240 @@
+package proxy
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"sigs.k8s.io/knftables"
+)
+
+// Table is the name of our nftables table; nothing else on the node is touched.
+const Table = "keelson"
+
+// markMasquerade is the packet mark of traffic whose source becomes the node's:
+// replies must come back through the node that changed the destination.
+const markMasquerade = "0x4000"
+
+const (
+	mapServices  = "services"
+	mapNodePorts = "nodeports"
+	setHairpin   = "hairpin"
+)
+
+// chainSpec is one chain of ours: its rules in order, and the sets it remembers clients in.
+type chainSpec struct {
+	rules    []string
+	affinity []affinitySet
+}
+
+type affinitySet struct {
+	name    string
+	seconds int32
+}
+
+// ruleset is a model rendered: what the kernel should hold beyond the base chains.
+type ruleset struct {
+	chains    map[string]chainSpec
+	services  map[string]string // "ip . proto . port" → chain
+	nodePorts map[string]string // "proto . port" → chain
+	hairpin   map[string]bool   // pod addresses that may reach themselves through a Service
+}
+
+// render turns the model into chains and map elements. Pure.
+func render(m Model) ruleset {
+	r := ruleset{map[string]chainSpec{}, map[string]string{}, map[string]string{}, map[string]bool{}}
+	for _, id := range slices.Sorted(maps.Keys(m)) {
+		p := m[id]
+		internal := "svc-" + id
+		r.balance(internal, p, p.Cluster)
+		for _, f := range p.Internal {
+			r.services[serviceKey(f)] = internal
+		}
+		if len(p.External) > 0 {
+			external := "ext-" + id
+			r.external(external, p)
+			for _, f := range p.External {
+				if f.IP.IsValid() {
+					r.services[serviceKey(f)] = external
+				} else {
+					r.nodePorts[f.Proto+" . "+fmt.Sprint(f.Port)] = external
+				}
+			}
+		}
+		for _, b := range p.Cluster {
+			if b.Local {
+				r.hairpin[b.IP.String()] = true
+			}
+		}
+	}
+	return r
+}
+
+func serviceKey(f Frontend) string { return fmt.Sprintf("%s . %s . %d", f.IP, f.Proto, f.Port) }
+
+// balance writes the chain that chooses a backend. Without a backend the chain
+// is empty: the packet keeps the Service's address and the filter refuses it.
+func (r *ruleset) balance(chain string, p Port, to []Backend) {
+	switch {
+	case len(to) == 0:
+		r.chains[chain] = chainSpec{}
+	case p.Affinity > 0:
+		r.sticky(chain, p, to)
+	default:
+		r.chains[chain] = chainSpec{rules: []string{fmt.Sprintf("meta l4proto %s dnat ip to %s", p.Proto, choose(to))}}
+	}
+}
+
+func choose(to []Backend) string {
+	if len(to) == 1 {
+		return fmt.Sprintf("%s:%d", to[0].IP, to[0].Port)
+	}
+	parts := make([]string, len(to))
+	for i, b := range to {
+		parts[i] = fmt.Sprintf("%d : %s . %d", i, b.IP, b.Port)
+	}
+	return fmt.Sprintf("numgen random mod %d map { %s }", len(to), strings.Join(parts, ", "))
+}
+
+// sticky gives every backend a chain and a set of the clients that belong to it.
+func (r *ruleset) sticky(chain string, p Port, to []Backend) {
+	var front chainSpec
+	pick := make([]string, len(to))
+	for i, b := range to {
+		own := fmt.Sprintf("ep-%s-%s-%d", chain, strings.ReplaceAll(b.IP.String(), ".", "-"), b.Port)
+		r.chains[own] = chainSpec{
+			rules: []string{
+				fmt.Sprintf("update @%s { ip saddr }", own),
+				fmt.Sprintf("meta l4proto %s dnat to %s:%d", p.Proto, b.IP, b.Port),
+			},
+			affinity: []affinitySet{{own, p.Affinity}},
+		}
+		front.rules = append(front.rules, fmt.Sprintf("ip saddr @%s goto %s", own, own))
+		pick[i] = fmt.Sprintf("%d : goto %s", i, own)
+	}
+	front.rules = append(front.rules, fmt.Sprintf("numgen random mod %d vmap { %s }", len(to), strings.Join(pick, " , ")))
+	r.chains[chain] = front
+}
+
+func (r *ruleset) external(chain string, p Port) {
+	if p.KeepSource {
+		r.balance(chain, p, p.Outside)
+		return
+	}
+	r.chains[chain] = chainSpec{rules: []string{
+		"meta mark set meta mark or " + markMasquerade,
+		"goto svc-" + p.ID,
+	}}
+	// Cluster traffic policy may leave out backends that external traffic may use.
+	if !slices.Equal(p.Cluster, p.Outside) {
+		own := "out-" + p.ID
+		r.balance(own, p, p.Outside)
+		r.chains[chain] = chainSpec{rules: []string{"meta mark set meta mark or " + markMasquerade, "goto " + own}}
+	}
+}
+
+// base adds the table from nothing: in one transaction, so that no packet sees half of it.
+func base(tx *knftables.Transaction, serviceCIDR netip.Prefix) {
+	tx.Add(&knftables.Table{})
+	tx.Delete(&knftables.Table{})
+	tx.Add(&knftables.Table{Comment: knftables.PtrTo("Keelson Service rules")})
+	tx.Add(&knftables.Map{Name: mapServices, Type: "ipv4_addr . inet_proto . inet_service : verdict"})
+	tx.Add(&knftables.Map{Name: mapNodePorts, Type: "inet_proto . inet_service : verdict"})
+	tx.Add(&knftables.Set{Name: setHairpin, Type: "ipv4_addr . ipv4_addr"})
+	tx.Add(&knftables.Chain{Name: "dispatch"})
+	tx.Add(&knftables.Rule{Chain: "dispatch", Rule: "ip daddr . meta l4proto . th dport vmap @" + mapServices})
+	tx.Add(&knftables.Rule{Chain: "dispatch", Rule: "fib daddr type local ip daddr != 127.0.0.0/8 meta l4proto . th dport vmap @" + mapNodePorts})
+	for _, hook := range []knftables.BaseChainHook{knftables.PreroutingHook, knftables.OutputHook} {
+		name := "nat-" + string(hook)
+		tx.Add(&knftables.Chain{Name: name, Type: knftables.PtrTo(knftables.NATType), Hook: knftables.PtrTo(hook), Priority: knftables.PtrTo(knftables.DNATPriority)})
+		tx.Add(&knftables.Rule{Chain: name, Rule: "jump dispatch"})
+	}
+	tx.Add(&knftables.Chain{Name: "nat-postrouting", Type: knftables.PtrTo(knftables.NATType), Hook: knftables.PtrTo(knftables.PostroutingHook), Priority: knftables.PtrTo(knftables.SNATPriority)})
+	tx.Add(&knftables.Rule{Chain: "nat-postrouting", Rule: fmt.Sprintf("meta mark and %s != 0 meta mark set meta mark xor %s masquerade", markMasquerade, markMasquerade)})
+	tx.Add(&knftables.Rule{Chain: "nat-postrouting", Rule: "ct status dnat ip saddr . ip daddr @" + setHairpin + " masquerade"})
+	if !serviceCIDR.IsValid() {
+		return
+	}
+	// A Service address that no rule changed has no backend: refuse at once, never route it.
+	for _, hook := range []knftables.BaseChainHook{knftables.ForwardHook, knftables.OutputHook} {
+		name := "refuse-" + string(hook)
+		tx.Add(&knftables.Chain{Name: name, Type: knftables.PtrTo(knftables.FilterType), Hook: knftables.PtrTo(hook), Priority: knftables.PtrTo(knftables.FilterPriority)})
+		tx.Add(&knftables.Rule{Chain: name, Rule: fmt.Sprintf("ip daddr %s reject", serviceCIDR)})
+	}
+}
+
+// change adds to tx what turns the kernel from one ruleset into another.
+func change(tx *knftables.Transaction, from, to ruleset) {
+	// New chains first, so that rules and maps may refer to them; the old go last.
+	for _, name := range slices.Sorted(maps.Keys(to.chains)) {
+		c := to.chains[name]
+		if old, ok := from.chains[name]; ok && slices.Equal(old.rules, c.rules) && slices.Equal(old.affinity, c.affinity) {
+			continue
+		}
+		for _, a := range c.affinity {
+			tx.Add(&knftables.Set{Name: a.name, Type: "ipv4_addr", Flags: []knftables.SetFlag{knftables.DynamicFlag, knftables.TimeoutFlag},
+				Timeout: knftables.PtrTo(time.Duration(a.seconds) * time.Second), Size: knftables.PtrTo(uint64(65535))})
+		}
+		tx.Add(&knftables.Chain{Name: name})
+		tx.Flush(&knftables.Chain{Name: name})
+	}
+	for _, name := range slices.Sorted(maps.Keys(to.chains)) {
+		c := to.chains[name]
+		if old, ok := from.chains[name]; ok && slices.Equal(old.rules, c.rules) && slices.Equal(old.affinity, c.affinity) {
+			continue
+		}
+		for _, rule := range c.rules {
+			tx.Add(&knftables.Rule{Chain: name, Rule: rule})
+		}
+	}
+	changeMap(tx, mapServices, from.services, to.services)
+	changeMap(tx, mapNodePorts, from.nodePorts, to.nodePorts)
+	for _, ip := range slices.Sorted(maps.Keys(from.hairpin)) {
+		if !to.hairpin[ip] {
+			tx.Delete(&knftables.Element{Set: setHairpin, Key: []string{ip, ip}})
+		}
+	}
+	for _, ip := range slices.Sorted(maps.Keys(to.hairpin)) {
+		if !from.hairpin[ip] {
+			tx.Add(&knftables.Element{Set: setHairpin, Key: []string{ip, ip}})
+		}
+	}
+	removeChains(tx, from, to)
+}
+
+func removeChains(tx *knftables.Transaction, from, to ruleset) {
+	var gone []string
+	for name := range from.chains {
+		if _, ok := to.chains[name]; !ok {
+			gone = append(gone, name)
+		}
+	}
+	// "svc-" and "ext-" chains refer to "ep-" and each other: empty all, then delete all.
+	slices.SortFunc(gone, func(a, b string) int { return cmp.Compare(b, a) })
+	for _, name := range gone {
+		tx.Flush(&knftables.Chain{Name: name})
+	}
+	for _, name := range gone {
+		tx.Delete(&knftables.Chain{Name: name})
+		for _, a := range from.chains[name].affinity {
+			tx.Delete(&knftables.Set{Name: a.name})
+		}
+	}
+}
+
+func changeMap(tx *knftables.Transaction, name string, from, to map[string]string) {
+	for _, key := range slices.Sorted(maps.Keys(from)) {
+		if to[key] != from[key] {
+			tx.Delete(&knftables.Element{Map: name, Key: strings.Split(key, " . ")})
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(to)) {
+		if from[key] != to[key] {
+			tx.Add(&knftables.Element{Map: name, Key: strings.Split(key, " . "), Value: []string{"goto " + to[key]}})
+		}
+	}
+}

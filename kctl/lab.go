@@ -1,0 +1,235 @@
+package kctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"keelson.dev/keelson/deploy/lab"
+)
+
+func labCommand(streams genericiooptions.IOStreams) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "lab",
+		Short: "A whole cluster on this machine, and faults in it",
+		Long: "A lab is a cluster of namespaces on one Linux machine: replicas of the control plane and workers\n" +
+			"as hosts on a private bridge with no route out, running the real binaries.",
+		Example: "  kctl lab up\n  kctl lab status\n  kctl lab kill --daemon cp1\n  kctl lab partition w2\n  kctl lab heal w2\n  kctl lab down",
+	}
+	c.AddCommand(labUp(streams), labDown(streams), labStatus(streams), labExec(streams))
+	c.AddCommand(labVerb(streams, "restart HOST", "Start a host or its daemon again", (*lab.Lab).Restart))
+	c.AddCommand(labVerb(streams, "stop HOST", "End a host's daemon in good order", (*lab.Lab).Stop))
+	plain := func(f func(*lab.Lab, string) error) func(*lab.Lab, context.Context, string) error {
+		return func(l *lab.Lab, _ context.Context, h string) error { return f(l, h) }
+	}
+	c.AddCommand(labVerb(streams, "pause HOST", "Freeze every process of a host ('heal' lets them go on)", plain((*lab.Lab).Pause)))
+	c.AddCommand(labVerb(streams, "partition HOST", "Unplug a host's cable", plain((*lab.Lab).Partition)))
+	c.AddCommand(labVerb(streams, "heal HOST", "Plug the cable in again and thaw the host", plain((*lab.Lab).Heal)))
+	c.AddCommand(labKill(streams), labSupervise(), labForward(), labRegistry())
+	return c
+}
+
+// interruptible is a context that ends on SIGINT and SIGTERM.
+func interruptible() (context.Context, context.CancelFunc) {
+	return signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+}
+
+func binDir() string {
+	exe, err := os.Executable()
+	if err != nil {
+		return "/usr/local/bin"
+	}
+	if real, err := filepath.EvalSymlinks(exe); err == nil {
+		exe = real
+	}
+	return filepath.Dir(exe)
+}
+
+func labUp(streams genericiooptions.IOStreams) *cobra.Command {
+	var cfg lab.Config
+	c := &cobra.Command{
+		Use:     "up",
+		Short:   "Start a lab and wait until it is ready",
+		Example: "  kctl lab up\n  kctl lab up --workers 5 --memory 1Gi",
+		Args:    cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			if l, err := lab.Open(streams.Out); err == nil {
+				fmt.Fprintln(streams.Out, "the lab is up already:")
+				return lab.PrintStatus(streams.Out, l.Status(context.Background()))
+			} else if !errors.Is(err, lab.ErrNotUp) {
+				return err
+			}
+			l, err := lab.New(cfg, streams.Out)
+			if err != nil {
+				return err
+			}
+			ctx, cancel := interruptible()
+			defer cancel()
+			return l.Up(ctx)
+		},
+	}
+	f := c.Flags()
+	f.IntVar(&cfg.ControlPlanes, "control-planes", 3, "replicas of the control plane")
+	f.IntVar(&cfg.Workers, "workers", 3, "workers")
+	f.StringVar(&cfg.Listen, "listen", "127.0.0.1:6443", "the address on this machine that leads to the API")
+	f.StringVar(&cfg.BinDir, "bin-dir", binDir(), "folder of the daemons")
+	f.StringVar(&cfg.CNIBinDir, "cni-bin-dir", filepath.Join(binDir(), "cni"), "folder of the CNI plugins")
+	f.StringVar(&cfg.ImageDir, "image-dir", filepath.Join(binDir(), "images"), "folder of image archives that workers and registry hold from the start")
+	f.StringVar(&cfg.CPU, "cpu", "4", "CPUs that a worker reports")
+	f.StringVar(&cfg.Memory, "memory", "2Gi", "memory that a worker reports")
+	f.IntVar(&cfg.EvictionSeconds, "eviction-seconds", 5, "seconds after which pods leave a node that was lost")
+	f.StringVar(&cfg.Kubeconfig, "kubeconfig-out", LabKubeconfig(), "where the kubeconfig is written")
+	return c
+}
+
+func labDown(streams genericiooptions.IOStreams) *cobra.Command {
+	return &cobra.Command{
+		Use:     "down",
+		Short:   "Take the lab away, with everything it made",
+		Example: "  kctl lab down",
+		Args:    cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			l, err := lab.Open(streams.Out)
+			if errors.Is(err, lab.ErrNotUp) {
+				l = &lab.Lab{} // its state is gone; what is left on the machine is found without it
+				l.Config.Kubeconfig = LabKubeconfig()
+			} else if err != nil {
+				return err
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			if err := l.Down(ctx); err != nil {
+				return err
+			}
+			if left := lab.Leftovers(); len(left) > 0 {
+				return fmt.Errorf("lab: still there: %v", left)
+			}
+			fmt.Fprintln(streams.Out, "the lab is down; nothing of it is left")
+			return nil
+		},
+	}
+}
+
+func labStatus(streams genericiooptions.IOStreams) *cobra.Command {
+	return &cobra.Command{
+		Use:     "status",
+		Short:   "Show the lab's hosts",
+		Example: "  kctl lab status",
+		Args:    cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			l, err := lab.Open(streams.Out)
+			if err != nil {
+				return err
+			}
+			return lab.PrintStatus(streams.Out, l.Status(context.Background()))
+		},
+	}
+}
+
+func labExec(streams genericiooptions.IOStreams) *cobra.Command {
+	return &cobra.Command{
+		Use:                "exec HOST COMMAND [ARG...]",
+		Short:              "Run a command inside a host's namespaces",
+		Example:            "  kctl lab exec w1 ip route\n  kctl lab exec w1 nft list ruleset",
+		Args:               cobra.MinimumNArgs(2),
+		DisableFlagParsing: true,
+		RunE: func(_ *cobra.Command, args []string) error {
+			l, err := lab.Open(streams.Out)
+			if err != nil {
+				return err
+			}
+			h, err := l.Host(args[0])
+			if err != nil {
+				return err
+			}
+			if args[1] == "--" {
+				args = args[1:]
+			}
+			cmd := h.Command(context.Background(), args[1:]...)
+			cmd.Stdin, cmd.Stdout, cmd.Stderr = streams.In, streams.Out, streams.ErrOut
+			err = cmd.Run()
+			var exit *exec.ExitError
+			if errors.As(err, &exit) {
+				os.Exit(exit.ExitCode())
+			}
+			return err
+		},
+	}
+}
+
+func labVerb(streams genericiooptions.IOStreams, use, short string, do func(*lab.Lab, context.Context, string) error) *cobra.Command {
+	c := &cobra.Command{Use: use, Short: short, Args: cobra.ExactArgs(1)}
+	c.Example = fmt.Sprintf("  kctl lab %s w1", c.Name())
+	c.RunE = func(_ *cobra.Command, args []string) error {
+		l, err := lab.Open(streams.Out)
+		if err != nil {
+			return err
+		}
+		ctx, cancel := interruptible()
+		defer cancel()
+		if err := do(l, ctx, args[0]); err != nil {
+			return err
+		}
+		fmt.Fprintf(streams.Out, "%s: %s done\n", args[0], c.Name())
+		return nil
+	}
+	return c
+}
+
+func labKill(streams genericiooptions.IOStreams) *cobra.Command {
+	daemon := false
+	c := labVerb(streams, "kill HOST", "Cut a host's power, or kill -9 its daemon alone", func(l *lab.Lab, ctx context.Context, h string) error {
+		if daemon {
+			return l.KillDaemon(ctx, h)
+		}
+		return l.Kill(ctx, h)
+	})
+	c.Example = "  kctl lab kill cp1\n  kctl lab kill --daemon w1"
+	c.Flags().BoolVar(&daemon, "daemon", false, "kill the daemon only; containers stay")
+	return c
+}
+
+// The three below are run by the lab itself.
+
+func labSupervise() *cobra.Command {
+	return &cobra.Command{Use: "supervise", Hidden: true, Args: cobra.NoArgs, RunE: func(*cobra.Command, []string) error {
+		return inLab(func(ctx context.Context, l *lab.Lab) error { return l.Supervise(ctx) })
+	}}
+}
+
+func labForward() *cobra.Command {
+	return &cobra.Command{Use: "forward", Hidden: true, Args: cobra.NoArgs, RunE: func(*cobra.Command, []string) error {
+		return inLab(func(ctx context.Context, l *lab.Lab) error { return l.Forward(ctx) })
+	}}
+}
+
+func inLab(f func(context.Context, *lab.Lab) error) error {
+	l, err := lab.Open(os.Stdout)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := interruptible()
+	defer cancel()
+	return f(ctx, l)
+}
+
+func labRegistry() *cobra.Command {
+	var listen, load string
+	c := &cobra.Command{Use: "serve-registry", Hidden: true, Args: cobra.NoArgs, RunE: func(*cobra.Command, []string) error {
+		ctx, cancel := interruptible()
+		defer cancel()
+		return lab.ServeRegistry(ctx, listen, load)
+	}}
+	c.Flags().StringVar(&listen, "listen", "127.0.0.1:5000", "address")
+	c.Flags().StringVar(&load, "load", "", "folder of archives to serve")
+	return c
+}

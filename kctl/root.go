@@ -1,0 +1,118 @@
+// Package kctl is the command line: kubectl's commands plus verbs of the
+// cluster itself. It talks to the API only; the lab verbs work on this machine.
+package kctl
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/kubectl/pkg/cmd"
+	"k8s.io/kubectl/pkg/cmd/plugin"
+	cmdutil "k8s.io/kubectl/pkg/cmd/util"
+)
+
+// Version is set by the linker.
+var Version = "dev"
+
+// Command returns the whole command tree for the given arguments (os.Args).
+func Command(args []string) *cobra.Command {
+	useLabWhereNothingElse()
+	streams := genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
+	flags := genericclioptions.NewConfigFlags(true).WithDeprecatedPasswordFlag().
+		WithDiscoveryBurst(300).WithDiscoveryQPS(50).WithWarningPrinter(streams)
+	root := cmd.NewKubectlCommand(cmd.KubectlOptions{
+		PluginHandler: cmd.NewDefaultPluginHandler(plugin.ValidPluginFilenamePrefixes),
+		Arguments:     args,
+		ConfigFlags:   flags,
+		IOStreams:     streams,
+	})
+	root.Use = "kctl"
+	root.SilenceErrors, root.SilenceUsage = true, true
+	root.Short = "kctl controls a Keelson cluster"
+	root.Long = "kctl controls a Keelson cluster: every command of kubectl, and verbs for the cluster itself.\n\n" +
+		"  kctl lab       a whole cluster on this machine, and faults in it\n" +
+		"  kctl trace     where the time of an apply went\n" +
+		"  kctl cluster   replicas of the control plane, join tokens"
+	f := cmdutil.NewFactory(cmdutil.NewMatchVersionFlags(flags))
+	replace(root, versionCommand(f, streams))
+	root.AddCommand(labCommand(streams), traceCommand(f, streams), clusterCommand(f, streams))
+	return root
+}
+
+// replace swaps the subcommand of the same name.
+func replace(root, with *cobra.Command) {
+	for _, c := range root.Commands() {
+		if c.Name() == with.Name() {
+			root.RemoveCommand(c)
+		}
+	}
+	root.AddCommand(with)
+}
+
+// LabKubeconfig is where 'kctl lab up' writes its kubeconfig.
+func LabKubeconfig() string {
+	home, err := os.UserHomeDir()
+	if err != nil {
+		home = "/root"
+	}
+	return filepath.Join(home, ".kube", "keelson-lab")
+}
+
+// useLabWhereNothingElse points at the lab when neither KUBECONFIG nor
+// ~/.kube/config names a cluster.
+func useLabWhereNothingElse() {
+	if os.Getenv(clientcmd.RecommendedConfigPathEnvVar) != "" {
+		return
+	}
+	if c, err := clientcmd.LoadFromFile(clientcmd.RecommendedHomeFile); err == nil && len(c.Clusters) > 0 {
+		return
+	}
+	if _, err := os.Stat(LabKubeconfig()); err == nil {
+		os.Setenv(clientcmd.RecommendedConfigPathEnvVar, LabKubeconfig())
+	}
+}
+
+func versionCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	clientOnly := false
+	c := &cobra.Command{
+		Use:     "version",
+		Short:   "Print the version of kctl and of the cluster",
+		Example: "  kctl version\n  kctl version --client",
+		RunE: func(*cobra.Command, []string) error {
+			fmt.Fprintf(streams.Out, "kctl:     %s\n", Version)
+			if clientOnly {
+				return nil
+			}
+			d, err := f.ToDiscoveryClient()
+			if err != nil {
+				return err
+			}
+			d.Invalidate()
+			v, err := d.ServerVersion()
+			if err != nil {
+				return fmt.Errorf("asking the cluster for its version: %w", err)
+			}
+			fmt.Fprintf(streams.Out, "cluster:  %s (%s)\n", v.GitVersion, v.Platform)
+			return nil
+		},
+	}
+	c.Flags().BoolVar(&clientOnly, "client", false, "print kctl's version only")
+	return c
+}
+
+// Main runs the command and returns the process' exit code.
+func Main() int {
+	if err := Command(os.Args).Execute(); err != nil {
+		if !strings.HasPrefix(err.Error(), "error: ") {
+			fmt.Fprintln(os.Stderr, "error:", err)
+		}
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,135 @@
+package kctl
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/cli-runtime/pkg/resource"
+	cmdutil "k8s.io/kubectl/pkg/cmd/util"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+func traceCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	output := ""
+	c := &cobra.Command{
+		Use:   "trace (TYPE/NAME | TYPE NAME)",
+		Short: "Show where the time of an apply went, stage by stage",
+		Long: "Show the waterfall of the apply from which an object descends: every stage as it was measured\n" +
+			"by the component that did it, with its start after the request was received and its duration.",
+		Example: "  kctl trace deployment/hello\n  kctl trace pod hello-7d4b9c-x2x4z -o json",
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			stages, err := timelineOf(cmd.Context(), f, args)
+			if err != nil {
+				return err
+			}
+			if output == "json" {
+				enc := json.NewEncoder(streams.Out)
+				enc.SetIndent("", "  ")
+				return enc.Encode(stages)
+			}
+			return printTimeline(streams.Out, stages)
+		},
+	}
+	c.Flags().StringVarP(&output, "output", "o", "", "json prints the stage records themselves")
+	return c
+}
+
+// timelineOf reads the trace context of an object and asks the API for the stages.
+func timelineOf(ctx context.Context, f cmdutil.Factory, args []string) ([]api.Stage, error) {
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	namespace, _, err := f.ToRawKubeConfigLoader().Namespace()
+	if err != nil {
+		return nil, err
+	}
+	infos, err := f.NewBuilder().Unstructured().NamespaceParam(namespace).DefaultNamespace().
+		ResourceTypeOrNameArgs(false, args...).SingleResourceType().Flatten().Do().Infos()
+	if err != nil {
+		return nil, err
+	}
+	if len(infos) != 1 {
+		return nil, fmt.Errorf("trace shows one object, the arguments name %d: give TYPE/NAME", len(infos))
+	}
+	id, err := traceID(infos[0])
+	if err != nil {
+		return nil, err
+	}
+	rest, err := f.KubernetesClientSet()
+	if err != nil {
+		return nil, err
+	}
+	raw, err := rest.RESTClient().Get().AbsPath("/timeline", id).DoRaw(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("asking for the timeline of trace %s: %w", id, err)
+	}
+	var stages []api.Stage
+	if err := json.Unmarshal(raw, &stages); err != nil {
+		return nil, fmt.Errorf("reading the timeline of trace %s: %w", id, err)
+	}
+	if len(stages) == 0 {
+		return nil, fmt.Errorf("no replica remembers trace %s: timelines are kept in memory, the newest only", id)
+	}
+	return stages, nil
+}
+
+func traceID(info *resource.Info) (string, error) {
+	m, err := meta.Accessor(info.Object)
+	if err != nil {
+		return "", err
+	}
+	id := api.TraceID(m.GetAnnotations()[api.TraceParentAnnotation])
+	if id == "" {
+		return "", fmt.Errorf("%s has no annotation %s: it was written before tracing, or by something that removed it",
+			info.ObjectName(), api.TraceParentAnnotation)
+	}
+	return id, nil
+}
+
+const barWidth = 32
+
+// printTimeline writes the waterfall: start and duration in milliseconds, a bar,
+// the stage, who acted, on what.
+func printTimeline(w io.Writer, stages []api.Stage) error {
+	slices.SortStableFunc(stages, func(a, b api.Stage) int { return a.Start.Compare(b.Start) })
+	begin, end := stages[0].Start, stages[0].Start
+	for _, s := range stages {
+		if e := s.Start.Add(s.Duration); e.After(end) {
+			end = e
+		}
+	}
+	total := max(end.Sub(begin), time.Microsecond)
+	fmt.Fprintf(w, "trace %s  from %s  %s ms in all\n\n", stages[0].TraceID, begin.UTC().Format("15:04:05.000"), millis(total))
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(t, "   START\t     TAKES\t\tSTAGE\tACTOR\tOBJECT\tDETAIL")
+	for _, s := range stages {
+		fmt.Fprintf(t, "%8s\t%10s\t%s\t%s\t%s\t%s\t%s\n",
+			millis(s.Start.Sub(begin)), millis(s.Duration), bar(s.Start.Sub(begin), s.Duration, total), s.Name, s.Actor, s.Object, s.Detail)
+	}
+	return t.Flush()
+}
+
+func millis(d time.Duration) string { return fmt.Sprintf("%.1f", float64(d)/float64(time.Millisecond)) }
+
+func bar(start, d, total time.Duration) string {
+	from := int(int64(start) * barWidth / int64(total))
+	from = min(from, barWidth-1)
+	n := max(1, int(int64(d)*barWidth/int64(total)))
+	n = min(n, barWidth-from)
+	mark := "█"
+	if d == 0 {
+		mark = "|"
+	}
+	return strings.Repeat("·", from) + strings.Repeat(mark, n) + strings.Repeat("·", barWidth-from-n)
+}
