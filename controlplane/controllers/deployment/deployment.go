@@ -133,8 +133,11 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	}
 	step := Plan(Snapshot{Deployment: d, Sets: owned, OldPodsAlive: r.oldPodsAlive})
 	did, failure := r.perform(ctx, d, step)
-	if apierrors.HasStatusCause(failure, corev1.NamespaceTerminatingCause) {
-		return 0, nil
+	switch {
+	case apierrors.HasStatusCause(failure, corev1.NamespaceTerminatingCause):
+		return 0, nil // nothing will ever be wanted here again
+	case failure != nil && did == nil:
+		return 0, failure
 	}
 	again, err := r.writeStatus(ctx, d, step, did)
 	return again, errors.Join(failure, err)

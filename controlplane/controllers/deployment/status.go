@@ -99,7 +99,7 @@ func setProgressing(d *appsv1.Deployment, current *appsv1.ReplicaSet, s *appsv1.
 		if did.Failed {
 			status = corev1.ConditionFalse
 		}
-		progressing(status, did.Reason, did.Message, true)
+		progressing(status, did.Reason, did.Message, !did.Failed)
 		have = condition(*s, appsv1.DeploymentProgressing)
 	}
 	if d.Spec.Paused || have != nil && have.Reason == reasonPaused {

@@ -1,0 +1,224 @@
+// Package endpoints keeps the legacy Endpoints object of every Service with a
+// selector, for clients that do not read EndpointSlices yet.
+package endpoints
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// Labels, and the annotation of an object that could not hold all addresses.
+const (
+	managedByLabel     = "endpoints.kubernetes.io/managed-by"
+	managedBy          = "endpoint-controller"
+	overCapacity       = "endpoints.kubernetes.io/over-capacity"
+	maxAddresses       = 1000
+	overCapacityReason = "truncated"
+)
+
+// Desired is the Endpoints object of a Service with these selected pods.
+func Desired(svc *corev1.Service, pods []*corev1.Pod) *corev1.Endpoints {
+	e := &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{
+		Namespace: svc.Namespace, Name: svc.Name, Labels: map[string]string{}, Annotations: map[string]string{},
+	}}
+	for k, v := range svc.Labels {
+		e.Labels[k] = v
+	}
+	e.Labels[managedByLabel] = managedBy
+	delete(e.Labels, corev1.IsHeadlessService)
+	if svc.Spec.ClusterIP == corev1.ClusterIPNone {
+		e.Labels[corev1.IsHeadlessService] = ""
+	}
+	ipv6 := len(svc.Spec.IPFamilies) > 0 && svc.Spec.IPFamilies[0] == corev1.IPv6Protocol
+	subsets := map[string]*corev1.EndpointSubset{}
+	addresses := 0
+	pods = slices.Clone(pods)
+	slices.SortFunc(pods, func(a, b *corev1.Pod) int {
+		// Should not all fit, then the ready ones do.
+		return cmp.Or(-cmp.Compare(rank(a), rank(b)), cmp.Compare(a.Name, b.Name))
+	})
+	for _, p := range pods {
+		address, ok := address(svc, p, ipv6)
+		if !ok {
+			continue
+		}
+		if addresses++; addresses > maxAddresses {
+			e.Annotations[overCapacity] = overCapacityReason
+			break
+		}
+		ports, key := ports(svc, p)
+		if len(ports) == 0 && len(svc.Spec.Ports) > 0 {
+			continue
+		}
+		s := subsets[key]
+		if s == nil {
+			s = &corev1.EndpointSubset{Ports: ports}
+			subsets[key] = s
+		}
+		if controllers.PodReady(p) || svc.Spec.PublishNotReadyAddresses {
+			s.Addresses = append(s.Addresses, address)
+		} else {
+			s.NotReadyAddresses = append(s.NotReadyAddresses, address)
+		}
+	}
+	e.Subsets = sorted(subsets)
+	return e
+}
+
+func rank(p *corev1.Pod) int {
+	if controllers.PodReady(p) {
+		return 1
+	}
+	return 0
+}
+
+// address describes a pod; one that has ended, has no address or is going (and is not to be published) has none.
+func address(svc *corev1.Service, p *corev1.Pod, ipv6 bool) (corev1.EndpointAddress, bool) {
+	if controllers.PodEnded(p) || p.DeletionTimestamp != nil && !svc.Spec.PublishNotReadyAddresses {
+		return corev1.EndpointAddress{}, false
+	}
+	ip, ok := controllers.PodAddress(p, ipv6)
+	if !ok {
+		return corev1.EndpointAddress{}, false
+	}
+	a := corev1.EndpointAddress{IP: ip, TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: p.UID}}
+	if p.Spec.NodeName != "" {
+		a.NodeName = &p.Spec.NodeName
+	}
+	if p.Spec.Hostname != "" && p.Spec.Subdomain == svc.Name {
+		a.Hostname = p.Spec.Hostname
+	}
+	return a, true
+}
+
+// ports are the Service's ports on a pod and a string that is equal for equal ports.
+func ports(svc *corev1.Service, p *corev1.Pod) ([]corev1.EndpointPort, string) {
+	var out []corev1.EndpointPort
+	var key strings.Builder
+	for i := range svc.Spec.Ports {
+		sp := &svc.Spec.Ports[i]
+		n, ok := controllers.TargetPort(p, sp)
+		if !ok {
+			continue
+		}
+		out = append(out, corev1.EndpointPort{Name: sp.Name, Port: n, Protocol: cmp.Or(sp.Protocol, corev1.ProtocolTCP), AppProtocol: sp.AppProtocol})
+		fmt.Fprintf(&key, "%s/%d/%s ", sp.Name, n, sp.Protocol)
+	}
+	return out, key.String()
+}
+
+func sorted(subsets map[string]*corev1.EndpointSubset) []corev1.EndpointSubset {
+	keys := make([]string, 0, len(subsets))
+	for k := range subsets {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	byIP := func(a, b corev1.EndpointAddress) int { return cmp.Compare(a.IP, b.IP) }
+	var out []corev1.EndpointSubset
+	for _, k := range keys {
+		slices.SortFunc(subsets[k].Addresses, byIP)
+		slices.SortFunc(subsets[k].NotReadyAddresses, byIP)
+		out = append(out, *subsets[k])
+	}
+	return out
+}
+
+// New returns the Endpoints controller.
+func New(d controllers.Deps) *controllers.Controller {
+	services := client.Informer[*corev1.Service](d.Informers)
+	pods := client.Informer[*corev1.Pod](d.Informers)
+	objects := client.Informer[*corev1.Endpoints](d.Informers)
+	controllers.Index(services, controllers.NamespaceIndex, controllers.NamespaceOf)
+	controllers.Index(pods, controllers.NamespaceIndex, controllers.NamespaceOf)
+	return &controllers.Controller{
+		Name:    "endpoint",
+		Workers: 2,
+		Watches: []controllers.Watch{
+			controllers.OnInformer(services, controllers.Self[*corev1.Service]),
+			controllers.OnInformer(objects, controllers.Self[*corev1.Endpoints]),
+			controllers.OnInformer(pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key {
+				return controllers.ServicesOf(services, c)
+			}),
+		},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"services", "pods"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"endpoints"}, Verbs: []string{"create", "delete", "get", "list", "update", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"endpoints/restricted"}, Verbs: []string{"create"}},
+			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
+		},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			r := &reconciler{term: t, services: services, pods: pods, objects: controllers.ViewOf[*corev1.Endpoints](t, objects)}
+			return r.reconcile
+		},
+	}
+}
+
+// reconciler is the thin shell of one leadership.
+type reconciler struct {
+	term           *controllers.Term
+	services, pods cache.SharedIndexInformer
+	objects        *controllers.View[*corev1.Endpoints]
+}
+
+func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+	have, exists := r.objects.Get(key.Namespace, key.Name)
+	svc, ok := controllers.Cached[*corev1.Service](r.services, key.Namespace, key.Name)
+	if !ok {
+		if exists && have.Labels[managedByLabel] == managedBy {
+			return 0, r.delete(ctx, have)
+		}
+		return 0, nil
+	}
+	if svc.DeletionTimestamp != nil || len(svc.Spec.Selector) == 0 || svc.Spec.Type == corev1.ServiceTypeExternalName {
+		return 0, nil
+	}
+	want := Desired(svc, controllers.Selected(r.pods, svc))
+	if !exists {
+		return 0, r.write(ctx, want, client.Create[*corev1.Endpoints])
+	}
+	next := have.DeepCopy()
+	next.Labels, next.Subsets = want.Labels, want.Subsets
+	if next.Annotations[overCapacity] != want.Annotations[overCapacity] {
+		next.Annotations = want.Annotations
+	}
+	if equality.Semantic.DeepEqual(next.Labels, have.Labels) && equality.Semantic.DeepEqual(next.Subsets, have.Subsets) &&
+		equality.Semantic.DeepEqual(next.Annotations, have.Annotations) {
+		return 0, nil
+	}
+	return 0, r.write(ctx, next, client.Update[*corev1.Endpoints])
+}
+
+func (r *reconciler) write(ctx context.Context, e *corev1.Endpoints, how func(context.Context, *client.Client, *corev1.Endpoints) (*corev1.Endpoints, error)) error {
+	name := e.Namespace + "/" + e.Name
+	e, err := how(ctx, r.term.Client, e)
+	if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("writing endpoints %s: %w", name, err)
+	}
+	r.objects.Wrote(e)
+	return nil
+}
+
+// delete removes the object of a Service that is gone.
+func (r *reconciler) delete(ctx context.Context, e *corev1.Endpoints) error {
+	if err := client.Delete[*corev1.Endpoints](ctx, r.term.Client, e.Namespace, e.Name, controllers.ByUID(e)); err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("deleting endpoints %s/%s of a service that is gone: %w", e.Namespace, e.Name, err)
+	}
+	return nil
+}

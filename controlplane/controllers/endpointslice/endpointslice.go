@@ -1,0 +1,175 @@
+package endpointslice
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// serviceIndex finds slices by namespace/service.
+const serviceIndex = "keelson.service"
+
+// New returns the EndpointSlice controller.
+func New(d controllers.Deps) *controllers.Controller {
+	services := client.Informer[*corev1.Service](d.Informers)
+	pods := client.Informer[*corev1.Pod](d.Informers)
+	nodes := client.Informer[*corev1.Node](d.Informers)
+	slices := client.Informer[*discoveryv1.EndpointSlice](d.Informers)
+	controllers.Index(services, controllers.NamespaceIndex, controllers.NamespaceOf)
+	controllers.Index(pods, controllers.NamespaceIndex, controllers.NamespaceOf)
+	controllers.Index(pods, controllers.PodNodeIndex, controllers.PodNode)
+	controllers.Index(slices, serviceIndex, func(o api.Object) []string {
+		l := o.GetLabels()
+		if l[discoveryv1.LabelManagedBy] != ManagedBy {
+			return nil
+		}
+		return []string{o.GetNamespace() + "/" + l[discoveryv1.LabelServiceName]}
+	})
+	return &controllers.Controller{
+		Name:    "endpointslice",
+		Workers: 8,
+		Watches: []controllers.Watch{
+			controllers.OnInformer(services, controllers.Self[*corev1.Service]),
+			controllers.OnInformer(pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key {
+				return controllers.ServicesOf(services, c)
+			}),
+			controllers.OnInformer(slices, func(c controllers.Change[*discoveryv1.EndpointSlice]) []controllers.Key {
+				return []controllers.Key{{Namespace: c.New.Namespace, Name: c.New.Labels[discoveryv1.LabelServiceName]}}
+			}),
+			controllers.OnInformer(nodes, func(c controllers.Change[*corev1.Node]) []controllers.Key {
+				return ofNode(services, pods, c)
+			}),
+		},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"services", "pods", "nodes"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"services/finalizers"}, Verbs: []string{"update"}},
+			{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: []string{"create", "delete", "get", "list", "update", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
+		},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			r := &reconciler{term: t, services: services, pods: pods, nodes: nodes, slices: controllers.ViewOf[*discoveryv1.EndpointSlice](t, slices)}
+			return r.reconcile
+		},
+	}
+}
+
+// ofNode maps a node whose zone changed to the Services with pods there.
+func ofNode(services, pods cache.SharedIndexInformer, c controllers.Change[*corev1.Node]) []controllers.Key {
+	zone := c.New.Labels[corev1.LabelTopologyZone]
+	if c.Type == controllers.Updated && c.Old != nil && zone == c.Old.Labels[corev1.LabelTopologyZone] || c.Type != controllers.Updated && zone == "" {
+		return nil
+	}
+	var keys []controllers.Key
+	for _, p := range controllers.CachedBy[*corev1.Pod](pods, controllers.PodNodeIndex, c.New.Name) {
+		keys = append(keys, controllers.ServicesOf(services, controllers.Change[*corev1.Pod]{Type: controllers.Added, New: p})...)
+	}
+	return keys
+}
+
+// reconciler is the thin shell of one leadership.
+type reconciler struct {
+	term                  *controllers.Term
+	services, pods, nodes cache.SharedIndexInformer
+	slices                *controllers.View[*discoveryv1.EndpointSlice]
+}
+
+func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+	svc, ok := controllers.Cached[*corev1.Service](r.services, key.Namespace, key.Name)
+	if !ok || svc.DeletionTimestamp != nil {
+		return 0, nil // the garbage collector takes the slices of a Service that is gone
+	}
+	if len(svc.Spec.Selector) == 0 || svc.Spec.Type == corev1.ServiceTypeExternalName {
+		return 0, nil // its slices are somebody else's
+	}
+	pods := controllers.Selected(r.pods, svc)
+	var have []*discoveryv1.EndpointSlice
+	for _, s := range r.slices.By(serviceIndex, key.Namespace+"/"+key.Name) {
+		if !r.slices.Going(s) {
+			have = append(have, s)
+		}
+	}
+	return 0, r.perform(ctx, svc, Reconcile(svc, pods, have, r.zones(pods)), pods, have)
+}
+
+func (r *reconciler) zones(pods []*corev1.Pod) map[string]string {
+	zones := map[string]string{}
+	for _, p := range pods {
+		if n, ok := controllers.Cached[*corev1.Node](r.nodes, "", p.Spec.NodeName); ok {
+			zones[n.Name] = n.Labels[corev1.LabelTopologyZone]
+		}
+	}
+	return zones
+}
+
+// perform writes the plan: first what adds endpoints, last what takes slices away,
+// so that a pod that moves between slices is never in none.
+func (r *reconciler) perform(ctx context.Context, svc *corev1.Service, plan Plan, pods []*corev1.Pod, have []*discoveryv1.EndpointSlice) error {
+	start := r.term.Now()
+	var errs []error
+	for _, s := range plan.Create {
+		s, err := client.Create(ctx, r.term.Client, s)
+		if err != nil {
+			if !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+				errs = append(errs, fmt.Errorf("creating an endpoint slice of service %s/%s: %w", svc.Namespace, svc.Name, err))
+			}
+			continue
+		}
+		r.slices.Wrote(s)
+	}
+	for _, s := range plan.Update {
+		s, err := client.Update(ctx, r.term.Client, s)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("updating an endpoint slice of service %s/%s: %w", svc.Namespace, svc.Name, err))
+			continue
+		}
+		r.slices.Wrote(s)
+	}
+	for _, s := range plan.Delete {
+		r.slices.Deleting(s)
+		err := client.Delete[*discoveryv1.EndpointSlice](ctx, r.term.Client, s.Namespace, s.Name, controllers.ByUID(s))
+		if err != nil && !apierrors.IsNotFound(err) {
+			r.slices.Kept(s)
+			errs = append(errs, fmt.Errorf("deleting endpoint slice %s/%s: %w", s.Namespace, s.Name, err))
+		}
+	}
+	if len(errs) == 0 {
+		r.recordReady(plan, pods, have, start)
+	}
+	return errors.Join(errs...)
+}
+
+// recordReady notes for each pod that has just become a ready endpoint when it did.
+func (r *reconciler) recordReady(plan Plan, pods []*corev1.Pod, have []*discoveryv1.EndpointSlice, start time.Time) {
+	if r.term.Timeline == nil {
+		return
+	}
+	was, is := readyUIDs(have), readyUIDs(append(plan.Create, plan.Update...))
+	for _, p := range pods {
+		if is[string(p.UID)] && !was[string(p.UID)] {
+			r.term.Record("in endpointslice", p, "pod", start, "")
+		}
+	}
+}
+
+func readyUIDs(list []*discoveryv1.EndpointSlice) map[string]bool {
+	out := map[string]bool{}
+	for _, s := range list {
+		for _, e := range s.Endpoints {
+			if e.TargetRef != nil && deref(e.Conditions.Ready) {
+				out[string(e.TargetRef.UID)] = true
+			}
+		}
+	}
+	return out
+}

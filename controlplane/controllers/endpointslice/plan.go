@@ -1,0 +1,333 @@
+// Package endpointslice keeps the EndpointSlices of every Service with a
+// selector: which addresses serve, which are ready, which are on their way out.
+package endpointslice
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// ManagedBy is the value of the label that marks slices as this controller's.
+const ManagedBy = "endpointslice-controller.k8s.io"
+
+// MaxEndpoints is how many endpoints a slice holds at most.
+const MaxEndpoints = 100
+
+// Plan is what to write so that the slices say what the pods are.
+type Plan struct {
+	Create []*discoveryv1.EndpointSlice
+	Update []*discoveryv1.EndpointSlice
+	Delete []*discoveryv1.EndpointSlice
+}
+
+// group is what must be equal for endpoints to share a slice.
+type group struct {
+	family discoveryv1.AddressType
+	ports  string // canonical form of the ports
+}
+
+// Reconcile compares a Service's pods with its slices. Endpoints stay in the slice
+// in which they are; a change touches as few slices as possible. zones maps node
+// names to their zones.
+func Reconcile(svc *corev1.Service, pods []*corev1.Pod, have []*discoveryv1.EndpointSlice, zones map[string]string) Plan {
+	wanted := map[group][]discoveryv1.Endpoint{}
+	ports := map[group][]discoveryv1.EndpointPort{}
+	families := addressTypes(svc)
+	for _, pod := range pods {
+		if !Serves(pod) {
+			continue
+		}
+		pp := podPorts(svc, pod)
+		for _, family := range families {
+			if e, ok := endpoint(svc, pod, family, zones); ok {
+				g := group{family, canonical(pp)}
+				wanted[g] = append(wanted[g], e)
+				ports[g] = pp
+			}
+		}
+	}
+	byGroup := map[group][]*discoveryv1.EndpointSlice{}
+	var plan Plan
+	for _, s := range have {
+		g := group{s.AddressType, canonical(s.Ports)}
+		_, used := wanted[g]
+		if !used && (hasFamily(wanted, g.family) || !slices.Contains(families, g.family)) || s.DeletionTimestamp != nil {
+			if s.DeletionTimestamp == nil {
+				plan.Delete = append(plan.Delete, s)
+			}
+			continue
+		}
+		byGroup[g] = append(byGroup[g], s)
+	}
+	for _, family := range families {
+		if !hasFamily(wanted, family) { // one empty slice says that there is nobody
+			placeholder(svc, family, byGroup, &plan)
+		}
+	}
+	for g, endpoints := range wanted {
+		plan.fill(svc, g, ports[g], endpoints, byGroup[g])
+	}
+	plan.sort()
+	plan.recycle()
+	return plan
+}
+
+func hasFamily(wanted map[group][]discoveryv1.Endpoint, f discoveryv1.AddressType) bool {
+	for g := range wanted {
+		if g.family == f {
+			return true
+		}
+	}
+	return false
+}
+
+// placeholder keeps exactly one empty slice of a family without endpoints.
+func placeholder(svc *corev1.Service, family discoveryv1.AddressType, byGroup map[group][]*discoveryv1.EndpointSlice, plan *Plan) {
+	var have []*discoveryv1.EndpointSlice
+	for g, list := range byGroup {
+		if g.family == family {
+			have = append(have, list...)
+		}
+	}
+	if len(have) == 0 {
+		plan.Create = append(plan.Create, newSlice(svc, family, nil, nil))
+		return
+	}
+	slices.SortFunc(have, byName)
+	plan.Delete = append(plan.Delete, have[1:]...)
+	next := have[0].DeepCopy()
+	next.Endpoints = []discoveryv1.Endpoint{}
+	next.Ports = []discoveryv1.EndpointPort{}
+	if relabel(next, svc) || len(have[0].Endpoints) > 0 || len(have[0].Ports) > 0 {
+		plan.Update = append(plan.Update, next)
+	}
+}
+
+// fill brings the slices of one group to the wanted endpoints: what is there is
+// kept in place or refreshed, what is new goes where there is room, then into new slices.
+func (p *Plan) fill(svc *corev1.Service, g group, ports []discoveryv1.EndpointPort, wanted []discoveryv1.Endpoint, have []*discoveryv1.EndpointSlice) {
+	slices.SortFunc(wanted, func(a, b discoveryv1.Endpoint) int { return cmp.Compare(identity(a), identity(b)) })
+	slices.SortFunc(have, byName)
+	missing := map[string]discoveryv1.Endpoint{}
+	for _, e := range wanted {
+		missing[identity(e)] = e
+	}
+	type draft struct {
+		slice   *discoveryv1.EndpointSlice
+		changed bool
+	}
+	drafts := make([]draft, 0, len(have))
+	for _, s := range have {
+		d := draft{slice: s.DeepCopy()}
+		d.slice.Endpoints = d.slice.Endpoints[:0]
+		for _, old := range s.Endpoints {
+			e, ok := missing[identity(old)]
+			if !ok {
+				d.changed = true
+				continue
+			}
+			delete(missing, identity(old))
+			d.changed = d.changed || !equality.Semantic.DeepEqual(e, old)
+			d.slice.Endpoints = append(d.slice.Endpoints, e)
+		}
+		d.changed = relabel(d.slice, svc) || d.changed
+		drafts = append(drafts, d)
+	}
+	rest := make([]discoveryv1.Endpoint, 0, len(missing))
+	for _, e := range wanted {
+		if _, ok := missing[identity(e)]; ok {
+			rest = append(rest, e)
+		}
+	}
+	for i := range drafts {
+		// Fill what is written anyway first, then what has room.
+		if n := min(len(rest), MaxEndpoints-len(drafts[i].slice.Endpoints)); n > 0 && (drafts[i].changed || len(rest) > 0) {
+			drafts[i].slice.Endpoints = append(drafts[i].slice.Endpoints, rest[:n]...)
+			drafts[i].changed = true
+			rest = rest[n:]
+		}
+	}
+	for _, d := range drafts {
+		switch {
+		case len(d.slice.Endpoints) == 0:
+			p.Delete = append(p.Delete, d.slice)
+		case d.changed:
+			p.Update = append(p.Update, d.slice)
+		}
+	}
+	for len(rest) > 0 {
+		n := min(len(rest), MaxEndpoints)
+		p.Create = append(p.Create, newSlice(svc, g.family, ports, slices.Clone(rest[:n])))
+		rest = rest[n:]
+	}
+}
+
+// recycle turns a deletion and a creation of one family into one update: one
+// write instead of two, and never a moment without endpoints.
+func (p *Plan) recycle() {
+	var create []*discoveryv1.EndpointSlice
+	for _, c := range p.Create {
+		i := slices.IndexFunc(p.Delete, func(d *discoveryv1.EndpointSlice) bool { return d.AddressType == c.AddressType })
+		if i < 0 {
+			create = append(create, c)
+			continue
+		}
+		next := p.Delete[i].DeepCopy()
+		next.Endpoints, next.Ports, next.Labels, next.OwnerReferences = c.Endpoints, c.Ports, c.Labels, c.OwnerReferences
+		p.Update = append(p.Update, next)
+		p.Delete = slices.Delete(p.Delete, i, i+1)
+	}
+	p.Create = create
+}
+
+// sort makes the plan's order independent of map order.
+func (p *Plan) sort() {
+	slices.SortFunc(p.Update, byName)
+	slices.SortFunc(p.Delete, byName)
+	slices.SortStableFunc(p.Create, func(a, b *discoveryv1.EndpointSlice) int {
+		return cmp.Or(cmp.Compare(a.AddressType, b.AddressType), cmp.Compare(canonical(a.Ports), canonical(b.Ports)))
+	})
+}
+
+func byName(a, b *discoveryv1.EndpointSlice) int { return cmp.Compare(a.Name, b.Name) }
+
+// identity tells endpoints apart across refreshes: the pod behind it and its address.
+func identity(e discoveryv1.Endpoint) string {
+	uid := ""
+	if e.TargetRef != nil {
+		uid = string(e.TargetRef.UID)
+	}
+	return uid + "/" + strings.Join(e.Addresses, ",")
+}
+
+// Serves says whether a pod stands in its Service's slices at all: it has an
+// address and has not ended. One that is going stays until it has gone.
+func Serves(p *corev1.Pod) bool {
+	return !controllers.PodEnded(p) && (p.Status.PodIP != "" || len(p.Status.PodIPs) > 0)
+}
+
+// addressTypes are the families in which a Service is served.
+func addressTypes(svc *corev1.Service) []discoveryv1.AddressType {
+	var out []discoveryv1.AddressType
+	for _, f := range svc.Spec.IPFamilies {
+		out = append(out, discoveryv1.AddressType(f))
+	}
+	if len(out) == 0 {
+		ip := svc.Spec.ClusterIP
+		if a, err := netip.ParseAddr(ip); err == nil && a.Is6() {
+			return []discoveryv1.AddressType{discoveryv1.AddressTypeIPv6}
+		}
+		return []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4}
+	}
+	return out
+}
+
+// endpoint describes a pod as one address of a family.
+func endpoint(svc *corev1.Service, p *corev1.Pod, family discoveryv1.AddressType, zones map[string]string) (discoveryv1.Endpoint, bool) {
+	address, ok := controllers.PodAddress(p, family == discoveryv1.AddressTypeIPv6)
+	if !ok {
+		return discoveryv1.Endpoint{}, false
+	}
+	serving := controllers.PodReady(p)
+	terminating := p.DeletionTimestamp != nil
+	ready := svc.Spec.PublishNotReadyAddresses || serving && !terminating
+	e := discoveryv1.Endpoint{
+		Addresses:  []string{address},
+		Conditions: discoveryv1.EndpointConditions{Ready: &ready, Serving: &serving, Terminating: &terminating},
+		TargetRef:  &corev1.ObjectReference{Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: p.UID},
+	}
+	if p.Spec.NodeName != "" {
+		e.NodeName = &p.Spec.NodeName
+		if zone := zones[p.Spec.NodeName]; zone != "" {
+			e.Zone = &zone
+		}
+	}
+	if p.Spec.Hostname != "" && p.Spec.Subdomain == svc.Name && svc.Namespace == p.Namespace {
+		e.Hostname = &p.Spec.Hostname
+	}
+	return e, true
+}
+
+// podPorts are the Service's ports as they are on this pod. A named port that the
+// pod does not have is left out.
+func podPorts(svc *corev1.Service, p *corev1.Pod) []discoveryv1.EndpointPort {
+	out := []discoveryv1.EndpointPort{}
+	for i := range svc.Spec.Ports {
+		sp := &svc.Spec.Ports[i]
+		n, ok := controllers.TargetPort(p, sp)
+		if !ok {
+			continue
+		}
+		name, protocol := sp.Name, cmp.Or(sp.Protocol, corev1.ProtocolTCP)
+		out = append(out, discoveryv1.EndpointPort{Name: &name, Port: &n, Protocol: &protocol, AppProtocol: sp.AppProtocol})
+	}
+	return out
+}
+
+// canonical writes ports so that equal sets are equal strings.
+func canonical(ports []discoveryv1.EndpointPort) string {
+	parts := make([]string, 0, len(ports))
+	for _, p := range ports {
+		parts = append(parts, fmt.Sprint(deref(p.Name), "/", deref(p.Protocol), "/", deref(p.Port), "/", deref(p.AppProtocol)))
+	}
+	slices.Sort(parts)
+	return strings.Join(parts, " ")
+}
+
+func deref[T any](p *T) T {
+	if p == nil {
+		var zero T
+		return zero
+	}
+	return *p
+}
+
+func newSlice(svc *corev1.Service, family discoveryv1.AddressType, ports []discoveryv1.EndpointPort, endpoints []discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
+	if ports == nil {
+		ports = []discoveryv1.EndpointPort{}
+	}
+	if endpoints == nil {
+		endpoints = []discoveryv1.Endpoint{}
+	}
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:       svc.Namespace,
+			GenerateName:    svc.Name + "-",
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(svc, corev1.SchemeGroupVersion.WithKind("Service"))},
+		},
+		AddressType: family,
+		Ports:       ports,
+		Endpoints:   endpoints,
+	}
+	relabel(s, svc)
+	return s
+}
+
+// relabel gives the slice its Service's labels and the reserved ones; it says whether any changed.
+func relabel(s *discoveryv1.EndpointSlice, svc *corev1.Service) bool {
+	want := map[string]string{}
+	for k, v := range svc.Labels {
+		want[k] = v
+	}
+	delete(want, corev1.IsHeadlessService)
+	if svc.Spec.ClusterIP == corev1.ClusterIPNone {
+		want[corev1.IsHeadlessService] = ""
+	}
+	want[discoveryv1.LabelServiceName] = svc.Name
+	want[discoveryv1.LabelManagedBy] = ManagedBy
+	if equality.Semantic.DeepEqual(want, s.Labels) {
+		return false
+	}
+	s.Labels = want
+	return true
+}

@@ -1,0 +1,355 @@
+package garbagecollector
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// ownerIndex finds objects by the UIDs of all their owners.
+const ownerIndex = "keelson.owner"
+
+// strangerRetry is how long an owner of a kind that this server does not know is left in peace.
+const strangerRetry = 5 * time.Minute
+
+// source is one kind and its informer.
+type source struct {
+	kind     *api.Kind
+	informer cache.SharedIndexInformer
+}
+
+// sources are all collected kinds by their group and resource.
+type sources map[string]source
+
+// New returns the garbage collector over all stored kinds but Events, which own nothing and are owned by nobody.
+func New(d controllers.Deps) *controllers.Controller {
+	all := sources{}
+	var watches []controllers.Watch
+	for _, k := range d.Kinds.All() {
+		if k.Virtual || k.Resource == "events" {
+			continue
+		}
+		name := k.GroupResource().String()
+		s := source{kind: k, informer: client.InformerOf(d.Informers, k)}
+		all[name] = s
+		controllers.Index(s.informer, ownerIndex, func(o api.Object) []string {
+			var uids []string
+			for _, r := range o.GetOwnerReferences() {
+				uids = append(uids, string(r.UID))
+			}
+			return uids
+		})
+		watches = append(watches, controllers.OnInformer(s.informer, func(c controllers.Change[api.Object]) []controllers.Key {
+			return all.keys(name, c)
+		}))
+	}
+	return &controllers.Controller{
+		Name:    "generic-garbage-collector",
+		Workers: 48,
+		Watches: watches,
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"delete", "get", "list", "patch", "update", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
+		},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			return (&collector{term: t, sources: all, absent: map[types.UID]bool{}}).reconcile
+		},
+	}
+}
+
+func key(name string, o metav1.Object) controllers.Key {
+	return controllers.Key{Kind: name, Namespace: o.GetNamespace(), Name: o.GetName()}
+}
+
+// keys maps a change to what may have to be collected because of it: the object
+// itself, when it is gone its dependents, and owners that wait for it.
+func (all sources) keys(name string, c controllers.Change[api.Object]) []controllers.Key {
+	var out []controllers.Key
+	switch {
+	case c.Type == controllers.Deleted:
+		out = all.waitingOwners(c.New)
+		for depName, deps := range all.dependents(c.New.GetUID()) {
+			for _, d := range deps {
+				out = append(out, key(depName, d))
+			}
+		}
+		return out
+	case c.Type == controllers.Updated && c.Old != nil && !relevant(c.Old, c.New):
+		return nil
+	case c.Type == controllers.Updated && c.Old != nil:
+		out = all.waitingOwners(c.Old)
+	}
+	if len(c.New.GetOwnerReferences()) > 0 || c.New.GetDeletionTimestamp() != nil && len(c.New.GetFinalizers()) > 0 {
+		out = append(out, key(name, c.New))
+	}
+	return out
+}
+
+// relevant says whether an update can change a verdict.
+func relevant(a, b api.Object) bool {
+	return a == b || a.GetUID() != b.GetUID() ||
+		(a.GetDeletionTimestamp() == nil) != (b.GetDeletionTimestamp() == nil) ||
+		!slices.Equal(a.GetFinalizers(), b.GetFinalizers()) ||
+		!equality.Semantic.DeepEqual(a.GetOwnerReferences(), b.GetOwnerReferences())
+}
+
+// waitingOwners are the cached owners that are being deleted in the foreground.
+func (all sources) waitingOwners(o api.Object) []controllers.Key {
+	var out []controllers.Key
+	for _, r := range o.GetOwnerReferences() {
+		s, ok := all.find(r)
+		if !ok {
+			continue
+		}
+		if owner, ok := s.cached(o.GetNamespace(), r); ok && stateOf(owner) == Waiting {
+			out = append(out, key(s.kind.GroupResource().String(), owner))
+		}
+	}
+	return out
+}
+
+// dependents are the cached objects that name uid as an owner, by kind.
+func (all sources) dependents(uid types.UID) map[string][]api.Object {
+	out := map[string][]api.Object{}
+	for name, s := range all {
+		if list := controllers.CachedBy[api.Object](s.informer, ownerIndex, string(uid)); len(list) > 0 {
+			out[name] = list
+		}
+	}
+	return out
+}
+
+// find returns the kind that a reference means, whatever its version.
+func (all sources) find(r metav1.OwnerReference) (source, bool) {
+	gv, err := schema.ParseGroupVersion(r.APIVersion)
+	if err != nil {
+		return source{}, false
+	}
+	for _, s := range all {
+		if s.kind.GVK.Group == gv.Group && s.kind.GVK.Kind == r.Kind {
+			return s, true
+		}
+	}
+	return source{}, false
+}
+
+// cached returns the owner that r means if the cache holds it with r's UID.
+func (s source) cached(namespace string, r metav1.OwnerReference) (api.Object, bool) {
+	if !s.kind.Namespaced {
+		namespace = ""
+	}
+	o, ok := controllers.Cached[api.Object](s.informer, namespace, r.Name)
+	if !ok || o.GetUID() != r.UID {
+		return nil, false
+	}
+	return o, true
+}
+
+// collector is the thin shell of one leadership.
+type collector struct {
+	term    *controllers.Term
+	sources sources
+
+	mu     sync.Mutex
+	absent map[types.UID]bool // owners verified to be gone; a UID never comes back
+}
+
+// maxAbsent bounds the memory of owners that are gone.
+const maxAbsent = 10000
+
+func (c *collector) reconcile(ctx context.Context, k controllers.Key) (time.Duration, error) {
+	s, ok := c.sources[k.Kind]
+	if !ok {
+		return 0, nil
+	}
+	obj, ok := controllers.Cached[api.Object](s.informer, k.Namespace, k.Name)
+	if !ok {
+		return 0, nil
+	}
+	if obj.GetDeletionTimestamp() != nil {
+		switch {
+		case slices.Contains(obj.GetFinalizers(), metav1.FinalizerOrphanDependents):
+			return 0, c.orphan(ctx, s, obj)
+		case slices.Contains(obj.GetFinalizers(), metav1.FinalizerDeleteDependents):
+			return 0, c.foreground(ctx, s, obj)
+		}
+		return 0, nil
+	}
+	owners, strangers, err := c.owners(ctx, s, obj)
+	if err != nil {
+		return 0, err
+	}
+	again := time.Duration(0)
+	if strangers {
+		again = strangerRetry
+	}
+	switch v := Judge(obj, owners, len(c.sources.dependents(obj.GetUID())) > 0); {
+	case v.Delete != "":
+		return 0, c.delete(ctx, s, obj, v.Delete)
+	case len(v.Detach) > 0:
+		return again, c.detach(ctx, s, obj, v.Detach...)
+	}
+	return again, nil
+}
+
+// owners looks every owner up, in the cache first; that one is absent is believed
+// only after the API has said so. strangers says that a kind is unknown.
+func (c *collector) owners(ctx context.Context, s source, obj api.Object) (out []Owner, strangers bool, err error) {
+	for _, r := range obj.GetOwnerReferences() {
+		o, ok := c.sources.find(r)
+		if !ok || o.kind.Namespaced && !s.kind.Namespaced {
+			out = append(out, Owner{Ref: r, State: Solid})
+			strangers = true
+			continue
+		}
+		if owner, ok := o.cached(obj.GetNamespace(), r); ok {
+			out = append(out, Owner{Ref: r, State: stateOf(owner)})
+			continue
+		}
+		state, err := c.lookUp(ctx, o, obj.GetNamespace(), r)
+		if err != nil {
+			return nil, false, err
+		}
+		out = append(out, Owner{Ref: r, State: state})
+	}
+	return out, strangers, nil
+}
+
+// lookUp asks the API about an owner that the cache does not hold.
+func (c *collector) lookUp(ctx context.Context, o source, namespace string, r metav1.OwnerReference) (OwnerState, error) {
+	c.mu.Lock()
+	known := c.absent[r.UID]
+	c.mu.Unlock()
+	if known {
+		return Absent, nil
+	}
+	if !o.kind.Namespaced {
+		namespace = ""
+	}
+	got, err := c.term.Client.Do(ctx, &api.Request{Verb: api.VerbGet, Kind: o.kind, Namespace: namespace, Name: r.Name})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return Solid, fmt.Errorf("looking for owner %s %s/%s: %w", r.Kind, namespace, r.Name, err)
+	}
+	if err == nil {
+		owner, ok := got.(api.Object)
+		if !ok {
+			return Solid, fmt.Errorf("looking for owner %s %s/%s: answer is a %T", r.Kind, namespace, r.Name, got)
+		}
+		if owner.GetUID() == r.UID {
+			return stateOf(owner), nil
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.absent) >= maxAbsent {
+		clear(c.absent)
+	}
+	c.absent[r.UID] = true
+	return Absent, nil
+}
+
+// delete deletes exactly the version that was judged.
+func (c *collector) delete(ctx context.Context, s source, obj api.Object, policy metav1.DeletionPropagation) error {
+	uid, rv := obj.GetUID(), obj.GetResourceVersion()
+	_, err := c.term.Client.Do(ctx, &api.Request{
+		Verb: api.VerbDelete, Kind: s.kind, Namespace: obj.GetNamespace(), Name: obj.GetName(),
+		Delete: metav1.DeleteOptions{
+			Preconditions:     &metav1.Preconditions{UID: &uid, ResourceVersion: &rv},
+			PropagationPolicy: &policy,
+		},
+	})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("collecting %s %s/%s: %w", s.kind.GVK.Kind, obj.GetNamespace(), obj.GetName(), err)
+	}
+	return nil
+}
+
+// update writes a changed copy at the version that was judged.
+func (c *collector) update(ctx context.Context, s source, obj api.Object, change func(o api.Object)) error {
+	next := obj.DeepCopyObject().(api.Object)
+	change(next)
+	_, err := c.term.Client.Do(ctx, &api.Request{
+		Verb: api.VerbUpdate, Kind: s.kind, Namespace: obj.GetNamespace(), Name: obj.GetName(), Object: next,
+	})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("updating %s %s/%s: %w", s.kind.GVK.Kind, obj.GetNamespace(), obj.GetName(), err)
+	}
+	return nil
+}
+
+func (c *collector) detach(ctx context.Context, s source, obj api.Object, owners ...types.UID) error {
+	return c.update(ctx, s, obj, func(o api.Object) {
+		o.SetOwnerReferences(controllers.WithoutOwners(o.GetOwnerReferences(), owners...))
+	})
+}
+
+// foreground deletes the dependents of an owner that waits for them, and lets it go when none blocks it.
+func (c *collector) foreground(ctx context.Context, s source, owner api.Object) error {
+	var blocking int
+	for name, deps := range c.sources.dependents(owner.GetUID()) {
+		for _, d := range deps {
+			c.term.Enqueue(key(name, d))
+		}
+		blocking += Blocking(owner, deps)
+	}
+	if blocking > 0 {
+		return nil // each dependent that goes brings us back here
+	}
+	return c.update(ctx, s, owner, func(o api.Object) {
+		o.SetFinalizers(without(o.GetFinalizers(), metav1.FinalizerDeleteDependents))
+	})
+}
+
+// orphan frees the dependents of an owner, then lets it go. The dependents are
+// asked from the API: one that a cache has not seen yet would be collected later.
+func (c *collector) orphan(ctx context.Context, s source, owner api.Object) error {
+	var errs []error
+	for _, dep := range c.sources {
+		if s.kind.Namespaced && !dep.kind.Namespaced {
+			continue
+		}
+		errs = append(errs, c.orphanKind(ctx, dep, owner))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return c.update(ctx, s, owner, func(o api.Object) {
+		o.SetFinalizers(without(o.GetFinalizers(), metav1.FinalizerOrphanDependents))
+	})
+}
+
+func (c *collector) orphanKind(ctx context.Context, dep source, owner api.Object) error {
+	list, err := c.term.Client.Do(ctx, &api.Request{Verb: api.VerbList, Kind: dep.kind, Namespace: owner.GetNamespace()})
+	if err != nil {
+		return fmt.Errorf("listing %s to orphan those of %s/%s: %w", dep.kind.Resource, owner.GetNamespace(), owner.GetName(), err)
+	}
+	objs, err := meta.ExtractList(list)
+	if err != nil {
+		return fmt.Errorf("listing %s: %w", dep.kind.Resource, err)
+	}
+	var mine []api.Object
+	for _, o := range objs {
+		if obj, ok := o.(api.Object); ok && ownedBy(obj, owner.GetUID()) {
+			mine = append(mine, obj)
+		}
+	}
+	return controllers.InParallel(ctx, len(mine), func(ctx context.Context, i int) error {
+		return c.detach(ctx, dep, mine[i], owner.GetUID())
+	})
+}

@@ -1,0 +1,171 @@
+package namespace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// lookAgain is when a namespace that something holds is looked at again although
+// nothing that is watched has changed.
+const lookAgain = 5 * time.Second
+
+// New returns the namespace controller.
+func New(d controllers.Deps) *controllers.Controller {
+	namespaces := client.Informer[*corev1.Namespace](d.Informers)
+	watches := []controllers.Watch{controllers.OnInformer(namespaces, func(c controllers.Change[*corev1.Namespace]) []controllers.Key {
+		if c.Type == controllers.Deleted || c.New.DeletionTimestamp == nil {
+			return nil
+		}
+		return []controllers.Key{{Name: c.New.Name}}
+	})}
+	var contents []*api.Kind
+	for _, k := range d.Kinds.All() {
+		if k.Virtual || !k.Namespaced {
+			continue
+		}
+		contents = append(contents, k)
+		if k.Resource == "events" {
+			continue // nothing holds an event, and there are many
+		}
+		watches = append(watches, controllers.OnInformer(client.InformerOf(d.Informers, k), func(c controllers.Change[api.Object]) []controllers.Key {
+			if c.Type != controllers.Deleted {
+				return nil
+			}
+			ns, ok := controllers.Cached[*corev1.Namespace](namespaces, "", c.New.GetNamespace())
+			if !ok || ns.DeletionTimestamp == nil {
+				return nil
+			}
+			return []controllers.Key{{Name: ns.Name}}
+		}))
+	}
+	return &controllers.Controller{
+		Name:    "namespace",
+		Workers: 4,
+		Watches: watches,
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"delete", "deletecollection", "get", "list"}},
+			{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"delete", "get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"namespaces/finalize", "namespaces/status"}, Verbs: []string{"update"}},
+		},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			r := &reconciler{term: t, kind: d.Kinds.ByGVK(corev1.SchemeGroupVersion.WithKind("Namespace")), namespaces: namespaces, contents: contents}
+			return r.reconcile
+		},
+	}
+}
+
+// reconciler is the thin shell of one leadership.
+type reconciler struct {
+	term       *controllers.Term
+	kind       *api.Kind
+	namespaces cache.SharedIndexInformer
+	contents   []*api.Kind
+}
+
+func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+	ns, ok := controllers.Cached[*corev1.Namespace](r.namespaces, "", key.Name)
+	if !ok || ns.DeletionTimestamp == nil || !slices.Contains(ns.Spec.Finalizers, corev1.FinalizerKubernetes) {
+		return 0, nil
+	}
+	left, failures := r.empty(ctx, ns.Name)
+	if len(left) == 0 && len(failures) == 0 {
+		return 0, r.finalize(ctx, ns)
+	}
+	return lookAgain, errors.Join(r.writeStatus(ctx, ns, left, failures), errors.Join(failures...))
+}
+
+// empty deletes the contents, pods first: what they mount and call stays until
+// they have stopped. It asks the API, not a cache, for what is left.
+func (r *reconciler) empty(ctx context.Context, ns string) (left []Content, failures []error) {
+	isPod := func(k *api.Kind) bool { return k.Resource == "pods" && k.GVK.Group == "" }
+	for _, pods := range []bool{true, false} {
+		for _, k := range r.contents {
+			if isPod(k) != pods {
+				continue
+			}
+			objs, err := r.emptyKind(ctx, k, ns)
+			if err != nil {
+				failures = append(failures, err)
+			}
+			if len(objs) > 0 {
+				left = append(left, Content{Resource: k.GroupResource().String(), Objects: objs})
+			}
+		}
+		if len(left) > 0 || len(failures) > 0 {
+			return left, failures
+		}
+	}
+	return left, failures
+}
+
+// emptyKind deletes what is there of one kind and returns what is still there afterwards.
+func (r *reconciler) emptyKind(ctx context.Context, k *api.Kind, ns string) ([]api.Object, error) {
+	objs, err := r.list(ctx, k, ns)
+	if err != nil || len(objs) == 0 {
+		return nil, err
+	}
+	fresh := slices.ContainsFunc(objs, func(o api.Object) bool { return o.GetDeletionTimestamp() == nil })
+	if !fresh {
+		return objs, nil
+	}
+	if _, err := r.term.Client.Do(ctx, &api.Request{Verb: api.VerbDeleteCollection, Kind: k, Namespace: ns}); err != nil && !apierrors.IsNotFound(err) {
+		return objs, fmt.Errorf("deleting %s of namespace %s: %w", k.GroupResource(), ns, err)
+	}
+	return r.list(ctx, k, ns)
+}
+
+func (r *reconciler) list(ctx context.Context, k *api.Kind, ns string) ([]api.Object, error) {
+	list, err := r.term.Client.Do(ctx, &api.Request{Verb: api.VerbList, Kind: k, Namespace: ns})
+	if err != nil {
+		return nil, fmt.Errorf("listing %s of namespace %s: %w", k.GroupResource(), ns, err)
+	}
+	items, err := meta.ExtractList(list)
+	if err != nil {
+		return nil, fmt.Errorf("listing %s of namespace %s: %w", k.GroupResource(), ns, err)
+	}
+	out := make([]api.Object, 0, len(items))
+	for _, o := range items {
+		if obj, ok := o.(api.Object); ok {
+			out = append(out, obj)
+		}
+	}
+	return out, nil
+}
+
+// finalize takes this controller's finalizer away, upon which the namespace goes.
+func (r *reconciler) finalize(ctx context.Context, ns *corev1.Namespace) error {
+	next := ns.DeepCopy()
+	next.Spec.Finalizers = slices.DeleteFunc(next.Spec.Finalizers, func(f corev1.FinalizerName) bool { return f == corev1.FinalizerKubernetes })
+	_, err := r.term.Client.Do(ctx, &api.Request{Verb: api.VerbUpdate, Kind: r.kind, Subresource: "finalize", Name: ns.Name, Object: next})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("finalizing namespace %s: %w", ns.Name, err)
+	}
+	return nil
+}
+
+func (r *reconciler) writeStatus(ctx context.Context, ns *corev1.Namespace, left []Content, failures []error) error {
+	status := Status(ns, left, failures, r.term.Now())
+	if equality.Semantic.DeepEqual(status, ns.Status) {
+		return nil
+	}
+	next := ns.DeepCopy()
+	next.Status = status
+	if _, err := client.UpdateStatus(ctx, r.term.Client, next); err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("updating the status of namespace %s: %w", ns.Name, err)
+	}
+	return nil
+}

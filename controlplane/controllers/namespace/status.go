@@ -1,0 +1,115 @@
+// Package namespace empties namespaces that are being deleted and lets them go.
+package namespace
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// Content is what is left of one kind.
+type Content struct {
+	Resource string // "configmaps", "deployments.apps"
+	Objects  []api.Object
+}
+
+// namesShown bounds how many of the remaining objects a condition names.
+const namesShown = 3
+
+// Status is the status of a terminating namespace: why it is not gone yet, down
+// to the names of what holds it and the finalizers that hold those.
+func Status(ns *corev1.Namespace, left []Content, failures []error, now time.Time) corev1.NamespaceStatus {
+	s := *ns.Status.DeepCopy()
+	s.Phase = corev1.NamespaceTerminating
+	set := func(t corev1.NamespaceConditionType, bad bool, reason, message string) {
+		c := corev1.NamespaceCondition{Type: t, Status: corev1.ConditionFalse, Reason: reason, Message: message, LastTransitionTime: metav1.NewTime(now)}
+		if bad {
+			c.Status = corev1.ConditionTrue
+		}
+		i := slices.IndexFunc(s.Conditions, func(h corev1.NamespaceCondition) bool { return h.Type == t })
+		if i < 0 {
+			s.Conditions = append(s.Conditions, c)
+			return
+		}
+		if s.Conditions[i].Status == c.Status {
+			c.LastTransitionTime = s.Conditions[i].LastTransitionTime
+		}
+		s.Conditions[i] = c
+	}
+	set(corev1.NamespaceDeletionDiscoveryFailure, false, "ResourcesDiscovered", "All resources successfully discovered")
+	set(corev1.NamespaceDeletionGVParsingFailure, false, "ParsedGroupVersions", "All legacy kube types successfully parsed")
+	if len(failures) > 0 {
+		var all []string
+		for _, f := range failures {
+			all = append(all, f.Error())
+		}
+		set(corev1.NamespaceDeletionContentFailure, true, "ContentDeletionFailed", "Failed to delete all resource types, "+
+			fmt.Sprintf("%d remaining: %s", len(failures), strings.Join(all, ", ")))
+	} else {
+		set(corev1.NamespaceDeletionContentFailure, false, "ContentDeleted", "All content successfully deleted, may be waiting on finalization")
+	}
+	if remaining := describe(left); remaining != "" {
+		set(corev1.NamespaceContentRemaining, true, "SomeResourcesRemain", "Some resources are remaining: "+remaining)
+	} else {
+		set(corev1.NamespaceContentRemaining, false, "ContentRemoved", "All content successfully removed")
+	}
+	if finalizers := describeFinalizers(left); finalizers != "" {
+		set(corev1.NamespaceFinalizersRemaining, true, "SomeFinalizersRemain", "Some content in the namespace has finalizers remaining: "+finalizers)
+	} else {
+		set(corev1.NamespaceFinalizersRemaining, false, "ContentHasNoFinalizers", "All content-preserving finalizers finished")
+	}
+	return s
+}
+
+// describe counts and names what is left: "configmaps. has 1 resource instances (settings)".
+func describe(left []Content) string {
+	var parts []string
+	for _, c := range left {
+		if len(c.Objects) == 0 {
+			continue
+		}
+		resource := c.Resource
+		if !strings.Contains(resource, ".") {
+			resource += "."
+		}
+		parts = append(parts, fmt.Sprintf("%s has %d resource instances (%s)", resource, len(c.Objects), names(c.Objects)))
+	}
+	slices.Sort(parts)
+	return strings.Join(parts, ", ")
+}
+
+func names(objs []api.Object) string {
+	var out []string
+	for _, o := range objs {
+		out = append(out, o.GetName())
+	}
+	slices.Sort(out)
+	if len(out) > namesShown {
+		out = append(out[:namesShown], "...")
+	}
+	return strings.Join(out, ", ")
+}
+
+// describeFinalizers counts the objects that each finalizer holds.
+func describeFinalizers(left []Content) string {
+	count := map[string]int{}
+	for _, c := range left {
+		for _, o := range c.Objects {
+			for _, f := range o.GetFinalizers() {
+				count[f]++
+			}
+		}
+	}
+	var parts []string
+	for f, n := range count {
+		parts = append(parts, fmt.Sprintf("%s in %d resource instances", f, n))
+	}
+	slices.Sort(parts)
+	return strings.Join(parts, ", ")
+}

@@ -1,0 +1,106 @@
+package controllers
+
+import (
+	"cmp"
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/tools/cache"
+)
+
+// ServicesOf maps a pod's change to the Services whose endpoints it may alter. An
+// update that leaves everything an endpoint shows alone maps to none.
+func ServicesOf(services cache.SharedIndexInformer, c Change[*corev1.Pod]) []Key {
+	if c.Type == Updated && c.Old != nil && sameEndpoint(c.Old, c.New) {
+		return nil
+	}
+	var keys []Key
+	for _, svc := range CachedBy[*corev1.Service](services, NamespaceIndex, c.New.Namespace) {
+		if len(svc.Spec.Selector) == 0 {
+			continue
+		}
+		sel := labels.SelectorFromSet(svc.Spec.Selector)
+		if sel.Matches(labels.Set(c.New.Labels)) || c.Old != nil && sel.Matches(labels.Set(c.Old.Labels)) {
+			keys = append(keys, KeyOf(svc))
+		}
+	}
+	return keys
+}
+
+// Selected are the pods that a Service selects. The pods' informer needs NamespaceIndex.
+func Selected(pods cache.SharedIndexInformer, svc *corev1.Service) []*corev1.Pod {
+	sel := labels.SelectorFromSet(svc.Spec.Selector)
+	var out []*corev1.Pod
+	for _, p := range CachedBy[*corev1.Pod](pods, NamespaceIndex, svc.Namespace) {
+		if sel.Matches(labels.Set(p.Labels)) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// sameEndpoint compares what endpoints show of a pod.
+func sameEndpoint(a, b *corev1.Pod) bool {
+	if a == b { // a resync looks at everything
+		return false
+	}
+	if a.Status.PodIP != b.Status.PodIP || len(a.Status.PodIPs) != len(b.Status.PodIPs) ||
+		a.Spec.NodeName != b.Spec.NodeName || PodReady(a) != PodReady(b) || PodEnded(a) != PodEnded(b) ||
+		(a.DeletionTimestamp == nil) != (b.DeletionTimestamp == nil) || a.UID != b.UID ||
+		a.Spec.Hostname != b.Spec.Hostname || a.Spec.Subdomain != b.Spec.Subdomain {
+		return false
+	}
+	for i := range a.Status.PodIPs {
+		if a.Status.PodIPs[i] != b.Status.PodIPs[i] {
+			return false
+		}
+	}
+	return labels.Equals(a.Labels, b.Labels)
+}
+
+// PodAddress is the pod's address of a family.
+func PodAddress(p *corev1.Pod, ipv6 bool) (string, bool) {
+	ips := p.Status.PodIPs
+	if len(ips) == 0 {
+		ips = []corev1.PodIP{{IP: p.Status.PodIP}}
+	}
+	for _, ip := range ips {
+		if a, err := netip.ParseAddr(ip.IP); err == nil && a.Is6() == ipv6 {
+			return ip.IP, true
+		}
+	}
+	return "", false
+}
+
+// TargetPort is the number of a Service port's target on a pod.
+func TargetPort(p *corev1.Pod, sp *corev1.ServicePort) (int32, bool) {
+	if sp.TargetPort.Type == intstr.Int {
+		return cmp.Or(sp.TargetPort.IntVal, sp.Port), true
+	}
+	protocol := cmp.Or(sp.Protocol, corev1.ProtocolTCP)
+	find := func(c *corev1.Container) (int32, bool) {
+		for _, port := range c.Ports {
+			if port.Name == sp.TargetPort.StrVal && cmp.Or(port.Protocol, corev1.ProtocolTCP) == protocol {
+				return port.ContainerPort, true
+			}
+		}
+		return 0, false
+	}
+	for i := range p.Spec.Containers {
+		if n, ok := find(&p.Spec.Containers[i]); ok {
+			return n, true
+		}
+	}
+	for i := range p.Spec.InitContainers {
+		c := &p.Spec.InitContainers[i]
+		if c.RestartPolicy == nil || *c.RestartPolicy != corev1.ContainerRestartPolicyAlways {
+			continue // only a sidecar still runs when the pod serves
+		}
+		if n, ok := find(c); ok {
+			return n, true
+		}
+	}
+	return 0, false
+}
