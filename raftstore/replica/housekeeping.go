@@ -148,3 +148,18 @@ func (r *Replica) Snapshot(ctx context.Context) error {
 	}
 	return nil
 }
+
+// Compact forgets history up to and including a revision; on the leader only.
+func (r *Replica) Compact(ctx context.Context, upTo raftstore.Revision) error {
+	if err := r.up(ctx); err != nil {
+		return err
+	}
+	if r.lead.established() == nil {
+		return raftstore.ErrNotLeader
+	}
+	future, err := r.proposeCommand(&storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: uint64(upTo)}}})
+	if err == nil {
+		err = configError(future.Error())
+	}
+	return err
+}

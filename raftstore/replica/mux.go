@@ -137,9 +137,10 @@ func (c *hookedConn) Close() error {
 	return c.Conn.Close()
 }
 
+// close ends accepting. The raft side is closed by raft's transport, which
+// would otherwise take it for a fault.
 func (p *peerPort) close() {
 	p.listener.Close()
-	p.raft.Close()
 	p.grpc.Close()
 }
 

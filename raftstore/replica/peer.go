@@ -157,6 +157,7 @@ func (s *peerServer) State(ctx context.Context, req *storev1.StateRequest) (*sto
 		Id: s.r.cfg.Name, Term: s.r.raft.CurrentTerm(),
 		AppliedIndex: s.r.fsm.line.get(), Revision: uint64(v.Revision()),
 	}
+	resp.LastIndex, resp.LastTerm = s.r.lastEntry()
 	if req.GetHash() {
 		h := v.Hash()
 		resp.Hash = h[:]

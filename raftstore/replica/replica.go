@@ -98,6 +98,12 @@ func New(c Config) (*Replica, error) {
 	return r, nil
 }
 
+// errAborted is why Run ended after Abort.
+var errAborted = errors.New("aborted")
+
+// Abort ends Run at once, as a crash would: leadership is not handed over.
+func (r *Replica) Abort() { r.cancel(errAborted) }
+
 // fail ends Run with an error: the replica can no longer be trusted.
 func (r *Replica) fail(err error) {
 	r.log.Error("replica stops", "error", err)
@@ -139,7 +145,7 @@ func (r *Replica) Run(ctx context.Context) error {
 	cause := context.Cause(r.ctx)
 	r.cancel(nil)
 	r.shutdown(&g)
-	if cause != nil {
+	if cause != nil && cause != errAborted {
 		return fmt.Errorf("replica %s: %w", r.cfg.Name, cause)
 	}
 	return nil
@@ -198,6 +204,7 @@ func (r *Replica) start(g *errgroup.Group) error {
 	g.Go(func() error { return r.runQueue(r.ctx) })
 	g.Go(func() error { return r.runSnapshots(r.ctx) })
 	g.Go(func() error { return r.catchUp(r.ctx) })
+	g.Go(func() error { return r.watchLeader(r.ctx) })
 	return nil
 }
 

@@ -1774,7 +1774,9 @@ type StateResponse struct {
 	Term          uint64                 `protobuf:"varint,2,opt,name=term,proto3" json:"term,omitempty"`
 	AppliedIndex  uint64                 `protobuf:"varint,3,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
 	Revision      uint64                 `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"`
-	Hash          []byte                 `protobuf:"bytes,5,opt,name=hash,proto3" json:"hash,omitempty"` // of the state at that revision, when asked for
+	Hash          []byte                 `protobuf:"bytes,5,opt,name=hash,proto3" json:"hash,omitempty"`                             // of the state at that revision, when asked for
+	LastIndex     uint64                 `protobuf:"varint,6,opt,name=last_index,json=lastIndex,proto3" json:"last_index,omitempty"` // of the log, committed or not
+	LastTerm      uint64                 `protobuf:"varint,7,opt,name=last_term,json=lastTerm,proto3" json:"last_term,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1842,6 +1844,20 @@ func (x *StateResponse) GetHash() []byte {
 		return x.Hash
 	}
 	return nil
+}
+
+func (x *StateResponse) GetLastIndex() uint64 {
+	if x != nil {
+		return x.LastIndex
+	}
+	return 0
+}
+
+func (x *StateResponse) GetLastTerm() uint64 {
+	if x != nil {
+		return x.LastTerm
+	}
+	return 0
 }
 
 var File_proto_store_v1_store_proto protoreflect.FileDescriptor
@@ -1955,13 +1971,16 @@ const file_proto_store_v1_store_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x16\n" +
 	"\x14RemoveMemberResponse\"\"\n" +
 	"\fStateRequest\x12\x12\n" +
-	"\x04hash\x18\x01 \x01(\bR\x04hash\"\x88\x01\n" +
+	"\x04hash\x18\x01 \x01(\bR\x04hash\"\xc4\x01\n" +
 	"\rStateResponse\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12#\n" +
 	"\rapplied_index\x18\x03 \x01(\x04R\fappliedIndex\x12\x1a\n" +
 	"\brevision\x18\x04 \x01(\x04R\brevision\x12\x12\n" +
-	"\x04hash\x18\x05 \x01(\fR\x04hash2\xab\x03\n" +
+	"\x04hash\x18\x05 \x01(\fR\x04hash\x12\x1d\n" +
+	"\n" +
+	"last_index\x18\x06 \x01(\x04R\tlastIndex\x12\x1b\n" +
+	"\tlast_term\x18\a \x01(\x04R\blastTerm2\xab\x03\n" +
 	"\x04Peer\x12N\n" +
 	"\aForward\x12 .keelson.store.v1.ForwardRequest\x1a!.keelson.store.v1.ForwardResponse\x12T\n" +
 	"\tReadIndex\x12\".keelson.store.v1.ReadIndexRequest\x1a#.keelson.store.v1.ReadIndexResponse\x12T\n" +

@@ -1,0 +1,488 @@
+package replica_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/replica"
+	"keelson.dev/keelson/raftstore/storetest"
+)
+
+func within(t testing.TB, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func commit(t testing.TB, s raftstore.Store, ops ...raftstore.Op) raftstore.Revision {
+	t.Helper()
+	rev, err := s.Commit(within(t, 20*time.Second), raftstore.Commit{Ops: ops})
+	if err != nil {
+		t.Fatalf("commit: %v", err)
+	}
+	return rev
+}
+
+func TestOneReplicaConforms(t *testing.T) {
+	storetest.Run(t, func(t *testing.T) storetest.Subject {
+		c := storetest.NewCluster(t, 1, nil)
+		return storetest.Subject{Store: c.Replica("r1"), Compact: compactor(t, c)}
+	})
+}
+
+// The store as a follower shows it: every call crosses to the leader.
+func TestFollowerConforms(t *testing.T) { // F53
+	storetest.Run(t, func(t *testing.T) storetest.Subject {
+		c := storetest.NewCluster(t, 3, nil)
+		return storetest.Subject{Store: c.Replica(c.Followers()[0]), Compact: compactor(t, c)}
+	})
+}
+
+func compactor(t *testing.T, c *storetest.Cluster) func(raftstore.Revision) {
+	return func(upTo raftstore.Revision) {
+		if err := c.Replica(c.Leader()).Compact(within(t, 10*time.Second), upTo); err != nil {
+			t.Errorf("compact: %v", err)
+		}
+		c.Await("compaction everywhere", func() bool {
+			for _, r := range c.Replicas() {
+				if r.Status().Compacted < upTo {
+					return false
+				}
+			}
+			return true
+		})
+	}
+}
+
+// writers keep counters going up by one, each through one replica, with
+// compare-and-swap: a lost or doubled commit shows as a conflict.
+type writers struct {
+	stop chan struct{}
+	wg   sync.WaitGroup
+	done atomic.Int64
+}
+
+func write(t *testing.T, c *storetest.Cluster, through []string, n int) *writers {
+	w := &writers{stop: make(chan struct{})}
+	for i := range n {
+		s := c.Replica(through[i%len(through)])
+		w.wg.Add(1)
+		go func() {
+			defer w.wg.Done()
+			key := fmt.Sprintf("/writer/%d", i)
+			var last raftstore.Revision
+			for count := 1; ; count++ {
+				select {
+				case <-w.stop:
+					return
+				default:
+				}
+				op := raftstore.Create(key, []byte(fmt.Sprint(count)))
+				if last != 0 {
+					op = raftstore.Update(key, []byte(fmt.Sprint(count)), last)
+				}
+				rev, err := s.Commit(within(t, 20*time.Second), raftstore.Commit{Ops: []raftstore.Op{op}})
+				if err != nil {
+					t.Errorf("writer %d, commit %d: %v", i, count, err)
+					return
+				}
+				last = rev
+				w.done.Add(1)
+			}
+		}()
+	}
+	return w
+}
+
+func (w *writers) await(c *storetest.Cluster, more int64) {
+	goal := w.done.Load() + more
+	c.Await("writes", func() bool { return w.done.Load() >= goal })
+}
+
+// history checks that every replica tells the same whole story.
+func sameHistory(t *testing.T, c *storetest.Cluster) {
+	t.Helper()
+	c.AwaitReady()
+	ctx := within(t, 30*time.Second)
+	var top raftstore.Revision
+	for _, r := range c.Replicas() {
+		rev, err := r.Sync(ctx)
+		if err != nil {
+			t.Fatalf("sync: %v", err)
+		}
+		top = max(top, rev)
+	}
+	c.AwaitRevision(top)
+	var first string
+	for _, r := range c.Replicas() {
+		l, err := r.List(ctx, "/", raftstore.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := fmt.Sprint(l); first == "" {
+			first = got
+		} else if got != first {
+			t.Errorf("replicas differ:\n%s\n%s", first, got)
+		}
+	}
+}
+
+func TestKilledLeaderLosesNothing(t *testing.T) { // F53
+	c := storetest.NewCluster(t, 3, nil)
+	for round := range 3 {
+		leader := c.Leader()
+		w := write(t, c, c.Followers(), 8)
+		watcher, err := c.Replica(c.Followers()[0]).Watch(within(t, 30*time.Second), "/writer/", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.await(c, 200)
+		killed := time.Now()
+		c.Kill(leader)
+		before := w.done.Load()
+		c.Await("writes to resume", func() bool { return w.done.Load() > before+8 })
+		t.Logf("round %d: writes resumed after %s", round, time.Since(killed))
+		w.await(c, 200)
+		close(w.stop)
+		w.wg.Wait()
+		inOrder(t, watcher, c.Replica(c.Followers()[0]).Applied())
+		c.Start(leader)
+		sameHistory(t, c)
+		// The next round's writers begin anew.
+		for i := range 8 {
+			commit(t, c.Replica(leader), raftstore.Delete(fmt.Sprintf("/writer/%d", i)))
+		}
+	}
+}
+
+// inOrder drains a watcher up to a revision: no gap, no duplicate.
+func inOrder(t *testing.T, w raftstore.Watcher, upTo raftstore.Revision) {
+	t.Helper()
+	defer w.Stop()
+	last := raftstore.Revision(0)
+	for last < upTo {
+		select {
+		case ev, open := <-w.C():
+			if !open {
+				t.Fatalf("watch ended at %d: %v", last, w.Err())
+			}
+			if len(ev.Events) == 0 {
+				continue
+			}
+			if last != 0 && ev.Revision != last+1 {
+				t.Fatalf("watch: revision %d after %d", ev.Revision, last)
+			}
+			last = ev.Revision
+		case <-time.After(20 * time.Second):
+			t.Fatalf("watch stuck at %d, want %d", last, upTo)
+		}
+	}
+}
+
+func TestRestartOfAllKeepsEverything(t *testing.T) { // F52
+	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) { cfg.NoSync = false })
+	w := write(t, c, c.Names(), 8)
+	w.await(c, 300)
+	close(w.stop)
+	w.wg.Wait()
+	before, err := c.Replica("r1").List(within(t, 10*time.Second), "/", raftstore.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range c.Names() {
+		c.Kill(name)
+	}
+	for _, name := range c.Names() {
+		c.Start(name)
+	}
+	c.AwaitReady()
+	for _, r := range c.Replicas() {
+		after, err := r.List(within(t, 10*time.Second), "/", raftstore.ListOptions{})
+		if err != nil || fmt.Sprint(after) != fmt.Sprint(before) {
+			t.Errorf("after restart: %v, error %v, want %v", after, err, before)
+		}
+		// History survives as well: a watch goes on where it was.
+		if _, err := r.Watch(within(t, 10*time.Second), "/", 1); err != nil {
+			t.Errorf("watch from before the restart: %v", err)
+		}
+	}
+}
+
+func TestIsolatedLeaderIsFenced(t *testing.T) {
+	c := storetest.NewCluster(t, 3, nil)
+	old := c.Leader()
+	type led struct {
+		fence raftstore.Fence
+		ctx   context.Context
+	}
+	terms := make(chan led, 16)
+	ctx, cancel := context.WithCancel(context.Background())
+	var leading sync.WaitGroup
+	defer leading.Wait()
+	defer cancel()
+	for _, r := range c.Replicas() {
+		leading.Add(1)
+		go func() {
+			defer leading.Done()
+			if err := r.Lead(ctx, func(ctx context.Context, f raftstore.Fence) error {
+				terms <- led{f, ctx}
+				<-ctx.Done()
+				return nil
+			}); err != nil {
+				t.Errorf("lead: %v", err)
+			}
+		}()
+	}
+	first := <-terms
+	put := []raftstore.Op{raftstore.Put("/fenced", []byte("old"))}
+	if _, err := c.Replica(old).Commit(within(t, 10*time.Second), raftstore.Commit{Ops: put, Fence: first.fence}); err != nil {
+		t.Fatalf("fenced commit of the leader: %v", err)
+	}
+	if _, err := c.Replica(c.Followers()[0]).Commit(within(t, 10*time.Second), raftstore.Commit{Ops: put, Fence: first.fence}); !errors.Is(err, raftstore.ErrFenced) {
+		t.Errorf("fenced commit on a follower: %v, want it refused and not forwarded", err)
+	}
+
+	c.Isolate(old)
+	caught := make(chan error, 1)
+	go func() {
+		_, err := c.Replica(old).Commit(within(t, 30*time.Second), raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/fenced", []byte("late"))}, Fence: first.fence})
+		caught <- err
+	}()
+	second := <-terms
+	if second.fence <= first.fence {
+		t.Errorf("fence %d after %d", second.fence, first.fence)
+	}
+	select {
+	case <-first.ctx.Done():
+	case <-time.After(10 * time.Second):
+		t.Error("the isolated leader still leads")
+	}
+	// A linearizable read on the isolated replica must not answer.
+	if _, _, err := c.Replica(old).Get(within(t, 300*time.Millisecond), "/fenced", raftstore.ReadOptions{}); !errors.Is(err, raftstore.ErrUnavailable) {
+		t.Errorf("read on the isolated replica: %v", err)
+	}
+	if _, _, err := c.Replica(old).Get(within(t, time.Second), "/fenced", raftstore.ReadOptions{Local: true}); err != nil {
+		t.Errorf("local read on the isolated replica: %v", err)
+	}
+	c.Rejoin(old)
+	if err := <-caught; !errors.Is(err, raftstore.ErrFenced) {
+		t.Errorf("commit under the old fence: %v, want fenced", err)
+	}
+	if _, err := c.Replica(old).Commit(within(t, 10*time.Second), raftstore.Commit{Ops: put, Fence: first.fence}); !errors.Is(err, raftstore.ErrFenced) {
+		t.Errorf("commit under the old fence: %v, want fenced", err)
+	}
+	it, _, err := c.Replica(old).Get(within(t, 10*time.Second), "/fenced", raftstore.ReadOptions{})
+	if err != nil || string(it.Value) != "old" {
+		t.Errorf("value %q, error %v", it.Value, err)
+	}
+}
+
+// Two of three down: writes are refused after their deadline, and go through
+// when a majority is back. F53
+func TestWithoutMajorityWritesWait(t *testing.T) {
+	c := storetest.NewCluster(t, 3, nil)
+	commit(t, c.Replica("r1"), raftstore.Put("/a", []byte("1")))
+	survivor := c.Followers()[0]
+	for _, name := range c.Names() {
+		if name != survivor {
+			c.Kill(name)
+		}
+	}
+	s := c.Replica(survivor)
+	_, err := s.Commit(within(t, 300*time.Millisecond), raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/b", nil)}})
+	if !errors.Is(err, raftstore.ErrUnavailable) && !errors.Is(err, raftstore.ErrOutcomeUnknown) {
+		t.Errorf("commit without a majority: %v", err)
+	}
+	waiting := make(chan error, 1)
+	go func() {
+		_, err := s.Commit(within(t, 30*time.Second), raftstore.Commit{Ops: []raftstore.Op{raftstore.Create("/c", nil)}})
+		waiting <- err
+	}()
+	for _, name := range c.Names() {
+		if name != survivor {
+			c.Start(name)
+		}
+	}
+	if err := <-waiting; err != nil {
+		t.Errorf("commit that waited for the majority: %v", err)
+	}
+	sameHistory(t, c)
+}
+
+// A follower shows a commit promptly although raft's own means of telling it
+// is as good as switched off.
+func TestFollowersAreToldAtOnce(t *testing.T) {
+	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) { cfg.CommitTimeout = time.Hour })
+	leader := c.Replica(c.Leader())
+	for range 20 {
+		rev := commit(t, leader, raftstore.Put("/a", nil))
+		c.AwaitRevision(rev)
+	}
+}
+
+func TestLaggingReplicaGetsSnapshot(t *testing.T) {
+	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) {
+		cfg.SnapshotBytes, cfg.TrailingBytes = 256<<10, 1
+	})
+	lagging := c.Followers()[0]
+	for i := range 50 {
+		commit(t, c.Replica(lagging), raftstore.Put(fmt.Sprintf("/before/%d", i), []byte("x")))
+	}
+	ttl := raftstore.Put("/ttl", nil)
+	ttl.TTL = time.Hour
+	commit(t, c.Replica(lagging), ttl)
+	watcher, err := c.Replica(lagging).Watch(within(t, 60*time.Second), "/", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Isolate(lagging)
+	value := make([]byte, 8<<10)
+	var rev raftstore.Revision
+	for i := range 400 {
+		rev = commit(t, c.Other(lagging), raftstore.Put(fmt.Sprintf("/k/%d", i%20), value))
+	}
+	for _, r := range c.Replicas() {
+		if err := r.Snapshot(within(t, 10*time.Second)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.Rejoin(lagging)
+	c.AwaitRevision(rev)
+	// The watch goes on through the installation: the history came with it.
+	inOrder(t, watcher, rev)
+	sameHistory(t, c)
+
+	// A new replica gets it all as well, while writes go on.
+	w := write(t, c, c.Names(), 4)
+	c.AddHost("r4", false)
+	c.Start("r4")
+	c.Join("r4")
+	w.await(c, 100)
+	close(w.stop)
+	w.wg.Wait()
+	sameHistory(t, c)
+	if it, _, err := c.Replica("r4").Get(within(t, 10*time.Second), "/ttl", raftstore.ReadOptions{}); err != nil || it.Expires == 0 {
+		t.Errorf("item with TTL on the new replica: %+v, error %v", it, err)
+	}
+	if err := c.Replica("r4").RemoveMember(within(t, 20*time.Second), lagging); err != nil {
+		t.Errorf("remove: %v", err)
+	}
+	c.Stop(lagging)
+	if n := len(c.Replica("r4").Status().Members); n != 3 {
+		t.Errorf("%d members after removal, want 3", n)
+	}
+}
+
+func TestLeadershipMovesWithoutPause(t *testing.T) {
+	c := storetest.NewCluster(t, 3, nil)
+	leader := c.Leader()
+	w := write(t, c, c.Followers(), 4)
+	w.await(c, 50)
+	began := time.Now()
+	if err := c.Replica(leader).TransferLeadership(within(t, 10*time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	before := w.done.Load()
+	c.Await("writes under the new leader", func() bool { return w.done.Load() > before })
+	t.Logf("writes resumed %s after the transfer was asked for", time.Since(began))
+	next := c.Leader()
+	if next == leader {
+		t.Error("leadership did not move")
+	}
+	w.await(c, 50)
+	// An orderly stop hands over as well.
+	close(w.stop)
+	w.wg.Wait()
+	c.Stop(next)
+	commit(t, c.Replicas()[0], raftstore.Put("/after", nil))
+}
+
+// An idle group writes nothing, even with keys that will expire one day.
+func TestIdleWritesNothing(t *testing.T) {
+	c := storetest.NewCluster(t, 3, nil)
+	ttl := raftstore.Put("/t", nil)
+	ttl.TTL = time.Hour
+	rev := commit(t, c.Replica("r1"), ttl)
+	c.AwaitRevision(rev)
+	leader := c.Replica(c.Leader())
+	before := leader.Status().CommitIndex
+	idle := time.After(1500 * time.Millisecond)
+	<-idle
+	if after := leader.Status().CommitIndex; after != before {
+		t.Errorf("commit index went from %d to %d", before, after)
+	}
+}
+
+func TestDataDirectoryIsGuarded(t *testing.T) {
+	c := storetest.NewCluster(t, 1, nil)
+	for i := range 50 {
+		commit(t, c.Replica("r1"), raftstore.Put(fmt.Sprintf("/k/%d", i), []byte("precious value")))
+	}
+	cfg := c.Config("r1")
+	c.Stop("r1")
+
+	cfg.Name = "stranger"
+	run := func() error {
+		r, err := replica.New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.Run(within(t, 10*time.Second))
+	}
+	if err := run(); !errors.Is(err, replica.ErrForeignData) {
+		t.Errorf("start on another replica's data: %v", err)
+	}
+
+	cfg.Name = "r1"
+	path := filepath.Join(cfg.DataDir, "raft.db")
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Flip one bit in every copy of a value.
+	flipped := 0
+	for i := 0; i+14 <= len(data); i++ {
+		if string(data[i:i+14]) == "precious value" {
+			data[i+3] ^= 1
+			flipped++
+		}
+	}
+	if flipped == 0 {
+		t.Fatal("value not found on disk")
+	}
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := run(); !errors.Is(err, replica.ErrCorruptLog) {
+		t.Errorf("start on a damaged log: %v", err)
+	}
+}
+
+func TestConfigIsChecked(t *testing.T) {
+	c := storetest.NewCluster(t, 1, nil)
+	good := c.Config("r1")
+	for name, spoil := range map[string]func(*replica.Config){
+		"name":     func(c *replica.Config) { c.Name = "" },
+		"data":     func(c *replica.Config) { c.DataDir = "" },
+		"listener": func(c *replica.Config) { c.ListenAddr, c.Listener = "", nil },
+		"tls":      func(c *replica.Config) { c.ServerTLS = nil },
+		"client authentication": func(c *replica.Config) {
+			c.ServerTLS = c.ServerTLS.Clone()
+			c.ServerTLS.ClientAuth = 0
+		},
+	} {
+		bad := good
+		spoil(&bad)
+		if _, err := replica.New(bad); err == nil {
+			t.Errorf("configuration without %s accepted", name)
+		}
+	}
+}

@@ -1,0 +1,347 @@
+package storetest
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/replica"
+)
+
+// patience bounds every wait of a test cluster: far beyond what a healthy
+// cluster needs on a busy machine.
+const patience = 30 * time.Second
+
+// Cluster is a group of replicas in one process, on loopback, with disks in
+// the test's temporary folder. It is stopped when the test ends.
+type Cluster struct {
+	Network *Network
+
+	t         testing.TB
+	authority *Authority
+	dir       string
+	adjust    func(*replica.Config)
+
+	mu    sync.Mutex
+	hosts map[string]*host
+	names []string
+}
+
+// host is where a replica lives: its address and disk outlast it.
+type host struct {
+	name, address string
+	bootstrap     bool
+	listener      net.Listener // reserved for the first start
+	replica       *replica.Replica
+	cancel        context.CancelFunc
+	done          chan error
+}
+
+// NewCluster starts n replicas named r1, r2 ... and waits until all are ready.
+// adjust, if not nil, may change the configuration of each before it starts.
+func NewCluster(t testing.TB, n int, adjust func(*replica.Config)) *Cluster {
+	t.Helper()
+	authority, err := NewAuthority()
+	if err != nil {
+		t.Fatalf("authority: %v", err)
+	}
+	c := &Cluster{Network: newNetwork(), t: t, authority: authority, dir: t.TempDir(), adjust: adjust, hosts: make(map[string]*host)}
+	t.Cleanup(c.StopAll)
+	for i := 1; i <= n; i++ {
+		c.AddHost(fmt.Sprintf("r%d", i), i == 1)
+		c.Start(fmt.Sprintf("r%d", i))
+		if i > 1 {
+			c.Join(fmt.Sprintf("r%d", i))
+		}
+	}
+	c.AwaitReady()
+	return c
+}
+
+// AddHost prepares a host without starting its replica.
+func (c *Cluster) AddHost(name string, bootstrap bool) {
+	c.t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		c.t.Fatalf("listening for %s: %v", name, err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	h := &host{name: name, address: l.Addr().String(), bootstrap: bootstrap, listener: l}
+	c.hosts[name] = h
+	c.names = append(c.names, name)
+	c.Network.mu.Lock()
+	c.Network.names[h.address] = name
+	c.Network.mu.Unlock()
+}
+
+// Config is the configuration with which a host's replica starts.
+func (c *Cluster) Config(name string) replica.Config {
+	c.t.Helper()
+	h := c.host(name)
+	server, client, err := c.authority.Issue(name)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	cfg := replica.Config{
+		Name: name, DataDir: filepath.Join(c.dir, name), Advertise: h.address, ListenAddr: h.address,
+		ServerTLS: server, ClientTLS: client, Bootstrap: h.bootstrap, NoSync: true,
+		Dial:   c.Network.Dialer(name),
+		Logger: slog.New(slog.NewTextHandler(testWriter{c.t}, &slog.HandlerOptions{Level: slog.LevelWarn})).With("host", name),
+	}
+	if c.adjust != nil {
+		c.adjust(&cfg)
+	}
+	return cfg
+}
+
+type testWriter struct{ t testing.TB }
+
+func (w testWriter) Write(b []byte) (int, error) {
+	// The end of a test may overtake a replica's last words.
+	defer func() { _ = recover() }()
+	w.t.Logf("%s", b)
+	return len(b), nil
+}
+
+// Start starts a host's replica, the first time or again.
+func (c *Cluster) Start(name string) *replica.Replica {
+	c.t.Helper()
+	cfg := c.Config(name)
+	h := c.host(name)
+	cfg.Listener, h.listener = h.listener, nil
+	if cfg.Listener == nil {
+		// The kernel may still hold the port for a moment.
+		c.Await("port of "+name, func() bool {
+			l, err := net.Listen("tcp", h.address)
+			cfg.Listener = l
+			return err == nil
+		})
+	}
+	r, err := replica.New(cfg)
+	if err != nil {
+		c.t.Fatalf("replica %s: %v", name, err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	c.mu.Lock()
+	h.replica, h.cancel, h.done = r, cancel, done
+	c.mu.Unlock()
+	go func() { done <- r.Run(ctx) }()
+	return r
+}
+
+// Join adds a running replica to the group.
+func (c *Cluster) Join(name string) {
+	c.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for _, other := range c.Names() {
+		if r := c.Replica(other); r != nil && other != name {
+			if err := r.AddMember(ctx, name, c.host(name).address); err != nil {
+				c.t.Fatalf("joining %s through %s: %v", name, other, err)
+			}
+			return
+		}
+	}
+	c.t.Fatalf("nobody to join %s to", name)
+}
+
+// Stop stops a replica in an orderly way.
+func (c *Cluster) Stop(name string) {
+	c.t.Helper()
+	h := c.host(name)
+	c.mu.Lock()
+	cancel, done := h.cancel, h.done
+	h.replica, h.cancel = nil, nil
+	c.mu.Unlock()
+	if cancel == nil {
+		return
+	}
+	cancel()
+	select {
+	case err := <-done:
+		if err != nil {
+			c.t.Errorf("replica %s: %v", name, err)
+		}
+	case <-time.After(patience):
+		c.t.Errorf("replica %s does not stop", name)
+	}
+}
+
+// Kill ends a replica as a crash would, with nothing handed over.
+func (c *Cluster) Kill(name string) {
+	c.t.Helper()
+	if r := c.Replica(name); r != nil {
+		r.Abort()
+	}
+	c.Stop(name)
+}
+
+// Isolate cuts a replica off from all others; Rejoin undoes it.
+func (c *Cluster) Isolate(name string) {
+	for _, other := range c.Names() {
+		if other != name {
+			c.Network.Cut(name, other)
+		}
+	}
+}
+
+// Rejoin mends all cables of a replica.
+func (c *Cluster) Rejoin(name string) {
+	for _, other := range c.Names() {
+		if other != name {
+			c.Network.Mend(name, other)
+		}
+	}
+}
+
+// StopAll stops every replica, followers first.
+func (c *Cluster) StopAll() {
+	leader := ""
+	for _, name := range c.Names() {
+		if r := c.Replica(name); r != nil && r.Status().Leader == name {
+			leader = name
+			continue
+		}
+		c.Stop(name)
+	}
+	if leader != "" {
+		c.Stop(leader)
+	}
+	for _, name := range c.Names() {
+		if h := c.host(name); h.listener != nil {
+			h.listener.Close()
+		}
+	}
+}
+
+// Names lists the hosts in the order in which they were added.
+func (c *Cluster) Names() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return append([]string(nil), c.names...)
+}
+
+func (c *Cluster) host(name string) *host {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	h := c.hosts[name]
+	if h == nil {
+		c.t.Fatalf("no host %q", name)
+	}
+	return h
+}
+
+// Replica returns a host's replica; nil when it is down.
+func (c *Cluster) Replica(name string) *replica.Replica {
+	h := c.host(name)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return h.replica
+}
+
+// Replicas returns those that are up.
+func (c *Cluster) Replicas() []*replica.Replica {
+	var out []*replica.Replica
+	for _, name := range c.Names() {
+		if r := c.Replica(name); r != nil {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// Leader waits until exactly one running replica says of itself that it leads
+// and a majority agrees, and returns its name.
+func (c *Cluster) Leader() string {
+	c.t.Helper()
+	var leader string
+	c.Await("a leader", func() bool {
+		votes := make(map[string]int)
+		for _, r := range c.Replicas() {
+			votes[r.Status().Leader]++
+		}
+		for name, n := range votes {
+			if name != "" && n > len(c.Names())/2 {
+				if r := c.Replica(name); r != nil && r.Status().Leader == name {
+					leader = name
+					return true
+				}
+			}
+		}
+		return false
+	})
+	return leader
+}
+
+// Followers returns the running replicas that do not lead.
+func (c *Cluster) Followers() []string {
+	leader := c.Leader()
+	var out []string
+	for _, name := range c.Names() {
+		if name != leader && c.Replica(name) != nil {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+// AwaitReady waits until every running replica is ready.
+func (c *Cluster) AwaitReady() {
+	c.t.Helper()
+	c.Await("all replicas to be ready", func() bool {
+		for _, r := range c.Replicas() {
+			if !r.Ready() {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// AwaitRevision waits until every running replica has applied a revision.
+func (c *Cluster) AwaitRevision(rev raftstore.Revision) {
+	c.t.Helper()
+	c.Await(fmt.Sprintf("revision %d everywhere", rev), func() bool {
+		for _, r := range c.Replicas() {
+			if r.Applied() < rev {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// Await polls until the condition holds and fails the test when it does not in time.
+func (c *Cluster) Await(what string, holds func() bool) {
+	c.t.Helper()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	late := time.After(patience)
+	for !holds() {
+		select {
+		case <-tick.C:
+		case <-late:
+			c.t.Fatalf("waited %s in vain for %s", patience, what)
+		}
+	}
+}
+
+// Other returns a running replica that is not the named one.
+func (c *Cluster) Other(than string) *replica.Replica {
+	c.t.Helper()
+	for _, name := range c.Names() {
+		if r := c.Replica(name); r != nil && name != than {
+			return r
+		}
+	}
+	c.t.Fatalf("no replica is up besides %s", than)
+	return nil
+}
