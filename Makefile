@@ -1,0 +1,55 @@
+# Keelson. The two commands of the README: make up, make test.
+SHELL := /bin/bash
+PREFIX ?= /usr/local
+VERSION ?= $(shell git describe --always --dirty 2>/dev/null || echo dev)
+GO ?= go
+BIN := $(CURDIR)/bin
+LDFLAGS := -s -w -X main.version=$(VERSION) -X keelson.dev/keelson/kctl.Version=$(VERSION)
+CNI := bridge host-local loopback portmap
+cni_path_bridge := plugins/main/bridge
+cni_path_host-local := plugins/ipam/host-local
+cni_path_loopback := plugins/main/loopback
+cni_path_portmap := plugins/meta/portmap
+
+.PHONY: up down test build setup install images unit e2e fault bench bench-store bench-api bench-node proto fmt vet clean
+
+up: build ## a lab cluster with the example running; says so when it is up already
+	@scripts/up $(BIN) $(PREFIX)
+
+down: ## take the lab away
+	@if [ -x $(BIN)/kctl ]; then $(BIN)/kctl lab down; else echo "nothing was built, so nothing is up"; fi
+
+test: build ## unit, integration and end-to-end tests
+	@scripts/test
+
+setup: ## what is missing of the machine's packages
+	@scripts/setup
+
+build: setup ## the binaries, the CNI plugins and the example images, below bin/
+	@mkdir -p $(BIN)/cni $(BIN)/images
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/kctl ./cmd/kctl
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/keelson-controlplane ./cmd/controlplane
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/keelson-agent ./cmd/agent
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/keelson-shim ./cmd/shim
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/keelson-pause ./cmd/pause
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/keelson-csi-local ./cmd/csi-local
+	CGO_ENABLED=1 $(GO) build -trimpath -tags 'seccomp' -ldflags '$(LDFLAGS)' -o $(BIN)/keelson-oci ./cmd/oci
+	@$(foreach p,$(CNI),CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(BIN)/cni/$(p) github.com/containernetworking/plugins/$(cni_path_$(p)) &&) true
+	$(GO) run ./examples/images/build --out $(BIN)/images
+
+install: build ## the binaries to $(PREFIX)/bin
+	@scripts/install $(BIN) $(PREFIX)
+
+unit: ; @scripts/test unit
+e2e: build ; @scripts/test e2e
+fault: build ; @scripts/test fault
+
+bench: build ## a short form of every benchmark, as a table
+	@scripts/bench
+
+fmt: ; gofmt -l -w .
+vet: ; $(GO) vet ./...
+clean: ; rm -rf $(BIN)
+
+proto: ## regenerate what is below proto/ (needs protoc, protoc-gen-go, protoc-gen-go-grpc)
+	protoc --go_out=. --go_opt=module=keelson.dev/keelson --go-grpc_out=. --go-grpc_opt=module=keelson.dev/keelson proto/*/v1/*.proto

@@ -1,0 +1,24 @@
+// keelson-controlplane is one replica of a Keelson control plane.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"keelson.dev/keelson/controlplane/server/command"
+)
+
+// version is set by the linker.
+var version = "dev"
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := command.New(version).ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "keelson-controlplane:", err)
+		os.Exit(1)
+	}
+}

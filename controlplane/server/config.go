@@ -1,0 +1,154 @@
+// Package server wires one control-plane replica: the raft store, the registry
+// over it, the apiserver, the fleet service, and on the leader the controllers
+// and the scheduler. It is the only package that knows all of them.
+package server
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"keelson.dev/keelson/controlplane/pki"
+)
+
+// Config is what one replica is started with.
+type Config struct {
+	Name      string // of this replica; it never changes for a DataDir
+	DataDir   string // made by Init or Join
+	Advertise string // the address under which agents, users and replicas reach this one
+
+	// PodEviction is how long pods stay on a node that was lost, where they do not say otherwise.
+	PodEviction time.Duration
+	Log         *slog.Logger
+	Version     string
+}
+
+// Cluster is what all replicas of a cluster have in common. It is fixed by Init
+// and handed to every joining replica.
+type Cluster struct {
+	Name        string `json:"name"`
+	ClusterCIDR string `json:"clusterCIDR"`
+	ServiceCIDR string `json:"serviceCIDR"`
+	Domain      string `json:"domain"`
+	APIPort     int    `json:"apiPort"`
+	FleetPort   int    `json:"fleetPort"`
+	PeerPort    int    `json:"peerPort"`
+}
+
+// Defaults of a cluster.
+func (c *Cluster) defaults() {
+	set := func(s *string, v string) {
+		if *s == "" {
+			*s = v
+		}
+	}
+	set(&c.Name, "keelson")
+	set(&c.ClusterCIDR, "10.244.0.0/16")
+	set(&c.ServiceCIDR, "10.96.0.0/16")
+	set(&c.Domain, "cluster.local")
+	for _, p := range []struct {
+		port *int
+		v    int
+	}{{&c.APIPort, 6443}, {&c.FleetPort, 6444}, {&c.PeerPort, 6445}} {
+		if *p.port == 0 {
+			*p.port = p.v
+		}
+	}
+}
+
+// validate names the field that is wrong.
+func (c Cluster) validate() error {
+	for _, f := range []struct{ name, value string }{{"--cluster-cidr", c.ClusterCIDR}, {"--service-cidr", c.ServiceCIDR}} {
+		p, err := netip.ParsePrefix(f.value)
+		if err != nil {
+			return fmt.Errorf("%s %q: %w: give a prefix such as 10.244.0.0/16", f.name, f.value, err)
+		}
+		if !p.Addr().Is4() || p.Bits() > 24 {
+			return fmt.Errorf("%s %q: want an IPv4 prefix of at least 256 addresses", f.name, f.value)
+		}
+	}
+	a, b := netip.MustParsePrefix(c.ClusterCIDR), netip.MustParsePrefix(c.ServiceCIDR)
+	if a.Overlaps(b) {
+		return fmt.Errorf("--cluster-cidr %s and --service-cidr %s overlap: give different ranges", a, b)
+	}
+	return nil
+}
+
+// serviceIP is the address of Service default/kubernetes: the first of the range.
+func (c Cluster) serviceIP() netip.Addr {
+	return netip.MustParsePrefix(c.ServiceCIDR).Masked().Addr().Next()
+}
+
+// The files of a replica below its data folder.
+const (
+	pkiFolder    = "pki"
+	raftFolder   = "raft"
+	clusterFile  = "cluster.json"
+	foundersFile = "founder.json" // on the replica that made the cluster: tokens to be stored once there is a store
+	peersFile    = "peers.json"   // on a joining replica: whom to ask for membership
+	adminFile    = "admin.kubeconfig"
+)
+
+// ErrNotInitialised says that a data folder belongs to no cluster.
+var ErrNotInitialised = errors.New("the data folder belongs to no cluster: run 'init' on the first replica or 'join' on a further one")
+
+func writeJSON(path string, v any) error {
+	raw, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return err
+	}
+	return pki.WriteFile(path, append(raw, '\n'))
+}
+
+// readJSON reports whether the file was there.
+func readJSON(path string, v any) (bool, error) {
+	raw, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if err := json.Unmarshal(raw, v); err != nil {
+		return false, fmt.Errorf("reading %s: %w", path, err)
+	}
+	return true, nil
+}
+
+// load reads what Init or Join left.
+func (c Config) load() (Cluster, *pki.Trust, error) {
+	var cluster Cluster
+	found, err := readJSON(filepath.Join(c.DataDir, clusterFile), &cluster)
+	if err != nil {
+		return cluster, nil, err
+	}
+	if !found {
+		return cluster, nil, fmt.Errorf("%s: %w", c.DataDir, ErrNotInitialised)
+	}
+	trust, err := pki.Load(filepath.Join(c.DataDir, pkiFolder))
+	return cluster, trust, err
+}
+
+// check names the flag that is wrong.
+func (c Config) check() error {
+	if c.Name == "" {
+		return errors.New("--name: a replica needs a name, such as its hostname")
+	}
+	if _, err := netip.ParseAddr(c.Advertise); err != nil {
+		return fmt.Errorf("--advertise-address %q: give the IP address under which others reach this replica", c.Advertise)
+	}
+	if c.DataDir == "" {
+		return errors.New("--data-dir: a replica needs a folder for its data")
+	}
+	return nil
+}
+
+func at(host string, port int) string { return net.JoinHostPort(host, strconv.Itoa(port)) }

@@ -1,0 +1,163 @@
+package server
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
+
+	"keelson.dev/keelson/controlplane/pki"
+	"keelson.dev/keelson/internal/wait"
+	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
+)
+
+// founderTokenLife is how long the tokens of a new cluster let machines join.
+const founderTokenLife = 24 * time.Hour
+
+// Founded is what making a cluster yields.
+type Founded struct {
+	NodeToken         string `json:"nodeToken"`
+	ControlPlaneToken string `json:"controlPlaneToken"`
+	Kubeconfig        string `json:"kubeconfig"` // path of the administrator's
+}
+
+// founder waits on disk for the store to exist: the tokens as they will be recorded.
+type founder struct {
+	Tokens  []string  `json:"tokens"`
+	Expires time.Time `json:"expires"`
+}
+
+// Init makes a new cluster on this replica's disk: its trust, its configuration
+// and the first join tokens. It refuses a folder that belongs to one.
+func Init(c Config, cluster Cluster, kubeconfigServer string) (Founded, error) {
+	if err := c.check(); err != nil {
+		return Founded{}, err
+	}
+	cluster.defaults()
+	if err := cluster.validate(); err != nil {
+		return Founded{}, err
+	}
+	now := time.Now()
+	trust, err := pki.Init(filepath.Join(c.DataDir, pkiFolder), cluster.Name, now)
+	if errors.Is(err, pki.ErrExists) {
+		return Founded{}, fmt.Errorf("%s belongs to a cluster already: start it with 'run', or remove the folder to make a new one", c.DataDir)
+	}
+	if err != nil {
+		return Founded{}, err
+	}
+	node, replica := pki.NewToken(pki.RoleNode, trust.CA.Cert), pki.NewToken(pki.RoleControlPlane, trust.CA.Cert)
+	f := founder{Tokens: []string{node.String(), replica.String()}, Expires: now.Add(founderTokenLife)}
+	if err := writeJSON(filepath.Join(c.DataDir, foundersFile), f); err != nil {
+		return Founded{}, err
+	}
+	if kubeconfigServer == "" {
+		kubeconfigServer = "https://" + at(c.Advertise, cluster.APIPort)
+	}
+	admin, err := trust.CA.Issue(pki.Admin(), now)
+	if err != nil {
+		return Founded{}, err
+	}
+	out := Founded{node.String(), replica.String(), filepath.Join(c.DataDir, adminFile)}
+	err = pki.Kubeconfig{
+		Cluster: cluster.Name, Server: kubeconfigServer, CAPEM: trust.CA.PEM(), User: "keelson-admin",
+		CertPEM: admin.CertPEM, KeyPEM: admin.KeyPEM,
+	}.Write(out.Kubeconfig)
+	if err != nil {
+		return Founded{}, err
+	}
+	// Last: a folder with this file is a whole one.
+	return out, writeJSON(filepath.Join(c.DataDir, clusterFile), cluster)
+}
+
+// Join makes this replica's disk part of an existing cluster: it fetches the
+// trust over a connection that the token pins. Run then asks for membership.
+func Join(ctx context.Context, c Config, token string, servers []string) error {
+	if err := c.check(); err != nil {
+		return err
+	}
+	t, err := pki.ParseToken(token)
+	if err != nil {
+		return fmt.Errorf("--token: %w", err)
+	}
+	if t.Role != pki.RoleControlPlane {
+		return fmt.Errorf("--token is for role %q: make one with 'kctl cluster token create --role controlplane'", t.Role)
+	}
+	if _, err := os.Stat(filepath.Join(c.DataDir, clusterFile)); err == nil {
+		return fmt.Errorf("%s belongs to a cluster already: start it with 'run'", c.DataDir)
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	var answer *fleetv1.EnrollReplicaResponse
+	err = wait.For(ctx, 100*time.Millisecond, func() error {
+		var errs []error
+		for _, s := range servers {
+			a, err := enrollAt(ctx, s, t, c)
+			if err == nil {
+				answer = a
+				return nil
+			}
+			switch status.Code(err) {
+			case codes.Unauthenticated, codes.InvalidArgument, codes.PermissionDenied:
+				cancel() // another attempt meets the same answer
+			}
+			errs = append(errs, fmt.Errorf("asking %s: %w", s, err))
+		}
+		return errors.Join(errs...)
+	})
+	if err != nil {
+		return fmt.Errorf("joining as replica %s: %w", c.Name, err)
+	}
+	return keepJoined(c, answer)
+}
+
+func enrollAt(ctx context.Context, server string, t pki.Token, c Config) (*fleetv1.EnrollReplicaResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	tls := pki.PinnedTLS(t, func(*x509.Certificate) {}, time.Now)
+	conn, err := grpc.NewClient("passthrough:///"+server, grpc.WithTransportCredentials(credentials.NewTLS(tls)))
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	return fleetv1.NewEnrollmentClient(conn).EnrollReplica(ctx, &fleetv1.EnrollReplicaRequest{
+		Token: t.String(), Name: c.Name, PeerAddress: c.Advertise,
+	})
+}
+
+// bundleName is the one file in which a joining replica receives the trust.
+const bundleName = "trust.json"
+
+func keepJoined(c Config, a *fleetv1.EnrollReplicaResponse) error {
+	trust, err := pki.UnmarshalTrust(a.GetFiles()[bundleName])
+	if err != nil {
+		return fmt.Errorf("the cluster's answer: %w", err)
+	}
+	var cluster Cluster
+	if err := json.Unmarshal([]byte(a.GetClusterConfigJson()), &cluster); err != nil {
+		return fmt.Errorf("the cluster's answer: %w", err)
+	}
+	if err := trust.Save(filepath.Join(c.DataDir, pkiFolder)); err != nil && !errors.Is(err, pki.ErrExists) {
+		return err
+	}
+	peers := map[string]string{}
+	for _, r := range a.GetReplicas() {
+		host, _, err := splitHost(r.GetApiAddress())
+		if err != nil {
+			return fmt.Errorf("the cluster's answer: %w", err)
+		}
+		peers[r.GetName()] = at(host, cluster.PeerPort)
+	}
+	if err := writeJSON(filepath.Join(c.DataDir, peersFile), peers); err != nil {
+		return err
+	}
+	return writeJSON(filepath.Join(c.DataDir, clusterFile), cluster)
+}

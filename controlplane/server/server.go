@@ -1,0 +1,229 @@
+package server
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"path/filepath"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/version"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/apiserver"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/fleet"
+	"keelson.dev/keelson/controlplane/pki"
+	"keelson.dev/keelson/controlplane/registry"
+	"keelson.dev/keelson/controlplane/scheduler"
+	"keelson.dev/keelson/internal/lifecycle"
+	"keelson.dev/keelson/raftstore/replica"
+)
+
+// timelineStages is how many stage records a replica remembers: 20 MB at most.
+const timelineStages = 65536
+
+// Replica is one control-plane replica, wired.
+type Replica struct {
+	cfg     Config
+	cluster Cluster
+	trust   *pki.Trust
+	log     *slog.Logger
+
+	store     *replica.Replica
+	registry  *registry.Registry
+	api       *apiserver.Server
+	client    *client.Client
+	informers *client.Informers
+	fleet     *fleet.Server
+	engine    *controllers.Engine
+	scheduler *scheduler.Scheduler
+	peers     *replicas
+	timeline  *api.Timeline
+	peerTLS   *tls.Config
+}
+
+// Run runs one replica until ctx ends.
+func Run(ctx context.Context, cfg Config) error {
+	if err := cfg.check(); err != nil {
+		return err
+	}
+	cluster, trust, err := cfg.load()
+	if err != nil {
+		return err
+	}
+	r, err := wire(cfg, cluster, trust)
+	if err != nil {
+		return fmt.Errorf("replica %s: %w", cfg.Name, err)
+	}
+	r.log.Info("replica starts", "cluster", cluster.Name, "address", cfg.Advertise, "version", cfg.Version)
+	return lifecycle.Run(ctx,
+		lifecycle.Part{Name: "store", Run: r.store.Run},
+		lifecycle.Part{Name: "membership", Run: r.becomeMember},
+		lifecycle.Part{Name: "registry", Run: r.registry.Run},
+		lifecycle.Part{Name: "apiserver", Run: r.api.Run},
+		lifecycle.Part{Name: "informers", Run: r.runInformers},
+		lifecycle.Part{Name: "fleet", Run: r.fleet.Run},
+		lifecycle.Part{Name: "replicas", Run: r.peers.Run},
+		lifecycle.Part{Name: "leader", Run: func(ctx context.Context) error { return r.store.Lead(ctx, r.lead) }},
+	)
+}
+
+// wire builds every part; nothing runs yet but the listeners, so that a taken
+// port is the first thing one hears of.
+func wire(cfg Config, cluster Cluster, trust *pki.Trust) (*Replica, error) {
+	r := &Replica{cfg: cfg, cluster: cluster, trust: trust, log: cfg.Log, timeline: api.NewTimeline(timelineStages)}
+	listeners, err := listen(cfg.Advertise, cluster)
+	if err != nil {
+		return nil, err
+	}
+	now := time.Now
+	serving := trust.CA.Rotator(pki.ReplicaServing(cfg.Name, cluster.serviceIP().AsSlice(), cfg.Advertise), now)
+	peer := trust.CA.Rotator(pki.ReplicaPeer(cfg.Name, cfg.Advertise), now)
+	r.peerTLS = pki.PeerTLS(trust.Pool(), peer, now)
+	r.store, err = replica.New(replica.Config{
+		Name: cfg.Name, DataDir: filepath.Join(cfg.DataDir, raftFolder),
+		Listener: listeners.peer, Advertise: at(cfg.Advertise, cluster.PeerPort),
+		ServerTLS: r.peerTLS, ClientTLS: r.peerTLS,
+		Bootstrap: cfg.isFounder(), Logger: cfg.Log.With("part", "store"),
+	})
+	if err != nil {
+		return nil, err
+	}
+	all := kinds.All()
+	r.registry = registry.New(r.store, all)
+	probe := trust.CA.Rotator(pki.Client("keelson:replica:"+cfg.Name, api.GroupMasters), now)
+	r.peers = newReplicas(cfg.Name, cluster, func() []raftMember { return r.store.Status().Members },
+		pki.ClientTLS(trust.Pool(), probe, "", now), cfg.Log.With("part", "replicas"))
+	if err := r.wireAPI(listeners.api, serving, all); err != nil {
+		return nil, err
+	}
+	r.client = client.New(r.api.Backend(), all)
+	r.informers = client.NewInformers(r.client.As(api.User{Name: api.UserAPIServer, Groups: []string{api.GroupMasters, api.GroupAuthenticated}}))
+	r.wireFleet(listeners.fleet, serving)
+	r.wireLeader()
+	return r, nil
+}
+
+type threeListeners struct{ api, fleet, peer net.Listener }
+
+func listen(host string, c Cluster) (l threeListeners, err error) {
+	for _, p := range []struct {
+		into *net.Listener
+		port int
+		what string
+	}{{&l.api, c.APIPort, "the API"}, {&l.fleet, c.FleetPort, "agents"}, {&l.peer, c.PeerPort, "the other replicas"}} {
+		if *p.into, err = net.Listen("tcp", at(host, p.port)); err != nil {
+			return l, fmt.Errorf("listening for %s: %w: is another replica running on this machine ('ss -ltnp'), and is --advertise-address one of its addresses?", p.what, err)
+		}
+	}
+	return l, nil
+}
+
+func (r *Replica) wireAPI(ln net.Listener, serving *pki.Rotator, all *api.Kinds) error {
+	tokens, err := pki.NewServiceTokens(pki.DefaultIssuer, r.trust.ServiceKey)
+	if err != nil {
+		return err
+	}
+	r.api = apiserver.New(apiserver.Config{
+		Name: r.cfg.Name, Registry: r.registry, Kinds: all, Scheme: api.Scheme(),
+		Listener: ln, TLS: pki.ServerTLS(r.trust.Pool(), serving, time.Now),
+		ClientCAs:     func() *x509.CertPool { return r.trust.Pool() },
+		ServiceTokens: tokens,
+		ServiceCIDR:   netip.MustParsePrefix(r.cluster.ServiceCIDR),
+		Streams:       lateStreams{r},
+		Timeline:      r.timeline,
+		PeerStages:    r.peers.Stages,
+		Ready:         r.ready,
+		Version:       serverVersion(r.cfg.Version),
+		Paths:         map[string]http.Handler{"/cluster/status": http.HandlerFunc(r.serveStatus), "/cluster/tokens": http.HandlerFunc(r.serveTokens)},
+		Log:           r.log.With("part", "apiserver"),
+	})
+	return nil
+}
+
+// kubernetesVersion is the Kubernetes API that is served, for clients that look.
+const kubernetesVersion = "v1.37.0"
+
+func serverVersion(own string) version.Info {
+	return version.Info{
+		Major: "1", Minor: "37", GitVersion: kubernetesVersion + "+keelson-" + own, Platform: "linux/amd64", GoVersion: goVersion(),
+	}
+}
+
+func (r *Replica) wireFleet(ln net.Listener, serving *pki.Rotator) {
+	chain := withCA(serving, r.trust.CA)
+	r.fleet = fleet.New(fleet.Config{
+		Replica: r.cfg.Name, Listener: ln, TLS: chain(pki.ServerTLS(r.trust.Pool(), serving, time.Now)),
+		Client: r.client, Informers: r.informers,
+		Cluster: fleet.Cluster{Name: r.cluster.Name, ClusterCIDR: r.cluster.ClusterCIDR, ServiceCIDR: r.cluster.ServiceCIDR, Domain: r.cluster.Domain},
+		CheckToken: func(token, use string, secret *v1.Secret, now time.Time) error {
+			t, err := pki.ParseToken(token)
+			if err != nil {
+				return err
+			}
+			if string(t.Role) != use {
+				return fmt.Errorf("the token is for role %q, not %q", t.Role, use)
+			}
+			return pki.CheckToken(t, secret, now)
+		},
+		SignNode: func(node string, csr []byte) ([]byte, error) {
+			return r.trust.CA.SignAgent(csr, node, agentCertificateLife, time.Now())
+		},
+		CA:            r.trust.CA.PEM,
+		EnrollReplica: r.enrollReplica,
+		Replicas:      r.peers.List,
+		Alive:         r.peers.Alive,
+		Connected:     r.store.Ready,
+		Timeline:      r.timeline,
+		Log:           r.log.With("part", "fleet"),
+	})
+}
+
+// agentCertificateLife is how long a node's certificate is good for; agents renew at two thirds.
+const agentCertificateLife = 365 * 24 * time.Hour
+
+// withCA makes the server present the CA behind its own certificate: a joining
+// machine knows the CA by its hash only and must see it.
+func withCA(serving *pki.Rotator, ca *pki.CA) func(*tls.Config) *tls.Config {
+	return func(c *tls.Config) *tls.Config {
+		c.GetCertificate = func(h *tls.ClientHelloInfo) (*tls.Certificate, error) {
+			leaf, err := serving.GetCertificate(h)
+			if err != nil {
+				return nil, err
+			}
+			chain := *leaf
+			chain.Certificate = append(append([][]byte{}, leaf.Certificate[0]), ca.Cert.Raw)
+			return &chain, nil
+		}
+		return c
+	}
+}
+
+// ready says why this replica should get no traffic.
+func (r *Replica) ready(context.Context) error {
+	if !r.store.Ready() {
+		return errors.New("the store has no leader or has not caught up")
+	}
+	return nil
+}
+
+// runInformers waits for the store to be readable first, so that a joining
+// replica's informers do not fail until it is a member.
+func (r *Replica) runInformers(ctx context.Context) error {
+	select {
+	case <-r.registry.Ready():
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return r.informers.Run(ctx)
+}
