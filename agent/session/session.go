@@ -10,13 +10,18 @@ package session
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
+	"os"
+	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/internal/lifecycle"
 )
 
 // Config is everything a Session needs. Fields are required unless they say otherwise.
@@ -39,7 +44,20 @@ type Config struct {
 
 // Session implements agent.Objects and agent.Reporter.
 type Session struct {
-	cfg Config
+	cfg      Config
+	log      *slog.Logger
+	view     *view
+	reporter *reporter
+	tokens   *tokens
+	replicas *replicas
+	gates    *gates
+	proxy    *progress
+	linked   chan struct{} // buffered: links have appeared
+	children sync.WaitGroup
+	id       *identity // set by Run before anything connects
+
+	mu     sync.Mutex
+	forget bool // the next session asks for everything
 }
 
 var (
@@ -48,11 +66,58 @@ var (
 )
 
 // New prepares a session. Nothing runs, and no file is read, until Run.
-func New(cfg Config) *Session { return &Session{cfg: cfg} }
+func New(cfg Config) *Session {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.CheckpointEvery == 0 {
+		cfg.CheckpointEvery = time.Second
+	}
+	s := &Session{
+		cfg: cfg, log: cfg.Log, view: newView(), reporter: newReporter(cfg.Facts),
+		replicas: newReplicas(cfg.Log, cfg.StateDir, cfg.Servers),
+		gates:    &gates{byPod: make(map[types.UID]*gate)}, proxy: newProgress(), linked: make(chan struct{}, 1),
+	}
+	s.tokens = newTokens(cfg.RunDir, s.reporter.poke)
+	s.view.podsGone = func(live map[types.UID]struct{}) {
+		s.gates.keep(live)
+		s.tokens.keep(live)
+	}
+	return s
+}
 
 // Serve sets who answers tunnels. Call it before Run.
 func (s *Session) Serve(n agent.NodeServer) { s.cfg.Server = n }
 
 // Run loads the checkpoint, enrols when there is no certificate yet, and keeps the session until ctx
 // ends. It returns an error early only when the node cannot ever join: a refused token, an unusable state folder.
-func (s *Session) Run(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+func (s *Session) Run(ctx context.Context) error {
+	for _, dir := range []string{s.cfg.StateDir, s.cfg.RunDir} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return fmt.Errorf("session: state folder: %w", err)
+		}
+	}
+	if err := s.replicas.load(); err != nil {
+		s.log.Warn("starting with the configured replicas", "err", err)
+	}
+	if err := s.tokens.load(time.Now()); err != nil {
+		s.log.Warn("starting without stored tokens", "err", err)
+	}
+	if err := s.load(); err != nil {
+		s.log.Warn("starting without a checkpoint", "err", err)
+	}
+	id, err := s.identify(ctx)
+	if err != nil {
+		return fmt.Errorf("session: %w", err)
+	}
+	s.id = id
+	defer s.children.Wait()
+	return lifecycle.Run(ctx,
+		lifecycle.Part{Name: "session: connections", Run: s.connections},
+		lifecycle.Part{Name: "session: stream", Run: s.sessions},
+		lifecycle.Part{Name: "session: certificate", Run: func(ctx context.Context) error {
+			return s.keepRenewed(ctx, id, time.Now, s.renew)
+		}},
+		lifecycle.Part{Name: "session: checkpoint", Run: s.save},
+	)
+}

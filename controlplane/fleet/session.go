@@ -217,12 +217,13 @@ func (x *session) send(ctx context.Context, stream fleetv1.Fleet_SessionServer, 
 		if full {
 			c.thin(resume)
 		}
-		for _, set := range c.parts(full) {
+		parts := c.parts(full)
+		for _, set := range parts {
 			if err := stream.Send(&fleetv1.ControlMessage{Kind: &fleetv1.ControlMessage_Objects{Objects: set}}); err != nil {
 				return err
 			}
 		}
-		if full || rev > synced {
+		if full || len(parts) > 0 || rev > synced {
 			if err := stream.Send(&fleetv1.ControlMessage{Kind: &fleetv1.ControlMessage_Synced{Synced: &fleetv1.Synced{Revision: rev}}}); err != nil {
 				return err
 			}

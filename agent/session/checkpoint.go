@@ -1,0 +1,212 @@
+package session
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protodelim"
+
+	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/internal/wait"
+	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
+)
+
+// A checkpoint is a recorded session: Welcome, the full assignment, Synced, each with its length in front.
+// Secrets are in a file of their own in the run folder, which does not survive a reboot.
+const (
+	checkpointFile = "assignment.checkpoint"
+	secretsFile    = "secrets.checkpoint"
+)
+
+// save writes the checkpoint whenever something has changed, at most once per interval.
+func (s *Session) save(ctx context.Context) error {
+	changes := s.Changes(ctx)
+	for {
+		select {
+		case <-changes:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if !s.known() {
+			continue
+		}
+		began := time.Now()
+		if err := s.writeCheckpoint(); err != nil {
+			s.log.Error("the checkpoint could not be written: a restart without control plane would know an older state", "err", err)
+		}
+		// A large cluster that never rests must not keep the node busy with its checkpoint.
+		pause := max(s.cfg.CheckpointEvery, 20*time.Since(began))
+		if err := wait.Delay(ctx, pause); err != nil {
+			if werr := s.writeCheckpoint(); werr != nil {
+				s.log.Error("the last checkpoint could not be written", "err", werr)
+			}
+			return err
+		}
+	}
+}
+
+func (s *Session) known() bool {
+	select {
+	case <-s.view.synced:
+		return true
+	default:
+		return false
+	}
+}
+
+func (s *Session) writeCheckpoint() error {
+	s.view.mu.RLock()
+	var plain, secret []held
+	kindOf := make(map[wireObject]string)
+	for kind, objs := range s.view.now.byKind {
+		for _, h := range objs {
+			kindOf[h.object] = kind
+			if kind == "Secret" {
+				secret = append(secret, h)
+			} else {
+				plain = append(plain, h)
+			}
+		}
+	}
+	c, revision := s.view.cluster, s.view.revision
+	s.view.mu.RUnlock()
+
+	welcome := &fleetv1.Welcome{ClusterName: c.Name, PodCidr: c.PodCIDR, ClusterCidr: c.ClusterCIDR, ServiceCidr: c.ServiceCIDR, ClusterDomain: c.Domain}
+	if err := writeRecording(filepath.Join(s.cfg.StateDir, checkpointFile), welcome, plain, kindOf, revision); err != nil {
+		return err
+	}
+	return writeRecording(filepath.Join(s.cfg.RunDir, secretsFile), welcome, secret, kindOf, revision)
+}
+
+func writeRecording(path string, welcome *fleetv1.Welcome, objs []held, kindOf map[wireObject]string, revision uint64) error {
+	var b bytes.Buffer
+	put := func(m *fleetv1.ControlMessage) error {
+		_, err := protodelim.MarshalTo(&b, m)
+		return err
+	}
+	if err := put(&fleetv1.ControlMessage{Kind: &fleetv1.ControlMessage_Welcome{Welcome: welcome}}); err != nil {
+		return fmt.Errorf("checkpoint %s: %w", path, err)
+	}
+	for _, h := range objs {
+		kind := kindOf[h.object]
+		raw, err := encode(kind, h.object)
+		if err != nil {
+			return fmt.Errorf("checkpoint %s: %w", path, err)
+		}
+		o := &fleetv1.Object{Kind: kind, Namespace: h.object.GetNamespace(), Name: h.object.GetName(), Revision: h.revision, Raw: raw}
+		set := &fleetv1.ObjectSet{Full: true, Upserts: []*fleetv1.Object{o}}
+		if err := put(&fleetv1.ControlMessage{Kind: &fleetv1.ControlMessage_Objects{Objects: set}}); err != nil {
+			return fmt.Errorf("checkpoint %s: %w", path, err)
+		}
+	}
+	if err := put(&fleetv1.ControlMessage{Kind: &fleetv1.ControlMessage_Synced{Synced: &fleetv1.Synced{Revision: revision}}}); err != nil {
+		return fmt.Errorf("checkpoint %s: %w", path, err)
+	}
+	return writeFile(path, b.Bytes())
+}
+
+// load replays the checkpoint into the view. No checkpoint is no error; one that cannot be read is reported
+// and ignored, since the next session delivers everything anyway.
+func (s *Session) load() error {
+	msgs, err := readRecording(filepath.Join(s.cfg.StateDir, checkpointFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	secrets, err := readRecording(filepath.Join(s.cfg.RunDir, secretsFile))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		s.log.Warn("the checkpoint of secrets is unusable", "err", err)
+	}
+	var (
+		cluster  agent.Cluster
+		revision uint64
+	)
+	for _, m := range append(secrets, msgs...) {
+		switch k := m.Kind.(type) {
+		case *fleetv1.ControlMessage_Welcome:
+			cluster = clusterOf(k.Welcome)
+		case *fleetv1.ControlMessage_Objects:
+			if err := s.view.apply(k.Objects); err != nil {
+				s.view.discard()
+				return fmt.Errorf("checkpoint: %w", err)
+			}
+		case *fleetv1.ControlMessage_Synced:
+			revision = k.Synced.Revision
+		}
+	}
+	s.view.setCluster(cluster)
+	s.view.complete(revision, true)
+	return nil
+}
+
+// readRecording reads a whole recording; one without its end is damaged.
+func readRecording(path string) ([]*fleetv1.ControlMessage, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var (
+		msgs []*fleetv1.ControlMessage
+		r    = bufio.NewReader(f)
+		opts = protodelim.UnmarshalOptions{MaxSize: maxMessage}
+	)
+	for {
+		m := &fleetv1.ControlMessage{}
+		if err := opts.UnmarshalFrom(r, m); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			return nil, fmt.Errorf("read %s: %w", path, err)
+		}
+		msgs = append(msgs, m)
+	}
+	if len(msgs) == 0 || msgs[len(msgs)-1].GetSynced() == nil {
+		return nil, fmt.Errorf("read %s: the end is missing", path)
+	}
+	return msgs, nil
+}
+
+// writeFile replaces a file whole or not at all; only root reads it.
+func writeFile(path string, data []byte) error {
+	tmp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-")
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	defer os.Remove(tmp.Name()) // gone already when the rename succeeded
+	_, err = tmp.Write(data)
+	if err == nil {
+		err = tmp.Sync()
+	}
+	if cerr := tmp.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = os.Rename(tmp.Name(), path)
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	defer dir.Close()
+	if err := dir.Sync(); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	return nil
+}
+
+func clusterOf(w *fleetv1.Welcome) agent.Cluster {
+	return agent.Cluster{Name: w.ClusterName, PodCIDR: w.PodCidr, ClusterCIDR: w.ClusterCidr, ServiceCIDR: w.ServiceCidr, Domain: w.ClusterDomain}
+}

@@ -1,0 +1,162 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"path/filepath"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
+
+	"keelson.dev/keelson/internal/backoff"
+	"keelson.dev/keelson/internal/wait"
+	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
+)
+
+// identify loads the node's identity or enrols. It waits for a control plane as long as it takes; an error
+// is one that no waiting mends.
+func (s *Session) identify(ctx context.Context) (*identity, error) {
+	id, err := loadIdentity(s.cfg.StateDir, s.cfg.NodeName, time.Now())
+	if err == nil || !errors.Is(err, errNoIdentity) {
+		return id, err
+	}
+	if s.cfg.Token == "" {
+		return nil, fmt.Errorf("node %s: %w and no join token is configured", s.cfg.NodeName, err)
+	}
+	token, err := parseToken(s.cfg.Token)
+	if err != nil {
+		return nil, fmt.Errorf("node %s: %w", s.cfg.NodeName, err)
+	}
+	delay := backoff.Backoff{Min: 200 * time.Millisecond, Max: 5 * time.Second, Jitter: 0.5}
+	for {
+		for _, address := range s.cfg.Servers {
+			id, err := s.enroll(ctx, token, address)
+			if err == nil {
+				return id, nil
+			}
+			if final(err) {
+				return nil, fmt.Errorf("node %s cannot join through %s: %w", s.cfg.NodeName, address, err)
+			}
+			s.log.Warn("not enrolled yet", "server", address, "err", err)
+		}
+		if err := wait.Delay(ctx, delay.Next()); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// final says that asking again would get the same answer.
+func final(err error) bool {
+	switch status.Code(err) {
+	case codes.Unauthenticated, codes.InvalidArgument, codes.PermissionDenied:
+		return true
+	}
+	return false
+}
+
+func (s *Session) enroll(ctx context.Context, token joinToken, address string) (*identity, error) {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "server address %q: %v", address, err)
+	}
+	conn, err := s.dial(address, credentials.NewTLS(token.pinned(host)))
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	key, csr, err := request(s.cfg.NodeName)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	got, err := fleetv1.NewEnrollmentClient(conn).Enroll(ctx, &fleetv1.EnrollRequest{Token: token.whole, NodeName: s.cfg.NodeName, CsrDer: csr})
+	if err != nil {
+		return nil, err
+	}
+	if err := token.checkCA(got.CaPem); err != nil {
+		return nil, err
+	}
+	both := append(append([]byte(nil), got.CertificatePem...), key...)
+	id, err := newIdentity(both, got.CaPem)
+	if err != nil {
+		return nil, err
+	}
+	if err := writeFile(filepath.Join(s.cfg.StateDir, caFile), got.CaPem); err != nil {
+		return nil, err
+	}
+	if err := writeFile(filepath.Join(s.cfg.StateDir, nodeFile), both); err != nil {
+		return nil, err
+	}
+	s.log.Info("node enrolled", "server", address)
+	s.replicas.learn(got.Replicas)
+	return id, nil
+}
+
+// dial prepares a connection to one replica; it is made when it is first used.
+func (s *Session) dial(address string, creds credentials.TransportCredentials) (*grpc.ClientConn, error) {
+	opts := []grpc.DialOption{
+		grpc.WithTransportCredentials(creds),
+		grpc.WithKeepaliveParams(clientKeepalive),
+		grpc.WithConnectParams(connectParams),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
+	}
+	if s.cfg.Dial != nil {
+		opts = append(opts, grpc.WithContextDialer(s.cfg.Dial))
+	}
+	conn, err := grpc.NewClient("passthrough:///"+address, opts...)
+	if err != nil {
+		return nil, fmt.Errorf("connect to replica at %s: %w", address, err)
+	}
+	return conn, nil
+}
+
+// keepRenewed renews id in time, again and again, until ctx ends.
+func (s *Session) keepRenewed(ctx context.Context, id *identity, now func() time.Time, renew func(context.Context, *identity) error) error {
+	delay := backoff.Backoff{Min: time.Second, Max: 5 * time.Minute, Jitter: 0.5}
+	for {
+		// A little jitter, so that nodes enrolled together do not come together.
+		left := id.renewAt().Sub(now())
+		if left > time.Minute {
+			left += time.Duration(rand.Int64N(int64(left) / 20))
+		}
+		if err := wait.Delay(ctx, max(left, 0)); err != nil {
+			return err
+		}
+		err := renew(ctx, id)
+		if err == nil {
+			delay.Reset()
+			s.log.Info("certificate renewed", "until", id.current().Leaf.NotAfter)
+			continue
+		}
+		s.log.Warn("the certificate could not be renewed, will retry", "expires", id.current().Leaf.NotAfter, "err", err)
+		if err := wait.Delay(ctx, delay.Next()); err != nil {
+			return err
+		}
+	}
+}
+
+// renew asks any replica for a fresh certificate of a fresh key.
+func (s *Session) renew(ctx context.Context, id *identity) error {
+	key, csr, err := request(s.cfg.NodeName)
+	if err != nil {
+		return err
+	}
+	err = errors.New("no replica is known")
+	for _, l := range s.replicas.links() {
+		call, cancel := context.WithTimeout(ctx, 10*time.Second)
+		var got *fleetv1.RenewResponse
+		got, err = fleetv1.NewFleetClient(l.conn).RenewCertificate(call, &fleetv1.RenewRequest{CsrDer: csr})
+		cancel()
+		if err == nil {
+			return id.replace(s.cfg.StateDir, append(append([]byte(nil), got.CertificatePem...), key...))
+		}
+	}
+	return fmt.Errorf("renew certificate of node %s: %w", s.cfg.NodeName, err)
+}

@@ -1,0 +1,356 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"sync"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/agent"
+	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
+)
+
+// objectKey names one object of the view.
+type objectKey struct{ kind, namespace, name string }
+
+// held is one object at one revision. Both are immutable.
+type held struct {
+	revision uint64
+	object   wireObject
+}
+
+// contents is a set of objects with its indexes.
+type contents struct {
+	byKind map[string]map[objectKey]held
+	pods   map[types.UID]*v1.Pod
+}
+
+func newContents() *contents {
+	return &contents{byKind: make(map[string]map[objectKey]held), pods: make(map[types.UID]*v1.Pod)}
+}
+
+func (c *contents) get(k objectKey) (held, bool) {
+	h, ok := c.byKind[k.kind][k]
+	return h, ok
+}
+
+func (c *contents) put(k objectKey, h held) {
+	c.remove(k)
+	if c.byKind[k.kind] == nil {
+		c.byKind[k.kind] = make(map[objectKey]held)
+	}
+	c.byKind[k.kind][k] = h
+	if p, ok := h.object.(*v1.Pod); ok {
+		c.pods[p.UID] = p
+	}
+}
+
+func (c *contents) remove(k objectKey) {
+	h, ok := c.byKind[k.kind][k]
+	if !ok {
+		return
+	}
+	delete(c.byKind[k.kind], k)
+	if p, ok := h.object.(*v1.Pod); ok {
+		delete(c.pods, p.UID)
+	}
+}
+
+// view is what the node knows of the cluster. Sets are applied as they come; readers are told when a batch is complete.
+type view struct {
+	mu       sync.RWMutex
+	now      *contents
+	next     *contents           // a full assignment on its way; nil otherwise
+	changed  map[string]struct{} // kinds changed since readers were last told
+	revision uint64
+	cluster  agent.Cluster
+	known    bool // a full assignment or checkpoint has been loaded
+	synced   chan struct{}
+	readers  map[*reader]struct{}
+	podsGone func(map[types.UID]struct{}) // told which pods went away; called without the lock
+}
+
+func newView() *view {
+	return &view{
+		now: newContents(), changed: make(map[string]struct{}), synced: make(chan struct{}),
+		readers: make(map[*reader]struct{}), podsGone: func(map[types.UID]struct{}) {},
+	}
+}
+
+// errNotHeld says that the control plane counts on an object that is not here.
+var errNotHeld = errors.New("the control plane counts on an object that this node does not hold")
+
+// apply takes a part of an assignment or an increment.
+func (v *view) apply(set *fleetv1.ObjectSet) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	into := v.now
+	if set.Full {
+		if v.next == nil {
+			v.next = newContents()
+		}
+		into = v.next
+	}
+	for _, o := range set.Upserts {
+		k := objectKey{o.Kind, o.Namespace, o.Name}
+		if len(o.Raw) == 0 {
+			h, ok := v.now.get(k)
+			if !ok || h.revision != o.Revision {
+				return errNotHeld
+			}
+			into.put(k, h)
+			continue
+		}
+		obj, err := decode(o)
+		if err != nil {
+			return err
+		}
+		if obj == nil {
+			continue
+		}
+		into.put(k, held{o.Revision, obj})
+		if !set.Full {
+			v.changed[o.Kind] = struct{}{}
+		}
+	}
+	for _, r := range set.Deletes {
+		k := objectKey{r.Kind, r.Namespace, r.Name}
+		if h, ok := into.get(k); ok && string(h.object.GetUID()) == r.Uid {
+			into.remove(k)
+			v.changed[r.Kind] = struct{}{}
+		}
+	}
+	return nil
+}
+
+// complete ends a batch: a full assignment replaces what was held, and readers are told.
+func (v *view) complete(revision uint64, full bool) {
+	v.mu.Lock()
+	if full {
+		if v.next == nil {
+			v.next = newContents()
+		}
+		differing(v.now, v.next, v.changed)
+		v.now, v.next = v.next, nil
+	}
+	if v.revision != revision { // the proxy reports the revision that it shows: wake it even when nothing else changed
+		v.changed["EndpointSlice"] = struct{}{}
+	}
+	v.revision = revision
+	if !v.known {
+		v.known = true
+		close(v.synced)
+	}
+	changed := v.changed
+	v.changed = make(map[string]struct{})
+	for r := range v.readers {
+		r.tell(changed)
+	}
+	_, pods := changed["Pod"]
+	live := make(map[types.UID]struct{})
+	if pods {
+		for uid := range v.now.pods {
+			live[uid] = struct{}{}
+		}
+	}
+	v.mu.Unlock()
+	if pods {
+		v.podsGone(live)
+	}
+}
+
+// discard forgets a full assignment that did not arrive whole.
+func (v *view) discard() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.next = nil
+}
+
+// differing adds the kinds of which the two differ.
+func differing(a, b *contents, into map[string]struct{}) {
+	for _, kind := range kindNames {
+		same := maps.EqualFunc(a.byKind[kind], b.byKind[kind], func(x, y held) bool {
+			return x.revision == y.revision && x.object.GetUID() == y.object.GetUID()
+		})
+		if !same {
+			into[kind] = struct{}{}
+		}
+	}
+}
+
+func (v *view) setCluster(c agent.Cluster) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.cluster = c
+}
+
+// reader is one listener of Changes.
+type reader struct {
+	mu      sync.Mutex
+	pending map[string]struct{}
+	wake    chan struct{}
+}
+
+func (r *reader) tell(kinds map[string]struct{}) {
+	if len(kinds) == 0 {
+		return
+	}
+	r.mu.Lock()
+	maps.Copy(r.pending, kinds)
+	r.mu.Unlock()
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (r *reader) take() map[string]struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := r.pending
+	r.pending = make(map[string]struct{})
+	return out
+}
+
+// Changes implements agent.Objects.
+func (s *Session) Changes(ctx context.Context) <-chan map[string]struct{} {
+	out := make(chan map[string]struct{})
+	r := &reader{pending: make(map[string]struct{}), wake: make(chan struct{}, 1)}
+	v := s.view
+	v.mu.Lock()
+	v.readers[r] = struct{}{}
+	v.mu.Unlock()
+	all := make(map[string]struct{}, len(kindNames))
+	for _, k := range kindNames {
+		all[k] = struct{}{}
+	}
+	r.tell(all)
+	go func() {
+		defer close(out)
+		defer func() {
+			v.mu.Lock()
+			delete(v.readers, r)
+			v.mu.Unlock()
+		}()
+		for {
+			select {
+			case <-r.wake:
+			case <-ctx.Done():
+				return
+			}
+			kinds := r.take()
+			if len(kinds) == 0 {
+				continue
+			}
+			select {
+			case out <- kinds:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return out
+}
+
+func get[T wireObject](s *Session, kind, namespace, name string) (T, bool) {
+	s.view.mu.RLock()
+	defer s.view.mu.RUnlock()
+	h, ok := s.view.now.get(objectKey{kind, namespace, name})
+	if !ok {
+		var none T
+		return none, false
+	}
+	t, ok := h.object.(T)
+	return t, ok
+}
+
+func list[T wireObject](s *Session, kind string) []T {
+	s.view.mu.RLock()
+	defer s.view.mu.RUnlock()
+	out := make([]T, 0, len(s.view.now.byKind[kind]))
+	for _, h := range s.view.now.byKind[kind] {
+		if t, ok := h.object.(T); ok {
+			out = append(out, t)
+		}
+	}
+	return out
+}
+
+// Pod implements agent.Objects.
+func (s *Session) Pod(uid types.UID) (*v1.Pod, bool) {
+	s.view.mu.RLock()
+	defer s.view.mu.RUnlock()
+	p, ok := s.view.now.pods[uid]
+	return p, ok
+}
+
+// Pods implements agent.Objects.
+func (s *Session) Pods() []*v1.Pod { return list[*v1.Pod](s, "Pod") }
+
+// ConfigMap implements agent.Objects.
+func (s *Session) ConfigMap(namespace, name string) (*v1.ConfigMap, bool) {
+	return get[*v1.ConfigMap](s, "ConfigMap", namespace, name)
+}
+
+// Secret implements agent.Objects.
+func (s *Session) Secret(namespace, name string) (*v1.Secret, bool) {
+	return get[*v1.Secret](s, "Secret", namespace, name)
+}
+
+// Claim implements agent.Objects.
+func (s *Session) Claim(namespace, name string) (*v1.PersistentVolumeClaim, bool) {
+	return get[*v1.PersistentVolumeClaim](s, "PersistentVolumeClaim", namespace, name)
+}
+
+// PersistentVolume implements agent.Objects.
+func (s *Session) PersistentVolume(name string) (*v1.PersistentVolume, bool) {
+	return get[*v1.PersistentVolume](s, "PersistentVolume", "", name)
+}
+
+// CSIDriver implements agent.Objects.
+func (s *Session) CSIDriver(name string) (*storagev1.CSIDriver, bool) {
+	return get[*storagev1.CSIDriver](s, "CSIDriver", "", name)
+}
+
+// Services implements agent.Objects.
+func (s *Session) Services() []*v1.Service { return list[*v1.Service](s, "Service") }
+
+// Service implements agent.Objects.
+func (s *Session) Service(namespace, name string) (*v1.Service, bool) {
+	return get[*v1.Service](s, "Service", namespace, name)
+}
+
+// EndpointSlices implements agent.Objects.
+func (s *Session) EndpointSlices() []*discoveryv1.EndpointSlice {
+	return list[*discoveryv1.EndpointSlice](s, "EndpointSlice")
+}
+
+// Nodes implements agent.Objects.
+func (s *Session) Nodes() []*v1.Node { return list[*v1.Node](s, "Node") }
+
+// Revision implements agent.Objects.
+func (s *Session) Revision() uint64 {
+	s.view.mu.RLock()
+	defer s.view.mu.RUnlock()
+	return s.view.revision
+}
+
+// Synced implements agent.Objects.
+func (s *Session) Synced() <-chan struct{} { return s.view.synced }
+
+// Cluster implements agent.Objects. The pod CIDR is that of the node's own object once it has one.
+func (s *Session) Cluster() agent.Cluster {
+	own, ok := get[*v1.Node](s, "Node", "", s.cfg.NodeName)
+	s.view.mu.RLock()
+	defer s.view.mu.RUnlock()
+	c := s.view.cluster
+	if ok && own.Spec.PodCIDR != "" {
+		c.PodCIDR = own.Spec.PodCIDR
+	}
+	return c
+}

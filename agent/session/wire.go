@@ -1,0 +1,99 @@
+package session
+
+import (
+	"fmt"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
+)
+
+// wireObject is an API object that has a protobuf form.
+type wireObject interface {
+	metav1.Object
+	Marshal() ([]byte, error)
+	Unmarshal([]byte) error
+}
+
+// newObject makes an empty object of a kind that the control plane sends; nil for a kind unknown to this version.
+func newObject(kind string) wireObject {
+	switch kind {
+	case "Pod":
+		return &v1.Pod{}
+	case "Node":
+		return &v1.Node{}
+	case "Service":
+		return &v1.Service{}
+	case "EndpointSlice":
+		return &discoveryv1.EndpointSlice{}
+	case "ConfigMap":
+		return &v1.ConfigMap{}
+	case "Secret":
+		return &v1.Secret{}
+	case "ServiceAccount":
+		return &v1.ServiceAccount{}
+	case "PersistentVolumeClaim":
+		return &v1.PersistentVolumeClaim{}
+	case "PersistentVolume":
+		return &v1.PersistentVolume{}
+	case "StorageClass":
+		return &storagev1.StorageClass{}
+	case "CSIDriver":
+		return &storagev1.CSIDriver{}
+	case "Namespace":
+		return &v1.Namespace{}
+	}
+	return nil
+}
+
+// kindNames are all kinds that Changes may name.
+var kindNames = []string{"Pod", "Node", "Service", "EndpointSlice", "ConfigMap", "Secret", "ServiceAccount",
+	"PersistentVolumeClaim", "PersistentVolume", "StorageClass", "CSIDriver", "Namespace"}
+
+// apiVersions by kind; the rest is v1.
+var apiVersions = map[string]string{
+	"EndpointSlice": "discovery.k8s.io/v1", "StorageClass": "storage.k8s.io/v1", "CSIDriver": "storage.k8s.io/v1",
+}
+
+const magic = "k8s\x00" // opens the protobuf envelope of Kubernetes objects
+
+// encode puts an object into the envelope.
+func encode(kind string, o wireObject) ([]byte, error) {
+	body, err := o.Marshal()
+	if err != nil {
+		return nil, fmt.Errorf("encode %s %s: %w", kind, o.GetName(), err)
+	}
+	version := apiVersions[kind]
+	if version == "" {
+		version = "v1"
+	}
+	u := runtime.Unknown{TypeMeta: runtime.TypeMeta{APIVersion: version, Kind: kind}, Raw: body}
+	env, err := u.Marshal()
+	if err != nil {
+		return nil, fmt.Errorf("encode %s %s: %w", kind, o.GetName(), err)
+	}
+	return append([]byte(magic), env...), nil
+}
+
+// decode reads an object as sent; nil without an error for a kind unknown to this version.
+func decode(o *fleetv1.Object) (wireObject, error) {
+	out := newObject(o.Kind)
+	if out == nil {
+		return nil, nil
+	}
+	if len(o.Raw) < len(magic) || string(o.Raw[:len(magic)]) != magic {
+		return nil, fmt.Errorf("decode %s %s/%s: not a Kubernetes protobuf", o.Kind, o.Namespace, o.Name)
+	}
+	var u runtime.Unknown
+	if err := u.Unmarshal(o.Raw[len(magic):]); err != nil {
+		return nil, fmt.Errorf("decode %s %s/%s: %w", o.Kind, o.Namespace, o.Name, err)
+	}
+	if err := out.Unmarshal(u.Raw); err != nil {
+		return nil, fmt.Errorf("decode %s %s/%s: %w", o.Kind, o.Namespace, o.Name, err)
+	}
+	return out, nil
+}
