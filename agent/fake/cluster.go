@@ -21,8 +21,8 @@ import (
 // agent.Reporter to write to. A reported status is written back into the pod that Pods
 // returns, as the control plane would do. The zero value is not usable: see NewCluster.
 type Cluster struct {
-	Clock  Clock
-	About  agent.Cluster // what Cluster returns
+	Clock Clock
+	About agent.Cluster // what Cluster returns
 
 	mu       sync.Mutex
 	objects  map[string]any // "Kind/namespace/name"

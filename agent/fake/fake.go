@@ -17,7 +17,7 @@ import (
 
 // Clock is the time of a fake node. The zero value is real time.
 type Clock struct {
-	Now   func() time.Time                               // nil: time.Now
+	Now   func() time.Time                                 // nil: time.Now
 	Sleep func(ctx context.Context, d time.Duration) error // nil: a timer
 }
 

@@ -1,0 +1,126 @@
+package agent
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// FieldValue is the downward API: the text of a pod's field as environment variables and
+// downwardAPI volumes show it. An unknown path is an error that names it. Pure.
+func FieldValue(pod *v1.Pod, path string) (string, error) {
+	if field, key, ok := subscript(path); ok {
+		switch field {
+		case "metadata.labels":
+			return pod.Labels[key], nil
+		case "metadata.annotations":
+			return pod.Annotations[key], nil
+		}
+		return "", fmt.Errorf("fieldPath %q does not support subscript", path)
+	}
+	switch path {
+	case "metadata.name":
+		return pod.Name, nil
+	case "metadata.namespace":
+		return pod.Namespace, nil
+	case "metadata.uid":
+		return string(pod.UID), nil
+	case "metadata.labels":
+		return quoted(pod.Labels), nil
+	case "metadata.annotations":
+		return quoted(pod.Annotations), nil
+	case "spec.nodeName":
+		return pod.Spec.NodeName, nil
+	case "spec.serviceAccountName":
+		return pod.Spec.ServiceAccountName, nil
+	case "status.hostIP":
+		return pod.Status.HostIP, nil
+	case "status.hostIPs":
+		var ips []string
+		for _, ip := range pod.Status.HostIPs {
+			ips = append(ips, ip.IP)
+		}
+		return strings.Join(ips, ","), nil
+	case "status.podIP":
+		return pod.Status.PodIP, nil
+	case "status.podIPs":
+		var ips []string
+		for _, ip := range pod.Status.PodIPs {
+			ips = append(ips, ip.IP)
+		}
+		return strings.Join(ips, ","), nil
+	}
+	return "", fmt.Errorf("unsupported fieldPath: %v", path)
+}
+
+// subscript splits "metadata.labels['key']".
+func subscript(path string) (field, key string, ok bool) {
+	open := strings.Index(path, "['")
+	if open < 0 || !strings.HasSuffix(path, "']") || open+2 > len(path)-2 {
+		return "", "", false
+	}
+	return path[:open], path[open+2 : len(path)-2], true
+}
+
+// quoted writes a map as sorted lines key="value".
+func quoted(m map[string]string) string {
+	lines := make([]string, 0, len(m))
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		lines = append(lines, k+"="+strconv.Quote(m[k]))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// ResourceValue is the downward API of resources: a container's request or limit divided by the
+// divisor, rounded up. A limit that is not set is the node's allocatable amount. Pure.
+func ResourceValue(pod *v1.Pod, self string, ref *v1.ResourceFieldSelector, allocatable v1.ResourceList) (string, error) {
+	name := ref.ContainerName
+	if name == "" {
+		name = self
+	}
+	var spec *v1.Container
+	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range list {
+			if list[i].Name == name {
+				spec = &list[i]
+			}
+		}
+	}
+	if spec == nil {
+		return "", fmt.Errorf("container %s not found", name)
+	}
+	kind, res, ok := strings.Cut(ref.Resource, ".")
+	if !ok {
+		return "", fmt.Errorf("unsupported container resource : %v", ref.Resource)
+	}
+	var q resource.Quantity
+	switch kind {
+	case "requests":
+		q = spec.Resources.Requests[v1.ResourceName(res)]
+		if _, set := spec.Resources.Requests[v1.ResourceName(res)]; !set {
+			q = spec.Resources.Limits[v1.ResourceName(res)]
+		}
+	case "limits":
+		q, ok = spec.Resources.Limits[v1.ResourceName(res)]
+		if !ok || q.IsZero() {
+			q = allocatable[v1.ResourceName(res)]
+		}
+	default:
+		return "", fmt.Errorf("unsupported container resource : %v", ref.Resource)
+	}
+	div := ref.Divisor
+	if div.IsZero() {
+		div = resource.MustParse("1")
+	}
+	if res == string(v1.ResourceCPU) {
+		d := div.MilliValue()
+		return strconv.FormatInt((q.MilliValue()+d-1)/d, 10), nil
+	}
+	d := div.Value()
+	return strconv.FormatInt((q.Value()+d-1)/d, 10), nil
+}

@@ -1,0 +1,138 @@
+package pod
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/go-logr/logr"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/component-helpers/resource"
+	corev1 "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+)
+
+// safeSysctls are namespaced and harmless to other pods, as documented.
+var safeSysctls = []string{"kernel.shm_rmid_forced", "net.ipv4.ip_local_port_range", "net.ipv4.tcp_syncookies", "net.ipv4.ping_group_range",
+	"net.ipv4.ip_unprivileged_port_start", "net.ipv4.ip_local_reserved_ports", "net.ipv4.tcp_keepalive_time", "net.ipv4.tcp_fin_timeout",
+	"net.ipv4.tcp_keepalive_intvl", "net.ipv4.tcp_keepalive_probes", "net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem"}
+
+// Admit checks on the node what the scheduler promised: the pod may have been bound by
+// hand, or two schedulers may have raced. nil admits; otherwise the pod fails for good. Pure.
+func Admit(pod *v1.Pod, others []*v1.Pod, node *v1.Node) *Stop {
+	refuse := func(reason, format string, args ...any) *Stop {
+		return &Stop{Reason: reason, Message: "Pod was rejected: " + fmt.Sprintf(format, args...), Grace: grace(pod)}
+	}
+	if sc := pod.Spec.SecurityContext; sc != nil {
+		for _, s := range sc.Sysctls {
+			if !slices.Contains(safeSysctls, s.Name) {
+				return refuse("SysctlForbidden", "forbidden sysctl: %q not allowlisted", s.Name)
+			}
+		}
+	}
+	if ok, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(node); err != nil || !ok {
+		return refuse("NodeAffinity", "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector")
+	}
+	for i := range node.Spec.Taints {
+		t := &node.Spec.Taints[i]
+		if t.Effect == v1.TaintEffectNoExecute && !corev1.TolerationsTolerateTaint(logr.Discard(), pod.Spec.Tolerations, t, false) {
+			return refuse("TaintToleration", "Predicate TaintToleration failed: node(s) had untolerated taint(s)")
+		}
+	}
+	if clash := hostPortClash(pod, others); clash != "" {
+		return refuse("NodePorts", "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports")
+	}
+	return outOf(pod, others, node, refuse)
+}
+
+func outOf(pod *v1.Pod, others []*v1.Pod, node *v1.Node, refuse func(string, string, ...any) *Stop) *Stop {
+	alloc := node.Status.Allocatable
+	if n, ok := alloc[v1.ResourcePods]; ok && int64(len(others))+1 > n.Value() {
+		return refuse("OutOfpods", "Node didn't have enough resource: pods, requested: 1, used: %d, capacity: %d", len(others), n.Value())
+	}
+	used := v1.ResourceList{}
+	for _, o := range others {
+		for name, q := range resource.PodRequests(o, resource.PodResourcesOptions{}) {
+			sum := used[name]
+			sum.Add(q)
+			used[name] = sum
+		}
+	}
+	want := resource.PodRequests(pod, resource.PodResourcesOptions{})
+	var names []string
+	for name := range want {
+		names = append(names, string(name))
+	}
+	slices.Sort(names)
+	for _, n := range names {
+		name := v1.ResourceName(n)
+		q, have := want[name], alloc[name]
+		if q.IsZero() {
+			continue
+		}
+		value := func(x v1.ResourceList) int64 {
+			y := x[name]
+			if name == v1.ResourceCPU {
+				return y.MilliValue()
+			}
+			return y.Value()
+		}
+		sum := used[name].DeepCopy()
+		sum.Add(q)
+		if sum.Cmp(have) > 0 {
+			return refuse("OutOf"+n, "Node didn't have enough resource: %s, requested: %d, used: %d, capacity: %d", n, value(want), value(used), value(alloc))
+		}
+	}
+	return nil
+}
+
+type hostPort struct {
+	ip    string
+	port  int32
+	proto v1.Protocol
+}
+
+func hostPorts(pod *v1.Pod) []hostPort {
+	var out []hostPort
+	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range list {
+			if isInit(pod, list[i].Name) && !sidecar(pod, &list[i]) {
+				continue
+			}
+			for _, p := range list[i].Ports {
+				port := p.HostPort
+				if pod.Spec.HostNetwork && port == 0 {
+					port = p.ContainerPort
+				}
+				if port == 0 {
+					continue
+				}
+				h := hostPort{p.HostIP, port, p.Protocol}
+				if h.ip == "" {
+					h.ip = "0.0.0.0"
+				}
+				if h.proto == "" {
+					h.proto = v1.ProtocolTCP
+				}
+				out = append(out, h)
+			}
+		}
+	}
+	return out
+}
+
+func hostPortClash(pod *v1.Pod, others []*v1.Pod) string {
+	mine := hostPorts(pod)
+	if len(mine) == 0 {
+		return ""
+	}
+	for _, o := range others {
+		for _, t := range hostPorts(o) {
+			for _, m := range mine {
+				if m.port == t.port && m.proto == t.proto && (m.ip == t.ip || m.ip == "0.0.0.0" || t.ip == "0.0.0.0") {
+					return fmt.Sprintf("%s:%d/%s", m.ip, m.port, m.proto)
+				}
+			}
+		}
+	}
+	return ""
+}

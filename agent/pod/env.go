@@ -1,0 +1,230 @@
+package pod
+
+import (
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/agent"
+)
+
+// expand replaces $(NAME) by its value, $$ by $, and leaves unknown names as they are.
+func expand(s string, lookup func(string) (string, bool)) string {
+	if !strings.Contains(s, "$") {
+		return s
+	}
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		if s[i] != '$' || i+1 == len(s) {
+			b.WriteByte(s[i])
+			continue
+		}
+		switch s[i+1] {
+		case '$':
+			b.WriteByte('$')
+			i++
+		case '(':
+			end := strings.IndexByte(s[i:], ')')
+			if end < 0 {
+				b.WriteByte(s[i])
+				continue
+			}
+			name := s[i+2 : i+end]
+			if v, ok := lookup(name); ok {
+				b.WriteString(v)
+			} else {
+				b.WriteString(s[i : i+end+1])
+			}
+			i += end
+		default:
+			b.WriteByte(s[i])
+		}
+	}
+	return b.String()
+}
+
+// environ is everything a container's environment is made from.
+type environ struct {
+	objects     agent.Objects
+	pod         *v1.Pod // with status, for the downward API
+	allocatable v1.ResourceList
+}
+
+// build returns the variables in the order in which they were given, those of services last.
+func (e environ) build(spec *v1.Container) ([]*cri.KeyValue, error) {
+	services := e.services()
+	values := map[string]string{}
+	var order []string
+	set := func(name, value string) {
+		if _, ok := values[name]; !ok {
+			order = append(order, name)
+		}
+		values[name] = value
+	}
+	for i := range spec.EnvFrom {
+		if err := e.from(&spec.EnvFrom[i], set); err != nil {
+			return nil, err
+		}
+	}
+	lookup := func(name string) (string, bool) {
+		if v, ok := values[name]; ok {
+			return v, true
+		}
+		v, ok := services[name]
+		return v, ok
+	}
+	for i := range spec.Env {
+		v := &spec.Env[i]
+		value, ok, err := e.value(spec, v)
+		if err != nil {
+			return nil, err
+		}
+		if !ok {
+			continue
+		}
+		if v.ValueFrom == nil {
+			value = expand(value, lookup)
+		}
+		set(v.Name, value)
+	}
+	for _, name := range slices.Sorted(maps.Keys(services)) {
+		if _, ok := values[name]; !ok {
+			set(name, services[name])
+		}
+	}
+	out := make([]*cri.KeyValue, 0, len(order))
+	for _, name := range order {
+		out = append(out, &cri.KeyValue{Key: name, Value: []byte(values[name])})
+	}
+	return out, nil
+}
+
+func (e environ) from(f *v1.EnvFromSource, set func(name, value string)) error {
+	data := map[string]string{}
+	switch {
+	case f.ConfigMapRef != nil:
+		cm, ok := e.objects.ConfigMap(e.pod.Namespace, f.ConfigMapRef.Name)
+		if !ok {
+			if f.ConfigMapRef.Optional != nil && *f.ConfigMapRef.Optional {
+				return nil
+			}
+			return fmt.Errorf("configmap %q not found", f.ConfigMapRef.Name)
+		}
+		maps.Copy(data, cm.Data)
+	case f.SecretRef != nil:
+		s, ok := e.objects.Secret(e.pod.Namespace, f.SecretRef.Name)
+		if !ok {
+			if f.SecretRef.Optional != nil && *f.SecretRef.Optional {
+				return nil
+			}
+			return fmt.Errorf("secret %q not found", f.SecretRef.Name)
+		}
+		for k, v := range s.Data {
+			data[k] = string(v)
+		}
+	}
+	for _, k := range slices.Sorted(maps.Keys(data)) {
+		if len(validation.IsRelaxedEnvVarName(f.Prefix+k)) == 0 {
+			set(f.Prefix+k, data[k])
+		}
+	}
+	return nil
+}
+
+// value resolves one variable; ok is false when an optional source is missing.
+func (e environ) value(spec *v1.Container, v *v1.EnvVar) (value string, ok bool, err error) {
+	f := v.ValueFrom
+	switch {
+	case f == nil:
+		return v.Value, true, nil
+	case f.FieldRef != nil:
+		value, err = agent.FieldValue(e.pod, f.FieldRef.FieldPath)
+		return value, true, err
+	case f.ResourceFieldRef != nil:
+		value, err = agent.ResourceValue(e.pod, spec.Name, f.ResourceFieldRef, e.allocatable)
+		return value, true, err
+	case f.ConfigMapKeyRef != nil:
+		r := f.ConfigMapKeyRef
+		optional := r.Optional != nil && *r.Optional
+		cm, found := e.objects.ConfigMap(e.pod.Namespace, r.Name)
+		if !found {
+			return "", false, missing(optional, fmt.Errorf("configmap %q not found", r.Name))
+		}
+		if value, found = cm.Data[r.Key]; !found {
+			return "", false, missing(optional, fmt.Errorf("couldn't find key %v in ConfigMap %v/%v", r.Key, e.pod.Namespace, r.Name))
+		}
+		return value, true, nil
+	case f.SecretKeyRef != nil:
+		r := f.SecretKeyRef
+		optional := r.Optional != nil && *r.Optional
+		s, found := e.objects.Secret(e.pod.Namespace, r.Name)
+		if !found {
+			return "", false, missing(optional, fmt.Errorf("secret %q not found", r.Name))
+		}
+		b, found := s.Data[r.Key]
+		if !found {
+			return "", false, missing(optional, fmt.Errorf("couldn't find key %v in Secret %v/%v", r.Key, e.pod.Namespace, r.Name))
+		}
+		return string(b), true, nil
+	}
+	return "", true, nil
+}
+
+func missing(optional bool, err error) error {
+	if optional {
+		return nil
+	}
+	return err
+}
+
+// services are the variables that tell of Services: default/kubernetes always, and
+// those of the pod's own namespace unless enableServiceLinks is false.
+func (e environ) services() map[string]string {
+	out := map[string]string{}
+	links := e.pod.Spec.EnableServiceLinks == nil || *e.pod.Spec.EnableServiceLinks
+	for _, s := range e.objects.Services() {
+		master := s.Namespace == "default" && s.Name == "kubernetes"
+		if !master && (!links || s.Namespace != e.pod.Namespace) {
+			continue
+		}
+		if s.Spec.ClusterIP == "" || s.Spec.ClusterIP == v1.ClusterIPNone || len(s.Spec.Ports) == 0 {
+			continue
+		}
+		serviceVariables(s, out)
+	}
+	return out
+}
+
+func serviceVariables(s *v1.Service, out map[string]string) {
+	name, ip := variableName(s.Name), s.Spec.ClusterIP
+	out[name+"_SERVICE_HOST"] = ip
+	out[name+"_SERVICE_PORT"] = strconv.Itoa(int(s.Spec.Ports[0].Port))
+	for i, p := range s.Spec.Ports {
+		port := strconv.Itoa(int(p.Port))
+		if p.Name != "" {
+			out[name+"_SERVICE_PORT_"+variableName(p.Name)] = port
+		}
+		proto := string(p.Protocol)
+		if proto == "" {
+			proto = "TCP"
+		}
+		url := strings.ToLower(proto) + "://" + net.JoinHostPort(ip, port)
+		prefix := name + "_PORT_" + port + "_" + strings.ToUpper(proto)
+		if i == 0 {
+			out[name+"_PORT"] = url
+		}
+		out[prefix] = url
+		out[prefix+"_PROTO"] = strings.ToLower(proto)
+		out[prefix+"_PORT"] = port
+		out[prefix+"_ADDR"] = ip
+	}
+}
+
+func variableName(s string) string { return strings.ToUpper(strings.ReplaceAll(s, "-", "_")) }

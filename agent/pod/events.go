@@ -1,0 +1,61 @@
+package pod
+
+import (
+	"fmt"
+	"hash/fnv"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/agent"
+)
+
+// recorder words events. The same event told again keeps its name and counts up; a new
+// message under the same name replaces the old one in the control plane.
+type recorder struct {
+	reporter agent.Reporter
+	node     string
+	now      func() time.Time
+
+	mu   sync.Mutex
+	seen map[string]*v1.Event
+}
+
+// eventsPerPod bounds what is remembered for counting; beyond it all counts begin anew.
+const eventsPerPod = 128
+
+func (r *recorder) event(pod *v1.Pod, field, kind, reason, message string) {
+	const limit = 1024 // as the API's validation
+	if len(message) > limit {
+		message = message[:limit-3] + "..."
+	}
+	now := metav1.NewTime(r.now())
+	key := field + "\x00" + reason + "\x00" + message
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e := r.seen[key]
+	if e == nil {
+		if len(r.seen) >= eventsPerPod {
+			clear(r.seen)
+		}
+		h := fnv.New64a()
+		h.Write([]byte(string(pod.UID) + key))
+		fmt.Fprint(h, now.UnixNano())
+		e = &v1.Event{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s.%016x", pod.Name, h.Sum64()), Namespace: pod.Namespace},
+			InvolvedObject: v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
+				ResourceVersion: pod.ResourceVersion, FieldPath: field},
+			Reason: reason, Message: message, Type: kind, FirstTimestamp: now,
+			Source:              v1.EventSource{Component: "kubelet", Host: r.node},
+			ReportingController: "kubelet", ReportingInstance: r.node,
+		}
+	} else {
+		e = e.DeepCopy()
+	}
+	e.Count++
+	e.LastTimestamp = now
+	r.seen[key] = e
+	r.reporter.Event(e.DeepCopy())
+}

@@ -1,0 +1,206 @@
+package pod
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/agent"
+)
+
+// directory holds the worker's own files of a pod: hosts, termination messages, subPath mounts.
+func directory(p agent.Paths, uid types.UID) string {
+	return filepath.Join(p.State, "pods", string(uid))
+}
+
+func (w *worker) subPathTarget(pod *v1.Pod, container string, index int) string {
+	return filepath.Join(directory(w.cfg.Paths, pod.UID), "subpaths", container, strconv.Itoa(index))
+}
+
+// hostname is what the pod's containers see as their own name.
+func hostname(pod *v1.Pod, domain string) (string, error) {
+	name := pod.Name
+	if pod.Spec.Hostname != "" {
+		name = pod.Spec.Hostname
+	}
+	if pod.Spec.HostnameOverride != nil {
+		name = *pod.Spec.HostnameOverride
+	}
+	if len(name) > 63 {
+		name = strings.TrimRight(name[:63], "-.")
+	}
+	if pod.Spec.SetHostnameAsFQDN != nil && *pod.Spec.SetHostnameAsFQDN && pod.Spec.Subdomain != "" {
+		fqdn := name + "." + subdomain(pod, domain)
+		if len(fqdn) > 64 {
+			return "", fmt.Errorf("failed to construct FQDN from pod hostname and cluster domain, FQDN %s is too long (64 characters is the max, %d characters requested)", fqdn, len(fqdn))
+		}
+		return fqdn, nil
+	}
+	return name, nil
+}
+
+func subdomain(pod *v1.Pod, domain string) string {
+	return pod.Spec.Subdomain + "." + pod.Namespace + ".svc." + domain
+}
+
+// hostsFile writes the pod's /etc/hosts and returns its path.
+func (w *worker) hostsFile(pod *v1.Pod) (string, error) {
+	file := filepath.Join(directory(w.cfg.Paths, pod.UID), "etc-hosts")
+	var text string
+	if pod.Spec.HostNetwork {
+		b, err := os.ReadFile("/etc/hosts")
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return "", fmt.Errorf("reading the node's hosts file for pod %s/%s: %w", pod.Namespace, pod.Name, err)
+		}
+		text = string(b) + hostAliases(pod)
+	} else {
+		text = hostsText(pod, w.cfg.Objects.Cluster().Domain)
+	}
+	if old, err := os.ReadFile(file); err == nil && string(old) == text {
+		return file, nil
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o750); err != nil {
+		return "", fmt.Errorf("writing the hosts file of pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+	// In place: the file is bind-mounted into containers that may be running.
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		return "", fmt.Errorf("writing the hosts file of pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+	return file, nil
+}
+
+func hostsText(pod *v1.Pod, domain string) string {
+	var b strings.Builder
+	b.WriteString("# This file is written by Keelson.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\nfe00::0\tip6-localnet\nfe00::0\tip6-mcastprefix\nfe00::1\tip6-allnodes\nfe00::2\tip6-allrouters\n")
+	name := pod.Name
+	if pod.Spec.Hostname != "" {
+		name = pod.Spec.Hostname
+	}
+	for _, ip := range pod.Status.PodIPs {
+		if pod.Spec.Subdomain != "" {
+			fmt.Fprintf(&b, "%s\t%s.%s\t%s\n", ip.IP, name, subdomain(pod, domain), name)
+		} else {
+			fmt.Fprintf(&b, "%s\t%s\n", ip.IP, name)
+		}
+	}
+	return b.String() + hostAliases(pod)
+}
+
+func hostAliases(pod *v1.Pod) string {
+	if len(pod.Spec.HostAliases) == 0 {
+		return ""
+	}
+	var b strings.Builder
+	b.WriteString("\n# hostAliases\n")
+	for _, a := range pod.Spec.HostAliases {
+		fmt.Fprintf(&b, "%s\t%s\n", a.IP, strings.Join(a.Hostnames, "\t"))
+	}
+	return b.String()
+}
+
+// terminationFile makes the file into which the container may write its last words and mounts it.
+func (w *worker) terminationFile(pod *v1.Pod, spec *v1.Container, attempt uint32, c *cri.ContainerConfig) error {
+	if spec.TerminationMessagePath == "" {
+		return nil
+	}
+	file := filepath.Join(directory(w.cfg.Paths, pod.UID), "termination", spec.Name+"-"+strconv.FormatUint(uint64(attempt), 10))
+	if err := os.MkdirAll(filepath.Dir(file), 0o750); err != nil {
+		return fmt.Errorf("making the termination message file of container %q: %w", spec.Name, err)
+	}
+	if err := os.WriteFile(file, nil, 0o666); err != nil {
+		return fmt.Errorf("making the termination message file of container %q: %w", spec.Name, err)
+	}
+	// The container may run as any user: the mask of this process must not decide who may write.
+	if err := os.Chmod(file, 0o666); err != nil {
+		return fmt.Errorf("making the termination message file of container %q: %w", spec.Name, err)
+	}
+	c.Annotations[annTermFile] = file
+	c.Mounts = append(c.Mounts, &cri.Mount{ContainerPath: spec.TerminationMessagePath, HostPath: file})
+	return nil
+}
+
+// The limits of a termination message, as documented.
+const (
+	maxMessage      = 4096
+	maxMessageLog   = 2048
+	maxMessageLines = 80
+)
+
+// terminationMessage reads an ended container's last words; with policy
+// FallbackToLogsOnError those of a failed one may come from its log.
+func (w *worker) terminationMessage(st *cri.ContainerStatus) string {
+	msg := ""
+	if f := st.Annotations[annTermFile]; f != "" {
+		msg = head(f, maxMessage)
+	}
+	if msg == "" && st.ExitCode != 0 && st.Annotations[annTermPolicy] == string(v1.TerminationMessageFallbackToLogsOnError) {
+		file := st.LogPath
+		if !filepath.IsAbs(file) {
+			file = filepath.Join(logDirectory(w.cfg.Paths.Logs, w.pod()), file)
+		}
+		msg = logTail(file)
+	}
+	if msg == "" {
+		return st.Message
+	}
+	return msg
+}
+
+func head(file string, limit int64) string {
+	f, err := os.Open(file)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, limit))
+	if err != nil {
+		return ""
+	}
+	return string(b)
+}
+
+// logTail is the text of the last lines of a CRI log.
+func logTail(file string) string {
+	f, err := os.Open(file)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return ""
+	}
+	// Every line carries about 40 bytes of stamp: read enough for both limits.
+	from := max(0, st.Size()-maxMessageLog-maxMessageLines*64)
+	b, err := io.ReadAll(io.NewSectionReader(f, from, st.Size()-from))
+	if err != nil {
+		return ""
+	}
+	lines := strings.SplitAfter(string(b), "\n")
+	if from > 0 && len(lines) > 0 {
+		lines = lines[1:]
+	}
+	lines = lines[max(0, len(lines)-maxMessageLines-1):]
+	var out strings.Builder
+	for _, l := range lines {
+		part := strings.SplitN(l, " ", 4) // time, stream, tag, text
+		if len(part) < 4 {
+			continue
+		}
+		if part[2] == "P" {
+			part[3] = strings.TrimSuffix(part[3], "\n")
+		}
+		out.WriteString(part[3])
+	}
+	s := out.String()
+	return s[max(0, len(s)-maxMessageLog):]
+}

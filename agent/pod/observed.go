@@ -1,0 +1,159 @@
+package pod
+
+import (
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/agent"
+)
+
+// Desired is what should be of one pod.
+type Desired struct {
+	Pod  *v1.Pod
+	Stop *Stop // nil while the pod should run
+}
+
+// Stop says why and how a pod has to end.
+type Stop struct {
+	// Delete: nothing may be left, and then PodGone is reported. Otherwise the
+	// pod fails with Reason and Message and its records stay.
+	Delete          bool
+	Reason, Message string
+	Grace           time.Duration
+	// Orphan: what was found belongs to no pod of this node. It goes without a word to the control plane.
+	Orphan bool
+}
+
+// Observed is what is: the runtime's view, and what the worker found out by acting.
+type Observed struct {
+	StartTime  time.Time                   // when the agent acknowledged the pod
+	Listed     bool                        // the runtime could be asked; nothing is started or reported gone otherwise
+	Sandboxes  []Sandbox                   // newest first
+	Containers []Container                 // of each name newest first
+	Volumes    Volumes                     // prepared volumes
+	Images     map[string]Image            // by container name
+	Failures   map[string]Failure          // by action key: the last failure of what is retried
+	Probes     map[string]agent.ProbeState // by container id
+	Killed     map[string]string           // containers stopped by the worker, and why, by id
+	Busy       map[string]Busy             // actions under way, by key
+	Settled    map[string]bool             // keys of actions that need no repetition: sandboxes stopped, the gate
+}
+
+// Sandbox is one sandbox of the pod.
+type Sandbox struct {
+	ID      string
+	Attempt uint32
+	Ready   bool
+	IPs     []string
+	HostNet bool
+	Created time.Time
+}
+
+// State is a container's state.
+type State int
+
+// The states of the CRI.
+const (
+	Created State = iota
+	Running
+	Exited
+	Unknown
+)
+
+func (s State) String() string {
+	return [...]string{"created", "running", "exited", "unknown"}[s]
+}
+
+// Container is one instance of a container.
+type Container struct {
+	ID, Sandbox, Name string
+	Attempt           uint32 // how often the container was restarted before
+	State             State
+	Created           time.Time
+	Started           time.Time
+	Finished          time.Time
+	ExitCode          int32
+	Signal            int32
+	Reason, Message   string
+	Image, ImageID    string
+	Hash              string        // of the spec it was created from
+	Delay             time.Duration // the restart delay it was created after; -1 = the first, or after a reset
+}
+
+// Volumes says whether the pod's volumes are prepared.
+type Volumes struct {
+	Mounted bool // by this life of the agent
+	Away    bool // taken away, by this life of the agent
+}
+
+// Image is what is known of one container's image.
+type Image struct {
+	Ref     string // what to create the container from; "" while not there
+	Attempt uint32 // the instance it was looked up for
+}
+
+// Failure is the last failure of an action.
+type Failure struct {
+	Reason  string // as in a container's waiting state
+	Message string
+	Count   int // in a row
+	At      time.Time
+	Retry   time.Time
+	Attempt uint32 // the instance that failed
+}
+
+// Busy is an action under way.
+type Busy struct {
+	Kind      Kind
+	Since     time.Time
+	Until     time.Time // for a stop: when SIGKILL comes
+	Cancelled bool
+}
+
+// sandbox returns the sandbox that containers may run in.
+func (o *Observed) sandbox() (Sandbox, bool) {
+	if len(o.Sandboxes) > 0 && o.Sandboxes[0].Ready && (o.Sandboxes[0].HostNet || len(o.Sandboxes[0].IPs) > 0) {
+		return o.Sandboxes[0], true
+	}
+	return Sandbox{}, false
+}
+
+// newest returns the latest instance of a container.
+func (o *Observed) newest(name string) (Container, bool) {
+	for _, c := range o.Containers {
+		if c.Name == name {
+			return c, true
+		}
+	}
+	return Container{}, false
+}
+
+// previous returns the instance before the latest.
+func (o *Observed) previous(name string) (Container, bool) {
+	seen := false
+	for _, c := range o.Containers {
+		if c.Name == name {
+			if seen {
+				return c, true
+			}
+			seen = true
+		}
+	}
+	return Container{}, false
+}
+
+func (o *Observed) busy(key string) bool {
+	_, ok := o.Busy[key]
+	return ok
+}
+
+// anyRunning says whether anything may still execute.
+func (o *Observed) anyRunning() bool {
+	for _, c := range o.Containers {
+		if c.State == Running || c.State == Unknown {
+			return true
+		}
+	}
+	return false
+}

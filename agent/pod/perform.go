@@ -1,0 +1,181 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/agent"
+)
+
+// gateLimit bounds the wait for proxies to forget the pod.
+const gateLimit = time.Second
+
+// perform does one action. Events are worded here; retries are Step's.
+func (w *worker) perform(ctx context.Context, a Action) error {
+	switch a.Kind {
+	case MountVolumes:
+		return w.mountVolumes(ctx)
+	case CreateSandbox:
+		return w.createSandbox(ctx, a)
+	case EnsureImage:
+		return w.ensureImage(ctx, a)
+	case StartContainer:
+		return w.startContainer(ctx, a)
+	case KillContainer:
+		return w.killContainer(ctx, a)
+	case RemoveContainer:
+		return w.removeContainer(ctx, a)
+	case AwaitGate:
+		t := time.NewTimer(gateLimit)
+		defer t.Stop()
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-w.cfg.Reporter.StopGate(w.pod().UID):
+		case <-t.C:
+		}
+		return nil
+	case StopSandbox:
+		_, err := w.cfg.Runtime.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: a.ID})
+		return err
+	case RefreshVolumes:
+		return w.cfg.Volumes.Refresh(ctx, w.podWithStatus())
+	case UnmountVolumes:
+		return w.unmountVolumes(ctx)
+	case RemoveSandbox:
+		_, err := w.cfg.Runtime.RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: a.ID})
+		return err
+	case ReportGone:
+		return w.reportGone()
+	}
+	return fmt.Errorf("unknown action %d", a.Kind)
+}
+
+func (w *worker) mountVolumes(ctx context.Context) error {
+	start, pod := w.cfg.now(), w.podWithStatus()
+	mounts, err := w.cfg.Volumes.MountAll(ctx, pod)
+	if err != nil {
+		if ctx.Err() == nil {
+			w.events.event(pod, "", v1.EventTypeWarning, "FailedMount", err.Error())
+		}
+		return err
+	}
+	w.mu.Lock()
+	w.mountsBy = mounts
+	w.mu.Unlock()
+	w.stage(agent.StageTime{Name: "volumes", Start: start, Duration: w.cfg.now().Sub(start), Detail: strconv.Itoa(len(mounts))})
+	return nil
+}
+
+func (w *worker) createSandbox(ctx context.Context, a Action) error {
+	start, pod := w.cfg.now(), w.podWithStatus()
+	if a.Attempt > 0 {
+		w.events.event(pod, "", v1.EventTypeNormal, "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.")
+	}
+	cfg, err := w.sandboxConfig(pod, a.Attempt)
+	if err == nil {
+		err = os.MkdirAll(cfg.LogDirectory, 0o755)
+	}
+	var res *cri.RunPodSandboxResponse
+	if err == nil {
+		handler := ""
+		if pod.Spec.RuntimeClassName != nil {
+			handler = *pod.Spec.RuntimeClassName
+		}
+		res, err = w.cfg.Runtime.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: cfg, RuntimeHandler: handler})
+	}
+	if err != nil {
+		if ctx.Err() == nil {
+			w.events.event(pod, "", v1.EventTypeWarning, "FailedCreatePodSandBox", fmt.Sprintf("Failed to create pod sandbox: %v", err))
+		}
+		return err
+	}
+	took := w.cfg.now().Sub(start)
+	var parts []string
+	var stages []agent.StageTime
+	for _, s := range w.cfg.Runtime.StageTimes(res.PodSandboxId) {
+		parts = append(parts, s.Name+" "+s.Duration.Round(100*time.Microsecond).String())
+		if s.Name == "cni" {
+			s.Name = "network"
+			stages = append(stages, s)
+		}
+	}
+	stages = append([]agent.StageTime{{Name: "sandbox", Start: start, Duration: took, Detail: strings.Join(parts, ", ")}}, stages...)
+	w.stage(stages...)
+	return nil
+}
+
+func (w *worker) unmountVolumes(ctx context.Context) error {
+	uid := w.pod().UID
+	dir := directory(w.cfg.Paths, uid)
+	if err := w.cfg.SubPaths.Release(dir); err != nil {
+		return err
+	}
+	if err := w.cfg.Volumes.UnmountAll(ctx, uid); err != nil {
+		return err
+	}
+	w.mu.Lock()
+	w.mountsBy = nil
+	w.mu.Unlock()
+	return nil
+}
+
+// reportGone removes the pod's own files and says that nothing is left.
+func (w *worker) reportGone() error {
+	w.mu.Lock()
+	d := w.desired
+	w.mu.Unlock()
+	dir := directory(w.cfg.Paths, d.Pod.UID)
+	if left, err := mountPoints(dir); err != nil || len(left) > 0 {
+		return fmt.Errorf("removing the files of pod %s/%s: still mounted: %v (%v)", d.Pod.Namespace, d.Pod.Name, left, err)
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return fmt.Errorf("removing the files of pod %s/%s: %w", d.Pod.Namespace, d.Pod.Name, err)
+	}
+	if d.Pod.Name != "" {
+		if err := os.RemoveAll(logDirectory(w.cfg.Paths.Logs, d.Pod)); err != nil {
+			return fmt.Errorf("removing the logs of pod %s/%s: %w", d.Pod.Namespace, d.Pod.Name, err)
+		}
+	}
+	if d.Stop == nil || !d.Stop.Orphan {
+		w.cfg.Reporter.PodGone(d.Pod.Namespace, d.Pod.Name, d.Pod.UID)
+	}
+	return nil
+}
+
+func (w *worker) removeContainer(ctx context.Context, a Action) error {
+	if _, err := w.cfg.Runtime.RemoveContainer(ctx, &cri.RemoveContainerRequest{ContainerId: a.ID}); err != nil {
+		return err
+	}
+	pod := w.pod()
+	if a.Container == "" || pod.Name == "" {
+		return nil
+	}
+	base := filepath.Join(logDirectory(w.cfg.Paths.Logs, pod), logPath(a.Container, a.Attempt))
+	files, err := filepath.Glob(base + "*")
+	if err != nil {
+		return err
+	}
+	w.mu.Lock()
+	_, again := w.o.Busy["container/"+a.Container]
+	w.mu.Unlock()
+	if again {
+		return nil // the next instance may write to a log of that very name
+	}
+	term := filepath.Join(directory(w.cfg.Paths, pod.UID), "termination", a.Container+"-"+strconv.FormatUint(uint64(a.Attempt), 10))
+	for _, f := range append(files, term) {
+		if err := os.Remove(f); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,45 @@
+package pod
+
+import (
+	v1 "k8s.io/api/core/v1"
+)
+
+// QOS is the pod's quality-of-service class: Guaranteed when every container limits CPU and
+// memory and requests just that, BestEffort when none asks for anything, Burstable otherwise.
+func QOS(pod *v1.Pod) v1.PodQOSClass {
+	if pod.Status.QOSClass != "" {
+		return pod.Status.QOSClass
+	}
+	if pod.Spec.Resources != nil {
+		return qosOf([]v1.ResourceRequirements{*pod.Spec.Resources})
+	}
+	var all []v1.ResourceRequirements
+	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range list {
+			all = append(all, list[i].Resources)
+		}
+	}
+	return qosOf(all)
+}
+
+func qosOf(all []v1.ResourceRequirements) v1.PodQOSClass {
+	any, guaranteed := false, true
+	for _, r := range all {
+		for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {
+			req, hasReq := r.Requests[name]
+			lim, hasLim := r.Limits[name]
+			any = any || hasReq && !req.IsZero() || hasLim && !lim.IsZero()
+			if !hasLim || lim.IsZero() || hasReq && req.Cmp(lim) != 0 {
+				guaranteed = false
+			}
+		}
+	}
+	switch {
+	case !any:
+		return v1.PodQOSBestEffort
+	case guaranteed:
+		return v1.PodQOSGuaranteed
+	default:
+		return v1.PodQOSBurstable
+	}
+}

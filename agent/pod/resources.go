@@ -1,0 +1,102 @@
+package pod
+
+import (
+	"path"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/component-helpers/resource"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+const (
+	quotaPeriod = 100_000 // µs
+	minQuota    = 1_000
+	minShares   = 2
+	maxShares   = 262_144
+)
+
+func cpuShares(milli int64) int64 {
+	return min(max(milli*1024/1000, minShares), maxShares)
+}
+
+func cpuQuota(milli int64) int64 { return max(milli*quotaPeriod/1000, minQuota) }
+
+// containerResources maps requests and limits to what the kernel knows. memory is the node's, for the OOM score.
+func containerResources(pod *v1.Pod, spec *v1.Container, memory int64) *cri.LinuxContainerResources {
+	r := resourcesOf(spec.Resources.Requests, spec.Resources.Limits)
+	r.OomScoreAdj = oomScore(pod, spec, memory)
+	for name, q := range spec.Resources.Limits {
+		if size, ok := strings.CutPrefix(string(name), v1.ResourceHugePagesPrefix); ok {
+			r.HugepageLimits = append(r.HugepageLimits, &cri.HugepageLimit{PageSize: hugePageSize(size), Limit: uint64(q.Value())})
+		}
+	}
+	return r
+}
+
+// hugePageSize turns "2Mi" into "2MB", as the kernel names it.
+func hugePageSize(s string) string { return strings.TrimSuffix(s, "i") + "B" }
+
+func resourcesOf(requests, limits v1.ResourceList) *cri.LinuxContainerResources {
+	r := &cri.LinuxContainerResources{CpuPeriod: quotaPeriod}
+	request, limit := requests.Cpu().MilliValue(), limits.Cpu().MilliValue()
+	if _, ok := requests[v1.ResourceCPU]; !ok {
+		request = limit
+	}
+	r.CpuShares = cpuShares(request)
+	if limit > 0 {
+		r.CpuQuota = cpuQuota(limit)
+	}
+	r.MemoryLimitInBytes = limits.Memory().Value()
+	return r
+}
+
+// podResources are the limits of the pod's own cgroup. A limit is set only when all containers have one.
+func podResources(pod *v1.Pod) *cri.LinuxContainerResources {
+	requests := resource.PodRequests(pod, resource.PodResourcesOptions{})
+	limits := resource.PodLimits(pod, resource.PodResourcesOptions{})
+	if !resource.IsPodLevelLimitsSet(pod) {
+		for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+			for i := range list {
+				for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {
+					if q, ok := list[i].Resources.Limits[name]; !ok || q.IsZero() {
+						delete(limits, name)
+					}
+				}
+			}
+		}
+	}
+	return resourcesOf(requests, limits)
+}
+
+// oomScore makes the kernel kill first who asked for least: Guaranteed last, BestEffort first,
+// and Burstable the earlier the smaller the request is.
+func oomScore(pod *v1.Pod, spec *v1.Container, memory int64) int64 {
+	const guaranteed, bestEffort = -997, 1000
+	if pod.Spec.Priority != nil && *pod.Spec.Priority >= 2_000_000_000 {
+		return guaranteed
+	}
+	switch QOS(pod) {
+	case v1.PodQOSGuaranteed:
+		return guaranteed
+	case v1.PodQOSBestEffort:
+		return bestEffort
+	}
+	if memory <= 0 {
+		return bestEffort - 1
+	}
+	score := 1000 - 1000*spec.Resources.Requests.Memory().Value()/memory
+	return min(max(score, 1000+guaranteed), bestEffort-1)
+}
+
+// cgroupParent is the pod's own cgroup below the agent's root.
+func cgroupParent(root string, pod *v1.Pod) string {
+	class := ""
+	switch QOS(pod) {
+	case v1.PodQOSBurstable:
+		class = "burstable"
+	case v1.PodQOSBestEffort:
+		class = "besteffort"
+	}
+	return path.Join("/", root, "kubepods", class, "pod"+string(pod.UID))
+}

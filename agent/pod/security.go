@@ -1,0 +1,162 @@
+package pod
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// The paths of /proc and /sys that an unprivileged container does not see, or not for writing.
+var (
+	maskedPaths   = []string{"/proc/asound", "/proc/acpi", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap"}
+	readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
+)
+
+func namespaces(pod *v1.Pod) *cri.NamespaceOption {
+	o := &cri.NamespaceOption{Network: cri.NamespaceMode_POD, Pid: cri.NamespaceMode_CONTAINER, Ipc: cri.NamespaceMode_POD}
+	if pod.Spec.HostNetwork {
+		o.Network = cri.NamespaceMode_NODE
+	}
+	if pod.Spec.HostIPC {
+		o.Ipc = cri.NamespaceMode_NODE
+	}
+	switch {
+	case pod.Spec.HostPID:
+		o.Pid = cri.NamespaceMode_NODE
+	case pod.Spec.ShareProcessNamespace != nil && *pod.Spec.ShareProcessNamespace:
+		o.Pid = cri.NamespaceMode_POD
+	}
+	return o
+}
+
+// securityContext maps the pod's and the container's settings; the container's win.
+func securityContext(pod *v1.Pod, spec *v1.Container, seccompDefault bool) *cri.LinuxContainerSecurityContext {
+	p, c := pod.Spec.SecurityContext, spec.SecurityContext
+	if p == nil {
+		p = &v1.PodSecurityContext{}
+	}
+	if c == nil {
+		c = &v1.SecurityContext{}
+	}
+	out := &cri.LinuxContainerSecurityContext{NamespaceOptions: namespaces(pod), SupplementalGroups: supplemental(p), Capabilities: &cri.Capability{}}
+	out.RunAsUser = firstInt(c.RunAsUser, p.RunAsUser)
+	out.RunAsGroup = firstInt(c.RunAsGroup, p.RunAsGroup)
+	if p.SupplementalGroupsPolicy != nil && *p.SupplementalGroupsPolicy == v1.SupplementalGroupsPolicyStrict {
+		out.SupplementalGroupsPolicy = cri.SupplementalGroupsPolicy_Strict
+	}
+	out.Privileged = c.Privileged != nil && *c.Privileged
+	out.ReadonlyRootfs = c.ReadOnlyRootFilesystem != nil && *c.ReadOnlyRootFilesystem
+	out.NoNewPrivs = c.AllowPrivilegeEscalation != nil && !*c.AllowPrivilegeEscalation && !out.Privileged
+	if c.Capabilities != nil {
+		for _, n := range c.Capabilities.Add {
+			out.Capabilities.AddCapabilities = append(out.Capabilities.AddCapabilities, string(n))
+		}
+		for _, n := range c.Capabilities.Drop {
+			out.Capabilities.DropCapabilities = append(out.Capabilities.DropCapabilities, string(n))
+		}
+	}
+	if !out.Privileged && (c.ProcMount == nil || *c.ProcMount == v1.DefaultProcMount) {
+		out.MaskedPaths, out.ReadonlyPaths = slices.Clone(maskedPaths), slices.Clone(readonlyPaths)
+	}
+	out.Seccomp = seccomp(p.SeccompProfile, c.SeccompProfile, out.Privileged, seccompDefault)
+	out.Apparmor = apparmor(p.AppArmorProfile, c.AppArmorProfile)
+	if o := first(c.SELinuxOptions, p.SELinuxOptions); o != nil {
+		out.SelinuxOptions = &cri.SELinuxOption{User: o.User, Role: o.Role, Type: o.Type, Level: o.Level}
+	}
+	return out
+}
+
+func supplemental(p *v1.PodSecurityContext) []int64 {
+	groups := slices.Clone(p.SupplementalGroups)
+	if p.FSGroup != nil && !slices.Contains(groups, *p.FSGroup) {
+		groups = append(groups, *p.FSGroup)
+	}
+	return groups
+}
+
+func first[T any](a, b *T) *T {
+	if a != nil {
+		return a
+	}
+	return b
+}
+
+func firstInt(a, b *int64) *cri.Int64Value {
+	if v := first(a, b); v != nil {
+		return &cri.Int64Value{Value: *v}
+	}
+	return nil
+}
+
+func seccomp(pod, container *v1.SeccompProfile, privileged, byDefault bool) *cri.SecurityProfile {
+	p := first(container, pod)
+	switch {
+	case privileged || p == nil && !byDefault || p != nil && p.Type == v1.SeccompProfileTypeUnconfined:
+		return &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Unconfined}
+	case p != nil && p.Type == v1.SeccompProfileTypeLocalhost:
+		ref := ""
+		if p.LocalhostProfile != nil {
+			ref = *p.LocalhostProfile
+		}
+		return &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Localhost, LocalhostRef: ref}
+	default:
+		return &cri.SecurityProfile{ProfileType: cri.SecurityProfile_RuntimeDefault}
+	}
+}
+
+func apparmor(pod, container *v1.AppArmorProfile) *cri.SecurityProfile {
+	p := first(container, pod)
+	if p == nil {
+		return nil
+	}
+	switch p.Type {
+	case v1.AppArmorProfileTypeUnconfined:
+		return &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Unconfined}
+	case v1.AppArmorProfileTypeLocalhost:
+		ref := ""
+		if p.LocalhostProfile != nil {
+			ref = *p.LocalhostProfile
+		}
+		return &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Localhost, LocalhostRef: ref}
+	default:
+		return &cri.SecurityProfile{ProfileType: cri.SecurityProfile_RuntimeDefault}
+	}
+}
+
+// verifyNonRoot refuses a container that must not run as root and would, or might. user is the image's.
+func verifyNonRoot(pod *v1.Pod, spec *v1.Container, user string) error {
+	p, c := pod.Spec.SecurityContext, spec.SecurityContext
+	if p == nil {
+		p = &v1.PodSecurityContext{}
+	}
+	if c == nil {
+		c = &v1.SecurityContext{}
+	}
+	must := first(c.RunAsNonRoot, p.RunAsNonRoot)
+	if must == nil || !*must {
+		return nil
+	}
+	where := fmt.Sprintf("(pod: %q, container: %s)", fmt.Sprintf("%s_%s(%s)", pod.Name, pod.Namespace, pod.UID), spec.Name)
+	if uid := first(c.RunAsUser, p.RunAsUser); uid != nil {
+		if *uid == 0 {
+			return fmt.Errorf("container's runAsUser breaks non-root policy %s", where)
+		}
+		return nil
+	}
+	name, _, _ := strings.Cut(user, ":")
+	if name == "" {
+		return fmt.Errorf("container has runAsNonRoot and image will run as root %s", where)
+	}
+	uid, err := strconv.ParseInt(name, 10, 64)
+	if err != nil {
+		return fmt.Errorf("container has runAsNonRoot and image has non-numeric user (%s), cannot verify user is non-root %s", name, where)
+	}
+	if uid == 0 {
+		return fmt.Errorf("container has runAsNonRoot and image will run as root %s", where)
+	}
+	return nil
+}

@@ -1,0 +1,323 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/agent"
+)
+
+// Config is what pod workers need. Fields are required unless they say otherwise.
+type Config struct {
+	NodeName   string
+	HostIPs    []string // first is the primary one
+	Paths      agent.Paths
+	CgroupRoot string // cgroup below which kubepods lies
+
+	Runtime  agent.Runtime
+	Images   agent.Images
+	Volumes  agent.Volumes
+	Objects  agent.Objects
+	Reporter agent.Reporter
+	Prober   agent.Prober
+	SubPaths SubPaths // nil: BindSubPaths
+
+	// Node returns the node as it would be reported: labels, taints, allocatable. nil admits every pod.
+	Node func() *v1.Node
+	// ClusterDNS returns the addresses of the cluster's DNS; nil or empty: pods use the node's.
+	ClusterDNS     func() []string
+	ResolvConf     string // "" = /etc/resolv.conf
+	SeccompDefault bool   // containers without a profile get the runtime's default
+	RuntimeName    string // scheme of container ids; "" = "keelson"
+
+	Relist time.Duration // between looks at everything without cause; 0 = 30 s
+	Log    *slog.Logger  // may be nil
+	Now    func() time.Time
+}
+
+func (c *Config) now() time.Time {
+	if c.Now == nil {
+		return time.Now()
+	}
+	return c.Now()
+}
+
+func (c *Config) host() Host { return Host{IPs: c.HostIPs, RuntimeName: c.RuntimeName} }
+
+func (c *Config) allocatable() v1.ResourceList {
+	if c.Node == nil {
+		return nil
+	}
+	return c.Node().Status.Allocatable
+}
+
+func (c *Config) memory() int64 {
+	if c.Node == nil {
+		return 0
+	}
+	return c.Node().Status.Capacity.Memory().Value()
+}
+
+// Set keeps exactly one worker for each pod of the node.
+type Set struct {
+	cfg     Config
+	mu      sync.Mutex
+	workers map[types.UID]*entry
+	gone    map[types.UID]bool // reported gone, and still in the view
+	adopted map[types.UID]bool // had a sandbox when the agent started
+	done    chan types.UID
+	wg      sync.WaitGroup
+}
+
+type entry struct {
+	w       *worker
+	pod     *v1.Pod
+	refused *Stop
+}
+
+// New returns a set without workers. Nothing runs until Run.
+func New(cfg Config) *Set {
+	if cfg.SubPaths == nil {
+		cfg.SubPaths = BindSubPaths{}
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Relist == 0 {
+		cfg.Relist = 30 * time.Second
+	}
+	return &Set{cfg: cfg, workers: map[types.UID]*entry{}, gone: map[types.UID]bool{}, adopted: map[types.UID]bool{}, done: make(chan types.UID)}
+}
+
+// Run works until ctx ends; containers keep running after it returned. It begins once the view is synced.
+func (s *Set) Run(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-s.cfg.Objects.Synced():
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer s.wg.Wait()
+	defer cancel()
+	events := s.cfg.Runtime.Events(ctx)
+	changes := s.cfg.Objects.Changes(ctx)
+	relist := time.NewTicker(s.cfg.Relist)
+	defer relist.Stop()
+	swept := s.adopt(ctx) == nil
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case kinds, ok := <-changes:
+			if !ok {
+				return errors.New("the view of the cluster ended")
+			}
+			s.changed(ctx, kinds)
+		case e, ok := <-events:
+			if !ok {
+				// Lost events do no harm: look at everything.
+				events = s.cfg.Runtime.Events(ctx)
+				s.each(func(e *entry) { e.w.poke() })
+				continue
+			}
+			s.mu.Lock()
+			if en := s.workers[e.PodUID]; en != nil {
+				en.w.poke()
+			}
+			s.mu.Unlock()
+		case uid := <-s.done:
+			s.ended(ctx, uid)
+		case <-relist.C:
+			if !swept {
+				swept = s.adopt(ctx) == nil
+			}
+			s.reconcile(ctx)
+			s.each(func(e *entry) { e.w.stale(); e.w.relist() })
+		}
+	}
+}
+
+func (s *Set) each(f func(*entry)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.workers {
+		f(e)
+	}
+}
+
+func (s *Set) changed(ctx context.Context, kinds map[string]struct{}) {
+	for _, k := range []string{"ConfigMap", "Secret", "PersistentVolumeClaim", "PersistentVolume", "CSIDriver"} {
+		if _, ok := kinds[k]; ok {
+			s.each(func(e *entry) { e.w.stale() })
+			break
+		}
+	}
+	if _, ok := kinds["Pod"]; ok {
+		s.reconcile(ctx)
+	}
+}
+
+// reconcile stops the extra, updates the changed, starts the missing.
+func (s *Set) reconcile(ctx context.Context) {
+	pods := slices.Clone(s.cfg.Objects.Pods())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	// Who was here first stays when not all fit: adopted pods, then the oldest.
+	slices.SortStableFunc(pods, func(a, b *v1.Pod) int {
+		if x, y := s.adopted[a.UID], s.adopted[b.UID]; x != y {
+			if x {
+				return -1
+			}
+			return 1
+		}
+		return a.CreationTimestamp.Compare(b.CreationTimestamp.Time)
+	})
+	present := map[types.UID]bool{}
+	for _, p := range pods {
+		present[p.UID] = true
+		e := s.workers[p.UID]
+		switch {
+		case e != nil && e.pod != p:
+			e.pod = p
+			e.w.update(s.desired(e, p))
+		case e == nil && !s.gone[p.UID]:
+			s.start(ctx, p)
+		}
+	}
+	for uid, e := range s.workers {
+		if !present[uid] {
+			// The object is gone before we said so: a forced deletion, or a pod that moved.
+			stop := DeletionStop(e.pod)
+			e.w.update(Desired{Pod: e.pod, Stop: stop})
+		}
+	}
+	for uid := range s.gone {
+		if !present[uid] {
+			delete(s.gone, uid)
+		}
+	}
+}
+
+func (s *Set) desired(e *entry, p *v1.Pod) Desired {
+	if p.DeletionTimestamp != nil {
+		return Desired{Pod: p, Stop: DeletionStop(p)}
+	}
+	return Desired{Pod: p, Stop: e.refused}
+}
+
+// start makes a worker. The lock is held.
+func (s *Set) start(ctx context.Context, p *v1.Pod) {
+	e := &entry{pod: p}
+	if s.cfg.Node != nil && p.DeletionTimestamp == nil && !final(p) && !s.adopted[p.UID] {
+		var others []*v1.Pod
+		for _, o := range s.workers {
+			if o.refused == nil && o.w.holds() {
+				others = append(others, o.pod)
+			}
+		}
+		e.refused = Admit(p, others, s.cfg.Node())
+	}
+	s.launch(ctx, e, s.desired(e, p))
+	if e.refused != nil {
+		e.w.events.event(p, "", v1.EventTypeWarning, e.refused.Reason, e.refused.Message)
+	}
+}
+
+// holds says that the pod still takes resources.
+func (w *worker) holds() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return !final(w.desired.Pod) && w.last.Phase != v1.PodSucceeded && w.last.Phase != v1.PodFailed
+}
+
+func (s *Set) launch(ctx context.Context, e *entry, d Desired) {
+	e.w = newWorker(&s.cfg, d)
+	uid := d.Pod.UID
+	s.workers[uid] = e
+	s.wg.Go(func() {
+		if e.w.run(ctx) != nil {
+			return
+		}
+		select {
+		case s.done <- uid:
+		case <-ctx.Done():
+		}
+	})
+}
+
+func (s *Set) ended(ctx context.Context, uid types.UID) {
+	s.mu.Lock()
+	delete(s.workers, uid)
+	delete(s.adopted, uid)
+	s.gone[uid] = true
+	s.mu.Unlock()
+	s.reconcile(ctx)
+}
+
+// adopt looks at what an earlier life of the agent left. Pods that are still wanted are found by their
+// workers; everything else gets a worker that takes it away.
+func (s *Set) adopt(ctx context.Context) error {
+	orphans := map[types.UID]*v1.Pod{}
+	res, err := s.cfg.Runtime.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
+	if err != nil {
+		s.cfg.Log.Warn("looking for pods of an earlier life: listing sandboxes", "err", err)
+		return err
+	}
+	for _, sb := range res.Items {
+		uid := types.UID(sb.Labels[agent.LabelPodUID])
+		if uid == "" {
+			continue
+		}
+		s.mu.Lock()
+		s.adopted[uid] = true
+		s.mu.Unlock()
+		orphans[uid] = &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: uid, Namespace: sb.Labels[agent.LabelPodNamespace], Name: sb.Labels[agent.LabelPodName]}}
+		if d, err := time.ParseDuration(sb.Annotations[annGrace] + "s"); err == nil {
+			seconds := int64(d / time.Second)
+			orphans[uid].Spec.TerminationGracePeriodSeconds = &seconds
+		}
+	}
+	uids, err := s.cfg.Volumes.Pods()
+	if err != nil {
+		s.cfg.Log.Warn("looking for pods of an earlier life: listing volumes", "err", err)
+		return err
+	}
+	dirs, err := os.ReadDir(filepath.Join(s.cfg.Paths.State, "pods"))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("looking for pods of an earlier life: %w", err)
+	}
+	for _, d := range dirs {
+		uids = append(uids, types.UID(d.Name()))
+	}
+	for _, uid := range uids {
+		if orphans[uid] == nil {
+			orphans[uid] = &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: uid}}
+		}
+	}
+	for _, p := range s.cfg.Objects.Pods() {
+		delete(orphans, p.UID)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for uid, p := range orphans {
+		if s.workers[uid] == nil {
+			s.cfg.Log.Info("removing what belongs to no pod of this node", "namespace", p.Namespace, "pod", p.Name, "uid", uid)
+			stop := DeletionStop(p)
+			stop.Orphan = true
+			s.launch(ctx, &entry{pod: p}, Desired{Pod: p, Stop: stop})
+		}
+	}
+	return nil
+}

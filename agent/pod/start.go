@@ -1,0 +1,127 @@
+package pod
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/agent"
+)
+
+// startContainer creates and starts one instance and runs its postStart hook.
+func (w *worker) startContainer(ctx context.Context, a Action) error {
+	begin, pod := w.cfg.now(), w.podWithStatus()
+	spec := containerSpec(pod, a.Container)
+	if spec == nil {
+		return fmt.Errorf("pod %s/%s has no container %q", pod.Namespace, pod.Name, a.Container)
+	}
+	field := fieldPath(pod, spec.Name)
+	w.mu.Lock()
+	ref, mounts := w.o.Images[spec.Name].Ref, w.mountsBy
+	w.mu.Unlock()
+	fail := func(reason string, err error) error {
+		if ctx.Err() == nil {
+			w.events.event(pod, field, v1.EventTypeWarning, "Failed", "Error: "+err.Error())
+		}
+		return &reasoned{reason, err}
+	}
+	if a.Delay > 0 {
+		w.events.event(pod, field, v1.EventTypeWarning, "BackOff", fmt.Sprintf("Back-off restarting failed container %s in pod %s_%s(%s)", spec.Name, pod.Name, pod.Namespace, pod.UID))
+	}
+	image, err := w.cfg.Images.Config(ctx, spec.Image)
+	if err != nil {
+		return fail("CreateContainerError", err)
+	}
+	sb, err := w.sandboxConfig(pod, 0)
+	if err != nil {
+		return fail("CreateContainerConfigError", err)
+	}
+	cfg, err := w.containerConfig(pod, spec, a, image, ref, mounts)
+	if err != nil {
+		return fail("CreateContainerConfigError", err)
+	}
+	res, err := w.cfg.Runtime.CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: a.ID, Config: cfg, SandboxConfig: sb})
+	if err != nil {
+		return fail("CreateContainerError", err)
+	}
+	w.events.event(pod, field, v1.EventTypeNormal, "Created", "Created container: "+spec.Name)
+	if _, err := w.cfg.Runtime.StartContainer(ctx, &cri.StartContainerRequest{ContainerId: res.ContainerId}); err != nil {
+		return fail("RunContainerError", err)
+	}
+	w.events.event(pod, field, v1.EventTypeNormal, "Started", "Started container "+spec.Name)
+	w.stage(agent.StageTime{Name: "container started", Start: begin, Duration: w.cfg.now().Sub(begin), Detail: spec.Name})
+	w.cfg.Runtime.StageTimes(res.ContainerId)
+	if spec.Lifecycle == nil || spec.Lifecycle.PostStart == nil {
+		return nil
+	}
+	if err := w.hook(ctx, pod, spec, res.ContainerId, spec.Lifecycle.PostStart); err != nil {
+		if ctx.Err() != nil {
+			return err
+		}
+		w.events.event(pod, field, v1.EventTypeWarning, "FailedPostStartHook", "PostStartHook failed")
+		w.mark(res.ContainerId, "FailedPostStartHook")
+		if kerr := w.killContainer(ctx, Action{Kind: KillContainer, Container: spec.Name, ID: res.ContainerId, Grace: grace(pod), Why: "FailedPostStartHook"}); kerr != nil {
+			w.log.Warn("stopping a container whose postStart hook failed", "container", spec.Name, "err", kerr)
+		}
+		return &reasoned{"PostStartHookError", err}
+	}
+	return nil
+}
+
+// mark remembers that the worker itself ended a container.
+func (w *worker) mark(id, why string) {
+	w.mu.Lock()
+	w.o.Killed[id] = why
+	w.mu.Unlock()
+}
+
+// killContainer runs the preStop hook and stops the container, both within the grace period.
+func (w *worker) killContainer(ctx context.Context, a Action) error {
+	pod := w.podWithStatus()
+	spec := containerSpec(pod, a.Container)
+	w.mu.Lock()
+	stopping := w.desired.Stop != nil
+	started := w.o.Probes[a.ID].Started
+	w.mu.Unlock()
+	if !stopping {
+		w.mark(a.ID, a.Why)
+	}
+	if pod.Name != "" {
+		w.events.event(pod, fieldPath(pod, a.Container), v1.EventTypeNormal, "Killing", a.Why)
+	}
+	left := a.Grace
+	if spec != nil && spec.Lifecycle != nil && spec.Lifecycle.PreStop != nil && a.Grace > 0 {
+		begin := w.cfg.now()
+		hctx, cancel := context.WithTimeout(ctx, a.Grace)
+		err := w.hook(hctx, pod, spec, a.ID, spec.Lifecycle.PreStop)
+		cancel()
+		if err != nil && ctx.Err() == nil {
+			w.events.event(pod, fieldPath(pod, a.Container), v1.EventTypeWarning, "FailedPreStopHook", "PreStopHook failed")
+			w.log.Warn("preStop hook", "container", a.Container, "started", started, "err", err)
+		}
+		left = max(minStop, a.Grace-w.cfg.now().Sub(begin))
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	// CRI counts whole seconds: a fraction is rounded up, or it would be no grace at all.
+	_, err := w.cfg.Runtime.StopContainer(ctx, &cri.StopContainerRequest{ContainerId: a.ID, Timeout: int64((left + time.Second - 1) / time.Second)})
+	return err
+}
+
+// minStop is what a container gets at least after its hook used up the grace period.
+const minStop = 2 * time.Second
+
+// fieldPath names the container inside the pod for events.
+func fieldPath(pod *v1.Pod, name string) string {
+	if name == "" || containerSpec(pod, name) == nil {
+		return ""
+	}
+	if isInit(pod, name) {
+		return "spec.initContainers{" + name + "}"
+	}
+	return "spec.containers{" + name + "}"
+}

@@ -1,0 +1,388 @@
+package pod
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Host is what a pod's status says of its node.
+type Host struct {
+	IPs         []string // first is the primary one
+	RuntimeName string   // scheme of container ids; "" = "keelson"
+}
+
+// Status is the pod's status as Kubernetes would put it. last is the status last
+// reported: transition times, and conditions that others set, are taken from it. Pure.
+func Status(d Desired, o Observed, last v1.PodStatus, host Host, now time.Time) v1.PodStatus {
+	g := gen{d: d, o: &o, pod: d.Pod, last: last, host: host, now: now}
+	st := *last.DeepCopy()
+	st.ObservedGeneration = d.Pod.Generation
+	if st.QOSClass == "" {
+		st.QOSClass = QOS(d.Pod)
+	}
+	if !o.StartTime.IsZero() {
+		t := metav1.NewTime(o.StartTime)
+		st.StartTime = &t
+	}
+	g.addresses(&st)
+	sandbox := ""
+	if sb, ok := o.sandbox(); ok {
+		sandbox = sb.ID
+	}
+	g.initDone = initialized(d.Pod, &o, sandbox)
+	st.InitContainerStatuses = g.containers(d.Pod.Spec.InitContainers)
+	st.ContainerStatuses = g.containers(d.Pod.Spec.Containers)
+	st.Phase, st.Reason, st.Message = g.phase(&st)
+	g.conditions(&st)
+	return st
+}
+
+// initialized says that the pod is past its init containers, in this sandbox or, once it
+// is torn down, in any.
+func initialized(pod *v1.Pod, o *Observed, sandbox string) bool {
+	if len(pod.Spec.InitContainers) == 0 {
+		return true
+	}
+	for _, c := range o.Containers {
+		if !isInit(pod, c.Name) && (sandbox == "" || c.Sandbox == sandbox) {
+			return true
+		}
+	}
+	for i := range pod.Spec.InitContainers {
+		if !initPassed(pod, o, &pod.Spec.InitContainers[i], sandbox) {
+			return false
+		}
+	}
+	return true
+}
+
+type gen struct {
+	d        Desired
+	o        *Observed
+	pod      *v1.Pod
+	last     v1.PodStatus
+	host     Host
+	now      time.Time
+	initDone bool
+}
+
+func (g *gen) addresses(st *v1.PodStatus) {
+	st.HostIP, st.HostIPs = "", nil
+	for _, ip := range g.host.IPs {
+		st.HostIPs = append(st.HostIPs, v1.HostIP{IP: ip})
+	}
+	if len(g.host.IPs) > 0 {
+		st.HostIP = g.host.IPs[0]
+	}
+	ips := []string(nil)
+	if g.pod.Spec.HostNetwork {
+		if len(g.o.Sandboxes) > 0 || st.PodIP != "" {
+			ips = g.host.IPs
+		}
+	} else if sb, ok := g.o.sandbox(); ok {
+		ips = sb.IPs
+	} else if len(g.o.Sandboxes) > 0 || final(g.pod) {
+		for _, ip := range st.PodIPs { // kept on record after the sandbox has ended
+			ips = append(ips, ip.IP)
+		}
+	}
+	st.PodIP, st.PodIPs = "", nil
+	for _, ip := range ips {
+		st.PodIPs = append(st.PodIPs, v1.PodIP{IP: ip})
+	}
+	if len(ips) > 0 {
+		st.PodIP = ips[0]
+	}
+}
+
+func (g *gen) containers(specs []v1.Container) []v1.ContainerStatus {
+	var out []v1.ContainerStatus
+	for i := range specs {
+		out = append(out, g.container(&specs[i]))
+	}
+	return out
+}
+
+func lastStatus(st *v1.PodStatus, name string) (v1.ContainerStatus, bool) {
+	for _, list := range [][]v1.ContainerStatus{st.InitContainerStatuses, st.ContainerStatuses} {
+		for _, cs := range list {
+			if cs.Name == name {
+				return cs, true
+			}
+		}
+	}
+	return v1.ContainerStatus{}, false
+}
+
+func (g *gen) container(spec *v1.Container) v1.ContainerStatus {
+	cs := v1.ContainerStatus{Name: spec.Name, Image: spec.Image}
+	no := false
+	cs.Started = &no
+	c, ok := g.o.newest(spec.Name)
+	if !ok {
+		g.noInstance(spec, &cs)
+		return cs
+	}
+	cs.RestartCount = int32(c.Attempt)
+	if c.Image != "" {
+		cs.Image = c.Image
+	}
+	cs.ImageID = c.ImageID
+	if p, ok := g.o.previous(spec.Name); ok && p.State == Exited {
+		cs.LastTerminationState = v1.ContainerState{Terminated: g.terminated(p)}
+	}
+	if c.State != Created {
+		cs.ContainerID = g.id(c.ID)
+	}
+	switch c.State {
+	case Created:
+		g.waiting(spec, &cs, c.Attempt)
+	case Running, Unknown:
+		if g.o.busy("container/"+spec.Name) && g.o.Busy["container/"+spec.Name].Kind == StartContainer {
+			// Its postStart hook runs: until that is over, the container counts as being made.
+			g.waiting(spec, &cs, c.Attempt)
+			return cs
+		}
+		probe := g.o.Probes[c.ID]
+		cs.State.Running = &v1.ContainerStateRunning{StartedAt: metav1.NewTime(c.Started)}
+		started := probe.Started
+		cs.Started, cs.Ready = &started, probe.Started && probe.Ready
+		if isInit(g.pod, spec.Name) && !sidecar(g.pod, spec) {
+			cs.Ready = false
+		}
+		g.resources(spec, &cs)
+	default:
+		g.exited(spec, c, &cs)
+	}
+	return cs
+}
+
+func (g *gen) id(id string) string {
+	scheme := g.host.RuntimeName
+	if scheme == "" {
+		scheme = "keelson"
+	}
+	return scheme + "://" + id
+}
+
+func (g *gen) terminated(c Container) *v1.ContainerStateTerminated {
+	t := &v1.ContainerStateTerminated{ExitCode: c.ExitCode, Signal: c.Signal, Reason: c.Reason, Message: c.Message, ContainerID: g.id(c.ID),
+		FinishedAt: metav1.NewTime(c.Finished)}
+	if !c.Started.IsZero() {
+		t.StartedAt = metav1.NewTime(c.Started)
+	}
+	if t.Reason == "" {
+		t.Reason = "Error"
+		if c.ExitCode == 0 {
+			t.Reason = "Completed"
+		}
+	}
+	return t
+}
+
+// noInstance is a container that the runtime knows nothing of: not made yet, or forgotten.
+func (g *gen) noInstance(spec *v1.Container, cs *v1.ContainerStatus) {
+	old, had := lastStatus(&g.last, spec.Name)
+	if had && old.ContainerID != "" && (final(g.pod) || g.d.Stop != nil) {
+		// On record from an earlier life; the runtime's own record is gone.
+		*cs = *old.DeepCopy()
+		cs.Ready = false
+		no := false
+		cs.Started = &no
+		if cs.State.Terminated == nil {
+			cs.State = v1.ContainerState{Terminated: &v1.ContainerStateTerminated{Reason: "ContainerStatusUnknown", ExitCode: 137,
+				Message: "The container could not be located when the pod was terminated"}}
+		}
+		return
+	}
+	if had && old.ContainerID != "" {
+		cs.RestartCount = old.RestartCount
+		cs.LastTerminationState = old.LastTerminationState
+		if old.State.Terminated != nil {
+			cs.LastTerminationState = old.State
+		} else if old.State.Running != nil {
+			cs.LastTerminationState = v1.ContainerState{Terminated: &v1.ContainerStateTerminated{Reason: "ContainerStatusUnknown", ExitCode: 137,
+				Message: "The container could not be located when the pod was deleted.  The container used to be Running", ContainerID: old.ContainerID}}
+		}
+		cs.RestartCount++
+	}
+	g.waiting(spec, cs, firstAttempt(g.pod, spec.Name))
+}
+
+// waiting says what the container waits for.
+func (g *gen) waiting(spec *v1.Container, cs *v1.ContainerStatus, attempt uint32) {
+	reason, message := "ContainerCreating", ""
+	if len(g.pod.Spec.InitContainers) > 0 {
+		reason = "PodInitializing"
+	}
+	_, sandbox := g.o.sandbox()
+	if g.turn(spec) {
+		if f, ok := g.o.Failures["image/"+spec.Name]; ok && g.o.Images[spec.Name].Ref == "" && (sandbox || len(g.o.Sandboxes) == 0) {
+			reason, message = pullReason(f, spec.Image, g.now)
+		}
+		if f, ok := g.o.Failures["container/"+spec.Name]; ok && f.Attempt == attempt {
+			reason, message = f.Reason, f.Message
+		}
+	}
+	cs.State.Waiting = &v1.ContainerStateWaiting{Reason: reason, Message: message}
+}
+
+// pullReason words a failed pull: the error itself for a moment, then the wait for the next try.
+func pullReason(f Failure, image string, now time.Time) (reason, message string) {
+	if f.Reason == "ErrImagePull" && !now.Before(f.At.Add(pullErrorShown)) {
+		return "ImagePullBackOff", fmt.Sprintf("Back-off pulling image %q: ErrImagePull: %s", image, f.Message)
+	}
+	return f.Reason, f.Message
+}
+
+// turn says whether the container is one that is being started now, so that its own trouble is worth showing.
+func (g *gen) turn(spec *v1.Container) bool {
+	if !isInit(g.pod, spec.Name) || g.initDone {
+		return g.initDone
+	}
+	sb, _ := g.o.sandbox()
+	for i := range g.pod.Spec.InitContainers {
+		c := &g.pod.Spec.InitContainers[i]
+		if c.Name == spec.Name {
+			return true
+		}
+		if !initPassed(g.pod, g.o, c, sb.ID) {
+			return false
+		}
+	}
+	return false
+}
+
+// exited is a container whose newest instance has ended: for good, or waiting to be restarted.
+func (g *gen) exited(spec *v1.Container, c Container, cs *v1.ContainerStatus) {
+	cs.State.Terminated = g.terminated(c)
+	if isInit(g.pod, spec.Name) && !sidecar(g.pod, spec) {
+		cs.Ready = c.ExitCode == 0
+	}
+	if g.d.Stop != nil || final(g.pod) || !restarts(g.pod, spec, c, g.o.Killed[c.ID]) || g.o.busy("container/"+spec.Name) {
+		return
+	}
+	if sb, ok := g.o.sandbox(); ok && sb.ID != c.Sandbox {
+		return
+	}
+	wait := func(reason, message string) {
+		cs.LastTerminationState = v1.ContainerState{Terminated: cs.State.Terminated}
+		cs.State = v1.ContainerState{Waiting: &v1.ContainerStateWaiting{Reason: reason, Message: message}}
+	}
+	delay := restartDelay(g.pod, c, c.Hash != specHash(spec))
+	failed, hasFailed := g.o.Failures["container/"+spec.Name]
+	switch img, bad := g.o.Failures["image/"+spec.Name]; {
+	case g.now.Before(c.Finished.Add(delay)):
+		wait("CrashLoopBackOff", crashMessage(delay, spec.Name, g.pod))
+	case bad && g.o.Images[spec.Name].Attempt != c.Attempt+1:
+		wait(pullReason(img, spec.Image, g.now))
+	case hasFailed && failed.Attempt == c.Attempt+1:
+		wait(failed.Reason, failed.Message)
+	case hasFailed && failed.Attempt == c.Attempt && failed.Reason == "RunContainerError":
+		wait(failed.Reason, failed.Message)
+	}
+}
+
+func crashMessage(delay time.Duration, container string, pod *v1.Pod) string {
+	return fmt.Sprintf("back-off %s restarting failed container=%s pod=%s_%s(%s)", delay, container, pod.Name, pod.Namespace, pod.UID)
+}
+
+func (g *gen) resources(spec *v1.Container, cs *v1.ContainerStatus) {
+	cs.AllocatedResources = spec.Resources.Requests.DeepCopy()
+	cs.Resources = spec.Resources.DeepCopy()
+	for _, m := range spec.VolumeMounts {
+		s := v1.VolumeMountStatus{Name: m.Name, MountPath: m.MountPath, ReadOnly: m.ReadOnly}
+		if m.ReadOnly {
+			mode := v1.RecursiveReadOnlyDisabled
+			s.RecursiveReadOnly = &mode
+		}
+		cs.VolumeMounts = append(cs.VolumeMounts, s)
+	}
+}
+
+// phase follows Kubernetes' rules: what waits, runs and has ended decides.
+func (g *gen) phase(st *v1.PodStatus) (phase v1.PodPhase, reason, message string) {
+	if final(g.pod) {
+		return g.pod.Status.Phase, g.pod.Status.Reason, g.pod.Status.Message
+	}
+	if g.last.Phase == v1.PodSucceeded || g.last.Phase == v1.PodFailed {
+		return g.last.Phase, g.last.Reason, g.last.Message // an end is for good, also before the API knows it
+	}
+	if s := g.d.Stop; s != nil && !s.Delete {
+		if g.o.anyRunning() {
+			return v1.PodRunning, s.Reason, s.Message
+		}
+		return v1.PodFailed, s.Reason, s.Message
+	}
+	if expired(g.pod, g.o.StartTime, g.now) {
+		if g.o.anyRunning() {
+			return v1.PodRunning, "DeadlineExceeded", deadlineMessage
+		}
+		return v1.PodFailed, "DeadlineExceeded", deadlineMessage
+	}
+	if failedInit(g.pod, g.o) && !g.o.anyRunning() {
+		return v1.PodFailed, "", ""
+	}
+	return g.phaseOf(st), "", ""
+}
+
+func (g *gen) phaseOf(st *v1.PodStatus) v1.PodPhase {
+	if !g.initDone && !g.anyEver(st) {
+		return v1.PodPending
+	}
+	waiting, running, succeeded, failed := 0, 0, 0, 0
+	for _, cs := range st.ContainerStatuses {
+		t := cs.State.Terminated
+		switch {
+		case cs.State.Running != nil:
+			running++
+			continue
+		case t == nil && cs.LastTerminationState.Terminated != nil:
+			t = cs.LastTerminationState.Terminated
+		case t == nil:
+			waiting++
+			continue
+		}
+		if t.ExitCode == 0 {
+			succeeded++
+		} else {
+			failed++
+		}
+	}
+	over := g.d.Stop != nil || g.allEnded()
+	sidecars := g.sidecarRunning()
+	switch {
+	case waiting > 0:
+		return v1.PodPending
+	case running > 0, sidecars, !over:
+		return v1.PodRunning
+	case failed > 0:
+		return v1.PodFailed
+	default:
+		return v1.PodSucceeded
+	}
+}
+
+// anyEver says that a regular container has run: a pod whose sandbox is rebuilt stays Running.
+func (g *gen) anyEver(st *v1.PodStatus) bool {
+	return slices.ContainsFunc(st.ContainerStatuses, func(c v1.ContainerStatus) bool { return c.ContainerID != "" })
+}
+
+func (g *gen) allEnded() bool {
+	for i := range g.pod.Spec.Containers {
+		if !ended(g.pod, &g.pod.Spec.Containers[i], g.o) {
+			return false
+		}
+	}
+	return true
+}
+
+func (g *gen) sidecarRunning() bool {
+	return slices.ContainsFunc(g.o.Containers, func(c Container) bool {
+		return c.State == Running && isInit(g.pod, c.Name)
+	})
+}

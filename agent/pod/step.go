@@ -1,0 +1,394 @@
+package pod
+
+import (
+	"fmt"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// Step says what to do next for one pod. It is pure and total: any combination of
+// inputs gives a plan, an empty one where there is nothing to do but wait.
+//
+// An action whose key is in Observed.Busy is never planned again, and a container is
+// never started while any instance of it might run.
+func Step(d Desired, o Observed, now time.Time) Plan {
+	s := step{d: d, o: &o, now: now, pod: d.Pod}
+	switch {
+	case !o.Listed:
+		// Blind: the runtime could not be asked. Whatever we would do might do it twice.
+		s.plan.wakeAt(now.Add(retryMin))
+	case d.Stop != nil:
+		s.stop(*d.Stop)
+	case expired(d.Pod, o.StartTime, now):
+		s.stop(Stop{Reason: "DeadlineExceeded", Message: deadlineMessage, Grace: grace(d.Pod)})
+	case final(d.Pod) || s.finished():
+		s.finish()
+	default:
+		s.plan.wakeAt(deadline(d.Pod, o.StartTime))
+		s.run()
+	}
+	return s.plan
+}
+
+const deadlineMessage = "Pod was active on the node longer than the specified deadline"
+
+type step struct {
+	d    Desired
+	o    *Observed
+	now  time.Time
+	pod  *v1.Pod
+	plan Plan
+}
+
+func expired(pod *v1.Pod, started time.Time, now time.Time) bool {
+	t := deadline(pod, started)
+	return !t.IsZero() && !now.Before(t)
+}
+
+// final says that the pod's end is already on record.
+func final(pod *v1.Pod) bool {
+	return pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
+}
+
+func grace(pod *v1.Pod) time.Duration {
+	if pod.Spec.TerminationGracePeriodSeconds != nil {
+		return time.Duration(*pod.Spec.TerminationGracePeriodSeconds) * time.Second
+	}
+	return v1.DefaultTerminationGracePeriodSeconds * time.Second
+}
+
+// finished says that no container will ever be started again: an init container failed for good, or
+// all containers ended for good. Sidecars may still run.
+func (s *step) finished() bool {
+	if failedInit(s.pod, s.o) {
+		return true
+	}
+	for i := range s.pod.Spec.Containers {
+		c := &s.pod.Spec.Containers[i]
+		if !ended(s.pod, c, s.o) {
+			return false
+		}
+	}
+	return len(s.pod.Spec.Containers) > 0
+}
+
+// ended says that a container has run and will not be run again.
+func ended(pod *v1.Pod, spec *v1.Container, o *Observed) bool {
+	c, ok := o.newest(spec.Name)
+	return ok && c.State == Exited && !o.busy("container/"+spec.Name) && !restarts(pod, spec, c, o.Killed[c.ID])
+}
+
+func failedInit(pod *v1.Pod, o *Observed) bool {
+	for i := range pod.Spec.InitContainers {
+		spec := &pod.Spec.InitContainers[i]
+		if sidecar(pod, spec) {
+			continue
+		}
+		if c, ok := o.newest(spec.Name); ok && c.State == Exited && c.ExitCode != 0 && !restarts(pod, spec, c, o.Killed[c.ID]) {
+			return true
+		}
+	}
+	return false
+}
+
+// run brings the pod up and keeps it up.
+func (s *step) run() {
+	s.collect()
+	s.mount()
+	sb, ok := s.ensureSandbox()
+	if !ok {
+		// Images do not need the sandbox: have them by the time it is there.
+		s.images(s.neverStarted())
+		return
+	}
+	due := s.due(sb)
+	s.images(append(due, s.neverStarted()...))
+	if !s.o.Volumes.Mounted {
+		return
+	}
+	for _, a := range due {
+		img, ok := s.o.Images[a.Container]
+		if !ok || img.Ref == "" || img.Attempt != a.Attempt || s.o.busy(a.Key()) {
+			continue
+		}
+		if f, ok := s.o.Failures[a.Key()]; ok && f.Attempt == a.Attempt && s.now.Before(f.Retry) {
+			s.plan.wakeAt(f.Retry)
+			continue
+		}
+		s.plan.add(a)
+	}
+}
+
+func (s *step) mount() {
+	a := Action{Kind: MountVolumes}
+	if s.o.Volumes.Mounted || s.o.busy(a.Key()) || !s.retryDue(a.Key()) {
+		return
+	}
+	s.plan.add(a)
+}
+
+// retryDue says whether an action that may have failed before may be tried now.
+func (s *step) retryDue(key string) bool {
+	f, ok := s.o.Failures[key]
+	if ok && s.now.Before(f.Retry) {
+		s.plan.wakeAt(f.Retry)
+		return false
+	}
+	return true
+}
+
+// ensureSandbox returns the usable sandbox, or plans for one. What is left of a dead
+// one ends first, so that no two instances of a container ever run.
+func (s *step) ensureSandbox() (Sandbox, bool) {
+	if sb, ok := s.o.sandbox(); ok {
+		s.oldSandboxes(s.o.Sandboxes[1:])
+		return sb, true
+	}
+	create := Action{Kind: CreateSandbox}
+	if s.o.busy(create.Key()) {
+		return Sandbox{}, false
+	}
+	clear := true
+	for _, c := range s.o.Containers {
+		if c.State == Running || c.State == Unknown {
+			clear = false
+			s.kill(c, grace(s.pod), "Pod sandbox changed, it will be killed and re-created.")
+		}
+	}
+	for _, key := range s.starting() {
+		clear = false
+		s.cancel(key)
+	}
+	for _, sb := range s.o.Sandboxes {
+		create.Attempt = max(create.Attempt, sb.Attempt+1)
+		stop := Action{Kind: StopSandbox, ID: sb.ID}
+		if s.o.Settled[stop.Key()] && !sb.Ready {
+			continue
+		}
+		if clear && !s.o.busy(stop.Key()) && s.retryDue(stop.Key()) {
+			s.plan.add(stop)
+		}
+		clear = false
+	}
+	if clear && s.sandboxDue() && s.retryDue(create.Key()) {
+		s.plan.add(create)
+	}
+	return Sandbox{}, false
+}
+
+// sandboxDue spaces out sandboxes that come up and die at once.
+func (s *step) sandboxDue() bool {
+	if len(s.o.Sandboxes) == 0 {
+		return true
+	}
+	last := s.o.Sandboxes[0]
+	at := last.Created.Add(grow(retryMin, retryMax, int(min(last.Attempt, 64))+1))
+	if s.now.Before(at) {
+		s.plan.wakeAt(at)
+		return false
+	}
+	return true
+}
+
+// starting lists the starts under way.
+func (s *step) starting() []string {
+	var keys []string
+	for _, list := range [][]v1.Container{s.pod.Spec.InitContainers, s.pod.Spec.Containers} {
+		for i := range list {
+			if key := "container/" + list[i].Name; s.o.busy(key) {
+				keys = append(keys, key)
+			}
+		}
+	}
+	return keys
+}
+
+// oldSandboxes stops earlier sandboxes, and removes them once they hold no record any more.
+func (s *step) oldSandboxes(old []Sandbox) {
+	for _, sb := range old {
+		stop, remove := Action{Kind: StopSandbox, ID: sb.ID}, Action{Kind: RemoveSandbox, ID: sb.ID}
+		holds := false
+		for _, c := range s.o.Containers {
+			holds = holds || c.Sandbox == sb.ID
+		}
+		switch {
+		case s.o.busy(stop.Key()) || !s.retryDue(stop.Key()):
+		case !s.o.Settled[stop.Key()]:
+			s.plan.add(stop)
+		case !holds:
+			s.plan.add(remove)
+		}
+	}
+}
+
+// due returns the starts that are to happen now in the sandbox, and plans kills of
+// what may not go on. It wakes for those that are to happen later.
+func (s *step) due(sb Sandbox) []Action {
+	var due []Action
+	initialized := s.initialized(sb)
+	for i := range s.pod.Spec.InitContainers {
+		spec := &s.pod.Spec.InitContainers[i]
+		if initialized && !sidecar(s.pod, spec) {
+			continue
+		}
+		a, start := s.container(spec, sb)
+		if start {
+			due = append(due, a)
+		}
+		if !initialized && !s.passed(spec, sb) {
+			return due
+		}
+	}
+	for i := range s.pod.Spec.Containers {
+		if a, start := s.container(&s.pod.Spec.Containers[i], sb); start {
+			due = append(due, a)
+		}
+	}
+	return due
+}
+
+// initialized says that the init containers of this sandbox are over: a container was made after them.
+func (s *step) initialized(sb Sandbox) bool { return initializedIn(s.pod, s.o, sb.ID) }
+
+func initializedIn(pod *v1.Pod, o *Observed, sandbox string) bool {
+	for _, c := range o.Containers {
+		if c.Sandbox == sandbox && !isInit(pod, c.Name) && containerSpec(pod, c.Name) != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// passed says that the init container lets the next one start.
+func (s *step) passed(spec *v1.Container, sb Sandbox) bool {
+	return initPassed(s.pod, s.o, spec, sb.ID)
+}
+
+func initPassed(pod *v1.Pod, o *Observed, spec *v1.Container, sandbox string) bool {
+	c, ok := o.newest(spec.Name)
+	if !ok || c.Sandbox != sandbox || o.busy("container/"+spec.Name) {
+		return false
+	}
+	if sidecar(pod, spec) {
+		return c.State == Running && o.Probes[c.ID].Started
+	}
+	return c.State == Exited && c.ExitCode == 0
+}
+
+// container decides about one container in a usable sandbox.
+func (s *step) container(spec *v1.Container, sb Sandbox) (Action, bool) {
+	a := Action{Kind: StartContainer, Container: spec.Name, ID: sb.ID, Delay: noDelay}
+	if s.o.busy(a.Key()) {
+		return a, false
+	}
+	c, ok := s.o.newest(spec.Name)
+	if !ok {
+		a.Attempt = firstAttempt(s.pod, spec.Name)
+		return a, true
+	}
+	changed := c.Hash != specHash(spec)
+	switch c.State {
+	case Created:
+		// Its start failed or was cut off by a crash. A half-made container is of no use.
+		s.remove(c)
+		return a, false
+	case Unknown:
+		s.kill(c, grace(s.pod), fmt.Sprintf("Container %s is in unknown state, try killing it before restart", c.Name))
+		return a, false
+	case Running:
+		s.watch(spec, c, sb, changed)
+		return a, false
+	}
+	if s.o.busy("end/" + c.ID) {
+		return a, false
+	}
+	a.Attempt = c.Attempt + 1
+	if c.Sandbox != sb.ID {
+		// The sandbox was rebuilt: everything but what is done for good starts again.
+		if !isInit(s.pod, spec.Name) && !restarts(s.pod, spec, c, s.o.Killed[c.ID]) {
+			return a, false
+		}
+		return a, true
+	}
+	if isInit(s.pod, spec.Name) && !sidecar(s.pod, spec) && c.ExitCode == 0 {
+		return a, false
+	}
+	if !changed && !restarts(s.pod, spec, c, s.o.Killed[c.ID]) {
+		return a, false
+	}
+	a.Delay = restartDelay(s.pod, c, changed)
+	if at := c.Finished.Add(a.Delay); s.now.Before(at) {
+		s.plan.wakeAt(at)
+		return a, false
+	}
+	return a, true
+}
+
+// watch ends a running container that may not go on.
+func (s *step) watch(spec *v1.Container, c Container, sb Sandbox, changed bool) {
+	probe := s.o.Probes[c.ID]
+	switch {
+	case changed:
+		s.kill(c, grace(s.pod), fmt.Sprintf("Container %s definition changed, will be restarted", c.Name))
+	case c.Sandbox != sb.ID:
+		s.kill(c, grace(s.pod), "Pod sandbox changed, it will be killed and re-created.")
+	case probe.GaveUp != "":
+		g := grace(s.pod)
+		p := spec.LivenessProbe
+		if probe.GaveUp == "startup" {
+			p = spec.StartupProbe
+		}
+		if p != nil && p.TerminationGracePeriodSeconds != nil {
+			g = time.Duration(*p.TerminationGracePeriodSeconds) * time.Second
+		}
+		s.kill(c, g, fmt.Sprintf("Container %s failed %s probe, will be restarted", c.Name, probe.GaveUp))
+	}
+}
+
+// firstAttempt goes on counting where the last reported status stopped, for the
+// runtime's records do not survive a reboot.
+func firstAttempt(pod *v1.Pod, name string) uint32 {
+	for _, list := range [][]v1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {
+		for _, st := range list {
+			if st.Name == name && st.ContainerID != "" {
+				return uint32(st.RestartCount) + 1
+			}
+		}
+	}
+	return 0
+}
+
+// neverStarted are the containers without any instance: their images can be fetched ahead.
+func (s *step) neverStarted() []Action {
+	var out []Action
+	for _, list := range [][]v1.Container{s.pod.Spec.InitContainers, s.pod.Spec.Containers} {
+		for i := range list {
+			if _, ok := s.o.newest(list[i].Name); !ok {
+				out = append(out, Action{Kind: StartContainer, Container: list[i].Name, Attempt: firstAttempt(s.pod, list[i].Name)})
+			}
+		}
+	}
+	return out
+}
+
+// images plans the look-up or pull of the image of each start.
+func (s *step) images(starts []Action) {
+	planned := map[string]bool{}
+	for _, st := range starts {
+		a := Action{Kind: EnsureImage, Container: st.Container, Attempt: st.Attempt}
+		img, ok := s.o.Images[st.Container]
+		if ok && img.Ref != "" && img.Attempt == st.Attempt || planned[a.Key()] || s.o.busy(a.Key()) || s.o.busy(st.Key()) {
+			continue
+		}
+		planned[a.Key()] = true
+		if f, ok := s.o.Failures[a.Key()]; ok {
+			if shown := f.At.Add(pullErrorShown); s.now.Before(shown) {
+				s.plan.wakeAt(shown)
+			}
+		}
+		if s.retryDue(a.Key()) {
+			s.plan.add(a)
+		}
+	}
+}

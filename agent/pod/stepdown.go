@@ -1,0 +1,207 @@
+package pod
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// stop ends the pod: gate, containers, sidecars, sandbox, volumes, and on deletion the records too.
+func (s *step) stop(why Stop) {
+	upward := s.cancelUpward()
+	if s.o.anyRunning() {
+		if why.Delete && !why.Orphan && !s.gateOpen() {
+			return
+		}
+		s.killAll(why.Grace)
+		return
+	}
+	if upward || s.ending() {
+		return
+	}
+	s.release(why.Delete)
+	if why.Delete && s.nothingLeft() {
+		if key := (Action{Kind: ReportGone}).Key(); s.o.Settled[key] {
+			s.plan.Done = true
+		} else if !s.o.busy(key) {
+			s.plan.add(Action{Kind: ReportGone})
+		}
+	}
+}
+
+// cancelUpward ends early what still builds the pod up, and says whether any of it is under way.
+func (s *step) cancelUpward() bool {
+	var keys []string
+	for key, b := range s.o.Busy {
+		switch b.Kind {
+		case MountVolumes, RefreshVolumes, CreateSandbox, EnsureImage, StartContainer:
+			keys = append(keys, key)
+		}
+	}
+	slices.Sort(keys)
+	for _, key := range keys {
+		s.cancel(key)
+	}
+	return len(keys) > 0
+}
+
+// gateOpen waits until no proxy sends requests any more, before the first SIGTERM.
+func (s *step) gateOpen() bool {
+	a := Action{Kind: AwaitGate}
+	if s.o.Settled[a.Key()] {
+		return true
+	}
+	if !s.o.busy(a.Key()) {
+		s.plan.add(a)
+	}
+	return false
+}
+
+// ending says that a stop or removal of a container is under way.
+func (s *step) ending() bool {
+	for key := range s.o.Busy {
+		if strings.HasPrefix(key, "end/") {
+			return true
+		}
+	}
+	return false
+}
+
+// killAll ends what runs: containers at once and together, then sidecars one by one, the last started first.
+func (s *step) killAll(grace time.Duration) {
+	order := make([]string, 0, len(s.pod.Spec.InitContainers))
+	for i := range s.pod.Spec.InitContainers {
+		if sidecar(s.pod, &s.pod.Spec.InitContainers[i]) {
+			order = append(order, s.pod.Spec.InitContainers[i].Name)
+		}
+	}
+	var sidecars []Container
+	others := false
+	for _, c := range s.o.Containers {
+		if c.State != Running && c.State != Unknown {
+			continue
+		}
+		if slices.Contains(order, c.Name) {
+			sidecars = append(sidecars, c)
+			continue
+		}
+		others = true
+		s.kill(c, grace, fmt.Sprintf("Stopping container %s", c.Name))
+	}
+	if others || len(sidecars) == 0 {
+		return
+	}
+	slices.SortStableFunc(sidecars, func(a, b Container) int {
+		return slices.Index(order, b.Name) - slices.Index(order, a.Name)
+	})
+	last := sidecars[0]
+	for _, c := range sidecars {
+		if c.Name == last.Name {
+			s.kill(c, grace, fmt.Sprintf("Stopping container %s", c.Name))
+		}
+	}
+}
+
+// kill plans the end of a container. A stop under way is cut short when it would take longer than the new grace period.
+func (s *step) kill(c Container, grace time.Duration, why string) {
+	a := Action{Kind: KillContainer, Container: c.Name, ID: c.ID, Grace: grace, Why: why}
+	b, busy := s.o.Busy[a.Key()]
+	if busy {
+		if !b.Cancelled && !b.Until.IsZero() && b.Until.After(s.now.Add(grace+time.Second)) {
+			s.plan.add(Action{Kind: Cancel, Target: a.Key()})
+		}
+		return
+	}
+	if s.retryDue(a.Key()) {
+		s.plan.add(a)
+	}
+}
+
+func (s *step) cancel(key string) {
+	if !s.o.Busy[key].Cancelled {
+		s.plan.add(Action{Kind: Cancel, Target: key})
+	}
+}
+
+func (s *step) remove(c Container) {
+	a := Action{Kind: RemoveContainer, Container: c.Name, ID: c.ID, Attempt: c.Attempt}
+	if !s.o.busy(a.Key()) && s.retryDue(a.Key()) {
+		s.plan.add(a)
+	}
+}
+
+// finish is the end of a pod whose containers are done: everything that costs
+// something goes, the records stay until it is deleted.
+func (s *step) finish() {
+	upward := s.cancelUpward()
+	if s.o.anyRunning() {
+		s.killAll(grace(s.pod))
+		return
+	}
+	if !upward && !s.ending() {
+		s.release(false)
+	}
+}
+
+// release takes sandboxes, then volumes, then (when all is to go) the records.
+func (s *step) release(records bool) {
+	stopped := true
+	for _, sb := range s.o.Sandboxes {
+		a := Action{Kind: StopSandbox, ID: sb.ID}
+		if s.o.Settled[a.Key()] && !sb.Ready {
+			continue
+		}
+		stopped = false
+		if !s.o.busy(a.Key()) && s.retryDue(a.Key()) {
+			s.plan.add(a)
+		}
+	}
+	if !stopped {
+		return
+	}
+	if !s.o.Volumes.Away {
+		if a := (Action{Kind: UnmountVolumes}); !s.o.busy(a.Key()) && s.retryDue(a.Key()) {
+			s.plan.add(a)
+		}
+		return
+	}
+	if !records {
+		return
+	}
+	for _, sb := range s.o.Sandboxes {
+		if a := (Action{Kind: RemoveSandbox, ID: sb.ID}); !s.o.busy(a.Key()) && s.retryDue(a.Key()) {
+			s.plan.add(a)
+		}
+	}
+	for _, c := range s.o.Containers {
+		if !slices.ContainsFunc(s.o.Sandboxes, func(sb Sandbox) bool { return sb.ID == c.Sandbox }) {
+			s.remove(c)
+		}
+	}
+}
+
+func (s *step) nothingLeft() bool {
+	return len(s.o.Sandboxes) == 0 && len(s.o.Containers) == 0 && s.o.Volumes.Away
+}
+
+// collect removes records of ended instances but the newest of each container, and
+// one ended before it: that is where lastState and the previous log come from.
+func (s *step) collect() {
+	live := map[string]bool{}
+	dead := map[string]int{}
+	for _, c := range s.o.Containers {
+		if c.State != Exited {
+			live[c.Name] = true
+			continue
+		}
+		dead[c.Name]++
+		keep := 1
+		if !live[c.Name] {
+			keep = 2
+		}
+		if dead[c.Name] > keep && !s.o.busy("container/"+c.Name) {
+			s.remove(c)
+		}
+	}
+}

@@ -1,0 +1,142 @@
+package pod
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// SubPaths turns a volume's subPath into something safe to mount. A process in a pod
+// may change its volume at any time, swapping folders for links that lead out of it, so the
+// path is opened below the volume's root once and what was opened is bound to a place that the pod cannot reach.
+type SubPaths interface {
+	// Bind binds volume/sub to target and returns the path to mount. It makes sub as a
+	// folder when there is nothing. Idempotent.
+	Bind(target, volume, sub string) (string, error)
+	// Release unbinds everything below dir; safe when there is nothing.
+	Release(dir string) error
+}
+
+// BindSubPaths is SubPaths by bind mounts. It needs root.
+type BindSubPaths struct{}
+
+// Bind implements SubPaths.
+func (BindSubPaths) Bind(target, volume, sub string) (string, error) {
+	if !filepath.IsLocal(sub) {
+		return "", fmt.Errorf("subPath %q leads out of the volume", sub)
+	}
+	root, err := os.OpenRoot(volume)
+	if err != nil {
+		return "", err
+	}
+	defer root.Close()
+	if _, err := root.Stat(sub); errors.Is(err, fs.ErrNotExist) {
+		if err := root.MkdirAll(sub, 0o750); err != nil {
+			return "", err
+		}
+	}
+	f, err := root.OpenFile(sub, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return "", err
+	}
+	if err := (BindSubPaths{}).Release(target); err != nil {
+		return "", err
+	}
+	if err := mountPoint(target, st.IsDir()); err != nil {
+		return "", err
+	}
+	from := "/proc/self/fd/" + strconv.Itoa(int(f.Fd()))
+	if err := unix.Mount(from, target, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return "", fmt.Errorf("binding subPath %q: %w", sub, err)
+	}
+	return target, nil
+}
+
+func mountPoint(target string, dir bool) error {
+	if err := os.MkdirAll(filepath.Dir(target), 0o750); err != nil {
+		return err
+	}
+	if dir {
+		if err := os.Remove(target); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
+			return err
+		}
+		return os.MkdirAll(target, 0o750)
+	}
+	if err := os.Remove(target); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return os.WriteFile(target, nil, 0o640)
+}
+
+// Release implements SubPaths.
+func (BindSubPaths) Release(dir string) error {
+	points, err := mountPoints(dir)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, p := range points {
+		if err := unix.Unmount(p, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+			errs = append(errs, fmt.Errorf("unmounting %s: %w", p, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// mountPoints lists what is mounted at or below dir, the deepest and newest first.
+func mountPoints(dir string) ([]string, error) {
+	b, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	real, err := filepath.EvalSymlinks(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	var out []string
+	for line := range strings.Lines(string(b)) {
+		f := strings.Fields(line)
+		if len(f) < 5 {
+			continue
+		}
+		p := unescape(f[4])
+		if p == real || strings.HasPrefix(p, real+"/") {
+			out = append(out, p)
+		}
+	}
+	slices.Reverse(out)
+	return out, nil
+}
+
+// unescape undoes the octal escapes of mountinfo.
+func unescape(s string) string {
+	if !strings.Contains(s, `\`) {
+		return s
+	}
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		if s[i] == '\\' && i+3 < len(s) {
+			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
+				b.WriteByte(byte(n))
+				i += 3
+				continue
+			}
+		}
+		b.WriteByte(s[i])
+	}
+	return b.String()
+}

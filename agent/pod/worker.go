@@ -1,0 +1,320 @@
+package pod
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"maps"
+	"reflect"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/agent"
+)
+
+// worker runs one pod. Goroutines: run (the only one that observes and plans), one
+// for each action under way, one for the probes of each running container.
+type worker struct {
+	cfg    *Config
+	log    *slog.Logger
+	events *recorder
+	wake   chan struct{} // capacity 1: look again
+
+	mu       sync.Mutex
+	desired  Desired
+	o        Observed // the worker's own findings; the runtime's view is filled in by observe
+	ended    map[string]Container
+	last     v1.PodStatus
+	mountsBy map[string]agent.Mount
+	cancels  map[string]context.CancelFunc
+	probes   map[string]context.CancelFunc // by container id
+	received time.Time
+	readied  bool
+	reported bool // a status has been sent in this life
+	recheck  bool // compare what was sent with what the API holds
+	refresh  bool // projected volumes may be out of date
+	wg       sync.WaitGroup
+}
+
+func newWorker(cfg *Config, d Desired) *worker {
+	w := &worker{cfg: cfg, desired: d, log: cfg.Log.With("pod", d.Pod.Namespace+"/"+d.Pod.Name, "uid", d.Pod.UID), wake: make(chan struct{}, 1),
+		o:     Observed{Images: map[string]Image{}, Failures: map[string]Failure{}, Probes: map[string]agent.ProbeState{}, Killed: map[string]string{}, Busy: map[string]Busy{}, Settled: map[string]bool{}},
+		ended: map[string]Container{}, last: *d.Pod.Status.DeepCopy(), cancels: map[string]context.CancelFunc{}, probes: map[string]context.CancelFunc{}, received: cfg.now()}
+	w.events = &recorder{reporter: cfg.Reporter, node: cfg.NodeName, now: cfg.now, seen: map[string]*v1.Event{}}
+	w.o.StartTime = w.received
+	if t := d.Pod.Status.StartTime; t != nil {
+		w.o.StartTime = t.Time
+	}
+	return w
+}
+
+// poke makes the worker look again.
+func (w *worker) poke() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// update replaces what is desired.
+func (w *worker) update(d Desired) {
+	w.mu.Lock()
+	if w.desired.Stop != nil && w.desired.Stop.Delete && (d.Stop == nil || !d.Stop.Delete) {
+		d.Stop = w.desired.Stop // a deletion is never taken back
+	}
+	w.desired = d
+	w.mu.Unlock()
+	w.poke()
+}
+
+// retrySoon forgets how long a failed action has to wait: something it may have been missing has come.
+func (w *worker) retrySoon() {
+	w.mu.Lock()
+	for key, f := range w.o.Failures {
+		if f.Reason == "CreateContainerConfigError" || key == "volumes" {
+			f.Retry = time.Time{}
+			w.o.Failures[key] = f
+		}
+	}
+	w.mu.Unlock()
+	w.poke()
+}
+
+// relist makes the worker look again, and compare what it reported with what the API holds.
+func (w *worker) relist() {
+	w.mu.Lock()
+	w.recheck = true
+	w.mu.Unlock()
+	w.poke()
+}
+
+// stale says that objects behind the pod's volumes may have changed.
+func (w *worker) stale() {
+	w.mu.Lock()
+	w.refresh = true
+	w.mu.Unlock()
+	w.retrySoon()
+}
+
+// pod returns the desired pod.
+func (w *worker) pod() *v1.Pod {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.desired.Pod
+}
+
+// podWithStatus is the pod as its containers' downward API should see it.
+func (w *worker) podWithStatus() *v1.Pod {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p := *w.desired.Pod
+	p.Status = w.last
+	return &p
+}
+
+// run works until the pod is gone (nil) or ctx ends. Actions under way are cancelled and
+// waited for; containers go on.
+func (w *worker) run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer w.wg.Wait()
+	defer cancel()
+	w.stage(agent.StageTime{Name: "received", Start: w.received})
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		plan := w.turn(ctx)
+		if plan.Done {
+			return nil
+		}
+		var due <-chan time.Time
+		if !plan.Wake.IsZero() {
+			timer.Reset(max(0, plan.Wake.Sub(w.cfg.now())))
+			due = timer.C
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-w.wake:
+		case <-due:
+		}
+	}
+}
+
+// turn is one look at the pod: observe, plan, report, act.
+func (w *worker) turn(ctx context.Context) Plan {
+	seen, ok := w.observe(ctx)
+	w.mu.Lock()
+	if ok {
+		w.o.Sandboxes, w.o.Containers, w.o.Listed = seen.Sandboxes, seen.Containers, true
+		w.forget()
+	} else {
+		w.o.Listed = false
+	}
+	d, o := w.desired, w.o
+	// The maps are written by actions: Step gets copies.
+	o.Images, o.Failures, o.Probes = maps.Clone(o.Images), maps.Clone(o.Failures), maps.Clone(o.Probes)
+	o.Killed, o.Busy, o.Settled = maps.Clone(o.Killed), maps.Clone(o.Busy), maps.Clone(o.Settled)
+	w.mu.Unlock()
+
+	now := w.cfg.now()
+	plan := Step(d, o, now)
+	if ok {
+		w.report(d, o, now)
+		w.syncProbes(ctx, d, o)
+	}
+	for _, a := range plan.Actions {
+		w.launch(ctx, a, now)
+	}
+	w.mu.Lock()
+	refresh := w.refresh && d.Stop == nil && w.o.Volumes.Mounted && !w.o.busy("volumes")
+	if refresh {
+		w.refresh = false
+	}
+	w.mu.Unlock()
+	if refresh {
+		w.launch(ctx, Action{Kind: RefreshVolumes}, now)
+	}
+	return plan
+}
+
+// forget drops findings about containers and sandboxes that are no more.
+func (w *worker) forget() {
+	live := map[string]bool{}
+	for _, c := range w.o.Containers {
+		live[c.ID] = true
+	}
+	maps.DeleteFunc(w.o.Probes, func(id string, _ agent.ProbeState) bool { return !live[id] })
+	maps.DeleteFunc(w.o.Killed, func(id string, _ string) bool { return !live[id] })
+	maps.DeleteFunc(w.ended, func(id string, _ Container) bool { return !live[id] })
+}
+
+// report sends the status when it differs from the one sent last.
+func (w *worker) report(d Desired, o Observed, now time.Time) {
+	if d.Stop != nil && d.Stop.Orphan {
+		return
+	}
+	w.mu.Lock()
+	last := w.last
+	w.mu.Unlock()
+	// Conditions that others own (readiness gates, DisruptionTarget) come from the object.
+	last = *last.DeepCopy()
+	for _, c := range d.Pod.Status.Conditions {
+		if !owned[c.Type] {
+			if own := find(last.Conditions, c.Type); own != nil {
+				*own = c
+			} else {
+				last.Conditions = append(last.Conditions, c)
+			}
+		}
+	}
+	st := Status(d, o, last, w.cfg.host(), now)
+	ready := find(st.Conditions, v1.PodReady)
+	w.mu.Lock()
+	send := !w.reported || !reflect.DeepEqual(st, w.last) || w.recheck && !equal(&st, &d.Pod.Status)
+	first := !w.readied && ready != nil && ready.Status == v1.ConditionTrue
+	w.last, w.reported, w.recheck, w.readied = st, true, false, w.readied || first
+	w.mu.Unlock()
+	if send {
+		w.cfg.Reporter.PodStatus(&v1.Pod{ObjectMeta: *d.Pod.ObjectMeta.DeepCopy(), Status: *st.DeepCopy()})
+	}
+	if first {
+		after := now.Sub(w.received)
+		w.log.Debug("ready", "after", after)
+		w.stage(agent.StageTime{Name: "ready", Start: now, Detail: after.Round(100*time.Microsecond).String() + " after it was received"})
+	}
+}
+
+var owned = map[v1.PodConditionType]bool{v1.PodReadyToStartContainers: true, v1.PodInitialized: true, v1.ContainersReady: true, v1.PodReady: true}
+
+// equal compares statuses as the API stores them: times to the second.
+func equal(a, b *v1.PodStatus) bool {
+	x, errX := a.Marshal()
+	y, errY := b.Marshal()
+	return errX == nil && errY == nil && bytes.Equal(x, y)
+}
+
+// launch starts an action in a goroutine of its own.
+func (w *worker) launch(ctx context.Context, a Action, now time.Time) {
+	if a.Kind == Cancel {
+		w.mu.Lock()
+		if b, ok := w.o.Busy[a.Target]; ok {
+			b.Cancelled = true
+			w.o.Busy[a.Target] = b
+			w.cancels[a.Target]()
+		}
+		w.mu.Unlock()
+		return
+	}
+	key := a.Key()
+	actx, cancel := context.WithCancel(ctx)
+	w.mu.Lock()
+	if w.o.busy(key) {
+		w.mu.Unlock()
+		cancel()
+		return
+	}
+	b := Busy{Kind: a.Kind, Since: now}
+	if a.Kind == KillContainer {
+		b.Until = now.Add(a.Grace)
+	}
+	w.o.Busy[key], w.cancels[key] = b, cancel
+	w.mu.Unlock()
+	w.log.Debug("begin", "action", a.String())
+	w.wg.Go(func() {
+		err := w.perform(actx, a)
+		cancelled := actx.Err() != nil
+		cancel()
+		w.mu.Lock()
+		delete(w.o.Busy, key)
+		delete(w.cancels, key)
+		w.settle(a, err, cancelled)
+		w.mu.Unlock()
+		if err != nil && !cancelled {
+			w.log.Warn("action failed", "action", a.String(), "err", err)
+		}
+		w.poke()
+	})
+}
+
+// settle records an action's outcome. The lock is held.
+func (w *worker) settle(a Action, err error, cancelled bool) {
+	key := a.Key()
+	if err == nil {
+		delete(w.o.Failures, key)
+		switch a.Kind {
+		case StopSandbox, AwaitGate, ReportGone:
+			w.o.Settled[key] = true
+		case MountVolumes:
+			w.o.Volumes = Volumes{Mounted: true}
+		case UnmountVolumes:
+			w.o.Volumes = Volumes{Away: true}
+		}
+		return
+	}
+	if cancelled {
+		return
+	}
+	now := w.cfg.now()
+	f := Failure{Message: err.Error(), Count: w.o.Failures[key].Count + 1, At: now, Attempt: a.Attempt}
+	switch a.Kind {
+	case EnsureImage:
+		f.Reason, f.Message = imageReason(err)
+		f.Retry = now.Add(grow(imageMin, imageMax, f.Count))
+	case StartContainer:
+		f.Reason, f.Message = startReason(err)
+		f.Retry = now.Add(grow(restartMin, restartMax, f.Count))
+	default:
+		f.Retry = now.Add(grow(retryMin, retryMax, f.Count))
+	}
+	w.o.Failures[key] = f
+}
+
+// stage reports one measured step of the pod's way to Ready.
+func (w *worker) stage(stages ...agent.StageTime) {
+	p := w.pod()
+	if tp := p.Annotations["keelson.dev/traceparent"]; tp != "" && len(stages) > 0 {
+		w.cfg.Reporter.Stages(tp, "pod/"+p.Namespace+"/"+p.Name, stages)
+	}
+}
