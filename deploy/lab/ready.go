@@ -19,15 +19,20 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// dialLab opens a connection from inside the bridge's namespace, where the lab's
-// addresses are. A literal address needs one socket, made on the calling thread.
-func dialLab(ctx context.Context, address string) (net.Conn, error) {
+// Dial opens a TCP connection from inside the host's network namespace. The
+// address must be literal: then one socket is made, on the calling thread.
+func (h Host) Dial(ctx context.Context, address string) (net.Conn, error) {
 	var conn net.Conn
-	err := inNetNS(bridgeHost.NetNS(), func() (err error) {
+	err := inNetNS(h.NetNS(), func() (err error) {
 		conn, err = (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "tcp", address)
 		return err
 	})
 	return conn, err
+}
+
+// dialLab opens a connection from inside the bridge's namespace, where the lab's addresses are.
+func dialLab(ctx context.Context, address string) (net.Conn, error) {
+	return bridgeHost.Dial(ctx, address)
 }
 
 func (h Host) apiAddress() string { return fmt.Sprintf("%s:%d", h.IP, APIPort) }

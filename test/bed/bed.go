@@ -1,0 +1,259 @@
+// Package bed is the lab as a test bed: it finds the lab that is up, or makes
+// one for the run of a test package and takes it away afterwards.
+package bed
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"keelson.dev/keelson/deploy/lab"
+	"keelson.dev/keelson/internal/wait"
+)
+
+// The lab of this run.
+var (
+	current *lab.Lab
+	owned   bool
+)
+
+// Main runs a package's tests on a lab. Its result is the exit code.
+func Main(m *testing.M, after ...func() error) int {
+	if os.Geteuid() != 0 {
+		fmt.Println("skipped: a lab needs root")
+		return 0
+	}
+	if err := open(); err != nil {
+		fmt.Fprintln(os.Stderr, "no lab:", err)
+		return 1
+	}
+	code := m.Run()
+	if !owned {
+		return code
+	}
+	if code != 0 {
+		Diagnose(os.Stderr)
+	}
+	for _, f := range after {
+		if err := f(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	if err := takeDown(); err != nil {
+		fmt.Fprintln(os.Stderr, "FAIL:", err)
+		code = 1
+	}
+	return code
+}
+
+// root is the project's folder.
+func root() string {
+	_, file, _, _ := runtime.Caller(0)
+	return filepath.Join(filepath.Dir(file), "..", "..")
+}
+
+func open() error {
+	l, err := lab.Open(os.Stdout)
+	if err == nil {
+		current = l
+		return nil
+	}
+	if !errors.Is(err, lab.ErrNotUp) {
+		return err
+	}
+	bin := filepath.Join(root(), "bin")
+	if b := os.Getenv("KEELSON_BIN"); b != "" {
+		bin = b
+	}
+	dir, err := os.MkdirTemp("", "keelson-test-")
+	if err != nil {
+		return err
+	}
+	l, err = lab.New(lab.Config{
+		ControlPlanes: 3, Workers: 3, Listen: "127.0.0.1:6443",
+		BinDir: bin, CNIBinDir: filepath.Join(bin, "cni"), ImageDir: filepath.Join(bin, "images"),
+		CPU: "4", Memory: "2Gi", EvictionSeconds: 5, Kubeconfig: filepath.Join(dir, "kubeconfig"),
+	}, os.Stdout)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	defer cancel()
+	if err := l.Up(ctx); err != nil {
+		return err
+	}
+	current, owned = l, true
+	return nil
+}
+
+func takeDown() error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if err := current.Down(ctx); err != nil {
+		return err
+	}
+	_ = os.RemoveAll(filepath.Dir(current.Config.Kubeconfig))
+	if left := lab.Leftovers(); len(left) > 0 {
+		return fmt.Errorf("the lab left behind: %v", left)
+	}
+	return nil
+}
+
+// Lab is the lab of this run; Owned says whether the run made it (and may kill all of it).
+func Lab() *lab.Lab { return current }
+
+// Owned says whether this run made the lab.
+func Owned() bool { return owned }
+
+// Host is a host of the lab.
+func Host(t testing.TB, name string) lab.Host {
+	t.Helper()
+	h, err := current.Host(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// Client talks to the API through the forwarder, as the administrator.
+func Client(t testing.TB) kubernetes.Interface {
+	t.Helper()
+	return clientFor(t, RestConfig(t))
+}
+
+// ClientAt talks to one replica directly.
+func ClientAt(t testing.TB, replica string) kubernetes.Interface {
+	t.Helper()
+	cfg := RestConfig(t)
+	h := Host(t, replica)
+	cfg.Host = fmt.Sprintf("https://%s:%d", h.IP, lab.APIPort)
+	cfg.Dial = func(ctx context.Context, _, address string) (net.Conn, error) { return h.Dial(ctx, address) }
+	return clientFor(t, cfg)
+}
+
+func clientFor(t testing.TB, cfg *rest.Config) kubernetes.Interface {
+	t.Helper()
+	cfg.QPS, cfg.Burst = -1, 0
+	cs, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cs
+}
+
+// RestConfig is the administrator's.
+func RestConfig(t testing.TB) *rest.Config {
+	t.Helper()
+	cfg, err := clientcmd.BuildConfigFromFlags("", current.Config.Kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cfg
+}
+
+// Namespace makes a namespace for one test and deletes it afterwards.
+func Namespace(t testing.TB) string {
+	t.Helper()
+	name := strings.ToLower(strings.NewReplacer("/", "-", "_", "-", ".", "-").Replace(t.Name()))
+	if len(name) > 50 {
+		name = name[:50]
+	}
+	cs := Client(t)
+	created, err := cs.CoreV1().Namespaces().Create(context.Background(), &v1.Namespace{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: strings.Trim(name, "-") + "-"},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatalf("making a namespace: %v", err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			describe(t, created.Name)
+		}
+		zero := int64(0)
+		err := cs.CoreV1().Namespaces().Delete(context.Background(), created.Name, metav1.DeleteOptions{GracePeriodSeconds: &zero})
+		if err != nil && !apierrors.IsNotFound(err) {
+			t.Errorf("deleting namespace %s: %v", created.Name, err)
+		}
+	})
+	// The default service account is a controller's work; pods need it.
+	Eventually(t, 20*time.Second, func() error {
+		_, err := cs.CoreV1().ServiceAccounts(created.Name).Get(context.Background(), "default", metav1.GetOptions{})
+		return err
+	})
+	return created.Name
+}
+
+// Kctl runs the project's own command line and returns what it prints; it must succeed.
+func Kctl(t testing.TB, args ...string) string {
+	t.Helper()
+	return Must(t, filepath.Join(current.Config.BinDir, "kctl"), args...)
+}
+
+// Must runs a command with the lab's kubeconfig; it must succeed.
+func Must(t testing.TB, name string, args ...string) string {
+	t.Helper()
+	out, err := Try(t, name, args...)
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s", filepath.Base(name), strings.Join(args, " "), err, out)
+	}
+	return out
+}
+
+// Try runs a command with the lab's kubeconfig and returns both outputs together.
+func Try(t testing.TB, name string, args ...string) (string, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+current.Config.Kubeconfig)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := cmd.Run()
+	return out.String(), err
+}
+
+// Eventually waits until cond returns nil, and fails the test with its last error otherwise.
+func Eventually(t testing.TB, timeout time.Duration, cond func() error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	if err := wait.For(ctx, 25*time.Millisecond, cond); err != nil {
+		t.Fatalf("after %s: %v", timeout, err)
+	}
+}
+
+// HTTP is a client whose connections begin on a host. Every request has a connection of its own.
+func HTTP(h lab.Host) *http.Client {
+	return &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext:       func(ctx context.Context, _, address string) (net.Conn, error) { return h.Dial(ctx, address) },
+	}}
+}
+
+// StockKubectl lists the kubectl binaries of the machine by path; may be empty.
+func StockKubectl() []string {
+	var out []string
+	for _, pattern := range []string{"/usr/lib/google-cloud-sdk/bin/kubectl.1.*", "/usr/bin/kubectl", "/usr/local/bin/kubectl"} {
+		found, _ := filepath.Glob(pattern)
+		out = append(out, found...)
+	}
+	return out
+}

@@ -1,0 +1,209 @@
+// Package e2e drives a real cluster in the lab, as users do: with kctl, with
+// stock kubectl and with client-go.
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"keelson.dev/keelson/test/bed"
+)
+
+func TestMain(m *testing.M) { os.Exit(bed.Main(m)) }
+
+const (
+	hello = "keelson.dev/hello:v1"
+	tools = "keelson.dev/tools:v1"
+
+	soon = 30 * time.Second // generous for a busy machine; nothing here measures time
+)
+
+func ptr[T any](v T) *T { return &v }
+
+// pod is a pod of one container.
+func pod(name, image string, command ...string) *v1.Pod {
+	return &v1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": name}},
+		Spec: v1.PodSpec{
+			TerminationGracePeriodSeconds: ptr(int64(0)),
+			Containers:                    []v1.Container{{Name: "main", Image: image, Command: command}},
+		},
+	}
+}
+
+// sleeper is a pod with tools that does nothing.
+func sleeper(name string) *v1.Pod { return pod(name, tools, "sleep", "1000000") }
+
+// web is a Deployment of hello with a readiness probe.
+func web(name string, replicas int32) *appsv1.Deployment {
+	labels := map[string]string{"app": name}
+	return &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: &replicas,
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: v1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec: v1.PodSpec{Containers: []v1.Container{{
+					Name: "main", Image: hello,
+					Ports:          []v1.ContainerPort{{Name: "http", ContainerPort: 8080}},
+					ReadinessProbe: &v1.Probe{ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Path: "/healthz", Port: intstr.FromString("http")}}, PeriodSeconds: 1},
+				}}},
+			},
+		},
+	}
+}
+
+// front is a Service in front of a web.
+func front(name string, t v1.ServiceType) *v1.Service {
+	return &v1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: v1.ServiceSpec{
+			Type: t, Selector: map[string]string{"app": name},
+			Ports: []v1.ServicePort{{Name: "http", Port: 80, TargetPort: intstr.FromInt32(8080)}},
+		},
+	}
+}
+
+type world struct {
+	*testing.T
+	cs kubernetes.Interface
+	ns string
+}
+
+// begin gives a test its own namespace.
+func begin(t *testing.T) world {
+	t.Helper()
+	return world{t, bed.Client(t), bed.Namespace(t)}
+}
+
+func (w world) createPod(p *v1.Pod) *v1.Pod {
+	w.Helper()
+	out, err := w.cs.CoreV1().Pods(w.ns).Create(context.Background(), p, metav1.CreateOptions{})
+	if err != nil {
+		w.Fatalf("creating pod %s: %v", p.Name, err)
+	}
+	return out
+}
+
+func (w world) createWeb(d *appsv1.Deployment) {
+	w.Helper()
+	if _, err := w.cs.AppsV1().Deployments(w.ns).Create(context.Background(), d, metav1.CreateOptions{}); err != nil {
+		w.Fatalf("creating deployment %s: %v", d.Name, err)
+	}
+}
+
+func (w world) createService(s *v1.Service) *v1.Service {
+	w.Helper()
+	out, err := w.cs.CoreV1().Services(w.ns).Create(context.Background(), s, metav1.CreateOptions{})
+	if err != nil {
+		w.Fatalf("creating service %s: %v", s.Name, err)
+	}
+	return out
+}
+
+func (w world) pod(name string) *v1.Pod {
+	w.Helper()
+	p, err := w.cs.CoreV1().Pods(w.ns).Get(context.Background(), name, metav1.GetOptions{})
+	if err != nil {
+		w.Fatalf("reading pod %s: %v", name, err)
+	}
+	return p
+}
+
+// pods lists the living pods of an app.
+func (w world) pods(app string) []v1.Pod {
+	w.Helper()
+	l, err := w.cs.CoreV1().Pods(w.ns).List(context.Background(), metav1.ListOptions{LabelSelector: "app=" + app})
+	if err != nil {
+		w.Fatalf("listing pods of %s: %v", app, err)
+	}
+	var out []v1.Pod
+	for _, p := range l.Items {
+		if p.DeletionTimestamp == nil {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+func ready(p *v1.Pod) bool {
+	for _, c := range p.Status.Conditions {
+		if c.Type == v1.PodReady {
+			return c.Status == v1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// waitPod waits until the pod is as cond wants it.
+func (w world) waitPod(name string, cond func(*v1.Pod) error) *v1.Pod {
+	w.Helper()
+	var last *v1.Pod
+	bed.Eventually(w, soon, func() error {
+		p, err := w.cs.CoreV1().Pods(w.ns).Get(context.Background(), name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		last = p
+		return cond(p)
+	})
+	return last
+}
+
+func isReady(p *v1.Pod) error {
+	if !ready(p) {
+		return fmt.Errorf("pod %s is not Ready: phase %s, %+v", p.Name, p.Status.Phase, p.Status.ContainerStatuses)
+	}
+	return nil
+}
+
+// waitReplicas waits until an app has exactly n living pods, all Ready.
+func (w world) waitReplicas(app string, n int) []v1.Pod {
+	w.Helper()
+	var out []v1.Pod
+	bed.Eventually(w, soon, func() error {
+		out = w.pods(app)
+		up := 0
+		for i := range out {
+			if ready(&out[i]) {
+				up++
+			}
+		}
+		if len(out) != n || up != n {
+			return fmt.Errorf("%s has %d pods, %d Ready; want %d", app, len(out), up, n)
+		}
+		return nil
+	})
+	return out
+}
+
+// waitEvent waits for an event about an object with a reason and returns its message.
+func (w world) waitEvent(object, reason string) string {
+	w.Helper()
+	var message string
+	bed.Eventually(w, soon, func() error {
+		l, err := w.cs.CoreV1().Events(w.ns).List(context.Background(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + object + ",reason=" + reason})
+		if err != nil {
+			return err
+		}
+		if len(l.Items) == 0 {
+			return fmt.Errorf("no event %s about %s", reason, object)
+		}
+		message = l.Items[len(l.Items)-1].Message
+		return nil
+	})
+	return message
+}
+
+func newClient(cfg *rest.Config) (kubernetes.Interface, error) { return kubernetes.NewForConfig(cfg) }

@@ -1,0 +1,88 @@
+package e2e
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/deploy/lab"
+	"keelson.dev/keelson/test/bed"
+)
+
+// F102 F107 F108 F117: pods reach each other across nodes, through Services, and
+// hosts reach them through node ports of every worker.
+func TestNetwork(t *testing.T) {
+	w := begin(t)
+	w.createWeb(web("web", 3))
+	svc := w.createService(front("web", v1.ServiceTypeNodePort))
+	client := sleeper("client")
+	client.Spec.NodeName = "w1"
+	w.createPod(client)
+	pods := w.waitReplicas("web", 3)
+	w.waitPod("client", isReady)
+
+	nodes := map[string]bool{}
+	for _, p := range pods {
+		nodes[p.Spec.NodeName] = true
+		if !strings.HasPrefix(p.Status.PodIP, "10.244.") {
+			t.Errorf("pod %s has address %s, want one of 10.244.0.0/16", p.Name, p.Status.PodIP)
+		}
+		out := bed.Kctl(t, "-n", w.ns, "exec", "client", "--", "wget", "-q", "-T", "5", "-O", "-", fmt.Sprintf("http://%s:8080/", p.Status.PodIP))
+		if !strings.Contains(out, p.Name) {
+			t.Errorf("pod to pod %s on %s: %q", p.Name, p.Spec.NodeName, out)
+		}
+	}
+	if len(nodes) < 2 {
+		t.Errorf("three replicas share the nodes %v: the scheduler does not spread", nodes)
+	}
+	bed.Eventually(t, soon, func() error {
+		out, err := bed.Try(t, bed.Lab().Config.BinDir+"/kctl", "-n", w.ns, "exec", "client", "--", "wget", "-q", "-T", "5", "-O", "-", "http://"+svc.Spec.ClusterIP+"/")
+		if err != nil {
+			return fmt.Errorf("pod to Service: %w: %s", err, out)
+		}
+		return nil
+	})
+	for _, h := range bed.Lab().Config.Hosts {
+		if h.Role != lab.RoleWorker {
+			continue
+		}
+		bed.Eventually(t, soon, func() error {
+			_, err := fetch(bed.HTTP(bed.Host(t, "registry")), fmt.Sprintf("http://%s:%d/", h.IP, svc.Spec.Ports[0].NodePort))
+			if err != nil {
+				return fmt.Errorf("outside to node port of %s: %w", h.Name, err)
+			}
+			_, err = fetch(bed.HTTP(bed.Host(t, h.Name)), "http://"+svc.Spec.ClusterIP+"/")
+			if err != nil {
+				return fmt.Errorf("host %s to Service: %w", h.Name, err)
+			}
+			return nil
+		})
+	}
+}
+
+// F22: a pod reaches the API at Service default/kubernetes with its own token.
+func TestPodReachesAPI(t *testing.T) {
+	w := begin(t)
+	w.createPod(sleeper("client"))
+	w.waitPod("client", isReady)
+	env := bed.Kctl(t, "-n", w.ns, "exec", "client", "--", "sh", "-c", "echo $KUBERNETES_SERVICE_HOST:$KUBERNETES_SERVICE_PORT; ls /var/run/secrets/kubernetes.io/serviceaccount")
+	for _, want := range []string{"10.96.0.1:443", "token", "ca.crt", "namespace"} {
+		if !strings.Contains(env, want) {
+			t.Errorf("%q is missing in the pod's view: %s", want, env)
+		}
+	}
+	bed.Eventually(t, soon, func() error {
+		out, err := bed.Try(t, bed.Lab().Config.BinDir+"/kctl", "-n", w.ns, "exec", "client", "--", "nc", "-w", "3", "-z", "10.96.0.1", "443")
+		if err != nil {
+			return fmt.Errorf("pod to 10.96.0.1:443: %w: %s", err, out)
+		}
+		return nil
+	})
+	token := strings.TrimSpace(bed.Kctl(t, "-n", w.ns, "exec", "client", "--", "cat", "/var/run/secrets/kubernetes.io/serviceaccount/token"))
+	who := bed.Kctl(t, "--token", token, "--client-certificate=", "--client-key=", "auth", "whoami", "-o", "yaml")
+	if !strings.Contains(who, "system:serviceaccount:"+w.ns+":default") {
+		t.Errorf("the pod's token is %s", who)
+	}
+}

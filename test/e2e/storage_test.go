@@ -1,0 +1,90 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/test/bed"
+)
+
+// F110: a claim bound to a volume, mounted through a CSI driver's socket; the data outlives the pod.
+func TestClaimThroughCSI(t *testing.T) {
+	w := begin(t)
+	ctx := context.Background()
+	volume := w.ns + "-data"
+	pv := &v1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: volume},
+		Spec: v1.PersistentVolumeSpec{
+			Capacity:                      v1.ResourceList{v1.ResourceStorage: resource.MustParse("1Gi")},
+			AccessModes:                   []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
+			PersistentVolumeReclaimPolicy: v1.PersistentVolumeReclaimRetain,
+			StorageClassName:              "local",
+			PersistentVolumeSource:        v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{Driver: "local.csi.keelson.dev", VolumeHandle: volume}},
+			NodeAffinity: &v1.VolumeNodeAffinity{Required: &v1.NodeSelector{NodeSelectorTerms: []v1.NodeSelectorTerm{{
+				MatchExpressions: []v1.NodeSelectorRequirement{{Key: v1.LabelHostname, Operator: v1.NodeSelectorOpIn, Values: []string{"w2"}}},
+			}}}},
+		},
+	}
+	if _, err := w.cs.CoreV1().PersistentVolumes().Create(ctx, pv, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := w.cs.CoreV1().PersistentVolumes().Delete(ctx, volume, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			t.Errorf("deleting the volume: %v", err)
+		}
+	})
+	claim := &v1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: "data"},
+		Spec: v1.PersistentVolumeClaimSpec{
+			AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce}, StorageClassName: ptr("local"), VolumeName: volume,
+			Resources: v1.VolumeResourceRequirements{Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse("500Mi")}},
+		},
+	}
+	if _, err := w.cs.CoreV1().PersistentVolumeClaims(w.ns).Create(ctx, claim, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	bed.Eventually(t, soon, func() error {
+		c, err := w.cs.CoreV1().PersistentVolumeClaims(w.ns).Get(ctx, "data", metav1.GetOptions{})
+		v, err2 := w.cs.CoreV1().PersistentVolumes().Get(ctx, volume, metav1.GetOptions{})
+		if err := errors.Join(err, err2); err != nil {
+			return err
+		}
+		if c.Status.Phase != v1.ClaimBound || v.Status.Phase != v1.VolumeBound || v.Spec.ClaimRef == nil || v.Spec.ClaimRef.UID != c.UID {
+			return fmt.Errorf("claim %s, volume %s", c.Status.Phase, v.Status.Phase)
+		}
+		return nil
+	})
+	user := func(name, script string) {
+		p := pod(name, tools, "sh", "-c", script)
+		p.Spec.Containers[0].VolumeMounts = []v1.VolumeMount{{Name: "data", MountPath: "/data"}}
+		p.Spec.Volumes = []v1.Volume{{Name: "data", VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}}
+		w.createPod(p)
+		got := w.waitPod(name, isReady)
+		if got.Spec.NodeName != "w2" {
+			t.Errorf("pod %s runs on %s, its volume is on w2", name, got.Spec.NodeName)
+		}
+	}
+	user("writer", "echo kept > /data/file; exec sleep 1000000")
+	if err := w.cs.CoreV1().Pods(w.ns).Delete(ctx, "writer", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	bed.Eventually(t, soon, func() error {
+		_, err := w.cs.CoreV1().Pods(w.ns).Get(ctx, "writer", metav1.GetOptions{})
+		if !apierrors.IsNotFound(err) {
+			return fmt.Errorf("pod writer: %v", err)
+		}
+		return nil
+	})
+	user("reader", "exec sleep 1000000")
+	if out := bed.Kctl(t, "-n", w.ns, "exec", "reader", "--", "cat", "/data/file"); strings.TrimSpace(out) != "kept" {
+		t.Errorf("the second pod reads %q", out)
+	}
+}
