@@ -114,7 +114,6 @@ func Self[T api.Object](c Change[T]) []Key { return []Key{KeyOf(c.New)} }
 type Deps struct {
 	Client    *client.Client
 	Informers *client.Informers
-	Kinds     *api.Kinds
 	Log       *slog.Logger
 	Now       func() time.Time // nil = time.Now
 	Timeline  *api.Timeline    // may be nil

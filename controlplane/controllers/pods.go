@@ -4,6 +4,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/cache"
 
 	"keelson.dev/keelson/controlplane/api"
 )
@@ -19,11 +20,8 @@ func PodNode(o api.Object) []string {
 	return nil
 }
 
-// NamespaceIndex finds objects by namespace.
-const NamespaceIndex = "keelson.namespace"
-
-// NamespaceOf is the index function of NamespaceIndex.
-func NamespaceOf(o api.Object) []string { return []string{o.GetNamespace()} }
+// NamespaceIndex finds objects by namespace. Every informer of package client has it.
+const NamespaceIndex = cache.NamespaceIndex
 
 // PodCondition returns the pod's condition of a type; nil when it has none.
 func PodCondition(p *corev1.Pod, t corev1.PodConditionType) *corev1.PodCondition {

@@ -24,7 +24,6 @@ func New(d controllers.Deps) *controllers.Controller {
 	deployments := client.Informer[*appsv1.Deployment](d.Informers)
 	sets := client.Informer[*appsv1.ReplicaSet](d.Informers)
 	pods := client.Informer[*corev1.Pod](d.Informers)
-	controllers.Index(deployments, controllers.NamespaceIndex, controllers.NamespaceOf)
 	controllers.IndexControllers(sets)
 	controllers.IndexControllers(pods)
 	return &controllers.Controller{

@@ -142,8 +142,6 @@ func New(d controllers.Deps) *controllers.Controller {
 	services := client.Informer[*corev1.Service](d.Informers)
 	pods := client.Informer[*corev1.Pod](d.Informers)
 	objects := client.Informer[*corev1.Endpoints](d.Informers)
-	controllers.Index(services, controllers.NamespaceIndex, controllers.NamespaceOf)
-	controllers.Index(pods, controllers.NamespaceIndex, controllers.NamespaceOf)
 	return &controllers.Controller{
 		Name:    "endpoint",
 		Workers: 2,

@@ -26,8 +26,6 @@ func New(d controllers.Deps) *controllers.Controller {
 	pods := client.Informer[*corev1.Pod](d.Informers)
 	nodes := client.Informer[*corev1.Node](d.Informers)
 	slices := client.Informer[*discoveryv1.EndpointSlice](d.Informers)
-	controllers.Index(services, controllers.NamespaceIndex, controllers.NamespaceOf)
-	controllers.Index(pods, controllers.NamespaceIndex, controllers.NamespaceOf)
 	controllers.Index(pods, controllers.PodNodeIndex, controllers.PodNode)
 	controllers.Index(slices, serviceIndex, func(o api.Object) []string {
 		l := o.GetLabels()

@@ -11,7 +11,6 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -41,7 +40,7 @@ type sources map[string]source
 func New(d controllers.Deps) *controllers.Controller {
 	all := sources{}
 	var watches []controllers.Watch
-	for _, k := range d.Kinds.All() {
+	for _, k := range d.Client.Kinds().All() {
 		if k.Virtual || k.Resource == "events" {
 			continue
 		}
@@ -335,18 +334,14 @@ func (c *collector) orphan(ctx context.Context, s source, owner api.Object) erro
 }
 
 func (c *collector) orphanKind(ctx context.Context, dep source, owner api.Object) error {
-	list, err := c.term.Client.Do(ctx, &api.Request{Verb: api.VerbList, Kind: dep.kind, Namespace: owner.GetNamespace()})
+	objs, err := c.term.Client.ListKind(ctx, dep.kind, owner.GetNamespace())
 	if err != nil {
 		return fmt.Errorf("listing %s to orphan those of %s/%s: %w", dep.kind.Resource, owner.GetNamespace(), owner.GetName(), err)
 	}
-	objs, err := meta.ExtractList(list)
-	if err != nil {
-		return fmt.Errorf("listing %s: %w", dep.kind.Resource, err)
-	}
-	var mine []api.Object
+	mine := objs[:0:0]
 	for _, o := range objs {
-		if obj, ok := o.(api.Object); ok && ownedBy(obj, owner.GetUID()) {
-			mine = append(mine, obj)
+		if ownedBy(o, owner.GetUID()) {
+			mine = append(mine, o)
 		}
 	}
 	return controllers.InParallel(ctx, len(mine), func(ctx context.Context, i int) error {

@@ -11,7 +11,6 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/tools/cache"
 
 	"keelson.dev/keelson/controlplane/api"
@@ -33,7 +32,7 @@ func New(d controllers.Deps) *controllers.Controller {
 		return []controllers.Key{{Name: c.New.Name}}
 	})}
 	var contents []*api.Kind
-	for _, k := range d.Kinds.All() {
+	for _, k := range d.Client.Kinds().All() {
 		if k.Virtual || !k.Namespaced {
 			continue
 		}
@@ -62,7 +61,7 @@ func New(d controllers.Deps) *controllers.Controller {
 			{APIGroups: []string{""}, Resources: []string{"namespaces/finalize", "namespaces/status"}, Verbs: []string{"update"}},
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
-			r := &reconciler{term: t, kind: d.Kinds.ByGVK(corev1.SchemeGroupVersion.WithKind("Namespace")), namespaces: namespaces, contents: contents}
+			r := &reconciler{term: t, kind: d.Client.Kinds().ByGVK(corev1.SchemeGroupVersion.WithKind("Namespace")), namespaces: namespaces, contents: contents}
 			return r.reconcile
 		},
 	}
@@ -129,21 +128,11 @@ func (r *reconciler) emptyKind(ctx context.Context, k *api.Kind, ns string) ([]a
 }
 
 func (r *reconciler) list(ctx context.Context, k *api.Kind, ns string) ([]api.Object, error) {
-	list, err := r.term.Client.Do(ctx, &api.Request{Verb: api.VerbList, Kind: k, Namespace: ns})
+	objs, err := r.term.Client.ListKind(ctx, k, ns)
 	if err != nil {
 		return nil, fmt.Errorf("listing %s of namespace %s: %w", k.GroupResource(), ns, err)
 	}
-	items, err := meta.ExtractList(list)
-	if err != nil {
-		return nil, fmt.Errorf("listing %s of namespace %s: %w", k.GroupResource(), ns, err)
-	}
-	out := make([]api.Object, 0, len(items))
-	for _, o := range items {
-		if obj, ok := o.(api.Object); ok {
-			out = append(out, obj)
-		}
-	}
-	return out, nil
+	return objs, nil
 }
 
 // finalize takes this controller's finalizer away, upon which the namespace goes.

@@ -23,7 +23,6 @@ func New(d controllers.Deps) *controllers.Controller {
 	sets := client.Informer[*appsv1.ReplicaSet](d.Informers)
 	pods := client.Informer[*corev1.Pod](d.Informers)
 	controllers.IndexControllers(sets)
-	controllers.Index(sets, controllers.NamespaceIndex, controllers.NamespaceOf)
 	controllers.IndexControllers(pods)
 	return &controllers.Controller{
 		Name:    "replicaset",

@@ -1,0 +1,117 @@
+// Package nodecidr gives every node its own part of the pod network.
+package nodecidr
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/bits"
+	"net/netip"
+)
+
+// Range is a part of the pod network that is cut into blocks of one size, one per node.
+type Range struct {
+	cluster netip.Prefix
+	bits    int // prefix length of a block
+}
+
+// NewRange cuts cluster into blocks with the prefix length nodeBits.
+func NewRange(cluster netip.Prefix, nodeBits int) (Range, error) {
+	cluster = cluster.Masked()
+	switch {
+	case !cluster.IsValid():
+		return Range{}, fmt.Errorf("pod network %s is not valid", cluster)
+	case nodeBits < cluster.Bits() || nodeBits > cluster.Addr().BitLen():
+		return Range{}, fmt.Errorf("blocks of /%d do not fit into pod network %s", nodeBits, cluster)
+	case nodeBits-cluster.Bits() > 24:
+		return Range{}, fmt.Errorf("pod network %s has more than 16 million blocks of /%d", cluster, nodeBits)
+	}
+	return Range{cluster: cluster, bits: nodeBits}, nil
+}
+
+// String shows the range as it was configured.
+func (r Range) String() string { return fmt.Sprintf("%s in blocks of /%d", r.cluster, r.bits) }
+
+// Size is the number of blocks.
+func (r Range) Size() int { return 1 << (r.bits - r.cluster.Bits()) }
+
+// Block is the i-th block.
+func (r Range) Block(i int) netip.Prefix {
+	a := r.cluster.Addr().As16()
+	// The block number stands directly above the bits inside a block.
+	shift := 128 - r.bits
+	if r.cluster.Addr().Is4() {
+		shift = 32 - r.bits
+	}
+	hi, lo := binary.BigEndian.Uint64(a[:8]), binary.BigEndian.Uint64(a[8:])
+	addHi, addLo := shiftLeft(uint64(i), shift)
+	lo, carry := bits.Add64(lo, addLo, 0)
+	hi, _ = bits.Add64(hi, addHi, carry)
+	binary.BigEndian.PutUint64(a[:8], hi)
+	binary.BigEndian.PutUint64(a[8:], lo)
+	addr := netip.AddrFrom16(a)
+	if r.cluster.Addr().Is4() {
+		addr = addr.Unmap()
+	}
+	return netip.PrefixFrom(addr, r.bits)
+}
+
+// shiftLeft shifts n left within 128 bits.
+func shiftLeft(n uint64, by int) (hi, lo uint64) {
+	if by >= 64 {
+		return n << (by - 64), 0
+	}
+	if by == 0 {
+		return 0, n
+	}
+	return n >> (64 - by), n << by
+}
+
+// Next is the first free block at or after position from, wrapping around. used
+// are the blocks that nodes have, of whatever size; ok is false when none is free.
+// Starting behind the newest allocation lets a freed block rest: routes to the
+// node that had it may still be there.
+func (r Range) Next(used []netip.Prefix, from int) (block netip.Prefix, position int, ok bool) {
+	taken := make([]uint64, (r.Size()+63)/64)
+	for _, u := range used {
+		first, last, in := r.span(u)
+		for i := first; in && i <= last; i++ {
+			taken[i/64] |= 1 << (i % 64)
+		}
+	}
+	for n := range r.Size() {
+		i := (from + n) % r.Size()
+		if taken[i/64]&(1<<(i%64)) == 0 {
+			return r.Block(i), i, true
+		}
+	}
+	return netip.Prefix{}, 0, false
+}
+
+// span is the first and last position that a prefix touches.
+func (r Range) span(p netip.Prefix) (first, last int, in bool) {
+	if !p.IsValid() || !p.Masked().Overlaps(r.cluster) {
+		return 0, 0, false
+	}
+	if p.Bits() <= r.cluster.Bits() {
+		return 0, r.Size() - 1, true
+	}
+	first = r.position(p.Masked().Addr())
+	if p.Bits() >= r.bits {
+		return first, first, true
+	}
+	return first, first + 1<<(r.bits-p.Bits()) - 1, true
+}
+
+// position is the number of the block in which an address lies.
+func (r Range) position(a netip.Addr) int {
+	b, c := a.As16(), r.cluster.Addr().As16()
+	hi, lo := binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])
+	chi, clo := binary.BigEndian.Uint64(c[:8]), binary.BigEndian.Uint64(c[8:])
+	lo, borrow := bits.Sub64(lo, clo, 0)
+	hi, _ = bits.Sub64(hi, chi, borrow)
+	shift := a.BitLen() - r.bits
+	if shift >= 64 {
+		return int(hi >> (shift - 64))
+	}
+	return int(hi<<(64-shift) | lo>>shift)
+}

@@ -1,0 +1,143 @@
+package nodecidr
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// retryFull is when a node for which no block was free is looked at again.
+const retryFull = time.Minute
+
+// Options of the allocator.
+type Options struct {
+	// ClusterCIDR is the pod network: one prefix, or one of each family with a comma between.
+	ClusterCIDR string
+	// NodeBits4 and NodeBits6 are the prefix lengths of a node's blocks; 0 = 24 and 64.
+	NodeBits4, NodeBits6 int
+}
+
+// Ranges cuts the pod network.
+func (o Options) Ranges() ([]Range, error) {
+	var out []Range
+	for _, s := range strings.Split(o.ClusterCIDR, ",") {
+		p, err := netip.ParsePrefix(strings.TrimSpace(s))
+		if err != nil {
+			return nil, fmt.Errorf("pod network %q: %w", o.ClusterCIDR, err)
+		}
+		bits := cmp.Or(o.NodeBits4, 24)
+		if !p.Addr().Is4() {
+			bits = cmp.Or(o.NodeBits6, 64)
+		}
+		r, err := NewRange(p, bits)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, r)
+	}
+	return out, nil
+}
+
+// New returns the allocator of node CIDRs: one block of each range for every
+// node. A pod network that cannot be cut is a programming error (check Ranges
+// where it is configured) and panics.
+func New(d controllers.Deps, o Options) *controllers.Controller {
+	ranges, err := o.Ranges()
+	if err != nil {
+		panic("nodecidr: " + err.Error())
+	}
+	nodes := client.Informer[*corev1.Node](d.Informers)
+	return &controllers.Controller{
+		Name:    "node-ipam",
+		Workers: 1, // two at once could choose the same block
+		Watches: []controllers.Watch{controllers.OnInformer(nodes, func(c controllers.Change[*corev1.Node]) []controllers.Key {
+			if c.Type == controllers.Deleted || len(c.New.Spec.PodCIDRs) > 0 {
+				return nil
+			}
+			return []controllers.Key{{Name: c.New.Name}}
+		})},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list", "update", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
+		},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			r := &reconciler{term: t, ranges: ranges, next: make([]int, len(ranges)), nodes: controllers.ViewOf[*corev1.Node](t, nodes)}
+			return r.reconcile
+		},
+	}
+}
+
+// reconciler is the thin shell of one leadership. What is taken is read from the nodes each time; next only says where to look first.
+type reconciler struct {
+	term   *controllers.Term
+	ranges []Range
+	next   []int
+	nodes  *controllers.View[*corev1.Node]
+}
+
+func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+	n, ok := r.nodes.Get("", key.Name)
+	if !ok || n.DeletionTimestamp != nil || n.Spec.PodCIDR != "" || len(n.Spec.PodCIDRs) > 0 {
+		return 0, nil
+	}
+	used := Used(r.nodes.All())
+	node := n.DeepCopy()
+	at := make([]int, len(r.ranges))
+	for i, rng := range r.ranges {
+		block, position, ok := rng.Next(used, r.next[i])
+		if !ok {
+			r.term.Events.Eventf(n, corev1.EventTypeWarning, "CIDRNotAvailable", "Node %s status is now: CIDRNotAvailable: no block left in %s", n.Name, rng)
+			return retryFull, nil
+		}
+		node.Spec.PodCIDRs = append(node.Spec.PodCIDRs, block.String())
+		at[i] = position
+	}
+	if len(node.Spec.PodCIDRs) == 0 {
+		return 0, nil
+	}
+	node.Spec.PodCIDR = node.Spec.PodCIDRs[0]
+	node, err := client.Update(ctx, r.term.Client, node)
+	switch {
+	case apierrors.IsNotFound(err):
+		return 0, nil
+	case err != nil && !apierrors.IsConflict(err) && !errors.Is(err, context.Canceled):
+		// The answer may be lost although the write was not: do not offer this block to another node soon.
+		copy(r.next, at)
+		return 0, fmt.Errorf("giving node %s its pod CIDR: %w", key.Name, err)
+	case err != nil:
+		return 0, fmt.Errorf("giving node %s its pod CIDR: %w", key.Name, err)
+	}
+	r.nodes.Wrote(node)
+	for i := range at {
+		r.next[i] = (at[i] + 1) % r.ranges[i].Size()
+	}
+	return 0, nil
+}
+
+// Used are the blocks that nodes have.
+func Used(nodes []*corev1.Node) []netip.Prefix {
+	var out []netip.Prefix
+	for _, n := range nodes {
+		list := n.Spec.PodCIDRs
+		if len(list) == 0 && n.Spec.PodCIDR != "" {
+			list = []string{n.Spec.PodCIDR}
+		}
+		for _, s := range list {
+			if p, err := netip.ParsePrefix(s); err == nil {
+				out = append(out, p)
+			}
+		}
+	}
+	return out
+}

@@ -1,0 +1,240 @@
+package nodelifecycle
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// The two sorts of keys.
+const (
+	nodeKey = "node"
+	podKey  = "pod"
+)
+
+// retryDisrupted is when evictions are considered again while no node is ready.
+const retryDisrupted = 10 * time.Second
+
+// Options of the controller.
+type Options struct {
+	// PodEviction is how long a pod without tolerations of its own stays on a node that is
+	// lost or not ready before it is replaced; 0 = 20 seconds.
+	PodEviction time.Duration
+}
+
+// New returns the node lifecycle controller. It reads condition Ready of nodes;
+// Unknown is written there by whoever watches over the nodes' sessions.
+func New(d controllers.Deps, o Options) *controllers.Controller {
+	if o.PodEviction == 0 {
+		o.PodEviction = 20 * time.Second
+	}
+	nodes := client.Informer[*corev1.Node](d.Informers)
+	pods := client.Informer[*corev1.Pod](d.Informers)
+	controllers.Index(pods, controllers.PodNodeIndex, controllers.PodNode)
+	return &controllers.Controller{
+		Name:    "node",
+		Workers: 16,
+		Watches: []controllers.Watch{
+			controllers.OnInformer(nodes, func(c controllers.Change[*corev1.Node]) []controllers.Key { return ofNode(pods, c) }),
+			controllers.OnInformer(pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key { return ofPod(nodes, c) }),
+		},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list", "update", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"pods/status"}, Verbs: []string{"update"}},
+			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"delete", "get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
+		},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			r := &reconciler{
+				term: t, options: o, nodes: nodes,
+				nodeView: controllers.ViewOf[*corev1.Node](t, nodes),
+				pods:     controllers.ViewOf[*corev1.Pod](t, pods),
+			}
+			return r.reconcile
+		},
+	}
+}
+
+// ofNode maps a node to itself and, when its taints or readiness changed, to its pods.
+func ofNode(pods cache.SharedIndexInformer, c controllers.Change[*corev1.Node]) []controllers.Key {
+	if c.Type == controllers.Deleted {
+		return nil
+	}
+	keys := []controllers.Key{{Kind: nodeKey, Name: c.New.Name}}
+	if c.Type == controllers.Updated && c.Old != nil && sameTaints(c.Old.Spec.Taints, c.New.Spec.Taints) && readiness(c.Old) == readiness(c.New) {
+		return keys
+	}
+	if c.Type == controllers.Added && !troubled(c.New) {
+		return keys
+	}
+	for _, p := range controllers.CachedBy[*corev1.Pod](pods, controllers.PodNodeIndex, c.New.Name) {
+		keys = append(keys, controllers.Key{Kind: podKey, Namespace: p.Namespace, Name: p.Name})
+	}
+	return keys
+}
+
+// ofPod maps a pod to itself when its node is in trouble.
+func ofPod(nodes cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) []controllers.Key {
+	if c.Type == controllers.Deleted || c.New.Spec.NodeName == "" {
+		return nil
+	}
+	if n, ok := controllers.Cached[*corev1.Node](nodes, "", c.New.Spec.NodeName); !ok || !troubled(n) {
+		return nil
+	}
+	return []controllers.Key{{Kind: podKey, Namespace: c.New.Namespace, Name: c.New.Name}}
+}
+
+// troubled says whether a node's pods may have to be touched.
+func troubled(n *corev1.Node) bool {
+	if readiness(n) != corev1.ConditionTrue {
+		return true
+	}
+	for _, t := range n.Spec.Taints {
+		if t.Effect == corev1.TaintEffectNoExecute {
+			return true
+		}
+	}
+	return false
+}
+
+// reconciler is the thin shell of one leadership.
+type reconciler struct {
+	term     *controllers.Term
+	options  Options
+	nodes    cache.SharedIndexInformer
+	nodeView *controllers.View[*corev1.Node]
+	pods     *controllers.View[*corev1.Pod]
+}
+
+func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+	if key.Kind == nodeKey {
+		return 0, r.node(ctx, key.Name)
+	}
+	return r.pod(ctx, key)
+}
+
+// node keeps a node's taints.
+func (r *reconciler) node(ctx context.Context, name string) error {
+	n, ok := r.nodeView.Get("", name)
+	if !ok || n.DeletionTimestamp != nil {
+		return nil
+	}
+	want := Taints(n, r.term.Now())
+	if sameTaints(want, n.Spec.Taints) {
+		return nil
+	}
+	next := n.DeepCopy()
+	next.Spec.Taints = want
+	next, err := client.Update(ctx, r.term.Client, next)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("tainting node %s: %w", name, err)
+	}
+	r.nodeView.Wrote(next)
+	if was, is := readyTaint(n.Spec.Taints), readyTaint(want); was != is {
+		r.term.Events.Eventf(n, corev1.EventTypeNormal, "Node"+reasonOf(is), "Node %s status is now: Node%s", name, reasonOf(is))
+	}
+	return nil
+}
+
+func readyTaint(taints []corev1.Taint) string {
+	for _, t := range taints {
+		if t.Key == corev1.TaintNodeNotReady || t.Key == corev1.TaintNodeUnreachable {
+			return t.Key
+		}
+	}
+	return ""
+}
+
+func reasonOf(taint string) string {
+	if taint == "" {
+		return "Ready"
+	}
+	return "NotReady"
+}
+
+// pod takes a pod of a node in trouble out of its Services and, in time, deletes it.
+func (r *reconciler) pod(ctx context.Context, key controllers.Key) (time.Duration, error) {
+	p, ok := r.pods.Get(key.Namespace, key.Name)
+	if !ok || p.Spec.NodeName == "" || controllers.PodEnded(p) {
+		return 0, nil
+	}
+	n, ok := controllers.Cached[*corev1.Node](r.nodes, "", p.Spec.NodeName)
+	if !ok {
+		return 0, nil // a node that is gone is the pod collector's matter
+	}
+	now := r.term.Now()
+	if readiness(n) != corev1.ConditionTrue && controllers.NodeCondition(n, corev1.NodeReady) != nil {
+		if status, changed := NotReady(p, now); changed {
+			next := p.DeepCopy()
+			next.Status = status
+			next, err := client.UpdateStatus(ctx, r.term.Client, next)
+			if apierrors.IsNotFound(err) {
+				return 0, nil
+			}
+			if err != nil {
+				return 0, fmt.Errorf("marking pod %s/%s of node %s not ready: %w", p.Namespace, p.Name, n.Name, err)
+			}
+			r.pods.Wrote(next)
+			p = next
+		}
+	}
+	if r.pods.Going(p) {
+		return 0, nil
+	}
+	at, evict := Eviction(p, n.Spec.Taints, r.options.PodEviction)
+	switch {
+	case !evict:
+		return 0, nil
+	case now.Before(at):
+		return at.Sub(now), nil
+	case Disrupted(controllers.CachedAll[*corev1.Node](r.nodes)) && readiness(n) != corev1.ConditionTrue:
+		return retryDisrupted, nil
+	}
+	return 0, r.evict(ctx, p, n)
+}
+
+// evict marks a pod for deletion, with the reason in its status first.
+func (r *reconciler) evict(ctx context.Context, p *corev1.Pod, n *corev1.Node) error {
+	next := p.DeepCopy()
+	next.Status.Conditions = append(withoutCondition(next.Status.Conditions, corev1.DisruptionTarget), corev1.PodCondition{
+		Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "DeletionByTaintManager",
+		Message: "Taint manager: deleting due to NoExecute taint", LastTransitionTime: metav1.NewTime(r.term.Now()),
+	})
+	next, err := client.UpdateStatus(ctx, r.term.Client, next)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("noting why pod %s/%s is deleted: %w", p.Namespace, p.Name, err)
+	}
+	r.pods.Wrote(next)
+	r.term.Events.Eventf(p, corev1.EventTypeNormal, "TaintManagerEviction", "Marking for deletion Pod %s/%s", p.Namespace, p.Name)
+	r.pods.Deleting(p)
+	if err := client.Delete[*corev1.Pod](ctx, r.term.Client, p.Namespace, p.Name, controllers.ByUID(p)); err != nil && !apierrors.IsNotFound(err) {
+		r.pods.Kept(p)
+		return fmt.Errorf("evicting pod %s/%s from node %s: %w", p.Namespace, p.Name, n.Name, err)
+	}
+	return nil
+}
+
+func withoutCondition(list []corev1.PodCondition, t corev1.PodConditionType) []corev1.PodCondition {
+	var out []corev1.PodCondition
+	for _, c := range list {
+		if c.Type != t {
+			out = append(out, c)
+		}
+	}
+	return out
+}

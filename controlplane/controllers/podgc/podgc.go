@@ -1,0 +1,259 @@
+// Package podgc removes pods that nobody else will: those of nodes that no longer
+// exist, those that were deleted before they had a node, those on machines that
+// an operator has declared dead, and the oldest finished ones beyond a limit.
+package podgc
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// The two sorts of keys: a pod, and all finished pods together.
+const (
+	podKey      = "pod"
+	finishedKey = "finished"
+)
+
+// Options of the controller.
+type Options struct {
+	// Finished is how many pods that ran to their end are kept; 0 = 12500.
+	Finished int
+	// Quarantine is how long a node must be absent before its pods are removed; 0 = 40 s.
+	Quarantine time.Duration
+}
+
+// Why says why a pod is to be removed by force.
+type Why string
+
+// Reasons; empty for a pod that stays.
+const (
+	Stays        Why = ""
+	Orphaned     Why = "PodGC: node no longer exists"
+	Unscheduled  Why = "PodGC: deleted before it had a node"
+	OutOfService Why = "PodGC: node is out of service"
+)
+
+// Judge decides about one pod. node is nil when its node does not exist.
+func Judge(p *corev1.Pod, node *corev1.Node) Why {
+	switch {
+	case p.Spec.NodeName == "" && p.DeletionTimestamp != nil:
+		return Unscheduled
+	case p.Spec.NodeName == "":
+		return Stays
+	case node == nil:
+		return Orphaned
+	case p.DeletionTimestamp != nil && outOfService(node):
+		return OutOfService
+	}
+	return Stays
+}
+
+// outOfService says whether the node is marked dead by an operator and indeed not ready.
+func outOfService(n *corev1.Node) bool {
+	if c := controllers.NodeCondition(n, corev1.NodeReady); c != nil && c.Status == corev1.ConditionTrue {
+		return false
+	}
+	return slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeOutOfService })
+}
+
+// Surplus are the finished pods beyond the limit, evicted ones first, then the oldest.
+func Surplus(pods []*corev1.Pod, limit int) []*corev1.Pod {
+	var finished []*corev1.Pod
+	for _, p := range pods {
+		if controllers.PodEnded(p) && p.DeletionTimestamp == nil {
+			finished = append(finished, p)
+		}
+	}
+	if len(finished) <= limit {
+		return nil
+	}
+	evicted := func(p *corev1.Pod) int {
+		if p.Status.Reason == "Evicted" {
+			return 0
+		}
+		return 1
+	}
+	slices.SortFunc(finished, func(a, b *corev1.Pod) int {
+		return cmp.Or(cmp.Compare(evicted(a), evicted(b)),
+			a.CreationTimestamp.Time.Compare(b.CreationTimestamp.Time), cmp.Compare(a.UID, b.UID))
+	})
+	return finished[:len(finished)-limit]
+}
+
+// New returns the pod collector.
+func New(d controllers.Deps, o Options) *controllers.Controller {
+	o.Finished = cmp.Or(o.Finished, 12500)
+	o.Quarantine = cmp.Or(o.Quarantine, 40*time.Second)
+	nodes := client.Informer[*corev1.Node](d.Informers)
+	pods := client.Informer[*corev1.Pod](d.Informers)
+	controllers.Index(pods, controllers.PodNodeIndex, controllers.PodNode)
+	return &controllers.Controller{
+		Name:    "pod-garbage-collector",
+		Workers: 8,
+		Watches: []controllers.Watch{
+			controllers.OnInformer(pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key { return ofPod(nodes, c) }),
+			controllers.OnInformer(nodes, func(c controllers.Change[*corev1.Node]) []controllers.Key {
+				if c.Type == controllers.Added || c.Type == controllers.Updated && !outOfService(c.New) {
+					return nil
+				}
+				var keys []controllers.Key
+				for _, p := range controllers.CachedBy[*corev1.Pod](pods, controllers.PodNodeIndex, c.New.Name) {
+					keys = append(keys, keyOf(p))
+				}
+				return keys
+			}),
+		},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"delete", "get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"pods/status"}, Verbs: []string{"update"}},
+			{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
+		},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			r := &reconciler{
+				term: t, options: o, nodes: nodes, informer: pods,
+				pods:   controllers.ViewOf[*corev1.Pod](t, pods),
+				absent: map[string]time.Time{},
+			}
+			return r.reconcile
+		},
+	}
+}
+
+func keyOf(p *corev1.Pod) controllers.Key {
+	return controllers.Key{Kind: podKey, Namespace: p.Namespace, Name: p.Name}
+}
+
+func ofPod(nodes cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) []controllers.Key {
+	if c.Type == controllers.Deleted {
+		return nil
+	}
+	var keys []controllers.Key
+	if controllers.PodEnded(c.New) && (c.Old == nil || !controllers.PodEnded(c.Old)) {
+		keys = append(keys, controllers.Key{Kind: finishedKey})
+	}
+	node, _ := controllers.Cached[*corev1.Node](nodes, "", c.New.Spec.NodeName)
+	if Judge(c.New, node) != Stays {
+		keys = append(keys, keyOf(c.New))
+	}
+	return keys
+}
+
+// reconciler is the thin shell of one leadership.
+type reconciler struct {
+	term     *controllers.Term
+	options  Options
+	nodes    cache.SharedIndexInformer
+	informer cache.SharedIndexInformer
+	pods     *controllers.View[*corev1.Pod]
+
+	mu     sync.Mutex
+	absent map[string]time.Time // nodes that are not there, since when we know
+}
+
+func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+	if key.Kind == finishedKey {
+		return 0, r.finished(ctx)
+	}
+	p, ok := r.pods.Get(key.Namespace, key.Name)
+	if !ok {
+		return 0, nil
+	}
+	node, _ := controllers.Cached[*corev1.Node](r.nodes, "", p.Spec.NodeName)
+	why := Judge(p, node)
+	if why == Orphaned {
+		left, err := r.quarantine(ctx, p.Spec.NodeName)
+		if left > 0 || err != nil {
+			return left, err
+		}
+	} else if node != nil {
+		r.mu.Lock()
+		delete(r.absent, node.Name)
+		r.mu.Unlock()
+	}
+	if why == Stays {
+		return 0, nil
+	}
+	return 0, r.remove(ctx, p, why)
+}
+
+// quarantine says how long a node that the cache lacks must still be waited for.
+// At its end the API has the last word.
+func (r *reconciler) quarantine(ctx context.Context, node string) (time.Duration, error) {
+	now := r.term.Now()
+	r.mu.Lock()
+	since, known := r.absent[node]
+	if !known {
+		since = now
+		r.absent[node] = now
+	}
+	r.mu.Unlock()
+	if left := r.options.Quarantine - now.Sub(since); left > 0 {
+		return left, nil
+	}
+	_, err := client.Get[*corev1.Node](ctx, r.term.Client, "", node)
+	switch {
+	case apierrors.IsNotFound(err):
+		return 0, nil
+	case err != nil:
+		return 0, fmt.Errorf("looking for node %s: %w", node, err)
+	}
+	return 0, controllers.Race("node %s exists, the cache did not know", node)
+}
+
+// remove ends a pod by force: no agent will confirm that it has stopped.
+func (r *reconciler) remove(ctx context.Context, p *corev1.Pod, why Why) error {
+	if !controllers.PodEnded(p) {
+		next := p.DeepCopy()
+		next.Status.Phase = corev1.PodFailed
+		if why != Unscheduled {
+			next.Status.Conditions = append(next.Status.Conditions, corev1.PodCondition{
+				Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "DeletionByPodGC",
+				Message: string(why), LastTransitionTime: metav1.NewTime(r.term.Now()),
+			})
+		}
+		next, err := client.UpdateStatus(ctx, r.term.Client, next)
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("marking pod %s/%s failed: %w", p.Namespace, p.Name, err)
+		}
+		r.pods.Wrote(next)
+	}
+	return r.delete(ctx, p, string(why))
+}
+
+func (r *reconciler) delete(ctx context.Context, p *corev1.Pod, why string) error {
+	o := controllers.ByUID(p)
+	now := int64(0)
+	o.GracePeriodSeconds = &now
+	if err := client.Delete[*corev1.Pod](ctx, r.term.Client, p.Namespace, p.Name, o); err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("removing pod %s/%s (%s): %w", p.Namespace, p.Name, why, err)
+	}
+	return nil
+}
+
+// finished removes finished pods beyond the limit.
+func (r *reconciler) finished(ctx context.Context) error {
+	if len(r.informer.GetIndexer().ListKeys()) <= r.options.Finished {
+		return nil
+	}
+	surplus := Surplus(r.pods.All(), r.options.Finished)
+	return controllers.InParallel(ctx, len(surplus), func(ctx context.Context, i int) error {
+		return r.delete(ctx, surplus[i], "finished")
+	})
+}

@@ -1,0 +1,137 @@
+// Package serviceaccount gives every namespace what its pods expect: service
+// account "default", and the cluster's root certificates in ConfigMap kube-root-ca.crt.
+package serviceaccount
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// Names of what every namespace has.
+const (
+	DefaultAccount = "default"
+	RootCAMap      = "kube-root-ca.crt"
+	RootCAKey      = "ca.crt"
+)
+
+const rootCADescription = "The certificates by which clients inside the cluster verify its API server."
+
+// Needs is what a namespace lacks.
+type Needs struct {
+	Account *corev1.ServiceAccount // to create
+	Create  *corev1.ConfigMap
+	Update  *corev1.ConfigMap
+}
+
+// Plan compares a namespace with what it shall have. account says whether it has its
+// default account; ca is its root certificate map, nil when it has none.
+func Plan(ns *corev1.Namespace, account bool, ca *corev1.ConfigMap, pem string) Needs {
+	var n Needs
+	if ns.DeletionTimestamp != nil || ns.Status.Phase == corev1.NamespaceTerminating {
+		return n
+	}
+	if !account {
+		n.Account = &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: ns.Name, Name: DefaultAccount}}
+	}
+	switch {
+	case ca == nil:
+		n.Create = &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: ns.Name, Name: RootCAMap,
+				Annotations: map[string]string{"kubernetes.io/description": rootCADescription},
+			},
+			Data: map[string]string{RootCAKey: pem},
+		}
+	case len(ca.Data) != 1 || ca.Data[RootCAKey] != pem || len(ca.BinaryData) > 0:
+		n.Update = ca.DeepCopy()
+		n.Update.Data = map[string]string{RootCAKey: pem}
+		n.Update.BinaryData = nil
+	}
+	return n
+}
+
+// New returns the controller. caPEM are the cluster's root certificates.
+func New(d controllers.Deps, caPEM []byte) *controllers.Controller {
+	namespaces := client.Informer[*corev1.Namespace](d.Informers)
+	accounts := client.Informer[*corev1.ServiceAccount](d.Informers)
+	maps := client.Informer[*corev1.ConfigMap](d.Informers)
+	return &controllers.Controller{
+		Name:    "service-account",
+		Workers: 2,
+		Watches: []controllers.Watch{
+			controllers.OnInformer(namespaces, controllers.Self[*corev1.Namespace]),
+			controllers.OnInformer(accounts, func(c controllers.Change[*corev1.ServiceAccount]) []controllers.Key {
+				return ofMember(c.New.Namespace, c.New.Name == DefaultAccount)
+			}),
+			controllers.OnInformer(maps, func(c controllers.Change[*corev1.ConfigMap]) []controllers.Key {
+				return ofMember(c.New.Namespace, c.New.Name == RootCAMap)
+			}),
+		},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"serviceaccounts"}, Verbs: []string{"create", "get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"create", "get", "list", "update", "watch"}},
+		},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			account := controllers.ViewOf[*corev1.ServiceAccount](t, accounts)
+			ca := controllers.ViewOf[*corev1.ConfigMap](t, maps)
+			return func(ctx context.Context, key controllers.Key) (time.Duration, error) {
+				ns, ok := controllers.Cached[*corev1.Namespace](namespaces, "", key.Name)
+				if !ok {
+					return 0, nil
+				}
+				_, has := account.Get(ns.Name, DefaultAccount)
+				have, ok := ca.Get(ns.Name, RootCAMap)
+				if !ok {
+					have = nil
+				}
+				needs := Plan(ns, has, have, string(caPEM))
+				return 0, errors.Join(
+					write(ctx, t, account, needs.Account, client.Create[*corev1.ServiceAccount]),
+					write(ctx, t, ca, needs.Create, client.Create[*corev1.ConfigMap]),
+					write(ctx, t, ca, needs.Update, client.Update[*corev1.ConfigMap]),
+				)
+			}
+		},
+	}
+}
+
+// ofMember maps something in a namespace to that namespace if it is one of ours.
+func ofMember(namespace string, ours bool) []controllers.Key {
+	if !ours {
+		return nil
+	}
+	return []controllers.Key{{Name: namespace}}
+}
+
+// write performs one write unless obj is nil.
+func write[T interface {
+	comparable
+	api.Object
+}](ctx context.Context, t *controllers.Term, v *controllers.View[T], obj T, how func(context.Context, *client.Client, T) (T, error)) error {
+	var none T
+	if obj == none {
+		return nil
+	}
+	namespace, name := obj.GetNamespace(), obj.GetName()
+	stored, err := how(ctx, t.Client, obj)
+	switch {
+	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) || apierrors.IsAlreadyExists(err):
+		return nil // nobody needs it, or the informer brings it in a moment
+	case err != nil:
+		return fmt.Errorf("writing %s of namespace %s: %w", name, namespace, err)
+	}
+	v.Wrote(stored)
+	return nil
+}
