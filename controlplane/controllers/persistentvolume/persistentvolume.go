@@ -1,0 +1,308 @@
+package persistentvolume
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-helpers/storage/volume"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// The two sorts of keys.
+const (
+	claimKey  = "claim"
+	volumeKey = "volume"
+)
+
+// Indexes: volumes by the claim they refer to, claims that are not bound yet.
+const (
+	claimRefIndex = "keelson.claimref"
+	unboundIndex  = "keelson.unbound"
+)
+
+// New returns the binder.
+func New(d controllers.Deps) *controllers.Controller {
+	claims := client.Informer[*corev1.PersistentVolumeClaim](d.Informers)
+	volumes := client.Informer[*corev1.PersistentVolume](d.Informers)
+	classes := client.Informer[*storagev1.StorageClass](d.Informers)
+	controllers.Index(volumes, claimRefIndex, func(o api.Object) []string {
+		if v, ok := o.(*corev1.PersistentVolume); ok && v.Spec.ClaimRef != nil {
+			return []string{v.Spec.ClaimRef.Namespace + "/" + v.Spec.ClaimRef.Name}
+		}
+		return nil
+	})
+	controllers.Index(claims, unboundIndex, func(o api.Object) []string {
+		if !metav1.HasAnnotation(metav1.ObjectMeta{Annotations: o.GetAnnotations()}, volume.AnnBindCompleted) {
+			return []string{"yes"}
+		}
+		return nil
+	})
+	unbound := func() []controllers.Key {
+		var keys []controllers.Key
+		for _, c := range controllers.CachedBy[*corev1.PersistentVolumeClaim](claims, unboundIndex, "yes") {
+			keys = append(keys, keyOf(c))
+		}
+		return keys
+	}
+	return &controllers.Controller{
+		Name:    "persistent-volume-binder",
+		Workers: 4,
+		Watches: []controllers.Watch{
+			controllers.OnInformer(claims, func(c controllers.Change[*corev1.PersistentVolumeClaim]) []controllers.Key {
+				return ofClaim(volumes, c)
+			}),
+			controllers.OnInformer(volumes, func(c controllers.Change[*corev1.PersistentVolume]) []controllers.Key { return ofVolume(c, unbound) }),
+			controllers.OnInformer(classes, func(c controllers.Change[*storagev1.StorageClass]) []controllers.Key {
+				if c.Type == controllers.Deleted {
+					return nil
+				}
+				return unbound()
+			}),
+		},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"persistentvolumes", "persistentvolumeclaims"}, Verbs: []string{"get", "list", "update", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"persistentvolumes/status", "persistentvolumeclaims/status"}, Verbs: []string{"update"}},
+			{APIGroups: []string{"storage.k8s.io"}, Resources: []string{"storageclasses"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
+		},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			r := &binder{
+				term:    t,
+				claims:  controllers.ViewOf[*corev1.PersistentVolumeClaim](t, claims),
+				volumes: controllers.ViewOf[*corev1.PersistentVolume](t, volumes),
+				classes: classes,
+			}
+			return r.reconcile
+		},
+	}
+}
+
+func keyOf(c *corev1.PersistentVolumeClaim) controllers.Key {
+	return controllers.Key{Kind: claimKey, Namespace: c.Namespace, Name: c.Name}
+}
+
+// ofClaim maps a claim to itself, its volume and the volumes that refer to it.
+func ofClaim(volumes cache.SharedIndexInformer, c controllers.Change[*corev1.PersistentVolumeClaim]) []controllers.Key {
+	var keys []controllers.Key
+	if c.Type != controllers.Deleted {
+		keys = append(keys, keyOf(c.New))
+	}
+	if name := c.New.Spec.VolumeName; name != "" {
+		keys = append(keys, controllers.Key{Kind: volumeKey, Name: name})
+	}
+	for _, v := range controllers.CachedBy[*corev1.PersistentVolume](volumes, claimRefIndex, c.New.Namespace+"/"+c.New.Name) {
+		keys = append(keys, controllers.Key{Kind: volumeKey, Name: v.Name})
+	}
+	return keys
+}
+
+// ofVolume maps a volume to itself, its claim and, when it can be had, to the claims that want one.
+func ofVolume(c controllers.Change[*corev1.PersistentVolume], unbound func() []controllers.Key) []controllers.Key {
+	keys := []controllers.Key{{Kind: volumeKey, Name: c.New.Name}}
+	if ref := c.New.Spec.ClaimRef; ref != nil {
+		keys = append(keys, controllers.Key{Kind: claimKey, Namespace: ref.Namespace, Name: ref.Name})
+	}
+	if c.Type != controllers.Deleted && c.New.Spec.ClaimRef == nil && c.New.Status.Phase == corev1.VolumeAvailable {
+		keys = append(keys, unbound()...)
+	}
+	return keys
+}
+
+// binder is the thin shell of one leadership.
+type binder struct {
+	term    *controllers.Term
+	claims  *controllers.View[*corev1.PersistentVolumeClaim]
+	volumes *controllers.View[*corev1.PersistentVolume]
+	classes cache.SharedIndexInformer
+}
+
+func (b *binder) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+	if key.Kind == claimKey {
+		return 0, b.claim(ctx, key)
+	}
+	return 0, b.volume(ctx, key.Name)
+}
+
+func (b *binder) claim(ctx context.Context, key controllers.Key) error {
+	c, ok := b.claims.Get(key.Namespace, key.Name)
+	if !ok {
+		return nil
+	}
+	a := PlanClaim(c, b.volumes.All(), controllers.CachedAll[*storagev1.StorageClass](b.classes))
+	switch {
+	case a.Bind != nil:
+		return b.bind(ctx, a.Bind, c)
+	case a.Class != "":
+		next := c.DeepCopy()
+		next.Spec.StorageClassName = &a.Class
+		_, err := b.updateClaim(ctx, next)
+		return err
+	}
+	if a.Provisioner != "" && c.Annotations[volume.AnnStorageProvisioner] != a.Provisioner {
+		next := c.DeepCopy()
+		metav1.SetMetaDataAnnotation(&next.ObjectMeta, volume.AnnStorageProvisioner, a.Provisioner)
+		metav1.SetMetaDataAnnotation(&next.ObjectMeta, volume.AnnBetaStorageProvisioner, a.Provisioner)
+		next, err := b.updateClaim(ctx, next)
+		if err != nil {
+			return err
+		}
+		c = next
+	}
+	if a.Event != "" && (c.Status.Phase != a.Phase || a.Phase == corev1.ClaimPending) {
+		b.term.Events.Event(c, a.Event, a.Reason, a.Message)
+	}
+	if a.Phase == "" || c.Status.Phase == a.Phase {
+		return nil
+	}
+	status := corev1.PersistentVolumeClaimStatus{Phase: a.Phase, Conditions: c.Status.Conditions}
+	if a.Phase == corev1.ClaimLost {
+		status = *c.Status.DeepCopy()
+		status.Phase = a.Phase
+	}
+	return b.claimStatus(ctx, c, status)
+}
+
+// bind makes the four writes of a binding, those that are still to be made. The
+// volume comes first and is the lock: whoever holds it finishes, after a crash
+// too. The claim's mark comes last before its status: from then on the binding is for good.
+func (b *binder) bind(ctx context.Context, v *corev1.PersistentVolume, c *corev1.PersistentVolumeClaim) error {
+	next, changed, err := BoundVolume(v, c)
+	if err != nil {
+		return fmt.Errorf("binding volume %s to claim %s/%s: %w", v.Name, c.Namespace, c.Name, err)
+	}
+	if changed {
+		if next, err = b.updateVolume(ctx, next); err != nil {
+			return err
+		}
+	}
+	v = next
+	if err := b.volumePhase(ctx, v, VolumeAction{Phase: corev1.VolumeBound}); err != nil {
+		return err
+	}
+	bound, changed := BoundClaim(c, v)
+	if changed {
+		if bound, err = b.updateClaim(ctx, bound); err != nil {
+			return err
+		}
+	}
+	status := *bound.Status.DeepCopy()
+	status.Phase, status.AccessModes = corev1.ClaimBound, v.Spec.AccessModes
+	if c.Status.Phase != corev1.ClaimBound || status.Capacity == nil {
+		status.Capacity = v.Spec.Capacity
+	}
+	status.CurrentVolumeAttributesClassName = v.Spec.VolumeAttributesClassName
+	return b.claimStatus(ctx, bound, status)
+}
+
+func (b *binder) volume(ctx context.Context, name string) error {
+	v, ok := b.volumes.Get("", name)
+	if !ok {
+		return nil
+	}
+	c, err := b.claimOf(ctx, v)
+	if err != nil {
+		return err
+	}
+	a := PlanVolume(v, c)
+	if a.Claim {
+		b.term.Enqueue(controllers.Key{Kind: claimKey, Namespace: v.Spec.ClaimRef.Namespace, Name: v.Spec.ClaimRef.Name})
+	}
+	if a.Unbind {
+		if v, err = b.updateVolume(ctx, Unbound(v)); err != nil {
+			return err
+		}
+		a.Phase = corev1.VolumeAvailable
+	}
+	return b.volumePhase(ctx, v, a)
+}
+
+// claimOf is the claim that a volume refers to, by name and UID. That it is gone
+// is believed only when the API says so: a volume released by mistake is data lost.
+func (b *binder) claimOf(ctx context.Context, v *corev1.PersistentVolume) (*corev1.PersistentVolumeClaim, error) {
+	ref := v.Spec.ClaimRef
+	if ref == nil || ref.UID == "" {
+		return nil, nil
+	}
+	if c, ok := b.claims.Get(ref.Namespace, ref.Name); ok && c.UID == ref.UID {
+		return c, nil
+	}
+	if v.Status.Phase == corev1.VolumeReleased || v.Status.Phase == corev1.VolumeFailed {
+		return nil, nil // was asked before; a UID does not come back
+	}
+	c, err := client.Get[*corev1.PersistentVolumeClaim](ctx, b.term.Client, ref.Namespace, ref.Name)
+	switch {
+	case apierrors.IsNotFound(err) || err == nil && c.UID != ref.UID:
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("looking for claim %s/%s of volume %s: %w", ref.Namespace, ref.Name, v.Name, err)
+	}
+	return c, nil
+}
+
+func (b *binder) volumePhase(ctx context.Context, v *corev1.PersistentVolume, a VolumeAction) error {
+	if a.Phase == "" || v.Status.Phase == a.Phase {
+		return nil
+	}
+	next := v.DeepCopy()
+	now := metav1.NewTime(b.term.Now())
+	next.Status.Phase, next.Status.Message, next.Status.Reason = a.Phase, a.Message, a.Reason
+	next.Status.LastPhaseTransitionTime = &now
+	next, err := client.UpdateStatus(ctx, b.term.Client, next)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("setting volume %s to %s: %w", v.Name, a.Phase, err)
+	}
+	b.volumes.Wrote(next)
+	if a.Reason != "" {
+		b.term.Events.Event(v, corev1.EventTypeWarning, a.Reason, a.Message)
+	}
+	return nil
+}
+
+func (b *binder) claimStatus(ctx context.Context, c *corev1.PersistentVolumeClaim, s corev1.PersistentVolumeClaimStatus) error {
+	if equality.Semantic.DeepEqual(s, c.Status) {
+		return nil
+	}
+	next := c.DeepCopy()
+	next.Status = s
+	next, err := client.UpdateStatus(ctx, b.term.Client, next)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("setting claim %s/%s to %s: %w", c.Namespace, c.Name, s.Phase, err)
+	}
+	b.claims.Wrote(next)
+	return nil
+}
+
+func (b *binder) updateClaim(ctx context.Context, c *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
+	next, err := client.Update(ctx, b.term.Client, c)
+	if err != nil {
+		return nil, fmt.Errorf("updating claim %s/%s: %w", c.Namespace, c.Name, err)
+	}
+	b.claims.Wrote(next)
+	return next, nil
+}
+
+func (b *binder) updateVolume(ctx context.Context, v *corev1.PersistentVolume) (*corev1.PersistentVolume, error) {
+	next, err := client.Update(ctx, b.term.Client, v)
+	if err != nil {
+		return nil, fmt.Errorf("updating volume %s: %w", v.Name, err)
+	}
+	b.volumes.Wrote(next)
+	return next, nil
+}

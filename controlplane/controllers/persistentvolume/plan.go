@@ -1,0 +1,236 @@
+// Package persistentvolume binds claims to volumes, both sides, and releases and
+// reclaims volumes whose claim is gone.
+package persistentvolume
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/storage/volume"
+)
+
+// defaultClassAnnotation marks the class of claims that name none.
+const defaultClassAnnotation = "storageclass.kubernetes.io/is-default-class"
+
+// ClaimAction is what to do about a claim.
+type ClaimAction struct {
+	Bind        *corev1.PersistentVolume          // bind to this one, or finish doing so
+	Phase       corev1.PersistentVolumeClaimPhase // to set when nothing is bound; "" = leave it
+	Class       string                            // to assign, for a claim without one
+	Provisioner string                            // who is to make a volume: goes into annotations
+	Event       string                            // event type; "" = none
+	Reason      string
+	Message     string
+}
+
+func pending(kind, reason, format string, args ...any) ClaimAction {
+	return ClaimAction{Phase: corev1.ClaimPending, Event: kind, Reason: reason, Message: fmt.Sprintf(format, args...)}
+}
+
+func lost(reason, message string) ClaimAction {
+	return ClaimAction{Phase: corev1.ClaimLost, Event: corev1.EventTypeWarning, Reason: reason, Message: message}
+}
+
+// PlanClaim decides about a claim by all volumes and classes.
+func PlanClaim(claim *corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolume, classes []*storagev1.StorageClass) ClaimAction {
+	if metav1.HasAnnotation(claim.ObjectMeta, volume.AnnBindCompleted) {
+		return planBound(claim, find(volumes, claim.Spec.VolumeName))
+	}
+	if claim.DeletionTimestamp != nil {
+		return ClaimAction{}
+	}
+	if claim.Spec.VolumeName != "" {
+		return planChosen(claim, find(volumes, claim.Spec.VolumeName))
+	}
+	if claim.Spec.StorageClassName == nil && claim.Annotations[corev1.BetaStorageClassAnnotation] == "" {
+		if c := defaultClass(classes); c != nil {
+			return ClaimAction{Class: c.Name}
+		}
+	}
+	return planFree(claim, volumes, classes)
+}
+
+// planBound looks after a claim that was bound once: never is it given another volume.
+func planBound(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) ClaimAction {
+	switch {
+	case claim.Spec.VolumeName == "":
+		return lost("ClaimLost", "Bound claim has lost reference to PersistentVolume. Data on the volume is lost!")
+	case v == nil:
+		return lost("ClaimLost", "Bound claim has lost its PersistentVolume. Data on the volume is lost!")
+	case v.Spec.ClaimRef == nil || v.Spec.ClaimRef.UID == claim.UID:
+		return ClaimAction{Bind: v}
+	}
+	return lost("ClaimMisbound", "Two claims are bound to the same volume, this one is bound incorrectly")
+}
+
+// planChosen binds a claim to the volume that its user named.
+func planChosen(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) ClaimAction {
+	switch {
+	case v == nil:
+		return pending(corev1.EventTypeWarning, "FailedBinding", "volume %q does not exist", claim.Spec.VolumeName)
+	case v.Spec.ClaimRef == nil:
+		if why := unfit(claim, v); why != "" {
+			return pending(corev1.EventTypeWarning, "VolumeMismatch", "Cannot bind to requested volume %q: %s", v.Name, why)
+		}
+		return ClaimAction{Bind: v}
+	case volume.IsVolumeBoundToClaim(v, claim):
+		return ClaimAction{Bind: v}
+	}
+	return pending(corev1.EventTypeWarning, "FailedBinding", "volume %q already bound to a different claim.", v.Name)
+}
+
+// unfit says why a volume cannot serve a claim; "" when it can.
+func unfit(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) string {
+	have, want := v.Spec.Capacity[corev1.ResourceStorage], claim.Spec.Resources.Requests[corev1.ResourceStorage]
+	switch {
+	case have.Cmp(want) < 0:
+		return "requested PV is too small"
+	case volume.GetPersistentVolumeClass(v) != volume.GetPersistentVolumeClaimClass(claim):
+		return "storageClassName does not match"
+	case volume.CheckVolumeModeMismatches(&claim.Spec, &v.Spec):
+		return "incompatible volumeMode"
+	case !volume.CheckAccessModes(claim, v):
+		return "incompatible accessMode"
+	}
+	return ""
+}
+
+// planFree finds the smallest volume that fits, or says what is waited for.
+func planFree(claim *corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolume, classes []*storagev1.StorageClass) ClaimAction {
+	name := volume.GetPersistentVolumeClaimClass(claim)
+	i := slices.IndexFunc(classes, func(c *storagev1.StorageClass) bool { return c.Name == name })
+	var class *storagev1.StorageClass
+	if i >= 0 {
+		class = classes[i]
+	}
+	waits := class != nil && class.VolumeBindingMode != nil && *class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer &&
+		!metav1.HasAnnotation(claim.ObjectMeta, volume.AnnSelectedNode)
+	var fitting []*corev1.PersistentVolume
+	for _, v := range volumes {
+		if volume.CheckAccessModes(claim, v) {
+			fitting = append(fitting, v)
+		}
+	}
+	slices.SortFunc(fitting, func(a, b *corev1.PersistentVolume) int { return cmp.Compare(a.Name, b.Name) })
+	match, err := volume.FindMatchingVolume(claim, fitting, nil, nil, waits, true)
+	switch {
+	case err != nil:
+		return pending(corev1.EventTypeWarning, "FailedBinding", "%v", err)
+	case match != nil:
+		return ClaimAction{Bind: match}
+	case waits:
+		return pending(corev1.EventTypeNormal, "WaitForFirstConsumer", "waiting for first consumer to be created before binding")
+	case name == "":
+		return pending(corev1.EventTypeNormal, "FailedBinding", "no persistent volumes available for this claim and no storage class is set")
+	case class == nil:
+		return pending(corev1.EventTypeWarning, "ProvisioningFailed", "storageclass.storage.k8s.io %q not found", name)
+	case class.Provisioner == volume.NotSupportedProvisioner:
+		return pending(corev1.EventTypeNormal, "FailedBinding", "no persistent volume of class %q fits and the class provisions none", name)
+	}
+	a := pending(corev1.EventTypeNormal, "ExternalProvisioning",
+		"waiting for a volume to be made by the external provisioner %q or by an administrator", class.Provisioner)
+	a.Provisioner = class.Provisioner
+	return a
+}
+
+// defaultClass is the newest class marked as default; nil when there is none.
+func defaultClass(classes []*storagev1.StorageClass) *storagev1.StorageClass {
+	var found *storagev1.StorageClass
+	for _, c := range classes {
+		if c.Annotations[defaultClassAnnotation] != "true" {
+			continue
+		}
+		if found == nil || found.CreationTimestamp.Before(&c.CreationTimestamp) ||
+			found.CreationTimestamp.Equal(&c.CreationTimestamp) && c.Name < found.Name {
+			found = c
+		}
+	}
+	return found
+}
+
+func find(volumes []*corev1.PersistentVolume, name string) *corev1.PersistentVolume {
+	i := slices.IndexFunc(volumes, func(v *corev1.PersistentVolume) bool { return v.Name == name })
+	if name == "" || i < 0 {
+		return nil
+	}
+	return volumes[i]
+}
+
+// VolumeAction is what to do about a volume.
+type VolumeAction struct {
+	Phase   corev1.PersistentVolumePhase // to set; "" = leave it
+	Reason  string                       // of phase Failed
+	Message string
+	Unbind  bool // let go of a claim that has chosen another volume
+	Claim   bool // the claim has to move first: look at it
+}
+
+// PlanVolume decides about a volume by the claim that its claimRef means: nil when that
+// claim does not exist (any more) with the UID of the reference.
+func PlanVolume(v *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) VolumeAction {
+	ref := v.Spec.ClaimRef
+	switch {
+	case ref == nil:
+		return VolumeAction{Phase: corev1.VolumeAvailable}
+	case ref.UID == "":
+		return VolumeAction{Phase: corev1.VolumeAvailable, Claim: true} // kept for a claim that may come
+	case claim == nil:
+		return released(v)
+	case claim.Spec.VolumeName == v.Name:
+		return VolumeAction{Phase: corev1.VolumeBound}
+	case claim.Spec.VolumeName == "":
+		return VolumeAction{Claim: true} // half bound: the claim's turn
+	case metav1.HasAnnotation(v.ObjectMeta, volume.AnnDynamicallyProvisioned) && v.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete:
+		return released(v) // was made for a claim that took another one meanwhile
+	}
+	return VolumeAction{Unbind: true}
+}
+
+// released is a volume that has lost its claim. Its data is never given to
+// another claim: it stays, or its provisioner deletes both data and object.
+func released(v *corev1.PersistentVolume) VolumeAction {
+	switch {
+	case v.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRecycle:
+		return VolumeAction{Phase: corev1.VolumeFailed, Reason: "VolumeFailedRecycle", Message: "Recycling is not supported; use reclaim policy Retain or Delete"}
+	case v.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete && !metav1.HasAnnotation(v.ObjectMeta, volume.AnnDynamicallyProvisioned):
+		return VolumeAction{Phase: corev1.VolumeFailed, Reason: "VolumeFailedDelete", Message: "nobody provisioned this volume, so nobody can delete its data"}
+	}
+	return VolumeAction{Phase: corev1.VolumeReleased}
+}
+
+// BoundVolume is v bound to claim; changed is false when it is so already.
+func BoundVolume(v *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) (next *corev1.PersistentVolume, changed bool, err error) {
+	return volume.GetBindVolumeToClaim(v, claim)
+}
+
+// BoundClaim is claim bound to v, its binding marked as complete.
+func BoundClaim(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) (next *corev1.PersistentVolumeClaim, changed bool) {
+	next = claim.DeepCopy()
+	if next.Spec.VolumeName != v.Name {
+		next.Spec.VolumeName = v.Name
+		metav1.SetMetaDataAnnotation(&next.ObjectMeta, volume.AnnBoundByController, "yes")
+		changed = true
+	}
+	if !metav1.HasAnnotation(next.ObjectMeta, volume.AnnBindCompleted) {
+		metav1.SetMetaDataAnnotation(&next.ObjectMeta, volume.AnnBindCompleted, "yes")
+		changed = true
+	}
+	return next, changed
+}
+
+// Unbound is v without the claim that does not want it; what a user wrote there
+// himself stays, for the claim to be created anew.
+func Unbound(v *corev1.PersistentVolume) *corev1.PersistentVolume {
+	next := v.DeepCopy()
+	if metav1.HasAnnotation(next.ObjectMeta, volume.AnnBoundByController) {
+		next.Spec.ClaimRef = nil
+		delete(next.Annotations, volume.AnnBoundByController)
+	} else {
+		next.Spec.ClaimRef.UID = ""
+	}
+	return next
+}
