@@ -44,6 +44,9 @@ type Kind struct {
 	// the main resource, spec on status) and keep the generation. nil = none.
 	PrepareCreate func(Object)
 	PrepareUpdate func(obj, old Object)
+	// PrepareDelete, when not nil, is called on an object that has just got its
+	// deletionTimestamp and lives on (finalizers or a grace period).
+	PrepareDelete func(Object)
 	// Validate judges a whole object; ValidateUpdate what may change.
 	Validate       func(Object) field.ErrorList
 	ValidateUpdate func(obj, old Object) field.ErrorList

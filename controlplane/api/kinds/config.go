@@ -1,7 +1,13 @@
 package kinds
 
 import (
+	"maps"
+	"time"
+
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
 )
@@ -10,7 +16,39 @@ func configMapKind() *api.Kind {
 	k := newKind[corev1.ConfigMap, corev1.ConfigMapList](names{
 		gv: corev1.SchemeGroupVersion, kind: "ConfigMap", plural: "configmaps", singular: "configmap", short: []string{"cm"},
 	})
-	k.Namespaced = true
+	check(k, func(c *corev1.ConfigMap) field.ErrorList {
+		var errs field.ErrorList
+		size := 0
+		for _, key := range sorted(c.Data) {
+			size += len(c.Data[key])
+			errs = append(errs, invalid(field.NewPath("data").Key(key), key, validation.IsConfigMapKey(key))...)
+			if _, twice := c.BinaryData[key]; twice {
+				errs = append(errs, field.Invalid(field.NewPath("data").Key(key), key, "duplicate of key present in binaryData"))
+			}
+		}
+		for _, key := range sorted(c.BinaryData) {
+			size += len(c.BinaryData[key])
+			errs = append(errs, invalid(field.NewPath("binaryData").Key(key), key, validation.IsConfigMapKey(key))...)
+		}
+		return append(errs, tooBig(size, field.NewPath(""))...)
+	})
+	checkUpdate(k, func(obj, old *corev1.ConfigMap) field.ErrorList {
+		if !isTrue(old.Immutable) {
+			return nil
+		}
+		errs := staysImmutable(obj.Immutable)
+		if !maps.Equal(obj.Data, old.Data) {
+			errs = append(errs, field.Forbidden(field.NewPath("data"), immutableMsg))
+		}
+		if !semanticEqual(obj.BinaryData, old.BinaryData) {
+			errs = append(errs, field.Forbidden(field.NewPath("binaryData"), immutableMsg))
+		}
+		return errs
+	})
+	k.Columns = columns(nameCol, numCol("Data"), ageCol)
+	k.Row = row(func(c *corev1.ConfigMap, now time.Time) []any {
+		return []any{c.Name, int64(len(c.Data) + len(c.BinaryData)), age(c, now)}
+	})
 	return k
 }
 
@@ -18,6 +56,89 @@ func secretKind() *api.Kind {
 	k := newKind[corev1.Secret, corev1.SecretList](names{
 		gv: corev1.SchemeGroupVersion, kind: "Secret", plural: "secrets", singular: "secret",
 	})
-	k.Namespaced = true
+	k.Default = defaults(func(s *corev1.Secret) {
+		setDefault(&s.Type, corev1.SecretTypeOpaque)
+		// stringData is for writing only: it is stored as data and never read back.
+		if len(s.StringData) > 0 && s.Data == nil {
+			s.Data = make(map[string][]byte, len(s.StringData))
+		}
+		for key, v := range s.StringData {
+			s.Data[key] = []byte(v)
+		}
+		s.StringData = nil
+	})
+	check(k, validateSecret)
+	checkUpdate(k, func(obj, old *corev1.Secret) field.ErrorList {
+		errs := sameOr(obj.Type, old.Type, field.NewPath("type"))
+		if !isTrue(old.Immutable) {
+			return errs
+		}
+		errs = append(errs, staysImmutable(obj.Immutable)...)
+		if !semanticEqual(obj.Data, old.Data) {
+			errs = append(errs, field.Forbidden(field.NewPath("data"), immutableMsg))
+		}
+		return errs
+	})
+	k.Columns = columns(nameCol, col("Type"), numCol("Data"), ageCol)
+	k.Row = row(func(s *corev1.Secret, now time.Time) []any {
+		return []any{s.Name, string(s.Type), int64(len(s.Data)), age(s, now)}
+	})
+	k.Fields = fieldsOf(func(s *corev1.Secret) fields.Set { return fields.Set{"type": string(s.Type)} })
 	return k
 }
+
+// secretKeys are the keys that a type of Secret must have.
+var secretKeys = map[corev1.SecretType][]string{
+	corev1.SecretTypeTLS:              {corev1.TLSCertKey, corev1.TLSPrivateKeyKey},
+	corev1.SecretTypeDockerConfigJson: {corev1.DockerConfigJsonKey},
+	corev1.SecretTypeDockercfg:        {corev1.DockerConfigKey},
+	corev1.SecretTypeSSHAuth:          {corev1.SSHAuthPrivateKey},
+}
+
+func validateSecret(s *corev1.Secret) field.ErrorList {
+	var errs field.ErrorList
+	data := field.NewPath("data")
+	size := 0
+	for _, key := range sorted(s.Data) {
+		size += len(s.Data[key])
+		errs = append(errs, invalid(data.Key(key), key, validation.IsConfigMapKey(key))...)
+	}
+	errs = append(errs, tooBig(size, data)...)
+	for _, key := range secretKeys[s.Type] {
+		if _, ok := s.Data[key]; !ok {
+			errs = append(errs, field.Required(data.Key(key), ""))
+		}
+	}
+	switch s.Type {
+	case corev1.SecretTypeBasicAuth:
+		_, user := s.Data[corev1.BasicAuthUsernameKey]
+		_, password := s.Data[corev1.BasicAuthPasswordKey]
+		if !user && !password {
+			errs = append(errs, field.Required(data.Key(corev1.BasicAuthUsernameKey), ""),
+				field.Required(data.Key(corev1.BasicAuthPasswordKey), ""))
+		}
+	case corev1.SecretTypeServiceAccountToken:
+		if s.Annotations[corev1.ServiceAccountNameKey] == "" {
+			errs = append(errs, field.Required(field.NewPath("metadata", "annotations").Key(corev1.ServiceAccountNameKey), ""))
+		}
+	}
+	return errs
+}
+
+const immutableMsg = "field is immutable when `immutable` is set"
+
+func staysImmutable(now *bool) field.ErrorList {
+	if isTrue(now) {
+		return nil
+	}
+	return field.ErrorList{field.Forbidden(field.NewPath("immutable"), immutableMsg)}
+}
+
+func tooBig(size int, at *field.Path) field.ErrorList {
+	if size > corev1.MaxSecretSize {
+		return field.ErrorList{field.TooLong(at, "", corev1.MaxSecretSize)}
+	}
+	return nil
+}
+
+func isTrue(b *bool) bool { return b != nil && *b }

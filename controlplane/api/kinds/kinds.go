@@ -7,9 +7,9 @@ package kinds
 import (
 	"time"
 
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
 )
@@ -51,6 +51,9 @@ type names struct {
 	singular string
 	short    []string
 	all      bool // member of the category "all"
+	// global kinds have no namespace
+	global bool
+	rule   nameRule // of metadata.name; nil = a DNS subdomain
 }
 
 // newKind starts a stored kind of Go types T and L (its list). The caller adds
@@ -61,6 +64,7 @@ func newKind[T, L any, P ptrTo[T], PL listOf[L]](n names) *api.Kind {
 		Resource:   n.plural,
 		Singular:   n.singular,
 		ShortNames: n.short,
+		Namespaced: !n.global,
 		New:        func() api.Object { return P(new(T)) },
 		NewList:    func() runtime.Object { return PL(new(L)) },
 		Columns:    columns(nameCol, ageCol),
@@ -71,39 +75,33 @@ func newKind[T, L any, P ptrTo[T], PL listOf[L]](n names) *api.Kind {
 	if n.all {
 		k.Categories = []string{"all"}
 	}
+	checkMeta(k, n.rule)
 	return k
 }
 
 // newVirtual starts a kind that is answered, not stored.
 func newVirtual[T any, P ptrTo[T]](n names) *api.Kind {
 	return &api.Kind{
-		GVK:      n.gv.WithKind(n.kind),
-		Resource: n.plural,
-		Singular: n.singular,
-		Virtual:  true,
-		Verbs:    []string{"create"},
-		New:      func() api.Object { return P(new(T)) },
+		GVK:        n.gv.WithKind(n.kind),
+		Resource:   n.plural,
+		Singular:   n.singular,
+		Virtual:    true,
+		Namespaced: !n.global,
+		Verbs:      []string{"create"},
+		New:        func() api.Object { return P(new(T)) },
 	}
 }
 
-// on1, on2, judge1 and judge2 let the functions of a kind take its own type.
+// defaults, row and fieldsOf let the functions of a kind take its own type.
 
-func on1[P api.Object](f func(P)) func(api.Object) {
+func defaults[P api.Object](f func(P)) func(api.Object) {
 	return func(o api.Object) { f(o.(P)) }
-}
-
-func on2[P api.Object](f func(obj, old P)) func(obj, old api.Object) {
-	return func(obj, old api.Object) { f(obj.(P), old.(P)) }
-}
-
-func judge1[P api.Object](f func(P) field.ErrorList) func(api.Object) field.ErrorList {
-	return func(o api.Object) field.ErrorList { return f(o.(P)) }
-}
-
-func judge2[P api.Object](f func(obj, old P) field.ErrorList) func(obj, old api.Object) field.ErrorList {
-	return func(obj, old api.Object) field.ErrorList { return f(obj.(P), old.(P)) }
 }
 
 func row[P api.Object](f func(obj P, now time.Time) []any) func(api.Object, time.Time) []any {
 	return func(o api.Object, now time.Time) []any { return f(o.(P), now) }
+}
+
+func fieldsOf[P api.Object](f func(P) fields.Set) func(api.Object) fields.Set {
+	return func(o api.Object) fields.Set { return f(o.(P)) }
 }

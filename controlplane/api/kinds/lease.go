@@ -1,7 +1,10 @@
 package kinds
 
 import (
+	"time"
+
 	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
 )
@@ -10,6 +13,27 @@ func leaseKind() *api.Kind {
 	k := newKind[coordinationv1.Lease, coordinationv1.LeaseList](names{
 		gv: coordinationv1.SchemeGroupVersion, kind: "Lease", plural: "leases", singular: "lease",
 	})
-	k.Namespaced = true
+	check(k, func(l *coordinationv1.Lease) field.ErrorList {
+		var errs field.ErrorList
+		spec := field.NewPath("spec")
+		if d := l.Spec.LeaseDurationSeconds; d != nil && *d <= 0 {
+			errs = append(errs, field.Invalid(spec.Child("leaseDurationSeconds"), *d, "must be greater than 0"))
+		}
+		if n := l.Spec.LeaseTransitions; n != nil && *n < 0 {
+			errs = append(errs, field.Invalid(spec.Child("leaseTransitions"), *n, "must be greater than or equal to 0"))
+		}
+		if h := l.Spec.HolderIdentity; h != nil && *h == "" {
+			errs = append(errs, field.Invalid(spec.Child("holderIdentity"), *h, "must not be empty"))
+		}
+		return errs
+	})
+	k.Columns = columns(nameCol, col("Holder"), ageCol)
+	k.Row = row(func(l *coordinationv1.Lease, now time.Time) []any {
+		holder := ""
+		if l.Spec.HolderIdentity != nil {
+			holder = *l.Spec.HolderIdentity
+		}
+		return []any{l.Name, holder, age(l, now)}
+	})
 	return k
 }

@@ -1,14 +1,178 @@
 package kinds
 
 import (
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
 )
 
+const (
+	nodeRolePrefix = "node-role.kubernetes.io/"
+	nodeRoleLabel  = "kubernetes.io/role"
+)
+
 func nodeKind() *api.Kind {
 	k := newKind[corev1.Node, corev1.NodeList](names{
-		gv: corev1.SchemeGroupVersion, kind: "Node", plural: "nodes", singular: "node", short: []string{"no"},
+		gv: corev1.SchemeGroupVersion, kind: "Node", plural: "nodes", singular: "node", short: []string{"no"}, global: true,
+	})
+	k.Default = defaults(func(n *corev1.Node) {
+		if n.Status.Allocatable == nil && n.Status.Capacity != nil {
+			n.Status.Allocatable = n.Status.Capacity.DeepCopy()
+		}
+		if n.Spec.PodCIDR == "" && len(n.Spec.PodCIDRs) > 0 {
+			n.Spec.PodCIDR = n.Spec.PodCIDRs[0]
+		}
+		if n.Spec.PodCIDR != "" && len(n.Spec.PodCIDRs) == 0 {
+			n.Spec.PodCIDRs = []string{n.Spec.PodCIDR}
+		}
+	})
+	hasStatus(k, halves[*corev1.Node]{
+		spec: func(n *corev1.Node) any { return n.Spec },
+		keep: func(obj, old *corev1.Node) { obj.Spec = *old.Spec.DeepCopy() },
+		status: func(obj, old *corev1.Node) {
+			// A node registers itself with its status, so creation keeps it.
+			if old != nil {
+				obj.Status = *old.Status.DeepCopy()
+			}
+		},
+	})
+	prepare(k, func(n *corev1.Node) { n.Generation = 0 })
+	check(k, validateNode)
+	checkUpdate(k, validateNodeUpdate)
+	status := k.Subresources["status"]
+	status.ValidateUpdate = func(obj, old api.Object) field.ErrorList {
+		return append(metaUpdate(obj, old), validateNodeStatus(obj.(*corev1.Node))...)
+	}
+	k.Columns = columns(nameCol, col("Status"), col("Roles"), ageCol, col("Version"),
+		wide("Internal-IP"), wide("External-IP"), wide("OS-Image"), wide("Kernel-Version"), wide("Container-Runtime"))
+	k.Row = row(nodeRow)
+	k.Fields = fieldsOf(func(n *corev1.Node) fields.Set {
+		return fields.Set{"spec.unschedulable": strconv.FormatBool(n.Spec.Unschedulable)}
 	})
 	return k
+}
+
+func validateNode(n *corev1.Node) field.ErrorList {
+	spec := field.NewPath("spec")
+	errs := validateTaints(n.Spec.Taints, spec.Child("taints"))
+	for i, cidr := range n.Spec.PodCIDRs {
+		errs = append(errs, validation.IsValidCIDR(spec.Child("podCIDRs").Index(i), cidr)...)
+	}
+	if len(n.Spec.PodCIDRs) > 0 && n.Spec.PodCIDR != n.Spec.PodCIDRs[0] {
+		errs = append(errs, field.Invalid(spec.Child("podCIDR"), n.Spec.PodCIDR, "must be the first of podCIDRs"))
+	}
+	return append(errs, validateNodeStatus(n)...)
+}
+
+func validateNodeStatus(n *corev1.Node) field.ErrorList {
+	status := field.NewPath("status")
+	errs := validateQuantities(n.Status.Capacity, status.Child("capacity"))
+	errs = append(errs, validateQuantities(n.Status.Allocatable, status.Child("allocatable"))...)
+	seen := map[corev1.NodeAddress]bool{}
+	for i, a := range n.Status.Addresses {
+		if seen[a] {
+			errs = append(errs, field.Duplicate(status.Child("addresses").Index(i), a))
+		}
+		seen[a] = true
+	}
+	return errs
+}
+
+func validateNodeUpdate(obj, old *corev1.Node) field.ErrorList {
+	spec := field.NewPath("spec")
+	var errs field.ErrorList
+	if len(old.Spec.PodCIDRs) > 0 && !slices.Equal(obj.Spec.PodCIDRs, old.Spec.PodCIDRs) {
+		errs = append(errs, field.Forbidden(spec.Child("podCIDRs"), "node updates may not change podCIDR except from \"\" to valid"))
+	}
+	if old.Spec.ProviderID != "" && obj.Spec.ProviderID != old.Spec.ProviderID {
+		errs = append(errs, field.Forbidden(spec.Child("providerID"), "node updates may not change providerID except from \"\" to valid"))
+	}
+	return errs
+}
+
+func validateTaints(taints []corev1.Taint, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	type identity struct {
+		key    string
+		effect corev1.TaintEffect
+	}
+	seen := map[identity]bool{}
+	for i, t := range taints {
+		p := at.Index(i)
+		errs = append(errs, invalid(p.Child("key"), t.Key, validation.IsQualifiedName(t.Key))...)
+		errs = append(errs, invalid(p.Child("value"), t.Value, validation.IsValidLabelValue(t.Value))...)
+		errs = append(errs, oneOf(t.Effect, p.Child("effect"),
+			corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoExecute)...)
+		id := identity{t.Key, t.Effect}
+		if seen[id] {
+			d := field.Duplicate(p, t)
+			d.Detail = "taints must be unique by key and effect pair"
+			errs = append(errs, d)
+		}
+		seen[id] = true
+	}
+	return errs
+}
+
+func nodeRow(n *corev1.Node, now time.Time) []any {
+	runtime := n.Status.NodeInfo.ContainerRuntimeVersion
+	return []any{
+		n.Name, nodeState(n), orNone(strings.Join(nodeRoles(n), ",")), age(n, now), n.Status.NodeInfo.KubeletVersion,
+		orNone(nodeAddress(n, corev1.NodeInternalIP)), orNone(nodeAddress(n, corev1.NodeExternalIP)),
+		orUnknown(n.Status.NodeInfo.OSImage), orUnknown(n.Status.NodeInfo.KernelVersion), orUnknown(runtime),
+	}
+}
+
+func nodeState(n *corev1.Node) string {
+	state := "Unknown"
+	for _, c := range n.Status.Conditions {
+		if c.Type != corev1.NodeReady {
+			continue
+		}
+		state = "NotReady"
+		if c.Status == corev1.ConditionTrue {
+			state = "Ready"
+		}
+	}
+	if n.Spec.Unschedulable {
+		state += ",SchedulingDisabled"
+	}
+	return state
+}
+
+func nodeRoles(n *corev1.Node) []string {
+	var roles []string
+	for key, value := range n.Labels {
+		if role, ok := strings.CutPrefix(key, nodeRolePrefix); ok && role != "" {
+			roles = append(roles, role)
+		} else if key == nodeRoleLabel && value != "" {
+			roles = append(roles, value)
+		}
+	}
+	slices.Sort(roles)
+	return slices.Compact(roles)
+}
+
+func nodeAddress(n *corev1.Node, t corev1.NodeAddressType) string {
+	for _, a := range n.Status.Addresses {
+		if a.Type == t {
+			return a.Address
+		}
+	}
+	return ""
+}
+
+func orUnknown(s string) string {
+	if s == "" {
+		return unknown
+	}
+	return s
 }

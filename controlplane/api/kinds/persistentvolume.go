@@ -1,14 +1,203 @@
 package kinds
 
 import (
+	"strings"
+	"time"
+
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
 )
 
 func persistentVolumeKind() *api.Kind {
 	k := newKind[corev1.PersistentVolume, corev1.PersistentVolumeList](names{
-		gv: corev1.SchemeGroupVersion, kind: "PersistentVolume", plural: "persistentvolumes", singular: "persistentvolume", short: []string{"pv"},
+		gv: corev1.SchemeGroupVersion, kind: "PersistentVolume", plural: "persistentvolumes", singular: "persistentvolume",
+		short: []string{"pv"}, global: true,
+	})
+	k.Default = defaults(func(v *corev1.PersistentVolume) {
+		setDefault(&v.Status.Phase, corev1.VolumePending)
+		setDefault(&v.Spec.PersistentVolumeReclaimPolicy, corev1.PersistentVolumeReclaimRetain)
+		setDefaultPtr(&v.Spec.VolumeMode, corev1.PersistentVolumeFilesystem)
+		if h := v.Spec.HostPath; h != nil {
+			setDefaultPtr(&h.Type, corev1.HostPathUnset)
+		}
+		roundResources(v.Spec.Capacity)
+	})
+	hasStatus(k, halves[*corev1.PersistentVolume]{
+		spec: func(v *corev1.PersistentVolume) any { return v.Spec },
+		keep: func(obj, old *corev1.PersistentVolume) { obj.Spec = *old.Spec.DeepCopy() },
+		status: func(obj, old *corev1.PersistentVolume) {
+			obj.Status = corev1.PersistentVolumeStatus{Phase: corev1.VolumePending}
+			if old != nil {
+				obj.Status = *old.Status.DeepCopy()
+			}
+		},
+	})
+	prepare(k, func(v *corev1.PersistentVolume) { v.Generation = 0 })
+	check(k, validatePersistentVolume)
+	checkUpdate(k, func(obj, old *corev1.PersistentVolume) field.ErrorList {
+		spec := field.NewPath("spec")
+		var errs field.ErrorList
+		if !semanticEqual(obj.Spec.PersistentVolumeSource, old.Spec.PersistentVolumeSource) {
+			errs = append(errs, field.Forbidden(spec.Child("persistentvolumesource"), "spec.persistentvolumesource is immutable after creation"))
+		}
+		errs = append(errs, sameOr(obj.Spec.VolumeMode, old.Spec.VolumeMode, spec.Child("volumeMode"))...)
+		if old.Spec.NodeAffinity != nil {
+			errs = append(errs, sameOr(obj.Spec.NodeAffinity, old.Spec.NodeAffinity, spec.Child("nodeAffinity"))...)
+		}
+		return errs
+	})
+	k.Columns = columns(nameCol, col("Capacity"), col("Access Modes"), col("Reclaim Policy"), col("Status"), col("Claim"),
+		col("StorageClass"), col("VolumeAttributesClass"), col("Reason"), ageCol, wide("VolumeMode"))
+	k.Row = row(func(v *corev1.PersistentVolume, now time.Time) []any {
+		claim := ""
+		if r := v.Spec.ClaimRef; r != nil {
+			claim = r.Namespace + "/" + r.Name
+		}
+		class := v.Annotations[corev1.BetaStorageClassAnnotation]
+		if class == "" {
+			class = v.Spec.StorageClassName
+		}
+		phase := string(v.Status.Phase)
+		if v.DeletionTimestamp != nil {
+			phase = "Terminating"
+		}
+		return []any{v.Name, quantity(v.Spec.Capacity, corev1.ResourceStorage), accessModes(v.Spec.AccessModes),
+			string(v.Spec.PersistentVolumeReclaimPolicy), phase, claim, class, orUnset(v.Spec.VolumeAttributesClassName),
+			v.Status.Reason, age(v, now), orUnset(v.Spec.VolumeMode)}
+	})
+	k.Fields = fieldsOf(func(v *corev1.PersistentVolume) fields.Set {
+		return fields.Set{"status.phase": string(v.Status.Phase), "spec.storageClassName": v.Spec.StorageClassName}
 	})
 	return k
+}
+
+func validatePersistentVolume(v *corev1.PersistentVolume) field.ErrorList {
+	spec := field.NewPath("spec")
+	errs := validateAccessModes(v.Spec.AccessModes, spec.Child("accessModes"))
+	size, ok := v.Spec.Capacity[corev1.ResourceStorage]
+	if !ok || len(v.Spec.Capacity) != 1 {
+		errs = append(errs, field.NotSupported(spec.Child("capacity"), v.Spec.Capacity, []string{string(corev1.ResourceStorage)}))
+	} else if size.Sign() <= 0 {
+		errs = append(errs, field.Invalid(spec.Child("capacity").Key("storage"), size.String(), "must be greater than zero"))
+	}
+	errs = append(errs, oneOf(v.Spec.PersistentVolumeReclaimPolicy, spec.Child("persistentVolumeReclaimPolicy"),
+		corev1.PersistentVolumeReclaimDelete, corev1.PersistentVolumeReclaimRecycle, corev1.PersistentVolumeReclaimRetain)...)
+	errs = append(errs, validateVolumeMode(v.Spec.VolumeMode, spec.Child("volumeMode"))...)
+	if c := v.Spec.StorageClassName; c != "" {
+		errs = append(errs, invalid(spec.Child("storageClassName"), c, validation.NameIsDNSSubdomain(c, false))...)
+	}
+	errs = append(errs, validatePVSource(&v.Spec, spec)...)
+	if a := v.Spec.NodeAffinity; a != nil {
+		at := spec.Child("nodeAffinity", "required")
+		if a.Required == nil {
+			errs = append(errs, field.Required(at, "must specify required node constraints"))
+		} else {
+			errs = append(errs, validateNodeSelector(a.Required, at)...)
+		}
+	}
+	return errs
+}
+
+func validatePVSource(s *corev1.PersistentVolumeSpec, spec *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	n := countSet(s.PersistentVolumeSource)
+	switch {
+	case n == 0:
+		errs = append(errs, field.Required(spec, "must specify a volume type"))
+	case n > 1:
+		errs = append(errs, field.Forbidden(spec, "may not specify more than 1 volume type"))
+	}
+	if h := s.HostPath; h != nil {
+		errs = append(errs, validateHostPath(h, spec.Child("hostPath"))...)
+	}
+	if l := s.Local; l != nil {
+		if l.Path == "" {
+			errs = append(errs, field.Required(spec.Child("local", "path"), ""))
+		}
+		if s.NodeAffinity == nil {
+			errs = append(errs, field.Required(spec.Child("nodeAffinity"), "Local volume requires node affinity"))
+		}
+	}
+	if c := s.CSI; c != nil {
+		errs = append(errs, validateDriverName(c.Driver, spec.Child("csi", "driver"))...)
+		if c.VolumeHandle == "" {
+			errs = append(errs, field.Required(spec.Child("csi", "volumeHandle"), ""))
+		}
+	}
+	if f := s.NFS; f != nil {
+		errs = append(errs, validateNFS(f, spec.Child("nfs"))...)
+	}
+	return errs
+}
+
+var knownAccessModes = []corev1.PersistentVolumeAccessMode{
+	corev1.ReadOnlyMany, corev1.ReadWriteMany, corev1.ReadWriteOnce, corev1.ReadWriteOncePod,
+}
+
+func validateAccessModes(modes []corev1.PersistentVolumeAccessMode, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if len(modes) == 0 {
+		errs = append(errs, field.Required(at, "at least 1 access mode is required"))
+	}
+	once, others := false, false
+	for _, m := range modes {
+		errs = append(errs, oneOf(m, at, knownAccessModes...)...)
+		if m == corev1.ReadWriteOncePod {
+			once = true
+		} else {
+			others = true
+		}
+	}
+	if once && others {
+		errs = append(errs, field.Forbidden(at, "may not use ReadWriteOncePod with other access modes"))
+	}
+	return errs
+}
+
+func validateVolumeMode(m *corev1.PersistentVolumeMode, at *field.Path) field.ErrorList {
+	if m == nil {
+		return nil
+	}
+	return oneOf(*m, at, corev1.PersistentVolumeBlock, corev1.PersistentVolumeFilesystem)
+}
+
+// shortModes are the access modes in a row.
+var shortModes = []struct {
+	mode  corev1.PersistentVolumeAccessMode
+	short string
+}{
+	{corev1.ReadWriteOnce, "RWO"}, {corev1.ReadOnlyMany, "ROX"}, {corev1.ReadWriteMany, "RWX"}, {corev1.ReadWriteOncePod, "RWOP"},
+}
+
+func accessModes(modes []corev1.PersistentVolumeAccessMode) string {
+	has := map[corev1.PersistentVolumeAccessMode]bool{}
+	for _, m := range modes {
+		has[m] = true
+	}
+	var out []string
+	for _, s := range shortModes {
+		if has[s.mode] {
+			out = append(out, s.short)
+		}
+	}
+	return strings.Join(out, ",")
+}
+
+func quantity(l corev1.ResourceList, name corev1.ResourceName) string {
+	q, ok := l[name]
+	if !ok {
+		return ""
+	}
+	return q.String()
+}
+
+func orUnset[T ~string](p *T) string {
+	if p == nil || *p == "" {
+		return unset
+	}
+	return string(*p)
 }

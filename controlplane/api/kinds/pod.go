@@ -1,7 +1,14 @@
 package kinds
 
 import (
+	"slices"
+	"strconv"
+
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
 )
@@ -10,6 +17,128 @@ func podKind() *api.Kind {
 	k := newKind[corev1.Pod, corev1.PodList](names{
 		gv: corev1.SchemeGroupVersion, kind: "Pod", plural: "pods", singular: "pod", short: []string{"po"}, all: true,
 	})
-	k.Namespaced = true
+	k.Default = defaults(defaultPod)
+	hasStatus(k, halves[*corev1.Pod]{
+		spec: func(p *corev1.Pod) any { return p.Spec },
+		keep: func(obj, old *corev1.Pod) { obj.Spec = *old.Spec.DeepCopy() },
+		status: func(obj, old *corev1.Pod) {
+			// F56
+			obj.Status = corev1.PodStatus{Phase: corev1.PodPending}
+			if old != nil {
+				obj.Status = *old.Status.DeepCopy()
+			}
+		},
+	})
+	prepare(k, func(p *corev1.Pod) { p.Status.QOSClass = QOSClass(&p.Spec) })
+	prepareUpdate(k, func(obj, old *corev1.Pod) {
+		// A debug container is added through its subresource alone, and no client
+		// that knows nothing of it may lose it.
+		obj.Spec.EphemeralContainers = old.DeepCopy().Spec.EphemeralContainers
+	})
+	check(k, validatePod)
+	checkUpdate(k, validatePodUpdate)
+	status := k.Subresources["status"]
+	keepSpec := status.PrepareUpdate
+	status.PrepareUpdate = func(obj, old api.Object) {
+		keepSpec(obj, old)
+		// The class follows from the spec, which cannot change in this way.
+		setDefault(&obj.(*corev1.Pod).Status.QOSClass, old.(*corev1.Pod).Status.QOSClass)
+	}
+	status.ValidateUpdate = func(obj, old api.Object) field.ErrorList {
+		return append(metaUpdate(obj, old), validatePodStatusUpdate(obj.(*corev1.Pod), old.(*corev1.Pod))...)
+	}
+	addPodSubresources(k)
+	k.GracePeriod = func(o api.Object, requested *int64) int64 { return podGracePeriod(o.(*corev1.Pod), requested) }
+	k.Columns = podColumns
+	k.Row = row(podRow)
+	k.Fields = fieldsOf(func(p *corev1.Pod) fields.Set {
+		return fields.Set{
+			"spec.nodeName":            p.Spec.NodeName,
+			"spec.restartPolicy":       string(p.Spec.RestartPolicy),
+			"spec.schedulerName":       p.Spec.SchedulerName,
+			"spec.serviceAccountName":  p.Spec.ServiceAccountName,
+			"spec.hostNetwork":         strconv.FormatBool(p.Spec.HostNetwork),
+			"status.phase":             string(p.Status.Phase),
+			"status.podIP":             p.Status.PodIP,
+			"status.nominatedNodeName": p.Status.NominatedNodeName,
+		}
+	})
 	return k
+}
+
+func addPodSubresources(k *api.Kind) {
+	core := corev1.SchemeGroupVersion
+	create := []string{"create"}
+	connect := []string{"create", "get"}
+	addSub(k, "binding", &api.Subresource{GVK: core.WithKind("Binding"), Verbs: create,
+		New: func() runtime.Object { return &corev1.Binding{} }})
+	addSub(k, "eviction", &api.Subresource{GVK: policyv1.SchemeGroupVersion.WithKind("Eviction"), Verbs: create,
+		New: func() runtime.Object { return &policyv1.Eviction{} }})
+	addSub(k, "log", &api.Subresource{GVK: k.GVK, Verbs: []string{"get"}})
+	addSub(k, "exec", &api.Subresource{GVK: core.WithKind("PodExecOptions"), Verbs: connect})
+	addSub(k, "attach", &api.Subresource{GVK: core.WithKind("PodAttachOptions"), Verbs: connect})
+	addSub(k, "portforward", &api.Subresource{GVK: core.WithKind("PodPortForwardOptions"), Verbs: connect})
+	addSub(k, "ephemeralcontainers", &api.Subresource{
+		Verbs: []string{"get", "patch", "update"},
+		PrepareUpdate: func(o, was api.Object) {
+			obj, old := o.(*corev1.Pod), was.(*corev1.Pod)
+			want := obj.Spec.EphemeralContainers
+			rv := obj.ResourceVersion
+			*obj = *old.DeepCopy()
+			obj.ResourceVersion = rv
+			obj.Spec.EphemeralContainers = want
+			DefaultPodSpec(&obj.Spec)
+			if !semanticEqual(want, old.Spec.EphemeralContainers) {
+				obj.Generation++
+			}
+		},
+		ValidateUpdate: func(o, was api.Object) field.ErrorList {
+			obj, old := o.(*corev1.Pod), was.(*corev1.Pod)
+			return append(metaUpdate(obj, old), validateEphemeralUpdate(obj, old)...)
+		},
+	})
+}
+
+// podGracePeriod is how many seconds a pod is given to end: none when nothing of
+// it can be running, else what the caller asks for, or else what the pod does.
+func podGracePeriod(p *corev1.Pod, requested *int64) int64 {
+	if p.Spec.NodeName == "" || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
+		return 0
+	}
+	period := DefaultGracePeriodSeconds
+	if requested != nil {
+		period = *requested
+	} else if p.Spec.TerminationGracePeriodSeconds != nil {
+		period = *p.Spec.TerminationGracePeriodSeconds
+	}
+	if period < 0 {
+		return 1
+	}
+	return period
+}
+
+// QOSClass is the class of a pod: Guaranteed when every container limits both
+// cpu and memory and requests all of that, BestEffort when none asks for
+// anything, Burstable between.
+func QOSClass(s *corev1.PodSpec) corev1.PodQOSClass {
+	lists := slices.Concat(s.InitContainers, s.Containers)
+	guaranteed, asks := true, false
+	for i := range lists {
+		r := &lists[i].Resources
+		for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} {
+			limit, limited := r.Limits[name]
+			request, requested := r.Requests[name]
+			asks = asks || limited && !limit.IsZero() || requested && !request.IsZero()
+			if !limited || limit.IsZero() || requested && limit.Cmp(request) != 0 {
+				guaranteed = false
+			}
+		}
+	}
+	switch {
+	case !asks:
+		return corev1.PodQOSBestEffort
+	case guaranteed:
+		return corev1.PodQOSGuaranteed
+	}
+	return corev1.PodQOSBurstable
 }

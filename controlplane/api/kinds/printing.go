@@ -54,3 +54,12 @@ func orNone(s string) string {
 	}
 	return s
 }
+
+type columnDef = metav1.TableColumnDefinition
+
+func microTime(t metav1.MicroTime) metav1.Time { return metav1.Time{Time: t.Time} }
+
+// dateCol and date are for the few kinds that show when they were made instead of their age.
+var dateCol = columnDef{Name: "Created At", Type: "date", Description: "When the object was created."}
+
+func date(o api.Object) any { return o.GetCreationTimestamp().UTC().Format(time.RFC3339) }

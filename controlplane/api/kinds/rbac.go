@@ -1,37 +1,177 @@
 package kinds
 
 import (
+	"strings"
+	"time"
+
 	rbacv1 "k8s.io/api/rbac/v1"
+	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
 )
 
 func roleKind() *api.Kind {
 	k := newKind[rbacv1.Role, rbacv1.RoleList](names{
-		gv: rbacv1.SchemeGroupVersion, kind: "Role", plural: "roles", singular: "role",
+		gv: rbacv1.SchemeGroupVersion, kind: "Role", plural: "roles", singular: "role", rule: pathSegment,
 	})
-	k.Namespaced = true
+	check(k, func(r *rbacv1.Role) field.ErrorList { return validateRules(r.Rules, true) })
+	k.Columns = columns(nameCol, dateCol)
+	k.Row = func(o api.Object, _ time.Time) []any { return []any{o.GetName(), date(o)} }
 	return k
 }
 
 func clusterRoleKind() *api.Kind {
 	k := newKind[rbacv1.ClusterRole, rbacv1.ClusterRoleList](names{
-		gv: rbacv1.SchemeGroupVersion, kind: "ClusterRole", plural: "clusterroles", singular: "clusterrole",
+		gv: rbacv1.SchemeGroupVersion, kind: "ClusterRole", plural: "clusterroles", singular: "clusterrole", rule: pathSegment, global: true,
 	})
+	check(k, func(r *rbacv1.ClusterRole) field.ErrorList {
+		errs := validateRules(r.Rules, false)
+		if a := r.AggregationRule; a != nil {
+			at := field.NewPath("aggregationRule", "clusterRoleSelectors")
+			if len(a.ClusterRoleSelectors) == 0 {
+				errs = append(errs, field.Required(at, "at least one clusterRoleSelector required if aggregationRule is non-nil"))
+			}
+			for i := range a.ClusterRoleSelectors {
+				errs = append(errs, metavalidation.ValidateLabelSelector(&a.ClusterRoleSelectors[i],
+					metavalidation.LabelSelectorValidationOptions{}, at.Index(i))...)
+			}
+		}
+		return errs
+	})
+	k.Columns = columns(nameCol, dateCol)
+	k.Row = func(o api.Object, _ time.Time) []any { return []any{o.GetName(), date(o)} }
 	return k
 }
 
+var bindingColumns = columns(nameCol, col("Role"), ageCol, wide("Users"), wide("Groups"), wide("ServiceAccounts"))
+
 func roleBindingKind() *api.Kind {
 	k := newKind[rbacv1.RoleBinding, rbacv1.RoleBindingList](names{
-		gv: rbacv1.SchemeGroupVersion, kind: "RoleBinding", plural: "rolebindings", singular: "rolebinding",
+		gv: rbacv1.SchemeGroupVersion, kind: "RoleBinding", plural: "rolebindings", singular: "rolebinding", rule: pathSegment,
 	})
-	k.Namespaced = true
+	k.Default = defaults(func(b *rbacv1.RoleBinding) { defaultBinding(&b.RoleRef, b.Subjects) })
+	check(k, func(b *rbacv1.RoleBinding) field.ErrorList {
+		return validateBinding(b.RoleRef, b.Subjects, true, "Role", "ClusterRole")
+	})
+	checkUpdate(k, func(obj, old *rbacv1.RoleBinding) field.ErrorList { return sameRole(obj.RoleRef, old.RoleRef) })
+	k.Columns = bindingColumns
+	k.Row = row(func(b *rbacv1.RoleBinding, now time.Time) []any { return bindingRow(b, b.RoleRef, b.Subjects, now) })
 	return k
 }
 
 func clusterRoleBindingKind() *api.Kind {
 	k := newKind[rbacv1.ClusterRoleBinding, rbacv1.ClusterRoleBindingList](names{
 		gv: rbacv1.SchemeGroupVersion, kind: "ClusterRoleBinding", plural: "clusterrolebindings", singular: "clusterrolebinding",
+		rule: pathSegment, global: true,
+	})
+	k.Default = defaults(func(b *rbacv1.ClusterRoleBinding) { defaultBinding(&b.RoleRef, b.Subjects) })
+	check(k, func(b *rbacv1.ClusterRoleBinding) field.ErrorList {
+		return validateBinding(b.RoleRef, b.Subjects, false, "ClusterRole")
+	})
+	checkUpdate(k, func(obj, old *rbacv1.ClusterRoleBinding) field.ErrorList { return sameRole(obj.RoleRef, old.RoleRef) })
+	k.Columns = bindingColumns
+	k.Row = row(func(b *rbacv1.ClusterRoleBinding, now time.Time) []any {
+		return bindingRow(b, b.RoleRef, b.Subjects, now)
 	})
 	return k
+}
+
+func defaultBinding(ref *rbacv1.RoleRef, subjects []rbacv1.Subject) {
+	setDefault(&ref.APIGroup, rbacv1.GroupName)
+	for i := range subjects {
+		if s := &subjects[i]; s.Kind == rbacv1.UserKind || s.Kind == rbacv1.GroupKind {
+			setDefault(&s.APIGroup, rbacv1.GroupName)
+		}
+	}
+}
+
+func validateRules(rules []rbacv1.PolicyRule, namespaced bool) field.ErrorList {
+	var errs field.ErrorList
+	for i, r := range rules {
+		at := field.NewPath("rules").Index(i)
+		if len(r.Verbs) == 0 {
+			errs = append(errs, field.Required(at.Child("verbs"), "verbs must contain at least one value"))
+		}
+		if len(r.NonResourceURLs) > 0 {
+			if namespaced {
+				errs = append(errs, field.Invalid(at.Child("nonResourceURLs"), r.NonResourceURLs, "namespaced rules cannot apply to non-resource URLs"))
+			}
+			if len(r.APIGroups) > 0 || len(r.Resources) > 0 || len(r.ResourceNames) > 0 {
+				errs = append(errs, field.Invalid(at.Child("nonResourceURLs"), r.NonResourceURLs, "rules cannot apply to both regular resources and non-resource URLs"))
+			}
+			continue
+		}
+		if len(r.APIGroups) == 0 {
+			errs = append(errs, field.Required(at.Child("apiGroups"), "resource rules must supply at least one api group"))
+		}
+		if len(r.Resources) == 0 {
+			errs = append(errs, field.Required(at.Child("resources"), "resource rules must supply at least one resource"))
+		}
+	}
+	return errs
+}
+
+func validateBinding(ref rbacv1.RoleRef, subjects []rbacv1.Subject, namespaced bool, roleKinds ...string) field.ErrorList {
+	at := field.NewPath("roleRef")
+	errs := oneOf(ref.APIGroup, at.Child("apiGroup"), rbacv1.GroupName)
+	errs = append(errs, oneOf(ref.Kind, at.Child("kind"), roleKinds...)...)
+	if ref.Name == "" {
+		errs = append(errs, field.Required(at.Child("name"), ""))
+	} else {
+		errs = append(errs, invalid(at.Child("name"), ref.Name, pathSegment(ref.Name, false))...)
+	}
+	for i, s := range subjects {
+		errs = append(errs, validateSubject(s, namespaced, field.NewPath("subjects").Index(i))...)
+	}
+	return errs
+}
+
+func validateSubject(s rbacv1.Subject, namespaced bool, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if s.Name == "" {
+		errs = append(errs, field.Required(at.Child("name"), ""))
+	}
+	switch s.Kind {
+	case rbacv1.ServiceAccountKind:
+		if s.Name != "" {
+			errs = append(errs, invalid(at.Child("name"), s.Name, validation.IsDNS1123Subdomain(s.Name))...)
+		}
+		if s.APIGroup != "" {
+			errs = append(errs, field.NotSupported(at.Child("apiGroup"), s.APIGroup, []string{""}))
+		}
+		if s.Namespace == "" && !namespaced {
+			errs = append(errs, field.Required(at.Child("namespace"), ""))
+		}
+	case rbacv1.UserKind, rbacv1.GroupKind:
+		errs = append(errs, oneOf(s.APIGroup, at.Child("apiGroup"), rbacv1.GroupName)...)
+	default:
+		errs = append(errs, field.NotSupported(at.Child("kind"), s.Kind,
+			[]string{rbacv1.ServiceAccountKind, rbacv1.UserKind, rbacv1.GroupKind}))
+	}
+	return errs
+}
+
+func sameRole(ref, old rbacv1.RoleRef) field.ErrorList {
+	if ref == old {
+		return nil
+	}
+	return field.ErrorList{field.Invalid(field.NewPath("roleRef"), ref, "cannot change roleRef")}
+}
+
+func bindingRow(o api.Object, ref rbacv1.RoleRef, subjects []rbacv1.Subject, now time.Time) []any {
+	var users, groups, accounts []string
+	for _, s := range subjects {
+		switch s.Kind {
+		case rbacv1.ServiceAccountKind:
+			accounts = append(accounts, s.Namespace+"/"+s.Name)
+		case rbacv1.UserKind:
+			users = append(users, s.Name)
+		case rbacv1.GroupKind:
+			groups = append(groups, s.Name)
+		}
+	}
+	list := func(l []string) string { return strings.Join(l, ", ") }
+	return []any{o.GetName(), ref.Kind + "/" + ref.Name, age(o, now), list(users), list(groups), list(accounts)}
 }

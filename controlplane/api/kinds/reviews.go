@@ -8,32 +8,31 @@ import (
 )
 
 func tokenReviewKind() *api.Kind {
-	k := newVirtual[authenticationv1.TokenReview](names{gv: authenticationv1.SchemeGroupVersion, kind: "TokenReview", plural: "tokenreviews", singular: "tokenreview"})
-	return k
+	return newVirtual[authenticationv1.TokenReview](names{
+		gv: authenticationv1.SchemeGroupVersion, kind: "TokenReview", plural: "tokenreviews", singular: "tokenreview", global: true})
 }
 
 func selfSubjectReviewKind() *api.Kind {
-	k := newVirtual[authenticationv1.SelfSubjectReview](names{gv: authenticationv1.SchemeGroupVersion, kind: "SelfSubjectReview", plural: "selfsubjectreviews", singular: "selfsubjectreview"})
-	return k
+	return newVirtual[authenticationv1.SelfSubjectReview](names{
+		gv: authenticationv1.SchemeGroupVersion, kind: "SelfSubjectReview", plural: "selfsubjectreviews", singular: "selfsubjectreview", global: true})
 }
 
 func subjectAccessReviewKind() *api.Kind {
-	k := newVirtual[authorizationv1.SubjectAccessReview](names{gv: authorizationv1.SchemeGroupVersion, kind: "SubjectAccessReview", plural: "subjectaccessreviews", singular: "subjectaccessreview"})
-	return k
+	return newVirtual[authorizationv1.SubjectAccessReview](names{
+		gv: authorizationv1.SchemeGroupVersion, kind: "SubjectAccessReview", plural: "subjectaccessreviews", singular: "subjectaccessreview", global: true})
 }
 
 func selfSubjectAccessReviewKind() *api.Kind {
-	k := newVirtual[authorizationv1.SelfSubjectAccessReview](names{gv: authorizationv1.SchemeGroupVersion, kind: "SelfSubjectAccessReview", plural: "selfsubjectaccessreviews", singular: "selfsubjectaccessreview"})
-	return k
+	return newVirtual[authorizationv1.SelfSubjectAccessReview](names{
+		gv: authorizationv1.SchemeGroupVersion, kind: "SelfSubjectAccessReview", plural: "selfsubjectaccessreviews", singular: "selfsubjectaccessreview", global: true})
 }
 
 func localSubjectAccessReviewKind() *api.Kind {
-	k := newVirtual[authorizationv1.LocalSubjectAccessReview](names{gv: authorizationv1.SchemeGroupVersion, kind: "LocalSubjectAccessReview", plural: "localsubjectaccessreviews", singular: "localsubjectaccessreview"})
-	k.Namespaced = true
-	return k
+	return newVirtual[authorizationv1.LocalSubjectAccessReview](names{
+		gv: authorizationv1.SchemeGroupVersion, kind: "LocalSubjectAccessReview", plural: "localsubjectaccessreviews", singular: "localsubjectaccessreview"})
 }
 
 func selfSubjectRulesReviewKind() *api.Kind {
-	k := newVirtual[authorizationv1.SelfSubjectRulesReview](names{gv: authorizationv1.SchemeGroupVersion, kind: "SelfSubjectRulesReview", plural: "selfsubjectrulesreviews", singular: "selfsubjectrulesreview"})
-	return k
+	return newVirtual[authorizationv1.SelfSubjectRulesReview](names{
+		gv: authorizationv1.SchemeGroupVersion, kind: "SelfSubjectRulesReview", plural: "selfsubjectrulesreviews", singular: "selfsubjectrulesreview", global: true})
 }

@@ -1,15 +1,241 @@
 package kinds
 
 import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"keelson.dev/keelson/controlplane/api"
 )
 
+// Spaces in which a Service reserves values; a value is held by one Service at a time.
+const (
+	SpaceClusterIPs = "clusterips" // "10.96.0.10"
+	SpaceNodePorts  = "nodeports"  // "TCP-30080"
+)
+
+// The node ports that Services may use.
+const (
+	MinNodePort = 30000
+	MaxNodePort = 32767
+)
+
+const clientIPTimeout = int32(3 * 60 * 60) // seconds; Kubernetes' default
+
 func serviceKind() *api.Kind {
 	k := newKind[corev1.Service, corev1.ServiceList](names{
 		gv: corev1.SchemeGroupVersion, kind: "Service", plural: "services", singular: "service", short: []string{"svc"}, all: true,
+		rule: validation.NameIsDNS1035Label,
 	})
-	k.Namespaced = true
+	k.Default = defaults(defaultService)
+	hasStatus(k, halves[*corev1.Service]{
+		spec: func(s *corev1.Service) any { return s.Spec },
+		keep: func(obj, old *corev1.Service) { obj.Spec = *old.Spec.DeepCopy() },
+		status: func(obj, old *corev1.Service) {
+			obj.Status = corev1.ServiceStatus{}
+			if old != nil {
+				obj.Status = *old.Status.DeepCopy()
+			}
+			if obj.Spec.Type != corev1.ServiceTypeLoadBalancer {
+				obj.Status.LoadBalancer = corev1.LoadBalancerStatus{}
+			}
+		},
+	})
+	prepare(k, func(s *corev1.Service) { s.Generation = 0 })
+	prepareUpdate(k, keepAllocated)
+	check(k, validateService)
+	checkUpdate(k, validateServiceUpdate)
+	k.Reservations = func(o api.Object) []api.Reservation { return serviceReservations(o.(*corev1.Service)) }
+	k.Columns = columns(nameCol, col("Type"), col("Cluster-IP"), col("External-IP"), col("Port(s)"), ageCol, wide("Selector"))
+	k.Row = row(serviceRow)
+	k.Fields = fieldsOf(func(s *corev1.Service) fields.Set {
+		return fields.Set{"spec.clusterIP": s.Spec.ClusterIP, "spec.type": string(s.Spec.Type)}
+	})
 	return k
+}
+
+func defaultService(s *corev1.Service) {
+	spec := &s.Spec
+	setDefault(&spec.Type, corev1.ServiceTypeClusterIP)
+	setDefault(&spec.SessionAffinity, corev1.ServiceAffinityNone)
+	if spec.SessionAffinity == corev1.ServiceAffinityNone {
+		spec.SessionAffinityConfig = nil
+	}
+	if spec.SessionAffinity == corev1.ServiceAffinityClientIP {
+		setDefaultPtr(&spec.SessionAffinityConfig, corev1.SessionAffinityConfig{})
+		setDefaultPtr(&spec.SessionAffinityConfig.ClientIP, corev1.ClientIPConfig{})
+		setDefaultPtr(&spec.SessionAffinityConfig.ClientIP.TimeoutSeconds, clientIPTimeout)
+	}
+	for i := range spec.Ports {
+		p := &spec.Ports[i]
+		setDefault(&p.Protocol, corev1.ProtocolTCP)
+		if p.TargetPort == (intstr.IntOrString{}) || p.TargetPort == intstr.FromString("") {
+			p.TargetPort = intstr.FromInt32(p.Port)
+		}
+	}
+	if spec.Type == corev1.ServiceTypeExternalName {
+		return
+	}
+	if usesNodePorts(spec.Type) {
+		setDefault(&spec.ExternalTrafficPolicy, corev1.ServiceExternalTrafficPolicyCluster)
+	}
+	setDefaultPtr(&spec.InternalTrafficPolicy, corev1.ServiceInternalTrafficPolicyCluster)
+	if spec.Type == corev1.ServiceTypeLoadBalancer {
+		setDefaultPtr(&spec.AllocateLoadBalancerNodePorts, true)
+	}
+	if spec.ClusterIP == "" && len(spec.ClusterIPs) > 0 {
+		spec.ClusterIP = spec.ClusterIPs[0]
+	}
+	if spec.ClusterIP != "" && len(spec.ClusterIPs) == 0 {
+		spec.ClusterIPs = []string{spec.ClusterIP}
+	}
+	setDefaultPtr(&spec.IPFamilyPolicy, corev1.IPFamilyPolicySingleStack)
+	if len(spec.IPFamilies) == 0 {
+		spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol}
+	}
+}
+
+func usesNodePorts(t corev1.ServiceType) bool {
+	return t == corev1.ServiceTypeNodePort || t == corev1.ServiceTypeLoadBalancer
+}
+
+// NeedsClusterIP says whether the Service has a cluster address of its own, given or still to be chosen.
+func NeedsClusterIP(s *corev1.Service) bool {
+	return s.Spec.Type != corev1.ServiceTypeExternalName && s.Spec.ClusterIP != corev1.ClusterIPNone
+}
+
+// NeedsNodePorts says whether each port of the Service has a node port, given or still to be chosen.
+func NeedsNodePorts(s *corev1.Service) bool {
+	switch s.Spec.Type {
+	case corev1.ServiceTypeNodePort:
+		return true
+	case corev1.ServiceTypeLoadBalancer:
+		return s.Spec.AllocateLoadBalancerNodePorts == nil || *s.Spec.AllocateLoadBalancerNodePorts
+	}
+	return false
+}
+
+// keepAllocated carries over what the cluster has chosen where the client left
+// it out, and drops what a change of type has made pointless.
+func keepAllocated(obj, old *corev1.Service) {
+	if NeedsClusterIP(obj) && NeedsClusterIP(old) && obj.Spec.ClusterIP == "" {
+		obj.Spec.ClusterIP, obj.Spec.ClusterIPs = old.Spec.ClusterIP, slices.Clone(old.Spec.ClusterIPs)
+	}
+	if NeedsClusterIP(old) && obj.Spec.Type == corev1.ServiceTypeExternalName && obj.Spec.ClusterIP == old.Spec.ClusterIP {
+		obj.Spec.ClusterIP, obj.Spec.ClusterIPs = "", nil
+		obj.Spec.IPFamilies, obj.Spec.IPFamilyPolicy = nil, nil
+		obj.Spec.InternalTrafficPolicy = nil
+	}
+	if NeedsNodePorts(obj) && usesNodePorts(old.Spec.Type) {
+		keepNodePorts(obj, old)
+	}
+	if usesNodePorts(old.Spec.Type) && !usesNodePorts(obj.Spec.Type) {
+		obj.Spec.ExternalTrafficPolicy, obj.Spec.HealthCheckNodePort = "", 0
+		for i := range obj.Spec.Ports {
+			p := &obj.Spec.Ports[i]
+			if slices.ContainsFunc(old.Spec.Ports, func(q corev1.ServicePort) bool { return q.NodePort == p.NodePort }) {
+				p.NodePort = 0
+			}
+		}
+	}
+	if obj.Spec.Type != corev1.ServiceTypeLoadBalancer && old.Spec.Type == corev1.ServiceTypeLoadBalancer {
+		obj.Spec.AllocateLoadBalancerNodePorts = nil
+	}
+}
+
+func keepNodePorts(obj, old *corev1.Service) {
+	type key struct {
+		protocol corev1.Protocol
+		port     int32
+	}
+	was := map[key]int32{}
+	for _, p := range old.Spec.Ports {
+		was[key{p.Protocol, p.Port}] = p.NodePort
+	}
+	taken := map[string]bool{}
+	for _, p := range obj.Spec.Ports {
+		taken[nodePortValue(p)] = true
+	}
+	for i := range obj.Spec.Ports {
+		p := &obj.Spec.Ports[i]
+		if p.NodePort != 0 {
+			continue
+		}
+		kept := *p
+		kept.NodePort = was[key{p.Protocol, p.Port}]
+		if kept.NodePort != 0 && !taken[nodePortValue(kept)] {
+			*p = kept
+			taken[nodePortValue(kept)] = true
+		}
+	}
+}
+
+func nodePortValue(p corev1.ServicePort) string {
+	return fmt.Sprintf("%s-%d", p.Protocol, p.NodePort)
+}
+
+func serviceReservations(s *corev1.Service) []api.Reservation {
+	var out []api.Reservation
+	if NeedsClusterIP(s) {
+		for i, ip := range s.Spec.ClusterIPs {
+			if ip != "" && ip != corev1.ClusterIPNone {
+				out = append(out, api.Reservation{Space: SpaceClusterIPs, Value: ip, Field: fmt.Sprintf("spec.clusterIPs[%d]", i)})
+			}
+		}
+		if len(s.Spec.ClusterIPs) == 0 && s.Spec.ClusterIP != "" {
+			out = append(out, api.Reservation{Space: SpaceClusterIPs, Value: s.Spec.ClusterIP, Field: "spec.clusterIP"})
+		}
+	}
+	if !usesNodePorts(s.Spec.Type) {
+		return out
+	}
+	for i, p := range s.Spec.Ports {
+		if p.NodePort != 0 {
+			out = append(out, api.Reservation{Space: SpaceNodePorts, Value: nodePortValue(p), Field: fmt.Sprintf("spec.ports[%d].nodePort", i)})
+		}
+	}
+	return out
+}
+
+func serviceRow(s *corev1.Service, now time.Time) []any {
+	var ports []string
+	for _, p := range s.Spec.Ports {
+		text := strconv.Itoa(int(p.Port))
+		if p.NodePort > 0 {
+			text += ":" + strconv.Itoa(int(p.NodePort))
+		}
+		ports = append(ports, text+"/"+string(p.Protocol))
+	}
+	return []any{s.Name, string(s.Spec.Type), orNone(s.Spec.ClusterIP), externalIP(s), orNone(strings.Join(ports, ",")),
+		age(s, now), labels.FormatLabels(s.Spec.Selector)}
+}
+
+func externalIP(s *corev1.Service) string {
+	ips := slices.Clone(s.Spec.ExternalIPs)
+	switch s.Spec.Type {
+	case corev1.ServiceTypeExternalName:
+		return s.Spec.ExternalName
+	case corev1.ServiceTypeLoadBalancer:
+		var given []string
+		for _, in := range s.Status.LoadBalancer.Ingress {
+			if in.IP != "" {
+				given = append(given, in.IP)
+			} else if in.Hostname != "" {
+				given = append(given, in.Hostname)
+			}
+		}
+		slices.Sort(given)
+		if ips = append(given, ips...); len(ips) == 0 {
+			return "<pending>"
+		}
+	}
+	return orNone(strings.Join(ips, ","))
 }

@@ -1,0 +1,257 @@
+package kinds
+
+import (
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/validation"
+	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// containerRole says which of a pod's three lists a container is in.
+type containerRole int
+
+const (
+	regular containerRole = iota
+	initial
+	sidecar // an init container that restarts
+	ephemeral
+)
+
+func validateContainers(s *corev1.PodSpec, volumes map[string]corev1.VolumeSource, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if len(s.Containers) == 0 {
+		errs = append(errs, field.Required(at.Child("containers"), ""))
+	}
+	seen := map[string]bool{}
+	unique := func(name string, here *field.Path) {
+		switch {
+		case name == "":
+			errs = append(errs, field.Required(here, ""))
+			return
+		case seen[name]:
+			errs = append(errs, field.Duplicate(here, name))
+		default:
+			errs = append(errs, invalid(here, name, utilvalidation.IsDNS1123Label(name))...)
+		}
+		seen[name] = true
+	}
+	for i := range s.Containers {
+		c, here := &s.Containers[i], at.Child("containers").Index(i)
+		unique(c.Name, here.Child("name"))
+		errs = append(errs, validateContainer(c, regular, volumes, here)...)
+	}
+	for i := range s.InitContainers {
+		c, here := &s.InitContainers[i], at.Child("initContainers").Index(i)
+		unique(c.Name, here.Child("name"))
+		role := initial
+		if p := c.RestartPolicy; p != nil {
+			errs = append(errs, oneOf(*p, here.Child("restartPolicy"), corev1.ContainerRestartPolicyAlways)...)
+			role = sidecar
+		}
+		errs = append(errs, validateContainer(c, role, volumes, here)...)
+	}
+	for i := range s.EphemeralContainers {
+		e, here := &s.EphemeralContainers[i], at.Child("ephemeralContainers").Index(i)
+		unique(e.Name, here.Child("name"))
+		c := corev1.Container(e.EphemeralContainerCommon)
+		errs = append(errs, validateContainer(&c, ephemeral, volumes, here)...)
+		if t := e.TargetContainerName; t != "" && !hasContainer(s, t) {
+			errs = append(errs, field.NotFound(here.Child("targetContainerName"), t))
+		}
+	}
+	return append(errs, validateHostPorts(s, at)...)
+}
+
+func hasContainer(s *corev1.PodSpec, name string) bool {
+	for _, list := range [][]corev1.Container{s.Containers, s.InitContainers} {
+		for i := range list {
+			if list[i].Name == name {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func validateContainer(c *corev1.Container, role containerRole, volumes map[string]corev1.VolumeSource, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	switch {
+	case c.Image == "":
+		errs = append(errs, field.Required(at.Child("image"), ""))
+	case strings.TrimSpace(c.Image) != c.Image:
+		errs = append(errs, field.Invalid(at.Child("image"), c.Image, "must not have leading or trailing whitespace"))
+	}
+	errs = append(errs, oneOf(c.ImagePullPolicy, at.Child("imagePullPolicy"), corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever)...)
+	errs = append(errs, oneOf(c.TerminationMessagePolicy, at.Child("terminationMessagePolicy"),
+		corev1.TerminationMessageReadFile, corev1.TerminationMessageFallbackToLogsOnError)...)
+	if role == regular && c.RestartPolicy != nil {
+		errs = append(errs, field.Forbidden(at.Child("restartPolicy"), "may not be set for non-init containers"))
+	}
+	errs = append(errs, validatePorts(c.Ports, at.Child("ports"))...)
+	errs = append(errs, validateEnv(c.Env, at.Child("env"))...)
+	errs = append(errs, validateEnvFrom(c.EnvFrom, at.Child("envFrom"))...)
+	errs = append(errs, validateMounts(c.VolumeMounts, volumes, at.Child("volumeMounts"))...)
+	errs = append(errs, validateDevices(c, volumes, at.Child("volumeDevices"))...)
+	errs = append(errs, validateResources(&c.Resources, at.Child("resources"))...)
+	errs = append(errs, validateContainerSecurity(c.SecurityContext, at.Child("securityContext"))...)
+	if role == ephemeral {
+		return append(errs, onlyDebug(c, at)...)
+	}
+	return append(errs, validateHealth(c, role, at)...)
+}
+
+// onlyDebug refuses what a container that was added to a running pod cannot have.
+func onlyDebug(c *corev1.Container, at *field.Path) field.ErrorList {
+	return forbid(at, "cannot be set for an Ephemeral Container", map[string]bool{
+		"ports": len(c.Ports) > 0, "livenessProbe": c.LivenessProbe != nil, "readinessProbe": c.ReadinessProbe != nil,
+		"startupProbe": c.StartupProbe != nil, "lifecycle": c.Lifecycle != nil,
+		"resources": len(c.Resources.Limits)+len(c.Resources.Requests) > 0,
+	})
+}
+
+func validatePorts(ports []corev1.ContainerPort, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	names := map[string]bool{}
+	for i, p := range ports {
+		here := at.Index(i)
+		if p.Name != "" {
+			if msgs := utilvalidation.IsValidPortName(p.Name); msgs != nil {
+				errs = append(errs, invalid(here.Child("name"), p.Name, msgs)...)
+			} else if names[p.Name] {
+				errs = append(errs, field.Duplicate(here.Child("name"), p.Name))
+			}
+			names[p.Name] = true
+		}
+		if p.ContainerPort == 0 {
+			errs = append(errs, field.Required(here.Child("containerPort"), ""))
+		} else {
+			errs = append(errs, invalid(here.Child("containerPort"), p.ContainerPort, utilvalidation.IsValidPortNum(int(p.ContainerPort)))...)
+		}
+		if p.HostPort != 0 {
+			errs = append(errs, invalid(here.Child("hostPort"), p.HostPort, utilvalidation.IsValidPortNum(int(p.HostPort)))...)
+		}
+		errs = append(errs, validateProtocol(p.Protocol, here.Child("protocol"))...)
+	}
+	return errs
+}
+
+// validateHostPorts finds host ports that two containers of the pod want, and
+// host ports that differ from the container's where both are the same stack.
+func validateHostPorts(s *corev1.PodSpec, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	seen := map[string]bool{}
+	for i := range s.Containers {
+		for j, p := range s.Containers[i].Ports {
+			here := at.Child("containers").Index(i).Child("ports").Index(j).Child("hostPort")
+			if s.HostNetwork && p.HostPort != 0 && p.HostPort != p.ContainerPort {
+				errs = append(errs, field.Invalid(here, p.HostPort, "must match `containerPort` when `hostNetwork` is true"))
+			}
+			if p.HostPort == 0 {
+				continue
+			}
+			key := fmt.Sprintf("%s/%s/%d", p.Protocol, p.HostIP, p.HostPort)
+			if seen[key] {
+				errs = append(errs, field.Duplicate(here, key))
+			}
+			seen[key] = true
+		}
+	}
+	return errs
+}
+
+func validateEnv(env []corev1.EnvVar, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for i, e := range env {
+		here := at.Index(i)
+		if e.Name == "" {
+			errs = append(errs, field.Required(here.Child("name"), ""))
+		} else {
+			errs = append(errs, invalid(here.Child("name"), e.Name, utilvalidation.IsRelaxedEnvVarName(e.Name))...)
+		}
+		if e.ValueFrom == nil {
+			continue
+		}
+		from := here.Child("valueFrom")
+		switch n := countSet(*e.ValueFrom); {
+		case n == 0:
+			errs = append(errs, field.Invalid(from, "", "must specify one of: `fieldRef`, `resourceFieldRef`, `configMapKeyRef` or `secretKeyRef`"))
+		case e.Value != "":
+			errs = append(errs, field.Invalid(from, "", "may not be specified when `value` is not empty"))
+		case n > 1:
+			errs = append(errs, field.Invalid(from, "", "may not have more than one field specified at a time"))
+		}
+		if r := e.ValueFrom.FieldRef; r != nil {
+			errs = append(errs, validateFieldRef(r, envFields, from.Child("fieldRef"))...)
+		}
+		if r := e.ValueFrom.ResourceFieldRef; r != nil && r.Resource == "" {
+			errs = append(errs, field.Required(from.Child("resourceFieldRef", "resource"), ""))
+		}
+		if r := e.ValueFrom.ConfigMapKeyRef; r != nil {
+			errs = append(errs, validateKeyRef(r.Name, r.Key, from.Child("configMapKeyRef"))...)
+		}
+		if r := e.ValueFrom.SecretKeyRef; r != nil {
+			errs = append(errs, validateKeyRef(r.Name, r.Key, from.Child("secretKeyRef"))...)
+		}
+	}
+	return errs
+}
+
+func validateKeyRef(name, key string, at *field.Path) field.ErrorList {
+	errs := invalid(at.Child("name"), name, validation.NameIsDNSSubdomain(name, false))
+	if key == "" {
+		return append(errs, field.Required(at.Child("key"), ""))
+	}
+	return append(errs, invalid(at.Child("key"), key, utilvalidation.IsConfigMapKey(key))...)
+}
+
+func validateEnvFrom(from []corev1.EnvFromSource, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for i, e := range from {
+		here := at.Index(i)
+		if e.Prefix != "" {
+			errs = append(errs, invalid(here.Child("prefix"), e.Prefix, utilvalidation.IsRelaxedEnvVarName(e.Prefix))...)
+		}
+		switch n := countSet(e); {
+		case n == 0:
+			errs = append(errs, field.Invalid(here, "", "must specify one of: `configMapRef` or `secretRef`"))
+		case n > 1:
+			errs = append(errs, field.Invalid(here, "", "may not have more than one field specified at a time"))
+		}
+		if r := e.ConfigMapRef; r != nil {
+			errs = append(errs, invalid(here.Child("configMapRef", "name"), r.Name, validation.NameIsDNSSubdomain(r.Name, false))...)
+		}
+		if r := e.SecretRef; r != nil {
+			errs = append(errs, invalid(here.Child("secretRef", "name"), r.Name, validation.NameIsDNSSubdomain(r.Name, false))...)
+		}
+	}
+	return errs
+}
+
+func validateContainerSecurity(c *corev1.SecurityContext, at *field.Path) field.ErrorList {
+	if c == nil {
+		return nil
+	}
+	var errs field.ErrorList
+	if c.RunAsUser != nil {
+		errs = append(errs, invalid(at.Child("runAsUser"), *c.RunAsUser, utilvalidation.IsValidUserID(*c.RunAsUser))...)
+	}
+	if c.RunAsGroup != nil {
+		errs = append(errs, invalid(at.Child("runAsGroup"), *c.RunAsGroup, utilvalidation.IsValidGroupID(*c.RunAsGroup))...)
+	}
+	if c.AllowPrivilegeEscalation != nil && !*c.AllowPrivilegeEscalation {
+		if isTrue(c.Privileged) {
+			errs = append(errs, field.Invalid(at, c, "cannot set `allowPrivilegeEscalation` to false and `privileged` to true"))
+		}
+		if c.Capabilities != nil {
+			for _, add := range c.Capabilities.Add {
+				if add == "CAP_SYS_ADMIN" || add == "SYS_ADMIN" {
+					errs = append(errs, field.Invalid(at, c, "cannot set `allowPrivilegeEscalation` to false and `capabilities.Add` CAP_SYS_ADMIN"))
+				}
+			}
+		}
+	}
+	return append(errs, validateSeccomp(c.SeccompProfile, at.Child("seccompProfile"))...)
+}

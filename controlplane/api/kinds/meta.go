@@ -1,0 +1,219 @@
+package kinds
+
+import (
+	"maps"
+	"reflect"
+	"slices"
+
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/api/validation/path"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// nameRule judges a name and says what is wrong with it.
+type nameRule = validation.ValidateNameFunc
+
+// pathSegment is the rule of kinds whose names may hold capitals and colons (RBAC).
+func pathSegment(name string, prefix bool) []string {
+	if prefix {
+		return path.IsValidPathSegmentPrefix(name)
+	}
+	return path.IsValidPathSegmentName(name)
+}
+
+// checkMeta gives a kind the rules of metadata; checks of its own are added by check and checkUpdate.
+func checkMeta(k *api.Kind, rule nameRule) {
+	if rule == nil {
+		rule = validation.NameIsDNSSubdomain
+	}
+	k.Validate = func(o api.Object) field.ErrorList {
+		return validation.ValidateObjectMetaAccessor(o, k.Namespaced, rule, field.NewPath("metadata"))
+	}
+	k.ValidateUpdate = func(obj, old api.Object) field.ErrorList { return metaUpdate(obj, old) }
+}
+
+// metaUpdate judges what may change of metadata. That a body may leave its
+// resourceVersion out is the registry's business.
+func metaUpdate(obj, old api.Object) field.ErrorList {
+	var errs field.ErrorList
+	for _, e := range validation.ValidateObjectMetaAccessorUpdate(obj, old, field.NewPath("metadata")) {
+		if e.Field != "metadata.resourceVersion" {
+			errs = append(errs, e)
+		}
+	}
+	return errs
+}
+
+// check adds f to what k validates.
+func check[P api.Object](k *api.Kind, f func(P) field.ErrorList) {
+	before := k.Validate
+	k.Validate = func(o api.Object) field.ErrorList { return append(before(o), f(o.(P))...) }
+}
+
+// checkUpdate adds f to what k validates of a change.
+func checkUpdate[P api.Object](k *api.Kind, f func(obj, old P) field.ErrorList) {
+	before := k.ValidateUpdate
+	k.ValidateUpdate = func(obj, old api.Object) field.ErrorList {
+		return append(before(obj, old), f(obj.(P), old.(P))...)
+	}
+}
+
+// halves are how the spec and the status of a kind are reached.
+type halves[P api.Object] struct {
+	spec   func(P) any      // the spec, to compare
+	keep   func(obj, old P) // copies old's spec into obj
+	status func(obj, old P) // copies old's status into obj; old == nil clears it
+}
+
+// hasStatus makes the two halves of a kind separately writable: the main
+// resource keeps the stored status and counts generations, subresource "status"
+// keeps the stored spec.
+func hasStatus[P api.Object](k *api.Kind, h halves[P]) {
+	var zero P
+	k.PrepareCreate = func(o api.Object) {
+		h.status(o.(P), zero)
+		o.SetGeneration(1)
+	}
+	k.PrepareUpdate = func(obj, old api.Object) {
+		h.status(obj.(P), old.(P))
+		obj.SetGeneration(old.GetGeneration())
+		changed := !apiequality.Semantic.DeepEqual(h.spec(obj.(P)), h.spec(old.(P)))
+		terminating := obj.GetDeletionTimestamp() != nil && old.GetDeletionTimestamp() == nil
+		if changed || terminating {
+			obj.SetGeneration(old.GetGeneration() + 1)
+		}
+	}
+	addSub(k, "status", &api.Subresource{
+		Verbs: []string{"get", "patch", "update"},
+		PrepareUpdate: func(obj, old api.Object) {
+			h.keep(obj.(P), old.(P))
+			obj.SetGeneration(old.GetGeneration())
+			obj.SetOwnerReferences(old.GetOwnerReferences())
+			obj.SetFinalizers(old.GetFinalizers())
+		},
+		ValidateUpdate: metaUpdate,
+	})
+}
+
+// prepare adds f to what happens before an object is created.
+func prepare[P api.Object](k *api.Kind, f func(P)) {
+	before := k.PrepareCreate
+	k.PrepareCreate = func(o api.Object) {
+		if before != nil {
+			before(o)
+		}
+		f(o.(P))
+	}
+}
+
+// prepareUpdate runs f before the generation is judged: f restores what the
+// client may leave out.
+func prepareUpdate[P api.Object](k *api.Kind, f func(obj, old P)) {
+	then := k.PrepareUpdate
+	k.PrepareUpdate = func(obj, old api.Object) {
+		f(obj.(P), old.(P))
+		if then != nil {
+			then(obj, old)
+		}
+	}
+}
+
+func addSub(k *api.Kind, name string, s *api.Subresource) {
+	if k.Subresources == nil {
+		k.Subresources = map[string]*api.Subresource{}
+	}
+	k.Subresources[name] = s
+}
+
+// sameOr refuses a change of an immutable part.
+func sameOr(obj, old any, at *field.Path) field.ErrorList {
+	return validation.ValidateImmutableField(obj, old, at)
+}
+
+// setDefault fills *p when it is the zero value.
+func setDefault[T comparable](p *T, v T) {
+	var zero T
+	if *p == zero {
+		*p = v
+	}
+}
+
+// setDefaultPtr fills *p when it points nowhere.
+func setDefaultPtr[T any](p **T, v T) {
+	if *p == nil {
+		*p = &v
+	}
+}
+
+// oneOf refuses a value that is not listed; an empty one is Required.
+func oneOf[T ~string](v T, at *field.Path, allowed ...T) field.ErrorList {
+	if v == "" {
+		return field.ErrorList{field.Required(at, "")}
+	}
+	for _, a := range allowed {
+		if v == a {
+			return nil
+		}
+	}
+	return field.ErrorList{field.NotSupported(at, v, allowed)}
+}
+
+// nonNegative refuses a number below zero.
+func nonNegative[T ~int32 | ~int64](v T, at *field.Path) field.ErrorList {
+	return validation.ValidateNonnegativeField(int64(v), at)
+}
+
+// invalid turns the messages of a syntax check into errors.
+func invalid(at *field.Path, v any, msgs []string) field.ErrorList {
+	var errs field.ErrorList
+	for _, m := range msgs {
+		errs = append(errs, field.Invalid(at, v, m))
+	}
+	return errs
+}
+
+func semanticEqual(a, b any) bool { return apiequality.Semantic.DeepEqual(a, b) }
+
+// val is what p points to, or the zero value.
+func val[T any](p *T) T {
+	if p == nil {
+		var zero T
+		return zero
+	}
+	return *p
+}
+
+// countSet is how many of a union's members are set: pointer fields of a struct,
+// also of a struct that it embeds.
+func countSet(union any) int {
+	n := 0
+	v := reflect.ValueOf(union)
+	for i := range v.NumField() {
+		switch f := v.Field(i); f.Kind() {
+		case reflect.Pointer:
+			if !f.IsNil() {
+				n++
+			}
+		case reflect.Struct:
+			n += countSet(f.Interface())
+		}
+	}
+	return n
+}
+
+// sorted are the keys of m in order: errors come in the same order every time.
+func sorted[K ~string, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }
+
+// forbid refuses the fields that are set.
+func forbid(at *field.Path, msg string, set map[string]bool) field.ErrorList {
+	var errs field.ErrorList
+	for _, name := range sorted(set) {
+		if set[name] {
+			errs = append(errs, field.Forbidden(at.Child(name), msg))
+		}
+	}
+	return errs
+}

@@ -1,0 +1,206 @@
+package kinds
+
+import (
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// maxWeight of a preferred term.
+const maxWeight = 100
+
+func validateTolerations(list []corev1.Toleration, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for i, t := range list {
+		here := at.Index(i)
+		if t.Key != "" {
+			errs = append(errs, invalid(here.Child("key"), t.Key, utilvalidation.IsQualifiedName(t.Key))...)
+		} else if t.Operator != corev1.TolerationOpExists {
+			errs = append(errs, field.Invalid(here.Child("operator"), t.Operator,
+				"operator must be Exists when `key` is empty, which means \"match all values and all keys\""))
+		}
+		if t.TolerationSeconds != nil && t.Effect != corev1.TaintEffectNoExecute {
+			errs = append(errs, field.Invalid(here.Child("effect"), t.Effect, "effect must be 'NoExecute' when `tolerationSeconds` is set"))
+		}
+		switch t.Operator {
+		case corev1.TolerationOpEqual, "":
+			errs = append(errs, invalid(here.Child("operator"), t.Value, utilvalidation.IsValidLabelValue(t.Value))...)
+		case corev1.TolerationOpExists:
+			if t.Value != "" {
+				errs = append(errs, field.Invalid(here.Child("operator"), t, "value must be empty when `operator` is 'Exists'"))
+			}
+		default:
+			errs = append(errs, field.NotSupported(here.Child("operator"), t.Operator,
+				[]corev1.TolerationOperator{corev1.TolerationOpEqual, corev1.TolerationOpExists}))
+		}
+		if t.Effect != "" {
+			errs = append(errs, oneOf(t.Effect, here.Child("effect"),
+				corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoExecute)...)
+		}
+	}
+	return errs
+}
+
+func validateAffinity(a *corev1.Affinity, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if n := a.NodeAffinity; n != nil {
+		here := at.Child("nodeAffinity")
+		if r := n.RequiredDuringSchedulingIgnoredDuringExecution; r != nil {
+			errs = append(errs, validateNodeSelector(r, here.Child("requiredDuringSchedulingIgnoredDuringExecution"))...)
+		}
+		for i, p := range n.PreferredDuringSchedulingIgnoredDuringExecution {
+			term := here.Child("preferredDuringSchedulingIgnoredDuringExecution").Index(i)
+			errs = append(errs, validateWeight(p.Weight, term.Child("weight"))...)
+			errs = append(errs, validateNodeSelectorTerm(&p.Preference, term.Child("preference"))...)
+		}
+	}
+	if p := a.PodAffinity; p != nil {
+		errs = append(errs, validatePodTerms(p.RequiredDuringSchedulingIgnoredDuringExecution,
+			p.PreferredDuringSchedulingIgnoredDuringExecution, at.Child("podAffinity"))...)
+	}
+	if p := a.PodAntiAffinity; p != nil {
+		errs = append(errs, validatePodTerms(p.RequiredDuringSchedulingIgnoredDuringExecution,
+			p.PreferredDuringSchedulingIgnoredDuringExecution, at.Child("podAntiAffinity"))...)
+	}
+	return errs
+}
+
+func validateWeight(w int32, at *field.Path) field.ErrorList {
+	if w <= 0 || w > maxWeight {
+		return field.ErrorList{field.Invalid(at, w, "must be in the range 1-100")}
+	}
+	return nil
+}
+
+func validateNodeSelector(s *corev1.NodeSelector, at *field.Path) field.ErrorList {
+	here := at.Child("nodeSelectorTerms")
+	if len(s.NodeSelectorTerms) == 0 {
+		return field.ErrorList{field.Required(here, "must have at least one node selector term")}
+	}
+	var errs field.ErrorList
+	for i := range s.NodeSelectorTerms {
+		errs = append(errs, validateNodeSelectorTerm(&s.NodeSelectorTerms[i], here.Index(i))...)
+	}
+	return errs
+}
+
+func validateNodeSelectorTerm(t *corev1.NodeSelectorTerm, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for i, r := range t.MatchExpressions {
+		here := at.Child("matchExpressions").Index(i)
+		errs = append(errs, validateNodeRequirement(r, here)...)
+		errs = append(errs, invalid(here.Child("key"), r.Key, utilvalidation.IsQualifiedName(r.Key))...)
+		for j, v := range r.Values {
+			if r.Operator != corev1.NodeSelectorOpGt && r.Operator != corev1.NodeSelectorOpLt {
+				errs = append(errs, invalid(here.Child("values").Index(j), v, utilvalidation.IsValidLabelValue(v))...)
+			}
+		}
+	}
+	for i, r := range t.MatchFields {
+		here := at.Child("matchFields").Index(i)
+		if r.Key != metav1.ObjectNameField {
+			errs = append(errs, field.Invalid(here.Child("key"), r.Key, "not a valid field selector key"))
+		}
+		if r.Operator != corev1.NodeSelectorOpIn && r.Operator != corev1.NodeSelectorOpNotIn {
+			errs = append(errs, field.Invalid(here.Child("operator"), r.Operator, "not a valid selector operator"))
+		} else if len(r.Values) != 1 {
+			errs = append(errs, field.Required(here.Child("values"), "must be only one value when `operator` is 'In' or 'NotIn' for node field selector"))
+		}
+	}
+	return errs
+}
+
+func validateNodeRequirement(r corev1.NodeSelectorRequirement, at *field.Path) field.ErrorList {
+	switch r.Operator {
+	case corev1.NodeSelectorOpIn, corev1.NodeSelectorOpNotIn:
+		if len(r.Values) == 0 {
+			return field.ErrorList{field.Required(at.Child("values"), "must be specified when `operator` is 'In' or 'NotIn'")}
+		}
+	case corev1.NodeSelectorOpExists, corev1.NodeSelectorOpDoesNotExist:
+		if len(r.Values) > 0 {
+			return field.ErrorList{field.Forbidden(at.Child("values"), "may not be specified when `operator` is 'Exists' or 'DoesNotExist'")}
+		}
+	case corev1.NodeSelectorOpGt, corev1.NodeSelectorOpLt:
+		if len(r.Values) != 1 {
+			return field.ErrorList{field.Required(at.Child("values"), "must be specified single value when `operator` is 'Lt' or 'Gt'")}
+		}
+		if _, err := strconv.ParseInt(r.Values[0], 10, 64); err != nil {
+			return field.ErrorList{field.Invalid(at.Child("values").Index(0), r.Values[0], "must be an integer when `operator` is 'Lt' or 'Gt'")}
+		}
+	default:
+		return field.ErrorList{field.Invalid(at.Child("operator"), r.Operator, "not a valid selector operator")}
+	}
+	return nil
+}
+
+func validatePodTerms(required []corev1.PodAffinityTerm, preferred []corev1.WeightedPodAffinityTerm, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for i := range required {
+		errs = append(errs, validatePodTerm(&required[i], at.Child("requiredDuringSchedulingIgnoredDuringExecution").Index(i))...)
+	}
+	for i := range preferred {
+		here := at.Child("preferredDuringSchedulingIgnoredDuringExecution").Index(i)
+		errs = append(errs, validateWeight(preferred[i].Weight, here.Child("weight"))...)
+		errs = append(errs, validatePodTerm(&preferred[i].PodAffinityTerm, here.Child("podAffinityTerm"))...)
+	}
+	return errs
+}
+
+func validatePodTerm(t *corev1.PodAffinityTerm, at *field.Path) field.ErrorList {
+	errs := validateSelector(t.LabelSelector, at.Child("labelSelector"))
+	errs = append(errs, validateSelector(t.NamespaceSelector, at.Child("namespaceSelector"))...)
+	for i, ns := range t.Namespaces {
+		errs = append(errs, invalid(at.Child("namespaces").Index(i), ns, utilvalidation.IsDNS1123Label(ns))...)
+	}
+	return append(errs, validateTopologyKey(t.TopologyKey, at.Child("topologyKey"))...)
+}
+
+func validateTopologyKey(key string, at *field.Path) field.ErrorList {
+	if key == "" {
+		return field.ErrorList{field.Required(at, "can not be empty")}
+	}
+	return metavalidation.ValidateLabelName(key, at)
+}
+
+func validateSelector(s *metav1.LabelSelector, at *field.Path) field.ErrorList {
+	if s == nil {
+		return nil
+	}
+	return metavalidation.ValidateLabelSelector(s, metavalidation.LabelSelectorValidationOptions{}, at)
+}
+
+func validateSpread(list []corev1.TopologySpreadConstraint, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	type identity struct {
+		key    string
+		action corev1.UnsatisfiableConstraintAction
+	}
+	seen := map[identity]bool{}
+	for i, c := range list {
+		here := at.Index(i)
+		if c.MaxSkew <= 0 {
+			errs = append(errs, field.Invalid(here.Child("maxSkew"), c.MaxSkew, "must be greater than 0"))
+		}
+		errs = append(errs, validateTopologyKey(c.TopologyKey, here.Child("topologyKey"))...)
+		errs = append(errs, oneOf(c.WhenUnsatisfiable, here.Child("whenUnsatisfiable"), corev1.DoNotSchedule, corev1.ScheduleAnyway)...)
+		errs = append(errs, validateSelector(c.LabelSelector, here.Child("labelSelector"))...)
+		if m := c.MinDomains; m != nil {
+			if *m <= 0 {
+				errs = append(errs, field.Invalid(here.Child("minDomains"), *m, "must be greater than 0"))
+			}
+			if c.WhenUnsatisfiable != corev1.DoNotSchedule {
+				errs = append(errs, field.Invalid(here.Child("minDomains"), *m, "can only use minDomains if whenUnsatisfiable=DoNotSchedule, not "+string(c.WhenUnsatisfiable)))
+			}
+		}
+		id := identity{c.TopologyKey, c.WhenUnsatisfiable}
+		if seen[id] {
+			errs = append(errs, field.Duplicate(here.Child("{topologyKey, whenUnsatisfiable}"), c.TopologyKey+", "+string(c.WhenUnsatisfiable)))
+		}
+		seen[id] = true
+	}
+	return errs
+}

@@ -1,0 +1,205 @@
+package kinds
+
+import (
+	"math"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/validation"
+	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// The limits of DNS and of resolv.conf.
+const (
+	maxNameservers = 3
+	maxSearches    = 32
+	maxSearchChars = 2048
+)
+
+// ValidatePodTemplate judges a template's metadata and pod specification.
+func ValidatePodTemplate(t *corev1.PodTemplateSpec, at *field.Path) field.ErrorList {
+	errs := metavalidation.ValidateLabels(t.Labels, at.Child("metadata", "labels"))
+	errs = append(errs, validation.ValidateAnnotations(t.Annotations, at.Child("metadata", "annotations"))...)
+	errs = append(errs, validatePodSpec(&t.Spec, at.Child("spec"))...)
+	if len(t.Spec.EphemeralContainers) > 0 {
+		errs = append(errs, field.Forbidden(at.Child("spec", "ephemeralContainers"), "ephemeral containers not allowed in pod template"))
+	}
+	return errs
+}
+
+// validatePodSpec judges a pod's specification after defaulting. F38
+func validatePodSpec(s *corev1.PodSpec, at *field.Path) field.ErrorList {
+	volumes, errs := validateVolumes(s.Volumes, at.Child("volumes"))
+	errs = append(errs, validateContainers(s, volumes, at)...)
+	errs = append(errs, oneOf(s.RestartPolicy, at.Child("restartPolicy"),
+		corev1.RestartPolicyAlways, corev1.RestartPolicyOnFailure, corev1.RestartPolicyNever)...)
+	errs = append(errs, validateDNS(s, at)...)
+	errs = append(errs, metavalidation.ValidateLabels(s.NodeSelector, at.Child("nodeSelector"))...)
+	errs = append(errs, validateTolerations(s.Tolerations, at.Child("tolerations"))...)
+	if s.Affinity != nil {
+		errs = append(errs, validateAffinity(s.Affinity, at.Child("affinity"))...)
+	}
+	errs = append(errs, validateSpread(s.TopologySpreadConstraints, at.Child("topologySpreadConstraints"))...)
+	errs = append(errs, validateSpecNames(s, at)...)
+	errs = append(errs, validatePodSecurity(s, at)...)
+	if d := s.ActiveDeadlineSeconds; d != nil && (*d < 1 || *d > math.MaxInt32) {
+		errs = append(errs, field.Invalid(at.Child("activeDeadlineSeconds"), *d, utilvalidation.InclusiveRangeError(1, math.MaxInt32)))
+	}
+	if g := s.TerminationGracePeriodSeconds; g != nil && *g < 0 {
+		errs = append(errs, field.Invalid(at.Child("terminationGracePeriodSeconds"), *g, "must be greater than or equal to 0"))
+	}
+	if p := s.PreemptionPolicy; p != nil {
+		errs = append(errs, oneOf(*p, at.Child("preemptionPolicy"), corev1.PreemptLowerPriority, corev1.PreemptNever)...)
+	}
+	return append(errs, validateGates(s, at)...)
+}
+
+// validateSpecNames judges the names of other objects and of the pod in DNS.
+func validateSpecNames(s *corev1.PodSpec, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	subdomain := func(v, name string) {
+		if v != "" {
+			errs = append(errs, invalid(at.Child(name), v, validation.NameIsDNSSubdomain(v, false))...)
+		}
+	}
+	subdomain(s.ServiceAccountName, "serviceAccountName")
+	subdomain(s.NodeName, "nodeName")
+	subdomain(s.PriorityClassName, "priorityClassName")
+	subdomain(s.SchedulerName, "schedulerName")
+	subdomain(val(s.RuntimeClassName), "runtimeClassName")
+	label := func(v, name string) {
+		if v != "" {
+			errs = append(errs, invalid(at.Child(name), v, utilvalidation.IsDNS1123Label(v))...)
+		}
+	}
+	label(s.Hostname, "hostname")
+	label(s.Subdomain, "subdomain")
+	for i, a := range s.HostAliases {
+		here := at.Child("hostAliases").Index(i)
+		errs = append(errs, utilvalidation.IsValidIP(here.Child("ip"), a.IP)...)
+		for j, h := range a.Hostnames {
+			errs = append(errs, invalid(here.Child("hostnames").Index(j), h, utilvalidation.IsDNS1123Subdomain(h))...)
+		}
+	}
+	for i, r := range s.ReadinessGates {
+		errs = append(errs, invalid(at.Child("readinessGates").Index(i).Child("conditionType"), r.ConditionType,
+			utilvalidation.IsQualifiedName(string(r.ConditionType)))...)
+	}
+	return errs
+}
+
+func validateDNS(s *corev1.PodSpec, at *field.Path) field.ErrorList {
+	errs := oneOf(s.DNSPolicy, at.Child("dnsPolicy"), corev1.DNSClusterFirstWithHostNet, corev1.DNSClusterFirst, corev1.DNSDefault, corev1.DNSNone)
+	c, here := s.DNSConfig, at.Child("dnsConfig")
+	if s.DNSPolicy == corev1.DNSNone && (c == nil || len(c.Nameservers) == 0) {
+		errs = append(errs, field.Required(here.Child("nameservers"), "must provide at least one DNS nameserver when `dnsPolicy` is None"))
+	}
+	if c == nil {
+		return errs
+	}
+	if len(c.Nameservers) > maxNameservers {
+		errs = append(errs, field.TooMany(here.Child("nameservers"), len(c.Nameservers), maxNameservers))
+	}
+	for i, ns := range c.Nameservers {
+		errs = append(errs, utilvalidation.IsValidIP(here.Child("nameservers").Index(i), ns)...)
+	}
+	if len(c.Searches) > maxSearches {
+		errs = append(errs, field.TooMany(here.Child("searches"), len(c.Searches), maxSearches))
+	}
+	chars := 0
+	for i, d := range c.Searches {
+		chars += len(d) + 1
+		if d != "." {
+			errs = append(errs, invalid(here.Child("searches").Index(i), d, utilvalidation.IsDNS1123SubdomainWithUnderscore(trimDot(d)))...)
+		}
+	}
+	if chars > maxSearchChars+1 {
+		errs = append(errs, field.Invalid(here.Child("searches"), c.Searches, "must not have more than 2048 characters (including spaces) in the search list"))
+	}
+	for i, o := range c.Options {
+		if o.Name == "" {
+			errs = append(errs, field.Required(here.Child("options").Index(i), "must not be empty"))
+		}
+	}
+	return errs
+}
+
+func trimDot(s string) string {
+	if len(s) > 0 && s[len(s)-1] == '.' {
+		return s[:len(s)-1]
+	}
+	return s
+}
+
+func validateGates(s *corev1.PodSpec, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	seen := map[string]bool{}
+	for i, g := range s.SchedulingGates {
+		here := at.Child("schedulingGates").Index(i).Child("name")
+		errs = append(errs, invalid(here, g.Name, utilvalidation.IsQualifiedName(g.Name))...)
+		if seen[g.Name] {
+			errs = append(errs, field.Duplicate(here, g.Name))
+		}
+		seen[g.Name] = true
+	}
+	if len(s.SchedulingGates) > 0 && s.NodeName != "" {
+		errs = append(errs, field.Forbidden(at.Child("nodeName"), "cannot be set until all schedulingGates have been cleared"))
+	}
+	return errs
+}
+
+func validatePodSecurity(s *corev1.PodSpec, at *field.Path) field.ErrorList {
+	c := s.SecurityContext
+	if c == nil {
+		return nil
+	}
+	at = at.Child("securityContext")
+	var errs field.ErrorList
+	if c.RunAsUser != nil {
+		errs = append(errs, invalid(at.Child("runAsUser"), *c.RunAsUser, utilvalidation.IsValidUserID(*c.RunAsUser))...)
+	}
+	if c.RunAsGroup != nil {
+		errs = append(errs, invalid(at.Child("runAsGroup"), *c.RunAsGroup, utilvalidation.IsValidGroupID(*c.RunAsGroup))...)
+	}
+	if c.FSGroup != nil {
+		errs = append(errs, invalid(at.Child("fsGroup"), *c.FSGroup, utilvalidation.IsValidGroupID(*c.FSGroup))...)
+	}
+	for i, g := range c.SupplementalGroups {
+		errs = append(errs, invalid(at.Child("supplementalGroups").Index(i), g, utilvalidation.IsValidGroupID(g))...)
+	}
+	if s.HostPID && isTrue(s.ShareProcessNamespace) {
+		errs = append(errs, field.Invalid(at.Child("shareProcessNamespace"), *s.ShareProcessNamespace, "ShareProcessNamespace and HostPID cannot both be enabled"))
+	}
+	if s.HostUsers != nil && !*s.HostUsers {
+		errs = append(errs, forbid(at, "when `hostUsers` is false", map[string]bool{"hostNetwork": s.HostNetwork, "hostPID": s.HostPID, "hostIPC": s.HostIPC})...)
+	}
+	seen := map[string]bool{}
+	for i, y := range c.Sysctls {
+		here := at.Child("sysctls").Index(i).Child("name")
+		if y.Name == "" {
+			errs = append(errs, field.Required(here, ""))
+		} else if seen[y.Name] {
+			errs = append(errs, field.Duplicate(here, y.Name))
+		}
+		seen[y.Name] = true
+	}
+	return append(errs, validateSeccomp(c.SeccompProfile, at.Child("seccompProfile"))...)
+}
+
+func validateSeccomp(p *corev1.SeccompProfile, at *field.Path) field.ErrorList {
+	if p == nil {
+		return nil
+	}
+	errs := oneOf(p.Type, at.Child("type"), corev1.SeccompProfileTypeLocalhost, corev1.SeccompProfileTypeRuntimeDefault, corev1.SeccompProfileTypeUnconfined)
+	local := p.Type == corev1.SeccompProfileTypeLocalhost
+	switch {
+	case local && val(p.LocalhostProfile) == "":
+		errs = append(errs, field.Required(at.Child("localhostProfile"), "must be set when seccomp type is Localhost"))
+	case !local && p.LocalhostProfile != nil:
+		errs = append(errs, field.Invalid(at.Child("localhostProfile"), *p.LocalhostProfile, "can only be set when seccomp type is Localhost"))
+	case local:
+		errs = append(errs, validateDescending(*p.LocalhostProfile, at.Child("localhostProfile"))...)
+	}
+	return errs
+}

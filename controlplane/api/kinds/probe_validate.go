@@ -1,0 +1,120 @@
+package kinds
+
+import (
+	"path"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// validateHealth judges hooks and probes; a plain init container has neither.
+func validateHealth(c *corev1.Container, role containerRole, at *field.Path) field.ErrorList {
+	if role == initial {
+		return forbid(at, "may not be set for init containers without restartPolicy=Always", map[string]bool{
+			"lifecycle": c.Lifecycle != nil, "livenessProbe": c.LivenessProbe != nil,
+			"readinessProbe": c.ReadinessProbe != nil, "startupProbe": c.StartupProbe != nil,
+		})
+	}
+	var errs field.ErrorList
+	if l := c.Lifecycle; l != nil {
+		if l.PostStart != nil {
+			errs = append(errs, validateHook(l.PostStart, at.Child("lifecycle", "postStart"))...)
+		}
+		if l.PreStop != nil {
+			errs = append(errs, validateHook(l.PreStop, at.Child("lifecycle", "preStop"))...)
+		}
+	}
+	errs = append(errs, validateProbe(c.LivenessProbe, true, at.Child("livenessProbe"))...)
+	errs = append(errs, validateProbe(c.ReadinessProbe, false, at.Child("readinessProbe"))...)
+	errs = append(errs, validateProbe(c.StartupProbe, true, at.Child("startupProbe"))...)
+	if p := c.ReadinessProbe; p != nil && p.TerminationGracePeriodSeconds != nil {
+		errs = append(errs, field.Invalid(at.Child("readinessProbe", "terminationGracePeriodSeconds"), *p.TerminationGracePeriodSeconds,
+			"must not be set for readinessProbes"))
+	}
+	return errs
+}
+
+// validateProbe judges a probe; one success must be enough where a success restarts nothing (once).
+func validateProbe(p *corev1.Probe, once bool, at *field.Path) field.ErrorList {
+	if p == nil {
+		return nil
+	}
+	var errs field.ErrorList
+	switch n := countSet(p.ProbeHandler); {
+	case n == 0:
+		errs = append(errs, field.Required(at, "must specify a handler type"))
+	case n > 1:
+		errs = append(errs, field.Forbidden(at, "may not specify more than 1 handler type"))
+	}
+	errs = append(errs, validateHandler(p.Exec, p.HTTPGet, p.TCPSocket, at)...)
+	if p.GRPC != nil {
+		errs = append(errs, invalid(at.Child("grpc", "port"), p.GRPC.Port, utilvalidation.IsValidPortNum(int(p.GRPC.Port)))...)
+	}
+	errs = append(errs, nonNegative(p.InitialDelaySeconds, at.Child("initialDelaySeconds"))...)
+	errs = append(errs, nonNegative(p.TimeoutSeconds, at.Child("timeoutSeconds"))...)
+	errs = append(errs, nonNegative(p.PeriodSeconds, at.Child("periodSeconds"))...)
+	errs = append(errs, nonNegative(p.SuccessThreshold, at.Child("successThreshold"))...)
+	errs = append(errs, nonNegative(p.FailureThreshold, at.Child("failureThreshold"))...)
+	if once && p.SuccessThreshold != 1 {
+		errs = append(errs, field.Invalid(at.Child("successThreshold"), p.SuccessThreshold, "must be 1"))
+	}
+	if g := p.TerminationGracePeriodSeconds; g != nil && *g <= 0 {
+		errs = append(errs, field.Invalid(at.Child("terminationGracePeriodSeconds"), *g, "must be greater than 0"))
+	}
+	return errs
+}
+
+func validateHook(h *corev1.LifecycleHandler, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	switch n := countSet(*h); {
+	case n == 0:
+		errs = append(errs, field.Required(at, "must specify a handler type"))
+	case n > 1:
+		errs = append(errs, field.Forbidden(at, "may not specify more than 1 handler type"))
+	}
+	if h.Sleep != nil && h.Sleep.Seconds < 0 {
+		errs = append(errs, field.Invalid(at.Child("sleep", "seconds"), h.Sleep.Seconds, "must be greater than or equal to 0"))
+	}
+	return append(errs, validateHandler(h.Exec, h.HTTPGet, h.TCPSocket, at)...)
+}
+
+func validateHandler(exec *corev1.ExecAction, http *corev1.HTTPGetAction, tcp *corev1.TCPSocketAction, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if exec != nil && len(exec.Command) == 0 {
+		errs = append(errs, field.Required(at.Child("exec", "command"), ""))
+	}
+	if http != nil {
+		here := at.Child("httpGet")
+		if http.Path == "" {
+			errs = append(errs, field.Required(here.Child("path"), ""))
+		}
+		errs = append(errs, validatePortNumOrName(http.Port, here.Child("port"))...)
+		errs = append(errs, oneOf(http.Scheme, here.Child("scheme"), corev1.URISchemeHTTP, corev1.URISchemeHTTPS)...)
+		for i, h := range http.HTTPHeaders {
+			errs = append(errs, invalid(here.Child("httpHeaders").Index(i).Child("name"), h.Name, utilvalidation.IsHTTPHeaderName(h.Name))...)
+		}
+	}
+	if tcp != nil {
+		errs = append(errs, validatePortNumOrName(tcp.Port, at.Child("tcpSocket", "port"))...)
+	}
+	return errs
+}
+
+// validateDescending refuses a path that leaves the folder it is relative to.
+func validateDescending(p string, at *field.Path) field.ErrorList {
+	if path.IsAbs(p) {
+		return field.ErrorList{field.Invalid(at, p, "must be a relative path")}
+	}
+	return noBacksteps(p, at)
+}
+
+func noBacksteps(p string, at *field.Path) field.ErrorList {
+	for _, part := range strings.Split(p, "/") {
+		if part == ".." {
+			return field.ErrorList{field.Invalid(at, p, "must not contain '..'")}
+		}
+	}
+	return nil
+}

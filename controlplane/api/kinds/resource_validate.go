@@ -1,0 +1,93 @@
+package kinds
+
+import (
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// plainResources are the resources that a container may name without a domain.
+var plainResources = map[corev1.ResourceName]bool{
+	corev1.ResourceCPU: true, corev1.ResourceMemory: true, corev1.ResourceEphemeralStorage: true,
+}
+
+// validateResources judges what a container asks for and is limited to.
+func validateResources(r *corev1.ResourceRequirements, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for _, side := range []struct {
+		list corev1.ResourceList
+		at   *field.Path
+	}{{r.Limits, at.Child("limits")}, {r.Requests, at.Child("requests")}} {
+		for _, name := range sorted(side.list) {
+			q := side.list[name]
+			here := side.at.Key(string(name))
+			errs = append(errs, validateContainerResourceName(name, here)...)
+			errs = append(errs, validateQuantity(name, q, here)...)
+		}
+	}
+	for _, name := range sorted(r.Requests) {
+		request := r.Requests[name]
+		limit, limited := r.Limits[name]
+		here := at.Child("requests")
+		switch {
+		case limited && !overcommits(name) && request.Cmp(limit) != 0:
+			errs = append(errs, field.Invalid(here, request.String(), fmt.Sprintf("must be equal to %s limit of %s", name, limit.String())))
+		case limited && request.Cmp(limit) > 0:
+			errs = append(errs, field.Invalid(here, request.String(), fmt.Sprintf("must be less than or equal to %s limit of %s", name, limit.String())))
+		case !limited && !overcommits(name):
+			errs = append(errs, field.Required(at.Child("limits"), "Limit must be set for non overcommitable resources"))
+		}
+	}
+	return errs
+}
+
+// overcommits says whether a node may promise more of the resource than it has:
+// so it is with its own resources, but not with devices or huge pages.
+func overcommits(name corev1.ResourceName) bool {
+	n := string(name)
+	native := !strings.Contains(n, "/") || strings.Contains(n, corev1.ResourceDefaultNamespacePrefix)
+	return native && !strings.HasPrefix(n, corev1.ResourceHugePagesPrefix)
+}
+
+func validateContainerResourceName(name corev1.ResourceName, at *field.Path) field.ErrorList {
+	n := string(name)
+	errs := invalid(at, n, utilvalidation.IsQualifiedName(n))
+	if len(errs) > 0 || plainResources[name] || strings.HasPrefix(n, corev1.ResourceHugePagesPrefix) {
+		return errs
+	}
+	if !strings.Contains(n, "/") {
+		return field.ErrorList{field.Invalid(at, n, "must be a standard resource for containers")}
+	}
+	if strings.HasPrefix(n, corev1.DefaultResourceRequestsPrefix) {
+		return field.ErrorList{field.Invalid(at, n, "must be a standard resource type or fully qualified")}
+	}
+	return nil
+}
+
+func validateQuantity(name corev1.ResourceName, q resource.Quantity, at *field.Path) field.ErrorList {
+	if q.Sign() < 0 {
+		return field.ErrorList{field.Invalid(at, q.String(), "must be greater than or equal to 0")}
+	}
+	if !overcommits(name) && q.MilliValue()%1000 != 0 {
+		return field.ErrorList{field.Invalid(at, q.String(), "must be an integer")}
+	}
+	return nil
+}
+
+// validateQuantities judges the resources of a node.
+func validateQuantities(l corev1.ResourceList, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for _, name := range sorted(l) {
+		q := l[name]
+		here := at.Key(string(name))
+		errs = append(errs, invalid(here, string(name), utilvalidation.IsQualifiedName(string(name)))...)
+		if q.Sign() < 0 {
+			errs = append(errs, field.Invalid(here, q.String(), "must be greater than or equal to 0"))
+		}
+	}
+	return errs
+}

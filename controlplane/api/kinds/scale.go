@@ -1,0 +1,62 @@
+package kinds
+
+import (
+	"fmt"
+
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// scaled is how the scale of a kind is reached.
+type scaled struct {
+	replicas func(api.Object) **int32
+	current  func(api.Object) int32
+	selector func(api.Object) *metav1.LabelSelector
+}
+
+// addScale gives k the subresource "scale".
+func addScale(k *api.Kind, s scaled) {
+	gvk := autoscalingv1.SchemeGroupVersion.WithKind("Scale")
+	addSub(k, "scale", &api.Subresource{
+		GVK:   gvk,
+		New:   func() runtime.Object { return &autoscalingv1.Scale{} },
+		Verbs: []string{"get", "patch", "update"},
+		View: func(o api.Object) runtime.Object {
+			out := &autoscalingv1.Scale{
+				ObjectMeta: metav1.ObjectMeta{Name: o.GetName(), Namespace: o.GetNamespace(), UID: o.GetUID(),
+					ResourceVersion: o.GetResourceVersion(), CreationTimestamp: o.GetCreationTimestamp()},
+				Spec:   autoscalingv1.ScaleSpec{Replicas: val(*s.replicas(o))},
+				Status: autoscalingv1.ScaleStatus{Replicas: s.current(o)},
+			}
+			out.SetGroupVersionKind(gvk)
+			if sel, err := metav1.LabelSelectorAsSelector(s.selector(o)); err == nil {
+				out.Status.Selector = sel.String()
+			}
+			return out
+		},
+		Merge: func(o api.Object, body runtime.Object) error {
+			scale, ok := body.(*autoscalingv1.Scale)
+			if !ok {
+				return apierrors.NewBadRequest(fmt.Sprintf("expected a Scale for %s %q, got %T", k.Resource, o.GetName(), body))
+			}
+			if errs := nonNegative(scale.Spec.Replicas, field.NewPath("spec", "replicas")); errs != nil {
+				return apierrors.NewInvalid(gvk.GroupKind(), o.GetName(), errs)
+			}
+			if rv := scale.ResourceVersion; rv != "" && rv != o.GetResourceVersion() {
+				return apierrors.NewConflict(k.GroupResource(), o.GetName(),
+					fmt.Errorf("the object has been modified; please apply your changes to the latest version and try again"))
+			}
+			n := scale.Spec.Replicas
+			if p := s.replicas(o); *p == nil || **p != n {
+				*p = &n
+				o.SetGeneration(o.GetGeneration() + 1)
+			}
+			return nil
+		},
+	})
+}
