@@ -80,6 +80,9 @@ type Request struct {
 	PatchO metav1.PatchOptions
 	Delete metav1.DeleteOptions
 
+	// Pointers asks list for an *ObjectList of shared objects; for callers in this process.
+	Pointers bool
+
 	// Fence, when not zero, is the raft term under which the write was decided.
 	Fence uint64
 	// TraceParent is the W3C trace context of the caller; "" starts a new trace on create.

@@ -5,20 +5,27 @@ package client
 
 import (
 	"context"
+	"fmt"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/cache"
 
 	"keelson.dev/keelson/controlplane/api"
 )
 
 // Client calls the API as one identity. It is immutable and safe for concurrent use.
+//
+// What Get and List return is shared with the watch cache: copy before modifying.
+// What Create, Update, UpdateStatus and Patch return belongs to the caller, and
+// the object handed in stays the caller's, unchanged.
 type Client struct {
 	backend api.Backend
 	kinds   *api.Kinds
 	user    api.User
 	fence   uint64
+	trace   string
 }
 
 // New returns a client of backend without an identity; use As.
@@ -32,52 +39,156 @@ func (c *Client) As(u api.User) *Client { d := *c; d.user = u; return &d }
 // Fenced returns a client whose writes apply only in the leadership term.
 func (c *Client) Fenced(term uint64) *Client { d := *c; d.fence = term; return &d }
 
+// Traced returns a client whose calls belong to a W3C trace context.
+func (c *Client) Traced(traceParent string) *Client { d := *c; d.trace = traceParent; return &d }
+
+// request starts a call on the kind of T.
+func request[T api.Object](c *Client, verb api.Verb, namespace, name string) (*api.Request, error) {
+	var zero T
+	k := c.kinds.ByType(zero)
+	if k == nil {
+		return nil, apierrors.NewInternalError(fmt.Errorf("client: %T is not a kind of this API", zero))
+	}
+	if !k.Namespaced {
+		namespace = ""
+	}
+	return &api.Request{User: c.user, Verb: verb, Kind: k, Namespace: namespace, Name: name,
+		Fence: c.fence, TraceParent: c.trace, UserAgent: c.user.Name}, nil
+}
+
+// do performs a call whose answer is a T.
+func do[T api.Object](ctx context.Context, c *Client, r *api.Request) (T, error) {
+	var zero T
+	out, err := c.backend.Do(ctx, r)
+	if err != nil {
+		return zero, err
+	}
+	obj, ok := out.(T)
+	if !ok {
+		return zero, apierrors.NewInternalError(fmt.Errorf("client: %s of %s answered a %T", r.Verb, r.Kind.Resource, out))
+	}
+	return obj, nil
+}
+
+// own performs a write and returns the caller's copy of the answer.
+func own[T api.Object](ctx context.Context, c *Client, r *api.Request) (T, error) {
+	obj, err := do[T](ctx, c, r)
+	if err != nil {
+		return obj, err
+	}
+	return obj.DeepCopyObject().(T), nil
+}
+
 // Get returns the object, shared: copy before modifying.
 func Get[T api.Object](ctx context.Context, c *Client, namespace, name string) (T, error) {
-	panic("unwritten")
+	r, err := request[T](c, api.VerbGet, namespace, name)
+	if err != nil {
+		var zero T
+		return zero, err
+	}
+	return do[T](ctx, c, r)
 }
 
 // List returns the objects that match (an empty namespace means all), shared.
 func List[T api.Object](ctx context.Context, c *Client, namespace string, o metav1.ListOptions) ([]T, error) {
-	panic("unwritten")
+	r, err := request[T](c, api.VerbList, namespace, "")
+	if err != nil {
+		return nil, err
+	}
+	r.List, r.Pointers = o, true
+	out, err := c.backend.Do(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	list, ok := out.(*api.ObjectList)
+	if !ok {
+		return nil, apierrors.NewInternalError(fmt.Errorf("client: list of %s answered a %T", r.Kind.Resource, out))
+	}
+	items := make([]T, len(list.Items))
+	for i, o := range list.Items {
+		items[i] = o.(T)
+	}
+	return items, nil
 }
 
 // Create stores obj and returns it as stored.
-func Create[T api.Object](ctx context.Context, c *Client, obj T) (T, error) { panic("unwritten") }
+func Create[T api.Object](ctx context.Context, c *Client, obj T) (T, error) {
+	r, err := request[T](c, api.VerbCreate, obj.GetNamespace(), obj.GetName())
+	if err != nil {
+		return obj, err
+	}
+	r.Object = obj.DeepCopyObject()
+	return own[T](ctx, c, r)
+}
 
 // Update replaces the object at its resourceVersion.
-func Update[T api.Object](ctx context.Context, c *Client, obj T) (T, error) { panic("unwritten") }
+func Update[T api.Object](ctx context.Context, c *Client, obj T) (T, error) {
+	return update(ctx, c, obj, "")
+}
 
 // UpdateStatus replaces the status at its resourceVersion.
-func UpdateStatus[T api.Object](ctx context.Context, c *Client, obj T) (T, error) { panic("unwritten") }
+func UpdateStatus[T api.Object](ctx context.Context, c *Client, obj T) (T, error) {
+	return update(ctx, c, obj, "status")
+}
+
+// UpdateSub replaces another facet of the object ("finalize") at its resourceVersion.
+func UpdateSub[T api.Object](ctx context.Context, c *Client, obj T, subresource string) (T, error) {
+	return update(ctx, c, obj, subresource)
+}
+
+func update[T api.Object](ctx context.Context, c *Client, obj T, subresource string) (T, error) {
+	r, err := request[T](c, api.VerbUpdate, obj.GetNamespace(), obj.GetName())
+	if err != nil {
+		return obj, err
+	}
+	r.Subresource, r.Object = subresource, obj.DeepCopyObject()
+	return own[T](ctx, c, r)
+}
 
 // Patch patches the object (subresource "" for the object itself).
 func Patch[T api.Object](ctx context.Context, c *Client, namespace, name, subresource string, t types.PatchType, data []byte) (T, error) {
-	panic("unwritten")
+	r, err := request[T](c, api.VerbPatch, namespace, name)
+	if err != nil {
+		var zero T
+		return zero, err
+	}
+	r.Subresource, r.PatchType, r.Patch = subresource, t, data
+	if t == types.ApplyPatchType {
+		force := true
+		r.PatchO.FieldManager, r.PatchO.Force = c.user.Name, &force
+	}
+	return own[T](ctx, c, r)
 }
 
 // Delete deletes the object.
 func Delete[T api.Object](ctx context.Context, c *Client, namespace, name string, o metav1.DeleteOptions) error {
-	panic("unwritten")
+	r, err := request[T](c, api.VerbDelete, namespace, name)
+	if err != nil {
+		return err
+	}
+	r.Delete = o
+	_, err = c.backend.Do(ctx, r)
+	return err
 }
 
-// Sub creates a subresource body (a Binding on pods, an Eviction, a TokenRequest on serviceaccounts) and returns the answer.
+// Sub creates a subresource body (a Binding on pods, an Eviction, a TokenRequest on serviceaccounts) and returns the
+// answer; where the API answers a bare success, as for a Binding, the answer is body.
 func Sub[T api.Object, B metav1.Object](ctx context.Context, c *Client, namespace, name, subresource string, body B) (B, error) {
-	panic("unwritten")
+	r, err := request[T](c, api.VerbCreate, namespace, name)
+	if err != nil {
+		return body, err
+	}
+	obj, ok := any(body).(runtime.Object)
+	if !ok {
+		return body, apierrors.NewInternalError(fmt.Errorf("client: a %T is not an API object", body))
+	}
+	r.Subresource, r.Object = subresource, obj.DeepCopyObject()
+	out, err := c.backend.Do(ctx, r)
+	if err != nil {
+		return body, err
+	}
+	if answer, ok := out.(B); ok {
+		return answer, nil
+	}
+	return body, nil
 }
-
-// Informers is one shared informer per kind, started by Run. Objects are the watch cache's own: never modify them.
-type Informers struct{}
-
-// NewInformers returns informers that list and watch as c's identity.
-func NewInformers(c *Client) *Informers { panic("unwritten") }
-
-// Informer returns the shared informer of T, creating it. Call before Run.
-func Informer[T api.Object](i *Informers) cache.SharedIndexInformer { panic("unwritten") }
-
-// Run runs every informer until ctx ends.
-func (i *Informers) Run(ctx context.Context) error { panic("unwritten") }
-
-// WaitForSync blocks until every informer holds its initial list and has reached the
-// revision that the store had when WaitForSync was called.
-func (i *Informers) WaitForSync(ctx context.Context) error { panic("unwritten") }

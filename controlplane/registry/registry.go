@@ -1,13 +1,22 @@
 // Package registry puts objects on the store: codec, keys, preconditions, the
 // watch cache, patch and apply, selectors and paging. It is the only package
 // that knows both objects and raftstore.
+//
+// One goroutine (cache.run) follows the store and is the only writer of the
+// cache. Everybody else reads immutable snapshots, or waits until the cache has
+// reached a revision. A write goes to the store and comes back through the
+// same goroutine; nothing is put into the cache on the way in.
 package registry
 
 import (
 	"context"
+	"log/slog"
+	"math/rand/v2"
+	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/raftstore"
@@ -31,66 +40,84 @@ func (f AdmissionFunc) Admit(ctx context.Context, r *api.Request, obj, old api.O
 
 // Registry is the objects of all kinds on one store. All errors of its verbs are *apierrors.StatusError.
 type Registry struct {
-	store raftstore.Store
-	kinds *api.Kinds
+	store  raftstore.Store
+	kinds  *api.Kinds
+	scheme *runtime.Scheme
+	cache  *cache
+	fields *fieldTracker
+	log    *slog.Logger
+
+	now          func() time.Time
+	newUID       func() types.UID
+	randomSuffix func(n int) string
+	randomN      func(n uint64) uint64
+	callTimeout  time.Duration // of a store call whose context has no deadline
+}
+
+// Option changes a default of New.
+type Option func(*Registry)
+
+// WithScheme shares a scheme built by api.Scheme.
+func WithScheme(s *runtime.Scheme) Option { return func(r *Registry) { r.scheme = s } }
+
+// WithLog sets the logger; the default is slog.Default.
+func WithLog(l *slog.Logger) Option { return func(r *Registry) { r.log = l } }
+
+// WithClock sets the clock of creation and deletion timestamps.
+func WithClock(now func() time.Time) Option { return func(r *Registry) { r.now = now } }
+
+// WithHistory bounds what is kept per kind for watches that resume: at most
+// events changes whose stored size is at most bytes. Older ones answer 410.
+// The defaults are 16,384 events and 16 MiB.
+func WithHistory(events int, bytes int64) Option {
+	return func(r *Registry) { r.cache.limits = historyLimits{events: events, bytes: bytes} }
 }
 
 // New returns a registry over the store. Nothing runs until Run.
-func New(store raftstore.Store, kinds *api.Kinds) *Registry {
-	return &Registry{store: store, kinds: kinds}
+func New(store raftstore.Store, kinds *api.Kinds, opts ...Option) *Registry {
+	r := &Registry{
+		store: store, kinds: kinds, log: slog.Default(),
+		now:          time.Now,
+		newUID:       uuid.NewUUID,
+		randomSuffix: nameSuffix,
+		randomN:      rand.Uint64N,
+		callTimeout:  30 * time.Second,
+		cache:        newCache(store, kinds),
+	}
+	for _, o := range opts {
+		o(r)
+	}
+	if r.scheme == nil {
+		r.scheme = api.Scheme()
+	}
+	r.cache.log = r.log
+	r.fields = newFieldTracker(r.scheme)
+	return r
 }
 
 // Run feeds the watch cache from the store until ctx ends.
-func (r *Registry) Run(ctx context.Context) error { panic("unwritten") }
+func (r *Registry) Run(ctx context.Context) error { return r.cache.run(ctx) }
 
 // Ready is closed once the cache holds the store's contents.
-func (r *Registry) Ready() <-chan struct{} { panic("unwritten") }
+func (r *Registry) Ready() <-chan struct{} { return r.cache.ready }
 
-// Create, Update, Patch and Delete write; the request names kind, subresource, name and options
-// (dry run, field manager, preconditions, propagation, grace period).
-func (r *Registry) Create(ctx context.Context, req *api.Request, a Admission) (runtime.Object, error) {
-	panic("unwritten")
-}
-func (r *Registry) Update(ctx context.Context, req *api.Request, a Admission) (runtime.Object, error) {
-	panic("unwritten")
-}
+// Revision is the store revision that the cache reflects.
+func (r *Registry) Revision() raftstore.Revision { return r.cache.progress.at() }
 
-// Patch applies JSON, merge, strategic-merge and server-side apply patches. Apply creates what is absent; created says so.
-func (r *Registry) Patch(ctx context.Context, req *api.Request, a Admission) (obj runtime.Object, created bool, err error) {
-	panic("unwritten")
-}
-
-// Delete deletes, or marks for deletion when finalizers or a grace period ask for it.
-// deleted says whether the object is gone.
-func (r *Registry) Delete(ctx context.Context, req *api.Request, a Admission) (obj runtime.Object, deleted bool, err error) {
-	panic("unwritten")
+// fresh returns once the cache includes everything that was acknowledged by any
+// replica before the call.
+func (r *Registry) fresh(ctx context.Context) (raftstore.Revision, error) {
+	rev, err := r.store.Sync(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return rev, r.cache.waitFor(ctx, rev)
 }
 
-// DeleteCollection deletes everything that matches the request's list options.
-func (r *Registry) DeleteCollection(ctx context.Context, req *api.Request, a Admission) (runtime.Object, error) {
-	panic("unwritten")
+// bounded gives a call that brought no deadline the registry's own.
+func (r *Registry) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, r.callTimeout)
 }
-
-// Modify is read-modify-write of one stored object, retried on conflict unless change returns an error:
-// for subresources with rules of their own (binding, eviction, scale). change receives a copy of the stored object.
-func (r *Registry) Modify(ctx context.Context, req *api.Request, a Admission, change func(obj api.Object) error) (api.Object, error) {
-	panic("unwritten")
-}
-
-// Get and List honour resourceVersion semantics: unset is linearizable, "0" is whatever the cache holds.
-// Objects in the results are shared: do not modify.
-func (r *Registry) Get(ctx context.Context, req *api.Request) (api.Object, error) { panic("unwritten") }
-
-// List returns the kind's list type with shared items.
-func (r *Registry) List(ctx context.Context, req *api.Request) (runtime.Object, error) {
-	panic("unwritten")
-}
-
-// Watch streams changes with bookmarks and, when asked, the initial events.
-func (r *Registry) Watch(ctx context.Context, req *api.Request) (watch.Interface, error) {
-	panic("unwritten")
-}
-
-// Encoded returns obj in the media type ("application/json", "application/vnd.kubernetes.protobuf"), encoding once
-// for all callers when obj is a cached one.
-func (r *Registry) Encoded(obj runtime.Object, mediaType string) ([]byte, error) { panic("unwritten") }

@@ -1,0 +1,30 @@
+package api
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// ObjectList is the answer to a list with Request.Pointers: the watch cache's own
+// objects in place of a kind's list type, which would copy every one. It has no
+// wire form.
+type ObjectList struct {
+	metav1.TypeMeta
+	metav1.ListMeta
+	Items []Object
+	// Changed is the resourceVersion of the newest change to any object of the
+	// kind, at most that of the list: who follows a watch has seen everything
+	// when it has reached this.
+	Changed string
+}
+
+// DeepCopyObject implements runtime.Object.
+func (l *ObjectList) DeepCopyObject() runtime.Object {
+	out := *l
+	l.ListMeta.DeepCopyInto(&out.ListMeta)
+	out.Items = make([]Object, len(l.Items))
+	for i, o := range l.Items {
+		out.Items[i] = o.DeepCopyObject().(Object)
+	}
+	return &out
+}

@@ -1,0 +1,74 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// guard detects that somebody changed an object that is shared: it keeps a copy
+// of each and compares.
+type guard struct {
+	fail func(string)
+
+	mu   sync.Mutex
+	seen []guarded
+}
+
+type guarded struct {
+	shared runtime.Object
+	copied runtime.Object
+}
+
+// guardEvery is how often all objects are compared.
+const guardEvery = 200 * time.Millisecond
+
+func (g *guard) run(ctx context.Context) {
+	tick := time.NewTicker(guardEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			g.compare()
+		case <-ctx.Done():
+			g.compare()
+			return
+		}
+	}
+}
+
+func (g *guard) compare() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, s := range g.seen {
+		if !equality.Semantic.DeepEqual(s.shared, s.copied) {
+			o := s.copied.(api.Object)
+			g.fail(fmt.Sprintf("a shared %T was modified: %s/%s at resourceVersion %s", s.copied, o.GetNamespace(), o.GetName(), o.GetResourceVersion()))
+		}
+	}
+}
+
+func (g *guard) add(obj any) {
+	o, ok := obj.(api.Object)
+	if !ok {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.seen = append(g.seen, guarded{shared: o, copied: o.DeepCopyObject()})
+}
+
+// OnAdd implements cache.ResourceEventHandler.
+func (g *guard) OnAdd(obj any, _ bool) { g.add(obj) }
+
+// OnUpdate implements cache.ResourceEventHandler.
+func (g *guard) OnUpdate(_, obj any) { g.add(obj) }
+
+// OnDelete implements cache.ResourceEventHandler.
+func (g *guard) OnDelete(any) {}

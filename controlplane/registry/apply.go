@@ -1,0 +1,122 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	utiljson "k8s.io/apimachinery/pkg/util/json"
+	"k8s.io/apimachinery/pkg/util/managedfields"
+	"sigs.k8s.io/yaml"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// apply is server-side apply: the manager states the fields that it wants to own.
+func (w *write) apply(ctx context.Context, f facet) (obj runtime.Object, created bool, err error) {
+	if f.merge != nil {
+		return nil, false, apierrors.NewGenericServerResponse(http.StatusUnsupportedMediaType, "patch", w.req.Kind.GroupResource(), w.req.Name,
+			"server-side apply to this subresource is not supported", 0, false)
+	}
+	intent, err := w.intent()
+	if err != nil {
+		return nil, false, err
+	}
+	fm, err := w.r.fields.of(w.req.Kind, f.name)
+	if err != nil {
+		return nil, false, statusError(err, describe(w.req))
+	}
+	w.applied = true
+	ctx, cancel := w.r.bounded(ctx)
+	defer cancel()
+	for {
+		stored, _, err := w.change(ctx, w.updateStep(f, func(cur *entry) (api.Object, error) {
+			return w.applyTo(fm, cur.obj, intent)
+		}))
+		if err == nil {
+			return stored, false, nil
+		}
+		if !apierrors.IsNotFound(err) || f.name != "" {
+			return nil, false, err
+		}
+		if uid := intent.GetUID(); uid != "" {
+			return nil, false, apierrors.NewConflict(w.req.Kind.GroupResource(), w.req.Name,
+				fmt.Errorf("uid mismatch: the provided object specified uid %s, and no existing object was found", uid))
+		}
+		stored, err = w.applyNew(ctx, fm, intent)
+		if err == nil {
+			return stored, true, nil
+		}
+		if !apierrors.IsAlreadyExists(err) || ctx.Err() != nil {
+			return nil, false, err
+		}
+		// Somebody created it in between: apply to theirs.
+	}
+}
+
+func (w *write) applyNew(ctx context.Context, fm *managedfields.FieldManager, intent *unstructured.Unstructured) (api.Object, error) {
+	empty := w.req.Kind.New()
+	w.req.Kind.SetTypeMeta(empty)
+	obj, err := w.applyTo(fm, empty, intent)
+	if err != nil {
+		return nil, err
+	}
+	obj.SetResourceVersion("")
+	return w.create(ctx, obj, func(api.Object) {})
+}
+
+// intent reads the patch and checks that it speaks of the named object.
+func (w *write) intent() (*unstructured.Unstructured, error) {
+	data, err := yaml.YAMLToJSON(w.req.Patch)
+	if err != nil {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("error decoding YAML: %v", err))
+	}
+	u := &unstructured.Unstructured{}
+	if err := utiljson.Unmarshal(data, &u.Object); err != nil || u.Object == nil {
+		return nil, apierrors.NewBadRequest("the patch is not an object")
+	}
+	if gvk := u.GroupVersionKind(); gvk != w.req.Kind.GVK {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("the patch is for %s, the request for %s", gvk, w.req.Kind.GVK))
+	}
+	if u.GetName() == "" {
+		u.SetName(w.req.Name)
+	}
+	if u.GetName() != w.req.Name {
+		return nil, nameMismatch(u.GetName(), w.req.Name)
+	}
+	if w.req.Kind.Namespaced {
+		if u.GetNamespace() == "" {
+			u.SetNamespace(w.req.Namespace)
+		}
+		if u.GetNamespace() != w.req.Namespace {
+			return nil, apierrors.NewBadRequest("the namespace of the provided object does not match the namespace sent on the request")
+		}
+	}
+	return u, nil
+}
+
+// applyTo merges the intent into live, with the rules of field ownership.
+// Conflicts are a 409 with one cause per field.
+func (w *write) applyTo(fm *managedfields.FieldManager, live api.Object, intent *unstructured.Unstructured) (api.Object, error) {
+	if v := intent.GetResourceVersion(); v != "" && v != live.GetResourceVersion() {
+		return nil, modifiedConflict(w.req.Kind.GroupResource(), w.req.Name)
+	}
+	force := w.req.PatchO.Force != nil && *w.req.PatchO.Force
+	out, err := fm.Apply(live, intent.DeepCopy(), w.manager, force)
+	if err != nil {
+		var status apierrors.APIStatus
+		if errors.As(err, &status) {
+			return nil, err
+		}
+		return nil, apierrors.NewBadRequest(err.Error()) // a field that the schema does not know, a wrong type
+	}
+	obj, ok := out.(api.Object)
+	if !ok {
+		return nil, apierrors.NewInternalError(fmt.Errorf("%s: applying gave a %T", describe(w.req), out))
+	}
+	return obj, nil
+}

@@ -1,0 +1,336 @@
+package registry
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tidwall/btree"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/internal/backoff"
+	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/raftstore"
+)
+
+// maxBatch is how many revisions are taken into the cache at once when they queue up.
+const maxBatch = 256
+
+// cache is the decoded contents of the store on this replica. run is its only writer.
+type cache struct {
+	store    raftstore.Store
+	log      *slog.Logger
+	byKind   map[*api.Kind]*kindCache
+	byType   map[reflect.Type]*kindCache
+	byPrefix map[string]*kindCache
+	limits   historyLimits
+
+	progress  progress
+	ready     chan struct{} // closed when the first load is in
+	done      chan struct{} // closed when run has returned
+	inflight  inflight
+	encodings encodings
+
+	// reserved maps "space/value" to its holder; reservations is run's own copy.
+	reserved     atomic.Pointer[btree.Map[string, string]]
+	reservations *btree.Map[string, string]
+}
+
+func newCache(store raftstore.Store, kinds *api.Kinds) *cache {
+	c := &cache{
+		store:    store,
+		byKind:   make(map[*api.Kind]*kindCache),
+		byType:   make(map[reflect.Type]*kindCache),
+		byPrefix: make(map[string]*kindCache),
+		limits:   historyLimits{events: 16384, bytes: 16 << 20},
+		ready:    make(chan struct{}),
+		done:     make(chan struct{}),
+	}
+	for k, prefix := range kindPrefixes(kinds) {
+		kc := newKindCache(c, k, prefix)
+		c.byKind[k] = kc
+		c.byPrefix[prefix] = kc
+		c.byType[reflect.TypeOf(k.New())] = kc
+	}
+	c.reservations = btree.NewMap[string, string](treeDegree)
+	c.reserved.Store(c.reservations.Copy())
+	return c
+}
+
+// waitFor returns once the cache holds everything up to rev.
+func (c *cache) waitFor(ctx context.Context, rev raftstore.Revision) error {
+	select {
+	case <-c.ready:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return c.progress.wait(ctx, rev)
+}
+
+// run follows the store until ctx ends or the store is closed.
+func (c *cache) run(ctx context.Context) error {
+	defer close(c.done)
+	pause := backoff.Backoff{Min: 10 * time.Millisecond, Max: time.Second, Jitter: 0.5}
+	for {
+		before := c.progress.at()
+		err := c.follow(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if errors.Is(err, raftstore.ErrClosed) {
+			return fmt.Errorf("following the store: %w", err)
+		}
+		if c.progress.at() > before {
+			pause.Reset()
+		}
+		c.log.Warn("the watch cache lost its watch of the store and resumes", "revision", uint64(c.progress.at()), "error", err)
+		if wait.Delay(ctx, pause.Next()) != nil {
+			return nil
+		}
+	}
+}
+
+// follow loads the store when there is nothing to resume from, then takes in
+// every revision until the watch ends.
+func (c *cache) follow(ctx context.Context) error {
+	loaded := isClosed(c.ready)
+	// Every key of the store is watched, so that every revision is heard of at
+	// once: a linearizable read waits for the cache to reach one.
+	w, err := c.store.Watch(ctx, "", c.progress.at())
+	if loaded && errors.Is(err, raftstore.ErrCompacted) {
+		loaded = false
+		w, err = c.store.Watch(ctx, "", 0)
+	}
+	if err != nil {
+		return fmt.Errorf("watching the store: %w", err)
+	}
+	defer w.Stop()
+	if !loaded {
+		if err := c.load(ctx); err != nil {
+			return err
+		}
+	}
+	for first := range w.C() {
+		c.apply(queued(first, w.C()))
+	}
+	return w.Err()
+}
+
+// queued returns first and whatever waits behind it, at most maxBatch.
+func queued(first raftstore.Events, more <-chan raftstore.Events) []raftstore.Events {
+	batch := []raftstore.Events{first}
+	for len(batch) < maxBatch {
+		select {
+		case e, ok := <-more:
+			if !ok {
+				return batch
+			}
+			batch = append(batch, e)
+		default:
+			return batch
+		}
+	}
+	return batch
+}
+
+// load replaces the cache by the store's present state. Watchers that were
+// running have lost their history and are told to list again.
+func (c *cache) load(ctx context.Context) error {
+	list, err := c.store.List(ctx, root, raftstore.ListOptions{ReadOptions: raftstore.ReadOptions{Local: true}})
+	if err != nil {
+		return fmt.Errorf("listing the store: %w", err)
+	}
+	trees := make(map[*kindCache]*btree.Map[string, *entry], len(c.byKind))
+	for _, kc := range c.byKind {
+		trees[kc] = btree.NewMap[string, *entry](treeDegree)
+	}
+	reservations := btree.NewMap[string, string](treeDegree)
+	for _, it := range list.Items {
+		if res, ok := strings.CutPrefix(it.Key, reservationsRoot); ok {
+			reservations.Set(res, string(it.Value))
+			continue
+		}
+		kc, key := c.route(it.Key)
+		if kc == nil {
+			continue
+		}
+		if e := c.decode(kc, key, it, nil); e != nil {
+			trees[kc].Set(key, e)
+		}
+	}
+	c.inflight.clear()
+	c.reservations = reservations
+	c.reserved.Store(reservations.Copy())
+	for kc, tree := range trees {
+		kc.reset(tree, list.Revision)
+	}
+	c.progress.advance(list.Revision)
+	if !isClosed(c.ready) {
+		close(c.ready)
+	}
+	return nil
+}
+
+// route finds the kind that a key belongs to; nil when it is no object's.
+func (c *cache) route(key string) (*kindCache, string) {
+	if !strings.HasPrefix(key, root) {
+		return nil, ""
+	}
+	end := len(root)
+	for range 2 { // /registry/{resource}/ or /registry/{group}/{resource}/
+		i := strings.IndexByte(key[end:], '/')
+		if i < 0 {
+			return nil, ""
+		}
+		end += i + 1
+		if kc := c.byPrefix[key[:end]]; kc != nil {
+			return kc, key[end:]
+		}
+	}
+	return nil, ""
+}
+
+// apply takes revisions into the cache, in order.
+func (c *cache) apply(batch []raftstore.Events) {
+	var touched []*kindCache
+	reserved := false
+	for _, r := range batch {
+		if r.Revision <= c.progress.at() {
+			continue
+		}
+		for i := range r.Events {
+			ev := &r.Events[i]
+			if res, ok := strings.CutPrefix(ev.Item.Key, reservationsRoot); ok {
+				c.reserve(ev, res)
+				reserved = true
+				continue
+			}
+			kc, key := c.route(ev.Item.Key)
+			if kc == nil {
+				continue
+			}
+			if len(kc.pending) == 0 {
+				touched = append(touched, kc)
+			}
+			c.applyObject(kc, key, ev)
+		}
+	}
+	if reserved {
+		c.reserved.Store(c.reservations.Copy())
+	}
+	for _, kc := range touched {
+		kc.publish()
+	}
+	c.progress.advance(batch[len(batch)-1].Revision)
+}
+
+func (c *cache) reserve(ev *raftstore.Event, res string) {
+	if ev.Kind == raftstore.EventDelete {
+		c.reservations.Delete(res)
+	} else {
+		c.reservations.Set(res, string(ev.Item.Value))
+	}
+}
+
+func (c *cache) applyObject(kc *kindCache, key string, ev *raftstore.Event) {
+	rev := ev.Item.Modified
+	if ev.Kind == raftstore.EventDelete {
+		if prev, ok := kc.tree.Delete(key); ok {
+			gone := &entry{key: key, obj: at(kc.kind, prev.obj, rev), rev: rev, value: prev.value}
+			kc.pending = append(kc.pending, event{rev: rev, cur: gone, prev: prev, deleted: true})
+		}
+		return
+	}
+	e := c.decode(kc, key, ev.Item, c.inflight.take(ev.Item.Key, ev.Item.Value))
+	if e == nil {
+		return
+	}
+	prev, _ := kc.tree.Set(key, e)
+	kc.pending = append(kc.pending, event{rev: rev, cur: e, prev: prev})
+}
+
+// decode makes the entry of a stored item; of the object that a writer on this
+// replica has just encoded when known, without decoding. nil when unreadable.
+func (c *cache) decode(kc *kindCache, key string, it raftstore.Item, known api.Object) *entry {
+	obj := known
+	if obj != nil {
+		obj = at(kc.kind, obj, it.Modified)
+	} else {
+		var err error
+		if obj, err = kc.codec.decode(it.Value); err != nil {
+			// A value that cannot be read must not stop the whole cluster; it stays in the store for repair.
+			c.log.Error("a stored object is unreadable and is left out", "key", it.Key, "revision", uint64(it.Modified), "error", err)
+			return nil
+		}
+		kc.kind.SetTypeMeta(obj)
+		obj.SetResourceVersion(formatRevision(it.Modified))
+	}
+	return &entry{key: key, obj: obj, rev: it.Modified, value: it.Value}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// inflight holds the objects that this replica's writers have encoded and
+// proposed, until they come back in the watch.
+type inflight struct {
+	mu    sync.Mutex
+	byKey map[string]*proposal
+}
+
+type proposal struct {
+	obj   api.Object
+	value []byte
+}
+
+// add announces a proposal; the newest one of a key is kept. obj is immutable from here on.
+func (f *inflight) add(key string, obj api.Object, value []byte) *proposal {
+	p := &proposal{obj: obj, value: value}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.byKey == nil {
+		f.byKey = make(map[string]*proposal)
+	}
+	f.byKey[key] = p
+	return p
+}
+
+// take returns the proposed object when its bytes are those that came back; nil otherwise.
+func (f *inflight) take(key string, value []byte) api.Object {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	p := f.byKey[key]
+	if p == nil || !bytes.Equal(p.value, value) {
+		return nil
+	}
+	delete(f.byKey, key)
+	return p.obj
+}
+
+// drop forgets a proposal that will not come back.
+func (f *inflight) drop(key string, p *proposal) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.byKey[key] == p {
+		delete(f.byKey, key)
+	}
+}
+
+func (f *inflight) clear() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.byKey = nil
+}

@@ -1,0 +1,218 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// deleteWorkers bounds how many objects of a collection are deleted at once.
+const deleteWorkers = 16
+
+// Delete deletes, or marks for deletion when finalizers or a grace period ask for it.
+// deleted says whether the object is gone.
+func (r *Registry) Delete(ctx context.Context, req *api.Request, a Admission) (obj runtime.Object, deleted bool, err error) {
+	if err := checkDeleteOptions(&req.Delete); err != nil {
+		return nil, false, err
+	}
+	w, err := r.newWrite(req, a, req.Delete.DryRun, "")
+	if err != nil {
+		return nil, false, err
+	}
+	stored, deleted, err := w.change(ctx, func(ctx context.Context, cur *entry) (outcome, error) {
+		if err := checkPreconditions(req, cur.obj); err != nil {
+			return outcome{}, err
+		}
+		if err := w.admit(ctx, nil, cur.obj); err != nil {
+			return outcome{}, err
+		}
+		return planDelete(req.Kind, cur.obj, &req.Delete, r.now()), nil
+	})
+	if err != nil {
+		return nil, false, err
+	}
+	return stored, deleted, nil
+}
+
+func checkDeleteOptions(o *metav1.DeleteOptions) error {
+	if errs := metav1validation.ValidateDeleteOptions(o); len(errs) > 0 {
+		return apierrors.NewInvalid(schema.GroupKind{Group: metav1.GroupName, Kind: "DeleteOptions"}, "", errs)
+	}
+	return nil
+}
+
+func checkPreconditions(req *api.Request, cur api.Object) error {
+	p := req.Delete.Preconditions
+	if p == nil {
+		return nil
+	}
+	if p.UID != nil && *p.UID != cur.GetUID() {
+		return apierrors.NewConflict(req.Kind.GroupResource(), req.Name,
+			fmt.Errorf("Precondition failed: UID in precondition: %v, UID in object meta: %v", *p.UID, cur.GetUID()))
+	}
+	if p.ResourceVersion != nil && *p.ResourceVersion != cur.GetResourceVersion() {
+		return apierrors.NewConflict(req.Kind.GroupResource(), req.Name,
+			fmt.Errorf("Precondition failed: ResourceVersion in precondition: %v, ResourceVersion in object meta: %v", *p.ResourceVersion, cur.GetResourceVersion()))
+	}
+	return nil
+}
+
+// planDelete is what a deletion makes of an object: nothing (it is under way),
+// a marked object that waits for its finalizers or its grace period, or removal.
+func planDelete(k *api.Kind, cur api.Object, o *metav1.DeleteOptions, now time.Time) outcome {
+	obj := cur.DeepCopyObject().(api.Object)
+	obj.SetFinalizers(dependentFinalizers(cur.GetFinalizers(), o))
+	pending := len(obj.GetFinalizers()) > 0 || len(specFinalizers(obj)) > 0
+	var grace int64
+	if k.GracePeriod != nil {
+		grace = max(0, k.GracePeriod(cur, o.GracePeriodSeconds))
+	}
+	if cur.GetDeletionTimestamp() != nil {
+		return planShorter(k, obj, cur, o, grace, pending)
+	}
+	if grace == 0 && !pending {
+		return outcome{remove: true}
+	}
+	markDeleted(obj, now, grace)
+	if cur.GetGeneration() > 0 {
+		obj.SetGeneration(cur.GetGeneration() + 1)
+	}
+	if k.PrepareDelete != nil {
+		k.PrepareDelete(obj)
+	}
+	return outcome{obj: obj}
+}
+
+// planShorter is a deletion of an object that is terminating already: its grace
+// period may become shorter, its finalizers may change, and it goes once nothing holds it.
+func planShorter(k *api.Kind, obj, cur api.Object, o *metav1.DeleteOptions, grace int64, pending bool) outcome {
+	left := cur.GetDeletionGracePeriodSeconds()
+	asked := o.GracePeriodSeconds != nil
+	switch {
+	case left == nil || *left == 0:
+		if !pending {
+			return outcome{remove: true}
+		}
+	case asked && grace < *left:
+		if grace == 0 && !pending {
+			return outcome{remove: true}
+		}
+		began := cur.GetDeletionTimestamp().Add(-time.Duration(*left) * time.Second)
+		markDeleted(obj, began, grace)
+	}
+	if slices.Equal(obj.GetFinalizers(), cur.GetFinalizers()) && *deref(obj.GetDeletionGracePeriodSeconds()) == *deref(left) {
+		return outcome{}
+	}
+	return outcome{obj: obj}
+}
+
+func deref(p *int64) *int64 {
+	if p == nil {
+		return new(int64)
+	}
+	return p
+}
+
+func markDeleted(obj api.Object, from time.Time, grace int64) {
+	at := seconds(from.Add(time.Duration(grace) * time.Second))
+	obj.SetDeletionTimestamp(&at)
+	obj.SetDeletionGracePeriodSeconds(&grace)
+}
+
+// dependentFinalizers records how the dependents are to be treated: the garbage
+// collector acts on these finalizers and removes them. Background needs none.
+func dependentFinalizers(have []string, o *metav1.DeleteOptions) []string {
+	orphan := slices.Contains(have, metav1.FinalizerOrphanDependents)
+	foreground := slices.Contains(have, metav1.FinalizerDeleteDependents)
+	switch {
+	case o.OrphanDependents != nil:
+		orphan, foreground = *o.OrphanDependents, false
+	case o.PropagationPolicy != nil:
+		orphan = *o.PropagationPolicy == metav1.DeletePropagationOrphan
+		foreground = *o.PropagationPolicy == metav1.DeletePropagationForeground
+	}
+	var out []string
+	for _, f := range have {
+		if f != metav1.FinalizerOrphanDependents && f != metav1.FinalizerDeleteDependents {
+			out = append(out, f)
+		}
+	}
+	if orphan {
+		out = append(out, metav1.FinalizerOrphanDependents)
+	}
+	if foreground {
+		out = append(out, metav1.FinalizerDeleteDependents)
+	}
+	if slices.Equal(out, have) {
+		return have
+	}
+	return out
+}
+
+// finished says that nothing holds a terminating object any more: no finalizer
+// is left and there is no grace period to wait for.
+func finished(obj api.Object) bool {
+	if obj.GetDeletionTimestamp() == nil || len(obj.GetFinalizers()) > 0 || len(specFinalizers(obj)) > 0 {
+		return false
+	}
+	return *deref(obj.GetDeletionGracePeriodSeconds()) == 0
+}
+
+// DeleteCollection deletes everything that matches the request's list options
+// and returns what was deleted or marked. Each object is admitted by itself.
+func (r *Registry) DeleteCollection(ctx context.Context, req *api.Request, a Admission) (runtime.Object, error) {
+	if err := checkDeleteOptions(&req.Delete); err != nil {
+		return nil, err
+	}
+	list := *req
+	list.Verb, list.Pointers = api.VerbList, true
+	found, err := r.List(ctx, &list)
+	if err != nil {
+		return nil, err
+	}
+	matches := found.(*api.ObjectList)
+	gone := make([]api.Object, len(matches.Items))
+	group, inner := errgroup.WithContext(ctx)
+	group.SetLimit(deleteWorkers)
+	for i, o := range matches.Items {
+		group.Go(func() error {
+			one := *req
+			one.Stages = nil // a timer is for one goroutine
+			one.Namespace, one.Name = o.GetNamespace(), o.GetName()
+			one.Delete = *req.Delete.DeepCopy()
+			uid := o.GetUID()
+			one.Delete.Preconditions = &metav1.Preconditions{UID: &uid}
+			obj, _, err := r.Delete(inner, &one, a)
+			if err != nil {
+				if apierrors.IsNotFound(err) || isOtherObject(err) {
+					return nil
+				}
+				return err
+			}
+			gone[i] = obj.(api.Object)
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, statusError(err, describe(req))
+	}
+	gone = slices.DeleteFunc(gone, func(o api.Object) bool { return o == nil })
+	return typedList(req.Kind, metav1.ListMeta{ResourceVersion: matches.ResourceVersion}, gone)
+}
+
+// isOtherObject says that the listed object has been replaced by one of the same name.
+func isOtherObject(err error) bool {
+	var s *apierrors.StatusError
+	return errors.As(err, &s) && s.ErrStatus.Reason == metav1.StatusReasonConflict
+}

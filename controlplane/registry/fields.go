@@ -1,0 +1,114 @@
+package registry
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/managedfields"
+	"k8s.io/client-go/applyconfigurations"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// fieldTracker records which manager set which field, for server-side apply.
+type fieldTracker struct {
+	scheme *runtime.Scheme
+
+	mu        sync.Mutex
+	converter managedfields.TypeConverter // parses the schema: made when first needed
+	managers  map[trackedFacet]*managedfields.FieldManager
+}
+
+type trackedFacet struct {
+	gvk         schema.GroupVersionKind
+	subresource string
+}
+
+func newFieldTracker(s *runtime.Scheme) *fieldTracker {
+	return &fieldTracker{scheme: s, managers: make(map[trackedFacet]*managedfields.FieldManager)}
+}
+
+func (t *fieldTracker) of(k *api.Kind, subresource string) (*managedfields.FieldManager, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	id := trackedFacet{k.GVK, subresource}
+	if m := t.managers[id]; m != nil {
+		return m, nil
+	}
+	if t.converter == nil {
+		t.converter = applyconfigurations.NewTypeConverter(t.scheme)
+	}
+	m, err := managedfields.NewDefaultFieldManager(t.converter, sameVersion{t.scheme}, t.scheme, t.scheme, k.GVK, k.GVK.GroupVersion(), subresource, nil)
+	if err != nil {
+		return nil, fmt.Errorf("tracking fields of %s: %w", k.Resource, err)
+	}
+	t.managers[id] = m
+	return m, nil
+}
+
+// sameVersion converts between the one version of every kind: typed objects are
+// handed through, which saves the scheme's deep copies.
+type sameVersion struct{ *runtime.Scheme }
+
+// ConvertToVersion implements runtime.ObjectConvertor.
+func (s sameVersion) ConvertToVersion(in runtime.Object, target runtime.GroupVersioner) (runtime.Object, error) {
+	if _, loose := in.(runtime.Unstructured); loose {
+		return s.Scheme.ConvertToVersion(in, target)
+	}
+	if k := in.GetObjectKind(); k.GroupVersionKind().Empty() { // one that the field manager has just made
+		gvks, _, err := s.Scheme.ObjectKinds(in)
+		if err != nil {
+			return nil, err
+		}
+		k.SetGroupVersionKind(gvks[0])
+	}
+	return in, nil
+}
+
+// trackCreate records the whole new object as set by the manager. What Keelson's
+// own parts create is not tracked, which would cost them most of their time;
+// the first apply to such an object takes note of what stood there before, as
+// for objects that are older than tracking.
+func (w *write) trackCreate(obj api.Object) {
+	if isSystem(w.req.User) {
+		obj.SetManagedFields(nil)
+		return
+	}
+	fm, err := w.r.fields.of(w.req.Kind, "")
+	if err != nil {
+		w.r.log.Error("fields are not tracked", "kind", w.req.Kind.GVK.String(), "error", err)
+		return
+	}
+	empty := w.req.Kind.New()
+	w.req.Kind.SetTypeMeta(empty)
+	fm.UpdateNoErrors(empty, obj, w.manager)
+}
+
+// trackUpdate records what the manager changed. Objects that are not tracked
+// stay so, and status reports of Keelson's own parts are not recorded.
+func (w *write) trackUpdate(subresource string, obj, old api.Object) {
+	untracked := len(old.GetManagedFields()) == 0 && len(obj.GetManagedFields()) == 0
+	if untracked || (subresource != "" && isSystem(w.req.User)) {
+		obj.SetManagedFields(old.GetManagedFields())
+		return
+	}
+	fm, err := w.r.fields.of(w.req.Kind, subresource)
+	if err != nil {
+		obj.SetManagedFields(old.GetManagedFields())
+		w.r.log.Error("fields are not tracked", "kind", w.req.Kind.GVK.String(), "error", err)
+		return
+	}
+	fm.UpdateNoErrors(old, obj, w.manager)
+}
+
+// isSystem says that a request comes from Keelson itself: controllers, scheduler, fleet.
+func isSystem(u api.User) bool {
+	switch u.Name {
+	case api.UserController, api.UserScheduler, api.UserAPIServer:
+		return true
+	}
+	return strings.HasPrefix(u.Name, api.NodeUserPrefix)
+}

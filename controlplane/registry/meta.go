@@ -1,0 +1,173 @@
+package registry
+
+import (
+	"math/rand/v2"
+	"reflect"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// Generated names: the base, cut so that the suffix fits a DNS label, and a
+// suffix without vowels, so that it spells nothing.
+const (
+	suffixLength   = 5
+	suffixAlphabet = "bcdfghjklmnpqrstvwxz2456789"
+	maxNameBase    = 63 - suffixLength
+)
+
+func nameSuffix(n int) string {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = suffixAlphabet[rand.IntN(len(suffixAlphabet))]
+	}
+	return string(b)
+}
+
+func generatedName(base, suffix string) string {
+	return base[:min(len(base), maxNameBase)] + suffix
+}
+
+// seconds is t as the API writes times.
+func seconds(t time.Time) metav1.Time { return metav1.NewTime(t.UTC().Truncate(time.Second)) }
+
+// initMeta sets what only the server may set on a new object.
+func (r *Registry) initMeta(obj api.Object) {
+	obj.SetUID(r.newUID())
+	obj.SetCreationTimestamp(seconds(r.now()))
+	obj.SetDeletionTimestamp(nil)
+	obj.SetDeletionGracePeriodSeconds(nil)
+	obj.SetSelfLink("")
+	obj.SetGeneration(0)
+}
+
+// keepMeta restores what no update may change.
+func keepMeta(obj, old api.Object) {
+	obj.SetUID(old.GetUID())
+	obj.SetCreationTimestamp(old.GetCreationTimestamp())
+	obj.SetDeletionTimestamp(old.GetDeletionTimestamp())
+	obj.SetDeletionGracePeriodSeconds(old.GetDeletionGracePeriodSeconds())
+	obj.SetGenerateName(old.GetGenerateName())
+	obj.SetSelfLink("")
+	obj.SetGeneration(old.GetGeneration())
+	if obj.GetNamespace() == "" {
+		obj.SetNamespace(old.GetNamespace())
+	}
+}
+
+// nextGeneration advances the generation of kinds that have one when anything but metadata and status changed.
+func nextGeneration(obj, old api.Object) (advanced bool) {
+	gen := old.GetGeneration()
+	changed := desiredChanged(obj, old)
+	if gen > 0 && changed {
+		gen++
+	}
+	obj.SetGeneration(gen)
+	return changed
+}
+
+// desiredChanged compares everything but metadata and status.
+func desiredChanged(obj, old api.Object) bool {
+	a, b := reflect.ValueOf(obj).Elem(), reflect.ValueOf(old).Elem()
+	for i := range a.NumField() {
+		switch a.Type().Field(i).Name {
+		case "TypeMeta", "ObjectMeta", "Status":
+			continue
+		}
+		if !equality.Semantic.DeepEqual(a.Field(i).Interface(), b.Field(i).Interface()) {
+			return true
+		}
+	}
+	return false
+}
+
+// keepStatus makes obj differ from old in status alone, for kinds whose status
+// subresource has no rule of its own. It returns false when there is no status.
+func keepStatus(obj, old api.Object) bool {
+	a := reflect.ValueOf(obj).Elem()
+	status := a.FieldByName("Status")
+	if !status.IsValid() {
+		return false
+	}
+	wanted := reflect.ValueOf(status.Interface())
+	labels, annotations, managed := obj.GetLabels(), obj.GetAnnotations(), obj.GetManagedFields()
+	finalizers, owners := obj.GetFinalizers(), obj.GetOwnerReferences()
+	a.Set(reflect.ValueOf(old.DeepCopyObject()).Elem())
+	a.FieldByName("Status").Set(wanted)
+	obj.SetLabels(labels)
+	obj.SetAnnotations(annotations)
+	obj.SetManagedFields(managed)
+	obj.SetFinalizers(finalizers)
+	obj.SetOwnerReferences(owners)
+	return true
+}
+
+// traceOnCreate gives a new object the trace of the request that made it, unless it brought one from its owner.
+func traceOnCreate(obj api.Object, traceParent string) {
+	if traceParent != "" && obj.GetAnnotations()[api.TraceParentAnnotation] == "" {
+		setAnnotation(obj, api.TraceParentAnnotation, traceParent)
+	}
+}
+
+// traceOnUpdate moves an object to the trace of a request that changes its
+// desired state, and keeps the annotation of one that does not mention it.
+func traceOnUpdate(obj, old api.Object, traceParent string, desired bool) {
+	had := old.GetAnnotations()[api.TraceParentAnnotation]
+	has, mentioned := obj.GetAnnotations()[api.TraceParentAnnotation]
+	switch {
+	case desired && traceParent != "" && (!mentioned || has == had):
+		setAnnotation(obj, api.TraceParentAnnotation, traceParent)
+	case !mentioned && had != "":
+		setAnnotation(obj, api.TraceParentAnnotation, had)
+	}
+}
+
+// setAnnotation replaces the map: the old one may be shared.
+func setAnnotation(obj api.Object, key, value string) {
+	next := make(map[string]string, len(obj.GetAnnotations())+1)
+	for k, v := range obj.GetAnnotations() {
+		next[k] = v
+	}
+	next[key] = value
+	obj.SetAnnotations(next)
+}
+
+// sameButTimes says that two objects differ at most in the times of their
+// managedFields, which is no change worth a revision.
+func sameButTimes(obj, cur api.Object) bool {
+	a, b := obj.GetManagedFields(), cur.GetManagedFields()
+	if len(a) == 0 || len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		x := a[i]
+		x.Time = b[i].Time
+		if !equality.Semantic.DeepEqual(x, b[i]) {
+			return false
+		}
+	}
+	o, c := shallow(obj), shallow(cur)
+	for _, x := range []api.Object{o, c} {
+		x.SetManagedFields(nil)
+		x.SetResourceVersion("")
+		x.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{})
+	}
+	return equality.Semantic.DeepEqual(o, c)
+}
+
+// managerName is the name of a field manager: the option, or the first part of the user agent.
+func managerName(option, userAgent string) string {
+	if option != "" {
+		return option
+	}
+	name, _, _ := strings.Cut(userAgent, "/")
+	if len(name) > 128 {
+		name = name[:128]
+	}
+	return name
+}
