@@ -1,0 +1,25 @@
+// Package defaultbinder binds pods through the API.
+package defaultbinder
+
+import (
+	"context"
+
+	"keelson.dev/keelson/controlplane/scheduler/framework"
+)
+
+// Name of the plugin.
+const Name = "DefaultBinder"
+
+// Plugin posts the Binding.
+type Plugin struct{ H *framework.Handle }
+
+// Name implements framework.Plugin.
+func (Plugin) Name() string { return Name }
+
+// Bind implements framework.Bind.
+func (p Plugin) Bind(ctx context.Context, c *framework.Cycle, node string) *framework.Status {
+	if err := p.H.Bind(ctx, c.Pod.Pod, node); err != nil {
+		return framework.Fail(Name, err)
+	}
+	return nil
+}

@@ -1,0 +1,88 @@
+// Package imagelocality prefers nodes that hold the pod's images already.
+package imagelocality
+
+import (
+	"context"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/controlplane/scheduler/framework"
+)
+
+// Name of the plugin.
+const Name = "ImageLocality"
+
+// Sizes, per container, below which an image counts for nothing and above which for all.
+const (
+	least = 23 << 20
+	most  = 1000 << 20
+)
+
+// Plugin scores by images present.
+type Plugin struct{}
+
+// Name implements framework.Plugin.
+func (Plugin) Name() string { return Name }
+
+// state: per image the share of nodes that hold it. One that few hold counts less, or all pods would pile up there.
+type state struct {
+	images map[string]float64
+	count  int64
+}
+
+// PreScore implements framework.PreScore.
+func (Plugin) PreScore(_ context.Context, c *framework.Cycle, nodes []*framework.NodeInfo) *framework.Status {
+	st := &state{images: make(map[string]float64)}
+	var held bool
+	for _, list := range [][]v1.Container{c.Pod.Pod.Spec.InitContainers, c.Pod.Pod.Spec.Containers} {
+		for i := range list {
+			st.count++
+			name := tagged(list[i].Image)
+			if _, seen := st.images[name]; seen {
+				continue
+			}
+			holders := 0
+			for _, n := range nodes {
+				if _, ok := n.Images[name]; ok {
+					holders++
+				}
+			}
+			st.images[name] = float64(holders) / float64(len(nodes))
+			held = held || holders > 0
+		}
+	}
+	if !held {
+		return framework.SkipStatus
+	}
+	c.Put(Name, st)
+	return nil
+}
+
+// tagged is the image's name with the tag that is meant when there is none.
+func tagged(image string) string {
+	if strings.LastIndex(image, ":") <= strings.LastIndex(image, "/") && !strings.Contains(image, "@") {
+		return image + ":latest"
+	}
+	return image
+}
+
+// Score implements framework.Score.
+func (Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) (int64, *framework.Status) {
+	st, ok := c.Get(Name).(*state)
+	if !ok {
+		return 0, nil
+	}
+	var sum int64
+	for name, share := range st.images {
+		sum += int64(float64(n.Images[name]) * share)
+	}
+	top := most * st.count
+	switch {
+	case sum < least:
+		return 0, nil
+	case sum >= top:
+		return framework.MaxScore, nil
+	}
+	return framework.MaxScore * (sum - least) / (top - least), nil
+}

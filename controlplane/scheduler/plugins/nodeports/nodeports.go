@@ -1,0 +1,49 @@
+// Package nodeports keeps two pods from wanting the same host port of a node.
+package nodeports
+
+import (
+	"context"
+
+	v1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/controlplane/scheduler/framework"
+)
+
+// Name of the plugin.
+const Name = "NodePorts"
+
+var refused = framework.Refuse(Name, "node(s) didn't have free ports for the requested pod ports")
+
+// Plugin filters by host ports.
+type Plugin struct{}
+
+// Name implements framework.Plugin.
+func (Plugin) Name() string { return Name }
+
+// PreFilter implements framework.PreFilter.
+func (Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struct{}, *framework.Status) {
+	if len(c.Pod.Ports) == 0 {
+		return nil, framework.SkipStatus
+	}
+	return nil, nil
+}
+
+// Filter implements framework.Filter.
+func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
+	if n.PortConflict(c.Pod.Ports) {
+		return refused
+	}
+	return nil
+}
+
+// MayHelp implements framework.Requeue.
+func (Plugin) MayHelp(e framework.Event, _ *v1.Pod, obj any) bool {
+	switch e {
+	case framework.NodeAdded:
+		return true
+	case framework.PodRemoved:
+		p, ok := obj.(*v1.Pod)
+		return !ok || len(framework.NewPodInfo(p).Ports) > 0
+	}
+	return false
+}

@@ -1,0 +1,69 @@
+// Package noderesourcesfit keeps the requests on a node within what the node can allocate: CPU, memory,
+// ephemeral storage, number of pods, and every extended resource.
+package noderesourcesfit
+
+import (
+	"context"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/controlplane/scheduler/framework"
+)
+
+// Name of the plugin.
+const Name = "NodeResourcesFit"
+
+// The common refusals are made once.
+var (
+	tooManyPods = framework.Refuse(Name, "Too many pods")
+	noCPU       = framework.Refuse(Name, "Insufficient cpu")
+	noMemory    = framework.Refuse(Name, "Insufficient memory")
+)
+
+// Plugin filters by resources.
+type Plugin struct{}
+
+// Name implements framework.Plugin.
+func (Plugin) Name() string { return Name }
+
+// Filter implements framework.Filter.
+func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
+	want, used, have := &c.Pod.Requests, &n.Requested, &n.Allocatable
+	pods := len(n.Pods)+1 > n.MaxPods
+	cpu := want.MilliCPU > 0 && want.MilliCPU > have.MilliCPU-used.MilliCPU
+	memory := want.Memory > 0 && want.Memory > have.Memory-used.Memory
+	disk := want.EphemeralStorage > 0 && want.EphemeralStorage > have.EphemeralStorage-used.EphemeralStorage
+	var scalars []string
+	for name, amount := range want.Scalar {
+		if amount > 0 && amount > have.Scalar[name]-used.Scalar[name] {
+			scalars = append(scalars, "Insufficient "+string(name))
+		}
+	}
+	switch {
+	case !pods && !cpu && !memory && !disk && scalars == nil:
+		return nil
+	case scalars == nil && !disk && !memory && !cpu:
+		return tooManyPods
+	case scalars == nil && !disk && !memory && !pods:
+		return noCPU
+	case scalars == nil && !disk && !cpu && !pods:
+		return noMemory
+	}
+	var reasons []string
+	for _, r := range []struct {
+		is   bool
+		what string
+	}{{pods, "Too many pods"}, {cpu, "Insufficient cpu"}, {memory, "Insufficient memory"}, {disk, "Insufficient ephemeral-storage"}} {
+		if r.is {
+			reasons = append(reasons, r.what)
+		}
+	}
+	slices.Sort(scalars)
+	return framework.Refuse(Name, append(reasons, scalars...)...)
+}
+
+// MayHelp implements framework.Requeue.
+func (Plugin) MayHelp(e framework.Event, _ *v1.Pod, _ any) bool {
+	return e == framework.NodeAdded || e == framework.NodeAllocatable || e == framework.PodRemoved || e == framework.PodUpdated
+}

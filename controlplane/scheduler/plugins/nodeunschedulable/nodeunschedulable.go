@@ -1,0 +1,41 @@
+// Package nodeunschedulable keeps pods away from cordoned nodes, unless they tolerate that.
+package nodeunschedulable
+
+import (
+	"context"
+
+	v1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/controlplane/scheduler/framework"
+)
+
+// Name of the plugin.
+const Name = "NodeUnschedulable"
+
+var (
+	refused = framework.RefuseForGood(Name, "node(s) were unschedulable")
+	taint   = v1.Taint{Key: v1.TaintNodeUnschedulable, Effect: v1.TaintEffectNoSchedule}
+)
+
+// Plugin filters by spec.unschedulable.
+type Plugin struct{}
+
+// Name implements framework.Plugin.
+func (Plugin) Name() string { return Name }
+
+// Filter implements framework.Filter.
+func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
+	if !n.Node.Spec.Unschedulable || framework.Tolerated(c.Pod.Pod.Spec.Tolerations, &taint) {
+		return nil
+	}
+	return refused
+}
+
+// MayHelp implements framework.Requeue.
+func (Plugin) MayHelp(e framework.Event, _ *v1.Pod, obj any) bool {
+	if e != framework.NodeAdded && e != framework.NodeTaints {
+		return false
+	}
+	n, ok := obj.(*v1.Node)
+	return !ok || !n.Spec.Unschedulable
+}

@@ -1,0 +1,36 @@
+// Package schedulinggates keeps pods with scheduling gates out of the queue.
+package schedulinggates
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/controlplane/scheduler/framework"
+)
+
+// Name of the plugin.
+const Name = "SchedulingGates"
+
+// Plugin refuses gated pods.
+type Plugin struct{}
+
+// Name implements framework.Plugin.
+func (Plugin) Name() string { return Name }
+
+// PreEnqueue implements framework.PreEnqueue.
+func (Plugin) PreEnqueue(_ context.Context, pod *v1.Pod) *framework.Status {
+	if len(pod.Spec.SchedulingGates) == 0 {
+		return nil
+	}
+	names := make([]string, 0, len(pod.Spec.SchedulingGates))
+	for _, g := range pod.Spec.SchedulingGates {
+		names = append(names, g.Name)
+	}
+	return framework.RefuseForGood(Name, fmt.Sprintf("waiting for scheduling gates: [%s]", strings.Join(names, " ")))
+}
+
+// MayHelp implements framework.Requeue: only an update of the pod itself removes a gate.
+func (Plugin) MayHelp(framework.Event, *v1.Pod, any) bool { return false }
