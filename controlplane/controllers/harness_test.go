@@ -1,0 +1,396 @@
+package controllers_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/deployment"
+	"keelson.dev/keelson/controlplane/controllers/endpoints"
+	"keelson.dev/keelson/controlplane/controllers/endpointslice"
+	"keelson.dev/keelson/controlplane/controllers/garbagecollector"
+	"keelson.dev/keelson/controlplane/controllers/namespace"
+	"keelson.dev/keelson/controlplane/controllers/nodecidr"
+	"keelson.dev/keelson/controlplane/controllers/nodelifecycle"
+	"keelson.dev/keelson/controlplane/controllers/persistentvolume"
+	"keelson.dev/keelson/controlplane/controllers/podgc"
+	"keelson.dev/keelson/controlplane/controllers/replicaset"
+	"keelson.dev/keelson/controlplane/controllers/serviceaccount"
+	"keelson.dev/keelson/controlplane/controllers/volumeprotection"
+	"keelson.dev/keelson/controlplane/registry"
+	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/storetest"
+)
+
+// world is a control plane without HTTP: the real registry over a store in
+// memory, every controller, and nodes that exist as a controller too.
+type world struct {
+	t         *testing.T
+	ctx       context.Context
+	admin     *client.Client
+	informers *client.Informers
+	calls     *counting
+	nodes     *fakeNodes
+	timeline  *api.Timeline
+	all       []*controllers.Controller
+	deps      controllers.Deps
+
+	podsAtStart []*corev1.Pod // of the last watchPods
+}
+
+// watchPods watches the default namespace's pods from now on.
+func (w *world) watchPods() (watch.Interface, error) {
+	k := w.admin.Kinds().ByType(&corev1.Pod{})
+	list, err := w.admin.Do(w.ctx, &api.Request{Verb: api.VerbList, Kind: k, Namespace: "default", Pointers: true})
+	if err != nil {
+		return nil, err
+	}
+	all := list.(*api.ObjectList)
+	w.podsAtStart = nil
+	for _, o := range all.Items {
+		w.podsAtStart = append(w.podsAtStart, o.(*corev1.Pod))
+	}
+	return w.calls.Watch(w.ctx, &api.Request{User: api.User{Name: "admin"}, Verb: api.VerbWatch, Kind: k, Namespace: "default",
+		List: metav1.ListOptions{ResourceVersion: all.ResourceVersion}})
+}
+
+// options change what a world consists of.
+type options struct {
+	engine   controllers.Options
+	eviction time.Duration
+	change   func(c *controllers.Controller) // applied to every controller
+	quiet    bool                            // no mutation guard: it copies every object
+	only     func(d controllers.Deps) []*controllers.Controller
+}
+
+// newWorld builds a world; its engine starts with lead.
+func newWorld(t *testing.T, o options) *world {
+	t.Helper()
+	store := storetest.NewMemory()
+	table := kinds.All()
+	reg := registry.New(store, table)
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := reg.Run(ctx); err != nil && !errors.Is(err, raftstore.ErrClosed) {
+			t.Errorf("registry: %v", err)
+		}
+	})
+	<-reg.Ready()
+	w := &world{t: t, ctx: ctx, calls: &counting{Backend: registry.Direct(reg)}, timeline: api.NewTimeline(4096)}
+	c := client.New(w.calls, table)
+	w.admin = c.As(api.User{Name: "admin"})
+	var guard []client.InformersOption
+	if !o.quiet {
+		guard = append(guard, client.DetectMutations(func(what string) { t.Error(what) }))
+	}
+	w.informers = client.NewInformers(c.As(api.User{Name: api.UserController}), guard...)
+	w.deps = controllers.Deps{
+		Client: c, Informers: w.informers, Log: slog.New(slog.NewTextHandler(testLog{t}, &slog.HandlerOptions{Level: slog.LevelWarn})),
+		Timeline: w.timeline, Replica: "cp1",
+	}
+	w.nodes = &fakeNodes{dead: map[string]bool{}, held: map[string]bool{}}
+	d := w.deps
+	if o.only != nil {
+		w.all = o.only(d)
+	} else {
+		w.all = []*controllers.Controller{
+			deployment.New(d), replicaset.New(d), endpointslice.New(d), endpoints.New(d), garbagecollector.New(d), namespace.New(d),
+			nodelifecycle.New(d, nodelifecycle.Options{PodEviction: o.eviction}), nodecidr.New(d, nodecidr.Options{ClusterCIDR: "10.244.0.0/16"}),
+			persistentvolume.New(d), volumeprotection.New(d), podgc.New(d, podgc.Options{Quarantine: 200 * time.Millisecond}),
+			serviceaccount.New(d, []byte("PEM")),
+		}
+	}
+	w.all = append(w.all, w.nodes.controller(d))
+	if o.change != nil {
+		for _, c := range w.all {
+			o.change(c)
+		}
+	}
+	running.Go(func() { _ = w.informers.Run(ctx) })
+	t.Cleanup(func() {
+		cancel()
+		running.Wait()
+		store.Close()
+	})
+	if err := w.informers.WaitForSync(ctx); err != nil {
+		t.Fatal(err)
+	}
+	for _, ns := range []string{"default"} {
+		w.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}})
+	}
+	return w
+}
+
+// lead runs an engine until the returned function is called.
+func (w *world) lead(o controllers.Options) (stop func()) {
+	w.t.Helper()
+	if err := w.informers.WaitForSync(w.ctx); err != nil {
+		w.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(w.ctx)
+	e := controllers.NewEngine(w.deps, o, w.all...)
+	done := make(chan struct{})
+	go func() { defer close(done); _ = e.Run(ctx, 1) }()
+	var once sync.Once
+	stop = func() { once.Do(func() { cancel(); <-done }) }
+	w.t.Cleanup(stop)
+	return stop
+}
+
+// start is a world whose engine runs, with three ready nodes.
+func start(t *testing.T, o options) *world {
+	w := newWorld(t, o)
+	w.lead(o.engine)
+	for i := range 3 {
+		w.node(fmt.Sprintf("w%d", i+1))
+	}
+	return w
+}
+
+// create stores an object of any type in the table.
+func (w *world) create(o api.Object) {
+	w.t.Helper()
+	gvk := w.admin.Kinds().ByType(o)
+	if _, err := w.admin.Do(w.ctx, &api.Request{Verb: api.VerbCreate, Kind: gvk, Namespace: o.GetNamespace(), Object: o.DeepCopyObject()}); err != nil {
+		w.t.Fatalf("creating %s/%s: %v", o.GetNamespace(), o.GetName(), err)
+	}
+}
+
+// node adds a ready node.
+func (w *world) node(name string) {
+	w.t.Helper()
+	w.create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelTopologyZone: "z"}}})
+	w.setReady(name, corev1.ConditionTrue)
+}
+
+func (w *world) setReady(name string, status corev1.ConditionStatus) {
+	w.t.Helper()
+	w.eventually("setting the condition of "+name, func() error {
+		n, err := client.Get[*corev1.Node](w.ctx, w.admin, "", name)
+		if err != nil {
+			return err
+		}
+		n = n.DeepCopy()
+		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: status, LastTransitionTime: metav1.Now()}}
+		_, err = client.UpdateStatus(w.ctx, w.admin, n)
+		return err
+	})
+}
+
+// eventually waits until cond returns nil.
+func (w *world) eventually(what string, cond func() error) {
+	w.t.Helper()
+	w.within(10*time.Second, what, cond)
+}
+
+func (w *world) within(d time.Duration, what string, cond func() error) {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.ctx, d)
+	defer cancel()
+	if err := wait.For(ctx, 5*time.Millisecond, cond); err != nil {
+		w.t.Fatalf("%s: %v", what, err)
+	}
+}
+
+// pods are the pods of the default namespace that are not going.
+func (w *world) pods() []*corev1.Pod {
+	w.t.Helper()
+	list, err := client.List[*corev1.Pod](w.ctx, w.admin, "default", metav1.ListOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	var out []*corev1.Pod
+	for _, p := range list {
+		if p.DeletionTimestamp == nil {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+func (w *world) sets() []*appsv1.ReplicaSet {
+	w.t.Helper()
+	list, err := client.List[*appsv1.ReplicaSet](w.ctx, w.admin, "default", metav1.ListOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return list
+}
+
+// updateDeployment changes a Deployment, again when someone was faster.
+func (w *world) updateDeployment(name string, change func(d *appsv1.Deployment)) {
+	w.t.Helper()
+	w.eventually("updating deployment "+name, func() error {
+		d, err := client.Get[*appsv1.Deployment](w.ctx, w.admin, "default", name)
+		if err != nil {
+			return err
+		}
+		d = d.DeepCopy()
+		change(d)
+		_, err = client.Update(w.ctx, w.admin, d)
+		return err
+	})
+}
+
+// rolledOut waits until a Deployment is complete with n replicas of the newest template.
+func (w *world) rolledOut(name string, n int32) {
+	w.t.Helper()
+	w.within(20*time.Second, "rollout of "+name, func() error {
+		d, err := client.Get[*appsv1.Deployment](w.ctx, w.admin, "default", name)
+		if err != nil {
+			return err
+		}
+		s := d.Status
+		if s.ObservedGeneration < d.Generation || s.UpdatedReplicas != n || s.Replicas != n || s.AvailableReplicas != n {
+			return fmt.Errorf("generation %d, status %+v", d.Generation, s)
+		}
+		return nil
+	})
+}
+
+// app is a Deployment.
+func app(name string, replicas int32, image string) *appsv1.Deployment {
+	l := map[string]string{"app": name}
+	return &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: &replicas,
+			Selector: &metav1.LabelSelector{MatchLabels: l},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: l},
+				Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: image, Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 8080}}}}},
+			},
+		},
+	}
+}
+
+// counting counts the calls of controllers.
+type counting struct {
+	api.Backend
+	reads, writes atomic.Int64
+}
+
+func (c *counting) Do(ctx context.Context, r *api.Request) (runtime.Object, error) {
+	if r.User.Name != "admin" {
+		switch r.Verb {
+		case api.VerbGet, api.VerbList:
+			c.reads.Add(1)
+		default:
+			c.writes.Add(1)
+		}
+	}
+	return c.Backend.Do(ctx, r)
+}
+
+func (c *counting) Watch(ctx context.Context, r *api.Request) (watch.Interface, error) {
+	return c.Backend.Watch(ctx, r)
+}
+
+// fakeNodes bind, start and stop pods as scheduler and agents would.
+type fakeNodes struct {
+	mu   sync.Mutex
+	dead map[string]bool // nodes on which nothing happens any more
+	held map[string]bool // apps whose pods do not become ready
+	next atomic.Int64
+}
+
+func (f *fakeNodes) set(table map[string]bool, key string, v bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	table[key] = v
+}
+
+func (f *fakeNodes) get(table map[string]bool, key string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return table[key]
+}
+
+func (f *fakeNodes) controller(d controllers.Deps) *controllers.Controller {
+	pods := client.Informer[*corev1.Pod](d.Informers)
+	nodes := client.Informer[*corev1.Node](d.Informers)
+	return &controllers.Controller{
+		Name: "fake-nodes", Workers: 16,
+		Watches: []controllers.Watch{controllers.OnInformer(pods, controllers.Self[*corev1.Pod])},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			view := controllers.ViewOf[*corev1.Pod](t, pods)
+			return func(ctx context.Context, key controllers.Key) (time.Duration, error) {
+				p, ok := view.Get(key.Namespace, key.Name)
+				if !ok || f.get(f.dead, p.Spec.NodeName) {
+					return 0, nil
+				}
+				return f.step(ctx, t, view, nodes, p)
+			}
+		},
+	}
+}
+
+// step moves one pod on.
+func (f *fakeNodes) step(ctx context.Context, t *controllers.Term, view *controllers.View[*corev1.Pod], nodes cache.SharedIndexInformer, p *corev1.Pod) (time.Duration, error) {
+	switch {
+	case p.Spec.NodeName != "" && p.DeletionTimestamp != nil:
+		o := controllers.ByUID(p)
+		now := int64(0)
+		o.GracePeriodSeconds = &now
+		if err := client.Delete[*corev1.Pod](ctx, t.Client, p.Namespace, p.Name, o); err != nil && !apierrors.IsNotFound(err) {
+			return 0, err
+		}
+	case p.DeletionTimestamp != nil:
+	case p.Spec.NodeName == "":
+		var ready []*corev1.Node
+		for _, n := range controllers.CachedAll[*corev1.Node](nodes) {
+			if c := controllers.NodeCondition(n, corev1.NodeReady); c != nil && c.Status == corev1.ConditionTrue && len(n.Spec.Taints) == 0 {
+				ready = append(ready, n)
+			}
+		}
+		if len(ready) == 0 {
+			return 20 * time.Millisecond, nil
+		}
+		b := &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name},
+			Target: corev1.ObjectReference{Kind: "Node", Name: ready[f.next.Add(1)%int64(len(ready))].Name}}
+		if _, err := client.Sub[*corev1.Pod](ctx, t.Client, p.Namespace, p.Name, "binding", b); err != nil && !apierrors.IsNotFound(err) {
+			return 0, err
+		}
+	case !controllers.PodReady(p) && !f.get(f.held, p.Labels["app"]) && !controllers.PodEnded(p):
+		next := p.DeepCopy()
+		n := f.next.Add(1)
+		if next.Status.PodIP == "" {
+			next.Status.PodIP = fmt.Sprintf("10.244.%d.%d", n/250%250, n%250+1)
+			next.Status.PodIPs = []corev1.PodIP{{IP: next.Status.PodIP}}
+		}
+		next.Status.Phase = corev1.PodRunning
+		next.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now()}}
+		next, err := client.UpdateStatus(ctx, t.Client, next)
+		if err != nil {
+			if apierrors.IsNotFound(err) {
+				return 0, nil
+			}
+			return 0, err
+		}
+		view.Wrote(next)
+	}
+	return 0, nil
+}
+
+type testLog struct{ t *testing.T }
+
+func (l testLog) Write(b []byte) (int, error) { l.t.Logf("%s", b); return len(b), nil }
