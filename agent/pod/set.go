@@ -82,9 +82,10 @@ type Set struct {
 }
 
 type entry struct {
-	w       *worker
-	pod     *v1.Pod
-	refused *Stop
+	w        *worker
+	pod      *v1.Pod
+	refused  *Stop
+	vanished bool // its object is gone
 }
 
 // New returns a set without workers. Nothing runs until Run.
@@ -197,10 +198,10 @@ func (s *Set) reconcile(ctx context.Context) {
 		}
 	}
 	for uid, e := range s.workers {
-		if !present[uid] {
+		if !present[uid] && !e.vanished {
 			// The object is gone before we said so: a forced deletion, or a pod that moved.
-			stop := DeletionStop(e.pod)
-			e.w.update(Desired{Pod: e.pod, Stop: stop})
+			e.vanished = true
+			e.w.update(Desired{Pod: e.pod, Stop: DeletionStop(e.pod)})
 		}
 	}
 	for uid := range s.gone {
@@ -316,7 +317,7 @@ func (s *Set) adopt(ctx context.Context) error {
 			s.cfg.Log.Info("removing what belongs to no pod of this node", "namespace", p.Namespace, "pod", p.Name, "uid", uid)
 			stop := DeletionStop(p)
 			stop.Orphan = true
-			s.launch(ctx, &entry{pod: p}, Desired{Pod: p, Stop: stop})
+			s.launch(ctx, &entry{pod: p, vanished: true}, Desired{Pod: p, Stop: stop})
 		}
 	}
 	return nil

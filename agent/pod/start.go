@@ -83,12 +83,8 @@ func (w *worker) killContainer(ctx context.Context, a Action) error {
 	pod := w.podWithStatus()
 	spec := containerSpec(pod, a.Container)
 	w.mu.Lock()
-	stopping := w.desired.Stop != nil
 	started := w.o.Probes[a.ID].Started
 	w.mu.Unlock()
-	if !stopping {
-		w.mark(a.ID, a.Why)
-	}
 	if pod.Name != "" {
 		w.events.event(pod, fieldPath(pod, a.Container), v1.EventTypeNormal, "Killing", a.Why)
 	}

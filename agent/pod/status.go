@@ -134,6 +134,8 @@ func (g *gen) container(spec *v1.Container) v1.ContainerStatus {
 	cs.ImageID = c.ImageID
 	if p, ok := g.o.previous(spec.Name); ok && p.State == Exited {
 		cs.LastTerminationState = v1.ContainerState{Terminated: g.terminated(p)}
+	} else if old, had := lastStatus(&g.last, spec.Name); had && c.Attempt > 0 && c.State != Exited {
+		cs.LastTerminationState = old.LastTerminationState // the record itself went with a reboot
 	}
 	if c.State != Created {
 		cs.ContainerID = g.id(c.ID)
@@ -200,15 +202,15 @@ func (g *gen) noInstance(spec *v1.Container, cs *v1.ContainerStatus) {
 		return
 	}
 	if had && old.ContainerID != "" {
-		cs.RestartCount = old.RestartCount
-		cs.LastTerminationState = old.LastTerminationState
-		if old.State.Terminated != nil {
-			cs.LastTerminationState = old.State
-		} else if old.State.Running != nil {
+		// It ran, and the runtime's record went with a reboot. The id stays on record: the next instance counts on from it.
+		cs.ContainerID, cs.RestartCount, cs.LastTerminationState = old.ContainerID, old.RestartCount, old.LastTerminationState
+		switch {
+		case old.State.Terminated != nil:
+			cs.LastTerminationState = v1.ContainerState{Terminated: old.State.Terminated}
+		case old.State.Running != nil:
 			cs.LastTerminationState = v1.ContainerState{Terminated: &v1.ContainerStateTerminated{Reason: "ContainerStatusUnknown", ExitCode: 137,
 				Message: "The container could not be located when the pod was deleted.  The container used to be Running", ContainerID: old.ContainerID}}
 		}
-		cs.RestartCount++
 	}
 	g.waiting(spec, cs, firstAttempt(g.pod, spec.Name))
 }

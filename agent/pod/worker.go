@@ -258,6 +258,9 @@ func (w *worker) launch(ctx context.Context, a Action, now time.Time) {
 	b := Busy{Kind: a.Kind, Since: now}
 	if a.Kind == KillContainer {
 		b.Until = now.Add(a.Grace)
+		if w.desired.Stop == nil {
+			w.o.Killed[a.ID] = a.Why // before it can end: its exit must not be taken for its own doing
+		}
 	}
 	w.o.Busy[key], w.cancels[key] = b, cancel
 	w.mu.Unlock()

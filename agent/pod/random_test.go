@@ -1,0 +1,192 @@
+package pod
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"pgregory.net/rapid"
+
+	"keelson.dev/keelson/agent"
+)
+
+func drawPod(r *rapid.T) *v1.Pod {
+	always := v1.ContainerRestartPolicyAlways
+	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default", UID: types.UID("u1")}}
+	p.Spec.RestartPolicy = rapid.SampledFrom([]v1.RestartPolicy{v1.RestartPolicyAlways, v1.RestartPolicyOnFailure, v1.RestartPolicyNever}).Draw(r, "policy")
+	for i := range rapid.IntRange(0, 3).Draw(r, "init") {
+		c := v1.Container{Name: fmt.Sprintf("i%d", i), Image: "x:1"}
+		if rapid.Bool().Draw(r, "sidecar") {
+			c.RestartPolicy = &always
+		}
+		p.Spec.InitContainers = append(p.Spec.InitContainers, c)
+	}
+	for i := range rapid.IntRange(1, 3).Draw(r, "containers") {
+		p.Spec.Containers = append(p.Spec.Containers, v1.Container{Name: fmt.Sprintf("c%d", i), Image: "x:1"})
+	}
+	if rapid.IntRange(0, 4).Draw(r, "deadline") == 0 {
+		d := int64(30)
+		p.Spec.ActiveDeadlineSeconds = &d
+	}
+	return p
+}
+
+func names(p *v1.Pod) []string {
+	var out []string
+	for _, l := range [][]v1.Container{p.Spec.InitContainers, p.Spec.Containers} {
+		for _, c := range l {
+			out = append(out, c.Name)
+		}
+	}
+	return out
+}
+
+// checkPlan states what must hold of any plan for any observation.
+func checkPlan(t interface{ Fatalf(string, ...any) }, d Desired, o Observed, p Plan) {
+	seen := map[string]bool{}
+	for _, a := range p.Actions {
+		key := a.Key()
+		if seen[key] {
+			t.Fatalf("two actions with key %s in one plan: %v", key, p.Actions)
+		}
+		seen[key] = true
+		if a.Kind != Cancel && o.busy(key) {
+			t.Fatalf("%s is planned while %s is under way", a, key)
+		}
+		if !o.Listed {
+			t.Fatalf("%s is planned without having seen the runtime", a)
+		}
+		switch a.Kind {
+		case StartContainer:
+			for _, c := range o.Containers {
+				if c.Name == a.Container && c.State != Exited {
+					t.Fatalf("%s is planned beside %s, which is %s", a, c.ID, c.State)
+				}
+			}
+			if d.Stop != nil {
+				t.Fatalf("%s is planned for a pod that has to stop", a)
+			}
+			if sb, ok := o.sandbox(); !ok || sb.ID != a.ID || !o.Volumes.Mounted {
+				t.Fatalf("%s is planned without its sandbox and volumes", a)
+			}
+		case UnmountVolumes, ReportGone:
+			if o.anyRunning() {
+				t.Fatalf("%s is planned while a container runs", a)
+			}
+		case CreateSandbox:
+			if o.anyRunning() {
+				t.Fatalf("%s is planned while a container of an older sandbox runs", a)
+			}
+		}
+	}
+	if p.Done && (len(o.Containers) > 0 || len(o.Sandboxes) > 0) {
+		t.Fatalf("the worker would end with %d sandboxes and %d containers left", len(o.Sandboxes), len(o.Containers))
+	}
+}
+
+// TestStepOnAnyObservation: states that no history could have produced never make Step or
+// Status panic, start a second instance, or take volumes from under a running container. F94
+func TestStepOnAnyObservation(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		pod := drawPod(r)
+		d := Desired{Pod: pod}
+		switch rapid.IntRange(0, 3).Draw(r, "stop") {
+		case 0:
+			d.Stop = &Stop{Delete: true, Grace: 30 * time.Second, Orphan: rapid.Bool().Draw(r, "orphan")}
+		case 1:
+			d.Stop = &Stop{Reason: "Evicted"}
+		}
+		o := Observed{StartTime: epoch, Listed: rapid.IntRange(0, 9).Draw(r, "listed") > 0, Images: map[string]Image{}, Failures: map[string]Failure{},
+			Probes: map[string]agent.ProbeState{}, Killed: map[string]string{}, Busy: map[string]Busy{}, Settled: map[string]bool{}}
+		o.Volumes = Volumes{Mounted: rapid.Bool().Draw(r, "mounted"), Away: rapid.Bool().Draw(r, "away")}
+		for i := range rapid.IntRange(0, 2).Draw(r, "sandboxes") {
+			o.Sandboxes = append(o.Sandboxes, Sandbox{ID: fmt.Sprintf("sb%d", i), Attempt: uint32(2 - i), Ready: rapid.Bool().Draw(r, "ready"), IPs: []string{"10.0.0.1"}})
+		}
+		for i, n := range append(names(pod), "stranger") {
+			for k := range rapid.IntRange(0, 3).Draw(r, "instances") {
+				c := Container{ID: fmt.Sprintf("%s-%d", n, k), Name: n, Attempt: uint32(3 - k), Sandbox: rapid.SampledFrom([]string{"sb0", "sb1", "gone"}).Draw(r, "in"),
+					State: State(rapid.IntRange(0, 3).Draw(r, "state")), ExitCode: int32(rapid.IntRange(0, 1).Draw(r, "code")), Started: epoch, Finished: epoch.Add(time.Duration(i) * time.Second)}
+				if rapid.Bool().Draw(r, "hash") && n != "stranger" {
+					c.Hash = specHash(containerSpec(pod, n))
+				}
+				o.Containers = append(o.Containers, c)
+				o.Probes[c.ID] = agent.ProbeState{Started: rapid.Bool().Draw(r, "started"), GaveUp: rapid.SampledFrom([]string{"", "liveness", "startup"}).Draw(r, "gaveup")}
+				o.Images[n] = Image{Ref: "x", Attempt: c.Attempt + uint32(rapid.IntRange(0, 1).Draw(r, "image"))}
+			}
+		}
+		for _, a := range []Action{{Kind: MountVolumes}, {Kind: CreateSandbox}, {Kind: StartContainer, Container: "c0"}, {Kind: EnsureImage, Container: "c0"}, {Kind: KillContainer, ID: "c0-0"}, {Kind: AwaitGate}, {Kind: UnmountVolumes}} {
+			if rapid.IntRange(0, 3).Draw(r, "busy") == 0 {
+				o.Busy[a.Key()] = Busy{Kind: a.Kind, Cancelled: rapid.Bool().Draw(r, "cancelled")}
+			}
+		}
+		now := epoch.Add(time.Duration(rapid.IntRange(0, 120).Draw(r, "now")) * time.Second)
+		checkPlan(r, d, o, Step(d, o, now))
+		st := Status(d, o, v1.PodStatus{}, Host{IPs: []string{"192.0.2.1"}}, now)
+		if len(st.ContainerStatuses) != len(pod.Spec.Containers) || st.Phase == "" {
+			r.Fatalf("status is incomplete: %+v", st)
+		}
+	})
+}
+
+// TestAnyHistoryEnds: whatever happens to a pod, in whatever order, at most one instance of a container
+// runs (the world checks), and once the pod is deleted and the failures stop, nothing is left. F94, F125, P9
+func TestAnyHistoryEnds(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		x := newWorld(t, drawPod(r))
+		step := func() Plan {
+			d, o := x.w.desired, x.w.o
+			o.Busy = maps.Clone(o.Busy) // plan marks what it begins
+			p := x.plan()
+			checkPlan(r, d, o, p)
+			return p
+		}
+		for range rapid.IntRange(1, 60).Draw(r, "length") {
+			step()
+			keys := slices.Sorted(maps.Keys(x.pending))
+			switch rapid.IntRange(0, 9).Draw(r, "what") {
+			case 0, 1, 2, 3:
+				if len(keys) > 0 {
+					x.complete(rapid.SampledFrom(keys).Draw(r, "key"), nil)
+				}
+			case 4:
+				if len(keys) > 0 {
+					x.complete(rapid.SampledFrom(keys).Draw(r, "key"), errors.New("boom"))
+				}
+			case 5:
+				name := rapid.SampledFrom(names(x.w.desired.Pod)).Draw(r, "name")
+				x.exit(func(c *Container) bool { return c.Name == name }, int32(rapid.IntRange(0, 1).Draw(r, "code")), "")
+			case 6:
+				x.now = x.now.Add(time.Duration(rapid.IntRange(1, 20_000).Draw(r, "ms")) * time.Millisecond)
+			case 7:
+				if len(x.o().Sandboxes) > 0 && rapid.Bool().Draw(r, "lose") {
+					x.o().Sandboxes[0].Ready = false
+				}
+			case 8:
+				if rapid.Bool().Draw(r, "die") {
+					x.command("restart-agent")
+				}
+			case 9:
+				if rapid.IntRange(0, 3).Draw(r, "delete") == 0 {
+					x.command("delete 5")
+				}
+			}
+		}
+		x.command("delete 5")
+		for range 300 {
+			if step().Done {
+				return
+			}
+			for _, k := range slices.Sorted(maps.Keys(x.pending)) {
+				x.complete(k, nil)
+			}
+			x.now = x.now.Add(time.Second)
+		}
+		r.Fatalf("the pod never goes: busy %v, sandboxes %v, containers %v", x.o().Busy, x.o().Sandboxes, x.o().Containers)
+	})
+}

@@ -1,0 +1,503 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/fake"
+)
+
+// node is one fake node in virtual time.
+type node struct {
+	t       *testing.T
+	rt      *fake.Runtime
+	img     *fake.Images
+	net     *fake.Network
+	vol     *fake.Volumes
+	cluster *fake.Cluster
+	cfg     Config
+	stop    func()
+}
+
+// noPaths binds nothing: subPaths are tested with real mounts in subpath_test.go.
+type noPaths struct{}
+
+func (noPaths) Bind(target, volume, sub string) (string, error) { return target, nil }
+func (noPaths) Release(string) error                           { return nil }
+
+// prober passes at once, or does what it is told.
+type prober struct{ script func(ctx context.Context, t agent.ProbeTarget, on func(agent.ProbeEvent)) }
+
+func (p prober) Watch(ctx context.Context, t agent.ProbeTarget, on func(agent.ProbeEvent)) {
+	if p.script != nil {
+		p.script(ctx, t, on)
+		return
+	}
+	on(agent.ProbeEvent{State: agent.ProbeState{Started: t.Container.StartupProbe == nil}})
+	on(agent.ProbeEvent{State: agent.ProbeState{Started: true, Ready: true}, Probe: "readiness", OK: true, Start: time.Now(), Took: time.Millisecond})
+	<-ctx.Done()
+}
+
+func newNode(t *testing.T) *node {
+	n := &node{t: t, img: &fake.Images{}, net: &fake.Network{}, vol: &fake.Volumes{}, cluster: fake.NewCluster()}
+	n.rt = &fake.Runtime{Network: n.net}
+	for _, i := range []string{"hello:1", "tools:1"} {
+		n.img.Put(i, agent.ImageConfig{})
+	}
+	dir := t.TempDir()
+	n.cfg = Config{NodeName: "w1", HostIPs: []string{"192.0.2.1"}, CgroupRoot: "keelson", Paths: agent.Paths{State: filepath.Join(dir, "state"), Run: filepath.Join(dir, "run"), Logs: filepath.Join(dir, "logs")},
+		Runtime: n.rt, Images: n.img, Volumes: n.vol, Objects: n.cluster, Reporter: n.cluster, Prober: prober{}, SubPaths: noPaths{}, ResolvConf: os.DevNull}
+	return n
+}
+
+// start runs an agent; stop (or start again) ends it, the runtime lives on.
+func (n *node) start() {
+	if n.stop != nil {
+		n.stop()
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- New(n.cfg).Run(ctx) }()
+	n.stop = func() {
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			n.t.Errorf("Run returned %v", err)
+		}
+		n.stop = nil
+	}
+}
+
+func (n *node) pod(uid types.UID) *v1.Pod {
+	p, ok := n.cluster.Pod(uid)
+	if !ok {
+		n.t.Fatalf("pod %s is not there", uid)
+	}
+	return p
+}
+
+func (n *node) is(uid types.UID, want string) {
+	n.t.Helper()
+	synctest.Wait()
+	p := n.pod(uid)
+	if got := summary(&p.Status); got != want {
+		n.t.Errorf("at %s pod %s is\n %q, want\n %q", time.Now().Format("05.000"), uid, got, want)
+	}
+}
+
+func simplePod(uid string, containers ...v1.Container) *v1.Pod {
+	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web-" + uid, Namespace: "default", UID: types.UID(uid), CreationTimestamp: metav1.Now(),
+		Annotations: map[string]string{"keelson.dev/traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}},
+		Spec: v1.PodSpec{RestartPolicy: v1.RestartPolicyAlways, NodeName: "w1", DNSPolicy: v1.DNSClusterFirst}, Status: v1.PodStatus{Phase: v1.PodPending}}
+	if len(containers) == 0 {
+		containers = []v1.Container{{Name: "app", Image: "hello:1"}}
+	}
+	p.Spec.Containers = containers
+	return p
+}
+
+func deletePod(n *node, uid types.UID, grace int64) {
+	p := n.pod(uid).DeepCopy()
+	now := metav1.Now()
+	p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &now, &grace
+	n.cluster.Put(p)
+}
+
+const running = "Running 10.88.0.2 PodReadyToStartContainers Initialized ContainersReady Ready; app runs, ready"
+
+// F93, F111, F115: a bound pod runs at once; Pending, ContainerCreating, Running and Ready are seen in this order, and its timeline is told.
+func TestPodBecomesReady(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.rt.Delay("RunPodSandbox", 20*time.Millisecond)
+		n.rt.Delay("CreateContainer", 10*time.Millisecond)
+		n.rt.Delay("StartContainer", 5*time.Millisecond)
+		n.vol.Delay("MountAll", 15*time.Millisecond)
+		n.start()
+		defer func() { n.stop() }()
+		synctest.Wait()
+		begin := time.Now()
+		p := simplePod("u1", v1.Container{Name: "app", Image: "hello:1", ReadinessProbe: &v1.Probe{}})
+		n.cluster.Put(p)
+		if err := n.cluster.Await(t.Context(), "Ready", func() bool { return strings.Contains(summary(&n.pod("u1").Status), " Ready") }); err != nil {
+			t.Fatal(err)
+		}
+		// Volumes are prepared while the sandbox is made: 20 + 10 + 5 ms, and nothing else.
+		if took := time.Since(begin); took != 35*time.Millisecond {
+			t.Errorf("Ready after %s, want 35ms", took)
+		}
+		n.is("u1", running)
+		var seen []string
+		for _, st := range n.cluster.History("u1") {
+			s := string(st.Phase)
+			if w := st.ContainerStatuses[0].State.Waiting; w != nil {
+				s += " " + w.Reason
+			}
+			if len(seen) == 0 || seen[len(seen)-1] != s {
+				seen = append(seen, s)
+			}
+		}
+		if got := strings.Join(seen, ", "); got != "Pending ContainerCreating, Running" {
+			t.Errorf("states: %s", got)
+		}
+		events := n.cluster.Events("u1")
+		want := []string{`Pulled Container image "hello:1" already present on machine x1`, "Created Created container: app x1", "Started Started container app x1"}
+		if !slices.Equal(events, want) {
+			t.Errorf("events: %q", events)
+		}
+		var stages []string
+		for _, s := range n.cluster.StageNames() {
+			name, _, _ := strings.Cut(s, "  ")
+			stages = append(stages, strings.TrimSpace(name))
+		}
+		wantStages := []string{"received", "image hello:1 present", "volumes 0", "sandbox cni 20ms", "network 10.88.0.2", "container started app", "probe passed app readiness", "ready 35ms after it was received"}
+		if !slices.Equal(stages, wantStages) {
+			t.Errorf("stages: %q", stages)
+		}
+	})
+}
+
+// F94, P23: a container that ends is restarted with no control plane, after 0, 1, 2, 4 s; the wait is told.
+func TestRestartWithBackoff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.start()
+		defer func() { n.stop() }()
+		n.cluster.Put(simplePod("u1"))
+		n.is("u1", running)
+		for i, delay := range []time.Duration{0, time.Second, 2 * time.Second, 4 * time.Second} {
+			synctest.Wait()
+			if err := n.rt.Exit("u1", "app", 1, ""); err != nil {
+				t.Fatal(err)
+			}
+			if delay > 0 {
+				synctest.Wait()
+				w := n.pod("u1").Status.ContainerStatuses[0].State.Waiting
+				if w == nil || w.Reason != "CrashLoopBackOff" || w.Message != fmt.Sprintf("back-off %s restarting failed container=app pod=web-u1_default(u1)", delay) {
+					t.Fatalf("restart %d: waiting is %+v", i+1, w)
+				}
+				time.Sleep(delay - time.Millisecond) // virtual time
+				synctest.Wait()
+				if n.rt.Running("u1", "app") != "" {
+					t.Fatalf("restart %d came before %s", i+1, delay)
+				}
+				time.Sleep(time.Millisecond)
+			}
+			synctest.Wait()
+			if n.rt.Running("u1", "app") == "" {
+				t.Fatalf("restart %d did not come after %s", i+1, delay)
+			}
+			if got := n.pod("u1").Status.ContainerStatuses[0].RestartCount; got != int32(i+1) {
+				t.Fatalf("restartCount = %d after %d restarts", got, i+1)
+			}
+		}
+		if _, c := n.rt.Left(); c != 2 {
+			t.Errorf("%d container records are kept, want the running one and one before", c)
+		}
+		if n.rt.MaxRunning() != 1 {
+			t.Errorf("%d instances ran at once", n.rt.MaxRunning())
+		}
+	})
+}
+
+// F101: the death of pause makes a new sandbox, with a new attempt and the container in it.
+func TestSandboxRebuilt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.start()
+		defer func() { n.stop() }()
+		n.cluster.Put(simplePod("u1"))
+		n.is("u1", running)
+		time.Sleep(time.Minute)
+		if err := n.rt.KillSandbox("u1"); err != nil {
+			t.Fatal(err)
+		}
+		n.is("u1", "Running 10.88.0.3 PodReadyToStartContainers Initialized ContainersReady Ready; app runs, ready, 1 restarts, before: Error 143")
+		if n.net.InUse() != 1 {
+			t.Errorf("%d addresses in use, want 1", n.net.InUse())
+		}
+		if n.rt.MaxRunning() != 1 {
+			t.Error("two instances ran at once")
+		}
+	})
+}
+
+// P9: an agent that restarts touches no container; what ended meanwhile is reported with its exit code.
+func TestAdoption(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.start()
+		defer func() { n.stop() }()
+		for i := range 5 {
+			n.cluster.Put(simplePod(fmt.Sprintf("u%d", i)))
+		}
+		synctest.Wait()
+		before := n.rt.Running("u1", "app")
+		n.stop()
+		if err := n.rt.Exit("u2", "app", 42, ""); err != nil {
+			t.Fatal(err)
+		}
+		starts, sandboxes := n.rt.Count("StartContainer"), n.rt.Count("RunPodSandbox")
+		n.start()
+		synctest.Wait()
+		if now := n.rt.Running("u1", "app"); now != before || now == "" {
+			t.Errorf("container of u1 was %q, is %q", before, now)
+		}
+		if got := n.rt.Count("StartContainer") - starts; got != 1 {
+			t.Errorf("%d containers were started, want only that of u2", got)
+		}
+		if got := n.rt.Count("RunPodSandbox") - sandboxes; got != 0 {
+			t.Errorf("%d sandboxes were made", got)
+		}
+		cs := n.pod("u2").Status.ContainerStatuses[0]
+		if cs.RestartCount != 1 || cs.LastTerminationState.Terminated == nil || cs.LastTerminationState.Terminated.ExitCode != 42 {
+			t.Errorf("status of u2: %+v", cs)
+		}
+		if r := find(n.pod("u1").Status.Conditions, v1.PodReady); r == nil || r.Status != v1.ConditionTrue {
+			t.Errorf("u1 lost its readiness: %+v", r)
+		}
+	})
+}
+
+// P20: no SIGTERM before the proxies have forgotten the pod, but a second at most; then nothing is left.
+func TestDeletion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.cluster.HoldGates()
+		n.start()
+		defer func() { n.stop() }()
+		hook := &v1.Lifecycle{PreStop: &v1.LifecycleHandler{Exec: &v1.ExecAction{Command: []string{"/drain"}}}}
+		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "hello:1", Lifecycle: hook}), simplePod("u2"))
+		synctest.Wait()
+		begin := time.Now()
+		deletePod(n, "u1", 30)
+		deletePod(n, "u2", 30)
+		synctest.Wait()
+		if n.rt.Count("StopContainer") != 0 || n.rt.Count("ExecSync") != 0 {
+			t.Fatalf("stopped before the gate opened: %q", n.rt.Journal())
+		}
+		n.cluster.OpenGate("u1")
+		synctest.Wait()
+		if !n.cluster.Gone("u1") || time.Since(begin) != 0 {
+			t.Fatalf("u1 is not gone after its gate opened")
+		}
+		j := strings.Join(n.rt.Journal(), "\n")
+		if hookAt, stopAt := strings.Index(j, "ExecSync app /drain"), strings.Index(j, "StopContainer app#0 30s"); hookAt < 0 || stopAt < hookAt {
+			t.Errorf("preStop hook and stop: %s", j)
+		}
+		if err := n.cluster.Await(t.Context(), "u2 gone", func() bool { return n.cluster.Gone("u2") }); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(begin); took != time.Second {
+			t.Errorf("u2 waited %s for its gate, want 1s", took)
+		}
+		if s, c := n.rt.Left(); s != 0 || c != 0 || n.net.InUse() != 0 {
+			t.Errorf("left: %d sandboxes, %d containers, %d addresses", s, c, n.net.InUse())
+		}
+		if v, _ := n.vol.Pods(); len(v) != 0 {
+			t.Errorf("volumes left: %v", v)
+		}
+		for _, dir := range []string{filepath.Join(n.cfg.Paths.State, "pods"), n.cfg.Paths.Logs} {
+			if left, _ := os.ReadDir(dir); len(left) != 0 {
+				t.Errorf("left in %s: %v", dir, left)
+			}
+		}
+	})
+}
+
+// Sandboxes and volumes that belong to no pod of the node are removed after a restart.
+func TestOrphansRemoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.start()
+		defer func() { n.stop() }()
+		n.cluster.Put(simplePod("u1"), simplePod("u2"))
+		synctest.Wait()
+		n.stop()
+		n.cluster.Delete(n.pod("u1"))
+		if _, err := n.vol.MountAll(t.Context(), simplePod("u9")); err != nil {
+			t.Fatal(err)
+		}
+		n.start()
+		synctest.Wait()
+		if s, _ := n.rt.Left(); s != 1 {
+			t.Errorf("%d sandboxes, want that of u2", s)
+		}
+		if v, _ := n.vol.Pods(); !slices.Equal(v, []types.UID{"u2"}) {
+			t.Errorf("volumes of %v, want u2", v)
+		}
+		if n.cluster.Gone("u1") {
+			t.Error("the control plane was told of a pod that it had forgotten itself")
+		}
+		n.is("u2", strings.Replace(running, "10.88.0.2", n.pod("u2").Status.PodIP, 1))
+	})
+}
+
+// F95: a pod that does not fit is refused for good, in Kubernetes' words; one that fits is not.
+func TestNodeAdmission(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		nd := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1", Labels: map[string]string{"zone": "a"}}, Status: v1.NodeStatus{Allocatable: v1.ResourceList{
+			v1.ResourceCPU: resource.MustParse("2"), v1.ResourceMemory: resource.MustParse("1Gi"), v1.ResourcePods: resource.MustParse("10")}}}
+		n.cfg.Node = func() *v1.Node { return nd }
+		n.start()
+		defer func() { n.stop() }()
+		cpu := func(q string) v1.Container {
+			return v1.Container{Name: "app", Image: "hello:1", Ports: []v1.ContainerPort{{HostPort: 8080}}, Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse(q)}}}
+		}
+		n.cluster.Put(simplePod("u1", cpu("1500m")))
+		synctest.Wait()
+		big := cpu("1")
+		big.Ports = nil
+		n.cluster.Put(simplePod("u2", big), simplePod("u3", cpu("100m")))
+		far := simplePod("u4")
+		far.Spec.NodeSelector = map[string]string{"zone": "b"}
+		n.cluster.Put(far)
+		synctest.Wait()
+		for uid, want := range map[types.UID]string{
+			"u1": "Running||",
+			"u2": "Failed|OutOfcpu|Pod was rejected: Node didn't have enough resource: cpu, requested: 1000, used: 1500, capacity: 2000",
+			"u3": "Failed|NodePorts|Pod was rejected: Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports",
+			"u4": "Failed|NodeAffinity|Pod was rejected: Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector",
+		} {
+			st := n.pod(uid).Status
+			if got := fmt.Sprintf("%s|%s|%s", st.Phase, st.Reason, st.Message); got != want {
+				t.Errorf("%s: %s\nwant %s", uid, got, want)
+			}
+		}
+		if got := n.rt.Count("RunPodSandbox"); got != 1 {
+			t.Errorf("%d sandboxes were made", got)
+		}
+	})
+}
+
+// F106: pull policies, and what is told when an image is not to be had.
+func TestImages(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.img.Fail("PullImage", fmt.Errorf("%w: registry.example/none:1: manifest unknown", agent.ErrImagePull))
+		n.start()
+		defer func() { n.stop() }()
+		n.cluster.Put(
+			simplePod("pull", v1.Container{Name: "app", Image: "registry.example/none:1"}),
+			simplePod("never", v1.Container{Name: "app", Image: "absent:1", ImagePullPolicy: v1.PullNever}),
+			simplePod("bad", v1.Container{Name: "app", Image: "not an image"}),
+		)
+		synctest.Wait()
+		reason := func(uid types.UID) string {
+			synctest.Wait()
+			if w := n.pod(uid).Status.ContainerStatuses[0].State.Waiting; w != nil {
+				return w.Reason
+			}
+			return "runs"
+		}
+		for uid, want := range map[types.UID]string{"pull": "ErrImagePull", "never": "ErrImageNeverPull", "bad": "InvalidImageName"} {
+			if got := reason(uid); got != want {
+				t.Errorf("%s waits for %s, want %s", uid, got, want)
+			}
+		}
+		time.Sleep(time.Second)
+		if got := reason("pull"); got != "ImagePullBackOff" {
+			t.Errorf("after a second: %s", got)
+		}
+		time.Sleep(time.Second)
+		if got := reason("pull"); got != "runs" {
+			t.Errorf("after the second try: %s", got)
+		}
+		events := strings.Join(n.cluster.Events("pull"), "\n")
+		for _, want := range []string{`Pulling Pulling image "registry.example/none:1" x2`, `Failed Failed to pull image "registry.example/none:1": ErrImagePull: registry.example/none:1: manifest unknown`, "Failed Error: ErrImagePull x1", "Successfully pulled"} {
+			if !strings.Contains(events, want) {
+				t.Errorf("no event %q in\n%s", want, events)
+			}
+		}
+	})
+}
+
+// A missing ConfigMap is a CreateContainerConfigError that ends the moment the object comes.
+func TestConfigErrorMended(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.start()
+		defer func() { n.stop() }()
+		ref := &v1.EnvVarSource{ConfigMapKeyRef: &v1.ConfigMapKeySelector{LocalObjectReference: v1.LocalObjectReference{Name: "settings"}, Key: "k"}}
+		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "hello:1", Env: []v1.EnvVar{{Name: "K", ValueFrom: ref}}}))
+		n.is("u1", `Pending 10.88.0.2 PodReadyToStartContainers Initialized; app waits: CreateContainerConfigError "configmap \"settings\" not found"`)
+		n.cluster.Put(&v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "settings"}, Data: map[string]string{"k": "v"}})
+		n.is("u1", running)
+		c := n.rt.ContainerConfig(n.rt.Running("u1", "app"))
+		if got := env(c, "K"); got != "v" {
+			t.Errorf("K = %q", got)
+		}
+	})
+}
+
+func env(c *cri.ContainerConfig, key string) string {
+	for _, e := range c.Envs {
+		if e.Key == key {
+			return string(e.Value)
+		}
+	}
+	return ""
+}
+
+// F114: a probe that gave up ends the container, and it is started again.
+func TestLivenessRestarts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		fail := make(chan struct{})
+		n.cfg.Prober = prober{func(ctx context.Context, tg agent.ProbeTarget, on func(agent.ProbeEvent)) {
+			on(agent.ProbeEvent{State: agent.ProbeState{Started: true, Ready: true}})
+			select {
+			case <-ctx.Done():
+				return
+			case <-fail:
+			}
+			on(agent.ProbeEvent{State: agent.ProbeState{Started: true, Ready: true, GaveUp: "liveness"}, Probe: "liveness", Message: "HTTP probe failed with statuscode: 500"})
+		}}
+		n.start()
+		defer func() { n.stop() }()
+		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "hello:1", LivenessProbe: &v1.Probe{}}))
+		n.is("u1", running)
+		fail <- struct{}{}
+		n.is("u1", running+", 1 restarts, before: Error 143")
+		events := strings.Join(n.cluster.Events("u1"), "\n")
+		for _, want := range []string{"Unhealthy Liveness probe failed: HTTP probe failed with statuscode: 500", "Killing Container app failed liveness probe, will be restarted"} {
+			if !strings.Contains(events, want) {
+				t.Errorf("no event %q in\n%s", want, events)
+			}
+		}
+	})
+}
+
+// P15: a runtime that does not answer for one pod makes no other pod wait, and nothing is done twice.
+func TestBlindWorkerWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.rt.Delay("StopContainer", time.Hour)
+		n.start()
+		defer func() { n.stop() }()
+		n.cluster.Put(simplePod("stuck"))
+		synctest.Wait()
+		deletePod(n, "stuck", 30)
+		synctest.Wait()
+		n.cluster.Put(simplePod("u1"))
+		synctest.Wait()
+		if got := n.pod("u1").Status.Phase; got != v1.PodRunning {
+			t.Errorf("u1 is %s beside a stuck pod", got)
+		}
+	})
+}

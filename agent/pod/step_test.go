@@ -1,0 +1,80 @@
+package pod
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+)
+
+var rewrite = flag.Bool("rewrite", false, "write the transcripts anew instead of comparing")
+
+// TestTranscripts plays scripts against Step and Status. A file holds a pod, the script and the
+// transcript: after "> command" what Step plans and, after "=", the status.
+//
+// F94 (restart policies), F101 (sandbox lost), F111 (states in order), F112 (startup gate), F113, F114, F115, P9, P15, P20, P23
+func TestTranscripts(t *testing.T) {
+	files, err := filepath.Glob("testdata/step/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatal("no transcripts", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
+			b, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			head, want, _ := strings.Cut(string(b), "-- transcript --\n")
+			manifest, script, ok := strings.Cut(head, "-- script --\n")
+			if !ok {
+				t.Fatal("no script")
+			}
+			got := play(t, manifest, script)
+			if *rewrite {
+				if err := os.WriteFile(file, []byte(head+"-- transcript --\n"+got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			if got != want {
+				t.Errorf("transcript differs; run with -rewrite and read the diff. got:\n%s", got)
+			}
+		})
+	}
+}
+
+func play(t *testing.T, manifest, script string) string {
+	pod := &v1.Pod{}
+	if err := yaml.UnmarshalStrict([]byte(manifest), pod); err != nil {
+		t.Fatal(err)
+	}
+	pod.Name, pod.Namespace, pod.UID, pod.Generation = "web", "default", "u1", 1
+	for i := range pod.Spec.Containers {
+		if pod.Spec.Containers[i].Image == "" {
+			pod.Spec.Containers[i].Image = "hello:1"
+		}
+	}
+	for i := range pod.Spec.InitContainers {
+		pod.Spec.InitContainers[i].Image = "tools:1"
+	}
+	x := newWorld(t, pod)
+	x.show()
+	for line := range strings.Lines(script) {
+		line = strings.TrimSpace(line)
+		switch {
+		case line == "", strings.HasPrefix(line, "#"):
+			continue
+		case line == "auto":
+			x.auto()
+			continue
+		}
+		x.print("> %s\n", line)
+		x.command(line)
+		x.show()
+	}
+	return x.log.String()
+}
