@@ -1,14 +1,23 @@
 // Package oci is Keelson's container runtime: the verbs of CRI v1 on top of one
 // small shim process per pod and libcontainer, which lives in a binary of its own.
 //
-// The agent may be killed at any moment: what it made is described in StateDir
+// The agent may be killed at any moment: what it makes is described in StateDir
 // before it is made, shims keep containers, their output and their exit codes,
 // and Run adopts or removes whatever it finds.
 package oci
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/agent"
 )
@@ -31,13 +40,178 @@ type Config struct {
 
 // Runtime implements agent.Runtime.
 type Runtime struct {
-	agent.Runtime
-	cfg Config
+	cfg     Config
+	log     *slog.Logger
+	cgroups *cgroupTree
+	spawner *spawner
+	host    hostFacts
+
+	ready   chan struct{} // closed once an earlier run's things are adopted
+	oomOnce sync.Once
+
+	mu         sync.Mutex // guards the maps and the fields of sandbox and ctr marked so
+	sandboxes  map[string]*sandbox
+	containers map[string]*ctr
+	names      map[string]string // what a sandbox or container is called → its id
+	stages     map[string][]agent.StageTime
+	listeners  map[chan agent.RuntimeEvent]struct{}
+	background sync.WaitGroup
 }
 
+var _ agent.Runtime = (*Runtime)(nil)
+
 // New checks nothing and starts nothing.
-func New(cfg Config) *Runtime { return &Runtime{cfg: cfg} }
+func New(cfg Config) *Runtime {
+	if cfg.LogMaxSize == 0 {
+		cfg.LogMaxSize = 10 << 20
+	}
+	if cfg.LogMaxFiles == 0 {
+		cfg.LogMaxFiles = 5
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Runtime{
+		cfg: cfg, log: cfg.Logger, ready: make(chan struct{}),
+		sandboxes: map[string]*sandbox{}, containers: map[string]*ctr{}, names: map[string]string{},
+		stages: map[string][]agent.StageTime{}, listeners: map[chan agent.RuntimeEvent]struct{}{},
+	}
+}
 
 // Run adopts what an earlier run left, removes what nobody can own any more, and
-// serves until ctx ends. Containers keep running after it returned.
-func (r *Runtime) Run(ctx context.Context) error { <-ctx.Done(); return nil }
+// serves until ctx ends. Verbs called earlier wait. Containers keep running after
+// it has returned. It can be called once.
+func (r *Runtime) Run(ctx context.Context) error {
+	for _, dir := range []string{r.sandboxDir(""), r.containerDir(""), r.netnsPath(""), r.runSandbox(""), r.runContainer(""), r.libcontainerDir(), r.pauseRoot()} {
+		if err := os.MkdirAll(dir, 0o711); err != nil {
+			return fmt.Errorf("prepare the runtime's folders: %w", err)
+		}
+	}
+	var err error
+	if r.cgroups, err = findCgroups(r.cfg.CgroupRoot); err != nil {
+		return err
+	}
+	if r.host, err = lookAtHost(r.cgroups.unified); err != nil {
+		return err
+	}
+	if err := installPause(r.cfg.PausePath, r.pauseRoot()); err != nil {
+		return fmt.Errorf("install pause: %w", err)
+	}
+	if r.spawner, err = newSpawner(r.cgroups); err != nil {
+		return err
+	}
+	defer r.spawner.stop()
+	if err := r.adopt(ctx); err != nil {
+		return err
+	}
+	close(r.ready)
+	<-ctx.Done()
+	r.mu.Lock()
+	var shims []*shimClient
+	for _, s := range r.sandboxes {
+		if s.shim != nil {
+			shims = append(shims, s.shim)
+		}
+	}
+	r.mu.Unlock()
+	for _, c := range shims {
+		c.leave()
+	}
+	r.background.Wait()
+	return nil
+}
+
+// wait blocks until Run has adopted what there was.
+func (r *Runtime) wait(ctx context.Context) error {
+	select {
+	case <-r.ready:
+		return ctx.Err()
+	case <-ctx.Done():
+		return status.FromContextError(ctx.Err()).Err()
+	}
+}
+
+// Where things lie. An empty id gives the folder of them all.
+
+func (r *Runtime) sandboxDir(id string) string { return filepath.Join(r.cfg.StateDir, "sandboxes", id) }
+func (r *Runtime) containerDir(id string) string {
+	return filepath.Join(r.cfg.StateDir, "containers", id)
+}
+func (r *Runtime) exitFile(id string) string   { return filepath.Join(r.containerDir(id), "exit") }
+func (r *Runtime) netnsPath(id string) string  { return filepath.Join(r.cfg.RunDir, "netns", id) }
+func (r *Runtime) runSandbox(id string) string { return filepath.Join(r.cfg.RunDir, "sandboxes", id) }
+func (r *Runtime) runContainer(id string) string {
+	return filepath.Join(r.cfg.RunDir, "containers", id)
+}
+func (r *Runtime) libcontainerDir() string { return filepath.Join(r.cfg.RunDir, "libcontainer") }
+func (r *Runtime) pauseRoot() string       { return filepath.Join(r.cfg.RunDir, "pause") }
+
+// Events implements agent.Runtime.
+func (r *Runtime) Events(ctx context.Context) <-chan agent.RuntimeEvent {
+	ch := make(chan agent.RuntimeEvent, 256)
+	r.mu.Lock()
+	r.listeners[ch] = struct{}{}
+	r.mu.Unlock()
+	context.AfterFunc(ctx, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.listeners, ch)
+		close(ch)
+	})
+	return ch
+}
+
+// announce tells listeners; one that does not keep up misses it and lists later.
+func (r *Runtime) announce(e agent.RuntimeEvent) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for ch := range r.listeners {
+		select {
+		case ch <- e:
+		default:
+		}
+	}
+}
+
+// StageTimes implements agent.Runtime.
+func (r *Runtime) StageTimes(id string) []agent.StageTime {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t := r.stages[id]
+	delete(r.stages, id)
+	return t
+}
+
+func podUID(uid string) types.UID { return types.UID(uid) }
+
+func notFound(what, id string) error {
+	return status.Errorf(codes.NotFound, "%s %q not found", what, id)
+}
+
+// sandbox finds a sandbox by its id.
+func (r *Runtime) sandbox(id string) (*sandbox, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if s := r.sandboxes[id]; s != nil {
+		return s, nil
+	}
+	return nil, notFound("sandbox", id)
+}
+
+// container finds a container by its id.
+func (r *Runtime) container(id string) (*ctr, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if c := r.containers[id]; c != nil {
+		return c, nil
+	}
+	return nil, notFound("container", id)
+}
+
+// ignoreMissing drops the error of removing what is not there.
+func ignoreMissing(err error) error {
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
+}

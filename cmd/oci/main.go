@@ -1,4 +1,73 @@
-// Command oci is part of the Keelson agent's container runtime.
+//go:build linux
+
+// Command keelson-oci creates one container or executes one process and ends:
+//
+//	keelson-oci create|exec REQUEST-FILE [tty]
+//
+// It is started by a shim with the container's streams as descriptors 3 to 5 and,
+// with "tty", the socket that receives it as descriptor 6. On standard output
+// it answers with the pid and a line of JSON, or with 0 and the error. libcontainer
+// starts it once more, as "init", inside the container.
 package main
 
-func main() {}
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"runtime"
+
+	"github.com/sirupsen/logrus"
+
+	"keelson.dev/keelson/agent/oci/bundle"
+	"keelson.dev/keelson/agent/oci/container"
+)
+
+func main() {
+	if len(os.Args) > 1 && os.Args[1] == "init" {
+		container.Init()
+	}
+	runtime.LockOSThread()
+	logrus.SetLevel(logrus.ErrorLevel)
+	if len(os.Args) < 3 {
+		fmt.Fprintln(os.Stderr, "usage: keelson-oci create|exec REQUEST-FILE [tty] (started by keelson-shim)")
+		os.Exit(2)
+	}
+	pid, answer, err := run(os.Args[1], os.Args[2], len(os.Args) > 3)
+	if err != nil {
+		fmt.Printf("0\n%v", err)
+		os.Exit(1)
+	}
+	out, err := json.Marshal(answer)
+	if err != nil {
+		fmt.Printf("0\n%v", err)
+		os.Exit(1)
+	}
+	fmt.Printf("%d\n%s", pid, out)
+}
+
+func run(verb, path string, tty bool) (int, bundle.Answer, error) {
+	s := container.Streams{Stdin: os.NewFile(3, "stdin"), Stdout: os.NewFile(4, "stdout"), Stderr: os.NewFile(5, "stderr")}
+	if tty {
+		s.Console = os.NewFile(6, "console")
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return 0, bundle.Answer{}, err
+	}
+	switch verb {
+	case "create":
+		var r bundle.Create
+		if err := json.Unmarshal(data, &r); err != nil {
+			return 0, bundle.Answer{}, fmt.Errorf("read request %s: %w", path, err)
+		}
+		return container.Create(&r, s)
+	case "exec":
+		var r bundle.Exec
+		if err := json.Unmarshal(data, &r); err != nil {
+			return 0, bundle.Answer{}, fmt.Errorf("read request %s: %w", path, err)
+		}
+		pid, err := container.Exec(&r, s)
+		return pid, bundle.Answer{}, err
+	}
+	return 0, bundle.Answer{}, fmt.Errorf("unknown verb %q", verb)
+}

@@ -1,0 +1,144 @@
+package bundle
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Resolve finds the numbers of u in the files of an image. open opens
+// "etc/passwd" and "etc/group"; a missing file is an empty one.
+func (u User) Resolve(open func(name string) (io.ReadCloser, error)) (Answer, error) {
+	users, err := table(open, "etc/passwd")
+	if err != nil {
+		return Answer{}, err
+	}
+	groups, err := table(open, "etc/group")
+	if err != nil {
+		return Answer{}, err
+	}
+	name, group := u.wanted()
+	uid, gid, login, err := findUser(users, name)
+	if err != nil {
+		return Answer{}, err
+	}
+	if group != "" {
+		if gid, err = findGroup(groups, group); err != nil {
+			return Answer{}, err
+		}
+	}
+	a := Answer{UID: uid, GID: gid, Groups: []uint32{gid}}
+	if !u.Strict && login != "" {
+		for _, g := range groups {
+			if len(g) > 3 && slices.Contains(strings.Split(g[3], ","), login) {
+				if n, err := number(g[2]); err == nil {
+					a.Groups = append(a.Groups, n)
+				}
+			}
+		}
+	}
+	for _, g := range u.Groups {
+		if g < 0 || g > math.MaxUint32 {
+			return Answer{}, fmt.Errorf("supplemental group %d is out of range", g)
+		}
+		a.Groups = append(a.Groups, uint32(g))
+	}
+	slices.Sort(a.Groups)
+	a.Groups = slices.Compact(a.Groups)
+	return a, nil
+}
+
+// wanted picks user and group by rank. The image's group goes with the image's
+// user only.
+func (u User) wanted() (user, group string) {
+	switch {
+	case u.ID != nil:
+		user = strconv.FormatInt(*u.ID, 10)
+	case u.Name != "":
+		user = u.Name
+	default:
+		user, group, _ = strings.Cut(u.Image, ":")
+	}
+	if u.Group != nil {
+		group = strconv.FormatInt(*u.Group, 10)
+	}
+	if user == "" {
+		user = "0"
+	}
+	return user, group
+}
+
+// findUser prefers a name to a number. A number need not be listed; its group is
+// then 0.
+func findUser(users [][]string, name string) (uid, gid uint32, login string, err error) {
+	n, numErr := number(name)
+	for _, byName := range []bool{true, false} {
+		for _, u := range users {
+			if len(u) < 4 {
+				continue
+			}
+			id, err := number(u[2])
+			if err != nil || (byName && u[0] != name) || (!byName && (numErr != nil || id != n)) {
+				continue
+			}
+			g, err := number(u[3])
+			if err != nil {
+				return 0, 0, "", fmt.Errorf("user %s in the image's /etc/passwd has group %q: %w", name, u[3], err)
+			}
+			return id, g, u[0], nil
+		}
+	}
+	if numErr != nil {
+		return 0, 0, "", fmt.Errorf("user %q is not in the image's /etc/passwd", name)
+	}
+	return n, 0, "", nil
+}
+
+func findGroup(groups [][]string, name string) (uint32, error) {
+	for _, g := range groups {
+		if len(g) > 2 && g[0] == name {
+			return number(g[2])
+		}
+	}
+	n, err := number(name)
+	if err != nil {
+		return 0, fmt.Errorf("group %q is not in the image's /etc/group", name)
+	}
+	return n, nil
+}
+
+func number(s string) (uint32, error) {
+	n, err := strconv.ParseUint(s, 10, 31)
+	return uint32(n), err
+}
+
+// table reads a file of lines with fields between colons.
+func table(open func(string) (io.ReadCloser, error), name string) ([][]string, error) {
+	f, err := open(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the image's /%s: %w", name, err)
+	}
+	defer f.Close()
+	var rows [][]string
+	lines := bufio.NewScanner(io.LimitReader(f, 1<<20))
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		line := strings.TrimSpace(lines.Text())
+		if line != "" && line[0] != '#' {
+			rows = append(rows, strings.Split(line, ":"))
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("read the image's /%s: %w", name, err)
+	}
+	return rows, nil
+}

@@ -1,0 +1,247 @@
+package oci
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"github.com/opencontainers/cgroups"
+	"github.com/opencontainers/cgroups/fs"
+	"github.com/opencontainers/cgroups/fs2"
+	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/internal/wait"
+)
+
+// cgroupTree is the part of the cgroup hierarchies below which pods live.
+type cgroupTree struct {
+	root    string // path from the root of each hierarchy
+	unified bool   // pure cgroup v2
+	mounts  []string
+	memory  string // the hierarchy that accounts memory
+	hugetlb bool
+	pids    bool
+}
+
+// findCgroups looks at what is mounted.
+func findCgroups(root string) (*cgroupTree, error) {
+	t := &cgroupTree{root: filepath.Join("/", root), unified: cgroups.IsCgroup2UnifiedMode()}
+	if t.root == "/" {
+		return nil, errors.New("the cgroup root of pods cannot be the root of the hierarchy")
+	}
+	mounts, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup", "cgroup2"))
+	if err != nil {
+		return nil, fmt.Errorf("read mounts: %w", err)
+	}
+	seen := map[string]bool{}
+	for _, m := range mounts {
+		if !strings.HasPrefix(m.Mountpoint, "/sys/fs/cgroup") || seen[m.Mountpoint] {
+			continue
+		}
+		seen[m.Mountpoint] = true
+		t.mounts = append(t.mounts, m.Mountpoint)
+		for _, o := range strings.Split(m.VFSOptions, ",") {
+			switch o {
+			case "memory":
+				t.memory = m.Mountpoint
+			case "hugetlb":
+				t.hugetlb = true
+			case "pids":
+				t.pids = true
+			}
+		}
+	}
+	if len(t.mounts) == 0 {
+		return nil, errors.New("no cgroup hierarchy is mounted below /sys/fs/cgroup")
+	}
+	if t.unified {
+		t.memory = t.mounts[0]
+		list, err := os.ReadFile(filepath.Join(t.mounts[0], "cgroup.controllers"))
+		if err != nil {
+			return nil, fmt.Errorf("read cgroup controllers: %w", err)
+		}
+		t.hugetlb = strings.Contains(string(list), "hugetlb")
+		t.pids = strings.Contains(string(list), "pids")
+	}
+	return t, nil
+}
+
+// paths are the folders of a cgroup below the root, one for each hierarchy.
+func (t *cgroupTree) paths(name string) []string {
+	var p []string
+	for _, m := range t.mounts {
+		p = append(p, filepath.Join(m, t.root, name))
+	}
+	return p
+}
+
+// oomFile is the file that counts OOM kills in a cgroup.
+func (t *cgroupTree) oomFile(name string) string {
+	if t.memory == "" {
+		return ""
+	}
+	file := "memory.oom_control"
+	if t.unified {
+		file = "memory.events"
+	}
+	return filepath.Join(t.memory, t.root, name, file)
+}
+
+// makePlain makes a cgroup without limits that may hold processes.
+func (t *cgroupTree) makePlain(name string) error { return t.make(name, &cgroups.Resources{}) }
+
+// make makes a cgroup with limits, and those above it.
+func (t *cgroupTree) make(name string, res *cgroups.Resources) error {
+	res.SkipDevices = true
+	cg := &cgroups.Cgroup{Path: filepath.Join(t.root, name), Resources: res}
+	var m cgroups.Manager
+	var err error
+	if t.unified {
+		m, err = fs2.NewManager(cg, "")
+	} else {
+		m, err = fs.NewManager(cg, nil)
+	}
+	if err == nil {
+		err = m.Apply(-1)
+	}
+	if err == nil {
+		err = m.Set(res)
+	}
+	if err != nil {
+		return fmt.Errorf("make cgroup %s: %w", cg.Path, err)
+	}
+	return nil
+}
+
+// procs lists the processes of a cgroup and of those below it.
+func (t *cgroupTree) procs(name string) []int {
+	seen := map[int]bool{}
+	var out []int
+	for _, dir := range t.paths(name) {
+		_ = filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+			if err != nil || !d.IsDir() {
+				return nil
+			}
+			b, _ := os.ReadFile(filepath.Join(path, "cgroup.procs"))
+			for _, f := range strings.Fields(string(b)) {
+				if pid, err := strconv.Atoi(f); err == nil && pid > 0 && !seen[pid] {
+					seen[pid] = true
+					out = append(out, pid)
+				}
+			}
+			return nil
+		})
+		if len(out) > 0 || t.unified {
+			break // a container's processes are in all hierarchies alike
+		}
+	}
+	return out
+}
+
+// kill kills whatever runs in a cgroup until nothing does.
+func (t *cgroupTree) kill(ctx context.Context, name string) error {
+	if t.unified {
+		_ = os.WriteFile(filepath.Join(t.paths(name)[0], "cgroup.kill"), []byte("1"), 0)
+	}
+	return wait.For(ctx, time.Millisecond, func() error {
+		pids := t.procs(name)
+		for _, pid := range pids {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+		if len(pids) > 0 {
+			return fmt.Errorf("%d processes are left in cgroup %s", len(pids), name)
+		}
+		return nil
+	})
+}
+
+// remove removes a cgroup in all hierarchies, with those below it. The last
+// process may still be on its way out.
+func (t *cgroupTree) remove(ctx context.Context, name string) error {
+	var errs []error
+	for _, dir := range t.paths(name) {
+		errs = append(errs, wait.For(ctx, time.Millisecond, func() error { return removeCgroup(dir) }))
+	}
+	return errors.Join(errs...)
+}
+
+func removeCgroup(dir string) error {
+	err := unix.Rmdir(dir)
+	if err == nil || err == unix.ENOENT {
+		return nil
+	}
+	entries, readErr := os.ReadDir(dir)
+	if readErr != nil {
+		return ignoreMissing(readErr)
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			if err := removeCgroup(filepath.Join(dir, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	if err := unix.Rmdir(dir); err != nil && err != unix.ENOENT {
+		return fmt.Errorf("remove cgroup %s: %w", dir, err)
+	}
+	return nil
+}
+
+// warm makes the next move into a cgroup cheap. The kernel lets the first move
+// after a quiet time wait for a grace period of several milliseconds; moving this
+// process to where it is spends that time while a container is being prepared.
+func (t *cgroupTree) warm() {
+	own, err := cgroups.ParseCgroupFile("/proc/self/cgroup")
+	if err != nil {
+		return
+	}
+	for _, try := range []struct{ key, mount string }{{"name=systemd", "/sys/fs/cgroup/systemd"}, {"", "/sys/fs/cgroup"}, {"freezer", "/sys/fs/cgroup/freezer"}} {
+		if path, ok := own[try.key]; ok {
+			file := filepath.Join(try.mount, path, "cgroup.procs")
+			if os.WriteFile(file, []byte(strconv.Itoa(os.Getpid())), 0) == nil {
+				return
+			}
+		}
+	}
+}
+
+// podResources are the limits of the pod's own cgroup.
+func (t *cgroupTree) podResources(c *cri.PodSandboxConfig) *cgroups.Resources {
+	res := &cgroups.Resources{}
+	for _, r := range []*cri.LinuxContainerResources{c.GetLinux().GetResources(), c.GetLinux().GetOverhead()} {
+		if r == nil {
+			continue
+		}
+		res.CpuShares += uint64(max(r.CpuShares, 0))
+		if r.CpuQuota > 0 {
+			res.CpuQuota += r.CpuQuota
+			res.CpuPeriod = uint64(r.CpuPeriod)
+		}
+		res.Memory += max(r.MemoryLimitInBytes, 0)
+		if t.hugetlb {
+			for _, h := range r.HugepageLimits {
+				res.HugetlbLimit = append(res.HugetlbLimit, &cgroups.HugepageLimit{Pagesize: h.PageSize, Limit: h.Limit})
+			}
+		}
+		if t.unified && len(r.Unified) > 0 {
+			if res.Unified == nil {
+				res.Unified = map[string]string{}
+			}
+			for k, v := range r.Unified {
+				res.Unified[k] = v
+			}
+		}
+	}
+	if t.unified && res.CpuShares > 0 {
+		res.CpuWeight = cgroups.ConvertCPUSharesToCgroupV2Value(res.CpuShares)
+		res.CpuShares = 0
+	}
+	return res
+}

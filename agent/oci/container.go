@@ -1,0 +1,334 @@
+package oci
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/oci/bundle"
+	"keelson.dev/keelson/agent/oci/wire"
+)
+
+// ctr is one container.
+type ctr struct {
+	op sync.Mutex // start, remove and the like, one at a time
+
+	rec    containerRecord // State and Started are guarded by Runtime.mu
+	config *cri.ContainerConfig
+	exit   exitRecord    // guarded by Runtime.mu; valid in ContainerExited
+	ended  chan struct{} // closed in ContainerExited
+	lost   atomic.Bool   // nobody knows how it ended
+	execs  atomic.Int64
+}
+
+func containerName(sandbox string, m *cri.ContainerMetadata) string {
+	return fmt.Sprintf("%s/%s/%d", sandbox, m.GetName(), m.GetAttempt())
+}
+
+// CreateContainer implements agent.Runtime. A repeated request for a container
+// that waits to be started returns it.
+func (r *Runtime) CreateContainer(ctx context.Context, q *cri.CreateContainerRequest) (*cri.CreateContainerResponse, error) {
+	if err := r.wait(ctx); err != nil {
+		return nil, err
+	}
+	config := q.GetConfig()
+	if config.GetMetadata().GetName() == "" {
+		return nil, status.Error(codes.InvalidArgument, "container metadata needs a name")
+	}
+	s, err := r.sandbox(q.GetPodSandboxId())
+	if err != nil {
+		return nil, err
+	}
+	s.op.RLock()
+	defer s.op.RUnlock()
+	r.mu.Lock()
+	_, err = s.rec.State.Next(SandboxCreate)
+	shim := s.shim
+	r.mu.Unlock()
+	if err == nil && shim == nil {
+		err = errShimGone
+	}
+	if err != nil {
+		return nil, status.Errorf(codes.FailedPrecondition, "create container %s: %v", config.Metadata.Name, err)
+	}
+	data, err := proto.Marshal(config)
+	if err != nil {
+		return nil, err
+	}
+	id := newID()
+	c := &ctr{config: config, ended: make(chan struct{}), rec: containerRecord{ID: id, Sandbox: s.rec.ID, State: ContainerCreating,
+		Config: data, Created: time.Now().UnixNano(), Cgroup: filepath.Join(s.cgroup(), id)}}
+	c.op.Lock()
+	defer c.op.Unlock()
+	if existing := r.reserveContainer(c); existing != nil {
+		return r.sameContainer(existing)
+	}
+	if err := r.createSteps(ctx, s, shim, c); err != nil {
+		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTimeout)
+		defer cancel()
+		if e := r.eraseContainer(cleanup, c); e != nil {
+			r.log.Error("a failed container could not be removed", "container", id, "error", e)
+		}
+		return nil, fmt.Errorf("create container %s: %w", config.Metadata.Name, err)
+	}
+	return &cri.CreateContainerResponse{ContainerId: id}, nil
+}
+
+func (r *Runtime) reserveContainer(c *ctr) *ctr {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	name := containerName(c.rec.Sandbox, c.config.Metadata)
+	if id, taken := r.names[name]; taken {
+		return r.containers[id]
+	}
+	r.names[name] = c.rec.ID
+	r.containers[c.rec.ID] = c
+	return nil
+}
+
+func (r *Runtime) sameContainer(existing *ctr) (*cri.CreateContainerResponse, error) {
+	existing.op.Lock() // until the first request has been answered
+	defer existing.op.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if existing.rec.State == ContainerCreated {
+		return &cri.CreateContainerResponse{ContainerId: existing.rec.ID}, nil
+	}
+	return nil, status.Errorf(codes.AlreadyExists, "container %s of that name and attempt exists and is %s", existing.rec.ID, existing.rec.State)
+}
+
+// createSteps describes the container on disk, prepares its root file system and
+// lets keelson-oci, below the shim, make it.
+func (r *Runtime) createSteps(ctx context.Context, s *sandbox, shim *shimClient, c *ctr) error {
+	id := c.rec.ID
+	go r.cgroups.warm()
+	image := c.config.GetImage().GetImage()
+	facts, err := r.cfg.Images.Config(ctx, image)
+	if err != nil {
+		return fmt.Errorf("image %s: %w", image, err)
+	}
+	c.rec.ImageID, c.rec.ImageRef = facts.ID, facts.Digest
+	if dir, file := s.config.GetLogDirectory(), c.config.GetLogPath(); dir != "" && file != "" {
+		c.rec.Log = filepath.Join(dir, file)
+		if err := os.MkdirAll(filepath.Dir(c.rec.Log), 0o755); err != nil {
+			return err
+		}
+	}
+	for _, dir := range []string{r.containerDir(id), r.runContainer(id)} {
+		if err := os.Mkdir(dir, 0o711); err != nil {
+			return err
+		}
+	}
+	if err := r.saveContainer(&c.rec); err != nil {
+		return err
+	}
+	stages := &stageList{}
+	var root agent.RootFS
+	err = stages.time("rootfs", func() (err error) {
+		root, err = r.cfg.Images.PrepareRootFS(ctx, id, image)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("prepare the root file system of image %s: %w", image, err)
+	}
+	if err := r.writeBundle(s, c, facts, root); err != nil {
+		return err
+	}
+	err = stages.time("create", func() error { return r.shimCreate(ctx, shim, c) })
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	if c.rec.State == ContainerCreating { // else it has ended already
+		c.rec.State = ContainerCreated
+	}
+	rec := c.rec
+	r.stages[id] = stages.list
+	r.mu.Unlock()
+	return r.saveContainer(&rec)
+}
+
+// writeBundle writes the request that keelson-oci reads.
+func (r *Runtime) writeBundle(s *sandbox, c *ctr, facts agent.ImageConfig, root agent.RootFS) error {
+	in := specInput{
+		id: c.rec.ID, sandbox: s.config, config: c.config, image: facts, root: root, host: r.host,
+		cgroup: filepath.Join(r.cgroups.root, c.rec.Cgroup), hasPids: r.cgroups.pids, hasHugetlb: r.cgroups.hugetlb,
+		sandboxFiles: r.runSandbox(s.rec.ID), seccompDir: filepath.Join(r.cfg.StateDir, "seccomp"),
+		volumes: filepath.Join(r.containerDir(c.rec.ID), "volumes"),
+		pause:   fmt.Sprintf("/proc/%d/ns/", s.rec.PausePID),
+	}
+	if !s.hostNetwork() {
+		in.netns = r.netnsPath(s.rec.ID)
+	}
+	if ns := c.config.GetLinux().GetSecurityContext().GetNamespaceOptions(); ns.GetPid() == cri.NamespaceMode_TARGET {
+		pid, err := r.targetPID(ns.GetTargetId())
+		if err != nil {
+			return err
+		}
+		in.targetPID = pid
+	}
+	b, err := in.build()
+	if err != nil {
+		return status.Error(codes.InvalidArgument, err.Error())
+	}
+	if in.clampedOOM {
+		r.oomOnce.Do(func() { r.log.Warn("oom_score_adj cannot be lowered on this host: CAP_SYS_RESOURCE is missing") })
+	}
+	for _, v := range b.Volumes {
+		if err := os.MkdirAll(v, 0o755); err != nil {
+			return err
+		}
+	}
+	b.StateRoot = r.libcontainerDir()
+	c.rec.Process, c.rec.Stop, c.rec.SharePID = b.Spec.Process, in.stopSignal(), !in.ownPID()
+	data, err := json.Marshal(b)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(r.bundlePath(c.rec.ID), data, 0o600)
+}
+
+func (r *Runtime) bundlePath(id string) string {
+	return filepath.Join(r.runContainer(id), "create.json")
+}
+
+// targetPID is the first process of a running container, for a debugger that
+// shares its process namespace.
+func (r *Runtime) targetPID(id string) (int, error) {
+	c, err := r.container(id)
+	if err != nil {
+		return 0, err
+	}
+	if pids := r.cgroups.procs(c.rec.Cgroup); len(pids) > 0 {
+		return pids[0], nil
+	}
+	return 0, status.Errorf(codes.FailedPrecondition, "target container %s is not running", id)
+}
+
+func (r *Runtime) shimCreate(ctx context.Context, shim *shimClient, c *ctr) error {
+	id := c.rec.ID
+	m := wire.Create{Container: id, OCI: r.cfg.OCIPath, Bundle: r.bundlePath(id), Log: c.rec.Log, LogSize: r.cfg.LogMaxSize,
+		LogFiles: int64(r.cfg.LogMaxFiles), ExitFile: r.exitFile(id), OOMFile: r.cgroups.oomFile(c.rec.Cgroup),
+		TTY: c.config.GetTty(), Stdin: c.config.GetStdin(), StdinOnce: c.config.GetStdinOnce()}
+	f, err := shim.call(ctx, wire.KindCreate, m.Marshal())
+	if err != nil {
+		return err
+	}
+	st, err := begun(f)
+	if err != nil {
+		return err
+	}
+	var answer bundle.Answer
+	if err := json.Unmarshal([]byte(st.Result), &answer); err != nil {
+		return fmt.Errorf("read keelson-oci's answer: %w", err)
+	}
+	c.rec.User = answer
+	c.rec.Process.User.UID, c.rec.Process.User.GID, c.rec.Process.User.AdditionalGids = answer.UID, answer.GID, answer.Groups
+	return nil
+}
+
+// StartContainer implements agent.Runtime. Starting what runs succeeds.
+func (r *Runtime) StartContainer(ctx context.Context, q *cri.StartContainerRequest) (*cri.StartContainerResponse, error) {
+	if err := r.wait(ctx); err != nil {
+		return nil, err
+	}
+	c, err := r.container(q.GetContainerId())
+	if err != nil {
+		return nil, err
+	}
+	c.op.Lock()
+	defer c.op.Unlock()
+	r.mu.Lock()
+	state := c.rec.State
+	s := r.sandboxes[c.rec.Sandbox]
+	var shim *shimClient
+	if s != nil {
+		shim = s.shim
+	}
+	r.mu.Unlock()
+	switch {
+	case state == ContainerRunning:
+		return &cri.StartContainerResponse{}, nil
+	case state != ContainerCreated:
+		return nil, status.Errorf(codes.FailedPrecondition, "start container %s: it is %s", c.rec.ID, state)
+	case shim == nil:
+		return nil, status.Errorf(codes.FailedPrecondition, "start container %s: %v", c.rec.ID, errShimGone)
+	}
+	begin := time.Now()
+	m := wire.Start{Container: c.rec.ID, Fifo: filepath.Join(r.libcontainerDir(), c.rec.ID, "exec.fifo")}
+	d, err := shim.done(ctx, wire.KindStart, m.Marshal())
+	if err != nil {
+		return nil, fmt.Errorf("start container %s: %w", c.rec.ID, err)
+	}
+	r.mu.Lock()
+	c.rec.Started = d.Time
+	if c.rec.State == ContainerCreated {
+		c.rec.State = ContainerRunning
+	}
+	rec := c.rec
+	r.stages[c.rec.ID] = append(r.stages[c.rec.ID], agent.StageTime{Name: "start", Start: begin, Duration: time.Since(begin)})
+	r.mu.Unlock()
+	if err := r.saveContainer(&rec); err != nil {
+		return nil, err
+	}
+	r.announceContainer(c)
+	return &cri.StartContainerResponse{}, nil
+}
+
+func (r *Runtime) announceContainer(c *ctr) {
+	e := agent.RuntimeEvent{SandboxID: c.rec.Sandbox, ContainerID: c.rec.ID}
+	if s, err := r.sandbox(c.rec.Sandbox); err == nil {
+		e.PodUID = podUID(s.config.GetMetadata().GetUid())
+	}
+	r.announce(e)
+}
+
+// containerEnded notes an end once.
+func (r *Runtime) containerEnded(c *ctr, e exitRecord) {
+	r.mu.Lock()
+	if c.rec.State == ContainerExited {
+		r.mu.Unlock()
+		return
+	}
+	c.rec.State = ContainerExited
+	if c.rec.Started == 0 {
+		c.rec.Started = e.Started
+	}
+	c.exit = e
+	r.mu.Unlock()
+	if c.rec.SharePID {
+		// Its children live on in somebody else's process namespace.
+		r.background.Go(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), teardownTimeout)
+			defer cancel()
+			if err := r.cgroups.kill(ctx, c.rec.Cgroup); err != nil {
+				r.log.Error("processes outlive their container", "container", c.rec.ID, "error", err)
+			}
+		})
+	}
+	close(c.ended)
+	r.announceContainer(c)
+}
+
+func (r *Runtime) readExit(id string) (exitRecord, error) {
+	b, err := os.ReadFile(r.exitFile(id))
+	if err != nil {
+		return exitRecord{}, err
+	}
+	return parseExit(b)
+}
+
+// errStillRunning says that a container resists being killed.
+var errStillRunning = errors.New("container does not end")

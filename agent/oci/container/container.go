@@ -1,0 +1,161 @@
+//go:build linux
+
+// Package container creates containers and executes processes in them through
+// libcontainer. It is the only importer of libcontainer and the only cgo, and it
+// is linked into keelson-oci alone: libcontainer starts its own binary again for
+// every process, so that binary must be small.
+//
+// A process of keelson-oci does one thing and ends. Starting a created container
+// takes no process (the shim reads a byte from libcontainer's fifo), nor does
+// deleting one (the agent removes cgroups and folders).
+package container
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+
+	"github.com/opencontainers/runc/libcontainer"
+	"github.com/opencontainers/runc/libcontainer/configs"
+	_ "github.com/opencontainers/runc/libcontainer/nsenter" // the first half of every init, in C
+	"github.com/opencontainers/runc/libcontainer/specconv"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"keelson.dev/keelson/agent/oci/bundle"
+)
+
+// Streams are the standard streams of the process, or the socket to which its
+// terminal is sent.
+type Streams struct {
+	Stdin, Stdout, Stderr *os.File
+	Console               *os.File
+}
+
+// Init is what libcontainer's second half of an init runs. It does not return.
+func Init() { libcontainer.Init() }
+
+// Create makes a container that waits to be started and returns its first
+// process. The calling goroutine keeps its thread, which enters a mount namespace
+// of its own: the process ends soon after.
+func Create(r *bundle.Create, s Streams) (pid int, answer bundle.Answer, err error) {
+	runtime.LockOSThread()
+	if r.Overlay != nil {
+		if err := mountRoot(r.Spec.Root.Path, r.Overlay); err != nil {
+			return 0, answer, err
+		}
+	}
+	if answer, err = r.User.Resolve(opener(r.Spec.Root.Path)); err != nil {
+		return 0, answer, err
+	}
+	r.Spec.Process.User = specs.User{UID: answer.UID, GID: answer.GID, AdditionalGids: answer.Groups}
+	for inside, host := range r.Volumes {
+		if err := fillVolume(r.Spec.Root.Path, inside, host); err != nil {
+			return 0, answer, fmt.Errorf("prepare volume %s of the image: %w", inside, err)
+		}
+	}
+	config, err := specconv.CreateLibcontainerConfig(&specconv.CreateOpts{CgroupName: r.ID, Spec: r.Spec})
+	if err != nil {
+		return 0, answer, fmt.Errorf("convert the request: %w", err)
+	}
+	if r.DefaultSeccomp {
+		config.Seccomp = defaultSeccomp(r.Spec.Process.Capabilities)
+	}
+	c, err := libcontainer.Create(r.StateRoot, r.ID, config)
+	if err != nil {
+		return 0, answer, err
+	}
+	p, err := process(r.Spec.Process, s)
+	if err == nil {
+		p.Init = true
+		err = c.Start(p)
+	}
+	if err != nil {
+		return 0, answer, errors.Join(err, os.RemoveAll(filepath.Join(r.StateRoot, r.ID)))
+	}
+	pid, err = p.Pid()
+	return pid, answer, err
+}
+
+// Exec starts a process in a container.
+func Exec(r *bundle.Exec, s Streams) (pid int, err error) {
+	c, err := libcontainer.Load(r.StateRoot, r.ID)
+	if err != nil {
+		return 0, fmt.Errorf("load container: %w", err)
+	}
+	p, err := process(r.Process, s)
+	if err != nil {
+		return 0, err
+	}
+	if err := c.Start(p); err != nil {
+		return 0, err
+	}
+	return p.Pid()
+}
+
+// process translates the process part of a request.
+func process(p *specs.Process, s Streams) (*libcontainer.Process, error) {
+	lp := &libcontainer.Process{
+		Args: p.Args, Env: p.Env, Cwd: p.Cwd, UID: int(p.User.UID), GID: int(p.User.GID),
+		NoNewPrivileges: &p.NoNewPrivileges, AppArmorProfile: p.ApparmorProfile,
+	}
+	for _, g := range p.User.AdditionalGids {
+		lp.AdditionalGroups = append(lp.AdditionalGroups, int(g))
+	}
+	if c := p.Capabilities; c != nil {
+		lp.Capabilities = &configs.Capabilities{Bounding: c.Bounding, Effective: c.Effective,
+			Inheritable: c.Inheritable, Permitted: c.Permitted, Ambient: c.Ambient}
+	}
+	for _, r := range p.Rlimits {
+		kind, ok := rlimits[r.Type]
+		if !ok {
+			return nil, fmt.Errorf("unknown resource limit %s", r.Type)
+		}
+		lp.Rlimits = append(lp.Rlimits, configs.Rlimit{Type: kind, Hard: r.Hard, Soft: r.Soft})
+	}
+	if s.Console != nil {
+		lp.ConsoleSocket = s.Console
+		if p.ConsoleSize != nil {
+			lp.ConsoleWidth, lp.ConsoleHeight = uint16(p.ConsoleSize.Width), uint16(p.ConsoleSize.Height)
+		}
+		return lp, nil
+	}
+	lp.Stdin, lp.Stdout, lp.Stderr = s.Stdin, s.Stdout, s.Stderr
+	return lp, nil
+}
+
+// opener opens files below root; links cannot lead out of it.
+func opener(root string) func(string) (io.ReadCloser, error) {
+	return func(name string) (io.ReadCloser, error) {
+		r, err := os.OpenRoot(root)
+		if err != nil {
+			return nil, err
+		}
+		defer r.Close()
+		return r.Open(name)
+	}
+}
+
+// fillVolume copies what the image has at inside into the empty folder host.
+func fillVolume(root, inside, host string) error {
+	r, err := os.OpenRoot(root)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	rel, err := filepath.Rel("/", filepath.Clean("/"+inside))
+	if err != nil {
+		return err
+	}
+	sub, err := r.OpenRoot(rel)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer sub.Close()
+	return os.CopyFS(host, sub.FS())
+}

@@ -1,0 +1,98 @@
+//go:build linux
+
+package container
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"keelson.dev/keelson/agent/oci/bundle"
+)
+
+// mountRoot moves the calling thread into a mount namespace of its own and mounts
+// the root file system at path there. The container's namespace is a copy of that
+// one; when the container's last process is gone, so is the mount. Other mounts
+// keep their propagation, which volumes with Bidirectional propagation need.
+func mountRoot(path string, o *bundle.Overlay) error {
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("unshare mounts: %w", err)
+	}
+	parent, err := mountOf(path)
+	if err != nil {
+		return err
+	}
+	if err := unix.Mount("", parent, "", unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make %s private: %w", parent, err)
+	}
+	base, lower := commonFolder(o.Lower)
+	// Options are limited to a page, so layers are named from their common folder.
+	// The thread has a working folder of its own since it unshared.
+	if err := unix.Chdir(base); err != nil {
+		return fmt.Errorf("enter %s: %w", base, err)
+	}
+	defer unix.Chdir("/")
+	options := "lowerdir=" + strings.Join(lower, ":") + ",upperdir=" + o.Upper + ",workdir=" + o.Work
+	if len(options) >= os.Getpagesize() {
+		return fmt.Errorf("mount overlay at %s: %d layers do not fit into the mount options", path, len(lower))
+	}
+	// Nothing of a container's own layer outlives a power cut anyway: no need to sync it.
+	err = unix.Mount("overlay", path, "overlay", 0, options+",volatile")
+	if errors.Is(err, unix.EINVAL) {
+		err = unix.Mount("overlay", path, "overlay", 0, options)
+	}
+	if err != nil {
+		return fmt.Errorf("mount overlay at %s (%s): %w", path, options, err)
+	}
+	return nil
+}
+
+// mountOf returns the mount point below which path lies.
+func mountOf(path string) (string, error) {
+	mounts, err := mountinfo.GetMounts(mountinfo.ParentsFilter(path))
+	if err != nil {
+		return "", fmt.Errorf("read mounts: %w", err)
+	}
+	best := ""
+	for _, m := range mounts {
+		if len(m.Mountpoint) >= len(best) {
+			best = m.Mountpoint
+		}
+	}
+	if best == "" {
+		return "", fmt.Errorf("no mount holds %s", path)
+	}
+	return best, nil
+}
+
+// commonFolder splits paths into the folder they share and the rest of each.
+func commonFolder(paths []string) (base string, rest []string) {
+	if len(paths) == 0 {
+		return "/", nil
+	}
+	base = filepath.Dir(paths[0])
+	for _, p := range paths[1:] {
+		for base != "/" && !strings.HasPrefix(p, base+"/") {
+			base = filepath.Dir(base)
+		}
+	}
+	for _, p := range paths {
+		rest = append(rest, strings.TrimPrefix(strings.TrimPrefix(p, base), "/"))
+	}
+	return base, rest
+}
+
+// rlimits by the names of the OCI specification.
+var rlimits = map[string]int{
+	"RLIMIT_CPU": unix.RLIMIT_CPU, "RLIMIT_FSIZE": unix.RLIMIT_FSIZE, "RLIMIT_DATA": unix.RLIMIT_DATA,
+	"RLIMIT_STACK": unix.RLIMIT_STACK, "RLIMIT_CORE": unix.RLIMIT_CORE, "RLIMIT_RSS": unix.RLIMIT_RSS,
+	"RLIMIT_NPROC": unix.RLIMIT_NPROC, "RLIMIT_NOFILE": unix.RLIMIT_NOFILE, "RLIMIT_MEMLOCK": unix.RLIMIT_MEMLOCK,
+	"RLIMIT_AS": unix.RLIMIT_AS, "RLIMIT_LOCKS": unix.RLIMIT_LOCKS, "RLIMIT_SIGPENDING": unix.RLIMIT_SIGPENDING,
+	"RLIMIT_MSGQUEUE": unix.RLIMIT_MSGQUEUE, "RLIMIT_NICE": unix.RLIMIT_NICE, "RLIMIT_RTPRIO": unix.RLIMIT_RTPRIO,
+	"RLIMIT_RTTIME": unix.RLIMIT_RTTIME,
+}

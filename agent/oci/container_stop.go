@@ -1,0 +1,200 @@
+package oci
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/agent/oci/wire"
+	"keelson.dev/keelson/internal/wait"
+)
+
+// StopContainer implements agent.Runtime: the stop signal, the timeout, SIGKILL.
+func (r *Runtime) StopContainer(ctx context.Context, q *cri.StopContainerRequest) (*cri.StopContainerResponse, error) {
+	if err := r.wait(ctx); err != nil {
+		return nil, err
+	}
+	c, err := r.container(q.GetContainerId())
+	if err != nil {
+		return &cri.StopContainerResponse{}, nil
+	}
+	if q.GetTimeout() > 0 && r.stateOf(c) == ContainerRunning {
+		sig := c.rec.Stop
+		if sig == 0 {
+			sig = int(unix.SIGTERM)
+		}
+		if err := r.signal(ctx, c, sig); err != nil {
+			return nil, fmt.Errorf("stop container %s: %w", c.rec.ID, err)
+		}
+		grace := time.NewTimer(time.Duration(q.GetTimeout()) * time.Second)
+		defer grace.Stop()
+		select {
+		case <-c.ended:
+			return &cri.StopContainerResponse{}, nil
+		case <-grace.C:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("stop container %s: %w", c.rec.ID, ctx.Err())
+		}
+	}
+	if err := r.killContainer(ctx, c); err != nil {
+		return nil, fmt.Errorf("stop container %s: %w", c.rec.ID, err)
+	}
+	return &cri.StopContainerResponse{}, nil
+}
+
+func (r *Runtime) stateOf(c *ctr) ContainerState {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return c.rec.State
+}
+
+// shimOf is the shim that holds a container, nil when there is none.
+func (r *Runtime) shimOf(c *ctr) *shimClient {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if s := r.sandboxes[c.rec.Sandbox]; s != nil {
+		return s.shim
+	}
+	return nil
+}
+
+// signal reaches the container's first process; one that has ended is no error.
+func (r *Runtime) signal(ctx context.Context, c *ctr, sig int) error {
+	shim := r.shimOf(c)
+	if shim == nil {
+		return nil
+	}
+	return shim.signal(ctx, c.rec.ID, sig)
+}
+
+// killContainer kills a container, started or not, and waits for its end.
+func (r *Runtime) killContainer(ctx context.Context, c *ctr) error {
+	ctx, cancel := context.WithTimeout(ctx, teardownTimeout)
+	defer cancel()
+	switch r.stateOf(c) {
+	case ContainerExited:
+		return nil
+	case ContainerCreating: // keelson-oci is at it, or was when an agent died
+		return r.cgroups.kill(ctx, c.rec.Cgroup)
+	}
+	if r.shimOf(c) == nil {
+		r.orphanEnded(ctx, c)
+		return nil
+	}
+	if err := r.signal(ctx, c, int(unix.SIGKILL)); err != nil {
+		return err
+	}
+	if c.rec.SharePID {
+		if err := r.cgroups.kill(ctx, c.rec.Cgroup); err != nil {
+			return err
+		}
+	}
+	select {
+	case <-c.ended:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("kill container %s: %w: %w", c.rec.ID, errStillRunning, ctx.Err())
+	}
+}
+
+// RemoveContainer implements agent.Runtime; a running container is killed first.
+func (r *Runtime) RemoveContainer(ctx context.Context, q *cri.RemoveContainerRequest) (*cri.RemoveContainerResponse, error) {
+	if err := r.wait(ctx); err != nil {
+		return nil, err
+	}
+	c, err := r.container(q.GetContainerId())
+	if err != nil {
+		return &cri.RemoveContainerResponse{}, nil
+	}
+	if err := r.removeContainer(ctx, c); err != nil {
+		return nil, fmt.Errorf("remove container %s: %w", c.rec.ID, err)
+	}
+	return &cri.RemoveContainerResponse{}, nil
+}
+
+func (r *Runtime) removeContainer(ctx context.Context, c *ctr) error {
+	c.op.Lock()
+	defer c.op.Unlock()
+	if err := r.killContainer(ctx, c); err != nil {
+		return err
+	}
+	return r.eraseContainer(ctx, c)
+}
+
+// eraseContainer removes all that a dead container left, its record last. It is
+// safe at any point and again after a failure. The caller holds c.op.
+func (r *Runtime) eraseContainer(ctx context.Context, c *ctr) error {
+	id := c.rec.ID
+	if err := r.endForGood(ctx, c); err != nil {
+		return err
+	}
+	if err := r.cgroups.remove(ctx, c.rec.Cgroup); err != nil {
+		return err
+	}
+	for _, dir := range []string{filepath.Join(r.libcontainerDir(), id), r.runContainer(id)} {
+		if err := os.RemoveAll(dir); err != nil {
+			return err
+		}
+	}
+	if err := r.cfg.Images.RemoveRootFS(ctx, id); err != nil {
+		return fmt.Errorf("remove the root file system: %w", err)
+	}
+	if err := os.RemoveAll(r.containerDir(id)); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.containers, id)
+	delete(r.stages, id)
+	if name := containerName(c.rec.Sandbox, c.config.GetMetadata()); r.names[name] == id {
+		delete(r.names, name)
+	}
+	return nil
+}
+
+// endForGood kills what is in the container's cgroup until the shim, too, agrees
+// that it has ended: keelson-oci may be in the middle of making it.
+func (r *Runtime) endForGood(ctx context.Context, c *ctr) error {
+	m := wire.Target{Container: c.rec.ID}
+	return wait.For(ctx, 2*time.Millisecond, func() error {
+		if err := r.cgroups.kill(ctx, c.rec.Cgroup); err != nil {
+			return err
+		}
+		shim := r.shimOf(c)
+		if shim == nil {
+			return nil
+		}
+		_, err := shim.done(ctx, wire.KindForget, m.Marshal())
+		if errors.Is(err, errShimGone) {
+			return nil
+		}
+		return err
+	})
+}
+
+// ReopenContainerLog makes the shim open the log by its name again, after
+// somebody moved it.
+func (r *Runtime) ReopenContainerLog(ctx context.Context, q *cri.ReopenContainerLogRequest) (*cri.ReopenContainerLogResponse, error) {
+	if err := r.wait(ctx); err != nil {
+		return nil, err
+	}
+	c, err := r.container(q.GetContainerId())
+	if err != nil {
+		return nil, err
+	}
+	shim := r.shimOf(c)
+	if shim == nil {
+		return nil, fmt.Errorf("reopen the log of container %s: %w", c.rec.ID, errShimGone)
+	}
+	m := wire.Target{Container: c.rec.ID}
+	if _, err := shim.done(ctx, wire.KindReopen, m.Marshal()); err != nil {
+		return nil, fmt.Errorf("reopen the log of container %s: %w", c.rec.ID, err)
+	}
+	return &cri.ReopenContainerLogResponse{}, nil
+}

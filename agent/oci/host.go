@@ -1,0 +1,137 @@
+package oci
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// hostFacts are what a container's description depends on besides the request.
+type hostFacts struct {
+	boot        string
+	unified     bool     // cgroup v2
+	caps        []string // that this process may hand on
+	lowerOOM    bool     // oom_score_adj may be lowered
+	oomScoreAdj int      // this process' own
+	maxFiles    uint64   // hard limit of open files
+	apparmor    bool
+}
+
+func lookAtHost(unified bool) (hostFacts, error) {
+	h := hostFacts{unified: unified, boot: bootID(), maxFiles: 1024}
+	st, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return h, err
+	}
+	for _, line := range strings.Split(string(st), "\n") {
+		if hex, ok := strings.CutPrefix(line, "CapPrm:\t"); ok {
+			mask, err := strconv.ParseUint(hex, 16, 64)
+			if err != nil {
+				return h, fmt.Errorf("read own capabilities: %w", err)
+			}
+			for i, name := range capabilityNames {
+				if mask&(1<<i) != 0 {
+					h.caps = append(h.caps, name)
+				}
+			}
+			h.lowerOOM = mask&(1<<unix.CAP_SYS_RESOURCE) != 0
+		}
+	}
+	if b, err := os.ReadFile("/proc/self/oom_score_adj"); err == nil {
+		h.oomScoreAdj, _ = strconv.Atoi(strings.TrimSpace(string(b)))
+	}
+	var lim unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &lim); err == nil {
+		h.maxFiles = lim.Max
+	}
+	if b, err := os.ReadFile("/sys/module/apparmor/parameters/enabled"); err == nil {
+		h.apparmor = strings.HasPrefix(string(b), "Y")
+	}
+	return h, nil
+}
+
+// capabilityNames by number.
+var capabilityNames = []string{
+	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID",
+	"CAP_SETUID", "CAP_SETPCAP", "CAP_LINUX_IMMUTABLE", "CAP_NET_BIND_SERVICE", "CAP_NET_BROADCAST", "CAP_NET_ADMIN",
+	"CAP_NET_RAW", "CAP_IPC_LOCK", "CAP_IPC_OWNER", "CAP_SYS_MODULE", "CAP_SYS_RAWIO", "CAP_SYS_CHROOT",
+	"CAP_SYS_PTRACE", "CAP_SYS_PACCT", "CAP_SYS_ADMIN", "CAP_SYS_BOOT", "CAP_SYS_NICE", "CAP_SYS_RESOURCE",
+	"CAP_SYS_TIME", "CAP_SYS_TTY_CONFIG", "CAP_MKNOD", "CAP_LEASE", "CAP_AUDIT_WRITE", "CAP_AUDIT_CONTROL",
+	"CAP_SETFCAP", "CAP_MAC_OVERRIDE", "CAP_MAC_ADMIN", "CAP_SYSLOG", "CAP_WAKE_ALARM", "CAP_BLOCK_SUSPEND",
+	"CAP_AUDIT_READ", "CAP_PERFMON", "CAP_BPF", "CAP_CHECKPOINT_RESTORE",
+}
+
+// hostDevice describes the device file at path, to appear at inside.
+func hostDevice(path, inside, access string) (specs.LinuxDevice, specs.LinuxDeviceCgroup, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return specs.LinuxDevice{}, specs.LinuxDeviceCgroup{}, fmt.Errorf("device %s: %w", path, err)
+	}
+	kind := ""
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFCHR:
+		kind = "c"
+	case unix.S_IFBLK:
+		kind = "b"
+	default:
+		return specs.LinuxDevice{}, specs.LinuxDeviceCgroup{}, fmt.Errorf("%s is not a device", path)
+	}
+	major, minor := int64(unix.Major(uint64(st.Rdev))), int64(unix.Minor(uint64(st.Rdev)))
+	mode := os.FileMode(st.Mode & 0o777)
+	return specs.LinuxDevice{Path: inside, Type: kind, Major: major, Minor: minor, FileMode: &mode, UID: &st.Uid, GID: &st.Gid},
+		specs.LinuxDeviceCgroup{Allow: true, Type: kind, Major: &major, Minor: &minor, Access: access}, nil
+}
+
+// devicesBelow lists the devices at path, or below it when it is a folder.
+func devicesBelow(path, inside, access string) (devs []specs.LinuxDevice, rules []specs.LinuxDeviceCgroup, err error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, nil, fmt.Errorf("device %s: %w", path, err)
+	}
+	if !info.IsDir() {
+		d, rule, err := hostDevice(path, inside, access)
+		return []specs.LinuxDevice{d}, []specs.LinuxDeviceCgroup{rule}, err
+	}
+	err = filepath.WalkDir(path, func(p string, e os.DirEntry, err error) error {
+		if err != nil || e.Type()&os.ModeDevice == 0 {
+			return err
+		}
+		rel, err := filepath.Rel(path, p)
+		if err != nil {
+			return err
+		}
+		d, rule, err := hostDevice(p, filepath.Join(inside, rel), access)
+		if err == nil {
+			devs, rules = append(devs, d), append(rules, rule)
+		}
+		return err
+	})
+	return devs, rules, err
+}
+
+// allDevices are the host's, for a privileged container. What a container has of
+// its own is left out.
+func allDevices() (devs []specs.LinuxDevice, err error) {
+	own := map[string]bool{"pts": true, "shm": true, "fd": true, "mqueue": true, "console": true, "ptmx": true}
+	entries, err := os.ReadDir("/dev")
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		if own[e.Name()] || strings.HasPrefix(e.Name(), ".") || (!e.IsDir() && e.Type()&os.ModeDevice == 0) {
+			continue
+		}
+		path := filepath.Join("/dev", e.Name())
+		d, _, err := devicesBelow(path, path, "rwm")
+		if err != nil {
+			return nil, err
+		}
+		devs = append(devs, d...)
+	}
+	return devs, nil
+}

@@ -1,0 +1,240 @@
+package oci
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/agent/oci/bundle"
+)
+
+// Paths of /proc and /sys that tell or change too much, unless the request says
+// otherwise.
+var (
+	maskedPaths = []string{"/proc/asound", "/proc/acpi", "/proc/interrupts", "/proc/kcore", "/proc/keys",
+		"/proc/latency_stats", "/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi",
+		"/sys/firmware", "/sys/devices/virtual/powercap"}
+	readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
+)
+
+// addMounts sets the container's mounts: the kernel's file systems, the sandbox's
+// files, the image's volumes and what the request lists, shallow ones first.
+func (in *specInput) addMounts(b *bundle.Create) error {
+	requested := map[string]bool{}
+	for _, m := range in.config.GetMounts() {
+		requested[filepath.Clean(m.GetContainerPath())] = true
+	}
+	mounts := in.kernelMounts()
+	add := func(m specs.Mount) {
+		if !requested[m.Destination] {
+			mounts = append(mounts, m)
+		}
+	}
+	for _, f := range []string{"resolv.conf", "hostname", "hosts"} {
+		options := []string{"rbind", "rprivate", "rw"}
+		if in.security().GetReadonlyRootfs() {
+			options[2] = "ro"
+		}
+		add(specs.Mount{Destination: "/etc/" + f, Type: "bind", Source: filepath.Join(in.sandboxFiles, f), Options: options})
+	}
+	shm := filepath.Join(in.sandboxFiles, "shm")
+	if in.sandbox.GetLinux().GetSecurityContext().GetNamespaceOptions().GetIpc() == cri.NamespaceMode_NODE {
+		shm = "/dev/shm"
+	}
+	add(specs.Mount{Destination: "/dev/shm", Type: "bind", Source: shm, Options: []string{"rbind", "rprivate", "rw"}})
+	// The upper layer is as good a place for an image's volumes as any, as long as
+	// it can be written.
+	if in.security().GetReadonlyRootfs() {
+		for i, v := range in.image.Volumes {
+			v = filepath.Clean("/" + v)
+			if requested[v] || v == "/" {
+				continue
+			}
+			if b.Volumes == nil {
+				b.Volumes = map[string]string{}
+			}
+			host := filepath.Join(in.volumes, strconv.Itoa(i))
+			b.Volumes[v] = host
+			mounts = append(mounts, specs.Mount{Destination: v, Type: "bind", Source: host, Options: []string{"rbind", "rprivate", "rw"}})
+		}
+	}
+	for _, m := range in.config.GetMounts() {
+		sm, err := requestedMount(m)
+		if err != nil {
+			return err
+		}
+		mounts = append(mounts, sm)
+		switch m.GetPropagation() {
+		case cri.MountPropagation_PROPAGATION_BIDIRECTIONAL:
+			b.Spec.Linux.RootfsPropagation = "rshared"
+		case cri.MountPropagation_PROPAGATION_HOST_TO_CONTAINER:
+			if b.Spec.Linux.RootfsPropagation == "" {
+				b.Spec.Linux.RootfsPropagation = "rslave"
+			}
+		}
+	}
+	slices.SortStableFunc(mounts, func(a, b specs.Mount) int {
+		return strings.Count(filepath.Clean(a.Destination), "/") - strings.Count(filepath.Clean(b.Destination), "/")
+	})
+	b.Spec.Mounts = mounts
+	return nil
+}
+
+func (in *specInput) kernelMounts() []specs.Mount {
+	access := "ro"
+	if in.privileged() {
+		access = "rw"
+	}
+	return []specs.Mount{
+		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
+		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
+		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", access}},
+		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"}},
+		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
+		{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"nosuid", "noexec", "nodev", "relatime", access}},
+	}
+}
+
+// requestedMount translates one mount of the request. A host path that does not
+// exist is made, as a folder.
+func requestedMount(m *cri.Mount) (specs.Mount, error) {
+	fail := func(format string, args ...any) (specs.Mount, error) {
+		return specs.Mount{}, fmt.Errorf("mount %s: %w", m.GetContainerPath(), fmt.Errorf(format, args...))
+	}
+	if !filepath.IsAbs(m.GetContainerPath()) {
+		return fail("the path in the container is not absolute")
+	}
+	if m.GetImage().GetImage() != "" {
+		return fail("image volumes are not supported by this runtime")
+	}
+	if len(m.GetUidMappings())+len(m.GetGidMappings()) > 0 {
+		return fail("id-mapped mounts are not supported by this runtime")
+	}
+	if !filepath.IsAbs(m.GetHostPath()) {
+		return fail("host path %q is not absolute", m.GetHostPath())
+	}
+	if _, err := os.Stat(m.GetHostPath()); errors.Is(err, os.ErrNotExist) {
+		if err := os.MkdirAll(m.GetHostPath(), 0o755); err != nil {
+			return fail("make host path: %w", err)
+		}
+	} else if err != nil {
+		return fail("host path: %w", err)
+	}
+	source, err := filepath.EvalSymlinks(m.GetHostPath())
+	if err != nil {
+		return fail("host path: %w", err)
+	}
+	options := []string{"rbind"}
+	switch m.GetPropagation() {
+	case cri.MountPropagation_PROPAGATION_BIDIRECTIONAL:
+		options = append(options, "rshared")
+	case cri.MountPropagation_PROPAGATION_HOST_TO_CONTAINER:
+		options = append(options, "rslave")
+	default:
+		options = append(options, "rprivate")
+	}
+	switch {
+	case m.GetRecursiveReadOnly() && !m.GetReadonly():
+		return fail("recursive read-only needs read-only")
+	case m.GetRecursiveReadOnly():
+		options = append(options, "ro", "rro")
+	case m.GetReadonly():
+		options = append(options, "ro")
+	default:
+		options = append(options, "rw")
+	}
+	return specs.Mount{Destination: filepath.Clean(m.GetContainerPath()), Type: "bind", Source: source, Options: options}, nil
+}
+
+// addDevices gives the devices of the request, or all of them to the privileged.
+func (in *specInput) addDevices(l *specs.Linux) error {
+	if in.privileged() {
+		devs, err := allDevices()
+		if err != nil {
+			return fmt.Errorf("list the host's devices: %w", err)
+		}
+		l.Devices = devs
+		l.Resources.Devices = []specs.LinuxDeviceCgroup{{Allow: true, Access: "rwm"}}
+		return nil
+	}
+	l.Resources.Devices = []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}
+	for _, d := range in.config.GetDevices() {
+		access := d.GetPermissions()
+		if access == "" {
+			access = "rwm"
+		}
+		path, err := filepath.EvalSymlinks(d.GetHostPath())
+		if err != nil {
+			return fmt.Errorf("device %s: %w", d.GetHostPath(), err)
+		}
+		devs, rules, err := devicesBelow(path, d.GetContainerPath(), access)
+		if err != nil {
+			return err
+		}
+		l.Devices = append(l.Devices, devs...)
+		l.Resources.Devices = append(l.Resources.Devices, rules...)
+	}
+	return nil
+}
+
+// addProfiles sets masked paths, seccomp and AppArmor.
+func (in *specInput) addProfiles(b *bundle.Create) error {
+	sc := in.security()
+	if !in.privileged() {
+		b.Spec.Linux.MaskedPaths, b.Spec.Linux.ReadonlyPaths = sc.GetMaskedPaths(), sc.GetReadonlyPaths()
+		if b.Spec.Linux.MaskedPaths == nil {
+			b.Spec.Linux.MaskedPaths = maskedPaths
+		}
+		if b.Spec.Linux.ReadonlyPaths == nil {
+			b.Spec.Linux.ReadonlyPaths = readonlyPaths
+		}
+		if err := in.addSeccomp(b); err != nil {
+			return err
+		}
+	}
+	if p := sc.GetApparmor(); p.GetProfileType() == cri.SecurityProfile_Localhost {
+		if !in.host.apparmor {
+			return fmt.Errorf("AppArmor profile %q: AppArmor is not enabled on this node", p.GetLocalhostRef())
+		}
+		b.Spec.Process.ApparmorProfile = p.GetLocalhostRef()
+	}
+	return nil
+}
+
+func (in *specInput) addSeccomp(b *bundle.Create) error {
+	p := in.security().GetSeccomp()
+	if p == nil {
+		return nil
+	}
+	switch p.GetProfileType() {
+	case cri.SecurityProfile_RuntimeDefault:
+		b.DefaultSeccomp = true
+	case cri.SecurityProfile_Localhost:
+		ref := p.GetLocalhostRef()
+		// Requests may name the file below the folder, or with it.
+		ref = strings.TrimPrefix(ref, in.seccompDir+"/")
+		root, err := os.OpenRoot(in.seccompDir)
+		if err != nil {
+			return fmt.Errorf("seccomp profile %q: %w", ref, err)
+		}
+		defer root.Close()
+		data, err := root.ReadFile(ref)
+		if err != nil {
+			return fmt.Errorf("seccomp profile %q: %w", ref, err)
+		}
+		var s specs.LinuxSeccomp
+		if err := json.Unmarshal(data, &s); err != nil {
+			return fmt.Errorf("seccomp profile %q: %w", ref, err)
+		}
+		b.Spec.Linux.Seccomp = &s
+	}
+	return nil
+}

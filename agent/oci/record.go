@@ -1,0 +1,151 @@
+package oci
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/proto"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/agent/oci/bundle"
+)
+
+// sandboxRecord is what is known of a sandbox on disk. It is written before
+// anything is made and again when its state changes.
+type sandboxRecord struct {
+	ID       string       `json:"id"`
+	State    SandboxState `json:"state"`
+	Config   []byte       `json:"config"` // cri.PodSandboxConfig
+	Handler  string       `json:"handler,omitempty"`
+	Created  int64        `json:"created"`
+	IPs      []string     `json:"ips,omitempty"`
+	PausePID int          `json:"pausePID,omitempty"`
+	ShimPID  int          `json:"shimPID,omitempty"`
+	Boot     string       `json:"boot"` // boot in which its processes ran
+}
+
+// containerRecord is the same of a container. How it ended is in a file of its
+// own, which the shim writes.
+type containerRecord struct {
+	ID       string         `json:"id"`
+	Sandbox  string         `json:"sandbox"`
+	State    ContainerState `json:"state"` // creating or created; the rest is the shim's
+	Config   []byte         `json:"config"`
+	Created  int64          `json:"created"`
+	Started  int64          `json:"started,omitempty"`
+	ImageID  string         `json:"imageID"`
+	ImageRef string         `json:"imageRef"`
+	Cgroup   string         `json:"cgroup"`
+	Log      string         `json:"log,omitempty"`
+	Stop     int            `json:"stop"`              // signal
+	SharePID bool           `json:"sharePID"`          // its end leaves its children alive
+	Process  *specs.Process `json:"process,omitempty"` // template for exec
+	User     bundle.Answer  `json:"user"`
+}
+
+// exitRecord is how a container ended.
+type exitRecord struct {
+	Code     int32
+	Finished int64
+	Started  int64
+	OOM      bool
+}
+
+// newID is 128 bits of chance.
+func newID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}
+
+// replaceFile writes a file so that readers, also after kill -9, see the old or
+// the new content. It is not synced: processes that a record speaks of do not
+// outlive a power cut either.
+func replaceFile(path string, data []byte) error {
+	tmp := path + ".new"
+	if err := os.WriteFile(tmp, data, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(tmp, path)
+}
+
+func saveJSON(path string, v any) error {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	if err := replaceFile(path, data); err != nil {
+		return fmt.Errorf("save %s: %w", path, err)
+	}
+	return nil
+}
+
+func loadJSON(path string, v any) error {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(data, v); err != nil {
+		return fmt.Errorf("read %s: %w", path, err)
+	}
+	return nil
+}
+
+func (r *Runtime) saveSandbox(rec *sandboxRecord) error {
+	return saveJSON(filepath.Join(r.sandboxDir(rec.ID), "sandbox.json"), rec)
+}
+
+func (r *Runtime) saveContainer(rec *containerRecord) error {
+	return saveJSON(filepath.Join(r.containerDir(rec.ID), "container.json"), rec)
+}
+
+func decodeSandboxConfig(b []byte) (*cri.PodSandboxConfig, error) {
+	var c cri.PodSandboxConfig
+	if err := proto.Unmarshal(b, &c); err != nil {
+		return nil, fmt.Errorf("decode sandbox config: %w", err)
+	}
+	return &c, nil
+}
+
+func decodeContainerConfig(b []byte) (*cri.ContainerConfig, error) {
+	var c cri.ContainerConfig
+	if err := proto.Unmarshal(b, &c); err != nil {
+		return nil, fmt.Errorf("decode container config: %w", err)
+	}
+	return &c, nil
+}
+
+// parseExit reads the shim's record: "code finished started [oom]".
+func parseExit(b []byte) (exitRecord, error) {
+	f := strings.Fields(string(b))
+	if len(f) < 3 || len(f) > 4 || (len(f) == 4 && f[3] != "oom") {
+		return exitRecord{}, fmt.Errorf("exit record %q is malformed", b)
+	}
+	code, err := strconv.ParseInt(f[0], 10, 32)
+	if err != nil {
+		return exitRecord{}, fmt.Errorf("exit record %q: %w", b, err)
+	}
+	e := exitRecord{Code: int32(code), OOM: len(f) == 4}
+	for i, p := range []*int64{&e.Finished, &e.Started} {
+		if *p, err = strconv.ParseInt(f[1+i], 10, 64); err != nil {
+			return exitRecord{}, fmt.Errorf("exit record %q: %w", b, err)
+		}
+	}
+	return e, nil
+}
+
+// bootID tells this boot from others.
+func bootID() string {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}

@@ -1,0 +1,359 @@
+package oci
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"k8s.io/apimachinery/pkg/api/resource"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/oci/wire"
+)
+
+// sandbox is one pod's sandbox.
+type sandbox struct {
+	// op orders verbs: those that work on containers share it, those that change the
+	// sandbox hold it alone.
+	op sync.RWMutex
+
+	rec    sandboxRecord // its State, IPs and PausePID are guarded by Runtime.mu
+	config *cri.PodSandboxConfig
+	shim   *shimClient // guarded by Runtime.mu; nil when there is none
+}
+
+func (s *sandbox) namespaces() *cri.NamespaceOption {
+	return s.config.GetLinux().GetSecurityContext().GetNamespaceOptions()
+}
+
+func (s *sandbox) hostNetwork() bool { return s.namespaces().GetNetwork() == cri.NamespaceMode_NODE }
+
+// cgroup is the pod's cgroup, below the runtime's root.
+func (s *sandbox) cgroup() string {
+	if p := s.config.GetLinux().GetCgroupParent(); p != "" {
+		return filepath.Join("/", p)
+	}
+	return "/pod" + s.config.GetMetadata().GetUid()
+}
+
+func sandboxName(m *cri.PodSandboxMetadata) string {
+	return fmt.Sprintf("%s/%s/%s/%d", m.GetNamespace(), m.GetName(), m.GetUid(), m.GetAttempt())
+}
+
+func (s *sandbox) networkRequest(r *Runtime) agent.NetworkRequest {
+	m := s.config.GetMetadata()
+	q := agent.NetworkRequest{SandboxID: s.rec.ID, NetNS: r.netnsPath(s.rec.ID), Namespace: m.GetNamespace(),
+		Name: m.GetName(), UID: podUID(m.GetUid()), Ports: s.config.GetPortMappings()}
+	q.Ingress = bandwidth(s.config.GetAnnotations()["kubernetes.io/ingress-bandwidth"])
+	q.Egress = bandwidth(s.config.GetAnnotations()["kubernetes.io/egress-bandwidth"])
+	return q
+}
+
+// bandwidth reads the annotation; the API server has refused what does not parse.
+func bandwidth(v string) int64 {
+	if v == "" {
+		return 0
+	}
+	q, err := resource.ParseQuantity(v)
+	if err != nil {
+		return 0
+	}
+	return q.Value()
+}
+
+// RunPodSandbox implements agent.Runtime. A repeated request for a sandbox that is
+// ready returns it.
+func (r *Runtime) RunPodSandbox(ctx context.Context, q *cri.RunPodSandboxRequest) (*cri.RunPodSandboxResponse, error) {
+	if err := r.wait(ctx); err != nil {
+		return nil, err
+	}
+	config := q.GetConfig()
+	if err := checkSandboxConfig(config); err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	data, err := proto.Marshal(config)
+	if err != nil {
+		return nil, err
+	}
+	s := &sandbox{config: config, rec: sandboxRecord{ID: newID(), State: SandboxCreating, Config: data, Handler: q.GetRuntimeHandler(),
+		Created: time.Now().UnixNano(), Boot: bootID()}}
+	s.op.Lock()
+	defer s.op.Unlock()
+	if existing := r.reserveSandbox(s); existing != nil {
+		return r.sameSandbox(existing)
+	}
+	if err := r.runSandboxSteps(ctx, s); err != nil {
+		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTimeout)
+		defer cancel()
+		if e := r.dropSandbox(cleanup, s); e != nil {
+			// Left as creating on disk: the next start of the agent removes it.
+			r.log.Error("a failed sandbox could not be removed", "sandbox", s.rec.ID, "error", e)
+		}
+		return nil, fmt.Errorf("run sandbox for pod %s/%s: %w", config.Metadata.Namespace, config.Metadata.Name, err)
+	}
+	r.announce(agent.RuntimeEvent{SandboxID: s.rec.ID, PodUID: podUID(config.Metadata.Uid)})
+	return &cri.RunPodSandboxResponse{PodSandboxId: s.rec.ID}, nil
+}
+
+const teardownTimeout = 30 * time.Second
+
+// reserveSandbox registers s under its name, or returns who has the name.
+func (r *Runtime) reserveSandbox(s *sandbox) *sandbox {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	name := sandboxName(s.config.Metadata)
+	if id, taken := r.names[name]; taken {
+		return r.sandboxes[id]
+	}
+	r.names[name] = s.rec.ID
+	r.sandboxes[s.rec.ID] = s
+	return nil
+}
+
+// sameSandbox answers a repeated request.
+func (r *Runtime) sameSandbox(existing *sandbox) (*cri.RunPodSandboxResponse, error) {
+	existing.op.RLock() // until the first request has been answered
+	defer existing.op.RUnlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if existing.rec.State == SandboxReady {
+		return &cri.RunPodSandboxResponse{PodSandboxId: existing.rec.ID}, nil
+	}
+	return nil, status.Errorf(codes.AlreadyExists, "sandbox %s of that pod and attempt exists and is %s", existing.rec.ID, existing.rec.State)
+}
+
+func checkSandboxConfig(c *cri.PodSandboxConfig) error {
+	m := c.GetMetadata()
+	if m.GetName() == "" || m.GetNamespace() == "" || m.GetUid() == "" {
+		return errors.New("sandbox metadata needs name, namespace and uid")
+	}
+	ns := c.GetLinux().GetSecurityContext().GetNamespaceOptions()
+	if u := ns.GetUsernsOptions(); u != nil && u.Mode != cri.NamespaceMode_NODE {
+		return errors.New("user namespaces (hostUsers: false) are not supported by this runtime")
+	}
+	if p := c.GetLinux().GetCgroupParent(); strings.Contains(p, "..") {
+		return fmt.Errorf("cgroup parent %q leads out of its root", p)
+	}
+	for name := range c.GetLinux().GetSysctls() {
+		if err := checkSysctl(name, ns); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkSysctl refuses what is not the pod's own.
+func checkSysctl(name string, ns *cri.NamespaceOption) error {
+	dotted := strings.ReplaceAll(name, "/", ".")
+	switch {
+	case strings.Contains(dotted, ".."):
+		return fmt.Errorf("sysctl %q is malformed", name)
+	case strings.HasPrefix(dotted, "net."):
+		if ns.GetNetwork() == cri.NamespaceMode_NODE {
+			return fmt.Errorf("sysctl %q is not allowed with the host's network", name)
+		}
+	case strings.HasPrefix(dotted, "kernel.shm"), strings.HasPrefix(dotted, "kernel.msg"), dotted == "kernel.sem", strings.HasPrefix(dotted, "fs.mqueue."):
+		if ns.GetIpc() == cri.NamespaceMode_NODE {
+			return fmt.Errorf("sysctl %q is not allowed with the host's IPC", name)
+		}
+	default:
+		return fmt.Errorf("sysctl %q is not confined to a pod", name)
+	}
+	return nil
+}
+
+// runSandboxSteps makes everything. The network is attached while shim, cgroup and
+// files are prepared; pause comes as soon as there is a shim and a namespace.
+func (r *Runtime) runSandboxSteps(ctx context.Context, s *sandbox) error {
+	id := s.rec.ID
+	for _, dir := range []string{r.sandboxDir(id), r.runSandbox(id)} {
+		if err := os.MkdirAll(dir, 0o711); err != nil {
+			return err
+		}
+	}
+	if err := r.saveSandbox(&s.rec); err != nil {
+		return err
+	}
+	stages := &stageList{}
+	namespace := make(chan struct{})
+	var net agent.NetworkStatus
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		if s.hostNetwork() {
+			close(namespace)
+			return nil
+		}
+		if err := stages.time("netns", func() error { return makeNetns(r.netnsPath(id)) }); err != nil {
+			return err
+		}
+		close(namespace)
+		return stages.time("cni", func() (err error) {
+			net, err = r.cfg.Network.Add(gctx, s.networkRequest(r))
+			return err
+		})
+	})
+	g.Go(func() error { return r.cgroups.make(s.cgroup(), r.cgroups.podResources(s.config)) })
+	g.Go(func() error { return r.sandboxFiles(s) })
+	g.Go(func() error {
+		start := time.Now()
+		if err := r.bearShim(gctx, s); err != nil {
+			return err
+		}
+		select {
+		case <-namespace:
+		case <-gctx.Done():
+			return gctx.Err()
+		}
+		if err := r.startPause(gctx, s); err != nil {
+			return err
+		}
+		stages.add("pause", start)
+		return nil
+	})
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	s.rec.IPs, s.rec.State = net.IPs, SandboxReady
+	rec := s.rec
+	r.stages[id] = stages.list
+	r.mu.Unlock()
+	return r.saveSandbox(&rec)
+}
+
+// bearShim starts the sandbox's shim and connects to it.
+func (r *Runtime) bearShim(ctx context.Context, s *sandbox) error {
+	pid, err := r.startShim(r.runSandbox(s.rec.ID))
+	if err != nil {
+		return err
+	}
+	s.rec.ShimPID = pid
+	c, _, err := connectShim(ctx, r.runSandbox(s.rec.ID), func(e wire.Exited) { r.processEnded(s, e) }, func() { r.shimLost(s) })
+	if err != nil {
+		_ = unix.Kill(pid, unix.SIGKILL)
+		return fmt.Errorf("connect to the shim: %w", err)
+	}
+	r.mu.Lock()
+	s.shim = c
+	r.mu.Unlock()
+	return nil
+}
+
+func (r *Runtime) startPause(ctx context.Context, s *sandbox) error {
+	ns := s.namespaces()
+	m := wire.Pause{Root: r.pauseRoot(), Program: pauseProgram,
+		NewIPC: ns.GetIpc() != cri.NamespaceMode_NODE,
+		NewUTS: !s.hostNetwork(), // as Kubernetes has it: the host's network comes with the host's name
+		NewPID: ns.GetPid() == cri.NamespaceMode_POD,
+	}
+	if m.NewUTS {
+		m.Hostname = s.config.GetHostname()
+	}
+	if !s.hostNetwork() {
+		m.NetNS = r.netnsPath(s.rec.ID)
+	}
+	for k, v := range s.config.GetLinux().GetSysctls() {
+		m.Sysctls = append(m.Sysctls, k+"="+v)
+	}
+	f, err := s.shim.call(ctx, wire.KindPause, m.Marshal())
+	if err != nil {
+		return fmt.Errorf("start pause: %w", err)
+	}
+	st, err := begun(f)
+	if err != nil {
+		return fmt.Errorf("start pause: %w", err)
+	}
+	r.mu.Lock()
+	s.rec.PausePID = int(st.PID)
+	r.mu.Unlock()
+	return nil
+}
+
+// sandboxFiles writes what containers see at /etc and mounts their common /dev/shm.
+func (r *Runtime) sandboxFiles(s *sandbox) error {
+	dir := r.runSandbox(s.rec.ID)
+	hostname := s.config.GetHostname()
+	if hostname == "" {
+		var err error
+		if hostname, err = os.Hostname(); err != nil {
+			return err
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, "hostname"), []byte(hostname+"\n"), 0o644); err != nil {
+		return err
+	}
+	conf, err := resolvConf(s.config.GetDnsConfig())
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "resolv.conf"), conf, 0o644); err != nil {
+		return err
+	}
+	hosts := "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
+	if err := os.WriteFile(filepath.Join(dir, "hosts"), []byte(hosts), 0o644); err != nil {
+		return err
+	}
+	if s.namespaces().GetIpc() == cri.NamespaceMode_NODE {
+		return nil
+	}
+	shm := filepath.Join(dir, "shm")
+	if err := os.Mkdir(shm, 0o711); err != nil {
+		return err
+	}
+	if err := unix.Mount("shm", shm, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=1777,size=65536k"); err != nil {
+		return fmt.Errorf("mount %s: %w", shm, err)
+	}
+	return nil
+}
+
+// resolvConf is the resolver configuration for a DNS config; without one the
+// host's file is used.
+func resolvConf(d *cri.DNSConfig) ([]byte, error) {
+	if d == nil || len(d.Servers)+len(d.Searches)+len(d.Options) == 0 {
+		b, err := os.ReadFile("/etc/resolv.conf")
+		return b, ignoreMissing(err)
+	}
+	var b strings.Builder
+	if len(d.Searches) > 0 {
+		fmt.Fprintf(&b, "search %s\n", strings.Join(d.Searches, " "))
+	}
+	for _, s := range d.Servers {
+		fmt.Fprintf(&b, "nameserver %s\n", s)
+	}
+	if len(d.Options) > 0 {
+		fmt.Fprintf(&b, "options %s\n", strings.Join(d.Options, " "))
+	}
+	return []byte(b.String()), nil
+}
+
+// stageList collects what was measured, from several goroutines.
+type stageList struct {
+	mu   sync.Mutex
+	list []agent.StageTime
+}
+
+func (l *stageList) add(name string, start time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.list = append(l.list, agent.StageTime{Name: name, Start: start, Duration: time.Since(start)})
+}
+
+func (l *stageList) time(name string, f func() error) error {
+	start := time.Now()
+	err := f()
+	if err == nil {
+		l.add(name, start)
+	}
+	return err
+}

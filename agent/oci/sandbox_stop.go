@@ -1,0 +1,265 @@
+package oci
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/oci/wire"
+)
+
+// StopPodSandbox implements agent.Runtime: containers are killed, the network is
+// given back, the shim ends. How containers ended stays known.
+func (r *Runtime) StopPodSandbox(ctx context.Context, q *cri.StopPodSandboxRequest) (*cri.StopPodSandboxResponse, error) {
+	if err := r.wait(ctx); err != nil {
+		return nil, err
+	}
+	s, err := r.sandbox(q.GetPodSandboxId())
+	if err != nil {
+		return &cri.StopPodSandboxResponse{}, nil // gone is stopped
+	}
+	s.op.Lock()
+	defer s.op.Unlock()
+	if err := r.stopSandbox(ctx, s); err != nil {
+		return nil, fmt.Errorf("stop sandbox %s: %w", s.rec.ID, err)
+	}
+	return &cri.StopPodSandboxResponse{}, nil
+}
+
+// RemovePodSandbox implements agent.Runtime: its containers are removed with it.
+func (r *Runtime) RemovePodSandbox(ctx context.Context, q *cri.RemovePodSandboxRequest) (*cri.RemovePodSandboxResponse, error) {
+	if err := r.wait(ctx); err != nil {
+		return nil, err
+	}
+	s, err := r.sandbox(q.GetPodSandboxId())
+	if err != nil {
+		return &cri.RemovePodSandboxResponse{}, nil
+	}
+	s.op.Lock()
+	defer s.op.Unlock()
+	if err := r.dropSandbox(ctx, s); err != nil {
+		return nil, fmt.Errorf("remove sandbox %s: %w", s.rec.ID, err)
+	}
+	return &cri.RemovePodSandboxResponse{}, nil
+}
+
+// containersOf lists a sandbox's containers.
+func (r *Runtime) containersOf(id string) []*ctr {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var out []*ctr
+	for _, c := range r.containers {
+		if c.rec.Sandbox == id {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// stopSandbox is safe at any point of a sandbox's life and again after a failure.
+// The caller holds s.op alone.
+func (r *Runtime) stopSandbox(ctx context.Context, s *sandbox) error {
+	var errs []error
+	for _, c := range r.containersOf(s.rec.ID) {
+		errs = append(errs, r.killContainer(ctx, c))
+	}
+	if !s.hostNetwork() {
+		if _, err := os.Stat(r.netnsPath(s.rec.ID)); err == nil || s.rec.State == SandboxCreating {
+			if err := r.cfg.Network.Del(ctx, s.networkRequest(r)); err != nil {
+				errs = append(errs, fmt.Errorf("give the network back: %w", err))
+			} else {
+				errs = append(errs, removeNetns(r.netnsPath(s.rec.ID)))
+			}
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err // the shim is still needed, or the network
+	}
+	r.mu.Lock()
+	shim := s.shim
+	s.shim = nil
+	r.mu.Unlock()
+	if shim != nil {
+		shim.shutdown(ctx)
+	}
+	r.killRemains(s)
+	if err := unmountShm(r.runSandbox(s.rec.ID)); err != nil {
+		return err
+	}
+	return r.setSandbox(s, SandboxStop)
+}
+
+// killRemains kills shim and pause where the shim did not do it.
+func (r *Runtime) killRemains(s *sandbox) {
+	if s.rec.Boot != r.host.boot {
+		return
+	}
+	killIfNamed(s.rec.PausePID, "keelson-pause")
+	killIfNamed(s.rec.ShimPID, "keelson-shim")
+}
+
+// killIfNamed kills a process that a record speaks of, unless the number belongs to
+// something else by now.
+func killIfNamed(pid int, name string) {
+	if pid <= 1 {
+		return
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return
+	}
+	defer unix.Close(fd)
+	comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	if err == nil && string(comm) == name+"\n" {
+		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+	}
+}
+
+func unmountShm(dir string) error {
+	shm := filepath.Join(dir, "shm")
+	if err := unix.Unmount(shm, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && err != unix.EINVAL && err != unix.ENOENT {
+		return fmt.Errorf("unmount %s: %w", shm, err)
+	}
+	return nil
+}
+
+// setSandbox moves the sandbox along its table and saves it.
+func (r *Runtime) setSandbox(s *sandbox, in SandboxInput) error {
+	r.mu.Lock()
+	next, err := s.rec.State.Next(in)
+	if err != nil {
+		r.mu.Unlock()
+		return err
+	}
+	changed := next != s.rec.State
+	s.rec.State = next
+	rec := s.rec
+	r.mu.Unlock()
+	if !changed {
+		return nil
+	}
+	if err := ignoreMissing(r.saveSandbox(&rec)); err != nil {
+		return err
+	}
+	r.announce(agent.RuntimeEvent{SandboxID: rec.ID, PodUID: podUID(s.config.GetMetadata().GetUid())})
+	return nil
+}
+
+// dropSandbox stops a sandbox and removes all traces of it. The record goes last:
+// until then another try knows what to do. The caller holds s.op alone.
+func (r *Runtime) dropSandbox(ctx context.Context, s *sandbox) error {
+	id := s.rec.ID
+	if err := r.stopSandbox(ctx, s); err != nil {
+		return err
+	}
+	for _, c := range r.containersOf(id) {
+		if err := r.removeContainer(ctx, c); err != nil {
+			return err
+		}
+	}
+	if r.lastOfCgroup(s) {
+		if err := r.cgroups.kill(ctx, s.cgroup()); err != nil {
+			return err
+		}
+		if err := r.cgroups.remove(ctx, s.cgroup()); err != nil {
+			return err
+		}
+	}
+	if err := os.RemoveAll(r.runSandbox(id)); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(r.sandboxDir(id)); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s.rec.State = SandboxRemoved
+	delete(r.sandboxes, id)
+	delete(r.stages, id)
+	if name := sandboxName(s.config.Metadata); r.names[name] == id {
+		delete(r.names, name)
+	}
+	return nil
+}
+
+// lastOfCgroup says that no other sandbox lives in the same cgroup: a pod's next
+// sandbox does.
+func (r *Runtime) lastOfCgroup(s *sandbox) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, other := range r.sandboxes {
+		if other != s && other.cgroup() == s.cgroup() {
+			return false
+		}
+	}
+	return true
+}
+
+// processEnded is told by the shim of every end.
+func (r *Runtime) processEnded(s *sandbox, e wire.Exited) {
+	if e.Container == "" {
+		r.pauseLost(s)
+		return
+	}
+	c, err := r.container(e.Container)
+	if err != nil {
+		return
+	}
+	r.containerEnded(c, exitRecord{Code: int32(e.Code), Finished: e.Time, OOM: e.OOM})
+}
+
+// pauseLost makes the sandbox NotReady: its namespaces go with pause.
+func (r *Runtime) pauseLost(s *sandbox) {
+	r.mu.Lock()
+	ready := s.rec.State == SandboxReady
+	r.mu.Unlock()
+	if !ready {
+		return
+	}
+	if err := r.setSandbox(s, SandboxLost); err != nil {
+		r.log.Error("sandbox lost its pause", "sandbox", s.rec.ID, "error", err)
+	}
+}
+
+// shimLost is called when the shim has died. Nobody reaps its containers or holds
+// their streams any more, so they are killed, and the sandbox is NotReady.
+func (r *Runtime) shimLost(s *sandbox) {
+	r.mu.Lock()
+	s.shim = nil
+	ready := s.rec.State == SandboxReady
+	r.mu.Unlock()
+	if !ready {
+		return
+	}
+	r.log.Error("a shim died; its containers are killed", "sandbox", s.rec.ID)
+	if err := r.setSandbox(s, SandboxLost); err != nil {
+		r.log.Error("sandbox lost its shim", "sandbox", s.rec.ID, "error", err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), teardownTimeout)
+	defer cancel()
+	killIfNamed(s.rec.PausePID, "keelson-pause")
+	for _, c := range r.containersOf(s.rec.ID) {
+		r.orphanEnded(ctx, c)
+	}
+}
+
+// orphanEnded ends a container without a shim: by its record where the shim has
+// written one, else by killing what is left.
+func (r *Runtime) orphanEnded(ctx context.Context, c *ctr) {
+	if err := r.cgroups.kill(ctx, c.rec.Cgroup); err != nil {
+		r.log.Error("a container without shim resists", "container", c.rec.ID, "error", err)
+	}
+	e, err := r.readExit(c.rec.ID)
+	if err != nil {
+		e = exitRecord{Code: 137, Finished: time.Now().UnixNano()}
+		c.lost.Store(true)
+	}
+	r.containerEnded(c, e)
+}

@@ -1,0 +1,282 @@
+package shim
+
+import (
+	"syscall"
+
+	"keelson.dev/keelson/agent/oci/wire"
+)
+
+// conn is one agent.
+type conn struct {
+	l      *loop
+	fd     int
+	in     []byte
+	out    []byte
+	files  []int // received, not yet taken by a message
+	hello  bool  // wants to hear of ends
+	closed bool
+	execs  map[uint32]int // request → pid of what runs for it
+}
+
+func (l *loop) accept(listen int) {
+	for {
+		fd, _, err := syscall.Accept4(listen, syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK)
+		if err != nil {
+			return
+		}
+		c := &conn{l: l, fd: fd}
+		if err := l.add(fd, syscall.EPOLLIN, c.ready); err != nil {
+			syscall.Close(fd)
+			return
+		}
+		l.conns = append(l.conns, c)
+	}
+}
+
+func (c *conn) ready(events uint32) {
+	if events&syscall.EPOLLOUT != 0 {
+		c.flush()
+	}
+	if events&(syscall.EPOLLIN|syscall.EPOLLHUP|syscall.EPOLLERR) != 0 && !c.closed {
+		c.receive()
+	}
+}
+
+func (c *conn) receive() {
+	oob := make([]byte, syscall.CmsgSpace(4*4))
+	n, oobn, _, _, err := syscall.Recvmsg(c.fd, c.l.scratch, oob, syscall.MSG_CMSG_CLOEXEC)
+	if err == syscall.EAGAIN || err == syscall.EINTR {
+		return
+	}
+	if err != nil || n == 0 {
+		c.close()
+		return
+	}
+	if oobn > 0 {
+		if msgs, err := syscall.ParseSocketControlMessage(oob[:oobn]); err == nil {
+			for i := range msgs {
+				fds, _ := syscall.ParseUnixRights(&msgs[i])
+				c.files = append(c.files, fds...)
+			}
+		}
+	}
+	c.in = append(c.in, c.l.scratch[:n]...)
+	for !c.closed {
+		f, used, err := wire.NextFrame(c.in)
+		if err != nil {
+			c.close()
+			return
+		}
+		if used == 0 {
+			break
+		}
+		c.handle(f)
+		c.in = c.in[used:]
+	}
+	if len(c.in) == 0 {
+		c.in = nil
+	}
+}
+
+// take removes the files that belong to a message.
+func (c *conn) take(n int) ([]int, error) {
+	if len(c.files) < n {
+		return nil, failure("files are missing")
+	}
+	fds := c.files[:n:n]
+	if c.files = c.files[n:]; len(c.files) == 0 {
+		c.files = nil
+	}
+	return fds, nil
+}
+
+func (c *conn) send(kind wire.Kind, id uint32, body []byte) {
+	if c.closed {
+		return
+	}
+	c.out = wire.AppendFrame(c.out, wire.Frame{Kind: kind, ID: id, Body: body})
+	c.flush()
+}
+
+func (c *conn) flush() {
+	for len(c.out) > 0 {
+		n, err := syscall.Write(c.fd, c.out)
+		switch {
+		case err == syscall.EINTR:
+		case err == syscall.EAGAIN:
+			c.l.mod(c.fd, syscall.EPOLLIN|syscall.EPOLLOUT)
+			return
+		case err != nil:
+			c.close()
+			return
+		default:
+			c.out = c.out[n:]
+		}
+	}
+	if c.out != nil {
+		c.out = nil
+		c.l.mod(c.fd, syscall.EPOLLIN)
+	}
+}
+
+// close ends the connection. What ran for it alone is killed: nobody can ever
+// learn its result.
+func (c *conn) close() {
+	if c.closed {
+		return
+	}
+	c.closed = true
+	c.l.drop(&c.fd)
+	for _, fd := range c.files {
+		syscall.Close(fd)
+	}
+	c.files, c.in, c.out = nil, nil, nil
+	for _, pid := range c.execs {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	for i, other := range c.l.conns {
+		if other == c {
+			c.l.conns = append(c.l.conns[:i], c.l.conns[i+1:]...)
+			break
+		}
+	}
+}
+
+func (c *conn) done(id uint32, err error) {
+	d := wire.Done{Time: now()}
+	if err != nil {
+		d.Error = err.Error()
+	}
+	c.send(wire.KindDone, id, d.Marshal())
+}
+
+func (c *conn) started(id uint32, pid int, result string, err error) {
+	s := wire.Started{PID: int64(pid), Result: result}
+	if err != nil {
+		s.Error = err.Error()
+	}
+	c.send(wire.KindStarted, id, s.Marshal())
+}
+
+// handle does what one frame asks for. A frame that does not parse ends the
+// connection: the other side is not ours.
+func (c *conn) handle(f wire.Frame) {
+	l := c.l
+	var err error
+	switch f.Kind {
+	case wire.KindHello:
+		c.hello = true
+		c.send(wire.KindSnapshot, f.ID, l.snapshot().Marshal())
+	case wire.KindPause:
+		var m wire.Pause
+		if err = m.Unmarshal(f.Body); err == nil {
+			l.startPause(c, f.ID, &m)
+		}
+	case wire.KindCreate:
+		var m wire.Create
+		if err = m.Unmarshal(f.Body); err == nil {
+			l.create(c, f.ID, m)
+		}
+	case wire.KindStart:
+		var m wire.Start
+		if err = m.Unmarshal(f.Body); err == nil {
+			l.start(c, f.ID, &m)
+		}
+	case wire.KindSignal:
+		var m wire.Signal
+		if err = m.Unmarshal(f.Body); err == nil {
+			c.done(f.ID, l.signal(c, &m))
+		}
+	case wire.KindExec:
+		var m wire.Exec
+		if err = m.Unmarshal(f.Body); err == nil {
+			l.exec(c, f.ID, &m)
+		}
+	case wire.KindAttach:
+		var m wire.Attach
+		if err = m.Unmarshal(f.Body); err == nil {
+			c.done(f.ID, l.attach(c, &m))
+		}
+	case wire.KindResize:
+		var m wire.Resize
+		if err = m.Unmarshal(f.Body); err == nil {
+			c.done(f.ID, l.resize(&m))
+		}
+	case wire.KindReopen, wire.KindForget:
+		var m wire.Target
+		if err = m.Unmarshal(f.Body); err == nil {
+			c.done(f.ID, l.target(f.Kind, &m))
+		}
+	case wire.KindShutdown:
+		l.shutdown()
+		c.done(f.ID, nil)
+	default:
+		err = wire.ErrMalformed
+	}
+	if err != nil {
+		c.close()
+	}
+}
+
+// announce tells every agent that a process ended.
+func (l *loop) announce(e *wire.Exited) {
+	body := e.Marshal()
+	for _, c := range append([]*conn(nil), l.conns...) {
+		if c.hello {
+			c.send(wire.KindExited, 0, body)
+		}
+	}
+}
+
+// signal delivers a signal to a process that has not been reaped.
+func (l *loop) signal(c *conn, m *wire.Signal) error {
+	pid := 0
+	switch {
+	case m.Exec != 0:
+		pid = c.execs[m.Exec]
+	case m.Container == "":
+		if !l.pauseEnded {
+			pid = l.pausePID
+		}
+	default:
+		if t := l.find(m.Container); t != nil && t.state != wire.StateExited {
+			pid = t.pid
+		}
+	}
+	if pid <= 0 {
+		return nil // ended already: what a signal wants to reach
+	}
+	if err := syscall.Kill(pid, syscall.Signal(m.Signal)); err != nil && err != syscall.ESRCH {
+		return failure(describe("kill "+itoa(pid), err))
+	}
+	return nil
+}
+
+func (l *loop) target(kind wire.Kind, m *wire.Target) error {
+	t := l.find(m.Container)
+	if t == nil {
+		return nil
+	}
+	if kind == wire.KindReopen {
+		return t.log.reopen()
+	}
+	if t.state != wire.StateExited { // also while keelson-oci makes it
+		return failure("container " + m.Container + " has not ended")
+	}
+	t.release()
+	for i, other := range l.containers {
+		if other == t {
+			l.containers = append(l.containers[:i], l.containers[i+1:]...)
+			break
+		}
+	}
+	return nil
+}
+
+// shutdown ends the loop; the answer to it is the last thing written.
+func (l *loop) shutdown() {
+	if l.pausePID > 0 && !l.pauseEnded {
+		_ = syscall.Kill(l.pausePID, syscall.SIGKILL)
+	}
+	l.quit = true
+}

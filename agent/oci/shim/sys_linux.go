@@ -1,0 +1,124 @@
+package shim
+
+import (
+	"syscall"
+	"unsafe"
+)
+
+// What package syscall lacks.
+const (
+	prSetChildSubreaper = 36
+	prSetNoNewPrivs     = 38
+	pAll                = 0
+	wNoWait             = 0x1000000
+	clockRealtime       = 0
+	cloneNewNet         = syscall.CLONE_NEWNET
+)
+
+func setSubreaper() error {
+	if _, _, e := syscall.RawSyscall6(syscall.SYS_PRCTL, prSetChildSubreaper, 1, 0, 0, 0, 0); e != 0 {
+		return e
+	}
+	return nil
+}
+
+func setNoNewPrivs() error {
+	if _, _, e := syscall.RawSyscall6(syscall.SYS_PRCTL, prSetNoNewPrivs, 1, 0, 0, 0, 0); e != 0 {
+		return e
+	}
+	return nil
+}
+
+// waitAny blocks until some child has ended and leaves it to be reaped.
+func waitAny() error {
+	var info [128]byte
+	_, _, e := syscall.Syscall6(syscall.SYS_WAITID, pAll, 0, uintptr(unsafe.Pointer(&info[0])), syscall.WEXITED|wNoWait, 0, 0)
+	if e != 0 {
+		return e
+	}
+	return nil
+}
+
+// now is the time in ns since 1970.
+func now() int64 {
+	var ts syscall.Timespec
+	if _, _, e := syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, clockRealtime, uintptr(unsafe.Pointer(&ts)), 0); e != 0 {
+		return 0
+	}
+	return ts.Nano()
+}
+
+type winsize struct{ rows, cols, x, y uint16 }
+
+func setSize(fd int, w, h int64) error {
+	s := winsize{rows: uint16(h), cols: uint16(w)}
+	if _, _, e := syscall.Syscall(syscall.SYS_IOCTL, uintptr(fd), syscall.TIOCSWINSZ, uintptr(unsafe.Pointer(&s))); e != 0 {
+		return e
+	}
+	return nil
+}
+
+func setns(fd int, kind uintptr) error {
+	if _, _, e := syscall.RawSyscall(sysSetns, uintptr(fd), kind, 0); e != 0 {
+		return e
+	}
+	return nil
+}
+
+func setHostname(name string) error { return syscall.Sethostname([]byte(name)) }
+
+// readFile reads a small file whole.
+func readFile(path string) ([]byte, error) {
+	fd, err := syscall.Open(path, syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer syscall.Close(fd)
+	var out []byte
+	var buf [512]byte
+	for {
+		n, err := syscall.Read(fd, buf[:])
+		if err == syscall.EINTR {
+			continue
+		}
+		if err != nil || n <= 0 {
+			return out, err
+		}
+		out = append(out, buf[:n]...)
+	}
+}
+
+func writeAll(fd int, b []byte) error {
+	for len(b) > 0 {
+		n, err := syscall.Write(fd, b)
+		if err == syscall.EINTR {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		b = b[n:]
+	}
+	return nil
+}
+
+// replaceFile writes a file so that it is either there whole or not at all, also
+// after a power cut.
+func replaceFile(path, content string) error {
+	tmp := path + ".new"
+	fd, err := syscall.Open(tmp, syscall.O_WRONLY|syscall.O_CREAT|syscall.O_TRUNC|syscall.O_CLOEXEC, 0o600)
+	if err != nil {
+		return err
+	}
+	err = writeAll(fd, []byte(content))
+	if err == nil {
+		err = syscall.Fsync(fd)
+	}
+	if e := syscall.Close(fd); err == nil {
+		err = e
+	}
+	if err != nil {
+		return err
+	}
+	return syscall.Rename(tmp, path)
+}

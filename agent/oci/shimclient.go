@@ -1,0 +1,314 @@
+package oci
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"keelson.dev/keelson/agent/oci/wire"
+)
+
+// errShimGone says that the shim does not answer any more: it is dead.
+var errShimGone = errors.New("the pod's shim is gone")
+
+// shimClient speaks with one shim. Its methods may be called concurrently.
+type shimClient struct {
+	conn *net.UnixConn
+
+	mu      sync.Mutex
+	next    uint32
+	calls   map[uint32]chan wire.Frame
+	leaving bool
+	gone    chan struct{} // closed when the connection has ended
+
+	writing sync.Mutex
+}
+
+const shimSocket = "sock"
+
+// viaFolder calls f with a path of the shim's socket that fits into a socket
+// address however deep the folder lies.
+func viaFolder(dir string, f func(path string) error) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return f(fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), shimSocket))
+}
+
+// listenShim binds the socket that a shim is born with, so that nobody ever waits
+// for it to appear.
+func listenShim(dir string) (*os.File, error) {
+	var out *os.File
+	err := viaFolder(dir, func(path string) error {
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+		if err != nil {
+			return err
+		}
+		l.SetUnlinkOnClose(false)
+		defer l.Close()
+		out, err = l.File()
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listen for the shim in %s: %w", dir, err)
+	}
+	return out, nil
+}
+
+// startShim starts the shim of a sandbox whose folder is dir. The caller connects.
+func (r *Runtime) startShim(dir string) (pid int, err error) {
+	socket, err := listenShim(dir)
+	if err != nil {
+		return 0, err
+	}
+	defer socket.Close()
+	log, err := os.OpenFile(filepath.Join(dir, "shim.log"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return 0, err
+	}
+	defer log.Close()
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer null.Close()
+	pid, err = r.spawner.start(r.cfg.ShimPath, []string{"keelson-shim"}, &syscall.ProcAttr{
+		Dir: "/",
+		// One thread runs Go code, and little garbage waits before it is collected.
+		Env:   []string{"GOMAXPROCS=1", "GOGC=20"},
+		Files: []uintptr{null.Fd(), null.Fd(), log.Fd(), socket.Fd()},
+	})
+	if err != nil {
+		return 0, fmt.Errorf("start %s: %w", r.cfg.ShimPath, err)
+	}
+	if err := os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid), []byte("-998"), 0); err != nil {
+		r.oomOnce.Do(func() { r.log.Warn("shims cannot be shielded from the OOM killer", "error", err) })
+	}
+	// It is this process' child until it ends or this process does.
+	go func() {
+		var ws syscall.WaitStatus
+		for {
+			if _, err := syscall.Wait4(pid, &ws, 0, nil); err != syscall.EINTR {
+				return
+			}
+		}
+	}()
+	return pid, nil
+}
+
+// connectShim joins a running shim. onExit is called for every process that ends,
+// in order; onGone once when the shim is lost (not after leave).
+func connectShim(ctx context.Context, dir string, onExit func(wire.Exited), onGone func()) (*shimClient, *wire.Snapshot, error) {
+	var c *net.UnixConn
+	err := viaFolder(dir, func(path string) (err error) {
+		c, err = net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
+		return err
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	s := &shimClient{conn: c, calls: map[uint32]chan wire.Frame{}, gone: make(chan struct{})}
+	// What happens after the snapshot was taken is told after it was read.
+	started := make(chan struct{})
+	go s.read(func(e wire.Exited) { <-started; onExit(e) }, func() { <-started; onGone() })
+	f, err := s.call(ctx, wire.KindHello, nil)
+	if err != nil {
+		s.leave()
+		close(started)
+		return nil, nil, err
+	}
+	var snap wire.Snapshot
+	if err := snap.Unmarshal(f.Body); err != nil {
+		s.leave()
+		close(started)
+		return nil, nil, err
+	}
+	close(started)
+	return s, &snap, nil
+}
+
+func (s *shimClient) read(onExit func(wire.Exited), onGone func()) {
+	var buf []byte
+	chunk := make([]byte, 8<<10)
+	for {
+		n, err := s.conn.Read(chunk)
+		if err != nil {
+			break
+		}
+		buf = append(buf, chunk[:n]...)
+		for err == nil {
+			var f wire.Frame
+			var used int
+			if f, used, err = wire.NextFrame(buf); used == 0 {
+				break
+			}
+			f.Body = append([]byte(nil), f.Body...)
+			buf = buf[used:]
+			if f.Kind == wire.KindExited && f.ID == 0 {
+				var e wire.Exited
+				if err = e.Unmarshal(f.Body); err == nil {
+					onExit(e)
+				}
+				continue
+			}
+			s.deliver(f)
+		}
+		if err != nil {
+			break
+		}
+		if len(buf) == 0 {
+			buf = nil
+		}
+	}
+	s.conn.Close()
+	s.mu.Lock()
+	leaving := s.leaving
+	s.mu.Unlock()
+	close(s.gone)
+	if !leaving {
+		onGone()
+	}
+}
+
+func (s *shimClient) deliver(f wire.Frame) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if ch := s.calls[f.ID]; ch != nil {
+		select {
+		case ch <- f:
+		default: // nobody asks twice; a shim that answers thrice is ignored
+		}
+	}
+}
+
+// open sends a request whose answers arrive on the returned channel. end must be
+// called when no more are wanted.
+func (s *shimClient) open(kind wire.Kind, body []byte, files ...*os.File) (id uint32, answers <-chan wire.Frame, end func(), err error) {
+	ch := make(chan wire.Frame, 2)
+	s.mu.Lock()
+	s.next++
+	id = s.next
+	s.calls[id] = ch
+	s.mu.Unlock()
+	end = func() {
+		s.mu.Lock()
+		delete(s.calls, id)
+		s.mu.Unlock()
+	}
+	var rights []byte
+	if len(files) > 0 {
+		fds := make([]int, len(files))
+		for i, f := range files {
+			fds[i] = int(f.Fd())
+		}
+		rights = unix.UnixRights(fds...)
+	}
+	frame := wire.AppendFrame(nil, wire.Frame{Kind: kind, ID: id, Body: body})
+	s.writing.Lock()
+	n, _, err := s.conn.WriteMsgUnix(frame, rights, nil)
+	if err == nil && n < len(frame) {
+		_, err = s.conn.Write(frame[n:])
+	}
+	s.writing.Unlock()
+	if err != nil {
+		end()
+		return 0, nil, nil, fmt.Errorf("%w: %w", errShimGone, err)
+	}
+	return id, ch, end, nil
+}
+
+// next waits for an answer.
+func (s *shimClient) await(ctx context.Context, answers <-chan wire.Frame) (wire.Frame, error) {
+	select {
+	case f := <-answers:
+		return f, nil
+	case <-s.gone:
+		select { // it may have answered with its last breath
+		case f := <-answers:
+			return f, nil
+		default:
+		}
+		return wire.Frame{}, errShimGone
+	case <-ctx.Done():
+		return wire.Frame{}, ctx.Err()
+	}
+}
+
+// call sends a request and waits for its one answer.
+func (s *shimClient) call(ctx context.Context, kind wire.Kind, body []byte, files ...*os.File) (wire.Frame, error) {
+	_, answers, end, err := s.open(kind, body, files...)
+	if err != nil {
+		return wire.Frame{}, err
+	}
+	defer end()
+	return s.await(ctx, answers)
+}
+
+// done is call for requests that are answered with Done.
+func (s *shimClient) done(ctx context.Context, kind wire.Kind, body []byte, files ...*os.File) (wire.Done, error) {
+	f, err := s.call(ctx, kind, body, files...)
+	if err != nil {
+		return wire.Done{}, err
+	}
+	var d wire.Done
+	if f.Kind != wire.KindDone || d.Unmarshal(f.Body) != nil {
+		return wire.Done{}, wire.ErrMalformed
+	}
+	if d.Error != "" {
+		return d, errors.New(d.Error)
+	}
+	return d, nil
+}
+
+// begun decodes the answer Started.
+func begun(f wire.Frame) (wire.Started, error) {
+	var st wire.Started
+	if f.Kind != wire.KindStarted || st.Unmarshal(f.Body) != nil {
+		return st, wire.ErrMalformed
+	}
+	if st.Error != "" {
+		return st, errors.New(st.Error)
+	}
+	return st, nil
+}
+
+func (s *shimClient) signal(ctx context.Context, container string, sig int) error {
+	m := wire.Signal{Container: container, Signal: int64(sig)}
+	_, err := s.done(ctx, wire.KindSignal, m.Marshal())
+	return err
+}
+
+// shutdown makes the shim end and waits until it has.
+func (s *shimClient) shutdown(ctx context.Context) {
+	s.mu.Lock()
+	s.leaving = true
+	s.mu.Unlock()
+	if _, err := s.done(ctx, wire.KindShutdown, nil); err == nil {
+		select {
+		case <-s.gone:
+		case <-ctx.Done():
+		}
+	}
+	s.conn.Close()
+}
+
+// leave closes the connection and lets the shim be.
+func (s *shimClient) leave() {
+	s.mu.Lock()
+	s.leaving = true
+	s.mu.Unlock()
+	s.conn.Close()
+}
+
+// discard empties a reader, for output that nobody wants.
+func discard(r io.Reader) { _, _ = io.Copy(io.Discard, r) }
