@@ -37,7 +37,17 @@ func newEnv(t testing.TB, opts ...Option) *env {
 // startEnv runs a registry over s, which is or wraps mem.
 func startEnv(t testing.TB, mem *storetest.Memory, s raftstore.Store, opts ...Option) *env {
 	t.Helper()
-	r := New(s, kinds.All(), opts...)
+	return runEnv(t, mem, New(s, kinds.All(), opts...))
+}
+
+// startEnvWith runs a registry with a table of kinds of its own.
+func startEnvWith(t testing.TB, mem *storetest.Memory, table *api.Kinds) *env {
+	t.Helper()
+	return runEnv(t, mem, New(mem, table))
+}
+
+func runEnv(t testing.TB, mem *storetest.Memory, r *Registry) *env {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- r.Run(ctx) }()

@@ -159,11 +159,11 @@ func TestApplyCreatesOwnsAndConflicts(t *testing.T) {
 		t.Fatalf("forced: %v, %v", got, err)
 	}
 	// What a manager no longer states goes away with it.
-	got, _, err = e.patch(configMap("default", "a"), types.ApplyPatchType, strings.Replace(intent, "  k: v\n", "  x: y\n", 1), as("other", true))
+	got, _, err = e.patch(configMap("default", "a"), types.ApplyPatchType, strings.Replace(intent, "  k: v\n", "  x: z\n", 1), as("other", true))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := got.(*corev1.ConfigMap).Data; d["x"] != "y" || d["k"] != "" {
+	if d := got.(*corev1.ConfigMap).Data; d["x"] != "z" || d["k"] != "" {
 		t.Fatalf("left %v", d)
 	}
 }

@@ -1,0 +1,268 @@
+package registry
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+func names(l *api.ObjectList) string {
+	var out []string
+	for _, o := range l.Items {
+		out = append(out, o.GetNamespace()+"/"+o.GetName())
+	}
+	return strings.Join(out, " ")
+}
+
+func TestListSelectsAndOrders(t *testing.T) {
+	e := newEnv(t)
+	for _, n := range []string{"b", "a", "c"} {
+		cm := configMap("one", n)
+		cm.Labels = map[string]string{"n": n}
+		e.create(cm)
+	}
+	e.create(configMap("one-more", "x"))
+	e.create(configMap("two", "a"))
+	for name, c := range map[string]struct {
+		namespace string
+		o         metav1.ListOptions
+		want      string
+	}{
+		"a namespace is not a prefix of another": {"one", metav1.ListOptions{}, "one/a one/b one/c"},
+		"all namespaces":                         {"", metav1.ListOptions{}, "one-more/x one/a one/b one/c two/a"},
+		"labels":                                 {"", metav1.ListOptions{LabelSelector: "n in (a,c)"}, "one/a one/c"},
+		"name":                                   {"one", metav1.ListOptions{FieldSelector: "metadata.name=b"}, "one/b"},
+		"name in all namespaces":                 {"", metav1.ListOptions{FieldSelector: "metadata.name=a"}, "one/a two/a"},
+		"namespace by field":                     {"", metav1.ListOptions{FieldSelector: "metadata.namespace=two"}, "two/a"},
+		"not this name":                          {"one", metav1.ListOptions{FieldSelector: "metadata.name!=b"}, "one/a one/c"},
+		"nothing":                                {"none", metav1.ListOptions{}, ""},
+	} {
+		l, err := e.list(configMap(c.namespace, ""), c.o)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if got := names(l); got != c.want {
+			t.Errorf("%s: listed %q, want %q", name, got, c.want)
+		}
+		if l.ResourceVersion != formatRevision(e.store.Applied()) {
+			t.Errorf("%s: the list is at %s, the store at %d", name, l.ResourceVersion, e.store.Applied())
+		}
+	}
+}
+
+func TestTypedListIsKubernetesList(t *testing.T) {
+	e := newEnv(t)
+	e.create(configMap("default", "a", "k", "v"))
+	out, err := e.Registry.List(e.ctx, e.request(api.VerbList, configMap("default", "")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := out.(*corev1.ConfigMapList)
+	if l.Kind != "ConfigMapList" || l.APIVersion != "v1" || len(l.Items) != 1 || l.Items[0].Kind != "" || l.Items[0].ResourceVersion == "" {
+		t.Fatalf("list %+v", l)
+	}
+	for _, media := range []string{runtime.ContentTypeJSON, runtime.ContentTypeProtobuf} {
+		if _, err := e.Encoded(out, media); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Pages show one snapshot, whatever is written in between.
+func TestPagesAreOneSnapshot(t *testing.T) {
+	for _, selective := range []bool{false, true} {
+		e := newEnv(t)
+		for i := range 25 {
+			cm := configMap("default", fmt.Sprintf("c%02d", i))
+			cm.Labels = map[string]string{"odd": fmt.Sprint(i%2 == 1)}
+			e.create(cm)
+		}
+		o := metav1.ListOptions{Limit: 4}
+		want := 25
+		if selective {
+			o.LabelSelector, want = "odd=true", 12
+		}
+		var got []string
+		var rv string
+		for page := 0; ; page++ {
+			l, err := e.list(configMap("default", ""), o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, it := range l.Items {
+				got = append(got, it.GetName())
+			}
+			if rv != "" && l.ResourceVersion != rv {
+				t.Fatalf("page %d is at %s, the first at %s", page, l.ResourceVersion, rv)
+			}
+			rv = l.ResourceVersion
+			if left := l.RemainingItemCount; !selective && l.Continue != "" && (left == nil || int(*left) != want-len(got)) {
+				t.Fatalf("page %d says %v remain, %d do", page, left, want-len(got))
+			}
+			if l.Continue == "" {
+				break
+			}
+			o.Continue = l.Continue
+			// Deletions before and behind the place, and a newcomer.
+			e.delete(configMap("default", fmt.Sprintf("c%02d", page)), metav1.DeleteOptions{})
+			e.delete(configMap("default", fmt.Sprintf("c%02d", 24-page)), metav1.DeleteOptions{})
+			e.create(configMap("default", fmt.Sprintf("c%02d-new", page+10)))
+		}
+		if len(got) != want {
+			t.Fatalf("selective %v: the pages hold %d objects, want %d: %v", selective, len(got), want, got)
+		}
+	}
+}
+
+func TestContinueAfterCompactionExpires(t *testing.T) {
+	e := newEnv(t)
+	for i := range 6 {
+		e.create(configMap("default", fmt.Sprint("c", i)))
+	}
+	first, err := e.list(configMap("default", ""), metav1.ListOptions{Limit: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.delete(configMap("default", "c0"), metav1.DeleteOptions{})
+	if err := e.cache.waitFor(e.ctx, e.store.Applied()); err != nil {
+		t.Fatal(err) // an older cache could still answer
+	}
+	e.store.Compact(e.store.Applied())
+	_, err = e.list(configMap("default", ""), metav1.ListOptions{Limit: 2, Continue: first.Continue})
+	s := refused(t, err, 410, metav1.StatusReasonExpired)
+	if s.ListMeta.Continue == "" {
+		t.Fatal("no token to go on inconsistently")
+	}
+	rest, err := e.list(configMap("default", ""), metav1.ListOptions{Continue: s.ListMeta.Continue})
+	if err != nil || names(rest) != "default/c2 default/c3 default/c4 default/c5" {
+		t.Fatalf("the rest is %v, %v", rest, err)
+	}
+	_, err = e.list(configMap("default", ""), metav1.ListOptions{ResourceVersion: first.ResourceVersion, ResourceVersionMatch: metav1.ResourceVersionMatchExact})
+	refused(t, err, 410, metav1.StatusReasonExpired)
+}
+
+func TestResourceVersionMatch(t *testing.T) {
+	e := newEnv(t)
+	a := e.create(configMap("default", "a"))
+	e.create(configMap("default", "b"))
+	l, err := e.list(configMap("default", ""), metav1.ListOptions{ResourceVersion: a.GetResourceVersion(), ResourceVersionMatch: metav1.ResourceVersionMatchExact})
+	if err != nil || names(l) != "default/a" || l.ResourceVersion != a.GetResourceVersion() {
+		t.Fatalf("exactly at the first: %v, %v", l, err)
+	}
+	for _, o := range []metav1.ListOptions{{ResourceVersion: "0"}, {ResourceVersion: a.GetResourceVersion()},
+		{ResourceVersion: a.GetResourceVersion(), ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan}} {
+		if l, err := e.list(configMap("default", ""), o); err != nil || len(l.Items) != 2 {
+			t.Fatalf("%+v: %v, %v", o, l, err)
+		}
+	}
+	_, err = e.list(configMap("default", ""), metav1.ListOptions{ResourceVersion: "999"})
+	if !apierrors.IsTimeout(err) || !apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge) {
+		t.Fatalf("a revision from the future gave %v", err)
+	}
+	for _, o := range []metav1.ListOptions{{ResourceVersionMatch: "Exact"}, {ResourceVersionMatch: "Exact", ResourceVersion: "0"},
+		{ResourceVersionMatch: "Nearly", ResourceVersion: "1"}, {Continue: "x", ResourceVersionMatch: "Exact", ResourceVersion: "1"}} {
+		_, err := e.list(configMap("default", ""), o)
+		refused(t, err, 422, metav1.StatusReasonInvalid)
+	}
+	_, err = e.list(configMap("default", ""), metav1.ListOptions{Continue: "nonsense"})
+	refused(t, err, 400, metav1.StatusReasonBadRequest)
+}
+
+// F46: what the cache shows never goes back in time, and includes what this caller was answered.
+func TestReadsNeverGoBack(t *testing.T) {
+	e := newEnv(t)
+	e.create(configMap("default", "a", "n", "0"))
+	if _, err := e.get(configMap("default", "a")); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := range 300 {
+			if _, err := e.tryUpdate(configMap("default", "a", "n", fmt.Sprint(i+1)), ""); err != nil {
+				t.Errorf("update: %v", err)
+			}
+		}
+	}()
+	last := -1
+	for running := true; running; {
+		select {
+		case <-done:
+			running = false
+		default:
+		}
+		l, err := e.list(configMap("default", ""), metav1.ListOptions{ResourceVersion: "0"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var n int
+		if _, err := fmt.Sscan(l.Items[0].(*corev1.ConfigMap).Data["n"], &n); err != nil || n < last {
+			t.Fatalf("the list went from %d to %d (%v)", last, n, err)
+		}
+		last = n
+	}
+	got, err := e.get(configMap("default", "a"))
+	if err != nil || got.(*corev1.ConfigMap).Data["n"] != "300" {
+		t.Fatalf("after the last write: %v, %v", got, err)
+	}
+}
+
+func FuzzContinueToken(f *testing.F) {
+	f.Add(continueToken{Revision: 7, After: "default/a"}.encode(), "default/")
+	f.Add(continueToken{Revision: -1, After: "x"}.encode(), "")
+	f.Add("e30", "")
+	f.Fuzz(func(t *testing.T, s, prefix string) {
+		tok, err := parseContinue(s, prefix)
+		if err != nil {
+			return
+		}
+		if !strings.HasPrefix(tok.After, prefix) || tok.Revision == 0 {
+			t.Fatalf("accepted %+v for prefix %q", tok, prefix)
+		}
+		again, err := parseContinue(tok.encode(), prefix)
+		if err != nil || again != tok {
+			t.Fatalf("%+v does not survive encoding: %+v, %v", tok, again, err)
+		}
+	})
+}
+
+func FuzzDecodeStored(f *testing.F) {
+	e := newEnv(f)
+	c := e.cache.byKind[e.kinds.ByType(&corev1.Pod{})].codec
+	good, err := c.encode(pod("default", "a"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(good)
+	f.Add(good[:len(good)/2])
+	f.Add([]byte(`{"metadata":{"name":"a"}}`))
+	f.Add([]byte("k8s\x00\x0a\xff\xff\xff\xff\x0f"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		obj, err := c.decode(data)
+		if err != nil {
+			return
+		}
+		// What can be read can be stored and read again, the same.
+		once, err := c.encode(obj)
+		if err != nil {
+			return // strings that are not UTF-8 are read but not written
+		}
+		again, err := c.decode(once)
+		if err != nil {
+			t.Fatalf("unreadable after encoding: %v", err)
+		}
+		a, _ := json.Marshal(obj)
+		b, _ := json.Marshal(again)
+		if string(a) != string(b) {
+			t.Fatalf("changed from %s to %s", a, b)
+		}
+	})
+}

@@ -1,0 +1,333 @@
+package registry
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/raftstore/storetest"
+)
+
+// F72 F73: every event carries the whole object and its revision.
+func TestWatchDeliversWholeObjects(t *testing.T) {
+	e := newEnv(t)
+	w := e.watch(configMap("default", ""), metav1.ListOptions{})
+	made := e.create(configMap("default", "a", "k", "1"))
+	changed := e.update(configMap("default", "a", "k", "2"), "")
+	gone, _ := e.delete(configMap("default", "a"), metav1.DeleteOptions{})
+	e.create(configMap("other", "b"))
+	for i, want := range []struct {
+		kind  watch.EventType
+		rv    string
+		value string
+	}{
+		{watch.Added, made.GetResourceVersion(), "1"},
+		{watch.Modified, changed.GetResourceVersion(), "2"},
+		{watch.Deleted, gone.GetResourceVersion(), "2"},
+	} {
+		ev := e.next(w)
+		cm := ev.Object.(*corev1.ConfigMap)
+		if ev.Type != want.kind || cm.ResourceVersion != want.rv || cm.Data["k"] != want.value || cm.UID != made.GetUID() {
+			t.Fatalf("event %d is %s with data %v, want %s at %s with %s", i, show(ev), cm.Data, want.kind, want.rv, want.value)
+		}
+	}
+	if gone.GetResourceVersion() == changed.GetResourceVersion() {
+		t.Fatal("a deletion has the revision of the last update")
+	}
+}
+
+func TestWatchSelectorsAddAndDelete(t *testing.T) {
+	e := newEnv(t)
+	w := e.watch(configMap("default", ""), metav1.ListOptions{LabelSelector: "tier=web"})
+	label := func(tier string) *corev1.ConfigMap {
+		cm := configMap("default", "a", "tier", tier)
+		cm.Labels = map[string]string{"tier": tier}
+		return cm
+	}
+	e.create(label("db"))
+	in := e.update(label("web"), "")
+	out := e.update(label("db"), "")
+	e.delete(label("db"), metav1.DeleteOptions{})
+	if got := show(e.next(w)); got != "ADDED a@"+in.GetResourceVersion() {
+		t.Fatalf("beginning to match gave %s", got)
+	}
+	ev := e.next(w)
+	if got := show(ev); got != "DELETED a@"+out.GetResourceVersion() {
+		t.Fatalf("ceasing to match gave %s", got)
+	}
+	if tier := ev.Object.(*corev1.ConfigMap).Data["tier"]; tier != "web" {
+		t.Fatalf("the deleted object is that of tier %q, not the last that matched", tier)
+	}
+	e.create(func() *corev1.ConfigMap { cm := label("web"); cm.Name = "b"; return cm }())
+	if ev := e.next(w); ev.Type != watch.Added || ev.Object.(api.Object).GetName() != "b" {
+		t.Fatalf("an object that did not match gave %s", show(ev))
+	}
+}
+
+func TestWatchByNameAndBadSelectors(t *testing.T) {
+	e := newEnv(t)
+	w := e.watch(configMap("default", ""), metav1.ListOptions{FieldSelector: "metadata.name=b"})
+	e.create(configMap("default", "a"))
+	b := e.create(configMap("default", "b"))
+	if got := show(e.next(w)); got != "ADDED b@"+b.GetResourceVersion() {
+		t.Fatalf("got %s", got)
+	}
+	for _, o := range []metav1.ListOptions{
+		{FieldSelector: "spec.none=1"}, {LabelSelector: "a in"}, {FieldSelector: "nonsense"}, {ResourceVersion: "x"},
+	} {
+		req := e.request(api.VerbWatch, configMap("default", ""))
+		req.List = o
+		_, err := e.Registry.Watch(e.ctx, req)
+		if err == nil {
+			t.Fatalf("%+v was accepted", o)
+		}
+		refused(t, err, 400, metav1.StatusReasonBadRequest)
+	}
+}
+
+func TestWatchStartsWithThePresentState(t *testing.T) {
+	e := newEnv(t)
+	for _, n := range []string{"b", "a", "c"} {
+		e.create(configMap("default", n))
+	}
+	last := e.store.Applied()
+	yes := true
+	streaming := e.watch(configMap("default", ""), metav1.ListOptions{SendInitialEvents: &yes,
+		ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan, AllowWatchBookmarks: true})
+	legacy := e.watch(configMap("default", ""), metav1.ListOptions{ResourceVersion: "0"})
+	for _, name := range []string{"a", "b", "c"} {
+		for _, w := range []*Watcher{streaming, legacy} {
+			if ev := e.next(w); ev.Type != watch.Added || ev.Object.(api.Object).GetName() != name {
+				t.Fatalf("got %s, want %s", show(ev), name)
+			}
+		}
+	}
+	ev := e.next(streaming)
+	mark := ev.Object.(*corev1.ConfigMap)
+	if ev.Type != watch.Bookmark || mark.Annotations[metav1.InitialEventsAnnotationKey] != "true" || mark.ResourceVersion != formatRevision(last) {
+		t.Fatalf("the end of the initial events is %s with %v", show(ev), mark.Annotations)
+	}
+	d := e.create(configMap("default", "d"))
+	for _, w := range []*Watcher{streaming, legacy} {
+		if got := show(e.next(w)); got != "ADDED d@"+d.GetResourceVersion() {
+			t.Fatalf("live event %s", got)
+		}
+	}
+	no := false
+	live := e.watch(configMap("default", ""), metav1.ListOptions{SendInitialEvents: &no, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan})
+	f := e.create(configMap("default", "f"))
+	if got := show(e.next(live)); got != "ADDED f@"+f.GetResourceVersion() {
+		t.Fatalf("without initial events the first is %s", got)
+	}
+}
+
+// F76: a revision whose history is gone is a 410, as an event of the stream.
+func TestWatchFromTooOldRevision(t *testing.T) {
+	e := newEnv(t, WithHistory(3, 1<<20))
+	first := e.create(configMap("default", "a", "n", "0"))
+	for i := range 10 {
+		e.update(configMap("default", "a", "n", fmt.Sprint(i+1)), "")
+	}
+	w := e.watch(configMap("default", ""), metav1.ListOptions{ResourceVersion: first.GetResourceVersion()})
+	if got := show(e.next(w)); got != "ERROR 410 Expired" {
+		t.Fatalf("got %s", got)
+	}
+	if ev, ok := w.Next(e.ctx); ok {
+		t.Fatalf("the watch went on with %s", show(ev))
+	}
+	list, err := e.list(configMap("default", ""), metav1.ListOptions{}) // the clean relist
+	if err != nil || len(list.Items) != 1 {
+		t.Fatalf("relist: %v, %v", list, err)
+	}
+	w = e.watch(configMap("default", ""), metav1.ListOptions{ResourceVersion: list.ResourceVersion})
+	next := e.update(configMap("default", "a", "n", "last"), "")
+	if got := show(e.next(w)); got != "MODIFIED a@"+next.GetResourceVersion() {
+		t.Fatalf("after the relist: %s", got)
+	}
+}
+
+// A watcher that does not read is cut off; it holds up nobody.
+func TestSlowWatcherIsCutOff(t *testing.T) {
+	e := newEnv(t, WithHistory(8, 1<<20))
+	slow := e.watch(configMap("default", ""), metav1.ListOptions{})
+	ch := slow.ResultChan()
+	e.create(configMap("default", "a"))
+	for i := range 500 {
+		e.update(configMap("default", "a", "n", fmt.Sprint(i)), "")
+	}
+	var last watch.Event
+	n := 0
+	for ev := range ch {
+		last = ev
+		n++
+	}
+	if got := show(last); got != "ERROR 410 Expired" || n > 2*watchChunk {
+		t.Fatalf("after %d events the watch ended with %s", n, got)
+	}
+}
+
+// F75: the watch delivers exactly the committed history, whatever is cut and resumed.
+func TestWatchAcrossReconnectsIsTheHistory(t *testing.T) {
+	e := newEnv(t)
+	const writers, writes = 4, 150
+	start := e.Revision()
+	committed := make(chan string, writers*writes)
+	var wg sync.WaitGroup
+	for n := range writers {
+		wg.Go(func() {
+			rnd := rand.New(rand.NewPCG(1, uint64(n)))
+			name := fmt.Sprintf("w%d", n)
+			exists := false
+			for i := range writes {
+				switch {
+				case !exists:
+					committed <- "ADDED " + name + "@" + e.create(configMap("default", name, "i", fmt.Sprint(i))).GetResourceVersion()
+					exists = true
+				case rnd.IntN(4) == 0:
+					gone, _ := e.delete(configMap("default", name), metav1.DeleteOptions{})
+					committed <- "DELETED " + name + "@" + gone.GetResourceVersion()
+					exists = false
+				default:
+					committed <- "MODIFIED " + name + "@" + e.update(configMap("default", name, "i", fmt.Sprint(i)), "").GetResourceVersion()
+				}
+			}
+		})
+	}
+
+	seen := make(map[string]bool)
+	rv, rnd, cuts := formatRevision(start), rand.New(rand.NewPCG(2, 2)), 0
+	var previous uint64
+	for len(seen) < writers*writes {
+		w := e.watch(configMap("default", ""), metav1.ListOptions{ResourceVersion: rv})
+		for range 1 + rnd.IntN(8) {
+			if len(seen) == writers*writes {
+				break
+			}
+			ev := e.next(w)
+			id := show(ev)
+			if seen[id] {
+				t.Fatalf("%s was delivered twice", id)
+			}
+			seen[id] = true
+			rv = ev.Object.(api.Object).GetResourceVersion()
+			var now uint64
+			if _, err := fmt.Sscan(rv, &now); err != nil || now <= previous {
+				t.Fatalf("%s came after revision %d", id, previous)
+			}
+			previous = now
+		}
+		w.Stop()
+		cuts++
+	}
+	wg.Wait()
+	close(committed)
+	for id := range committed {
+		if !seen[id] {
+			t.Fatalf("%s was never delivered", id)
+		}
+	}
+	if cuts < 100 {
+		t.Fatalf("the stream was cut %d times only", cuts)
+	}
+}
+
+func TestBookmarksAndTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.NewMemory()
+		r := New(store, kinds.All())
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- r.Run(ctx) }()
+		defer func() { cancel(); <-ended; store.Close() }()
+		<-r.Ready()
+		e := &env{Registry: r, t: t, store: store, ctx: ctx, admit: AdmissionFunc(KindRules), user: api.User{Name: "alice"}}
+
+		e.create(configMap("default", "a"))
+		timeout := int64(150)
+		w := e.watch(configMap("default", ""), metav1.ListOptions{AllowWatchBookmarks: true, TimeoutSeconds: &timeout})
+		began := time.Now()
+		var got []string
+		for {
+			ev, ok := w.Next(ctx)
+			if !ok {
+				break
+			}
+			got = append(got, show(ev))
+			if len(got) == 1 { // another kind moves the revision on
+				e.create(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "s"}})
+			}
+		}
+		if want := []string{"ADDED a@1", "BOOKMARK @2", "BOOKMARK @2", "BOOKMARK @2"}; fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Fatalf("got %q, want %q", got, want)
+		}
+		if lasted := time.Since(began); lasted != 150*time.Second {
+			t.Fatalf("the watch lasted %v", lasted)
+		}
+	})
+}
+
+func TestWatchEndsWithItsContextAndRegistry(t *testing.T) {
+	e := newEnv(t)
+	ctx, cancel := context.WithCancel(e.ctx)
+	req := e.request(api.VerbWatch, configMap("default", ""))
+	w, err := e.Registry.Watch(ctx, req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	for range w.ResultChan() {
+		t.Fatal("an event after the end")
+	}
+	_, err = e.Registry.Watch(e.ctx, &api.Request{Verb: api.VerbWatch, Kind: e.kinds.ByType(&corev1.ConfigMap{}),
+		List: metav1.ListOptions{ResourceVersionMatch: metav1.ResourceVersionMatchExact, ResourceVersion: "1"}})
+	if !apierrors.IsInvalid(err) {
+		t.Fatalf("got %v", err)
+	}
+}
+
+// All watchers of a change get the same bytes.
+func TestEncodedIsSharedByWatchers(t *testing.T) {
+	e := newEnv(t)
+	one := e.watch(configMap("default", ""), metav1.ListOptions{})
+	two := e.watch(configMap("default", ""), metav1.ListOptions{})
+	e.create(configMap("default", "a", "k", "1"))
+	e.update(configMap("default", "a", "k", "2"), "") // the first version is history now
+	for _, media := range []string{"application/json", "application/vnd.kubernetes.protobuf"} {
+		a, b := e.next(one).Object, e.next(two).Object
+		first, err := e.Encoded(a, media)
+		if err != nil {
+			t.Fatal(err)
+		}
+		second, err := e.Encoded(b, media)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if &first[0] != &second[0] {
+			t.Fatalf("%s was encoded twice", media)
+		}
+	}
+	if _, err := e.Encoded(configMap("default", "a"), "text/html"); !apierrors.IsNotAcceptable(err) {
+		t.Fatalf("got %v", err)
+	}
+}
+
+func TestEncodingsAreBounded(t *testing.T) {
+	var c encodings
+	for i := range 100 {
+		c.keep(&entry{key: fmt.Sprint(i)}, mediaJSON, make([]byte, maxEncodedBytes/10))
+	}
+	if c.bytes > maxEncodedBytes || len(c.queue) > 10 {
+		t.Fatalf("%d encodings with %d bytes are kept", len(c.queue), c.bytes)
+	}
+}
