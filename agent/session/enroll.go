@@ -120,18 +120,20 @@ func (s *Session) dial(address string, creds credentials.TransportCredentials) (
 // keepRenewed renews id in time, again and again, until ctx ends.
 func (s *Session) keepRenewed(ctx context.Context, id *identity, now func() time.Time, renew func(context.Context, *identity) error) error {
 	delay := backoff.Backoff{Min: time.Second, Max: 5 * time.Minute, Jitter: 0.5}
+	var atLeast time.Duration // a signer that hands out old certificates must not be asked without end
 	for {
 		// A little jitter, so that nodes enrolled together do not come together.
 		left := id.renewAt().Sub(now())
 		if left > time.Minute {
 			left += time.Duration(rand.Int64N(int64(left) / 20))
 		}
-		if err := wait.Delay(ctx, max(left, 0)); err != nil {
+		if err := wait.Delay(ctx, max(left, atLeast)); err != nil {
 			return err
 		}
 		err := renew(ctx, id)
 		if err == nil {
 			delay.Reset()
+			atLeast = 10 * time.Second
 			s.log.Info("certificate renewed", "until", id.current().Leaf.NotAfter)
 			continue
 		}

@@ -70,7 +70,7 @@ func (x *session) getOrCreateNode(ctx context.Context, facts *v1.Node) (*v1.Node
 		Spec:       v1.NodeSpec{Taints: facts.Spec.Taints, ProviderID: facts.Spec.ProviderID},
 		Status:     *mergeNodeStatus(&v1.NodeStatus{}, &facts.Status, metav1.Now()),
 	}
-	node, err = client.Create(ctx, x.api, n.DeepCopy())
+	node, err = client.Create(ctx, x.api, n)
 	if apierrors.IsAlreadyExists(err) {
 		return client.Get[*v1.Node](ctx, x.api, "", x.node)
 	}

@@ -63,7 +63,7 @@ func (x *session) writeStatus(ctx context.Context, namespace, name string, uid t
 		}
 		next := *pod // shares everything but the status, which the callee receives whole
 		next.Status = *want
-		stored, err := client.UpdateStatus(ctx, x.api, next.DeepCopy())
+		stored, err := client.UpdateStatus(ctx, x.api, &next)
 		switch {
 		case err == nil:
 			x.wrote(revisionOf(pod), stored)

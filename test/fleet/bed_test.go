@@ -1,0 +1,485 @@
+// Package fleet_test puts the two sides of the fleet protocol together: agent/session against
+// controlplane/fleet, over loopback and mTLS, with a registry over a store in memory.
+package fleet_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/session"
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/fleet"
+	"keelson.dev/keelson/controlplane/pki"
+	"keelson.dev/keelson/controlplane/registry"
+	"keelson.dev/keelson/internal/wait"
+	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
+	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/storetest"
+)
+
+// The clocks of the tests: a session is suspect after half a second, a node lost a little later.
+const (
+	heartbeat = 100 * time.Millisecond
+	suspect   = 500 * time.Millisecond
+	grace     = 500 * time.Millisecond
+	patience  = 15 * time.Second
+)
+
+// bed is a control plane of several replicas over one store.
+type bed struct {
+	t      *testing.T
+	ctx    context.Context
+	client *client.Client // as the administrator
+	trust  *pki.CA
+	token  string
+	wire   *wire
+
+	mu       sync.Mutex
+	replicas map[string]*replica
+	changed  chan struct{}
+	dead     map[string]bool
+	certLife atomic.Int64
+	tokens   atomic.Int64 // service account tokens minted
+	writes   atomic.Int64
+}
+
+type replica struct {
+	name     string
+	address  string
+	fleet    *fleet.Server
+	timeline *api.Timeline
+	stop     func()
+}
+
+func newBed(t *testing.T, names ...string) *bed {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	store := storetest.NewMemory()
+	table := kinds.All()
+	reg := registry.New(store, table)
+	ended := make(chan error, 1)
+	go func() { ended <- reg.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil && !errors.Is(err, raftstore.ErrClosed) && !errors.Is(err, context.Canceled) {
+			t.Errorf("registry: %v", err)
+		}
+		store.Close()
+	})
+	<-reg.Ready()
+	ca, err := pki.NewCA("test", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &bed{
+		t: t, ctx: ctx, trust: ca, wire: newWire(), changed: make(chan struct{}),
+		replicas: make(map[string]*replica), dead: make(map[string]bool),
+	}
+	b.client = client.New(backend{registry.Direct(reg), b}, table).As(api.User{Name: "admin", Groups: []string{api.GroupMasters}})
+	for _, ns := range []string{"default", "kube-system", "kube-node-lease"} {
+		b.create(&v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}})
+	}
+	tok := pki.NewToken(pki.RoleNode, ca.Cert)
+	b.create(tok.Record(time.Now().Add(time.Hour), "test"))
+	b.token = tok.String()
+	for _, n := range names {
+		b.start(n)
+	}
+	return b
+}
+
+// backend adds to the bare registry what the apiserver would do: it mints tokens. It counts writes.
+type backend struct {
+	api.Backend
+	b *bed
+}
+
+func (x backend) Do(ctx context.Context, r *api.Request) (runtime.Object, error) {
+	if r.Verb != api.VerbGet && r.Verb != api.VerbList {
+		x.b.writes.Add(1)
+	}
+	if r.Subresource != "token" {
+		return x.Backend.Do(ctx, r)
+	}
+	req := r.Object.(*authenticationv1.TokenRequest)
+	n := x.b.tokens.Add(1)
+	req.Status.Token = fmt.Sprintf("token-%d-of-%s-for-%s-by-%s", n, r.Name, req.Spec.BoundObjectRef.Name, r.User.Name)
+	req.Status.ExpirationTimestamp = metav1.NewTime(time.Now().Add(time.Duration(*req.Spec.ExpirationSeconds) * time.Second))
+	return req, nil
+}
+
+// start runs a replica, again under the same address when it ran before.
+func (b *bed) start(name string) *replica {
+	b.t.Helper()
+	b.mu.Lock()
+	address := "127.0.0.1:0"
+	if old := b.replicas[name]; old != nil {
+		address = old.address
+	}
+	b.mu.Unlock()
+	ln, err := net.Listen("tcp", address)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	rotator := b.trust.Rotator(pki.ReplicaServing(name, net.IPv4(127, 0, 0, 9), "127.0.0.1"), time.Now)
+	ctx, cancel := context.WithCancel(b.ctx)
+	informers := client.NewInformers(b.client)
+	r := &replica{name: name, address: ln.Addr().String(), timeline: api.NewTimeline(256)}
+	r.fleet = fleet.New(fleet.Config{
+		Replica: name, Listener: ln, TLS: pki.ServerTLS(b.trust.Pool(), rotator, time.Now),
+		Client: b.client, Informers: informers,
+		Cluster: fleet.Cluster{Name: "test", ClusterCIDR: "10.0.0.0/16", ServiceCIDR: "10.96.0.0/16", Domain: "cluster.local"},
+		CheckToken: func(token, use string, secret *v1.Secret, now time.Time) error {
+			tok, err := pki.ParseToken(token)
+			if err != nil {
+				return err
+			}
+			if string(tok.Role) != use {
+				return errors.New("wrong use")
+			}
+			return pki.CheckToken(tok, secret, now)
+		},
+		SignNode: func(node string, csr []byte) ([]byte, error) {
+			life := time.Duration(b.certLife.Swap(0))
+			if life == 0 {
+				life = 24 * time.Hour
+			}
+			return b.trust.SignAgent(csr, node, life, time.Now())
+		},
+		CA:       b.trust.PEM,
+		Replicas: b.list,
+		Alive:    b.alive,
+		Timeline: r.timeline,
+		Log:      slog.New(slog.NewTextHandler(testLog{b.t, name}, &slog.HandlerOptions{Level: slog.LevelDebug})),
+
+		Heartbeat: heartbeat, Suspect: suspect, Grace: grace,
+	})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := informers.Run(ctx); err != nil && ctx.Err() == nil {
+			b.t.Errorf("informers of %s: %v", name, err)
+		}
+	})
+	wg.Go(func() {
+		if err := r.fleet.Run(ctx); err != nil && ctx.Err() == nil {
+			b.t.Errorf("fleet of %s: %v", name, err)
+		}
+	})
+	r.stop = sync.OnceFunc(func() { cancel(); wg.Wait() })
+	b.t.Cleanup(r.stop)
+	b.mu.Lock()
+	b.replicas[name] = r
+	delete(b.dead, name)
+	b.announce()
+	b.mu.Unlock()
+	return r
+}
+
+// kill stops a replica for good.
+func (b *bed) kill(name string) {
+	b.mu.Lock()
+	r := b.replicas[name]
+	b.dead[name] = true
+	b.mu.Unlock()
+	r.stop()
+}
+
+// announce tells of a changed list. The lock is held.
+func (b *bed) announce() {
+	close(b.changed)
+	b.changed = make(chan struct{})
+}
+
+func (b *bed) list() ([]*fleetv1.Replica, <-chan struct{}) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var out []*fleetv1.Replica
+	for _, r := range b.replicas {
+		out = append(out, &fleetv1.Replica{Name: r.name, FleetAddress: r.address})
+	}
+	return out, b.changed
+}
+
+func (b *bed) alive(name string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.replicas[name] != nil && !b.dead[name]
+}
+
+func (b *bed) addresses() []string {
+	list, _ := b.list()
+	var out []string
+	for _, r := range list {
+		out = append(out, r.FleetAddress)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// holder is the replica that has the node's session; nil when none.
+func (b *bed) holder(node string) *replica {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, r := range b.replicas {
+		if !b.dead[r.name] && r.fleet.Connected(node) {
+			return r
+		}
+	}
+	return nil
+}
+
+func (b *bed) create(o api.Object) {
+	b.t.Helper()
+	if err := b.tryCreate(o); err != nil {
+		b.t.Fatalf("create %T %s: %v", o, o.GetName(), err)
+	}
+}
+
+func (b *bed) tryCreate(o api.Object) error {
+	var err error
+	switch o := o.(type) {
+	case *v1.Namespace:
+		_, err = client.Create(b.ctx, b.client, o)
+	case *v1.Secret:
+		_, err = client.Create(b.ctx, b.client, o)
+	case *v1.ConfigMap:
+		_, err = client.Create(b.ctx, b.client, o)
+	case *v1.Pod:
+		_, err = client.Create(b.ctx, b.client, o)
+	case *v1.Service:
+		_, err = client.Create(b.ctx, b.client, o)
+	default:
+		err = fmt.Errorf("unknown %T", o)
+	}
+	return err
+}
+
+// pod makes a pod bound to a node.
+func (b *bed) pod(name, node string, change func(*v1.Pod)) *v1.Pod {
+	b.t.Helper()
+	p := &v1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+		Spec:       v1.PodSpec{NodeName: node, Containers: []v1.Container{{Name: "c", Image: "hello"}}},
+	}
+	if change != nil {
+		change(p)
+	}
+	p, err := client.Create(b.ctx, b.client, p)
+	if err != nil {
+		b.t.Fatalf("create pod %s: %v", name, err)
+	}
+	return p
+}
+
+// eventually waits until cond is nil.
+func (b *bed) eventually(what string, cond func() error) {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.ctx, patience)
+	defer cancel()
+	if err := wait.For(ctx, 2*time.Millisecond, cond); err != nil {
+		b.t.Fatalf("%s: %v", what, err)
+	}
+}
+
+// ready is the status of a node's Ready condition.
+func (b *bed) ready(node string) v1.ConditionStatus {
+	n, err := client.Get[*v1.Node](b.ctx, b.client, "", node)
+	if err != nil {
+		return ""
+	}
+	for _, c := range n.Status.Conditions {
+		if c.Type == v1.NodeReady {
+			return c.Status
+		}
+	}
+	return ""
+}
+
+func (b *bed) awaitReady(node string, want v1.ConditionStatus) {
+	b.t.Helper()
+	b.eventually("node "+node, func() error {
+		if got := b.ready(node); got != want {
+			return fmt.Errorf("Ready is %q, want %q", got, want)
+		}
+		return nil
+	})
+}
+
+// node is a running agent's session.
+type node struct {
+	*session.Session
+	name       string
+	state, run string
+	stop       func() error
+	ended      chan struct{} // closed when Run has returned err
+	err        error
+	mayFail    bool
+}
+
+// join starts an agent's session; it enrols when state holds nothing.
+func (b *bed) join(name string, serve agent.NodeServer) *node {
+	b.t.Helper()
+	dir := b.t.TempDir()
+	n := &node{name: name, state: filepath.Join(dir, "state"), run: filepath.Join(dir, "run")}
+	b.rejoin(n, serve, b.addresses())
+	return n
+}
+
+// rejoin starts the session of a node again, with what is on its disk.
+func (b *bed) rejoin(n *node, serve agent.NodeServer, servers []string) {
+	b.t.Helper()
+	facts := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name, Labels: map[string]string{v1.LabelHostname: n.name}}}
+	facts.Status.NodeInfo.KubeletVersion = "v1.37.0"
+	n.Session = session.New(session.Config{
+		NodeName: n.name, Servers: servers, Token: b.token, StateDir: n.state, RunDir: n.run,
+		Facts: facts, Server: serve, Dial: b.wire.dial,
+		Log:             slog.New(slog.NewTextHandler(testLog{b.t, n.name}, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		CheckpointEvery: 50 * time.Millisecond,
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	n.ended = ended
+	s := n.Session
+	go func() { n.err = s.Run(ctx); close(ended) }()
+	n.stop = sync.OnceValue(func() error {
+		cancel()
+		<-ended
+		if errors.Is(n.err, context.Canceled) {
+			return nil
+		}
+		return n.err
+	})
+	stop := n.stop
+	b.t.Cleanup(func() {
+		if err := stop(); err != nil && !n.mayFail {
+			b.t.Errorf("session of %s: %v", n.name, err)
+		}
+	})
+}
+
+func (n *node) awaitPod(b *bed, uid types.UID) *v1.Pod {
+	b.t.Helper()
+	b.eventually(fmt.Sprintf("pod on %s", n.name), func() error {
+		if _, ok := n.Pod(uid); !ok {
+			return errors.New("the agent does not have it")
+		}
+		return nil
+	})
+	p, _ := n.Pod(uid)
+	return p
+}
+
+// wire is the network between agents and replicas: it can lose everything of a connection without closing it.
+type wire struct {
+	mu    sync.Mutex
+	cut   map[string]bool // address
+	conns map[*wireConn]bool
+	dials int
+}
+
+func newWire() *wire { return &wire{cut: make(map[string]bool), conns: make(map[*wireConn]bool)} }
+
+func (w *wire) dial(ctx context.Context, address string) (net.Conn, error) {
+	w.mu.Lock()
+	cut := w.cut[address]
+	w.dials++
+	w.mu.Unlock()
+	if cut { // packets vanish: the caller waits until it gives up
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	c, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	wc := &wireConn{Conn: c, address: address, lost: make(chan struct{})}
+	w.mu.Lock()
+	w.conns[wc] = true
+	w.mu.Unlock()
+	return wc, nil
+}
+
+// lose cuts an address: what is connected hears nothing more and what is sent vanishes.
+func (w *wire) lose(address string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.cut[address] = true
+	for c := range w.conns {
+		if c.address == address {
+			c.once.Do(func() { close(c.lost) })
+		}
+	}
+}
+
+func (w *wire) heal(address string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.cut, address)
+}
+
+type wireConn struct {
+	net.Conn
+	address string
+	once    sync.Once
+	lost    chan struct{}
+}
+
+func (c *wireConn) isLost() bool {
+	select {
+	case <-c.lost:
+		return true
+	default:
+		return false
+	}
+}
+
+func (c *wireConn) Read(p []byte) (int, error) {
+	for {
+		n, err := c.Conn.Read(p)
+		if err != nil || !c.isLost() {
+			return n, err
+		}
+	}
+}
+
+func (c *wireConn) Write(p []byte) (int, error) {
+	if c.isLost() {
+		return len(p), nil
+	}
+	return c.Conn.Write(p)
+}
+
+// testLog writes to the test's log while it runs.
+type testLog struct {
+	t   *testing.T
+	who string
+}
+
+func (l testLog) Write(p []byte) (int, error) {
+	if os.Getenv("KEELSON_TEST_LOG") != "" {
+		fmt.Fprintf(os.Stderr, "%-4s %s", l.who, p)
+	}
+	return len(p), nil
+}
+
+var _ io.Writer = testLog{}
