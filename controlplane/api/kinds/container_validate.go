@@ -118,7 +118,7 @@ func validatePorts(ports []corev1.ContainerPort, at *field.Path) field.ErrorList
 	for i, p := range ports {
 		here := at.Index(i)
 		if p.Name != "" {
-			if msgs := utilvalidation.IsValidPortName(p.Name); msgs != nil {
+			if msgs := utilvalidation.IsValidPortName(p.Name); len(msgs) > 0 {
 				errs = append(errs, invalid(here.Child("name"), p.Name, msgs)...)
 			} else if names[p.Name] {
 				errs = append(errs, field.Duplicate(here.Child("name"), p.Name))

@@ -166,7 +166,7 @@ func validateIntOrPercent(v intstr.IntOrString, at *field.Path) field.ErrorList 
 	if v.Type == intstr.Int {
 		return nonNegative(v.IntVal, at)
 	}
-	if msgs := validation.IsValidPercent(v.StrVal); msgs != nil {
+	if msgs := validation.IsValidPercent(v.StrVal); len(msgs) > 0 {
 		return field.ErrorList{field.Invalid(at, v.StrVal, "must be an integer or percentage (e.g '5%')")}
 	}
 	return nil

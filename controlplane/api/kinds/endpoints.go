@@ -145,7 +145,7 @@ func sliceAddress(t discoveryv1.AddressType, a string, at *field.Path) field.Err
 	if t == discoveryv1.AddressTypeFQDN {
 		return validation.IsFullyQualifiedDomainName(at, a)
 	}
-	if errs := validation.IsValidIP(at, a); errs != nil {
+	if errs := validation.IsValidIP(at, a); len(errs) > 0 {
 		return errs
 	}
 	if is4 := net.ParseIP(a).To4() != nil; is4 != (t == discoveryv1.AddressTypeIPv4) {

@@ -158,7 +158,7 @@ func oneOf[T ~string](v T, at *field.Path, allowed ...T) field.ErrorList {
 			return nil
 		}
 	}
-	return field.ErrorList{field.NotSupported(at, v, allowed)}
+	return field.ErrorList{field.NotSupported(at, v, slices.Sorted(slices.Values(allowed)))}
 }
 
 // nonNegative refuses a number below zero.

@@ -44,7 +44,7 @@ func addScale(k *api.Kind, s scaled) {
 			if !ok {
 				return apierrors.NewBadRequest(fmt.Sprintf("expected a Scale for %s %q, got %T", k.Resource, o.GetName(), body))
 			}
-			if errs := nonNegative(scale.Spec.Replicas, field.NewPath("spec", "replicas")); errs != nil {
+			if errs := nonNegative(scale.Spec.Replicas, field.NewPath("spec", "replicas")); len(errs) > 0 {
 				return apierrors.NewInvalid(gvk.GroupKind(), o.GetName(), errs)
 			}
 			if rv := scale.ResourceVersion; rv != "" && rv != o.GetResourceVersion() {

@@ -39,7 +39,7 @@ func validateService(s *corev1.Service) field.ErrorList {
 	errs = append(errs, validateClusterIPs(&s.Spec, spec)...)
 	for i, ip := range s.Spec.ExternalIPs {
 		at := spec.Child("externalIPs").Index(i)
-		if e := validation.IsValidIP(at, ip); e != nil {
+		if e := validation.IsValidIP(at, ip); len(e) > 0 {
 			errs = append(errs, e...)
 		} else if p := net.ParseIP(ip); p.IsUnspecified() || p.IsLoopback() || p.IsLinkLocalUnicast() || p.IsLinkLocalMulticast() {
 			errs = append(errs, field.Invalid(at, ip, "may not be an unspecified, loopback or link-local address"))
