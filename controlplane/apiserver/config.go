@@ -13,6 +13,7 @@ import (
 	"crypto/x509"
 	"log/slog"
 	"net"
+	"net/http"
 	"net/netip"
 	"time"
 
@@ -22,6 +23,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/apiserver/authn"
+	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/controlplane/registry"
 )
 
@@ -39,12 +41,10 @@ type Config struct {
 	TLS       *tls.Config
 	ClientCAs func() *x509.CertPool // nil = no certificate authenticates
 
-	// ServiceAccountTokens checks and mints service account JWTs; nil = neither works.
-	ServiceAccountTokens ServiceAccountTokens
-	// Issuer and Audiences of service account tokens. Defaults: "https://kubernetes.default.svc" and the issuer.
-	Issuer    string
-	Audiences []string
-	// Tokens recognises static and bootstrap tokens, after service account tokens; may be empty.
+	// ServiceTokens checks and mints service account tokens; nil = neither works.
+	ServiceTokens *pki.ServiceTokens
+	Audiences     []string // of this API; default: the issuer of ServiceTokens
+	// Tokens recognises further bearer tokens (authn.NewStatic ...), after service account and join tokens; may be empty.
 	Tokens []authn.TokenVerifier
 
 	// ServiceCIDR is where ClusterIPs come from (default 10.96.0.0/16), NodePorts the inclusive range of node ports (default 30000-32767).
@@ -55,6 +55,10 @@ type Config struct {
 	Timeline *api.Timeline   // nil = no stages are recorded
 	// PeerStages asks the other replicas for their part of a timeline; nil = this replica only.
 	PeerStages func(ctx context.Context, traceID string) []api.Stage
+
+	// Paths are further documents and verbs of this replica, by ServeMux pattern ("/cluster/status"). Who asks
+	// has been authenticated, and authorized for the path, when they are called.
+	Paths map[string]http.Handler
 
 	// Ready says why this replica should get no traffic, beyond the registry and the authorizer, which are watched anyway; may be nil.
 	Ready func(ctx context.Context) error
@@ -71,11 +75,35 @@ type Config struct {
 	Log   *slog.Logger     // default slog.Default()
 }
 
-// ServiceAccountTokens checks and mints service account JWTs. Cryptography and
-// time only: that the account and the pod still exist is checked by the apiserver.
-type ServiceAccountTokens interface {
-	// Verify checks signature, issuer and times. The error is fit for the client.
-	Verify(token string) (authn.ServiceAccountClaims, error)
-	// Sign mints a token.
-	Sign(c authn.ServiceAccountClaims) (string, error)
+// defaults fills what was left out.
+func (c *Config) defaults() {
+	if c.ServiceTokens != nil && len(c.Audiences) == 0 {
+		c.Audiences = []string{c.ServiceTokens.Issuer()}
+	}
+	if !c.ServiceCIDR.IsValid() {
+		c.ServiceCIDR = netip.MustParsePrefix("10.96.0.0/16")
+	}
+	if c.NodePorts == [2]int{} {
+		c.NodePorts = [2]int{30000, 32767}
+	}
+	if c.Version.GitVersion == "" {
+		c.Version = version.Info{Major: "1", Minor: "37", GitVersion: "v1.37.0+keelson"}
+	}
+	if c.Clock == nil {
+		c.Clock = time.Now
+	}
+	if c.Log == nil {
+		c.Log = slog.Default()
+	}
+	for _, d := range []struct {
+		field *time.Duration
+		value time.Duration
+	}{{&c.RequestTimeout, time.Minute}, {&c.MinWatch, 30 * time.Minute}, {&c.ShutdownDeadline, 10 * time.Second}} {
+		if *d.field == 0 {
+			*d.field = d.value
+		}
+	}
+	if c.MaxBodyBytes == 0 {
+		c.MaxBodyBytes = 3 << 20
+	}
 }

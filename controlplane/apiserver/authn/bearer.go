@@ -3,12 +3,15 @@ package authn
 import (
 	"context"
 	"crypto/sha256"
-	"crypto/subtle"
 	"errors"
 	"net/http"
 	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/pki"
 )
 
 // Bearer recognises "Authorization: Bearer" tokens, and the websocket
@@ -87,25 +90,25 @@ func (s *Static) VerifyToken(_ context.Context, token string, _ []string) (Token
 	return TokenIdentity{User: u}, ok, nil
 }
 
-// Bootstrap recognises join tokens "<6 characters>.<16 characters>" as
-// system:bootstrap:<id> in group system:bootstrappers.
-type Bootstrap struct {
-	// Secret returns the secret half of a living token.
-	Secret func(ctx context.Context, id string) (secret string, groups []string, ok bool)
+// JoinTokens recognises join tokens as system:bootstrap:<id> in group system:bootstrappers.
+type JoinTokens struct {
+	// Record returns the Secret that stands for a token; nil when there is none.
+	Record func(ctx context.Context, namespace, name string) *corev1.Secret
+	Clock  func() time.Time
 }
 
 // VerifyToken is TokenVerifier.
-func (b Bootstrap) VerifyToken(ctx context.Context, token string, _ []string) (TokenIdentity, bool, error) {
-	id, secret, ok := strings.Cut(token, ".")
-	if !ok || len(id) != 6 || len(secret) != 16 {
+func (j JoinTokens) VerifyToken(ctx context.Context, token string, _ []string) (TokenIdentity, bool, error) {
+	t, err := pki.ParseToken(token)
+	if err != nil {
 		return TokenIdentity{}, false, nil
 	}
-	want, groups, ok := b.Secret(ctx, id)
-	if !ok || subtle.ConstantTimeCompare([]byte(want), []byte(secret)) != 1 {
-		return TokenIdentity{}, false, nil
+	record := j.Record(ctx, pki.TokenNamespace, t.SecretName())
+	if err := pki.CheckToken(t, record, j.Clock()); err != nil {
+		return TokenIdentity{}, false, err
 	}
 	return TokenIdentity{User: api.User{
-		Name:   "system:bootstrap:" + id,
-		Groups: append([]string{"system:bootstrappers"}, groups...),
+		Name:   "system:bootstrap:" + t.ID,
+		Groups: []string{"system:bootstrappers", "system:bootstrappers:" + string(t.Role)},
 	}}, true, nil
 }

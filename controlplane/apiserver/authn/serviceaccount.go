@@ -5,35 +5,14 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
-	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/pki"
 )
-
-// ServiceAccountClaims is what a service account token says.
-type ServiceAccountClaims struct {
-	ID             string // "jti"
-	Issuer         string
-	Subject        string // "system:serviceaccount:<namespace>:<name>"
-	Audiences      []string
-	Expires        time.Time
-	NotBefore      time.Time
-	IssuedAt       time.Time
-	Namespace      string
-	ServiceAccount ObjectRef
-	Pod            *ObjectRef // the pod that the token is bound to
-	Secret         *ObjectRef
-	Node           *ObjectRef
-	WarnAfter      time.Time // the token should have been renewed by then; zero = none
-}
-
-// ObjectRef names one incarnation of an object.
-type ObjectRef struct{ Name, UID string }
 
 // Living answers whether bound objects still exist, from this replica's cache where possible.
 type Living interface {
@@ -48,8 +27,7 @@ const deletionGrace = 60 * time.Second
 // ServiceAccounts recognises service account tokens. Signatures are checked once
 // per token and minute; that the bound objects live is checked on every request.
 type ServiceAccounts struct {
-	verify    func(token string) (ServiceAccountClaims, error)
-	issuer    string
+	tokens    *pki.ServiceTokens
 	audiences []string
 	living    Living
 	clock     func() time.Time
@@ -59,7 +37,7 @@ type ServiceAccounts struct {
 }
 
 type seenToken struct {
-	claims ServiceAccountClaims
+	claims *pki.Claims
 	until  time.Time
 }
 
@@ -68,26 +46,25 @@ const (
 	seenMax = 4096
 )
 
-// NewServiceAccounts recognises tokens of the issuer that verify accepts; audiences
-// are those of this API, of which a token needs one.
-func NewServiceAccounts(verify func(string) (ServiceAccountClaims, error), issuer string, audiences []string, living Living, clock func() time.Time) *ServiceAccounts {
+// NewServiceAccounts recognises tokens of the issuer; audiences are those of this API, of which a token needs one.
+func NewServiceAccounts(tokens *pki.ServiceTokens, audiences []string, living Living, clock func() time.Time) *ServiceAccounts {
 	return &ServiceAccounts{
-		verify: verify, issuer: issuer, audiences: audiences, living: living, clock: clock,
+		tokens: tokens, audiences: audiences, living: living, clock: clock,
 		seen: make(map[[sha256.Size]byte]seenToken),
 	}
 }
 
 // VerifyToken is TokenVerifier.
 func (s *ServiceAccounts) VerifyToken(ctx context.Context, token string, audiences []string) (TokenIdentity, bool, error) {
-	if issuerOf(token) != s.issuer {
+	if issuerOf(token) != s.tokens.Issuer() {
 		return TokenIdentity{}, false, nil
-	}
-	c, err := s.claims(token)
-	if err != nil {
-		return TokenIdentity{}, false, err
 	}
 	if len(audiences) == 0 {
 		audiences = s.audiences
+	}
+	c, err := s.claims(token, audiences)
+	if err != nil {
+		return TokenIdentity{}, false, err
 	}
 	var good []string
 	for _, a := range audiences {
@@ -96,15 +73,15 @@ func (s *ServiceAccounts) VerifyToken(ctx context.Context, token string, audienc
 		}
 	}
 	if len(good) == 0 {
-		return TokenIdentity{}, false, fmt.Errorf("token audiences %q is invalid for the target audiences %q", c.Audiences, audiences)
+		return TokenIdentity{}, false, fmt.Errorf("service account token: %w", pki.ErrAudience)
 	}
 	if err := s.alive(ctx, c); err != nil {
 		return TokenIdentity{}, false, err
 	}
-	return TokenIdentity{User: c.user(), Audiences: good}, true, nil
+	return TokenIdentity{User: c.User(), Audiences: good}, true, nil
 }
 
-func (s *ServiceAccounts) claims(token string) (ServiceAccountClaims, error) {
+func (s *ServiceAccounts) claims(token string, audiences []string) (*pki.Claims, error) {
 	now := s.clock()
 	sum := sha256.Sum256([]byte(token))
 	s.mu.Lock()
@@ -113,16 +90,13 @@ func (s *ServiceAccounts) claims(token string) (ServiceAccountClaims, error) {
 	if ok && now.Before(t.until) {
 		return t.claims, nil
 	}
-	c, err := s.verify(token)
+	c, err := s.tokens.Verify(token, audiences, now)
 	if err != nil {
 		return c, err
 	}
-	if !c.Expires.IsZero() && !now.Before(c.Expires) {
-		return c, errors.New("service account token has expired")
-	}
 	until := now.Add(seenFor)
-	if !c.Expires.IsZero() && c.Expires.Before(until) {
-		until = c.Expires
+	if c.Expiry.Before(until) {
+		until = c.Expiry
 	}
 	s.mu.Lock()
 	if len(s.seen) >= seenMax {
@@ -134,10 +108,10 @@ func (s *ServiceAccounts) claims(token string) (ServiceAccountClaims, error) {
 }
 
 // alive requires that everything the token is bound to still exists in the same incarnation.
-func (s *ServiceAccounts) alive(ctx context.Context, c ServiceAccountClaims) error {
+func (s *ServiceAccounts) alive(ctx context.Context, c *pki.Claims) error {
 	refs := []struct {
 		resource, namespace string
-		ref                 *ObjectRef
+		ref                 *pki.Ref
 	}{
 		{"serviceaccounts", c.Namespace, &c.ServiceAccount},
 		{"pods", c.Namespace, c.Pod},
@@ -147,7 +121,7 @@ func (s *ServiceAccounts) alive(ctx context.Context, c ServiceAccountClaims) err
 		// A token bound to a pod names the node for information only.
 		refs = append(refs, struct {
 			resource, namespace string
-			ref                 *ObjectRef
+			ref                 *pki.Ref
 		}{"nodes", "", c.Node})
 	}
 	for _, b := range refs {
@@ -166,28 +140,6 @@ func (s *ServiceAccounts) alive(ctx context.Context, c ServiceAccountClaims) err
 		}
 	}
 	return nil
-}
-
-// user is the identity of the token's holder.
-func (c ServiceAccountClaims) user() api.User {
-	u := api.User{
-		Name:   c.Subject,
-		UID:    c.ServiceAccount.UID,
-		Groups: []string{api.GroupServiceAccounts, api.GroupServiceAccounts + ":" + c.Namespace, api.GroupAuthenticated},
-		Extra:  map[string][]string{},
-	}
-	if c.ID != "" {
-		u.Extra["authentication.kubernetes.io/credential-id"] = []string{"JTI=" + c.ID}
-	}
-	if c.Pod != nil {
-		u.Extra["authentication.kubernetes.io/pod-name"] = []string{c.Pod.Name}
-		u.Extra["authentication.kubernetes.io/pod-uid"] = []string{c.Pod.UID}
-	}
-	if c.Node != nil {
-		u.Extra["authentication.kubernetes.io/node-name"] = []string{c.Node.Name}
-		u.Extra["authentication.kubernetes.io/node-uid"] = []string{c.Node.UID}
-	}
-	return u
 }
 
 // issuerOf reads the issuer of a JWT without trusting it; "" when it is not a JWT.

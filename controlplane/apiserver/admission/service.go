@@ -1,0 +1,239 @@
+package admission
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// serviceAllocation gives a Service its address and node ports. What it picks is
+// free as far as this replica knows; the reservation in the same commit decides.
+func serviceAllocation(c Config) func(ctx context.Context, r *api.Request, obj, old api.Object) error {
+	return func(ctx context.Context, r *api.Request, obj, old api.Object) error {
+		if !is(r, "services") || obj == nil || r.Subresource != "" {
+			return nil
+		}
+		svc := obj.(*corev1.Service)
+		if before, ok := old.(*corev1.Service); ok {
+			keepAllocated(svc, before)
+		}
+		if errs := inRange(svc, c.ServiceCIDR, c.NodePorts); len(errs) > 0 {
+			return apierrors.NewInvalid(r.Kind.GVK.GroupKind(), svc.Name, errs)
+		}
+		a := &allocator{c: c, own: map[string]bool{}}
+		return a.allocate(ctx, svc)
+	}
+}
+
+// keepAllocated carries over what an update leaves out but the Service still needs.
+func keepAllocated(svc, before *corev1.Service) {
+	if needsIP(svc) && needsIP(before) && svc.Spec.ClusterIP == "" && len(svc.Spec.ClusterIPs) == 0 {
+		svc.Spec.ClusterIP, svc.Spec.ClusterIPs = before.Spec.ClusterIP, slices.Clone(before.Spec.ClusterIPs)
+	}
+	if needsPorts(svc) && needsPorts(before) {
+		type port struct {
+			number   int32
+			protocol corev1.Protocol
+		}
+		had := map[port]int32{}
+		for _, p := range before.Spec.Ports {
+			had[port{p.Port, p.Protocol}] = p.NodePort
+		}
+		used := map[port]bool{}
+		for i := range svc.Spec.Ports {
+			p := &svc.Spec.Ports[i]
+			k := port{p.Port, p.Protocol}
+			if p.NodePort == 0 && !used[k] {
+				p.NodePort = had[k]
+				used[k] = true
+			}
+		}
+	}
+	if needsHealthPort(svc) && needsHealthPort(before) && svc.Spec.HealthCheckNodePort == 0 {
+		svc.Spec.HealthCheckNodePort = before.Spec.HealthCheckNodePort
+	}
+	if before.Spec.Type != svc.Spec.Type {
+		releaseForType(svc, before)
+	}
+}
+
+// releaseForType drops what the new type cannot have, where the user left the old values in.
+func releaseForType(svc, before *corev1.Service) {
+	if !needsIP(svc) && svc.Spec.ClusterIP == before.Spec.ClusterIP && svc.Spec.ClusterIP != corev1.ClusterIPNone {
+		svc.Spec.ClusterIP, svc.Spec.ClusterIPs = "", nil
+		svc.Spec.IPFamilies, svc.Spec.IPFamilyPolicy = nil, nil
+	}
+	if !needsPorts(svc) {
+		for i := range svc.Spec.Ports {
+			for _, p := range before.Spec.Ports {
+				if p.NodePort == svc.Spec.Ports[i].NodePort {
+					svc.Spec.Ports[i].NodePort = 0
+				}
+			}
+		}
+	}
+	if !needsHealthPort(svc) && svc.Spec.HealthCheckNodePort == before.Spec.HealthCheckNodePort {
+		svc.Spec.HealthCheckNodePort = 0
+	}
+}
+
+func needsIP(s *corev1.Service) bool { return s.Spec.Type != corev1.ServiceTypeExternalName }
+
+func needsPorts(s *corev1.Service) bool {
+	switch s.Spec.Type {
+	case corev1.ServiceTypeNodePort:
+		return true
+	case corev1.ServiceTypeLoadBalancer:
+		return s.Spec.AllocateLoadBalancerNodePorts == nil || *s.Spec.AllocateLoadBalancerNodePorts
+	}
+	return false
+}
+
+func needsHealthPort(s *corev1.Service) bool {
+	return s.Spec.Type == corev1.ServiceTypeLoadBalancer && s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
+}
+
+// inRange refuses addresses and ports that the user chose where there are none to have.
+func inRange(svc *corev1.Service, cidr netip.Prefix, ports [2]int) field.ErrorList {
+	var errs field.ErrorList
+	spec := field.NewPath("spec")
+	if ip := svc.Spec.ClusterIP; needsIP(svc) && ip != "" && ip != corev1.ClusterIPNone {
+		if a, err := netip.ParseAddr(ip); err == nil && !usable(cidr, a) {
+			errs = append(errs, field.Invalid(spec.Child("clusterIPs"), []string{ip}, fmt.Sprintf(
+				"failed to allocate IP %s: the provided IP (%s) is not in the valid range. The range of valid IPs is %s", ip, ip, cidr)))
+		}
+	}
+	for i, p := range svc.Spec.Ports {
+		if p.NodePort != 0 && (int(p.NodePort) < ports[0] || int(p.NodePort) > ports[1]) {
+			errs = append(errs, field.Invalid(spec.Child("ports").Index(i).Child("nodePort"), p.NodePort, fmt.Sprintf(
+				"provided port is not in the valid range. The range of valid ports is %d-%d", ports[0], ports[1])))
+		}
+	}
+	return errs
+}
+
+// usable says whether an address of the range can be given out: not the network's own, nor its last.
+func usable(cidr netip.Prefix, a netip.Addr) bool {
+	return cidr.Contains(a) && a != cidr.Masked().Addr() && (cidr.Contains(a.Next()) || a.Is6())
+}
+
+// allocator fills one Service.
+type allocator struct {
+	c   Config
+	own map[string]bool // "TCP-30080": the ports that this Service has already
+}
+
+func portKey(p corev1.Protocol, n int32) string { return fmt.Sprintf("%s-%d", p, n) }
+
+func (a *allocator) allocate(ctx context.Context, svc *corev1.Service) error {
+	if needsIP(svc) {
+		if err := a.address(ctx, svc); err != nil {
+			return err
+		}
+	}
+	if needsPorts(svc) {
+		if err := a.nodePorts(ctx, svc); err != nil {
+			return err
+		}
+	}
+	if needsHealthPort(svc) && svc.Spec.HealthCheckNodePort == 0 {
+		n, err := a.port(ctx, []corev1.Protocol{corev1.ProtocolTCP})
+		if err != nil {
+			return err
+		}
+		svc.Spec.HealthCheckNodePort = n
+	}
+	return nil
+}
+
+func (a *allocator) address(ctx context.Context, svc *corev1.Service) error {
+	if svc.Spec.ClusterIP == "" && len(svc.Spec.ClusterIPs) > 0 {
+		svc.Spec.ClusterIP = svc.Spec.ClusterIPs[0]
+	}
+	if svc.Spec.ClusterIP == "" {
+		ip, err := a.c.AllocateIP(ctx, a.c.ServiceCIDR)
+		if err != nil {
+			return asStatus(err)
+		}
+		svc.Spec.ClusterIP = ip.String()
+	}
+	if len(svc.Spec.ClusterIPs) == 0 {
+		svc.Spec.ClusterIPs = []string{svc.Spec.ClusterIP}
+	}
+	if svc.Spec.IPFamilyPolicy == nil {
+		single := corev1.IPFamilyPolicySingleStack
+		svc.Spec.IPFamilyPolicy = &single
+	}
+	if len(svc.Spec.IPFamilies) == 0 {
+		family := corev1.IPv4Protocol
+		if a.c.ServiceCIDR.Addr().Is6() {
+			family = corev1.IPv6Protocol
+		}
+		svc.Spec.IPFamilies = []corev1.IPFamily{family}
+	}
+	return nil
+}
+
+// nodePorts gives every port without one a node port. Ports of one number and
+// several protocols share theirs, as users of DNS over TCP and UDP expect.
+func (a *allocator) nodePorts(ctx context.Context, svc *corev1.Service) error {
+	shared := map[int32]int32{}
+	for _, p := range svc.Spec.Ports {
+		if p.NodePort != 0 {
+			shared[p.Port] = p.NodePort
+			a.own[portKey(p.Protocol, p.NodePort)] = true
+		}
+	}
+	for i := range svc.Spec.Ports {
+		p := &svc.Spec.Ports[i]
+		if p.NodePort != 0 {
+			continue
+		}
+		n := shared[p.Port]
+		if n == 0 || a.own[portKey(p.Protocol, n)] {
+			var err error
+			if n, err = a.port(ctx, protocols(svc, p.Port)); err != nil {
+				return err
+			}
+			shared[p.Port] = n
+		}
+		p.NodePort = n
+		a.own[portKey(p.Protocol, n)] = true
+	}
+	return nil
+}
+
+func protocols(svc *corev1.Service, port int32) []corev1.Protocol {
+	var out []corev1.Protocol
+	for _, p := range svc.Spec.Ports {
+		if p.Port == port && !slices.Contains(out, p.Protocol) {
+			out = append(out, p.Protocol)
+		}
+	}
+	return out
+}
+
+// port allocates a node port that this Service has not got under another port already.
+func (a *allocator) port(ctx context.Context, of []corev1.Protocol) (int32, error) {
+	names := make([]string, len(of))
+	for i, p := range of {
+		names[i] = string(p)
+	}
+	for range a.c.NodePorts[1] - a.c.NodePorts[0] + 1 {
+		n, err := a.c.AllocatePort(ctx, a.c.NodePorts[0], a.c.NodePorts[1], names...)
+		if err != nil {
+			return 0, asStatus(err)
+		}
+		if !slices.ContainsFunc(of, func(p corev1.Protocol) bool { return a.own[portKey(p, n)] }) {
+			return n, nil
+		}
+	}
+	return 0, apierrors.NewInternalError(fmt.Errorf("failed to allocate a nodePort: range is full (%d-%d)", a.c.NodePorts[0], a.c.NodePorts[1]))
+}

@@ -1,0 +1,56 @@
+package admission
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+const (
+	defaultClassAnnotation     = "storageclass.kubernetes.io/is-default-class"
+	betaDefaultClassAnnotation = "storageclass.beta.kubernetes.io/is-default-class"
+	betaClassAnnotation        = "volume.beta.kubernetes.io/storage-class"
+)
+
+// defaultStorageClass gives a claim that names no class the cluster's default one.
+func defaultStorageClass(c Cluster) func(ctx context.Context, r *api.Request, obj, old api.Object) error {
+	return func(ctx context.Context, r *api.Request, obj, old api.Object) error {
+		if !is(r, "persistentvolumeclaims") || !creates(r, obj, old) {
+			return nil
+		}
+		claim := obj.(*corev1.PersistentVolumeClaim)
+		if _, beta := claim.Annotations[betaClassAnnotation]; beta || claim.Spec.StorageClassName != nil {
+			return nil
+		}
+		classes, err := c.List(ctx, "storageclasses", "")
+		if err != nil {
+			return asStatus(err)
+		}
+		if name := defaultClass(classes); name != "" {
+			claim.Spec.StorageClassName = &name
+		}
+		return nil
+	}
+}
+
+// defaultClass picks the newest of the classes marked as default; of the same age, the first by name.
+func defaultClass(classes []api.Object) string {
+	var best *storagev1.StorageClass
+	for _, o := range classes {
+		sc := o.(*storagev1.StorageClass)
+		if sc.Annotations[defaultClassAnnotation] != "true" && sc.Annotations[betaDefaultClassAnnotation] != "true" {
+			continue
+		}
+		if best == nil || best.CreationTimestamp.Before(&sc.CreationTimestamp) ||
+			sc.CreationTimestamp.Equal(&best.CreationTimestamp) && sc.Name < best.Name {
+			best = sc
+		}
+	}
+	if best == nil {
+		return ""
+	}
+	return best.Name
+}

@@ -1,0 +1,161 @@
+package apiserver
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"slices"
+	"time"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/apiserver/authz"
+	"keelson.dev/keelson/controlplane/apiserver/endpoints"
+)
+
+// front is the chain as HTTP sees it: with a trace for every write, and the
+// questions that only HTTP asks.
+type front struct{ *chain }
+
+// Serve is endpoints.Backend.
+func (f front) Serve(ctx context.Context, r *api.Request, body func(context.Context) error) (endpoints.Result, error) {
+	traceable(r)
+	return f.chain.serve(ctx, r, body)
+}
+
+// traceable gives a write a trace of its own where the client brought none, and
+// takes it from what is no step of an apply.
+func traceable(r *api.Request) {
+	writes := r.Verb == api.VerbCreate || r.Verb == api.VerbUpdate || r.Verb == api.VerbPatch
+	dry := slices.Concat(r.Create.DryRun, r.Update.DryRun, r.PatchO.DryRun)
+	quiet := r.Kind.Virtual || r.Kind.TTL > 0 || r.Kind.Resource == "leases" || r.Subresource == "status" || r.Subresource == "token"
+	switch {
+	case !writes || quiet || len(dry) > 0:
+		r.TraceParent = ""
+	case api.TraceID(r.TraceParent) == "":
+		r.TraceParent = newTraceParent()
+	}
+}
+
+// newTraceParent starts a W3C trace.
+func newTraceParent() string {
+	var b [24]byte
+	_, _ = rand.Read(b[:]) // never fails
+	h := hex.EncodeToString(b[:])
+	return "00-" + h[:32] + "-" + h[32:] + "-01"
+}
+
+// Connect is endpoints.Backend.
+func (f front) Connect(ctx context.Context, r *api.Request) (api.Object, error) {
+	if err := f.authorize(ctx, r); err != nil {
+		return nil, err
+	}
+	return f.registry.Get(ctx, &api.Request{User: r.User, Verb: api.VerbGet, Kind: r.Kind, Namespace: r.Namespace, Name: r.Name})
+}
+
+// Unknown is endpoints.Backend.
+func (f front) Unknown(ctx context.Context, u api.User, verb api.Verb, t endpoints.Target) error {
+	return f.decide(ctx, &authz.Attributes{
+		User: u, Verb: string(verb), Namespace: t.Namespace, APIGroup: t.GVR.Group, APIVersion: t.GVR.Version,
+		Resource: t.GVR.Resource, Subresource: t.Subresource, Name: t.Name,
+	}, nil)
+}
+
+// Encoded is endpoints.Backend.
+func (f front) Encoded(obj runtime.Object, media string) ([]byte, error) {
+	return f.registry.Encoded(obj, media)
+}
+
+// allowed answers access reviews.
+func (c *chain) allowed(ctx context.Context, u api.User, res *authorizationv1.ResourceAttributes, path *authorizationv1.NonResourceAttributes) (allowed, denied bool, reason string) {
+	a := &authz.Attributes{User: u, WantReason: true}
+	if path != nil {
+		a.Path, a.Verb = path.Path, path.Verb
+	} else {
+		a.Verb, a.Namespace, a.APIGroup, a.APIVersion = res.Verb, res.Namespace, res.Group, res.Version
+		a.Resource, a.Subresource, a.Name = res.Resource, res.Subresource, res.Name
+	}
+	d, reason := c.authorizer.Authorize(ctx, a)
+	return d == authz.Allow, d == authz.Deny, reason
+}
+
+// known is the cluster as admission, authentication and authorization look at it:
+// this replica's cache, asking the store where the cache has not got the object.
+type known struct {
+	chain  *chain
+	byName map[string]*api.Kind
+}
+
+func newKnown(c *chain) *known {
+	k := &known{chain: c, byName: map[string]*api.Kind{}}
+	for _, kind := range c.kinds.All() {
+		if k.byName[kind.Resource] == nil && !kind.Virtual {
+			k.byName[kind.Resource] = kind
+		}
+	}
+	return k
+}
+
+// Get is admission.Cluster.
+func (k *known) Get(ctx context.Context, resource, namespace, name string) (api.Object, bool) {
+	kind := k.byName[resource]
+	if kind == nil || name == "" {
+		return nil, false
+	}
+	r := &api.Request{Verb: api.VerbGet, Kind: kind, Namespace: namespace, Name: name}
+	r.Get.ResourceVersion = "0"
+	o, err := k.chain.registry.Get(ctx, r)
+	if apierrors.IsNotFound(err) {
+		r.Get.ResourceVersion = ""
+		o, err = k.chain.registry.Get(ctx, r)
+	}
+	return o, err == nil
+}
+
+// List is admission.Cluster.
+func (k *known) List(ctx context.Context, resource, namespace string) ([]api.Object, error) {
+	kind := k.byName[resource]
+	if kind == nil {
+		return nil, nil
+	}
+	r := &api.Request{Verb: api.VerbList, Kind: kind, Namespace: namespace, Pointers: true}
+	r.List.ResourceVersion = "0"
+	l, err := k.chain.registry.List(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return l.(*api.ObjectList).Items, nil
+}
+
+// UID is authn.Living.
+func (k *known) UID(ctx context.Context, resource, namespace, name string) (uid string, deletedAt time.Time, ok bool) {
+	o, ok := k.Get(ctx, resource, namespace, name)
+	if !ok {
+		return "", time.Time{}, false
+	}
+	if t := o.GetDeletionTimestamp(); t != nil {
+		deletedAt = t.Time
+	}
+	return string(o.GetUID()), deletedAt, true
+}
+
+// record of a join token.
+func (k *known) secret(ctx context.Context, namespace, name string) *corev1.Secret {
+	o, ok := k.Get(ctx, "secrets", namespace, name)
+	if !ok {
+		return nil
+	}
+	s, _ := o.(*corev1.Secret)
+	return s
+}
+
+func (k *known) authorized(ctx context.Context, u api.User, verb api.Verb, resource, sub, namespace, name string) bool {
+	d, _ := k.chain.authorizer.Authorize(ctx, &authz.Attributes{
+		User: u, Verb: string(verb), APIVersion: "v1", Resource: resource, Subresource: sub, Namespace: namespace, Name: name,
+	})
+	return d == authz.Allow
+}

@@ -1,0 +1,355 @@
+package apiserver
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/apiserver/admission"
+	"keelson.dev/keelson/controlplane/apiserver/authz"
+	"keelson.dev/keelson/controlplane/apiserver/endpoints"
+	"keelson.dev/keelson/controlplane/apiserver/subresource"
+	"keelson.dev/keelson/controlplane/registry"
+)
+
+// chain is the pipeline. Every request passes serve, whether it came by HTTP
+// (where http.go has performed stage 1) or from a caller in this process (whose
+// identity the wiring gave).
+type chain struct {
+	name       string
+	registry   *registry.Registry
+	kinds      *api.Kinds
+	authorizer authz.Authorizer
+	ready      <-chan struct{} // closed once the authorizer has its rules
+	mutating   []admission.Plugin
+	validating []admission.Plugin
+	verbs      *subresource.Verbs
+	timeline   *api.Timeline
+	clock      func() time.Time
+}
+
+// serve is the pipeline, stage by stage. body reads what the request carries, once
+// the user is known to be allowed to send it; nil when it is there already.
+func (c *chain) serve(ctx context.Context, r *api.Request, body func(context.Context) error) (endpoints.Result, error) {
+	// Stage 1, authentication: the request bears its user.
+	if r.User.Name == "" {
+		return endpoints.Result{}, unauthorized("the request names no user")
+	}
+	// Stage 2, authorization.
+	if err := c.authorize(ctx, r); err != nil {
+		return endpoints.Result{}, err
+	}
+	if body != nil {
+		if err := body(ctx); err != nil {
+			return endpoints.Result{}, err
+		}
+	}
+	// Stages 3, 4 and 5 are c.admit. The registry calls it between reading the stored
+	// object and committing the new one, again when the commit meets a conflict.
+	// Stage 6, the registry.
+	res, err := c.perform(ctx, r, registry.AdmissionFunc(c.admit))
+	if err == nil {
+		c.record(r, res)
+	}
+	return res, err
+}
+
+// admit is stages 3 to 5 for one state of the object.
+func (c *chain) admit(ctx context.Context, r *api.Request, obj, old api.Object) error {
+	if obj != nil && old == nil && r.Verb == api.VerbPatch {
+		// An apply that creates needs the right to create.
+		create := *r
+		create.Verb = api.VerbCreate
+		if err := c.authorize(ctx, &create); err != nil {
+			return err
+		}
+	}
+	// Stage 3, mutating admission, one plugin after the other.
+	for _, p := range c.mutating {
+		if err := p.Admit(ctx, r, obj, old); err != nil {
+			return err
+		}
+	}
+	r.Stages.Mark("admitted", "", c.clock())
+	// Stage 4, schema validation.
+	if err := validateSchema(r, obj, old); err != nil {
+		return err
+	}
+	// Stage 5, validating admission.
+	for _, p := range c.validating {
+		if err := p.Admit(ctx, r, obj, old); err != nil {
+			return err
+		}
+	}
+	r.Stages.Mark("validated", "", c.clock())
+	return nil
+}
+
+// authorize is stage 2.
+func (c *chain) authorize(ctx context.Context, r *api.Request) error {
+	return c.decide(ctx, authz.Of(r), r.Stages)
+}
+
+func (c *chain) decide(ctx context.Context, a *authz.Attributes, timer *api.StageTimer) error {
+	d, reason := c.authorizer.Authorize(ctx, a)
+	if d == authz.NoOpinion && !isClosed(c.ready) {
+		// Rules that have not been read yet may allow it.
+		if err := c.awaitRules(ctx); err != nil {
+			return err
+		}
+		d, reason = c.authorizer.Authorize(ctx, a)
+	}
+	if d != authz.Allow {
+		if a.User.Name == api.UserAnonymous {
+			return unauthorized("Unauthorized") // it might do with credentials
+		}
+		return authz.Forbidden(a, reason)
+	}
+	timer.Mark("authorized", "", c.clock())
+	return nil
+}
+
+// rulesWait is how long a request waits for a replica that is starting to read its rules.
+const rulesWait = 10 * time.Second
+
+func (c *chain) awaitRules(ctx context.Context) error {
+	t := time.NewTimer(rulesWait)
+	defer t.Stop()
+	select {
+	case <-c.ready:
+		return nil
+	case <-ctx.Done():
+	case <-t.C:
+	}
+	err := apierrors.NewServiceUnavailable("this replica has not read the authorization rules yet")
+	err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: 1}
+	return err
+}
+
+// validateSchema is stage 4: the kind's own rules about a whole object, and
+// about what may change. A facet has rules of its own.
+func validateSchema(r *api.Request, obj, old api.Object) error {
+	if obj == nil {
+		return nil
+	}
+	k := r.Kind
+	var errs field.ErrorList
+	sub := k.Subresources[r.Subresource]
+	switch {
+	case r.Subresource == "binding" || r.Subresource == "token":
+	case sub != nil && sub.Merge == nil:
+		if sub.ValidateUpdate != nil && old != nil {
+			errs = sub.ValidateUpdate(obj, old)
+		}
+	default:
+		if k.Validate != nil {
+			errs = append(errs, k.Validate(obj)...)
+		}
+		if k.ValidateUpdate != nil && old != nil {
+			errs = append(errs, k.ValidateUpdate(obj, bound(obj, old))...)
+		}
+	}
+	if len(errs) > 0 {
+		return apierrors.NewInvalid(k.GVK.GroupKind(), obj.GetName(), errs)
+	}
+	return nil
+}
+
+// bound is old with the node that a patch bound it to (admission has judged that
+// already), so that the rule against changing spec.nodeName judges all other changes.
+func bound(obj, old api.Object) api.Object {
+	pod, ok := obj.(*corev1.Pod)
+	if !ok {
+		return old
+	}
+	before := old.(*corev1.Pod)
+	if before.Spec.NodeName != "" || pod.Spec.NodeName == "" {
+		return old
+	}
+	was := *before
+	was.Spec.NodeName = pod.Spec.NodeName
+	return &was
+}
+
+// perform is stage 6: each verb to the registry, or to the rules of its subresource.
+func (c *chain) perform(ctx context.Context, r *api.Request, a registry.Admission) (endpoints.Result, error) {
+	if r.Kind.Virtual {
+		obj, err := c.verbs.Answer(ctx, r)
+		return result(obj, err == nil, false, err)
+	}
+	switch r.Verb {
+	case api.VerbGet:
+		obj, err := c.registry.Get(ctx, r)
+		if err != nil {
+			return endpoints.Result{}, err
+		}
+		if sub := r.Kind.Subresources[r.Subresource]; sub != nil && sub.View != nil {
+			return endpoints.Result{Object: sub.View(obj)}, nil
+		}
+		return endpoints.Result{Object: obj}, nil
+	case api.VerbList:
+		obj, err := c.registry.List(ctx, r)
+		return result(obj, false, false, err)
+	case api.VerbCreate:
+		return c.create(ctx, r, a)
+	case api.VerbUpdate:
+		obj, err := c.registry.Update(ctx, r, a)
+		return result(obj, false, false, err)
+	case api.VerbPatch:
+		obj, created, err := c.registry.Patch(ctx, r, a)
+		return result(obj, created, false, err)
+	case api.VerbDelete:
+		obj, deleted, err := c.registry.Delete(ctx, r, a)
+		return result(obj, false, deleted, err)
+	case api.VerbDeleteCollection:
+		obj, err := c.registry.DeleteCollection(ctx, r, a)
+		return result(obj, false, true, err)
+	}
+	return endpoints.Result{}, apierrors.NewMethodNotSupported(r.Kind.GroupResource(), string(r.Verb))
+}
+
+func (c *chain) create(ctx context.Context, r *api.Request, a registry.Admission) (endpoints.Result, error) {
+	var obj runtime.Object
+	var err error
+	switch r.Subresource {
+	case "":
+		obj, err = c.registry.Create(ctx, r, a)
+	case "binding":
+		obj, err = c.verbs.Bind(ctx, r, a)
+	case "eviction":
+		obj, err = c.verbs.Evict(ctx, r, a)
+	case "token":
+		if err = c.admit(ctx, r, nil, nil); err == nil {
+			obj, err = c.verbs.Token(ctx, r)
+		}
+	default:
+		err = apierrors.NewMethodNotSupported(r.Kind.GroupResource(), "create "+r.Subresource)
+	}
+	return result(obj, err == nil, false, err)
+}
+
+func result(obj runtime.Object, created, deleted bool, err error) (endpoints.Result, error) {
+	if err != nil {
+		return endpoints.Result{}, err
+	}
+	return endpoints.Result{Object: obj, Created: created, Deleted: deleted}, nil
+}
+
+// Watch is api.Backend and endpoints.Backend.
+func (c *chain) Watch(ctx context.Context, r *api.Request) (watch.Interface, error) {
+	if r.User.Name == "" {
+		return nil, unauthorized("the request names no user")
+	}
+	if err := c.authorize(ctx, r); err != nil {
+		return nil, err
+	}
+	return c.registry.Watch(ctx, r)
+}
+
+// Do is api.Backend: the road of callers in this process.
+func (c *chain) Do(ctx context.Context, r *api.Request) (runtime.Object, error) {
+	if r.Stages == nil && c.timeline != nil && traced(r) {
+		r.Stages = api.StartStages("apiserver/"+c.name, c.clock())
+	}
+	res, err := c.serve(ctx, r, nil)
+	if err != nil {
+		return nil, err
+	}
+	return res.Object, nil
+}
+
+// traced says whether a write from inside belongs to somebody's timeline: it makes
+// an object that descends from a traced one, or binds a pod.
+func traced(r *api.Request) bool {
+	if r.Verb != api.VerbCreate {
+		return false
+	}
+	if r.Subresource == "binding" || r.TraceParent != "" {
+		return true
+	}
+	o, ok := r.Object.(metav1.Object)
+	return ok && r.Subresource == "" && o.GetAnnotations()[api.TraceParentAnnotation] != ""
+}
+
+// record puts the stages of a committed write into the timeline, under the
+// object's own trace. Reports of status are not steps of an apply.
+func (c *chain) record(r *api.Request, res endpoints.Result) {
+	if r.Stages == nil || c.timeline == nil || r.Subresource == "status" {
+		return
+	}
+	trace, name := r.TraceParent, r.Name
+	if o, ok := res.Object.(metav1.Object); ok {
+		name = o.GetName()
+		if own := o.GetAnnotations()[api.TraceParentAnnotation]; own != "" {
+			trace = own
+		}
+	} else if r.Subresource != "" {
+		trace = c.traceOf(r, trace)
+	}
+	object := strings.ToLower(r.Kind.GVK.Kind) + "/" + name
+	if r.Kind.Namespaced {
+		object = strings.ToLower(r.Kind.GVK.Kind) + "/" + r.Namespace + "/" + name
+	}
+	stages := r.Stages.Stages(api.TraceID(trace), object)
+	if slices.ContainsFunc(stages, func(s api.Stage) bool { return s.Name == "committed" }) {
+		c.timeline.Record(distinct(stages)...)
+	}
+}
+
+// traceOf reads the trace of an object that the answer does not hold (a Binding's pod).
+func (c *chain) traceOf(r *api.Request, otherwise string) string {
+	get := &api.Request{Verb: api.VerbGet, Kind: r.Kind, Namespace: r.Namespace, Name: r.Name}
+	get.Get.ResourceVersion = "0"
+	o, err := c.registry.Get(context.Background(), get)
+	if err != nil {
+		return otherwise
+	}
+	if own := o.GetAnnotations()[api.TraceParentAnnotation]; own != "" {
+		return own
+	}
+	return otherwise
+}
+
+// distinct names the second of two like-named stages after what happens in it:
+// after validation the registry encodes the object.
+func distinct(stages []api.Stage) []api.Stage {
+	seen := false
+	for i := range stages {
+		if stages[i].Name != "admitted" {
+			continue
+		}
+		if seen {
+			stages[i].Name = "encoded"
+		}
+		seen = true
+	}
+	return stages
+}
+
+func unauthorized(reason string) error {
+	if reason == "" {
+		reason = "Unauthorized"
+	}
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusUnauthorized, Reason: metav1.StatusReasonUnauthorized, Message: reason,
+	}}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}

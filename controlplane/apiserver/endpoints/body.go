@@ -1,0 +1,171 @@
+package endpoints
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	kjson "sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// readBody reads a request's body up to limit bytes; more is a 413.
+func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
+	if r.ContentLength > limit {
+		return nil, tooLarge(limit)
+	}
+	var buf bytes.Buffer
+	if r.ContentLength > 0 {
+		buf.Grow(int(r.ContentLength) + bytes.MinRead)
+	}
+	_, err := buf.ReadFrom(http.MaxBytesReader(w, r.Body, limit))
+	var over *http.MaxBytesError
+	switch {
+	case errors.As(err, &over):
+		return nil, tooLarge(limit)
+	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, context.Canceled):
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("reading the body: %v", err))
+	case err != nil:
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("unable to read the body: %v", err))
+	}
+	return buf.Bytes(), nil
+}
+
+func tooLarge(limit int64) error {
+	return apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("limit is %d", limit))
+}
+
+// decoder turns bodies into objects.
+type decoder struct {
+	proto *protobuf.Serializer
+}
+
+func newDecoder(s *runtime.Scheme) *decoder {
+	return &decoder{proto: protobuf.NewSerializer(s, s)}
+}
+
+// decode reads data into a new object that must be of the wanted type. A body
+// that does not say its type has the wanted one. validation is "Strict", "Warn" or "Ignore".
+func (d *decoder) decode(ctx context.Context, data []byte, media string, want schema.GroupVersionKind, into runtime.Object, validation string) error {
+	if len(bytes.TrimSpace(data)) == 0 {
+		return apierrors.NewBadRequest(fmt.Sprintf("the object provided is unrecognized (must be of type %s): the body is empty", want.Kind))
+	}
+	var found schema.GroupVersionKind
+	var strict []error
+	var err error
+	switch media {
+	case mediaProto:
+		found, err = d.decodeProto(data, want, into)
+	case mediaYAML:
+		var duplicates error
+		if data, duplicates, err = fromYAML(data, validation != metav1.FieldValidationIgnore); err == nil {
+			found, strict, err = decodeJSON(data, into, validation != metav1.FieldValidationIgnore)
+			if duplicates != nil {
+				strict = append(strict, duplicates)
+			}
+		}
+	default:
+		found, strict, err = decodeJSON(data, into, validation != metav1.FieldValidationIgnore)
+	}
+	if err != nil {
+		return undecodable(err, found, want, data)
+	}
+	if err := sameType(found, want); err != nil {
+		return err
+	}
+	into.GetObjectKind().SetGroupVersionKind(want)
+	if len(strict) == 0 {
+		return nil
+	}
+	if validation == metav1.FieldValidationStrict {
+		return undecodable(runtime.NewStrictDecodingError(strict), want, want, data)
+	}
+	for _, e := range strict {
+		api.Warn(ctx, e.Error())
+	}
+	return nil
+}
+
+func (d *decoder) decodeProto(data []byte, want schema.GroupVersionKind, into runtime.Object) (schema.GroupVersionKind, error) {
+	_, found, err := d.proto.Decode(data, &want, into)
+	if found == nil {
+		return schema.GroupVersionKind{}, err
+	}
+	if err != nil && found.GroupVersion() == want.GroupVersion() && found.Kind == want.Kind {
+		return *found, err
+	}
+	if *found != want {
+		return *found, nil // told apart by the caller, in words about the type
+	}
+	return *found, err
+}
+
+// decodeJSON unmarshals; strict are the unknown and duplicate fields, when asked for.
+func decodeJSON(data []byte, into runtime.Object, wantStrict bool) (found schema.GroupVersionKind, strict []error, err error) {
+	var tm struct {
+		APIVersion string `json:"apiVersion"`
+		Kind       string `json:"kind"`
+	}
+	if wantStrict {
+		strict, err = kjson.UnmarshalStrict(data, into)
+	} else {
+		err = kjson.UnmarshalCaseSensitivePreserveInts(data, into)
+	}
+	if err != nil {
+		// What the body claims to be belongs into the message, if that much can be read.
+		if kjson.UnmarshalCaseSensitivePreserveInts(data, &tm) != nil {
+			return found, nil, fmt.Errorf("couldn't get version/kind; json parse error: %w", err)
+		}
+		gv, _ := schema.ParseGroupVersion(tm.APIVersion)
+		return gv.WithKind(tm.Kind), nil, err
+	}
+	return into.GetObjectKind().GroupVersionKind(), strict, nil
+}
+
+func fromYAML(data []byte, strict bool) (out []byte, duplicates, err error) {
+	if strict {
+		if out, err = yaml.YAMLToJSONStrict(data); err == nil {
+			return out, nil, nil
+		}
+		duplicates = err
+	}
+	if out, err = yaml.YAMLToJSON(data); err != nil {
+		return nil, nil, fmt.Errorf("yaml parse error: %w", err)
+	}
+	return out, duplicates, nil
+}
+
+// undecodable is Kubernetes' 400 for a body that is not what it should be.
+func undecodable(err error, found, want schema.GroupVersionKind, data []byte) error {
+	if found.Kind != "" {
+		return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %v", found.Kind, found.Version, want.Kind, err))
+	}
+	summary := string(data)
+	if len(summary) > 30 {
+		summary = summary[:30] + " ..."
+	}
+	return apierrors.NewBadRequest(fmt.Sprintf("the object provided is unrecognized (must be of type %s): %v (%q)", want.Kind, err, summary))
+}
+
+func sameType(found, want schema.GroupVersionKind) error {
+	if found.Empty() {
+		return nil
+	}
+	if (found.Version != "" || found.Group != "") && found.GroupVersion() != want.GroupVersion() {
+		return apierrors.NewBadRequest(fmt.Sprintf("the API version in the data (%s) does not match the expected API version (%s)", found.GroupVersion(), want.GroupVersion()))
+	}
+	if found.Kind != "" && found.Kind != want.Kind {
+		return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: the kind in the data does not match the expected kind", found.Kind, found.Version, want.Kind))
+	}
+	return nil
+}

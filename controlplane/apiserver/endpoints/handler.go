@@ -1,0 +1,248 @@
+// Package endpoints translates between HTTP and api.Request: paths, options,
+// bodies and representations on the way in, objects, tables, streams and errors
+// on the way out. It decides nothing: the Backend does.
+package endpoints
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// Result is a Backend's answer.
+type Result struct {
+	Object  runtime.Object
+	Created bool // the write made the object
+	Deleted bool // the delete removed it, not only marked it
+}
+
+// Backend is the pipeline from stage 2 on. Errors are *apierrors.StatusError.
+type Backend interface {
+	// Serve performs every verb but watch and connect. body reads what the request
+	// carries into it and is called once the user is known to be allowed to send it.
+	Serve(ctx context.Context, r *api.Request, body func(context.Context) error) (Result, error)
+	Watch(ctx context.Context, r *api.Request) (watch.Interface, error)
+	// Connect authorizes a byte stream and returns the object at its other end.
+	Connect(ctx context.Context, r *api.Request) (api.Object, error)
+	// Unknown authorizes the look for a resource that is not served: nil means that its absence may be told.
+	Unknown(ctx context.Context, u api.User, verb api.Verb, t Target) error
+	// Encoded returns the bytes of an object, shared among callers where it is a cached one.
+	Encoded(obj runtime.Object, media string) ([]byte, error)
+}
+
+// Connector serves a byte stream to an object that Connect returned.
+type Connector interface {
+	ServeStream(w http.ResponseWriter, r *http.Request, req *api.Request, obj api.Object)
+}
+
+// Config is what a Handler is made of; every field is required.
+type Config struct {
+	Backend        Backend
+	Kinds          *api.Kinds
+	Scheme         *runtime.Scheme
+	Streams        Connector
+	MaxBodyBytes   int64
+	RequestTimeout time.Duration
+	MinWatch       time.Duration
+	Clock          func() time.Time
+	// Closing ends watches when the server shuts down.
+	Closing <-chan struct{}
+}
+
+// Handler answers resource URLs.
+type Handler struct {
+	Config
+	decoder *decoder
+}
+
+// New returns a handler.
+func New(c Config) *Handler { return &Handler{Config: c, decoder: newDecoder(c.Scheme)} }
+
+// Serve answers a request of the user for the target of its URL. The request it
+// built is returned for the metrics; it is nil when the URL names nothing that is served.
+func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, t Target, u api.User, timer *api.StageTimer) *api.Request {
+	q := r.URL.Query()
+	watching := isTrue(q, "watch")
+	verb := VerbOf(r.Method, t, watching)
+	kind := h.Kinds.ByResource(t.GVR)
+	if kind == nil || t.Subresource != "" && kind.Subresources[t.Subresource] == nil || !kind.Namespaced && t.Namespace != "" {
+		h.unknown(w, r, t, u, verb)
+		return nil
+	}
+	req := &api.Request{
+		User: u, Verb: verb, Kind: kind, Subresource: t.Subresource, Namespace: t.Namespace, Name: t.Name,
+		UserAgent: r.UserAgent(), TraceParent: r.Header.Get("Traceparent"), Stages: timer,
+	}
+	if !serves(kind, t, verb) {
+		h.Error(w, r, apierrors.NewMethodNotSupported(kind.GroupResource(), methodVerb(r.Method, verb)))
+		return req
+	}
+	if verb == api.VerbConnect {
+		h.connect(w, r, req)
+		return req
+	}
+	if err := decodeOptions(q, req); err != nil {
+		h.Error(w, r, err)
+		return req
+	}
+	if t.Watch && t.Name != "" {
+		onlyName(&req.List, t.Name)
+	}
+	if verb == api.VerbWatch {
+		h.watch(w, r, req)
+		return req
+	}
+	h.do(w, r, req)
+	return req
+}
+
+func methodVerb(method string, v api.Verb) string {
+	if v != "" {
+		return string(v)
+	}
+	return method
+}
+
+func (h *Handler) unknown(w http.ResponseWriter, r *http.Request, t Target, u api.User, verb api.Verb) {
+	if err := h.Backend.Unknown(r.Context(), u, verb, t); err != nil {
+		h.Error(w, r, err)
+		return
+	}
+	h.Error(w, r, &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound,
+		Message: "the server could not find the requested resource", Details: &metav1.StatusDetails{},
+	}})
+}
+
+// do performs everything that is one question and one answer.
+func (h *Handler) do(w http.ResponseWriter, r *http.Request, req *api.Request) {
+	format, err := Negotiate(r)
+	if err != nil {
+		h.Error(w, r, err)
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), h.timeout(r))
+	defer cancel()
+	req.Pointers = req.Verb == api.VerbList
+	res, err := h.Backend.Serve(ctx, req, func(ctx context.Context) error { return h.body(ctx, w, r, req) })
+	if err != nil {
+		h.Error(w, r, err)
+		return
+	}
+	if req.TraceParent != "" && res.Object != nil && req.Verb != api.VerbGet && req.Verb != api.VerbList {
+		w.Header().Set("Traceparent", req.TraceParent)
+	}
+	h.answer(ctx, w, r, req, format, code(req, res), res.Object)
+}
+
+// code is the HTTP status of a success.
+func code(req *api.Request, res Result) int {
+	switch {
+	case res.Created:
+		return http.StatusCreated
+	case req.Verb == api.VerbDelete && !res.Deleted && req.Delete.OrphanDependents != nil && !*req.Delete.OrphanDependents:
+		return http.StatusAccepted
+	}
+	return http.StatusOK
+}
+
+func (h *Handler) timeout(r *http.Request) time.Duration {
+	if v := r.URL.Query().Get("timeout"); v != "" {
+		if d, err := time.ParseDuration(v); err == nil && d > 0 && d < h.RequestTimeout {
+			return d
+		}
+	}
+	return h.RequestTimeout
+}
+
+// body reads what the verb carries.
+func (h *Handler) body(ctx context.Context, w http.ResponseWriter, r *http.Request, req *api.Request) error {
+	switch req.Verb {
+	case api.VerbCreate, api.VerbUpdate:
+		media, err := contentType(r)
+		if err != nil {
+			return err
+		}
+		data, err := readBody(w, r, h.MaxBodyBytes)
+		if err != nil {
+			return err
+		}
+		want, into := h.bodyType(req)
+		req.Object = into
+		return h.decoder.decode(ctx, data, media, want, into, fieldValidation(req))
+	case api.VerbPatch:
+		var err error
+		if req.PatchType, err = patchType(r); err != nil {
+			return err
+		}
+		if err := invalid("PatchOptions", metav1validation.ValidatePatchOptions(&req.PatchO, req.PatchType)); err != nil {
+			return err
+		}
+		req.Patch, err = readBody(w, r, h.MaxBodyBytes)
+		return err
+	case api.VerbDelete, api.VerbDeleteCollection:
+		data, err := readBody(w, r, h.MaxBodyBytes)
+		if err != nil {
+			return err
+		}
+		media := mediaJSON
+		if len(data) > 0 {
+			if media, err = contentType(r); err != nil {
+				return err
+			}
+		}
+		return h.deleteOptions(data, media, req)
+	}
+	return nil
+}
+
+// bodyType is the type of a create's or update's body: that of the kind, or of the facet.
+func (h *Handler) bodyType(req *api.Request) (schema.GroupVersionKind, runtime.Object) {
+	if sub := req.Kind.Subresources[req.Subresource]; sub != nil && sub.New != nil {
+		return sub.GVK, sub.New()
+	}
+	return req.Kind.GVK, req.Kind.New()
+}
+
+var patchTypes = []string{
+	string(types.JSONPatchType), string(types.MergePatchType), string(types.StrategicMergePatchType), string(types.ApplyYAMLPatchType),
+}
+
+func patchType(r *http.Request) (types.PatchType, error) {
+	media := r.Header.Get("Content-Type")
+	for i, c := range media {
+		if c == ';' {
+			media = media[:i]
+			break
+		}
+	}
+	if !slices.Contains(patchTypes, media) {
+		return "", unsupportedMedia(patchTypes...)
+	}
+	return types.PatchType(media), nil
+}
+
+func (h *Handler) connect(w http.ResponseWriter, r *http.Request, req *api.Request) {
+	obj, err := h.Backend.Connect(r.Context(), req)
+	if err != nil {
+		h.Error(w, r, err)
+		return
+	}
+	h.Streams.ServeStream(w, r, req, obj)
+}
+
+func isTrue(q map[string][]string, name string) bool {
+	v, ok := q[name]
+	return ok && len(v) > 0 && v[0] != "false" && v[0] != "0"
+}

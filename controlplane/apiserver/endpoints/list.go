@@ -1,0 +1,124 @@
+package endpoints
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// A list is put together from the bytes of its objects, which every reader of
+// the same version of an object shares: no object is copied or encoded again.
+
+func (h *Handler) encodeList(l *api.ObjectList, media string) ([]byte, error) {
+	if media == mediaProto {
+		return h.encodeProtoList(l)
+	}
+	meta, err := json.Marshal(l.ListMeta)
+	if err != nil {
+		return nil, err
+	}
+	items, size, err := h.encodeItems(l, mediaJSON)
+	if err != nil {
+		return nil, err
+	}
+	var buf bytes.Buffer
+	buf.Grow(size + len(items) + len(meta) + 128)
+	fmt.Fprintf(&buf, `{"kind":%q,"apiVersion":%q,"metadata":%s,"items":[`, l.Kind, l.APIVersion, meta)
+	for i, item := range items {
+		if i > 0 {
+			buf.WriteByte(',')
+		}
+		buf.Write(bytes.TrimSuffix(item, []byte("\n")))
+	}
+	buf.WriteString("]}\n")
+	return buf.Bytes(), nil
+}
+
+func (h *Handler) encodeItems(l *api.ObjectList, media string) (items [][]byte, size int, err error) {
+	items = make([][]byte, len(l.Items))
+	for i, o := range l.Items {
+		if items[i], err = h.Backend.Encoded(o, media); err != nil {
+			return nil, 0, err
+		}
+		size += len(items[i])
+	}
+	return items, size, nil
+}
+
+// The fields of every Kubernetes list message, and of the envelope around messages.
+const (
+	listMetaField  = 1
+	listItemsField = 2
+	rawField       = 2
+)
+
+var protoPrefix = []byte{'k', '8', 's', 0}
+
+func (h *Handler) encodeProtoList(l *api.ObjectList) ([]byte, error) {
+	items, _, err := h.encodeItems(l, mediaProto)
+	if err != nil {
+		return nil, err
+	}
+	meta, err := l.ListMeta.Marshal()
+	if err != nil {
+		return nil, err
+	}
+	raws := make([][]byte, len(items))
+	size := protowire.SizeTag(listMetaField) + protowire.SizeBytes(len(meta))
+	for i := range items {
+		if raws[i], err = rawMessage(items[i]); err != nil {
+			return nil, fmt.Errorf("item %s of the list: %w", l.Items[i].GetName(), err)
+		}
+		size += protowire.SizeTag(listItemsField) + protowire.SizeBytes(len(raws[i]))
+	}
+	head, err := (&runtime.TypeMeta{APIVersion: l.APIVersion, Kind: l.Kind}).Marshal()
+	if err != nil {
+		return nil, err
+	}
+	out := make([]byte, 0, size+len(head)+32)
+	out = append(out, protoPrefix...)
+	out = protowire.AppendTag(out, 1, protowire.BytesType)
+	out = protowire.AppendBytes(out, head)
+	out = protowire.AppendTag(out, rawField, protowire.BytesType)
+	out = protowire.AppendVarint(out, uint64(size))
+	out = protowire.AppendTag(out, listMetaField, protowire.BytesType)
+	out = protowire.AppendBytes(out, meta)
+	for _, raw := range raws {
+		out = protowire.AppendTag(out, listItemsField, protowire.BytesType)
+		out = protowire.AppendBytes(out, raw)
+	}
+	return out, nil
+}
+
+// rawMessage finds the message inside its envelope. The result aliases data.
+func rawMessage(data []byte) ([]byte, error) {
+	b, ok := bytes.CutPrefix(data, protoPrefix)
+	if !ok {
+		return nil, errors.New("not in a protobuf envelope")
+	}
+	for len(b) > 0 {
+		num, typ, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			return nil, protowire.ParseError(n)
+		}
+		b = b[n:]
+		if num == rawField && typ == protowire.BytesType {
+			raw, n := protowire.ConsumeBytes(b)
+			if n < 0 {
+				return nil, protowire.ParseError(n)
+			}
+			return raw, nil
+		}
+		if n = protowire.ConsumeFieldValue(num, typ, b); n < 0 {
+			return nil, protowire.ParseError(n)
+		}
+		b = b[n:]
+	}
+	return nil, nil
+}

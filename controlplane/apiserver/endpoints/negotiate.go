@@ -1,0 +1,157 @@
+package endpoints
+
+import (
+	"fmt"
+	"mime"
+	"net/http"
+	"sort"
+	"strconv"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// The representations of objects.
+const (
+	mediaJSON  = "application/json"
+	mediaYAML  = "application/yaml"
+	mediaProto = "application/vnd.kubernetes.protobuf"
+)
+
+// View is the shape in which a client wants objects.
+type View string
+
+// The shapes: as they are, as rows of a table, or their metadata only.
+const (
+	viewObject   View = ""
+	viewTable    View = "Table"
+	viewPartial  View = "PartialObjectMetadata"
+	viewPartials View = "PartialObjectMetadataList"
+)
+
+// Format is a negotiated representation.
+type Format struct {
+	Media   string
+	As      View
+	Version string // of the view: "v1" or "v1beta1"
+	Pretty  bool
+}
+
+// Negotiate picks the best representation that the request accepts.
+func Negotiate(r *http.Request) (Format, error) {
+	pretty := wantsPretty(r)
+	header := strings.Join(r.Header.Values("Accept"), ",")
+	if header == "" {
+		return Format{Media: mediaJSON, Pretty: pretty}, nil
+	}
+	for _, c := range parseAccept(header) {
+		f, ok := acceptable(c)
+		if ok {
+			f.Pretty = pretty
+			return f, nil
+		}
+	}
+	return Format{}, notAcceptable(mediaJSON, mediaYAML, mediaProto)
+}
+
+func notAcceptable(types ...string) error {
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusNotAcceptable, Reason: metav1.StatusReasonNotAcceptable,
+		Message: "only the following media types are accepted: " + strings.Join(types, ", "),
+	}}
+}
+
+func unsupportedMedia(types ...string) error {
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusUnsupportedMediaType, Reason: metav1.StatusReasonUnsupportedMediaType,
+		Message: "the body of the request was in an unknown format - accepted media types include: " + strings.Join(types, ", "),
+	}}
+}
+
+type clause struct {
+	media  string
+	params map[string]string
+	q      float64
+}
+
+// parseAccept orders the clauses of an Accept header by preference. What cannot be parsed is skipped.
+func parseAccept(header string) []clause {
+	var out []clause
+	for part := range strings.SplitSeq(header, ",") {
+		media, params, err := mime.ParseMediaType(strings.TrimSpace(part))
+		if err != nil {
+			continue
+		}
+		c := clause{media: media, params: params, q: 1}
+		if q, err := strconv.ParseFloat(params["q"], 64); err == nil {
+			c.q = q
+		}
+		if c.q > 0 {
+			out = append(out, c)
+		}
+	}
+	sort.SliceStable(out, func(i, j int) bool { return out[i].q > out[j].q })
+	return out
+}
+
+func acceptable(c clause) (Format, bool) {
+	var f Format
+	switch c.media {
+	case mediaJSON, "*/*", "application/*":
+		f.Media = mediaJSON
+	case mediaYAML, "application/x-yaml", "text/yaml":
+		f.Media = mediaYAML
+	case mediaProto:
+		f.Media = mediaProto
+	default:
+		return f, false
+	}
+	as, asked := c.params["as"]
+	if !asked {
+		return f, true
+	}
+	if g := c.params["g"]; g != metav1.GroupName {
+		return f, false
+	}
+	f.Version = c.params["v"]
+	if f.Version != "v1" && f.Version != "v1beta1" {
+		return f, false
+	}
+	switch f.As = View(as); f.As {
+	case viewTable, viewPartial, viewPartials:
+		return f, true
+	}
+	return f, false
+}
+
+// wantsPretty: asked for, or a human is looking.
+func wantsPretty(r *http.Request) bool {
+	if strings.Contains(r.URL.RawQuery, "pretty") {
+		if v, ok := r.URL.Query()["pretty"]; ok {
+			b, err := strconv.ParseBool(v[0])
+			return v[0] == "" || err == nil && b
+		}
+	}
+	agent := r.UserAgent()
+	return strings.HasPrefix(agent, "curl") || strings.HasPrefix(agent, "Wget") || strings.HasPrefix(agent, "Mozilla/5.0")
+}
+
+// contentType is the media type of a request's body, JSON when unsaid.
+func contentType(r *http.Request) (string, error) {
+	h := r.Header.Get("Content-Type")
+	if h == "" {
+		return mediaJSON, nil
+	}
+	media, _, err := mime.ParseMediaType(h)
+	if err != nil {
+		return "", apierrors.NewBadRequest(fmt.Sprintf("the Content-Type %q cannot be parsed: %v", h, err))
+	}
+	switch media {
+	case mediaJSON, mediaYAML, mediaProto:
+		return media, nil
+	case "application/x-yaml", "text/yaml":
+		return mediaYAML, nil
+	}
+	return "", unsupportedMedia(mediaJSON, mediaYAML, mediaProto)
+}

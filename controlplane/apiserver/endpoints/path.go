@@ -1,0 +1,114 @@
+package endpoints
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// Target is what a resource URL names.
+type Target struct {
+	GVR         schema.GroupVersionResource
+	Namespace   string
+	Name        string
+	Subresource string
+	Watch       bool // the old form /api/v1/watch/...
+}
+
+// ParsePath reads /api/{version}/... and /apis/{group}/{version}/...; ok is false
+// for everything that names no resource. The resource need not exist.
+func ParsePath(path string) (t Target, ok bool) {
+	parts := strings.Split(strings.Trim(path, "/"), "/")
+	switch {
+	case len(parts) >= 3 && parts[0] == "api":
+		t.GVR.Version, parts = parts[1], parts[2:]
+	case len(parts) >= 4 && parts[0] == "apis":
+		t.GVR.Group, t.GVR.Version, parts = parts[1], parts[2], parts[3:]
+	default:
+		return Target{}, false
+	}
+	if slices.Contains(parts, "") {
+		return Target{}, false
+	}
+	if parts[0] == "watch" && len(parts) > 1 {
+		t.Watch, parts = true, parts[1:]
+	}
+	if parts[0] == "namespaces" && len(parts) > 2 && !slices.Contains(namespaceFacets, parts[2]) {
+		t.Namespace, parts = parts[1], parts[2:]
+	}
+	t.GVR.Resource = parts[0]
+	if len(parts) > 1 {
+		t.Name = parts[1]
+	}
+	if len(parts) > 2 {
+		t.Subresource = strings.Join(parts[2:], "/")
+	}
+	return t, true
+}
+
+// namespaceFacets are what follows a namespace's name without being a resource inside of it.
+var namespaceFacets = []string{"status", "finalize"}
+
+// connects are the subresources that are byte streams.
+var connects = []string{"log", "exec", "attach", "portforward"}
+
+// VerbOf is what a method asks of the target; "" when the method has no meaning there.
+func VerbOf(method string, t Target, watch bool) api.Verb {
+	if slices.Contains(connects, t.Subresource) {
+		if method == http.MethodGet || method == http.MethodPost && t.Subresource != "log" {
+			return api.VerbConnect
+		}
+		return ""
+	}
+	switch method {
+	case http.MethodGet, http.MethodHead:
+		switch {
+		case t.Watch || watch && t.Name == "":
+			return api.VerbWatch
+		case t.Name == "":
+			return api.VerbList
+		}
+		return api.VerbGet
+	case http.MethodPost:
+		if t.Name == "" || t.Subresource != "" {
+			return api.VerbCreate
+		}
+	case http.MethodPut:
+		if t.Name != "" {
+			return api.VerbUpdate
+		}
+	case http.MethodPatch:
+		if t.Name != "" {
+			return api.VerbPatch
+		}
+	case http.MethodDelete:
+		if t.Name == "" {
+			return api.VerbDeleteCollection
+		}
+		if t.Subresource == "" {
+			return api.VerbDelete
+		}
+	}
+	return ""
+}
+
+// serves says whether the kind (or its facet) knows the verb in the scope of the target.
+func serves(k *api.Kind, t Target, v api.Verb) bool {
+	if v == "" {
+		return false
+	}
+	if k.Namespaced && t.Namespace == "" && v != api.VerbList && v != api.VerbWatch && v != api.VerbDeleteCollection {
+		return false
+	}
+	if t.Subresource == "" {
+		return len(k.Verbs) == 0 && !k.Virtual || slices.Contains(k.Verbs, string(v)) || k.Virtual && v == api.VerbCreate
+	}
+	if v == api.VerbConnect {
+		return true
+	}
+	return slices.Contains(k.Subresources[t.Subresource].Verbs, string(v))
+}

@@ -1,0 +1,145 @@
+package endpoints
+
+import (
+	"fmt"
+	"net/http"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metav1beta1 "k8s.io/apimachinery/pkg/apis/meta/v1beta1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// viewer shows objects of one kind in another shape.
+type viewer struct {
+	kind    *api.Kind
+	format  Format
+	include metav1.IncludeObjectPolicy
+	h       *Handler
+	headed  bool // the columns were sent already (a watch says them once)
+}
+
+func (h *Handler) viewer(r *http.Request, k *api.Kind, f Format) (*viewer, error) {
+	v := &viewer{kind: k, format: f, h: h, include: metav1.IncludeMetadata}
+	if f.As == viewTable {
+		if f.Media == mediaProto {
+			return nil, notAcceptable(mediaJSON, mediaYAML)
+		}
+		switch p := metav1.IncludeObjectPolicy(r.URL.Query().Get("includeObject")); p {
+		case "":
+		case metav1.IncludeNone, metav1.IncludeMetadata, metav1.IncludeObject:
+			v.include = p
+		default:
+			return nil, apierrors.NewBadRequest(fmt.Sprintf("unrecognized includeObject value: %q", p))
+		}
+	}
+	return v, nil
+}
+
+func (v *viewer) apiVersion() string { return metav1.GroupName + "/" + v.format.Version }
+
+// whole shows an answer: an object or a list. A Status stays what it is.
+func (v *viewer) whole(obj runtime.Object) (runtime.Object, error) {
+	if _, ok := obj.(*metav1.Status); ok {
+		return obj, nil
+	}
+	list, isList := obj.(metav1.ListInterface)
+	switch {
+	case v.format.As == viewTable:
+		return v.table(obj)
+	case isList && v.format.As == viewPartials:
+		out := &metav1.PartialObjectMetadataList{
+			TypeMeta: metav1.TypeMeta{APIVersion: v.apiVersion(), Kind: "PartialObjectMetadataList"},
+			ListMeta: listMeta(list), Items: []metav1.PartialObjectMetadata{},
+		}
+		err := each(obj, func(o runtime.Object) error {
+			p, err := v.partial(o)
+			if err == nil {
+				out.Items = append(out.Items, *p)
+			}
+			return err
+		})
+		if v.format.Version == "v1beta1" {
+			old := metav1beta1.PartialObjectMetadataList(*out)
+			return &old, err
+		}
+		return out, err
+	case !isList && v.format.As == viewPartial:
+		return v.partial(obj)
+	}
+	return nil, notAcceptable(mediaJSON, mediaYAML, mediaProto)
+}
+
+func listMeta(l metav1.ListInterface) metav1.ListMeta {
+	return metav1.ListMeta{
+		ResourceVersion: l.GetResourceVersion(), Continue: l.GetContinue(), RemainingItemCount: l.GetRemainingItemCount(),
+	}
+}
+
+func (v *viewer) partial(obj runtime.Object) (*metav1.PartialObjectMetadata, error) {
+	o, err := meta.Accessor(obj)
+	if err != nil {
+		return nil, apierrors.NewInternalError(err)
+	}
+	p := meta.AsPartialObjectMetadata(o)
+	p.TypeMeta = metav1.TypeMeta{APIVersion: v.apiVersion(), Kind: "PartialObjectMetadata"}
+	return p, nil
+}
+
+func (v *viewer) table(obj runtime.Object) (*metav1.Table, error) {
+	t := &metav1.Table{TypeMeta: metav1.TypeMeta{APIVersion: v.apiVersion(), Kind: "Table"}, Rows: []metav1.TableRow{}}
+	if !v.headed {
+		t.ColumnDefinitions = v.kind.Columns
+	}
+	if len(t.ColumnDefinitions) == 0 {
+		t.ColumnDefinitions = []metav1.TableColumnDefinition{}
+	}
+	now := v.h.Clock()
+	add := func(o runtime.Object) error {
+		typed, ok := o.(api.Object)
+		if !ok || v.kind.Row == nil {
+			return notAcceptable(mediaJSON, mediaYAML, mediaProto)
+		}
+		row := metav1.TableRow{Cells: v.kind.Row(typed, now)}
+		switch v.include {
+		case metav1.IncludeObject:
+			row.Object.Object = o
+		case metav1.IncludeMetadata:
+			p, err := v.partial(o)
+			if err != nil {
+				return err
+			}
+			row.Object.Object = p
+		}
+		t.Rows = append(t.Rows, row)
+		return nil
+	}
+	if list, ok := obj.(metav1.ListInterface); ok {
+		t.ListMeta = listMeta(list)
+		if err := each(obj, add); err != nil {
+			return nil, err
+		}
+		return t, nil
+	}
+	if o, err := meta.Accessor(obj); err == nil {
+		t.ResourceVersion = o.GetResourceVersion()
+	}
+	return t, add(obj)
+}
+
+// each visits the objects of a list.
+func each(list runtime.Object, f func(runtime.Object) error) error {
+	shared, ok := list.(*api.ObjectList)
+	if !ok {
+		return meta.EachListItem(list, f)
+	}
+	for _, o := range shared.Items {
+		if err := f(o); err != nil {
+			return err
+		}
+	}
+	return nil
+}

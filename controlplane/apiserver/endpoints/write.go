@@ -1,0 +1,153 @@
+package endpoints
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/yaml"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// gzipFrom is the size from which an answer is worth compressing.
+const gzipFrom = 128 << 10
+
+var gzipWriters = sync.Pool{New: func() any {
+	w, _ := gzip.NewWriterLevel(nil, gzip.BestSpeed)
+	return w
+}}
+
+// answer writes an object in the negotiated shape and representation.
+func (h *Handler) answer(ctx context.Context, w http.ResponseWriter, r *http.Request, req *api.Request, f Format, status int, obj runtime.Object) {
+	if f.As != viewObject && obj != nil {
+		v, err := h.viewer(r, req.Kind, f)
+		if err == nil {
+			obj, err = v.whole(obj)
+		}
+		if err != nil {
+			h.Error(w, r, err)
+			return
+		}
+	}
+	data, err := h.encode(obj, f)
+	if err != nil {
+		h.Error(w, r, apierrors.NewInternalError(fmt.Errorf("encoding the answer: %w", err)))
+		return
+	}
+	writeBytes(w, r, f.Media, status, data)
+}
+
+// encode returns the bytes of an object or of a list of shared objects.
+func (h *Handler) encode(obj runtime.Object, f Format) ([]byte, error) {
+	encoded := func(media string) ([]byte, error) {
+		if l, ok := obj.(*api.ObjectList); ok {
+			return h.encodeList(l, media)
+		}
+		return h.Backend.Encoded(obj, media)
+	}
+	if f.Media == mediaProto {
+		return encoded(mediaProto)
+	}
+	data, err := encoded(mediaJSON)
+	if err != nil {
+		return nil, err
+	}
+	if f.Media == mediaYAML {
+		return yaml.JSONToYAML(data)
+	}
+	if f.Pretty {
+		var buf bytes.Buffer
+		if err := json.Indent(&buf, data, "", "  "); err != nil {
+			return nil, err
+		}
+		return buf.Bytes(), nil
+	}
+	return data, nil
+}
+
+func writeBytes(w http.ResponseWriter, r *http.Request, media string, status int, data []byte) {
+	hd := w.Header()
+	hd.Set("Content-Type", media)
+	if len(data) >= gzipFrom && strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+		hd.Set("Content-Encoding", "gzip")
+		hd.Add("Vary", "Accept-Encoding")
+		w.WriteHeader(status)
+		zip := gzipWriters.Get().(*gzip.Writer)
+		defer gzipWriters.Put(zip)
+		zip.Reset(w)
+		_, _ = zip.Write(data) // the client is gone when this fails
+		_ = zip.Close()
+		return
+	}
+	hd.Set("Content-Length", strconv.Itoa(len(data)))
+	w.WriteHeader(status)
+	if r.Method != http.MethodHead {
+		_, _ = w.Write(data)
+	}
+}
+
+// Error writes a refusal as a Status, in the representation that the client reads.
+func (h *Handler) Error(w http.ResponseWriter, r *http.Request, err error) {
+	s := StatusOf(err)
+	if s.Details != nil && s.Details.RetryAfterSeconds > 0 {
+		w.Header().Set("Retry-After", strconv.Itoa(int(s.Details.RetryAfterSeconds)))
+	}
+	f, nerr := Negotiate(r)
+	if nerr != nil {
+		f = Format{Media: mediaJSON}
+	}
+	data, eerr := h.encode(s, f)
+	if eerr != nil {
+		http.Error(w, s.Message, int(s.Code))
+		return
+	}
+	writeBytes(w, r, f.Media, int(s.Code), data)
+}
+
+// StatusOf is any error as the Status that the client gets.
+func StatusOf(err error) *metav1.Status {
+	var se apierrors.APIStatus
+	var s metav1.Status
+	switch {
+	case errors.As(err, &se):
+		s = se.Status()
+	case errors.Is(err, context.DeadlineExceeded):
+		s = apierrors.NewTimeoutError("request did not complete within the allotted timeout", 1).ErrStatus
+	case errors.Is(err, context.Canceled):
+		s = apierrors.NewTimeoutError("the request was given up by its sender", 0).ErrStatus
+	default:
+		s = apierrors.NewInternalError(err).ErrStatus
+	}
+	if s.Code == 0 {
+		s.Code = http.StatusInternalServerError
+	}
+	if s.Status == "" {
+		s.Status = metav1.StatusFailure
+	}
+	s.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
+	return &s
+}
+
+// unwrapProto decodes Kubernetes' protobuf envelope into a type that need not be in the scheme.
+func unwrapProto(data []byte, into interface{ Unmarshal([]byte) error }) error {
+	body, ok := bytes.CutPrefix(data, []byte{'k', '8', 's', 0})
+	if !ok {
+		return errors.New("the body does not begin with the protobuf prefix of Kubernetes")
+	}
+	var u runtime.Unknown
+	if err := u.Unmarshal(body); err != nil {
+		return err
+	}
+	return into.Unmarshal(u.Raw)
+}

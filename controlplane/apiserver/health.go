@@ -1,0 +1,108 @@
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// check is one thing that must be well. Its error says what is not.
+type check struct {
+	name string
+	run  func(ctx context.Context) error
+}
+
+// readyTimeout bounds a readiness answer: a probe that hangs tells nothing.
+const readyTimeout = 2 * time.Second
+
+// livenessChecks fail only when a restart would help.
+func (s *Server) livenessChecks() []check {
+	return []check{{"ping", func(context.Context) error { return nil }}}
+}
+
+// readinessChecks say why this replica should get no traffic.
+func (s *Server) readinessChecks() []check {
+	return append(s.livenessChecks(),
+		check{"registry", func(context.Context) error {
+			return closed(s.cfg.Registry.Ready(), "the watch cache is still being filled")
+		}},
+		check{"authorizer", func(context.Context) error { return closed(s.ready, "the authorization rules are still being read") }},
+		check{"replica", func(ctx context.Context) error {
+			if s.cfg.Ready == nil {
+				return nil
+			}
+			return s.cfg.Ready(ctx)
+		}},
+		check{"shutdown", func(context.Context) error {
+			if isClosed(s.closing) {
+				return errors.New("this replica is shutting down")
+			}
+			return nil
+		}},
+	)
+}
+
+func closed(c <-chan struct{}, otherwise string) error {
+	if isClosed(c) {
+		return nil
+	}
+	return errors.New(otherwise)
+}
+
+// health answers /healthz, /livez and /readyz, to anyone: a load balancer has no credentials.
+func (s *Server) health(w http.ResponseWriter, r *http.Request) bool {
+	base, one, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
+	var checks []check
+	switch base {
+	case "healthz", "livez":
+		checks = s.livenessChecks()
+	case "readyz":
+		checks = s.readinessChecks()
+	default:
+		return false
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), readyTimeout)
+	defer cancel()
+	var report strings.Builder
+	failed, found := false, one == ""
+	for _, c := range checks {
+		if one != "" && c.name != one {
+			continue
+		}
+		found = true
+		if err := c.run(ctx); err != nil {
+			failed = true
+			fmt.Fprintf(&report, "[-]%s failed: %v\n", c.name, err)
+			continue
+		}
+		fmt.Fprintf(&report, "[+]%s ok\n", c.name)
+	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	_, verbose := r.URL.Query()["verbose"]
+	switch {
+	case !found:
+		w.WriteHeader(http.StatusNotFound)
+	case failed:
+		w.WriteHeader(http.StatusInternalServerError)
+		fmt.Fprintf(w, "%s%s check failed\n", report.String(), base)
+	case verbose:
+		fmt.Fprintf(w, "%s%s check passed\n", report.String(), base)
+	default:
+		fmt.Fprint(w, "ok")
+	}
+	return true
+}
+
+// status is a refusal outside of the resources.
+func status(code int32, reason metav1.StatusReason, message string) error {
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: code, Reason: reason, Message: message, Details: &metav1.StatusDetails{},
+	}}
+}

@@ -1,0 +1,217 @@
+package apiserver
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"time"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/apiserver/authn"
+	"keelson.dev/keelson/controlplane/apiserver/authz"
+	"keelson.dev/keelson/controlplane/apiserver/endpoints"
+)
+
+// ServeHTTP is the way of every HTTP request: who asks (stage 1), as whom, for
+// what; then to the pipeline or to the documents.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	began := s.cfg.Clock()
+	ctx, warnings := api.WithWarnings(r.Context())
+	r = r.WithContext(ctx)
+	out := &statusWriter{ResponseWriter: w, warnings: warnings}
+	out.Header().Set("Cache-Control", "no-cache, private")
+	var req *api.Request
+	defer func() {
+		if p := recover(); p != nil {
+			s.crashed(out, r, p)
+		}
+		s.metrics.observe(req, r, out.code, s.cfg.Clock().Sub(began))
+	}()
+	if s.health(out, r) {
+		return
+	}
+	timer := api.StartStages("apiserver/"+s.cfg.Name, began)
+	timer.Mark("received", r.Method+" "+r.URL.Path, began)
+	u, err := s.identify(r)
+	if err != nil {
+		s.resources.Error(out, r, err)
+		return
+	}
+	timer.Mark("authenticated", u.Name, s.cfg.Clock())
+	if t, ok := endpoints.ParsePath(r.URL.Path); ok {
+		req = s.resources.Serve(out, r, t, u, timer)
+		return
+	}
+	s.documents(out, r, u)
+}
+
+// identify is stage 1: the sender's proof, then whom the sender wants to act as.
+func (s *Server) identify(r *http.Request) (api.User, error) {
+	u, err := s.authn.Authenticate(r)
+	switch {
+	case err == authn.ErrNobody:
+		u = authn.Anonymous()
+	case err != nil:
+		return u, unauthorized("Unauthorized: " + err.Error())
+	}
+	return s.impersonate(r, u)
+}
+
+// documents answers everything that is not a resource.
+func (s *Server) documents(w http.ResponseWriter, r *http.Request, u api.User) {
+	path := r.URL.Path
+	err := s.chain.decide(r.Context(), &authz.Attributes{User: u, Verb: strings.ToLower(r.Method), Path: path}, nil)
+	if err != nil {
+		s.resources.Error(w, r, err)
+		return
+	}
+	if h, pattern := s.paths.Handler(r); pattern != "" {
+		h.ServeHTTP(w, r)
+		return
+	}
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		s.resources.Error(w, r, status(http.StatusMethodNotAllowed, "MethodNotAllowed", "the server does not allow this method on the requested resource"))
+		return
+	}
+	switch {
+	case s.discovery.Serve(w, r), s.openapi.Serve(w, r):
+	case path == "/version" || path == "/version/":
+		writeJSON(w, s.cfg.Version)
+	case path == "/metrics":
+		s.metrics.handler.ServeHTTP(w, r)
+	case strings.HasPrefix(path, "/timeline/"):
+		s.serveTimeline(w, r, strings.TrimPrefix(path, "/timeline/"))
+	case path == "/":
+		writeJSON(w, map[string][]string{"paths": s.rootPaths()})
+	case s.cfg.ServiceTokens != nil && path == "/openid/v1/jwks":
+		data, err := s.cfg.ServiceTokens.JWKS()
+		s.document(w, r, "application/jwk-set+json", data, err)
+	case s.cfg.ServiceTokens != nil && path == "/.well-known/openid-configuration":
+		data, err := s.cfg.ServiceTokens.OpenIDConfiguration("https://" + r.Host + "/openid/v1/jwks")
+		s.document(w, r, "application/json", data, err)
+	default:
+		s.resources.Error(w, r, status(http.StatusNotFound, "NotFound", "the server could not find the requested resource"))
+	}
+}
+
+func (s *Server) document(w http.ResponseWriter, r *http.Request, media string, data []byte, err error) {
+	if err != nil {
+		s.resources.Error(w, r, err)
+		return
+	}
+	w.Header().Set("Content-Type", media)
+	_, _ = w.Write(data)
+}
+
+func writeJSON(w http.ResponseWriter, v any) {
+	data, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(data)
+}
+
+// serveTimeline answers the stages of a trace, of all replicas unless ?local=true.
+func (s *Server) serveTimeline(w http.ResponseWriter, r *http.Request, traceID string) {
+	if id := api.TraceID(traceID); id != "" {
+		traceID = id // a whole traceparent was given
+	}
+	stages := s.cfg.Timeline.Find(traceID)
+	if local, _ := strconv.ParseBool(r.URL.Query().Get("local")); !local && s.cfg.PeerStages != nil {
+		stages = append(stages, s.cfg.PeerStages(r.Context(), traceID)...)
+	}
+	if stages == nil {
+		stages = []api.Stage{}
+	}
+	writeJSON(w, stages)
+}
+
+func (s *Server) rootPaths() []string {
+	out := []string{"/api", "/api/v1", "/apis"}
+	seen := map[string]bool{}
+	for _, k := range s.cfg.Kinds.All() {
+		if p := "/apis/" + k.GVK.GroupVersion().String(); k.GVK.Group != "" && !seen[p] {
+			seen[p] = true
+			out = append(out, p)
+		}
+	}
+	return append(out, "/healthz", "/livez", "/metrics", "/openapi/v2", "/openapi/v3", "/readyz", "/version")
+}
+
+// crashed turns a panic into a 500, and lets the deliberate one pass.
+func (s *Server) crashed(w *statusWriter, r *http.Request, p any) {
+	if p == http.ErrAbortHandler {
+		panic(p)
+	}
+	s.cfg.Log.Error("a request crashed", "method", r.Method, "path", r.URL.Path, "panic", p, "stack", string(debug.Stack()))
+	if w.code == 0 {
+		s.resources.Error(w, r, status(http.StatusInternalServerError, "InternalError", fmt.Sprintf("Internal error occurred: %v", p)))
+		return
+	}
+	panic(http.ErrAbortHandler) // half an answer must not look like a whole one
+}
+
+// statusWriter notes the code and puts the warnings in front of the answer.
+type statusWriter struct {
+	http.ResponseWriter
+	code     int
+	warnings func() []string
+}
+
+func (w *statusWriter) WriteHeader(code int) {
+	if w.code == 0 {
+		w.code = code
+		for _, text := range w.warnings() {
+			w.Header().Add("Warning", warning(text))
+		}
+	}
+	w.ResponseWriter.WriteHeader(code)
+}
+
+func (w *statusWriter) Write(data []byte) (int, error) {
+	if w.code == 0 {
+		w.WriteHeader(http.StatusOK)
+	}
+	return w.ResponseWriter.Write(data)
+}
+
+// Unwrap is for http.ResponseController.
+func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// Hijack is for protocols that take the connection over.
+func (w *statusWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	w.code = http.StatusSwitchingProtocols
+	return http.NewResponseController(w.ResponseWriter).Hijack()
+}
+
+// Flush is http.Flusher.
+func (w *statusWriter) Flush() { _ = http.NewResponseController(w.ResponseWriter).Flush() }
+
+// warning is the value of a Warning header: 299 - "text".
+func warning(text string) string {
+	var b strings.Builder
+	b.WriteString(`299 - "`)
+	for _, c := range text {
+		switch {
+		case c == '"' || c == '\\':
+			b.WriteByte('\\')
+			b.WriteRune(c)
+		case c < ' ' || c == 0x7f:
+			b.WriteByte(' ')
+		default:
+			b.WriteRune(c)
+		}
+	}
+	b.WriteByte('"')
+	return b.String()
+}
+
+// slowHeaders is how long a client may take to send its headers.
+const slowHeaders = 30 * time.Second

@@ -1,0 +1,159 @@
+package stream
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// silence is how long a log may say nothing before the client is told that it is on.
+const silence = 300 * time.Millisecond
+
+// logs streams a container's log as text. An error that comes before the first byte is a refusal.
+func (s *Server) logs(w http.ResponseWriter, r *http.Request, pod *corev1.Pod) error {
+	lr, err := logRequest(r.URL.Query(), time.Now())
+	if err != nil {
+		return err
+	}
+	lr.PodUID, lr.Namespace, lr.Pod = pod.UID, pod.Namespace, pod.Name
+	if lr.Container, err = container(pod, lr.Container); err != nil {
+		return err
+	}
+	body, err := s.Nodes.Logs(r.Context(), pod.Spec.NodeName, lr)
+	if err != nil {
+		return s.noLog(pod, lr, err)
+	}
+	defer body.Close()
+	return s.copyLog(w, body, func(err error) error { return s.noLog(pod, lr, err) })
+}
+
+// noLog says why there is no log: because the container has not begun, if that is why.
+func (s *Server) noLog(pod *corev1.Pod, lr api.LogRequest, err error) error {
+	if lr.Previous {
+		return apierrors.NewBadRequest(fmt.Sprintf("previous terminated container %q in pod %q not found: %v", lr.Container, pod.Name, err))
+	}
+	if why := waiting(pod, lr.Container); why != nil {
+		return why
+	}
+	return upstream(err, pod)
+}
+
+type chunk struct {
+	data []byte
+	err  error
+}
+
+// copyLog copies and flushes what arrives. refuse words an error before the first byte.
+func (s *Server) copyLog(w http.ResponseWriter, body io.Reader, refuse func(error) error) error {
+	chunks := make(chan chunk)
+	done := make(chan struct{})
+	defer close(done)
+	go func() {
+		defer close(chunks)
+		for {
+			buf := make([]byte, 32<<10)
+			n, err := body.Read(buf)
+			select {
+			case chunks <- chunk{buf[:n], err}:
+			case <-done:
+				return
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	out := http.NewResponseController(w)
+	begun := false
+	begin := func() {
+		if !begun {
+			begun = true
+			w.Header().Set("Content-Type", "text/plain")
+			w.WriteHeader(http.StatusOK)
+		}
+	}
+	quiet := time.NewTimer(silence)
+	defer quiet.Stop()
+	for {
+		select {
+		case <-quiet.C:
+			begin()
+			if out.Flush() != nil {
+				return nil
+			}
+		case c, open := <-chunks:
+			if !open {
+				return nil
+			}
+			if c.err != nil && c.err != io.EOF && !begun && len(c.data) == 0 {
+				return refuse(c.err)
+			}
+			begin()
+			if len(c.data) > 0 {
+				if _, err := w.Write(c.data); err != nil || out.Flush() != nil {
+					return nil // the client has left
+				}
+			}
+			if c.err != nil && c.err != io.EOF {
+				fmt.Fprintf(w, "error reading the log: %v\n", c.err)
+			}
+		}
+	}
+}
+
+// logRequest reads PodLogOptions from the query.
+func logRequest(q url.Values, now time.Time) (api.LogRequest, error) {
+	lr := api.LogRequest{Container: q.Get("container")}
+	var errs field.ErrorList
+	flag := func(name string) bool {
+		v := q.Get(name)
+		b, err := strconv.ParseBool(v)
+		if v != "" && err != nil {
+			errs = append(errs, field.Invalid(field.NewPath(name), v, "must be true or false"))
+		}
+		return b
+	}
+	number := func(name string, least int64) *int64 {
+		v := q.Get(name)
+		if v == "" {
+			return nil
+		}
+		n, err := strconv.ParseInt(v, 10, 64)
+		if err != nil || n < least {
+			errs = append(errs, field.Invalid(field.NewPath(name), v, fmt.Sprintf("must be greater than or equal to %d", least)))
+		}
+		return &n
+	}
+	lr.Follow, lr.Previous, lr.Timestamps = flag("follow"), flag("previous"), flag("timestamps")
+	lr.TailLines, lr.LimitBytes = number("tailLines", 0), number("limitBytes", 1)
+	since := number("sinceSeconds", 1)
+	if since != nil {
+		t := metav1.NewTime(now.Add(-time.Duration(*since) * time.Second))
+		lr.SinceTime = &t
+	}
+	if v := q.Get("sinceTime"); v != "" {
+		t, err := time.Parse(time.RFC3339, v)
+		switch {
+		case err != nil:
+			errs = append(errs, field.Invalid(field.NewPath("sinceTime"), v, "must be a time in the form of RFC 3339"))
+		case since != nil:
+			errs = append(errs, field.Forbidden(field.NewPath("sinceTime"), "at most one of `sinceTime` or `sinceSeconds` may be specified"))
+		}
+		at := metav1.NewTime(t)
+		lr.SinceTime = &at
+	}
+	if len(errs) > 0 {
+		return lr, apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("PodLogOptions").GroupKind(), "", errs)
+	}
+	return lr, nil
+}

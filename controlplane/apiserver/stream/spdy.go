@@ -1,0 +1,136 @@
+package stream
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/streaming/pkg/httpstream"
+	"k8s.io/streaming/pkg/httpstream/spdy"
+)
+
+// The subprotocols of exec over SPDY, newest first: 4 has exit codes, 3 terminal sizes.
+const (
+	channelV4 = "v4.channel.k8s.io"
+	channelV3 = "v3.channel.k8s.io"
+	channelV2 = "v2.channel.k8s.io"
+)
+
+const streamTypeHeader = "streamType"
+
+// opened is a stream that the client made; it may be used once its reply is on the way.
+type opened struct {
+	httpstream.Stream
+	replied <-chan struct{}
+}
+
+// upgradeSPDY takes the connection over. Streams that the client opens arrive on the channel until stop is closed.
+func upgradeSPDY(w http.ResponseWriter, r *http.Request, stop <-chan struct{}) (httpstream.Connection, <-chan opened, error) {
+	streams := make(chan opened)
+	conn := spdy.NewResponseUpgrader().UpgradeResponse(w, r, deliver(streams, stop))
+	if conn == nil {
+		return nil, nil, errors.New("the connection could not be upgraded to SPDY")
+	}
+	return conn, streams, nil
+}
+
+func deliver(to chan<- opened, stop <-chan struct{}) httpstream.NewStreamHandler {
+	return func(st httpstream.Stream, replied <-chan struct{}) error {
+		select {
+		case to <- opened{st, replied}:
+			return nil
+		case <-stop:
+			return errors.New("no more streams are taken")
+		}
+	}
+}
+
+// spdySession opens an exec by SPDY: one stream for each of error, stdin, stdout, stderr and resize.
+func spdySession(w http.ResponseWriter, r *http.Request, want wanted) (*session, error) {
+	protocol, err := httpstream.Handshake(r, w, []string{channelV4, channelV3, channelV2})
+	if err != nil {
+		return nil, err
+	}
+	stop := make(chan struct{})
+	defer close(stop)
+	conn, streams, err := upgradeSPDY(w, r, stop)
+	if err != nil {
+		return nil, err
+	}
+	ses := &session{gone: gone(conn.CloseChan()), close: func() { _ = conn.Close() }}
+	need := map[string]bool{"error": true}
+	for name, w := range map[string]bool{"stdin": want.stdin, "stdout": want.stdout, "stderr": want.stderr, "resize": want.tty && protocol != channelV2} {
+		if w {
+			need[name] = true
+		}
+	}
+	late := time.NewTimer(openStreams)
+	defer late.Stop()
+	for len(need) > 0 {
+		select {
+		case st := <-streams:
+			name := st.Headers().Get(streamTypeHeader)
+			if !need[name] {
+				_ = conn.Close()
+				return nil, fmt.Errorf("the client opened a stream %q that it had not announced", name)
+			}
+			delete(need, name)
+			if err := ses.attach(name, st, protocol, late.C); err != nil {
+				_ = conn.Close()
+				return nil, err
+			}
+		case <-late.C:
+			_ = conn.Close()
+			return nil, errors.New("timed out waiting for client to create streams")
+		case <-conn.CloseChan():
+			return nil, errors.New("the client left before it had opened its streams")
+		}
+	}
+	return ses, nil
+}
+
+func gone(c <-chan bool) <-chan struct{} {
+	out := make(chan struct{})
+	go func() { <-c; close(out) }()
+	return out
+}
+
+func (ses *session) attach(name string, st opened, protocol string, late <-chan time.Time) error {
+	select {
+	case <-st.replied:
+	case <-late:
+		return errors.New("timed out replying to a stream of the client")
+	}
+	switch name {
+	case "stdin":
+		ses.stdin = st
+	case "stdout":
+		ses.stdout = st
+	case "stderr":
+		ses.stderr = st
+	case "resize":
+		ses.resize = st
+	case "error":
+		ses.report = func(s metav1.Status) {
+			_, _ = st.Write(reportBytes(s, protocol == channelV4)) // the client has left when this fails
+		}
+	}
+	return nil
+}
+
+// reportBytes is the last word of an exec: a Status, or for old protocols the error's text.
+func reportBytes(s metav1.Status, structured bool) []byte {
+	if structured {
+		data, err := json.Marshal(s)
+		if err == nil {
+			return data
+		}
+	}
+	if s.Status == metav1.StatusSuccess {
+		return nil
+	}
+	return []byte(s.Message)
+}

@@ -1,0 +1,126 @@
+// Package stream carries bytes between clients and containers: logs, exec,
+// attach and port-forward. Clients speak SPDY or WebSockets in Kubernetes'
+// subprotocols; the other end is an api.NodeStreams.
+package stream
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// Server serves the byte streams of pods.
+type Server struct {
+	Nodes api.NodeStreams // nil = every stream is refused
+	// Error writes a refusal before a stream has begun.
+	Error func(w http.ResponseWriter, r *http.Request, err error)
+	Log   *slog.Logger
+}
+
+// ServeStream serves the request's subresource of the pod until the stream ends.
+func (s *Server) ServeStream(w http.ResponseWriter, r *http.Request, req *api.Request, obj api.Object) {
+	pod, ok := obj.(*corev1.Pod)
+	if !ok {
+		s.Error(w, r, apierrors.NewMethodNotSupported(req.Kind.GroupResource(), req.Subresource))
+		return
+	}
+	if s.Nodes == nil {
+		s.Error(w, r, apierrors.NewServiceUnavailable("this replica has no way to the nodes"))
+		return
+	}
+	if pod.Spec.NodeName == "" {
+		s.Error(w, r, apierrors.NewBadRequest(fmt.Sprintf("pod %s does not have a host assigned", pod.Name)))
+		return
+	}
+	var err error
+	switch req.Subresource {
+	case "log":
+		err = s.logs(w, r, pod)
+	case "exec", "attach":
+		err = s.exec(w, r, pod, req.Subresource == "attach")
+	case "portforward":
+		err = s.portForward(w, r, pod)
+	default:
+		err = apierrors.NewMethodNotSupported(req.Kind.GroupResource(), req.Subresource)
+	}
+	if err != nil {
+		s.Error(w, r, err)
+	}
+}
+
+// container finds the container that the query names; a pod's only one need not be named.
+func container(pod *corev1.Pod, name string) (string, error) {
+	var names, init, ephemeral []string
+	for i := range pod.Spec.Containers {
+		names = append(names, pod.Spec.Containers[i].Name)
+	}
+	for i := range pod.Spec.InitContainers {
+		init = append(init, pod.Spec.InitContainers[i].Name)
+	}
+	for i := range pod.Spec.EphemeralContainers {
+		ephemeral = append(ephemeral, pod.Spec.EphemeralContainers[i].Name)
+	}
+	if name != "" {
+		if slices.Contains(slices.Concat(names, init, ephemeral), name) {
+			return name, nil
+		}
+		return "", apierrors.NewBadRequest(fmt.Sprintf("container %s is not valid for pod %s", name, pod.Name))
+	}
+	if len(names) == 1 && len(init) == 0 {
+		return names[0], nil
+	}
+	if preferred := pod.Annotations["kubectl.kubernetes.io/default-container"]; slices.Contains(names, preferred) {
+		return preferred, nil
+	}
+	if len(names) == 1 {
+		return names[0], nil
+	}
+	msg := fmt.Sprintf("a container name must be specified for pod %s, choose one of: [%s]", pod.Name, strings.Join(names, " "))
+	if len(init) > 0 {
+		msg += fmt.Sprintf(" or one of the init containers: [%s]", strings.Join(init, " "))
+	}
+	return "", apierrors.NewBadRequest(msg)
+}
+
+// upstream is the refusal for an error from the node.
+func upstream(err error, pod *corev1.Pod) error {
+	var status apierrors.APIStatus
+	if errors.As(err, &status) {
+		return err
+	}
+	return apierrors.NewInternalError(fmt.Errorf("pod %s/%s on node %s: %w", pod.Namespace, pod.Name, pod.Spec.NodeName, err))
+}
+
+// waiting is the refusal when the container has not begun; nil when its status says that it has.
+func waiting(pod *corev1.Pod, name string) error {
+	all := slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses, pod.Status.EphemeralContainerStatuses)
+	reason := ""
+	for i := range all {
+		st := &all[i]
+		if st.Name != name {
+			continue
+		}
+		if st.State.Waiting == nil || st.LastTerminationState.Terminated != nil {
+			return nil
+		}
+		reason = st.State.Waiting.Reason
+	}
+	if len(all) == 0 && pod.Status.Phase != corev1.PodPending {
+		return nil
+	}
+	switch reason {
+	case "":
+		return apierrors.NewBadRequest(fmt.Sprintf("container %q in pod %q is waiting to start: no reason given", name, pod.Name))
+	case "ErrImagePull", "ImagePullBackOff":
+		return apierrors.NewBadRequest(fmt.Sprintf("container %q in pod %q is waiting to start: trying and failing to pull image", name, pod.Name))
+	}
+	return apierrors.NewBadRequest(fmt.Sprintf("container %q in pod %q is waiting to start: %s", name, pod.Name, reason))
+}

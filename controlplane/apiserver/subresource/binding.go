@@ -1,0 +1,113 @@
+package subresource
+
+import (
+	"context"
+	"fmt"
+	"maps"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/registry"
+)
+
+// Bind performs a create of pods/binding: exactly one binder wins, every other gets a 409.
+func (v *Verbs) Bind(ctx context.Context, r *api.Request, a registry.Admission) (runtime.Object, error) {
+	b, ok := r.Object.(*corev1.Binding)
+	if !ok {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("not a Binding object: %T", r.Object))
+	}
+	if b.Name != "" && b.Name != r.Name {
+		return nil, apierrors.NewBadRequest("name in URL does not match name in Binding object")
+	}
+	if errs := validBinding(b); len(errs) > 0 {
+		return nil, apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("Binding").GroupKind(), r.Name, errs)
+	}
+	_, err := v.Registry.Modify(ctx, r, a, func(o api.Object) error {
+		pod := o.(*corev1.Pod)
+		if b.UID != "" && b.UID != pod.UID {
+			return conflict(r, pod, fmt.Errorf("Precondition failed: UID in precondition: %v, UID in object meta: %v", b.UID, pod.UID))
+		}
+		if b.ResourceVersion != "" && b.ResourceVersion != pod.ResourceVersion {
+			return conflict(r, pod, fmt.Errorf("Precondition failed: ResourceVersion in precondition: %v, ResourceVersion in object meta: %v", b.ResourceVersion, pod.ResourceVersion))
+		}
+		if err := canBind(r, pod); err != nil {
+			return err
+		}
+		pod.Spec.NodeName = b.Target.Name
+		if len(b.Annotations) > 0 {
+			all := maps.Clone(pod.Annotations)
+			if all == nil {
+				all = map[string]string{}
+			}
+			maps.Copy(all, b.Annotations)
+			pod.Annotations = all
+		}
+		markScheduled(pod, metav1.NewTime(v.Clock()))
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return success(), nil
+}
+
+// BindByPatch finishes a patch that set spec.nodeName: pod is the patched one, old the stored one.
+func (v *Verbs) BindByPatch(r *api.Request, pod, old *corev1.Pod, _ string) error {
+	if err := canBind(r, old); err != nil {
+		return err
+	}
+	markScheduled(pod, metav1.NewTime(v.Clock()))
+	return nil
+}
+
+func validBinding(b *corev1.Binding) field.ErrorList {
+	var errs field.ErrorList
+	target := field.NewPath("target")
+	if k := b.Target.Kind; k != "" && k != "Node" {
+		errs = append(errs, field.NotSupported(target.Child("kind"), k, []string{"Node", "<empty>"}))
+	}
+	if b.Target.Name == "" {
+		errs = append(errs, field.Required(target.Child("name"), ""))
+	}
+	return errs
+}
+
+// canBind says why a pod may not be bound (any more).
+func canBind(r *api.Request, pod *corev1.Pod) error {
+	switch {
+	case pod.DeletionTimestamp != nil:
+		return conflict(r, pod, fmt.Errorf("pod %s is being deleted, cannot be assigned to a host", pod.Name))
+	case pod.Spec.NodeName != "":
+		return conflict(r, pod, fmt.Errorf("pod %s is already assigned to node %q", pod.Name, pod.Spec.NodeName))
+	case len(pod.Spec.SchedulingGates) > 0:
+		return conflict(r, pod, fmt.Errorf("pod %s has non-empty .spec.schedulingGates", pod.Name))
+	}
+	return nil
+}
+
+func conflict(r *api.Request, pod *corev1.Pod, why error) error {
+	gr := r.Kind.GroupResource()
+	gr.Resource += "/binding"
+	return apierrors.NewConflict(gr, pod.Name, why)
+}
+
+// markScheduled sets the condition that tells that the pod has its node.
+func markScheduled(pod *corev1.Pod, now metav1.Time) {
+	c := corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: now}
+	for i := range pod.Status.Conditions {
+		if pod.Status.Conditions[i].Type != corev1.PodScheduled {
+			continue
+		}
+		if pod.Status.Conditions[i].Status == corev1.ConditionTrue {
+			c.LastTransitionTime = pod.Status.Conditions[i].LastTransitionTime
+		}
+		pod.Status.Conditions[i] = c
+		return
+	}
+	pod.Status.Conditions = append(pod.Status.Conditions, c)
+}

@@ -1,0 +1,259 @@
+package subresource
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/registry"
+)
+
+var (
+	podsGVR    = corev1.SchemeGroupVersion.WithResource("pods")
+	budgetsGVR = policyv1.SchemeGroupVersion.WithResource("poddisruptionbudgets")
+)
+
+// Evict performs a create of pods/eviction: it deletes the pod unless that
+// breaks the one disruption budget that covers it (429).
+func (v *Verbs) Evict(ctx context.Context, r *api.Request, a registry.Admission) (runtime.Object, error) {
+	e, ok := r.Object.(*policyv1.Eviction)
+	if !ok {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("not an Eviction object: %T", r.Object))
+	}
+	if e.Name != "" && e.Name != r.Name {
+		return nil, apierrors.NewBadRequest("name in URL does not match name in Eviction object")
+	}
+	o, err := v.get(ctx, podsGVR, r.Namespace, r.Name)
+	if err != nil {
+		return nil, err
+	}
+	pod := o.(*corev1.Pod)
+	opts := metav1.DeleteOptions{}
+	if e.DeleteOptions != nil {
+		opts = *e.DeleteOptions
+	}
+	opts.DryRun = append(opts.DryRun, r.Create.DryRun...)
+	if !free(pod) {
+		if err := v.spend(ctx, pod, len(opts.DryRun) > 0); err != nil {
+			return nil, err
+		}
+	}
+	if opts.Preconditions == nil {
+		// The pod that was judged is the pod that goes.
+		uid := pod.UID
+		opts.Preconditions = &metav1.Preconditions{UID: &uid}
+	}
+	del := *r
+	del.Verb, del.Subresource, del.Object, del.Delete = api.VerbDelete, "", nil, opts
+	if _, _, err := v.Registry.Delete(ctx, &del, a); err != nil {
+		return nil, err
+	}
+	return success(), nil
+}
+
+// free says whether a pod may go without asking a budget: it serves nobody.
+func free(pod *corev1.Pod) bool {
+	return pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodSucceeded ||
+		pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodPending
+}
+
+// spend takes one disruption from the pod's budget. What was spent is written
+// into the budget's status, so that two evictions at once cannot spend the same one.
+func (v *Verbs) spend(ctx context.Context, pod *corev1.Pod, dryRun bool) error {
+	pdb, err := v.budgetOf(ctx, pod)
+	if pdb == nil || err != nil {
+		return err
+	}
+	if unhealthyIsFree(pdb, pod) {
+		return nil
+	}
+	healthy, expected, err := v.count(ctx, pdb)
+	if err != nil {
+		return err
+	}
+	desired, err := desiredHealthy(pdb, expected)
+	if err != nil {
+		return apierrors.NewInternalError(fmt.Errorf("reading PodDisruptionBudget %s/%s: %w", pdb.Namespace, pdb.Name, err))
+	}
+	if dryRun {
+		if healthy-len(pdb.Status.DisruptedPods)-1 < desired {
+			return violates(pdb, desired, healthy)
+		}
+		return nil
+	}
+	req := &api.Request{
+		User: api.User{Name: api.UserAPIServer, Groups: []string{api.GroupMasters}}, Verb: api.VerbUpdate,
+		Kind: v.Kinds.ByResource(budgetsGVR), Subresource: "status", Namespace: pdb.Namespace, Name: pdb.Name,
+	}
+	_, err = v.Registry.Modify(ctx, req, nil, func(o api.Object) error {
+		now := o.(*policyv1.PodDisruptionBudget)
+		going := 0
+		for name := range now.Status.DisruptedPods {
+			if name != pod.Name && v.stillHealthy(ctx, pod.Namespace, name) {
+				going++
+			}
+		}
+		if healthy-going-1 < desired {
+			return violates(pdb, desired, healthy-going)
+		}
+		kept := map[string]metav1.Time{pod.Name: metav1.NewTime(v.Clock())}
+		for name, at := range now.Status.DisruptedPods {
+			if v.stillHealthy(ctx, pod.Namespace, name) {
+				kept[name] = at
+			}
+		}
+		now.Status.DisruptedPods = kept
+		now.Status.CurrentHealthy, now.Status.DesiredHealthy = int32(healthy), int32(desired)
+		now.Status.ExpectedPods = int32(expected)
+		now.Status.DisruptionsAllowed = int32(max(0, healthy-going-1-desired))
+		now.Status.ObservedGeneration = now.Generation
+		return nil
+	})
+	return err
+}
+
+// stillHealthy says whether a pod that is being evicted still counts as healthy.
+func (v *Verbs) stillHealthy(ctx context.Context, namespace, name string) bool {
+	o, err := v.get(ctx, podsGVR, namespace, name)
+	return err == nil && healthyPod(o.(*corev1.Pod))
+}
+
+func violates(pdb *policyv1.PodDisruptionBudget, desired, healthy int) error {
+	err := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 10)
+	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{
+		Type:    policyv1.DisruptionBudgetCause,
+		Message: fmt.Sprintf("The disruption budget %s needs %d healthy pods and has %d currently", pdb.Name, desired, healthy),
+	})
+	return err
+}
+
+// budgetOf finds the budget that covers the pod; nil when none does.
+func (v *Verbs) budgetOf(ctx context.Context, pod *corev1.Pod) (*policyv1.PodDisruptionBudget, error) {
+	list, err := v.list(ctx, budgetsGVR, pod.Namespace)
+	if list == nil || err != nil {
+		return nil, err
+	}
+	var found *policyv1.PodDisruptionBudget
+	all := list.(*policyv1.PodDisruptionBudgetList).Items
+	for i := range all {
+		sel, err := metav1.LabelSelectorAsSelector(all[i].Spec.Selector)
+		if err != nil || !sel.Matches(labels.Set(pod.Labels)) {
+			continue
+		}
+		if found != nil {
+			return nil, apierrors.NewInternalError(errors.New("This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."))
+		}
+		found = &all[i]
+	}
+	return found, nil
+}
+
+// unhealthyIsFree: a budget may let pods go that are not healthy anyway.
+func unhealthyIsFree(pdb *policyv1.PodDisruptionBudget, pod *corev1.Pod) bool {
+	return pdb.Spec.UnhealthyPodEvictionPolicy != nil && *pdb.Spec.UnhealthyPodEvictionPolicy == policyv1.AlwaysAllow && !healthyPod(pod)
+}
+
+func healthyPod(p *corev1.Pod) bool {
+	if p.DeletionTimestamp != nil {
+		return false
+	}
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// count returns how many of the budget's pods are healthy and how many there
+// should be: what their owners ask for, and those without an owner.
+func (v *Verbs) count(ctx context.Context, pdb *policyv1.PodDisruptionBudget) (healthy, expected int, err error) {
+	list, err := v.list(ctx, podsGVR, pdb.Namespace)
+	if err != nil {
+		return 0, 0, err
+	}
+	sel, err := metav1.LabelSelectorAsSelector(pdb.Spec.Selector)
+	if err != nil {
+		return 0, 0, apierrors.NewInternalError(err)
+	}
+	owners := map[types.UID]bool{}
+	pods := list.(*corev1.PodList).Items
+	for i := range pods {
+		p := &pods[i]
+		if !sel.Matches(labels.Set(p.Labels)) {
+			continue
+		}
+		if healthyPod(p) {
+			healthy++
+		}
+		owner := metav1.GetControllerOf(p)
+		if owner == nil {
+			expected++
+			continue
+		}
+		if !owners[owner.UID] {
+			owners[owner.UID] = true
+			expected += v.replicas(ctx, p.Namespace, owner)
+		}
+	}
+	return healthy, expected, nil
+}
+
+// replicas is how many pods an owner asks for; the Deployment's word counts more than its ReplicaSet's.
+func (v *Verbs) replicas(ctx context.Context, namespace string, owner *metav1.OwnerReference) int {
+	n := func(p *int32) int {
+		if p == nil {
+			return 1
+		}
+		return int(*p)
+	}
+	gv, err := schema.ParseGroupVersion(owner.APIVersion)
+	if err != nil {
+		return 1
+	}
+	for _, kind := range v.Kinds.All() {
+		if kind.GVK != gv.WithKind(owner.Kind) {
+			continue
+		}
+		o, err := v.get(ctx, kind.GVR(), namespace, owner.Name)
+		if err != nil {
+			return 1
+		}
+		switch t := o.(type) {
+		case *appsv1.ReplicaSet:
+			if up := metav1.GetControllerOf(t); up != nil && up.Kind == "Deployment" {
+				return v.replicas(ctx, namespace, up)
+			}
+			return n(t.Spec.Replicas)
+		case *appsv1.Deployment:
+			return n(t.Spec.Replicas)
+		case *appsv1.StatefulSet:
+			return n(t.Spec.Replicas)
+		}
+	}
+	return 1
+}
+
+// desiredHealthy is how many pods must stay.
+func desiredHealthy(pdb *policyv1.PodDisruptionBudget, expected int) (int, error) {
+	switch {
+	case pdb.Spec.MinAvailable != nil:
+		return intstr.GetScaledValueFromIntOrPercent(pdb.Spec.MinAvailable, expected, true)
+	case pdb.Spec.MaxUnavailable != nil:
+		away, err := intstr.GetScaledValueFromIntOrPercent(pdb.Spec.MaxUnavailable, expected, true)
+		return max(0, expected-away), err
+	}
+	return 0, nil
+}
