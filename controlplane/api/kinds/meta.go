@@ -73,11 +73,20 @@ type halves[P api.Object] struct {
 // keeps the stored spec.
 func hasStatus[P api.Object](k *api.Kind, h halves[P]) {
 	var zero P
+	// Admission defaults after this, but what is compared and restored here must
+	// be compared with its defaults: a port without a protocol is a TCP port.
+	fill := func(o api.Object) {
+		if k.Default != nil {
+			k.Default(o)
+		}
+	}
 	k.PrepareCreate = func(o api.Object) {
+		fill(o)
 		h.status(o.(P), zero)
 		o.SetGeneration(1)
 	}
 	k.PrepareUpdate = func(obj, old api.Object) {
+		fill(obj)
 		h.status(obj.(P), old.(P))
 		obj.SetGeneration(old.GetGeneration())
 		changed := !apiequality.Semantic.DeepEqual(h.spec(obj.(P)), h.spec(old.(P)))

@@ -6,17 +6,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/validation"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 
 	"keelson.dev/keelson/controlplane/api"
 )
-
-// NamespaceFinalizer is in spec.finalizers, as in Kubernetes, and in
-// metadata.finalizers, where the registry's ordinary rule for finalizers lets it
-// keep a namespace until the namespace controller has emptied it. Writing empty
-// spec.finalizers through subresource "finalize" takes both away.
-const NamespaceFinalizer = string(corev1.FinalizerKubernetes)
 
 func namespaceKind() *api.Kind {
 	k := newKind[corev1.Namespace, corev1.NamespaceList](names{
@@ -48,28 +41,23 @@ func namespaceKind() *api.Kind {
 	})
 	prepare(k, func(ns *corev1.Namespace) {
 		ns.Generation = 0
+		// The registry keeps a namespace until the namespace controller has
+		// emptied it and written this away through subresource "finalize".
 		ns.Spec.Finalizers = []corev1.FinalizerName{corev1.FinalizerKubernetes}
-		holdNamespace(ns)
 	})
 	k.PrepareDelete = defaults(func(ns *corev1.Namespace) { ns.Status.Phase = corev1.NamespaceTerminating })
 	prepareUpdate(k, func(obj, old *corev1.Namespace) {
+		// A client that replaces the object with its own manifest must not take
+		// away what protects the contents.
 		obj.Spec.Finalizers = slices.Clone(old.Spec.Finalizers)
-		if obj.DeletionTimestamp == nil {
-			// A client that replaces the object with its own manifest must not
-			// take away what protects the contents.
-			holdNamespace(obj)
-		}
 	})
 	addSub(k, "finalize", &api.Subresource{
 		Verbs: []string{"update"},
 		PrepareUpdate: func(o, was api.Object) {
 			obj, old := o.(*corev1.Namespace), was.(*corev1.Namespace)
-			want := obj.Spec.Finalizers
+			want, version := obj.Spec.Finalizers, obj.ResourceVersion
 			*obj = *old.DeepCopy()
-			obj.Spec.Finalizers = want
-			if len(want) == 0 && obj.DeletionTimestamp != nil {
-				obj.Finalizers = slices.DeleteFunc(obj.Finalizers, func(f string) bool { return f == NamespaceFinalizer })
-			}
+			obj.Spec.Finalizers, obj.ResourceVersion = want, version
 		},
 		ValidateUpdate: metaUpdate,
 	})
@@ -85,10 +73,4 @@ func namespaceKind() *api.Kind {
 		return fields.Set{"status.phase": string(ns.Status.Phase)}
 	})
 	return k
-}
-
-func holdNamespace(o metav1.Object) {
-	if f := o.GetFinalizers(); !slices.Contains(f, NamespaceFinalizer) {
-		o.SetFinalizers(append(slices.Clone(f), NamespaceFinalizer))
-	}
 }

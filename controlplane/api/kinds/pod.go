@@ -29,7 +29,6 @@ func podKind() *api.Kind {
 			}
 		},
 	})
-	prepare(k, func(p *corev1.Pod) { p.Status.QOSClass = QOSClass(&p.Spec) })
 	prepareUpdate(k, func(obj, old *corev1.Pod) {
 		// A debug container is added through its subresource alone, and no client
 		// that knows nothing of it may lose it.

@@ -60,6 +60,9 @@ func defaultPod(p *corev1.Pod) {
 		}
 	}
 	setDefault(&p.Status.Phase, corev1.PodPending)
+	// PrepareCreate empties the status; defaulting runs once more after the
+	// mutating stage, so the class is that of the resources as admitted.
+	setDefault(&p.Status.QOSClass, QOSClass(&p.Spec))
 }
 
 func requestWhatIsLimited(r *corev1.ResourceRequirements) {

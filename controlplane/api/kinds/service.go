@@ -126,6 +126,7 @@ func NeedsNodePorts(s *corev1.Service) bool {
 // keepAllocated carries over what the cluster has chosen where the client left
 // it out, and drops what a change of type has made pointless.
 func keepAllocated(obj, old *corev1.Service) {
+	defaultService(obj)
 	if NeedsClusterIP(obj) && NeedsClusterIP(old) && obj.Spec.ClusterIP == "" {
 		obj.Spec.ClusterIP, obj.Spec.ClusterIPs = old.Spec.ClusterIP, slices.Clone(old.Spec.ClusterIPs)
 	}
