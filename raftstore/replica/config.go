@@ -43,9 +43,9 @@ type Config struct {
 	Logger *slog.Logger
 
 	// HeartbeatTimeout is how long a follower hears nothing before it calls an
-	// election (default 400 ms, randomised up to twice); ElectionTimeout how
-	// long an election may take (default 400 ms); LeaseTimeout how long a
-	// leader goes on without a quorum (default 300 ms).
+	// election (default 500 ms); ElectionTimeout how long an election may take
+	// (default 500 ms); LeaseTimeout how long a leader goes on without a
+	// quorum (default 400 ms).
 	HeartbeatTimeout time.Duration
 	ElectionTimeout  time.Duration
 	LeaseTimeout     time.Duration
@@ -60,9 +60,10 @@ type Config struct {
 	HistoryAge       time.Duration
 	MinHistory       int
 
-	// A snapshot is taken after SnapshotEntries raft entries (default 8,192) or
-	// SnapshotBytes of them (default 64 MiB). Of the log before it up to
-	// TrailingBytes (default 32 MiB) stay for followers that lag.
+	// A snapshot is taken after SnapshotEntries raft entries (default 50,000) or
+	// SnapshotBytes of them (default 64 MiB, or half the state if that is more).
+	// Of the log before it up to TrailingBytes (default 32 MiB) stay for
+	// followers that lag.
 	SnapshotEntries uint64
 	SnapshotBytes   int64
 	TrailingBytes   int64
@@ -79,9 +80,9 @@ func (c Config) withDefaults() Config {
 			*d = v
 		}
 	}
-	orElse(&c.HeartbeatTimeout, 400*time.Millisecond)
-	orElse(&c.ElectionTimeout, 400*time.Millisecond)
-	orElse(&c.LeaseTimeout, 300*time.Millisecond)
+	orElse(&c.HeartbeatTimeout, 500*time.Millisecond)
+	orElse(&c.ElectionTimeout, 500*time.Millisecond)
+	orElse(&c.LeaseTimeout, 400*time.Millisecond)
 	orElse(&c.CommitTimeout, time.Second)
 	orElse(&c.HistoryAge, 5*time.Minute)
 	if c.HistoryRevisions == 0 {
@@ -91,7 +92,7 @@ func (c Config) withDefaults() Config {
 		c.MinHistory = 1_000
 	}
 	if c.SnapshotEntries == 0 {
-		c.SnapshotEntries = 8_192
+		c.SnapshotEntries = 50_000
 	}
 	if c.SnapshotBytes == 0 {
 		c.SnapshotBytes = 64 << 20

@@ -66,14 +66,19 @@ func (d *disk) open(c Config) error {
 	case string(owner) != c.Name:
 		return fmt.Errorf("%s is of replica %q and not of %q: %w", c.DataDir, owner, c.Name, ErrForeignData)
 	}
-	if err := d.logs.verify(); err != nil {
-		return err
-	}
 	d.snapshots, err = raft.NewFileSnapshotStoreWithLogger(c.DataDir, 2, newLogger(c.Logger.With("component", "snapshots")))
 	if err != nil {
 		return fmt.Errorf("snapshots of replica %s: %w", c.Name, err)
 	}
-	return nil
+	list, err := d.snapshots.List()
+	if err != nil {
+		return fmt.Errorf("snapshots of replica %s: %w", c.Name, err)
+	}
+	var covered uint64
+	if len(list) > 0 {
+		covered = list[0].Index
+	}
+	return d.logs.verify(covered)
 }
 
 // empty reports whether this replica has never been part of a group.

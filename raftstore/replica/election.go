@@ -25,6 +25,9 @@ const stagger = 12 * time.Millisecond
 // watchLeader runs the watchdog of this replica.
 func (r *Replica) watchLeader(ctx context.Context) error {
 	overdue := r.cfg.HeartbeatTimeout
+	if v := r.voters(); len(v) == 1 && string(v[0].ID) == r.cfg.Name {
+		r.look() // nobody to wait for
+	}
 	timer := time.NewTimer(overdue)
 	defer timer.Stop()
 	for {

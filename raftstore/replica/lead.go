@@ -18,6 +18,8 @@ type leadership struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	term   uint64 // valid when established
+	// confirm asks the voters whether they still follow.
+	confirm confirmer
 }
 
 // leaderships is the present leadership, if any, and who waits for one.

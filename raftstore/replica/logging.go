@@ -27,6 +27,8 @@ var expected = []string{
 	"failed to appendEntries to",
 	"failed to make requestVote RPC",
 	"failed to decode incoming command",
+	"failed to flush response",
+	"failed to get log", // a snapshot will be sent instead
 }
 
 func (l *logger) Log(level hclog.Level, msg string, args ...any) {

@@ -125,16 +125,52 @@ func (s *logStore) keep(l *raft.Log) {
 	}
 }
 
-// DeleteRange implements raft.LogStore.
+// deleteChunk bounds how many entries are deleted in one transaction, for
+// which appending has to wait.
+const deleteChunk = 256
+
+// DeleteRange implements raft.LogStore. It may stop half-way in a crash, so it
+// works inwards from the end of the log that it shortens: no gap can remain.
 func (s *logStore) DeleteRange(first, last uint64) error {
 	s.mu.Lock()
-	clear(s.cache)
-	s.bytes = 0
+	for i := first; i <= last && len(s.cache) > 0; i++ {
+		if l := s.cache[i]; l != nil {
+			s.bytes -= len(l.Data) + 128
+			delete(s.cache, i)
+		}
+	}
+	if last >= s.newest || len(s.cache) == 0 {
+		clear(s.cache)
+		s.bytes = 0
+	} else {
+		s.oldest = max(s.oldest, last+1)
+	}
 	s.mu.Unlock()
-	if err := s.LogStore.DeleteRange(first, last); err != nil {
+	start, err := s.FirstIndex()
+	if err == nil {
+		err = s.deleteChunks(first, last, first > start)
+	}
+	if err != nil {
 		err = fmt.Errorf("%s: deleting entries %d to %d: %w", s.name, first, last, err)
 		s.halt(err)
-		return err
+	}
+	return err
+}
+
+func (s *logStore) deleteChunks(first, last uint64, fromEnd bool) error {
+	for first <= last {
+		from, to := first, min(last, first+deleteChunk-1)
+		if fromEnd {
+			from, to = max(first, last-min(last, deleteChunk-1)), last
+		}
+		if err := s.LogStore.DeleteRange(from, to); err != nil {
+			return err
+		}
+		if fromEnd {
+			last = from - 1
+		} else {
+			first = to + 1
+		}
 	}
 	return nil
 }
@@ -154,8 +190,9 @@ func (s *logStore) halt(err error) {
 	}
 }
 
-// verify reads the whole log once, before raft does.
-func (s *logStore) verify() error {
+// verify reads the whole log once, before raft does. Entries may be missing
+// where a snapshot that was installed took their place, up to covered.
+func (s *logStore) verify(covered uint64) error {
 	first, err := s.FirstIndex()
 	if err != nil {
 		return fmt.Errorf("%s: %w", s.name, err)
@@ -166,9 +203,12 @@ func (s *logStore) verify() error {
 	}
 	var l raft.Log
 	for i := first; i != 0 && i <= last; i++ {
-		if err := s.fromDisk(i, &l); errors.Is(err, ErrCorruptLog) {
+		err := s.fromDisk(i, &l)
+		switch {
+		case err == nil, errors.Is(err, raft.ErrLogNotFound) && i <= covered:
+		case errors.Is(err, ErrCorruptLog):
 			return err
-		} else if err != nil {
+		default:
 			return fmt.Errorf("%s: reading entry %d: %w: %w", s.name, i, ErrCorruptLog, err)
 		}
 	}

@@ -193,6 +193,7 @@ type raftStreams struct {
 	*queueListener
 	client *tls.Config
 	dial   func(ctx context.Context, address string) (net.Conn, error)
+	life   context.Context // connections end with it
 }
 
 func (s *raftStreams) Dial(address raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
@@ -219,7 +220,7 @@ func (s *raftStreams) Dial(address raft.ServerAddress, timeout time.Duration) (n
 		conn.Close()
 		return nil, fmt.Errorf("replica at %s does not speak %s", address, alpnRaft)
 	}
-	return conn, nil
+	return &hookedConn{Conn: conn, hook: context.AfterFunc(s.life, func() { conn.Close() })}, nil
 }
 
 // handshaken gives gRPC connections whose handshake is done already.

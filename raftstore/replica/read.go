@@ -179,42 +179,10 @@ func (r *Replica) confirmedIndex() (uint64, error) {
 		return 0, raftstore.ErrNotLeader
 	}
 	index := r.raft.CommitIndex()
-	voters := r.voters()
-	need := len(voters)/2 + 1
-	answers := make(chan bool, len(voters))
-	asked := 0
-	for _, v := range voters {
-		if string(v.ID) == r.cfg.Name {
-			need--
-			continue
-		}
-		asked++
-		go func() { answers <- r.heartbeat(v, l.term) }()
-	}
-	for ; need > 0 && asked > 0; asked-- {
-		select {
-		case ok := <-answers:
-			if ok {
-				need--
-			}
-		case <-l.ctx.Done():
-			return 0, raftstore.ErrNotLeader
-		}
-	}
-	if need > 0 || l.ctx.Err() != nil {
+	if !l.confirm.ask(r, l, r.voters()) {
 		return 0, fmt.Errorf("%w: a majority did not confirm it", raftstore.ErrNotLeader)
 	}
 	return index, nil
-}
-
-// heartbeat asks one voter whether it still follows this leader. It takes the
-// path of raft's own heartbeats, which does not wait for the voter's disk.
-func (r *Replica) heartbeat(to raft.Server, term uint64) bool {
-	req := &raft.AppendEntriesRequest{RPCHeader: r.header(), Term: term}
-	req.Leader = req.RPCHeader.Addr
-	var resp raft.AppendEntriesResponse
-	err := r.trans.AppendEntries(to.ID, to.Address, req, &resp)
-	return err == nil && resp.Success && resp.Term == term
 }
 
 func (r *Replica) header() raft.RPCHeader {

@@ -177,7 +177,7 @@ func (r *Replica) open() error {
 func (r *Replica) start(g *errgroup.Group) error {
 	g.Go(func() error { return r.port.run(r.ctx) })
 	r.trans = raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
-		Stream:          &raftStreams{queueListener: r.port.raft, client: r.cfg.ClientTLS, dial: r.cfg.Dial},
+		Stream:          &raftStreams{queueListener: r.port.raft, client: r.cfg.ClientTLS, dial: r.cfg.Dial, life: r.ctx},
 		MaxPool:         5,
 		MaxRPCsInFlight: 4,
 		Timeout:         max(2*time.Second, 4*r.cfg.ElectionTimeout),
@@ -301,7 +301,9 @@ func (r *Replica) noteChanged(v *mvcc.View) {
 	if int(v.Revision()-v.Compacted()) > r.cfg.HistoryRevisions+historySlack {
 		nudge(r.historyGrown)
 	}
-	if r.fsm.bytes.Load() > r.cfg.SnapshotBytes {
+	// A snapshot costs as much as the state is large: a large state waits for
+	// a log in proportion.
+	if r.fsm.bytes.Load() > max(r.cfg.SnapshotBytes, v.Bytes()/2) {
 		nudge(r.snapshotNow)
 	}
 }

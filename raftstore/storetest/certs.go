@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/json"
 	"fmt"
 	"math/big"
 	"net"
@@ -40,6 +41,40 @@ func NewAuthority() (*Authority, error) {
 		return nil, err
 	}
 	a := &Authority{cert: cert, key: key, pool: x509.NewCertPool()}
+	a.pool.AddCert(cert)
+	return a, nil
+}
+
+// Marshal encodes the authority with its key, for ParseAuthority in another process.
+func (a *Authority) Marshal() ([]byte, error) {
+	key, err := x509.MarshalPKCS8PrivateKey(a.key)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(marshalled{Cert: a.cert.Raw, Key: key})
+}
+
+type marshalled struct{ Cert, Key []byte }
+
+// ParseAuthority reads what Marshal wrote.
+func ParseAuthority(b []byte) (*Authority, error) {
+	var m marshalled
+	if err := json.Unmarshal(b, &m); err != nil {
+		return nil, err
+	}
+	cert, err := x509.ParseCertificate(m.Cert)
+	if err != nil {
+		return nil, err
+	}
+	key, err := x509.ParsePKCS8PrivateKey(m.Key)
+	if err != nil {
+		return nil, err
+	}
+	ec, ok := key.(*ecdsa.PrivateKey)
+	if !ok {
+		return nil, fmt.Errorf("authority has a key of type %T", key)
+	}
+	a := &Authority{cert: cert, key: ec, pool: x509.NewCertPool()}
 	a.pool.AddCert(cert)
 	return a, nil
 }

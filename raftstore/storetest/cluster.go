@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -171,7 +172,8 @@ func (c *Cluster) Stop(name string) {
 			c.t.Errorf("replica %s: %v", name, err)
 		}
 	case <-time.After(patience):
-		c.t.Errorf("replica %s does not stop", name)
+		stacks := make([]byte, 1<<20)
+		c.t.Errorf("replica %s does not stop:\n%s", name, stacks[:runtime.Stack(stacks, true)])
 	}
 }
 

@@ -77,8 +77,11 @@ func (n *Network) Dialer(from string) func(ctx context.Context, address string) 
 	}
 }
 
+// socketBuffer is how much a sender may write into a cut cable before it has to wait.
+const socketBuffer = 256 << 10
+
 // wire is one connection, seen from the end that dialed. While its cable is
-// cut it neither delivers nor accepts bytes, in both directions.
+// cut nothing arrives, in either direction; what is sent waits.
 type wire struct {
 	net.Conn
 	net      *Network
@@ -88,25 +91,33 @@ type wire struct {
 
 	mu       sync.Mutex
 	deadline time.Time
+	waiting  []byte // written while the cable was cut
+	flushing bool
 }
 
 func (w *wire) SetDeadline(t time.Time) error {
-	w.mu.Lock()
-	w.deadline = t
-	w.mu.Unlock()
+	w.setDeadline(t)
 	return w.Conn.SetDeadline(t)
 }
 
+func (w *wire) SetReadDeadline(t time.Time) error {
+	w.setDeadline(t)
+	return w.Conn.SetReadDeadline(t)
+}
+
+func (w *wire) setDeadline(t time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.deadline = t
+}
+
 // pass waits until the cable is whole.
-func (w *wire) pass() error {
+func (w *wire) pass(deadline time.Time) error {
 	for {
 		cut, moved := w.net.state(w.from, w.to)
 		if !cut {
 			return nil
 		}
-		w.mu.Lock()
-		deadline := w.deadline
-		w.mu.Unlock()
 		var expired <-chan time.Time
 		if !deadline.IsZero() {
 			t := time.NewTimer(time.Until(deadline))
@@ -124,10 +135,41 @@ func (w *wire) pass() error {
 }
 
 func (w *wire) Write(b []byte) (int, error) {
-	if err := w.pass(); err != nil {
+	cut, _ := w.net.state(w.from, w.to)
+	w.mu.Lock()
+	if (cut || w.flushing) && len(w.waiting)+len(b) <= socketBuffer {
+		w.waiting = append(w.waiting, b...)
+		if !w.flushing {
+			w.flushing = true
+			go w.flush()
+		}
+		w.mu.Unlock()
+		return len(b), nil
+	}
+	deadline := w.deadline
+	w.mu.Unlock()
+	if err := w.pass(deadline); err != nil {
 		return 0, err
 	}
 	return w.Conn.Write(b)
+}
+
+// flush sends what has waited, once the cable is whole.
+func (w *wire) flush() {
+	for w.pass(time.Time{}) == nil {
+		w.mu.Lock()
+		b := w.waiting
+		w.waiting = nil
+		if len(b) == 0 {
+			w.flushing = false
+			w.mu.Unlock()
+			return
+		}
+		w.mu.Unlock()
+		if _, err := w.Conn.Write(b); err != nil {
+			return
+		}
+	}
 }
 
 func (w *wire) Read(b []byte) (int, error) {
@@ -135,7 +177,10 @@ func (w *wire) Read(b []byte) (int, error) {
 	if err != nil {
 		return n, err
 	}
-	if err := w.pass(); err != nil {
+	w.mu.Lock()
+	deadline := w.deadline
+	w.mu.Unlock()
+	if err := w.pass(deadline); err != nil {
 		return 0, errors.Join(err, w.Conn.Close())
 	}
 	return n, nil

@@ -1,0 +1,249 @@
+package mvcc_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	storev1 "keelson.dev/keelson/proto/store/v1"
+	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/mvcc"
+)
+
+func put(inc, seq, settled uint64, key, value string) *storev1.Proposal {
+	return &storev1.Proposal{
+		Id:  &storev1.ProposalID{Incarnation: inc, Sequence: seq, Settled: settled},
+		Ops: []*storev1.Op{{Kind: uint32(raftstore.OpPut), Key: key, Value: []byte(value)}},
+	}
+}
+
+func apply(m *mvcc.Machine, p *storev1.Proposal) mvcc.Outcome {
+	return m.Apply(mvcc.Entry{Term: 1, Command: batch(p)}).Outcomes[0][0]
+}
+
+// A proposal that reaches the log twice applies once, also across a snapshot;
+// one that is forgotten is never applied again.
+func TestRetryAppliesOnce(t *testing.T) {
+	m := mvcc.New()
+	first := apply(m, put(1, 1, 0, "/a", "1"))
+	if again := apply(m, put(1, 1, 0, "/a", "1")); again != first || m.View().Revision() != 1 {
+		t.Errorf("retry: %+v at revision %d, want %+v", again, m.View().Revision(), first)
+	}
+	var b bytes.Buffer
+	if err := m.Snapshot().Dump(&b, mvcc.Meta{}); err != nil {
+		t.Fatal(err)
+	}
+	m, _, err := mvcc.Load(&b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again := apply(m, put(1, 1, 0, "/a", "1")); again != first || m.View().Revision() != 1 {
+		t.Errorf("retry after a snapshot: %+v at revision %d", again, m.View().Revision())
+	}
+	apply(m, put(1, 2, 1, "/a", "2")) // settles the first
+	if late := apply(m, put(1, 1, 0, "/a", "1")); !errors.Is(late.Err(), raftstore.ErrOutcomeUnknown) || m.View().Revision() != 2 {
+		t.Errorf("retry of a forgotten proposal: %+v at revision %d", late, m.View().Revision())
+	}
+}
+
+// What is remembered is bounded, however it is driven.
+func TestMemoryOfProposalsIsBounded(t *testing.T) {
+	m := mvcc.New()
+	for inc := range uint64(5000) {
+		apply(m, put(inc+1, 1, 0, "/a", "x"))
+	}
+	for seq := range uint64(70_000) {
+		apply(m, put(99_999, seq+1, 0, "/a", "x"))
+	}
+	var b bytes.Buffer
+	if err := m.Snapshot().Dump(&b, mvcc.Meta{}); err != nil {
+		t.Fatal(err)
+	}
+	if m.Apply(mvcc.Entry{Command: &storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: uint64(m.View().Revision())}}}}); true {
+		b.Reset()
+		if err := m.Snapshot().Dump(&b, mvcc.Meta{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if b.Len() > 4<<20 {
+		t.Errorf("snapshot of one key is %d bytes", b.Len())
+	}
+	if out := apply(m, put(99_999, 1, 0, "/a", "x")); !errors.Is(out.Err(), raftstore.ErrOutcomeUnknown) {
+		t.Errorf("proposal beyond the bound: %+v", out)
+	}
+	if out := apply(m, put(99_999, 69_999, 0, "/a", "x")); out.Err() != nil {
+		t.Errorf("recent proposal: %+v", out)
+	}
+}
+
+// An empty proposal asks what became of a fenced one, and can do nothing else.
+func TestProbe(t *testing.T) {
+	m := mvcc.New()
+	p := put(1, 1, 0, "/a", "1")
+	p.Fence = 1
+	applied := apply(m, p)
+	probe := &storev1.Proposal{Id: p.Id, Fence: 1}
+	if out := m.Apply(mvcc.Entry{Term: 2, Command: batch(probe)}).Outcomes[0][0]; out != applied {
+		t.Errorf("probe of an applied proposal: %+v, want %+v", out, applied)
+	}
+	probe = &storev1.Proposal{Id: &storev1.ProposalID{Incarnation: 1, Sequence: 2}, Fence: 1}
+	if out := m.Apply(mvcc.Entry{Term: 2, Command: batch(probe)}).Outcomes[0][0]; !errors.Is(out.Err(), raftstore.ErrFenced) {
+		t.Errorf("probe of a lost proposal: %+v", out)
+	}
+	late := put(1, 2, 0, "/a", "late")
+	late.Fence = 2
+	if out := m.Apply(mvcc.Entry{Term: 2, Command: batch(late)}).Outcomes[0][0]; !errors.Is(out.Err(), raftstore.ErrFenced) {
+		t.Errorf("proposal after its probe: %+v", out)
+	}
+}
+
+// Events of a commit that is compacted in the same call still come out.
+func TestCompactionInTheSameBatch(t *testing.T) {
+	m := mvcc.New()
+	compact := &storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: 2}}}
+	res := m.Apply(
+		mvcc.Entry{Command: batch(put(1, 1, 0, "/a", "1"), put(1, 2, 0, "/a", "2"))},
+		mvcc.Entry{Command: compact},
+		mvcc.Entry{Command: batch(put(1, 3, 0, "/a", "3"))})
+	if len(res.Events) != 3 || res.Events[2].Revision != 3 || m.View().Compacted() != 2 {
+		t.Errorf("events %+v", res.Events)
+	}
+}
+
+func TestRebase(t *testing.T) {
+	m := mvcc.New()
+	apply(m, put(1, 1, 0, "/a", "1"))
+	old := m.View()
+	if err := m.Rebase(1000); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Rebase(1000); err == nil {
+		t.Error("revision may not stand still")
+	}
+	if _, err := m.View().Read(old.Revision(), 1); !errors.Is(err, raftstore.ErrCompacted) {
+		t.Errorf("history from before: %v", err)
+	}
+	if out := apply(m, put(1, 2, 0, "/a", "2")); out.Revision != 1001 {
+		t.Errorf("commit after rebase: %+v", out)
+	}
+	if it, _ := m.View().Get("/a"); it.Created != 1 || it.Modified != 1001 {
+		t.Errorf("item %+v", it)
+	}
+}
+
+// A view never changes while the machine goes on: readers need no lock.
+func TestViewsAreStable(t *testing.T) {
+	m := mvcc.New()
+	var wg sync.WaitGroup
+	for i := range 3000 {
+		apply(m, put(1, uint64(i+1), uint64(i), fmt.Sprintf("/k/%d", i%97), fmt.Sprint(i)))
+		if i%300 != 0 {
+			continue
+		}
+		v := m.View()
+		want := v.Hash()
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for range 20 {
+				if v.Hash() != want {
+					t.Errorf("view at %d changed", v.Revision())
+					return
+				}
+				if _, err := v.List("/k/", raftstore.ListOptions{At: max(1, v.Revision()/2)}); err != nil {
+					t.Error(err)
+				}
+			}
+		}()
+	}
+	wg.Wait()
+}
+
+// Every flipped bit of a snapshot is noticed, and every cut.
+func TestDamagedSnapshotIsRefused(t *testing.T) {
+	good := sample(t)
+	for i := range good {
+		bad := bytes.Clone(good)
+		bad[i] ^= 1 << (i % 8)
+		if _, _, err := mvcc.Load(bytes.NewReader(bad)); err == nil {
+			t.Fatalf("bit flipped in byte %d of %d not noticed", i, len(good))
+		}
+		if _, _, err := mvcc.Load(bytes.NewReader(good[:i])); !errors.Is(err, mvcc.ErrCorrupt) {
+			t.Fatalf("cut after %d of %d bytes: %v", i, len(good), err)
+		}
+	}
+}
+
+func sample(t testing.TB) []byte {
+	m := mvcc.New()
+	for i := range 40 {
+		p := put(uint64(i%3+1), uint64(i+1), 0, fmt.Sprintf("/k/%d", i%7), "value")
+		p.Ops[0].TtlMs = int64(i % 2 * 1000)
+		if i%11 == 10 {
+			p.Ops[0] = &storev1.Op{Kind: uint32(raftstore.OpDelete), Key: p.Ops[0].Key}
+		}
+		apply(m, p)
+		if i == 20 {
+			m.Apply(mvcc.Entry{Command: &storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: 15}}}})
+		}
+	}
+	var b bytes.Buffer
+	if err := m.Snapshot().Dump(&b, mvcc.Meta{Index: 40, Term: 2}); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+func FuzzLoad(f *testing.F) {
+	f.Add(sample(f))
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		m, meta, err := mvcc.Load(bytes.NewReader(data))
+		if err != nil {
+			return
+		}
+		// What loads must be whole: it dumps and loads again to the same state.
+		var b bytes.Buffer
+		if err := m.Snapshot().Dump(&b, meta); err != nil {
+			t.Fatal(err)
+		}
+		again, _, err := mvcc.Load(&b)
+		if err != nil || again.View().Hash() != m.View().Hash() {
+			t.Fatalf("second load: %v", err)
+		}
+	})
+}
+
+// Any command that decodes can be applied, without a panic and alike by all.
+func FuzzApply(f *testing.F) {
+	for _, c := range []*storev1.Command{
+		batch(put(1, 1, 0, "/a", "1"), put(1, 1, 0, "/a", "1"), put(2, 1, 9, "/b", "")),
+		{Kind: &storev1.Command_Expire{Expire: &storev1.Expire{UntilUnixMs: 5}}},
+		{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: 1 << 63}}},
+		{},
+	} {
+		data, err := proto.Marshal(c)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		cmd := new(storev1.Command)
+		if proto.Unmarshal(data, cmd) != nil {
+			return
+		}
+		a, b := mvcc.New(), mvcc.New()
+		for range 2 {
+			ra := a.Apply(mvcc.Entry{Term: 1, Command: cmd})
+			rb := b.Apply(mvcc.Entry{Term: 1, Command: proto.Clone(cmd).(*storev1.Command)})
+			if len(ra.Events) != len(rb.Events) || a.View().Hash() != b.View().Hash() {
+				t.Fatal("two machines differ")
+			}
+		}
+	})
+}
