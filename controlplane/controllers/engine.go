@@ -110,7 +110,7 @@ func Identity(c *Controller) api.User {
 func (e *Engine) lead(ctx context.Context, c *Controller, fence uint64) {
 	cl := e.deps.Client.As(e.identity(c)).Fenced(fence)
 	log := e.deps.Log.With("controller", c.Name)
-	events, stopEvents := recorder(ctx, cl, c.Name+"-controller", e.deps.Replica)
+	events, stopEvents := recorder(ctx, cl, log, c.Name+"-controller", e.deps.Replica)
 	defer stopEvents()
 	t := &Term{
 		Client: cl, Events: events, Log: log, Now: e.deps.Clock(), Timeline: e.deps.Timeline,

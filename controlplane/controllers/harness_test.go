@@ -1,10 +1,12 @@
 package controllers_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -134,9 +136,7 @@ func newWorld(t *testing.T, o options) *world {
 	if err := w.informers.WaitForSync(ctx); err != nil {
 		t.Fatal(err)
 	}
-	for _, ns := range []string{"default"} {
-		w.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}})
-	}
+	w.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}})
 	return w
 }
 
@@ -163,6 +163,14 @@ func start(t *testing.T, o options) *world {
 	for i := range 3 {
 		w.node(fmt.Sprintf("w%d", i+1))
 	}
+	w.eventually("nodes without taints", func() error {
+		for _, n := range controllers.CachedAll[*corev1.Node](client.Informer[*corev1.Node](w.informers)) {
+			if len(n.Spec.Taints) > 0 || len(n.Status.Conditions) == 0 {
+				return fmt.Errorf("%s has %v", n.Name, n.Spec.Taints)
+			}
+		}
+		return nil
+	})
 	return w
 }
 
@@ -236,6 +244,21 @@ func (w *world) sets() []*appsv1.ReplicaSet {
 	return list
 }
 
+// lose stops a node, which must have pods, from doing anything.
+func (w *world) lose(name string) {
+	w.t.Helper()
+	n := 0
+	for _, p := range w.pods() {
+		if p.Spec.NodeName == name {
+			n++
+		}
+	}
+	if n == 0 {
+		w.t.Fatalf("no pod runs on %s", name)
+	}
+	w.nodes.set(w.nodes.dead, name, true)
+}
+
 // updateDeployment changes a Deployment, again when someone was faster.
 func (w *world) updateDeployment(name string, change func(d *appsv1.Deployment)) {
 	w.t.Helper()
@@ -307,10 +330,11 @@ func (c *counting) Watch(ctx context.Context, r *api.Request) (watch.Interface, 
 
 // fakeNodes bind, start and stop pods as scheduler and agents would.
 type fakeNodes struct {
-	mu   sync.Mutex
-	dead map[string]bool // nodes on which nothing happens any more
-	held map[string]bool // apps whose pods do not become ready
-	next atomic.Int64
+	mu    sync.Mutex
+	dead  map[string]bool // nodes on which nothing happens any more
+	held  map[string]bool // apps whose pods do not become ready
+	next  atomic.Int64    // address
+	bound atomic.Int64
 }
 
 func (f *fakeNodes) set(table map[string]bool, key string, v bool) {
@@ -365,8 +389,9 @@ func (f *fakeNodes) step(ctx context.Context, t *controllers.Term, view *control
 		if len(ready) == 0 {
 			return 20 * time.Millisecond, nil
 		}
+		slices.SortFunc(ready, func(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
 		b := &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name},
-			Target: corev1.ObjectReference{Kind: "Node", Name: ready[f.next.Add(1)%int64(len(ready))].Name}}
+			Target: corev1.ObjectReference{Kind: "Node", Name: ready[f.bound.Add(1)%int64(len(ready))].Name}}
 		if _, err := client.Sub[*corev1.Pod](ctx, t.Client, p.Namespace, p.Name, "binding", b); err != nil && !apierrors.IsNotFound(err) {
 			return 0, err
 		}

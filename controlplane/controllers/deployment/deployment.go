@@ -130,7 +130,12 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	if err != nil {
 		return 0, err
 	}
-	step := Plan(Snapshot{Deployment: d, Sets: owned, OldPodsAlive: r.oldPodsAlive})
+	step, err := Plan(Snapshot{Deployment: d, Sets: owned, OldPodsAlive: func(old []*appsv1.ReplicaSet) (bool, error) {
+		return r.oldPodsAlive(ctx, old)
+	}})
+	if err != nil {
+		return 0, fmt.Errorf("planning deployment %s/%s: %w", d.Namespace, d.Name, err)
+	}
 	did, failure := r.perform(ctx, d, step)
 	switch {
 	case apierrors.HasStatusCause(failure, corev1.NamespaceTerminatingCause):
@@ -142,16 +147,32 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	return again, errors.Join(failure, err)
 }
 
-// oldPodsAlive says whether a pod of the ReplicaSets has not ended yet.
-func (r *reconciler) oldPodsAlive(old []*appsv1.ReplicaSet) bool {
+// oldPodsAlive says whether a pod of the ReplicaSets has not ended yet. The cache
+// can only say yes; before it is no, the API is asked: a pod may have been created
+// that the cache has not seen.
+func (r *reconciler) oldPodsAlive(ctx context.Context, old []*appsv1.ReplicaSet) (bool, error) {
+	if len(old) == 0 {
+		return false, nil
+	}
 	for _, rs := range old {
 		for _, p := range controllers.CachedBy[*corev1.Pod](r.pods, controllers.ControllerIndex, string(rs.UID)) {
 			if alive(p) {
-				return true
+				return true, nil
 			}
 		}
 	}
-	return false
+	live, err := client.List[*corev1.Pod](ctx, r.term.Client, old[0].Namespace, metav1.ListOptions{})
+	if err != nil {
+		return false, fmt.Errorf("listing old pods: %w", err)
+	}
+	for _, p := range live {
+		for _, rs := range old {
+			if alive(p) && metav1.IsControlledBy(p, rs) {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
 }
 
 // perform makes the step's writes to ReplicaSets and says what they mean for the rollout.

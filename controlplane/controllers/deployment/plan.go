@@ -18,7 +18,7 @@ type Snapshot struct {
 	Sets       []*appsv1.ReplicaSet // those that it controls
 	// OldPodsAlive says whether a pod of a former template has not ended yet.
 	// Only strategy Recreate asks.
-	OldPodsAlive func(old []*appsv1.ReplicaSet) bool
+	OldPodsAlive func(old []*appsv1.ReplicaSet) (bool, error)
 }
 
 // Step is the next move: one creation, or updates, or deletions, never two of these.
@@ -51,10 +51,11 @@ type planner struct {
 
 // Plan decides the next move. It never asks for more pods than desired plus
 // surge, nor for fewer available ones than desired minus unavailable.
-func Plan(s Snapshot) Step {
+// The only error is that of OldPodsAlive.
+func Plan(s Snapshot) (Step, error) {
 	p := &planner{d: s.Deployment, changed: map[string]int{}}
 	if p.d.DeletionTimestamp != nil {
-		return p.step
+		return p.step, nil
 	}
 	p.current, p.old = split(p.d, s.Sets)
 	switch {
@@ -63,17 +64,14 @@ func Plan(s Snapshot) Step {
 		if len(p.step.Update) == 0 {
 			p.cleanUp()
 		}
-		return p.step
 	case p.resized():
 		p.scale()
-		return p.step
-	}
-	if p.d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType {
-		p.recreate(s)
-	} else {
+	case p.d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType:
+		return p.step, p.recreate(s)
+	default:
 		p.roll()
 	}
-	return p.step
+	return p.step, nil
 }
 
 func (p *planner) all() []*appsv1.ReplicaSet {
@@ -122,25 +120,29 @@ func (p *planner) roll() {
 }
 
 // recreate takes all former pods away, waits until they have ended, then creates.
-func (p *planner) recreate(s Snapshot) {
+func (p *planner) recreate(s Snapshot) error {
 	for _, rs := range p.old {
 		p.resize(rs, 0)
 	}
 	if len(p.step.Update) > 0 {
-		return
+		return nil
 	}
-	if p.current == nil || specReplicas(p.current) != replicas(p.d.Spec.Replicas) {
-		if len(p.old) > 0 && s.OldPodsAlive(p.old) {
-			return
+	if len(p.old) > 0 && (p.current == nil || specReplicas(p.current) != replicas(p.d.Spec.Replicas)) {
+		if !settled(p.old) {
+			return nil
+		}
+		if alive, err := s.OldPodsAlive(p.old); alive || err != nil {
+			return err
 		}
 	}
 	if !p.ensureCurrent() {
-		return
+		return nil
 	}
 	p.resize(p.current, replicas(p.d.Spec.Replicas))
 	if len(p.step.Update) == 0 && complete(p.d, p.d.Status) {
 		p.cleanUp()
 	}
+	return nil
 }
 
 // ensureCurrent plans the creation of the current template's ReplicaSet, or the
@@ -185,8 +187,11 @@ func (p *planner) sizeFor(rs *appsv1.ReplicaSet) int32 {
 	if have > want {
 		return want
 	}
+	if !settled(append(slices.Clone(p.old), rs)) {
+		return have
+	}
 	surge, _ := bounds(p.d)
-	room := want + surge - sum(p.old, specReplicas) - have
+	room := want + surge - sum(p.old, present) - max(have, rs.Status.Replicas)
 	return have + max(0, min(room, want-have))
 }
 

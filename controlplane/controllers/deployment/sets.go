@@ -56,6 +56,22 @@ func sum(sets []*appsv1.ReplicaSet, f func(*appsv1.ReplicaSet) int32) int32 {
 
 func specReplicas(rs *appsv1.ReplicaSet) int32 { return replicas(rs.Spec.Replicas) }
 
+// present is how many pods of rs there are or may be at any moment: those that it
+// is still to delete count until its status says that they are gone.
+func present(rs *appsv1.ReplicaSet) int32 { return max(specReplicas(rs), rs.Status.Replicas) }
+
+// settled says whether every status speaks of the size that its ReplicaSet was last
+// given. Until then there may be more pods than either number says: a replica set
+// that was made smaller before anyone counted what it had created.
+func settled(sets []*appsv1.ReplicaSet) bool {
+	for _, rs := range sets {
+		if rs.Status.ObservedGeneration < rs.Generation {
+			return false
+		}
+	}
+	return true
+}
+
 // availableOf is how many pods of rs are surely available: never more than it is
 // meant to have, because those beyond are about to be deleted and its status may not say so yet.
 func availableOf(rs *appsv1.ReplicaSet) int32 {
