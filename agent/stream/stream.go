@@ -1,0 +1,173 @@
+// Package stream answers what comes to a node through tunnels: exec and attach,
+// container logs, port-forward. It implements agent.NodeServer over the runtime's
+// verbs and the log files that the runtime writes in CRI's format.
+//
+// Following a log is driven by inotify and by the runtime's events; nothing is polled.
+package stream
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/agent"
+)
+
+// Server implements agent.NodeServer.
+type Server struct {
+	runtime agent.Runtime
+	objects agent.Objects
+	logs    string
+}
+
+var _ agent.NodeServer = (*Server)(nil)
+
+// New serves the containers of runtime, whose logs are below logs (agent.Paths.Logs). objects tells why a container does not run.
+func New(runtime agent.Runtime, objects agent.Objects, logs string) *Server {
+	return &Server{runtime: runtime, objects: objects, logs: logs}
+}
+
+// instances lists the instances of a pod's container, the newest first.
+func (s *Server) instances(ctx context.Context, pod types.UID, name string) ([]*cri.Container, error) {
+	res, err := s.runtime.ListContainers(ctx, &cri.ListContainersRequest{Filter: &cri.ContainerFilter{LabelSelector: map[string]string{agent.LabelPodUID: string(pod)}}})
+	if err != nil {
+		return nil, fmt.Errorf("looking for container %q of pod %s: %w", name, pod, err)
+	}
+	out := slices.DeleteFunc(res.Containers, func(c *cri.Container) bool { return name != "" && c.GetMetadata().GetName() != name })
+	slices.SortFunc(out, func(a, b *cri.Container) int {
+		return cmp.Or(cmp.Compare(b.GetMetadata().GetAttempt(), a.GetMetadata().GetAttempt()), cmp.Compare(b.CreatedAt, a.CreatedAt))
+	})
+	return out, nil
+}
+
+// Exec implements agent.NodeServer.
+func (s *Server) Exec(ctx context.Context, pod types.UID, container string, command []string, attach, tty bool, st agent.Streams) error {
+	all, err := s.instances(ctx, pod, container)
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(all, func(c *cri.Container) bool { return c.State == cri.ContainerState_CONTAINER_RUNNING })
+	if i < 0 {
+		return fmt.Errorf("container not found (%q)", container)
+	}
+	if attach {
+		return s.runtime.Attach(ctx, all[i].Id, tty, st)
+	}
+	return s.runtime.Exec(ctx, all[i].Id, command, tty, st)
+}
+
+// PortForward implements agent.NodeServer.
+func (s *Server) PortForward(ctx context.Context, pod types.UID, port int32, conn io.ReadWriteCloser) error {
+	res, err := s.runtime.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{Filter: &cri.PodSandboxFilter{LabelSelector: map[string]string{agent.LabelPodUID: string(pod)}}})
+	if err != nil {
+		return fmt.Errorf("looking for the sandbox of pod %s: %w", pod, err)
+	}
+	for _, sb := range res.Items {
+		if sb.State == cri.PodSandboxState_SANDBOX_READY {
+			return s.runtime.PortForward(ctx, sb.Id, port, conn)
+		}
+	}
+	return fmt.Errorf("pod %s has no running sandbox to forward port %d to", pod, port)
+}
+
+// Logs implements agent.NodeServer.
+func (s *Server) Logs(ctx context.Context, q agent.LogRequest, w io.Writer) error {
+	all, err := s.instances(ctx, q.PodUID, q.Container)
+	if err != nil {
+		return err
+	}
+	which := 0
+	if q.Previous {
+		which = 1
+	}
+	if len(all) > 0 && all[0].State == cri.ContainerState_CONTAINER_CREATED && !q.Previous && len(all) == 1 {
+		all = nil
+	}
+	if len(all) <= which {
+		if q.Previous {
+			return fmt.Errorf("previous terminated container %q in pod %q not found", q.Container, q.Pod)
+		}
+		return fmt.Errorf("container %q in pod %q is waiting to start: %s", q.Container, q.Pod, s.waiting(q))
+	}
+	c := all[which]
+	path, running, err := s.logFile(ctx, q, c)
+	if err != nil {
+		return err
+	}
+	q.Follow = q.Follow && running
+	if !q.Follow {
+		return copyLog(ctx, path, q, w, nil)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	return copyLog(ctx, path, q, w, s.over(ctx, c.Id))
+}
+
+func (s *Server) waiting(q agent.LogRequest) string {
+	if p, ok := s.objects.Pod(q.PodUID); ok {
+		for _, st := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
+			if st.Name == q.Container && st.State.Waiting != nil {
+				return st.State.Waiting.Reason
+			}
+		}
+	}
+	return "ContainerCreating"
+}
+
+func (s *Server) logFile(ctx context.Context, q agent.LogRequest, c *cri.Container) (path string, running bool, err error) {
+	st, err := s.runtime.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: c.Id})
+	if err != nil {
+		return "", false, fmt.Errorf("looking for the log of container %q of pod %s/%s: %w", q.Container, q.Namespace, q.Pod, err)
+	}
+	running = st.GetStatus().GetState() == cri.ContainerState_CONTAINER_RUNNING
+	path = st.GetStatus().GetLogPath()
+	if path == "" {
+		path = filepath.Join(q.Container, strconv.FormatUint(uint64(c.GetMetadata().GetAttempt()), 10)+".log")
+	}
+	if !filepath.IsAbs(path) {
+		path = filepath.Join(s.logs, q.Namespace+"_"+q.Pod+"_"+string(q.PodUID), path)
+	}
+	return path, running, nil
+}
+
+// recheck bounds how long a lost event can keep a follower waiting.
+const recheck = 10 * time.Second
+
+// over is closed when the container has ended, or is not known any more.
+func (s *Server) over(ctx context.Context, id string) <-chan struct{} {
+	done := make(chan struct{})
+	events := s.runtime.Events(ctx)
+	go func() {
+		defer close(done)
+		t := time.NewTicker(recheck)
+		defer t.Stop()
+		for {
+			st, err := s.runtime.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: id})
+			if ctx.Err() != nil || err != nil || st.GetStatus().GetState() != cri.ContainerState_CONTAINER_RUNNING {
+				return
+			}
+			for again := false; !again; {
+				select {
+				case <-ctx.Done():
+					return
+				case e, ok := <-events:
+					if !ok {
+						events = nil
+					}
+					again = e.ContainerID == id
+				case <-t.C:
+					again = true
+				}
+			}
+		}
+	}()
+	return done
+}
