@@ -169,7 +169,7 @@ func (t Token) secretHash() string {
 // PinnedTLS is for a machine that knows nothing of the cluster but the token: it
 // accepts a server whose chain ends in the CA that the token names, whatever
 // address it was dialled under, and hands that CA to learned (which may be nil)
-// before any data flows. Any other server is ErrWrongCA.
+// before any data flows. Any other server is ErrWrongCA. now must not be nil.
 func PinnedTLS(t Token, learned func(ca *x509.Certificate), now func() time.Time) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
