@@ -73,8 +73,8 @@ func (s *Server) ensure(ctx context.Context, o api.Object) error {
 	return nil
 }
 
-// kubernetes is the name of the Service of the API, and of its EndpointSlice.
-const kubernetes = "kubernetes"
+// apiService is the name of the Service of the API, and of its EndpointSlice.
+const apiService = "kubernetes"
 
 // EnsureKubernetesService writes Service default/kubernetes at serviceIP and its
 // EndpointSlice with the ready replicas. The leader calls it whenever these
@@ -88,7 +88,7 @@ func (s *Server) EnsureKubernetesService(ctx context.Context, serviceIP netip.Ad
 	}
 	labels := map[string]string{"component": "apiserver", "provider": "kubernetes"}
 	svc := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: kubernetes, Labels: labels},
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: apiService, Labels: labels},
 		Spec: corev1.ServiceSpec{
 			Type: corev1.ServiceTypeClusterIP, ClusterIP: serviceIP.String(), ClusterIPs: []string{serviceIP.String()},
 			Ports: []corev1.ServicePort{{Name: "https", Protocol: corev1.ProtocolTCP, Port: 443, TargetPort: intstr.FromInt32(target)}},
@@ -127,8 +127,8 @@ func kubernetesSlice(ready []netip.AddrPort, port int32) *discoveryv1.EndpointSl
 	name, tcp, yes := "https", corev1.ProtocolTCP, true
 	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: metav1.NamespaceDefault, Name: kubernetes,
-			Labels: map[string]string{discoveryv1.LabelServiceName: kubernetes},
+			Namespace: metav1.NamespaceDefault, Name: apiService,
+			Labels: map[string]string{discoveryv1.LabelServiceName: apiService},
 		},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Ports:       []discoveryv1.EndpointPort{{Name: &name, Protocol: &tcp, Port: &port}},

@@ -92,7 +92,7 @@ func (c *connIdentity) get(pool *x509.CertPool, now time.Time) (api.User, bool) 
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.pool != pool || !now.Before(c.until) {
+	if c.pool == nil || c.pool != pool && !c.pool.Equal(pool) || !now.Before(c.until) {
 		return api.User{}, false
 	}
 	return c.user, true
