@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -68,7 +69,7 @@ func (x *session) writeEvent(ctx context.Context, e *v1.Event, entry *eventEntry
 		e.Source.Host = x.node
 	}
 	if e.Name == "" {
-		e.GenerateName = e.InvolvedObject.Name + "."
+		e.Name = fmt.Sprintf("%s.%016x", e.InvolvedObject.Name, rand.Uint64())
 	}
 	stored, err := client.Create(ctx, x.api, e)
 	if apierrors.IsAlreadyExists(err) {
