@@ -77,7 +77,7 @@ func (r *Replica) compactTo(upTo raftstore.Revision) {
 func (r *Replica) housekeep(what string, cmd *storev1.Command) {
 	future, err := r.proposeCommand(cmd)
 	if err == nil {
-		err = future.Error()
+		err = r.outcome(future)
 	}
 	if err != nil {
 		r.log.Debug("housekeeping failed", "what", what, "error", err)
@@ -119,7 +119,7 @@ func (r *Replica) runSnapshots(ctx context.Context) error {
 		case <-r.snapshotNow:
 		}
 		r.trimTrailing()
-		err := r.raft.Snapshot().Error()
+		err := r.outcome(r.raft.Snapshot())
 		if err != nil && !errors.Is(err, raft.ErrNothingNewToSnapshot) && ctx.Err() == nil {
 			r.log.Warn("snapshot failed", "error", err)
 		}
@@ -143,7 +143,7 @@ func (r *Replica) Snapshot(ctx context.Context) error {
 	if err := r.up(ctx); err != nil {
 		return err
 	}
-	if err := r.raft.Snapshot().Error(); err != nil && !errors.Is(err, raft.ErrNothingNewToSnapshot) {
+	if err := r.outcome(r.raft.Snapshot()); err != nil && !errors.Is(err, raft.ErrNothingNewToSnapshot) {
 		return err
 	}
 	return nil
@@ -159,7 +159,7 @@ func (r *Replica) Compact(ctx context.Context, upTo raftstore.Revision) error {
 	}
 	future, err := r.proposeCommand(&storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: uint64(upTo)}}})
 	if err == nil {
-		err = configError(future.Error())
+		err = configError(r.outcome(future))
 	}
 	return err
 }

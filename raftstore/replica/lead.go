@@ -83,7 +83,7 @@ func (r *Replica) establish(l *leadership) {
 	for l.ctx.Err() == nil {
 		future, err := r.proposeCommand(&storev1.Command{Kind: &storev1.Command_Batch{Batch: &storev1.Batch{}}})
 		if err == nil {
-			err = future.Error()
+			err = r.outcome(future)
 		}
 		if err != nil {
 			r.log.Info("leadership not established", "error", err)
@@ -159,7 +159,7 @@ func (r *Replica) TransferLeadership(ctx context.Context) error {
 		return fmt.Errorf("transferring leadership: %w", raftstore.ErrNotLeader)
 	}
 	done := make(chan error, 1)
-	go func() { done <- r.raft.LeadershipTransfer().Error() }()
+	go func() { done <- r.outcome(r.raft.LeadershipTransfer()) }()
 	select {
 	case err := <-done:
 		if err != nil {

@@ -113,14 +113,14 @@ func (r *Replica) addHere(ctx context.Context, id, address string) error {
 			return fmt.Errorf("%w: address %s is that of replica %s", raftstore.ErrInvalid, address, s.ID)
 		}
 	}
-	if err := configError(r.raft.AddNonvoter(raft.ServerID(id), raft.ServerAddress(address), 0, configTimeout).Error()); err != nil {
+	if err := configError(r.outcome(r.raft.AddNonvoter(raft.ServerID(id), raft.ServerAddress(address), 0, configTimeout))); err != nil {
 		return err
 	}
 	r.log.Info("learner added", "member", id, "address", address)
 	if err := r.awaitLearner(ctx, id, address); err != nil {
 		return err
 	}
-	if err := configError(r.raft.AddVoter(raft.ServerID(id), raft.ServerAddress(address), 0, configTimeout).Error()); err != nil {
+	if err := configError(r.outcome(r.raft.AddVoter(raft.ServerID(id), raft.ServerAddress(address), 0, configTimeout))); err != nil {
 		return err
 	}
 	r.log.Info("member promoted", "member", id, "address", address)
@@ -171,7 +171,7 @@ func (r *Replica) removeHere(ctx context.Context, id string) error {
 		}
 		return raftstore.ErrNotLeader
 	}
-	return configError(r.raft.RemoveServer(raft.ServerID(id), 0, configTimeout).Error())
+	return configError(r.outcome(r.raft.RemoveServer(raft.ServerID(id), 0, configTimeout)))
 }
 
 func configError(err error) error {

@@ -64,7 +64,7 @@ func (r *Replica) dispatch(ctx context.Context, batch []*item) (wait func()) {
 		if err != nil {
 			return func() { finishAll(batch, err) }
 		}
-		return func() { conclude(batch, future) }
+		return func() { r.conclude(batch, future) }
 	default:
 		return func() { r.forward(ctx, batch, address, moved) }
 	}
@@ -96,8 +96,8 @@ func (r *Replica) proposeCommand(cmd *storev1.Command) (raft.ApplyFuture, error)
 }
 
 // conclude waits for a batch of this leader and answers its items.
-func conclude(batch []*item, future raft.ApplyFuture) {
-	if err := future.Error(); err != nil {
+func (r *Replica) conclude(batch []*item, future raft.ApplyFuture) {
+	if err := r.outcome(future); err != nil {
 		finishAll(batch, raftError(err))
 		return
 	}
@@ -108,6 +108,19 @@ func conclude(batch []*item, future raft.ApplyFuture) {
 	}
 	for i, it := range batch {
 		it.finish(result{outcome: done.outcomes[i], index: future.Index()})
+	}
+}
+
+// outcome waits for a future of raft, which may never answer when raft is shut
+// down before it has looked at what is in its channels.
+func (r *Replica) outcome(f raft.Future) error {
+	done := make(chan error, 1)
+	go func() { done <- f.Error() }()
+	select {
+	case err := <-done:
+		return err
+	case <-r.raftDown:
+		return raft.ErrRaftShutdown
 	}
 }
 

@@ -50,14 +50,16 @@ type Replica struct {
 
 	running chan struct{} // closed when raft is up
 	stopped chan struct{} // closed when Run has returned
-	ctx     context.Context
-	cancel  context.CancelCauseFunc // ends Run with a failure
-	once    sync.Once
-	address advertised // set before running is closed, as are the next four
-	raft    *raft.Raft
-	trans   *raft.NetworkTransport
-	disk    *disk
-	port    *peerPort
+	// raftDown is closed when raft has shut down: its futures stay silent from then on.
+	raftDown chan struct{}
+	ctx      context.Context
+	cancel   context.CancelCauseFunc // ends Run with a failure
+	once     sync.Once
+	address  advertised // set before running is closed, as are the next four
+	raft     *raft.Raft
+	trans    *raft.NetworkTransport
+	disk     *disk
+	port     *peerPort
 
 	caughtUp     atomic.Bool
 	snapshotNow  chan struct{}
@@ -81,6 +83,7 @@ func New(c Config) (*Replica, error) {
 		log:          c.Logger.With("replica", c.Name),
 		running:      make(chan struct{}),
 		stopped:      make(chan struct{}),
+		raftDown:     make(chan struct{}),
 		snapshotNow:  make(chan struct{}, 1),
 		expiryMoved:  make(chan struct{}, 1),
 		historyGrown: make(chan struct{}, 1),
@@ -254,6 +257,7 @@ func (r *Replica) shutdown(g *errgroup.Group) {
 			r.log.Warn("stopping raft", "error", err)
 		}
 	}
+	close(r.raftDown)
 	r.trans.Close()
 	r.trans.CloseStreams()
 	if err := g.Wait(); err != nil {
