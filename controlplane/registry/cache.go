@@ -20,8 +20,12 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// maxBatch is how many revisions are taken into the cache at once when they queue up.
-const maxBatch = 256
+const (
+	// maxBatch is how many revisions are taken into the cache at once when they queue up.
+	maxBatch = 256
+	// replayRevisions is how far back a starting cache begins, when the store still has it.
+	replayRevisions = 4096
+)
 
 // cache is the decoded contents of the store on this replica. run is its only writer.
 type cache struct {
@@ -33,7 +37,8 @@ type cache struct {
 	limits   historyLimits
 
 	progress  progress
-	ready     chan struct{} // closed when the first load is in
+	loaded    bool          // the cache holds a state; run's own
+	ready     chan struct{} // closed when the cache shows what was there when run began
 	done      chan struct{} // closed when run has returned
 	inflight  inflight
 	encodings encodings
@@ -69,7 +74,7 @@ func (c *cache) waitFor(ctx context.Context, rev raftstore.Revision) error {
 	select {
 	case <-c.ready:
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return ctx.Err()
 	}
 	return c.progress.wait(ctx, rev)
 }
@@ -100,27 +105,64 @@ func (c *cache) run(ctx context.Context) error {
 // follow loads the store when there is nothing to resume from, then takes in
 // every revision until the watch ends.
 func (c *cache) follow(ctx context.Context) error {
-	loaded := isClosed(c.ready)
-	// Every key of the store is watched, so that every revision is heard of at
-	// once: a linearizable read waits for the cache to reach one.
-	w, err := c.store.Watch(ctx, "", c.progress.at())
-	if loaded && errors.Is(err, raftstore.ErrCompacted) {
-		loaded = false
-		w, err = c.store.Watch(ctx, "", 0)
-	}
+	w, err := c.resume(ctx)
 	if err != nil {
-		return fmt.Errorf("watching the store: %w", err)
+		return err
 	}
 	defer w.Stop()
-	if !loaded {
-		if err := c.load(ctx); err != nil {
-			return err
-		}
-	}
+	// Not ready before what was applied when we began: a restarted replica must not show an older state.
+	target := c.store.Applied()
+	c.readyAt(target)
 	for first := range w.C() {
 		c.apply(queued(first, w.C()))
+		c.readyAt(target)
 	}
 	return w.Err()
+}
+
+func (c *cache) readyAt(target raftstore.Revision) {
+	if c.progress.at() >= target && !isClosed(c.ready) {
+		close(c.ready)
+	}
+}
+
+// resume watches the store from where the cache is, or from a new load.
+//
+// Every key of the store is watched, so that every revision is heard of at once:
+// a linearizable read waits for the cache to reach one.
+func (c *cache) resume(ctx context.Context) (raftstore.Watcher, error) {
+	if c.loaded && c.progress.at() > 0 { // revision 0 is no place to go on from
+		w, err := c.store.Watch(ctx, "", c.progress.at())
+		if err == nil || !errors.Is(err, raftstore.ErrCompacted) {
+			return w, watchError(err)
+		}
+	}
+	// Loading a state of the recent past and replaying what followed gives
+	// watchers that were connected before a restart their history back.
+	if now := c.store.Applied(); !c.loaded && now > replayRevisions {
+		if c.load(ctx, now-replayRevisions) == nil {
+			if w, err := c.store.Watch(ctx, "", c.progress.at()); err == nil {
+				return w, nil
+			}
+		}
+	}
+	// The watch comes first, so that nothing falls between it and the list.
+	w, err := c.store.Watch(ctx, "", 0)
+	if err != nil {
+		return nil, watchError(err)
+	}
+	if err := c.load(ctx, 0); err != nil {
+		w.Stop()
+		return nil, err
+	}
+	return w, nil
+}
+
+func watchError(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("watching the store: %w", err)
 }
 
 // queued returns first and whatever waits behind it, at most maxBatch.
@@ -140,10 +182,10 @@ func queued(first raftstore.Events, more <-chan raftstore.Events) []raftstore.Ev
 	return batch
 }
 
-// load replaces the cache by the store's present state. Watchers that were
-// running have lost their history and are told to list again.
-func (c *cache) load(ctx context.Context) error {
-	list, err := c.store.List(ctx, root, raftstore.ListOptions{ReadOptions: raftstore.ReadOptions{Local: true}})
+// load replaces the cache by the store's state at a revision; 0 is now. Watchers
+// that were running have lost their history and are told to list again.
+func (c *cache) load(ctx context.Context, at raftstore.Revision) error {
+	list, err := c.store.List(ctx, root, raftstore.ListOptions{ReadOptions: raftstore.ReadOptions{Local: true}, At: at})
 	if err != nil {
 		return fmt.Errorf("listing the store: %w", err)
 	}
@@ -172,9 +214,7 @@ func (c *cache) load(ctx context.Context) error {
 		kc.reset(tree, list.Revision)
 	}
 	c.progress.advance(list.Revision)
-	if !isClosed(c.ready) {
-		close(c.ready)
-	}
+	c.loaded = true
 	return nil
 }
 

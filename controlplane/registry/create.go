@@ -145,7 +145,6 @@ func (w *write) tryCreate(ctx context.Context, obj api.Object, track func(api.Ob
 	if k.PrepareCreate != nil {
 		k.PrepareCreate(obj)
 	}
-	holdNamespace(obj)
 	if err := w.admit(ctx, obj, nil); err != nil {
 		return nil, err
 	}

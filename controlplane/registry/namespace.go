@@ -34,17 +34,3 @@ func keepAllButSpecFinalizers(obj, old api.Object) {
 	ns.Finalizers, ns.Labels, ns.Annotations = meta.Finalizers, meta.Labels, meta.Annotations
 	ns.Spec.Finalizers = finalizers
 }
-
-// holdNamespace gives a new namespace the finalizer under which its contents are removed.
-func holdNamespace(obj api.Object) {
-	ns, ok := obj.(*corev1.Namespace)
-	if !ok {
-		return
-	}
-	for _, f := range ns.Spec.Finalizers {
-		if f == corev1.FinalizerKubernetes {
-			return
-		}
-	}
-	ns.Spec.Finalizers = append(ns.Spec.Finalizers, corev1.FinalizerKubernetes)
-}

@@ -62,6 +62,6 @@ func (p *progress) wait(ctx context.Context, target raftstore.Revision) error {
 		p.mu.Lock()
 		delete(p.waiting, w)
 		p.mu.Unlock()
-		return context.Cause(ctx)
+		return ctx.Err()
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/storetest"
 )
 
@@ -329,5 +330,96 @@ func TestEncodingsAreBounded(t *testing.T) {
 	}
 	if c.bytes > maxEncodedBytes || len(c.queue) > 10 {
 		t.Fatalf("%d encodings with %d bytes are kept", len(c.queue), c.bytes)
+	}
+}
+
+// F75: a watcher finds its place again in the registry of a restarted replica.
+func TestRestartKeepsHistory(t *testing.T) {
+	e := newEnv(t)
+	k := e.kinds.ByType(&corev1.ConfigMap{})
+	codec := e.cache.byKind[k].codec
+	var from raftstore.Revision
+	for i := range replayRevisions + 100 { // straight into the store: the API is not what is tested
+		cm := configMap("default", "a", "n", fmt.Sprint(i))
+		value, err := codec.encode(cm)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rev, err := e.store.Commit(e.ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/registry/configmaps/default/a", value)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i == replayRevisions {
+			from = rev
+		}
+	}
+	restarted := startEnvWith(t, e.store, e.kinds)
+	if got, want := restarted.Revision(), e.store.Applied(); got != want {
+		t.Fatalf("ready at revision %d, the store is at %d", got, want)
+	}
+	w := restarted.watch(configMap("default", ""), metav1.ListOptions{ResourceVersion: formatRevision(from)})
+	for i := range 99 {
+		if got, want := show(restarted.next(w)), fmt.Sprintf("MODIFIED a@%d", int(from)+i+1); got != want {
+			t.Fatalf("got %s, want %s", got, want)
+		}
+	}
+}
+
+// reopening is a store whose watches can be ended from outside.
+type reopening struct {
+	raftstore.Store
+	mu   sync.Mutex
+	last raftstore.Watcher
+}
+
+func (s *reopening) Watch(ctx context.Context, prefix string, after raftstore.Revision) (raftstore.Watcher, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w, err := s.Store.Watch(ctx, prefix, after)
+	s.last = w
+	return w, err
+}
+
+func (s *reopening) cut() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.last.Stop()
+}
+
+// F76: when the store's watch ends the cache resumes; when the history is gone
+// too it loads anew, and watchers are told so.
+func TestCacheSurvivesTheLossOfItsWatch(t *testing.T) {
+	mem := storetest.NewMemory()
+	s := &reopening{Store: mem}
+	e := startEnv(t, mem, s)
+	first := e.create(configMap("default", "first"))
+	w := e.watch(configMap("default", ""), metav1.ListOptions{ResourceVersion: first.GetResourceVersion()})
+	for i := range 5 {
+		s.cut()
+		made := e.create(configMap("default", fmt.Sprint("c", i)))
+		if got, want := show(e.next(w)), fmt.Sprintf("ADDED c%d@%s", i, made.GetResourceVersion()); got != want {
+			t.Fatalf("got %s, want %s", got, want)
+		}
+	}
+	// Behind the cache's back: it cannot watch again before the history is gone.
+	s.mu.Lock()
+	s.last.Stop()
+	cm := configMap("default", "unseen")
+	value, err := e.cache.byKind[e.kinds.ByType(cm)].codec.encode(cm)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if _, err := mem.Commit(e.ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/registry/configmaps/default/unseen", value)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mem.Compact(mem.Applied())
+	s.mu.Unlock()
+	if got, err := e.get(configMap("default", "unseen")); err != nil || got.GetName() != "unseen" {
+		t.Fatalf("after the reload: %v, %v", got, err)
+	}
+	if got := show(e.next(w)); got != "ERROR 410 Expired" {
+		t.Fatalf("the watcher was told %s", got)
 	}
 }

@@ -63,7 +63,7 @@ type position struct {
 func (kc *kindCache) newWatcher(ctx context.Context, f *filter, p position, o *metav1.ListOptions) *Watcher {
 	w := &Watcher{
 		kc: kc, filter: f, after: p.after, bookmarks: o.AllowWatchBookmarks,
-		wake: make(chan struct{}, 1), stopped: make(chan struct{}), results: make(chan watch.Event),
+		wake: make(chan struct{}, 1), stopped: make(chan struct{}), results: make(chan watch.Event, 16),
 		nextBookmark: time.Now().Add(bookmarkEvery + rand.N(bookmarkEvery/6)),
 	}
 	if o.TimeoutSeconds != nil && *o.TimeoutSeconds > 0 {

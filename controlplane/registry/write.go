@@ -226,7 +226,6 @@ func (w *write) commitDelete(ctx context.Context, cur *entry, last api.Object) (
 // commit proposes the ops. A conflict on a reservation is a refusal that names
 // the field, unless admission had picked the value.
 func (w *write) commit(ctx context.Context, ops []raftstore.Op, obj api.Object) (raftstore.Revision, error) {
-	w.req.Stages.Mark("admitted", "", w.r.now())
 	rev, err := w.r.store.Commit(ctx, raftstore.Commit{Ops: ops, Fence: raftstore.Fence(w.req.Fence)})
 	if err == nil {
 		w.req.Stages.Mark("committed", fmt.Sprintf("revision %d", rev), w.r.now())
