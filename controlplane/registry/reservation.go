@@ -151,24 +151,26 @@ func (r *Registry) AllocateClusterIP(ctx context.Context, cidr netip.Prefix) (ne
 	if cidr.Addr().Is4() && hostBits > 1 {
 		last = size - 1 // broadcast
 	}
+	autos := autosOf(ctx)
 	n, ok := r.pick(2, last, min(max(size/16, 16), 256), func(n uint64) bool {
-		return !r.Reserved(SpaceClusterIPs, addrAt(cidr, n).String())
+		ip := addrAt(cidr, n).String()
+		return !r.Reserved(SpaceClusterIPs, ip) && !autos.has(SpaceClusterIPs+"/"+ip)
 	})
 	if !ok {
 		return netip.Addr{}, apierrors.NewInternalError(fmt.Errorf("failed to allocate a serviceIP: range is full (%s)", cidr))
 	}
 	addr := addrAt(cidr, n)
-	autosOf(ctx).add(SpaceClusterIPs, addr.String())
+	autos.add(SpaceClusterIPs, addr.String())
 	return addr, nil
 }
 
 // AllocateNodePort picks a free port of [low, high] that is free for all the
 // protocols ("TCP", "UDP", "SCTP"), under the terms of AllocateClusterIP.
 func (r *Registry) AllocateNodePort(ctx context.Context, low, high int, protocols ...string) (int32, error) {
-	size := uint64(high - low + 1)
+	autos, size := autosOf(ctx), uint64(high-low+1)
 	n, ok := r.pick(uint64(low), uint64(high)+1, min(max(size/32, 16), 128), func(n uint64) bool {
 		for _, p := range protocols {
-			if r.Reserved(SpaceNodePorts, portValue(p, n)) {
+			if r.Reserved(SpaceNodePorts, portValue(p, n)) || autos.has(SpaceNodePorts+"/"+portValue(p, n)) {
 				return false
 			}
 		}
@@ -178,7 +180,7 @@ func (r *Registry) AllocateNodePort(ctx context.Context, low, high int, protocol
 		return 0, apierrors.NewInternalError(fmt.Errorf("failed to allocate a nodePort: range is full (%d-%d)", low, high))
 	}
 	for _, p := range protocols {
-		autosOf(ctx).add(SpaceNodePorts, portValue(p, n))
+		autos.add(SpaceNodePorts, portValue(p, n))
 	}
 	return int32(n), nil
 }

@@ -73,14 +73,14 @@ func (w *write) checkReplacement(obj api.Object) error {
 // for subresources with rules of their own (binding, eviction, scale). change receives a copy of the stored object.
 // The request's subresource is not interpreted; what change leaves equal is not written.
 func (r *Registry) Modify(ctx context.Context, req *api.Request, a Admission, change func(obj api.Object) error) (api.Object, error) {
-	dryRun := req.Update.DryRun
+	dryRun, manager := req.Update.DryRun, req.Update.FieldManager
 	switch req.Verb {
 	case api.VerbCreate:
-		dryRun = req.Create.DryRun
+		dryRun, manager = req.Create.DryRun, req.Create.FieldManager
 	case api.VerbPatch:
-		dryRun = req.PatchO.DryRun
+		dryRun, manager = req.PatchO.DryRun, req.PatchO.FieldManager
 	}
-	w, err := r.newWrite(req, a, dryRun, req.Update.FieldManager)
+	w, err := r.newWrite(req, a, dryRun, manager)
 	if err != nil {
 		return nil, err
 	}
