@@ -1,11 +1,29 @@
 // Package image holds container images on the node: pulled from registries or
-// imported from archives, verified by digest, unpacked once per layer and mounted
-// as overlays by whoever creates the container.
+// imported from archives, verified by digest, unpacked once per layer and offered
+// as the parts of an overlay to whoever creates the container.
+//
+// On disk, below Config.Root:
+//
+//	images/HEX/        one image by the digest of its config: config.json, manifest.json, image.json
+//	layers/KEY         one unpacked layer, ready to be a lower folder of an overlay
+//	layers/KEY.json    what it is; written before the layer appears
+//	containers/ID/     a container's upper and work folders and the empty folder it is mounted on
+//	tmp/               what is being made; emptied at start
+//
+// Everything is made in tmp, synced and renamed, so what exists is whole. Nothing
+// counts references on disk: they are computed from images and containers.
 package image
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sync/singleflight"
+	"google.golang.org/grpc/status"
 
 	"keelson.dev/keelson/agent"
 )
@@ -13,7 +31,7 @@ import (
 // Config says where images live and how registries are reached.
 type Config struct {
 	Root     string // blobs, unpacked layers, names; survives a reboot
-	Run      string // scratch that a reboot may empty
+	Run      string // scratch that a reboot may empty; unused while Root has tmp
 	Archives string // folder of OCI or docker archives imported at start; "" = none
 	Logger   *slog.Logger
 
@@ -24,13 +42,65 @@ type Config struct {
 
 // Store implements agent.Images.
 type Store struct {
-	agent.Images
-	cfg Config
+	cfg       Config
+	log       *slog.Logger
+	ready     chan struct{}
+	pulls     singleflight.Group
+	layers    singleflight.Group
+	transport func() (*transport, error)
+	trash     sync.WaitGroup
+
+	mu         sync.Mutex
+	images     map[string]*image    // by id, "sha256:..."
+	names      map[string]string    // normalised name (with tag or digest) → id
+	containers map[string]container // by container id
+	busy       map[string]int       // layers that a pull is about to use, by key
 }
 
+var _ agent.Images = (*Store)(nil)
+
 // New starts nothing and touches no disk.
-func New(cfg Config) *Store { return &Store{cfg: cfg} }
+func New(cfg Config) *Store {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	s := &Store{cfg: cfg, log: cfg.Logger, ready: make(chan struct{}), images: map[string]*image{}, names: map[string]string{},
+		containers: map[string]container{}, busy: map[string]int{}}
+	s.transport = sync.OnceValues(func() (*transport, error) { return newTransport(cfg) })
+	return s
+}
 
 // Run removes half-made things of an earlier run, imports the archives folder and
-// serves until ctx ends.
-func (s *Store) Run(ctx context.Context) error { <-ctx.Done(); return nil }
+// serves until ctx ends. Verbs called earlier wait. It can be called once.
+func (s *Store) Run(ctx context.Context) error {
+	if err := os.RemoveAll(s.path("tmp")); err != nil {
+		return fmt.Errorf("clear scratch of the image store: %w", err)
+	}
+	for _, dir := range []string{"images", "layers", "containers", "tmp", "empty"} {
+		if err := os.MkdirAll(s.path(dir), 0o711); err != nil {
+			return fmt.Errorf("prepare the image store: %w", err)
+		}
+	}
+	if err := s.load(); err != nil {
+		return err
+	}
+	s.importFolder(ctx)
+	close(s.ready)
+	<-ctx.Done()
+	s.trash.Wait()
+	return nil
+}
+
+// wait blocks until the store is loaded.
+func (s *Store) wait(ctx context.Context) error {
+	select {
+	case <-s.ready:
+		return ctx.Err()
+	case <-ctx.Done():
+		return status.FromContextError(ctx.Err()).Err()
+	}
+}
+
+func (s *Store) path(elem ...string) string {
+	return filepath.Join(append([]string{s.cfg.Root}, elem...)...)
+}

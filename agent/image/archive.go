@@ -1,0 +1,354 @@
+package image
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/match"
+	"github.com/google/go-containerregistry/pkg/v1/partial"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"keelson.dev/keelson/agent"
+)
+
+// Annotations of an index that name an image.
+const (
+	nameAnnotation = "io.containerd.image.name"
+	refAnnotation  = "org.opencontainers.image.ref.name"
+)
+
+// importFolder imports the archives folder. A bad archive is reported and the rest
+// go on.
+func (s *Store) importFolder(ctx context.Context) {
+	if s.cfg.Archives == "" {
+		return
+	}
+	entries, err := os.ReadDir(s.cfg.Archives)
+	if errors.Is(err, os.ErrNotExist) {
+		return
+	}
+	if err != nil {
+		s.log.Error("the archives folder cannot be read", "error", err)
+		return
+	}
+	done := map[string]archiveMark{}
+	_ = loadJSON(s.path("archives.json"), &done)
+	changed := false
+	for _, e := range entries {
+		if e.IsDir() || strings.HasPrefix(e.Name(), ".") || ctx.Err() != nil {
+			continue
+		}
+		file := filepath.Join(s.cfg.Archives, e.Name())
+		mark, err := markOf(file)
+		if err == nil && done[e.Name()] != mark || !s.hasAll(done[e.Name()].IDs) {
+			var names []string
+			names, err = s.importArchive(ctx, file)
+			if err == nil {
+				s.log.Info("archive imported", "archive", file, "images", names)
+				mark.IDs = s.idsOf(names)
+				done[e.Name()], changed = mark, true
+			}
+		}
+		if err != nil {
+			s.log.Error("an archive cannot be imported", "archive", file, "error", err)
+		}
+	}
+	if changed {
+		if err := saveJSON(s.path("archives.json"), done); err != nil {
+			s.log.Warn("archives will be imported again at the next start", "error", err)
+		}
+	}
+}
+
+// archiveMark tells an archive that was imported from one that was replaced. IDs
+// are what it held, separated by commas.
+type archiveMark struct {
+	Size, Time int64
+	IDs        string
+}
+
+func markOf(file string) (archiveMark, error) {
+	st, err := os.Stat(file)
+	if err != nil {
+		return archiveMark{}, err
+	}
+	return archiveMark{Size: st.Size(), Time: st.ModTime().UnixNano()}, nil
+}
+
+func (s *Store) idsOf(names []string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var ids []string
+	for _, n := range names {
+		ids = append(ids, s.names[n])
+	}
+	slices.Sort(ids)
+	return strings.Join(slices.Compact(ids), ",")
+}
+
+func (s *Store) hasAll(ids string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, id := range strings.Split(ids, ",") {
+		if s.images[id] == nil {
+			return false
+		}
+	}
+	return true
+}
+
+// Import implements agent.Images.
+func (s *Store) Import(ctx context.Context, file string) ([]string, error) {
+	if err := s.wait(ctx); err != nil {
+		return nil, err
+	}
+	return s.importArchive(ctx, file)
+}
+
+func (s *Store) importArchive(ctx context.Context, file string) ([]string, error) {
+	tmp, err := mkdirTemp(s.path("tmp"), "archive-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(filepath.Dir(tmp))
+	if err := extractArchive(ctx, file, tmp); err != nil {
+		return nil, fmt.Errorf("%w: archive %s: %w", agent.ErrImageUnpack, file, err)
+	}
+	var found []named
+	if _, e := os.Stat(filepath.Join(tmp, "index.json")); e == nil {
+		found, err = fromLayout(tmp)
+	} else if _, e := os.Stat(filepath.Join(tmp, "manifest.json")); e == nil {
+		found, err = fromDocker(file)
+	} else {
+		err = errors.New("it is neither an OCI layout (index.json) nor a docker archive (manifest.json)")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: archive %s: %w", agent.ErrImageUnpack, file, err)
+	}
+	var all []string
+	for _, f := range found {
+		names, err := f.normalised()
+		if err != nil {
+			return nil, fmt.Errorf("archive %s: %w", file, err)
+		}
+		what := file
+		if len(names) > 0 {
+			what = names[0]
+		}
+		id, err := s.store(ctx, what, f.image, names)
+		if err != nil {
+			if !errors.Is(err, agent.ErrImageUnpack) {
+				err = fmt.Errorf("%w: image %s: %w", agent.ErrImageUnpack, what, err)
+			}
+			return nil, fmt.Errorf("archive %s: %w", file, err)
+		}
+		if len(names) == 0 {
+			names = []string{id}
+		}
+		all = append(all, names...)
+	}
+	return all, nil
+}
+
+// named is an image of an archive.
+type named struct {
+	image v1.Image
+	names []string
+	index string // digest of the manifest or index that the names mean
+}
+
+// normalised are the image's names, and its digest under each repository.
+func (n named) normalised() ([]string, error) {
+	var out []string
+	for _, s := range n.names {
+		r, err := parseReference(s)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, r.String())
+		if n.index != "" {
+			out = append(out, r.repository()+"@"+n.index)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out), nil
+}
+
+// extractArchive writes the plain files of an archive below dir.
+func extractArchive(ctx context.Context, file, dir string) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	stream, err := decompress(f)
+	if err != nil {
+		return err
+	}
+	defer stream.Close()
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	t := tar.NewReader(stream)
+	for ctx.Err() == nil {
+		h, err := t.Next()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read the archive: %w", err)
+		}
+		if h.Typeflag != tar.TypeReg {
+			continue
+		}
+		name := path.Clean("/" + h.Name)[1:]
+		if err := root.MkdirAll(path.Dir(name), 0o700); err != nil {
+			return fmt.Errorf("entry %q: %w", h.Name, err)
+		}
+		out, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+		if err != nil {
+			return fmt.Errorf("entry %q: %w", h.Name, err)
+		}
+		_, err = io.Copy(out, t)
+		if e := out.Close(); err == nil {
+			err = e
+		}
+		if err != nil {
+			return fmt.Errorf("entry %q: %w", h.Name, err)
+		}
+	}
+	return ctx.Err()
+}
+
+// fromLayout finds the images for this platform in an OCI layout.
+func fromLayout(dir string) ([]named, error) {
+	index, err := layout.ImageIndexFromPath(dir)
+	if err != nil {
+		return nil, fmt.Errorf("read the layout: %w", err)
+	}
+	m, err := index.IndexManifest()
+	if err != nil {
+		return nil, fmt.Errorf("read the index: %w", err)
+	}
+	byDigest := map[string]*named{}
+	var order []string
+	for _, d := range m.Manifests {
+		key := d.Digest.String()
+		n := byDigest[key]
+		if n == nil {
+			img, err := layoutImage(index, d)
+			if err != nil {
+				return nil, fmt.Errorf("manifest %s: %w", key, err)
+			}
+			if img == nil {
+				continue
+			}
+			n = &named{image: img, index: key}
+			byDigest[key] = n
+			order = append(order, key)
+		}
+		if v := d.Annotations[nameAnnotation]; v != "" {
+			n.names = append(n.names, v)
+		} else if v := d.Annotations[refAnnotation]; strings.ContainsAny(v, "/:") {
+			n.names = append(n.names, v) // some tools write only a tag here, which names nothing
+		}
+	}
+	var out []named
+	for _, key := range order {
+		out = append(out, *byDigest[key])
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("no image for %s in it", platform())
+	}
+	return out, nil
+}
+
+// layoutImage is the image that a descriptor means here, nil for another platform
+// or something that is no image.
+func layoutImage(index v1.ImageIndex, d v1.Descriptor) (v1.Image, error) {
+	switch {
+	case d.MediaType.IsIndex():
+		sub, err := index.ImageIndex(d.Digest)
+		if err != nil {
+			return nil, err
+		}
+		images, err := partial.FindImages(sub, match.Platforms(v1.Platform{OS: platform().OS, Architecture: platform().Architecture}, platform()))
+		if err != nil || len(images) == 0 {
+			return nil, err
+		}
+		return images[0], nil
+	case d.MediaType.IsImage():
+		if d.Platform != nil && (d.Platform.OS != platform().OS || d.Platform.Architecture != platform().Architecture) {
+			return nil, nil
+		}
+		return index.Image(d.Digest)
+	}
+	return nil, nil
+}
+
+// fromDocker finds the images of a docker archive.
+func fromDocker(file string) ([]named, error) {
+	opener := func() (io.ReadCloser, error) {
+		f, err := os.Open(file)
+		if err != nil {
+			return nil, err
+		}
+		plain, err := decompress(f)
+		if err != nil {
+			f.Close()
+			return nil, err
+		}
+		return bothClosed{plain, f}, nil
+	}
+	m, err := tarball.LoadManifest(opener)
+	if err != nil {
+		return nil, fmt.Errorf("read manifest.json: %w", err)
+	}
+	var out []named
+	for _, d := range m {
+		if len(d.RepoTags) == 0 {
+			if len(m) > 1 {
+				continue // nothing could ever name it
+			}
+			img, err := tarball.Image(opener, nil)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, named{image: img})
+			continue
+		}
+		tag, err := dockerTag(d.RepoTags[0])
+		if err != nil {
+			return nil, err
+		}
+		img, err := tarball.Image(opener, tag)
+		if err != nil {
+			return nil, fmt.Errorf("image %s: %w", d.RepoTags[0], err)
+		}
+		out = append(out, named{image: img, names: d.RepoTags})
+	}
+	if len(out) == 0 {
+		return nil, errors.New("it holds no image")
+	}
+	return out, nil
+}
+
+// bothClosed closes the file below a decompressor too.
+type bothClosed struct {
+	io.ReadCloser
+	file *os.File
+}
+
+func (b bothClosed) Close() error { return errors.Join(b.ReadCloser.Close(), b.file.Close()) }

@@ -1,0 +1,193 @@
+package image
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sync/errgroup"
+
+	"keelson.dev/keelson/agent"
+)
+
+// parallelLayers bounds how many layers of an image are fetched at once.
+const parallelLayers = 3
+
+// chainIDs names each layer together with all below it: what a layer means can
+// depend on them (folders that it does not list keep the mode they have there).
+func chainIDs(diffs []v1.Hash) []string {
+	var out []string
+	for i, d := range diffs {
+		if i == 0 {
+			out = append(out, d.String())
+			continue
+		}
+		sum := sha256.Sum256([]byte(out[i-1] + " " + d.String()))
+		out = append(out, "sha256:"+hex.EncodeToString(sum[:]))
+	}
+	return out
+}
+
+// unpackAll makes sure that every layer is there. Layers are fetched and unpacked
+// in parallel; each is finished when those below it are.
+func (s *Store) unpackAll(ctx context.Context, what string, layers []v1.Layer, diffs []v1.Hash, chain []string) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(parallelLayers)
+	finished := make([]chan struct{}, len(layers))
+	for i := range finished {
+		finished[i] = make(chan struct{})
+	}
+	for i := range layers {
+		var below []string
+		for j := i - 1; j >= 0; j-- {
+			below = append(below, s.path("layers", layerKey(chain[j])))
+		}
+		g.Go(func() error {
+			_, err, _ := s.layers.Do(chain[i], func() (any, error) {
+				return nil, s.unpackLayer(ctx, layers[i], diffs[i], chain[i], below, finished[:i])
+			})
+			if err != nil {
+				digest, _ := layers[i].Digest()
+				if errors.Is(err, errFetch) || ctx.Err() != nil {
+					return fmt.Errorf("layer %d (%s): %w", i+1, digest, err)
+				}
+				return fmt.Errorf("%w: image %s, layer %d of %d (%s): %w", agent.ErrImageUnpack, what, i+1, len(layers), digest, err)
+			}
+			close(finished[i])
+			return nil
+		})
+	}
+	return g.Wait()
+}
+
+// errFetch says that bytes did not arrive, as opposed to arriving broken.
+var errFetch = errors.New("fetch")
+
+// fetching marks what a source reports as a failure to fetch.
+type fetching struct{ io.Reader }
+
+func (f fetching) Read(p []byte) (int, error) {
+	n, err := f.Reader.Read(p)
+	if err != nil && err != io.EOF {
+		err = fmt.Errorf("%w: %w", errFetch, err)
+	}
+	return n, err
+}
+
+func (s *Store) unpackLayer(ctx context.Context, l v1.Layer, diff v1.Hash, chainID string, below []string, belowDone []chan struct{}) error {
+	final := s.path("layers", layerKey(chainID))
+	if _, err := os.Stat(final); err == nil {
+		return nil
+	}
+	tmp, err := mkdirTemp(s.path("tmp"), "layer-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(filepath.Dir(tmp))
+	blob, err := l.Compressed()
+	if err != nil {
+		return fmt.Errorf("%w: %w", errFetch, err)
+	}
+	defer blob.Close()
+	stop := context.AfterFunc(ctx, func() { blob.Close() })
+	defer stop()
+	tar, err := decompress(fetching{blob})
+	if err != nil {
+		return err
+	}
+	defer tar.Close()
+	sum := sha256.New()
+	u, err := newUnpacker(tmp)
+	if err != nil {
+		return err
+	}
+	defer u.close()
+	whole := io.TeeReader(tar, sum)
+	if err := u.unpack(whole); err != nil {
+		return err
+	}
+	// What follows the end of the archive belongs to the digests too.
+	if _, err := io.Copy(io.Discard, whole); err != nil {
+		return err
+	}
+	if got := hex.EncodeToString(sum.Sum(nil)); got != diff.Hex {
+		return fmt.Errorf("content is sha256:%s, the image's config says %s", got, diff)
+	}
+	for _, done := range belowDone {
+		select {
+		case <-done:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	if err := u.finish(below); err != nil {
+		return err
+	}
+	if err := syncTree(tmp); err != nil {
+		return err
+	}
+	if err := saveJSON(final+".json", &layer{ChainID: chainID, DiffID: diff.String(), Bytes: u.bytes, Inodes: u.inodes}); err != nil {
+		return err
+	}
+	return os.Rename(tmp, final)
+}
+
+// decompress recognises gzip and zstd by their first bytes; anything else is taken
+// as it is.
+func decompress(r io.Reader) (io.ReadCloser, error) {
+	b := bufio.NewReaderSize(r, 64<<10)
+	head, err := b.Peek(4)
+	if err != nil && err != io.EOF {
+		return nil, err
+	}
+	switch {
+	case bytes.HasPrefix(head, []byte{0x1f, 0x8b}):
+		z, err := gzip.NewReader(b)
+		if err != nil {
+			return nil, fmt.Errorf("gunzip: %w", err)
+		}
+		return z, nil
+	case bytes.HasPrefix(head, []byte{0x28, 0xb5, 0x2f, 0xfd}):
+		z, err := zstd.NewReader(b, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(256<<20))
+		if err != nil {
+			return nil, fmt.Errorf("unzstd: %w", err)
+		}
+		return z.IOReadCloser(), nil
+	}
+	return io.NopCloser(b), nil
+}
+
+// mkdirTemp makes a folder with a stable last element inside a fresh one, so that
+// its mode and owner are its own.
+func mkdirTemp(dir, pattern string) (string, error) {
+	outer, err := os.MkdirTemp(dir, pattern)
+	if err != nil {
+		return "", err
+	}
+	inner := filepath.Join(outer, "fs")
+	if err := os.Mkdir(inner, 0o755); err != nil {
+		return "", err
+	}
+	return inner, os.Chmod(inner, 0o755)
+}
+
+// replaceFolder moves from to to, over what may be there.
+func replaceFolder(from, to string) error {
+	if err := os.RemoveAll(to); err != nil {
+		return err
+	}
+	if err := os.Rename(from, to); err != nil {
+		return err
+	}
+	return os.RemoveAll(filepath.Dir(from))
+}

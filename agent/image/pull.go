@@ -1,0 +1,276 @@
+package image
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/agent"
+)
+
+// PullImage implements agent.Images. Concurrent pulls of one image with the same
+// credentials are one.
+func (s *Store) PullImage(ctx context.Context, q *cri.PullImageRequest) (*cri.PullImageResponse, error) {
+	if err := s.wait(ctx); err != nil {
+		return nil, err
+	}
+	ref, err := parseReference(q.GetImage().GetImage())
+	if err != nil {
+		return nil, err
+	}
+	key := ref.String() + "\x00" + q.GetAuth().String()
+	for {
+		done := s.pulls.DoChan(key, func() (any, error) { return s.pull(ctx, ref, q.GetAuth()) })
+		select {
+		case r := <-done:
+			if r.Err != nil {
+				// Whoever led the pull may have been cancelled; we were not.
+				if r.Shared && ctx.Err() == nil && (errors.Is(r.Err, context.Canceled) || errors.Is(r.Err, context.DeadlineExceeded)) {
+					continue
+				}
+				return nil, r.Err
+			}
+			return &cri.PullImageResponse{ImageRef: r.Val.(string)}, nil
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w: image %s: %w", agent.ErrImagePull, ref, ctx.Err())
+		}
+	}
+}
+
+// pull tries the mirrors, then the registry itself.
+func (s *Store) pull(ctx context.Context, ref reference, auth *cri.AuthConfig) (id string, err error) {
+	if ref.digest != "" { // a digest that is here cannot have changed
+		s.mu.Lock()
+		id := s.names[ref.String()]
+		s.mu.Unlock()
+		if id != "" {
+			return id, nil
+		}
+	}
+	var errs []error
+	for _, host := range append(slices.Clone(s.cfg.Mirrors[ref.registry]), ref.registry) {
+		id, err := s.pullFrom(ctx, host, ref, auth)
+		if err == nil {
+			return id, nil
+		}
+		if errors.Is(err, agent.ErrImageUnpack) || ctx.Err() != nil {
+			return "", err
+		}
+		errs = append(errs, fmt.Errorf("registry %s: %w", host, err))
+	}
+	return "", fmt.Errorf("%w: image %s: %w", agent.ErrImagePull, ref, errors.Join(errs...))
+}
+
+func (s *Store) pullFrom(ctx context.Context, host string, ref reference, auth *cri.AuthConfig) (string, error) {
+	r, err := s.remoteReference(host, ref)
+	if err != nil {
+		return "", err
+	}
+	t, err := s.transport()
+	if err != nil {
+		return "", err
+	}
+	options := []remote.Option{remote.WithContext(ctx), remote.WithTransport(t), remote.WithPlatform(platform()),
+		remote.WithAuth(authenticator(auth)), remote.WithUserAgent("keelson")}
+	d, err := remote.Get(r, options...)
+	if err != nil {
+		return "", err
+	}
+	byDigest := ref.repository() + "@" + d.Digest.String()
+	names := []string{byDigest}
+	if ref.tag != "" {
+		names = append(names, ref.String())
+	}
+	s.mu.Lock()
+	if im := s.images[s.names[byDigest]]; im != nil {
+		err := s.addNames(im, names...)
+		s.mu.Unlock()
+		return im.ID, err
+	}
+	s.mu.Unlock()
+	img, err := d.Image()
+	if err != nil {
+		return "", fmt.Errorf("no image for %s in the manifest: %w", platform(), err)
+	}
+	return s.store(ctx, ref.String(), img, names)
+}
+
+// remoteReference is ref as the library wants it, on a host.
+func (s *Store) remoteReference(host string, ref reference) (name.Reference, error) {
+	if host == hub {
+		host = libraryHub
+	}
+	var options []name.Option
+	if slices.Contains(s.cfg.Insecure, host) {
+		options = append(options, name.Insecure)
+	}
+	full := host + "/" + ref.repo + ":" + ref.tag
+	if ref.digest != "" {
+		full = host + "/" + ref.repo + "@" + ref.digest
+	}
+	return name.ParseReference(full, options...)
+}
+
+// platform is what this node runs.
+func platform() v1.Platform {
+	p := v1.Platform{OS: "linux", Architecture: runtime.GOARCH}
+	if p.Architecture == "arm64" {
+		p.Variant = "v8"
+	}
+	return p
+}
+
+// authenticator carries the credentials that came with the request, if any.
+func authenticator(a *cri.AuthConfig) authn.Authenticator {
+	if a == nil {
+		return authn.Anonymous
+	}
+	return authn.FromConfig(authn.AuthConfig{Username: a.GetUsername(), Password: a.GetPassword(), Auth: a.GetAuth(),
+		IdentityToken: a.GetIdentityToken(), RegistryToken: a.GetRegistryToken()})
+}
+
+// store unpacks an image's layers and makes it known under names. what is how
+// errors call it.
+func (s *Store) store(ctx context.Context, what string, img v1.Image, names []string) (string, error) {
+	id, err := img.ConfigName()
+	if err != nil {
+		return "", fmt.Errorf("read the config: %w", err)
+	}
+	if err := checkDigests(img, id); err != nil {
+		return "", fmt.Errorf("%w: image %s: %w", agent.ErrImageUnpack, what, err)
+	}
+	config, err := img.ConfigFile()
+	if err != nil {
+		return "", fmt.Errorf("read the config: %w", err)
+	}
+	if config.OS != "" && config.OS != "linux" {
+		return "", fmt.Errorf("%w: image %s is for %s", agent.ErrImageUnpack, what, config.OS)
+	}
+	if config.Architecture != "" && config.Architecture != runtime.GOARCH {
+		return "", fmt.Errorf("%w: image %s is for %s, this node is %s", agent.ErrImageUnpack, what, config.Architecture, runtime.GOARCH)
+	}
+	layers, err := img.Layers()
+	if err != nil {
+		return "", fmt.Errorf("read the list of layers: %w", err)
+	}
+	if len(layers) != len(config.RootFS.DiffIDs) {
+		return "", fmt.Errorf("%w: image %s has %d layers and a config for %d", agent.ErrImageUnpack, what, len(layers), len(config.RootFS.DiffIDs))
+	}
+	chain := chainIDs(config.RootFS.DiffIDs)
+	im := &image{ID: id.String(), config: config}
+	for _, c := range chain {
+		im.Layers = append(im.Layers, layerKey(c))
+	}
+	s.hold(im.Layers, 1)
+	defer s.hold(im.Layers, -1)
+	if err := s.unpackAll(ctx, what, layers, config.RootFS.DiffIDs, chain); err != nil {
+		return "", err
+	}
+	if im.Size, err = compressedSize(img); err != nil {
+		return "", err
+	}
+	return im.ID, s.publish(img, im, names)
+}
+
+// checkDigests compares manifest and config with what names them: archives are not
+// checked by the library.
+func checkDigests(img v1.Image, config v1.Hash) error {
+	digest, err := img.Digest()
+	if err != nil {
+		return err
+	}
+	for _, c := range []struct {
+		what string
+		want v1.Hash
+		read func() ([]byte, error)
+	}{{"manifest", digest, img.RawManifest}, {"config", config, img.RawConfigFile}} {
+		data, err := c.read()
+		if err != nil {
+			return fmt.Errorf("read the %s: %w", c.what, err)
+		}
+		if got := sha256.Sum256(data); hex.EncodeToString(got[:]) != c.want.Hex {
+			return fmt.Errorf("the %s is sha256:%x, not %s", c.what, got, c.want)
+		}
+	}
+	return nil
+}
+
+func compressedSize(img v1.Image) (int64, error) {
+	m, err := img.Manifest()
+	if err != nil {
+		return 0, fmt.Errorf("read the manifest: %w", err)
+	}
+	size := m.Config.Size
+	for _, l := range m.Layers {
+		size += l.Size
+	}
+	return size, nil
+}
+
+// hold keeps layers from being collected while an image is being stored.
+func (s *Store) hold(keys []string, n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, k := range keys {
+		if s.busy[k] += n; s.busy[k] == 0 {
+			delete(s.busy, k)
+		}
+	}
+}
+
+// publish writes the image's folder and makes it known.
+func (s *Store) publish(img v1.Image, im *image, names []string) error {
+	config, err := img.RawConfigFile()
+	if err != nil {
+		return err
+	}
+	manifest, err := img.RawManifest()
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if have := s.images[im.ID]; have != nil {
+		return s.addNames(have, names...)
+	}
+	tmp, err := mkdirTemp(s.path("tmp"), "image-")
+	if err != nil {
+		return err
+	}
+	for file, data := range map[string][]byte{"config.json": config, "manifest.json": manifest} {
+		if err := saveFile(tmp+"/"+file, data); err != nil {
+			return err
+		}
+	}
+	if err := saveJSON(tmp+"/image.json", im); err != nil {
+		return err
+	}
+	if err := replaceFolder(tmp, s.path("images", hexOf(im.ID))); err != nil {
+		return err
+	}
+	s.images[im.ID] = im
+	return s.addNames(im, names...)
+}
+
+// repoNames splits an image's names into tags and digests.
+func repoNames(names []string) (tags, digests []string) {
+	for _, n := range names {
+		if strings.Contains(n, "@") {
+			digests = append(digests, n)
+		} else {
+			tags = append(tags, n)
+		}
+	}
+	return tags, digests
+}

@@ -1,0 +1,230 @@
+package image
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/agent"
+)
+
+func dockerTag(s string) (*name.Tag, error) {
+	t, err := name.NewTag(s)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %q: %w", agent.ErrInvalidImage, s, err)
+	}
+	return &t, nil
+}
+
+// ImageStatus implements agent.Images; an image that is not there is a nil Image.
+func (s *Store) ImageStatus(ctx context.Context, q *cri.ImageStatusRequest) (*cri.ImageStatusResponse, error) {
+	if err := s.wait(ctx); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if im := s.images[s.lookup(q.GetImage().GetImage())]; im != nil {
+		return &cri.ImageStatusResponse{Image: im.cri()}, nil
+	}
+	return &cri.ImageStatusResponse{}, nil
+}
+
+func (im *image) cri() *cri.Image {
+	tags, digests := repoNames(im.Names)
+	out := &cri.Image{Id: im.ID, RepoTags: tags, RepoDigests: digests, Size: uint64(im.Size), Spec: &cri.ImageSpec{Image: im.ID}}
+	user, _, _ := strings.Cut(im.config.Config.User, ":")
+	if uid, err := strconv.ParseInt(user, 10, 64); err == nil {
+		out.Uid = &cri.Int64Value{Value: uid}
+	} else {
+		out.Username = user
+	}
+	if user == "" {
+		out.Uid = &cri.Int64Value{Value: 0}
+	}
+	return out
+}
+
+// ListImages implements agent.Images.
+func (s *Store) ListImages(ctx context.Context, q *cri.ListImagesRequest) (*cri.ListImagesResponse, error) {
+	if err := s.wait(ctx); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := &cri.ListImagesResponse{}
+	if want := q.GetFilter().GetImage().GetImage(); want != "" {
+		if im := s.images[s.lookup(want)]; im != nil {
+			out.Images = append(out.Images, im.cri())
+		}
+		return out, nil
+	}
+	for _, im := range s.images {
+		out.Images = append(out.Images, im.cri())
+	}
+	slices.SortFunc(out.Images, func(a, b *cri.Image) int { return cmp.Compare(a.Id, b.Id) })
+	return out, nil
+}
+
+// RemoveImage implements agent.Images. Layers that containers still stand on stay
+// until those are gone.
+func (s *Store) RemoveImage(ctx context.Context, q *cri.RemoveImageRequest) (*cri.RemoveImageResponse, error) {
+	if err := s.wait(ctx); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	im := s.images[s.lookup(q.GetImage().GetImage())]
+	if im == nil {
+		return &cri.RemoveImageResponse{}, nil
+	}
+	if err := s.discard(s.path("images", hexOf(im.ID))); err != nil {
+		return nil, fmt.Errorf("remove image %s: %w", im.ID, err)
+	}
+	delete(s.images, im.ID)
+	maps.DeleteFunc(s.names, func(_, id string) bool { return id == im.ID })
+	if err := s.collect(); err != nil {
+		return nil, fmt.Errorf("remove image %s: %w", im.ID, err)
+	}
+	return &cri.RemoveImageResponse{}, nil
+}
+
+// ImageFsInfo implements agent.Images.
+func (s *Store) ImageFsInfo(ctx context.Context, q *cri.ImageFsInfoRequest) (*cri.ImageFsInfoResponse, error) {
+	if err := s.wait(ctx); err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir(s.path("layers"))
+	if err != nil {
+		return nil, fmt.Errorf("read the layers of the image store: %w", err)
+	}
+	var bytes, inodes uint64
+	for _, e := range entries {
+		var l layer
+		if strings.HasSuffix(e.Name(), ".json") && loadJSON(s.path("layers", e.Name()), &l) == nil {
+			bytes += uint64(l.Bytes)
+			inodes += uint64(l.Inodes)
+		}
+	}
+	u := &cri.FilesystemUsage{Timestamp: time.Now().UnixNano(), FsId: &cri.FilesystemIdentifier{Mountpoint: s.cfg.Root},
+		UsedBytes: &cri.UInt64Value{Value: bytes}, InodesUsed: &cri.UInt64Value{Value: inodes}}
+	return &cri.ImageFsInfoResponse{ImageFilesystems: []*cri.FilesystemUsage{u}, ContainerFilesystems: []*cri.FilesystemUsage{u}}, nil
+}
+
+// Config implements agent.Images.
+func (s *Store) Config(ctx context.Context, image string) (agent.ImageConfig, error) {
+	if err := s.wait(ctx); err != nil {
+		return agent.ImageConfig{}, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	im := s.images[s.lookup(image)]
+	if im == nil {
+		return agent.ImageConfig{}, fmt.Errorf("%w: %s", agent.ErrImageNotPresent, image)
+	}
+	c := im.config.Config
+	out := agent.ImageConfig{ID: im.ID, Env: c.Env, Entrypoint: c.Entrypoint, Cmd: c.Cmd, WorkingDir: c.WorkingDir, User: c.User,
+		StopSignal: c.StopSignal, Volumes: slices.Sorted(maps.Keys(c.Volumes))}
+	if _, digests := repoNames(im.Names); len(digests) > 0 {
+		out.Digest = digests[0]
+	}
+	return out, nil
+}
+
+// PrepareRootFS implements agent.Images: it hands out the parts of an overlay and
+// leaves mounting to the container's creator, so that no mount can outlive one.
+func (s *Store) PrepareRootFS(ctx context.Context, containerID, image string) (agent.RootFS, error) {
+	if err := s.wait(ctx); err != nil {
+		return agent.RootFS{}, err
+	}
+	if containerID == "" || strings.ContainsAny(containerID, "/\x00") || containerID[0] == '.' {
+		return agent.RootFS{}, fmt.Errorf("container id %q cannot name a folder", containerID)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c, known := s.containers[containerID]
+	if !known {
+		im := s.images[s.lookup(image)]
+		if im == nil {
+			return agent.RootFS{}, fmt.Errorf("%w: %s", agent.ErrImageNotPresent, image)
+		}
+		c = container{Image: im.ID, Layers: im.Layers}
+		if err := s.makeContainer(containerID, c); err != nil {
+			return agent.RootFS{}, fmt.Errorf("prepare a root file system for container %s: %w", containerID, err)
+		}
+		s.containers[containerID] = c
+	}
+	dir := s.path("containers", containerID)
+	fs := agent.RootFS{Path: dir + "/root", Upper: dir + "/upper", Work: dir + "/work"}
+	for _, k := range slices.Backward(c.Layers) {
+		fs.Lower = append(fs.Lower, s.path("layers", k))
+	}
+	if len(fs.Lower) == 0 {
+		fs.Lower = []string{s.path("empty")}
+	}
+	return fs, nil
+}
+
+// makeContainer makes a container's folder whole or not at all. It need not
+// survive a power cut: the container does not.
+func (s *Store) makeContainer(id string, c container) error {
+	tmp, err := mkdirTemp(s.path("tmp"), "container-")
+	if err != nil {
+		return err
+	}
+	// The upper folder becomes the container's "/": it looks as the image has it.
+	st := unix.Stat_t{Mode: 0o755}
+	if len(c.Layers) > 0 {
+		if err := unix.Stat(s.path("layers", c.Layers[len(c.Layers)-1]), &st); err != nil {
+			return err
+		}
+	}
+	for _, d := range []string{"root", "upper", "work"} {
+		if err := os.Mkdir(tmp+"/"+d, 0o755); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(os.Chown(tmp+"/upper", int(st.Uid), int(st.Gid)), unix.Chmod(tmp+"/upper", st.Mode&0o7777), os.Chmod(tmp, 0o711)); err != nil {
+		return err
+	}
+	if err := saveContainer(tmp+"/container.json", c); err != nil {
+		return err
+	}
+	return replaceFolder(tmp, s.path("containers", id))
+}
+
+// RemoveRootFS implements agent.Images.
+func (s *Store) RemoveRootFS(ctx context.Context, containerID string) error {
+	if err := s.wait(ctx); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c, known := s.containers[containerID]
+	if !known {
+		return nil
+	}
+	dir := s.path("containers", containerID)
+	// Nobody here mounts it, but a creator may have.
+	if err := unix.Unmount(dir+"/root", unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && err != unix.EINVAL && err != unix.ENOENT {
+		return fmt.Errorf("unmount the root file system of container %s: %w", containerID, err)
+	}
+	if err := s.discard(dir); err != nil {
+		return fmt.Errorf("remove the root file system of container %s: %w", containerID, err)
+	}
+	delete(s.containers, containerID)
+	if s.images[c.Image] == nil {
+		return s.collect() // it was the last to stand on a removed image
+	}
+	return nil
+}
