@@ -108,7 +108,7 @@ func (p *planner) scaleInProportion(active []*appsv1.ReplicaSet, want int32) {
 	for i, rs := range active {
 		size[i] = specReplicas(rs)
 		if diff != 0 {
-			part := share(rs, want+surge, diff, spent)
+			part := share(rs, allowed, diff, spent)
 			size[i] += part
 			spent += part
 		}
