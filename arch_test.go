@@ -34,7 +34,7 @@ var law = []rule{
 	{"controlplane/apiserver", []string{"controlplane/registry", "controlplane/api", "controlplane/pki", "controlplane/apiserver"}, "HTTP in front of the registry; the store and the leader's work are behind it"},
 	{"controlplane/client", []string{"controlplane/api"}, "the server injects the backend"},
 	{"controlplane/controllers", []string{"controlplane/api", "controlplane/client", "=controlplane/controllers"}, "a controller uses the engine and the API, never another controller, the store or the agents"},
-	{"controlplane/scheduler", []string{"controlplane/api", "controlplane/client", "=controlplane/scheduler", "=controlplane/scheduler/framework"}, "a plugin uses the framework; the scheduler writes through the API only"},
+	{"controlplane/scheduler", []string{"controlplane/api", "controlplane/client", "=controlplane/scheduler", "=controlplane/scheduler/framework", "=controlplane/scheduler/plugins"}, "a plugin uses the framework; the scheduler writes through the API only"},
 	{"controlplane/fleet", []string{"controlplane/api", "controlplane/client", "controlplane/pki", "proto/fleet"}, "the fleet holds no truth: it reads and writes through the API"},
 	{"controlplane/pki", []string{"=controlplane/api"}, "keys and certificates, nothing else"},
 

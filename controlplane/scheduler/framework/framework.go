@@ -211,8 +211,9 @@ type Requeue interface {
 	MayHelp(e Event, pod *v1.Pod, obj any) bool
 }
 
-// Cycle is the state of one scheduling attempt: the pod, the cluster as it is seen throughout, and
-// what plugins keep between their own points. One goroutine uses it at a time.
+// Cycle is the state of one scheduling attempt: the pod, the cluster as it is seen, and
+// what plugins keep between their own points. One goroutine uses it at a time. The snapshot is valid up to Permit;
+// what is needed later is kept with Put.
 type Cycle struct {
 	Pod      *PodInfo
 	Snapshot *Snapshot

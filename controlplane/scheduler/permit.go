@@ -1,0 +1,152 @@
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/controlplane/scheduler/framework"
+)
+
+// waitingPods are the pods that Permit plugins hold back.
+type waitingPods struct {
+	mu   sync.Mutex
+	pods map[types.UID]*waitingPod
+}
+
+func newWaitingPods() *waitingPods { return &waitingPods{pods: make(map[types.UID]*waitingPod)} }
+
+// waitingPod implements framework.WaitingPod.
+type waitingPod struct {
+	pod      *v1.Pod
+	deadline time.Time
+	first    string // the plugin whose time runs out first
+
+	mu      sync.Mutex
+	missing map[string]bool
+	result  chan *framework.Status // buffered: the first verdict counts
+}
+
+// hold makes a pod wait for the plugins; nil when none wants it to.
+func (w *waitingPods) hold(pod *v1.Pod, delays map[string]time.Duration) *waitingPod {
+	if len(delays) == 0 {
+		return nil
+	}
+	x := &waitingPod{pod: pod, missing: make(map[string]bool), result: make(chan *framework.Status, 1)}
+	now := time.Now()
+	for plugin, d := range delays {
+		x.missing[plugin] = true
+		if end := now.Add(d); x.first == "" || end.Before(x.deadline) {
+			x.deadline, x.first = end, plugin
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.pods[pod.UID] = x
+	return x
+}
+
+// await blocks until the pod is let go, rejected, or its time runs out.
+func (w *waitingPods) await(ctx context.Context, x *waitingPod) *framework.Status {
+	defer func() {
+		w.mu.Lock()
+		delete(w.pods, x.pod.UID)
+		w.mu.Unlock()
+	}()
+	t := time.NewTimer(time.Until(x.deadline))
+	defer t.Stop()
+	select {
+	case st := <-x.result:
+		return st
+	case <-t.C:
+		return framework.Refuse(x.first, fmt.Sprintf("rejected: not permitted within the time that %s allows", x.first))
+	case <-ctx.Done():
+		return framework.Fail(x.first, ctx.Err())
+	}
+}
+
+func (w *waitingPods) get(uid types.UID) framework.WaitingPod {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if x := w.pods[uid]; x != nil {
+		return x
+	}
+	return nil
+}
+
+func (w *waitingPods) each(f func(framework.WaitingPod)) {
+	w.mu.Lock()
+	list := make([]*waitingPod, 0, len(w.pods))
+	for _, x := range w.pods {
+		list = append(list, x)
+	}
+	w.mu.Unlock()
+	for _, x := range list {
+		f(x)
+	}
+}
+
+func (w *waitingPods) reject(uid types.UID, reason string) {
+	if x := w.get(uid); x != nil {
+		x.Reject("scheduler", reason)
+	}
+}
+
+// Pod implements framework.WaitingPod.
+func (x *waitingPod) Pod() *v1.Pod { return x.pod }
+
+// Allow implements framework.WaitingPod.
+func (x *waitingPod) Allow(plugin string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	delete(x.missing, plugin)
+	if len(x.missing) == 0 {
+		x.decide(nil)
+	}
+}
+
+// Reject implements framework.WaitingPod.
+func (x *waitingPod) Reject(plugin, reason string) { x.decide(framework.Refuse(plugin, reason)) }
+
+func (x *waitingPod) decide(s *framework.Status) {
+	select {
+	case x.result <- s:
+	default:
+	}
+}
+
+// broadcast wakes everybody who waits for a change.
+type broadcast struct {
+	mu sync.Mutex
+	ch chan struct{}
+}
+
+func newBroadcast() *broadcast { return &broadcast{ch: make(chan struct{})} }
+
+func (b *broadcast) tell() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	close(b.ch)
+	b.ch = make(chan struct{})
+}
+
+// await implements framework.Handle.AwaitVolumes.
+func (b *broadcast) await(ctx context.Context, check func() (bool, error)) error {
+	for {
+		b.mu.Lock()
+		changed := b.ch // before the check: no change between the two is missed
+		b.mu.Unlock()
+		if done, err := check(); done || err != nil {
+			return err
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}

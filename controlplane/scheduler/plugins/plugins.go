@@ -1,0 +1,38 @@
+// Package plugins is the default profile: which plugins run, in which order, with which weights.
+package plugins
+
+import (
+	"keelson.dev/keelson/controlplane/scheduler/framework"
+	"keelson.dev/keelson/controlplane/scheduler/plugins/balancedallocation"
+	"keelson.dev/keelson/controlplane/scheduler/plugins/defaultbinder"
+	"keelson.dev/keelson/controlplane/scheduler/plugins/imagelocality"
+	"keelson.dev/keelson/controlplane/scheduler/plugins/leastallocated"
+	"keelson.dev/keelson/controlplane/scheduler/plugins/nodeaffinity"
+	"keelson.dev/keelson/controlplane/scheduler/plugins/nodename"
+	"keelson.dev/keelson/controlplane/scheduler/plugins/nodeports"
+	"keelson.dev/keelson/controlplane/scheduler/plugins/noderesourcesfit"
+	"keelson.dev/keelson/controlplane/scheduler/plugins/nodeunschedulable"
+	"keelson.dev/keelson/controlplane/scheduler/plugins/prioritysort"
+	"keelson.dev/keelson/controlplane/scheduler/plugins/schedulinggates"
+	"keelson.dev/keelson/controlplane/scheduler/plugins/tainttoleration"
+	"keelson.dev/keelson/controlplane/scheduler/plugins/volumebinding"
+)
+
+// Default lists the plugins of the default scheduler. Filters run in this order, so the cheap and selective come first.
+func Default(h *framework.Handle) []framework.Weighted {
+	return []framework.Weighted{
+		{Plugin: schedulinggates.Plugin{}},
+		{Plugin: prioritysort.Plugin{}},
+		{Plugin: nodeunschedulable.Plugin{}},
+		{Plugin: nodename.Plugin{}},
+		{Plugin: tainttoleration.Plugin{}, Weight: 3},
+		{Plugin: nodeaffinity.Plugin{}, Weight: 2},
+		{Plugin: nodeports.Plugin{}},
+		{Plugin: noderesourcesfit.Plugin{}},
+		{Plugin: volumebinding.New(h)},
+		{Plugin: leastallocated.Plugin{}, Weight: 1},
+		{Plugin: balancedallocation.Plugin{}, Weight: 1},
+		{Plugin: imagelocality.Plugin{}, Weight: 1},
+		{Plugin: defaultbinder.Plugin{H: h}},
+	}
+}

@@ -1,0 +1,357 @@
+// Package volumebinding keeps a pod to the nodes that reach its volumes, and binds claims that wait
+// for their first consumer to a volume of the chosen node: to one that exists, or by asking the
+// provisioner to make one there (annotation volume.kubernetes.io/selected-node).
+package volumebinding
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/storage/volume"
+
+	"keelson.dev/keelson/controlplane/scheduler/framework"
+)
+
+// Name of the plugin.
+const Name = "VolumeBinding"
+
+// bindPatience bounds how long a pod keeps its place while its volumes are made.
+const bindPatience = 10 * time.Minute
+
+// noProvisioner is the provisioner of classes whose volumes are made by hand.
+const noProvisioner = "kubernetes.io/no-provisioner"
+
+var (
+	wrongNode = framework.RefuseForGood(Name, "node(s) didn't match PersistentVolume's node affinity")
+	noVolume  = framework.RefuseForGood(Name, "node(s) didn't find available persistent volumes to bind")
+	unbound   = framework.RefuseForGood(Name, "pod has unbound immediate PersistentVolumeClaims")
+	topology  = framework.RefuseForGood(Name, "node(s) didn't match the allowed topologies of the StorageClass")
+)
+
+// Plugin filters by volumes and binds them.
+type Plugin struct {
+	h *framework.Handle
+
+	mu       sync.Mutex
+	promised map[string]types.UID // volumes chosen for a pod that is not bound yet
+}
+
+// New returns the plugin.
+func New(h *framework.Handle) *Plugin {
+	return &Plugin{h: h, promised: make(map[string]types.UID)}
+}
+
+// Name implements framework.Plugin.
+func (*Plugin) Name() string { return Name }
+
+// state is what one attempt knows of the pod's claims.
+type state struct {
+	bound   []*v1.PersistentVolume
+	waiting []waitingClaim
+	chosen  map[string]*v1.PersistentVolume // claim → volume, for the reserved node
+	made    []*v1.PersistentVolumeClaim     // to be provisioned on the reserved node
+	asked   map[string]bool                 // claims seen with their selected node
+	node    *v1.Node                        // the reserved one
+}
+
+type waitingClaim struct {
+	claim *v1.PersistentVolumeClaim
+	class *storagev1.StorageClass
+}
+
+// claimNames lists the claims of a pod; those of ephemeral volumes are named after both.
+func claimNames(p *v1.Pod) []string {
+	var out []string
+	for i := range p.Spec.Volumes {
+		v := &p.Spec.Volumes[i]
+		switch {
+		case v.PersistentVolumeClaim != nil:
+			out = append(out, v.PersistentVolumeClaim.ClaimName)
+		case v.Ephemeral != nil:
+			out = append(out, p.Name+"-"+v.Name)
+		}
+	}
+	return out
+}
+
+// PreFilter implements framework.PreFilter.
+func (p *Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struct{}, *framework.Status) {
+	names := claimNames(c.Pod.Pod)
+	if len(names) == 0 {
+		return nil, framework.SkipStatus
+	}
+	st := &state{}
+	for _, name := range names {
+		if s := p.look(c.Pod.Pod, name, st); s != nil {
+			return nil, s
+		}
+	}
+	c.Put(Name, st)
+	return nil, nil
+}
+
+// look sorts one claim into the state or says why the pod must wait.
+func (p *Plugin) look(pod *v1.Pod, name string, st *state) *framework.Status {
+	claim, ok := p.h.Claim(pod.Namespace, name)
+	switch {
+	case !ok:
+		return framework.RefuseForGood(Name, fmt.Sprintf("persistentvolumeclaim %q not found", name))
+	case claim.DeletionTimestamp != nil:
+		return framework.RefuseForGood(Name, fmt.Sprintf("persistentvolumeclaim %q is being deleted", name))
+	case claim.Status.Phase == v1.ClaimLost:
+		return framework.RefuseForGood(Name, fmt.Sprintf("persistentvolumeclaim %q bound to non-existent persistentvolume %q", name, claim.Spec.VolumeName))
+	}
+	if isBound(claim) {
+		pv, ok := p.h.PersistentVolume(claim.Spec.VolumeName)
+		if !ok {
+			return framework.RefuseForGood(Name, "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)")
+		}
+		st.bound = append(st.bound, pv)
+		return nil
+	}
+	className := volume.GetPersistentVolumeClaimClass(claim)
+	class, ok := p.h.StorageClass(className)
+	if !ok || class.VolumeBindingMode == nil || *class.VolumeBindingMode != storagev1.VolumeBindingWaitForFirstConsumer {
+		return unbound
+	}
+	if claim.Spec.VolumeName != "" { // reserved by hand; the binder has yet to complete it
+		return unbound
+	}
+	st.waiting = append(st.waiting, waitingClaim{claim, class})
+	return nil
+}
+
+func isBound(c *v1.PersistentVolumeClaim) bool {
+	return c.Spec.VolumeName != "" && (c.Status.Phase == v1.ClaimBound || c.Annotations[volume.AnnBindCompleted] != "")
+}
+
+// Filter implements framework.Filter.
+func (p *Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
+	st, ok := c.Get(Name).(*state)
+	if !ok {
+		return nil
+	}
+	for _, pv := range st.bound {
+		if volume.CheckNodeAffinity(pv, n.Node.Labels) != nil {
+			return wrongNode
+		}
+	}
+	if len(st.waiting) == 0 {
+		return nil
+	}
+	_, _, s := p.choose(c.Pod.Pod.UID, st.waiting, n.Node)
+	return s
+}
+
+// choose finds, for a node, a volume for each waiting claim or says that it is to be made there.
+func (p *Plugin) choose(pod types.UID, claims []waitingClaim, node *v1.Node) (found map[string]*v1.PersistentVolume, made []*v1.PersistentVolumeClaim, s *framework.Status) {
+	taken := p.takenFrom(pod)
+	for _, w := range claims {
+		if sel := w.claim.Annotations[volume.AnnSelectedNode]; sel != "" && sel != node.Name {
+			return nil, nil, wrongNode // a volume is being made elsewhere already
+		}
+		pv, err := volume.FindMatchingVolume(w.claim, p.ofClass(w.class.Name), node, taken, true, true)
+		if err != nil {
+			return nil, nil, framework.Fail(Name, err)
+		}
+		switch {
+		case pv != nil:
+			taken[pv.Name] = pv
+			if found == nil {
+				found = make(map[string]*v1.PersistentVolume)
+			}
+			found[w.claim.Name] = pv
+		case w.class.Provisioner == noProvisioner || w.class.Provisioner == "":
+			return nil, nil, noVolume
+		case !allowed(w.class.AllowedTopologies, node.Labels):
+			return nil, nil, topology
+		default:
+			made = append(made, w.claim)
+		}
+	}
+	return found, made, nil
+}
+
+// takenFrom are the volumes promised to other pods.
+func (p *Plugin) takenFrom(pod types.UID) map[string]*v1.PersistentVolume {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	out := make(map[string]*v1.PersistentVolume, len(p.promised))
+	for name, uid := range p.promised {
+		if uid != pod {
+			out[name] = nil
+		}
+	}
+	return out
+}
+
+func (p *Plugin) ofClass(class string) []*v1.PersistentVolume {
+	var out []*v1.PersistentVolume
+	for _, pv := range p.h.PersistentVolumes() {
+		if volume.GetPersistentVolumeClass(pv) == class {
+			out = append(out, pv)
+		}
+	}
+	return out
+}
+
+// allowed says whether the node's labels meet one of the terms; no terms allow every node.
+func allowed(terms []v1.TopologySelectorTerm, have map[string]string) bool {
+	if len(terms) == 0 {
+		return true
+	}
+	for _, t := range terms {
+		sel := labels.Everything()
+		for _, e := range t.MatchLabelExpressions {
+			req, err := labels.NewRequirement(e.Key, "in", e.Values)
+			if err != nil {
+				return false
+			}
+			sel = sel.Add(*req)
+		}
+		if sel.Matches(labels.Set(have)) {
+			return true
+		}
+	}
+	return false
+}
+
+// Reserve implements framework.Reserve: it promises the volumes of the chosen node to this pod.
+func (p *Plugin) Reserve(_ context.Context, c *framework.Cycle, node string) *framework.Status {
+	st, ok := c.Get(Name).(*state)
+	if !ok || len(st.waiting) == 0 {
+		return nil
+	}
+	n := c.Snapshot.ByName[node]
+	if n == nil {
+		return framework.Refuse(Name, fmt.Sprintf("node %q is gone", node))
+	}
+	found, made, s := p.choose(c.Pod.Pod.UID, st.waiting, n.Node)
+	if !s.OK() {
+		return s
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, pv := range found {
+		p.promised[pv.Name] = c.Pod.Pod.UID
+	}
+	st.chosen, st.made, st.asked, st.node = found, made, make(map[string]bool), n.Node
+	return nil
+}
+
+// Unreserve implements framework.Reserve.
+func (p *Plugin) Unreserve(_ context.Context, c *framework.Cycle, _ string) { p.release(c.Pod.Pod.UID) }
+
+// PostBind implements framework.PostBind.
+func (p *Plugin) PostBind(_ context.Context, c *framework.Cycle, _ string) { p.release(c.Pod.Pod.UID) }
+
+func (p *Plugin) release(pod types.UID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for name, uid := range p.promised {
+		if uid == pod {
+			delete(p.promised, name)
+		}
+	}
+}
+
+// PreBind implements framework.PreBind: it writes the choice and waits until every claim is bound.
+func (p *Plugin) PreBind(ctx context.Context, c *framework.Cycle, node string) *framework.Status {
+	st, ok := c.Get(Name).(*state)
+	if !ok || len(st.waiting) == 0 {
+		return nil
+	}
+	for _, w := range st.waiting {
+		if pv := st.chosen[w.claim.Name]; pv != nil {
+			if err := p.bind(ctx, pv, w.claim); err != nil {
+				return framework.Fail(Name, err)
+			}
+		}
+	}
+	for _, claim := range st.made {
+		if err := p.provision(ctx, claim, node); err != nil {
+			return framework.Fail(Name, err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, bindPatience)
+	defer cancel()
+	err := p.h.AwaitVolumes(ctx, func() (bool, error) { return p.allBound(st, node) })
+	if err != nil {
+		return framework.Fail(Name, fmt.Errorf("wait for volumes of pod %s/%s: %w", c.Pod.Pod.Namespace, c.Pod.Pod.Name, err))
+	}
+	return nil
+}
+
+// bind writes the claim into the volume; the persistent volume controller completes the other side.
+func (p *Plugin) bind(ctx context.Context, pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim) error {
+	next, dirty, err := volume.GetBindVolumeToClaim(pv, claim)
+	if err != nil {
+		return fmt.Errorf("bind volume %s to claim %s/%s: %w", pv.Name, claim.Namespace, claim.Name, err)
+	}
+	if !dirty {
+		return nil
+	}
+	if _, err := p.h.UpdateVolume(ctx, next); err != nil {
+		return fmt.Errorf("bind volume %s to claim %s/%s: %w", pv.Name, claim.Namespace, claim.Name, err)
+	}
+	return nil
+}
+
+// provision asks for a volume on the node.
+func (p *Plugin) provision(ctx context.Context, claim *v1.PersistentVolumeClaim, node string) error {
+	if claim.Annotations[volume.AnnSelectedNode] == node {
+		return nil
+	}
+	next := claim.DeepCopy()
+	metav1.SetMetaDataAnnotation(&next.ObjectMeta, volume.AnnSelectedNode, node)
+	if _, err := p.h.UpdateClaim(ctx, next); err != nil {
+		return fmt.Errorf("select node %s for claim %s/%s: %w", node, claim.Namespace, claim.Name, err)
+	}
+	return nil
+}
+
+// allBound looks at the claims as they are now. An error means that this node will not do any more.
+func (p *Plugin) allBound(st *state, node string) (bool, error) {
+	for _, w := range st.waiting {
+		claim, ok := p.h.Claim(w.claim.Namespace, w.claim.Name)
+		if !ok || claim.UID != w.claim.UID {
+			return false, fmt.Errorf("claim %s was deleted", w.claim.Name)
+		}
+		if !isBound(claim) {
+			_, asked := claim.Annotations[volume.AnnSelectedNode]
+			if asked {
+				st.asked[claim.Name] = true
+			} else if st.asked[claim.Name] {
+				return false, fmt.Errorf("the provisioner cannot serve claim %s on node %s", claim.Name, node)
+			}
+			return false, nil
+		}
+		pv, ok := p.h.PersistentVolume(claim.Spec.VolumeName)
+		if !ok {
+			return false, nil
+		}
+		if st.node != nil && volume.CheckNodeAffinity(pv, st.node.Labels) != nil {
+			return false, fmt.Errorf("claim %s was bound to volume %s, which node %s does not reach", claim.Name, pv.Name, node)
+		}
+	}
+	return true, nil
+}
+
+// MayHelp implements framework.Requeue.
+func (p *Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
+	switch e {
+	case framework.NodeAdded, framework.NodeLabels, framework.VolumeChanged, framework.StorageClassChange:
+		return true
+	case framework.ClaimChanged:
+		c, ok := obj.(*v1.PersistentVolumeClaim)
+		return !ok || c.Namespace == pod.Namespace
+	}
+	return false
+}
