@@ -5,14 +5,12 @@ package bed
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -26,13 +24,11 @@ import (
 
 	"keelson.dev/keelson/deploy/lab"
 	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/test/bed/borrow"
 )
 
 // The lab of this run.
-var (
-	current *lab.Lab
-	owned   bool
-)
+var current *borrow.Loan
 
 // Main runs a package's tests on a lab. Its result is the exit code.
 func Main(m *testing.M, after ...func() error) int {
@@ -40,12 +36,14 @@ func Main(m *testing.M, after ...func() error) int {
 		fmt.Println("skipped: a lab needs root")
 		return 0
 	}
-	if err := open(); err != nil {
+	loan, err := borrow.Lab(os.Stdout)
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "no lab:", err)
 		return 1
 	}
+	current = loan
 	code := m.Run()
-	if !owned {
+	if !current.Owned {
 		return code
 	}
 	if code != 0 {
@@ -57,71 +55,18 @@ func Main(m *testing.M, after ...func() error) int {
 			code = 1
 		}
 	}
-	if err := takeDown(); err != nil {
+	if err := current.Return(); err != nil {
 		fmt.Fprintln(os.Stderr, "FAIL:", err)
 		code = 1
 	}
 	return code
 }
 
-// root is the project's folder.
-func root() string {
-	_, file, _, _ := runtime.Caller(0)
-	return filepath.Join(filepath.Dir(file), "..", "..")
-}
-
-func open() error {
-	l, err := lab.Open(os.Stdout)
-	if err == nil {
-		current = l
-		return nil
-	}
-	if !errors.Is(err, lab.ErrNotUp) {
-		return err
-	}
-	bin := filepath.Join(root(), "bin")
-	if b := os.Getenv("KEELSON_BIN"); b != "" {
-		bin = b
-	}
-	dir, err := os.MkdirTemp("", "keelson-test-")
-	if err != nil {
-		return err
-	}
-	l, err = lab.New(lab.Config{
-		ControlPlanes: 3, Workers: 3, Listen: "127.0.0.1:6443",
-		BinDir: bin, CNIBinDir: filepath.Join(bin, "cni"), ImageDir: filepath.Join(bin, "images"),
-		CPU: "4", Memory: "2Gi", EvictionSeconds: 5, Kubeconfig: filepath.Join(dir, "kubeconfig"),
-	}, os.Stdout)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
-	defer cancel()
-	if err := l.Up(ctx); err != nil {
-		return err
-	}
-	current, owned = l, true
-	return nil
-}
-
-func takeDown() error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	if err := current.Down(ctx); err != nil {
-		return err
-	}
-	_ = os.RemoveAll(filepath.Dir(current.Config.Kubeconfig))
-	if left := lab.Leftovers(); len(left) > 0 {
-		return fmt.Errorf("the lab left behind: %v", left)
-	}
-	return nil
-}
-
 // Lab is the lab of this run; Owned says whether the run made it (and may kill all of it).
-func Lab() *lab.Lab { return current }
+func Lab() *lab.Lab { return current.Lab }
 
 // Owned says whether this run made the lab.
-func Owned() bool { return owned }
+func Owned() bool { return current.Owned }
 
 // Host is a host of the lab.
 func Host(t testing.TB, name string) lab.Host {

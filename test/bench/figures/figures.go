@@ -1,0 +1,90 @@
+// Package figures is what benchmarks have in common: quantiles, records of
+// measures as JSON lines, and the table that holds each figure against the one
+// to beat and against a reference measured in the same run. It is pure.
+package figures
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"time"
+)
+
+// Record is one measure, as a JSON line.
+type Record struct {
+	Measure string             `json:"measure"`
+	Params  map[string]any     `json:"params"`
+	Values  map[string]float64 `json:"values"`
+	CPU     map[string]float64 `json:"cpu_s,omitempty"`     // seconds of CPU by process
+	Busy    float64            `json:"host_busy,omitempty"` // share of all processors that was busy, 0 to 1
+}
+
+// WriteLines writes records as JSON lines.
+func WriteLines(w io.Writer, records []Record) error {
+	enc := json.NewEncoder(w)
+	for _, r := range records {
+		if err := enc.Encode(r); err != nil {
+			return fmt.Errorf("writing the record of %s: %w", r.Measure, err)
+		}
+	}
+	return nil
+}
+
+// ReadLines reads what WriteLines wrote.
+func ReadLines(r io.Reader) ([]Record, error) {
+	var out []Record
+	for dec := json.NewDecoder(r); ; {
+		var rec Record
+		switch err := dec.Decode(&rec); err {
+		case nil:
+			out = append(out, rec)
+		case io.EOF:
+			return out, nil
+		default:
+			return nil, fmt.Errorf("reading record %d: %w", len(out)+1, err)
+		}
+	}
+}
+
+// Find returns the first record of a measure whose parameters include those given.
+func Find(records []Record, measure string, params map[string]any) (Record, bool) {
+	for _, r := range records {
+		if r.Measure != measure {
+			continue
+		}
+		match := true
+		for k, v := range params {
+			// Numbers of JSON are float64 whatever they were.
+			match = match && fmt.Sprint(r.Params[k]) == fmt.Sprint(v)
+		}
+		if match {
+			return r, true
+		}
+	}
+	return Record{}, false
+}
+
+// Quantile is the smallest sample that at least the share q of all samples does
+// not exceed (nearest rank). It is NaN without samples. It sorts the samples.
+func Quantile[T ~int64 | ~float64](samples []T, q float64) float64 {
+	if len(samples) == 0 {
+		return math.NaN()
+	}
+	slices.Sort(samples)
+	rank := int(math.Ceil(q * float64(len(samples))))
+	return float64(samples[min(max(rank, 1), len(samples))-1])
+}
+
+// Latencies summarises durations in milliseconds: p50_ms, p99_ms, max_ms and n.
+// Without samples only n is there.
+func Latencies(samples []time.Duration) map[string]float64 {
+	out := map[string]float64{"n": float64(len(samples))}
+	if len(samples) == 0 {
+		return out
+	}
+	ms := func(q float64) float64 { return Quantile(samples, q) / float64(time.Millisecond) }
+	out["p50_ms"], out["p99_ms"], out["max_ms"] = ms(0.5), ms(0.99), ms(1)
+	return out
+}
