@@ -116,14 +116,21 @@ func (k *known) Get(ctx context.Context, resource, namespace, name string) (api.
 	return o, err == nil
 }
 
+// Fresh reads an object as it is now.
+func (k *known) Fresh(ctx context.Context, resource, namespace, name string) (api.Object, error) {
+	return k.chain.registry.Get(ctx, &api.Request{Verb: api.VerbGet, Kind: k.byName[resource], Namespace: namespace, Name: name})
+}
+
 // List is admission.Cluster.
-func (k *known) List(ctx context.Context, resource, namespace string) ([]api.Object, error) {
+func (k *known) List(ctx context.Context, resource, namespace string, fresh bool) ([]api.Object, error) {
 	kind := k.byName[resource]
 	if kind == nil {
 		return nil, nil
 	}
 	r := &api.Request{Verb: api.VerbList, Kind: kind, Namespace: namespace, Pointers: true}
-	r.List.ResourceVersion = "0"
+	if !fresh {
+		r.List.ResourceVersion = "0"
+	}
 	l, err := k.chain.registry.List(ctx, r)
 	if err != nil {
 		return nil, err

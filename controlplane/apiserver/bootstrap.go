@@ -99,9 +99,12 @@ func (s *Server) EnsureKubernetesService(ctx context.Context, serviceIP netip.Ad
 	}
 	slice := kubernetesSlice(ready, target)
 	gvr := discoveryv1.SchemeGroupVersion.WithResource("endpointslices")
-	have, ok := s.known.Get(ctx, gvr.Resource, slice.Namespace, slice.Name)
-	if !ok {
+	have, err := s.known.Fresh(ctx, gvr.Resource, slice.Namespace, slice.Name)
+	if apierrors.IsNotFound(err) {
 		return s.ensure(ctx, slice)
+	}
+	if err != nil {
+		return fmt.Errorf("reading EndpointSlice %s/%s: %w", slice.Namespace, slice.Name, err)
 	}
 	return s.updateSlice(ctx, gvr, have.(*discoveryv1.EndpointSlice), slice)
 }

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -156,29 +155,13 @@ func validateSchema(r *api.Request, obj, old api.Object) error {
 			errs = append(errs, k.Validate(obj)...)
 		}
 		if k.ValidateUpdate != nil && old != nil {
-			errs = append(errs, k.ValidateUpdate(obj, bound(obj, old))...)
+			errs = append(errs, k.ValidateUpdate(obj, old)...)
 		}
 	}
 	if len(errs) > 0 {
 		return apierrors.NewInvalid(k.GVK.GroupKind(), obj.GetName(), errs)
 	}
 	return nil
-}
-
-// bound is old with the node that a patch bound it to (admission has judged that
-// already), so that the rule against changing spec.nodeName judges all other changes.
-func bound(obj, old api.Object) api.Object {
-	pod, ok := obj.(*corev1.Pod)
-	if !ok {
-		return old
-	}
-	before := old.(*corev1.Pod)
-	if before.Spec.NodeName != "" || pod.Spec.NodeName == "" {
-		return old
-	}
-	was := *before
-	was.Spec.NodeName = pod.Spec.NodeName
-	return &was
 }
 
 // perform is stage 6: each verb to the registry, or to the rules of its subresource.

@@ -105,8 +105,6 @@ func start(t testing.TB, change func(*Config)) *replica {
 	return r
 }
 
-
-
 // defaultAccount does what the service account controller does for a namespace.
 func (r *replica) defaultAccount(namespace string) {
 	r.t.Helper()

@@ -2,14 +2,13 @@ package apiserver
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
 	"sync"
-
-	"crypto/tls"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/apiserver/admission"
@@ -62,7 +61,7 @@ func New(cfg Config) *Server {
 	}
 	plugins := admission.Config{
 		Cluster: s.known, ServiceCIDR: cfg.ServiceCIDR, NodePorts: cfg.NodePorts, Clock: cfg.Clock,
-		Authorized: s.known.authorized, NodeOf: authz.NameOf, Bind: s.chain.verbs.BindByPatch,
+		Authorized: s.known.authorized, NodeOf: authz.NameOf, Bind: s.chain.verbs.BindByWrite,
 		AllocateIP: cfg.Registry.AllocateClusterIP, AllocatePort: cfg.Registry.AllocateNodePort,
 		Escalation: authz.Escalation{RBAC: rbac, Authorizer: s.chain.authorizer}.Admit,
 	}

@@ -28,8 +28,8 @@ type Plugin struct {
 type Cluster interface {
 	// Get returns a shared object; ok is false when there is none.
 	Get(ctx context.Context, resource, namespace, name string) (o api.Object, ok bool)
-	// List returns the shared objects of a namespace ("" = all).
-	List(ctx context.Context, resource, namespace string) ([]api.Object, error)
+	// List returns the shared objects of a namespace ("" = all): those of now when fresh, else those of the cache.
+	List(ctx context.Context, resource, namespace string, fresh bool) ([]api.Object, error)
 }
 
 // Config is what the plugins are made of.
@@ -61,7 +61,7 @@ func Mutating(c Config) []Plugin {
 		{"Priority", priority(c.Cluster)},
 		{"DefaultStorageClass", defaultStorageClass(c.Cluster)},
 		{"ServiceAllocation", serviceAllocation(c)},
-		{"BindByPatch", bindByPatch(c)},
+		{"BindByWrite", bindByWrite(c)},
 	}
 }
 

@@ -75,7 +75,7 @@ func priority(c Cluster) func(ctx context.Context, r *api.Request, obj, old api.
 func classOf(ctx context.Context, c Cluster, pod *corev1.Pod) (int32, corev1.PreemptionPolicy, error) {
 	name := pod.Spec.PriorityClassName
 	if name == "" {
-		classes, err := c.List(ctx, "priorityclasses", "")
+		classes, err := c.List(ctx, "priorityclasses", "", false)
 		if err != nil {
 			return 0, "", err
 		}
@@ -123,11 +123,11 @@ func SystemPriorityClasses() []api.Object {
 	}
 }
 
-// bindByPatch lets who may bind pods do so by a patch of spec.nodeName as well,
-// once: a pod that is bound already is a conflict.
-func bindByPatch(c Config) func(ctx context.Context, r *api.Request, obj, old api.Object) error {
+// bindByWrite lets those who may bind pods do so by writing spec.nodeName as well
+// (the kind allows it once); for a pod that is bound already it is a conflict.
+func bindByWrite(c Config) func(ctx context.Context, r *api.Request, obj, old api.Object) error {
 	return func(ctx context.Context, r *api.Request, obj, old api.Object) error {
-		if !is(r, "pods") || r.Subresource != "" || obj == nil || old == nil || r.Verb != api.VerbPatch {
+		if !is(r, "pods") || r.Subresource != "" || obj == nil || old == nil {
 			return nil
 		}
 		pod, before := obj.(*corev1.Pod), old.(*corev1.Pod)

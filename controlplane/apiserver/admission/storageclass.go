@@ -25,7 +25,7 @@ func defaultStorageClass(c Cluster) func(ctx context.Context, r *api.Request, ob
 		if _, beta := claim.Annotations[betaClassAnnotation]; beta || claim.Spec.StorageClassName != nil {
 			return nil
 		}
-		classes, err := c.List(ctx, "storageclasses", "")
+		classes, err := c.List(ctx, "storageclasses", "", true)
 		if err != nil {
 			return asStatus(err)
 		}

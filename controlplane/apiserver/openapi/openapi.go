@@ -176,7 +176,7 @@ func (s *Spec) serve(w http.ResponseWriter, r *http.Request, doc string, protoTy
 	if accept := r.Header.Get("Accept"); !strings.Contains(accept, "application/json") {
 		for _, t := range protoTypes {
 			if strings.Contains(accept, t) {
-				media, doc = protoTypes[0], doc+".pb"
+				media, doc = protoTypes[1], doc+".pb" // "@" is asked for but may not stand in an answer
 				break
 			}
 		}

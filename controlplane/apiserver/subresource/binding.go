@@ -56,8 +56,8 @@ func (v *Verbs) Bind(ctx context.Context, r *api.Request, a registry.Admission) 
 	return success(), nil
 }
 
-// BindByPatch finishes a patch that set spec.nodeName: pod is the patched one, old the stored one.
-func (v *Verbs) BindByPatch(r *api.Request, pod, old *corev1.Pod, _ string) error {
+// BindByWrite finishes a write that set spec.nodeName: pod is the new one, old the stored one.
+func (v *Verbs) BindByWrite(r *api.Request, pod, old *corev1.Pod, _ string) error {
 	if err := canBind(r, old); err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -79,19 +80,9 @@ func (v *Verbs) spend(ctx context.Context, pod *corev1.Pod, dryRun bool) error {
 	if unhealthyIsFree(pdb, pod) {
 		return nil
 	}
-	healthy, expected, err := v.count(ctx, pdb)
-	if err != nil {
-		return err
-	}
-	desired, err := desiredHealthy(pdb, expected)
-	if err != nil {
-		return apierrors.NewInternalError(fmt.Errorf("reading PodDisruptionBudget %s/%s: %w", pdb.Namespace, pdb.Name, err))
-	}
 	if dryRun {
-		if healthy-len(pdb.Status.DisruptedPods)-1 < desired {
-			return violates(pdb, desired, healthy)
-		}
-		return nil
+		_, err := v.afford(ctx, pdb, pod)
+		return err
 	}
 	req := &api.Request{
 		User: api.User{Name: api.UserAPIServer, Groups: []string{api.GroupMasters}}, Verb: api.VerbUpdate,
@@ -99,35 +90,51 @@ func (v *Verbs) spend(ctx context.Context, pod *corev1.Pod, dryRun bool) error {
 	}
 	_, err = v.Registry.Modify(ctx, req, nil, func(o api.Object) error {
 		now := o.(*policyv1.PodDisruptionBudget)
-		going := 0
-		for name := range now.Status.DisruptedPods {
-			if name != pod.Name && v.stillHealthy(ctx, pod.Namespace, name) {
-				going++
-			}
+		status, err := v.afford(ctx, now, pod)
+		if err == nil {
+			now.Status = *status
 		}
-		if healthy-going-1 < desired {
-			return violates(pdb, desired, healthy-going)
-		}
-		kept := map[string]metav1.Time{pod.Name: metav1.NewTime(v.Clock())}
-		for name, at := range now.Status.DisruptedPods {
-			if v.stillHealthy(ctx, pod.Namespace, name) {
-				kept[name] = at
-			}
-		}
-		now.Status.DisruptedPods = kept
-		now.Status.CurrentHealthy, now.Status.DesiredHealthy = int32(healthy), int32(desired)
-		now.Status.ExpectedPods = int32(expected)
-		now.Status.DisruptionsAllowed = int32(max(0, healthy-going-1-desired))
-		now.Status.ObservedGeneration = now.Generation
-		return nil
+		return err
 	})
 	return err
 }
 
-// stillHealthy says whether a pod that is being evicted still counts as healthy.
-func (v *Verbs) stillHealthy(ctx context.Context, namespace, name string) bool {
-	o, err := v.get(ctx, podsGVR, namespace, name)
-	return err == nil && healthyPod(o.(*corev1.Pod))
+// disruptionLife is how long a pod counts as going although nothing deletes it.
+const disruptionLife = 2 * time.Minute
+
+// afford returns the budget's status after the eviction of the pod, or the 429.
+// The pods are counted as they are now, after the budget was read: a pod that
+// another eviction has spent is in the one or gone from the other.
+func (v *Verbs) afford(ctx context.Context, pdb *policyv1.PodDisruptionBudget, pod *corev1.Pod) (*policyv1.PodDisruptionBudgetStatus, error) {
+	healthy, expected, err := v.count(ctx, pdb)
+	if err != nil {
+		return nil, err
+	}
+	desired, err := desiredHealthy(pdb, expected)
+	if err != nil {
+		return nil, apierrors.NewInternalError(fmt.Errorf("reading PodDisruptionBudget %s/%s: %w", pdb.Namespace, pdb.Name, err))
+	}
+	going := map[string]metav1.Time{}
+	for name, at := range pdb.Status.DisruptedPods {
+		if name != pod.Name && healthy[name] && v.Clock().Sub(at.Time) < disruptionLife {
+			going[name] = at
+		}
+	}
+	staying := len(healthy) - len(going)
+	after := staying
+	if healthy[pod.Name] {
+		after--
+	}
+	if after < desired {
+		return nil, violates(pdb, desired, staying)
+	}
+	going[pod.Name] = metav1.NewTime(v.Clock())
+	out := pdb.Status.DeepCopy()
+	out.DisruptedPods = going
+	out.CurrentHealthy, out.DesiredHealthy, out.ExpectedPods = int32(after), int32(desired), int32(expected)
+	out.DisruptionsAllowed = int32(max(0, after-desired))
+	out.ObservedGeneration = pdb.Generation
+	return out, nil
 }
 
 func violates(pdb *policyv1.PodDisruptionBudget, desired, healthy int) error {
@@ -142,20 +149,20 @@ func violates(pdb *policyv1.PodDisruptionBudget, desired, healthy int) error {
 // budgetOf finds the budget that covers the pod; nil when none does.
 func (v *Verbs) budgetOf(ctx context.Context, pod *corev1.Pod) (*policyv1.PodDisruptionBudget, error) {
 	list, err := v.list(ctx, budgetsGVR, pod.Namespace)
-	if list == nil || err != nil {
+	if err != nil {
 		return nil, err
 	}
 	var found *policyv1.PodDisruptionBudget
-	all := list.(*policyv1.PodDisruptionBudgetList).Items
-	for i := range all {
-		sel, err := metav1.LabelSelectorAsSelector(all[i].Spec.Selector)
+	for _, o := range list {
+		pdb := o.(*policyv1.PodDisruptionBudget)
+		sel, err := metav1.LabelSelectorAsSelector(pdb.Spec.Selector)
 		if err != nil || !sel.Matches(labels.Set(pod.Labels)) {
 			continue
 		}
 		if found != nil {
 			return nil, apierrors.NewInternalError(errors.New("This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."))
 		}
-		found = &all[i]
+		found = pdb
 	}
 	return found, nil
 }
@@ -177,26 +184,26 @@ func healthyPod(p *corev1.Pod) bool {
 	return false
 }
 
-// count returns how many of the budget's pods are healthy and how many there
+// count returns the names of the budget's healthy pods and how many pods there
 // should be: what their owners ask for, and those without an owner.
-func (v *Verbs) count(ctx context.Context, pdb *policyv1.PodDisruptionBudget) (healthy, expected int, err error) {
+func (v *Verbs) count(ctx context.Context, pdb *policyv1.PodDisruptionBudget) (healthy map[string]bool, expected int, err error) {
 	list, err := v.list(ctx, podsGVR, pdb.Namespace)
 	if err != nil {
-		return 0, 0, err
+		return nil, 0, err
 	}
 	sel, err := metav1.LabelSelectorAsSelector(pdb.Spec.Selector)
 	if err != nil {
-		return 0, 0, apierrors.NewInternalError(err)
+		return nil, 0, apierrors.NewInternalError(err)
 	}
+	healthy = map[string]bool{}
 	owners := map[types.UID]bool{}
-	pods := list.(*corev1.PodList).Items
-	for i := range pods {
-		p := &pods[i]
+	for _, o := range list {
+		p := o.(*corev1.Pod)
 		if !sel.Matches(labels.Set(p.Labels)) {
 			continue
 		}
 		if healthyPod(p) {
-			healthy++
+			healthy[p.Name] = true
 		}
 		owner := metav1.GetControllerOf(p)
 		if owner == nil {

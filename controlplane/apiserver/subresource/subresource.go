@@ -12,7 +12,6 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"keelson.dev/keelson/controlplane/api"
@@ -57,10 +56,15 @@ func (v *Verbs) get(ctx context.Context, gvr schema.GroupVersionResource, namesp
 	return o, err
 }
 
-func (v *Verbs) list(ctx context.Context, gvr schema.GroupVersionResource, namespace string) (runtime.Object, error) {
+// list reads the shared objects of a kind as they are now. A kind that is not served has none.
+func (v *Verbs) list(ctx context.Context, gvr schema.GroupVersionResource, namespace string) ([]api.Object, error) {
 	kind := v.Kinds.ByResource(gvr)
 	if kind == nil {
 		return nil, nil
 	}
-	return v.Registry.List(ctx, &api.Request{Verb: api.VerbList, Kind: kind, Namespace: namespace})
+	l, err := v.Registry.List(ctx, &api.Request{Verb: api.VerbList, Kind: kind, Namespace: namespace, Pointers: true})
+	if err != nil {
+		return nil, err
+	}
+	return l.(*api.ObjectList).Items, nil
 }
