@@ -29,6 +29,8 @@ var expected = []string{
 	"failed to decode incoming command",
 	"failed to flush response",
 	"failed to get log", // a snapshot will be sent instead
+	"appendEntries rejected, sending older logs",
+	"rejecting pre-vote request since we have a leader", // see election.go
 }
 
 func (l *logger) Log(level hclog.Level, msg string, args ...any) {

@@ -48,10 +48,16 @@ func (r *Replica) fresh(ctx context.Context, o raftstore.ReadOptions) (*mvcc.Vie
 	return r.fsm.view(), nil
 }
 
-// Watch implements raftstore.Store.
+// Watch implements raftstore.Store. A watch from now begins after everything
+// acknowledged before the call, also on a replica that is still catching up.
 func (r *Replica) Watch(ctx context.Context, prefix string, after raftstore.Revision) (raftstore.Watcher, error) {
 	if err := r.up(ctx); err != nil {
 		return nil, fmt.Errorf("watch of %q: %w", prefix, err)
+	}
+	if after == 0 {
+		if _, err := r.syncIndex(ctx); err != nil {
+			return nil, fmt.Errorf("watch of %q: %w", prefix, err)
+		}
 	}
 	w, err := r.fsm.hub.Watch(ctx, prefix, after)
 	if err != nil {

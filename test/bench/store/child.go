@@ -102,12 +102,12 @@ func obey(ctx context.Context, r *replica.Replica, o order) reply {
 		return reply{Leader: r.Status().Leader, Ready: r.Ready()}
 	case "load":
 		return load(ctx, o, func(ctx context.Context, client, n int, value []byte) error {
-			_, err := r.Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put(fmt.Sprintf("/bench/%s/%d/%d", o.Prefix, client, n%500), value)}})
+			_, err := r.Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put(fmt.Sprintf("/bench/%s/%d/%d", o.Prefix, client, n%100), value)}})
 			return err
 		})
 	case "reads":
 		return load(ctx, o, func(ctx context.Context, client, n int, _ []byte) error {
-			_, _, err := r.Get(ctx, fmt.Sprintf("/bench/%s/%d/%d", o.Prefix, client, n%500), raftstore.ReadOptions{})
+			_, _, err := r.Get(ctx, fmt.Sprintf("/bench/%s/%d/%d", o.Prefix, client, n%100), raftstore.ReadOptions{})
 			if errors.Is(err, raftstore.ErrNotFound) {
 				return nil
 			}

@@ -106,7 +106,7 @@ func run(ctx context.Context, o options) error {
 	more := []func() (record, error){
 		func() (record, error) { return g.measureVisibility(ctx) },
 		func() (record, error) { return g.measureReads(ctx, o.duration) },
-		func() (record, error) { return g.measureIdle(ctx, o.duration) },
+		func() (record, error) { return g.measureIdle(ctx, 2*o.duration) },
 	}
 	if o.kills > 0 {
 		more = append(more, func() (record, error) { return g.measureKills(ctx, o.kills, o.size) })
