@@ -1,0 +1,198 @@
+package volume
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// The names inside a projected volume, as every application that watches one knows them.
+const (
+	dataLink = "..data"
+	tempLink = "..data_tmp"
+)
+
+// writeAtomically makes dir show exactly the payload. A reader sees all of the old or all of the
+// new content, never a mixture:
+//
+//	dir/..1234/key     the files, in a folder of their own for each version
+//	dir/..data         → ..1234, replaced by a rename
+//	dir/key            → ..data/key
+//
+// Nothing is touched when the content is what it should be. A version that a crash left behind is removed by the next write.
+func writeAtomically(dir string, p payload, group *int64) error {
+	for path := range p {
+		if !filepath.IsLocal(path) || path == "." || strings.HasPrefix(path, "..") {
+			return fmt.Errorf("path %q of a projected file leads out of its volume", path)
+		}
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	if err := own(dir, 0o755|os.ModeDir, nil, group); err != nil {
+		return err
+	}
+	old, err := os.Readlink(filepath.Join(dir, dataLink))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if old != "" && shows(filepath.Join(dir, old), p, group) {
+		return links(dir, p)
+	}
+	version, err := os.MkdirTemp(dir, "..")
+	if err != nil {
+		return err
+	}
+	if err := fill(version, p, group); err != nil {
+		return errors.Join(err, os.RemoveAll(version))
+	}
+	temp := filepath.Join(dir, tempLink)
+	if err := os.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.Symlink(filepath.Base(version), temp); err != nil {
+		return err
+	}
+	if err := os.Rename(temp, filepath.Join(dir, dataLink)); err != nil {
+		return err
+	}
+	if err := links(dir, p); err != nil {
+		return err
+	}
+	return sweep(dir, filepath.Base(version))
+}
+
+// fill writes a version.
+func fill(version string, p payload, group *int64) error {
+	if err := own(version, 0o755|os.ModeDir, nil, group); err != nil {
+		return err
+	}
+	for path, f := range p {
+		full := filepath.Join(version, path)
+		for d := filepath.Dir(path); d != "."; d = filepath.Dir(d) {
+			if err := os.MkdirAll(filepath.Join(version, d), 0o755); err != nil {
+				return err
+			}
+			if err := own(filepath.Join(version, d), 0o755|os.ModeDir, nil, group); err != nil {
+				return err
+			}
+		}
+		if err := os.WriteFile(full, f.data, 0o600); err != nil {
+			return err
+		}
+		if err := own(full, os.FileMode(f.mode), f.uid, group); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// own sets mode and ownership: a volume with a group is readable by it.
+func own(path string, mode os.FileMode, uid, group *int64) error {
+	u, g := -1, -1
+	if uid != nil {
+		u = int(*uid)
+	}
+	if group != nil {
+		g = int(*group)
+		mode |= 0o440
+		if mode.IsDir() {
+			mode |= 0o110 | os.ModeSetgid
+		}
+	}
+	if u >= 0 || g >= 0 {
+		if err := os.Chown(path, u, g); err != nil {
+			return err
+		}
+	}
+	return os.Chmod(path, mode)
+}
+
+// shows says whether a version is the payload already.
+func shows(version string, p payload, group *int64) bool {
+	count := 0
+	err := filepath.WalkDir(version, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			return nil
+		}
+		rel, err := filepath.Rel(version, path)
+		if err != nil {
+			return err
+		}
+		f, ok := p[rel]
+		if !ok {
+			return fs.ErrNotExist
+		}
+		st, err := d.Info()
+		if err != nil {
+			return err
+		}
+		want := os.FileMode(f.mode).Perm()
+		if group != nil {
+			want |= 0o440
+		}
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		if st.Mode().Perm() != want || !bytes.Equal(b, f.data) {
+			return fs.ErrInvalid
+		}
+		count++
+		return nil
+	})
+	return err == nil && count == len(p)
+}
+
+// links makes dir/NAME → ..data/NAME for each first component of a path, and removes the rest.
+func links(dir string, p payload) error {
+	want := map[string]bool{}
+	for path := range p {
+		first, _, _ := strings.Cut(path, "/")
+		want[first] = true
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		switch {
+		case strings.HasPrefix(e.Name(), ".."):
+		case want[e.Name()]:
+			delete(want, e.Name())
+		default:
+			if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	for name := range want {
+		if err := os.Symlink(filepath.Join(dataLink, name), filepath.Join(dir, name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sweep removes all versions but one.
+func sweep(dir, keep string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if e.IsDir() && strings.HasPrefix(e.Name(), "..") && e.Name() != keep {
+			if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,210 @@
+package volume
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/agent"
+)
+
+// file is one projected file.
+type file struct {
+	data []byte
+	mode int32
+	uid  *int64
+}
+
+// payload is what a projected volume shows, by relative path.
+type payload map[string]file
+
+// files writes a configMap, secret, projected or downwardAPI volume.
+func (v *Volumes) files(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (agent.Mount, error) {
+	p, err := v.payload(ctx, pod, vol)
+	if err != nil {
+		return agent.Mount{}, err
+	}
+	dir := filepath.Join(v.podDir(pod.UID), "files", vol.Name)
+	if vol.Secret != nil || vol.Projected != nil {
+		if dir, err = v.secretDir(pod, vol.Name); err != nil {
+			return agent.Mount{}, err
+		}
+	}
+	if err := os.MkdirAll(filepath.Dir(dir), 0o750); err != nil {
+		return agent.Mount{}, err
+	}
+	defer v.locks.lock(dir)()
+	if err := writeAtomically(dir, p, fsGroup(pod)); err != nil {
+		return agent.Mount{}, err
+	}
+	return agent.Mount{HostPath: dir, ReadOnly: true}, nil
+}
+
+func (v *Volumes) payload(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (payload, error) {
+	p := payload{}
+	switch {
+	case vol.ConfigMap != nil:
+		s := vol.ConfigMap
+		return p, v.configMap(p, pod.Namespace, s.Name, s.Items, mode(s.DefaultMode), s.Optional)
+	case vol.Secret != nil:
+		s := vol.Secret
+		return p, v.secret(p, pod.Namespace, s.SecretName, s.Items, mode(s.DefaultMode), s.Optional)
+	case vol.DownwardAPI != nil:
+		return p, v.downward(p, pod, vol.DownwardAPI.Items, mode(vol.DownwardAPI.DefaultMode))
+	}
+	byDefault := mode(vol.Projected.DefaultMode)
+	for i := range vol.Projected.Sources {
+		if err := v.source(ctx, p, pod, &vol.Projected.Sources[i], byDefault); err != nil {
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+func (v *Volumes) source(ctx context.Context, p payload, pod *v1.Pod, s *v1.VolumeProjection, byDefault int32) error {
+	switch {
+	case s.ConfigMap != nil:
+		return v.configMap(p, pod.Namespace, s.ConfigMap.Name, s.ConfigMap.Items, byDefault, s.ConfigMap.Optional)
+	case s.Secret != nil:
+		return v.secret(p, pod.Namespace, s.Secret.Name, s.Secret.Items, byDefault, s.Secret.Optional)
+	case s.DownwardAPI != nil:
+		return v.downward(p, pod, s.DownwardAPI.Items, byDefault)
+	case s.ServiceAccountToken != nil:
+		return v.token(ctx, p, pod, s.ServiceAccountToken, byDefault)
+	}
+	return fmt.Errorf("this kind of projected source is not supported on this node")
+}
+
+// token projects a bound service account token. A container that runs as a user of its own gets
+// a file that is that user's, since nobody else may read it.
+func (v *Volumes) token(ctx context.Context, p payload, pod *v1.Pod, s *v1.ServiceAccountTokenProjection, byDefault int32) error {
+	seconds := int64(3600)
+	if s.ExpirationSeconds != nil {
+		seconds = *s.ExpirationSeconds
+	}
+	token, _, err := v.cfg.Objects.Token(ctx, pod, s.Audience, seconds)
+	if err != nil {
+		return fmt.Errorf("failed to fetch token of serviceaccount %s/%s: %w", pod.Namespace, pod.Spec.ServiceAccountName, err)
+	}
+	f := file{data: []byte(token), mode: byDefault}
+	if fsGroup(pod) == nil {
+		if f.uid = onlyUser(pod); f.uid != nil {
+			f.mode = 0o600
+		}
+	}
+	p[filepath.Clean(s.Path)] = f
+	return nil
+}
+
+// onlyUser is the user that all containers run as, when there is just one.
+func onlyUser(pod *v1.Pod) *int64 {
+	var user *int64
+	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range list {
+			var u *int64
+			if sc := pod.Spec.SecurityContext; sc != nil {
+				u = sc.RunAsUser
+			}
+			if sc := list[i].SecurityContext; sc != nil && sc.RunAsUser != nil {
+				u = sc.RunAsUser
+			}
+			if u == nil || user != nil && *user != *u {
+				return nil
+			}
+			user = u
+		}
+	}
+	return user
+}
+
+func mode(m *int32) int32 {
+	if m == nil {
+		return 0o644
+	}
+	return *m
+}
+
+func isOptional(b *bool) bool { return b != nil && *b }
+
+func (v *Volumes) configMap(p payload, ns, name string, items []v1.KeyToPath, byDefault int32, optional *bool) error {
+	cm, ok := v.cfg.Objects.ConfigMap(ns, name)
+	if !ok {
+		if isOptional(optional) {
+			return nil
+		}
+		return fmt.Errorf("configmap \"%s/%s\" not found", ns, name)
+	}
+	data := make(map[string][]byte, len(cm.Data)+len(cm.BinaryData))
+	for k, s := range cm.Data {
+		data[k] = []byte(s)
+	}
+	maps.Copy(data, cm.BinaryData)
+	return p.add(data, items, byDefault, isOptional(optional), fmt.Sprintf("configmap \"%s/%s\"", ns, name))
+}
+
+func (v *Volumes) secret(p payload, ns, name string, items []v1.KeyToPath, byDefault int32, optional *bool) error {
+	s, ok := v.cfg.Objects.Secret(ns, name)
+	if !ok {
+		if isOptional(optional) {
+			return nil
+		}
+		return fmt.Errorf("secret \"%s/%s\" not found", ns, name)
+	}
+	return p.add(s.Data, items, byDefault, isOptional(optional), fmt.Sprintf("secret \"%s/%s\"", ns, name))
+}
+
+// add puts the keys in, all of them or those that items name.
+func (p payload) add(data map[string][]byte, items []v1.KeyToPath, byDefault int32, optional bool, from string) error {
+	if len(items) == 0 {
+		for _, k := range slices.Sorted(maps.Keys(data)) {
+			p[k] = file{data: data[k], mode: byDefault}
+		}
+		return nil
+	}
+	for _, it := range items {
+		b, ok := data[it.Key]
+		if !ok {
+			if optional {
+				continue
+			}
+			return fmt.Errorf("%s has no key %q", from, it.Key)
+		}
+		m := byDefault
+		if it.Mode != nil {
+			m = *it.Mode
+		}
+		p[filepath.Clean(it.Path)] = file{data: b, mode: m}
+	}
+	return nil
+}
+
+func (v *Volumes) downward(p payload, pod *v1.Pod, items []v1.DownwardAPIVolumeFile, byDefault int32) error {
+	for _, it := range items {
+		m := byDefault
+		if it.Mode != nil {
+			m = *it.Mode
+		}
+		var text string
+		var err error
+		switch {
+		case it.FieldRef != nil:
+			text, err = agent.FieldValue(pod, it.FieldRef.FieldPath)
+		case it.ResourceFieldRef != nil:
+			var alloc v1.ResourceList
+			if v.cfg.Allocatable != nil {
+				alloc = v.cfg.Allocatable()
+			}
+			text, err = agent.ResourceValue(pod, it.ResourceFieldRef.ContainerName, it.ResourceFieldRef, alloc)
+		}
+		if err != nil {
+			return fmt.Errorf("downwardAPI file %q: %w", it.Path, err)
+		}
+		p[filepath.Clean(it.Path)] = file{data: []byte(text), mode: m}
+	}
+	return nil
+}

@@ -1,0 +1,202 @@
+package volume
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/agent"
+)
+
+// emptyDir makes a folder that lives as long as the pod, or a tmpfs.
+func (v *Volumes) emptyDir(pod *v1.Pod, vol *v1.Volume) (agent.Mount, error) {
+	src := vol.EmptyDir
+	if src == nil {
+		src = &v1.EmptyDirVolumeSource{}
+	}
+	dir := filepath.Join(v.podDir(pod.UID), "empty", vol.Name)
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return agent.Mount{}, err
+	}
+	switch src.Medium {
+	case v1.StorageMediumDefault:
+	case v1.StorageMediumMemory:
+		if err := mountTmpfs(dir, memorySize(pod, src)); err != nil {
+			return agent.Mount{}, err
+		}
+	default:
+		return agent.Mount{}, fmt.Errorf("emptyDir medium %q is not supported on this node", src.Medium)
+	}
+	mode := os.FileMode(0o777)
+	if g := fsGroup(pod); g != nil {
+		if err := os.Chown(dir, -1, int(*g)); err != nil {
+			return agent.Mount{}, err
+		}
+		mode |= os.ModeSetgid
+	}
+	// The process's mask must not decide who may write.
+	if err := os.Chmod(dir, mode); err != nil {
+		return agent.Mount{}, err
+	}
+	return agent.Mount{HostPath: dir}, nil
+}
+
+// memorySize is the size of a tmpfs: its limit, or all memory that the pod may use; 0 = the kernel's default.
+func memorySize(pod *v1.Pod, src *v1.EmptyDirVolumeSource) int64 {
+	if src.SizeLimit != nil && !src.SizeLimit.IsZero() {
+		return src.SizeLimit.Value()
+	}
+	sum := int64(0)
+	for i := range pod.Spec.Containers {
+		q, ok := pod.Spec.Containers[i].Resources.Limits[v1.ResourceMemory]
+		if !ok || q.IsZero() {
+			return 0
+		}
+		sum += q.Value()
+	}
+	return sum
+}
+
+func mountTmpfs(dir string, size int64) error {
+	mounted, err := mountinfo.Mounted(dir)
+	if err != nil || mounted {
+		return err
+	}
+	options := ""
+	if size > 0 {
+		options = "size=" + strconv.FormatInt(size, 10)
+	}
+	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+		return fmt.Errorf("mounting tmpfs at %s: %w", dir, err)
+	}
+	return nil
+}
+
+// secretDir is the folder of one secret volume, on a tmpfs that all of them share.
+func (v *Volumes) secretDir(pod *v1.Pod, name string) (string, error) {
+	root := v.secretRoot()
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if !v.tmpfs {
+		if err := os.MkdirAll(root, 0o711); err != nil {
+			return "", err
+		}
+		mounted, err := mountinfo.Mounted(root)
+		if err != nil {
+			return "", err
+		}
+		if !mounted {
+			// noswap is younger than some kernels; without it a secret can reach the swap device, as under Kubernetes.
+			flags := uintptr(unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC)
+			err := unix.Mount("tmpfs", root, "tmpfs", flags, "mode=0711,noswap")
+			if errors.Is(err, unix.EINVAL) {
+				err = unix.Mount("tmpfs", root, "tmpfs", flags, "mode=0711")
+			}
+			if err != nil {
+				return "", fmt.Errorf("mounting the tmpfs for secrets at %s: %w", root, err)
+			}
+		}
+		v.tmpfs = true
+	}
+	dir := filepath.Join(root, string(pod.UID))
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return "", err
+	}
+	return filepath.Join(dir, name), nil
+}
+
+// hostPath checks what is at the path, and makes it where the type says so.
+func hostPath(src *v1.HostPathVolumeSource) (agent.Mount, error) {
+	kind := v1.HostPathUnset
+	if src.Type != nil {
+		kind = *src.Type
+	}
+	bad := func(what string) error {
+		return fmt.Errorf("hostPath type check failed: %s is not a %s", src.Path, what)
+	}
+	switch kind {
+	case v1.HostPathDirectoryOrCreate:
+		if err := os.MkdirAll(src.Path, 0o755); err != nil {
+			return agent.Mount{}, err
+		}
+	case v1.HostPathFileOrCreate:
+		f, err := os.OpenFile(src.Path, os.O_CREATE|os.O_RDONLY, 0o644)
+		if err != nil {
+			return agent.Mount{}, err
+		}
+		f.Close()
+	}
+	st, err := os.Stat(src.Path)
+	if errors.Is(err, fs.ErrNotExist) && kind == v1.HostPathUnset {
+		// As the runtimes do for a bind mount without source.
+		if err := os.MkdirAll(src.Path, 0o755); err != nil {
+			return agent.Mount{}, err
+		}
+		return agent.Mount{HostPath: src.Path}, nil
+	}
+	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return agent.Mount{}, bad(typeNames[kind])
+		}
+		return agent.Mount{}, err
+	}
+	ok := true
+	switch kind {
+	case v1.HostPathDirectory, v1.HostPathDirectoryOrCreate:
+		ok = st.IsDir()
+	case v1.HostPathFile, v1.HostPathFileOrCreate:
+		ok = st.Mode().IsRegular()
+	case v1.HostPathSocket:
+		ok = st.Mode()&os.ModeSocket != 0
+	case v1.HostPathCharDev:
+		ok = st.Mode()&os.ModeCharDevice != 0
+	case v1.HostPathBlockDev:
+		ok = st.Mode()&os.ModeDevice != 0 && st.Mode()&os.ModeCharDevice == 0
+	}
+	if !ok {
+		return agent.Mount{}, bad(typeNames[kind])
+	}
+	return agent.Mount{HostPath: src.Path, IsFile: !st.IsDir()}, nil
+}
+
+var typeNames = map[v1.HostPathType]string{v1.HostPathDirectory: "directory", v1.HostPathDirectoryOrCreate: "directory", v1.HostPathFile: "file", v1.HostPathFileOrCreate: "file",
+	v1.HostPathSocket: "socket file", v1.HostPathCharDev: "character device", v1.HostPathBlockDev: "block device"}
+
+// unmountBelow unmounts everything at and below dir, the deepest first. Safe when there is nothing.
+func unmountBelow(dir string) error {
+	real, err := filepath.EvalSymlinks(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for range 10 { // several mounts can lie on one another
+		points, err := mountinfo.GetMounts(mountinfo.PrefixFilter(real))
+		if err != nil {
+			return err
+		}
+		if len(points) == 0 {
+			return nil
+		}
+		for i := len(points) - 1; i >= 0; i-- {
+			p := points[i].Mountpoint
+			err := unix.Unmount(p, unix.UMOUNT_NOFOLLOW)
+			if errors.Is(err, unix.EBUSY) {
+				// Somebody on the node looks into it. The pod is dead: nothing is lost by letting go later.
+				err = unix.Unmount(p, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
+			}
+			if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+				return fmt.Errorf("unmounting %s: %w", p, err)
+			}
+		}
+	}
+	return fmt.Errorf("unmounting below %s: mounts keep coming", dir)
+}

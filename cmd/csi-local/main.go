@@ -1,0 +1,34 @@
+// Keelson-csi-local is the CSI driver for volumes on a node's own disk.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"keelson.dev/keelson/csi/local"
+)
+
+func main() {
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	host, _ := os.Hostname() // --node-id is there for machines without one
+	cfg := local.Config{Log: log}
+	flag.StringVar(&cfg.Root, "root", "/var/lib/keelson/local-volumes", "folder that holds the volumes")
+	flag.StringVar(&cfg.Socket, "socket", "/var/lib/keelson/plugins/"+local.DriverName+"/csi.sock", "socket to listen on")
+	flag.StringVar(&cfg.NodeID, "node-id", host, "name of this node")
+	flag.Parse()
+	if cfg.NodeID == "" || flag.NArg() > 0 {
+		log.Error("usage: keelson-csi-local [--root DIR] [--socket PATH] --node-id NAME")
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := local.New(cfg).Run(ctx); err != nil && !errors.Is(err, context.Canceled) {
+		log.Error("stopped", "err", err)
+		os.Exit(1)
+	}
+}

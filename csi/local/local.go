@@ -1,0 +1,141 @@
+// Package local is a small CSI driver for volumes on a node's own disk: one folder for
+// each volume below a root, bind-mounted where it is asked for. Data stay on the node; topology says so.
+//
+// Every call is idempotent and no state is kept beside the folders and the kernel's
+// mount table, so the driver may be killed at any moment.
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// DriverName is the name by which PersistentVolumes and StorageClasses refer to the driver.
+const DriverName = "local.csi.keelson.dev"
+
+// TopologyKey is the segment that ties a volume to its node.
+const TopologyKey = "topology.local.csi.keelson.dev/node"
+
+// Config is what the driver needs.
+type Config struct {
+	Root   string // folders of volumes, made when missing
+	Socket string // listened on
+	NodeID string
+	Log    *slog.Logger // may be nil
+}
+
+// Driver implements the Identity, Controller and Node services.
+type Driver struct {
+	csi.UnimplementedIdentityServer
+	csi.UnimplementedControllerServer
+	csi.UnimplementedNodeServer
+	cfg Config
+}
+
+// New starts nothing.
+func New(cfg Config) *Driver {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Driver{cfg: cfg}
+}
+
+// Run listens on the socket until ctx ends. Mounts stay.
+func (d *Driver) Run(ctx context.Context) error {
+	if err := os.MkdirAll(d.cfg.Root, 0o711); err != nil {
+		return fmt.Errorf("CSI driver: %w", err)
+	}
+	if err := os.MkdirAll(filepath.Dir(d.cfg.Socket), 0o750); err != nil {
+		return fmt.Errorf("CSI driver: %w", err)
+	}
+	// A socket left by a killed driver would refuse the address.
+	if err := os.Remove(d.cfg.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("CSI driver: %w", err)
+	}
+	l, err := net.Listen("unix", d.cfg.Socket)
+	if err != nil {
+		return fmt.Errorf("CSI driver: %w", err)
+	}
+	s := grpc.NewServer(grpc.UnaryInterceptor(d.logged))
+	csi.RegisterIdentityServer(s, d)
+	csi.RegisterControllerServer(s, d)
+	csi.RegisterNodeServer(s, d)
+	stop := context.AfterFunc(ctx, s.GracefulStop)
+	defer stop()
+	d.cfg.Log.Info("serving", "socket", d.cfg.Socket, "root", d.cfg.Root, "node", d.cfg.NodeID)
+	if err := s.Serve(l); err != nil {
+		return fmt.Errorf("CSI driver: %w", err)
+	}
+	return ctx.Err()
+}
+
+func (d *Driver) logged(ctx context.Context, q any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	res, err := next(ctx, q)
+	if err != nil {
+		d.cfg.Log.Warn("call failed", "method", filepath.Base(info.FullMethod), "err", err)
+	}
+	return res, err
+}
+
+// folder is where a volume's data are. An id that is no plain file name is refused: it would lead out of the root.
+func (d *Driver) folder(id string) (string, error) {
+	if id == "" {
+		return "", status.Error(codes.InvalidArgument, "volume id is missing")
+	}
+	if len(id) > 128 || id == "." || id == ".." || strings.ContainsAny(id, "/\x00") {
+		return "", status.Errorf(codes.InvalidArgument, "volume id %q is not a plain name", id)
+	}
+	return filepath.Join(d.cfg.Root, id), nil
+}
+
+// GetPluginInfo implements the Identity service.
+func (d *Driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
+	return &csi.GetPluginInfoResponse{Name: DriverName, VendorVersion: "1"}, nil
+}
+
+// GetPluginCapabilities implements the Identity service.
+func (d *Driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
+	can := func(t csi.PluginCapability_Service_Type) *csi.PluginCapability {
+		return &csi.PluginCapability{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}}}
+	}
+	return &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{
+		can(csi.PluginCapability_Service_CONTROLLER_SERVICE), can(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS)}}, nil
+}
+
+// Probe implements the Identity service.
+func (d *Driver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+	return &csi.ProbeResponse{}, nil
+}
+
+// supported checks what a volume is asked to be. Blocks and writers on several nodes are beyond a folder.
+func supported(caps ...*csi.VolumeCapability) error {
+	if len(caps) == 0 {
+		return status.Error(codes.InvalidArgument, "volume capability is missing")
+	}
+	for _, c := range caps {
+		if c == nil {
+			return status.Error(codes.InvalidArgument, "volume capability is missing")
+		}
+		if c.GetBlock() != nil {
+			return status.Error(codes.InvalidArgument, "raw block volumes are not offered by this driver")
+		}
+		switch m := c.GetAccessMode().GetMode(); m {
+		case csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
+			csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER:
+		default:
+			return status.Errorf(codes.InvalidArgument, "access mode %s is not offered: a volume is on one node", m)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,233 @@
+package csi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// ErrNoDriver says that no driver of that name runs on the node.
+var ErrNoDriver = errors.New("driver name not found in the list of registered CSI drivers")
+
+// RegistryConfig says where drivers are looked for.
+type RegistryConfig struct {
+	Plugins      string // folders NAME/csi.sock below it are drivers
+	Registration string // sockets below it speak the kubelet's plugin registration; "" = none
+	Every        time.Duration
+	Log          *slog.Logger // may be nil
+}
+
+// Registry knows the drivers of this node.
+type Registry struct {
+	cfg RegistryConfig
+
+	scanning sync.Mutex // one scan at a time
+	mu       sync.Mutex
+	drivers  map[string]*Driver // by name
+	identity map[string]string  // socket → inode and time of the file that was dialled
+	told     map[string]string  // registration sockets that were answered
+	changed  chan struct{}
+}
+
+// NewRegistry starts nothing.
+func NewRegistry(cfg RegistryConfig) *Registry {
+	if cfg.Every == 0 {
+		cfg.Every = 5 * time.Second
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Registry{cfg: cfg, drivers: map[string]*Driver{}, identity: map[string]string{}, told: map[string]string{}, changed: make(chan struct{}, 1)}
+}
+
+// Run looks for drivers that come and go until ctx ends.
+func (r *Registry) Run(ctx context.Context) error {
+	t := time.NewTicker(r.cfg.Every)
+	defer t.Stop()
+	for {
+		r.Scan(ctx)
+		select {
+		case <-ctx.Done():
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			for name, d := range r.drivers {
+				d.Close()
+				delete(r.drivers, name)
+			}
+			clear(r.identity)
+			return ctx.Err()
+		case <-t.C:
+		}
+	}
+}
+
+// Changed delivers a note after drivers came or went.
+func (r *Registry) Changed() <-chan struct{} { return r.changed }
+
+// Drivers lists what is registered, by name.
+func (r *Registry) Drivers() []*Driver {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var out []*Driver
+	for _, name := range slices.Sorted(maps.Keys(r.drivers)) {
+		out = append(out, r.drivers[name])
+	}
+	return out
+}
+
+// Driver returns a driver, looking for it now when it is not known yet. The error is ErrNoDriver with the name.
+func (r *Registry) Driver(ctx context.Context, name string) (*Driver, error) {
+	if d := r.get(name); d != nil {
+		return d, nil
+	}
+	r.Scan(ctx)
+	if d := r.get(name); d != nil {
+		return d, nil
+	}
+	return nil, fmt.Errorf("%w: %s", ErrNoDriver, name)
+}
+
+func (r *Registry) get(name string) *Driver {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.drivers[name]
+}
+
+// Scan looks at the folders once. What does not answer is logged and tried again at the next scan.
+func (r *Registry) Scan(ctx context.Context) {
+	r.scanning.Lock()
+	defer r.scanning.Unlock()
+	found := map[string]string{} // socket → name it has to have, "" = any
+	if socks, err := filepath.Glob(filepath.Join(r.cfg.Plugins, "*", "csi.sock")); err == nil {
+		for _, s := range socks {
+			found[s] = ""
+		}
+	}
+	if r.cfg.Registration != "" {
+		r.registrations(ctx, found)
+	}
+	changed := r.drop(found)
+	for _, socket := range slices.Sorted(maps.Keys(found)) {
+		id := fileID(socket)
+		r.mu.Lock()
+		known := r.identity[socket] == id
+		r.mu.Unlock()
+		if known || id == "" {
+			continue
+		}
+		d, err := Dial(ctx, socket)
+		if err == nil && found[socket] != "" && found[socket] != d.Name {
+			err = fmt.Errorf("CSI driver at %s calls itself %s, registered as %s", socket, d.Name, found[socket])
+			d.Close()
+		}
+		if err != nil {
+			r.cfg.Log.Warn("CSI driver does not answer", "socket", socket, "err", err)
+			continue
+		}
+		r.cfg.Log.Info("CSI driver found", "driver", d.Name, "socket", socket, "node", d.NodeID)
+		r.mu.Lock()
+		if old := r.drivers[d.Name]; old != nil {
+			delete(r.identity, old.socket)
+			old.Close()
+		}
+		r.drivers[d.Name], r.identity[socket] = d, id
+		r.mu.Unlock()
+		changed = true
+	}
+	if changed {
+		select {
+		case r.changed <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// drop forgets drivers whose socket is gone or was made anew.
+func (r *Registry) drop(found map[string]string) (changed bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for name, d := range r.drivers {
+		if _, ok := found[d.socket]; ok && fileID(d.socket) == r.identity[d.socket] {
+			continue
+		}
+		r.cfg.Log.Info("CSI driver is gone", "driver", name)
+		d.Close()
+		delete(r.identity, d.socket)
+		delete(r.drivers, name)
+		changed = true
+	}
+	return changed
+}
+
+// registrations asks the sockets of the registration folder for the drivers behind them.
+func (r *Registry) registrations(ctx context.Context, found map[string]string) {
+	socks, err := filepath.Glob(filepath.Join(r.cfg.Registration, "*.sock"))
+	if err != nil {
+		return
+	}
+	for _, s := range socks {
+		id := fileID(s)
+		r.mu.Lock()
+		endpoint, name := "", ""
+		if t, ok := strings.CutPrefix(r.told[s], id+"\x00"); ok && id != "" {
+			endpoint, name, _ = strings.Cut(t, "\x00")
+		}
+		r.mu.Unlock()
+		if endpoint == "" {
+			if endpoint, name, err = register(ctx, s); err != nil {
+				r.cfg.Log.Warn("plugin does not register", "socket", s, "err", err)
+				continue
+			}
+			if endpoint == "" {
+				continue // not a CSI driver
+			}
+			r.mu.Lock()
+			r.told[s] = id + "\x00" + endpoint + "\x00" + name
+			r.mu.Unlock()
+		}
+		found[endpoint] = name
+	}
+}
+
+func register(ctx context.Context, socket string) (endpoint, name string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return "", "", err
+	}
+	defer conn.Close()
+	c := registration.NewRegistrationClient(conn)
+	info, err := c.GetInfo(ctx, &registration.InfoRequest{})
+	if err != nil {
+		return "", "", fmt.Errorf("GetInfo: %w", err)
+	}
+	if info.GetType() != registration.CSIPlugin {
+		return "", "", nil
+	}
+	if _, err := c.NotifyRegistrationStatus(ctx, &registration.RegistrationStatus{PluginRegistered: true}); err != nil {
+		return "", "", fmt.Errorf("NotifyRegistrationStatus: %w", err)
+	}
+	return info.GetEndpoint(), info.GetName(), nil
+}
+
+// fileID tells one socket file from the next of the same name; "" when there is none.
+func fileID(path string) string {
+	st, err := os.Stat(path)
+	if err != nil || st.Mode()&os.ModeSocket == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d %v", st.ModTime().UnixNano(), st.Sys())
+}
