@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds"
 )
 
 // BenchmarkCreatePod is the registry's part of a pod's creation, over the store in
@@ -129,4 +130,57 @@ func BenchmarkGetPod(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+// BenchmarkCreatePodReplicated is creation by 64 callers at once over three replicas in this process, without fsync.
+func BenchmarkCreatePodReplicated(b *testing.B) {
+	for _, user := range []string{api.UserController, "alice"} {
+		b.Run("by="+user, func(b *testing.B) {
+			c, envs := replicated(b)
+			e := envs[c.Leader()]
+			k := e.kinds.ByType(pod("", ""))
+			var n atomic.Int64
+			b.SetParallelism(32) // times GOMAXPROCS
+			b.ReportAllocs()
+			b.ResetTimer()
+			b.RunParallel(func(pb *testing.PB) {
+				for pb.Next() {
+					p := pod("default", fmt.Sprint("p", n.Add(1)))
+					req := &api.Request{User: api.User{Name: user}, Verb: api.VerbCreate, Kind: k, Namespace: "default", Name: p.Name, Object: p}
+					if _, err := e.Registry.Create(e.ctx, req, nil); err != nil {
+						b.Error(err)
+					}
+				}
+			})
+		})
+	}
+}
+
+// BenchmarkTrackNewPod compares the two ways to the managedFields of a new pod.
+func BenchmarkTrackNewPod(b *testing.B) {
+	r := New(nil, kinds.All())
+	p := pod("default", "p")
+	k := r.kinds.ByType(p)
+	k.SetTypeMeta(p)
+	fm, err := r.fields.of(k, "")
+	if err != nil {
+		b.Fatal(err)
+	}
+	empty := k.New()
+	k.SetTypeMeta(empty)
+	b.Run("by=fieldmanager", func(b *testing.B) {
+		for b.Loop() {
+			p.ManagedFields = nil
+			fm.UpdateNoErrors(empty, p, "m")
+		}
+	})
+	n := r.fields.newcomer(k)
+	b.Run("by=newcomer", func(b *testing.B) {
+		for b.Loop() {
+			p.ManagedFields = nil
+			if _, err := n.managed(p, "m", "v1", metav1.Time{}); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
 }

@@ -20,6 +20,7 @@ type fieldTracker struct {
 	mu        sync.Mutex
 	converter managedfields.TypeConverter // parses the schema: made when first needed
 	managers  map[trackedFacet]*managedfields.FieldManager
+	newcomers map[schema.GroupVersionKind]*newcomer // nil for types without a schema
 }
 
 type trackedFacet struct {
@@ -28,7 +29,16 @@ type trackedFacet struct {
 }
 
 func newFieldTracker(s *runtime.Scheme) *fieldTracker {
-	return &fieldTracker{scheme: s, managers: make(map[trackedFacet]*managedfields.FieldManager)}
+	return &fieldTracker{scheme: s, managers: make(map[trackedFacet]*managedfields.FieldManager),
+		newcomers: make(map[schema.GroupVersionKind]*newcomer)}
+}
+
+// types is the schema of all types; call it under mu.
+func (t *fieldTracker) types() managedfields.TypeConverter {
+	if t.converter == nil {
+		t.converter = applyconfigurations.NewTypeConverter(t.scheme)
+	}
+	return t.converter
 }
 
 func (t *fieldTracker) of(k *api.Kind, subresource string) (*managedfields.FieldManager, error) {
@@ -38,10 +48,7 @@ func (t *fieldTracker) of(k *api.Kind, subresource string) (*managedfields.Field
 	if m := t.managers[id]; m != nil {
 		return m, nil
 	}
-	if t.converter == nil {
-		t.converter = applyconfigurations.NewTypeConverter(t.scheme)
-	}
-	m, err := managedfields.NewDefaultFieldManager(t.converter, sameVersion{t.scheme}, t.scheme, t.scheme, k.GVK, k.GVK.GroupVersion(), subresource, nil)
+	m, err := managedfields.NewDefaultFieldManager(t.types(), sameVersion{t.scheme}, t.scheme, t.scheme, k.GVK, k.GVK.GroupVersion(), subresource, nil)
 	if err != nil {
 		return nil, fmt.Errorf("tracking fields of %s: %w", k.Resource, err)
 	}
@@ -76,6 +83,13 @@ func (w *write) trackCreate(obj api.Object) {
 	if isSystem(w.req.User) {
 		obj.SetManagedFields(nil)
 		return
+	}
+	if n := w.r.fields.newcomer(w.req.Kind); n != nil && len(obj.GetManagedFields()) == 0 {
+		entries, err := n.managed(obj, w.manager, w.req.Kind.GVK.GroupVersion().String(), seconds(w.r.now()))
+		if err == nil {
+			obj.SetManagedFields(entries)
+			return
+		}
 	}
 	fm, err := w.r.fields.of(w.req.Kind, "")
 	if err != nil {

@@ -1,0 +1,217 @@
+package registry
+
+import (
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+	"sigs.k8s.io/structured-merge-diff/v6/schema"
+	"sigs.k8s.io/structured-merge-diff/v6/value"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// newcomer computes what the creator of an object owns: every field that an
+// empty object of the kind does not have. It gives what a field manager gives
+// for an update of an empty object, at less than half of its cost, which creation
+// in bulk is made of otherwise.
+type newcomer struct {
+	schema *schema.Schema
+	root   schema.TypeRef
+	empty  value.Value
+}
+
+// newcomer prepares a kind; nil when its type is not in the schema.
+func (t *fieldTracker) newcomer(k *api.Kind) *newcomer {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if n, ok := t.newcomers[k.GVK]; ok {
+		return n
+	}
+	empty := k.New()
+	k.SetTypeMeta(empty)
+	var n *newcomer
+	if tv, err := t.types().ObjectToTyped(empty); err == nil {
+		n = &newcomer{schema: tv.Schema(), root: tv.TypeRef(), empty: tv.AsValue()}
+	}
+	t.newcomers[k.GVK] = n
+	return n
+}
+
+// managed is the managedFields of a new object. An error says that the object is
+// one for the field manager (it has duplicates in a keyed list).
+func (n *newcomer) managed(obj api.Object, manager, apiVersion string, now metav1.Time) ([]metav1.ManagedFieldsEntry, error) {
+	v, err := value.NewValueReflect(obj)
+	if err != nil {
+		return nil, fmt.Errorf("reading a %T: %w", obj, err)
+	}
+	w := ownedWalk{schema: n.schema, alloc: value.NewFreelistAllocator()}
+	owned := &fieldpath.Set{}
+	if err := w.object(owned, n.empty.AsMap(), v.AsMap(), n.root); err != nil {
+		return nil, err
+	}
+	if owned.Empty() {
+		return nil, nil
+	}
+	raw, err := owned.ToJSON()
+	if err != nil {
+		return nil, fmt.Errorf("encoding the fields of a %T: %w", obj, err)
+	}
+	if manager == "" {
+		manager = "unknown"
+	}
+	return []metav1.ManagedFieldsEntry{{
+		Manager: manager, Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: apiVersion,
+		Time: &now, FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: raw},
+	}}, nil
+}
+
+// ownedWalk descends an object and, where there is one, its empty counterpart.
+type ownedWalk struct {
+	schema *schema.Schema
+	alloc  value.Allocator
+}
+
+// unowned are the fields that belong to nobody.
+var unowned = map[string]bool{
+	"name": true, "namespace": true, "creationTimestamp": true, "selfLink": true, "uid": true,
+	"clusterName": true, "generation": true, "managedFields": true, "resourceVersion": true,
+}
+
+// object walks the top level, where the fields that nobody owns are left out.
+func (w *ownedWalk) object(into *fieldpath.Set, empty, obj value.Map, tr schema.TypeRef) error {
+	atom, ok := w.schema.Resolve(tr)
+	if !ok || atom.Map == nil {
+		return fmt.Errorf("the schema has no object here")
+	}
+	return w.fields(into, empty, obj, atom.Map, func(key string) (skip bool, below func(string) bool) {
+		if key == "metadata" {
+			return false, func(key string) bool { return unowned[key] }
+		}
+		return key == "apiVersion" || key == "kind", nil
+	})
+}
+
+// fields visits the members of a map. rule, which may be nil, says what to leave out here and one level below.
+func (w *ownedWalk) fields(into *fieldpath.Set, empty, m value.Map, t *schema.Map, rule func(string) (bool, func(string) bool)) error {
+	var failed error
+	m.IterateUsing(w.alloc, func(key string, v value.Value) bool {
+		var below func(string) bool
+		if rule != nil {
+			var skip bool
+			if skip, below = rule(key); skip {
+				return true
+			}
+		}
+		tr := t.ElementType
+		if f, ok := t.FindField(key); ok {
+			tr = f.Type
+		}
+		var counterpart value.Value
+		if empty != nil {
+			counterpart, _ = empty.Get(key)
+		}
+		failed = w.visit(into, fieldpath.PathElement{FieldName: &key}, counterpart, v, tr, below)
+		return failed == nil
+	})
+	return failed
+}
+
+// visit adds what is owned at pe and below.
+func (w *ownedWalk) visit(into *fieldpath.Set, pe fieldpath.PathElement, empty, v value.Value, tr schema.TypeRef, skip func(string) bool) error {
+	atom, ok := w.schema.Resolve(tr)
+	if !ok {
+		return fmt.Errorf("the schema has no type for %v", pe)
+	}
+	below := &fieldpath.Set{}
+	leaf := true
+	var err error
+	switch {
+	case v.IsNull():
+	case v.IsMap() && atom.Map != nil:
+		m := v.AsMap()
+		if leaf = atom.Map.ElementRelationship == schema.Atomic || m.Empty(); !leaf {
+			var counterpart value.Map
+			if empty != nil && empty.IsMap() {
+				counterpart = empty.AsMap()
+			}
+			var rule func(string) (bool, func(string) bool)
+			if skip != nil {
+				rule = func(key string) (bool, func(string) bool) { return skip(key), nil }
+			}
+			err = w.fields(below, counterpart, m, atom.Map, rule)
+		}
+	case v.IsList() && atom.List != nil:
+		l := v.AsList()
+		if leaf = atom.List.ElementRelationship == schema.Atomic || l.Length() == 0; !leaf {
+			err = w.items(below, l, atom.List)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if empty == nil || (leaf && !value.EqualsUsing(w.alloc, empty, v)) {
+		into.Members.Insert(pe)
+	}
+	if !below.Empty() {
+		*into.Children.Descend(pe) = *below
+	}
+	return nil
+}
+
+// items visits a list whose items have names: keys, or their own value.
+func (w *ownedWalk) items(into *fieldpath.Set, l value.List, t *schema.List) error {
+	seen := fieldpath.MakePathElementSet(l.Length())
+	for i := range l.Length() {
+		item := l.At(i)
+		pe, err := w.name(item, t)
+		if err != nil {
+			return err
+		}
+		if seen.Has(pe) {
+			return fmt.Errorf("the list has %v twice", pe)
+		}
+		seen.Insert(pe)
+		if err := w.visit(into, pe, nil, item, t.ElementType, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *ownedWalk) name(item value.Value, t *schema.List) (fieldpath.PathElement, error) {
+	if len(t.Keys) == 0 {
+		if item.IsMap() || item.IsList() || item.IsNull() {
+			return fieldpath.PathElement{}, fmt.Errorf("an item of a set is no scalar")
+		}
+		return fieldpath.PathElement{Value: &item}, nil
+	}
+	if !item.IsMap() {
+		return fieldpath.PathElement{}, fmt.Errorf("an item of a keyed list is no object")
+	}
+	m := item.AsMap()
+	var keys value.FieldList
+	for _, name := range t.Keys {
+		if v, ok := m.Get(name); ok {
+			keys = append(keys, value.Field{Name: name, Value: v})
+		} else if v := w.keyDefault(t, name); v != nil {
+			keys = append(keys, value.Field{Name: name, Value: v})
+		}
+	}
+	if len(keys) == 0 {
+		return fieldpath.PathElement{}, fmt.Errorf("an item of a keyed list has no key")
+	}
+	keys.Sort()
+	return fieldpath.PathElement{Key: &keys}, nil
+}
+
+func (w *ownedWalk) keyDefault(t *schema.List, key string) value.Value {
+	atom, ok := w.schema.Resolve(t.ElementType)
+	if !ok || atom.Map == nil {
+		return nil
+	}
+	if f, ok := atom.Map.FindField(key); ok && f.Default != nil {
+		return value.NewValueInterface(f.Default)
+	}
+	return nil
+}
