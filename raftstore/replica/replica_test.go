@@ -16,6 +16,9 @@ import (
 	"keelson.dev/keelson/raftstore/storetest"
 )
 
+// patience is long enough for anything on a busy machine.
+const patience = 20 * time.Second
+
 func within(t testing.TB, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	t.Cleanup(cancel)
@@ -24,7 +27,7 @@ func within(t testing.TB, d time.Duration) context.Context {
 
 func commit(t testing.TB, s raftstore.Store, ops ...raftstore.Op) raftstore.Revision {
 	t.Helper()
-	rev, err := s.Commit(within(t, 20*time.Second), raftstore.Commit{Ops: ops})
+	rev, err := s.Commit(within(t, patience), raftstore.Commit{Ops: ops})
 	if err != nil {
 		t.Fatalf("commit: %v", err)
 	}
@@ -89,7 +92,7 @@ func write(t *testing.T, c *storetest.Cluster, through []string, n int) *writers
 				if last != 0 {
 					op = raftstore.Update(key, []byte(fmt.Sprint(count)), last)
 				}
-				rev, err := s.Commit(within(t, 20*time.Second), raftstore.Commit{Ops: []raftstore.Op{op}})
+				rev, err := s.Commit(within(t, patience), raftstore.Commit{Ops: []raftstore.Op{op}})
 				if err != nil {
 					t.Errorf("writer %d, commit %d: %v", i, count, err)
 					return
@@ -372,7 +375,7 @@ func TestLaggingReplicaGetsSnapshot(t *testing.T) {
 	if it, _, err := c.Replica("r4").Get(within(t, 10*time.Second), "/ttl", raftstore.ReadOptions{}); err != nil || it.Expires == 0 {
 		t.Errorf("item with TTL on the new replica: %+v, error %v", it, err)
 	}
-	if err := c.Replica("r4").RemoveMember(within(t, 20*time.Second), lagging); err != nil {
+	if err := c.Replica("r4").RemoveMember(within(t, patience), lagging); err != nil {
 		t.Errorf("remove: %v", err)
 	}
 	c.Stop(lagging)

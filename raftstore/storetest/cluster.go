@@ -295,6 +295,12 @@ func (c *Cluster) Followers() []string {
 	return out
 }
 
+// AwaitReadyOf waits until one replica is ready.
+func (c *Cluster) AwaitReadyOf(name string) {
+	c.t.Helper()
+	c.Await(name+" to be ready", func() bool { return c.Replica(name).Ready() })
+}
+
 // AwaitReady waits until every running replica is ready.
 func (c *Cluster) AwaitReady() {
 	c.t.Helper()
