@@ -1,0 +1,588 @@
+package scheduler_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/registry"
+	"keelson.dev/keelson/controlplane/scheduler"
+	"keelson.dev/keelson/controlplane/scheduler/framework"
+	"keelson.dev/keelson/controlplane/scheduler/plugins"
+	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/storetest"
+)
+
+// bed is a scheduler over a registry in memory.
+type bed struct {
+	t         testing.TB
+	ctx       context.Context
+	client    *client.Client
+	informers *client.Informers
+	timeline  *api.Timeline
+	scheduler *scheduler.Scheduler
+	store     *storetest.Memory
+	binds     func(node string) error // a fault on the way of a binding
+	mu        sync.Mutex
+	bound     map[string]int
+}
+
+func newBed(t testing.TB, with func(h *framework.Handle) []framework.Weighted) *bed {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	store := storetest.NewMemory()
+	table := kinds.All()
+	reg := registry.New(store, table)
+	var wg sync.WaitGroup
+	run := func(what string, f func(context.Context) error) {
+		wg.Go(func() {
+			if err := f(ctx); err != nil && !errors.Is(err, raftstore.ErrClosed) && ctx.Err() == nil {
+				t.Errorf("%s: %v", what, err)
+			}
+		})
+	}
+	run("registry", reg.Run)
+	<-reg.Ready()
+	b := &bed{t: t, ctx: ctx, timeline: api.NewTimeline(64), store: store, bound: make(map[string]int), binds: func(string) error { return nil }}
+	b.client = client.New(backend{registry.Direct(reg), b}, table).As(api.User{Name: "test", Groups: []string{api.GroupMasters}})
+	b.informers = client.NewInformers(b.client)
+	b.scheduler = scheduler.New(scheduler.Config{
+		Client: b.client, Informers: b.informers, Actor: "scheduler/cp1", Timeline: b.timeline, Plugins: with})
+	run("informers", b.informers.Run)
+	if err := b.informers.WaitForSync(ctx); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cancel()
+		wg.Wait()
+		store.Close()
+	})
+	if _, err := client.Create(ctx, b.client, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// backend counts bindings per pod and may fail them.
+type backend struct {
+	api.Backend
+	b *bed
+}
+
+func (x backend) Do(ctx context.Context, r *api.Request) (runtime.Object, error) {
+	if r.Subresource == "binding" {
+		if err := x.b.binds(r.Object.(*v1.Binding).Target.Name); err != nil {
+			return nil, err
+		}
+	}
+	out, err := x.Backend.Do(ctx, r)
+	if r.Subresource == "binding" && err == nil {
+		x.b.mu.Lock()
+		x.b.bound[r.Name]++
+		x.b.mu.Unlock()
+	}
+	return out, err
+}
+
+// lead runs the scheduler until the returned function is called.
+func (b *bed) lead() (depose func()) {
+	b.t.Helper()
+	ctx, cancel := context.WithCancel(b.ctx)
+	done := make(chan error, 1)
+	go func() { done <- b.scheduler.Run(ctx, 0) }()
+	depose = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+			b.t.Errorf("Run: %v", err)
+		}
+	})
+	b.t.Cleanup(depose)
+	return depose
+}
+
+func (b *bed) node(name, cpu string, change ...func(*v1.Node)) {
+	b.t.Helper()
+	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{v1.LabelHostname: name}}}
+	n.Status.Allocatable = v1.ResourceList{v1.ResourceCPU: resource.MustParse(cpu), v1.ResourceMemory: resource.MustParse("64Gi"), v1.ResourcePods: resource.MustParse("110")}
+	for _, c := range change {
+		c(n)
+	}
+	made, err := client.Create(b.ctx, b.client, n)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	made.Status = n.Status
+	if _, err := client.UpdateStatus(b.ctx, b.client, made); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *bed) pod(name, cpu string, change ...func(*v1.Pod)) *v1.Pod {
+	b.t.Helper()
+	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: v1.PodSpec{Containers: []v1.Container{{
+		Name: "c", Image: "hello", Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse(cpu)}}}}}}
+	for _, c := range change {
+		c(p)
+	}
+	p, err := client.Create(b.ctx, b.client, p)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return p
+}
+
+func (b *bed) eventually(what string, cond func() error) {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.ctx, 20*time.Second)
+	defer cancel()
+	if err := wait.For(ctx, time.Millisecond, cond); err != nil {
+		b.t.Fatalf("%s: %v", what, err)
+	}
+}
+
+func (b *bed) get(name string) *v1.Pod {
+	b.t.Helper()
+	p, err := client.Get[*v1.Pod](b.ctx, b.client, "default", name)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return p
+}
+
+func (b *bed) awaitNode(pod, node string) {
+	b.t.Helper()
+	b.eventually("pod "+pod, func() error {
+		if got := b.get(pod).Spec.NodeName; got == "" || node != "" && got != node {
+			return fmt.Errorf("on node %q, want %q", got, node)
+		}
+		return nil
+	})
+}
+
+func (b *bed) awaitReason(pod, message string) {
+	b.t.Helper()
+	b.eventually("condition of "+pod, func() error {
+		for _, c := range b.get(pod).Status.Conditions {
+			if c.Type == v1.PodScheduled {
+				if c.Status != v1.ConditionFalse || c.Reason != v1.PodReasonUnschedulable || c.Message != message {
+					return fmt.Errorf("condition %+v", c)
+				}
+				return nil
+			}
+		}
+		return errors.New("no condition")
+	})
+}
+
+func (b *bed) events(pod string) []string {
+	b.t.Helper()
+	list, err := client.List[*v1.Event](b.ctx, b.client, "default", metav1.ListOptions{})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	var out []string
+	for _, e := range list {
+		if e.InvolvedObject.Name == pod {
+			out = append(out, e.Reason+": "+e.Message)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// F56, F79, F87, F90: a pod is Pending without a node, is bound once there is room, and both say so.
+func TestBindsAndExplains(t *testing.T) {
+	b := newBed(t, nil)
+	b.node("w1", "2")
+	b.lead()
+	const trace = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
+	began := time.Now()
+	b.pod("small", "1", func(p *v1.Pod) { p.Annotations = map[string]string{api.TraceParentAnnotation: trace} })
+	b.awaitNode("small", "w1")
+	t.Logf("create to bound: %s", time.Since(began))
+	b.eventually("event", func() error {
+		if got := b.events("small"); !slices.Equal(got, []string{"Scheduled: Successfully assigned default/small to w1"}) {
+			return fmt.Errorf("events %q", got)
+		}
+		return nil
+	})
+	stages := b.timeline.Find(api.TraceID(trace))
+	if len(stages) != 1 || stages[0].Name != "scheduled" || stages[0].Actor != "scheduler/cp1" || !strings.HasPrefix(stages[0].Detail, "filtered 0 of 1 nodes, score ") {
+		t.Errorf("stages %+v", stages)
+	}
+	if p := b.pod("big", "2"); p.Spec.NodeName != "" || p.Status.Phase != v1.PodPending {
+		t.Errorf("a new pod has node %q and phase %q", p.Spec.NodeName, p.Status.Phase)
+	}
+	b.awaitReason("big", "0/1 nodes are available: 1 Insufficient cpu.")
+	b.eventually("event", func() error {
+		if got := b.events("big"); !slices.Equal(got, []string{"FailedScheduling: 0/1 nodes are available: 1 Insufficient cpu."}) {
+			return fmt.Errorf("events %q", got)
+		}
+		return nil
+	})
+	b.pod("not-ours", "1", func(p *v1.Pod) { p.Spec.SchedulerName = "other" })
+	b.node("w2", "2")
+	b.awaitNode("big", "w2")
+	if got := b.get("not-ours").Spec.NodeName; got != "" {
+		t.Errorf("a pod of another scheduler was bound to %s", got)
+	}
+}
+
+// Waiting pods are tried again by the events that may help: room made, a taint taken away, a gate removed.
+func TestRequeue(t *testing.T) {
+	b := newBed(t, nil)
+	b.node("w1", "1", func(n *v1.Node) {
+		n.Spec.Taints = []v1.Taint{{Key: "node.kubernetes.io/not-ready", Effect: v1.TaintEffectNoSchedule}}
+	})
+	b.lead()
+	b.pod("first", "1")
+	b.awaitReason("first", "0/1 nodes are available: 1 node(s) had untolerated taint {node.kubernetes.io/not-ready: }.")
+	if _, err := client.Patch[*v1.Node](b.ctx, b.client, "", "w1", "", types.MergePatchType, []byte(`{"spec":{"taints":null}}`)); err != nil {
+		t.Fatal(err)
+	}
+	b.awaitNode("first", "w1")
+	b.pod("second", "1")
+	b.awaitReason("second", "0/1 nodes are available: 1 Insufficient cpu.")
+	zero := int64(0)
+	if err := client.Delete[*v1.Pod](b.ctx, b.client, "default", "first", metav1.DeleteOptions{GracePeriodSeconds: &zero}); err != nil {
+		t.Fatal(err)
+	}
+	b.awaitNode("second", "w1")
+	b.node("w2", "1")
+	b.pod("gated", "1", func(p *v1.Pod) { p.Spec.SchedulingGates = []v1.PodSchedulingGate{{Name: "example.com/wait"}} })
+	b.pod("after", "100m")
+	b.awaitNode("after", "w2") // the gated one was not considered before it
+	if got := b.get("gated").Spec.NodeName; got != "" {
+		t.Fatalf("a gated pod was bound to %s", got)
+	}
+	if err := client.Delete[*v1.Pod](b.ctx, b.client, "default", "after", metav1.DeleteOptions{GracePeriodSeconds: &zero}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Patch[*v1.Pod](b.ctx, b.client, "default", "gated", "", types.MergePatchType, []byte(`{"spec":{"schedulingGates":null}}`)); err != nil {
+		t.Fatal(err)
+	}
+	b.awaitNode("gated", "w2")
+}
+
+// F80, F90: hundreds of pods at once, failing bindings, changes of leadership: every pod is bound once and no node takes too many.
+func TestBurst(t *testing.T) {
+	b := newBed(t, nil)
+	const nodes, pods = 20, 400
+	for i := range nodes {
+		b.node(fmt.Sprint("n", i), "20")
+	}
+	var tries int
+	b.binds = func(string) error {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if tries++; tries%7 == 0 {
+			return errors.New("a fault on the way")
+		}
+		return nil
+	}
+	depose := b.lead()
+	for i := range pods {
+		b.pod(fmt.Sprint("p", i), "1")
+		if i%150 == 149 {
+			depose()
+			depose = b.lead()
+		}
+	}
+	b.eventually("all bound", func() error {
+		list, err := client.List[*v1.Pod](b.ctx, b.client, "default", metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		perNode, without := make(map[string]int), 0
+		for _, p := range list {
+			if p.Spec.NodeName == "" {
+				without++
+			}
+			perNode[p.Spec.NodeName]++
+		}
+		for n, k := range perNode {
+			if n != "" && k > 20 {
+				t.Fatalf("node %s has %d pods of 1 CPU, and 20 CPUs", n, k)
+			}
+		}
+		if without > 0 {
+			return fmt.Errorf("%d pods without a node", without)
+		}
+		return nil
+	})
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for name, n := range b.bound {
+		if n != 1 {
+			t.Errorf("pod %s was bound %d times", name, n)
+		}
+	}
+	if len(b.bound) != pods {
+		t.Errorf("%d pods were bound, want %d", len(b.bound), pods)
+	}
+}
+
+// A claim that waits for its first consumer: a volume by hand is reserved for it, a provisioner is told the node, and the pod
+// is bound when both claims are.
+func TestWaitForFirstConsumer(t *testing.T) {
+	b := newBed(t, nil)
+	mode := storagev1.VolumeBindingWaitForFirstConsumer
+	for name, prov := range map[string]string{"local": "kubernetes.io/no-provisioner", "dynamic": "csi.example"} {
+		if _, err := client.Create(b.ctx, b.client, &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: prov, VolumeBindingMode: &mode}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.node("w1", "1")
+	b.node("w2", "1")
+	gib := v1.ResourceList{v1.ResourceStorage: resource.MustParse("1Gi")}
+	once := []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce}
+	volume := func(name, class, node string) *v1.PersistentVolume {
+		v, err := client.Create(b.ctx, b.client, &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PersistentVolumeSpec{
+			Capacity: gib, AccessModes: once, StorageClassName: class,
+			PersistentVolumeSource: v1.PersistentVolumeSource{HostPath: &v1.HostPathVolumeSource{Path: "/data"}},
+			NodeAffinity: &v1.VolumeNodeAffinity{Required: &v1.NodeSelector{NodeSelectorTerms: []v1.NodeSelectorTerm{{
+				MatchExpressions: []v1.NodeSelectorRequirement{{Key: v1.LabelHostname, Operator: v1.NodeSelectorOpIn, Values: []string{node}}}}}}},
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		v.Status.Phase = v1.VolumeAvailable
+		if v, err = client.UpdateStatus(b.ctx, b.client, v); err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+	volume("by-hand", "local", "w2")
+	for _, class := range []string{"local", "dynamic"} {
+		if _, err := client.Create(b.ctx, b.client, &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: class},
+			Spec: v1.PersistentVolumeClaimSpec{StorageClassName: &class, AccessModes: once, Resources: v1.VolumeResourceRequirements{Requests: gib}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.lead()
+	b.pod("p", "1", func(p *v1.Pod) {
+		for _, c := range []string{"local", "dynamic"} {
+			p.Spec.Volumes = append(p.Spec.Volumes, v1.Volume{Name: c, VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: c}}})
+		}
+	})
+	claim := func(name string) *v1.PersistentVolumeClaim {
+		c, err := client.Get[*v1.PersistentVolumeClaim](b.ctx, b.client, "default", name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	b.eventually("the choice written", func() error {
+		if got := claim("dynamic").Annotations["volume.kubernetes.io/selected-node"]; got != "w2" {
+			return fmt.Errorf("selected node %q", got)
+		}
+		v, err := client.Get[*v1.PersistentVolume](b.ctx, b.client, "", "by-hand")
+		if err != nil || v.Spec.ClaimRef == nil || v.Spec.ClaimRef.Name != "local" {
+			return fmt.Errorf("volume %+v, %v", v, err)
+		}
+		return nil
+	})
+	if got := b.get("p").Spec.NodeName; got != "" {
+		t.Fatalf("the pod was bound to %s before its claims", got)
+	}
+	volume("made", "dynamic", "w2")
+	for name, v := range map[string]string{"local": "by-hand", "dynamic": "made"} { // the controller's and the provisioner's part
+		c := claim(name).DeepCopy()
+		c.Spec.VolumeName = v
+		c, err := client.Update(b.ctx, b.client, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Status.Phase = v1.ClaimBound
+		if _, err := client.UpdateStatus(b.ctx, b.client, c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.awaitNode("p", "w2")
+}
+
+// recorder implements every extension point and notes the order.
+type recorder struct {
+	mu     sync.Mutex
+	calls  []string
+	h      *framework.Handle
+	refuse bool // in Filter
+}
+
+func (r *recorder) call(s string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.calls) == 0 || r.calls[len(r.calls)-1] != s { // per node once is enough
+		r.calls = append(r.calls, s)
+	}
+}
+func (r *recorder) Name() string { return "Recorder" }
+func (r *recorder) PreEnqueue(context.Context, *v1.Pod) *framework.Status {
+	r.call("PreEnqueue")
+	return nil
+}
+func (r *recorder) Less(a, b *framework.QueuedPod) bool {
+	r.call("QueueSort")
+	return a.Added.Before(b.Added)
+}
+func (r *recorder) PreFilter(context.Context, *framework.Cycle) (map[string]struct{}, *framework.Status) {
+	r.call("PreFilter")
+	return nil, nil
+}
+func (r *recorder) Filter(context.Context, *framework.Cycle, *framework.NodeInfo) *framework.Status {
+	r.call("Filter")
+	if r.refuse {
+		return framework.Refuse("Recorder", "node(s) were refused by the test")
+	}
+	return nil
+}
+func (r *recorder) PostFilter(context.Context, *framework.Cycle, *framework.FitError) (string, *framework.Status) {
+	r.call("PostFilter")
+	return "", framework.Refuse("Recorder", "preemption: nothing to preempt.")
+}
+func (r *recorder) PreScore(context.Context, *framework.Cycle, []*framework.NodeInfo) *framework.Status {
+	r.call("PreScore")
+	return nil
+}
+func (r *recorder) Score(context.Context, *framework.Cycle, *framework.NodeInfo) (int64, *framework.Status) {
+	r.call("Score")
+	return 1, nil
+}
+func (r *recorder) NormalizeScore(context.Context, *framework.Cycle, []int64) *framework.Status {
+	r.call("NormalizeScore")
+	return nil
+}
+func (r *recorder) Reserve(context.Context, *framework.Cycle, string) *framework.Status {
+	r.call("Reserve")
+	return nil
+}
+func (r *recorder) Unreserve(context.Context, *framework.Cycle, string) { r.call("Unreserve") }
+func (r *recorder) Permit(_ context.Context, c *framework.Cycle, _ string) (*framework.Status, time.Duration) {
+	r.call("Permit")
+	return &framework.Status{Code: framework.Wait}, time.Minute
+}
+func (r *recorder) PreBind(context.Context, *framework.Cycle, string) *framework.Status {
+	r.call("PreBind")
+	return nil
+}
+func (r *recorder) Bind(ctx context.Context, c *framework.Cycle, node string) *framework.Status {
+	r.call("Bind")
+	if err := r.h.Bind(ctx, c.Pod.Pod, node); err != nil {
+		return framework.Fail("Recorder", err)
+	}
+	return nil
+}
+func (r *recorder) PostBind(context.Context, *framework.Cycle, string) { r.call("PostBind") }
+
+// F88, F89: a plugin is called at every extension point, in order, and a pod that Permit holds back is bound when it is let go,
+// or gives up its place when it is rejected.
+func TestExtensionPoints(t *testing.T) {
+	r := &recorder{}
+	b := newBed(t, func(h *framework.Handle) []framework.Weighted {
+		r.h = h
+		return []framework.Weighted{{Plugin: r}}
+	})
+	b.node("w1", "1")
+	b.node("w2", "1")
+	depose := b.lead()
+	p := b.pod("held", "1")
+	held := func(uid types.UID) framework.WaitingPod {
+		b.eventually("pod held back", func() error {
+			if r.h.Waiting(uid) == nil {
+				return errors.New("not yet")
+			}
+			return nil
+		})
+		return r.h.Waiting(uid)
+	}
+	if b.get("held").Spec.NodeName != "" {
+		t.Error("bound before it was permitted")
+	}
+	held(p.UID).Allow("Recorder")
+	b.awaitNode("held", "")
+	b.eventually("PostBind", func() error {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if !slices.Contains(r.calls, "PostBind") {
+			return errors.New("not called")
+		}
+		return nil
+	})
+	want := []string{"PreEnqueue", "PreFilter", "Filter", "PreScore", "Score", "NormalizeScore", "Reserve", "Permit", "PreBind", "Bind", "PostBind"}
+	r.mu.Lock()
+	if !slices.Equal(r.calls, want) {
+		t.Errorf("called %v\nwant   %v", r.calls, want)
+	}
+	r.calls = nil
+	r.mu.Unlock()
+	q := b.pod("rejected", "1")
+	held(q.UID).Reject("Recorder", "the gang is not complete")
+	b.awaitReason("rejected", "0/2 nodes are available: 1 the gang is not complete.")
+	r.mu.Lock()
+	if !slices.Contains(r.calls, "Unreserve") || slices.Contains(r.calls, "PreBind") {
+		t.Errorf("after a rejection: %v", r.calls)
+	}
+	r.mu.Unlock()
+	depose() // nobody schedules while the queue fills and the plugin changes its mind
+	r.refuse = true
+	b.pod("refused-1", "1")
+	b.pod("refused-2", "1")
+	b.lead()
+	b.awaitReason("refused-1", "0/2 nodes are available: 2 node(s) were refused by the test. preemption: nothing to preempt.")
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, point := range []string{"QueueSort", "PostFilter"} {
+		if !slices.Contains(r.calls, point) {
+			t.Errorf("%s was not called: %v", point, r.calls)
+		}
+	}
+}
+
+// The bind phase alone: pods created beforehand, 1,000 nodes.
+func BenchmarkBindPhase(b *testing.B) {
+	for b.Loop() {
+		b.StopTimer()
+		bed := newBed(b, plugins.Default)
+		for i := range 1000 {
+			bed.node(fmt.Sprintf("n%04d", i), "32")
+		}
+		const pods = 5000
+		for i := range pods {
+			bed.pod(fmt.Sprint("p", i), "10m")
+		}
+		if err := bed.informers.WaitForSync(bed.ctx); err != nil {
+			b.Fatal(err)
+		}
+		b.StartTimer()
+		began := time.Now()
+		depose := bed.lead()
+		bed.eventually("all bound", func() error {
+			bed.mu.Lock()
+			defer bed.mu.Unlock()
+			if len(bed.bound) < pods {
+				return fmt.Errorf("%d of %d", len(bed.bound), pods)
+			}
+			return nil
+		})
+		b.ReportMetric(pods/time.Since(began).Seconds(), "pods/s")
+		b.StopTimer()
+		depose()
+		b.StartTimer()
+	}
+}
