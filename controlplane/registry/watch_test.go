@@ -290,6 +290,12 @@ func TestWatchEndsWithItsContextAndRegistry(t *testing.T) {
 	for range w.ResultChan() {
 		t.Fatal("an event after the end")
 	}
+	w, err = e.Registry.Watch(ctx, req) // with a context that has ended already
+	if err == nil {
+		for range w.ResultChan() {
+			t.Fatal("an event of a watch that never was")
+		}
+	}
 	_, err = e.Registry.Watch(e.ctx, &api.Request{Verb: api.VerbWatch, Kind: e.kinds.ByType(&corev1.ConfigMap{}),
 		List: metav1.ListOptions{ResourceVersionMatch: metav1.ResourceVersionMatchExact, ResourceVersion: "1"}})
 	if !apierrors.IsInvalid(err) {

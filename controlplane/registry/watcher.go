@@ -45,7 +45,8 @@ type Watcher struct {
 
 	stop    sync.Once
 	stopped chan struct{}
-	unhook  func() bool // from the context that began the watch
+	hook    sync.Mutex
+	unhook  func() bool // from the context that began the watch; under hook
 	pump    sync.Once
 	results chan watch.Event
 }
@@ -70,6 +71,8 @@ func (kc *kindCache) newWatcher(ctx context.Context, f *filter, p position, o *m
 		w.deadline = time.Now().Add(time.Duration(*o.TimeoutSeconds) * time.Second)
 	}
 	w.begin(p)
+	w.hook.Lock()
+	defer w.hook.Unlock()
 	w.unhook = context.AfterFunc(ctx, w.Stop)
 	return w
 }
@@ -294,9 +297,9 @@ func (w *Watcher) queueBookmark(rev raftstore.Revision, endOfInitial bool) {
 func (w *Watcher) Stop() {
 	w.stop.Do(func() {
 		close(w.stopped)
-		if w.unhook != nil {
-			w.unhook()
-		}
+		w.hook.Lock()
+		defer w.hook.Unlock()
+		w.unhook()
 	})
 }
 
