@@ -46,6 +46,9 @@ fault: build ; @scripts/test fault
 
 bench: build ## a short form of every benchmark, as a table
 	@scripts/bench
+bench-store: setup ; @scripts/bench -only store
+bench-api: build ; @scripts/bench -only api
+bench-node: build ; @scripts/bench -only node
 
 fmt: ; gofmt -l -w .
 vet: ; $(GO) vet ./...

@@ -1,0 +1,183 @@
+// Command bench is the short form of every benchmark. It uses the lab that is
+// up, or makes one and takes it away, prints one table and writes JSON lines.
+// A figure stands beside the one to beat and, where there is one, beside a
+// reference measured in the same run: machines drift, ratios do not.
+//
+//	scripts/bench [-only store,node,idle,api] [-json FILE] [-kubeconfig FILE]
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"keelson.dev/keelson/test/bench/figures"
+	"keelson.dev/keelson/test/bench/procfs"
+)
+
+// The parts, in the order in which they run: the store has the machine for
+// itself, idle is measured before the API's load fills the heaps.
+const (
+	partStore = "store"
+	partNode  = "node"
+	partIdle  = "idle"
+	partAPI   = "api"
+)
+
+var parts = []string{partStore, partNode, partIdle, partAPI}
+
+type options struct {
+	only       []string
+	jsonPath   string
+	programs   string
+	kubeconfig string
+	duration   time.Duration
+	inTurn     int
+	burst      int
+}
+
+func main() {
+	var o options
+	only := flag.String("only", strings.Join(parts, ","), "the parts to run")
+	flag.StringVar(&o.jsonPath, "json", "bench.json", "write JSON lines to this file")
+	flag.StringVar(&o.programs, "programs", "", "folder of the programs store and node (test/bench/store, test/bench/node)")
+	flag.StringVar(&o.kubeconfig, "kubeconfig", "", "measure the API of this cluster instead of a lab's (part api only)")
+	flag.DurationVar(&o.duration, "duration", 3*time.Second, "time per measure of load")
+	flag.IntVar(&o.inTurn, "pods", 20, "pods created one at a time")
+	flag.IntVar(&o.burst, "burst", 20, "pods created at once on one node")
+	flag.Parse()
+	o.only = strings.Split(*only, ",")
+
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, o, os.Stdout, os.Stderr); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+// check names the flag that is wrong.
+func (o options) check() error {
+	for _, p := range o.only {
+		if !slices.Contains(parts, p) {
+			return fmt.Errorf("-only %s: the parts are %s", p, strings.Join(parts, ", "))
+		}
+	}
+	if o.kubeconfig != "" && !slices.Equal(o.only, []string{partAPI}) {
+		return fmt.Errorf("-kubeconfig goes with -only %s: the other parts look into the lab's hosts", partAPI)
+	}
+	if o.inTurn < 1 || o.burst < 1 || o.duration <= 0 {
+		return fmt.Errorf("-pods %d, -burst %d and -duration %s must be above zero", o.inTurn, o.burst, o.duration)
+	}
+	if (o.runs(partStore) || o.runs(partNode)) && o.programs == "" {
+		return fmt.Errorf("-programs: the parts %s and %s need the folder of their programs: scripts/bench builds them", partStore, partNode)
+	}
+	return nil
+}
+
+func (o options) runs(part string) bool { return slices.Contains(o.only, part) }
+
+// bench is one run: what was measured so far.
+type bench struct {
+	options
+	began    time.Time
+	progress io.Writer
+	meter    procfs.Meter
+	records  []figures.Record
+	rows     []figures.Row
+}
+
+// run measures, and prints what it has also when a part fails.
+func run(ctx context.Context, o options, out, progress io.Writer) error {
+	if err := o.check(); err != nil {
+		return err
+	}
+	b := &bench{options: o, began: time.Now(), progress: progress}
+	err := b.all(ctx)
+	if len(b.rows) == 0 {
+		return err
+	}
+	fmt.Fprintln(out)
+	if printed := figures.Print(out, b.rows); printed != nil {
+		return printed
+	}
+	if saved := b.save(); saved != nil {
+		return saved
+	}
+	b.say("done; records are in %s", o.jsonPath)
+	return err
+}
+
+func (b *bench) all(ctx context.Context) (err error) {
+	if b.runs(partStore) {
+		if err := b.store(ctx); err != nil {
+			return fmt.Errorf("part %s: %w", partStore, err)
+		}
+	}
+	if !b.runs(partNode) && !b.runs(partIdle) && !b.runs(partAPI) {
+		return nil
+	}
+	c, err := b.openCluster(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if closed := c.close(); err == nil {
+			err = closed
+		}
+	}()
+	b.meter = c.meter
+	for _, p := range []struct {
+		name string
+		do   func(context.Context, *cluster) error
+	}{{partNode, b.node}, {partIdle, b.idle}, {partAPI, b.api}} {
+		if !b.runs(p.name) {
+			continue
+		}
+		if err := p.do(ctx, c); err != nil {
+			return fmt.Errorf("part %s: %w", p.name, err)
+		}
+	}
+	return nil
+}
+
+// say tells the person who waits.
+func (b *bench) say(format string, args ...any) {
+	fmt.Fprintf(b.progress, "%6.1fs  %s\n", time.Since(b.began).Seconds(), fmt.Sprintf(format, args...))
+}
+
+// measure runs one measure with its cost and keeps its record.
+func (b *bench) measure(name string, params map[string]any, do func() (map[string]float64, error)) (figures.Record, error) {
+	r := figures.Record{Measure: name, Params: params}
+	err := b.meter.Run(&r, func() (err error) {
+		r.Values, err = do()
+		return err
+	})
+	if err != nil {
+		return r, fmt.Errorf("%s: %w", name, err)
+	}
+	b.records = append(b.records, r)
+	return r, nil
+}
+
+func (b *bench) row(r figures.Row) { b.rows = append(b.rows, r) }
+
+func (b *bench) save() error {
+	f, err := os.Create(b.jsonPath)
+	if err != nil {
+		return fmt.Errorf("-json: %w", err)
+	}
+	defer f.Close()
+	if err := figures.WriteLines(f, b.records); err != nil {
+		return err
+	}
+	return f.Close()
+}

@@ -1,0 +1,249 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"keelson.dev/keelson/test/bench/figures"
+)
+
+const (
+	helloImage = "keelson.dev/hello:v1"
+	podTimeout = 30 * time.Second
+)
+
+// webPod is a web server with a readiness probe, as users have it; "" = any node.
+func webPod(name, node string) *v1.Pod {
+	p := &v1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": "bench"}},
+		Spec: v1.PodSpec{Containers: []v1.Container{{
+			Name: "main", Image: helloImage,
+			Ports:          []v1.ContainerPort{{Name: "http", ContainerPort: 8080}},
+			ReadinessProbe: &v1.Probe{ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Path: "/healthz", Port: intstr.FromString("http")}}, PeriodSeconds: 1},
+		}}},
+	}
+	if node != "" {
+		p.Spec.NodeSelector = map[string]string{v1.LabelHostname: node}
+	}
+	return p
+}
+
+// node measures pods: one at a time beside the floor of the machine, a burst, memory.
+func (b *bench) node(ctx context.Context, c *cluster) (err error) {
+	floor, err := b.floor(ctx)
+	if err != nil {
+		return err
+	}
+	namespace, remove, err := c.namespace(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if removed := remove(); err == nil {
+			err = removed
+		}
+	}()
+	watching, stop := context.WithCancel(ctx)
+	defer stop()
+	o, err := observe(watching, c.client, namespace)
+	if err != nil {
+		return err
+	}
+	n := &nodeLoad{bench: b, cluster: c, observer: o, namespace: namespace}
+	if err := n.warmUp(ctx); err != nil {
+		return fmt.Errorf("warming up: %w", err)
+	}
+	if err := n.oneAtATime(ctx, floor); err != nil {
+		return err
+	}
+	return n.together(ctx)
+}
+
+// floor is what the parts of a pod's start cost on this machine without Keelson:
+// a network namespace, CNI ADD, and create and start of two containers by runc.
+func (b *bench) floor(ctx context.Context) (figures.Record, error) {
+	b.say("the floor: network namespace, CNI ADD, two runc create and start")
+	records, err := b.program(ctx, "node")
+	if err != nil {
+		return figures.Record{}, err
+	}
+	r, ok := figures.Find(records, "node: floor", nil)
+	if !ok {
+		return r, fmt.Errorf("the program printed no record named floor")
+	}
+	b.row(figures.Row{Measure: "floor: netns, CNI ADD, 2 runc create+start, p50", Figure: r.Values["p50_ms"], Unit: "ms", Note: fmt.Sprintf("busy %.0f%%", 100*r.Busy)})
+	return r, nil
+}
+
+// nodeLoad is the state of the pods' measures.
+type nodeLoad struct {
+	*bench
+	*cluster
+	*observer
+	namespace string
+}
+
+func (n *nodeLoad) create(ctx context.Context, p *v1.Pod) error {
+	_, err := n.client.CoreV1().Pods(n.namespace).Create(ctx, p, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("creating pod %s: %w", p.Name, err)
+	}
+	return nil
+}
+
+// start creates a pod and waits until it is seen as Ready; since is the time from
+// just before the request.
+func (n *nodeLoad) start(ctx context.Context, p *v1.Pod) (s seen, since time.Time, err error) {
+	ctx, cancel := context.WithTimeout(ctx, podTimeout)
+	defer cancel()
+	since = time.Now()
+	if err := n.create(ctx, p); err != nil {
+		return s, since, err
+	}
+	s, err = n.await(ctx, p.Name, "Ready", func(s seen) bool { return !s.ready.IsZero() })
+	return s, since, err
+}
+
+// end deletes a pod, in good order, and returns how long it took to be gone.
+func (n *nodeLoad) end(ctx context.Context, name string) (time.Duration, error) {
+	ctx, cancel := context.WithTimeout(ctx, podTimeout)
+	defer cancel()
+	began := time.Now()
+	if err := n.client.CoreV1().Pods(n.namespace).Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+		return 0, fmt.Errorf("deleting pod %s: %w", name, err)
+	}
+	s, err := n.await(ctx, name, "gone", func(s seen) bool { return !s.gone.IsZero() })
+	return s.gone.Sub(began), err
+}
+
+// warmUp runs a pod on every worker, so that all have the image unpacked.
+func (n *nodeLoad) warmUp(ctx context.Context) error {
+	n.say("warming up: a pod on each of %v", n.workers())
+	for _, w := range n.workers() {
+		if _, _, err := n.start(ctx, webPod("warm-"+w, w)); err != nil {
+			return err
+		}
+		if _, err := n.end(ctx, "warm-"+w); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// oneAtATime starts and ends pods, each alone in the cluster.
+func (n *nodeLoad) oneAtATime(ctx context.Context, floor figures.Record) error {
+	n.say("%d pods, one at a time", n.inTurn)
+	var bound, ready, gone []time.Duration
+	var traces []string
+	starts, err := n.measure("pod create to Ready", map[string]any{"pods": n.inTurn, "burst": 1}, func() (map[string]float64, error) {
+		for i := range n.inTurn {
+			name := fmt.Sprintf("one-%d", i)
+			s, since, err := n.start(ctx, webPod(name, ""))
+			if err != nil {
+				return nil, err
+			}
+			bound, ready, traces = append(bound, s.bound.Sub(since)), append(ready, s.ready.Sub(since)), append(traces, s.trace)
+			took, err := n.end(ctx, name)
+			if err != nil {
+				return nil, err
+			}
+			gone = append(gone, took)
+		}
+		return figures.Latencies(ready), nil
+	})
+	if err != nil {
+		return err
+	}
+	reference := &figures.Reference{Name: "floor", Figure: floor.Values["p50_ms"]}
+	n.row(figures.Row{Measure: "pod create to Ready, p50", Key: "ready p50", Figure: starts.Values["p50_ms"], Unit: "ms", Note: cost(starts) + ", with the deletes", Reference: reference})
+	n.row(figures.Row{Measure: "pod create to Ready, p99", Key: "ready p99", Figure: starts.Values["p99_ms"], Unit: "ms", Reference: &figures.Reference{Name: "floor", Figure: floor.Values["p99_ms"]}})
+	if err := n.stages(ctx, traces); err != nil {
+		return err
+	}
+	for _, m := range []struct {
+		label, key string
+		took       []time.Duration
+	}{{"pod create to bound", "bound", bound}, {"pod delete to gone", "gone", gone}} {
+		values := figures.Latencies(m.took)
+		n.records = append(n.records, figures.Record{Measure: m.label, Params: map[string]any{"pods": n.inTurn}, Values: values})
+		n.row(figures.Row{Measure: m.label + ", p50", Key: m.key + " p50", Figure: values["p50_ms"], Unit: "ms"})
+		n.row(figures.Row{Measure: m.label + ", p99", Figure: values["p99_ms"], Unit: "ms"})
+	}
+	return nil
+}
+
+// together starts many pods at once on one node and looks at the memory they take.
+func (n *nodeLoad) together(ctx context.Context) error {
+	node := n.workers()[0]
+	n.say("a burst of %d pods on %s", n.burst, node)
+	var last time.Duration
+	rec, err := n.measure("pod create to Ready", map[string]any{"pods": n.burst, "burst": n.burst}, func() (map[string]float64, error) {
+		took := make([]time.Duration, n.burst)
+		errs := make([]error, n.burst)
+		began := time.Now()
+		var wg sync.WaitGroup
+		for i := range n.burst {
+			wg.Add(1)
+			go func() {
+				defer wg.Done()
+				s, since, err := n.start(ctx, webPod(fmt.Sprintf("burst-%d", i), node))
+				took[i], errs[i] = s.ready.Sub(since), err
+			}()
+		}
+		wg.Wait()
+		last = time.Since(began)
+		for _, err := range errs {
+			if err != nil {
+				return nil, err
+			}
+		}
+		values := figures.Latencies(took)
+		values["rate"] = float64(n.burst) / last.Seconds()
+		return values, nil
+	})
+	if err != nil {
+		return err
+	}
+	n.row(figures.Row{Measure: fmt.Sprintf("burst of %d pods on one node", n.burst), Key: "burst", Figure: rec.Values["rate"], Unit: "/s", Note: cost(rec)})
+	n.row(figures.Row{Measure: fmt.Sprintf("burst of %d pods on one node, p99", n.burst), Key: "burst p99", Figure: rec.Values["p99_ms"], Unit: "ms"})
+	if err := n.podMemory(node); err != nil {
+		return err
+	}
+	n.daemonMemory(fmt.Sprintf(", %d pods on %s", n.burst, node), map[string]any{"pods": n.burst, "node": node})
+	return n.endAll(ctx)
+}
+
+// endAll deletes the burst and waits until all are gone.
+func (n *nodeLoad) endAll(ctx context.Context) error {
+	var took []time.Duration
+	rec, err := n.measure("pod delete to gone", map[string]any{"pods": n.burst, "burst": n.burst}, func() (map[string]float64, error) {
+		took = make([]time.Duration, n.burst)
+		errs := make([]error, n.burst)
+		var wg sync.WaitGroup
+		for i := range n.burst {
+			wg.Add(1)
+			go func() {
+				defer wg.Done()
+				took[i], errs[i] = n.end(ctx, fmt.Sprintf("burst-%d", i))
+			}()
+		}
+		wg.Wait()
+		for _, err := range errs {
+			if err != nil {
+				return nil, err
+			}
+		}
+		return figures.Latencies(took), nil
+	})
+	if err != nil {
+		return err
+	}
+	n.row(figures.Row{Measure: fmt.Sprintf("delete of %d pods on one node, p99", n.burst), Figure: rec.Values["p99_ms"], Unit: "ms", Note: cost(rec)})
+	return nil
+}

@@ -1,0 +1,86 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"keelson.dev/keelson/test/bench/figures"
+)
+
+// program runs a benchmark program of its own and returns its records. Its own
+// table goes nowhere: its figures stand in this one.
+func (b *bench) program(ctx context.Context, name string, args ...string) ([]figures.Record, error) {
+	dir, err := os.MkdirTemp("", "keelson-bench-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	lines := filepath.Join(dir, "records.json")
+	cmd := exec.CommandContext(ctx, filepath.Join(b.programs, name), append(args, "-json", lines)...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // it has things to take away
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	if err := cmd.Run(); err != nil {
+		return nil, fmt.Errorf("program %s: %w: %s", name, err, strings.TrimSpace(errs.String()))
+	}
+	f, err := os.Open(lines)
+	if err != nil {
+		return nil, fmt.Errorf("program %s: %w", name, err)
+	}
+	defer f.Close()
+	records, err := figures.ReadLines(f)
+	if err != nil {
+		return nil, fmt.Errorf("program %s: %w", name, err)
+	}
+	for i := range records {
+		records[i].Measure = name + ": " + records[i].Measure
+	}
+	b.records = append(b.records, records...)
+	return records, nil
+}
+
+// store measures the replicated store alone, without API and lab.
+func (b *bench) store(ctx context.Context) error {
+	b.say("store: three replicas, commits of 1 KiB by 1, 64 and 256 clients")
+	records, err := b.program(ctx, "store", "-clients", "1,64,256", "-size", "1024", "-duration", b.duration.String(), "-kills", "0")
+	if err != nil {
+		return err
+	}
+	fsync, ok := figures.Find(records, "store: fsync (reference)", nil)
+	if !ok {
+		return fmt.Errorf("the program printed no record of the disk's fsync")
+	}
+	for _, m := range []struct {
+		clients        int
+		through, label string
+	}{
+		{1, "leader", "commit 1 KiB, 1 client at the leader"},
+		{1, "follower", "commit 1 KiB, 1 client at a follower"},
+		{64, "all", "commit 1 KiB, 64 clients"},
+		{256, "all", "commit 1 KiB, 256 clients"},
+	} {
+		r, ok := figures.Find(records, "store: put", map[string]any{"clients": m.clients, "through": m.through})
+		if !ok {
+			return fmt.Errorf("the program printed no record of %d clients through %s", m.clients, m.through)
+		}
+		key := fmt.Sprintf("store put %d", m.clients)
+		sync := &figures.Reference{Name: "fsync", Figure: fsync.Values["p50_ms"]}
+		b.row(figures.Row{Measure: m.label, Key: key, Figure: r.Values["rate"], Unit: "/s", Note: storeCost(r)})
+		b.row(figures.Row{Measure: m.label + ", p50", Key: key + " p50", Figure: r.Values["p50_ms"], Unit: "ms", Reference: sync})
+		b.row(figures.Row{Measure: m.label + ", p99", Key: key + " p99", Figure: r.Values["p99_ms"], Unit: "ms"})
+	}
+	return nil
+}
+
+func storeCost(r figures.Record) string {
+	all := 0.0
+	for _, s := range r.CPU {
+		all += s
+	}
+	return fmt.Sprintf("cpu s: replicas with clients %.1f; busy %.0f%%", all, 100*r.Busy)
+}
