@@ -103,6 +103,9 @@ func (x backend) Do(ctx context.Context, r *api.Request) (runtime.Object, error)
 // lead runs the scheduler until the returned function is called.
 func (b *bed) lead() (depose func()) {
 	b.t.Helper()
+	if err := b.informers.WaitForSync(b.ctx); err != nil { // as the server does
+		b.t.Fatal(err)
+	}
 	ctx, cancel := context.WithCancel(b.ctx)
 	done := make(chan error, 1)
 	go func() { done <- b.scheduler.Run(ctx, 0) }()
@@ -326,6 +329,7 @@ func TestBurst(t *testing.T) {
 		}
 		return nil
 	})
+	depose() // bindings that are under way end, and are counted
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for name, n := range b.bound {
