@@ -1,0 +1,209 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"keelson.dev/keelson/agent"
+)
+
+// Version is what the node says of its agent; it names the Kubernetes version whose pod behaviour it has.
+const Version = "v1.37.2-keelson"
+
+// Proxy keeps Service rules on the node in step with the cluster.
+type Proxy interface {
+	// Run works until ctx ends, and reports the revisions that its rules show.
+	Run(ctx context.Context, objects agent.Objects, reports agent.Reporter) error
+}
+
+// Session is the connection to the control plane.
+type Session interface {
+	agent.Objects
+	agent.Reporter
+	Run(ctx context.Context) error
+}
+
+// Config is everything an agent is started with.
+type Config struct {
+	Servers  []string // fleet addresses, host:port
+	Token    string
+	NodeName string
+	NodeIPs  []string // first is the primary one; empty: found out
+
+	StateDir, RunDir, LogDir string
+	CgroupRoot               string // cgroup below which all pods live
+	CNIConfDir, CNIBinDir    string
+	ArchivesDir              string // image archives imported at start
+	RuntimeDir               string // folder of keelson-shim, keelson-oci and keelson-pause
+	PluginRegistration       string // folder where third-party CSI drivers register
+	Capacity                 v1.ResourceList
+	Labels                   map[string]string
+	Taints                   []v1.Taint
+	InsecureRegistries       []string
+	SeccompDefault           bool
+	ResolvConf               string
+	MaxPods                  int64
+
+	// Network makes the pod network on top of the view; nil: only pods on the host's network run.
+	Network func(agent.Objects) agent.Network
+	// Proxy may be nil: no Service rules.
+	Proxy Proxy
+	// Extra runs beside the rest, by name: routes, DNS.
+	Extra map[string]func(context.Context, agent.Objects, agent.Reporter) error
+
+	// Parts replace the real ones where they are set: a fake node sets them all.
+	Session Session
+	Runtime agent.Runtime
+	Images  agent.Images
+	Volumes agent.Volumes
+	Prober  agent.Prober
+
+	Log *slog.Logger
+}
+
+// list is a flag that may be given several times, and as a comma-separated list.
+type list struct{ to *[]string }
+
+func (l list) String() string { return "" }
+func (l list) Set(s string) error {
+	for part := range strings.SplitSeq(s, ",") {
+		if part = strings.TrimSpace(part); part != "" {
+			*l.to = append(*l.to, part)
+		}
+	}
+	return nil
+}
+
+// Flags declares the command line on fs and returns the configuration that it fills.
+func Flags(fs *flag.FlagSet) *Config {
+	c := &Config{}
+	host, err := os.Hostname()
+	if err != nil {
+		host = "" // then --node-name has to be given: Complete says so
+	}
+	fs.Var(list{&c.Servers}, "server", "fleet address of a control-plane replica, HOST:PORT (repeatable)")
+	fs.StringVar(&c.Token, "token", "", "join token; needed until the node has its certificate")
+	fs.StringVar(&c.NodeName, "node-name", strings.ToLower(host), "name of this node")
+	fs.Var(list{&c.NodeIPs}, "node-ip", "address of this node; found out when not given")
+	fs.StringVar(&c.StateDir, "state-dir", "/var/lib/keelson", "folder that survives a reboot")
+	fs.StringVar(&c.RunDir, "run-dir", "/run/keelson", "folder that a reboot empties")
+	fs.StringVar(&c.LogDir, "log-dir", "/var/log/pods", "folder of container logs")
+	fs.StringVar(&c.CgroupRoot, "cgroup-root", "/keelson", "cgroup below which all pods live")
+	fs.StringVar(&c.CNIConfDir, "cni-conf-dir", "/etc/cni/net.d", "folder of network configurations; one in it wins over Keelson's own")
+	fs.StringVar(&c.CNIBinDir, "cni-bin-dir", "/opt/cni/bin", "folder of CNI plugins")
+	fs.StringVar(&c.ArchivesDir, "archives-dir", "", "folder of image archives to import (default STATE-DIR/images.d)")
+	fs.StringVar(&c.RuntimeDir, "runtime-dir", "", "folder of keelson-shim, keelson-oci and keelson-pause (default: that of this program)")
+	fs.StringVar(&c.PluginRegistration, "plugin-registration-dir", "/var/lib/kubelet/plugins_registry", "folder where CSI drivers register themselves")
+	fs.Var(list{&c.InsecureRegistries}, "insecure-registry", "registry HOST[:PORT] spoken to over plain HTTP (repeatable)")
+	fs.BoolVar(&c.SeccompDefault, "seccomp-default", false, "give containers without a seccomp profile the runtime's default")
+	fs.StringVar(&c.ResolvConf, "resolv-conf", "/etc/resolv.conf", "resolver configuration that pods inherit")
+	fs.Int64Var(&c.MaxPods, "max-pods", 110, "how many pods the node takes")
+	fs.Func("capacity", "resources to report instead of the machine's: cpu=2,memory=4Gi", func(s string) (err error) {
+		c.Capacity, err = parseResources(s)
+		return err
+	})
+	fs.Func("node-labels", "labels of the node: KEY=VALUE,...", func(s string) (err error) {
+		c.Labels, err = parseLabels(s)
+		return err
+	})
+	fs.Func("taints", "taints of the node: KEY[=VALUE]:EFFECT,...", func(s string) (err error) {
+		c.Taints, err = parseTaints(s)
+		return err
+	})
+	return c
+}
+
+// Complete fills in what follows from the rest and says what is missing or wrong, naming the flag.
+func (c *Config) Complete() error {
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if msgs := validation.IsDNS1123Subdomain(c.NodeName); len(msgs) > 0 {
+		return fmt.Errorf("--node-name %q: %s", c.NodeName, msgs[0])
+	}
+	if c.Session == nil && len(c.Servers) == 0 {
+		return errors.New("--server is missing: the address of a control-plane replica, HOST:PORT")
+	}
+	if c.MaxPods == 0 {
+		c.MaxPods = 110
+	}
+	if c.ArchivesDir == "" {
+		c.ArchivesDir = filepath.Join(c.StateDir, "images.d")
+	}
+	if c.RuntimeDir == "" && c.Runtime == nil {
+		self, err := os.Executable()
+		if err != nil {
+			return fmt.Errorf("--runtime-dir is not given, and the folder of this program is not known: %w", err)
+		}
+		c.RuntimeDir = filepath.Dir(self)
+	}
+	if len(c.NodeIPs) == 0 {
+		ip, err := primaryAddress()
+		if err != nil {
+			return fmt.Errorf("--node-ip is not given: %w", err)
+		}
+		c.NodeIPs = []string{ip}
+	}
+	return nil
+}
+
+func (c *Config) paths() agent.Paths {
+	return agent.Paths{State: c.StateDir, Run: c.RunDir, Logs: c.LogDir, CNIConf: c.CNIConfDir, CNIBin: c.CNIBinDir, Archives: c.ArchivesDir}
+}
+
+func parseResources(s string) (v1.ResourceList, error) {
+	out := v1.ResourceList{}
+	for part := range strings.SplitSeq(s, ",") {
+		name, value, ok := strings.Cut(strings.TrimSpace(part), "=")
+		if !ok || name == "" {
+			return nil, fmt.Errorf("%q is not NAME=QUANTITY", part)
+		}
+		q, err := resource.ParseQuantity(value)
+		if err != nil || q.Sign() < 0 {
+			return nil, fmt.Errorf("%q is no quantity of %s", value, name)
+		}
+		out[v1.ResourceName(name)] = q
+	}
+	return out, nil
+}
+
+func parseLabels(s string) (map[string]string, error) {
+	out := map[string]string{}
+	for part := range strings.SplitSeq(s, ",") {
+		key, value, ok := strings.Cut(strings.TrimSpace(part), "=")
+		if msgs := append(validation.IsQualifiedName(key), validation.IsValidLabelValue(value)...); !ok || len(msgs) > 0 {
+			return nil, fmt.Errorf("%q is not KEY=VALUE %v", part, msgs)
+		}
+		out[key] = value
+	}
+	return out, nil
+}
+
+func parseTaints(s string) ([]v1.Taint, error) {
+	var out []v1.Taint
+	for part := range strings.SplitSeq(s, ",") {
+		kv, effect, ok := strings.Cut(strings.TrimSpace(part), ":")
+		key, value, _ := strings.Cut(kv, "=")
+		t := v1.Taint{Key: key, Value: value, Effect: v1.TaintEffect(effect)}
+		switch t.Effect {
+		case v1.TaintEffectNoSchedule, v1.TaintEffectPreferNoSchedule, v1.TaintEffectNoExecute:
+		default:
+			ok = false
+		}
+		if msgs := validation.IsQualifiedName(key); !ok || len(msgs) > 0 {
+			return nil, fmt.Errorf("%q is not KEY[=VALUE]:NoSchedule|PreferNoSchedule|NoExecute", part)
+		}
+		out = append(out, t)
+	}
+	return out, nil
+}

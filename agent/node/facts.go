@@ -1,0 +1,264 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"reflect"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/csi"
+)
+
+// Annotations of the node by which the control plane writes its CSINode.
+const (
+	// CSINodeIDAnnotation maps driver names to the driver's name for this node, as JSON.
+	CSINodeIDAnnotation = "csi.volume.kubernetes.io/nodeid"
+	// CSIDriversAnnotation is a JSON list of {"name","nodeID","topologyKeys","allocatable"}.
+	CSIDriversAnnotation = "keelson.dev/csi-drivers"
+)
+
+// The thresholds below which a node is under pressure: Kubernetes' defaults.
+const (
+	memoryThreshold = 100 << 20 // bytes available
+	diskThreshold   = 10        // percent available
+	pidThreshold    = 5         // percent available
+	imagesReported  = 50
+)
+
+// facts is what the node says of itself.
+type facts struct {
+	cfg  *Config
+	info v1.NodeSystemInfo
+
+	mu      sync.Mutex
+	current *v1.Node
+}
+
+func newFacts(cfg *Config) *facts {
+	f := &facts{cfg: cfg, info: systemInfo()}
+	f.current = f.compose(observed{notReady: "the agent is starting"}, nil, time.Now())
+	return f
+}
+
+// node returns the facts as of now. Shared: do not modify.
+func (f *facts) node() *v1.Node {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.current
+}
+
+// watched is what facts are made from.
+type watched struct {
+	runtime agent.Runtime
+	images  agent.Images
+	network agent.Network
+	csi     *csi.Registry
+	session Session
+}
+
+// observed is one look at the machine.
+type observed struct {
+	notReady    string // why pods cannot run; "" when they can
+	memoryLeft  int64  // bytes; -1 = not known
+	diskPercent int64  // available; -1 = not known
+	pidPercent  int64
+	images      []v1.ContainerImage
+	drivers     []*csi.Driver
+}
+
+// run keeps the facts current: looked at often until the node is ready, seldom afterwards.
+func (f *facts) run(ctx context.Context, w watched) error {
+	const early, seldom = 100 * time.Millisecond, 10 * time.Second
+	t := time.NewTimer(0)
+	defer t.Stop()
+	var sent *v1.Node
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-w.csi.Changed():
+		case <-t.C:
+		}
+		o := f.look(ctx, w)
+		f.mu.Lock()
+		next := f.compose(o, f.current, time.Now())
+		f.current = next
+		f.mu.Unlock()
+		if sent == nil || !reflect.DeepEqual(sent, next) {
+			sent = next
+			w.session.Facts(next)
+		}
+		if o.notReady == "" {
+			t.Reset(seldom)
+		} else {
+			t.Reset(early)
+		}
+	}
+}
+
+func (f *facts) look(ctx context.Context, w watched) observed {
+	o := observed{memoryLeft: -1, diskPercent: -1, pidPercent: -1}
+	if w.csi != nil {
+		o.drivers = w.csi.Drivers()
+	}
+	o.notReady = unready(ctx, w)
+	if f.cfg.Runtime != nil {
+		return o // a fake node has no machine of its own to look at
+	}
+	capacity, own := f.cfg.Capacity[v1.ResourceMemory]
+	if own {
+		// A configured capacity is a share of the machine: what counts is what this node's pods have taken of it.
+		if used, err := cgroupMemory(f.cfg.CgroupRoot); err == nil {
+			o.memoryLeft = capacity.Value() - used
+		}
+	} else if left, err := memoryAvailable(); err == nil {
+		o.memoryLeft = left
+	}
+	if left, err := diskAvailable(f.cfg.StateDir); err == nil {
+		o.diskPercent = left
+	}
+	if left, err := pidsAvailable(); err == nil {
+		o.pidPercent = left
+	}
+	if res, err := w.images.ListImages(ctx, &cri.ListImagesRequest{}); err == nil {
+		o.images = imageList(res.GetImages())
+	}
+	return o
+}
+
+// unready says why the node cannot run pods.
+func unready(ctx context.Context, w watched) string {
+	res, err := w.runtime.Status(ctx, &cri.StatusRequest{})
+	if err != nil {
+		return fmt.Sprintf("container runtime is down: %v", err)
+	}
+	for _, c := range res.GetStatus().GetConditions() {
+		if c.Type == cri.RuntimeReady && !c.Status {
+			return fmt.Sprintf("container runtime not ready: RuntimeReady=false reason:%s message:%s", c.Reason, c.Message)
+		}
+	}
+	if err := w.network.Ready(); err != nil {
+		return fmt.Sprintf("container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:%v", err)
+	}
+	return ""
+}
+
+func imageList(all []*cri.Image) []v1.ContainerImage {
+	slices.SortFunc(all, func(a, b *cri.Image) int { return strings.Compare(a.Id, b.Id) })
+	slices.SortStableFunc(all, func(a, b *cri.Image) int { return int(min(max(int64(b.Size)-int64(a.Size), -1), 1)) })
+	var out []v1.ContainerImage
+	for _, i := range all[:min(len(all), imagesReported)] {
+		names := slices.Concat(i.RepoDigests, i.RepoTags)
+		if len(names) > 0 {
+			out = append(out, v1.ContainerImage{Names: names[:min(len(names), 5)], SizeBytes: int64(i.Size)})
+		}
+	}
+	return out
+}
+
+// compose builds the whole node object. Transition times are kept from old while a condition does not change.
+func (f *facts) compose(o observed, old *v1.Node, now time.Time) *v1.Node {
+	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: f.cfg.NodeName, Labels: map[string]string{}, Annotations: map[string]string{}}}
+	maps.Copy(n.Labels, f.cfg.Labels)
+	n.Labels[v1.LabelHostname], n.Labels[v1.LabelOSStable], n.Labels[v1.LabelArchStable] = f.cfg.NodeName, runtime.GOOS, runtime.GOARCH
+	n.Spec.Taints = f.cfg.Taints
+	n.Status.NodeInfo = f.info
+	n.Status.Capacity, n.Status.Allocatable = f.resources()
+	for _, ip := range f.cfg.NodeIPs {
+		n.Status.Addresses = append(n.Status.Addresses, v1.NodeAddress{Type: v1.NodeInternalIP, Address: ip})
+	}
+	n.Status.Addresses = append(n.Status.Addresses, v1.NodeAddress{Type: v1.NodeHostName, Address: f.cfg.NodeName})
+	n.Status.Images = o.images
+	drivers(n, o.drivers)
+	set := func(t v1.NodeConditionType, bad bool, good, badReason, goodMessage, badMessage string) {
+		c := v1.NodeCondition{Type: t, Status: v1.ConditionFalse, Reason: good, Message: goodMessage}
+		if bad {
+			c.Status, c.Reason, c.Message = v1.ConditionTrue, badReason, badMessage
+		}
+		n.Status.Conditions = append(n.Status.Conditions, c)
+	}
+	set(v1.NodeMemoryPressure, o.memoryLeft >= 0 && o.memoryLeft < memoryThreshold, "KubeletHasSufficientMemory", "KubeletHasInsufficientMemory", "kubelet has sufficient memory available", "kubelet has insufficient memory available")
+	set(v1.NodeDiskPressure, o.diskPercent >= 0 && o.diskPercent < diskThreshold, "KubeletHasNoDiskPressure", "KubeletHasDiskPressure", "kubelet has no disk pressure", "kubelet has disk pressure")
+	set(v1.NodePIDPressure, o.pidPercent >= 0 && o.pidPercent < pidThreshold, "KubeletHasSufficientPID", "KubeletHasInsufficientPID", "kubelet has sufficient PID available", "kubelet has insufficient PID available")
+	ready := v1.NodeCondition{Type: v1.NodeReady, Status: v1.ConditionTrue, Reason: "KubeletReady", Message: "kubelet is posting ready status"}
+	if o.notReady != "" {
+		ready.Status, ready.Reason, ready.Message = v1.ConditionFalse, "KubeletNotReady", o.notReady
+	}
+	n.Status.Conditions = append(n.Status.Conditions, ready)
+	for i := range n.Status.Conditions {
+		c := &n.Status.Conditions[i]
+		c.LastTransitionTime = metav1.NewTime(now)
+		if old == nil {
+			continue
+		}
+		for _, was := range old.Status.Conditions {
+			if was.Type == c.Type && was.Status == c.Status {
+				c.LastTransitionTime = was.LastTransitionTime
+			}
+		}
+	}
+	return n
+}
+
+// drivers tells of CSI drivers: ids and topology.
+func drivers(n *v1.Node, all []*csi.Driver) {
+	if len(all) == 0 {
+		return
+	}
+	type driver struct {
+		Name         string   `json:"name"`
+		NodeID       string   `json:"nodeID"`
+		TopologyKeys []string `json:"topologyKeys,omitempty"`
+		Allocatable  int64    `json:"allocatable,omitempty"`
+	}
+	ids := map[string]string{}
+	var list []driver
+	for _, d := range all {
+		ids[d.Name] = d.NodeID
+		maps.Copy(n.Labels, d.Topology)
+		list = append(list, driver{d.Name, d.NodeID, slices.Sorted(maps.Keys(d.Topology)), d.MaxVolumes})
+	}
+	// Maps and lists of strings always encode.
+	a, errA := json.Marshal(ids)
+	b, errB := json.Marshal(list)
+	if errA == nil && errB == nil {
+		n.Annotations[CSINodeIDAnnotation], n.Annotations[CSIDriversAnnotation] = string(a), string(b)
+	}
+}
+
+// resources are capacity and allocatable: the machine's, or what is configured, which is then all for pods.
+func (f *facts) resources() (capacity, allocatable v1.ResourceList) {
+	capacity = v1.ResourceList{
+		v1.ResourceCPU:  *resource.NewQuantity(int64(runtime.NumCPU()), resource.DecimalSI),
+		v1.ResourcePods: *resource.NewQuantity(f.cfg.MaxPods, resource.DecimalSI),
+	}
+	if total, err := memoryTotal(); err == nil {
+		capacity[v1.ResourceMemory] = *resource.NewQuantity(total, resource.BinarySI)
+	}
+	if total, err := diskTotal(f.cfg.StateDir); err == nil {
+		capacity[v1.ResourceEphemeralStorage] = *resource.NewQuantity(total, resource.BinarySI)
+	}
+	allocatable = capacity.DeepCopy()
+	if m, ok := allocatable[v1.ResourceMemory]; ok {
+		allocatable[v1.ResourceMemory] = *resource.NewQuantity(max(0, m.Value()-memoryThreshold), resource.BinarySI)
+	}
+	if d, ok := allocatable[v1.ResourceEphemeralStorage]; ok {
+		allocatable[v1.ResourceEphemeralStorage] = *resource.NewQuantity(d.Value()/100*(100-diskThreshold), resource.BinarySI)
+	}
+	for name, q := range f.cfg.Capacity {
+		capacity[name], allocatable[name] = q, q
+	}
+	return capacity, allocatable
+}

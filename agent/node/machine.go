@@ -1,0 +1,206 @@
+package node
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+)
+
+// systemInfo is what the machine says of itself; what it does not say stays empty.
+func systemInfo() v1.NodeSystemInfo {
+	text := func(path string) string {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return ""
+		}
+		return strings.TrimSpace(string(b))
+	}
+	info := v1.NodeSystemInfo{
+		MachineID: text("/etc/machine-id"), SystemUUID: text("/sys/class/dmi/id/product_uuid"), BootID: text("/proc/sys/kernel/random/boot_id"),
+		KernelVersion: text("/proc/sys/kernel/osrelease"), OSImage: osImage(), ContainerRuntimeVersion: "keelson://" + strings.TrimPrefix(Version, "v"),
+		KubeletVersion: Version, OperatingSystem: runtime.GOOS, Architecture: runtime.GOARCH,
+	}
+	if info.SystemUUID == "" {
+		info.SystemUUID = info.MachineID
+	}
+	return info
+}
+
+func osImage() string {
+	f, err := os.Open("/etc/os-release")
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	for s := bufio.NewScanner(f); s.Scan(); {
+		if v, ok := strings.CutPrefix(s.Text(), "PRETTY_NAME="); ok {
+			return strings.Trim(v, `"'`)
+		}
+	}
+	return ""
+}
+
+// primaryAddress is the address from which the default route leaves, else the first that is not local to the machine.
+func primaryAddress() (string, error) {
+	ifaces, err := net.Interfaces()
+	if err != nil {
+		return "", fmt.Errorf("listing addresses: %w", err)
+	}
+	preferred := defaultInterface()
+	found := ""
+	for _, i := range ifaces {
+		if i.Flags&net.FlagUp == 0 || i.Flags&net.FlagLoopback != 0 {
+			continue
+		}
+		addrs, err := i.Addrs()
+		if err != nil {
+			continue
+		}
+		for _, a := range addrs {
+			n, ok := a.(*net.IPNet)
+			if !ok || !n.IP.IsGlobalUnicast() {
+				continue
+			}
+			if i.Name == preferred && n.IP.To4() != nil {
+				return n.IP.String(), nil
+			}
+			if found == "" {
+				found = n.IP.String()
+			}
+		}
+	}
+	if found == "" {
+		return "", errors.New("the machine has no address but its loopback")
+	}
+	return found, nil
+}
+
+// defaultInterface reads the kernel's routing table.
+func defaultInterface() string {
+	f, err := os.Open("/proc/net/route")
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	for s := bufio.NewScanner(f); s.Scan(); {
+		if c := strings.Fields(s.Text()); len(c) > 7 && c[1] == "00000000" && c[7] == "00000000" {
+			return c[0]
+		}
+	}
+	return ""
+}
+
+// meminfo returns a line of /proc/meminfo in bytes.
+func meminfo(key string) (int64, error) {
+	f, err := os.Open("/proc/meminfo")
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	for s := bufio.NewScanner(f); s.Scan(); {
+		if c := strings.Fields(s.Text()); len(c) >= 2 && c[0] == key+":" {
+			n, err := strconv.ParseInt(c[1], 10, 64)
+			return n << 10, err
+		}
+	}
+	return 0, fmt.Errorf("/proc/meminfo has no %s", key)
+}
+
+func memoryTotal() (int64, error)     { return meminfo("MemTotal") }
+func memoryAvailable() (int64, error) { return meminfo("MemAvailable") }
+
+// cgroupMemory is what the processes of a cgroup hold and the kernel cannot easily take back.
+func cgroupMemory(root string) (int64, error) {
+	for _, c := range []struct{ dir, usage, inactive string }{
+		{filepath.Join("/sys/fs/cgroup", root), "memory.current", "inactive_file"},
+		{filepath.Join("/sys/fs/cgroup/memory", root), "memory.usage_in_bytes", "total_inactive_file"},
+	} {
+		b, err := os.ReadFile(filepath.Join(c.dir, c.usage))
+		if err != nil {
+			continue
+		}
+		used, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
+		if err != nil {
+			return 0, err
+		}
+		stat, err := os.ReadFile(filepath.Join(c.dir, "memory.stat"))
+		if err != nil {
+			return 0, err
+		}
+		for line := range strings.Lines(string(stat)) {
+			if v, ok := strings.CutPrefix(line, c.inactive+" "); ok {
+				if n, err := strconv.ParseInt(strings.TrimSpace(v), 10, 64); err == nil {
+					used = max(0, used-n)
+				}
+			}
+		}
+		return used, nil
+	}
+	return 0, fmt.Errorf("no memory cgroup %s", root)
+}
+
+// existing is the path or the nearest of its parents that is there.
+func existing(path string) string {
+	for path != "/" && path != "." && path != "" {
+		if _, err := os.Stat(path); err == nil {
+			return path
+		}
+		path = filepath.Dir(path)
+	}
+	return "/"
+}
+
+func diskTotal(path string) (int64, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(existing(path), &st); err != nil {
+		return 0, err
+	}
+	return int64(st.Blocks) * st.Bsize, nil
+}
+
+// diskAvailable is the share of the file system that is free, in percent.
+func diskAvailable(path string) (int64, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(existing(path), &st); err != nil {
+		return 0, err
+	}
+	if st.Blocks == 0 {
+		return 100, nil
+	}
+	return int64(st.Bavail * 100 / st.Blocks), nil
+}
+
+// pidsAvailable is the share of process ids that is free, in percent.
+func pidsAvailable() (int64, error) {
+	limit, err := os.ReadFile("/proc/sys/kernel/pid_max")
+	if err != nil {
+		return 0, err
+	}
+	n, err := strconv.ParseInt(strings.TrimSpace(string(limit)), 10, 64)
+	if err != nil || n == 0 {
+		return 0, fmt.Errorf("pid_max: %w", err)
+	}
+	load, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return 0, err
+	}
+	f := strings.Fields(string(load))
+	if len(f) < 4 {
+		return 0, errors.New("/proc/loadavg is short")
+	}
+	_, threads, _ := strings.Cut(f[3], "/")
+	used, err := strconv.ParseInt(threads, 10, 64)
+	if err != nil {
+		return 0, err
+	}
+	return 100 - min(100, used*100/n), nil
+}

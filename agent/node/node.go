@@ -1,0 +1,156 @@
+// Package node is the agent: it puts the parts together and says what the node is.
+//
+//	session ──objects──▶ pods ──▶ runtime ──▶ network
+//	   ▲                  │  └──▶ images, volumes ──▶ csi, probes
+//	   └──── reports ─────┴── facts, proxy
+//
+// Goroutines: one for each part (see Run); what a part runs inside is its own affair.
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/image"
+	"keelson.dev/keelson/agent/oci"
+	"keelson.dev/keelson/agent/pod"
+	"keelson.dev/keelson/agent/probe"
+	"keelson.dev/keelson/agent/session"
+	"keelson.dev/keelson/agent/stream"
+	"keelson.dev/keelson/agent/volume"
+	"keelson.dev/keelson/csi"
+	"keelson.dev/keelson/internal/lifecycle"
+)
+
+// Node is one agent.
+type Node struct {
+	cfg     Config
+	facts   *facts
+	session Session
+	parts   []lifecycle.Part
+	network agent.Network
+	csi     *csi.Registry
+}
+
+// New puts an agent together; nothing runs, and nothing on disk is touched, until Run.
+func New(cfg Config) (*Node, error) {
+	if err := cfg.Complete(); err != nil {
+		return nil, err
+	}
+	n := &Node{cfg: cfg, network: noNetwork{}}
+	n.facts = newFacts(&n.cfg)
+	n.session = cfg.Session
+	var serve func(agent.NodeServer)
+	if n.session == nil {
+		s := session.New(session.Config{NodeName: cfg.NodeName, Servers: cfg.Servers, Token: cfg.Token, StateDir: filepath.Join(cfg.StateDir, "session"), RunDir: filepath.Join(cfg.RunDir, "session"),
+			Version: Version, BootID: n.facts.info.BootID, Facts: n.facts.node(), Log: cfg.Log.With("part", "session")})
+		n.session, serve = s, s.Serve
+	}
+	if cfg.Network != nil {
+		n.network = cfg.Network(n.session)
+	}
+	n.part("session", n.session.Run)
+	images := n.images()
+	runtime := n.runtime(images)
+	n.csi = csi.NewRegistry(csi.RegistryConfig{Plugins: filepath.Join(cfg.StateDir, "plugins"), Registration: cfg.PluginRegistration, Log: cfg.Log.With("part", "csi")})
+	volumes := cfg.Volumes
+	if volumes == nil {
+		volumes = volume.New(volume.Config{Paths: cfg.paths(), Objects: n.session, CSI: n.csi, Allocatable: func() v1.ResourceList { return n.facts.node().Status.Allocatable }, Log: cfg.Log.With("part", "volumes")})
+		n.part("csi", n.csi.Run)
+	}
+	prober := cfg.Prober
+	if prober == nil {
+		prober = probe.New(probe.Config{Runtime: runtime, Log: cfg.Log.With("part", "probes")})
+	}
+	if serve != nil {
+		serve(stream.New(runtime, n.session, cfg.LogDir))
+	}
+	pods := pod.New(pod.Config{NodeName: cfg.NodeName, HostIPs: cfg.NodeIPs, Paths: cfg.paths(), Runtime: runtime, Images: images, Volumes: volumes, Objects: n.session, Reporter: n.session,
+		Prober: prober, Node: n.facts.node, ResolvConf: cfg.ResolvConf, SeccompDefault: cfg.SeccompDefault, Log: cfg.Log.With("part", "pods")})
+	n.part("pods", pods.Run)
+	n.part("facts", func(ctx context.Context) error {
+		return n.facts.run(ctx, watched{runtime: runtime, images: images, network: n.network, csi: n.csi, session: n.session})
+	})
+	if cfg.Proxy != nil {
+		n.part("proxy", func(ctx context.Context) error { return cfg.Proxy.Run(ctx, n.session, n.session) })
+	}
+	for _, name := range slices.Sorted(maps.Keys(cfg.Extra)) {
+		n.part(name, func(ctx context.Context) error { return cfg.Extra[name](ctx, n.session, n.session) })
+	}
+	return n, nil
+}
+
+func (n *Node) part(name string, run func(context.Context) error) {
+	n.parts = append(n.parts, lifecycle.Part{Name: name, Run: run})
+}
+
+func (n *Node) images() agent.Images {
+	if n.cfg.Images != nil {
+		return n.cfg.Images
+	}
+	store := image.New(image.Config{Root: filepath.Join(n.cfg.StateDir, "images"), Run: filepath.Join(n.cfg.RunDir, "images"), Archives: n.cfg.ArchivesDir,
+		Logger: n.cfg.Log.With("part", "images"), Insecure: n.cfg.InsecureRegistries})
+	n.part("images", store.Run)
+	return store
+}
+
+func (n *Node) runtime(images agent.Images) agent.Runtime {
+	if n.cfg.Runtime != nil {
+		return n.cfg.Runtime
+	}
+	bin := func(name string) string { return filepath.Join(n.cfg.RuntimeDir, name) }
+	rt := oci.New(oci.Config{StateDir: filepath.Join(n.cfg.StateDir, "oci"), RunDir: filepath.Join(n.cfg.RunDir, "oci"), ShimPath: bin("keelson-shim"), OCIPath: bin("keelson-oci"), PausePath: bin("keelson-pause"),
+		CgroupRoot: n.cfg.CgroupRoot, Images: images, Network: n.network, Logger: n.cfg.Log.With("part", "runtime")})
+	n.part("runtime", rt.Run)
+	return rt
+}
+
+// Run is the agent's life: until ctx ends, or a part cannot go on. Containers keep running after it returned.
+func (n *Node) Run(ctx context.Context) error {
+	if n.cfg.Runtime == nil {
+		if err := n.check(); err != nil {
+			return err
+		}
+	}
+	n.cfg.Log.Info("agent starts", "node", n.cfg.NodeName, "addresses", n.cfg.NodeIPs, "version", Version)
+	return lifecycle.Run(ctx, n.parts...)
+}
+
+// check says in one line what a node lacks, before anything is half made.
+func (n *Node) check() error {
+	if os.Geteuid() != 0 {
+		return errors.New("the agent has to run as root: it makes namespaces, mounts and cgroups")
+	}
+	for _, name := range []string{"keelson-shim", "keelson-oci", "keelson-pause"} {
+		if _, err := os.Stat(filepath.Join(n.cfg.RuntimeDir, name)); err != nil {
+			return fmt.Errorf("%s is missing in %s: give its folder with --runtime-dir", name, n.cfg.RuntimeDir)
+		}
+	}
+	for dir, mode := range map[string]os.FileMode{n.cfg.StateDir: 0o711, n.cfg.RunDir: 0o711, n.cfg.LogDir: 0o755} {
+		if err := os.MkdirAll(dir, mode); err != nil {
+			return fmt.Errorf("making the agent's folders: %w", err)
+		}
+	}
+	return nil
+}
+
+// noNetwork is what a node without a pod network has.
+type noNetwork struct{}
+
+var errNoNetwork = errors.New("this agent has no pod network")
+
+func (noNetwork) Add(context.Context, agent.NetworkRequest) (agent.NetworkStatus, error) {
+	return agent.NetworkStatus{}, errNoNetwork
+}
+func (noNetwork) Check(context.Context, agent.NetworkRequest) error { return errNoNetwork }
+func (noNetwork) Del(context.Context, agent.NetworkRequest) error   { return nil }
+func (noNetwork) GC(context.Context, []string) error                { return nil }
+func (noNetwork) Ready() error                                      { return errNoNetwork }

@@ -1,0 +1,42 @@
+// Keelson-agent runs the pods of one Linux machine.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"keelson.dev/keelson/agent/node"
+)
+
+func main() {
+	cfg := node.Flags(flag.CommandLine)
+	verbose := flag.Bool("verbose", false, "log every action")
+	flag.Parse()
+	level := slog.LevelInfo
+	if *verbose {
+		level = slog.LevelDebug
+	}
+	cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	if flag.NArg() > 0 {
+		fail(2, "unexpected argument "+flag.Arg(0)+": see --help")
+	}
+	n, err := node.New(*cfg)
+	if err != nil {
+		fail(2, err.Error())
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := n.Run(ctx); err != nil && !errors.Is(err, context.Canceled) {
+		fail(1, err.Error())
+	}
+}
+
+func fail(code int, message string) {
+	slog.Error(message)
+	os.Exit(code)
+}
