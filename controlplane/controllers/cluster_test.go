@@ -180,13 +180,20 @@ func TestNamespaceDeletion(t *testing.T) {
 
 // P4: the pods of a lost node leave their Service at once and are replaced elsewhere; the node comes back without duplicates.
 func TestLostNode(t *testing.T) {
-	w := start(t, options{eviction: 300 * time.Millisecond})
+	w := start(t, options{eviction: 2 * time.Second})
 	w.create(service("web"))
-	w.create(app("web", 6, "web:1"))
+	d := app("web", 6, "web:1")
+	fiveMinutes := int64(300) // as admission fills it in
+	for _, key := range []string{corev1.TaintNodeUnreachable, corev1.TaintNodeNotReady} {
+		d.Spec.Template.Spec.Tolerations = append(d.Spec.Template.Spec.Tolerations, corev1.Toleration{
+			Key: key, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: &fiveMinutes})
+	}
+	w.create(d)
 	w.rolledOut("web", 6)
 	w.eventually("all endpoints ready", func() error { return w.endpoints("web", 6) })
 	w.lose("w1")
 	w.setReady("w1", corev1.ConditionUnknown)
+	w.eventually("its endpoints leave", func() error { return w.endpoints("web", 4) })
 	w.eventually("taints", func() error {
 		n, err := client.Get[*corev1.Node](w.ctx, w.admin, "", "w1")
 		if err == nil && len(n.Spec.Taints) != 2 {
@@ -290,14 +297,15 @@ func (w *world) endpoints(name string, n int) error {
 	slices.Sort(want)
 	slices.Sort(legacy)
 	if len(want) != n || !slices.Equal(have, want) || !slices.Equal(legacy, want) {
-		return fmt.Errorf("slices %v, endpoints %v, ready pods %v", have, legacy, want)
+		return fmt.Errorf("%d addresses in slices, %d in endpoints, %d ready pods, the first %q, %q, %q",
+			len(have), len(legacy), len(want), have[:min(3, len(have))], legacy[:min(3, len(legacy))], want[:min(3, len(want))])
 	}
 	return nil
 }
 
 // F116: a Service has exactly the ready pods' addresses. F113: one that becomes unready leaves in less than a second.
 func TestServiceEndpoints(t *testing.T) {
-	w := start(t, options{})
+	w := start(t, options{quiet: true})
 	w.create(service("web"))
 	w.eventually("an empty slice", func() error { return w.endpoints("web", 0) })
 	w.create(app("web", 250, "web:1"))

@@ -54,10 +54,10 @@ type Reconcile func(ctx context.Context, key Key) (again time.Duration, err erro
 
 // Controller is one controller as data.
 type Controller struct {
-	Name    string // "replicaset": identity, event source and log attribute follow from it
+	Name    string // "replicaset-controller": also its service account and the source of its events
 	Workers int
 	Watches []Watch
-	// Rules are the rights that it needs: those of the cluster role "system:controller:NAME-controller".
+	// Rules are the rights that it needs: those of the cluster role "system:controller:NAME".
 	Rules []rbacv1.PolicyRule
 	// Lead is called once per leadership. Whatever the returned function remembers
 	// dies with the leadership.

@@ -29,7 +29,7 @@ const (
 
 // Options of an Engine. The zero value is right for production.
 type Options struct {
-	// OwnIdentity lets each controller act as service account kube-system/NAME-controller
+	// OwnIdentity lets each controller act as service account kube-system/NAME
 	// instead of system:kube-controller-manager.
 	OwnIdentity bool
 	// Resync is how often all keys are queued again from the caches, without a
@@ -101,7 +101,7 @@ func (e *Engine) identity(c *Controller) api.User {
 // Identity is the service account of a controller.
 func Identity(c *Controller) api.User {
 	return api.User{
-		Name:   api.ServiceAccountPrefix + "kube-system:" + c.Name + "-controller",
+		Name:   api.ServiceAccountPrefix + "kube-system:" + c.Name,
 		Groups: []string{api.GroupServiceAccounts, api.GroupServiceAccounts + ":kube-system", api.GroupAuthenticated},
 	}
 }
@@ -110,11 +110,11 @@ func Identity(c *Controller) api.User {
 func (e *Engine) lead(ctx context.Context, c *Controller, fence uint64) {
 	cl := e.deps.Client.As(e.identity(c)).Fenced(fence)
 	log := e.deps.Log.With("controller", c.Name)
-	events, stopEvents := recorder(ctx, cl, log, c.Name+"-controller", e.deps.Replica)
+	events, stopEvents := recorder(ctx, cl, log, c.Name, e.deps.Replica)
 	defer stopEvents()
 	t := &Term{
 		Client: cl, Events: events, Log: log, Now: e.deps.Clock(), Timeline: e.deps.Timeline,
-		Actor:     c.Name + "-controller/" + e.deps.Replica,
+		Actor:     c.Name + "/" + e.deps.Replica,
 		observers: map[cache.SharedIndexInformer][]observer{},
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[Key](minRetry, maxRetry),

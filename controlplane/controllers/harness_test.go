@@ -306,11 +306,17 @@ func app(name string, replicas int32, image string) *appsv1.Deployment {
 	}
 }
 
-// counting counts the calls of controllers.
+// counting counts the calls of controllers and notes who asked for what.
 type counting struct {
 	api.Backend
 	reads, writes atomic.Int64
+
+	mu    sync.Mutex
+	asked map[call]bool
 }
+
+// call is a request as authorization sees it.
+type call struct{ user, verb, group, resource string }
 
 func (c *counting) Do(ctx context.Context, r *api.Request) (runtime.Object, error) {
 	if r.User.Name != "admin" {
@@ -320,6 +326,16 @@ func (c *counting) Do(ctx context.Context, r *api.Request) (runtime.Object, erro
 		default:
 			c.writes.Add(1)
 		}
+		a := call{r.User.Name, string(r.Verb), r.Kind.GVK.Group, r.Kind.Resource}
+		if r.Subresource != "" {
+			a.resource += "/" + r.Subresource
+		}
+		c.mu.Lock()
+		if c.asked == nil {
+			c.asked = map[call]bool{}
+		}
+		c.asked[a] = true
+		c.mu.Unlock()
 	}
 	return c.Backend.Do(ctx, r)
 }

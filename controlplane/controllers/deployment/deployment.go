@@ -27,7 +27,7 @@ func New(d controllers.Deps) *controllers.Controller {
 	controllers.IndexControllers(sets)
 	controllers.IndexControllers(pods)
 	return &controllers.Controller{
-		Name:    "deployment",
+		Name:    "deployment-controller",
 		Workers: 8,
 		Watches: []controllers.Watch{
 			controllers.OnInformer(deployments, controllers.Self[*appsv1.Deployment]),

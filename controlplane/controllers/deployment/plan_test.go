@@ -74,7 +74,9 @@ func TestPlan(t *testing.T) {
 		return w
 	}
 	with := func(w world, change func(w world)) world { change(w); return w }
-	recreate := func(w world) { w.d.Spec.Strategy = appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType} }
+	recreate := func(w world) {
+		w.d.Spec.Strategy = appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType}
+	}
 	for _, c := range []struct {
 		name  string
 		world world

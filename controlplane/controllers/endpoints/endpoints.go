@@ -143,7 +143,7 @@ func New(d controllers.Deps) *controllers.Controller {
 	pods := client.Informer[*corev1.Pod](d.Informers)
 	objects := client.Informer[*corev1.Endpoints](d.Informers)
 	return &controllers.Controller{
-		Name:    "endpoint",
+		Name:    "endpoint-controller",
 		Workers: 2,
 		Watches: []controllers.Watch{
 			controllers.OnInformer(services, controllers.Self[*corev1.Service]),

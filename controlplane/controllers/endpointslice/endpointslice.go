@@ -35,7 +35,7 @@ func New(d controllers.Deps) *controllers.Controller {
 		return []string{o.GetNamespace() + "/" + l[discoveryv1.LabelServiceName]}
 	})
 	return &controllers.Controller{
-		Name:    "endpointslice",
+		Name:    "endpointslice-controller",
 		Workers: 8,
 		Watches: []controllers.Watch{
 			controllers.OnInformer(services, controllers.Self[*corev1.Service]),

@@ -76,7 +76,9 @@ func TestEndpoints(t *testing.T) {
 		{"a pod without the named port", nil, []*corev1.Pod{pod(0, func(p *corev1.Pod) { p.Spec.Containers[0].Ports = nil })}, "10.244.0.1 true/true/false "},
 		{"a number", func(s *corev1.Service) { s.Spec.Ports[0].TargetPort = intstr.FromInt32(81) }, []*corev1.Pod{pod(0, nil)}, "10.244.0.1 true/true/false http:81"},
 		{"no target port means the same", func(s *corev1.Service) { s.Spec.Ports[0].TargetPort = intstr.IntOrString{} }, []*corev1.Pod{pod(0, nil)}, "10.244.0.1 true/true/false http:80"},
-		{"both families", func(s *corev1.Service) { s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol} }, []*corev1.Pod{pod(0, nil)},
+		{"both families", func(s *corev1.Service) {
+			s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
+		}, []*corev1.Pod{pod(0, nil)},
 			"10.244.0.1 true/true/false http:8080; fd00::1 true/true/false http:8080"},
 		{"headless without ports", func(s *corev1.Service) { s.Spec.ClusterIP, s.Spec.Ports = "None", nil }, []*corev1.Pod{pod(0, nil)}, "10.244.0.1 true/true/false "},
 	} {
@@ -174,11 +176,11 @@ func TestSlicesFollowPods(t *testing.T) {
 		svc := service(nil)
 		var have []*discoveryv1.EndpointSlice
 		next := 0
-		for range 6 {
-			n := chance.IntN(350)
+		for range 4 {
+			n := chance.IntN(230)
 			var pods []*corev1.Pod
 			for range n {
-				pods = append(pods, pod(chance.IntN(1000), func(p *corev1.Pod) {
+				pods = append(pods, pod(chance.IntN(400), func(p *corev1.Pod) {
 					if chance.IntN(3) == 0 {
 						p.Status.Conditions = nil
 					}

@@ -52,7 +52,7 @@ func New(d controllers.Deps) *controllers.Controller {
 		}))
 	}
 	return &controllers.Controller{
-		Name:    "namespace",
+		Name:    "namespace-controller",
 		Workers: 4,
 		Watches: watches,
 		Rules: []rbacv1.PolicyRule{

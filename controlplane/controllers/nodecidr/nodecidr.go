@@ -59,7 +59,7 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 	}
 	nodes := client.Informer[*corev1.Node](d.Informers)
 	return &controllers.Controller{
-		Name:    "node-ipam",
+		Name:    "node-ipam-controller",
 		Workers: 1, // two at once could choose the same block
 		Watches: []controllers.Watch{controllers.OnInformer(nodes, func(c controllers.Change[*corev1.Node]) []controllers.Key {
 			if c.Type == controllers.Deleted || len(c.New.Spec.PodCIDRs) > 0 {

@@ -41,7 +41,7 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 	pods := client.Informer[*corev1.Pod](d.Informers)
 	controllers.Index(pods, controllers.PodNodeIndex, controllers.PodNode)
 	return &controllers.Controller{
-		Name:    "node",
+		Name:    "node-controller",
 		Workers: 16,
 		Watches: []controllers.Watch{
 			controllers.OnInformer(nodes, func(c controllers.Change[*corev1.Node]) []controllers.Key { return ofNode(pods, c) }),

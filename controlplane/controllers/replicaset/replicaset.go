@@ -25,7 +25,7 @@ func New(d controllers.Deps) *controllers.Controller {
 	controllers.IndexControllers(sets)
 	controllers.IndexControllers(pods)
 	return &controllers.Controller{
-		Name:    "replicaset",
+		Name:    "replicaset-controller",
 		Workers: 8,
 		Watches: []controllers.Watch{
 			controllers.OnInformer(sets, controllers.Self[*appsv1.ReplicaSet]),

@@ -67,7 +67,7 @@ func New(d controllers.Deps, caPEM []byte) *controllers.Controller {
 	accounts := client.Informer[*corev1.ServiceAccount](d.Informers)
 	maps := client.Informer[*corev1.ConfigMap](d.Informers)
 	return &controllers.Controller{
-		Name:    "service-account",
+		Name:    "service-account-controller",
 		Workers: 2,
 		Watches: []controllers.Watch{
 			controllers.OnInformer(namespaces, controllers.Self[*corev1.Namespace]),

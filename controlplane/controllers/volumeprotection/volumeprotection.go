@@ -79,7 +79,7 @@ func New(d controllers.Deps) *controllers.Controller {
 		return nil
 	})
 	return &controllers.Controller{
-		Name:    "volume-protection",
+		Name:    "volume-protection-controller",
 		Workers: 2,
 		Watches: []controllers.Watch{
 			controllers.OnInformer(claims, func(c controllers.Change[*corev1.PersistentVolumeClaim]) []controllers.Key {

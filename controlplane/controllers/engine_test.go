@@ -1,0 +1,274 @@
+package controllers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+	cachetesting "k8s.io/client-go/tools/cache/testing"
+
+	"keelson.dev/keelson/controlplane/client"
+)
+
+// bench is an engine with one controller over a source of ConfigMaps, in virtual time.
+type bench struct {
+	source   *cachetesting.FakeControllerSource
+	informer cache.SharedIndexInformer
+	engine   *Engine
+	ctx      context.Context
+	stop     func()
+}
+
+// run calls test inside a bubble with a running informer; c lacks its watch.
+func run(t *testing.T, o Options, c *Controller, test func(b *bench)) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bench{source: cachetesting.NewFakeControllerSource()}
+		b.informer = cache.NewSharedIndexInformer(b.source, &corev1.ConfigMap{}, 0, cache.Indexers{})
+		if c.Watches == nil {
+			c.Watches = []Watch{OnInformer(b.informer, Self[*corev1.ConfigMap])}
+		}
+		for i := range c.Watches {
+			c.Watches[i].Informer = b.informer
+		}
+		b.engine = NewEngine(Deps{Client: client.New(nil, nil), Log: slog.New(slog.DiscardHandler)}, o, c)
+		ctx, cancel := context.WithCancel(t.Context())
+		b.ctx = ctx
+		go b.informer.Run(ctx.Done())
+		synctest.Wait()
+		b.stop = b.lead()
+		defer func() {
+			b.stop()
+			cancel()
+			b.source.Shutdown()
+			synctest.Wait()
+		}()
+		test(b)
+	})
+}
+
+// lead begins a leadership; the returned function ends it.
+func (b *bench) lead() func() {
+	ctx, cancel := context.WithCancel(b.ctx)
+	done := make(chan struct{})
+	go func() { defer close(done); _ = b.engine.Run(ctx, 1) }()
+	synctest.Wait()
+	return func() { cancel(); <-done }
+}
+
+func object(name, value string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: "u"}, Data: map[string]string{"v": value}}
+}
+
+func fixed(r Reconcile) func(*Term) Reconcile { return func(*Term) Reconcile { return r } }
+
+// F66: a failing key is tried again after 5 ms, 10, 20 ... 60 s; success begins anew.
+func TestRetriesBackOff(t *testing.T) {
+	var calls []time.Time
+	var fail atomic.Bool
+	fail.Store(true)
+	run(t, Options{Resync: 24 * time.Hour}, &Controller{Name: "c", Lead: fixed(func(context.Context, Key) (time.Duration, error) {
+		calls = append(calls, time.Now())
+		if fail.Load() {
+			return 0, errors.New("no")
+		}
+		return 0, nil
+	})}, func(b *bench) {
+		b.source.Add(object("a", "1"))
+		synctest.Wait()
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		want := 5 * time.Millisecond
+		for i := 1; i < len(calls); i++ {
+			if got := calls[i].Sub(calls[i-1]); got != want {
+				t.Fatalf("retry %d after %v, want %v", i, got, want)
+			}
+			want = min(2*want, time.Minute)
+		}
+		if want != time.Minute {
+			t.Fatalf("the delay only grew to %v", want)
+		}
+		fail.Store(false)
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		fail.Store(true)
+		calls = nil
+		b.source.Modify(object("a", "2"))
+		time.Sleep(5 * time.Millisecond)
+		synctest.Wait()
+		if len(calls) != 2 {
+			t.Errorf("%d calls 5 ms after a success was followed by a failure", len(calls))
+		}
+	})
+}
+
+// F66: one key is never with two workers, different keys are.
+func TestOneWorkerPerKey(t *testing.T) {
+	var mu sync.Mutex
+	busy := map[Key]int{}
+	most, together := 0, 0
+	run(t, Options{}, &Controller{Name: "c", Workers: 8, Lead: fixed(func(_ context.Context, k Key) (time.Duration, error) {
+		mu.Lock()
+		busy[k]++
+		most, together = max(most, busy[k]), max(together, len(busy))
+		mu.Unlock()
+		time.Sleep(time.Millisecond)
+		mu.Lock()
+		defer mu.Unlock()
+		if busy[k]--; busy[k] == 0 {
+			delete(busy, k)
+		}
+		return 0, nil
+	})}, func(b *bench) {
+		for i := range 5 {
+			b.source.Add(object(fmt.Sprint(i), "0"))
+		}
+		for v := range 200 {
+			b.source.Modify(object(fmt.Sprint(v%5), fmt.Sprint(v)))
+			time.Sleep(100 * time.Microsecond)
+		}
+		time.Sleep(time.Second)
+	})
+	if most != 1 || together < 2 {
+		t.Errorf("at most %d workers on one key, %d keys at once", most, together)
+	}
+}
+
+// F63: changes that come faster than they are worked off are worked off together, and the last state is seen.
+func TestQuickChangesAreOneReconcile(t *testing.T) {
+	var b *bench
+	var seen []string
+	run(t, Options{}, &Controller{Name: "c", Lead: fixed(func(_ context.Context, k Key) (time.Duration, error) {
+		o, _ := Cached[*corev1.ConfigMap](b.informer, k.Namespace, k.Name)
+		seen = append(seen, o.Data["v"])
+		time.Sleep(time.Second)
+		return 0, nil
+	})}, func(running *bench) {
+		b = running
+		b.source.Add(object("a", "0"))
+		synctest.Wait()
+		for v := range 100 {
+			b.source.Modify(object("a", fmt.Sprint(v+1)))
+		}
+		synctest.Wait()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+	})
+	if len(seen) != 2 || seen[1] != "100" {
+		t.Errorf("reconciles saw %v", seen)
+	}
+}
+
+// F65: every change is delivered once, and none after leadership has ended; F125: the next one begins with all there is.
+func TestDeliveries(t *testing.T) {
+	var changes []string
+	terms := 0
+	c := &Controller{Name: "c", Watches: []Watch{OnInformer(nil, func(c Change[*corev1.ConfigMap]) []Key {
+		old := ""
+		if c.Old != nil {
+			old = c.Old.Data["v"]
+		}
+		changes = append(changes, fmt.Sprintf("%d:%s:%s", c.Type, c.New.Data["v"], old))
+		return nil
+	})}, Lead: func(*Term) Reconcile {
+		terms++
+		return func(context.Context, Key) (time.Duration, error) { return 0, nil }
+	}}
+	run(t, Options{}, c, func(b *bench) {
+		b.source.Add(object("a", "1"))
+		b.source.Modify(object("a", "2"))
+		synctest.Wait()
+		b.source.Delete(object("a", "2"))
+		synctest.Wait()
+		if got := fmt.Sprint(changes); got != "[0:1: 1:2:1 2:2:]" && got != "[0:2: 2:2:]" {
+			t.Errorf("changes %s", got)
+		}
+		b.source.Add(object("b", "3"))
+		synctest.Wait()
+		b.stop()
+		changes = nil
+		b.source.Modify(object("b", "4"))
+		synctest.Wait()
+		if len(changes) != 0 {
+			t.Errorf("after the end of leadership: %v", changes)
+		}
+		b.stop = b.lead()
+		synctest.Wait()
+		if got := fmt.Sprint(changes); got != "[0:4:]" || terms != 2 {
+			t.Errorf("the next leadership began with %s, %d terms", got, terms)
+		}
+	})
+}
+
+// A panic costs one attempt of one key.
+func TestPanicIsRetried(t *testing.T) {
+	var calls, others atomic.Int64
+	run(t, Options{}, &Controller{Name: "c", Lead: fixed(func(_ context.Context, k Key) (time.Duration, error) {
+		if k.Name != "a" {
+			others.Add(1)
+			return 0, nil
+		}
+		if calls.Add(1) == 1 {
+			panic("one bad object")
+		}
+		return 0, nil
+	})}, func(b *bench) {
+		b.source.Add(object("a", "1"))
+		b.source.Add(object("b", "1"))
+		time.Sleep(time.Second)
+		synctest.Wait()
+	})
+	if calls.Load() != 2 || others.Load() != 1 {
+		t.Errorf("%d calls, %d of the other key", calls.Load(), others.Load())
+	}
+}
+
+// A reconcile may ask to be called again, and a resync looks at everything.
+func TestAgainAndResync(t *testing.T) {
+	var calls []time.Duration
+	var began time.Time
+	run(t, Options{Resync: time.Hour}, &Controller{Name: "c", Lead: fixed(func(context.Context, Key) (time.Duration, error) {
+		calls = append(calls, time.Since(began))
+		if len(calls) == 1 {
+			return 30 * time.Second, nil
+		}
+		return 0, nil
+	})}, func(b *bench) {
+		began = time.Now()
+		b.source.Add(object("a", "1"))
+		time.Sleep(90 * time.Minute)
+		synctest.Wait()
+	})
+	if len(calls) != 3 || calls[1] != 30*time.Second || calls[2] != time.Hour {
+		t.Errorf("called after %v", calls)
+	}
+}
+
+func TestSlowStart(t *testing.T) {
+	for _, c := range []struct{ n, failAt, calls, done int }{
+		{0, -1, 0, 0}, {1, -1, 1, 1}, {10, -1, 10, 10}, {1000, -1, 1000, 1000},
+		{1000, 0, 1, 0}, // nothing works: one call, not a thousand
+		{1000, 5, 7, 6}, // the third batch fails in one of its calls
+		{3, 2, 3, 2},
+	} {
+		var calls atomic.Int64
+		done, err := SlowStart(t.Context(), c.n, func(_ context.Context, i int) error {
+			calls.Add(1)
+			if i == c.failAt {
+				return errors.New("no")
+			}
+			return nil
+		})
+		if int(calls.Load()) != c.calls || done != c.done || (err != nil) != (c.failAt >= 0) {
+			t.Errorf("%d, failing at %d: %d calls, %d done, %v", c.n, c.failAt, calls.Load(), done, err)
+		}
+	}
+}
