@@ -43,7 +43,7 @@ func (x *session) writeStatus(ctx context.Context, namespace, name string, uid t
 		if !ok {
 			var err error
 			pod, err = client.Get[*v1.Pod](ctx, x.api, namespace, name)
-			if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
+			if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) && !x.ours(namespace, name, uid) {
 				return nil
 			}
 			if err != nil {
@@ -70,7 +70,7 @@ func (x *session) writeStatus(ctx context.Context, namespace, name string, uid t
 			return nil
 		case apierrors.IsConflict(err):
 			ok = false
-		case apierrors.IsNotFound(err) || apierrors.IsForbidden(err):
+		case apierrors.IsNotFound(err), apierrors.IsForbidden(err) && !x.ours(namespace, name, uid):
 			return nil
 		case apierrors.IsInvalid(err):
 			x.log.Error("status refused", "pod", namespace+"/"+name, "err", err)
@@ -80,6 +80,13 @@ func (x *session) writeStatus(ctx context.Context, namespace, name string, uid t
 		}
 	}
 	return fmt.Errorf("fleet: status of pod %s/%s: too many conflicts", namespace, name)
+}
+
+// ours says whether the informer shows the pod on this node. A node is forbidden what is not its own, so that a refusal
+// means "gone or moved", unless the authorizer's index is only behind.
+func (x *session) ours(namespace, name string, uid types.UID) bool {
+	p, ok := x.srv.view.pod(namespace, name)
+	return ok && p.UID == uid && p.Spec.NodeName == x.node
 }
 
 // failed logs once per failure at the level of a retry and returns the error.
@@ -152,7 +159,9 @@ func (x *session) podGone(m *fleetv1.PodGone) {
 			Preconditions:      &metav1.Preconditions{UID: &uid},
 		})
 		// A conflict means that another pod has the name by now.
-		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) && !apierrors.IsForbidden(err) {
+		gone := err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err) ||
+			apierrors.IsForbidden(err) && !x.ours(m.Namespace, m.Name, uid)
+		if !gone {
 			return x.failed(err, "delete pod %s/%s", m.Namespace, m.Name)
 		}
 		x.mu.Lock()

@@ -1,0 +1,419 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"pgregory.net/rapid"
+
+	"keelson.dev/keelson/controlplane/api"
+	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
+)
+
+func sliceOf(ready map[types.UID]bool) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{}
+	for uid, r := range ready {
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
+			Conditions: discoveryv1.EndpointConditions{Ready: &r}, TargetRef: &v1.ObjectReference{Kind: "Pod", UID: uid}})
+	}
+	return s
+}
+
+// P20: when the gate opens, step by step.
+func TestGate(t *testing.T) {
+	a, b := key{kindEndpointSlice, "default", "a"}, key{kindEndpointSlice, "default", "b"}
+	const pod = types.UID("p")
+	for _, tt := range []struct {
+		name  string
+		steps func(g *gate, open func())
+		want  time.Duration // when it opens after the question
+	}{
+		{"in no slice", func(g *gate, open func()) { g.ask(pod, open) }, 0},
+		{"unready in a slice", func(g *gate, open func()) { g.slice(a, sliceOf(map[types.UID]bool{pod: false}), 5); g.ask(pod, open) }, 0},
+		{"nobody applies", func(g *gate, open func()) {
+			g.slice(a, sliceOf(map[types.UID]bool{pod: true}), 5)
+			g.progress("w1", 5)
+			g.ask(pod, open)
+			g.slice(a, nil, 6)
+		}, time.Second},
+		{"all apply", func(g *gate, open func()) {
+			g.slice(a, sliceOf(map[types.UID]bool{pod: true}), 5)
+			g.progress("w1", 5)
+			g.progress("w2", 5)
+			g.ask(pod, open)
+			g.slice(a, sliceOf(map[types.UID]bool{pod: false}), 6)
+			g.progress("w1", 6)
+			time.Sleep(100 * time.Millisecond)
+			g.progress("w2", 7)
+		}, 100 * time.Millisecond},
+		{"two slices", func(g *gate, open func()) {
+			g.slice(a, sliceOf(map[types.UID]bool{pod: true}), 5)
+			g.slice(b, sliceOf(map[types.UID]bool{pod: true}), 6)
+			g.progress("w1", 6)
+			g.ask(pod, open)
+			g.slice(a, nil, 7)
+			g.progress("w1", 7)
+			time.Sleep(200 * time.Millisecond)
+			g.slice(b, nil, 8)
+			time.Sleep(100 * time.Millisecond)
+			g.progress("w1", 8)
+		}, 300 * time.Millisecond},
+		{"a node dies", func(g *gate, open func()) {
+			g.slice(a, sliceOf(map[types.UID]bool{pod: true}), 5)
+			g.progress("w1", 5)
+			g.nodeReady("w2", true) // alive, not heard of here
+			g.ask(pod, open)
+			g.slice(a, nil, 6)
+			g.progress("w1", 6)
+			time.Sleep(400 * time.Millisecond)
+			g.nodeReady("w2", false)
+		}, 400 * time.Millisecond},
+		{"a node falls silent and is dead", func(g *gate, open func()) {
+			g.slice(a, sliceOf(map[types.UID]bool{pod: true}), 5)
+			g.progress("w1", 5)
+			g.ask(pod, open)
+			g.slice(a, nil, 6)
+			time.Sleep(400 * time.Millisecond)
+			g.silent("w1")
+		}, 400 * time.Millisecond},
+		{"already applied when it leaves", func(g *gate, open func()) {
+			g.slice(a, sliceOf(map[types.UID]bool{pod: true}), 5)
+			g.progress("w1", 9)
+			g.ask(pod, open)
+			g.slice(a, nil, 8)
+		}, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g := newGate(time.Second)
+				began := time.Now()
+				opened := make(chan time.Duration, 2)
+				tt.steps(g, func() { opened <- time.Since(began) })
+				if got := <-opened; got != tt.want {
+					t.Errorf("opened after %s, want %s", got, tt.want)
+				}
+				time.Sleep(2 * time.Second)
+				if len(opened) > 0 {
+					t.Error("opened twice")
+				}
+				if len(g.waiting) > 0 {
+					t.Errorf("%d pods still wait", len(g.waiting))
+				}
+			})
+		})
+	}
+}
+
+// Grace timers: the newest epoch counts, a session disarms, a failed write is tried again.
+func TestLosses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var (
+			mu    sync.Mutex
+			lost  []string
+			fails = map[string]int{"flaky": 2}
+			began = time.Now()
+		)
+		l := newLosses(slog.New(slog.DiscardHandler), func(_ context.Context, node string, epoch uint64) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if fails[node] > 0 {
+				fails[node]--
+				return errors.New("no leader")
+			}
+			lost = append(lost, fmt.Sprintf("%s/%d at %s", node, epoch, time.Since(began)))
+			return nil
+		})
+		done := make(chan error, 1)
+		go func() { done <- l.run(ctx) }()
+		l.arm("dead", 1, 5*time.Second)
+		l.arm("dead", 1, time.Second) // a second word of the same loss changes nothing
+		l.arm("back", 1, 5*time.Second)
+		l.arm("again", 1, 5*time.Second)
+		l.arm("flaky", 1, 5*time.Second)
+		l.arm("moved", 1, 5*time.Second)
+		time.Sleep(2 * time.Second)
+		l.disarm("back")
+		l.arm("again", 2, 5*time.Second) // came back and was lost again
+		l.keep(func(node string, _ uint64) bool { return node != "moved" })
+		time.Sleep(time.Minute)
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		want := []string{"again/2 at 7s", "dead/1 at 5s", "flaky/1 at 6s"}
+		slices.Sort(lost)
+		if !slices.Equal(lost, want) {
+			t.Errorf("lost %v, want %v", lost, want)
+		}
+	})
+}
+
+// Writes: never two of one key at once, the last asked wins, failures are retried, the limit holds.
+func TestWork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		w := newWork(ctx, 3)
+		var now, most atomic.Int64
+		busy := make(map[string]bool)
+		last := make(map[string]int)
+		runs := 0
+		var mu sync.Mutex
+		for i := range 200 {
+			k := fmt.Sprint("k", i%10)
+			w.put(k, func(context.Context) error {
+				mu.Lock()
+				if busy[k] {
+					t.Errorf("two writes of %s at once", k)
+				}
+				busy[k] = true
+				runs++
+				mu.Unlock()
+				most.Store(max(most.Load(), now.Add(1)))
+				time.Sleep(10 * time.Millisecond)
+				now.Add(-1)
+				mu.Lock()
+				defer mu.Unlock()
+				busy[k] = false
+				if runs%4 == 0 {
+					return errors.New("conflict")
+				}
+				last[k] = i
+				return nil
+			})
+		}
+		time.Sleep(time.Minute)
+		for i := range 10 {
+			if got := last[fmt.Sprint("k", i)]; got != 190+i {
+				t.Errorf("key %d ended with write %d, want %d", i, got, 190+i)
+			}
+		}
+		if runs > 40 {
+			t.Errorf("%d writes for 10 keys: they must coalesce", runs)
+		}
+		if most.Load() != 3 {
+			t.Errorf("%d writes at once, want 3", most.Load())
+		}
+		w.put("late", func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+		cancel()
+		w.wg.Wait()
+	})
+}
+
+// world is a source that a test changes at will.
+type world struct {
+	objects map[key]api.Object
+	watched map[key]int
+	rev     int
+}
+
+func (w *world) lookup(k key) (api.Object, bool) { o, ok := w.objects[k]; return o, ok }
+func (w *world) encoded(k kind, o api.Object) (*fleetv1.Object, error) {
+	return encode(k, o)
+}
+func (w *world) watch(k key)   { w.watched[k]++ }
+func (w *world) unwatch(k key) { w.watched[k]-- }
+func (w *world) set(k key, o api.Object) {
+	w.rev++
+	o.SetNamespace(k.namespace)
+	o.SetName(k.name)
+	o.SetUID(types.UID(fmt.Sprint(k.kind, k.name)))
+	o.SetResourceVersion(strconv.Itoa(w.rev))
+	w.objects[k] = o
+}
+
+// F93: whatever changes in whatever order, after each step the agent holds exactly what it must: all Services, its own pods, and the
+// closure of what those reference, each at its present revision.
+func TestAssignmentFollowsTheWorld(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := &world{objects: make(map[key]api.Object), watched: make(map[key]int)}
+		a := newAssignment("w1", w)
+		held := make(map[key]uint64)
+		dirty := make(map[key]bool)
+		name := func(of string) string { return fmt.Sprint(of, rapid.IntRange(0, 2).Draw(t, of)) }
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			k, o := drawObject(t, name)
+			if rapid.IntRange(0, 3).Draw(t, "delete") == 0 {
+				delete(w.objects, k)
+			} else {
+				w.set(k, o)
+			}
+			// As the view does: pods and Services always, the rest when watched.
+			if k.kind == kindPod || kinds[k.kind].everyone || w.watched[k] > 0 {
+				dirty[k] = true
+			}
+			if rapid.Bool().Draw(t, "coalesce") {
+				continue
+			}
+			flush(t, a, dirty, held)
+			check(t, w, held)
+		}
+		flush(t, a, dirty, held)
+		check(t, w, held)
+		a.release()
+		for k, n := range w.watched {
+			if n != 0 {
+				t.Fatalf("%v is watched %d times after release", k, n)
+			}
+		}
+	})
+}
+
+func drawObject(t *rapid.T, name func(string) string) (key, api.Object) {
+	switch rapid.IntRange(0, 5).Draw(t, "kind") {
+	case 0:
+		p := &v1.Pod{Spec: v1.PodSpec{NodeName: rapid.SampledFrom([]string{"w1", "w2", ""}).Draw(t, "node")}}
+		p.Spec.Volumes = []v1.Volume{
+			{Name: "c", VolumeSource: v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: v1.LocalObjectReference{Name: name("cm")}}}},
+			{Name: "p", VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: name("pvc")}}},
+		}
+		return key{kindPod, "default", name("pod")}, p
+	case 1:
+		return key{kindConfigMap, "default", name("cm")}, &v1.ConfigMap{}
+	case 2:
+		return key{kindClaim, "default", name("pvc")}, &v1.PersistentVolumeClaim{Spec: v1.PersistentVolumeClaimSpec{VolumeName: name("pv")}}
+	case 3:
+		pv := &v1.PersistentVolume{}
+		pv.Spec.CSI = &v1.CSIPersistentVolumeSource{Driver: "d", NodeStageSecretRef: &v1.SecretReference{Namespace: "default", Name: name("secret")}}
+		return key{kindPersistentVolume, "", name("pv")}, pv
+	case 4:
+		return key{kindSecret, "default", name("secret")}, &v1.Secret{}
+	}
+	return key{kindService, "default", name("svc")}, &v1.Service{}
+}
+
+// flush performs a step and plays the agent.
+func flush(t *rapid.T, a *assignment, dirty map[key]bool, held map[key]uint64) {
+	var keys []key
+	for k := range dirty {
+		keys = append(keys, k)
+	}
+	clear(dirty)
+	c, err := a.step(keys)
+	if err != nil {
+		t.Fatal(err)
+	}
+	find := func(name string) kind {
+		return kind(slices.IndexFunc(kinds[:], func(i kindInfo) bool { return i.name == name }))
+	}
+	for _, set := range c.parts(false) {
+		for _, o := range set.Upserts {
+			held[key{find(o.Kind), o.Namespace, o.Name}] = o.Revision
+		}
+		for _, r := range set.Deletes {
+			delete(held, key{find(r.Kind), r.Namespace, r.Name})
+		}
+	}
+}
+
+// check compares with the closure worked out from nothing.
+func check(t *rapid.T, w *world, held map[key]uint64) {
+	want := make(map[key]uint64)
+	var add func(k key)
+	add = func(k key) {
+		if o, ok := w.objects[k]; ok {
+			want[k] = revisionOf(o)
+			for _, r := range references(o) {
+				add(r)
+			}
+		}
+	}
+	for k, o := range w.objects {
+		if p, ok := o.(*v1.Pod); kinds[k.kind].everyone || ok && p.Spec.NodeName == "w1" {
+			add(k)
+		}
+	}
+	for k, rev := range want {
+		if held[k] != rev {
+			t.Fatalf("%v is held at %d, want %d", k, held[k], rev)
+		}
+	}
+	for k := range held {
+		if _, ok := want[k]; !ok {
+			t.Fatalf("%v is held for no reason", k)
+		}
+	}
+}
+
+// The node's own conditions win, the others' stay, and a final phase is final.
+func TestMergePodStatus(t *testing.T) {
+	long := metav1.NewTime(time.Unix(1000, 0))
+	stored := &v1.PodStatus{Phase: v1.PodFailed, Reason: "Evicted", QOSClass: v1.PodQOSBurstable, Conditions: []v1.PodCondition{
+		{Type: v1.PodScheduled, Status: v1.ConditionTrue, LastTransitionTime: long},
+		{Type: v1.PodReady, Status: v1.ConditionFalse, LastTransitionTime: long},
+		{Type: "example.com/gate", Status: v1.ConditionTrue},
+	}}
+	got := mergePodStatus(stored, &v1.PodStatus{Phase: v1.PodRunning, Conditions: []v1.PodCondition{
+		{Type: v1.PodScheduled, Status: v1.ConditionFalse},
+		{Type: v1.PodReady, Status: v1.ConditionFalse, Reason: "ContainersNotReady", LastTransitionTime: metav1.Now()},
+	}})
+	if got.Phase != v1.PodFailed || got.Reason != "Evicted" || got.QOSClass != v1.PodQOSBurstable {
+		t.Errorf("phase %s, reason %s, class %s", got.Phase, got.Reason, got.QOSClass)
+	}
+	want := []v1.PodCondition{stored.Conditions[0], {Type: v1.PodReady, Status: v1.ConditionFalse, Reason: "ContainersNotReady", LastTransitionTime: long}, stored.Conditions[2]}
+	if !slices.Equal(got.Conditions, want) {
+		t.Errorf("conditions %+v, want %+v", got.Conditions, want)
+	}
+}
+
+// The smallest of the recent samples is nearest to the clocks' true distance.
+func TestOffset(t *testing.T) {
+	var o offset
+	if o.estimate() != 0 {
+		t.Error("an estimate without samples")
+	}
+	for _, d := range []int64{900, 150, 400} {
+		o.sample(5000 + d)
+	}
+	if got := o.estimate(); got != 5150 {
+		t.Errorf("estimate %d, want 5150", got)
+	}
+	for range len(o.samples) { // the clocks have drifted: old samples are forgotten
+		o.sample(7000)
+	}
+	if got := o.estimate(); got != 7000 {
+		t.Errorf("after a drift %d, want 7000", got)
+	}
+}
+
+// An object is encoded once per revision for all sessions; a pod and a secret are not kept.
+func TestEncodings(t *testing.T) {
+	e := newEncodings()
+	svc := &v1.Service{ObjectMeta: metav1.ObjectMeta{Name: "s", UID: "u", ResourceVersion: "3"}}
+	one, err := e.get(kindService, svc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if two, _ := e.get(kindService, svc); two != one {
+		t.Error("encoded twice at one revision")
+	}
+	next := svc.DeepCopy()
+	next.ResourceVersion = "4"
+	if three, _ := e.get(kindService, next); three == one || three.Revision != 4 {
+		t.Error("an old encoding was served")
+	}
+	back := &v1.Service{}
+	if err := decode(one.Raw, "Service", back); err != nil || back.Name != "s" {
+		t.Errorf("decoded %+v, %v", back, err)
+	}
+	if err := decode(one.Raw, "Pod", &v1.Pod{}); err == nil {
+		t.Error("a Service was decoded as a Pod")
+	}
+	e.forget("u")
+	if len(e.byUID) != 0 {
+		t.Error("not forgotten")
+	}
+}
