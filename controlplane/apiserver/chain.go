@@ -285,7 +285,7 @@ func (c *chain) record(r *api.Request, res endpoints.Result) {
 	}
 	stages := r.Stages.Stages(api.TraceID(trace), object)
 	if slices.ContainsFunc(stages, func(s api.Stage) bool { return s.Name == "committed" }) {
-		c.timeline.Record(distinct(stages)...)
+		c.timeline.Record(stages...)
 	}
 }
 
@@ -301,22 +301,6 @@ func (c *chain) traceOf(r *api.Request, otherwise string) string {
 		return own
 	}
 	return otherwise
-}
-
-// distinct names the second of two like-named stages after what happens in it:
-// after validation the registry encodes the object.
-func distinct(stages []api.Stage) []api.Stage {
-	seen := false
-	for i := range stages {
-		if stages[i].Name != "admitted" {
-			continue
-		}
-		if seen {
-			stages[i].Name = "encoded"
-		}
-		seen = true
-	}
-	return stages
 }
 
 func unauthorized(reason string) error {

@@ -39,6 +39,9 @@ type replica struct {
 	stopped  chan error
 }
 
+// historyKept is how many changes of a kind can be watched again.
+const historyKept = 256
+
 // start runs a replica with the bootstrap objects in it; change may adjust the configuration.
 func start(t testing.TB, change func(*Config)) *replica {
 	t.Helper()
@@ -62,7 +65,7 @@ func start(t testing.TB, change func(*Config)) *replica {
 	}
 	all := kinds.All()
 	scheme := api.Scheme()
-	r.registry = registry.New(r.store, all, registry.WithScheme(scheme), registry.WithLog(quiet))
+	r.registry = registry.New(r.store, all, registry.WithScheme(scheme), registry.WithLog(quiet), registry.WithHistory(historyKept, 16<<20))
 	serving := trust.CA.Rotator(pki.ReplicaServing("test", net.ParseIP("10.96.0.1"), "127.0.0.1"), now)
 	cfg := Config{
 		Name: "test", Registry: r.registry, Kinds: all, Scheme: scheme, Listener: ln,
