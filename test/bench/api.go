@@ -17,6 +17,7 @@ import (
 
 	"keelson.dev/keelson/internal/wait"
 	"keelson.dev/keelson/test/bench/figures"
+	"keelson.dev/keelson/test/bench/procfs"
 )
 
 const (
@@ -99,7 +100,7 @@ func (a *apiLoad) gets(ctx context.Context, many []rest.Interface) error {
 
 // through runs a load over connections and adds its rows.
 func (a *apiLoad) through(ctx context.Context, what string, clients int, on []rest.Interface, call func(context.Context, rest.Interface) error) (figures.Record, error) {
-	a.say("%s, %d clients", what, clients)
+	a.say("%s, %s", what, counted(clients, "client"))
 	rec, err := a.measure(what, map[string]any{"clients": clients, "connections": len(on)}, func() (map[string]float64, error) {
 		got, err := load{clients: clients, during: a.duration, call: func(ctx context.Context, client, n int) error {
 			return call(ctx, on[(client+n)%len(on)])
@@ -227,7 +228,7 @@ func configMap(name string) *v1.ConfigMap {
 }
 
 // cost is the CPU time of a measure in a few words: replicas, workers with all
-// their processes, this client, and how busy the machine was.
+// their processes, this client, and how busy the machine was, with what else.
 func cost(r figures.Record) string {
 	var replicas, workers float64
 	for name, s := range r.CPU {
@@ -238,7 +239,11 @@ func cost(r figures.Record) string {
 			workers += s
 		}
 	}
-	return fmt.Sprintf("cpu s: replicas %.1f, workers %.1f, client %.1f; busy %.0f%%", replicas, workers, r.CPU["bench"], 100*r.Busy)
+	out := fmt.Sprintf("cpu s: replicas %.1f, workers %.1f, client %.1f; busy %.0f%%", replicas, workers, r.CPU[procfs.Self], 100*r.Busy)
+	if r.Others > 0.01 {
+		out += fmt.Sprintf(", of which others %.0f%%", 100*r.Others)
+	}
+	return out
 }
 
 func counted(n int, what string) string {

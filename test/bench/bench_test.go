@@ -76,6 +76,21 @@ func TestSummarise(t *testing.T) {
 	}
 }
 
+func TestUntilReady(t *testing.T) {
+	begin := time.Unix(100, 0)
+	stage := func(name string, ms int) api.Stage {
+		return api.Stage{Name: name, Start: begin.Add(time.Duration(ms) * time.Millisecond)}
+	}
+	in := []api.Stage{stage("committed", 90), stage("received", 1), stage("ready", 80)}
+	got, ready := untilReady(in)
+	if len(got) != 2 || got[0].Name != "received" || got[1].Name != "ready" || ready != begin.Add(80*time.Millisecond) {
+		t.Errorf("got %v, %v", got, ready)
+	}
+	if got, ready := untilReady(in[:2]); len(got) != 2 || !ready.IsZero() {
+		t.Errorf("a timeline without an end: %v, %v", got, ready)
+	}
+}
+
 func TestObserverNotesFirstMoments(t *testing.T) {
 	o := &observer{pods: map[string]*seen{}, changed: make(chan struct{})}
 	begin := time.Unix(100, 0)

@@ -63,7 +63,7 @@ func (b *bench) openCluster(ctx context.Context) (*cluster, error) {
 // findDaemons notes whose CPU time is told with every measure: the daemons', and
 // everything of a worker together, where the short-lived processes are.
 func (c *cluster) findDaemons(ctx context.Context) {
-	c.meter = procfs.Meter{Processes: map[string]int{}, Groups: map[string]string{}}
+	c.meter = procfs.Meter{Processes: map[string]int{}, Groups: map[string]string{"lab": "/keelson-lab"}, Whole: []string{"lab"}}
 	for _, h := range c.loan.Status(ctx) {
 		if h.PID == 0 || h.Role == lab.RoleRegistry {
 			continue

@@ -42,12 +42,13 @@ func (b *bench) idle(ctx context.Context, c *cluster) error {
 		}
 	}
 	n := &nodeLoad{bench: b, cluster: c}
-	n.daemonMemory(", idle", map[string]any{"pods": 0})
+	n.daemonMemory(", idle", "", map[string]any{"pods": 0})
 	return nil
 }
 
 // daemonMemory adds the resident memory of every daemon, its own and the shared apart.
-func (n *nodeLoad) daemonMemory(when string, params map[string]any) {
+// The rows' keys are the daemons' names and a suffix.
+func (n *nodeLoad) daemonMemory(when, suffix string, params map[string]any) {
 	values := map[string]float64{}
 	for _, r := range roles {
 		for _, d := range n.daemon[r.role] {
@@ -59,7 +60,7 @@ func (n *nodeLoad) daemonMemory(when string, params map[string]any) {
 			anonymous, file := m.Anonymous/mebi, m.File/mebi
 			values[d.host+" anonymous_mib"], values[d.host+" file_mib"] = anonymous, file
 			n.row(figures.Row{
-				Measure: "RSS of " + r.label + " " + d.host + when, Key: r.label, Figure: anonymous + file, Unit: "MiB",
+				Measure: "RSS of " + r.label + " " + d.host + when, Key: r.label + suffix, Figure: anonymous + file, Unit: "MiB",
 				Note: fmt.Sprintf("anonymous %.1f, file-backed %.1f", anonymous, file),
 			})
 		}

@@ -112,6 +112,9 @@ func run(ctx context.Context, o options, out, progress io.Writer) error {
 	if saved := b.save(); saved != nil {
 		return saved
 	}
+	if worst := b.disturbed(); worst > 0.1 {
+		b.say("other work took up to %.0f%% of this machine: what counts is the ratios and the CPU seconds", 100*worst)
+	}
 	b.say("done; records are in %s", o.jsonPath)
 	return err
 }
@@ -166,6 +169,15 @@ func (b *bench) measure(name string, params map[string]any, do func() (map[strin
 	}
 	b.records = append(b.records, r)
 	return r, nil
+}
+
+// disturbed is the largest share of the machine that went to other work during a measure.
+func (b *bench) disturbed() float64 {
+	worst := 0.0
+	for _, r := range b.records {
+		worst = max(worst, r.Others)
+	}
+	return worst
 }
 
 func (b *bench) row(r figures.Row) { b.rows = append(b.rows, r) }

@@ -140,7 +140,7 @@ func (n *nodeLoad) warmUp(ctx context.Context) error {
 func (n *nodeLoad) oneAtATime(ctx context.Context, floor figures.Record) error {
 	n.say("%d pods, one at a time", n.inTurn)
 	var bound, ready, gone []time.Duration
-	var traces []string
+	var pods []seen
 	starts, err := n.measure("pod create to Ready", map[string]any{"pods": n.inTurn, "burst": 1}, func() (map[string]float64, error) {
 		for i := range n.inTurn {
 			name := fmt.Sprintf("one-%d", i)
@@ -148,7 +148,7 @@ func (n *nodeLoad) oneAtATime(ctx context.Context, floor figures.Record) error {
 			if err != nil {
 				return nil, err
 			}
-			bound, ready, traces = append(bound, s.bound.Sub(since)), append(ready, s.ready.Sub(since)), append(traces, s.trace)
+			bound, ready, pods = append(bound, s.bound.Sub(since)), append(ready, s.ready.Sub(since)), append(pods, s)
 			took, err := n.end(ctx, name)
 			if err != nil {
 				return nil, err
@@ -163,7 +163,7 @@ func (n *nodeLoad) oneAtATime(ctx context.Context, floor figures.Record) error {
 	reference := &figures.Reference{Name: "floor", Figure: floor.Values["p50_ms"]}
 	n.row(figures.Row{Measure: "pod create to Ready, p50", Key: "ready p50", Figure: starts.Values["p50_ms"], Unit: "ms", Note: cost(starts) + ", with the deletes", Reference: reference})
 	n.row(figures.Row{Measure: "pod create to Ready, p99", Key: "ready p99", Figure: starts.Values["p99_ms"], Unit: "ms", Reference: &figures.Reference{Name: "floor", Figure: floor.Values["p99_ms"]}})
-	if err := n.stages(ctx, traces); err != nil {
+	if err := n.stages(ctx, pods); err != nil {
 		return err
 	}
 	for _, m := range []struct {
@@ -215,7 +215,7 @@ func (n *nodeLoad) together(ctx context.Context) error {
 	if err := n.podMemory(node); err != nil {
 		return err
 	}
-	n.daemonMemory(fmt.Sprintf(", %d pods on %s", n.burst, node), map[string]any{"pods": n.burst, "node": node})
+	n.daemonMemory(fmt.Sprintf(", %d pods on %s", n.burst, node), " with pods", map[string]any{"pods": n.burst, "node": node})
 	return n.endAll(ctx)
 }
 

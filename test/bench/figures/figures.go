@@ -19,6 +19,9 @@ type Record struct {
 	Values  map[string]float64 `json:"values"`
 	CPU     map[string]float64 `json:"cpu_s,omitempty"`     // seconds of CPU by process
 	Busy    float64            `json:"host_busy,omitempty"` // share of all processors that was busy, 0 to 1
+
+	// Others is the part of Busy that nothing of the measure spent: the machine had other work.
+	Others float64 `json:"host_others,omitempty"`
 }
 
 // WriteLines writes records as JSON lines.

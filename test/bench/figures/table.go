@@ -50,7 +50,7 @@ func (r Row) Ratio() float64 {
 // Print writes the rows as one aligned table.
 func Print(w io.Writer, rows []Row) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(t, "MEASURE\tFIGURE\tTO BEAT\tVERDICT\tREFERENCE IN THIS RUN\tRATIO\tNOTE\tFIGURE TO BEAT IS FROM")
+	fmt.Fprintln(t, "MEASURE\tFIGURE\tTO BEAT\tVERDICT\tREFERENCE IN THIS RUN\tRATIO\tFIGURE TO BEAT IS FROM\tNOTE")
 	for _, r := range rows {
 		beat, source, reference, ratio := "", "", "", ""
 		if target, ok := Targets[r.Key]; ok {
@@ -64,7 +64,7 @@ func Print(w io.Writer, rows []Row) error {
 			reference = r.Reference.Name + " " + Format(r.Reference.Figure, r.Unit)
 			ratio = fmt.Sprintf("%.2f", r.Ratio())
 		}
-		cells := []string{r.Measure, Format(r.Figure, r.Unit), beat, r.Verdict(), reference, ratio, r.Note, source}
+		cells := []string{r.Measure, Format(r.Figure, r.Unit), beat, r.Verdict(), reference, ratio, source, r.Note}
 		for i, c := range cells {
 			if c == "" {
 				cells[i] = "-"

@@ -46,6 +46,7 @@ var Targets = map[string]Target{
 	"burst p99":        {Bound: 2500, Source: kubelet + ", 50 pods: 6.2 to 9.2 s"},
 	"pod pss":          {Bound: 2, Source: "containerd-shim and pause: 4.7 MiB"},
 	"controlplane":     {Bound: 80, Source: kube + ": 461 MiB in four processes"},
+	"agent with pods":  {Bound: 70, Source: "kubelet and containerd, 50 pods: 190 MiB"},
 	"agent":            {Bound: 40, Source: "kubelet and containerd: 112 MiB"},
 	"controlplane cpu": {Bound: 5, Source: "k3s server: 5 to 6% of a core"},
 	"agent cpu":        {Bound: 3, Source: "k3s agent: 3% of a core"},

@@ -11,7 +11,14 @@ import (
 type Meter struct {
 	Processes map[string]int    // name → pid
 	Groups    map[string]string // name → cgroup
+
+	// Whole names those that, without overlap, are everything that is measured
+	// beside this process. What else the machine did is then told as Others.
+	Whole []string
 }
+
+// Self is the name of this process among the costs.
+const Self = "bench"
 
 // Run runs a measure and adds its cost to the record. A process that cannot be
 // read, before or after, is left out: it was not there all the time.
@@ -30,8 +37,20 @@ func (m Meter) Run(r *figures.Record, measure func() error) error {
 	}
 	if err0 == nil && err1 == nil && total1 > total0 {
 		r.Busy = (busy1 - busy0) / (total1 - total0)
+		if len(m.Whole) > 0 {
+			r.Others = others(r.CPU, m.Whole, busy1-busy0, total1-total0)
+		}
 	}
 	return err
+}
+
+// others is the share of the machine that was busy with what is not measured.
+func others(cpu map[string]float64, whole []string, busyTicks, totalTicks float64) float64 {
+	ours := cpu[Self]
+	for _, name := range whole {
+		ours += cpu[name]
+	}
+	return max(0, busyTicks-ours*ticksPerSecond) / totalTicks
 }
 
 func (m Meter) read() map[string]float64 {
@@ -47,7 +66,7 @@ func (m Meter) read() map[string]float64 {
 		}
 	}
 	if v, err := CPU(os.Getpid()); err == nil {
-		out["bench"] = v
+		out[Self] = v
 	}
 	return out
 }

@@ -52,6 +52,16 @@ func TestInGroup(t *testing.T) {
 	}
 }
 
+func TestOthers(t *testing.T) {
+	cpu := map[string]float64{Self: 1, "lab": 3, "w1": 2} // w1 is in the lab
+	if got := others(cpu, []string{"lab"}, 900, 2000); got != 0.25 {
+		t.Errorf("of 9 busy seconds in 20, 4 are ours: got %v, want 0.25", got)
+	}
+	if got := others(cpu, []string{"lab"}, 300, 2000); got != 0 {
+		t.Errorf("ticks are coarse, a share is never below zero: %v", got)
+	}
+}
+
 // A child that spins for a time has spent about that time.
 func TestMeterSeesAChild(t *testing.T) {
 	child := exec.Command("sh", "-c", "read line; i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; echo; read line")
