@@ -8,6 +8,7 @@
 //	layers/KEY         one unpacked layer, ready to be a lower folder of an overlay
 //	layers/KEY.json    what it is; written before the layer appears
 //	containers/ID/     a container's upper and work folders and the empty folder it is mounted on
+//	base/              the mount points of every container, below all layers
 //	tmp/               what is being made; emptied at start
 //
 // Everything is made in tmp, synced and renamed, so what exists is whole. Nothing
@@ -76,10 +77,13 @@ func (s *Store) Run(ctx context.Context) error {
 	if err := os.RemoveAll(s.path("tmp")); err != nil {
 		return fmt.Errorf("clear scratch of the image store: %w", err)
 	}
-	for _, dir := range []string{"images", "layers", "containers", "tmp", "empty"} {
+	for _, dir := range []string{"images", "layers", "containers", "tmp"} {
 		if err := os.MkdirAll(s.path(dir), 0o711); err != nil {
 			return fmt.Errorf("prepare the image store: %w", err)
 		}
+	}
+	if err := s.makeBase(); err != nil {
+		return fmt.Errorf("prepare the image store: %w", err)
 	}
 	if err := s.load(); err != nil {
 		return err
@@ -88,6 +92,25 @@ func (s *Store) Run(ctx context.Context) error {
 	close(s.ready)
 	<-ctx.Done()
 	s.trash.Wait()
+	return nil
+}
+
+// makeBase makes the lowest folder of every overlay: the mount points that any
+// container needs. Making them in an overlay that lacks them costs a copy each.
+func (s *Store) makeBase() error {
+	for _, d := range []string{"", "proc", "sys", "dev", "etc"} {
+		if err := os.MkdirAll(s.path("base", d), 0o755); err != nil {
+			return err
+		}
+		if err := os.Chmod(s.path("base", d), 0o755); err != nil {
+			return err
+		}
+	}
+	for _, f := range []string{"hosts", "hostname", "resolv.conf"} {
+		if err := os.WriteFile(s.path("base/etc", f), nil, 0o644); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 

@@ -169,9 +169,7 @@ func (s *Store) PrepareRootFS(ctx context.Context, containerID, image string) (a
 	for _, k := range slices.Backward(c.Layers) {
 		fs.Lower = append(fs.Lower, s.path("layers", k))
 	}
-	if len(fs.Lower) == 0 {
-		fs.Lower = []string{s.path("empty")}
-	}
+	fs.Lower = append(fs.Lower, s.path("base"))
 	return fs, nil
 }
 

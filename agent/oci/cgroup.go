@@ -123,6 +123,7 @@ func (t *cgroupTree) make(name string, res *cgroups.Resources) error {
 // procs lists the processes of a cgroup and of those below it.
 func (t *cgroupTree) procs(name string) []int {
 	seen := map[int]bool{}
+	self := os.Getpid()
 	var out []int
 	for _, dir := range t.paths(name) {
 		_ = filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
@@ -131,7 +132,8 @@ func (t *cgroupTree) procs(name string) []int {
 			}
 			b, _ := os.ReadFile(filepath.Join(path, "cgroup.procs"))
 			for _, f := range strings.Fields(string(b)) {
-				if pid, err := strconv.Atoi(f); err == nil && pid > 0 && !seen[pid] {
+				// This process has a thread among the shims.
+				if pid, err := strconv.Atoi(f); err == nil && pid > 0 && pid != self && !seen[pid] {
 					seen[pid] = true
 					out = append(out, pid)
 				}

@@ -13,12 +13,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inThread runs f on a thread that may change its namespaces and dies afterwards.
+// inThread runs f on a thread that may change its namespaces and cgroups and dies
+// when f returns. The process' first thread cannot die, so it is never used.
 func inThread(f func() error) error {
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // never unlocked: the runtime throws the thread away
-		done <- f()
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			done <- inThread(f) // while this one is held, that gets another
+			runtime.UnlockOSThread()
+			return
+		}
+		done <- f() // never unlocked: the runtime throws the thread away
 	}()
 	return <-done
 }

@@ -1,9 +1,10 @@
 package oci
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"syscall"
 
@@ -34,28 +35,42 @@ func newSpawner(tree *cgroupTree) (*spawner, error) {
 		}
 		s.v2 = f
 	}
-	failed := make(chan error)
+	ready := make(chan struct{})
+	ended := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlock: the thread dies with the goroutine
-		if !tree.unified {
-			tid := []byte(strconv.Itoa(unix.Gettid()))
-			for _, dir := range tree.paths(shimCgroup) {
-				// The thread of a hybrid v2 hierarchy cannot move alone; there it stays.
-				if err := os.WriteFile(filepath.Join(dir, "tasks"), tid, 0); ignoreMissing(err) != nil && !os.IsPermission(err) {
-					failed <- err
-					return
-				}
+		ended <- inThread(func() error {
+			if err := s.settle(tree); err != nil {
+				return err
 			}
-		}
-		failed <- nil
-		for f := range s.work {
-			f()
-		}
+			close(ready)
+			for f := range s.work {
+				f()
+			}
+			return nil
+		})
 	}()
-	if err := <-failed; err != nil {
-		return nil, err
+	select {
+	case <-ready:
+		return s, nil
+	case err := <-ended:
+		return nil, fmt.Errorf("move the thread that starts shims: %w", err)
 	}
-	return s, nil
+}
+
+// settle moves the calling thread into the shims' cgroup (v1).
+func (s *spawner) settle(tree *cgroupTree) error {
+	if tree.unified {
+		return nil
+	}
+	tid := []byte(strconv.Itoa(unix.Gettid()))
+	for _, dir := range tree.paths(shimCgroup) {
+		// In the v2 hierarchy of a hybrid set-up a thread cannot move alone; there it stays.
+		err := os.WriteFile(filepath.Join(dir, "tasks"), tid, 0)
+		if ignoreMissing(err) != nil && !errors.Is(err, os.ErrPermission) {
+			return err
+		}
+	}
+	return nil
 }
 
 // start forks and executes; the caller reaps.

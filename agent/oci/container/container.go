@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 	"runtime"
 
+	_ "github.com/opencontainers/cgroups/devices" // device rules, v1 and v2
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runc/libcontainer/configs"
 	_ "github.com/opencontainers/runc/libcontainer/nsenter" // the first half of every init, in C

@@ -1,0 +1,58 @@
+package oci
+
+import "testing"
+
+// TestSandboxTable is the whole transition table; "-" is a refusal. F97
+func TestSandboxTable(t *testing.T) {
+	inputs := []SandboxInput{SandboxRan, SandboxFailed, SandboxLost, SandboxStop, SandboxRemove, SandboxCreate, SandboxRecover}
+	table := map[SandboxState][]SandboxState{
+		//               ran           failed          lost             stop             remove          create        recover
+		SandboxCreating: {SandboxReady, SandboxRemoved, SandboxNotReady, SandboxNotReady, SandboxRemoved, "-", SandboxRemoved},
+		SandboxReady:    {"-", "-", SandboxNotReady, SandboxNotReady, SandboxRemoved, SandboxReady, SandboxReady},
+		SandboxNotReady: {"-", "-", SandboxNotReady, SandboxNotReady, SandboxRemoved, "-", SandboxNotReady},
+		SandboxRemoved:  {"-", SandboxRemoved, SandboxRemoved, SandboxRemoved, SandboxRemoved, "-", "-"},
+	}
+	for state, row := range table {
+		for i, want := range row {
+			got, err := state.Next(inputs[i])
+			switch {
+			case want == "-" && (err == nil || got != state):
+				t.Errorf("%s + %s = %s, %v; must be refused and change nothing", state, inputs[i], got, err)
+			case want != "-" && (err != nil || got != want):
+				t.Errorf("%s + %s = %s, %v; want %s", state, inputs[i], got, err, want)
+			}
+		}
+	}
+}
+
+func TestReason(t *testing.T) {
+	for _, c := range []struct {
+		code int32
+		oom  bool
+		want string
+	}{{0, false, "Completed"}, {0, true, "Completed"}, {137, true, "OOMKilled"}, {137, false, "Error"}, {1, false, "Error"}} {
+		if got := reason(c.code, c.oom); got != c.want {
+			t.Errorf("reason(%d, %v) = %s, want %s", c.code, c.oom, got, c.want)
+		}
+	}
+}
+
+func TestExitRecord(t *testing.T) {
+	e, err := parseExit([]byte("137 20 10 oom\n"))
+	if err != nil || e != (exitRecord{Code: 137, Finished: 20, Started: 10, OOM: true}) {
+		t.Errorf("%+v, %v", e, err)
+	}
+	for _, bad := range []string{"", "1", "1 2", "x 2 3", "1 2 3 oops", "1 2 3 oom 4", "99999999999 1 1"} {
+		if e, err := parseExit([]byte(bad)); err == nil {
+			t.Errorf("%q was read as %+v", bad, e)
+		}
+	}
+}
+
+func TestSignalNumbers(t *testing.T) {
+	for name, want := range map[string]int{"SIGTERM": 15, "term": 15, "9": 9, "": 15, "SIGRTMIN+3": 37, "RTMIN": 34, "SIGRTMINPLUS3": 37, "SIGRTMAX": 64, "nonsense": 15, "SIGRTMIN+99": 15} {
+		if got := signalNumber(name); got != want {
+			t.Errorf("signalNumber(%q) = %d, want %d", name, got, want)
+		}
+	}
+}
