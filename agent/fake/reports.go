@@ -80,12 +80,16 @@ func (c *Cluster) HoldGates() {
 func (c *Cluster) OpenGate(uid types.UID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if ch := c.gates[uid]; ch != nil {
+	ch := c.gates[uid]
+	if ch == nil {
+		ch = make(chan struct{})
+		c.gates[uid] = ch
+	}
+	select {
+	case <-ch:
+	default:
 		close(ch)
 	}
-	ch := make(chan struct{})
-	close(ch)
-	c.gates[uid] = ch
 }
 
 // StopGate implements agent.Reporter.
@@ -172,4 +176,10 @@ func (c *Cluster) Await(ctx context.Context, what string, cond func() bool) erro
 		case <-ch:
 		}
 	}
+}
+
+// Run does what a session's Run does as far as anybody can tell: it blocks until ctx ends.
+func (c *Cluster) Run(ctx context.Context) error {
+	<-ctx.Done()
+	return ctx.Err()
 }

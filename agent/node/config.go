@@ -93,6 +93,11 @@ func Flags(fs *flag.FlagSet) *Config {
 	}
 	fs.Var(list{&c.Servers}, "server", "fleet address of a control-plane replica, HOST:PORT (repeatable)")
 	fs.StringVar(&c.Token, "token", "", "join token; needed until the node has its certificate")
+	fs.Func("token-file", "file that holds the join token", func(path string) error {
+		raw, err := os.ReadFile(path)
+		c.Token = strings.TrimSpace(string(raw))
+		return err
+	})
 	fs.StringVar(&c.NodeName, "node-name", strings.ToLower(host), "name of this node")
 	fs.Var(list{&c.NodeIPs}, "node-ip", "address of this node; found out when not given")
 	fs.StringVar(&c.StateDir, "state-dir", "/var/lib/keelson", "folder that survives a reboot")

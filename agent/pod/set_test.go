@@ -38,10 +38,12 @@ type node struct {
 type noPaths struct{}
 
 func (noPaths) Bind(target, volume, sub string) (string, error) { return target, nil }
-func (noPaths) Release(string) error                           { return nil }
+func (noPaths) Release(string) error                            { return nil }
 
 // prober passes at once, or does what it is told.
-type prober struct{ script func(ctx context.Context, t agent.ProbeTarget, on func(agent.ProbeEvent)) }
+type prober struct {
+	script func(ctx context.Context, t agent.ProbeTarget, on func(agent.ProbeEvent))
+}
 
 func (p prober) Watch(ctx context.Context, t agent.ProbeTarget, on func(agent.ProbeEvent)) {
 	if p.script != nil {

@@ -1,0 +1,33 @@
+package node
+
+import (
+	"context"
+	"net/netip"
+	"path/filepath"
+
+	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/network"
+	"keelson.dev/keelson/agent/proxy"
+)
+
+// WithNetwork gives the agent the real pod network, routes and Service rules. A
+// fake node leaves it out.
+func (c *Config) WithNetwork() {
+	log := c.Log
+	c.Network = func(o agent.Objects) agent.Network {
+		return network.New(network.Config{
+			ConfDir: c.CNIConfDir, BinDirs: []string{c.CNIBinDir}, RunDir: filepath.Join(c.RunDir, "cni"),
+			PodCIDR: func() string { return o.Cluster().PodCIDR }, Log: log.With("part", "network"),
+		})
+	}
+	var ip netip.Addr
+	if len(c.NodeIPs) > 0 {
+		ip, _ = netip.ParseAddr(c.NodeIPs[0]) // the invalid one was refused by Complete
+	}
+	c.Proxy = &proxy.Proxy{Node: c.NodeName, NodeIP: ip, Log: log.With("part", "proxy")}
+	c.Extra = map[string]func(context.Context, agent.Objects, agent.Reporter) error{
+		"routes": func(ctx context.Context, o agent.Objects, _ agent.Reporter) error {
+			return (&network.Routes{Node: c.NodeName, Objects: o, Log: log.With("part", "network")}).Run(ctx)
+		},
+	}
+}

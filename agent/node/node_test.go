@@ -1,0 +1,193 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/fake"
+	"keelson.dev/keelson/agent/probe"
+)
+
+func fakeConfig(name, dir string) (Config, *fake.Cluster, *fake.Runtime) {
+	c, net := fake.NewCluster(), &fake.Network{}
+	rt, img := &fake.Runtime{Network: net}, &fake.Images{}
+	img.Put("hello:1", agent.ImageConfig{})
+	fs := flag.NewFlagSet("", flag.ContinueOnError)
+	cfg := Flags(fs)
+	cfg.NodeName, cfg.NodeIPs, cfg.StateDir, cfg.RunDir, cfg.LogDir = name, []string{"192.0.2.1"}, filepath.Join(dir, name, "state"), filepath.Join(dir, name, "run"), filepath.Join(dir, name, "logs")
+	cfg.Session, cfg.Runtime, cfg.Images, cfg.Volumes, cfg.ResolvConf = c, rt, img, &fake.Volumes{}, os.DevNull
+	cfg.Network = func(agent.Objects) agent.Network { return net }
+	cfg.Prober = probe.New(probe.Config{Ask: probe.AlwaysPass})
+	return *cfg, c, rt
+}
+
+// One process is many nodes: each runs its pods to Ready, and all end when they are told to. F93, F115
+func TestManyNodes(t *testing.T) {
+	const nodes, pods = 100, 5
+	dir := t.TempDir()
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	defer cancel()
+	run, stop := context.WithCancel(ctx)
+	done := make(chan error, nodes)
+	clusters := make([]*fake.Cluster, nodes)
+	for i := range nodes {
+		cfg, c, _ := fakeConfig(fmt.Sprintf("w%d", i), dir)
+		clusters[i] = c
+		n, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() { done <- n.Run(run) }()
+		for k := range pods {
+			c.Put(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("p%d", k), Namespace: "default", UID: types.UID(fmt.Sprintf("u%d", k))},
+				Spec: v1.PodSpec{Containers: []v1.Container{{Name: "app", Image: "hello:1", ReadinessProbe: &v1.Probe{}}}}})
+		}
+	}
+	for i, c := range clusters {
+		if err := c.Await(ctx, fmt.Sprintf("all pods of node %d", i), func() bool { return readyPods(c) == pods && readyNode(c) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stop()
+	for range nodes {
+		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	}
+}
+
+func readyPods(c *fake.Cluster) (n int) {
+	for _, p := range c.Pods() {
+		for _, cond := range p.Status.Conditions {
+			if cond.Type == v1.PodReady && cond.Status == v1.ConditionTrue {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+func condition(n *v1.Node, t v1.NodeConditionType) v1.NodeCondition {
+	for _, c := range n.Status.Conditions {
+		if c.Type == t {
+			return c
+		}
+	}
+	return v1.NodeCondition{}
+}
+
+func readyNode(c *fake.Cluster) bool {
+	n := c.Node()
+	return n != nil && condition(n, v1.NodeReady).Status == v1.ConditionTrue
+}
+
+// F115: what a node says of itself, and that it is not ready while it has no network.
+func TestFacts(t *testing.T) {
+	cfg, c, _ := fakeConfig("w1", t.TempDir())
+	net := &fake.Network{}
+	net.FailAlways("Ready", errors.New("no pod CIDR yet"))
+	cfg.Network = func(agent.Objects) agent.Network { return net }
+	for flags, set := range map[string]func() error{
+		"capacity": func() (err error) { cfg.Capacity, err = parseResources("cpu=2,memory=4Gi"); return err },
+		"labels":   func() (err error) { cfg.Labels, err = parseLabels("zone=a"); return err },
+		"taints":   func() (err error) { cfg.Taints, err = parseTaints("dedicated=db:NoSchedule,x:NoExecute"); return err },
+	} {
+		if err := set(); err != nil {
+			t.Fatal(flags, err)
+		}
+	}
+	n, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	run, stop := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() { done <- n.Run(run) }()
+	if err := c.Await(ctx, "facts that say why", func() bool {
+		return c.Node() != nil && strings.Contains(condition(c.Node(), v1.NodeReady).Message, "no pod CIDR yet")
+	}); err != nil {
+		t.Fatal(err)
+	}
+	net.FailAlways("Ready", nil)
+	if err := c.Await(ctx, "a ready node", func() bool { return readyNode(c) }); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	<-done
+	got := c.Node()
+	for key, want := range map[string]string{v1.LabelHostname: "w1", v1.LabelOSStable: "linux", v1.LabelArchStable: runtime.GOARCH, "zone": "a"} {
+		if got.Labels[key] != want {
+			t.Errorf("label %s = %q", key, got.Labels[key])
+		}
+	}
+	if cpu, mem, pods := got.Status.Allocatable.Cpu().String(), got.Status.Allocatable.Memory().String(), got.Status.Allocatable.Pods().String(); cpu != "2" || mem != "4Gi" || pods != "110" {
+		t.Errorf("allocatable: cpu %s, memory %s, pods %s", cpu, mem, pods)
+	}
+	if len(got.Spec.Taints) != 2 || got.Spec.Taints[0].Value != "db" || got.Status.Addresses[0].Address != "192.0.2.1" {
+		t.Errorf("taints %v, addresses %v", got.Spec.Taints, got.Status.Addresses)
+	}
+	if i := got.Status.NodeInfo; i.KubeletVersion != Version || i.KernelVersion == "" || i.BootID == "" {
+		t.Errorf("info: %+v", i)
+	}
+	for _, c := range []v1.NodeConditionType{v1.NodeMemoryPressure, v1.NodeDiskPressure, v1.NodePIDPressure} {
+		if condition(got, c).Status != v1.ConditionFalse {
+			t.Errorf("%s: %+v", c, condition(got, c))
+		}
+	}
+}
+
+// Bad flags are refused with the flag's name.
+func TestBadConfiguration(t *testing.T) {
+	for args, want := range map[string]string{
+		"--node-name=Not_A_Name --server=h:1": "--node-name",
+		"--node-name=w1":                      "--server is missing",
+		"--capacity=cpu":                      "-capacity",
+		"--capacity=cpu=lots":                 "no quantity of cpu",
+		"--taints=a=b":                        "-taints",
+		"--node-labels=a/b/c=1":               "-node-labels",
+	} {
+		fs := flag.NewFlagSet("agent", flag.ContinueOnError)
+		fs.SetOutput(io.Discard)
+		cfg := Flags(fs)
+		err := fs.Parse(strings.Fields(args))
+		if err == nil {
+			_, err = New(*cfg)
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", args, err)
+		}
+	}
+}
+
+func TestMachine(t *testing.T) {
+	if total, err := memoryTotal(); err != nil || total <= 0 {
+		t.Errorf("memory: %d, %v", total, err)
+	}
+	total, left := int64(0), int64(0)
+	var err error
+	if total, err = diskTotal("/not/there/yet"); err != nil || total <= 0 {
+		t.Errorf("disk: %d, %v", total, err)
+	}
+	if left, err = diskAvailable(t.TempDir()); err != nil || left < 0 || left > 100 {
+		t.Errorf("disk left: %d%%, %v", left, err)
+	}
+	if left, err = pidsAvailable(); err != nil || left <= 0 || left > 100 {
+		t.Errorf("pids left: %d%%, %v", left, err)
+	}
+}
