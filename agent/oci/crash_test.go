@@ -1,0 +1,176 @@
+package oci
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/internal/wait"
+)
+
+func TestAgentRestartTouchesNothing(t *testing.T) {
+	r := newRig(t)
+	sb, sc := r.sandbox()
+	stays := r.run(sb, sc, r.containerConfig("stays", "trap 'exit 3' TERM; while :; do echo tick; usleep 50000; done"))
+	ends := r.run(sb, sc, r.containerConfig("ends", "usleep 300000; exit 42"))
+	waits := r.create(sb, sc, r.containerConfig("waits", "exit 5"))
+	pid := r.pidOf(stays)
+	r.stop()
+	c, err := r.Runtime.container(ends)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = wait.For(testCtx(t, 10*time.Second), 5*time.Millisecond, func() error { _, err := os.Stat(r.exitFile(c.rec.ID)); return err })
+	if err != nil {
+		t.Fatal("the shim did not record an end while no agent ran: ", err)
+	}
+	r.start()
+	if st := r.status(stays); st.State != cri.ContainerState_CONTAINER_RUNNING || r.pidOf(stays) != pid || st.StartedAt == 0 {
+		t.Errorf("a running container after the restart: %v", st)
+	}
+	if st := r.status(ends); st.State != cri.ContainerState_CONTAINER_EXITED || st.ExitCode != 42 || st.StartedAt == 0 || st.FinishedAt < st.StartedAt {
+		t.Errorf("a container that ended meanwhile: %v", st)
+	}
+	if _, err := r.StartContainer(r.ctx(), &cri.StartContainerRequest{ContainerId: waits}); err != nil {
+		t.Error(err)
+	}
+	if st := r.waitExit(waits); st.ExitCode != 5 {
+		t.Errorf("a container created before and started after: %v", st)
+	}
+	if _, err := r.StopContainer(r.ctx(), &cri.StopContainerRequest{ContainerId: stays, Timeout: 10}); err != nil {
+		t.Error(err)
+	}
+	if st := r.status(stays); st.ExitCode != 3 {
+		t.Errorf("stopped after the restart: %v", st)
+	}
+	sst, err := r.PodSandboxStatus(r.ctx(), &cri.PodSandboxStatusRequest{PodSandboxId: sb})
+	if err != nil || sst.Status.State != cri.PodSandboxState_SANDBOX_READY || sst.Status.Network.Ip != "192.0.2.7" {
+		t.Errorf("the sandbox after the restart: %v, %v", sst, err)
+	}
+}
+
+func TestShimKilled(t *testing.T) {
+	for _, away := range []bool{false, true} {
+		t.Run(fmt.Sprint("agent away=", away), func(t *testing.T) {
+			r := newRig(t)
+			sb, sc := r.sandbox()
+			id := r.run(sb, sc, r.containerConfig("a", "exec sleep 1000"))
+			done := r.run(sb, sc, r.containerConfig("b", "exit 6"))
+			r.waitExit(done)
+			pid := r.pidOf(id)
+			s, _ := r.Runtime.sandbox(sb)
+			if away {
+				r.stop()
+			}
+			killIfNamed(s.rec.ShimPID, "keelson-shim")
+			if away {
+				r.start()
+			}
+			st := r.waitExit(id)
+			if st.ExitCode != 137 || st.Reason != "ContainerStatusUnknown" {
+				t.Errorf("a container without shim: %v", st)
+			}
+			if st := r.status(done); st.ExitCode != 6 {
+				t.Errorf("an end that was recorded: %v", st)
+			}
+			if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err == nil && strings.Contains(string(b), "(sleep)") && !strings.Contains(string(b), ") Z ") {
+				t.Errorf("its process lives on: %s", b)
+			}
+			sst, err := r.PodSandboxStatus(r.ctx(), &cri.PodSandboxStatusRequest{PodSandboxId: sb})
+			if err != nil || sst.Status.State != cri.PodSandboxState_SANDBOX_NOTREADY {
+				t.Errorf("the sandbox: %v, %v", sst, err)
+			}
+		})
+	}
+}
+
+// crashEnv tells the test binary to be an agent that is going to be killed.
+const crashEnv = "KEELSON_TEST_CRASH_CONFIG"
+
+type crashConfig struct {
+	State, Run, Shim, OCI, Pause, Cgroup, Images, Logs string
+}
+
+// TestCrashHelper is not a test: it is the agent that TestKilledBetweenAnyTwoSteps kills.
+func TestCrashHelper(t *testing.T) {
+	text := os.Getenv(crashEnv)
+	if text == "" {
+		return
+	}
+	var c crashConfig
+	if err := json.Unmarshal([]byte(text), &c); err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{t: t, net: &fakeNetwork{added: map[string]bool{}}, logs: c.Logs, counter: os.Getpid()}
+	r.cfg = Config{StateDir: c.State, RunDir: c.Run, ShimPath: c.Shim, OCIPath: c.OCI, PausePath: c.Pause, CgroupRoot: c.Cgroup,
+		Images: newFakeImages(t, c.Images), Network: r.net}
+	r.start()
+	fmt.Println("ready")
+	for i := 0; ; i++ {
+		sb, sc := r.sandbox()
+		id := r.run(sb, sc, r.containerConfig(fmt.Sprint("a", i), "exec sleep 1000"))
+		if _, err := r.RemoveContainer(r.ctx(), &cri.RemoveContainerRequest{ContainerId: id}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.RemovePodSandbox(r.ctx(), &cri.RemovePodSandboxRequest{PodSandboxId: sb}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// An agent is killed at moments spread over a pod's whole life. Whatever stage it
+// was in, the next agent leaves nothing behind but what it can name; the rig's
+// clean-up removes that and counts.
+func TestKilledBetweenAnyTwoSteps(t *testing.T) {
+	r := newRig(t)
+	r.stop()
+	images, err := os.MkdirTemp("", "krt-images-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(images)
+	config, err := json.Marshal(crashConfig{State: r.cfg.StateDir, Run: r.cfg.RunDir, Shim: r.cfg.ShimPath, OCI: r.cfg.OCIPath, Pause: r.cfg.PausePath,
+		Cgroup: r.cfg.CgroupRoot, Images: images, Logs: r.logs})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for round := range 24 {
+		cmd := exec.Command(os.Args[0], "-test.run=^TestCrashHelper$", "-test.v=false")
+		cmd.Env = append(os.Environ(), crashEnv+"="+string(config))
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		var ready [5]byte
+		if _, err := out.Read(ready[:]); err != nil {
+			t.Fatal(err)
+		}
+		if err := wait.Delay(context.Background(), time.Duration(round)*5*time.Millisecond); err != nil {
+			t.Fatal(err)
+		}
+		_ = cmd.Process.Signal(syscall.SIGKILL)
+		_ = cmd.Wait()
+		r.start()
+		list, err := r.ListPodSandbox(r.ctx(), &cri.ListPodSandboxRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.removeAll()
+		if l := countLeaks(t, r.cfg); l != (leaks{}) {
+			t.Fatalf("killed after %d ms with %d sandboxes known: left %+v", round*5, len(list.Items), l)
+		}
+		r.stop()
+	}
+	r.start()
+}
