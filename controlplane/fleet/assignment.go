@@ -199,17 +199,13 @@ func (c change) parts(full bool) []*fleetv1.ObjectSet {
 // changed since resume. Should the agent not hold one at this revision, it starts a session with resume 0.
 func (c *change) thin(resume uint64) {
 	for i, o := range c.upserts {
-		if o.Revision != 0 && o.Revision <= resume && everyoneReceives(o.Kind) {
+		if o.Revision != 0 && o.Revision <= resume && resumable(o.Kind) {
 			c.upserts[i] = &fleetv1.Object{Kind: o.Kind, Namespace: o.Namespace, Name: o.Name, Revision: o.Revision}
 		}
 	}
 }
 
-func everyoneReceives(name string) bool {
-	for _, k := range kinds {
-		if k.name == name {
-			return k.everyone
-		}
-	}
-	return false
+// resumable kinds are held by every node at every revision. Nodes are not: most of their revisions are not sent.
+func resumable(name string) bool {
+	return name == kinds[kindService].name || name == kinds[kindEndpointSlice].name
 }

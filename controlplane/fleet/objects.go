@@ -2,12 +2,16 @@ package fleet
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"sync"
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
@@ -89,8 +93,27 @@ type marshaler interface{ Marshal() ([]byte, error) }
 // k8sMagic opens the protobuf envelope of Kubernetes objects.
 var k8sMagic = []byte{'k', '8', 's', 0}
 
+// slimNode is what agents need of other nodes: who they are, their CIDRs and addresses. The rest, above all the
+// images, is long and changes often.
+func slimNode(n *v1.Node) *v1.Node {
+	return &v1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion, Labels: n.Labels, Annotations: n.Annotations},
+		Spec:       n.Spec,
+		Status:     v1.NodeStatus{Addresses: n.Status.Addresses},
+	}
+}
+
+// sameSlim says whether agents need not hear of the change.
+func sameSlim(a, b *v1.Node) bool {
+	return a.UID == b.UID && maps.Equal(a.Labels, b.Labels) && maps.Equal(a.Annotations, b.Annotations) &&
+		equality.Semantic.DeepEqual(a.Spec, b.Spec) && slices.Equal(a.Status.Addresses, b.Status.Addresses)
+}
+
 // encode puts an object into its wire form.
 func encode(k kind, o api.Object) (*fleetv1.Object, error) {
+	if n, ok := o.(*v1.Node); ok {
+		o = slimNode(n)
+	}
 	m, ok := o.(marshaler)
 	if !ok {
 		return nil, fmt.Errorf("encode %s %s: %T has no protobuf form", kinds[k].name, o.GetName(), o)

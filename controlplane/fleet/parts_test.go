@@ -417,3 +417,58 @@ func TestEncodings(t *testing.T) {
 		t.Error("not forgotten")
 	}
 }
+
+// A resumed assignment leaves out the bytes of what the agent holds, and of nothing else.
+func TestThin(t *testing.T) {
+	c := change{upserts: []*fleetv1.Object{
+		{Kind: "Service", Revision: 5, Raw: []byte("a")}, {Kind: "EndpointSlice", Revision: 6, Raw: []byte("b")},
+		{Kind: "Node", Revision: 1, Raw: []byte("c")}, {Kind: "Pod", Revision: 1, Raw: []byte("d")},
+	}}
+	shared := c.upserts[0]
+	c.thin(5)
+	var got []string
+	for _, o := range c.upserts {
+		got = append(got, fmt.Sprintf("%s %d %q", o.Kind, o.Revision, o.Raw))
+	}
+	want := []string{`Service 5 ""`, `EndpointSlice 6 "b"`, `Node 1 "c"`, `Pod 1 "d"`}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if string(shared.Raw) != "a" {
+		t.Error("the shared encoding was changed")
+	}
+}
+
+// What agents do not need of a node neither travels nor wakes them.
+func TestSlimNode(t *testing.T) {
+	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1", UID: "u", ResourceVersion: "1"}, Spec: v1.NodeSpec{PodCIDR: "10.0.1.0/24"}}
+	n.Status.Addresses = []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: "192.0.2.1"}}
+	busy := n.DeepCopy()
+	busy.Status.Images = []v1.ContainerImage{{Names: []string{"hello"}}}
+	busy.Status.Conditions = []v1.NodeCondition{{Type: v1.NodeReady}}
+	if !sameSlim(n, busy) {
+		t.Error("a status alone wakes every agent")
+	}
+	enc, err := encode(kindNode, busy)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got v1.Node
+	if err := decode(enc.Raw, "Node", &got); err != nil {
+		t.Fatal(err)
+	}
+	if len(got.Status.Images) > 0 || got.Spec.PodCIDR != n.Spec.PodCIDR || len(got.Status.Addresses) != 1 {
+		t.Errorf("sent %+v", got)
+	}
+	for what, change := range map[string]func(*v1.Node){
+		"CIDR":    func(n *v1.Node) { n.Spec.PodCIDR = "10.0.2.0/24" },
+		"address": func(n *v1.Node) { n.Status.Addresses[0].Address = "192.0.2.2" },
+		"label":   func(n *v1.Node) { n.Labels = map[string]string{"a": "b"} },
+	} {
+		other := n.DeepCopy()
+		change(other)
+		if sameSlim(n, other) {
+			t.Errorf("a change of %s does not travel", what)
+		}
+	}
+}

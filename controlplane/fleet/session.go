@@ -110,6 +110,9 @@ func errSuperseded(node string) error {
 // leave arms the grace timer when the node has no newer session here.
 func (s *Server) leave(sess *session) {
 	if s.view.leave(sess) {
+		if !s.standbys.has(sess.node) {
+			s.gate.silent(sess.node)
+		}
 		sess.log.Info("session ended", "epoch", sess.epoch)
 		s.losses.arm(sess.node, sess.epoch, s.cfg.Grace)
 	}
@@ -123,7 +126,7 @@ func (x *session) run(ctx context.Context, stream fleetv1.Fleet_SessionServer, r
 	// A blocked Send returns only when this handler has: the server waits for the two, not the handler.
 	x.srv.children.Go(func() { x.end(x.receive(stream)) })
 	x.srv.children.Go(func() { x.end(x.send(ctx, stream, resume)) })
-	silence := time.NewTicker(x.srv.cfg.Suspect / 4)
+	silence := time.NewTimer(x.srv.cfg.Suspect)
 	defer silence.Stop()
 	for {
 		select {
@@ -138,6 +141,7 @@ func (x *session) run(ctx context.Context, stream fleetv1.Fleet_SessionServer, r
 			if quiet >= x.srv.cfg.Suspect {
 				return status.Errorf(codes.Unavailable, "fleet: node %s has been silent for %s", x.node, quiet.Round(time.Millisecond))
 			}
+			silence.Reset(x.srv.cfg.Suspect - quiet)
 		}
 	}
 }
@@ -172,9 +176,6 @@ func (x *session) mark(k key) {
 	x.dirty[k] = struct{}{}
 	x.mu.Unlock()
 	x.poke()
-	if k.kind == kindNode && k.name == x.node {
-		x.syncNode()
-	}
 }
 
 // post queues a message down.

@@ -73,6 +73,12 @@ func (l *standbys) remove(b *standby) bool {
 	return true
 }
 
+func (l *standbys) has(node string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.byNode[node] != nil
+}
+
 // wait returns the node's standby, giving a node that is just reconnecting a moment.
 func (l *standbys) wait(ctx context.Context, node string, patience time.Duration) *standby {
 	t := time.NewTimer(patience)
@@ -115,9 +121,13 @@ func (s *Server) Standby(stream fleetv1.Fleet_StandbyServer) error {
 	}
 	s.gate.progress(node, 0)
 	defer func() {
-		if s.standbys.remove(b) {
+		if !s.standbys.remove(b) {
+			return
+		}
+		if s.view.session(node) == nil {
 			s.gate.silent(node)
 		}
+		s.tunnels.abandon(node, fmt.Errorf("node %s lost its connection to replica %s", node, s.cfg.Replica))
 	}()
 	s.children.Go(func() { end(s.hearStandby(node, stream)) })
 	return s.feedStandby(ctx, b, stream)

@@ -61,6 +61,18 @@ func (t *tunnels) refuse(id, node string, err error) {
 	}
 }
 
+// abandon fails all that the node was asked and has not answered.
+func (t *tunnels) abandon(node string, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for id, a := range t.asked {
+		if a.node == node {
+			delete(t.asked, id)
+			a.failed <- err
+		}
+	}
+}
+
 // Tunnel implements fleetv1.FleetServer: it hands the stream to whoever asked and keeps it open meanwhile.
 func (s *Server) Tunnel(stream fleetv1.Fleet_TunnelServer) error {
 	node, err := nodeOf(stream.Context())

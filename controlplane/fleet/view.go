@@ -109,6 +109,7 @@ func (v *view) changed(k kind, old, now api.Object) {
 	}
 	id := keyOf(k, any)
 	switch {
+	case k == kindNode && old != nil && now != nil && sameSlim(old.(*v1.Node), now.(*v1.Node)):
 	case kinds[k].everyone:
 		v.mu.RLock()
 		for _, s := range v.sessions {
@@ -142,6 +143,9 @@ func (v *view) changed(k kind, old, now api.Object) {
 	case kindNode:
 		n, ok := now.(*v1.Node)
 		v.gate.nodeReady(id.name, ok && nodeIsReady(n))
+		if s := v.session(id.name); s != nil {
+			s.syncNode() // it may say something of the node that is not so
+		}
 	}
 }
 

@@ -1456,8 +1456,8 @@ func (x *ObjectSet) GetDeletes() []*Ref {
 	return nil
 }
 
-// Object is one API object. Kinds sent: Pod (bound to this node), Node (all: for
-// routes), Service, EndpointSlice, and those that the node's pods reference:
+// Object is one API object. Kinds sent: Pod (bound to this node), Node (all, for
+// routes: metadata, spec and addresses only), Service, EndpointSlice, and those that the node's pods reference:
 // ConfigMap, Secret, ServiceAccount, PersistentVolumeClaim, PersistentVolume, CSIDriver, StorageClass, Namespace.
 type Object struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -1465,7 +1465,7 @@ type Object struct {
 	Namespace string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Name      string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
 	Revision  uint64                 `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"`
-	// raw is empty only in a full assignment, for what every node receives (Node, Service, EndpointSlice) and
+	// raw is empty only in a full assignment, for Services and EndpointSlices that
 	// Hello.resume_revision covers: keep what you hold at this revision. An agent that does not hold it starts
 	// a new session with resume_revision 0.
 	Raw           []byte `protobuf:"bytes,5,opt,name=raw,proto3" json:"raw,omitempty"`

@@ -1,0 +1,214 @@
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"pgregory.net/rapid"
+
+	"keelson.dev/keelson/controlplane/scheduler/framework"
+	"keelson.dev/keelson/controlplane/scheduler/plugins"
+)
+
+func testPod(name string, change ...func(*v1.Pod)) *v1.Pod {
+	p := &v1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name)},
+		Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c", Resources: v1.ResourceRequirements{
+			Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse("1"), v1.ResourceMemory: resource.MustParse("1Gi")}}}}},
+	}
+	for _, c := range change {
+		c(p)
+	}
+	return p
+}
+
+func priority(n int32) func(*v1.Pod) { return func(p *v1.Pod) { p.Spec.Priority = &n } }
+
+func testQueue(t *testing.T) *queue {
+	t.Helper()
+	p, err := framework.NewProfile(plugins.Default(&framework.Handle{})...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newQueue(p, time.Now)
+}
+
+// Higher priority first, then first come; gated pods stay out.
+func TestQueueOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := t.Context()
+		q := testQueue(t)
+		for _, p := range []*v1.Pod{
+			testPod("low"), testPod("high", priority(10)), testPod("later"), testPod("higher", priority(20)),
+			testPod("gated", func(p *v1.Pod) { p.Spec.SchedulingGates = []v1.PodSchedulingGate{{Name: "g"}} }),
+		} {
+			q.add(ctx, p)
+			time.Sleep(time.Millisecond)
+		}
+		for _, want := range []string{"higher", "high", "low", "later"} {
+			p, _ := q.next()
+			if p == nil || p.Pod.Name != want {
+				t.Fatalf("popped %v, want %s", p, want)
+			}
+		}
+		if p, _ := q.next(); p != nil {
+			t.Fatalf("popped the gated pod %s", p.Pod.Name)
+		}
+		q.add(ctx, testPod("gated"))
+		if p, _ := q.next(); p == nil || p.Pod.Name != "gated" {
+			t.Errorf("popped %v after the gate was removed", p)
+		}
+	})
+}
+
+// A refused pod waits for an event that may help, and its growing backoff; what happened during the attempt is not lost.
+func TestQueueRequeue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := t.Context()
+		q := testQueue(t)
+		began := time.Now()
+		pop := func(want time.Duration) *queued {
+			t.Helper()
+			limit, cancel := context.WithTimeout(ctx, 10*time.Minute)
+			defer cancel()
+			p := q.pop(limit)
+			if got := time.Since(began); p == nil || got != want {
+				t.Fatalf("popped %v after %s, want after %s", p, got, want)
+			}
+			return p
+		}
+		node := &v1.Node{}
+		full := map[string]bool{"NodeResourcesFit": true}
+		q.add(ctx, testPod("p"))
+		p := pop(0)
+		q.failed(ctx, p, full)
+		q.happened(ctx, framework.NodeLabels, node) // cannot help against a lack of CPU
+		if p, _ := q.next(); p != nil {
+			t.Fatal("moved by an event that does not help")
+		}
+		q.happened(ctx, framework.PodRemoved, testPod("other"))
+		p = pop(100 * time.Millisecond) // helps, once the backoff is over
+		q.happened(ctx, framework.NodeAdded, node)
+		q.failed(ctx, p, full)
+		p = pop(300 * time.Millisecond) // the event came during the attempt: 200 ms of backoff and again
+		q.failed(ctx, p, nil)           // an error, not a refusal: again after the backoff
+		p = pop(700 * time.Millisecond)
+		q.failed(ctx, p, full)
+		time.Sleep(retryAnyway)
+		q.overdue(ctx)
+		if p, _ = q.next(); p == nil {
+			t.Fatal("a pod that has waited long enough was not tried anyway")
+		}
+		q.chosen(p)
+		q.remove(p.Pod.UID)
+		q.failed(ctx, p, nil) // bound and gone: nothing comes back
+		if p, _ := q.next(); p != nil || len(q.pods)+len(q.waiting)+len(q.flying) != 0 {
+			t.Errorf("left over: %v, %d pods", p, len(q.pods))
+		}
+	})
+}
+
+// An update of the pod that matters ends its wait, its own condition does not.
+func TestQueueUpdate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := t.Context()
+		q := testQueue(t)
+		q.add(ctx, testPod("p"))
+		p, _ := q.next()
+		q.failed(ctx, p, map[string]bool{"NodeAffinity": true})
+		time.Sleep(time.Second)
+		q.add(ctx, testPod("p", func(p *v1.Pod) {
+			p.Status.Conditions = []v1.PodCondition{{Type: v1.PodScheduled, Status: v1.ConditionFalse}}
+		}))
+		if p, _ := q.next(); p != nil {
+			t.Fatal("its own condition brought the pod back")
+		}
+		q.add(ctx, testPod("p", func(p *v1.Pod) { p.Spec.NodeSelector = map[string]string{"a": "b"} }))
+		if p, _ := q.next(); p == nil || p.Pod.Spec.NodeSelector["a"] != "b" {
+			t.Error("an update of the spec did not bring the pod back")
+		}
+		if !q.said("p", "why") || q.said("p", "why") || !q.said("p", "why else") {
+			t.Error("a message is to be told when it is new")
+		}
+	})
+}
+
+// However nodes and pods come and go, the incremental snapshot equals one made from nothing.
+func TestSnapshotIsIncremental(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		c := newCluster(framework.Volumes{})
+		nodes := make(map[string]bool)
+		pods := make(map[types.UID]string) // → node
+		assumed := make(map[types.UID]bool)
+		for range rapid.IntRange(1, 80).Draw(t, "steps") {
+			name := fmt.Sprint("n", rapid.IntRange(0, 3).Draw(t, "node"))
+			uid := types.UID(fmt.Sprint("p", rapid.IntRange(0, 7).Draw(t, "pod")))
+			pod := testPod(string(uid), func(p *v1.Pod) { p.Spec.NodeName = name })
+			switch rapid.IntRange(0, 6).Draw(t, "what") {
+			case 0:
+				c.setNode(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
+				nodes[name] = true
+			case 1:
+				c.removeNode(name)
+				delete(nodes, name)
+			case 2:
+				c.place(pod)
+				pods[uid] = name
+				delete(assumed, uid)
+			case 3:
+				if _, there := pods[uid]; c.assume(framework.NewPodInfo(pod), name) == there {
+					t.Fatalf("assumed %s, which was placed: %v", uid, there)
+				} else if !there {
+					pods[uid], assumed[uid] = name, true
+				}
+			case 4:
+				c.forget(uid)
+				if assumed[uid] {
+					delete(pods, uid)
+					delete(assumed, uid)
+				}
+			case 5:
+				c.remove(uid)
+				delete(pods, uid)
+				delete(assumed, uid)
+			case 6:
+				compare(t, c.takeSnapshot(), nodes, pods)
+			}
+		}
+		c.forgetAssumed()
+		for uid := range assumed {
+			delete(pods, uid)
+		}
+		compare(t, c.takeSnapshot(), nodes, pods)
+	})
+}
+
+func compare(t *rapid.T, s *framework.Snapshot, nodes map[string]bool, pods map[types.UID]string) {
+	if len(s.Nodes) != len(nodes) || len(s.ByName) != len(nodes) {
+		t.Fatalf("%d nodes in the list and %d by name, want %d", len(s.Nodes), len(s.ByName), len(nodes))
+	}
+	for i, n := range s.Nodes {
+		if i > 0 && s.Nodes[i-1].Node.Name >= n.Node.Name {
+			t.Fatal("nodes are not in order")
+		}
+		if s.ByName[n.Node.Name] != n {
+			t.Fatalf("%s differs by name", n.Node.Name)
+		}
+		want := 0
+		for _, on := range pods {
+			if on == n.Node.Name {
+				want++
+			}
+		}
+		if len(n.Pods) != want || n.Requested.MilliCPU != int64(1000*want) {
+			t.Fatalf("%s has %d pods that ask for %d, want %d pods", n.Node.Name, len(n.Pods), n.Requested.MilliCPU, want)
+		}
+	}
+}
