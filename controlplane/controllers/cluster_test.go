@@ -308,9 +308,9 @@ func TestServiceEndpoints(t *testing.T) {
 	w := start(t, options{quiet: true})
 	w.create(service("web"))
 	w.eventually("an empty slice", func() error { return w.endpoints("web", 0) })
-	w.create(app("web", 250, "web:1"))
-	w.rolledOut("web", 250)
-	w.eventually("all pods", func() error { return w.endpoints("web", 250) })
+	w.create(app("web", 120, "web:1"))
+	w.rolledOut("web", 120)
+	w.eventually("all pods", func() error { return w.endpoints("web", 120) })
 	list, err := client.List[*discoveryv1.EndpointSlice](w.ctx, w.admin, "default", metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=web"})
 	if err != nil {
 		t.Fatal(err)
@@ -320,13 +320,14 @@ func TestServiceEndpoints(t *testing.T) {
 			t.Errorf("slice %s has %d endpoints", s.Name, len(s.Endpoints))
 		}
 	}
+	w.atRest()
 	w.nodes.set(w.nodes.held, "web", true)
 	p := w.pods()[0].DeepCopy()
 	p.Status.Conditions[0].Status = corev1.ConditionFalse
 	if _, err := client.UpdateStatus(w.ctx, w.admin, p); err != nil {
 		t.Fatal(err)
 	}
-	w.within(time.Second, "the unready pod leaves", func() error { return w.endpoints("web", 249) })
+	w.within(time.Second, "the unready pod leaves", func() error { return w.endpoints("web", 119) })
 	if !hasPod(w.pods(), p.UID) {
 		t.Error("an unready pod was replaced")
 	}

@@ -72,23 +72,36 @@ func fixed(r Reconcile) func(*Term) Reconcile { return func(*Term) Reconcile { r
 
 // F66: a failing key is tried again after 5 ms, 10, 20 ... 60 s; success begins anew.
 func TestRetriesBackOff(t *testing.T) {
+	var mu sync.Mutex
 	var calls []time.Time
-	var fail atomic.Bool
-	fail.Store(true)
+	fail := true
+	set := func(v bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		fail = v
+	}
+	take := func() []time.Time {
+		mu.Lock()
+		defer mu.Unlock()
+		taken := calls
+		calls = nil
+		return taken
+	}
 	run(t, Options{Resync: 24 * time.Hour}, &Controller{Name: "c", Lead: fixed(func(context.Context, Key) (time.Duration, error) {
+		mu.Lock()
+		defer mu.Unlock()
 		calls = append(calls, time.Now())
-		if fail.Load() {
+		if fail {
 			return 0, errors.New("no")
 		}
 		return 0, nil
 	})}, func(b *bench) {
 		b.source.Add(object("a", "1"))
-		synctest.Wait()
 		time.Sleep(10 * time.Minute)
 		synctest.Wait()
 		want := 5 * time.Millisecond
-		for i := 1; i < len(calls); i++ {
-			if got := calls[i].Sub(calls[i-1]); got != want {
+		for tried, i := take(), 1; i < len(tried); i++ {
+			if got := tried[i].Sub(tried[i-1]); got != want {
 				t.Fatalf("retry %d after %v, want %v", i, got, want)
 			}
 			want = min(2*want, time.Minute)
@@ -96,16 +109,16 @@ func TestRetriesBackOff(t *testing.T) {
 		if want != time.Minute {
 			t.Fatalf("the delay only grew to %v", want)
 		}
-		fail.Store(false)
+		set(false)
 		time.Sleep(2 * time.Minute)
 		synctest.Wait()
-		fail.Store(true)
-		calls = nil
+		set(true)
+		take()
 		b.source.Modify(object("a", "2"))
 		time.Sleep(5 * time.Millisecond)
 		synctest.Wait()
-		if len(calls) != 2 {
-			t.Errorf("%d calls 5 ms after a success was followed by a failure", len(calls))
+		if n := len(take()); n != 2 {
+			t.Errorf("%d calls 5 ms after a success was followed by a failure", n)
 		}
 	})
 }

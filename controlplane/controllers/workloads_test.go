@@ -114,15 +114,7 @@ func TestQuietWhenDone(t *testing.T) {
 	w := start(t, options{})
 	w.create(app("web", 5, "web:1"))
 	w.rolledOut("web", 5)
-	var reads, writes int64
-	w.eventually("coming to rest", func() error {
-		r, wr := w.calls.reads.Load(), w.calls.writes.Load()
-		if r != reads || wr != writes {
-			reads, writes = r, wr
-			return errors.New("still moving")
-		}
-		return nil
-	})
+	w.atRest()
 	// Touch an object so that reconciles run, and see that they cost only what they change.
 	p := w.pods()[0].DeepCopy()
 	p.Labels["note"] = "x"
@@ -133,12 +125,29 @@ func TestQuietWhenDone(t *testing.T) {
 	if err := w.informers.WaitForSync(w.ctx); err != nil {
 		t.Fatal(err)
 	}
-	reads = w.calls.reads.Load()
+	reads := w.calls.reads.Load()
 	w.create(app("other", 1, "web:1"))
 	w.rolledOut("other", 1)
 	if n := w.calls.reads.Load() - reads; n != 0 {
 		t.Errorf("reconciling read %d times from the API instead of the cache", n)
 	}
+}
+
+// atRest waits until the controllers have called nobody for a few polls.
+func (w *world) atRest() {
+	w.t.Helper()
+	var calls int64
+	quiet := 0
+	w.eventually("coming to rest", func() error {
+		now := w.calls.reads.Load() + w.calls.writes.Load()
+		if quiet++; now != calls {
+			calls, quiet = now, 0
+		}
+		if quiet < 5 {
+			return errors.New("still moving")
+		}
+		return nil
+	})
 }
 
 // F67: a template change makes a new replica set, the old one stays for history; undo brings it back.

@@ -198,7 +198,7 @@ func (c *collector) reconcile(ctx context.Context, k controllers.Key) (time.Dura
 	if strangers {
 		again = strangerRetry
 	}
-	switch v := Judge(obj, owners, len(c.sources.dependents(obj.GetUID())) > 0); {
+	switch v := Judge(obj, owners, func() bool { return len(c.sources.dependents(obj.GetUID())) > 0 }); {
 	case v.Delete != "":
 		return 0, c.delete(ctx, s, obj, v.Delete)
 	case len(v.Detach) > 0:

@@ -35,8 +35,9 @@ type Verdict struct {
 	Delete metav1.DeletionPropagation // "" = do not delete
 }
 
-// Judge decides about an object that is not being deleted. dependents says whether others depend on it.
-func Judge(obj metav1.Object, owners []Owner, dependents bool) Verdict {
+// Judge decides about an object that is not being deleted. dependents says whether others depend on it; it is
+// asked only where that matters.
+func Judge(obj metav1.Object, owners []Owner, dependents func() bool) Verdict {
 	var solid, waiting int
 	var lost []types.UID
 	for _, o := range owners {
@@ -55,7 +56,7 @@ func Judge(obj metav1.Object, owners []Owner, dependents bool) Verdict {
 		return Verdict{}
 	case solid > 0:
 		return Verdict{Detach: lost}
-	case waiting > 0 && dependents:
+	case waiting > 0 && dependents():
 		return Verdict{Delete: metav1.DeletePropagationForeground} // the owner waits for the whole tree
 	case slices.Contains(obj.GetFinalizers(), metav1.FinalizerOrphanDependents):
 		return Verdict{Delete: metav1.DeletePropagationOrphan}

@@ -41,7 +41,7 @@ func TestJudge(t *testing.T) {
 		{"it waits for its own dependents", []string{metav1.FinalizerDeleteDependents}, owners(Absent), true, "[] Foreground"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			v := Judge(&metav1.ObjectMeta{Finalizers: c.finalizers}, c.owners, c.dependents)
+			v := Judge(&metav1.ObjectMeta{Finalizers: c.finalizers}, c.owners, func() bool { return c.dependents })
 			if got := fmt.Sprint(v.Detach, " ", v.Delete); got != c.want {
 				t.Errorf("got %s, want %s", got, c.want)
 			}
