@@ -3,19 +3,23 @@ package apiserver
 import (
 	"bytes"
 	"context"
+	"flag"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // stockKubectls finds the kubectl binaries of this machine, by name.
 func stockKubectls() map[string]string {
 	found := map[string]string{}
 	dirs := append(filepath.SplitList(os.Getenv("PATH")), "/usr/lib/google-cloud-sdk/bin")
-	for _, name := range []string{"kubectl", "kubectl.1.27", "kubectl.1.29", "kubectl.1.30", "kubectl.1.33"} {
+	for _, name := range []string{"kubectl", "kubectl.1.27", "kubectl.1.30", "kubectl.1.33"} {
 		for _, dir := range dirs {
 			path := filepath.Join(dir, name)
 			if info, err := os.Stat(path); err == nil && info.Mode()&0o111 != 0 && found[name] == "" {
@@ -32,7 +36,6 @@ type kubectl struct {
 	binary string
 	config string
 	home   string
-	bare   bool // the binary is kubectl itself, not a launcher that looks for others
 }
 
 func (k *kubectl) run(stdin string, args ...string) (string, error) {
@@ -82,25 +85,96 @@ func eachKubectl(t *testing.T, f func(t *testing.T, r *replica, k *kubectl)) {
 	}
 }
 
-func TestSmoke(t *testing.T) {
+// The transcripts in testdata are what a user types and sees. A line beginning
+// with "$ " is a command (after "!" one that must fail), "< name" gives it the
+// file of that name on its standard input; the lines below are the output, with
+// what differs from run to run replaced by <words>. -rewrite writes them anew.
+var rewrite = flag.Bool("rewrite", false, "write the transcripts in testdata anew")
+
+// varying is what differs from run to run, or between versions of kubectl.
+var varying = []struct {
+	form *regexp.Regexp
+	word string
+}{
+	{regexp.MustCompile(`00-[0-9a-f]{32}-[0-9a-f]{16}-01`), "<trace>"},
+	{regexp.MustCompile(`\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b`), "<uid>"},
+	{regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ`), "<time>"},
+	{regexp.MustCompile(`resourceVersion: "\d+"`), `resourceVersion: "<version>"`},
+	{regexp.MustCompile(`\b10\.96\.\d+\.\d+\b( *)`), "<ip> "},
+	{regexp.MustCompile(`\b3[0-2]\d{3}\b`), "<port>"},
+	{regexp.MustCompile(`kube-api-access-[a-z0-9]{5}`), "kube-api-access-<x>"},
+	{regexp.MustCompile(`(?m) +\d+(s|ms)$`), " <age>"},
+	{regexp.MustCompile(`(?m)(\s)\d+s( +)`), "$1<age> "},
+	{regexp.MustCompile(`https://127\.0\.0\.1:\d+`), "https://<server>"},
+	{regexp.MustCompile(`ConfigMapOptional: +<nil>`), "Optional: false"},
+	{regexp.MustCompile(`(\S) +`), "$1 "},
+	{regexp.MustCompile(`(?m)[ \t]+$`), ""},
+	{regexp.MustCompile(`\n\n+`), "\n"},
+}
+
+func settled(out string) string {
+	for _, v := range varying {
+		out = v.form.ReplaceAllString(out, v.word)
+	}
+	return strings.TrimSpace(out)
+}
+
+// F1, F2, F4, F10, F12, F18, F28, F40: stock kubectl does what its users know.
+func TestKubectlTranscripts(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no transcripts: %v", err)
+	}
 	eachKubectl(t, func(t *testing.T, r *replica, k *kubectl) {
-		for _, args := range [][]string{
-			{"get", "ns"}, {"api-resources"}, {"api-versions"}, {"version"}, {"get", "all", "-A"}, {"auth", "can-i", "--list"},
-			{"create", "configmap", "x", "--from-literal=a=b"}, {"get", "cm", "-o", "yaml"},
-			{"run", "hello", "--image=nginx"}, {"get", "pods", "-o", "wide"}, {"describe", "pod", "hello"}, {"get", "pod", "hello", "-o", "yaml"},
-			{"explain", "pod.spec.containers"}, {"explain", "deployment"},
-			{"create", "deployment", "d", "--image=nginx", "--replicas=3"}, {"scale", "deployment", "d", "--replicas=2"}, {"get", "deploy"},
-			{"expose", "deployment", "d", "--port=80", "--type=NodePort"}, {"get", "svc", "-o", "wide"}, {"describe", "svc", "d"},
-			{"label", "pod", "hello", "x=y"}, {"annotate", "pod", "hello", "x=y"}, {"patch", "deploy", "d", "-p", `{"spec":{"replicas":5}}`},
-			{"delete", "pod", "hello"}, {"delete", "deploy", "d", "--cascade=background"}, {"create", "token", "default"},
-			{"auth", "whoami"}, {"apply", "-f", "-"}, {"apply", "-f", "-"}, {"apply", "--server-side", "-f", "-"}, {"diff", "-f", "-"},
-			{"replace", "-f", "-"}, {"get", "events"}, {"cluster-info"}, {"top", "nodes"}, {"get", "--raw", "/readyz?verbose"},
-		} {
-			out, err := k.run("apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: applied\n  namespace: default\ndata:\n  a: b\n", args...)
-			if len(out) > 1500 {
-				out = out[:1500] + "..."
-			}
-			t.Logf("$ kubectl %s (%v)\n%s", strings.Join(args, " "), err, out)
+		for _, file := range files {
+			t.Run(filepath.Base(file), func(t *testing.T) {
+				data, err := os.ReadFile(file)
+				if err != nil {
+					t.Fatal(err)
+				}
+				kk := *k
+				kk.t = t
+				got := replay(&kk, string(data))
+				if *rewrite {
+					if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+						t.Fatal(err)
+					}
+					return
+				}
+				if got != string(data) {
+					t.Errorf("the transcript differs:\n%s", cmp.Diff(strings.Split(string(data), "\n"), strings.Split(got, "\n")))
+				}
+			})
 		}
 	})
+}
+
+// replay runs the commands of a transcript and returns it with what they say now.
+func replay(k *kubectl, transcript string) string {
+	var out strings.Builder
+	for line := range strings.SplitSeq(transcript, "\n") {
+		command, isCommand := strings.CutPrefix(line, "$ ")
+		if strings.HasPrefix(line, "#") {
+			out.WriteString(line + "\n")
+		}
+		if !isCommand {
+			continue
+		}
+		command, file, _ := strings.Cut(command, " < ")
+		stdin := ""
+		if file != "" {
+			data, err := os.ReadFile(filepath.Join("testdata", file))
+			if err != nil {
+				k.t.Fatal(err)
+			}
+			stdin = string(data)
+		}
+		args := strings.Fields(strings.TrimPrefix(command, "!"))
+		said, err := k.run(stdin, args[1:]...)
+		if mustFail := strings.HasPrefix(command, "!"); (err != nil) != mustFail {
+			k.t.Errorf("%s: %v\n%s", command, err, said)
+		}
+		out.WriteString(line + "\n" + settled(said) + "\n\n")
+	}
+	return out.String()
 }

@@ -24,14 +24,13 @@ type Target struct {
 func ParsePath(path string) (t Target, ok bool) {
 	parts := strings.Split(strings.Trim(path, "/"), "/")
 	switch {
+	case slices.Contains(parts, ""):
+		return Target{}, false
 	case len(parts) >= 3 && parts[0] == "api":
 		t.GVR.Version, parts = parts[1], parts[2:]
 	case len(parts) >= 4 && parts[0] == "apis":
 		t.GVR.Group, t.GVR.Version, parts = parts[1], parts[2], parts[3:]
 	default:
-		return Target{}, false
-	}
-	if slices.Contains(parts, "") {
 		return Target{}, false
 	}
 	if parts[0] == "watch" && len(parts) > 1 {

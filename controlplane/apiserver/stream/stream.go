@@ -32,12 +32,12 @@ func (s *Server) ServeStream(w http.ResponseWriter, r *http.Request, req *api.Re
 		s.Error(w, r, apierrors.NewMethodNotSupported(req.Kind.GroupResource(), req.Subresource))
 		return
 	}
-	if s.Nodes == nil {
-		s.Error(w, r, apierrors.NewServiceUnavailable("this replica has no way to the nodes"))
-		return
-	}
 	if pod.Spec.NodeName == "" {
 		s.Error(w, r, apierrors.NewBadRequest(fmt.Sprintf("pod %s does not have a host assigned", pod.Name)))
+		return
+	}
+	if s.Nodes == nil {
+		s.Error(w, r, apierrors.NewServiceUnavailable("this replica has no way to the nodes"))
 		return
 	}
 	var err error
