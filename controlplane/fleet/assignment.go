@@ -63,8 +63,9 @@ type change struct {
 // step looks at the keys, and at all that they newly lead to.
 func (a *assignment) step(keys []key) (change, error) {
 	var (
-		c   change
-		ups []upsert
+		c    change
+		ups  []upsert
+		gone = make(map[key]types.UID)
 	)
 	for len(keys) > 0 {
 		k := keys[len(keys)-1]
@@ -73,7 +74,7 @@ func (a *assignment) step(keys []key) (change, error) {
 		h := a.held[k]
 		if !ok || !a.wants(k, o) {
 			if h != nil {
-				c.deletes = append(c.deletes, &fleetv1.Ref{Kind: kinds[k.kind].name, Namespace: k.namespace, Name: k.name, Uid: string(h.uid)})
+				gone[k] = h.uid
 				delete(a.held, k)
 				keys = a.swapRefs(h.refs, nil, keys)
 			}
@@ -110,6 +111,11 @@ func (a *assignment) step(keys []key) (change, error) {
 		ups = append(ups, upsert{k, enc})
 	}
 	c.upserts = a.ordered(ups)
+	for k, uid := range gone {
+		if a.held[k] == nil { // not taken up again by a later key of this step
+			c.deletes = append(c.deletes, &fleetv1.Ref{Kind: kinds[k.kind].name, Namespace: k.namespace, Name: k.name, Uid: string(uid)})
+		}
+	}
 	return c, nil
 }
 

@@ -196,6 +196,8 @@ func TestWork(t *testing.T) {
 			})
 		}
 		time.Sleep(time.Minute)
+		mu.Lock()
+		defer mu.Unlock()
 		for i := range 10 {
 			if got := last[fmt.Sprint("k", i)]; got != 190+i {
 				t.Errorf("key %d ended with write %d, want %d", i, got, 190+i)
