@@ -1,0 +1,147 @@
+package shim
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// parseLog is the reader that the writer is checked against: it joins parts.
+func parseLog(t *testing.T, log []byte) (stdout, stderr string) {
+	t.Helper()
+	var out [2]strings.Builder
+	for _, line := range bytes.SplitAfter(log, []byte("\n")) {
+		if len(line) == 0 {
+			continue
+		}
+		f := bytes.SplitN(line, []byte(" "), 4)
+		if len(f) != 4 {
+			t.Fatalf("line %q has %d fields", line, len(f))
+		}
+		if _, err := time.Parse(time.RFC3339Nano, string(f[0])); err != nil {
+			t.Fatalf("line %q: %v", line, err)
+		}
+		i := 0
+		switch string(f[1]) {
+		case "stdout":
+		case "stderr":
+			i = 1
+		default:
+			t.Fatalf("line %q: stream", line)
+		}
+		switch string(f[2]) {
+		case "F":
+			out[i].Write(f[3])
+		case "P":
+			out[i].Write(bytes.TrimSuffix(f[3], []byte("\n")))
+		default:
+			t.Fatalf("line %q: tag", line)
+		}
+	}
+	return out[0].String(), out[1].String()
+}
+
+// FuzzLog writes output in pieces of any size and reads it back.
+func FuzzLog(f *testing.F) {
+	f.Add([]byte("one\ntwo\nthree"), uint16(3))
+	f.Add([]byte("\n\n"), uint16(1))
+	f.Add(bytes.Repeat([]byte("x"), 3*maxLine+5), uint16(1000))
+	f.Fuzz(func(t *testing.T, in []byte, step uint16) {
+		var held [2][]byte
+		var log []byte
+		stamp := appendTime(nil, 1e18)
+		for rest := in; len(rest) > 0; {
+			n := min(int(step)+1, len(rest))
+			log = appendLines(log, stamp, 0, &held[0], rest[:n])
+			if len(held[0]) > maxLine {
+				t.Fatalf("%d bytes are held back", len(held[0]))
+			}
+			rest = rest[n:]
+		}
+		want := string(in)
+		if len(held[0]) > 0 { // as flush does
+			log = appendLines(log, stamp, 0, &held[0], []byte("\n"))
+		}
+		if want != "" && !strings.HasSuffix(want, "\n") {
+			want += "\n"
+		}
+		if got, _ := parseLog(t, log); got != want {
+			t.Fatalf("wrote %q, read %q", want, got)
+		}
+	})
+}
+
+func TestTimeIsTheLibrarys(t *testing.T) {
+	for _, s := range []string{"1970-01-01T00:00:00.000000000Z", "2000-02-29T23:59:59.999999999Z", "2024-12-31T12:00:00.000000001Z", "2100-03-01T00:00:00.5Z", "2026-11-20T13:04:05.123456789Z"} {
+		at, err := time.Parse(time.RFC3339Nano, s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := string(appendTime(nil, at.UnixNano()))
+		if want := at.Format("2006-01-02T15:04:05.000000000Z"); got != want || len(got) != 30 {
+			t.Errorf("%s became %s", want, got)
+		}
+	}
+	// Every day of four centuries has its name.
+	for day := int64(0); day < 146097; day++ {
+		at := time.Unix(day*86400, 0).UTC()
+		if got, want := string(appendTime(nil, at.UnixNano())), at.Format("2006-01-02T15:04:05.000000000Z"); got != want && at.Year() < 2262 {
+			t.Fatalf("%s became %s", want, got)
+		}
+	}
+}
+
+func TestRotationKeepsTheNewest(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	f := logFile{path: path, fd: -1, limit: 200, files: 3}
+	if err := f.reopen(); err != nil {
+		t.Fatal(err)
+	}
+	defer f.close()
+	for i := range 20 {
+		f.write(0, fmt.Appendf(nil, "line %d\n", i))
+	}
+	files, _ := filepath.Glob(path + "*")
+	if len(files) != 3 {
+		t.Errorf("files: %v", files)
+	}
+	var all []byte
+	for _, name := range []string{path + ".2", path + ".1", path} {
+		b, err := os.ReadFile(name)
+		if err != nil || len(b) > 200 {
+			t.Errorf("%s has %d bytes, %v", name, len(b), err)
+		}
+		all = append(all, b...)
+	}
+	out, _ := parseLog(t, all)
+	if !strings.HasSuffix(out, "line 17\nline 18\nline 19\n") {
+		t.Errorf("the newest lines are missing: %q", out)
+	}
+}
+
+func TestOOMCount(t *testing.T) {
+	for text, want := range map[string]int{
+		"oom_kill_disable 0\nunder_oom 0\noom_kill 3\n":             3,
+		"low 0\nhigh 0\nmax 5\noom 1\noom_kill 1\noom_group_kill 0": 1,
+		"oom_kill 0": 0, "": 0, "oom_kill": 0, "oom_kill x": 0,
+	} {
+		if got := oomCount([]byte(text)); got != want {
+			t.Errorf("%q counts %d, want %d", text, got, want)
+		}
+	}
+}
+
+func TestAnswers(t *testing.T) {
+	if pid, text, err := parseAnswer("12\n{}"); pid != 12 || text != "{}" || err != nil {
+		t.Error(pid, text, err)
+	}
+	for in, want := range map[string]string{"": "without an answer", "0\nno such file": "no such file", "panic: oops\nmore": "panic: oops", "-4\nx": "answered"} {
+		if _, _, err := parseAnswer(in); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v", in, err)
+		}
+	}
+}
