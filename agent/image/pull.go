@@ -143,12 +143,12 @@ func authenticator(a *cri.AuthConfig) authn.Authenticator {
 // store unpacks an image's layers and makes it known under names. what is how
 // errors call it.
 func (s *Store) store(ctx context.Context, what string, img v1.Image, names []string) (string, error) {
+	if err := checkDigests(img); err != nil {
+		return "", fmt.Errorf("%w: image %s: %w", agent.ErrImageUnpack, what, err)
+	}
 	id, err := img.ConfigName()
 	if err != nil {
 		return "", fmt.Errorf("read the config: %w", err)
-	}
-	if err := checkDigests(img, id); err != nil {
-		return "", fmt.Errorf("%w: image %s: %w", agent.ErrImageUnpack, what, err)
 	}
 	config, err := img.ConfigFile()
 	if err != nil {
@@ -185,16 +185,20 @@ func (s *Store) store(ctx context.Context, what string, img v1.Image, names []st
 
 // checkDigests compares manifest and config with what names them: archives are not
 // checked by the library.
-func checkDigests(img v1.Image, config v1.Hash) error {
+func checkDigests(img v1.Image) error {
 	digest, err := img.Digest()
 	if err != nil {
 		return err
+	}
+	m, err := img.Manifest()
+	if err != nil {
+		return fmt.Errorf("read the manifest: %w", err)
 	}
 	for _, c := range []struct {
 		what string
 		want v1.Hash
 		read func() ([]byte, error)
-	}{{"manifest", digest, img.RawManifest}, {"config", config, img.RawConfigFile}} {
+	}{{"manifest", digest, img.RawManifest}, {"config", m.Config.Digest, img.RawConfigFile}} {
 		data, err := c.read()
 		if err != nil {
 			return fmt.Errorf("read the %s: %w", c.what, err)

@@ -1,0 +1,502 @@
+package image
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"io"
+	"log"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/agent"
+)
+
+func ctx(t *testing.T) context.Context {
+	c, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	t.Cleanup(cancel)
+	return c
+}
+
+// open runs a store; the returned function stops it.
+func open(t *testing.T, cfg Config) (*Store, func()) {
+	t.Helper()
+	needRoot(t)
+	if cfg.Root == "" {
+		cfg.Root = t.TempDir()
+	}
+	var text bytes.Buffer
+	var mu sync.Mutex
+	cfg.Logger = slog.New(slog.NewTextHandler(lockedWriter{&mu, &text}, nil))
+	s := New(cfg)
+	run, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(run) }()
+	stop := sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Log(text.String())
+		}
+	})
+	t.Cleanup(stop)
+	return s, stop
+}
+
+type lockedWriter struct {
+	mu *sync.Mutex
+	w  io.Writer
+}
+
+func (l lockedWriter) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.w.Write(p)
+}
+
+// testImage has one layer for each set of entries.
+func testImage(t *testing.T, layers ...[]entry) v1.Image {
+	t.Helper()
+	img, err := mutate.ConfigFile(empty.Image, &v1.ConfigFile{OS: "linux", Architecture: runtime.GOARCH, Config: v1.Config{
+		Env: []string{"A=b"}, Entrypoint: []string{"/run"}, Cmd: []string{"x"}, User: "app", WorkingDir: "/w", StopSignal: "SIGINT", Volumes: map[string]struct{}{"/v": {}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, entries := range layers {
+		b := archive(t, entries...)
+		l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b)), nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if img, err = mutate.AppendLayers(img, l); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return img
+}
+
+// fakeRegistry serves images on loopback and counts.
+type fakeRegistry struct {
+	host            string
+	manifests, blob atomic.Int64
+	user, password  string // required when set
+	corrupt         atomic.Bool
+}
+
+func newRegistry(t *testing.T) *fakeRegistry {
+	t.Helper()
+	f := &fakeRegistry{}
+	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		if f.user != "" {
+			if u, p, _ := q.BasicAuth(); u != f.user || p != f.password {
+				w.Header().Set("WWW-Authenticate", `Basic realm="x"`)
+				http.Error(w, "who are you", http.StatusUnauthorized)
+				return
+			}
+		}
+		if q.Method == http.MethodGet && strings.Contains(q.URL.Path, "/manifests/") {
+			f.manifests.Add(1)
+		}
+		if q.Method == http.MethodGet && strings.Contains(q.URL.Path, "/blobs/") {
+			f.blob.Add(1)
+			if f.corrupt.Load() {
+				rec := httptest.NewRecorder()
+				inner.ServeHTTP(rec, q)
+				b := rec.Body.Bytes()
+				b[len(b)/2] ^= 0xff
+				_, _ = w.Write(b)
+				return
+			}
+		}
+		inner.ServeHTTP(w, q)
+	}))
+	t.Cleanup(srv.Close)
+	f.host = strings.TrimPrefix(srv.URL, "http://")
+	return f
+}
+
+func (f *fakeRegistry) push(t *testing.T, ref string, img v1.Image) {
+	t.Helper()
+	r, err := name.ParseReference(f.host+"/"+ref, name.Insecure)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := remote.Write(r, img); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func pull(t *testing.T, s *Store, image string, auth *cri.AuthConfig) (string, error) {
+	out, err := s.PullImage(ctx(t), &cri.PullImageRequest{Image: &cri.ImageSpec{Image: image}, Auth: auth})
+	return out.GetImageRef(), err
+}
+
+// F106
+func TestPullOnceThenNoBytes(t *testing.T) {
+	reg := newRegistry(t)
+	img := testImage(t, []entry{{name: "run", content: "1"}}, []entry{{name: "more", content: "2"}})
+	reg.push(t, "team/app:v1", img)
+	s, stop := open(t, Config{Insecure: []string{reg.host}})
+	var wg sync.WaitGroup
+	for range 8 { // together they are one pull
+		wg.Go(func() {
+			if _, err := pull(t, s, reg.host+"/team/app:v1", nil); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if n := reg.blob.Load(); n != 3 {
+		t.Errorf("%d blobs were fetched for 8 pulls of two layers and a config", n)
+	}
+	reg.manifests.Store(0)
+	id, err := pull(t, s, reg.host+"/team/app:v1", nil)
+	if err != nil || reg.manifests.Load() > 1 || reg.blob.Load() != 3 {
+		t.Errorf("pulling what is there: %v, %d manifests, %d blobs", err, reg.manifests.Load(), reg.blob.Load())
+	}
+	want, _ := img.ConfigName()
+	digest, _ := img.Digest()
+	if id != want.String() {
+		t.Errorf("image ref %s, want %s", id, want)
+	}
+	// By digest nothing at all is asked.
+	reg.manifests.Store(0)
+	if _, err := pull(t, s, reg.host+"/team/app@"+digest.String(), nil); err != nil || reg.manifests.Load() != 0 {
+		t.Errorf("by digest: %v, %d requests", err, reg.manifests.Load())
+	}
+	for _, ref := range []string{reg.host + "/team/app:v1", reg.host + "/team/app@" + digest.String(), id, id[7:20]} {
+		st, err := s.ImageStatus(ctx(t), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: ref}})
+		if err != nil || st.Image.GetId() != id || st.Image.GetUsername() != "app" {
+			t.Errorf("status of %s: %v, %v", ref, st, err)
+		}
+	}
+	c, err := s.Config(ctx(t), reg.host+"/team/app:v1")
+	if err != nil || c.ID != id || !strings.HasSuffix(c.Digest, "@"+digest.String()) || c.StopSignal != "SIGINT" || c.User != "app" || !slices.Equal(c.Volumes, []string{"/v"}) {
+		t.Errorf("config: %+v, %v", c, err)
+	}
+	// A restart forgets nothing, and scratch of a killed run is cleared.
+	stop()
+	if err := os.MkdirAll(s.path("tmp", "layer-half", "fs"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	reg.manifests.Store(0)
+	s2, _ := open(t, Config{Root: s.cfg.Root, Insecure: []string{reg.host}})
+	if st, err := s2.ImageStatus(ctx(t), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: reg.host + "/team/app:v1"}}); err != nil || st.Image.GetId() != id {
+		t.Errorf("after a restart: %v, %v", st, err)
+	}
+	if e, err := os.ReadDir(s.path("tmp")); err != nil || len(e) != 0 {
+		t.Errorf("scratch after a restart: %v, %v", e, err)
+	}
+}
+
+func TestPullErrorsSayWhatAndWhere(t *testing.T) {
+	reg := newRegistry(t)
+	reg.push(t, "app:v1", testImage(t, []entry{{name: "f", content: strings.Repeat("content ", 100)}}))
+	s, _ := open(t, Config{Insecure: []string{reg.host}})
+	if _, err := pull(t, s, "UPPER/case:x", nil); !errors.Is(err, agent.ErrInvalidImage) {
+		t.Errorf("bad name: %v", err)
+	}
+	if _, err := pull(t, s, reg.host+"/app:v9", nil); !errors.Is(err, agent.ErrImagePull) || !strings.Contains(err.Error(), "app:v9") {
+		t.Errorf("missing tag: %v", err)
+	}
+	reg.corrupt.Store(true)
+	if _, err := pull(t, s, reg.host+"/app:v1", nil); err == nil || !strings.Contains(err.Error(), "app:v1") {
+		t.Errorf("corrupt blob: %v", err)
+	}
+	reg.corrupt.Store(false)
+	if _, err := pull(t, s, reg.host+"/app:v1", nil); err != nil {
+		t.Errorf("after the registry is well again: %v", err)
+	}
+	plain, _ := open(t, Config{})
+	if _, err := pull(t, plain, reg.host+"/app:v1", nil); err == nil || !strings.Contains(err.Error(), "plain HTTP is not allowed") {
+		t.Errorf("a registry that is not configured as insecure: %v", err)
+	}
+	reg.user, reg.password = "me", "secret"
+	fresh, _ := open(t, Config{Insecure: []string{reg.host}})
+	if _, err := pull(t, fresh, reg.host+"/app:v1", nil); !errors.Is(err, agent.ErrImagePull) {
+		t.Errorf("without credentials: %v", err)
+	}
+	if _, err := pull(t, fresh, reg.host+"/app:v1", &cri.AuthConfig{Username: "me", Password: "secret"}); err != nil {
+		t.Errorf("with credentials: %v", err)
+	}
+}
+
+func TestMirrorComesFirst(t *testing.T) {
+	reg := newRegistry(t)
+	reg.push(t, "library/busybox:latest", testImage(t, []entry{{name: "f", content: "x"}}))
+	s, _ := open(t, Config{Insecure: []string{reg.host}, Mirrors: map[string][]string{"docker.io": {reg.host}}})
+	if _, err := pull(t, s, "busybox", nil); err != nil {
+		t.Fatal(err)
+	}
+	st, err := s.ImageStatus(ctx(t), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: "docker.io/library/busybox:latest"}})
+	if err != nil || !slices.Contains(st.Image.GetRepoTags(), "docker.io/library/busybox:latest") {
+		t.Errorf("%v, %v", st, err)
+	}
+}
+
+func TestMultiArchitecture(t *testing.T) {
+	reg := newRegistry(t)
+	ours := testImage(t, []entry{{name: "ours", content: "x"}})
+	theirs, err := mutate.ConfigFile(ours, &v1.ConfigFile{OS: "linux", Architecture: "s390x"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	index := mutate.AppendManifests(empty.Index,
+		mutate.IndexAddendum{Add: theirs, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: "s390x"}}},
+		mutate.IndexAddendum{Add: ours, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: runtime.GOARCH}}})
+	r, err := name.ParseReference(reg.host+"/multi:v1", name.Insecure)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := remote.WriteIndex(r, index); err != nil {
+		t.Fatal(err)
+	}
+	s, _ := open(t, Config{Insecure: []string{reg.host}})
+	id, err := pull(t, s, reg.host+"/multi:v1", nil)
+	if want, _ := ours.ConfigName(); err != nil || id != want.String() {
+		t.Errorf("%s, %v", id, err)
+	}
+}
+
+// ociArchive writes images as an OCI archive; damage may alter the folder first.
+func ociArchive(t *testing.T, images map[string]v1.Image, damage func(dir string)) string {
+	t.Helper()
+	dir := t.TempDir()
+	p, err := layout.Write(dir, empty.Index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n, img := range images {
+		if err := p.AppendImage(img, layout.WithAnnotations(map[string]string{nameAnnotation: n})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if damage != nil {
+		damage(dir)
+	}
+	file := filepath.Join(t.TempDir(), "images.tar")
+	f, err := os.Create(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	w := tar.NewWriter(f)
+	if err := w.AddFS(os.DirFS(dir)); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+func TestArchives(t *testing.T) {
+	img := testImage(t, []entry{{name: "f", content: "x"}}, []entry{{name: "g", content: "y"}})
+	oci := ociArchive(t, map[string]v1.Image{"keelson.dev/a:v1": img, "short": img}, nil)
+	docker := filepath.Join(t.TempDir(), "docker.tar")
+	tag, err := name.NewTag("example.com/docker:v1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := tarball.WriteToFile(docker, tag, testImage(t, []entry{{name: "d", content: "docker"}})); err != nil {
+		t.Fatal(err)
+	}
+	zipped := filepath.Join(t.TempDir(), "docker.tar.gz")
+	plain, err := os.ReadFile(docker)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var z bytes.Buffer
+	zw := gzip.NewWriter(&z)
+	_, _ = zw.Write(plain)
+	zw.Close()
+	if err := os.WriteFile(zipped, z.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s, _ := open(t, Config{})
+	for file, want := range map[string]string{oci: "docker.io/library/short:latest", docker: "example.com/docker:v1", zipped: "example.com/docker:v1"} {
+		names, err := s.Import(ctx(t), file)
+		if err != nil || !slices.Contains(names, want) {
+			t.Errorf("%s: %v, %v; want %s", file, names, err, want)
+		}
+		if st, err := s.ImageStatus(ctx(t), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: want}}); err != nil || st.Image == nil {
+			t.Errorf("status of %s: %v, %v", want, st, err)
+		}
+	}
+	// The archives folder, with one bad file among good ones.
+	folder := t.TempDir()
+	for _, f := range []string{oci, docker} {
+		if err := os.Symlink(f, filepath.Join(folder, filepath.Base(f))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(folder, "aa-bad.tar"), []byte("nonsense"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	root := t.TempDir()
+	for range 2 {
+		s2, stop := open(t, Config{Root: root, Archives: folder})
+		list, err := s2.ListImages(ctx(t), &cri.ListImagesRequest{})
+		if err != nil || len(list.Images) != 2 {
+			t.Errorf("from the folder: %v, %v", list, err)
+		}
+		stop()
+	}
+}
+
+func TestBadArchivesSayWhy(t *testing.T) {
+	img := testImage(t, []entry{{name: "f", content: strings.Repeat("x", 5000)}})
+	layers, _ := img.Layers()
+	digest, _ := layers[0].Digest()
+	config, _ := img.ConfigName()
+	damageFile := func(hex string) func(string) {
+		return func(dir string) {
+			file := filepath.Join(dir, "blobs/sha256", hex)
+			b, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b[len(b)/2] ^= 1
+			if err := os.WriteFile(file, b, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	other := testImage(t, []entry{{name: "../evil", content: "x"}})
+	foreign, err := mutate.ConfigFile(img, &v1.ConfigFile{OS: "linux", Architecture: "s390x"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, _ := open(t, Config{})
+	for what, c := range map[string]struct{ file, want string }{
+		"layer damaged":  {ociArchive(t, map[string]v1.Image{"x.dev/a:v1": img}, damageFile(digest.Hex)), "layer 1 of 1 (" + digest.String()},
+		"config damaged": {ociArchive(t, map[string]v1.Image{"x.dev/a:v1": img}, damageFile(config.Hex)), "config is sha256:"},
+		"layer missing": {ociArchive(t, map[string]v1.Image{"x.dev/a:v1": img}, func(dir string) {
+			if err := os.Remove(filepath.Join(dir, "blobs/sha256", digest.Hex)); err != nil {
+				t.Fatal(err)
+			}
+		}), "no such file"},
+		"escaping path": {ociArchive(t, map[string]v1.Image{"x.dev/a:v1": other}, nil), "path leads out of the image"},
+		"architecture":  {ociArchive(t, map[string]v1.Image{"x.dev/a:v1": foreign}, nil), "s390x"},
+	} {
+		_, err := s.Import(ctx(t), c.file)
+		if !errors.Is(err, agent.ErrImageUnpack) || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "x.dev/a:v1") {
+			t.Errorf("%s: %v; want %q", what, err, c.want)
+		}
+	}
+	if e, err := os.ReadDir(s.path("layers")); err != nil || len(e) != 0 {
+		t.Errorf("layers of bad images: %v, %v", e, err)
+	}
+	if e, err := os.ReadDir(s.path("images")); err != nil || len(e) != 0 {
+		t.Errorf("bad images: %v, %v", e, err)
+	}
+}
+
+func TestRootFS(t *testing.T) {
+	img := testImage(t, []entry{{name: "a", content: "low"}, {name: "gone", content: "x"}, {name: "d/old", content: "x"}},
+		[]entry{{name: "a", content: "high"}, {name: ".wh.gone"}, {name: "d/.wh..wh..opq"}, {name: "d/new", content: "y"}})
+	s, stop := open(t, Config{})
+	if _, err := s.Import(ctx(t), ociArchive(t, map[string]v1.Image{"x.dev/a:v1": img}, nil)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.PrepareRootFS(ctx(t), "c1", "x.dev/none:v1"); !errors.Is(err, agent.ErrImageNotPresent) {
+		t.Errorf("missing image: %v", err)
+	}
+	fs, err := s.PrepareRootFS(ctx(t), "c1", "x.dev/a:v1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := s.PrepareRootFS(ctx(t), "c1", "x.dev/a:v1")
+	if err != nil || again.Path != fs.Path || !slices.Equal(again.Lower, fs.Lower) {
+		t.Errorf("again: %+v, %v", again, err)
+	}
+	if err := unix.Mount("overlay", fs.Path, "overlay", 0, "lowerdir="+strings.Join(fs.Lower, ":")+",upperdir="+fs.Upper+",workdir="+fs.Work); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Unmount(fs.Path, unix.MNT_DETACH)
+	if b, err := os.ReadFile(fs.Path + "/a"); err != nil || string(b) != "high" {
+		t.Errorf("a: %q, %v", b, err)
+	}
+	for _, gone := range []string{"gone", "d/old"} {
+		if _, err := os.Stat(fs.Path + "/" + gone); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is still there (%v)", gone, err)
+		}
+	}
+	for _, there := range []string{"d/new", "proc", "etc/hosts"} {
+		if _, err := os.Stat(fs.Path + "/" + there); err != nil {
+			t.Error(err)
+		}
+	}
+	// The image may go; what the container stands on stays, also across a restart.
+	if _, err := s.RemoveImage(ctx(t), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: "x.dev/a:v1"}}); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	s, _ = open(t, Config{Root: s.cfg.Root})
+	if _, err := s.Config(ctx(t), "x.dev/a:v1"); !errors.Is(err, agent.ErrImageNotPresent) {
+		t.Errorf("removed image: %v", err)
+	}
+	if _, err := os.Stat(fs.Lower[0] + "/a"); err != nil {
+		t.Errorf("a layer in use was removed: %v", err)
+	}
+	for range 2 {
+		if err := s.RemoveRootFS(ctx(t), "c1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, d := range []string{"layers", "containers"} {
+		if e, err := os.ReadDir(s.path(d)); err != nil || len(e) != 0 {
+			t.Errorf("%s after all is removed: %v, %v", d, e, err)
+		}
+	}
+	for _, bad := range []string{"", "../x", ".hidden", "a/b"} {
+		if _, err := s.PrepareRootFS(ctx(t), bad, "x.dev/a:v1"); err == nil {
+			t.Errorf("container id %q was accepted", bad)
+		}
+	}
+}
+
+func TestReferences(t *testing.T) {
+	const d = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+	for in, want := range map[string]string{
+		"busybox": "docker.io/library/busybox:latest", "a/b": "docker.io/a/b:latest", "index.docker.io/a/b:v1": "docker.io/a/b:v1",
+		"ghcr.io/x/y:z": "ghcr.io/x/y:z", "localhost:5000/a": "localhost:5000/a:latest", "a@" + d: "docker.io/library/a@" + d,
+		"a:v1@" + d: "docker.io/library/a@" + d,
+	} {
+		r, err := parseReference(in)
+		if err != nil || r.String() != want {
+			t.Errorf("%s: %s, %v; want %s", in, r, err, want)
+		}
+	}
+	for _, bad := range []string{"", "A", "a b", "a:", "http://x/y", "a@sha256:12"} {
+		if r, err := parseReference(bad); !errors.Is(err, agent.ErrInvalidImage) {
+			t.Errorf("%q: %s, %v", bad, r, err)
+		}
+	}
+}
