@@ -138,7 +138,7 @@ func (c Config) raft(notify chan<- bool) *raft.Config {
 	rc.CommitTimeout = c.CommitTimeout
 	rc.SnapshotThreshold = c.SnapshotEntries
 	rc.BatchApplyCh = true
-	rc.MaxAppendEntries = 16 // each may be a batch of a megabyte
+	rc.MaxAppendEntries = 32 // each may be a batch of a megabyte
 	rc.ShutdownOnRemove = false
 	rc.NoLegacyTelemetry = true
 	rc.NotifyCh = notify

@@ -180,16 +180,21 @@ func (r *Replica) open() error {
 func (r *Replica) start(g *errgroup.Group) error {
 	g.Go(func() error { return r.port.run(r.ctx) })
 	r.trans = raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
-		Stream:          &raftStreams{queueListener: r.port.raft, client: r.cfg.ClientTLS, dial: r.cfg.Dial, life: r.ctx},
-		MaxPool:         5,
-		MaxRPCsInFlight: 4,
+		Stream:  &raftStreams{queueListener: r.port.raft, client: r.cfg.ClientTLS, dial: r.cfg.Dial, life: r.ctx},
+		MaxPool: 5,
+		// No pipelining: while it pipelines, raft sends a follower that is
+		// behind one request per new entry or CommitTimeout, and no more. One
+		// request at a time goes on until the follower has everything, and
+		// each carries what has gathered meanwhile.
+		MaxRPCsInFlight: 1,
 		Timeout:         max(2*time.Second, 4*r.cfg.ElectionTimeout),
 		Logger:          newLogger(r.cfg.Logger.With("component", "raft-net")),
 	})
 	r.hints.init(r)
 	notify := make(chan bool, 16)
 	var err error
-	r.raft, err = raft.NewRaft(r.cfg.raft(notify), r.fsm, r.disk.logs, r.disk.stable, r.disk.snapshots, r.trans)
+	r.raft, err = raft.NewRaft(r.cfg.raft(notify), r.fsm, r.disk.logs, r.disk.stable, r.disk.snapshots,
+		&patientTransport{NetworkTransport: r.trans, worth: r.worthWaiting})
 	if err != nil {
 		r.trans.Close()
 		return fmt.Errorf("starting raft of replica %s: %w", r.cfg.Name, err)

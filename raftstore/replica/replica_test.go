@@ -384,6 +384,29 @@ func TestLaggingReplicaGetsSnapshot(t *testing.T) {
 	}
 }
 
+// A replica that was away for long serves again as soon as it is back: raft's
+// own patience with it would have run into seconds.
+func TestReturnAfterLongAbsence(t *testing.T) {
+	c := storetest.NewCluster(t, 3, nil)
+	away := c.Followers()[0]
+	c.Kill(away)
+	w := write(t, c, []string{c.Leader()}, 4)
+	gone := time.After(4 * time.Second)
+	<-gone
+	c.Start(away)
+	back := time.Now()
+	c.AwaitReadyOf(away)
+	took := time.Since(back)
+	close(w.stop)
+	w.wg.Wait()
+	t.Logf("ready %s after its start", took)
+	// Without patience: more than half of the absence.
+	if took > 2*time.Second {
+		t.Errorf("ready only %s after its start", took)
+	}
+	sameHistory(t, c)
+}
+
 func TestLeadershipMovesWithoutPause(t *testing.T) {
 	c := storetest.NewCluster(t, 3, nil)
 	leader := c.Leader()
