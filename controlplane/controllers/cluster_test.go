@@ -191,9 +191,9 @@ func TestLostNode(t *testing.T) {
 	w.create(d)
 	w.rolledOut("web", 6)
 	w.eventually("all endpoints ready", func() error { return w.endpoints("web", 6) })
-	w.lose("w1")
+	lost := w.lose("w1")
 	w.setReady("w1", corev1.ConditionUnknown)
-	w.eventually("its endpoints leave", func() error { return w.endpoints("web", 4) })
+	w.eventually("its endpoints leave", func() error { return w.endpoints("web", 6-lost) })
 	w.eventually("taints", func() error {
 		n, err := client.Get[*corev1.Node](w.ctx, w.admin, "", "w1")
 		if err == nil && len(n.Spec.Taints) != 2 {

@@ -244,8 +244,8 @@ func (w *world) sets() []*appsv1.ReplicaSet {
 	return list
 }
 
-// lose stops a node, which must have pods, from doing anything.
-func (w *world) lose(name string) {
+// lose stops a node, which must have pods, from doing anything; it returns how many.
+func (w *world) lose(name string) int {
 	w.t.Helper()
 	n := 0
 	for _, p := range w.pods() {
@@ -257,6 +257,7 @@ func (w *world) lose(name string) {
 		w.t.Fatalf("no pod runs on %s", name)
 	}
 	w.nodes.set(w.nodes.dead, name, true)
+	return n
 }
 
 // updateDeployment changes a Deployment, again when someone was faster.

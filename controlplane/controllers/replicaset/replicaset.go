@@ -157,21 +157,25 @@ func (r *reconciler) related(rs *appsv1.ReplicaSet) map[string]int {
 	return count
 }
 
+// maxEvents is how many pods of one scaling are told about by an Event each. No
+// more would be kept of one object anyway, and thousands cost as much as the pods.
+const maxEvents = 25
+
 // scale performs a plan.
 func (r *reconciler) scale(ctx context.Context, rs *appsv1.ReplicaSet, plan Scaling) error {
 	if plan.Create > 0 {
-		_, err := controllers.SlowStart(ctx, plan.Create, func(ctx context.Context, _ int) error { return r.create(ctx, rs) })
+		_, err := controllers.SlowStart(ctx, plan.Create, func(ctx context.Context, i int) error { return r.create(ctx, rs, i < maxEvents) })
 		if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
 			return nil // no pod will ever be wanted again
 		}
 		return err
 	}
 	return controllers.InParallel(ctx, len(plan.Delete), func(ctx context.Context, i int) error {
-		return r.delete(ctx, rs, plan.Delete[i])
+		return r.delete(ctx, rs, plan.Delete[i], i < maxEvents)
 	})
 }
 
-func (r *reconciler) create(ctx context.Context, rs *appsv1.ReplicaSet) error {
+func (r *reconciler) create(ctx context.Context, rs *appsv1.ReplicaSet, tell bool) error {
 	start := r.term.Now()
 	pod, err := client.Create(ctx, r.term.Client, NewPod(rs))
 	if err != nil {
@@ -182,16 +186,20 @@ func (r *reconciler) create(ctx context.Context, rs *appsv1.ReplicaSet) error {
 	}
 	r.pods.Wrote(pod)
 	r.term.Record("pod created", pod, "pod", start, "of replicaset "+rs.Name)
-	r.term.Events.Eventf(rs, corev1.EventTypeNormal, "SuccessfulCreate", "Created pod: %v", pod.Name)
+	if tell {
+		r.term.Events.Eventf(rs, corev1.EventTypeNormal, "SuccessfulCreate", "Created pod: %v", pod.Name)
+	}
 	return nil
 }
 
-func (r *reconciler) delete(ctx context.Context, rs *appsv1.ReplicaSet, pod *corev1.Pod) error {
+func (r *reconciler) delete(ctx context.Context, rs *appsv1.ReplicaSet, pod *corev1.Pod, tell bool) error {
 	r.pods.Deleting(pod)
 	err := client.Delete[*corev1.Pod](ctx, r.term.Client, pod.Namespace, pod.Name, controllers.ByUID(pod))
 	switch {
 	case err == nil:
-		r.term.Events.Eventf(rs, corev1.EventTypeNormal, "SuccessfulDelete", "Deleted pod: %v", pod.Name)
+		if tell {
+			r.term.Events.Eventf(rs, corev1.EventTypeNormal, "SuccessfulDelete", "Deleted pod: %v", pod.Name)
+		}
 		return nil
 	case apierrors.IsNotFound(err):
 		return nil // gone is what was wanted; the informer will say so
