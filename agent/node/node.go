@@ -38,6 +38,7 @@ type Node struct {
 	parts   []lifecycle.Part
 	network agent.Network
 	csi     *csi.Registry
+	server  agent.NodeServer
 }
 
 // New puts an agent together; nothing runs, and nothing on disk is touched, until Run.
@@ -70,8 +71,9 @@ func New(cfg Config) (*Node, error) {
 	if prober == nil {
 		prober = probe.New(probe.Config{Runtime: runtime, Log: cfg.Log.With("part", "probes")})
 	}
+	n.server = stream.New(runtime, n.session, cfg.LogDir)
 	if serve != nil {
-		serve(stream.New(runtime, n.session, cfg.LogDir))
+		serve(n.server)
 	}
 	pods := pod.New(pod.Config{NodeName: cfg.NodeName, HostIPs: cfg.NodeIPs, Paths: cfg.paths(), Runtime: runtime, Images: images, Volumes: volumes, Objects: n.session, Reporter: n.session,
 		Prober: prober, Node: n.facts.node, ResolvConf: cfg.ResolvConf, SeccompDefault: cfg.SeccompDefault, Log: cfg.Log.With("part", "pods")})
@@ -87,6 +89,10 @@ func New(cfg Config) (*Node, error) {
 	}
 	return n, nil
 }
+
+// Server answers exec, logs and port-forward for this node's pods. The agent's own session has it already;
+// one that was passed in is to be given it.
+func (n *Node) Server() agent.NodeServer { return n.server }
 
 func (n *Node) part(name string, run func(context.Context) error) {
 	n.parts = append(n.parts, lifecycle.Part{Name: name, Run: run})

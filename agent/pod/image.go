@@ -89,7 +89,9 @@ func (w *worker) ensureImage(ctx context.Context, a Action) error {
 	w.mu.Lock()
 	w.o.Images[a.Container] = Image{Ref: ref, Attempt: a.Attempt}
 	w.mu.Unlock()
-	w.stage(agent.StageTime{Name: "image", Start: start, Duration: w.cfg.now().Sub(start), Detail: spec.Image + " " + detail})
+	if a.Attempt == 0 {
+		w.stage(agent.StageTime{Name: "image", Start: start, Duration: w.cfg.now().Sub(start), Detail: spec.Image + " " + detail})
+	}
 	return nil
 }
 

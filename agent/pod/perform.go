@@ -106,12 +106,24 @@ func (w *worker) createSandbox(ctx context.Context, a Action) error {
 		parts = append(parts, s.Name+" "+s.Duration.Round(100*time.Microsecond).String())
 		if s.Name == "cni" {
 			s.Name = "network"
+			if s.Detail == "" {
+				s.Detail = w.address(ctx, res.PodSandboxId)
+			}
 			stages = append(stages, s)
 		}
 	}
 	stages = append([]agent.StageTime{{Name: "sandbox", Start: start, Duration: took, Detail: strings.Join(parts, ", ")}}, stages...)
 	w.stage(stages...)
 	return nil
+}
+
+// address is the sandbox's IP, for the timeline.
+func (w *worker) address(ctx context.Context, id string) string {
+	st, err := w.cfg.Runtime.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: id})
+	if err != nil {
+		return "" // the next look at the pod meets the same error and tells it
+	}
+	return st.GetStatus().GetNetwork().GetIp()
 }
 
 func (w *worker) unmountVolumes(ctx context.Context) error {

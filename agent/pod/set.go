@@ -123,12 +123,18 @@ func (s *Set) Run(ctx context.Context) error {
 			return ctx.Err()
 		case kinds, ok := <-changes:
 			if !ok {
+				if ctx.Err() != nil {
+					return ctx.Err()
+				}
 				return errors.New("the view of the cluster ended")
 			}
 			s.changed(ctx, kinds)
 		case e, ok := <-events:
 			if !ok {
 				// Lost events do no harm: look at everything.
+				if ctx.Err() != nil {
+					return ctx.Err()
+				}
 				events = s.cfg.Runtime.Events(ctx)
 				s.each(func(e *entry) { e.w.poke() })
 				continue

@@ -2,7 +2,6 @@ package pod
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -19,107 +18,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"keelson.dev/keelson/agent"
-	"keelson.dev/keelson/agent/fake"
 )
-
-// node is one fake node in virtual time.
-type node struct {
-	t       *testing.T
-	rt      *fake.Runtime
-	img     *fake.Images
-	net     *fake.Network
-	vol     *fake.Volumes
-	cluster *fake.Cluster
-	cfg     Config
-	stop    func()
-}
-
-// noPaths binds nothing: subPaths are tested with real mounts in subpath_test.go.
-type noPaths struct{}
-
-func (noPaths) Bind(target, volume, sub string) (string, error) { return target, nil }
-func (noPaths) Release(string) error                            { return nil }
-
-// prober passes at once, or does what it is told.
-type prober struct {
-	script func(ctx context.Context, t agent.ProbeTarget, on func(agent.ProbeEvent))
-}
-
-func (p prober) Watch(ctx context.Context, t agent.ProbeTarget, on func(agent.ProbeEvent)) {
-	if p.script != nil {
-		p.script(ctx, t, on)
-		return
-	}
-	on(agent.ProbeEvent{State: agent.ProbeState{Started: t.Container.StartupProbe == nil}})
-	on(agent.ProbeEvent{State: agent.ProbeState{Started: true, Ready: true}, Probe: "readiness", OK: true, Start: time.Now(), Took: time.Millisecond})
-	<-ctx.Done()
-}
-
-func newNode(t *testing.T) *node {
-	n := &node{t: t, img: &fake.Images{}, net: &fake.Network{}, vol: &fake.Volumes{}, cluster: fake.NewCluster()}
-	n.rt = &fake.Runtime{Network: n.net}
-	for _, i := range []string{"hello:1", "tools:1"} {
-		n.img.Put(i, agent.ImageConfig{})
-	}
-	dir := t.TempDir()
-	n.cfg = Config{NodeName: "w1", HostIPs: []string{"192.0.2.1"}, CgroupRoot: "keelson", Paths: agent.Paths{State: filepath.Join(dir, "state"), Run: filepath.Join(dir, "run"), Logs: filepath.Join(dir, "logs")},
-		Runtime: n.rt, Images: n.img, Volumes: n.vol, Objects: n.cluster, Reporter: n.cluster, Prober: prober{}, SubPaths: noPaths{}, ResolvConf: os.DevNull}
-	return n
-}
-
-// start runs an agent; stop (or start again) ends it, the runtime lives on.
-func (n *node) start() {
-	if n.stop != nil {
-		n.stop()
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- New(n.cfg).Run(ctx) }()
-	n.stop = func() {
-		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			n.t.Errorf("Run returned %v", err)
-		}
-		n.stop = nil
-	}
-}
-
-func (n *node) pod(uid types.UID) *v1.Pod {
-	p, ok := n.cluster.Pod(uid)
-	if !ok {
-		n.t.Fatalf("pod %s is not there", uid)
-	}
-	return p
-}
-
-func (n *node) is(uid types.UID, want string) {
-	n.t.Helper()
-	synctest.Wait()
-	p := n.pod(uid)
-	if got := summary(&p.Status); got != want {
-		n.t.Errorf("at %s pod %s is\n %q, want\n %q", time.Now().Format("05.000"), uid, got, want)
-	}
-}
-
-func simplePod(uid string, containers ...v1.Container) *v1.Pod {
-	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web-" + uid, Namespace: "default", UID: types.UID(uid), CreationTimestamp: metav1.Now(),
-		Annotations: map[string]string{"keelson.dev/traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}},
-		Spec: v1.PodSpec{RestartPolicy: v1.RestartPolicyAlways, NodeName: "w1", DNSPolicy: v1.DNSClusterFirst}, Status: v1.PodStatus{Phase: v1.PodPending}}
-	if len(containers) == 0 {
-		containers = []v1.Container{{Name: "app", Image: "hello:1"}}
-	}
-	p.Spec.Containers = containers
-	return p
-}
-
-func deletePod(n *node, uid types.UID, grace int64) {
-	p := n.pod(uid).DeepCopy()
-	now := metav1.Now()
-	p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &now, &grace
-	n.cluster.Put(p)
-}
-
-const running = "Running 10.88.0.2 PodReadyToStartContainers Initialized ContainersReady Ready; app runs, ready"
 
 // F93, F111, F115: a bound pod runs at once; Pending, ContainerCreating, Running and Ready are seen in this order, and its timeline is told.
 func TestPodBecomesReady(t *testing.T) {

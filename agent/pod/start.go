@@ -31,7 +31,7 @@ func (w *worker) startContainer(ctx context.Context, a Action) error {
 	if a.Delay > 0 {
 		w.events.event(pod, field, v1.EventTypeWarning, "BackOff", fmt.Sprintf("Back-off restarting failed container %s in pod %s_%s(%s)", spec.Name, pod.Name, pod.Namespace, pod.UID))
 	}
-	image, err := w.cfg.Images.Config(ctx, spec.Image)
+	image, err := w.cfg.Images.Config(ctx, ref)
 	if err != nil {
 		return fail("CreateContainerError", err)
 	}
@@ -52,7 +52,9 @@ func (w *worker) startContainer(ctx context.Context, a Action) error {
 		return fail("RunContainerError", err)
 	}
 	w.events.event(pod, field, v1.EventTypeNormal, "Started", "Started container "+spec.Name)
-	w.stage(agent.StageTime{Name: "container started", Start: begin, Duration: w.cfg.now().Sub(begin), Detail: spec.Name})
+	if a.Attempt == 0 {
+		w.stage(agent.StageTime{Name: "container started", Start: begin, Duration: w.cfg.now().Sub(begin), Detail: spec.Name})
+	}
 	w.cfg.Runtime.StageTimes(res.ContainerId)
 	if spec.Lifecycle == nil || spec.Lifecycle.PostStart == nil {
 		return nil

@@ -31,6 +31,7 @@ type worker struct {
 	cancels  map[string]context.CancelFunc
 	probes   map[string]context.CancelFunc // by container id
 	received time.Time
+	quiet    bool // report no stages
 	readied  bool
 	reported bool // a status has been sent in this life
 	recheck  bool // compare what was sent with what the API holds
@@ -45,7 +46,8 @@ func newWorker(cfg *Config, d Desired) *worker {
 	w.events = &recorder{reporter: cfg.Reporter, node: cfg.NodeName, now: cfg.now, seen: map[string]*v1.Event{}}
 	w.o.StartTime = w.received
 	if t := d.Pod.Status.StartTime; t != nil {
-		w.o.StartTime = t.Time
+		// Acknowledged in an earlier life: its way to Ready has been told.
+		w.o.StartTime, w.quiet = t.Time, true
 	}
 	return w
 }
@@ -213,7 +215,7 @@ func (w *worker) report(d Desired, o Observed, now time.Time) {
 	ready := find(st.Conditions, v1.PodReady)
 	w.mu.Lock()
 	send := !w.reported || !reflect.DeepEqual(st, w.last) || w.recheck && !equal(&st, &d.Pod.Status)
-	first := !w.readied && ready != nil && ready.Status == v1.ConditionTrue
+	first := !w.readied && !w.quiet && ready != nil && ready.Status == v1.ConditionTrue
 	w.last, w.reported, w.recheck, w.readied = st, true, false, w.readied || first
 	w.mu.Unlock()
 	if send {
@@ -222,7 +224,7 @@ func (w *worker) report(d Desired, o Observed, now time.Time) {
 	if first {
 		after := now.Sub(w.received)
 		w.log.Debug("ready", "after", after)
-		w.stage(agent.StageTime{Name: "ready", Start: now, Detail: after.Round(100*time.Microsecond).String() + " after it was received"})
+		w.tell(d.Pod, []agent.StageTime{{Name: "ready", Start: now, Detail: after.Round(100*time.Microsecond).String() + " after it was received"}})
 	}
 }
 
@@ -314,9 +316,17 @@ func (w *worker) settle(a Action, err error, cancelled bool) {
 	w.o.Failures[key] = f
 }
 
-// stage reports one measured step of the pod's way to Ready.
+// stage reports measured steps of the pod's way to Ready; what comes later belongs to no apply.
 func (w *worker) stage(stages ...agent.StageTime) {
-	p := w.pod()
+	w.mu.Lock()
+	p, over := w.desired.Pod, w.quiet || w.readied
+	w.mu.Unlock()
+	if !over {
+		w.tell(p, stages)
+	}
+}
+
+func (w *worker) tell(p *v1.Pod, stages []agent.StageTime) {
 	if tp := p.Annotations["keelson.dev/traceparent"]; tp != "" && len(stages) > 0 {
 		w.cfg.Reporter.Stages(tp, "pod/"+p.Namespace+"/"+p.Name, stages)
 	}

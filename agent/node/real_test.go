@@ -1,0 +1,478 @@
+package node
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	ggcr "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/fake"
+	"keelson.dev/keelson/csi/privatemounts"
+	"keelson.dev/keelson/internal/wait"
+)
+
+func TestMain(m *testing.M) { privatemounts.Main(m) }
+
+// bed is one node with real containers, images and volumes; only the network and the control plane are not real.
+type bed struct {
+	t       *testing.T
+	cfg     Config
+	cluster *fake.Cluster
+	net     *fake.Network
+	node    *Node
+	stop    func()
+}
+
+func newBed(t *testing.T) *bed {
+	privatemounts.Need(t)
+	if _, err := os.Stat("/bin/busybox"); err != nil {
+		t.Skip("needs /bin/busybox (Debian: busybox-static)")
+	}
+	// A short path: sockets are below it.
+	dir, err := os.MkdirTemp("", "knode-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var id [4]byte
+	if _, err := rand.Read(id[:]); err != nil {
+		t.Fatal(err)
+	}
+	b := &bed{t: t, cluster: fake.NewCluster(), net: &fake.Network{}}
+	b.cfg = Config{NodeName: "w1", NodeIPs: []string{"192.0.2.1"}, StateDir: filepath.Join(dir, "s"), RunDir: filepath.Join(dir, "r"), LogDir: filepath.Join(dir, "l"), ArchivesDir: filepath.Join(dir, "a"),
+		RuntimeDir: filepath.Join(dir, "bin"), CgroupRoot: "/keelson-test-" + hex.EncodeToString(id[:]), ResolvConf: os.DevNull, Session: b.cluster,
+		Network: func(agent.Objects) agent.Network { return b.net }, Log: slog.New(slog.NewTextHandler(logWriter{t}, nil))}
+	t.Cleanup(func() {
+		b.clean()
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	build(t, b.cfg.RuntimeDir)
+	archive(t, b.cfg.ArchivesDir)
+	b.start()
+	return b
+}
+
+type logWriter struct{ t *testing.T }
+
+func (w logWriter) Write(p []byte) (int, error) {
+	w.t.Log(strings.TrimSpace(string(p)))
+	return len(p), nil
+}
+
+func build(t *testing.T, dir string) {
+	for _, b := range [][]string{
+		{"CGO_ENABLED=0", "-ldflags=-s -w", "keelson-shim", "keelson.dev/keelson/cmd/shim"},
+		{"CGO_ENABLED=0", "-ldflags=-s -w -E main.start", "keelson-pause", "keelson.dev/keelson/cmd/pause"},
+		{"CGO_ENABLED=1", "-ldflags=-s -w -linkmode external -extldflags -static", "keelson-oci", "keelson.dev/keelson/cmd/oci"},
+	} {
+		cmd := exec.Command("go", "build", "-tags=seccomp,netgo,osusergo", b[1], "-o", filepath.Join(dir, b[2]), b[3])
+		cmd.Env = append(os.Environ(), b[0])
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("building %s: %v\n%s", b[2], err, out)
+		}
+	}
+}
+
+// archive writes an image "busybox:1" that is nothing but a shell.
+func archive(t *testing.T, dir string) {
+	var layer bytes.Buffer
+	w := tar.NewWriter(&layer)
+	prog, err := os.ReadFile("/bin/busybox")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range []string{"bin/", "etc/", "tmp/", "dev/", "proc/", "sys/"} {
+		err = errors.Join(err, w.WriteHeader(&tar.Header{Name: d, Typeflag: tar.TypeDir, Mode: 0o755}))
+	}
+	err = errors.Join(err, w.WriteHeader(&tar.Header{Name: "bin/busybox", Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(prog))}))
+	_, werr := w.Write(prog)
+	err = errors.Join(err, werr, w.WriteHeader(&tar.Header{Name: "bin/sh", Typeflag: tar.TypeSymlink, Linkname: "busybox"}), w.Close())
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(layer.Bytes())), nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	img, err := mutate.AppendLayers(empty.Image, l)
+	if err == nil {
+		img, err = mutate.Config(img, ggcr.Config{Cmd: []string{"/bin/sh"}, Env: []string{"PATH=/bin"}})
+	}
+	if err == nil {
+		err = os.MkdirAll(dir, 0o755)
+	}
+	var tag name.Tag
+	if err == nil {
+		tag, err = name.NewTag("docker.io/library/busybox:1")
+	}
+	if err == nil {
+		err = tarball.WriteToFile(filepath.Join(dir, "busybox.tar"), tag, img)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// start runs an agent on the bed's folders, as a new process would.
+func (b *bed) start() {
+	var err error
+	if b.node, err = New(b.cfg); err != nil {
+		b.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- b.node.Run(ctx) }()
+	b.stop = func() {
+		cancel()
+		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+			b.t.Errorf("Run returned %v", err)
+		}
+		b.stop = func() {}
+	}
+}
+
+// clean deletes all pods, and where that fails, kills what is left.
+func (b *bed) clean() {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	for _, p := range b.cluster.Pods() {
+		b.delete(p.UID, 0)
+	}
+	if err := b.cluster.Await(ctx, "all pods gone", func() bool { return len(b.cluster.Pods()) == 0 }); err != nil {
+		b.t.Error(err)
+	}
+	b.stop()
+	// The tmpfs of secrets stays for the next agent; there is none.
+	if err := unix.Unmount(filepath.Join(b.cfg.RunDir, "secrets"), unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		b.t.Error(err)
+	}
+	for _, h := range cgroupDirs(b.cfg.CgroupRoot) {
+		killTree(h)
+		if err := wait.For(ctx, 10*time.Millisecond, func() error { return removeTree(h) }); err != nil {
+			b.t.Error(err)
+		}
+	}
+}
+
+func cgroupDirs(root string) []string {
+	all, err := filepath.Glob("/sys/fs/cgroup/*" + root)
+	if err != nil {
+		return nil
+	}
+	return append(all, "/sys/fs/cgroup"+root)
+}
+
+func killTree(dir string) {
+	_ = filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
+		if err == nil && filepath.Base(path) == "cgroup.procs" {
+			b, _ := os.ReadFile(path)
+			for _, f := range strings.Fields(string(b)) {
+				if pid, err := strconv.Atoi(f); err == nil {
+					if p, err := os.FindProcess(pid); err == nil {
+						_ = p.Kill()
+					}
+				}
+			}
+		}
+		return nil
+	})
+}
+
+func removeTree(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			if err := removeTree(filepath.Join(dir, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return os.Remove(dir)
+}
+
+func (b *bed) delete(uid types.UID, grace int64) {
+	p, ok := b.cluster.Pod(uid)
+	if !ok {
+		return
+	}
+	p = p.DeepCopy()
+	now := metav1.Now()
+	p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &now, &grace
+	b.cluster.Put(p)
+}
+
+func (b *bed) until(what string, uid types.UID, cond func(*v1.Pod) bool) *v1.Pod {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.t.Context(), 30*time.Second)
+	defer cancel()
+	var seen *v1.Pod
+	if err := b.cluster.Await(ctx, what, func() bool {
+		p, ok := b.cluster.Pod(uid)
+		if ok {
+			seen = p
+		}
+		return ok && cond(p)
+	}); err != nil {
+		b.t.Fatalf("%v; status: %+v; events: %q", err, seen.Status, b.cluster.Events(uid))
+	}
+	return seen
+}
+
+func isReady(p *v1.Pod) bool {
+	for _, c := range p.Status.Conditions {
+		if c.Type == v1.PodReady {
+			return c.Status == v1.ConditionTrue
+		}
+	}
+	return false
+}
+
+func shell(name, script string) v1.Container {
+	return v1.Container{Name: name, Image: "busybox:1", Command: []string{"/bin/sh", "-c", script}, TerminationMessagePath: "/dev/termination-log"}
+}
+
+func realPod(uid string, c ...v1.Container) *v1.Pod {
+	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web-" + uid, Namespace: "default", UID: types.UID(uid), CreationTimestamp: metav1.Now(), Annotations: map[string]string{"keelson.dev/traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}},
+		Spec: v1.PodSpec{RestartPolicy: v1.RestartPolicyAlways, DNSPolicy: v1.DNSDefault, Containers: c}}
+}
+
+// TestRealPods runs pods through the whole agent. F93, F94, F100, F101, F104, F111, F112, F113, P9
+func TestRealPods(t *testing.T) {
+	b := newBed(t)
+	t.Run("ready", b.ready)
+	t.Run("restarts", b.restarts)
+	t.Run("oom", b.oom)
+	t.Run("job", b.job)
+	t.Run("agent restart", b.agentRestart)
+	t.Run("sandbox rebuilt", b.sandboxRebuilt)
+	t.Run("graceful", b.graceful)
+	b.t = t
+	for _, s := range b.cluster.StageNames() {
+		if strings.HasPrefix(s, "ready ") {
+			t.Log(s)
+		}
+	}
+}
+
+func (b *bed) ready(t *testing.T) {
+	b.t = t
+	b.cluster.Put(&v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "cm"}, Data: map[string]string{"greeting": "hello"}},
+		&v1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "s"}, Data: map[string][]byte{"key": []byte("geheim")}})
+	c := shell("app", `cat /cm/greeting /secret/key /empty/from-init /one > /empty/out; echo out; echo err >&2; touch /tmp/up; exec /bin/busybox sleep 1000`)
+	c.VolumeMounts = []v1.VolumeMount{{Name: "cm", MountPath: "/cm"}, {Name: "secret", MountPath: "/secret"}, {Name: "empty", MountPath: "/empty"}, {Name: "cm", MountPath: "/one", SubPath: "greeting"}}
+	c.ReadinessProbe = &v1.Probe{ProbeHandler: v1.ProbeHandler{Exec: &v1.ExecAction{Command: []string{"/bin/busybox", "test", "-f", "/tmp/up"}}}}
+	c.Command[2] = "set -e; alias cat='/bin/busybox cat' touch='/bin/busybox touch'; " + c.Command[2]
+	p := realPod("ready", c)
+	p.Spec.InitContainers = []v1.Container{shell("init", "echo -n made > /empty/from-init")}
+	p.Spec.InitContainers[0].VolumeMounts = []v1.VolumeMount{{Name: "empty", MountPath: "/empty"}}
+	p.Spec.Volumes = []v1.Volume{{Name: "cm", VolumeSource: v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: v1.LocalObjectReference{Name: "cm"}}}},
+		{Name: "secret", VolumeSource: v1.VolumeSource{Secret: &v1.SecretVolumeSource{SecretName: "s"}}}, {Name: "empty", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}}}
+	b.cluster.Put(p)
+	got := b.until("Ready", "ready", isReady)
+	t.Logf("timeline: %q", b.cluster.StageNames())
+	if !strings.HasPrefix(got.Status.ContainerStatuses[0].ContainerID, "keelson://") || got.Status.PodIP == "" || got.Status.QOSClass != v1.PodQOSBestEffort {
+		t.Errorf("status: %+v", got.Status)
+	}
+	out, err := os.ReadFile(filepath.Join(b.cfg.StateDir, "volumes", "ready", "empty", "empty", "out"))
+	if err != nil || string(out) != "hellogeheimmadehello" {
+		t.Errorf("the container saw %q, %v", out, err)
+	}
+	var log bytes.Buffer
+	srv := newServer(b)
+	if err := srv.Logs(t.Context(), agent.LogRequest{PodUID: "ready", Namespace: "default", Pod: "web-ready", Container: "app", TailLines: -1}, &log); err != nil || !strings.Contains(log.String(), "out\n") || !strings.Contains(log.String(), "err\n") {
+		t.Errorf("log: %q, %v", log.String(), err)
+	}
+	var said bytes.Buffer
+	err = srv.Exec(t.Context(), "ready", "app", []string{"/bin/sh", "-c", "echo -n hi; exit 7"}, false, false, agent.Streams{Stdout: &said})
+	if e := (*agent.ExitError)(nil); !errors.As(err, &e) || e.Code != 7 || said.String() != "hi" {
+		t.Errorf("exec: %q, %v", said.String(), err)
+	}
+}
+
+func (b *bed) restarts(t *testing.T) {
+	b.t = t
+	b.cluster.Put(realPod("crash", shell("app", "echo -n why > /dev/termination-log; exit 3")))
+	got := b.until("a second restart", "crash", func(p *v1.Pod) bool {
+		return len(p.Status.ContainerStatuses) > 0 && p.Status.ContainerStatuses[0].RestartCount >= 2
+	})
+	if l := got.Status.ContainerStatuses[0].LastTerminationState.Terminated; l == nil || l.ExitCode != 3 || l.Message != "why" || l.Reason != "Error" {
+		t.Errorf("last state: %+v", l)
+	}
+	b.until("CrashLoopBackOff", "crash", func(p *v1.Pod) bool {
+		w := p.Status.ContainerStatuses[0].State.Waiting
+		return w != nil && w.Reason == "CrashLoopBackOff"
+	})
+	b.cluster.Put(realPod("absent", v1.Container{Name: "app", Image: "busybox:1", Command: []string{"/no/such/program"}}))
+	b.until("an error that names the program", "absent", func(p *v1.Pod) bool {
+		for _, e := range b.cluster.Events("absent") {
+			if strings.HasPrefix(e, "Failed") && strings.Contains(e, "/no/such/program") {
+				return true
+			}
+		}
+		return false
+	})
+	b.delete("absent", 0)
+	b.delete("crash", 0)
+}
+
+func (b *bed) oom(t *testing.T) {
+	b.t = t
+	c := shell("app", "x=aaaaaaaaaaaaaaaa; while true; do x=$x$x; done")
+	c.Resources.Limits = v1.ResourceList{v1.ResourceMemory: resource.MustParse("16Mi")}
+	p := realPod("oom", c)
+	p.Spec.RestartPolicy = v1.RestartPolicyNever
+	b.cluster.Put(p)
+	got := b.until("its end", "oom", func(p *v1.Pod) bool { return p.Status.Phase == v1.PodFailed })
+	if s := got.Status.ContainerStatuses[0].State.Terminated; s == nil || s.Reason != "OOMKilled" || s.ExitCode != 137 {
+		t.Errorf("state: %+v", s)
+	}
+	b.delete("oom", 0)
+}
+
+func (b *bed) job(t *testing.T) {
+	b.t = t
+	p := realPod("job", shell("app", "exit 0"))
+	p.Spec.RestartPolicy = v1.RestartPolicyOnFailure
+	b.cluster.Put(p)
+	got := b.until("Succeeded", "job", func(p *v1.Pod) bool { return p.Status.Phase == v1.PodSucceeded })
+	if s := got.Status.ContainerStatuses[0].State.Terminated; s == nil || s.Reason != "Completed" {
+		t.Errorf("state: %+v", s)
+	}
+	b.delete("job", 0)
+}
+
+// agentRestart: P9.
+func (b *bed) agentRestart(t *testing.T) {
+	b.t = t
+	b.cluster.Put(realPod("keep", shell("app", "exec /bin/busybox sleep 1000")), realPod("ends", shell("app", "while [ ! -e /tmp/end ]; do /bin/busybox usleep 10000; done; exit 42")))
+	keep := b.until("Ready", "keep", isReady)
+	b.until("Ready", "ends", isReady)
+	if err := newServer(b).Exec(t.Context(), "ends", "app", []string{"/bin/sh", "-c", "(/bin/busybox sleep 1; > /tmp/end) &"}, false, false, agent.Streams{}); err != nil {
+		t.Fatal(err)
+	}
+	b.stop()
+	b.start()
+	got := b.until("the exit code of a container that ended without an agent", "ends", func(p *v1.Pod) bool {
+		l := p.Status.ContainerStatuses[0].LastTerminationState.Terminated
+		return l != nil && l.ExitCode == 42
+	})
+	if n := got.Status.ContainerStatuses[0].RestartCount; n != 1 {
+		t.Errorf("%d restarts", n)
+	}
+	again, _ := b.cluster.Pod("keep")
+	if again.Status.ContainerStatuses[0].ContainerID != keep.Status.ContainerStatuses[0].ContainerID || again.Status.ContainerStatuses[0].RestartCount != 0 || !isReady(again) {
+		t.Errorf("the agent's restart touched a container: %+v", again.Status.ContainerStatuses[0])
+	}
+	b.delete("keep", 0)
+	b.delete("ends", 0)
+}
+
+// sandboxRebuilt: F101.
+func (b *bed) sandboxRebuilt(t *testing.T) {
+	b.t = t
+	p := realPod("pause", shell("app", "exec /bin/busybox sleep 1000"))
+	zero := int64(0)
+	p.Spec.TerminationGracePeriodSeconds = &zero
+	b.cluster.Put(p)
+	first := b.until("Ready", "pause", isReady)
+	pid := pausePID(t, b.cfg.StateDir, first.Status.PodIP)
+	proc, err := os.FindProcess(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := proc.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	second := b.until("Ready in a new sandbox", "pause", func(p *v1.Pod) bool { return isReady(p) && p.Status.PodIP != first.Status.PodIP })
+	if n := second.Status.ContainerStatuses[0].RestartCount; n != 1 {
+		t.Errorf("%d restarts", n)
+	}
+	b.delete("pause", 0)
+}
+
+// pausePID finds the pause process of the sandbox with an address in the runtime's records.
+func pausePID(t *testing.T, state, ip string) int {
+	files, err := filepath.Glob(filepath.Join(state, "oci", "sandboxes", "*", "sandbox.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		var rec struct {
+			IPs      []string `json:"ips"`
+			PausePID int      `json:"pausePID"`
+		}
+		b, err := os.ReadFile(f)
+		if err == nil {
+			err = json.Unmarshal(b, &rec)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if slices.Contains(rec.IPs, ip) && rec.PausePID > 1 {
+			return rec.PausePID
+		}
+	}
+	t.Fatalf("no sandbox with address %s has a pause process", ip)
+	return 0
+}
+
+// graceful: preStop, then SIGTERM, within the grace period; a process that ends at once is gone at once.
+func (b *bed) graceful(t *testing.T) {
+	b.t = t
+	c := shell("app", `trap 'echo term >> /data/log; exit 0' TERM; echo up >> /data/log; while true; do /bin/busybox usleep 5000; done`)
+	c.Lifecycle = &v1.Lifecycle{PreStop: &v1.LifecycleHandler{Exec: &v1.ExecAction{Command: []string{"/bin/sh", "-c", "echo hook >> /data/log"}}}}
+	c.VolumeMounts = []v1.VolumeMount{{Name: "data", MountPath: "/data"}}
+	p := realPod("grace", c)
+	data := t.TempDir()
+	p.Spec.Volumes = []v1.Volume{{Name: "data", VolumeSource: v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: data}}}}
+	b.cluster.Put(p)
+	b.until("its log", "grace", isReady)
+	if err := wait.For(t.Context(), time.Millisecond, func() error {
+		_, err := os.Stat(filepath.Join(data, "log"))
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	b.delete("grace", 30)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if err := b.cluster.Await(ctx, "its end", func() bool { return b.cluster.Gone("grace") }); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("delete → gone: %s", time.Since(begin))
+	if log, err := os.ReadFile(filepath.Join(data, "log")); err != nil || string(log) != "up\nhook\nterm\n" {
+		t.Errorf("log: %q, %v", log, err)
+	}
+}
+
+func newServer(b *bed) agent.NodeServer { return b.node.Server() }
