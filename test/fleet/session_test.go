@@ -7,19 +7,15 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"keelson.dev/keelson/agent"
-	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/pki"
 )
@@ -401,163 +397,5 @@ func TestBadToken(t *testing.T) {
 	})
 	if _, err := os.Stat(filepath.Join(m.state, "node.pem")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the agent trusted a server of another CA (%v)", err)
-	}
-}
-
-// Events count up instead of multiplying; stage times arrive on the replica's clock.
-func TestEventsAndStages(t *testing.T) {
-	b := newBed(t, "cp1")
-	n := b.join("w1", nil)
-	p := b.pod("p", "w1", nil)
-	n.awaitPod(b, p.UID)
-	for range 5 {
-		n.Event(&v1.Event{
-			ObjectMeta:     metav1.ObjectMeta{Namespace: "default"},
-			InvolvedObject: v1.ObjectReference{Kind: "Pod", Namespace: "default", Name: "p", UID: p.UID},
-			Type:           v1.EventTypeWarning, Reason: "BackOff", Message: "again",
-		})
-	}
-	b.eventually("event", func() error {
-		list, err := client.List[*v1.Event](b.ctx, b.client, "default", metav1.ListOptions{})
-		if err != nil {
-			return err
-		}
-		if len(list) != 1 || list[0].Count != 5 {
-			return fmt.Errorf("%d events, the first counts %d", len(list), append(list, &v1.Event{})[0].Count)
-		}
-		return nil
-	})
-	const trace = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
-	began := time.Now()
-	n.Stages(trace, "pod/default/p", []agent.StageTime{{Name: "sandbox", Start: began, Duration: time.Millisecond}})
-	b.eventually("stage", func() error {
-		got := b.replicas["cp1"].timeline.Find(api.TraceID(trace))
-		if len(got) != 1 {
-			return fmt.Errorf("%d stages", len(got))
-		}
-		if off := got[0].Start.Sub(began).Abs(); off > 20*time.Millisecond || got[0].Actor != "agent/w1" {
-			t.Errorf("stage %+v is %s off", got[0], off)
-		}
-		return nil
-	})
-}
-
-// P20: a terminating pod behind a Service may be stopped once every node's proxy has applied its removal, and not before.
-func TestStopGate(t *testing.T) {
-	b := newBed(t, "cp1", "cp2")
-	w1, w2 := b.join("w1", nil), b.join("w2", nil)
-	b.awaitReady("w1", v1.ConditionTrue)
-	b.awaitReady("w2", v1.ConditionTrue)
-	p := b.pod("p", "w1", nil)
-	alone := b.pod("alone", "w1", nil)
-	yes, no := true, false
-	slice := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: "svc-1", Labels: map[string]string{discoveryv1.LabelServiceName: "svc"}},
-		AddressType: discoveryv1.AddressTypeIPv4,
-		Endpoints: []discoveryv1.Endpoint{{
-			Addresses: []string{"10.0.1.2"}, Conditions: discoveryv1.EndpointConditions{Ready: &yes},
-			TargetRef: &v1.ObjectReference{Kind: "Pod", Namespace: "default", Name: "p", UID: p.UID},
-		}},
-	}
-	slice, err := client.Create(b.ctx, b.client, slice)
-	if err != nil {
-		t.Fatal(err)
-	}
-	proxy := func(n *node) { n.ProxyApplied(n.Revision()) }
-	seen := func(n *node, ready bool) {
-		b.eventually("slice on "+n.name, func() error {
-			for _, s := range n.EndpointSlices() {
-				if *s.Endpoints[0].Conditions.Ready == ready {
-					return nil
-				}
-			}
-			return errors.New("not there")
-		})
-	}
-	seen(w1, true)
-	seen(w2, true)
-	proxy(w1)
-	proxy(w2)
-	n := int64(30)
-	for _, name := range []string{"p", "alone"} {
-		if err := client.Delete[*v1.Pod](b.ctx, b.client, "default", name, metav1.DeleteOptions{GracePeriodSeconds: &n}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	began := time.Now()
-	select {
-	case <-w1.StopGate(alone.UID):
-		t.Logf("a pod in no slice: gate after %s", time.Since(began))
-	case <-time.After(900 * time.Millisecond):
-		t.Error("a pod in no slice was not let go at once")
-	}
-	slice = slice.DeepCopy()
-	slice.Endpoints[0].Conditions.Ready = &no
-	if _, err := client.Update(b.ctx, b.client, slice); err != nil {
-		t.Fatal(err)
-	}
-	seen(w1, false)
-	seen(w2, false)
-	proxy(w1)
-	select {
-	case <-w1.StopGate(p.UID):
-		if time.Since(began) < 900*time.Millisecond {
-			t.Error("the gate opened though a proxy may still route to the pod")
-		}
-	case <-time.After(100 * time.Millisecond):
-	}
-	b.eventually("revision on w2", func() error { proxy(w2); return nil })
-	select {
-	case <-w1.StopGate(p.UID):
-		t.Logf("gate opened %s after the deletion", time.Since(began))
-	case <-time.After(patience):
-		t.Error("the gate stayed closed")
-	}
-	// A proxy that never answers cannot hold a pod for ever.
-	q := b.pod("q", "w1", nil)
-	slice = slice.DeepCopy()
-	slice.Name, slice.ResourceVersion, slice.UID = "svc-2", "", ""
-	slice.Endpoints[0].Conditions.Ready, slice.Endpoints[0].TargetRef.UID = &yes, q.UID
-	if _, err := client.Create(b.ctx, b.client, slice); err != nil {
-		t.Fatal(err)
-	}
-	b.eventually("second slice on w1", func() error {
-		if len(w1.EndpointSlices()) != 2 {
-			return errors.New("not there")
-		}
-		return nil
-	})
-	if err := client.Delete[*v1.Pod](b.ctx, b.client, "default", "q", metav1.DeleteOptions{GracePeriodSeconds: &n}); err != nil {
-		t.Fatal(err)
-	}
-	began = time.Now()
-	select {
-	case <-w1.StopGate(q.UID):
-		if took := time.Since(began); took < 800*time.Millisecond || took > 3*time.Second {
-			t.Errorf("the bound of 1 s took %s", took)
-		}
-	case <-time.After(patience):
-		t.Error("the gate has no bound")
-	}
-}
-
-// An idle cluster writes nothing: heartbeats stay in memory.
-func TestIdleWritesNothing(t *testing.T) {
-	b := newBed(t, "cp1", "cp2")
-	n := b.join("w1", nil)
-	p := b.pod("p", "w1", nil)
-	n.awaitPod(b, p.UID)
-	n.PodStatus(report(p, v1.PodRunning, ""))
-	b.eventually("status", podIs(b, "p", v1.PodRunning))
-	b.awaitReady("w1", v1.ConditionTrue)
-	before := b.writes.Load()
-	ctx, cancel := context.WithTimeout(b.ctx, 10*heartbeat)
-	defer cancel()
-	<-ctx.Done() // the measured time itself
-	if wrote := b.writes.Load() - before; wrote != 0 {
-		t.Errorf("ten heartbeats of an idle node made %d writes", wrote)
-	}
-	if !slices.Contains([]v1.ConditionStatus{v1.ConditionTrue}, b.ready("w1")) {
-		t.Error("the node was lost while idle")
 	}
 }

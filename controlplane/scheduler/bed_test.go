@@ -1,0 +1,206 @@
+package scheduler_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/registry"
+	"keelson.dev/keelson/controlplane/scheduler"
+	"keelson.dev/keelson/controlplane/scheduler/framework"
+	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/storetest"
+)
+
+// bed is a scheduler over a registry in memory.
+type bed struct {
+	t         testing.TB
+	ctx       context.Context
+	client    *client.Client
+	informers *client.Informers
+	timeline  *api.Timeline
+	scheduler *scheduler.Scheduler
+	store     *storetest.Memory
+	binds     func(node string) error // a fault on the way of a binding
+	mu        sync.Mutex
+	bound     map[string]int
+}
+
+func newBed(t testing.TB, with func(h *framework.Handle) []framework.Weighted) *bed {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	store := storetest.NewMemory()
+	table := kinds.All()
+	reg := registry.New(store, table)
+	var wg sync.WaitGroup
+	run := func(what string, f func(context.Context) error) {
+		wg.Go(func() {
+			if err := f(ctx); err != nil && !errors.Is(err, raftstore.ErrClosed) && ctx.Err() == nil {
+				t.Errorf("%s: %v", what, err)
+			}
+		})
+	}
+	run("registry", reg.Run)
+	<-reg.Ready()
+	b := &bed{t: t, ctx: ctx, timeline: api.NewTimeline(64), store: store, bound: make(map[string]int), binds: func(string) error { return nil }}
+	b.client = client.New(backend{registry.Direct(reg), b}, table).As(api.User{Name: "test", Groups: []string{api.GroupMasters}})
+	b.informers = client.NewInformers(b.client)
+	b.scheduler = scheduler.New(scheduler.Config{
+		Client: b.client, Informers: b.informers, Actor: "scheduler/cp1", Timeline: b.timeline, Plugins: with})
+	run("informers", b.informers.Run)
+	if err := b.informers.WaitForSync(ctx); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cancel()
+		wg.Wait()
+		store.Close()
+	})
+	if _, err := client.Create(ctx, b.client, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// backend counts bindings per pod and may fail them.
+type backend struct {
+	api.Backend
+	b *bed
+}
+
+func (x backend) Do(ctx context.Context, r *api.Request) (runtime.Object, error) {
+	if r.Subresource == "binding" {
+		if err := x.b.binds(r.Object.(*v1.Binding).Target.Name); err != nil {
+			return nil, err
+		}
+	}
+	out, err := x.Backend.Do(ctx, r)
+	if r.Subresource == "binding" && err == nil {
+		x.b.mu.Lock()
+		x.b.bound[r.Name]++
+		x.b.mu.Unlock()
+	}
+	return out, err
+}
+
+// lead runs the scheduler until the returned function is called.
+func (b *bed) lead() (depose func()) {
+	b.t.Helper()
+	if err := b.informers.WaitForSync(b.ctx); err != nil { // as the server does
+		b.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(b.ctx)
+	done := make(chan error, 1)
+	go func() { done <- b.scheduler.Run(ctx, 0) }()
+	depose = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+			b.t.Errorf("Run: %v", err)
+		}
+	})
+	b.t.Cleanup(depose)
+	return depose
+}
+
+func (b *bed) node(name, cpu string, change ...func(*v1.Node)) {
+	b.t.Helper()
+	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{v1.LabelHostname: name}}}
+	n.Status.Allocatable = v1.ResourceList{v1.ResourceCPU: resource.MustParse(cpu), v1.ResourceMemory: resource.MustParse("64Gi"), v1.ResourcePods: resource.MustParse("110")}
+	for _, c := range change {
+		c(n)
+	}
+	made, err := client.Create(b.ctx, b.client, n)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	made.Status = n.Status
+	if _, err := client.UpdateStatus(b.ctx, b.client, made); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *bed) pod(name, cpu string, change ...func(*v1.Pod)) *v1.Pod {
+	b.t.Helper()
+	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: v1.PodSpec{Containers: []v1.Container{{
+		Name: "c", Image: "hello", Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse(cpu)}}}}}}
+	for _, c := range change {
+		c(p)
+	}
+	p, err := client.Create(b.ctx, b.client, p)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return p
+}
+
+func (b *bed) eventually(what string, cond func() error) {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.ctx, 20*time.Second)
+	defer cancel()
+	if err := wait.For(ctx, time.Millisecond, cond); err != nil {
+		b.t.Fatalf("%s: %v", what, err)
+	}
+}
+
+func (b *bed) get(name string) *v1.Pod {
+	b.t.Helper()
+	p, err := client.Get[*v1.Pod](b.ctx, b.client, "default", name)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return p
+}
+
+func (b *bed) awaitNode(pod, node string) {
+	b.t.Helper()
+	b.eventually("pod "+pod, func() error {
+		if got := b.get(pod).Spec.NodeName; got == "" || node != "" && got != node {
+			return fmt.Errorf("on node %q, want %q", got, node)
+		}
+		return nil
+	})
+}
+
+func (b *bed) awaitReason(pod, message string) {
+	b.t.Helper()
+	b.eventually("condition of "+pod, func() error {
+		for _, c := range b.get(pod).Status.Conditions {
+			if c.Type == v1.PodScheduled {
+				if c.Status != v1.ConditionFalse || c.Reason != v1.PodReasonUnschedulable || c.Message != message {
+					return fmt.Errorf("condition %+v", c)
+				}
+				return nil
+			}
+		}
+		return errors.New("no condition")
+	})
+}
+
+func (b *bed) events(pod string) []string {
+	b.t.Helper()
+	list, err := client.List[*v1.Event](b.ctx, b.client, "default", metav1.ListOptions{})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	var out []string
+	for _, e := range list {
+		if e.InvolvedObject.Name == pod {
+			out = append(out, e.Reason+": "+e.Message)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
