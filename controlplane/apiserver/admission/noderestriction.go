@@ -4,12 +4,12 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"reflect"
 	"slices"
 	"strings"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 
 	"keelson.dev/keelson/controlplane/api"
 )
@@ -96,10 +96,10 @@ func restrictNode(r *api.Request, node string, obj, old api.Object) error {
 	var had map[string]string
 	if before, ok := old.(*corev1.Node); ok {
 		had = before.Labels
-		if r.Subresource == "" && !reflect.DeepEqual(n.Spec.Taints, before.Spec.Taints) {
+		if r.Subresource == "" && !equality.Semantic.DeepEqual(n.Spec.Taints, before.Spec.Taints) {
 			return forbid(r, obj, fmt.Errorf("node %q is not allowed to modify taints", node))
 		}
-		if !reflect.DeepEqual(n.OwnerReferences, before.OwnerReferences) {
+		if !equality.Semantic.DeepEqual(n.OwnerReferences, before.OwnerReferences) {
 			return forbid(r, obj, fmt.Errorf("node %q is not allowed to modify ownerReferences", node))
 		}
 	}

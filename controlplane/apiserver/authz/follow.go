@@ -7,7 +7,6 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
@@ -17,7 +16,7 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// Source is where authorizers read from: the registry.
+// Source is where authorizers read from: the registry. List answers a request for Pointers.
 type Source interface {
 	List(ctx context.Context, r *api.Request) (runtime.Object, error)
 	Watch(ctx context.Context, r *api.Request) (watch.Interface, error)
@@ -48,21 +47,17 @@ func follow(ctx context.Context, log *slog.Logger, src Source, kind *api.Kind, t
 }
 
 func followOnce(ctx context.Context, src Source, kind *api.Kind, to sink, synced func()) error {
-	list, err := src.List(ctx, &api.Request{Verb: api.VerbList, Kind: kind})
+	answer, err := src.List(ctx, &api.Request{Verb: api.VerbList, Kind: kind, Pointers: true})
 	if err != nil {
 		return fmt.Errorf("listing %s: %w", kind.Resource, err)
 	}
-	var all []api.Object
-	err = meta.EachListItem(list, func(o runtime.Object) error {
-		all = append(all, o.(api.Object))
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("reading the list of %s: %w", kind.Resource, err)
+	list, ok := answer.(*api.ObjectList)
+	if !ok {
+		return fmt.Errorf("listing %s: the answer is a %T", kind.Resource, answer)
 	}
-	to.replace(all)
+	to.replace(list.Items)
 	synced()
-	at := list.(metav1.ListInterface).GetResourceVersion()
+	at := list.ResourceVersion
 	for {
 		at, err = followFrom(ctx, src, kind, to, at)
 		if err != nil || ctx.Err() != nil {
