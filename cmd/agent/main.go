@@ -25,6 +25,10 @@ func main() {
 	if flag.NArg() > 0 {
 		fail(2, "unexpected argument "+flag.Arg(0)+": see --help")
 	}
+	if err := cfg.Complete(); err != nil {
+		fail(2, err.Error())
+	}
+	cfg.WithNetwork()
 	n, err := node.New(*cfg)
 	if err != nil {
 		fail(2, err.Error())

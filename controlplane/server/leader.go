@@ -128,7 +128,11 @@ func (r *Replica) storeFounderTokens(ctx context.Context, fence uint64) error {
 		}
 	}
 	// The file stays and marks the founder; the secrets in it go.
-	return writeJSON(path, founder{Expires: f.Expires})
+	if err := writeJSON(path, founder{Expires: f.Expires}); err != nil {
+		return err
+	}
+	r.pending.Store(false)
+	return nil
 }
 
 func (r *Replica) recordToken(ctx context.Context, fence uint64, t pki.Token, expires time.Time, note string) error {

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/netip"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -50,6 +51,8 @@ type Replica struct {
 	peers     *replicas
 	timeline  *api.Timeline
 	peerTLS   *tls.Config
+
+	pending atomic.Bool // join tokens made with the cluster wait to be stored
 }
 
 // Run runs one replica until ctx ends.
@@ -82,6 +85,11 @@ func Run(ctx context.Context, cfg Config) error {
 // port is the first thing one hears of.
 func wire(cfg Config, cluster Cluster, trust *pki.Trust) (*Replica, error) {
 	r := &Replica{cfg: cfg, cluster: cluster, trust: trust, log: cfg.Log, timeline: api.NewTimeline(timelineStages)}
+	var f founder
+	if _, err := readJSON(filepath.Join(cfg.DataDir, foundersFile), &f); err != nil {
+		return nil, err
+	}
+	r.pending.Store(len(f.Tokens) > 0)
 	listeners, err := listen(cfg.Advertise, cluster)
 	if err != nil {
 		return nil, err
@@ -213,6 +221,9 @@ func withCA(serving *pki.Rotator, ca *pki.CA) func(*tls.Config) *tls.Config {
 func (r *Replica) ready(context.Context) error {
 	if !r.store.Ready() {
 		return errors.New("the store has no leader or has not caught up")
+	}
+	if r.pending.Load() {
+		return errors.New("the join tokens made with the cluster are not stored yet")
 	}
 	return nil
 }

@@ -10,8 +10,11 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"keelson.dev/keelson/internal/wait"
 )
 
 // binds are the folders that every host has for itself: path on the host → folder below its state.
@@ -130,10 +133,26 @@ func (l *Lab) start(h Host) error {
 		return fmt.Errorf("starting %s on host %s: %w", filepath.Base(args[0]), h.Name, err)
 	}
 	// sh and nsenter exec in place: the pid is the daemon's.
-	if err := os.WriteFile(h.pidFile(), []byte(strconv.Itoa(cmd.Process.Pid)), 0o600); err != nil {
+	pid := cmd.Process.Pid
+	if err := os.WriteFile(h.pidFile(), []byte(strconv.Itoa(pid)), 0o600); err != nil {
 		return err
 	}
-	return cmd.Process.Release()
+	// From when the shell has joined the host's cgroup, the pid file tells the truth.
+	joining, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	err = wait.For(joining, time.Millisecond, func() error {
+		if isZombie(pid) || h.owns(pid) {
+			return nil
+		}
+		return fmt.Errorf("%s is not in the cgroup of host %s", filepath.Base(args[0]), h.Name)
+	})
+	return errors.Join(err, cmd.Process.Release())
+}
+
+// owns says whether a process is in the host's cgroup.
+func (h Host) owns(pid int) bool {
+	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	return err == nil && strings.Contains(string(groups), h.CgroupPath()+"/")
 }
 
 // daemonPID is the pid of the host's running daemon, 0 when it does not run.
@@ -144,11 +163,7 @@ func (h Host) daemonPID() int {
 		return 0
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(raw)))
-	if err != nil || isZombie(pid) {
-		return 0
-	}
-	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
-	if err != nil || !strings.Contains(string(groups), h.CgroupPath()+"/") {
+	if err != nil || isZombie(pid) || !h.owns(pid) {
 		return 0
 	}
 	return pid

@@ -29,7 +29,7 @@ func TestNetwork(t *testing.T) {
 		if !strings.HasPrefix(p.Status.PodIP, "10.244.") {
 			t.Errorf("pod %s has address %s, want one of 10.244.0.0/16", p.Name, p.Status.PodIP)
 		}
-		out := bed.Kctl(t, "-n", w.ns, "exec", "client", "--", "wget", "-q", "-T", "5", "-O", "-", fmt.Sprintf("http://%s:8080/", p.Status.PodIP))
+		out := bed.Kctl(t, "-n", w.ns, "exec", "client", "--", "wget", "-q", "-O", "-", fmt.Sprintf("http://%s:8080/", p.Status.PodIP))
 		if !strings.Contains(out, p.Name) {
 			t.Errorf("pod to pod %s on %s: %q", p.Name, p.Spec.NodeName, out)
 		}
@@ -38,7 +38,7 @@ func TestNetwork(t *testing.T) {
 		t.Errorf("three replicas share the nodes %v: the scheduler does not spread", nodes)
 	}
 	bed.Eventually(t, soon, func() error {
-		out, err := bed.Try(t, bed.Lab().Config.BinDir+"/kctl", "-n", w.ns, "exec", "client", "--", "wget", "-q", "-T", "5", "-O", "-", "http://"+svc.Spec.ClusterIP+"/")
+		out, err := bed.Try(t, bed.Lab().Config.BinDir+"/kctl", "-n", w.ns, "exec", "client", "--", "wget", "-q", "-O", "-", "http://"+svc.Spec.ClusterIP+"/")
 		if err != nil {
 			return fmt.Errorf("pod to Service: %w: %s", err, out)
 		}
