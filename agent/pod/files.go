@@ -54,6 +54,9 @@ func subdomain(pod *v1.Pod, domain string) string {
 
 // hostsFile writes the pod's /etc/hosts and returns its path.
 func (w *worker) hostsFile(pod *v1.Pod) (string, error) {
+	// Containers start side by side: none may see the file half written by another's start.
+	w.hosts.Lock()
+	defer w.hosts.Unlock()
 	file := filepath.Join(directory(w.cfg.Paths, pod.UID), "etc-hosts")
 	var text string
 	if pod.Spec.HostNetwork {

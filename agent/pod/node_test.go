@@ -115,4 +115,3 @@ func deletePod(n *node, uid types.UID, grace int64) {
 }
 
 const running = "Running 10.88.0.2 PodReadyToStartContainers Initialized ContainersReady Ready; app runs, ready"
-

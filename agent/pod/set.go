@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,6 +18,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/internal/wait"
 )
 
 // Config is what pod workers need. Fields are required unless they say otherwise.
@@ -116,7 +118,10 @@ func (s *Set) Run(ctx context.Context) error {
 	changes := s.cfg.Objects.Changes(ctx)
 	relist := time.NewTicker(s.cfg.Relist)
 	defer relist.Stop()
-	swept := s.adopt(ctx) == nil
+	// Before the first decision: who was here already is admitted without a question.
+	if err := wait.For(ctx, retryMin, func() error { return s.adopt(ctx) }); err != nil {
+		return ctx.Err()
+	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -147,9 +152,6 @@ func (s *Set) Run(ctx context.Context) error {
 		case uid := <-s.done:
 			s.ended(ctx, uid)
 		case <-relist.C:
-			if !swept {
-				swept = s.adopt(ctx) == nil
-			}
 			s.reconcile(ctx)
 			s.each(func(e *entry) { e.w.stale(); e.w.relist() })
 		}
@@ -197,6 +199,9 @@ func (s *Set) reconcile(ctx context.Context) {
 		e := s.workers[p.UID]
 		switch {
 		case e != nil && e.pod != p:
+			if !maps.Equal(e.pod.Labels, p.Labels) || !maps.Equal(e.pod.Annotations, p.Annotations) {
+				e.w.stale() // the downward API shows them
+			}
 			e.pod = p
 			e.w.update(s.desired(e, p))
 		case e == nil && !s.gone[p.UID]:
@@ -246,6 +251,9 @@ func (s *Set) start(ctx context.Context, p *v1.Pod) {
 func (w *worker) holds() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.desired.Stop != nil && w.desired.Stop.Delete && len(w.o.Sandboxes) == 0 && !w.o.anyRunning() {
+		return false // ended; its object may be gone sooner than its worker
+	}
 	return !final(w.desired.Pod) && w.last.Phase != v1.PodSucceeded && w.last.Phase != v1.PodFailed
 }
 

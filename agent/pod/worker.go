@@ -22,6 +22,8 @@ type worker struct {
 	events *recorder
 	wake   chan struct{} // capacity 1: look again
 
+	hosts sync.Mutex // of the hosts file
+
 	mu       sync.Mutex
 	desired  Desired
 	o        Observed // the worker's own findings; the runtime's view is filled in by observe

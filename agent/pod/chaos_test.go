@@ -1,0 +1,193 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/agent"
+)
+
+// TestChaos lets verbs fail, containers exit, pauses die and the agent restart at random over an hour of virtual
+// time. At most one instance of any container ever runs; when peace comes all pods are Ready; when they are deleted nothing is left.
+// F94, F101, F123, F125, P9, P15
+func TestChaos(t *testing.T) {
+	for seed := range uint64(8) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { chaos(t, rand.New(rand.NewPCG(seed, 1))) })
+		})
+	}
+}
+
+func chaos(t *testing.T, r *rand.Rand) {
+	n := newNode(t)
+	for verb, d := range map[string]time.Duration{"RunPodSandbox": 20, "CreateContainer": 10, "StartContainer": 5, "StopContainer": 30, "StopPodSandbox": 10} {
+		n.rt.Delay(verb, d*time.Millisecond)
+	}
+	n.vol.Delay("MountAll", 15*time.Millisecond)
+	n.start()
+	defer func() { n.stop() }()
+	const pods = 6
+	uid := func(i int) types.UID { return types.UID(fmt.Sprintf("u%d", i)) }
+	for i := range pods {
+		p := simplePod(string(uid(i)), v1.Container{Name: "app", Image: "hello:1", ReadinessProbe: &v1.Probe{}}, v1.Container{Name: "log", Image: "tools:1"})
+		always := v1.ContainerRestartPolicyAlways
+		p.Spec.InitContainers = []v1.Container{{Name: "proxy", Image: "tools:1", RestartPolicy: &always}}
+		n.cluster.Put(p)
+	}
+	boom := errors.New("boom")
+	verbs := []string{"RunPodSandbox", "CreateContainer", "StartContainer", "StopContainer", "RemoveContainer", "StopPodSandbox", "RemovePodSandbox"}
+	for range 300 {
+		time.Sleep(time.Duration(r.IntN(12_000)) * time.Millisecond)
+		who := uid(r.IntN(pods))
+		switch r.IntN(8) {
+		case 0, 1:
+			n.rt.Fail(verbs[r.IntN(len(verbs))], boom)
+		case 2:
+			n.vol.Fail([]string{"MountAll", "UnmountAll"}[r.IntN(2)], boom)
+		case 3, 4, 5:
+			_ = n.rt.Exit(who, []string{"app", "log", "proxy"}[r.IntN(3)], int32(r.IntN(2)), "") // it may not run just now
+		case 6:
+			_ = n.rt.KillSandbox(who)
+		case 7:
+			n.start()
+		}
+	}
+	time.Sleep(10 * time.Minute)
+	synctest.Wait()
+	for i := range pods {
+		if s := summary(&n.pod(uid(i)).Status); !strings.Contains(s, " Ready;") {
+			t.Errorf("after ten minutes of peace %s is %s; events: %q", uid(i), s, n.cluster.Events(uid(i)))
+		}
+	}
+	if m := n.rt.MaxRunning(); m != 1 {
+		t.Errorf("%d instances of one container ran at once", m)
+	}
+	// A dead sandbox stays on record while it holds the instance before the running one of a container.
+	if sb, c := n.rt.Left(); sb > pods*4 || c > pods*6 || n.net.InUse() != pods {
+		t.Errorf("%d pods have %d sandboxes, %d container records and %d addresses", pods, sb, c, n.net.InUse())
+	}
+	for i := range pods {
+		deletePod(n, uid(i), 30)
+		if r.IntN(2) == 0 {
+			n.start()
+		}
+	}
+	time.Sleep(5 * time.Minute)
+	synctest.Wait()
+	if left := n.cluster.Pods(); len(left) != 0 {
+		t.Errorf("%d pods are left; the first: %s", len(left), summary(&left[0].Status))
+	}
+	sb, c := n.rt.Left()
+	v, _ := n.vol.Pods()
+	if sb != 0 || c != 0 || n.net.InUse() != 0 || len(v) != 0 {
+		t.Errorf("left: %d sandboxes, %d containers, %d addresses, volumes of %v", sb, c, n.net.InUse(), v)
+	}
+	for _, dir := range []string{filepath.Join(n.cfg.Paths.State, "pods"), n.cfg.Paths.Logs} {
+		if left, _ := os.ReadDir(dir); len(left) != 0 {
+			t.Errorf("left in %s: %v", dir, left)
+		}
+	}
+}
+
+// A postStart hook that fails ends the container and starts it again, and says so.
+func TestPostStartFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.rt.Fail("ExecSync", errors.New("hook is broken"))
+		n.start()
+		defer func() { n.stop() }()
+		hook := &v1.Lifecycle{PostStart: &v1.LifecycleHandler{Exec: &v1.ExecAction{Command: []string{"/hook"}}}}
+		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "hello:1", Lifecycle: hook}))
+		time.Sleep(time.Second)
+		n.is("u1", running+", 1 restarts, before: Error 143")
+		if e := strings.Join(n.cluster.Events("u1"), "\n"); !strings.Contains(e, "FailedPostStartHook PostStartHook failed x1") {
+			t.Errorf("events: %s", e)
+		}
+	})
+}
+
+// A pod that is deleted while its image is being pulled is gone at once: the pull is given up.
+func TestDeletedWhilePulling(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.img.Delay("PullImage", time.Hour)
+		n.start()
+		defer func() { n.stop() }()
+		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "big:1"}))
+		synctest.Wait()
+		begin := time.Now()
+		deletePod(n, "u1", 30)
+		if err := n.cluster.Await(t.Context(), "gone", func() bool { return n.cluster.Gone("u1") }); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(begin); took != 0 {
+			t.Errorf("it took %s", took)
+		}
+	})
+}
+
+// A second deletion with a shorter grace period cuts the first one short.
+func TestGraceShortened(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.rt.IgnoreTerm = map[string]bool{"app": true}
+		n.start()
+		defer func() { n.stop() }()
+		n.cluster.Put(simplePod("u1"))
+		synctest.Wait()
+		begin := time.Now()
+		deletePod(n, "u1", 3600)
+		time.Sleep(time.Second)
+		deletePod(n, "u1", 2)
+		if err := n.cluster.Await(t.Context(), "gone", func() bool { return n.cluster.Gone("u1") }); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(begin); took != 3*time.Second {
+			t.Errorf("it took %s, want 1s + 2s", took)
+		}
+	})
+}
+
+// Readiness reaches the status with no delay in both directions, and takes no container with it. F113
+func TestReadinessFollows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		states := make(chan agent.ProbeState)
+		n.cfg.Prober = prober{func(ctx context.Context, _ agent.ProbeTarget, on func(agent.ProbeEvent)) {
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case st := <-states:
+					on(agent.ProbeEvent{State: st})
+				}
+			}
+		}}
+		n.start()
+		defer func() { n.stop() }()
+		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "hello:1", ReadinessProbe: &v1.Probe{}}))
+		notReady := strings.Replace(strings.Replace(running, " ContainersReady Ready", "", 1), ", ready", "", 1)
+		for _, ready := range []bool{true, false, true} {
+			states <- agent.ProbeState{Started: true, Ready: ready}
+			want := notReady
+			if ready {
+				want = running
+			}
+			n.is("u1", want)
+		}
+		if c := n.rt.Count("StartContainer"); c != 1 {
+			t.Errorf("%d starts", c)
+		}
+	})
+}
