@@ -31,6 +31,7 @@ type unpacker struct {
 	dir  string
 	root *os.Root
 
+	room          int64 // free bytes when it began: a sparse file of any size costs an archive nothing
 	bytes, inodes int64
 	implied       []string        // folders that the layer uses and does not list
 	listed        map[string]bool // folders that it lists
@@ -48,7 +49,12 @@ func newUnpacker(dir string) (*unpacker, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &unpacker{dir: dir, root: root, listed: map[string]bool{}}, nil
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		root.Close()
+		return nil, err
+	}
+	return &unpacker{dir: dir, root: root, listed: map[string]bool{}, room: int64(st.Bavail) * st.Bsize}, nil
 }
 
 func (u *unpacker) close() { u.root.Close() }
@@ -228,6 +234,9 @@ func (u *unpacker) folder(name string) error {
 }
 
 func (u *unpacker) file(name string, h *tar.Header, content io.Reader) error {
+	if h.Size > u.room-u.bytes {
+		return fmt.Errorf("%d bytes do not fit: %w", h.Size, unix.ENOSPC)
+	}
 	f, err := u.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err

@@ -1,0 +1,155 @@
+// Command floor measures what a pod costs on this machine, beside the floor that
+// any runtime stands on: a network namespace, CNI ADD, and two containers made by
+// runc (pause and one more). Both are measured in turns in the same run, because
+// machines drift; the ratio counts.
+//
+//	go run ./test/bench/node/floor -bin bin -images bin/images [-cni bin/cni] [-n 20] [-json FILE]
+//
+// It runs in a network namespace of its own, so the plugins' bridge never meets
+// the machine's network.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+	"time"
+)
+
+type options struct {
+	bin, images, cni, json string
+	n                      int
+}
+
+func main() {
+	var o options
+	flag.StringVar(&o.bin, "bin", "bin", "folder with keelson-shim, keelson-oci and keelson-pause")
+	flag.StringVar(&o.images, "images", "bin/images", "folder with tools.tar")
+	flag.StringVar(&o.cni, "cni", "", "folder with bridge and host-local; empty = no CNI on either side")
+	flag.StringVar(&o.json, "json", "", "append the results to this file as JSON lines")
+	flag.IntVar(&o.n, "n", 20, "pods on each side")
+	flag.Parse()
+	if err := run(o); err != nil {
+		fmt.Fprintln(os.Stderr, "floor:", err)
+		os.Exit(1)
+	}
+}
+
+// insideEnv marks the process that runs in the namespace.
+const insideEnv = "KEELSON_FLOOR_INSIDE"
+
+func run(o options) error {
+	if os.Geteuid() != 0 {
+		return errors.New("needs root")
+	}
+	if os.Getenv(insideEnv) == "" {
+		cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+		cmd.Env = append(os.Environ(), insideEnv+"=1")
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
+		return cmd.Run()
+	}
+	dir, err := os.MkdirTemp("", "keelson-floor-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	network := &plugins{dir: o.cni, state: filepath.Join(dir, "ipam")}
+	ref, err := newReference(dir, network)
+	if err != nil {
+		return err
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
+	own, err := newOurs(ctx, o, dir, network, log)
+	if err != nil {
+		return err
+	}
+	defer own.close()
+	m := measures{}
+	for i := range o.n {
+		// Turns, so that a slow moment of the machine meets both.
+		if err := ref.pod(ctx, i, m); err != nil {
+			return fmt.Errorf("reference: %w", err)
+		}
+		if err := own.pod(ctx, i, m); err != nil {
+			return fmt.Errorf("keelson: %w", err)
+		}
+	}
+	return report(o, m)
+}
+
+// measures are durations by name.
+type measures map[string][]time.Duration
+
+func (m measures) add(name string, since time.Time) { m[name] = append(m[name], time.Since(since)) }
+
+func quantile(d []time.Duration, q float64) time.Duration {
+	s := slices.Sorted(slices.Values(d))
+	return s[min(int(q*float64(len(s))), len(s)-1)]
+}
+
+func report(o options, m measures) error {
+	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "measure\tp50\tp99\t")
+	names := slices.Sorted(func(yield func(string) bool) {
+		for n := range m {
+			if !yield(n) {
+				return
+			}
+		}
+	})
+	ms := func(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d.Microseconds())/1000) }
+	for _, n := range names {
+		fmt.Fprintf(w, "%s\t%s\t%s\t\n", n, ms(quantile(m[n], 0.5)), ms(quantile(m[n], 0.99)))
+	}
+	floor, own := quantile(m["floor: pod"], 0.5), quantile(m["keelson: pod"], 0.5)
+	fmt.Fprintf(w, "keelson / floor\t%.2f\t\t\n", float64(own)/float64(floor))
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if o.json == "" {
+		return nil
+	}
+	f, err := os.OpenFile(o.json, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	e := json.NewEncoder(f)
+	for _, n := range names {
+		err := e.Encode(map[string]any{"measure": n, "params": map[string]any{"n": o.n, "cni": o.cni != ""},
+			"values": map[string]float64{"p50_ms": quantile(m[n], 0.5).Seconds() * 1e3, "p99_ms": quantile(m[n], 0.99).Seconds() * 1e3}})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// command runs a program and puts what it said into the error.
+func command(ctx context.Context, env []string, stdin string, name string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Env = append(os.Environ(), env...)
+	cmd.Stdin = strings.NewReader(stdin)
+	out, err := cmd.Output()
+	if err != nil {
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			err = fmt.Errorf("%w: %s%s", err, out, exit.Stderr)
+		}
+		return "", fmt.Errorf("%s %s: %w", filepath.Base(name), strings.Join(args, " "), err)
+	}
+	return string(out), nil
+}
