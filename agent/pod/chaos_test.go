@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -14,6 +15,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"keelson.dev/keelson/agent"
 )
@@ -188,6 +190,38 @@ func TestReadinessFollows(t *testing.T) {
 		}
 		if c := n.rt.Count("StartContainer"); c != 1 {
 			t.Errorf("%d starts", c)
+		}
+	})
+}
+
+// A pod that crashes for a day tells a bounded number of events, and goes on telling now and then.
+func TestEventsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.rt.Lifetime = func(*cri.ContainerConfig) (time.Duration, int32, bool) { return time.Second, 1, true }
+		n.start()
+		defer func() { n.stop() }()
+		told := func() (sum int) {
+			for _, e := range n.cluster.Events("u1") {
+				_, count, _ := strings.Cut(e[strings.LastIndexByte(e, ' '):], "x")
+				c, err := strconv.Atoi(count)
+				if err != nil {
+					t.Fatal(err)
+				}
+				sum += c
+			}
+			return sum
+		}
+		n.cluster.Put(simplePod("u1"))
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if got := told(); got < eventBurst || got > eventBurst+13 {
+			t.Errorf("%d events in the first hour", got)
+		}
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if got := told(); got < eventBurst+13 || got > eventBurst+26 {
+			t.Errorf("%d events in two hours", got)
 		}
 	})
 }

@@ -17,10 +17,33 @@ import (
 type recorder struct {
 	reporter agent.Reporter
 	node     string
+	mute     bool // an orphan's: the pod is no object any more
 	now      func() time.Time
 
-	mu   sync.Mutex
-	seen map[string]*v1.Event
+	mu     sync.Mutex
+	seen   map[string]*v1.Event
+	spent  float64 // events told lately: refilled as time passes
+	filled time.Time
+}
+
+// A pod may tell 25 events at once and one more every five minutes, as under Kubernetes: each costs the
+// cluster a write, and a pod that fails once a second has said all there is to say.
+const (
+	eventBurst  = 25
+	eventRefill = 5 * time.Minute
+)
+
+// allowed says whether one more event may be told. The lock is held.
+func (r *recorder) allowed(now time.Time) bool {
+	if !r.filled.IsZero() {
+		r.spent = max(0, r.spent-float64(now.Sub(r.filled))/float64(eventRefill))
+	}
+	r.filled = now
+	if r.spent+1 > eventBurst {
+		return false
+	}
+	r.spent++
+	return true
 }
 
 // eventsPerPod bounds what is remembered for counting; beyond it all counts begin anew.
@@ -35,6 +58,9 @@ func (r *recorder) event(pod *v1.Pod, field, kind, reason, message string) {
 	key := field + "\x00" + reason + "\x00" + message
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.mute || !r.allowed(now.Time) {
+		return
+	}
 	e := r.seen[key]
 	if e == nil {
 		if len(r.seen) >= eventsPerPod {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/agent"
 )
@@ -45,7 +46,7 @@ func newWorker(cfg *Config, d Desired) *worker {
 	w := &worker{cfg: cfg, desired: d, log: cfg.Log.With("pod", d.Pod.Namespace+"/"+d.Pod.Name, "uid", d.Pod.UID), wake: make(chan struct{}, 1),
 		o:     Observed{Images: map[string]Image{}, Failures: map[string]Failure{}, Probes: map[string]agent.ProbeState{}, Killed: map[string]string{}, Busy: map[string]Busy{}, Settled: map[string]bool{}},
 		ended: map[string]Container{}, last: *d.Pod.Status.DeepCopy(), cancels: map[string]context.CancelFunc{}, probes: map[string]context.CancelFunc{}, received: cfg.now()}
-	w.events = &recorder{reporter: cfg.Reporter, node: cfg.NodeName, now: cfg.now, seen: map[string]*v1.Event{}}
+	w.events = &recorder{reporter: cfg.Reporter, node: cfg.NodeName, mute: d.Stop != nil && d.Stop.Orphan, now: cfg.now, seen: map[string]*v1.Event{}}
 	w.o.StartTime = w.received
 	if t := d.Pod.Status.StartTime; t != nil {
 		// Acknowledged in an earlier life: its way to Ready has been told.
@@ -221,7 +222,7 @@ func (w *worker) report(d Desired, o Observed, now time.Time) {
 	w.last, w.reported, w.recheck, w.readied = st, true, false, w.readied || first
 	w.mu.Unlock()
 	if send {
-		w.cfg.Reporter.PodStatus(&v1.Pod{ObjectMeta: *d.Pod.ObjectMeta.DeepCopy(), Status: *st.DeepCopy()})
+		w.cfg.Reporter.PodStatus(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: d.Pod.Namespace, Name: d.Pod.Name, UID: d.Pod.UID}, Status: *st.DeepCopy()})
 	}
 	if first {
 		after := now.Sub(w.received)
