@@ -109,8 +109,8 @@ func simplePod(uid string, containers ...v1.Container) *v1.Pod {
 
 func deletePod(n *node, uid types.UID, grace int64) {
 	p := n.pod(uid).DeepCopy()
-	now := metav1.Now()
-	p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &now, &grace
+	end := metav1.NewTime(time.Now().Add(time.Duration(grace) * time.Second))
+	p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &end, &grace
 	n.cluster.Put(p)
 }
 

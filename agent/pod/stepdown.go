@@ -98,9 +98,19 @@ func (s *step) killAll(grace time.Duration) {
 	last := sidecars[0]
 	for _, c := range sidecars {
 		if c.Name == last.Name {
-			s.kill(c, grace, fmt.Sprintf("Stopping container %s", c.Name))
+			s.kill(c, s.left(grace), fmt.Sprintf("Stopping container %s", c.Name))
 		}
 	}
+}
+
+// left is what remains of the grace period for a sidecar: the pod as a whole has only one, and
+// a deletion timestamp is its end.
+func (s *step) left(grace time.Duration) time.Duration {
+	if s.pod.DeletionTimestamp == nil {
+		return grace
+	}
+	left := s.pod.DeletionTimestamp.Sub(s.now).Round(time.Second)
+	return min(grace, max(left, minStop))
 }
 
 // kill plans the end of a container. A stop under way is cut short when it would take longer than the new grace period.

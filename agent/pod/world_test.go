@@ -196,7 +196,7 @@ func (x *world) command(line string) {
 	case "delete":
 		g, _ := strconv.ParseInt(f[1], 10, 64)
 		p := x.w.desired.Pod.DeepCopy()
-		t := metav1.NewTime(x.now)
+		t := metav1.NewTime(x.now.Add(time.Duration(g) * time.Second))
 		p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &t, &g
 		x.w.desired = Desired{Pod: p, Stop: DeletionStop(p)}
 	case "refuse":
