@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"strings"
@@ -153,8 +154,11 @@ func TestKilledBetweenAnyTwoSteps(t *testing.T) {
 			t.Fatal(err)
 		}
 		var ready [5]byte
-		if _, err := out.Read(ready[:]); err != nil {
-			t.Fatal(err)
+		if _, err := io.ReadFull(out, ready[:]); err != nil || string(ready[:]) != "ready" {
+			_ = cmd.Process.Kill()
+			rest, _ := io.ReadAll(out)
+			_ = cmd.Wait()
+			t.Fatalf("the agent to be killed did not start: %q, %v: %s", ready, err, rest)
 		}
 		if err := wait.Delay(context.Background(), time.Duration(round)*5*time.Millisecond); err != nil {
 			t.Fatal(err)

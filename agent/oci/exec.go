@@ -305,12 +305,14 @@ func (e *execution) drain(ctx context.Context) {
 	}
 }
 
+// close ends everything. Nothing is written to the caller's streams afterwards.
 func (e *execution) close() {
 	for _, f := range append(append([]*os.File{e.stdin, e.terminal}, e.theirs...), e.outs...) {
 		if f != nil {
 			f.Close()
 		}
 	}
+	e.copies.Wait()
 }
 
 // Attach implements agent.Runtime: it returns when the container's output has

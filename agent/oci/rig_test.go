@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,6 +29,7 @@ var binaries = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	built.Store(&dir)
 	// Linked statically keelson-oci starts faster, and it starts twice for each process.
 	static := "-ldflags=-s -w -linkmode external -extldflags -static"
 	for _, b := range [][]string{
@@ -44,10 +46,13 @@ var binaries = sync.OnceValues(func() (string, error) {
 	return dir, os.Chmod(dir, 0o755)
 })
 
+// built is the folder of binaries once there is one.
+var built atomic.Pointer[string]
+
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if dir, err := binaries(); err == nil && os.Geteuid() == 0 {
-		os.RemoveAll(dir)
+	if dir := built.Load(); dir != nil {
+		os.RemoveAll(*dir)
 	}
 	os.Exit(code)
 }
@@ -407,7 +412,11 @@ func newFakeImages(t *testing.T, dir string) *fakeImages {
 	for name, content := range map[string][]byte{"bin/busybox": b, "data/file": []byte("from the image\n"), "etc/hosts": nil, "etc/hostname": nil, "etc/resolv.conf": nil,
 		"etc/passwd": []byte("root:x:0:0::/root:/bin/sh\napp:x:1000:1001::/home:/bin/sh\n"),
 		"etc/group":  []byte("root:x:0:\nappgroup:x:1001:\nextra:x:2000:app\n")} {
-		if err := os.WriteFile(filepath.Join(layer, name), content, 0o755); err != nil {
+		path := filepath.Join(layer, name)
+		if _, err := os.Stat(path); err == nil {
+			continue // an agent that was killed had it already, and may be running from it
+		}
+		if err := os.WriteFile(path, content, 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -417,7 +426,7 @@ func newFakeImages(t *testing.T, dir string) *fakeImages {
 	}
 	for _, a := range strings.Fields(string(list)) {
 		if a != "busybox" {
-			if err := os.Symlink("busybox", filepath.Join(layer, "bin", a)); err != nil {
+			if err := os.Symlink("busybox", filepath.Join(layer, "bin", a)); err != nil && !errors.Is(err, os.ErrExist) {
 				t.Fatal(err)
 			}
 		}
