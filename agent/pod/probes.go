@@ -10,7 +10,9 @@ import (
 )
 
 // syncProbes runs the probes of exactly the containers that run and whose postStart hook is over.
-func (w *worker) syncProbes(ctx context.Context, d Desired, o Observed) {
+// The lock is held.
+func (w *worker) syncProbes(ctx context.Context) {
+	d, o := w.desired, &w.o
 	want := map[string]Container{}
 	sb, up := o.sandbox()
 	for _, c := range o.Containers {
@@ -23,8 +25,6 @@ func (w *worker) syncProbes(ctx context.Context, d Desired, o Observed) {
 		}
 		want[c.ID] = c
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	for id, cancel := range w.probes {
 		if _, ok := want[id]; !ok {
 			cancel()
@@ -32,30 +32,36 @@ func (w *worker) syncProbes(ctx context.Context, d Desired, o Observed) {
 		}
 	}
 	for id, c := range want {
-		if _, ok := w.probes[id]; ok {
-			continue
+		if _, ok := w.probes[id]; !ok {
+			w.probe(ctx, d.Pod, c, sb)
 		}
-		spec := containerSpec(d.Pod, c.Name)
-		if spec.StartupProbe == nil && spec.ReadinessProbe == nil && spec.LivenessProbe == nil {
-			w.probes[id] = func() {}
-			w.o.Probes[id] = agent.ProbeState{Started: true, Ready: true}
-			w.poke()
-			continue
-		}
-		ip := ""
-		if len(sb.IPs) > 0 {
-			ip = sb.IPs[0]
-		}
-		if d.Pod.Spec.HostNetwork && len(w.cfg.HostIPs) > 0 {
-			ip = w.cfg.HostIPs[0]
-		}
-		pctx, cancel := context.WithCancel(ctx)
-		w.probes[id] = cancel
-		t := agent.ProbeTarget{Pod: d.Pod, Container: spec, ContainerID: id, IP: ip, StartedAt: c.Started, Resume: w.resume(d.Pod, c)}
-		w.wg.Go(func() {
-			w.cfg.Prober.Watch(pctx, t, func(e agent.ProbeEvent) { w.probed(pctx, t, e) })
-		})
 	}
+}
+
+// probe begins to watch one container. Its state is known at once: what an earlier life of the agent
+// reported, or what the absence of probes says. The lock is held.
+func (w *worker) probe(ctx context.Context, pod *v1.Pod, c Container, sb Sandbox) {
+	spec, resume := containerSpec(pod, c.Name), w.resume(pod, c)
+	state := agent.ProbeState{Started: spec.StartupProbe == nil || resume != nil}
+	state.Ready = state.Started && (spec.ReadinessProbe == nil || resume != nil && resume.Ready)
+	w.o.Probes[c.ID] = state
+	if spec.StartupProbe == nil && spec.ReadinessProbe == nil && spec.LivenessProbe == nil {
+		w.probes[c.ID] = func() {}
+		return
+	}
+	ip := ""
+	if len(sb.IPs) > 0 {
+		ip = sb.IPs[0]
+	}
+	if pod.Spec.HostNetwork && len(w.cfg.HostIPs) > 0 {
+		ip = w.cfg.HostIPs[0]
+	}
+	pctx, cancel := context.WithCancel(ctx)
+	w.probes[c.ID] = cancel
+	t := agent.ProbeTarget{Pod: pod, Container: spec, ContainerID: c.ID, IP: ip, StartedAt: c.Started, Resume: resume}
+	w.wg.Go(func() {
+		w.cfg.Prober.Watch(pctx, t, func(e agent.ProbeEvent) { w.probed(pctx, t, e) })
+	})
 }
 
 // resume is what the last status on record says of this very instance, so that a pod

@@ -144,15 +144,21 @@ func TestAdoption(t *testing.T) {
 		n.start()
 		defer func() { n.stop() }()
 		for i := range 5 {
-			n.cluster.Put(simplePod(fmt.Sprintf("u%d", i)))
+			// With a readiness probe and without: neither may be told unready for a moment.
+			c := v1.Container{Name: "app", Image: "hello:1"}
+			if i%2 == 1 {
+				c.ReadinessProbe = &v1.Probe{}
+			}
+			n.cluster.Put(simplePod(fmt.Sprintf("u%d", i), c))
 		}
 		synctest.Wait()
+		told0 := len(n.cluster.History("u0"))
 		before := n.rt.Running("u1", "app")
 		n.stop()
 		if err := n.rt.Exit("u2", "app", 42, ""); err != nil {
 			t.Fatal(err)
 		}
-		starts, sandboxes := n.rt.Count("StartContainer"), n.rt.Count("RunPodSandbox")
+		starts, sandboxes, told := n.rt.Count("StartContainer"), n.rt.Count("RunPodSandbox"), len(n.cluster.History("u1"))
 		n.start()
 		synctest.Wait()
 		if now := n.rt.Running("u1", "app"); now != before || now == "" {
@@ -167,6 +173,13 @@ func TestAdoption(t *testing.T) {
 		cs := n.pod("u2").Status.ContainerStatuses[0]
 		if cs.RestartCount != 1 || cs.LastTerminationState.Terminated == nil || cs.LastTerminationState.Terminated.ExitCode != 42 {
 			t.Errorf("status of u2: %+v", cs)
+		}
+		for uid, from := range map[types.UID]int{"u0": told0, "u1": told} {
+			for _, st := range n.cluster.History(uid)[from:] {
+				if !strings.Contains(summary(&st), " Ready;") {
+					t.Errorf("%s was told to be %s", uid, summary(&st))
+				}
+			}
 		}
 		if r := find(n.pod("u1").Status.Conditions, v1.PodReady); r == nil || r.Status != v1.ConditionTrue {
 			t.Errorf("u1 lost its readiness: %+v", r)

@@ -157,6 +157,10 @@ func (w *worker) turn(ctx context.Context) Plan {
 	} else {
 		w.o.Listed = false
 	}
+	if ok {
+		// Before anything is planned or reported: what is known of a container's probes belongs to what is observed.
+		w.syncProbes(ctx)
+	}
 	d, o := w.desired, w.o
 	// The maps are written by actions: Step gets copies.
 	o.Images, o.Failures, o.Probes = maps.Clone(o.Images), maps.Clone(o.Failures), maps.Clone(o.Probes)
@@ -167,7 +171,6 @@ func (w *worker) turn(ctx context.Context) Plan {
 	plan := Step(d, o, now)
 	if ok {
 		w.report(d, o, now)
-		w.syncProbes(ctx, d, o)
 	}
 	for _, a := range plan.Actions {
 		w.launch(ctx, a, now)
