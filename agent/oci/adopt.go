@@ -108,14 +108,17 @@ func (r *Runtime) adoptSandbox(ctx context.Context, s *sandbox) error {
 	s.op.Lock()
 	defer s.op.Unlock()
 	snap := r.joinShim(ctx, s)
-	next, err := s.rec.State.Next(SandboxRecover)
+	r.mu.Lock() // the shim may tell of an end at any time from here on
+	state := s.rec.State
+	next, err := state.Next(SandboxRecover)
+	r.mu.Unlock()
 	if err != nil {
 		return err
 	}
 	if next == SandboxRemoved {
 		return r.dropSandbox(ctx, s)
 	}
-	if s.rec.State == SandboxReady && (snap == nil || snap.PauseEnded) {
+	if state == SandboxReady && (snap == nil || snap.PauseEnded) {
 		if snap == nil {
 			killIfNamed(s.rec.PausePID, "keelson-pause")
 		}
@@ -154,7 +157,7 @@ func (r *Runtime) joinShim(ctx context.Context, s *sandbox) *wire.Snapshot {
 }
 
 func (r *Runtime) adoptContainer(ctx context.Context, c *ctr, st wire.Status, known bool) error {
-	if c.rec.State == ContainerCreating {
+	if r.stateOf(c) == ContainerCreating {
 		c.op.Lock()
 		defer c.op.Unlock()
 		return r.eraseContainer(ctx, c)

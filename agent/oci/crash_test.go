@@ -20,10 +20,11 @@ import (
 func TestAgentRestartTouchesNothing(t *testing.T) {
 	r := newRig(t)
 	sb, sc := r.sandbox()
-	stays := r.run(sb, sc, r.containerConfig("stays", "trap 'exit 3' TERM; while :; do echo tick; usleep 50000; done"))
+	stays := r.run(sb, sc, r.containerConfig("stays", "trap 'exit 3' TERM; echo armed; while :; do echo tick; usleep 50000; done"))
 	ends := r.run(sb, sc, r.containerConfig("ends", "usleep 300000; exit 42"))
 	waits := r.create(sb, sc, r.containerConfig("waits", "exit 5"))
 	pid := r.pidOf(stays)
+	r.waitLog("stays", "armed")
 	r.stop()
 	c, err := r.Runtime.container(ends)
 	if err != nil {
@@ -177,4 +178,39 @@ func TestKilledBetweenAnyTwoSteps(t *testing.T) {
 		r.stop()
 	}
 	r.start()
+}
+
+// A shim is killed while it makes a container. The verb fails or the container
+// dies; either way nothing is left.
+func TestShimKilledWhileCreating(t *testing.T) {
+	r := newRig(t)
+	failed := 0
+	for round := range 14 {
+		sb, sc := r.sandbox()
+		s, err := r.Runtime.sandbox(sb)
+		if err != nil {
+			t.Fatal(err)
+		}
+		killed := make(chan struct{})
+		go func() {
+			defer close(killed)
+			_ = wait.Delay(context.Background(), time.Duration(round)*3*time.Millisecond)
+			killIfNamed(s.rec.ShimPID, "keelson-shim")
+		}()
+		out, err := r.CreateContainer(r.ctx(), &cri.CreateContainerRequest{PodSandboxId: sb, Config: r.containerConfig("a", "exec sleep 1000"), SandboxConfig: sc})
+		if err == nil {
+			_, _ = r.StartContainer(r.ctx(), &cri.StartContainerRequest{ContainerId: out.ContainerId})
+		} else {
+			failed++
+		}
+		<-killed
+		r.removeAll()
+		if l := countLeaks(t, r.cfg); l != (leaks{}) {
+			t.Fatalf("killed after %d ms (create: %v): left %+v", round*3, err, l)
+		}
+	}
+	t.Logf("%d of 14 creations were hit", failed)
+	if failed == 0 {
+		t.Error("no kill hit a creation")
+	}
 }

@@ -50,7 +50,7 @@ func TestVerbsAreIdempotentAndOrdered(t *testing.T) {
 	if err != nil || again.PodSandboxId != sb {
 		t.Errorf("run again: %v, %v; want %s", again, err, sb)
 	}
-	cc := r.containerConfig("a", "trap 'exit 0' TERM; sleep 1000 & wait")
+	cc := r.containerConfig("a", "trap 'exit 0' TERM; echo armed; sleep 1000 & wait")
 	id := r.create(sb, sc, cc)
 	if second := r.create(sb, sc, cc); second != id {
 		t.Errorf("create again: %s, want %s", second, id)
@@ -60,6 +60,7 @@ func TestVerbsAreIdempotentAndOrdered(t *testing.T) {
 			t.Errorf("start: %v", err)
 		}
 	}
+	r.waitLog("a", "armed")
 	if _, err := r.CreateContainer(r.ctx(), &cri.CreateContainerRequest{PodSandboxId: sb, Config: cc}); status.Code(err) != codes.AlreadyExists {
 		t.Errorf("create what runs: %v", err)
 	}

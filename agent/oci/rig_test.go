@@ -331,6 +331,20 @@ func (r *rig) log(name string) string {
 	return out.String()
 }
 
+// waitLog waits until a container has logged a text.
+func (r *rig) waitLog(name, text string) {
+	r.t.Helper()
+	err := wait.For(testCtx(r.t, 10*time.Second), time.Millisecond, func() error {
+		if b, err := os.ReadFile(filepath.Join(r.logs, name+".log")); err != nil || !strings.Contains(string(b), text) {
+			return fmt.Errorf("%q is not in the log: %s %v", text, b, err)
+		}
+		return nil
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
 // output runs a script to its end and returns its log.
 func (r *rig) output(sandbox string, sc *cri.PodSandboxConfig, name, script string, change ...func(*cri.ContainerConfig)) (string, *cri.ContainerStatus) {
 	r.t.Helper()

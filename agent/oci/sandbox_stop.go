@@ -71,7 +71,10 @@ func (r *Runtime) stopSandbox(ctx context.Context, s *sandbox) error {
 		errs = append(errs, r.killContainer(ctx, c))
 	}
 	if !s.hostNetwork() {
-		if _, err := os.Stat(r.netnsPath(s.rec.ID)); err == nil || s.rec.State == SandboxCreating {
+		r.mu.Lock()
+		half := s.rec.State == SandboxCreating
+		r.mu.Unlock()
+		if _, err := os.Stat(r.netnsPath(s.rec.ID)); err == nil || half {
 			if err := r.cfg.Network.Del(ctx, s.networkRequest(r)); err != nil {
 				errs = append(errs, fmt.Errorf("give the network back: %w", err))
 			} else {
