@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -293,4 +294,48 @@ func TestServiceAccountTokens(t *testing.T) {
 	if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "may not specify a duration less than 10 minutes") {
 		t.Errorf("%v", err)
 	}
+}
+
+// A join token is a bearer token that says who joins, and opens nothing else; once its record is gone it says nothing.
+func TestJoinTokens(t *testing.T) {
+	r := start(t, nil)
+	ctx := within(t)
+	token := pki.NewToken(pki.RoleNode, r.trust.CA.Cert)
+	c := r.http(nil)
+	bearer := []string{"Authorization", "Bearer " + token.String()}
+	refused(t, r.call(c, "GET", "/api/v1/nodes", "", bearer...), 401, "does not stand for it")
+	r.must(token.Record(time.Now().Add(time.Hour), "test"))
+	refused(t, r.call(c, "GET", "/api/v1/nodes", "", bearer...), 403, `User "system:bootstrap:`+token.ID+`" cannot list resource "nodes"`)
+	if err := r.admin().CoreV1().Secrets(pki.TokenNamespace).Delete(ctx, token.SecretName(), metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	refused(t, r.call(c, "GET", "/api/v1/nodes", "", bearer...), 401, "does not stand for it")
+}
+
+// Others can verify service account tokens: the keys are published to those who hold one.
+func TestIssuerDiscovery(t *testing.T) {
+	r := start(t, nil)
+	tr, err := r.admin().CoreV1().ServiceAccounts("default").CreateToken(within(t), "default", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := r.http(nil)
+	for path, words := range map[string]string{"/.well-known/openid-configuration": pki.DefaultIssuer, "/openid/v1/jwks": `"kty":"EC"`} {
+		if a := r.call(c, "GET", path, "", "Authorization", "Bearer "+tr.Status.Token); a.code != 200 || !strings.Contains(a.body, words) {
+			t.Errorf("%s: %d %s", path, a.code, a.body)
+		}
+		refused(t, r.call(c, "GET", path, ""), 401, "Unauthorized")
+	}
+}
+
+// Further paths of the wiring are behind authentication and authorization too.
+func TestExtraPaths(t *testing.T) {
+	r := start(t, func(c *Config) {
+		c.Paths = map[string]http.Handler{"/cluster/status": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "fine") })}
+	})
+	if a := r.call(r.adminHTTP(), "GET", "/cluster/status", ""); a.code != 200 || a.body != "fine" {
+		t.Errorf("%d %s", a.code, a.body)
+	}
+	refused(t, r.call(r.http(nil), "GET", "/cluster/status", ""), 401, "Unauthorized")
+	refused(t, r.call(r.http(nil), "GET", "/cluster/status", "", "Authorization", "Bearer alice-token"), 403, `User "alice" cannot get path "/cluster/status"`)
 }

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/pki"
 )
 
 // F72, F73: a watch streams whole objects, as JSON, as protobuf and as table rows.
@@ -361,4 +362,26 @@ func TestBackendIsNoShortcut(t *testing.T) {
 	if err := do(api.User{Name: api.UserController, Groups: []string{api.GroupAuthenticated}}, newPod("a")); err != nil {
 		t.Errorf("the controllers: %v", err)
 	}
+}
+
+// The stages stand in this order: what an earlier one refuses, no later one sees.
+func TestStagesInOrder(t *testing.T) {
+	r := start(t, nil)
+	admin, nobody := r.adminHTTP(), r.http(nil)
+	alice := []string{"Authorization", "Bearer alice-token"}
+	agent := r.cert(pki.Client(api.NodeUserPrefix+"n1", api.GroupNodes))
+	const malformed, noContainers = `{`, `{"metadata":{"name":"p"},"spec":{}}`
+	const here, nowhere = "/api/v1/namespaces/default/pods", "/api/v1/namespaces/nowhere/pods"
+	// 1 before 2 and all others.
+	refused(t, r.call(nobody, "POST", nowhere, malformed, "Authorization", "Bearer bad"), 401, "Unauthorized")
+	// 2 before the body is read, and before 3.
+	refused(t, r.call(nobody, "POST", nowhere, malformed, alice...), 403, "cannot create")
+	// 3 (the namespace) before 4 (the containers).
+	refused(t, r.call(admin, "POST", nowhere, noContainers), 404, `namespaces "nowhere" not found`)
+	// 4 before 5 (an agent makes mirror pods only).
+	refused(t, r.call(r.http(&agent), "POST", here, noContainers), 422, "spec.containers: Required value")
+	// 5 before 6 (the pod is there already).
+	r.must(newPod("p"))
+	refused(t, r.call(r.http(&agent), "POST", here, podJSON), 403, "can only create mirror pods")
+	refused(t, r.call(admin, "POST", here, podJSON), 409, "already exists")
 }

@@ -138,7 +138,7 @@ func logRequest(q url.Values, now time.Time) (api.LogRequest, error) {
 	lr.TailLines, lr.LimitBytes = number("tailLines", 0), number("limitBytes", 1)
 	since := number("sinceSeconds", 1)
 	if since != nil {
-		t := metav1.NewTime(now.Add(-time.Duration(*since) * time.Second))
+		t := metav1.NewTime(now.Add(-time.Duration(min(*since, 1<<31)) * time.Second))
 		lr.SinceTime = &t
 	}
 	if v := q.Get("sinceTime"); v != "" {
