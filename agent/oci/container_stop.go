@@ -29,7 +29,7 @@ func (r *Runtime) StopContainer(ctx context.Context, q *cri.StopContainerRequest
 		if sig == 0 {
 			sig = int(unix.SIGTERM)
 		}
-		if err := r.signal(ctx, c, sig); err != nil {
+		if err := r.signal(ctx, c, sig); err != nil && !errors.Is(err, errShimGone) {
 			return nil, fmt.Errorf("stop container %s: %w", c.rec.ID, err)
 		}
 		grace := time.NewTimer(time.Duration(q.GetTimeout()) * time.Second)
@@ -87,7 +87,10 @@ func (r *Runtime) killContainer(ctx context.Context, c *ctr) error {
 		r.orphanEnded(ctx, c)
 		return nil
 	}
-	if err := r.signal(ctx, c, int(unix.SIGKILL)); err != nil {
+	if err := r.signal(ctx, c, int(unix.SIGKILL)); errors.Is(err, errShimGone) {
+		r.orphanEnded(ctx, c)
+		return nil
+	} else if err != nil {
 		return err
 	}
 	if c.rec.SharePID {

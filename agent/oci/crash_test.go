@@ -204,7 +204,11 @@ func TestShimKilledWhileCreating(t *testing.T) {
 			failed++
 		}
 		<-killed
+		begin := time.Now()
 		r.removeAll()
+		if d := time.Since(begin); d > 5*time.Second {
+			t.Errorf("killed after %d ms: removing took %v", round*3, d)
+		}
 		if l := countLeaks(t, r.cfg); l != (leaks{}) {
 			t.Fatalf("killed after %d ms (create: %v): left %+v", round*3, err, l)
 		}

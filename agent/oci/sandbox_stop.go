@@ -236,10 +236,10 @@ func (r *Runtime) pauseLost(s *sandbox) {
 func (r *Runtime) shimLost(s *sandbox) {
 	r.mu.Lock()
 	s.shim = nil
-	ready := s.rec.State == SandboxReady
+	state := s.rec.State
 	r.mu.Unlock()
-	if !ready {
-		return
+	if state != SandboxReady && state != SandboxNotReady {
+		return // RunPodSandbox sees it itself
 	}
 	r.log.Error("a shim died; its containers are killed", "sandbox", s.rec.ID)
 	if err := r.setSandbox(s, SandboxLost); err != nil {
