@@ -70,7 +70,7 @@ func start(t testing.TB, change func(*Config)) *replica {
 	cfg := Config{
 		Name: "test", Registry: r.registry, Kinds: all, Scheme: scheme, Listener: ln,
 		TLS: pki.ServerTLS(trust.Pool(), serving, now), ClientCAs: trust.Pool,
-		ServiceTokens: tokens, Timeline: api.NewTimeline(4096), Log: quiet, ShutdownDeadline: 2 * time.Second,
+		ServiceTokens: tokens, Timeline: api.NewTimeline(4096), Log: quiet, ShutdownDeadline: 100 * time.Millisecond,
 		Tokens: []authn.TokenVerifier{authn.NewStatic(map[string]api.User{
 			"alice-token": {Name: "alice", Groups: []string{"dev-team"}},
 		})},
