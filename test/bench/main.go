@@ -47,7 +47,7 @@ func main() {
 	var o options
 	only := flag.String("only", strings.Join(parts, ","), "the parts to run")
 	flag.StringVar(&o.jsonPath, "json", "bench.json", "write JSON lines to this file")
-	flag.StringVar(&o.programs, "programs", "", "folder of the programs store and node (test/bench/store, test/bench/node)")
+	flag.StringVar(&o.programs, "programs", "", "folder of the programs store and floor (test/bench/store, test/bench/node/floor)")
 	flag.StringVar(&o.kubeconfig, "kubeconfig", "", "measure the API of this cluster instead of a lab's (part api only)")
 	flag.DurationVar(&o.duration, "duration", 3*time.Second, "time per measure of load")
 	flag.IntVar(&o.inTurn, "pods", 20, "pods created one at a time")

@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strconv"
 	"sync"
 	"time"
 
@@ -36,7 +38,7 @@ func webPod(name, node string) *v1.Pod {
 
 // node measures pods: one at a time beside the floor of the machine, a burst, memory.
 func (b *bench) node(ctx context.Context, c *cluster) (err error) {
-	floor, err := b.floor(ctx)
+	floor, err := b.floor(ctx, c)
 	if err != nil {
 		return err
 	}
@@ -67,18 +69,22 @@ func (b *bench) node(ctx context.Context, c *cluster) (err error) {
 
 // floor is what the parts of a pod's start cost on this machine without Keelson:
 // a network namespace, CNI ADD, and create and start of two containers by runc.
-func (b *bench) floor(ctx context.Context) (figures.Record, error) {
+// In turns with it the node's runtime makes the same, without the rest of Keelson.
+func (b *bench) floor(ctx context.Context, c *cluster) (figures.Record, error) {
 	b.say("the floor: network namespace, CNI ADD, two runc create and start")
-	records, err := b.program(ctx, "node")
+	records, err := b.program(ctx, "floor", "", "-bin", c.loan.Config.BinDir, "-images", c.loan.Config.ImageDir,
+		"-cni", c.loan.Config.CNIBinDir, "-n", strconv.Itoa(b.inTurn))
 	if err != nil {
 		return figures.Record{}, err
 	}
-	r, ok := figures.Find(records, "node: floor", nil)
-	if !ok {
-		return r, fmt.Errorf("the program printed no record named floor")
+	floor, ok := figures.Find(records, "floor: pod", nil)
+	own, also := figures.Find(records, "keelson: pod", nil)
+	if !ok || !also {
+		return floor, errors.New("the program printed no records of the floor's and of Keelson's pods")
 	}
-	b.row(figures.Row{Measure: "floor: netns, CNI ADD, 2 runc create+start, p50", Figure: r.Values["p50_ms"], Unit: "ms", Note: fmt.Sprintf("busy %.0f%%", 100*r.Busy)})
-	return r, nil
+	b.row(figures.Row{Measure: "floor: netns, CNI ADD, 2 runc create+start, p50", Figure: floor.Values["p50_ms"], Unit: "ms"})
+	b.row(figures.Row{Measure: "the same by Keelson's runtime, p50", Figure: own.Values["p50_ms"], Unit: "ms", Reference: &figures.Reference{Name: "floor", Figure: floor.Values["p50_ms"]}})
+	return floor, nil
 }
 
 // nodeLoad is the state of the pods' measures.

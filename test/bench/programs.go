@@ -12,9 +12,9 @@ import (
 	"keelson.dev/keelson/test/bench/figures"
 )
 
-// program runs a benchmark program of its own and returns its records. Its own
-// table goes nowhere: its figures stand in this one.
-func (b *bench) program(ctx context.Context, name string, args ...string) ([]figures.Record, error) {
+// program runs a benchmark program of its own and returns its records, their
+// names behind a prefix. Its own table goes nowhere: its figures stand in this one.
+func (b *bench) program(ctx context.Context, name, prefix string, args ...string) ([]figures.Record, error) {
 	dir, err := os.MkdirTemp("", "keelson-bench-")
 	if err != nil {
 		return nil, err
@@ -38,7 +38,7 @@ func (b *bench) program(ctx context.Context, name string, args ...string) ([]fig
 		return nil, fmt.Errorf("program %s: %w", name, err)
 	}
 	for i := range records {
-		records[i].Measure = name + ": " + records[i].Measure
+		records[i].Measure = prefix + records[i].Measure
 	}
 	b.records = append(b.records, records...)
 	return records, nil
@@ -47,7 +47,7 @@ func (b *bench) program(ctx context.Context, name string, args ...string) ([]fig
 // store measures the replicated store alone, without API and lab.
 func (b *bench) store(ctx context.Context) error {
 	b.say("store: three replicas, commits of 1 KiB by 1, 64 and 256 clients")
-	records, err := b.program(ctx, "store", "-clients", "1,64,256", "-size", "1024", "-duration", b.duration.String(), "-kills", "0")
+	records, err := b.program(ctx, "store", "store: ", "-clients", "1,64,256", "-size", "1024", "-duration", b.duration.String(), "-kills", "0")
 	if err != nil {
 		return err
 	}
