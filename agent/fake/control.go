@@ -141,3 +141,10 @@ func (r *Runtime) Left() (sandboxes, containers int) {
 	defer r.mu.Unlock()
 	return len(r.sandboxes), len(r.containers)
 }
+
+// Poke delivers an event of a pod although nothing changed: whoever listens looks again.
+func (r *Runtime) Poke(pod types.UID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.notify(agent.RuntimeEvent{PodUID: pod})
+}

@@ -128,3 +128,11 @@ func (s *Script) enter(ctx context.Context, c Clock, verb, detail string) error 
 	}
 	return err
 }
+
+// pause delays a verb that is not worth a line in the journal: what is returned is then as old as the delay.
+func (s *Script) pause(ctx context.Context, c Clock, verb string) error {
+	s.mu.Lock()
+	d := s.delays[verb]
+	s.mu.Unlock()
+	return c.sleep(ctx, d)
+}

@@ -172,6 +172,10 @@ func (s *sandbox) state() cri.PodSandboxState {
 
 // ListPodSandbox implements agent.Runtime.
 func (r *Runtime) ListPodSandbox(ctx context.Context, q *cri.ListPodSandboxRequest) (*cri.ListPodSandboxResponse, error) {
+	return r.listSandboxes(q), r.pause(ctx, r.Clock, "ListPodSandbox")
+}
+
+func (r *Runtime) listSandboxes(q *cri.ListPodSandboxRequest) *cri.ListPodSandboxResponse {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	out := &cri.ListPodSandboxResponse{}
@@ -183,7 +187,7 @@ func (r *Runtime) ListPodSandbox(ctx context.Context, q *cri.ListPodSandboxReque
 		}
 		out.Items = append(out.Items, &cri.PodSandbox{Id: s.id, Metadata: s.cfg.Metadata, State: s.state(), CreatedAt: s.created.UnixNano(), Labels: s.cfg.Labels, Annotations: s.cfg.Annotations})
 	}
-	return out, nil
+	return out
 }
 
 func selected(sel, labels map[string]string) bool {
@@ -325,7 +329,11 @@ func (r *Runtime) RemoveContainer(ctx context.Context, q *cri.RemoveContainerReq
 }
 
 // ListContainers implements agent.Runtime.
-func (r *Runtime) ListContainers(_ context.Context, q *cri.ListContainersRequest) (*cri.ListContainersResponse, error) {
+func (r *Runtime) ListContainers(ctx context.Context, q *cri.ListContainersRequest) (*cri.ListContainersResponse, error) {
+	return r.listContainers(q), r.pause(ctx, r.Clock, "ListContainers")
+}
+
+func (r *Runtime) listContainers(q *cri.ListContainersRequest) *cri.ListContainersResponse {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	out := &cri.ListContainersResponse{}
@@ -338,7 +346,7 @@ func (r *Runtime) ListContainers(_ context.Context, q *cri.ListContainersRequest
 		out.Containers = append(out.Containers, &cri.Container{Id: c.id, PodSandboxId: c.sbID, Metadata: c.cfg.Metadata, Image: c.cfg.Image, ImageRef: c.cfg.GetImage().GetImage(),
 			State: c.state, CreatedAt: c.created.UnixNano(), Labels: c.cfg.Labels, Annotations: c.cfg.Annotations})
 	}
-	return out, nil
+	return out
 }
 
 // ContainerStatus implements agent.Runtime.

@@ -37,6 +37,9 @@ func chaos(t *testing.T, r *rand.Rand) {
 		n.rt.Delay(verb, d*time.Millisecond)
 	}
 	n.vol.Delay("MountAll", 15*time.Millisecond)
+	// What a worker sees is old by the time it sees it: actions end in between.
+	n.rt.Delay("ListContainers", 7*time.Millisecond)
+	n.rt.Delay("ListPodSandbox", 4*time.Millisecond)
 	n.start()
 	defer func() { n.stop() }()
 	const pods = 6
@@ -222,6 +225,25 @@ func TestEventsAreBounded(t *testing.T) {
 		synctest.Wait()
 		if got := told(); got < eventBurst+13 || got > eventBurst+26 {
 			t.Errorf("%d events in two hours", got)
+		}
+	})
+}
+
+// A look at the runtime that began before an action ended never makes the worker do it again.
+func TestOldPictureStartsNothingTwice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.rt.Delay("ListContainers", 20*time.Millisecond)
+		n.rt.Delay("StartContainer", 30*time.Millisecond)
+		n.start()
+		defer func() { n.stop() }()
+		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "hello:1"}, v1.Container{Name: "log", Image: "tools:1"}))
+		for range 100 {
+			time.Sleep(7 * time.Millisecond)
+			n.rt.Poke("u1") // looks begin at any moment
+		}
+		if a, l := n.rt.Count("StartContainer app"), n.rt.Count("StartContainer log"); a != 1 || l != 1 {
+			t.Errorf("started %d and %d times: %q", a, l, n.rt.Journal())
 		}
 	})
 }

@@ -86,9 +86,9 @@ func (w *worker) probed(ctx context.Context, t agent.ProbeTarget, e agent.ProbeE
 	w.mu.Lock()
 	old, had := w.o.Probes[t.ContainerID]
 	changed := !had || old != e.State
-	w.o.Probes[t.ContainerID] = e.State
 	stopping := w.desired.Stop != nil
 	w.mu.Unlock()
+	// Told before it takes effect: Ready comes after the probe that made it so.
 	switch {
 	case e.Probe == "" || stopping:
 	case !e.OK && !e.Quick:
@@ -97,6 +97,9 @@ func (w *worker) probed(ctx context.Context, t agent.ProbeTarget, e agent.ProbeE
 		w.stage(agent.StageTime{Name: "probe passed", Start: e.Start, Duration: e.Took, Detail: t.Container.Name + " " + e.Probe})
 	}
 	if changed {
+		w.mu.Lock()
+		w.o.Probes[t.ContainerID] = e.State
+		w.mu.Unlock()
 		w.poke()
 	}
 }

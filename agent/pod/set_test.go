@@ -94,7 +94,7 @@ func TestRestartWithBackoff(t *testing.T) {
 				time.Sleep(delay - time.Millisecond) // virtual time
 				synctest.Wait()
 				if n.rt.Running("u1", "app") != "" {
-					t.Fatalf("restart %d came before %s", i+1, delay)
+					t.Fatalf("restart %d came before %s: %q", i+1, delay, n.rt.Journal())
 				}
 				time.Sleep(time.Millisecond)
 			}
@@ -103,7 +103,7 @@ func TestRestartWithBackoff(t *testing.T) {
 				t.Fatalf("restart %d did not come after %s", i+1, delay)
 			}
 			if got := n.pod("u1").Status.ContainerStatuses[0].RestartCount; got != int32(i+1) {
-				t.Fatalf("restartCount = %d after %d restarts", got, i+1)
+				t.Fatalf("restartCount = %d after %d restarts: %q", got, i+1, n.rt.Journal())
 			}
 		}
 		if _, c := n.rt.Left(); c != 2 {

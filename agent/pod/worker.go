@@ -149,6 +149,11 @@ func (w *worker) run(ctx context.Context) error {
 
 // turn is one look at the pod: observe, plan, report, act.
 func (w *worker) turn(ctx context.Context) Plan {
+	// What is under way is noted before the look at the runtime: an action that ends during the look may
+	// have done its work after it, and must not be planned a second time on the strength of an old picture.
+	w.mu.Lock()
+	busy := maps.Clone(w.o.Busy)
+	w.mu.Unlock()
 	seen, ok := w.observe(ctx)
 	w.mu.Lock()
 	if ok {
@@ -164,7 +169,7 @@ func (w *worker) turn(ctx context.Context) Plan {
 	d, o := w.desired, w.o
 	// The maps are written by actions: Step gets copies.
 	o.Images, o.Failures, o.Probes = maps.Clone(o.Images), maps.Clone(o.Failures), maps.Clone(o.Probes)
-	o.Killed, o.Busy, o.Settled = maps.Clone(o.Killed), maps.Clone(o.Busy), maps.Clone(o.Settled)
+	o.Killed, o.Busy, o.Settled = maps.Clone(o.Killed), busy, maps.Clone(o.Settled)
 	w.mu.Unlock()
 
 	now := w.cfg.now()
