@@ -30,10 +30,10 @@ build: setup ## the binaries, the CNI plugins and the example images, below bin/
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/kctl ./cmd/kctl
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/keelson-controlplane ./cmd/controlplane
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/keelson-agent ./cmd/agent
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/keelson-shim ./cmd/shim
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/keelson-pause ./cmd/pause
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(BIN)/keelson-shim ./cmd/shim
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -E main.start' -o $(BIN)/keelson-pause ./cmd/pause
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/keelson-csi-local ./cmd/csi-local
-	CGO_ENABLED=1 $(GO) build -trimpath -tags 'seccomp' -ldflags '$(LDFLAGS)' -o $(BIN)/keelson-oci ./cmd/oci
+	CGO_ENABLED=1 $(GO) build -trimpath -tags seccomp,netgo,osusergo -ldflags '-s -w -linkmode external -extldflags -static' -o $(BIN)/keelson-oci ./cmd/oci
 	@$(foreach p,$(CNI),CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(BIN)/cni/$(p) github.com/containernetworking/plugins/$(cni_path_$(p)) &&) true
 	$(GO) run ./examples/images/build --out $(BIN)/images
 

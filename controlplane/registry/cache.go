@@ -1,14 +1,12 @@
 package registry
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"reflect"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -40,7 +38,6 @@ type cache struct {
 	loaded    bool          // the cache holds a state; run's own
 	ready     chan struct{} // closed when the cache shows what was there when run began
 	done      chan struct{} // closed when run has returned
-	inflight  inflight
 	encodings encodings
 
 	// reserved maps "space/value" to its holder; reservations is run's own copy.
@@ -203,11 +200,10 @@ func (c *cache) load(ctx context.Context, at raftstore.Revision) error {
 		if kc == nil {
 			continue
 		}
-		if e := c.decode(kc, key, it, nil); e != nil {
+		if e := c.decode(kc, key, it); e != nil {
 			trees[kc].Set(key, e)
 		}
 	}
-	c.inflight.clear()
 	c.reservations = reservations
 	c.reserved.Store(reservations.Copy())
 	for kc, tree := range trees {
@@ -288,7 +284,7 @@ func (c *cache) applyObject(kc *kindCache, key string, ev *raftstore.Event) {
 		}
 		return
 	}
-	e := c.decode(kc, key, ev.Item, c.inflight.take(ev.Item.Key, ev.Item.Value))
+	e := c.decode(kc, key, ev.Item)
 	if e == nil {
 		return
 	}
@@ -296,22 +292,19 @@ func (c *cache) applyObject(kc *kindCache, key string, ev *raftstore.Event) {
 	kc.pending = append(kc.pending, event{rev: rev, cur: e, prev: prev})
 }
 
-// decode makes the entry of a stored item; of the object that a writer on this
-// replica has just encoded when known, without decoding. nil when unreadable.
-func (c *cache) decode(kc *kindCache, key string, it raftstore.Item, known api.Object) *entry {
-	obj := known
-	if obj != nil {
-		obj = at(kc.kind, obj, it.Modified)
-	} else {
-		var err error
-		if obj, err = kc.codec.decode(it.Value); err != nil {
-			// A value that cannot be read must not stop the whole cluster; it stays in the store for repair.
-			c.log.Error("a stored object is unreadable and is left out", "key", it.Key, "revision", uint64(it.Modified), "error", err)
-			return nil
-		}
-		kc.kind.SetTypeMeta(obj)
-		obj.SetResourceVersion(formatRevision(it.Modified))
+// decode makes the entry of a stored item; nil when it is unreadable. The object
+// of a writer on this replica is not taken instead: a time with nanoseconds, or an empty map
+// where the stored form has none, would make this replica's copy differ from
+// the others' and from what the next reader compares it with.
+func (c *cache) decode(kc *kindCache, key string, it raftstore.Item) *entry {
+	obj, err := kc.codec.decode(it.Value)
+	if err != nil {
+		// A value that cannot be read must not stop the whole cluster; it stays in the store for repair.
+		c.log.Error("a stored object is unreadable and is left out", "key", it.Key, "revision", uint64(it.Modified), "error", err)
+		return nil
 	}
+	kc.kind.SetTypeMeta(obj)
+	obj.SetResourceVersion(formatRevision(it.Modified))
 	return &entry{key: key, obj: obj, rev: it.Modified, value: it.Value}
 }
 
@@ -322,55 +315,4 @@ func isClosed(c <-chan struct{}) bool {
 	default:
 		return false
 	}
-}
-
-// inflight holds the objects that this replica's writers have encoded and
-// proposed, until they come back in the watch.
-type inflight struct {
-	mu    sync.Mutex
-	byKey map[string]*proposal
-}
-
-type proposal struct {
-	obj   api.Object
-	value []byte
-}
-
-// add announces a proposal; the newest one of a key is kept. obj is immutable from here on.
-func (f *inflight) add(key string, obj api.Object, value []byte) *proposal {
-	p := &proposal{obj: obj, value: value}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.byKey == nil {
-		f.byKey = make(map[string]*proposal)
-	}
-	f.byKey[key] = p
-	return p
-}
-
-// take returns the proposed object when its bytes are those that came back; nil otherwise.
-func (f *inflight) take(key string, value []byte) api.Object {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	p := f.byKey[key]
-	if p == nil || !bytes.Equal(p.value, value) {
-		return nil
-	}
-	delete(f.byKey, key)
-	return p.obj
-}
-
-// drop forgets a proposal that will not come back.
-func (f *inflight) drop(key string, p *proposal) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.byKey[key] == p {
-		delete(f.byKey, key)
-	}
-}
-
-func (f *inflight) clear() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.byKey = nil
 }

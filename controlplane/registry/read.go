@@ -237,7 +237,7 @@ func (r *Registry) pageAt(ctx context.Context, kc *kindCache, f *filter, rev raf
 			if f.exact != "" && key != f.exact {
 				continue
 			}
-			e := r.cache.decode(kc, key, it, nil)
+			e := r.cache.decode(kc, key, it)
 			if e == nil || !f.selects(e.obj) {
 				continue
 			}

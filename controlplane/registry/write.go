@@ -185,14 +185,9 @@ func (w *write) commitPut(ctx context.Context, obj api.Object, value []byte, cur
 		return w.dryPut(obj, old)
 	}
 	ops := append([]raftstore.Op{op}, w.reservationOps(obj, old)...)
-	proposal := w.r.cache.inflight.add(full, obj, value)
 	rev, err := w.commit(ctx, ops, obj)
 	if err != nil {
-		w.r.cache.inflight.drop(full, proposal)
 		return nil, err
-	}
-	if w.r.cache.progress.at() >= rev {
-		w.r.cache.inflight.drop(full, proposal)
 	}
 	return w.stored(obj, rev), nil
 }

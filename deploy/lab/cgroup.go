@@ -57,12 +57,34 @@ func (h Host) makeCgroups() error {
 			return fmt.Errorf("making cgroup of host %s: %w", h.Name, err)
 		}
 	}
+	if err := h.setWeights(); err != nil {
+		return err
+	}
 	if unified() {
 		for _, dir := range []string{"", "keelson-lab", "keelson-lab/" + h.Name} {
 			file := filepath.Join(cgroupMount, dir, "cgroup.subtree_control")
 			for _, c := range []string{"cpu", "memory", "pids", "cpuset", "io"} {
 				_ = os.WriteFile(file, []byte("+"+c), 0) // a controller that is absent or already on is fine
 			}
+		}
+	}
+	return nil
+}
+
+// setWeights gives the lab the share of the CPUs that its machines would have of
+// their own: without it seven hosts together weigh as much as one process outside.
+func (h Host) setWeights() error {
+	weights := map[string]int{"/keelson-lab": 16, h.CgroupPath() + "/system": 4} // in units of the default
+	if h.Role == RoleControlPlane {
+		weights[h.CgroupPath()] = 4
+	}
+	for path, w := range weights {
+		file, value := filepath.Join(cgroupMount, "cpu", path, "cpu.shares"), 1024*w
+		if unified() {
+			file, value = filepath.Join(cgroupMount, path, "cpu.weight"), 100*w
+		}
+		if err := os.WriteFile(file, []byte(strconv.Itoa(value)), 0); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("weight of host %s: %w", h.Name, err)
 		}
 	}
 	return nil

@@ -116,11 +116,20 @@ func (h Host) Command(ctx context.Context, args ...string) *exec.Cmd {
 	return exec.CommandContext(ctx, "sh", append([]string{"-c", script, "sh"}, h.enter(args...)...)...)
 }
 
-// start starts the host's daemon as a process of its own session whose output
-// goes to the host's log file, and remembers its pid.
+// start starts the host's daemons: the one that the host is for, and what goes with it.
 func (l *Lab) start(h Host) error {
-	args := l.daemon(h)
-	logFile, err := os.OpenFile(h.LogFile(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if h.Role == RoleWorker && pidIn(h.csiPidFile(), h) == 0 {
+		if err := l.spawn(h, l.csiDriver(h), filepath.Join(h.stateDir(), "csi-local.log"), h.csiPidFile()); err != nil {
+			return err
+		}
+	}
+	return l.spawn(h, l.daemon(h), h.LogFile(), h.pidFile())
+}
+
+// spawn starts a daemon as a process of its own session whose output goes to a
+// log file, and remembers its pid.
+func (l *Lab) spawn(h Host, args []string, log, pidFile string) error {
+	logFile, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return fmt.Errorf("log of host %s: %w", h.Name, err)
 	}
@@ -134,7 +143,7 @@ func (l *Lab) start(h Host) error {
 	}
 	// sh and nsenter exec in place: the pid is the daemon's.
 	pid := cmd.Process.Pid
-	if err := os.WriteFile(h.pidFile(), []byte(strconv.Itoa(pid)), 0o600); err != nil {
+	if err := os.WriteFile(pidFile, []byte(strconv.Itoa(pid)), 0o600); err != nil {
 		return err
 	}
 	// From when the shell has joined the host's cgroup, the pid file tells the truth.
@@ -157,8 +166,10 @@ func (h Host) owns(pid int) bool {
 
 // daemonPID is the pid of the host's running daemon, 0 when it does not run.
 // A pid that was given to another program since is not it: it must be in the host's cgroup.
-func (h Host) daemonPID() int {
-	raw, err := os.ReadFile(h.pidFile())
+func (h Host) daemonPID() int { return pidIn(h.pidFile(), h) }
+
+func pidIn(file string, h Host) int {
+	raw, err := os.ReadFile(file)
 	if err != nil {
 		return 0
 	}

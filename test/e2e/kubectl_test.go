@@ -97,7 +97,10 @@ func TestTraceShowsEveryStage(t *testing.T) {
 	w.waitReplicas("web", 1)
 	var out string
 	bed.Eventually(t, soon, func() error {
-		out = bed.Kctl(t, "trace", "-n", w.ns, "deployment/web")
+		var err error
+		if out, err = bed.Try(t, clients()["kctl"], "trace", "-n", w.ns, "deployment/web"); err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
 		for _, stage := range []string{
 			"authenticated", "authorized", "admitted", "validated", "committed", "replicaset created", "pod created",
 			"scheduled", "received", "sandbox", "network", "volumes", "image", "container started", "probe passed", "Ready",

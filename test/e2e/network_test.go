@@ -74,7 +74,7 @@ func TestPodReachesAPI(t *testing.T) {
 		}
 	}
 	bed.Eventually(t, soon, func() error {
-		out, err := bed.Try(t, bed.Lab().Config.BinDir+"/kctl", "-n", w.ns, "exec", "client", "--", "nc", "-w", "3", "-z", "10.96.0.1", "443")
+		out, err := bed.Try(t, bed.Lab().Config.BinDir+"/kctl", "-n", w.ns, "exec", "client", "--", "sh", "-c", "nc -w 3 10.96.0.1 443 </dev/null")
 		if err != nil {
 			return fmt.Errorf("pod to 10.96.0.1:443: %w: %s", err, out)
 		}

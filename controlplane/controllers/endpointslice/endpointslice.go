@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -115,6 +116,7 @@ func (r *reconciler) zones(pods []*corev1.Pod) map[string]string {
 func (r *reconciler) perform(ctx context.Context, svc *corev1.Service, plan Plan, pods []*corev1.Pod, have []*discoveryv1.EndpointSlice) error {
 	start := r.term.Now()
 	var errs []error
+	trace(plan, pods, have)
 	for _, s := range plan.Create {
 		s, err := client.Create(ctx, r.term.Client, s)
 		if err != nil {
@@ -145,6 +147,24 @@ func (r *reconciler) perform(ctx context.Context, svc *corev1.Service, plan Plan
 		r.recordReady(plan, pods, have, start)
 	}
 	return errors.Join(errs...)
+}
+
+// trace ties each slice that is written anyway to the apply of a pod that it newly
+// offers, so that proxies can tell when they route to it.
+func trace(plan Plan, pods []*corev1.Pod, have []*discoveryv1.EndpointSlice) {
+	was := readyUIDs(have)
+	byUID := make(map[string]*corev1.Pod, len(pods))
+	for _, p := range pods {
+		byUID[string(p.UID)] = p
+	}
+	for _, s := range append(slices.Clone(plan.Create), plan.Update...) {
+		delete(s.Annotations, api.TraceParentAnnotation) // that of an earlier change
+		for uid := range readyUIDs([]*discoveryv1.EndpointSlice{s}) {
+			if p := byUID[uid]; p != nil && !was[uid] {
+				controllers.CopyTrace(s, p)
+			}
+		}
+	}
 }
 
 // recordReady notes for each pod that has just become a ready endpoint when it did.
