@@ -16,7 +16,8 @@ const (
 // The first tries of a startup or readiness probe: Kubernetes waits a whole period after
 // a first failure, which is where most of its time to Ready goes.
 const (
-	quickFirst = 10 * time.Millisecond
+	quickFirst = 2 * time.Millisecond  // a program that was only just executed does not listen yet
+	quickExec  = 10 * time.Millisecond // each try is a process, which costs more than the wait
 	// livenessAfter is the least age at which liveness is first asked: a container that does not
 	// listen yet must not be found dead sooner than under Kubernetes.
 	livenessAfter = time.Second
@@ -33,8 +34,10 @@ const (
 
 // machine is the state of one probe of one container. Pure: times come in as arguments.
 //
-//	waiting ──(initial delay)──▶ quick: 10, 20, 40 ms … ──(first success, or a period has passed)──▶ periodic
+//	waiting ──(initial delay)──▶ quick: after 2, 3, 4, 6, 9 ms … ──(first success, or a period has passed)──▶ periodic
 //
+// Each wait of the quick phase is half as long again as the one before, so that a program is found ready at most
+// half its start-up time late, and one that takes the whole period is asked two dozen times; an exec probe's are doubled.
 // Failures of the quick phase are not counted: failureThreshold goes on meaning that many periods.
 type machine struct {
 	kind    string
@@ -45,6 +48,7 @@ type machine struct {
 	base    time.Time // when probing began: periods count from here
 	next    time.Time
 	step    time.Duration // of the quick phase; 0 = over
+	grow    time.Duration // what a step grows by: its length divided by this
 	good    int           // successes in a row
 	bad     int           // counted failures in a row
 	pass    bool          // what the probe says so far
@@ -63,8 +67,13 @@ func newMachine(kind string, p *v1.Probe, started, now time.Time, pass bool) *ma
 		if at := started.Add(min(livenessAfter, m.period)); m.next.Before(at) {
 			m.next = at
 		}
+	case !pass && p.Exec != nil:
+		m.step, m.grow = quickExec, 1
 	case !pass:
-		m.step = quickFirst
+		m.step, m.grow = quickFirst, 2
+		if at := started.Add(quickFirst); m.next.Before(at) {
+			m.next = at
+		}
 	}
 	if m.next.Before(now) {
 		m.next = now
@@ -107,7 +116,7 @@ func (m *machine) schedule(r outcome, now time.Time) {
 	if m.step > 0 && r != success {
 		// A quick try, but none later than the first counted one.
 		m.next = now.Add(m.step)
-		m.step *= 2
+		m.step += m.step / m.grow
 		if end := m.base.Add(m.period); !now.Before(end) || m.next.After(end) {
 			m.step = 0
 			m.next = end

@@ -96,14 +96,14 @@ func TestStartupGates(t *testing.T) {
 		a := &app{ok: map[string]func(time.Duration) bool{Startup: after(7 * time.Second)}}
 		c := &v1.Container{StartupProbe: &v1.Probe{PeriodSeconds: 2, FailureThreshold: 5}, ReadinessProbe: &v1.Probe{}, LivenessProbe: &v1.Probe{}}
 		log := observe(t, a, c, nil, 30*time.Second)
-		want := []string{"0s started=false ready=false", "8s started=true ready=false", "8s started=true ready=true"}
+		want := []string{"0s started=false ready=false", "8.002s started=true ready=false", "8.002s started=true ready=true"}
 		if !slices.Equal(log, want) {
 			t.Errorf("states: %q", log)
 		}
-		if r, l := a.of(Readiness), a.of(Liveness); r[0] != "8s" || l[0] != "8s" {
+		if r, l := a.of(Readiness), a.of(Liveness); r[0] != "8.002s" || l[0] != "8.002s" {
 			t.Errorf("readiness first at %s, liveness at %s", r[0], l[0])
 		}
-		if s := a.of(Startup); s[len(s)-1] != "8s" {
+		if s := a.of(Startup); s[len(s)-1] != "8.002s" {
 			t.Errorf("the startup probe went on after it had passed: %q", s)
 		}
 	})
@@ -114,7 +114,7 @@ func TestStartupGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := &app{ok: map[string]func(time.Duration) bool{Startup: after(time.Hour)}}
 		log := observe(t, a, &v1.Container{StartupProbe: &v1.Probe{PeriodSeconds: 10, FailureThreshold: 3}}, nil, time.Minute)
-		if want := []string{"0s started=false ready=false", "30s started=false ready=falsestartup"}; !slices.Equal(log, want) {
+		if want := []string{"0s started=false ready=false", "30.002s started=false ready=falsestartup"}; !slices.Equal(log, want) {
 			t.Errorf("states: %q", log)
 		}
 	})
@@ -125,13 +125,31 @@ func TestReadinessIsQuick(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := &app{ok: map[string]func(time.Duration) bool{Readiness: after(45 * time.Millisecond)}}
 		log := observe(t, a, &v1.Container{ReadinessProbe: &v1.Probe{PeriodSeconds: 5}}, nil, 12*time.Second)
-		if want := []string{"0s started=true ready=false", "70ms started=true ready=true"}; !slices.Equal(log, want) {
+		if want := []string{"0s started=true ready=false", "66.34375ms started=true ready=true"}; !slices.Equal(log, want) {
 			t.Errorf("states: %q", log)
 		}
-		if got, want := a.of(Readiness), []string{"0s", "10ms", "30ms", "70ms", "5.07s", "10.07s"}; !slices.Equal(got, want) {
+		want := []string{"2ms", "4ms", "7ms", "11.5ms", "18.25ms", "28.375ms", "43.5625ms", "66.34375ms", "5.06634375s", "10.06634375s"}
+		if got := a.of(Readiness); !slices.Equal(got, want) {
 			t.Errorf("probes at %q, want %q", got, want)
 		}
 	})
+}
+
+// F113: what the quick phase costs is bounded: a program that never answers is asked two dozen times in its first
+// period, and less often where each try is a process.
+func TestQuickIsBounded(t *testing.T) {
+	for name, c := range map[string]struct {
+		handler v1.ProbeHandler
+		most    int
+	}{"http": {v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{}}, 24}, "exec": {v1.ProbeHandler{Exec: &v1.ExecAction{}}, 12}} {
+		synctest.Test(t, func(t *testing.T) {
+			a := &app{ok: map[string]func(time.Duration) bool{Readiness: after(time.Hour)}}
+			observe(t, a, &v1.Container{ReadinessProbe: &v1.Probe{ProbeHandler: c.handler, PeriodSeconds: 10}}, nil, 10*time.Second)
+			if n := len(a.of(Readiness)); n > c.most || n < 5 {
+				t.Errorf("%s: %d tries in the first period, at %q", name, n, a.of(Readiness))
+			}
+		})
+	}
 }
 
 // F113: readiness is lost after failureThreshold failures in a row and comes back after successThreshold successes.
@@ -139,7 +157,7 @@ func TestReadinessThresholds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := &app{ok: map[string]func(time.Duration) bool{Readiness: func(age time.Duration) bool { return age < 10*time.Second || age > 20*time.Second }}}
 		log := observe(t, a, &v1.Container{ReadinessProbe: &v1.Probe{PeriodSeconds: 1, FailureThreshold: 3, SuccessThreshold: 2}}, nil, time.Minute)
-		want := []string{"0s started=true ready=false", "1s started=true ready=true", "12s started=true ready=false", "22s started=true ready=true"}
+		want := []string{"0s started=true ready=false", "1.002s started=true ready=true", "12.002s started=true ready=false", "21.002s started=true ready=true"}
 		if !slices.Equal(log, want) {
 			t.Errorf("states: %q", log)
 		}
