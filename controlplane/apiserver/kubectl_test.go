@@ -85,6 +85,42 @@ func eachKubectl(t *testing.T, f func(t *testing.T, r *replica, k *kubectl)) {
 	}
 }
 
+// F1: what is applied again changes nothing: same resourceVersion, and kubectl says so. A pod that was given a token
+// volume is "configured" there, because kubectl compares the lengths of lists before
+// it sends a patch that changes nothing; so it is with every Kubernetes.
+func TestApplyAgain(t *testing.T) {
+	data, err := os.ReadFile("testdata/again.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain := string(data)
+	withToken := strings.NewReplacer("automountServiceAccountToken: false", "automountServiceAccountToken: true", "name: one,", "name: two,").Replace(plain)
+	eachKubectl(t, func(t *testing.T, r *replica, k *kubectl) {
+		versions := func() string {
+			return k.ok("", "get", "pods,configmaps", "-o", "jsonpath={.items[*].metadata.resourceVersion}")
+		}
+		for _, c := range []struct {
+			manifest, again string
+			flags           []string
+		}{
+			{plain, "configmap/motd unchanged\npod/one unchanged\n", nil},
+			{withToken, "configmap/motd unchanged\npod/two configured\n", nil},
+			{plain, "configmap/motd serverside-applied\npod/one serverside-applied\n", []string{"--server-side", "--field-manager=again"}},
+			{withToken, "configmap/motd serverside-applied\npod/two serverside-applied\n", []string{"--server-side", "--field-manager=again"}},
+		} {
+			apply := append([]string{"apply", "-f", "-"}, c.flags...)
+			k.ok(c.manifest, apply...)
+			before := versions()
+			if said := k.ok(c.manifest, apply...); said != c.again {
+				t.Errorf("%v again: %q", apply, said)
+			}
+			if after := versions(); after != before {
+				t.Errorf("%v again: versions %s became %s", apply, before, after)
+			}
+		}
+	})
+}
+
 // The transcripts in testdata are what a user types and sees. A line beginning
 // with "$ " is a command (after "!" one that must fail), "< name" gives it the
 // file of that name on its standard input; the lines below are the output, with

@@ -112,11 +112,21 @@ func (w *write) applyTo(fm *managedfields.FieldManager, live api.Object, intent 
 		if errors.As(err, &status) {
 			return nil, err
 		}
-		return nil, apierrors.NewBadRequest(err.Error()) // a field that the schema does not know, a wrong type
+		return nil, apierrors.NewBadRequest(w.misapplied(intent, err)) // a field that the schema does not know, a wrong type
 	}
 	obj, ok := out.(api.Object)
 	if !ok {
 		return nil, apierrors.NewInternalError(fmt.Errorf("%s: applying gave a %T", describe(w.req), out))
 	}
 	return obj, nil
+}
+
+// misapplied is what err says about an intent, with the place of a value that the type cannot hold.
+func (w *write) misapplied(intent *unstructured.Unstructured, err error) string {
+	if data, e := intent.MarshalJSON(); e == nil {
+		if found := api.Misfit(data, w.req.Kind.New(), err); found != err {
+			return fmt.Sprintf("%v (%v)", err, found)
+		}
+	}
+	return err.Error()
 }

@@ -31,7 +31,7 @@ func (r *Registry) Create(ctx context.Context, req *api.Request, a Admission) (r
 	return w.create(ctx, obj, w.trackCreate)
 }
 
-// create stores a new object. track records the field managers, after admission.
+// create stores a new object. track records the field managers, before admission.
 func (w *write) create(ctx context.Context, obj api.Object, track func(api.Object)) (api.Object, error) {
 	ctx, cancel := w.r.bounded(ctx)
 	defer cancel()
@@ -145,10 +145,11 @@ func (w *write) tryCreate(ctx context.Context, obj api.Object, track func(api.Ob
 	if k.PrepareCreate != nil {
 		k.PrepareCreate(obj)
 	}
+	w.complete("", obj)
+	track(obj) // what admission adds belongs to nobody: an apply may not take it away
 	if err := w.admit(ctx, obj, nil); err != nil {
 		return nil, err
 	}
-	track(obj)
 	traceOnCreate(obj, w.req.TraceParent)
 	if w.dryRun {
 		if _, err := w.r.fresh(ctx); err != nil {

@@ -75,6 +75,13 @@ func (s sameVersion) ConvertToVersion(in runtime.Object, target runtime.GroupVer
 	return in, nil
 }
 
+// complete fills in the defaults before fields are tracked: who writes an object has set them too.
+func (w *write) complete(subresource string, obj api.Object) {
+	if subresource == "" && w.req.Kind.Default != nil {
+		w.req.Kind.Default(obj)
+	}
+}
+
 // trackCreate records the whole new object as set by the manager. What Keelson's
 // own parts create is not tracked, which would cost them most of their time;
 // the first apply to such an object takes note of what stood there before, as

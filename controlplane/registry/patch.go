@@ -154,7 +154,7 @@ func startsObject(data []byte) bool { return bytes.HasPrefix(bytes.TrimSpace(dat
 func (w *write) decodeStrictly(ctx context.Context, data []byte, into runtime.Object) error {
 	strict, err := kjson.UnmarshalStrict(data, into)
 	if err != nil {
-		return apierrors.NewBadRequest(fmt.Sprintf("the patched %s cannot be read: %v", w.req.Kind.GVK.Kind, err))
+		return apierrors.NewBadRequest(fmt.Sprintf("the patched %s cannot be read: %v", w.req.Kind.GVK.Kind, api.Misfit(data, into, err)))
 	}
 	if len(strict) == 0 {
 		return nil

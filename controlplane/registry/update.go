@@ -151,13 +151,14 @@ func (w *write) updateStep(f facet, propose func(cur *entry) (api.Object, error)
 			keepMeta(obj, cur.obj)
 		}
 		obj.SetResourceVersion(cur.obj.GetResourceVersion())
+		w.complete(f.name, obj)
+		if !w.applied {
+			w.trackUpdate(f.name, obj, cur.obj) // what admission adds belongs to nobody: an apply may not take it away
+		}
 		if err := w.admit(ctx, obj, cur.obj); err != nil {
 			return outcome{}, err
 		}
 		desired := nextGeneration(obj, cur.obj)
-		if !w.applied {
-			w.trackUpdate(f.name, obj, cur.obj)
-		}
 		traceOnUpdate(obj, cur.obj, w.req.TraceParent, desired)
 		return outcome{obj: obj, remove: finished(obj)}, nil
 	}

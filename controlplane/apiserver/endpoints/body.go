@@ -127,7 +127,7 @@ func decodeJSON(data []byte, into runtime.Object, wantStrict bool) (found schema
 			return found, nil, fmt.Errorf("couldn't get version/kind; json parse error: %w", err)
 		}
 		gv, _ := schema.ParseGroupVersion(tm.APIVersion)
-		return gv.WithKind(tm.Kind), nil, err
+		return gv.WithKind(tm.Kind), nil, api.Misfit(data, into, err)
 	}
 	return into.GetObjectKind().GroupVersionKind(), strict, nil
 }

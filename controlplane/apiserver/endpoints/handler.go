@@ -114,9 +114,19 @@ func methodVerb(method string, v api.Verb) string {
 	return method
 }
 
+// kubectl asks for the list of custom kinds before it says that a manifest's kind is unknown, and says
+// something misleading when there is no such list. While they are no kind themselves, there are none.
+var customKinds = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+
+const noCustomKinds = `{"kind":"CustomResourceDefinitionList","apiVersion":"apiextensions.k8s.io/v1","metadata":{"resourceVersion":"1"},"items":[]}`
+
 func (h *Handler) unknown(w http.ResponseWriter, r *http.Request, t Target, u api.User, verb api.Verb) {
 	if err := h.Backend.Unknown(r.Context(), u, verb, t); err != nil {
 		h.Error(w, r, err)
+		return
+	}
+	if t.GVR == customKinds && t.Name == "" && verb == api.VerbList {
+		writeBytes(w, r, mediaJSON, http.StatusOK, []byte(noCustomKinds))
 		return
 	}
 	h.Error(w, r, &apierrors.StatusError{ErrStatus: metav1.Status{

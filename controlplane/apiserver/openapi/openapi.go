@@ -27,6 +27,10 @@ var (
 	protoV3 = []string{"application/com.github.proto-openapi.spec.v3@v1.0+protobuf", "application/com.github.proto-openapi.spec.v3.v1.0+protobuf"}
 )
 
+// format is part of every hash. It advances when the same document is answered in
+// other words (headers, media types): a client's cache must not take its old answer for the new one.
+const format = "2"
+
 // Spec serves the documents of a table of kinds. It is safe for concurrent use.
 type Spec struct {
 	kinds   *api.Kinds
@@ -40,7 +44,6 @@ type Spec struct {
 // entry is one document, compressed.
 type entry struct {
 	zipped []byte
-	size   int
 	hash   string
 }
 
@@ -131,8 +134,10 @@ func (s *Spec) entry(doc string) (*entry, error) {
 	if err := zip.Close(); err != nil {
 		return nil, err
 	}
-	sum := sha512.Sum512(data)
-	e := &entry{zipped: slices.Clip(buf.Bytes()), size: len(data), hash: strings.ToUpper(hex.EncodeToString(sum[:]))}
+	sum := sha512.New()
+	fmt.Fprintf(sum, "format %s of %s\n", format, doc)
+	_, _ = sum.Write(data)
+	e := &entry{zipped: slices.Clip(buf.Bytes()), hash: strings.ToUpper(hex.EncodeToString(sum.Sum(nil)))}
 	s.made[doc] = e
 	return e, nil
 }
@@ -168,7 +173,7 @@ func (s *Spec) make(doc string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return proto.Marshal(msg)
+	return proto.MarshalOptions{Deterministic: true}.Marshal(msg) // replicas must agree on the hash
 }
 
 func (s *Spec) serve(w http.ResponseWriter, r *http.Request, doc string, protoTypes []string) {
@@ -181,9 +186,14 @@ func (s *Spec) serve(w http.ResponseWriter, r *http.Request, doc string, protoTy
 			}
 		}
 	}
+	asked := r.URL.Query().Get("hash")
 	s.mu.Lock()
 	fresh := s.made[doc] == nil
 	e, err := s.entry(doc)
+	inIndex := e // the index names a document by the hash of its JSON form
+	if plain := strings.TrimSuffix(doc, ".pb"); err == nil && plain != doc && asked != "" {
+		inIndex, err = s.entry(plain)
+	}
 	s.mu.Unlock()
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
@@ -196,10 +206,10 @@ func (s *Spec) serve(w http.ResponseWriter, r *http.Request, doc string, protoTy
 	h.Set("ETag", `"`+e.hash+`"`)
 	h.Add("Vary", "Accept-Encoding")
 	h.Add("Vary", "Accept")
-	if asked := r.URL.Query().Get("hash"); asked != "" {
-		if asked != e.hash {
+	if asked != "" {
+		if asked != inIndex.hash {
 			u := *r.URL
-			u.RawQuery = "hash=" + e.hash
+			u.RawQuery = "hash=" + inIndex.hash
 			http.Redirect(w, r, u.String(), http.StatusMovedPermanently)
 			return
 		}
