@@ -52,6 +52,16 @@ type Runtime interface {
 	StageTimes(id string) []StageTime
 }
 
+// EarlyRuntime is a Runtime in which containers can be created while the network of their sandbox is still being
+// attached, which is what takes longest of a sandbox.
+type EarlyRuntime interface {
+	Runtime
+	// RunPodSandboxEarly is RunPodSandbox. It calls prepared once at most, with the sandbox's id, as soon as
+	// CreateContainer works in it; StartContainer is refused until it has returned. Such a sandbox is not listed yet.
+	// When it fails after that, the containers are gone with the sandbox.
+	RunPodSandboxEarly(ctx context.Context, q *cri.RunPodSandboxRequest, prepared func(id string)) (*cri.RunPodSandboxResponse, error)
+}
+
 // RuntimeEvent says that the state of a container (or of the sandbox itself, when ContainerID is empty) changed.
 type RuntimeEvent struct {
 	SandboxID   string

@@ -42,12 +42,13 @@ type Runtime struct {
 	maxRunning map[string]int // by pod uid/container name: most instances seen running at once
 }
 
-var _ agent.Runtime = (*Runtime)(nil)
+var _ agent.EarlyRuntime = (*Runtime)(nil)
 
 type sandbox struct {
 	cfg     *cri.PodSandboxConfig
 	id      string
 	ready   bool
+	half    bool // its network is still being attached
 	created time.Time
 	ips     []string
 }
@@ -67,6 +68,11 @@ type container struct {
 
 // RunPodSandbox implements agent.Runtime.
 func (r *Runtime) RunPodSandbox(ctx context.Context, q *cri.RunPodSandboxRequest) (*cri.RunPodSandboxResponse, error) {
+	return r.RunPodSandboxEarly(ctx, q, func(string) {})
+}
+
+// RunPodSandboxEarly implements agent.EarlyRuntime. The delay of "AttachNetwork" comes after the sandbox is prepared.
+func (r *Runtime) RunPodSandboxEarly(ctx context.Context, q *cri.RunPodSandboxRequest, prepared func(id string)) (*cri.RunPodSandboxResponse, error) {
 	m := q.Config.Metadata
 	start := r.Clock.now()
 	if err := r.enter(ctx, r.Clock, "RunPodSandbox", fmt.Sprintf("%s/%s#%d", m.Namespace, m.Name, m.Attempt)); err != nil {
@@ -74,24 +80,52 @@ func (r *Runtime) RunPodSandbox(ctx context.Context, q *cri.RunPodSandboxRequest
 	}
 	r.mu.Lock()
 	r.seq++
-	s := &sandbox{cfg: q.Config, id: fmt.Sprintf("sb%d", r.seq), ready: true, created: r.Clock.now(), ips: []string{fmt.Sprintf("10.88.%d.%d", r.seq/250, r.seq%250+2)}}
-	r.mu.Unlock()
-	if r.Network != nil && !hostNetwork(q.Config) {
-		st, err := r.Network.Add(ctx, agent.NetworkRequest{SandboxID: s.id, Namespace: m.Namespace, Name: m.Name, UID: types.UID(m.Uid)})
-		if err != nil {
-			return nil, fmt.Errorf("attaching sandbox of pod %s/%s to the network: %w", m.Namespace, m.Name, err)
-		}
-		s.ips = st.IPs
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	s := &sandbox{cfg: q.Config, id: fmt.Sprintf("sb%d", r.seq), ready: true, half: true, created: r.Clock.now(), ips: []string{fmt.Sprintf("10.88.%d.%d", r.seq/250, r.seq%250+2)}}
 	if r.sandboxes == nil {
 		r.sandboxes, r.stages = map[string]*sandbox{}, map[string][]agent.StageTime{}
 	}
 	r.sandboxes[s.id] = s
+	r.mu.Unlock()
+	prepared(s.id)
+	ips, err := r.attach(ctx, s)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err != nil {
+		r.drop(s.id)
+		return nil, fmt.Errorf("attaching sandbox of pod %s/%s to the network: %w", m.Namespace, m.Name, err)
+	}
+	if ips != nil {
+		s.ips = ips
+	}
+	s.half = false
 	r.stages[s.id] = []agent.StageTime{{Name: "cni", Start: start, Duration: r.Clock.now().Sub(start), Detail: strings.Join(s.ips, ",")}}
 	r.notify(agent.RuntimeEvent{SandboxID: s.id, PodUID: types.UID(m.Uid)})
 	return &cri.RunPodSandboxResponse{PodSandboxId: s.id}, nil
+}
+
+// attach gives a sandbox its network; no addresses mean those that it has.
+func (r *Runtime) attach(ctx context.Context, s *sandbox) ([]string, error) {
+	if err := r.pause(ctx, r.Clock, "AttachNetwork"); err != nil {
+		return nil, err
+	}
+	if r.Network == nil || hostNetwork(s.cfg) {
+		return nil, nil
+	}
+	m := s.cfg.Metadata
+	st, err := r.Network.Add(ctx, agent.NetworkRequest{SandboxID: s.id, Namespace: m.Namespace, Name: m.Name, UID: types.UID(m.Uid)})
+	return st.IPs, err
+}
+
+// drop forgets a sandbox and its containers. The lock is held.
+func (r *Runtime) drop(sandbox string) {
+	for id, c := range r.containers {
+		if c.sbID == sandbox {
+			r.exit(c, 137, "Error", "")
+			delete(r.containers, id)
+		}
+	}
+	delete(r.sandboxes, sandbox)
+	delete(r.stages, sandbox)
 }
 
 func hostNetwork(c *cri.PodSandboxConfig) bool {
@@ -133,14 +167,7 @@ func (r *Runtime) RemovePodSandbox(ctx context.Context, q *cri.RemovePodSandboxR
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for id, c := range r.containers {
-		if c.sbID == q.PodSandboxId {
-			r.exit(c, 137, "Error", "")
-			delete(r.containers, id)
-		}
-	}
-	delete(r.sandboxes, q.PodSandboxId)
-	delete(r.stages, q.PodSandboxId)
+	r.drop(q.PodSandboxId)
 	return &cri.RemovePodSandboxResponse{}, nil
 }
 
@@ -182,7 +209,7 @@ func (r *Runtime) listSandboxes(q *cri.ListPodSandboxRequest) *cri.ListPodSandbo
 	for _, id := range slices.Sorted(maps.Keys(r.sandboxes)) {
 		s := r.sandboxes[id]
 		f := q.GetFilter()
-		if f.GetId() != "" && f.GetId() != s.id || f.GetState() != nil && f.GetState().State != s.state() || !selected(f.GetLabelSelector(), s.cfg.Labels) {
+		if s.half || f.GetId() != "" && f.GetId() != s.id || f.GetState() != nil && f.GetState().State != s.state() || !selected(f.GetLabelSelector(), s.cfg.Labels) {
 			continue
 		}
 		out.Items = append(out.Items, &cri.PodSandbox{Id: s.id, Metadata: s.cfg.Metadata, State: s.state(), CreatedAt: s.created.UnixNano(), Labels: s.cfg.Labels, Annotations: s.cfg.Annotations})
@@ -233,6 +260,9 @@ func (r *Runtime) StartContainer(ctx context.Context, q *cri.StartContainerReque
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if s := r.sandboxes[c.sbID]; s != nil && s.half {
+		return nil, status.Errorf(codes.FailedPrecondition, "sandbox %q of container %q has no network yet", s.id, c.id)
+	}
 	if c.state != cri.ContainerState_CONTAINER_CREATED {
 		return nil, status.Errorf(codes.FailedPrecondition, "container %q is %s, not created", c.id, c.state)
 	}

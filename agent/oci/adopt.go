@@ -115,9 +115,6 @@ func (r *Runtime) adoptSandbox(ctx context.Context, s *sandbox) error {
 	if err != nil {
 		return err
 	}
-	if next == SandboxRemoved {
-		return r.dropSandbox(ctx, s)
-	}
 	if state == SandboxReady && (snap == nil || snap.PauseEnded) {
 		if snap == nil {
 			killIfNamed(s.rec.PausePID, "keelson-pause")
@@ -137,6 +134,9 @@ func (r *Runtime) adoptSandbox(ctx context.Context, s *sandbox) error {
 		if err := r.adoptContainer(ctx, c, st, ok); err != nil {
 			return err
 		}
+	}
+	if next == SandboxRemoved {
+		return r.dropSandbox(ctx, s)
 	}
 	return nil
 }

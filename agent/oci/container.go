@@ -254,8 +254,9 @@ func (r *Runtime) StartContainer(ctx context.Context, q *cri.StartContainerReque
 	state := c.rec.State
 	s := r.sandboxes[c.rec.Sandbox]
 	var shim *shimClient
+	attached := false
 	if s != nil {
-		shim = s.shim
+		shim, attached = s.shim, s.rec.State != SandboxPrepared
 	}
 	r.mu.Unlock()
 	switch {
@@ -265,6 +266,8 @@ func (r *Runtime) StartContainer(ctx context.Context, q *cri.StartContainerReque
 		return nil, status.Errorf(codes.FailedPrecondition, "start container %s: it is %s", c.rec.ID, state)
 	case shim == nil:
 		return nil, status.Errorf(codes.FailedPrecondition, "start container %s: %v", c.rec.ID, errShimGone)
+	case !attached:
+		return nil, status.Errorf(codes.FailedPrecondition, "start container %s: the network of its sandbox is not attached yet", c.rec.ID)
 	}
 	begin := time.Now()
 	m := wire.Start{Container: c.rec.ID, Fifo: filepath.Join(r.libcontainerDir(), c.rec.ID, "exec.fifo")}

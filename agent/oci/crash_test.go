@@ -117,8 +117,14 @@ func TestCrashHelper(t *testing.T) {
 	r.start()
 	fmt.Println("ready")
 	for i := 0; ; i++ {
-		sb, sc := r.sandbox()
-		id := r.run(sb, sc, r.containerConfig(fmt.Sprint("a", i), "exec sleep 1000"))
+		var sb, id string
+		if i%2 == 0 {
+			sb, id = r.early(fmt.Sprint("a", i))
+		} else {
+			var sc *cri.PodSandboxConfig
+			sb, sc = r.sandbox()
+			id = r.run(sb, sc, r.containerConfig(fmt.Sprint("a", i), "exec sleep 1000"))
+		}
 		if _, err := r.RemoveContainer(r.ctx(), &cri.RemoveContainerRequest{ContainerId: id}); err != nil {
 			t.Fatal(err)
 		}

@@ -58,7 +58,7 @@ type Runtime struct {
 	background sync.WaitGroup
 }
 
-var _ agent.Runtime = (*Runtime)(nil)
+var _ agent.EarlyRuntime = (*Runtime)(nil)
 
 // New checks nothing and starts nothing.
 func New(cfg Config) *Runtime {

@@ -362,6 +362,13 @@ type fakeNetwork struct {
 }
 
 func (n *fakeNetwork) Add(ctx context.Context, q agent.NetworkRequest) (agent.NetworkStatus, error) {
+	if n.blocked != nil {
+		select {
+		case <-n.blocked:
+		case <-ctx.Done():
+			return agent.NetworkStatus{}, ctx.Err()
+		}
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.fail != nil {

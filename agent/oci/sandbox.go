@@ -24,11 +24,14 @@ import (
 
 // sandbox is one pod's sandbox.
 type sandbox struct {
-	// op orders verbs: those that work on containers share it, those that change the
-	// sandbox hold it alone.
+	// life orders the verbs that change the sandbox: run, stop, remove. It is taken before op.
+	life sync.Mutex
+	// op keeps a sandbox from being taken apart while a container is created in it: creators share it,
+	// who takes the sandbox apart holds it alone.
 	op sync.RWMutex
 
 	rec    sandboxRecord // its State, IPs and PausePID are guarded by Runtime.mu
+	lost   bool          // guarded by Runtime.mu: pause or the shim ended before the sandbox was ready
 	config *cri.PodSandboxConfig
 	shim   *shimClient // guarded by Runtime.mu; nil when there is none
 }
@@ -75,6 +78,11 @@ func bandwidth(v string) int64 {
 // RunPodSandbox implements agent.Runtime. A repeated request for a sandbox that is
 // ready returns it.
 func (r *Runtime) RunPodSandbox(ctx context.Context, q *cri.RunPodSandboxRequest) (*cri.RunPodSandboxResponse, error) {
+	return r.RunPodSandboxEarly(ctx, q, func(string) {})
+}
+
+// RunPodSandboxEarly implements agent.EarlyRuntime.
+func (r *Runtime) RunPodSandboxEarly(ctx context.Context, q *cri.RunPodSandboxRequest, prepared func(id string)) (*cri.RunPodSandboxResponse, error) {
 	if err := r.wait(ctx); err != nil {
 		return nil, err
 	}
@@ -88,12 +96,14 @@ func (r *Runtime) RunPodSandbox(ctx context.Context, q *cri.RunPodSandboxRequest
 	}
 	s := &sandbox{config: config, rec: sandboxRecord{ID: newID(), State: SandboxCreating, Config: data, Handler: q.GetRuntimeHandler(),
 		Created: time.Now().UnixNano(), Boot: bootID()}}
-	s.op.Lock()
-	defer s.op.Unlock()
+	s.life.Lock()
+	defer s.life.Unlock()
 	if existing := r.reserveSandbox(s); existing != nil {
 		return r.sameSandbox(existing)
 	}
-	if err := r.runSandboxSteps(ctx, s); err != nil {
+	if err := r.runSandboxSteps(ctx, s, prepared); err != nil {
+		s.op.Lock() // containers may be in the making
+		defer s.op.Unlock()
 		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTimeout)
 		defer cancel()
 		if e := r.dropSandbox(cleanup, s); e != nil {
@@ -123,8 +133,8 @@ func (r *Runtime) reserveSandbox(s *sandbox) *sandbox {
 
 // sameSandbox answers a repeated request.
 func (r *Runtime) sameSandbox(existing *sandbox) (*cri.RunPodSandboxResponse, error) {
-	existing.op.RLock() // until the first request has been answered
-	defer existing.op.RUnlock()
+	existing.life.Lock() // until the first request has been answered
+	defer existing.life.Unlock()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if existing.rec.State == SandboxReady {
@@ -175,7 +185,7 @@ func checkSysctl(name string, ns *cri.NamespaceOption) error {
 
 // runSandboxSteps makes everything. The network is attached while shim, cgroup and
 // files are prepared; pause comes as soon as there is a shim and a namespace.
-func (r *Runtime) runSandboxSteps(ctx context.Context, s *sandbox) error {
+func (r *Runtime) runSandboxSteps(ctx context.Context, s *sandbox, prepared func(id string)) error {
 	id := s.rec.ID
 	for _, dir := range []string{r.sandboxDir(id), r.runSandbox(id)} {
 		if err := os.MkdirAll(dir, 0o711); err != nil {
@@ -188,8 +198,8 @@ func (r *Runtime) runSandboxSteps(ctx context.Context, s *sandbox) error {
 	stages := &stageList{}
 	namespace := make(chan struct{})
 	var net agent.NetworkStatus
-	g, gctx := errgroup.WithContext(ctx)
-	g.Go(func() error {
+	all, gctx := errgroup.WithContext(ctx)
+	all.Go(func() error {
 		if s.hostNetwork() {
 			close(namespace)
 			return nil
@@ -203,6 +213,7 @@ func (r *Runtime) runSandboxSteps(ctx context.Context, s *sandbox) error {
 			return err
 		})
 	})
+	var g errgroup.Group // all but the network
 	g.Go(func() error { return r.cgroups.make(s.cgroup(), r.cgroups.podResources(s.config)) })
 	g.Go(func() error { return r.sandboxFiles(s) })
 	g.Go(func() error {
@@ -221,15 +232,42 @@ func (r *Runtime) runSandboxSteps(ctx context.Context, s *sandbox) error {
 		stages.add("pause", start)
 		return nil
 	})
-	if err := g.Wait(); err != nil {
+	all.Go(func() error {
+		if err := g.Wait(); err != nil {
+			return err
+		}
+		if err := r.advance(s, SandboxBuilt, nil); err != nil {
+			return err
+		}
+		prepared(id)
+		return nil
+	})
+	if err := all.Wait(); err != nil {
+		return err
+	}
+	if err := r.advance(s, SandboxRan, net.IPs); err != nil {
 		return err
 	}
 	r.mu.Lock()
-	s.rec.IPs, s.rec.State = net.IPs, SandboxReady
 	rec := s.rec
 	r.stages[id] = stages.list
 	r.mu.Unlock()
 	return r.saveSandbox(&rec)
+}
+
+// advance moves a sandbox that is being made one step on, unless its processes have ended already.
+func (r *Runtime) advance(s *sandbox, in SandboxInput, ips []string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if s.lost {
+		return errors.New("pause or the shim ended while the sandbox was being made")
+	}
+	next, err := s.rec.State.Next(in)
+	if err != nil {
+		return err
+	}
+	s.rec.State, s.rec.IPs = next, ips
+	return nil
 }
 
 // bearShim starts the sandbox's shim and connects to it.

@@ -25,6 +25,8 @@ func (r *Runtime) StopPodSandbox(ctx context.Context, q *cri.StopPodSandboxReque
 	if err != nil {
 		return &cri.StopPodSandboxResponse{}, nil // gone is stopped
 	}
+	s.life.Lock()
+	defer s.life.Unlock()
 	s.op.Lock()
 	defer s.op.Unlock()
 	if err := r.stopSandbox(ctx, s); err != nil {
@@ -42,6 +44,8 @@ func (r *Runtime) RemovePodSandbox(ctx context.Context, q *cri.RemovePodSandboxR
 	if err != nil {
 		return &cri.RemovePodSandboxResponse{}, nil
 	}
+	s.life.Lock()
+	defer s.life.Unlock()
 	s.op.Lock()
 	defer s.op.Unlock()
 	if err := r.dropSandbox(ctx, s); err != nil {
@@ -72,7 +76,7 @@ func (r *Runtime) stopSandbox(ctx context.Context, s *sandbox) error {
 	}
 	if !s.hostNetwork() {
 		r.mu.Lock()
-		half := s.rec.State == SandboxCreating
+		half := s.rec.State == SandboxCreating || s.rec.State == SandboxPrepared
 		r.mu.Unlock()
 		if _, err := os.Stat(r.netnsPath(s.rec.ID)); err == nil || half {
 			if err := r.cfg.Network.Del(ctx, s.networkRequest(r)); err != nil {
@@ -222,6 +226,7 @@ func (r *Runtime) processEnded(s *sandbox, e wire.Exited) {
 func (r *Runtime) pauseLost(s *sandbox) {
 	r.mu.Lock()
 	ready := s.rec.State == SandboxReady
+	s.lost = s.lost || !ready // RunPodSandbox sees it itself
 	r.mu.Unlock()
 	if !ready {
 		return
@@ -237,9 +242,11 @@ func (r *Runtime) shimLost(s *sandbox) {
 	r.mu.Lock()
 	s.shim = nil
 	state := s.rec.State
+	half := state != SandboxReady && state != SandboxNotReady
+	s.lost = s.lost || half // RunPodSandbox sees it itself
 	r.mu.Unlock()
-	if state != SandboxReady && state != SandboxNotReady {
-		return // RunPodSandbox sees it itself
+	if half {
+		return
 	}
 	r.log.Error("a shim died; its containers are killed", "sandbox", s.rec.ID)
 	if err := r.setSandbox(s, SandboxLost); err != nil {

@@ -4,18 +4,20 @@ import "fmt"
 
 // SandboxState is where a sandbox is in its life.
 //
-//	        run ok            stop · pause or shim died
-//	Creating ─────▶ Ready ──────────────────────────▶ NotReady
-//	   │ run failed                                      │ remove
-//	   ▼                                                 ▼
-//	Removed ◀────────────────────────────────────────────┘
+//	         built            network            stop · pause or shim died
+//	Creating ─────▶ Prepared ────────▶ Ready ──────────────────────────▶ NotReady
+//	   │ run failed    │ run failed                                        │ remove
+//	   ▼               ▼                                                   ▼
+//	Removed ◀──────────┴───────────────────────────────────────────────────┘
 //
-// What an agent finds in Creating after a crash was never answered: it is removed.
+// Containers can be created from Prepared on, and started in Ready. What an agent finds in Creating or Prepared
+// after a crash was never answered: it is removed.
 type SandboxState string
 
 // The states of a sandbox. Removed is never stored.
 const (
 	SandboxCreating SandboxState = "creating"
+	SandboxPrepared SandboxState = "prepared" // all but the network; never stored
 	SandboxReady    SandboxState = "ready"
 	SandboxNotReady SandboxState = "notready"
 	SandboxRemoved  SandboxState = "removed"
@@ -26,6 +28,7 @@ type SandboxInput string
 
 // The inputs of a sandbox.
 const (
+	SandboxBuilt   SandboxInput = "built"   // everything but the network is there
 	SandboxRan     SandboxInput = "ran"     // everything of RunPodSandbox succeeded
 	SandboxFailed  SandboxInput = "failed"  // RunPodSandbox failed and was undone
 	SandboxLost    SandboxInput = "lost"    // pause or the shim died
@@ -41,8 +44,19 @@ func (s SandboxState) Next(in SandboxInput) (SandboxState, error) {
 	switch s {
 	case SandboxCreating:
 		switch in {
+		case SandboxBuilt:
+			return SandboxPrepared, nil
+		case SandboxFailed, SandboxRecover, SandboxRemove:
+			return SandboxRemoved, nil
+		case SandboxStop, SandboxLost:
+			return SandboxNotReady, nil
+		}
+	case SandboxPrepared:
+		switch in {
 		case SandboxRan:
 			return SandboxReady, nil
+		case SandboxCreate:
+			return SandboxPrepared, nil
 		case SandboxFailed, SandboxRecover, SandboxRemove:
 			return SandboxRemoved, nil
 		case SandboxStop, SandboxLost:

@@ -4,13 +4,14 @@ import "testing"
 
 // TestSandboxTable is the whole transition table; "-" is a refusal. F97
 func TestSandboxTable(t *testing.T) {
-	inputs := []SandboxInput{SandboxRan, SandboxFailed, SandboxLost, SandboxStop, SandboxRemove, SandboxCreate, SandboxRecover}
+	inputs := []SandboxInput{SandboxBuilt, SandboxRan, SandboxFailed, SandboxLost, SandboxStop, SandboxRemove, SandboxCreate, SandboxRecover}
 	table := map[SandboxState][]SandboxState{
-		//               ran           failed          lost             stop             remove          create        recover
-		SandboxCreating: {SandboxReady, SandboxRemoved, SandboxNotReady, SandboxNotReady, SandboxRemoved, "-", SandboxRemoved},
-		SandboxReady:    {"-", "-", SandboxNotReady, SandboxNotReady, SandboxRemoved, SandboxReady, SandboxReady},
-		SandboxNotReady: {"-", "-", SandboxNotReady, SandboxNotReady, SandboxRemoved, "-", SandboxNotReady},
-		SandboxRemoved:  {"-", SandboxRemoved, SandboxRemoved, SandboxRemoved, SandboxRemoved, "-", "-"},
+		//               built            ran           failed          lost             stop             remove          create        recover
+		SandboxCreating: {SandboxPrepared, "-", SandboxRemoved, SandboxNotReady, SandboxNotReady, SandboxRemoved, "-", SandboxRemoved},
+		SandboxPrepared: {"-", SandboxReady, SandboxRemoved, SandboxNotReady, SandboxNotReady, SandboxRemoved, SandboxPrepared, SandboxRemoved},
+		SandboxReady:    {"-", "-", "-", SandboxNotReady, SandboxNotReady, SandboxRemoved, SandboxReady, SandboxReady},
+		SandboxNotReady: {"-", "-", "-", SandboxNotReady, SandboxNotReady, SandboxRemoved, "-", SandboxNotReady},
+		SandboxRemoved:  {"-", "-", SandboxRemoved, SandboxRemoved, SandboxRemoved, SandboxRemoved, "-", "-"},
 	}
 	for state, row := range table {
 		for i, want := range row {

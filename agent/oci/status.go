@@ -78,7 +78,7 @@ func (r *Runtime) ListPodSandbox(ctx context.Context, q *cri.ListPodSandboxReque
 	defer r.mu.Unlock()
 	for _, s := range r.sandboxes {
 		state := criSandboxState(s.rec.State)
-		if s.rec.State == SandboxCreating || !strings.HasPrefix(s.rec.ID, f.GetId()) || !matches(f.GetLabelSelector(), s.config.GetLabels()) {
+		if s.rec.State == SandboxCreating || s.rec.State == SandboxPrepared || !strings.HasPrefix(s.rec.ID, f.GetId()) || !matches(f.GetLabelSelector(), s.config.GetLabels()) {
 			continue
 		}
 		if f.GetState() != nil && f.GetState().GetState() != state {

@@ -37,6 +37,7 @@ func chaos(t *testing.T, r *rand.Rand) {
 		n.rt.Delay(verb, d*time.Millisecond)
 	}
 	n.vol.Delay("MountAll", 15*time.Millisecond)
+	n.rt.Delay("AttachNetwork", 40*time.Millisecond) // containers are made meanwhile
 	// What a worker sees is old by the time it sees it: actions end in between.
 	n.rt.Delay("ListContainers", 7*time.Millisecond)
 	n.rt.Delay("ListPodSandbox", 4*time.Millisecond)
@@ -55,7 +56,9 @@ func chaos(t *testing.T, r *rand.Rand) {
 	for range 300 {
 		time.Sleep(time.Duration(r.IntN(12_000)) * time.Millisecond)
 		who := uid(r.IntN(pods))
-		switch r.IntN(8) {
+		switch r.IntN(9) {
+		case 8:
+			n.net.Fail("Add", boom)
 		case 0, 1:
 			n.rt.Fail(verbs[r.IntN(len(verbs))], boom)
 		case 2:

@@ -27,13 +27,7 @@ func (w *worker) observe(ctx context.Context) (o Observed, ok bool) {
 				w.blind(ctx, "asking for the status of sandbox "+sb.Id, err)
 				return o, false
 			}
-			n := st.GetStatus().GetNetwork()
-			if ip := n.GetIp(); ip != "" {
-				s.IPs = append(s.IPs, ip)
-				for _, more := range n.GetAdditionalIps() {
-					s.IPs = append(s.IPs, more.Ip)
-				}
-			}
+			s.IPs = sandboxIPs(st.GetStatus())
 			s.HostNet = st.GetStatus().GetLinux().GetNamespaces().GetOptions().GetNetwork() == cri.NamespaceMode_NODE || w.pod().Spec.HostNetwork
 			s.Ready = st.GetStatus().GetState() == cri.PodSandboxState_SANDBOX_READY
 		}

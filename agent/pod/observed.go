@@ -30,6 +30,7 @@ type Observed struct {
 	StartTime  time.Time                   // when the agent acknowledged the pod
 	Listed     bool                        // the runtime could be asked; nothing is started or reported gone otherwise
 	Sandboxes  []Sandbox                   // newest first
+	Early      string                      // the pod's first sandbox while its network is being attached: containers can be created in it
 	Containers []Container                 // of each name newest first
 	Volumes    Volumes                     // prepared volumes
 	Images     map[string]Image            // by container name

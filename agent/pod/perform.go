@@ -91,7 +91,7 @@ func (w *worker) createSandbox(ctx context.Context, a Action) error {
 		if pod.Spec.RuntimeClassName != nil {
 			handler = *pod.Spec.RuntimeClassName
 		}
-		res, err = w.cfg.Runtime.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: cfg, RuntimeHandler: handler})
+		res, err = w.runSandbox(ctx, &cri.RunPodSandboxRequest{Config: cfg, RuntimeHandler: handler})
 	}
 	if err != nil {
 		if ctx.Err() == nil {

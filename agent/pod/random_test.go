@@ -72,7 +72,9 @@ func checkPlan(t interface{ Fatalf(string, ...any) }, d Desired, o Observed, p P
 			if d.Stop != nil {
 				t.Fatalf("%s is planned for a pod that has to stop", a)
 			}
-			if sb, ok := o.sandbox(); !ok || sb.ID != a.ID || !o.Volumes.Mounted {
+			sb, ok := o.sandbox()
+			early := o.Early == a.ID && o.busy("sandbox") && len(o.Sandboxes) == 0
+			if !(ok && sb.ID == a.ID || early) || !o.Volumes.Mounted {
 				t.Fatalf("%s is planned without its sandbox and volumes", a)
 			}
 		case UnmountVolumes, ReportGone:
@@ -104,6 +106,7 @@ func TestStepOnAnyObservation(t *testing.T) {
 		}
 		o := Observed{StartTime: epoch, Listed: rapid.IntRange(0, 9).Draw(r, "listed") > 0, Images: map[string]Image{}, Failures: map[string]Failure{},
 			Probes: map[string]agent.ProbeState{}, Killed: map[string]string{}, Busy: map[string]Busy{}, Settled: map[string]bool{}}
+		o.Early = rapid.SampledFrom([]string{"", "early"}).Draw(r, "early")
 		o.Volumes = Volumes{Mounted: rapid.Bool().Draw(r, "mounted"), Away: rapid.Bool().Draw(r, "away")}
 		for i := range rapid.IntRange(0, 2).Draw(r, "sandboxes") {
 			o.Sandboxes = append(o.Sandboxes, Sandbox{ID: fmt.Sprintf("sb%d", i), Attempt: uint32(2 - i), Ready: rapid.Bool().Draw(r, "ready"), IPs: []string{"10.0.0.1"}})
@@ -148,15 +151,28 @@ func TestAnyHistoryEnds(t *testing.T) {
 		}
 		for range rapid.IntRange(1, 60).Draw(r, "length") {
 			step()
-			keys := slices.Sorted(maps.Keys(x.pending))
-			switch rapid.IntRange(0, 9).Draw(r, "what") {
+			keys := slices.DeleteFunc(slices.Sorted(maps.Keys(x.pending)), x.waits)
+			switch rapid.IntRange(0, 10).Draw(r, "what") {
+			case 10:
+				if a, ok := x.pending["sandbox"]; ok && a.Kind == CreateSandbox && x.o().Early == "" {
+					x.prepared()
+				}
 			case 0, 1, 2, 3:
 				if len(keys) > 0 {
 					x.complete(rapid.SampledFrom(keys).Draw(r, "key"), nil)
 				}
 			case 4:
-				if len(keys) > 0 {
-					x.complete(rapid.SampledFrom(keys).Draw(r, "key"), errors.New("boom"))
+				if len(keys) == 0 {
+					continue
+				}
+				key := rapid.SampledFrom(keys).Draw(r, "key")
+				lost := key == "sandbox" && x.o().Early != ""
+				waiting := slices.DeleteFunc(slices.Collect(maps.Keys(x.pending)), func(k string) bool { return !x.waits(k) })
+				x.complete(key, errors.New("boom"))
+				for _, k := range waiting {
+					if lost {
+						x.complete(k, errNoSandbox)
+					}
 				}
 			case 5:
 				name := rapid.SampledFrom(names(x.w.desired.Pod)).Draw(r, "name")
@@ -182,7 +198,7 @@ func TestAnyHistoryEnds(t *testing.T) {
 			if step().Done {
 				return
 			}
-			for _, k := range slices.Sorted(maps.Keys(x.pending)) {
+			for _, k := range slices.DeleteFunc(slices.Sorted(maps.Keys(x.pending)), x.waits) {
 				x.complete(k, nil)
 			}
 			x.now = x.now.Add(time.Second)

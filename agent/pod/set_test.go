@@ -415,3 +415,40 @@ func TestBlindWorkerWaits(t *testing.T) {
 		}
 	})
 }
+
+// A container is made while the network of its sandbox is being attached, is started after it, and then finds the
+// pod's address in /etc/hosts; one whose environment holds the address is made later. F96, F111
+func TestMadeBeforeTheNetwork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.rt.Delay("AttachNetwork", 40*time.Millisecond)
+		n.rt.Delay("CreateContainer", 30*time.Millisecond)
+		n.start()
+		defer func() { n.stop() }()
+		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "hello:1"}))
+		knows := v1.Container{Name: "app", Image: "hello:1", Env: []v1.EnvVar{{Name: "IP", ValueFrom: &v1.EnvVarSource{FieldRef: &v1.ObjectFieldSelector{FieldPath: "status.podIP"}}}}}
+		n.cluster.Put(simplePod("u2", knows))
+		time.Sleep(39 * time.Millisecond)
+		if c := n.rt.Count("CreateContainer"); c != 1 {
+			t.Errorf("%d containers made before there is a network, want 1", c)
+		}
+		if c := n.rt.Count("StartContainer"); c != 0 {
+			t.Errorf("%d containers started before there is a network", c)
+		}
+		time.Sleep(2 * time.Millisecond)
+		synctest.Wait()
+		if s := summary(&n.pod("u1").Status); !strings.Contains(s, " Ready;") {
+			t.Errorf("u1 is %s", s)
+		}
+		if s := summary(&n.pod("u2").Status); !strings.HasPrefix(s, "Pending") {
+			t.Errorf("u2 is %s", s)
+		}
+		time.Sleep(40 * time.Millisecond)
+		for _, uid := range []types.UID{"u1", "u2"} {
+			b, err := os.ReadFile(filepath.Join(directory(n.cfg.Paths, uid), "etc-hosts"))
+			if ip := n.pod(uid).Status.PodIP; err != nil || ip == "" || !strings.Contains(string(b), ip+"\t") {
+				t.Errorf("%s has address %q and hosts file %q, %v", uid, ip, b, err)
+			}
+		}
+	})
+}

@@ -43,11 +43,20 @@ func (w *worker) startContainer(ctx context.Context, a Action) error {
 	if err != nil {
 		return fail("CreateContainerConfigError", err)
 	}
+	attached := w.attachment(a.ID)
 	res, err := w.cfg.Runtime.CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: a.ID, Config: cfg, SandboxConfig: sb})
 	if err != nil {
+		if attached.failed() {
+			return errNoSandbox // it went while the container was being made
+		}
 		return fail("CreateContainerError", err)
 	}
 	w.events.event(pod, field, v1.EventTypeNormal, "Created", "Created container: "+spec.Name)
+	if attached != nil {
+		if pod, err = w.awaitNetwork(ctx, pod, attached); err != nil {
+			return err
+		}
+	}
 	if _, err := w.cfg.Runtime.StartContainer(ctx, &cri.StartContainerRequest{ContainerId: res.ContainerId}); err != nil {
 		return fail("RunContainerError", err)
 	}

@@ -2,6 +2,8 @@ package pod
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -100,10 +102,38 @@ func (s *step) run() {
 	if !ok {
 		// Images do not need the sandbox: have them by the time it is there.
 		s.images(s.neverStarted())
+		s.early()
 		return
 	}
 	due := s.due(sb)
 	s.images(append(due, s.neverStarted()...))
+	s.start(due)
+}
+
+// early begins starts in a sandbox whose network is still being attached: a container is made meanwhile, and
+// the start itself waits. A container whose environment holds the pod's address is not made before there is one.
+func (s *step) early() {
+	if s.o.Early == "" || !s.o.busy((Action{Kind: CreateSandbox}).Key()) || len(s.o.Sandboxes) > 0 {
+		return
+	}
+	var due []Action
+	for _, a := range s.due(Sandbox{ID: s.o.Early}) {
+		if !asksAddress(containerSpec(s.pod, a.Container)) {
+			due = append(due, a)
+		}
+	}
+	s.start(due)
+}
+
+// asksAddress says that a container's environment depends on the pod's address.
+func asksAddress(spec *v1.Container) bool {
+	return slices.ContainsFunc(spec.Env, func(e v1.EnvVar) bool {
+		return e.ValueFrom != nil && e.ValueFrom.FieldRef != nil && strings.HasPrefix(e.ValueFrom.FieldRef.FieldPath, "status.podIP")
+	})
+}
+
+// start plans those of the starts for which everything is there.
+func (s *step) start(due []Action) {
 	if !s.o.Volumes.Mounted {
 		return
 	}

@@ -3,6 +3,7 @@ package pod
 import (
 	"bytes"
 	"context"
+	"errors"
 	"log/slog"
 	"maps"
 	"reflect"
@@ -33,6 +34,7 @@ type worker struct {
 	mountsBy map[string]agent.Mount
 	cancels  map[string]context.CancelFunc
 	probes   map[string]context.CancelFunc // by container id
+	attached *attachment                   // of the sandbox that is being made, from where o.Early is set on
 	received time.Time
 	quiet    bool // report no stages
 	readied  bool
@@ -297,6 +299,12 @@ func (w *worker) launch(ctx context.Context, a Action, now time.Time) {
 // settle records an action's outcome. The lock is held.
 func (w *worker) settle(a Action, err error, cancelled bool) {
 	key := a.Key()
+	if a.Kind == CreateSandbox {
+		w.o.Early = ""
+	}
+	if errors.Is(err, errNoSandbox) {
+		return // not the container's fault: it is started anew in the next sandbox
+	}
 	if err == nil {
 		delete(w.o.Failures, key)
 		switch a.Kind {

@@ -108,11 +108,25 @@ func (x *world) complete(key string, err error) {
 	x.w.settle(a, err, cancelled)
 }
 
+// prepared is a sandbox in which containers can be created, though its network is still being attached.
+func (x *world) prepared() {
+	x.seq++
+	x.o().Early = fmt.Sprintf("sb%d", x.seq)
+}
+
+// waits says that an action under way cannot be over yet: a start waits for its sandbox's network.
+func (x *world) waits(key string) bool {
+	a := x.pending[key]
+	return a.Kind == StartContainer && a.ID == x.o().Early
+}
+
 func (x *world) effect(a Action) {
 	o := x.o()
 	switch a.Kind {
 	case CreateSandbox:
-		x.seq++
+		if o.Early == "" {
+			x.seq++
+		}
 		o.Sandboxes = append([]Sandbox{{ID: fmt.Sprintf("sb%d", x.seq), Attempt: a.Attempt, Ready: true, IPs: []string{fmt.Sprintf("10.88.0.%d", x.seq)}, Created: x.now}}, o.Sandboxes...)
 	case EnsureImage:
 		o.Images[a.Container] = Image{Ref: "sha256:1", Attempt: a.Attempt}
@@ -174,6 +188,14 @@ func (x *world) exit(which func(*Container) bool, code int32, reason string) {
 func (x *world) command(line string) {
 	f := strings.Fields(line)
 	switch f[0] {
+	case "prepared":
+		x.prepared()
+	case "lose-network":
+		waiting := slices.DeleteFunc(slices.Sorted(maps.Keys(x.pending)), func(k string) bool { return !x.waits(k) })
+		x.complete("sandbox", errors.New("no address is left"))
+		for _, k := range waiting {
+			x.complete(k, errNoSandbox)
+		}
 	case "ok":
 		for _, k := range f[1:] {
 			x.complete(k, nil)

@@ -1,0 +1,157 @@
+package oci
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/internal/wait"
+)
+
+// runEarly runs a sandbox whose network is attached when attach is closed. It returns once containers can be
+// created, with the id and where the answer will come.
+func (r *rig) runEarly(ctx context.Context, attach chan struct{}) (string, *cri.PodSandboxConfig, <-chan error) {
+	r.t.Helper()
+	r.net.blocked = attach
+	r.counter++
+	c := &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: fmt.Sprintf("early%d", r.counter), Namespace: "test", Uid: fmt.Sprintf("early%d", r.counter)},
+		Hostname: "early", LogDirectory: r.logs}
+	prepared, answer := make(chan string, 1), make(chan error, 1)
+	go func() {
+		_, err := r.RunPodSandboxEarly(ctx, &cri.RunPodSandboxRequest{Config: c}, func(id string) { prepared <- id })
+		answer <- err
+	}()
+	select {
+	case id := <-prepared:
+		return id, c, answer
+	case err := <-answer:
+		r.t.Fatalf("the sandbox was never prepared: %v", err)
+	case <-time.After(20 * time.Second):
+		r.t.Fatal("the sandbox was never prepared")
+	}
+	return "", nil, nil
+}
+
+// early runs a container that was created before its sandbox had a network.
+func (r *rig) early(name string) (sandbox, container string) {
+	r.t.Helper()
+	attach := make(chan struct{})
+	sb, sc, answer := r.runEarly(r.ctx(), attach)
+	id := r.create(sb, sc, r.containerConfig(name, "exec sleep 1000"))
+	close(attach)
+	if err := <-answer; err != nil {
+		r.t.Fatal(err)
+	}
+	r.net.blocked = nil
+	if _, err := r.StartContainer(r.ctx(), &cri.StartContainerRequest{ContainerId: id}); err != nil {
+		r.t.Fatal(err)
+	}
+	return sb, id
+}
+
+// A container is created while the network is being attached, and starts only when it is. F96
+func TestCreateBeforeNetwork(t *testing.T) {
+	r := newRig(t)
+	attach := make(chan struct{})
+	sb, sc, answer := r.runEarly(r.ctx(), attach)
+	id := r.create(sb, sc, r.containerConfig("a", "exit 7"))
+	if _, err := r.StartContainer(r.ctx(), &cri.StartContainerRequest{ContainerId: id}); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "network") {
+		t.Errorf("started without a network: %v", err)
+	}
+	if list, err := r.ListPodSandbox(r.ctx(), &cri.ListPodSandboxRequest{}); err != nil || len(list.Items) != 0 {
+		t.Errorf("listed before it was answered: %v, %v", list, err)
+	}
+	select {
+	case err := <-answer:
+		t.Fatalf("answered without a network: %v", err)
+	default:
+	}
+	close(attach)
+	if err := <-answer; err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.StartContainer(r.ctx(), &cri.StartContainerRequest{ContainerId: id}); err != nil {
+		t.Fatal(err)
+	}
+	if st := r.waitExit(id); st.ExitCode != 7 {
+		t.Errorf("it ended with %v", st)
+	}
+}
+
+// When the network fails, what was created in the sandbox goes with it; the rig counts what is left. F96, P10
+func TestNetworkFailsUnderContainers(t *testing.T) {
+	r := newRig(t)
+	refused := errors.New("plugin bridge: no address is left")
+	for name, fail := range map[string]func(attach chan struct{}, cancel func()){
+		"the plugin fails": func(attach chan struct{}, _ func()) {
+			r.net.mu.Lock()
+			r.net.fail = refused
+			r.net.mu.Unlock()
+			close(attach)
+		},
+		"nobody waits any more": func(_ chan struct{}, cancel func()) { cancel() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r.net.mu.Lock()
+			r.net.fail = nil
+			r.net.mu.Unlock()
+			ctx, cancel := context.WithCancel(r.ctx())
+			defer cancel()
+			attach := make(chan struct{})
+			sb, sc, answer := r.runEarly(ctx, attach)
+			id := r.create(sb, sc, r.containerConfig("a", "exit 7"))
+			creating := make(chan error, 1)
+			go func() { // one more is half made when it happens
+				_, err := r.CreateContainer(r.ctx(), &cri.CreateContainerRequest{PodSandboxId: sb, Config: r.containerConfig("b", "exit 7"), SandboxConfig: sc})
+				creating <- err
+			}()
+			fail(attach, cancel)
+			if err := <-answer; err == nil || !errors.Is(err, refused) && !errors.Is(err, context.Canceled) {
+				t.Errorf("answered %v", err)
+			}
+			<-creating // made before the end or refused after it: either way it is gone
+			if _, err := r.StartContainer(r.ctx(), &cri.StartContainerRequest{ContainerId: id}); status.Code(err) != codes.NotFound {
+				t.Errorf("the container is still there: %v", err)
+			}
+			if l := countLeaks(t, r.cfg); l != (leaks{}) {
+				t.Errorf("left %+v", l)
+			}
+		})
+	}
+}
+
+// A shim that dies while the network is being attached makes the sandbox fail, not come up without one.
+func TestShimDiesBeforeNetwork(t *testing.T) {
+	r := newRig(t)
+	attach := make(chan struct{})
+	sb, _, answer := r.runEarly(r.ctx(), attach)
+	s, err := r.Runtime.sandbox(sb)
+	if err != nil {
+		t.Fatal(err)
+	}
+	shim := s.shim
+	killIfNamed(s.rec.ShimPID, "keelson-shim")
+	<-shim.gone
+	err = wait.For(r.ctx(), time.Millisecond, func() error { // told by the connection's reader right after
+		r.Runtime.mu.Lock()
+		defer r.Runtime.mu.Unlock()
+		if !s.lost {
+			return errors.New("the loss is not noted")
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	close(attach)
+	if err := <-answer; err == nil || !strings.Contains(err.Error(), "shim") {
+		t.Errorf("answered %v", err)
+	}
+}

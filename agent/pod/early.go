@@ -1,0 +1,122 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	v1 "k8s.io/api/core/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/agent"
+)
+
+// errNoSandbox says that the sandbox for which a container was made did not come up.
+var errNoSandbox = errors.New("the sandbox did not come up")
+
+// attachment is a sandbox whose network is being attached while containers are made in it.
+type attachment struct {
+	id   string
+	done chan struct{} // closed when the outcome is known
+	ips  []string      // then; of the host's network none
+	err  error
+}
+
+// failed says that the outcome is known and bad. A nil attachment has not failed.
+func (a *attachment) failed() bool {
+	if a == nil {
+		return false
+	}
+	select {
+	case <-a.done:
+		return a.err != nil
+	default:
+		return false
+	}
+}
+
+// runSandbox runs a sandbox. With a runtime that can, containers are made in the pod's first one as soon as it can
+// hold them.
+func (w *worker) runSandbox(ctx context.Context, q *cri.RunPodSandboxRequest) (*cri.RunPodSandboxResponse, error) {
+	runtime, ok := w.cfg.Runtime.(agent.EarlyRuntime)
+	if !ok {
+		return w.cfg.Runtime.RunPodSandbox(ctx, q)
+	}
+	at := &attachment{done: make(chan struct{})}
+	res, err := runtime.RunPodSandboxEarly(ctx, q, func(id string) {
+		w.mu.Lock()
+		at.id = id
+		w.attached, w.o.Early = at, id
+		w.mu.Unlock()
+		w.poke()
+	})
+	if at.err = err; err == nil {
+		at.ips, at.err = w.addresses(ctx, res.PodSandboxId)
+	}
+	close(at.done)
+	return res, err
+}
+
+// addresses asks for the addresses of a sandbox.
+func (w *worker) addresses(ctx context.Context, id string) ([]string, error) {
+	st, err := w.cfg.Runtime.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: id})
+	if err != nil {
+		return nil, fmt.Errorf("asking for the addresses of sandbox %s: %w", id, err)
+	}
+	return sandboxIPs(st.GetStatus()), nil
+}
+
+func sandboxIPs(st *cri.PodSandboxStatus) []string {
+	n := st.GetNetwork()
+	if n.GetIp() == "" {
+		return nil
+	}
+	ips := []string{n.GetIp()}
+	for _, more := range n.GetAdditionalIps() {
+		ips = append(ips, more.Ip)
+	}
+	return ips
+}
+
+// attachment returns the one of a sandbox whose containers are made ahead; nil for any other sandbox.
+func (w *worker) attachment(sandbox string) *attachment {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.attached != nil && w.attached.id == sandbox {
+		return w.attached
+	}
+	return nil
+}
+
+// awaitNetwork waits until the sandbox of a container that was made ahead has its network, and gives what was made
+// without knowing the pod's addresses its final form. It returns the pod with its addresses.
+func (w *worker) awaitNetwork(ctx context.Context, pod *v1.Pod, at *attachment) (*v1.Pod, error) {
+	select {
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-at.done:
+	}
+	if at.err != nil {
+		return nil, errNoSandbox
+	}
+	if pod.Spec.HostNetwork {
+		return pod, nil
+	}
+	p := *pod
+	p.Status.PodIP, p.Status.PodIPs = "", nil
+	for _, ip := range at.ips {
+		p.Status.PodIPs = append(p.Status.PodIPs, v1.PodIP{IP: ip})
+	}
+	if len(at.ips) > 0 {
+		p.Status.PodIP = at.ips[0]
+	}
+	// Where every container brings its own /etc/hosts, there is none of ours.
+	if _, err := os.Stat(filepath.Join(directory(w.cfg.Paths, pod.UID), "etc-hosts")); err == nil {
+		if _, err := w.hostsFile(&p); err != nil {
+			return nil, &reasoned{"RunContainerError", err}
+		}
+	}
+	return &p, nil
+}
