@@ -148,7 +148,7 @@ func TestKernel(t *testing.T) {
 	addr(t, outside, "eth0", "10.89.0.7/24", "")
 
 	p := &Proxy{Node: "w1", NodeIP: netip.MustParseAddr("10.89.0.101")}
-	cidr := netip.MustParsePrefix("10.96.0.0/16")
+	cidr, pods := netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("10.244.0.0/16")
 	services := []*v1.Service{service("web", "10.96.0.10", 30080), service("self", "10.96.0.11", 0), service("none", "10.96.0.12", 0)}
 	parts := []*discoveryv1.EndpointSlice{
 		slice("web", endpoint("10.244.0.2", "w1", true, true, false), endpoint("10.244.0.6", "w1", true, true, false)),
@@ -163,7 +163,7 @@ func TestKernel(t *testing.T) {
 			return err
 		}
 		tx := nft.NewTransaction()
-		base(tx, cidr)
+		base(tx, cidr, pods)
 		change(tx, ruleset{}, render(Compute(services, parts, "w1")))
 		return nft.Run(context.Background(), tx)
 	}); err != nil {
@@ -188,6 +188,21 @@ func TestKernel(t *testing.T) {
 		t.Errorf("outside to node port: %v", err)
 	} else if strings.Contains(got, "10.89.0.7") {
 		t.Errorf("the pod saw the client's address %q: replies could take another way", got)
+	}
+	// A server beyond the cluster has no route to pods: it must see the node's address.
+	var ln net.Listener
+	if err := in(outside, func() (err error) { ln, err = net.Listen("tcp4", "10.89.0.7:8080"); return err }); err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	go func() {
+		if c, err := ln.Accept(); err == nil {
+			fmt.Fprint(c, c.RemoteAddr().(*net.TCPAddr).IP)
+			c.Close()
+		}
+	}()
+	if got, err := ask(a, "10.89.0.7:8080"); err != nil || got != "10.89.0.101" {
+		t.Errorf("pod to a server beyond the cluster: seen as %q, %v", got, err)
 	}
 	for _, ns := range []netns.NsHandle{node, a} {
 		if _, err := ask(ns, "10.96.0.12:80"); err == nil || !strings.Contains(err.Error(), "refused") {

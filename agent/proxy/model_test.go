@@ -100,10 +100,10 @@ func TestComputeBackends(t *testing.T) {
 func TestChangesConverge(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		ctx := t.Context()
-		cidr := netip.MustParsePrefix("10.96.0.0/16")
+		cidr, pods := netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("10.244.0.0/16")
 		fake := knftables.NewFake(knftables.IPv4Family, Table)
 		tx := fake.NewTransaction()
-		base(tx, cidr)
+		base(tx, cidr, pods)
 		if err := fake.Run(ctx, tx); err != nil {
 			t.Fatal(err)
 		}
@@ -120,7 +120,7 @@ func TestChangesConverge(t *testing.T) {
 			have = want
 			fresh := knftables.NewFake(knftables.IPv4Family, Table)
 			ftx := fresh.NewTransaction()
-			base(ftx, cidr)
+			base(ftx, cidr, pods)
 			change(ftx, ruleset{}, want)
 			if err := fresh.Run(ctx, ftx); err != nil {
 				t.Fatal(err)

@@ -89,7 +89,8 @@ func (p *Proxy) apply(ctx context.Context, s *state, objects agent.Objects, repo
 		if err := p.route(cidr); err != nil {
 			return err
 		}
-		base(tx, cidr)
+		pods, _ := netip.ParsePrefix(objects.Cluster().ClusterCIDR)
+		base(tx, cidr, pods)
 		from = ruleset{}
 	}
 	change(tx, from, want)

@@ -138,7 +138,7 @@ func (r *ruleset) external(chain string, p Port) {
 }
 
 // base adds the table from nothing: in one transaction, so that no packet sees half of it.
-func base(tx *knftables.Transaction, serviceCIDR netip.Prefix) {
+func base(tx *knftables.Transaction, serviceCIDR, clusterCIDR netip.Prefix) {
 	tx.Add(&knftables.Table{})
 	tx.Delete(&knftables.Table{})
 	tx.Add(&knftables.Table{Comment: knftables.PtrTo("Keelson Service rules")})
@@ -156,6 +156,10 @@ func base(tx *knftables.Transaction, serviceCIDR netip.Prefix) {
 	tx.Add(&knftables.Chain{Name: "nat-postrouting", Type: knftables.PtrTo(knftables.NATType), Hook: knftables.PtrTo(knftables.PostroutingHook), Priority: knftables.PtrTo(knftables.SNATPriority)})
 	tx.Add(&knftables.Rule{Chain: "nat-postrouting", Rule: fmt.Sprintf("meta mark and %s != 0 meta mark set meta mark xor %s masquerade", markMasquerade, markMasquerade)})
 	tx.Add(&knftables.Rule{Chain: "nat-postrouting", Rule: "ct status dnat ip saddr . ip daddr @" + setHairpin + " masquerade"})
+	if clusterCIDR.IsValid() {
+		// Beyond the cluster nobody knows the way to a pod: such traffic takes the node's address.
+		tx.Add(&knftables.Rule{Chain: "nat-postrouting", Rule: fmt.Sprintf("ip saddr %s ip daddr != %s masquerade", clusterCIDR, clusterCIDR)})
+	}
 	if !serviceCIDR.IsValid() {
 		return
 	}

@@ -33,6 +33,7 @@ func (l *Lab) startSupervisor() error {
 		return err
 	}
 	defer logFile.Close()
+	keepDescriptors()
 	cmd := exec.Command("sh", "-c", supervisorHost.joinScript()+`exec "$@"`, "sh", l.bin("kctl"), "lab", "supervise")
 	cmd.Stdout, cmd.Stderr, cmd.Dir = logFile, logFile, "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -134,6 +135,7 @@ func (l *Lab) spawn(h Host, args []string, log, pidFile string) error {
 		return fmt.Errorf("log of host %s: %w", h.Name, err)
 	}
 	defer logFile.Close()
+	keepDescriptors()
 	cmd := h.Command(context.Background(), args...)
 	cmd.Stdout, cmd.Stderr = logFile, logFile
 	cmd.Dir = "/"
@@ -156,6 +158,12 @@ func (l *Lab) spawn(h Host, args []string, log, pidFile string) error {
 		return fmt.Errorf("%s is not in the cgroup of host %s", filepath.Base(args[0]), h.Name)
 	})
 	return errors.Join(err, cmd.Process.Release())
+}
+
+// keepDescriptors keeps what this process got from its caller (a lock file, say)
+// from the daemons, which would hold it for as long as they live.
+func keepDescriptors() {
+	_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) // before kernel 5.11 they leak, as from any shell
 }
 
 // owns says whether a process is in the host's cgroup.

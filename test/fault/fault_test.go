@@ -45,7 +45,7 @@ func leader(t *testing.T) (string, []string) {
 			return fmt.Errorf("%w: %s", err, out)
 		}
 		for line := range strings.Lines(out) {
-			if f := strings.Fields(line); len(f) >= 4 && f[2] == "leader" {
+			if f := strings.Fields(line); len(f) == 4 && f[2] == "leader" {
 				name = f[0]
 				return nil
 			}
@@ -275,10 +275,9 @@ func TestAgentKilled(t *testing.T) {
 	ns := bed.Namespace(t)
 	cs := bed.Client(t)
 	create(t, cs, ns, sleeper("stays", "w1"))
-	ends := sleeper("ends", "w1", "sh", "-c", "while [ ! -f /go ]; do sleep 0.05; done; exit 42")
+	ends := sleeper("ends", "w1", "sh", "-c", "while [ ! -f /flag/go ]; do sleep 0.05; done; exit 42")
 	ends.Spec.RestartPolicy = v1.RestartPolicyNever
 	ends.Spec.Containers[0].VolumeMounts = []v1.VolumeMount{{Name: "flag", MountPath: "/flag"}}
-	ends.Spec.Containers[0].Command[2] = "while [ ! -f /flag/go ]; do sleep 0.05; done; exit 42"
 	ends.Spec.Volumes = []v1.Volume{{Name: "flag", VolumeSource: v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: "/run/flag-" + ns, Type: ptr(v1.HostPathDirectoryOrCreate)}}}}
 	create(t, cs, ns, ends)
 	stays := waitPod(t, cs, ns, "stays", running)
