@@ -143,8 +143,11 @@ func jsonPatch(doc, data []byte) ([]byte, error) {
 	return out, nil
 }
 
+// unprocessable is Kubernetes' 422 for a patch that cannot be applied, and says why besides.
 func unprocessable(err error) error {
-	return apierrors.NewGenericServerResponse(http.StatusUnprocessableEntity, "", schema.GroupResource{}, "", err.Error(), 0, false)
+	status := apierrors.NewGenericServerResponse(http.StatusUnprocessableEntity, "", schema.GroupResource{}, "", err.Error(), 0, false)
+	status.ErrStatus.Message += ": " + err.Error()
+	return status
 }
 
 func startsObject(data []byte) bool { return bytes.HasPrefix(bytes.TrimSpace(data), []byte("{")) }

@@ -100,8 +100,12 @@ func validateEphemeralUpdate(obj, old *corev1.Pod) field.ErrorList {
 	at := field.NewPath("spec", "ephemeralContainers")
 	errs := validatePodSpec(&obj.Spec, field.NewPath("spec"))
 	now := map[string]corev1.EphemeralContainer{}
-	for _, c := range obj.Spec.EphemeralContainers {
+	for i, c := range obj.Spec.EphemeralContainers {
 		now[c.Name] = c
+		if !slices.ContainsFunc(old.Spec.EphemeralContainers, func(o corev1.EphemeralContainer) bool { return o.Name == c.Name }) {
+			// Agents would never start it, and 'kubectl debug' would wait for ever.
+			errs = append(errs, field.Forbidden(at.Index(i), "nodes of this cluster run no ephemeral containers; 'kubectl debug --copy-to' debugs a copy of the pod instead"))
+		}
 	}
 	for i, c := range old.Spec.EphemeralContainers {
 		switch n, ok := now[c.Name]; {

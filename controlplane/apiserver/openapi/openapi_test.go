@@ -97,3 +97,28 @@ func TestIndexedDocuments(t *testing.T) {
 		}
 	}
 }
+
+// F1: explain and validators must know that these may be numbers.
+func TestNumberOrString(t *testing.T) {
+	s := New(kinds.All(), "test")
+	var doc struct {
+		Components struct {
+			Schemas map[string]struct {
+				Type  string
+				OneOf []struct{ Type string }
+			}
+		}
+	}
+	if err := json.Unmarshal(ask(t, s, "/openapi/v3/apis/apps/v1", "application/json").Body.Bytes(), &doc); err != nil {
+		t.Fatal(err)
+	}
+	for name, other := range map[string]string{"io.k8s.apimachinery.pkg.util.intstr.IntOrString": "integer", "io.k8s.apimachinery.pkg.api.resource.Quantity": "number"} {
+		found := map[string]bool{}
+		for _, o := range doc.Components.Schemas[name].OneOf {
+			found[o.Type] = true
+		}
+		if !found["string"] || !found[other] || doc.Components.Schemas[name].Type != "" {
+			t.Errorf("%s: %+v", name, doc.Components.Schemas[name])
+		}
+	}
+}

@@ -23,6 +23,7 @@ type (
 		OpenAPISchemaType() []string
 		OpenAPISchemaFormat() string
 	}
+	alternative interface{ OpenAPIV3OneOfTypes() []string }
 )
 
 // schemas collects the definitions that a document refers to.
@@ -95,7 +96,15 @@ func (s *schemas) define(t reflect.Type, def object) {
 		def["description"] = text
 	}
 	if p, ok := zero.(primitive); ok && len(p.OpenAPISchemaType()) > 0 {
-		def["type"] = p.OpenAPISchemaType()[0]
+		if a, ok := zero.(alternative); ok && s.v3 { // v2 has no words for a number or a string
+			var types []object
+			for _, t := range a.OpenAPIV3OneOfTypes() {
+				types = append(types, object{"type": t})
+			}
+			def["oneOf"] = types
+		} else {
+			def["type"] = p.OpenAPISchemaType()[0]
+		}
 		if f := p.OpenAPISchemaFormat(); f != "" {
 			def["format"] = f
 		}
