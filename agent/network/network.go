@@ -11,7 +11,9 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/containernetworking/cni/libcni"
@@ -34,8 +36,9 @@ type Config struct {
 
 // Network implements agent.Network.
 type Network struct {
-	cfg Config
-	cni *libcni.CNIConfig
+	cfg  Config
+	exec *executor
+	cni  *libcni.CNIConfig
 
 	mu    sync.Mutex
 	cache map[string]*libcni.NetworkConfigList // by what it was made from
@@ -46,9 +49,10 @@ const ifName = "eth0"
 // New returns a network. It reads its configuration on each call, so that an
 // operator may swap it while the agent runs.
 func New(c Config) *Network {
+	exec := &executor{}
 	return &Network{
-		cfg:   c,
-		cni:   libcni.NewCNIConfigWithCacheDir(c.BinDirs, filepath.Join(c.RunDir, "cache"), nil),
+		cfg: c, exec: exec,
+		cni:   libcni.NewCNIConfigWithCacheDir(c.BinDirs, filepath.Join(c.RunDir, "cache"), exec),
 		cache: map[string]*libcni.NetworkConfigList{},
 	}
 }
@@ -86,7 +90,7 @@ func (n *Network) list(ports bool) (*libcni.NetworkConfigList, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the node's pod CIDR %q: %w", cidr, err)
 	}
-	raw, err := cni.Conflist(cni.Options{PodCIDR: prefix, IPAMDir: filepath.Join(n.cfg.RunDir, "ipam"), Ports: ports})
+	raw, err := cni.Conflist(cni.Options{PodCIDR: prefix, IPAMDir: n.ipamDir(), Ports: ports})
 	if err != nil {
 		return nil, err
 	}
@@ -161,7 +165,7 @@ func protocolName(p int32) string {
 	}
 }
 
-// Add attaches the sandbox. Adding an attached one returns what it has.
+// Add attaches the sandbox, whose loopback is up. Adding an attached one returns what it has.
 func (n *Network) Add(ctx context.Context, r agent.NetworkRequest) (agent.NetworkStatus, error) {
 	list, err := n.list(len(portMappings(r)) > 0)
 	if err != nil {
@@ -173,13 +177,10 @@ func (n *Network) Add(ctx context.Context, r agent.NetworkRequest) (agent.Networ
 			return status(cached)
 		}
 	}
-	if err := linkUp(r.NetNS, "lo"); err != nil {
-		return agent.NetworkStatus{}, fmt.Errorf("loopback of sandbox %s: %w", r.SandboxID, err)
-	}
 	res, err := n.cni.AddNetworkList(ctx, list, rt)
 	if err != nil {
 		// A failed ADD may have got half-way; the specification asks for a DEL.
-		if derr := n.cni.DelNetworkList(context.WithoutCancel(ctx), list, rt); derr != nil {
+		if derr := n.undo(context.WithoutCancel(ctx), list, rt); derr != nil {
 			n.cfg.Log.Warn("releasing a failed attachment", "sandbox", r.SandboxID, "err", derr)
 		}
 		return agent.NetworkStatus{}, fmt.Errorf("network %q: CNI ADD for pod %s/%s: %w", list.Name, r.Namespace, r.Name, err)
@@ -225,7 +226,23 @@ func (n *Network) Check(ctx context.Context, r agent.NetworkRequest) error {
 	return nil
 }
 
-// Del detaches the sandbox with the configuration it was attached with, which the cache remembers.
+// undo takes back what an ADD that never succeeded may have made. Each plugin is asked, whatever the others say; one
+// that is not installed cannot have made anything.
+func (n *Network) undo(ctx context.Context, list *libcni.NetworkConfigList, rt *libcni.RuntimeConf) error {
+	var errs []error
+	for _, p := range slices.Backward(list.Plugins) {
+		if _, err := n.exec.FindInPath(p.Network.Type, n.cfg.BinDirs); err != nil {
+			continue
+		}
+		one := *list
+		one.Plugins = []*libcni.PluginConfig{p}
+		errs = append(errs, n.cni.DelNetworkList(ctx, &one, rt))
+	}
+	return errors.Join(errs...)
+}
+
+// Del detaches the sandbox with the configuration it was attached with, which the cache remembers. Where it remembers
+// none an agent may have died in the middle of an ADD: what is held under the sandbox's name is given back.
 func (n *Network) Del(ctx context.Context, r agent.NetworkRequest) error {
 	rt := runtimeConf(r)
 	if attached, err := n.cni.GetCachedAttachments(r.SandboxID); err == nil && len(attached) > 0 {
@@ -242,11 +259,18 @@ func (n *Network) Del(ctx context.Context, r agent.NetworkRequest) error {
 		}
 		return errors.Join(errs...)
 	}
+	list, err := n.list(len(portMappings(r)) > 0)
+	if err != nil {
+		return nil // without a configuration nothing was attached
+	}
+	if err := n.undo(ctx, list, rt); err != nil {
+		return fmt.Errorf("network %q: CNI DEL for pod %s/%s: %w", list.Name, r.Namespace, r.Name, err)
+	}
 	return nil
 }
 
-// GC releases the attachments of sandboxes that are not kept: by the plugins'
-// GC verb where they have one, and by DEL for those the cache remembers.
+// GC releases the attachments of sandboxes that are not kept: by DEL for those that the cache remembers or that hold
+// an address of our own network (bridge and host-local have no GC verb), and by the plugins' GC verb where they have one.
 func (n *Network) GC(ctx context.Context, keep []string) error {
 	wanted := map[string]bool{}
 	for _, id := range keep {
@@ -257,6 +281,7 @@ func (n *Network) GC(ctx context.Context, keep []string) error {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		errs = append(errs, fmt.Errorf("reading cached attachments: %w", err))
 	}
+	lost := n.holders()
 	args := &libcni.GCArgs{}
 	for _, a := range attached {
 		if wanted[a.ContainerID] {
@@ -266,6 +291,12 @@ func (n *Network) GC(ctx context.Context, keep []string) error {
 		if err := n.Del(ctx, agent.NetworkRequest{SandboxID: a.ContainerID, NetNS: a.NetNS}); err != nil {
 			errs = append(errs, err)
 		}
+		delete(lost, a.ContainerID)
+	}
+	for id := range lost {
+		if !wanted[id] {
+			errs = append(errs, n.Del(ctx, agent.NetworkRequest{SandboxID: id}))
+		}
 	}
 	if list, err := n.list(false); err == nil {
 		if err := n.cni.GCNetworkList(ctx, list, args); err != nil {
@@ -274,6 +305,29 @@ func (n *Network) GC(ctx context.Context, keep []string) error {
 	}
 	return errors.Join(errs...)
 }
+
+// holders are the sandboxes that hold an address of our own network, by the files of its address plugin: one for each
+// address, which names the sandbox in its first line.
+func (n *Network) holders() map[string]bool {
+	out := map[string]bool{}
+	files, err := filepath.Glob(filepath.Join(n.ipamDir(), cni.Name, "*"))
+	if err != nil {
+		return out
+	}
+	for _, f := range files {
+		if _, err := netip.ParseAddr(filepath.Base(f)); err != nil {
+			continue
+		}
+		if raw, err := os.ReadFile(f); err == nil {
+			if id, _, _ := strings.Cut(string(raw), "\n"); strings.TrimSpace(id) != "" {
+				out[strings.TrimSpace(id)] = true
+			}
+		}
+	}
+	return out
+}
+
+func (n *Network) ipamDir() string { return filepath.Join(n.cfg.RunDir, "ipam") }
 
 // Describe is the configuration in force as JSON, for people.
 func (n *Network) Describe() string {
