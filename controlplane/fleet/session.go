@@ -82,7 +82,7 @@ func (s *Server) Session(stream fleetv1.Fleet_SessionServer) error {
 		wake: make(chan struct{}, 1), dirty: make(map[key]struct{}), echoes: make(map[types.UID]echo),
 		heard: time.Now(),
 	}
-	defer sess.work.wg.Wait()
+	defer sess.work.wait()
 	defer end(nil)
 	if err := sess.setFacts(hello.Facts); err != nil {
 		return status.Errorf(codes.InvalidArgument, "fleet: session of node %s: %v", node, err)

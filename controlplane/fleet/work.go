@@ -22,6 +22,7 @@ type work struct {
 	order  []string // keys of todo that no worker has, oldest first
 	busy   map[string]bool
 	active int
+	closed bool // wait has begun: nothing is taken on any more
 }
 
 func newWork(ctx context.Context, limit int) *work {
@@ -32,7 +33,7 @@ func newWork(ctx context.Context, limit int) *work {
 func (w *work) put(key string, do func(ctx context.Context) error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.ctx.Err() != nil {
+	if w.closed || w.ctx.Err() != nil {
 		return
 	}
 	_, queued := w.todo[key]
@@ -43,9 +44,17 @@ func (w *work) put(key string, do func(ctx context.Context) error) {
 	w.start()
 }
 
+// wait refuses further work and returns when the workers have ended, as they do soon after ctx.
+func (w *work) wait() {
+	w.mu.Lock()
+	w.closed = true
+	w.mu.Unlock()
+	w.wg.Wait()
+}
+
 // start adds a worker when there is work that nobody has. The lock is held.
 func (w *work) start() {
-	if len(w.order) == 0 || w.active >= w.limit {
+	if len(w.order) == 0 || w.active >= w.limit || w.closed {
 		return
 	}
 	w.active++

@@ -47,6 +47,7 @@ const (
 
 // bed is a control plane of several replicas over one store.
 type bed struct {
+	clocks clocks
 	t      *testing.T
 	ctx    context.Context
 	client *client.Client // as the administrator
@@ -73,6 +74,14 @@ type replica struct {
 
 func newBed(t *testing.T, names ...string) *bed {
 	t.Helper()
+	return newBedWith(t, clocks{heartbeat, suspect, grace}, names...)
+}
+
+// clocks of a bed; zero is what production has.
+type clocks struct{ heartbeat, suspect, grace time.Duration }
+
+func newBedWith(t *testing.T, with clocks, names ...string) *bed {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	store := storetest.NewMemory()
 	table := kinds.All()
@@ -92,7 +101,7 @@ func newBed(t *testing.T, names ...string) *bed {
 		t.Fatal(err)
 	}
 	b := &bed{
-		t: t, ctx: ctx, trust: ca, wire: newWire(), changed: make(chan struct{}),
+		t: t, ctx: ctx, clocks: with, trust: ca, wire: newWire(), changed: make(chan struct{}),
 		replicas: make(map[string]*replica), dead: make(map[string]bool),
 	}
 	b.client = client.New(backend{registry.Direct(reg), b}, table).As(api.User{Name: "admin", Groups: []string{api.GroupMasters}})
@@ -172,7 +181,7 @@ func (b *bed) start(name string) *replica {
 		Timeline: r.timeline,
 		Log:      slog.New(slog.NewTextHandler(testLog{b.t, name}, &slog.HandlerOptions{Level: slog.LevelDebug})),
 
-		Heartbeat: heartbeat, Suspect: suspect, Grace: grace,
+		Heartbeat: b.clocks.heartbeat, Suspect: b.clocks.suspect, Grace: b.clocks.grace,
 	})
 	var wg sync.WaitGroup
 	wg.Go(func() {
