@@ -23,6 +23,15 @@ type gate struct {
 	applied map[string]uint64              // node → proxy revision, of the nodes heard of
 	alive   map[string]struct{}            // nodes that are Ready by their status
 	waiting map[types.UID]*gateWait
+	left    map[types.UID]departure // pods that went away from their last slice before anybody asked
+	leaving []departure             // the same, oldest first, with those that asked since
+}
+
+// departure is a pod's leave from its last slice. It matters for as long as a pod may have to wait for it.
+type departure struct {
+	uid types.UID
+	rev uint64
+	at  time.Time
 }
 
 // gateWait is a pod in front of the gate.
@@ -41,6 +50,7 @@ func newGate(limit time.Duration) *gate {
 		applied: make(map[string]uint64),
 		alive:   make(map[string]struct{}),
 		waiting: make(map[types.UID]*gateWait),
+		left:    make(map[types.UID]departure),
 	}
 }
 
@@ -60,6 +70,7 @@ func (g *gate) slice(id key, s *discoveryv1.EndpointSlice, rev uint64) {
 			g.ready[uid] = make(map[key]struct{})
 		}
 		g.ready[uid][id] = struct{}{}
+		delete(g.left, uid)
 	}
 	keep := make(map[types.UID]struct{}, len(now))
 	for _, uid := range now {
@@ -76,8 +87,24 @@ func (g *gate) slice(id key, s *discoveryv1.EndpointSlice, rev uint64) {
 		delete(g.ready, uid)
 		if w := g.waiting[uid]; w != nil {
 			g.await(uid, w, rev)
+		} else {
+			g.depart(departure{uid, rev, time.Now()})
 		}
 	}
+}
+
+// depart remembers that a pod left although nobody asked about it yet: the slices are watched by one goroutine
+// and pods by another, so that the removal may be seen before the deletion that caused it. The lock is held.
+func (g *gate) depart(d departure) {
+	old := 0
+	for old < len(g.leaving) && d.at.Sub(g.leaving[old].at) > g.limit {
+		if gone := g.leaving[old]; g.left[gone.uid] == gone {
+			delete(g.left, gone.uid)
+		}
+		old++
+	}
+	g.leaving = append(g.leaving[old:], d)
+	g.left[d.uid] = d
 }
 
 // readyPods lists the pods behind the ready endpoints.
@@ -96,20 +123,26 @@ func readyPods(s *discoveryv1.EndpointSlice) []types.UID {
 	return out
 }
 
-// ask calls open once, from any goroutine, when the pod may be stopped: before ask returns when it stands in no slice.
+// ask calls open once, from any goroutine, when the pod may be stopped: before ask returns when it stands in no
+// slice and no live node can still think so.
 func (g *gate) ask(uid types.UID, open func()) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if len(g.ready[uid]) == 0 {
-		open()
-		return
-	}
 	if w := g.waiting[uid]; w != nil { // a session that resumed asks again
 		w.open = open
 		return
 	}
+	limit := g.limit
+	d, left := g.left[uid]
+	if left {
+		limit -= time.Since(d.at)
+	}
+	if len(g.ready[uid]) == 0 && (!left || limit <= 0) {
+		open()
+		return
+	}
 	w := &gateWait{open: open}
-	w.timer = time.AfterFunc(g.limit, func() {
+	w.timer = time.AfterFunc(limit, func() {
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		if g.waiting[uid] == w {
@@ -117,6 +150,10 @@ func (g *gate) ask(uid types.UID, open func()) {
 		}
 	})
 	g.waiting[uid] = w
+	if left {
+		delete(g.left, uid)
+		g.await(uid, w, d.rev)
+	}
 }
 
 // await starts to wait for the live nodes to reach rev. The lock is held.

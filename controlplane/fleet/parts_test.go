@@ -95,6 +95,42 @@ func TestGate(t *testing.T) {
 			g.ask(pod, open)
 			g.slice(a, nil, 8)
 		}, 0},
+		{"left before the question", func(g *gate, open func()) {
+			g.slice(a, sliceOf(map[types.UID]bool{pod: true}), 5)
+			g.progress("w1", 5)
+			g.progress("w2", 5)
+			g.slice(a, sliceOf(map[types.UID]bool{pod: false}), 6)
+			g.progress("w1", 6)
+			g.ask(pod, open)
+			time.Sleep(100 * time.Millisecond)
+			g.progress("w2", 6)
+		}, 100 * time.Millisecond},
+		{"left before the question, and nobody applies", func(g *gate, open func()) {
+			g.slice(a, sliceOf(map[types.UID]bool{pod: true}), 5)
+			g.progress("w1", 5)
+			g.slice(a, nil, 6)
+			time.Sleep(300 * time.Millisecond)
+			g.ask(pod, open)
+		}, time.Second},
+		{"left long before the question", func(g *gate, open func()) {
+			g.slice(a, sliceOf(map[types.UID]bool{pod: true}), 5)
+			g.progress("w1", 5)
+			g.slice(a, nil, 6)
+			time.Sleep(1500 * time.Millisecond)
+			g.ask(pod, open)
+		}, 1500 * time.Millisecond},
+		{"left and came back before the question", func(g *gate, open func()) {
+			g.slice(a, sliceOf(map[types.UID]bool{pod: true}), 5)
+			g.progress("w1", 5)
+			g.slice(a, nil, 6)
+			g.slice(a, sliceOf(map[types.UID]bool{pod: true}), 7)
+			g.progress("w1", 7)
+			g.ask(pod, open)
+			time.Sleep(100 * time.Millisecond)
+			g.slice(a, nil, 8)
+			time.Sleep(100 * time.Millisecond)
+			g.progress("w1", 8)
+		}, 200 * time.Millisecond},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -111,6 +147,12 @@ func TestGate(t *testing.T) {
 				}
 				if len(g.waiting) > 0 {
 					t.Errorf("%d pods still wait", len(g.waiting))
+				}
+				// What is remembered of pods that nobody asks about goes with the next departure.
+				g.slice(b, sliceOf(map[types.UID]bool{"q": true}), 100)
+				g.slice(b, nil, 101)
+				if len(g.left) != 1 || len(g.leaving) != 1 {
+					t.Errorf("remembers %v, %v", g.left, g.leaving)
 				}
 			})
 		})
@@ -211,7 +253,7 @@ func TestWork(t *testing.T) {
 		}
 		w.put("late", func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
 		cancel()
-		w.wg.Wait()
+		w.wait()
 	})
 }
 
