@@ -2,7 +2,8 @@
 SHELL := /bin/bash
 PREFIX ?= /usr/local
 VERSION ?= $(shell git describe --always --dirty 2>/dev/null || echo dev)
-GO ?= go
+GO ?= $(shell scripts/setup go)
+export GO
 BIN := $(CURDIR)/bin
 LDFLAGS := -s -w -X main.version=$(VERSION) -X keelson.dev/keelson/kctl.Version=$(VERSION)
 CNI := bridge host-local loopback portmap
