@@ -18,7 +18,7 @@ up: build ## a lab cluster with the example running; says so when it is up alrea
 	@scripts/up $(BIN) $(PREFIX)
 
 down: ## take the lab away
-	@if [ -x $(BIN)/kctl ]; then $(BIN)/kctl lab down; else echo "nothing was built, so nothing is up"; fi
+	@scripts/down $(BIN) $(PREFIX)
 
 test: build ## unit, integration and end-to-end tests
 	@scripts/test
@@ -28,15 +28,16 @@ setup: ## what is missing of the machine's packages
 
 build: setup ## the binaries, the CNI plugins and the example images, below bin/
 	@mkdir -p $(BIN)/cni $(BIN)/images
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/kctl ./cmd/kctl
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/keelson-controlplane ./cmd/controlplane
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/keelson-agent ./cmd/agent
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(BIN)/keelson-shim ./cmd/shim
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -E main.start' -o $(BIN)/keelson-pause ./cmd/pause
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/keelson-csi-local ./cmd/csi-local
-	CGO_ENABLED=1 $(GO) build -trimpath -tags seccomp,netgo,osusergo -ldflags '-s -w -linkmode external -extldflags -static' -o $(BIN)/keelson-oci ./cmd/oci
+	@echo "building (the first time takes some minutes)"
+	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/kctl ./cmd/kctl
+	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/keelson-controlplane ./cmd/controlplane
+	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/keelson-agent ./cmd/agent
+	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(BIN)/keelson-shim ./cmd/shim
+	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -E main.start' -o $(BIN)/keelson-pause ./cmd/pause
+	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/keelson-csi-local ./cmd/csi-local
+	@CGO_ENABLED=1 $(GO) build -trimpath -tags seccomp,netgo,osusergo -ldflags '-s -w -linkmode external -extldflags -static' -o $(BIN)/keelson-oci ./cmd/oci
 	@$(foreach p,$(CNI),CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(BIN)/cni/$(p) github.com/containernetworking/plugins/$(cni_path_$(p)) &&) true
-	$(GO) run ./examples/images/build --out $(BIN)/images
+	@$(GO) run ./examples/images/build --out $(BIN)/images
 
 install: build ## the binaries to $(PREFIX)/bin
 	@scripts/install $(BIN) $(PREFIX)
