@@ -35,8 +35,11 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if s.health(out, r) {
 		return
 	}
-	timer := api.StartStages("apiserver/"+s.cfg.Name, began)
-	timer.Mark("received", r.Method+" "+r.URL.Path, began)
+	var timer *api.StageTimer // a read is no step of an apply
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		timer = api.StartStages("apiserver/"+s.cfg.Name, began)
+		timer.Mark("received", r.Method+" "+r.URL.Path, began)
+	}
 	u, err := s.identify(r)
 	if err != nil {
 		s.resources.Error(out, r, err)

@@ -6,6 +6,7 @@ package endpoints
 import (
 	"context"
 	"net/http"
+	"net/url"
 	"slices"
 	"time"
 
@@ -72,7 +73,10 @@ func New(c Config) *Handler { return &Handler{Config: c, decoder: newDecoder(c.S
 // Serve answers a request of the user for the target of its URL. The request it
 // built is returned for the metrics; it is nil when the URL names nothing that is served.
 func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, t Target, u api.User, timer *api.StageTimer) *api.Request {
-	q := r.URL.Query()
+	var q url.Values
+	if r.URL.RawQuery != "" {
+		q = r.URL.Query()
+	}
 	watching := isTrue(q, "watch")
 	verb := VerbOf(r.Method, t, watching)
 	kind := h.Kinds.ByResource(t.GVR)
@@ -103,7 +107,7 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, t Target, u api.
 		h.watch(w, r, req)
 		return req
 	}
-	h.do(w, r, req)
+	h.do(w, r, req, h.timeout(q))
 	return req
 }
 
@@ -136,13 +140,13 @@ func (h *Handler) unknown(w http.ResponseWriter, r *http.Request, t Target, u ap
 }
 
 // do performs everything that is one question and one answer.
-func (h *Handler) do(w http.ResponseWriter, r *http.Request, req *api.Request) {
+func (h *Handler) do(w http.ResponseWriter, r *http.Request, req *api.Request, timeout time.Duration) {
 	format, err := Negotiate(r)
 	if err != nil {
 		h.Error(w, r, err)
 		return
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), h.timeout(r))
+	ctx, cancel := context.WithTimeout(r.Context(), timeout)
 	defer cancel()
 	req.Pointers = req.Verb == api.VerbList
 	res, err := h.Backend.Serve(ctx, req, func(ctx context.Context) error { return h.body(ctx, w, r, req) })
@@ -167,8 +171,8 @@ func code(req *api.Request, res Result) int {
 	return http.StatusOK
 }
 
-func (h *Handler) timeout(r *http.Request) time.Duration {
-	if v := r.URL.Query().Get("timeout"); v != "" {
+func (h *Handler) timeout(q url.Values) time.Duration {
+	if v := q.Get("timeout"); v != "" {
 		if d, err := time.ParseDuration(v); err == nil && d > 0 && d < h.RequestTimeout {
 			return d
 		}

@@ -41,9 +41,17 @@ type Format struct {
 // Negotiate picks the best representation that the request accepts.
 func Negotiate(r *http.Request) (Format, error) {
 	pretty := wantsPretty(r)
-	header := strings.Join(r.Header.Values("Accept"), ",")
-	if header == "" {
+	var header string
+	if values := r.Header.Values("Accept"); len(values) == 1 {
+		header = values[0]
+	} else {
+		header = strings.Join(values, ",")
+	}
+	switch header { // what most requests say needs no parsing
+	case "", mediaJSON:
 		return Format{Media: mediaJSON, Pretty: pretty}, nil
+	case mediaProto, mediaProto + "," + mediaJSON:
+		return Format{Media: mediaProto, Pretty: pretty}, nil
 	}
 	for _, c := range parseAccept(header) {
 		f, ok := acceptable(c)
