@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -188,7 +189,7 @@ func (w world) waitReplicas(app string, n int) []v1.Pod {
 	return out
 }
 
-// waitEvent waits for an event about an object with a reason and returns its message.
+// waitEvent waits for an event about an object with a reason and returns the messages, a line each.
 func (w world) waitEvent(object, reason string) string {
 	w.Helper()
 	var message string
@@ -200,7 +201,11 @@ func (w world) waitEvent(object, reason string) string {
 		if len(l.Items) == 0 {
 			return fmt.Errorf("no event %s about %s", reason, object)
 		}
-		message = l.Items[len(l.Items)-1].Message
+		var all []string
+		for _, e := range l.Items {
+			all = append(all, e.Message)
+		}
+		message = strings.Join(all, "\n")
 		return nil
 	})
 	return message

@@ -1,12 +1,16 @@
 package e2e
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
 	"testing"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 
 	"keelson.dev/keelson/deploy/lab"
 	"keelson.dev/keelson/test/bed"
@@ -86,8 +90,14 @@ func TestPodReachesAPI(t *testing.T) {
 		return nil
 	})
 	token := strings.TrimSpace(bed.Kctl(t, "-n", w.ns, "exec", "client", "--", "cat", "/var/run/secrets/kubernetes.io/serviceaccount/token"))
-	who := bed.Kctl(t, "--token", token, "--client-certificate=", "--client-key=", "auth", "whoami", "-o", "yaml")
-	if !strings.Contains(who, "system:serviceaccount:"+w.ns+":default") {
-		t.Errorf("the pod's token is %s", who)
+	cfg := rest.AnonymousClientConfig(bed.RestConfig(t))
+	cfg.BearerToken = token
+	cs, err := newClient(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	who, err := cs.AuthenticationV1().SelfSubjectReviews().Create(context.Background(), &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	if err != nil || who.Status.UserInfo.Username != "system:serviceaccount:"+w.ns+":default" {
+		t.Errorf("the pod's token is %q, %v", who.Status.UserInfo.Username, err)
 	}
 }
