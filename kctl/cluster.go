@@ -4,6 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -65,8 +68,24 @@ func clusterCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 			return t.Flush()
 		},
 	})
-	c.AddCommand(tokenCommand(f, streams))
+	c.AddCommand(tokenCommand(f, streams), daemonVerb("init", "Make a new cluster on this machine, its first replica"),
+		daemonVerb("join", "Make this machine a further replica of a cluster"))
 	return c
+}
+
+// daemonVerb hands a verb that works on this machine's disk to the daemon's own program.
+func daemonVerb(name, short string) *cobra.Command {
+	return &cobra.Command{
+		Use: name, Short: short, DisableFlagParsing: true,
+		Example: fmt.Sprintf("  kctl cluster %s --help", name),
+		RunE: func(_ *cobra.Command, args []string) error {
+			program := filepath.Join(binDir(), "keelson-controlplane")
+			if _, err := os.Stat(program); err != nil {
+				return fmt.Errorf("cluster %s works on a control-plane machine: %w: install keelson-controlplane beside kctl", name, err)
+			}
+			return syscall.Exec(program, append([]string{program, name}, args...), os.Environ())
+		},
+	}
 }
 
 func tokenCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {

@@ -7,13 +7,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -25,7 +28,31 @@ import (
 	"keelson.dev/keelson/test/bed"
 )
 
-func TestMain(m *testing.M) { os.Exit(bed.Main(m)) }
+// At the end everything of the lab is killed at once: taking it down must leave nothing behind all the same.
+func TestMain(m *testing.M) { os.Exit(bed.Main(m, killEverything)) }
+
+func killEverything() error {
+	killed := 0
+	for _, pattern := range []string{"/sys/fs/cgroup/pids/keelson-lab", "/sys/fs/cgroup/keelson-lab"} {
+		_ = filepath.WalkDir(pattern, func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.Name() != "cgroup.procs" {
+				return nil // a group that went meanwhile
+			}
+			raw, _ := os.ReadFile(path)
+			for _, f := range strings.Fields(string(raw)) {
+				if pid, err := strconv.Atoi(f); err == nil && syscall.Kill(pid, syscall.SIGKILL) == nil {
+					killed++
+				}
+			}
+			return nil
+		})
+	}
+	if killed == 0 {
+		return errors.New("nothing of the lab was found to kill")
+	}
+	fmt.Printf("killed all %d processes of the lab\n", killed)
+	return nil
+}
 
 const soon = 60 * time.Second
 
