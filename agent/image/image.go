@@ -9,10 +9,13 @@
 //	layers/KEY.json    what it is; written before the layer appears
 //	containers/ID/     a container's upper and work folders and the empty folder it is mounted on
 //	base/              the mount points of every container, below all layers
-//	tmp/               what is being made; emptied at start
+//	tmp/               what is being made or deleted; emptied at start
 //
-// Everything is made in tmp, synced and renamed, so what exists is whole. Nothing
-// counts references on disk: they are computed from images and containers.
+// and below Config.Run, records/ID: what a container stands on.
+//
+// Images and layers are made in tmp, synced and renamed, so what exists is whole. A
+// container need not survive a reboot: its folder counts while it has a record.
+// Nothing counts references on disk: they are computed from images and containers.
 package image
 
 import (
@@ -22,6 +25,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sync/singleflight"
 	"google.golang.org/grpc/status"
@@ -32,7 +36,7 @@ import (
 // Config says where images live and how registries are reached.
 type Config struct {
 	Root     string // blobs, unpacked layers, names; survives a reboot
-	Run      string // scratch that a reboot may empty; unused while Root has tmp
+	Run      string // which containers there are; emptied by a reboot, as they are; "" = below Root
 	Archives string // folder of OCI or docker archives imported at start; "" = none
 	Logger   *slog.Logger
 
@@ -50,6 +54,7 @@ type Store struct {
 	layers    singleflight.Group
 	transport func() (*transport, error)
 	trash     sync.WaitGroup
+	discarded atomic.Int64
 
 	mu         sync.Mutex
 	images     map[string]*image    // by id, "sha256:..."
@@ -77,8 +82,8 @@ func (s *Store) Run(ctx context.Context) error {
 	if err := os.RemoveAll(s.path("tmp")); err != nil {
 		return fmt.Errorf("clear scratch of the image store: %w", err)
 	}
-	for _, dir := range []string{"images", "layers", "containers", "tmp"} {
-		if err := os.MkdirAll(s.path(dir), 0o711); err != nil {
+	for _, dir := range []string{s.path("images"), s.path("layers"), s.path("containers"), s.path("tmp"), s.containerRecord("")} {
+		if err := os.MkdirAll(dir, 0o711); err != nil {
 			return fmt.Errorf("prepare the image store: %w", err)
 		}
 	}
@@ -122,6 +127,15 @@ func (s *Store) wait(ctx context.Context) error {
 	case <-ctx.Done():
 		return status.FromContextError(ctx.Err()).Err()
 	}
+}
+
+// containerRecord is the record of a container; an empty id gives the folder of them all.
+func (s *Store) containerRecord(id string) string {
+	run := s.cfg.Run
+	if run == "" {
+		run = s.cfg.Root
+	}
+	return filepath.Join(run, "records", id)
 }
 
 func (s *Store) path(elem ...string) string {

@@ -500,3 +500,43 @@ func TestReferences(t *testing.T) {
 		}
 	}
 }
+
+// A container does not survive a reboot, and neither does its root file system; across a restart of the agent it stays,
+// with what was written to it.
+func TestRootFSAndReboot(t *testing.T) {
+	run := t.TempDir()
+	s, stop := open(t, Config{Root: t.TempDir(), Run: run})
+	img := testImage(t, []entry{{name: "a", content: "low"}})
+	if _, err := s.Import(ctx(t), ociArchive(t, map[string]v1.Image{"x.dev/a:v1": img}, nil)); err != nil {
+		t.Fatal(err)
+	}
+	fs, err := s.PrepareRootFS(ctx(t), "c1", "x.dev/a:v1")
+	if err == nil {
+		err = os.WriteFile(fs.Upper+"/written", nil, 0o644)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	s, stop = open(t, Config{Root: s.cfg.Root, Run: run})
+	if again, err := s.PrepareRootFS(ctx(t), "c1", "x.dev/a:v1"); err != nil || again.Upper != fs.Upper {
+		t.Errorf("after a restart: %+v, %v", again, err)
+	}
+	if _, err := os.Stat(fs.Upper + "/written"); err != nil {
+		t.Error(err)
+	}
+	stop()
+	if err := os.RemoveAll(run); err != nil { // what a reboot does to it
+		t.Fatal(err)
+	}
+	s, _ = open(t, Config{Root: s.cfg.Root, Run: run})
+	if _, err := s.ListImages(ctx(t), &cri.ListImagesRequest{}); err != nil { // waits until it has loaded
+		t.Fatal(err)
+	}
+	if e, err := os.ReadDir(s.path("containers")); err != nil || len(e) != 0 {
+		t.Errorf("after a reboot: %v, %v", e, err)
+	}
+	if _, err := s.PrepareRootFS(ctx(t), "c1", "x.dev/a:v1"); err != nil {
+		t.Errorf("a container of that name after a reboot: %v", err)
+	}
+}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -31,7 +30,7 @@ type layer struct {
 	Inodes  int64  `json:"inodes"`
 }
 
-// container is what containers/ID/container.json holds.
+// container is what records/ID holds.
 type container struct {
 	Image  string   `json:"image"`
 	Layers []string `json:"layers"`
@@ -72,13 +71,24 @@ func (s *Store) load() error {
 	}
 	for _, e := range entries {
 		var c container
-		if err := loadJSON(s.path("containers", e.Name(), "container.json"), &c); err != nil {
-			if err := os.RemoveAll(s.path("containers", e.Name())); err != nil {
+		if err := loadJSON(s.containerRecord(e.Name()), &c); err != nil {
+			if err := s.discard(s.path("containers", e.Name())); err != nil {
 				return err
 			}
 			continue
 		}
 		s.containers[e.Name()] = c
+	}
+	entries, err = os.ReadDir(s.containerRecord(""))
+	if err != nil {
+		return fmt.Errorf("read the containers of the image store: %w", err)
+	}
+	for _, e := range entries {
+		if _, known := s.containers[e.Name()]; !known {
+			if err := os.Remove(s.containerRecord(e.Name())); err != nil {
+				return err
+			}
+		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -138,11 +148,11 @@ func (s *Store) collect() error {
 
 // discard takes path away at once and deletes it in the background.
 func (s *Store) discard(path string) error {
-	to, err := os.MkdirTemp(s.path("tmp"), "gone-")
-	if err != nil {
-		return err
-	}
-	if err := os.Rename(path, filepath.Join(to, "x")); err != nil && !errors.Is(err, os.ErrNotExist) {
+	// tmp is empty at start, so counting makes names that nobody has.
+	to := s.path("tmp", fmt.Sprint("gone-", s.discarded.Add(1)))
+	if err := os.Rename(path, to); errors.Is(err, os.ErrNotExist) {
+		return nil
+	} else if err != nil {
 		return err
 	}
 	s.trash.Go(func() {
@@ -236,5 +246,8 @@ func saveContainer(path string, c container) error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(path, data, 0o600)
+	if err := os.WriteFile(path+".new", data, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
 }

@@ -173,11 +173,17 @@ func (s *Store) PrepareRootFS(ctx context.Context, containerID, image string) (a
 	return fs, nil
 }
 
-// makeContainer makes a container's folder whole or not at all. It need not
-// survive a power cut: the container does not.
+// makeContainer makes a container's folder, and its record last: without one the folder is nothing.
 func (s *Store) makeContainer(id string, c container) error {
-	tmp, err := mkdirTemp(s.path("tmp"), "container-")
-	if err != nil {
+	dir := s.path("containers", id)
+	if err := os.Mkdir(dir, 0o711); errors.Is(err, os.ErrExist) { // left by a try that failed
+		if err = s.discard(dir); err == nil {
+			err = os.Mkdir(dir, 0o711)
+		}
+		if err != nil {
+			return err
+		}
+	} else if err != nil {
 		return err
 	}
 	// The upper folder becomes the container's "/": it looks as the image has it.
@@ -188,17 +194,14 @@ func (s *Store) makeContainer(id string, c container) error {
 		}
 	}
 	for _, d := range []string{"root", "upper", "work"} {
-		if err := os.Mkdir(tmp+"/"+d, 0o755); err != nil {
+		if err := os.Mkdir(dir+"/"+d, 0o755); err != nil {
 			return err
 		}
 	}
-	if err := errors.Join(os.Chown(tmp+"/upper", int(st.Uid), int(st.Gid)), unix.Chmod(tmp+"/upper", st.Mode&0o7777), os.Chmod(tmp, 0o711)); err != nil {
+	if err := errors.Join(os.Chown(dir+"/upper", int(st.Uid), int(st.Gid)), unix.Chmod(dir+"/upper", st.Mode&0o7777), os.Chmod(dir, 0o711)); err != nil {
 		return err
 	}
-	if err := saveContainer(tmp+"/container.json", c); err != nil {
-		return err
-	}
-	return replaceFolder(tmp, s.path("containers", id))
+	return saveContainer(s.containerRecord(id), c)
 }
 
 // RemoveRootFS implements agent.Images.
@@ -219,6 +222,9 @@ func (s *Store) RemoveRootFS(ctx context.Context, containerID string) error {
 	}
 	if err := s.discard(dir); err != nil {
 		return fmt.Errorf("remove the root file system of container %s: %w", containerID, err)
+	}
+	if err := os.Remove(s.containerRecord(containerID)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove the record of container %s: %w", containerID, err)
 	}
 	delete(s.containers, containerID)
 	if s.images[c.Image] == nil {

@@ -404,7 +404,7 @@ func (b *bed) sandboxRebuilt(t *testing.T) {
 	p.Spec.TerminationGracePeriodSeconds = &zero
 	b.cluster.Put(p)
 	first := b.until("Ready", "pause", isReady)
-	pid := pausePID(t, b.cfg.StateDir, first.Status.PodIP)
+	pid := pausePID(t, b.cfg.RunDir, first.Status.PodIP)
 	proc, err := os.FindProcess(pid)
 	if err != nil {
 		t.Fatal(err)
@@ -420,8 +420,8 @@ func (b *bed) sandboxRebuilt(t *testing.T) {
 }
 
 // pausePID finds the pause process of the sandbox with an address in the runtime's records.
-func pausePID(t *testing.T, state, ip string) int {
-	files, err := filepath.Glob(filepath.Join(state, "oci", "sandboxes", "*", "sandbox.json"))
+func pausePID(t *testing.T, run, ip string) int {
+	files, err := filepath.Glob(filepath.Join(run, "oci", "sandboxes", "*", "sandbox.json"))
 	if err != nil {
 		t.Fatal(err)
 	}

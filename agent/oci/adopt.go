@@ -47,8 +47,8 @@ func (r *Runtime) adopt(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// loadSandboxes reads the records. One that cannot be read was cut short by a
-// crash of the machine, so nothing of it is left but files.
+// loadSandboxes reads the records. A folder without one is left from a removal that was
+// cut short: sweep removes the rest.
 func (r *Runtime) loadSandboxes() error {
 	entries, err := os.ReadDir(r.sandboxDir(""))
 	if err != nil {
@@ -64,10 +64,7 @@ func (r *Runtime) loadSandboxes() error {
 			err = errors.New("it is not of this folder")
 		}
 		if err != nil {
-			r.log.Warn("a sandbox's record is unusable and is dropped", "sandbox", e.Name(), "error", err)
-			if err := os.RemoveAll(r.sandboxDir(e.Name())); err != nil {
-				return err
-			}
+			r.log.Warn("a sandbox's record is unusable: its remains are removed", "sandbox", e.Name(), "error", err)
 			continue
 		}
 		r.sandboxes[s.rec.ID] = s
@@ -91,10 +88,7 @@ func (r *Runtime) loadContainers() error {
 			err = errors.New("it is not of this folder")
 		}
 		if err != nil {
-			r.log.Warn("a container's record is unusable and is dropped", "container", e.Name(), "error", err)
-			if err := os.RemoveAll(r.containerDir(e.Name())); err != nil {
-				return err
-			}
+			r.log.Warn("a container's record is unusable: its remains are removed", "container", e.Name(), "error", err)
 			continue
 		}
 		r.containers[c.rec.ID] = c
@@ -146,7 +140,7 @@ func (r *Runtime) joinShim(ctx context.Context, s *sandbox) *wire.Snapshot {
 	if s.rec.Boot != r.host.boot {
 		return nil
 	}
-	c, snap, err := connectShim(ctx, r.runSandbox(s.rec.ID), func(e wire.Exited) { r.processEnded(s, e) }, func() { r.shimLost(s) })
+	c, snap, err := connectShim(ctx, r.sandboxDir(s.rec.ID), func(e wire.Exited) { r.processEnded(s, e) }, func() { r.shimLost(s) })
 	if err != nil {
 		return nil
 	}
@@ -200,7 +194,7 @@ func (r *Runtime) sweep(ctx context.Context) {
 		complain("container "+c.rec.ID, r.eraseContainer(ctx, c))
 		c.op.Unlock()
 	}
-	r.sweepFolder(r.runSandbox(""), r.sandboxes, func(path, id string) error {
+	r.sweepFolder(r.sandboxDir(""), r.sandboxes, func(path, id string) error {
 		killShimOf(path)
 		if err := unmountShm(path); err != nil {
 			return err
@@ -212,7 +206,7 @@ func (r *Runtime) sweep(ctx context.Context) {
 	for id := range r.containers {
 		known[id] = nil
 	}
-	for _, dir := range []string{r.runContainer(""), r.libcontainerDir()} {
+	for _, dir := range []string{r.containerDir(""), r.imageVolumes(""), r.libcontainerDir()} {
 		r.sweepFolder(dir, known, func(path, id string) error { return os.RemoveAll(path) }, complain)
 	}
 }

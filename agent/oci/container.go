@@ -126,10 +126,8 @@ func (r *Runtime) createSteps(ctx context.Context, s *sandbox, shim *shimClient,
 			return err
 		}
 	}
-	for _, dir := range []string{r.containerDir(id), r.runContainer(id)} {
-		if err := os.Mkdir(dir, 0o711); err != nil {
-			return err
-		}
+	if err := os.Mkdir(r.containerDir(id), 0o711); err != nil {
+		return err
 	}
 	if err := r.saveContainer(&c.rec); err != nil {
 		return err
@@ -165,8 +163,8 @@ func (r *Runtime) writeBundle(s *sandbox, c *ctr, facts agent.ImageConfig, root 
 	in := specInput{
 		id: c.rec.ID, sandbox: s.config, config: c.config, image: facts, root: root, host: r.host,
 		cgroup: filepath.Join(r.cgroups.root, c.rec.Cgroup), hasPids: r.cgroups.pids, hasHugetlb: r.cgroups.hugetlb,
-		sandboxFiles: r.runSandbox(s.rec.ID), seccompDir: filepath.Join(r.cfg.StateDir, "seccomp"),
-		volumes: filepath.Join(r.containerDir(c.rec.ID), "volumes"),
+		sandboxFiles: r.sandboxDir(s.rec.ID), seccompDir: filepath.Join(r.cfg.StateDir, "seccomp"),
+		volumes: r.imageVolumes(c.rec.ID),
 		pause:   fmt.Sprintf("/proc/%d/ns/", s.rec.PausePID),
 	}
 	if !s.hostNetwork() {
@@ -201,7 +199,7 @@ func (r *Runtime) writeBundle(s *sandbox, c *ctr, facts agent.ImageConfig, root 
 }
 
 func (r *Runtime) bundlePath(id string) string {
-	return filepath.Join(r.runContainer(id), "create.json")
+	return filepath.Join(r.containerDir(id), "create.json")
 }
 
 // targetPID is the first process of a running container, for a debugger that

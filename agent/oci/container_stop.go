@@ -140,7 +140,7 @@ func (r *Runtime) eraseContainer(ctx context.Context, c *ctr) error {
 	if err := r.cgroups.remove(ctx, c.rec.Cgroup); err != nil {
 		return err
 	}
-	for _, dir := range []string{filepath.Join(r.libcontainerDir(), id), r.runContainer(id)} {
+	for _, dir := range []string{filepath.Join(r.libcontainerDir(), id), r.imageVolumes(id)} {
 		if err := os.RemoveAll(dir); err != nil {
 			return err
 		}

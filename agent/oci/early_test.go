@@ -155,3 +155,39 @@ func TestShimDiesBeforeNetwork(t *testing.T) {
 		t.Errorf("answered %v", err)
 	}
 }
+
+// What is left of a sandbox that could neither be made nor taken apart does not block its pod: the next request, or
+// the runtime by itself, takes it apart as soon as that is possible. P10
+func TestRemainsOfAFailedSandbox(t *testing.T) {
+	for _, again := range []bool{true, false} {
+		t.Run(fmt.Sprint("asked again=", again), func(t *testing.T) {
+			r := newRig(t)
+			refused := errors.New("plugin bridge: out of order")
+			r.net.set(refused, refused)
+			q := &cri.RunPodSandboxRequest{Config: &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: "stuck", Namespace: "test", Uid: "stuck"}}}
+			for range 2 {
+				if _, err := r.RunPodSandbox(r.ctx(), q); !errors.Is(err, refused) {
+					t.Errorf("with a broken network: %v", err)
+				}
+			}
+			r.net.set(nil, nil)
+			if again {
+				if _, err := r.RunPodSandbox(r.ctx(), q); err != nil {
+					t.Errorf("with the network repaired: %v", err)
+				}
+				return
+			}
+			err := wait.For(r.ctx(), 20*time.Millisecond, func() error {
+				r.Runtime.mu.Lock()
+				defer r.Runtime.mu.Unlock()
+				if n := len(r.sandboxes); n > 0 {
+					return fmt.Errorf("%d sandboxes are left", n)
+				}
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}

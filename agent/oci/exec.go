@@ -120,7 +120,7 @@ func (r *Runtime) writeExec(c *ctr, command []string, tty bool) (string, error) 
 		return "", err
 	}
 	// Numbers start again with the agent; O_EXCL is not wanted, an old file is dead.
-	path := filepath.Join(r.runContainer(c.rec.ID), "exec-"+strconv.FormatInt(c.execs.Add(1), 10)+".json")
+	path := filepath.Join(r.containerDir(c.rec.ID), "exec-"+strconv.FormatInt(c.execs.Add(1), 10)+".json")
 	return path, os.WriteFile(path, data, 0o600)
 }
 

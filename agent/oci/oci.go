@@ -56,6 +56,7 @@ type Runtime struct {
 	stages     map[string][]agent.StageTime
 	listeners  map[chan agent.RuntimeEvent]struct{}
 	background sync.WaitGroup
+	stopping   chan struct{} // closed when Run is about to end
 }
 
 var _ agent.EarlyRuntime = (*Runtime)(nil)
@@ -72,7 +73,7 @@ func New(cfg Config) *Runtime {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	return &Runtime{
-		cfg: cfg, log: cfg.Logger, ready: make(chan struct{}),
+		cfg: cfg, log: cfg.Logger, ready: make(chan struct{}), stopping: make(chan struct{}),
 		sandboxes: map[string]*sandbox{}, containers: map[string]*ctr{}, names: map[string]string{},
 		stages: map[string][]agent.StageTime{}, listeners: map[chan agent.RuntimeEvent]struct{}{},
 	}
@@ -82,7 +83,7 @@ func New(cfg Config) *Runtime {
 // serves until ctx ends. Verbs called earlier wait. Containers keep running after
 // it has returned. It can be called once.
 func (r *Runtime) Run(ctx context.Context) error {
-	for _, dir := range []string{r.sandboxDir(""), r.containerDir(""), r.netnsPath(""), r.runSandbox(""), r.runContainer(""), r.libcontainerDir(), r.pauseRoot()} {
+	for _, dir := range []string{r.sandboxDir(""), r.containerDir(""), r.imageVolumes(""), r.netnsPath(""), r.libcontainerDir(), r.pauseRoot()} {
 		if err := os.MkdirAll(dir, 0o711); err != nil {
 			return fmt.Errorf("prepare the runtime's folders: %w", err)
 		}
@@ -106,6 +107,7 @@ func (r *Runtime) Run(ctx context.Context) error {
 	}
 	close(r.ready)
 	<-ctx.Done()
+	close(r.stopping)
 	r.mu.Lock()
 	var shims []*shimClient
 	for _, s := range r.sandboxes {
@@ -133,15 +135,18 @@ func (r *Runtime) wait(ctx context.Context) error {
 
 // Where things lie. An empty id gives the folder of them all.
 
-func (r *Runtime) sandboxDir(id string) string { return filepath.Join(r.cfg.StateDir, "sandboxes", id) }
+// Records are of processes that do not outlive a reboot, and neither need they: they lie where files cost least.
+
+func (r *Runtime) sandboxDir(id string) string { return filepath.Join(r.cfg.RunDir, "sandboxes", id) }
 func (r *Runtime) containerDir(id string) string {
-	return filepath.Join(r.cfg.StateDir, "containers", id)
-}
-func (r *Runtime) exitFile(id string) string   { return filepath.Join(r.containerDir(id), "exit") }
-func (r *Runtime) netnsPath(id string) string  { return filepath.Join(r.cfg.RunDir, "netns", id) }
-func (r *Runtime) runSandbox(id string) string { return filepath.Join(r.cfg.RunDir, "sandboxes", id) }
-func (r *Runtime) runContainer(id string) string {
 	return filepath.Join(r.cfg.RunDir, "containers", id)
+}
+func (r *Runtime) exitFile(id string) string  { return filepath.Join(r.containerDir(id), "exit") }
+func (r *Runtime) netnsPath(id string) string { return filepath.Join(r.cfg.RunDir, "netns", id) }
+
+// imageVolumes holds what a container writes to folders that its image declares as volumes.
+func (r *Runtime) imageVolumes(id string) string {
+	return filepath.Join(r.cfg.StateDir, "volumes", id)
 }
 func (r *Runtime) libcontainerDir() string { return filepath.Join(r.cfg.RunDir, "libcontainer") }
 func (r *Runtime) pauseRoot() string       { return filepath.Join(r.cfg.RunDir, "pause") }

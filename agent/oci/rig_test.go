@@ -218,10 +218,8 @@ func countLeaks(t *testing.T, cfg Config) leaks {
 		e, _ := os.ReadDir(filepath.Join(cfg.RunDir, dir))
 		l.folders += len(e)
 	}
-	for _, dir := range []string{"sandboxes", "containers"} {
-		e, _ := os.ReadDir(filepath.Join(cfg.StateDir, dir))
-		l.folders += len(e)
-	}
+	e, _ := os.ReadDir(filepath.Join(cfg.StateDir, "volumes"))
+	l.folders += len(e)
 	if tree, err := findCgroups(cfg.CgroupRoot); err == nil {
 		for _, p := range tree.paths("") {
 			e, _ := filepath.Glob(p + "/pod*")
@@ -357,7 +355,8 @@ func (r *rig) output(sandbox string, sc *cri.PodSandboxConfig, name, script stri
 type fakeNetwork struct {
 	mu      sync.Mutex
 	added   map[string]bool
-	fail    error
+	fail    error // of Add
+	failDel error
 	blocked chan struct{} // Add waits for it when set
 }
 
@@ -384,8 +383,18 @@ func (n *fakeNetwork) Check(context.Context, agent.NetworkRequest) error { retur
 func (n *fakeNetwork) Del(_ context.Context, q agent.NetworkRequest) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.failDel != nil {
+		return n.failDel
+	}
 	delete(n.added, q.SandboxID)
 	return nil
+}
+
+// set makes verbs fail from now on; nil repairs them.
+func (n *fakeNetwork) set(add, del error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.fail, n.failDel = add, del
 }
 func (n *fakeNetwork) GC(_ context.Context, keep []string) error {
 	n.mu.Lock()

@@ -99,7 +99,12 @@ func (r *Runtime) RunPodSandboxEarly(ctx context.Context, q *cri.RunPodSandboxRe
 	s.life.Lock()
 	defer s.life.Unlock()
 	if existing := r.reserveSandbox(s); existing != nil {
-		return r.sameSandbox(existing)
+		if res, err := r.sameSandbox(ctx, existing); res != nil || err != nil {
+			return res, err
+		}
+		if r.reserveSandbox(s) != nil { // what an earlier request left is gone, but another one was quicker
+			return nil, status.Errorf(codes.Aborted, "sandbox of pod %s/%s is being made by another request", config.Metadata.Namespace, config.Metadata.Name)
+		}
 	}
 	if err := r.runSandboxSteps(ctx, s, prepared); err != nil {
 		s.op.Lock() // containers may be in the making
@@ -107,8 +112,8 @@ func (r *Runtime) RunPodSandboxEarly(ctx context.Context, q *cri.RunPodSandboxRe
 		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTimeout)
 		defer cancel()
 		if e := r.dropSandbox(cleanup, s); e != nil {
-			// Left as creating on disk: the next start of the agent removes it.
-			r.log.Error("a failed sandbox could not be removed", "sandbox", s.rec.ID, "error", e)
+			r.log.Error("a failed sandbox could not be removed; it is tried again", "sandbox", s.rec.ID, "error", e)
+			r.dropLater(s)
 		}
 		return nil, fmt.Errorf("run sandbox for pod %s/%s: %w", config.Metadata.Namespace, config.Metadata.Name, err)
 	}
@@ -131,16 +136,58 @@ func (r *Runtime) reserveSandbox(s *sandbox) *sandbox {
 	return nil
 }
 
-// sameSandbox answers a repeated request.
-func (r *Runtime) sameSandbox(existing *sandbox) (*cri.RunPodSandboxResponse, error) {
+// sameSandbox answers a repeated request. It answers nothing once the remains of a failed one are gone.
+func (r *Runtime) sameSandbox(ctx context.Context, existing *sandbox) (*cri.RunPodSandboxResponse, error) {
 	existing.life.Lock() // until the first request has been answered
 	defer existing.life.Unlock()
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	if existing.rec.State == SandboxReady {
+	state := existing.rec.State
+	r.mu.Unlock()
+	switch state {
+	case SandboxReady:
 		return &cri.RunPodSandboxResponse{PodSandboxId: existing.rec.ID}, nil
+	case SandboxCreating, SandboxPrepared, SandboxRemoved:
+		if err := r.dropHalf(ctx, existing); err != nil {
+			return nil, fmt.Errorf("an earlier sandbox %s of that pod is still to be removed: %w", existing.rec.ID, err)
+		}
+		return nil, nil
 	}
-	return nil, status.Errorf(codes.AlreadyExists, "sandbox %s of that pod and attempt exists and is %s", existing.rec.ID, existing.rec.State)
+	return nil, status.Errorf(codes.AlreadyExists, "sandbox %s of that pod and attempt exists and is %s", existing.rec.ID, state)
+}
+
+// dropHalf removes a sandbox that was never finished. The caller holds its life.
+func (r *Runtime) dropHalf(ctx context.Context, s *sandbox) error {
+	s.op.Lock()
+	defer s.op.Unlock()
+	r.mu.Lock()
+	half := s.rec.State == SandboxCreating || s.rec.State == SandboxPrepared
+	r.mu.Unlock()
+	if !half {
+		return nil
+	}
+	return r.dropSandbox(ctx, s)
+}
+
+// dropLater goes on trying to remove what is left of a failed sandbox: nobody else knows of it.
+func (r *Runtime) dropLater(s *sandbox) {
+	const first, most = time.Second, time.Minute
+	r.background.Go(func() {
+		for pause := first; ; pause = min(2*pause, most) {
+			select {
+			case <-r.stopping:
+				return // the next start removes what it finds in that state
+			case <-time.After(pause):
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), teardownTimeout)
+			s.life.Lock()
+			err := r.dropHalf(ctx, s)
+			s.life.Unlock()
+			cancel()
+			if err == nil {
+				return
+			}
+		}
+	})
 }
 
 func checkSandboxConfig(c *cri.PodSandboxConfig) error {
@@ -187,10 +234,8 @@ func checkSysctl(name string, ns *cri.NamespaceOption) error {
 // files are prepared; pause comes as soon as there is a shim and a namespace.
 func (r *Runtime) runSandboxSteps(ctx context.Context, s *sandbox, prepared func(id string)) error {
 	id := s.rec.ID
-	for _, dir := range []string{r.sandboxDir(id), r.runSandbox(id)} {
-		if err := os.MkdirAll(dir, 0o711); err != nil {
-			return err
-		}
+	if err := os.Mkdir(r.sandboxDir(id), 0o711); err != nil {
+		return err
 	}
 	if err := r.saveSandbox(&s.rec); err != nil {
 		return err
@@ -272,12 +317,12 @@ func (r *Runtime) advance(s *sandbox, in SandboxInput, ips []string) error {
 
 // bearShim starts the sandbox's shim and connects to it.
 func (r *Runtime) bearShim(ctx context.Context, s *sandbox) error {
-	pid, err := r.startShim(r.runSandbox(s.rec.ID))
+	pid, err := r.startShim(r.sandboxDir(s.rec.ID))
 	if err != nil {
 		return err
 	}
 	s.rec.ShimPID = pid
-	c, _, err := connectShim(ctx, r.runSandbox(s.rec.ID), func(e wire.Exited) { r.processEnded(s, e) }, func() { r.shimLost(s) })
+	c, _, err := connectShim(ctx, r.sandboxDir(s.rec.ID), func(e wire.Exited) { r.processEnded(s, e) }, func() { r.shimLost(s) })
 	if err != nil {
 		_ = unix.Kill(pid, unix.SIGKILL)
 		return fmt.Errorf("connect to the shim: %w", err)
@@ -320,7 +365,7 @@ func (r *Runtime) startPause(ctx context.Context, s *sandbox) error {
 
 // sandboxFiles writes what containers see at /etc and mounts their common /dev/shm.
 func (r *Runtime) sandboxFiles(s *sandbox) error {
-	dir := r.runSandbox(s.rec.ID)
+	dir := r.sandboxDir(s.rec.ID)
 	hostname := s.config.GetHostname()
 	if hostname == "" {
 		var err error

@@ -97,7 +97,7 @@ func (r *Runtime) stopSandbox(ctx context.Context, s *sandbox) error {
 		shim.shutdown(ctx)
 	}
 	r.killRemains(s)
-	if err := unmountShm(r.runSandbox(s.rec.ID)); err != nil {
+	if err := unmountShm(r.sandboxDir(s.rec.ID)); err != nil {
 		return err
 	}
 	return r.setSandbox(s, SandboxStop)
@@ -178,9 +178,6 @@ func (r *Runtime) dropSandbox(ctx context.Context, s *sandbox) error {
 		if err := r.cgroups.remove(ctx, s.cgroup()); err != nil {
 			return err
 		}
-	}
-	if err := os.RemoveAll(r.runSandbox(id)); err != nil {
-		return err
 	}
 	if err := os.RemoveAll(r.sandboxDir(id)); err != nil {
 		return err

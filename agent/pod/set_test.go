@@ -2,6 +2,7 @@ package pod
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -449,6 +450,64 @@ func TestMadeBeforeTheNetwork(t *testing.T) {
 			if ip := n.pod(uid).Status.PodIP; err != nil || ip == "" || !strings.Contains(string(b), ip+"\t") {
 				t.Errorf("%s has address %q and hosts file %q, %v", uid, ip, b, err)
 			}
+		}
+	})
+}
+
+// F96, P10: a network that refuses a pod is told with pod, plugin and cause; it is tried again, less and less often,
+// nothing is held meanwhile, and the pod runs once the network does.
+func TestNetworkRefuses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.net.FailAlways("Add", errors.New(`CNI ADD for pod default/u1: plugin type="bridge" failed (add): no IP addresses available`))
+		n.start()
+		defer func() { n.stop() }()
+		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "hello:1"}))
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		tries := n.net.Count("Add")
+		if tries < 4 || tries > 12 {
+			t.Errorf("%d tries in a minute", tries)
+		}
+		e := strings.Join(n.cluster.Events("u1"), "\n")
+		for _, want := range []string{"FailedCreatePodSandBox", "default/u1", `plugin type="bridge"`, "no IP addresses available"} {
+			if !strings.Contains(e, want) {
+				t.Errorf("events do not say %q: %s", want, e)
+			}
+		}
+		if strings.Contains("\n"+e, "\nFailed ") {
+			t.Errorf("the container is blamed: %s", e)
+		}
+		if sb, c := n.rt.Left(); sb != 0 || c != 0 || n.net.InUse() != 0 {
+			t.Errorf("held: %d sandboxes, %d containers, %d addresses", sb, c, n.net.InUse())
+		}
+		n.net.FailAlways("Add", nil)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if s := summary(&n.pod("u1").Status); !strings.Contains(s, " Ready;") || strings.Contains(s, "restarts") {
+			t.Errorf("after the network was repaired: %s", s)
+		}
+	})
+}
+
+// F103: an image that does not unpack is told with image, layer and cause.
+func TestImageDoesNotUnpack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.img.FailAlways("PullImage", fmt.Errorf("%w: image registry.example/broken:1, layer 2 of 3 (sha256:12): unexpected EOF", agent.ErrImageUnpack))
+		n.start()
+		defer func() { n.stop() }()
+		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "registry.example/broken:1"}))
+		time.Sleep(time.Second)
+		synctest.Wait()
+		e := strings.Join(n.cluster.Events("u1"), "\n")
+		for _, want := range []string{"Failed", "registry.example/broken:1", "layer 2 of 3", "unexpected EOF"} {
+			if !strings.Contains(e, want) {
+				t.Errorf("events do not say %q: %s", want, e)
+			}
+		}
+		if w := n.pod("u1").Status.ContainerStatuses[0].State.Waiting; w == nil || w.Reason != "ImagePullBackOff" || !strings.Contains(w.Message, "layer 2 of 3") {
+			t.Errorf("the container waits: %+v", w)
 		}
 	})
 }

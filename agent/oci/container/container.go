@@ -96,11 +96,15 @@ func Exec(r *bundle.Exec, s Streams) (pid int, err error) {
 	return p.Pid()
 }
 
+// logErrors is logrus' number for errors. Without it every init tells its whole progress through a pipe.
+const logErrors = "2"
+
 // process translates the process part of a request.
 func process(p *specs.Process, s Streams) (*libcontainer.Process, error) {
 	lp := &libcontainer.Process{
 		Args: p.Args, Env: p.Env, Cwd: p.Cwd, UID: int(p.User.UID), GID: int(p.User.GID),
 		NoNewPrivileges: &p.NoNewPrivileges, AppArmorProfile: p.ApparmorProfile,
+		LogLevel: logErrors,
 	}
 	for _, g := range p.User.AdditionalGids {
 		lp.AdditionalGroups = append(lp.AdditionalGroups, int(g))
