@@ -142,10 +142,11 @@ func (r *Replica) wireAPI(ln net.Listener, serving *pki.Rotator, all *api.Kinds)
 	if err != nil {
 		return err
 	}
+	pool := r.trust.Pool() // the same for every request
 	r.api = apiserver.New(apiserver.Config{
 		Name: r.cfg.Name, Registry: r.registry, Kinds: all, Scheme: api.Scheme(),
 		Listener: ln, TLS: pki.ServerTLS(r.trust.Pool(), serving, time.Now),
-		ClientCAs:     func() *x509.CertPool { return r.trust.Pool() },
+		ClientCAs:     func() *x509.CertPool { return pool },
 		ServiceTokens: tokens,
 		ServiceCIDR:   netip.MustParsePrefix(r.cluster.ServiceCIDR),
 		Streams:       lateStreams{r},

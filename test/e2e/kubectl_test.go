@@ -36,6 +36,7 @@ apiVersion: v1
 kind: Pod
 metadata: {name: one, labels: {app: one}}
 spec:
+  automountServiceAccountToken: false # with it, kubectl sends a patch of list orders alone and says "configured"
   terminationGracePeriodSeconds: 0
   containers:
   - name: main
