@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
@@ -39,6 +40,7 @@ type Registry struct {
 	identity map[string]string  // socket → inode and time of the file that was dialled
 	told     map[string]string  // registration sockets that were answered
 	changed  chan struct{}
+	looked   bool // a scan has ended
 }
 
 // NewRegistry starts nothing.
@@ -73,14 +75,17 @@ func (r *Registry) Run(ctx context.Context) error {
 	}
 }
 
-// Changed delivers a note after drivers came or went.
+// Changed delivers a note after drivers came or went, and after the first look.
 func (r *Registry) Changed() <-chan struct{} { return r.changed }
 
-// Drivers lists what is registered, by name.
+// Drivers lists what is registered, by name; nil until the folders have been looked at for the first time.
 func (r *Registry) Drivers() []*Driver {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var out []*Driver
+	if !r.looked {
+		return nil
+	}
+	out := []*Driver{}
 	for _, name := range slices.Sorted(maps.Keys(r.drivers)) {
 		out = append(out, r.drivers[name])
 	}
@@ -146,6 +151,10 @@ func (r *Registry) Scan(ctx context.Context) {
 		r.mu.Unlock()
 		changed = true
 	}
+	r.mu.Lock()
+	changed = changed || !r.looked
+	r.looked = true
+	r.mu.Unlock()
 	if changed {
 		select {
 		case r.changed <- struct{}{}:
@@ -223,11 +232,16 @@ func register(ctx context.Context, socket string) (endpoint, name string, err er
 	return info.GetEndpoint(), info.GetName(), nil
 }
 
-// fileID tells one socket file from the next of the same name; "" when there is none.
+// fileID tells one socket file from the next of the same name; "" when there is none. Times that
+// mere use changes have no part in it: a connection to a socket is an access of its file.
 func fileID(path string) string {
 	st, err := os.Stat(path)
 	if err != nil || st.Mode()&os.ModeSocket == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%d %v", st.ModTime().UnixNano(), st.Sys())
+	sys, ok := st.Sys().(*syscall.Stat_t)
+	if !ok {
+		return fmt.Sprint(st.ModTime().UnixNano())
+	}
+	return fmt.Sprint(sys.Dev, sys.Ino, st.ModTime().UnixNano())
 }

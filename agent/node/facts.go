@@ -48,7 +48,9 @@ type facts struct {
 
 func newFacts(cfg *Config) *facts {
 	f := &facts{cfg: cfg, info: systemInfo()}
-	f.current = f.compose(observed{notReady: "the agent is starting"}, nil, time.Now())
+	o := f.machine()
+	o.notReady = "the agent is starting"
+	f.current = f.compose(o, nil, time.Now())
 	return f
 }
 
@@ -73,22 +75,50 @@ type observed struct {
 	notReady    string // why pods cannot run; "" when they can
 	memoryLeft  int64  // bytes; -1 = not known
 	diskPercent int64  // available; -1 = not known
-	pidPercent  int64
+	pidPercent  int64  // available; -1 = not known
 	images      []v1.ContainerImage
-	drivers     []*csi.Driver
+	drivers     []*csi.Driver // nil = not known
 }
 
-// run keeps the facts current: looked at often until the node is ready, seldom afterwards.
+// run keeps the facts current. What a node that is not ready mostly waits for tells of itself: the runtime's start and
+// the pod CIDR. The timer is for what does not: a foreign network configuration, the machine's resources.
 func (f *facts) run(ctx context.Context, w watched) error {
-	const early, seldom = 100 * time.Millisecond, 10 * time.Second
+	const early, seldom = time.Second, 10 * time.Second
 	t := time.NewTimer(0)
 	defer t.Stop()
+	started := make(chan struct{})
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	wg.Go(func() {
+		// A runtime that still adopts what it finds answers when it is through; nothing has that id.
+		_, err := w.runtime.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{Filter: &cri.PodSandboxFilter{Id: "none"}})
+		if err == nil {
+			close(started)
+		}
+	})
+	news := w.session.Changes(ctx)
 	var sent *v1.Node
-	for {
+	for ready := false; ; {
+		changes := news
+		if ready {
+			changes = nil
+		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-w.csi.Changed():
+		case <-started:
+			started = nil
+		case kinds, ok := <-changes:
+			if !ok {
+				news = nil
+				continue
+			}
+			if _, about := kinds["Node"]; !about {
+				continue
+			}
 		case <-t.C:
 		}
 		o := f.look(ctx, w)
@@ -100,7 +130,7 @@ func (f *facts) run(ctx context.Context, w watched) error {
 			sent = next
 			w.session.Facts(next)
 		}
-		if o.notReady == "" {
+		if ready = o.notReady == ""; ready {
 			t.Reset(seldom)
 		} else {
 			t.Reset(early)
@@ -109,11 +139,23 @@ func (f *facts) run(ctx context.Context, w watched) error {
 }
 
 func (f *facts) look(ctx context.Context, w watched) observed {
-	o := observed{memoryLeft: -1, diskPercent: -1, pidPercent: -1}
+	o := f.machine()
 	if w.csi != nil {
 		o.drivers = w.csi.Drivers()
 	}
 	o.notReady = unready(ctx, w)
+	if f.cfg.Runtime != nil {
+		return o
+	}
+	if res, err := w.images.ListImages(ctx, &cri.ListImagesRequest{}); err == nil {
+		o.images = imageList(res.GetImages())
+	}
+	return o
+}
+
+// machine looks at what is left of the machine.
+func (f *facts) machine() observed {
+	o := observed{memoryLeft: -1, diskPercent: -1, pidPercent: -1}
 	if f.cfg.Runtime != nil {
 		return o // a fake node has no machine of its own to look at
 	}
@@ -131,9 +173,6 @@ func (f *facts) look(ctx context.Context, w watched) observed {
 	}
 	if left, err := pidsAvailable(); err == nil {
 		o.pidPercent = left
-	}
-	if res, err := w.images.ListImages(ctx, &cri.ListImagesRequest{}); err == nil {
-		o.images = imageList(res.GetImages())
 	}
 	return o
 }
@@ -212,9 +251,10 @@ func (f *facts) compose(o observed, old *v1.Node, now time.Time) *v1.Node {
 	return n
 }
 
-// drivers tells of CSI drivers: ids and topology.
+// drivers tells of CSI drivers: ids and topology. Before the first look for drivers it says nothing: "none"
+// would take away what the control plane knows from an earlier life of the agent.
 func drivers(n *v1.Node, all []*csi.Driver) {
-	if len(all) == 0 {
+	if all == nil {
 		return
 	}
 	type driver struct {
@@ -224,7 +264,7 @@ func drivers(n *v1.Node, all []*csi.Driver) {
 		Allocatable  int64    `json:"allocatable,omitempty"`
 	}
 	ids := map[string]string{}
-	var list []driver
+	list := []driver{}
 	for _, d := range all {
 		ids[d.Name] = d.NodeID
 		maps.Copy(n.Labels, d.Topology)

@@ -191,3 +191,28 @@ func TestMachine(t *testing.T) {
 		t.Errorf("pids left: %d%%, %v", left, err)
 	}
 }
+
+// A node joins without a word of pressure: what it says first is what it has seen. F115
+func TestFirstFacts(t *testing.T) {
+	cfg, _, _ := fakeConfig("w1", t.TempDir())
+	for what, rt := range map[string]agent.Runtime{"a fake node": cfg.Runtime, "a machine": nil} {
+		cfg.Runtime = rt
+		f := newFacts(&cfg)
+		n, o := f.node(), f.machine()
+		for c, short := range map[v1.NodeConditionType]bool{ // the machine of the test may really be short of something
+			v1.NodeMemoryPressure: o.memoryLeft >= 0 && o.memoryLeft < memoryThreshold,
+			v1.NodeDiskPressure:   o.diskPercent >= 0 && o.diskPercent < diskThreshold,
+			v1.NodePIDPressure:    o.pidPercent >= 0 && o.pidPercent < pidThreshold,
+		} {
+			if got := condition(n, c); (got.Status == v1.ConditionTrue) != short {
+				t.Errorf("%s, %+v left: %+v", what, o, got)
+			}
+		}
+		if got := condition(n, v1.NodeReady); got.Status != v1.ConditionFalse || got.Message != "the agent is starting" {
+			t.Errorf("%s: %+v", what, got)
+		}
+		if _, told := n.Annotations[CSIDriversAnnotation]; told {
+			t.Errorf("%s speaks of CSI drivers that nobody looked for", what)
+		}
+	}
+}

@@ -23,41 +23,46 @@ func (x *session) syncNode() {
 		x.mu.Lock()
 		facts := x.facts
 		x.mu.Unlock()
-		return x.writeNode(ctx, facts)
+		node, err := x.writeNode(ctx, facts)
+		if err != nil {
+			return err
+		}
+		return x.writeCSINode(ctx, node, facts)
 	})
 }
 
-func (x *session) writeNode(ctx context.Context, facts *v1.Node) error {
+// writeNode returns the node as it is stored now.
+func (x *session) writeNode(ctx context.Context, facts *v1.Node) (*v1.Node, error) {
 	node, ok := x.srv.view.nodeObject(x.node)
 	for range 5 {
 		if !ok {
 			var err error
 			if node, err = x.getOrCreateNode(ctx, facts); err != nil {
-				return x.failed(err, "register node")
+				return nil, x.failed(err, "register node")
 			}
 		}
 		if patch := labelPatch(node, facts); patch != nil {
 			var err error
 			if node, err = client.Patch[*v1.Node](ctx, x.api, "", x.node, "", types.MergePatchType, patch); err != nil {
-				return x.failed(err, "label node")
+				return nil, x.failed(err, "label node")
 			}
 		}
 		want := mergeNodeStatus(&node.Status, &facts.Status, metav1.Now())
 		if equality.Semantic.DeepEqual(&node.Status, want) {
-			return nil
+			return node, nil
 		}
 		next := node.DeepCopy()
 		next.Status = *want
-		_, err := client.UpdateStatus(ctx, x.api, next)
+		stored, err := client.UpdateStatus(ctx, x.api, next)
 		if err == nil {
-			return nil
+			return stored, nil
 		}
 		if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
-			return x.failed(err, "write status of node")
+			return nil, x.failed(err, "write status of node")
 		}
 		ok = false // what the informer shows is past
 	}
-	return fmt.Errorf("fleet: node %s: too many conflicts on its status", x.node)
+	return nil, fmt.Errorf("fleet: node %s: too many conflicts on its status", x.node)
 }
 
 func (x *session) getOrCreateNode(ctx context.Context, facts *v1.Node) (*v1.Node, error) {
@@ -81,15 +86,16 @@ func (x *session) getOrCreateNode(ctx context.Context, facts *v1.Node) (*v1.Node
 // at registration and belong to the administrator afterwards.
 func owned(name string) bool {
 	domain, _, ok := strings.Cut(name, "/")
-	return ok && (domain == "kubernetes.io" || domain == "beta.kubernetes.io" || domain == "keelson.dev" || strings.HasSuffix(domain, ".keelson.dev"))
+	return ok && (domain == "csi.volume.kubernetes.io" || domain == "kubernetes.io" || domain == "beta.kubernetes.io" || domain == "keelson.dev" || strings.HasSuffix(domain, ".keelson.dev"))
 }
 
 // labelPatch is a merge patch of the metadata that the node owns; nil when all is right.
 func labelPatch(stored, facts *v1.Node) []byte {
+	topology := topologyKeys(facts)
 	differing := func(have, want map[string]string) map[string]string {
 		out := make(map[string]string)
 		for k, v := range want {
-			if owned(k) && have[k] != v {
+			if (owned(k) || topology[k]) && have[k] != v {
 				out[k] = v
 			}
 		}

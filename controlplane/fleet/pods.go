@@ -89,7 +89,7 @@ func (x *session) ours(namespace, name string, uid types.UID) bool {
 	return ok && p.UID == uid && p.Spec.NodeName == x.node
 }
 
-// failed logs once per failure at the level of a retry and returns the error.
+// failed wraps the error of a try; work warns when the tries go on failing.
 func (x *session) failed(err error, format string, args ...any) error {
 	what := fmt.Sprintf(format, args...)
 	x.log.Debug("will retry", "what", what, "err", err)

@@ -27,6 +27,7 @@ import (
 	"google.golang.org/grpc/status"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/client-go/tools/cache"
 
 	"keelson.dev/keelson/controlplane/api"
@@ -118,6 +119,7 @@ type Server struct {
 	tunnels  *tunnels
 	events   *eventIndex
 	leases   cache.Indexer
+	csiNodes cache.Indexer
 
 	synced   chan struct{} // closed when the informers hold their initial lists
 	stopping chan struct{} // closed when Run ends
@@ -146,6 +148,12 @@ func New(cfg Config) *Server {
 	reg, err := leases.AddEventHandler(s.leaseHandler())
 	if err != nil {
 		panic(fmt.Sprintf("fleet: watch leases: %v", err)) // the informer has not started: this cannot fail
+	}
+	s.view.handlers = append(s.view.handlers, reg)
+	csiNodes := client.Informer[*storagev1.CSINode](cfg.Informers)
+	s.csiNodes = csiNodes.GetIndexer()
+	if reg, err = csiNodes.AddEventHandler(s.csiNodeHandler()); err != nil {
+		panic(fmt.Sprintf("fleet: watch CSINodes: %v", err)) // as above
 	}
 	s.view.handlers = append(s.view.handlers, reg)
 	return s

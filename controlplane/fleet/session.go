@@ -82,6 +82,8 @@ func (s *Server) Session(stream fleetv1.Fleet_SessionServer) error {
 		wake: make(chan struct{}, 1), dirty: make(map[key]struct{}), echoes: make(map[types.UID]echo),
 		heard: time.Now(),
 	}
+	grumble := &complaints{log: sess.log}
+	sess.work.fails = func(key string, tries int, err error) { grumble.note(key, tries, err, time.Now()) }
 	defer sess.work.wait()
 	defer end(nil)
 	if err := sess.setFacts(hello.Facts); err != nil {

@@ -16,6 +16,7 @@ type work struct {
 	ctx   context.Context
 	limit int
 	wg    sync.WaitGroup
+	fails func(key string, tries int, err error) // told of each failed try; may be nil
 
 	mu     sync.Mutex
 	todo   map[string]func(ctx context.Context) error
@@ -82,6 +83,7 @@ func (w *work) run() {
 
 // finish does what is to be done for key until nothing is left.
 func (w *work) finish(key string) {
+	tries := 0
 	delay := backoff.Backoff{Min: 20 * time.Millisecond, Max: 2 * time.Second, Jitter: 0.3}
 	for {
 		w.mu.Lock()
@@ -93,9 +95,14 @@ func (w *work) finish(key string) {
 		}
 		delete(w.todo, key)
 		w.mu.Unlock()
-		if err := do(w.ctx); err == nil {
+		err := do(w.ctx)
+		if err == nil {
 			delay.Reset()
+			tries = 0
 			continue
+		}
+		if tries++; w.fails != nil && w.ctx.Err() == nil {
+			w.fails(key, tries, err)
 		}
 		w.mu.Lock()
 		if _, newer := w.todo[key]; !newer {

@@ -1,0 +1,58 @@
+package fleet
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// A write that fails again and again is told of once per distinct error, a passing failure not at all, and a
+// flood of different errors stays a handful of lines.
+func TestComplaints(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		grumble := &complaints{log: slog.New(slog.NewTextHandler(&out, nil))}
+		ctx, cancel := context.WithCancel(t.Context())
+		w := newWork(ctx, 3)
+		w.fails = func(key string, tries int, err error) { grumble.note(key, tries, err, time.Now()) }
+		lines := func() int { return strings.Count(out.String(), "level=WARN") }
+
+		left := 2
+		w.put("passing", func(context.Context) error {
+			if left--; left >= 0 {
+				return errors.New("conflict")
+			}
+			return nil
+		})
+		time.Sleep(time.Minute)
+		if lines() != 0 {
+			t.Errorf("two failures were told:\n%s", out.String())
+		}
+		fail := errors.New("write status of pod default/p: forbidden")
+		for _, key := range []string{"pod/a", "pod/b"} {
+			w.put(key, func(context.Context) error { return fail })
+		}
+		time.Sleep(5 * time.Minute)
+		if lines() != 1 || !strings.Contains(out.String(), "default/p: forbidden") || !strings.Contains(out.String(), "what=pod/") {
+			t.Errorf("five minutes of one error:\n%s", out.String())
+		}
+		time.Sleep(6 * time.Minute)
+		if lines() != 2 {
+			t.Errorf("after %s %d lines, want one more", complainAgain, lines())
+		}
+		for i := range 10 * maxComplaints {
+			grumble.note("flood", complainAfter, fmt.Errorf("error %d", i), time.Now())
+		}
+		if n := lines(); n > maxComplaints+2 {
+			t.Errorf("%d lines of a flood", n)
+		}
+		cancel()
+		w.wait()
+	})
+}
