@@ -46,26 +46,43 @@ func openDisk(c Config, fail func(error)) (*disk, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening %s of replica %s: %w", path, c.Name, err)
 	}
-	d := &disk{logs: newLogStore(bolt, path, fail), stable: bolt, close: bolt}
-	if err := d.open(c); err != nil {
-		bolt.Close()
+	d := &disk{stable: bolt, close: bolt}
+	if err := d.open(c, bolt, path, fail); err != nil {
+		d.close.Close()
 		return nil, err
 	}
 	return d, nil
 }
 
-func (d *disk) open(c Config) error {
-	owner, err := d.stable.Get(keyName)
+// closers are closed in order.
+type closers []io.Closer
+
+// Close implements io.Closer.
+func (c closers) Close() error {
+	var errs []error
+	for _, one := range c {
+		errs = append(errs, one.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func (d *disk) open(c Config, bolt *raftboltdb.BoltStore, path string, fail func(error)) error {
+	owner, err := bolt.Get(keyName)
 	switch {
 	case err != nil && err.Error() != raftboltdb.ErrKeyNotFound.Error():
-		return fmt.Errorf("%s: %w", d.logs.name, err)
+		return fmt.Errorf("%s: %w", path, err)
 	case len(owner) == 0:
-		if err := d.stable.Set(keyName, []byte(c.Name)); err != nil {
-			return fmt.Errorf("%s: %w", d.logs.name, err)
+		if err := bolt.Set(keyName, []byte(c.Name)); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
 		}
 	case string(owner) != c.Name:
 		return fmt.Errorf("%s is of replica %q and not of %q: %w", c.DataDir, owner, c.Name, ErrForeignData)
 	}
+	ahead, err := openAhead(bolt, bolt, filepath.Join(c.DataDir, "raft.journal"), journalBytes, !c.NoSync)
+	if err != nil {
+		return fmt.Errorf("log of replica %s: %w", c.Name, err)
+	}
+	d.logs, d.close = newLogStore(ahead, path, fail), closers{ahead, bolt}
 	d.snapshots, err = raft.NewFileSnapshotStoreWithLogger(c.DataDir, 2, newLogger(c.Logger.With("component", "snapshots")))
 	if err != nil {
 		return fmt.Errorf("snapshots of replica %s: %w", c.Name, err)

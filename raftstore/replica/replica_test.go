@@ -468,24 +468,27 @@ func TestDataDirectoryIsGuarded(t *testing.T) {
 	}
 
 	cfg.Name = "r1"
-	path := filepath.Join(cfg.DataDir, "raft.db")
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	// Flip one bit in every copy of a value.
+	// Flip one bit in every copy of a value. What the journal holds would mend
+	// the log.
 	flipped := 0
-	for i := 0; i+14 <= len(data); i++ {
-		if string(data[i:i+14]) == "precious value" {
-			data[i+3] ^= 1
-			flipped++
+	for _, name := range []string{"raft.db", "raft.journal.0", "raft.journal.1"} {
+		path := filepath.Join(cfg.DataDir, name)
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := 0; i+14 <= len(data); i++ {
+			if string(data[i:i+14]) == "precious value" {
+				data[i+3] ^= 1
+				flipped++
+			}
+		}
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
 		}
 	}
 	if flipped == 0 {
 		t.Fatal("value not found on disk")
-	}
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		t.Fatal(err)
 	}
 	if err := run(); !errors.Is(err, replica.ErrCorruptLog) {
 		t.Errorf("start on a damaged log: %v", err)
