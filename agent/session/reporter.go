@@ -18,6 +18,7 @@ const maxNotes = 512
 // most one message per pod is on its way, and it is sent again with the next session until acknowledged.
 type reporter struct {
 	wake chan struct{}
+	told chan struct{} // capacity 1: facts were replaced
 
 	mu     sync.Mutex
 	pods   map[types.UID]*podReport
@@ -39,7 +40,7 @@ type podReport struct {
 }
 
 func newReporter(facts *v1.Node) *reporter {
-	return &reporter{wake: make(chan struct{}, 1), pods: make(map[types.UID]*podReport), facts: facts}
+	return &reporter{wake: make(chan struct{}, 1), told: make(chan struct{}, 1), pods: make(map[types.UID]*podReport), facts: facts}
 }
 
 func (r *reporter) poke() {
@@ -209,7 +210,26 @@ func (s *Session) Facts(node *v1.Node) {
 	r.mu.Lock()
 	r.facts, r.tell = node.DeepCopy(), true
 	r.mu.Unlock()
+	select {
+	case r.told <- struct{}{}:
+	default:
+	}
 	r.poke()
+}
+
+// unready says that the facts say in words that the node cannot run pods.
+func (r *reporter) unready() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.facts == nil {
+		return false
+	}
+	for _, c := range r.facts.Status.Conditions {
+		if c.Type == v1.NodeReady {
+			return c.Status != v1.ConditionTrue
+		}
+	}
+	return false
 }
 
 // ProxyApplied implements agent.Reporter.

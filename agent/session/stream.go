@@ -22,11 +22,15 @@ const (
 	shunFor         = 10 * time.Second // how long to avoid a replica that failed us
 	widenAfter      = 15 * time.Second // how long to try the learnt replicas alone
 	missedBeats     = 3
+	settleLimit     = time.Second // how long an agent that comes back may be silent about itself
 )
 
 // sessions keeps one session with one of the replicas until ctx ends. A session that breaks moves
 // at once; when all replicas refuse, the pauses grow.
 func (s *Session) sessions(ctx context.Context) error {
+	if err := s.settle(ctx); err != nil {
+		return err
+	}
 	pause := backoff.Backoff{Min: 50 * time.Millisecond, Max: 3 * time.Second, Jitter: 0.5}
 	lastGood := time.Now()
 	tried := make(map[string]bool)
@@ -64,6 +68,26 @@ func (s *Session) sessions(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// settle keeps an agent that comes back (it has a checkpoint) from saying NotReady for the moment in which it finds its
+// pods again: that word would take them out of every Service. A node that is new speaks at once.
+func (s *Session) settle(ctx context.Context) error {
+	if !s.known() {
+		return nil
+	}
+	limit := time.NewTimer(settleLimit)
+	defer limit.Stop()
+	for s.reporter.unready() {
+		select {
+		case <-s.reporter.told:
+		case <-limit.C:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
 }
 
 // pick returns the best replica that has not been tried; nil when all were.
