@@ -23,7 +23,21 @@ func directory(p agent.Paths, uid types.UID) string {
 }
 
 func (w *worker) subPathTarget(pod *v1.Pod, container string, index int) string {
-	return filepath.Join(directory(w.cfg.Paths, pod.UID), "subpaths", container, strconv.Itoa(index))
+	return filepath.Join(directory(w.cfg.Paths, pod.UID), subPaths, container, strconv.Itoa(index))
+}
+
+// subPaths is the folder of a pod's subPath mounts; nothing else is ever mounted below its directory.
+const subPaths = "subpaths"
+
+// noSubPaths says that a pod has none. Most have none, and the table of all mounts of a full node is long.
+func noSubPaths(dir string) bool {
+	_, err := os.Lstat(filepath.Join(dir, subPaths))
+	return errors.Is(err, fs.ErrNotExist)
+}
+
+// terminationPath is the file that an instance of a container may write its last words into.
+func terminationPath(p agent.Paths, uid types.UID, container string, attempt uint32) string {
+	return filepath.Join(directory(p, uid), "termination-"+container+"-"+strconv.FormatUint(uint64(attempt), 10))
 }
 
 // hostname is what the pod's containers see as their own name.
@@ -115,7 +129,7 @@ func (w *worker) terminationFile(pod *v1.Pod, spec *v1.Container, attempt uint32
 	if spec.TerminationMessagePath == "" {
 		return nil
 	}
-	file := filepath.Join(directory(w.cfg.Paths, pod.UID), "termination", spec.Name+"-"+strconv.FormatUint(uint64(attempt), 10))
+	file := terminationPath(w.cfg.Paths, pod.UID, spec.Name, attempt)
 	if err := os.MkdirAll(filepath.Dir(file), 0o750); err != nil {
 		return fmt.Errorf("making the termination message file of container %q: %w", spec.Name, err)
 	}

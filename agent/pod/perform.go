@@ -129,8 +129,10 @@ func (w *worker) address(ctx context.Context, id string) string {
 func (w *worker) unmountVolumes(ctx context.Context) error {
 	uid := w.pod().UID
 	dir := directory(w.cfg.Paths, uid)
-	if err := w.cfg.SubPaths.Release(dir); err != nil {
-		return err
+	if !noSubPaths(dir) {
+		if err := w.cfg.SubPaths.Release(dir); err != nil {
+			return err
+		}
 	}
 	if err := w.cfg.Volumes.UnmountAll(ctx, uid); err != nil {
 		return err
@@ -147,8 +149,10 @@ func (w *worker) reportGone() error {
 	d := w.desired
 	w.mu.Unlock()
 	dir := directory(w.cfg.Paths, d.Pod.UID)
-	if left, err := mountPoints(dir); err != nil || len(left) > 0 {
-		return fmt.Errorf("removing the files of pod %s/%s: still mounted: %v (%v)", d.Pod.Namespace, d.Pod.Name, left, err)
+	if !noSubPaths(dir) {
+		if left, err := mountPoints(dir); err != nil || len(left) > 0 {
+			return fmt.Errorf("removing the files of pod %s/%s: still mounted: %v (%v)", d.Pod.Namespace, d.Pod.Name, left, err)
+		}
 	}
 	if err := os.RemoveAll(dir); err != nil {
 		return fmt.Errorf("removing the files of pod %s/%s: %w", d.Pod.Namespace, d.Pod.Name, err)
@@ -183,7 +187,7 @@ func (w *worker) removeContainer(ctx context.Context, a Action) error {
 	if again {
 		return nil // the next instance may write to a log of that very name
 	}
-	term := filepath.Join(directory(w.cfg.Paths, pod.UID), "termination", a.Container+"-"+strconv.FormatUint(uint64(a.Attempt), 10))
+	term := terminationPath(w.cfg.Paths, pod.UID, a.Container, a.Attempt)
 	for _, f := range append(files, term) {
 		if err := os.Remove(f); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err

@@ -1,17 +1,14 @@
 package pod
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"log/slog"
 	"maps"
-	"reflect"
 	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/agent"
 )
@@ -30,7 +27,9 @@ type worker struct {
 	desired  Desired
 	o        Observed // the worker's own findings; the runtime's view is filled in by observe
 	ended    map[string]Container
-	last     v1.PodStatus
+	last     v1.PodStatus // as computed last
+	sent     v1.PodStatus // as reported last
+	held     time.Time    // since when there is a difference that is not worth a report of its own
 	mountsBy map[string]agent.Mount
 	cancels  map[string]context.CancelFunc
 	probes   map[string]context.CancelFunc // by container id
@@ -177,7 +176,7 @@ func (w *worker) turn(ctx context.Context) Plan {
 	now := w.cfg.now()
 	plan := Step(d, o, now)
 	if ok {
-		w.report(d, o, now)
+		plan.wakeAt(w.report(d, o, now))
 	}
 	for _, a := range plan.Actions {
 		w.launch(ctx, a, now)
@@ -203,51 +202,6 @@ func (w *worker) forget() {
 	maps.DeleteFunc(w.o.Probes, func(id string, _ agent.ProbeState) bool { return !live[id] })
 	maps.DeleteFunc(w.o.Killed, func(id string, _ string) bool { return !live[id] })
 	maps.DeleteFunc(w.ended, func(id string, _ Container) bool { return !live[id] })
-}
-
-// report sends the status when it differs from the one sent last.
-func (w *worker) report(d Desired, o Observed, now time.Time) {
-	if d.Stop != nil && d.Stop.Orphan {
-		return
-	}
-	w.mu.Lock()
-	last := w.last
-	w.mu.Unlock()
-	// Conditions that others own (readiness gates, DisruptionTarget) come from the object.
-	last = *last.DeepCopy()
-	for _, c := range d.Pod.Status.Conditions {
-		if !owned[c.Type] {
-			if own := find(last.Conditions, c.Type); own != nil {
-				*own = c
-			} else {
-				last.Conditions = append(last.Conditions, c)
-			}
-		}
-	}
-	st := Status(d, o, last, w.cfg.host(), now)
-	ready := find(st.Conditions, v1.PodReady)
-	w.mu.Lock()
-	send := !w.reported || !reflect.DeepEqual(st, w.last) || w.recheck && !equal(&st, &d.Pod.Status)
-	first := !w.readied && !w.quiet && ready != nil && ready.Status == v1.ConditionTrue
-	w.last, w.reported, w.recheck, w.readied = st, true, false, w.readied || first
-	w.mu.Unlock()
-	if send {
-		w.cfg.Reporter.PodStatus(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: d.Pod.Namespace, Name: d.Pod.Name, UID: d.Pod.UID}, Status: *st.DeepCopy()})
-	}
-	if first {
-		after := now.Sub(w.received)
-		w.log.Debug("ready", "after", after)
-		w.tell(d.Pod, []agent.StageTime{{Name: "ready", Start: now, Detail: after.Round(100*time.Microsecond).String() + " after it was received"}})
-	}
-}
-
-var owned = map[v1.PodConditionType]bool{v1.PodReadyToStartContainers: true, v1.PodInitialized: true, v1.ContainersReady: true, v1.PodReady: true}
-
-// equal compares statuses as the API stores them: times to the second.
-func equal(a, b *v1.PodStatus) bool {
-	x, errX := a.Marshal()
-	y, errY := b.Marshal()
-	return errX == nil && errY == nil && bytes.Equal(x, y)
 }
 
 // launch starts an action in a goroutine of its own.

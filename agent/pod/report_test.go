@@ -1,0 +1,87 @@
+package pod
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/agent"
+)
+
+// ear notes every status that is reported.
+type ear struct {
+	agent.Reporter
+	mu    sync.Mutex
+	heard []string
+}
+
+func (e *ear) PodStatus(p *v1.Pod) {
+	e.mu.Lock()
+	e.heard = append(e.heard, summary(&p.Status))
+	e.mu.Unlock()
+	e.Reporter.PodStatus(p)
+}
+
+func (e *ear) take() []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	out := e.heard
+	e.heard = nil
+	return out
+}
+
+// A pod's life takes a write for each thing that somebody waits for, and none for the steps between. F115
+func TestReportsAreFew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		for verb, d := range map[string]time.Duration{"RunPodSandbox": 5, "AttachNetwork": 12, "CreateContainer": 20, "StopContainer": 10, "StopPodSandbox": 15, "RemovePodSandbox": 5} {
+			n.rt.Delay(verb, d*time.Millisecond)
+		}
+		e := &ear{Reporter: n.cluster}
+		n.cfg.Reporter = e
+		n.start()
+		defer func() { n.stop() }()
+		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "hello:1", ReadinessProbe: &v1.Probe{}}))
+		time.Sleep(time.Second)
+		want := []string{"Pending Initialized; app waits: ContainerCreating",
+			"Running 10.88.0.2 PodReadyToStartContainers Initialized ContainersReady Ready; app runs, ready"}
+		if got := e.take(); !slices.Equal(got, want) {
+			t.Errorf("on the way up: %q", got)
+		}
+		deletePod(n, "u1", 30)
+		time.Sleep(3 * time.Second)
+		if got := e.take(); !slices.Equal(got, []string{"Failed 10.88.0.2 PodReadyToStartContainers Initialized; app ended: Error 143"}) {
+			t.Errorf("on the way down: %q", got)
+		}
+	})
+}
+
+// What is held back is told after a moment all the same: that a pod runs, when it does not get ready.
+func TestHeldBackIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.cfg.Prober = prober{script: func(ctx context.Context, _ agent.ProbeTarget, on func(agent.ProbeEvent)) {
+			on(agent.ProbeEvent{State: agent.ProbeState{Started: true}})
+			<-ctx.Done()
+		}}
+		e := &ear{Reporter: n.cluster}
+		n.cfg.Reporter = e
+		n.start()
+		defer func() { n.stop() }()
+		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "hello:1", ReadinessProbe: &v1.Probe{}}))
+		time.Sleep(holdBack - time.Millisecond)
+		if got := e.take(); len(got) != 1 {
+			t.Errorf("at once: %q", got)
+		}
+		time.Sleep(2 * time.Millisecond)
+		synctest.Wait()
+		if got := e.take(); !slices.Equal(got, []string{"Running 10.88.0.2 PodReadyToStartContainers Initialized; app runs"}) {
+			t.Errorf("after a moment: %q", got)
+		}
+	})
+}
