@@ -7,16 +7,35 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 )
 
+// lockedBuffer may be read while it is written.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
 // A write that fails again and again is told of once per distinct error, a passing failure not at all, and a
 // flood of different errors stays a handful of lines.
 func TestComplaints(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var out bytes.Buffer
+		var out lockedBuffer
 		grumble := &complaints{log: slog.New(slog.NewTextHandler(&out, nil))}
 		ctx, cancel := context.WithCancel(t.Context())
 		w := newWork(ctx, 3)
