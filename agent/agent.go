@@ -209,6 +209,9 @@ type Objects interface {
 	Revision() uint64
 	// Synced is closed once a full assignment (or a checkpoint) has been loaded.
 	Synced() <-chan struct{}
+	// Confirmed is closed once a control plane has confirmed the view since this process started. A checkpoint
+	// may be a moment older than the last pods that were started: what it lacks is not to be removed before.
+	Confirmed() <-chan struct{}
 	// Changes delivers the kinds that changed ("Pod", "Service", "EndpointSlice", "Node", "ConfigMap" ...), coalesced,
 	// until ctx ends. The first value arrives at once and names every kind.
 	Changes(ctx context.Context) <-chan map[string]struct{}

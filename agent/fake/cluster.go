@@ -24,14 +24,15 @@ type Cluster struct {
 	Clock Clock
 	About agent.Cluster // what Cluster returns
 
-	mu       sync.Mutex
-	objects  map[string]any // "Kind/namespace/name"
-	revision uint64
-	watchers map[chan map[string]struct{}]map[string]struct{}
-	synced   chan struct{}
-	cond     chan struct{} // closed and replaced at each report
-	gates    map[types.UID]chan struct{}
-	gated    bool
+	mu          sync.Mutex
+	objects     map[string]any // "Kind/namespace/name"
+	revision    uint64
+	watchers    map[chan map[string]struct{}]map[string]struct{}
+	synced      chan struct{}
+	unconfirmed chan struct{} // nil: confirmed from the start
+	cond        chan struct{} // closed and replaced at each report
+	gates       map[types.UID]chan struct{}
+	gated       bool
 
 	history map[types.UID][]v1.PodStatus
 	gone    map[types.UID]bool
@@ -207,6 +208,25 @@ func (c *Cluster) Revision() uint64 {
 
 // Synced implements agent.Objects.
 func (c *Cluster) Synced() <-chan struct{} { return c.synced }
+
+// Confirmed implements agent.Objects: a cluster in memory is its own control plane, unless Unconfirmed.
+func (c *Cluster) Confirmed() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.unconfirmed != nil {
+		return c.unconfirmed
+	}
+	return c.synced
+}
+
+// Unconfirmed makes the view one of a checkpoint until confirm is called.
+func (c *Cluster) Unconfirmed() (confirm func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ch := make(chan struct{})
+	c.unconfirmed = ch
+	return func() { close(ch) }
+}
 
 // Cluster implements agent.Objects.
 func (c *Cluster) Cluster() agent.Cluster { return c.About }

@@ -77,8 +77,9 @@ type Set struct {
 	cfg     Config
 	mu      sync.Mutex
 	workers map[types.UID]*entry
-	gone    map[types.UID]bool // reported gone, and still in the view
-	adopted map[types.UID]bool // had a sandbox when the agent started
+	gone    map[types.UID]bool    // reported gone, and still in the view
+	adopted map[types.UID]bool    // had a sandbox when the agent started
+	found   map[types.UID]*v1.Pod // what was on the node before this process, until the orphans among it are removed
 	done    chan types.UID
 	wg      sync.WaitGroup
 }
@@ -122,10 +123,14 @@ func (s *Set) Run(ctx context.Context) error {
 	if err := wait.For(ctx, retryMin, func() error { return s.adopt(ctx) }); err != nil {
 		return ctx.Err()
 	}
+	confirmed := s.cfg.Objects.Confirmed()
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
+		case <-confirmed:
+			confirmed = nil
+			s.removeOrphans(ctx)
 		case kinds, ok := <-changes:
 			if !ok {
 				if ctx.Err() != nil {
@@ -284,7 +289,7 @@ func (s *Set) ended(ctx context.Context, uid types.UID) {
 // adopt looks at what an earlier life of the agent left. Pods that are still wanted are found by their
 // workers; everything else gets a worker that takes it away.
 func (s *Set) adopt(ctx context.Context) error {
-	orphans := map[types.UID]*v1.Pod{}
+	orphans := map[types.UID]*v1.Pod{} // unless they turn out to be assigned
 	res, err := s.cfg.Runtime.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
 	if err != nil {
 		s.cfg.Log.Warn("looking for pods of an earlier life: listing sandboxes", "err", err)
@@ -321,18 +326,28 @@ func (s *Set) adopt(ctx context.Context) error {
 			orphans[uid] = &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: uid}}
 		}
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.found = orphans
+	return nil
+}
+
+// removeOrphans removes what adopt found and what a control plane does not
+// assign to this node. A checkpoint alone does not decide that: it may be older than what runs.
+func (s *Set) removeOrphans(ctx context.Context) {
+	assigned := map[types.UID]bool{}
 	for _, p := range s.cfg.Objects.Pods() {
-		delete(orphans, p.UID)
+		assigned[p.UID] = true
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for uid, p := range orphans {
-		if s.workers[uid] == nil {
+	for uid, p := range s.found {
+		if s.workers[uid] == nil && !assigned[uid] {
 			s.cfg.Log.Info("removing what belongs to no pod of this node", "namespace", p.Namespace, "pod", p.Name, "uid", uid)
 			stop := DeletionStop(p)
 			stop.Orphan = true
 			s.launch(ctx, &entry{pod: p, vanished: true}, Desired{Pod: p, Stop: stop})
 		}
 	}
-	return nil
+	s.found = nil
 }

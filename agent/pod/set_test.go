@@ -262,6 +262,36 @@ func TestOrphansRemoved(t *testing.T) {
 	})
 }
 
+// P9: a checkpoint that is older than what runs removes nothing; a control plane's word does.
+func TestCheckpointRemovesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.start()
+		defer func() { n.stop() }()
+		n.cluster.Put(simplePod("u1"), simplePod("u2"))
+		synctest.Wait()
+		n.stop()
+		kept := n.pod("u1")
+		n.cluster.Delete(kept) // the checkpoint was written before u1 was assigned
+		n.cluster.Delete(n.pod("u2"))
+		confirm := n.cluster.Unconfirmed()
+		n.start()
+		synctest.Wait()
+		if s, _ := n.rt.Left(); s != 2 {
+			t.Fatalf("%d sandboxes before a control plane was heard, want both", s)
+		}
+		n.cluster.Put(kept)
+		confirm()
+		synctest.Wait()
+		if s, _ := n.rt.Left(); s != 1 {
+			t.Errorf("%d sandboxes, want that of u1", s)
+		}
+		if got := n.pod("u1").Status.ContainerStatuses[0].RestartCount; got != 0 {
+			t.Errorf("u1 was restarted %d times", got)
+		}
+	})
+}
+
 // F95: a pod that does not fit is refused for good, in Kubernetes' words; one that fits is not.
 func TestNodeAdmission(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

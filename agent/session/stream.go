@@ -293,6 +293,7 @@ func (c *conversation) hear() error {
 			}
 		case *fleetv1.ControlMessage_Synced:
 			s.view.complete(k.Synced.Revision, c.full)
+			s.view.confirm()
 			c.full = false
 		case *fleetv1.ControlMessage_HeartbeatAck:
 			c.mu.Lock()

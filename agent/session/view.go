@@ -63,21 +63,23 @@ func (c *contents) remove(k objectKey) {
 
 // view is what the node knows of the cluster. Sets are applied as they come; readers are told when a batch is complete.
 type view struct {
-	mu       sync.RWMutex
-	now      *contents
-	next     *contents           // a full assignment on its way; nil otherwise
-	changed  map[string]struct{} // kinds changed since readers were last told
-	revision uint64
-	cluster  agent.Cluster
-	known    bool // a full assignment or checkpoint has been loaded
-	synced   chan struct{}
-	readers  map[*reader]struct{}
-	podsGone func(map[types.UID]struct{}) // told which pods went away; called without the lock
+	mu        sync.RWMutex
+	now       *contents
+	next      *contents           // a full assignment on its way; nil otherwise
+	changed   map[string]struct{} // kinds changed since readers were last told
+	revision  uint64
+	cluster   agent.Cluster
+	known     bool // a full assignment or checkpoint has been loaded
+	synced    chan struct{}
+	confirmed chan struct{} // closed at the first complete assignment from a control plane
+	live      bool
+	readers   map[*reader]struct{}
+	podsGone  func(map[types.UID]struct{}) // told which pods went away; called without the lock
 }
 
 func newView() *view {
 	return &view{
-		now: newContents(), changed: make(map[string]struct{}), synced: make(chan struct{}),
+		now: newContents(), changed: make(map[string]struct{}), synced: make(chan struct{}), confirmed: make(chan struct{}),
 		readers: make(map[*reader]struct{}), podsGone: func(map[types.UID]struct{}) {},
 	}
 }
@@ -126,6 +128,16 @@ func (v *view) apply(set *fleetv1.ObjectSet) error {
 		}
 	}
 	return nil
+}
+
+// confirm says that what complete has just shown came from a control plane.
+func (v *view) confirm() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if !v.live {
+		v.live = true
+		close(v.confirmed)
+	}
 }
 
 // complete ends a batch: a full assignment replaces what was held, and readers are told.
@@ -342,6 +354,9 @@ func (s *Session) Revision() uint64 {
 
 // Synced implements agent.Objects.
 func (s *Session) Synced() <-chan struct{} { return s.view.synced }
+
+// Confirmed implements agent.Objects.
+func (s *Session) Confirmed() <-chan struct{} { return s.view.confirmed }
 
 // Cluster implements agent.Objects. The pod CIDR is that of the node's own object once it has one.
 func (s *Session) Cluster() agent.Cluster {
