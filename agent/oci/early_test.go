@@ -136,7 +136,9 @@ func TestShimDiesBeforeNetwork(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	r.Runtime.mu.Lock()
 	shim := s.shim
+	r.Runtime.mu.Unlock()
 	killIfNamed(s.rec.ShimPID, "keelson-shim")
 	<-shim.gone
 	err = wait.For(r.ctx(), time.Millisecond, func() error { // told by the connection's reader right after

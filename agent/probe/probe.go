@@ -75,17 +75,18 @@ func (p *Prober) Watch(ctx context.Context, t agent.ProbeTarget, on func(agent.P
 	if w.state.Started {
 		close(w.start)
 	}
-	on(agent.ProbeEvent{State: w.state})
+	begin := w.state // the first probe that runs may change it
+	on(agent.ProbeEvent{State: begin})
 	var wg sync.WaitGroup
 	run := func(kind string, spec *v1.Probe, pass bool) {
 		if spec != nil {
 			wg.Go(func() { w.run(ctx, kind, spec, pass) })
 		}
 	}
-	if !w.state.Started {
+	if !begin.Started {
 		run(Startup, c.StartupProbe, false)
 	}
-	run(Readiness, c.ReadinessProbe, w.state.Ready)
+	run(Readiness, c.ReadinessProbe, begin.Ready)
 	run(Liveness, c.LivenessProbe, true)
 	<-ctx.Done()
 	wg.Wait()
