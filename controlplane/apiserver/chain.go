@@ -294,8 +294,11 @@ func (c *chain) traceOf(r *api.Request, otherwise string) string {
 	get := &api.Request{Verb: api.VerbGet, Kind: r.Kind, Namespace: r.Namespace, Name: r.Name}
 	get.Get.ResourceVersion = "0"
 	o, err := c.registry.Get(context.Background(), get)
-	if err != nil {
-		return otherwise
+	if err != nil { // the cache may be a moment behind
+		get.Get.ResourceVersion = ""
+		if o, err = c.registry.Get(context.Background(), get); err != nil {
+			return otherwise
+		}
 	}
 	if own := o.GetAnnotations()[api.TraceParentAnnotation]; own != "" {
 		return own
