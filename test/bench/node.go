@@ -21,11 +21,12 @@ const (
 )
 
 // webPod is a web server with a readiness probe, as users have it; "" = any node.
+// It ends at once when asked to: how long a process drains is not the cluster's figure.
 func webPod(name, node string) *v1.Pod {
 	p := &v1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": "bench"}},
 		Spec: v1.PodSpec{Containers: []v1.Container{{
-			Name: "main", Image: helloImage,
+			Name: "main", Image: helloImage, Args: []string{"-linger=0s"},
 			Ports:          []v1.ContainerPort{{Name: "http", ContainerPort: 8080}},
 			ReadinessProbe: &v1.Probe{ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Path: "/healthz", Port: intstr.FromString("http")}}, PeriodSeconds: 1},
 		}}},
