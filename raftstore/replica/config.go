@@ -43,9 +43,10 @@ type Config struct {
 	Logger *slog.Logger
 
 	// HeartbeatTimeout is how long a follower hears nothing before it calls an
-	// election (default 500 ms); ElectionTimeout how long an election may take
-	// (default 500 ms); LeaseTimeout how long a leader goes on without a
-	// quorum (default 400 ms).
+	// election (default 600 ms); ElectionTimeout how long an election may take
+	// (default 600 ms); LeaseTimeout how long a leader goes on without a
+	// quorum (default 5 ms less than HeartbeatTimeout, which it must stay below: reads
+	// do not rely on it, and on a busy machine a short one loses leaders for nothing).
 	HeartbeatTimeout time.Duration
 	ElectionTimeout  time.Duration
 	LeaseTimeout     time.Duration
@@ -80,9 +81,9 @@ func (c Config) withDefaults() Config {
 			*d = v
 		}
 	}
-	orElse(&c.HeartbeatTimeout, 500*time.Millisecond)
-	orElse(&c.ElectionTimeout, 500*time.Millisecond)
-	orElse(&c.LeaseTimeout, 400*time.Millisecond)
+	orElse(&c.HeartbeatTimeout, 600*time.Millisecond)
+	orElse(&c.ElectionTimeout, max(600*time.Millisecond, c.HeartbeatTimeout))
+	orElse(&c.LeaseTimeout, c.HeartbeatTimeout-5*time.Millisecond)
 	orElse(&c.CommitTimeout, time.Second)
 	orElse(&c.HistoryAge, 5*time.Minute)
 	if c.HistoryRevisions == 0 {
@@ -134,7 +135,7 @@ func (c Config) raft(notify chan<- bool) *raft.Config {
 	rc.LocalID = raft.ServerID(c.Name)
 	rc.HeartbeatTimeout = c.HeartbeatTimeout
 	rc.ElectionTimeout = c.ElectionTimeout
-	rc.LeaderLeaseTimeout = c.LeaseTimeout
+	rc.LeaderLeaseTimeout = min(c.LeaseTimeout, c.HeartbeatTimeout-time.Millisecond) // the watchdog shortens the other a little
 	rc.CommitTimeout = c.CommitTimeout
 	rc.SnapshotThreshold = c.SnapshotEntries
 	rc.BatchApplyCh = true
