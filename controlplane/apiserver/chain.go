@@ -34,6 +34,7 @@ type chain struct {
 	validating []admission.Plugin
 	verbs      *subresource.Verbs
 	timeline   *api.Timeline
+	leader     func() string // may be nil
 	clock      func() time.Time
 }
 
@@ -284,9 +285,14 @@ func (c *chain) record(r *api.Request, res endpoints.Result) {
 		object = strings.ToLower(r.Kind.GVK.Kind) + "/" + r.Namespace + "/" + name
 	}
 	stages := r.Stages.Stages(api.TraceID(trace), object)
-	if slices.ContainsFunc(stages, func(s api.Stage) bool { return s.Name == "committed" }) {
-		c.timeline.Record(stages...)
+	i := slices.IndexFunc(stages, func(s api.Stage) bool { return s.Name == "committed" })
+	if i < 0 {
+		return
 	}
+	if c.leader != nil {
+		stages[i].Detail += ", leader " + c.leader()
+	}
+	c.timeline.Record(stages...)
 }
 
 // traceOf reads the trace of an object that the answer does not hold (a Binding's pod).

@@ -53,6 +53,8 @@ type Config struct {
 
 	Streams  api.NodeStreams // nil = log, exec, attach and port-forward answer 503
 	Timeline *api.Timeline   // nil = no stages are recorded
+	// Leader names the replica that leads, for the detail of "committed"; nil = it is left out.
+	Leader func() string
 	// PeerStages asks the other replicas for their part of a timeline; nil = this replica only.
 	PeerStages func(ctx context.Context, traceID string) []api.Stage
 

@@ -45,7 +45,7 @@ func New(cfg Config) *Server {
 	s := &Server{cfg: cfg, ready: make(chan struct{}), closing: make(chan struct{}), paths: http.NewServeMux()}
 	s.chain = &chain{
 		name: cfg.Name, registry: cfg.Registry, kinds: cfg.Kinds, ready: s.ready,
-		timeline: cfg.Timeline, clock: cfg.Clock,
+		timeline: cfg.Timeline, leader: cfg.Leader, clock: cfg.Clock,
 	}
 	s.known = newKnown(s.chain)
 	bearer := s.authenticators()

@@ -152,6 +152,7 @@ func (r *Replica) wireAPI(ln net.Listener, serving *pki.Rotator, all *api.Kinds)
 		Streams:       lateStreams{r},
 		Timeline:      r.timeline,
 		PeerStages:    r.peers.Stages,
+		Leader:        func() string { return r.store.Status().Leader },
 		Ready:         r.ready,
 		Version:       serverVersion(r.cfg.Version),
 		Paths:         map[string]http.Handler{"/cluster/status": http.HandlerFunc(r.serveStatus), "/cluster/tokens": http.HandlerFunc(r.serveTokens)},

@@ -111,6 +111,9 @@ func TestTraceShowsEveryStage(t *testing.T) {
 				return fmt.Errorf("stage %q is missing in:\n%s", stage, out)
 			}
 		}
+		if !strings.Contains(out, ", leader cp") || !strings.Contains(out, "10.244.") {
+			return fmt.Errorf("the leader or the pod's address is missing in:\n%s", out)
+		}
 		for _, node := range []string{"w1", "w2", "w3"} {
 			if !strings.Contains(out, "on "+node) {
 				return fmt.Errorf("the proxy of %s is missing in:\n%s", node, out)
