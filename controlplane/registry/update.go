@@ -159,7 +159,8 @@ func (w *write) updateStep(f facet, propose func(cur *entry) (api.Object, error)
 			return outcome{}, err
 		}
 		desired := nextGeneration(obj, cur.obj)
-		traceOnUpdate(obj, cur.obj, w.req.TraceParent, desired)
+		// A bind is a step of the apply that made the pod, not an apply of its own.
+		traceOnUpdate(obj, cur.obj, w.req.TraceParent, desired && w.req.Subresource != "binding")
 		return outcome{obj: obj, remove: finished(obj)}, nil
 	}
 }
