@@ -174,6 +174,10 @@ type Member struct {
 	Address string // host:port of its peer listener
 	Voter   bool
 	Leader  bool
+	// Applied is the last raft index the member is known to have applied and
+	// Contact when that was heard, unix milliseconds; both 0 when never.
+	Applied uint64
+	Contact int64
 }
 
 // Status describes this replica's view of the group.
@@ -188,6 +192,31 @@ type Status struct {
 	Keys         int
 	Bytes        int64 // sum of key and value sizes
 	Members      []Member
+
+	HistoryBytes int64   // sum of key and value sizes of the retained history
+	Quota        int64   // bytes of state and history at which the store turns read-only; 0 = none
+	DiskBytes    int64   // log, journal and snapshots on this replica's disk
+	Watchers     int     // running on this replica
+	Alarms       []Alarm // that are up, the same on every replica
+}
+
+// AlarmKind says what an alarm is about.
+type AlarmKind uint8
+
+const (
+	// AlarmSpace: the space quota is used up; puts fail with ErrNoSpace until
+	// deletes and compaction have made room, which clears it.
+	AlarmSpace AlarmKind = 1
+	// AlarmDiverged: a replica's state differs from the leader's at the same revision.
+	AlarmDiverged AlarmKind = 2
+)
+
+// Alarm is a condition of the group that a person should know of.
+type Alarm struct {
+	Kind    AlarmKind
+	Member  string // the replica it is about; "" = the group
+	Since   int64  // unix milliseconds
+	Message string // what was found
 }
 
 // The errors of Store. Test with errors.Is / errors.As.
@@ -201,7 +230,9 @@ var (
 	ErrUnavailable    = errors.New("raftstore: no leader within the deadline")
 	ErrSlowWatcher    = errors.New("raftstore: watcher was too slow")
 	ErrClosed         = errors.New("raftstore: store is closed")
-	ErrInvalid        = errors.New("raftstore: invalid request")      // wrapped with what is wrong
+	ErrInvalid        = errors.New("raftstore: invalid request") // wrapped with what is wrong
+	ErrNoSpace        = errors.New("raftstore: space quota is used up: the store takes deletes only")
+	ErrUnknownMember  = errors.New("raftstore: no such member")
 	ErrTooLarge       = errors.New("raftstore: request is too large") // wrapped with sizes
 )
 

@@ -69,6 +69,18 @@ type Config struct {
 	SnapshotBytes   int64
 	TrailingBytes   int64
 
+	// Cluster is the identity of the cluster, written into snapshots and
+	// backups: a backup of another cluster is refused unless asked for.
+	Cluster string
+	// Quota is how many bytes of state and history make the store read-only
+	// (default 8 GiB).
+	Quota int64
+	// CompareEvery is how often the leader compares the replicas' states
+	// (default 10 min; negative = never).
+	CompareEvery time.Duration
+	// Now is the clock (default time.Now). Tests jump it.
+	Now func() time.Time
+
 	// NoSync skips fsync. For tests only: a power cut loses acknowledged writes.
 	NoSync bool
 	// Dial replaces the TCP dialer, under TLS. Tests cut cables with it.
@@ -100,6 +112,13 @@ func (c Config) withDefaults() Config {
 	}
 	if c.TrailingBytes == 0 {
 		c.TrailingBytes = 32 << 20
+	}
+	if c.Quota == 0 {
+		c.Quota = 8 << 30
+	}
+	orElse(&c.CompareEvery, 10*time.Minute)
+	if c.Now == nil {
+		c.Now = time.Now
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

@@ -50,11 +50,11 @@ func (r *Replica) untilExpiry() time.Duration {
 	if next == 0 {
 		return 24 * time.Hour
 	}
-	return max(0, time.Until(time.UnixMilli(next)))
+	return max(0, time.UnixMilli(next).Sub(r.cfg.Now()))
 }
 
 func (r *Replica) expire() {
-	now := time.Now().UnixMilli()
+	now := r.cfg.Now().UnixMilli()
 	if next := r.fsm.view().NextExpiry(); next == 0 || next > now {
 		return
 	}

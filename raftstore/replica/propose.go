@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/hashicorp/raft"
 	"google.golang.org/grpc/codes"
@@ -78,7 +77,7 @@ func finishAll(batch []*item, err error) {
 
 // propose hands a batch to raft.
 func (r *Replica) propose(batch []*item) (raft.ApplyFuture, error) {
-	now := time.Now().UnixMilli()
+	now := r.cfg.Now().UnixMilli()
 	b := &storev1.Batch{Proposals: make([]*storev1.Proposal, len(batch))}
 	for i, it := range batch {
 		it.proposal.ProposedUnixMs = now

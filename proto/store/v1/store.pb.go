@@ -33,6 +33,7 @@ const (
 	Outcome_UNKNOWN   Outcome_Code = 3
 	Outcome_INVALID   Outcome_Code = 4
 	Outcome_TOO_LARGE Outcome_Code = 5
+	Outcome_NO_SPACE  Outcome_Code = 6 // the space alarm is up and the proposal would have put something
 )
 
 // Enum value maps for Outcome_Code.
@@ -44,6 +45,7 @@ var (
 		3: "UNKNOWN",
 		4: "INVALID",
 		5: "TOO_LARGE",
+		6: "NO_SPACE",
 	}
 	Outcome_Code_value = map[string]int32{
 		"OK":        0,
@@ -52,6 +54,7 @@ var (
 		"UNKNOWN":   3,
 		"INVALID":   4,
 		"TOO_LARGE": 5,
+		"NO_SPACE":  6,
 	}
 )
 
@@ -79,7 +82,7 @@ func (x Outcome_Code) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Outcome_Code.Descriptor instead.
 func (Outcome_Code) EnumDescriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{9, 0}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{11, 0}
 }
 
 // Precondition of an op. Neither field set: any.
@@ -349,6 +352,7 @@ type Command struct {
 	//	*Command_Batch
 	//	*Command_Expire
 	//	*Command_Compact
+	//	*Command_Alarm
 	Kind          isCommand_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -418,6 +422,15 @@ func (x *Command) GetCompact() *Compact {
 	return nil
 }
 
+func (x *Command) GetAlarm() *SetAlarm {
+	if x != nil {
+		if x, ok := x.Kind.(*Command_Alarm); ok {
+			return x.Alarm
+		}
+	}
+	return nil
+}
+
 type isCommand_Kind interface {
 	isCommand_Kind()
 }
@@ -434,11 +447,17 @@ type Command_Compact struct {
 	Compact *Compact `protobuf:"bytes,3,opt,name=compact,proto3,oneof"`
 }
 
+type Command_Alarm struct {
+	Alarm *SetAlarm `protobuf:"bytes,4,opt,name=alarm,proto3,oneof"`
+}
+
 func (*Command_Batch) isCommand_Kind() {}
 
 func (*Command_Expire) isCommand_Kind() {}
 
 func (*Command_Compact) isCommand_Kind() {}
+
+func (*Command_Alarm) isCommand_Kind() {}
 
 type Batch struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -574,6 +593,128 @@ func (x *Compact) GetRevision() uint64 {
 	return 0
 }
 
+// Alarm is a condition of the whole group, known to every replica.
+type Alarm struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          uint32                 `protobuf:"varint,1,opt,name=kind,proto3" json:"kind,omitempty"`    // raftstore.AlarmKind
+	Member        string                 `protobuf:"bytes,2,opt,name=member,proto3" json:"member,omitempty"` // the replica it is about; "" = the group
+	SinceUnixMs   int64                  `protobuf:"varint,3,opt,name=since_unix_ms,json=sinceUnixMs,proto3" json:"since_unix_ms,omitempty"`
+	Message       string                 `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"` // what was found, for a person
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Alarm) Reset() {
+	*x = Alarm{}
+	mi := &file_proto_store_v1_store_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Alarm) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Alarm) ProtoMessage() {}
+
+func (x *Alarm) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_store_v1_store_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Alarm.ProtoReflect.Descriptor instead.
+func (*Alarm) Descriptor() ([]byte, []int) {
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Alarm) GetKind() uint32 {
+	if x != nil {
+		return x.Kind
+	}
+	return 0
+}
+
+func (x *Alarm) GetMember() string {
+	if x != nil {
+		return x.Member
+	}
+	return ""
+}
+
+func (x *Alarm) GetSinceUnixMs() int64 {
+	if x != nil {
+		return x.SinceUnixMs
+	}
+	return 0
+}
+
+func (x *Alarm) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+// SetAlarm raises an alarm or clears it. Alarms of one kind and member are one.
+type SetAlarm struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Alarm         *Alarm                 `protobuf:"bytes,1,opt,name=alarm,proto3" json:"alarm,omitempty"`
+	Clear         bool                   `protobuf:"varint,2,opt,name=clear,proto3" json:"clear,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetAlarm) Reset() {
+	*x = SetAlarm{}
+	mi := &file_proto_store_v1_store_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetAlarm) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetAlarm) ProtoMessage() {}
+
+func (x *SetAlarm) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_store_v1_store_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetAlarm.ProtoReflect.Descriptor instead.
+func (*SetAlarm) Descriptor() ([]byte, []int) {
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *SetAlarm) GetAlarm() *Alarm {
+	if x != nil {
+		return x.Alarm
+	}
+	return nil
+}
+
+func (x *SetAlarm) GetClear() bool {
+	if x != nil {
+		return x.Clear
+	}
+	return false
+}
+
 type Item struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
@@ -587,7 +728,7 @@ type Item struct {
 
 func (x *Item) Reset() {
 	*x = Item{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[8]
+	mi := &file_proto_store_v1_store_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -599,7 +740,7 @@ func (x *Item) String() string {
 func (*Item) ProtoMessage() {}
 
 func (x *Item) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[8]
+	mi := &file_proto_store_v1_store_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -612,7 +753,7 @@ func (x *Item) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Item.ProtoReflect.Descriptor instead.
 func (*Item) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{8}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Item) GetKey() string {
@@ -665,7 +806,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[9]
+	mi := &file_proto_store_v1_store_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -677,7 +818,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[9]
+	mi := &file_proto_store_v1_store_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -690,7 +831,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{9}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Outcome) GetCode() Outcome_Code {
@@ -746,6 +887,7 @@ type SnapshotFrame struct {
 	//	*SnapshotFrame_Recent
 	//	*SnapshotFrame_Trailer
 	//	*SnapshotFrame_History
+	//	*SnapshotFrame_Alarms
 	Kind          isSnapshotFrame_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -753,7 +895,7 @@ type SnapshotFrame struct {
 
 func (x *SnapshotFrame) Reset() {
 	*x = SnapshotFrame{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[10]
+	mi := &file_proto_store_v1_store_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -765,7 +907,7 @@ func (x *SnapshotFrame) String() string {
 func (*SnapshotFrame) ProtoMessage() {}
 
 func (x *SnapshotFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[10]
+	mi := &file_proto_store_v1_store_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -778,7 +920,7 @@ func (x *SnapshotFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotFrame.ProtoReflect.Descriptor instead.
 func (*SnapshotFrame) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{10}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SnapshotFrame) GetKind() isSnapshotFrame_Kind {
@@ -833,6 +975,15 @@ func (x *SnapshotFrame) GetHistory() *HistoryChunk {
 	return nil
 }
 
+func (x *SnapshotFrame) GetAlarms() *AlarmChunk {
+	if x != nil {
+		if x, ok := x.Kind.(*SnapshotFrame_Alarms); ok {
+			return x.Alarms
+		}
+	}
+	return nil
+}
+
 type isSnapshotFrame_Kind interface {
 	isSnapshotFrame_Kind()
 }
@@ -857,6 +1008,10 @@ type SnapshotFrame_History struct {
 	History *HistoryChunk `protobuf:"bytes,5,opt,name=history,proto3,oneof"`
 }
 
+type SnapshotFrame_Alarms struct {
+	Alarms *AlarmChunk `protobuf:"bytes,6,opt,name=alarms,proto3,oneof"`
+}
+
 func (*SnapshotFrame_Header) isSnapshotFrame_Kind() {}
 
 func (*SnapshotFrame_Items) isSnapshotFrame_Kind() {}
@@ -866,6 +1021,8 @@ func (*SnapshotFrame_Recent) isSnapshotFrame_Kind() {}
 func (*SnapshotFrame_Trailer) isSnapshotFrame_Kind() {}
 
 func (*SnapshotFrame_History) isSnapshotFrame_Kind() {}
+
+func (*SnapshotFrame_Alarms) isSnapshotFrame_Kind() {}
 
 type SnapshotHeader struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -881,7 +1038,7 @@ type SnapshotHeader struct {
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[11]
+	mi := &file_proto_store_v1_store_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -893,7 +1050,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[11]
+	mi := &file_proto_store_v1_store_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -906,7 +1063,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{11}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SnapshotHeader) GetFormat() uint32 {
@@ -961,7 +1118,7 @@ type ItemChunk struct {
 
 func (x *ItemChunk) Reset() {
 	*x = ItemChunk{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[12]
+	mi := &file_proto_store_v1_store_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -973,7 +1130,7 @@ func (x *ItemChunk) String() string {
 func (*ItemChunk) ProtoMessage() {}
 
 func (x *ItemChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[12]
+	mi := &file_proto_store_v1_store_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -986,7 +1143,7 @@ func (x *ItemChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ItemChunk.ProtoReflect.Descriptor instead.
 func (*ItemChunk) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{12}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ItemChunk) GetItems() []*Item {
@@ -1008,7 +1165,7 @@ type Recent struct {
 
 func (x *Recent) Reset() {
 	*x = Recent{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[13]
+	mi := &file_proto_store_v1_store_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1020,7 +1177,7 @@ func (x *Recent) String() string {
 func (*Recent) ProtoMessage() {}
 
 func (x *Recent) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[13]
+	mi := &file_proto_store_v1_store_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1033,7 +1190,7 @@ func (x *Recent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Recent.ProtoReflect.Descriptor instead.
 func (*Recent) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{13}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Recent) GetIncarnation() uint64 {
@@ -1069,7 +1226,7 @@ type Incarnation struct {
 
 func (x *Incarnation) Reset() {
 	*x = Incarnation{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[14]
+	mi := &file_proto_store_v1_store_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1081,7 +1238,7 @@ func (x *Incarnation) String() string {
 func (*Incarnation) ProtoMessage() {}
 
 func (x *Incarnation) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[14]
+	mi := &file_proto_store_v1_store_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1094,7 +1251,7 @@ func (x *Incarnation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Incarnation.ProtoReflect.Descriptor instead.
 func (*Incarnation) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{14}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Incarnation) GetIncarnation() uint64 {
@@ -1128,7 +1285,7 @@ type RecentChunk struct {
 
 func (x *RecentChunk) Reset() {
 	*x = RecentChunk{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[15]
+	mi := &file_proto_store_v1_store_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1140,7 +1297,7 @@ func (x *RecentChunk) String() string {
 func (*RecentChunk) ProtoMessage() {}
 
 func (x *RecentChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[15]
+	mi := &file_proto_store_v1_store_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1153,7 +1310,7 @@ func (x *RecentChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecentChunk.ProtoReflect.Descriptor instead.
 func (*RecentChunk) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{15}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *RecentChunk) GetRecent() []*Recent {
@@ -1181,7 +1338,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[16]
+	mi := &file_proto_store_v1_store_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1193,7 +1350,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[16]
+	mi := &file_proto_store_v1_store_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1206,7 +1363,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{16}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Change) GetKind() uint32 {
@@ -1233,7 +1390,7 @@ type History struct {
 
 func (x *History) Reset() {
 	*x = History{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[17]
+	mi := &file_proto_store_v1_store_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1245,7 +1402,7 @@ func (x *History) String() string {
 func (*History) ProtoMessage() {}
 
 func (x *History) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[17]
+	mi := &file_proto_store_v1_store_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1258,7 +1415,7 @@ func (x *History) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use History.ProtoReflect.Descriptor instead.
 func (*History) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{17}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *History) GetRevision() uint64 {
@@ -1285,7 +1442,7 @@ type HistoryChunk struct {
 
 func (x *HistoryChunk) Reset() {
 	*x = HistoryChunk{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[18]
+	mi := &file_proto_store_v1_store_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1297,7 +1454,7 @@ func (x *HistoryChunk) String() string {
 func (*HistoryChunk) ProtoMessage() {}
 
 func (x *HistoryChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[18]
+	mi := &file_proto_store_v1_store_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1310,12 +1467,56 @@ func (x *HistoryChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HistoryChunk.ProtoReflect.Descriptor instead.
 func (*HistoryChunk) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{18}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *HistoryChunk) GetHistory() []*History {
 	if x != nil {
 		return x.History
+	}
+	return nil
+}
+
+type AlarmChunk struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Alarms        []*Alarm               `protobuf:"bytes,1,rep,name=alarms,proto3" json:"alarms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AlarmChunk) Reset() {
+	*x = AlarmChunk{}
+	mi := &file_proto_store_v1_store_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AlarmChunk) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AlarmChunk) ProtoMessage() {}
+
+func (x *AlarmChunk) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_store_v1_store_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AlarmChunk.ProtoReflect.Descriptor instead.
+func (*AlarmChunk) Descriptor() ([]byte, []int) {
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *AlarmChunk) GetAlarms() []*Alarm {
+	if x != nil {
+		return x.Alarms
 	}
 	return nil
 }
@@ -1331,7 +1532,7 @@ type SnapshotTrailer struct {
 
 func (x *SnapshotTrailer) Reset() {
 	*x = SnapshotTrailer{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[19]
+	mi := &file_proto_store_v1_store_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1343,7 +1544,7 @@ func (x *SnapshotTrailer) String() string {
 func (*SnapshotTrailer) ProtoMessage() {}
 
 func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[19]
+	mi := &file_proto_store_v1_store_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1356,7 +1557,7 @@ func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotTrailer.ProtoReflect.Descriptor instead.
 func (*SnapshotTrailer) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{19}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SnapshotTrailer) GetItems() uint64 {
@@ -1380,6 +1581,94 @@ func (x *SnapshotTrailer) GetRevisions() uint64 {
 	return 0
 }
 
+type TransferLeadershipRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	To            string                 `protobuf:"bytes,1,opt,name=to,proto3" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TransferLeadershipRequest) Reset() {
+	*x = TransferLeadershipRequest{}
+	mi := &file_proto_store_v1_store_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TransferLeadershipRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TransferLeadershipRequest) ProtoMessage() {}
+
+func (x *TransferLeadershipRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_store_v1_store_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TransferLeadershipRequest.ProtoReflect.Descriptor instead.
+func (*TransferLeadershipRequest) Descriptor() ([]byte, []int) {
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *TransferLeadershipRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+type TransferLeadershipResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Leader        string                 `protobuf:"bytes,1,opt,name=leader,proto3" json:"leader,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TransferLeadershipResponse) Reset() {
+	*x = TransferLeadershipResponse{}
+	mi := &file_proto_store_v1_store_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TransferLeadershipResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TransferLeadershipResponse) ProtoMessage() {}
+
+func (x *TransferLeadershipResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_store_v1_store_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TransferLeadershipResponse.ProtoReflect.Descriptor instead.
+func (*TransferLeadershipResponse) Descriptor() ([]byte, []int) {
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *TransferLeadershipResponse) GetLeader() string {
+	if x != nil {
+		return x.Leader
+	}
+	return ""
+}
+
 type ForwardRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Proposals     []*Proposal            `protobuf:"bytes,1,rep,name=proposals,proto3" json:"proposals,omitempty"`
@@ -1389,7 +1678,7 @@ type ForwardRequest struct {
 
 func (x *ForwardRequest) Reset() {
 	*x = ForwardRequest{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[20]
+	mi := &file_proto_store_v1_store_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1401,7 +1690,7 @@ func (x *ForwardRequest) String() string {
 func (*ForwardRequest) ProtoMessage() {}
 
 func (x *ForwardRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[20]
+	mi := &file_proto_store_v1_store_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1414,7 +1703,7 @@ func (x *ForwardRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardRequest.ProtoReflect.Descriptor instead.
 func (*ForwardRequest) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{20}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ForwardRequest) GetProposals() []*Proposal {
@@ -1434,7 +1723,7 @@ type ForwardResponse struct {
 
 func (x *ForwardResponse) Reset() {
 	*x = ForwardResponse{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[21]
+	mi := &file_proto_store_v1_store_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1446,7 +1735,7 @@ func (x *ForwardResponse) String() string {
 func (*ForwardResponse) ProtoMessage() {}
 
 func (x *ForwardResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[21]
+	mi := &file_proto_store_v1_store_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1459,7 +1748,7 @@ func (x *ForwardResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardResponse.ProtoReflect.Descriptor instead.
 func (*ForwardResponse) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{21}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ForwardResponse) GetOutcomes() []*Outcome {
@@ -1484,7 +1773,7 @@ type ReadIndexRequest struct {
 
 func (x *ReadIndexRequest) Reset() {
 	*x = ReadIndexRequest{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[22]
+	mi := &file_proto_store_v1_store_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1496,7 +1785,7 @@ func (x *ReadIndexRequest) String() string {
 func (*ReadIndexRequest) ProtoMessage() {}
 
 func (x *ReadIndexRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[22]
+	mi := &file_proto_store_v1_store_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1509,7 +1798,7 @@ func (x *ReadIndexRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadIndexRequest.ProtoReflect.Descriptor instead.
 func (*ReadIndexRequest) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{22}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{27}
 }
 
 type ReadIndexResponse struct {
@@ -1521,7 +1810,7 @@ type ReadIndexResponse struct {
 
 func (x *ReadIndexResponse) Reset() {
 	*x = ReadIndexResponse{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[23]
+	mi := &file_proto_store_v1_store_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1533,7 +1822,7 @@ func (x *ReadIndexResponse) String() string {
 func (*ReadIndexResponse) ProtoMessage() {}
 
 func (x *ReadIndexResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[23]
+	mi := &file_proto_store_v1_store_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1546,7 +1835,7 @@ func (x *ReadIndexResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadIndexResponse.ProtoReflect.Descriptor instead.
 func (*ReadIndexResponse) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{23}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ReadIndexResponse) GetIndex() uint64 {
@@ -1566,7 +1855,7 @@ type AddMemberRequest struct {
 
 func (x *AddMemberRequest) Reset() {
 	*x = AddMemberRequest{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[24]
+	mi := &file_proto_store_v1_store_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1578,7 +1867,7 @@ func (x *AddMemberRequest) String() string {
 func (*AddMemberRequest) ProtoMessage() {}
 
 func (x *AddMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[24]
+	mi := &file_proto_store_v1_store_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1591,7 +1880,7 @@ func (x *AddMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddMemberRequest.ProtoReflect.Descriptor instead.
 func (*AddMemberRequest) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{24}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *AddMemberRequest) GetId() string {
@@ -1616,7 +1905,7 @@ type AddMemberResponse struct {
 
 func (x *AddMemberResponse) Reset() {
 	*x = AddMemberResponse{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[25]
+	mi := &file_proto_store_v1_store_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1628,7 +1917,7 @@ func (x *AddMemberResponse) String() string {
 func (*AddMemberResponse) ProtoMessage() {}
 
 func (x *AddMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[25]
+	mi := &file_proto_store_v1_store_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1641,7 +1930,7 @@ func (x *AddMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddMemberResponse.ProtoReflect.Descriptor instead.
 func (*AddMemberResponse) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{25}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{30}
 }
 
 type RemoveMemberRequest struct {
@@ -1653,7 +1942,7 @@ type RemoveMemberRequest struct {
 
 func (x *RemoveMemberRequest) Reset() {
 	*x = RemoveMemberRequest{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[26]
+	mi := &file_proto_store_v1_store_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1665,7 +1954,7 @@ func (x *RemoveMemberRequest) String() string {
 func (*RemoveMemberRequest) ProtoMessage() {}
 
 func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[26]
+	mi := &file_proto_store_v1_store_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1678,7 +1967,7 @@ func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMemberRequest.ProtoReflect.Descriptor instead.
 func (*RemoveMemberRequest) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{26}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RemoveMemberRequest) GetId() string {
@@ -1696,7 +1985,7 @@ type RemoveMemberResponse struct {
 
 func (x *RemoveMemberResponse) Reset() {
 	*x = RemoveMemberResponse{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[27]
+	mi := &file_proto_store_v1_store_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1708,7 +1997,7 @@ func (x *RemoveMemberResponse) String() string {
 func (*RemoveMemberResponse) ProtoMessage() {}
 
 func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[27]
+	mi := &file_proto_store_v1_store_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1721,19 +2010,20 @@ func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMemberResponse.ProtoReflect.Descriptor instead.
 func (*RemoveMemberResponse) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{27}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{32}
 }
 
 type StateRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Hash          bool                   `protobuf:"varint,1,opt,name=hash,proto3" json:"hash,omitempty"` // also compute the hash of the state (reads all of it)
+	Hash          bool                   `protobuf:"varint,1,opt,name=hash,proto3" json:"hash,omitempty"`         // also compute the hash of the state (reads all of it)
+	Revision      uint64                 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"` // the state to hash; 0 = the current one. Waited for when it is in the future
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StateRequest) Reset() {
 	*x = StateRequest{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[28]
+	mi := &file_proto_store_v1_store_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1745,7 +2035,7 @@ func (x *StateRequest) String() string {
 func (*StateRequest) ProtoMessage() {}
 
 func (x *StateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[28]
+	mi := &file_proto_store_v1_store_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1758,7 +2048,7 @@ func (x *StateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateRequest.ProtoReflect.Descriptor instead.
 func (*StateRequest) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{28}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *StateRequest) GetHash() bool {
@@ -1768,22 +2058,31 @@ func (x *StateRequest) GetHash() bool {
 	return false
 }
 
+func (x *StateRequest) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
 type StateResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	Term          uint64                 `protobuf:"varint,2,opt,name=term,proto3" json:"term,omitempty"`
-	AppliedIndex  uint64                 `protobuf:"varint,3,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
-	Revision      uint64                 `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"`
-	Hash          []byte                 `protobuf:"bytes,5,opt,name=hash,proto3" json:"hash,omitempty"`                             // of the state at that revision, when asked for
-	LastIndex     uint64                 `protobuf:"varint,6,opt,name=last_index,json=lastIndex,proto3" json:"last_index,omitempty"` // of the log, committed or not
-	LastTerm      uint64                 `protobuf:"varint,7,opt,name=last_term,json=lastTerm,proto3" json:"last_term,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Id             string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Term           uint64                 `protobuf:"varint,2,opt,name=term,proto3" json:"term,omitempty"`
+	AppliedIndex   uint64                 `protobuf:"varint,3,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
+	Revision       uint64                 `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"`
+	Hash           []byte                 `protobuf:"bytes,5,opt,name=hash,proto3" json:"hash,omitempty"`                             // of the state at that revision, when asked for
+	LastIndex      uint64                 `protobuf:"varint,6,opt,name=last_index,json=lastIndex,proto3" json:"last_index,omitempty"` // of the log, committed or not
+	LastTerm       uint64                 `protobuf:"varint,7,opt,name=last_term,json=lastTerm,proto3" json:"last_term,omitempty"`
+	HashedRevision uint64                 `protobuf:"varint,8,opt,name=hashed_revision,json=hashedRevision,proto3" json:"hashed_revision,omitempty"` // the state that hash is of
+	DiskBytes      int64                  `protobuf:"varint,9,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`                // log, journal and snapshots on disk
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *StateResponse) Reset() {
 	*x = StateResponse{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[29]
+	mi := &file_proto_store_v1_store_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1795,7 +2094,7 @@ func (x *StateResponse) String() string {
 func (*StateResponse) ProtoMessage() {}
 
 func (x *StateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[29]
+	mi := &file_proto_store_v1_store_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1808,7 +2107,7 @@ func (x *StateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateResponse.ProtoReflect.Descriptor instead.
 func (*StateResponse) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{29}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *StateResponse) GetId() string {
@@ -1860,6 +2159,20 @@ func (x *StateResponse) GetLastTerm() uint64 {
 	return 0
 }
 
+func (x *StateResponse) GetHashedRevision() uint64 {
+	if x != nil {
+		return x.HashedRevision
+	}
+	return 0
+}
+
+func (x *StateResponse) GetDiskBytes() int64 {
+	if x != nil {
+		return x.DiskBytes
+	}
+	return 0
+}
+
 var File_proto_store_v1_store_proto protoreflect.FileDescriptor
 
 const file_proto_store_v1_store_proto_rawDesc = "" +
@@ -1883,31 +2196,40 @@ const file_proto_store_v1_store_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\v2\x1c.keelson.store.v1.ProposalIDR\x02id\x12&\n" +
 	"\x03ops\x18\x02 \x03(\v2\x14.keelson.store.v1.OpR\x03ops\x12\x14\n" +
 	"\x05fence\x18\x03 \x01(\x04R\x05fence\x12(\n" +
-	"\x10proposed_unix_ms\x18\x04 \x01(\x03R\x0eproposedUnixMs\"\xad\x01\n" +
+	"\x10proposed_unix_ms\x18\x04 \x01(\x03R\x0eproposedUnixMs\"\xe1\x01\n" +
 	"\aCommand\x12/\n" +
 	"\x05batch\x18\x01 \x01(\v2\x17.keelson.store.v1.BatchH\x00R\x05batch\x122\n" +
 	"\x06expire\x18\x02 \x01(\v2\x18.keelson.store.v1.ExpireH\x00R\x06expire\x125\n" +
-	"\acompact\x18\x03 \x01(\v2\x19.keelson.store.v1.CompactH\x00R\acompactB\x06\n" +
+	"\acompact\x18\x03 \x01(\v2\x19.keelson.store.v1.CompactH\x00R\acompact\x122\n" +
+	"\x05alarm\x18\x04 \x01(\v2\x1a.keelson.store.v1.SetAlarmH\x00R\x05alarmB\x06\n" +
 	"\x04kind\"A\n" +
 	"\x05Batch\x128\n" +
 	"\tproposals\x18\x01 \x03(\v2\x1a.keelson.store.v1.ProposalR\tproposals\",\n" +
 	"\x06Expire\x12\"\n" +
 	"\runtil_unix_ms\x18\x01 \x01(\x03R\vuntilUnixMs\"%\n" +
 	"\aCompact\x12\x1a\n" +
-	"\brevision\x18\x01 \x01(\x04R\brevision\"\x8c\x01\n" +
+	"\brevision\x18\x01 \x01(\x04R\brevision\"q\n" +
+	"\x05Alarm\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\rR\x04kind\x12\x16\n" +
+	"\x06member\x18\x02 \x01(\tR\x06member\x12\"\n" +
+	"\rsince_unix_ms\x18\x03 \x01(\x03R\vsinceUnixMs\x12\x18\n" +
+	"\amessage\x18\x04 \x01(\tR\amessage\"O\n" +
+	"\bSetAlarm\x12-\n" +
+	"\x05alarm\x18\x01 \x01(\v2\x17.keelson.store.v1.AlarmR\x05alarm\x12\x14\n" +
+	"\x05clear\x18\x02 \x01(\bR\x05clear\"\x8c\x01\n" +
 	"\x04Item\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\fR\x05value\x12\x18\n" +
 	"\acreated\x18\x03 \x01(\x04R\acreated\x12\x1a\n" +
 	"\bmodified\x18\x04 \x01(\x04R\bmodified\x12&\n" +
-	"\x0fexpires_unix_ms\x18\x05 \x01(\x03R\rexpiresUnixMs\"\xb8\x02\n" +
+	"\x0fexpires_unix_ms\x18\x05 \x01(\x03R\rexpiresUnixMs\"\xc6\x02\n" +
 	"\aOutcome\x122\n" +
 	"\x04code\x18\x01 \x01(\x0e2\x1e.keelson.store.v1.Outcome.CodeR\x04code\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\x12\x10\n" +
 	"\x03key\x18\x03 \x01(\tR\x03key\x122\n" +
 	"\x04want\x18\x04 \x01(\v2\x1e.keelson.store.v1.PreconditionR\x04want\x12*\n" +
 	"\x04have\x18\x05 \x01(\v2\x16.keelson.store.v1.ItemR\x04have\x12\x18\n" +
-	"\amessage\x18\x06 \x01(\tR\amessage\"Q\n" +
+	"\amessage\x18\x06 \x01(\tR\amessage\"_\n" +
 	"\x04Code\x12\x06\n" +
 	"\x02OK\x10\x00\x12\f\n" +
 	"\bCONFLICT\x10\x01\x12\n" +
@@ -1915,13 +2237,15 @@ const file_proto_store_v1_store_proto_rawDesc = "" +
 	"\x06FENCED\x10\x02\x12\v\n" +
 	"\aUNKNOWN\x10\x03\x12\v\n" +
 	"\aINVALID\x10\x04\x12\r\n" +
-	"\tTOO_LARGE\x10\x05\"\xbc\x02\n" +
+	"\tTOO_LARGE\x10\x05\x12\f\n" +
+	"\bNO_SPACE\x10\x06\"\xf4\x02\n" +
 	"\rSnapshotFrame\x12:\n" +
 	"\x06header\x18\x01 \x01(\v2 .keelson.store.v1.SnapshotHeaderH\x00R\x06header\x123\n" +
 	"\x05items\x18\x02 \x01(\v2\x1b.keelson.store.v1.ItemChunkH\x00R\x05items\x127\n" +
 	"\x06recent\x18\x03 \x01(\v2\x1d.keelson.store.v1.RecentChunkH\x00R\x06recent\x12=\n" +
 	"\atrailer\x18\x04 \x01(\v2!.keelson.store.v1.SnapshotTrailerH\x00R\atrailer\x12:\n" +
-	"\ahistory\x18\x05 \x01(\v2\x1e.keelson.store.v1.HistoryChunkH\x00R\ahistoryB\x06\n" +
+	"\ahistory\x18\x05 \x01(\v2\x1e.keelson.store.v1.HistoryChunkH\x00R\ahistory\x126\n" +
+	"\x06alarms\x18\x06 \x01(\v2\x1c.keelson.store.v1.AlarmChunkH\x00R\x06alarmsB\x06\n" +
 	"\x04kind\"\xa6\x01\n" +
 	"\x0eSnapshotHeader\x12\x16\n" +
 	"\x06format\x18\x01 \x01(\rR\x06format\x12\x1a\n" +
@@ -1950,11 +2274,18 @@ const file_proto_store_v1_store_proto_rawDesc = "" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x122\n" +
 	"\achanges\x18\x02 \x03(\v2\x18.keelson.store.v1.ChangeR\achanges\"C\n" +
 	"\fHistoryChunk\x123\n" +
-	"\ahistory\x18\x01 \x03(\v2\x19.keelson.store.v1.HistoryR\ahistory\"]\n" +
+	"\ahistory\x18\x01 \x03(\v2\x19.keelson.store.v1.HistoryR\ahistory\"=\n" +
+	"\n" +
+	"AlarmChunk\x12/\n" +
+	"\x06alarms\x18\x01 \x03(\v2\x17.keelson.store.v1.AlarmR\x06alarms\"]\n" +
 	"\x0fSnapshotTrailer\x12\x14\n" +
 	"\x05items\x18\x01 \x01(\x04R\x05items\x12\x16\n" +
 	"\x06recent\x18\x02 \x01(\x04R\x06recent\x12\x1c\n" +
-	"\trevisions\x18\x03 \x01(\x04R\trevisions\"J\n" +
+	"\trevisions\x18\x03 \x01(\x04R\trevisions\"+\n" +
+	"\x19TransferLeadershipRequest\x12\x0e\n" +
+	"\x02to\x18\x01 \x01(\tR\x02to\"4\n" +
+	"\x1aTransferLeadershipResponse\x12\x16\n" +
+	"\x06leader\x18\x01 \x01(\tR\x06leader\"J\n" +
 	"\x0eForwardRequest\x128\n" +
 	"\tproposals\x18\x01 \x03(\v2\x1a.keelson.store.v1.ProposalR\tproposals\"^\n" +
 	"\x0fForwardResponse\x125\n" +
@@ -1969,9 +2300,10 @@ const file_proto_store_v1_store_proto_rawDesc = "" +
 	"\x11AddMemberResponse\"%\n" +
 	"\x13RemoveMemberRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x16\n" +
-	"\x14RemoveMemberResponse\"\"\n" +
+	"\x14RemoveMemberResponse\">\n" +
 	"\fStateRequest\x12\x12\n" +
-	"\x04hash\x18\x01 \x01(\bR\x04hash\"\xc4\x01\n" +
+	"\x04hash\x18\x01 \x01(\bR\x04hash\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\"\x8c\x02\n" +
 	"\rStateResponse\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12#\n" +
@@ -1980,13 +2312,17 @@ const file_proto_store_v1_store_proto_rawDesc = "" +
 	"\x04hash\x18\x05 \x01(\fR\x04hash\x12\x1d\n" +
 	"\n" +
 	"last_index\x18\x06 \x01(\x04R\tlastIndex\x12\x1b\n" +
-	"\tlast_term\x18\a \x01(\x04R\blastTerm2\xab\x03\n" +
+	"\tlast_term\x18\a \x01(\x04R\blastTerm\x12'\n" +
+	"\x0fhashed_revision\x18\b \x01(\x04R\x0ehashedRevision\x12\x1d\n" +
+	"\n" +
+	"disk_bytes\x18\t \x01(\x03R\tdiskBytes2\x9c\x04\n" +
 	"\x04Peer\x12N\n" +
 	"\aForward\x12 .keelson.store.v1.ForwardRequest\x1a!.keelson.store.v1.ForwardResponse\x12T\n" +
 	"\tReadIndex\x12\".keelson.store.v1.ReadIndexRequest\x1a#.keelson.store.v1.ReadIndexResponse\x12T\n" +
 	"\tAddMember\x12\".keelson.store.v1.AddMemberRequest\x1a#.keelson.store.v1.AddMemberResponse\x12]\n" +
 	"\fRemoveMember\x12%.keelson.store.v1.RemoveMemberRequest\x1a&.keelson.store.v1.RemoveMemberResponse\x12H\n" +
-	"\x05State\x12\x1e.keelson.store.v1.StateRequest\x1a\x1f.keelson.store.v1.StateResponseB,Z*keelson.dev/keelson/proto/store/v1;storev1b\x06proto3"
+	"\x05State\x12\x1e.keelson.store.v1.StateRequest\x1a\x1f.keelson.store.v1.StateResponse\x12o\n" +
+	"\x12TransferLeadership\x12+.keelson.store.v1.TransferLeadershipRequest\x1a,.keelson.store.v1.TransferLeadershipResponseB,Z*keelson.dev/keelson/proto/store/v1;storev1b\x06proto3"
 
 var (
 	file_proto_store_v1_store_proto_rawDescOnce sync.Once
@@ -2001,39 +2337,44 @@ func file_proto_store_v1_store_proto_rawDescGZIP() []byte {
 }
 
 var file_proto_store_v1_store_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_proto_store_v1_store_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
+var file_proto_store_v1_store_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_proto_store_v1_store_proto_goTypes = []any{
-	(Outcome_Code)(0),            // 0: keelson.store.v1.Outcome.Code
-	(*Precondition)(nil),         // 1: keelson.store.v1.Precondition
-	(*Op)(nil),                   // 2: keelson.store.v1.Op
-	(*ProposalID)(nil),           // 3: keelson.store.v1.ProposalID
-	(*Proposal)(nil),             // 4: keelson.store.v1.Proposal
-	(*Command)(nil),              // 5: keelson.store.v1.Command
-	(*Batch)(nil),                // 6: keelson.store.v1.Batch
-	(*Expire)(nil),               // 7: keelson.store.v1.Expire
-	(*Compact)(nil),              // 8: keelson.store.v1.Compact
-	(*Item)(nil),                 // 9: keelson.store.v1.Item
-	(*Outcome)(nil),              // 10: keelson.store.v1.Outcome
-	(*SnapshotFrame)(nil),        // 11: keelson.store.v1.SnapshotFrame
-	(*SnapshotHeader)(nil),       // 12: keelson.store.v1.SnapshotHeader
-	(*ItemChunk)(nil),            // 13: keelson.store.v1.ItemChunk
-	(*Recent)(nil),               // 14: keelson.store.v1.Recent
-	(*Incarnation)(nil),          // 15: keelson.store.v1.Incarnation
-	(*RecentChunk)(nil),          // 16: keelson.store.v1.RecentChunk
-	(*Change)(nil),               // 17: keelson.store.v1.Change
-	(*History)(nil),              // 18: keelson.store.v1.History
-	(*HistoryChunk)(nil),         // 19: keelson.store.v1.HistoryChunk
-	(*SnapshotTrailer)(nil),      // 20: keelson.store.v1.SnapshotTrailer
-	(*ForwardRequest)(nil),       // 21: keelson.store.v1.ForwardRequest
-	(*ForwardResponse)(nil),      // 22: keelson.store.v1.ForwardResponse
-	(*ReadIndexRequest)(nil),     // 23: keelson.store.v1.ReadIndexRequest
-	(*ReadIndexResponse)(nil),    // 24: keelson.store.v1.ReadIndexResponse
-	(*AddMemberRequest)(nil),     // 25: keelson.store.v1.AddMemberRequest
-	(*AddMemberResponse)(nil),    // 26: keelson.store.v1.AddMemberResponse
-	(*RemoveMemberRequest)(nil),  // 27: keelson.store.v1.RemoveMemberRequest
-	(*RemoveMemberResponse)(nil), // 28: keelson.store.v1.RemoveMemberResponse
-	(*StateRequest)(nil),         // 29: keelson.store.v1.StateRequest
-	(*StateResponse)(nil),        // 30: keelson.store.v1.StateResponse
+	(Outcome_Code)(0),                  // 0: keelson.store.v1.Outcome.Code
+	(*Precondition)(nil),               // 1: keelson.store.v1.Precondition
+	(*Op)(nil),                         // 2: keelson.store.v1.Op
+	(*ProposalID)(nil),                 // 3: keelson.store.v1.ProposalID
+	(*Proposal)(nil),                   // 4: keelson.store.v1.Proposal
+	(*Command)(nil),                    // 5: keelson.store.v1.Command
+	(*Batch)(nil),                      // 6: keelson.store.v1.Batch
+	(*Expire)(nil),                     // 7: keelson.store.v1.Expire
+	(*Compact)(nil),                    // 8: keelson.store.v1.Compact
+	(*Alarm)(nil),                      // 9: keelson.store.v1.Alarm
+	(*SetAlarm)(nil),                   // 10: keelson.store.v1.SetAlarm
+	(*Item)(nil),                       // 11: keelson.store.v1.Item
+	(*Outcome)(nil),                    // 12: keelson.store.v1.Outcome
+	(*SnapshotFrame)(nil),              // 13: keelson.store.v1.SnapshotFrame
+	(*SnapshotHeader)(nil),             // 14: keelson.store.v1.SnapshotHeader
+	(*ItemChunk)(nil),                  // 15: keelson.store.v1.ItemChunk
+	(*Recent)(nil),                     // 16: keelson.store.v1.Recent
+	(*Incarnation)(nil),                // 17: keelson.store.v1.Incarnation
+	(*RecentChunk)(nil),                // 18: keelson.store.v1.RecentChunk
+	(*Change)(nil),                     // 19: keelson.store.v1.Change
+	(*History)(nil),                    // 20: keelson.store.v1.History
+	(*HistoryChunk)(nil),               // 21: keelson.store.v1.HistoryChunk
+	(*AlarmChunk)(nil),                 // 22: keelson.store.v1.AlarmChunk
+	(*SnapshotTrailer)(nil),            // 23: keelson.store.v1.SnapshotTrailer
+	(*TransferLeadershipRequest)(nil),  // 24: keelson.store.v1.TransferLeadershipRequest
+	(*TransferLeadershipResponse)(nil), // 25: keelson.store.v1.TransferLeadershipResponse
+	(*ForwardRequest)(nil),             // 26: keelson.store.v1.ForwardRequest
+	(*ForwardResponse)(nil),            // 27: keelson.store.v1.ForwardResponse
+	(*ReadIndexRequest)(nil),           // 28: keelson.store.v1.ReadIndexRequest
+	(*ReadIndexResponse)(nil),          // 29: keelson.store.v1.ReadIndexResponse
+	(*AddMemberRequest)(nil),           // 30: keelson.store.v1.AddMemberRequest
+	(*AddMemberResponse)(nil),          // 31: keelson.store.v1.AddMemberResponse
+	(*RemoveMemberRequest)(nil),        // 32: keelson.store.v1.RemoveMemberRequest
+	(*RemoveMemberResponse)(nil),       // 33: keelson.store.v1.RemoveMemberResponse
+	(*StateRequest)(nil),               // 34: keelson.store.v1.StateRequest
+	(*StateResponse)(nil),              // 35: keelson.store.v1.StateResponse
 }
 var file_proto_store_v1_store_proto_depIdxs = []int32{
 	1,  // 0: keelson.store.v1.Op.if:type_name -> keelson.store.v1.Precondition
@@ -2042,39 +2383,45 @@ var file_proto_store_v1_store_proto_depIdxs = []int32{
 	6,  // 3: keelson.store.v1.Command.batch:type_name -> keelson.store.v1.Batch
 	7,  // 4: keelson.store.v1.Command.expire:type_name -> keelson.store.v1.Expire
 	8,  // 5: keelson.store.v1.Command.compact:type_name -> keelson.store.v1.Compact
-	4,  // 6: keelson.store.v1.Batch.proposals:type_name -> keelson.store.v1.Proposal
-	0,  // 7: keelson.store.v1.Outcome.code:type_name -> keelson.store.v1.Outcome.Code
-	1,  // 8: keelson.store.v1.Outcome.want:type_name -> keelson.store.v1.Precondition
-	9,  // 9: keelson.store.v1.Outcome.have:type_name -> keelson.store.v1.Item
-	12, // 10: keelson.store.v1.SnapshotFrame.header:type_name -> keelson.store.v1.SnapshotHeader
-	13, // 11: keelson.store.v1.SnapshotFrame.items:type_name -> keelson.store.v1.ItemChunk
-	16, // 12: keelson.store.v1.SnapshotFrame.recent:type_name -> keelson.store.v1.RecentChunk
-	20, // 13: keelson.store.v1.SnapshotFrame.trailer:type_name -> keelson.store.v1.SnapshotTrailer
-	19, // 14: keelson.store.v1.SnapshotFrame.history:type_name -> keelson.store.v1.HistoryChunk
-	9,  // 15: keelson.store.v1.ItemChunk.items:type_name -> keelson.store.v1.Item
-	10, // 16: keelson.store.v1.Recent.outcome:type_name -> keelson.store.v1.Outcome
-	14, // 17: keelson.store.v1.RecentChunk.recent:type_name -> keelson.store.v1.Recent
-	15, // 18: keelson.store.v1.RecentChunk.incarnations:type_name -> keelson.store.v1.Incarnation
-	9,  // 19: keelson.store.v1.Change.item:type_name -> keelson.store.v1.Item
-	17, // 20: keelson.store.v1.History.changes:type_name -> keelson.store.v1.Change
-	18, // 21: keelson.store.v1.HistoryChunk.history:type_name -> keelson.store.v1.History
-	4,  // 22: keelson.store.v1.ForwardRequest.proposals:type_name -> keelson.store.v1.Proposal
-	10, // 23: keelson.store.v1.ForwardResponse.outcomes:type_name -> keelson.store.v1.Outcome
-	21, // 24: keelson.store.v1.Peer.Forward:input_type -> keelson.store.v1.ForwardRequest
-	23, // 25: keelson.store.v1.Peer.ReadIndex:input_type -> keelson.store.v1.ReadIndexRequest
-	25, // 26: keelson.store.v1.Peer.AddMember:input_type -> keelson.store.v1.AddMemberRequest
-	27, // 27: keelson.store.v1.Peer.RemoveMember:input_type -> keelson.store.v1.RemoveMemberRequest
-	29, // 28: keelson.store.v1.Peer.State:input_type -> keelson.store.v1.StateRequest
-	22, // 29: keelson.store.v1.Peer.Forward:output_type -> keelson.store.v1.ForwardResponse
-	24, // 30: keelson.store.v1.Peer.ReadIndex:output_type -> keelson.store.v1.ReadIndexResponse
-	26, // 31: keelson.store.v1.Peer.AddMember:output_type -> keelson.store.v1.AddMemberResponse
-	28, // 32: keelson.store.v1.Peer.RemoveMember:output_type -> keelson.store.v1.RemoveMemberResponse
-	30, // 33: keelson.store.v1.Peer.State:output_type -> keelson.store.v1.StateResponse
-	29, // [29:34] is the sub-list for method output_type
-	24, // [24:29] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	10, // 6: keelson.store.v1.Command.alarm:type_name -> keelson.store.v1.SetAlarm
+	4,  // 7: keelson.store.v1.Batch.proposals:type_name -> keelson.store.v1.Proposal
+	9,  // 8: keelson.store.v1.SetAlarm.alarm:type_name -> keelson.store.v1.Alarm
+	0,  // 9: keelson.store.v1.Outcome.code:type_name -> keelson.store.v1.Outcome.Code
+	1,  // 10: keelson.store.v1.Outcome.want:type_name -> keelson.store.v1.Precondition
+	11, // 11: keelson.store.v1.Outcome.have:type_name -> keelson.store.v1.Item
+	14, // 12: keelson.store.v1.SnapshotFrame.header:type_name -> keelson.store.v1.SnapshotHeader
+	15, // 13: keelson.store.v1.SnapshotFrame.items:type_name -> keelson.store.v1.ItemChunk
+	18, // 14: keelson.store.v1.SnapshotFrame.recent:type_name -> keelson.store.v1.RecentChunk
+	23, // 15: keelson.store.v1.SnapshotFrame.trailer:type_name -> keelson.store.v1.SnapshotTrailer
+	21, // 16: keelson.store.v1.SnapshotFrame.history:type_name -> keelson.store.v1.HistoryChunk
+	22, // 17: keelson.store.v1.SnapshotFrame.alarms:type_name -> keelson.store.v1.AlarmChunk
+	11, // 18: keelson.store.v1.ItemChunk.items:type_name -> keelson.store.v1.Item
+	12, // 19: keelson.store.v1.Recent.outcome:type_name -> keelson.store.v1.Outcome
+	16, // 20: keelson.store.v1.RecentChunk.recent:type_name -> keelson.store.v1.Recent
+	17, // 21: keelson.store.v1.RecentChunk.incarnations:type_name -> keelson.store.v1.Incarnation
+	11, // 22: keelson.store.v1.Change.item:type_name -> keelson.store.v1.Item
+	19, // 23: keelson.store.v1.History.changes:type_name -> keelson.store.v1.Change
+	20, // 24: keelson.store.v1.HistoryChunk.history:type_name -> keelson.store.v1.History
+	9,  // 25: keelson.store.v1.AlarmChunk.alarms:type_name -> keelson.store.v1.Alarm
+	4,  // 26: keelson.store.v1.ForwardRequest.proposals:type_name -> keelson.store.v1.Proposal
+	12, // 27: keelson.store.v1.ForwardResponse.outcomes:type_name -> keelson.store.v1.Outcome
+	26, // 28: keelson.store.v1.Peer.Forward:input_type -> keelson.store.v1.ForwardRequest
+	28, // 29: keelson.store.v1.Peer.ReadIndex:input_type -> keelson.store.v1.ReadIndexRequest
+	30, // 30: keelson.store.v1.Peer.AddMember:input_type -> keelson.store.v1.AddMemberRequest
+	32, // 31: keelson.store.v1.Peer.RemoveMember:input_type -> keelson.store.v1.RemoveMemberRequest
+	34, // 32: keelson.store.v1.Peer.State:input_type -> keelson.store.v1.StateRequest
+	24, // 33: keelson.store.v1.Peer.TransferLeadership:input_type -> keelson.store.v1.TransferLeadershipRequest
+	27, // 34: keelson.store.v1.Peer.Forward:output_type -> keelson.store.v1.ForwardResponse
+	29, // 35: keelson.store.v1.Peer.ReadIndex:output_type -> keelson.store.v1.ReadIndexResponse
+	31, // 36: keelson.store.v1.Peer.AddMember:output_type -> keelson.store.v1.AddMemberResponse
+	33, // 37: keelson.store.v1.Peer.RemoveMember:output_type -> keelson.store.v1.RemoveMemberResponse
+	35, // 38: keelson.store.v1.Peer.State:output_type -> keelson.store.v1.StateResponse
+	25, // 39: keelson.store.v1.Peer.TransferLeadership:output_type -> keelson.store.v1.TransferLeadershipResponse
+	34, // [34:40] is the sub-list for method output_type
+	28, // [28:34] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_proto_store_v1_store_proto_init() }
@@ -2086,13 +2433,15 @@ func file_proto_store_v1_store_proto_init() {
 		(*Command_Batch)(nil),
 		(*Command_Expire)(nil),
 		(*Command_Compact)(nil),
+		(*Command_Alarm)(nil),
 	}
-	file_proto_store_v1_store_proto_msgTypes[10].OneofWrappers = []any{
+	file_proto_store_v1_store_proto_msgTypes[12].OneofWrappers = []any{
 		(*SnapshotFrame_Header)(nil),
 		(*SnapshotFrame_Items)(nil),
 		(*SnapshotFrame_Recent)(nil),
 		(*SnapshotFrame_Trailer)(nil),
 		(*SnapshotFrame_History)(nil),
+		(*SnapshotFrame_Alarms)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2100,7 +2449,7 @@ func file_proto_store_v1_store_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_proto_store_v1_store_proto_rawDesc), len(file_proto_store_v1_store_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   30,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

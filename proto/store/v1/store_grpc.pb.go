@@ -22,11 +22,12 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Peer_Forward_FullMethodName      = "/keelson.store.v1.Peer/Forward"
-	Peer_ReadIndex_FullMethodName    = "/keelson.store.v1.Peer/ReadIndex"
-	Peer_AddMember_FullMethodName    = "/keelson.store.v1.Peer/AddMember"
-	Peer_RemoveMember_FullMethodName = "/keelson.store.v1.Peer/RemoveMember"
-	Peer_State_FullMethodName        = "/keelson.store.v1.Peer/State"
+	Peer_Forward_FullMethodName            = "/keelson.store.v1.Peer/Forward"
+	Peer_ReadIndex_FullMethodName          = "/keelson.store.v1.Peer/ReadIndex"
+	Peer_AddMember_FullMethodName          = "/keelson.store.v1.Peer/AddMember"
+	Peer_RemoveMember_FullMethodName       = "/keelson.store.v1.Peer/RemoveMember"
+	Peer_State_FullMethodName              = "/keelson.store.v1.Peer/State"
+	Peer_TransferLeadership_FullMethodName = "/keelson.store.v1.Peer/TransferLeadership"
 )
 
 // PeerClient is the client API for Peer service.
@@ -45,6 +46,8 @@ type PeerClient interface {
 	RemoveMember(ctx context.Context, in *RemoveMemberRequest, opts ...grpc.CallOption) (*RemoveMemberResponse, error)
 	// State tells how far this replica has come; any replica answers for itself.
 	State(ctx context.Context, in *StateRequest, opts ...grpc.CallOption) (*StateResponse, error)
+	// TransferLeadership makes this replica, which must lead, hand leadership over; "" = to the voter with the best log.
+	TransferLeadership(ctx context.Context, in *TransferLeadershipRequest, opts ...grpc.CallOption) (*TransferLeadershipResponse, error)
 }
 
 type peerClient struct {
@@ -105,6 +108,16 @@ func (c *peerClient) State(ctx context.Context, in *StateRequest, opts ...grpc.C
 	return out, nil
 }
 
+func (c *peerClient) TransferLeadership(ctx context.Context, in *TransferLeadershipRequest, opts ...grpc.CallOption) (*TransferLeadershipResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(TransferLeadershipResponse)
+	err := c.cc.Invoke(ctx, Peer_TransferLeadership_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // PeerServer is the server API for Peer service.
 // All implementations must embed UnimplementedPeerServer
 // for forward compatibility.
@@ -121,6 +134,8 @@ type PeerServer interface {
 	RemoveMember(context.Context, *RemoveMemberRequest) (*RemoveMemberResponse, error)
 	// State tells how far this replica has come; any replica answers for itself.
 	State(context.Context, *StateRequest) (*StateResponse, error)
+	// TransferLeadership makes this replica, which must lead, hand leadership over; "" = to the voter with the best log.
+	TransferLeadership(context.Context, *TransferLeadershipRequest) (*TransferLeadershipResponse, error)
 	mustEmbedUnimplementedPeerServer()
 }
 
@@ -145,6 +160,9 @@ func (UnimplementedPeerServer) RemoveMember(context.Context, *RemoveMemberReques
 }
 func (UnimplementedPeerServer) State(context.Context, *StateRequest) (*StateResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method State not implemented")
+}
+func (UnimplementedPeerServer) TransferLeadership(context.Context, *TransferLeadershipRequest) (*TransferLeadershipResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method TransferLeadership not implemented")
 }
 func (UnimplementedPeerServer) mustEmbedUnimplementedPeerServer() {}
 func (UnimplementedPeerServer) testEmbeddedByValue()              {}
@@ -257,6 +275,24 @@ func _Peer_State_Handler(srv interface{}, ctx context.Context, dec func(interfac
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Peer_TransferLeadership_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TransferLeadershipRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PeerServer).TransferLeadership(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Peer_TransferLeadership_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PeerServer).TransferLeadership(ctx, req.(*TransferLeadershipRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Peer_ServiceDesc is the grpc.ServiceDesc for Peer service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -283,6 +319,10 @@ var Peer_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "State",
 			Handler:    _Peer_State_Handler,
+		},
+		{
+			MethodName: "TransferLeadership",
+			Handler:    _Peer_TransferLeadership_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
