@@ -38,6 +38,7 @@ type Cluster struct {
 type host struct {
 	name, address string
 	bootstrap     bool
+	clock         *Clock
 	listener      net.Listener // reserved for the first start
 	replica       *replica.Replica
 	cancel        context.CancelFunc
@@ -74,12 +75,10 @@ func (c *Cluster) AddHost(name string, bootstrap bool) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	h := &host{name: name, address: l.Addr().String(), bootstrap: bootstrap, listener: l}
+	h := &host{name: name, address: l.Addr().String(), bootstrap: bootstrap, listener: l, clock: new(Clock)}
 	c.hosts[name] = h
 	c.names = append(c.names, name)
-	c.Network.mu.Lock()
-	c.Network.names[h.address] = name
-	c.Network.mu.Unlock()
+	c.Network.addHost(h.address, name)
 }
 
 // Config is the configuration with which a host's replica starts.
@@ -93,7 +92,7 @@ func (c *Cluster) Config(name string) replica.Config {
 	cfg := replica.Config{
 		Name: name, DataDir: filepath.Join(c.dir, name), Advertise: h.address, ListenAddr: h.address,
 		ServerTLS: server, ClientTLS: client, Bootstrap: h.bootstrap, NoSync: true,
-		Dial:   c.Network.Dialer(name),
+		Dial: c.Network.Dialer(name), Now: h.clock.Now,
 		Logger: slog.New(slog.NewTextHandler(testWriter{c.t}, &slog.HandlerOptions{Level: slog.LevelWarn})).With("host", name),
 	}
 	if c.adjust != nil {
@@ -125,6 +124,7 @@ func (c *Cluster) Start(name string) *replica.Replica {
 			return err == nil
 		})
 	}
+	cfg.Listener = c.Network.Listener(name, cfg.Listener)
 	r, err := replica.New(cfg)
 	if err != nil {
 		c.t.Fatalf("replica %s: %v", name, err)
@@ -184,24 +184,6 @@ func (c *Cluster) Kill(name string) {
 		r.Abort()
 	}
 	c.Stop(name)
-}
-
-// Isolate cuts a replica off from all others; Rejoin undoes it.
-func (c *Cluster) Isolate(name string) {
-	for _, other := range c.Names() {
-		if other != name {
-			c.Network.Cut(name, other)
-		}
-	}
-}
-
-// Rejoin mends all cables of a replica.
-func (c *Cluster) Rejoin(name string) {
-	for _, other := range c.Names() {
-		if other != name {
-			c.Network.Mend(name, other)
-		}
-	}
 }
 
 // StopAll stops every replica, followers first.

@@ -2,53 +2,106 @@ package storetest
 
 import (
 	"context"
-	"errors"
+	"math/rand/v2"
 	"net"
 	"os"
 	"sync"
 	"time"
 )
 
-// Network is the cables between the replicas of a cluster. A cut cable behaves
-// as a real one: bytes vanish, nobody is told, dials time out.
+// Network is the cables between the replicas of a cluster. Every cable has two
+// directions, which can be cut or slowed by themselves. A cut one behaves as in
+// life: bytes vanish from sight, nobody is told, dials time out; what was sent
+// meanwhile arrives once it is mended, as TCP would send it again.
 type Network struct {
 	mu    sync.Mutex
-	names map[string]string // address → replica
-	cut   map[[2]string]bool
-	moved chan struct{} // closed and replaced when a cut changes
+	names map[string]string // peer address → replica
+	ends  map[string]string // local address of a dialed connection → replica
+	lines map[line]condition
+	moved chan struct{} // closed and replaced when a condition changes
+}
+
+// line is one direction of a cable.
+type line struct{ from, to string }
+
+// condition is what is wrong with a line.
+type condition struct {
+	cut           bool
+	delay, jitter time.Duration
 }
 
 func newNetwork() *Network {
-	return &Network{names: make(map[string]string), cut: make(map[[2]string]bool), moved: make(chan struct{})}
-}
-
-func cable(a, b string) [2]string {
-	if a > b {
-		a, b = b, a
+	return &Network{
+		names: make(map[string]string), ends: make(map[string]string),
+		lines: make(map[line]condition), moved: make(chan struct{}),
 	}
-	return [2]string{a, b}
 }
 
 // Cut stops all traffic between two replicas; Mend lets it pass again.
-func (n *Network) Cut(a, b string)  { n.set(a, b, true) }
-func (n *Network) Mend(a, b string) { n.set(a, b, false) }
+func (n *Network) Cut(a, b string) {
+	n.CutOneWay(a, b)
+	n.CutOneWay(b, a)
+}
 
-func (n *Network) set(a, b string, cut bool) {
+// Mend undoes Cut and CutOneWay in both directions.
+func (n *Network) Mend(a, b string) {
+	n.MendOneWay(a, b)
+	n.MendOneWay(b, a)
+}
+
+// CutOneWay stops what one replica sends to another, and no more.
+func (n *Network) CutOneWay(from, to string) {
+	n.change(from, to, func(c *condition) { c.cut = true })
+}
+
+// MendOneWay undoes CutOneWay.
+func (n *Network) MendOneWay(from, to string) {
+	n.change(from, to, func(c *condition) { c.cut = false })
+}
+
+// Slow delays what one replica sends to another by delay and up to jitter more.
+// Connections are delayed each by itself: what is sent on two may change places,
+// what is sent on one does not. Zeros undo it.
+func (n *Network) Slow(from, to string, delay, jitter time.Duration) {
+	n.change(from, to, func(c *condition) { c.delay, c.jitter = delay, jitter })
+}
+
+// Heal mends and quickens every cable.
+func (n *Network) Heal() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.cut[cable(a, b)] = cut
+	clear(n.lines)
+	n.announce()
+}
+
+func (n *Network) change(from, to string, how func(*condition)) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	c := n.lines[line{from, to}]
+	how(&c)
+	n.lines[line{from, to}] = c
+	n.announce()
+}
+
+func (n *Network) announce() {
 	close(n.moved)
 	n.moved = make(chan struct{})
 }
 
-// state reports whether a cable is cut, and a channel for the next change.
-func (n *Network) state(a, b string) (bool, <-chan struct{}) {
+// condition reports on a line, and gives a channel for the next change.
+func (n *Network) condition(from, to string) (condition, <-chan struct{}) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.cut[cable(a, b)], n.moved
+	return n.lines[line{from, to}], n.moved
 }
 
-func (n *Network) name(address string) string {
+func (n *Network) addHost(address, name string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.names[address] = name
+}
+
+func (n *Network) host(address string) string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.names[address]
@@ -57,136 +110,241 @@ func (n *Network) name(address string) string {
 // Dialer returns the dial function of one replica.
 func (n *Network) Dialer(from string) func(ctx context.Context, address string) (net.Conn, error) {
 	return func(ctx context.Context, address string) (net.Conn, error) {
-		to := n.name(address)
-		for {
-			cut, moved := n.state(from, to)
-			if !cut {
-				break
-			}
-			select {
-			case <-moved:
-			case <-ctx.Done():
-				return nil, ctx.Err()
-			}
+		to := n.host(address)
+		if err := n.reach(ctx, from, to); err != nil {
+			return nil, err
 		}
 		conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 		if err != nil {
 			return nil, err
 		}
-		return &wire{Conn: conn, net: n, from: from, to: to, closed: make(chan struct{})}, nil
+		end := conn.LocalAddr().String()
+		n.mu.Lock()
+		n.ends[end] = from
+		n.mu.Unlock()
+		return &wire{Conn: conn, net: n, from: from, to: to, closed: make(chan struct{}), onClose: func() {
+			n.mu.Lock()
+			delete(n.ends, end)
+			n.mu.Unlock()
+		}}, nil
 	}
 }
 
-// socketBuffer is how much a sender may write into a cut cable before it has to wait.
+// reach waits until both directions are whole, as a dial does, and for as long
+// as they are slow.
+func (n *Network) reach(ctx context.Context, from, to string) error {
+	for {
+		out, moved := n.condition(from, to)
+		back, _ := n.condition(to, from)
+		var there <-chan time.Time
+		if !out.cut && !back.cut {
+			if out.delay+back.delay == 0 {
+				return nil
+			}
+			there = time.After(out.delay + back.delay)
+			moved = nil
+		}
+		select {
+		case <-there:
+			return nil
+		case <-moved:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// Listener wraps the listener of one replica, so that what it sends on the
+// connections that it accepts is subject to the network as well.
+func (n *Network) Listener(name string, l net.Listener) net.Listener {
+	return &tappedListener{Listener: l, net: n, name: name}
+}
+
+type tappedListener struct {
+	net.Listener
+	net  *Network
+	name string
+}
+
+func (l *tappedListener) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return &wire{Conn: conn, net: l.net, from: l.name, closed: make(chan struct{})}, nil
+}
+
+// socketBuffer is how much a sender may write into a cut or slow line before it
+// has to wait.
 const socketBuffer = 256 << 10
 
-// wire is one connection, seen from the end that dialed. While its cable is
-// cut nothing arrives, in either direction; what is sent waits.
+// wire is one end of a connection: it holds back what this end sends for as
+// long as the line asks. The other end does the same for its direction.
 type wire struct {
 	net.Conn
-	net      *Network
-	from, to string
-	closed   chan struct{}
-	once     sync.Once
+	net     *Network
+	from    string
+	to      string // of an accepted connection found at the first write: the dialer has named itself by then
+	closed  chan struct{}
+	once    sync.Once
+	onClose func()
 
 	mu       sync.Mutex
-	deadline time.Time
-	waiting  []byte // written while the cable was cut
+	deadline time.Time // of writes; the one of the connection is for reads
+	waiting  []parcel
+	held     int           // bytes in waiting
+	room     chan struct{} // closed when held has shrunk; nil when nobody waits
 	flushing bool
 }
 
-func (w *wire) SetDeadline(t time.Time) error {
-	w.setDeadline(t)
-	return w.Conn.SetDeadline(t)
+// parcel is bytes on their way.
+type parcel struct {
+	due  time.Time
+	data []byte
 }
 
-func (w *wire) SetReadDeadline(t time.Time) error {
-	w.setDeadline(t)
+func (w *wire) SetDeadline(t time.Time) error {
+	if err := w.SetWriteDeadline(t); err != nil {
+		return err
+	}
 	return w.Conn.SetReadDeadline(t)
 }
 
-func (w *wire) setDeadline(t time.Time) {
+// SetWriteDeadline bounds the wait for room. What was taken is sent even after it.
+func (w *wire) SetWriteDeadline(t time.Time) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.deadline = t
+	return nil
 }
 
-// pass waits until the cable is whole.
-func (w *wire) pass(deadline time.Time) error {
-	for {
-		cut, moved := w.net.state(w.from, w.to)
-		if !cut {
-			return nil
-		}
-		var expired <-chan time.Time
-		if !deadline.IsZero() {
-			t := time.NewTimer(time.Until(deadline))
-			defer t.Stop()
-			expired = t.C
-		}
-		select {
-		case <-moved:
-		case <-expired:
-			return os.ErrDeadlineExceeded
-		case <-w.closed:
-			return net.ErrClosed
-		}
+// target names the other end; "" for a stranger, whom no fault concerns.
+func (w *wire) target() string {
+	if w.to == "" {
+		w.net.mu.Lock()
+		w.to = w.net.ends[w.Conn.RemoteAddr().String()]
+		w.net.mu.Unlock()
 	}
+	return w.to
 }
 
+// Write implements net.Conn. As with any connection, calls follow one another.
 func (w *wire) Write(b []byte) (int, error) {
-	cut, _ := w.net.state(w.from, w.to)
 	w.mu.Lock()
-	if (cut || w.flushing) && len(w.waiting)+len(b) <= socketBuffer {
-		w.waiting = append(w.waiting, b...)
-		if !w.flushing {
-			w.flushing = true
-			go w.flush()
-		}
+	cond, _ := w.net.condition(w.from, w.target())
+	if cond == (condition{}) && !w.flushing {
+		deadline := w.deadline
 		w.mu.Unlock()
-		return len(b), nil
+		if err := w.Conn.SetWriteDeadline(deadline); err != nil {
+			return 0, err
+		}
+		return w.Conn.Write(b)
 	}
-	deadline := w.deadline
-	w.mu.Unlock()
-	if err := w.pass(deadline); err != nil {
-		return 0, err
+	defer w.mu.Unlock()
+	for w.held > 0 && w.held+len(b) > socketBuffer {
+		if err := w.awaitRoom(); err != nil {
+			return 0, err
+		}
 	}
-	return w.Conn.Write(b)
+	due := time.Now().Add(cond.delay)
+	if cond.jitter > 0 {
+		due = due.Add(rand.N(cond.jitter))
+	}
+	w.waiting = append(w.waiting, parcel{due, append([]byte(nil), b...)})
+	w.held += len(b)
+	if !w.flushing {
+		w.flushing = true
+		go w.flush()
+	}
+	return len(b), nil
 }
 
-// flush sends what has waited, once the cable is whole.
+// awaitRoom waits, without w.mu, until something was sent.
+func (w *wire) awaitRoom() error {
+	if w.room == nil {
+		w.room = make(chan struct{})
+	}
+	room, deadline := w.room, w.deadline
+	w.mu.Unlock()
+	defer w.mu.Lock()
+	var expired <-chan time.Time
+	if !deadline.IsZero() {
+		t := time.NewTimer(time.Until(deadline))
+		defer t.Stop()
+		expired = t.C
+	}
+	select {
+	case <-room:
+		return nil
+	case <-expired:
+		return os.ErrDeadlineExceeded
+	case <-w.closed:
+		return net.ErrClosed
+	}
+}
+
+// flush sends what waits, in order, each parcel when it is due and the line whole.
 func (w *wire) flush() {
-	for w.pass(time.Time{}) == nil {
+	if w.Conn.SetWriteDeadline(time.Time{}) != nil {
+		return
+	}
+	for {
 		w.mu.Lock()
-		b := w.waiting
-		w.waiting = nil
-		if len(b) == 0 {
+		if len(w.waiting) == 0 {
 			w.flushing = false
 			w.mu.Unlock()
 			return
 		}
+		next := w.waiting[0]
 		w.mu.Unlock()
-		if _, err := w.Conn.Write(b); err != nil {
+		if !w.pass(next.due) {
 			return
+		}
+		if _, err := w.Conn.Write(next.data); err != nil {
+			return
+		}
+		w.mu.Lock()
+		w.waiting = w.waiting[1:]
+		w.held -= len(next.data)
+		if w.room != nil {
+			close(w.room)
+			w.room = nil
+		}
+		w.mu.Unlock()
+	}
+}
+
+// pass waits until the time has come and the line is whole; false when closed.
+func (w *wire) pass(due time.Time) bool {
+	if wait := time.Until(due); wait > 0 {
+		t := time.NewTimer(wait)
+		defer t.Stop()
+		select {
+		case <-t.C:
+		case <-w.closed:
+			return false
+		}
+	}
+	for {
+		cond, moved := w.net.condition(w.from, w.to)
+		if !cond.cut {
+			return true
+		}
+		select {
+		case <-moved:
+		case <-w.closed:
+			return false
 		}
 	}
 }
 
-func (w *wire) Read(b []byte) (int, error) {
-	n, err := w.Conn.Read(b)
-	if err != nil {
-		return n, err
-	}
-	w.mu.Lock()
-	deadline := w.deadline
-	w.mu.Unlock()
-	if err := w.pass(deadline); err != nil {
-		return 0, errors.Join(err, w.Conn.Close())
-	}
-	return n, nil
-}
-
+// Close closes the connection; what still waits is lost.
 func (w *wire) Close() error {
-	w.once.Do(func() { close(w.closed) })
+	w.once.Do(func() {
+		close(w.closed)
+		if w.onClose != nil {
+			w.onClose()
+		}
+	})
 	return w.Conn.Close()
 }
