@@ -1,0 +1,211 @@
+package remote
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
+
+	storev1 "keelson.dev/keelson/proto/store/v1"
+	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/mvcc"
+)
+
+// appliedTimeout bounds a call of Applied, which has no context.
+const appliedTimeout = time.Second
+
+// Client is the store of one replica in another process. While the replica
+// cannot be reached calls wait within their deadline. Reads are asked again
+// when the connection is lost under them; a commit that may have reached the
+// replica is not: its fate is ErrOutcomeUnknown. A watch that loses its
+// connection ends with ErrUnavailable and is resumed by revision.
+type Client struct {
+	conn    *grpc.ClientConn
+	store   storev1.RemoteClient
+	applied atomic.Uint64
+	closed  atomic.Bool
+}
+
+var _ raftstore.Store = (*Client)(nil)
+
+// Dial connects to a replica at host:port or unix:PATH and waits, as long as
+// ctx lets it, until it answers. Later the client reconnects by itself.
+func Dial(ctx context.Context, address string, creds credentials.TransportCredentials) (*Client, error) {
+	conn, err := grpc.NewClient(address,
+		grpc.WithTransportCredentials(creds),
+		grpc.WithDisableServiceConfig(),
+		grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(4*window),
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true), grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.5, Jitter: 0.2, MaxDelay: 200 * time.Millisecond},
+			MinConnectTimeout: time.Second,
+		}),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("client of the replica at %s: %w", address, err)
+	}
+	conn.Connect()
+	for s := conn.GetState(); s != connectivity.Ready; s = conn.GetState() {
+		if s == connectivity.Idle {
+			conn.Connect()
+		}
+		if !conn.WaitForStateChange(ctx, s) {
+			conn.Close()
+			return nil, fmt.Errorf("connecting to the replica at %s: %w: %w", address, raftstore.ErrUnavailable, ctx.Err())
+		}
+	}
+	return &Client{conn: conn, store: storev1.NewRemoteClient(conn)}, nil
+}
+
+// Admin is the other service of a replica process, on the same connection.
+func (c *Client) Admin() storev1.AdminClient { return storev1.NewAdminClient(c.conn) }
+
+// Close ends the connection and every watch. Later calls fail with ErrClosed.
+func (c *Client) Close() error {
+	c.closed.Store(true)
+	return c.conn.Close()
+}
+
+// usable refuses what needs no replica to be refused.
+func (c *Client) usable(ctx context.Context) error {
+	if c.closed.Load() {
+		return raftstore.ErrClosed
+	}
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("%w: %w", raftstore.ErrUnavailable, err)
+	}
+	return nil
+}
+
+// err translates the error of a call. again says that the connection is to
+// blame and the call may be made once more, if it is one that changes nothing.
+func (c *Client) err(ctx context.Context, failed error) (err error, again bool) {
+	switch err = Err(failed); {
+	case !errors.Is(err, errLost):
+		return err, false
+	case c.closed.Load():
+		return fmt.Errorf("%w: %w", raftstore.ErrClosed, failed), false
+	case ctx.Err() != nil:
+		return fmt.Errorf("%w: %w: %w", raftstore.ErrUnavailable, ctx.Err(), failed), false
+	}
+	return err, true
+}
+
+// ask makes a call that changes nothing, again when the connection was lost.
+func ask[T any](ctx context.Context, c *Client, call func() (T, error)) (T, error) {
+	for {
+		if err := c.usable(ctx); err != nil {
+			return *new(T), err
+		}
+		out, failed := call()
+		if failed == nil {
+			return out, nil
+		}
+		if err, again := c.err(ctx, failed); !again {
+			return *new(T), err
+		}
+	}
+}
+
+// Commit implements raftstore.Store.
+func (c *Client) Commit(ctx context.Context, commit raftstore.Commit) (raftstore.Revision, error) {
+	p, err := mvcc.Proposal(commit)
+	if err != nil {
+		return 0, err
+	}
+	if err := c.usable(ctx); err != nil {
+		return 0, err
+	}
+	var sent peer.Peer // is filled in once the call has a connection
+	resp, failed := c.store.Commit(ctx, &storev1.RemoteCommitRequest{Ops: p.GetOps(), Fence: p.GetFence()}, grpc.Peer(&sent))
+	if failed == nil {
+		if conflict := resp.GetConflict(); conflict != nil {
+			return 0, conflictFrom(conflict)
+		}
+		return raftstore.Revision(resp.GetRevision()), nil
+	}
+	err, _ = c.err(ctx, failed)
+	var said *failure
+	if !errors.As(err, &said) && sent.Addr != nil {
+		return 0, fmt.Errorf("%w: %w", raftstore.ErrOutcomeUnknown, err)
+	}
+	return 0, err
+}
+
+// Get implements raftstore.Store.
+func (c *Client) Get(ctx context.Context, key string, o raftstore.ReadOptions) (raftstore.Item, raftstore.Revision, error) {
+	resp, err := ask(ctx, c, func() (*storev1.RemoteGetResponse, error) {
+		return c.store.Get(ctx, &storev1.RemoteGetRequest{Key: []byte(key), Local: o.Local})
+	})
+	if err != nil {
+		return raftstore.Item{}, 0, err
+	}
+	it := itemFrom(resp.GetItem())
+	if it == nil {
+		return raftstore.Item{}, raftstore.Revision(resp.GetRevision()), fmt.Errorf("%q: %w", key, raftstore.ErrNotFound)
+	}
+	return *it, raftstore.Revision(resp.GetRevision()), nil
+}
+
+// List implements raftstore.Store.
+func (c *Client) List(ctx context.Context, prefix string, o raftstore.ListOptions) (raftstore.List, error) {
+	return ask(ctx, c, func() (raftstore.List, error) {
+		// Ends the stream also when it is left before its end.
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		stream, err := c.store.List(ctx, &storev1.RemoteListRequest{
+			Prefix: []byte(prefix), Local: o.Local, Limit: int64(o.Limit), After: []byte(o.After), At: uint64(o.At),
+		})
+		if err != nil {
+			return raftstore.List{}, err
+		}
+		return gather(stream)
+	})
+}
+
+func gather(stream grpc.ServerStreamingClient[storev1.RemoteListChunk]) (raftstore.List, error) {
+	var l raftstore.List
+	for {
+		chunk, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF // the last chunk says that it is
+		}
+		if err != nil {
+			return raftstore.List{}, err
+		}
+		for _, it := range chunk.GetItems() {
+			l.Items = append(l.Items, *itemFrom(it))
+		}
+		if chunk.GetLast() {
+			l.Revision, l.More, l.Remaining = raftstore.Revision(chunk.GetRevision()), chunk.GetMore(), chunk.GetRemaining()
+			return l, nil
+		}
+	}
+}
+
+// Sync implements raftstore.Store.
+func (c *Client) Sync(ctx context.Context) (raftstore.Revision, error) {
+	resp, err := ask(ctx, c, func() (*storev1.RemoteSyncResponse, error) {
+		return c.store.Sync(ctx, new(storev1.RemoteSyncRequest))
+	})
+	return raftstore.Revision(resp.GetRevision()), err
+}
+
+// Applied implements raftstore.Store: what the replica says within a second,
+// else what it said last.
+func (c *Client) Applied() raftstore.Revision {
+	ctx, cancel := context.WithTimeout(context.Background(), appliedTimeout)
+	defer cancel()
+	if resp, err := c.store.Applied(ctx, new(storev1.RemoteAppliedRequest)); err == nil {
+		c.applied.Store(resp.GetRevision())
+	}
+	return raftstore.Revision(c.applied.Load())
+}

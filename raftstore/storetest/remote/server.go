@@ -1,0 +1,202 @@
+// Package remote is raftstore.Store over gRPC, for tests and benchmarks whose
+// replicas are processes of their own: Register serves a store, Dial returns a
+// client that is one, with the same errors and deadlines.
+//
+// What a watcher holds stays bounded on both sides: windows of flow control
+// are fixed, so a reader that does not read stops the replica's watcher, which
+// then catches up from history or is ended, as with a reader in the process.
+package remote
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
+
+	storev1 "keelson.dev/keelson/proto/store/v1"
+	"keelson.dev/keelson/raftstore"
+)
+
+const (
+	// maxMessage bounds a message: a commit's events with the values before them.
+	maxMessage = 32 << 20
+	// window is how much of a stream may be under way unread.
+	window = 256 << 10
+	// chunkBytes is how much of a list goes into one message, or one item.
+	chunkBytes = 1 << 20
+	// replyReserve is the part of a deadline kept for the way back of the answer.
+	replyReserve = 20 * time.Millisecond
+)
+
+// ServerOptions are what a gRPC server needs to serve a store.
+func ServerOptions() []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
+		grpc.InitialWindowSize(window), grpc.InitialConnWindowSize(4 * window),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
+	}
+}
+
+// Register serves a store.
+func Register(r grpc.ServiceRegistrar, s raftstore.Store) {
+	storev1.RegisterRemoteServer(r, &server{store: s})
+}
+
+type server struct {
+	storev1.UnimplementedRemoteServer
+	store raftstore.Store
+}
+
+// within leaves some of the caller's time for the answer: what became of a
+// call is worth more than the last milliseconds of waiting.
+func within(ctx context.Context) (context.Context, context.CancelFunc) {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return ctx, func() {}
+	}
+	return context.WithDeadline(ctx, deadline.Add(-min(replyReserve, time.Until(deadline)/10)))
+}
+
+func (s *server) Commit(ctx context.Context, req *storev1.RemoteCommitRequest) (*storev1.RemoteCommitResponse, error) {
+	ctx, cancel := within(ctx)
+	defer cancel()
+	c, err := commitFrom(req)
+	if err != nil {
+		return nil, StatusOf(err)
+	}
+	rev, err := s.store.Commit(ctx, c)
+	var conflict *raftstore.ConflictError
+	if errors.As(err, &conflict) {
+		return &storev1.RemoteCommitResponse{Conflict: conflictTo(conflict)}, nil
+	}
+	if err != nil {
+		return nil, StatusOf(err)
+	}
+	return &storev1.RemoteCommitResponse{Revision: uint64(rev)}, nil
+}
+
+func (s *server) Get(ctx context.Context, req *storev1.RemoteGetRequest) (*storev1.RemoteGetResponse, error) {
+	ctx, cancel := within(ctx)
+	defer cancel()
+	it, rev, err := s.store.Get(ctx, string(req.GetKey()), raftstore.ReadOptions{Local: req.GetLocal()})
+	if errors.Is(err, raftstore.ErrNotFound) {
+		return &storev1.RemoteGetResponse{Revision: uint64(rev)}, nil
+	}
+	if err != nil {
+		return nil, StatusOf(err)
+	}
+	return &storev1.RemoteGetResponse{Item: itemTo(&it), Revision: uint64(rev)}, nil
+}
+
+func (s *server) List(req *storev1.RemoteListRequest, stream grpc.ServerStreamingServer[storev1.RemoteListChunk]) error {
+	ctx, cancel := within(stream.Context())
+	defer cancel()
+	limit := int(req.GetLimit())
+	if limit < 0 || int64(limit) != req.GetLimit() {
+		return StatusOf(fmt.Errorf("%w: limit of %d items", raftstore.ErrInvalid, req.GetLimit()))
+	}
+	l, err := s.store.List(ctx, string(req.GetPrefix()), raftstore.ListOptions{
+		ReadOptions: raftstore.ReadOptions{Local: req.GetLocal()},
+		Limit:       limit, After: string(req.GetAfter()), At: raftstore.Revision(req.GetAt()),
+	})
+	if err != nil {
+		return StatusOf(err)
+	}
+	chunk := new(storev1.RemoteListChunk)
+	size := 0
+	for i := range l.Items {
+		it := &l.Items[i]
+		if size += len(it.Key) + len(it.Value); size > chunkBytes && len(chunk.Items) > 0 {
+			if err := stream.Send(chunk); err != nil {
+				return err
+			}
+			chunk, size = new(storev1.RemoteListChunk), len(it.Key)+len(it.Value)
+		}
+		chunk.Items = append(chunk.Items, itemTo(it))
+	}
+	chunk.Last, chunk.Revision, chunk.More, chunk.Remaining = true, uint64(l.Revision), l.More, l.Remaining
+	return stream.Send(chunk)
+}
+
+func (s *server) Watch(stream grpc.BidiStreamingServer[storev1.RemoteWatchRequest, storev1.RemoteEvents]) error {
+	first, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	begin := first.GetBegin()
+	if begin == nil {
+		return StatusOf(fmt.Errorf("%w: a watch begins with a prefix and a revision", raftstore.ErrInvalid))
+	}
+	w, err := s.store.Watch(stream.Context(), string(begin.GetPrefix()), raftstore.Revision(begin.GetAfter()))
+	if err != nil {
+		return StatusOf(err)
+	}
+	defer w.Stop()
+	if err := stream.Send(new(storev1.RemoteEvents)); err != nil {
+		return err
+	}
+	asked := make(chan error, 1)
+	go func() { asked <- progress(stream, w) }() // ends with the stream
+	for {
+		select {
+		case ev, open := <-w.C():
+			if !open {
+				return StatusOf(endOf(w, stream.Context()))
+			}
+			if err := stream.Send(eventsTo(ev)); err != nil {
+				return err
+			}
+		case err := <-asked:
+			if err != nil {
+				return StatusOf(err)
+			}
+			asked = nil // the client asks no more; the watch goes on
+		}
+	}
+}
+
+func endOf(w raftstore.Watcher, ctx context.Context) error {
+	if err := w.Err(); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return raftstore.ErrClosed
+}
+
+// progress passes on what a client asks while its watch runs.
+func progress(stream grpc.BidiStreamingServer[storev1.RemoteWatchRequest, storev1.RemoteEvents], w raftstore.Watcher) error {
+	for {
+		m, err := stream.Recv()
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		case m.GetProgress() == nil:
+			return fmt.Errorf("%w: a running watch can only be asked for progress", raftstore.ErrInvalid)
+		}
+		if p, ok := w.(raftstore.ProgressRequester); ok {
+			p.RequestProgress()
+		}
+	}
+}
+
+func (s *server) Sync(ctx context.Context, _ *storev1.RemoteSyncRequest) (*storev1.RemoteSyncResponse, error) {
+	ctx, cancel := within(ctx)
+	defer cancel()
+	rev, err := s.store.Sync(ctx)
+	if err != nil {
+		return nil, StatusOf(err)
+	}
+	return &storev1.RemoteSyncResponse{Revision: uint64(rev)}, nil
+}
+
+func (s *server) Applied(context.Context, *storev1.RemoteAppliedRequest) (*storev1.RemoteAppliedResponse, error) {
+	return &storev1.RemoteAppliedResponse{Revision: uint64(s.store.Applied())}, nil
+}

@@ -1,0 +1,113 @@
+package remote
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"google.golang.org/grpc"
+
+	storev1 "keelson.dev/keelson/proto/store/v1"
+	"keelson.dev/keelson/raftstore"
+)
+
+// ahead is how many revisions a watcher holds for its reader.
+const ahead = 16
+
+type watchStream = grpc.BidiStreamingClient[storev1.RemoteWatchRequest, storev1.RemoteEvents]
+
+// watcher implements raftstore.Watcher and raftstore.ProgressRequester.
+type watcher struct {
+	c      chan raftstore.Events
+	ctx    context.Context // of the stream
+	cancel context.CancelFunc
+	asked  chan struct{}
+
+	mu  sync.Mutex
+	err error // set before c is closed
+}
+
+// Watch implements raftstore.Store. When it returns, the watch runs on the replica.
+func (c *Client) Watch(ctx context.Context, prefix string, after raftstore.Revision) (raftstore.Watcher, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	stream, err := ask(ctx, c, func() (watchStream, error) { return c.begin(ctx, prefix, after) })
+	if err != nil {
+		cancel()
+		return nil, fmt.Errorf("watch of %q: %w", prefix, err)
+	}
+	w := &watcher{c: make(chan raftstore.Events, ahead), ctx: ctx, cancel: cancel, asked: make(chan struct{}, 1)}
+	go w.receive(c, stream)
+	go w.ask(stream)
+	return w, nil
+}
+
+// begin starts a stream and waits for its first answer.
+func (c *Client) begin(ctx context.Context, prefix string, after raftstore.Revision) (watchStream, error) {
+	stream, err := c.store.Watch(ctx)
+	if err != nil {
+		return nil, err
+	}
+	// What goes wrong with a Send is told by Recv.
+	_ = stream.Send(&storev1.RemoteWatchRequest{Ask: &storev1.RemoteWatchRequest_Begin{
+		Begin: &storev1.RemoteWatchBegin{Prefix: []byte(prefix), After: uint64(after)},
+	}})
+	_, err = stream.Recv()
+	return stream, err
+}
+
+// receive hands on revisions until the stream ends.
+func (w *watcher) receive(c *Client, stream watchStream) {
+	defer close(w.c)
+	defer w.cancel()
+	for {
+		m, failed := stream.Recv()
+		if w.ctx.Err() != nil {
+			return // stopped or cancelled: no error
+		}
+		if failed != nil {
+			err, _ := c.err(w.ctx, failed)
+			w.mu.Lock()
+			w.err = err
+			w.mu.Unlock()
+			return
+		}
+		select {
+		case w.c <- eventsFrom(m):
+		case <-w.ctx.Done():
+			return
+		}
+	}
+}
+
+// ask sends requests for progress until the stream ends.
+func (w *watcher) ask(stream watchStream) {
+	for {
+		select {
+		case <-w.asked:
+			_ = stream.Send(&storev1.RemoteWatchRequest{Ask: &storev1.RemoteWatchRequest_Progress{Progress: new(storev1.RemoteProgressRequest)}})
+		case <-w.ctx.Done():
+			return
+		}
+	}
+}
+
+// C implements raftstore.Watcher.
+func (w *watcher) C() <-chan raftstore.Events { return w.c }
+
+// Err implements raftstore.Watcher.
+func (w *watcher) Err() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.err
+}
+
+// Stop implements raftstore.Watcher.
+func (w *watcher) Stop() { w.cancel() }
+
+// RequestProgress implements raftstore.ProgressRequester.
+func (w *watcher) RequestProgress() {
+	select {
+	case w.asked <- struct{}{}:
+	default: // one is on its way
+	}
+}
