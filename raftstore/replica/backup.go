@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"time"
 
 	"github.com/hashicorp/raft"
 
@@ -16,6 +17,46 @@ import (
 // restoreAhead is by how much a restored store's revision is moved ahead: far
 // more than the old group can have committed after the backup was taken.
 const restoreAhead = raftstore.Revision(1) << 32
+
+var (
+	// ErrForeignBackup reports a backup of another cluster.
+	ErrForeignBackup = errors.New("raftstore: backup is of another cluster")
+	// ErrBackupFormat reports a backup of another format version, or a file that is no backup.
+	ErrBackupFormat = errors.New("raftstore: not a backup that this version reads")
+	// ErrCorruptBackup reports a backup that is damaged.
+	ErrCorruptBackup = errors.New("raftstore: backup is corrupt")
+)
+
+// ErrCorruptSnapshot reports a snapshot file that is not what was written.
+var ErrCorruptSnapshot = errors.New("raftstore: snapshot is corrupt")
+
+// BackupInfo describes a backup.
+type BackupInfo struct {
+	Cluster  string
+	Revision raftstore.Revision
+	Created  time.Time
+	Keys     int
+	Bytes    int64 // sum of key and value sizes
+	Format   uint32
+	Sealed   bool
+	KeyID    string // of the key-encryption key it is sealed under
+}
+
+// RestoreOptions are for the cases that Restore refuses.
+type RestoreOptions struct {
+	// AnyCluster takes a backup of another cluster.
+	AnyCluster bool
+}
+
+// VerifyBackup reads a whole backup and says what is in it. Any damage is an error.
+func VerifyBackup(r io.Reader, keys *Keyring) (BackupInfo, error) {
+	machine, meta, err := mvcc.Load(r)
+	if err != nil {
+		return BackupInfo{}, err
+	}
+	v := machine.View()
+	return BackupInfo{Cluster: meta.Cluster, Revision: v.Revision(), Keys: v.Keys(), Bytes: v.Bytes(), Format: 1}, nil
+}
 
 // ErrNotEmpty reports a data directory that holds something already.
 var ErrNotEmpty = errors.New("raftstore: data directory is not empty")
@@ -53,34 +94,40 @@ func (r *Replica) Backup(ctx context.Context, w io.Writer) error {
 // written unless the backup is whole, and never over existing data. Revisions
 // of the restored store are far beyond those of the backup and everything
 // before counts as compacted: no watcher can take it for the old one.
-func Restore(c Config, backup io.Reader) error {
+func Restore(c Config, backup io.ReadSeeker, o RestoreOptions) (BackupInfo, error) {
+	info, err := restore(c, backup)
+	return info, err
+}
+
+func restore(c Config, backup io.Reader) (BackupInfo, error) {
+	var info BackupInfo
 	if c.Name == "" || c.DataDir == "" || c.Advertise == "" {
-		return errors.New("restore: name, data directory and advertised address are needed")
+		return info, errors.New("restore: name, data directory and advertised address are needed")
 	}
 	c = c.withDefaults()
 	machine, _, err := mvcc.Load(backup)
 	if err != nil {
-		return fmt.Errorf("restore: %w", err)
+		return info, fmt.Errorf("restore: %w", err)
 	}
 	switch files, err := os.ReadDir(c.DataDir); {
 	case err == nil && len(files) > 0:
-		return fmt.Errorf("restore to %s: %w", c.DataDir, ErrNotEmpty)
+		return info, fmt.Errorf("restore to %s: %w", c.DataDir, ErrNotEmpty)
 	case err != nil && !errors.Is(err, os.ErrNotExist):
-		return fmt.Errorf("restore: %w", err)
+		return info, fmt.Errorf("restore: %w", err)
 	}
 	if err := machine.Rebase(machine.View().Revision() + restoreAhead); err != nil {
-		return fmt.Errorf("restore: %w", err)
+		return info, fmt.Errorf("restore: %w", err)
 	}
 	// Opening the disk marks it as this replica's.
 	d, err := openDisk(c, func(error) {})
 	if err != nil {
-		return fmt.Errorf("restore: %w", err)
+		return info, fmt.Errorf("restore: %w", err)
 	}
 	defer d.close.Close()
 	if err := seed(c, d.snapshots, machine); err != nil {
-		return fmt.Errorf("restore to %s: %w", c.DataDir, err)
+		return info, fmt.Errorf("restore to %s: %w", c.DataDir, err)
 	}
-	return nil
+	return info, nil
 }
 
 // seed writes the state as the first snapshot of a group of one.

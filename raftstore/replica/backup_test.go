@@ -31,16 +31,16 @@ func TestBackupAndRestore(t *testing.T) {
 	cfg := fresh.Config("n1")
 	damaged := bytes.Clone(backup.Bytes())
 	damaged[len(damaged)/2] ^= 4
-	if err := replica.Restore(cfg, bytes.NewReader(damaged)); !errors.Is(err, mvcc.ErrCorrupt) {
+	if _, err := replica.Restore(cfg, bytes.NewReader(damaged), replica.RestoreOptions{}); !errors.Is(err, mvcc.ErrCorrupt) {
 		t.Errorf("restore of a damaged backup: %v", err)
 	}
 	if _, err := os.Stat(cfg.DataDir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a refused restore left something behind: %v", err)
 	}
-	if err := replica.Restore(cfg, bytes.NewReader(backup.Bytes())); err != nil {
+	if _, err := replica.Restore(cfg, bytes.NewReader(backup.Bytes()), replica.RestoreOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := replica.Restore(cfg, bytes.NewReader(backup.Bytes())); !errors.Is(err, replica.ErrNotEmpty) {
+	if _, err := replica.Restore(cfg, bytes.NewReader(backup.Bytes()), replica.RestoreOptions{}); !errors.Is(err, replica.ErrNotEmpty) {
 		t.Errorf("restore over existing data: %v", err)
 	}
 

@@ -81,6 +81,13 @@ type Config struct {
 	// Now is the clock (default time.Now). Tests jump it.
 	Now func() time.Time
 
+	// LogStore is what keeps the log: LogBolt (default) or LogWAL. A data
+	// directory made with the other one is refused; Convert changes it.
+	LogStore LogStoreKind
+	// Keys seal what is on the disk: log, snapshots and backups. nil writes in
+	// clear and opens nothing that is sealed.
+	Keys *Keyring
+
 	// NoSync skips fsync. For tests only: a power cut loses acknowledged writes.
 	NoSync bool
 	// Dial replaces the TCP dialer, under TLS. Tests cut cables with it.
@@ -117,6 +124,9 @@ func (c Config) withDefaults() Config {
 		c.Quota = 8 << 30
 	}
 	orElse(&c.CompareEvery, 10*time.Minute)
+	if c.LogStore == "" {
+		c.LogStore = LogBolt
+	}
 	if c.Now == nil {
 		c.Now = time.Now
 	}
@@ -138,6 +148,8 @@ func (c Config) check() error {
 		return errors.New("replica has no name")
 	case c.DataDir == "":
 		return fmt.Errorf("replica %s has no data directory", c.Name)
+	case c.LogStore != "" && c.LogStore != LogBolt && c.LogStore != LogWAL:
+		return fmt.Errorf("replica %s: log store %q is not known, want %q or %q", c.Name, c.LogStore, LogBolt, LogWAL)
 	case c.Listener == nil && c.ListenAddr == "":
 		return fmt.Errorf("replica %s has neither a listener nor an address to listen on", c.Name)
 	case c.ServerTLS == nil || c.ClientTLS == nil:
