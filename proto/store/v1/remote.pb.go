@@ -1434,14 +1434,14 @@ func (*AdminTransferResponse) Descriptor() ([]byte, []int) {
 }
 
 // AdminLink is what is wrong with the cable between this replica and another,
-// on this replica's side of it.
+// on this replica's side of it. What is held arrives when the cable is mended.
 type AdminLink struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Peer          string                 `protobuf:"bytes,1,opt,name=peer,proto3" json:"peer,omitempty"`
-	NoSend        bool                   `protobuf:"varint,2,opt,name=no_send,json=noSend,proto3" json:"no_send,omitempty"`          // what this replica sends to the peer does not arrive
-	NoReceive     bool                   `protobuf:"varint,3,opt,name=no_receive,json=noReceive,proto3" json:"no_receive,omitempty"` // what the peer sends does not arrive here
-	DelayUs       int64                  `protobuf:"varint,4,opt,name=delay_us,json=delayUs,proto3" json:"delay_us,omitempty"`       // everything sent to the peer arrives this much later
-	JitterUs      int64                  `protobuf:"varint,5,opt,name=jitter_us,json=jitterUs,proto3" json:"jitter_us,omitempty"`    // and up to that much more, differently for each connection and write
+	HoldSent      bool                   `protobuf:"varint,2,opt,name=hold_sent,json=holdSent,proto3" json:"hold_sent,omitempty"`             // what this replica sends to the peer does not leave
+	HoldReceived  bool                   `protobuf:"varint,3,opt,name=hold_received,json=holdReceived,proto3" json:"hold_received,omitempty"` // what the peer sends does not arrive
+	DelayUs       int64                  `protobuf:"varint,4,opt,name=delay_us,json=delayUs,proto3" json:"delay_us,omitempty"`                // everything sent to the peer arrives this much later
+	JitterUs      int64                  `protobuf:"varint,5,opt,name=jitter_us,json=jitterUs,proto3" json:"jitter_us,omitempty"`             // and up to that much more, differently for each write of each connection
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1483,16 +1483,16 @@ func (x *AdminLink) GetPeer() string {
 	return ""
 }
 
-func (x *AdminLink) GetNoSend() bool {
+func (x *AdminLink) GetHoldSent() bool {
 	if x != nil {
-		return x.NoSend
+		return x.HoldSent
 	}
 	return false
 }
 
-func (x *AdminLink) GetNoReceive() bool {
+func (x *AdminLink) GetHoldReceived() bool {
 	if x != nil {
-		return x.NoReceive
+		return x.HoldReceived
 	}
 	return false
 }
@@ -1763,12 +1763,11 @@ const file_proto_store_v1_remote_proto_rawDesc = "" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\"\x16\n" +
 	"\x14AdminCompactResponse\"\x16\n" +
 	"\x14AdminTransferRequest\"\x17\n" +
-	"\x15AdminTransferResponse\"\x8f\x01\n" +
+	"\x15AdminTransferResponse\"\x99\x01\n" +
 	"\tAdminLink\x12\x12\n" +
-	"\x04peer\x18\x01 \x01(\tR\x04peer\x12\x17\n" +
-	"\ano_send\x18\x02 \x01(\bR\x06noSend\x12\x1d\n" +
-	"\n" +
-	"no_receive\x18\x03 \x01(\bR\tnoReceive\x12\x19\n" +
+	"\x04peer\x18\x01 \x01(\tR\x04peer\x12\x1b\n" +
+	"\thold_sent\x18\x02 \x01(\bR\bholdSent\x12#\n" +
+	"\rhold_received\x18\x03 \x01(\bR\fholdReceived\x12\x19\n" +
 	"\bdelay_us\x18\x04 \x01(\x03R\adelayUs\x12\x1b\n" +
 	"\tjitter_us\x18\x05 \x01(\x03R\bjitterUs\"?\n" +
 	"\n" +

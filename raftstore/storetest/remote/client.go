@@ -68,6 +68,13 @@ func Dial(ctx context.Context, address string, creds credentials.TransportCreden
 // Admin is the other service of a replica process, on the same connection.
 func (c *Client) Admin() storev1.AdminClient { return storev1.NewAdminClient(c.conn) }
 
+// Reconnect tries at once to connect, if the client waits between attempts: the
+// replica has just been started.
+func (c *Client) Reconnect() {
+	c.conn.Connect()
+	c.conn.ResetConnectBackoff()
+}
+
 // Close ends the connection and every watch. Later calls fail with ErrClosed.
 func (c *Client) Close() error {
 	c.closed.Store(true)

@@ -1,0 +1,254 @@
+package storeproc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"keelson.dev/keelson/raftstore/storetest"
+)
+
+// Options choose a group.
+type Options struct {
+	Dir      string // for data and logs; must exist
+	Replicas int    // at the start; 3 when 0
+	// DataDir says where a replica keeps its data; Dir/NAME when nil.
+	DataDir  func(name string) string
+	Settings Settings
+	Env      []string // for the processes, in addition
+}
+
+// Group is some replicas, which know each other, and the cables between them.
+type Group struct {
+	options   Options
+	authority []byte
+	sockets   string // a folder with a short path: those of sockets are limited
+
+	mu      sync.Mutex
+	members []*Member
+	made    int
+	cables  map[[2]string]Link // by who sends and who receives; HoldSent and delays are used
+}
+
+// Start starts replicas r1, r2 ... as one group and waits until all are ready.
+// Close it in any case, if the error is nil.
+func Start(ctx context.Context, o Options) (*Group, error) {
+	if o.Replicas == 0 {
+		o.Replicas = 3
+	}
+	if o.DataDir == nil {
+		o.DataDir = func(name string) string { return filepath.Join(o.Dir, name) }
+	}
+	authority, err := storetest.NewAuthority()
+	if err != nil {
+		return nil, err
+	}
+	g := &Group{options: o, cables: make(map[[2]string]Link)}
+	if g.authority, err = authority.Marshal(); err != nil {
+		return nil, err
+	}
+	if g.sockets, err = os.MkdirTemp("", "replicas"); err != nil {
+		return nil, err
+	}
+	for range o.Replicas {
+		if _, err := g.Add(ctx); err != nil {
+			return nil, errors.Join(err, g.Close())
+		}
+	}
+	if err := g.AwaitReady(ctx); err != nil {
+		return nil, errors.Join(err, g.Close())
+	}
+	return g, nil
+}
+
+// Add starts one more replica and makes it a member; the first founds the group.
+func (g *Group) Add(ctx context.Context) (*Member, error) {
+	others := g.Members()
+	g.mu.Lock()
+	g.made++
+	name := fmt.Sprintf("r%d", g.made)
+	g.mu.Unlock()
+	hold, address, err := reserve()
+	if err != nil {
+		return nil, fmt.Errorf("port of replica %s: %w", name, err)
+	}
+	m := &Member{
+		Name: name, Address: address, DataDir: g.options.DataDir(name), LogFile: filepath.Join(g.options.Dir, name+".log"),
+		group: g, hold: hold,
+	}
+	m.setup = setup{
+		Name: name, DataDir: m.DataDir, Address: address, Socket: filepath.Join(g.sockets, name),
+		Bootstrap: len(others) == 0, Authority: g.authority, Settings: g.options.Settings,
+	}
+	g.mu.Lock()
+	g.members = append(g.members, m)
+	g.mu.Unlock()
+	if err := m.Start(ctx); err != nil {
+		return nil, err
+	}
+	if len(others) == 0 {
+		return m, nil
+	}
+	for _, o := range others {
+		if o.Up() {
+			return m, o.AddMember(ctx, m)
+		}
+	}
+	return nil, fmt.Errorf("replica %s: none of %d others is up to be joined", name, len(others))
+}
+
+// reserve takes a port of the loopback address without listening: others are
+// refused there, and only a process that shares it on purpose can listen.
+func reserve() (*os.File, string, error) {
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, "", err
+	}
+	f := os.NewFile(uintptr(fd), "port")
+	if err := errors.Join(share(fd), syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}})); err != nil {
+		return nil, "", errors.Join(err, f.Close())
+	}
+	at, err := syscall.Getsockname(fd)
+	if err != nil {
+		return nil, "", errors.Join(err, f.Close())
+	}
+	in4, ok := at.(*syscall.SockaddrInet4)
+	if !ok {
+		return nil, "", errors.Join(fmt.Errorf("bound to %T", at), f.Close())
+	}
+	return f, net.JoinHostPort("127.0.0.1", fmt.Sprint(in4.Port)), nil
+}
+
+// Remove takes a replica out of the group, through another, and ends its process.
+// Its name is not used again.
+func (g *Group) Remove(ctx context.Context, m *Member) error {
+	for _, o := range g.Members() {
+		if o == m || !o.Up() {
+			continue
+		}
+		if err := o.RemoveMember(ctx, m); err != nil {
+			return err
+		}
+		g.mu.Lock()
+		g.members = slices.DeleteFunc(g.members, func(x *Member) bool { return x == m })
+		g.mu.Unlock()
+		return m.discard()
+	}
+	return fmt.Errorf("none is up to remove replica %s", m.Name)
+}
+
+// discard ends a member for good.
+func (m *Member) discard() error {
+	err := errors.Join(m.Err(), m.Kill(), m.hold.Close())
+	if c := m.client(); c != nil {
+		err = errors.Join(err, c.Close())
+	}
+	return err
+}
+
+// Members are those that were added and not removed, in that order.
+func (g *Group) Members() []*Member {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Clone(g.members)
+}
+
+// Close ends every process, at once, and removes all but Dir. It returns what
+// went wrong with those that had ended by themselves.
+func (g *Group) Close() error {
+	var errs []error
+	for _, m := range g.Members() {
+		errs = append(errs, m.discard())
+	}
+	return errors.Join(append(errs, os.RemoveAll(g.sockets))...)
+}
+
+// Err tells of processes that ended when nobody had asked them to.
+func (g *Group) Err() error {
+	var errs []error
+	for _, m := range g.Members() {
+		errs = append(errs, m.Err())
+	}
+	return errors.Join(errs...)
+}
+
+// pollEvery is how often a condition of the group is looked at.
+const pollEvery = 10 * time.Millisecond
+
+// await polls until the condition holds. The last reason why not is told when
+// ctx ends, or when a process has ended by itself.
+func (g *Group) await(ctx context.Context, what string, holds func() error) error {
+	tick := time.NewTicker(pollEvery)
+	defer tick.Stop()
+	for {
+		why := holds()
+		if why == nil {
+			return nil
+		}
+		if err := g.Err(); err != nil {
+			return fmt.Errorf("waiting for %s: %w", what, err)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for %s: %w: %w", what, ctx.Err(), why)
+		}
+	}
+}
+
+// AwaitReady waits until every member that is up is ready.
+func (g *Group) AwaitReady(ctx context.Context) error {
+	return g.await(ctx, "all replicas to be ready", func() error {
+		for _, m := range g.Members() {
+			if !m.Up() {
+				continue
+			}
+			if s, ready, err := g.look(ctx, m); err != nil || !ready {
+				return fmt.Errorf("%s is not ready (leader %q): %w", m.Name, s.Leader, err)
+			}
+		}
+		return nil
+	})
+}
+
+// Leader waits until a replica that is up says that it leads and a majority of
+// the voters agrees.
+func (g *Group) Leader(ctx context.Context) (*Member, error) {
+	var leader *Member
+	err := g.await(ctx, "a leader", func() error {
+		votes := make(map[string]int)
+		var claim *Member
+		voters := 0
+		for _, m := range g.Members() {
+			if !m.Up() {
+				continue
+			}
+			s, _, err := g.look(ctx, m)
+			if err != nil {
+				continue
+			}
+			votes[s.Leader]++
+			if s.Leader == m.Name {
+				claim, voters = m, 0
+				for _, v := range s.Members {
+					if v.Voter {
+						voters++
+					}
+				}
+			}
+		}
+		if claim == nil || votes[claim.Name] <= voters/2 {
+			return fmt.Errorf("views of the leader: %v", votes)
+		}
+		leader = claim
+		return nil
+	})
+	return leader, err
+}
