@@ -146,7 +146,7 @@ func (g *Group) Remove(ctx context.Context, m *Member) error {
 
 // discard ends a member for good.
 func (m *Member) discard() error {
-	err := errors.Join(m.Err(), m.Kill(), m.hold.Close())
+	err := errors.Join(m.Kill(), m.hold.Close(), m.Err())
 	if c := m.client(); c != nil {
 		err = errors.Join(err, c.Close())
 	}
@@ -161,7 +161,7 @@ func (g *Group) Members() []*Member {
 }
 
 // Close ends every process, at once, and removes all but Dir. It returns what
-// went wrong with those that had ended by themselves.
+// Err would.
 func (g *Group) Close() error {
 	var errs []error
 	for _, m := range g.Members() {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -31,11 +30,14 @@ type Member struct {
 	group *Group
 	hold  *os.File // keeps the port reserved while no process has it
 
-	mu     sync.Mutex // one change of the process at a time
+	changing sync.Mutex // one change of the process at a time
+
+	mu     sync.Mutex
 	setup  setup
-	proc   *process
+	proc   *process       // the last one, which may have ended
 	store  *remote.Client // from the first start on
 	paused bool
+	died   error // ends that nobody asked for
 }
 
 // process is one life of a member.
@@ -44,6 +46,18 @@ type process struct {
 	ended    chan struct{} // closed when it has been waited for
 	err      error         // of Wait; after ended
 	expected bool          // it was asked to end; under Member.mu
+}
+
+func (p *process) running() bool {
+	if p == nil {
+		return false
+	}
+	select {
+	case <-p.ended:
+		return false
+	default:
+		return true
+	}
 }
 
 // Store is the store as this replica shows it. The client stays the same
@@ -62,7 +76,7 @@ func (m *Member) admin() storev1.AdminClient { return m.client().Admin() }
 func (m *Member) PID() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.proc == nil {
+	if !m.proc.running() {
 		return 0
 	}
 	return m.proc.cmd.Process.Pid
@@ -72,48 +86,35 @@ func (m *Member) PID() int {
 func (m *Member) Up() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.up()
-}
-
-func (m *Member) up() bool {
-	if m.proc == nil || m.paused {
-		return false
-	}
-	select {
-	case <-m.proc.ended:
-		return false
-	default:
-		return true
-	}
+	return m.proc.running() && !m.paused
 }
 
 // Start starts the replica's process and returns when it answers, which is
 // before it has caught up. Starting one that runs does nothing.
 func (m *Member) Start(ctx context.Context) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.proc != nil {
-		if m.up() || m.paused {
-			return nil
-		}
-		m.proc = nil // it ended by itself, which Err has told or will not matter
+	m.changing.Lock()
+	defer m.changing.Unlock()
+	if m.PID() != 0 {
+		return nil
 	}
-	m.setup.Links = m.group.linksOf(m.Name)
 	p, err := m.launch()
-	if err != nil {
-		return fmt.Errorf("starting replica %s: %w", m.Name, err)
+	if err == nil {
+		err = m.reach(ctx, p)
 	}
-	m.proc = p
-	if err := m.reach(ctx, p); err != nil {
+	if err == nil {
+		// A cable may have been cut or mended since it was launched.
+		err = m.setLinks(ctx, m.group.linksOf(m.Name))
+	}
+	if err != nil {
 		return fmt.Errorf("starting replica %s: %w%s", m.Name, err, m.lastWords())
 	}
 	return nil
 }
 
 func (m *Member) launch() (*process, error) {
-	if err := os.MkdirAll(filepath.Dir(m.LogFile), 0o755); err != nil {
-		return nil, err
-	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.setup.Links = m.group.linksOf(m.Name)
 	path := m.LogFile + ".setup"
 	if err := m.setup.write(path); err != nil {
 		return nil, err
@@ -139,11 +140,20 @@ func (m *Member) launch() (*process, error) {
 	if err := p.cmd.Start(); err != nil {
 		return nil, err
 	}
-	go func() {
-		p.err = p.cmd.Wait()
-		close(p.ended)
-	}()
+	m.proc, m.paused = p, false
+	go m.bury(p)
 	return p, nil
+}
+
+// bury waits for a process and notes how it ended if nobody had asked it to.
+func (m *Member) bury(p *process) {
+	p.err = p.cmd.Wait()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !p.expected {
+		m.died = errors.Join(m.died, fmt.Errorf("replica %s ended by itself: %v%s", m.Name, p.err, m.lastWords()))
+	}
+	close(p.ended)
 }
 
 // reach waits until the new process answers.
@@ -159,42 +169,47 @@ func (m *Member) reach(ctx context.Context, p *process) error {
 		case <-watched:
 		}
 	}()
-	if m.store == nil {
+	if m.client() == nil {
 		store, err := remote.Dial(ctx, "unix:"+m.setup.Socket, insecure.NewCredentials())
 		if err != nil {
 			return errors.Join(err, context.Cause(ctx))
 		}
+		m.mu.Lock()
 		m.store = store
+		m.mu.Unlock()
 	}
-	m.store.Reconnect()
-	if _, err := m.store.Admin().Status(ctx, new(storev1.AdminStatusRequest)); err != nil {
+	m.client().Reconnect()
+	if _, err := m.admin().Status(ctx, new(storev1.AdminStatusRequest)); err != nil {
 		return errors.Join(remote.Err(err), context.Cause(ctx))
 	}
 	return nil
 }
 
 // Kill ends the process as a crash does (SIGKILL) and waits until it is gone.
-func (m *Member) Kill() error { return m.end(syscall.SIGKILL, endPatience) }
+func (m *Member) Kill() error { return m.end(syscall.SIGKILL) }
 
 // Stop ends the process in an orderly way (SIGTERM).
-func (m *Member) Stop() error { return m.end(syscall.SIGTERM, endPatience) }
+func (m *Member) Stop() error { return m.end(syscall.SIGTERM) }
 
 // endPatience is far beyond what a replica needs to end on a busy machine.
 const endPatience = 30 * time.Second
 
-func (m *Member) end(with syscall.Signal, patience time.Duration) error {
+func (m *Member) end(with syscall.Signal) error {
+	m.changing.Lock()
+	defer m.changing.Unlock()
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	p := m.proc
-	if p == nil {
+	p, paused := m.proc, m.paused
+	if !p.running() {
+		m.mu.Unlock()
 		return nil
 	}
-	p.expected = true
+	p.expected, m.paused = true, false
+	m.mu.Unlock()
 	err := m.signal(p, with)
-	if m.paused && with != syscall.SIGKILL {
+	if paused && with != syscall.SIGKILL {
 		err = errors.Join(err, m.signal(p, syscall.SIGCONT))
 	}
-	late := time.NewTimer(patience)
+	late := time.NewTimer(endPatience)
 	defer late.Stop()
 	select {
 	case <-p.ended:
@@ -202,11 +217,10 @@ func (m *Member) end(with syscall.Signal, patience time.Duration) error {
 			err = fmt.Errorf("stopping replica %s: %w%s", m.Name, p.err, m.lastWords())
 		}
 	case <-late.C:
-		err = fmt.Errorf("replica %s does not stop within %s%s", m.Name, patience, m.lastWords())
+		err = fmt.Errorf("replica %s does not stop within %s%s", m.Name, endPatience, m.lastWords())
 		p.cmd.Process.Kill()
 		<-p.ended
 	}
-	m.proc, m.paused = nil, false
 	return err
 }
 
@@ -230,16 +244,18 @@ func (m *Member) Resume(ctx context.Context) error {
 }
 
 func (m *Member) freeze(s syscall.Signal, paused bool) error {
+	m.changing.Lock()
+	defer m.changing.Unlock()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.proc == nil {
+	if !m.proc.running() {
 		return nil
 	}
 	m.paused = paused
 	return m.signal(m.proc, s)
 }
 
-// Ended is closed when the process that runs now has ended; nil when none does.
+// Ended is closed when the process last started has ended; nil before the first.
 func (m *Member) Ended() <-chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -249,20 +265,21 @@ func (m *Member) Ended() <-chan struct{} {
 	return m.proc.ended
 }
 
-// Err says why the process ended when nobody asked it to, with its last words;
-// nil while it runs, or is down as it should be.
+// Err tells of processes of this member that ended when nobody had asked them
+// to, with their last words. Forgive forgets them, for one who expected it.
 func (m *Member) Err() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.proc == nil || m.proc.expected {
-		return nil
-	}
-	select {
-	case <-m.proc.ended:
-		return fmt.Errorf("replica %s ended by itself: %v%s", m.Name, m.proc.err, m.lastWords())
-	default:
-		return nil
-	}
+	return m.died
+}
+
+// Forgive returns what Err would and forgets it.
+func (m *Member) Forgive() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	err := m.died
+	m.died = nil
+	return err
 }
 
 // lastWords are the last lines of the log file.
@@ -333,9 +350,8 @@ func (m *Member) RemoveMember(ctx context.Context, other *Member) error {
 func (m *Member) ClockOffset(ctx context.Context, offset time.Duration) error {
 	m.mu.Lock()
 	m.setup.Clock = offset
-	up := m.up()
 	m.mu.Unlock()
-	if !up {
+	if !m.Up() {
 		return nil
 	}
 	_, err := m.admin().SetClock(ctx, &storev1.AdminClock{OffsetMs: offset.Milliseconds()})

@@ -49,7 +49,7 @@ type Settings struct {
 }
 
 func (s Settings) apply(c *replica.Config) {
-	c.Cluster, c.NoSync = s.Cluster, s.NoSync
+	c.LogStore, c.Cluster, c.NoSync = replica.LogStoreKind(s.LogStore), s.Cluster, s.NoSync
 	c.HeartbeatTimeout, c.ElectionTimeout = s.HeartbeatTimeout, s.ElectionTimeout
 	c.SnapshotBytes, c.SnapshotEntries, c.TrailingBytes = s.SnapshotBytes, s.SnapshotEntries, s.TrailingBytes
 	c.HistoryRevisions, c.HistoryAge, c.MinHistory = s.HistoryRevisions, s.HistoryAge, s.MinHistory
