@@ -1,0 +1,197 @@
+package linear
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+
+	"keelson.dev/keelson/raftstore"
+)
+
+// modelled is the part below the recorder's prefix whose keys the search for an
+// order knows: keys that only commits change.
+const modelled = "k/"
+
+// step is what one call did to one key.
+type step struct {
+	key  string
+	read bool
+	// If it is not a read: what it does, and on what condition.
+	does  raftstore.OpKind
+	value string
+	cond  raftstore.Precondition
+	// What a read showed; of a write, at is its revision.
+	present bool
+	at      raftstore.Revision
+}
+
+// register is one key.
+type register struct {
+	present bool
+	value   string
+	at      raftstore.Revision // of the last write or deletion
+}
+
+// keyModel is one key of the store: reads show the last write, conditions hold.
+// Of revisions it only asks that they grow.
+func keyModel() porcupine.Model {
+	return porcupine.Model{
+		Init: func() any { return register{} },
+		Step: func(state, input, _ any) (bool, any) {
+			s, in := state.(register), input.(step)
+			if in.read {
+				ok := in.present == s.present && in.value == s.value && (!in.present || in.at == s.at)
+				return ok, s
+			}
+			if in.cond.Absent && s.present || in.cond.Revision != 0 && (!s.present || s.at != in.cond.Revision) {
+				return false, s
+			}
+			switch {
+			case in.does == raftstore.OpCheck, in.does == raftstore.OpDelete && !s.present:
+				return true, s
+			case in.does == raftstore.OpDelete:
+				return in.at > s.at, register{at: in.at}
+			default:
+				return in.at > s.at, register{present: true, value: in.value, at: in.at}
+			}
+		},
+		DescribeOperation: func(input, _ any) string { return fmt.Sprintf("%+v", input) },
+	}
+}
+
+// searchOrder looks for an order of all calls in which each key behaves. It
+// does not use what the watchers saw but for one thing: whether a commit of
+// unknown outcome was ever seen by anybody. One that was not is left out.
+func (r *Recorder) searchOrder(rep *Report, a *audit, timeout time.Duration) {
+	if timeout == 0 {
+		timeout = time.Minute
+	}
+	byKey := make(map[string][]porcupine.Operation)
+	for i := range r.base.Items {
+		it := &r.base.Items[i]
+		if strings.HasPrefix(it.Key, r.prefix+modelled) {
+			byKey[it.Key] = append(byKey[it.Key], porcupine.Operation{Call: -1, Return: -1,
+				Input: step{key: it.Key, does: raftstore.OpPut, value: string(it.Value), at: it.Modified}})
+		}
+	}
+	for n, o := range r.ops {
+		for _, s := range r.steps(a, o) {
+			p := porcupine.Operation{ClientId: n, Input: s, Call: o.call.Nanoseconds(), Return: o.ret.Nanoseconds()}
+			if o.fate == unknown {
+				p.Return = math.MaxInt64
+			}
+			byKey[s.key] = append(byKey[s.key], p)
+		}
+	}
+	deadline := time.Now().Add(timeout)
+	for key, ops := range byKey {
+		// Also when there is no time left: the answer then is that nobody knows.
+		switch porcupine.CheckOperationsTimeout(keyModel(), ops, max(time.Millisecond, time.Until(deadline))) {
+		case porcupine.Illegal:
+			rep.add(Linear, "the %d calls about %s", len(ops), key)
+		case porcupine.Unknown:
+			rep.add(Undecided, "no order found for the %d calls about %s within %s, and no proof that there is none", len(ops), key, timeout)
+		}
+	}
+}
+
+// steps is what a call did to each modelled key, as its caller knows it.
+func (r *Recorder) steps(a *audit, o *op) []step {
+	in := func(key string) bool { return strings.HasPrefix(key, r.prefix+modelled) }
+	var out []step
+	switch {
+	case o.kind == opCommit && (o.fate == done || o.fate == unknown && len(a.applied[o]) > 0):
+		at := o.rev
+		if o.fate == unknown {
+			at = a.applied[o][0]
+		}
+		for _, c := range o.commit.Ops {
+			if in(c.Key) {
+				out = append(out, step{key: c.Key, does: c.Kind, value: string(c.Value), cond: c.If, at: at})
+			}
+		}
+	case o.fate == refused && in(o.conflict.Key):
+		out = append(out, seen(o.conflict.Key, o.conflict.Have))
+	case o.fate != done || o.read.Local || o.read.At != 0 || o.read.Limit != 0 || o.read.After != "":
+	case o.kind == opGet && in(o.key):
+		out = append(out, seen(o.key, o.item))
+	case o.kind == opList:
+		shown := make(map[string]*raftstore.Item)
+		for i := range o.list.Items {
+			shown[o.list.Items[i].Key] = &o.list.Items[i]
+		}
+		for key := range a.h.versions {
+			if in(key) && strings.HasPrefix(key, o.key) {
+				out = append(out, seen(key, shown[key]))
+			}
+		}
+	}
+	return out
+}
+
+// seen is a read.
+func seen(key string, it *raftstore.Item) step {
+	if it == nil {
+		return step{key: key, read: true}
+	}
+	return step{key: key, read: true, present: true, value: string(it.Value), at: it.Modified}
+}
+
+// describe tells a call and its reply.
+func (o *op) describe() string {
+	var b strings.Builder
+	switch o.kind {
+	case opCommit:
+		b.WriteString("commit {")
+		for i, c := range o.commit.Ops {
+			if i > 0 {
+				b.WriteString("; ")
+			}
+			b.WriteString([]string{"?", "put ", "delete ", "check "}[c.Kind&3] + c.Key)
+			if c.Kind == raftstore.OpPut {
+				fmt.Fprintf(&b, "=%q", c.Value)
+			}
+			if c.If.Absent {
+				b.WriteString(" if absent")
+			} else if c.If.Revision != 0 {
+				fmt.Fprintf(&b, " if at %d", c.If.Revision)
+			}
+		}
+		b.WriteString("}")
+		if o.commit.Fence != 0 {
+			fmt.Fprintf(&b, " under fence %d", o.commit.Fence)
+		}
+	case opGet:
+		b.WriteString("get " + o.key)
+	case opList:
+		fmt.Fprintf(&b, "list %s after %q limit %d at %d", o.key, o.read.After, o.read.Limit, o.read.At)
+	case opSync:
+		b.WriteString("sync")
+	}
+	if o.read.Local {
+		b.WriteString(" (local)")
+	}
+	fmt.Fprintf(&b, " [%.3f-%.3f s] ", o.call.Seconds(), o.ret.Seconds())
+	switch {
+	case o.fate == refused:
+		fmt.Fprintf(&b, "refused at revision %d as %s is %s", o.conflict.At, o.conflict.Key, show(o.conflict.Have))
+	case o.fate != done:
+		fmt.Fprintf(&b, "failed: %v", o.err)
+	case o.kind == opGet:
+		fmt.Fprintf(&b, "showed %s at revision %d", show(o.item), o.rev)
+	case o.kind == opList:
+		fmt.Fprintf(&b, "showed %d items at revision %d", len(o.list.Items), o.rev)
+	default:
+		fmt.Fprintf(&b, "returned revision %d", o.rev)
+	}
+	return b.String()
+}
+
+func isUnknown(err error) bool {
+	return errors.Is(err, raftstore.ErrOutcomeUnknown) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
+}

@@ -1,0 +1,193 @@
+// Package linear finds out whether a store keeps its word while it is being
+// disturbed. Random clients and watchers work on it and write down what they
+// did and saw (Workload, Recorder); when all is over, Check holds that against
+// the one history that the store's revisions tell, and against a model of a map
+// without revisions. It knows nothing of replicas: any raftstore.Store will do,
+// in this process or another.
+//
+// What Check relies on: every commit that changes something under the prefix is
+// made through a Recorder and puts at least one value that no other commit puts.
+package linear
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"keelson.dev/keelson/raftstore"
+)
+
+// Door is a way into the store: one replica, from one start of its process to
+// the end of it. Local reads through one door never go back.
+type Door struct {
+	Name  string // unique per start of the replica
+	Store raftstore.Store
+}
+
+// fate is what a caller knows of its call.
+type fate uint8
+
+const (
+	done    fate = iota + 1 // it took effect, or it read
+	refused                 // a precondition failed
+	failed                  // certainly without effect
+	unknown                 // perhaps
+)
+
+type opKind uint8
+
+const (
+	opCommit opKind = iota + 1
+	opGet
+	opList
+	opSync
+)
+
+// op is one call and its reply.
+type op struct {
+	kind      opKind
+	door      string
+	call, ret time.Duration // since the recorder began
+	inTime    bool          // it returned before its deadline
+
+	commit raftstore.Commit
+	key    string // or prefix
+	read   raftstore.ListOptions
+
+	fate     fate
+	err      error
+	rev      raftstore.Revision
+	item     *raftstore.Item
+	list     raftstore.List
+	conflict *raftstore.ConflictError
+}
+
+// Recorder writes down what clients do and see.
+type Recorder struct {
+	prefix string
+	base   raftstore.List // where the story begins
+	began  time.Time
+
+	mu       sync.Mutex
+	ops      []*op
+	sessions []*session
+	fence    raftstore.Fence // the greatest one with which a commit was acknowledged
+}
+
+// NewRecorder returns a recorder of the keys under a prefix, from now on. Only
+// clients of this recorder may write there.
+func NewRecorder(ctx context.Context, s raftstore.Store, prefix string) (*Recorder, error) {
+	// An empty store is at revision 0, after which nobody can watch.
+	if _, err := s.Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put(prefix+"~begin", nil)}}); err != nil {
+		return nil, fmt.Errorf("opening the recording: %w", err)
+	}
+	base, err := s.List(ctx, prefix, raftstore.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("reading what is there before the recording: %w", err)
+	}
+	return &Recorder{prefix: prefix, base: base, began: time.Now()}, nil
+}
+
+func (r *Recorder) now() time.Duration { return time.Since(r.began) }
+
+// Client makes calls through one door and writes them down.
+type Client struct {
+	rec  *Recorder
+	door Door
+}
+
+// Through returns a client of a door.
+func (r *Recorder) Through(d Door) Client { return Client{r, d} }
+
+// run makes one call.
+func (c Client) run(ctx context.Context, o *op, call func() error) error {
+	o.door, o.call = c.door.Name, c.rec.now()
+	err := call()
+	o.ret, o.inTime, o.err = c.rec.now(), ctx.Err() == nil, err
+	o.fate = fateOf(err, o)
+	c.rec.mu.Lock()
+	defer c.rec.mu.Unlock()
+	c.rec.ops = append(c.rec.ops, o)
+	if o.kind == opCommit && o.fate == done {
+		c.rec.fence = max(c.rec.fence, o.commit.Fence)
+	}
+	return err
+}
+
+// fateOf reads an error as the contract of the store means it.
+func fateOf(err error, o *op) fate {
+	switch {
+	case err == nil, o.kind == opGet && errors.Is(err, raftstore.ErrNotFound):
+		return done
+	case errors.As(err, &o.conflict):
+		return refused
+	case errors.Is(err, raftstore.ErrOutcomeUnknown):
+		return unknown
+	}
+	for _, sure := range []error{
+		raftstore.ErrUnavailable, raftstore.ErrFenced, raftstore.ErrNotLeader, raftstore.ErrClosed, raftstore.ErrCompacted,
+		raftstore.ErrFutureRevision, raftstore.ErrInvalid, raftstore.ErrTooLarge, raftstore.ErrNoSpace,
+	} {
+		if errors.Is(err, sure) {
+			return failed
+		}
+	}
+	if o.kind != opCommit && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)) {
+		return failed
+	}
+	return unknown
+}
+
+// Commit is raftstore.Store.Commit.
+func (c Client) Commit(ctx context.Context, commit raftstore.Commit) (raftstore.Revision, error) {
+	o := &op{kind: opCommit, commit: commit}
+	err := c.run(ctx, o, func() (err error) {
+		o.rev, err = c.door.Store.Commit(ctx, commit)
+		return err
+	})
+	return o.rev, err
+}
+
+// Get is raftstore.Store.Get.
+func (c Client) Get(ctx context.Context, key string, ro raftstore.ReadOptions) (raftstore.Item, raftstore.Revision, error) {
+	o := &op{kind: opGet, key: key, read: raftstore.ListOptions{ReadOptions: ro}}
+	var it raftstore.Item
+	err := c.run(ctx, o, func() (err error) {
+		it, o.rev, err = c.door.Store.Get(ctx, key, ro)
+		if err == nil {
+			o.item = &it
+		}
+		return err
+	})
+	return it, o.rev, err
+}
+
+// List is raftstore.Store.List.
+func (c Client) List(ctx context.Context, prefix string, lo raftstore.ListOptions) (raftstore.List, error) {
+	o := &op{kind: opList, key: prefix, read: lo}
+	err := c.run(ctx, o, func() (err error) {
+		o.list, err = c.door.Store.List(ctx, prefix, lo)
+		o.rev = o.list.Revision
+		return err
+	})
+	return o.list, err
+}
+
+// Sync is raftstore.Store.Sync.
+func (c Client) Sync(ctx context.Context) (raftstore.Revision, error) {
+	o := &op{kind: opSync}
+	err := c.run(ctx, o, func() (err error) {
+		o.rev, err = c.door.Store.Sync(ctx)
+		return err
+	})
+	return o.rev, err
+}
+
+// Fence is the greatest fence with which a commit was acknowledged.
+func (r *Recorder) Fence() raftstore.Fence {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.fence
+}

@@ -1,0 +1,107 @@
+package linear
+
+import (
+	"fmt"
+	"sort"
+	"strings"
+)
+
+// Kind names what a store did wrong.
+type Kind string
+
+// What Check finds.
+const (
+	StaleRead   Kind = "stale read"                    // misses what was acknowledged before it began
+	WrongRead   Kind = "read of what was never so"     // shows another state than the history has at its revision
+	TornList    Kind = "list is no snapshot"           // mixes states
+	LostWrite   Kind = "lost write"                    // acknowledged, and not in the history where it was acknowledged
+	Doubled     Kind = "applied twice"                 // in the history more than once
+	Resurrected Kind = "refused and applied"           // reported as not done, and in the history
+	Torn        Kind = "commit applied in part"        // its effect is not what its ops say
+	Broken      Kind = "precondition broken"           // applied although its precondition did not hold, or the reverse
+	Foreign     Kind = "change that nobody made"       // neither a commit nor an expiry
+	WentBack    Kind = "revision went back"            // commits or reads of one after the other show falling revisions
+	WatchGap    Kind = "watch misses a revision"       //
+	WatchRepeat Kind = "watch repeats or goes back"    //
+	WatchDiffer Kind = "watches differ"                // two tell the same revision differently, or one tells a state that cannot be
+	WatchStuck  Kind = "watch does not reach the end"  //
+	Unfenced    Kind = "fence ignored"                 // a commit of an older leadership after one of a newer
+	Expiry      Kind = "expiry too early or never"     //
+	Untyped     Kind = "error that the contract lacks" //
+	Linear      Kind = "no order explains it"          // porcupine's verdict on the values alone
+	Undecided   Kind = "checker gave up"               //
+)
+
+// Violation is one thing that a store did wrong.
+type Violation struct {
+	Kind Kind
+	What string
+}
+
+// Report is what Check found.
+type Report struct {
+	Ops, Acknowledged, Refused, Failed, Unknown int
+
+	Revisions  int // in the history
+	Deliveries int // to watchers
+	Sessions   int // watches, each from a revision
+	Fenced     int // commits acknowledged under a fence
+	Expired    int // keys
+
+	Violations []Violation
+	more       map[Kind]int // violations not listed
+}
+
+// perKind is how many violations of a kind are told in full.
+const perKind = 5
+
+func (r *Report) add(k Kind, format string, args ...any) {
+	n := 0
+	for _, v := range r.Violations {
+		if v.Kind == k {
+			n++
+		}
+	}
+	if n < perKind {
+		r.Violations = append(r.Violations, Violation{k, fmt.Sprintf(format, args...)})
+		return
+	}
+	if r.more == nil {
+		r.more = make(map[Kind]int)
+	}
+	r.more[k]++
+}
+
+// Has reports whether a violation of a kind was found.
+func (r *Report) Has(k Kind) bool {
+	for _, v := range r.Violations {
+		if v.Kind == k {
+			return true
+		}
+	}
+	return false
+}
+
+// Err is nil when the store kept its word, and else lists what it did.
+func (r *Report) Err() error {
+	if len(r.Violations) == 0 {
+		return nil
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "the store broke its word:")
+	for _, v := range r.Violations {
+		fmt.Fprintf(&b, "\n  %s: %s", v.Kind, v.What)
+	}
+	kinds := make([]string, 0, len(r.more))
+	for k, n := range r.more {
+		kinds = append(kinds, fmt.Sprintf("\n  %s: %d more", k, n))
+	}
+	sort.Strings(kinds)
+	return fmt.Errorf("%s%s", b.String(), strings.Join(kinds, ""))
+}
+
+// String sums up what was checked.
+func (r *Report) String() string {
+	return fmt.Sprintf("%d calls (%d done, %d refused, %d failed, %d of unknown outcome), %d revisions, %d fenced, %d keys expired, %d watches with %d deliveries",
+		r.Ops, r.Acknowledged, r.Refused, r.Failed, r.Unknown, r.Revisions, r.Fenced, r.Expired, r.Sessions, r.Deliveries)
+}
