@@ -2,6 +2,7 @@ package linear
 
 import (
 	"bytes"
+	"math"
 	"sort"
 	"strings"
 	"time"
@@ -237,7 +238,11 @@ func (a *audit) checkIdle(o *op) {
 		step := &o.commit.Ops[i]
 		was := a.h.at(step.Key, o.rev)
 		if step.Kind == raftstore.OpPut || step.Kind == raftstore.OpDelete && was != nil {
-			a.rep.add(LostWrite, "%s, but it is not in the history", o.describe())
+			if _, told := a.h.events[o.rev]; !told && o.rev < a.h.latest(math.MaxUint64) {
+				a.rep.add(WatchGap, "nobody was told of revision %d: %s", o.rev, o.describe())
+			} else {
+				a.rep.add(LostWrite, "%s, but it is not in the history", o.describe())
+			}
 			return
 		}
 		if !holds(step.If, was) {

@@ -14,7 +14,7 @@ func work(t *testing.T, d linear.Door, seed uint64, until func(r *linear.Workloa
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	w, err := linear.Start(ctx, linear.Options{Seed: seed, Pace: time.Millisecond, TTL: 40 * time.Millisecond}, func() (linear.Door, bool) { return d, true })
+	w, err := linear.Start(ctx, linear.Options{Seed: seed, Followers: 2, Pace: time.Millisecond, TTL: 40 * time.Millisecond}, func() (linear.Door, bool) { return d, true })
 	if err != nil {
 		t.Fatal(err)
 	}
