@@ -198,7 +198,7 @@ func TestCheckerFindsWhatIsBroken(t *testing.T) {
 		}},
 		"watch gap": {linear.WatchGap, func(b *broken) {
 			b.watch = func(ev raftstore.Events) []raftstore.Events {
-				if sometimes(100) {
+				if sometimes(20) {
 					return nil
 				}
 				return []raftstore.Events{ev}
@@ -206,7 +206,7 @@ func TestCheckerFindsWhatIsBroken(t *testing.T) {
 		}},
 		"watch repeats": {linear.WatchRepeat, func(b *broken) {
 			b.watch = func(ev raftstore.Events) []raftstore.Events {
-				if sometimes(100) {
+				if sometimes(20) {
 					return []raftstore.Events{ev, ev}
 				}
 				return []raftstore.Events{ev}
@@ -222,7 +222,7 @@ func TestCheckerFindsWhatIsBroken(t *testing.T) {
 		}},
 		"progress told too soon": {linear.WatchGap, func(b *broken) {
 			b.watch = func(ev raftstore.Events) []raftstore.Events {
-				if sometimes(50) {
+				if sometimes(20) {
 					return []raftstore.Events{{Revision: ev.Revision}}
 				}
 				return []raftstore.Events{ev}
@@ -243,8 +243,7 @@ func TestCheckerFindsWhatIsBroken(t *testing.T) {
 			defer m.Close()
 			b := &broken{Store: m}
 			c.spoil(b)
-			began := time.Now()
-			rep := work(t, linear.Door{Name: "memory", Store: b}, 1, func(*linear.Workload) bool { return time.Since(began) > 400*time.Millisecond })
+			rep := work(t, linear.Door{Name: "memory", Store: b}, 1, func(w *linear.Workload) bool { return w.Calls() > 800 })
 			if !rep.Has(c.want) {
 				t.Errorf("the checker does not find %q: %v\n%v", c.want, rep, rep.Err())
 			}

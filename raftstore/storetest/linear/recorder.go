@@ -191,3 +191,10 @@ func (r *Recorder) Fence() raftstore.Fence {
 	defer r.mu.Unlock()
 	return r.fence
 }
+
+// Calls is how many calls have been recorded.
+func (r *Recorder) Calls() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.ops)
+}
