@@ -1033,6 +1033,86 @@ func (x *RemoteAppliedResponse) GetRevision() uint64 {
 	return 0
 }
 
+type RemoteLeadRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoteLeadRequest) Reset() {
+	*x = RemoteLeadRequest{}
+	mi := &file_proto_store_v1_remote_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoteLeadRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoteLeadRequest) ProtoMessage() {}
+
+func (x *RemoteLeadRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_store_v1_remote_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoteLeadRequest.ProtoReflect.Descriptor instead.
+func (*RemoteLeadRequest) Descriptor() ([]byte, []int) {
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{17}
+}
+
+type RemoteLeadership struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Fence         uint64                 `protobuf:"varint,1,opt,name=fence,proto3" json:"fence,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoteLeadership) Reset() {
+	*x = RemoteLeadership{}
+	mi := &file_proto_store_v1_remote_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoteLeadership) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoteLeadership) ProtoMessage() {}
+
+func (x *RemoteLeadership) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_store_v1_remote_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoteLeadership.ProtoReflect.Descriptor instead.
+func (*RemoteLeadership) Descriptor() ([]byte, []int) {
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *RemoteLeadership) GetFence() uint64 {
+	if x != nil {
+		return x.Fence
+	}
+	return 0
+}
+
 type AdminStatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1041,7 +1121,7 @@ type AdminStatusRequest struct {
 
 func (x *AdminStatusRequest) Reset() {
 	*x = AdminStatusRequest{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[17]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1053,7 +1133,7 @@ func (x *AdminStatusRequest) String() string {
 func (*AdminStatusRequest) ProtoMessage() {}
 
 func (x *AdminStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[17]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1066,7 +1146,7 @@ func (x *AdminStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminStatusRequest.ProtoReflect.Descriptor instead.
 func (*AdminStatusRequest) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{17}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{19}
 }
 
 type AdminStatusResponse struct {
@@ -1079,7 +1159,7 @@ type AdminStatusResponse struct {
 
 func (x *AdminStatusResponse) Reset() {
 	*x = AdminStatusResponse{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[18]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1091,7 +1171,7 @@ func (x *AdminStatusResponse) String() string {
 func (*AdminStatusResponse) ProtoMessage() {}
 
 func (x *AdminStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[18]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1104,7 +1184,7 @@ func (x *AdminStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminStatusResponse.ProtoReflect.Descriptor instead.
 func (*AdminStatusResponse) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{18}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *AdminStatusResponse) GetStatus() []byte {
@@ -1129,7 +1209,7 @@ type AdminHashRequest struct {
 
 func (x *AdminHashRequest) Reset() {
 	*x = AdminHashRequest{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[19]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1141,7 +1221,7 @@ func (x *AdminHashRequest) String() string {
 func (*AdminHashRequest) ProtoMessage() {}
 
 func (x *AdminHashRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[19]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1154,7 +1234,7 @@ func (x *AdminHashRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminHashRequest.ProtoReflect.Descriptor instead.
 func (*AdminHashRequest) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{19}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{21}
 }
 
 type AdminHashResponse struct {
@@ -1167,7 +1247,7 @@ type AdminHashResponse struct {
 
 func (x *AdminHashResponse) Reset() {
 	*x = AdminHashResponse{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[20]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1179,7 +1259,7 @@ func (x *AdminHashResponse) String() string {
 func (*AdminHashResponse) ProtoMessage() {}
 
 func (x *AdminHashResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[20]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1192,7 +1272,7 @@ func (x *AdminHashResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminHashResponse.ProtoReflect.Descriptor instead.
 func (*AdminHashResponse) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{20}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *AdminHashResponse) GetRevision() uint64 {
@@ -1217,7 +1297,7 @@ type AdminSnapshotRequest struct {
 
 func (x *AdminSnapshotRequest) Reset() {
 	*x = AdminSnapshotRequest{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[21]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1229,7 +1309,7 @@ func (x *AdminSnapshotRequest) String() string {
 func (*AdminSnapshotRequest) ProtoMessage() {}
 
 func (x *AdminSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[21]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1242,7 +1322,7 @@ func (x *AdminSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*AdminSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{21}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{23}
 }
 
 type AdminSnapshotResponse struct {
@@ -1253,7 +1333,7 @@ type AdminSnapshotResponse struct {
 
 func (x *AdminSnapshotResponse) Reset() {
 	*x = AdminSnapshotResponse{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[22]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1265,7 +1345,7 @@ func (x *AdminSnapshotResponse) String() string {
 func (*AdminSnapshotResponse) ProtoMessage() {}
 
 func (x *AdminSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[22]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1278,7 +1358,7 @@ func (x *AdminSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*AdminSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{22}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{24}
 }
 
 type AdminCompactRequest struct {
@@ -1290,7 +1370,7 @@ type AdminCompactRequest struct {
 
 func (x *AdminCompactRequest) Reset() {
 	*x = AdminCompactRequest{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[23]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1302,7 +1382,7 @@ func (x *AdminCompactRequest) String() string {
 func (*AdminCompactRequest) ProtoMessage() {}
 
 func (x *AdminCompactRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[23]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1315,7 +1395,7 @@ func (x *AdminCompactRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminCompactRequest.ProtoReflect.Descriptor instead.
 func (*AdminCompactRequest) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{23}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *AdminCompactRequest) GetRevision() uint64 {
@@ -1333,7 +1413,7 @@ type AdminCompactResponse struct {
 
 func (x *AdminCompactResponse) Reset() {
 	*x = AdminCompactResponse{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[24]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1345,7 +1425,7 @@ func (x *AdminCompactResponse) String() string {
 func (*AdminCompactResponse) ProtoMessage() {}
 
 func (x *AdminCompactResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[24]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1358,7 +1438,7 @@ func (x *AdminCompactResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminCompactResponse.ProtoReflect.Descriptor instead.
 func (*AdminCompactResponse) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{24}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{26}
 }
 
 type AdminTransferRequest struct {
@@ -1369,7 +1449,7 @@ type AdminTransferRequest struct {
 
 func (x *AdminTransferRequest) Reset() {
 	*x = AdminTransferRequest{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[25]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1381,7 +1461,7 @@ func (x *AdminTransferRequest) String() string {
 func (*AdminTransferRequest) ProtoMessage() {}
 
 func (x *AdminTransferRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[25]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1394,7 +1474,7 @@ func (x *AdminTransferRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminTransferRequest.ProtoReflect.Descriptor instead.
 func (*AdminTransferRequest) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{25}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{27}
 }
 
 type AdminTransferResponse struct {
@@ -1405,7 +1485,7 @@ type AdminTransferResponse struct {
 
 func (x *AdminTransferResponse) Reset() {
 	*x = AdminTransferResponse{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[26]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1417,7 +1497,7 @@ func (x *AdminTransferResponse) String() string {
 func (*AdminTransferResponse) ProtoMessage() {}
 
 func (x *AdminTransferResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[26]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1430,7 +1510,7 @@ func (x *AdminTransferResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminTransferResponse.ProtoReflect.Descriptor instead.
 func (*AdminTransferResponse) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{26}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{28}
 }
 
 // AdminLink is what is wrong with the cable between this replica and another,
@@ -1448,7 +1528,7 @@ type AdminLink struct {
 
 func (x *AdminLink) Reset() {
 	*x = AdminLink{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[27]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1460,7 +1540,7 @@ func (x *AdminLink) String() string {
 func (*AdminLink) ProtoMessage() {}
 
 func (x *AdminLink) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[27]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1473,7 +1553,7 @@ func (x *AdminLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminLink.ProtoReflect.Descriptor instead.
 func (*AdminLink) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{27}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *AdminLink) GetPeer() string {
@@ -1520,7 +1600,7 @@ type AdminLinks struct {
 
 func (x *AdminLinks) Reset() {
 	*x = AdminLinks{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[28]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1532,7 +1612,7 @@ func (x *AdminLinks) String() string {
 func (*AdminLinks) ProtoMessage() {}
 
 func (x *AdminLinks) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[28]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1545,7 +1625,7 @@ func (x *AdminLinks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminLinks.ProtoReflect.Descriptor instead.
 func (*AdminLinks) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{28}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *AdminLinks) GetLinks() []*AdminLink {
@@ -1563,7 +1643,7 @@ type AdminLinksResponse struct {
 
 func (x *AdminLinksResponse) Reset() {
 	*x = AdminLinksResponse{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[29]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1575,7 +1655,7 @@ func (x *AdminLinksResponse) String() string {
 func (*AdminLinksResponse) ProtoMessage() {}
 
 func (x *AdminLinksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[29]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1588,7 +1668,7 @@ func (x *AdminLinksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminLinksResponse.ProtoReflect.Descriptor instead.
 func (*AdminLinksResponse) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{29}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{31}
 }
 
 type AdminClock struct {
@@ -1600,7 +1680,7 @@ type AdminClock struct {
 
 func (x *AdminClock) Reset() {
 	*x = AdminClock{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[30]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1612,7 +1692,7 @@ func (x *AdminClock) String() string {
 func (*AdminClock) ProtoMessage() {}
 
 func (x *AdminClock) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[30]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1625,7 +1705,7 @@ func (x *AdminClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminClock.ProtoReflect.Descriptor instead.
 func (*AdminClock) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{30}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *AdminClock) GetOffsetMs() int64 {
@@ -1643,7 +1723,7 @@ type AdminClockResponse struct {
 
 func (x *AdminClockResponse) Reset() {
 	*x = AdminClockResponse{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[31]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1655,7 +1735,7 @@ func (x *AdminClockResponse) String() string {
 func (*AdminClockResponse) ProtoMessage() {}
 
 func (x *AdminClockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[31]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1668,7 +1748,7 @@ func (x *AdminClockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminClockResponse.ProtoReflect.Descriptor instead.
 func (*AdminClockResponse) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{31}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{33}
 }
 
 var File_proto_store_v1_remote_proto protoreflect.FileDescriptor
@@ -1748,7 +1828,10 @@ const file_proto_store_v1_remote_proto_rawDesc = "" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\"\x16\n" +
 	"\x14RemoteAppliedRequest\"3\n" +
 	"\x15RemoteAppliedResponse\x12\x1a\n" +
-	"\brevision\x18\x01 \x01(\x04R\brevision\"\x14\n" +
+	"\brevision\x18\x01 \x01(\x04R\brevision\"\x13\n" +
+	"\x11RemoteLeadRequest\"(\n" +
+	"\x10RemoteLeadership\x12\x14\n" +
+	"\x05fence\x18\x01 \x01(\x04R\x05fence\"\x14\n" +
 	"\x12AdminStatusRequest\"C\n" +
 	"\x13AdminStatusResponse\x12\x16\n" +
 	"\x06status\x18\x01 \x01(\fR\x06status\x12\x14\n" +
@@ -1777,14 +1860,15 @@ const file_proto_store_v1_remote_proto_rawDesc = "" +
 	"\n" +
 	"AdminClock\x12\x1b\n" +
 	"\toffset_ms\x18\x01 \x01(\x03R\boffsetMs\"\x14\n" +
-	"\x12AdminClockResponse2\x85\x04\n" +
+	"\x12AdminClockResponse2\xd8\x04\n" +
 	"\x06Remote\x12W\n" +
 	"\x06Commit\x12%.keelson.store.v1.RemoteCommitRequest\x1a&.keelson.store.v1.RemoteCommitResponse\x12N\n" +
 	"\x03Get\x12\".keelson.store.v1.RemoteGetRequest\x1a#.keelson.store.v1.RemoteGetResponse\x12P\n" +
 	"\x04List\x12#.keelson.store.v1.RemoteListRequest\x1a!.keelson.store.v1.RemoteListChunk0\x01\x12Q\n" +
 	"\x05Watch\x12$.keelson.store.v1.RemoteWatchRequest\x1a\x1e.keelson.store.v1.RemoteEvents(\x010\x01\x12Q\n" +
 	"\x04Sync\x12#.keelson.store.v1.RemoteSyncRequest\x1a$.keelson.store.v1.RemoteSyncResponse\x12Z\n" +
-	"\aApplied\x12&.keelson.store.v1.RemoteAppliedRequest\x1a'.keelson.store.v1.RemoteAppliedResponse2\x98\x06\n" +
+	"\aApplied\x12&.keelson.store.v1.RemoteAppliedRequest\x1a'.keelson.store.v1.RemoteAppliedResponse\x12Q\n" +
+	"\x04Lead\x12#.keelson.store.v1.RemoteLeadRequest\x1a\".keelson.store.v1.RemoteLeadership0\x012\x98\x06\n" +
 	"\x05Admin\x12U\n" +
 	"\x06Status\x12$.keelson.store.v1.AdminStatusRequest\x1a%.keelson.store.v1.AdminStatusResponse\x12O\n" +
 	"\x04Hash\x12\".keelson.store.v1.AdminHashRequest\x1a#.keelson.store.v1.AdminHashResponse\x12[\n" +
@@ -1809,7 +1893,7 @@ func file_proto_store_v1_remote_proto_rawDescGZIP() []byte {
 }
 
 var file_proto_store_v1_remote_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_proto_store_v1_remote_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_proto_store_v1_remote_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
 var file_proto_store_v1_remote_proto_goTypes = []any{
 	(RemoteFailure_Kind)(0),       // 0: keelson.store.v1.RemoteFailure.Kind
 	(*RemoteFailure)(nil),         // 1: keelson.store.v1.RemoteFailure
@@ -1829,75 +1913,79 @@ var file_proto_store_v1_remote_proto_goTypes = []any{
 	(*RemoteSyncResponse)(nil),    // 15: keelson.store.v1.RemoteSyncResponse
 	(*RemoteAppliedRequest)(nil),  // 16: keelson.store.v1.RemoteAppliedRequest
 	(*RemoteAppliedResponse)(nil), // 17: keelson.store.v1.RemoteAppliedResponse
-	(*AdminStatusRequest)(nil),    // 18: keelson.store.v1.AdminStatusRequest
-	(*AdminStatusResponse)(nil),   // 19: keelson.store.v1.AdminStatusResponse
-	(*AdminHashRequest)(nil),      // 20: keelson.store.v1.AdminHashRequest
-	(*AdminHashResponse)(nil),     // 21: keelson.store.v1.AdminHashResponse
-	(*AdminSnapshotRequest)(nil),  // 22: keelson.store.v1.AdminSnapshotRequest
-	(*AdminSnapshotResponse)(nil), // 23: keelson.store.v1.AdminSnapshotResponse
-	(*AdminCompactRequest)(nil),   // 24: keelson.store.v1.AdminCompactRequest
-	(*AdminCompactResponse)(nil),  // 25: keelson.store.v1.AdminCompactResponse
-	(*AdminTransferRequest)(nil),  // 26: keelson.store.v1.AdminTransferRequest
-	(*AdminTransferResponse)(nil), // 27: keelson.store.v1.AdminTransferResponse
-	(*AdminLink)(nil),             // 28: keelson.store.v1.AdminLink
-	(*AdminLinks)(nil),            // 29: keelson.store.v1.AdminLinks
-	(*AdminLinksResponse)(nil),    // 30: keelson.store.v1.AdminLinksResponse
-	(*AdminClock)(nil),            // 31: keelson.store.v1.AdminClock
-	(*AdminClockResponse)(nil),    // 32: keelson.store.v1.AdminClockResponse
-	(*Op)(nil),                    // 33: keelson.store.v1.Op
-	(*Precondition)(nil),          // 34: keelson.store.v1.Precondition
-	(*Item)(nil),                  // 35: keelson.store.v1.Item
-	(*AddMemberRequest)(nil),      // 36: keelson.store.v1.AddMemberRequest
-	(*RemoveMemberRequest)(nil),   // 37: keelson.store.v1.RemoveMemberRequest
-	(*AddMemberResponse)(nil),     // 38: keelson.store.v1.AddMemberResponse
-	(*RemoveMemberResponse)(nil),  // 39: keelson.store.v1.RemoveMemberResponse
+	(*RemoteLeadRequest)(nil),     // 18: keelson.store.v1.RemoteLeadRequest
+	(*RemoteLeadership)(nil),      // 19: keelson.store.v1.RemoteLeadership
+	(*AdminStatusRequest)(nil),    // 20: keelson.store.v1.AdminStatusRequest
+	(*AdminStatusResponse)(nil),   // 21: keelson.store.v1.AdminStatusResponse
+	(*AdminHashRequest)(nil),      // 22: keelson.store.v1.AdminHashRequest
+	(*AdminHashResponse)(nil),     // 23: keelson.store.v1.AdminHashResponse
+	(*AdminSnapshotRequest)(nil),  // 24: keelson.store.v1.AdminSnapshotRequest
+	(*AdminSnapshotResponse)(nil), // 25: keelson.store.v1.AdminSnapshotResponse
+	(*AdminCompactRequest)(nil),   // 26: keelson.store.v1.AdminCompactRequest
+	(*AdminCompactResponse)(nil),  // 27: keelson.store.v1.AdminCompactResponse
+	(*AdminTransferRequest)(nil),  // 28: keelson.store.v1.AdminTransferRequest
+	(*AdminTransferResponse)(nil), // 29: keelson.store.v1.AdminTransferResponse
+	(*AdminLink)(nil),             // 30: keelson.store.v1.AdminLink
+	(*AdminLinks)(nil),            // 31: keelson.store.v1.AdminLinks
+	(*AdminLinksResponse)(nil),    // 32: keelson.store.v1.AdminLinksResponse
+	(*AdminClock)(nil),            // 33: keelson.store.v1.AdminClock
+	(*AdminClockResponse)(nil),    // 34: keelson.store.v1.AdminClockResponse
+	(*Op)(nil),                    // 35: keelson.store.v1.Op
+	(*Precondition)(nil),          // 36: keelson.store.v1.Precondition
+	(*Item)(nil),                  // 37: keelson.store.v1.Item
+	(*AddMemberRequest)(nil),      // 38: keelson.store.v1.AddMemberRequest
+	(*RemoveMemberRequest)(nil),   // 39: keelson.store.v1.RemoveMemberRequest
+	(*AddMemberResponse)(nil),     // 40: keelson.store.v1.AddMemberResponse
+	(*RemoveMemberResponse)(nil),  // 41: keelson.store.v1.RemoveMemberResponse
 }
 var file_proto_store_v1_remote_proto_depIdxs = []int32{
 	0,  // 0: keelson.store.v1.RemoteFailure.kinds:type_name -> keelson.store.v1.RemoteFailure.Kind
-	33, // 1: keelson.store.v1.RemoteCommitRequest.ops:type_name -> keelson.store.v1.Op
+	35, // 1: keelson.store.v1.RemoteCommitRequest.ops:type_name -> keelson.store.v1.Op
 	4,  // 2: keelson.store.v1.RemoteCommitResponse.conflict:type_name -> keelson.store.v1.RemoteConflict
-	34, // 3: keelson.store.v1.RemoteConflict.want:type_name -> keelson.store.v1.Precondition
-	35, // 4: keelson.store.v1.RemoteConflict.have:type_name -> keelson.store.v1.Item
-	35, // 5: keelson.store.v1.RemoteGetResponse.item:type_name -> keelson.store.v1.Item
-	35, // 6: keelson.store.v1.RemoteListChunk.items:type_name -> keelson.store.v1.Item
+	36, // 3: keelson.store.v1.RemoteConflict.want:type_name -> keelson.store.v1.Precondition
+	37, // 4: keelson.store.v1.RemoteConflict.have:type_name -> keelson.store.v1.Item
+	37, // 5: keelson.store.v1.RemoteGetResponse.item:type_name -> keelson.store.v1.Item
+	37, // 6: keelson.store.v1.RemoteListChunk.items:type_name -> keelson.store.v1.Item
 	10, // 7: keelson.store.v1.RemoteWatchRequest.begin:type_name -> keelson.store.v1.RemoteWatchBegin
 	11, // 8: keelson.store.v1.RemoteWatchRequest.progress:type_name -> keelson.store.v1.RemoteProgressRequest
 	13, // 9: keelson.store.v1.RemoteEvents.events:type_name -> keelson.store.v1.RemoteEvent
-	35, // 10: keelson.store.v1.RemoteEvent.item:type_name -> keelson.store.v1.Item
-	35, // 11: keelson.store.v1.RemoteEvent.prev:type_name -> keelson.store.v1.Item
-	28, // 12: keelson.store.v1.AdminLinks.links:type_name -> keelson.store.v1.AdminLink
+	37, // 10: keelson.store.v1.RemoteEvent.item:type_name -> keelson.store.v1.Item
+	37, // 11: keelson.store.v1.RemoteEvent.prev:type_name -> keelson.store.v1.Item
+	30, // 12: keelson.store.v1.AdminLinks.links:type_name -> keelson.store.v1.AdminLink
 	2,  // 13: keelson.store.v1.Remote.Commit:input_type -> keelson.store.v1.RemoteCommitRequest
 	5,  // 14: keelson.store.v1.Remote.Get:input_type -> keelson.store.v1.RemoteGetRequest
 	7,  // 15: keelson.store.v1.Remote.List:input_type -> keelson.store.v1.RemoteListRequest
 	9,  // 16: keelson.store.v1.Remote.Watch:input_type -> keelson.store.v1.RemoteWatchRequest
 	14, // 17: keelson.store.v1.Remote.Sync:input_type -> keelson.store.v1.RemoteSyncRequest
 	16, // 18: keelson.store.v1.Remote.Applied:input_type -> keelson.store.v1.RemoteAppliedRequest
-	18, // 19: keelson.store.v1.Admin.Status:input_type -> keelson.store.v1.AdminStatusRequest
-	20, // 20: keelson.store.v1.Admin.Hash:input_type -> keelson.store.v1.AdminHashRequest
-	22, // 21: keelson.store.v1.Admin.Snapshot:input_type -> keelson.store.v1.AdminSnapshotRequest
-	24, // 22: keelson.store.v1.Admin.Compact:input_type -> keelson.store.v1.AdminCompactRequest
-	26, // 23: keelson.store.v1.Admin.Transfer:input_type -> keelson.store.v1.AdminTransferRequest
-	36, // 24: keelson.store.v1.Admin.AddMember:input_type -> keelson.store.v1.AddMemberRequest
-	37, // 25: keelson.store.v1.Admin.RemoveMember:input_type -> keelson.store.v1.RemoveMemberRequest
-	29, // 26: keelson.store.v1.Admin.SetLinks:input_type -> keelson.store.v1.AdminLinks
-	31, // 27: keelson.store.v1.Admin.SetClock:input_type -> keelson.store.v1.AdminClock
-	3,  // 28: keelson.store.v1.Remote.Commit:output_type -> keelson.store.v1.RemoteCommitResponse
-	6,  // 29: keelson.store.v1.Remote.Get:output_type -> keelson.store.v1.RemoteGetResponse
-	8,  // 30: keelson.store.v1.Remote.List:output_type -> keelson.store.v1.RemoteListChunk
-	12, // 31: keelson.store.v1.Remote.Watch:output_type -> keelson.store.v1.RemoteEvents
-	15, // 32: keelson.store.v1.Remote.Sync:output_type -> keelson.store.v1.RemoteSyncResponse
-	17, // 33: keelson.store.v1.Remote.Applied:output_type -> keelson.store.v1.RemoteAppliedResponse
-	19, // 34: keelson.store.v1.Admin.Status:output_type -> keelson.store.v1.AdminStatusResponse
-	21, // 35: keelson.store.v1.Admin.Hash:output_type -> keelson.store.v1.AdminHashResponse
-	23, // 36: keelson.store.v1.Admin.Snapshot:output_type -> keelson.store.v1.AdminSnapshotResponse
-	25, // 37: keelson.store.v1.Admin.Compact:output_type -> keelson.store.v1.AdminCompactResponse
-	27, // 38: keelson.store.v1.Admin.Transfer:output_type -> keelson.store.v1.AdminTransferResponse
-	38, // 39: keelson.store.v1.Admin.AddMember:output_type -> keelson.store.v1.AddMemberResponse
-	39, // 40: keelson.store.v1.Admin.RemoveMember:output_type -> keelson.store.v1.RemoveMemberResponse
-	30, // 41: keelson.store.v1.Admin.SetLinks:output_type -> keelson.store.v1.AdminLinksResponse
-	32, // 42: keelson.store.v1.Admin.SetClock:output_type -> keelson.store.v1.AdminClockResponse
-	28, // [28:43] is the sub-list for method output_type
-	13, // [13:28] is the sub-list for method input_type
+	18, // 19: keelson.store.v1.Remote.Lead:input_type -> keelson.store.v1.RemoteLeadRequest
+	20, // 20: keelson.store.v1.Admin.Status:input_type -> keelson.store.v1.AdminStatusRequest
+	22, // 21: keelson.store.v1.Admin.Hash:input_type -> keelson.store.v1.AdminHashRequest
+	24, // 22: keelson.store.v1.Admin.Snapshot:input_type -> keelson.store.v1.AdminSnapshotRequest
+	26, // 23: keelson.store.v1.Admin.Compact:input_type -> keelson.store.v1.AdminCompactRequest
+	28, // 24: keelson.store.v1.Admin.Transfer:input_type -> keelson.store.v1.AdminTransferRequest
+	38, // 25: keelson.store.v1.Admin.AddMember:input_type -> keelson.store.v1.AddMemberRequest
+	39, // 26: keelson.store.v1.Admin.RemoveMember:input_type -> keelson.store.v1.RemoveMemberRequest
+	31, // 27: keelson.store.v1.Admin.SetLinks:input_type -> keelson.store.v1.AdminLinks
+	33, // 28: keelson.store.v1.Admin.SetClock:input_type -> keelson.store.v1.AdminClock
+	3,  // 29: keelson.store.v1.Remote.Commit:output_type -> keelson.store.v1.RemoteCommitResponse
+	6,  // 30: keelson.store.v1.Remote.Get:output_type -> keelson.store.v1.RemoteGetResponse
+	8,  // 31: keelson.store.v1.Remote.List:output_type -> keelson.store.v1.RemoteListChunk
+	12, // 32: keelson.store.v1.Remote.Watch:output_type -> keelson.store.v1.RemoteEvents
+	15, // 33: keelson.store.v1.Remote.Sync:output_type -> keelson.store.v1.RemoteSyncResponse
+	17, // 34: keelson.store.v1.Remote.Applied:output_type -> keelson.store.v1.RemoteAppliedResponse
+	19, // 35: keelson.store.v1.Remote.Lead:output_type -> keelson.store.v1.RemoteLeadership
+	21, // 36: keelson.store.v1.Admin.Status:output_type -> keelson.store.v1.AdminStatusResponse
+	23, // 37: keelson.store.v1.Admin.Hash:output_type -> keelson.store.v1.AdminHashResponse
+	25, // 38: keelson.store.v1.Admin.Snapshot:output_type -> keelson.store.v1.AdminSnapshotResponse
+	27, // 39: keelson.store.v1.Admin.Compact:output_type -> keelson.store.v1.AdminCompactResponse
+	29, // 40: keelson.store.v1.Admin.Transfer:output_type -> keelson.store.v1.AdminTransferResponse
+	40, // 41: keelson.store.v1.Admin.AddMember:output_type -> keelson.store.v1.AddMemberResponse
+	41, // 42: keelson.store.v1.Admin.RemoveMember:output_type -> keelson.store.v1.RemoveMemberResponse
+	32, // 43: keelson.store.v1.Admin.SetLinks:output_type -> keelson.store.v1.AdminLinksResponse
+	34, // 44: keelson.store.v1.Admin.SetClock:output_type -> keelson.store.v1.AdminClockResponse
+	29, // [29:45] is the sub-list for method output_type
+	13, // [13:29] is the sub-list for method input_type
 	13, // [13:13] is the sub-list for extension type_name
 	13, // [13:13] is the sub-list for extension extendee
 	0,  // [0:13] is the sub-list for field type_name
@@ -1919,7 +2007,7 @@ func file_proto_store_v1_remote_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_proto_store_v1_remote_proto_rawDesc), len(file_proto_store_v1_remote_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   32,
+			NumMessages:   34,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

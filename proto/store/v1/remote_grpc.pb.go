@@ -30,6 +30,7 @@ const (
 	Remote_Watch_FullMethodName   = "/keelson.store.v1.Remote/Watch"
 	Remote_Sync_FullMethodName    = "/keelson.store.v1.Remote/Sync"
 	Remote_Applied_FullMethodName = "/keelson.store.v1.Remote/Applied"
+	Remote_Lead_FullMethodName    = "/keelson.store.v1.Remote/Lead"
 )
 
 // RemoteClient is the client API for Remote service.
@@ -48,6 +49,8 @@ type RemoteClient interface {
 	Watch(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[RemoteWatchRequest, RemoteEvents], error)
 	Sync(ctx context.Context, in *RemoteSyncRequest, opts ...grpc.CallOption) (*RemoteSyncResponse, error)
 	Applied(ctx context.Context, in *RemoteAppliedRequest, opts ...grpc.CallOption) (*RemoteAppliedResponse, error)
+	// Lead tells the caller each time that the replica begins or ceases to lead.
+	Lead(ctx context.Context, in *RemoteLeadRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[RemoteLeadership], error)
 }
 
 type remoteClient struct {
@@ -130,6 +133,25 @@ func (c *remoteClient) Applied(ctx context.Context, in *RemoteAppliedRequest, op
 	return out, nil
 }
 
+func (c *remoteClient) Lead(ctx context.Context, in *RemoteLeadRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[RemoteLeadership], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Remote_ServiceDesc.Streams[2], Remote_Lead_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[RemoteLeadRequest, RemoteLeadership]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Remote_LeadClient = grpc.ServerStreamingClient[RemoteLeadership]
+
 // RemoteServer is the server API for Remote service.
 // All implementations must embed UnimplementedRemoteServer
 // for forward compatibility.
@@ -146,6 +168,8 @@ type RemoteServer interface {
 	Watch(grpc.BidiStreamingServer[RemoteWatchRequest, RemoteEvents]) error
 	Sync(context.Context, *RemoteSyncRequest) (*RemoteSyncResponse, error)
 	Applied(context.Context, *RemoteAppliedRequest) (*RemoteAppliedResponse, error)
+	// Lead tells the caller each time that the replica begins or ceases to lead.
+	Lead(*RemoteLeadRequest, grpc.ServerStreamingServer[RemoteLeadership]) error
 	mustEmbedUnimplementedRemoteServer()
 }
 
@@ -173,6 +197,9 @@ func (UnimplementedRemoteServer) Sync(context.Context, *RemoteSyncRequest) (*Rem
 }
 func (UnimplementedRemoteServer) Applied(context.Context, *RemoteAppliedRequest) (*RemoteAppliedResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Applied not implemented")
+}
+func (UnimplementedRemoteServer) Lead(*RemoteLeadRequest, grpc.ServerStreamingServer[RemoteLeadership]) error {
+	return status.Error(codes.Unimplemented, "method Lead not implemented")
 }
 func (UnimplementedRemoteServer) mustEmbedUnimplementedRemoteServer() {}
 func (UnimplementedRemoteServer) testEmbeddedByValue()                {}
@@ -285,6 +312,17 @@ func _Remote_Applied_Handler(srv interface{}, ctx context.Context, dec func(inte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Remote_Lead_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(RemoteLeadRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(RemoteServer).Lead(m, &grpc.GenericServerStream[RemoteLeadRequest, RemoteLeadership]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Remote_LeadServer = grpc.ServerStreamingServer[RemoteLeadership]
+
 // Remote_ServiceDesc is the grpc.ServiceDesc for Remote service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -320,6 +358,11 @@ var Remote_ServiceDesc = grpc.ServiceDesc{
 			Handler:       _Remote_Watch_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
+		},
+		{
+			StreamName:    "Lead",
+			Handler:       _Remote_Lead_Handler,
+			ServerStreams: true,
 		},
 	},
 	Metadata: "proto/store/v1/remote.proto",

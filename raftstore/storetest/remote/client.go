@@ -34,7 +34,10 @@ type Client struct {
 	closed  atomic.Bool
 }
 
-var _ raftstore.Store = (*Client)(nil)
+var (
+	_ raftstore.Store  = (*Client)(nil)
+	_ raftstore.Leader = (*Client)(nil)
+)
 
 // Dial connects to a replica at host:port or unix:PATH and waits, as long as
 // ctx lets it, until it answers. Later the client reconnects by itself.
@@ -95,15 +98,17 @@ func (c *Client) usable(ctx context.Context) error {
 // err translates the error of a call. again says that the connection is to
 // blame and the call may be made once more, if it is one that changes nothing.
 func (c *Client) err(ctx context.Context, failed error) (err error, again bool) {
-	switch err = Err(failed); {
-	case !errors.Is(err, errLost):
+	err = Err(failed)
+	var said *failure
+	switch {
+	case errors.As(err, &said):
 		return err, false
 	case c.closed.Load():
 		return fmt.Errorf("%w: %w", raftstore.ErrClosed, failed), false
 	case ctx.Err() != nil:
 		return fmt.Errorf("%w: %w: %w", raftstore.ErrUnavailable, ctx.Err(), failed), false
 	}
-	return err, true
+	return err, errors.Is(err, errLost)
 }
 
 // ask makes a call that changes nothing, again when the connection was lost.

@@ -2,8 +2,12 @@ package remote_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net"
+	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
@@ -97,4 +101,228 @@ func TestFollowerConforms(t *testing.T) {
 			})
 		}}
 	})
+}
+
+// A leadership over there is one here, until it ends or the connection does.
+func TestLead(t *testing.T) {
+	c, m := memory(t)
+	fences := make(chan raftstore.Fence)
+	over := make(chan raftstore.Fence, 2)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- c.Lead(context.Background(), func(ctx context.Context, f raftstore.Fence) error {
+			fences <- f
+			<-ctx.Done()
+			over <- f
+			return nil
+		})
+	}()
+	first := <-fences
+	put := raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/a", nil)}, Fence: first}
+	if _, err := c.Commit(within(t, patience), put); err != nil {
+		t.Errorf("commit of the leader: %v", err)
+	}
+	m.Depose()
+	second := <-fences
+	if got := <-over; got != first || second <= first {
+		t.Errorf("leadership %d ended before %d began, want %d", got, second, first)
+	}
+	if _, err := c.Commit(within(t, patience), put); !errors.Is(err, raftstore.ErrFenced) {
+		t.Errorf("commit of the deposed leader: %v", err)
+	}
+	c.Close()
+	if err := <-ended; !errors.Is(err, raftstore.ErrClosed) {
+		t.Errorf("leading over a closed connection: %v", err)
+	}
+	if got := <-over; got != second {
+		t.Errorf("leadership %d ended with the connection, want %d", got, second)
+	}
+}
+
+// stuck is a store whose calls wait for their deadline.
+type stuck struct{ raftstore.Store }
+
+func (stuck) Commit(ctx context.Context, _ raftstore.Commit) (raftstore.Revision, error) {
+	<-ctx.Done()
+	return 0, fmt.Errorf("%w: %w", raftstore.ErrUnavailable, ctx.Err())
+}
+
+func (stuck) Sync(ctx context.Context) (raftstore.Revision, error) {
+	<-ctx.Done()
+	return 0, fmt.Errorf("%w: %w", raftstore.ErrUnavailable, ctx.Err())
+}
+
+// A deadline travels, and the replica's own words come back before it: a
+// commit that was certainly not made is not reported as perhaps made.
+func TestDeadlinesTravel(t *testing.T) {
+	c := over(t, stuck{})
+	_, err := c.Commit(within(t, 300*time.Millisecond), raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/a", nil)}})
+	if !errors.Is(err, raftstore.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, raftstore.ErrOutcomeUnknown) {
+		t.Errorf("commit that cannot be made: %v", err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	time.AfterFunc(20*time.Millisecond, cancel)
+	if _, err := c.Sync(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled sync: %v", err)
+	}
+	ctx, cancel = context.WithCancel(context.Background())
+	time.AfterFunc(20*time.Millisecond, cancel)
+	_, err = c.Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/a", nil)}})
+	if !errors.Is(err, context.Canceled) || !errors.Is(err, raftstore.ErrOutcomeUnknown) {
+		t.Errorf("commit cancelled on its way: %v", err)
+	}
+}
+
+// A connection that is lost is made again. Reads wait for it; a commit under
+// way is not sent twice; a watch says why it ended and goes on by revision.
+func TestLostConnection(t *testing.T) {
+	m := storetest.NewMemory()
+	defer m.Close()
+	path := filepath.Join(t.TempDir(), "s")
+	hanging := make(chan struct{})
+	address, stop := serve(t, path, &hangs{Memory: m, hanging: hanging})
+	c := dial(t, address)
+	ctx := within(t, patience)
+	if _, err := c.Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/a", []byte("1"))}}); err != nil {
+		t.Fatal(err)
+	}
+	w, err := c.Watch(ctx, "/", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fate := make(chan error, 1)
+	go func() {
+		_, err := c.Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/hang", nil)}})
+		fate <- err
+	}()
+	<-hanging
+	stop()
+	if err := <-fate; !errors.Is(err, raftstore.ErrOutcomeUnknown) {
+		t.Errorf("commit under a lost connection: %v", err)
+	}
+	for range w.C() {
+	}
+	if err := w.Err(); !errors.Is(err, raftstore.ErrUnavailable) {
+		t.Errorf("watch under a lost connection: %v", err)
+	}
+	_, err = c.Commit(within(t, 100*time.Millisecond), raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/b", nil)}})
+	if !errors.Is(err, raftstore.ErrUnavailable) || errors.Is(err, raftstore.ErrOutcomeUnknown) {
+		t.Errorf("commit that was never sent: %v", err)
+	}
+	read := make(chan error, 1)
+	go func() {
+		_, _, err := c.Get(ctx, "/a", raftstore.ReadOptions{})
+		read <- err
+	}()
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	serve(t, path, m)
+	if err := <-read; err != nil {
+		t.Errorf("read that had to wait for the replica: %v", err)
+	}
+	rev, err := c.Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/c", nil)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if w, err = c.Watch(ctx, "/", rev-1); err != nil {
+		t.Fatal(err)
+	}
+	if ev := <-w.C(); ev.Revision != rev {
+		t.Errorf("resumed watch begins with %+v", ev)
+	}
+}
+
+// hangs never answers commits about one key.
+type hangs struct {
+	*storetest.Memory
+	hanging chan struct{}
+}
+
+func (h *hangs) Commit(ctx context.Context, c raftstore.Commit) (raftstore.Revision, error) {
+	if c.Ops[0].Key == "/hang" {
+		close(h.hanging)
+		<-ctx.Done()
+		return 0, fmt.Errorf("%w: %w", raftstore.ErrOutcomeUnknown, ctx.Err())
+	}
+	return h.Memory.Commit(ctx, c)
+}
+
+// A list larger than any message, and values of the largest size.
+func TestLargeList(t *testing.T) {
+	c, m := memory(t)
+	ctx := within(t, patience)
+	const n = 30
+	for i := range n {
+		if _, err := m.Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put(fmt.Sprintf("/l/%02d", i), make([]byte, raftstore.MaxValueBytes))}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l, err := c.List(ctx, "/l/", raftstore.ListOptions{})
+	if err != nil || len(l.Items) != n || l.Revision != n || l.More {
+		t.Fatalf("%d items at revision %d, error %v", len(l.Items), l.Revision, err)
+	}
+	for i, it := range l.Items {
+		if it.Key != fmt.Sprintf("/l/%02d", i) || len(it.Value) != raftstore.MaxValueBytes {
+			t.Fatalf("item %d is %q with %d bytes", i, it.Key, len(it.Value))
+		}
+	}
+}
+
+// A reader that does not read costs no memory on either side, however much happens.
+func TestIdleReaderHoldsLittle(t *testing.T) {
+	c, m := memory(t)
+	ctx := within(t, patience)
+	w, err := c.Watch(ctx, "/", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n, size = 2000, 64 << 10
+	value := make([]byte, size)
+	for i := range n {
+		if _, err := m.Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/a", append([]byte(fmt.Sprint(i, " ")), value...))}}); err != nil {
+			t.Fatal(err)
+		}
+		if i%100 == 99 {
+			m.Compact(raftstore.Revision(i - 50)) // nothing is left of the values but what the watch holds
+		}
+	}
+	runtime.GC()
+	var mem runtime.MemStats
+	runtime.ReadMemStats(&mem)
+	if mem.HeapAlloc > 64<<20 {
+		t.Errorf("%d MiB are held, of %d MiB that were written", mem.HeapAlloc>>20, n*size>>20)
+	}
+	// What it gets is in order, and then it is told that it was too slow.
+	last := raftstore.Revision(0)
+	for ev := range w.C() {
+		if ev.Revision != last+1 {
+			t.Fatalf("revision %d after %d", ev.Revision, last)
+		}
+		last = ev.Revision
+	}
+	if !errors.Is(w.Err(), raftstore.ErrSlowWatcher) || !errors.Is(w.Err(), raftstore.ErrCompacted) {
+		t.Errorf("the watch ended at %d with %v", last, w.Err())
+	}
+}
+
+// Every error of the vocabulary crosses as itself, also several in one.
+func TestErrorsCross(t *testing.T) {
+	for _, want := range []error{
+		raftstore.ErrNotFound, raftstore.ErrCompacted, raftstore.ErrFutureRevision, raftstore.ErrFenced, raftstore.ErrNotLeader,
+		raftstore.ErrOutcomeUnknown, raftstore.ErrUnavailable, raftstore.ErrSlowWatcher, raftstore.ErrClosed, raftstore.ErrInvalid,
+		raftstore.ErrNoSpace, raftstore.ErrUnknownMember, raftstore.ErrTooLarge, context.DeadlineExceeded, context.Canceled,
+	} {
+		text := "call of \xff\x00 at 7"
+		got := remote.Err(remote.StatusOf(fmt.Errorf("%s: %w: %w", text, want, context.DeadlineExceeded)))
+		if !errors.Is(got, want) || !errors.Is(got, context.DeadlineExceeded) {
+			t.Errorf("%v arrives as %v", want, got)
+		}
+		if errors.Is(got, raftstore.ErrFenced) != (want == raftstore.ErrFenced) {
+			t.Errorf("%v arrives as %v, which it is not", want, got)
+		}
+	}
+	if err := remote.Err(remote.StatusOf(nil)); err != nil {
+		t.Errorf("no error arrives as %v", err)
+	}
 }

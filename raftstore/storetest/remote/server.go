@@ -15,7 +15,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
 
 	storev1 "keelson.dev/keelson/proto/store/v1"
 	"keelson.dev/keelson/raftstore"
@@ -199,4 +201,22 @@ func (s *server) Sync(ctx context.Context, _ *storev1.RemoteSyncRequest) (*store
 
 func (s *server) Applied(context.Context, *storev1.RemoteAppliedRequest) (*storev1.RemoteAppliedResponse, error) {
 	return &storev1.RemoteAppliedResponse{Revision: uint64(s.store.Applied())}, nil
+}
+
+func (s *server) Lead(_ *storev1.RemoteLeadRequest, stream grpc.ServerStreamingServer[storev1.RemoteLeadership]) error {
+	l, ok := s.store.(raftstore.Leader)
+	if !ok {
+		return status.Errorf(codes.Unimplemented, "%T has no leaderships", s.store)
+	}
+	err := l.Lead(stream.Context(), func(ctx context.Context, fence raftstore.Fence) error {
+		if err := stream.Send(&storev1.RemoteLeadership{Fence: uint64(fence)}); err != nil {
+			return err
+		}
+		<-ctx.Done()
+		return stream.Send(new(storev1.RemoteLeadership))
+	})
+	if err == nil && stream.Context().Err() == nil {
+		err = raftstore.ErrClosed // the replica ends: nobody leads there any more
+	}
+	return StatusOf(err)
 }

@@ -1,0 +1,76 @@
+package remote
+
+import (
+	"context"
+	"fmt"
+
+	storev1 "keelson.dev/keelson/proto/store/v1"
+	"keelson.dev/keelson/raftstore"
+)
+
+// Lead implements raftstore.Leader. The leadership is that of the replica, and
+// lead hears of its end a moment later: what it commits under the fence
+// meanwhile is refused. Lead also returns, with ErrUnavailable, when the
+// connection is lost.
+func (c *Client) Lead(ctx context.Context, lead func(ctx context.Context, fence raftstore.Fence) error) error {
+	if c.closed.Load() {
+		return raftstore.ErrClosed
+	}
+	asked := ctx
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stream, err := c.store.Lead(ctx, new(storev1.RemoteLeadRequest))
+	if err != nil {
+		return c.endOfLead(asked, ctx, err)
+	}
+	var now *leadership
+	for {
+		m, err := stream.Recv()
+		if now != nil && (err != nil || m.GetFence() == 0) {
+			now.end()
+			now = nil
+		}
+		if err != nil {
+			return c.endOfLead(asked, ctx, err)
+		}
+		if fence := m.GetFence(); fence != 0 && now == nil {
+			now = begin(ctx, cancel, raftstore.Fence(fence), lead)
+		}
+	}
+}
+
+// endOfLead is nil when the caller wanted the end.
+func (c *Client) endOfLead(asked, ctx context.Context, failed error) error {
+	if asked.Err() != nil {
+		return nil
+	}
+	if cause := context.Cause(ctx); cause != nil {
+		return cause
+	}
+	err, _ := c.err(ctx, failed)
+	return err
+}
+
+// leadership is a call of lead that runs.
+type leadership struct {
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+// begin calls lead. Its error ends all leading.
+func begin(ctx context.Context, fail context.CancelCauseFunc, fence raftstore.Fence, lead func(ctx context.Context, fence raftstore.Fence) error) *leadership {
+	ctx, cancel := context.WithCancel(ctx)
+	l := &leadership{cancel: cancel, done: make(chan struct{})}
+	go func() {
+		defer close(l.done)
+		if err := lead(ctx, fence); err != nil && ctx.Err() == nil {
+			fail(fmt.Errorf("leading in term %d: %w", fence, err))
+		}
+	}()
+	return l
+}
+
+func (l *leadership) end() {
+	l.cancel()
+	<-l.done
+}
