@@ -38,6 +38,11 @@ type Trust struct {
 	ServiceKey *ecdsa.PrivateKey
 	// EncryptionKey encrypts what is secret in the store; EncryptionKeySize bytes.
 	EncryptionKey []byte
+
+	// PeerCA signs the replicas' peer certificates in the place of CA; may be nil.
+	// PeerTrusted are further authorities that replicas believe of each other.
+	PeerCA      *CA
+	PeerTrusted []*x509.Certificate
 }
 
 // ClusterName is the name given at Init; the CA's certificate carries it.
@@ -120,6 +125,13 @@ func Load(dir string) (*Trust, error) {
 		}
 		*into = data
 	}
+	for name, into := range b.optional() {
+		data, err := optional(filepath.Join(dir, name))
+		if err != nil {
+			return nil, err
+		}
+		*into = data
+	}
 	t, err := b.trust()
 	if err != nil {
 		return nil, fmt.Errorf("%w (in %s)", err, dir)
@@ -152,6 +164,9 @@ type bundle struct {
 	CAKey         []byte `json:"caKey"`
 	ServiceKey    []byte `json:"serviceKey"`
 	EncryptionKey []byte `json:"encryptionKey"`
+
+	Peers        []byte `json:"peers,omitempty"`
+	PeersTrusted []byte `json:"peersTrusted,omitempty"`
 }
 
 func (b *bundle) fields() map[string]*[]byte {
@@ -161,10 +176,20 @@ func (b *bundle) fields() map[string]*[]byte {
 	}
 }
 
+// optional are the files that most trusts do without.
+func (b *bundle) optional() map[string]*[]byte {
+	return map[string]*[]byte{FilePeers: &b.Peers, FilePeersTrusted: &b.PeersTrusted}
+}
+
 func (b *bundle) files() map[string][]byte {
 	out := map[string][]byte{}
 	for name, p := range b.fields() {
 		out[name] = *p
+	}
+	for name, p := range b.optional() {
+		if len(*p) > 0 {
+			out[name] = *p
+		}
 	}
 	return out
 }
@@ -178,10 +203,17 @@ func (t *Trust) bundle() (*bundle, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &bundle{
+	b := &bundle{
 		CACert: t.CA.PEM(), CAKey: caKey, ServiceKey: serviceKey,
 		EncryptionKey: []byte(hex.EncodeToString(t.EncryptionKey) + "\n"),
-	}, nil
+		PeersTrusted:  encodeCerts(t.PeerTrusted),
+	}
+	if t.PeerCA != nil {
+		if b.Peers, err = t.PeerCA.both(); err != nil {
+			return nil, err
+		}
+	}
+	return b, nil
 }
 
 func (b *bundle) trust() (*Trust, error) {
@@ -207,7 +239,18 @@ func (b *bundle) trust() (*Trust, error) {
 	if err != nil || len(enc) != EncryptionKeySize {
 		return nil, fmt.Errorf("pki: %s is not %d bytes in hex", FileEncryptionKey, EncryptionKeySize)
 	}
-	return &Trust{CA: &CA{Cert: cert, key: caKey}, ServiceKey: serviceKey, EncryptionKey: enc}, nil
+	t := &Trust{CA: &CA{Cert: cert, key: caKey}, ServiceKey: serviceKey, EncryptionKey: enc}
+	if len(b.Peers) > 0 {
+		if t.PeerCA, err = readBoth(b.Peers); err != nil {
+			return nil, fmt.Errorf("pki: %s: %w", FilePeers, err)
+		}
+	}
+	if len(b.PeersTrusted) > 0 {
+		if t.PeerTrusted, err = decodeCerts(b.PeersTrusted); err != nil {
+			return nil, fmt.Errorf("pki: %s: %w", FilePeersTrusted, err)
+		}
+	}
+	return t, nil
 }
 
 // Pool is a pool of one: the cluster's CA.

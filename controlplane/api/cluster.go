@@ -1,0 +1,102 @@
+package api
+
+// The paths of the control plane itself, beside the resources. Who calls them is
+// authorized for the path, as for every path that is no resource.
+const (
+	PathClusterStatus   = "/cluster/status"    // GET: ClusterStatus
+	PathClusterTokens   = "/cluster/tokens"    // POST: a join token
+	PathClusterMembers  = "/cluster/members"   // GET: the members; POST: ClusterJoin; DELETE below it: remove one
+	PathClusterStepDown = "/cluster/step-down" // POST: ClusterStepDown
+	PathClusterCompact  = "/cluster/compact"   // POST: ClusterCompact
+	PathClusterBackup   = "/cluster/backup"    // GET: the file, with HeaderBackupSum behind it; POST: verify one
+)
+
+// HeaderBackupSum is the trailer of a backup: the SHA-256 of the file, in hex.
+const HeaderBackupSum = "Keelson-Sha256"
+
+// ClusterStatus is what is known of the control plane. Sizes are in bytes.
+type ClusterStatus struct {
+	Cluster      string          `json:"cluster"`
+	ID           string          `json:"id"`         // tells this cluster from all others
+	Answered     string          `json:"answeredBy"` // the replica
+	Leader       string          `json:"leader"`     // "" when none is known
+	Term         uint64          `json:"term"`
+	CommitIndex  uint64          `json:"commitIndex"`
+	Revision     uint64          `json:"revision"`
+	Compacted    uint64          `json:"compacted"` // history up to and including this revision is gone
+	Keys         int             `json:"keys"`
+	Bytes        int64           `json:"bytes"`
+	HistoryBytes int64           `json:"historyBytes"`
+	Quota        int64           `json:"quota"` // of both together; 0 = none
+	Alarms       []ClusterAlarm  `json:"alarms"`
+	Members      []ClusterMember `json:"members"`
+}
+
+// ClusterMember is one replica.
+type ClusterMember struct {
+	Name    string `json:"name"`
+	Address string `json:"address"` // for the other replicas
+	Voter   bool   `json:"voter"`   // false for one that is catching up
+	Leader  bool   `json:"leader"`
+	Ready   string `json:"ready"` // "yes" or why not
+
+	// Applied is the last log entry that the replica is known to have applied,
+	// 0 when nothing is known; Lag is how many more the group has committed.
+	Applied uint64 `json:"appliedIndex"`
+	Lag     uint64 `json:"lag"`
+	// Contact is how many milliseconds ago it was last heard; -1 when never.
+	Contact int64 `json:"lastContactMs"`
+
+	// What only the replica itself knows; zero when it does not answer.
+	Version  string `json:"version,omitempty"`
+	Disk     int64  `json:"diskBytes,omitempty"`
+	Watchers int    `json:"watchers,omitempty"`
+}
+
+// ClusterAlarm is a condition that a person should know of.
+type ClusterAlarm struct {
+	Kind    string `json:"kind"`             // "space" or "diverged"
+	Member  string `json:"member,omitempty"` // the replica it is about; "" = all
+	Since   int64  `json:"sinceUnixMs"`
+	Message string `json:"message"`
+	Remedy  string `json:"remedy"` // what to do
+}
+
+// ClusterJoin asks for membership.
+type ClusterJoin struct {
+	Name    string `json:"name"`
+	Address string `json:"address"` // host:port of its peer listener
+}
+
+// ClusterStepDown hands the leadership over, to a certain replica or to the best one.
+type ClusterStepDown struct {
+	To string `json:"to,omitempty"`
+}
+
+// ClusterStepDownResult says who led and who leads.
+type ClusterStepDownResult struct {
+	From string `json:"from"`
+	To   string `json:"to"`
+}
+
+// ClusterCompact forgets history up to and including a revision; 0 = all of it.
+type ClusterCompact struct {
+	Revision uint64 `json:"revision"`
+}
+
+// ClusterCompactResult is the state of the history afterwards.
+type ClusterCompactResult struct {
+	Compacted    uint64 `json:"compacted"`
+	HistoryBytes int64  `json:"historyBytes"`
+}
+
+// ClusterBackup describes a backup that is whole.
+type ClusterBackup struct {
+	Cluster  string `json:"cluster"` // the ID of the cluster it is of
+	Revision uint64 `json:"revision"`
+	Created  int64  `json:"createdUnixMs"`
+	Keys     int    `json:"keys"`
+	Bytes    int64  `json:"bytes"`
+	Format   uint32 `json:"format"`
+	Sealed   bool   `json:"sealed"` // encrypted: a key of the cluster is needed to restore it
+}
