@@ -48,7 +48,8 @@ fault: build ; @scripts/test fault
 
 bench: build ## a short form of every benchmark, as a table
 	@scripts/bench
-bench-store: setup ; @scripts/bench -only store
+bench-store: setup ## the store beside etcd, in full; ARGS="-help" tells the flags
+	@scripts/bench store $(ARGS)
 bench-api: build ; @scripts/bench -only api
 bench-node: build ; @scripts/bench -only node
 

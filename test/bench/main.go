@@ -37,6 +37,7 @@ type options struct {
 	only       []string
 	jsonPath   string
 	programs   string
+	etcd       string
 	kubeconfig string
 	duration   time.Duration
 	inTurn     int
@@ -48,6 +49,7 @@ func main() {
 	only := flag.String("only", strings.Join(parts, ","), "the parts to run")
 	flag.StringVar(&o.jsonPath, "json", "bench.json", "write JSON lines to this file")
 	flag.StringVar(&o.programs, "programs", "", "folder of the programs store and floor (test/bench/store, test/bench/node/floor)")
+	flag.StringVar(&o.etcd, "etcd", "", "the program of the store's reference (test/bench/etcd); none = no reference")
 	flag.StringVar(&o.kubeconfig, "kubeconfig", "", "measure the API of this cluster instead of a lab's (part api only)")
 	flag.DurationVar(&o.duration, "duration", 3*time.Second, "time per measure of load")
 	flag.IntVar(&o.inTurn, "pods", 20, "pods created one at a time")

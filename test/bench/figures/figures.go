@@ -22,6 +22,18 @@ type Record struct {
 
 	// Others is the part of Busy that nothing of the measure spent: the machine had other work.
 	Others float64 `json:"host_others,omitempty"`
+
+	Samples   []float64 `json:"samples,omitempty"`   // each single one, where there are few
+	Reference *Measured `json:"reference,omitempty"` // the same measure of what is to be beaten, in the same run
+}
+
+// Measured is the same measure of another system.
+type Measured struct {
+	Name    string             `json:"name"`
+	Values  map[string]float64 `json:"values"`
+	CPU     map[string]float64 `json:"cpu_s,omitempty"`
+	Busy    float64            `json:"host_busy,omitempty"`
+	Samples []float64          `json:"samples,omitempty"`
 }
 
 // WriteLines writes records as JSON lines.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 )
@@ -11,6 +12,7 @@ import (
 // Row is one line of the table.
 type Row struct {
 	Measure string
+	Params  string // how it was measured, for Compare
 	Key     string // of Targets; "" = no figure to beat
 	Figure  float64
 	Unit    string // "ms", "/s", "MiB", "%"
@@ -26,13 +28,18 @@ type Reference struct {
 	Figure float64
 }
 
-// Verdict is "ok", "not yet", or "-" where there is nothing to beat.
+// Verdict is "ok", "not yet", or "-" where there is nothing to beat: no target,
+// or one relative to a reference that was not measured.
 func (r Row) Verdict() string {
 	t, ok := Targets[r.Key]
+	figure := r.Figure
+	if t.Relative && r.Reference != nil {
+		figure = r.Ratio()
+	}
 	switch {
-	case !ok:
+	case !ok || t.Relative && r.Reference == nil:
 		return "-"
-	case t.Met(r.Figure):
+	case t.Met(figure):
 		return "ok"
 	default:
 		return "not yet"
@@ -54,11 +61,7 @@ func Print(w io.Writer, rows []Row) error {
 	for _, r := range rows {
 		beat, source, reference, ratio := "", "", "", ""
 		if target, ok := Targets[r.Key]; ok {
-			sign := "≤ "
-			if target.AtLeast {
-				sign = "≥ "
-			}
-			beat, source = sign+Format(target.Bound, r.Unit), target.Source
+			beat, source = target.beat(r.Unit), target.Source
 		}
 		if r.Reference != nil {
 			reference = r.Reference.Name + " " + Format(r.Reference.Figure, r.Unit)
@@ -79,6 +82,9 @@ func Print(w io.Writer, rows []Row) error {
 func Format(v float64, unit string) string {
 	if math.IsNaN(v) {
 		return "none"
+	}
+	if unit == "" { // a count
+		return strconv.FormatFloat(v, 'f', -1, 64)
 	}
 	digits := 0
 	switch {

@@ -1,210 +1,205 @@
 package main
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
-	"os"
-	"os/exec"
 	"path/filepath"
-	"strconv"
-	"strings"
-	"sync"
+	"slices"
 	"time"
 
 	"keelson.dev/keelson/raftstore/storetest"
+	"keelson.dev/keelson/test/bench/procfs"
+	"keelson.dev/keelson/test/bench/store/drive"
 )
 
-// group is three replica processes.
+const (
+	membersOfGroup = 3
+	connsToMember  = 4
+	startTimeout   = 60 * time.Second
+)
+
+// group is three members in three processes, and clients in a fourth.
 type group struct {
-	authority []byte
-	members   []*member
+	name     string // as it stands in the results: "bolt", "wal", "etcd"
+	programs struct{ member, load program }
+	members  []*member
+	load     *process // nil until the group is up
+	joins    bool     // members join one after the other; otherwise all know all from the start
+	inside   bool     // members take the orders of clients too
 }
 
+// member is one member: its place, and its process while it runs.
 type member struct {
-	setup   setup
-	cmd     *exec.Cmd
-	orders  io.WriteCloser
-	replies *json.Decoder
-	mu      sync.Mutex // one order at a time
+	setup drive.Setup
+	*process
 }
 
-func startGroup(ctx context.Context, dir string) (*group, error) {
-	authority, err := storetest.NewAuthority()
-	if err != nil {
-		return nil, err
+// newGroup prepares a group below dir.
+func newGroup(name, dir string) (*group, error) {
+	g := &group{name: name}
+	for i := range membersOfGroup {
+		addresses, err := freeAddresses(2)
+		if err != nil {
+			return nil, err
+		}
+		s := drive.Setup{Name: fmt.Sprintf("r%d", i+1), Peer: addresses[0], Door: addresses[1]}
+		s.Dir = filepath.Join(dir, name, s.Name)
+		g.members = append(g.members, &member{setup: s})
 	}
-	g := new(group)
-	if g.authority, err = authority.Marshal(); err != nil {
-		return nil, err
-	}
-	for i := range 3 {
+	return g, nil
+}
+
+// freeAddresses are addresses on loopback that nobody listens on.
+func freeAddresses(n int) ([]string, error) {
+	var out []string
+	for range n {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			return nil, err
 		}
-		name := fmt.Sprintf("r%d", i+1)
-		m := &member{setup: setup{Name: name, Dir: filepath.Join(dir, name), Address: l.Addr().String(), Bootstrap: i == 0, Authority: g.authority}}
-		l.Close()
-		if err := m.start(); err != nil {
-			g.stop()
-			return nil, err
+		defer l.Close()
+		out = append(out, l.Addr().String())
+	}
+	return out, nil
+}
+
+// newKeelson prepares a group of replicas, whose program is self.
+func newKeelson(self, logStore, dir string) (*group, error) {
+	g, err := newGroup(logStore, dir)
+	if err != nil {
+		return nil, err
+	}
+	authority, err := storetest.NewAuthority()
+	if err != nil {
+		return nil, err
+	}
+	key, err := authority.Marshal()
+	if err != nil {
+		return nil, err
+	}
+	g.programs.member, g.programs.load = program{self, drive.RoleMember}, program{self, drive.RoleLoad}
+	g.joins, g.inside = true, true
+	for i, m := range g.members {
+		m.setup.Bootstrap, m.setup.LogStore, m.setup.Authority = i == 0, logStore, key
+	}
+	return g, nil
+}
+
+// up starts all members, and the clients.
+func (g *group) up(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	for i, m := range g.members {
+		if err := g.startMember(m); err != nil {
+			return err
 		}
-		g.members = append(g.members, m)
-		if i > 0 {
-			if _, err := g.members[0].order(order{Do: "add", ID: name, Address: m.setup.Address}); err != nil {
-				g.stop()
-				return nil, fmt.Errorf("adding %s: %w", name, err)
+		if i > 0 && g.joins {
+			if _, err := g.members[0].do(ctx, drive.Order{Do: drive.DoAdd, Member: m.setup.Name, Address: m.setup.Peer}); err != nil {
+				return fmt.Errorf("adding %s: %w", m.setup.Name, err)
 			}
 		}
 	}
-	return g, g.awaitReady(ctx)
-}
-
-func (m *member) start() error {
-	self, err := os.Executable()
-	if err != nil {
+	if err := g.awaitReady(ctx); err != nil {
 		return err
 	}
-	m.cmd = exec.Command(self, "-replica")
-	m.cmd.Stderr = os.Stderr
-	if m.orders, err = m.cmd.StdinPipe(); err != nil {
-		return err
-	}
-	out, err := m.cmd.StdoutPipe()
-	if err != nil {
-		return err
-	}
-	m.replies = json.NewDecoder(bufio.NewReader(out))
-	if err := m.cmd.Start(); err != nil {
-		return err
-	}
-	return json.NewEncoder(m.orders).Encode(m.setup)
-}
-
-func (m *member) order(o order) (reply, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if err := json.NewEncoder(m.orders).Encode(o); err != nil {
-		return reply{}, err
-	}
-	var r reply
-	if err := m.replies.Decode(&r); err != nil {
-		return reply{}, fmt.Errorf("replica %s: %w", m.setup.Name, err)
-	}
-	if r.Error != "" {
-		return r, errors.New(r.Error)
-	}
-	return r, nil
-}
-
-func (g *group) stop() {
+	clients := drive.Setup{Name: "clients", Conns: connsToMember}
 	for _, m := range g.members {
-		m.orders.Close()
-		m.cmd.Wait()
+		clients.Members = append(clients.Members, drive.Address{Member: m.setup.Name, Address: m.setup.Door})
+	}
+	var err error
+	g.load, err = g.programs.load.start(g.name+" clients", clients)
+	return err
+}
+
+func (g *group) startMember(m *member) (err error) {
+	m.process, err = g.programs.member.start(g.name+" "+m.setup.Name, m.setup)
+	return err
+}
+
+// down ends all processes of the group. Nothing of it is needed any more, so
+// that nobody is asked to end in an orderly way.
+func (g *group) down() {
+	if g.load != nil {
+		g.load.kill()
+	}
+	for _, m := range g.members {
+		if m.process != nil {
+			m.kill()
+		}
 	}
 }
 
-// awaitReady waits until every replica is ready and names the same leader.
+// awaitReady waits until every member is ready and all name the same leader.
 func (g *group) awaitReady(ctx context.Context) error {
+	_, err := g.awaitLeader(ctx, g.members)
+	return err
+}
+
+var errUnsettled = errors.New("not settled")
+
+// awaitLeader waits until the given members are ready and name the same leader.
+func (g *group) awaitLeader(ctx context.Context, among []*member) (*member, error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
-	late := time.After(30 * time.Second)
 	for {
-		if _, err := g.leader(); err == nil {
-			return nil
+		m, err := g.leader(ctx, among)
+		if err == nil || !errors.Is(err, errUnsettled) {
+			return m, err
 		}
 		select {
 		case <-tick.C:
-		case <-late:
-			return errors.New("replicas are not ready in time")
 		case <-ctx.Done():
-			return ctx.Err()
+			return nil, fmt.Errorf("group %s is not ready in time: %w", g.name, err)
 		}
 	}
 }
 
-func (g *group) leader() (*member, error) {
-	var leader string
-	for _, m := range g.members {
-		r, err := m.order(order{Do: "status"})
+// leader asks the given members who leads.
+func (g *group) leader(ctx context.Context, among []*member) (*member, error) {
+	leader := ""
+	for _, m := range among {
+		r, err := m.do(ctx, drive.Order{Do: drive.DoStatus})
 		if err != nil {
 			return nil, err
 		}
 		if !r.Ready || r.Leader == "" || leader != "" && r.Leader != leader {
-			return nil, errors.New("not settled")
+			return nil, errUnsettled
 		}
 		leader = r.Leader
 	}
-	for _, m := range g.members {
+	for _, m := range among {
 		if m.setup.Name == leader {
 			return m, nil
 		}
 	}
-	return nil, errors.New("unknown leader")
+	return nil, errUnsettled // it is not among them any more
 }
 
-// cpu is the CPU time spent by each replica, in seconds.
-func (g *group) cpu() map[string]float64 {
-	out := make(map[string]float64)
-	for _, m := range g.members {
-		out[m.setup.Name] = processCPU(m.cmd.Process.Pid)
+// others are the members without one of them.
+func (g *group) others(without *member) []*member {
+	return slices.DeleteFunc(slices.Clone(g.members), func(m *member) bool { return m == without })
+}
+
+func names(members []*member) []string {
+	var out []string
+	for _, m := range members {
+		out = append(out, m.setup.Name)
 	}
 	return out
 }
 
-const ticksPerSecond = 100 // USER_HZ, fixed by the kernel's interface
-
-func processCPU(pid int) float64 {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0
+// meter tells what the processes of the group cost.
+func (g *group) meter() procfs.Meter {
+	out := procfs.Meter{Processes: make(map[string]int)}
+	for _, m := range g.members {
+		out.Processes[m.setup.Name] = m.cmd.Process.Pid
 	}
-	// The name, in brackets, may hold spaces.
-	fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
-	if len(fields) < 13 {
-		return 0
+	if g.load != nil {
+		out.Processes["clients"] = g.load.cmd.Process.Pid
 	}
-	user, _ := strconv.ParseFloat(fields[11], 64)
-	system, _ := strconv.ParseFloat(fields[12], 64)
-	return (user + system) / ticksPerSecond
-}
-
-// hostTimes are the busy and the total ticks of all processors.
-func hostTimes() (busy, total float64) {
-	b, err := os.ReadFile("/proc/stat")
-	if err != nil {
-		return 0, 0
-	}
-	line, _, _ := strings.Cut(string(b), "\n")
-	for i, f := range strings.Fields(line)[1:] {
-		v, _ := strconv.ParseFloat(f, 64)
-		if i < 8 {
-			total += v
-			if i != 3 && i != 4 { // idle, iowait
-				busy += v
-			}
-		}
-	}
-	return busy, total
-}
-
-// metered runs a measure and adds what it cost.
-func (g *group) metered(r *record, measure func() error) error {
-	before := g.cpu()
-	busy0, total0 := hostTimes()
-	err := measure()
-	busy1, total1 := hostTimes()
-	r.CPU = make(map[string]float64)
-	for name, after := range g.cpu() {
-		r.CPU[name] = after - before[name]
-	}
-	if total1 > total0 {
-		r.Busy = (busy1 - busy0) / (total1 - total0)
-	}
-	return err
+	return out
 }

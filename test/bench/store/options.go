@@ -1,0 +1,168 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const usage = `bench-store measures the replicated store beside etcd, in the same run.
+
+  make bench-store                                 everything, about 8 minutes
+  make bench-store ARGS="-only puts"               puts alone
+  make bench-store ARGS="-kills 100 -etcd-kills 20 -only kills"
+  make bench-store ARGS="-only puts -clients 256 -logs wal -at grpc -rounds 5"
+  make bench-store ARGS="-only state -state 2048"  restart and snapshots with 2 GiB
+  make bench-store ARGS="-short"                   what make bench shows of it
+
+The parts, in their order: `
+
+// The parts, in the order in which they run: puts have small states, and what
+// makes the state large or the machine hot comes last.
+const (
+	partPuts      = "puts"
+	partGets      = "gets"
+	partLists     = "lists"
+	partWatch     = "watch"
+	partVisible   = "visible"
+	partIdle      = "idle"
+	partBusy      = "busy"
+	partTransfers = "transfers"
+	partKills     = "kills"
+	partState     = "state"
+)
+
+var parts = []string{partPuts, partGets, partLists, partWatch, partVisible, partIdle, partBusy, partTransfers, partKills, partState}
+
+type options struct {
+	only          []string
+	clients       []int
+	logs          []string
+	at            []string
+	rounds        int
+	duration      time.Duration
+	size          int
+	listKeys      int
+	listTimes     int
+	watcherCount  int
+	watchFor      time.Duration
+	commits       int
+	idleFor       time.Duration
+	busyFor       time.Duration
+	transferCount int
+	killCount     int
+	etcdKills     int
+	memoryMiB     int
+	stateMiB      int
+	stateSize     int
+
+	etcd     string // the reference's program; "" = without
+	etcdName string
+	jsonPath string
+	dir      string
+}
+
+// places are the short names of where clients are.
+var places = map[string]string{"process": inProcess, "grpc": overGRPC}
+
+// parse reads the command line.
+func parse(args []string, to io.Writer) (options, error) {
+	var (
+		o     options
+		fs    = flag.NewFlagSet("bench-store", flag.ContinueOnError)
+		only  = fs.String("only", strings.Join(parts, ","), "the parts to run")
+		many  = fs.String("clients", "1,64,256", "numbers of concurrent clients of puts")
+		logs  = fs.String("logs", "bolt,wal", "log stores of puts; the other parts take the first")
+		at    = fs.String("at", "process,grpc", "where our clients are: in the replicas' processes, in another over gRPC")
+		short = fs.Bool("short", false, "the short form: puts with the first log store, in process")
+	)
+	fs.SetOutput(to)
+	fs.IntVar(&o.rounds, "rounds", 3, "rounds of each measure; figures are medians of them")
+	fs.DurationVar(&o.duration, "duration", 1500*time.Millisecond, "time per round of load")
+	fs.IntVar(&o.size, "size", 1024, "bytes per value")
+	fs.IntVar(&o.listKeys, "list-keys", 10_000, "keys of a list")
+	fs.IntVar(&o.listTimes, "list-times", 15, "lists per round")
+	fs.IntVar(&o.watcherCount, "watchers", 1000, "watchers on one prefix")
+	fs.DurationVar(&o.watchFor, "watch-for", 3*time.Second, "how long changes are made for the watchers")
+	fs.IntVar(&o.commits, "commits", 100, "commits per round whose sight on followers is timed")
+	fs.DurationVar(&o.idleFor, "idle-for", 4*time.Second, "how long idleness is watched")
+	fs.DurationVar(&o.busyFor, "busy-for", 6*time.Second, "how long 64 clients run beside busy loops")
+	fs.IntVar(&o.transferCount, "transfers", 20, "transfers of the leadership")
+	fs.IntVar(&o.killCount, "kills", 20, "how often to kill -9 our leader under load")
+	fs.IntVar(&o.etcdKills, "etcd-kills", 5, "how often to kill -9 etcd's")
+	fs.IntVar(&o.memoryMiB, "memory", 256, "MiB of values by which memory is measured")
+	fs.IntVar(&o.stateMiB, "state", 1024, "MiB of state at restarts and snapshots, that of -memory included")
+	fs.IntVar(&o.stateSize, "state-size", 4096, "bytes per value of the rest of that state")
+	fs.StringVar(&o.etcd, "etcd", "", "the reference's program (test/bench/etcd); none = no reference")
+	fs.StringVar(&o.jsonPath, "json", "", "write JSON lines to this file")
+	fs.StringVar(&o.dir, "dir", "", "where to put the data (default: a temporary folder)")
+	fs.Usage = func() {
+		fmt.Fprintf(to, "%s%s\n\n", usage, strings.Join(parts, ", "))
+		fs.PrintDefaults()
+	}
+	if err := fs.Parse(args); err != nil {
+		return o, err
+	}
+	if fs.NArg() > 0 {
+		return o, fmt.Errorf("%q is no flag: see -help", fs.Arg(0))
+	}
+	o.only, o.logs = strings.Split(*only, ","), strings.Split(*logs, ",")
+	if *short {
+		o.shorten()
+		*at = "process"
+	}
+	for _, p := range strings.Split(*at, ",") {
+		place, ok := places[p]
+		if !ok {
+			return o, fmt.Errorf("-at %s: it is process or grpc", p)
+		}
+		o.at = append(o.at, place)
+	}
+	for _, n := range strings.Split(*many, ",") {
+		v, err := strconv.Atoi(n)
+		if err != nil || v < 1 {
+			return o, fmt.Errorf("-clients %s: numbers above zero, with commas between", *many)
+		}
+		o.clients = append(o.clients, v)
+	}
+	return o, o.check()
+}
+
+// shorten is the form that make bench shows.
+func (o *options) shorten() {
+	o.only, o.logs = []string{partPuts, partVisible}, o.logs[:1]
+	o.rounds, o.duration, o.commits = 2, 1200*time.Millisecond, 50
+}
+
+// check names the flag that is wrong.
+func (o options) check() error {
+	for _, p := range o.only {
+		if !slices.Contains(parts, p) {
+			return fmt.Errorf("-only %s: the parts are %s", p, strings.Join(parts, ", "))
+		}
+	}
+	for _, l := range o.logs {
+		if l != "bolt" && l != "wal" {
+			return fmt.Errorf("-logs %s: the log stores are bolt and wal", l)
+		}
+	}
+	for flag, v := range map[string]int{
+		"rounds": o.rounds, "size": o.size, "list-keys": o.listKeys, "list-times": o.listTimes, "watchers": o.watcherCount,
+		"commits": o.commits, "transfers": o.transferCount, "kills": o.killCount, "memory": o.memoryMiB, "state-size": o.stateSize,
+		"duration": int(o.duration), "watch-for": int(o.watchFor), "idle-for": int(o.idleFor), "busy-for": int(o.busyFor),
+	} {
+		if v < 1 {
+			return fmt.Errorf("-%s must be above zero", flag)
+		}
+	}
+	if o.stateMiB < o.memoryMiB {
+		return fmt.Errorf("-state %d: the state includes the %d MiB of -memory", o.stateMiB, o.memoryMiB)
+	}
+	return nil
+}
+
+func (o options) runs(part string) bool { return slices.Contains(o.only, part) }

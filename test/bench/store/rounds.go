@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"time"
+
+	"keelson.dev/keelson/test/bench/figures"
+	"keelson.dev/keelson/test/bench/procfs"
+)
+
+// bench is one run: its groups while they are up, and what was measured so far.
+type bench struct {
+	options
+	progress progress
+	self     string // this program
+	dir      string
+	groups   map[string]*group // by name
+	records  []figures.Record
+}
+
+// progress tells the person who waits.
+type progress struct {
+	to    io.Writer
+	began time.Time
+	left  time.Duration // of the steps after this one
+	step  time.Time     // when this one began
+	lasts time.Duration // this one, as estimated
+}
+
+func (p *progress) say(format string, args ...any) {
+	left := p.left + max(0, p.lasts-time.Since(p.step))
+	fmt.Fprintf(p.to, "%5.0fs, about %3.0fs left: %s\n", time.Since(p.began).Seconds(), left.Seconds(), fmt.Sprintf(format, args...))
+}
+
+// measure is what is done by turns with each arm.
+type measure struct {
+	name   string
+	params map[string]any
+	arms   []arm
+	rounds int
+	warm   func(ctx context.Context, a arm) error // once before the first round; nil = not needed
+	set    func(ctx context.Context, a arm) error // before each round, not metered; nil = not needed
+	do     func(ctx context.Context, a arm) (map[string]float64, error)
+}
+
+// outcome is what one arm has shown.
+type outcome struct {
+	rounds []map[string]float64
+	cpu    map[string]float64
+	busy   float64 // mean of the rounds
+}
+
+// run runs the rounds. The machine drifts: within a round every arm has its
+// turn, the order turns around from round to round, and figures are medians of
+// rounds. Each arm of ours becomes one record, with the reference beside it.
+func (b *bench) run(ctx context.Context, m measure) error {
+	got := make([]outcome, len(m.arms))
+	for i, a := range m.arms {
+		got[i].cpu = make(map[string]float64)
+		if m.warm == nil {
+			continue
+		}
+		b.progress.say("%s%s: warming up: %s", m.name, brackets(m.params), a)
+		if err := m.warm(ctx, a); err != nil {
+			return fmt.Errorf("%s, %s: %w", m.name, a, err)
+		}
+	}
+	for round := range m.rounds {
+		for turn := range m.arms {
+			at := turn
+			if round%2 == 1 {
+				at = len(m.arms) - 1 - turn
+			}
+			a := m.arms[at]
+			b.progress.say("%s%s: round %d of %d: %s", m.name, brackets(m.params), round+1, m.rounds, a)
+			if m.set != nil {
+				if err := m.set(ctx, a); err != nil {
+					return fmt.Errorf("%s, %s: %w", m.name, a, err)
+				}
+			}
+			if err := got[at].round(ctx, a, m.do); err != nil {
+				return fmt.Errorf("%s, %s: %w", m.name, a, err)
+			}
+		}
+	}
+	b.keep(m, got)
+	return nil
+}
+
+// round runs one round of one arm.
+func (o *outcome) round(ctx context.Context, a arm, do func(context.Context, arm) (map[string]float64, error)) error {
+	var (
+		cost   figures.Record
+		values map[string]float64
+	)
+	began := time.Now()
+	err := a.meter().Run(&cost, func() (err error) {
+		values, err = do(ctx, a)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	all := 0.0
+	for name, s := range cost.CPU {
+		if name != procfs.Self {
+			o.cpu[name] += s
+			all += s
+		}
+	}
+	if n := values["n"]; n > 0 {
+		values["cpu_us"] = 1e6 * all / n
+	}
+	values["cores"] = all / time.Since(began).Seconds()
+	o.rounds = append(o.rounds, values)
+	o.busy += (cost.Busy - o.busy) / float64(len(o.rounds))
+	return nil
+}
+
+// keep makes records of what the arms have shown.
+func (b *bench) keep(m measure, got []outcome) {
+	var reference *figures.Measured
+	for i, a := range m.arms {
+		if a.isReference() {
+			reference = &figures.Measured{Name: b.etcdName, Values: medians(got[i].rounds), CPU: got[i].cpu, Busy: got[i].busy}
+		}
+	}
+	for i, a := range m.arms {
+		if a.isReference() {
+			continue
+		}
+		params := maps.Clone(m.params)
+		if params == nil {
+			params = make(map[string]any)
+		}
+		params["log"], params["clients are"] = a.name, a.at
+		b.records = append(b.records, figures.Record{
+			Measure: m.name, Params: params, Values: medians(got[i].rounds), CPU: got[i].cpu, Busy: got[i].busy, Reference: reference,
+		})
+	}
+}
