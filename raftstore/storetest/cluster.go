@@ -13,6 +13,7 @@ import (
 
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/replica"
+	"keelson.dev/keelson/raftstore/storetest/linear"
 )
 
 // patience bounds every wait of a test cluster: far beyond what a healthy
@@ -39,6 +40,7 @@ type host struct {
 	name, address string
 	bootstrap     bool
 	clock         *Clock
+	starts        int
 	listener      net.Listener // reserved for the first start
 	replica       *replica.Replica
 	cancel        context.CancelFunc
@@ -133,6 +135,7 @@ func (c *Cluster) Start(name string) *replica.Replica {
 	done := make(chan error, 1)
 	c.mu.Lock()
 	h.replica, h.cancel, h.done = r, cancel, done
+	h.starts++
 	c.mu.Unlock()
 	go func() { done <- r.Run(ctx) }()
 	return r
@@ -229,6 +232,18 @@ func (c *Cluster) Replica(name string) *replica.Replica {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return h.replica
+}
+
+// Door returns a host's replica with a name for this start of it; false when
+// it is down.
+func (c *Cluster) Door(name string) (linear.Door, bool) {
+	h := c.host(name)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if h.replica == nil {
+		return linear.Door{}, false
+	}
+	return linear.Door{Name: fmt.Sprintf("%s, start %d", name, h.starts), Store: h.replica}, true
 }
 
 // Replicas returns those that are up.

@@ -1,0 +1,76 @@
+package storetest
+
+import (
+	"context"
+	"time"
+
+	"keelson.dev/keelson/raftstore/replica"
+	"keelson.dev/keelson/raftstore/storetest/nemesis"
+)
+
+// Target is the cluster as a nemesis sees it. What must work on a group that
+// has a majority, such as adding a member, fails the test when it does not.
+func (c *Cluster) Target() nemesis.Group { return target{c} }
+
+type target struct{ *Cluster }
+
+// Start implements nemesis.Group.
+func (g target) Start(name string) {
+	if g.Replica(name) == nil {
+		g.Cluster.Start(name)
+	}
+}
+
+// Cut implements nemesis.Group.
+func (g target) Cut(from, to string) { g.Network.CutOneWay(from, to) }
+
+// Slow implements nemesis.Group.
+func (g target) Slow(delay, jitter time.Duration) { g.SlowAll(delay, jitter) }
+
+// Heal implements nemesis.Group.
+func (g target) Heal() { g.Network.Heal() }
+
+// Jump implements nemesis.Group.
+func (g target) Jump(name string, by time.Duration) { g.Clock(name).Set(by) }
+
+// Transfer implements nemesis.Group.
+func (g target) Transfer(from string) {
+	g.try("transfer from "+from, g.Replica(from), (*replica.Replica).TransferLeadership)
+}
+
+// Snapshot implements nemesis.Group.
+func (g target) Snapshot(name string) {
+	g.try("snapshot on "+name, g.Replica(name), (*replica.Replica).Snapshot)
+}
+
+// Compact implements nemesis.Group.
+func (g target) Compact() {
+	r := g.Replica(g.Leader())
+	g.try("compaction", r, func(r *replica.Replica, ctx context.Context) error {
+		return r.Compact(ctx, max(r.Applied(), 30)-30)
+	})
+}
+
+// try does what may fail, such as when leadership has just moved.
+func (g target) try(what string, r *replica.Replica, do func(r *replica.Replica, ctx context.Context) error) {
+	if r == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if err := do(r, ctx); err != nil {
+		g.t.Logf("%s: %v", what, err)
+	}
+}
+
+// Remove implements nemesis.Group.
+func (g target) Remove(name string) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := g.Other(name).RemoveMember(ctx, name); err != nil {
+		g.t.Errorf("removing %s: %v", name, err)
+	}
+}
+
+// Add implements nemesis.Group.
+func (g target) Add(name string) { g.Join(name) }
