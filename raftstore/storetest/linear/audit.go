@@ -16,6 +16,8 @@ type CheckOptions struct {
 	Skew time.Duration
 	// Timeout bounds the search for an order (default one minute).
 	Timeout time.Duration
+	// Dir is where calls that fit in no order are drawn, one page per key; "" = nowhere.
+	Dir string
 }
 
 // Check holds everything that was recorded against the contract. Call it when
@@ -40,7 +42,7 @@ func (r *Recorder) Check(o CheckOptions) *Report {
 	a.realTime()
 	a.doors()
 	a.fences()
-	r.searchOrder(rep, a, o.Timeout)
+	r.searchOrder(rep, a, o)
 	return rep
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -67,7 +68,8 @@ func keyModel() porcupine.Model {
 // searchOrder looks for an order of all calls in which each key behaves. It
 // does not use what the watchers saw but for one thing: whether a commit of
 // unknown outcome was ever seen by anybody. One that was not is left out.
-func (r *Recorder) searchOrder(rep *Report, a *audit, timeout time.Duration) {
+func (r *Recorder) searchOrder(rep *Report, a *audit, o CheckOptions) {
+	timeout := o.Timeout
 	if timeout == 0 {
 		timeout = time.Minute
 	}
@@ -93,11 +95,24 @@ func (r *Recorder) searchOrder(rep *Report, a *audit, timeout time.Duration) {
 		// Also when there is no time left: the answer then is that nobody knows.
 		switch porcupine.CheckOperationsTimeout(keyModel(), ops, max(time.Millisecond, time.Until(deadline))) {
 		case porcupine.Illegal:
-			rep.add(Linear, "the %d calls about %s", len(ops), key)
+			rep.add(Linear, "the %d calls about %s%s", len(ops), key, draw(o.Dir, key, ops))
 		case porcupine.Unknown:
 			rep.add(Undecided, "no order found for the %d calls about %s within %s, and no proof that there is none", len(ops), key, timeout)
 		}
 	}
+}
+
+// draw makes a page that shows how far an order was found, and says where it is.
+func draw(dir, key string, ops []porcupine.Operation) string {
+	if dir == "" {
+		return ""
+	}
+	_, info := porcupine.CheckOperationsVerbose(keyModel(), ops, 10*time.Second)
+	path := filepath.Join(dir, strings.Trim(strings.ReplaceAll(key, "/", "-"), "-")+".html")
+	if err := porcupine.VisualizePath(keyModel(), info, path); err != nil {
+		return fmt.Sprintf(" (not drawn: %v)", err)
+	}
+	return ", drawn in " + path
 }
 
 // steps is what a call did to each modelled key, as its caller knows it.

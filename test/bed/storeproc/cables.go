@@ -76,6 +76,20 @@ func (g *Group) Slow(ctx context.Context, from, to *Member, delay, jitter time.D
 	return g.spread(ctx)
 }
 
+// SlowAll is Slow for every cable there is now.
+func (g *Group) SlowAll(ctx context.Context, delay, jitter time.Duration) error {
+	g.mu.Lock()
+	for _, a := range g.members {
+		for _, b := range g.members {
+			l := g.cables[[2]string{a.Name, b.Name}]
+			l.Delay, l.Jitter = delay, jitter
+			g.cables[[2]string{a.Name, b.Name}] = l
+		}
+	}
+	g.mu.Unlock()
+	return g.spread(ctx)
+}
+
 // MendAll makes every cable whole and quick.
 func (g *Group) MendAll(ctx context.Context) error {
 	g.mu.Lock()

@@ -96,12 +96,47 @@ func (g *Group) Add(ctx context.Context) (*Member, error) {
 	if len(others) == 0 {
 		return m, nil
 	}
-	for _, o := range others {
-		if o.Up() {
-			return m, o.AddMember(ctx, m)
+	return m, g.Join(ctx, m)
+}
+
+// Join makes a running replica a member of the group, through any other. Doing
+// it again does nothing.
+func (g *Group) Join(ctx context.Context, m *Member) error {
+	return g.through(ctx, m, func(ctx context.Context, o *Member) error { return o.AddMember(ctx, m) })
+}
+
+// Leave takes a replica out of the group, through any other. Its process runs on.
+func (g *Group) Leave(ctx context.Context, m *Member) error {
+	return g.through(ctx, m, func(ctx context.Context, o *Member) error { return o.RemoveMember(ctx, m) })
+}
+
+// attempt is how long one replica may take to change the group before another is asked.
+const attempt = 5 * time.Second
+
+// through does something by way of a replica other than m, and tries others
+// until it is done or ctx ends.
+func (g *Group) through(ctx context.Context, m *Member, do func(ctx context.Context, o *Member) error) error {
+	tick := time.NewTicker(pollEvery)
+	defer tick.Stop()
+	err := errors.New("no other replica is up")
+	for {
+		for _, o := range g.Members() {
+			if o == m || !o.Up() {
+				continue
+			}
+			once, cancel := context.WithTimeout(ctx, attempt)
+			err = do(once, o)
+			cancel()
+			if err == nil {
+				return nil
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("changing the membership of %s: %w: %w", m.Name, ctx.Err(), err)
 		}
 	}
-	return nil, fmt.Errorf("replica %s: none of %d others is up to be joined", name, len(others))
 }
 
 // reserve takes a port of the loopback address without listening: others are
@@ -126,26 +161,23 @@ func reserve() (*os.File, string, error) {
 	return f, net.JoinHostPort("127.0.0.1", fmt.Sprint(in4.Port)), nil
 }
 
-// Remove takes a replica out of the group, through another, and ends its process.
-// Its name is not used again.
+// Remove takes a replica out of the group and ends its process. Its name is not
+// used again.
 func (g *Group) Remove(ctx context.Context, m *Member) error {
-	for _, o := range g.Members() {
-		if o == m || !o.Up() {
-			continue
-		}
-		if err := o.RemoveMember(ctx, m); err != nil {
-			return err
-		}
-		g.mu.Lock()
-		g.members = slices.DeleteFunc(g.members, func(x *Member) bool { return x == m })
-		g.mu.Unlock()
-		return m.discard()
+	if err := g.Leave(ctx, m); err != nil {
+		return err
 	}
-	return fmt.Errorf("none is up to remove replica %s", m.Name)
+	g.mu.Lock()
+	g.members = slices.DeleteFunc(g.members, func(x *Member) bool { return x == m })
+	g.mu.Unlock()
+	return m.discard()
 }
 
 // discard ends a member for good.
 func (m *Member) discard() error {
+	m.mu.Lock()
+	m.gone = true
+	m.mu.Unlock()
 	err := errors.Join(m.Kill(), m.hold.Close(), m.Err())
 	if c := m.client(); c != nil {
 		err = errors.Join(err, c.Close())

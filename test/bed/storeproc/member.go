@@ -36,8 +36,10 @@ type Member struct {
 	setup  setup
 	proc   *process       // the last one, which may have ended
 	store  *remote.Client // from the first start on
+	lives  int            // processes started
 	paused bool
 	died   error // ends that nobody asked for
+	gone   bool  // removed: no process again
 }
 
 // process is one life of a member.
@@ -82,6 +84,16 @@ func (m *Member) PID() int {
 	return m.proc.cmd.Process.Pid
 }
 
+// Lives counts the processes that this replica has had.
+func (m *Member) Lives() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.lives
+}
+
+// Running reports whether a process runs, be it paused.
+func (m *Member) Running() bool { return m.PID() != 0 }
+
 // Up reports whether a process runs and is not paused.
 func (m *Member) Up() bool {
 	m.mu.Lock()
@@ -114,6 +126,9 @@ func (m *Member) Start(ctx context.Context) error {
 func (m *Member) launch() (*process, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.gone {
+		return nil, errors.New("it was removed from the group for good")
+	}
 	m.setup.Links = m.group.linksOf(m.Name)
 	path := m.LogFile + ".setup"
 	if err := m.setup.write(path); err != nil {
@@ -141,6 +156,7 @@ func (m *Member) launch() (*process, error) {
 		return nil, err
 	}
 	m.proc, m.paused = p, false
+	m.lives++
 	go m.bury(p)
 	return p, nil
 }
@@ -253,6 +269,20 @@ func (m *Member) freeze(s syscall.Signal, paused bool) error {
 	}
 	m.paused = paused
 	return m.signal(m.proc, s)
+}
+
+// Wipe takes away the data of a replica that is down. It is a new one under an
+// old name then, and must be removed from the group before it starts.
+func (m *Member) Wipe() error {
+	m.changing.Lock()
+	defer m.changing.Unlock()
+	if m.Running() {
+		return fmt.Errorf("wiping replica %s, which runs", m.Name)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.setup.Bootstrap = false
+	return os.RemoveAll(m.DataDir)
 }
 
 // Ended is closed when the process last started has ended; nil before the first.
