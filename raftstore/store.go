@@ -193,7 +193,7 @@ type Status struct {
 	Bytes        int64 // sum of key and value sizes
 	Members      []Member
 
-	HistoryBytes int64   // sum of key and value sizes of the retained history
+	HistoryBytes int64   // sum of key and value sizes of the old versions that history retains
 	Quota        int64   // bytes of state and history at which the store turns read-only; 0 = none
 	DiskBytes    int64   // log, journal and snapshots on this replica's disk
 	Watchers     int     // running on this replica
@@ -210,6 +210,18 @@ const (
 	// AlarmDiverged: a replica's state differs from the leader's at the same revision.
 	AlarmDiverged AlarmKind = 2
 )
+
+// String is the kind in a word.
+func (k AlarmKind) String() string {
+	switch k {
+	case AlarmSpace:
+		return "space"
+	case AlarmDiverged:
+		return "diverged"
+	default:
+		return fmt.Sprintf("kind %d", uint8(k))
+	}
+}
 
 // Alarm is a condition of the group that a person should know of.
 type Alarm struct {
@@ -233,6 +245,8 @@ var (
 	ErrInvalid        = errors.New("raftstore: invalid request") // wrapped with what is wrong
 	ErrNoSpace        = errors.New("raftstore: space quota is used up: the store takes deletes only")
 	ErrUnknownMember  = errors.New("raftstore: no such member")
+	ErrMemberExists   = errors.New("raftstore: member exists already") // and is not the one to be added; wrapped with the remedy
+	ErrNoMajority     = errors.New("raftstore: change would leave no majority")
 	ErrTooLarge       = errors.New("raftstore: request is too large") // wrapped with sizes
 )
 

@@ -14,6 +14,7 @@ type segment struct {
 	first raftstore.Revision
 	base  *tree
 	slots [segmentRevisions]raftstore.Events
+	bytes int64 // of what the revisions not compacted replaced; the writer's alone
 }
 
 // history is the retained past. It is a small value: a copy of it, together
@@ -23,6 +24,19 @@ type segment struct {
 type history struct {
 	compacted raftstore.Revision
 	segments  []*segment
+	bytes     int64 // of what the retained events replaced
+}
+
+// replaced is the size of the items that a revision replaced: what history
+// retains for it that the present state does not hold.
+func replaced(r raftstore.Events) int64 {
+	var n int64
+	for i := range r.Events {
+		if prev := r.Events[i].Prev; prev != nil {
+			n += size(prev)
+		}
+	}
+	return n
 }
 
 // append records a revision. items is the tree after it; the checkpoint of a
@@ -42,6 +56,9 @@ func (h *history) append(ev raftstore.Events, items *tree) {
 		h.segments = append(h.segments[:len(h.segments):len(h.segments)], last)
 	}
 	last.slots[ev.Revision-last.first] = ev
+	n := replaced(ev)
+	last.bytes += n
+	h.bytes += n
 }
 
 func (h *history) last() *segment {
@@ -56,12 +73,23 @@ func (h *history) compact(upTo raftstore.Revision) {
 	if upTo <= h.compacted {
 		return
 	}
+	was := h.compacted
 	h.compacted = upTo
 	drop := 0
 	for drop < len(h.segments) && h.segments[drop].first+segmentRevisions-1 <= upTo {
+		h.bytes -= h.segments[drop].bytes
 		drop++
 	}
 	h.segments = append([]*segment(nil), h.segments[drop:]...)
+	if len(h.segments) > 0 && h.segments[0].first <= upTo {
+		// Of this one the last revisions stay.
+		s := h.segments[0]
+		for _, r := range s.slots[max(was+1, s.first)-s.first : upTo+1-s.first] {
+			n := replaced(r)
+			s.bytes -= n
+			h.bytes -= n
+		}
+	}
 }
 
 // find returns the position of the segment that holds revision r.

@@ -9,6 +9,7 @@
 package mvcc
 
 import (
+	"math"
 	"sync/atomic"
 
 	"github.com/tidwall/btree"
@@ -46,6 +47,9 @@ type Machine struct {
 	history   history
 	revision  raftstore.Revision
 	bytes     int64
+	clock     int64             // the latest time that any command named, unix milliseconds
+	alarms    []raftstore.Alarm // in order; replaced as a whole
+	full      bool              // the space alarm is among them
 	view      atomic.Pointer[View]
 }
 
@@ -88,7 +92,10 @@ func (m *Machine) Apply(entries ...Entry) Result {
 			}
 			res.Outcomes[i] = out
 		case *storev1.Command_Expire:
-			m.expire(c.Expire.GetUntilUnixMs())
+			m.tick(c.Expire.GetUntilUnixMs())
+			m.expire()
+		case *storev1.Command_Alarm:
+			m.setAlarm(c.Alarm)
 		case *storev1.Command_Compact:
 			// Collected first: what is compacted together with its own commit
 			// must still reach the watchers.
@@ -106,13 +113,18 @@ func (m *Machine) Apply(entries ...Entry) Result {
 	return res
 }
 
+// tick takes note of the time that a command names. Time never runs backwards
+// here, whatever the clocks of successive leaders say.
+func (m *Machine) tick(unixMs int64) { m.clock = max(m.clock, unixMs) }
+
 // propose applies one proposal, at most once for its id.
 func (m *Machine) propose(term uint64, p *storev1.Proposal) Outcome {
+	m.tick(p.GetProposedUnixMs())
 	if out, known := m.recent.recall(p.GetId()); known {
 		return out
 	}
 	out := m.decide(term, p)
-	m.recent.remember(p.GetId(), out)
+	m.recent.remember(p.GetId(), out, m.clock)
 	return out
 }
 
@@ -123,6 +135,11 @@ func (m *Machine) decide(term uint64, p *storev1.Proposal) Outcome {
 	if err := checkProposal(p); err != nil {
 		return refused(err, m.revision)
 	}
+	if m.full {
+		if key, puts := firstPut(p); puts {
+			return m.noSpace(key)
+		}
+	}
 	for _, op := range p.GetOps() {
 		if conflict := m.examine(op); conflict != nil {
 			return Outcome{Code: Conflict, Revision: m.revision, Conflict: conflict}
@@ -130,7 +147,7 @@ func (m *Machine) decide(term uint64, p *storev1.Proposal) Outcome {
 	}
 	events := make([]raftstore.Event, 0, len(p.GetOps()))
 	for _, op := range p.GetOps() {
-		if ev, changed := m.perform(op, p.GetProposedUnixMs()); changed {
+		if ev, changed := m.perform(op); changed {
 			events = append(events, ev)
 		}
 	}
@@ -155,12 +172,12 @@ func (m *Machine) examine(op *storev1.Op) *raftstore.ConflictError {
 }
 
 // perform makes the change of one op for the revision being built.
-func (m *Machine) perform(op *storev1.Op, now int64) (raftstore.Event, bool) {
+func (m *Machine) perform(op *storev1.Op) (raftstore.Event, bool) {
 	switch raftstore.OpKind(op.GetKind()) {
 	case raftstore.OpPut:
 		item := &raftstore.Item{Key: op.GetKey(), Value: op.GetValue(), Created: m.revision + 1, Modified: m.revision + 1}
 		if op.GetTtlMs() > 0 {
-			item.Expires = now + op.GetTtlMs()
+			item.Expires = m.clock + min(op.GetTtlMs(), math.MaxInt64-m.clock)
 		}
 		prev := m.set(item)
 		return raftstore.Event{Kind: raftstore.EventPut, Item: *item, Prev: prev}, true
@@ -206,12 +223,12 @@ func (m *Machine) forgetDeadline(it *raftstore.Item) {
 	}
 }
 
-// expire removes what has expired, all in one revision.
-func (m *Machine) expire(until int64) {
+// expire removes what has expired by now, all in one revision.
+func (m *Machine) expire() {
 	var events []raftstore.Event
 	for len(events) < expireAtOnce {
 		first, ok := m.deadlines.Min()
-		if !ok || first.at > until {
+		if !ok || first.at > m.clock {
 			break
 		}
 		if ev, changed := m.remove(first.key); changed {
@@ -243,6 +260,8 @@ func (m *Machine) publish() {
 		items:    m.items.Copy(),
 		history:  m.history,
 		bytes:    m.bytes,
+		clock:    m.clock,
+		alarms:   m.alarms,
 	}
 	if first, ok := m.deadlines.Min(); ok {
 		v.nextExpiry = first.at

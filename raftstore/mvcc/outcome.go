@@ -19,6 +19,7 @@ const (
 	Unknown  = storev1.Outcome_UNKNOWN
 	Invalid  = storev1.Outcome_INVALID
 	TooLarge = storev1.Outcome_TOO_LARGE
+	NoSpace  = storev1.Outcome_NO_SPACE
 )
 
 // Outcome is what became of one proposal.
@@ -42,8 +43,12 @@ func (o Outcome) Err() error {
 		return fmt.Errorf("%w: %s", raftstore.ErrInvalid, o.Message)
 	case TooLarge:
 		return fmt.Errorf("%w: %s", raftstore.ErrTooLarge, o.Message)
+	case NoSpace:
+		return fmt.Errorf("%w: %s", raftstore.ErrNoSpace, o.Message)
+	case Unknown:
+		return fmt.Errorf("%w: it was proposed so long ago that the store has forgotten what became of it", raftstore.ErrOutcomeUnknown)
 	default:
-		return raftstore.ErrOutcomeUnknown
+		return fmt.Errorf("%w: outcome of kind %d: %s", raftstore.ErrOutcomeUnknown, o.Code, o.Message)
 	}
 }
 

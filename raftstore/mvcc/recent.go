@@ -1,70 +1,145 @@
 package mvcc
 
 import (
-	"sort"
+	"container/list"
+	"slices"
 
 	storev1 "keelson.dev/keelson/proto/store/v1"
 )
 
-// Bounds of what is remembered. A proposer retries for as long as its caller's
-// deadline, so what these bounds forget is far older than any retry; should a
-// retry come nevertheless it is answered Unknown and never applied again.
+// Bounds of what is remembered. A proposer says with each proposal which of its
+// earlier ones are settled, and those are forgotten at once; the bounds are for
+// what was never settled. What they forget is older than any retry; should one
+// come nevertheless it is answered Unknown and never applied again.
 const (
 	maxIncarnations = 4096
 	maxOutcomes     = 1 << 16 // per incarnation
+	// RememberMs is for how long an outcome that its proposer has not settled is
+	// remembered, by the store's own time.
+	RememberMs = 10 * 60 * 1000
 )
 
 // recent remembers the outcomes of proposals, so that a proposal that reaches
 // the log twice applies once. It is part of the replicated state.
 type recent struct {
-	clock        uint64 // counts proposals; orders incarnations by last use
 	incarnations map[uint64]*incarnation
+	// uses has the incarnations in the order of their last use, oldest first.
+	uses *list.List
+	// horizon is the latest time at which an incarnation that was forgotten may
+	// have issued an id. An id issued by then that is not remembered may have
+	// been applied.
+	horizon int64
 }
 
 // incarnation is one proposer: one start of one replica's process.
 type incarnation struct {
+	id       uint64
 	floor    uint64 // sequences up to this one are forgotten
-	used     uint64
-	outcomes map[uint64]Outcome
+	used     int64  // the store's time when it last proposed
+	outcomes []remembered
+	place    *list.Element // in uses
 }
 
-func newRecent() recent { return recent{incarnations: make(map[uint64]*incarnation)} }
+// remembered is one outcome; those of an incarnation are in order of sequence.
+type remembered struct {
+	sequence uint64
+	at       int64 // the store's time when it was decided
+	outcome  Outcome
+}
+
+func newRecent() recent {
+	return recent{incarnations: make(map[uint64]*incarnation), uses: list.New()}
+}
 
 // recall answers for a proposal seen before. Incarnation 0 is nobody: such a
 // proposal is never remembered.
 func (r *recent) recall(id *storev1.ProposalID) (Outcome, bool) {
-	inc := r.incarnations[id.GetIncarnation()]
-	if id.GetIncarnation() == 0 || inc == nil {
+	if id.GetIncarnation() == 0 {
 		return Outcome{}, false
 	}
-	if out, ok := inc.outcomes[id.GetSequence()]; ok {
-		return out, true
+	if inc := r.incarnations[id.GetIncarnation()]; inc != nil {
+		if at, ok := inc.find(id.GetSequence()); ok {
+			return inc.outcomes[at].outcome, true
+		}
+		if id.GetSequence() <= inc.floor {
+			return Outcome{Code: Unknown}, true
+		}
 	}
-	if id.GetSequence() <= inc.floor {
+	if issued := id.GetIssuedUnixMs(); issued != 0 && issued <= r.horizon {
 		return Outcome{Code: Unknown}, true
 	}
 	return Outcome{}, false
 }
 
-func (r *recent) remember(id *storev1.ProposalID, out Outcome) {
+// remember records what became of a proposal at a time.
+func (r *recent) remember(id *storev1.ProposalID, out Outcome, now int64) {
 	if id.GetIncarnation() == 0 {
 		return
 	}
-	r.clock++
 	inc := r.incarnations[id.GetIncarnation()]
 	if inc == nil {
-		inc = &incarnation{outcomes: make(map[uint64]Outcome)}
-		r.incarnations[id.GetIncarnation()] = inc
-		r.evict()
+		inc = r.add(id.GetIncarnation())
+	} else {
+		r.uses.MoveToBack(inc.place)
 	}
-	inc.used = r.clock
-	inc.outcomes[id.GetSequence()] = out
+	inc.used = max(inc.used, now, id.GetIssuedUnixMs())
+	inc.insert(remembered{id.GetSequence(), now, out})
 	// A proposal cannot settle itself or what comes after it.
 	if id.GetSequence() > 0 {
 		inc.settle(min(id.GetSettled(), id.GetSequence()-1))
 	}
-	for len(inc.outcomes) > maxOutcomes {
-		inc.settle(inc.oldest())
+	for first := inc.outcomes[0]; len(inc.outcomes) > maxOutcomes || first.at < now-RememberMs; first = inc.outcomes[0] {
+		inc.settle(first.sequence)
+	}
+	r.forget(now)
+}
+
+func (r *recent) add(id uint64) *incarnation {
+	inc := &incarnation{id: id}
+	inc.place = r.uses.PushBack(inc)
+	r.incarnations[id] = inc
+	return inc
+}
+
+// forget drops the incarnations beyond the bounds. The last used always stays.
+func (r *recent) forget(now int64) {
+	for len(r.incarnations) > 1 {
+		oldest := r.uses.Front().Value.(*incarnation)
+		if len(r.incarnations) <= maxIncarnations && oldest.used >= now-RememberMs {
+			return
+		}
+		r.horizon = max(r.horizon, oldest.used)
+		r.uses.Remove(oldest.place)
+		delete(r.incarnations, oldest.id)
+	}
+}
+
+// find returns where a sequence is, or would be.
+func (inc *incarnation) find(sequence uint64) (int, bool) {
+	// Nearly always it is new.
+	if n := len(inc.outcomes); n == 0 || inc.outcomes[n-1].sequence < sequence {
+		return n, false
+	}
+	return slices.BinarySearchFunc(inc.outcomes, sequence, func(o remembered, s uint64) int {
+		switch {
+		case o.sequence < s:
+			return -1
+		case o.sequence > s:
+			return 1
+		}
+		return 0
+	})
+}
+
+func (inc *incarnation) insert(o remembered) {
+	at, known := inc.find(o.sequence)
+	switch {
+	case known:
+		inc.outcomes[at] = o
+	case at == len(inc.outcomes):
+		inc.outcomes = append(inc.outcomes, o)
+	default:
+		inc.outcomes = slices.Insert(inc.outcomes, at, o)
 	}
 }
 
@@ -73,77 +148,23 @@ func (inc *incarnation) settle(upTo uint64) {
 	if upTo <= inc.floor {
 		return
 	}
-	if upTo-inc.floor <= uint64(len(inc.outcomes)) {
-		for s := inc.floor + 1; s <= upTo; s++ {
-			delete(inc.outcomes, s)
-		}
-	} else {
-		for s := range inc.outcomes {
-			if s <= upTo {
-				delete(inc.outcomes, s)
-			}
-		}
-	}
 	inc.floor = upTo
-}
-
-func (inc *incarnation) oldest() uint64 {
-	// Sequences are nearly dense above the floor.
-	for s, tries := inc.floor+1, 0; tries < 1024; s, tries = s+1, tries+1 {
-		if _, ok := inc.outcomes[s]; ok {
-			return s
-		}
+	n := 0
+	for n < len(inc.outcomes) && inc.outcomes[n].sequence <= upTo {
+		n++
 	}
-	least := ^uint64(0)
-	for s := range inc.outcomes {
-		least = min(least, s)
-	}
-	return least
-}
-
-// evict forgets the least recently used incarnations beyond the bound, not
-// counting the one just added, whose use is not recorded yet.
-func (r *recent) evict() {
-	for len(r.incarnations) > maxIncarnations {
-		var victim, used uint64 = 0, ^uint64(0)
-		for id, inc := range r.incarnations {
-			if inc.used != 0 && inc.used < used {
-				victim, used = id, inc.used
-			}
-		}
-		delete(r.incarnations, victim)
-	}
+	clear(inc.outcomes[:n]) // what they refer to is free
+	inc.outcomes = inc.outcomes[n:]
 }
 
 // clone copies the table for a snapshot.
 func (r *recent) clone() recent {
-	out := recent{clock: r.clock, incarnations: make(map[uint64]*incarnation, len(r.incarnations))}
-	for id, inc := range r.incarnations {
-		c := &incarnation{floor: inc.floor, used: inc.used, outcomes: make(map[uint64]Outcome, len(inc.outcomes))}
-		for s, o := range inc.outcomes {
-			c.outcomes[s] = o
-		}
-		out.incarnations[id] = c
+	out := newRecent()
+	out.horizon = r.horizon
+	for e := r.uses.Front(); e != nil; e = e.Next() {
+		inc := e.Value.(*incarnation)
+		c := out.add(inc.id)
+		c.floor, c.used, c.outcomes = inc.floor, inc.used, slices.Clone(inc.outcomes)
 	}
-	return out
-}
-
-// ids returns the incarnations in a fixed order.
-func (r *recent) ids() []uint64 {
-	ids := make([]uint64, 0, len(r.incarnations))
-	for id := range r.incarnations {
-		ids = append(ids, id)
-	}
-	sort.Slice(ids, func(i, j int) bool { return ids[i] < ids[j] })
-	return ids
-}
-
-// sequences returns the remembered sequences in order.
-func (inc *incarnation) sequences() []uint64 {
-	out := make([]uint64, 0, len(inc.outcomes))
-	for s := range inc.outcomes {
-		out = append(out, s)
-	}
-	sort.Slice(out, func(i, j int) bool { return out[i] < out[j] })
 	return out
 }

@@ -39,6 +39,7 @@ func (s *Snapshot) Dump(w io.Writer, meta Meta) error {
 	err := fw.write(&storev1.SnapshotFrame{Kind: &storev1.SnapshotFrame_Header{Header: &storev1.SnapshotHeader{
 		Format: snapshotFormat, Revision: uint64(v.revision), Compacted: uint64(v.history.compacted),
 		Cluster: meta.Cluster, Index: meta.Index, Term: meta.Term,
+		ClockUnixMs: v.clock, ForgottenUnixMs: s.recent.horizon,
 	}}})
 	if err != nil {
 		return err
@@ -51,6 +52,9 @@ func (s *Snapshot) Dump(w io.Writer, meta Meta) error {
 		return err
 	}
 	if trailer.Recent, err = s.dumpRecent(fw); err != nil {
+		return err
+	}
+	if err := s.dumpAlarms(fw); err != nil {
 		return err
 	}
 	if err := fw.write(&storev1.SnapshotFrame{Kind: &storev1.SnapshotFrame_Trailer{Trailer: trailer}}); err != nil {
@@ -113,14 +117,15 @@ func (s *Snapshot) dumpHistory(fw *frameWriter) error {
 
 func (s *Snapshot) dumpRecent(fw *frameWriter) (uint64, error) {
 	var total uint64
-	for _, id := range s.recent.ids() {
-		inc := s.recent.incarnations[id]
-		chunk := &storev1.RecentChunk{Incarnations: []*storev1.Incarnation{{Incarnation: id, Floor: inc.floor, Used: inc.used}}}
+	for e := s.recent.uses.Front(); e != nil; e = e.Next() {
+		inc := e.Value.(*incarnation)
+		chunk := &storev1.RecentChunk{Incarnations: []*storev1.Incarnation{{Incarnation: inc.id, Floor: inc.floor, Used: uint64(inc.used)}}}
 		frame := &storev1.SnapshotFrame{Kind: &storev1.SnapshotFrame_Recent{Recent: chunk}}
 		pending := 0
-		for _, seq := range inc.sequences() {
-			out := inc.outcomes[seq].Proto()
-			chunk.Recent = append(chunk.Recent, &storev1.Recent{Incarnation: id, Sequence: seq, Outcome: out})
+		for i := range inc.outcomes {
+			o := &inc.outcomes[i]
+			out := o.outcome.Proto()
+			chunk.Recent = append(chunk.Recent, &storev1.Recent{Incarnation: inc.id, Sequence: o.sequence, AtUnixMs: o.at, Outcome: out})
 			total++
 			if pending += 64 + len(out.GetHave().GetValue()); pending >= frameChunk {
 				if err := fw.write(frame); err != nil {
@@ -134,6 +139,17 @@ func (s *Snapshot) dumpRecent(fw *frameWriter) (uint64, error) {
 		}
 	}
 	return total, nil
+}
+
+func (s *Snapshot) dumpAlarms(fw *frameWriter) error {
+	if len(s.view.alarms) == 0 {
+		return nil
+	}
+	chunk := &storev1.AlarmChunk{}
+	for _, a := range s.view.alarms {
+		chunk.Alarms = append(chunk.Alarms, alarmProto(a))
+	}
+	return fw.write(&storev1.SnapshotFrame{Kind: &storev1.SnapshotFrame_Alarms{Alarms: chunk}})
 }
 
 // Load reads a snapshot into a new machine, or returns an error that wraps
@@ -184,6 +200,7 @@ func (l *loader) header() error {
 	l.target = raftstore.Revision(h.GetRevision())
 	l.m.revision = raftstore.Revision(h.GetCompacted())
 	l.m.history.compacted = l.m.revision
+	l.m.clock, l.m.recent.horizon = h.GetClockUnixMs(), h.GetForgottenUnixMs()
 	return nil
 }
 
@@ -199,6 +216,8 @@ func (l *loader) next() error {
 		return l.loadHistory(k.History.GetHistory())
 	case *storev1.SnapshotFrame_Recent:
 		return l.loadRecent(k.Recent)
+	case *storev1.SnapshotFrame_Alarms:
+		return l.loadAlarms(k.Alarms.GetAlarms())
 	case *storev1.SnapshotFrame_Trailer:
 		l.trailer = k.Trailer
 		return nil
@@ -262,20 +281,29 @@ func (l *loader) loadRecent(chunk *storev1.RecentChunk) error {
 		if p.GetIncarnation() == 0 {
 			return l.fr.bad("incarnation 0")
 		}
-		if r.incarnations[p.GetIncarnation()] == nil {
-			r.incarnations[p.GetIncarnation()] = &incarnation{outcomes: make(map[uint64]Outcome)}
-		}
 		inc := r.incarnations[p.GetIncarnation()]
-		inc.floor, inc.used = p.GetFloor(), p.GetUsed()
-		r.clock = max(r.clock, inc.used)
+		if inc == nil {
+			inc = r.add(p.GetIncarnation())
+		}
+		inc.floor, inc.used = p.GetFloor(), int64(p.GetUsed())
 	}
 	for _, p := range chunk.GetRecent() {
 		inc := r.incarnations[p.GetIncarnation()]
 		if inc == nil {
 			return l.fr.bad("outcome of unknown incarnation %d", p.GetIncarnation())
 		}
-		inc.outcomes[p.GetSequence()] = OutcomeFrom(p.GetOutcome())
+		inc.insert(remembered{p.GetSequence(), p.GetAtUnixMs(), OutcomeFrom(p.GetOutcome())})
 		l.recent++
+	}
+	return nil
+}
+
+func (l *loader) loadAlarms(alarms []*storev1.Alarm) error {
+	for _, p := range alarms {
+		n := len(l.m.alarms)
+		if l.m.setAlarm(&storev1.SetAlarm{Alarm: p}); len(l.m.alarms) != n+1 {
+			return l.fr.bad("alarm of kind %d about %q", p.GetKind(), p.GetMember())
+		}
 	}
 	return nil
 }
@@ -293,7 +321,7 @@ func (l *loader) finish() error {
 }
 
 // Rebase moves the machine's revision ahead and marks everything before as
-// compacted. A restored backup calls it, so that no watcher sees the revisions
+// compacted, and clears the alarms. A restored backup calls it, so that no watcher sees the revisions
 // of the time after the backup a second time with other content.
 func (m *Machine) Rebase(revision raftstore.Revision) error {
 	if revision <= m.revision {
@@ -301,6 +329,7 @@ func (m *Machine) Rebase(revision raftstore.Revision) error {
 	}
 	m.revision = revision
 	m.history = history{compacted: revision}
+	m.hold(nil) // they were about another group of replicas
 	m.publish()
 	return nil
 }

@@ -18,6 +18,8 @@ type View struct {
 	history    history
 	bytes      int64
 	nextExpiry int64
+	clock      int64
+	alarms     []raftstore.Alarm
 }
 
 // Revision is the state that the view shows.
@@ -31,6 +33,31 @@ func (v *View) Keys() int { return v.items.Len() }
 
 // Bytes is the sum of the sizes of keys and values.
 func (v *View) Bytes() int64 { return v.bytes }
+
+// HistoryBytes is the sum of the sizes of keys and values that history retains
+// beside the present state: of what each retained event replaced.
+func (v *View) HistoryBytes() int64 { return v.history.bytes }
+
+// Clock is the store's time, unix milliseconds: the latest that any command named.
+func (v *View) Clock() int64 { return v.clock }
+
+// Alarms are the alarms that are up, by kind and member. The slice must not be
+// modified; it is the same one until an alarm changes.
+func (v *View) Alarms() []raftstore.Alarm { return v.alarms }
+
+// Keep returns the revision to compact to so that history retains at most so
+// many bytes, as HistoryBytes counts them.
+func (v *View) Keep(bytes int64) raftstore.Revision {
+	for at := v.revision; at > v.history.compacted; at-- {
+		for _, r := range v.history.read(at-1, at, 1) {
+			bytes -= replaced(r)
+		}
+		if bytes < 0 {
+			return at
+		}
+	}
+	return v.history.compacted
+}
 
 // NextExpiry is when the first key expires, in unix milliseconds; 0 when none does.
 func (v *View) NextExpiry() int64 { return v.nextExpiry }
@@ -88,12 +115,33 @@ func (v *View) Read(after raftstore.Revision, max int) ([]raftstore.Events, erro
 	return v.history.read(after, v.revision, max), nil
 }
 
-// Hash is a digest of the state at the view's revision: two replicas at the
-// same revision have the same hash, or one of them is wrong.
+// Hash is a digest of the items at the view's revision: two replicas at the
+// same revision have the same hash, or one of them is wrong. What else is part of
+// the replicated state, the alarms, the clock and the remembered proposals, belongs
+// to no revision and is not in it.
 func (v *View) Hash() [sha256.Size]byte {
+	h, err := v.HashAt(v.revision, func(int) error { return nil })
+	if err != nil {
+		panic(err) // the present revision is always retained
+	}
+	return h
+}
+
+// HashAt is the hash at a retained revision; 0 means the view's own. pace is told
+// of every item's size as it goes and may wait, or end it with an error.
+func (v *View) HashAt(at raftstore.Revision, pace func(bytes int) error) ([sha256.Size]byte, error) {
+	switch {
+	case at == 0:
+		at = v.revision
+	case at > v.revision:
+		return [sha256.Size]byte{}, fmt.Errorf("hash of revision %d: store is at %d: %w", at, v.revision, raftstore.ErrFutureRevision)
+	case at < v.history.compacted:
+		return [sha256.Size]byte{}, fmt.Errorf("hash of revision %d: compacted up to %d: %w", at, v.history.compacted, raftstore.ErrCompacted)
+	}
 	h := sha256.New()
 	var buf []byte
-	put := func(it *raftstore.Item) {
+	var stop error
+	put := func(it *raftstore.Item) bool {
 		buf = binary.AppendUvarint(buf[:0], uint64(len(it.Key)))
 		buf = append(buf, it.Key...)
 		buf = binary.AppendUvarint(buf, uint64(it.Created))
@@ -102,10 +150,12 @@ func (v *View) Hash() [sha256.Size]byte {
 		buf = binary.AppendUvarint(buf, uint64(len(it.Value)))
 		h.Write(buf)
 		h.Write(it.Value)
+		stop = pace(len(buf) + len(it.Value))
+		return stop == nil
 	}
-	h.Write(binary.AppendUvarint(nil, uint64(v.revision)))
-	v.items.Scan(func(_ string, it *raftstore.Item) bool { put(it); return true })
-	return [sha256.Size]byte(h.Sum(nil))
+	h.Write(binary.AppendUvarint(nil, uint64(at)))
+	v.past(at, "").ascend("", "", put)
+	return [sha256.Size]byte(h.Sum(nil)), stop
 }
 
 // past is the state at one revision: a tree at or after it, and what must be

@@ -59,13 +59,20 @@ func (r *Replica) Commit(ctx context.Context, c raftstore.Commit) (raftstore.Rev
 	if err := r.up(ctx); err != nil {
 		return 0, err
 	}
-	p.Id = r.ids.next()
-	defer r.ids.settle(p.Id)
+	defer since(r.meters.commit, time.Now())
+	p.Id = r.newID()
+	defer func() { r.ids.settle(p.Id) }()
 	maybe := false // an attempt may have reached the log
 	for {
 		it := newItem(p)
 		out, err := r.attempt(ctx, it)
 		switch {
+		case err == nil && out.outcome.Code == mvcc.Unknown && !maybe:
+			// It has waited so long that its id is too old to be trusted. It
+			// was not in the log before and has not been applied now.
+			r.ids.settle(p.Id)
+			p.Id = r.newID()
+			continue
 		case err == nil:
 			return r.answer(ctx, out)
 		case ctx.Err() != nil || r.ctx.Err() != nil:
@@ -87,6 +94,13 @@ func (r *Replica) Commit(ctx context.Context, c raftstore.Commit) (raftstore.Rev
 	}
 }
 
+// newID makes an id that bears the store's time.
+func (r *Replica) newID() *storev1.ProposalID {
+	id := r.ids.next()
+	id.IssuedUnixMs = r.clock.read()
+	return id
+}
+
 // attempt queues a proposal once and waits for what becomes of it.
 func (r *Replica) attempt(ctx context.Context, it *item) (result, error) {
 	r.queue.put(it)
@@ -106,6 +120,9 @@ func (r *Replica) attempt(ctx context.Context, it *item) (result, error) {
 // this replica has applied the commit, so that its own local reads show it.
 func (r *Replica) answer(ctx context.Context, res result) (raftstore.Revision, error) {
 	if err := res.outcome.Err(); err != nil {
+		if res.outcome.Code == mvcc.NoSpace {
+			r.meters.refusedPuts.Add(1)
+		}
 		return 0, err
 	}
 	// Whether or not the wait succeeds, the commit has.

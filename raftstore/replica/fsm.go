@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"sync/atomic"
+	"time"
 
 	"github.com/hashicorp/raft"
 	"google.golang.org/protobuf/proto"
@@ -31,12 +32,13 @@ type fsm struct {
 	broken    bool
 	committed func(index, term uint64) // told of a batch before it is applied
 	changed   func(v *mvcc.View)       // told of every new view
-	bytes     atomic.Int64             // applied since the last snapshot
+	applied   func(entries int, began time.Time)
+	bytes     atomic.Int64 // applied since the last snapshot
 	entries   atomic.Int64
 }
 
 func newFSM(fail func(error)) *fsm {
-	f := &fsm{fail: fail}
+	f := &fsm{fail: fail, applied: func(int, time.Time) {}}
 	f.machine.Store(mvcc.New())
 	f.hub = watch.New(f, 0, watch.Options{})
 	return f
@@ -81,7 +83,9 @@ func (f *fsm) ApplyBatch(logs []*raft.Log) []any {
 	}
 	f.entries.Add(int64(len(logs)))
 	machine := f.machine.Load()
+	began := time.Now()
 	res := machine.Apply(entries...)
+	f.applied(len(logs), began)
 	f.term = last.Term
 	f.hub.Publish(res.Events)
 	f.line.rise(last.Index)

@@ -16,6 +16,8 @@ const (
 	// cut back to it, so that compaction is rare.
 	historySlack = 1024
 	ageSample    = 15 * time.Second
+	// lagSample is how often the leader asks the members how far they are.
+	lagSample = 3 * time.Second
 )
 
 // housekeeping is what the leader proposes by itself, each only when due: an
@@ -25,6 +27,15 @@ func (r *Replica) housekeeping(l *leadership) {
 	defer due.Stop()
 	sample := time.NewTicker(ageSample)
 	defer sample.Stop()
+	lag := time.NewTicker(lagSample)
+	defer lag.Stop()
+	r.meters.leaderships.Add(1)
+	r.lead.establishes.Add(1)
+	go func() {
+		defer r.lead.establishes.Done()
+		r.compareStates(l)
+	}()
+	nudge(r.spaceMoved)
 	var ages ages
 	for {
 		select {
@@ -39,6 +50,10 @@ func (r *Replica) housekeeping(l *leadership) {
 			if upTo := ages.note(now, r.Applied(), r.cfg.HistoryAge); upTo > 0 {
 				r.compactByAge(upTo)
 			}
+		case <-r.spaceMoved:
+			r.keepSpace()
+		case <-lag.C:
+			r.sampleLag(l)
 		}
 		due.Reset(r.untilExpiry())
 	}
@@ -50,11 +65,11 @@ func (r *Replica) untilExpiry() time.Duration {
 	if next == 0 {
 		return 24 * time.Hour
 	}
-	return max(0, time.UnixMilli(next).Sub(r.cfg.Now()))
+	return max(time.Millisecond, time.Duration(next-r.clock.read())*time.Millisecond)
 }
 
 func (r *Replica) expire() {
-	now := r.cfg.Now().UnixMilli()
+	now := r.clock.read()
 	if next := r.fsm.view().NextExpiry(); next == 0 || next > now {
 		return
 	}
@@ -82,6 +97,17 @@ func (r *Replica) housekeep(what string, cmd *storev1.Command) {
 	if err != nil {
 		r.log.Debug("housekeeping failed", "what", what, "error", err)
 	}
+}
+
+// sampleLag asks the members how far they are, beside everything else.
+func (r *Replica) sampleLag(l *leadership) {
+	r.lead.establishes.Add(1)
+	go func() {
+		defer r.lead.establishes.Done()
+		ctx, cancel := context.WithTimeout(l.ctx, askMember)
+		defer cancel()
+		r.askMembers(ctx)
+	}()
 }
 
 // ages remembers when which revision was current.

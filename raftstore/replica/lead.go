@@ -80,6 +80,7 @@ func (s *leaderships) announce() {
 // pass through the state machine, whose index must show it.
 func (r *Replica) establish(l *leadership) {
 	began := time.Now()
+	r.clock.found()
 	for l.ctx.Err() == nil {
 		future, err := r.proposeCommand(&storev1.Command{Kind: &storev1.Command_Batch{Batch: &storev1.Batch{}}})
 		if err == nil {

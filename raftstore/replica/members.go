@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/hashicorp/raft"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	storev1 "keelson.dev/keelson/proto/store/v1"
 	"keelson.dev/keelson/raftstore"
@@ -22,16 +22,33 @@ const (
 	learnerLag = 64
 	// configTimeout bounds how long one change of configuration may queue.
 	configTimeout = 5 * time.Second
+	// majorityPatience is how long the voters that are to stay have to show
+	// that they are there.
+	majorityPatience = 3 * time.Second
 )
 
-// AddMember makes the replica id at address a voting member, from any replica.
-// It is added as a learner first and promoted when it has caught up, so that
-// it never weakens the majority. Doing it again is a no-op.
+// AddMember makes the replica id at address a voting member, from any replica:
+// AddLearner, wait until it has caught up, Promote. So it never weakens the
+// majority. Doing it again is a no-op.
+//
+// Errors: ErrInvalid when the address is another member's or another replica
+// answers there; ErrMemberExists when id is a voting member already and its
+// disk is empty.
 func (r *Replica) AddMember(ctx context.Context, id, address string) error {
+	return r.add(ctx, id, address, false)
+}
+
+// AddLearner makes the replica id at address a member without a vote: it gets
+// everything and serves reads, and counts in no majority. Errors as AddMember.
+func (r *Replica) AddLearner(ctx context.Context, id, address string) error {
+	return r.add(ctx, id, address, true)
+}
+
+func (r *Replica) add(ctx context.Context, id, address string, learner bool) error {
 	err := r.onLeader(ctx,
-		func() error { return r.addHere(ctx, id, address) },
+		func() error { return r.addHere(ctx, id, address, learner) },
 		func(c storev1.PeerClient) error {
-			_, err := c.AddMember(ctx, &storev1.AddMemberRequest{Id: id, Address: address})
+			_, err := c.AddMember(ctx, &storev1.AddMemberRequest{Id: id, Address: address, Learner: learner})
 			return err
 		})
 	if err != nil {
@@ -40,19 +57,86 @@ func (r *Replica) AddMember(ctx context.Context, id, address string) error {
 	return nil
 }
 
-// RemoveMember takes a replica out of the group, from any replica. Removing
-// one that is not a member is a no-op.
-func (r *Replica) RemoveMember(ctx context.Context, id string) error {
+// Promote makes a learner a voting member as soon as it has caught up, from any
+// replica. Promoting a voter is a no-op. ErrUnknownMember when id is no member.
+func (r *Replica) Promote(ctx context.Context, id string) error {
 	err := r.onLeader(ctx,
-		func() error { return r.removeHere(ctx, id) },
+		func() error { return r.promoteHere(ctx, id) },
+		func(c storev1.PeerClient) error {
+			_, err := c.Promote(ctx, &storev1.PromoteRequest{Id: id})
+			return err
+		})
+	if err != nil {
+		return fmt.Errorf("promoting replica %s: %w", id, err)
+	}
+	return nil
+}
+
+// RemoveMember takes a replica out of the group, from any replica.
+//
+// Errors: ErrUnknownMember when id is no member; ErrNoMajority when id is the
+// last voter, or when fewer than a majority of the voters that would be left
+// can be reached. There is no way to force the latter: raft counts the change
+// by the majority that is to be, so that it could not commit.
+func (r *Replica) RemoveMember(ctx context.Context, id string) error {
+	unclear := false // an attempt may have removed it
+	err := r.onLeader(ctx,
+		func() error {
+			err := r.removeHere(ctx, id)
+			if unclear && errors.Is(err, raftstore.ErrUnknownMember) {
+				return nil
+			}
+			unclear = unclear || err != nil && !refusal(err)
+			return err
+		},
 		func(c storev1.PeerClient) error {
 			_, err := c.RemoveMember(ctx, &storev1.RemoveMemberRequest{Id: id})
+			if unclear && errors.Is(fromStatus(err), raftstore.ErrUnknownMember) {
+				return nil
+			}
+			unclear = unclear || err != nil && !refusal(fromStatus(err))
 			return err
 		})
 	if err != nil {
 		return fmt.Errorf("removing replica %s: %w", id, err)
 	}
 	return nil
+}
+
+// StepDown makes the leader hand leadership over, to the voter named or, with
+// "", to the one with the best log, from any replica. It returns who leads
+// afterwards. Errors: ErrUnknownMember, ErrInvalid when to cannot lead.
+func (r *Replica) StepDown(ctx context.Context, to string) (leader string, err error) {
+	var was string // who led at the first attempt
+	done := func() bool {
+		now, _ := r.role.leader()
+		if was == "" {
+			was = now
+		}
+		leader = now
+		return now != "" && (now == to || to == "" && now != was)
+	}
+	err = r.onLeader(ctx,
+		func() error {
+			if done() {
+				return nil
+			}
+			var err error
+			leader, err = r.stepDownHere(ctx, to)
+			return err
+		},
+		func(c storev1.PeerClient) error {
+			if done() {
+				return nil
+			}
+			resp, err := c.TransferLeadership(ctx, &storev1.TransferLeadershipRequest{To: to})
+			leader = resp.GetLeader()
+			return err
+		})
+	if err != nil {
+		return "", fmt.Errorf("stepping down: %w", err)
+	}
+	return leader, nil
 }
 
 // onLeader does something on the leader, here or by asking it, and tries again
@@ -74,7 +158,7 @@ func (r *Replica) onLeader(ctx context.Context, here func() error, there func(st
 				err = fromStatus(there(client))
 			}
 		}
-		if err == nil || errors.Is(err, raftstore.ErrInvalid) || ctx.Err() != nil {
+		if err == nil || refusal(err) || ctx.Err() != nil {
 			return err
 		}
 		if stop := r.pause(ctx); stop != nil {
@@ -83,56 +167,93 @@ func (r *Replica) onLeader(ctx context.Context, here func() error, there func(st
 	}
 }
 
-// fromStatus is the other side of statusOf.
-func fromStatus(err error) error {
-	switch status.Code(err) {
-	case codes.OK:
-		return nil
-	case codes.FailedPrecondition:
-		return fmt.Errorf("%w: %w", raftstore.ErrNotLeader, err)
-	case codes.InvalidArgument:
-		return fmt.Errorf("%w: %w", raftstore.ErrInvalid, err)
-	default:
-		return fmt.Errorf("%w: %w", raftstore.ErrUnavailable, err)
+// refusal reports an answer that another attempt would not change.
+func refusal(err error) bool {
+	return errors.Is(err, raftstore.ErrInvalid) || errors.Is(err, raftstore.ErrUnknownMember) ||
+		errors.Is(err, raftstore.ErrMemberExists) || errors.Is(err, raftstore.ErrNoMajority)
+}
+
+func (r *Replica) servers() []raft.Server {
+	return r.raft.GetConfiguration().Configuration().Servers
+}
+
+func (r *Replica) member(id string) (raft.Server, error) {
+	for _, s := range r.servers() {
+		if string(s.ID) == id {
+			return s, nil
+		}
 	}
+	return raft.Server{}, fmt.Errorf("%w: %q is not among %s", raftstore.ErrUnknownMember, id, names(r.servers()))
+}
+
+func names(servers []raft.Server) string {
+	all := make([]string, len(servers))
+	for i, s := range servers {
+		all[i] = string(s.ID)
+	}
+	slices.Sort(all)
+	return strings.Join(all, ", ")
 }
 
 // addHere adds a member on the leader.
-func (r *Replica) addHere(ctx context.Context, id, address string) error {
+func (r *Replica) addHere(ctx context.Context, id, address string, learner bool) error {
 	if _, _, err := net.SplitHostPort(address); err != nil || id == "" {
-		return fmt.Errorf("%w: replica %q at address %q", raftstore.ErrInvalid, id, address)
+		return fmt.Errorf("%w: replica %q at address %q: a name and host:port are needed", raftstore.ErrInvalid, id, address)
 	}
 	if r.lead.established() == nil {
 		return raftstore.ErrNotLeader
 	}
-	for _, s := range r.raft.GetConfiguration().Configuration().Servers {
-		switch {
-		case string(s.ID) == id && string(s.Address) == address && s.Suffrage == raft.Voter:
-			return nil
-		case string(s.ID) != id && string(s.Address) == address:
+	var is raft.Server
+	for _, s := range r.servers() {
+		if string(s.ID) == id {
+			is = s
+		} else if string(s.Address) == address {
 			return fmt.Errorf("%w: address %s is that of replica %s", raftstore.ErrInvalid, address, s.ID)
 		}
 	}
-	if err := configError(r.outcome(r.raft.AddNonvoter(raft.ServerID(id), raft.ServerAddress(address), 0, configTimeout))); err != nil {
+	done := string(is.Address) == address && (is.Suffrage == raft.Voter || learner)
+	if id == r.cfg.Name && done {
+		return nil
+	}
+	if err := r.admit(ctx, id, address, is, done && is.ID != ""); err != nil {
 		return err
 	}
-	r.log.Info("learner added", "member", id, "address", address)
-	if err := r.awaitLearner(ctx, id, address); err != nil {
+	if is.ID != "" && done {
+		return nil
+	}
+	if is.ID == "" || string(is.Address) != address {
+		if err := configError(r.outcome(r.raft.AddNonvoter(raft.ServerID(id), raft.ServerAddress(address), 0, configTimeout))); err != nil {
+			return err
+		}
+		r.log.Info("member added", "member", id, "address", address)
+	}
+	if learner {
+		return nil
+	}
+	return r.promoteHere(ctx, id)
+}
+
+// promoteHere makes a learner a voter on the leader.
+func (r *Replica) promoteHere(ctx context.Context, id string) error {
+	if r.lead.established() == nil {
+		return raftstore.ErrNotLeader
+	}
+	s, err := r.member(id)
+	if err != nil || s.Suffrage == raft.Voter {
 		return err
 	}
-	if err := configError(r.outcome(r.raft.AddVoter(raft.ServerID(id), raft.ServerAddress(address), 0, configTimeout))); err != nil {
+	if err := r.awaitLearner(ctx, s); err != nil {
 		return err
 	}
-	r.log.Info("member promoted", "member", id, "address", address)
+	if err := configError(r.outcome(r.raft.AddVoter(s.ID, s.Address, 0, configTimeout))); err != nil {
+		return err
+	}
+	r.log.Info("member promoted", "member", id, "address", string(s.Address))
 	return nil
 }
 
 // awaitLearner waits until a learner has nearly caught up.
-func (r *Replica) awaitLearner(ctx context.Context, id, address string) error {
-	client, err := r.peers.client(address)
-	if err != nil {
-		return err
-	}
+func (r *Replica) awaitLearner(ctx context.Context, s raft.Server) error {
 	poll := time.NewTicker(learnerPoll)
 	defer poll.Stop()
 	for {
@@ -140,19 +261,16 @@ func (r *Replica) awaitLearner(ctx context.Context, id, address string) error {
 			return raftstore.ErrNotLeader
 		}
 		commit := r.raft.CommitIndex()
-		ask, cancel := context.WithTimeout(ctx, time.Second)
-		state, err := client.State(ask, &storev1.StateRequest{})
+		ask, cancel := context.WithTimeout(ctx, askMember)
+		state, err := r.stateOf(ask, s)
 		cancel()
-		switch {
-		case err == nil && state.GetId() != id:
-			return fmt.Errorf("%w: the replica at %s is %q and not %q", raftstore.ErrInvalid, address, state.GetId(), id)
-		case err == nil && state.GetAppliedIndex()+learnerLag >= commit && state.GetAppliedIndex() > 0:
+		if err == nil && state.GetAppliedIndex()+learnerLag >= commit && state.GetAppliedIndex() > 0 {
 			return nil
 		}
 		select {
 		case <-poll.C:
 		case <-ctx.Done():
-			return fmt.Errorf("waiting for the learner to catch up: %w", ctx.Err())
+			return fmt.Errorf("waiting for learner %s to catch up: %w", s.ID, ctx.Err())
 		case <-r.ctx.Done():
 			return raftstore.ErrClosed
 		}
@@ -164,14 +282,100 @@ func (r *Replica) removeHere(ctx context.Context, id string) error {
 	if r.lead.established() == nil {
 		return raftstore.ErrNotLeader
 	}
-	if id == r.cfg.Name && len(r.voters()) > 1 {
+	s, err := r.member(id)
+	if err != nil {
+		return err
+	}
+	if s.Suffrage == raft.Voter {
+		if err := r.majorityWithout(ctx, s); err != nil {
+			return err
+		}
+	}
+	if id == r.cfg.Name {
 		// Another leader removes this one, so that writes do not wait for an election.
 		if err := r.TransferLeadership(ctx); err != nil {
 			return err
 		}
 		return raftstore.ErrNotLeader
 	}
-	return configError(r.outcome(r.raft.RemoveServer(raft.ServerID(id), 0, configTimeout)))
+	if err := configError(r.outcome(r.raft.RemoveServer(s.ID, 0, configTimeout))); err != nil {
+		return err
+	}
+	r.heard.forget(id)
+	r.log.Info("member removed", "member", id, "address", string(s.Address))
+	return nil
+}
+
+// majorityWithout refuses to remove a voter when too few would be left.
+func (r *Replica) majorityWithout(ctx context.Context, s raft.Server) error {
+	stay := slices.DeleteFunc(r.voters(), func(v raft.Server) bool { return v.ID == s.ID })
+	if len(stay) == 0 {
+		return fmt.Errorf("%w: %s is the only voter: add another first", raftstore.ErrNoMajority, s.ID)
+	}
+	ctx, cancel := context.WithTimeout(ctx, majorityPatience)
+	defer cancel()
+	answered := r.askMembers(ctx)
+	silent := slices.DeleteFunc(slices.Clone(stay), func(v raft.Server) bool { return answered[v.ID] })
+	if alive, need := len(stay)-len(silent), len(stay)/2+1; alive < need {
+		return fmt.Errorf("%w: of the voters that would be left only %d of %d can be reached: start %s again, or remove it first",
+			raftstore.ErrNoMajority, alive, len(stay), names(silent))
+	}
+	return nil
+}
+
+// stepDownHere hands leadership over, on the leader.
+func (r *Replica) stepDownHere(ctx context.Context, to string) (string, error) {
+	if r.lead.established() == nil {
+		return "", raftstore.ErrNotLeader
+	}
+	if to == r.cfg.Name {
+		return to, nil
+	}
+	if len(r.voters()) < 2 {
+		return "", fmt.Errorf("%w: %s is the only voter: nobody could lead in its place", raftstore.ErrInvalid, r.cfg.Name)
+	}
+	if to == "" {
+		if err := r.TransferLeadership(ctx); err != nil {
+			return "", err
+		}
+	} else if err := r.handTo(ctx, to); err != nil {
+		return "", err
+	}
+	leader, _ := r.role.leader()
+	return leader, nil
+}
+
+func (r *Replica) handTo(ctx context.Context, to string) error {
+	s, err := r.member(to)
+	if err != nil {
+		return err
+	}
+	if s.Suffrage != raft.Voter {
+		return fmt.Errorf("%w: %s is a learner: promote it first", raftstore.ErrInvalid, to)
+	}
+	done := make(chan error, 1)
+	go func() { done <- r.outcome(r.raft.LeadershipTransferToServer(s.ID, s.Address)) }()
+	select {
+	case err := <-done:
+		if err != nil {
+			return configError(err)
+		}
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	for {
+		id, _, moved := r.role.current()
+		if id != "" && id != r.cfg.Name {
+			return nil
+		}
+		select {
+		case <-moved:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-r.ctx.Done():
+			return raftstore.ErrClosed
+		}
+	}
 }
 
 func configError(err error) error {

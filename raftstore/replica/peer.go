@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 	"time"
 
@@ -85,6 +86,9 @@ func (s *peerServer) Forward(ctx context.Context, req *storev1.ForwardRequest) (
 	if err := s.r.up(ctx); err != nil {
 		return nil, statusOf(err)
 	}
+	if s.r.group.strangers(req.GetGroup()) {
+		return nil, statusOf(fmt.Errorf("%w: %w", errNotProposed, errAnotherGroup))
+	}
 	if n := len(req.GetProposals()); n > maxForward {
 		return nil, status.Errorf(codes.InvalidArgument, "%d proposals, at most %d", n, maxForward)
 	}
@@ -114,28 +118,49 @@ func (s *peerServer) Forward(ctx context.Context, req *storev1.ForwardRequest) (
 	return resp, nil
 }
 
-func (s *peerServer) ReadIndex(ctx context.Context, _ *storev1.ReadIndexRequest) (*storev1.ReadIndexResponse, error) {
+func (s *peerServer) ReadIndex(ctx context.Context, req *storev1.ReadIndexRequest) (*storev1.ReadIndexResponse, error) {
 	if err := s.r.up(ctx); err != nil {
 		return nil, statusOf(err)
 	}
-	if id, _ := s.r.role.leader(); id != s.r.cfg.Name {
+	if id, _ := s.r.role.leader(); id != s.r.cfg.Name || s.r.group.strangers(req.GetGroup()) {
 		return nil, statusOf(raftstore.ErrNotLeader)
 	}
 	index, err := s.r.reads.do(ctx)
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	return &storev1.ReadIndexResponse{Index: index}, nil
+	return &storev1.ReadIndexResponse{Index: index, NowUnixMs: s.r.clock.read()}, nil
 }
 
 func (s *peerServer) AddMember(ctx context.Context, req *storev1.AddMemberRequest) (*storev1.AddMemberResponse, error) {
 	if err := s.r.up(ctx); err != nil {
 		return nil, statusOf(err)
 	}
-	if err := s.r.addHere(ctx, req.GetId(), req.GetAddress()); err != nil {
+	if err := s.r.addHere(ctx, req.GetId(), req.GetAddress(), req.GetLearner()); err != nil {
 		return nil, statusOf(err)
 	}
 	return &storev1.AddMemberResponse{}, nil
+}
+
+func (s *peerServer) Promote(ctx context.Context, req *storev1.PromoteRequest) (*storev1.PromoteResponse, error) {
+	if err := s.r.up(ctx); err != nil {
+		return nil, statusOf(err)
+	}
+	if err := s.r.promoteHere(ctx, req.GetId()); err != nil {
+		return nil, statusOf(err)
+	}
+	return &storev1.PromoteResponse{}, nil
+}
+
+func (s *peerServer) TransferLeadership(ctx context.Context, req *storev1.TransferLeadershipRequest) (*storev1.TransferLeadershipResponse, error) {
+	if err := s.r.up(ctx); err != nil {
+		return nil, statusOf(err)
+	}
+	leader, err := s.r.stepDownHere(ctx, req.GetTo())
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &storev1.TransferLeadershipResponse{Leader: leader}, nil
 }
 
 func (s *peerServer) RemoveMember(ctx context.Context, req *storev1.RemoveMemberRequest) (*storev1.RemoveMemberResponse, error) {
@@ -152,32 +177,74 @@ func (s *peerServer) State(ctx context.Context, req *storev1.StateRequest) (*sto
 	if err := s.r.up(ctx); err != nil {
 		return nil, statusOf(err)
 	}
-	v := s.r.fsm.view()
 	resp := &storev1.StateResponse{
-		Id: s.r.cfg.Name, Term: s.r.raft.CurrentTerm(),
-		AppliedIndex: s.r.fsm.line.get(), Revision: uint64(v.Revision()),
+		Id: s.r.cfg.Name, Term: s.r.raft.CurrentTerm(), Group: s.r.group.id(),
+		AppliedIndex: s.r.fsm.line.get(), Revision: uint64(s.r.Applied()),
 	}
 	resp.LastIndex, resp.LastTerm = s.r.lastEntry()
 	if req.GetHash() {
-		h := v.Hash()
-		resp.Hash = h[:]
+		h, at, err := s.r.hash(ctx, raftstore.Revision(req.GetRevision()))
+		if err != nil {
+			return nil, statusOf(err)
+		}
+		resp.Hash, resp.HashedRevision = h, uint64(at)
+		resp.DiskBytes = s.r.usage.bytes(s.r.cfg.DataDir)
 	}
 	return resp, nil
+}
+
+func (s *peerServer) Admit(ctx context.Context, req *storev1.AdmitRequest) (*storev1.AdmitResponse, error) {
+	if err := s.r.up(ctx); err != nil {
+		return nil, statusOf(err)
+	}
+	if err := s.r.admitHere(req.GetId(), req.GetGroup()); err != nil {
+		return nil, statusOf(err)
+	}
+	return &storev1.AdmitResponse{}, nil
+}
+
+// refusals are the errors that mean the same on the other side.
+var refusals = map[codes.Code]error{
+	codes.InvalidArgument: raftstore.ErrInvalid,
+	codes.NotFound:        raftstore.ErrUnknownMember,
+	codes.AlreadyExists:   raftstore.ErrMemberExists,
+	codes.OutOfRange:      raftstore.ErrNoMajority,
 }
 
 // statusOf translates an error for another replica. FailedPrecondition means:
 // not done, and not by this replica.
 func statusOf(err error) error {
+	for code, refusal := range refusals {
+		if errors.Is(err, refusal) {
+			return status.Error(code, err.Error())
+		}
+	}
 	switch {
 	case errors.Is(err, errNotProposed), errors.Is(err, raftstore.ErrNotLeader):
 		return status.Error(codes.FailedPrecondition, err.Error())
-	case errors.Is(err, raftstore.ErrInvalid):
-		return status.Error(codes.InvalidArgument, err.Error())
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return status.FromContextError(err).Err()
 	case errors.Is(err, raftstore.ErrClosed):
 		return status.Error(codes.FailedPrecondition, err.Error())
 	default:
 		return status.Error(codes.Unavailable, err.Error())
+	}
+}
+
+// fromStatus is the other side of statusOf.
+func fromStatus(err error) error {
+	if err == nil {
+		return nil
+	}
+	kind, known := refusals[status.Code(err)]
+	switch {
+	case known:
+		// The message begins with that of the error already.
+		text := status.Convert(err).Message()
+		return fmt.Errorf("%w%s", kind, strings.TrimPrefix(text, kind.Error()))
+	case status.Code(err) == codes.FailedPrecondition:
+		return fmt.Errorf("%w: %w", raftstore.ErrNotLeader, err)
+	default:
+		return fmt.Errorf("%w: %w", raftstore.ErrUnavailable, err)
 	}
 }

@@ -77,7 +77,8 @@ func finishAll(batch []*item, err error) {
 
 // propose hands a batch to raft.
 func (r *Replica) propose(batch []*item) (raft.ApplyFuture, error) {
-	now := r.cfg.Now().UnixMilli()
+	now := r.clock.read()
+	r.meters.batch.Observe(float64(len(batch)))
 	b := &storev1.Batch{Proposals: make([]*storev1.Proposal, len(batch))}
 	for i, it := range batch {
 		it.proposal.ProposedUnixMs = now
@@ -137,7 +138,7 @@ func raftError(err error) error {
 // the leader changes, so that nobody waits for one who is gone.
 func (r *Replica) forward(ctx context.Context, batch []*item, address string, moved <-chan struct{}) {
 	send := batch[:0:0]
-	req := &storev1.ForwardRequest{}
+	req := &storev1.ForwardRequest{Group: r.group.id()}
 	for _, it := range batch {
 		if it.local {
 			it.finish(result{err: errNotProposed})
@@ -149,6 +150,7 @@ func (r *Replica) forward(ctx context.Context, batch []*item, address string, mo
 	if len(send) == 0 {
 		return
 	}
+	r.meters.forwarded.Add(uint64(len(send)))
 	ctx, cancel := until(ctx, moved)
 	defer cancel()
 	client, err := r.peers.client(address)

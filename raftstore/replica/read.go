@@ -155,6 +155,7 @@ func (c *coalescer) rounds() {
 // readIndexRound learns an index that includes everything acknowledged before
 // the round began.
 func (r *Replica) readIndexRound() (uint64, error) {
+	r.meters.readRounds.Add(1)
 	id, address, moved := r.role.current()
 	switch id {
 	case "":
@@ -168,10 +169,11 @@ func (r *Replica) readIndexRound() (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	resp, err := client.ReadIndex(ctx, &storev1.ReadIndexRequest{})
+	resp, err := client.ReadIndex(ctx, &storev1.ReadIndexRequest{Group: r.group.id()})
 	if err != nil {
 		return 0, fmt.Errorf("read index from the leader at %s: %w", address, err)
 	}
+	r.clock.toldBy(resp.GetNowUnixMs())
 	return resp.GetIndex(), nil
 }
 

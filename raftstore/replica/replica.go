@@ -47,6 +47,13 @@ type Replica struct {
 	reads coalescer
 	lead  leaderships
 	hints hinter
+	heard hearsay
+	usage usage
+	group group
+	clock clock
+
+	meters meters
+	alarms []raftstore.Alarm // last seen by noteState
 
 	running chan struct{} // closed when raft is up
 	stopped chan struct{} // closed when Run has returned
@@ -65,6 +72,9 @@ type Replica struct {
 	snapshotNow  chan struct{}
 	expiryMoved  chan struct{}
 	historyGrown chan struct{}
+	spaceMoved   chan struct{}
+	compareNow   chan struct{}
+	hashing      chan struct{} // a place for the one hash that is computed at a time
 }
 
 var (
@@ -87,11 +97,17 @@ func New(c Config) (*Replica, error) {
 		snapshotNow:  make(chan struct{}, 1),
 		expiryMoved:  make(chan struct{}, 1),
 		historyGrown: make(chan struct{}, 1),
+		spaceMoved:   make(chan struct{}, 1),
+		compareNow:   make(chan struct{}, 1),
+		hashing:      make(chan struct{}, 1),
 	}
 	r.ctx, r.cancel = context.WithCancelCause(context.Background())
 	r.fsm = newFSM(r.fail)
 	r.fsm.committed = r.noteCommitted
 	r.fsm.changed = r.noteChanged
+	r.fsm.applied = r.noteApplied
+	r.clock.init(c.Now)
+	r.meters.init()
 	r.role.init()
 	r.ids = identities{incarnation: rand.Uint64() | 1, waiting: make(map[uint64]struct{})}
 	r.queue.init()
@@ -173,6 +189,15 @@ func (r *Replica) open() error {
 		r.address = advertised(l.Addr().String())
 	}
 	r.port = newPeerPort(l, r.address, r.cfg.ServerTLS, r.log)
+	empty, err := d.empty()
+	if err == nil {
+		err = r.group.load(d.stable, empty, r.log)
+	}
+	if err != nil {
+		l.Close()
+		d.close.Close()
+		return fmt.Errorf("group of replica %s: %w", r.cfg.Name, err)
+	}
 	return nil
 }
 
@@ -180,7 +205,9 @@ func (r *Replica) open() error {
 func (r *Replica) start(g *errgroup.Group) error {
 	g.Go(func() error { return r.port.run(r.ctx) })
 	r.trans = raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
-		Stream:  &raftStreams{queueListener: r.port.raft, client: r.cfg.ClientTLS, dial: r.cfg.Dial, life: r.ctx},
+		Stream: &groupStreams{group: &r.group, StreamLayer: &raftStreams{
+			queueListener: r.port.raft, client: r.cfg.ClientTLS, dial: r.cfg.Dial, life: r.ctx,
+		}},
 		MaxPool: 5,
 		// No pipelining: while it pipelines, raft sends a follower that is
 		// behind one request per new entry or CommitTimeout, and no more. One
@@ -193,7 +220,9 @@ func (r *Replica) start(g *errgroup.Group) error {
 	r.hints.init(r)
 	notify := make(chan bool, 16)
 	var err error
-	r.raft, err = raft.NewRaft(r.cfg.raft(notify), r.fsm, r.disk.logs, r.disk.stable, r.disk.snapshots,
+	conf := r.cfg.raft(notify)
+	conf.Logger = r.overhear(conf.Logger)
+	r.raft, err = raft.NewRaft(conf, r.fsm, &meteredLogs{r.disk.logs, &r.meters}, r.disk.stable, &meteredSnapshots{paceSnapshots(r.ctx, r.disk.snapshots, r.cfg.DataDir), &r.meters},
 		&patientTransport{NetworkTransport: r.trans, worth: r.worthWaiting})
 	if err != nil {
 		r.trans.Close()
@@ -213,6 +242,7 @@ func (r *Replica) start(g *errgroup.Group) error {
 	g.Go(func() error { return r.runSnapshots(r.ctx) })
 	g.Go(func() error { return r.catchUp(r.ctx) })
 	g.Go(func() error { return r.watchLeader(r.ctx) })
+	g.Go(func() error { return r.clock.run(r.ctx) })
 	return nil
 }
 
@@ -232,6 +262,11 @@ func (r *Replica) bootstrap() error {
 	if err != nil || !empty {
 		return err
 	}
+	id, err := found(r.disk.stable)
+	if err != nil {
+		return err
+	}
+	r.group.hold(id)
 	err = r.raft.BootstrapCluster(raft.Configuration{Servers: []raft.Server{{
 		ID: raft.ServerID(r.cfg.Name), Address: raft.ServerAddress(r.address),
 	}}}).Error()
@@ -299,6 +334,7 @@ func (r *Replica) noteCommitted(index, term uint64) { r.hints.committed(index, t
 
 // noteChanged is told by the state machine of every new view. It must not block.
 func (r *Replica) noteChanged(v *mvcc.View) {
+	r.noteState(v)
 	r.lead.mu.Lock()
 	expiry := v.NextExpiry()
 	moved := expiry != r.lead.expiry
@@ -343,29 +379,6 @@ func (r *Replica) catchUp(ctx context.Context) error {
 func (r *Replica) Ready() bool {
 	_, known := r.role.leader()
 	return r.caughtUp.Load() && known && r.ctx.Err() == nil
-}
-
-// Status is this replica's view of the group.
-func (r *Replica) Status() raftstore.Status {
-	v := r.fsm.view()
-	s := raftstore.Status{
-		ID: r.cfg.Name, Revision: v.Revision(), Compacted: v.Compacted(),
-		Keys: v.Keys(), Bytes: v.Bytes(), AppliedIndex: r.fsm.line.get(),
-	}
-	select {
-	case <-r.running:
-	default:
-		return s
-	}
-	s.Term, s.CommitIndex = r.raft.CurrentTerm(), r.raft.CommitIndex()
-	_, leader := r.raft.LeaderWithID()
-	s.Leader = string(leader)
-	for _, m := range r.raft.GetConfiguration().Configuration().Servers {
-		s.Members = append(s.Members, raftstore.Member{
-			ID: string(m.ID), Address: string(m.Address), Voter: m.Suffrage == raft.Voter, Leader: m.ID == leader,
-		})
-	}
-	return s
 }
 
 // Address is where the other replicas reach this one; "" before Run.

@@ -75,6 +75,7 @@ func (r *Replica) watchRole(g *errgroup.Group, notify <-chan bool) {
 func (r *Replica) learnLeader() {
 	address, id := r.raft.LeaderWithID()
 	if r.role.set(string(id), string(address)) {
+		r.meters.leaders.Add(1)
 		r.log.Info("leader changed", "leader", string(id), "term", r.raft.CurrentTerm())
 	}
 }

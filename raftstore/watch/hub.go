@@ -57,6 +57,7 @@ type Hub struct {
 	touched  []*group           // scratch of publish
 	all      map[*Watcher]struct{}
 	closed   bool
+	cut      uint64         // watchers ended because history was gone
 	chasing  sync.WaitGroup // goroutines of watchers that catch up
 }
 
@@ -202,6 +203,14 @@ func (h *Hub) Watchers() (running, behind int) {
 		}
 	}
 	return len(h.all), behind
+}
+
+// Cut counts the watchers that were ended because history had been compacted
+// under them.
+func (h *Hub) Cut() uint64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.cut
 }
 
 // note sends progress to the synced watchers that did not hear of the newest
@@ -393,6 +402,9 @@ func (h *Hub) finish(w *Watcher, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !w.ended {
+		if err != nil {
+			h.cut++
+		}
 		h.end(w, err)
 	}
 	close(w.c)

@@ -217,9 +217,10 @@ func (x *Op) GetTtlMs() int64 {
 // ProposalID makes a retried proposal apply once.
 type ProposalID struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Incarnation   uint64                 `protobuf:"varint,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // random per start of a replica process
-	Sequence      uint64                 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`       // increases by one per proposal of that incarnation
-	Settled       uint64                 `protobuf:"varint,3,opt,name=settled,proto3" json:"settled,omitempty"`         // every sequence up to this one has been answered: the state machine may forget them
+	Incarnation   uint64                 `protobuf:"varint,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`                         // random per start of a replica process
+	Sequence      uint64                 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`                               // increases by one per proposal of that incarnation
+	Settled       uint64                 `protobuf:"varint,3,opt,name=settled,proto3" json:"settled,omitempty"`                                 // every sequence up to this one has been answered: the state machine may forget them
+	IssuedUnixMs  int64                  `protobuf:"varint,4,opt,name=issued_unix_ms,json=issuedUnixMs,proto3" json:"issued_unix_ms,omitempty"` // the store's time when the id was made; 0 = not stated
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -275,13 +276,20 @@ func (x *ProposalID) GetSettled() uint64 {
 	return 0
 }
 
+func (x *ProposalID) GetIssuedUnixMs() int64 {
+	if x != nil {
+		return x.IssuedUnixMs
+	}
+	return 0
+}
+
 // Proposal is one commit on its way through raft.
 type Proposal struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Id             *ProposalID            `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	Ops            []*Op                  `protobuf:"bytes,2,rep,name=ops,proto3" json:"ops,omitempty"`
 	Fence          uint64                 `protobuf:"varint,3,opt,name=fence,proto3" json:"fence,omitempty"`                                           // raft term, 0 = not fenced
-	ProposedUnixMs int64                  `protobuf:"varint,4,opt,name=proposed_unix_ms,json=proposedUnixMs,proto3" json:"proposed_unix_ms,omitempty"` // the leader's clock, the only time the state machine knows
+	ProposedUnixMs int64                  `protobuf:"varint,4,opt,name=proposed_unix_ms,json=proposedUnixMs,proto3" json:"proposed_unix_ms,omitempty"` // the leader's idea of the store's time, the only time the state machine knows
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -1025,15 +1033,17 @@ func (*SnapshotFrame_History) isSnapshotFrame_Kind() {}
 func (*SnapshotFrame_Alarms) isSnapshotFrame_Kind() {}
 
 type SnapshotHeader struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Format        uint32                 `protobuf:"varint,1,opt,name=format,proto3" json:"format,omitempty"`
-	Revision      uint64                 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
-	Compacted     uint64                 `protobuf:"varint,3,opt,name=compacted,proto3" json:"compacted,omitempty"`
-	Cluster       string                 `protobuf:"bytes,4,opt,name=cluster,proto3" json:"cluster,omitempty"`
-	Index         uint64                 `protobuf:"varint,5,opt,name=index,proto3" json:"index,omitempty"` // raft index of the last entry applied
-	Term          uint64                 `protobuf:"varint,6,opt,name=term,proto3" json:"term,omitempty"`   // and its term
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Format          uint32                 `protobuf:"varint,1,opt,name=format,proto3" json:"format,omitempty"`
+	Revision        uint64                 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
+	Compacted       uint64                 `protobuf:"varint,3,opt,name=compacted,proto3" json:"compacted,omitempty"`
+	Cluster         string                 `protobuf:"bytes,4,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Index           uint64                 `protobuf:"varint,5,opt,name=index,proto3" json:"index,omitempty"`                                              // raft index of the last entry applied
+	Term            uint64                 `protobuf:"varint,6,opt,name=term,proto3" json:"term,omitempty"`                                                // and its term
+	ClockUnixMs     int64                  `protobuf:"varint,7,opt,name=clock_unix_ms,json=clockUnixMs,proto3" json:"clock_unix_ms,omitempty"`             // the store's time
+	ForgottenUnixMs int64                  `protobuf:"varint,8,opt,name=forgotten_unix_ms,json=forgottenUnixMs,proto3" json:"forgotten_unix_ms,omitempty"` // proposers unknown to the dedup table are answered Unknown when their id was issued by then
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *SnapshotHeader) Reset() {
@@ -1108,6 +1118,20 @@ func (x *SnapshotHeader) GetTerm() uint64 {
 	return 0
 }
 
+func (x *SnapshotHeader) GetClockUnixMs() int64 {
+	if x != nil {
+		return x.ClockUnixMs
+	}
+	return 0
+}
+
+func (x *SnapshotHeader) GetForgottenUnixMs() int64 {
+	if x != nil {
+		return x.ForgottenUnixMs
+	}
+	return 0
+}
+
 // ItemChunk holds items of the state at the compacted revision, in key order.
 type ItemChunk struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1159,6 +1183,7 @@ type Recent struct {
 	Incarnation   uint64                 `protobuf:"varint,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	Sequence      uint64                 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	Outcome       *Outcome               `protobuf:"bytes,3,opt,name=outcome,proto3" json:"outcome,omitempty"`
+	AtUnixMs      int64                  `protobuf:"varint,4,opt,name=at_unix_ms,json=atUnixMs,proto3" json:"at_unix_ms,omitempty"` // the store's time when it was decided
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1214,12 +1239,19 @@ func (x *Recent) GetOutcome() *Outcome {
 	return nil
 }
 
+func (x *Recent) GetAtUnixMs() int64 {
+	if x != nil {
+		return x.AtUnixMs
+	}
+	return 0
+}
+
 // Incarnation is one remembered proposer: sequences up to the floor are forgotten.
 type Incarnation struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Incarnation   uint64                 `protobuf:"varint,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	Floor         uint64                 `protobuf:"varint,2,opt,name=floor,proto3" json:"floor,omitempty"`
-	Used          uint64                 `protobuf:"varint,3,opt,name=used,proto3" json:"used,omitempty"` // when it last proposed, counted in commands; the least recently used is forgotten first
+	Used          uint64                 `protobuf:"varint,3,opt,name=used,proto3" json:"used,omitempty"` // the store's time when it last proposed, unix milliseconds; the least recently used comes first
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1672,6 +1704,7 @@ func (x *TransferLeadershipResponse) GetLeader() string {
 type ForwardRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Proposals     []*Proposal            `protobuf:"bytes,1,rep,name=proposals,proto3" json:"proposals,omitempty"`
+	Group         string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"` // identity of the sender's group; another's proposals are refused
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1711,6 +1744,13 @@ func (x *ForwardRequest) GetProposals() []*Proposal {
 		return x.Proposals
 	}
 	return nil
+}
+
+func (x *ForwardRequest) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
 }
 
 type ForwardResponse struct {
@@ -1767,6 +1807,7 @@ func (x *ForwardResponse) GetIndex() uint64 {
 
 type ReadIndexRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1801,9 +1842,17 @@ func (*ReadIndexRequest) Descriptor() ([]byte, []int) {
 	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{27}
 }
 
+func (x *ReadIndexRequest) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
 type ReadIndexResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Index         uint64                 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
+	NowUnixMs     int64                  `protobuf:"varint,2,opt,name=now_unix_ms,json=nowUnixMs,proto3" json:"now_unix_ms,omitempty"` // the store's time
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1845,10 +1894,18 @@ func (x *ReadIndexResponse) GetIndex() uint64 {
 	return 0
 }
 
+func (x *ReadIndexResponse) GetNowUnixMs() int64 {
+	if x != nil {
+		return x.NowUnixMs
+	}
+	return 0
+}
+
 type AddMemberRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	Learner       bool                   `protobuf:"varint,3,opt,name=learner,proto3" json:"learner,omitempty"` // leave it a learner
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1895,6 +1952,13 @@ func (x *AddMemberRequest) GetAddress() string {
 		return x.Address
 	}
 	return ""
+}
+
+func (x *AddMemberRequest) GetLearner() bool {
+	if x != nil {
+		return x.Learner
+	}
+	return false
 }
 
 type AddMemberResponse struct {
@@ -2013,6 +2077,174 @@ func (*RemoveMemberResponse) Descriptor() ([]byte, []int) {
 	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{32}
 }
 
+type PromoteRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PromoteRequest) Reset() {
+	*x = PromoteRequest{}
+	mi := &file_proto_store_v1_store_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PromoteRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PromoteRequest) ProtoMessage() {}
+
+func (x *PromoteRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_store_v1_store_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PromoteRequest.ProtoReflect.Descriptor instead.
+func (*PromoteRequest) Descriptor() ([]byte, []int) {
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *PromoteRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type PromoteResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PromoteResponse) Reset() {
+	*x = PromoteResponse{}
+	mi := &file_proto_store_v1_store_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PromoteResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PromoteResponse) ProtoMessage() {}
+
+func (x *PromoteResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_store_v1_store_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PromoteResponse.ProtoReflect.Descriptor instead.
+func (*PromoteResponse) Descriptor() ([]byte, []int) {
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{34}
+}
+
+type AdmitRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Group         string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdmitRequest) Reset() {
+	*x = AdmitRequest{}
+	mi := &file_proto_store_v1_store_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdmitRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdmitRequest) ProtoMessage() {}
+
+func (x *AdmitRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_store_v1_store_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdmitRequest.ProtoReflect.Descriptor instead.
+func (*AdmitRequest) Descriptor() ([]byte, []int) {
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *AdmitRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *AdmitRequest) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+type AdmitResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdmitResponse) Reset() {
+	*x = AdmitResponse{}
+	mi := &file_proto_store_v1_store_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdmitResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdmitResponse) ProtoMessage() {}
+
+func (x *AdmitResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_store_v1_store_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdmitResponse.ProtoReflect.Descriptor instead.
+func (*AdmitResponse) Descriptor() ([]byte, []int) {
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{36}
+}
+
 type StateRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Hash          bool                   `protobuf:"varint,1,opt,name=hash,proto3" json:"hash,omitempty"`         // also compute the hash of the state (reads all of it)
@@ -2023,7 +2255,7 @@ type StateRequest struct {
 
 func (x *StateRequest) Reset() {
 	*x = StateRequest{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[33]
+	mi := &file_proto_store_v1_store_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2035,7 +2267,7 @@ func (x *StateRequest) String() string {
 func (*StateRequest) ProtoMessage() {}
 
 func (x *StateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[33]
+	mi := &file_proto_store_v1_store_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2048,7 +2280,7 @@ func (x *StateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateRequest.ProtoReflect.Descriptor instead.
 func (*StateRequest) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{33}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *StateRequest) GetHash() bool {
@@ -2076,13 +2308,14 @@ type StateResponse struct {
 	LastTerm       uint64                 `protobuf:"varint,7,opt,name=last_term,json=lastTerm,proto3" json:"last_term,omitempty"`
 	HashedRevision uint64                 `protobuf:"varint,8,opt,name=hashed_revision,json=hashedRevision,proto3" json:"hashed_revision,omitempty"` // the state that hash is of
 	DiskBytes      int64                  `protobuf:"varint,9,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`                // log, journal and snapshots on disk
+	Group          string                 `protobuf:"bytes,10,opt,name=group,proto3" json:"group,omitempty"`                                         // identity of the group whose data this replica has; "" = none yet
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
 
 func (x *StateResponse) Reset() {
 	*x = StateResponse{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[34]
+	mi := &file_proto_store_v1_store_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2094,7 +2327,7 @@ func (x *StateResponse) String() string {
 func (*StateResponse) ProtoMessage() {}
 
 func (x *StateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[34]
+	mi := &file_proto_store_v1_store_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2107,7 +2340,7 @@ func (x *StateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateResponse.ProtoReflect.Descriptor instead.
 func (*StateResponse) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{34}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *StateResponse) GetId() string {
@@ -2173,6 +2406,13 @@ func (x *StateResponse) GetDiskBytes() int64 {
 	return 0
 }
 
+func (x *StateResponse) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
 var File_proto_store_v1_store_proto protoreflect.FileDescriptor
 
 const file_proto_store_v1_store_proto_rawDesc = "" +
@@ -2186,12 +2426,13 @@ const file_proto_store_v1_store_proto_rawDesc = "" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x03 \x01(\fR\x05value\x12.\n" +
 	"\x02if\x18\x04 \x01(\v2\x1e.keelson.store.v1.PreconditionR\x02if\x12\x15\n" +
-	"\x06ttl_ms\x18\x05 \x01(\x03R\x05ttlMs\"d\n" +
+	"\x06ttl_ms\x18\x05 \x01(\x03R\x05ttlMs\"\x8a\x01\n" +
 	"\n" +
 	"ProposalID\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\x04R\vincarnation\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x18\n" +
-	"\asettled\x18\x03 \x01(\x04R\asettled\"\xa0\x01\n" +
+	"\asettled\x18\x03 \x01(\x04R\asettled\x12$\n" +
+	"\x0eissued_unix_ms\x18\x04 \x01(\x03R\fissuedUnixMs\"\xa0\x01\n" +
 	"\bProposal\x12,\n" +
 	"\x02id\x18\x01 \x01(\v2\x1c.keelson.store.v1.ProposalIDR\x02id\x12&\n" +
 	"\x03ops\x18\x02 \x03(\v2\x14.keelson.store.v1.OpR\x03ops\x12\x14\n" +
@@ -2246,20 +2487,24 @@ const file_proto_store_v1_store_proto_rawDesc = "" +
 	"\atrailer\x18\x04 \x01(\v2!.keelson.store.v1.SnapshotTrailerH\x00R\atrailer\x12:\n" +
 	"\ahistory\x18\x05 \x01(\v2\x1e.keelson.store.v1.HistoryChunkH\x00R\ahistory\x126\n" +
 	"\x06alarms\x18\x06 \x01(\v2\x1c.keelson.store.v1.AlarmChunkH\x00R\x06alarmsB\x06\n" +
-	"\x04kind\"\xa6\x01\n" +
+	"\x04kind\"\xf6\x01\n" +
 	"\x0eSnapshotHeader\x12\x16\n" +
 	"\x06format\x18\x01 \x01(\rR\x06format\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\x12\x1c\n" +
 	"\tcompacted\x18\x03 \x01(\x04R\tcompacted\x12\x18\n" +
 	"\acluster\x18\x04 \x01(\tR\acluster\x12\x14\n" +
 	"\x05index\x18\x05 \x01(\x04R\x05index\x12\x12\n" +
-	"\x04term\x18\x06 \x01(\x04R\x04term\"9\n" +
+	"\x04term\x18\x06 \x01(\x04R\x04term\x12\"\n" +
+	"\rclock_unix_ms\x18\a \x01(\x03R\vclockUnixMs\x12*\n" +
+	"\x11forgotten_unix_ms\x18\b \x01(\x03R\x0fforgottenUnixMs\"9\n" +
 	"\tItemChunk\x12,\n" +
-	"\x05items\x18\x01 \x03(\v2\x16.keelson.store.v1.ItemR\x05items\"{\n" +
+	"\x05items\x18\x01 \x03(\v2\x16.keelson.store.v1.ItemR\x05items\"\x99\x01\n" +
 	"\x06Recent\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\x04R\vincarnation\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x123\n" +
-	"\aoutcome\x18\x03 \x01(\v2\x19.keelson.store.v1.OutcomeR\aoutcome\"Y\n" +
+	"\aoutcome\x18\x03 \x01(\v2\x19.keelson.store.v1.OutcomeR\aoutcome\x12\x1c\n" +
+	"\n" +
+	"at_unix_ms\x18\x04 \x01(\x03R\batUnixMs\"Y\n" +
 	"\vIncarnation\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\x04R\vincarnation\x12\x14\n" +
 	"\x05floor\x18\x02 \x01(\x04R\x05floor\x12\x12\n" +
@@ -2285,25 +2530,36 @@ const file_proto_store_v1_store_proto_rawDesc = "" +
 	"\x19TransferLeadershipRequest\x12\x0e\n" +
 	"\x02to\x18\x01 \x01(\tR\x02to\"4\n" +
 	"\x1aTransferLeadershipResponse\x12\x16\n" +
-	"\x06leader\x18\x01 \x01(\tR\x06leader\"J\n" +
+	"\x06leader\x18\x01 \x01(\tR\x06leader\"`\n" +
 	"\x0eForwardRequest\x128\n" +
-	"\tproposals\x18\x01 \x03(\v2\x1a.keelson.store.v1.ProposalR\tproposals\"^\n" +
+	"\tproposals\x18\x01 \x03(\v2\x1a.keelson.store.v1.ProposalR\tproposals\x12\x14\n" +
+	"\x05group\x18\x02 \x01(\tR\x05group\"^\n" +
 	"\x0fForwardResponse\x125\n" +
 	"\boutcomes\x18\x01 \x03(\v2\x19.keelson.store.v1.OutcomeR\boutcomes\x12\x14\n" +
-	"\x05index\x18\x02 \x01(\x04R\x05index\"\x12\n" +
-	"\x10ReadIndexRequest\")\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\"(\n" +
+	"\x10ReadIndexRequest\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\"I\n" +
 	"\x11ReadIndexResponse\x12\x14\n" +
-	"\x05index\x18\x01 \x01(\x04R\x05index\"<\n" +
+	"\x05index\x18\x01 \x01(\x04R\x05index\x12\x1e\n" +
+	"\vnow_unix_ms\x18\x02 \x01(\x03R\tnowUnixMs\"V\n" +
 	"\x10AddMemberRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
-	"\aaddress\x18\x02 \x01(\tR\aaddress\"\x13\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x18\n" +
+	"\alearner\x18\x03 \x01(\bR\alearner\"\x13\n" +
 	"\x11AddMemberResponse\"%\n" +
 	"\x13RemoveMemberRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x16\n" +
-	"\x14RemoveMemberResponse\">\n" +
+	"\x14RemoveMemberResponse\" \n" +
+	"\x0ePromoteRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\x11\n" +
+	"\x0fPromoteResponse\"4\n" +
+	"\fAdmitRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05group\x18\x02 \x01(\tR\x05group\"\x0f\n" +
+	"\rAdmitResponse\">\n" +
 	"\fStateRequest\x12\x12\n" +
 	"\x04hash\x18\x01 \x01(\bR\x04hash\x12\x1a\n" +
-	"\brevision\x18\x02 \x01(\x04R\brevision\"\x8c\x02\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\"\xa2\x02\n" +
 	"\rStateResponse\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12#\n" +
@@ -2315,14 +2571,18 @@ const file_proto_store_v1_store_proto_rawDesc = "" +
 	"\tlast_term\x18\a \x01(\x04R\blastTerm\x12'\n" +
 	"\x0fhashed_revision\x18\b \x01(\x04R\x0ehashedRevision\x12\x1d\n" +
 	"\n" +
-	"disk_bytes\x18\t \x01(\x03R\tdiskBytes2\x9c\x04\n" +
+	"disk_bytes\x18\t \x01(\x03R\tdiskBytes\x12\x14\n" +
+	"\x05group\x18\n" +
+	" \x01(\tR\x05group2\xb6\x05\n" +
 	"\x04Peer\x12N\n" +
 	"\aForward\x12 .keelson.store.v1.ForwardRequest\x1a!.keelson.store.v1.ForwardResponse\x12T\n" +
 	"\tReadIndex\x12\".keelson.store.v1.ReadIndexRequest\x1a#.keelson.store.v1.ReadIndexResponse\x12T\n" +
 	"\tAddMember\x12\".keelson.store.v1.AddMemberRequest\x1a#.keelson.store.v1.AddMemberResponse\x12]\n" +
 	"\fRemoveMember\x12%.keelson.store.v1.RemoveMemberRequest\x1a&.keelson.store.v1.RemoveMemberResponse\x12H\n" +
 	"\x05State\x12\x1e.keelson.store.v1.StateRequest\x1a\x1f.keelson.store.v1.StateResponse\x12o\n" +
-	"\x12TransferLeadership\x12+.keelson.store.v1.TransferLeadershipRequest\x1a,.keelson.store.v1.TransferLeadershipResponseB,Z*keelson.dev/keelson/proto/store/v1;storev1b\x06proto3"
+	"\x12TransferLeadership\x12+.keelson.store.v1.TransferLeadershipRequest\x1a,.keelson.store.v1.TransferLeadershipResponse\x12N\n" +
+	"\aPromote\x12 .keelson.store.v1.PromoteRequest\x1a!.keelson.store.v1.PromoteResponse\x12H\n" +
+	"\x05Admit\x12\x1e.keelson.store.v1.AdmitRequest\x1a\x1f.keelson.store.v1.AdmitResponseB,Z*keelson.dev/keelson/proto/store/v1;storev1b\x06proto3"
 
 var (
 	file_proto_store_v1_store_proto_rawDescOnce sync.Once
@@ -2337,7 +2597,7 @@ func file_proto_store_v1_store_proto_rawDescGZIP() []byte {
 }
 
 var file_proto_store_v1_store_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_proto_store_v1_store_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_proto_store_v1_store_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_proto_store_v1_store_proto_goTypes = []any{
 	(Outcome_Code)(0),                  // 0: keelson.store.v1.Outcome.Code
 	(*Precondition)(nil),               // 1: keelson.store.v1.Precondition
@@ -2373,8 +2633,12 @@ var file_proto_store_v1_store_proto_goTypes = []any{
 	(*AddMemberResponse)(nil),          // 31: keelson.store.v1.AddMemberResponse
 	(*RemoveMemberRequest)(nil),        // 32: keelson.store.v1.RemoveMemberRequest
 	(*RemoveMemberResponse)(nil),       // 33: keelson.store.v1.RemoveMemberResponse
-	(*StateRequest)(nil),               // 34: keelson.store.v1.StateRequest
-	(*StateResponse)(nil),              // 35: keelson.store.v1.StateResponse
+	(*PromoteRequest)(nil),             // 34: keelson.store.v1.PromoteRequest
+	(*PromoteResponse)(nil),            // 35: keelson.store.v1.PromoteResponse
+	(*AdmitRequest)(nil),               // 36: keelson.store.v1.AdmitRequest
+	(*AdmitResponse)(nil),              // 37: keelson.store.v1.AdmitResponse
+	(*StateRequest)(nil),               // 38: keelson.store.v1.StateRequest
+	(*StateResponse)(nil),              // 39: keelson.store.v1.StateResponse
 }
 var file_proto_store_v1_store_proto_depIdxs = []int32{
 	1,  // 0: keelson.store.v1.Op.if:type_name -> keelson.store.v1.Precondition
@@ -2409,16 +2673,20 @@ var file_proto_store_v1_store_proto_depIdxs = []int32{
 	28, // 29: keelson.store.v1.Peer.ReadIndex:input_type -> keelson.store.v1.ReadIndexRequest
 	30, // 30: keelson.store.v1.Peer.AddMember:input_type -> keelson.store.v1.AddMemberRequest
 	32, // 31: keelson.store.v1.Peer.RemoveMember:input_type -> keelson.store.v1.RemoveMemberRequest
-	34, // 32: keelson.store.v1.Peer.State:input_type -> keelson.store.v1.StateRequest
+	38, // 32: keelson.store.v1.Peer.State:input_type -> keelson.store.v1.StateRequest
 	24, // 33: keelson.store.v1.Peer.TransferLeadership:input_type -> keelson.store.v1.TransferLeadershipRequest
-	27, // 34: keelson.store.v1.Peer.Forward:output_type -> keelson.store.v1.ForwardResponse
-	29, // 35: keelson.store.v1.Peer.ReadIndex:output_type -> keelson.store.v1.ReadIndexResponse
-	31, // 36: keelson.store.v1.Peer.AddMember:output_type -> keelson.store.v1.AddMemberResponse
-	33, // 37: keelson.store.v1.Peer.RemoveMember:output_type -> keelson.store.v1.RemoveMemberResponse
-	35, // 38: keelson.store.v1.Peer.State:output_type -> keelson.store.v1.StateResponse
-	25, // 39: keelson.store.v1.Peer.TransferLeadership:output_type -> keelson.store.v1.TransferLeadershipResponse
-	34, // [34:40] is the sub-list for method output_type
-	28, // [28:34] is the sub-list for method input_type
+	34, // 34: keelson.store.v1.Peer.Promote:input_type -> keelson.store.v1.PromoteRequest
+	36, // 35: keelson.store.v1.Peer.Admit:input_type -> keelson.store.v1.AdmitRequest
+	27, // 36: keelson.store.v1.Peer.Forward:output_type -> keelson.store.v1.ForwardResponse
+	29, // 37: keelson.store.v1.Peer.ReadIndex:output_type -> keelson.store.v1.ReadIndexResponse
+	31, // 38: keelson.store.v1.Peer.AddMember:output_type -> keelson.store.v1.AddMemberResponse
+	33, // 39: keelson.store.v1.Peer.RemoveMember:output_type -> keelson.store.v1.RemoveMemberResponse
+	39, // 40: keelson.store.v1.Peer.State:output_type -> keelson.store.v1.StateResponse
+	25, // 41: keelson.store.v1.Peer.TransferLeadership:output_type -> keelson.store.v1.TransferLeadershipResponse
+	35, // 42: keelson.store.v1.Peer.Promote:output_type -> keelson.store.v1.PromoteResponse
+	37, // 43: keelson.store.v1.Peer.Admit:output_type -> keelson.store.v1.AdmitResponse
+	36, // [36:44] is the sub-list for method output_type
+	28, // [28:36] is the sub-list for method input_type
 	28, // [28:28] is the sub-list for extension type_name
 	28, // [28:28] is the sub-list for extension extendee
 	0,  // [0:28] is the sub-list for field type_name
@@ -2449,7 +2717,7 @@ func file_proto_store_v1_store_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_proto_store_v1_store_proto_rawDesc), len(file_proto_store_v1_store_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   35,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -28,6 +28,8 @@ const (
 	Peer_RemoveMember_FullMethodName       = "/keelson.store.v1.Peer/RemoveMember"
 	Peer_State_FullMethodName              = "/keelson.store.v1.Peer/State"
 	Peer_TransferLeadership_FullMethodName = "/keelson.store.v1.Peer/TransferLeadership"
+	Peer_Promote_FullMethodName            = "/keelson.store.v1.Peer/Promote"
+	Peer_Admit_FullMethodName              = "/keelson.store.v1.Peer/Admit"
 )
 
 // PeerClient is the client API for Peer service.
@@ -48,6 +50,10 @@ type PeerClient interface {
 	State(ctx context.Context, in *StateRequest, opts ...grpc.CallOption) (*StateResponse, error)
 	// TransferLeadership makes this replica, which must lead, hand leadership over; "" = to the voter with the best log.
 	TransferLeadership(ctx context.Context, in *TransferLeadershipRequest, opts ...grpc.CallOption) (*TransferLeadershipResponse, error)
+	// Promote makes a learner that has caught up a voter; leader only.
+	Promote(ctx context.Context, in *PromoteRequest, opts ...grpc.CallOption) (*PromoteResponse, error)
+	// Admit tells a replica without data which group it is going to be a member of; until then it takes no raft traffic.
+	Admit(ctx context.Context, in *AdmitRequest, opts ...grpc.CallOption) (*AdmitResponse, error)
 }
 
 type peerClient struct {
@@ -118,6 +124,26 @@ func (c *peerClient) TransferLeadership(ctx context.Context, in *TransferLeaders
 	return out, nil
 }
 
+func (c *peerClient) Promote(ctx context.Context, in *PromoteRequest, opts ...grpc.CallOption) (*PromoteResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PromoteResponse)
+	err := c.cc.Invoke(ctx, Peer_Promote_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *peerClient) Admit(ctx context.Context, in *AdmitRequest, opts ...grpc.CallOption) (*AdmitResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AdmitResponse)
+	err := c.cc.Invoke(ctx, Peer_Admit_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // PeerServer is the server API for Peer service.
 // All implementations must embed UnimplementedPeerServer
 // for forward compatibility.
@@ -136,6 +162,10 @@ type PeerServer interface {
 	State(context.Context, *StateRequest) (*StateResponse, error)
 	// TransferLeadership makes this replica, which must lead, hand leadership over; "" = to the voter with the best log.
 	TransferLeadership(context.Context, *TransferLeadershipRequest) (*TransferLeadershipResponse, error)
+	// Promote makes a learner that has caught up a voter; leader only.
+	Promote(context.Context, *PromoteRequest) (*PromoteResponse, error)
+	// Admit tells a replica without data which group it is going to be a member of; until then it takes no raft traffic.
+	Admit(context.Context, *AdmitRequest) (*AdmitResponse, error)
 	mustEmbedUnimplementedPeerServer()
 }
 
@@ -163,6 +193,12 @@ func (UnimplementedPeerServer) State(context.Context, *StateRequest) (*StateResp
 }
 func (UnimplementedPeerServer) TransferLeadership(context.Context, *TransferLeadershipRequest) (*TransferLeadershipResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method TransferLeadership not implemented")
+}
+func (UnimplementedPeerServer) Promote(context.Context, *PromoteRequest) (*PromoteResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Promote not implemented")
+}
+func (UnimplementedPeerServer) Admit(context.Context, *AdmitRequest) (*AdmitResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Admit not implemented")
 }
 func (UnimplementedPeerServer) mustEmbedUnimplementedPeerServer() {}
 func (UnimplementedPeerServer) testEmbeddedByValue()              {}
@@ -293,6 +329,42 @@ func _Peer_TransferLeadership_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Peer_Promote_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PromoteRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PeerServer).Promote(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Peer_Promote_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PeerServer).Promote(ctx, req.(*PromoteRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Peer_Admit_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AdmitRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PeerServer).Admit(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Peer_Admit_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PeerServer).Admit(ctx, req.(*AdmitRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Peer_ServiceDesc is the grpc.ServiceDesc for Peer service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -323,6 +395,14 @@ var Peer_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "TransferLeadership",
 			Handler:    _Peer_TransferLeadership_Handler,
+		},
+		{
+			MethodName: "Promote",
+			Handler:    _Peer_Promote_Handler,
+		},
+		{
+			MethodName: "Admit",
+			Handler:    _Peer_Admit_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

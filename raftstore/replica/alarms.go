@@ -1,0 +1,109 @@
+package replica
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	storev1 "keelson.dev/keelson/proto/store/v1"
+	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/mvcc"
+)
+
+// The space quota counts the state and the old versions that history retains.
+// History gives way first. When that is not enough the leader raises the space
+// alarm, and the state machines of all replicas refuse puts until the leader
+// clears it: which it does below nine tenths of the quota, so that the store does
+// not go to and fro. What else is on the disk is bounded by these two.
+
+// space says what is to be done about the space that a view takes.
+type space int
+
+const (
+	spaceFine space = iota
+	spaceCompact
+	spaceRaise
+	spaceClear
+)
+
+// spaceLine is the usage below which the alarm ends.
+func spaceLine(quota int64) int64 {
+	if quota <= 0 {
+		return math.MaxInt64 // no quota
+	}
+	return quota - quota/10
+}
+
+func judgeSpace(v *mvcc.View, quota int64) space {
+	state, used, line := v.Bytes(), v.Bytes()+v.HistoryBytes(), spaceLine(quota)
+	up := slices.ContainsFunc(v.Alarms(), func(a raftstore.Alarm) bool { return a.Kind == raftstore.AlarmSpace })
+	switch over := quota > 0 && used >= quota; {
+	case up && used < line:
+		return spaceClear
+	case (up || over) && state < line:
+		return spaceCompact
+	case over && !up:
+		return spaceRaise
+	default:
+		return spaceFine
+	}
+}
+
+// keepSpace does what is to be done about space, on the leader.
+func (r *Replica) keepSpace() {
+	v, quota := r.fsm.view(), r.cfg.Quota
+	switch judgeSpace(v, quota) {
+	case spaceCompact:
+		// Down to the middle between what must stay and the line, so that it is
+		// not due again at once.
+		upTo := v.Keep((spaceLine(quota) - v.Bytes()) / 2)
+		r.log.Warn("space quota is used up: history gives way", "quota", quota, "state", v.Bytes(), "history", v.HistoryBytes(), "compacting", upTo)
+		r.compactTo(upTo)
+	case spaceRaise:
+		r.setAlarm(false, raftstore.Alarm{Kind: raftstore.AlarmSpace, Message: fmt.Sprintf(
+			"the quota of %d bytes was reached with %d of state and %d of history: delete what is not needed until the state is below %d, or raise the quota",
+			quota, v.Bytes(), v.HistoryBytes(), spaceLine(quota))})
+	case spaceClear:
+		r.setAlarm(true, raftstore.Alarm{Kind: raftstore.AlarmSpace})
+	}
+}
+
+// setAlarm proposes to raise an alarm or to clear it.
+func (r *Replica) setAlarm(clear bool, a raftstore.Alarm) {
+	what := "raising an alarm"
+	if clear {
+		what = "clearing an alarm"
+	}
+	r.housekeep(what, &storev1.Command{Kind: &storev1.Command_Alarm{Alarm: &storev1.SetAlarm{Clear: clear, Alarm: &storev1.Alarm{
+		Kind: uint32(a.Kind), Member: a.Member, SinceUnixMs: r.clock.read(), Message: a.Message,
+	}}}})
+}
+
+// noteState is told by the state machine of every new view: it takes over the
+// store's time, says when alarms change, and wakes the leader when space is to be
+// looked at. It runs on the goroutine that applies.
+func (r *Replica) noteState(v *mvcc.View) {
+	r.clock.heard(v.Clock())
+	if judgeSpace(v, r.cfg.Quota) != spaceFine {
+		nudge(r.spaceMoved)
+	}
+	before, now := r.alarms, v.Alarms()
+	if len(before) == len(now) && (len(now) == 0 || &before[0] == &now[0]) {
+		return
+	}
+	r.alarms = now
+	for _, a := range now {
+		if !slices.ContainsFunc(before, same(a)) {
+			r.log.Error("alarm is up", "alarm", a.Kind.String(), "about", a.Member, "what", a.Message)
+		}
+	}
+	for _, a := range before {
+		if !slices.ContainsFunc(now, same(a)) {
+			r.log.Warn("alarm is over", "alarm", a.Kind.String(), "about", a.Member)
+		}
+	}
+}
+
+func same(a raftstore.Alarm) func(raftstore.Alarm) bool {
+	return func(b raftstore.Alarm) bool { return a.Kind == b.Kind && a.Member == b.Member }
+}

@@ -1,0 +1,88 @@
+package replica
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/hashicorp/raft"
+
+	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/mvcc"
+)
+
+// ErrNothingToRecover reports a data directory without the data of a group.
+var ErrNothingToRecover = errors.New("raftstore: data directory holds no group to recover")
+
+// Recover makes this replica the only member of its group, for when a majority
+// of the voters is lost for good and nothing else helps. UNSAFE: what only the
+// lost replicas had is gone, although it was acknowledged; and should they still
+// run somewhere, there are two groups from now on. It works on the data
+// directory of a replica that is stopped; c needs Name, DataDir and Advertise.
+//
+// Everything in this replica's log counts as committed. The revision moves far
+// ahead, as with Restore, so that no watcher is shown a revision of the lost
+// time with other content. The group gets a new identity: members of the old one
+// that come back are not heard; to be members again they must be added with an
+// empty data directory.
+//
+// Run it on one replica only: the one with the newest state. It can be run
+// again when it was interrupted.
+func Recover(c Config) error {
+	if c.Name == "" || c.DataDir == "" || c.Advertise == "" {
+		return errors.New("recover: name, data directory and advertised address are needed")
+	}
+	c = c.withDefaults()
+	d, err := openDisk(c, func(error) {})
+	if err != nil {
+		return fmt.Errorf("recover: %w", err)
+	}
+	defer d.close.Close()
+	switch empty, err := d.empty(); {
+	case err != nil:
+		return fmt.Errorf("recover: %w", err)
+	case empty:
+		return fmt.Errorf("recover: %s: %w", c.DataDir, ErrNothingToRecover)
+	}
+	c.Logger.Warn("RECOVERING FROM A LOST MAJORITY: this replica becomes the only member; commits that only the lost replicas had are gone",
+		"replica", c.Name, "data", c.DataDir)
+	// The identity first: were this cut short, the old members are not heard
+	// already, and running it again completes it.
+	id, err := found(d.stable)
+	if err != nil {
+		return fmt.Errorf("recover: %w", err)
+	}
+	group := raft.Configuration{Servers: []raft.Server{{ID: raft.ServerID(c.Name), Address: raft.ServerAddress(c.Advertise)}}}
+	// The transport would only be asked for addresses by formats of old.
+	_, trans := raft.NewInmemTransport(raft.ServerAddress(c.Advertise))
+	defer trans.Close()
+	var failed error
+	machine := newFSM(func(err error) { failed = errors.Join(failed, err) })
+	defer machine.hub.Close()
+	machine.committed, machine.changed = func(uint64, uint64) {}, func(*mvcc.View) {}
+	state := &recovered{fsm: machine}
+	err = raft.RecoverCluster(c.raft(make(chan bool, 1)), state, d.logs, d.stable, d.snapshots, trans, group)
+	if err = errors.Join(err, failed); err != nil {
+		return fmt.Errorf("recover %s: %w", c.DataDir, err)
+	}
+	v := machine.view()
+	c.Logger.Warn("RECOVERED: start this replica, then add new ones with empty data directories",
+		"replica", c.Name, "group", id, "was", state.was, "revision", v.Revision(), "keys", v.Keys())
+	return nil
+}
+
+// recovered is the state machine whose last act before its snapshot is to move
+// the revision ahead.
+type recovered struct {
+	*fsm
+	was raftstore.Revision
+}
+
+// Snapshot implements raft.FSM.
+func (s *recovered) Snapshot() (raft.FSMSnapshot, error) {
+	m := s.machine.Load()
+	s.was = m.View().Revision()
+	if err := m.Rebase(m.View().Revision() + restoreAhead); err != nil {
+		return nil, err
+	}
+	return s.fsm.Snapshot()
+}
