@@ -1,0 +1,40 @@
+package replica_test
+
+import (
+	"testing"
+	"time"
+
+	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/storetest"
+)
+
+func TestOneReplicaConforms(t *testing.T) {
+	storetest.Run(t, func(t *testing.T) storetest.Subject {
+		c := storetest.NewCluster(t, 1, nil)
+		return storetest.Subject{Store: c.Replica("r1"), Compact: compactor(t, c)}
+	})
+}
+
+// The store as a follower shows it: every call crosses to the leader.
+func TestFollowerConforms(t *testing.T) { // F53
+	storetest.Run(t, func(t *testing.T) storetest.Subject {
+		c := storetest.NewCluster(t, 3, nil)
+		return storetest.Subject{Store: c.Replica(c.Followers()[0]), Compact: compactor(t, c)}
+	})
+}
+
+func compactor(t *testing.T, c *storetest.Cluster) func(raftstore.Revision) {
+	return func(upTo raftstore.Revision) {
+		if err := c.Replica(c.Leader()).Compact(within(t, 10*time.Second), upTo); err != nil {
+			t.Errorf("compact: %v", err)
+		}
+		c.Await("compaction everywhere", func() bool {
+			for _, r := range c.Replicas() {
+				if r.Status().Compacted < upTo {
+					return false
+				}
+			}
+			return true
+		})
+	}
+}
