@@ -117,3 +117,89 @@ func TestLinesRoundTripAndFind(t *testing.T) {
 		t.Error("a broken line is no error")
 	}
 }
+
+// A relative target bounds the ratio; without the reference nothing can be said.
+func TestRelativeVerdict(t *testing.T) {
+	etcd := func(v float64) *Reference { return &Reference{"etcd", v} }
+	for _, c := range []struct {
+		row  Row
+		want string
+	}{
+		{Row{Key: "store put 64 rate", Figure: 2000, Reference: etcd(1000)}, "ok"},
+		{Row{Key: "store put 64 rate", Figure: 1999, Reference: etcd(1000)}, "not yet"},
+		{Row{Key: "store put 64 p99_ms", Figure: 7, Reference: etcd(10)}, "ok"},
+		{Row{Key: "store put 64 p99_ms", Figure: 7.1, Reference: etcd(10)}, "not yet"},
+		{Row{Key: "store put 64 p99_ms", Figure: 7}, "-"},
+		{Row{Key: "store put 64 p99_ms", Figure: 7, Reference: etcd(0)}, "not yet"},
+		{Row{Key: "store kill p50_ms", Figure: 701, Reference: etcd(1400)}, "not yet"}, // absolute, whatever etcd's is
+	} {
+		if got := c.row.Verdict(); got != c.want {
+			t.Errorf("%s %v beside %v: %q, want %q", c.row.Key, c.row.Figure, c.row.Reference, got, c.want)
+		}
+	}
+}
+
+func TestCompare(t *testing.T) {
+	var out bytes.Buffer
+	err := Compare(&out, []Row{
+		{Measure: "put, rate", Params: "clients=64", Key: "store put 64 rate", Figure: 11938, Unit: "/s", Reference: &Reference{"etcd 3.6", 4871}},
+		{Measure: "busy, elections", Key: "store busy elections", Figure: 0, Reference: &Reference{"etcd 3.6", 0}},
+		{Measure: "list, p50", Figure: math.NaN(), Unit: "ms"},
+	}, "etcd 3.6")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimRight(out.String(), "\n"), "\n")
+	var got []string
+	for _, l := range lines {
+		got = append(got, strings.Join(strings.Fields(l), " "))
+	}
+	want := []string{
+		"MEASURE PARAMS OURS ETCD 3.6 RATIO BOUND VERDICT",
+		"put, rate clients=64 11938/s 4871/s 2.45 ≥ 2.0 times ok",
+		"busy, elections - 0 0 - ≤ 0 ok",
+		"list, p50 - none - - - -",
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	if a, b := strings.Index(lines[0], "OURS"), strings.Index(lines[1], "11938"); a != b {
+		t.Errorf("columns are not aligned: %d and %d", a, b)
+	}
+}
+
+func TestBuckets(t *testing.T) {
+	got := Buckets([]float64{0, 99.9, 100, 250, 299, 300, 1e9, -1}, 100, 4)
+	if want := []int{3, 1, 2, 2}; !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func TestHistogram(t *testing.T) {
+	var out bytes.Buffer
+	err := Histogram(&out, 100, Named{"ours", []float64{520, 530, 540, 710}}, Named{"etcd", []float64{620}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for l := range strings.Lines(out.String()) {
+		got = append(got, strings.Join(strings.Fields(l), " "))
+	}
+	want := []string{
+		"ours (4) etcd (1)",
+		"500 to 600 " + strings.Repeat("#", 30) + " 3 .",
+		"600 to 700 . " + strings.Repeat("#", 40) + " 1",
+		"700 to 800 " + strings.Repeat("#", 10) + " 1 .",
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	out.Reset()
+	if err := Histogram(&out, 100, Named{"ours", []float64{1e9}}); err != nil || !strings.Contains(out.String(), "3900 and more") {
+		t.Errorf("%v: %q", err, out.String())
+	}
+	out.Reset()
+	if err := Histogram(&out, 100); err != nil || strings.Count(out.String(), "\n") != 1 {
+		t.Errorf("of nothing: %v: %q", err, out.String())
+	}
+}

@@ -17,6 +17,9 @@ const (
 	callTimeout = 20 * time.Second
 	// afterFailure is how long a client waits before it tries again.
 	afterFailure = 5 * time.Millisecond
+	// endGrace is how long a load that was ended waits for calls under way. What
+	// is not answered then has failed.
+	endGrace = 2 * time.Second
 	// keysOfClient is how many keys a client of put writes in turn.
 	keysOfClient = 100
 )
@@ -149,12 +152,21 @@ func (e *Engine) loop(ctx context.Context, o Order, doors []Door) Reply {
 	began := time.Now()
 	stop := time.AfterFunc(o.Duration, func() { e.end(o.ID) })
 	defer stop.Stop()
+	calls, abandon := context.WithCancel(ctx)
+	defer abandon()
+	go func() {
+		select {
+		case <-ended:
+			time.AfterFunc(endGrace, abandon)
+		case <-calls.Done():
+		}
+	}()
 	var (
 		all tally
 		wg  sync.WaitGroup
 	)
 	for c := range o.Clients {
-		wg.Go(func() { client(ctx, o, c, doors[c%len(doors)].Target, ended, &all) })
+		wg.Go(func() { client(calls, o, c, doors[c%len(doors)].Target, ended, &all) })
 	}
 	wg.Wait()
 	all.reply.Took = time.Since(began).Seconds()

@@ -1,0 +1,247 @@
+package drive
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// memory is a target whose calls take a time and whose watchers see at once.
+type memory struct {
+	takes time.Duration
+	fails error
+
+	mu       sync.Mutex
+	values   map[string][]byte
+	watchers []func([]byte)
+}
+
+func (m *memory) call(ctx context.Context) error {
+	if m.takes > 0 {
+		select {
+		case <-time.After(m.takes):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return m.fails
+}
+
+func (m *memory) Put(ctx context.Context, keys []string, values [][]byte) error {
+	if err := m.call(ctx); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i, k := range keys {
+		if m.values == nil {
+			m.values = make(map[string][]byte)
+		}
+		m.values[k] = values[i]
+		for _, see := range m.watchers {
+			see(values[i])
+		}
+	}
+	return nil
+}
+
+func (m *memory) Get(ctx context.Context, _ string) error { return m.call(ctx) }
+
+func (m *memory) List(_ context.Context, prefix string) (keys int, bytes int64, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for k, v := range m.values {
+		if strings.HasPrefix(k, prefix) {
+			keys, bytes = keys+1, bytes+int64(len(v))
+		}
+	}
+	return keys, bytes, nil
+}
+
+func (m *memory) Watch(_ context.Context, _ string, seen func([]byte)) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.watchers = append(m.watchers, seen)
+	return nil
+}
+
+func (m *memory) Backup(context.Context) (int64, error) { return 7, nil }
+
+func engine(m *memory) *Engine { return NewEngine([]Door{{"r1", m}, {"r2", m}}) }
+
+// In virtual time a closed loop is exact: three clients, calls of 100 ms, one second.
+func TestLoopCountsEveryCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := engine(&memory{takes: 100 * time.Millisecond}).Obey(t.Context(), Order{ID: 1, Do: DoPut, Clients: 3, Size: 10, Duration: 950 * time.Millisecond, Times: true})
+		if r.Error != "" || len(r.Micros) != 30 || len(r.Acks) != 30 || r.Took != 1 {
+			t.Errorf("%d calls, %d acks in %v s: %s", len(r.Micros), len(r.Acks), r.Took, r.Error)
+		}
+		for _, us := range r.Micros {
+			if us != 100_000 {
+				t.Errorf("a call took %d µs", us)
+			}
+		}
+	})
+}
+
+func TestLoopCountsFailures(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := engine(&memory{fails: errors.New("broken")}).Obey(t.Context(), Order{ID: 1, Do: DoGet, Clients: 1, Duration: 48 * time.Millisecond})
+		if r.Failed != 10 || r.Error != "broken" || len(r.Micros) != 0 {
+			t.Errorf("%d failed (%s), %d did not; one of 5 ms each in 48 ms", r.Failed, r.Error, len(r.Micros))
+		}
+	})
+}
+
+// A load that is ended waits for calls under way, but not for ever.
+func TestEnd(t *testing.T) {
+	for _, c := range []struct {
+		takes          time.Duration
+		failed, passed int
+		took           float64
+	}{
+		{time.Second, 0, 2, 1},
+		{time.Hour, 2, 0, 2.5},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			e := engine(&memory{takes: c.takes})
+			got := make(chan Reply)
+			go func() {
+				got <- e.Obey(t.Context(), Order{ID: 7, Do: DoPut, Clients: 2, Size: 1, Duration: time.Hour})
+			}()
+			<-time.After(500 * time.Millisecond)
+			e.Obey(t.Context(), Order{ID: 8, Do: DoEnd, Of: 7})
+			if r := <-got; r.Failed != c.failed || len(r.Micros) != c.passed || r.Took != c.took {
+				t.Errorf("calls of %s: %d failed, %d passed in %v s, want %+v", c.takes, r.Failed, len(r.Micros), r.Took, c)
+			}
+		})
+	}
+}
+
+func TestFillAndList(t *testing.T) {
+	m := &memory{}
+	e := engine(m)
+	if r := e.Obey(t.Context(), Order{Do: DoFill, Clients: 3, Prefix: "/a/", Count: 101, Size: 9, Ops: 10}); r.Error != "" {
+		t.Fatal(r.Error)
+	}
+	r := e.Obey(t.Context(), Order{Do: DoList, Prefix: "/a/", Count: 4})
+	if r.Keys != 101 || r.Bytes != 909 || len(r.Micros) != 4 {
+		t.Errorf("%d keys, %d bytes, %d lists", r.Keys, r.Bytes, len(r.Micros))
+	}
+	if string(m.values[FillKey("/a/", 0)]) == string(m.values[FillKey("/a/", 1)]) {
+		t.Error("two keys have the same value")
+	}
+}
+
+func TestWatchersSeeWhatPacePuts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := engine(&memory{takes: time.Millisecond})
+		if r := e.Obey(t.Context(), Order{Do: DoWatch, Prefix: "/w/", Clients: 5, Count: 3}); r.Error != "" {
+			t.Fatal(r.Error)
+		}
+		acked := e.Obey(t.Context(), Order{Do: DoPace, Prefix: "/w/", Count: 3, Every: 10 * time.Millisecond})
+		r := e.Obey(t.Context(), Order{Do: DoWatched, Prefix: "/w/"})
+		if r.Error != "" || len(r.Arrivals) != 5 {
+			t.Fatalf("%d watchers: %s", len(r.Arrivals), r.Error)
+		}
+		for _, seen := range r.Arrivals {
+			if !slices.Equal(seen, acked.Acks) {
+				t.Errorf("seen at %v, acknowledged at %v", seen, acked.Acks)
+			}
+		}
+		if r := e.Obey(t.Context(), Order{Do: DoWatched, Prefix: "/w/"}); r.Error == "" {
+			t.Error("watchers that are gone have reported")
+		}
+	})
+}
+
+// A watcher that misses a put, or sees one twice, makes the measure fail.
+func TestWatchersMustSeeEverythingInOrder(t *testing.T) {
+	for name, order := range map[string][]byte{"a gap": {0, 2, 1, 2}, "twice": {0, 0, 1, 2}} {
+		m := &memory{}
+		e := engine(m)
+		if r := e.Obey(t.Context(), Order{Do: DoWatch, Prefix: "/w/", Clients: 1, Count: 3}); r.Error != "" {
+			t.Fatal(r.Error)
+		}
+		for _, n := range order {
+			m.watchers[0]([]byte{n, 0, 0, 0, 0, 0, 0, 0})
+		}
+		if r := e.Obey(t.Context(), Order{Do: DoWatched, Prefix: "/w/"}); !strings.Contains(r.Error, "saw another") {
+			t.Errorf("%s: %q", name, r.Error)
+		}
+	}
+}
+
+func TestOrdersThatCannotBe(t *testing.T) {
+	e := engine(&memory{})
+	for want, o := range map[string]Order{
+		"unknown order dance": {Do: "dance"},
+		"no such member":      {Do: DoPut, Through: []string{"r9"}},
+	} {
+		if r := e.Obey(t.Context(), o); !strings.Contains(r.Error, want) {
+			t.Errorf("%+v: %q", o, r.Error)
+		}
+	}
+}
+
+// Orders are obeyed side by side; replies carry the ID of their order.
+func TestServe(t *testing.T) {
+	in, orders := io.Pipe()
+	replies, out := io.Pipe()
+	lines := NewLines(in)
+	release := make(chan struct{})
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if s, err := lines.Setup(); err != nil || s.Name != "me" {
+			t.Errorf("setup %+v, %v", s, err)
+		}
+		lines.Serve(t.Context(), out, func(_ context.Context, o Order) Reply {
+			if o.Do == "slow" {
+				<-release
+			} else {
+				close(release)
+			}
+			return Reply{Leader: o.Do}
+		})
+	}()
+	enc, dec := json.NewEncoder(orders), json.NewDecoder(replies)
+	for _, line := range []any{Setup{Name: "me"}, Order{ID: 1, Do: "slow"}, Order{ID: 2, Do: "fast"}} {
+		if err := enc.Encode(line); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := make(map[int]string)
+	for range 2 {
+		var r Reply
+		if err := dec.Decode(&r); err != nil {
+			t.Fatal(err)
+		}
+		got[r.ID] = r.Leader
+	}
+	if got[1] != "slow" || got[2] != "fast" {
+		t.Errorf("got %v", got)
+	}
+	if err := orders.Close(); err != nil {
+		t.Fatal(err)
+	}
+	<-ended
+}
+
+func TestValue(t *testing.T) {
+	for _, size := range []int{0, 1, 8, 1023} {
+		if v := Value(size); len(v) != size {
+			t.Errorf("%d bytes, want %d", len(v), size)
+		}
+	}
+	if string(Value(16)) == string(Value(16)) {
+		t.Error("two values are the same")
+	}
+}

@@ -1,0 +1,249 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"keelson.dev/keelson/test/bench/figures"
+	"keelson.dev/keelson/test/bench/store/drive"
+)
+
+// The smoke test's processes are this binary.
+func TestMain(m *testing.M) {
+	if err := asRole(context.Background(), os.Getenv(drive.RoleEnv)); !errors.Is(err, errNoRole) {
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// Every measure, as short as can be, without the reference: what it says means
+// nothing, that it says something means that the benchmark works.
+func TestEveryMeasure(t *testing.T) {
+	o, err := parse([]string{
+		"-rounds", "1", "-duration", "20ms", "-clients", "1,4", "-logs", "bolt", "-list-keys", "40", "-list-times", "2",
+		"-watchers", "6", "-watch-for", "100ms", "-commits", "3", "-idle-for", "10ms", "-busy-for", "50ms",
+		"-transfers", "1", "-kills", "1", "-memory", "1", "-state", "2", "-dir", t.TempDir(), "-json", t.TempDir() + "/lines",
+	}, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	var table, progress bytes.Buffer
+	if err := run(ctx, o, self, &table, &progress); err != nil {
+		t.Fatalf("%v\n%s", err, progress.String())
+	}
+	f, err := os.Open(o.jsonPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	records, err := figures.ReadLines(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	measured := make(map[string]int)
+	for _, r := range records {
+		measured[r.Measure]++
+		for k, v := range r.Values {
+			if math.IsNaN(v) || math.IsInf(v, 0) {
+				t.Errorf("%s: %s is %v", r.Measure, k, v)
+			}
+		}
+	}
+	for measure := range columns {
+		if measured[measure] == 0 {
+			t.Errorf("nothing was measured of %q: %v", measure, measured)
+		}
+		if !strings.Contains(table.String(), measure+", ") {
+			t.Errorf("the table has no row of %q", measure)
+		}
+	}
+	if put := measured["put"]; put != 6 { // 1 client through leader and follower, 4 clients; in two places
+		t.Errorf("%d records of puts, want 6", put)
+	}
+	if !strings.Contains(table.String(), "ms without an acknowledged write") {
+		t.Error("there is no histogram")
+	}
+}
+
+func TestLongestGap(t *testing.T) {
+	ms := func(v ...int64) []int64 {
+		out := make([]int64, len(v))
+		for i := range v {
+			out[i] = v[i] * 1000
+		}
+		return out
+	}
+	for _, c := range []struct {
+		name     string
+		acks     []int64
+		from, to int64
+		want     float64
+	}{
+		{"a gap across the kill begins with the last ack before", ms(10, 20, 720, 725), 25_000, math.MaxInt64, 700},
+		{"out of order", ms(725, 10, 720, 20), 25_000, math.MaxInt64, 700},
+		{"gaps that ended before do not count", ms(0, 500, 510, 520, 530), 505_000, math.MaxInt64, 10},
+		{"nor do those that begin after", ms(0, 10, 20, 900), 5_000, 15_000, 10},
+		{"nothing before: from the kill on", ms(40), 30_000, math.MaxInt64, 10},
+		{"nothing after", ms(10, 20), 25_000, math.MaxInt64, math.Inf(1)},
+		{"nothing at all", nil, 0, math.MaxInt64, math.Inf(1)},
+	} {
+		if got := longestGap(c.acks, c.from, c.to); got != c.want {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
+func TestDelays(t *testing.T) {
+	got := delays([]int64{1000, 2000}, [][]int64{{1300, 1900}, {1001}, {1000, 2000, 3000}})
+	if want := []uint32{300, 0, 1, 0, 0}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v: a watcher that was early waited for nothing, what nobody acknowledged does not count", got, want)
+	}
+}
+
+func TestMedians(t *testing.T) {
+	got := medians([]map[string]float64{{"rate": 30, "n": 3, "x": 1}, {"rate": 10, "n": 4, "x": 4}, {"rate": 20, "n": 5}})
+	if want := map[string]float64{"rate": 20, "n": 12, "x": 2.5}; !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	if got := medians(nil); len(got) != 0 {
+		t.Errorf("of nothing: %v", got)
+	}
+}
+
+func TestLoadValues(t *testing.T) {
+	got := loadValues(drive.Reply{Micros: []uint32{3000, 1000, 2500}, Took: 2})
+	if want := map[string]float64{"n": 3, "rate": 1.5, "p50_ms": 2.5, "p99_ms": 3, "max_ms": 3}; !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func TestShare(t *testing.T) {
+	for _, c := range []struct{ n, parts int }{{64, 3}, {1, 3}, {256, 3}, {7, 1}, {3, 3}} {
+		sum, most, least := 0, 0, c.n
+		for i := range c.parts {
+			s := share(c.n, c.parts, i)
+			sum, most, least = sum+s, max(most, s), min(least, s)
+		}
+		if sum != c.n || most-least > 1 {
+			t.Errorf("%d in %d parts: sum %d, from %d to %d", c.n, c.parts, sum, least, most)
+		}
+	}
+}
+
+func TestMerge(t *testing.T) {
+	got := merge(
+		drive.Reply{Micros: []uint32{1}, Acks: []int64{5}, Failed: 1, Took: 2, Error: "first"},
+		drive.Reply{Micros: []uint32{2}, Acks: []int64{6}, Failed: 2, Took: 1, Error: "second", Arrivals: [][]int64{{1}}},
+	)
+	want := drive.Reply{Micros: []uint32{1, 2}, Acks: []int64{5, 6}, Failed: 3, Took: 2, Error: "first", Arrivals: [][]int64{{1}}}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v", got)
+	}
+}
+
+// Rows of puts are held against the bound of their clients and log store.
+func TestRowsOfPuts(t *testing.T) {
+	put := func(clients int, log string) figures.Record {
+		return figures.Record{
+			Measure: "put", Params: map[string]any{"clients": clients, "log": log, "clients are": inProcess},
+			Values:    map[string]float64{"rate": 1990, "p50_ms": 1.4, "p99_ms": 6},
+			Reference: &figures.Measured{Name: "etcd 3.6", Values: map[string]float64{"rate": 1000, "p50_ms": 1, "p99_ms": 10}},
+		}
+	}
+	for _, c := range []struct {
+		record figures.Record
+		want   map[string]string // verdict by unit and label
+	}{
+		{put(1, "bolt"), map[string]string{"rate": "-", "p50": "ok", "p99": "-"}},
+		{put(1, "wal"), map[string]string{"rate": "-", "p50": "not yet", "p99": "-"}},
+		{put(64, "bolt"), map[string]string{"rate": "not yet", "p50": "-", "p99": "ok"}},
+		{put(256, "wal"), map[string]string{"rate": "not yet", "p50": "-", "p99": "ok"}},
+	} {
+		got := make(map[string]string)
+		for _, row := range rows(c.record) {
+			got[strings.TrimPrefix(row.Measure, "put, ")] = row.Verdict()
+		}
+		if !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%v: %v, want %v", c.record.Params, got, c.want)
+		}
+	}
+}
+
+// Every bound on the store is one of a value that the table shows.
+func TestTargetsAreOfRows(t *testing.T) {
+	keys := make(map[string]bool)
+	for measure, values := range columns {
+		for _, v := range values {
+			for _, clients := range []int{1, 64, 256} {
+				for _, log := range []string{"bolt", "wal"} {
+					keys[targetKey(figures.Record{Measure: measure, Params: map[string]any{"clients": clients, "log": log}}, v.value)] = true
+				}
+			}
+		}
+	}
+	for key := range figures.Targets {
+		if strings.HasPrefix(key, "store ") && !keys[key] {
+			t.Errorf("no row has the target %q", key)
+		}
+	}
+}
+
+func TestFlags(t *testing.T) {
+	o, err := parse([]string{"-only", "puts,kills", "-at", "grpc", "-clients", "1,9", "-kills", "100"}, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !o.runs(partKills) || o.runs(partState) || !slices.Equal(o.at, []string{overGRPC}) || !slices.Equal(o.clients, []int{1, 9}) || o.killCount != 100 {
+		t.Errorf("%+v", o)
+	}
+	short, err := parse([]string{"-short"}, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if short.runs(partKills) || len(short.logs) != 1 || !slices.Equal(short.at, []string{inProcess}) {
+		t.Errorf("the short form: %+v", short)
+	}
+	for flag, args := range map[string][]string{
+		"-only":    {"-only", "everything"},
+		"-at":      {"-at", "moon"},
+		"-logs":    {"-logs", "paper"},
+		"-clients": {"-clients", "1,many"},
+		"-rounds":  {"-rounds", "0"},
+		"-state":   {"-state", "10", "-memory", "20"},
+		"puts":     {"puts"},
+	} {
+		if _, err := parse(args, io.Discard); err == nil || !strings.Contains(err.Error(), flag) {
+			t.Errorf("%v: got %v, which must name %s", args, err, flag)
+		}
+	}
+}
+
+// Whoever waits is told what runs and about how long it will.
+func TestProgress(t *testing.T) {
+	var out strings.Builder
+	p := progress{to: &out, began: time.Now().Add(-7 * time.Second), step: time.Now(), lasts: 10 * time.Second, left: 20 * time.Second}
+	p.say("round %d", 2)
+	if got := out.String(); !strings.Contains(got, "7s, about  30s left: round 2") {
+		t.Errorf("got %q", got)
+	}
+}
