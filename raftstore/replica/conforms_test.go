@@ -5,21 +5,26 @@ import (
 	"time"
 
 	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/replica"
 	"keelson.dev/keelson/raftstore/storetest"
 )
 
+const quota = 24 << 20
+
+func withQuota(cfg *replica.Config) { cfg.Quota = quota }
+
 func TestOneReplicaConforms(t *testing.T) {
 	storetest.Run(t, func(t *testing.T) storetest.Subject {
-		c := storetest.NewCluster(t, 1, nil)
-		return storetest.Subject{Store: c.Replica("r1"), Compact: compactor(t, c)}
+		c := storetest.NewCluster(t, 1, withQuota)
+		return storetest.Subject{Store: c.Replica("r1"), Compact: compactor(t, c), Quota: quota}
 	})
 }
 
 // The store as a follower shows it: every call crosses to the leader.
 func TestFollowerConforms(t *testing.T) { // F53
 	storetest.Run(t, func(t *testing.T) storetest.Subject {
-		c := storetest.NewCluster(t, 3, nil)
-		return storetest.Subject{Store: c.Replica(c.Followers()[0]), Compact: compactor(t, c)}
+		c := storetest.NewCluster(t, 3, withQuota)
+		return storetest.Subject{Store: c.Replica(c.Followers()[0]), Compact: compactor(t, c), Quota: quota}
 	})
 }
 

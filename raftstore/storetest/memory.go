@@ -26,6 +26,7 @@ type Memory struct {
 	term    uint64
 	deposed chan struct{} // closed when the term ends
 	expiry  *time.Timer
+	quota   int64
 	closed  bool
 }
 
@@ -92,6 +93,7 @@ func (m *Memory) Commit(ctx context.Context, c raftstore.Commit) (raftstore.Revi
 	}
 	p.ProposedUnixMs = time.Now().UnixMilli()
 	res := m.apply(&storev1.Command{Kind: &storev1.Command_Batch{Batch: &storev1.Batch{Proposals: []*storev1.Proposal{p}}}})
+	m.watchSpace()
 	out := res.Outcomes[0][0]
 	return out.Revision, out.Err()
 }
@@ -101,6 +103,28 @@ func (m *Memory) usable(ctx context.Context) error {
 		return raftstore.ErrClosed
 	}
 	return ctx.Err()
+}
+
+// SetQuota makes the store read-only when its keys and values take so many
+// bytes, until they take less than nine tenths of it; 0 = never.
+func (m *Memory) SetQuota(bytes int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.quota = bytes
+	m.watchSpace()
+}
+
+// watchSpace raises the space alarm or clears it.
+func (m *Memory) watchSpace() {
+	v := m.machine.View()
+	up := len(v.Alarms()) > 0
+	over := m.quota > 0 && (v.Bytes() >= m.quota || up && v.Bytes() >= m.quota-m.quota/10)
+	if over == up {
+		return
+	}
+	m.apply(&storev1.Command{Kind: &storev1.Command_Alarm{Alarm: &storev1.SetAlarm{Clear: up, Alarm: &storev1.Alarm{
+		Kind: uint32(raftstore.AlarmSpace), SinceUnixMs: time.Now().UnixMilli(), Message: "the quota is used up",
+	}}}})
 }
 
 // apply runs one command, tells the watchers and sets the expiry timer.
@@ -124,6 +148,7 @@ func (m *Memory) expire() {
 		return
 	}
 	m.apply(&storev1.Command{Kind: &storev1.Command_Expire{Expire: &storev1.Expire{UntilUnixMs: time.Now().UnixMilli()}}})
+	m.watchSpace()
 }
 
 // Get implements raftstore.Store.

@@ -9,11 +9,14 @@ import (
 	"keelson.dev/keelson/raftstore/storetest"
 )
 
+const quota = 24 << 20
+
 func TestMemoryConforms(t *testing.T) {
 	storetest.Run(t, func(t *testing.T) storetest.Subject {
 		m := storetest.NewMemory()
 		t.Cleanup(m.Close)
-		return storetest.Subject{Store: m, Compact: m.Compact}
+		m.SetQuota(quota)
+		return storetest.Subject{Store: m, Compact: m.Compact, Quota: quota}
 	})
 }
 
