@@ -44,7 +44,8 @@ install: build ## the binaries to $(PREFIX)/bin
 
 unit: ; @scripts/test unit
 e2e: build ; @scripts/test e2e
-fault: build ; @scripts/test fault
+fault: build ## break it in every way; DURATION=10m: the store for that long, SEED=n: by another plan
+	@scripts/test fault
 
 bench: build ## a short form of every benchmark, as a table
 	@scripts/bench

@@ -39,9 +39,9 @@ var (
 	_ raftstore.Leader = (*Client)(nil)
 )
 
-// Dial connects to a replica at host:port or unix:PATH and waits, as long as
-// ctx lets it, until it answers. Later the client reconnects by itself.
-func Dial(ctx context.Context, address string, creds credentials.TransportCredentials) (*Client, error) {
+// New returns a client of a replica at host:port or unix:PATH, which connects
+// when it is first needed.
+func New(address string, creds credentials.TransportCredentials) (*Client, error) {
 	conn, err := grpc.NewClient(address,
 		grpc.WithTransportCredentials(creds),
 		grpc.WithDisableServiceConfig(),
@@ -55,17 +55,25 @@ func Dial(ctx context.Context, address string, creds credentials.TransportCreden
 	if err != nil {
 		return nil, fmt.Errorf("client of the replica at %s: %w", address, err)
 	}
-	conn.Connect()
-	for s := conn.GetState(); s != connectivity.Ready; s = conn.GetState() {
+	return &Client{conn: conn, store: storev1.NewRemoteClient(conn)}, nil
+}
+
+// Dial is New, and waits until the replica answers, as long as ctx lets it.
+func Dial(ctx context.Context, address string, creds credentials.TransportCredentials) (*Client, error) {
+	c, err := New(address, creds)
+	if err != nil {
+		return nil, err
+	}
+	for s := c.conn.GetState(); s != connectivity.Ready; s = c.conn.GetState() {
 		if s == connectivity.Idle {
-			conn.Connect()
+			c.conn.Connect()
 		}
-		if !conn.WaitForStateChange(ctx, s) {
-			conn.Close()
+		if !c.conn.WaitForStateChange(ctx, s) {
+			c.Close()
 			return nil, fmt.Errorf("connecting to the replica at %s: %w: %w", address, raftstore.ErrUnavailable, ctx.Err())
 		}
 	}
-	return &Client{conn: conn, store: storev1.NewRemoteClient(conn)}, nil
+	return c, nil
 }
 
 // Admin is the other service of a replica process, on the same connection.

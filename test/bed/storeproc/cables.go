@@ -116,11 +116,12 @@ func (g *Group) spread(ctx context.Context) error {
 	defer cancel()
 	var errs []error
 	for _, m := range g.Members() {
+		life := m.Lives()
 		if !m.Up() {
 			continue
 		}
-		// It may be killed under the call, and learns at its start.
-		if err := m.setLinks(ctx, g.linksOf(m.Name)); err != nil && m.Up() {
+		// It may be killed or paused under the call, and learns when it comes back.
+		if err := m.setLinks(ctx, g.linksOf(m.Name)); err != nil && m.Up() && m.Lives() == life {
 			errs = append(errs, err)
 		}
 	}

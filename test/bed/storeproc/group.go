@@ -12,7 +12,10 @@ import (
 	"syscall"
 	"time"
 
+	"google.golang.org/grpc/credentials/insecure"
+
 	"keelson.dev/keelson/raftstore/storetest"
+	"keelson.dev/keelson/raftstore/storetest/remote"
 )
 
 // Options choose a group.
@@ -86,6 +89,9 @@ func (g *Group) Add(ctx context.Context) (*Member, error) {
 	m.setup = setup{
 		Name: name, DataDir: m.DataDir, Address: address, Socket: filepath.Join(g.sockets, name),
 		Bootstrap: len(others) == 0, Authority: g.authority, Settings: g.options.Settings,
+	}
+	if m.store, err = remote.New("unix:"+m.setup.Socket, insecure.NewCredentials()); err != nil {
+		return nil, errors.Join(err, hold.Close())
 	}
 	g.mu.Lock()
 	g.members = append(g.members, m)
@@ -178,11 +184,7 @@ func (m *Member) discard() error {
 	m.mu.Lock()
 	m.gone = true
 	m.mu.Unlock()
-	err := errors.Join(m.Kill(), m.hold.Close(), m.Err())
-	if c := m.client(); c != nil {
-		err = errors.Join(err, c.Close())
-	}
-	return err
+	return errors.Join(m.Kill(), m.hold.Close(), m.store.Close(), m.Err())
 }
 
 // Members are those that were added and not removed, in that order.

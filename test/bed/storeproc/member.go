@@ -12,8 +12,6 @@ import (
 	"syscall"
 	"time"
 
-	"google.golang.org/grpc/credentials/insecure"
-
 	storev1 "keelson.dev/keelson/proto/store/v1"
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/storetest/remote"
@@ -28,15 +26,15 @@ type Member struct {
 	LogFile string // what its processes wrote to stderr, one after the other
 
 	group *Group
-	hold  *os.File // keeps the port reserved while no process has it
+	hold  *os.File       // keeps the port reserved while no process has it
+	store *remote.Client // the same through all its processes
 
 	changing sync.Mutex // one change of the process at a time
 
 	mu     sync.Mutex
 	setup  setup
-	proc   *process       // the last one, which may have ended
-	store  *remote.Client // from the first start on
-	lives  int            // processes started
+	proc   *process // the last one, which may have ended
+	lives  int      // processes started
 	paused bool
 	died   error // ends that nobody asked for
 	gone   bool  // removed: no process again
@@ -64,15 +62,7 @@ func (p *process) running() bool {
 
 // Store is the store as this replica shows it. The client stays the same
 // through restarts; while the process is down its calls wait.
-func (m *Member) Store() raftstore.Store { return m.client() }
-
-func (m *Member) client() *remote.Client {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.store
-}
-
-func (m *Member) admin() storev1.AdminClient { return m.client().Admin() }
+func (m *Member) Store() raftstore.Store { return m.store }
 
 // PID is the process id, 0 when the replica is down.
 func (m *Member) PID() int {
@@ -94,11 +84,11 @@ func (m *Member) Lives() int {
 // Running reports whether a process runs, be it paused.
 func (m *Member) Running() bool { return m.PID() != 0 }
 
-// Up reports whether a process runs and is not paused.
+// Up reports whether a process runs, is not paused and is not being ended.
 func (m *Member) Up() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.proc.running() && !m.paused
+	return m.proc.running() && !m.proc.expected && !m.paused
 }
 
 // Start starts the replica's process and returns when it answers, which is
@@ -185,17 +175,8 @@ func (m *Member) reach(ctx context.Context, p *process) error {
 		case <-watched:
 		}
 	}()
-	if m.client() == nil {
-		store, err := remote.Dial(ctx, "unix:"+m.setup.Socket, insecure.NewCredentials())
-		if err != nil {
-			return errors.Join(err, context.Cause(ctx))
-		}
-		m.mu.Lock()
-		m.store = store
-		m.mu.Unlock()
-	}
-	m.client().Reconnect()
-	if _, err := m.admin().Status(ctx, new(storev1.AdminStatusRequest)); err != nil {
+	m.store.Reconnect()
+	if _, err := m.store.Admin().Status(ctx, new(storev1.AdminStatusRequest)); err != nil {
 		return errors.Join(remote.Err(err), context.Cause(ctx))
 	}
 	return nil
@@ -325,7 +306,7 @@ func (m *Member) lastWords() string {
 
 // Status is the replica's view of the group; ready says whether it has caught up.
 func (m *Member) Status(ctx context.Context) (s raftstore.Status, ready bool, err error) {
-	resp, err := m.admin().Status(ctx, new(storev1.AdminStatusRequest))
+	resp, err := m.store.Admin().Status(ctx, new(storev1.AdminStatusRequest))
 	if err != nil {
 		return s, false, fmt.Errorf("status of %s: %w", m.Name, remote.Err(err))
 	}
@@ -337,7 +318,7 @@ func (m *Member) Status(ctx context.Context) (s raftstore.Status, ready bool, er
 
 // Hash is the digest of the replica's state and the revision that it is of.
 func (m *Member) Hash(ctx context.Context) (raftstore.Revision, string, error) {
-	resp, err := m.admin().Hash(ctx, new(storev1.AdminHashRequest))
+	resp, err := m.store.Admin().Hash(ctx, new(storev1.AdminHashRequest))
 	if err != nil {
 		return 0, "", fmt.Errorf("hash of %s: %w", m.Name, remote.Err(err))
 	}
@@ -346,32 +327,32 @@ func (m *Member) Hash(ctx context.Context) (raftstore.Revision, string, error) {
 
 // Snapshot makes the replica write a snapshot and shorten its log.
 func (m *Member) Snapshot(ctx context.Context) error {
-	_, err := m.admin().Snapshot(ctx, new(storev1.AdminSnapshotRequest))
+	_, err := m.store.Admin().Snapshot(ctx, new(storev1.AdminSnapshotRequest))
 	return m.did("snapshot on", err)
 }
 
 // Compact makes the group forget history up to and including a revision. This
 // replica must lead.
 func (m *Member) Compact(ctx context.Context, upTo raftstore.Revision) error {
-	_, err := m.admin().Compact(ctx, &storev1.AdminCompactRequest{Revision: uint64(upTo)})
+	_, err := m.store.Admin().Compact(ctx, &storev1.AdminCompactRequest{Revision: uint64(upTo)})
 	return m.did("compaction on", err)
 }
 
 // Transfer makes the replica, which must lead, hand leadership over.
 func (m *Member) Transfer(ctx context.Context) error {
-	_, err := m.admin().Transfer(ctx, new(storev1.AdminTransferRequest))
+	_, err := m.store.Admin().Transfer(ctx, new(storev1.AdminTransferRequest))
 	return m.did("transfer from", err)
 }
 
 // AddMember makes other a member of the group, through this replica.
 func (m *Member) AddMember(ctx context.Context, other *Member) error {
-	_, err := m.admin().AddMember(ctx, &storev1.AddMemberRequest{Id: other.Name, Address: other.Address})
+	_, err := m.store.Admin().AddMember(ctx, &storev1.AddMemberRequest{Id: other.Name, Address: other.Address})
 	return m.did("adding "+other.Name+" through", err)
 }
 
 // RemoveMember takes other out of the group, through this replica. Its process runs on.
 func (m *Member) RemoveMember(ctx context.Context, other *Member) error {
-	_, err := m.admin().RemoveMember(ctx, &storev1.RemoveMemberRequest{Id: other.Name})
+	_, err := m.store.Admin().RemoveMember(ctx, &storev1.RemoveMemberRequest{Id: other.Name})
 	return m.did("removing "+other.Name+" through", err)
 }
 
@@ -384,7 +365,7 @@ func (m *Member) ClockOffset(ctx context.Context, offset time.Duration) error {
 	if !m.Up() {
 		return nil
 	}
-	_, err := m.admin().SetClock(ctx, &storev1.AdminClock{OffsetMs: offset.Milliseconds()})
+	_, err := m.store.Admin().SetClock(ctx, &storev1.AdminClock{OffsetMs: offset.Milliseconds()})
 	return m.did("clock of", err)
 }
 
@@ -403,6 +384,6 @@ func (m *Member) setLinks(ctx context.Context, links map[string]Link) error {
 			DelayUs: l.Delay.Microseconds(), JitterUs: l.Jitter.Microseconds(),
 		})
 	}
-	_, err := m.admin().SetLinks(ctx, req)
+	_, err := m.store.Admin().SetLinks(ctx, req)
 	return m.did("links of", err)
 }

@@ -1,0 +1,65 @@
+package store
+
+import (
+	"context"
+	"fmt"
+
+	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/storetest/linear"
+	"keelson.dev/keelson/test/bed/storeproc"
+)
+
+// door is a replica from one start of its process to the end of it. The client
+// below reconnects to the next process; a local read that may have reached that
+// one is not this door's, whose local reads never go back.
+type door struct {
+	raftstore.Store
+	member *storeproc.Member
+	life   int
+}
+
+var _ raftstore.Leader = (*door)(nil)
+
+// place is where the n-th member is, if there is one and its process runs.
+func place(g *storeproc.Group, n int) linear.Place {
+	return func() (linear.Door, bool) {
+		members := g.Members()
+		if n >= len(members) {
+			return linear.Door{}, false
+		}
+		return doorOf(members[n])
+	}
+}
+
+func doorOf(m *storeproc.Member) (linear.Door, bool) {
+	d := &door{Store: m.Store(), member: m, life: m.Lives()}
+	if !m.Running() {
+		return linear.Door{}, false
+	}
+	return linear.Door{Name: fmt.Sprintf("%s, start %d", m.Name, d.life), Store: d}, true
+}
+
+// own turns the result of a local read of a later life into one that failed.
+func (d *door) own(local bool, err error) error {
+	if local && err == nil && d.member.Lives() != d.life {
+		return fmt.Errorf("%w: the process of %s ended", raftstore.ErrUnavailable, d.member.Name)
+	}
+	return err
+}
+
+// Get implements raftstore.Store.
+func (d *door) Get(ctx context.Context, key string, o raftstore.ReadOptions) (raftstore.Item, raftstore.Revision, error) {
+	it, rev, err := d.Store.Get(ctx, key, o)
+	return it, rev, d.own(o.Local, err)
+}
+
+// List implements raftstore.Store.
+func (d *door) List(ctx context.Context, prefix string, o raftstore.ListOptions) (raftstore.List, error) {
+	l, err := d.Store.List(ctx, prefix, o)
+	return l, d.own(o.Local, err)
+}
+
+// Lead implements raftstore.Leader.
+func (d *door) Lead(ctx context.Context, lead func(ctx context.Context, fence raftstore.Fence) error) error {
+	return d.Store.(raftstore.Leader).Lead(ctx, lead)
+}

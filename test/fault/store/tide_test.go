@@ -1,0 +1,52 @@
+package store
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"keelson.dev/keelson/test/bed/storeproc"
+)
+
+// The group has three replicas at low tide and five at high.
+const low, high = 3, 5
+
+// tide lets new replicas come and old ones go until ctx ends.
+func (s *scene) tide(ctx context.Context, seed uint64) {
+	rng := rand.New(rand.NewPCG(seed, 0x74696465))
+	for {
+		select {
+		case <-time.After(time.Second + time.Duration(rng.Int64N(int64(2*time.Second)))):
+		case <-ctx.Done():
+			return
+		}
+		members := s.g.Members()
+		if len(members) < high && (len(members) == low || rng.IntN(2) == 0) {
+			s.flood()
+		} else {
+			s.ebb(members[rng.IntN(len(members))])
+		}
+	}
+}
+
+func (s *scene) flood() {
+	s.changing.Lock()
+	defer s.changing.Unlock()
+	ctx, cancel := bounded(patience)
+	defer cancel()
+	m, err := s.g.Add(ctx)
+	s.must("a new replica", err)
+	if err == nil {
+		s.note("%s has come", m.Name)
+	}
+}
+
+func (s *scene) ebb(m *storeproc.Member) {
+	s.changing.Lock()
+	defer s.changing.Unlock()
+	ctx, cancel := bounded(patience)
+	defer cancel()
+	s.note("%s shall go", m.Name)
+	s.must("removing "+m.Name+" for good", s.g.Remove(ctx, m))
+	s.note("%s has gone", m.Name)
+}
