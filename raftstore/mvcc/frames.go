@@ -8,6 +8,7 @@ import (
 	"hash/crc32"
 	"io"
 
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	storev1 "keelson.dev/keelson/proto/store/v1"
@@ -29,9 +30,10 @@ var ErrCorrupt = errors.New("mvcc: snapshot is corrupt")
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 type frameWriter struct {
-	w   *bufio.Writer
-	sum uint32
-	buf []byte
+	w    *bufio.Writer
+	sum  uint32
+	buf  []byte
+	head [8]byte
 }
 
 func newFrameWriter(w io.Writer) *frameWriter {
@@ -43,18 +45,30 @@ func (fw *frameWriter) write(f *storev1.SnapshotFrame) error {
 	if fw.buf, err = (proto.MarshalOptions{}).MarshalAppend(fw.buf[:0], f); err != nil {
 		return fmt.Errorf("encoding snapshot frame: %w", err)
 	}
-	if len(fw.buf) > maxFrame {
-		return fmt.Errorf("encoding snapshot frame: %d bytes, at most %d", len(fw.buf), maxFrame)
+	return fw.put(fw.buf, nil)
+}
+
+// writeChunk writes a frame whose only field is a message that is encoded already.
+func (fw *frameWriter) writeChunk(field protowire.Number, chunk []byte) error {
+	fw.buf = appendLength(fw.buf[:0], field, len(chunk))
+	return fw.put(fw.buf, chunk)
+}
+
+// put writes a frame whose payload is in two parts.
+func (fw *frameWriter) put(payload, rest []byte) error {
+	n := len(payload) + len(rest)
+	if n > maxFrame {
+		return fmt.Errorf("encoding snapshot frame: %d bytes, at most %d", n, maxFrame)
 	}
-	fw.sum = crc32.Update(fw.sum, castagnoli, fw.buf)
-	var head [8]byte
-	binary.LittleEndian.PutUint32(head[:4], uint32(len(fw.buf)))
-	binary.LittleEndian.PutUint32(head[4:], fw.sum)
-	if _, err := fw.w.Write(head[:]); err != nil {
-		return err
+	fw.sum = crc32.Update(crc32.Update(fw.sum, castagnoli, payload), castagnoli, rest)
+	binary.LittleEndian.PutUint32(fw.head[:4], uint32(n))
+	binary.LittleEndian.PutUint32(fw.head[4:], fw.sum)
+	for _, part := range [...][]byte{fw.head[:], payload, rest} {
+		if _, err := fw.w.Write(part); err != nil {
+			return err
+		}
 	}
-	_, err = fw.w.Write(fw.buf)
-	return err
+	return nil
 }
 
 func (fw *frameWriter) flush() error { return fw.w.Flush() }

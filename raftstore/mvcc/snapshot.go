@@ -65,54 +65,45 @@ func (s *Snapshot) Dump(w io.Writer, meta Meta) error {
 
 func (s *Snapshot) dumpItems(fw *frameWriter) (uint64, error) {
 	var (
-		total, pending uint64
-		chunk          storev1.ItemChunk
-		err            error
+		total uint64
+		chunk []byte
+		err   error
 	)
-	frame := &storev1.SnapshotFrame{Kind: &storev1.SnapshotFrame_Items{Items: &chunk}}
 	s.view.past(s.view.history.compacted, "").ascend("", "", func(it *raftstore.Item) bool {
-		chunk.Items = append(chunk.Items, itemProto(it))
+		chunk = appendItem(chunk, fieldChunkEntry, it)
 		total++
-		if pending += uint64(size(it)) + 32; pending >= frameChunk {
-			err = fw.write(frame)
-			chunk.Items, pending = chunk.Items[:0], 0
+		if len(chunk) >= frameChunk {
+			err = fw.writeChunk(fieldFrameItems, chunk)
+			chunk = chunk[:0]
 		}
 		return err == nil
 	})
-	if err == nil && len(chunk.Items) > 0 {
-		err = fw.write(frame)
+	if err == nil && len(chunk) > 0 {
+		err = fw.writeChunk(fieldFrameItems, chunk)
 	}
 	return total, err
 }
 
 func (s *Snapshot) dumpHistory(fw *frameWriter) error {
-	var chunk storev1.HistoryChunk
-	frame := &storev1.SnapshotFrame{Kind: &storev1.SnapshotFrame_History{History: &chunk}}
-	pending := 0
+	var chunk []byte
 	for at := s.view.history.compacted; at < s.view.revision; {
 		revisions := s.view.history.read(at, s.view.revision, 0)
 		at += raftstore.Revision(len(revisions))
-		for _, r := range revisions {
-			h := &storev1.History{Revision: uint64(r.Revision)}
-			for i := range r.Events {
-				e := &r.Events[i]
-				h.Changes = append(h.Changes, &storev1.Change{Kind: uint32(e.Kind), Item: itemProto(&e.Item)})
-				pending += int(size(&e.Item)) + 40
-			}
-			chunk.History = append(chunk.History, h)
-			if pending < frameChunk {
+		for i := range revisions {
+			chunk = appendHistory(chunk, &revisions[i])
+			if len(chunk) < frameChunk {
 				continue
 			}
-			if err := fw.write(frame); err != nil {
+			if err := fw.writeChunk(fieldFrameHistory, chunk); err != nil {
 				return err
 			}
-			chunk.History, pending = chunk.History[:0], 0
+			chunk = chunk[:0]
 		}
 	}
-	if len(chunk.History) == 0 {
+	if len(chunk) == 0 {
 		return nil
 	}
-	return fw.write(frame)
+	return fw.writeChunk(fieldFrameHistory, chunk)
 }
 
 func (s *Snapshot) dumpRecent(fw *frameWriter) (uint64, error) {

@@ -1,0 +1,92 @@
+package mvcc
+
+import (
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"keelson.dev/keelson/raftstore"
+)
+
+// What a snapshot holds millions of, items and changes, is put into the
+// protobuf form of store.proto without messages in between: a snapshot of a
+// large state would else leave as much garbage as the state is large.
+
+// Field numbers of store.proto.
+const (
+	fieldFrameItems   = 2 // SnapshotFrame
+	fieldFrameHistory = 5
+	fieldChunkEntry   = 1 // ItemChunk, HistoryChunk
+	fieldRevision     = 1 // History
+	fieldChanges      = 2
+	fieldKind         = 1 // Change
+	fieldItem         = 2
+	fieldKey          = 1 // Item
+	fieldValue        = 2
+	fieldCreated      = 3
+	fieldModified     = 4
+	fieldExpires      = 5
+)
+
+// All field numbers here fit into a tag of one byte.
+func sizeBytes(n int) int { return 1 + protowire.SizeBytes(n) }
+
+func sizeUint(n uint64) int {
+	if n == 0 {
+		return 0
+	}
+	return 1 + protowire.SizeVarint(n)
+}
+
+func appendLength(b []byte, field protowire.Number, n int) []byte {
+	b = protowire.AppendTag(b, field, protowire.BytesType)
+	return protowire.AppendVarint(b, uint64(n))
+}
+
+func appendUint(b []byte, field protowire.Number, n uint64) []byte {
+	if n == 0 {
+		return b
+	}
+	b = protowire.AppendTag(b, field, protowire.VarintType)
+	return protowire.AppendVarint(b, n)
+}
+
+// itemSize is the length of an Item.
+func itemSize(it *raftstore.Item) int {
+	n := sizeBytes(len(it.Key)) + sizeUint(uint64(it.Created)) + sizeUint(uint64(it.Modified)) + sizeUint(uint64(it.Expires))
+	if len(it.Value) > 0 {
+		n += sizeBytes(len(it.Value))
+	}
+	return n
+}
+
+// appendItem appends an Item as a field of a message.
+func appendItem(b []byte, field protowire.Number, it *raftstore.Item) []byte {
+	b = appendLength(b, field, itemSize(it))
+	b = append(appendLength(b, fieldKey, len(it.Key)), it.Key...)
+	if len(it.Value) > 0 {
+		b = append(appendLength(b, fieldValue, len(it.Value)), it.Value...)
+	}
+	b = appendUint(b, fieldCreated, uint64(it.Created))
+	b = appendUint(b, fieldModified, uint64(it.Modified))
+	return appendUint(b, fieldExpires, uint64(it.Expires))
+}
+
+func changeSize(e *raftstore.Event) int {
+	return sizeUint(uint64(e.Kind)) + sizeBytes(itemSize(&e.Item))
+}
+
+// appendHistory appends a revision as a History of a chunk.
+func appendHistory(b []byte, r *raftstore.Events) []byte {
+	n := sizeUint(uint64(r.Revision))
+	for i := range r.Events {
+		n += sizeBytes(changeSize(&r.Events[i]))
+	}
+	b = appendLength(b, fieldChunkEntry, n)
+	b = appendUint(b, fieldRevision, uint64(r.Revision))
+	for i := range r.Events {
+		e := &r.Events[i]
+		b = appendLength(b, fieldChanges, changeSize(e))
+		b = appendUint(b, fieldKind, uint64(e.Kind))
+		b = appendItem(b, fieldItem, &e.Item)
+	}
+	return b
+}
