@@ -4,74 +4,47 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"syscall"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
+
+	"keelson.dev/keelson/controlplane/api"
 )
-
-// ClusterStatus is what GET /cluster/status answers.
-type ClusterStatus struct {
-	Cluster  string          `json:"cluster"`
-	Answered string          `json:"answeredBy"`
-	Leader   string          `json:"leader"`
-	Term     uint64          `json:"term"`
-	Revision uint64          `json:"revision"`
-	Keys     int             `json:"keys"`
-	Bytes    int64           `json:"bytes"`
-	Members  []ClusterMember `json:"members"`
-}
-
-// ClusterMember is one replica.
-type ClusterMember struct {
-	Name    string `json:"name"`
-	Address string `json:"address"`
-	Voter   bool   `json:"voter"`
-	Leader  bool   `json:"leader"`
-	Ready   string `json:"ready"` // "yes" or why not
-}
 
 func clusterCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	c := &cobra.Command{
-		Use:     "cluster",
-		Short:   "Replicas of the control plane, join tokens",
-		Example: "  kctl cluster status\n  kctl cluster token create --role node",
+		Use:   "cluster",
+		Short: "Replicas of the control plane, its store, join tokens",
+		Long: "Replicas of the control plane, its store, join tokens.\n\n" +
+			"status, step-down, member, backup, compact and token ask the API of a running cluster. The others work on\n" +
+			"the disk of a control-plane machine, as 'keelson-controlplane' of the same name does, while its daemon is stopped.",
+		Example: "  kctl cluster status\n  kctl cluster backup /backups/today\n  kctl cluster token create --role node",
 	}
-	c.AddCommand(&cobra.Command{
-		Use:     "status",
-		Short:   "Show the replicas, the leader and the store",
-		Example: "  kctl cluster status",
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			var s ClusterStatus
-			if err := ask(f, "GET", "/cluster/status", nil, &s); err != nil {
-				return err
-			}
-			fmt.Fprintf(streams.Out, "cluster %s: leader %s in term %d, revision %d, %d keys, %.1f MiB (answered by %s)\n\n",
-				s.Cluster, s.Leader, s.Term, s.Revision, s.Keys, float64(s.Bytes)/(1<<20), s.Answered)
-			t := tabwriter.NewWriter(streams.Out, 0, 8, 3, ' ', 0)
-			fmt.Fprintln(t, "REPLICA\tADDRESS\tROLE\tREADY")
-			for _, m := range s.Members {
-				role := "learner"
-				switch {
-				case m.Leader:
-					role = "leader"
-				case m.Voter:
-					role = "follower"
-				}
-				fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", m.Name, m.Address, role, m.Ready)
-			}
-			return t.Flush()
-		},
-	})
-	c.AddCommand(tokenCommand(f, streams), daemonVerb("init", "Make a new cluster on this machine, its first replica"),
-		daemonVerb("join", "Make this machine a further replica of a cluster"))
+	c.AddCommand(statusCommand(f, streams), stepDownCommand(f, streams), memberCommand(f, streams),
+		backupCommand(f, streams), compactCommand(f, streams), tokenCommand(f, streams))
+	for _, v := range [][2]string{
+		{"init", "Make a new cluster on this machine, its first replica"},
+		{"join", "Make this machine a further replica of a cluster"},
+		{"restore", "Make the store of this machine's replica from a backup"},
+		{"recover", "Go on alone after the majority of the replicas was lost (unsafe)"},
+		{"rebuild", "Let this machine's replica take its data from the others again"},
+		{"convert-log", "Change the log store of this machine's replica"},
+		{"keys", "Keys that encrypt the store on disk"},
+		{"peer-ca", "The authority of the connections between replicas"},
+		{"inspect", "Show what is in the data folder of this machine's replica"},
+	} {
+		c.AddCommand(daemonVerb(v[0], v[1]))
+	}
 	return c
 }
+
+// daemonProgram is the daemon's program beside kctl.
+func daemonProgram() string { return filepath.Join(binDir(), "keelson-controlplane") }
 
 // daemonVerb hands a verb that works on this machine's disk to the daemon's own program.
 func daemonVerb(name, short string) *cobra.Command {
@@ -79,13 +52,18 @@ func daemonVerb(name, short string) *cobra.Command {
 		Use: name, Short: short, DisableFlagParsing: true,
 		Example: fmt.Sprintf("  kctl cluster %s --help", name),
 		RunE: func(_ *cobra.Command, args []string) error {
-			program := filepath.Join(binDir(), "keelson-controlplane")
-			if _, err := os.Stat(program); err != nil {
-				return fmt.Errorf("cluster %s works on a control-plane machine: %w: install keelson-controlplane beside kctl", name, err)
-			}
-			return syscall.Exec(program, append([]string{program, name}, args...), os.Environ())
+			return becomeDaemonVerb(append([]string{name}, args...))
 		},
 	}
+}
+
+// becomeDaemonVerb replaces this process with the daemon's program.
+func becomeDaemonVerb(args []string) error {
+	program := daemonProgram()
+	if _, err := os.Stat(program); err != nil {
+		return fmt.Errorf("cluster %s works on a control-plane machine: %w: install keelson-controlplane beside kctl", args[0], err)
+	}
+	return syscall.Exec(program, append([]string{program}, args...), os.Environ())
 }
 
 func tokenCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
@@ -99,7 +77,7 @@ func tokenCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 			var answer struct {
 				Token string `json:"token"`
 			}
-			if err := ask(f, "POST", "/cluster/tokens", map[string]string{"role": role, "ttl": ttl}, &answer); err != nil {
+			if err := ask(f, "POST", api.PathClusterTokens, map[string]string{"role": role, "ttl": ttl}, &answer); err != nil {
 				return err
 			}
 			fmt.Fprintln(streams.Out, answer.Token)
@@ -119,7 +97,7 @@ func ask(f cmdutil.Factory, verb, path string, body, answer any) error {
 	if err != nil {
 		return err
 	}
-	r := cs.RESTClient().Verb(verb).AbsPath(path)
+	r := cs.RESTClient().Verb(verb).RequestURI(path)
 	if body != nil {
 		raw, err := json.Marshal(body)
 		if err != nil {
@@ -127,12 +105,36 @@ func ask(f cmdutil.Factory, verb, path string, body, answer any) error {
 		}
 		r = r.Body(raw).SetHeader("Content-Type", "application/json")
 	}
-	raw, err := r.DoRaw(context.Background())
+	result := r.Do(context.Background())
+	if err := result.Error(); err != nil { // the server's own words
+		return err
+	}
+	raw, err := result.Raw()
 	if err != nil {
-		return fmt.Errorf("%s %s: %w", verb, path, err)
+		return err
 	}
 	if err := json.Unmarshal(raw, answer); err != nil {
 		return fmt.Errorf("%s %s: unexpected answer: %w", verb, path, err)
 	}
 	return nil
+}
+
+// outputFlag is -o json, for verbs that print a table otherwise.
+func outputFlag(c *cobra.Command) *string {
+	o := ""
+	c.Flags().StringVarP(&o, "output", "o", "", "json prints what the API answers")
+	return &o
+}
+
+// printJSON says whether the output is to be JSON, and writes it then.
+func printJSON(w io.Writer, output string, v any) (done bool, err error) {
+	switch output {
+	case "":
+		return false, nil
+	case "json":
+		enc := json.NewEncoder(w)
+		enc.SetIndent("", "  ")
+		return true, enc.Encode(v)
+	}
+	return true, fmt.Errorf("-o %s: want json, or nothing for a table", output)
 }

@@ -27,8 +27,12 @@ type Config struct {
 
 	// PodEviction is how long pods stay on a node that was lost, where they do not say otherwise.
 	PodEviction time.Duration
+	Store       StoreOptions
 	Log         *slog.Logger
 	Version     string
+
+	// certificateLife replaces the life of this replica's own certificates; tests shorten it.
+	certificateLife time.Duration
 }
 
 // Cluster is what all replicas of a cluster have in common. It is fixed by Init
@@ -41,6 +45,9 @@ type Cluster struct {
 	APIPort     int    `json:"apiPort"`
 	FleetPort   int    `json:"fleetPort"`
 	PeerPort    int    `json:"peerPort"`
+	// ID tells this cluster from all others, also from those of its name.
+	// A cluster that was made before there were any gets one from its name and CA.
+	ID string `json:"id,omitempty"`
 }
 
 // Defaults of a cluster.
@@ -93,7 +100,9 @@ const (
 	raftFolder   = "raft"
 	clusterFile  = "cluster.json"
 	foundersFile = "founder.json" // on the replica that made the cluster: tokens to be stored once there is a store
-	peersFile    = "peers.json"   // on a joining replica: whom to ask for membership
+	peersFile    = "peers.json"   // on a replica that is to become a member: whom to ask for it
+	membersFile  = "members.json" // who was a member last, for a replica that has to be rebuilt
+	lockFile     = "lock"         // held by the program that uses the folder
 	adminFile    = "admin.kubeconfig"
 )
 
@@ -134,7 +143,10 @@ func (c Config) load() (Cluster, *pki.Trust, error) {
 		return cluster, nil, fmt.Errorf("%s: %w", c.DataDir, ErrNotInitialised)
 	}
 	trust, err := pki.Load(filepath.Join(c.DataDir, pkiFolder))
-	return cluster, trust, err
+	if err != nil {
+		return cluster, nil, err
+	}
+	return cluster, trust, cluster.identify(trust)
 }
 
 // check names the flag that is wrong.
@@ -148,7 +160,7 @@ func (c Config) check() error {
 	if c.DataDir == "" {
 		return errors.New("--data-dir: a replica needs a folder for its data")
 	}
-	return nil
+	return c.Store.check()
 }
 
 func at(host string, port int) string { return net.JoinHostPort(host, strconv.Itoa(port)) }

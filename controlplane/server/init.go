@@ -54,6 +54,9 @@ func Init(c Config, cluster Cluster, kubeconfigServer string) (Founded, error) {
 	if err != nil {
 		return Founded{}, err
 	}
+	if err := cluster.identify(trust); err != nil {
+		return Founded{}, err
+	}
 	node, replica := pki.NewToken(pki.RoleNode, trust.CA.Cert), pki.NewToken(pki.RoleControlPlane, trust.CA.Cert)
 	f := founder{Tokens: []string{node.String(), replica.String()}, Expires: now.Add(founderTokenLife)}
 	if err := writeJSON(filepath.Join(c.DataDir, foundersFile), f); err != nil {

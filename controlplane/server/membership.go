@@ -5,23 +5,28 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
 	"net"
+	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
+	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/internal/backoff"
 	"keelson.dev/keelson/internal/wait"
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
-	storev1 "keelson.dev/keelson/proto/store/v1"
 	"keelson.dev/keelson/raftstore"
 )
+
+// membersEvery is how often a replica looks at the list of members.
+const membersEvery = 500 * time.Millisecond
 
 type raftMember = raftstore.Member
 
@@ -34,7 +39,11 @@ func (r *Replica) enrollReplica(_ context.Context, req *fleetv1.EnrollReplicaReq
 			return nil, status.Errorf(codes.AlreadyExists, "replica %q is a member at %s: give the newcomer another --name, or remove the old one first", m.ID, m.Address)
 		}
 	}
-	bundle, err := r.trust.Marshal()
+	trust, err := pki.Load(filepath.Join(r.cfg.DataDir, pkiFolder)) // as it is now: the authority of the replicas may have changed
+	if err != nil {
+		return nil, err
+	}
+	bundle, err := trust.Marshal()
 	if err != nil {
 		return nil, err
 	}
@@ -52,20 +61,67 @@ func (r *Replica) enrollReplica(_ context.Context, req *fleetv1.EnrollReplicaReq
 	}, nil
 }
 
+// leaveFirst runs before the store of a replica that is to become a member and
+// has no data. The group may know it from a time when it had some: then it has
+// voted and acknowledged entries that it knows nothing of now, and must not
+// count until it was taken out and has everything again. For a name that the
+// group does not know there is nothing to do.
+func (r *Replica) leaveFirst(ctx context.Context) error {
+	peers, err := r.toBecomeMember()
+	if err != nil || len(peers) == 0 {
+		return err
+	}
+	switch has, err := r.cfg.hasRaftData(); {
+	case err != nil:
+		return err
+	case has: // it had begun to take part when it was stopped
+		return nil
+	}
+	return r.askUntilDone(ctx, peers, "leaving the group before joining it anew", func(ctx context.Context, peer string) error {
+		resp, err := r.call(ctx, http.MethodDelete, peer, api.PathClusterMembers+"/"+url.PathEscape(r.cfg.Name), nil)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		switch resp.StatusCode {
+		case http.StatusOK:
+			r.log.Info("the group has forgotten this replica, to take it in anew", "asked", peer)
+			return nil
+		case http.StatusNotFound: // nobody knows it
+			return nil
+		}
+		return refusal(resp)
+	})
+}
+
 // becomeMember asks the replicas that were there at joining to take this one into
 // the group, until one has. A founder, and a replica that was taken in before, has nothing to do.
 func (r *Replica) becomeMember(ctx context.Context) error {
-	path := filepath.Join(r.cfg.DataDir, peersFile)
-	var peers map[string]string
-	found, err := readJSON(path, &peers)
+	peers, err := r.toBecomeMember()
 	if err != nil {
 		return err
 	}
-	if found {
-		if err := r.askForMembership(ctx, peers); err != nil {
+	if len(peers) > 0 {
+		body, err := json.Marshal(api.ClusterJoin{Name: r.cfg.Name, Address: at(r.cfg.Advertise, r.cluster.PeerPort)})
+		if err != nil {
 			return err
 		}
-		if err := os.Remove(path); err != nil {
+		err = r.askUntilDone(ctx, peers, "asking for membership", func(ctx context.Context, peer string) error {
+			resp, err := r.call(ctx, http.MethodPost, peer, api.PathClusterMembers, body)
+			if err != nil {
+				return err
+			}
+			defer resp.Body.Close()
+			if resp.StatusCode != http.StatusOK {
+				return refusal(resp)
+			}
+			r.log.Info("this replica is a member of the group", "asked", peer)
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		if err := os.Remove(filepath.Join(r.cfg.DataDir, peersFile)); err != nil {
 			return err
 		}
 	}
@@ -73,14 +129,24 @@ func (r *Replica) becomeMember(ctx context.Context) error {
 	return ctx.Err()
 }
 
-func (r *Replica) askForMembership(ctx context.Context, peers map[string]string) error {
+// toBecomeMember are the replicas to ask, by name; none for one that is a member.
+func (r *Replica) toBecomeMember() (map[string]string, error) {
+	var peers map[string]string
+	_, err := readJSON(filepath.Join(r.cfg.DataDir, peersFile), &peers)
+	delete(peers, r.cfg.Name)
+	return peers, err
+}
+
+// askUntilDone asks one replica after the other until one has done it.
+func (r *Replica) askUntilDone(ctx context.Context, peers map[string]string, what string, ask func(ctx context.Context, peer string) error) error {
 	retry := backoff.Backoff{Min: 100 * time.Millisecond, Max: 2 * time.Second, Jitter: 0.3}
 	for {
 		var errs []error
 		for name, address := range peers {
-			err := r.askPeer(ctx, address)
+			attempt, cancel := context.WithTimeout(ctx, changeTimeout)
+			err := ask(attempt, address)
+			cancel()
 			if err == nil {
-				r.log.Info("this replica is a member of the group", "asked", name)
 				return nil
 			}
 			errs = append(errs, fmt.Errorf("%s: %w", name, err))
@@ -88,23 +154,48 @@ func (r *Replica) askForMembership(ctx context.Context, peers map[string]string)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		r.log.Warn("asking for membership", "err", errors.Join(errs...))
+		r.log.Warn(what, "err", errors.Join(errs...))
 		if err := wait.Delay(ctx, retry.Next()); err != nil {
 			return err
 		}
 	}
 }
 
-func (r *Replica) askPeer(ctx context.Context, address string) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
-	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(credentials.NewTLS(r.peerTLS.Clone())))
-	if err != nil {
-		return err
+// hasRaftData says whether this replica's disk holds anything of the group.
+func (c Config) hasRaftData() (bool, error) {
+	files, err := os.ReadDir(filepath.Join(c.DataDir, raftFolder))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
 	}
-	defer conn.Close()
-	_, err = storev1.NewPeerClient(conn).AddMember(ctx, &storev1.AddMemberRequest{Id: r.cfg.Name, Address: at(r.cfg.Advertise, r.cluster.PeerPort)})
-	return err
+	return len(files) > 0, err
+}
+
+// keepMembers writes down who is a member whenever that changes, for the day on
+// which this replica has to be rebuilt and its log cannot be asked; and has the
+// gate look who is none any more.
+func (r *Replica) keepMembers(ctx context.Context) error {
+	written, err := r.cfg.members()
+	if err != nil {
+		r.log.Warn("reading the members of last time", "err", err)
+	}
+	for {
+		now := map[string]string{}
+		for _, m := range r.store.Status().Members {
+			now[m.ID] = m.Address
+		}
+		// Only a list that this replica is on tells whom to ask.
+		if _, mine := now[r.cfg.Name]; mine && !maps.Equal(now, written) {
+			if err := writeJSON(filepath.Join(r.cfg.DataDir, membersFile), now); err != nil {
+				return fmt.Errorf("keeping the list of members: %w", err)
+			}
+			written = now
+		}
+		r.gate.sweep()
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		_ = wait.Delay(ctx, membersEvery) // when ctx ends, one last look
+	}
 }
 
 // newToken makes and records a join token.

@@ -8,12 +8,16 @@ import (
 	"io"
 	"net/http"
 	"runtime"
+	"slices"
+	"strings"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/pki"
+	"keelson.dev/keelson/raftstore"
 )
 
 func goVersion() string { return runtime.Version() }
@@ -33,65 +37,20 @@ func (l lateStreams) PortForward(ctx context.Context, node string, pod types.UID
 	return l.r.fleet.PortForward(ctx, node, pod, port, conn)
 }
 
-type statusAnswer struct {
-	Cluster  string         `json:"cluster"`
-	Answered string         `json:"answeredBy"`
-	Leader   string         `json:"leader"`
-	Term     uint64         `json:"term"`
-	Revision uint64         `json:"revision"`
-	Keys     int            `json:"keys"`
-	Bytes    int64          `json:"bytes"`
-	Members  []memberAnswer `json:"members"`
-}
-
-type memberAnswer struct {
-	Name    string `json:"name"`
-	Address string `json:"address"`
-	Voter   bool   `json:"voter"`
-	Leader  bool   `json:"leader"`
-	Ready   string `json:"ready"`
-}
-
-// serveStatus answers GET /cluster/status; authorization has happened.
-func (r *Replica) serveStatus(w http.ResponseWriter, req *http.Request) {
-	if req.Method != http.MethodGet {
-		http.Error(w, "GET only", http.StatusMethodNotAllowed)
-		return
-	}
-	s := r.store.Status()
-	a := statusAnswer{
-		Cluster: r.cluster.Name, Answered: r.cfg.Name, Leader: s.Leader, Term: s.Term,
-		Revision: uint64(s.Revision), Keys: s.Keys, Bytes: s.Bytes,
-	}
-	for _, m := range s.Members {
-		ready := "yes"
-		if !r.peers.Alive(m.ID) {
-			ready = "no"
-		}
-		a.Members = append(a.Members, memberAnswer{m.ID, m.Address, m.Voter, m.ID == s.Leader, ready})
-	}
-	answer(w, a)
-}
-
 // serveTokens answers POST /cluster/tokens {"role", "ttl"}; authorization has happened.
 func (r *Replica) serveTokens(w http.ResponseWriter, req *http.Request) {
-	if req.Method != http.MethodPost {
-		http.Error(w, "POST only", http.StatusMethodNotAllowed)
-		return
-	}
 	var q struct{ Role, TTL string }
-	if err := json.NewDecoder(io.LimitReader(req.Body, 4096)).Decode(&q); err != nil {
-		http.Error(w, "the body is not JSON: "+err.Error(), http.StatusBadRequest)
+	if !posted(w, req, &q) {
 		return
 	}
 	role, life, err := tokenRequest(q.Role, q.TTL)
 	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
+		refuse(w, http.StatusBadRequest, err)
 		return
 	}
 	t, err := r.newToken(req.Context(), role, life)
 	if err != nil {
-		http.Error(w, err.Error(), http.StatusInternalServerError)
+		refuse(w, http.StatusInternalServerError, err)
 		return
 	}
 	answer(w, map[string]string{"token": t.String()})
@@ -118,4 +77,70 @@ func tokenRequest(role, ttl string) (pki.Role, time.Duration, error) {
 func answer(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(v) // the client has gone when this fails
+}
+
+// refuse answers as the resources do, so that every client shows the message.
+func refuse(w http.ResponseWriter, code int, err error) {
+	reason := metav1.StatusReasonUnknown
+	switch code {
+	case http.StatusBadRequest:
+		reason = metav1.StatusReasonBadRequest
+	case http.StatusNotFound:
+		reason = metav1.StatusReasonNotFound
+	case http.StatusMethodNotAllowed:
+		reason = metav1.StatusReasonMethodNotAllowed
+	case http.StatusConflict:
+		reason = metav1.StatusReasonConflict
+	case http.StatusServiceUnavailable:
+		reason = metav1.StatusReasonServiceUnavailable
+	case http.StatusInternalServerError:
+		reason = metav1.StatusReasonInternalError
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(metav1.Status{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"},
+		Status:   metav1.StatusFailure, Code: int32(code), Reason: reason, Message: err.Error(),
+	})
+}
+
+// refuseStore answers with what an error of the store means to a caller.
+func refuseStore(w http.ResponseWriter, err error) {
+	code := http.StatusInternalServerError
+	switch {
+	case errors.Is(err, raftstore.ErrUnknownMember):
+		code = http.StatusNotFound
+	case errors.Is(err, raftstore.ErrInvalid), errors.Is(err, raftstore.ErrFutureRevision):
+		code = http.StatusBadRequest
+	case errors.Is(err, raftstore.ErrMemberExists), errors.Is(err, raftstore.ErrNoMajority):
+		code = http.StatusConflict
+	case errors.Is(err, raftstore.ErrUnavailable), errors.Is(err, raftstore.ErrNotLeader),
+		errors.Is(err, raftstore.ErrClosed), errors.Is(err, context.DeadlineExceeded):
+		code = http.StatusServiceUnavailable
+	}
+	refuse(w, code, err)
+}
+
+// only says whether the request has the method, and refuses it otherwise.
+func only(w http.ResponseWriter, req *http.Request, methods ...string) bool {
+	if slices.Contains(methods, req.Method) {
+		return true
+	}
+	w.Header().Set("Allow", strings.Join(methods, ", "))
+	refuse(w, http.StatusMethodNotAllowed, fmt.Errorf("%s takes %s only", req.URL.Path, strings.Join(methods, " and ")))
+	return false
+}
+
+// posted reads a small JSON body into q. An empty one leaves it as it is.
+func posted(w http.ResponseWriter, req *http.Request, q any) bool {
+	if !only(w, req, http.MethodPost) {
+		return false
+	}
+	d := json.NewDecoder(io.LimitReader(req.Body, 4096))
+	d.DisallowUnknownFields()
+	if err := d.Decode(q); err != nil && err != io.EOF {
+		refuse(w, http.StatusBadRequest, fmt.Errorf("the body of %s: %w", req.URL.Path, err))
+		return false
+	}
+	return true
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -29,7 +30,8 @@ type replicas struct {
 	self    string
 	cluster Cluster
 	members func() []raftstore.Member
-	http    *http.Client
+	http    *http.Client // for questions that a replica answers at once
+	patient *http.Client // for those that take their time; bounded by their context
 	log     *slog.Logger
 
 	mu      sync.Mutex
@@ -41,12 +43,11 @@ type replicas struct {
 const probeEvery = time.Second
 
 func newReplicas(self string, cluster Cluster, members func() []raftstore.Member, client *tls.Config, log *slog.Logger) *replicas {
+	transport := &http.Transport{TLSClientConfig: client, ForceAttemptHTTP2: true, MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute}
 	return &replicas{
 		self: self, cluster: cluster, members: members, log: log,
-		http: &http.Client{
-			Timeout:   2 * time.Second,
-			Transport: &http.Transport{TLSClientConfig: client, ForceAttemptHTTP2: true, MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute},
-		},
+		http:    &http.Client{Timeout: 2 * time.Second, Transport: transport},
+		patient: &http.Client{Transport: transport},
 		ready:   map[string]error{},
 		changed: make(chan struct{}),
 	}
@@ -68,6 +69,20 @@ func (r *replicas) Alive(name string) bool {
 	defer r.mu.Unlock()
 	err, known := r.ready[name]
 	return known && err == nil
+}
+
+// Problem says why a replica did not answer the last time it was asked; nil when it did.
+func (r *replicas) Problem(name string) error {
+	if name == r.self {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	err, known := r.ready[name]
+	if !known {
+		return errors.New("it has not been asked yet")
+	}
+	return err
 }
 
 // readyAPIs are the API addresses of the ready replicas, in order, and a channel

@@ -8,12 +8,13 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/http"
 	"net/netip"
 	"path/filepath"
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/version"
 
@@ -50,7 +51,8 @@ type Replica struct {
 	scheduler *scheduler.Scheduler
 	peers     *replicas
 	timeline  *api.Timeline
-	peerTLS   *tls.Config
+	gate      *gate
+	secrets   *secrets
 
 	pending atomic.Bool // join tokens made with the cluster wait to be stored
 }
@@ -64,14 +66,21 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
+	release, err := cfg.lock()
+	if err != nil {
+		return err
+	}
+	defer release()
 	r, err := wire(cfg, cluster, trust)
 	if err != nil {
 		return fmt.Errorf("replica %s: %w", cfg.Name, err)
 	}
 	r.log.Info("replica starts", "cluster", cluster.Name, "address", cfg.Advertise, "version", cfg.Version)
 	return lifecycle.Run(ctx,
-		lifecycle.Part{Name: "store", Run: r.store.Run},
+		lifecycle.Part{Name: "store", Run: r.runStore},
 		lifecycle.Part{Name: "membership", Run: r.becomeMember},
+		lifecycle.Part{Name: "members", Run: r.keepMembers},
+		lifecycle.Part{Name: "secrets", Run: r.secrets.Run},
 		lifecycle.Part{Name: "registry", Run: r.registry.Run},
 		lifecycle.Part{Name: "apiserver", Run: r.api.Run},
 		lifecycle.Part{Name: "informers", Run: r.runInformers},
@@ -79,6 +88,14 @@ func Run(ctx context.Context, cfg Config) error {
 		lifecycle.Part{Name: "replicas", Run: r.peers.Run},
 		lifecycle.Part{Name: "leader", Run: func(ctx context.Context) error { return r.store.Lead(ctx, r.lead) }},
 	)
+}
+
+// runStore runs the store, when it is safe that it takes part in the group.
+func (r *Replica) runStore(ctx context.Context) error {
+	if err := r.leaveFirst(ctx); err != nil {
+		return err
+	}
+	return r.store.Run(ctx)
 }
 
 // wire builds every part; nothing runs yet but the listeners, so that a taken
@@ -90,26 +107,26 @@ func wire(cfg Config, cluster Cluster, trust *pki.Trust) (*Replica, error) {
 		return nil, err
 	}
 	r.pending.Store(len(f.Tokens) > 0)
+	bootstrap, err := cfg.begins()
+	if err != nil {
+		return nil, err
+	}
 	listeners, err := listen(cfg.Advertise, cluster)
 	if err != nil {
 		return nil, err
 	}
 	now := time.Now
-	serving := trust.CA.Rotator(pki.ReplicaServing(cfg.Name, cluster.serviceIP().AsSlice(), cfg.Advertise), now)
-	peer := trust.CA.Rotator(pki.ReplicaPeer(cfg.Name, cfg.Advertise), now)
-	r.peerTLS = pki.PeerTLS(trust.Pool(), peer, now)
-	r.store, err = replica.New(replica.Config{
-		Name: cfg.Name, DataDir: filepath.Join(cfg.DataDir, raftFolder),
-		Listener: listeners.peer, Advertise: at(cfg.Advertise, cluster.PeerPort),
-		ServerTLS: r.peerTLS, ClientTLS: r.peerTLS,
-		Bootstrap: cfg.isFounder(), Logger: cfg.Log.With("part", "store"),
-	})
-	if err != nil {
+	own := func(p pki.Profile) *pki.Rotator {
+		p.Life = cfg.certificateLife
+		return trust.CA.Rotator(p, now)
+	}
+	serving := own(pki.ReplicaServing(cfg.Name, cluster.serviceIP().AsSlice(), cfg.Advertise))
+	if err := r.wireStore(listeners.peer, bootstrap); err != nil {
 		return nil, err
 	}
 	all := kinds.All()
 	r.registry = registry.New(r.store, all)
-	probe := trust.CA.Rotator(pki.Client("keelson:replica:"+cfg.Name, api.GroupMasters), now)
+	probe := own(pki.Client("keelson:replica:"+cfg.Name, api.GroupMasters))
 	r.peers = newReplicas(cfg.Name, cluster, func() []raftMember { return r.store.Status().Members },
 		pki.ClientTLS(trust.Pool(), probe, "", now), cfg.Log.With("part", "replicas"))
 	if err := r.wireAPI(listeners.api, serving, all); err != nil {
@@ -120,6 +137,37 @@ func wire(cfg Config, cluster Cluster, trust *pki.Trust) (*Replica, error) {
 	r.wireFleet(listeners.fleet, serving)
 	r.wireLeader()
 	return r, nil
+}
+
+// wireStore builds the store behind its gate.
+func (r *Replica) wireStore(ln net.Listener, bootstrap bool) error {
+	conf, err := r.cfg.store(r.cluster)
+	if err != nil {
+		return err
+	}
+	r.gate = newGate(r.cfg.Name, func() []raftMember { return r.store.Status().Members }, func() bool { return r.store.Ready() },
+		r.log.With("part", "gate"))
+	peer := pki.ReplicaPeer(r.cfg.Name, r.cfg.Advertise)
+	peer.Life = r.cfg.certificateLife
+	authorities, err := pki.NewPeers(filepath.Join(r.cfg.DataDir, pkiFolder), peer, time.Now)
+	if err != nil {
+		return err
+	}
+	conf.Listener, conf.ServerTLS, conf.ClientTLS = r.gate.listen(ln), r.gate.guard(authorities.Server()), authorities.Client()
+	conf.Bootstrap = bootstrap
+	if r.store, err = replica.New(conf); err != nil {
+		return err
+	}
+	r.secrets = &secrets{options: r.cfg.Store, authorities: authorities, rekey: r.store.ReloadKeys, log: r.log.With("part", "secrets")}
+	r.secrets.current.Store(conf.Keys)
+	return nil
+}
+
+// metrics is what /metrics shows besides the requests: the process and the store.
+func (r *Replica) metrics() *prometheus.Registry {
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), r.store.Collector())
+	return reg
 }
 
 type threeListeners struct{ api, fleet, peer net.Listener }
@@ -155,7 +203,8 @@ func (r *Replica) wireAPI(ln net.Listener, serving *pki.Rotator, all *api.Kinds)
 		Leader:        func() string { return r.store.Status().Leader },
 		Ready:         r.ready,
 		Version:       serverVersion(r.cfg.Version),
-		Paths:         map[string]http.Handler{"/cluster/status": http.HandlerFunc(r.serveStatus), "/cluster/tokens": http.HandlerFunc(r.serveTokens)},
+		Paths:         r.paths(),
+		Metrics:       r.metrics(),
 		Log:           r.log.With("part", "apiserver"),
 	})
 	return nil

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"keelson.dev/keelson/controlplane/server"
 )
@@ -25,16 +26,19 @@ func New(version string) *cobra.Command {
 		Version:       version,
 		SilenceErrors: true, SilenceUsage: true,
 	}
-	root.AddCommand(initCommand(), joinCommand(), runCommand(version))
+	root.AddCommand(initCommand(), joinCommand(), runCommand(version),
+		restoreCommand(), verifyCommand(), recoverCommand(), rebuildCommand(), convertCommand(), keysCommand(), peerCACommand(), inspectCommand())
 	return root
 }
+
+const defaultDataDir = "/var/lib/keelson/controlplane"
 
 // identity adds the flags that every verb has.
 func identity(c *cobra.Command, cfg *server.Config) {
 	host, _ := os.Hostname()
 	f := c.Flags()
 	f.StringVar(&cfg.Name, "name", host, "name of this replica; it never changes")
-	f.StringVar(&cfg.DataDir, "data-dir", "/var/lib/keelson/controlplane", "folder of this replica's data")
+	f.StringVar(&cfg.DataDir, "data-dir", defaultDataDir, "folder of this replica's data")
 	f.StringVar(&cfg.Advertise, "advertise-address", "", "IP address under which users, agents and replicas reach this replica")
 }
 
@@ -102,25 +106,79 @@ func runCommand(version string) *cobra.Command {
 	cfg := server.Config{Version: version}
 	eviction, debug := 0, false
 	c := &cobra.Command{
-		Use:     "run",
-		Short:   "Run this replica",
-		Example: "  keelson-controlplane run --advertise-address 192.0.2.11",
-		Args:    cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			if eviction < 0 {
-				return fmt.Errorf("--eviction-seconds %d: want 0 or more", eviction)
-			}
-			level := slog.LevelInfo
-			if debug {
-				level = slog.LevelDebug
-			}
-			cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})).With("replica", cfg.Name)
-			cfg.PodEviction = time.Duration(eviction) * time.Second
-			return server.Run(c.Context(), cfg)
-		},
+		Use:   "run",
+		Short: "Run this replica",
+		Long: "Run this replica. On SIGTERM it hands leadership over and ends; on SIGHUP it reads the encryption keys again\n" +
+			"(as it does by itself when their file changes). Certificates renew themselves.",
+		Example: "  keelson-controlplane run --advertise-address 192.0.2.11\n" +
+			"  keelson-controlplane run --advertise-address 192.0.2.11 --store-quota 4Gi --encryption-keys /etc/keelson/keys",
+		Args: cobra.NoArgs,
 	}
 	identity(c, &cfg)
 	c.Flags().IntVar(&eviction, "eviction-seconds", 15, "seconds after which pods leave a node that was lost")
 	c.Flags().BoolVar(&debug, "debug", false, "log more")
+	finish := storeFlags(c, &cfg.Store)
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		if eviction < 0 {
+			return fmt.Errorf("--eviction-seconds %d: want 0 or more", eviction)
+		}
+		if err := finish(); err != nil {
+			return err
+		}
+		level := slog.LevelInfo
+		if debug {
+			level = slog.LevelDebug
+		}
+		cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})).With("replica", cfg.Name)
+		cfg.PodEviction = time.Duration(eviction) * time.Second
+		return server.Run(c.Context(), cfg)
+	}
 	return c
+}
+
+// storeFlags adds what an operator may choose of a running store. finish reads the sizes.
+func storeFlags(c *cobra.Command, o *server.StoreOptions) (finish func() error) {
+	diskFlags(c, o)
+	var quota, snapshot string
+	f := c.Flags()
+	f.StringVar(&quota, "store-quota", "8Gi", "size of objects and their history at which the store takes deletes only")
+	f.StringVar(&snapshot, "snapshot-bytes", "64Mi", "size of the log after which a snapshot is taken")
+	f.IntVar(&o.HistoryRevisions, "history-revisions", 20000, "revisions kept for watches that are behind")
+	f.DurationVar(&o.HistoryAge, "history-age", 5*time.Minute, "and for how long")
+	f.DurationVar(&o.CompareEvery, "compare-interval", 10*time.Minute, "how often the leader compares the replicas' states; negative = never")
+	return func() (err error) {
+		if o.Quota, err = bytesOf("--store-quota", quota); err != nil {
+			return err
+		}
+		if o.SnapshotBytes, err = bytesOf("--snapshot-bytes", snapshot); err != nil {
+			return err
+		}
+		for _, z := range []struct {
+			flag string
+			zero bool
+		}{{"--history-revisions", o.HistoryRevisions <= 0}, {"--history-age", o.HistoryAge <= 0}, {"--compare-interval", o.CompareEvery == 0}} {
+			if z.zero {
+				return fmt.Errorf("%s: want more than 0", z.flag)
+			}
+		}
+		return nil
+	}
+}
+
+// diskFlags adds what every verb must know to read the store on this machine's disk.
+func diskFlags(c *cobra.Command, o *server.StoreOptions) {
+	c.Flags().StringVar(&o.LogStore, "log-store", "", "what keeps the log: bolt or wal (default: what is there, bolt for a new one; 'convert-log' changes it)")
+	c.Flags().StringVar(&o.Keys, "encryption-keys", "", "file of keys that encrypt the store on disk ('keys init' makes one; default: no encryption)")
+}
+
+// bytesOf reads a size such as 512Mi.
+func bytesOf(flag, text string) (int64, error) {
+	q, err := resource.ParseQuantity(text)
+	if err != nil {
+		return 0, fmt.Errorf("%s %q: want a size such as 512Mi or 8Gi", flag, text)
+	}
+	if q.Value() <= 0 {
+		return 0, fmt.Errorf("%s %q: want more than 0", flag, text)
+	}
+	return q.Value(), nil
 }

@@ -1,0 +1,306 @@
+package command
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"keelson.dev/keelson/controlplane/server"
+	"keelson.dev/keelson/raftstore/replica"
+)
+
+// offline adds the flags of the verbs that work on a stopped replica's disk.
+func offline(c *cobra.Command, cfg *server.Config) {
+	identity(c, cfg)
+	c.Flags().Lookup("advertise-address").Usage += " (default: the address that it had last)"
+	diskFlags(c, &cfg.Store)
+}
+
+func restoreCommand() *cobra.Command {
+	var cfg server.Config
+	var o server.RestoreOptions
+	c := &cobra.Command{
+		Use:   "restore FILE",
+		Short: "Make the store of this replica from a backup",
+		Long: "Make this replica the first of a new group that holds what the backup holds. Stop the daemons of all replicas first.\n" +
+			"The whole backup is verified before anything is changed. The cluster's keys come from this data folder: after the\n" +
+			"loss of all of it, 'init' makes new ones, and workers join with new tokens.",
+		Example: "  keelson-controlplane restore /backups/today --replace\n" +
+			"  keelson-controlplane init --advertise-address 192.0.2.11 && keelson-controlplane restore /backups/today --any-cluster --advertise-address 192.0.2.11",
+		Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			r, err := server.Restore(cfg, args[0], o)
+			if err != nil {
+				return err
+			}
+			w := c.OutOrStdout()
+			fmt.Fprintf(w, "restored %s\n", describe(r.Backup))
+			if r.Moved != "" {
+				fmt.Fprintf(w, "the data of before is in %s\n", r.Moved)
+			}
+			fmt.Fprintf(w, "Start this replica with 'keelson-controlplane run'. Every other replica starts again empty: stop it, run\n"+
+				"'keelson-controlplane rebuild --server %s' there, then 'run'.\n", orThis(cfg.Advertise))
+			return nil
+		},
+	}
+	offline(c, &cfg)
+	c.Flags().BoolVar(&o.AnyCluster, "any-cluster", false, "also take a backup of another cluster")
+	c.Flags().BoolVar(&o.Replace, "replace", false, "move the data of this replica aside, where there is some")
+	return c
+}
+
+func orThis(address string) string {
+	if address == "" {
+		return "THIS-REPLICA"
+	}
+	return address
+}
+
+func describe(i replica.BackupInfo) string {
+	text := fmt.Sprintf("cluster %s at revision %d of %s, %d keys, %s, format %d",
+		i.Cluster, i.Revision, i.Created.UTC().Format(time.RFC3339), i.Keys, size(i.Bytes), i.Format)
+	if i.Sealed {
+		text += ", encrypted under key " + i.KeyID
+	}
+	return text
+}
+
+// size is a number of bytes for a person.
+func size(n int64) string {
+	if n < 1<<20 {
+		return fmt.Sprintf("%d bytes", n)
+	}
+	return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
+}
+
+func verifyCommand() *cobra.Command {
+	var o server.StoreOptions
+	c := &cobra.Command{
+		Use:     "verify FILE",
+		Short:   "Check that a backup is whole, and show what is in it",
+		Example: "  keelson-controlplane verify /backups/today\n  keelson-controlplane verify /backups/today --encryption-keys /etc/keelson/keys",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			info, err := server.Verify(o, args[0])
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(c.OutOrStdout(), "%s: whole, %s\n", args[0], describe(info))
+			return nil
+		},
+	}
+	c.Flags().StringVar(&o.Keys, "encryption-keys", "", "file of keys, for a backup that is encrypted")
+	return c
+}
+
+func recoverCommand() *cobra.Command {
+	var cfg server.Config
+	really := false
+	c := &cobra.Command{
+		Use:   "recover --unsafe-lost-majority",
+		Short: "Go on alone after the majority of the replicas was lost (unsafe)",
+		Long: "Make this replica the only member of its group, with what is on its disk. Use it when the disks of the majority are\n" +
+			"lost for good, and no fresh backup is better: what only they had is lost, though it was acknowledged. Run it on ONE\n" +
+			"replica, that with the highest last entry ('inspect' shows it). Never start the lost ones again with their old data.",
+		Example: "  keelson-controlplane inspect\n  keelson-controlplane recover --unsafe-lost-majority",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			lost, err := server.Recover(cfg, really)
+			w := c.OutOrStdout()
+			if err == nil || errors.Is(err, server.ErrUnsafe) {
+				fmt.Fprintf(w, "this replica has the log up to entry %d of term %d; what was acknowledged beyond it is lost\n", lost.Disk.Last, lost.Disk.Term)
+				if len(lost.Members) > 0 {
+					fmt.Fprintf(w, "no members any more: %s\n", strings.Join(lost.Members, ", "))
+				}
+			}
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(w, "This replica is alone in its group. Start it with 'keelson-controlplane run'. On every other machine run\n"+
+				"'keelson-controlplane rebuild --server %s' (or 'join' where the disk is new), then 'run'.\n", orThis(cfg.Advertise))
+			return nil
+		},
+	}
+	offline(c, &cfg)
+	c.Flags().BoolVar(&really, "unsafe-lost-majority", false, "the majority is lost for good; without it, only say what would be lost")
+	return c
+}
+
+func rebuildCommand() *cobra.Command {
+	var cfg server.Config
+	var servers []string
+	c := &cobra.Command{
+		Use:   "rebuild",
+		Short: "Let this replica take its data from the others again",
+		Long: "Let this replica take its data from the others again, when its own is corrupt or gone. What is there is moved aside.\n" +
+			"At the next start the replica is taken out of the group, so that it does not vote without the log it had, and is\n" +
+			"taken in again as a newcomer. The others must be a majority.",
+		Example: "  keelson-controlplane rebuild\n  keelson-controlplane rebuild --server 192.0.2.12",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			r, err := server.Rebuild(cfg, servers)
+			if err != nil {
+				return err
+			}
+			w := c.OutOrStdout()
+			if r.Moved != "" {
+				fmt.Fprintf(w, "the data of before is in %s\n", r.Moved)
+			}
+			fmt.Fprintf(w, "Start this replica with 'keelson-controlplane run': it asks %s for the data.\n", strings.Join(r.Asks, ", "))
+			return nil
+		},
+	}
+	offline(c, &cfg)
+	c.Flags().StringArrayVar(&servers, "server", nil, "address of a replica to ask (repeatable; default: those that it knew last)")
+	return c
+}
+
+func convertCommand() *cobra.Command {
+	var cfg server.Config
+	to := ""
+	c := &cobra.Command{
+		Use:   "convert-log --to wal|bolt",
+		Short: "Change the log store of this replica",
+		Long: "Change the log store of this replica: bolt is one file with an index, wal a row of segments, which writes less.\n" +
+			"A crash on the way leaves the old one or the new one. Each replica may have its own.",
+		Example: "  keelson-controlplane convert-log --to wal",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			var said time.Time
+			err := server.ConvertLog(c.Context(), cfg, to, func(done, total uint64) {
+				if now := time.Now(); now.Sub(said) > time.Second || done == total {
+					said = now
+					fmt.Fprintf(c.ErrOrStderr(), "%d of %d entries\n", done, total)
+				}
+			})
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(c.OutOrStdout(), "the log store is %s now\n", to)
+			return nil
+		},
+	}
+	offline(c, &cfg)
+	c.Flags().StringVar(&to, "to", "", "wal or bolt")
+	return c
+}
+
+func keysCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "keys",
+		Short: "Keys that encrypt the store on disk",
+		Long: "Keys that encrypt the store on disk. A key file belongs on every replica, the same on each, and its loss is the loss of\n" +
+			"the data: keep a copy elsewhere. To change keys: 'keys add', copy the file to every replica (a running one reads it by\n" +
+			"itself), and take the old line out when no backup needs it any more.",
+		Example: "  keelson-controlplane keys init /etc/keelson/keys\n  keelson-controlplane keys add /etc/keelson/keys\n  keelson-controlplane keys list /etc/keelson/keys",
+	}
+	id := ""
+	verb := func(use, short string, do func(w io.Writer, path, id string) error) *cobra.Command {
+		return &cobra.Command{
+			Use: use + " FILE", Short: short, Args: cobra.ExactArgs(1), Example: "  keelson-controlplane keys " + use + " /etc/keelson/keys",
+			RunE: func(c *cobra.Command, args []string) error {
+				if id == "" {
+					id = "key-" + time.Now().UTC().Format("20060102-150405")
+				}
+				return do(c.OutOrStdout(), args[0], id)
+			},
+		}
+	}
+	initial := verb("init", "Make a key file with one key", func(w io.Writer, path, id string) error {
+		if err := replica.NewKeyFile(path, id); err != nil {
+			return err
+		}
+		fmt.Fprintf(w, "%s holds key %s. Copy it to every replica, and start them with --encryption-keys %s\n", path, id, path)
+		return nil
+	})
+	add := verb("add", "Add a key, which encrypts from now on", func(w io.Writer, path, id string) error {
+		if err := replica.AddKey(path, id); err != nil {
+			return err
+		}
+		fmt.Fprintf(w, "%s encrypts with key %s from now on. Copy the file to every replica.\n", path, id)
+		return nil
+	})
+	for _, v := range []*cobra.Command{initial, add} {
+		v.Flags().StringVar(&id, "id", "", "name of the key (default: from the time)")
+	}
+	list := verb("list", "List the keys of a file, without their secrets", func(w io.Writer, path, _ string) error {
+		k, err := replica.LoadKeyring(path)
+		if err != nil {
+			return err
+		}
+		t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
+		fmt.Fprintln(t, "KEY\tUSE")
+		for _, id := range k.IDs() {
+			use := "decrypts"
+			if id == k.Current() {
+				use = "encrypts and decrypts"
+			}
+			fmt.Fprintf(t, "%s\t%s\n", id, use)
+		}
+		return t.Flush()
+	})
+	c.AddCommand(initial, add, list)
+	return c
+}
+
+func inspectCommand() *cobra.Command {
+	var cfg server.Config
+	c := &cobra.Command{
+		Use:     "inspect",
+		Short:   "Show what is in the data folder of this replica",
+		Long:    "Show what is in the data folder of this replica, and change nothing. What is damaged is named.",
+		Example: "  keelson-controlplane inspect",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			i, err := server.Inspect(cfg)
+			if i.Cluster.ID == "" {
+				return err
+			}
+			if werr := printInspection(c.OutOrStdout(), i); werr != nil {
+				return werr
+			}
+			return err
+		},
+	}
+	offline(c, &cfg)
+	return c
+}
+
+func printInspection(w io.Writer, i server.Inspection) error {
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	row := func(name, format string, args ...any) { fmt.Fprintf(t, name+"\t"+format+"\n", args...) }
+	row("cluster", "%s (%s)", i.Cluster.Name, i.Cluster.ID)
+	if i.Disk.Owner == "" {
+		row("replica", "none: there is no data of a store")
+	} else {
+		row("replica", "%s", i.Disk.Owner)
+	}
+	if i.Joining {
+		row("state", "asks for membership at the next start")
+	}
+	for _, name := range slices.Sorted(maps.Keys(i.Members)) {
+		row("member", "%s at %s", name, i.Members[name])
+	}
+	if i.Disk.LogStore != "" {
+		row("log", "%s, entries %d to %d, term %d", i.Disk.LogStore, i.Disk.First, i.Disk.Last, i.Disk.Term)
+		row("disk", "%s", size(i.Disk.Bytes))
+	}
+	if len(i.Disk.Sealed) > 0 {
+		row("keys", "%s", strings.Join(i.Disk.Sealed, ", "))
+	}
+	for _, s := range i.Disk.Snapshots {
+		what := fmt.Sprintf("revision %d", s.Revision)
+		if s.Sealed {
+			what = "encrypted"
+		}
+		row("snapshot", "%s: entry %d, %s, %s, %s", s.File, s.Index, what, size(s.Bytes), s.Taken.UTC().Format(time.RFC3339))
+	}
+	return t.Flush()
+}

@@ -1,0 +1,89 @@
+package command
+
+import (
+	"crypto/x509"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"keelson.dev/keelson/controlplane/pki"
+	"keelson.dev/keelson/controlplane/server"
+)
+
+// peerCACommand exchanges the authority of the connections between replicas.
+// A running replica sees the files change; nothing has to be stopped.
+func peerCACommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "peer-ca",
+		Short: "The authority of the connections between replicas",
+		Long: "The authority of the connections between replicas, which is the cluster's CA at first. A replica that was removed has\n" +
+			"the key of that: give the others a new authority when its machine is not yours any more. Certificates under the\n" +
+			"authority renew themselves; this is for the authority itself. Running replicas follow within seconds.",
+		Example: "  keelson-controlplane peer-ca make FILE     # once; copy the file to every replica\n" +
+			"  keelson-controlplane peer-ca trust FILE    # on every replica, then\n" +
+			"  keelson-controlplane peer-ca use FILE      # on every replica, then\n" +
+			"  keelson-controlplane peer-ca forget        # on every replica: the former authority counts no more",
+	}
+	var cfg server.Config
+	verb := func(use, short string, args cobra.PositionalArgs, do func(w io.Writer, args []string) error) {
+		v := &cobra.Command{
+			Use: use, Short: short, Args: args,
+			RunE: func(c *cobra.Command, args []string) error { return do(c.OutOrStdout(), args) },
+		}
+		v.Example = "  keelson-controlplane peer-ca " + use
+		v.Flags().StringVar(&cfg.DataDir, "data-dir", defaultDataDir, "folder of this replica's data")
+		c.AddCommand(v)
+	}
+	verb("make FILE", "Make a new authority", cobra.ExactArgs(1), func(w io.Writer, args []string) error {
+		cluster, err := server.Identity(cfg)
+		if err != nil {
+			return err
+		}
+		cert, err := pki.MakePeerCA(args[0], cluster.Name, time.Now())
+		if err == nil {
+			fmt.Fprintf(w, "%s holds a new authority: %s\n", args[0], short(cert))
+		}
+		return err
+	})
+	verb("trust FILE", "Believe in an authority too", cobra.ExactArgs(1), func(w io.Writer, args []string) error {
+		cert, err := pki.TrustPeerCA(server.TrustFolder(cfg), args[0])
+		if err == nil {
+			fmt.Fprintf(w, "this replica believes %s too\n", short(cert))
+		}
+		return err
+	})
+	verb("use FILE", "Let an authority sign this replica's certificates", cobra.ExactArgs(1), func(w io.Writer, args []string) error {
+		cert, err := pki.UsePeerCA(server.TrustFolder(cfg), args[0])
+		if err == nil {
+			fmt.Fprintf(w, "%s signs this replica's certificates; the former authority is still believed\n", short(cert))
+		}
+		return err
+	})
+	verb("forget", "Believe in the authority in use alone", cobra.NoArgs, func(w io.Writer, _ []string) error {
+		return pki.ForgetPeerCAs(server.TrustFolder(cfg))
+	})
+	verb("list", "List the authorities", cobra.NoArgs, func(w io.Writer, _ []string) error {
+		trust, err := pki.Load(server.TrustFolder(cfg))
+		if err != nil {
+			return err
+		}
+		t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
+		fmt.Fprintln(t, "AUTHORITY\tKEY\tEXPIRES\tUSE")
+		for i, cert := range trust.PeerAuthorities() {
+			use := "believed"
+			if i == 0 {
+				use = "signs"
+			}
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", cert.Subject.CommonName, pki.SPKIHash(cert)[:16], cert.NotAfter.UTC().Format(time.DateOnly), use)
+		}
+		return t.Flush()
+	})
+	return c
+}
+
+func short(c *x509.Certificate) string {
+	return fmt.Sprintf("%s (key %s)", c.Subject.CommonName, pki.SPKIHash(c)[:16])
+}

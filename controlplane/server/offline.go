@@ -1,0 +1,320 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"keelson.dev/keelson/raftstore/replica"
+)
+
+// The verbs below work on the disk of a replica whose daemon is stopped. Each
+// locks the data folder, and refuses before it changes anything.
+
+// members reads who was a member when this replica last knew: name → peer address.
+func (c Config) members() (map[string]string, error) {
+	var out map[string]string
+	_, err := readJSON(filepath.Join(c.DataDir, membersFile), &out)
+	return out, err
+}
+
+// forget removes files that say something about a group which is no more.
+func (c Config) forget(names ...string) error {
+	for _, n := range names {
+		if err := os.Remove(filepath.Join(c.DataDir, n)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// offlineStore is the store's configuration with the address that the replica
+// had last, where none is given.
+func (c Config) offlineStore(cluster Cluster) (replica.Config, error) {
+	out, err := c.store(cluster)
+	if err != nil {
+		return out, err
+	}
+	if out.Advertise == "" {
+		members, err := c.members()
+		if err != nil {
+			return out, err
+		}
+		out.Advertise = members[c.Name]
+	}
+	return out, nil
+}
+
+func needAddress(c replica.Config) error {
+	if c.Advertise == "" {
+		return errors.New("--advertise-address: give the IP address under which others reach this replica")
+	}
+	return nil
+}
+
+// Verify reads a whole backup and says what is in it. It needs no data folder.
+func Verify(o StoreOptions, path string) (replica.BackupInfo, error) {
+	keys, err := o.keyring()
+	if err != nil {
+		return replica.BackupInfo{}, err
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return replica.BackupInfo{}, err
+	}
+	defer f.Close()
+	info, err := replica.VerifyBackup(f, keys)
+	if err != nil {
+		return info, fmt.Errorf("%s: %w", path, err)
+	}
+	return info, nil
+}
+
+// RestoreOptions say what Restore may do beyond filling an empty replica.
+type RestoreOptions struct {
+	AnyCluster bool // take a backup of another cluster
+	Replace    bool // move the replica's own data aside
+}
+
+// Restored is what Restore did.
+type Restored struct {
+	Backup replica.BackupInfo
+	Moved  string // where the data of before is; "" when there was none
+}
+
+// Restore makes this replica the first of a new group that holds what the
+// backup holds. Nothing is changed unless the whole backup is good.
+func Restore(c Config, path string, o RestoreOptions) (Restored, error) {
+	cluster, release, err := c.openFolder()
+	if err != nil {
+		return Restored{}, err
+	}
+	defer release()
+	conf, err := c.offlineStore(cluster)
+	if err == nil {
+		err = needAddress(conf)
+	}
+	if err != nil {
+		return Restored{}, err
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return Restored{}, err
+	}
+	defer f.Close()
+	var out Restored
+	if out.Backup, err = replica.VerifyBackup(f, conf.Keys); err != nil {
+		return out, fmt.Errorf("%s: %w", path, err)
+	}
+	if got := out.Backup.Cluster; got != "" && got != cluster.ID && !o.AnyCluster {
+		return out, fmt.Errorf("%s is of cluster %s and this is %s: %w: say --any-cluster to take it all the same", path, got, cluster.ID, replica.ErrForeignBackup)
+	}
+	if _, err := f.Seek(0, 0); err != nil {
+		return out, err
+	}
+	has, err := c.hasRaftData()
+	switch {
+	case err != nil:
+		return out, err
+	case has && !o.Replace:
+		return out, fmt.Errorf("%s: %w: say --replace to move what is there aside", conf.DataDir, replica.ErrNotEmpty)
+	case has:
+		if out.Moved, err = replica.SetAside(conf); err != nil {
+			return out, err
+		}
+	}
+	if out.Backup, err = replica.Restore(conf, f, replica.RestoreOptions{AnyCluster: o.AnyCluster}); err != nil {
+		if out.Moved != "" {
+			err = fmt.Errorf("%w (the data of before is in %s)", err, out.Moved)
+		}
+		return out, err
+	}
+	return out, c.forget(peersFile, membersFile)
+}
+
+// Lost is what a recovery gives up.
+type Lost struct {
+	Members []string         // that are no members any more
+	Disk    replica.DiskInfo // of the replica that goes on
+}
+
+// ErrUnsafe says that a verb may lose what was acknowledged and was not told to.
+var ErrUnsafe = errors.New("this may lose writes that were acknowledged: say --unsafe-lost-majority if the majority of the replicas is gone for good")
+
+// Recover makes this replica the only member of its group, with what is on its
+// disk. It is for the day on which the majority of the disks is lost.
+func Recover(c Config, really bool) (Lost, error) {
+	cluster, release, err := c.openFolder()
+	if err != nil {
+		return Lost{}, err
+	}
+	defer release()
+	conf, err := c.offlineStore(cluster)
+	if err == nil {
+		err = needAddress(conf)
+	}
+	if err != nil {
+		return Lost{}, err
+	}
+	var out Lost
+	if out.Disk, err = replica.Inspect(conf); err != nil {
+		return out, fmt.Errorf("the data of this replica cannot be recovered from: %w: use the replica with a whole disk, or restore a backup", err)
+	}
+	if out.Disk.Owner == "" {
+		return out, fmt.Errorf("%s holds no data: restore a backup instead", conf.DataDir)
+	}
+	members, err := c.members()
+	if err != nil {
+		return out, err
+	}
+	delete(members, c.Name)
+	out.Members = slices.Sorted(maps.Keys(members))
+	if !really {
+		return out, ErrUnsafe
+	}
+	if err := replica.Recover(conf); err != nil {
+		return out, err
+	}
+	return out, c.forget(peersFile, membersFile)
+}
+
+// Rebuilt is what Rebuild did.
+type Rebuilt struct {
+	Moved string   // where the data of before is; "" when there was none
+	Asks  []string // the replicas that the next start asks
+}
+
+// Rebuild makes this replica start anew: its data is moved aside, and the next
+// start has it taken out of the group and taken in again, empty. servers are
+// host[:port] of other replicas; without any, those that it knew last are asked.
+func Rebuild(c Config, servers []string) (Rebuilt, error) {
+	cluster, release, err := c.openFolder()
+	if err != nil {
+		return Rebuilt{}, err
+	}
+	defer release()
+	conf, err := c.offlineStore(cluster)
+	if err != nil {
+		return Rebuilt{}, err
+	}
+	peers, err := c.whomToAsk(cluster, servers)
+	if err != nil {
+		return Rebuilt{}, err
+	}
+	out := Rebuilt{Asks: slices.Sorted(maps.Keys(peers))}
+	if has, err := c.hasRaftData(); err != nil {
+		return out, err
+	} else if has {
+		// First this: data and a request for membership together would be
+		// taken for a replica that was stopped while it joined.
+		if out.Moved, err = replica.SetAside(conf); err != nil {
+			return out, err
+		}
+	}
+	return out, writeJSON(filepath.Join(c.DataDir, peersFile), peers)
+}
+
+func (c Config) whomToAsk(cluster Cluster, servers []string) (map[string]string, error) {
+	peers := map[string]string{}
+	for _, s := range servers {
+		host := s
+		if h, _, err := splitHost(s); err == nil {
+			host = h
+		}
+		if host = strings.Trim(host, "[]"); host == "" {
+			return nil, fmt.Errorf("--server %q: give the address of another replica", s)
+		}
+		peers[host] = at(host, cluster.PeerPort)
+	}
+	if len(peers) > 0 {
+		return peers, nil
+	}
+	peers, err := c.members()
+	if err != nil {
+		return nil, err
+	}
+	delete(peers, c.Name)
+	if len(peers) == 0 {
+		return nil, errors.New("--server: this replica knows of no other one that could give it the data: name one, or restore a backup")
+	}
+	return peers, nil
+}
+
+// ConvertLog changes the log store of this replica.
+func ConvertLog(ctx context.Context, c Config, to string, progress func(done, total uint64)) error {
+	if to != string(replica.LogBolt) && to != string(replica.LogWAL) {
+		return fmt.Errorf("--to %q: want %s or %s", to, replica.LogBolt, replica.LogWAL)
+	}
+	cluster, release, err := c.openFolder()
+	if err != nil {
+		return err
+	}
+	defer release()
+	conf, err := c.offlineStore(cluster)
+	if err != nil {
+		return err
+	}
+	return replica.Convert(ctx, conf, replica.LogStoreKind(to), progress)
+}
+
+// Inspection is what Inspect finds.
+type Inspection struct {
+	Cluster Cluster
+	Members map[string]string // as this replica knew them last: name → peer address
+	Joining bool              // the next start asks for membership
+	Disk    replica.DiskInfo
+}
+
+// Inspect looks into a data folder and changes nothing. What is damaged is an
+// error that names the file, beside what could be read.
+func Inspect(c Config) (Inspection, error) {
+	cluster, release, err := c.openFolder()
+	if err != nil {
+		return Inspection{}, err
+	}
+	defer release()
+	out := Inspection{Cluster: cluster}
+	if out.Members, err = c.members(); err != nil {
+		return out, err
+	}
+	if _, err := os.Stat(filepath.Join(c.DataDir, peersFile)); err == nil {
+		out.Joining = true
+	}
+	conf, err := c.offlineStore(cluster)
+	if err != nil {
+		return out, err
+	}
+	out.Disk, err = replica.Inspect(conf)
+	return out, err
+}
+
+// errDataGone says that a replica which took part in the group has lost its disk.
+var errDataGone = errors.New("the data of this replica is gone, but it was a member of the group: " +
+	"it must not vote with an empty log. Run 'rebuild' to take the data from the other replicas, or 'restore' with a backup")
+
+// begins says whether this replica founds a group, and refuses one that would
+// take part in its own without what it has promised there.
+func (c Config) begins() (bool, error) {
+	if _, err := os.Stat(filepath.Join(c.DataDir, peersFile)); err == nil {
+		return false, nil // it joins
+	}
+	has, err := c.hasRaftData()
+	if err != nil {
+		return false, err
+	}
+	members, err := c.members()
+	if err != nil {
+		return false, err
+	}
+	_, was := members[c.Name]
+	if !has && (was || !c.isFounder()) {
+		return false, fmt.Errorf("%s: %w", filepath.Join(c.DataDir, raftFolder), errDataGone)
+	}
+	return c.isFounder() && !was, nil
+}

@@ -1,0 +1,252 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/replica"
+)
+
+// paths are the documents and verbs of the control plane itself.
+func (r *Replica) paths() map[string]http.Handler {
+	out := map[string]http.Handler{}
+	for path, serve := range map[string]http.HandlerFunc{
+		api.PathClusterStatus:        r.serveStatus,
+		api.PathClusterTokens:        r.serveTokens,
+		api.PathClusterMembers:       r.serveMembers,
+		api.PathClusterMembers + "/": r.serveMember,
+		api.PathClusterStepDown:      r.serveStepDown,
+		api.PathClusterCompact:       r.serveCompact,
+		api.PathClusterBackup:        r.serveBackup,
+	} {
+		out[path] = serve
+	}
+	return out
+}
+
+// changeTimeout bounds a change of the group or of its history.
+const changeTimeout = 30 * time.Second
+
+// serveStepDown answers POST /cluster/step-down.
+func (r *Replica) serveStepDown(w http.ResponseWriter, req *http.Request) {
+	var q api.ClusterStepDown
+	if !posted(w, req, &q) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(req.Context(), changeTimeout)
+	defer cancel()
+	from := r.store.Status().Leader
+	if q.To != "" && q.To == from {
+		refuse(w, http.StatusBadRequest, fmt.Errorf("replica %q leads already", q.To))
+		return
+	}
+	to, err := r.store.StepDown(ctx, q.To)
+	if err != nil {
+		refuseStore(w, err)
+		return
+	}
+	r.log.Info("leadership handed over on request", "from", from, "to", to)
+	answer(w, api.ClusterStepDownResult{From: from, To: to})
+}
+
+// serveCompact answers POST /cluster/compact.
+func (r *Replica) serveCompact(w http.ResponseWriter, req *http.Request) {
+	raw, err := io.ReadAll(io.LimitReader(req.Body, 4096))
+	if err != nil {
+		refuse(w, http.StatusBadRequest, err)
+		return
+	}
+	req.Body = io.NopCloser(bytes.NewReader(raw))
+	var q api.ClusterCompact
+	if !posted(w, req, &q) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(req.Context(), changeTimeout)
+	defer cancel()
+	now, err := r.store.Sync(ctx)
+	if err != nil {
+		refuseStore(w, err)
+		return
+	}
+	upTo := raftstore.Revision(q.Revision)
+	switch {
+	case upTo > now:
+		refuse(w, http.StatusBadRequest, fmt.Errorf("--revision %d is in the future: the store is at %d", upTo, now))
+		return
+	case upTo == 0:
+		upTo = now
+	}
+	if upTo > r.store.Status().Compacted {
+		err = r.store.Compact(ctx, upTo)
+	}
+	if errors.Is(err, raftstore.ErrNotLeader) && req.Header.Get(headerForwarded) == "" {
+		r.forward(ctx, w, api.PathClusterCompact, raw)
+		return
+	}
+	if err == nil {
+		_, err = r.store.Sync(ctx)
+	}
+	if err != nil {
+		refuseStore(w, err)
+		return
+	}
+	s := r.store.Status()
+	answer(w, api.ClusterCompactResult{Compacted: uint64(s.Compacted), HistoryBytes: s.HistoryBytes})
+}
+
+// headerForwarded marks a request that one replica has handed to another. It goes no further.
+const headerForwarded = "Keelson-Forwarded-By"
+
+// forward lets the leader answer. The caller has been authorized here; this
+// replica vouches for it with its own certificate.
+func (r *Replica) forward(ctx context.Context, w http.ResponseWriter, path string, body []byte) {
+	s := r.store.Status()
+	for _, m := range s.Members {
+		if m.ID != s.Leader || m.ID == r.cfg.Name {
+			continue
+		}
+		resp, err := r.call(ctx, http.MethodPost, m.Address, path, body)
+		if err != nil {
+			refuse(w, http.StatusServiceUnavailable, fmt.Errorf("asking the leader %s: %w", m.ID, err))
+			return
+		}
+		defer resp.Body.Close()
+		w.Header().Set("Content-Type", resp.Header.Get("Content-Type"))
+		w.WriteHeader(resp.StatusCode)
+		_, _ = io.Copy(w, io.LimitReader(resp.Body, 1<<20))
+		return
+	}
+	refuseStore(w, raftstore.ErrUnavailable)
+}
+
+// call asks the replica whose peer address is given, over its API.
+func (r *Replica) call(ctx context.Context, method, peer, path string, body []byte) (*http.Response, error) {
+	host, _, err := splitHost(peer)
+	if err != nil {
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "https://"+at(host, r.cluster.APIPort)+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set(headerForwarded, r.cfg.Name)
+	return r.peers.patient.Do(req)
+}
+
+// serveBackup answers GET /cluster/backup with the state of the store, and POST
+// with what is in a backup that is sent.
+func (r *Replica) serveBackup(w http.ResponseWriter, req *http.Request) {
+	if !only(w, req, http.MethodGet, http.MethodPost) {
+		return
+	}
+	if req.Method == http.MethodPost {
+		info, err := replica.VerifyBackup(req.Body, r.secrets.ring())
+		if err != nil {
+			refuse(w, http.StatusBadRequest, err)
+			return
+		}
+		answer(w, describeBackup(info))
+		return
+	}
+	h := w.Header()
+	h.Set("Content-Type", "application/octet-stream")
+	h.Set("Trailer", api.HeaderBackupSum)
+	out, sum := &counted{w: w}, sha256.New()
+	began := time.Now()
+	if err := r.store.Backup(req.Context(), io.MultiWriter(out, sum)); err != nil {
+		r.log.Warn("backup failed", "bytes", out.n, "err", err)
+		if out.n == 0 {
+			h.Del("Trailer")
+			refuseStore(w, err)
+			return
+		}
+		panic(http.ErrAbortHandler) // half a backup must not look like a whole one
+	}
+	h.Set(api.HeaderBackupSum, hex.EncodeToString(sum.Sum(nil)))
+	r.log.Info("backup sent", "bytes", out.n, "took", time.Since(began).Round(time.Millisecond))
+}
+
+func describeBackup(i replica.BackupInfo) api.ClusterBackup {
+	return api.ClusterBackup{
+		Cluster: i.Cluster, Revision: uint64(i.Revision), Created: i.Created.UnixMilli(),
+		Keys: i.Keys, Bytes: i.Bytes, Format: i.Format, Sealed: i.Sealed,
+	}
+}
+
+type counted struct {
+	w io.Writer
+	n int64
+}
+
+// Write implements io.Writer.
+func (c *counted) Write(p []byte) (int, error) {
+	n, err := c.w.Write(p)
+	c.n += int64(n)
+	return n, err
+}
+
+// serveMembers answers GET /cluster/members, and POST from a replica that wants to be one.
+func (r *Replica) serveMembers(w http.ResponseWriter, req *http.Request) {
+	if !only(w, req, http.MethodGet, http.MethodPost) {
+		return
+	}
+	if req.Method == http.MethodGet {
+		answer(w, r.clusterStatus(req.Context(), false).Members)
+		return
+	}
+	var q api.ClusterJoin
+	if !posted(w, req, &q) {
+		return
+	}
+	if q.Name == "" || q.Address == "" {
+		refuse(w, http.StatusBadRequest, errors.New("a member has a name and an address: 'keelson-controlplane join' on its machine makes it one"))
+		return
+	}
+	ctx, cancel := context.WithTimeout(req.Context(), changeTimeout)
+	defer cancel()
+	if err := r.store.AddMember(ctx, q.Name, q.Address); err != nil {
+		refuseStore(w, err)
+		return
+	}
+	answer(w, q)
+}
+
+// serveMember answers DELETE /cluster/members/NAME. The leader refuses what
+// would cost the group its majority: then nothing could be written any more,
+// not even the removal itself.
+func (r *Replica) serveMember(w http.ResponseWriter, req *http.Request) {
+	if !only(w, req, http.MethodDelete) {
+		return
+	}
+	name := strings.TrimPrefix(req.URL.Path, api.PathClusterMembers+"/")
+	ctx, cancel := context.WithTimeout(req.Context(), changeTimeout)
+	defer cancel()
+	if err := r.store.RemoveMember(ctx, name); err != nil {
+		refuseStore(w, err)
+		return
+	}
+	r.log.Info("member removed on request", "replica", name)
+	answer(w, map[string]string{"removed": name})
+}
+
+// refusal is the error that another replica answered with.
+func refusal(resp *http.Response) error {
+	raw, _ := io.ReadAll(io.LimitReader(resp.Body, 4096))
+	var s struct{ Message string }
+	if json.Unmarshal(raw, &s) == nil && s.Message != "" {
+		return fmt.Errorf("%s: %s", resp.Status, s.Message)
+	}
+	return errors.New(resp.Status)
+}

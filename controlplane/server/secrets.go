@@ -1,0 +1,105 @@
+package server
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"os/signal"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"keelson.dev/keelson/controlplane/pki"
+	"keelson.dev/keelson/raftstore/replica"
+)
+
+// secretsEvery is how often the files of keys and authorities are looked at.
+const secretsEvery = 2 * time.Second
+
+// secrets follows the files of secrets that may change while a replica runs: the
+// store's encryption keys, and the authorities of the connections between
+// replicas. A change takes effect by itself, or at once on SIGHUP. What cannot
+// be read changes nothing.
+type secrets struct {
+	options     StoreOptions
+	authorities *pki.Peers
+	rekey       func(*replica.Keyring) error // gives the store new keys
+	log         *slog.Logger
+	current     atomic.Pointer[replica.Keyring]
+}
+
+// ring is what encrypts and decrypts now; nil without encryption.
+func (s *secrets) ring() *replica.Keyring { return s.current.Load() }
+
+// Run follows the files until ctx ends.
+func (s *secrets) Run(ctx context.Context) error {
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP) // a hang-up must never end the daemon
+	defer signal.Stop(hup)
+	look := time.NewTicker(secretsEvery)
+	defer look.Stop()
+	seen := stampOf(s.options.Keys)
+	said := ""
+	for {
+		asked := false
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-hup:
+			asked = true
+		case <-look.C:
+		}
+		said = s.readAuthorities(said)
+		if now := stampOf(s.options.Keys); s.options.Keys != "" && (asked || now != seen) {
+			seen = now
+			s.readKeys()
+		}
+	}
+}
+
+// readAuthorities complains once about what stays wrong.
+func (s *secrets) readAuthorities(said string) string {
+	changed, err := s.authorities.Reload()
+	switch {
+	case err != nil && err.Error() != said:
+		s.log.Error("authorities of the replicas not taken over, the former ones stay", "err", err)
+		return err.Error()
+	case err != nil:
+		return said
+	case changed:
+		s.log.Info("authorities of the replicas read again: new connections use them")
+	}
+	return ""
+}
+
+func (s *secrets) readKeys() {
+	ring, err := s.options.keyring()
+	if err == nil {
+		err = s.rekey(ring)
+	}
+	if err != nil {
+		s.log.Error("encryption keys not taken over, the former ones stay", "file", s.options.Keys, "err", err)
+		return
+	}
+	s.current.Store(ring)
+	s.log.Info("encryption keys read again", "file", s.options.Keys, "current", ring.Current())
+}
+
+type stamp struct {
+	changed time.Time
+	size    int64
+	inode   uint64
+}
+
+// stampOf changes when a file does; it is zero for one that is not there.
+func stampOf(path string) (s stamp) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return s
+	}
+	s.changed, s.size = info.ModTime(), info.Size()
+	if sys, ok := info.Sys().(*syscall.Stat_t); ok {
+		s.inode = sys.Ino
+	}
+	return s
+}

@@ -1,0 +1,148 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/raftstore"
+)
+
+// statusTimeout is how long a status waits for the other replicas' part.
+const statusTimeout = time.Second
+
+// serveStatus answers GET /cluster/status; authorization has happened. Every
+// replica is asked for what only it knows, unless ?local=true.
+func (r *Replica) serveStatus(w http.ResponseWriter, req *http.Request) {
+	if !only(w, req, http.MethodGet) {
+		return
+	}
+	local, _ := strconv.ParseBool(req.URL.Query().Get("local"))
+	answer(w, r.clusterStatus(req.Context(), local))
+}
+
+func (r *Replica) clusterStatus(ctx context.Context, local bool) api.ClusterStatus {
+	s := r.store.Status()
+	out := api.ClusterStatus{
+		Cluster: r.cluster.Name, ID: r.cluster.ID, Answered: r.cfg.Name, Leader: s.Leader, Term: s.Term,
+		CommitIndex: s.CommitIndex, Revision: uint64(s.Revision), Compacted: uint64(s.Compacted),
+		Keys: s.Keys, Bytes: s.Bytes, HistoryBytes: s.HistoryBytes, Quota: s.Quota,
+		Alarms: []api.ClusterAlarm{}, Members: []api.ClusterMember{},
+	}
+	for _, a := range s.Alarms {
+		out.Alarms = append(out.Alarms, describeAlarm(a))
+	}
+	for _, m := range s.Members {
+		out.Members = append(out.Members, r.describeMember(m, s, time.Now()))
+	}
+	if !local {
+		r.askMembers(ctx, &out)
+	}
+	for i := range out.Members {
+		if m := &out.Members[i]; m.Applied > 0 && m.Applied < out.CommitIndex {
+			m.Lag = out.CommitIndex - m.Applied
+		}
+	}
+	return out
+}
+
+// describeMember says what this replica knows of a member.
+func (r *Replica) describeMember(m raftMember, s raftstore.Status, now time.Time) api.ClusterMember {
+	out := api.ClusterMember{
+		Name: m.ID, Address: m.Address, Voter: m.Voter, Leader: m.ID == s.Leader, Ready: "yes",
+		Applied: m.Applied, Contact: -1,
+	}
+	if m.Contact > 0 {
+		out.Contact = max(0, now.UnixMilli()-m.Contact)
+	}
+	if m.ID == r.cfg.Name {
+		out.Applied, out.Contact, out.Version, out.Disk, out.Watchers = s.AppliedIndex, 0, r.cfg.Version, s.DiskBytes, s.Watchers
+		if err := r.ready(context.Background()); err != nil {
+			out.Ready = "no: " + err.Error()
+		}
+	} else if err := r.peers.Problem(m.ID); err != nil {
+		out.Ready = "no: " + err.Error()
+	}
+	return out
+}
+
+// askMembers completes a status with what the other members say of themselves.
+func (r *Replica) askMembers(ctx context.Context, s *api.ClusterStatus) {
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	parts := make([]*api.ClusterStatus, len(s.Members))
+	var wg sync.WaitGroup
+	for i, m := range s.Members {
+		if m.Name == r.cfg.Name {
+			continue
+		}
+		wg.Go(func() {
+			part, err := r.statusOf(ctx, m.Address)
+			if err != nil {
+				r.log.Debug("asking a replica for its status", "replica", m.Name, "err", err)
+				return
+			}
+			parts[i] = part
+		})
+	}
+	wg.Wait()
+	for i, part := range parts {
+		if part == nil {
+			continue
+		}
+		s.CommitIndex = max(s.CommitIndex, part.CommitIndex)
+		for _, m := range part.Members {
+			if m.Name != s.Members[i].Name || part.Answered != m.Name {
+				continue
+			}
+			into := &s.Members[i]
+			into.Applied, into.Contact, into.Version, into.Disk, into.Watchers = max(into.Applied, m.Applied), 0, m.Version, m.Disk, m.Watchers
+			if m.Ready != "yes" {
+				into.Ready = m.Ready
+			}
+		}
+	}
+}
+
+func (r *Replica) statusOf(ctx context.Context, peer string) (*api.ClusterStatus, error) {
+	host, _, err := splitHost(peer)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := r.peers.get(ctx, at(host, r.cluster.APIPort), api.PathClusterStatus+"?local=true")
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return nil, errors.New(resp.Status)
+	}
+	var out api.ClusterStatus
+	if err := json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&out); err != nil {
+		return nil, fmt.Errorf("%s: %w", api.PathClusterStatus, err)
+	}
+	return &out, nil
+}
+
+// describeAlarm adds to an alarm what a person should do about it.
+func describeAlarm(a raftstore.Alarm) api.ClusterAlarm {
+	out := api.ClusterAlarm{Kind: fmt.Sprintf("kind %d", a.Kind), Member: a.Member, Since: a.Since, Message: a.Message}
+	switch a.Kind {
+	case raftstore.AlarmSpace:
+		out.Kind = "space"
+		out.Remedy = "delete objects that are not needed, then run 'kctl cluster compact'; " +
+			"or start every replica with a larger --store-quota. Writes resume by themselves"
+	case raftstore.AlarmDiverged:
+		out.Kind = "diverged"
+		out.Remedy = fmt.Sprintf("stop %[1]s, run 'keelson-controlplane rebuild' on it and start it again: it takes its data from the others; "+
+			"keep the folder that rebuild moves aside and report it", a.Member)
+	}
+	return out
+}

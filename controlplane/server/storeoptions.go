@@ -1,0 +1,100 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"time"
+
+	"keelson.dev/keelson/controlplane/pki"
+	"keelson.dev/keelson/raftstore/replica"
+)
+
+// StoreOptions are what an operator may choose of the store. Zero values mean
+// its defaults.
+type StoreOptions struct {
+	LogStore         string        // "bolt" or "wal"; a folder keeps the one that it was made with
+	Quota            int64         // bytes of state and history at which the store turns read-only
+	Keys             string        // file of keys that encrypt what is on disk; "" = no encryption
+	HistoryRevisions int           // revisions kept for watches
+	HistoryAge       time.Duration // and for how long
+	SnapshotBytes    int64         // bytes of log after which a snapshot is taken
+	CompareEvery     time.Duration // how often the replicas' states are compared; negative = never
+}
+
+// The least that makes sense.
+const (
+	minQuota         = 64 << 20
+	minSnapshotBytes = 1 << 20
+	minHistory       = 1000
+	minHistoryAge    = time.Second
+	minCompare       = time.Second
+)
+
+// check names the flag that is wrong.
+func (o StoreOptions) check() error {
+	switch {
+	case o.LogStore != "" && o.LogStore != string(replica.LogBolt) && o.LogStore != string(replica.LogWAL):
+		return fmt.Errorf("--log-store %q: want %s or %s", o.LogStore, replica.LogBolt, replica.LogWAL)
+	case o.Quota != 0 && o.Quota < minQuota:
+		return fmt.Errorf("--store-quota %d bytes: want at least 64Mi", o.Quota)
+	case o.HistoryRevisions != 0 && o.HistoryRevisions < minHistory:
+		return fmt.Errorf("--history-revisions %d: want at least %d: watches of clients that were away for a moment would have to begin again", o.HistoryRevisions, minHistory)
+	case o.HistoryAge != 0 && o.HistoryAge < minHistoryAge:
+		return fmt.Errorf("--history-age %s: want at least %s", o.HistoryAge, minHistoryAge)
+	case o.SnapshotBytes != 0 && o.SnapshotBytes < minSnapshotBytes:
+		return fmt.Errorf("--snapshot-bytes %d: want at least 1Mi", o.SnapshotBytes)
+	case o.CompareEvery > 0 && o.CompareEvery < minCompare:
+		return fmt.Errorf("--compare-interval %s: want at least %s, or a negative one for never", o.CompareEvery, minCompare)
+	}
+	return nil
+}
+
+// keyring reads the keys of --encryption-keys; nil when there are none.
+func (o StoreOptions) keyring() (*replica.Keyring, error) {
+	if o.Keys == "" {
+		return nil, nil
+	}
+	k, err := replica.LoadKeyring(o.Keys)
+	if err != nil {
+		return nil, fmt.Errorf("--encryption-keys: %w", err)
+	}
+	return k, nil
+}
+
+// store is the configuration of the store on this replica's disk, without what
+// a running one needs besides.
+func (c Config) store(cluster Cluster) (replica.Config, error) {
+	keys, err := c.Store.keyring()
+	if err != nil {
+		return replica.Config{}, err
+	}
+	log := c.Log
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	out := replica.Config{
+		Name: c.Name, DataDir: filepath.Join(c.DataDir, raftFolder), Cluster: cluster.ID,
+		LogStore: replica.LogStoreKind(c.Store.LogStore), Keys: keys, Quota: c.Store.Quota,
+		HistoryRevisions: c.Store.HistoryRevisions, HistoryAge: c.Store.HistoryAge,
+		SnapshotBytes: c.Store.SnapshotBytes, CompareEvery: c.Store.CompareEvery,
+		Logger: log.With("part", "store"),
+	}
+	if c.Advertise != "" {
+		out.Advertise = at(c.Advertise, cluster.PeerPort)
+	}
+	return out, nil
+}
+
+// identify gives the cluster the identity that its backups carry. It is made
+// once and stays, whatever becomes of the keys it was made from.
+func (c *Cluster) identify(trust *pki.Trust) error {
+	if trust == nil {
+		return errors.New("a cluster is known by its CA, and there is none")
+	}
+	if c.ID == "" {
+		c.ID = c.Name + "-" + trust.CA.Hash()[:16]
+	}
+	return nil
+}

@@ -1,0 +1,211 @@
+package kctl
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/rest"
+	cmdutil "k8s.io/kubectl/pkg/cmd/util"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+func backupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "backup FILE",
+		Short: "Write the state of the store to a file while the cluster serves",
+		Long: "Write the state of the store to a file, as new as a read at this moment. The file is whole and checked when it has\n" +
+			"its name; until then it is FILE.partial. '-' writes to the standard output. 'keelson-controlplane restore' makes a\n" +
+			"cluster of it. The keys of the cluster (pki in the data folder) are not in it: keep them apart and safe.",
+		Example: "  kctl cluster backup /backups/today\n  kctl cluster backup - | ssh vault 'cat > today'\n  kctl cluster backup verify /backups/today",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return backup(contextOf(cmd), f, streams, args[0])
+		},
+	}
+	verify := &cobra.Command{
+		Use:   "verify FILE",
+		Short: "Check that a backup is whole, and show what is in it",
+		Long: "Check that a backup is whole, and show what is in it. The program of the daemon does it where it stands beside kctl;\n" +
+			"elsewhere the file is sent to a replica, which stores nothing of it.",
+		Example:            "  kctl cluster backup verify /backups/today\n  kctl cluster backup verify --encryption-keys /etc/keelson/keys /backups/today",
+		DisableFlagParsing: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if _, err := os.Stat(daemonProgram()); err == nil {
+				return becomeDaemonVerb(append([]string{"verify"}, args...))
+			}
+			if len(args) != 1 || args[0] == "--help" || args[0] == "-h" {
+				return cmd.Help()
+			}
+			return verifyAtServer(contextOf(cmd), f, streams, args[0])
+		},
+	}
+	c.AddCommand(verify)
+	return c
+}
+
+func contextOf(cmd *cobra.Command) context.Context {
+	if ctx := cmd.Context(); ctx != nil {
+		return ctx
+	}
+	return context.Background()
+}
+
+// backup streams the state from a replica. Only a file that is whole gets its name.
+func backup(ctx context.Context, f cmdutil.Factory, streams genericiooptions.IOStreams, path string) (err error) {
+	if path == "-" {
+		n, err := receive(ctx, f, streams.Out, streams.ErrOut)
+		if err == nil {
+			fmt.Fprintf(streams.ErrOut, "%s written\n", size(n))
+		}
+		return err
+	}
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		return fmt.Errorf("%s is no file", path)
+	}
+	partial := path + ".partial"
+	out, err := os.OpenFile(partial, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600) // as secret as the cluster
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(partial))
+		}
+	}()
+	n, err := receive(ctx, f, out, streams.ErrOut)
+	if err == nil {
+		err = out.Sync()
+	}
+	if err := errors.Join(err, out.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(partial, path); err != nil {
+		return err
+	}
+	if err := syncFolder(filepath.Dir(path)); err != nil {
+		return err
+	}
+	fmt.Fprintf(streams.ErrOut, "%s: %s, checked\n", path, size(n))
+	return nil
+}
+
+func syncFolder(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// receive copies a backup from a replica and compares it with the sum that follows it.
+func receive(ctx context.Context, f cmdutil.Factory, w, progress io.Writer) (int64, error) {
+	resp, err := stream(ctx, f, http.MethodGet, nil)
+	if err != nil {
+		return 0, fmt.Errorf("asking for a backup: %w", err)
+	}
+	defer resp.Body.Close()
+	sum := sha256.New()
+	n, err := io.Copy(io.MultiWriter(w, sum), &reporting{r: resp.Body, w: progress, next: time.Now().Add(reportEvery)})
+	if err != nil {
+		return n, fmt.Errorf("the backup broke off after %s: %w", size(n), err)
+	}
+	switch want := resp.Trailer.Get(api.HeaderBackupSum); {
+	case want == "":
+		return n, fmt.Errorf("the backup broke off after %s: its checksum is missing", size(n))
+	case want != hex.EncodeToString(sum.Sum(nil)):
+		return n, errors.New("the backup was damaged on its way: its checksum is another one")
+	}
+	return n, nil
+}
+
+// reportEvery is how often a long transfer says how far it is.
+const reportEvery = 2 * time.Second
+
+type reporting struct {
+	r    io.Reader
+	w    io.Writer
+	n    int64
+	next time.Time
+}
+
+// Read implements io.Reader.
+func (r *reporting) Read(p []byte) (int, error) {
+	n, err := r.r.Read(p)
+	r.n += int64(n)
+	if now := time.Now(); now.After(r.next) {
+		r.next = now.Add(reportEvery)
+		fmt.Fprintf(r.w, "%s\n", size(r.n))
+	}
+	return n, err
+}
+
+func verifyAtServer(ctx context.Context, f cmdutil.Factory, streams genericiooptions.IOStreams, path string) error {
+	in, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	resp, err := stream(ctx, f, http.MethodPost, in)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	defer resp.Body.Close()
+	var b api.ClusterBackup
+	if err := json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&b); err != nil {
+		return fmt.Errorf("%s: unexpected answer: %w", path, err)
+	}
+	sealed := ""
+	if b.Sealed {
+		sealed = ", encrypted"
+	}
+	fmt.Fprintf(streams.Out, "%s: whole. Cluster %s at revision %d of %s, %d keys, %s, format %d%s\n",
+		path, b.Cluster, b.Revision, time.UnixMilli(b.Created).UTC().Format(time.RFC3339), b.Keys, size(b.Bytes), b.Format, sealed)
+	return nil
+}
+
+// stream calls the path of backups, whose bodies are too large to be held, and
+// makes an error of a refusal.
+func stream(ctx context.Context, f cmdutil.Factory, method string, body io.Reader) (*http.Response, error) {
+	cfg, err := f.ToRESTConfig()
+	if err != nil {
+		return nil, err
+	}
+	client, err := rest.HTTPClientFor(cfg)
+	if err != nil {
+		return nil, err
+	}
+	base, _, err := rest.DefaultServerUrlFor(cfg)
+	if err != nil {
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, method, base.JoinPath(api.PathClusterBackup).String(), body)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode != http.StatusOK {
+		defer resp.Body.Close()
+		raw, _ := io.ReadAll(io.LimitReader(resp.Body, 4096))
+		var s struct{ Message string }
+		if json.Unmarshal(raw, &s) == nil && s.Message != "" {
+			return nil, errors.New(s.Message)
+		}
+		return nil, errors.New(resp.Status)
+	}
+	return resp, nil
+}

@@ -1,0 +1,206 @@
+package kctl
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"net/url"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	cmdutil "k8s.io/kubectl/pkg/cmd/util"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+func statusCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	c := &cobra.Command{
+		Use:     "status",
+		Short:   "Show the replicas, the leader and the store",
+		Long:    "Show the replicas, the leader and the store. LAG is how many committed log entries a replica has yet to apply.",
+		Example: "  kctl cluster status\n  kctl cluster status -o json",
+		Args:    cobra.NoArgs,
+	}
+	output := outputFlag(c)
+	c.RunE = func(*cobra.Command, []string) error {
+		var s api.ClusterStatus
+		if err := ask(f, "GET", api.PathClusterStatus, nil, &s); err != nil {
+			return err
+		}
+		if done, err := printJSON(streams.Out, *output, s); done {
+			return err
+		}
+		return printStatus(streams.Out, s)
+	}
+	return c
+}
+
+// printStatus writes a status for a person: the cluster, its alarms, its replicas.
+func printStatus(w io.Writer, s api.ClusterStatus) error {
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	fmt.Fprintf(t, "cluster\t%s (%s), answered by %s\n", s.Cluster, s.ID, s.Answered)
+	fmt.Fprintf(t, "leader\t%s in term %d, revision %d, %d log entries committed\n", cmp.Or(s.Leader, "none"), s.Term, s.Revision, s.CommitIndex)
+	fmt.Fprintf(t, "store\t%d keys, %s; history %s since revision %d\n", s.Keys, size(s.Bytes), size(s.HistoryBytes), s.Compacted)
+	quota := "no quota"
+	if s.Quota > 0 {
+		quota = fmt.Sprintf("%.1f%% of %s", 100*float64(s.Bytes+s.HistoryBytes)/float64(s.Quota), size(s.Quota))
+	}
+	fmt.Fprintf(t, "quota\t%s\n", quota)
+	if len(s.Alarms) == 0 {
+		fmt.Fprintf(t, "alarms\tnone\n")
+	}
+	for _, a := range s.Alarms {
+		about := ""
+		if a.Member != "" {
+			about = " of " + a.Member
+		}
+		fmt.Fprintf(t, "ALARM\t%s%s since %s: %s\n", a.Kind, about, time.UnixMilli(a.Since).UTC().Format(time.RFC3339), a.Message)
+		fmt.Fprintf(t, "remedy\t%s\n", a.Remedy)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintln(w)
+	return printMembers(w, s.Members)
+}
+
+func printMembers(w io.Writer, members []api.ClusterMember) error {
+	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
+	fmt.Fprintln(t, "REPLICA\tROLE\tADDRESS\tAPPLIED\tLAG\tHEARD\tDISK\tWATCHERS\tVERSION\tREADY")
+	for _, m := range members {
+		applied, lag, heard := "-", "-", "never"
+		if m.Applied > 0 {
+			applied, lag = fmt.Sprint(m.Applied), fmt.Sprint(m.Lag)
+		}
+		if m.Contact >= 0 {
+			heard = ago(time.Duration(m.Contact) * time.Millisecond)
+		}
+		disk, watchers := "-", "-"
+		if m.Version != "" { // it answered for itself
+			disk, watchers = size(m.Disk), fmt.Sprint(m.Watchers)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", m.Name, role(m), m.Address, applied, lag, heard, disk, watchers, cmp.Or(m.Version, "-"), m.Ready)
+	}
+	return t.Flush()
+}
+
+func role(m api.ClusterMember) string {
+	switch {
+	case m.Leader:
+		return "leader"
+	case m.Voter:
+		return "follower"
+	}
+	return "learner"
+}
+
+// size is a number of bytes for a person.
+func size(n int64) string {
+	f, units := float64(n), []string{"B", "KiB", "MiB", "GiB", "TiB"}
+	for f >= 1024 && len(units) > 1 {
+		f, units = f/1024, units[1:]
+	}
+	if units[0] == "B" {
+		return fmt.Sprintf("%d B", n)
+	}
+	return fmt.Sprintf("%.1f %s", f, units[0])
+}
+
+// ago is an age for a person.
+func ago(d time.Duration) string {
+	switch {
+	case d < time.Second:
+		return "now"
+	case d < 10*time.Minute:
+		return d.Round(time.Second).String() + " ago"
+	}
+	return d.Round(time.Minute).String() + " ago"
+}
+
+func memberCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "member",
+		Short: "Members of the raft group",
+		Long: "Members of the raft group: the replicas that vote. A new one is made on its own machine, by\n" +
+			"'keelson-controlplane join' with a token of 'kctl cluster token create --role controlplane'.",
+		Example: "  kctl cluster member list\n  kctl cluster member remove cp2",
+	}
+	list := &cobra.Command{
+		Use: "list", Short: "List the members", Args: cobra.NoArgs,
+		Example: "  kctl cluster member list\n  kctl cluster member list -o json",
+	}
+	output := outputFlag(list)
+	list.RunE = func(*cobra.Command, []string) error {
+		var members []api.ClusterMember
+		if err := ask(f, "GET", api.PathClusterMembers, nil, &members); err != nil {
+			return err
+		}
+		if done, err := printJSON(streams.Out, *output, members); done {
+			return err
+		}
+		return printMembers(streams.Out, members)
+	}
+	remove := &cobra.Command{
+		Use: "remove NAME", Short: "Take a replica out of the group for good", Args: cobra.ExactArgs(1),
+		Long: "Take a replica out of the group for good. It is refused when those that are left and answer would be no majority:\n" +
+			"a replica that does not answer is removed before one that does, and after the loss of the majority there is only\n" +
+			"'keelson-controlplane recover'. A replica that is stopped for a while need not be removed, and one whose disk was\n" +
+			"lost is rebuilt in place: 'keelson-controlplane rebuild'.",
+		Example: "  kctl cluster member remove cp2",
+		RunE: func(_ *cobra.Command, args []string) error {
+			var answer map[string]string
+			if err := ask(f, "DELETE", api.PathClusterMembers+"/"+url.PathEscape(args[0]), nil, &answer); err != nil {
+				return err
+			}
+			fmt.Fprintf(streams.Out, "%s is no member any more. Stop its daemon; its data folder can go.\n", args[0])
+			return nil
+		},
+	}
+	c.AddCommand(list, remove)
+	return c
+}
+
+func stepDownCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	to := ""
+	c := &cobra.Command{
+		Use:     "step-down",
+		Short:   "Let another replica lead",
+		Long:    "Let another replica lead, before work on the leader's machine. No call fails; writes pause for some milliseconds.",
+		Example: "  kctl cluster step-down\n  kctl cluster step-down --to cp2",
+		Args:    cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			var r api.ClusterStepDownResult
+			if err := ask(f, "POST", api.PathClusterStepDown, api.ClusterStepDown{To: to}, &r); err != nil {
+				return err
+			}
+			fmt.Fprintf(streams.Out, "%s leads now, after %s\n", r.To, cmp.Or(r.From, "no leader"))
+			return nil
+		},
+	}
+	c.Flags().StringVar(&to, "to", "", "the replica that is to lead (default: the one with the best log)")
+	return c
+}
+
+func compactCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	revision := uint64(0)
+	c := &cobra.Command{
+		Use:   "compact",
+		Short: "Forget old revisions now",
+		Long: "Forget old revisions now. The store does so by itself, by age and number; this is for a store whose quota is used up.\n" +
+			"Watches that are behind the revision begin again with a list.",
+		Example: "  kctl cluster compact\n  kctl cluster compact --revision 120000",
+		Args:    cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			var r api.ClusterCompactResult
+			if err := ask(f, "POST", api.PathClusterCompact, api.ClusterCompact{Revision: revision}, &r); err != nil {
+				return err
+			}
+			fmt.Fprintf(streams.Out, "history up to revision %d is forgotten; what is left of it is %s\n", r.Compacted, size(r.HistoryBytes))
+			return nil
+		},
+	}
+	c.Flags().Uint64Var(&revision, "revision", 0, "the last revision to forget (default: all but the current state)")
+	return c
+}
