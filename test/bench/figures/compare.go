@@ -80,7 +80,16 @@ func Histogram(w io.Writer, width float64, sets ...Named) error {
 		heading = append(heading, fmt.Sprintf("%s (%d)", set.Name, len(set.Samples)))
 	}
 	fmt.Fprintln(t, strings.Join(heading, "\t"))
+	skipped := false
 	for at := first; at <= last; at++ {
+		if empty(counts, at) && empty(counts, at-1) && empty(counts, at+1) { // at is neither the first nor the last
+			if !skipped {
+				fmt.Fprintln(t, "..."+strings.Repeat("\t", len(sets)))
+			}
+			skipped = true
+			continue
+		}
+		skipped = false
 		label := fmt.Sprintf("%.0f to %.0f", float64(at)*width, float64(at+1)*width)
 		if at == maxBuckets-1 {
 			label = fmt.Sprintf("%.0f and more", float64(at)*width)
@@ -92,6 +101,16 @@ func Histogram(w io.Writer, width float64, sets ...Named) error {
 		fmt.Fprintln(t, strings.Join(cells, "\t"))
 	}
 	return t.Flush()
+}
+
+// empty says whether no set has samples in an interval.
+func empty(counts [][]int, at int) bool {
+	for _, c := range counts {
+		if c[at] > 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // bar draws a count as a share of all, with the count behind.

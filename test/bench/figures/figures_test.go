@@ -194,6 +194,10 @@ func TestHistogram(t *testing.T) {
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
+	out.Reset() // long emptiness is one line
+	if err := Histogram(&out, 10, Named{"ours", []float64{5, 105}}); err != nil || strings.Count(out.String(), "\n") != 6 || strings.Count(out.String(), "...") != 1 {
+		t.Errorf("%v:\n%s", err, out.String())
+	}
 	out.Reset()
 	if err := Histogram(&out, 100, Named{"ours", []float64{1e9}}); err != nil || !strings.Contains(out.String(), "3900 and more") {
 		t.Errorf("%v: %q", err, out.String())

@@ -95,8 +95,12 @@ func (a arm) killOnce(ctx context.Context) (gap float64, failed int, err error) 
 func (b *bench) transfers(ctx context.Context, arms []arm) error {
 	var reference *figures.Measured
 	for _, a := range slices.Backward(arms) { // the reference is the last
-		b.progress.say("leader transfers under %d clients, %d times: %s", transferClients, b.transferCount, a)
-		gaps, failed, err := b.transferAll(ctx, a)
+		times := b.transferCount
+		if a.isReference() { // of which clients in flight do not hear for a while: it takes longer
+			times = b.etcdTransfers
+		}
+		b.progress.say("leader transfers under %d clients, %d times: %s", transferClients, times, a)
+		gaps, failed, err := b.transferAll(ctx, a, times)
 		if err != nil {
 			return fmt.Errorf("transfer, %s: %w", a, err)
 		}
@@ -112,8 +116,8 @@ func (b *bench) transfers(ctx context.Context, arms []arm) error {
 	return nil
 }
 
-func (b *bench) transferAll(ctx context.Context, a arm) (gaps []float64, failed int, err error) {
-	for range b.transferCount {
+func (b *bench) transferAll(ctx context.Context, a arm, times int) (gaps []float64, failed int, err error) {
+	for range times {
 		leader, err := a.awaitLeader(ctx, a.members)
 		if err != nil {
 			return nil, 0, err

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"os"
 	"time"
@@ -33,7 +32,6 @@ func serveMember(ctx context.Context, s drive.Setup, lines *drive.Lines) error {
 	r, err := replica.New(replica.Config{
 		Name: s.Name, DataDir: s.Dir, ListenAddr: s.Peer, Advertise: s.Peer, Bootstrap: s.Bootstrap,
 		ServerTLS: server, ClientTLS: client, LogStore: replica.LogStoreKind(s.LogStore),
-		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})),
 	})
 	if err != nil {
 		return err

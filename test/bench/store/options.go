@@ -54,6 +54,7 @@ type options struct {
 	idleFor       time.Duration
 	busyFor       time.Duration
 	transferCount int
+	etcdTransfers int
 	killCount     int
 	etcdKills     int
 	memoryMiB     int
@@ -91,7 +92,8 @@ func parse(args []string, to io.Writer) (options, error) {
 	fs.IntVar(&o.commits, "commits", 100, "commits per round whose sight on followers is timed")
 	fs.DurationVar(&o.idleFor, "idle-for", 4*time.Second, "how long idleness is watched")
 	fs.DurationVar(&o.busyFor, "busy-for", 6*time.Second, "how long 64 clients run beside busy loops")
-	fs.IntVar(&o.transferCount, "transfers", 20, "transfers of the leadership")
+	fs.IntVar(&o.transferCount, "transfers", 20, "transfers of the leadership, ours")
+	fs.IntVar(&o.etcdTransfers, "etcd-transfers", 5, "transfers of etcd's")
 	fs.IntVar(&o.killCount, "kills", 20, "how often to kill -9 our leader under load")
 	fs.IntVar(&o.etcdKills, "etcd-kills", 5, "how often to kill -9 etcd's")
 	fs.IntVar(&o.memoryMiB, "memory", 256, "MiB of values by which memory is measured")
@@ -152,7 +154,7 @@ func (o options) check() error {
 	}
 	for flag, v := range map[string]int{
 		"rounds": o.rounds, "size": o.size, "list-keys": o.listKeys, "list-times": o.listTimes, "watchers": o.watcherCount,
-		"commits": o.commits, "transfers": o.transferCount, "kills": o.killCount, "memory": o.memoryMiB, "state-size": o.stateSize,
+		"commits": o.commits, "transfers": o.transferCount, "etcd-transfers": o.etcdTransfers, "kills": o.killCount, "memory": o.memoryMiB, "state-size": o.stateSize,
 		"duration": int(o.duration), "watch-for": int(o.watchFor), "idle-for": int(o.idleFor), "busy-for": int(o.busyFor),
 	} {
 		if v < 1 {

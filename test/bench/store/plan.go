@@ -101,8 +101,8 @@ func (b *bench) plan() []step {
 	one := b.at[:1]
 	add(partIdle, 2*b.idleFor, func(ctx context.Context) error { return b.idle(ctx, b.armsAt(first, one)) })
 	add(partBusy, few*b.busyFor, func(ctx context.Context) error { return b.elections(ctx, b.arms(first)) })
-	add(partTransfers, 2*time.Duration(b.transferCount)*700*time.Millisecond, func(ctx context.Context) error { return b.transfers(ctx, b.armsAt(first, one)) })
-	add(partKills, time.Duration(b.killCount)*2500*time.Millisecond+time.Duration(b.etcdKills)*4*time.Second, func(ctx context.Context) error {
+	add(partTransfers, time.Duration(b.transferCount)*700*time.Millisecond+time.Duration(b.etcdTransfers)*2600*time.Millisecond, func(ctx context.Context) error { return b.transfers(ctx, b.armsAt(first, one)) })
+	add(partKills, time.Duration(b.killCount)*1700*time.Millisecond+time.Duration(b.etcdKills)*4*time.Second, func(ctx context.Context) error {
 		return b.kills(ctx, arm{b.groups[first[0]], one[0]}, b.reference())
 	})
 	add(partState, time.Duration(b.stateMiB)*150*time.Millisecond, func(ctx context.Context) error {

@@ -95,7 +95,7 @@ func print(out io.Writer, records []figures.Record, reference string) error {
 		if r.Measure != "kill" && r.Measure != "transfer" {
 			continue
 		}
-		width := 100.0
+		width := 50.0
 		if r.Measure == "transfer" {
 			width = 10
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"sync"
 	"time"
 
@@ -138,7 +137,7 @@ func (a arm) resident() (map[string]procfs.Memory, error) {
 
 // pause tells for how long commits of one steady writer stop while all of the
 // state is read or written, by the leader or by every member at once, and how
-// much memory that takes.
+// much more memory than before that takes, at its peak.
 func (b *bench) pause(ctx context.Context, a arm, do string, everywhere bool) (map[string]float64, error) {
 	leader, err := a.awaitLeader(ctx, a.members)
 	if err != nil {
@@ -154,21 +153,26 @@ func (b *bench) pause(ctx context.Context, a arm, do string, everywhere bool) (m
 		return nil, err
 	}
 	start := time.Now()
-	if err := wait.Delay(ctx, min(quietTime, 10*b.duration)); err != nil {
+	quiet, err := a.peaksDuring(ctx, func() error { return wait.Delay(ctx, min(quietTime, 10*b.duration)) })
+	if err != nil {
 		return nil, err
 	}
 	from := time.Now()
-	peak, failed := a.peakDuring(ctx, func() error { return a.everywhere(ctx, do, on) })
+	busy, failed := a.peaksDuring(ctx, func() error { return a.everywhere(ctx, do, on) })
 	to := time.Now()
 	got, err := writer.end(ctx)
 	if err := errors.Join(failed, err); err != nil {
 		return nil, err
 	}
+	grown := 0.0
+	for name := range busy {
+		grown = max(grown, busy[name]-quiet[name])
+	}
 	return map[string]float64{
 		"quiet_ms": longestGap(got.Acks, start.UnixMicro(), from.UnixMicro()),
 		"pause_ms": longestGap(got.Acks, from.UnixMicro(), to.UnixMicro()),
 		"took_s":   to.Sub(from).Seconds(), "failed_calls": float64(got.Failed),
-		"memory_percent": 100 * peak / float64(b.stateMiB*mebi),
+		"memory_percent": 100 * grown / float64(b.stateMiB*mebi),
 	}, nil
 }
 
@@ -191,32 +195,30 @@ func (a arm) everywhere(ctx context.Context, do string, on []*member) error {
 	return err
 }
 
-// peakDuring is by how many bytes the most growing member grew while something was done.
-func (a arm) peakDuring(ctx context.Context, do func() error) (float64, error) {
-	before, err := a.resident()
-	if err != nil {
-		return 0, err
+// peaksDuring is the most memory of its own that each member held while something was done.
+func (a arm) peaksDuring(ctx context.Context, do func() error) (map[string]float64, error) {
+	peaks := make(map[string]float64)
+	look := func() error {
+		now, err := a.resident()
+		for name, m := range now {
+			peaks[name] = max(peaks[name], m.Anonymous)
+		}
+		return err
 	}
-	var (
-		peak  float64
-		looks sync.WaitGroup
-	)
+	if err := look(); err != nil {
+		return nil, err
+	}
+	var looks sync.WaitGroup
 	ctx, done := context.WithCancel(ctx)
 	looks.Go(func() {
-		for wait.Delay(ctx, memoryLook) == nil {
-			now, err := a.resident()
-			if err != nil {
-				return // a member is gone: what is measured says so itself
-			}
-			for name := range maps.Keys(now) {
-				peak = max(peak, now[name].Anonymous-before[name].Anonymous)
-			}
+		// When a member is gone, what is measured says so itself.
+		for wait.Delay(ctx, memoryLook) == nil && look() == nil {
 		}
 	})
-	err = do()
+	err := do()
 	done()
 	looks.Wait()
-	return peak, err
+	return peaks, err
 }
 
 // restart ends members with kill -9 at once, starts them again and tells how
