@@ -197,7 +197,7 @@ type raftStreams struct {
 }
 
 func (s *raftStreams) Dial(address raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	ctx, cancel := context.WithTimeout(s.life, timeout)
 	defer cancel()
 	raw, err := s.dial(ctx, string(address))
 	if err != nil {

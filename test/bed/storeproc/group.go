@@ -182,8 +182,12 @@ func (g *Group) Remove(ctx context.Context, m *Member) error {
 // discard ends a member for good.
 func (m *Member) discard() error {
 	m.mu.Lock()
+	gone := m.gone
 	m.gone = true
 	m.mu.Unlock()
+	if gone {
+		return nil
+	}
 	return errors.Join(m.Kill(), m.hold.Close(), m.store.Close(), m.Err())
 }
 
@@ -195,7 +199,7 @@ func (g *Group) Members() []*Member {
 }
 
 // Close ends every process, at once, and removes all but Dir. It returns what
-// Err would.
+// Err would. Closing again does nothing.
 func (g *Group) Close() error {
 	var errs []error
 	for _, m := range g.Members() {

@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"keelson.dev/keelson/raftstore"
@@ -41,7 +42,7 @@ func doorOf(m *storeproc.Member) (linear.Door, bool) {
 
 // own turns the result of a local read of a later life into one that failed.
 func (d *door) own(local bool, err error) error {
-	if local && err == nil && d.member.Lives() != d.life {
+	if local && (err == nil || errors.Is(err, raftstore.ErrNotFound)) && d.member.Lives() != d.life {
 		return fmt.Errorf("%w: the process of %s ended", raftstore.ErrUnavailable, d.member.Name)
 	}
 	return err
