@@ -156,7 +156,8 @@ type Store interface {
 	// List returns the items whose keys begin with prefix.
 	List(ctx context.Context, prefix string, o ListOptions) (List, error)
 	// Watch delivers every event with revision > after whose key begins with
-	// prefix: no gap, no duplicate, in order. after = 0 means "from now".
+	// prefix: no gap, no duplicate, in order. after = 0 means "from now". A
+	// revision that no replica has reached is ErrFutureRevision.
 	// It never blocks a commit: a watcher too slow to keep up is caught up
 	// from history or ended with ErrSlowWatcher.
 	Watch(ctx context.Context, prefix string, after Revision) (Watcher, error)

@@ -37,6 +37,7 @@ type incarnation struct {
 	floor    uint64 // sequences up to this one are forgotten
 	used     int64  // the store's time when it last proposed
 	outcomes []remembered
+	room     []remembered  // what outcomes is a part of
 	place    *list.Element // in uses
 }
 
@@ -137,9 +138,24 @@ func (inc *incarnation) insert(o remembered) {
 	case known:
 		inc.outcomes[at] = o
 	case at == len(inc.outcomes):
-		inc.outcomes = append(inc.outcomes, o)
+		inc.push(o)
 	default:
 		inc.outcomes = slices.Insert(inc.outcomes, at, o)
+	}
+}
+
+// push adds an outcome at the end. What settle has left free at the beginning of
+// the room is used again, so that steady work allocates nothing.
+func (inc *incarnation) push(o remembered) {
+	n := len(inc.outcomes)
+	if n == cap(inc.outcomes) && len(inc.room) >= 2*n && n > 0 {
+		copy(inc.room, inc.outcomes) // the halves do not overlap
+		clear(inc.outcomes)
+		inc.outcomes = inc.room[:n]
+	}
+	full := n == cap(inc.outcomes)
+	if inc.outcomes = append(inc.outcomes, o); full {
+		inc.room = inc.outcomes[:cap(inc.outcomes)]
 	}
 }
 

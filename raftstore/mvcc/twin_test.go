@@ -23,27 +23,43 @@ type twin struct {
 	compacted raftstore.Revision
 	states    []map[string]raftstore.Item // by revision
 	events    []raftstore.Events          // by revision, from 1
-	answers   map[[2]uint64]mvcc.Outcome
+	hashes    [][32]byte                  // by revision, as the machine gave them at the time
+	clock     int64
+	answers   map[[2]uint64]answer
+	issued    map[[2]uint64]int64
 	floors    map[uint64]uint64
+	alarms    map[string]raftstore.Alarm
+}
+
+type answer struct {
+	outcome mvcc.Outcome
+	at      int64
 }
 
 func newTwin() *twin {
-	return &twin{states: []map[string]raftstore.Item{{}}, events: []raftstore.Events{{}},
-		answers: make(map[[2]uint64]mvcc.Outcome), floors: make(map[uint64]uint64)}
+	return &twin{states: []map[string]raftstore.Item{{}}, events: []raftstore.Events{{}}, hashes: [][32]byte{mvcc.New().View().Hash()},
+		answers: make(map[[2]uint64]answer), issued: make(map[[2]uint64]int64), floors: make(map[uint64]uint64), alarms: make(map[string]raftstore.Alarm)}
 }
 
 func (w *twin) now() map[string]raftstore.Item { return w.states[w.revision] }
 
-func (w *twin) propose(term uint64, p *storev1.Proposal) mvcc.Outcome {
+// propose remembers every answer for ever. The machine may forget: got is what
+// it said, and is right to be Unknown where the bounds allow that.
+func (w *twin) propose(term uint64, p *storev1.Proposal, got mvcc.Outcome) mvcc.Outcome {
+	w.clock = max(w.clock, p.ProposedUnixMs)
 	id := [2]uint64{p.Id.Incarnation, p.Id.Sequence}
-	if p.Id.Sequence <= w.floors[p.Id.Incarnation] {
-		return mvcc.Outcome{Code: mvcc.Unknown}
-	}
-	if out, known := w.answers[id]; known {
-		return out
+	unknown := mvcc.Outcome{Code: mvcc.Unknown}
+	settled := p.Id.Sequence <= w.floors[p.Id.Incarnation]
+	switch before, seen := w.answers[id]; {
+	case seen && got.Code == mvcc.Unknown && (settled || w.clock-before.at > mvcc.RememberMs):
+		return unknown
+	case seen:
+		return before.outcome
+	case got.Code == mvcc.Unknown && (settled || w.clock-p.Id.IssuedUnixMs > mvcc.RememberMs):
+		return unknown
 	}
 	out := w.decide(term, p)
-	w.answers[id] = out
+	w.answers[id] = answer{out, w.clock}
 	w.floors[p.Id.Incarnation] = max(w.floors[p.Id.Incarnation], min(p.Id.Settled, p.Id.Sequence-1))
 	return out
 }
@@ -51,6 +67,14 @@ func (w *twin) propose(term uint64, p *storev1.Proposal) mvcc.Outcome {
 func (w *twin) decide(term uint64, p *storev1.Proposal) mvcc.Outcome {
 	if p.Fence != 0 && p.Fence != term {
 		return mvcc.Outcome{Code: mvcc.Fenced, Revision: w.revision}
+	}
+	if _, full := w.alarms["1"]; full {
+		for _, op := range p.Ops {
+			if op.Kind == uint32(raftstore.OpPut) {
+				return mvcc.Outcome{Code: mvcc.NoSpace, Revision: w.revision, Message: fmt.Sprintf(
+					"put of key %q: the state is %d bytes now and the history of past revisions %d; full", op.Key, w.bytes(), w.historyBytes(w.compacted))}
+			}
+		}
 	}
 	for _, op := range p.Ops {
 		want := raftstore.Precondition{Absent: op.GetIf().GetAbsent(), Revision: raftstore.Revision(op.GetIf().GetRevision())}
@@ -74,7 +98,7 @@ func (w *twin) decide(term uint64, p *storev1.Proposal) mvcc.Outcome {
 		case raftstore.OpPut:
 			ev.Kind, ev.Item.Value = raftstore.EventPut, op.Value
 			if op.TtlMs > 0 {
-				ev.Item.Expires = p.ProposedUnixMs + op.TtlMs
+				ev.Item.Expires = w.clock + op.TtlMs
 			}
 			next[op.Key] = ev.Item
 		case raftstore.OpDelete:
@@ -101,7 +125,45 @@ func (w *twin) advance(next map[string]raftstore.Item, events []raftstore.Event)
 	w.events = append(w.events, raftstore.Events{Revision: w.revision, Events: events})
 }
 
+func (w *twin) bytes() int64 {
+	var n int64
+	for _, it := range w.now() {
+		n += int64(len(it.Key) + len(it.Value))
+	}
+	return n
+}
+
+// historyBytes is what the events after a revision replaced.
+func (w *twin) historyBytes(after raftstore.Revision) int64 {
+	var n int64
+	for _, r := range w.events[after+1:] {
+		for _, e := range r.Events {
+			if e.Prev != nil {
+				n += int64(len(e.Prev.Key) + len(e.Prev.Value))
+			}
+		}
+	}
+	return n
+}
+
+func (w *twin) setAlarm(s *storev1.SetAlarm) {
+	w.clock = max(w.clock, s.Alarm.SinceUnixMs)
+	key := fmt.Sprint(s.Alarm.Kind, s.Alarm.Member)
+	before, up := w.alarms[key]
+	switch {
+	case s.Clear:
+		delete(w.alarms, key)
+	case up:
+		before.Message = s.Alarm.Message
+		w.alarms[key] = before
+	default:
+		w.alarms[key] = raftstore.Alarm{Kind: raftstore.AlarmKind(s.Alarm.Kind), Member: s.Alarm.Member, Since: s.Alarm.SinceUnixMs, Message: s.Alarm.Message}
+	}
+}
+
 func (w *twin) expire(until int64) {
+	w.clock = max(w.clock, until)
+	until = w.clock
 	next, due := maps.Clone(w.now()), []raftstore.Item(nil)
 	for _, it := range next {
 		if it.Expires != 0 && it.Expires <= until {
@@ -148,7 +210,7 @@ func drawKey(t *rapid.T) string {
 }
 
 func drawProposal(t *rapid.T, w *twin) *storev1.Proposal {
-	p := &storev1.Proposal{ProposedUnixMs: int64(rapid.IntRange(1000, 1100).Draw(t, "now"))}
+	p := &storev1.Proposal{ProposedUnixMs: drawTime(t, w)}
 	if rapid.IntRange(0, 9).Draw(t, "fenced") == 0 {
 		p.Fence = uint64(rapid.IntRange(1, 3).Draw(t, "fence"))
 	}
@@ -157,6 +219,17 @@ func drawProposal(t *rapid.T, w *twin) *storev1.Proposal {
 		Sequence:    uint64(rapid.IntRange(1, 400).Draw(t, "sequence")),
 		Settled:     uint64(rapid.IntRange(0, 40).Draw(t, "settled")),
 	}
+	id := [2]uint64{p.Id.Incarnation, p.Id.Sequence}
+	if w.issued[id] == 0 {
+		// Its issuer's clock is nearly right.
+		w.issued[id] = max(1, w.clock+int64(rapid.IntRange(-20, 20).Draw(t, "issued")))
+		for other, at := range w.issued { // ids are issued in order
+			if other[0] == id[0] && other[1] > id[1] {
+				w.issued[id] = min(w.issued[id], at)
+			}
+		}
+	}
+	p.Id.IssuedUnixMs = w.issued[id]
 	used := map[string]bool{}
 	for range rapid.IntRange(1, 3).Draw(t, "ops") {
 		op := &storev1.Op{Key: drawKey(t), Kind: uint32(rapid.IntRange(1, 3).Draw(t, "kind"))}
@@ -184,12 +257,22 @@ func drawProposal(t *rapid.T, w *twin) *storev1.Proposal {
 	return p
 }
 
+// drawTime is mostly a little later than the last, at times earlier, and rarely
+// so much later that what was remembered is forgotten.
+func drawTime(t *rapid.T, w *twin) int64 {
+	step := rapid.SampledFrom([]int{0, 1, 3, 7, -5, -1000}).Draw(t, "step of time")
+	if rapid.IntRange(0, 60).Draw(t, "jump") == 0 {
+		step = mvcc.RememberMs / 3 * rapid.IntRange(1, 4).Draw(t, "by")
+	}
+	return max(1000, w.clock+int64(step))
+}
+
 func batch(p ...*storev1.Proposal) *storev1.Command {
 	return &storev1.Command{Kind: &storev1.Command_Batch{Batch: &storev1.Batch{Proposals: p}}}
 }
 
-// The state machine agrees with its plain twin about outcomes, events, lists at
-// every retained revision, history, and after a snapshot.
+// The state machine agrees with its plain twin about outcomes, events, lists and
+// hashes at every retained revision, history, alarms, sizes, and after a snapshot.
 func TestAgreesWithTwin(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m, w := mvcc.New(), newTwin()
@@ -200,7 +283,7 @@ func TestAgreesWithTwin(t *testing.T) {
 				m.Apply(mvcc.Entry{Command: &storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: uint64(upTo)}}}})
 				w.compacted = max(w.compacted, min(upTo, w.revision))
 			case 1:
-				until := int64(rapid.IntRange(1000, 1150).Draw(t, "until"))
+				until := drawTime(t, w)
 				before := w.revision
 				res := m.Apply(mvcc.Entry{Command: &storev1.Command{Kind: &storev1.Command_Expire{Expire: &storev1.Expire{UntilUnixMs: until}}}})
 				w.expire(until)
@@ -218,16 +301,33 @@ func TestAgreesWithTwin(t *testing.T) {
 					t.Fatal("hash changed over a snapshot")
 				}
 				m = loaded
+			case 3, 4:
+				set := &storev1.SetAlarm{Clear: rapid.IntRange(0, 2).Draw(t, "clear") > 0, Alarm: &storev1.Alarm{Kind: 1, SinceUnixMs: drawTime(t, w), Message: "full"}}
+				if rapid.Bool().Draw(t, "diverged") {
+					set.Alarm.Kind, set.Alarm.Member = 2, rapid.SampledFrom([]string{"r1", "r2"}).Draw(t, "about")
+				}
+				m.Apply(mvcc.Entry{Command: &storev1.Command{Kind: &storev1.Command_Alarm{Alarm: set}}})
+				w.setAlarm(set)
+			case 5:
+				keep := int64(rapid.IntRange(0, 60).Draw(t, "keep"))
+				upTo := m.View().Keep(keep)
+				if n := w.historyBytes(upTo); n > keep || upTo > w.compacted && w.historyBytes(upTo-1) <= keep {
+					t.Fatalf("to keep %d bytes of history it would compact to %d, which keeps %d", keep, upTo, n)
+				}
 			default:
 				term := uint64(rapid.IntRange(1, 3).Draw(t, "term"))
 				p := drawProposal(t, w)
 				before := w.revision
-				want := w.propose(term, p)
 				res := m.Apply(mvcc.Entry{Term: term, Command: batch(p)})
+				want := w.propose(term, p, res.Outcomes[0][0])
 				same(t, "outcome", res.Outcomes[0][0], want)
 				same(t, "events", res.Events, w.events[before+1:])
 			}
+			for len(w.hashes) <= int(w.revision) {
+				w.hashes = append(w.hashes, m.View().Hash())
+			}
 			compareLists(t, m.View(), w)
+			compareState(t, m.View(), w)
 		}
 		compareHistory(t, m.View(), w)
 	})
@@ -247,13 +347,24 @@ func compareLists(t *rapid.T, v *mvcc.View, w *twin) {
 		t.Fatalf("list of %q with %+v: %v", prefix, o, err)
 	}
 	same(t, fmt.Sprintf("list of %q with %+v", prefix, o), got, w.list(prefix, o))
-	keys, size := len(w.now()), int64(0)
-	for _, it := range w.now() {
-		size += int64(len(it.Key) + len(it.Value))
-	}
-	if v.Keys() != keys || v.Bytes() != size || v.Revision() != w.revision || v.Compacted() != w.compacted {
+}
+
+func compareState(t *rapid.T, v *mvcc.View, w *twin) {
+	if v.Keys() != len(w.now()) || v.Bytes() != w.bytes() || v.Revision() != w.revision || v.Compacted() != w.compacted {
 		t.Fatalf("%d keys, %d bytes, revision %d, compacted %d; twin has %d, %d, %d, %d",
-			v.Keys(), v.Bytes(), v.Revision(), v.Compacted(), keys, size, w.revision, w.compacted)
+			v.Keys(), v.Bytes(), v.Revision(), v.Compacted(), len(w.now()), w.bytes(), w.revision, w.compacted)
+	}
+	if v.HistoryBytes() != w.historyBytes(w.compacted) || v.Clock() != w.clock {
+		t.Fatalf("%d bytes of history, clock %d; twin has %d, %d", v.HistoryBytes(), v.Clock(), w.historyBytes(w.compacted), w.clock)
+	}
+	var alarms []raftstore.Alarm
+	for _, key := range slices.Sorted(maps.Keys(w.alarms)) {
+		alarms = append(alarms, w.alarms[key])
+	}
+	same(t, "alarms", v.Alarms(), alarms)
+	at := raftstore.Revision(rapid.IntRange(int(w.compacted), int(w.revision)).Draw(t, "hash at"))
+	if h, err := v.HashAt(at, func(int) error { return nil }); at != 0 && (err != nil || h != w.hashes[at]) {
+		t.Fatalf("hash of revision %d is %x, was %x: %v", at, h, w.hashes[at], err)
 	}
 }
 

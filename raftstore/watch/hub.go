@@ -241,7 +241,8 @@ func (h *Hub) progress(w *Watcher) {
 }
 
 // Watch starts a watcher of prefix that begins after a revision; 0 means from
-// now. ErrCompacted when that is no longer retained.
+// now. ErrCompacted when that is no longer retained, ErrFutureRevision when it
+// has not been published yet.
 func (h *Hub) Watch(ctx context.Context, prefix string, after raftstore.Revision) (*Watcher, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("watch of %q: %w", prefix, err)
@@ -251,6 +252,9 @@ func (h *Hub) Watch(ctx context.Context, prefix string, after raftstore.Revision
 	defer h.mu.Unlock()
 	if h.closed {
 		return nil, fmt.Errorf("watch of %q: %w", prefix, raftstore.ErrClosed)
+	}
+	if after > h.revision {
+		return nil, fmt.Errorf("watch of %q after revision %d: store is at %d: %w", prefix, after, h.revision, raftstore.ErrFutureRevision)
 	}
 	if after == 0 {
 		after = h.revision

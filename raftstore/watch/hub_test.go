@@ -267,6 +267,50 @@ func TestClosedHub(t *testing.T) {
 	}
 }
 
+// A watch may not begin where nobody has been: it would wait in silence for
+// revisions of another history.
+func TestWatchOfTheFuture(t *testing.T) {
+	h := new(tape)
+	hub := watch.New(h, 0, watch.Options{})
+	defer hub.Close()
+	hub.Publish([]raftstore.Events{h.record("/a")})
+	_, err := hub.Watch(context.Background(), "/", 2)
+	if !errors.Is(err, raftstore.ErrFutureRevision) || !strings.Contains(err.Error(), "after revision 2") || !strings.Contains(err.Error(), "store is at 1") {
+		t.Errorf("watch after a future revision: %v", err)
+	}
+	if _, err := hub.Watch(context.Background(), "/", 1); err != nil {
+		t.Errorf("watch after the present revision: %v", err)
+	}
+}
+
+// A watcher cut off for slowness is counted, one that ended by itself is not.
+func TestCutWatchersAreCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := new(tape)
+		hub := watch.New(h, 0, watch.Options{})
+		for range 2 {
+			if _, err := hub.Watch(context.Background(), "/", 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		done, err := hub.Watch(context.Background(), "/", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 500 {
+			hub.Publish([]raftstore.Events{h.record("/a")})
+		}
+		synctest.Wait()
+		done.Stop()
+		h.compact(450)
+		time.Sleep(time.Minute) // virtual
+		if n := hub.Cut(); n != 2 {
+			t.Errorf("%d watchers cut", n)
+		}
+		hub.Close()
+	})
+}
+
 func BenchmarkPublish(b *testing.B) {
 	for _, watchers := range []int{1, 1000} {
 		b.Run(fmt.Sprint(watchers), func(b *testing.B) {

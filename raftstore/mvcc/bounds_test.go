@@ -1,0 +1,264 @@
+package mvcc_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	storev1 "keelson.dev/keelson/proto/store/v1"
+	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/mvcc"
+)
+
+// reload is the machine as another replica gets it.
+func reload(t testing.TB, m *mvcc.Machine) *mvcc.Machine {
+	t.Helper()
+	var b bytes.Buffer
+	if err := m.Snapshot().Dump(&b, mvcc.Meta{}); err != nil {
+		t.Fatal(err)
+	}
+	loaded, _, err := mvcc.Load(&b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return loaded
+}
+
+// issued is a put with an id made at a time, proposed at another.
+func issued(inc, seq uint64, made, proposed int64) *storev1.Proposal {
+	p := put(inc, seq, 0, "/a", fmt.Sprint(inc, seq))
+	p.Id.IssuedUnixMs, p.ProposedUnixMs = made, proposed
+	return p
+}
+
+// What is forgotten, by time or by number, is never applied again, also by a
+// replica that has the state from a snapshot.
+func TestForgottenIsNeverApplied(t *testing.T) {
+	const start, window = int64(1_000_000), int64(mvcc.RememberMs)
+	byTime := func(m *mvcc.Machine) {
+		apply(m, issued(2, 1, start+window+1, start+window+1))
+	}
+	byNumber := func(m *mvcc.Machine) {
+		for inc := range uint64(5000) {
+			apply(m, issued(100+inc, 1, start+1, start+1))
+		}
+	}
+	for name, forget := range map[string]func(*mvcc.Machine){"by time": byTime, "by number": byNumber} {
+		for _, over := range []string{"", " over a snapshot"} {
+			t.Run(name+over, func(t *testing.T) {
+				m := mvcc.New()
+				first := apply(m, issued(1, 1, start, start))
+				if again := apply(m, issued(1, 1, start, start+window)); again != first {
+					t.Fatalf("within the time: %+v, want %+v", again, first)
+				}
+				forget(m)
+				if over != "" {
+					m = reload(t, m)
+				}
+				before := m.View().Revision()
+				late := apply(m, issued(1, 1, start, start+window+2))
+				if !errors.Is(late.Err(), raftstore.ErrOutcomeUnknown) || m.View().Revision() != before {
+					t.Errorf("forgotten proposal: %+v, revision went from %d to %d", late, before, m.View().Revision())
+				}
+				// The proposer itself is not shut out.
+				if out := apply(m, issued(1, 2, start+window+2, start+window+2)); out.Err() != nil {
+					t.Errorf("new proposal of the forgotten proposer: %v", out.Err())
+				}
+				if again := apply(m, issued(1, 1, start, start+window+3)); !errors.Is(again.Err(), raftstore.ErrOutcomeUnknown) {
+					t.Errorf("forgotten proposal of a proposer that is known again: %+v", again)
+				}
+			})
+		}
+	}
+}
+
+// An outcome that was never settled does not stay because its proposer goes on.
+func TestUnsettledOutcomesAgeAway(t *testing.T) {
+	m := mvcc.New()
+	for seq := range uint64(1000) {
+		apply(m, issued(1, seq+1, 1_000_000, 1_000_000))
+	}
+	apply(m, issued(1, 1001, 1_000_000, 1_000_001+mvcc.RememberMs))
+	m.Apply(mvcc.Entry{Command: &storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: 1 << 40}}}})
+	var b bytes.Buffer
+	if err := m.Snapshot().Dump(&b, mvcc.Meta{}); err != nil {
+		t.Fatal(err)
+	}
+	if b.Len() > 1024 {
+		t.Errorf("snapshot of one key and one outcome is %d bytes", b.Len())
+	}
+}
+
+func alarm(clear bool, a *storev1.Alarm) *storev1.Command {
+	return &storev1.Command{Kind: &storev1.Command_Alarm{Alarm: &storev1.SetAlarm{Clear: clear, Alarm: a}}}
+}
+
+// While the space alarm is up puts are refused, whatever else is in the commit;
+// deletes and checks are not, and whoever asks is told what to do.
+func TestSpaceAlarmRefusesPuts(t *testing.T) {
+	m := mvcc.New()
+	apply(m, put(1, 1, 0, "/a", "x"))
+	apply(m, put(1, 2, 0, "/b", "x"))
+	m.Apply(mvcc.Entry{Command: alarm(false, &storev1.Alarm{Kind: uint32(raftstore.AlarmSpace), Message: "quota of 7 bytes: delete something"})})
+	m = reload(t, m)
+	refusedPut := put(1, 3, 0, "/c", "x")
+	refusedPut.Ops = append([]*storev1.Op{{Kind: uint32(raftstore.OpDelete), Key: "/a"}}, refusedPut.Ops...)
+	err := apply(m, refusedPut).Err()
+	if !errors.Is(err, raftstore.ErrNoSpace) || !strings.Contains(err.Error(), `"/c"`) || !strings.Contains(err.Error(), "quota of 7 bytes: delete something") {
+		t.Errorf("put while space is short: %v", err)
+	}
+	if _, ok := m.View().Get("/a"); !ok {
+		t.Error("a refused commit deleted something")
+	}
+	gone := put(1, 4, 0, "/b", "")
+	gone.Ops = []*storev1.Op{{Kind: uint32(raftstore.OpDelete), Key: "/b"}, {Kind: uint32(raftstore.OpCheck), Key: "/a"}}
+	if out := apply(m, gone); out.Err() != nil {
+		t.Errorf("delete while space is short: %v", out.Err())
+	}
+	if again := apply(m, refusedPut).Err(); !errors.Is(again, raftstore.ErrNoSpace) {
+		t.Errorf("retry of the refused put: %v", again)
+	}
+	m.Apply(mvcc.Entry{Command: alarm(true, &storev1.Alarm{Kind: uint32(raftstore.AlarmSpace)})})
+	if out := apply(m, put(1, 5, 0, "/c", "x")); out.Err() != nil || len(m.View().Alarms()) != 0 {
+		t.Errorf("put after the alarm: %v, alarms %v", out.Err(), m.View().Alarms())
+	}
+}
+
+// Alarms cannot fill the state, nor be of a kind that nobody knows.
+func TestAlarmsAreBounded(t *testing.T) {
+	m := mvcc.New()
+	for i := range 1000 {
+		m.Apply(mvcc.Entry{Command: alarm(false, &storev1.Alarm{Kind: 2, Member: fmt.Sprint("r", i), Message: strings.Repeat("x", 1<<20)})},
+			mvcc.Entry{Command: alarm(false, &storev1.Alarm{Kind: 2, Member: strings.Repeat("r", 1<<20)})},
+			mvcc.Entry{Command: alarm(false, &storev1.Alarm{Kind: 77})})
+	}
+	var b bytes.Buffer
+	if err := m.Snapshot().Dump(&b, mvcc.Meta{}); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(m.View().Alarms()); n != 64 || b.Len() > 128<<10 {
+		t.Errorf("%d alarms, snapshot of %d bytes", n, b.Len())
+	}
+}
+
+// Time in the state machine does not run backwards when the next leader's
+// clock is behind, so that a key's life is never shortened or prolonged by it.
+func TestTimeNeverRunsBackwards(t *testing.T) {
+	m := mvcc.New()
+	at := func(now int64) *storev1.Proposal {
+		p := put(1, uint64(now), 0, "/k", "x")
+		p.ProposedUnixMs, p.Ops[0].TtlMs = now, 500
+		return p
+	}
+	apply(m, at(10_000))
+	apply(m, at(4_000)) // a leader whose clock is behind
+	if it, _ := m.View().Get("/k"); it.Expires != 10_500 || m.View().Clock() != 10_000 {
+		t.Errorf("expires at %d by a clock of %d", it.Expires, m.View().Clock())
+	}
+	expire := func(until int64) {
+		m.Apply(mvcc.Entry{Command: &storev1.Command{Kind: &storev1.Command_Expire{Expire: &storev1.Expire{UntilUnixMs: until}}}})
+	}
+	expire(9_000)
+	expire(10_499)
+	if _, ok := m.View().Get("/k"); !ok {
+		t.Error("expired too early")
+	}
+	m = reload(t, m)
+	expire(10_500)
+	if _, ok := m.View().Get("/k"); ok {
+		t.Error("still there")
+	}
+	// The longest time there is does not wrap around to the past.
+	long := at(20_000)
+	long.Ops[0].TtlMs = 1<<63 - 1
+	apply(m, long)
+	expire(1 << 60)
+	if _, ok := m.View().Get("/k"); !ok {
+		t.Error("a key with the longest TTL has expired")
+	}
+}
+
+// A pager that holds on to its revision sees one state, whatever is committed
+// meanwhile, until that revision is compacted; then it is told which are left.
+func TestPagingOverAFixedSnapshot(t *testing.T) {
+	m := mvcc.New()
+	seq := uint64(0)
+	write := func(key, value string) {
+		seq++
+		apply(m, put(1, seq, seq-1, key, value))
+	}
+	for i := range 20 {
+		write(fmt.Sprintf("/p/%02d", i), "before")
+	}
+	first, err := m.View().List("/p/", raftstore.ListOptions{Limit: 7})
+	if err != nil {
+		t.Fatal(err)
+	}
+	compact := func(upTo raftstore.Revision) {
+		m.Apply(mvcc.Entry{Command: &storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: uint64(upTo)}}}})
+	}
+	got := first.Items
+	for page := first; page.More; {
+		for i := range 20 {
+			write(fmt.Sprintf("/p/%02d", i), "after")
+			write(fmt.Sprintf("/p/%02d-new", i), "after")
+		}
+		compact(first.Revision) // up to the pager's own, which stays readable
+		if page, err = m.View().List("/p/", raftstore.ListOptions{Limit: 7, At: first.Revision, After: got[len(got)-1].Key}); err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, page.Items...)
+		if want := int64(20 - len(got)); page.Remaining != want || page.Revision != first.Revision {
+			t.Errorf("%d remain at revision %d, want %d at %d", page.Remaining, page.Revision, want, first.Revision)
+		}
+	}
+	for i, it := range got {
+		if it.Key != fmt.Sprintf("/p/%02d", i) || string(it.Value) != "before" {
+			t.Errorf("item %d is %s = %s", i, it.Key, it.Value)
+		}
+	}
+	if len(got) != 20 {
+		t.Errorf("%d items", len(got))
+	}
+	compact(first.Revision + 1)
+	_, err = m.View().List("/p/", raftstore.ListOptions{Limit: 7, At: first.Revision})
+	if !errors.Is(err, raftstore.ErrCompacted) || !strings.Contains(err.Error(), fmt.Sprintf("compacted up to %d", first.Revision+1)) {
+		t.Errorf("page of a compacted revision: %v", err)
+	}
+	now := m.View().Revision()
+	_, err = m.View().List("/p/", raftstore.ListOptions{At: now + 5})
+	if !errors.Is(err, raftstore.ErrFutureRevision) || !strings.Contains(err.Error(), fmt.Sprint(now+5)) || !strings.Contains(err.Error(), fmt.Sprint(now)) {
+		t.Errorf("list of a future revision: %v", err)
+	}
+	for at, want := range map[raftstore.Revision]error{first.Revision: raftstore.ErrCompacted, now + 1: raftstore.ErrFutureRevision} {
+		if _, err := m.View().HashAt(at, func(int) error { return nil }); !errors.Is(err, want) {
+			t.Errorf("hash of revision %d: %v", at, err)
+		}
+	}
+}
+
+// BenchmarkApply is the cost of one proposal in a batch of 64, beside raft.
+func BenchmarkApply(b *testing.B) {
+	m := mvcc.New()
+	value := make([]byte, 1024)
+	seq := uint64(0)
+	b.ReportAllocs()
+	for b.Loop() {
+		batched := make([]*storev1.Proposal, 64)
+		for i := range batched {
+			seq++
+			batched[i] = &storev1.Proposal{
+				Id:             &storev1.ProposalID{Incarnation: 1, Sequence: seq, Settled: seq - min(seq, 64), IssuedUnixMs: int64(seq)},
+				Ops:            []*storev1.Op{{Kind: uint32(raftstore.OpPut), Key: fmt.Sprintf("/bench/%d", seq%50_000), Value: value}},
+				ProposedUnixMs: int64(seq),
+			}
+		}
+		m.Apply(mvcc.Entry{Term: 1, Command: batch(batched...)})
+		if seq%(1<<14) < 64 {
+			m.Apply(mvcc.Entry{Command: &storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: seq - min(seq, 20_000)}}}})
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(max(1, seq)), "ns/proposal")
+}
