@@ -1,14 +1,11 @@
 package replica
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 
 	"github.com/hashicorp/raft"
-	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
 )
 
 // aheadStore is a raft.LogStore that writes ahead of another one, which pays
@@ -32,25 +29,13 @@ type aheadStore struct {
 	moving  chan struct{}        // closed when the move under way is over; nil = none
 }
 
-// keyJournal holds the id of the journal that belongs to the store.
-var keyJournal = []byte("keelson.dev/journal")
-
 // moveBytes bounds one transaction of the inner store.
 const moveBytes = 1 << 20
 
-// openAhead opens the journal beside path and brings the inner store up to it.
-func openAhead(inner raft.LogStore, ids raft.StableStore, path string, limit int64, sync bool) (*aheadStore, error) {
-	id, err := ids.Get(keyJournal)
-	if err != nil && err.Error() != raftboltdb.ErrKeyNotFound.Error() {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	if len(id) != 4 {
-		id = binary.LittleEndian.AppendUint32(nil, rand.Uint32()|1)
-		if err := ids.Set(keyJournal, id); err != nil {
-			return nil, fmt.Errorf("%s: %w", path, err)
-		}
-	}
-	j, changes, err := openJournal(path, binary.LittleEndian.Uint32(id), limit, sync)
+// openAhead opens the journal at path and brings the inner store up to it. An
+// inner store that ends sooner than the journal has seen it has lost entries.
+func openAhead(inner raft.LogStore, layer fileLayer, path string, id uint32, limit int64) (*aheadStore, error) {
+	j, changes, err := openJournal(layer, path, id, limit)
 	if err != nil {
 		return nil, err
 	}
@@ -59,11 +44,24 @@ func openAhead(inner raft.LogStore, ids raft.StableStore, path string, limit int
 		j.Close()
 		return nil, fmt.Errorf("%s: reading it back: %w", path, err)
 	}
+	last, err := inner.LastIndex()
+	switch {
+	case err != nil:
+	case last < j.top:
+		err = fmt.Errorf("the log ends with entry %d, but entry %d was written: %w", last, j.top, ErrCorruptLog)
+	case len(changes) > 0 || last != j.top:
+		j.top = last
+		err = j.empty()
+	}
+	if err != nil {
+		j.Close()
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
 	return s, nil
 }
 
-// replay makes the changes of the journal in the inner store. They stay in the
-// journal: to make them again is harmless.
+// replay makes the changes of the journal in the inner store. A crash on the
+// way is harmless: they are made again.
 func (s *aheadStore) replay(changes []change) error {
 	var entries []*raft.Log
 	for _, c := range changes {
@@ -75,6 +73,9 @@ func (s *aheadStore) replay(changes []change) error {
 			return err
 		}
 		entries = nil
+		if c.top != 0 {
+			continue
+		}
 		if err := s.inner.DeleteRange(c.first, c.last); err != nil {
 			return err
 		}
@@ -93,11 +94,46 @@ func (s *aheadStore) StoreLogs(logs []*raft.Log) error {
 	}
 	s.write.Lock()
 	defer s.write.Unlock()
-	if s.journal.full() {
-		if err := s.turn(); err != nil {
+	for len(logs) > 0 {
+		n, err := s.makeRoom(logs)
+		if err != nil {
 			return err
 		}
+		if n == 0 {
+			n, err = 1, s.bypass(logs[:1])
+		} else {
+			err = s.append(logs[:n])
+		}
+		if err != nil {
+			return err
+		}
+		logs = logs[n:]
 	}
+	return nil
+}
+
+// makeRoom says how many of the entries the next record takes; 0 when the
+// first alone is more than a whole file.
+func (s *aheadStore) makeRoom(logs []*raft.Log) (int, error) {
+	size := entriesBytes(logs)
+	if s.journal.fits(size) {
+		return len(logs), nil
+	}
+	if s.journal.end > 0 {
+		if err := s.turn(); err != nil {
+			return 0, err
+		}
+	}
+	for n := len(logs); n > 0; n-- {
+		if s.journal.fits(size) {
+			return n, nil
+		}
+		size -= entriesBytes(logs[n-1 : n])
+	}
+	return 0, nil
+}
+
+func (s *aheadStore) append(logs []*raft.Log) error {
 	if err := s.journal.appendEntries(logs); err != nil {
 		return err
 	}
@@ -110,13 +146,29 @@ func (s *aheadStore) StoreLogs(logs []*raft.Log) error {
 	return s.failed
 }
 
+// bypass brings an entry that is longer than the journal into the inner store.
+// What is in the journal goes there before it, and must not come back after it.
+func (s *aheadStore) bypass(logs []*raft.Log) error {
+	if err := s.settleAll(); err != nil {
+		return err
+	}
+	if err := s.journal.empty(); err != nil {
+		return err
+	}
+	if err := s.inner.StoreLogs(logs); err != nil {
+		return err
+	}
+	return s.journal.appendTop(logs[len(logs)-1].Index)
+}
+
 // turn goes on in the journal's other file and moves what is in this one. It
 // waits for the move before: no more than two files wait.
 func (s *aheadStore) turn() error {
 	if err := s.await(); err != nil {
 		return err
 	}
-	through := s.journal.turn()
+	file := s.journal.active
+	through, top := s.journal.turn()
 	s.mu.Lock()
 	old := s.young
 	s.young = nil
@@ -127,7 +179,7 @@ func (s *aheadStore) turn() error {
 		defer close(over)
 		err := s.move(old)
 		if err == nil {
-			err = s.journal.retire(through)
+			err = s.journal.retire(file, through, top)
 		}
 		s.settle(err)
 	}()
@@ -222,11 +274,16 @@ func (s *aheadStore) DeleteRange(first, last uint64) error {
 	// may: what the journal holds reaches up to the end, without a gap, unless
 	// nothing is left of the log.
 	if last >= end {
-		from := first
+		c := change{first: first, last: last, before: end}
 		if first <= begin {
-			from = 0
+			c.first = 0
 		}
-		if err := s.journal.appendDelete(from, last); err != nil {
+		if !s.journal.fits(16) {
+			if err := s.turn(); err != nil {
+				return err
+			}
+		}
+		if err := s.journal.appendDelete(c.first, c.last, c.after()); err != nil {
 			return err
 		}
 	}

@@ -5,17 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"path/filepath"
 	"sync"
 	"testing"
 
 	"github.com/hashicorp/raft"
-	"pgregory.net/rapid"
 )
 
 // smallJournal makes files turn every few records.
-const smallJournal = 640
+const smallJournal = 8 * sectorBytes
 
 // plainStore is a log in memory without rules of its own, as bbolt is on disk.
 type plainStore struct {
@@ -84,6 +82,7 @@ func (s *plainStore) DeleteRange(first, last uint64) error {
 // aheadBed is a journalled log beside a plain one that says what must be there.
 type aheadBed struct {
 	path  string
+	layer fileLayer
 	inner *plainStore
 	store *aheadStore
 	want  map[uint64]raft.Log
@@ -92,12 +91,18 @@ type aheadBed struct {
 }
 
 func (b *aheadBed) open() error {
-	s, err := openAhead(b.inner, b.inner, b.path, smallJournal, false)
+	s, err := openAhead(b.inner, b.layer, b.path, 7, smallJournal)
 	b.store = s
 	return err
 }
 
 func (b *aheadBed) append(t fataler, term uint64, n, size int) {
+	if err := b.tryAppend(term, n, size); err != nil {
+		t.Fatalf("appending up to %d: %v", b.last, err)
+	}
+}
+
+func (b *aheadBed) tryAppend(term uint64, n, size int) error {
 	var logs []*raft.Log
 	for range n {
 		b.last++
@@ -108,15 +113,17 @@ func (b *aheadBed) append(t fataler, term uint64, n, size int) {
 	if b.first == 0 {
 		b.first = logs[0].Index
 	}
-	if err := b.store.StoreLogs(logs); err != nil {
-		t.Fatalf("appending up to %d: %v", b.last, err)
-	}
+	return b.store.StoreLogs(logs)
 }
 
 func (b *aheadBed) remove(t fataler, first, last uint64, compaction bool) {
-	if err := b.store.DeleteRange(first, last); err != nil {
+	if err := b.tryRemove(first, last, compaction); err != nil {
 		t.Fatalf("deleting %d to %d: %v", first, last, err)
 	}
+}
+
+func (b *aheadBed) tryRemove(first, last uint64, compaction bool) error {
+	err := b.store.DeleteRange(first, last)
 	for i := first; i <= last; i++ {
 		delete(b.want, i)
 	}
@@ -129,6 +136,7 @@ func (b *aheadBed) remove(t fataler, first, last uint64, compaction bool) {
 	if b.first > b.last {
 		b.first = 0
 	}
+	return err
 }
 
 type fataler interface {
@@ -162,165 +170,19 @@ func (b *aheadBed) differs(wantLast uint64) string {
 }
 
 func newAheadBed(t fataler, dir string) *aheadBed {
-	b := &aheadBed{path: filepath.Join(dir, "j"), inner: newPlainStore(), want: make(map[uint64]raft.Log)}
-	if err := b.open(); err != nil {
+	return newAheadBedOn(t, dir, osFiles{noSync: true})
+}
+
+func newAheadBedOn(t fataler, dir string, layer fileLayer) *aheadBed {
+	b := &aheadBed{path: filepath.Join(dir, "j"), layer: layer, inner: newPlainStore(), want: make(map[uint64]raft.Log)}
+	err := makeJournal(b.layer, b.path, smallJournal)
+	if err == nil {
+		err = b.open()
+	}
+	if err != nil {
 		t.Fatalf("opening: %v", err)
 	}
 	return b
-}
-
-// Whatever is appended and deleted, a store opened again after a crash has it
-// all; an append that the crash cut short is there or not.
-func TestJournalOutlivesCrashes(t *testing.T) { // F17
-	rapid.Check(t, func(t *rapid.T) {
-		dir, err := os.MkdirTemp("", "journal")
-		if err != nil {
-			t.Fatalf("%v", err)
-		}
-		defer os.RemoveAll(dir)
-		b := newAheadBed(t, dir)
-		defer func() { b.store.Close() }()
-		term := uint64(1)
-		for range rapid.IntRange(5, 60).Draw(t, "steps") {
-			if err := b.store.await(); err != nil {
-				t.Fatalf("%v", err)
-			}
-			before, files := b.last, b.read(t)
-			appended := false
-			switch step := rapid.IntRange(0, 9).Draw(t, "step"); {
-			case step < 7:
-				b.append(t, term, rapid.IntRange(1, 4).Draw(t, "n"), rapid.IntRange(0, 300).Draw(t, "size"))
-				appended = true
-			case b.first == 0:
-			case step == 7: // a compaction
-				first, err := b.store.FirstIndex() // raft begins where the store does
-				if err != nil {
-					t.Fatalf("%v", err)
-				}
-				b.remove(t, first, rapid.Uint64Range(b.first, b.last).Draw(t, "to"), true)
-			case step == 8: // a new leader knows better
-				b.remove(t, rapid.Uint64Range(b.first, b.last).Draw(t, "from"), b.last, false)
-				term++
-			}
-			if rapid.IntRange(0, 3).Draw(t, "crash") != 0 {
-				continue
-			}
-			b.store.Close()
-			torn := appended && rapid.Bool().Draw(t, "torn") && b.tear(t, files)
-			if err := b.open(); err != nil {
-				t.Fatalf("opening after a crash (torn: %v): %v", torn, err)
-			}
-			if torn {
-				for i := before + 1; i <= b.last; i++ {
-					delete(b.want, i)
-				}
-				if b.last = before; b.first > b.last {
-					b.first = 0
-				}
-			}
-			if d := b.differs(b.last); d != "" {
-				t.Fatalf("after a crash (torn: %v): %s", torn, d)
-			}
-		}
-		if d := b.differs(b.last); d != "" {
-			t.Fatalf("at the end: %s", d)
-		}
-	})
-}
-
-// tear undoes the writing of some sectors, as a power cut may. It reports
-// whether anything was lost by that.
-func (b *aheadBed) tear(t *rapid.T, before [2][]byte) bool {
-	const sector = 512
-	active := b.store.journal.active
-	content := b.read(t)[active]
-	old := append(before[active], make([]byte, max(0, len(content)-len(before[active])))...)
-	lost := false
-	for from := 0; from < len(content); from += sector {
-		to := min(from+sector, len(content))
-		if !bytes.Equal(content[from:to], old[from:to]) && rapid.Bool().Draw(t, "lost") {
-			copy(content[from:to], old[from:to])
-			lost = true
-		}
-	}
-	if err := os.WriteFile(fmt.Sprintf("%s.%d", b.path, active), content, 0o600); err != nil {
-		t.Fatalf("%v", err)
-	}
-	return lost
-}
-
-// read is what both files hold.
-func (b *aheadBed) read(t fataler) (out [2][]byte) {
-	for i := range out {
-		var err error
-		if out[i], err = os.ReadFile(fmt.Sprintf("%s.%d", b.path, i)); err != nil {
-			t.Fatalf("%v", err)
-		}
-	}
-	return out
-}
-
-// A flipped bit never changes what is read: it is reported, or it hit nothing
-// that counts, or the very last record, which looks as if a crash had cut it short.
-func TestJournalFindsFlippedBits(t *testing.T) {
-	b := newAheadBed(t, t.TempDir())
-	for i := range 14 {
-		b.append(t, 1, 2, 20+7*i)
-	}
-	b.remove(t, b.last-1, b.last, false)
-	b.append(t, 2, 1, 30)
-	b.store.Close()
-	reported := 0
-	for file := range 2 {
-		name := fmt.Sprintf("%s.%d", b.path, file)
-		good, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for at := range good {
-			bad := bytes.Clone(good)
-			bad[at] ^= 1 << (at % 8)
-			if err := os.WriteFile(name, bad, 0o600); err != nil {
-				t.Fatal(err)
-			}
-			copied := *b
-			copied.inner = b.inner.clone()
-			switch err := copied.open(); {
-			case errors.Is(err, ErrCorruptLog):
-				reported++
-			case err != nil:
-				t.Fatalf("byte %d of file %d: %v", at, file, err)
-			default:
-				if d := copied.differs(b.last); d != "" {
-					if d = copied.differs(b.last - 1); d != "" {
-						t.Fatalf("byte %d of file %d flipped: %s", at, file, d)
-					}
-				}
-				copied.store.Close()
-			}
-		}
-		if err := os.WriteFile(name, good, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if reported < 300 {
-		t.Errorf("only %d flipped bits reported", reported)
-	}
-}
-
-// A journal beside a store that it does not belong to is not read.
-func TestJournalOfAnotherStore(t *testing.T) {
-	b := newAheadBed(t, t.TempDir())
-	b.append(t, 1, 3, 10)
-	b.store.Close()
-	b.inner = newPlainStore()
-	if err := b.open(); err != nil {
-		t.Fatal(err)
-	}
-	defer b.store.Close()
-	if last, err := b.store.LastIndex(); last != 0 || err != nil {
-		t.Errorf("holds entries up to %d, error %v", last, err)
-	}
 }
 
 // lateStore fails from some moment on.
@@ -338,7 +200,11 @@ func (s *lateStore) StoreLogs(logs []*raft.Log) error {
 
 func TestFailedMoveStopsAppending(t *testing.T) {
 	inner := &lateStore{plainStore: newPlainStore()}
-	s, err := openAhead(inner, inner, filepath.Join(t.TempDir(), "j"), smallJournal, true)
+	path := filepath.Join(t.TempDir(), "j")
+	if err := makeJournal(osFiles{}, path, smallJournal); err != nil {
+		t.Fatal(err)
+	}
+	s, err := openAhead(inner, osFiles{}, path, 7, smallJournal)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,22 +1,21 @@
 package replica
 
 import (
+	"bufio"
 	"context"
+	"crypto/cipher"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
-	"os"
 	"time"
-
-	"github.com/hashicorp/raft"
 
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/mvcc"
 )
-
-// restoreAhead is by how much a restored store's revision is moved ahead: far
-// more than the old group can have committed after the backup was taken.
-const restoreAhead = raftstore.Revision(1) << 32
 
 var (
 	// ErrForeignBackup reports a backup of another cluster.
@@ -27,8 +26,10 @@ var (
 	ErrCorruptBackup = errors.New("raftstore: backup is corrupt")
 )
 
-// ErrCorruptSnapshot reports a snapshot file that is not what was written.
-var ErrCorruptSnapshot = errors.New("raftstore: snapshot is corrupt")
+const (
+	backupMagic   = "keelback"
+	backupPurpose = "keelson backup "
+)
 
 // BackupInfo describes a backup.
 type BackupInfo struct {
@@ -42,28 +43,30 @@ type BackupInfo struct {
 	KeyID    string // of the key-encryption key it is sealed under
 }
 
-// RestoreOptions are for the cases that Restore refuses.
-type RestoreOptions struct {
-	// AnyCluster takes a backup of another cluster.
-	AnyCluster bool
+// backupHeader is the head of a backup (container.go). A sealed one carries the
+// key it is sealed under, wrapped; the file is all that is needed besides the
+// key-encryption key.
+type backupHeader struct {
+	Cluster  string
+	Revision raftstore.Revision
+	Created  int64 // unix milliseconds
+	Keys     int
+	Bytes    int64
+	KeyID    string `json:",omitempty"`
+	Wrapped  []byte `json:",omitempty"`
 }
 
-// VerifyBackup reads a whole backup and says what is in it. Any damage is an error.
-func VerifyBackup(r io.Reader, keys *Keyring) (BackupInfo, error) {
-	machine, meta, err := mvcc.Load(r)
-	if err != nil {
-		return BackupInfo{}, err
+func (h backupHeader) info() BackupInfo {
+	return BackupInfo{
+		Cluster: h.Cluster, Revision: h.Revision, Created: time.UnixMilli(h.Created), Keys: h.Keys, Bytes: h.Bytes,
+		Format: containerFormat, Sealed: h.KeyID != "", KeyID: h.KeyID,
 	}
-	v := machine.View()
-	return BackupInfo{Cluster: meta.Cluster, Revision: v.Revision(), Keys: v.Keys(), Bytes: v.Bytes(), Format: 1}, nil
 }
 
-// ErrNotEmpty reports a data directory that holds something already.
-var ErrNotEmpty = errors.New("raftstore: data directory is not empty")
-
-// Backup writes the state of this replica, as new as a linearizable read would
-// show it, to w. It disturbs neither reads nor writes. The file checks itself
-// when it is restored.
+// Backup writes the state of the store, as new as a linearizable read would
+// show it, to w. It reads a picture that commits do not touch, so it holds up
+// neither reads nor writes, however slow w is. A replica that seals its data
+// seals the backup, under the current key-encryption key.
 func (r *Replica) Backup(ctx context.Context, w io.Writer) error {
 	if err := r.up(ctx); err != nil {
 		return err
@@ -71,78 +74,160 @@ func (r *Replica) Backup(ctx context.Context, w io.Writer) error {
 	if _, err := r.syncIndex(ctx); err != nil {
 		return fmt.Errorf("backup: %w", err)
 	}
-	if err := r.Snapshot(ctx); err != nil {
-		return fmt.Errorf("backup: %w", err)
-	}
-	list, err := r.disk.snapshots.List()
-	if err != nil || len(list) == 0 {
-		return fmt.Errorf("backup: finding the snapshot: %w", errors.Join(err, raft.ErrNothingNewToSnapshot))
-	}
-	_, content, err := r.disk.snapshots.Open(list[0].ID)
-	if err != nil {
-		return fmt.Errorf("backup: opening snapshot %s: %w", list[0].ID, err)
-	}
-	defer content.Close()
-	if _, err := io.Copy(w, content); err != nil {
-		return fmt.Errorf("backup: copying snapshot %s: %w", list[0].ID, err)
+	v := r.fsm.view()
+	h := backupHeader{Cluster: r.cfg.Cluster, Revision: v.Revision(), Created: r.cfg.Now().UnixMilli(), Keys: v.Keys(), Bytes: v.Bytes()}
+	if err := writeBackup(&interruptible{ctx: ctx, w: w}, h, r.disk.seals.wrapper(), v.Snapshot()); err != nil {
+		return fmt.Errorf("backup of revision %d: %w", v.Revision(), err)
 	}
 	return nil
 }
 
-// Restore makes the data directory of a new group of one from a backup; other
-// replicas join it empty. c needs Name, DataDir and Advertise. Nothing is
-// written unless the backup is whole, and never over existing data. Revisions
-// of the restored store are far beyond those of the backup and everything
-// before counts as compacted: no watcher can take it for the old one.
-func Restore(c Config, backup io.ReadSeeker, o RestoreOptions) (BackupInfo, error) {
-	info, err := restore(c, backup)
-	return info, err
+// interruptible ends a long copy when nobody waits for it any more.
+type interruptible struct {
+	ctx context.Context
+	w   io.Writer
 }
 
-func restore(c Config, backup io.Reader) (BackupInfo, error) {
-	var info BackupInfo
-	if c.Name == "" || c.DataDir == "" || c.Advertise == "" {
-		return info, errors.New("restore: name, data directory and advertised address are needed")
+func (i *interruptible) Write(p []byte) (int, error) {
+	if err := i.ctx.Err(); err != nil {
+		return 0, err
 	}
-	c = c.withDefaults()
-	machine, _, err := mvcc.Load(backup)
-	if err != nil {
-		return info, fmt.Errorf("restore: %w", err)
-	}
-	switch files, err := os.ReadDir(c.DataDir); {
-	case err == nil && len(files) > 0:
-		return info, fmt.Errorf("restore to %s: %w", c.DataDir, ErrNotEmpty)
-	case err != nil && !errors.Is(err, os.ErrNotExist):
-		return info, fmt.Errorf("restore: %w", err)
-	}
-	if err := machine.Rebase(machine.View().Revision() + restoreAhead); err != nil {
-		return info, fmt.Errorf("restore: %w", err)
-	}
-	// Opening the disk marks it as this replica's.
-	d, err := openDisk(c, func(error) {})
-	if err != nil {
-		return info, fmt.Errorf("restore: %w", err)
-	}
-	defer d.close.Close()
-	if err := seed(c, d.snapshots, machine); err != nil {
-		return info, fmt.Errorf("restore to %s: %w", c.DataDir, err)
-	}
-	return info, nil
+	return i.w.Write(p)
 }
 
-// seed writes the state as the first snapshot of a group of one.
-func seed(c Config, snapshots raft.SnapshotStore, machine *mvcc.Machine) error {
-	const index, term = 1, 1
-	group := raft.Configuration{Servers: []raft.Server{{ID: raft.ServerID(c.Name), Address: raft.ServerAddress(c.Advertise)}}}
-	// The transport would only be asked for addresses by formats of old.
-	_, trans := raft.NewInmemTransport(raft.ServerAddress(c.Advertise))
-	defer trans.Close()
-	sink, err := snapshots.Create(raft.SnapshotVersionMax, index, term, group, index, trans)
+// wrapper is the key-encryption key for what is new; nil when it is written in clear.
+func (s *sealer) wrapper() *keyEncryptionKey {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ring.find(s.ring.Current())
+}
+
+func writeBackup(w io.Writer, h backupHeader, kek *keyEncryptionKey, state *mvcc.Snapshot) error {
+	sum := sha256.New()
+	out := bufio.NewWriterSize(io.MultiWriter(w, sum), 256<<10)
+	var secret []byte
+	if kek != nil {
+		secret = make([]byte, keyBytes)
+		rand.Read(secret)
+		h.KeyID, h.Wrapped = kek.id, wrap(kek, 0, secret)
+	}
+	content, err := json.Marshal(h)
 	if err != nil {
 		return err
 	}
-	if err := machine.Snapshot().Dump(sink, mvcc.Meta{Index: index, Term: term}); err != nil {
-		return errors.Join(err, sink.Cancel())
+	head := encodeHeader(backupMagic, content)
+	var aead cipher.AEAD
+	if kek != nil {
+		aead = fileKey(secret, nil, head, backupPurpose)
 	}
-	return sink.Close()
+	frames, err := newFrameWriter(out, head, aead)
+	if err == nil {
+		err = state.Dump(frames, mvcc.Meta{Cluster: h.Cluster})
+	}
+	if err == nil {
+		err = frames.finish()
+	}
+	if err == nil {
+		err = out.Flush()
+	}
+	if err == nil {
+		_, err = w.Write(sum.Sum(nil))
+	}
+	return err
+}
+
+// backupReader reads a backup from its beginning.
+type backupReader struct {
+	info   BackupInfo
+	raw    *bufio.Reader // the rest, as it is
+	sum    hash.Hash
+	frames *frameReader
+}
+
+func openBackup(r io.Reader, keys *Keyring) (*backupReader, error) {
+	b := &backupReader{raw: bufio.NewReaderSize(r, 256<<10), sum: sha256.New()}
+	content, head, err := readHeader(summed{b.raw, b.sum}, backupMagic)
+	var format *formatError
+	switch {
+	case errors.As(err, &format):
+		return nil, fmt.Errorf("backup: %w: %w", err, ErrBackupFormat)
+	case err != nil:
+		return nil, fmt.Errorf("backup: %w: %w", err, ErrCorruptBackup)
+	}
+	var h backupHeader
+	if err := json.Unmarshal(content, &h); err != nil {
+		return nil, fmt.Errorf("backup: header: %w: %w", err, ErrCorruptBackup)
+	}
+	b.info = h.info()
+	var aead cipher.AEAD
+	if h.KeyID != "" {
+		kek := keys.find(h.KeyID)
+		if kek == nil {
+			return b, fmt.Errorf("backup is sealed under key %q, which is not there (%s): %w", h.KeyID, keys.where(), ErrSealed)
+		}
+		secret, err := unwrap(kek, 0, h.Wrapped)
+		if err != nil {
+			return b, fmt.Errorf("backup does not open with key %q of %s: %w", h.KeyID, keys.where(), ErrSealed)
+		}
+		aead = fileKey(secret, nil, head, backupPurpose)
+	}
+	b.frames = newFrameReader(summed{b.raw, b.sum}, head, aead)
+	return b, nil
+}
+
+// load reads the state, and checks everything up to the last byte.
+func (b *backupReader) load() (*mvcc.Machine, error) {
+	machine, _, err := mvcc.Load(b.frames)
+	if err == nil {
+		var n int
+		if n, err = b.frames.Read(make([]byte, 1)); n > 0 {
+			err = errors.New("it goes on after the state")
+		} else if err == io.EOF {
+			err = nil
+		}
+	}
+	if err == nil {
+		err = b.end()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("backup: %w: %w", err, ErrCorruptBackup)
+	}
+	v := machine.View()
+	if v.Revision() != b.info.Revision || v.Keys() != b.info.Keys || v.Bytes() != b.info.Bytes {
+		return nil, fmt.Errorf("backup: header tells of revision %d, %d keys and %d bytes, there are revision %d, %d keys and %d bytes: %w",
+			b.info.Revision, b.info.Keys, b.info.Bytes, v.Revision(), v.Keys(), v.Bytes(), ErrCorruptBackup)
+	}
+	return machine, nil
+}
+
+func (b *backupReader) end() error {
+	want := b.sum.Sum(nil)
+	var have [sha256.Size]byte
+	if _, err := io.ReadFull(b.raw, have[:]); err != nil {
+		return endsEarly(err)
+	}
+	if string(have[:]) != string(want) {
+		return errors.New("checksum of the whole does not match")
+	}
+	if _, err := b.raw.ReadByte(); err != io.EOF {
+		return errors.Join(errors.New("it goes on after its end"), err)
+	}
+	return nil
+}
+
+// VerifyBackup reads a whole backup and says what is in it. Any damage is an
+// error. Of a sealed one whose key is not in keys, it says what the header
+// tells, and ErrSealed.
+func VerifyBackup(r io.Reader, keys *Keyring) (BackupInfo, error) {
+	b, err := openBackup(r, keys)
+	if err != nil {
+		if b != nil {
+			return b.info, err
+		}
+		return BackupInfo{}, err
+	}
+	if _, err := b.load(); err != nil {
+		return BackupInfo{}, err
+	}
+	return b.info, nil
 }

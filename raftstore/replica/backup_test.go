@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"keelson.dev/keelson/raftstore"
-	"keelson.dev/keelson/raftstore/mvcc"
 	"keelson.dev/keelson/raftstore/replica"
 	"keelson.dev/keelson/raftstore/storetest"
 )
@@ -31,7 +30,7 @@ func TestBackupAndRestore(t *testing.T) {
 	cfg := fresh.Config("n1")
 	damaged := bytes.Clone(backup.Bytes())
 	damaged[len(damaged)/2] ^= 4
-	if _, err := replica.Restore(cfg, bytes.NewReader(damaged), replica.RestoreOptions{}); !errors.Is(err, mvcc.ErrCorrupt) {
+	if _, err := replica.Restore(cfg, bytes.NewReader(damaged), replica.RestoreOptions{}); !errors.Is(err, replica.ErrCorruptBackup) {
 		t.Errorf("restore of a damaged backup: %v", err)
 	}
 	if _, err := os.Stat(cfg.DataDir); !errors.Is(err, os.ErrNotExist) {

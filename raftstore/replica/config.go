@@ -89,7 +89,9 @@ type Config struct {
 	Keys *Keyring
 
 	// NoSync skips fsync. For tests only: a power cut loses acknowledged writes.
-	NoSync bool
+	NoSync       bool
+	layer        fileLayer // how files are opened; tests of the disk set it
+	journalBytes int64     // of a file of the journal; likewise
 	// Dial replaces the TCP dialer, under TLS. Tests cut cables with it.
 	Dial func(ctx context.Context, address string) (net.Conn, error)
 }

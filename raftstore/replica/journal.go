@@ -4,11 +4,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
-	"io"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -20,73 +18,97 @@ import (
 // retired; so a journal never grows and its blocks are written over in place,
 // which costs the disk one flush and no change of metadata.
 //
-// A record is a header of 32 bytes and its content, filled up to a multiple of 32, so
-// that no header lies across two sectors: it is on the disk whole or not at all.
+// A record fills whole sectors (sector.go), numbered sequence<<20 and up. Its
+// content begins with
 //
-//	0 magic │ 4 checksum of 8..32, seeded with the journal's id │ 8 sequence │ 16 length │ 20 checksum of content │ 24 kind │ 28 0
+//	0 kind │ 4 length of what follows │ 8 last index of the log before it
 //
-// Sequence numbers rise by one from record to record, through both files and for ever.
+// Sequences rise by one from record to record, through both files and for
+// ever. So after a crash there are, beyond the last whole record, only pieces
+// of the one that came next, and what is older.
 type journal struct {
-	files  [2]*os.File
-	id     uint32 // records of another id are none
-	limit  int64  // a file this full takes no more
-	sync   bool
+	files  [2]diskFile
+	names  [2]string
+	id     uint32 // sectors of another id are none
+	run    uint32 // of this opening: no piece of an earlier attempt passes for one of ours
+	limit  int64
 	active int
 	end    int64  // of the active file
 	last   uint64 // sequence
-	buf    []byte // reused
+	top    uint64 // last index of the log after it
+	older  *chain // of the other file, as found: not retired yet
+	out    sectorWriter
+	failed error // of a write: nobody knows what the disk holds
 }
 
 const (
-	journalMagic = 0x6b6a6e6c
-	recordHeader = 32
-	// journalBytes is how full a file gets. What both hold is also in memory,
+	recordHead = 16
+	// journalBytes is how long a file is. What both hold is also in memory,
 	// and read back after a crash.
 	journalBytes = 4 << 20
+	// sequenceShift leaves room for the place of a sector in its record.
+	sequenceShift = 20
 )
 
 // Kinds of records.
 const (
 	recordEntries uint32 = 1 // entries are stored
 	recordDelete  uint32 = 2 // a range is deleted
-	recordRetired uint32 = 3 // the file holds nothing that counts; the number is that of its last record
+	recordRetired uint32 = 3 // the file holds nothing that counts; the sequence is that of its last record
+	recordTop     uint32 = 4 // an entry was stored past the journal
 )
 
 // change is a record as read back: entries, or a range that was deleted.
 type change struct {
+	sequence    uint64
+	before      uint64
 	entries     []*raft.Log
 	first, last uint64
+	top         uint64 // of recordTop
 }
 
-// openJournal opens or makes the two files, path.0 and path.1, and returns
-// what they hold, oldest first. A record that a crash cut short was never
-// acknowledged and is dropped; damage anywhere else is an ErrCorruptLog.
-func openJournal(path string, id uint32, limit int64, sync bool) (*journal, []change, error) {
-	j := &journal{id: id, limit: limit, sync: sync}
-	var held [2]chain
-	for i := range j.files {
-		name := fmt.Sprintf("%s.%d", path, i)
-		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
+// errJournalFull says that a record does not fit into a file of the journal.
+var errJournalFull = errors.New("record is longer than a file of the journal")
+
+// journalNames are the files of a journal.
+func journalNames(path string) [2]string { return [2]string{path + ".0", path + ".1"} }
+
+// makeJournal makes the two files of a new journal.
+func makeJournal(layer fileLayer, path string, limit int64) error {
+	for _, name := range journalNames(path) {
+		f, err := layer.open(name+newSuffix, os.O_RDWR|os.O_CREATE|os.O_TRUNC)
 		if err != nil {
-			j.Close()
-			return nil, nil, fmt.Errorf("journal: %w", err)
+			return fmt.Errorf("journal: %w", err)
 		}
-		j.files[i] = f
-		content, err := io.ReadAll(f)
+		if err := errors.Join(fill(f, 0, limit), f.Close()); err != nil {
+			return fmt.Errorf("making %s: %w", name, err)
+		}
+		if err := os.Rename(name+newSuffix, name); err != nil {
+			return fmt.Errorf("journal: %w", err)
+		}
+	}
+	return syncFolder(filepath.Dir(path))
+}
+
+// openJournal opens the two files and returns what they hold, oldest first. A
+// record that a crash cut short was never acknowledged and is dropped; any
+// damage is an ErrCorruptLog.
+func openJournal(layer fileLayer, path string, id uint32, limit int64) (*journal, []change, error) {
+	j := &journal{id: id, limit: limit, run: rand.Uint32() | 1, names: journalNames(path)}
+	var held [2]chain
+	for i, name := range j.names {
+		f, err := layer.open(name, os.O_RDWR)
+		if errors.Is(err, os.ErrNotExist) {
+			err = fmt.Errorf("the file is missing: %w", ErrCorruptLog)
+		}
 		if err == nil {
-			held[i], err = readChain(content, id)
-		}
-		if err == nil && int64(len(content)) < limit {
-			err = j.fill(f, int64(len(content)))
+			j.files[i] = f
+			held[i], err = j.read(f)
 		}
 		if err != nil {
 			j.Close()
 			return nil, nil, fmt.Errorf("%s: %w", name, err)
 		}
-	}
-	if err := syncFolder(filepath.Dir(path)); err != nil {
-		j.Close()
-		return nil, nil, fmt.Errorf("%s: %w", path, err)
 	}
 	changes, err := j.resume(held)
 	if err != nil {
@@ -96,222 +118,170 @@ func openJournal(path string, id uint32, limit int64, sync bool) (*journal, []ch
 	return j, changes, nil
 }
 
-// fill makes a new file as long as it gets, so that appending need not allocate.
-func (j *journal) fill(f *os.File, from int64) error {
-	if !j.sync {
-		return f.Truncate(j.limit)
+func (j *journal) read(f diskFile) (chain, error) {
+	content, err := readAll(f)
+	switch {
+	case err != nil:
+		return chain{}, err
+	case int64(len(content)) < j.limit:
+		return chain{}, fmt.Errorf("%d bytes where %d were written: %w", len(content), j.limit, ErrCorruptLog)
 	}
-	if _, err := f.WriteAt(make([]byte, j.limit-from), from); err != nil {
-		return err
-	}
-	return f.Sync()
-}
-
-// syncFolder makes it durable which files are in a folder.
-func syncFolder(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
+	return readChain(content[:j.limit], j.id)
 }
 
 // resume finds where to go on.
 func (j *journal) resume(held [2]chain) ([]change, error) {
 	older, newer := 0, 1
-	if held[0].first > held[1].first {
+	if held[0].last > held[1].last || held[0].last == held[1].last && len(held[0].changes) > 0 {
 		older, newer = 1, 0
 	}
 	o, n := held[older], held[newer]
+	j.last, j.top = n.last, n.top
+	j.active, j.end = newer, n.end
 	switch {
-	case n.first == 0: // both are empty
-		j.last = max(o.last, n.last)
-		return nil, nil
-	case o.first == 0: // the other is retired or new
-	case o.torn || o.last+1 != n.first:
-		return nil, fmt.Errorf("records %d to %d are followed by %d: %w", o.first, o.last, n.first, ErrCorruptLog)
+	case len(n.changes) == 0 && len(o.changes) > 0:
+		return nil, fmt.Errorf("records %d to %d are followed by the end of %d: %w", o.changes[0].sequence, o.last, n.last, ErrCorruptLog)
+	case len(n.changes) == 0:
+		// The newer mark stays: it is all that tells where we are.
+		j.active, j.end = older, 0
+	case o.last != 0 && (o.last+1 != n.changes[0].sequence || o.top != n.changes[0].before):
+		return nil, fmt.Errorf("record %d and entry %d are followed by record %d after entry %d: %w",
+			o.last, o.top, n.changes[0].sequence, n.changes[0].before, ErrCorruptLog)
+	case len(o.changes) > 0:
+		j.older = &o
 	}
-	j.active, j.end, j.last = newer, n.end, n.last
+	if seen := max(o.highest, n.highest); seen > j.last+1 {
+		return nil, fmt.Errorf("record %d is there, %d is not: %w", seen, j.last+1, ErrCorruptLog)
+	}
 	return append(o.changes, n.changes...), nil
 }
 
-// chain is what one file holds.
-type chain struct {
-	first, last uint64 // first is 0 when it holds nothing; last tells then what it held once
-	end         int64
-	torn        bool // the record after the last is there in part
-	changes     []change
+// begin begins a record.
+func (j *journal) begin(kind uint32, length int) {
+	j.out.reset()
+	var head [recordHead]byte
+	binary.LittleEndian.PutUint32(head[:], kind)
+	binary.LittleEndian.PutUint32(head[4:], uint32(length))
+	binary.LittleEndian.PutUint64(head[8:], j.top)
+	j.out.put(head[:])
 }
 
-func readChain(b []byte, id uint32) (chain, error) {
-	var c chain
-	if h, ok := parseHeader(b, 0, id); ok && h.kind == recordRetired {
-		return chain{last: h.sequence}, nil
-	} else if ok {
-		c.first, c.last = h.sequence, h.sequence-1
-	} else if len(b) >= recordHeader && [recordHeader]byte(b) != [recordHeader]byte{} && isOf(b, id) {
-		return c, fmt.Errorf("the first record is damaged: %w", ErrCorruptLog)
-	} else {
-		return c, nil
-	}
-	for {
-		h, ok := parseHeader(b, c.end, id)
-		if !ok || h.sequence != c.last+1 {
-			break
-		}
-		content := b[c.end+recordHeader:]
-		if int64(len(content)) < h.length || crc32.Checksum(content[:h.length], castagnoli) != h.sum {
-			c.torn = true
-			break
-		}
-		ch, err := parseContent(h.kind, content[:h.length])
-		if err != nil {
-			return c, fmt.Errorf("record %d: %w: %w", h.sequence, ErrCorruptLog, err)
-		}
-		c.last = h.sequence
-		c.changes = append(c.changes, ch)
-		c.end += padded(h.length)
-	}
-	// Nothing is written before all before it is on the disk: a later record
-	// says that this one could be read once.
-	for at := c.end + recordHeader; at+recordHeader <= int64(len(b)); at += recordHeader {
-		if h, ok := parseHeader(b, at, id); ok && h.sequence > c.last+1 {
-			return c, fmt.Errorf("record %d is there, %d is not: %w", h.sequence, c.last+1, ErrCorruptLog)
-		}
-	}
-	return c, nil
-}
+// room is what a record with so much content takes.
+func room(content int64) int64 { return sectorsFor(recordHead+content) * sectorBytes }
 
-// isOf says that something in the file was written under this id.
-func isOf(b []byte, id uint32) bool {
-	for at := int64(0); at+recordHeader <= int64(len(b)); at += recordHeader {
-		if _, ok := parseHeader(b, at, id); ok {
-			return true
-		}
-	}
-	return false
-}
+// fits says that a record with so much content goes into the active file.
+func (j *journal) fits(content int64) bool { return j.end+room(content) <= j.limit }
 
-type header struct {
-	sequence uint64
-	length   int64
-	sum      uint32
-	kind     uint32
-}
-
-func parseHeader(b []byte, at int64, id uint32) (header, bool) {
-	if at+recordHeader > int64(len(b)) {
-		return header{}, false
-	}
-	b = b[at : at+recordHeader]
-	if binary.LittleEndian.Uint32(b) != journalMagic || binary.LittleEndian.Uint32(b[4:]) != crc32.Update(id, castagnoli, b[8:]) {
-		return header{}, false
-	}
-	return header{
-		sequence: binary.LittleEndian.Uint64(b[8:]), length: int64(binary.LittleEndian.Uint32(b[16:])),
-		sum: binary.LittleEndian.Uint32(b[20:]), kind: binary.LittleEndian.Uint32(b[24:]),
-	}, true
-}
-
-// padded is the room that a record with so much content takes.
-func padded(content int64) int64 {
-	return (recordHeader + content + recordHeader - 1) / recordHeader * recordHeader
-}
-
-// full says that the next record belongs into the other file.
-func (j *journal) full() bool { return j.end >= j.limit }
-
-// turn goes on in the other file, which must be retired or new. It returns the
-// number of the last record in this one.
-func (j *journal) turn() (through uint64) {
+// turn goes on in the other file, which must be retired. It returns the number
+// of the last record in this one, and the last index of the log after it.
+func (j *journal) turn() (through, top uint64) {
 	j.active, j.end = 1-j.active, 0
-	return j.last
+	return j.last, j.top
 }
 
-// retire empties the file that is not active, which ends with record through:
-// what it held is kept elsewhere. It may run beside appending.
-func (j *journal) retire(through uint64) error {
-	f := j.files[1-j.active]
-	mark := make([]byte, recordHeader)
-	j.seal(mark, recordRetired, through)
-	if _, err := f.WriteAt(mark, 0); err != nil {
-		return err
+// retire empties a file that ends with record through: what it held is kept
+// elsewhere. It may run beside appending to the other.
+func (j *journal) retire(file int, through, top uint64) error {
+	var out sectorWriter
+	var head [recordHead]byte
+	binary.LittleEndian.PutUint32(head[:], recordRetired)
+	binary.LittleEndian.PutUint64(head[8:], top)
+	out.put(head[:])
+	f := j.files[file]
+	_, err := f.WriteAt(out.finish(j.id, 0, sectorStamp{j.run, through << sequenceShift}), 0)
+	if err == nil {
+		err = f.Sync()
 	}
-	if info, err := f.Stat(); err == nil && info.Size() > 2*j.limit { // after a record of many megabytes
-		if err := f.Truncate(j.limit); err != nil {
+	if err != nil {
+		return fmt.Errorf("%s: %w", j.names[file], err)
+	}
+	return nil
+}
+
+// empty retires both files, the older first: all they held is kept elsewhere.
+// No retirement may be under way.
+func (j *journal) empty() error {
+	j.last = max(j.last, 1) // 0 is the mark of a file never written
+	if j.older != nil {
+		if err := j.retire(1-j.active, j.older.last, j.older.top); err != nil {
 			return err
 		}
+		j.older = nil
 	}
-	return j.flush(f)
+	if err := j.retire(j.active, j.last, j.top); err != nil {
+		return err
+	}
+	j.turn()
+	return nil
+}
+
+// entriesBytes is the content of a record of entries.
+func entriesBytes(logs []*raft.Log) int64 {
+	n := int64(0)
+	for _, l := range logs {
+		n += entryHead + int64(len(l.Extensions)) + int64(len(l.Data))
+	}
+	return n
 }
 
 // appendEntries makes entries durable.
 func (j *journal) appendEntries(logs []*raft.Log) error {
-	b := j.begin()
+	j.begin(recordEntries, int(entriesBytes(logs)))
+	var head [entryHead]byte
 	for _, l := range logs {
-		b = binary.LittleEndian.AppendUint64(b, l.Index)
-		b = binary.LittleEndian.AppendUint64(b, l.Term)
-		b = append(b, byte(l.Type), byte(len(l.Extensions)))
-		b = binary.LittleEndian.AppendUint64(b, uint64(stamp(l.AppendedAt)))
-		b = binary.LittleEndian.AppendUint32(b, uint32(len(l.Data)))
-		b = append(b, l.Extensions...)
-		b = append(b, l.Data...)
+		binary.LittleEndian.PutUint64(head[:], l.Index)
+		binary.LittleEndian.PutUint64(head[8:], l.Term)
+		head[16], head[17] = byte(l.Type), byte(len(l.Extensions))
+		binary.LittleEndian.PutUint64(head[18:], uint64(stamp(l.AppendedAt)))
+		binary.LittleEndian.PutUint32(head[26:], uint32(len(l.Data)))
+		j.out.put(head[:])
+		j.out.put(l.Extensions)
+		j.out.put(l.Data)
 	}
-	return j.finish(recordEntries, b)
+	return j.finish(logs[len(logs)-1].Index)
 }
 
-// appendDelete makes it durable that a range is deleted.
-func (j *journal) appendDelete(first, last uint64) error {
-	b := binary.LittleEndian.AppendUint64(j.begin(), first)
-	return j.finish(recordDelete, binary.LittleEndian.AppendUint64(b, last))
+// appendDelete makes it durable that a range is deleted, after which the log
+// ends with top.
+func (j *journal) appendDelete(first, last, top uint64) error {
+	j.begin(recordDelete, 16)
+	var b [16]byte
+	binary.LittleEndian.PutUint64(b[:], first)
+	binary.LittleEndian.PutUint64(b[8:], last)
+	j.out.put(b[:])
+	return j.finish(top)
 }
 
-func (j *journal) begin() []byte {
-	if cap(j.buf) > 2<<20 {
-		j.buf = nil // a rare large record does not stay in memory
-	}
-	return append(j.buf[:0], make([]byte, recordHeader)...)
+// appendTop makes it durable that the log ends with an entry that the journal
+// does not hold.
+func (j *journal) appendTop(top uint64) error {
+	j.begin(recordTop, 8)
+	j.out.put(binary.LittleEndian.AppendUint64(nil, top))
+	return j.finish(top)
 }
 
 // finish writes the record and waits for the disk.
-func (j *journal) finish(kind uint32, b []byte) error {
-	j.seal(b, kind, j.last+1)
-	room := padded(int64(len(b) - recordHeader))
-	var nothing [recordHeader]byte
-	b = append(b, nothing[:room-int64(len(b))]...)
-	j.buf = b
+func (j *journal) finish(top uint64) error {
+	if j.failed != nil {
+		return j.failed
+	}
+	b := j.out.finish(j.id, j.end, sectorStamp{j.run, (j.last + 1) << sequenceShift})
 	f := j.files[j.active]
-	if _, err := f.WriteAt(b, j.end); err != nil {
-		return err
+	if j.end+int64(len(b)) > j.limit {
+		return errJournalFull
 	}
-	if err := j.flush(f); err != nil {
-		return err
+	_, err := f.WriteAt(b, j.end)
+	if err == nil {
+		err = f.Sync()
 	}
-	j.end += room
+	if err != nil {
+		j.failed = fmt.Errorf("%s: %w", j.names[j.active], err)
+		return j.failed
+	}
+	j.end += int64(len(b))
 	j.last++
+	j.top = top
 	return nil
-}
-
-// seal writes the header of the record in b.
-func (j *journal) seal(b []byte, kind uint32, sequence uint64) {
-	content := b[recordHeader:]
-	binary.LittleEndian.PutUint32(b, journalMagic)
-	binary.LittleEndian.PutUint64(b[8:], sequence)
-	binary.LittleEndian.PutUint32(b[16:], uint32(len(content)))
-	binary.LittleEndian.PutUint32(b[20:], crc32.Checksum(content, castagnoli))
-	binary.LittleEndian.PutUint32(b[24:], kind)
-	binary.LittleEndian.PutUint32(b[4:], crc32.Update(j.id, castagnoli, b[8:recordHeader]))
-}
-
-func (j *journal) flush(f *os.File) error {
-	if !j.sync {
-		return nil
-	}
-	for {
-		if err := syscall.Fdatasync(int(f.Fd())); err != syscall.EINTR {
-			return err
-		}
-	}
 }
 
 // Close closes the files.
@@ -325,39 +295,7 @@ func (j *journal) Close() error {
 	return errors.Join(errs...)
 }
 
-var errShort = errors.New("content ends too soon")
-
-const entryHeader = 8 + 8 + 1 + 1 + 8 + 4
-
-func parseContent(kind uint32, b []byte) (change, error) {
-	switch kind {
-	case recordDelete:
-		if len(b) != 16 {
-			return change{}, errShort
-		}
-		return change{first: binary.LittleEndian.Uint64(b), last: binary.LittleEndian.Uint64(b[8:])}, nil
-	case recordEntries:
-	default:
-		return change{}, fmt.Errorf("unknown kind %d", kind)
-	}
-	var ch change
-	for len(b) > 0 {
-		if len(b) < entryHeader {
-			return ch, errShort
-		}
-		l := &raft.Log{Index: binary.LittleEndian.Uint64(b), Term: binary.LittleEndian.Uint64(b[8:]), Type: raft.LogType(b[16])}
-		extensions := int(b[17])
-		l.AppendedAt = unstamp(int64(binary.LittleEndian.Uint64(b[18:])))
-		data := int(binary.LittleEndian.Uint32(b[26:]))
-		if b = b[entryHeader:]; len(b) < extensions+data {
-			return ch, errShort
-		}
-		l.Extensions, l.Data = b[:extensions:extensions], b[extensions:extensions+data:extensions+data]
-		b = b[extensions+data:]
-		ch.entries = append(ch.entries, l)
-	}
-	return ch, nil
-}
+const entryHead = 8 + 8 + 1 + 1 + 8 + 4
 
 func stamp(t time.Time) int64 {
 	if t.IsZero() {

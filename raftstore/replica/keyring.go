@@ -229,20 +229,3 @@ func newKeyLine(id string) (string, error) {
 func keyLine(id string, secret []byte) string {
 	return id + " " + base64.StdEncoding.EncodeToString(secret) + "\n"
 }
-
-// replaceFile writes a file so that after a crash it is the old or the new one.
-func replaceFile(path string, content []byte) error {
-	tmp := path + ".new"
-	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(content)
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return errors.Join(err, os.Remove(tmp))
-	}
-	if err := os.Rename(tmp, path); err != nil {
-		return err
-	}
-	return syncFolder(filepath.Dir(path))
-}

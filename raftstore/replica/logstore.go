@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"runtime"
 	"sync"
+	"sync/atomic"
 
 	"github.com/hashicorp/raft"
 )
@@ -24,8 +26,11 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // nothing is acknowledged any more until the process has started again.
 type logStore struct {
 	raft.LogStore
-	name string      // the file, for messages
-	fail func(error) // called once, with the first error that must stop the replica
+	kind  LogStoreKind
+	name  string      // the file, for messages
+	seals *sealer     // nil = in clear
+	fail  func(error) // called once, with the first error that must stop the replica
+	live  atomic.Bool // raft's own goroutines read
 
 	mu     sync.Mutex
 	broken error
@@ -36,8 +41,15 @@ type logStore struct {
 }
 
 func newLogStore(inner raft.LogStore, name string, fail func(error)) *logStore {
-	return &logStore{LogStore: inner, name: name, fail: fail, cache: make(map[uint64]*raft.Log)}
+	return &logStore{LogStore: inner, kind: LogBolt, name: name, fail: fail, cache: make(map[uint64]*raft.Log)}
 }
+
+// Extensions on the disk: the checksum and, when the data is sealed, the
+// number of the data key and the count that makes the nonce.
+const (
+	clearExtension  = 4
+	sealedExtension = 4 + 4 + 8
+)
 
 // sum is the checksum of an entry, over all that raft relies on.
 func sum(l *raft.Log) uint32 {
@@ -45,7 +57,11 @@ func sum(l *raft.Log) uint32 {
 	binary.LittleEndian.PutUint64(head[:], l.Index)
 	binary.LittleEndian.PutUint64(head[8:], l.Term)
 	head[16] = byte(l.Type)
-	return crc32.Update(crc32.Checksum(head[:], castagnoli), castagnoli, l.Data)
+	c := crc32.Checksum(head[:], castagnoli)
+	if len(l.Extensions) > clearExtension {
+		c = crc32.Update(c, castagnoli, l.Extensions[clearExtension:])
+	}
+	return crc32.Update(c, castagnoli, l.Data)
 }
 
 // GetLog implements raft.LogStore.
@@ -61,16 +77,52 @@ func (s *logStore) GetLog(index uint64, out *raft.Log) error {
 }
 
 func (s *logStore) fromDisk(index uint64, out *raft.Log) error {
-	if err := s.LogStore.GetLog(index, out); err != nil {
-		return err
+	err := s.LogStore.GetLog(index, out)
+	if err == nil {
+		err = s.check(index, out)
 	}
-	if len(out.Extensions) != 4 || binary.LittleEndian.Uint32(out.Extensions) != sum(out) || out.Index != index {
-		err := fmt.Errorf("%s: entry %d: checksum does not match: %w", s.name, index, ErrCorruptLog)
-		s.halt(err)
+	switch {
+	case err == nil, errors.Is(err, raft.ErrLogNotFound):
 		return err
+	case errors.Is(err, ErrSealed):
+	case !errors.Is(err, ErrCorruptLog):
+		err = fmt.Errorf("%w: %w", err, ErrCorruptLog)
 	}
-	out.Extensions = nil
+	err = fmt.Errorf("%s: entry %d: %w", s.name, index, err)
+	s.halt(err)
+	if s.live.Load() {
+		// raft panics when it cannot read an entry. The replica stops; so that the
+		// process lives on, only the goroutine that wanted the entry ends.
+		runtime.Goexit()
+	}
+	return err
+}
+
+// check verifies an entry from the disk and opens it.
+func (s *logStore) check(index uint64, l *raft.Log) error {
+	sealed := len(l.Extensions) == sealedExtension
+	if !sealed && len(l.Extensions) != clearExtension || !intact(l) || l.Index != index {
+		return fmt.Errorf("checksum does not match: %w", ErrCorruptLog)
+	}
+	if sealed {
+		number, count := sealedUnder(l)
+		k, err := s.seals.key(number)
+		if err != nil {
+			return err
+		}
+		if l.Data, err = k.open(l, count); err != nil {
+			return fmt.Errorf("it does not open with data key %d: %w", number, ErrCorruptLog)
+		}
+	}
+	l.Extensions = nil
 	return nil
+}
+
+// intact says that an entry with an extension has the checksum that is in it.
+func intact(l *raft.Log) bool { return binary.LittleEndian.Uint32(l.Extensions) == sum(l) }
+
+func sealedUnder(l *raft.Log) (number uint32, count uint64) {
+	return binary.LittleEndian.Uint32(l.Extensions[4:]), binary.LittleEndian.Uint64(l.Extensions[8:])
 }
 
 // StoreLog implements raft.LogStore.
@@ -84,15 +136,10 @@ func (s *logStore) StoreLogs(logs []*raft.Log) error {
 	if err != nil {
 		return err
 	}
-	sealed := make([]*raft.Log, len(logs))
-	copies := make([]raft.Log, len(logs))
-	sums := make([]byte, 4*len(logs))
-	for i, l := range logs {
-		c := &copies[i]
-		*c = *l
-		c.Extensions = sums[4*i : 4*i+4 : 4*i+4]
-		binary.LittleEndian.PutUint32(c.Extensions, sum(l))
-		sealed[i] = c
+	sealed, err := s.prepare(logs)
+	if err != nil {
+		s.halt(err)
+		return err
 	}
 	if err := s.LogStore.StoreLogs(sealed); err != nil {
 		err = fmt.Errorf("%s: writing entries %d to %d: %w", s.name, logs[0].Index, logs[len(logs)-1].Index, err)
@@ -105,6 +152,38 @@ func (s *logStore) StoreLogs(logs []*raft.Log) error {
 	}
 	s.mu.Unlock()
 	return nil
+}
+
+// prepare makes entries as they go to the disk: sealed, if so, and with a checksum.
+func (s *logStore) prepare(logs []*raft.Log) ([]*raft.Log, error) {
+	var key *dataKey
+	var count uint64
+	extension := clearExtension
+	if s.seals != nil {
+		var err error
+		if key, count, err = s.seals.entryKey(len(logs)); err != nil {
+			return nil, err
+		}
+	}
+	if key != nil {
+		extension = sealedExtension
+	}
+	out := make([]*raft.Log, len(logs))
+	copies := make([]raft.Log, len(logs))
+	extensions := make([]byte, extension*len(logs))
+	for i, l := range logs {
+		c := &copies[i]
+		*c = *l
+		c.Extensions = extensions[extension*i : extension*(i+1) : extension*(i+1)]
+		if key != nil {
+			binary.LittleEndian.PutUint32(c.Extensions[4:], key.number)
+			binary.LittleEndian.PutUint64(c.Extensions[8:], count+uint64(i))
+			c.Data = key.seal(make([]byte, 0, len(l.Data)+sealedBytes), l, count+uint64(i))
+		}
+		binary.LittleEndian.PutUint32(c.Extensions, sum(c))
+		out[i] = c
+	}
+	return out, nil
 }
 
 // keep caches an entry just written and drops the oldest beyond the bound.
@@ -146,8 +225,12 @@ func (s *logStore) DeleteRange(first, last uint64) error {
 		s.oldest = max(s.oldest, last+1)
 	}
 	s.mu.Unlock()
-	start, err := s.FirstIndex()
-	if err == nil {
+	var err error
+	if s.kind == LogWAL {
+		err = s.LogStore.DeleteRange(first, last) // drops files, in one step
+	} else if start, e := s.FirstIndex(); e != nil {
+		err = e
+	} else {
 		err = s.deleteChunks(first, last, first > start)
 	}
 	if err != nil {
@@ -175,8 +258,8 @@ func (s *logStore) deleteChunks(first, last uint64, fromEnd bool) error {
 	return nil
 }
 
-// IsMonotonic implements raft.MonotonicLogStore: gaps are allowed here.
-func (s *logStore) IsMonotonic() bool { return false }
+// IsMonotonic implements raft.MonotonicLogStore: bbolt allows gaps, raft-wal does not.
+func (s *logStore) IsMonotonic() bool { return s.kind == LogWAL }
 
 func (s *logStore) halt(err error) {
 	s.mu.Lock()
@@ -191,26 +274,43 @@ func (s *logStore) halt(err error) {
 }
 
 // verify reads the whole log once, before raft does. Entries may be missing
-// where a snapshot that was installed took their place, up to covered.
-func (s *logStore) verify(covered uint64) error {
+// where a snapshot that was installed took their place, up to covered. It
+// returns the data keys that the log needs.
+func (s *logStore) verify(covered uint64) (map[uint32]struct{}, error) {
 	first, err := s.FirstIndex()
 	if err != nil {
-		return fmt.Errorf("%s: %w", s.name, err)
+		return nil, fmt.Errorf("%s: %w", s.name, err)
 	}
 	last, err := s.LastIndex()
 	if err != nil {
-		return fmt.Errorf("%s: %w", s.name, err)
+		return nil, fmt.Errorf("%s: %w", s.name, err)
 	}
+	if last > covered && first > covered+1 {
+		return nil, s.lost(fmt.Errorf("%s: the log begins with entry %d and the newest snapshot ends with %d: %w", s.name, first, covered, ErrCorruptLog))
+	}
+	used := make(map[uint32]struct{})
 	var l raft.Log
 	for i := first; i != 0 && i <= last; i++ {
-		err := s.fromDisk(i, &l)
+		err := s.LogStore.GetLog(i, &l)
+		if err == nil && len(l.Extensions) == sealedExtension {
+			number, _ := sealedUnder(&l)
+			used[number] = struct{}{}
+		}
+		if err == nil {
+			err = s.check(i, &l)
+		}
 		switch {
 		case err == nil, errors.Is(err, raft.ErrLogNotFound) && i <= covered:
-		case errors.Is(err, ErrCorruptLog):
-			return err
+		case errors.Is(err, ErrCorruptLog), errors.Is(err, ErrSealed):
+			return nil, s.lost(fmt.Errorf("%s: entry %d: %w", s.name, i, err))
 		default:
-			return fmt.Errorf("%s: reading entry %d: %w: %w", s.name, i, ErrCorruptLog, err)
+			return nil, s.lost(fmt.Errorf("%s: reading entry %d: %w: %w", s.name, i, ErrCorruptLog, err))
 		}
 	}
-	return nil
+	return used, nil
+}
+
+func (s *logStore) lost(err error) error {
+	s.halt(err)
+	return err
 }

@@ -106,14 +106,14 @@ func TestFlippedBitsAreFound(t *testing.T) {
 			t.Fatal(err)
 		}
 		fresh := newLogStore(inner, "file", func(err error) { *failed = err })
-		if err := fresh.verify(0); !errors.Is(err, ErrCorruptLog) || !errors.Is(*failed, ErrCorruptLog) {
+		if _, err := fresh.verify(0); !errors.Is(err, ErrCorruptLog) || !errors.Is(*failed, ErrCorruptLog) {
 			t.Errorf("spoiled %s: %v", name, err)
 		}
 		if err := inner.StoreLog(&good); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := s.verify(0); err != nil {
+	if _, err := s.verify(0); err != nil {
 		t.Errorf("whole log: %v", err)
 	}
 	// A gap is damage, unless a snapshot covers it.
@@ -126,10 +126,10 @@ func TestFlippedBitsAreFound(t *testing.T) {
 	if err := s.StoreLog(&raft.Log{Index: 9, Term: 1}); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.verify(5); !errors.Is(err, ErrCorruptLog) {
+	if _, err := s.verify(5); !errors.Is(err, ErrCorruptLog) {
 		t.Errorf("gap: %v", err)
 	}
-	if err := s.verify(8); err != nil {
+	if _, err := s.verify(8); err != nil {
 		t.Errorf("gap covered by a snapshot: %v", err)
 	}
 }

@@ -43,7 +43,7 @@ func (p *pacedSnapshots) Create(version raft.SnapshotVersion, index, term uint64
 	}
 	s := &pacedSink{SnapshotSink: sink, life: p.life, began: time.Now()}
 	// The sink does not show its file. Without it the rests alone must do.
-	s.file, _ = os.Open(filepath.Join(p.folder, sink.ID()+".tmp", "state.bin"))
+	s.file, _ = os.Open(filepath.Join(p.folder, sink.ID()+snapshotSuffix+newSuffix))
 	return s, nil
 }
 

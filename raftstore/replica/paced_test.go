@@ -14,7 +14,11 @@ import (
 func pacedStore(t *testing.T, life context.Context) raft.SnapshotStore {
 	t.Helper()
 	dir := t.TempDir()
-	files, err := raft.NewFileSnapshotStore(dir, 1, io.Discard)
+	seals, err := openSealer(dir+"/"+sealName, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := openSnapshots(Config{DataDir: dir}.withDefaults(), seals, func(err error) { t.Log(err) })
 	if err != nil {
 		t.Fatal(err)
 	}

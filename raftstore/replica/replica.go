@@ -222,8 +222,10 @@ func (r *Replica) start(g *errgroup.Group) error {
 	var err error
 	conf := r.cfg.raft(notify)
 	conf.Logger = r.overhear(conf.Logger)
-	r.raft, err = raft.NewRaft(conf, r.fsm, &meteredLogs{r.disk.logs, &r.meters}, r.disk.stable, &meteredSnapshots{paceSnapshots(r.ctx, r.disk.snapshots, r.cfg.DataDir), &r.meters},
-		&patientTransport{NetworkTransport: r.trans, worth: r.worthWaiting})
+	r.raft, err = r.disk.startRaft(func() (*raft.Raft, error) {
+		return raft.NewRaft(conf, r.fsm, &meteredLogs{r.disk.logs, &r.meters}, r.disk.stable, &meteredSnapshots{paceSnapshots(r.ctx, r.disk.snapshots, r.cfg.DataDir), &r.meters},
+			&patientTransport{NetworkTransport: r.trans, worth: r.worthWaiting})
+	})
 	if err != nil {
 		r.trans.Close()
 		return fmt.Errorf("starting raft of replica %s: %w", r.cfg.Name, err)

@@ -1,0 +1,163 @@
+package replica
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"strings"
+	"sync"
+)
+
+// lossyFiles is a file layer over real files that knows which sectors were
+// written since the last sync, and can lose any of them as a power cut may. It
+// can also be made to fail.
+type lossyFiles struct {
+	mu    sync.Mutex
+	files []*lossyFile
+	fault func(op, name string) error // asked before each "write" and "sync"
+}
+
+type lossyFile struct {
+	*osFile
+	layer *lossyFiles
+	name  string
+	saved []byte // what is on the disk for sure
+	dirty map[int64]struct{}
+}
+
+func (l *lossyFiles) open(name string, flag int) (diskFile, error) {
+	f, err := (osFiles{noSync: true}).open(name, flag)
+	if err != nil {
+		return nil, err
+	}
+	content, err := readAll(f)
+	if err != nil {
+		return nil, err
+	}
+	out := &lossyFile{osFile: f.(*osFile), layer: l, name: name, saved: content, dirty: make(map[int64]struct{})}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.files = append(l.files, out)
+	return out, nil
+}
+
+func (l *lossyFiles) ask(op, name string) error {
+	l.mu.Lock()
+	fault := l.fault
+	l.mu.Unlock()
+	if fault == nil {
+		return nil
+	}
+	return fault(op, name)
+}
+
+func (l *lossyFiles) fail(f func(op, name string) error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.fault = f
+}
+
+// WriteAt marks the sectors it writes. One that fails may have written all the same.
+func (f *lossyFile) WriteAt(p []byte, off int64) (int, error) {
+	fault := f.layer.ask("write", f.name)
+	f.layer.mu.Lock()
+	defer f.layer.mu.Unlock()
+	n, err := f.osFile.WriteAt(p, off)
+	for at := off / sectorBytes; at*sectorBytes < off+int64(n); at++ {
+		f.dirty[at] = struct{}{}
+	}
+	if fault != nil {
+		return 0, fault
+	}
+	return n, err
+}
+
+// Sync makes everything durable, or nothing.
+func (f *lossyFile) Sync() error {
+	if err := f.layer.ask("sync", f.name); err != nil {
+		return err
+	}
+	f.layer.mu.Lock()
+	defer f.layer.mu.Unlock()
+	content, err := os.ReadFile(f.path())
+	if err != nil {
+		return err
+	}
+	f.saved, f.dirty = content, make(map[int64]struct{})
+	return nil
+}
+
+// path is where the file is now: it may have been renamed from what is being made.
+func (f *lossyFile) path() string {
+	if there, _ := exists(f.name); there {
+		return f.name
+	}
+	return strings.TrimSuffix(f.name, newSuffix)
+}
+
+// Close leaves the real file open, so that crash can write to it.
+func (f *lossyFile) Close() error { return nil }
+
+// crash loses each sector that was not synced, or not, as lose says. It
+// reports whether anything was lost. The files must not be used afterwards.
+func (l *lossyFiles) crash(lose func() bool) (lost bool, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, f := range l.files {
+		var now []byte
+		if info, e := f.Stat(); e == nil {
+			now = make([]byte, info.Size())
+			if _, e := f.osFile.ReadAt(now, 0); e != nil && len(now) > 0 {
+				err = errors.Join(err, e)
+			}
+		}
+		for at := range f.dirty {
+			from := at * sectorBytes
+			to := min(from+sectorBytes, int64(len(now)))
+			old := make([]byte, max(0, to-from))
+			if from < int64(len(f.saved)) {
+				copy(old, f.saved[from:])
+			}
+			if from < to && !bytes.Equal(old, now[from:to]) && lose() {
+				lost = true
+				_, e := f.osFile.WriteAt(old, from)
+				err = errors.Join(err, e)
+			}
+		}
+		err = errors.Join(err, f.osFile.Close())
+	}
+	l.files = nil
+	return lost, err
+}
+
+// memFiles is a file layer in memory. Files must be there to be opened.
+type memFiles map[string][]byte
+
+type memFile struct {
+	files memFiles
+	name  string
+}
+
+func (m memFiles) open(name string, _ int) (diskFile, error) {
+	if _, ok := m[name]; !ok {
+		return nil, os.ErrNotExist
+	}
+	return memFile{m, name}, nil
+}
+
+func (f memFile) ReadAt(p []byte, off int64) (int, error) {
+	return bytes.NewReader(f.files[f.name]).ReadAt(p, off)
+}
+
+func (f memFile) WriteAt(p []byte, off int64) (int, error) {
+	b := f.files[f.name]
+	if grow := off + int64(len(p)) - int64(len(b)); grow > 0 {
+		b = append(b, make([]byte, grow)...)
+	}
+	f.files[f.name] = b
+	return copy(b[off:], p), nil
+}
+
+func (f memFile) Sync() error          { return nil }
+func (f memFile) Close() error         { return nil }
+func (f memFile) Size() (int64, error) { return int64(len(f.files[f.name])), nil }
