@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"math/rand/v2"
 	"net"
 	"path/filepath"
 	"slices"
@@ -51,13 +53,23 @@ func newGroup(name, dir string) (*group, error) {
 	return g, nil
 }
 
+// Ports are taken from below the kernel's range for outgoing connections: one
+// that is free now could else be such a connection's when its member starts.
+const (
+	firstPort = 20_000
+	lastPort  = 32_000
+)
+
 // freeAddresses are addresses on loopback that nobody listens on.
 func freeAddresses(n int) ([]string, error) {
 	var out []string
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+	for tries := 0; len(out) < n; tries++ {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", firstPort+rand.IntN(lastPort-firstPort)))
 		if err != nil {
-			return nil, err
+			if tries > 100 {
+				return nil, fmt.Errorf("no port is free on loopback: %w", err)
+			}
+			continue
 		}
 		defer l.Close()
 		out = append(out, l.Addr().String())
@@ -201,5 +213,6 @@ func (g *group) meter() procfs.Meter {
 	if g.load != nil {
 		out.Processes["clients"] = g.load.cmd.Process.Pid
 	}
+	out.Whole = slices.Collect(maps.Keys(out.Processes))
 	return out
 }

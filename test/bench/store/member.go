@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime/pprof"
 	"time"
 
 	"google.golang.org/grpc"
@@ -77,6 +78,8 @@ func obeyMember(ctx context.Context, r *replica.Replica, engine *drive.Engine, o
 		if err = r.Snapshot(ctx); err == nil {
 			return drive.Reply{Took: time.Since(began).Seconds()}
 		}
+	case drive.DoProfile:
+		err = profile(ctx, o.Address, engine.Begin(o.ID))
 	default:
 		return engine.Obey(ctx, o)
 	}
@@ -84,6 +87,24 @@ func obeyMember(ctx context.Context, r *replica.Replica, engine *drive.Engine, o
 		return drive.Fail(err)
 	}
 	return drive.Reply{}
+}
+
+// profile writes a CPU profile until it is ended.
+func profile(ctx context.Context, path string, ended <-chan struct{}) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := pprof.StartCPUProfile(f); err != nil {
+		return err
+	}
+	select {
+	case <-ended:
+	case <-ctx.Done():
+	}
+	pprof.StopCPUProfile()
+	return f.Close()
 }
 
 // target is a store as the benchmark's clients see it.

@@ -17,6 +17,7 @@ const usage = `bench-store measures the replicated store beside etcd, in the sam
   make bench-store ARGS="-kills 100 -etcd-kills 20 -only kills"
   make bench-store ARGS="-only puts -clients 256 -logs wal -at grpc -rounds 5"
   make bench-store ARGS="-only state -state 2048"  restart and snapshots with 2 GiB
+  make bench-store ARGS="-only puts -profiles /tmp/p"   go tool pprof -top /tmp/p/FILE
   make bench-store ARGS="-short"                   what make bench shows of it
 
 The parts, in their order: `
@@ -65,6 +66,7 @@ type options struct {
 	etcdName string
 	jsonPath string
 	dir      string
+	profiles string // a folder; "" = none
 }
 
 // places are the short names of where clients are.
@@ -101,6 +103,7 @@ func parse(args []string, to io.Writer) (options, error) {
 	fs.IntVar(&o.stateSize, "state-size", 4096, "bytes per value of the rest of that state")
 	fs.StringVar(&o.etcd, "etcd", "", "the reference's program (test/bench/etcd); none = no reference")
 	fs.StringVar(&o.jsonPath, "json", "", "write JSON lines to this file")
+	fs.StringVar(&o.profiles, "profiles", "", "write a CPU profile of each replica and round to this folder")
 	fs.StringVar(&o.dir, "dir", "", "where to put the data (default: a temporary folder)")
 	fs.Usage = func() {
 		fmt.Fprintf(to, "%s%s\n\n", usage, strings.Join(parts, ", "))
@@ -137,7 +140,7 @@ func parse(args []string, to io.Writer) (options, error) {
 // shorten is the form that make bench shows.
 func (o *options) shorten() {
 	o.only, o.logs = []string{partPuts, partVisible}, o.logs[:1]
-	o.rounds, o.duration, o.commits = 2, 1200*time.Millisecond, 50
+	o.rounds, o.duration, o.commits = 2, time.Second, 40
 }
 
 // check names the flag that is wrong.

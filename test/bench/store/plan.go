@@ -42,8 +42,20 @@ func run(ctx context.Context, o options, self string, out, progress io.Writer) (
 	if len(b.records) == 0 {
 		return err
 	}
+	if worst := b.disturbed(); worst > 0.1 {
+		fmt.Fprintf(progress, "other work took up to %.0f%% of this machine: what counts is the ratios and the CPU\n", 100*worst)
+	}
 	fmt.Fprintln(out)
 	return errors.Join(err, print(out, b.records, b.etcdName), writeLines(o.jsonPath, b.records))
+}
+
+// disturbed is the largest share of the machine that went to other work during a measure.
+func (b *bench) disturbed() float64 {
+	worst := 0.0
+	for _, r := range b.records {
+		worst = max(worst, r.Others)
+	}
+	return worst
 }
 
 func (b *bench) steps(ctx context.Context) error {

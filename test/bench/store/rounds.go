@@ -5,10 +5,14 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"os"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"keelson.dev/keelson/test/bench/figures"
 	"keelson.dev/keelson/test/bench/procfs"
+	"keelson.dev/keelson/test/bench/store/drive"
 )
 
 // bench is one run: its groups while they are up, and what was measured so far.
@@ -51,6 +55,7 @@ type outcome struct {
 	rounds []map[string]float64
 	cpu    map[string]float64
 	busy   float64 // mean of the rounds
+	others float64 // the largest of the rounds
 }
 
 // run runs the rounds. The machine drifts: within a round every arm has its
@@ -81,13 +86,45 @@ func (b *bench) run(ctx context.Context, m measure) error {
 					return fmt.Errorf("%s, %s: %w", m.name, a, err)
 				}
 			}
-			if err := got[at].round(ctx, a, m.do); err != nil {
+			profiles, err := b.profile(a, m, round)
+			if err != nil {
+				return err
+			}
+			err = got[at].round(ctx, a, m.do)
+			if _, ended := profiles.end(ctx); err == nil {
+				err = ended
+			}
+			if err != nil {
 				return fmt.Errorf("%s, %s: %w", m.name, a, err)
 			}
 		}
 	}
 	b.keep(m, got)
 	return nil
+}
+
+// profile begins CPU profiles of our replicas, if they are asked for.
+func (b *bench) profile(a arm, m measure, round int) (call, error) {
+	if b.profiles == "" || !a.inside {
+		return nil, nil
+	}
+	if err := os.MkdirAll(b.profiles, 0o755); err != nil {
+		return nil, fmt.Errorf("-profiles: %w", err)
+	}
+	var out call
+	for _, member := range a.members {
+		name := strings.ReplaceAll(fmt.Sprintf("%s %s %s %s %d.prof", m.name, params(m.params), a, member.setup.Name, round+1), " ", "_")
+		path, err := filepath.Abs(filepath.Join(b.profiles, strings.ReplaceAll(name, "/", "_")))
+		if err != nil {
+			return out, err
+		}
+		w, err := member.begin(drive.Order{Do: drive.DoProfile, Address: path})
+		if err != nil {
+			return out, err
+		}
+		out = append(out, w)
+	}
+	return out, nil
 }
 
 // round runs one round of one arm.
@@ -116,6 +153,7 @@ func (o *outcome) round(ctx context.Context, a arm, do func(context.Context, arm
 	}
 	values["cores"] = all / time.Since(began).Seconds()
 	o.rounds = append(o.rounds, values)
+	o.others = max(o.others, cost.Others)
 	o.busy += (cost.Busy - o.busy) / float64(len(o.rounds))
 	return nil
 }
@@ -138,7 +176,7 @@ func (b *bench) keep(m measure, got []outcome) {
 		}
 		params["log"], params["clients are"] = a.name, a.at
 		b.records = append(b.records, figures.Record{
-			Measure: m.name, Params: params, Values: medians(got[i].rounds), CPU: got[i].cpu, Busy: got[i].busy, Reference: reference,
+			Measure: m.name, Params: params, Values: medians(got[i].rounds), CPU: got[i].cpu, Busy: got[i].busy, Others: got[i].others, Reference: reference,
 		})
 	}
 }

@@ -105,8 +105,8 @@ func (e *Engine) through(members []string) []Door {
 	return out
 }
 
-// begin registers a load that can be ended.
-func (e *Engine) begin(id int) <-chan struct{} {
+// Begin registers an order that goes on until it is ended: the channel is then closed.
+func (e *Engine) Begin(id int) <-chan struct{} {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	ended := make(chan struct{})
@@ -147,7 +147,7 @@ func (t *tally) add(micros []uint32, acks []int64) {
 
 // loop runs clients in a closed loop: each sends its next call when the one before is answered.
 func (e *Engine) loop(ctx context.Context, o Order, doors []Door) Reply {
-	ended := e.begin(o.ID)
+	ended := e.Begin(o.ID)
 	defer e.end(o.ID)
 	began := time.Now()
 	stop := time.AfterFunc(o.Duration, func() { e.end(o.ID) })

@@ -57,6 +57,7 @@ const (
 	DoAdd      = "add"      // make Member at Address one of the group
 	DoTransfer = "transfer" // the leader gives its leadership to another
 	DoSnapshot = "snapshot" // write a snapshot of the state
+	DoProfile  = "profile"  // write a CPU profile to the file Address until ended
 
 	DoPut     = "put"     // Clients in a closed loop of puts for Duration
 	DoGet     = "get"     // the same with linearizable gets
