@@ -3,6 +3,7 @@ package replica
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -176,8 +177,8 @@ func oddOnes(hashes map[string]string, leader string) (right string, odd []strin
 		votes[h]++
 	}
 	right = leader
-	for member, h := range hashes {
-		if n, best := votes[h], votes[hashes[right]]; n > best || n == best && h == hashes[right] && member < right && right != leader {
+	for _, member := range slices.Sorted(maps.Keys(hashes)) {
+		if votes[hashes[member]] > votes[hashes[right]] {
 			right = member
 		}
 	}

@@ -1,0 +1,18 @@
+package replica
+
+// What tests need to do to a replica that nobody else may.
+
+// CompareNow makes a leader compare the replicas' states at once.
+func (r *Replica) CompareNow() { nudge(r.compareNow) }
+
+// FlipBit changes a value in this replica's memory, as a failing one would.
+func (r *Replica) FlipBit(key string) bool {
+	it, ok := r.fsm.view().Get(key)
+	if ok {
+		it.Value[0] ^= 1
+	}
+	return ok
+}
+
+// StoreTime is this replica's idea of the store's time, unix milliseconds.
+func (r *Replica) StoreTime() int64 { return r.clock.read() }
