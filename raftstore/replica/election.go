@@ -74,6 +74,8 @@ func (r *Replica) watchLeader(ctx context.Context) error {
 // look makes raft check at once whether its leader is overdue. raft does so
 // when the timeout is shortened.
 func (r *Replica) look() {
+	r.tuning.Lock()
+	defer r.tuning.Unlock()
 	conf := r.raft.ReloadableConfig()
 	conf.HeartbeatTimeout = r.cfg.HeartbeatTimeout - time.Microsecond
 	shortened := r.raft.ReloadConfig(conf)

@@ -1,8 +1,10 @@
 package replica
 
 import (
+	"context"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"sync/atomic"
 	"time"
 
@@ -26,19 +28,21 @@ type applied struct {
 type fsm struct {
 	machine   atomic.Pointer[mvcc.Machine] // replaced by Restore
 	hub       *watch.Hub
-	line      waterline // the last raft index applied
-	term      uint64    // and its term
+	line      waterline       // the last raft index applied
+	term      uint64          // and its term
+	life      context.Context // ends with the replica
 	fail      func(error)
 	broken    bool
 	committed func(index, term uint64) // told of a batch before it is applied
 	changed   func(v *mvcc.View)       // told of every new view
 	applied   func(entries int, began time.Time)
 	bytes     atomic.Int64 // applied since the last snapshot
+	phase     float64      // by how much the first snapshot is put off, in parts of what is between two
 	entries   atomic.Int64
 }
 
-func newFSM(fail func(error)) *fsm {
-	f := &fsm{fail: fail, applied: func(int, time.Time) {}}
+func newFSM(life context.Context, fail func(error)) *fsm {
+	f := &fsm{life: life, fail: fail, phase: rand.Float64(), applied: func(int, time.Time) {}}
 	f.machine.Store(mvcc.New())
 	f.hub = watch.New(f, 0, watch.Options{})
 	return f
@@ -96,11 +100,20 @@ func (f *fsm) ApplyBatch(logs []*raft.Log) []any {
 	return out
 }
 
+// delayed is what must be applied before the next snapshot, where usually that
+// many bytes must. All replicas apply the same: without a phase of its own each
+// would write its snapshots when all others do, and no majority would be quick.
+func (f *fsm) delayed(bytes int64) int64 {
+	return bytes + int64(f.phase*float64(bytes))
+}
+
 // Snapshot implements raft.FSM.
 func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
+	f.phase = 0
 	f.bytes.Store(0)
 	f.entries.Store(0)
 	return &fsmSnapshot{
+		life:  f.life,
 		state: f.machine.Load().Snapshot(),
 		meta:  mvcc.Meta{Index: f.line.get(), Term: f.term},
 	}, nil
@@ -122,12 +135,13 @@ func (f *fsm) Restore(r io.ReadCloser) error {
 }
 
 type fsmSnapshot struct {
+	life  context.Context
 	state *mvcc.Snapshot
 	meta  mvcc.Meta
 }
 
 func (s *fsmSnapshot) Persist(sink raft.SnapshotSink) error {
-	if err := s.state.Dump(sink, s.meta); err != nil {
+	if err := s.state.Dump(&restingWriter{w: sink, life: s.life, began: time.Now()}, s.meta); err != nil {
 		sink.Cancel()
 		return fmt.Errorf("writing snapshot %s: %w", sink.ID(), err)
 	}

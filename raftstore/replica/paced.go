@@ -2,6 +2,7 @@ package replica
 
 import (
 	"context"
+	"io"
 	"os"
 	"path/filepath"
 	"time"
@@ -15,11 +16,12 @@ import (
 // file of the same disk next, be it of one record, waits until they are written:
 // half a second and more for a gigabyte. pacedSnapshots brings each stretch to
 // the disk before it goes on, so that a flush of the journal never waits for
-// more than two of them, and rests in between.
+// more than two of them. A replica that writes its own state, and serves
+// meanwhile, also rests between stretches (restingWriter); one that takes in the
+// leader's does not, because it must catch up.
 type pacedSnapshots struct {
 	raft.SnapshotStore
 	folder string // where a snapshot under way is found, by its id
-	life   context.Context
 }
 
 const (
@@ -30,8 +32,8 @@ const (
 	maxRest = 20 * time.Millisecond
 )
 
-func paceSnapshots(life context.Context, s raft.SnapshotStore, dataDir string) raft.SnapshotStore {
-	return &pacedSnapshots{SnapshotStore: s, folder: filepath.Join(dataDir, "snapshots"), life: life}
+func paceSnapshots(s raft.SnapshotStore, dataDir string) raft.SnapshotStore {
+	return &pacedSnapshots{SnapshotStore: s, folder: filepath.Join(dataDir, "snapshots")}
 }
 
 // Create implements raft.SnapshotStore.
@@ -41,66 +43,65 @@ func (p *pacedSnapshots) Create(version raft.SnapshotVersion, index, term uint64
 	if err != nil {
 		return nil, err
 	}
-	s := &pacedSink{SnapshotSink: sink, life: p.life, began: time.Now()}
-	// The sink does not show its file. Without it the rests alone must do.
-	s.file, _ = os.Open(filepath.Join(p.folder, sink.ID()+snapshotSuffix+newSuffix))
+	s := &pacedSink{SnapshotSink: sink}
+	// The sink does not show its file; it is opened once more.
+	for _, name := range []string{sink.ID() + ".tmp/state.bin", sink.ID() + ".snap.new"} {
+		if f, err := os.Open(filepath.Join(p.folder, name)); err == nil {
+			s.file = f
+			break
+		}
+	}
 	return s, nil
 }
 
 // pacedSink writes a snapshot stretch by stretch.
 type pacedSink struct {
 	raft.SnapshotSink
-	life    context.Context
 	file    *os.File // the same file once more; nil when not found
 	written int64
 	paced   int64 // of that, up to the end of the last whole stretch
-	began   time.Time
 }
 
-// Write implements io.Writer. It fails when the replica stops, which need not
-// wait for the end of a snapshot.
+// Write implements io.Writer.
 func (s *pacedSink) Write(b []byte) (int, error) {
+	return inStretches(b, func() int64 { return s.paced + paceBytes - s.written }, func(part []byte) (int, error) {
+		n, err := s.SnapshotSink.Write(part)
+		if s.written += int64(n); s.written-s.paced >= paceBytes {
+			s.pace()
+		}
+		return n, err
+	})
+}
+
+// inStretches writes b in parts no longer than what room says each time.
+func inStretches(b []byte, room func() int64, write func(part []byte) (int, error)) (int, error) {
 	total := 0
 	for len(b) > 0 {
-		part := b[:min(int64(len(b)), s.paced+paceBytes-s.written)]
-		n, err := s.SnapshotSink.Write(part)
+		part := b[:min(int64(len(b)), room())]
+		n, err := write(part)
 		total += n
-		s.written += int64(n)
 		if err != nil {
 			return total, err
 		}
 		b = b[len(part):]
-		if s.written-s.paced < paceBytes {
-			continue
-		}
-		if err := s.pace(); err != nil {
-			return total, err
-		}
 	}
 	return total, nil
 }
 
-// pace starts the writing of the stretch just filled, waits for the one before,
-// and rests.
-func (s *pacedSink) pace() error {
-	if s.file != nil {
-		// Only a hint to the kernel: what counts is the flush at the end.
-		_ = unix.SyncFileRange(int(s.file.Fd()), s.paced, paceBytes, unix.SYNC_FILE_RANGE_WRITE)
-		if before := s.paced - paceBytes; before >= 0 {
-			_ = unix.SyncFileRange(int(s.file.Fd()), before, paceBytes,
-				unix.SYNC_FILE_RANGE_WAIT_BEFORE|unix.SYNC_FILE_RANGE_WRITE|unix.SYNC_FILE_RANGE_WAIT_AFTER)
-		}
-	}
+// pace starts the writing of what was handed over last, and waits for what was
+// before it. The file may be a little longer or shorter than what was handed
+// over: these are hints to the kernel, what counts is the flush at the end.
+func (s *pacedSink) pace() {
+	before := s.paced
 	s.paced = s.written
-	rest := time.NewTimer(min(maxRest, time.Since(s.began)))
-	defer rest.Stop()
-	select {
-	case <-rest.C:
-	case <-s.life.Done():
-		return context.Cause(s.life)
+	if s.file == nil {
+		return
 	}
-	s.began = time.Now()
-	return nil
+	fd := int(s.file.Fd())
+	_ = unix.SyncFileRange(fd, before, 0, unix.SYNC_FILE_RANGE_WRITE) // 0: up to the end
+	if before > 0 {
+		_ = unix.SyncFileRange(fd, 0, before, unix.SYNC_FILE_RANGE_WAIT_BEFORE)
+	}
 }
 
 // Close implements raft.SnapshotSink.
@@ -120,4 +121,37 @@ func (s *pacedSink) release() {
 		s.file.Close()
 		s.file = nil
 	}
+}
+
+// restingWriter rests after each stretch for as long as it took. It fails when
+// life ends: a replica that stops does not wait for the end of its snapshot.
+type restingWriter struct {
+	w       io.Writer
+	life    context.Context
+	began   time.Time // of the stretch
+	stretch int64     // written of it
+}
+
+// Write implements io.Writer.
+func (r *restingWriter) Write(b []byte) (int, error) {
+	return inStretches(b, func() int64 { return paceBytes - r.stretch }, func(part []byte) (int, error) {
+		n, err := r.w.Write(part)
+		if r.stretch += int64(n); err == nil && r.stretch >= paceBytes {
+			r.stretch = 0
+			err = r.rest()
+		}
+		return n, err
+	})
+}
+
+func (r *restingWriter) rest() error {
+	t := time.NewTimer(min(maxRest, time.Since(r.began)))
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-r.life.Done():
+		return context.Cause(r.life)
+	}
+	r.began = time.Now()
+	return nil
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-func pacedStore(t *testing.T, life context.Context) raft.SnapshotStore {
+func pacedStore(t *testing.T) raft.SnapshotStore {
 	t.Helper()
 	dir := t.TempDir()
 	seals, err := openSealer(dir+"/"+sealName, nil)
@@ -22,12 +22,12 @@ func pacedStore(t *testing.T, life context.Context) raft.SnapshotStore {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return paceSnapshots(life, files, dir)
+	return paceSnapshots(files, dir)
 }
 
 // A paced snapshot holds what was written, however it was cut.
 func TestPacedSnapshot(t *testing.T) {
-	store := pacedStore(t, context.Background())
+	store := pacedStore(t)
 	_, trans := raft.NewInmemTransport("")
 	sink, err := store.Create(1, 7, 2, raft.Configuration{}, 1, trans)
 	if err != nil {
@@ -61,23 +61,18 @@ func TestPacedSnapshot(t *testing.T) {
 	}
 }
 
-// A replica that stops does not wait for the end of a snapshot.
-func TestPacedSnapshotEndsWithTheReplica(t *testing.T) {
+// What is written at leisure arrives whole; a replica that stops does not wait
+// for the end of it.
+func TestRestingWriter(t *testing.T) {
 	life, end := context.WithCancel(context.Background())
-	store := pacedStore(t, life)
-	_, trans := raft.NewInmemTransport("")
-	sink, err := store.Create(1, 7, 2, raft.Configuration{}, 1, trans)
-	if err != nil {
-		t.Fatal(err)
+	var got bytes.Buffer
+	w := &restingWriter{w: &got, life: life}
+	want := bytes.Repeat([]byte("keelson"), paceBytes/3)
+	if n, err := w.Write(want); err != nil || n != len(want) || !bytes.Equal(got.Bytes(), want) {
+		t.Fatalf("wrote %d of %d bytes, %d arrived: %v", n, len(want), got.Len(), err)
 	}
 	end()
-	if _, err := sink.Write(make([]byte, 4*paceBytes)); !errors.Is(err, context.Canceled) {
-		t.Fatalf("writing on: %v", err)
-	}
-	if err := sink.Cancel(); err != nil {
-		t.Fatal(err)
-	}
-	if list, err := store.List(); err != nil || len(list) != 0 {
-		t.Fatalf("left behind: %v, %v", list, err)
+	if _, err := w.Write(want); !errors.Is(err, context.Canceled) {
+		t.Fatalf("writing on after the end: %v", err)
 	}
 }

@@ -1,6 +1,7 @@
 package replica
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -56,7 +57,7 @@ func Recover(c Config) error {
 	_, trans := raft.NewInmemTransport(raft.ServerAddress(c.Advertise))
 	defer trans.Close()
 	var failed error
-	machine := newFSM(func(err error) { failed = errors.Join(failed, err) })
+	machine := newFSM(context.Background(), func(err error) { failed = errors.Join(failed, err) })
 	defer machine.hub.Close()
 	machine.committed, machine.changed = func(uint64, uint64) {}, func(*mvcc.View) {}
 	state := &recovered{fsm: machine}

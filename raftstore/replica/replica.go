@@ -69,6 +69,7 @@ type Replica struct {
 	port     *peerPort
 
 	caughtUp     atomic.Bool
+	tuning       sync.Mutex // held while raft's configuration is read and replaced
 	snapshotNow  chan struct{}
 	expiryMoved  chan struct{}
 	historyGrown chan struct{}
@@ -102,7 +103,7 @@ func New(c Config) (*Replica, error) {
 		hashing:      make(chan struct{}, 1),
 	}
 	r.ctx, r.cancel = context.WithCancelCause(context.Background())
-	r.fsm = newFSM(r.fail)
+	r.fsm = newFSM(r.ctx, r.fail)
 	r.fsm.committed = r.noteCommitted
 	r.fsm.changed = r.noteChanged
 	r.fsm.applied = r.noteApplied
@@ -223,7 +224,7 @@ func (r *Replica) start(g *errgroup.Group) error {
 	conf := r.cfg.raft(notify)
 	conf.Logger = r.overhear(conf.Logger)
 	r.raft, err = r.disk.startRaft(func() (*raft.Raft, error) {
-		return raft.NewRaft(conf, r.fsm, &meteredLogs{r.disk.logs, &r.meters}, r.disk.stable, &meteredSnapshots{paceSnapshots(r.ctx, r.disk.snapshots, r.cfg.DataDir), &r.meters},
+		return raft.NewRaft(conf, r.fsm, &meteredLogs{r.disk.logs, &r.meters}, r.disk.stable, &meteredSnapshots{paceSnapshots(r.disk.snapshots, r.cfg.DataDir), &r.meters},
 			&patientTransport{NetworkTransport: r.trans, worth: r.worthWaiting})
 	})
 	if err != nil {
@@ -350,7 +351,7 @@ func (r *Replica) noteChanged(v *mvcc.View) {
 	}
 	// A snapshot costs as much as the state is large: a large state waits for
 	// a log in proportion.
-	if r.fsm.bytes.Load() > max(r.cfg.SnapshotBytes, v.Bytes()/2) {
+	if r.fsm.bytes.Load() > r.fsm.delayed(max(r.cfg.SnapshotBytes, v.Bytes()/2)) {
 		nudge(r.snapshotNow)
 	}
 }
