@@ -188,7 +188,7 @@ func compactCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 	c := &cobra.Command{
 		Use:   "compact",
 		Short: "Forget old revisions now",
-		Long: "Forget old revisions now. The store does so by itself, by age and number; this is for a store whose quota is used up.\n" +
+		Long: "Forget old revisions now. The store does so by itself, by age, by number and when its quota is used up.\n" +
 			"Watches that are behind the revision begin again with a list.",
 		Example: "  kctl cluster compact\n  kctl cluster compact --revision 120000",
 		Args:    cobra.NoArgs,

@@ -111,6 +111,11 @@ func wire(cfg Config, cluster Cluster, trust *pki.Trust) (*Replica, error) {
 	if err != nil {
 		return nil, err
 	}
+	conf, err := cfg.store(cluster)
+	if err != nil {
+		return nil, err
+	}
+	conf.Bootstrap = bootstrap
 	listeners, err := listen(cfg.Advertise, cluster)
 	if err != nil {
 		return nil, err
@@ -121,7 +126,7 @@ func wire(cfg Config, cluster Cluster, trust *pki.Trust) (*Replica, error) {
 		return trust.CA.Rotator(p, now)
 	}
 	serving := own(pki.ReplicaServing(cfg.Name, cluster.serviceIP().AsSlice(), cfg.Advertise))
-	if err := r.wireStore(listeners.peer, bootstrap); err != nil {
+	if err := r.wireStore(conf, listeners.peer); err != nil {
 		return nil, err
 	}
 	all := kinds.All()
@@ -140,11 +145,7 @@ func wire(cfg Config, cluster Cluster, trust *pki.Trust) (*Replica, error) {
 }
 
 // wireStore builds the store behind its gate.
-func (r *Replica) wireStore(ln net.Listener, bootstrap bool) error {
-	conf, err := r.cfg.store(r.cluster)
-	if err != nil {
-		return err
-	}
+func (r *Replica) wireStore(conf replica.Config, ln net.Listener) error {
 	r.gate = newGate(r.cfg.Name, func() []raftMember { return r.store.Status().Members }, func() bool { return r.store.Ready() },
 		r.log.With("part", "gate"))
 	peer := pki.ReplicaPeer(r.cfg.Name, r.cfg.Advertise)
@@ -154,7 +155,6 @@ func (r *Replica) wireStore(ln net.Listener, bootstrap bool) error {
 		return err
 	}
 	conf.Listener, conf.ServerTLS, conf.ClientTLS = r.gate.listen(ln), r.gate.guard(authorities.Server()), authorities.Client()
-	conf.Bootstrap = bootstrap
 	if r.store, err = replica.New(conf); err != nil {
 		return err
 	}
