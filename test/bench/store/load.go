@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
+	"math"
+	"slices"
 	"time"
 
 	"keelson.dev/keelson/internal/wait"
@@ -40,11 +42,15 @@ func (b *bench) load(ctx context.Context, do string, clients int, which string, 
 		if err != nil {
 			return nil, err
 		}
-		r, err := a.do(ctx, drive.Order{Do: do, Clients: clients, Size: b.size, Duration: d}, to)
+		r, err := a.do(ctx, drive.Order{Do: do, Clients: clients, Size: b.size, Duration: d, Times: true}, to)
 		if err != nil {
 			return nil, err
 		}
-		return loadValues(r), nil
+		out := loadValues(r)
+		if len(r.Acks) > 1 { // of all clients together
+			out["longest_pause_ms"] = longestGap(r.Acks, slices.Min(r.Acks), math.MaxInt64)
+		}
+		return out, nil
 	}
 	params := map[string]any{"clients": clients, "through": which}
 	if do == drive.DoPut {

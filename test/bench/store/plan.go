@@ -37,9 +37,10 @@ func run(ctx context.Context, o options, self string, out, progress io.Writer) (
 		}
 		b.etcdName = nameOfEtcd + " " + v
 	}
+	b.records = append(b.records, b.setup())
 	defer b.end()
 	err = b.steps(ctx)
-	if len(b.records) == 0 {
+	if len(b.records) == 1 {
 		return err
 	}
 	if worst := b.disturbed(); worst > 0.1 {

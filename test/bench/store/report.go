@@ -34,6 +34,21 @@ var columns = map[string][]shown{
 	"snapshot by all":             {{"quiet_ms", "longest pause before", "ms"}, {"pause_ms", "longest pause during", "ms"}, {"took_s", "took", "s"}, {"memory_percent", "memory, of the state", "%"}},
 }
 
+// measureSetup is the name of the record that tells what was compared.
+const measureSetup = "setup"
+
+// setup tells what is compared with what.
+func (b *bench) setup() figures.Record {
+	p := map[string]any{
+		"ours": fmt.Sprintf("%d replicas in processes of their own on loopback, TLS between them, clients in their processes or in another over gRPC without TLS", membersOfGroup),
+		"both": fmt.Sprintf("fsync, %d connections to each member where clients are in a process of their own, values are medians of %d rounds by turns", connsToMember, b.rounds),
+	}
+	if b.etcdName != "" {
+		p["reference"] = fmt.Sprintf("%s, %d members in processes of their own on loopback, TLS between them, etcd's own client in another process without TLS, defaults but for a quota of 8 GiB", b.etcdName, membersOfGroup)
+	}
+	return figures.Record{Measure: measureSetup, Params: p, Values: map[string]float64{}}
+}
+
 // rows makes the table's rows of a record.
 func rows(r figures.Record) []figures.Row {
 	var out []figures.Row
@@ -86,6 +101,12 @@ func brackets(p map[string]any) string {
 func print(out io.Writer, records []figures.Record, reference string) error {
 	var all []figures.Row
 	for _, r := range records {
+		if r.Measure == measureSetup {
+			for _, k := range slices.Sorted(maps.Keys(r.Params)) {
+				fmt.Fprintf(out, "%s: %v\n", k, r.Params[k])
+			}
+			fmt.Fprintln(out)
+		}
 		all = append(all, rows(r)...)
 	}
 	if err := figures.Compare(out, all, reference); err != nil {

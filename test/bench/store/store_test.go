@@ -85,6 +85,47 @@ func TestEveryMeasure(t *testing.T) {
 	}
 }
 
+// Who waits for a process that has ended is told.
+func TestProcessThatEnds(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := program{self, drive.RoleBurn}.start("a busy loop", drive.Setup{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := p.begin(drive.Order{Do: drive.DoStatus})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.kill()
+	if _, err := w.wait(t.Context()); err == nil || !strings.Contains(err.Error(), "status: a busy loop has ended") {
+		t.Errorf("got %v", err)
+	}
+	if _, err := p.do(t.Context(), drive.Order{Do: drive.DoStatus}); err == nil {
+		t.Error("an order to nobody was obeyed")
+	}
+}
+
+// Failed calls of a load are counted by who gave the order; other errors are errors.
+func TestRepliesWithErrors(t *testing.T) {
+	for _, c := range []struct {
+		reply drive.Reply
+		fails bool
+	}{
+		{drive.Reply{}, false},
+		{drive.Reply{Error: "broken"}, true},
+		{drive.Reply{Error: "one of many", Failed: 1}, false},
+	} {
+		w := &pending{on: &process{name: "r1", dead: make(chan struct{})}, reply: make(chan drive.Reply, 1)}
+		w.reply <- c.reply
+		if _, err := w.wait(t.Context()); (err != nil) != c.fails {
+			t.Errorf("%+v: %v", c.reply, err)
+		}
+	}
+}
+
 func TestLongestGap(t *testing.T) {
 	ms := func(v ...int64) []int64 {
 		out := make([]int64, len(v))
