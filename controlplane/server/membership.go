@@ -101,6 +101,11 @@ func (r *Replica) becomeMember(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	select {
+	case <-r.left:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	if len(peers) > 0 {
 		body, err := json.Marshal(api.ClusterJoin{Name: r.cfg.Name, Address: at(r.cfg.Advertise, r.cluster.PeerPort)})
 		if err != nil {

@@ -208,14 +208,11 @@ func Rebuild(c Config, servers []string) (Rebuilt, error) {
 		return Rebuilt{}, err
 	}
 	out := Rebuilt{Asks: slices.Sorted(maps.Keys(peers))}
-	if has, err := c.hasRaftData(); err != nil {
+	// First this: data and a request for membership together would be taken for
+	// a replica that was stopped while it joined.
+	out.Moved, err = replica.SetAside(conf)
+	if err != nil && !errors.Is(err, replica.ErrNoData) && !errors.Is(err, fs.ErrNotExist) {
 		return out, err
-	} else if has {
-		// First this: data and a request for membership together would be
-		// taken for a replica that was stopped while it joined.
-		if out.Moved, err = replica.SetAside(conf); err != nil {
-			return out, err
-		}
 	}
 	return out, writeJSON(filepath.Join(c.DataDir, peersFile), peers)
 }

@@ -53,6 +53,7 @@ type Replica struct {
 	timeline  *api.Timeline
 	gate      *gate
 	secrets   *secrets
+	left      chan struct{} // closed when the group does not know this replica, or rightly so
 
 	pending atomic.Bool // join tokens made with the cluster wait to be stored
 }
@@ -95,13 +96,14 @@ func (r *Replica) runStore(ctx context.Context) error {
 	if err := r.leaveFirst(ctx); err != nil {
 		return err
 	}
+	close(r.left)
 	return r.store.Run(ctx)
 }
 
 // wire builds every part; nothing runs yet but the listeners, so that a taken
 // port is the first thing one hears of.
 func wire(cfg Config, cluster Cluster, trust *pki.Trust) (*Replica, error) {
-	r := &Replica{cfg: cfg, cluster: cluster, trust: trust, log: cfg.Log, timeline: api.NewTimeline(timelineStages)}
+	r := &Replica{cfg: cfg, cluster: cluster, trust: trust, log: cfg.Log, timeline: api.NewTimeline(timelineStages), left: make(chan struct{})}
 	var f founder
 	if _, err := readJSON(filepath.Join(cfg.DataDir, foundersFile), &f); err != nil {
 		return nil, err
