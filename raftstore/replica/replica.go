@@ -190,8 +190,11 @@ func (r *Replica) open() error {
 		r.address = advertised(l.Addr().String())
 	}
 	r.port = newPeerPort(l, r.address, r.cfg.ServerTLS, r.log)
-	empty, err := d.empty()
-	if err == nil {
+	if r.cfg.Bootstrap {
+		err = d.startOver()
+	}
+	empty, isEmpty := d.empty()
+	if err = errors.Join(err, isEmpty); err == nil {
 		err = r.group.load(d.stable, empty, r.log)
 	}
 	if err != nil {

@@ -37,7 +37,7 @@ type walLog struct {
 
 // makeWAL makes the folder of a new log.
 func makeWAL(layer fileLayer, dir string, id uint32) error {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := makeFolder(dir); err != nil {
 		return fmt.Errorf("log: %w", err)
 	}
 	l, err := openWALWith(layer, dir, id, true)

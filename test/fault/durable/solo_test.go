@@ -1,0 +1,178 @@
+package durable
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"testing"
+
+	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/test/bed/lossy"
+	"keelson.dev/keelson/test/bed/storeproc"
+)
+
+// solo is a group of one on a lossy disk, made for the first time or again.
+type solo struct {
+	t      *testing.T
+	store  string // that keeps its log
+	disk   *lossy.Disk
+	ledger *Ledger
+	n      int
+}
+
+func newSolo(t *testing.T, store string) *solo {
+	t.Helper()
+	needDisks(t)
+	d, err := lossy.New(filepath.Join(t.TempDir(), "disk"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return &solo{t: t, store: store, disk: d}
+}
+
+// live is a life of the replica: it starts, does something, and is killed. It
+// ends early when the power is cut.
+func (s *solo) live(do func(context.Context, *storeproc.Member) error) error {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience/2)
+	defer cancel()
+	dark := s.disk.Dark()
+	go func() {
+		select {
+		case <-dark:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	settings := quick()
+	settings.LogStore = s.store
+	g, err := storeproc.Start(ctx, storeproc.Options{
+		Dir: s.t.TempDir(), Replicas: 1, Settings: settings,
+		DataDir: func(string) string { return filepath.Join(s.disk.Path(), "data") },
+	})
+	if err != nil {
+		return fmt.Errorf("starting: %w", err)
+	}
+	m := g.Members()[0]
+	err = do(ctx, m)
+	kill := m.Kill()
+	if s.powerless() {
+		m.Forgive()
+	}
+	return errors.Join(err, kill, g.Close())
+}
+
+func (s *solo) powerless() bool {
+	select {
+	case <-s.disk.Dark():
+		return true
+	default:
+		return false
+	}
+}
+
+// commit makes some commits and notes what became of them.
+func (s *solo) commit(ctx context.Context, m *storeproc.Member, times int) error {
+	if s.ledger == nil {
+		rev, err := m.Store().Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/base", nil)}})
+		if err != nil {
+			return err
+		}
+		s.ledger = NewLedger(rev)
+	}
+	for range times {
+		s.n++
+		token, c := s.ledger.Next("solo", s.n, 3000)
+		rev, err := m.Store().Commit(ctx, c)
+		s.ledger.Done(token, rev, err)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// check compares the store with the ledger.
+func (s *solo) check(ctx context.Context, m *storeproc.Member) error {
+	if s.ledger == nil {
+		return nil // nothing was acknowledged
+	}
+	list, err := m.Store().List(ctx, Prefix, raftstore.ListOptions{})
+	if err != nil {
+		return err
+	}
+	after := s.ledger.Checked()
+	events, err := watched(ctx, m, after, list.Revision)
+	if err != nil {
+		return err
+	}
+	return s.ledger.Check(list.Revision, list.Items, after, events)
+}
+
+// work is the life whose every change a power cut may hit: the first start,
+// commits, a snapshot that takes the place of the log, and commits after it.
+func (s *solo) work(ctx context.Context, m *storeproc.Member) error {
+	if err := s.commit(ctx, m, 3); err != nil {
+		return err
+	}
+	if err := m.Snapshot(ctx); err != nil {
+		return err
+	}
+	return s.commit(ctx, m, 2)
+}
+
+// The power goes at one change of the disk after the other, from the first
+// change of the first start on. The replica always starts again, with
+// all that it had acknowledged. F17 F69
+func TestPowerCutAtEveryChange(t *testing.T) {
+	for _, store := range logStores {
+		t.Run(store, func(t *testing.T) {
+			s := newSolo(t, store)
+			if err := s.live(s.work); err != nil {
+				t.Fatal(err)
+			}
+			all := s.disk.Changes()
+			step := max(1, all/uint64(times(14)))
+			round := *seed
+			for n := 1 + *seed%step; n <= all; n += step {
+				ways := lossy.Losses(*seed + n)
+				loss := ways[round%uint64(len(ways))]
+				round++
+				t.Run(fmt.Sprintf("%d of %d, %s", n, all, loss), func(t *testing.T) { cutAt(t, store, n, loss) })
+			}
+		})
+	}
+}
+
+func cutAt(t *testing.T, store string, n uint64, loss lossy.Loss) {
+	s := newSolo(t, store)
+	s.disk.CutAt(n)
+	// Not all lives are of the same number of changes: this one may get through.
+	if err := s.live(s.work); err != nil && !s.powerless() {
+		t.Fatal(err)
+	}
+	if err := s.disk.Crash(loss); err != nil {
+		t.Fatal(err)
+	}
+	err := s.live(func(ctx context.Context, m *storeproc.Member) error {
+		if err := s.check(ctx, m); err != nil {
+			return err
+		}
+		return s.commit(ctx, m, 2)
+	})
+	if err != nil {
+		t.Fatalf("after the power cut: %v", err)
+	}
+	if err := s.disk.Crash(lossy.Loss{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.live(s.check); err != nil {
+		t.Fatalf("after the second power cut: %v", err)
+	}
+}
