@@ -21,6 +21,11 @@ import (
 // tree maps keys to items. Items are never changed once they are in a tree.
 type tree = btree.Map[string, *raftstore.Item]
 
+// treeDegree is half of how wide a node is. A write copies the nodes on its way,
+// and checkpoints of history keep the old ones: narrower is cheaper for both
+// than the library's 32, and slower to scan only by little.
+const treeDegree = 16
+
 // deadline orders keys by the time at which they expire.
 type deadline struct {
 	at  int64
@@ -55,7 +60,7 @@ type Machine struct {
 
 // New returns an empty machine at revision 0.
 func New() *Machine {
-	m := &Machine{recent: newRecent()}
+	m := &Machine{recent: newRecent(), items: *btree.NewMap[string, *raftstore.Item](treeDegree)}
 	m.deadlines = btree.NewBTreeGOptions(earlier, btree.Options{NoLocks: true})
 	m.publish()
 	return m
@@ -192,6 +197,7 @@ func (m *Machine) set(item *raftstore.Item) *raftstore.Item {
 	prev, _ := m.items.Get(item.Key)
 	if prev != nil {
 		item.Created = prev.Created
+		item.Key = prev.Key // one string for all that history keeps of a key
 		m.bytes -= size(prev)
 		m.forgetDeadline(prev)
 	}

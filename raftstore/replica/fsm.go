@@ -9,9 +9,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
-	"google.golang.org/protobuf/proto"
 
-	storev1 "keelson.dev/keelson/proto/store/v1"
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/mvcc"
 	"keelson.dev/keelson/raftstore/watch"
@@ -74,8 +72,8 @@ func (f *fsm) ApplyBatch(logs []*raft.Log) []any {
 		if l.Type != raft.LogCommand {
 			continue
 		}
-		cmd := new(storev1.Command)
-		if err := proto.Unmarshal(l.Data, cmd); err != nil {
+		cmd, err := decodeCommand(l.Data)
+		if err != nil {
 			// Going on would let this replica differ from the others.
 			f.broken = true
 			f.fail(fmt.Errorf("raft entry %d of term %d is not a command: %w", l.Index, l.Term, err))

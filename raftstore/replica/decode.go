@@ -1,0 +1,219 @@
+package replica
+
+import (
+	"unicode/utf8"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	storev1 "keelson.dev/keelson/proto/store/v1"
+)
+
+// decodeCommand reads a raft entry. Batches, which nearly all entries are, are
+// read here into a few allocations for the whole of them; whatever is not just
+// as this version writes it is left to protobuf, which decides. Values and keys
+// are copied, each for itself: one that stays must not keep its batch in memory.
+func decodeCommand(data []byte) (*storev1.Command, error) {
+	if b, ok := soleField(data, 1); ok {
+		if batch, ok := decodeBatch(b); ok {
+			return &storev1.Command{Kind: &storev1.Command_Batch{Batch: batch}}, nil
+		}
+	}
+	cmd := new(storev1.Command)
+	if err := proto.Unmarshal(data, cmd); err != nil {
+		return nil, err
+	}
+	return cmd, nil
+}
+
+// soleField returns the content of a message that consists of one field of bytes.
+func soleField(b []byte, field protowire.Number) ([]byte, bool) {
+	num, typ, n := protowire.ConsumeTag(b)
+	if n < 0 || num != field || typ != protowire.BytesType {
+		return nil, false
+	}
+	content, m := protowire.ConsumeBytes(b[n:])
+	return content, m >= 0 && n+m == len(b)
+}
+
+// field is one field of a message: a number or bytes.
+type field struct {
+	num   protowire.Number
+	bytes []byte // nil for a number
+	value uint64
+}
+
+// nextField cuts the first field off; false when it is of another form.
+func nextField(b []byte) (f field, rest []byte, ok bool) {
+	num, typ, n := protowire.ConsumeTag(b)
+	if n < 0 {
+		return f, nil, false
+	}
+	f.num, b = num, b[n:]
+	switch typ {
+	case protowire.VarintType:
+		f.value, n = protowire.ConsumeVarint(b)
+	case protowire.BytesType:
+		if f.bytes, n = protowire.ConsumeBytes(b); f.bytes == nil {
+			f.bytes = []byte{}
+		}
+	default:
+		return f, nil, false
+	}
+	if n < 0 {
+		return f, nil, false
+	}
+	return f, b[n:], true
+}
+
+// slabs are what a batch is decoded into.
+type slabs struct {
+	proposals []storev1.Proposal
+	ids       []storev1.ProposalID
+	ops       []storev1.Op
+	places    []*storev1.Op
+}
+
+// decodeBatch counts first and then fills.
+func decodeBatch(b []byte) (*storev1.Batch, bool) {
+	proposals, ops := 0, 0
+	for rest := b; len(rest) > 0; proposals++ {
+		f, after, ok := nextField(rest)
+		if !ok || f.num != 1 || f.bytes == nil {
+			return nil, false
+		}
+		rest = after
+		for inner := f.bytes; len(inner) > 0; {
+			g, after, ok := nextField(inner)
+			if !ok {
+				return nil, false
+			}
+			if g.num == 2 {
+				ops++
+			}
+			inner = after
+		}
+	}
+	s := slabs{
+		proposals: make([]storev1.Proposal, proposals), ids: make([]storev1.ProposalID, proposals),
+		ops: make([]storev1.Op, ops), places: make([]*storev1.Op, 0, ops),
+	}
+	batch := &storev1.Batch{Proposals: make([]*storev1.Proposal, proposals)}
+	for i := range batch.Proposals {
+		f, rest, _ := nextField(b)
+		b = rest
+		p := &s.proposals[i]
+		if !s.proposal(p, &s.ids[i], f.bytes) {
+			return nil, false
+		}
+		batch.Proposals[i] = p
+	}
+	return batch, true
+}
+
+func (s *slabs) proposal(p *storev1.Proposal, id *storev1.ProposalID, b []byte) bool {
+	from := len(s.places)
+	for len(b) > 0 {
+		f, rest, ok := nextField(b)
+		if !ok {
+			return false
+		}
+		b = rest
+		switch isBytes := f.bytes != nil; {
+		case f.num == 1 && isBytes && p.Id == nil:
+			if !decodeID(id, f.bytes) {
+				return false
+			}
+			p.Id = id
+		case f.num == 2 && isBytes:
+			op := &s.ops[len(s.places)]
+			if !decodeOp(op, f.bytes) {
+				return false
+			}
+			s.places = append(s.places, op)
+		case f.num == 3 && !isBytes:
+			p.Fence = f.value
+		case f.num == 4 && !isBytes:
+			p.ProposedUnixMs = int64(f.value)
+		default:
+			return false
+		}
+	}
+	if to := len(s.places); to > from {
+		p.Ops = s.places[from:to:to]
+	}
+	return true
+}
+
+func decodeID(id *storev1.ProposalID, b []byte) bool {
+	for len(b) > 0 {
+		f, rest, ok := nextField(b)
+		if !ok || f.bytes != nil {
+			return false
+		}
+		b = rest
+		switch f.num {
+		case 1:
+			id.Incarnation = f.value
+		case 2:
+			id.Sequence = f.value
+		case 3:
+			id.Settled = f.value
+		case 4:
+			id.IssuedUnixMs = int64(f.value)
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+func decodeOp(op *storev1.Op, b []byte) bool {
+	for len(b) > 0 {
+		f, rest, ok := nextField(b)
+		if !ok {
+			return false
+		}
+		b = rest
+		switch isBytes := f.bytes != nil; {
+		case f.num == 1 && !isBytes:
+			op.Kind = uint32(f.value)
+		case f.num == 2 && isBytes:
+			if !utf8.Valid(f.bytes) {
+				return false
+			}
+			op.Key = string(f.bytes)
+		case f.num == 3 && isBytes:
+			op.Value = append([]byte(nil), f.bytes...)
+		case f.num == 4 && isBytes && op.If == nil:
+			op.If = new(storev1.Precondition)
+			if !decodePrecondition(op.If, f.bytes) {
+				return false
+			}
+		case f.num == 5 && !isBytes:
+			op.TtlMs = int64(f.value)
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+func decodePrecondition(p *storev1.Precondition, b []byte) bool {
+	for len(b) > 0 {
+		f, rest, ok := nextField(b)
+		if !ok || f.bytes != nil {
+			return false
+		}
+		b = rest
+		switch f.num {
+		case 1:
+			p.Absent = protowire.DecodeBool(f.value)
+		case 2:
+			p.Revision = f.value
+		default:
+			return false
+		}
+	}
+	return true
+}
