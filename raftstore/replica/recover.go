@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 
 	"github.com/hashicorp/raft"
 
@@ -33,6 +34,10 @@ func Recover(c Config) error {
 		return errors.New("recover: name, data directory and advertised address are needed")
 	}
 	c = c.withDefaults()
+	// Looked at first: opening the disk would make it.
+	if list, err := os.ReadDir(c.DataDir); errors.Is(err, os.ErrNotExist) || err == nil && len(list) == 0 {
+		return fmt.Errorf("recover: %s: %w", c.DataDir, ErrNothingToRecover)
+	}
 	d, err := openDisk(c, func(error) {})
 	if err != nil {
 		return fmt.Errorf("recover: %w", err)

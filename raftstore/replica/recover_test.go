@@ -114,11 +114,13 @@ func TestRecoverRefuses(t *testing.T) {
 	}
 	missing := cfg
 	missing.DataDir += "-missing"
-	if err := replica.Recover(missing); err == nil {
-		t.Error("recovering a folder that is not there")
+	if err := replica.Recover(missing); !errors.Is(err, replica.ErrNothingToRecover) {
+		t.Errorf("recovering a folder that is not there: %v", err)
 	}
-	if _, err := os.Stat(missing.DataDir); err == nil {
-		t.Log("the missing folder was made")
+	for _, dir := range []string{empty.DataDir, missing.DataDir} {
+		if list, err := os.ReadDir(dir); err == nil && len(list) > 0 {
+			t.Errorf("a refused recovery left %v in %s", list, dir)
+		}
 	}
 	cfg.Advertise = ""
 	if err := replica.Recover(cfg); err == nil {

@@ -3,6 +3,7 @@ package replica
 import (
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
@@ -39,7 +40,12 @@ type roleLog struct {
 	mu     sync.Mutex
 	role   string
 	reason string
+	heard  time.Time // when the reason was
 }
+
+// staleReason is how old a reason may be and still explain a change: what was
+// to make one and did not, such as a hand-over that failed, is forgotten.
+const staleReason = 3 * time.Second
 
 // entering are raft's words for a new role.
 var entering = map[string]raft.RaftState{
@@ -66,9 +72,15 @@ var reasons = map[string]struct{ text, key string }{
 
 func (l *roleLog) hear(msg string, args []any) {
 	if r, known := reasons[msg]; known {
+		text := r.text
+		if r.key != "" {
+			text = fmt.Sprintf(r.text, named(args, r.key))
+		}
 		l.mu.Lock()
-		if l.reason = r.text; r.key != "" {
-			l.reason = fmt.Sprintf(r.text, named(args, r.key))
+		// The first is the cause, what follows on the way comes of it: a new
+		// term after a hand-over. An election that is won has ended its own cause.
+		if l.reason == "" || l.role == roleName(raft.Candidate) || time.Since(l.heard) > staleReason {
+			l.reason, l.heard = text, time.Now()
 		}
 		l.mu.Unlock()
 		return
@@ -79,6 +91,9 @@ func (l *roleLog) hear(msg string, args []any) {
 	}
 	l.mu.Lock()
 	from, reason := l.role, l.reason
+	if time.Since(l.heard) > staleReason {
+		reason = ""
+	}
 	l.role, l.reason = roleName(state), ""
 	to := l.role
 	l.mu.Unlock()

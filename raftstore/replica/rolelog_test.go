@@ -1,0 +1,47 @@
+package replica
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/hashicorp/go-hclog"
+)
+
+// Each change of role becomes one line that says why.
+func TestRoleLogTellsReasons(t *testing.T) {
+	var lines []string
+	l := &overheard{Logger: hclog.NewNullLogger(), roles: &roleLog{changed: func(from, to, reason string) {
+		lines = append(lines, fmt.Sprintf("%s -> %s: %s", from, to, reason))
+	}}}
+	l.Info("entering follower state", "follower", "x", "leader-address", "", "leader-id", "")
+	l.Warn("heartbeat timeout reached, starting election", "last-leader-addr", "", "last-leader-id", "r2")
+	l.Info("entering candidate state", "node", "x", "term", 3)
+	l.Info("election won", "term", 3, "tally", 2)
+	l.Info("entering leader state", "leader", "x")
+	l.Warn("failed to contact quorum of nodes, stepping down")
+	l.Info("entering follower state", "follower", "x", "leader-address", "", "leader-id", "")
+	l.Info("entering candidate state", "node", "x", "term", 4)
+	l.Info("entering follower state", "follower", "x", "leader-address", "a:1", "leader-id", "r3")
+	l.Info("entering leader state", "leader", "x")
+	l.Debug("starting leadership transfer", "id", "r2", "address", "a:2")
+	l.Debug("lost leadership because received a requestVote with a newer term")
+	l.Info("entering follower state", "follower", "x", "leader-address", "", "leader-id", "")
+	l.Info("entering leader state", "leader", "x")
+	l.Error("peer has newer term, stopping replication", "peer", "r3")
+	l.Info("entering follower state", "follower", "x", "leader-address", "", "leader-id", "")
+	want := []string{
+		"none -> follower: started",
+		"follower -> candidate: leader r2 is silent",
+		"candidate -> leader: elected in term 3",
+		"leader -> follower: lease lost: no majority answered in time",
+		"follower -> candidate: raft gave none",
+		"candidate -> follower: r3 leads",
+		"follower -> leader: raft gave none",
+		"leader -> follower: stepping down on request: handing over to r2",
+		"follower -> leader: raft gave none",
+		"leader -> follower: higher term from r3",
+	}
+	if fmt.Sprintf("%q", lines) != fmt.Sprintf("%q", want) {
+		t.Errorf("got\n%q\nwant\n%q", lines, want)
+	}
+}
