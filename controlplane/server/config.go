@@ -102,6 +102,7 @@ const (
 	foundersFile = "founder.json" // on the replica that made the cluster: tokens to be stored once there is a store
 	peersFile    = "peers.json"   // on a replica that is to become a member: whom to ask for it
 	membersFile  = "members.json" // who was a member last, for a replica that has to be rebuilt
+	storeFile    = "store.json"   // what was chosen for the disk of the store
 	lockFile     = "lock"         // held by the program that uses the folder
 	adminFile    = "admin.kubeconfig"
 )

@@ -257,7 +257,10 @@ func ConvertLog(ctx context.Context, c Config, to string, progress func(done, to
 	if err != nil {
 		return err
 	}
-	return replica.Convert(ctx, conf, replica.LogStoreKind(to), progress)
+	if err := replica.Convert(ctx, conf, replica.LogStoreKind(to), progress); err != nil {
+		return err
+	}
+	return c.choose(to)
 }
 
 // Inspection is what Inspect finds.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -28,6 +29,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/raftstore/replica"
 )
 
 // plane is a control plane in this process: real replicas on loopback addresses.
@@ -426,6 +428,102 @@ func TestBackupAndRestore(t *testing.T) {
 	if _, err := Restore(other, file, RestoreOptions{AnyCluster: true}); err != nil {
 		t.Error(err)
 	}
+}
+
+// The log store is changed while the replica is stopped, and stays changed; the
+// wrong one by the flag is refused.
+func TestConvertLog(t *testing.T) {
+	p := newPlane(t, 1, nil)
+	p.put("cp1", "a")
+	p.stop("cp1")
+	cfg := p.members["cp1"].cfg
+	for _, to := range []string{"wal", "bolt", "wal"} {
+		var done, total uint64
+		if err := ConvertLog(context.Background(), cfg, to, func(d, n uint64) { done, total = d, n }); err != nil || done != total || total == 0 {
+			t.Fatalf("to %s: %v, %d of %d entries", to, err, done, total)
+		}
+		if i, err := Inspect(cfg); err != nil || string(i.Disk.LogStore) != to || i.Disk.Owner != "cp1" || i.Members["cp1"] == "" {
+			t.Errorf("after converting to %s: %v %+v", to, err, i)
+		}
+	}
+	p.again("cp1")
+	p.holds("cp1", "a")
+	p.put("cp1", "b")
+	p.stop("cp1")
+	cfg.Store.LogStore, cfg.Log = "bolt", slog.New(slog.DiscardHandler)
+	if err := Run(context.Background(), cfg); !errors.Is(err, replica.ErrLogStore) {
+		t.Errorf("bolt on a folder with wal: %v", err)
+	}
+	p.again("cp1")
+	p.holds("cp1", "a", "b")
+}
+
+// Encryption at rest: begun with a key file, its keys exchanged while the
+// replica runs, and nothing readable without them.
+func TestEncryptionAtRest(t *testing.T) {
+	keys := filepath.Join(t.TempDir(), "keys")
+	if err := replica.NewKeyFile(keys, "first"); err != nil {
+		t.Fatal(err)
+	}
+	p := newPlane(t, 1, func(c *Config) { c.Store.Keys = keys })
+	const mark = "a-name-that-must-not-be-on-the-disk"
+	p.put("cp1", mark)
+	file := p.backup("cp1")
+	if err := replica.AddKey(keys, "second"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() error {
+		if log := p.members["cp1"].log.String(); !strings.Contains(log, "encryption keys read again") || !strings.Contains(log, "current=second") {
+			return errors.New("the new key is not in use")
+		}
+		return nil
+	})
+	// A file that is broken on its way does no harm.
+	good, err := os.ReadFile(keys)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(keys, []byte("second half-a-ke"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() error {
+		if !strings.Contains(p.members["cp1"].log.String(), "encryption keys not taken over, the former ones stay") {
+			return errors.New("no complaint about a broken key file")
+		}
+		return nil
+	})
+	p.put("cp1", mark+"-2")
+	if err := os.WriteFile(keys, good, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.stop("cp1")
+	cfg := p.members["cp1"].cfg
+	err = filepath.WalkDir(filepath.Join(cfg.DataDir, raftFolder), func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		raw, err := os.ReadFile(path)
+		if bytes.Contains(raw, []byte(mark)) {
+			t.Errorf("%s holds the name of an object in clear", path)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	bare := cfg
+	bare.Store.Keys, bare.Log = "", slog.New(slog.DiscardHandler)
+	if err := Run(context.Background(), bare); !errors.Is(err, replica.ErrSealed) {
+		t.Errorf("a start without keys: %v", err)
+	}
+	if _, err := Verify(bare.Store, file); !errors.Is(err, replica.ErrSealed) {
+		t.Errorf("verifying a backup without keys: %v", err)
+	}
+	if i, err := Verify(cfg.Store, file); err != nil || !i.Sealed || i.KeyID != "first" {
+		t.Errorf("verifying a backup with keys: %v %+v", err, i)
+	}
+	p.again("cp1")
+	p.holds("cp1", mark, mark+"-2")
 }
 
 // Three replicas: status from any of them, stepping down, a member removed and

@@ -53,6 +53,7 @@ type Replica struct {
 	timeline  *api.Timeline
 	gate      *gate
 	secrets   *secrets
+	listeners threeListeners
 	left      chan struct{} // closed when the group does not know this replica, or rightly so
 
 	pending atomic.Bool // join tokens made with the cluster wait to be stored
@@ -76,6 +77,7 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return fmt.Errorf("replica %s: %w", cfg.Name, err)
 	}
+	defer r.listeners.close()
 	r.log.Info("replica starts", "cluster", cluster.Name, "address", cfg.Advertise, "version", cfg.Version)
 	return lifecycle.Run(ctx,
 		lifecycle.Part{Name: "store", Run: r.runStore},
@@ -102,26 +104,27 @@ func (r *Replica) runStore(ctx context.Context) error {
 
 // wire builds every part; nothing runs yet but the listeners, so that a taken
 // port is the first thing one hears of.
-func wire(cfg Config, cluster Cluster, trust *pki.Trust) (*Replica, error) {
-	r := &Replica{cfg: cfg, cluster: cluster, trust: trust, log: cfg.Log, timeline: api.NewTimeline(timelineStages), left: make(chan struct{})}
+func wire(cfg Config, cluster Cluster, trust *pki.Trust) (r *Replica, err error) {
+	r = &Replica{cfg: cfg, cluster: cluster, trust: trust, log: cfg.Log, timeline: api.NewTimeline(timelineStages), left: make(chan struct{})}
 	var f founder
 	if _, err := readJSON(filepath.Join(cfg.DataDir, foundersFile), &f); err != nil {
 		return nil, err
 	}
 	r.pending.Store(len(f.Tokens) > 0)
-	bootstrap, err := cfg.begins()
+	conf, err := cfg.storeToRun(cluster)
 	if err != nil {
 		return nil, err
 	}
-	conf, err := cfg.store(cluster)
-	if err != nil {
-		return nil, err
-	}
-	conf.Bootstrap = bootstrap
 	listeners, err := listen(cfg.Advertise, cluster)
 	if err != nil {
 		return nil, err
 	}
+	r.listeners = listeners
+	defer func() {
+		if err != nil {
+			listeners.close()
+		}
+	}()
 	now := time.Now
 	own := func(p pki.Profile) *pki.Rotator {
 		p.Life = cfg.certificateLife
@@ -174,6 +177,15 @@ func (r *Replica) metrics() *prometheus.Registry {
 
 type threeListeners struct{ api, fleet, peer net.Listener }
 
+// close closes what a part has not closed that never came to it.
+func (l threeListeners) close() {
+	for _, one := range []net.Listener{l.api, l.fleet, l.peer} {
+		if one != nil {
+			one.Close()
+		}
+	}
+}
+
 func listen(host string, c Cluster) (l threeListeners, err error) {
 	for _, p := range []struct {
 		into *net.Listener
@@ -181,6 +193,7 @@ func listen(host string, c Cluster) (l threeListeners, err error) {
 		what string
 	}{{&l.api, c.APIPort, "the API"}, {&l.fleet, c.FleetPort, "agents"}, {&l.peer, c.PeerPort, "the other replicas"}} {
 		if *p.into, err = net.Listen("tcp", at(host, p.port)); err != nil {
+			l.close()
 			return l, fmt.Errorf("listening for %s: %w: is another replica running on this machine ('ss -ltnp'), and is --advertise-address one of its addresses?", p.what, err)
 		}
 	}

@@ -14,7 +14,7 @@ import (
 // StoreOptions are what an operator may choose of the store. Zero values mean
 // its defaults.
 type StoreOptions struct {
-	LogStore         string        // "bolt" or "wal"; a folder keeps the one that it was made with
+	LogStore         string        // "bolt" or "wal"; "" = what the folder was made with or converted to
 	Quota            int64         // bytes of state and history at which the store turns read-only
 	Keys             string        // file of keys that encrypt what is on disk; "" = no encryption
 	HistoryRevisions int           // revisions kept for watches
@@ -63,10 +63,34 @@ func (o StoreOptions) keyring() (*replica.Keyring, error) {
 	return k, nil
 }
 
+// chosen is what storeFile remembers.
+type chosen struct {
+	LogStore string `json:"logStore"`
+}
+
+// choose remembers the log store of a data folder, also for when the data in it begins anew.
+func (c Config) choose(logStore string) error {
+	return writeJSON(filepath.Join(c.DataDir, storeFile), chosen{logStore})
+}
+
+// logStore is the log store that the flag names, or that the folder has.
+func (c Config) logStore() (replica.LogStoreKind, error) {
+	if c.Store.LogStore != "" {
+		return replica.LogStoreKind(c.Store.LogStore), nil
+	}
+	var was chosen
+	_, err := readJSON(filepath.Join(c.DataDir, storeFile), &was)
+	return replica.LogStoreKind(was.LogStore), err
+}
+
 // store is the configuration of the store on this replica's disk, without what
 // a running one needs besides.
 func (c Config) store(cluster Cluster) (replica.Config, error) {
 	keys, err := c.Store.keyring()
+	if err != nil {
+		return replica.Config{}, err
+	}
+	kind, err := c.logStore()
 	if err != nil {
 		return replica.Config{}, err
 	}
@@ -76,7 +100,7 @@ func (c Config) store(cluster Cluster) (replica.Config, error) {
 	}
 	out := replica.Config{
 		Name: c.Name, DataDir: filepath.Join(c.DataDir, raftFolder), Cluster: cluster.ID,
-		LogStore: replica.LogStoreKind(c.Store.LogStore), Keys: keys, Quota: c.Store.Quota,
+		LogStore: kind, Keys: keys, Quota: c.Store.Quota,
 		HistoryRevisions: c.Store.HistoryRevisions, HistoryAge: c.Store.HistoryAge,
 		SnapshotBytes: c.Store.SnapshotBytes, CompareEvery: c.Store.CompareEvery,
 		Logger: log.With("part", "store"),
@@ -85,6 +109,25 @@ func (c Config) store(cluster Cluster) (replica.Config, error) {
 		out.Advertise = at(c.Advertise, cluster.PeerPort)
 	}
 	return out, nil
+}
+
+// storeToRun is the same for a store that is about to run: it refuses a disk
+// that must not take part in the group.
+func (c Config) storeToRun(cluster Cluster) (replica.Config, error) {
+	founds, err := c.begins()
+	if err != nil {
+		return replica.Config{}, err
+	}
+	out, err := c.store(cluster)
+	if err != nil {
+		return out, err
+	}
+	out.Bootstrap = founds
+	has, err := c.hasRaftData()
+	if err == nil && !has && c.Store.LogStore != "" {
+		err = c.choose(c.Store.LogStore)
+	}
+	return out, err
 }
 
 // identify gives the cluster the identity that its backups carry. It is made
