@@ -130,3 +130,28 @@ func TestReadsWaitForReplay(t *testing.T) { // F52
 		t.Errorf("first read after the start: revision %d, error %v; want revision %d", at, err, rev)
 	}
 }
+
+// A new leader that holds an entry and was not told that it is committed finds
+// out before it answers a read: the old leader has acknowledged it.
+func TestNewLeaderReadsWhatTheOldAcknowledged(t *testing.T) { // F53
+	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) {
+		cfg.HeartbeatTimeout, cfg.ElectionTimeout = 400*time.Millisecond, 400*time.Millisecond
+	})
+	old, next, behind := c.Leader(), c.Followers()[0], c.Followers()[1]
+	c.AwaitRevision(commit(t, c.Replica(old), raftstore.Put("/a", []byte("old"))))
+	// What is committed now is with two of three, and large: it takes the next
+	// leader long to bring it to the third, on whom its own first entry waits.
+	c.Isolate(behind)
+	slow := func() { c.SlowAll(30*time.Millisecond, 0) }
+	slow()
+	large := make([]byte, 1<<20)
+	rev := commit(t, c.Replica(old), raftstore.Put("/a", []byte("new")), raftstore.Put("/b", large), raftstore.Put("/c", large), raftstore.Put("/d", large))
+	// The notice of the commit is still under way when its sender dies.
+	c.Kill(old)
+	c.Network.Heal()
+	slow()
+	it, at, err := c.Replica(next).Get(within(t, patience), "/a", raftstore.ReadOptions{})
+	if err != nil || string(it.Value) != "new" || at < rev {
+		t.Errorf("get after the commit at revision %d: %q at %d, error %v", rev, it.Value, at, err)
+	}
+}

@@ -260,20 +260,27 @@ func watchFromTheFuture(t *testing.T, s Subject) {
 // others write, misses nothing and sees nothing twice.
 func watchAgain(t *testing.T, s Subject) {
 	c := call(t, s)
-	const n = 400
+	const n = 300
 	at := c.commit(raftstore.Put("/r", []byte("0")))
+	seenAll := make(chan struct{})
 	var writer sync.WaitGroup
 	writer.Add(1)
 	go func() {
 		defer writer.Done()
-		for i := 1; i <= n; i++ {
+		for i := 1; ; i++ {
 			if _, err := s.Store.Commit(c.ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/r", []byte(fmt.Sprint(i)))}}); err != nil {
 				t.Errorf("commit %d: %v", i, err)
 				return
 			}
+			select {
+			case <-seenAll:
+				return
+			default:
+			}
 		}
 	}()
 	defer writer.Wait()
+	defer close(seenAll)
 	for seen, turn := 0, 0; seen < n; turn++ {
 		if turn%3 == 2 { // as a cache that lists and watches from there
 			l := c.list("/r", raftstore.ListOptions{})
@@ -283,10 +290,10 @@ func watchAgain(t *testing.T, s Subject) {
 			at = l.Revision
 		}
 		w := c.watch("/r", at)
-		for i := 0; i <= turn%7 && seen < n; i++ {
+		for range turn%7 + 1 {
 			ev := c.next(w)
 			if seen++; string(ev.Events[0].Item.Value) != fmt.Sprint(seen) || ev.Revision <= at {
-				t.Fatalf("turn %d, after revision %d: %+v, want value %d", turn, at, ev, seen)
+				t.Fatalf("turn %d, after revision %d: revision %d with %q, want value %d", turn, at, ev.Revision, ev.Events[0].Item.Value, seen)
 			}
 			at = ev.Revision
 		}

@@ -1,0 +1,80 @@
+package watch_test
+
+import (
+	"testing"
+	"testing/synctest"
+
+	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/watch"
+)
+
+// busyTape is a history in which something happens exactly when a reader has
+// just found that there is no more.
+type busyTape struct {
+	tape
+	more func()
+}
+
+func (h *busyTape) Read(after raftstore.Revision, max int) ([]raftstore.Events, error) {
+	found, err := h.tape.Read(after, max)
+	if err == nil && len(found) == 0 {
+		h.more()
+	}
+	return found, err
+}
+
+// A watcher that has read all history and is about to get live events misses
+// none that come in between.
+func TestNothingFallsBetweenHistoryAndLive(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := new(busyTape)
+		hub := watch.New(h, 0, watch.Options{})
+		const busy = 5
+		left := busy
+		h.more = func() {
+			if left--; left >= 0 {
+				hub.Publish([]raftstore.Events{h.record("/a")})
+			}
+		}
+		for range 3 {
+			hub.Publish([]raftstore.Events{h.record("/a")})
+		}
+		w, err := hub.Watch(t.Context(), "/", 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		hub.Publish([]raftstore.Events{h.record("/a")})
+		for want := raftstore.Revision(2); want <= 3+busy+1; want++ {
+			if ev := <-w.C(); ev.Revision != want {
+				t.Fatalf("revision %d, want %d", ev.Revision, want)
+			}
+		}
+		w.Stop()
+	})
+}
+
+// When the state is replaced under a watcher, what it has not seen comes from
+// the history that came with the new state.
+func TestWatchGoesOnThroughReset(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := new(tape)
+		hub := watch.New(h, 0, watch.Options{})
+		w, err := hub.Watch(t.Context(), "/", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			h.record("/a")
+		}
+		hub.Reset(3)
+		synctest.Wait()
+		hub.Publish([]raftstore.Events{h.record("/a")})
+		for want := range raftstore.Revision(4) {
+			if ev := <-w.C(); ev.Revision != want+1 {
+				t.Fatalf("revision %d, want %d", ev.Revision, want+1)
+			}
+		}
+		w.Stop()
+	})
+}
