@@ -51,7 +51,6 @@ type Hub struct {
 
 	mu       sync.Mutex
 	revision raftstore.Revision // the last one published
-	noted    raftstore.Revision // the last one that progress notes were sent for
 	groups   map[string]*group  // synced watchers by prefix
 	lengths  []int              // distinct lengths of the prefixes in groups, ascending
 	touched  []*group           // scratch of publish
@@ -76,7 +75,7 @@ func New(history History, revision raftstore.Revision, o Options) *Hub {
 	if o.StallCheck == 0 {
 		o.StallCheck = 10 * time.Second
 	}
-	return &Hub{history: history, opts: o, revision: revision, noted: revision,
+	return &Hub{history: history, opts: o, revision: revision,
 		groups: make(map[string]*group), all: make(map[*Watcher]struct{})}
 }
 
@@ -167,7 +166,7 @@ func (h *Hub) deliver(w *Watcher, ev raftstore.Events) {
 	}
 	select {
 	case w.c <- ev:
-		w.cursor = ev.Revision
+		w.cursor, w.told = ev.Revision, ev.Revision
 	default:
 		h.chase(w)
 	}
@@ -213,30 +212,26 @@ func (h *Hub) Cut() uint64 {
 	return h.cut
 }
 
-// note sends progress to the synced watchers that did not hear of the newest
+// note sends progress to the synced watchers that do not know of the newest
 // revision. A full channel is left alone: what is in it is progress.
 func (h *Hub) note() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.noted == h.revision {
-		return
-	}
-	h.noted = h.revision
 	for w := range h.all {
-		if w.synced {
+		if w.synced && w.told < h.revision {
 			h.progress(w)
 		}
 	}
 }
 
-func (h *Hub) progress(w *Watcher) {
-	if w.cursor >= h.revision {
-		return
-	}
+// progress tells a synced watcher that it has everything, if it reads.
+func (h *Hub) progress(w *Watcher) bool {
 	select {
 	case w.c <- raftstore.Events{Revision: h.revision}:
-		w.cursor = h.revision
+		w.cursor, w.told = h.revision, h.revision
+		return true
 	default:
+		return false
 	}
 }
 
@@ -259,7 +254,7 @@ func (h *Hub) Watch(ctx context.Context, prefix string, after raftstore.Revision
 	if after == 0 {
 		after = h.revision
 	}
-	w.cursor = after
+	w.cursor, w.told = after, after
 	if after < h.revision {
 		if _, err := h.history.Read(after, 1); err != nil {
 			return nil, fmt.Errorf("watch of %q: %w", prefix, err)
@@ -333,7 +328,8 @@ func (h *Hub) catchUp(w *Watcher) {
 			return
 		}
 		if len(revisions) == 0 {
-			if h.rejoin(w) {
+			note, over := h.rejoin(w)
+			if over || note != 0 && !h.give(w, raftstore.Events{Revision: note}, stall.C) {
 				return
 			}
 			continue
@@ -348,7 +344,7 @@ func (h *Hub) catchUp(w *Watcher) {
 	}
 }
 
-// feed waits for the reader of a catching-up watcher; false when it ended.
+// feed hands a catching-up watcher what concerns it; false when it ended.
 func (h *Hub) feed(w *Watcher, ev raftstore.Events, stall <-chan time.Time) bool {
 	if len(ev.Events) == 0 {
 		select {
@@ -359,9 +355,15 @@ func (h *Hub) feed(w *Watcher, ev raftstore.Events, stall <-chan time.Time) bool
 			return true
 		}
 	}
+	return h.give(w, ev, stall)
+}
+
+// give waits for the reader of a catching-up watcher; false when it ended.
+func (h *Hub) give(w *Watcher, ev raftstore.Events, stall <-chan time.Time) bool {
 	for {
 		select {
 		case w.c <- ev:
+			w.told = ev.Revision
 			return true
 		case <-w.done:
 			h.finish(w, nil)
@@ -375,27 +377,24 @@ func (h *Hub) feed(w *Watcher, ev raftstore.Events, stall <-chan time.Time) bool
 	}
 }
 
-// rejoin makes a watcher synced if nothing was published meanwhile. It reports
-// whether the watcher's goroutine is finished with it.
-func (h *Hub) rejoin(w *Watcher) bool {
+// rejoin makes a watcher synced if nothing was published meanwhile. over says
+// that the watcher's goroutine is finished with it; note, if not zero, that it
+// has everything up to that revision and wanted to be told so first.
+func (h *Hub) rejoin(w *Watcher) (note raftstore.Revision, over bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if w.ended {
+	switch {
+	case w.ended:
 		close(w.c)
-		return true
-	}
-	if w.cursor < h.revision {
-		return false
+		return 0, true
+	case w.cursor < h.revision:
+		return 0, false
+	case w.wantNote:
+		w.wantNote = false
+		return w.cursor, false
 	}
 	h.join(w)
-	if w.wantNote {
-		w.wantNote = false
-		select {
-		case w.c <- raftstore.Events{Revision: max(w.cursor, h.revision)}:
-		default:
-		}
-	}
-	return true
+	return 0, true
 }
 
 // finish ends a catching-up watcher from its own goroutine.
@@ -463,6 +462,7 @@ type Watcher struct {
 	// cursor is the last revision delivered or passed over. It belongs to
 	// hub.mu while synced and to the watcher's goroutine while not.
 	cursor raftstore.Revision
+	told   raftstore.Revision // the last revision that the reader was given word of; owned alike
 
 	// Under hub.mu.
 	synced   bool
@@ -495,9 +495,12 @@ func (w *Watcher) RequestProgress() {
 	defer w.hub.mu.Unlock()
 	switch {
 	case w.ended:
-	case w.synced:
-		w.hub.progress(w)
+	case w.synced && w.hub.progress(w):
 	default:
+		// The note follows what is unread, or not read from history yet.
 		w.wantNote = true
+		if w.synced {
+			w.hub.chase(w)
+		}
 	}
 }

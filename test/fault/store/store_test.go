@@ -106,6 +106,7 @@ func (s *scene) round(seed uint64, d time.Duration) {
 		s.t.Fatal(err)
 	}
 	s.note("round of seed %d", seed)
+	ahead := s.drift(ctx)
 	s.plague(seed, d)
 	w.Stop()
 	s.note("over")
@@ -115,7 +116,8 @@ func (s *scene) round(seed uint64, d time.Duration) {
 		s.t.Fatalf("nobody is up:\n%s", s.tell())
 	}
 	settled := w.Settle(ctx, at)
-	rep := w.Check(linear.CheckOptions{Skew: 2 * nemesis.Skew, Dir: s.t.ArtifactDir()})
+	ahead = max(ahead, s.drift(ctx))
+	rep := w.Check(linear.CheckOptions{Skew: ahead + 2*nemesis.Skew, Dir: s.t.ArtifactDir()})
 	rep.Violations = append(rep.Violations, settled.Violations...)
 	s.t.Logf("seed %d: %d replicas: %v", seed, len(s.g.Members()), rep)
 	s.must(fmt.Sprintf("seed %d", seed), rep.Err())
@@ -124,6 +126,22 @@ func (s *scene) round(seed uint64, d time.Duration) {
 	if rep.Acknowledged < 20 || rep.Deliveries < 20 {
 		s.t.Errorf("seed %d: hardly anything was checked: %v", seed, rep)
 	}
+}
+
+// drift is how far the store's time is from that of the machine. The store
+// counts what clocks say has passed, and what one has jumped ahead stays counted.
+func (s *scene) drift(ctx context.Context) time.Duration {
+	st := s.g.Members()[0].Store()
+	op := raftstore.Put("/drift", nil)
+	op.TTL = time.Minute
+	before := time.Now()
+	_, err := st.Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{op}})
+	var it raftstore.Item
+	if err == nil {
+		it, _, err = st.Get(ctx, op.Key, raftstore.ReadOptions{})
+	}
+	s.must("asking for the store's time", err)
+	return time.UnixMilli(it.Expires).Sub(before.Add(op.TTL)).Abs()
 }
 
 // plague carries out three plans at once.

@@ -1,0 +1,111 @@
+package watch_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/watch"
+)
+
+// quiet is a watcher of a prefix under which nothing has happened lately: it
+// has read its way over revisions that concern others.
+func quiet(t *testing.T, h *tape, hub *watch.Hub) *watch.Watcher {
+	hub.Publish([]raftstore.Events{h.record("/mine/a"), h.record("/mine/b"), h.record("/other"), h.record("/other")})
+	w, err := hub.Watch(t.Context(), "/mine/", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Wait() // it has caught up
+	if ev := <-w.C(); ev.Revision != 2 {
+		t.Fatalf("first delivery: %+v", ev)
+	}
+	return w
+}
+
+// Whoever asks for progress is answered, also when nothing has happened since
+// the watcher caught up.
+func TestProgressIsToldWhenAskedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := new(tape)
+		w := quiet(t, h, watch.New(h, 0, watch.Options{}))
+		for range 2 {
+			w.RequestProgress()
+			synctest.Wait()
+			select {
+			case ev := <-w.C():
+				if len(ev.Events) != 0 || ev.Revision != 4 {
+					t.Errorf("note %+v, want revision 4", ev)
+				}
+			default:
+				t.Error("no note")
+			}
+		}
+		w.Stop()
+	})
+}
+
+// A request is not forgotten because there is no room for the answer: it
+// comes after what has not been read yet.
+func TestProgressFollowsWhatIsUnread(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := new(tape)
+		hub := watch.New(h, 0, watch.Options{})
+		w, err := hub.Watch(t.Context(), "/mine/", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		const unread = 300
+		for n := range unread {
+			hub.Publish([]raftstore.Events{h.record("/mine/a")})
+			if n == 127 { // exactly as much as there is room for
+				w.RequestProgress()
+			}
+		}
+		hub.Publish([]raftstore.Events{h.record("/other")})
+		w.RequestProgress()
+		last := raftstore.Revision(0)
+		for last < unread+1 {
+			synctest.Wait()
+			select {
+			case ev := <-w.C():
+				if len(ev.Events) > 0 && ev.Revision != last+1 || ev.Revision < last {
+					t.Fatalf("revision %d after %d", ev.Revision, last)
+				}
+				last = ev.Revision
+			default:
+				t.Fatalf("no word beyond revision %d", last)
+			}
+		}
+		w.Stop()
+	})
+}
+
+// The notes that come by themselves also reach one who caught up in silence.
+func TestProgressAfterCatchingUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := new(tape)
+		hub := watch.New(h, 0, watch.Options{ProgressEvery: time.Second})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- hub.Run(ctx) }()
+		w := quiet(t, h, hub)
+		time.Sleep(1500 * time.Millisecond) // virtual
+		select {
+		case ev := <-w.C():
+			if len(ev.Events) != 0 || ev.Revision != 4 {
+				t.Errorf("note %+v, want revision 4", ev)
+			}
+		default:
+			t.Error("no note")
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("run: %v", err)
+		}
+		for range w.C() {
+		}
+	})
+}
