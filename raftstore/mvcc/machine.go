@@ -124,7 +124,7 @@ func (m *Machine) tick(unixMs int64) { m.clock = max(m.clock, unixMs) }
 
 // propose applies one proposal, at most once for its id.
 func (m *Machine) propose(term uint64, p *storev1.Proposal) Outcome {
-	m.tick(p.GetProposedUnixMs())
+	m.tick(max(p.GetProposedUnixMs(), p.GetId().GetIssuedUnixMs()))
 	if out, known := m.recent.recall(p.GetId()); known {
 		return out
 	}

@@ -72,7 +72,8 @@ func (r *recent) recall(id *storev1.ProposalID) (Outcome, bool) {
 	return Outcome{}, false
 }
 
-// remember records what became of a proposal at a time.
+// remember records what became of a proposal at a time, which is not before the
+// id was issued: so the horizon is never ahead of the clocks that issue new ids.
 func (r *recent) remember(id *storev1.ProposalID, out Outcome, now int64) {
 	if id.GetIncarnation() == 0 {
 		return
@@ -83,7 +84,7 @@ func (r *recent) remember(id *storev1.ProposalID, out Outcome, now int64) {
 	} else {
 		r.uses.MoveToBack(inc.place)
 	}
-	inc.used = max(inc.used, now, id.GetIssuedUnixMs())
+	inc.used = max(inc.used, now)
 	inc.insert(remembered{id.GetSequence(), now, out})
 	// A proposal cannot settle itself or what comes after it.
 	if id.GetSequence() > 0 {

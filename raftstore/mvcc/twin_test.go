@@ -46,7 +46,7 @@ func (w *twin) now() map[string]raftstore.Item { return w.states[w.revision] }
 // propose remembers every answer for ever. The machine may forget: got is what
 // it said, and is right to be Unknown where the bounds allow that.
 func (w *twin) propose(term uint64, p *storev1.Proposal, got mvcc.Outcome) mvcc.Outcome {
-	w.clock = max(w.clock, p.ProposedUnixMs)
+	w.clock = max(w.clock, p.ProposedUnixMs, p.Id.IssuedUnixMs)
 	id := [2]uint64{p.Id.Incarnation, p.Id.Sequence}
 	unknown := mvcc.Outcome{Code: mvcc.Unknown}
 	settled := p.Id.Sequence <= w.floors[p.Id.Incarnation]

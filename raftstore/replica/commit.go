@@ -72,7 +72,6 @@ func (r *Replica) Commit(ctx context.Context, c raftstore.Commit) (raftstore.Rev
 			// was not in the log before and has not been applied now.
 			r.ids.settle(p.Id)
 			p.Id = r.newID()
-			continue
 		case err == nil:
 			return r.answer(ctx, out)
 		case ctx.Err() != nil || r.ctx.Err() != nil:

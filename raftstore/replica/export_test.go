@@ -1,5 +1,9 @@
 package replica
 
+import (
+	storev1 "keelson.dev/keelson/proto/store/v1"
+)
+
 // What tests need to do to a replica that nobody else may.
 
 // CompareNow makes a leader compare the replicas' states at once.
@@ -16,3 +20,12 @@ func (r *Replica) FlipBit(key string) bool {
 
 // StoreTime is this replica's idea of the store's time, unix milliseconds.
 func (r *Replica) StoreTime() int64 { return r.clock.read() }
+
+// Inject proposes as it is what another replica might have proposed.
+func (r *Replica) Inject(p ...*storev1.Proposal) error {
+	future, err := r.proposeCommand(&storev1.Command{Kind: &storev1.Command_Batch{Batch: &storev1.Batch{Proposals: p}}})
+	if err != nil {
+		return err
+	}
+	return r.outcome(future)
+}
