@@ -27,34 +27,39 @@ const (
 // how long nothing was acknowledged to clients of the other members.
 func (b *bench) kills(ctx context.Context, ours, reference arm) error {
 	r := figures.Record{Measure: "kill", Params: map[string]any{"clients": killClients, "log": ours.name, "clients are": ours.at, "kills": b.killCount}}
-	gaps, failed, err := b.killAll(ctx, ours, b.killCount)
+	gaps, failed, spent, err := b.killAll(ctx, ours, b.killCount)
 	if err != nil {
 		return err
 	}
-	r.Values, r.Samples = gapValues(gaps, failed), gaps
+	r.Samples = gaps
+	r = spent.record(r, gapValues(gaps, failed))
 	if reference.group != nil && b.etcdKills > 0 {
-		gaps, failed, err := b.killAll(ctx, reference, b.etcdKills)
+		gaps, failed, spent, err := b.killAll(ctx, reference, b.etcdKills)
 		if err != nil {
 			return err
 		}
 		r.Params["kills of etcd"] = b.etcdKills
-		r.Reference = &figures.Measured{Name: b.etcdName, Values: gapValues(gaps, failed), Samples: gaps}
+		r.Reference = spent.reference(b.etcdName, gapValues(gaps, failed))
+		r.Reference.Samples = gaps
 	}
 	b.records = append(b.records, r)
 	return nil
 }
 
-func (b *bench) killAll(ctx context.Context, a arm, times int) (gaps []float64, failed int, err error) {
+func (b *bench) killAll(ctx context.Context, a arm, times int) (gaps []float64, failed int, spent cost, err error) {
 	for n := range times {
 		b.progress.say("kill -9 of the leader: %d of %d: %s", n+1, times, a)
-		gap, lost, err := a.killOnce(ctx)
+		_, err := spent.metered(a, func() error {
+			gap, lost, err := a.killOnce(ctx)
+			gaps = append(gaps, gap)
+			failed += lost
+			return err
+		})
 		if err != nil {
-			return nil, 0, fmt.Errorf("kill %d of %s: %w", n+1, a, err)
+			return nil, 0, spent, fmt.Errorf("kill %d of %s: %w", n+1, a, err)
 		}
-		gaps = append(gaps, gap)
-		failed += lost
 	}
-	return gaps, failed, nil
+	return gaps, failed, spent, nil
 }
 
 func (a arm) killOnce(ctx context.Context) (gap float64, failed int, err error) {
@@ -100,18 +105,27 @@ func (b *bench) transfers(ctx context.Context, arms []arm) error {
 			times = b.etcdTransfers
 		}
 		b.progress.say("leader transfers under %d clients, %d times: %s", transferClients, times, a)
-		gaps, failed, err := b.transferAll(ctx, a, times)
+		var (
+			gaps   []float64
+			failed int
+			spent  cost
+		)
+		_, err := spent.metered(a, func() (err error) {
+			gaps, failed, err = b.transferAll(ctx, a, times)
+			return err
+		})
 		if err != nil {
 			return fmt.Errorf("transfer, %s: %w", a, err)
 		}
 		if a.isReference() {
-			reference = &figures.Measured{Name: b.etcdName, Values: gapValues(gaps, failed), Samples: gaps}
+			reference = spent.reference(b.etcdName, gapValues(gaps, failed))
+			reference.Samples = gaps
 			continue
 		}
-		b.records = append(b.records, figures.Record{
+		b.records = append(b.records, spent.record(figures.Record{
 			Measure: "transfer", Params: map[string]any{"clients": transferClients, "times": b.transferCount, "log": a.name, "clients are": a.at},
-			Values: gapValues(gaps, failed), Samples: gaps, Reference: reference,
-		})
+			Samples: gaps, Reference: reference,
+		}, gapValues(gaps, failed)))
 	}
 	return nil
 }

@@ -15,7 +15,7 @@ const usage = `bench-store measures the replicated store beside etcd, in the sam
   make bench-store                                 everything, about 8 minutes
   make bench-store ARGS="-only puts"               puts alone
   make bench-store ARGS="-kills 100 -etcd-kills 20 -only kills"
-  make bench-store ARGS="-only puts -clients 256 -logs wal -at grpc -rounds 5"
+  make bench-store ARGS="-only puts -clients 256 -logs wal -at grpc -rounds 9"
   make bench-store ARGS="-only state -state 2048"  restart and snapshots with 2 GiB
   make bench-store ARGS="-only puts -profiles /tmp/p"   go tool pprof -top /tmp/p/FILE
   make bench-store ARGS="-short"                   what make bench shows of it
@@ -84,14 +84,14 @@ func parse(args []string, to io.Writer) (options, error) {
 		short = fs.Bool("short", false, "the short form: puts with the first log store, in process")
 	)
 	fs.SetOutput(to)
-	fs.IntVar(&o.rounds, "rounds", 3, "rounds of each measure; figures are medians of them")
-	fs.DurationVar(&o.duration, "duration", 1500*time.Millisecond, "time per round of load")
+	fs.IntVar(&o.rounds, "rounds", 5, "rounds of each measure; figures are medians of them")
+	fs.DurationVar(&o.duration, "duration", time.Second, "time per round of load")
 	fs.IntVar(&o.size, "size", 1024, "bytes per value")
 	fs.IntVar(&o.listKeys, "list-keys", 10_000, "keys of a list")
-	fs.IntVar(&o.listTimes, "list-times", 15, "lists per round")
+	fs.IntVar(&o.listTimes, "list-times", 10, "lists per round")
 	fs.IntVar(&o.watcherCount, "watchers", 1000, "watchers on one prefix")
 	fs.DurationVar(&o.watchFor, "watch-for", 3*time.Second, "how long changes are made for the watchers")
-	fs.IntVar(&o.commits, "commits", 100, "commits per round whose sight on followers is timed")
+	fs.IntVar(&o.commits, "commits", 60, "commits per round whose sight on followers is timed")
 	fs.DurationVar(&o.idleFor, "idle-for", 4*time.Second, "how long idleness is watched")
 	fs.DurationVar(&o.busyFor, "busy-for", 6*time.Second, "how long 64 clients run beside busy loops")
 	fs.IntVar(&o.transferCount, "transfers", 20, "transfers of the leadership, ours")

@@ -28,10 +28,10 @@ var columns = map[string][]shown{
 	"transfer":                    {{"p50_ms", "pause p50", "ms"}, {"max_ms", "pause max", "ms"}, {"failed_calls", "failed calls", ""}},
 	"kill":                        {{"p50_ms", "no write p50", "ms"}, {"p99_ms", "no write p99", "ms"}, {"max_ms", "no write max", "ms"}, {"failed_calls", "failed calls", ""}},
 	"memory":                      {{"kib_per_kib", "per stored KiB", "KiB"}, {"anonymous_per_kib", "of it anonymous", "KiB"}},
-	"restart of a follower":       {{"took_s", "until it reads", "s"}},
-	"restart of all":              {{"took_s", "until all read", "s"}},
-	"snapshot by the leader":      {{"quiet_ms", "longest pause before", "ms"}, {"pause_ms", "longest pause during", "ms"}, {"took_s", "took", "s"}, {"memory_percent", "memory, of the state", "%"}},
-	"snapshot by all":             {{"quiet_ms", "longest pause before", "ms"}, {"pause_ms", "longest pause during", "ms"}, {"took_s", "took", "s"}, {"memory_percent", "memory, of the state", "%"}},
+	"restart of a follower":       {{"took_s", "until it reads", "s"}, {"cpu_s", "CPU", "s"}},
+	"restart of all":              {{"took_s", "until all read", "s"}, {"cpu_s", "CPU of all", "s"}},
+	"snapshot by the leader":      {{"quiet_ms", "longest pause before and after", "ms"}, {"pause_ms", "longest pause during", "ms"}, {"took_s", "took", "s"}, {"memory_percent", "memory, of the state", "%"}},
+	"snapshot by all":             {{"quiet_ms", "longest pause before and after", "ms"}, {"pause_ms", "longest pause during", "ms"}, {"took_s", "took", "s"}, {"memory_percent", "memory, of the state", "%"}},
 }
 
 // measureSetup is the name of the record that tells what was compared.

@@ -53,9 +53,49 @@ type measure struct {
 // outcome is what one arm has shown.
 type outcome struct {
 	rounds []map[string]float64
-	cpu    map[string]float64
-	busy   float64 // mean of the rounds
-	others float64 // the largest of the rounds
+	cost
+}
+
+// cost is what rounds have cost.
+type cost struct {
+	cpu    map[string]float64 // seconds by process, of all rounds
+	busy   float64            // mean of the rounds
+	others float64            // the largest of the rounds
+	rounds int
+}
+
+// metered does one round and adds what it cost. It returns the CPU seconds of
+// the arm's processes. One that ends or begins meanwhile is left out.
+func (c *cost) metered(a arm, do func() error) (float64, error) {
+	var r figures.Record
+	if err := a.meter().Run(&r, do); err != nil {
+		return 0, err
+	}
+	if c.cpu == nil {
+		c.cpu = make(map[string]float64)
+	}
+	all := 0.0
+	for name, s := range r.CPU {
+		if name != procfs.Self {
+			c.cpu[name] += s
+			all += s
+		}
+	}
+	c.rounds++
+	c.busy += (r.Busy - c.busy) / float64(c.rounds)
+	c.others = max(c.others, r.Others)
+	return all, nil
+}
+
+// record puts values and what they cost into a record.
+func (c cost) record(r figures.Record, values map[string]float64) figures.Record {
+	r.Values, r.CPU, r.Busy, r.Others = values, c.cpu, c.busy, c.others
+	return r
+}
+
+// reference is the same as a reference.
+func (c cost) reference(name string, values map[string]float64) *figures.Measured {
+	return &figures.Measured{Name: name, Values: values, CPU: c.cpu, Busy: c.busy}
 }
 
 // run runs the rounds. The machine drifts: within a round every arm has its
@@ -63,10 +103,9 @@ type outcome struct {
 // rounds. Each arm of ours becomes one record, with the reference beside it.
 func (b *bench) run(ctx context.Context, m measure) error {
 	got := make([]outcome, len(m.arms))
-	for i, a := range m.arms {
-		got[i].cpu = make(map[string]float64)
+	for _, a := range m.arms {
 		if m.warm == nil {
-			continue
+			break
 		}
 		b.progress.say("%s%s: warming up: %s", m.name, brackets(m.params), a)
 		if err := m.warm(ctx, a); err != nil {
@@ -129,32 +168,22 @@ func (b *bench) profile(a arm, m measure, round int) (call, error) {
 
 // round runs one round of one arm.
 func (o *outcome) round(ctx context.Context, a arm, do func(context.Context, arm) (map[string]float64, error)) error {
-	var (
-		cost   figures.Record
-		values map[string]float64
-	)
-	began := time.Now()
-	err := a.meter().Run(&cost, func() (err error) {
+	var values map[string]float64
+	began, before := time.Now(), a.meter().Processes
+	seconds, err := o.metered(a, func() (err error) {
 		values, err = do(ctx, a)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	all := 0.0
-	for name, s := range cost.CPU {
-		if name != procfs.Self {
-			o.cpu[name] += s
-			all += s
-		}
-	}
 	if n := values["n"]; n > 0 {
-		values["cpu_us"] = 1e6 * all / n
+		values["cpu_us"] = 1e6 * seconds / n
 	}
-	values["cores"] = all / time.Since(began).Seconds()
+	if maps.Equal(before, a.meter().Processes) { // else some of it is not known
+		values["cores"] = seconds / time.Since(began).Seconds()
+	}
 	o.rounds = append(o.rounds, values)
-	o.others = max(o.others, cost.Others)
-	o.busy += (cost.Busy - o.busy) / float64(len(o.rounds))
 	return nil
 }
 
@@ -163,7 +192,7 @@ func (b *bench) keep(m measure, got []outcome) {
 	var reference *figures.Measured
 	for i, a := range m.arms {
 		if a.isReference() {
-			reference = &figures.Measured{Name: b.etcdName, Values: medians(got[i].rounds), CPU: got[i].cpu, Busy: got[i].busy}
+			reference = got[i].reference(b.etcdName, medians(got[i].rounds))
 		}
 	}
 	for i, a := range m.arms {
@@ -175,8 +204,6 @@ func (b *bench) keep(m measure, got []outcome) {
 			params = make(map[string]any)
 		}
 		params["log"], params["clients are"] = a.name, a.at
-		b.records = append(b.records, figures.Record{
-			Measure: m.name, Params: params, Values: medians(got[i].rounds), CPU: got[i].cpu, Busy: got[i].busy, Others: got[i].others, Reference: reference,
-		})
+		b.records = append(b.records, got[i].record(figures.Record{Measure: m.name, Params: params, Reference: reference}, medians(got[i].rounds)))
 	}
 }

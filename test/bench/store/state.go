@@ -19,6 +19,7 @@ const (
 	memorySettle = 2 * time.Second
 	memoryLook   = 20 * time.Millisecond
 	quietTime    = 3 * time.Second // a steady writer alone, to compare with
+	maxQuiet     = 10 * time.Second
 )
 
 // state measures what a large state costs: memory, restart, snapshot. The
@@ -28,24 +29,21 @@ func (b *bench) state(ctx context.Context, ours, reference arm) error {
 	if err != nil {
 		return fmt.Errorf("large state, %s: %w", ours, err)
 	}
-	var theirs map[string]map[string]float64
+	var theirs map[string]outcome
 	if reference.group != nil {
 		if theirs, err = b.stateOf(ctx, reference); err != nil {
 			return fmt.Errorf("large state, %s: %w", reference, err)
 		}
 	}
 	for _, name := range []string{"memory", "restart of a follower", "restart of all", "snapshot by the leader", "snapshot by all"} {
-		values, ok := mine[name]
-		if !ok {
-			continue
-		}
+		got := mine[name]
 		params := map[string]any{"log": ours.name, "state MiB": b.stateMiB, "bytes": b.stateSize}
 		if name == "memory" {
 			params["state MiB"], params["bytes"] = b.memoryMiB, b.size
 		}
-		r := figures.Record{Measure: name, Params: params, Values: values}
+		r := got.record(figures.Record{Measure: name, Params: params}, got.rounds[0])
 		if other, ok := theirs[name]; ok {
-			r.Reference = &figures.Measured{Name: b.etcdName, Values: other}
+			r.Reference = other.reference(b.etcdName, other.rounds[0])
 		}
 		b.records = append(b.records, r)
 	}
@@ -53,10 +51,15 @@ func (b *bench) state(ctx context.Context, ours, reference arm) error {
 }
 
 // stateOf measures one group. What it has no counterpart of is left out.
-func (b *bench) stateOf(ctx context.Context, a arm) (map[string]map[string]float64, error) {
-	out := make(map[string]map[string]float64)
-	var err error
-	if out["memory"], err = b.memory(ctx, a); err != nil {
+func (b *bench) stateOf(ctx context.Context, a arm) (map[string]outcome, error) {
+	out := make(map[string]outcome)
+	once := func(name string, do func() (map[string]float64, error)) error {
+		var o outcome
+		err := o.round(ctx, a, func(context.Context, arm) (map[string]float64, error) { return do() })
+		out[name] = o
+		return err
+	}
+	if err := once("memory", func() (map[string]float64, error) { return b.memory(ctx, a) }); err != nil {
 		return nil, err
 	}
 	rest := (b.stateMiB - b.memoryMiB) * mebi / b.stateSize
@@ -64,30 +67,29 @@ func (b *bench) stateOf(ctx context.Context, a arm) (map[string]map[string]float
 	if err := b.fill(ctx, a.group, "/state/", rest, b.stateSize); err != nil {
 		return nil, err
 	}
-	if a.isReference() {
-		// etcd's state is on disk at all times. What reads all of it is a backup.
-		if out["snapshot by the leader"], err = b.pause(ctx, a, drive.DoBackup, false); err != nil {
-			return nil, err
-		}
-	} else {
-		if out["snapshot by the leader"], err = b.pause(ctx, a, drive.DoSnapshot, false); err != nil {
-			return nil, err
-		}
-		if out["snapshot by all"], err = b.pause(ctx, a, drive.DoSnapshot, true); err != nil {
+	do := drive.DoSnapshot
+	if a.isReference() { // its state is on disk at all times; what reads all of it is a backup
+		do = drive.DoBackup
+	}
+	if err := once("snapshot by the leader", func() (map[string]float64, error) { return b.pause(ctx, a, do, false) }); err != nil {
+		return nil, err
+	}
+	if !a.isReference() {
+		if err := once("snapshot by all", func() (map[string]float64, error) { return b.pause(ctx, a, do, true) }); err != nil {
 			return nil, err
 		}
 	}
-	b.progress.say("restart of a follower: %s", a)
 	leader, err := a.awaitLeader(ctx, a.members)
 	if err != nil {
 		return nil, err
 	}
-	if out["restart of a follower"], err = a.restart(ctx, a.others(leader)[:1]); err != nil {
-		return nil, err
+	for name, which := range map[string][]*member{"restart of a follower": a.others(leader)[:1], "restart of all": a.members} {
+		b.progress.say("%s: %s", name, a)
+		if err := once(name, func() (map[string]float64, error) { return a.restart(ctx, which) }); err != nil {
+			return nil, err
+		}
 	}
-	b.progress.say("restart of all: %s", a)
-	out["restart of all"], err = a.restart(ctx, a.members)
-	return out, err
+	return out, nil
 }
 
 // memory tells how much a member grows for what is stored in it.
@@ -160,6 +162,11 @@ func (b *bench) pause(ctx context.Context, a arm, do string, everywhere bool) (m
 	from := time.Now()
 	busy, failed := a.peaksDuring(ctx, func() error { return a.everywhere(ctx, do, on) })
 	to := time.Now()
+	// The longer one waits the longer the longest pause: quiet must be as long.
+	if err := wait.Delay(ctx, min(to.Sub(from), maxQuiet)); err != nil {
+		return nil, err
+	}
+	end := time.Now()
 	got, err := writer.end(ctx)
 	if err := errors.Join(failed, err); err != nil {
 		return nil, err
@@ -169,7 +176,7 @@ func (b *bench) pause(ctx context.Context, a arm, do string, everywhere bool) (m
 		grown = max(grown, busy[name]-quiet[name])
 	}
 	return map[string]float64{
-		"quiet_ms": longestGap(got.Acks, start.UnixMicro(), from.UnixMicro()),
+		"quiet_ms": max(longestGap(got.Acks, start.UnixMicro(), from.UnixMicro()), longestGap(got.Acks, to.UnixMicro(), end.UnixMicro())),
 		"pause_ms": longestGap(got.Acks, from.UnixMicro(), to.UnixMicro()),
 		"took_s":   to.Sub(from).Seconds(), "failed_calls": float64(got.Failed),
 		"memory_percent": 100 * grown / float64(b.stateMiB*mebi),
@@ -236,5 +243,13 @@ func (a arm) restart(ctx context.Context, which []*member) (map[string]float64, 
 	if _, err := a.awaitLeader(ctx, a.members); err != nil {
 		return nil, err
 	}
-	return map[string]float64{"took_s": time.Since(began).Seconds()}, nil
+	out := map[string]float64{"took_s": time.Since(began).Seconds()}
+	for _, m := range which {
+		seconds, err := procfs.CPU(m.cmd.Process.Pid)
+		if err != nil {
+			return nil, fmt.Errorf("CPU of %s: %w", m.name, err)
+		}
+		out["cpu_s"] += seconds
+	}
+	return out, nil
 }
