@@ -38,7 +38,7 @@ func Command(args []string) *cobra.Command {
 	root.Long = "kctl controls a Keelson cluster: every command of kubectl, and verbs for the cluster itself.\n\n" +
 		"  kctl lab       a whole cluster on this machine, and faults in it\n" +
 		"  kctl trace     where the time of an apply went\n" +
-		"  kctl cluster   replicas of the control plane, join tokens"
+		"  kctl cluster   replicas of the control plane, its store, backups, join tokens"
 	f := cmdutil.NewFactory(cmdutil.NewMatchVersionFlags(flags))
 	replace(root, versionCommand(f, streams))
 	root.AddCommand(labCommand(streams), traceCommand(f, streams), clusterCommand(f, streams))

@@ -44,6 +44,9 @@ func statusError(err error, doing string) error {
 		return newStatus(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, doing+": the store has no leader", 1)
 	case errors.Is(err, raftstore.ErrTooLarge):
 		return apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("%s: %v", doing, err))
+	case errors.Is(err, raftstore.ErrNoSpace):
+		return newStatus(http.StatusInsufficientStorage, "InsufficientStorage",
+			doing+": the store's quota is used up and it takes deletes only: 'kctl cluster status' says what to do", 0)
 	case errors.Is(err, raftstore.ErrCompacted):
 		return &apierrors.StatusError{ErrStatus: *expired(doing + ": the requested revision is no longer kept")}
 	default:

@@ -51,6 +51,11 @@ func (c Config) offlineStore(cluster Cluster) (replica.Config, error) {
 	return out, nil
 }
 
+func hostOf(c replica.Config) string {
+	host, _, _ := splitHost(c.Advertise)
+	return host
+}
+
 func needAddress(c replica.Config) error {
 	if c.Advertise == "" {
 		return errors.New("--advertise-address: give the IP address under which others reach this replica")
@@ -84,8 +89,9 @@ type RestoreOptions struct {
 
 // Restored is what Restore did.
 type Restored struct {
-	Backup replica.BackupInfo
-	Moved  string // where the data of before is; "" when there was none
+	Backup  replica.BackupInfo
+	Moved   string // where the data of before is; "" when there was none
+	Address string // of this replica, for the others to ask
 }
 
 // Restore makes this replica the first of a new group that holds what the
@@ -108,7 +114,7 @@ func Restore(c Config, path string, o RestoreOptions) (Restored, error) {
 		return Restored{}, err
 	}
 	defer f.Close()
-	var out Restored
+	out := Restored{Address: hostOf(conf)}
 	if out.Backup, err = replica.VerifyBackup(f, conf.Keys); err != nil {
 		return out, fmt.Errorf("%s: %w", path, err)
 	}
@@ -142,6 +148,7 @@ func Restore(c Config, path string, o RestoreOptions) (Restored, error) {
 type Lost struct {
 	Members []string         // that are no members any more
 	Disk    replica.DiskInfo // of the replica that goes on
+	Address string           // of that, for the others to ask
 }
 
 // ErrUnsafe says that a verb may lose what was acknowledged and was not told to.
@@ -162,12 +169,12 @@ func Recover(c Config, really bool) (Lost, error) {
 	if err != nil {
 		return Lost{}, err
 	}
-	var out Lost
-	if out.Disk, err = replica.Inspect(conf); err != nil {
+	out := Lost{Address: hostOf(conf)}
+	switch out.Disk, err = replica.Inspect(conf); {
+	case errors.Is(err, replica.ErrNoData):
+		return out, fmt.Errorf("%w: run this where a replica's disk is left, or restore a backup", err)
+	case err != nil:
 		return out, fmt.Errorf("the data of this replica cannot be recovered from: %w: use the replica with a whole disk, or restore a backup", err)
-	}
-	if out.Disk.Owner == "" {
-		return out, fmt.Errorf("%s holds no data: restore a backup instead", conf.DataDir)
 	}
 	members, err := c.members()
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -456,6 +457,82 @@ func TestConvertLog(t *testing.T) {
 	}
 	p.again("cp1")
 	p.holds("cp1", "a", "b")
+}
+
+// A full quota: writes are refused with a reason, status says what to do, and
+// deletes make room.
+func TestQuota(t *testing.T) {
+	p := newPlane(t, 1, func(c *Config) { c.Store.Quota = minQuota })
+	cs := p.client("cp1").CoreV1().ConfigMaps("default")
+	var err error
+	n := 0
+	for ; err == nil && n < 200; n++ {
+		_, err = cs.Create(context.Background(), &v1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("c-%d", n)}, Data: map[string]string{"d": strings.Repeat("x", 1000<<10)},
+		}, metav1.CreateOptions{})
+	}
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) || status.Status().Code != http.StatusInsufficientStorage || !strings.Contains(err.Error(), "it takes deletes only") {
+		t.Fatalf("after %d objects of a megabyte: %v", n, err)
+	}
+	s := p.status("cp1")
+	if len(s.Alarms) != 1 || s.Alarms[0].Kind != "space" || s.Alarms[0].Remedy == "" || s.Alarms[0].Since == 0 {
+		t.Errorf("alarms: %+v", s.Alarms)
+	}
+	for i := range n / 2 {
+		if err := cs.Delete(context.Background(), fmt.Sprintf("c-%d", i), metav1.DeleteOptions{}); err != nil {
+			t.Fatalf("deleting when the quota is used up: %v", err)
+		}
+	}
+	eventually(t, func() error {
+		_, err := cs.Create(context.Background(), &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "again"}}, metav1.CreateOptions{})
+		return err
+	})
+	if s := p.status("cp1"); len(s.Alarms) != 0 {
+		t.Errorf("the alarm stays: %+v", s.Alarms)
+	}
+}
+
+// Certificates live for seconds here: the group goes on, new connections show
+// new ones, and a replica that starts again is let in. F51
+func TestCertificatesRotate(t *testing.T) {
+	const life = 2 * time.Second
+	p := newPlane(t, 2, func(c *Config) { c.certificateLife = life })
+	began := time.Now()
+	shown := func() *x509.Certificate {
+		peers, err := pki.NewPeers(TrustFolder(p.members["cp2"].cfg), pki.ReplicaPeer("cp2"), time.Now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conf := peers.Client()
+		conf.NextProtos = []string{"h2"}
+		conn, err := tls.Dial("tcp", at(p.members["cp1"].cfg.Advertise, p.cluster.PeerPort), conf)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		return conn.ConnectionState().PeerCertificates[0]
+	}
+	first := shown()
+	n := 0
+	eventually(t, func() error {
+		p.put([]string{"cp1", "cp2"}[n%2], fmt.Sprintf("c-%d", n))
+		n++
+		if time.Since(began) < life+life/2 {
+			return errors.New("the first certificates are still valid")
+		}
+		return nil
+	})
+	if time.Now().Before(first.NotAfter) {
+		t.Fatalf("the first certificate is valid until %s", first.NotAfter)
+	}
+	if now := shown(); now.SerialNumber.Cmp(first.SerialNumber) == 0 {
+		t.Error("a new connection shows the certificate that has expired")
+	}
+	p.stop("cp2")
+	p.again("cp2")
+	p.put("cp2", "after")
+	p.holds("cp1", "after")
 }
 
 // Encryption at rest: begun with a key file, its keys exchanged while the

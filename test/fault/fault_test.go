@@ -67,17 +67,12 @@ func leader(t *testing.T) (string, []string) {
 	t.Helper()
 	var name string
 	bed.Eventually(t, soon, func() error {
-		out, err := kctl(t, "cluster", "status")
-		if err != nil {
-			return fmt.Errorf("%w: %s", err, out)
+		s, err := status(t)
+		if err == nil && s.Leader == "" {
+			err = fmt.Errorf("no leader in: %+v", s)
 		}
-		for line := range strings.Lines(out) {
-			if f := strings.Fields(line); len(f) == 4 && f[2] == "leader" {
-				name = f[0]
-				return nil
-			}
-		}
-		return fmt.Errorf("no leader in: %s", out)
+		name = s.Leader
+		return err
 	})
 	var others []string
 	for _, h := range bed.Lab().Config.Hosts {

@@ -78,7 +78,9 @@ func TestRefusals(t *testing.T) {
 		{"restore", "accepts 1 arg"},
 		{"restore /does/not/exist", "/does/not/exist: no such file"},
 		{"restore " + junk, junk},
-		{"recover", "data"},
+		{"recover", "no replica's data: run this where a replica's disk is left"},
+		{"convert-log --to=wal", "no replica's data"},
+		{"inspect", "no replica's data"},
 		{"rebuild", "--server: this replica knows of no other one"},
 		{"rebuild --server=:6445", `--server ":6445": give the address`},
 	} {

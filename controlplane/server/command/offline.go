@@ -46,7 +46,7 @@ func restoreCommand() *cobra.Command {
 				fmt.Fprintf(w, "the data of before is in %s\n", r.Moved)
 			}
 			fmt.Fprintf(w, "Start this replica with 'keelson-controlplane run'. Every other replica starts again empty: stop it, run\n"+
-				"'keelson-controlplane rebuild --server %s' there, then 'run'.\n", orThis(cfg.Advertise))
+				"'keelson-controlplane rebuild --server %s' there, then 'run'.\n", r.Address)
 			return nil
 		},
 	}
@@ -54,13 +54,6 @@ func restoreCommand() *cobra.Command {
 	c.Flags().BoolVar(&o.AnyCluster, "any-cluster", false, "also take a backup of another cluster")
 	c.Flags().BoolVar(&o.Replace, "replace", false, "move the data of this replica aside, where there is some")
 	return c
-}
-
-func orThis(address string) string {
-	if address == "" {
-		return "THIS-REPLICA"
-	}
-	return address
 }
 
 func describe(i replica.BackupInfo) string {
@@ -124,7 +117,7 @@ func recoverCommand() *cobra.Command {
 				return err
 			}
 			fmt.Fprintf(w, "This replica is alone in its group. Start it with 'keelson-controlplane run'. On every other machine run\n"+
-				"'keelson-controlplane rebuild --server %s' (or 'join' where the disk is new), then 'run'.\n", orThis(cfg.Advertise))
+				"'keelson-controlplane rebuild --server %s' (or 'join' where the disk is new), then 'run'.\n", lost.Address)
 			return nil
 		},
 	}
@@ -288,10 +281,13 @@ func printInspection(w io.Writer, i server.Inspection) error {
 	for _, name := range slices.Sorted(maps.Keys(i.Members)) {
 		row("member", "%s at %s", name, i.Members[name])
 	}
-	if i.Disk.LogStore != "" {
+	switch {
+	case i.Disk.Last > 0:
 		row("log", "%s, entries %d to %d, term %d", i.Disk.LogStore, i.Disk.First, i.Disk.Last, i.Disk.Term)
-		row("disk", "%s", size(i.Disk.Bytes))
+	case i.Disk.LogStore != "":
+		row("log", "%s, term %d, no entry that can be read", i.Disk.LogStore, i.Disk.Term)
 	}
+	row("disk", "%s", size(i.Disk.Bytes))
 	if len(i.Disk.Sealed) > 0 {
 		row("keys", "%s", strings.Join(i.Disk.Sealed, ", "))
 	}

@@ -1,0 +1,327 @@
+package fault
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/deploy/lab"
+	"keelson.dev/keelson/test/bed"
+)
+
+// The tests below are about what an operator does to the store. They come last:
+// some of them make a new group of the replicas.
+
+func status(t *testing.T) (s api.ClusterStatus, err error) {
+	t.Helper()
+	out, err := kctl(t, "cluster", "status", "-o", "json")
+	if err != nil {
+		return s, fmt.Errorf("%w: %s", err, out)
+	}
+	return s, json.Unmarshal([]byte(out), &s)
+}
+
+// voters waits until all replicas of the lab are voters that have caught up.
+func voters(t *testing.T) {
+	t.Helper()
+	bed.Eventually(t, soon, func() error {
+		s, err := status(t)
+		if err != nil {
+			return err
+		}
+		up := 0
+		for _, m := range s.Members {
+			if m.Voter && m.Ready == "yes" && m.Lag == 0 {
+				up++
+			}
+		}
+		if up != 3 || len(s.Members) != 3 {
+			return fmt.Errorf("%+v", s.Members)
+		}
+		return nil
+	})
+}
+
+// offline runs a verb of the daemon's program on a replica's host.
+func offline(t *testing.T, host string, args ...string) (string, error) {
+	t.Helper()
+	program := filepath.Join(bed.Lab().Config.BinDir, "keelson-controlplane")
+	args = append([]string{program, args[0], "--name=" + host}, args[1:]...)
+	out, err := bed.Host(t, host).Command(context.Background(), args...).CombinedOutput()
+	t.Logf("%s: %s\n%s", host, strings.Join(args[1:], " "), out)
+	return string(out), err
+}
+
+func mustOffline(t *testing.T, host string, args ...string) string {
+	t.Helper()
+	out, err := offline(t, host, args...)
+	if err != nil {
+		t.Fatalf("%s on %s: %v", args[0], host, err)
+	}
+	return out
+}
+
+func mustLab(t *testing.T, do func(context.Context, string) error, hosts ...string) {
+	t.Helper()
+	for _, h := range hosts {
+		if err := do(context.Background(), h); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// dataDir is a replica's data folder as this machine sees it.
+func dataDir(t *testing.T, host string) string {
+	return filepath.Join(filepath.Dir(bed.Host(t, host).LogFile()), "lib", "controlplane")
+}
+
+func configMap(t *testing.T, cs kubernetes.Interface, ns, name string) *v1.ConfigMap {
+	t.Helper()
+	cm, err := cs.CoreV1().ConfigMaps(ns).Create(context.Background(), &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cm
+}
+
+// Stepping down under writes fails no call. How long writes stand still is
+// logged; the benchmark measures it.
+func TestStepDownUnderWrites(t *testing.T) {
+	ns := bed.Namespace(t)
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	var mu sync.Mutex
+	var acked []acknowledged
+	var failed []error
+	var wg sync.WaitGroup
+	for i, replica := range []string{"cp1", "cp2", "cp3", "cp1"} {
+		cs := bed.ClientAt(t, replica)
+		wg.Go(func() {
+			for n := 0; ctx.Err() == nil; n++ {
+				name := fmt.Sprintf("c-%d-%d", i, n)
+				_, err := cs.CoreV1().ConfigMaps(ns).Create(context.Background(), &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+				mu.Lock()
+				if err != nil {
+					failed = append(failed, fmt.Errorf("%s at %s: %w", name, replica, err))
+				} else {
+					acked = append(acked, acknowledged{name, time.Now()})
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	count := func() int { mu.Lock(); defer mu.Unlock(); return len(acked) }
+	for round := range 4 {
+		before := count()
+		bed.Eventually(t, soon, func() error {
+			if n := count(); n < before+100 {
+				return fmt.Errorf("%d writes in round %d", n-before, round)
+			}
+			return nil
+		})
+		was, others := leader(t)
+		at, args := time.Now(), []string{"cluster", "step-down"}
+		if round%2 == 1 {
+			args = append(args, "--to", others[0])
+		}
+		out := bed.Kctl(t, args...)
+		if !strings.Contains(out, "after "+was) || round%2 == 1 && !strings.HasPrefix(out, others[0]+" leads") {
+			t.Errorf("round %d: %s", round, out)
+		}
+		after := count()
+		bed.Eventually(t, soon, func() error {
+			if n := count(); n < after+50 {
+				return fmt.Errorf("%d writes after stepping down", n-after)
+			}
+			return nil
+		})
+		mu.Lock()
+		t.Logf("%s; the longest time without a write was %s", strings.TrimSpace(out), longestGap(acked, at).Round(time.Millisecond))
+		mu.Unlock()
+	}
+	stop()
+	wg.Wait()
+	if len(failed) > 0 {
+		t.Errorf("%d calls failed; first: %v", len(failed), failed[0])
+	}
+	for _, replica := range []string{"cp1", "cp2", "cp3"} {
+		checkHolds(t, bed.ClientAt(t, replica), ns, acked, replica)
+	}
+}
+
+// Flipped bytes on a replica's disk: it refuses to start and names the file, and
+// is rebuilt from the others; a replica that was removed comes back the same way.
+func TestReplicaRebuilt(t *testing.T) {
+	ns := bed.Namespace(t)
+	cs := bed.ClientAt(t, "cp1")
+	mark := configMap(t, cs, ns, "a-name-to-be-found-on-disk").Name
+	bed.Eventually(t, soon, func() error {
+		_, err := bed.ClientAt(t, "cp2").CoreV1().ConfigMaps(ns).Get(context.Background(), mark, metav1.GetOptions{})
+		return err
+	})
+	mustLab(t, bed.Lab().Stop, "cp2")
+	damaged := spoil(t, filepath.Join(dataDir(t, "cp2"), "raft"), mark)
+	mustLab(t, bed.Lab().Restart, "cp2")
+	bed.Eventually(t, soon, func() error { // it ends, and says why
+		for _, s := range bed.Lab().Status(context.Background()) {
+			if s.Name == "cp2" && s.PID != 0 {
+				return errors.New("it runs on damaged data")
+			}
+		}
+		raw, err := os.ReadFile(bed.Host(t, "cp2").LogFile())
+		if err == nil && !bytes.Contains(raw[max(0, len(raw)-2000):], []byte(filepath.Base(damaged))) {
+			err = fmt.Errorf("it does not name %s", damaged)
+		}
+		return err
+	})
+	configMap(t, cs, ns, "meanwhile")
+	if out, err := offline(t, "cp2", "inspect"); err == nil || !strings.Contains(out, filepath.Base(damaged)) {
+		t.Errorf("inspect of damaged data: %v", err)
+	}
+	mustOffline(t, "cp2", "rebuild")
+	mustLab(t, bed.Lab().Restart, "cp2")
+	voters(t)
+	checkHolds(t, bed.ClientAt(t, "cp2"), ns, []acknowledged{{name: mark}, {name: "meanwhile"}}, "cp2")
+
+	bed.Kctl(t, "cluster", "member", "remove", "cp3")
+	if out, err := kctl(t, "cluster", "member", "remove", "cp3"); err == nil || !strings.Contains(out, "no such member") {
+		t.Errorf("removed twice: %v %s", err, out)
+	}
+	mustLab(t, bed.Lab().Stop, "cp3")
+	mustOffline(t, "cp3", "rebuild", "--server=10.89.0.11")
+	mustLab(t, bed.Lab().Restart, "cp3")
+	voters(t)
+	checkHolds(t, bed.ClientAt(t, "cp3"), ns, []acknowledged{{name: mark}, {name: "meanwhile"}}, "cp3")
+}
+
+// spoil flips a bit wherever a folder's files hold the text, and returns one of the files.
+func spoil(t *testing.T, folder, text string) (damaged string) {
+	t.Helper()
+	err := filepath.WalkDir(folder, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		raw, err := os.ReadFile(path)
+		if err != nil || !bytes.Contains(raw, []byte(text)) {
+			return err
+		}
+		damaged = path
+		for i := 0; ; i++ {
+			n := bytes.Index(raw[i:], []byte(text))
+			if n < 0 {
+				break
+			}
+			i += n
+			raw[i] ^= 0x04
+		}
+		return os.WriteFile(path, raw, 0o600)
+	})
+	if err != nil || damaged == "" {
+		t.Fatalf("%q is in no file of %s: %v", text, folder, err)
+	}
+	return damaged
+}
+
+// Backup while serving, restore into a group of its own: the objects of the
+// backup are there, and who remembers the time before is told to list again.
+func TestBackupAndRestore(t *testing.T) {
+	ns := bed.Namespace(t)
+	cs := bed.ClientAt(t, "cp1")
+	kept := configMap(t, cs, ns, "kept")
+	file := filepath.Join(dataDir(t, "cp1"), "backup")
+	bed.Kctl(t, "cluster", "backup", file)
+	t.Cleanup(func() { os.Remove(file) })
+	if out := bed.Kctl(t, "cluster", "backup", "verify", file); !strings.Contains(out, "whole") {
+		t.Error(out)
+	}
+	late := configMap(t, cs, ns, "late")
+	if out, err := offline(t, "cp1", "restore", "--replace", "/var/lib/keelson/controlplane/backup"); err == nil || !strings.Contains(out, "in use") {
+		t.Errorf("restore beside a running daemon: %v", err)
+	}
+	eachReplica(t, bed.Lab().Stop)
+	mustOffline(t, "cp1", "restore", "--replace", "/var/lib/keelson/controlplane/backup")
+	mustOffline(t, "cp2", "rebuild", "--server=10.89.0.11")
+	mustOffline(t, "cp3", "rebuild", "--server=10.89.0.11")
+	eachReplica(t, bed.Lab().Restart)
+	allReady(t)
+	voters(t)
+	for _, replica := range []string{"cp1", "cp2", "cp3"} {
+		cs := bed.ClientAt(t, replica)
+		checkHolds(t, cs, ns, []acknowledged{{name: kept.Name}}, replica)
+		if _, err := cs.CoreV1().ConfigMaps(ns).Get(context.Background(), late.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			t.Errorf("%s: what was written after the backup: %v", replica, err)
+		}
+		for _, version := range []string{kept.ResourceVersion, late.ResourceVersion} {
+			if err := watchFrom(cs, ns, version); !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
+				t.Errorf("%s: a watch from version %s of before: %v, want 410", replica, version, err)
+			}
+		}
+	}
+	nodesReady(t, bed.Client(t), map[string]v1.ConditionStatus{"w1": v1.ConditionTrue, "w2": v1.ConditionTrue, "w3": v1.ConditionTrue})
+}
+
+// watchFrom says how a watch from a version is refused.
+func watchFrom(cs kubernetes.Interface, ns, version string) error {
+	w, err := cs.CoreV1().ConfigMaps(ns).Watch(context.Background(), metav1.ListOptions{ResourceVersion: version, TimeoutSeconds: ptr(int64(5))})
+	if err != nil {
+		return err
+	}
+	defer w.Stop()
+	e, open := <-w.ResultChan()
+	if !open {
+		return errors.New("the watch began and ended")
+	}
+	return apierrors.FromObject(e.Object)
+}
+
+// Two of three disks lost: the third goes on alone, when told to, and new
+// replicas join it.
+func TestMajorityLost(t *testing.T) {
+	ns := bed.Namespace(t)
+	kept := configMap(t, bed.ClientAt(t, "cp1"), ns, "kept")
+	bed.Eventually(t, soon, func() error {
+		_, err := bed.ClientAt(t, "cp2").CoreV1().ConfigMaps(ns).Get(context.Background(), kept.Name, metav1.GetOptions{})
+		return err
+	})
+	eachReplica(t, bed.Lab().KillDaemon)
+	for _, lost := range []string{"cp1", "cp3"} {
+		if err := os.RemoveAll(dataDir(t, lost)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out, err := offline(t, "cp2", "recover"); err == nil || !strings.Contains(out, "--unsafe-lost-majority") || !strings.Contains(out, "cp1, cp3") {
+		t.Errorf("recover without the flag: %v", err)
+	}
+	mustOffline(t, "cp2", "recover", "--unsafe-lost-majority")
+	mustLab(t, bed.Lab().Restart, "cp2")
+	cs := bed.ClientAt(t, "cp2")
+	bed.Eventually(t, soon, func() error {
+		_, err := cs.CoreV1().ConfigMaps(ns).Get(context.Background(), kept.Name, metav1.GetOptions{})
+		return err
+	})
+	configMap(t, cs, ns, "alone")
+	token := strings.TrimSpace(bed.Kctl(t, "cluster", "token", "create", "--role", "controlplane"))
+	for _, lost := range []string{"cp1", "cp3"} {
+		mustOffline(t, lost, "join", "--advertise-address="+bed.Host(t, lost).IP.String(), "--token="+token, "--server="+bed.Host(t, "cp2").IP.String()+fmt.Sprintf(":%d", lab.FleetPort))
+		mustLab(t, bed.Lab().Restart, lost)
+	}
+	voters(t)
+	for _, replica := range []string{"cp1", "cp2", "cp3"} {
+		checkHolds(t, bed.ClientAt(t, replica), ns, []acknowledged{{name: "kept"}, {name: "alone"}}, replica)
+	}
+}
