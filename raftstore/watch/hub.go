@@ -328,10 +328,10 @@ func (h *Hub) catchUp(w *Watcher) {
 			return
 		}
 		if len(revisions) == 0 {
-			note, over := h.rejoin(w)
-			if over || note != 0 && !h.give(w, raftstore.Events{Revision: note}, stall.C) {
+			if h.rejoin(w) || w.note != 0 && !h.give(w, raftstore.Events{Revision: w.note}, stall.C) {
 				return
 			}
+			w.note = 0
 			continue
 		}
 		// A copy, because the original keeps a whole stretch of history alive.
@@ -377,24 +377,25 @@ func (h *Hub) give(w *Watcher, ev raftstore.Events, stall <-chan time.Time) bool
 	}
 }
 
-// rejoin makes a watcher synced if nothing was published meanwhile. over says
-// that the watcher's goroutine is finished with it; note, if not zero, that it
-// has everything up to that revision and wanted to be told so first.
-func (h *Hub) rejoin(w *Watcher) (note raftstore.Revision, over bool) {
+// rejoin makes a watcher synced if nothing was published meanwhile. It reports
+// whether the watcher's goroutine is finished with it; if not, there is more to
+// read, or a note to be given first.
+func (h *Hub) rejoin(w *Watcher) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	switch {
-	case w.ended:
+	if w.ended {
 		close(w.c)
-		return 0, true
-	case w.cursor < h.revision:
-		return 0, false
-	case w.wantNote:
-		w.wantNote = false
-		return w.cursor, false
+		return true
+	}
+	if w.cursor < h.revision {
+		return false
+	}
+	if w.wantNote {
+		w.wantNote, w.note = false, w.cursor
+		return false
 	}
 	h.join(w)
-	return 0, true
+	return true
 }
 
 // finish ends a catching-up watcher from its own goroutine.
@@ -463,6 +464,7 @@ type Watcher struct {
 	// hub.mu while synced and to the watcher's goroutine while not.
 	cursor raftstore.Revision
 	told   raftstore.Revision // the last revision that the reader was given word of; owned alike
+	note   raftstore.Revision // of the note that its goroutine is about to give
 
 	// Under hub.mu.
 	synced   bool
