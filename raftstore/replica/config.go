@@ -92,6 +92,7 @@ type Config struct {
 	NoSync       bool
 	layer        fileLayer // how files are opened; tests of the disk set it
 	journalBytes int64     // of a file of the journal; likewise
+	segmentBytes int       // of a file of the log with LogWAL; likewise
 	// Dial replaces the TCP dialer, under TLS. Tests cut cables with it.
 	Dial func(ctx context.Context, address string) (net.Conn, error)
 }

@@ -126,10 +126,10 @@ func convertInto(c Config, to LogStoreKind, id uint32, bolt string) (closableLog
 	if err := os.RemoveAll(folder); err != nil {
 		return nil, err
 	}
-	if err := makeWAL(c.files(), folder, id); err != nil {
+	if err := makeWAL(c.files(), folder, id, c.segmentLimit()); err != nil {
 		return nil, err
 	}
-	return openWAL(c.files(), folder, id)
+	return openWAL(c.files(), folder, id, c.segmentLimit())
 }
 
 // copyLog copies all entries and reads them back. Of a log with a gap, which an

@@ -56,7 +56,7 @@ func openDisk(c Config, fail func(error)) (*disk, error) {
 }
 
 func openData(c Config, fail func(error)) (*disk, error) {
-	if err := makeFolder(c.DataDir); err != nil {
+	if err := os.MkdirAll(c.DataDir, 0o700); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
 	rec, err := layOut(c)
@@ -200,7 +200,7 @@ func (d *disk) openLog(c Config, bolt *boltLog, fail func(error)) error {
 		}
 	}
 	if rec.kind == LogWAL {
-		w, err := openWAL(c.files(), folder, id)
+		w, err := openWAL(c.files(), folder, id, c.segmentLimit())
 		if err != nil {
 			return err
 		}
@@ -214,6 +214,13 @@ func (d *disk) openLog(c Config, bolt *boltLog, fail func(error)) error {
 	}
 	d.logs, d.close = newLogStore(ahead, bolt.path, fail), closers{ahead, d.close}
 	return nil
+}
+
+func (c Config) segmentLimit() int {
+	if c.segmentBytes != 0 {
+		return c.segmentBytes
+	}
+	return walSegment
 }
 
 func (c Config) journalLimit() int64 {
@@ -232,7 +239,7 @@ func makeLog(c Config, kind LogStoreKind, id uint32) error {
 	if err := os.RemoveAll(folder); err != nil {
 		return err
 	}
-	return makeWAL(c.files(), folder, id)
+	return makeWAL(c.files(), folder, id, c.segmentLimit())
 }
 
 // closers are closed in order.

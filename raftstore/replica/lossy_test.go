@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"os"
-	"strings"
 	"sync"
 )
 
@@ -79,20 +78,12 @@ func (f *lossyFile) Sync() error {
 	}
 	f.layer.mu.Lock()
 	defer f.layer.mu.Unlock()
-	content, err := os.ReadFile(f.path())
+	content, err := readAll(f.osFile)
 	if err != nil {
 		return err
 	}
 	f.saved, f.dirty = content, make(map[int64]struct{})
 	return nil
-}
-
-// path is where the file is now: it may have been renamed from what is being made.
-func (f *lossyFile) path() string {
-	if there, _ := exists(f.name); there {
-		return f.name
-	}
-	return strings.TrimSuffix(f.name, newSuffix)
 }
 
 // Close leaves the real file open, so that crash can write to it.

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -33,31 +34,32 @@ type walLog struct {
 	*wal.WAL
 	files *walFiles
 	dir   string
+	order sync.Mutex // appending and deleting go one after the other
 }
 
 // makeWAL makes the folder of a new log.
-func makeWAL(layer fileLayer, dir string, id uint32) error {
-	if err := makeFolder(dir); err != nil {
+func makeWAL(layer fileLayer, dir string, id uint32, segment int) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("log: %w", err)
 	}
-	l, err := openWALWith(layer, dir, id, true)
+	l, err := openWALWith(layer, dir, id, segment, true)
 	if err != nil {
 		return err
 	}
 	return errors.Join(l.Close(), syncFolder(dir), syncFolder(filepath.Dir(dir)))
 }
 
-func openWAL(layer fileLayer, dir string, id uint32) (*walLog, error) {
-	return openWALWith(layer, dir, id, false)
+func openWAL(layer fileLayer, dir string, id uint32, segment int) (*walLog, error) {
+	return openWALWith(layer, dir, id, segment, false)
 }
 
-func openWALWith(layer fileLayer, dir string, id uint32, fresh bool) (l *walLog, err error) {
+func openWALWith(layer fileLayer, dir string, id uint32, size int, fresh bool) (l *walLog, err error) {
 	defer guard(dir, &err)
-	files := &walFiles{layer: layer, dir: dir, id: id}
+	files := newWALFiles(layer, dir, id)
 	w, err := wal.Open(dir,
 		wal.WithMetaStore(&walMeta{path: filepath.Join(dir, walMetaName), files: files, fresh: fresh}),
-		wal.WithSegmentFiler(&walFiler{Filer: segment.NewFiler(dir, files)}),
-		wal.WithSegmentSize(walSegment),
+		wal.WithSegmentFiler(&walFiler{Filer: segment.NewFiler(dir, files), files: files}),
+		wal.WithSegmentSize(size),
 		wal.WithLogger(quietLogger()))
 	if err != nil {
 		return nil, errors.Join(walError(dir, err), files.Close())
@@ -86,6 +88,8 @@ func (l *walLog) StoreLog(e *raft.Log) error { return l.StoreLogs([]*raft.Log{e}
 
 func (l *walLog) StoreLogs(logs []*raft.Log) (err error) {
 	defer guard(l.dir, &err)
+	l.order.Lock()
+	defer l.order.Unlock()
 	if err := l.WAL.StoreLogs(logs); err != nil {
 		// raft-wal closes segments beside appending and does not say why it could not.
 		return walError(l.dir, errors.Join(err, l.files.noted()))
@@ -93,8 +97,15 @@ func (l *walLog) StoreLogs(logs []*raft.Log) (err error) {
 	return nil
 }
 
+// DeleteRange waits until a segment that is full has been closed: raft-wal does
+// so beside the caller, and would close the wrong one if the log were shortened first.
 func (l *walLog) DeleteRange(first, last uint64) (err error) {
 	defer guard(l.dir, &err)
+	l.order.Lock()
+	defer l.order.Unlock()
+	if err := l.files.awaitTail(); err != nil {
+		return walError(l.dir, err)
+	}
 	return walError(l.dir, l.WAL.DeleteRange(first, last))
 }
 
@@ -102,7 +113,19 @@ func (l *walLog) DeleteRange(first, last uint64) (err error) {
 func (l *walLog) Close() error { return errors.Join(l.WAL.Close(), l.files.Close()) }
 
 // walFiler opens segments.
-type walFiler struct{ *segment.Filer }
+type walFiler struct {
+	*segment.Filer
+	files *walFiles
+}
+
+// Create implements types.SegmentFiler.
+func (f *walFiler) Create(info types.SegmentInfo) (types.SegmentWriter, error) {
+	w, err := f.Filer.Create(info)
+	if err == nil {
+		f.files.setTail(w)
+	}
+	return w, err
+}
 
 // Open implements types.SegmentFiler. A segment whose end was deleted while it
 // was the last is closed by raft-wal without an index of its entries; it is
@@ -120,6 +143,9 @@ func (f *walFiler) RecoverTail(info types.SegmentInfo) (types.SegmentWriter, err
 	w, err := f.Filer.RecoverTail(info)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("%s: the file is missing: %w", segment.FileName(info), ErrCorruptLog)
+	}
+	if err == nil && info.SealTime.IsZero() {
+		f.files.setTail(w)
 	}
 	return w, err
 }
@@ -159,7 +185,7 @@ func (m *walMeta) close(s types.PersistentState) (types.PersistentState, error) 
 		return s, nil
 	}
 	last := &s.Segments[len(s.Segments)-1]
-	w, err := (&walFiler{segment.NewFiler(filepath.Dir(m.path), m.files)}).RecoverTail(*last)
+	w, err := (&walFiler{segment.NewFiler(filepath.Dir(m.path), m.files), m.files}).RecoverTail(*last)
 	if err != nil {
 		return s, err
 	}

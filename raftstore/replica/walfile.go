@@ -32,13 +32,43 @@ type walFiles struct {
 	spare  chan error // answers when the spare file is ready; nil = none is being made
 	closed bool
 	failed error // of making a segment
+	tail   types.SegmentWriter
+	moved  sync.Cond // tail or failed has changed
+}
+
+func newWALFiles(layer fileLayer, dir string, id uint32) *walFiles {
+	v := &walFiles{layer: layer, dir: dir, id: id}
+	v.moved.L = &v.mu
+	return v
+}
+
+// setTail notes the segment that is appended to.
+func (v *walFiles) setTail(w types.SegmentWriter) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.tail = w
+	v.moved.Broadcast()
+}
+
+// awaitTail waits until the segment that is appended to is open. Nobody may
+// append meanwhile.
+func (v *walFiles) awaitTail() error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for v.failed == nil && v.tail != nil {
+		if full, _, err := v.tail.Sealed(); err != nil || !full {
+			return err
+		}
+		v.moved.Wait()
+	}
+	return v.failed
 }
 
 const (
 	walMagic     = "keelwal1"
 	walSpareName = "spare"
-	// walSlack is room for the append that fills a segment.
-	walSlack = 1 << 20
+	// walSlack is room for the append that fills a segment: a part of the segment.
+	walSlack = 16
 )
 
 // seed binds sectors to their file.
@@ -52,7 +82,7 @@ func (v *walFiles) prepare(name string, size int64) error {
 	if there, err := exists(path); there || err != nil {
 		return err
 	}
-	length := (sectorsFor(size+walSlack) + 1) * sectorBytes
+	length := (sectorsFor(size+size/walSlack) + 1) * sectorBytes
 	v.mu.Lock()
 	spare := v.spare
 	v.spare = nil
@@ -110,6 +140,7 @@ func (v *walFiles) note(err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.failed = err
+	v.moved.Broadcast()
 }
 
 func (v *walFiles) noted() error {
@@ -360,7 +391,7 @@ func (w *walFile) grow(to int64) error {
 	if err != nil || to <= size {
 		return err
 	}
-	to = (to + walSlack - 1) / sectorBytes * sectorBytes
+	to += 64 << 10
 	if err := fill(w.f, size, to); err != nil {
 		return fmt.Errorf("%s: %w", w.name, err)
 	}
