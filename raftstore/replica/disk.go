@@ -59,6 +59,11 @@ func openData(c Config, fail func(error)) (*disk, error) {
 	if err := os.MkdirAll(c.DataDir, 0o700); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
+	if !c.NoSync {
+		if err := settleData(c.DataDir); err != nil {
+			return nil, err
+		}
+	}
 	rec, err := layOut(c)
 	if err != nil {
 		return nil, err
