@@ -77,9 +77,13 @@ func (c *content) sync() {
 	c.waiting = nil
 }
 
-// forget is what Linux does after a failed fsync: the pages count as clean and
-// stay readable, and no later fsync brings them to the platter.
-func (c *content) forget() { c.waiting = nil }
+// forget is what becomes of data when an fsync fails on Linux: the pages count
+// as clean, no later fsync brings them to the platter, and they stay readable as
+// long as the kernel keeps them in memory. Then the platter shows what it has.
+func (c *content) forget() {
+	c.now = resized(slices.Clone(c.disk), int64(len(c.now)))
+	c.waiting = nil
+}
 
 // after is what a power cut leaves of the file.
 func (c *content) after(d *dice) []byte {

@@ -366,7 +366,9 @@ func TestCutAt(t *testing.T) {
 
 func TestFailedSync(t *testing.T) {
 	d := newDisk(t)
-	script(t, d.Path(), "write f abc; write other abc; sync f; sync other; sync .; patch f 0 X; patch other 0 X")
+	script(t, d.Path(), "write f abc; write other abc; sync f; sync other; sync .")
+	tree(t, d.Path()) // now the kernel has all of it
+	script(t, d.Path(), "patch f 0 X; patch other 0 X")
 	d.Fail(Sync, "f*", 1)
 	f, err := os.OpenFile(filepath.Join(d.Path(), "f"), os.O_RDWR, 0)
 	if err != nil {
@@ -379,10 +381,16 @@ func TestFailedSync(t *testing.T) {
 	if err := f.Sync(); err != nil {
 		t.Errorf("second sync: %v", err)
 	}
-	f.Close()
 	script(t, d.Path(), "sync other")
 	if got := tree(t, d.Path()); got != "f=Xbc other=Xbc" {
 		t.Errorf("readable is %q", got)
+	}
+	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	if got := tree(t, d.Path()); got != "f=abc other=Xbc" {
+		t.Errorf("when the kernel has dropped it, readable is %q", got)
 	}
 	if err := d.Crash(Loss{Data: Kept}); err != nil {
 		t.Fatal(err)

@@ -92,9 +92,10 @@ func (f *faults) wait(dark <-chan struct{}) {
 // for Sync) whose name matches the pattern of path.Match; so many times, or
 // until Heal when times is negative. Only Read, Write and Sync can fail.
 //
-// After a failed Sync the disk does what Linux does: what was to be synced stays
-// readable, counts as clean, and never reaches the platter. A Read fails only
-// where the kernel has no copy: after a Crash, or the first time.
+// After a failed Sync the disk does what Linux does: what was to be synced counts
+// as clean and never reaches the platter, but stays readable, also for the next
+// process, as long as the kernel has it in memory. A Read fails only where the
+// kernel has no copy: after a Crash, or the first time.
 func (d *Disk) Fail(o Operation, pattern string, times int) {
 	d.faults.mu.Lock()
 	defer d.faults.mu.Unlock()

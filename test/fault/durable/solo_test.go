@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/test/bed/lossy"
@@ -19,6 +20,7 @@ type solo struct {
 	disk   *lossy.Disk
 	ledger *Ledger
 	n      int
+	bytes  int // of a commit
 }
 
 func newSolo(t *testing.T, store string) *solo {
@@ -33,7 +35,7 @@ func newSolo(t *testing.T, store string) *solo {
 			t.Error(err)
 		}
 	})
-	return &solo{t: t, store: store, disk: d}
+	return &solo{t: t, store: store, disk: d, bytes: 3000}
 }
 
 // live is a life of the replica: it starts, does something, and is killed. It
@@ -88,7 +90,7 @@ func (s *solo) commit(ctx context.Context, m *storeproc.Member, times int) error
 	}
 	for range times {
 		s.n++
-		token, c := s.ledger.Next("solo", s.n, 3000)
+		token, c := s.ledger.Next("solo", s.n, s.bytes)
 		rev, err := m.Store().Commit(ctx, c)
 		s.ledger.Done(token, rev, err)
 		if err != nil {
@@ -174,5 +176,43 @@ func cutAt(t *testing.T, store string, n uint64, loss lossy.Loss) {
 	}
 	if err := s.live(s.check); err != nil {
 		t.Fatalf("after the second power cut: %v", err)
+	}
+}
+
+// After a failed sync the data is still readable, for the next process too,
+// and will never be on the disk. The replica must not build on it: what it
+// acknowledges after its restart outlives a power cut. F69
+func TestFailedSyncIsNotBuiltOn(t *testing.T) {
+	for _, c := range []struct{ store, file string }{{"bolt", "raft.journal.*"}, {"bolt", "raft.db"}, {"wal", "*.wal"}} {
+		t.Run(c.store+" "+c.file, func(t *testing.T) {
+			s := newSolo(t, c.store)
+			s.bytes = 200 << 10 // so that the journal is soon brought to raft.db
+			err := s.live(func(ctx context.Context, m *storeproc.Member) error {
+				if err := s.commit(ctx, m, 3); err != nil {
+					return err
+				}
+				s.disk.Fail(lossy.Sync, c.file, 1)
+				for m.PID() != 0 && ctx.Err() == nil {
+					call, cancel := context.WithTimeout(ctx, time.Second)
+					_ = s.commit(call, m, 1)
+					cancel()
+				}
+				m.Forgive()
+				return ctx.Err()
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.disk.Heal()
+			if err := s.live(func(ctx context.Context, m *storeproc.Member) error { return s.commit(ctx, m, 3) }); err != nil {
+				t.Fatalf("started again: %v", err)
+			}
+			if err := s.disk.Crash(lossy.Loss{}); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.live(s.check); err != nil {
+				t.Fatalf("after the power cut: %v", err)
+			}
+		})
 	}
 }
