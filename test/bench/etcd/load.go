@@ -48,7 +48,10 @@ func (t target) Put(ctx context.Context, keys []string, values [][]byte) error {
 }
 
 func (t target) Get(ctx context.Context, key string) error {
-	_, err := t.c.Get(ctx, key)
+	got, err := t.c.Get(ctx, key)
+	if err == nil && len(got.Kvs) == 0 {
+		err = fmt.Errorf("key %s is not there", key)
+	}
 	return err
 }
 

@@ -35,14 +35,36 @@ func (a arm) through(ctx context.Context, which string) ([]*member, error) {
 	}
 }
 
-// load runs clients in a closed loop.
-func (b *bench) load(ctx context.Context, do string, clients int, which string, arms []arm) error {
+// puts writes in a closed loop.
+func (b *bench) puts(ctx context.Context, clients int, which string, arms []arm) error {
+	return b.load(ctx, measure{
+		name: drive.DoPut, params: map[string]any{"clients": clients, "through": which, "bytes": b.size}, arms: arms,
+	}, drive.Order{Clients: clients}, which)
+}
+
+// gets reads keys that are there, linearizably, through the followers.
+func (b *bench) gets(ctx context.Context, arms []arm) error {
+	const (
+		clients = 64
+		keys    = 2000
+		which   = "followers"
+	)
+	return b.load(ctx, measure{
+		name: drive.DoGet, params: map[string]any{"clients": clients, "through": which, "bytes": b.size}, arms: arms,
+		warm: b.filling("/get/", keys),
+	}, drive.Order{Clients: clients, Prefix: "/get/", Count: keys}, which)
+}
+
+// load runs clients in a closed loop, by turns with each arm.
+func (b *bench) load(ctx context.Context, m measure, o drive.Order, which string) error {
+	o.Do, o.Size, o.Times = m.name, b.size, true
 	once := func(ctx context.Context, a arm, d time.Duration) (map[string]float64, error) {
 		to, err := a.through(ctx, which)
 		if err != nil {
 			return nil, err
 		}
-		r, err := a.do(ctx, drive.Order{Do: do, Clients: clients, Size: b.size, Duration: d, Times: true}, to)
+		o.Duration = d
+		r, err := a.do(ctx, o, to)
 		if err != nil {
 			return nil, err
 		}
@@ -52,32 +74,38 @@ func (b *bench) load(ctx context.Context, do string, clients int, which string, 
 		}
 		return out, nil
 	}
-	params := map[string]any{"clients": clients, "through": which}
-	if do == drive.DoPut {
-		params["bytes"] = b.size
+	fill := m.warm
+	m.rounds = b.rounds
+	m.warm = func(ctx context.Context, a arm) error {
+		if fill != nil {
+			if err := fill(ctx, a); err != nil {
+				return err
+			}
+		}
+		_, err := once(ctx, a, min(warmUp, b.duration))
+		return err
 	}
-	return b.run(ctx, measure{
-		name: do, params: params, arms: arms, rounds: b.rounds,
-		warm: func(ctx context.Context, a arm) error {
-			_, err := once(ctx, a, min(warmUp, b.duration))
-			return err
-		},
-		do: func(ctx context.Context, a arm) (map[string]float64, error) { return once(ctx, a, b.duration) },
-	})
+	m.do = func(ctx context.Context, a arm) (map[string]float64, error) { return once(ctx, a, b.duration) }
+	return b.run(ctx, m)
+}
+
+// filling fills each group once: two arms may share one.
+func (b *bench) filling(prefix string, keys int) func(ctx context.Context, a arm) error {
+	filled := make(map[string]bool)
+	return func(ctx context.Context, a arm) error {
+		if filled[a.name] {
+			return nil
+		}
+		filled[a.name] = true
+		return b.fill(ctx, a.group, prefix, keys, b.size)
+	}
 }
 
 // lists reads 10,000 keys at once, through a follower.
 func (b *bench) lists(ctx context.Context, arms []arm) error {
-	filled := make(map[string]bool) // by group: two arms may share one
 	return b.run(ctx, measure{
 		name: "list", params: map[string]any{"keys": b.listKeys, "bytes": b.size}, arms: arms, rounds: b.rounds,
-		warm: func(ctx context.Context, a arm) error {
-			if filled[a.name] {
-				return nil
-			}
-			filled[a.name] = true
-			return b.fill(ctx, a.group, listPrefix, b.listKeys, b.size)
-		},
+		warm: b.filling(listPrefix, b.listKeys),
 		do: func(ctx context.Context, a arm) (map[string]float64, error) {
 			to, err := a.through(ctx, "follower")
 			if err != nil {

@@ -124,9 +124,6 @@ func (t target) Put(ctx context.Context, keys []string, values [][]byte) error {
 
 func (t target) Get(ctx context.Context, key string) error {
 	_, _, err := t.Store.Get(ctx, key, raftstore.ReadOptions{})
-	if errors.Is(err, raftstore.ErrNotFound) {
-		return nil
-	}
 	return err
 }
 

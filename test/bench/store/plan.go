@@ -100,14 +100,14 @@ func (b *bench) plan() []step {
 			ways = []string{"leader", "follower"}
 		}
 		for _, way := range ways {
-			add(partPuts, b.loadLasts(logs), func(ctx context.Context) error { return b.load(ctx, drive.DoPut, n, way, b.arms(logs)) })
+			add(partPuts, b.loadLasts(logs), func(ctx context.Context) error { return b.puts(ctx, n, way, b.arms(logs)) })
 		}
 	}
 	if len(logs) > 1 {
 		out = append(out, step{time.Second, func(context.Context) error { b.drop(logs[1:]); return nil }})
 	}
 	few := time.Duration(len(b.at) + 1)
-	add(partGets, b.loadLasts(first), func(ctx context.Context) error { return b.load(ctx, drive.DoGet, 64, "followers", b.arms(first)) })
+	add(partGets, b.loadLasts(first), func(ctx context.Context) error { return b.gets(ctx, b.arms(first)) })
 	add(partLists, 10*time.Second, func(ctx context.Context) error { return b.lists(ctx, b.arms(first)) })
 	add(partWatch, few*(b.watchFor+time.Second), func(ctx context.Context) error { return b.watchers(ctx, b.arms(first)) })
 	add(partVisible, few*time.Duration(b.rounds*b.commits)*visiblePace, func(ctx context.Context) error { return b.visible(ctx, b.arms(first)) })

@@ -93,7 +93,7 @@ func TestLoopCountsEveryCall(t *testing.T) {
 
 func TestLoopCountsFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := engine(&memory{fails: errors.New("broken")}).Obey(t.Context(), Order{ID: 1, Do: DoGet, Clients: 1, Duration: 48 * time.Millisecond})
+		r := engine(&memory{fails: errors.New("broken")}).Obey(t.Context(), Order{ID: 1, Do: DoGet, Clients: 1, Count: 1, Duration: 48 * time.Millisecond})
 		if r.Failed != 10 || r.Error != "broken" || len(r.Micros) != 0 {
 			t.Errorf("%d failed (%s), %d did not; one of 5 ms each in 48 ms", r.Failed, r.Error, len(r.Micros))
 		}

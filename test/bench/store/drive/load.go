@@ -28,7 +28,7 @@ const (
 type Target interface {
 	// Put writes values[i] at keys[i], all in one commit.
 	Put(ctx context.Context, keys []string, values [][]byte) error
-	// Get reads a key, linearizably. That it is absent is no error.
+	// Get reads a key, linearizably. It must be there.
 	Get(ctx context.Context, key string) error
 	// List reads all keys with a prefix, with their values.
 	List(ctx context.Context, prefix string) (keys int, bytes int64, err error)
@@ -183,7 +183,11 @@ func client(ctx context.Context, o Order, number int, target Target, ended <-cha
 	values := [][]byte{Value(o.Size)}
 	keys := make([]string, keysOfClient)
 	for i := range keys {
-		keys[i] = fmt.Sprintf("/bench/%s/%d/%d", o.Prefix, number, i)
+		if o.Do == DoGet {
+			keys[i] = FillKey(o.Prefix, (number*keysOfClient+i)%o.Count)
+		} else {
+			keys[i] = fmt.Sprintf("/bench/%s/%d/%d", o.Prefix, number, i)
+		}
 	}
 	for n := 0; ctx.Err() == nil; n++ {
 		select {

@@ -60,7 +60,7 @@ const (
 	DoProfile  = "profile"  // write a CPU profile to the file Address until ended
 
 	DoPut     = "put"     // Clients in a closed loop of puts for Duration
-	DoGet     = "get"     // the same with linearizable gets
+	DoGet     = "get"     // the same with linearizable gets, of the Count keys that a fill of Prefix put
 	DoFill    = "fill"    // put Count keys, Ops in a commit
 	DoList    = "list"    // list Prefix, Count times
 	DoPace    = "pace"    // Count puts, one Every
