@@ -1,0 +1,146 @@
+package bugs
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// bug is one row of the table.
+type bug struct {
+	name     string
+	file     string // below the module's root
+	old, new string
+	finder   string // package and test that must fail, as ./package:TestName/Part
+	how      string // what of it gives the bug away
+}
+
+// atOnce is how many rows are built and run at the same time.
+const atOnce = 2
+
+// patience bounds one row; a warm cache needs a few seconds.
+const patience = 3 * time.Minute
+
+func TestOldBugsAreFound(t *testing.T) {
+	root, err := filepath.Abs("../../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	verdicts := make(map[string]string)
+	slots := make(chan struct{}, atOnce)
+	t.Run("bugs", func(t *testing.T) {
+		for _, b := range table {
+			t.Run(strings.ReplaceAll(b.name, " ", "-"), func(t *testing.T) {
+				t.Parallel()
+				slots <- struct{}{}
+				defer func() { <-slots }()
+				began := time.Now()
+				symptom := b.hunt(t, root)
+				mu.Lock()
+				defer mu.Unlock()
+				verdicts[b.name] = fmt.Sprintf("%5.1f s  %s", time.Since(began).Seconds(), symptom)
+			})
+		}
+	})
+	var out strings.Builder
+	for _, b := range table {
+		fmt.Fprintf(&out, "\n%-44s | %-76s | %s\n%-44s |   %s", b.name, b.finder, b.how, "", verdicts[b.name])
+	}
+	t.Logf("bug | found by | how%s", out.String())
+}
+
+// hunt puts the bug back and returns what its finder said of it.
+func (b bug) hunt(t *testing.T, root string) string {
+	overlay, err := b.overlay(root, t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	pkg, test, ok := strings.Cut(b.finder, ":")
+	if !ok {
+		t.Fatalf("finder %q is not a package and a test", b.finder)
+	}
+	parts := strings.Split(test, "/")
+	for i := range parts {
+		parts[i] = "^" + regexp.QuoteMeta(parts[i]) + "$"
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "go", "test", "-overlay", overlay, "-count=1", "-vet=off", "-failfast", "-timeout", "60s", "-run", strings.Join(parts, "/"), pkg)
+	cmd.Dir = root
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 5 * time.Second
+	out, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	switch {
+	case err == nil && bytes.Contains(out, []byte("no tests to run")):
+		t.Errorf("%s does not exist", b.finder)
+	case err == nil:
+		t.Errorf("%s does not find it", b.finder)
+	case !errors.As(err, &exit):
+		t.Errorf("running %s: %v\n%s", b.finder, err, out)
+	case !bytes.Contains(out, []byte("--- FAIL: "+parts[0][1:len(parts[0])-1])) && !bytes.Contains(out, []byte("panic: test timed out")):
+		t.Errorf("%s did not come to fail:\n%.4000s", b.finder, out)
+	}
+	return symptom(out)
+}
+
+// symptom is the first line in which the test says what is wrong.
+func symptom(out []byte) string {
+	for line := range strings.Lines(string(out)) {
+		line = strings.TrimSpace(line)
+		file, what, ok := strings.Cut(line, ": ")
+		if ok && strings.Contains(file, "_test.go:") || ok && strings.Contains(file, "conform") {
+			if !strings.Contains(what, "level=") {
+				return fmt.Sprintf("%.140s", what)
+			}
+		}
+	}
+	return "the test hangs"
+}
+
+// overlay writes the source with the bug, and the file that tells the go
+// command to take it.
+func (b bug) overlay(root, dir string) (string, error) {
+	path := filepath.Join(root, b.file)
+	source, err := os.ReadFile(path)
+	if err != nil {
+		return "", err
+	}
+	if n := strings.Count(string(source), b.old); n != 1 {
+		return "", fmt.Errorf("%s has %d places that read\n%s\nwant 1: the source has moved on, and the row %q of the table must follow it", b.file, n, b.old, b.name)
+	}
+	spoilt := filepath.Join(dir, filepath.Base(b.file))
+	if err := os.WriteFile(spoilt, []byte(strings.Replace(string(source), b.old, b.new, 1)), 0o600); err != nil {
+		return "", err
+	}
+	data, err := json.Marshal(map[string]map[string]string{"Replace": {path: spoilt}})
+	if err != nil {
+		return "", err
+	}
+	overlay := filepath.Join(dir, "overlay.json")
+	return overlay, os.WriteFile(overlay, data, 0o600)
+}
+
+// A piece that is gone from the source, or there twice, is told and not passed over.
+func TestSourceThatMovedOnIsTold(t *testing.T) {
+	root := t.TempDir()
+	if err := os.WriteFile(filepath.Join(root, "a.go"), []byte("one two two"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for old, found := range map[string]bool{"one": true, "two": false, "three": false} {
+		if _, err := (bug{file: "a.go", old: old}).overlay(root, t.TempDir()); (err == nil) != found {
+			t.Errorf("piece %q: %v", old, err)
+		}
+	}
+}
