@@ -80,11 +80,10 @@ func (r *Replica) askMembers(ctx context.Context) map[raft.ServerID]bool {
 	var (
 		asking   sync.WaitGroup
 		mu       sync.Mutex
-		answered = make(map[raft.ServerID]bool)
+		answered = map[raft.ServerID]bool{raft.ServerID(r.cfg.Name): true}
 	)
 	for _, m := range r.raft.GetConfiguration().Configuration().Servers {
 		if string(m.ID) == r.cfg.Name {
-			answered[m.ID] = true
 			continue
 		}
 		asking.Add(1)

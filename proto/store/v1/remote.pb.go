@@ -45,6 +45,8 @@ const (
 	RemoteFailure_TOO_LARGE       RemoteFailure_Kind = 13
 	RemoteFailure_DEADLINE        RemoteFailure_Kind = 14 // context.DeadlineExceeded
 	RemoteFailure_CANCELLED       RemoteFailure_Kind = 15 // context.Canceled
+	RemoteFailure_NO_MAJORITY     RemoteFailure_Kind = 16
+	RemoteFailure_MEMBER_EXISTS   RemoteFailure_Kind = 17
 )
 
 // Enum value maps for RemoteFailure_Kind.
@@ -66,6 +68,8 @@ var (
 		13: "TOO_LARGE",
 		14: "DEADLINE",
 		15: "CANCELLED",
+		16: "NO_MAJORITY",
+		17: "MEMBER_EXISTS",
 	}
 	RemoteFailure_Kind_value = map[string]int32{
 		"UNSPECIFIED":     0,
@@ -84,6 +88,8 @@ var (
 		"TOO_LARGE":       13,
 		"DEADLINE":        14,
 		"CANCELLED":       15,
+		"NO_MAJORITY":     16,
+		"MEMBER_EXISTS":   17,
 	}
 )
 
@@ -1755,9 +1761,9 @@ var File_proto_store_v1_remote_proto protoreflect.FileDescriptor
 
 const file_proto_store_v1_remote_proto_rawDesc = "" +
 	"\n" +
-	"\x1bproto/store/v1/remote.proto\x12\x10keelson.store.v1\x1a\x1aproto/store/v1/store.proto\"\xd3\x02\n" +
+	"\x1bproto/store/v1/remote.proto\x12\x10keelson.store.v1\x1a\x1aproto/store/v1/store.proto\"\xf7\x02\n" +
 	"\rRemoteFailure\x12:\n" +
-	"\x05kinds\x18\x01 \x03(\x0e2$.keelson.store.v1.RemoteFailure.KindR\x05kinds\"\x85\x02\n" +
+	"\x05kinds\x18\x01 \x03(\x0e2$.keelson.store.v1.RemoteFailure.KindR\x05kinds\"\xa9\x02\n" +
 	"\x04Kind\x12\x0f\n" +
 	"\vUNSPECIFIED\x10\x00\x12\r\n" +
 	"\tNOT_FOUND\x10\x01\x12\r\n" +
@@ -1778,7 +1784,9 @@ const file_proto_store_v1_remote_proto_rawDesc = "" +
 	"\x0eUNKNOWN_MEMBER\x10\f\x12\r\n" +
 	"\tTOO_LARGE\x10\r\x12\f\n" +
 	"\bDEADLINE\x10\x0e\x12\r\n" +
-	"\tCANCELLED\x10\x0f\"S\n" +
+	"\tCANCELLED\x10\x0f\x12\x0f\n" +
+	"\vNO_MAJORITY\x10\x10\x12\x11\n" +
+	"\rMEMBER_EXISTS\x10\x11\"S\n" +
 	"\x13RemoteCommitRequest\x12&\n" +
 	"\x03ops\x18\x01 \x03(\v2\x14.keelson.store.v1.OpR\x03ops\x12\x14\n" +
 	"\x05fence\x18\x02 \x01(\x04R\x05fence\"p\n" +

@@ -305,24 +305,3 @@ func TestIdleReaderHoldsLittle(t *testing.T) {
 		t.Errorf("the watch ended at %d with %v", last, w.Err())
 	}
 }
-
-// Every error of the vocabulary crosses as itself, also several in one.
-func TestErrorsCross(t *testing.T) {
-	for _, want := range []error{
-		raftstore.ErrNotFound, raftstore.ErrCompacted, raftstore.ErrFutureRevision, raftstore.ErrFenced, raftstore.ErrNotLeader,
-		raftstore.ErrOutcomeUnknown, raftstore.ErrUnavailable, raftstore.ErrSlowWatcher, raftstore.ErrClosed, raftstore.ErrInvalid,
-		raftstore.ErrNoSpace, raftstore.ErrUnknownMember, raftstore.ErrTooLarge, context.DeadlineExceeded, context.Canceled,
-	} {
-		text := "call of \xff\x00 at 7"
-		got := remote.Err(remote.StatusOf(fmt.Errorf("%s: %w: %w", text, want, context.DeadlineExceeded)))
-		if !errors.Is(got, want) || !errors.Is(got, context.DeadlineExceeded) {
-			t.Errorf("%v arrives as %v", want, got)
-		}
-		if errors.Is(got, raftstore.ErrFenced) != (want == raftstore.ErrFenced) {
-			t.Errorf("%v arrives as %v, which it is not", want, got)
-		}
-	}
-	if err := remote.Err(remote.StatusOf(nil)); err != nil {
-		t.Errorf("no error arrives as %v", err)
-	}
-}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/storetest/linear"
@@ -46,6 +47,20 @@ func (d *door) own(local bool, err error) error {
 		return fmt.Errorf("%w: the process of %s ended", raftstore.ErrUnavailable, d.member.Name)
 	}
 	return err
+}
+
+// answerReserve is more than what the server keeps of a deadline for the answer's way back.
+const answerReserve = 50 * time.Millisecond
+
+// Commit implements raftstore.Store. An answer in the last moment may have come
+// because the server's part of the deadline was over, before the commit was
+// applied at this replica. It counts as one that came at the deadline.
+func (d *door) Commit(ctx context.Context, c raftstore.Commit) (raftstore.Revision, error) {
+	rev, err := d.Store.Commit(ctx, c)
+	if deadline, ok := ctx.Deadline(); ok && err == nil && time.Until(deadline) < answerReserve {
+		<-ctx.Done()
+	}
+	return rev, err
 }
 
 // Get implements raftstore.Store.
