@@ -25,7 +25,7 @@ type StoreOptions struct {
 
 // The least that makes sense.
 const (
-	minQuota         = 64 << 20
+	minQuota         = 16 << 20
 	minSnapshotBytes = 1 << 20
 	minHistory       = 1000
 	minHistoryAge    = time.Second
@@ -38,7 +38,7 @@ func (o StoreOptions) check() error {
 	case o.LogStore != "" && o.LogStore != string(replica.LogBolt) && o.LogStore != string(replica.LogWAL):
 		return fmt.Errorf("--log-store %q: want %s or %s", o.LogStore, replica.LogBolt, replica.LogWAL)
 	case o.Quota != 0 && o.Quota < minQuota:
-		return fmt.Errorf("--store-quota %d bytes: want at least 64Mi", o.Quota)
+		return fmt.Errorf("--store-quota %d bytes: want at least 16Mi", o.Quota)
 	case o.HistoryRevisions != 0 && o.HistoryRevisions < minHistory:
 		return fmt.Errorf("--history-revisions %d: want at least %d: watches of clients that were away for a moment would have to begin again", o.HistoryRevisions, minHistory)
 	case o.HistoryAge != 0 && o.HistoryAge < minHistoryAge:

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -184,13 +185,13 @@ func TestReplicaRebuilt(t *testing.T) {
 			}
 		}
 		raw, err := os.ReadFile(bed.Host(t, "cp2").LogFile())
-		if err == nil && !bytes.Contains(raw[max(0, len(raw)-2000):], []byte(filepath.Base(damaged))) {
-			err = fmt.Errorf("it does not name %s", damaged)
+		if err == nil && !names(string(raw[max(0, len(raw)-2000):]), damaged) {
+			err = fmt.Errorf("it names none of %s", damaged)
 		}
 		return err
 	})
 	configMap(t, cs, ns, "meanwhile")
-	if out, err := offline(t, "cp2", "inspect"); err == nil || !strings.Contains(out, filepath.Base(damaged)) {
+	if out, err := offline(t, "cp2", "inspect"); err == nil || !names(out, damaged) {
 		t.Errorf("inspect of damaged data: %v", err)
 	}
 	mustOffline(t, "cp2", "rebuild")
@@ -209,8 +210,13 @@ func TestReplicaRebuilt(t *testing.T) {
 	checkHolds(t, bed.ClientAt(t, "cp3"), ns, []acknowledged{{name: mark}, {name: "meanwhile"}}, "cp3")
 }
 
-// spoil flips a bit wherever a folder's files hold the text, and returns one of the files.
-func spoil(t *testing.T, folder, text string) (damaged string) {
+// names says whether a text names one of the files.
+func names(text string, files []string) bool {
+	return slices.ContainsFunc(files, func(f string) bool { return strings.Contains(text, filepath.Base(f)) })
+}
+
+// spoil flips a bit wherever a folder's files hold the text, and returns the files.
+func spoil(t *testing.T, folder, text string) (damaged []string) {
 	t.Helper()
 	err := filepath.WalkDir(folder, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
@@ -220,7 +226,7 @@ func spoil(t *testing.T, folder, text string) (damaged string) {
 		if err != nil || !bytes.Contains(raw, []byte(text)) {
 			return err
 		}
-		damaged = path
+		damaged = append(damaged, path)
 		for i := 0; ; i++ {
 			n := bytes.Index(raw[i:], []byte(text))
 			if n < 0 {
@@ -231,7 +237,7 @@ func spoil(t *testing.T, folder, text string) (damaged string) {
 		}
 		return os.WriteFile(path, raw, 0o600)
 	})
-	if err != nil || damaged == "" {
+	if err != nil || len(damaged) == 0 {
 		t.Fatalf("%q is in no file of %s: %v", text, folder, err)
 	}
 	return damaged

@@ -61,7 +61,7 @@ func TestRefusals(t *testing.T) {
 		{"run --log-store=etcd", `--log-store "etcd": want bolt or wal`},
 		{"run --store-quota=much", `--store-quota "much": want a size`},
 		{"run --store-quota=-1Gi", `--store-quota "-1Gi": want more than 0`},
-		{"run --store-quota=1Mi", "--store-quota 1048576 bytes: want at least 64Mi"},
+		{"run --store-quota=1Mi", "--store-quota 1048576 bytes: want at least 16Mi"},
 		{"run --snapshot-bytes=0", `--snapshot-bytes "0": want more than 0`},
 		{"run --snapshot-bytes=1k", "--snapshot-bytes 1000: want at least 1Mi"},
 		{"run --history-revisions=0", "--history-revisions: want more than 0"},
