@@ -178,6 +178,9 @@ func openBackup(r io.Reader, keys *Keyring) (*backupReader, error) {
 // load reads the state, and checks everything up to the last byte.
 func (b *backupReader) load() (*mvcc.Machine, error) {
 	machine, _, err := mvcc.Load(b.frames)
+	if err != nil && !errors.Is(err, mvcc.ErrCorrupt) {
+		return nil, fmt.Errorf("backup: %w: %w", err, ErrBackupFormat)
+	}
 	if err == nil {
 		var n int
 		if n, err = b.frames.Read(make([]byte, 1)); n > 0 {

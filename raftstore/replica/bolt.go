@@ -135,13 +135,13 @@ func (b *boltLog) Close() error { return b.store.Close() }
 
 // lockFolder takes the right to a data directory, as bbolt does, for as long
 // as what it returns is open: nobody may read pages that another process writes.
-func lockFolder(dir string) (io.Closer, error) {
+func lockFolder(dir string, patience time.Duration) (io.Closer, error) {
 	path := filepath.Join(dir, boltName)
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
 	}
-	for deadline := time.Now().Add(lockTimeout); ; {
+	for deadline := time.Now().Add(patience); ; {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
 			return f, nil

@@ -45,7 +45,7 @@ func Convert(ctx context.Context, c Config, to LogStoreKind, progress func(done,
 	if progress == nil {
 		progress = func(uint64, uint64) {}
 	}
-	rec, err := lookRecord(c.DataDir)
+	rec, err := lookRecord(c.DataDir, 0)
 	switch {
 	case err != nil:
 		return fmt.Errorf("converting %s: %w", c.DataDir, err)
@@ -93,7 +93,7 @@ func convert(ctx context.Context, c Config, to LogStoreKind, progress func(done,
 	}
 	// The entries go as they lie on the disk, sealed or not.
 	err = copyLog(ctx, old.logs.LogStore, fresh, progress)
-	if err := errors.Join(err, fresh.Close()); err != nil {
+	if err := errors.Join(err, fresh.Close(), ctx.Err()); err != nil {
 		return err
 	}
 	if to == LogWAL {

@@ -56,13 +56,8 @@ func openDisk(c Config, fail func(error)) (*disk, error) {
 }
 
 func openData(c Config, fail func(error)) (*disk, error) {
-	if err := makeFolder(c.DataDir); err != nil {
+	if err := os.MkdirAll(c.DataDir, 0o700); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
-	}
-	if !c.NoSync {
-		if err := settleData(c.DataDir); err != nil {
-			return nil, err
-		}
 	}
 	rec, err := layOut(c)
 	if err != nil {
@@ -102,7 +97,7 @@ func layOut(c Config) (stableRecord, error) {
 			return stableRecord{}, fmt.Errorf("making %s: %w", path, err)
 		}
 	}
-	rec, err := lookRecord(c.DataDir)
+	rec, err := lookRecord(c.DataDir, lockTimeout)
 	switch {
 	case err != nil:
 		return rec, err

@@ -34,11 +34,6 @@ func (o osFiles) open(name string, flag int) (diskFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	if flag == os.O_RDWR && !o.noSync { // of a process before this one
-		if err := settle(f); err != nil {
-			return nil, errors.Join(err, f.Close())
-		}
-	}
 	return &osFile{File: f, noSync: o.noSync}, nil
 }
 

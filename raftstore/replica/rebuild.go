@@ -42,9 +42,9 @@ type SnapshotInfo struct {
 var ErrNoData = errors.New("raftstore: no replica's data")
 
 // lookRecord reads the stable store of a directory that nobody has open.
-func lookRecord(dir string) (stableRecord, error) {
+func lookRecord(dir string, patience time.Duration) (stableRecord, error) {
 	path := filepath.Join(dir, boltName)
-	lock, err := lockFolder(dir)
+	lock, err := lockFolder(dir, patience)
 	if err != nil {
 		if errors.Is(err, os.ErrNotExist) {
 			err = fmt.Errorf("%s: %w", dir, ErrNoData)
@@ -70,7 +70,7 @@ func lookRecord(dir string) (stableRecord, error) {
 // its end.
 func Inspect(c Config) (DiskInfo, error) {
 	var info DiskInfo
-	rec, err := lookRecord(c.DataDir)
+	rec, err := lookRecord(c.DataDir, 0)
 	info.Bytes = folderBytes(c.DataDir)
 	if err != nil {
 		return info, fmt.Errorf("inspecting %s: %w", c.DataDir, err)
@@ -171,7 +171,7 @@ func ours(name string) bool {
 // The data must not come back after the replica has joined again: what it had
 // promised in votes would be forgotten.
 func SetAside(c Config) (moved string, err error) {
-	lock, err := lockFolder(c.DataDir)
+	lock, err := lockFolder(c.DataDir, 0)
 	if err == nil {
 		defer lock.Close()
 	} else if !errors.Is(err, os.ErrNotExist) {
