@@ -106,60 +106,70 @@ func (b *bench) transfers(ctx context.Context, arms []arm) error {
 		}
 		b.progress.say("leader transfers under %d clients, %d times: %s", transferClients, times, a)
 		var (
-			gaps   []float64
-			failed int
-			spent  cost
+			gaps, quiet []float64
+			failed      int
+			spent       cost
 		)
 		_, err := spent.metered(a, func() (err error) {
-			gaps, failed, err = b.transferAll(ctx, a, times)
+			gaps, quiet, failed, err = b.transferAll(ctx, a, times)
 			return err
 		})
 		if err != nil {
 			return fmt.Errorf("transfer, %s: %w", a, err)
 		}
+		values := gapValues(gaps, failed)
+		values["quiet_max_ms"] = slices.Max(quiet)
 		if a.isReference() {
-			reference = spent.reference(b.etcdName, gapValues(gaps, failed))
+			reference = spent.reference(b.etcdName, values)
 			reference.Samples = gaps
 			continue
 		}
 		b.records = append(b.records, spent.record(figures.Record{
 			Measure: "transfer", Params: map[string]any{"clients": transferClients, "times": b.transferCount, "log": a.name, "clients are": a.at},
 			Samples: gaps, Reference: reference,
-		}, gapValues(gaps, failed)))
+		}, values))
 	}
 	return nil
 }
 
-func (b *bench) transferAll(ctx context.Context, a arm, times int) (gaps []float64, failed int, err error) {
+// transferAll tells the pause of each transfer, and the longest without one just before.
+func (b *bench) transferAll(ctx context.Context, a arm, times int) (gaps, quiet []float64, failed int, err error) {
 	for range times {
-		leader, err := a.awaitLeader(ctx, a.members)
+		got, from, err := a.transferOnce(ctx)
 		if err != nil {
-			return nil, 0, err
-		}
-		load, err := a.begin(drive.Order{Do: drive.DoPut, Clients: transferClients, Size: 1024, Duration: longLoad, Times: true}, a.members)
-		if err != nil {
-			return nil, 0, err
-		}
-		if err := wait.Delay(ctx, settle); err != nil {
-			return nil, 0, err
-		}
-		from := time.Now().UnixMicro()
-		_, refused := leader.do(ctx, drive.Order{Do: drive.DoTransfer})
-		if err := wait.Delay(ctx, settle); err != nil {
-			return nil, 0, err
-		}
-		got, err := load.end(ctx)
-		if err := errors.Join(refused, err); err != nil {
-			return nil, 0, err
+			return nil, nil, 0, err
 		}
 		gap := longestGap(got.Acks, from, math.MaxInt64)
 		if math.IsInf(gap, 1) {
-			return nil, 0, errors.New("nothing was acknowledged after it")
+			return nil, nil, 0, errors.New("nothing was acknowledged after it")
 		}
 		gaps = append(gaps, gap)
+		quiet = append(quiet, longestGap(got.Acks, slices.Min(got.Acks), from))
 		failed += got.Failed
 	}
-	return gaps, failed, nil
+	return gaps, quiet, failed, nil
+}
+
+// transferOnce moves the leadership under load. It tells when that was asked for, in unix microseconds.
+func (a arm) transferOnce(ctx context.Context) (got drive.Reply, from int64, err error) {
+	leader, err := a.awaitLeader(ctx, a.members)
+	if err != nil {
+		return got, 0, err
+	}
+	load, err := a.begin(drive.Order{Do: drive.DoPut, Clients: transferClients, Size: 1024, Duration: longLoad, Times: true}, a.members)
+	if err != nil {
+		return got, 0, err
+	}
+	if err := wait.Delay(ctx, settle); err != nil {
+		return got, 0, err
+	}
+	from = time.Now().UnixMicro()
+	_, refused := leader.do(ctx, drive.Order{Do: drive.DoTransfer})
+	if err := wait.Delay(ctx, settle); err != nil {
+		return got, 0, err
+	}
+	got, err = load.end(ctx)
+	return got, from, errors.Join(refused, err)
 }
 
 // gapValues summarises pauses in milliseconds.

@@ -25,7 +25,7 @@ var columns = map[string][]shown{
 	"seen on followers after ack": latency,
 	"idle":                        {{"cores", "CPU of all processes", "cores"}},
 	"busy":                        {{"elections", "elections", ""}, {"rate", "rate", "/s"}, latency[1]},
-	"transfer":                    {{"p50_ms", "pause p50", "ms"}, {"max_ms", "pause max", "ms"}, {"failed_calls", "failed calls", ""}},
+	"transfer":                    {{"p50_ms", "pause p50", "ms"}, {"max_ms", "pause max", "ms"}, {"quiet_max_ms", "longest pause just before", "ms"}, {"failed_calls", "failed calls", ""}},
 	"kill":                        {{"p50_ms", "no write p50", "ms"}, {"p99_ms", "no write p99", "ms"}, {"max_ms", "no write max", "ms"}, {"failed_calls", "failed calls", ""}},
 	"memory":                      {{"kib_per_kib", "per stored KiB", "KiB"}, {"anonymous_per_kib", "of it anonymous", "KiB"}},
 	"restart of a follower":       {{"took_s", "until it reads", "s"}, {"cpu_s", "CPU", "s"}},
