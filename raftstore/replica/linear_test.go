@@ -29,7 +29,7 @@ func TestLinearizable(t *testing.T) {
 		// Short enough for the faults to cost leaderships.
 		cfg.HeartbeatTimeout, cfg.ElectionTimeout = 250*time.Millisecond, 250*time.Millisecond
 	})
-	rep := disturbed(t, c, linear.Options{Seed: *linearSeed}, plan)
+	rep := disturbed(t, c, c.Target(), linear.Options{Seed: *linearSeed}, plan)
 	if rep.Acknowledged < 100 || rep.Deliveries < 100 {
 		t.Errorf("hardly anything was checked: %v", rep)
 	}
@@ -38,7 +38,7 @@ func TestLinearizable(t *testing.T) {
 
 // disturbed runs a workload on all replicas while a plan is carried out, and
 // fails the test when the store breaks its word.
-func disturbed(t *testing.T, c *storetest.Cluster, o linear.Options, plan nemesis.Plan) *linear.Report {
+func disturbed(t *testing.T, c *storetest.Cluster, g nemesis.Group, o linear.Options, plan nemesis.Plan) *linear.Report {
 	t.Helper()
 	var places []linear.Place
 	for _, name := range c.Names() {
@@ -50,7 +50,7 @@ func disturbed(t *testing.T, c *storetest.Cluster, o linear.Options, plan nemesi
 	if err != nil {
 		t.Fatal(err)
 	}
-	plan.Run(ctx, c.Target(), t.Logf)
+	plan.Run(ctx, g, t.Logf)
 	w.Stop()
 	c.AwaitReady()
 	d, _ := c.Door(c.Leader())

@@ -1,0 +1,61 @@
+package replica
+
+import (
+	"errors"
+	"math/rand/v2"
+	"sync"
+)
+
+// PowerCut is the disk of one host that in a power cut forgets what was not
+// synced, or only some of it.
+type PowerCut struct {
+	layer *lossyFiles
+
+	mu   sync.Mutex
+	rng  *rand.Rand
+	gone chan struct{} // closed when syncs that hang shall fail
+}
+
+// NewPowerCut returns a disk whose choices follow from a seed.
+func NewPowerCut(seed uint64) *PowerCut {
+	return &PowerCut{layer: new(lossyFiles), rng: rand.New(rand.NewPCG(seed, 0x706f776572))}
+}
+
+// Put makes a replica use the disk for its log and its snapshots.
+func (p *PowerCut) Put(c *Config) { c.layer = p.layer }
+
+// Fade lets no sync return any more. The channel is told of the first that hangs.
+func (p *PowerCut) Fade() <-chan struct{} {
+	hangs, gone := make(chan struct{}, 1), make(chan struct{})
+	p.mu.Lock()
+	p.gone = gone
+	p.mu.Unlock()
+	p.layer.fail(func(op, _ string) error {
+		if op != "sync" {
+			return nil
+		}
+		nudge(hangs)
+		<-gone
+		return errors.New("the power is gone")
+	})
+	return hangs
+}
+
+// Fail makes the syncs that hang fail, and all that come.
+func (p *PowerCut) Fail() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	close(p.gone)
+}
+
+// Cut takes the power away from a replica that is down: each sector that was
+// not synced is lost, or is not, by chance. It reports whether any was. Then
+// the disk works again.
+func (p *PowerCut) Cut() (lost bool, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	odds := p.rng.IntN(3) // all, half, or none
+	lost, err = p.layer.crash(func() bool { return odds == 0 || odds == 1 && p.rng.IntN(2) == 0 })
+	p.layer.fail(nil)
+	return lost, err
+}
