@@ -24,14 +24,22 @@ func (c Config) members() (map[string]string, error) {
 	return out, err
 }
 
-// forget removes files that say something about a group which is no more.
-func (c Config) forget(names ...string) error {
-	for _, n := range names {
-		if err := os.Remove(filepath.Join(c.DataDir, n)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
+// alone writes down that this replica's group has no other member.
+func (c Config) alone(conf replica.Config) error {
+	if err := os.Remove(filepath.Join(c.DataDir, peersFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
-	return nil
+	return writeJSON(filepath.Join(c.DataDir, membersFile), map[string]string{c.Name: conf.Advertise})
+}
+
+// look inspects the store's data and refuses that of another replica. damage is
+// what Inspect found wrong besides; data that does not say whose it is passes.
+func (c Config) look(conf replica.Config) (info replica.DiskInfo, damage, err error) {
+	info, damage = replica.Inspect(conf)
+	if info.Owner != "" && info.Owner != c.Name {
+		err = fmt.Errorf("%s is of replica %q and not of %q: %w: --name says whose it is", conf.DataDir, info.Owner, c.Name, replica.ErrForeignData)
+	}
+	return info, damage, err
 }
 
 // offlineStore is the store's configuration with the address that the replica
@@ -124,16 +132,8 @@ func Restore(c Config, path string, o RestoreOptions) (Restored, error) {
 	if _, err := f.Seek(0, 0); err != nil {
 		return out, err
 	}
-	has, err := c.hasRaftData()
-	switch {
-	case err != nil:
+	if out.Moved, err = c.makeRoom(conf, o.Replace); err != nil {
 		return out, err
-	case has && !o.Replace:
-		return out, fmt.Errorf("%s: %w: say --replace to move what is there aside", conf.DataDir, replica.ErrNotEmpty)
-	case has:
-		if out.Moved, err = replica.SetAside(conf); err != nil {
-			return out, err
-		}
 	}
 	if out.Backup, err = replica.Restore(conf, f, replica.RestoreOptions{AnyCluster: o.AnyCluster}); err != nil {
 		if out.Moved != "" {
@@ -141,7 +141,22 @@ func Restore(c Config, path string, o RestoreOptions) (Restored, error) {
 		}
 		return out, err
 	}
-	return out, c.forget(peersFile, membersFile)
+	return out, c.alone(conf)
+}
+
+// makeRoom moves this replica's data aside where there is some.
+func (c Config) makeRoom(conf replica.Config, replace bool) (moved string, err error) {
+	has, err := c.hasRaftData()
+	if err != nil || !has {
+		return "", err
+	}
+	if _, _, err := c.look(conf); err != nil {
+		return "", err
+	}
+	if !replace {
+		return "", fmt.Errorf("%s: %w: say --replace to move what is there aside", conf.DataDir, replica.ErrNotEmpty)
+	}
+	return replica.SetAside(conf)
 }
 
 // Lost is what a recovery gives up.
@@ -163,18 +178,22 @@ func Recover(c Config, really bool) (Lost, error) {
 	}
 	defer release()
 	conf, err := c.offlineStore(cluster)
-	if err == nil {
-		err = needAddress(conf)
-	}
 	if err != nil {
 		return Lost{}, err
 	}
 	out := Lost{Address: hostOf(conf)}
-	switch out.Disk, err = replica.Inspect(conf); {
-	case errors.Is(err, replica.ErrNoData):
-		return out, fmt.Errorf("%w: run this where a replica's disk is left, or restore a backup", err)
-	case err != nil:
-		return out, fmt.Errorf("the data of this replica cannot be recovered from: %w: use the replica with a whole disk, or restore a backup", err)
+	var damage error
+	if out.Disk, damage, err = c.look(conf); err != nil {
+		return out, err
+	}
+	switch {
+	case errors.Is(damage, replica.ErrNoData):
+		return out, fmt.Errorf("%w: run this where a replica's disk is left, or restore a backup", damage)
+	case damage != nil:
+		return out, fmt.Errorf("the data of this replica cannot be recovered from: %w: use the replica with a whole disk, or restore a backup", damage)
+	}
+	if err := needAddress(conf); err != nil {
+		return out, err
 	}
 	members, err := c.members()
 	if err != nil {
@@ -188,7 +207,7 @@ func Recover(c Config, really bool) (Lost, error) {
 	if err := replica.Recover(conf); err != nil {
 		return out, err
 	}
-	return out, c.forget(peersFile, membersFile)
+	return out, c.alone(conf)
 }
 
 // Rebuilt is what Rebuild did.
@@ -215,6 +234,9 @@ func Rebuild(c Config, servers []string) (Rebuilt, error) {
 		return Rebuilt{}, err
 	}
 	out := Rebuilt{Asks: slices.Sorted(maps.Keys(peers))}
+	if _, _, err := c.look(conf); err != nil {
+		return out, err
+	}
 	// First this: data and a request for membership together would be taken for
 	// a replica that was stopped while it joined.
 	out.Moved, err = replica.SetAside(conf)
@@ -270,6 +292,15 @@ func ConvertLog(ctx context.Context, c Config, to string, progress func(done, to
 	return c.choose(to)
 }
 
+// LastEntry is the last log entry whose effect a disk holds, and its term. Of
+// several disks that with the higher term has more, and then that with the higher index.
+func LastEntry(i replica.DiskInfo) (index, term uint64) {
+	if len(i.Snapshots) > 0 && i.Snapshots[0].Index > i.Last {
+		return i.Snapshots[0].Index, i.Snapshots[0].Term
+	}
+	return i.Last, i.LastTerm
+}
+
 // Inspection is what Inspect finds.
 type Inspection struct {
 	Cluster Cluster
@@ -297,7 +328,9 @@ func Inspect(c Config) (Inspection, error) {
 	if err != nil {
 		return out, err
 	}
-	out.Disk, err = replica.Inspect(conf)
+	if out.Disk, err = replica.Inspect(conf); errors.Is(err, replica.ErrNoData) {
+		err = nil // that is what there is to say
+	}
 	return out, err
 }
 

@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -535,6 +536,56 @@ func TestCertificatesRotate(t *testing.T) {
 	p.holds("cp1", "after")
 }
 
+// The authority of the replicas is exchanged while they run: at each step both
+// serve, and in the end a holder of the former keys is not let in. F51
+func TestAuthorityExchanged(t *testing.T) {
+	p := newPlane(t, 2, nil)
+	former, err := pki.NewPeers(TrustFolder(p.members["cp2"].cfg), pki.ReplicaPeer("cp2"), time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stranger := former.Client()
+	stranger.VerifyConnection = nil // it does not care whom it calls
+	file := filepath.Join(t.TempDir(), "authority")
+	if _, err := pki.MakePeerCA(file, "test", time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	read := func(name string) int {
+		return strings.Count(p.members[name].log.String(), "authorities of the replicas read again")
+	}
+	for i, step := range []func(dir string) error{
+		func(dir string) error { _, err := pki.TrustPeerCA(dir, file); return err },
+		func(dir string) error { _, err := pki.UsePeerCA(dir, file); return err },
+		pki.ForgetPeerCAs,
+	} {
+		if err := p.knock(t, "cp1", stranger); err != nil {
+			t.Fatalf("before step %d: %v", i, err)
+		}
+		for _, name := range []string{"cp1", "cp2"} {
+			was := read(name)
+			if err := step(TrustFolder(p.members[name].cfg)); err != nil {
+				t.Fatal(err)
+			}
+			if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, func() error {
+				if read(name) == was {
+					return fmt.Errorf("step %d is unknown to %s", i, name)
+				}
+				return nil
+			})
+		}
+		p.stop("cp2") // its connections are new ones afterwards
+		p.again("cp2")
+		p.put("cp2", fmt.Sprintf("step-%d", i))
+	}
+	if err := p.knock(t, "cp1", stranger); err == nil {
+		t.Error("a holder of the former keys was let in")
+	}
+	p.holds("cp1", "step-0", "step-1", "step-2")
+}
+
 // Encryption at rest: begun with a key file, its keys exchanged while the
 // replica runs, and nothing readable without them.
 func TestEncryptionAtRest(t *testing.T) {
@@ -742,9 +793,16 @@ func (p *plane) testRebuild(t *testing.T) {
 
 func (p *plane) testLostMajority(t *testing.T) {
 	before := p.put("cp1", "last")
-	for _, name := range []string{"cp3", "cp2", "cp1"} {
-		_ = p.members[name].stop() // the last ones end without a majority
-	}
+	_ = p.members["cp3"].stop()
+	_ = p.members["cp2"].stop()
+	eventually(t, func() error { // the one that is left says how it stands
+		s := p.status("cp1")
+		if s.Leader != "" || len(s.Members) != 3 || s.Members[1].Ready == "yes" || s.Members[2].Ready == "yes" {
+			return fmt.Errorf("without a majority: %+v", s)
+		}
+		return nil
+	})
+	_ = p.members["cp1"].stop()
 	for _, name := range []string{"cp2", "cp3"} {
 		if err := os.RemoveAll(p.members[name].cfg.DataDir); err != nil {
 			t.Fatal(err)
@@ -752,7 +810,7 @@ func (p *plane) testLostMajority(t *testing.T) {
 	}
 	cfg := p.members["cp1"].cfg
 	lost, err := Recover(cfg, false)
-	if !errors.Is(err, ErrUnsafe) || len(lost.Members) != 2 || lost.Disk.Last == 0 {
+	if index, term := LastEntry(lost.Disk); !errors.Is(err, ErrUnsafe) || len(lost.Members) != 2 || index == 0 || term == 0 {
 		t.Fatalf("without being told: %v %+v", err, lost)
 	}
 	if _, err := Recover(cfg, true); err != nil {

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/hashicorp/raft"
+
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/mvcc"
 )
@@ -21,6 +23,7 @@ type DiskInfo struct {
 	LogStore  LogStoreKind // "" when there is no log
 	First     uint64       // index of the first entry of the log; 0 = the log is empty
 	Last      uint64       // and of the last
+	LastTerm  uint64       // and its term: with Last it tells which of several logs has more
 	Term      uint64       // current raft term
 	Sealed    []string     // ids of the key-encryption keys that it needs
 	Bytes     int64        // on the disk, of all files
@@ -119,6 +122,11 @@ func (info *DiskInfo) look(c Config) error {
 	var e error
 	if info.First, e = d.logs.FirstIndex(); e == nil {
 		info.Last, e = d.logs.LastIndex()
+	}
+	if e == nil && info.Last > 0 {
+		var last raft.Log
+		e = d.logs.GetLog(info.Last, &last)
+		info.LastTerm = last.Term
 	}
 	return errors.Join(err, e)
 }

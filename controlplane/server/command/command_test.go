@@ -80,7 +80,6 @@ func TestRefusals(t *testing.T) {
 		{"restore " + junk, junk},
 		{"recover", "no replica's data: run this where a replica's disk is left"},
 		{"convert-log --to=wal", "no replica's data"},
-		{"inspect", "no replica's data"},
 		{"rebuild", "--server: this replica knows of no other one"},
 		{"rebuild --server=:6445", `--server ":6445": give the address`},
 	} {

@@ -101,14 +101,15 @@ func recoverCommand() *cobra.Command {
 		Short: "Go on alone after the majority of the replicas was lost (unsafe)",
 		Long: "Make this replica the only member of its group, with what is on its disk. Use it when the disks of the majority are\n" +
 			"lost for good, and no fresh backup is better: what only they had is lost, though it was acknowledged. Run it on ONE\n" +
-			"replica, that with the highest last entry ('inspect' shows it). Never start the lost ones again with their old data.",
+			"replica, that whose last entry has the highest term and then the highest number ('inspect' shows them). Never start the lost ones again with their old data.",
 		Example: "  keelson-controlplane inspect\n  keelson-controlplane recover --unsafe-lost-majority",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			lost, err := server.Recover(cfg, really)
 			w := c.OutOrStdout()
 			if err == nil || errors.Is(err, server.ErrUnsafe) {
-				fmt.Fprintf(w, "this replica has the log up to entry %d of term %d; what was acknowledged beyond it is lost\n", lost.Disk.Last, lost.Disk.Term)
+				index, term := server.LastEntry(lost.Disk)
+				fmt.Fprintf(w, "this replica has everything up to entry %d of term %d; what was acknowledged beyond it is lost\n", index, term)
 				if len(lost.Members) > 0 {
 					fmt.Fprintf(w, "no members any more: %s\n", strings.Join(lost.Members, ", "))
 				}
@@ -283,9 +284,12 @@ func printInspection(w io.Writer, i server.Inspection) error {
 	}
 	switch {
 	case i.Disk.Last > 0:
-		row("log", "%s, entries %d to %d, term %d", i.Disk.LogStore, i.Disk.First, i.Disk.Last, i.Disk.Term)
+		row("log", "%s, entries %d to %d", i.Disk.LogStore, i.Disk.First, i.Disk.Last)
 	case i.Disk.LogStore != "":
-		row("log", "%s, term %d, no entry that can be read", i.Disk.LogStore, i.Disk.Term)
+		row("log", "%s, no entries", i.Disk.LogStore)
+	}
+	if index, term := server.LastEntry(i.Disk); index > 0 {
+		row("last entry", "%d of term %d", index, term)
 	}
 	row("disk", "%s", size(i.Disk.Bytes))
 	if len(i.Disk.Sealed) > 0 {

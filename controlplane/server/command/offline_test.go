@@ -1,0 +1,175 @@
+package command
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/server"
+	"keelson.dev/keelson/internal/wait"
+)
+
+var rewrite = flag.Bool("rewrite", false, "write the transcript in testdata anew")
+
+// withPorts gives a cluster that was just made ports that are free.
+func withPorts(t *testing.T, dir string) (url string) {
+	t.Helper()
+	path := filepath.Join(dir, "cluster.json")
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cluster map[string]any
+	if err := json.Unmarshal(raw, &cluster); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"apiPort", "fleetPort", "peerPort"} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		cluster[name] = l.Addr().(*net.TCPAddr).Port
+	}
+	if raw, err = json.Marshal(cluster); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, raw, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("https://127.0.0.1:%v", cluster["apiPort"])
+}
+
+// serving runs the replica of a data folder for as long as do takes.
+func serving(t *testing.T, dir, url string, do func(*http.Client)) {
+	t.Helper()
+	cfg, err := clientcmd.BuildConfigFromFlags("", filepath.Join(dir, "admin.kubeconfig"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := rest.HTTPClientFor(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- server.Run(ctx, server.Config{
+			Name: "cp1", DataDir: dir, Advertise: "127.0.0.1", Version: "test", Log: slog.New(slog.DiscardHandler),
+		})
+	}()
+	ready, stop := context.WithTimeout(ctx, time.Minute)
+	defer stop()
+	err = wait.For(ready, 20*time.Millisecond, func() error {
+		resp, err := client.Get(url + "/readyz")
+		if err == nil {
+			resp.Body.Close()
+			if resp.StatusCode != http.StatusOK {
+				err = errors.New(resp.Status)
+			}
+		}
+		return err
+	})
+	if err == nil {
+		do(client)
+	}
+	cancel()
+	if err := errors.Join(err, <-ended); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// vary is what differs from run to run, and what stands for it in the transcript.
+var vary = []struct {
+	is   *regexp.Regexp
+	says string
+}{
+	{regexp.MustCompile(`keelson-[0-9a-f]{16}`), "keelson-<id>"},
+	{regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ`), "<time>"},
+	{regexp.MustCompile(`aside-[0-9T.]+`), "aside-<time>"},
+	{regexp.MustCompile(`127\.0\.0\.1:\d+`), "127.0.0.1:<port>"},
+	{regexp.MustCompile(`(entry|entries|to|of|revision|term) \d+`), "$1 <n>"},
+	{regexp.MustCompile(`\d+ (keys|bytes|entries)|\d+\.\d MiB`), "<n>"},
+	{regexp.MustCompile(`snapshots/\S+:`), "snapshots/<name>:"},
+	{regexp.MustCompile(`, <n>, <n>, format \d+`), ", <n>, <n>, format <n>"},
+}
+
+// What the verbs on a stopped replica's disk print, word by word.
+func TestOfflineVerbs(t *testing.T) {
+	dir := founded(t)
+	url := withPorts(t, dir)
+	backup, damaged := filepath.Join(t.TempDir(), "today"), filepath.Join(t.TempDir(), "damaged")
+	serving(t, dir, url, func(client *http.Client) {
+		resp, err := client.Get(url + api.PathClusterBackup)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		raw, err := io.ReadAll(resp.Body)
+		if err != nil || resp.StatusCode != http.StatusOK {
+			t.Fatalf("%v %s", err, resp.Status)
+		}
+		if err := os.WriteFile(backup, raw, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		raw[len(raw)/2] ^= 1
+		if err := os.WriteFile(damaged, raw, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	})
+	var out bytes.Buffer
+	for _, line := range []string{
+		"inspect", "convert-log --to wal", "inspect", "verify TODAY", "verify DAMAGED",
+		"restore TODAY", "restore DAMAGED --replace", "restore TODAY --replace", "inspect",
+		"recover", "recover --unsafe-lost-majority", "recover --name cp2",
+		"rebuild", "rebuild --server 192.0.2.12", "inspect", "convert-log --to bolt",
+	} {
+		fmt.Fprintf(&out, "$ keelson-controlplane %s\n", line)
+		args := strings.Fields(strings.NewReplacer("TODAY", backup, "DAMAGED", damaged).Replace(line))
+		if args[0] != "verify" {
+			args = append(args, "--data-dir="+dir)
+			if !strings.Contains(line, "--name") {
+				args = append(args, "--name=cp1")
+			}
+		}
+		text, err := run(args...)
+		if out.WriteString(text); err != nil {
+			fmt.Fprintf(&out, "keelson-controlplane: %v\n", err)
+		}
+		out.WriteString("\n")
+	}
+	got := strings.NewReplacer(dir, "DATA", backup, "TODAY", damaged, "DAMAGED").Replace(out.String())
+	for _, v := range vary {
+		got = v.is.ReplaceAllString(got, v.says)
+	}
+	path := filepath.Join("testdata", "offline.txt")
+	if *rewrite {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("%s differs (-rewrite writes it anew); got:\n%s", path, got)
+	}
+}
