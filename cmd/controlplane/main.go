@@ -9,6 +9,7 @@ import (
 	"syscall"
 
 	"keelson.dev/keelson/controlplane/server/command"
+	"keelson.dev/keelson/internal/gcroom"
 )
 
 // version is set by the linker.
@@ -17,6 +18,7 @@ var version = "dev"
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	go gcroom.Run(ctx, gcroom.Server)
 	if err := command.New(version).ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "keelson-controlplane:", err)
 		os.Exit(1)

@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"keelson.dev/keelson/internal/gcroom"
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/replica"
 	"keelson.dev/keelson/raftstore/storetest"
@@ -39,6 +40,7 @@ func serveMember(ctx context.Context, s drive.Setup, lines *drive.Lines) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	go gcroom.Run(ctx, gcroom.Server) // as keelson-controlplane does
 	ended := make(chan error, 1)
 	go func() { ended <- r.Run(ctx) }()
 	door, err := net.Listen("tcp", s.Door)
