@@ -500,6 +500,39 @@ func TestSlowSync(t *testing.T) {
 	f.Close()
 }
 
+// A standstill shows how far a process had come, and only Resume ends it.
+func TestStall(t *testing.T) {
+	d := newDisk(t)
+	stalled := d.StallAt(3) // create, write
+	done := make(chan error, 1)
+	go func() {
+		f, err := os.Create(filepath.Join(d.Path(), "f"))
+		if err == nil {
+			_, err = f.Write([]byte("abc"))
+			err = errors.Join(err, f.Sync(), f.Close())
+		}
+		done <- err
+	}()
+	<-stalled
+	if got := tree(t, d.Path()); got != "f=abc" {
+		t.Errorf("so far there is %q", got)
+	}
+	select {
+	case err := <-done:
+		t.Errorf("the sync has come back: %v", err)
+	default:
+	}
+	d.Resume()
+	if err := <-done; !errors.Is(err, syscall.EIO) {
+		t.Errorf("the sync: %v, want EIO", err)
+	}
+	d.Resume()
+	if got, want := d.Unsynced(), []string{"/", "/f"}; !slices.Equal(got, want) {
+		t.Errorf("not synced: %v, want %v", got, want)
+	}
+	script(t, d.Path(), "sync f; sync .")
+}
+
 func TestTrace(t *testing.T) {
 	d := newDisk(t)
 	var got []string

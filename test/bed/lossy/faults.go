@@ -30,8 +30,11 @@ type faults struct {
 	rules   []*rule
 	limit   int64
 	delay   time.Duration
-	changes uint64 // asked for so far
-	cutAt   uint64 // the change that finds the power gone; 0 = none
+	changes uint64        // asked for so far
+	cutAt   uint64        // the change that finds the power gone; 0 = none
+	stallAt uint64        // the change from which on none comes back; 0 = none
+	stalled chan struct{} // closed when that has come
+	resumed chan struct{} // closed when they come back
 	trace   func(string)
 }
 
@@ -55,15 +58,22 @@ func (f *faults) hit(o Operation, name string) bool {
 	return false
 }
 
-// counted counts a change and says whether the power goes with it.
-func (f *faults) counted(o Operation, name string) bool {
+// counted counts a change and says whether the power goes with it. When
+// resumed is not nil the change fails once that is closed.
+func (f *faults) counted(o Operation, name string) (cut bool, resumed <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.changes++
 	if f.trace != nil {
 		f.trace(fmt.Sprintf("%s %s", o, name))
 	}
-	return f.cutAt != 0 && f.changes >= f.cutAt
+	if f.stallAt != 0 && f.changes >= f.stallAt {
+		if f.changes == f.stallAt {
+			close(f.stalled)
+		}
+		resumed = f.resumed
+	}
+	return f.cutAt != 0 && f.changes >= f.cutAt, resumed
 }
 
 func (f *faults) capacity() int64 {
@@ -123,6 +133,28 @@ func (d *Disk) SlowSync(by time.Duration) {
 	d.faults.mu.Lock()
 	defer d.faults.mu.Unlock()
 	d.faults.delay = by
+}
+
+// StallAt plans a standstill: the n-th change from now, which begins at 1, and
+// all after it do not come back. The channel is closed when that happens. A
+// process that is killed then has come exactly so far; Resume goes with it.
+func (d *Disk) StallAt(n uint64) (stalled <-chan struct{}) {
+	d.faults.mu.Lock()
+	defer d.faults.mu.Unlock()
+	d.faults.stallAt = d.faults.changes + max(1, n)
+	d.faults.stalled, d.faults.resumed = make(chan struct{}), make(chan struct{})
+	return d.faults.stalled
+}
+
+// Resume ends a standstill, or takes the plan back: the changes that waited
+// fail with EIO, those that come later are made.
+func (d *Disk) Resume() {
+	d.faults.mu.Lock()
+	defer d.faults.mu.Unlock()
+	if d.faults.stallAt != 0 {
+		close(d.faults.resumed)
+		d.faults.stallAt = 0
+	}
 }
 
 // Heal ends all faults: nothing fails, is slow or full, and no power cut is planned.

@@ -68,26 +68,41 @@ func (v *volume) newInode(mode uint32, name string) *inode {
 	return i
 }
 
+// name is that under which an inode was seen last.
+func (v *volume) name(i *inode) string {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return i.name
+}
+
 // cut takes the power away: whatever is asked from now on fails and changes nothing.
 func (v *volume) cut() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.cutLocked()
-}
-
-func (v *volume) cutLocked() {
 	if !v.out {
 		v.out = true
 		close(v.dark)
 	}
 }
 
-// begin says whether an operation may go on; v.mu is held.
-func (v *volume) begin(o Operation, i *inode) syscall.Errno {
-	if !v.out && o != Read && v.faults.counted(o, i.name) {
-		v.cutLocked()
+// begin says whether an operation may go on, and if so holds v.mu from then on.
+func (v *volume) begin(o Operation, name string) syscall.Errno {
+	if o != Read {
+		cut, resumed := v.faults.counted(o, name)
+		if cut {
+			v.cut()
+		}
+		if resumed != nil {
+			select {
+			case <-resumed:
+			case <-v.dark:
+			}
+			return syscall.EIO
+		}
 	}
+	v.mu.Lock()
 	if v.out {
+		v.mu.Unlock()
 		return syscall.EIO
 	}
 	return 0
@@ -132,29 +147,26 @@ func (v *volume) chmod(i *inode, perm uint32) {
 }
 
 func (v *volume) create(in *inode, name string, mode uint32) (*inode, syscall.Errno) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	made := &inode{name: name}
-	if errno := v.begin(Create, made); errno != 0 {
+	if errno := v.begin(Create, name); errno != 0 {
 		return nil, errno
 	}
+	defer v.mu.Unlock()
 	if in.now[name] != nil {
 		return nil, syscall.EEXIST
 	}
-	made = v.newInode(mode, name)
+	made := v.newInode(mode, name)
 	v.move(step{in, name, made})
 	return made, 0
 }
 
 func (v *volume) remove(in *inode, name string) syscall.Errno {
-	v.mu.Lock()
+	if errno := v.begin(Remove, name); errno != 0 {
+		return errno
+	}
 	defer v.mu.Unlock()
 	i := in.now[name]
 	if i == nil {
 		return syscall.ENOENT
-	}
-	if errno := v.begin(Remove, i); errno != 0 {
-		return errno
 	}
 	if i.folder() && len(i.now) > 0 {
 		return syscall.ENOTEMPTY
@@ -165,14 +177,13 @@ func (v *volume) remove(in *inode, name string) syscall.Errno {
 }
 
 func (v *volume) rename(from *inode, name string, to *inode, newName string) syscall.Errno {
-	v.mu.Lock()
+	if errno := v.begin(Rename, name); errno != 0 {
+		return errno
+	}
 	defer v.mu.Unlock()
 	i, over := from.now[name], to.now[newName]
 	if i == nil {
 		return syscall.ENOENT
-	}
-	if errno := v.begin(Rename, i); errno != 0 {
-		return errno
 	}
 	switch {
 	case over == i:
@@ -213,11 +224,10 @@ func (v *volume) release(i *inode) {
 
 // read copies what is at an offset into b.
 func (v *volume) read(i *inode, b []byte, at int64) (int, syscall.Errno) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if errno := v.begin(Read, i); errno != 0 {
+	if errno := v.begin(Read, v.name(i)); errno != 0 {
 		return 0, errno
 	}
+	defer v.mu.Unlock()
 	if v.faults.hit(Read, i.name) {
 		return 0, syscall.EIO
 	}
@@ -229,11 +239,10 @@ func (v *volume) read(i *inode, b []byte, at int64) (int, syscall.Errno) {
 
 // write changes a file at an offset. It may stop short when the disk is full.
 func (v *volume) write(i *inode, b []byte, at int64) (int, syscall.Errno) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if errno := v.begin(Write, i); errno != 0 {
+	if errno := v.begin(Write, v.name(i)); errno != 0 {
 		return 0, errno
 	}
+	defer v.mu.Unlock()
 	if v.faults.hit(Write, i.name) {
 		return 0, syscall.EIO
 	}
@@ -264,11 +273,10 @@ func (v *volume) allocate(c *content, at int64, n int) int {
 
 // resize changes a file's length. A hole takes no room.
 func (v *volume) resize(i *inode, size int64) syscall.Errno {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if errno := v.begin(Resize, i); errno != 0 {
+	if errno := v.begin(Resize, v.name(i)); errno != 0 {
 		return errno
 	}
+	defer v.mu.Unlock()
 	before := i.file.room()
 	i.file.resize(size)
 	v.used += i.file.room() - before
@@ -277,11 +285,10 @@ func (v *volume) resize(i *inode, size int64) syscall.Errno {
 
 // reserve is fallocate without flags: room is taken and the file is at least so long.
 func (v *volume) reserve(i *inode, at, n int64) syscall.Errno {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if errno := v.begin(Resize, i); errno != 0 {
+	if errno := v.begin(Resize, v.name(i)); errno != 0 {
 		return errno
 	}
+	defer v.mu.Unlock()
 	if int64(v.allocate(i.file, at, int(n))) < n {
 		return syscall.ENOSPC
 	}
@@ -291,12 +298,10 @@ func (v *volume) reserve(i *inode, at, n int64) syscall.Errno {
 
 // sync brings a file's data or a folder's entries to the platter.
 func (v *volume) sync(i *inode) syscall.Errno {
-	v.mu.Lock()
-	errno := v.begin(Sync, i)
-	v.mu.Unlock()
-	if errno != 0 {
+	if errno := v.begin(Sync, v.name(i)); errno != 0 {
 		return errno
 	}
+	v.mu.Unlock()
 	v.faults.wait(v.dark)
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -4,7 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -43,6 +47,13 @@ func newSolo(t *testing.T, store string) *solo {
 func (s *solo) live(do func(context.Context, *storeproc.Member) error) error {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience/2)
+	defer cancel()
+	return s.liveIn(ctx, do)
+}
+
+func (s *solo) liveIn(ctx context.Context, do func(context.Context, *storeproc.Member) error) error {
+	s.t.Helper()
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	dark := s.disk.Dark()
 	go func() {
@@ -177,6 +188,105 @@ func cutAt(t *testing.T, store string, n uint64, loss lossy.Loss) {
 	if err := s.live(s.check); err != nil {
 		t.Fatalf("after the second power cut: %v", err)
 	}
+}
+
+// The replica is killed at one change of the disk after the other. What it had
+// written and not synced is still readable then, so it starts from that; and
+// what it has shown to anybody since outlives a power cut. F69
+func TestKillAtEveryChange(t *testing.T) {
+	for _, store := range logStores {
+		t.Run(store, func(t *testing.T) {
+			s := newSolo(t, store)
+			if err := s.live(s.work); err != nil {
+				t.Fatal(err)
+			}
+			all := s.disk.Changes()
+			step := max(1, all/uint64(times(10)))
+			round := *seed
+			for n := 1 + *seed%step; n <= all; n += step {
+				ways := lossy.Losses(*seed + n)
+				loss := ways[round%uint64(len(ways))]
+				round++
+				t.Run(fmt.Sprintf("%d of %d, %s", n, all, loss), func(t *testing.T) { killAt(t, store, n, loss) })
+			}
+		})
+	}
+}
+
+func killAt(t *testing.T, store string, n uint64, loss lossy.Loss) {
+	s := newSolo(t, store)
+	ctx, cancel := context.WithTimeout(context.Background(), patience/2)
+	defer cancel()
+	stalled := s.disk.StallAt(n)
+	over := make(chan struct{})
+	go func() {
+		select {
+		case <-stalled:
+			cancel() // which kills the process
+			tick := time.NewTicker(time.Millisecond)
+			defer tick.Stop()
+			for late := time.After(patience); dying() == 0; {
+				select {
+				case <-tick.C:
+				case <-late:
+					t.Error("the process does not die")
+					s.disk.Resume()
+					return
+				}
+			}
+		case <-over:
+		}
+		s.disk.Resume()
+	}()
+	err := s.liveIn(ctx, s.work)
+	close(over)
+	select {
+	case <-stalled:
+	default:
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.live(s.check); err != nil {
+		t.Fatalf("started again: %v", err)
+	}
+	if err := s.disk.Crash(loss); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.live(s.check); err != nil {
+		t.Fatalf("after the power cut: %v", err)
+	}
+}
+
+// dying is how many processes of ours have been killed and are not gone yet,
+// because they wait for the disk.
+func dying() int {
+	n := 0
+	files, _ := filepath.Glob("/proc/[0-9]*/status")
+	for _, f := range files {
+		b, _ := os.ReadFile(f)
+		var parent int
+		var state string
+		var signals [2]uint64
+		for line := range strings.Lines(string(b)) {
+			key, value, _ := strings.Cut(line, ":")
+			switch value = strings.TrimSpace(value); key {
+			case "PPid":
+				parent, _ = strconv.Atoi(value)
+			case "State":
+				state = value
+			case "SigPnd":
+				signals[0], _ = strconv.ParseUint(value, 16, 64)
+			case "ShdPnd":
+				signals[1], _ = strconv.ParseUint(value, 16, 64)
+			}
+		}
+		const killed = 1 << (syscall.SIGKILL - 1)
+		if parent == os.Getpid() && (strings.HasPrefix(state, "Z") || (signals[0]|signals[1])&killed != 0) {
+			n++
+		}
+	}
+	return n
 }
 
 // After a failed sync the data is still readable, for the next process too,
