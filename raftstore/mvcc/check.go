@@ -44,12 +44,15 @@ func checkProposal(p *storev1.Proposal) error {
 	case len(ops) > raftstore.MaxCommitOps:
 		return fmt.Errorf("%w: commit of %d ops, at most %d", raftstore.ErrTooLarge, len(ops), raftstore.MaxCommitOps)
 	}
-	total := 0
+	total, largest := 0, ops[0]
 	for i, op := range ops {
 		if err := checkOp(op); err != nil {
 			return err
 		}
 		total += len(op.GetKey()) + len(op.GetValue())
+		if len(op.GetValue()) > len(largest.GetValue()) {
+			largest = op
+		}
 		// Commits have few ops: looking back is cheaper than a map.
 		for _, earlier := range ops[:i] {
 			if earlier.GetKey() == op.GetKey() {
@@ -58,7 +61,8 @@ func checkProposal(p *storev1.Proposal) error {
 		}
 	}
 	if total > raftstore.MaxCommitBytes {
-		return fmt.Errorf("%w: commit of %d bytes, at most %d", raftstore.ErrTooLarge, total, raftstore.MaxCommitBytes)
+		return fmt.Errorf("%w: commit of %d bytes in %d ops, at most %d: %q has %d of them", raftstore.ErrTooLarge,
+			total, len(ops), raftstore.MaxCommitBytes, largest.GetKey(), len(largest.GetValue()))
 	}
 	return nil
 }

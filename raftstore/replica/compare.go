@@ -18,10 +18,10 @@ const (
 	// compareTimeout bounds one comparison: enough for tens of gigabytes.
 	compareTimeout = 10 * time.Minute
 	// hashChunk is hashed at a stretch, well below a millisecond of work; then
-	// hashing rests for hashRest times as long, so that it takes a fifth of a
-	// core at most and nobody waits behind it.
+	// hashing rests for hashRest times as long, so that it takes a tenth of a core
+	// at most and nobody waits behind it: a gigabyte takes half a minute.
 	hashChunk = 128 << 10
-	hashRest  = 4
+	hashRest  = 9
 	// revisionPoll is how often a replica looks whether it has a revision that
 	// it is asked to hash.
 	revisionPoll = 5 * time.Millisecond

@@ -12,20 +12,22 @@ import (
 )
 
 const (
-	// historySlack is by how much history may outgrow its bound before it is
-	// cut back to it, so that compaction is rare.
-	historySlack = 1024
-	ageSample    = 15 * time.Second
+	// ageSample is how often at most the age of history is looked at.
+	ageSample = 15 * time.Second
 	// lagSample is how often the leader asks the members how far they are.
 	lagSample = 3 * time.Second
 )
+
+// historySlack is by how much history may outgrow its bound before it is cut
+// back to it, so that compaction is rare.
+func historySlack(revisions int) int { return min(1024, 64+revisions/8) }
 
 // housekeeping is what the leader proposes by itself, each only when due: an
 // idle group writes nothing.
 func (r *Replica) housekeeping(l *leadership) {
 	due := time.NewTimer(r.untilExpiry())
 	defer due.Stop()
-	sample := time.NewTicker(ageSample)
+	sample := time.NewTicker(min(ageSample, max(r.cfg.HistoryAge/8, 10*time.Millisecond)))
 	defer sample.Stop()
 	lag := time.NewTicker(lagSample)
 	defer lag.Stop()
@@ -46,8 +48,8 @@ func (r *Replica) housekeeping(l *leadership) {
 			r.expire()
 		case <-r.historyGrown:
 			r.compactTo(r.Applied() - raftstore.Revision(r.cfg.HistoryRevisions))
-		case now := <-sample.C:
-			if upTo := ages.note(now, r.Applied(), r.cfg.HistoryAge); upTo > 0 {
+		case <-sample.C:
+			if upTo := ages.note(time.UnixMilli(r.clock.read()), r.Applied(), r.cfg.HistoryAge); upTo > 0 {
 				r.compactByAge(upTo)
 			}
 		case <-r.spaceMoved:
