@@ -14,6 +14,7 @@ import (
 
 	"google.golang.org/grpc/credentials/insecure"
 
+	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/storetest"
 	"keelson.dev/keelson/raftstore/storetest/remote"
 )
@@ -111,9 +112,15 @@ func (g *Group) Join(ctx context.Context, m *Member) error {
 	return g.through(ctx, m, func(ctx context.Context, o *Member) error { return o.AddMember(ctx, m) })
 }
 
-// Leave takes a replica out of the group, through any other. Its process runs on.
+// Leave takes a replica out of the group, through any other. Its process runs
+// on. Doing it again does nothing.
 func (g *Group) Leave(ctx context.Context, m *Member) error {
-	return g.through(ctx, m, func(ctx context.Context, o *Member) error { return o.RemoveMember(ctx, m) })
+	return g.through(ctx, m, func(ctx context.Context, o *Member) error {
+		if err := o.RemoveMember(ctx, m); !errors.Is(err, raftstore.ErrUnknownMember) {
+			return err
+		}
+		return nil
+	})
 }
 
 // attempt is how long one replica may take to change the group before another is asked.

@@ -151,7 +151,7 @@ func TestMembershipOfProcesses(t *testing.T) {
 	must(t, err)
 	leader, err := g.Leader(ctx)
 	must(t, err)
-	must(t, put(t, fourth.Store(), "/a", "1"), g.Remove(ctx, leader), put(t, fourth.Store(), "/a", "2"))
+	must(t, put(t, fourth.Store(), "/a", "1"), g.Leave(ctx, leader), g.Remove(ctx, leader), put(t, fourth.Store(), "/a", "2"))
 	if n := len(g.Members()); n != 3 {
 		t.Errorf("%d members", n)
 	}

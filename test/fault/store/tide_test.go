@@ -47,6 +47,7 @@ func (s *scene) ebb(m *storeproc.Member) {
 	ctx, cancel := bounded(patience)
 	defer cancel()
 	s.note("%s shall go", m.Name)
-	s.must("removing "+m.Name+" for good", s.g.Remove(ctx, m))
-	s.note("%s has gone", m.Name)
+	err := s.g.Remove(ctx, m)
+	s.must("removing "+m.Name+" for good", err)
+	s.note("%s has gone, error %v", m.Name, err)
 }
