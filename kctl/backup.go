@@ -30,8 +30,10 @@ func backupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 			"cluster of it. The keys of the cluster (pki in the data folder) are not in it: keep them apart and safe.",
 		Example: "  kctl cluster backup /backups/today\n  kctl cluster backup - | ssh vault 'cat > today'\n  kctl cluster backup verify /backups/today",
 		Args:    cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return backup(contextOf(cmd), f, streams, args[0])
+		RunE: func(_ *cobra.Command, args []string) error {
+			ctx, cancel := interruptible()
+			defer cancel()
+			return backup(ctx, f, streams, args[0])
 		},
 	}
 	verify := &cobra.Command{
@@ -42,24 +44,19 @@ func backupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 		Example:            "  kctl cluster backup verify /backups/today\n  kctl cluster backup verify --encryption-keys /etc/keelson/keys /backups/today",
 		DisableFlagParsing: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx, cancel := interruptible()
+			defer cancel()
 			if _, err := os.Stat(daemonProgram()); err == nil {
 				return becomeDaemonVerb(append([]string{"verify"}, args...))
 			}
 			if len(args) != 1 || args[0] == "--help" || args[0] == "-h" {
 				return cmd.Help()
 			}
-			return verifyAtServer(contextOf(cmd), f, streams, args[0])
+			return verifyAtServer(ctx, f, streams, args[0])
 		},
 	}
 	c.AddCommand(verify)
 	return c
-}
-
-func contextOf(cmd *cobra.Command) context.Context {
-	if ctx := cmd.Context(); ctx != nil {
-		return ctx
-	}
-	return context.Background()
 }
 
 // backup streams the state from a replica. Only a file that is whole gets its name.

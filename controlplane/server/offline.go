@@ -126,8 +126,8 @@ func Restore(c Config, path string, o RestoreOptions) (Restored, error) {
 	if out.Backup, err = replica.VerifyBackup(f, conf.Keys); err != nil {
 		return out, fmt.Errorf("%s: %w", path, err)
 	}
-	if got := out.Backup.Cluster; got != "" && got != cluster.ID && !o.AnyCluster {
-		return out, fmt.Errorf("%s is of cluster %s and this is %s: %w: say --any-cluster to take it all the same", path, got, cluster.ID, replica.ErrForeignBackup)
+	if got := out.Backup.Cluster; got != cluster.ID && !o.AnyCluster {
+		return out, fmt.Errorf("%s is of cluster %q and this is %q: %w: say --any-cluster to take it all the same", path, got, cluster.ID, replica.ErrForeignBackup)
 	}
 	if _, err := f.Seek(0, 0); err != nil {
 		return out, err

@@ -101,7 +101,8 @@ func recoverCommand() *cobra.Command {
 		Short: "Go on alone after the majority of the replicas was lost (unsafe)",
 		Long: "Make this replica the only member of its group, with what is on its disk. Use it when the disks of the majority are\n" +
 			"lost for good, and no fresh backup is better: what only they had is lost, though it was acknowledged. Run it on ONE\n" +
-			"replica, that whose last entry has the highest term and then the highest number ('inspect' shows them). Never start the lost ones again with their old data.",
+			"replica: that whose last entry has the highest term and then the highest number ('inspect' shows them). Never start\n" +
+			"the others again with their old data.",
 		Example: "  keelson-controlplane inspect\n  keelson-controlplane recover --unsafe-lost-majority",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {

@@ -105,6 +105,7 @@ var vary = []struct {
 	{regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ`), "<time>"},
 	{regexp.MustCompile(`aside-[0-9T.]+`), "aside-<time>"},
 	{regexp.MustCompile(`127\.0\.0\.1:\d+`), "127.0.0.1:<port>"},
+	{regexp.MustCompile(`(last entry +)\d+`), "$1<n>"},
 	{regexp.MustCompile(`(entry|entries|to|of|revision|term) \d+`), "$1 <n>"},
 	{regexp.MustCompile(`\d+ (keys|bytes|entries)|\d+\.\d MiB`), "<n>"},
 	{regexp.MustCompile(`snapshots/\S+:`), "snapshots/<name>:"},
