@@ -16,6 +16,7 @@ var (
 	linearFor  = flag.Duration("linear.for", 10*time.Second, "how long the linearizability test disturbs the cluster")
 	linearSeed = flag.Uint64("linear.seed", 1, "seed of its plan and of its clients")
 	linearSize = flag.Int("linear.replicas", 3, "how many replicas it has")
+	linearLog  = flag.String("linear.log", "bolt", "their log store")
 )
 
 // Random clients on all replicas see one linear history, and watchers see
@@ -25,6 +26,7 @@ func TestLinearizable(t *testing.T) {
 	plan := nemesis.New(*linearSeed, *linearFor, nemesis.All)
 	t.Logf("plan of seed %d:\n%v", *linearSeed, plan)
 	c := storetest.NewCluster(t, *linearSize, func(cfg *replica.Config) {
+		cfg.LogStore = replica.LogStoreKind(*linearLog)
 		cfg.SnapshotBytes, cfg.TrailingBytes = 64<<10, 1
 		// Short enough for the faults to cost leaderships.
 		cfg.HeartbeatTimeout, cfg.ElectionTimeout = 250*time.Millisecond, 250*time.Millisecond

@@ -2,6 +2,7 @@ package linear
 
 import (
 	"bytes"
+	"context"
 	"math"
 	"sort"
 	"strings"
@@ -55,6 +56,14 @@ func (r *Report) count(o *op) {
 		r.Refused++
 	case failed:
 		r.Failed++
+		if r.Failures == nil {
+			r.Failures = make(map[string]int)
+		}
+		what := context.DeadlineExceeded // or cancelled: of a read, which is the same
+		if sure := sureError(o.err); sure != nil {
+			what = sure
+		}
+		r.Failures[what.Error()]++
 	default:
 		r.Unknown++
 	}

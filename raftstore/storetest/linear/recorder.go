@@ -126,18 +126,27 @@ func fateOf(err error, o *op) fate {
 	case errors.Is(err, raftstore.ErrOutcomeUnknown):
 		return unknown
 	}
-	for _, sure := range []error{
-		raftstore.ErrUnavailable, raftstore.ErrFenced, raftstore.ErrNotLeader, raftstore.ErrClosed, raftstore.ErrCompacted,
-		raftstore.ErrFutureRevision, raftstore.ErrInvalid, raftstore.ErrTooLarge, raftstore.ErrNoSpace,
-	} {
-		if errors.Is(err, sure) {
-			return failed
-		}
+	if sureError(err) != nil {
+		return failed
 	}
 	if o.kind != opCommit && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)) {
 		return failed
 	}
 	return unknown
+}
+
+// sureError is the error of the contract that says that a call had no effect;
+// nil when err is none of them.
+func sureError(err error) error {
+	for _, sure := range []error{
+		raftstore.ErrUnavailable, raftstore.ErrFenced, raftstore.ErrNotLeader, raftstore.ErrClosed, raftstore.ErrCompacted,
+		raftstore.ErrFutureRevision, raftstore.ErrInvalid, raftstore.ErrTooLarge, raftstore.ErrNoSpace,
+	} {
+		if errors.Is(err, sure) {
+			return sure
+		}
+	}
+	return nil
 }
 
 // Commit is raftstore.Store.Commit.

@@ -48,6 +48,7 @@ type Report struct {
 	Fenced     int // commits acknowledged under a fence
 	Expired    int // keys
 
+	Failures   map[string]int // of the failed, by error
 	Violations []Violation
 	more       map[Kind]int // violations not listed
 }
@@ -102,6 +103,11 @@ func (r *Report) Err() error {
 
 // String sums up what was checked.
 func (r *Report) String() string {
-	return fmt.Sprintf("%d calls (%d done, %d refused, %d failed, %d of unknown outcome), %d revisions, %d fenced, %d keys expired, %d watches with %d deliveries",
-		r.Ops, r.Acknowledged, r.Refused, r.Failed, r.Unknown, r.Revisions, r.Fenced, r.Expired, r.Sessions, r.Deliveries)
+	var why []string
+	for what, n := range r.Failures {
+		why = append(why, fmt.Sprintf("%d %s", n, strings.TrimPrefix(what, "raftstore: ")))
+	}
+	sort.Strings(why)
+	return fmt.Sprintf("%d calls (%d done, %d refused, %d failed, %d of unknown outcome), %d revisions, %d fenced, %d keys expired, %d watches with %d deliveries; failed were: %s",
+		r.Ops, r.Acknowledged, r.Refused, r.Failed, r.Unknown, r.Revisions, r.Fenced, r.Expired, r.Sessions, r.Deliveries, strings.Join(why, ", "))
 }
