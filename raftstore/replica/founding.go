@@ -1,35 +1,26 @@
 package replica
 
-import (
-	"errors"
-	"fmt"
-	"os"
-	"path/filepath"
-)
+import "fmt"
 
-// makeFolder makes a folder, and those above it that are missing, so that a
-// power cut does not take it away with all that was synced inside it. One that
-// is there may be of a process that was killed before it could see to that.
-func makeFolder(path string) error {
-	there, err := exists(path)
+// settledDisk opens the disk of a replica that is to run: nothing is built on
+// what a power cut could take away.
+func (r *Replica) settledDisk() (*disk, error) {
+	if r.cfg.NoSync {
+		return openDisk(r.cfg, r.fail)
+	}
+	if err := settleData(r.cfg.DataDir); err != nil {
+		return nil, fmt.Errorf("disk of replica %s: %w", r.cfg.Name, err)
+	}
+	d, err := openDisk(r.cfg, r.fail)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if !there {
-		if above := filepath.Dir(path); above != path {
-			if err := makeFolder(above); err != nil {
-				return err
-			}
-		}
-		if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
-			return err
-		}
+	// What was made in it now.
+	if err := syncFolder(r.cfg.DataDir); err != nil {
+		d.close.Close()
+		return nil, fmt.Errorf("disk of replica %s: %w", r.cfg.Name, err)
 	}
-	err = syncFolder(filepath.Dir(path))
-	if there && errors.Is(err, os.ErrPermission) {
-		return nil // whoever made it for us has to care
-	}
-	return err
+	return d, nil
 }
 
 // startOver lets a founding be done again that a crash cut short. raft writes

@@ -3,43 +3,78 @@ package replica
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-// What the last process wrote can be read without being on the disk: it was
-// killed before it had synced, or a sync had failed, after which Linux counts
-// the pages as clean and writes them never. A replica that built on it would
-// acknowledge what the next power cut takes away.
-
-// settle sees to it that what is read of a file from now on is on the disk:
-// what can still be written is, and what the kernel has in memory it forgets.
-func settle(f *os.File) error {
-	if err := f.Sync(); err != nil {
+// settleData makes the data directory and sees to it that what is read there
+// from now on is on the disk.
+//
+// What the last process wrote can be read without being there: it was killed
+// before it had synced, or a sync had failed, after which Linux counts the pages
+// as clean and never writes them. A replica that built on that would acknowledge
+// what the next power cut takes away. So everything that can still be written
+// is, and the kernel forgets what it has in memory. Snapshots are left out: they
+// have their names only after they were synced.
+func settleData(dir string) error {
+	if err := makeFolder(dir); err != nil {
 		return err
 	}
-	return unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
+	return filepath.WalkDir(dir+"/", func(path string, e fs.DirEntry, err error) error {
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return nil // it went meanwhile
+		case err != nil:
+			return err
+		case e.IsDir():
+			return syncFolder(path)
+		case !e.Type().IsRegular() || strings.HasSuffix(path, snapshotSuffix) || strings.HasSuffix(path, newSuffix):
+			return nil
+		}
+		return settle(path)
+	})
 }
 
-// settleData does the same for what is in the folders of a data directory, and
-// for raft.db, which is mapped later; other files are settled when they are opened.
-func settleData(dir string) error {
-	for _, folder := range []string{dir, filepath.Join(dir, snapshotsName), filepath.Join(dir, walName)} {
-		if err := syncFolder(folder); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return err
-		}
-	}
-	f, err := os.Open(filepath.Join(dir, boltName))
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
+func settle(path string) error {
+	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(settle(f), f.Close()); err != nil {
-		return fmt.Errorf("%s: %w", f.Name(), err)
+	err = f.Sync()
+	if err == nil {
+		err = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
+	}
+	if err := errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("settling %s: %w", path, err)
 	}
 	return nil
+}
+
+// makeFolder makes a folder, and those above it that are missing, so that a
+// power cut does not take it away with all that was synced inside it. One that
+// is there may be of a process that was killed before it could see to that.
+func makeFolder(path string) error {
+	there, err := exists(path)
+	if err != nil {
+		return err
+	}
+	if !there {
+		if above := filepath.Dir(path); above != path {
+			if err := makeFolder(above); err != nil {
+				return err
+			}
+		}
+		if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+			return err
+		}
+	}
+	err = syncFolder(filepath.Dir(path))
+	if there && errors.Is(err, os.ErrPermission) {
+		return nil // whoever made it for us has to care
+	}
+	return err
 }

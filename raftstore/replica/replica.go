@@ -173,7 +173,7 @@ func (r *Replica) Run(ctx context.Context) error {
 
 // open opens the disk and the peer port.
 func (r *Replica) open() error {
-	d, err := openDisk(r.cfg, r.fail)
+	d, err := r.settledDisk()
 	if err != nil {
 		return err
 	}
