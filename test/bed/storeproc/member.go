@@ -176,10 +176,16 @@ func (m *Member) reach(ctx context.Context, p *process) error {
 		}
 	}()
 	m.store.Reconnect()
-	if _, err := m.store.Admin().Status(ctx, new(storev1.AdminStatusRequest)); err != nil {
-		return errors.Join(remote.Err(err), context.Cause(ctx))
+	for {
+		_, err := m.store.Admin().Status(ctx, new(storev1.AdminStatusRequest))
+		if err == nil {
+			return nil
+		}
+		// The connection to the process before it may be found dead only now.
+		if err = remote.Err(err); ctx.Err() != nil || !errors.Is(err, raftstore.ErrUnavailable) {
+			return errors.Join(err, context.Cause(ctx))
+		}
 	}
-	return nil
 }
 
 // Kill ends the process as a crash does (SIGKILL) and waits until it is gone.
