@@ -421,14 +421,21 @@ func TestBackupAndRestore(t *testing.T) {
 
 	// A cluster of its own takes it only when told to.
 	other := p.config(2)
-	if _, err := Init(other, p.cluster, ""); err != nil {
+	q := &plane{t: t, whole: t, dir: p.dir, cluster: p.cluster, members: map[string]*running{}}
+	if q.founded, err = Init(other, p.cluster, ""); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Restore(other, file, RestoreOptions{}); err == nil || !strings.Contains(err.Error(), "--any-cluster") {
 		t.Errorf("a backup of another cluster: %v", err)
 	}
 	if _, err := Restore(other, file, RestoreOptions{AnyCluster: true}); err != nil {
-		t.Error(err)
+		t.Fatal(err)
+	}
+	q.start(other)
+	q.ready("cp2")
+	q.holds("cp2", "a")
+	if s := q.status("cp2"); len(s.Members) != 1 || s.Leader != "cp2" || s.ID == p.status("cp1").ID {
+		t.Errorf("the other cluster: %+v", s)
 	}
 }
 
@@ -497,7 +504,7 @@ func TestQuota(t *testing.T) {
 // Certificates live for seconds here: the group goes on, new connections show
 // new ones, and a replica that starts again is let in. F51
 func TestCertificatesRotate(t *testing.T) {
-	const life = 2 * time.Second
+	const life = 3 * time.Second
 	p := newPlane(t, 2, func(c *Config) { c.certificateLife = life })
 	began := time.Now()
 	shown := func() *x509.Certificate {

@@ -32,11 +32,14 @@ func TestHelp(t *testing.T) {
 	}
 }
 
+// local is an address of this machine that outgoing connections do not use.
+const local = "127.0.0.21"
+
 // founded is a data folder as init leaves it.
 func founded(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "data")
-	if out, err := run("init", "--name=cp1", "--data-dir="+dir, "--advertise-address=127.0.0.1"); err != nil {
+	if out, err := run("init", "--name=cp1", "--data-dir="+dir, "--advertise-address="+local); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	return dir

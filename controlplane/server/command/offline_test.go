@@ -41,7 +41,7 @@ func withPorts(t *testing.T, dir string) (url string) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"apiPort", "fleetPort", "peerPort"} {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		l, err := net.Listen("tcp", local+":0")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -54,7 +54,7 @@ func withPorts(t *testing.T, dir string) (url string) {
 	if err := os.WriteFile(path, raw, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return fmt.Sprintf("https://127.0.0.1:%v", cluster["apiPort"])
+	return fmt.Sprintf("https://%s:%v", local, cluster["apiPort"])
 }
 
 // serving runs the replica of a data folder for as long as do takes.
@@ -72,7 +72,7 @@ func serving(t *testing.T, dir, url string, do func(*http.Client)) {
 	ended := make(chan error, 1)
 	go func() {
 		ended <- server.Run(ctx, server.Config{
-			Name: "cp1", DataDir: dir, Advertise: "127.0.0.1", Version: "test", Log: slog.New(slog.DiscardHandler),
+			Name: "cp1", DataDir: dir, Advertise: local, Version: "test", Log: slog.New(slog.DiscardHandler),
 		})
 	}()
 	ready, stop := context.WithTimeout(ctx, time.Minute)
@@ -104,7 +104,7 @@ var vary = []struct {
 	{regexp.MustCompile(`keelson-[0-9a-f]{16}`), "keelson-<id>"},
 	{regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ`), "<time>"},
 	{regexp.MustCompile(`aside-[0-9T.]+`), "aside-<time>"},
-	{regexp.MustCompile(`127\.0\.0\.1:\d+`), "127.0.0.1:<port>"},
+	{regexp.MustCompile(`127\.0\.0\.21:\d+`), "127.0.0.21:<port>"},
 	{regexp.MustCompile(`(last entry +)\d+`), "$1<n>"},
 	{regexp.MustCompile(`(entry|entries|to|of|revision|term) \d+`), "$1 <n>"},
 	{regexp.MustCompile(`\d+ (keys|bytes|entries)|\d+\.\d MiB`), "<n>"},
