@@ -75,9 +75,9 @@ func Start(ctx context.Context, o Options) (*Group, error) {
 // Add starts one more replica and makes it a member; the first founds the group.
 func (g *Group) Add(ctx context.Context) (*Member, error) {
 	others := g.Members()
+	name := g.Next()
 	g.mu.Lock()
 	g.made++
-	name := fmt.Sprintf("r%d", g.made)
 	g.mu.Unlock()
 	hold, address, err := reserve()
 	if err != nil {
@@ -104,6 +104,14 @@ func (g *Group) Add(ctx context.Context) (*Member, error) {
 		return m, nil
 	}
 	return m, g.Join(ctx, m)
+}
+
+// Next is the name of the replica that Add will add. Two calls of Add must not
+// run at once.
+func (g *Group) Next() string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return fmt.Sprintf("r%d", g.made+1)
 }
 
 // Join makes a running replica a member of the group, through any other. Doing

@@ -28,9 +28,10 @@ type scene struct {
 
 	changing sync.Mutex // of membership, one change at a time
 
-	mu   sync.Mutex
-	diar []string // what was done, when
-	from time.Time
+	mu     sync.Mutex
+	lines  []string // what was done, when
+	from   time.Time
+	coming string // is being added, and left alone by the plans until it is a member
 }
 
 var _ nemesis.Group = (*scene)(nil)
@@ -39,13 +40,13 @@ var _ nemesis.Group = (*scene)(nil)
 func (s *scene) note(format string, args ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.diar = append(s.diar, fmt.Sprintf("%9.3fs ", time.Since(s.from).Seconds())+fmt.Sprintf(format, args...))
+	s.lines = append(s.lines, fmt.Sprintf("%9.3fs ", time.Since(s.from).Seconds())+fmt.Sprintf(format, args...))
 }
 
 func (s *scene) diary() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return strings.Join(s.diar, "\n")
+	return strings.Join(s.lines, "\n")
 }
 
 // must fails the test when the harness could not do something that no fault excuses.
@@ -91,9 +92,14 @@ func (s *scene) member(name string) *storeproc.Member {
 
 // Names implements nemesis.Group.
 func (s *scene) Names() []string {
+	s.mu.Lock()
+	coming := s.coming
+	s.mu.Unlock()
 	var out []string
 	for _, m := range s.g.Members() {
-		out = append(out, m.Name)
+		if m.Name != coming {
+			out = append(out, m.Name)
+		}
 	}
 	return out
 }

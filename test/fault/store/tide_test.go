@@ -34,11 +34,19 @@ func (s *scene) flood() {
 	defer s.changing.Unlock()
 	ctx, cancel := bounded(patience)
 	defer cancel()
-	m, err := s.g.Add(ctx)
+	name := s.g.Next()
+	s.expect(name)
+	defer s.expect("")
+	_, err := s.g.Add(ctx)
 	s.must("a new replica", err)
-	if err == nil {
-		s.note("%s has come", m.Name)
-	}
+	s.note("%s has come, error %v", name, err)
+}
+
+// expect says who is on the way; "" when nobody is any more.
+func (s *scene) expect(coming string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.coming = coming
 }
 
 func (s *scene) ebb(m *storeproc.Member) {
