@@ -55,8 +55,10 @@ func (m *Machine) setAlarm(c *storev1.SetAlarm) {
 // hold replaces the alarms.
 func (m *Machine) hold(alarms []raftstore.Alarm) {
 	m.alarms = alarms
-	m.full = slices.ContainsFunc(alarms, func(a raftstore.Alarm) bool { return a.Kind == raftstore.AlarmSpace })
+	m.full = slices.ContainsFunc(alarms, isSpace)
 }
+
+func isSpace(a raftstore.Alarm) bool { return a.Kind == raftstore.AlarmSpace }
 
 func firstPut(p *storev1.Proposal) (key string, puts bool) {
 	for _, op := range p.GetOps() {
@@ -67,14 +69,23 @@ func firstPut(p *storev1.Proposal) (key string, puts bool) {
 	return "", false
 }
 
-// noSpace is the outcome of a put while the space alarm is up.
-func (m *Machine) noSpace(key string) Outcome {
-	why := ""
-	for _, a := range m.alarms {
-		if a.Kind == raftstore.AlarmSpace {
-			why = a.Message
-		}
+// noSpace is the outcome of a put while the space alarm, which is among the
+// alarms, is up.
+func noSpace(key string, alarms []raftstore.Alarm, at raftstore.Revision, state, history int64) Outcome {
+	why := alarms[slices.IndexFunc(alarms, isSpace)].Message
+	return Outcome{Code: NoSpace, Revision: at, Message: fmt.Sprintf(
+		"put of key %q: the state is %d bytes now and the history of past revisions %d; %s", key, state, history, why)}
+}
+
+// NoSpace returns the outcome of a proposal that this state would refuse for
+// want of space.
+func (v *View) NoSpace(p *storev1.Proposal) (Outcome, bool) {
+	if len(v.alarms) == 0 || !slices.ContainsFunc(v.alarms, isSpace) {
+		return Outcome{}, false
 	}
-	return Outcome{Code: NoSpace, Revision: m.revision, Message: fmt.Sprintf(
-		"put of key %q: the state is %d bytes now and the history of past revisions %d; %s", key, m.bytes, m.history.bytes, why)}
+	key, puts := firstPut(p)
+	if !puts {
+		return Outcome{}, false
+	}
+	return noSpace(key, v.alarms, v.revision, v.bytes, v.history.bytes), true
 }

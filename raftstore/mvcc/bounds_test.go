@@ -109,6 +109,9 @@ func TestSpaceAlarmRefusesPuts(t *testing.T) {
 	if !errors.Is(err, raftstore.ErrNoSpace) || !strings.Contains(err.Error(), `"/c"`) || !strings.Contains(err.Error(), "quota of 7 bytes: delete something") {
 		t.Errorf("put while space is short: %v", err)
 	}
+	if out, full := m.View().NoSpace(refusedPut); !full || out.Err().Error() != err.Error() {
+		t.Errorf("a view says of it: %v, refused %t", out.Err(), full)
+	}
 	if _, ok := m.View().Get("/a"); !ok {
 		t.Error("a refused commit deleted something")
 	}

@@ -142,7 +142,7 @@ func (m *Machine) decide(term uint64, p *storev1.Proposal) Outcome {
 	}
 	if m.full {
 		if key, puts := firstPut(p); puts {
-			return m.noSpace(key)
+			return noSpace(key, m.alarms, m.revision, m.bytes, m.history.bytes)
 		}
 	}
 	for _, op := range p.GetOps() {

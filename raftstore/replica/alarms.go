@@ -1,6 +1,7 @@
 package replica
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"slices"
@@ -66,6 +67,24 @@ func (r *Replica) keepSpace() {
 	case spaceClear:
 		r.setAlarm(true, raftstore.Alarm{Kind: raftstore.AlarmSpace})
 	}
+}
+
+// roomFor refuses a proposal that the state machine would refuse for want of
+// space, before it has been proposed: what is refused by the thousand must not
+// fill the log. A state that may be old is not believed.
+func (r *Replica) roomFor(ctx context.Context, p *storev1.Proposal) error {
+	if _, full := r.fsm.view().NoSpace(p); !full {
+		return nil
+	}
+	if _, err := r.syncIndex(ctx); err != nil {
+		return fmt.Errorf("commit: %w", err)
+	}
+	out, full := r.fsm.view().NoSpace(p)
+	if !full {
+		return nil
+	}
+	r.meters.refusedPuts.Add(1)
+	return out.Err()
 }
 
 // setAlarm proposes to raise an alarm or to clear it.

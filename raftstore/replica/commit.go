@@ -60,6 +60,9 @@ func (r *Replica) Commit(ctx context.Context, c raftstore.Commit) (raftstore.Rev
 		return 0, err
 	}
 	defer since(r.meters.commit, time.Now())
+	if err := r.roomFor(ctx, p); err != nil {
+		return 0, err
+	}
 	p.Id = r.newID()
 	defer func() { r.ids.settle(p.Id) }()
 	maybe := false // an attempt may have reached the log

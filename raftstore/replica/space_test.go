@@ -79,6 +79,17 @@ func TestQuotaMakesReadOnly(t *testing.T) {
 	}
 	alarmsEverywhere(c, "the alarm everywhere", onlyAbout(raftstore.AlarmSpace, ""))
 
+	// What is refused fills nothing.
+	entries := c.Replica(follower).Status().AppliedIndex
+	for range 50 {
+		if _, err := c.Replica(follower).Commit(within(t, patience), raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/more", value)}}); !errors.Is(err, raftstore.ErrNoSpace) {
+			t.Fatalf("put while space is short: %v", err)
+		}
+	}
+	if now := c.Replica(follower).Status().AppliedIndex; now > entries+10 {
+		t.Errorf("50 refused puts made %d entries of the log", now-entries)
+	}
+
 	for i := range n/4 + 2 {
 		commit(t, c.Replica(follower), raftstore.Delete(fmt.Sprintf("/k/%d", i)))
 	}
