@@ -2,7 +2,6 @@ package durable
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -148,6 +147,9 @@ func TestFullDisk(t *testing.T) {
 	for _, store := range logStores {
 		t.Run(store, func(t *testing.T) {
 			b := onDisks(t, store)
+			b.quiet()
+			b.load.bytes = 512 << 10
+			b.write()
 			for n, leads := range []bool{false, true} {
 				m := b.who(leads)
 				d := b.disk(m.Name)
@@ -199,10 +201,10 @@ func TestUnreadable(t *testing.T) {
 			b.awaitProgress(b.ledger.Acknowledged())
 			b.must("kill", m.Kill())
 			d := b.disk(m.Name)
-			for _, pattern := range []string{"raft.db", "raft.journal.*", "*.wal", "meta", "*.snap"} {
-				if (pattern == "raft.journal.*") != (store == "bolt") && strings.ContainsAny(pattern, "jwm") && !strings.Contains(pattern, "snap") && pattern != "raft.db" {
-					continue // it has none
-				}
+			for _, pattern := range map[string][]string{
+				"bolt": {"raft.db", "raft.journal.*", "*.snap"},
+				"wal":  {"raft.db", "*.wal", "meta", "*.snap"},
+			}[store] {
 				b.must("restart of the machine", d.Crash(lossy.Loss{Data: lossy.Kept, Entries: lossy.Kept}))
 				d.Fail(lossy.Read, pattern, -1)
 				if err := m.Start(ctx); err == nil {
@@ -220,5 +222,3 @@ func TestUnreadable(t *testing.T) {
 		})
 	}
 }
-
-func (b *bed) String() string { return fmt.Sprintf("group at %d", b.ledger.Acknowledged()) }

@@ -151,7 +151,7 @@ func TestPowerCutAtEveryChange(t *testing.T) {
 				t.Fatal(err)
 			}
 			all := s.disk.Changes()
-			step := max(1, all/uint64(times(14)))
+			step := max(1, all/uint64(times(10)))
 			round := *seed
 			for n := 1 + *seed%step; n <= all; n += step {
 				ways := lossy.Losses(*seed + n)
@@ -201,7 +201,7 @@ func TestKillAtEveryChange(t *testing.T) {
 				t.Fatal(err)
 			}
 			all := s.disk.Changes()
-			step := max(1, all/uint64(times(10)))
+			step := max(1, all/uint64(times(8)))
 			round := *seed
 			for n := 1 + *seed%step; n <= all; n += step {
 				ways := lossy.Losses(*seed + n)
