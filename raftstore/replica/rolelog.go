@@ -54,29 +54,42 @@ var entering = map[string]raft.RaftState{
 	"entering leader state":    raft.Leader,
 }
 
-// reasons are raft's words for what makes it change its role, and ours. %v is
-// the value of the key.
-var reasons = map[string]struct{ text, key string }{
-	"failed to contact quorum of nodes, stepping down":                 {"lease lost: no majority answered in time", ""},
-	"peer has newer term, stopping replication":                        {"higher term from %v", "peer"},
-	"lost leadership because received a requestVote with a newer term": {"higher term from a candidate", ""},
-	"new leader elected, stepping down":                                {"another leader was elected", ""},
-	"starting leadership transfer":                                     {"stepping down on request: handing over to %v", "id"},
-	"removed ourself, transitioning to follower":                       {"removed from the group", ""},
-	"heartbeat timeout reached, starting election":                     {"leader %v is silent", "last-leader-id"},
-	"Election timeout reached, restarting election":                    {"nobody was elected in time", ""},
-	"newer term discovered, fallback to follower":                      {"higher term %v found in the election", "term"},
-	"pre-vote denied: found newer term, falling back to follower":      {"higher term %v found before the election", "term"},
-	"election won": {"elected in term %v", "term"},
+// reason says for one message of raft's what makes it change its role.
+type reason struct {
+	text    string // ours; %v is the value of the key
+	key     string
+	without string // the text when the value is missing
+	deposes bool   // means something to a leader or candidate only
+}
+
+var reasons = map[string]reason{
+	"failed to contact quorum of nodes, stepping down":                 {text: "lease lost: no majority answered in time"},
+	"peer has newer term, stopping replication":                        {text: "higher term from %v", key: "peer"},
+	"lost leadership because received a requestVote with a newer term": {text: "higher term from a candidate", deposes: true},
+	"new leader elected, stepping down":                                {text: "another leader was elected"},
+	"starting leadership transfer":                                     {text: "stepping down on request: handing over to %v", key: "id", without: "stepping down on request"},
+	"removed ourself, transitioning to follower":                       {text: "removed from the group"},
+	"heartbeat timeout reached, starting election":                     {text: "leader %v is silent", key: "last-leader-id", without: "no leader is known"},
+	"Election timeout reached, restarting election":                    {text: "nobody was elected in time"},
+	"newer term discovered, fallback to follower":                      {text: "higher term %v found in the election", key: "term"},
+	"pre-vote denied: found newer term, falling back to follower":      {text: "higher term %v found before the election", key: "term"},
+	"election won": {text: "elected in term %v", key: "term"},
 }
 
 func (l *roleLog) hear(msg string, args []any) {
 	if r, known := reasons[msg]; known {
 		text := r.text
 		if r.key != "" {
-			text = fmt.Sprintf(r.text, named(args, r.key))
+			if v := named(args, r.key); v != "" {
+				text = fmt.Sprintf(r.text, v)
+			} else {
+				text = r.without
+			}
 		}
 		l.mu.Lock()
+		if r.deposes && l.role == roleName(raft.Follower) {
+			text = l.reason // it changes nothing for a follower
+		}
 		// The first is the cause, what follows on the way comes of it: a new
 		// term after a hand-over. An election that is won has ended its own cause.
 		if l.reason == "" || l.role == roleName(raft.Candidate) || time.Since(l.heard) > staleReason {
@@ -97,28 +110,42 @@ func (l *roleLog) hear(msg string, args []any) {
 	l.role, l.reason = roleName(state), ""
 	to := l.role
 	l.mu.Unlock()
-	if leader := named(args, "leader-id"); reason == "" && leader != nil && fmt.Sprint(leader) != "" {
-		reason = fmt.Sprintf("%v leads", leader)
+	if leader := named(args, "leader-id"); reason == "" && leader != "" {
+		reason = leader + " leads"
 	}
 	switch {
 	case from == "":
 		from, reason = "none", "started"
 	case reason == "" && from == roleName(raft.Candidate):
 		reason = "another was elected"
+	case reason == "" && to == roleName(raft.Candidate):
+		reason = "the leader hands over"
 	case reason == "":
 		reason = "raft gave none"
 	}
 	l.changed(from, to, reason)
 }
 
-// named finds a value among arguments that alternate with their names.
-func named(args []any, key string) any {
+// named finds a value among arguments that alternate with their names; "" when
+// it is missing or none.
+func named(args []any, key string) string {
 	for i := 0; i+1 < len(args); i += 2 {
-		if args[i] == key {
-			return args[i+1]
+		if args[i] != key {
+			continue
+		}
+		switch v := args[i+1].(type) {
+		case nil:
+			return ""
+		case *raft.ServerID: // of a transfer, which need not say to whom
+			if v == nil {
+				return ""
+			}
+			return string(*v)
+		default:
+			return fmt.Sprint(v)
 		}
 	}
-	return nil
+	return ""
 }
 
 func roleName(s raft.RaftState) string {
