@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/test/bed/lossy"
 	"keelson.dev/keelson/test/bed/storeproc"
 )
@@ -33,6 +34,7 @@ func TestPowerCut(t *testing.T) {
 					b.quiet()
 					b.start()
 				}
+				b.slowDown()
 				b.write()
 				if b.rand.IntN(5) > 0 {
 					b.awaitProgress(b.ledger.Acknowledged())
@@ -40,7 +42,7 @@ func TestPowerCut(t *testing.T) {
 				what := upheavals[b.rand.IntN(len(upheavals))]
 				tried[what.name]++
 				over := b.begin(what)
-				b.moment(120 * time.Millisecond)
+				b.moment(200 * time.Millisecond)
 				b.cut(over, b.losses(round))
 				for b.rand.IntN(4) == 0 { // the power goes again while they start
 					b.cut(b.starting(100*time.Millisecond), b.losses(round))
@@ -62,6 +64,14 @@ func (b *bed) losses(round int) func() lossy.Loss {
 		ways := lossy.Losses(b.rand.Uint64())
 		n++
 		return ways[n%len(ways)]
+	}
+}
+
+// slowDown gives every disk a speed of its own: while a sync takes its time
+// there is much that is written and not synced.
+func (b *bed) slowDown() {
+	for _, d := range b.allDisks() {
+		d.SlowSync(time.Duration(b.rand.IntN(3)*b.rand.IntN(8)) * time.Millisecond)
 	}
 }
 
@@ -93,6 +103,21 @@ var upheavals = []upheaval{
 			_ = m.Transfer(ctx)
 		}
 	}},
+	{"return of one who was away", func(ctx context.Context, b *bed) {
+		leader, err := b.group.Leader(ctx)
+		if err != nil {
+			return
+		}
+		for _, m := range b.group.Members() {
+			if m != leader {
+				_ = m.Kill()
+				b.until(ctx, b.ledger.Acknowledged()+20)
+				_ = leader.Snapshot(ctx) // what it has missed is not in the log
+				_ = m.Start(ctx)
+				return
+			}
+		}
+	}},
 	{"new member", func(ctx context.Context, b *bed) {
 		if len(b.group.Members()) == 3 {
 			_, _ = b.group.Add(ctx)
@@ -103,6 +128,19 @@ var upheavals = []upheaval{
 			_ = b.group.Remove(ctx, all[0])
 		}
 	}},
+}
+
+// until waits until a revision is acknowledged, or ctx ends.
+func (b *bed) until(ctx context.Context, rev raftstore.Revision) {
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for b.ledger.Acknowledged() < rev {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // begin lets an upheaval happen and returns how to wait for its end.
