@@ -108,7 +108,7 @@ func syncFolder(dir string) error {
 
 // receive copies a backup from a replica and compares it with the sum that follows it.
 func receive(ctx context.Context, f cmdutil.Factory, w, progress io.Writer) (int64, error) {
-	resp, err := stream(ctx, f, http.MethodGet, nil)
+	resp, err := stream(ctx, f, api.PathClusterBackup, nil)
 	if err != nil {
 		return 0, fmt.Errorf("asking for a backup: %w", err)
 	}
@@ -154,7 +154,7 @@ func verifyAtServer(ctx context.Context, f cmdutil.Factory, streams genericioopt
 		return err
 	}
 	defer in.Close()
-	resp, err := stream(ctx, f, http.MethodPost, in)
+	resp, err := stream(ctx, f, api.PathClusterVerify, in)
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
@@ -172,9 +172,9 @@ func verifyAtServer(ctx context.Context, f cmdutil.Factory, streams genericioopt
 	return nil
 }
 
-// stream calls the path of backups, whose bodies are too large to be held, and
-// makes an error of a refusal.
-func stream(ctx context.Context, f cmdutil.Factory, method string, body io.Reader) (*http.Response, error) {
+// stream posts to a path whose bodies are too large to be held, and makes an
+// error of a refusal.
+func stream(ctx context.Context, f cmdutil.Factory, path string, body io.Reader) (*http.Response, error) {
 	cfg, err := f.ToRESTConfig()
 	if err != nil {
 		return nil, err
@@ -187,7 +187,7 @@ func stream(ctx context.Context, f cmdutil.Factory, method string, body io.Reade
 	if err != nil {
 		return nil, err
 	}
-	req, err := http.NewRequestWithContext(ctx, method, base.JoinPath(api.PathClusterBackup).String(), body)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, base.JoinPath(path).String(), body)
 	if err != nil {
 		return nil, err
 	}

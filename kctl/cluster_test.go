@@ -65,14 +65,14 @@ func (p *aPlane) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		reply(api.ClusterCompactResult{Compacted: 4211, HistoryBytes: 0})
 	case call == "POST /cluster/compact":
 		refuse(w, 400, "--revision 99999 is in the future: the store is at 4211")
-	case call == "GET /cluster/backup":
+	case call == "POST /cluster/backup":
 		w.Header().Set("Trailer", api.HeaderBackupSum)
 		_, _ = w.Write(p.backup)
 		_ = http.NewResponseController(w).Flush()
 		p.spoil(w)
-	case call == "POST /cluster/backup" && bytes.Equal(body, p.backup):
+	case call == "POST /cluster/backup/verify" && bytes.Equal(body, p.backup):
 		reply(api.ClusterBackup{Cluster: "prod-0123456789abcdef", Revision: 4211, Created: 1700000000000, Keys: 1532, Bytes: 2 << 20, Format: 2})
-	case call == "POST /cluster/backup":
+	case call == "POST /cluster/backup/verify":
 		refuse(w, 400, "raftstore: backup is corrupt: frame 3 at byte 4096")
 	default:
 		refuse(w, 403, fmt.Sprintf(`forbidden: User "donghyun" cannot %s path %q`, strings.ToLower(r.Method), r.URL.Path))

@@ -8,7 +8,10 @@ const (
 	PathClusterMembers  = "/cluster/members"   // GET: the members; POST: ClusterJoin; DELETE below it: remove one
 	PathClusterStepDown = "/cluster/step-down" // POST: ClusterStepDown
 	PathClusterCompact  = "/cluster/compact"   // POST: ClusterCompact
-	PathClusterBackup   = "/cluster/backup"    // GET: the file, with HeaderBackupSum behind it; POST: verify one
+	// POST: the file, with HeaderBackupSum behind it. All secrets are in it: who may
+	// get every path, as a monitoring system may, must not have it for that.
+	PathClusterBackup = "/cluster/backup"
+	PathClusterVerify = "/cluster/backup/verify" // POST a file: ClusterBackup
 )
 
 // HeaderBackupSum is the trailer of a backup: the SHA-256 of the file, in hex.

@@ -29,6 +29,7 @@ func (r *Replica) paths() map[string]http.Handler {
 		api.PathClusterStepDown:      r.serveStepDown,
 		api.PathClusterCompact:       r.serveCompact,
 		api.PathClusterBackup:        r.serveBackup,
+		api.PathClusterVerify:        r.serveVerify,
 	} {
 		out[path] = serve
 	}
@@ -145,19 +146,22 @@ func (r *Replica) call(ctx context.Context, method, peer, path string, body []by
 	return r.peers.patient.Do(req)
 }
 
-// serveBackup answers GET /cluster/backup with the state of the store, and POST
-// with what is in a backup that is sent.
-func (r *Replica) serveBackup(w http.ResponseWriter, req *http.Request) {
-	if !only(w, req, http.MethodGet, http.MethodPost) {
+// serveVerify answers POST /cluster/backup/verify with what is in the backup that is sent.
+func (r *Replica) serveVerify(w http.ResponseWriter, req *http.Request) {
+	if !only(w, req, http.MethodPost) {
 		return
 	}
-	if req.Method == http.MethodPost {
-		info, err := replica.VerifyBackup(req.Body, r.secrets.ring())
-		if err != nil {
-			refuse(w, http.StatusBadRequest, err)
-			return
-		}
-		answer(w, describeBackup(info))
+	info, err := replica.VerifyBackup(req.Body, r.secrets.ring())
+	if err != nil {
+		refuse(w, http.StatusBadRequest, err)
+		return
+	}
+	answer(w, describeBackup(info))
+}
+
+// serveBackup answers POST /cluster/backup with the state of the store.
+func (r *Replica) serveBackup(w http.ResponseWriter, req *http.Request) {
+	if !only(w, req, http.MethodPost) {
 		return
 	}
 	h := w.Header()

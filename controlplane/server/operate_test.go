@@ -269,7 +269,7 @@ func (p *plane) backup(name string) string {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	resp, err := client.Get(p.rest(name).Host + api.PathClusterBackup)
+	resp, err := client.Post(p.rest(name).Host+api.PathClusterBackup, "", nil)
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -326,7 +326,8 @@ func TestOneReplica(t *testing.T) {
 		{"DELETE", api.PathClusterMembers + "/cp9", nil, 404, `"cp9" is not among cp1`},
 		{"POST", api.PathClusterMembers, api.ClusterJoin{Name: "cp9"}, 400, "a name and an address"},
 		{"POST", api.PathClusterMembers, api.ClusterJoin{Name: "cp9", Address: "nonsense"}, 400, "host:port"},
-		{"POST", api.PathClusterBackup, "no backup at all", 400, "backup"},
+		{"POST", api.PathClusterVerify, "no backup at all", 400, "backup"},
+		{"GET", api.PathClusterBackup, nil, 405, "takes POST only"},
 		{"POST", api.PathClusterTokens, map[string]string{"role": "king"}, 400, `role "king"`},
 	} {
 		err := p.call("cp1", c.verb, c.path, c.body, nil)

@@ -118,7 +118,7 @@ func TestOfflineVerbs(t *testing.T) {
 	url := withPorts(t, dir)
 	backup, damaged := filepath.Join(t.TempDir(), "today"), filepath.Join(t.TempDir(), "damaged")
 	serving(t, dir, url, func(client *http.Client) {
-		resp, err := client.Get(url + api.PathClusterBackup)
+		resp, err := client.Post(url+api.PathClusterBackup, "", nil)
 		if err != nil {
 			t.Fatal(err)
 		}
