@@ -269,6 +269,231 @@ func (x *RemoteCommitResponse) GetConflict() *RemoteConflict {
 	return nil
 }
 
+type RemoteCommitCalls struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Calls         []*RemoteCommitCall    `protobuf:"bytes,1,rep,name=calls,proto3" json:"calls,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoteCommitCalls) Reset() {
+	*x = RemoteCommitCalls{}
+	mi := &file_proto_store_v1_remote_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoteCommitCalls) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoteCommitCalls) ProtoMessage() {}
+
+func (x *RemoteCommitCalls) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_store_v1_remote_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoteCommitCalls.ProtoReflect.Descriptor instead.
+func (*RemoteCommitCalls) Descriptor() ([]byte, []int) {
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *RemoteCommitCalls) GetCalls() []*RemoteCommitCall {
+	if x != nil {
+		return x.Calls
+	}
+	return nil
+}
+
+type RemoteCommitCall struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`                                // of the client's choice, once in a stream
+	Commit        *RemoteCommitRequest   `protobuf:"bytes,2,opt,name=commit,proto3" json:"commit,omitempty"`                         // none: the caller of id has gone
+	TimeoutUs     int64                  `protobuf:"varint,3,opt,name=timeout_us,json=timeoutUs,proto3" json:"timeout_us,omitempty"` // 0 = none
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoteCommitCall) Reset() {
+	*x = RemoteCommitCall{}
+	mi := &file_proto_store_v1_remote_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoteCommitCall) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoteCommitCall) ProtoMessage() {}
+
+func (x *RemoteCommitCall) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_store_v1_remote_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoteCommitCall.ProtoReflect.Descriptor instead.
+func (*RemoteCommitCall) Descriptor() ([]byte, []int) {
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *RemoteCommitCall) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *RemoteCommitCall) GetCommit() *RemoteCommitRequest {
+	if x != nil {
+		return x.Commit
+	}
+	return nil
+}
+
+func (x *RemoteCommitCall) GetTimeoutUs() int64 {
+	if x != nil {
+		return x.TimeoutUs
+	}
+	return 0
+}
+
+type RemoteCommitReplies struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Replies       []*RemoteCommitReply   `protobuf:"bytes,1,rep,name=replies,proto3" json:"replies,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoteCommitReplies) Reset() {
+	*x = RemoteCommitReplies{}
+	mi := &file_proto_store_v1_remote_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoteCommitReplies) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoteCommitReplies) ProtoMessage() {}
+
+func (x *RemoteCommitReplies) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_store_v1_remote_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoteCommitReplies.ProtoReflect.Descriptor instead.
+func (*RemoteCommitReplies) Descriptor() ([]byte, []int) {
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *RemoteCommitReplies) GetReplies() []*RemoteCommitReply {
+	if x != nil {
+		return x.Replies
+	}
+	return nil
+}
+
+type RemoteCommitReply struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Done  *RemoteCommitResponse  `protobuf:"bytes,2,opt,name=done,proto3" json:"done,omitempty"`
+	// Of a call that failed, as the status of Commit would say it:
+	Code          uint32         `protobuf:"varint,3,opt,name=code,proto3" json:"code,omitempty"`
+	Message       string         `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
+	Failure       *RemoteFailure `protobuf:"bytes,5,opt,name=failure,proto3" json:"failure,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoteCommitReply) Reset() {
+	*x = RemoteCommitReply{}
+	mi := &file_proto_store_v1_remote_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoteCommitReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoteCommitReply) ProtoMessage() {}
+
+func (x *RemoteCommitReply) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_store_v1_remote_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoteCommitReply.ProtoReflect.Descriptor instead.
+func (*RemoteCommitReply) Descriptor() ([]byte, []int) {
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *RemoteCommitReply) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *RemoteCommitReply) GetDone() *RemoteCommitResponse {
+	if x != nil {
+		return x.Done
+	}
+	return nil
+}
+
+func (x *RemoteCommitReply) GetCode() uint32 {
+	if x != nil {
+		return x.Code
+	}
+	return 0
+}
+
+func (x *RemoteCommitReply) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *RemoteCommitReply) GetFailure() *RemoteFailure {
+	if x != nil {
+		return x.Failure
+	}
+	return nil
+}
+
 // RemoteConflict is raftstore.ConflictError.
 type RemoteConflict struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -282,7 +507,7 @@ type RemoteConflict struct {
 
 func (x *RemoteConflict) Reset() {
 	*x = RemoteConflict{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[3]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -294,7 +519,7 @@ func (x *RemoteConflict) String() string {
 func (*RemoteConflict) ProtoMessage() {}
 
 func (x *RemoteConflict) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[3]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -307,7 +532,7 @@ func (x *RemoteConflict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteConflict.ProtoReflect.Descriptor instead.
 func (*RemoteConflict) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{3}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *RemoteConflict) GetKey() string {
@@ -349,7 +574,7 @@ type RemoteGetRequest struct {
 
 func (x *RemoteGetRequest) Reset() {
 	*x = RemoteGetRequest{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[4]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -361,7 +586,7 @@ func (x *RemoteGetRequest) String() string {
 func (*RemoteGetRequest) ProtoMessage() {}
 
 func (x *RemoteGetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[4]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -374,7 +599,7 @@ func (x *RemoteGetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteGetRequest.ProtoReflect.Descriptor instead.
 func (*RemoteGetRequest) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{4}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *RemoteGetRequest) GetKey() []byte {
@@ -401,7 +626,7 @@ type RemoteGetResponse struct {
 
 func (x *RemoteGetResponse) Reset() {
 	*x = RemoteGetResponse{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[5]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -413,7 +638,7 @@ func (x *RemoteGetResponse) String() string {
 func (*RemoteGetResponse) ProtoMessage() {}
 
 func (x *RemoteGetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[5]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -426,7 +651,7 @@ func (x *RemoteGetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteGetResponse.ProtoReflect.Descriptor instead.
 func (*RemoteGetResponse) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{5}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RemoteGetResponse) GetItem() *Item {
@@ -456,7 +681,7 @@ type RemoteListRequest struct {
 
 func (x *RemoteListRequest) Reset() {
 	*x = RemoteListRequest{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[6]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -468,7 +693,7 @@ func (x *RemoteListRequest) String() string {
 func (*RemoteListRequest) ProtoMessage() {}
 
 func (x *RemoteListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[6]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -481,7 +706,7 @@ func (x *RemoteListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteListRequest.ProtoReflect.Descriptor instead.
 func (*RemoteListRequest) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{6}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RemoteListRequest) GetPrefix() []byte {
@@ -533,7 +758,7 @@ type RemoteListChunk struct {
 
 func (x *RemoteListChunk) Reset() {
 	*x = RemoteListChunk{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[7]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -545,7 +770,7 @@ func (x *RemoteListChunk) String() string {
 func (*RemoteListChunk) ProtoMessage() {}
 
 func (x *RemoteListChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[7]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -558,7 +783,7 @@ func (x *RemoteListChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteListChunk.ProtoReflect.Descriptor instead.
 func (*RemoteListChunk) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{7}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RemoteListChunk) GetItems() []*Item {
@@ -609,7 +834,7 @@ type RemoteWatchRequest struct {
 
 func (x *RemoteWatchRequest) Reset() {
 	*x = RemoteWatchRequest{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[8]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -621,7 +846,7 @@ func (x *RemoteWatchRequest) String() string {
 func (*RemoteWatchRequest) ProtoMessage() {}
 
 func (x *RemoteWatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[8]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -634,7 +859,7 @@ func (x *RemoteWatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteWatchRequest.ProtoReflect.Descriptor instead.
 func (*RemoteWatchRequest) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{8}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RemoteWatchRequest) GetAsk() isRemoteWatchRequest_Ask {
@@ -688,7 +913,7 @@ type RemoteWatchBegin struct {
 
 func (x *RemoteWatchBegin) Reset() {
 	*x = RemoteWatchBegin{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[9]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -700,7 +925,7 @@ func (x *RemoteWatchBegin) String() string {
 func (*RemoteWatchBegin) ProtoMessage() {}
 
 func (x *RemoteWatchBegin) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[9]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -713,7 +938,7 @@ func (x *RemoteWatchBegin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteWatchBegin.ProtoReflect.Descriptor instead.
 func (*RemoteWatchBegin) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{9}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RemoteWatchBegin) GetPrefix() []byte {
@@ -738,7 +963,7 @@ type RemoteProgressRequest struct {
 
 func (x *RemoteProgressRequest) Reset() {
 	*x = RemoteProgressRequest{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[10]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -750,7 +975,7 @@ func (x *RemoteProgressRequest) String() string {
 func (*RemoteProgressRequest) ProtoMessage() {}
 
 func (x *RemoteProgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[10]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -763,7 +988,7 @@ func (x *RemoteProgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteProgressRequest.ProtoReflect.Descriptor instead.
 func (*RemoteProgressRequest) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{10}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{14}
 }
 
 // RemoteEvents is one revision, or a progress note.
@@ -777,7 +1002,7 @@ type RemoteEvents struct {
 
 func (x *RemoteEvents) Reset() {
 	*x = RemoteEvents{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[11]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -789,7 +1014,7 @@ func (x *RemoteEvents) String() string {
 func (*RemoteEvents) ProtoMessage() {}
 
 func (x *RemoteEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[11]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -802,7 +1027,7 @@ func (x *RemoteEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteEvents.ProtoReflect.Descriptor instead.
 func (*RemoteEvents) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{11}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RemoteEvents) GetRevision() uint64 {
@@ -830,7 +1055,7 @@ type RemoteEvent struct {
 
 func (x *RemoteEvent) Reset() {
 	*x = RemoteEvent{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[12]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -842,7 +1067,7 @@ func (x *RemoteEvent) String() string {
 func (*RemoteEvent) ProtoMessage() {}
 
 func (x *RemoteEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[12]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -855,7 +1080,7 @@ func (x *RemoteEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteEvent.ProtoReflect.Descriptor instead.
 func (*RemoteEvent) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{12}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RemoteEvent) GetKind() uint32 {
@@ -887,7 +1112,7 @@ type RemoteSyncRequest struct {
 
 func (x *RemoteSyncRequest) Reset() {
 	*x = RemoteSyncRequest{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[13]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -899,7 +1124,7 @@ func (x *RemoteSyncRequest) String() string {
 func (*RemoteSyncRequest) ProtoMessage() {}
 
 func (x *RemoteSyncRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[13]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -912,7 +1137,7 @@ func (x *RemoteSyncRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteSyncRequest.ProtoReflect.Descriptor instead.
 func (*RemoteSyncRequest) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{13}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{17}
 }
 
 type RemoteSyncResponse struct {
@@ -924,7 +1149,7 @@ type RemoteSyncResponse struct {
 
 func (x *RemoteSyncResponse) Reset() {
 	*x = RemoteSyncResponse{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[14]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -936,7 +1161,7 @@ func (x *RemoteSyncResponse) String() string {
 func (*RemoteSyncResponse) ProtoMessage() {}
 
 func (x *RemoteSyncResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[14]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -949,7 +1174,7 @@ func (x *RemoteSyncResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteSyncResponse.ProtoReflect.Descriptor instead.
 func (*RemoteSyncResponse) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{14}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RemoteSyncResponse) GetRevision() uint64 {
@@ -967,7 +1192,7 @@ type RemoteAppliedRequest struct {
 
 func (x *RemoteAppliedRequest) Reset() {
 	*x = RemoteAppliedRequest{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[15]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -979,7 +1204,7 @@ func (x *RemoteAppliedRequest) String() string {
 func (*RemoteAppliedRequest) ProtoMessage() {}
 
 func (x *RemoteAppliedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[15]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -992,7 +1217,7 @@ func (x *RemoteAppliedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteAppliedRequest.ProtoReflect.Descriptor instead.
 func (*RemoteAppliedRequest) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{15}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{19}
 }
 
 type RemoteAppliedResponse struct {
@@ -1004,7 +1229,7 @@ type RemoteAppliedResponse struct {
 
 func (x *RemoteAppliedResponse) Reset() {
 	*x = RemoteAppliedResponse{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[16]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1016,7 +1241,7 @@ func (x *RemoteAppliedResponse) String() string {
 func (*RemoteAppliedResponse) ProtoMessage() {}
 
 func (x *RemoteAppliedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[16]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1029,7 +1254,7 @@ func (x *RemoteAppliedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteAppliedResponse.ProtoReflect.Descriptor instead.
 func (*RemoteAppliedResponse) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{16}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RemoteAppliedResponse) GetRevision() uint64 {
@@ -1047,7 +1272,7 @@ type RemoteLeadRequest struct {
 
 func (x *RemoteLeadRequest) Reset() {
 	*x = RemoteLeadRequest{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[17]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1059,7 +1284,7 @@ func (x *RemoteLeadRequest) String() string {
 func (*RemoteLeadRequest) ProtoMessage() {}
 
 func (x *RemoteLeadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[17]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1072,7 +1297,7 @@ func (x *RemoteLeadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteLeadRequest.ProtoReflect.Descriptor instead.
 func (*RemoteLeadRequest) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{17}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{21}
 }
 
 type RemoteLeadership struct {
@@ -1084,7 +1309,7 @@ type RemoteLeadership struct {
 
 func (x *RemoteLeadership) Reset() {
 	*x = RemoteLeadership{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[18]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1096,7 +1321,7 @@ func (x *RemoteLeadership) String() string {
 func (*RemoteLeadership) ProtoMessage() {}
 
 func (x *RemoteLeadership) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[18]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1109,7 +1334,7 @@ func (x *RemoteLeadership) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteLeadership.ProtoReflect.Descriptor instead.
 func (*RemoteLeadership) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{18}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RemoteLeadership) GetFence() uint64 {
@@ -1127,7 +1352,7 @@ type AdminStatusRequest struct {
 
 func (x *AdminStatusRequest) Reset() {
 	*x = AdminStatusRequest{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[19]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1139,7 +1364,7 @@ func (x *AdminStatusRequest) String() string {
 func (*AdminStatusRequest) ProtoMessage() {}
 
 func (x *AdminStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[19]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1152,7 +1377,7 @@ func (x *AdminStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminStatusRequest.ProtoReflect.Descriptor instead.
 func (*AdminStatusRequest) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{19}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{23}
 }
 
 type AdminStatusResponse struct {
@@ -1165,7 +1390,7 @@ type AdminStatusResponse struct {
 
 func (x *AdminStatusResponse) Reset() {
 	*x = AdminStatusResponse{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[20]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1177,7 +1402,7 @@ func (x *AdminStatusResponse) String() string {
 func (*AdminStatusResponse) ProtoMessage() {}
 
 func (x *AdminStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[20]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1190,7 +1415,7 @@ func (x *AdminStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminStatusResponse.ProtoReflect.Descriptor instead.
 func (*AdminStatusResponse) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{20}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *AdminStatusResponse) GetStatus() []byte {
@@ -1215,7 +1440,7 @@ type AdminHashRequest struct {
 
 func (x *AdminHashRequest) Reset() {
 	*x = AdminHashRequest{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[21]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1227,7 +1452,7 @@ func (x *AdminHashRequest) String() string {
 func (*AdminHashRequest) ProtoMessage() {}
 
 func (x *AdminHashRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[21]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1240,7 +1465,7 @@ func (x *AdminHashRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminHashRequest.ProtoReflect.Descriptor instead.
 func (*AdminHashRequest) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{21}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{25}
 }
 
 type AdminHashResponse struct {
@@ -1253,7 +1478,7 @@ type AdminHashResponse struct {
 
 func (x *AdminHashResponse) Reset() {
 	*x = AdminHashResponse{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[22]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1265,7 +1490,7 @@ func (x *AdminHashResponse) String() string {
 func (*AdminHashResponse) ProtoMessage() {}
 
 func (x *AdminHashResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[22]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1278,7 +1503,7 @@ func (x *AdminHashResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminHashResponse.ProtoReflect.Descriptor instead.
 func (*AdminHashResponse) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{22}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *AdminHashResponse) GetRevision() uint64 {
@@ -1303,7 +1528,7 @@ type AdminSnapshotRequest struct {
 
 func (x *AdminSnapshotRequest) Reset() {
 	*x = AdminSnapshotRequest{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[23]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1315,7 +1540,7 @@ func (x *AdminSnapshotRequest) String() string {
 func (*AdminSnapshotRequest) ProtoMessage() {}
 
 func (x *AdminSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[23]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1328,7 +1553,7 @@ func (x *AdminSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*AdminSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{23}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{27}
 }
 
 type AdminSnapshotResponse struct {
@@ -1339,7 +1564,7 @@ type AdminSnapshotResponse struct {
 
 func (x *AdminSnapshotResponse) Reset() {
 	*x = AdminSnapshotResponse{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[24]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1351,7 +1576,7 @@ func (x *AdminSnapshotResponse) String() string {
 func (*AdminSnapshotResponse) ProtoMessage() {}
 
 func (x *AdminSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[24]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1364,7 +1589,7 @@ func (x *AdminSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*AdminSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{24}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{28}
 }
 
 type AdminCompactRequest struct {
@@ -1376,7 +1601,7 @@ type AdminCompactRequest struct {
 
 func (x *AdminCompactRequest) Reset() {
 	*x = AdminCompactRequest{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[25]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1388,7 +1613,7 @@ func (x *AdminCompactRequest) String() string {
 func (*AdminCompactRequest) ProtoMessage() {}
 
 func (x *AdminCompactRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[25]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1401,7 +1626,7 @@ func (x *AdminCompactRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminCompactRequest.ProtoReflect.Descriptor instead.
 func (*AdminCompactRequest) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{25}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *AdminCompactRequest) GetRevision() uint64 {
@@ -1419,7 +1644,7 @@ type AdminCompactResponse struct {
 
 func (x *AdminCompactResponse) Reset() {
 	*x = AdminCompactResponse{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[26]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1431,7 +1656,7 @@ func (x *AdminCompactResponse) String() string {
 func (*AdminCompactResponse) ProtoMessage() {}
 
 func (x *AdminCompactResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[26]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1444,7 +1669,7 @@ func (x *AdminCompactResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminCompactResponse.ProtoReflect.Descriptor instead.
 func (*AdminCompactResponse) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{26}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{30}
 }
 
 type AdminTransferRequest struct {
@@ -1455,7 +1680,7 @@ type AdminTransferRequest struct {
 
 func (x *AdminTransferRequest) Reset() {
 	*x = AdminTransferRequest{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[27]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1467,7 +1692,7 @@ func (x *AdminTransferRequest) String() string {
 func (*AdminTransferRequest) ProtoMessage() {}
 
 func (x *AdminTransferRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[27]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1480,7 +1705,7 @@ func (x *AdminTransferRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminTransferRequest.ProtoReflect.Descriptor instead.
 func (*AdminTransferRequest) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{27}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{31}
 }
 
 type AdminTransferResponse struct {
@@ -1491,7 +1716,7 @@ type AdminTransferResponse struct {
 
 func (x *AdminTransferResponse) Reset() {
 	*x = AdminTransferResponse{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[28]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1503,7 +1728,7 @@ func (x *AdminTransferResponse) String() string {
 func (*AdminTransferResponse) ProtoMessage() {}
 
 func (x *AdminTransferResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[28]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1516,7 +1741,7 @@ func (x *AdminTransferResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminTransferResponse.ProtoReflect.Descriptor instead.
 func (*AdminTransferResponse) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{28}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{32}
 }
 
 // AdminLink is what is wrong with the cable between this replica and another,
@@ -1534,7 +1759,7 @@ type AdminLink struct {
 
 func (x *AdminLink) Reset() {
 	*x = AdminLink{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[29]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1546,7 +1771,7 @@ func (x *AdminLink) String() string {
 func (*AdminLink) ProtoMessage() {}
 
 func (x *AdminLink) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[29]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1559,7 +1784,7 @@ func (x *AdminLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminLink.ProtoReflect.Descriptor instead.
 func (*AdminLink) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{29}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *AdminLink) GetPeer() string {
@@ -1606,7 +1831,7 @@ type AdminLinks struct {
 
 func (x *AdminLinks) Reset() {
 	*x = AdminLinks{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[30]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1618,7 +1843,7 @@ func (x *AdminLinks) String() string {
 func (*AdminLinks) ProtoMessage() {}
 
 func (x *AdminLinks) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[30]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1631,7 +1856,7 @@ func (x *AdminLinks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminLinks.ProtoReflect.Descriptor instead.
 func (*AdminLinks) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{30}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *AdminLinks) GetLinks() []*AdminLink {
@@ -1649,7 +1874,7 @@ type AdminLinksResponse struct {
 
 func (x *AdminLinksResponse) Reset() {
 	*x = AdminLinksResponse{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[31]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1661,7 +1886,7 @@ func (x *AdminLinksResponse) String() string {
 func (*AdminLinksResponse) ProtoMessage() {}
 
 func (x *AdminLinksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[31]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1674,7 +1899,7 @@ func (x *AdminLinksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminLinksResponse.ProtoReflect.Descriptor instead.
 func (*AdminLinksResponse) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{31}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{35}
 }
 
 type AdminClock struct {
@@ -1686,7 +1911,7 @@ type AdminClock struct {
 
 func (x *AdminClock) Reset() {
 	*x = AdminClock{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[32]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1698,7 +1923,7 @@ func (x *AdminClock) String() string {
 func (*AdminClock) ProtoMessage() {}
 
 func (x *AdminClock) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[32]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1711,7 +1936,7 @@ func (x *AdminClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminClock.ProtoReflect.Descriptor instead.
 func (*AdminClock) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{32}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *AdminClock) GetOffsetMs() int64 {
@@ -1729,7 +1954,7 @@ type AdminClockResponse struct {
 
 func (x *AdminClockResponse) Reset() {
 	*x = AdminClockResponse{}
-	mi := &file_proto_store_v1_remote_proto_msgTypes[33]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1741,7 +1966,7 @@ func (x *AdminClockResponse) String() string {
 func (*AdminClockResponse) ProtoMessage() {}
 
 func (x *AdminClockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_remote_proto_msgTypes[33]
+	mi := &file_proto_store_v1_remote_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1754,7 +1979,7 @@ func (x *AdminClockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminClockResponse.ProtoReflect.Descriptor instead.
 func (*AdminClockResponse) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{33}
+	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{37}
 }
 
 var File_proto_store_v1_remote_proto protoreflect.FileDescriptor
@@ -1792,7 +2017,22 @@ const file_proto_store_v1_remote_proto_rawDesc = "" +
 	"\x05fence\x18\x02 \x01(\x04R\x05fence\"p\n" +
 	"\x14RemoteCommitResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12<\n" +
-	"\bconflict\x18\x02 \x01(\v2 .keelson.store.v1.RemoteConflictR\bconflict\"\x92\x01\n" +
+	"\bconflict\x18\x02 \x01(\v2 .keelson.store.v1.RemoteConflictR\bconflict\"M\n" +
+	"\x11RemoteCommitCalls\x128\n" +
+	"\x05calls\x18\x01 \x03(\v2\".keelson.store.v1.RemoteCommitCallR\x05calls\"\x80\x01\n" +
+	"\x10RemoteCommitCall\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12=\n" +
+	"\x06commit\x18\x02 \x01(\v2%.keelson.store.v1.RemoteCommitRequestR\x06commit\x12\x1d\n" +
+	"\n" +
+	"timeout_us\x18\x03 \x01(\x03R\ttimeoutUs\"T\n" +
+	"\x13RemoteCommitReplies\x12=\n" +
+	"\areplies\x18\x01 \x03(\v2#.keelson.store.v1.RemoteCommitReplyR\areplies\"\xc8\x01\n" +
+	"\x11RemoteCommitReply\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12:\n" +
+	"\x04done\x18\x02 \x01(\v2&.keelson.store.v1.RemoteCommitResponseR\x04done\x12\x12\n" +
+	"\x04code\x18\x03 \x01(\rR\x04code\x12\x18\n" +
+	"\amessage\x18\x04 \x01(\tR\amessage\x129\n" +
+	"\afailure\x18\x05 \x01(\v2\x1f.keelson.store.v1.RemoteFailureR\afailure\"\x92\x01\n" +
 	"\x0eRemoteConflict\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x122\n" +
 	"\x04want\x18\x02 \x01(\v2\x1e.keelson.store.v1.PreconditionR\x04want\x12*\n" +
@@ -1868,9 +2108,10 @@ const file_proto_store_v1_remote_proto_rawDesc = "" +
 	"\n" +
 	"AdminClock\x12\x1b\n" +
 	"\toffset_ms\x18\x01 \x01(\x03R\boffsetMs\"\x14\n" +
-	"\x12AdminClockResponse2\xd8\x04\n" +
+	"\x12AdminClockResponse2\xb3\x05\n" +
 	"\x06Remote\x12W\n" +
-	"\x06Commit\x12%.keelson.store.v1.RemoteCommitRequest\x1a&.keelson.store.v1.RemoteCommitResponse\x12N\n" +
+	"\x06Commit\x12%.keelson.store.v1.RemoteCommitRequest\x1a&.keelson.store.v1.RemoteCommitResponse\x12Y\n" +
+	"\aCommits\x12#.keelson.store.v1.RemoteCommitCalls\x1a%.keelson.store.v1.RemoteCommitReplies(\x010\x01\x12N\n" +
 	"\x03Get\x12\".keelson.store.v1.RemoteGetRequest\x1a#.keelson.store.v1.RemoteGetResponse\x12P\n" +
 	"\x04List\x12#.keelson.store.v1.RemoteListRequest\x1a!.keelson.store.v1.RemoteListChunk0\x01\x12Q\n" +
 	"\x05Watch\x12$.keelson.store.v1.RemoteWatchRequest\x1a\x1e.keelson.store.v1.RemoteEvents(\x010\x01\x12Q\n" +
@@ -1901,102 +2142,113 @@ func file_proto_store_v1_remote_proto_rawDescGZIP() []byte {
 }
 
 var file_proto_store_v1_remote_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_proto_store_v1_remote_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
+var file_proto_store_v1_remote_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_proto_store_v1_remote_proto_goTypes = []any{
 	(RemoteFailure_Kind)(0),       // 0: keelson.store.v1.RemoteFailure.Kind
 	(*RemoteFailure)(nil),         // 1: keelson.store.v1.RemoteFailure
 	(*RemoteCommitRequest)(nil),   // 2: keelson.store.v1.RemoteCommitRequest
 	(*RemoteCommitResponse)(nil),  // 3: keelson.store.v1.RemoteCommitResponse
-	(*RemoteConflict)(nil),        // 4: keelson.store.v1.RemoteConflict
-	(*RemoteGetRequest)(nil),      // 5: keelson.store.v1.RemoteGetRequest
-	(*RemoteGetResponse)(nil),     // 6: keelson.store.v1.RemoteGetResponse
-	(*RemoteListRequest)(nil),     // 7: keelson.store.v1.RemoteListRequest
-	(*RemoteListChunk)(nil),       // 8: keelson.store.v1.RemoteListChunk
-	(*RemoteWatchRequest)(nil),    // 9: keelson.store.v1.RemoteWatchRequest
-	(*RemoteWatchBegin)(nil),      // 10: keelson.store.v1.RemoteWatchBegin
-	(*RemoteProgressRequest)(nil), // 11: keelson.store.v1.RemoteProgressRequest
-	(*RemoteEvents)(nil),          // 12: keelson.store.v1.RemoteEvents
-	(*RemoteEvent)(nil),           // 13: keelson.store.v1.RemoteEvent
-	(*RemoteSyncRequest)(nil),     // 14: keelson.store.v1.RemoteSyncRequest
-	(*RemoteSyncResponse)(nil),    // 15: keelson.store.v1.RemoteSyncResponse
-	(*RemoteAppliedRequest)(nil),  // 16: keelson.store.v1.RemoteAppliedRequest
-	(*RemoteAppliedResponse)(nil), // 17: keelson.store.v1.RemoteAppliedResponse
-	(*RemoteLeadRequest)(nil),     // 18: keelson.store.v1.RemoteLeadRequest
-	(*RemoteLeadership)(nil),      // 19: keelson.store.v1.RemoteLeadership
-	(*AdminStatusRequest)(nil),    // 20: keelson.store.v1.AdminStatusRequest
-	(*AdminStatusResponse)(nil),   // 21: keelson.store.v1.AdminStatusResponse
-	(*AdminHashRequest)(nil),      // 22: keelson.store.v1.AdminHashRequest
-	(*AdminHashResponse)(nil),     // 23: keelson.store.v1.AdminHashResponse
-	(*AdminSnapshotRequest)(nil),  // 24: keelson.store.v1.AdminSnapshotRequest
-	(*AdminSnapshotResponse)(nil), // 25: keelson.store.v1.AdminSnapshotResponse
-	(*AdminCompactRequest)(nil),   // 26: keelson.store.v1.AdminCompactRequest
-	(*AdminCompactResponse)(nil),  // 27: keelson.store.v1.AdminCompactResponse
-	(*AdminTransferRequest)(nil),  // 28: keelson.store.v1.AdminTransferRequest
-	(*AdminTransferResponse)(nil), // 29: keelson.store.v1.AdminTransferResponse
-	(*AdminLink)(nil),             // 30: keelson.store.v1.AdminLink
-	(*AdminLinks)(nil),            // 31: keelson.store.v1.AdminLinks
-	(*AdminLinksResponse)(nil),    // 32: keelson.store.v1.AdminLinksResponse
-	(*AdminClock)(nil),            // 33: keelson.store.v1.AdminClock
-	(*AdminClockResponse)(nil),    // 34: keelson.store.v1.AdminClockResponse
-	(*Op)(nil),                    // 35: keelson.store.v1.Op
-	(*Precondition)(nil),          // 36: keelson.store.v1.Precondition
-	(*Item)(nil),                  // 37: keelson.store.v1.Item
-	(*AddMemberRequest)(nil),      // 38: keelson.store.v1.AddMemberRequest
-	(*RemoveMemberRequest)(nil),   // 39: keelson.store.v1.RemoveMemberRequest
-	(*AddMemberResponse)(nil),     // 40: keelson.store.v1.AddMemberResponse
-	(*RemoveMemberResponse)(nil),  // 41: keelson.store.v1.RemoveMemberResponse
+	(*RemoteCommitCalls)(nil),     // 4: keelson.store.v1.RemoteCommitCalls
+	(*RemoteCommitCall)(nil),      // 5: keelson.store.v1.RemoteCommitCall
+	(*RemoteCommitReplies)(nil),   // 6: keelson.store.v1.RemoteCommitReplies
+	(*RemoteCommitReply)(nil),     // 7: keelson.store.v1.RemoteCommitReply
+	(*RemoteConflict)(nil),        // 8: keelson.store.v1.RemoteConflict
+	(*RemoteGetRequest)(nil),      // 9: keelson.store.v1.RemoteGetRequest
+	(*RemoteGetResponse)(nil),     // 10: keelson.store.v1.RemoteGetResponse
+	(*RemoteListRequest)(nil),     // 11: keelson.store.v1.RemoteListRequest
+	(*RemoteListChunk)(nil),       // 12: keelson.store.v1.RemoteListChunk
+	(*RemoteWatchRequest)(nil),    // 13: keelson.store.v1.RemoteWatchRequest
+	(*RemoteWatchBegin)(nil),      // 14: keelson.store.v1.RemoteWatchBegin
+	(*RemoteProgressRequest)(nil), // 15: keelson.store.v1.RemoteProgressRequest
+	(*RemoteEvents)(nil),          // 16: keelson.store.v1.RemoteEvents
+	(*RemoteEvent)(nil),           // 17: keelson.store.v1.RemoteEvent
+	(*RemoteSyncRequest)(nil),     // 18: keelson.store.v1.RemoteSyncRequest
+	(*RemoteSyncResponse)(nil),    // 19: keelson.store.v1.RemoteSyncResponse
+	(*RemoteAppliedRequest)(nil),  // 20: keelson.store.v1.RemoteAppliedRequest
+	(*RemoteAppliedResponse)(nil), // 21: keelson.store.v1.RemoteAppliedResponse
+	(*RemoteLeadRequest)(nil),     // 22: keelson.store.v1.RemoteLeadRequest
+	(*RemoteLeadership)(nil),      // 23: keelson.store.v1.RemoteLeadership
+	(*AdminStatusRequest)(nil),    // 24: keelson.store.v1.AdminStatusRequest
+	(*AdminStatusResponse)(nil),   // 25: keelson.store.v1.AdminStatusResponse
+	(*AdminHashRequest)(nil),      // 26: keelson.store.v1.AdminHashRequest
+	(*AdminHashResponse)(nil),     // 27: keelson.store.v1.AdminHashResponse
+	(*AdminSnapshotRequest)(nil),  // 28: keelson.store.v1.AdminSnapshotRequest
+	(*AdminSnapshotResponse)(nil), // 29: keelson.store.v1.AdminSnapshotResponse
+	(*AdminCompactRequest)(nil),   // 30: keelson.store.v1.AdminCompactRequest
+	(*AdminCompactResponse)(nil),  // 31: keelson.store.v1.AdminCompactResponse
+	(*AdminTransferRequest)(nil),  // 32: keelson.store.v1.AdminTransferRequest
+	(*AdminTransferResponse)(nil), // 33: keelson.store.v1.AdminTransferResponse
+	(*AdminLink)(nil),             // 34: keelson.store.v1.AdminLink
+	(*AdminLinks)(nil),            // 35: keelson.store.v1.AdminLinks
+	(*AdminLinksResponse)(nil),    // 36: keelson.store.v1.AdminLinksResponse
+	(*AdminClock)(nil),            // 37: keelson.store.v1.AdminClock
+	(*AdminClockResponse)(nil),    // 38: keelson.store.v1.AdminClockResponse
+	(*Op)(nil),                    // 39: keelson.store.v1.Op
+	(*Precondition)(nil),          // 40: keelson.store.v1.Precondition
+	(*Item)(nil),                  // 41: keelson.store.v1.Item
+	(*AddMemberRequest)(nil),      // 42: keelson.store.v1.AddMemberRequest
+	(*RemoveMemberRequest)(nil),   // 43: keelson.store.v1.RemoveMemberRequest
+	(*AddMemberResponse)(nil),     // 44: keelson.store.v1.AddMemberResponse
+	(*RemoveMemberResponse)(nil),  // 45: keelson.store.v1.RemoveMemberResponse
 }
 var file_proto_store_v1_remote_proto_depIdxs = []int32{
 	0,  // 0: keelson.store.v1.RemoteFailure.kinds:type_name -> keelson.store.v1.RemoteFailure.Kind
-	35, // 1: keelson.store.v1.RemoteCommitRequest.ops:type_name -> keelson.store.v1.Op
-	4,  // 2: keelson.store.v1.RemoteCommitResponse.conflict:type_name -> keelson.store.v1.RemoteConflict
-	36, // 3: keelson.store.v1.RemoteConflict.want:type_name -> keelson.store.v1.Precondition
-	37, // 4: keelson.store.v1.RemoteConflict.have:type_name -> keelson.store.v1.Item
-	37, // 5: keelson.store.v1.RemoteGetResponse.item:type_name -> keelson.store.v1.Item
-	37, // 6: keelson.store.v1.RemoteListChunk.items:type_name -> keelson.store.v1.Item
-	10, // 7: keelson.store.v1.RemoteWatchRequest.begin:type_name -> keelson.store.v1.RemoteWatchBegin
-	11, // 8: keelson.store.v1.RemoteWatchRequest.progress:type_name -> keelson.store.v1.RemoteProgressRequest
-	13, // 9: keelson.store.v1.RemoteEvents.events:type_name -> keelson.store.v1.RemoteEvent
-	37, // 10: keelson.store.v1.RemoteEvent.item:type_name -> keelson.store.v1.Item
-	37, // 11: keelson.store.v1.RemoteEvent.prev:type_name -> keelson.store.v1.Item
-	30, // 12: keelson.store.v1.AdminLinks.links:type_name -> keelson.store.v1.AdminLink
-	2,  // 13: keelson.store.v1.Remote.Commit:input_type -> keelson.store.v1.RemoteCommitRequest
-	5,  // 14: keelson.store.v1.Remote.Get:input_type -> keelson.store.v1.RemoteGetRequest
-	7,  // 15: keelson.store.v1.Remote.List:input_type -> keelson.store.v1.RemoteListRequest
-	9,  // 16: keelson.store.v1.Remote.Watch:input_type -> keelson.store.v1.RemoteWatchRequest
-	14, // 17: keelson.store.v1.Remote.Sync:input_type -> keelson.store.v1.RemoteSyncRequest
-	16, // 18: keelson.store.v1.Remote.Applied:input_type -> keelson.store.v1.RemoteAppliedRequest
-	18, // 19: keelson.store.v1.Remote.Lead:input_type -> keelson.store.v1.RemoteLeadRequest
-	20, // 20: keelson.store.v1.Admin.Status:input_type -> keelson.store.v1.AdminStatusRequest
-	22, // 21: keelson.store.v1.Admin.Hash:input_type -> keelson.store.v1.AdminHashRequest
-	24, // 22: keelson.store.v1.Admin.Snapshot:input_type -> keelson.store.v1.AdminSnapshotRequest
-	26, // 23: keelson.store.v1.Admin.Compact:input_type -> keelson.store.v1.AdminCompactRequest
-	28, // 24: keelson.store.v1.Admin.Transfer:input_type -> keelson.store.v1.AdminTransferRequest
-	38, // 25: keelson.store.v1.Admin.AddMember:input_type -> keelson.store.v1.AddMemberRequest
-	39, // 26: keelson.store.v1.Admin.RemoveMember:input_type -> keelson.store.v1.RemoveMemberRequest
-	31, // 27: keelson.store.v1.Admin.SetLinks:input_type -> keelson.store.v1.AdminLinks
-	33, // 28: keelson.store.v1.Admin.SetClock:input_type -> keelson.store.v1.AdminClock
-	3,  // 29: keelson.store.v1.Remote.Commit:output_type -> keelson.store.v1.RemoteCommitResponse
-	6,  // 30: keelson.store.v1.Remote.Get:output_type -> keelson.store.v1.RemoteGetResponse
-	8,  // 31: keelson.store.v1.Remote.List:output_type -> keelson.store.v1.RemoteListChunk
-	12, // 32: keelson.store.v1.Remote.Watch:output_type -> keelson.store.v1.RemoteEvents
-	15, // 33: keelson.store.v1.Remote.Sync:output_type -> keelson.store.v1.RemoteSyncResponse
-	17, // 34: keelson.store.v1.Remote.Applied:output_type -> keelson.store.v1.RemoteAppliedResponse
-	19, // 35: keelson.store.v1.Remote.Lead:output_type -> keelson.store.v1.RemoteLeadership
-	21, // 36: keelson.store.v1.Admin.Status:output_type -> keelson.store.v1.AdminStatusResponse
-	23, // 37: keelson.store.v1.Admin.Hash:output_type -> keelson.store.v1.AdminHashResponse
-	25, // 38: keelson.store.v1.Admin.Snapshot:output_type -> keelson.store.v1.AdminSnapshotResponse
-	27, // 39: keelson.store.v1.Admin.Compact:output_type -> keelson.store.v1.AdminCompactResponse
-	29, // 40: keelson.store.v1.Admin.Transfer:output_type -> keelson.store.v1.AdminTransferResponse
-	40, // 41: keelson.store.v1.Admin.AddMember:output_type -> keelson.store.v1.AddMemberResponse
-	41, // 42: keelson.store.v1.Admin.RemoveMember:output_type -> keelson.store.v1.RemoveMemberResponse
-	32, // 43: keelson.store.v1.Admin.SetLinks:output_type -> keelson.store.v1.AdminLinksResponse
-	34, // 44: keelson.store.v1.Admin.SetClock:output_type -> keelson.store.v1.AdminClockResponse
-	29, // [29:45] is the sub-list for method output_type
-	13, // [13:29] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	39, // 1: keelson.store.v1.RemoteCommitRequest.ops:type_name -> keelson.store.v1.Op
+	8,  // 2: keelson.store.v1.RemoteCommitResponse.conflict:type_name -> keelson.store.v1.RemoteConflict
+	5,  // 3: keelson.store.v1.RemoteCommitCalls.calls:type_name -> keelson.store.v1.RemoteCommitCall
+	2,  // 4: keelson.store.v1.RemoteCommitCall.commit:type_name -> keelson.store.v1.RemoteCommitRequest
+	7,  // 5: keelson.store.v1.RemoteCommitReplies.replies:type_name -> keelson.store.v1.RemoteCommitReply
+	3,  // 6: keelson.store.v1.RemoteCommitReply.done:type_name -> keelson.store.v1.RemoteCommitResponse
+	1,  // 7: keelson.store.v1.RemoteCommitReply.failure:type_name -> keelson.store.v1.RemoteFailure
+	40, // 8: keelson.store.v1.RemoteConflict.want:type_name -> keelson.store.v1.Precondition
+	41, // 9: keelson.store.v1.RemoteConflict.have:type_name -> keelson.store.v1.Item
+	41, // 10: keelson.store.v1.RemoteGetResponse.item:type_name -> keelson.store.v1.Item
+	41, // 11: keelson.store.v1.RemoteListChunk.items:type_name -> keelson.store.v1.Item
+	14, // 12: keelson.store.v1.RemoteWatchRequest.begin:type_name -> keelson.store.v1.RemoteWatchBegin
+	15, // 13: keelson.store.v1.RemoteWatchRequest.progress:type_name -> keelson.store.v1.RemoteProgressRequest
+	17, // 14: keelson.store.v1.RemoteEvents.events:type_name -> keelson.store.v1.RemoteEvent
+	41, // 15: keelson.store.v1.RemoteEvent.item:type_name -> keelson.store.v1.Item
+	41, // 16: keelson.store.v1.RemoteEvent.prev:type_name -> keelson.store.v1.Item
+	34, // 17: keelson.store.v1.AdminLinks.links:type_name -> keelson.store.v1.AdminLink
+	2,  // 18: keelson.store.v1.Remote.Commit:input_type -> keelson.store.v1.RemoteCommitRequest
+	4,  // 19: keelson.store.v1.Remote.Commits:input_type -> keelson.store.v1.RemoteCommitCalls
+	9,  // 20: keelson.store.v1.Remote.Get:input_type -> keelson.store.v1.RemoteGetRequest
+	11, // 21: keelson.store.v1.Remote.List:input_type -> keelson.store.v1.RemoteListRequest
+	13, // 22: keelson.store.v1.Remote.Watch:input_type -> keelson.store.v1.RemoteWatchRequest
+	18, // 23: keelson.store.v1.Remote.Sync:input_type -> keelson.store.v1.RemoteSyncRequest
+	20, // 24: keelson.store.v1.Remote.Applied:input_type -> keelson.store.v1.RemoteAppliedRequest
+	22, // 25: keelson.store.v1.Remote.Lead:input_type -> keelson.store.v1.RemoteLeadRequest
+	24, // 26: keelson.store.v1.Admin.Status:input_type -> keelson.store.v1.AdminStatusRequest
+	26, // 27: keelson.store.v1.Admin.Hash:input_type -> keelson.store.v1.AdminHashRequest
+	28, // 28: keelson.store.v1.Admin.Snapshot:input_type -> keelson.store.v1.AdminSnapshotRequest
+	30, // 29: keelson.store.v1.Admin.Compact:input_type -> keelson.store.v1.AdminCompactRequest
+	32, // 30: keelson.store.v1.Admin.Transfer:input_type -> keelson.store.v1.AdminTransferRequest
+	42, // 31: keelson.store.v1.Admin.AddMember:input_type -> keelson.store.v1.AddMemberRequest
+	43, // 32: keelson.store.v1.Admin.RemoveMember:input_type -> keelson.store.v1.RemoveMemberRequest
+	35, // 33: keelson.store.v1.Admin.SetLinks:input_type -> keelson.store.v1.AdminLinks
+	37, // 34: keelson.store.v1.Admin.SetClock:input_type -> keelson.store.v1.AdminClock
+	3,  // 35: keelson.store.v1.Remote.Commit:output_type -> keelson.store.v1.RemoteCommitResponse
+	6,  // 36: keelson.store.v1.Remote.Commits:output_type -> keelson.store.v1.RemoteCommitReplies
+	10, // 37: keelson.store.v1.Remote.Get:output_type -> keelson.store.v1.RemoteGetResponse
+	12, // 38: keelson.store.v1.Remote.List:output_type -> keelson.store.v1.RemoteListChunk
+	16, // 39: keelson.store.v1.Remote.Watch:output_type -> keelson.store.v1.RemoteEvents
+	19, // 40: keelson.store.v1.Remote.Sync:output_type -> keelson.store.v1.RemoteSyncResponse
+	21, // 41: keelson.store.v1.Remote.Applied:output_type -> keelson.store.v1.RemoteAppliedResponse
+	23, // 42: keelson.store.v1.Remote.Lead:output_type -> keelson.store.v1.RemoteLeadership
+	25, // 43: keelson.store.v1.Admin.Status:output_type -> keelson.store.v1.AdminStatusResponse
+	27, // 44: keelson.store.v1.Admin.Hash:output_type -> keelson.store.v1.AdminHashResponse
+	29, // 45: keelson.store.v1.Admin.Snapshot:output_type -> keelson.store.v1.AdminSnapshotResponse
+	31, // 46: keelson.store.v1.Admin.Compact:output_type -> keelson.store.v1.AdminCompactResponse
+	33, // 47: keelson.store.v1.Admin.Transfer:output_type -> keelson.store.v1.AdminTransferResponse
+	44, // 48: keelson.store.v1.Admin.AddMember:output_type -> keelson.store.v1.AddMemberResponse
+	45, // 49: keelson.store.v1.Admin.RemoveMember:output_type -> keelson.store.v1.RemoveMemberResponse
+	36, // 50: keelson.store.v1.Admin.SetLinks:output_type -> keelson.store.v1.AdminLinksResponse
+	38, // 51: keelson.store.v1.Admin.SetClock:output_type -> keelson.store.v1.AdminClockResponse
+	35, // [35:52] is the sub-list for method output_type
+	18, // [18:35] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_proto_store_v1_remote_proto_init() }
@@ -2005,7 +2257,7 @@ func file_proto_store_v1_remote_proto_init() {
 		return
 	}
 	file_proto_store_v1_store_proto_init()
-	file_proto_store_v1_remote_proto_msgTypes[8].OneofWrappers = []any{
+	file_proto_store_v1_remote_proto_msgTypes[12].OneofWrappers = []any{
 		(*RemoteWatchRequest_Begin)(nil),
 		(*RemoteWatchRequest_Progress)(nil),
 	}
@@ -2015,7 +2267,7 @@ func file_proto_store_v1_remote_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_proto_store_v1_remote_proto_rawDesc), len(file_proto_store_v1_remote_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   34,
+			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -25,6 +25,7 @@ const _ = grpc.SupportPackageIsVersion9
 
 const (
 	Remote_Commit_FullMethodName  = "/keelson.store.v1.Remote/Commit"
+	Remote_Commits_FullMethodName = "/keelson.store.v1.Remote/Commits"
 	Remote_Get_FullMethodName     = "/keelson.store.v1.Remote/Get"
 	Remote_List_FullMethodName    = "/keelson.store.v1.Remote/List"
 	Remote_Watch_FullMethodName   = "/keelson.store.v1.Remote/Watch"
@@ -41,6 +42,9 @@ const (
 // RemoteFailure in their details; a conflict and an absent key are answers.
 type RemoteClient interface {
 	Commit(ctx context.Context, in *RemoteCommitRequest, opts ...grpc.CallOption) (*RemoteCommitResponse, error)
+	// Commits is many calls of Commit under way at once. A message carries what
+	// has gathered while the one before was sent, on both ways.
+	Commits(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[RemoteCommitCalls, RemoteCommitReplies], error)
 	Get(ctx context.Context, in *RemoteGetRequest, opts ...grpc.CallOption) (*RemoteGetResponse, error)
 	// List sends a list in chunks of about a megabyte.
 	List(ctx context.Context, in *RemoteListRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[RemoteListChunk], error)
@@ -71,6 +75,19 @@ func (c *remoteClient) Commit(ctx context.Context, in *RemoteCommitRequest, opts
 	return out, nil
 }
 
+func (c *remoteClient) Commits(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[RemoteCommitCalls, RemoteCommitReplies], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Remote_ServiceDesc.Streams[0], Remote_Commits_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[RemoteCommitCalls, RemoteCommitReplies]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Remote_CommitsClient = grpc.BidiStreamingClient[RemoteCommitCalls, RemoteCommitReplies]
+
 func (c *remoteClient) Get(ctx context.Context, in *RemoteGetRequest, opts ...grpc.CallOption) (*RemoteGetResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(RemoteGetResponse)
@@ -83,7 +100,7 @@ func (c *remoteClient) Get(ctx context.Context, in *RemoteGetRequest, opts ...gr
 
 func (c *remoteClient) List(ctx context.Context, in *RemoteListRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[RemoteListChunk], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Remote_ServiceDesc.Streams[0], Remote_List_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Remote_ServiceDesc.Streams[1], Remote_List_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -102,7 +119,7 @@ type Remote_ListClient = grpc.ServerStreamingClient[RemoteListChunk]
 
 func (c *remoteClient) Watch(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[RemoteWatchRequest, RemoteEvents], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Remote_ServiceDesc.Streams[1], Remote_Watch_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Remote_ServiceDesc.Streams[2], Remote_Watch_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +152,7 @@ func (c *remoteClient) Applied(ctx context.Context, in *RemoteAppliedRequest, op
 
 func (c *remoteClient) Lead(ctx context.Context, in *RemoteLeadRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[RemoteLeadership], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Remote_ServiceDesc.Streams[2], Remote_Lead_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Remote_ServiceDesc.Streams[3], Remote_Lead_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -160,6 +177,9 @@ type Remote_LeadClient = grpc.ServerStreamingClient[RemoteLeadership]
 // RemoteFailure in their details; a conflict and an absent key are answers.
 type RemoteServer interface {
 	Commit(context.Context, *RemoteCommitRequest) (*RemoteCommitResponse, error)
+	// Commits is many calls of Commit under way at once. A message carries what
+	// has gathered while the one before was sent, on both ways.
+	Commits(grpc.BidiStreamingServer[RemoteCommitCalls, RemoteCommitReplies]) error
 	Get(context.Context, *RemoteGetRequest) (*RemoteGetResponse, error)
 	// List sends a list in chunks of about a megabyte.
 	List(*RemoteListRequest, grpc.ServerStreamingServer[RemoteListChunk]) error
@@ -182,6 +202,9 @@ type UnimplementedRemoteServer struct{}
 
 func (UnimplementedRemoteServer) Commit(context.Context, *RemoteCommitRequest) (*RemoteCommitResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Commit not implemented")
+}
+func (UnimplementedRemoteServer) Commits(grpc.BidiStreamingServer[RemoteCommitCalls, RemoteCommitReplies]) error {
+	return status.Error(codes.Unimplemented, "method Commits not implemented")
 }
 func (UnimplementedRemoteServer) Get(context.Context, *RemoteGetRequest) (*RemoteGetResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Get not implemented")
@@ -239,6 +262,13 @@ func _Remote_Commit_Handler(srv interface{}, ctx context.Context, dec func(inter
 	}
 	return interceptor(ctx, in, info, handler)
 }
+
+func _Remote_Commits_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(RemoteServer).Commits(&grpc.GenericServerStream[RemoteCommitCalls, RemoteCommitReplies]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Remote_CommitsServer = grpc.BidiStreamingServer[RemoteCommitCalls, RemoteCommitReplies]
 
 func _Remote_Get_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(RemoteGetRequest)
@@ -348,6 +378,12 @@ var Remote_ServiceDesc = grpc.ServiceDesc{
 		},
 	},
 	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Commits",
+			Handler:       _Remote_Commits_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
 		{
 			StreamName:    "List",
 			Handler:       _Remote_List_Handler,

@@ -12,7 +12,6 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/peer"
 
 	storev1 "keelson.dev/keelson/proto/store/v1"
 	"keelson.dev/keelson/raftstore"
@@ -30,6 +29,7 @@ const appliedTimeout = time.Second
 type Client struct {
 	conn    *grpc.ClientConn
 	store   storev1.RemoteClient
+	commits *committer
 	applied atomic.Uint64
 	closed  atomic.Bool
 }
@@ -55,7 +55,8 @@ func New(address string, creds credentials.TransportCredentials) (*Client, error
 	if err != nil {
 		return nil, fmt.Errorf("client of the replica at %s: %w", address, err)
 	}
-	return &Client{conn: conn, store: storev1.NewRemoteClient(conn)}, nil
+	store := storev1.NewRemoteClient(conn)
+	return &Client{conn: conn, store: store, commits: newCommitter(store)}, nil
 }
 
 // Dial is New, and waits until the replica answers, as long as ctx lets it.
@@ -89,6 +90,7 @@ func (c *Client) Reconnect() {
 // Close ends the connection and every watch. Later calls fail with ErrClosed.
 func (c *Client) Close() error {
 	c.closed.Store(true)
+	c.commits.close()
 	return c.conn.Close()
 }
 
@@ -144,17 +146,16 @@ func (c *Client) Commit(ctx context.Context, commit raftstore.Commit) (raftstore
 	if err := c.usable(ctx); err != nil {
 		return 0, err
 	}
-	var sent peer.Peer // is filled in once the call has a connection
-	resp, failed := c.store.Commit(ctx, &storev1.RemoteCommitRequest{Ops: p.GetOps(), Fence: p.GetFence()}, grpc.Peer(&sent))
-	if failed == nil {
-		if conflict := resp.GetConflict(); conflict != nil {
+	r := c.commits.call(ctx, &storev1.RemoteCommitRequest{Ops: p.GetOps(), Fence: p.GetFence()})
+	if r.failed == nil {
+		if conflict := r.done.GetConflict(); conflict != nil {
 			return 0, conflictFrom(conflict)
 		}
-		return raftstore.Revision(resp.GetRevision()), nil
+		return raftstore.Revision(r.done.GetRevision()), nil
 	}
-	err, _ = c.err(ctx, failed)
+	err, _ = c.err(ctx, r.failed)
 	var said *failure
-	if !errors.As(err, &said) && sent.Addr != nil {
+	if !errors.As(err, &said) && r.sent {
 		return 0, fmt.Errorf("%w: %w", raftstore.ErrOutcomeUnknown, err)
 	}
 	return 0, err

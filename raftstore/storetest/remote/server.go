@@ -31,7 +31,7 @@ const (
 	// chunkBytes is how much of a list goes into one message, or one item.
 	chunkBytes = 1 << 20
 	// replyReserve is the part of a deadline kept for the way back of the answer.
-	replyReserve = 20 * time.Millisecond
+	replyReserve = 100 * time.Millisecond
 )
 
 // ServerOptions are what a gRPC server needs to serve a store.
@@ -60,12 +60,19 @@ func within(ctx context.Context) (context.Context, context.CancelFunc) {
 	if !ok {
 		return ctx, func() {}
 	}
-	return context.WithDeadline(ctx, deadline.Add(-min(replyReserve, time.Until(deadline)/10)))
+	return context.WithTimeout(ctx, reserved(time.Until(deadline)))
 }
+
+// reserved is what a call may take of the time that its caller waits.
+func reserved(t time.Duration) time.Duration { return t - min(replyReserve, t/5) }
 
 func (s *server) Commit(ctx context.Context, req *storev1.RemoteCommitRequest) (*storev1.RemoteCommitResponse, error) {
 	ctx, cancel := within(ctx)
 	defer cancel()
+	return s.commit(ctx, req)
+}
+
+func (s *server) commit(ctx context.Context, req *storev1.RemoteCommitRequest) (*storev1.RemoteCommitResponse, error) {
 	c, err := commitFrom(req)
 	if err != nil {
 		return nil, StatusOf(err)

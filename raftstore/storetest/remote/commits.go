@@ -1,0 +1,132 @@
+package remote
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
+
+	storev1 "keelson.dev/keelson/proto/store/v1"
+)
+
+// commitStream is the replica's side of one stream of commits.
+type commitStream struct {
+	store   *server
+	running sync.WaitGroup // the reader and the calls
+	wake    chan struct{}
+
+	mu      sync.Mutex
+	cancels map[uint64]context.CancelFunc // of the calls under way
+	replies []*storev1.RemoteCommitReply  // to be sent
+}
+
+// Commits serves a stream until the client ends it and all its calls are
+// answered, or the connection is lost, which ends the calls.
+func (s *server) Commits(stream grpc.BidiStreamingServer[storev1.RemoteCommitCalls, storev1.RemoteCommitReplies]) error {
+	b := &commitStream{store: s, wake: make(chan struct{}, 1), cancels: make(map[uint64]context.CancelFunc)}
+	ctx, cancel := context.WithCancel(stream.Context())
+	defer b.running.Wait()
+	defer cancel()
+	ended := make(chan error, 1)
+	b.running.Add(1)
+	go func() {
+		defer b.running.Done()
+		ended <- b.read(ctx, stream)
+	}()
+	for {
+		select {
+		case <-b.wake:
+			if err := b.send(stream); err != nil {
+				return err
+			}
+		case err := <-ended:
+			if !errors.Is(err, io.EOF) {
+				return err
+			}
+			b.running.Wait()
+			return b.send(stream)
+		}
+	}
+}
+
+// send sends what is answered.
+func (b *commitStream) send(stream grpc.BidiStreamingServer[storev1.RemoteCommitCalls, storev1.RemoteCommitReplies]) error {
+	b.mu.Lock()
+	replies := b.replies
+	b.replies = nil
+	b.mu.Unlock()
+	if len(replies) == 0 {
+		return nil
+	}
+	return stream.Send(&storev1.RemoteCommitReplies{Replies: replies})
+}
+
+// read starts the calls that arrive.
+func (b *commitStream) read(ctx context.Context, stream grpc.BidiStreamingServer[storev1.RemoteCommitCalls, storev1.RemoteCommitReplies]) error {
+	for {
+		msg, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		for _, call := range msg.GetCalls() {
+			if call.GetCommit() == nil {
+				b.forget(call.GetId())
+				continue
+			}
+			b.begin(ctx, call)
+		}
+	}
+}
+
+// begin makes one commit in a goroutine of its own.
+func (b *commitStream) begin(ctx context.Context, call *storev1.RemoteCommitCall) {
+	var cancel context.CancelFunc
+	if t := time.Duration(call.GetTimeoutUs()) * time.Microsecond; t > 0 {
+		ctx, cancel = context.WithTimeout(ctx, reserved(t))
+	} else {
+		ctx, cancel = context.WithCancel(ctx)
+	}
+	b.mu.Lock()
+	b.cancels[call.GetId()] = cancel
+	b.mu.Unlock()
+	b.running.Add(1)
+	go func() {
+		defer b.running.Done()
+		done, err := b.store.commit(ctx, call.GetCommit())
+		b.forget(call.GetId())
+		b.answer(call.GetId(), done, err)
+	}()
+}
+
+// forget cancels a call that is under way, or frees one that is over.
+func (b *commitStream) forget(id uint64) {
+	b.mu.Lock()
+	cancel := b.cancels[id]
+	delete(b.cancels, id)
+	b.mu.Unlock()
+	if cancel != nil {
+		cancel()
+	}
+}
+
+func (b *commitStream) answer(id uint64, done *storev1.RemoteCommitResponse, err error) {
+	r := &storev1.RemoteCommitReply{Id: id, Done: done}
+	if err != nil {
+		said := status.Convert(err)
+		r.Done, r.Code, r.Message = nil, uint32(said.Code()), said.Message()
+		for _, d := range said.Details() {
+			r.Failure, _ = d.(*storev1.RemoteFailure)
+		}
+	}
+	b.mu.Lock()
+	b.replies = append(b.replies, r)
+	b.mu.Unlock()
+	select {
+	case b.wake <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,246 @@
+package remote
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	storev1 "keelson.dev/keelson/proto/store/v1"
+)
+
+// committer is the client's side of Commits: one stream for all callers. What
+// they ask while a message is being sent goes into the next.
+type committer struct {
+	store storev1.RemoteClient
+	life  context.Context
+	end   context.CancelFunc
+	once  sync.Once
+	wake  chan struct{}
+
+	mu     sync.Mutex
+	last   uint64
+	queue  []*commitCall // not sent
+	sent   map[uint64]*commitCall
+	gone   []uint64 // sent, and the caller waits no longer
+	closed bool
+}
+
+type commitCall struct {
+	id   uint64
+	ctx  context.Context
+	req  *storev1.RemoteCommitRequest
+	done chan commitReply // buffered
+}
+
+// commitReply is how a call ended. sent says that it may have reached the replica.
+type commitReply struct {
+	done   *storev1.RemoteCommitResponse
+	failed error
+	sent   bool
+}
+
+// sendBytes bounds what one message gathers.
+const sendBytes = 1 << 20
+
+func newCommitter(store storev1.RemoteClient) *committer {
+	m := &committer{store: store, wake: make(chan struct{}, 1), sent: make(map[uint64]*commitCall)}
+	m.life, m.end = context.WithCancel(context.Background())
+	return m
+}
+
+// call makes one commit and waits for its end, or for that of ctx.
+func (m *committer) call(ctx context.Context, req *storev1.RemoteCommitRequest) commitReply {
+	m.once.Do(func() { go m.run() })
+	c := &commitCall{ctx: ctx, req: req, done: make(chan commitReply, 1)}
+	m.mu.Lock()
+	if m.closed {
+		m.mu.Unlock()
+		return commitReply{failed: status.FromContextError(context.Canceled).Err()}
+	}
+	m.last++
+	c.id = m.last
+	m.queue = append(m.queue, c)
+	m.mu.Unlock()
+	m.nudge()
+	select {
+	case r := <-c.done:
+		return r
+	case <-ctx.Done():
+		return m.leave(c)
+	}
+}
+
+// leave gives a call up whose caller waits no longer.
+func (m *committer) leave(c *commitCall) commitReply {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	r := commitReply{failed: status.FromContextError(c.ctx.Err()).Err()}
+	if m.sent[c.id] == c {
+		delete(m.sent, c.id)
+		m.gone = append(m.gone, c.id)
+		m.nudge()
+		r.sent = true
+		return r
+	}
+	for i, q := range m.queue {
+		if q == c {
+			m.queue = append(m.queue[:i:i], m.queue[i+1:]...)
+			return r
+		}
+	}
+	return <-c.done // it was answered at the same moment
+}
+
+func (m *committer) nudge() {
+	select {
+	case m.wake <- struct{}{}:
+	default:
+	}
+}
+
+// close ends the stream and every call.
+func (m *committer) close() {
+	m.end()
+	m.once.Do(func() {}) // from now on nothing starts
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.closed = true
+	m.fail(status.FromContextError(context.Canceled).Err(), true)
+}
+
+// fail ends what was sent, and when all is set also what was not. m.mu is held.
+func (m *committer) fail(err error, all bool) {
+	for id, c := range m.sent {
+		delete(m.sent, id)
+		c.done <- commitReply{failed: err, sent: true}
+	}
+	m.gone = nil
+	if !all {
+		return
+	}
+	for _, c := range m.queue {
+		c.done <- commitReply{failed: err}
+	}
+	m.queue = nil
+}
+
+// run keeps a stream while there is something to send.
+func (m *committer) run() {
+	for {
+		select {
+		case <-m.wake:
+		case <-m.life.Done():
+			return
+		}
+		m.mu.Lock()
+		idle := len(m.queue) == 0
+		m.mu.Unlock()
+		if idle {
+			continue
+		}
+		err, opened := m.stream()
+		m.mu.Lock()
+		m.fail(err, !opened)
+		left := len(m.queue) > 0
+		m.mu.Unlock()
+		if left {
+			m.nudge()
+		}
+	}
+}
+
+// stream makes a stream, as soon as there is a connection, and serves it until
+// it breaks.
+func (m *committer) stream() (err error, opened bool) {
+	ctx, cancel := context.WithCancel(m.life)
+	defer cancel()
+	s, err := m.store.Commits(ctx)
+	if err != nil {
+		return err, false
+	}
+	broken := make(chan error, 1)
+	go func() { broken <- m.receive(s) }()
+	for {
+		for msg := m.take(); msg != nil; msg = m.take() {
+			if s.Send(msg) != nil {
+				return <-broken, true // receiving tells why
+			}
+		}
+		select {
+		case <-m.wake:
+		case err := <-broken:
+			return err, true
+		}
+	}
+}
+
+// take moves what waits into a message; nil when nothing does.
+func (m *committer) take() *storev1.RemoteCommitCalls {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.queue) == 0 && len(m.gone) == 0 {
+		return nil
+	}
+	msg := new(storev1.RemoteCommitCalls)
+	for _, id := range m.gone {
+		msg.Calls = append(msg.Calls, &storev1.RemoteCommitCall{Id: id})
+	}
+	m.gone = nil
+	n, size := 0, 0
+	for _, c := range m.queue {
+		for _, op := range c.req.GetOps() {
+			size += len(op.GetKey()) + len(op.GetValue())
+		}
+		if n > 0 && size > sendBytes {
+			break
+		}
+		n++
+		call := &storev1.RemoteCommitCall{Id: c.id, Commit: c.req}
+		if deadline, ok := c.ctx.Deadline(); ok {
+			call.TimeoutUs = max(1, time.Until(deadline).Microseconds())
+		}
+		msg.Calls = append(msg.Calls, call)
+		m.sent[c.id] = c
+	}
+	rest := copy(m.queue, m.queue[n:])
+	clear(m.queue[rest:])
+	m.queue = m.queue[:rest]
+	return msg
+}
+
+// receive hands out replies until the stream breaks.
+func (m *committer) receive(s storev1.Remote_CommitsClient) error {
+	for {
+		msg, err := s.Recv()
+		if err != nil {
+			return err
+		}
+		m.mu.Lock()
+		for _, r := range msg.GetReplies() {
+			c := m.sent[r.GetId()]
+			if c == nil {
+				continue
+			}
+			delete(m.sent, c.id)
+			c.done <- commitReply{done: r.GetDone(), failed: failedFrom(r), sent: true}
+		}
+		m.mu.Unlock()
+	}
+}
+
+func failedFrom(r *storev1.RemoteCommitReply) error {
+	if r.GetDone() != nil {
+		return nil
+	}
+	said := status.New(codes.Code(r.GetCode()), r.GetMessage())
+	if with, err := said.WithDetails(r.GetFailure()); r.GetFailure() != nil && err == nil {
+		said = with
+	}
+	if said.Code() == codes.OK {
+		return status.Error(codes.Unknown, "a reply that says nothing")
+	}
+	return said.Err()
+}
