@@ -102,7 +102,7 @@ func vacant(dir string) error {
 // up, raft.db last: without it nothing starts.
 func build(c Config, machine *mvcc.Machine) error {
 	final, staging := c.DataDir, filepath.Join(c.DataDir, stagingName)
-	if err := os.MkdirAll(final, 0o700); err != nil {
+	if err := makeFolder(final); err != nil {
 		return err
 	}
 	// What a restore that was cut short has moved already.
