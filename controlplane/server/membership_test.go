@@ -15,7 +15,6 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/pki"
-	"keelson.dev/keelson/raftstore/replica"
 )
 
 // Three replicas: status from any of them, stepping down, a member removed and

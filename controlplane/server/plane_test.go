@@ -25,7 +25,6 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/internal/wait"
-	"keelson.dev/keelson/raftstore/replica"
 )
 
 // plane is a control plane in this process: real replicas on loopback addresses.
