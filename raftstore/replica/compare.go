@@ -31,12 +31,6 @@ const (
 // it is still to come; 0 = the present one. One at a time, and never on the
 // goroutine that applies: it reads an immutable view.
 func (r *Replica) hash(ctx context.Context, at raftstore.Revision) ([]byte, raftstore.Revision, error) {
-	select {
-	case r.hashing <- struct{}{}:
-		defer func() { <-r.hashing }()
-	case <-ctx.Done():
-		return nil, 0, ctx.Err()
-	}
 	v := r.fsm.view()
 	for poll := time.NewTicker(revisionPoll); v.Revision() < at; v = r.fsm.view() {
 		defer poll.Stop()
@@ -50,6 +44,13 @@ func (r *Replica) hash(ctx context.Context, at raftstore.Revision) ([]byte, raft
 	}
 	if at == 0 {
 		at = v.Revision()
+	}
+	// The view is in hand: what is compacted while others are served does not matter.
+	select {
+	case r.hashing <- struct{}{}:
+		defer func() { <-r.hashing }()
+	case <-ctx.Done():
+		return nil, 0, ctx.Err()
 	}
 	began, bytes := time.Now(), 0
 	h, err := v.HashAt(at, func(n int) error {

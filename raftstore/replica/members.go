@@ -49,7 +49,7 @@ func (r *Replica) add(ctx context.Context, id, address string, learner bool) err
 		func() error { return r.addHere(ctx, id, address, learner) },
 		func(c storev1.PeerClient) error {
 			_, err := c.AddMember(ctx, &storev1.AddMemberRequest{Id: id, Address: address, Learner: learner})
-			return err
+			return fromStatus(err)
 		})
 	if err != nil {
 		return fmt.Errorf("adding replica %s at %s: %w", id, address, err)
@@ -64,7 +64,7 @@ func (r *Replica) Promote(ctx context.Context, id string) error {
 		func() error { return r.promoteHere(ctx, id) },
 		func(c storev1.PeerClient) error {
 			_, err := c.Promote(ctx, &storev1.PromoteRequest{Id: id})
-			return err
+			return fromStatus(err)
 		})
 	if err != nil {
 		return fmt.Errorf("promoting replica %s: %w", id, err)
@@ -80,22 +80,18 @@ func (r *Replica) Promote(ctx context.Context, id string) error {
 // by the majority that is to be, so that it could not commit.
 func (r *Replica) RemoveMember(ctx context.Context, id string) error {
 	unclear := false // an attempt may have removed it
+	settle := func(err error) error {
+		if unclear && errors.Is(err, raftstore.ErrUnknownMember) {
+			return nil
+		}
+		unclear = unclear || err != nil && !refusal(err)
+		return err
+	}
 	err := r.onLeader(ctx,
-		func() error {
-			err := r.removeHere(ctx, id)
-			if unclear && errors.Is(err, raftstore.ErrUnknownMember) {
-				return nil
-			}
-			unclear = unclear || err != nil && !refusal(err)
-			return err
-		},
+		func() error { return settle(r.removeHere(ctx, id)) },
 		func(c storev1.PeerClient) error {
 			_, err := c.RemoveMember(ctx, &storev1.RemoveMemberRequest{Id: id})
-			if unclear && errors.Is(fromStatus(err), raftstore.ErrUnknownMember) {
-				return nil
-			}
-			unclear = unclear || err != nil && !refusal(fromStatus(err))
-			return err
+			return settle(fromStatus(err))
 		})
 	if err != nil {
 		return fmt.Errorf("removing replica %s: %w", id, err)
@@ -107,31 +103,29 @@ func (r *Replica) RemoveMember(ctx context.Context, id string) error {
 // "", to the one with the best log, from any replica. It returns who leads
 // afterwards. Errors: ErrUnknownMember, ErrInvalid when to cannot lead.
 func (r *Replica) StepDown(ctx context.Context, to string) (leader string, err error) {
-	var was string // who led at the first attempt
-	done := func() bool {
+	unclear := "" // the leader that may have stepped down, and could not say so
+	attempt := func(ask func() (string, error)) error {
 		now, _ := r.role.leader()
-		if was == "" {
-			was = now
+		if now != "" && (now == to || to == "" && unclear != "" && now != unclear) {
+			leader = now
+			return nil
 		}
-		leader = now
-		return now != "" && (now == to || to == "" && now != was)
+		var err error
+		leader, err = ask()
+		if err != nil && !refusal(err) && !errors.Is(err, raftstore.ErrNotLeader) {
+			unclear = now
+		}
+		return err
 	}
 	err = r.onLeader(ctx,
 		func() error {
-			if done() {
-				return nil
-			}
-			var err error
-			leader, err = r.stepDownHere(ctx, to)
-			return err
+			return attempt(func() (string, error) { return r.stepDownHere(ctx, to) })
 		},
 		func(c storev1.PeerClient) error {
-			if done() {
-				return nil
-			}
-			resp, err := c.TransferLeadership(ctx, &storev1.TransferLeadershipRequest{To: to})
-			leader = resp.GetLeader()
-			return err
+			return attempt(func() (string, error) {
+				resp, err := c.TransferLeadership(ctx, &storev1.TransferLeadershipRequest{To: to})
+				return resp.GetLeader(), fromStatus(err)
+			})
 		})
 	if err != nil {
 		return "", fmt.Errorf("stepping down: %w", err)
@@ -140,7 +134,7 @@ func (r *Replica) StepDown(ctx context.Context, to string) (leader string, err e
 }
 
 // onLeader does something on the leader, here or by asking it, and tries again
-// while leadership moves.
+// while leadership moves. Both return the errors of this package.
 func (r *Replica) onLeader(ctx context.Context, here func() error, there func(storev1.PeerClient) error) error {
 	if err := r.up(ctx); err != nil {
 		return err
@@ -155,7 +149,7 @@ func (r *Replica) onLeader(ctx context.Context, here func() error, there func(st
 		default:
 			var client storev1.PeerClient
 			if client, err = r.peers.client(address); err == nil {
-				err = fromStatus(there(client))
+				err = there(client)
 			}
 		}
 		if err == nil || refusal(err) || ctx.Err() != nil {

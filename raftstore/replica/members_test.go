@@ -55,9 +55,10 @@ func TestMembershipChangesUnderLoad(t *testing.T) {
 	if err := through.Promote(within(t, patience), "r4"); err != nil {
 		t.Errorf("promoting a voter: %v", err)
 	}
-	if m, _ := memberNamed(t, c, "r4", "r4"); !m.Voter || m.Applied == 0 || m.Contact == 0 {
-		t.Errorf("after promotion: %+v", m)
-	}
+	c.Await("r4 to have a vote", func() bool {
+		m, _ := memberNamed(t, c, "r4", "r4")
+		return m.Voter && m.Applied != 0 && m.Contact != 0
+	})
 	w.await(c, 100)
 	// The leader can be removed too, and ask for it itself: it hands over first.
 	if _, err := through.StepDown(within(t, patience), "r1"); err != nil {
