@@ -12,6 +12,7 @@ import (
 
 	storev1 "keelson.dev/keelson/proto/store/v1"
 	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/mvcc"
 )
 
 const (
@@ -31,16 +32,9 @@ const (
 // it is still to come; 0 = the present one. One at a time, and never on the
 // goroutine that applies: it reads an immutable view.
 func (r *Replica) hash(ctx context.Context, at raftstore.Revision) ([]byte, raftstore.Revision, error) {
-	v := r.fsm.view()
-	for poll := time.NewTicker(revisionPoll); v.Revision() < at; v = r.fsm.view() {
-		defer poll.Stop()
-		select {
-		case <-poll.C:
-		case <-ctx.Done():
-			return nil, 0, fmt.Errorf("waiting for revision %d: %w", at, ctx.Err())
-		case <-r.ctx.Done():
-			return nil, 0, raftstore.ErrClosed
-		}
+	v, err := r.viewFrom(ctx, at)
+	if err != nil {
+		return nil, 0, err
 	}
 	if at == 0 {
 		at = v.Revision()
@@ -70,6 +64,24 @@ func (r *Replica) hash(ctx context.Context, at raftstore.Revision) ([]byte, raft
 		return nil
 	})
 	return h[:], at, err
+}
+
+// viewFrom waits until this replica has applied a revision.
+func (r *Replica) viewFrom(ctx context.Context, at raftstore.Revision) (*mvcc.View, error) {
+	poll := time.NewTicker(revisionPoll)
+	defer poll.Stop()
+	for {
+		if v := r.fsm.view(); v.Revision() >= at {
+			return v, nil
+		}
+		select {
+		case <-poll.C:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("waiting for revision %d: %w", at, ctx.Err())
+		case <-r.ctx.Done():
+			return nil, raftstore.ErrClosed
+		}
+	}
 }
 
 // compareStates compares the replicas' states now and then while this replica leads.
