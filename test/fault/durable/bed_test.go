@@ -28,6 +28,7 @@ var (
 
 func TestMain(m *testing.M) {
 	storeproc.Main()
+	verbMain()
 	flag.Parse()
 	os.Exit(m.Run())
 }

@@ -67,7 +67,7 @@ func (s *solo) liveIn(ctx context.Context, do func(context.Context, *storeproc.M
 	settings.LogStore = s.store
 	g, err := storeproc.Start(ctx, storeproc.Options{
 		Dir: s.t.TempDir(), Replicas: 1, Settings: settings,
-		DataDir: func(string) string { return filepath.Join(s.disk.Path(), "data") },
+		DataDir: func(string) string { return s.dataDir() },
 	})
 	if err != nil {
 		return fmt.Errorf("starting: %w", err)
