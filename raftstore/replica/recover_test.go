@@ -15,7 +15,13 @@ import (
 // Two of three replicas are lost. The third recovers with all its data, alone,
 // and takes new members. The lost ones come back after all and do no harm.
 func TestLostMajorityIsRecovered(t *testing.T) {
-	c := storetest.NewCluster(t, 3, nil)
+	for _, kind := range []replica.LogStoreKind{replica.LogBolt, replica.LogWAL} {
+		t.Run(string(kind), func(t *testing.T) { loseMajority(t, kind) })
+	}
+}
+
+func loseMajority(t *testing.T, kind replica.LogStoreKind) {
+	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) { cfg.LogStore = kind })
 	var last raftstore.Revision
 	for i := range 200 {
 		last = commit(t, c.Replica("r1"), raftstore.Put(fmt.Sprintf("/k/%d", i%40), []byte(fmt.Sprint(i))))

@@ -53,6 +53,7 @@ type Replica struct {
 	clock clock
 
 	meters meters
+	roles  roleLog
 	alarms []raftstore.Alarm // last seen by noteState
 
 	running chan struct{} // closed when raft is up
@@ -163,6 +164,7 @@ func (r *Replica) Run(ctx context.Context) error {
 		r.handOver()
 	}
 	cause := context.Cause(r.ctx)
+	r.roles.stop(cause)
 	r.cancel(nil)
 	r.shutdown(&g)
 	if cause != nil && cause != errAborted {

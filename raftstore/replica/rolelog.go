@@ -159,12 +159,29 @@ func roleName(s raft.RaftState) string {
 	}
 }
 
+// stop tells of the end of the last role.
+func (l *roleLog) stop(cause error) {
+	l.mu.Lock()
+	from := l.role
+	l.role = ""
+	l.mu.Unlock()
+	if from == "" {
+		return // raft never came up
+	}
+	reason := "asked to stop"
+	if cause != nil {
+		reason = cause.Error()
+	}
+	l.changed(from, "none", reason)
+}
+
 // overhear makes raft's logger one that tells of changes of role.
 func (r *Replica) overhear(l hclog.Logger) hclog.Logger {
-	return &overheard{Logger: l, roles: &roleLog{changed: func(from, to, reason string) {
+	r.roles.changed = func(from, to, reason string) {
 		if to == roleName(raft.Candidate) {
 			r.meters.elections.Add(1)
 		}
 		r.log.Info("role changed", "from", from, "to", to, "reason", reason)
-	}}}
+	}
+	return &overheard{Logger: l, roles: &r.roles}
 }

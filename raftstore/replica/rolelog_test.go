@@ -1,6 +1,7 @@
 package replica
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 
@@ -34,6 +35,8 @@ func TestRoleLogTellsReasons(t *testing.T) {
 	l.Debug("lost leadership because received a requestVote with a newer term") // as a follower
 	l.Warn("heartbeat timeout reached, starting election", "last-leader-addr", "", "last-leader-id", raft.ServerID(""))
 	l.Info("entering candidate state", "node", "x", "term", 5)
+	l.roles.stop(errors.New("disk is full"))
+	l.roles.stop(nil)
 	want := []string{
 		"none -> follower: started",
 		"follower -> candidate: leader r2 is silent",
@@ -46,6 +49,7 @@ func TestRoleLogTellsReasons(t *testing.T) {
 		"follower -> leader: raft gave none",
 		"leader -> follower: higher term from r3",
 		"follower -> candidate: no leader is known",
+		"candidate -> none: disk is full",
 	}
 	if fmt.Sprintf("%q", lines) != fmt.Sprintf("%q", want) {
 		t.Errorf("got\n%q\nwant\n%q", lines, want)
