@@ -45,6 +45,14 @@ func (r *Recorder) Follow(id int, prefix string) *Follower {
 // Forget makes the follower list again before it goes on.
 func (f *Follower) Forget() { f.listed = false }
 
+// Rewind makes the follower go on from a revision that it has seen already, or
+// from the beginning of the recording if that is later.
+func (f *Follower) Rewind(to raftstore.Revision) {
+	if f.listed {
+		f.cursor = max(f.rec.base.Revision, min(to, f.cursor))
+	}
+}
+
 // Cursor is the revision up to which the follower has seen everything.
 func (f *Follower) Cursor() raftstore.Revision { return f.cursor }
 

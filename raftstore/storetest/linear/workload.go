@@ -177,6 +177,11 @@ func (w *Workload) follow(id int, prefix string, at int, places []Place) {
 			if id > 0 && rng.IntN(6) == 0 {
 				f.Forget()
 			}
+			// Those of a part also go back to any revision of the past, or to what
+			// is left of it.
+			if prefix != w.opts.Prefix && rng.IntN(2) == 0 {
+				f.Rewind(raftstore.Revision(rng.Int64N(int64(f.Cursor()) + 1)))
+			}
 			// Some watches last long, most are given up after some deliveries.
 			left := 1 + rng.IntN(400)
 			ctx, cancel := context.WithTimeout(w.lives, time.Duration(50+rng.IntN(2000))*time.Millisecond)
@@ -218,6 +223,12 @@ func (w *Workload) lead(n int, place Place) {
 			}
 		}()
 		_ = leader.Lead(ctx, func(ctx context.Context, fence raftstore.Fence) error {
+			// The fence of whoever led before must not open anything here.
+			before := w.Fence()
+			w.commitFenced(d, n, &count, fence)
+			if before != 0 && before != fence {
+				w.commitFenced(d, n, &count, before)
+			}
 			for ctx.Err() == nil && w.pause(pace) {
 				w.commitFenced(d, n, &count, fence)
 			}
