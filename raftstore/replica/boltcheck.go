@@ -45,6 +45,12 @@ type boltCheck struct {
 	record []byte
 }
 
+// ErrDataFormat reports a data directory of another version.
+var ErrDataFormat = errors.New("raftstore: data directory has a format that this version does not read")
+
+// oldOwner is a key that the first versions kept in the stable store.
+const oldOwner = "keelson.dev/replica"
+
 const (
 	boltPageHead    = 16
 	boltElement     = 16
@@ -143,6 +149,9 @@ func (c *boltCheck) conf(v []byte) error {
 		return c.bad("the record is not in the root page")
 	}
 	return c.inline(v, func(flags uint32, k, v []byte) error {
+		if string(k) == oldOwner {
+			return fmt.Errorf("it was made by a version without checksums on votes: %w", ErrDataFormat)
+		}
 		if flags != 0 || !bytes.Equal(k, keyRecord) {
 			return c.bad("the stable store holds %q", k)
 		}

@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-var damageTries = flag.Int("damage.tries", 40, "bytes flipped in each file of a data directory")
+var damageTries = flag.Int("damage.tries", 25, "bytes flipped in each file of a data directory")
 
 // damages are the errors that say that a file is not what was written.
 var damages = []error{ErrCorruptLog, ErrCorruptVotes, ErrCorruptSnapshot, ErrCorruptKeys, ErrSealed}

@@ -24,6 +24,7 @@ type applied struct {
 // fsm is the state machine as raft drives it. Its methods run on raft's FSM
 // goroutine, one at a time.
 type fsm struct {
+	cluster   string                       // identity that snapshots carry
 	machine   atomic.Pointer[mvcc.Machine] // replaced by Restore
 	hub       *watch.Hub
 	line      waterline       // the last raft index applied
@@ -113,7 +114,7 @@ func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
 	return &fsmSnapshot{
 		life:  f.life,
 		state: f.machine.Load().Snapshot(),
-		meta:  mvcc.Meta{Index: f.line.get(), Term: f.term},
+		meta:  mvcc.Meta{Cluster: f.cluster, Index: f.line.get(), Term: f.term},
 	}, nil
 }
 

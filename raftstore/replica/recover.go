@@ -64,6 +64,7 @@ func Recover(c Config) error {
 	var failed error
 	machine := newFSM(context.Background(), func(err error) { failed = errors.Join(failed, err) })
 	defer machine.hub.Close()
+	machine.cluster = c.Cluster
 	machine.committed, machine.changed = func(uint64, uint64) {}, func(*mvcc.View) {}
 	state := &recovered{fsm: machine}
 	err = raft.RecoverCluster(c.raft(make(chan bool, 1)), state, d.logs, d.stable, d.snapshots, trans, group)

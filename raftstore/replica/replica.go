@@ -105,6 +105,7 @@ func New(c Config) (*Replica, error) {
 	}
 	r.ctx, r.cancel = context.WithCancelCause(context.Background())
 	r.fsm = newFSM(r.ctx, r.fail)
+	r.fsm.cluster = c.Cluster
 	r.fsm.committed = r.noteCommitted
 	r.fsm.changed = r.noteChanged
 	r.fsm.applied = r.noteApplied

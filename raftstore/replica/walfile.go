@@ -295,7 +295,11 @@ func readWALHeader(b []byte, seed uint32) (int64, error) {
 	return int64(binary.LittleEndian.Uint64(b[sectorHead+8:])), nil
 }
 
-// ReadAt implements io.ReaderAt, over the content of the sectors.
+// sectorBuffers are for reading; raft-wal reads 64 KiB for every entry.
+var sectorBuffers = sync.Pool{New: func() any { return new([]byte) }}
+
+// ReadAt implements io.ReaderAt, over the content of the sectors. scan has
+// checked them; what has gone bad since is found by the checksum of the entry.
 func (w *walFile) ReadAt(p []byte, off int64) (int, error) {
 	w.mu.RLock()
 	live := w.live
@@ -304,7 +308,12 @@ func (w *walFile) ReadAt(p []byte, off int64) (int, error) {
 	last := 1 + (off+int64(len(p))-1)/sectorRoom
 	done := 0
 	if have := min(last, live) - first + 1; have > 0 && len(p) > 0 {
-		b := make([]byte, have*sectorBytes)
+		buffer := sectorBuffers.Get().(*[]byte)
+		defer sectorBuffers.Put(buffer)
+		if int64(cap(*buffer)) < have*sectorBytes {
+			*buffer = make([]byte, have*sectorBytes)
+		}
+		b := (*buffer)[:have*sectorBytes]
 		if n, err := w.f.ReadAt(b, first*sectorBytes); err != nil && n < len(b) {
 			return 0, fmt.Errorf("%s: %w", w.name, err)
 		}
@@ -312,9 +321,6 @@ func (w *walFile) ReadAt(p []byte, off int64) (int, error) {
 		for i := range have {
 			from := i * sectorBytes
 			content := b[from+sectorHead : from+sectorBytes]
-			if _, kind := readSector(b[from:], w.seed, first*sectorBytes+from); kind == sectorBad {
-				return done, fmt.Errorf("%s: sector at %d is damaged: %w", w.name, first*sectorBytes+from, ErrCorruptLog)
-			}
 			if w.isDead(first + i) {
 				clear(content)
 			}
