@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"keelson.dev/keelson/raftstore"
@@ -50,7 +51,7 @@ func (d *door) own(local bool, err error) error {
 }
 
 // answerReserve is more than what the server keeps of a deadline for the answer's way back.
-const answerReserve = 50 * time.Millisecond
+const answerReserve = 150 * time.Millisecond
 
 // Commit implements raftstore.Store. An answer in the last moment may have come
 // because the server's part of the deadline was over, before the commit was
@@ -78,4 +79,43 @@ func (d *door) List(ctx context.Context, prefix string, o raftstore.ListOptions)
 // Lead implements raftstore.Leader.
 func (d *door) Lead(ctx context.Context, lead func(ctx context.Context, fence raftstore.Fence) error) error {
 	return d.Store.(raftstore.Leader).Lead(ctx, lead)
+}
+
+// impatient reads at every place again and again without waiting for earlier
+// reads: a replica that comes back from a pause finds some that began after
+// others have gone on without it. The result ends it and waits for the rest.
+func impatient(w *linear.Workload, prefix string, places []linear.Place) (enough func()) {
+	const (
+		every   = 80 * time.Millisecond
+		timeout = 600 * time.Millisecond // more of them at once, and no order can be found in time
+		keys    = 6 // as many as the workload has
+	)
+	var all sync.WaitGroup
+	stop := make(chan struct{})
+	all.Go(func() {
+		pace := time.NewTicker(every)
+		defer pace.Stop()
+		for n := 0; ; n++ {
+			select {
+			case <-pace.C:
+			case <-stop:
+				return
+			}
+			for _, at := range places {
+				d, up := at()
+				if !up {
+					continue
+				}
+				all.Go(func() {
+					ctx, cancel := bounded(timeout)
+					defer cancel()
+					_, _, _ = w.Through(d).Get(ctx, fmt.Sprintf("%sk/%d", prefix, n%keys), raftstore.ReadOptions{})
+				})
+			}
+		}
+	})
+	return func() {
+		close(stop)
+		all.Wait()
+	}
 }

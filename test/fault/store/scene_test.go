@@ -52,7 +52,7 @@ func (s *scene) diary() string {
 // must fails the test when the harness could not do something that no fault excuses.
 func (s *scene) must(what string, err error) {
 	if err != nil {
-		s.note("%s: %v", what, err)
+		s.note("%s: see the error", what)
 		s.t.Errorf("%s: %v", what, err)
 	}
 }

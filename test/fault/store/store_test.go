@@ -107,10 +107,14 @@ func (s *scene) round(seed uint64, d time.Duration) {
 	}
 	s.note("round of seed %d", seed)
 	ahead := s.drift(ctx)
+	enough := impatient(w, prefix, places)
 	s.plague(seed, d)
+	enough()
 	w.Stop()
 	s.note("over")
+	healing := time.Now()
 	s.whole()
+	healed := time.Since(healing).Round(time.Millisecond)
 	at, up := place(s.g, 0)()
 	if !up {
 		s.t.Fatalf("nobody is up:\n%s", s.tell())
@@ -119,7 +123,7 @@ func (s *scene) round(seed uint64, d time.Duration) {
 	ahead = max(ahead, s.drift(ctx))
 	rep := w.Check(linear.CheckOptions{Skew: ahead + 2*nemesis.Skew, Dir: s.t.ArtifactDir()})
 	rep.Violations = append(rep.Violations, settled.Violations...)
-	s.t.Logf("seed %d: %d replicas: %v", seed, len(s.g.Members()), rep)
+	s.t.Logf("seed %d: %d replicas, whole again %s after the last fault: %v", seed, len(s.g.Members()), healed, rep)
 	s.must(fmt.Sprintf("seed %d", seed), rep.Err())
 	s.must(fmt.Sprintf("seed %d", seed), s.agree())
 	s.must(fmt.Sprintf("seed %d", seed), s.retell(ctx, prefix))
@@ -149,10 +153,12 @@ func (s *scene) plague(seed uint64, d time.Duration) {
 	ctx, cancel := bounded(d)
 	defer cancel()
 	plans := []nemesis.Plan{nemesis.New(2*seed, d, ofProcesses), nemesis.New(2*seed+1, d, ofCables)}
-	// A short pause is slept through by the group, a long one is not.
+	// A short pause is slept through by the group. During every second one another leader is elected.
+	pauses := make(map[nemesis.Fault]int)
 	for i := range plans[0] {
-		if a := &plans[0][i]; (a.Fault == nemesis.PauseLeader || a.Fault == nemesis.PauseFollower) && a.Pick%2 == 0 {
-			a.Hold *= 4
+		a := &plans[0][i]
+		if pauses[a.Fault]++; (a.Fault == nemesis.PauseLeader || a.Fault == nemesis.PauseFollower) && pauses[a.Fault]%2 == 0 {
+			a.Hold = 2*a.Hold + time.Second
 		}
 	}
 	var wg sync.WaitGroup
