@@ -142,7 +142,7 @@ func (b *bed) shake(m *storeproc.Member) {
 }
 
 // A full disk stops its replica, which says so; the others go on. When all are
-// full nobody acknowledges anything, and when there is space again nothing is missing.
+// full nobody acknowledges anything, and when there is space again nothing is missing. F53
 func TestFullDisk(t *testing.T) {
 	for _, store := range logStores {
 		t.Run(store, func(t *testing.T) {

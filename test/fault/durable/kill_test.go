@@ -6,7 +6,7 @@ import (
 )
 
 // All replicas are killed at once, again and again, at any moment: under load,
-// during an election, while they start. F69
+// during an election, while they start. F52
 func TestKillAll(t *testing.T) {
 	b := newBed(t, false, 3, quick())
 	b.load.bytes = 64 << 10 // so that journals turn and snapshots are taken

@@ -17,7 +17,7 @@ var logStores = []string{"bolt", "wal"}
 // All replicas lose their power at once, each disk loses what was not synced in
 // a way of its own, and they come back with all they acknowledged. Meanwhile
 // they take snapshots and shorten their logs, turn their journals, get and lose
-// members, hand leadership over, forget history, and start. F17 F69
+// members, hand leadership over, forget history, and start. F52
 func TestPowerCut(t *testing.T) {
 	for _, store := range logStores {
 		t.Run(store, func(t *testing.T) {

@@ -142,7 +142,7 @@ func (s *solo) work(ctx context.Context, m *storeproc.Member) error {
 
 // The power goes at one change of the disk after the other, from the first
 // change of the first start on. The replica always starts again, with
-// all that it had acknowledged. F17 F69
+// all that it had acknowledged. F52
 func TestPowerCutAtEveryChange(t *testing.T) {
 	for _, store := range logStores {
 		t.Run(store, func(t *testing.T) {
@@ -192,7 +192,7 @@ func cutAt(t *testing.T, store string, n uint64, loss lossy.Loss) {
 
 // The replica is killed at one change of the disk after the other. What it had
 // written and not synced is still readable then, so it starts from that; and
-// what it has shown to anybody since outlives a power cut. F69
+// what it has shown to anybody since outlives a power cut. F52
 func TestKillAtEveryChange(t *testing.T) {
 	for _, store := range logStores {
 		t.Run(store, func(t *testing.T) {
@@ -291,7 +291,7 @@ func dying() int {
 
 // After a failed sync the data is still readable, for the next process too,
 // and will never be on the disk. The replica must not build on it: what it
-// acknowledges after its restart outlives a power cut. F69
+// acknowledges after its restart outlives a power cut. F52
 func TestFailedSyncIsNotBuiltOn(t *testing.T) {
 	for _, c := range []struct{ store, file string }{{"bolt", "raft.journal.*"}, {"bolt", "raft.db"}, {"wal", "*.wal"}} {
 		t.Run(c.store+" "+c.file, func(t *testing.T) {
