@@ -56,7 +56,7 @@ func openDisk(c Config, fail func(error)) (*disk, error) {
 }
 
 func openData(c Config, fail func(error)) (*disk, error) {
-	if err := os.MkdirAll(c.DataDir, 0o700); err != nil {
+	if err := makeFolder(c.DataDir); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
 	rec, err := layOut(c)

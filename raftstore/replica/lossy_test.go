@@ -42,12 +42,11 @@ func (l *lossyFiles) open(name string, flag int) (diskFile, error) {
 
 func (l *lossyFiles) ask(op, name string) error {
 	l.mu.Lock()
-	fault := l.fault
-	l.mu.Unlock()
-	if fault == nil {
+	defer l.mu.Unlock()
+	if l.fault == nil {
 		return nil
 	}
-	return fault(op, name)
+	return l.fault(op, name)
 }
 
 func (l *lossyFiles) fail(f func(op, name string) error) {

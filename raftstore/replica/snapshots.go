@@ -61,7 +61,7 @@ type snapshotHeader struct {
 // openSnapshots makes the folder and clears what a crash left in it.
 func openSnapshots(c Config, seals *sealer, fail func(error)) (*snapshotStore, error) {
 	s := &snapshotStore{dir: filepath.Join(c.DataDir, snapshotsName), files: c.files(), seals: seals, fail: fail, now: c.Now}
-	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+	if err := makeFolder(s.dir); err != nil {
 		return nil, fmt.Errorf("snapshots: %w", err)
 	}
 	list, err := os.ReadDir(s.dir)

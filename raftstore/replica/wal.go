@@ -39,7 +39,7 @@ type walLog struct {
 
 // makeWAL makes the folder of a new log.
 func makeWAL(layer fileLayer, dir string, id uint32, segment int) error {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := makeFolder(dir); err != nil {
 		return fmt.Errorf("log: %w", err)
 	}
 	l, err := openWALWith(layer, dir, id, segment, true)
