@@ -18,7 +18,6 @@ import (
 
 const (
 	membersOfGroup = 3
-	connsToMember  = 4
 	startTimeout   = 60 * time.Second
 )
 
@@ -99,8 +98,8 @@ func newKeelson(self, logStore, dir string) (*group, error) {
 	return g, nil
 }
 
-// up starts all members, and the clients.
-func (g *group) up(ctx context.Context) error {
+// up starts all members, and the clients with some connections to each.
+func (g *group) up(ctx context.Context, conns int) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	for i, m := range g.members {
@@ -116,7 +115,7 @@ func (g *group) up(ctx context.Context) error {
 	if err := g.awaitReady(ctx); err != nil {
 		return err
 	}
-	clients := drive.Setup{Name: "clients", Conns: connsToMember}
+	clients := drive.Setup{Name: "clients", Conns: conns}
 	for _, m := range g.members {
 		clients.Members = append(clients.Members, drive.Address{Member: m.setup.Name, Address: m.setup.Door})
 	}

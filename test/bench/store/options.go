@@ -45,6 +45,7 @@ type options struct {
 	logs          []string
 	at            []string
 	rounds        int
+	conns         int
 	duration      time.Duration
 	size          int
 	listKeys      int
@@ -85,6 +86,7 @@ func parse(args []string, to io.Writer) (options, error) {
 	)
 	fs.SetOutput(to)
 	fs.IntVar(&o.rounds, "rounds", 5, "rounds of each measure; figures are medians of them")
+	fs.IntVar(&o.conns, "conns", 4, "connections to each member of clients in a process of their own")
 	fs.DurationVar(&o.duration, "duration", time.Second, "time per round of load")
 	fs.IntVar(&o.size, "size", 1024, "bytes per value")
 	fs.IntVar(&o.listKeys, "list-keys", 10_000, "keys of a list")
@@ -156,7 +158,7 @@ func (o options) check() error {
 		}
 	}
 	for flag, v := range map[string]int{
-		"rounds": o.rounds, "size": o.size, "list-keys": o.listKeys, "list-times": o.listTimes, "watchers": o.watcherCount,
+		"rounds": o.rounds, "conns": o.conns, "size": o.size, "list-keys": o.listKeys, "list-times": o.listTimes, "watchers": o.watcherCount,
 		"commits": o.commits, "transfers": o.transferCount, "etcd-transfers": o.etcdTransfers, "kills": o.killCount, "memory": o.memoryMiB, "state-size": o.stateSize,
 		"duration": int(o.duration), "watch-for": int(o.watchFor), "idle-for": int(o.idleFor), "busy-for": int(o.busyFor),
 	} {

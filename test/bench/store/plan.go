@@ -170,7 +170,7 @@ func (b *bench) begin(ctx context.Context) error {
 		b.groups[nameOfEtcd] = g
 	}
 	for _, g := range b.groups {
-		if err := g.up(ctx); err != nil {
+		if err := g.up(ctx, b.conns); err != nil {
 			return fmt.Errorf("group %s: %w", g.name, err)
 		}
 	}

@@ -41,7 +41,7 @@ const measureSetup = "setup"
 func (b *bench) setup() figures.Record {
 	p := map[string]any{
 		"ours": fmt.Sprintf("%d replicas in processes of their own on loopback, TLS between them, clients in their processes or in another over gRPC without TLS", membersOfGroup),
-		"both": fmt.Sprintf("fsync, %d connections to each member where clients are in a process of their own, values are medians of %d rounds by turns", connsToMember, b.rounds),
+		"both": fmt.Sprintf("fsync, %d connections to each member where clients are in a process of their own, values are medians of %d rounds by turns", b.conns, b.rounds),
 	}
 	if b.etcdName != "" {
 		p["reference"] = fmt.Sprintf("%s, %d members in processes of their own on loopback, TLS between them, etcd's own client in another process without TLS, defaults but for a quota of 8 GiB", b.etcdName, membersOfGroup)
