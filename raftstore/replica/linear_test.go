@@ -35,7 +35,7 @@ func TestLinearizable(t *testing.T) {
 			cfg.HeartbeatTimeout, cfg.ElectionTimeout = time.Second, time.Second
 		}
 	})
-	rep := disturbed(t, c, c.Target(), linear.Options{Seed: *linearSeed}, plan)
+	rep := disturbed(t, c, c.Favour("r1"), linear.Options{Seed: *linearSeed}, plan)
 	if rep.Acknowledged < 100 || rep.Deliveries < 100 {
 		t.Errorf("hardly anything was checked: %v", rep)
 	}

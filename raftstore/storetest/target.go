@@ -51,6 +51,29 @@ func (g target) Compact() {
 	})
 }
 
+// Favour returns a target that has leadership moved to one replica before every
+// second look for the leader: faults then often meet that one leading.
+func (c *Cluster) Favour(name string) nemesis.Group { return &favouring{target: target{c}, name: name} }
+
+type favouring struct {
+	target
+	name  string
+	looks int
+}
+
+// Leader implements nemesis.Group.
+func (g *favouring) Leader() string {
+	leader := g.target.Leader()
+	if g.looks++; g.looks%2 == 0 || leader == g.name {
+		return leader
+	}
+	g.try("moving leadership to "+g.name, g.Replica(leader), func(r *replica.Replica, ctx context.Context) error {
+		_, err := r.StepDown(ctx, g.name)
+		return err
+	})
+	return g.target.Leader()
+}
+
 // try does what may fail, such as when leadership has just moved.
 func (g target) try(what string, r *replica.Replica, do func(r *replica.Replica, ctx context.Context) error) {
 	if r == nil {

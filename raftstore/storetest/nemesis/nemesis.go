@@ -107,6 +107,10 @@ func New(seed uint64, d time.Duration, faults []Fault) Plan {
 		a := Act{Fault: left[0], Pick: rng.IntN(1 << 16),
 			Rest: time.Duration(50+rng.IntN(200)) * time.Millisecond, Hold: time.Duration(100+rng.IntN(500)) * time.Millisecond}
 		a.By = Skew/2 + time.Duration(rng.Int64N(int64(Skew/2)))
+		switch a.Fault {
+		case IsolateLeader, LeaderMinority, MuteLeader, DeafLeader, PauseLeader:
+			a.Hold += 400 * time.Millisecond // so that there is another leader meanwhile
+		}
 		left = left[1:]
 		p = append(p, a)
 		spent += a.Rest + a.Hold
