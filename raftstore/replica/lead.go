@@ -6,8 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hashicorp/raft"
-
 	storev1 "keelson.dev/keelson/proto/store/v1"
 	"keelson.dev/keelson/raftstore"
 )
@@ -149,36 +147,4 @@ func leadDuring(ctx context.Context, l *leadership, lead func(ctx context.Contex
 		return nil // it ended because it was told to
 	}
 	return err
-}
-
-// TransferLeadership hands leadership to another voter, if this replica leads.
-func (r *Replica) TransferLeadership(ctx context.Context) error {
-	if err := r.up(ctx); err != nil {
-		return err
-	}
-	if r.raft.State() != raft.Leader {
-		return fmt.Errorf("transferring leadership: %w", raftstore.ErrNotLeader)
-	}
-	done := make(chan error, 1)
-	go func() { done <- r.outcome(r.raft.LeadershipTransfer()) }()
-	select {
-	case err := <-done:
-		if err != nil {
-			return fmt.Errorf("transferring leadership: %w", err)
-		}
-	case <-ctx.Done():
-		return fmt.Errorf("transferring leadership: %w", ctx.Err())
-	}
-	// Done when another is known to lead, so that callers may stop at once.
-	for {
-		id, _, moved := r.role.current()
-		if id != "" && id != r.cfg.Name {
-			return nil
-		}
-		select {
-		case <-moved:
-		case <-ctx.Done():
-			return fmt.Errorf("transferring leadership: %w", ctx.Err())
-		}
-	}
 }

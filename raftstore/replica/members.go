@@ -347,29 +347,7 @@ func (r *Replica) handTo(ctx context.Context, to string) error {
 	if s.Suffrage != raft.Voter {
 		return fmt.Errorf("%w: %s is a learner: promote it first", raftstore.ErrInvalid, to)
 	}
-	done := make(chan error, 1)
-	go func() { done <- r.outcome(r.raft.LeadershipTransferToServer(s.ID, s.Address)) }()
-	select {
-	case err := <-done:
-		if err != nil {
-			return configError(err)
-		}
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	for {
-		id, _, moved := r.role.current()
-		if id != "" && id != r.cfg.Name {
-			return nil
-		}
-		select {
-		case <-moved:
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-r.ctx.Done():
-			return raftstore.ErrClosed
-		}
-	}
+	return r.transfer(ctx, s.ID)
 }
 
 func configError(err error) error {

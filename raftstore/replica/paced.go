@@ -27,8 +27,8 @@ type pacedSnapshots struct {
 const (
 	// paceBytes is one stretch.
 	paceBytes = 1 << 20
-	// maxRest bounds the pause after a stretch, which else is as long as the
-	// stretch took: half of the disk and of a processor are left to others.
+	// maxRest bounds the pause after a stretch, which else is twice as long as
+	// the stretch took: most of the disk and of a processor is left to others.
 	maxRest = 20 * time.Millisecond
 )
 
@@ -123,7 +123,7 @@ func (s *pacedSink) release() {
 	}
 }
 
-// restingWriter rests after each stretch for as long as it took. It fails when
+// restingWriter rests after each stretch for twice as long as it took. It fails when
 // life ends: a replica that stops does not wait for the end of its snapshot.
 type restingWriter struct {
 	w       io.Writer
@@ -145,7 +145,7 @@ func (r *restingWriter) Write(b []byte) (int, error) {
 }
 
 func (r *restingWriter) rest() error {
-	t := time.NewTimer(min(maxRest, time.Since(r.began)))
+	t := time.NewTimer(min(maxRest, 2*time.Since(r.began)))
 	defer t.Stop()
 	select {
 	case <-t.C:

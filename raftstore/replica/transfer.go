@@ -1,0 +1,132 @@
+package replica
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"keelson.dev/keelson/raftstore"
+)
+
+// From the moment at which raft is told to hand leadership over until the other
+// leads, it takes no proposals. It first brings the other's log up to its own,
+// however far behind that is, and gives up only after an election timeout. So
+// who is to lead is looked for before: a voter that answers and lacks next to
+// nothing. Callers try again as soon as the leader changes.
+
+const (
+	// transferLag is how many entries a successor may lack: under load some are
+	// always on their way.
+	transferLag = 64
+	// successorPatience is how long a voter has to say how far it is.
+	successorPatience = 250 * time.Millisecond
+	successorPoll     = 5 * time.Millisecond
+)
+
+// TransferLeadership hands leadership to the voter with the best log, if this
+// replica leads, and returns when another leads.
+func (r *Replica) TransferLeadership(ctx context.Context) error {
+	if err := r.up(ctx); err != nil {
+		return err
+	}
+	if err := r.transfer(ctx, ""); err != nil {
+		return fmt.Errorf("transferring leadership: %w", err)
+	}
+	return nil
+}
+
+// transfer hands leadership to a voter; "" is whoever has the best log.
+func (r *Replica) transfer(ctx context.Context, to raft.ServerID) error {
+	s, err := r.successor(ctx, to)
+	if err != nil {
+		return err
+	}
+	done := make(chan error, 1)
+	go func() { done <- r.outcome(r.raft.LeadershipTransferToServer(s.ID, s.Address)) }()
+	select {
+	case err := <-done:
+		if err != nil {
+			return configError(err)
+		}
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	// Done when another is known to lead, so that callers may stop at once.
+	for {
+		id, _, moved := r.role.current()
+		if id != "" && id != r.cfg.Name {
+			return nil
+		}
+		select {
+		case <-moved:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-r.ctx.Done():
+			return raftstore.ErrClosed
+		}
+	}
+}
+
+// successor waits until a voter other than this one, or the one named, has
+// nearly all of this replica's log.
+func (r *Replica) successor(ctx context.Context, to raft.ServerID) (raft.Server, error) {
+	poll := time.NewTicker(successorPoll)
+	defer poll.Stop()
+	for {
+		if r.raft.State() != raft.Leader {
+			return raft.Server{}, raftstore.ErrNotLeader
+		}
+		mine := r.raft.LastIndex()
+		best, at := r.bestVoter(ctx, to, mine-min(mine, transferLag))
+		if best.ID != "" && at.index+transferLag >= mine {
+			return best, nil
+		}
+		select {
+		case <-poll.C:
+		case <-ctx.Done():
+			if best.ID == "" {
+				return best, fmt.Errorf("%w: no voter that could lead answers: %w", raftstore.ErrUnavailable, ctx.Err())
+			}
+			return best, fmt.Errorf("%w: %s has entry %d of %d: %w", raftstore.ErrUnavailable, best.ID, at.index, mine, ctx.Err())
+		case <-r.ctx.Done():
+			return best, raftstore.ErrClosed
+		}
+	}
+}
+
+// bestVoter asks the other voters, or the one named, how far they are. It
+// returns the first that has come to enough, without waiting for the others,
+// else the best of all.
+func (r *Replica) bestVoter(ctx context.Context, to raft.ServerID, enough uint64) (best raft.Server, at standing) {
+	ctx, cancel := context.WithTimeout(ctx, successorPatience)
+	defer cancel()
+	type answer struct {
+		voter raft.Server
+		at    standing
+		ok    bool
+	}
+	voters := r.voters()
+	answers := make(chan answer, len(voters))
+	asked := 0
+	for _, v := range voters {
+		if string(v.ID) == r.cfg.Name || to != "" && v.ID != to {
+			continue
+		}
+		asked++
+		go func() {
+			at, ok := r.standingOf(ctx, v)
+			answers <- answer{v, at, ok}
+		}()
+	}
+	for ; asked > 0; asked-- {
+		if a := <-answers; a.ok && (best.ID == "" || at.less(a.at)) {
+			best, at = a.voter, a.at
+			if at.index >= enough {
+				break
+			}
+		}
+	}
+	return best, at
+}
