@@ -85,6 +85,10 @@ func (p *plane) testRemove(t *testing.T) {
 			t.Fatalf("a member at %s: %v", to, err)
 		}
 	}
+	// The leader of all, which hands over first.
+	if err := p.call("cp1", "POST", api.PathClusterStepDown, api.ClusterStepDown{To: "cp3"}, nil); err != nil {
+		t.Fatal(err)
+	}
 	if err := p.call("cp2", "DELETE", api.PathClusterMembers+"/cp3", nil, nil); err != nil {
 		t.Fatal(err)
 	}

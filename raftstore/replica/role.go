@@ -72,8 +72,19 @@ func (r *Replica) watchRole(g *errgroup.Group, notify <-chan bool) {
 	})
 }
 
-func (r *Replica) learnLeader() {
+// leads is who leads by raft's account. A candidate knows of none: when the
+// leader that handed over to it stops before the votes are in, raft goes on
+// naming that one, for as long as nobody is elected.
+func (r *Replica) leads() (raft.ServerAddress, raft.ServerID) {
 	address, id := r.raft.LeaderWithID()
+	if r.raft.State() == raft.Candidate {
+		return "", ""
+	}
+	return address, id
+}
+
+func (r *Replica) learnLeader() {
+	address, id := r.leads()
 	if r.role.set(string(id), string(address)) {
 		r.meters.leaders.Add(1)
 		r.log.Info("leader changed", "leader", string(id), "term", r.raft.CurrentTerm())

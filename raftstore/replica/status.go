@@ -38,7 +38,7 @@ func (r *Replica) Status() raftstore.Status {
 	}
 	s.Term, s.CommitIndex = r.raft.CurrentTerm(), r.raft.CommitIndex()
 	s.DiskBytes = r.usage.bytes(r.cfg.DataDir)
-	_, leader := r.raft.LeaderWithID()
+	_, leader := r.leads()
 	s.Leader = string(leader)
 	s.Members = r.known(leader)
 	return s
@@ -71,7 +71,7 @@ func (r *Replica) Members(ctx context.Context) ([]raftstore.Member, error) {
 	ask, cancel := context.WithTimeout(ctx, askMember)
 	defer cancel()
 	r.askMembers(ask)
-	_, leader := r.raft.LeaderWithID()
+	_, leader := r.leads()
 	return r.known(leader), nil
 }
 
