@@ -122,7 +122,7 @@ func (c *boltCheck) run() error {
 	}
 	c.high = m.high
 	buckets := 0
-	return errors.Join(c.walk(m.root, nil, nil, 0, func(flags uint32, k, v []byte) error {
+	err = c.walk(m.root, nil, nil, 0, func(flags uint32, k, v []byte) error {
 		buckets++
 		if flags != boltBucketFlag || len(v) < boltPageHead {
 			return c.bad("%q is no bucket", k)
@@ -135,12 +135,11 @@ func (c *boltCheck) run() error {
 		default:
 			return c.bad("there is a bucket %q", k)
 		}
-	}), func() error {
-		if buckets != 2 || c.record == nil {
-			return c.bad("no record of a replica")
-		}
-		return nil
-	}())
+	})
+	if err == nil && (buckets != 2 || c.record == nil) {
+		err = c.bad("no record of a replica")
+	}
+	return err
 }
 
 // conf is the bucket of the stable store: one record, inside of the root page.
@@ -149,7 +148,7 @@ func (c *boltCheck) conf(v []byte) error {
 		return c.bad("the record is not in the root page")
 	}
 	return c.inline(v, func(flags uint32, k, v []byte) error {
-		if string(k) == oldOwner {
+		if string(k) == oldOwner || string(k) == "CurrentTerm" {
 			return fmt.Errorf("it was made by a version without checksums on votes: %w", ErrDataFormat)
 		}
 		if flags != 0 || !bytes.Equal(k, keyRecord) {

@@ -323,6 +323,22 @@ func TestOtherLogStore(t *testing.T) {
 	}
 }
 
+// Data of the first versions is not called damaged.
+func TestDataOfAnEarlierVersion(t *testing.T) {
+	dir := t.TempDir()
+	b, err := openBolt(filepath.Join(dir, boltName), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(b.Set([]byte("CurrentTerm"), make([]byte, 8)), b.Set([]byte(oldOwner), []byte("r1")), b.Close()); err != nil {
+		t.Fatal(err)
+	}
+	_, err = openDisk(Config{Name: "r1", DataDir: dir, NoSync: true}.withDefaults(), func(error) {})
+	if !errors.Is(err, ErrDataFormat) || errors.Is(err, ErrCorruptLog) {
+		t.Errorf("opened: %v", err)
+	}
+}
+
 func TestDiskInUse(t *testing.T) {
 	b := newDiskBed(t, t.TempDir(), LogBolt, nil)
 	defer b.close(t)

@@ -33,15 +33,7 @@ func TestJournalOutlivesCrashes(t *testing.T) { // F17
 			crash := rapid.IntRange(0, 2).Draw(t, "crash") == 0
 			cut := crash && rapid.Bool().Draw(t, "cut")
 			if cut { // some sync of this step does not happen, nor does any after it
-				left := rapid.IntRange(0, 2).Draw(t, "syncs")
-				layer.fail(func(op, _ string) error {
-					if op == "sync" {
-						if left--; left < 0 {
-							return errPowerCut
-						}
-					}
-					return nil
-				})
+				layer.failSyncs(rapid.Int64Range(0, 2).Draw(t, "syncs"))
 			}
 			before := b.mark()
 			err := b.step(t, &term)

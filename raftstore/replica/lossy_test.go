@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"sync"
+	"sync/atomic"
 )
 
 // lossyFiles is a file layer over real files that knows which sectors were
@@ -13,7 +14,7 @@ import (
 type lossyFiles struct {
 	mu    sync.Mutex
 	files []*lossyFile
-	fault func(op, name string) error // asked before each "write" and "sync"
+	fault func(op, name string) error // asked before each "write" and "sync", by several at once; it may wait
 }
 
 type lossyFile struct {
@@ -42,11 +43,23 @@ func (l *lossyFiles) open(name string, flag int) (diskFile, error) {
 
 func (l *lossyFiles) ask(op, name string) error {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.fault == nil {
+	fault := l.fault
+	l.mu.Unlock()
+	if fault == nil {
 		return nil
 	}
-	return l.fault(op, name)
+	return fault(op, name)
+}
+
+// failSyncs lets so many syncs happen and none after them.
+func (l *lossyFiles) failSyncs(after int64) {
+	var n atomic.Int64
+	l.fail(func(op, _ string) error {
+		if op == "sync" && n.Add(1) > after {
+			return errPowerCut
+		}
+		return nil
+	})
 }
 
 func (l *lossyFiles) fail(f func(op, name string) error) {

@@ -35,15 +35,7 @@ func TestWALOutlivesCrashes(t *testing.T) {
 			crash := rapid.IntRange(0, 2).Draw(t, "crash") == 0
 			cut := crash && rapid.Bool().Draw(t, "cut")
 			if cut {
-				left := rapid.IntRange(0, 1).Draw(t, "syncs")
-				layer.fail(func(op, _ string) error {
-					if op == "sync" {
-						if left--; left < 0 {
-							return errPowerCut
-						}
-					}
-					return nil
-				})
+				layer.failSyncs(rapid.Int64Range(0, 1).Draw(t, "syncs"))
 			}
 			attempted, doomed := b.last, error(nil)
 			if b.first == 0 || rapid.IntRange(0, 4).Draw(t, "step") > 0 {
