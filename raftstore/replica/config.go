@@ -73,12 +73,14 @@ type Config struct {
 	// backups: a backup of another cluster is refused unless asked for.
 	Cluster string
 	// Quota is how many bytes of state and history make the store read-only
-	// (default 8 GiB).
+	// (default 8 GiB; negative = never). History gives way first, as long as the
+	// state alone is below nine tenths of it.
 	Quota int64
 	// CompareEvery is how often the leader compares the replicas' states
 	// (default 10 min; negative = never).
 	CompareEvery time.Duration
-	// Now is the clock (default time.Now). Tests jump it.
+	// Now is the clock (default time.Now). Tests jump it; see clock.go for how
+	// little that does.
 	Now func() time.Time
 
 	// LogStore is what keeps the log: LogBolt (default) or LogWAL. A data
