@@ -37,7 +37,6 @@ type fsm struct {
 	applied   func(entries int, began time.Time)
 	bytes     atomic.Int64 // applied since the last snapshot
 	phase     float64      // by how much the first snapshot is put off, in parts of what is between two
-	entries   atomic.Int64
 }
 
 func newFSM(life context.Context, fail func(error)) *fsm {
@@ -84,7 +83,6 @@ func (f *fsm) ApplyBatch(logs []*raft.Log) []any {
 		slots = append(slots, i)
 		f.bytes.Add(int64(len(l.Data)))
 	}
-	f.entries.Add(int64(len(logs)))
 	machine := f.machine.Load()
 	began := time.Now()
 	res := machine.Apply(entries...)
@@ -110,7 +108,6 @@ func (f *fsm) delayed(bytes int64) int64 {
 func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
 	f.phase = 0
 	f.bytes.Store(0)
-	f.entries.Store(0)
 	return &fsmSnapshot{
 		life:  f.life,
 		state: f.machine.Load().Snapshot(),

@@ -154,17 +154,20 @@ func (r *Replica) runSnapshots(ctx context.Context) error {
 	}
 }
 
-// trimTrailing bounds the log that stays behind a snapshot in bytes, by the
-// average size of the entries since the last one. While a follower takes a
+// maxFewTrailing bounds the entries that stay behind a snapshot however small
+// TrailingBytes is.
+const maxFewTrailing = 64 << 20
+
+// trimTrailing bounds the log that stays behind a snapshot in bytes; a few
+// entries stay even when they are large. While a follower takes a
 // snapshot in, the leader may take its next: what the follower needs then to go
 // on with must still be there, and a large state takes long.
 func (r *Replica) trimTrailing() {
 	r.tuning.Lock()
 	defer r.tuning.Unlock()
-	entries := max(1, r.fsm.entries.Load())
-	average := max(1, r.fsm.bytes.Load()/entries)
 	conf := r.raft.ReloadableConfig()
-	conf.TrailingLogs = uint64(min(10_240, max(64, max(r.cfg.TrailingBytes, r.fsm.view().Bytes()/2)/average)))
+	few := min(64, r.disk.logs.within(maxFewTrailing))
+	conf.TrailingLogs = min(10_240, max(few, r.disk.logs.within(max(r.cfg.TrailingBytes, r.fsm.view().Bytes()/2))))
 	if err := r.raft.ReloadConfig(conf); err != nil {
 		r.log.Warn("bounding the trailing log", "error", err)
 	}

@@ -38,6 +38,7 @@ type logStore struct {
 	oldest uint64
 	newest uint64
 	bytes  int
+	extent extent // of the whole log
 }
 
 func newLogStore(inner raft.LogStore, name string, fail func(error)) *logStore {
@@ -194,6 +195,7 @@ func (s *logStore) keep(l *raft.Log) {
 	}
 	c := *l
 	c.Extensions = nil
+	s.extent.add(l.Index, int64(len(l.Data))+entryCost)
 	s.cache[l.Index] = &c
 	s.newest = l.Index
 	s.bytes += len(l.Data) + 128
@@ -202,6 +204,16 @@ func (s *logStore) keep(l *raft.Log) {
 		delete(s.cache, s.oldest)
 		s.oldest++
 	}
+}
+
+// entryCost is what an entry takes besides its data, about.
+const entryCost = 128
+
+// within is how many entries at the end of the log take about so many bytes.
+func (s *logStore) within(bytes int64) uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.extent.within(bytes)
 }
 
 // deleteChunk bounds how many entries are deleted in one transaction, for
@@ -223,6 +235,11 @@ func (s *logStore) DeleteRange(first, last uint64) error {
 		s.bytes = 0
 	} else {
 		s.oldest = max(s.oldest, last+1)
+	}
+	if last >= s.extent.last {
+		s.extent.cut(first)
+	} else {
+		s.extent.drop(last)
 	}
 	s.mu.Unlock()
 	var err error
@@ -298,6 +315,7 @@ func (s *logStore) verify(covered uint64) (map[uint32]struct{}, error) {
 		}
 		if err == nil {
 			err = s.check(i, &l)
+			s.extent.add(i, int64(len(l.Data))+entryCost)
 		}
 		switch {
 		case err == nil, errors.Is(err, raft.ErrLogNotFound) && i <= covered:
