@@ -77,6 +77,9 @@ func FuzzRequests(f *testing.F) {
 	add(1, &storev1.RemoteGetRequest{Key: []byte("/a"), Local: true})
 	add(2, &storev1.RemoteListRequest{Prefix: []byte("/"), Limit: 1, After: []byte("/a"), At: 1})
 	add(3, &storev1.RemoteWatchRequest{Ask: &storev1.RemoteWatchRequest_Begin{Begin: &storev1.RemoteWatchBegin{Prefix: []byte("/"), After: 1}}})
+	add(4, &storev1.RemoteCommitCalls{Calls: []*storev1.RemoteCommitCall{
+		{Id: 1, TimeoutUs: 1000, Commit: &storev1.RemoteCommitRequest{Ops: []*storev1.Op{{Kind: 1, Key: "/a"}}}}, {Id: 1}, {},
+	}})
 	m := storetest.NewMemory()
 	f.Cleanup(m.Close)
 	s := &server{store: m}
@@ -84,7 +87,7 @@ func FuzzRequests(f *testing.F) {
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
 		var err error
-		switch which % 4 {
+		switch which % 5 {
 		case 0:
 			req := new(storev1.RemoteCommitRequest)
 			if proto.Unmarshal(b, req) == nil {
@@ -105,6 +108,11 @@ func FuzzRequests(f *testing.F) {
 			if proto.Unmarshal(b, req) == nil {
 				err = s.Watch(&asked{ctx: ctx, asks: []*storev1.RemoteWatchRequest{req}, end: cancel})
 			}
+		case 4:
+			req := new(storev1.RemoteCommitCalls)
+			if proto.Unmarshal(b, req) == nil {
+				err = s.Commits(&called{ctx: ctx, calls: []*storev1.RemoteCommitCalls{req}})
+			}
 		}
 		switch code := status.Code(err); code {
 		case codes.OK, codes.InvalidArgument, codes.OutOfRange, codes.Aborted, codes.Canceled:
@@ -122,6 +130,25 @@ type chunks struct {
 
 func (c *chunks) Context() context.Context            { return c.ctx }
 func (c *chunks) Send(*storev1.RemoteListChunk) error { return nil }
+
+// called is the server's side of a stream of commits, whose client waits for
+// no answer.
+type called struct {
+	grpc.ServerStream
+	ctx   context.Context
+	calls []*storev1.RemoteCommitCalls
+}
+
+func (c *called) Context() context.Context                { return c.ctx }
+func (c *called) Send(*storev1.RemoteCommitReplies) error { return nil }
+func (c *called) Recv() (*storev1.RemoteCommitCalls, error) {
+	if len(c.calls) == 0 {
+		return nil, io.EOF
+	}
+	next := c.calls[0]
+	c.calls = c.calls[1:]
+	return next, nil
+}
 
 // asked is the server's side of a watch, whose client asks some things and
 // then goes away.

@@ -3,9 +3,12 @@ package storeproc
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -14,7 +17,68 @@ import (
 
 func TestMain(m *testing.M) {
 	Main()
+	if dir := os.Getenv(parentIn); dir != "" {
+		beParent(dir)
+	}
 	os.Exit(m.Run())
+}
+
+// parentIn makes the test binary start a group in a folder and wait for its end.
+const parentIn = "KEELSON_TEST_PARENT"
+
+func beParent(dir string) {
+	g, err := Start(context.Background(), Options{Dir: dir, Settings: Settings{NoSync: true}})
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	for _, m := range g.Members() {
+		fmt.Println(m.PID())
+	}
+	fmt.Println(g.sockets)
+	select {}
+}
+
+// Replicas die with the process that started them, also those that are paused.
+func TestReplicasDieWithTheirParent(t *testing.T) {
+	self, err := os.Executable()
+	must(t, err)
+	parent := exec.Command(self)
+	parent.Env = append(os.Environ(), parentIn+"="+t.TempDir())
+	out, err := parent.StdoutPipe()
+	must(t, err)
+	must(t, parent.Start())
+	t.Cleanup(func() { parent.Process.Kill(); parent.Wait() })
+	var pids [3]int
+	var sockets string
+	if _, err := fmt.Fscan(out, &pids[0], &pids[1], &pids[2], &sockets); err != nil {
+		t.Fatalf("the parent does not start: %v", err)
+	}
+	t.Cleanup(func() { os.RemoveAll(sockets) })
+	must(t, syscall.Kill(pids[1], syscall.SIGSTOP), parent.Process.Kill())
+	ctx := within(t, patience)
+	tick := time.NewTicker(pollEvery)
+	defer tick.Stop()
+	for _, pid := range pids {
+		for alive(pid) {
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				syscall.Kill(pid, syscall.SIGKILL)
+				t.Fatalf("replica process %d outlives its parent", pid)
+			}
+		}
+	}
+}
+
+// alive is false also for one that only waits to be waited for.
+func alive(pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	_, rest, _ := strings.Cut(string(b), ") ")
+	return !strings.HasPrefix(rest, "Z")
 }
 
 const patience = 30 * time.Second

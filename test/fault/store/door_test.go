@@ -88,7 +88,7 @@ func impatient(w *linear.Workload, prefix string, places []linear.Place) (enough
 	const (
 		every   = 80 * time.Millisecond
 		timeout = 600 * time.Millisecond // more of them at once, and no order can be found in time
-		keys    = 6 // as many as the workload has
+		keys    = 6                      // as many as the workload has
 	)
 	var all sync.WaitGroup
 	stop := make(chan struct{})
