@@ -42,7 +42,8 @@ type caller struct {
 }
 
 func call(t *testing.T, s Subject) caller {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	// A part makes thousands of calls one by one, perhaps over two networks and under the race detector.
+	ctx, cancel := context.WithTimeout(context.Background(), 4*patience)
 	t.Cleanup(cancel)
 	return caller{t, ctx, s.Store}
 }
