@@ -104,7 +104,7 @@ func TestFailedSync(t *testing.T) {
 		for i, pattern := range synced[store] {
 			t.Run(store+" "+pattern, func(t *testing.T) {
 				b := onDisks(t, store)
-				for n, leads := range []bool{true, false, false} {
+				for n, leads := range []bool{true, false} {
 					m := b.who(leads)
 					b.disk(m.Name).Fail(lossy.Sync, pattern, 1)
 					if pattern == "raft.db" {

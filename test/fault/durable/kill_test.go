@@ -10,7 +10,7 @@ import (
 func TestKillAll(t *testing.T) {
 	b := newBed(t, false, 3, quick())
 	b.load.bytes = 64 << 10 // so that journals turn and snapshots are taken
-	for range times(30) {
+	for range times(25) {
 		b.write()
 		if b.rand.IntN(5) > 0 {
 			b.awaitProgress(b.ledger.Acknowledged())

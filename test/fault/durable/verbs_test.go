@@ -88,7 +88,7 @@ func TestConvertThroughPowerCuts(t *testing.T) {
 	for i, from := range logStores {
 		to := logStores[1-i]
 		t.Run(from+" to "+to, func(t *testing.T) {
-			everyChange(t, 6, func(t *testing.T, cutAt uint64) uint64 {
+			everyChange(t, 4, func(t *testing.T, cutAt uint64) uint64 {
 				s := newSolo(t, from)
 				if err := s.live(s.work); err != nil {
 					t.Fatal(err)
@@ -112,7 +112,7 @@ func TestRestoreThroughPowerCuts(t *testing.T) {
 	want := makeBackup(t, backup)
 	for _, store := range logStores {
 		t.Run(store, func(t *testing.T) {
-			everyChange(t, 6, func(t *testing.T, cutAt uint64) uint64 {
+			everyChange(t, 4, func(t *testing.T, cutAt uint64) uint64 {
 				s := newSolo(t, store)
 				changes := s.again(verb{Do: "restore", DataDir: s.dataDir(), LogStore: store, Backup: backup}, cutAt)
 				if err := s.disk.Crash(lossy.Loss{}); err != nil {
