@@ -230,7 +230,7 @@ func (r *Replica) start(g *errgroup.Group) error {
 	conf := r.cfg.raft(notify)
 	conf.Logger = r.overhear(conf.Logger)
 	r.raft, err = r.disk.startRaft(func() (*raft.Raft, error) {
-		return raft.NewRaft(conf, r.fsm, &meteredLogs{r.disk.logs, &r.meters}, r.disk.stable, &meteredSnapshots{paceSnapshots(r.disk.snapshots, r.cfg.DataDir), &r.meters},
+		return raft.NewRaft(conf, r.fsm, &meteredLogs{r.disk.logs, &r.meters}, &ballot{stableStore: r.disk.stable}, &meteredSnapshots{paceSnapshots(r.disk.snapshots, r.cfg.DataDir), &r.meters},
 			&patientTransport{NetworkTransport: r.trans, worth: r.worthWaiting})
 	})
 	if err != nil {

@@ -147,6 +147,11 @@ func (s *stableStore) Set(key, value []byte) error {
 	return s.change(func(r *stableRecord) { r.values[string(key)] = slices.Clone(value) })
 }
 
+// setBoth sets two keys at once.
+func (s *stableStore) setBoth(k1 string, v1 []byte, k2 string, v2 []byte) error {
+	return s.change(func(r *stableRecord) { r.values[k1], r.values[k2] = v1, slices.Clone(v2) })
+}
+
 // SetUint64 implements raft.StableStore.
 func (s *stableStore) SetUint64(key []byte, value uint64) error {
 	return s.Set(key, binary.BigEndian.AppendUint64(nil, value))
