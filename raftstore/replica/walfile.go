@@ -300,9 +300,10 @@ var sectorBuffers = sync.Pool{New: func() any { return new([]byte) }}
 
 // ReadAt implements io.ReaderAt, over the content of the sectors. scan has
 // checked them; what has gone bad since is found by the checksum of the entry.
+// The last sector may be written anew meanwhile, with more behind what is read.
 func (w *walFile) ReadAt(p []byte, off int64) (int, error) {
 	w.mu.RLock()
-	live := w.live
+	live, whole := w.live, len(w.dead) == 0
 	w.mu.RUnlock()
 	first := 1 + off/sectorRoom
 	last := 1 + (off+int64(len(p))-1)/sectorRoom
@@ -321,7 +322,7 @@ func (w *walFile) ReadAt(p []byte, off int64) (int, error) {
 		for i := range have {
 			from := i * sectorBytes
 			content := b[from+sectorHead : from+sectorBytes]
-			if w.isDead(first + i) {
+			if !whole && w.isDead(first+i) {
 				clear(content)
 			}
 			done += copy(p[done:], content[skip:])
