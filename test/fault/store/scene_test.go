@@ -254,6 +254,13 @@ func (s *scene) agree() error {
 			if err != nil {
 				return err
 			}
+			st, _, err := m.Status(ctx)
+			if err != nil {
+				return err
+			}
+			if len(st.Alarms) > 0 {
+				return fmt.Errorf("alarms are up at %s: %+v", m.Name, st.Alarms)
+			}
 			revisions[rev] = true
 			hashes[hash] = append(hashes[hash], m.Name)
 		}
