@@ -13,6 +13,7 @@ type PowerCut struct {
 
 	mu   sync.Mutex
 	rng  *rand.Rand
+	cuts int
 	gone chan struct{} // closed when syncs that hang shall fail
 }
 
@@ -54,7 +55,10 @@ func (p *PowerCut) Fail() {
 func (p *PowerCut) Cut() (lost bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	odds := p.rng.IntN(3) // all, half, or none
+	odds := 0 // all, half, or none; the first time all
+	if p.cuts++; p.cuts > 1 {
+		odds = p.rng.IntN(3)
+	}
 	lost, err = p.layer.crash(func() bool { return odds == 0 || odds == 1 && p.rng.IntN(2) == 0 })
 	p.layer.fail(nil)
 	return lost, err

@@ -90,11 +90,25 @@ func (f *lossyFile) Sync() error {
 	}
 	f.layer.mu.Lock()
 	defer f.layer.mu.Unlock()
-	content, err := readAll(f.osFile)
+	size, err := f.osFile.Size()
 	if err != nil {
 		return err
 	}
-	f.saved, f.dirty = content, make(map[int64]struct{})
+	if grown := size - int64(len(f.saved)); grown > 0 {
+		f.saved = append(f.saved, make([]byte, grown)...)
+	}
+	f.saved = f.saved[:size]
+	// What was not written since the last sync is saved already.
+	for at := range f.dirty {
+		from := at * sectorBytes
+		if from >= size {
+			continue
+		}
+		if _, err := f.osFile.ReadAt(f.saved[from:min(from+sectorBytes, size)], from); err != nil {
+			return err
+		}
+	}
+	clear(f.dirty)
 	return nil
 }
 

@@ -24,10 +24,12 @@ func (g *powerless) Kill(name string) {
 	if r == nil {
 		return
 	}
+	// One that is still reading its disk would rightly complain of it.
+	g.c.Await(name+" to be up", func() bool { return len(r.Status().Members) > 0 })
 	disk := g.disks[name]
 	select {
 	case <-disk.Fade(): // in the middle of an append
-	case <-time.After(40 * time.Millisecond):
+	case <-time.After(300 * time.Millisecond):
 	}
 	r.Abort()
 	disk.Fail()
