@@ -80,13 +80,21 @@ func (a arm) killOnce(ctx context.Context) (gap float64, failed int, err error) 
 	if _, err := a.awaitLeader(ctx, rest); err != nil {
 		return 0, 0, err
 	}
-	if err := wait.Delay(ctx, settle); err != nil {
+	// Calls that were under way may hang for long, as etcd's do. What is told is
+	// for how long nobody could write: fresh clients come when there is a leader.
+	fresh, err := a.begin(drive.Order{Do: drive.DoPut, Clients: killClients, Size: 1024, Duration: settle, Times: true, Prefix: "fresh"}, rest)
+	if err != nil {
+		return 0, 0, err
+	}
+	after, err := fresh.wait(ctx)
+	if err != nil {
 		return 0, 0, err
 	}
 	got, err := load.end(ctx)
 	if err != nil {
 		return 0, 0, err
 	}
+	got = merge(got, after)
 	if gap = longestGap(got.Acks, killed, math.MaxInt64); math.IsInf(gap, 1) {
 		return 0, 0, errors.New("nothing was acknowledged after it")
 	}
