@@ -3,9 +3,9 @@
 // With the usual GOGC a process whose live heap is small, but that allocates
 // much, collects many times a second, and calls are late by as much as each
 // collection takes. Run raises the limit for as long as collections follow one
-// another within a second, by no more than a number of bytes; when they are
-// rarer, as in a process with little to do, everything is as usual and memory
-// as small.
+// another within a second, to no more garbage than a number of bytes; when they
+// are rarer, as in a process with little to do, or when the heap is large,
+// everything is as usual and memory as small.
 package gcroom
 
 import (
@@ -17,8 +17,8 @@ import (
 	"time"
 )
 
-// Server is the room of a process that serves: its heap may be as much larger
-// under load.
+// Server is the room of a process that serves: under load as much garbage may
+// gather, as it may anyway where the live heap is larger than that.
 const Server = 192 << 20
 
 const (
@@ -31,11 +31,11 @@ const (
 )
 
 // next is the limit in percent after a collection that followed the one before
-// within every and left live bytes, when room is the most garbage that may
-// gather beyond what is usual.
+// within every and left live bytes, when room is how much garbage may gather
+// where that is more than usual.
 func next(now int, every time.Duration, live, room uint64) int {
 	want := float64(now) * float64(pace) / float64(max(every, time.Millisecond))
-	allowed := usual + 100*float64(room)/float64(max(live, 1))
+	allowed := max(usual, 100*float64(room)/float64(max(live, 1)))
 	// By half of the way: one short pause between collections says little.
 	want = (float64(now) + want) / 2
 	return int(max(usual, min(want, allowed, most)))
