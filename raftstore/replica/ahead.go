@@ -19,6 +19,7 @@ import (
 type aheadStore struct {
 	inner   raft.LogStore
 	journal *journal
+	halt    func(error) // told of a move that failed; may be nil
 
 	write sync.Mutex // held by who writes to the journal
 
@@ -200,10 +201,18 @@ func (s *aheadStore) await() error {
 }
 
 func (s *aheadStore) settle(err error) {
+	if err == nil {
+		return
+	}
+	err = fmt.Errorf("moving entries out of the journal: %w", err)
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err != nil && s.failed == nil {
-		s.failed = fmt.Errorf("moving entries out of the journal: %w", err)
+	first := s.failed == nil
+	if first {
+		s.failed = err
+	}
+	s.mu.Unlock()
+	if first && s.halt != nil {
+		s.halt(err)
 	}
 }
 

@@ -208,6 +208,8 @@ func TestFailedMoveStopsAppending(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	told := make(chan error, 1)
+	s.halt = func(err error) { told <- err }
 	inner.fail = errors.New("disk full")
 	for i := uint64(1); i < 100 && err == nil; i++ {
 		err = s.StoreLog(&raft.Log{Index: i, Term: 1, Data: make([]byte, 100)})
@@ -218,6 +220,10 @@ func TestFailedMoveStopsAppending(t *testing.T) {
 	var l raft.Log
 	if err := s.GetLog(1, &l); err != nil || l.Index != 1 {
 		t.Errorf("entry 1 is not readable: %v", err)
+	}
+	// The replica need not append anything to hear of it.
+	if err := <-told; !errors.Is(err, inner.fail) {
+		t.Errorf("told: %v", err)
 	}
 	if err := s.Close(); !errors.Is(err, inner.fail) {
 		t.Errorf("closing: %v", err)

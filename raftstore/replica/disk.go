@@ -213,6 +213,7 @@ func (d *disk) openLog(c Config, bolt *boltLog, fail func(error)) error {
 		return err
 	}
 	d.logs, d.close = newLogStore(ahead, bolt.path, fail), closers{ahead, d.close}
+	ahead.halt = func(err error) { d.logs.halt(fmt.Errorf("%s: %w", bolt.path, err)) }
 	return nil
 }
 
