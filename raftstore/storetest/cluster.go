@@ -200,7 +200,7 @@ func (c *Cluster) StopAll() {
 		c.Stop(name)
 	}
 	if leader != "" {
-		c.Stop(leader)
+		c.Kill(leader) // nobody is left to whom it could hand over
 	}
 	for _, name := range c.Names() {
 		if h := c.host(name); h.listener != nil {
