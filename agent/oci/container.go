@@ -119,9 +119,9 @@ func (r *Runtime) createSteps(ctx context.Context, s *sandbox, shim *shimClient,
 	if err != nil {
 		return fmt.Errorf("image %s: %w", image, err)
 	}
-	c.rec.ImageID, c.rec.ImageRef = facts.ID, facts.Digest
+	r.amend(c, func(rec *containerRecord) { rec.ImageID, rec.ImageRef = facts.ID, facts.Digest })
 	if dir, file := s.config.GetLogDirectory(), c.config.GetLogPath(); dir != "" && file != "" {
-		c.rec.Log = filepath.Join(dir, file)
+		r.amend(c, func(rec *containerRecord) { rec.Log = filepath.Join(dir, file) })
 		if err := os.MkdirAll(filepath.Dir(c.rec.Log), 0o755); err != nil {
 			return err
 		}
@@ -129,7 +129,8 @@ func (r *Runtime) createSteps(ctx context.Context, s *sandbox, shim *shimClient,
 	if err := os.Mkdir(r.containerDir(id), 0o711); err != nil {
 		return err
 	}
-	if err := r.saveContainer(&c.rec); err != nil {
+	rec := r.amend(c, func(*containerRecord) {})
+	if err := r.saveContainer(&rec); err != nil {
 		return err
 	}
 	stages := &stageList{}
@@ -148,14 +149,22 @@ func (r *Runtime) createSteps(ctx context.Context, s *sandbox, shim *shimClient,
 	if err != nil {
 		return err
 	}
-	r.mu.Lock()
-	if c.rec.State == ContainerCreating { // else it has ended already
-		c.rec.State = ContainerCreated
-	}
-	rec := c.rec
-	r.stages[id] = stages.list
-	r.mu.Unlock()
+	rec = r.amend(c, func(rec *containerRecord) {
+		if rec.State == ContainerCreating { // else it has ended already
+			rec.State = ContainerCreated
+		}
+		r.stages[id] = stages.list
+	})
 	return r.saveContainer(&rec)
+}
+
+// amend changes a container's record and returns a copy: its shim may be lost at
+// any moment, which ends the container from another goroutine.
+func (r *Runtime) amend(c *ctr, change func(*containerRecord)) containerRecord {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	change(&c.rec)
+	return c.rec
 }
 
 // writeBundle writes the request that keelson-oci reads.
@@ -190,7 +199,9 @@ func (r *Runtime) writeBundle(s *sandbox, c *ctr, facts agent.ImageConfig, root 
 		}
 	}
 	b.StateRoot = r.libcontainerDir()
-	c.rec.Process, c.rec.Stop, c.rec.SharePID = b.Spec.Process, in.stopSignal(), !in.ownPID()
+	r.amend(c, func(rec *containerRecord) {
+		rec.Process, rec.Stop, rec.SharePID = b.Spec.Process, in.stopSignal(), !in.ownPID()
+	})
 	data, err := json.Marshal(b)
 	if err != nil {
 		return err
@@ -232,8 +243,10 @@ func (r *Runtime) shimCreate(ctx context.Context, shim *shimClient, c *ctr) erro
 	if err := json.Unmarshal([]byte(st.Result), &answer); err != nil {
 		return fmt.Errorf("read keelson-oci's answer: %w", err)
 	}
-	c.rec.User = answer
-	c.rec.Process.User.UID, c.rec.Process.User.GID, c.rec.Process.User.AdditionalGids = answer.UID, answer.GID, answer.Groups
+	r.amend(c, func(rec *containerRecord) {
+		rec.User = answer
+		rec.Process.User.UID, rec.Process.User.GID, rec.Process.User.AdditionalGids = answer.UID, answer.GID, answer.Groups
+	})
 	return nil
 }
 
@@ -308,8 +321,9 @@ func (r *Runtime) containerEnded(c *ctr, e exitRecord) {
 		c.rec.Started = e.Started
 	}
 	c.exit = e
+	sharePID := c.rec.SharePID
 	r.mu.Unlock()
-	if c.rec.SharePID {
+	if sharePID {
 		// Its children live on in somebody else's process namespace.
 		r.background.Go(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), teardownTimeout)
