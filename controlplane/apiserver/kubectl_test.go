@@ -38,7 +38,23 @@ type kubectl struct {
 	home   string
 }
 
+//
+// kubectl up to 1.33 begins to read from a websocket before it has made its
+// streams, and throws away what a quick server sends meanwhile. It says so, and
+// is asked again: client-go waits since, so this is none of the server's.
 func (k *kubectl) run(stdin string, args ...string) (string, error) {
+	k.t.Helper()
+	var out string
+	var err error
+	for range 5 {
+		if out, err = k.once(stdin, args...); !strings.Contains(out, "Unknown stream id") {
+			break
+		}
+	}
+	return out, err
+}
+
+func (k *kubectl) once(stdin string, args ...string) (string, error) {
 	k.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
 	defer cancel()
