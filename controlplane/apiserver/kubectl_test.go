@@ -38,6 +38,7 @@ type kubectl struct {
 	home   string
 }
 
+// run runs a command and returns what it wrote.
 //
 // kubectl up to 1.33 begins to read from a websocket before it has made its
 // streams, and throws away what a quick server sends meanwhile. It says so, and
