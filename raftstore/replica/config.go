@@ -169,8 +169,9 @@ func (c Config) check() error {
 func (c Config) raft(notify chan<- bool) *raft.Config {
 	rc := raft.DefaultConfig()
 	rc.LocalID = raft.ServerID(c.Name)
-	rc.HeartbeatTimeout = c.HeartbeatTimeout
-	rc.ElectionTimeout = c.ElectionTimeout
+	// The watchdog of election.go looks when the configured timeouts are over.
+	rc.HeartbeatTimeout = slack(c.HeartbeatTimeout)
+	rc.ElectionTimeout = max(c.ElectionTimeout, rc.HeartbeatTimeout)
 	rc.LeaderLeaseTimeout = min(c.LeaseTimeout, c.HeartbeatTimeout-time.Millisecond) // the watchdog shortens the other a little
 	rc.CommitTimeout = c.CommitTimeout
 	rc.SnapshotThreshold = c.SnapshotEntries

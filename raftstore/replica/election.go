@@ -13,14 +13,20 @@ import (
 // times HeartbeatTimeout after its last word. Worse, with pre-vote the first
 // follower to look is refused by those that have not looked yet and then waits
 // for a whole election timeout: it takes the second to win. The watchdog below
-// makes both prompt without changing what raft decides. Every follower makes
-// raft look exactly when the leader is overdue, and the one with the best log
-// a moment after the others: by then they miss the leader too and grant its
-// pre-vote. Should the watchdogs disagree, raft's own timers still hold.
+// makes both prompt without changing what raft decides. The followers agree on
+// when the leader spoke last, which one of them may have heard a heartbeat later
+// than the others. Every follower makes raft look exactly when the leader is
+// overdue since then, and the one with the best log a moment after the others:
+// by then they miss the leader too and grant its pre-vote. Should the watchdogs
+// disagree, raft's own timers still hold; they are a little longer (slack), so
+// that none of them goes off between the first look and the last.
 
 // stagger is the time between two followers' looks: enough for a refused
-// pre-vote to be over.
-const stagger = 12 * time.Millisecond
+// pre-vote to be over, also on a busy machine.
+const stagger = 25 * time.Millisecond
+
+// slack is by how much raft's own timeouts are longer than the configured ones.
+func slack(d time.Duration) time.Duration { return d + d/10 }
 
 // watchLeader runs the watchdog of this replica.
 func (r *Replica) watchLeader(ctx context.Context) error {
@@ -36,39 +42,48 @@ func (r *Replica) watchLeader(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		}
-		leader, known := r.role.leader()
-		if r.raft.State() != raft.Follower || !known || leader == r.cfg.Name {
-			timer.Reset(overdue)
-			continue
+		next, err := r.watchOnce(ctx, overdue)
+		if err != nil {
+			return nil
 		}
-		silent := time.Since(r.raft.LastContact())
-		switch {
-		case silent < overdue/2:
-			timer.Reset(overdue/2 - silent + time.Millisecond)
-		case silent < overdue:
-			// Suspicious: find this replica's place before the leader is overdue.
-			place := r.place(ctx, leader, overdue-silent)
-			silent = time.Since(r.raft.LastContact())
-			if silent < overdue/2 {
-				timer.Reset(overdue/2 - silent + time.Millisecond)
-				continue
-			}
-			wait := time.NewTimer(overdue - silent + time.Duration(place)*stagger + time.Millisecond)
-			select {
-			case <-wait.C:
-			case <-ctx.Done():
-				wait.Stop()
-				return nil
-			}
-			if time.Since(r.raft.LastContact()) >= overdue {
-				r.look()
-			}
-			timer.Reset(overdue)
-		default:
-			r.look()
-			timer.Reset(overdue)
+		timer.Reset(next)
+	}
+}
+
+// watchOnce looks after the leader once and says when to do so again; an error
+// when ctx has ended.
+func (r *Replica) watchOnce(ctx context.Context, overdue time.Duration) (time.Duration, error) {
+	leader, known := r.role.leader()
+	if r.raft.State() != raft.Follower || !known || leader == r.cfg.Name {
+		if leader == r.cfg.Name {
+			r.relax()
+		}
+		return overdue, nil
+	}
+	silent := time.Since(r.raft.LastContact())
+	if silent < overdue/2 {
+		r.relax()
+		return overdue/2 - silent + time.Millisecond, nil
+	}
+	if silent < overdue {
+		// Suspicious: find this replica's place before the leader is overdue.
+		place, since := r.place(ctx, leader, overdue-silent)
+		if silent = time.Since(r.raft.LastContact()); silent < overdue/2 {
+			return overdue/2 - silent + time.Millisecond, nil
+		}
+		wait := time.NewTimer(time.Until(since.Add(overdue + time.Duration(place)*stagger + time.Millisecond)))
+		defer wait.Stop()
+		select {
+		case <-wait.C:
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		}
+		if time.Since(r.raft.LastContact()) < overdue {
+			return overdue / 2, nil
 		}
 	}
+	r.look()
+	return overdue, nil
 }
 
 // look makes raft check at once whether its leader is overdue. raft does so
@@ -76,13 +91,32 @@ func (r *Replica) watchLeader(ctx context.Context) error {
 func (r *Replica) look() {
 	r.tuning.Lock()
 	defer r.tuning.Unlock()
-	conf := r.raft.ReloadableConfig()
-	conf.HeartbeatTimeout = r.cfg.HeartbeatTimeout - time.Microsecond
-	shortened := r.raft.ReloadConfig(conf)
-	conf.HeartbeatTimeout = r.cfg.HeartbeatTimeout
-	if err := r.raft.ReloadConfig(conf); err != nil || shortened != nil {
-		r.log.Warn("looking for the leader", "error", err, "shortening", shortened)
+	r.hasty = true
+	longer := r.haste(r.cfg.HeartbeatTimeout) // so that the next is shorter, whatever it was before
+	if err := r.haste(r.cfg.HeartbeatTimeout - time.Microsecond); err != nil || longer != nil {
+		r.log.Warn("looking for the leader", "error", err, "before", longer)
 	}
+}
+
+// relax undoes what look has done: there is a leader.
+func (r *Replica) relax() {
+	r.tuning.Lock()
+	defer r.tuning.Unlock()
+	if !r.hasty {
+		return
+	}
+	if err := r.haste(slack(r.cfg.HeartbeatTimeout)); err != nil {
+		r.log.Warn("waiting for the leader as usual again", "error", err)
+		return
+	}
+	r.hasty = false
+}
+
+// haste sets raft's timeouts; r.tuning is held.
+func (r *Replica) haste(heartbeat time.Duration) error {
+	conf := r.raft.ReloadableConfig()
+	conf.HeartbeatTimeout, conf.ElectionTimeout = heartbeat, max(heartbeat, r.cfg.ElectionTimeout)
+	return r.raft.ReloadConfig(conf)
 }
 
 // standing is how good a replica's log is; the better one should lead.
@@ -102,15 +136,20 @@ func (s standing) less(o standing) bool {
 }
 
 // place counts the voters that this replica should let look first: those, the
-// silent leader apart, whose log is worse. Who does not answer is not waited for.
-func (r *Replica) place(ctx context.Context, leader string, within time.Duration) int {
+// silent leader apart, whose log is worse. since is when any of them, or this
+// replica, last heard from the leader. Who does not answer is not waited for.
+func (r *Replica) place(ctx context.Context, leader string, within time.Duration) (place int, since time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	var mine standing
 	mine.index, mine.term = r.lastEntry()
 	mine.id = r.cfg.Name
 	voters := r.voters()
-	answers := make(chan bool, len(voters))
+	type answer struct {
+		first bool
+		since time.Time
+	}
+	answers := make(chan answer, len(voters))
 	asked := 0
 	for _, v := range voters {
 		if string(v.ID) == r.cfg.Name || string(v.ID) == leader {
@@ -118,29 +157,40 @@ func (r *Replica) place(ctx context.Context, leader string, within time.Duration
 		}
 		asked++
 		go func() {
-			theirs, ok := r.standingOf(ctx, v)
-			answers <- ok && theirs.less(mine)
+			theirs, silent, ok := r.standingOf(ctx, v)
+			a := answer{first: ok && theirs.less(mine)}
+			if ok && silent > 0 {
+				a.since = time.Now().Add(-silent)
+			}
+			answers <- a
 		}()
 	}
-	place := 0
+	since = r.raft.LastContact()
 	for ; asked > 0; asked-- {
-		if <-answers {
+		a := <-answers
+		if a.first {
 			place++
 		}
+		if a.since.After(since) {
+			since = a.since
+		}
 	}
-	return place
+	return place, since
 }
 
-func (r *Replica) standingOf(ctx context.Context, v raft.Server) (standing, bool) {
+// standingOf asks a voter how good its log is and for how long it has not heard
+// from its leader; 0 when it follows none.
+func (r *Replica) standingOf(ctx context.Context, v raft.Server) (standing, time.Duration, bool) {
 	client, err := r.peers.client(string(v.Address))
 	if err != nil {
-		return standing{}, false
+		return standing{}, 0, false
 	}
 	s, err := client.State(ctx, &storev1.StateRequest{})
 	if err != nil {
-		return standing{}, false
+		return standing{}, 0, false
 	}
-	return standing{term: s.GetLastTerm(), index: s.GetLastIndex(), id: string(v.ID)}, true
+	silent := time.Duration(s.GetSilentUs()) * time.Microsecond
+	return standing{term: s.GetLastTerm(), index: s.GetLastIndex(), id: string(v.ID)}, silent, true
 }
 
 // lastEntry is the position of the end of this replica's log. The term is 0

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hashicorp/raft"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
@@ -182,6 +183,9 @@ func (s *peerServer) State(ctx context.Context, req *storev1.StateRequest) (*sto
 		AppliedIndex: s.r.fsm.line.get(), Revision: uint64(s.r.Applied()),
 	}
 	resp.LastIndex, resp.LastTerm = s.r.lastEntry()
+	if s.r.raft.State() == raft.Follower {
+		resp.SilentUs = uint64(max(1, time.Since(s.r.raft.LastContact()).Microseconds()))
+	}
 	if req.GetHash() {
 		h, at, err := s.r.hash(ctx, raftstore.Revision(req.GetRevision()))
 		if err != nil {

@@ -71,6 +71,7 @@ type Replica struct {
 
 	caughtUp     atomic.Bool
 	tuning       sync.Mutex // held while raft's configuration is read and replaced
+	hasty        bool       // raft's timeouts are those of look; tuning is held
 	snapshotNow  chan struct{}
 	expiryMoved  chan struct{}
 	historyGrown chan struct{}

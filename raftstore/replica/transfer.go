@@ -116,7 +116,7 @@ func (r *Replica) bestVoter(ctx context.Context, to raft.ServerID, enough uint64
 		}
 		asked++
 		go func() {
-			at, ok := r.standingOf(ctx, v)
+			at, _, ok := r.standingOf(ctx, v)
 			answers <- answer{v, at, ok}
 		}()
 	}

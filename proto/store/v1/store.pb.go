@@ -2309,8 +2309,10 @@ type StateResponse struct {
 	HashedRevision uint64                 `protobuf:"varint,8,opt,name=hashed_revision,json=hashedRevision,proto3" json:"hashed_revision,omitempty"` // the state that hash is of
 	DiskBytes      int64                  `protobuf:"varint,9,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`                // log, journal and snapshots on disk
 	Group          string                 `protobuf:"bytes,10,opt,name=group,proto3" json:"group,omitempty"`                                         // identity of the group whose data this replica has; "" = none yet
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// For how long this replica has not heard from its leader, microseconds; 0 = it follows none.
+	SilentUs      uint64 `protobuf:"varint,11,opt,name=silent_us,json=silentUs,proto3" json:"silent_us,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StateResponse) Reset() {
@@ -2411,6 +2413,13 @@ func (x *StateResponse) GetGroup() string {
 		return x.Group
 	}
 	return ""
+}
+
+func (x *StateResponse) GetSilentUs() uint64 {
+	if x != nil {
+		return x.SilentUs
+	}
+	return 0
 }
 
 var File_proto_store_v1_store_proto protoreflect.FileDescriptor
@@ -2559,7 +2568,7 @@ const file_proto_store_v1_store_proto_rawDesc = "" +
 	"\rAdmitResponse\">\n" +
 	"\fStateRequest\x12\x12\n" +
 	"\x04hash\x18\x01 \x01(\bR\x04hash\x12\x1a\n" +
-	"\brevision\x18\x02 \x01(\x04R\brevision\"\xa2\x02\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\"\xbf\x02\n" +
 	"\rStateResponse\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12#\n" +
@@ -2573,7 +2582,8 @@ const file_proto_store_v1_store_proto_rawDesc = "" +
 	"\n" +
 	"disk_bytes\x18\t \x01(\x03R\tdiskBytes\x12\x14\n" +
 	"\x05group\x18\n" +
-	" \x01(\tR\x05group2\xb6\x05\n" +
+	" \x01(\tR\x05group\x12\x1b\n" +
+	"\tsilent_us\x18\v \x01(\x04R\bsilentUs2\xb6\x05\n" +
 	"\x04Peer\x12N\n" +
 	"\aForward\x12 .keelson.store.v1.ForwardRequest\x1a!.keelson.store.v1.ForwardResponse\x12T\n" +
 	"\tReadIndex\x12\".keelson.store.v1.ReadIndexRequest\x1a#.keelson.store.v1.ReadIndexResponse\x12T\n" +
