@@ -2,9 +2,11 @@ package replica
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"log"
 	"log/slog"
+	"slices"
 	"strings"
 
 	"github.com/hashicorp/go-hclog"
@@ -49,8 +51,19 @@ func (l *logger) Log(level hclog.Level, msg string, args ...any) {
 		}
 	}
 	if l.out.Enabled(context.Background(), to) {
-		l.out.Log(context.Background(), to, msg, args...)
+		l.out.Log(context.Background(), to, msg, plain(args)...)
 	}
+}
+
+// plain writes out the values that hclog would format.
+func plain(args []any) []any {
+	out := slices.Clone(args)
+	for i, a := range out {
+		if f, ok := a.(hclog.Format); ok && len(f) > 0 {
+			out[i] = fmt.Sprintf(fmt.Sprint(f[0]), f[1:]...)
+		}
+	}
+	return out
 }
 
 func (l *logger) Trace(msg string, args ...any) { l.Log(hclog.Trace, msg, args...) }
