@@ -264,13 +264,16 @@ func (s *aheadStore) settleAll() error {
 
 // DeleteRange implements raft.LogStore.
 func (s *aheadStore) DeleteRange(first, last uint64) error {
+	// After a snapshot the oldest entries go, which are in no journal and which
+	// nobody writes any more: appending need not wait for that.
+	if begin, end, err := s.span(); err != nil {
+		return err
+	} else if first <= begin && last < end && !s.touches(first, last) {
+		return s.inner.DeleteRange(first, last)
+	}
 	s.write.Lock()
 	defer s.write.Unlock()
-	begin, err := s.FirstIndex()
-	if err != nil {
-		return err
-	}
-	end, err := s.LastIndex()
+	begin, end, err := s.span()
 	if err != nil {
 		return err
 	}
@@ -297,6 +300,15 @@ func (s *aheadStore) DeleteRange(first, last uint64) error {
 		}
 	}
 	return s.inner.DeleteRange(first, last)
+}
+
+// span is the first and the last index of the log.
+func (s *aheadStore) span() (begin, end uint64, err error) {
+	if begin, err = s.FirstIndex(); err != nil {
+		return 0, 0, err
+	}
+	end, err = s.LastIndex()
+	return begin, end, err
 }
 
 // touches says that some of the range is pending.
