@@ -157,6 +157,10 @@ func TestResourceVersionMatch(t *testing.T) {
 	if err != nil || names(l) != "default/a" || l.ResourceVersion != a.GetResourceVersion() {
 		t.Fatalf("exactly at the first: %v, %v", l, err)
 	}
+	// What follows may be answered from any state since: a list of now makes the cache show the second.
+	if l, err := e.list(configMap("default", ""), metav1.ListOptions{}); err != nil || len(l.Items) != 2 {
+		t.Fatalf("now: %v, %v", l, err)
+	}
 	for _, o := range []metav1.ListOptions{{ResourceVersion: "0"}, {ResourceVersion: a.GetResourceVersion()},
 		{ResourceVersion: a.GetResourceVersion(), ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan}} {
 		if l, err := e.list(configMap("default", ""), o); err != nil || len(l.Items) != 2 {
