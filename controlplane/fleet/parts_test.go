@@ -32,15 +32,24 @@ func sliceOf(ready map[types.UID]bool) *discoveryv1.EndpointSlice {
 	return s
 }
 
-// P20: when the gate opens, step by step.
-func TestGate(t *testing.T) {
-	a, b := key{kindEndpointSlice, "default", "a"}, key{kindEndpointSlice, "default", "b"}
-	const pod = types.UID("p")
-	for _, tt := range []struct {
-		name  string
-		steps func(g *gate, open func())
-		want  time.Duration // when it opens after the question
-	}{
+const gatedPod = types.UID("p")
+
+// gateStep is what happens to a gate, all in virtual time, and when it opens.
+type gateStep struct {
+	name  string
+	steps func(g *gate, open func())
+	want  time.Duration // when it opens after the beginning
+}
+
+func gateSlices() (a, b key) {
+	return key{kindEndpointSlice, "default", "a"}, key{kindEndpointSlice, "default", "b"}
+}
+
+// askedFirst: the pod is asked for while it stands in its slices.
+func askedFirst() []gateStep {
+	const pod = gatedPod
+	a, b := gateSlices()
+	return []gateStep{
 		{"in no slice", func(g *gate, open func()) { g.ask(pod, open) }, 0},
 		{"unready in a slice", func(g *gate, open func()) { g.slice(a, sliceOf(map[types.UID]bool{pod: false}), 5); g.ask(pod, open) }, 0},
 		{"nobody applies", func(g *gate, open func()) {
@@ -89,6 +98,14 @@ func TestGate(t *testing.T) {
 			time.Sleep(400 * time.Millisecond)
 			g.silent("w1")
 		}, 400 * time.Millisecond},
+	}
+}
+
+// leftFirst: the pod leaves its slices, or has left them, when it is asked for.
+func leftFirst() []gateStep {
+	const pod = gatedPod
+	a, _ := gateSlices()
+	return []gateStep{
 		{"already applied when it leaves", func(g *gate, open func()) {
 			g.slice(a, sliceOf(map[types.UID]bool{pod: true}), 5)
 			g.progress("w1", 9)
@@ -131,7 +148,13 @@ func TestGate(t *testing.T) {
 			time.Sleep(100 * time.Millisecond)
 			g.progress("w1", 8)
 		}, 200 * time.Millisecond},
-	} {
+	}
+}
+
+// P20: when the gate opens, step by step.
+func TestGate(t *testing.T) {
+	_, b := gateSlices()
+	for _, tt := range append(askedFirst(), leftFirst()...) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				g := newGate(time.Second)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -78,12 +79,15 @@ func (w *brokenWatcher) C() <-chan raftstore.Events { return w.c }
 // sometimes is true for one call in n.
 func sometimes(n int) bool { return rand.IntN(n) == 0 }
 
-// The checker is worth something only if it finds what is wrong.
-func TestCheckerFindsWhatIsBroken(t *testing.T) {
-	for name, c := range map[string]struct {
-		want  linear.Kind
-		spoil func(b *broken)
-	}{
+// breach is one way of breaking the contract, and what the checker must call it.
+type breach struct {
+	want  linear.Kind
+	spoil func(b *broken)
+}
+
+// brokenReads are ways of reading wrongly.
+func brokenReads() map[string]breach {
+	return map[string]breach{
 		"stale read": {linear.StaleRead, func(b *broken) {
 			var mu sync.Mutex
 			type answer struct {
@@ -128,6 +132,26 @@ func TestCheckerFindsWhatIsBroken(t *testing.T) {
 				return it, rev, err
 			}
 		}},
+		"list of two moments": {linear.TornList, func(b *broken) {
+			b.list = func(ctx context.Context, s raftstore.Store, prefix string, o raftstore.ListOptions) (raftstore.List, error) {
+				l, err := s.List(ctx, prefix, o)
+				if err != nil || o.Limit != 0 || len(l.Items) < 4 || l.Revision < 10 || !sometimes(2) {
+					return l, err
+				}
+				o.At = l.Revision - 5
+				was, err := s.List(ctx, prefix, o)
+				if half := len(l.Items) / 2; err == nil && len(was.Items) > half {
+					l.Items = append(l.Items[:half:half], was.Items[half:]...)
+				}
+				return l, nil
+			}
+		}},
+	}
+}
+
+// brokenWrites are ways of writing wrongly.
+func brokenWrites() map[string]breach {
+	return map[string]breach{
 		"lost write": {linear.LostWrite, func(b *broken) {
 			b.commit = func(ctx context.Context, s raftstore.Store, c raftstore.Commit) (raftstore.Revision, error) {
 				if sometimes(20) && c.Fence == 0 {
@@ -182,20 +206,20 @@ func TestCheckerFindsWhatIsBroken(t *testing.T) {
 				return s.Commit(ctx, c)
 			}
 		}},
-		"list of two moments": {linear.TornList, func(b *broken) {
-			b.list = func(ctx context.Context, s raftstore.Store, prefix string, o raftstore.ListOptions) (raftstore.List, error) {
-				l, err := s.List(ctx, prefix, o)
-				if err != nil || o.Limit != 0 || len(l.Items) < 4 || l.Revision < 10 || !sometimes(2) {
-					return l, err
+		"an error of its own": {linear.Untyped, func(b *broken) {
+			b.commit = func(ctx context.Context, s raftstore.Store, c raftstore.Commit) (raftstore.Revision, error) {
+				if sometimes(20) {
+					return 0, errors.New("out of sorts")
 				}
-				o.At = l.Revision - 5
-				was, err := s.List(ctx, prefix, o)
-				if half := len(l.Items) / 2; err == nil && len(was.Items) > half {
-					l.Items = append(l.Items[:half:half], was.Items[half:]...)
-				}
-				return l, nil
+				return s.Commit(ctx, c)
 			}
 		}},
+	}
+}
+
+// brokenWatches are ways of watching wrongly.
+func brokenWatches() map[string]breach {
+	return map[string]breach{
 		"watch gap": {linear.WatchGap, func(b *broken) {
 			b.watch = func(ev raftstore.Events) []raftstore.Events {
 				if sometimes(20) {
@@ -228,15 +252,15 @@ func TestCheckerFindsWhatIsBroken(t *testing.T) {
 				return []raftstore.Events{ev}
 			}
 		}},
-		"an error of its own": {linear.Untyped, func(b *broken) {
-			b.commit = func(ctx context.Context, s raftstore.Store, c raftstore.Commit) (raftstore.Revision, error) {
-				if sometimes(20) {
-					return 0, errors.New("out of sorts")
-				}
-				return s.Commit(ctx, c)
-			}
-		}},
-	} {
+	}
+}
+
+// The checker is worth something only if it finds what is wrong.
+func TestCheckerFindsWhatIsBroken(t *testing.T) {
+	breaches := brokenReads()
+	maps.Copy(breaches, brokenWrites())
+	maps.Copy(breaches, brokenWatches())
+	for name, c := range breaches {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := storetest.NewMemory()
