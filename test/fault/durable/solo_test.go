@@ -140,10 +140,9 @@ func (s *solo) work(ctx context.Context, m *storeproc.Member) error {
 	return s.commit(ctx, m, 2)
 }
 
-// The power goes at one change of the disk after the other, from the first
-// change of the first start on. The replica always starts again, with
-// all that it had acknowledged. F52
-func TestPowerCutAtEveryChange(t *testing.T) {
+// atChanges does something at some of the changes of the disk in a whole life,
+// on each log store, with one way of losing what was not synced after the other.
+func atChanges(t *testing.T, count int, do func(t *testing.T, store string, n uint64, loss lossy.Loss)) {
 	for _, store := range logStores {
 		t.Run(store, func(t *testing.T) {
 			s := newSolo(t, store)
@@ -151,16 +150,23 @@ func TestPowerCutAtEveryChange(t *testing.T) {
 				t.Fatal(err)
 			}
 			all := s.disk.Changes()
-			step := max(1, all/uint64(times(10)))
+			step := max(1, all/uint64(times(count)))
 			round := *seed
 			for n := 1 + *seed%step; n <= all; n += step {
 				ways := lossy.Losses(*seed + n)
 				loss := ways[round%uint64(len(ways))]
 				round++
-				t.Run(fmt.Sprintf("%d of %d, %s", n, all, loss), func(t *testing.T) { cutAt(t, store, n, loss) })
+				t.Run(fmt.Sprintf("%d of %d, %s", n, all, loss), func(t *testing.T) { do(t, store, n, loss) })
 			}
 		})
 	}
+}
+
+// The power goes at one change of the disk after the other, from the first
+// change of the first start on. The replica always starts again, with
+// all that it had acknowledged. F52
+func TestPowerCutAtEveryChange(t *testing.T) {
+	atChanges(t, 10, cutAt)
 }
 
 func cutAt(t *testing.T, store string, n uint64, loss lossy.Loss) {
@@ -194,23 +200,7 @@ func cutAt(t *testing.T, store string, n uint64, loss lossy.Loss) {
 // written and not synced is still readable then, so it starts from that; and
 // what it has shown to anybody since outlives a power cut. F52
 func TestKillAtEveryChange(t *testing.T) {
-	for _, store := range logStores {
-		t.Run(store, func(t *testing.T) {
-			s := newSolo(t, store)
-			if err := s.live(s.work); err != nil {
-				t.Fatal(err)
-			}
-			all := s.disk.Changes()
-			step := max(1, all/uint64(times(8)))
-			round := *seed
-			for n := 1 + *seed%step; n <= all; n += step {
-				ways := lossy.Losses(*seed + n)
-				loss := ways[round%uint64(len(ways))]
-				round++
-				t.Run(fmt.Sprintf("%d of %d, %s", n, all, loss), func(t *testing.T) { killAt(t, store, n, loss) })
-			}
-		})
-	}
+	atChanges(t, 8, killAt)
 }
 
 func killAt(t *testing.T, store string, n uint64, loss lossy.Loss) {
