@@ -107,7 +107,7 @@ func (r *Replica) compareStates(l *leadership) {
 // compare asks every member for the hash of its state at one revision and
 // raises or clears the alarms about divergence. Who cannot answer is left out.
 func (r *Replica) compare(ctx context.Context) {
-	at := r.Applied()
+	at, began := r.Applied(), time.Now()
 	if at == 0 {
 		return
 	}
@@ -135,6 +135,7 @@ func (r *Replica) compare(ctx context.Context) {
 	if ctx.Err() != nil {
 		return
 	}
+	r.meters.compareTime.Store(int64(time.Since(began)))
 	r.meters.compares.Add(1)
 	r.judge(at, servers, hashes)
 }

@@ -29,6 +29,7 @@ type meters struct {
 	snapshotTime atomic.Int64 // nanoseconds of the last one
 	snapshotSize atomic.Int64 // bytes of the last one
 	compares     atomic.Uint64
+	compareTime  atomic.Int64  // nanoseconds of the last one
 	refusedPuts  atomic.Uint64 // for want of space, seen by callers here
 }
 
@@ -181,6 +182,7 @@ var (
 	metricSnapshotTime  = metric("snapshot_seconds", "Time that the last snapshot took to write.", prometheus.GaugeValue)
 	metricSnapshotSize  = metric("snapshot_bytes", "Size of the last snapshot.", prometheus.GaugeValue)
 	metricCompares      = metric("comparisons_total", "Comparisons of the replicas' states made by this replica as leader.", prometheus.CounterValue)
+	metricCompareTime   = metric("comparison_seconds", "Time that the last comparison took.", prometheus.GaugeValue)
 )
 
 // Describe implements prometheus.Collector. Only the histograms are described:
@@ -193,7 +195,7 @@ func (c *collector) Describe(out chan<- *prometheus.Desc) {
 	for _, g := range []gauge{metricEntries, metricLeaderChanges, metricElections, metricLeaderships, metricForwarded, metricReadRounds,
 		metricLogBytes, metricRole, metricLeaderKnown, metricTerm, metricCommitIndex, metricAppliedIndex, metricLag, metricContact, metricRevision,
 		metricHistory, metricHistoryBytes, metricKeys, metricBytes, metricQuota, metricAlarm, metricRefusedPuts, metricWatchers, metricBehind,
-		metricCut, metricSnapshots, metricSnapshotTime, metricSnapshotSize, metricCompares} {
+		metricCut, metricSnapshots, metricSnapshotTime, metricSnapshotSize, metricCompares, metricCompareTime} {
 		out <- g.desc
 	}
 }
@@ -219,6 +221,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	put(metricSnapshotTime, time.Duration(m.snapshotTime.Load()).Seconds())
 	put(metricSnapshotSize, float64(m.snapshotSize.Load()))
 	put(metricCompares, float64(m.compares.Load()))
+	put(metricCompareTime, time.Duration(m.compareTime.Load()).Seconds())
 	put(metricRefusedPuts, float64(m.refusedPuts.Load()))
 	c.collectState(put)
 	c.collectRaft(put)
