@@ -35,7 +35,7 @@ func (c Config) alone(conf replica.Config) error {
 // look inspects the store's data and refuses that of another replica. damage is
 // what Inspect found wrong besides; data that does not say whose it is passes.
 func (c Config) look(conf replica.Config) (info replica.DiskInfo, damage, err error) {
-	info, damage = replica.Inspect(conf)
+	info, damage = replica.Inspect(conf.Disk())
 	if info.Owner != "" && info.Owner != c.Name {
 		err = fmt.Errorf("%s is of replica %q and not of %q: %w: --name says whose it is", conf.DataDir, info.Owner, c.Name, replica.ErrForeignData)
 	}
@@ -135,7 +135,7 @@ func Restore(c Config, path string, o RestoreOptions) (Restored, error) {
 	if out.Moved, err = c.makeRoom(conf, o.Replace); err != nil {
 		return out, err
 	}
-	if out.Backup, err = replica.Restore(conf, f, replica.RestoreOptions{AnyCluster: o.AnyCluster}); err != nil {
+	if out.Backup, err = replica.Restore(conf.Disk(), f, replica.RestoreOptions{Advertise: conf.Advertise, Cluster: conf.Cluster, AnyCluster: o.AnyCluster}); err != nil {
 		if out.Moved != "" {
 			err = fmt.Errorf("%w (the data of before is in %s)", err, out.Moved)
 		}
@@ -156,7 +156,7 @@ func (c Config) makeRoom(conf replica.Config, replace bool) (moved string, err e
 	if !replace {
 		return "", fmt.Errorf("%s: %w: say --replace to move what is there aside", conf.DataDir, replica.ErrNotEmpty)
 	}
-	return replica.SetAside(conf)
+	return replica.SetAside(conf.Disk())
 }
 
 // Lost is what a recovery gives up.
@@ -239,7 +239,7 @@ func Rebuild(c Config, servers []string) (Rebuilt, error) {
 	}
 	// First this: data and a request for membership together would be taken for
 	// a replica that was stopped while it joined.
-	out.Moved, err = replica.SetAside(conf)
+	out.Moved, err = replica.SetAside(conf.Disk())
 	if err != nil && !errors.Is(err, replica.ErrNoData) && !errors.Is(err, fs.ErrNotExist) {
 		return out, err
 	}
@@ -286,7 +286,7 @@ func ConvertLog(ctx context.Context, c Config, to string, progress func(done, to
 	if err != nil {
 		return err
 	}
-	if err := replica.Convert(ctx, conf, replica.LogStoreKind(to), progress); err != nil {
+	if err := replica.Convert(ctx, conf.Disk(), replica.LogStoreKind(to), progress); err != nil {
 		return err
 	}
 	return c.choose(to)
@@ -328,7 +328,7 @@ func Inspect(c Config) (Inspection, error) {
 	if err != nil {
 		return out, err
 	}
-	if out.Disk, err = replica.Inspect(conf); errors.Is(err, replica.ErrNoData) {
+	if out.Disk, err = replica.Inspect(conf.Disk()); errors.Is(err, replica.ErrNoData) {
 		err = nil // that is what there is to say
 	}
 	return out, err

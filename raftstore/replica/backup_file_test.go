@@ -37,8 +37,11 @@ func smallBackup(t testing.TB, cluster string, keys *Keyring) []byte {
 	return out.Bytes()
 }
 
-func restoreConfig(t testing.TB) Config {
-	return Config{Name: "r1", DataDir: filepath.Join(t.TempDir(), "data"), Advertise: "127.0.0.1:1", Cluster: "ours", NoSync: true, journalBytes: 64 << 10}
+// toOurs is the cluster that backups are restored to.
+var toOurs = RestoreOptions{Advertise: "127.0.0.1:1", Cluster: "ours"}
+
+func restoreConfig(t testing.TB) DiskConfig {
+	return DiskConfig{Name: "r1", Dir: filepath.Join(t.TempDir(), "data"), NoSync: true, JournalBytes: 64 << 10}
 }
 
 // A backup of which any byte is another one, or which ends anywhere too soon or
@@ -93,28 +96,28 @@ func TestBackupsThatAreRefused(t *testing.T) {
 	} {
 		cfg := restoreConfig(t)
 		cfg.Keys = c.keys
-		_, err := Restore(cfg, bytes.NewReader(c.backup), RestoreOptions{})
+		_, err := Restore(cfg, bytes.NewReader(c.backup), toOurs)
 		if !errors.Is(err, c.want) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if c.want == ErrSealed && !strings.Contains(err.Error(), `"k1"`) {
 			t.Errorf("%s: the error does not name the key: %v", name, err)
 		}
-		if there, _ := exists(cfg.DataDir); there {
+		if there, _ := exists(cfg.Dir); there {
 			t.Errorf("%s: something was written", name)
 		}
 	}
 	cfg := restoreConfig(t)
-	if info, err := Restore(cfg, bytes.NewReader(smallBackup(t, "theirs", nil)), RestoreOptions{AnyCluster: true}); err != nil || info.Cluster != "theirs" {
+	if info, err := Restore(cfg, bytes.NewReader(smallBackup(t, "theirs", nil)), RestoreOptions{Advertise: toOurs.Advertise, Cluster: toOurs.Cluster, AnyCluster: true}); err != nil || info.Cluster != "theirs" {
 		t.Errorf("any cluster: %+v, error %v", info, err)
 	}
-	if _, err := Restore(cfg, bytes.NewReader(smallBackup(t, "ours", nil)), RestoreOptions{}); !errors.Is(err, ErrNotEmpty) {
+	if _, err := Restore(cfg, bytes.NewReader(smallBackup(t, "ours", nil)), toOurs); !errors.Is(err, ErrNotEmpty) {
 		t.Errorf("over existing data: %v", err)
 	}
 }
 
 // restored checks a data directory that Restore has made.
-func restored(t *testing.T, cfg Config) {
+func restored(t *testing.T, cfg DiskConfig) {
 	t.Helper()
 	d, err := openDisk(cfg.withDefaults(), func(err error) { t.Error(err) })
 	if err != nil {
@@ -134,7 +137,7 @@ func restored(t *testing.T, cfg Config) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if v := m.View(); v.Keys() != 3 || v.Revision() != 5+restoreAhead || v.Compacted() != v.Revision() || meta.Cluster != "ours" {
+	if v := m.View(); v.Keys() != 3 || v.Revision() != 5+RestoreAhead || v.Compacted() != v.Revision() || meta.Cluster != "ours" {
 		t.Errorf("%d keys at revision %d, compacted %d, cluster %q", v.Keys(), v.Revision(), v.Compacted(), meta.Cluster)
 	}
 }
@@ -146,17 +149,17 @@ func TestRestoreCutShort(t *testing.T) {
 		for _, keys := range []*Keyring{nil, testRing("k1")} {
 			backup := smallBackup(t, "ours", nil)
 			cfg := restoreConfig(t)
-			cfg.LogStore, cfg.Keys, cfg.segmentBytes = kind, keys, 128<<10
-			if _, err := Restore(cfg, bytes.NewReader(backup), RestoreOptions{}); err != nil {
+			cfg.LogStore, cfg.Keys, cfg.SegmentBytes = kind, keys, 128<<10
+			if _, err := Restore(cfg, bytes.NewReader(backup), toOurs); err != nil {
 				t.Fatal(err)
 			}
 			restored(t, cfg)
-			list, err := os.ReadDir(cfg.DataDir)
+			list, err := os.ReadDir(cfg.Dir)
 			if err != nil {
 				t.Fatal(err)
 			}
 			// Step by step back: raft.db, which was moved last, then the others.
-			staging := filepath.Join(cfg.DataDir, stagingName)
+			staging := filepath.Join(cfg.Dir, stagingName)
 			names := []string{boltName}
 			for _, e := range list {
 				if e.Name() != boltName {
@@ -168,14 +171,14 @@ func TestRestoreCutShort(t *testing.T) {
 					t.Fatal(err)
 				}
 				for _, name := range names[:steps+1] {
-					if err := os.Rename(filepath.Join(cfg.DataDir, name), filepath.Join(staging, name)); err != nil {
+					if err := os.Rename(filepath.Join(cfg.Dir, name), filepath.Join(staging, name)); err != nil {
 						t.Fatal(err)
 					}
 				}
 				if _, err := openDisk(cfg.withDefaults(), func(error) {}); !errors.Is(err, ErrHalfRestored) {
 					t.Errorf("%s, %d steps back: %v", kind, steps+1, err)
 				}
-				if _, err := Restore(cfg, bytes.NewReader(backup), RestoreOptions{}); err != nil {
+				if _, err := Restore(cfg, bytes.NewReader(backup), toOurs); err != nil {
 					t.Fatalf("%s, %d steps back: restoring again: %v", kind, steps+1, err)
 				}
 				restored(t, cfg)
@@ -194,11 +197,11 @@ func TestRestoreFromABadMedium(t *testing.T) {
 	backup := smallBackup(t, "ours", nil)
 	cfg := restoreConfig(t)
 	broken := errors.New("medium is broken")
-	_, err := Restore(cfg, &failingReader{ReadSeeker: bytes.NewReader(backup), at: int64(len(backup) / 2), err: broken}, RestoreOptions{})
+	_, err := Restore(cfg, &failingReader{ReadSeeker: bytes.NewReader(backup), at: int64(len(backup) / 2), err: broken}, toOurs)
 	if !strings.Contains(fmt.Sprint(err), broken.Error()) {
 		t.Errorf("error %v", err)
 	}
-	if there, _ := exists(cfg.DataDir); there {
+	if there, _ := exists(cfg.Dir); there {
 		t.Error("something was written")
 	}
 }

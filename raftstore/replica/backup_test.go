@@ -121,18 +121,19 @@ func TestBackupAndRestore(t *testing.T) {
 	fresh := storetest.NewCluster(t, 0, nil)
 	fresh.AddHost("n1", false)
 	cfg := fresh.Config("n1")
+	to := replica.RestoreOptions{Advertise: cfg.Advertise, Cluster: cfg.Cluster}
 	damaged := bytes.Clone(backup.Bytes())
 	damaged[len(damaged)/2] ^= 4
-	if _, err := replica.Restore(cfg, bytes.NewReader(damaged), replica.RestoreOptions{}); !errors.Is(err, replica.ErrCorruptBackup) {
+	if _, err := replica.Restore(cfg.Disk(), bytes.NewReader(damaged), to); !errors.Is(err, replica.ErrCorruptBackup) {
 		t.Errorf("restore of a damaged backup: %v", err)
 	}
 	if _, err := os.Stat(cfg.DataDir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a refused restore left something behind: %v", err)
 	}
-	if _, err := replica.Restore(cfg, bytes.NewReader(backup.Bytes()), replica.RestoreOptions{}); err != nil {
+	if _, err := replica.Restore(cfg.Disk(), bytes.NewReader(backup.Bytes()), to); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := replica.Restore(cfg, bytes.NewReader(backup.Bytes()), replica.RestoreOptions{}); !errors.Is(err, replica.ErrNotEmpty) {
+	if _, err := replica.Restore(cfg.Disk(), bytes.NewReader(backup.Bytes()), to); !errors.Is(err, replica.ErrNotEmpty) {
 		t.Errorf("restore over existing data: %v", err)
 	}
 

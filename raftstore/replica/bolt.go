@@ -36,7 +36,7 @@ func openBolt(path string, noSync bool) (b *boltLog, err error) {
 		NoSync: noSync,
 		BoltOptions: &bbolt.Options{
 			// Another process holding the file is an error, not a reason to hang.
-			Timeout: lockTimeout,
+			Timeout: lockPatience,
 			// The list of free pages is found again by a scan at the start;
 			// writing it would double what a small commit writes.
 			NoFreelistSync: true,
@@ -149,6 +149,6 @@ func lockFolder(dir string, patience time.Duration) (io.Closer, error) {
 		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(deadline) {
 			return nil, errors.Join(fmt.Errorf("%s: %w: %w", path, ErrInUse, err), f.Close())
 		}
-		<-time.After(retryPause)
+		<-time.After(lockPause)
 	}
 }

@@ -21,13 +21,13 @@ func TestDiskDoesNotGrow(t *testing.T) {
 		for range 6 {
 			round()
 		}
-		early := folderBytes(b.cfg.DataDir)
+		early := folderBytes(b.cfg.Dir)
 		most := early
 		for i := range 40 {
 			if round(); i%10 == 0 {
 				b.reopen(t)
 			}
-			most = max(most, folderBytes(b.cfg.DataDir))
+			most = max(most, folderBytes(b.cfg.Dir))
 		}
 		written := int64(46 * 50 * 8 << 10)
 		if most > 2*early || most > written/4 {

@@ -92,11 +92,20 @@ type Config struct {
 
 	// NoSync skips fsync. For tests only: a power cut loses acknowledged writes.
 	NoSync       bool
-	layer        fileLayer // how files are opened; tests of the disk set it
-	journalBytes int64     // of a file of the journal; likewise
-	segmentBytes int       // of a file of the log with LogWAL; likewise
+	layer        fileLayer                       // how files are opened; tests of the disk set it
+	votes        func(recordKeeper) recordKeeper // likewise
+	journalBytes int64                           // of a file of the journal; likewise
+	segmentBytes int                             // of a file of the log with LogWAL; likewise
 	// Dial replaces the TCP dialer, under TLS. Tests cut cables with it.
 	Dial func(ctx context.Context, address string) (net.Conn, error)
+}
+
+// Disk is the part of the configuration that says where the data lies, and how.
+func (c Config) Disk() DiskConfig {
+	return DiskConfig{
+		Name: c.Name, Dir: c.DataDir, LogStore: c.LogStore, Keys: c.Keys, NoSync: c.NoSync, Now: c.Now,
+		Files: c.layer, Votes: c.votes, JournalBytes: c.journalBytes, SegmentBytes: c.segmentBytes,
+	}
 }
 
 func (c Config) withDefaults() Config {

@@ -30,7 +30,7 @@ const (
 )
 
 // Convert changes the log store of a replica that does not run. It needs
-// c.DataDir, and c.Name to be sure whose data that is. progress, which may be
+// c.Dir, and c.Name to be sure whose data that is. progress, which may be
 // nil, is told of entries done and their total. Nothing is to be done when the
 // directory has that log store already.
 //
@@ -38,35 +38,35 @@ const (
 // raft.db that names it takes the place of the old one, in one step. A crash
 // leaves the old log in use, and pieces of a new one that are removed at the
 // next start, or the new log in use, and pieces of the old one.
-func Convert(ctx context.Context, c Config, to LogStoreKind, progress func(done, total uint64)) error {
+func Convert(ctx context.Context, c DiskConfig, to LogStoreKind, progress func(done, total uint64)) error {
 	if to != LogBolt && to != LogWAL {
-		return fmt.Errorf("converting %s: log store %q is not known, want %q or %q", c.DataDir, to, LogBolt, LogWAL)
+		return fmt.Errorf("converting %s: log store %q is not known, want %q or %q", c.Dir, to, LogBolt, LogWAL)
 	}
 	if progress == nil {
 		progress = func(uint64, uint64) {}
 	}
-	rec, err := lookRecord(c.DataDir, 0)
+	rec, err := lookRecord(c.Dir, 0)
 	switch {
 	case err != nil:
-		return fmt.Errorf("converting %s: %w", c.DataDir, err)
+		return fmt.Errorf("converting %s: %w", c.Dir, err)
 	case c.Name != "" && rec.owner != c.Name:
-		return fmt.Errorf("converting %s: it is of replica %q and not of %q: %w", c.DataDir, rec.owner, c.Name, ErrForeignData)
+		return fmt.Errorf("converting %s: it is of replica %q and not of %q: %w", c.Dir, rec.owner, c.Name, ErrForeignData)
 	case rec.kind == to:
 		return nil
 	}
 	c.Name, c.LogStore = rec.owner, rec.kind
 	c = c.withDefaults()
 	if err := convert(ctx, c, to, progress); err != nil {
-		return fmt.Errorf("converting the log of %s to %q: %w", c.DataDir, to, err)
+		return fmt.Errorf("converting the log of %s to %q: %w", c.Dir, to, err)
 	}
-	return sweep(c.DataDir, to)
+	return sweep(c.Dir, to)
 }
 
-func convert(ctx context.Context, c Config, to LogStoreKind, progress func(done, total uint64)) error {
-	if err := sweep(c.DataDir, c.LogStore); err != nil {
+func convert(ctx context.Context, c DiskConfig, to LogStoreKind, progress func(done, total uint64)) error {
+	if err := sweep(c.Dir, c.LogStore); err != nil {
 		return err
 	}
-	path := filepath.Join(c.DataDir, boltName)
+	path := filepath.Join(c.Dir, boltName)
 	bolt, err := openBolt(path, c.NoSync)
 	if err != nil {
 		return err
@@ -97,7 +97,7 @@ func convert(ctx context.Context, c Config, to LogStoreKind, progress func(done,
 		return err
 	}
 	if to == LogWAL {
-		folder := filepath.Join(c.DataDir, walName)
+		folder := filepath.Join(c.Dir, walName)
 		if err := os.RemoveAll(folder); err != nil {
 			return err
 		}
@@ -115,14 +115,14 @@ type closableLog interface {
 }
 
 // convertInto makes the new, empty log. It needs nothing of the old one.
-func convertInto(c Config, to LogStoreKind, id uint32, bolt string) (closableLog, error) {
+func convertInto(c DiskConfig, to LogStoreKind, id uint32, bolt string) (closableLog, error) {
 	if to == LogBolt {
-		if err := makeJournal(c.files(), filepath.Join(c.DataDir, journalName), c.journalLimit()); err != nil {
+		if err := makeJournal(c.files(), filepath.Join(c.Dir, journalName), c.journalLimit()); err != nil {
 			return nil, err
 		}
 		return openBolt(bolt, c.NoSync)
 	}
-	folder := filepath.Join(c.DataDir, walName) + newSuffix
+	folder := filepath.Join(c.Dir, walName) + newSuffix
 	if err := os.RemoveAll(folder); err != nil {
 		return nil, err
 	}

@@ -21,7 +21,7 @@ func TestConvert(t *testing.T) {
 			}
 			var told []uint64
 			total := uint64(0)
-			c := Config{DataDir: b.cfg.DataDir, NoSync: true, journalBytes: b.cfg.journalBytes, segmentBytes: b.cfg.segmentBytes} // no keys are needed
+			c := DiskConfig{Dir: b.cfg.Dir, NoSync: true, JournalBytes: b.cfg.JournalBytes, SegmentBytes: b.cfg.SegmentBytes} // no keys are needed
 			if err := Convert(t.Context(), c, to, func(d, n uint64) { told, total = append(told, d), n }); err != nil {
 				t.Fatal(err)
 			}
@@ -43,7 +43,7 @@ func TestConvert(t *testing.T) {
 			b.reopen(t)
 			b.same(t)
 			b.close(t)
-			for path := range dataFiles(t, b.cfg.DataDir) {
+			for path := range dataFiles(t, b.cfg.Dir) {
 				name := filepath.Base(path)
 				if to == LogWAL && strings.HasPrefix(name, journalName) || to == LogBolt && filepath.Base(filepath.Dir(path)) == walName || strings.HasSuffix(name, newSuffix) {
 					t.Errorf("left behind: %s", path)
@@ -58,7 +58,7 @@ func TestConvert(t *testing.T) {
 func TestConvertCutShort(t *testing.T) {
 	for i, kind := range logKinds {
 		b := populated(t, kind, nil)
-		good := dataFiles(t, b.cfg.DataDir)
+		good := dataFiles(t, b.cfg.Dir)
 		to := logKinds[1-i]
 		kept := func(what string) {
 			t.Helper()
@@ -67,7 +67,7 @@ func TestConvertCutShort(t *testing.T) {
 			}
 			b.same(t)
 			b.close(t)
-			for path := range dataFiles(t, b.cfg.DataDir) {
+			for path := range dataFiles(t, b.cfg.Dir) {
 				if _, ok := good[path]; !ok && filepath.Base(path) != walSpareName {
 					t.Errorf("%s, %s: left behind: %s", kind, what, path)
 				}
@@ -82,17 +82,17 @@ func TestConvertCutShort(t *testing.T) {
 		// Killed before the step that decides: all of the new log is there.
 		after := b.cfg
 		converted := after
-		converted.DataDir = filepath.Join(t.TempDir(), "copy")
+		converted.Dir = filepath.Join(t.TempDir(), "copy")
 		files := make(map[string][]byte)
-		for path, content := range dataFiles(t, b.cfg.DataDir) {
-			files[strings.Replace(path, b.cfg.DataDir, converted.DataDir, 1)] = content
+		for path, content := range dataFiles(t, b.cfg.Dir) {
+			files[strings.Replace(path, b.cfg.Dir, converted.Dir, 1)] = content
 		}
-		putFiles(t, converted.DataDir, files)
+		putFiles(t, converted.Dir, files)
 		if err := Convert(t.Context(), converted, to, nil); err != nil {
 			t.Fatal(err)
 		}
-		for path, content := range dataFiles(t, converted.DataDir) {
-			path = strings.Replace(path, converted.DataDir, b.cfg.DataDir, 1)
+		for path, content := range dataFiles(t, converted.Dir) {
+			path = strings.Replace(path, converted.Dir, b.cfg.Dir, 1)
 			switch _, old := good[path]; {
 			case filepath.Base(path) == boltName:
 				path += newSuffix
@@ -143,7 +143,7 @@ func TestConvertRefuses(t *testing.T) {
 		t.Errorf("unknown kind: %v", err)
 	}
 	empty := b.cfg
-	empty.DataDir = t.TempDir()
+	empty.Dir = t.TempDir()
 	if err := Convert(t.Context(), empty, LogWAL, nil); !errors.Is(err, ErrNoData) {
 		t.Errorf("no data: %v", err)
 	}
@@ -154,7 +154,7 @@ func TestConvertRefuses(t *testing.T) {
 		t.Errorf("in use: %v", err)
 	}
 	b.close(t)
-	path := filepath.Join(b.cfg.DataDir, journalName+".0")
+	path := filepath.Join(b.cfg.Dir, journalName+".0")
 	content, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)

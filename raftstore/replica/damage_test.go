@@ -73,7 +73,7 @@ func putFiles(t *testing.T, dir string, files map[string][]byte) {
 func TestDamageIsFound(t *testing.T) {
 	forKinds(t, func(t *testing.T, kind LogStoreKind, keys *Keyring) {
 		b := populated(t, kind, keys)
-		good := dataFiles(t, b.cfg.DataDir)
+		good := dataFiles(t, b.cfg.Dir)
 		random := rand.New(rand.NewPCG(1, uint64(len(kind))))
 		refused, harmless := make(map[string]int), make(map[string]int)
 		try := func(path, what string, content []byte) {
@@ -83,7 +83,7 @@ func TestDamageIsFound(t *testing.T) {
 				files[p] = c
 			}
 			files[path] = content
-			putFiles(t, b.cfg.DataDir, files)
+			putFiles(t, b.cfg.Dir, files)
 			name := filepath.Base(path)
 			err := b.open()
 			if err == nil {

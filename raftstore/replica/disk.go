@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"strings"
+	"time"
 
 	"github.com/hashicorp/raft"
 )
@@ -20,6 +21,51 @@ const (
 	journalName = "raft.journal"
 	// stagingName is where Restore makes a data directory.
 	stagingName = "restoring"
+)
+
+// DiskConfig says where the data of a replica lies, and how.
+type DiskConfig struct {
+	Name     string // of the replica that owns the data
+	Dir      string
+	LogStore LogStoreKind // "" = LogBolt
+	// Keys are the key-encryption keys; without any, data is written in clear
+	// and what is sealed does not open.
+	Keys *Keyring
+	// NoSync skips fsync. For tests only: a power cut loses acknowledged writes.
+	NoSync bool
+	// Now is the clock for the times of snapshots. time.Now when nil.
+	Now func() time.Time
+
+	// How files are opened, and of what size those of a log are, in bytes: for
+	// tests and 0 otherwise.
+	Files        fileLayer
+	Votes        func(recordKeeper) recordKeeper // where term and vote are written
+	JournalBytes int64                           // of one file of the journal
+	SegmentBytes int                             // of one file of raft-wal
+}
+
+func (c DiskConfig) withDefaults() DiskConfig {
+	if c.LogStore == "" {
+		c.LogStore = LogBolt
+	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	return c
+}
+
+// files is the layer that the replica's files are opened with.
+func (c DiskConfig) files() fileLayer {
+	if c.Files != nil {
+		return c.Files
+	}
+	return osFiles{noSync: c.NoSync}
+}
+
+// How long a lock of the data directory is waited for, and how often it is tried.
+const (
+	lockPatience = 2 * time.Second
+	lockPause    = 15 * time.Millisecond
 )
 
 // disk is what a replica keeps:
@@ -41,7 +87,7 @@ type disk struct {
 }
 
 // openDisk opens the data directory of a replica, and makes it when there is none.
-func openDisk(c Config, fail func(error)) (*disk, error) {
+func openDisk(c DiskConfig, fail func(error)) (*disk, error) {
 	d, err := openData(c, fail)
 	if err == nil {
 		return d, nil
@@ -55,18 +101,18 @@ func openDisk(c Config, fail func(error)) (*disk, error) {
 	return nil, err
 }
 
-func openData(c Config, fail func(error)) (*disk, error) {
-	if err := makeFolder(c.DataDir); err != nil {
+func openData(c DiskConfig, fail func(error)) (*disk, error) {
+	if err := makeFolder(c.Dir); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
 	rec, err := layOut(c)
 	if err != nil {
 		return nil, err
 	}
-	if err := sweep(c.DataDir, rec.kind); err != nil {
+	if err := sweep(c.Dir, rec.kind); err != nil {
 		return nil, err
 	}
-	path := filepath.Join(c.DataDir, boltName)
+	path := filepath.Join(c.Dir, boltName)
 	bolt, err := openBolt(path, c.NoSync)
 	if err != nil {
 		return nil, err
@@ -80,32 +126,32 @@ func openData(c Config, fail func(error)) (*disk, error) {
 
 // layOut sees to it that there is a raft.db, that it is whole and this
 // replica's, and returns what it says.
-func layOut(c Config) (stableRecord, error) {
-	path := filepath.Join(c.DataDir, boltName)
+func layOut(c DiskConfig) (stableRecord, error) {
+	path := filepath.Join(c.Dir, boltName)
 	there, err := exists(path)
 	if err != nil {
 		return stableRecord{}, err
 	}
-	if err := settleRestore(c.DataDir, there); err != nil {
+	if err := settleRestore(c.Dir, there); err != nil {
 		return stableRecord{}, err
 	}
 	if !there {
-		if err := strays(c.DataDir); err != nil {
+		if err := strays(c.Dir); err != nil {
 			return stableRecord{}, err
 		}
 		if err := makeBolt(path, stableRecord{owner: c.Name, kind: c.LogStore}, c.NoSync); err != nil {
 			return stableRecord{}, fmt.Errorf("making %s: %w", path, err)
 		}
 	}
-	rec, err := lookRecord(c.DataDir, lockTimeout)
+	rec, err := lookRecord(c.Dir, lockPatience)
 	switch {
 	case err != nil:
 		return rec, err
 	case rec.owner != c.Name:
-		return rec, fmt.Errorf("%s is of replica %q and not of %q: %w", c.DataDir, rec.owner, c.Name, ErrForeignData)
+		return rec, fmt.Errorf("%s is of replica %q and not of %q: %w", c.Dir, rec.owner, c.Name, ErrForeignData)
 	case rec.kind != c.LogStore:
 		return rec, fmt.Errorf("%s has log store %q and %q is configured; convert it while the replica is stopped (kctl cluster convert-log --to %s): %w",
-			c.DataDir, rec.kind, c.LogStore, c.LogStore, ErrLogStore)
+			c.Dir, rec.kind, c.LogStore, c.LogStore, ErrLogStore)
 	}
 	return rec, nil
 }
@@ -151,12 +197,16 @@ func sweep(dir string, kind LogStoreKind) error {
 	return nil
 }
 
-func (d *disk) open(c Config, bolt *boltLog, path string, fail func(error)) error {
+func (d *disk) open(c DiskConfig, bolt *boltLog, path string, fail func(error)) error {
 	var err error
-	if d.stable, err = openStable(bolt, path, fail); err != nil {
+	var votes recordKeeper = bolt
+	if c.Votes != nil {
+		votes = c.Votes(bolt)
+	}
+	if d.stable, err = openStable(votes, path, fail); err != nil {
 		return err
 	}
-	if d.seals, err = openSealer(filepath.Join(c.DataDir, sealName), c.Keys); err != nil {
+	if d.seals, err = openSealer(filepath.Join(c.Dir, sealName), c.Keys); err != nil {
 		return err
 	}
 	if err := d.openLog(c, bolt, fail); err != nil {
@@ -185,10 +235,10 @@ func (d *disk) open(c Config, bolt *boltLog, path string, fail func(error)) erro
 }
 
 // openLog opens the log, and makes it first when the replica is new.
-func (d *disk) openLog(c Config, bolt *boltLog, fail func(error)) error {
+func (d *disk) openLog(c DiskConfig, bolt *boltLog, fail func(error)) error {
 	rec := d.stable.record()
 	id := rec.logID
-	journal, folder := filepath.Join(c.DataDir, journalName), filepath.Join(c.DataDir, walName)
+	journal, folder := filepath.Join(c.Dir, journalName), filepath.Join(c.Dir, walName)
 	if id == 0 {
 		id = rand.Uint32() | 1
 		err := makeLog(c, rec.kind, id)
@@ -217,26 +267,26 @@ func (d *disk) openLog(c Config, bolt *boltLog, fail func(error)) error {
 	return nil
 }
 
-func (c Config) segmentLimit() int {
-	if c.segmentBytes != 0 {
-		return c.segmentBytes
+func (c DiskConfig) segmentLimit() int {
+	if c.SegmentBytes != 0 {
+		return c.SegmentBytes
 	}
 	return walSegment
 }
 
-func (c Config) journalLimit() int64 {
-	if c.journalBytes != 0 {
-		return c.journalBytes
+func (c DiskConfig) journalLimit() int64 {
+	if c.JournalBytes != 0 {
+		return c.JournalBytes
 	}
 	return journalBytes
 }
 
 // makeLog makes the files of an empty log.
-func makeLog(c Config, kind LogStoreKind, id uint32) error {
+func makeLog(c DiskConfig, kind LogStoreKind, id uint32) error {
 	if kind == LogBolt {
-		return makeJournal(c.files(), filepath.Join(c.DataDir, journalName), c.journalLimit())
+		return makeJournal(c.files(), filepath.Join(c.Dir, journalName), c.journalLimit())
 	}
-	folder := filepath.Join(c.DataDir, walName)
+	folder := filepath.Join(c.Dir, walName)
 	if err := os.RemoveAll(folder); err != nil {
 		return err
 	}
@@ -286,3 +336,12 @@ func (d *disk) startRaft(start func() (*raft.Raft, error)) (*raft.Raft, error) {
 	<-done
 	return r, err
 }
+
+// paced is the store of snapshots for a replica that serves meanwhile.
+func (d *disk) paced() raft.SnapshotStore { return paceSnapshots(d.snapshots, d.snapshots.dir) }
+
+// votes is the stable store as raft is to see it.
+func (d *disk) votes() raft.StableStore { return &ballot{stableStore: d.stable} }
+
+// reloadKeys makes the disk use other key-encryption keys; see Replica.ReloadKeys.
+func (d *disk) reloadKeys(k *Keyring) error { return d.seals.reload(k) }

@@ -24,7 +24,7 @@ func BenchmarkAppend(b *testing.B) {
 }
 
 func benchmarkAppend(b *testing.B, kind LogStoreKind, keys *Keyring, size int) {
-	c := Config{Name: "r1", DataDir: b.TempDir(), LogStore: kind, Keys: keys}.withDefaults()
+	c := DiskConfig{Name: "r1", Dir: b.TempDir(), LogStore: kind, Keys: keys}.withDefaults()
 	d, err := openDisk(c, func(err error) { b.Error(err) })
 	if err != nil {
 		b.Fatal(err)

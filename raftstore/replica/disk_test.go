@@ -20,7 +20,7 @@ var logKinds = []LogStoreKind{LogBolt, LogWAL}
 
 // diskBed is the disk of a replica beside what must be on it.
 type diskBed struct {
-	cfg    Config
+	cfg    DiskConfig
 	disk   *disk
 	failed []error
 
@@ -33,7 +33,7 @@ type diskBed struct {
 
 func newDiskBed(t fataler, dir string, kind LogStoreKind, keys *Keyring) *diskBed {
 	b := &diskBed{
-		cfg:  Config{Name: "r1", DataDir: filepath.Join(dir, "data"), LogStore: kind, Keys: keys, NoSync: true, journalBytes: 64 << 10, segmentBytes: 128 << 10}.withDefaults(),
+		cfg:  DiskConfig{Name: "r1", Dir: filepath.Join(dir, "data"), LogStore: kind, Keys: keys, NoSync: true, JournalBytes: 64 << 10, SegmentBytes: 128 << 10}.withDefaults(),
 		logs: make(map[uint64]raft.Log), votes: make(map[string]uint64),
 	}
 	if err := b.open(); err != nil {
@@ -333,7 +333,7 @@ func TestDataOfAnEarlierVersion(t *testing.T) {
 	if err := errors.Join(b.Set([]byte("CurrentTerm"), make([]byte, 8)), b.Set([]byte(oldOwner), []byte("r1")), b.Close()); err != nil {
 		t.Fatal(err)
 	}
-	_, err = openDisk(Config{Name: "r1", DataDir: dir, NoSync: true}.withDefaults(), func(error) {})
+	_, err = openDisk(DiskConfig{Name: "r1", Dir: dir, NoSync: true}.withDefaults(), func(error) {})
 	if !errors.Is(err, ErrDataFormat) || errors.Is(err, ErrCorruptLog) {
 		t.Errorf("opened: %v", err)
 	}

@@ -1,13 +1,33 @@
 package replica
 
-import "context"
+import (
+	"context"
+	"sync/atomic"
+)
 
-// BreakVotes makes every write of term and vote fail from now on.
-func (r *Replica) BreakVotes(err error) {
-	s := r.disk.stable
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.inner = &brokenKeeper{recordKeeper: s.inner, err: err}
+// FailingVotes is where a replica writes term and vote, until it breaks.
+type FailingVotes struct {
+	recordKeeper
+	err atomic.Pointer[error]
+}
+
+// Put makes a replica write there.
+func (f *FailingVotes) Put(c *Config) {
+	c.votes = func(inner recordKeeper) recordKeeper {
+		f.recordKeeper = inner
+		return f
+	}
+}
+
+// Break makes every write fail from now on.
+func (f *FailingVotes) Break(err error) { f.err.Store(&err) }
+
+// Set implements recordKeeper.
+func (f *FailingVotes) Set(key, value []byte) error {
+	if err := f.err.Load(); err != nil {
+		return *err
+	}
+	return f.recordKeeper.Set(key, value)
 }
 
 // Ended is closed when Run has returned; Cause says why it had to.

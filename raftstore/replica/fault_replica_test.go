@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/replica"
 	"keelson.dev/keelson/raftstore/storetest"
 )
 
@@ -29,12 +30,16 @@ func (t *tolerant) Errorf(format string, args ...any) {
 // The process lives on, and the others serve. F52
 func TestReplicaThatCannotVote(t *testing.T) {
 	tb := &tolerant{TB: t}
-	c := storetest.NewCluster(tb, 3, nil)
+	failing := make(map[string]*replica.FailingVotes)
+	c := storetest.NewCluster(tb, 3, func(cfg *replica.Config) {
+		failing[cfg.Name] = new(replica.FailingVotes)
+		failing[cfg.Name].Put(cfg)
+	})
 	commit(t, c.Replica("r1"), raftstore.Put("/a", []byte("one")))
 	leader := c.Leader()
 	broken := c.Followers()[0]
 	r := c.Replica(broken)
-	r.BreakVotes(syscall.EIO)
+	failing[broken].Break(syscall.EIO)
 	c.Kill(leader) // there must be an election
 	select {
 	case <-r.Ended():

@@ -16,7 +16,7 @@ import (
 func faultyBed(t *testing.T, kind LogStoreKind) (*diskBed, *lossyFiles) {
 	layer := &lossyFiles{}
 	b := &diskBed{logs: make(map[uint64]raft.Log), votes: make(map[string]uint64)}
-	b.cfg = Config{Name: "r1", DataDir: t.TempDir(), LogStore: kind, NoSync: true, layer: layer, journalBytes: 64 << 10, segmentBytes: 128 << 10}.withDefaults()
+	b.cfg = DiskConfig{Name: "r1", Dir: t.TempDir(), LogStore: kind, NoSync: true, Files: layer, JournalBytes: 64 << 10, SegmentBytes: 128 << 10}.withDefaults()
 	if err := b.open(); err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +39,7 @@ func TestDiskFailures(t *testing.T) {
 				return nil
 			})
 			last, err := b.tryLogs(1, 2, 100)
-			if !errors.Is(err, errno) || !strings.Contains(err.Error(), b.cfg.DataDir) {
+			if !errors.Is(err, errno) || !strings.Contains(err.Error(), b.cfg.Dir) {
 				t.Errorf("%s, failed %s: %v", kind, op, err)
 			}
 			if len(b.failed) != 1 || !errors.Is(b.failed[0], errno) {
@@ -98,7 +98,7 @@ func TestSnapshotFailures(t *testing.T) {
 		layer.fail(nil)
 		b.reopen(t)
 		b.same(t)
-		for path := range dataFiles(t, b.cfg.DataDir) {
+		for path := range dataFiles(t, b.cfg.Dir) {
 			if strings.HasSuffix(path, newSuffix) {
 				t.Errorf("left behind: %s", path)
 			}
@@ -165,7 +165,7 @@ func TestEntryThatGoesBad(t *testing.T) {
 		returned = true
 	}()
 	<-ended
-	if returned || len(b.failed) != 1 || !errors.Is(b.failed[0], ErrCorruptLog) || !strings.Contains(b.failed[0].Error(), filepath.Join(b.cfg.DataDir, boltName)) {
+	if returned || len(b.failed) != 1 || !errors.Is(b.failed[0], ErrCorruptLog) || !strings.Contains(b.failed[0].Error(), filepath.Join(b.cfg.Dir, boltName)) {
 		t.Errorf("returned: %v, the replica was told %v", returned, b.failed)
 	}
 	if err := b.disk.logs.StoreLog(&raft.Log{Index: 4}); err == nil {

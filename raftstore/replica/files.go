@@ -62,14 +62,6 @@ func (f *osFile) Size() (int64, error) {
 	return info.Size(), nil
 }
 
-// files is the layer that the replica's files are opened with.
-func (c Config) files() fileLayer {
-	if c.layer != nil {
-		return c.layer
-	}
-	return osFiles{noSync: c.NoSync}
-}
-
 // readAll reads a whole file.
 func readAll(f diskFile) ([]byte, error) {
 	size, err := f.Size()

@@ -1,26 +1,41 @@
 package replica
 
-import "fmt"
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"strings"
 
-// settledDisk opens the disk of a replica that is to run: nothing is built on
-// what a power cut could take away.
-func (r *Replica) settledDisk() (*disk, error) {
-	if r.cfg.NoSync {
-		return openDisk(r.cfg, r.fail)
+	"github.com/hashicorp/raft"
+)
+
+// openSettled opens the data directory of a replica that is to run, and makes
+// it when there is none. Nothing is built on what a power cut could take away.
+// fail is called, once, with the first error after which the replica must stop.
+func openSettled(c DiskConfig, fail func(error)) (*disk, error) {
+	c = c.withDefaults()
+	if c.NoSync {
+		return openDisk(c, fail)
 	}
-	if err := settleData(r.cfg.DataDir); err != nil {
-		return nil, fmt.Errorf("disk of replica %s: %w", r.cfg.Name, err)
+	if err := settleFolder(c.Dir, neverInPart); err != nil {
+		return nil, fmt.Errorf("disk of replica %s: %w", c.Name, err)
 	}
-	d, err := openDisk(r.cfg, r.fail)
+	d, err := openDisk(c, fail)
 	if err != nil {
 		return nil, err
 	}
 	// What was made in it now.
-	if err := syncFolder(r.cfg.DataDir); err != nil {
+	if err := syncFolder(c.Dir); err != nil {
 		d.close.Close()
-		return nil, fmt.Errorf("disk of replica %s: %w", r.cfg.Name, err)
+		return nil, fmt.Errorf("disk of replica %s: %w", c.Name, err)
 	}
 	return d, nil
+}
+
+// neverInPart says of a file that it has its name only when it is on the disk, or
+// is not read.
+func neverInPart(path string) bool {
+	return strings.HasSuffix(path, snapshotSuffix) || strings.HasSuffix(path, newSuffix)
 }
 
 // startOver lets a founding be done again that a crash cut short. raft writes
@@ -50,3 +65,20 @@ func (d *disk) startOver() error {
 const keyVoteTerm = "LastVoteTerm"
 
 var keyTerm = []byte("CurrentTerm")
+
+// KeyGroup is the key of the group's identity in the stable store.
+var KeyGroup = []byte("keelson.dev/group")
+
+// foundGroup gives the data behind a stable store a group of its own, and
+// returns its identity.
+func foundGroup(stable raft.StableStore) (string, error) {
+	var b [16]byte
+	if _, err := rand.Read(b[:]); err != nil {
+		return "", fmt.Errorf("making an identity for the group: %w", err)
+	}
+	id := hex.EncodeToString(b[:])
+	if err := stable.Set(KeyGroup, []byte(id)); err != nil {
+		return "", fmt.Errorf("writing the identity of the group: %w", err)
+	}
+	return id, nil
+}

@@ -24,7 +24,7 @@ func TestFoundingCutShort(t *testing.T) {
 		}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			d, err := openDisk(Config{Name: "r1", DataDir: t.TempDir(), NoSync: true}.withDefaults(), func(err error) { t.Error(err) })
+			d, err := openDisk(DiskConfig{Name: "r1", Dir: t.TempDir(), NoSync: true}.withDefaults(), func(err error) { t.Error(err) })
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -68,7 +68,7 @@ func TestMakeFolder(t *testing.T) {
 // Settling changes nothing that is there, and leaves out what others make or remove meanwhile.
 func TestSettleData(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "data")
-	if err := settleData(dir); err != nil {
+	if err := settleFolder(dir, neverInPart); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"raft.db", "snapshots/1.snap", "wal/1.wal", "half.new"} {
@@ -80,7 +80,7 @@ func TestSettleData(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := settleData(dir); err != nil {
+	if err := settleFolder(dir, neverInPart); err != nil {
 		t.Fatal(err)
 	}
 	if b, err := os.ReadFile(filepath.Join(dir, "wal/1.wal")); string(b) != "wal/1.wal" || err != nil {

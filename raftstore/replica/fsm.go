@@ -137,7 +137,7 @@ type fsmSnapshot struct {
 }
 
 func (s *fsmSnapshot) Persist(sink raft.SnapshotSink) error {
-	if err := s.state.Dump(&restingWriter{w: sink, life: s.life, began: time.Now()}, s.meta); err != nil {
+	if err := s.state.Dump(newResting(s.life, sink), s.meta); err != nil {
 		sink.Cancel()
 		return fmt.Errorf("writing snapshot %s: %w", sink.ID(), err)
 	}

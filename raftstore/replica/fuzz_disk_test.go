@@ -48,7 +48,7 @@ func FuzzSnapshotFile(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	s, err := openSnapshots(Config{DataDir: f.TempDir()}.withDefaults(), seals, func(error) {})
+	s, err := openSnapshots(DiskConfig{Dir: f.TempDir()}.withDefaults(), seals, func(error) {})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -179,7 +179,7 @@ func FuzzBoltFile(f *testing.F) {
 		f.Fatal(err)
 	}
 	b.close(f)
-	good, err := os.ReadFile(filepath.Join(b.cfg.DataDir, boltName))
+	good, err := os.ReadFile(filepath.Join(b.cfg.Dir, boltName))
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -3,8 +3,6 @@ package replica
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -31,9 +29,6 @@ import (
 // disk was lost cannot vote in forgetfulness of what it had promised: it must be
 // removed and added again.
 
-// keyGroup holds the identity of the group in the stable store.
-var keyGroup = []byte("keelson.dev/group")
-
 // firstGroup is the identity of groups founded before there were identities.
 const firstGroup = "first"
 
@@ -59,7 +54,7 @@ type group struct {
 // load reads the identity from the disk; empty says whether that holds nothing else.
 func (g *group) load(stable raft.StableStore, empty bool, log *slog.Logger) error {
 	g.stable, g.log = stable, log
-	id, err := stable.Get(keyGroup)
+	id, err := stable.Get(KeyGroup)
 	if err != nil && err.Error() != raftboltdb.ErrKeyNotFound.Error() {
 		return fmt.Errorf("reading the identity of the group: %w", err)
 	}
@@ -81,22 +76,11 @@ func (g *group) id() string {
 
 // join makes this replica one of a group, on disk first.
 func (g *group) join(id string) error {
-	if err := g.stable.Set(keyGroup, []byte(id)); err != nil {
+	if err := g.stable.Set(KeyGroup, []byte(id)); err != nil {
 		return fmt.Errorf("writing the identity of the group: %w", err)
 	}
 	g.hold(id)
 	return nil
-}
-
-// found gives the data behind a stable store a group of its own.
-func found(stable raft.StableStore) (string, error) {
-	var b [16]byte
-	if _, err := rand.Read(b[:]); err != nil {
-		return "", fmt.Errorf("making an identity for the group: %w", err)
-	}
-	g := group{stable: stable}
-	id := hex.EncodeToString(b[:])
-	return id, g.join(id)
 }
 
 // strangers reports whether a request names a group that is not this replica's.

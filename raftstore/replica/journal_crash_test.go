@@ -13,8 +13,6 @@ import (
 	"pgregory.net/rapid"
 )
 
-var errPowerCut = errors.New("power cut")
-
 // Whatever is appended and deleted, and whichever sectors of what was not
 // synced a power cut loses, a store opened again has every acknowledged entry;
 // an append that was under way is there as a whole, or in part from its
@@ -37,7 +35,7 @@ func TestJournalOutlivesCrashes(t *testing.T) { // F17
 			}
 			before := b.mark()
 			err := b.step(t, &term)
-			if err != nil && !errors.Is(err, errPowerCut) {
+			if err != nil && !errors.Is(err, ErrPowerCut) {
 				t.Fatalf("%v", err)
 			}
 			if !crash {
@@ -225,15 +223,15 @@ func TestJournalFailsForGood(t *testing.T) {
 		b.append(t, 1, 1, 10)
 		layer.fail(func(o, name string) error {
 			if o == op && filepath.Dir(name) == filepath.Dir(b.path) {
-				return errPowerCut
+				return ErrPowerCut
 			}
 			return nil
 		})
-		if err := b.tryAppend(1, 1, 10); !errors.Is(err, errPowerCut) {
+		if err := b.tryAppend(1, 1, 10); !errors.Is(err, ErrPowerCut) {
 			t.Errorf("failed %s: %v", op, err)
 		}
 		layer.fail(nil)
-		if err := b.tryAppend(1, 1, 10); !errors.Is(err, errPowerCut) {
+		if err := b.tryAppend(1, 1, 10); !errors.Is(err, ErrPowerCut) {
 			t.Errorf("append after a failed %s: %v", op, err)
 		}
 		b.store.Close()

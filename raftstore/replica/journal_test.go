@@ -25,14 +25,14 @@ func TestFailedFlushIsNoAppend(t *testing.T) {
 	}
 	before := j.last
 	// It takes every write and refuses to flush.
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	null, err := osFiles{}.open(os.DevNull, os.O_RDWR)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := j.files[j.active].Close(); err != nil {
 		t.Fatal(err)
 	}
-	j.files[j.active] = &osFile{File: null}
+	j.files[j.active] = null
 	if err := j.appendEntries(entries); err == nil {
 		t.Error("an append whose flush failed is reported as done")
 	}

@@ -3,10 +3,15 @@ package replica
 import (
 	"bytes"
 	"errors"
-	"os"
 	"sync"
 	"sync/atomic"
 )
+
+// ErrPowerCut is what a Lossy that was told to fails with.
+var ErrPowerCut = errors.New("power cut")
+
+// lossySector is how much is lost, or kept, as a whole, in bytes.
+const lossySector = 512
 
 // lossyFiles is a file layer over real files that knows which sectors were
 // written since the last sync, and can lose any of them as a power cut may. It
@@ -56,7 +61,7 @@ func (l *lossyFiles) failSyncs(after int64) {
 	var n atomic.Int64
 	l.fail(func(op, _ string) error {
 		if op == "sync" && n.Add(1) > after {
-			return errPowerCut
+			return ErrPowerCut
 		}
 		return nil
 	})
@@ -74,7 +79,7 @@ func (f *lossyFile) WriteAt(p []byte, off int64) (int, error) {
 	f.layer.mu.Lock()
 	defer f.layer.mu.Unlock()
 	n, err := f.osFile.WriteAt(p, off)
-	for at := off / sectorBytes; at*sectorBytes < off+int64(n); at++ {
+	for at := off / lossySector; at*lossySector < off+int64(n); at++ {
 		f.dirty[at] = struct{}{}
 	}
 	if fault != nil {
@@ -100,11 +105,11 @@ func (f *lossyFile) Sync() error {
 	f.saved = f.saved[:size]
 	// What was not written since the last sync is saved already.
 	for at := range f.dirty {
-		from := at * sectorBytes
+		from := at * lossySector
 		if from >= size {
 			continue
 		}
-		if _, err := f.osFile.ReadAt(f.saved[from:min(from+sectorBytes, size)], from); err != nil {
+		if _, err := f.osFile.ReadAt(f.saved[from:min(from+lossySector, size)], from); err != nil {
 			return err
 		}
 	}
@@ -129,8 +134,8 @@ func (l *lossyFiles) crash(lose func() bool) (lost bool, err error) {
 			}
 		}
 		for at := range f.dirty {
-			from := at * sectorBytes
-			to := min(from+sectorBytes, int64(len(now)))
+			from := at * lossySector
+			to := min(from+lossySector, int64(len(now)))
 			old := make([]byte, max(0, to-from))
 			if from < int64(len(f.saved)) {
 				copy(old, f.saved[from:])
@@ -146,35 +151,3 @@ func (l *lossyFiles) crash(lose func() bool) (lost bool, err error) {
 	l.files = nil
 	return lost, err
 }
-
-// memFiles is a file layer in memory. Files must be there to be opened.
-type memFiles map[string][]byte
-
-type memFile struct {
-	files memFiles
-	name  string
-}
-
-func (m memFiles) open(name string, _ int) (diskFile, error) {
-	if _, ok := m[name]; !ok {
-		return nil, os.ErrNotExist
-	}
-	return memFile{m, name}, nil
-}
-
-func (f memFile) ReadAt(p []byte, off int64) (int, error) {
-	return bytes.NewReader(f.files[f.name]).ReadAt(p, off)
-}
-
-func (f memFile) WriteAt(p []byte, off int64) (int, error) {
-	b := f.files[f.name]
-	if grow := off + int64(len(p)) - int64(len(b)); grow > 0 {
-		b = append(b, make([]byte, grow)...)
-	}
-	f.files[f.name] = b
-	return copy(b[off:], p), nil
-}
-
-func (f memFile) Sync() error          { return nil }
-func (f memFile) Close() error         { return nil }
-func (f memFile) Size() (int64, error) { return int64(len(f.files[f.name])), nil }

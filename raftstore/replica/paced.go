@@ -36,8 +36,8 @@ const (
 	maxRest = 20 * time.Millisecond
 )
 
-func paceSnapshots(s raft.SnapshotStore, dataDir string) raft.SnapshotStore {
-	return &pacedSnapshots{SnapshotStore: s, folder: filepath.Join(dataDir, "snapshots")}
+func paceSnapshots(s raft.SnapshotStore, folder string) raft.SnapshotStore {
+	return &pacedSnapshots{SnapshotStore: s, folder: folder}
 }
 
 // Create implements raft.SnapshotStore.
@@ -128,6 +128,11 @@ func (s *pacedSink) release() {
 		s.file.Close()
 		s.file = nil
 	}
+}
+
+// newResting returns a writer to w that rests.
+func newResting(life context.Context, w io.Writer) io.Writer {
+	return &restingWriter{w: w, life: life, began: time.Now()}
 }
 
 // restingWriter rests after each stretch for twice as long as it took. It fails when

@@ -18,7 +18,7 @@ func pacedStore(t *testing.T) raft.SnapshotStore {
 	if err != nil {
 		t.Fatal(err)
 	}
-	files, err := openSnapshots(Config{DataDir: dir}.withDefaults(), seals, func(err error) { t.Log(err) })
+	files, err := openSnapshots(DiskConfig{Dir: dir}.withDefaults(), seals, func(err error) { t.Log(err) })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,21 +6,20 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-// settleData makes the data directory and sees to it that what is read there
+// settleFolder makes a folder and sees to it that what is read there
 // from now on is on the disk.
 //
 // What the last process wrote can be read without being there: it was killed
 // before it had synced, or a sync had failed, after which Linux counts the pages
 // as clean and never writes them. A replica that built on that would acknowledge
 // what the next power cut takes away. So everything that can still be written
-// is, and the kernel forgets what it has in memory. Snapshots are left out: they
-// have their names only after they were synced.
-func settleData(dir string) error {
+// is, and the kernel forgets what it has in memory. Files that skip names are
+// left out: those that have their names only after they were synced.
+func settleFolder(dir string, skip func(path string) bool) error {
 	if err := makeFolder(dir); err != nil {
 		return err
 	}
@@ -32,7 +31,7 @@ func settleData(dir string) error {
 			return err
 		case e.IsDir():
 			return syncFolder(path)
-		case !e.Type().IsRegular() || strings.HasSuffix(path, snapshotSuffix) || strings.HasSuffix(path, newSuffix):
+		case !e.Type().IsRegular() || skip(path):
 			return nil
 		}
 		return settle(path)

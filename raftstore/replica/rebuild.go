@@ -67,16 +67,16 @@ func lookRecord(dir string, patience time.Duration) (stableRecord, error) {
 }
 
 // Inspect reads and checks a data directory that no replica uses. It needs
-// c.DataDir, and c.Keys to check what is sealed. What it finds damaged is an
+// c.Dir, and c.Keys to check what is sealed. What it finds damaged is an
 // error that names the file, together with what could be read. It changes
 // nothing but what a start would: a journal that a crash left is brought to
 // its end.
-func Inspect(c Config) (DiskInfo, error) {
+func Inspect(c DiskConfig) (DiskInfo, error) {
 	var info DiskInfo
-	rec, err := lookRecord(c.DataDir, 0)
-	info.Bytes = folderBytes(c.DataDir)
+	rec, err := lookRecord(c.Dir, 0)
+	info.Bytes = folderBytes(c.Dir)
 	if err != nil {
-		return info, fmt.Errorf("inspecting %s: %w", c.DataDir, err)
+		return info, fmt.Errorf("inspecting %s: %w", c.Dir, err)
 	}
 	info.Owner, info.LogStore = rec.owner, rec.kind
 	if v := rec.values["CurrentTerm"]; len(v) == 8 {
@@ -86,19 +86,19 @@ func Inspect(c Config) (DiskInfo, error) {
 	c = c.withDefaults()
 	err = info.look(c)
 	if err != nil {
-		return info, fmt.Errorf("inspecting %s: %w", c.DataDir, err)
+		return info, fmt.Errorf("inspecting %s: %w", c.Dir, err)
 	}
 	return info, nil
 }
 
 // look fills in what lies in files of their own; it goes on as far as it can.
-func (info *DiskInfo) look(c Config) error {
-	seals, err := openSealer(filepath.Join(c.DataDir, sealName), c.Keys)
+func (info *DiskInfo) look(c DiskConfig) error {
+	seals, err := openSealer(filepath.Join(c.Dir, sealName), c.Keys)
 	if err != nil {
 		return err
 	}
 	info.Sealed = seals.needs()
-	store := &snapshotStore{dir: filepath.Join(c.DataDir, snapshotsName), files: c.files(), seals: seals, fail: func(error) {}, now: c.Now}
+	store := &snapshotStore{dir: filepath.Join(c.Dir, snapshotsName), files: c.files(), seals: seals, fail: func(error) {}, now: c.Now}
 	list, err := store.list()
 	if errors.Is(err, fs.ErrNotExist) {
 		list, err = nil, nil
@@ -173,25 +173,25 @@ func ours(name string) bool {
 
 // SetAside moves the raft data of a replica that does not run out of the way,
 // so that it can join again empty or be restored. It returns the directory,
-// beside c.DataDir, where the data is now. It does not look at what it moves,
-// so that damaged data can be moved, too; it needs c.DataDir only.
+// beside c.Dir, where the data is now. It does not look at what it moves,
+// so that damaged data can be moved, too; it needs c.Dir only.
 //
 // The data must not come back after the replica has joined again: what it had
 // promised in votes would be forgotten.
-func SetAside(c Config) (moved string, err error) {
-	lock, err := lockFolder(c.DataDir, 0)
+func SetAside(c DiskConfig) (moved string, err error) {
+	lock, err := lockFolder(c.Dir, 0)
 	if err == nil {
 		defer lock.Close()
 	} else if !errors.Is(err, os.ErrNotExist) {
-		return "", fmt.Errorf("setting aside %s: %w", c.DataDir, err)
+		return "", fmt.Errorf("setting aside %s: %w", c.Dir, err)
 	}
-	list, err := os.ReadDir(c.DataDir)
+	list, err := os.ReadDir(c.Dir)
 	if err != nil {
 		return "", fmt.Errorf("setting aside: %w", err)
 	}
 	list = slices.DeleteFunc(list, func(e fs.DirEntry) bool { return !ours(e.Name()) })
 	if len(list) == 0 {
-		return "", fmt.Errorf("setting aside %s: %w", c.DataDir, ErrNoData)
+		return "", fmt.Errorf("setting aside %s: %w", c.Dir, ErrNoData)
 	}
 	// raft.db is the first to go: cut short, this directory does not start, and
 	// the rest is moved by the next attempt.
@@ -204,16 +204,16 @@ func SetAside(c Config) (moved string, err error) {
 		}
 		return 0
 	})
-	moved = fmt.Sprintf("%s.aside-%s", filepath.Clean(c.DataDir), time.Now().UTC().Format("20060102T150405.000000000"))
+	moved = fmt.Sprintf("%s.aside-%s", filepath.Clean(c.Dir), time.Now().UTC().Format("20060102T150405.000000000"))
 	if err := os.Mkdir(moved, 0o700); err != nil {
 		return "", fmt.Errorf("setting aside: %w", err)
 	}
 	for _, e := range list {
-		if err := os.Rename(filepath.Join(c.DataDir, e.Name()), filepath.Join(moved, e.Name())); err != nil {
+		if err := os.Rename(filepath.Join(c.Dir, e.Name()), filepath.Join(moved, e.Name())); err != nil {
 			return moved, fmt.Errorf("setting aside: %w", err)
 		}
 	}
-	return moved, errors.Join(syncFolder(moved), syncFolder(c.DataDir), syncFolder(filepath.Dir(moved)))
+	return moved, errors.Join(syncFolder(moved), syncFolder(c.Dir), syncFolder(filepath.Dir(moved)))
 }
 
 func journalFiles() []string {

@@ -10,7 +10,7 @@ import (
 func TestInspect(t *testing.T) {
 	forKinds(t, func(t *testing.T, kind LogStoreKind, keys *Keyring) {
 		b := populated(t, kind, keys)
-		info, err := Inspect(Config{DataDir: b.cfg.DataDir, Keys: keys, NoSync: true, journalBytes: b.cfg.journalBytes, segmentBytes: b.cfg.segmentBytes})
+		info, err := Inspect(DiskConfig{Dir: b.cfg.Dir, Keys: keys, NoSync: true, JournalBytes: b.cfg.JournalBytes, SegmentBytes: b.cfg.SegmentBytes})
 		// The snapshots of this bed hold no state of a store.
 		if !errors.Is(err, ErrCorruptSnapshot) {
 			t.Errorf("error %v", err)
@@ -33,7 +33,7 @@ func TestInspect(t *testing.T) {
 		}
 		b.close(t)
 	})
-	if _, err := Inspect(Config{DataDir: t.TempDir()}); !errors.Is(err, ErrNoData) {
+	if _, err := Inspect(DiskConfig{Dir: t.TempDir()}); !errors.Is(err, ErrNoData) {
 		t.Errorf("empty directory: %v", err)
 	}
 }
@@ -43,7 +43,7 @@ func TestInspect(t *testing.T) {
 func TestSetAside(t *testing.T) {
 	forKinds(t, func(t *testing.T, kind LogStoreKind, keys *Keyring) {
 		b := populated(t, kind, keys)
-		mine := filepath.Join(b.cfg.DataDir, "README")
+		mine := filepath.Join(b.cfg.Dir, "README")
 		if err := os.WriteFile(mine, []byte("x"), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -64,7 +64,7 @@ func TestSetAside(t *testing.T) {
 		if there, _ := exists(mine); !there {
 			t.Error("a file of somebody else was moved")
 		}
-		home := b.cfg.DataDir
+		home := b.cfg.Dir
 		if err := b.open(); err != nil {
 			t.Fatal(err)
 		}
@@ -72,7 +72,7 @@ func TestSetAside(t *testing.T) {
 			t.Errorf("empty %v, error %v", empty, err)
 		}
 		b.close(t)
-		b.cfg.DataDir = moved
+		b.cfg.Dir = moved
 		if err := b.open(); err != nil {
 			t.Fatal(err)
 		}
@@ -80,7 +80,7 @@ func TestSetAside(t *testing.T) {
 		b.close(t)
 
 		// Cut short after the first step it does not start, and goes on.
-		b.cfg.DataDir = moved
+		b.cfg.Dir = moved
 		if err := os.Rename(filepath.Join(moved, boltName), filepath.Join(home, "elsewhere")); err != nil {
 			t.Fatal(err)
 		}

@@ -38,7 +38,7 @@ func Recover(c Config) error {
 	if list, err := os.ReadDir(c.DataDir); errors.Is(err, os.ErrNotExist) || err == nil && len(list) == 0 {
 		return fmt.Errorf("recover: %s: %w", c.DataDir, ErrNothingToRecover)
 	}
-	d, err := openDisk(c, func(error) {})
+	d, err := openSettled(c.Disk(), func(error) {})
 	if err != nil {
 		return fmt.Errorf("recover: %w", err)
 	}
@@ -53,7 +53,7 @@ func Recover(c Config) error {
 		"replica", c.Name, "data", c.DataDir)
 	// The identity first: were this cut short, the old members are not heard
 	// already, and running it again completes it.
-	id, err := found(d.stable)
+	id, err := foundGroup(d.stable)
 	if err != nil {
 		return fmt.Errorf("recover: %w", err)
 	}
@@ -88,7 +88,7 @@ type recovered struct {
 func (s *recovered) Snapshot() (raft.FSMSnapshot, error) {
 	m := s.machine.Load()
 	s.was = m.View().Revision()
-	if err := m.Rebase(m.View().Revision() + restoreAhead); err != nil {
+	if err := m.Rebase(m.View().Revision() + RestoreAhead); err != nil {
 		return nil, err
 	}
 	return s.fsm.Snapshot()

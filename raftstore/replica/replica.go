@@ -26,7 +26,6 @@ import (
 )
 
 const (
-	lockTimeout     = 2 * time.Second
 	transferTimeout = 2 * time.Second
 	// retryPause is how long a call waits before it tries again when nothing
 	// has happened that would let it succeed sooner.
@@ -177,7 +176,7 @@ func (r *Replica) Run(ctx context.Context) error {
 
 // open opens the disk and the peer port.
 func (r *Replica) open() error {
-	d, err := r.settledDisk()
+	d, err := openSettled(r.cfg.Disk(), r.fail)
 	if err != nil {
 		return err
 	}
@@ -231,7 +230,7 @@ func (r *Replica) start(g *errgroup.Group) error {
 	conf := r.cfg.raft(notify)
 	conf.Logger = r.overhear(conf.Logger)
 	r.raft, err = r.disk.startRaft(func() (*raft.Raft, error) {
-		return raft.NewRaft(conf, r.fsm, &meteredLogs{r.disk.logs, &r.meters}, &ballot{stableStore: r.disk.stable}, &meteredSnapshots{paceSnapshots(r.disk.snapshots, r.cfg.DataDir), &r.meters},
+		return raft.NewRaft(conf, r.fsm, &meteredLogs{r.disk.logs, &r.meters}, r.disk.votes(), &meteredSnapshots{r.disk.paced(), &r.meters},
 			&patientTransport{NetworkTransport: r.trans, worth: r.worthWaiting})
 	})
 	if err != nil {
@@ -272,7 +271,7 @@ func (r *Replica) bootstrap() error {
 	if err != nil || !empty {
 		return err
 	}
-	id, err := found(r.disk.stable)
+	id, err := foundGroup(r.disk.stable)
 	if err != nil {
 		return err
 	}

@@ -13,9 +13,9 @@ import (
 	"keelson.dev/keelson/raftstore/mvcc"
 )
 
-// restoreAhead is by how much a restored store's revision is moved ahead: far
+// RestoreAhead is by how much a restored store's revision is moved ahead: far
 // more than the old group can have committed after the backup was taken.
-const restoreAhead = raftstore.Revision(1) << 32
+const RestoreAhead = raftstore.Revision(1) << 32
 
 var (
 	// ErrNotEmpty reports a data directory that holds something already.
@@ -26,22 +26,23 @@ var (
 
 // RestoreOptions are for the cases that Restore refuses.
 type RestoreOptions struct {
+	Advertise string // where other replicas will reach the new one
+	Cluster   string // the identity of the cluster
 	// AnyCluster takes a backup of another cluster.
 	AnyCluster bool
 }
 
 // Restore makes the data directory of a new group of one from a backup; other
-// replicas join it empty. c needs Name, DataDir and Advertise, and Keys when the
-// backup is sealed or the new data is to be; a backup of another cluster than
-// c.Cluster is refused.
+// replicas join it empty. c needs Name and Dir, and Keys when the backup is sealed
+// or the new data is to be; a backup of another cluster than o.Cluster is refused.
 //
 // The whole backup is read and checked before anything is written, and nothing
 // is written over existing data. A crash leaves a directory that does not start
 // and into which Restore can be called again. Revisions of the restored store
 // are far beyond those of the backup and everything before counts as compacted:
 // no watcher can take it for the old one.
-func Restore(c Config, backup io.ReadSeeker, o RestoreOptions) (BackupInfo, error) {
-	if c.Name == "" || c.DataDir == "" || c.Advertise == "" {
+func Restore(c DiskConfig, backup io.ReadSeeker, o RestoreOptions) (BackupInfo, error) {
+	if c.Name == "" || c.Dir == "" || o.Advertise == "" {
 		return BackupInfo{}, errors.New("restore: name, data directory and advertised address are needed")
 	}
 	c = c.withDefaults()
@@ -57,17 +58,17 @@ func Restore(c Config, backup io.ReadSeeker, o RestoreOptions) (BackupInfo, erro
 	if err != nil {
 		return BackupInfo{}, errors.Join(fmt.Errorf("restore: %w", err), rewind(backup, start))
 	}
-	if !o.AnyCluster && b.info.Cluster != c.Cluster {
-		return b.info, fmt.Errorf("restore: the backup is of cluster %q, this is %q: %w", b.info.Cluster, c.Cluster, ErrForeignBackup)
+	if !o.AnyCluster && b.info.Cluster != o.Cluster {
+		return b.info, fmt.Errorf("restore: the backup is of cluster %q, this is %q: %w", b.info.Cluster, o.Cluster, ErrForeignBackup)
 	}
-	if err := vacant(c.DataDir); err != nil {
-		return b.info, fmt.Errorf("restore to %s: %w", c.DataDir, err)
+	if err := vacant(c.Dir); err != nil {
+		return b.info, fmt.Errorf("restore to %s: %w", c.Dir, err)
 	}
-	if err := machine.Rebase(machine.View().Revision() + restoreAhead); err != nil {
+	if err := machine.Rebase(machine.View().Revision() + RestoreAhead); err != nil {
 		return b.info, fmt.Errorf("restore: %w", err)
 	}
-	if err := build(c, machine); err != nil {
-		return b.info, fmt.Errorf("restore to %s: %w", c.DataDir, err)
+	if err := build(c, o, machine); err != nil {
+		return b.info, fmt.Errorf("restore to %s: %w", c.Dir, err)
 	}
 	return b.info, nil
 }
@@ -100,8 +101,8 @@ func vacant(dir string) error {
 
 // build makes the data in a folder inside of the data directory and moves it
 // up, raft.db last: without it nothing starts.
-func build(c Config, machine *mvcc.Machine) error {
-	final, staging := c.DataDir, filepath.Join(c.DataDir, stagingName)
+func build(c DiskConfig, o RestoreOptions, machine *mvcc.Machine) error {
+	final, staging := c.Dir, filepath.Join(c.Dir, stagingName)
 	if err := makeFolder(final); err != nil {
 		return err
 	}
@@ -111,14 +112,14 @@ func build(c Config, machine *mvcc.Machine) error {
 			return err
 		}
 	}
-	c.DataDir = staging
+	c.Dir = staging
 	d, err := openDisk(c, func(error) {})
 	if err != nil {
 		return err
 	}
-	_, err = found(d.stable)
+	_, err = foundGroup(d.stable)
 	if err == nil {
-		err = seed(c, d.snapshots, machine)
+		err = seed(c.Name, o, d.snapshots, machine)
 	}
 	if err := errors.Join(err, d.close.Close(), syncFolder(staging), syncFolder(final)); err != nil {
 		return err
@@ -162,14 +163,14 @@ func settleRestore(dir string, whole bool) error {
 }
 
 // seed writes the state as the first snapshot of a group of one.
-func seed(c Config, snapshots raft.SnapshotStore, machine *mvcc.Machine) error {
+func seed(name string, o RestoreOptions, snapshots raft.SnapshotStore, machine *mvcc.Machine) error {
 	const index, term = 1, 1
-	group := raft.Configuration{Servers: []raft.Server{{ID: raft.ServerID(c.Name), Address: raft.ServerAddress(c.Advertise)}}}
+	group := raft.Configuration{Servers: []raft.Server{{ID: raft.ServerID(name), Address: raft.ServerAddress(o.Advertise)}}}
 	sink, err := snapshots.Create(raft.SnapshotVersionMax, index, term, group, index, nil)
 	if err != nil {
 		return err
 	}
-	if err := machine.Snapshot().Dump(sink, mvcc.Meta{Cluster: c.Cluster, Index: index, Term: term}); err != nil {
+	if err := machine.Snapshot().Dump(sink, mvcc.Meta{Cluster: o.Cluster, Index: index, Term: term}); err != nil {
 		return errors.Join(err, sink.Cancel())
 	}
 	return sink.Close()

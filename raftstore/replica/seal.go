@@ -1,7 +1,6 @@
 package replica
 
 import (
-	"context"
 	"crypto/aes"
 	"crypto/cipher"
 	"crypto/hkdf"
@@ -178,7 +177,7 @@ func (s *sealer) save(ring *Keyring, keys map[uint32]*dataKey, next uint32) erro
 	return replaceFile(s.path, encodeWrapped(wrapped, next))
 }
 
-// reload is ReloadKeys.
+// reload takes another ring, under which everything is wrapped anew.
 func (s *sealer) reload(ring *Keyring) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -254,25 +253,4 @@ func (s *sealer) needs() []string {
 		ids[s.ring.keys[0].id] = struct{}{}
 	}
 	return slices.Sorted(maps.Keys(ids))
-}
-
-// ReloadKeys makes the replica use other key-encryption keys without a
-// restart: its data keys are wrapped anew under the current one and what is
-// written from now on is sealed under a new data key. When it returns, keys
-// that are not in k are needed no more, but for backups taken before.
-// Encryption is turned off by a key file with a line "clear", not by nil.
-func (r *Replica) ReloadKeys(k *Keyring) error {
-	if k == nil {
-		return fmt.Errorf("reloading keys of replica %s: no keys given: %w", r.cfg.Name, ErrKeyFile)
-	}
-	ctx, cancel := context.WithTimeout(r.ctx, transferTimeout)
-	defer cancel()
-	if err := r.up(ctx); err != nil {
-		return err
-	}
-	if err := r.disk.seals.reload(k); err != nil {
-		return fmt.Errorf("reloading keys of replica %s: %w", r.cfg.Name, err)
-	}
-	r.log.Info("keys reloaded", "current", k.Current(), "keys", k.IDs())
-	return nil
 }

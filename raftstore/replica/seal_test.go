@@ -46,7 +46,7 @@ func TestSealedDiskTellsNothing(t *testing.T) {
 		}
 		b.snap(t, 100, 1, bytes.Repeat(secret, 1000))
 		b.close(t)
-		names := inClear(t, b.cfg.DataDir)
+		names := inClear(t, b.cfg.Dir)
 		if sealed := keys != nil; sealed != (len(names) == 0) {
 			t.Errorf("sealed: %v, in clear: %v", sealed, names)
 		}
@@ -102,7 +102,7 @@ func TestSealingTurnedOnAndOff(t *testing.T) {
 		}
 		b.reopen(t)
 		b.close(t)
-		if there, _ := exists(filepath.Join(b.cfg.DataDir, sealName)); there {
+		if there, _ := exists(filepath.Join(b.cfg.Dir, sealName)); there {
 			t.Errorf("%s: data keys are kept though nothing is sealed", kind)
 		}
 		b.cfg.Keys = nil

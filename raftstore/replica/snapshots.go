@@ -59,8 +59,8 @@ type snapshotHeader struct {
 }
 
 // openSnapshots makes the folder and clears what a crash left in it.
-func openSnapshots(c Config, seals *sealer, fail func(error)) (*snapshotStore, error) {
-	s := &snapshotStore{dir: filepath.Join(c.DataDir, snapshotsName), files: c.files(), seals: seals, fail: fail, now: c.Now}
+func openSnapshots(c DiskConfig, seals *sealer, fail func(error)) (*snapshotStore, error) {
+	s := &snapshotStore{dir: filepath.Join(c.Dir, snapshotsName), files: c.files(), seals: seals, fail: fail, now: c.Now}
 	if err := makeFolder(s.dir); err != nil {
 		return nil, fmt.Errorf("snapshots: %w", err)
 	}

@@ -22,7 +22,7 @@ func TestWALOutlivesCrashes(t *testing.T) {
 		defer os.RemoveAll(dir)
 		layer := &lossyFiles{}
 		b := &diskBed{logs: make(map[uint64]raft.Log), votes: make(map[string]uint64)}
-		b.cfg = Config{Name: "r1", DataDir: dir, LogStore: LogWAL, NoSync: true, segmentBytes: 16 << 10, layer: layer}.withDefaults()
+		b.cfg = DiskConfig{Name: "r1", Dir: dir, LogStore: LogWAL, NoSync: true, SegmentBytes: 16 << 10, Files: layer}.withDefaults()
 		if err := b.open(); err != nil {
 			t.Fatalf("%v", err)
 		}
@@ -49,7 +49,7 @@ func TestWALOutlivesCrashes(t *testing.T) {
 					b.compact(t, to)
 				}
 			}
-			if doomed != nil && !errors.Is(doomed, errPowerCut) {
+			if doomed != nil && !errors.Is(doomed, ErrPowerCut) {
 				t.Fatalf("%v", doomed)
 			}
 			if !crash {

@@ -51,14 +51,14 @@ func verbMain() {
 func (v verb) act() error {
 	c := replica.Config{Name: "r1", DataDir: v.DataDir, Advertise: "127.0.0.1:1", LogStore: replica.LogStoreKind(v.LogStore)}
 	if v.Do == "convert" {
-		return replica.Convert(context.Background(), c, c.LogStore, nil)
+		return replica.Convert(context.Background(), c.Disk(), c.LogStore, nil)
 	}
 	f, err := os.Open(v.Backup)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	_, err = replica.Restore(c, f, replica.RestoreOptions{AnyCluster: true})
+	_, err = replica.Restore(c.Disk(), f, replica.RestoreOptions{Advertise: c.Advertise, AnyCluster: true})
 	return err
 }
 

@@ -1,0 +1,73 @@
+package replica
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+)
+
+func TestIdentitiesSettleInOrder(t *testing.T) {
+	d := identities{incarnation: 7, waiting: make(map[uint64]struct{})}
+	a, b, c := d.next(), d.next(), d.next()
+	d.settle(b)
+	if id := d.next(); id.Settled != 0 || id.Sequence != 4 {
+		t.Errorf("with the first open: %v", id)
+	}
+	d.settle(a)
+	if id := d.next(); id.Settled != 2 {
+		t.Errorf("with the third open: %v", id)
+	}
+	d.settle(c)
+	if id := d.next(); id.Settled != 3 || id.Incarnation != 7 {
+		t.Errorf("with the fourth open: %v", id)
+	}
+}
+
+func TestWaterline(t *testing.T) {
+	var w waterline
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	var wg sync.WaitGroup
+	for at := range uint64(20) {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			if err := w.wait(ctx, at); err != nil {
+				t.Errorf("waiting for %d: %v", at, err)
+			}
+			if got := w.get(); got < at {
+				t.Errorf("woken for %d at %d", at, got)
+			}
+		}()
+	}
+	for i := range uint64(20) {
+		w.rise(i)
+	}
+	w.rise(3) // never falls
+	wg.Wait()
+	gone, leave := context.WithCancel(ctx)
+	leave()
+	if err := w.wait(gone, 99); !errors.Is(err, context.Canceled) || w.get() != 19 {
+		t.Errorf("wait: %v at %d", err, w.get())
+	}
+}
+
+func TestAges(t *testing.T) {
+	var a ages
+	at := func(s int) time.Time { return time.Unix(int64(s), 0) }
+	if got := a.note(at(0), 5, time.Minute); got != 0 {
+		t.Errorf("first sample: %d", got)
+	}
+	a.note(at(30), 9, time.Minute)
+	if got := a.note(at(60), 9, time.Minute); got != 5 {
+		t.Errorf("after a minute: %d, want 5", got)
+	}
+	if got := a.note(at(90), 9, time.Minute); got != 9 {
+		t.Errorf("after a quiet minute: %d, want 9", got)
+	}
+	if len(a) != 0 {
+		t.Errorf("%d samples remain", len(a))
+	}
+}
