@@ -205,8 +205,9 @@ type Status struct {
 type AlarmKind uint8
 
 const (
-	// AlarmSpace: the space quota is used up; puts fail with ErrNoSpace until
-	// deletes and compaction have made room, which clears it.
+	// AlarmSpace: the space quota is used up. Until deletes and compaction have made
+	// room, which clears it, a commit that puts a new key, grows a value by more than
+	// 1 KiB, or grows the state beyond StateLimit, fails with ErrNoSpace.
 	AlarmSpace AlarmKind = 1
 	// AlarmDiverged: a replica's state differs from the leader's at the same revision.
 	AlarmDiverged AlarmKind = 2
@@ -230,6 +231,10 @@ type Alarm struct {
 	Member  string // the replica it is about; "" = the group
 	Since   int64  // unix milliseconds
 	Message string // what was found
+
+	// Of AlarmSpace: the bytes of state up to which puts may grow it while the alarm
+	// is up, and those of state and history; older history gives way to the latter.
+	StateLimit, TotalLimit int64
 }
 
 // The errors of Store. Test with errors.Is / errors.As.
@@ -244,7 +249,7 @@ var (
 	ErrSlowWatcher    = errors.New("raftstore: watcher was too slow")
 	ErrClosed         = errors.New("raftstore: store is closed")
 	ErrInvalid        = errors.New("raftstore: invalid request") // wrapped with what is wrong
-	ErrNoSpace        = errors.New("raftstore: space quota is used up: the store takes deletes only")
+	ErrNoSpace        = errors.New("raftstore: space quota is used up: the store takes deletes and small updates only")
 	ErrUnknownMember  = errors.New("raftstore: no such member")
 	ErrMemberExists   = errors.New("raftstore: member exists already") // and is not the one to be added; wrapped with the remedy
 	ErrNoMajority     = errors.New("raftstore: change would leave no majority")

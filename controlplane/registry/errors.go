@@ -46,7 +46,7 @@ func statusError(err error, doing string) error {
 		return apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("%s: %v", doing, err))
 	case errors.Is(err, raftstore.ErrNoSpace):
 		return newStatus(http.StatusInsufficientStorage, "InsufficientStorage",
-			doing+": the store's quota is used up and it takes deletes only: 'kctl cluster status' says what to do", 0)
+			doing+": the store's quota is used up: it takes deletions and small changes of what is there, nothing new; 'kctl cluster status' says what to do", 0)
 	case errors.Is(err, raftstore.ErrCompacted):
 		return &apierrors.StatusError{ErrStatus: *expired(doing + ": the requested revision is no longer kept")}
 	default:

@@ -11,9 +11,11 @@ import (
 	"strings"
 	"testing"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
 	"keelson.dev/keelson/controlplane/api"
@@ -200,29 +202,51 @@ func TestConvertLog(t *testing.T) {
 	p.holds("cp1", "a", "b")
 }
 
-// A full quota: writes are refused with a reason, status says what to do, and
-// deletes make room.
+// A full quota: what is new is refused with a reason, status says what to do, and
+// deletions make room, also those that first mark the object and wait for others.
 func TestQuota(t *testing.T) {
 	p := newPlane(t, 1, func(c *Config) { c.Store.Quota = minQuota })
 	cs := p.client("cp1").CoreV1().ConfigMaps("default")
-	var err error
+	_, err := p.client("cp1").CoreV1().Pods("default").Create(context.Background(), &v1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "p"},
+		Spec:       v1.PodSpec{NodeName: "w1", Containers: []v1.Container{{Name: "c", Image: "c"}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "w1"}}
+	if _, err := p.client("cp1").CoordinationV1().Leases("default").Create(context.Background(), lease, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	n := 0
 	for ; err == nil && n < 200; n++ {
 		_, err = cs.Create(context.Background(), &v1.ConfigMap{
-			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("c-%d", n)}, Data: map[string]string{"d": strings.Repeat("x", 1000<<10)},
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("c-%d", n), Finalizers: []string{"example.com/hold"}}, Data: map[string]string{"d": strings.Repeat("x", 1000<<10)},
 		}, metav1.CreateOptions{})
 	}
 	var status apierrors.APIStatus
-	if !errors.As(err, &status) || status.Status().Code != http.StatusInsufficientStorage || !strings.Contains(err.Error(), "it takes deletes only") {
+	if !errors.As(err, &status) || status.Status().Code != http.StatusInsufficientStorage || !strings.Contains(err.Error(), "nothing new") {
 		t.Fatalf("after %d objects of a megabyte: %v", n, err)
 	}
 	s := p.status("cp1")
 	if len(s.Alarms) != 1 || s.Alarms[0].Kind != "space" || s.Alarms[0].Remedy == "" || s.Alarms[0].Since == 0 {
 		t.Errorf("alarms: %+v", s.Alarms)
 	}
+	updateWhenFull(t, p.client("cp1"))
 	for i := range n / 2 {
-		if err := cs.Delete(context.Background(), fmt.Sprintf("c-%d", i), metav1.DeleteOptions{}); err != nil {
+		name := fmt.Sprintf("c-%d", i)
+		if err := cs.Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
 			t.Fatalf("deleting when the quota is used up: %v", err)
+		}
+		held, err := cs.Get(context.Background(), name, metav1.GetOptions{})
+		if err != nil || held.DeletionTimestamp == nil {
+			t.Fatalf("an object with a finalizer, deleted when the quota is used up: %v, %v", err, held.DeletionTimestamp)
+		}
+		if _, err := cs.Patch(context.Background(), name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
+			t.Fatalf("removing a finalizer when the quota is used up: %v", err)
+		}
+		if _, err := cs.Get(context.Background(), name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			t.Fatalf("an object whose last finalizer is removed: %v", err)
 		}
 	}
 	eventually(t, func() error {
@@ -231,5 +255,45 @@ func TestQuota(t *testing.T) {
 	})
 	if s := p.status("cp1"); len(s.Alarms) != 0 {
 		t.Errorf("the alarm stays: %+v", s.Alarms)
+	}
+}
+
+// updateWhenFull does what nodes and users go on doing: a lease is renewed, a pod
+// reports, is marked for deletion and goes when its node has ended it.
+func updateWhenFull(t *testing.T, cs *kubernetes.Clientset) {
+	t.Helper()
+	ctx := context.Background()
+	leases, pods := cs.CoordinationV1().Leases("default"), cs.CoreV1().Pods("default")
+	for i := range 100 {
+		l, err := leases.Get(ctx, "w1", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		now := metav1.NowMicro()
+		l.Spec.RenewTime = &now
+		if _, err := leases.Update(ctx, l, metav1.UpdateOptions{}); err != nil {
+			t.Fatalf("renewal %d of a lease when the quota is used up: %v", i, err)
+		}
+	}
+	pod, err := pods.Get(ctx, "p", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod.Status.Phase = v1.PodRunning
+	pod.Status.Conditions = append(pod.Status.Conditions, v1.PodCondition{Type: v1.PodReady, Status: v1.ConditionTrue, LastTransitionTime: metav1.Now()})
+	if _, err := pods.UpdateStatus(ctx, pod, metav1.UpdateOptions{}); err != nil {
+		t.Fatalf("a pod's status when the quota is used up: %v", err)
+	}
+	if err := pods.Delete(ctx, "p", metav1.DeleteOptions{}); err != nil {
+		t.Fatalf("deleting a pod when the quota is used up: %v", err)
+	}
+	if pod, err := pods.Get(ctx, "p", metav1.GetOptions{}); err != nil || pod.DeletionTimestamp == nil || *pod.DeletionGracePeriodSeconds == 0 {
+		t.Fatalf("a running pod that was deleted: %v, %v", err, pod.DeletionTimestamp)
+	}
+	if err := pods.Delete(ctx, "p", *metav1.NewDeleteOptions(0)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pods.Get(ctx, "p", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("a pod whose node has ended it: %v", err)
 	}
 }

@@ -137,8 +137,8 @@ func describeAlarm(a raftstore.Alarm) api.ClusterAlarm {
 	switch a.Kind {
 	case raftstore.AlarmSpace:
 		out.Kind = "space"
-		out.Remedy = "delete objects that are not needed (history gives way by itself), or start every replica " +
-			"with a larger --store-quota. Writes resume by themselves"
+		out.Remedy = "delete objects that are not needed, as usual (history gives way by itself), or start every replica " +
+			"with a larger --store-quota. New objects are taken again by themselves"
 	case raftstore.AlarmDiverged:
 		out.Kind = "diverged"
 		out.Remedy = fmt.Sprintf("stop %[1]s, run 'keelson-controlplane rebuild' on it and start it again: it takes its data from the others; "+

@@ -15,7 +15,7 @@ import (
 // its defaults.
 type StoreOptions struct {
 	LogStore         string        // "bolt" or "wal"; "" = what the folder was made with or converted to
-	Quota            int64         // bytes of state and history at which the store turns read-only
+	Quota            int64         // bytes of state and history at which the store takes nothing new
 	Keys             string        // file of keys that encrypt what is on disk; "" = no encryption
 	HistoryRevisions int           // revisions kept for watches
 	HistoryAge       time.Duration // and for how long

@@ -95,8 +95,9 @@ func alarm(clear bool, a *storev1.Alarm) *storev1.Command {
 	return &storev1.Command{Kind: &storev1.Command_Alarm{Alarm: &storev1.SetAlarm{Clear: clear, Alarm: a}}}
 }
 
-// While the space alarm is up puts are refused, whatever else is in the commit;
-// deletes and checks are not, and whoever asks is told what to do.
+// While the space alarm is up new keys are refused, whatever else is in the commit;
+// deletes and checks are not, and whoever asks is told what to do. An alarm without
+// limits, as an older version raised it, refuses every put.
 func TestSpaceAlarmRefusesPuts(t *testing.T) {
 	m := mvcc.New()
 	apply(m, put(1, 1, 0, "/a", "x"))
@@ -120,12 +121,47 @@ func TestSpaceAlarmRefusesPuts(t *testing.T) {
 	if out := apply(m, gone); out.Err() != nil {
 		t.Errorf("delete while space is short: %v", out.Err())
 	}
+	if out := apply(m, put(1, 6, 0, "/a", "y")); !errors.Is(out.Err(), raftstore.ErrNoSpace) {
+		t.Errorf("put in place of a value under an alarm without limits: %v", out.Err())
+	}
 	if again := apply(m, refusedPut).Err(); !errors.Is(again, raftstore.ErrNoSpace) {
 		t.Errorf("retry of the refused put: %v", again)
 	}
 	m.Apply(mvcc.Entry{Command: alarm(true, &storev1.Alarm{Kind: uint32(raftstore.AlarmSpace)})})
 	if out := apply(m, put(1, 5, 0, "/c", "x")); out.Err() != nil || len(m.View().Alarms()) != 0 {
 		t.Errorf("put after the alarm: %v, alarms %v", out.Err(), m.View().Alarms())
+	}
+}
+
+// One alarm does not get more room by being raised again, and what history lets go
+// for an update of the same batch reaches the watchers all the same.
+func TestSpaceAlarmKeepsItsLimits(t *testing.T) {
+	m := mvcc.New()
+	apply(m, put(1, 1, 0, "/a", "1234567"))
+	raise := func(growth int64) {
+		m.Apply(mvcc.Entry{Command: &storev1.Command{Kind: &storev1.Command_Alarm{Alarm: &storev1.SetAlarm{
+			QuotaBytes: 5, GrowthBytes: growth, HistoryBytes: 30, Alarm: &storev1.Alarm{Kind: uint32(raftstore.AlarmSpace), StateLimit: 1 << 40, TotalLimit: 1 << 40}}}}})
+	}
+	raise(1)
+	raise(1000)
+	m = reload(t, m)
+	if a := m.View().Alarms()[0]; a.StateLimit != 9+1 || a.TotalLimit != 9+1+30 {
+		t.Fatalf("limits %d and %d of an alarm that was raised with 9 bytes of state and 1 and 30 to grow by", a.StateLimit, a.TotalLimit)
+	}
+	if out := apply(m, put(1, 2, 0, "/a", "123456789")); !errors.Is(out.Err(), raftstore.ErrNoSpace) || !strings.Contains(out.Err().Error(), "to 11 bytes, beyond the 10") {
+		t.Errorf("growing by two bytes: %v", out.Err())
+	}
+	var updates []*storev1.Proposal
+	for i := range uint64(20) {
+		updates = append(updates, put(1, 3+i, 0, "/a", fmt.Sprintf("%08d", i)))
+	}
+	res := m.Apply(mvcc.Entry{Command: batch(updates...)})
+	if len(res.Events) != 20 || res.Events[0].Revision != 2 || string(res.Events[19].Events[0].Item.Value) != "00000019" {
+		t.Errorf("20 updates in a batch: %d revisions reach the watchers", len(res.Events))
+	}
+	v := m.View()
+	if _, err := v.Read(v.Revision()-1, 1); err != nil || v.Compacted() < 18 || v.Bytes()+v.HistoryBytes() > 40 {
+		t.Errorf("%d of state, %d of history, compacted up to %d of %d: %v", v.Bytes(), v.HistoryBytes(), v.Compacted(), v.Revision(), err)
 	}
 }
 

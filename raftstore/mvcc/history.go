@@ -92,6 +92,20 @@ func (h *history) compact(upTo raftstore.Revision) {
 	}
 }
 
+// keep returns the revision to compact to so that at most so many bytes stay of
+// what was replaced up to now.
+func (h *history) keep(now raftstore.Revision, bytes int64) raftstore.Revision {
+	for at := now; at > h.compacted; at-- {
+		for _, r := range h.read(at-1, at, 1) {
+			bytes -= replaced(r)
+		}
+		if bytes < 0 {
+			return at
+		}
+	}
+	return h.compacted
+}
+
 // find returns the position of the segment that holds revision r.
 func (h *history) find(r raftstore.Revision) int {
 	return int((r - h.segments[0].first) / segmentRevisions)

@@ -54,8 +54,10 @@ type Machine struct {
 	bytes     int64
 	clock     int64             // the latest time that any command named, unix milliseconds
 	alarms    []raftstore.Alarm // in order; replaced as a whole
-	full      bool              // the space alarm is among them
 	view      atomic.Pointer[View]
+
+	fresh []raftstore.Events // of the call of Apply under way, up to and including told
+	told  raftstore.Revision
 }
 
 // New returns an empty machine at revision 0.
@@ -87,7 +89,7 @@ type Result struct {
 // Apply applies entries in order and publishes the resulting view once.
 func (m *Machine) Apply(entries ...Entry) Result {
 	res := Result{Outcomes: make([][]Outcome, len(entries))}
-	before := m.revision
+	m.fresh, m.told = nil, m.revision
 	for i, e := range entries {
 		switch c := e.Command.GetKind().(type) {
 		case *storev1.Command_Batch:
@@ -102,20 +104,23 @@ func (m *Machine) Apply(entries ...Entry) Result {
 		case *storev1.Command_Alarm:
 			m.setAlarm(c.Alarm)
 		case *storev1.Command_Compact:
-			// Collected first: what is compacted together with its own commit
-			// must still reach the watchers.
-			res.Events = append(res.Events, m.history.since(before, m.revision)...)
-			before = m.revision
 			m.compact(raftstore.Revision(c.Compact.GetRevision()))
 		}
 	}
 	m.publish()
-	if more := m.history.since(before, m.revision); res.Events == nil {
-		res.Events = more
-	} else {
-		res.Events = append(res.Events, more...)
-	}
+	m.collect()
+	res.Events, m.fresh = m.fresh, nil
 	return res
+}
+
+// collect takes the events since it was called last for the result.
+func (m *Machine) collect() {
+	if more := m.history.since(m.told, m.revision); m.fresh == nil {
+		m.fresh = more
+	} else {
+		m.fresh = append(m.fresh, more...)
+	}
+	m.told = m.revision
 }
 
 // tick takes note of the time that a command names. Time never runs backwards
@@ -140,15 +145,13 @@ func (m *Machine) decide(term uint64, p *storev1.Proposal) Outcome {
 	if err := checkProposal(p); err != nil {
 		return refused(err, m.revision)
 	}
-	if m.full {
-		if key, puts := firstPut(p); puts {
-			return noSpace(key, m.alarms, m.revision, m.bytes, m.history.bytes)
-		}
-	}
 	for _, op := range p.GetOps() {
-		if conflict := m.examine(op); conflict != nil {
+		if conflict := examine(&m.items, m.revision, op); conflict != nil {
 			return Outcome{Code: Conflict, Revision: m.revision, Conflict: conflict}
 		}
+	}
+	if refusal, refused := m.makeRoom(p); refused {
+		return refusal
 	}
 	events := make([]raftstore.Event, 0, len(p.GetOps()))
 	for _, op := range p.GetOps() {
@@ -160,20 +163,20 @@ func (m *Machine) decide(term uint64, p *storev1.Proposal) Outcome {
 	return Outcome{Code: OK, Revision: m.revision}
 }
 
-// examine checks the precondition of one op against the current state.
-func (m *Machine) examine(op *storev1.Op) *raftstore.ConflictError {
+// examine checks the precondition of one op against a state.
+func examine(items *tree, at raftstore.Revision, op *storev1.Op) *raftstore.ConflictError {
 	want := precondition(op.GetIf())
 	if want == (raftstore.Precondition{}) {
 		return nil
 	}
-	have, _ := m.items.Get(op.GetKey())
+	have, _ := items.Get(op.GetKey())
 	if want.Absent && have == nil {
 		return nil
 	}
 	if !want.Absent && have != nil && have.Modified == want.Revision {
 		return nil
 	}
-	return &raftstore.ConflictError{Key: op.GetKey(), Want: want, Have: have, At: m.revision}
+	return &raftstore.ConflictError{Key: op.GetKey(), Want: want, Have: have, At: at}
 }
 
 // perform makes the change of one op for the revision being built.
@@ -254,6 +257,8 @@ func (m *Machine) advance(events []raftstore.Event) {
 }
 
 func (m *Machine) compact(upTo raftstore.Revision) {
+	// What is compacted together with its own commit must still reach the watchers.
+	m.collect()
 	if upTo > m.revision {
 		upTo = m.revision
 	}

@@ -264,6 +264,7 @@ func FuzzApply(f *testing.F) {
 		{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: 1 << 63}}},
 		alarm(false, &storev1.Alarm{Kind: 1, Message: "full", SinceUnixMs: 1 << 62}),
 		alarm(true, &storev1.Alarm{Kind: 2, Member: "r1"}),
+		{Kind: &storev1.Command_Alarm{Alarm: &storev1.SetAlarm{QuotaBytes: 1, GrowthBytes: 1 << 62, HistoryBytes: 1 << 62, Alarm: &storev1.Alarm{Kind: 1}}}},
 		batch(issued(1, 1, 1, 1), issued(2, 1<<63, 1<<62, 1<<62), issued(1, 2, -5, -7)),
 		{},
 	} {

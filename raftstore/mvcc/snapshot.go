@@ -292,7 +292,7 @@ func (l *loader) loadRecent(chunk *storev1.RecentChunk) error {
 func (l *loader) loadAlarms(alarms []*storev1.Alarm) error {
 	for _, p := range alarms {
 		n := len(l.m.alarms)
-		if l.m.setAlarm(&storev1.SetAlarm{Alarm: p}); len(l.m.alarms) != n+1 {
+		if l.m.change(alarmFrom(p), false); len(l.m.alarms) != n+1 {
 			return l.fr.bad("alarm of kind %d about %q", p.GetKind(), p.GetMember())
 		}
 	}
@@ -320,7 +320,7 @@ func (m *Machine) Rebase(revision raftstore.Revision) error {
 	}
 	m.revision = revision
 	m.history = history{compacted: revision}
-	m.hold(nil) // they were about another group of replicas
+	m.alarms = nil // they were about another group of replicas
 	m.publish()
 	return nil
 }

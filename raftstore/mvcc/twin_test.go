@@ -68,14 +68,6 @@ func (w *twin) decide(term uint64, p *storev1.Proposal) mvcc.Outcome {
 	if p.Fence != 0 && p.Fence != term {
 		return mvcc.Outcome{Code: mvcc.Fenced, Revision: w.revision}
 	}
-	if _, full := w.alarms["1"]; full {
-		for _, op := range p.Ops {
-			if op.Kind == uint32(raftstore.OpPut) {
-				return mvcc.Outcome{Code: mvcc.NoSpace, Revision: w.revision, Message: fmt.Sprintf(
-					"put of key %q: the state is %d bytes now and the history of past revisions %d; full", op.Key, w.bytes(), w.historyBytes(w.compacted))}
-			}
-		}
-	}
 	for _, op := range p.Ops {
 		want := raftstore.Precondition{Absent: op.GetIf().GetAbsent(), Revision: raftstore.Revision(op.GetIf().GetRevision())}
 		have, exists := w.now()[op.Key]
@@ -112,8 +104,51 @@ func (w *twin) decide(term uint64, p *storev1.Proposal) mvcc.Outcome {
 		}
 		events = append(events, ev)
 	}
+	if refusal := w.crowded(p, next); refusal != "" {
+		return mvcc.Outcome{Code: mvcc.NoSpace, Revision: w.revision, Message: fmt.Sprintf(
+			"%s: the state is %d bytes now and the history of past revisions %d; full", refusal, sizeOf(w.now()), w.historyBytes(w.compacted))}
+	}
 	w.advance(next, events)
 	return mvcc.Outcome{Code: mvcc.OK, Revision: w.revision}
+}
+
+// crowded says why a proposal that makes next of the state finds no space, and
+// forgets history when only that is in its way.
+func (w *twin) crowded(p *storev1.Proposal, next map[string]raftstore.Item) string {
+	alarm, full := w.alarms["1"]
+	var puts []*storev1.Op
+	for _, op := range p.Ops {
+		if op.Kind == uint32(raftstore.OpPut) {
+			puts = append(puts, op)
+		}
+	}
+	if !full || len(puts) == 0 {
+		return ""
+	}
+	var added int64
+	for _, op := range puts {
+		before, exists := w.now()[op.Key]
+		if !exists {
+			return fmt.Sprintf("put of key %q, which is new", op.Key)
+		}
+		if more := len(op.Value) - len(before.Value); more > 1024 {
+			return fmt.Sprintf("put of key %q with %d bytes more than before, where 1024 may be added", op.Key, more)
+		}
+		added += int64(len(op.Key) + len(op.Value))
+	}
+	if n := sizeOf(next); n > sizeOf(w.now()) && n > alarm.StateLimit {
+		return fmt.Sprintf("put of key %q, which would grow the state to %d bytes, beyond the %d that updates may grow it to", puts[0].Key, n, alarm.StateLimit)
+	}
+	left := alarm.TotalLimit - sizeOf(w.now()) - added
+	if left < 0 {
+		return fmt.Sprintf("put of key %q, for which there is no room beside the state", puts[0].Key)
+	}
+	if w.historyBytes(w.compacted) > left {
+		for w.historyBytes(w.compacted) > left/2 {
+			w.compacted++
+		}
+	}
+	return ""
 }
 
 func (w *twin) advance(next map[string]raftstore.Item, events []raftstore.Event) {
@@ -125,9 +160,9 @@ func (w *twin) advance(next map[string]raftstore.Item, events []raftstore.Event)
 	w.events = append(w.events, raftstore.Events{Revision: w.revision, Events: events})
 }
 
-func (w *twin) bytes() int64 {
+func sizeOf(state map[string]raftstore.Item) int64 {
 	var n int64
-	for _, it := range w.now() {
+	for _, it := range state {
 		n += int64(len(it.Key) + len(it.Value))
 	}
 	return n
@@ -157,7 +192,12 @@ func (w *twin) setAlarm(s *storev1.SetAlarm) {
 		before.Message = s.Alarm.Message
 		w.alarms[key] = before
 	default:
-		w.alarms[key] = raftstore.Alarm{Kind: raftstore.AlarmKind(s.Alarm.Kind), Member: s.Alarm.Member, Since: s.Alarm.SinceUnixMs, Message: s.Alarm.Message}
+		a := raftstore.Alarm{Kind: raftstore.AlarmKind(s.Alarm.Kind), Member: s.Alarm.Member, Since: s.Alarm.SinceUnixMs, Message: s.Alarm.Message}
+		if a.Kind == raftstore.AlarmSpace && s.QuotaBytes > 0 {
+			a.StateLimit = max(s.QuotaBytes, sizeOf(w.now())) + s.GrowthBytes
+			a.TotalLimit = a.StateLimit + s.HistoryBytes
+		}
+		w.alarms[key] = a
 	}
 }
 
@@ -239,6 +279,9 @@ func drawProposal(t *rapid.T, w *twin) *storev1.Proposal {
 		used[op.Key] = true
 		if op.Kind == uint32(raftstore.OpPut) {
 			op.Value = []byte(fmt.Sprint(rapid.IntRange(0, 99).Draw(t, "value")))
+			if rapid.IntRange(0, 5).Draw(t, "large") == 0 {
+				op.Value = bytes.Repeat(op.Value, rapid.IntRange(1, 1100).Draw(t, "times"))
+			}
 			op.TtlMs = int64(rapid.SampledFrom([]int{0, 0, 0, 5, 50}).Draw(t, "ttl"))
 		}
 		switch rapid.IntRange(0, 3).Draw(t, "if") {
@@ -302,8 +345,12 @@ func TestAgreesWithTwin(t *testing.T) {
 				}
 				m = loaded
 			case 3, 4:
-				set := &storev1.SetAlarm{Clear: rapid.IntRange(0, 2).Draw(t, "clear") > 0, Alarm: &storev1.Alarm{Kind: 1, SinceUnixMs: drawTime(t, w), Message: "full"}}
-				if rapid.Bool().Draw(t, "diverged") {
+				set := &storev1.SetAlarm{Clear: rapid.IntRange(0, 2).Draw(t, "clear") == 0, Alarm: &storev1.Alarm{Kind: 1, SinceUnixMs: drawTime(t, w), Message: "full"}}
+				if set.QuotaBytes = int64(rapid.SampledFrom([]int{0, 1, 100, 5000}).Draw(t, "quota")); set.QuotaBytes > 0 {
+					set.GrowthBytes = int64(rapid.IntRange(0, 3000).Draw(t, "growth"))
+					set.HistoryBytes = int64(rapid.SampledFrom([]int{0, 50, 5000, 20_000}).Draw(t, "room for history"))
+				}
+				if rapid.IntRange(0, 2).Draw(t, "diverged") == 0 {
 					set.Alarm.Kind, set.Alarm.Member = 2, rapid.SampledFrom([]string{"r1", "r2"}).Draw(t, "about")
 				}
 				m.Apply(mvcc.Entry{Command: &storev1.Command{Kind: &storev1.Command_Alarm{Alarm: set}}})
@@ -317,11 +364,15 @@ func TestAgreesWithTwin(t *testing.T) {
 			default:
 				term := uint64(rapid.IntRange(1, 3).Draw(t, "term"))
 				p := drawProposal(t, w)
-				before := w.revision
+				before := m.View()
 				res := m.Apply(mvcc.Entry{Term: term, Command: batch(p)})
+				_, again := w.answers[[2]uint64{p.Id.Incarnation, p.Id.Sequence}]
 				want := w.propose(term, p, res.Outcomes[0][0])
 				same(t, "outcome", res.Outcomes[0][0], want)
-				same(t, "events", res.Events, w.events[before+1:])
+				same(t, "events", res.Events, w.events[before.Revision()+1:])
+				if !again {
+					compareSpace(t, before, m.View(), p, want)
+				}
 			}
 			for len(w.hashes) <= int(w.revision) {
 				w.hashes = append(w.hashes, m.View().Hash())
@@ -331,6 +382,23 @@ func TestAgreesWithTwin(t *testing.T) {
 		}
 		compareHistory(t, m.View(), w)
 	})
+}
+
+// compareSpace: a view tells beforehand what there is no space for, and what
+// passes takes no more than the alarm lets it.
+func compareSpace(t *rapid.T, before, after *mvcc.View, p *storev1.Proposal, got mvcc.Outcome) {
+	foretold, full := before.NoSpace(p)
+	if full != (got.Code == mvcc.NoSpace) && got.Code != mvcc.Fenced && got.Code != mvcc.Unknown {
+		t.Fatalf("a view says of a proposal: no space %t; it gets %+v", full, got)
+	}
+	if got.Code == mvcc.NoSpace {
+		same(t, "what a view says of a proposal", foretold, got)
+	}
+	for _, a := range after.Alarms() {
+		if total := after.Bytes() + after.HistoryBytes(); a.Kind == raftstore.AlarmSpace && total > max(a.TotalLimit, before.Bytes()+before.HistoryBytes()) {
+			t.Fatalf("%d bytes of state and history, were %d, limit %d", total, before.Bytes()+before.HistoryBytes(), a.TotalLimit)
+		}
+	}
 }
 
 func compareLists(t *rapid.T, v *mvcc.View, w *twin) {
@@ -350,9 +418,12 @@ func compareLists(t *rapid.T, v *mvcc.View, w *twin) {
 }
 
 func compareState(t *rapid.T, v *mvcc.View, w *twin) {
-	if v.Keys() != len(w.now()) || v.Bytes() != w.bytes() || v.Revision() != w.revision || v.Compacted() != w.compacted {
+	if v.Keys() != len(w.now()) || v.Bytes() != sizeOf(w.now()) || v.Revision() != w.revision || v.Compacted() != w.compacted {
 		t.Fatalf("%d keys, %d bytes, revision %d, compacted %d; twin has %d, %d, %d, %d",
-			v.Keys(), v.Bytes(), v.Revision(), v.Compacted(), len(w.now()), w.bytes(), w.revision, w.compacted)
+			v.Keys(), v.Bytes(), v.Revision(), v.Compacted(), len(w.now()), sizeOf(w.now()), w.revision, w.compacted)
+	}
+	if a, full := w.alarms["1"]; full && a.StateLimit > 0 && v.Bytes() > a.StateLimit {
+		t.Fatalf("updates have grown the state to %d bytes, limit %d", v.Bytes(), a.StateLimit)
 	}
 	if v.HistoryBytes() != w.historyBytes(w.compacted) || v.Clock() != w.clock {
 		t.Fatalf("%d bytes of history, clock %d; twin has %d, %d", v.HistoryBytes(), v.Clock(), w.historyBytes(w.compacted), w.clock)

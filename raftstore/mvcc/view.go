@@ -47,17 +47,7 @@ func (v *View) Alarms() []raftstore.Alarm { return v.alarms }
 
 // Keep returns the revision to compact to so that history retains at most so
 // many bytes, as HistoryBytes counts them.
-func (v *View) Keep(bytes int64) raftstore.Revision {
-	for at := v.revision; at > v.history.compacted; at-- {
-		for _, r := range v.history.read(at-1, at, 1) {
-			bytes -= replaced(r)
-		}
-		if bytes < 0 {
-			return at
-		}
-	}
-	return v.history.compacted
-}
+func (v *View) Keep(bytes int64) raftstore.Revision { return v.history.keep(v.revision, bytes) }
 
 // NextExpiry is when the first key expires, in unix milliseconds; 0 when none does.
 func (v *View) NextExpiry() int64 { return v.nextExpiry }

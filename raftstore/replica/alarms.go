@@ -13,9 +13,11 @@ import (
 
 // The space quota counts the state and the old versions that history retains.
 // History gives way first. When that is not enough the leader raises the space
-// alarm, and the state machines of all replicas refuse puts until the leader
+// alarm, and the state machines of all replicas refuse what is new until the leader
 // clears it: which it does below nine tenths of the quota, so that the store does
-// not go to and fro. What else is on the disk is bounded by these two.
+// not go to and fro. Deletes pass meanwhile, and puts in place of other values, which
+// deletions of objects need; a reserve beyond the quota bounds what those take
+// (mvcc/space.go). What else is on the disk is bounded by these.
 
 // space says what is to be done about the space that a view takes.
 type space int
@@ -26,6 +28,13 @@ const (
 	spaceRaise
 	spaceClear
 )
+
+// The reserve: by updateRoom the state may grow, and history has the size of the
+// largest commit, so that no commit that does not grow the state lacks room for
+// what it replaces. Both together are 64 MiB at most.
+const updateHistory = raftstore.MaxCommitBytes
+
+func updateRoom(quota int64) int64 { return min(max(quota/50, 1<<20), 56<<20) }
 
 // spaceLine is the usage below which the alarm ends.
 func spaceLine(quota int64) int64 {
@@ -62,7 +71,8 @@ func (r *Replica) keepSpace() {
 		r.compactTo(upTo)
 	case spaceRaise:
 		r.setAlarm(false, raftstore.Alarm{Kind: raftstore.AlarmSpace, Message: fmt.Sprintf(
-			"the quota of %d bytes was reached with %d of state and %d of history: delete what is not needed until the state is below %d, or raise the quota",
+			"the quota of %d bytes was reached with %d of state and %d of history: delete what is not needed until the state is below %d, or raise the quota; "+
+				"until then nothing new is taken, and no value grows by more than 1 KiB",
 			quota, v.Bytes(), v.HistoryBytes(), spaceLine(quota))})
 	case spaceClear:
 		r.setAlarm(true, raftstore.Alarm{Kind: raftstore.AlarmSpace})
@@ -93,9 +103,13 @@ func (r *Replica) setAlarm(clear bool, a raftstore.Alarm) {
 	if clear {
 		what = "clearing an alarm"
 	}
-	r.housekeep(what, &storev1.Command{Kind: &storev1.Command_Alarm{Alarm: &storev1.SetAlarm{Clear: clear, Alarm: &storev1.Alarm{
+	set := &storev1.SetAlarm{Clear: clear, Alarm: &storev1.Alarm{
 		Kind: uint32(a.Kind), Member: a.Member, SinceUnixMs: r.clock.read(), Message: a.Message,
-	}}}})
+	}}
+	if a.Kind == raftstore.AlarmSpace && !clear {
+		set.QuotaBytes, set.GrowthBytes, set.HistoryBytes = r.cfg.Quota, updateRoom(r.cfg.Quota), updateHistory
+	}
+	r.housekeep(what, &storev1.Command{Kind: &storev1.Command_Alarm{Alarm: set}})
 }
 
 // noteState is told by the state machine of every new view: it takes over the

@@ -91,14 +91,19 @@ func names(t *testing.T, s Subject) {
 	}
 }
 
-// quota: a store that is full takes deletions and reads, says so, and takes
-// puts again when there is room.
+// quota: a store that is full takes deletions, reads and small changes of what is
+// there, says so, and takes new keys again when there is room.
 func quota(t *testing.T, s Subject) {
 	if s.Quota == 0 {
 		return
 	}
 	c := call(t, s)
 	chunk := bytes.Repeat([]byte{7}, 1<<20)
+	var seeds []raftstore.Op
+	for i := range raftstore.MaxCommitOps - 8 {
+		seeds = append(seeds, raftstore.Put(fmt.Sprintf("/seed/%d", i), nil))
+	}
+	c.commit(seeds...)
 	full, n := false, 0
 	for ; !full && int64(n) < 2*s.Quota>>20+16; n++ {
 		_, err := s.Store.Commit(c.ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put(fmt.Sprintf("/q/%d", n), chunk)}})
@@ -118,6 +123,7 @@ func quota(t *testing.T, s Subject) {
 		t.Errorf("%d items of %d when full", len(l.Items), n-1)
 	}
 	c.commit(raftstore.Op{Kind: raftstore.OpCheck, Key: "/q/0"})
+	updatesWhenFull(t, c, n-1, seeds)
 	for i := range n - 1 {
 		c.commit(raftstore.Delete(fmt.Sprintf("/q/%d", i)))
 	}
@@ -132,4 +138,44 @@ func quota(t *testing.T, s Subject) {
 		}
 	}
 	c.value("/small", "fits")
+}
+
+// updatesWhenFull: of a full store with n values of 1 MiB at /q/0 and so on, and
+// small ones at the keys of seeds, what is there can be marked and changed for as
+// long as one likes; the state as a whole grows by little.
+func updatesWhenFull(t *testing.T, c caller, n int, seeds []raftstore.Op) {
+	value := bytes.Repeat([]byte{8}, 1<<20)
+	at := c.commit(raftstore.Put("/q/0", append(value, make([]byte, 1<<10)...)))
+	c.refused(raftstore.ErrNoSpace, raftstore.Put("/q/1", append(value, make([]byte, 1<<10+1)...)))
+	c.refused(raftstore.ErrNoSpace, raftstore.Put("/q/1", value), raftstore.Put("/small", nil))
+	c.refused(raftstore.ErrNoSpace, raftstore.Delete("/q/1"), raftstore.Create("/small", nil))
+	// Who asks for a state that is not there is told so, and not of space.
+	c.conflict("/q/0", raftstore.Update("/q/0", value, at+1000))
+	c.conflict("/q/0", raftstore.Create("/q/0", nil))
+	c.conflict("/small", raftstore.Update("/small", nil, at))
+	for i := range 20 {
+		at = c.commit(raftstore.Put(fmt.Sprintf("/q/%d", i%n), value))
+	}
+	c.value("/q/0", string(value))
+	if _, err := c.s.List(c.ctx, "/q/", raftstore.ListOptions{At: at - 19}); !errors.Is(err, raftstore.ErrCompacted) {
+		t.Errorf("20 MiB were replaced in a full store, and all of them are still kept: %v", err)
+	}
+	// Small values grow in turn until that would be much together.
+	var err error
+	grown := 0
+	for ; err == nil && grown < 64; grown++ {
+		ops := make([]raftstore.Op, len(seeds))
+		for i := range seeds {
+			ops[i] = raftstore.Put(seeds[i].Key, make([]byte, (grown+1)<<10))
+		}
+		_, err = c.s.Commit(c.ctx, raftstore.Commit{Ops: ops})
+	}
+	if !errors.Is(err, raftstore.ErrNoSpace) || grown < 2 {
+		t.Errorf("%d values of a full store grew to %d KiB each: %v", len(seeds), grown, err)
+	}
+	for i := range 10 {
+		c.commit(raftstore.Put(fmt.Sprintf("/q/%d", i%n), value))
+	}
+	c.commit(raftstore.Put(seeds[0].Key, nil))
+	c.refused(raftstore.ErrNoSpace, raftstore.Put("/small", nil))
 }

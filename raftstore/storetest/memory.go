@@ -105,8 +105,8 @@ func (m *Memory) usable(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// SetQuota makes the store read-only when its keys and values take so many
-// bytes, until they take less than nine tenths of it; 0 = never.
+// SetQuota makes the store refuse what is new when its keys and values take so
+// many bytes, until they take less than nine tenths of it; 0 = never.
 func (m *Memory) SetQuota(bytes int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -122,9 +122,10 @@ func (m *Memory) watchSpace() {
 	if over == up {
 		return
 	}
-	m.apply(&storev1.Command{Kind: &storev1.Command_Alarm{Alarm: &storev1.SetAlarm{Clear: up, Alarm: &storev1.Alarm{
-		Kind: uint32(raftstore.AlarmSpace), SinceUnixMs: time.Now().UnixMilli(), Message: "the quota is used up",
-	}}}})
+	m.apply(&storev1.Command{Kind: &storev1.Command_Alarm{Alarm: &storev1.SetAlarm{
+		Clear: up, QuotaBytes: m.quota, GrowthBytes: 1 << 20, HistoryBytes: raftstore.MaxCommitBytes,
+		Alarm: &storev1.Alarm{Kind: uint32(raftstore.AlarmSpace), SinceUnixMs: time.Now().UnixMilli(), Message: "the quota is used up"},
+	}}})
 }
 
 // apply runs one command, tells the watchers and sets the expiry timer.

@@ -141,7 +141,7 @@ func storeFlags(c *cobra.Command, o *server.StoreOptions) (finish func() error) 
 	diskFlags(c, o)
 	var quota, snapshot string
 	f := c.Flags()
-	f.StringVar(&quota, "store-quota", "8Gi", "size of objects and their history at which the store takes deletes only")
+	f.StringVar(&quota, "store-quota", "8Gi", "size of objects and their history at which the store takes nothing new")
 	f.StringVar(&snapshot, "snapshot-bytes", "64Mi", "size of the log after which a snapshot is taken")
 	f.IntVar(&o.HistoryRevisions, "history-revisions", 20000, "revisions kept for watches that are behind")
 	f.DurationVar(&o.HistoryAge, "history-age", 5*time.Minute, "and for how long")

@@ -33,7 +33,7 @@ const (
 	Outcome_UNKNOWN   Outcome_Code = 3
 	Outcome_INVALID   Outcome_Code = 4
 	Outcome_TOO_LARGE Outcome_Code = 5
-	Outcome_NO_SPACE  Outcome_Code = 6 // the space alarm is up and the proposal would have put something
+	Outcome_NO_SPACE  Outcome_Code = 6 // the space alarm is up and the proposal is more than it lets pass
 )
 
 // Enum value maps for Outcome_Code.
@@ -603,11 +603,15 @@ func (x *Compact) GetRevision() uint64 {
 
 // Alarm is a condition of the whole group, known to every replica.
 type Alarm struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Kind          uint32                 `protobuf:"varint,1,opt,name=kind,proto3" json:"kind,omitempty"`    // raftstore.AlarmKind
-	Member        string                 `protobuf:"bytes,2,opt,name=member,proto3" json:"member,omitempty"` // the replica it is about; "" = the group
-	SinceUnixMs   int64                  `protobuf:"varint,3,opt,name=since_unix_ms,json=sinceUnixMs,proto3" json:"since_unix_ms,omitempty"`
-	Message       string                 `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"` // what was found, for a person
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Kind        uint32                 `protobuf:"varint,1,opt,name=kind,proto3" json:"kind,omitempty"`    // raftstore.AlarmKind
+	Member      string                 `protobuf:"bytes,2,opt,name=member,proto3" json:"member,omitempty"` // the replica it is about; "" = the group
+	SinceUnixMs int64                  `protobuf:"varint,3,opt,name=since_unix_ms,json=sinceUnixMs,proto3" json:"since_unix_ms,omitempty"`
+	Message     string                 `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"` // what was found, for a person
+	// Of a space alarm: the bytes of state, and of state and history, beyond which
+	// no put passes while it is up. 0 = none passes.
+	StateLimit    int64 `protobuf:"varint,5,opt,name=state_limit,json=stateLimit,proto3" json:"state_limit,omitempty"`
+	TotalLimit    int64 `protobuf:"varint,6,opt,name=total_limit,json=totalLimit,proto3" json:"total_limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -670,11 +674,31 @@ func (x *Alarm) GetMessage() string {
 	return ""
 }
 
+func (x *Alarm) GetStateLimit() int64 {
+	if x != nil {
+		return x.StateLimit
+	}
+	return 0
+}
+
+func (x *Alarm) GetTotalLimit() int64 {
+	if x != nil {
+		return x.TotalLimit
+	}
+	return 0
+}
+
 // SetAlarm raises an alarm or clears it. Alarms of one kind and member are one.
 type SetAlarm struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Alarm         *Alarm                 `protobuf:"bytes,1,opt,name=alarm,proto3" json:"alarm,omitempty"`
-	Clear         bool                   `protobuf:"varint,2,opt,name=clear,proto3" json:"clear,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Alarm *Alarm                 `protobuf:"bytes,1,opt,name=alarm,proto3" json:"alarm,omitempty"`
+	Clear bool                   `protobuf:"varint,2,opt,name=clear,proto3" json:"clear,omitempty"`
+	// When a space alarm is raised: by how much updates may grow the state beyond
+	// the quota, or beyond what it is when that is more, and how much history may
+	// come on top of that. The state machine makes the alarm's limits of it.
+	QuotaBytes    int64 `protobuf:"varint,3,opt,name=quota_bytes,json=quotaBytes,proto3" json:"quota_bytes,omitempty"`
+	GrowthBytes   int64 `protobuf:"varint,4,opt,name=growth_bytes,json=growthBytes,proto3" json:"growth_bytes,omitempty"`
+	HistoryBytes  int64 `protobuf:"varint,5,opt,name=history_bytes,json=historyBytes,proto3" json:"history_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -721,6 +745,27 @@ func (x *SetAlarm) GetClear() bool {
 		return x.Clear
 	}
 	return false
+}
+
+func (x *SetAlarm) GetQuotaBytes() int64 {
+	if x != nil {
+		return x.QuotaBytes
+	}
+	return 0
+}
+
+func (x *SetAlarm) GetGrowthBytes() int64 {
+	if x != nil {
+		return x.GrowthBytes
+	}
+	return 0
+}
+
+func (x *SetAlarm) GetHistoryBytes() int64 {
+	if x != nil {
+		return x.HistoryBytes
+	}
+	return 0
 }
 
 type Item struct {
@@ -2458,15 +2503,23 @@ const file_proto_store_v1_store_proto_rawDesc = "" +
 	"\x06Expire\x12\"\n" +
 	"\runtil_unix_ms\x18\x01 \x01(\x03R\vuntilUnixMs\"%\n" +
 	"\aCompact\x12\x1a\n" +
-	"\brevision\x18\x01 \x01(\x04R\brevision\"q\n" +
+	"\brevision\x18\x01 \x01(\x04R\brevision\"\xb3\x01\n" +
 	"\x05Alarm\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\rR\x04kind\x12\x16\n" +
 	"\x06member\x18\x02 \x01(\tR\x06member\x12\"\n" +
 	"\rsince_unix_ms\x18\x03 \x01(\x03R\vsinceUnixMs\x12\x18\n" +
-	"\amessage\x18\x04 \x01(\tR\amessage\"O\n" +
+	"\amessage\x18\x04 \x01(\tR\amessage\x12\x1f\n" +
+	"\vstate_limit\x18\x05 \x01(\x03R\n" +
+	"stateLimit\x12\x1f\n" +
+	"\vtotal_limit\x18\x06 \x01(\x03R\n" +
+	"totalLimit\"\xb8\x01\n" +
 	"\bSetAlarm\x12-\n" +
 	"\x05alarm\x18\x01 \x01(\v2\x17.keelson.store.v1.AlarmR\x05alarm\x12\x14\n" +
-	"\x05clear\x18\x02 \x01(\bR\x05clear\"\x8c\x01\n" +
+	"\x05clear\x18\x02 \x01(\bR\x05clear\x12\x1f\n" +
+	"\vquota_bytes\x18\x03 \x01(\x03R\n" +
+	"quotaBytes\x12!\n" +
+	"\fgrowth_bytes\x18\x04 \x01(\x03R\vgrowthBytes\x12#\n" +
+	"\rhistory_bytes\x18\x05 \x01(\x03R\fhistoryBytes\"\x8c\x01\n" +
 	"\x04Item\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\fR\x05value\x12\x18\n" +
