@@ -10,7 +10,7 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -26,14 +26,14 @@ func backupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 		Use:   "backup FILE",
 		Short: "Write the state of the store to a file while the cluster serves",
 		Long: "Write the state of the store to a file, as new as a read at this moment. The file is whole and checked when it has\n" +
-			"its name; until then it is FILE.partial. '-' writes to the standard output. 'keelson-controlplane restore' makes a\n" +
-			"cluster of it. The keys of the cluster (pki in the data folder) are not in it: keep them apart and safe.",
+			"its name; until then it is FILE.partial, which goes when the backup fails or is interrupted. An older backup of that\n" +
+			"name is replaced at that moment; a file that is no backup is not. '-' writes to the standard output.\n" +
+			"'keelson-controlplane restore' makes a cluster of it. The keys of the cluster (pki in the data folder) are not in it:\n" +
+			"keep them apart and safe.",
 		Example: "  kctl cluster backup /backups/today\n  kctl cluster backup - | ssh vault 'cat > today'\n  kctl cluster backup verify /backups/today",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			ctx, cancel := interruptible()
-			defer cancel()
-			return backup(ctx, f, streams, args[0])
+			return backup(f, streams, args[0])
 		},
 	}
 	verify := &cobra.Command{
@@ -59,51 +59,36 @@ func backupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 	return c
 }
 
-// backup streams the state from a replica. Only a file that is whole gets its name.
-func backup(ctx context.Context, f cmdutil.Factory, streams genericiooptions.IOStreams, path string) (err error) {
+// backup streams the state from a replica. Only a file that is whole gets its
+// name; what ends it early, a signal too, leaves nothing behind.
+func backup(f cmdutil.Factory, streams genericiooptions.IOStreams, path string) error {
 	if path == "-" {
-		n, err := receive(ctx, f, streams.Out, streams.ErrOut)
+		// Nothing is to be tidied up: signals do what they always do.
+		n, err := receive(context.Background(), f, streams.Out, streams.ErrOut)
 		if err == nil {
 			fmt.Fprintf(streams.ErrOut, "%s written\n", size(n))
 		}
 		return err
 	}
-	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
-		return fmt.Errorf("%s is no file", path)
-	}
-	partial := path + ".partial"
-	out, err := os.OpenFile(partial, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600) // as secret as the cluster
+	ctx, cancel := interruptible(syscall.SIGHUP)
+	defer cancel()
+	out, err := createBackup(path)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(partial))
-		}
-	}()
 	n, err := receive(ctx, f, out, streams.ErrOut)
 	if err == nil {
-		err = out.Sync()
+		err = out.keep()
 	}
-	if err := errors.Join(err, out.Close()); err != nil {
-		return err
+	var stopped *interruption
+	switch {
+	case err == nil:
+		fmt.Fprintf(streams.ErrOut, "%s: %s, checked\n", path, size(n))
+		return nil
+	case errors.As(context.Cause(ctx), &stopped):
+		err = fmt.Errorf("%w after %s: %s is not written", stopped, size(n), path)
 	}
-	if err := os.Rename(partial, path); err != nil {
-		return err
-	}
-	if err := syncFolder(filepath.Dir(path)); err != nil {
-		return err
-	}
-	fmt.Fprintf(streams.ErrOut, "%s: %s, checked\n", path, size(n))
-	return nil
-}
-
-func syncFolder(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return errors.Join(err, out.drop())
 }
 
 // receive copies a backup from a replica and compares it with the sum that follows it.

@@ -85,7 +85,7 @@ func (p *aPlane) good(w http.ResponseWriter) {
 }
 
 func newPlane() *aPlane {
-	p := &aPlane{backup: bytes.Repeat([]byte("state "), 3000)}
+	p := &aPlane{backup: append([]byte(api.BackupMagic), bytes.Repeat([]byte("state "), 3000)...)}
 	p.spoil = p.good
 	p.status = api.ClusterStatus{
 		Cluster: "prod", ID: "prod-0123456789abcdef", Answered: "cp2", Leader: "cp1", Term: 7, CommitIndex: 9120,

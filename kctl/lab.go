@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -36,11 +34,6 @@ func labCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	c.AddCommand(labVerb(streams, "heal HOST", "Plug the cable in again and thaw the host", plain((*lab.Lab).Heal)))
 	c.AddCommand(labKill(streams), labSupervise(), labForward(), labRegistry())
 	return c
-}
-
-// interruptible is a context that ends on SIGINT and SIGTERM.
-func interruptible() (context.Context, context.CancelFunc) {
-	return signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 }
 
 func binDir() string {

@@ -3,6 +3,7 @@
 package kctl
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -111,6 +112,10 @@ func Main() int {
 	if err := Command(os.Args).Execute(); err != nil {
 		if !strings.HasPrefix(err.Error(), "error: ") {
 			fmt.Fprintln(os.Stderr, "error:", err)
+		}
+		var stopped *interruption
+		if errors.As(err, &stopped) {
+			return stopped.code()
 		}
 		return 1
 	}

@@ -17,6 +17,9 @@ const (
 // HeaderBackupSum is the trailer of a backup: the SHA-256 of the file, in hex.
 const HeaderBackupSum = "Keelson-Sha256"
 
+// BackupMagic is what every backup begins with.
+const BackupMagic = "keelback"
+
 // ClusterStatus is what is known of the control plane. Sizes are in bytes.
 type ClusterStatus struct {
 	Cluster      string          `json:"cluster"`

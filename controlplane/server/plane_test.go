@@ -274,6 +274,9 @@ func (p *plane) backup(name string) string {
 	if resp.Trailer.Get(api.HeaderBackupSum) == "" {
 		p.t.Error("no checksum follows the backup")
 	}
+	if !bytes.HasPrefix(raw, []byte(api.BackupMagic)) {
+		p.t.Errorf("a backup begins with %.8q, and kctl takes it for none", raw)
+	}
 	path := filepath.Join(p.t.TempDir(), "backup")
 	if err := os.WriteFile(path, raw, 0o600); err != nil {
 		p.t.Fatal(err)
