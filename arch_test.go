@@ -24,7 +24,9 @@ type rule struct {
 // The import law. Everyone may use internal; cmd and test may use everything.
 // "=" in front of a path means that package alone, not what is below it.
 var law = []rule{
-	{"raftstore/replica", []string{"=raftstore", "raftstore/mvcc", "raftstore/watch", "proto/store"}, "the raft shell joins the pure parts and knows only them"},
+	{"raftstore/replica", []string{"=raftstore", "raftstore/mvcc", "raftstore/watch", "raftstore/disk", "proto/store"}, "the raft shell joins the pure parts and the disk, and knows only them"},
+	{"raftstore/disk/platter", nil, "files that outlive a power cut know nothing of what is in them"},
+	{"raftstore/disk", []string{"=raftstore", "=raftstore/mvcc", "raftstore/disk"}, "the data directory knows log, votes and snapshots, and no replica"},
 	{"raftstore/storetest", []string{"raftstore", "proto/store"}, "the conformance suite drives every implementation"},
 	{"raftstore", []string{"=raftstore", "proto/store"}, "the store knows bytes and revisions and nothing of Kubernetes or its siblings"},
 
@@ -164,6 +166,8 @@ func TestImportLawRefuses(t *testing.T) {
 	for _, edge := range [][2]string{
 		{"raftstore/mvcc", "raftstore/watch"},
 		{"raftstore/replica", "controlplane/api"},
+		{"raftstore/disk", "raftstore/replica"},
+		{"raftstore/disk/platter", "raftstore/disk"},
 		{"controlplane/registry", "controlplane/apiserver"},
 		{"controlplane/apiserver", "raftstore"},
 		{"controlplane/controllers/deployment", "controlplane/controllers/replicaset"},
@@ -179,6 +183,7 @@ func TestImportLawRefuses(t *testing.T) {
 	}
 	for _, edge := range [][2]string{
 		{"raftstore/replica", "raftstore/mvcc"},
+		{"raftstore/replica", "raftstore/disk"},
 		{"controlplane/controllers/deployment", "controlplane/controllers"},
 		{"controlplane/scheduler/plugins/nodename", "controlplane/scheduler/framework"},
 		{"agent/node", "agent/oci"},

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"keelson.dev/keelson/raftstore/disk"
 	"keelson.dev/keelson/raftstore/replica"
 )
 
@@ -34,10 +35,10 @@ func (c Config) alone(conf replica.Config) error {
 
 // look inspects the store's data and refuses that of another replica. damage is
 // what Inspect found wrong besides; data that does not say whose it is passes.
-func (c Config) look(conf replica.Config) (info replica.DiskInfo, damage, err error) {
-	info, damage = replica.Inspect(conf.Disk())
+func (c Config) look(conf replica.Config) (info disk.DiskInfo, damage, err error) {
+	info, damage = disk.Inspect(conf.Disk())
 	if info.Owner != "" && info.Owner != c.Name {
-		err = fmt.Errorf("%s is of replica %q and not of %q: %w: --name says whose it is", conf.DataDir, info.Owner, c.Name, replica.ErrForeignData)
+		err = fmt.Errorf("%s is of replica %q and not of %q: %w: --name says whose it is", conf.DataDir, info.Owner, c.Name, disk.ErrForeignData)
 	}
 	return info, damage, err
 }
@@ -72,17 +73,17 @@ func needAddress(c replica.Config) error {
 }
 
 // Verify reads a whole backup and says what is in it. It needs no data folder.
-func Verify(o StoreOptions, path string) (replica.BackupInfo, error) {
+func Verify(o StoreOptions, path string) (disk.BackupInfo, error) {
 	keys, err := o.keyring()
 	if err != nil {
-		return replica.BackupInfo{}, err
+		return disk.BackupInfo{}, err
 	}
 	f, err := os.Open(path)
 	if err != nil {
-		return replica.BackupInfo{}, err
+		return disk.BackupInfo{}, err
 	}
 	defer f.Close()
-	info, err := replica.VerifyBackup(f, keys)
+	info, err := disk.VerifyBackup(f, keys)
 	if err != nil {
 		return info, fmt.Errorf("%s: %w", path, err)
 	}
@@ -97,7 +98,7 @@ type RestoreOptions struct {
 
 // Restored is what Restore did.
 type Restored struct {
-	Backup  replica.BackupInfo
+	Backup  disk.BackupInfo
 	Moved   string // where the data of before is; "" when there was none
 	Address string // of this replica, for the others to ask
 }
@@ -123,11 +124,11 @@ func Restore(c Config, path string, o RestoreOptions) (Restored, error) {
 	}
 	defer f.Close()
 	out := Restored{Address: hostOf(conf)}
-	if out.Backup, err = replica.VerifyBackup(f, conf.Keys); err != nil {
+	if out.Backup, err = disk.VerifyBackup(f, conf.Keys); err != nil {
 		return out, fmt.Errorf("%s: %w", path, err)
 	}
 	if got := out.Backup.Cluster; got != cluster.ID && !o.AnyCluster {
-		return out, fmt.Errorf("%s is of cluster %q and this is %q: %w: say --any-cluster to take it all the same", path, got, cluster.ID, replica.ErrForeignBackup)
+		return out, fmt.Errorf("%s is of cluster %q and this is %q: %w: say --any-cluster to take it all the same", path, got, cluster.ID, disk.ErrForeignBackup)
 	}
 	if _, err := f.Seek(0, 0); err != nil {
 		return out, err
@@ -135,7 +136,7 @@ func Restore(c Config, path string, o RestoreOptions) (Restored, error) {
 	if out.Moved, err = c.makeRoom(conf, o.Replace); err != nil {
 		return out, err
 	}
-	if out.Backup, err = replica.Restore(conf.Disk(), f, replica.RestoreOptions{Advertise: conf.Advertise, Cluster: conf.Cluster, AnyCluster: o.AnyCluster}); err != nil {
+	if out.Backup, err = disk.Restore(conf.Disk(), f, disk.RestoreOptions{Advertise: conf.Advertise, Cluster: conf.Cluster, AnyCluster: o.AnyCluster}); err != nil {
 		if out.Moved != "" {
 			err = fmt.Errorf("%w (the data of before is in %s)", err, out.Moved)
 		}
@@ -154,16 +155,16 @@ func (c Config) makeRoom(conf replica.Config, replace bool) (moved string, err e
 		return "", err
 	}
 	if !replace {
-		return "", fmt.Errorf("%s: %w: say --replace to move what is there aside", conf.DataDir, replica.ErrNotEmpty)
+		return "", fmt.Errorf("%s: %w: say --replace to move what is there aside", conf.DataDir, disk.ErrNotEmpty)
 	}
-	return replica.SetAside(conf.Disk())
+	return disk.SetAside(conf.Disk())
 }
 
 // Lost is what a recovery gives up.
 type Lost struct {
-	Members []string         // that are no members any more
-	Disk    replica.DiskInfo // of the replica that goes on
-	Address string           // of that, for the others to ask
+	Members []string      // that are no members any more
+	Disk    disk.DiskInfo // of the replica that goes on
+	Address string        // of that, for the others to ask
 }
 
 // ErrUnsafe says that a verb may lose what was acknowledged and was not told to.
@@ -187,7 +188,7 @@ func Recover(c Config, really bool) (Lost, error) {
 		return out, err
 	}
 	switch {
-	case errors.Is(damage, replica.ErrNoData):
+	case errors.Is(damage, disk.ErrNoData):
 		return out, fmt.Errorf("%w: run this where a replica's disk is left, or restore a backup", damage)
 	case damage != nil:
 		return out, fmt.Errorf("the data of this replica cannot be recovered from: %w: use the replica with a whole disk, or restore a backup", damage)
@@ -239,8 +240,8 @@ func Rebuild(c Config, servers []string) (Rebuilt, error) {
 	}
 	// First this: data and a request for membership together would be taken for
 	// a replica that was stopped while it joined.
-	out.Moved, err = replica.SetAside(conf.Disk())
-	if err != nil && !errors.Is(err, replica.ErrNoData) && !errors.Is(err, fs.ErrNotExist) {
+	out.Moved, err = disk.SetAside(conf.Disk())
+	if err != nil && !errors.Is(err, disk.ErrNoData) && !errors.Is(err, fs.ErrNotExist) {
 		return out, err
 	}
 	return out, writeJSON(filepath.Join(c.DataDir, peersFile), peers)
@@ -274,8 +275,8 @@ func (c Config) whomToAsk(cluster Cluster, servers []string) (map[string]string,
 
 // ConvertLog changes the log store of this replica.
 func ConvertLog(ctx context.Context, c Config, to string, progress func(done, total uint64)) error {
-	if to != string(replica.LogBolt) && to != string(replica.LogWAL) {
-		return fmt.Errorf("--to %q: want %s or %s", to, replica.LogBolt, replica.LogWAL)
+	if to != string(disk.LogBolt) && to != string(disk.LogWAL) {
+		return fmt.Errorf("--to %q: want %s or %s", to, disk.LogBolt, disk.LogWAL)
 	}
 	cluster, release, err := c.openFolder()
 	if err != nil {
@@ -286,7 +287,7 @@ func ConvertLog(ctx context.Context, c Config, to string, progress func(done, to
 	if err != nil {
 		return err
 	}
-	if err := replica.Convert(ctx, conf.Disk(), replica.LogStoreKind(to), progress); err != nil {
+	if err := disk.Convert(ctx, conf.Disk(), disk.LogStoreKind(to), progress); err != nil {
 		return err
 	}
 	return c.choose(to)
@@ -294,7 +295,7 @@ func ConvertLog(ctx context.Context, c Config, to string, progress func(done, to
 
 // LastEntry is the last log entry whose effect a disk holds, and its term. Of
 // several disks that with the higher term has more, and then that with the higher index.
-func LastEntry(i replica.DiskInfo) (index, term uint64) {
+func LastEntry(i disk.DiskInfo) (index, term uint64) {
 	if len(i.Snapshots) > 0 && i.Snapshots[0].Index > i.Last {
 		return i.Snapshots[0].Index, i.Snapshots[0].Term
 	}
@@ -306,7 +307,7 @@ type Inspection struct {
 	Cluster Cluster
 	Members map[string]string // as this replica knew them last: name → peer address
 	Joining bool              // the next start asks for membership
-	Disk    replica.DiskInfo
+	Disk    disk.DiskInfo
 }
 
 // Inspect looks into a data folder and changes nothing. What is damaged is an
@@ -328,7 +329,7 @@ func Inspect(c Config) (Inspection, error) {
 	if err != nil {
 		return out, err
 	}
-	if out.Disk, err = replica.Inspect(conf.Disk()); errors.Is(err, replica.ErrNoData) {
+	if out.Disk, err = disk.Inspect(conf.Disk()); errors.Is(err, disk.ErrNoData) {
 		err = nil // that is what there is to say
 	}
 	return out, err

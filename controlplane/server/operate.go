@@ -15,7 +15,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/raftstore"
-	"keelson.dev/keelson/raftstore/replica"
+	"keelson.dev/keelson/raftstore/disk"
 )
 
 // paths are the documents and verbs of the control plane itself.
@@ -151,7 +151,7 @@ func (r *Replica) serveVerify(w http.ResponseWriter, req *http.Request) {
 	if !only(w, req, http.MethodPost) {
 		return
 	}
-	info, err := replica.VerifyBackup(req.Body, r.secrets.ring())
+	info, err := disk.VerifyBackup(req.Body, r.secrets.ring())
 	if err != nil {
 		refuse(w, http.StatusBadRequest, err)
 		return
@@ -182,7 +182,7 @@ func (r *Replica) serveBackup(w http.ResponseWriter, req *http.Request) {
 	r.log.Info("backup sent", "bytes", out.n, "took", time.Since(began).Round(time.Millisecond))
 }
 
-func describeBackup(i replica.BackupInfo) api.ClusterBackup {
+func describeBackup(i disk.BackupInfo) api.ClusterBackup {
 	return api.ClusterBackup{
 		Cluster: i.Cluster, Revision: uint64(i.Revision), Created: i.Created.UnixMilli(),
 		Keys: i.Keys, Bytes: i.Bytes, Format: i.Format, Sealed: i.Sealed,

@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/raftstore/replica"
+	"keelson.dev/keelson/raftstore/disk"
 )
 
 // One replica: what it says of itself, its metrics, compaction, and refusals.
@@ -195,7 +195,7 @@ func TestConvertLog(t *testing.T) {
 	p.put("cp1", "b")
 	p.stop("cp1")
 	cfg.Store.LogStore, cfg.Log = "bolt", slog.New(slog.DiscardHandler)
-	if err := Run(context.Background(), cfg); !errors.Is(err, replica.ErrLogStore) {
+	if err := Run(context.Background(), cfg); !errors.Is(err, disk.ErrLogStore) {
 		t.Errorf("bolt on a folder with wal: %v", err)
 	}
 	p.again("cp1")

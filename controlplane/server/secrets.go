@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"keelson.dev/keelson/controlplane/pki"
-	"keelson.dev/keelson/raftstore/replica"
+	"keelson.dev/keelson/raftstore/disk"
 )
 
 // secretsEvery is how often the files of keys and authorities are looked at.
@@ -23,13 +23,13 @@ const secretsEvery = 2 * time.Second
 type secrets struct {
 	options     StoreOptions
 	authorities *pki.Peers
-	rekey       func(*replica.Keyring) error // gives the store new keys
+	rekey       func(*disk.Keyring) error // gives the store new keys
 	log         *slog.Logger
-	current     atomic.Pointer[replica.Keyring]
+	current     atomic.Pointer[disk.Keyring]
 }
 
 // ring is what encrypts and decrypts now; nil without encryption.
-func (s *secrets) ring() *replica.Keyring { return s.current.Load() }
+func (s *secrets) ring() *disk.Keyring { return s.current.Load() }
 
 // Run follows the files until ctx ends.
 func (s *secrets) Run(ctx context.Context) error {

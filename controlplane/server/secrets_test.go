@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"keelson.dev/keelson/controlplane/pki"
-	"keelson.dev/keelson/raftstore/replica"
+	"keelson.dev/keelson/raftstore/disk"
 )
 
 // Certificates live for seconds here: the group goes on, new connections show
@@ -116,14 +116,14 @@ func TestAuthorityExchanged(t *testing.T) {
 // replica runs, and nothing readable without them.
 func TestEncryptionAtRest(t *testing.T) {
 	keys := filepath.Join(t.TempDir(), "keys")
-	if err := replica.NewKeyFile(keys, "first"); err != nil {
+	if err := disk.NewKeyFile(keys, "first"); err != nil {
 		t.Fatal(err)
 	}
 	p := newPlane(t, 1, func(c *Config) { c.Store.Keys = keys })
 	const mark = "a-name-that-must-not-be-on-the-disk"
 	p.put("cp1", mark)
 	file := p.backup("cp1")
-	if err := replica.AddKey(keys, "second"); err != nil {
+	if err := disk.AddKey(keys, "second"); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, func() error {
@@ -167,10 +167,10 @@ func TestEncryptionAtRest(t *testing.T) {
 	}
 	bare := cfg
 	bare.Store.Keys, bare.Log = "", slog.New(slog.DiscardHandler)
-	if err := Run(context.Background(), bare); !errors.Is(err, replica.ErrSealed) {
+	if err := Run(context.Background(), bare); !errors.Is(err, disk.ErrSealed) {
 		t.Errorf("a start without keys: %v", err)
 	}
-	if _, err := Verify(bare.Store, file); !errors.Is(err, replica.ErrSealed) {
+	if _, err := Verify(bare.Store, file); !errors.Is(err, disk.ErrSealed) {
 		t.Errorf("verifying a backup without keys: %v", err)
 	}
 	if i, err := Verify(cfg.Store, file); err != nil || !i.Sealed || i.KeyID != "first" {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"keelson.dev/keelson/controlplane/pki"
+	"keelson.dev/keelson/raftstore/disk"
 	"keelson.dev/keelson/raftstore/replica"
 )
 
@@ -35,8 +36,8 @@ const (
 // check names the flag that is wrong.
 func (o StoreOptions) check() error {
 	switch {
-	case o.LogStore != "" && o.LogStore != string(replica.LogBolt) && o.LogStore != string(replica.LogWAL):
-		return fmt.Errorf("--log-store %q: want %s or %s", o.LogStore, replica.LogBolt, replica.LogWAL)
+	case o.LogStore != "" && o.LogStore != string(disk.LogBolt) && o.LogStore != string(disk.LogWAL):
+		return fmt.Errorf("--log-store %q: want %s or %s", o.LogStore, disk.LogBolt, disk.LogWAL)
 	case o.Quota != 0 && o.Quota < minQuota:
 		return fmt.Errorf("--store-quota %d bytes: want at least 16Mi", o.Quota)
 	case o.HistoryRevisions != 0 && o.HistoryRevisions < minHistory:
@@ -52,11 +53,11 @@ func (o StoreOptions) check() error {
 }
 
 // keyring reads the keys of --encryption-keys; nil when there are none.
-func (o StoreOptions) keyring() (*replica.Keyring, error) {
+func (o StoreOptions) keyring() (*disk.Keyring, error) {
 	if o.Keys == "" {
 		return nil, nil
 	}
-	k, err := replica.LoadKeyring(o.Keys)
+	k, err := disk.LoadKeyring(o.Keys)
 	if err != nil {
 		return nil, fmt.Errorf("--encryption-keys: %w", err)
 	}
@@ -74,13 +75,13 @@ func (c Config) choose(logStore string) error {
 }
 
 // logStore is the log store that the flag names, or that the folder has.
-func (c Config) logStore() (replica.LogStoreKind, error) {
+func (c Config) logStore() (disk.LogStoreKind, error) {
 	if c.Store.LogStore != "" {
-		return replica.LogStoreKind(c.Store.LogStore), nil
+		return disk.LogStoreKind(c.Store.LogStore), nil
 	}
 	var was chosen
 	_, err := readJSON(filepath.Join(c.DataDir, storeFile), &was)
-	return replica.LogStoreKind(was.LogStore), err
+	return disk.LogStoreKind(was.LogStore), err
 }
 
 // store is the configuration of the store on this replica's disk, without what

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/disk"
 	"keelson.dev/keelson/raftstore/replica"
 	"keelson.dev/keelson/raftstore/storetest"
 )
@@ -37,7 +38,7 @@ func TestSlowBackup(t *testing.T) {
 	for i := range 20 { // while it stands still
 		commit(t, r, raftstore.Put(fmt.Sprint("/k/", i), []byte("new")))
 	}
-	info, err := replica.VerifyBackup(io.MultiReader(bytes.NewReader(begin), read), nil)
+	info, err := disk.VerifyBackup(io.MultiReader(bytes.NewReader(begin), read), nil)
 	if err != nil || info.Revision != at || info.Keys != 50 {
 		t.Errorf("%+v, want revision %d, error %v", info, at, err)
 	}
@@ -51,10 +52,10 @@ func TestSlowBackup(t *testing.T) {
 func TestSealedGroup(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "keys")
-	if err := replica.NewKeyFile(path, "k1"); err != nil {
+	if err := disk.NewKeyFile(path, "k1"); err != nil {
 		t.Fatal(err)
 	}
-	k1, err := replica.LoadKeyring(path)
+	k1, err := disk.LoadKeyring(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,10 +67,10 @@ func TestSealedGroup(t *testing.T) {
 		}
 	})
 	commit(t, c.Replica("r1"), raftstore.Put("/a", []byte("one")))
-	if err := replica.AddKey(path, "k2"); err != nil {
+	if err := disk.AddKey(path, "k2"); err != nil {
 		t.Fatal(err)
 	}
-	k2, err := replica.LoadKeyring(path)
+	k2, err := disk.LoadKeyring(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +79,7 @@ func TestSealedGroup(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := c.Replica("r1").ReloadKeys(nil); !errors.Is(err, replica.ErrKeyFile) {
+	if err := c.Replica("r1").ReloadKeys(nil); !errors.Is(err, disk.ErrKeyFile) {
 		t.Errorf("no keys: %v", err)
 	}
 	commit(t, c.Replica("r1"), raftstore.Put("/a", []byte("two")))
@@ -91,10 +92,10 @@ func TestSealedGroup(t *testing.T) {
 	if err := c.Replica("r1").Backup(within(t, patience), &backup); err != nil {
 		t.Fatal(err)
 	}
-	if info, err := replica.VerifyBackup(bytes.NewReader(backup.Bytes()), k1); !errors.Is(err, replica.ErrSealed) || info.KeyID != "k2" {
+	if info, err := disk.VerifyBackup(bytes.NewReader(backup.Bytes()), k1); !errors.Is(err, disk.ErrSealed) || info.KeyID != "k2" {
 		t.Errorf("backup without its key: %+v, error %v", info, err)
 	}
-	if info, err := replica.VerifyBackup(bytes.NewReader(backup.Bytes()), k2); err != nil || !info.Sealed || info.Cluster != "ours" || info.Keys != 1 {
+	if info, err := disk.VerifyBackup(bytes.NewReader(backup.Bytes()), k2); err != nil || !info.Sealed || info.Cluster != "ours" || info.Keys != 1 {
 		t.Errorf("backup: %+v, error %v", info, err)
 	}
 	// A replica that lags far gets the snapshot of one with other keys.
@@ -121,19 +122,19 @@ func TestBackupAndRestore(t *testing.T) {
 	fresh := storetest.NewCluster(t, 0, nil)
 	fresh.AddHost("n1", false)
 	cfg := fresh.Config("n1")
-	to := replica.RestoreOptions{Advertise: cfg.Advertise, Cluster: cfg.Cluster}
+	to := disk.RestoreOptions{Advertise: cfg.Advertise, Cluster: cfg.Cluster}
 	damaged := bytes.Clone(backup.Bytes())
 	damaged[len(damaged)/2] ^= 4
-	if _, err := replica.Restore(cfg.Disk(), bytes.NewReader(damaged), to); !errors.Is(err, replica.ErrCorruptBackup) {
+	if _, err := disk.Restore(cfg.Disk(), bytes.NewReader(damaged), to); !errors.Is(err, disk.ErrCorruptBackup) {
 		t.Errorf("restore of a damaged backup: %v", err)
 	}
 	if _, err := os.Stat(cfg.DataDir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a refused restore left something behind: %v", err)
 	}
-	if _, err := replica.Restore(cfg.Disk(), bytes.NewReader(backup.Bytes()), to); err != nil {
+	if _, err := disk.Restore(cfg.Disk(), bytes.NewReader(backup.Bytes()), to); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := replica.Restore(cfg.Disk(), bytes.NewReader(backup.Bytes()), to); !errors.Is(err, replica.ErrNotEmpty) {
+	if _, err := disk.Restore(cfg.Disk(), bytes.NewReader(backup.Bytes()), to); !errors.Is(err, disk.ErrNotEmpty) {
 		t.Errorf("restore over existing data: %v", err)
 	}
 

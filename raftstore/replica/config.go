@@ -10,6 +10,9 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
+	"keelson.dev/keelson/raftstore/disk"
+	"keelson.dev/keelson/raftstore/disk/platter"
 )
 
 // Config is all that a replica needs. Zero values of the optional fields mean
@@ -85,24 +88,24 @@ type Config struct {
 
 	// LogStore is what keeps the log: LogBolt (default) or LogWAL. A data
 	// directory made with the other one is refused; Convert changes it.
-	LogStore LogStoreKind
+	LogStore disk.LogStoreKind
 	// Keys seal what is on the disk: log, snapshots and backups. nil writes in
 	// clear and opens nothing that is sealed.
-	Keys *Keyring
+	Keys *disk.Keyring
 
 	// NoSync skips fsync. For tests only: a power cut loses acknowledged writes.
 	NoSync       bool
-	layer        fileLayer                       // how files are opened; tests of the disk set it
-	votes        func(recordKeeper) recordKeeper // likewise
-	journalBytes int64                           // of a file of the journal; likewise
-	segmentBytes int                             // of a file of the log with LogWAL; likewise
+	layer        platter.Layer                             // how files are opened; tests of the disk set it
+	votes        func(disk.RecordKeeper) disk.RecordKeeper // likewise
+	journalBytes int64                                     // of a file of the journal; likewise
+	segmentBytes int                                       // of a file of the log with LogWAL; likewise
 	// Dial replaces the TCP dialer, under TLS. Tests cut cables with it.
 	Dial func(ctx context.Context, address string) (net.Conn, error)
 }
 
 // Disk is the part of the configuration that says where the data lies, and how.
-func (c Config) Disk() DiskConfig {
-	return DiskConfig{
+func (c Config) Disk() disk.Config {
+	return disk.Config{
 		Name: c.Name, Dir: c.DataDir, LogStore: c.LogStore, Keys: c.Keys, NoSync: c.NoSync, Now: c.Now,
 		Files: c.layer, Votes: c.votes, JournalBytes: c.journalBytes, SegmentBytes: c.segmentBytes,
 	}
@@ -139,7 +142,7 @@ func (c Config) withDefaults() Config {
 	}
 	orElse(&c.CompareEvery, 10*time.Minute)
 	if c.LogStore == "" {
-		c.LogStore = LogBolt
+		c.LogStore = disk.LogBolt
 	}
 	if c.Now == nil {
 		c.Now = time.Now
@@ -162,8 +165,8 @@ func (c Config) check() error {
 		return errors.New("replica has no name")
 	case c.DataDir == "":
 		return fmt.Errorf("replica %s has no data directory", c.Name)
-	case c.LogStore != "" && c.LogStore != LogBolt && c.LogStore != LogWAL:
-		return fmt.Errorf("replica %s: log store %q is not known, want %q or %q", c.Name, c.LogStore, LogBolt, LogWAL)
+	case c.LogStore != "" && c.LogStore != disk.LogBolt && c.LogStore != disk.LogWAL:
+		return fmt.Errorf("replica %s: log store %q is not known, want %q or %q", c.Name, c.LogStore, disk.LogBolt, disk.LogWAL)
 	case c.Listener == nil && c.ListenAddr == "":
 		return fmt.Errorf("replica %s has neither a listener nor an address to listen on", c.Name)
 	case c.ServerTLS == nil || c.ClientTLS == nil:

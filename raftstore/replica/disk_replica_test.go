@@ -6,16 +6,17 @@ import (
 	"testing"
 
 	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/disk"
 	"keelson.dev/keelson/raftstore/replica"
 	"keelson.dev/keelson/raftstore/storetest"
 )
 
-func sealing(t testing.TB) *replica.Keyring {
+func sealing(t testing.TB) *disk.Keyring {
 	path := filepath.Join(t.TempDir(), "keys")
-	if err := replica.NewKeyFile(path, "k1"); err != nil {
+	if err := disk.NewKeyFile(path, "k1"); err != nil {
 		t.Fatal(err)
 	}
-	keys, err := replica.LoadKeyring(path)
+	keys, err := disk.LoadKeyring(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,7 +27,7 @@ func sealing(t testing.TB) *replica.Keyring {
 func TestSealedWALConforms(t *testing.T) {
 	keys := sealing(t)
 	storetest.Run(t, func(t *testing.T) storetest.Subject {
-		c := storetest.NewCluster(t, 1, func(cfg *replica.Config) { cfg.LogStore, cfg.Keys = replica.LogWAL, keys })
+		c := storetest.NewCluster(t, 1, func(cfg *replica.Config) { cfg.LogStore, cfg.Keys = disk.LogWAL, keys })
 		return storetest.Subject{Store: c.Replica("r1"), Compact: compactor(t, c)}
 	})
 }
@@ -36,7 +37,7 @@ func TestSealedWALConforms(t *testing.T) {
 func TestSnapshotInstalledOnWAL(t *testing.T) {
 	keys := sealing(t)
 	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) {
-		cfg.LogStore, cfg.Keys = replica.LogWAL, keys
+		cfg.LogStore, cfg.Keys = disk.LogWAL, keys
 		cfg.TrailingBytes = 1
 	})
 	late := c.Followers()[0]

@@ -198,7 +198,7 @@ func (r *Replica) standingOf(ctx context.Context, v raft.Server) (standing, time
 func (r *Replica) lastEntry() (index, term uint64) {
 	index = r.raft.LastIndex()
 	var l raft.Log
-	if index > 0 && r.disk.logs.GetLog(index, &l) == nil {
+	if index > 0 && r.disk.Log.GetLog(index, &l) == nil {
 		term = l.Term
 	}
 	return index, term

@@ -4,12 +4,14 @@ import (
 	"errors"
 	"math/rand/v2"
 	"sync"
+
+	"keelson.dev/keelson/raftstore/disk/platter"
 )
 
 // PowerCut is the disk of one host that in a power cut forgets what was not
 // synced, or only some of it.
 type PowerCut struct {
-	layer *lossyFiles
+	layer *platter.Lossy
 
 	mu   sync.Mutex
 	rng  *rand.Rand
@@ -19,7 +21,7 @@ type PowerCut struct {
 
 // NewPowerCut returns a disk whose choices follow from a seed.
 func NewPowerCut(seed uint64) *PowerCut {
-	return &PowerCut{layer: new(lossyFiles), rng: rand.New(rand.NewPCG(seed, 0x706f776572))}
+	return &PowerCut{layer: new(platter.Lossy), rng: rand.New(rand.NewPCG(seed, 0x706f776572))}
 }
 
 // Put makes a replica use the disk for its log and its snapshots.
@@ -31,7 +33,7 @@ func (p *PowerCut) Fade() <-chan struct{} {
 	p.mu.Lock()
 	p.gone = gone
 	p.mu.Unlock()
-	p.layer.fail(func(op, _ string) error {
+	p.layer.Fail(func(op, _ string) error {
 		if op != "sync" {
 			return nil
 		}
@@ -59,7 +61,7 @@ func (p *PowerCut) Cut() (lost bool, err error) {
 	if p.cuts++; p.cuts > 1 {
 		odds = p.rng.IntN(3)
 	}
-	lost, err = p.layer.crash(func() bool { return odds == 0 || odds == 1 && p.rng.IntN(2) == 0 })
-	p.layer.fail(nil)
+	lost, err = p.layer.Crash(func() bool { return odds == 0 || odds == 1 && p.rng.IntN(2) == 0 })
+	p.layer.Fail(nil)
 	return lost, err
 }

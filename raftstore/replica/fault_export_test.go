@@ -3,18 +3,20 @@ package replica
 import (
 	"context"
 	"sync/atomic"
+
+	"keelson.dev/keelson/raftstore/disk"
 )
 
 // FailingVotes is where a replica writes term and vote, until it breaks.
 type FailingVotes struct {
-	recordKeeper
+	disk.RecordKeeper
 	err atomic.Pointer[error]
 }
 
 // Put makes a replica write there.
 func (f *FailingVotes) Put(c *Config) {
-	c.votes = func(inner recordKeeper) recordKeeper {
-		f.recordKeeper = inner
+	c.votes = func(inner disk.RecordKeeper) disk.RecordKeeper {
+		f.RecordKeeper = inner
 		return f
 	}
 }
@@ -27,7 +29,7 @@ func (f *FailingVotes) Set(key, value []byte) error {
 	if err := f.err.Load(); err != nil {
 		return *err
 	}
-	return f.recordKeeper.Set(key, value)
+	return f.RecordKeeper.Set(key, value)
 }
 
 // Ended is closed when Run has returned; Cause says why it had to.

@@ -11,6 +11,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/disk"
 	"keelson.dev/keelson/raftstore/mvcc"
 	"keelson.dev/keelson/raftstore/watch"
 )
@@ -137,7 +138,7 @@ type fsmSnapshot struct {
 }
 
 func (s *fsmSnapshot) Persist(sink raft.SnapshotSink) error {
-	if err := s.state.Dump(newResting(s.life, sink), s.meta); err != nil {
+	if err := s.state.Dump(disk.NewResting(s.life, sink), s.meta); err != nil {
 		sink.Cancel()
 		return fmt.Errorf("writing snapshot %s: %w", sink.ID(), err)
 	}

@@ -16,6 +16,7 @@ import (
 
 	storev1 "keelson.dev/keelson/proto/store/v1"
 	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/disk"
 )
 
 // A group of replicas has an identity of its own: a random one from when it was
@@ -54,7 +55,7 @@ type group struct {
 // load reads the identity from the disk; empty says whether that holds nothing else.
 func (g *group) load(stable raft.StableStore, empty bool, log *slog.Logger) error {
 	g.stable, g.log = stable, log
-	id, err := stable.Get(KeyGroup)
+	id, err := stable.Get(disk.KeyGroup)
 	if err != nil && err.Error() != raftboltdb.ErrKeyNotFound.Error() {
 		return fmt.Errorf("reading the identity of the group: %w", err)
 	}
@@ -76,7 +77,7 @@ func (g *group) id() string {
 
 // join makes this replica one of a group, on disk first.
 func (g *group) join(id string) error {
-	if err := g.stable.Set(KeyGroup, []byte(id)); err != nil {
+	if err := g.stable.Set(disk.KeyGroup, []byte(id)); err != nil {
 		return fmt.Errorf("writing the identity of the group: %w", err)
 	}
 	g.hold(id)

@@ -166,8 +166,8 @@ func (r *Replica) trimTrailing() {
 	r.tuning.Lock()
 	defer r.tuning.Unlock()
 	conf := r.raft.ReloadableConfig()
-	few := min(64, r.disk.logs.within(maxFewTrailing))
-	conf.TrailingLogs = min(10_240, max(few, r.disk.logs.within(max(r.cfg.TrailingBytes, r.fsm.view().Bytes()/2))))
+	few := min(64, r.disk.Log.Within(maxFewTrailing))
+	conf.TrailingLogs = min(10_240, max(few, r.disk.Log.Within(max(r.cfg.TrailingBytes, r.fsm.view().Bytes()/2))))
 	if err := r.raft.ReloadConfig(conf); err != nil {
 		r.log.Warn("bounding the trailing log", "error", err)
 	}

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"keelson.dev/keelson/raftstore/disk"
 	"keelson.dev/keelson/raftstore/replica"
 	"keelson.dev/keelson/raftstore/storetest"
 	"keelson.dev/keelson/raftstore/storetest/linear"
@@ -26,7 +27,7 @@ func TestLinearizable(t *testing.T) {
 	plan := nemesis.New(*linearSeed, *linearFor, nemesis.All)
 	t.Logf("plan of seed %d:\n%v", *linearSeed, plan)
 	c := storetest.NewCluster(t, *linearSize, func(cfg *replica.Config) {
-		cfg.LogStore = replica.LogStoreKind(*linearLog)
+		cfg.LogStore = disk.LogStoreKind(*linearLog)
 		cfg.SnapshotBytes, cfg.TrailingBytes = 64<<10, 1
 		// Short enough for the faults to cost leaderships.
 		cfg.HeartbeatTimeout, cfg.ElectionTimeout = 250*time.Millisecond, 250*time.Millisecond

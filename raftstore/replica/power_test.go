@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"keelson.dev/keelson/raftstore/disk"
 	"keelson.dev/keelson/raftstore/replica"
 	"keelson.dev/keelson/raftstore/storetest"
 	"keelson.dev/keelson/raftstore/storetest/linear"
@@ -46,7 +47,7 @@ func (g *powerless) Kill(name string) {
 // What a replica has not synced when its power goes is gone, and nothing that
 // was acknowledged is, on either kind of log. F52
 func TestLinearizableThroughPowerCuts(t *testing.T) {
-	for _, kind := range []replica.LogStoreKind{"bolt", "wal"} {
+	for _, kind := range []disk.LogStoreKind{"bolt", "wal"} {
 		t.Run(string(kind), func(t *testing.T) {
 			plan := nemesis.New(*linearSeed, *linearFor/3, []nemesis.Fault{
 				nemesis.KillLeader, nemesis.KillFollower, nemesis.KillFollowers, nemesis.KillAll, nemesis.KillAll, nemesis.Install, nemesis.SnapshotAll,

@@ -9,6 +9,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/disk"
 	"keelson.dev/keelson/raftstore/mvcc"
 )
 
@@ -38,12 +39,12 @@ func Recover(c Config) error {
 	if list, err := os.ReadDir(c.DataDir); errors.Is(err, os.ErrNotExist) || err == nil && len(list) == 0 {
 		return fmt.Errorf("recover: %s: %w", c.DataDir, ErrNothingToRecover)
 	}
-	d, err := openSettled(c.Disk(), func(error) {})
+	d, err := disk.Open(c.Disk(), func(error) {})
 	if err != nil {
 		return fmt.Errorf("recover: %w", err)
 	}
-	defer d.close.Close()
-	switch empty, err := d.empty(); {
+	defer d.Close()
+	switch empty, err := d.Empty(); {
 	case err != nil:
 		return fmt.Errorf("recover: %w", err)
 	case empty:
@@ -53,7 +54,7 @@ func Recover(c Config) error {
 		"replica", c.Name, "data", c.DataDir)
 	// The identity first: were this cut short, the old members are not heard
 	// already, and running it again completes it.
-	id, err := foundGroup(d.stable)
+	id, err := d.Found()
 	if err != nil {
 		return fmt.Errorf("recover: %w", err)
 	}
@@ -67,7 +68,7 @@ func Recover(c Config) error {
 	machine.cluster = c.Cluster
 	machine.committed, machine.changed = func(uint64, uint64) {}, func(*mvcc.View) {}
 	state := &recovered{fsm: machine}
-	err = raft.RecoverCluster(c.raft(make(chan bool, 1)), state, d.logs, d.stable, d.snapshots, trans, group)
+	err = raft.RecoverCluster(c.raft(make(chan bool, 1)), state, d.Log, d.Votes(), d.Snapshots, trans, group)
 	if err = errors.Join(err, failed); err != nil {
 		return fmt.Errorf("recover %s: %w", c.DataDir, err)
 	}
@@ -88,7 +89,7 @@ type recovered struct {
 func (s *recovered) Snapshot() (raft.FSMSnapshot, error) {
 	m := s.machine.Load()
 	s.was = m.View().Revision()
-	if err := m.Rebase(m.View().Revision() + RestoreAhead); err != nil {
+	if err := m.Rebase(m.View().Revision() + disk.RestoreAhead); err != nil {
 		return nil, err
 	}
 	return s.fsm.Snapshot()

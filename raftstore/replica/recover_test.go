@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/disk"
 	"keelson.dev/keelson/raftstore/replica"
 	"keelson.dev/keelson/raftstore/storetest"
 )
@@ -15,12 +16,12 @@ import (
 // Two of three replicas are lost. The third recovers with all its data, alone,
 // and takes new members. The lost ones come back after all and do no harm.
 func TestLostMajorityIsRecovered(t *testing.T) {
-	for _, kind := range []replica.LogStoreKind{replica.LogBolt, replica.LogWAL} {
+	for _, kind := range []disk.LogStoreKind{disk.LogBolt, disk.LogWAL} {
 		t.Run(string(kind), func(t *testing.T) { loseMajority(t, kind) })
 	}
 }
 
-func loseMajority(t *testing.T, kind replica.LogStoreKind) {
+func loseMajority(t *testing.T, kind disk.LogStoreKind) {
 	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) { cfg.LogStore = kind })
 	var last raftstore.Revision
 	for i := range 200 {
@@ -110,7 +111,7 @@ func TestRecoverRefuses(t *testing.T) {
 	c.Stop("r1")
 	other := cfg
 	other.Name = "r2"
-	if err := replica.Recover(other); !errors.Is(err, replica.ErrForeignData) {
+	if err := replica.Recover(other); !errors.Is(err, disk.ErrForeignData) {
 		t.Errorf("recovering the data of another: %v", err)
 	}
 	empty := cfg

@@ -22,6 +22,7 @@ import (
 
 	storev1 "keelson.dev/keelson/proto/store/v1"
 	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/disk"
 	"keelson.dev/keelson/raftstore/mvcc"
 )
 
@@ -65,7 +66,7 @@ type Replica struct {
 	address  advertised // set before running is closed, as are the next four
 	raft     *raft.Raft
 	trans    *raft.NetworkTransport
-	disk     *disk
+	disk     *disk.Data
 	port     *peerPort
 
 	caughtUp     atomic.Bool
@@ -145,7 +146,7 @@ func (r *Replica) Run(ctx context.Context) error {
 	if err := r.open(); err != nil {
 		return err
 	}
-	defer r.disk.close.Close()
+	defer r.disk.Close()
 
 	// Ends when Run is asked to stop; r.ctx goes on until the hand-over is done.
 	asked, release := context.WithCancel(ctx)
@@ -176,14 +177,14 @@ func (r *Replica) Run(ctx context.Context) error {
 
 // open opens the disk and the peer port.
 func (r *Replica) open() error {
-	d, err := openSettled(r.cfg.Disk(), r.fail)
+	d, err := disk.Open(r.cfg.Disk(), r.fail)
 	if err != nil {
 		return err
 	}
 	l := r.cfg.Listener
 	if l == nil {
 		if l, err = net.Listen("tcp", r.cfg.ListenAddr); err != nil {
-			d.close.Close()
+			d.Close()
 			return fmt.Errorf("peer port of replica %s: %w", r.cfg.Name, err)
 		}
 	}
@@ -194,15 +195,15 @@ func (r *Replica) open() error {
 	}
 	r.port = newPeerPort(l, r.address, r.cfg.ServerTLS, r.log)
 	if r.cfg.Bootstrap {
-		err = d.startOver()
+		err = d.StartOver()
 	}
-	empty, isEmpty := d.empty()
+	empty, isEmpty := d.Empty()
 	if err = errors.Join(err, isEmpty); err == nil {
-		err = r.group.load(d.stable, empty, r.log)
+		err = r.group.load(d.Votes(), empty, r.log)
 	}
 	if err != nil {
 		l.Close()
-		d.close.Close()
+		d.Close()
 		return fmt.Errorf("group of replica %s: %w", r.cfg.Name, err)
 	}
 	return nil
@@ -229,8 +230,8 @@ func (r *Replica) start(g *errgroup.Group) error {
 	var err error
 	conf := r.cfg.raft(notify)
 	conf.Logger = r.overhear(conf.Logger)
-	r.raft, err = r.disk.startRaft(func() (*raft.Raft, error) {
-		return raft.NewRaft(conf, r.fsm, &meteredLogs{r.disk.logs, &r.meters}, r.disk.votes(), &meteredSnapshots{r.disk.paced(), &r.meters},
+	r.raft, err = r.disk.StartRaft(func() (*raft.Raft, error) {
+		return raft.NewRaft(conf, r.fsm, &meteredLogs{r.disk.Log, &r.meters}, r.disk.Votes(), &meteredSnapshots{r.disk.Paced(), &r.meters},
 			&patientTransport{NetworkTransport: r.trans, worth: r.worthWaiting})
 	})
 	if err != nil {
@@ -267,11 +268,11 @@ func (r *Replica) bootstrap() error {
 	if !r.cfg.Bootstrap {
 		return nil
 	}
-	empty, err := r.disk.empty()
+	empty, err := r.disk.Empty()
 	if err != nil || !empty {
 		return err
 	}
-	id, err := foundGroup(r.disk.stable)
+	id, err := r.disk.Found()
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/disk"
 	"keelson.dev/keelson/raftstore/replica"
 	"keelson.dev/keelson/raftstore/storetest"
 )
@@ -316,7 +317,7 @@ func TestDataDirectoryIsGuarded(t *testing.T) {
 		}
 		return r.Run(within(t, 10*time.Second))
 	}
-	if err := run(); !errors.Is(err, replica.ErrForeignData) {
+	if err := run(); !errors.Is(err, disk.ErrForeignData) {
 		t.Errorf("start on another replica's data: %v", err)
 	}
 
@@ -343,7 +344,7 @@ func TestDataDirectoryIsGuarded(t *testing.T) {
 	if flipped == 0 {
 		t.Fatal("value not found on disk")
 	}
-	if err := run(); !errors.Is(err, replica.ErrCorruptLog) {
+	if err := run(); !errors.Is(err, disk.ErrCorruptLog) {
 		t.Errorf("start on a damaged log: %v", err)
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"keelson.dev/keelson/controlplane/server"
-	"keelson.dev/keelson/raftstore/replica"
+	"keelson.dev/keelson/raftstore/disk"
 )
 
 // offline adds the flags of the verbs that work on a stopped replica's disk.
@@ -56,7 +56,7 @@ func restoreCommand() *cobra.Command {
 	return c
 }
 
-func describe(i replica.BackupInfo) string {
+func describe(i disk.BackupInfo) string {
 	text := fmt.Sprintf("cluster %s at revision %d of %s, %d keys, %s, format %d",
 		i.Cluster, i.Revision, i.Created.UTC().Format(time.RFC3339), i.Keys, size(i.Bytes), i.Format)
 	if i.Sealed {
@@ -209,14 +209,14 @@ func keysCommand() *cobra.Command {
 		}
 	}
 	initial := verb("init", "Make a key file with one key", func(w io.Writer, path, id string) error {
-		if err := replica.NewKeyFile(path, id); err != nil {
+		if err := disk.NewKeyFile(path, id); err != nil {
 			return err
 		}
 		fmt.Fprintf(w, "%s holds key %s. Copy it to every replica, and start them with --encryption-keys %s\n", path, id, path)
 		return nil
 	})
 	add := verb("add", "Add a key, which encrypts from now on", func(w io.Writer, path, id string) error {
-		if err := replica.AddKey(path, id); err != nil {
+		if err := disk.AddKey(path, id); err != nil {
 			return err
 		}
 		fmt.Fprintf(w, "%s encrypts with key %s from now on. Copy the file to every replica.\n", path, id)
@@ -226,7 +226,7 @@ func keysCommand() *cobra.Command {
 		v.Flags().StringVar(&id, "id", "", "name of the key (default: from the time)")
 	}
 	list := verb("list", "List the keys of a file, without their secrets", func(w io.Writer, path, _ string) error {
-		k, err := replica.LoadKeyring(path)
+		k, err := disk.LoadKeyring(path)
 		if err != nil {
 			return err
 		}

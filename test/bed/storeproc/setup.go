@@ -13,6 +13,7 @@ import (
 	"os"
 	"time"
 
+	"keelson.dev/keelson/raftstore/disk"
 	"keelson.dev/keelson/raftstore/replica"
 	"keelson.dev/keelson/raftstore/storetest"
 )
@@ -49,7 +50,7 @@ type Settings struct {
 }
 
 func (s Settings) apply(c *replica.Config) {
-	c.LogStore, c.Cluster, c.NoSync = replica.LogStoreKind(s.LogStore), s.Cluster, s.NoSync
+	c.LogStore, c.Cluster, c.NoSync = disk.LogStoreKind(s.LogStore), s.Cluster, s.NoSync
 	c.HeartbeatTimeout, c.ElectionTimeout = s.HeartbeatTimeout, s.ElectionTimeout
 	c.SnapshotBytes, c.SnapshotEntries, c.TrailingBytes = s.SnapshotBytes, s.SnapshotEntries, s.TrailingBytes
 	c.HistoryRevisions, c.HistoryAge, c.MinHistory = s.HistoryRevisions, s.HistoryAge, s.MinHistory

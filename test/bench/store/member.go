@@ -5,15 +5,21 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"os"
+	"os/signal"
 	"runtime/pprof"
+	"sync/atomic"
+	"syscall"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 
 	"keelson.dev/keelson/internal/gcroom"
 	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/disk"
 	"keelson.dev/keelson/raftstore/replica"
 	"keelson.dev/keelson/raftstore/storetest"
 	"keelson.dev/keelson/raftstore/storetest/remote"
@@ -31,14 +37,17 @@ func serveMember(ctx context.Context, s drive.Setup, lines *drive.Lines) error {
 	if err != nil {
 		return err
 	}
+	heard := new(installs)
 	r, err := replica.New(replica.Config{
 		Name: s.Name, DataDir: s.Dir, ListenAddr: s.Peer, Advertise: s.Peer, Bootstrap: s.Bootstrap,
-		ServerTLS: server, ClientTLS: client, LogStore: replica.LogStoreKind(s.LogStore),
+		ServerTLS: server, ClientTLS: client, LogStore: disk.LogStoreKind(s.LogStore), CompareEvery: s.CompareEvery,
+		SnapshotBytes: s.SnapshotBytes, TrailingBytes: s.SnapshotBytes,
+		Logger: slog.New(heard),
 	})
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := signal.NotifyContext(ctx, syscall.SIGTERM) // to end in an orderly way, as a daemon
 	defer cancel()
 	go gcroom.Run(ctx, gcroom.Server) // as keelson-controlplane does
 	ended := make(chan error, 1)
@@ -58,17 +67,23 @@ func serveMember(ctx context.Context, s drive.Setup, lines *drive.Lines) error {
 	engine := drive.NewEngine([]drive.Door{{Member: s.Name, Target: target{r, r.Backup}}})
 	go func() {
 		defer cancel()
-		lines.Serve(ctx, os.Stdout, func(ctx context.Context, o drive.Order) drive.Reply { return obeyMember(ctx, r, engine, o) })
+		lines.Serve(ctx, os.Stdout, func(ctx context.Context, o drive.Order) drive.Reply { return obeyMember(ctx, r, heard, engine, o) })
 	}()
 	return <-ended
 }
 
-func obeyMember(ctx context.Context, r *replica.Replica, engine *drive.Engine, o drive.Order) drive.Reply {
+func obeyMember(ctx context.Context, r *replica.Replica, heard *installs, engine *drive.Engine, o drive.Order) drive.Reply {
 	var err error
 	switch o.Do {
 	case drive.DoStatus:
 		s := r.Status()
 		return drive.Reply{Leader: s.Leader, Term: s.Term, Ready: r.Ready()}
+	case drive.DoApplied:
+		return drive.Reply{Applied: r.Status().AppliedIndex}
+	case drive.DoMeters:
+		return drive.Reply{Meters: meters(r, heard)}
+	case drive.DoCollect:
+		return drive.Collect()
 	case drive.DoAdd:
 		ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 		defer cancel()
@@ -90,6 +105,47 @@ func obeyMember(ctx context.Context, r *replica.Replica, engine *drive.Engine, o
 	}
 	return drive.Reply{}
 }
+
+// meters are what a replica counts, and its memory.
+func meters(r *replica.Replica, heard *installs) map[string]float64 {
+	out := drive.RuntimeMeters()
+	out[drive.MeterInstalled] = float64(heard.seen.Load())
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(r.Collector())
+	families, err := registry.Gather()
+	if err != nil {
+		return out // what is not there is missed by who needs it
+	}
+	names := map[string]string{"keelson_store_comparisons_total": drive.MeterCompared, "keelson_store_comparison_seconds": drive.MeterCompareSeconds}
+	for _, f := range families {
+		if name, ok := names[f.GetName()]; ok {
+			m := f.GetMetric()[0]
+			out[name] = m.GetCounter().GetValue() + m.GetGauge().GetValue() // it has one of both
+		}
+	}
+	return out
+}
+
+// installs counts the snapshots that raft says it has taken in from a leader:
+// a replica's own counter has those that it wrote itself too.
+type installs struct{ seen atomic.Int64 }
+
+// Enabled implements slog.Handler.
+func (*installs) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelInfo }
+
+// Handle implements slog.Handler.
+func (h *installs) Handle(_ context.Context, r slog.Record) error {
+	if r.Message == "Installed remote snapshot" {
+		h.seen.Add(1)
+	}
+	return nil
+}
+
+// WithAttrs implements slog.Handler.
+func (h *installs) WithAttrs([]slog.Attr) slog.Handler { return h }
+
+// WithGroup implements slog.Handler.
+func (h *installs) WithGroup(string) slog.Handler { return h }
 
 // profile writes a CPU profile until it is ended.
 func profile(ctx context.Context, path string, ended <-chan struct{}) error {

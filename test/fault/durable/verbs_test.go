@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/disk"
 	"keelson.dev/keelson/raftstore/replica"
 	"keelson.dev/keelson/raftstore/storetest"
 	"keelson.dev/keelson/test/bed/lossy"
@@ -49,16 +50,16 @@ func verbMain() {
 }
 
 func (v verb) act() error {
-	c := replica.Config{Name: "r1", DataDir: v.DataDir, Advertise: "127.0.0.1:1", LogStore: replica.LogStoreKind(v.LogStore)}
+	c := replica.Config{Name: "r1", DataDir: v.DataDir, Advertise: "127.0.0.1:1", LogStore: disk.LogStoreKind(v.LogStore)}
 	if v.Do == "convert" {
-		return replica.Convert(context.Background(), c.Disk(), c.LogStore, nil)
+		return disk.Convert(context.Background(), c.Disk(), c.LogStore, nil)
 	}
 	f, err := os.Open(v.Backup)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	_, err = replica.Restore(c.Disk(), f, replica.RestoreOptions{Advertise: c.Advertise, AnyCluster: true})
+	_, err = disk.Restore(c.Disk(), f, disk.RestoreOptions{Advertise: c.Advertise, AnyCluster: true})
 	return err
 }
 
@@ -154,7 +155,7 @@ func (s *solo) again(v verb, cutAt uint64) (changes uint64) {
 	for n := *seed; ; n++ {
 		err := v.run()
 		done := err == nil
-		if n > *seed && err != nil && strings.Contains(err.Error(), replica.ErrNotEmpty.Error()) {
+		if n > *seed && err != nil && strings.Contains(err.Error(), disk.ErrNotEmpty.Error()) {
 			done = true // the restore before the power cut was complete but for its answer
 		}
 		if done {

@@ -1,0 +1,234 @@
+package disk
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	storev1 "keelson.dev/keelson/proto/store/v1"
+	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/disk/platter"
+	"keelson.dev/keelson/raftstore/mvcc"
+)
+
+// smallBackup is a backup of a few keys.
+func smallBackup(t testing.TB, cluster string, keys *Keyring) []byte {
+	m := mvcc.New()
+	for i := range 5 {
+		p, err := mvcc.Proposal(raftstore.Commit{Ops: []raftstore.Op{raftstore.Put(fmt.Sprintf("/k/%d", i%3), []byte(fmt.Sprint("value ", i)))}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Apply(mvcc.Entry{Term: 1, Command: &storev1.Command{Kind: &storev1.Command_Batch{Batch: &storev1.Batch{Proposals: []*storev1.Proposal{p}}}}})
+	}
+	v := m.View()
+	h := backupHeader{Cluster: cluster, Revision: v.Revision(), Created: time.Now().UnixMilli(), Keys: v.Keys(), Bytes: v.Bytes()}
+	var out bytes.Buffer
+	if err := writeBackup(&out, h, keys.find(keys.Current()), v.Snapshot()); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+// toOurs is the cluster that backups are restored to.
+var toOurs = RestoreOptions{Advertise: "127.0.0.1:1", Cluster: "ours"}
+
+func restoreConfig(t testing.TB) Config {
+	return Config{Name: "r1", Dir: filepath.Join(t.TempDir(), "data"), NoSync: true, JournalBytes: 64 << 10}
+}
+
+// A backup of which any byte is another one, or which ends anywhere too soon or
+// goes on too long, is refused with an error that says so.
+func TestEveryByteOfABackupCounts(t *testing.T) {
+	for _, keys := range []*Keyring{nil, testRing("k1")} {
+		good := smallBackup(t, "ours", keys)
+		info, err := VerifyBackup(bytes.NewReader(good), keys)
+		if err != nil || info.Keys != 3 || info.Revision != 5 || info.Cluster != "ours" || info.Sealed != (keys != nil) {
+			t.Fatalf("whole backup: %+v, error %v", info, err)
+		}
+		refuse := func(what string, b []byte) {
+			t.Helper()
+			_, err := VerifyBackup(bytes.NewReader(b), keys)
+			if !errors.Is(err, ErrCorruptBackup) && !errors.Is(err, ErrBackupFormat) {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		for at := range good {
+			for _, flip := range []byte{1, 0x80, 0xff} {
+				bad := bytes.Clone(good)
+				bad[at] ^= flip
+				refuse(fmt.Sprintf("byte %d of %d flipped by %x", at, len(good), flip), bad)
+			}
+			refuse(fmt.Sprintf("cut off at %d of %d", at, len(good)), good[:at])
+		}
+		refuse("a byte more", append(bytes.Clone(good), 0))
+	}
+}
+
+func TestBackupsThatAreRefused(t *testing.T) {
+	sealed := smallBackup(t, "ours", testRing("k1"))
+	newer := smallBackup(t, "ours", nil)
+	binary.LittleEndian.PutUint32(newer[8:], containerFormat+1)
+	wrong := testRing("k1")
+	wrong.keys[0].secret[0] ^= 1
+	for name, c := range map[string]struct {
+		backup []byte
+		keys   *Keyring
+		want   error
+	}{
+		"another cluster":  {smallBackup(t, "theirs", nil), nil, ErrForeignBackup},
+		"no cluster":       {smallBackup(t, "", nil), nil, ErrForeignBackup},
+		"a newer format":   {newer, nil, ErrBackupFormat},
+		"no backup":        {[]byte("apiVersion: v1\nkind: List\n"), nil, ErrBackupFormat},
+		"nothing":          {nil, nil, ErrCorruptBackup},
+		"half of one":      {sealed[:len(sealed)/2], testRing("k1"), ErrCorruptBackup},
+		"sealed, no keys":  {sealed, nil, ErrSealed},
+		"sealed, others":   {sealed, testRing("k2", "k3"), ErrSealed},
+		"sealed, wrong":    {sealed, wrong, ErrSealed},
+		"sealed of theirs": {smallBackup(t, "theirs", testRing("k1")), testRing("k1"), ErrForeignBackup},
+	} {
+		cfg := restoreConfig(t)
+		cfg.Keys = c.keys
+		_, err := Restore(cfg, bytes.NewReader(c.backup), toOurs)
+		if !errors.Is(err, c.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if c.want == ErrSealed && !strings.Contains(err.Error(), `"k1"`) {
+			t.Errorf("%s: the error does not name the key: %v", name, err)
+		}
+		if there, _ := platter.Exists(cfg.Dir); there {
+			t.Errorf("%s: something was written", name)
+		}
+	}
+	cfg := restoreConfig(t)
+	if info, err := Restore(cfg, bytes.NewReader(smallBackup(t, "theirs", nil)), RestoreOptions{Advertise: toOurs.Advertise, Cluster: toOurs.Cluster, AnyCluster: true}); err != nil || info.Cluster != "theirs" {
+		t.Errorf("any cluster: %+v, error %v", info, err)
+	}
+	if _, err := Restore(cfg, bytes.NewReader(smallBackup(t, "ours", nil)), toOurs); !errors.Is(err, ErrNotEmpty) {
+		t.Errorf("over existing data: %v", err)
+	}
+}
+
+// restored checks a data directory that Restore has made.
+func restored(t *testing.T, cfg Config) {
+	t.Helper()
+	d, err := openDisk(cfg.withDefaults(), func(err error) { t.Error(err) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	list, err := d.Snapshots.List()
+	if err != nil || len(list) != 1 {
+		t.Fatalf("snapshots %v, error %v", list, err)
+	}
+	_, content, err := d.Snapshots.Open(list[0].ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer content.Close()
+	m, meta, err := mvcc.Load(content)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v := m.View(); v.Keys() != 3 || v.Revision() != 5+RestoreAhead || v.Compacted() != v.Revision() || meta.Cluster != "ours" {
+		t.Errorf("%d keys at revision %d, compacted %d, cluster %q", v.Keys(), v.Revision(), v.Compacted(), meta.Cluster)
+	}
+}
+
+// Wherever a restore is cut short, what is there does not start, and a restore
+// over it makes it whole; after its last step it starts.
+func TestRestoreCutShort(t *testing.T) {
+	for _, kind := range logKinds {
+		for _, keys := range []*Keyring{nil, testRing("k1")} {
+			backup := smallBackup(t, "ours", nil)
+			cfg := restoreConfig(t)
+			cfg.LogStore, cfg.Keys, cfg.SegmentBytes = kind, keys, 128<<10
+			if _, err := Restore(cfg, bytes.NewReader(backup), toOurs); err != nil {
+				t.Fatal(err)
+			}
+			restored(t, cfg)
+			list, err := os.ReadDir(cfg.Dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			// Step by step back: raft.db, which was moved last, then the others.
+			staging := filepath.Join(cfg.Dir, stagingName)
+			names := []string{boltName}
+			for _, e := range list {
+				if e.Name() != boltName {
+					names = append(names, e.Name())
+				}
+			}
+			for steps := range names {
+				if err := os.MkdirAll(staging, 0o700); err != nil {
+					t.Fatal(err)
+				}
+				for _, name := range names[:steps+1] {
+					if err := os.Rename(filepath.Join(cfg.Dir, name), filepath.Join(staging, name)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if _, err := openDisk(cfg.withDefaults(), func(error) {}); !errors.Is(err, ErrHalfRestored) {
+					t.Errorf("%s, %d steps back: %v", kind, steps+1, err)
+				}
+				if _, err := Restore(cfg, bytes.NewReader(backup), toOurs); err != nil {
+					t.Fatalf("%s, %d steps back: restoring again: %v", kind, steps+1, err)
+				}
+				restored(t, cfg)
+			}
+			// All is moved, the empty folder remains.
+			if err := os.Mkdir(staging, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			restored(t, cfg)
+		}
+	}
+}
+
+// A reader that fails in the middle is an error of its own, and nothing is written.
+func TestRestoreFromABadMedium(t *testing.T) {
+	backup := smallBackup(t, "ours", nil)
+	cfg := restoreConfig(t)
+	broken := errors.New("medium is broken")
+	_, err := Restore(cfg, &failingReader{ReadSeeker: bytes.NewReader(backup), at: int64(len(backup) / 2), err: broken}, toOurs)
+	if !strings.Contains(fmt.Sprint(err), broken.Error()) {
+		t.Errorf("error %v", err)
+	}
+	if there, _ := platter.Exists(cfg.Dir); there {
+		t.Error("something was written")
+	}
+}
+
+type failingReader struct {
+	io.ReadSeeker
+	at  int64
+	err error
+}
+
+func (r *failingReader) Read(p []byte) (int, error) {
+	if r.at <= 0 {
+		return 0, r.err
+	}
+	n, err := r.ReadSeeker.Read(p[:min(int64(len(p)), r.at)])
+	r.at -= int64(n)
+	return n, err
+}
+
+// fix makes the checksum of a header right again, so that what is behind it is reached.
+func fixHeader(b []byte) []byte {
+	if len(b) < 16 {
+		return b
+	}
+	if n := int(binary.LittleEndian.Uint32(b[12:])); n >= 0 && 16+n+4 <= len(b) {
+		binary.LittleEndian.PutUint32(b[16+n:], crc32.Checksum(b[:16+n], castagnoli))
+	}
+	return b
+}

@@ -1,0 +1,348 @@
+package disk
+
+import (
+	"bytes"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/hashicorp/raft"
+	"pgregory.net/rapid"
+)
+
+// logKinds are the log stores; what holds for one holds for the other.
+var logKinds = []LogStoreKind{LogBolt, LogWAL}
+
+// diskBed is the disk of a replica beside what must be on it.
+type diskBed struct {
+	cfg    Config
+	disk   *Data
+	failed []error
+
+	logs        map[uint64]raft.Log
+	first, last uint64
+	votes       map[string]uint64
+	snapshot    []byte // content of the newest
+	index       uint64 // and where it stands
+}
+
+func newDiskBed(t fataler, dir string, kind LogStoreKind, keys *Keyring) *diskBed {
+	b := &diskBed{
+		cfg:  Config{Name: "r1", Dir: filepath.Join(dir, "data"), LogStore: kind, Keys: keys, NoSync: true, JournalBytes: 64 << 10, SegmentBytes: 128 << 10}.withDefaults(),
+		logs: make(map[uint64]raft.Log), votes: make(map[string]uint64),
+	}
+	if err := b.open(); err != nil {
+		t.Fatalf("opening: %v", err)
+	}
+	return b
+}
+
+func (b *diskBed) open() error {
+	b.failed = nil
+	d, err := openDisk(b.cfg, func(err error) { b.failed = append(b.failed, err) })
+	b.disk = d
+	return err
+}
+
+func (b *diskBed) reopen(t fataler) {
+	b.close(t)
+	if err := b.open(); err != nil {
+		t.Fatalf("opening again: %v", err)
+	}
+}
+
+func (b *diskBed) close(t fataler) {
+	if err := b.disk.Close(); err != nil {
+		t.Fatalf("closing: %v", err)
+	}
+}
+
+func (b *diskBed) append(t fataler, term uint64, n, size int) {
+	var logs []*raft.Log
+	for range n {
+		b.last++
+		data := bytes.Repeat([]byte{byte(b.last), byte(term)}, size/2)
+		l := raft.Log{Index: b.last, Term: term, Type: raft.LogCommand, Data: data}
+		logs = append(logs, &l)
+		b.logs[l.Index] = l
+	}
+	if b.first == 0 {
+		b.first = logs[0].Index
+	}
+	if err := b.disk.Log.StoreLogs(logs); err != nil {
+		t.Fatalf("appending %d to %d: %v", logs[0].Index, b.last, err)
+	}
+}
+
+// compact deletes up to and including an entry; back deletes from one on.
+func (b *diskBed) compact(t fataler, to uint64) {
+	first, err := b.disk.Log.FirstIndex() // raft begins where the store does
+	if err == nil {
+		err = b.disk.Log.DeleteRange(first, to)
+	}
+	if err != nil {
+		t.Fatalf("deleting %d to %d: %v", first, to, err)
+	}
+	maps.DeleteFunc(b.logs, func(i uint64, _ raft.Log) bool { return i <= to })
+	if b.first = to + 1; b.first > b.last {
+		b.first = 0
+	}
+}
+
+func (b *diskBed) back(t fataler, from uint64) {
+	if err := b.disk.Log.DeleteRange(from, b.last); err != nil {
+		t.Fatalf("deleting %d to %d: %v", from, b.last, err)
+	}
+	maps.DeleteFunc(b.logs, func(i uint64, _ raft.Log) bool { return i >= from })
+	if b.last = from - 1; b.first > b.last {
+		b.first = 0
+	}
+}
+
+func (b *diskBed) vote(t fataler, key string, value uint64) {
+	if err := b.disk.stable.SetUint64([]byte(key), value); err != nil {
+		t.Fatalf("voting: %v", err)
+	}
+	b.votes[key] = value
+}
+
+func (b *diskBed) snap(t fataler, index, term uint64, content []byte) {
+	group := raft.Configuration{Servers: []raft.Server{{ID: "r1", Address: "127.0.0.1:1"}}}
+	sink, err := b.disk.Snapshots.Create(1, index, term, group, 1, nil)
+	if err == nil {
+		_, err = sink.Write(content)
+	}
+	if err == nil {
+		err = sink.Close()
+	}
+	if err != nil {
+		t.Fatalf("snapshot at %d: %v", index, err)
+	}
+	b.snapshot, b.index = content, index
+}
+
+// differs says how the open disk differs from what must be on it.
+func (b *diskBed) differs() string {
+	first, err := b.disk.Log.FirstIndex()
+	last, err2 := b.disk.Log.LastIndex()
+	if err := errors.Join(err, err2); err != nil {
+		return err.Error()
+	}
+	// At its beginning a log may hold more, where deleting is by whole files or was cut short.
+	if b.first != 0 && (first > b.first || last != b.last) || b.first == 0 && last > b.index && last != b.last {
+		return fmt.Sprintf("log reaches from %d to %d, want %d to %d", first, last, b.first, b.last)
+	}
+	for i := first; i != 0 && i <= last; i++ {
+		var l raft.Log
+		if err := b.disk.Log.GetLog(i, &l); err != nil {
+			return fmt.Sprintf("entry %d: %v", i, err)
+		}
+		if w, ok := b.logs[i]; ok && (l.Term != w.Term || l.Type != w.Type || !bytes.Equal(l.Data, w.Data)) {
+			return fmt.Sprintf("entry %d is of term %d with %d bytes, want term %d with %d", i, l.Term, len(l.Data), w.Term, len(w.Data))
+		}
+	}
+	for k, want := range b.votes {
+		if v, err := b.disk.stable.GetUint64([]byte(k)); v != want || err != nil {
+			return fmt.Sprintf("%s is %d, want %d, error %v", k, v, want, err)
+		}
+	}
+	if b.snapshot == nil {
+		return ""
+	}
+	list, err := b.disk.Snapshots.List()
+	if err != nil || len(list) == 0 || list[0].Index != b.index || list[0].Size != int64(len(b.snapshot)) {
+		return fmt.Sprintf("snapshots: %v, error %v", list, err)
+	}
+	content, err := readSnapshot(b.disk.Snapshots, list[0].ID)
+	if err != nil || !bytes.Equal(content, b.snapshot) {
+		return fmt.Sprintf("snapshot holds %d bytes, want %d, error %v", len(content), len(b.snapshot), err)
+	}
+	return ""
+}
+
+func (b *diskBed) same(t *testing.T) {
+	t.Helper()
+	if d := b.differs(); d != "" {
+		t.Error(d)
+	}
+}
+
+func readSnapshot(s *snapshotStore, id string) ([]byte, error) {
+	_, r, err := s.Open(id)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	var out bytes.Buffer
+	_, err = out.ReadFrom(r)
+	return out.Bytes(), err
+}
+
+func forKinds(t *testing.T, f func(t *testing.T, kind LogStoreKind, keys *Keyring)) {
+	for _, kind := range logKinds {
+		t.Run(string(kind), func(t *testing.T) { f(t, kind, nil) })
+		t.Run(string(kind)+"-sealed", func(t *testing.T) { f(t, kind, testRing("k1")) })
+	}
+}
+
+// testRing is a key ring with keys made from their ids.
+func testRing(ids ...string) *Keyring {
+	var lines strings.Builder
+	for _, id := range ids {
+		secret := make([]byte, keyBytes)
+		copy(secret, id)
+		fmt.Fprintf(&lines, "%s %s\n", id, base64.StdEncoding.EncodeToString(secret))
+	}
+	k, err := parseKeyring([]byte(lines.String()))
+	if err != nil {
+		panic(err)
+	}
+	return k
+}
+
+// What is appended, deleted from either end, voted and snapshot is there when
+// the disk is opened again, whatever keeps the log.
+func TestDiskKeeps(t *testing.T) {
+	forKinds(t, func(t *testing.T, kind LogStoreKind, keys *Keyring) {
+		b := newDiskBed(t, t.TempDir(), kind, keys)
+		b.vote(t, "CurrentTerm", 7)
+		b.append(t, 1, 10, 100)
+		b.append(t, 1, 1, 300_000) // longer than the journal
+		b.append(t, 1, 300, 2000)  // more than the journal
+		b.same(t)
+		b.reopen(t)
+		b.same(t)
+		b.back(t, 200)
+		b.same(t)
+		b.append(t, 2, 50, 30)
+		b.reopen(t)
+		b.same(t)
+		b.snap(t, 100, 1, bytes.Repeat([]byte("state"), 100_000))
+		b.compact(t, 90)
+		b.same(t)
+		b.reopen(t)
+		b.same(t)
+		b.back(t, b.last)
+		b.reopen(t)
+		b.back(t, b.last)
+		b.append(t, 3, 3, 10)
+		b.reopen(t)
+		b.same(t)
+		if len(b.failed) > 0 {
+			t.Errorf("failures: %v", b.failed)
+		}
+	})
+}
+
+// All of the log goes when a snapshot from a leader takes its place, and it
+// begins anew far beyond.
+func TestLogBeginsAnew(t *testing.T) {
+	forKinds(t, func(t *testing.T, kind LogStoreKind, keys *Keyring) {
+		b := newDiskBed(t, t.TempDir(), kind, keys)
+		b.append(t, 1, 20, 100)
+		b.snap(t, 5000, 4, []byte("from the leader"))
+		b.compact(t, b.last)
+		b.last = 5000
+		b.reopen(t)
+		b.same(t)
+		b.append(t, 4, 20, 100)
+		b.same(t)
+		b.reopen(t)
+		b.same(t)
+	})
+}
+
+// Any sequence of what raft does to a disk leaves what it should.
+func TestDiskAgreesWithModel(t *testing.T) {
+	forKinds(t, func(t *testing.T, kind LogStoreKind, keys *Keyring) {
+		if (kind == LogWAL) != (keys != nil) {
+			return // sealing is above the log stores: each kind once
+		}
+		rapid.Check(t, func(t *rapid.T) {
+			dir, err := os.MkdirTemp("", "disk")
+			if err != nil {
+				t.Fatalf("%v", err)
+			}
+			defer os.RemoveAll(dir)
+			b := newDiskBed(t, dir, kind, keys)
+			defer func() { b.disk.Close() }()
+			term := uint64(1)
+			for range rapid.IntRange(1, 15).Draw(t, "steps") {
+				switch step := rapid.IntRange(0, 9).Draw(t, "step"); {
+				case step < 4 || b.first == 0:
+					b.append(t, term, rapid.IntRange(1, 20).Draw(t, "n"), rapid.SampledFrom([]int{0, 10, 600, 9000, 80_000}).Draw(t, "size"))
+				case step == 4 && b.index < b.last:
+					to := rapid.Uint64Range(max(b.first, b.index+1), b.last).Draw(t, "to")
+					b.snap(t, to, term, []byte(fmt.Sprint(to)))
+					b.compact(t, rapid.Uint64Range(b.first, to).Draw(t, "trailing"))
+				case step == 5 && b.last > b.index:
+					term++
+					b.back(t, rapid.Uint64Range(max(b.first, b.index+1), b.last).Draw(t, "from"))
+				case step == 6:
+					b.vote(t, rapid.SampledFrom([]string{"CurrentTerm", "LastVoteTerm"}).Draw(t, "key"), term)
+				default:
+					b.reopen(t)
+				}
+				if d := b.differs(); d != "" {
+					t.Fatalf("%s", d)
+				}
+			}
+		})
+	})
+}
+
+func TestOtherReplicasData(t *testing.T) {
+	b := newDiskBed(t, t.TempDir(), LogBolt, nil)
+	b.close(t)
+	b.cfg.Name = "r2"
+	if err := b.open(); !errors.Is(err, ErrForeignData) {
+		t.Errorf("another replica's data: %v", err)
+	}
+}
+
+func TestOtherLogStore(t *testing.T) {
+	for i, kind := range logKinds {
+		b := newDiskBed(t, t.TempDir(), kind, nil)
+		b.append(t, 1, 3, 10)
+		b.close(t)
+		b.cfg.LogStore = logKinds[1-i]
+		if err := b.open(); !errors.Is(err, ErrLogStore) || !strings.Contains(err.Error(), "convert") {
+			t.Errorf("made with %s, opened with %s: %v", kind, b.cfg.LogStore, err)
+		}
+		b.cfg.LogStore = kind
+		if err := b.open(); err != nil {
+			t.Fatal(err)
+		}
+		b.same(t)
+		b.close(t)
+	}
+}
+
+// Data of the first versions is not called damaged.
+func TestDataOfAnEarlierVersion(t *testing.T) {
+	dir := t.TempDir()
+	b, err := openBolt(filepath.Join(dir, boltName), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(b.Set([]byte("CurrentTerm"), make([]byte, 8)), b.Set([]byte(oldOwner), []byte("r1")), b.Close()); err != nil {
+		t.Fatal(err)
+	}
+	_, err = openDisk(Config{Name: "r1", Dir: dir, NoSync: true}.withDefaults(), func(error) {})
+	if !errors.Is(err, ErrDataFormat) || errors.Is(err, ErrCorruptLog) {
+		t.Errorf("opened: %v", err)
+	}
+}
+
+func TestDiskInUse(t *testing.T) {
+	b := newDiskBed(t, t.TempDir(), LogBolt, nil)
+	defer b.close(t)
+	if _, err := openDisk(b.cfg, func(error) {}); !errors.Is(err, ErrInUse) {
+		t.Errorf("opened twice: %v", err)
+	}
+}
