@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"syscall"
 
 	"keelson.dev/keelson/test/bench/etcd/drive"
 )
@@ -20,7 +21,7 @@ func main() {
 		fmt.Println(etcdVersion())
 		return
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := run(ctx, os.Getenv(drive.RoleEnv)); err != nil {
 		fmt.Fprintln(os.Stderr, "etcd of the benchmark:", err)

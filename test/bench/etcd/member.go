@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"go.etcd.io/etcd/api/v3/version"
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	"go.etcd.io/etcd/client/pkg/v3/types"
@@ -61,6 +62,8 @@ func serveMember(ctx context.Context, s drive.Setup, lines *drive.Lines) error {
 	select {
 	case <-served: // stdin has ended
 		return nil
+	case <-ctx.Done(): // asked to end: Close hands the leadership over, as etcd does
+		return nil
 	case err := <-e.Err():
 		return fmt.Errorf("member %s: %w", s.Name, err)
 	case <-e.Server.StopNotify():
@@ -76,6 +79,12 @@ func obeyMember(ctx context.Context, s *etcdserver.EtcdServer, o drive.Order) dr
 			r.Leader = m.Name
 		}
 		return r
+	case drive.DoApplied:
+		return drive.Reply{Applied: s.AppliedIndex()}
+	case drive.DoMeters:
+		return meters()
+	case drive.DoCollect:
+		return drive.Collect()
 	case drive.DoTransfer:
 		if err := transfer(ctx, s); err != nil {
 			return drive.Fail(err)
@@ -83,6 +92,25 @@ func obeyMember(ctx context.Context, s *etcdserver.EtcdServer, o drive.Order) dr
 		return drive.Reply{}
 	}
 	return drive.Fail(errors.New("a member does not know the order " + o.Do))
+}
+
+// meters are what a member counts, and its memory.
+func meters() drive.Reply {
+	out := drive.RuntimeMeters()
+	out[drive.MeterInstalled] = 0 // etcd counts by sender, once there is one
+	families, err := prometheus.DefaultGatherer.Gather()
+	if err != nil {
+		return drive.Fail(err)
+	}
+	for _, f := range families {
+		if f.GetName() != "etcd_network_snapshot_receive_success" {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			out[drive.MeterInstalled] += m.GetCounter().GetValue()
+		}
+	}
+	return drive.Reply{Meters: out}
 }
 
 // ready says whether a linearizable read through this member would succeed now.

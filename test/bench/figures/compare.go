@@ -6,36 +6,74 @@ import (
 	"math"
 	"strings"
 	"text/tabwriter"
+	"unicode/utf8"
 )
 
-// Compare writes rows as one aligned table whose fourth column is a reference
-// measured in the same run.
+// Compare writes rows as one aligned table whose third column is a reference
+// measured in the same run. Rows in succession that were measured in the same
+// way stand below one line that tells how.
 func Compare(w io.Writer, rows []Row, reference string) error {
 	if reference == "" {
 		reference = "reference"
 	}
-	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintf(t, "MEASURE\tPARAMS\tOURS\t%s\tRATIO\tBOUND\tVERDICT\n", strings.ToUpper(reference))
-	for _, r := range rows {
-		other, ratio, bound := "", "", ""
-		if r.Reference != nil {
-			other = Format(r.Reference.Figure, r.Unit)
-			if v := r.Ratio(); !math.IsNaN(v) {
-				ratio = fmt.Sprintf("%.2f", v)
-			}
+	lines := [][]string{{"MEASURE", "OURS", strings.ToUpper(reference), "RATIO", "BOUND", "VERDICT"}}
+	for i, r := range rows {
+		if r.Params != "" && (i == 0 || rows[i-1].Params != r.Params) {
+			lines = append(lines, []string{r.Params})
 		}
-		if target, ok := Targets[r.Key]; ok {
-			bound = target.beat(r.Unit)
-		}
-		cells := []string{r.Measure, r.Params, Format(r.Figure, r.Unit), other, ratio, bound, r.Verdict()}
-		for i, c := range cells {
-			if c == "" {
-				cells[i] = "-"
-			}
-		}
-		fmt.Fprintln(t, strings.Join(cells, "\t"))
+		lines = append(lines, r.compared())
 	}
-	return t.Flush()
+	return align(w, lines)
+}
+
+// compared are the cells of a row of Compare.
+func (r Row) compared() []string {
+	name, other, ratio, bound := r.Measure, "", "", ""
+	if r.Params != "" {
+		name = "  " + name
+	}
+	if r.Reference != nil {
+		other = Format(r.Reference.Figure, r.Unit)
+		if v := r.Ratio(); !math.IsNaN(v) {
+			ratio = fmt.Sprintf("%.2f", v)
+		}
+	}
+	if target, ok := Targets[r.Key]; ok {
+		bound = target.beat(r.Unit)
+	}
+	cells := []string{name, Format(r.Figure, r.Unit), other, ratio, bound, r.Verdict()}
+	for i, c := range cells {
+		if c == "" {
+			cells[i] = "-"
+		}
+	}
+	return cells
+}
+
+// align writes lines of cells in columns. A line of one cell is no part of them.
+func align(w io.Writer, lines [][]string) error {
+	var widths []int
+	for _, cells := range lines {
+		for i, c := range cells {
+			if len(widths) == i {
+				widths = append(widths, 0)
+			}
+			if len(cells) > 1 {
+				widths[i] = max(widths[i], utf8.RuneCountInString(c))
+			}
+		}
+	}
+	for _, cells := range lines {
+		var line strings.Builder
+		for i, c := range cells {
+			line.WriteString(c)
+			line.WriteString(strings.Repeat(" ", max(0, widths[i]-utf8.RuneCountInString(c))+2))
+		}
+		if _, err := fmt.Fprintln(w, strings.TrimRight(line.String(), " ")); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Named is a set of samples with its name.

@@ -142,7 +142,8 @@ func TestRelativeVerdict(t *testing.T) {
 func TestCompare(t *testing.T) {
 	var out bytes.Buffer
 	err := Compare(&out, []Row{
-		{Measure: "put, rate", Params: "clients=64", Key: "store put 64 rate", Figure: 11938, Unit: "/s", Reference: &Reference{"etcd 3.6", 4871}},
+		{Measure: "rate", Params: "put (clients=64), a line that is longer than any cell of the first column", Key: "store put 64 rate", Figure: 11938, Unit: "/s", Reference: &Reference{"etcd 3.6", 4871}},
+		{Measure: "CPU", Params: "put (clients=64), a line that is longer than any cell of the first column", Figure: 51, Unit: "µs"},
 		{Measure: "busy, elections", Key: "store busy elections", Figure: 0, Reference: &Reference{"etcd 3.6", 0}},
 		{Measure: "list, p50", Figure: math.NaN(), Unit: "ms"},
 	}, "etcd 3.6")
@@ -155,15 +156,17 @@ func TestCompare(t *testing.T) {
 		got = append(got, strings.Join(strings.Fields(l), " "))
 	}
 	want := []string{
-		"MEASURE PARAMS OURS ETCD 3.6 RATIO BOUND VERDICT",
-		"put, rate clients=64 11938/s 4871/s 2.45 ≥ 2.0 times ok",
-		"busy, elections - 0 0 - ≤ 0 ok",
-		"list, p50 - none - - - -",
+		"MEASURE OURS ETCD 3.6 RATIO BOUND VERDICT",
+		"put (clients=64), a line that is longer than any cell of the first column",
+		"rate 11938/s 4871/s 2.45 ≥ 2.0 times ok",
+		"CPU 51.0 µs - - - -",
+		"busy, elections 0 0 - ≤ 0 ok",
+		"list, p50 none - - - -",
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
-	if a, b := strings.Index(lines[0], "OURS"), strings.Index(lines[1], "11938"); a != b {
+	if a, b := strings.Index(lines[0], "OURS"), strings.Index(lines[2], "11938"); a != b || a > 20 {
 		t.Errorf("columns are not aligned: %d and %d", a, b)
 	}
 }

@@ -12,7 +12,7 @@ import (
 // Row is one line of the table.
 type Row struct {
 	Measure string
-	Params  string // how it was measured, for Compare
+	Params  string // what was measured and how, for Compare, where it is a line above its rows
 	Key     string // of Targets; "" = no figure to beat
 	Figure  float64
 	Unit    string // "ms", "/s", "MiB", "%"

@@ -14,9 +14,8 @@ import (
 )
 
 const (
-	killClients     = 16
-	transferClients = 64
-	burners         = 4
+	killClients = 16
+	burners     = 4
 	// settle is how long a load runs before and after what it is to suffer.
 	settle = 300 * time.Millisecond
 	// longLoad outlasts every measure; such loads are ended by order.
@@ -24,42 +23,58 @@ const (
 )
 
 // kills ends the leader with kill -9 under load, again and again, and tells for
-// how long nothing was acknowledged to clients of the other members.
+// how long nothing was acknowledged to clients of the other members. The two
+// sides have their turns in proportion, so that both see the same machine.
 func (b *bench) kills(ctx context.Context, ours, reference arm) error {
-	r := figures.Record{Measure: "kill", Params: map[string]any{"clients": killClients, "log": ours.name, "clients are": ours.at, "kills": b.killCount}}
-	gaps, failed, spent, err := b.killAll(ctx, ours, b.killCount)
-	if err != nil {
-		return err
-	}
-	r.Samples = gaps
-	r = spent.record(r, gapValues(gaps, failed))
-	if reference.group != nil && b.etcdKills > 0 {
-		gaps, failed, spent, err := b.killAll(ctx, reference, b.etcdKills)
-		if err != nil {
-			return err
+	var mine, theirs killed
+	for n := range b.killCount {
+		b.progress.say("kill -9 of the leader: %d of %d: %s%s", n+1, b.killCount, ours, mine)
+		if err := mine.add(ctx, ours); err != nil {
+			return fmt.Errorf("kill %d of %s: %w", n+1, ours, err)
 		}
-		r.Params["kills of etcd"] = b.etcdKills
-		r.Reference = spent.reference(b.etcdName, gapValues(gaps, failed))
-		r.Reference.Samples = gaps
+		for reference.group != nil && len(theirs.gaps) < (n+1)*b.etcdKills/b.killCount {
+			b.progress.say("kill -9 of the leader: %d of %d: %s%s", len(theirs.gaps)+1, b.etcdKills, reference, theirs)
+			if err := theirs.add(ctx, reference); err != nil {
+				return fmt.Errorf("kill %d of %s: %w", len(theirs.gaps)+1, reference, err)
+			}
+		}
 	}
-	b.records = append(b.records, r)
+	r := figures.Record{
+		Measure: measureKill, Params: map[string]any{"clients": killClients, "log": ours.name, "clients are": ours.at, "kills": b.killCount},
+		Samples: mine.gaps,
+	}
+	if len(theirs.gaps) > 0 {
+		r.Params["kills of etcd"] = b.etcdKills
+		r.Reference = theirs.spent.reference(b.etcdName, gapValues(theirs.gaps, theirs.failed))
+		r.Reference.Samples = theirs.gaps
+	}
+	b.records = append(b.records, mine.spent.record(r, gapValues(mine.gaps, mine.failed)))
 	return nil
 }
 
-func (b *bench) killAll(ctx context.Context, a arm, times int) (gaps []float64, failed int, spent cost, err error) {
-	for n := range times {
-		b.progress.say("kill -9 of the leader: %d of %d: %s", n+1, times, a)
-		_, err := spent.metered(a, func() error {
-			gap, lost, err := a.killOnce(ctx)
-			gaps = append(gaps, gap)
-			failed += lost
-			return err
-		})
-		if err != nil {
-			return nil, 0, spent, fmt.Errorf("kill %d of %s: %w", n+1, a, err)
-		}
+// killed is what kills of one group's leaders have shown so far.
+type killed struct {
+	gaps   []float64
+	failed int
+	spent  cost
+}
+
+// String is for a line of progress.
+func (k killed) String() string {
+	if len(k.gaps) == 0 {
+		return ""
 	}
-	return gaps, failed, spent, nil
+	return fmt.Sprintf(" (so far p50 %.0f ms, max %.0f ms)", figures.Quantile(slices.Clone(k.gaps), 0.5), slices.Max(k.gaps))
+}
+
+func (k *killed) add(ctx context.Context, a arm) error {
+	_, err := k.spent.metered(a, func() error {
+		gap, lost, err := a.killOnce(ctx)
+		k.gaps = append(k.gaps, gap)
+		k.failed += lost
+		return err
+	})
+	return err
 }
 
 func (a arm) killOnce(ctx context.Context) (gap float64, failed int, err error) {
@@ -104,80 +119,136 @@ func (a arm) killOnce(ctx context.Context) (gap float64, failed int, err error) 
 	return gap, got.Failed, a.awaitReady(ctx)
 }
 
-// transfers moves the leadership under load and tells for how long nothing was acknowledged.
+// move is one way in which the leadership leaves a leader that goes on until it has done so.
+type move struct {
+	measure      string
+	does         string // for a line of progress
+	ours, theirs int    // how often
+	once         func(a arm, ctx context.Context) (moved, error)
+}
+
+// moved is what clients have seen of it.
+type moved struct {
+	got  drive.Reply
+	from int64   // when it was asked for, in unix microseconds
+	took float64 // milliseconds until it was answered
+}
+
+// transfers: the leader is told to give its leadership away.
 func (b *bench) transfers(ctx context.Context, arms []arm) error {
+	// Of etcd's, clients in flight do not hear for a while: it takes longer.
+	return b.moves(ctx, arms, move{measureTransfer, "leader transfers", b.transferCount, b.etcdTransfers, arm.transferOnce})
+}
+
+// shutdowns: the leader's process is told to end, and gives its leadership away first.
+func (b *bench) shutdowns(ctx context.Context, arms []arm) error {
+	return b.moves(ctx, arms, move{measureShutdown, "orderly ends of the leader", b.shutdownCount, b.etcdShutdowns, arm.shutdownOnce})
+}
+
+// moves moves the leadership under load, again and again, and tells for how long
+// nothing was acknowledged, and how much of that there was just before.
+func (b *bench) moves(ctx context.Context, arms []arm, m move) error {
 	var reference *figures.Measured
 	for _, a := range slices.Backward(arms) { // the reference is the last
-		times := b.transferCount
-		if a.isReference() { // of which clients in flight do not hear for a while: it takes longer
-			times = b.etcdTransfers
+		times := m.ours
+		if a.isReference() {
+			times = m.theirs
 		}
-		b.progress.say("leader transfers under %d clients, %d times: %s", transferClients, times, a)
+		b.progress.say("%s under %d clients, %d times: %s", m.does, loadedClients, times, a)
 		var (
-			gaps, quiet []float64
-			failed      int
-			spent       cost
+			values map[string]float64
+			gaps   []float64
+			spent  cost
 		)
 		_, err := spent.metered(a, func() (err error) {
-			gaps, quiet, failed, err = b.transferAll(ctx, a, times)
+			values, gaps, err = a.moveAll(ctx, m, times)
 			return err
 		})
 		if err != nil {
-			return fmt.Errorf("transfer, %s: %w", a, err)
+			return fmt.Errorf("%s, %s: %w", m.measure, a, err)
 		}
-		values := gapValues(gaps, failed)
-		values["quiet_max_ms"] = slices.Max(quiet)
 		if a.isReference() {
 			reference = spent.reference(b.etcdName, values)
 			reference.Samples = gaps
 			continue
 		}
 		b.records = append(b.records, spent.record(figures.Record{
-			Measure: "transfer", Params: map[string]any{"clients": transferClients, "times": b.transferCount, "log": a.name, "clients are": a.at},
+			Measure: m.measure, Params: map[string]any{"clients": loadedClients, "times": times, "log": a.name, "clients are": a.at},
 			Samples: gaps, Reference: reference,
 		}, values))
 	}
 	return nil
 }
 
-// transferAll tells the pause of each transfer, and the longest without one just before.
-func (b *bench) transferAll(ctx context.Context, a arm, times int) (gaps, quiet []float64, failed int, err error) {
+// moveAll tells the pause of each move too.
+func (a arm) moveAll(ctx context.Context, m move, times int) (values map[string]float64, gaps []float64, err error) {
+	var (
+		quiet, took []float64
+		failed      int
+	)
 	for range times {
-		got, from, err := a.transferOnce(ctx)
+		one, err := m.once(a, ctx)
 		if err != nil {
-			return nil, nil, 0, err
+			return nil, nil, err
 		}
-		gap := longestGap(got.Acks, from, math.MaxInt64)
+		gap := longestGap(one.got.Acks, one.from, math.MaxInt64)
 		if math.IsInf(gap, 1) {
-			return nil, nil, 0, errors.New("nothing was acknowledged after it")
+			return nil, nil, errors.New("nothing was acknowledged after it")
 		}
-		gaps = append(gaps, gap)
-		quiet = append(quiet, longestGap(got.Acks, slices.Min(got.Acks), from))
-		failed += got.Failed
+		gaps, took = append(gaps, gap), append(took, one.took)
+		quiet = append(quiet, longestGap(one.got.Acks, slices.Min(one.got.Acks), one.from))
+		failed += one.got.Failed
 	}
-	return gaps, quiet, failed, nil
+	values = gapValues(gaps, failed)
+	values["quiet_max_ms"], values["took_p50_ms"], values["took_max_ms"] = slices.Max(quiet), median(took), slices.Max(took)
+	return values, gaps, nil
 }
 
-// transferOnce moves the leadership under load. It tells when that was asked for, in unix microseconds.
-func (a arm) transferOnce(ctx context.Context) (got drive.Reply, from int64, err error) {
+// transferOnce orders the leader to give its leadership away, under load.
+func (a arm) transferOnce(ctx context.Context) (moved, error) {
 	leader, err := a.awaitLeader(ctx, a.members)
 	if err != nil {
-		return got, 0, err
+		return moved{}, err
 	}
-	load, err := a.begin(drive.Order{Do: drive.DoPut, Clients: transferClients, Size: 1024, Duration: longLoad, Times: true}, a.members)
+	return a.moveOnce(ctx, a.members, func() error {
+		_, err := leader.do(ctx, drive.Order{Do: drive.DoTransfer})
+		return err
+	})
+}
+
+// shutdownOnce asks the leader's process to end, under load on the others, and starts it again.
+func (a arm) shutdownOnce(ctx context.Context) (moved, error) {
+	leader, err := a.awaitLeader(ctx, a.members)
 	if err != nil {
-		return got, 0, err
+		return moved{}, err
+	}
+	out, err := a.moveOnce(ctx, a.others(leader), func() error { return leader.terminate(ctx) })
+	if err != nil {
+		return moved{}, err
+	}
+	if err := a.startMember(leader); err != nil {
+		return moved{}, err
+	}
+	return out, a.awaitReady(ctx)
+}
+
+// moveOnce moves the leadership while clients of some members put.
+func (a arm) moveOnce(ctx context.Context, through []*member, do func() error) (out moved, err error) {
+	load, err := a.begin(drive.Order{Do: drive.DoPut, Clients: loadedClients, Size: 1024, Duration: longLoad, Times: true}, through)
+	if err != nil {
+		return out, err
 	}
 	if err := wait.Delay(ctx, settle); err != nil {
-		return got, 0, err
+		return out, err
 	}
-	from = time.Now().UnixMicro()
-	_, refused := leader.do(ctx, drive.Order{Do: drive.DoTransfer})
+	asked := time.Now()
+	refused := do()
+	out.from, out.took = asked.UnixMicro(), float64(time.Since(asked).Microseconds())/1000
 	if err := wait.Delay(ctx, settle); err != nil {
-		return got, 0, err
+		return out, err
 	}
-	got, err = load.end(ctx)
-	return got, from, errors.Join(refused, err)
+	out.got, err = load.end(ctx)
+	return out, errors.Join(refused, err)
 }
 
 // gapValues summarises pauses in milliseconds.

@@ -61,7 +61,7 @@ func median(vs []float64) float64 {
 // acknowledged and which ended after from and began before to (unix
 // microseconds). It is infinite when nothing was acknowledged after from.
 func longestGap(acks []int64, from, to int64) float64 {
-	slices.Sort(acks)
+	acks = slices.Sorted(slices.Values(acks)) // as they are, they belong to latencies
 	longest := math.Inf(1)
 	for i, at := range acks {
 		if at <= from {
@@ -79,6 +79,35 @@ func longestGap(acks []int64, from, to int64) float64 {
 		}
 	}
 	return longest
+}
+
+// window is a stretch of time, in unix microseconds.
+type window struct{ from, to int64 }
+
+func between(from, to time.Time) window { return window{from.UnixMicro(), to.UnixMicro()} }
+
+// calls summarises those that were acknowledged within a window.
+func (w window) calls(r drive.Reply) map[string]float64 {
+	var micros []uint32
+	for i, at := range r.Acks {
+		if at > w.from && at <= w.to {
+			micros = append(micros, r.Micros[i])
+		}
+	}
+	out := latencies(micros)
+	out["rate"] = float64(len(micros)) / (float64(w.to-w.from) / 1e6)
+	out["pause_ms"] = longestGap(r.Acks, w.from, w.to)
+	return out
+}
+
+// beside are the values of a window while something was going on, with those of
+// a window without it under names with a prefix.
+func beside(during map[string]float64, prefix string, without map[string]float64) {
+	for k, v := range without {
+		if k != "n" {
+			during[prefix+k] = v
+		}
+	}
 }
 
 // delays are the times from an acknowledgement to each watcher's sight of it, in

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -98,6 +99,14 @@ func newKeelson(self, logStore, dir string) (*group, error) {
 	return g, nil
 }
 
+// remove ends the group and takes its data away.
+func (g *group) remove() {
+	g.down()
+	for _, m := range g.members {
+		_ = os.RemoveAll(m.setup.Dir) // what is left goes with the folder above
+	}
+}
+
 // up starts all members, and the clients with some connections to each.
 func (g *group) up(ctx context.Context, conns int) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
@@ -120,8 +129,14 @@ func (g *group) up(ctx context.Context, conns int) error {
 		clients.Members = append(clients.Members, drive.Address{Member: m.setup.Name, Address: m.setup.Door})
 	}
 	var err error
-	g.load, err = g.programs.load.start(g.name+" clients", clients)
-	return err
+	if g.load, err = g.programs.load.start(g.name+" clients", clients); err != nil {
+		return err
+	}
+	// They take orders once they are connected, to members that must be there.
+	if _, err = g.load.do(ctx, drive.Order{Do: drive.DoEnd}); err != nil {
+		return fmt.Errorf("connecting: %w", err)
+	}
+	return nil
 }
 
 func (g *group) startMember(m *member) (err error) {

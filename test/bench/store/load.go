@@ -132,7 +132,12 @@ const fillOps = 32
 
 // fill puts keys through clients of another process, at 16 a time.
 func (b *bench) fill(ctx context.Context, g *group, prefix string, keys, size int) error {
-	_, err := arm{g, overGRPC}.do(ctx, drive.Order{Do: drive.DoFill, Clients: 16, Prefix: prefix, Count: keys, Size: size, Ops: fillOps}, g.members)
+	return b.fillThrough(ctx, g, g.members, prefix, keys, size)
+}
+
+// fillThrough is fill through some of the members.
+func (b *bench) fillThrough(ctx context.Context, g *group, through []*member, prefix string, keys, size int) error {
+	_, err := arm{g, overGRPC}.do(ctx, drive.Order{Do: drive.DoFill, Clients: 16, Prefix: prefix, Count: keys, Size: size, Ops: fillOps}, through)
 	return err
 }
 

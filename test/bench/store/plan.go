@@ -115,10 +115,14 @@ func (b *bench) plan() []step {
 	add(partIdle, 2*b.idleFor, func(ctx context.Context) error { return b.idle(ctx, b.armsAt(first, one)) })
 	add(partBusy, few*b.busyFor, func(ctx context.Context) error { return b.elections(ctx, b.arms(first)) })
 	add(partTransfers, time.Duration(b.transferCount)*700*time.Millisecond+time.Duration(b.etcdTransfers)*2600*time.Millisecond, func(ctx context.Context) error { return b.transfers(ctx, b.armsAt(first, one)) })
+	add(partShutdown, time.Duration(b.shutdownCount)*1500*time.Millisecond+time.Duration(b.etcdShutdowns)*5*time.Second, func(ctx context.Context) error { return b.shutdowns(ctx, b.armsAt(first, one)) })
 	add(partKills, time.Duration(b.killCount)*1700*time.Millisecond+time.Duration(b.etcdKills)*4*time.Second, func(ctx context.Context) error {
 		return b.kills(ctx, arm{b.groups[first[0]], one[0]}, b.reference())
 	})
-	add(partState, time.Duration(b.stateMiB)*150*time.Millisecond, func(ctx context.Context) error {
+	add(partInstall, time.Duration(b.installMiB)*150*time.Millisecond, func(ctx context.Context) error {
+		return b.installs(ctx, arm{b.groups[first[0]], one[0]}, b.reference())
+	})
+	add(partState, time.Duration(b.stateMiB)*200*time.Millisecond, func(ctx context.Context) error {
 		return b.state(ctx, arm{b.groups[first[0]], one[0]}, b.reference())
 	})
 	return out
@@ -156,14 +160,14 @@ func (b *bench) begin(ctx context.Context) error {
 		logs = logs[:1]
 	}
 	for _, l := range slices.Compact(slices.Sorted(slices.Values(logs))) {
-		g, err := newKeelson(b.self, l, b.dir)
+		g, err := b.newGroup(l, b.dir)
 		if err != nil {
 			return err
 		}
 		b.groups[l] = g
 	}
 	if b.options.etcd != "" {
-		g, err := newEtcd(b.options.etcd, b.dir)
+		g, err := b.newGroup(nameOfEtcd, b.dir)
 		if err != nil {
 			return err
 		}
@@ -175,6 +179,21 @@ func (b *bench) begin(ctx context.Context) error {
 		}
 	}
 	return b.fsync()
+}
+
+// newGroup prepares a group by its name: the reference, or replicas with that log store.
+func (b *bench) newGroup(name, dir string) (*group, error) {
+	if name == nameOfEtcd {
+		return newEtcd(b.options.etcd, dir)
+	}
+	g, err := newKeelson(b.self, name, dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range g.members {
+		m.setup.SnapshotBytes = b.snapshotBytes
+	}
+	return g, nil
 }
 
 // drop ends groups that are not measured any more.

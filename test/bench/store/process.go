@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"sync"
+	"syscall"
 
 	"keelson.dev/keelson/test/bench/store/drive"
 )
@@ -140,6 +141,22 @@ func (p *process) do(ctx context.Context, o drive.Order) (drive.Reply, error) {
 		return drive.Reply{}, err
 	}
 	return w.wait(ctx)
+}
+
+// terminate asks the process to end in an orderly way and waits until it has.
+func (p *process) terminate(ctx context.Context) error {
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		return fmt.Errorf("asking %s to end: %w", p.name, err)
+	}
+	select {
+	case <-p.dead:
+	case <-ctx.Done():
+		return fmt.Errorf("%s was asked to end: %w", p.name, ctx.Err())
+	}
+	if state := p.cmd.ProcessState; !state.Success() {
+		return fmt.Errorf("%s was asked to end and failed: %s", p.name, state)
+	}
+	return nil
 }
 
 // kill is kill -9.

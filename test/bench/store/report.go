@@ -14,7 +14,36 @@ import (
 // shown says which values of a measure stand in the table, and how.
 type shown struct{ value, label, unit string }
 
-var latency = []shown{{"p50_ms", "p50", "ms"}, {"p99_ms", "p99", "ms"}}
+// The measures that have special rows or places.
+const (
+	measureTransfer   = "transfer"
+	measureShutdown   = "shutdown of the leader"
+	measureKill       = "kill"
+	measureInstall    = "install on a follower"
+	measureMemory     = "memory"
+	measureSnapshot   = "snapshot by the leader"
+	measureSnapshots  = "snapshot by all"
+	measureRestart    = "restart of a follower"
+	measureRestarts   = "restart of all"
+	measureComparison = "comparison of states"
+)
+
+var (
+	latency  = []shown{{"p50_ms", "p50", "ms"}, {"p99_ms", "p99", "ms"}}
+	failures = shown{"failed_calls", "failed calls", ""}
+	pauses   = []shown{{"p50_ms", "pause p50", "ms"}, {"max_ms", "pause max", "ms"}, {"quiet_max_ms", "longest pause just before", "ms"}, failures}
+	// Of puts while something goes on, and before it.
+	underLoad = []shown{
+		{"pause_ms", "longest pause meanwhile", "ms"}, {"before_pause_ms", "longest pause before", "ms"},
+		{"p50_ms", "p50 meanwhile", "ms"}, {"before_p50_ms", "p50 before", "ms"},
+		{"p99_ms", "p99 meanwhile", "ms"}, {"before_p99_ms", "p99 before", "ms"}, {"after_p99_ms", "p99 after", "ms"},
+		{"rate", "rate meanwhile", "/s"}, {"before_rate", "rate before", "/s"}, failures,
+	}
+	snapshots = []shown{
+		{"pause_ms", "longest pause meanwhile", "ms"}, {"quiet_ms", "longest pause in as much time", "ms"}, {"took_s", "took", "s"},
+		{"memory_percent", "resident memory, of the state", "%"}, {"heap_percent", "heap, of the state", "%"},
+	}
+)
 
 var columns = map[string][]shown{
 	"fsync":                       latency,
@@ -25,13 +54,16 @@ var columns = map[string][]shown{
 	"seen on followers after ack": latency,
 	"idle":                        {{"cores", "CPU of all processes", "cores"}},
 	"busy":                        {{"elections", "elections", ""}, {"rate", "rate", "/s"}, latency[1]},
-	"transfer":                    {{"p50_ms", "pause p50", "ms"}, {"max_ms", "pause max", "ms"}, {"quiet_max_ms", "longest pause just before", "ms"}, {"failed_calls", "failed calls", ""}},
-	"kill":                        {{"p50_ms", "no write p50", "ms"}, {"p99_ms", "no write p99", "ms"}, {"max_ms", "no write max", "ms"}, {"failed_calls", "failed calls", ""}},
-	"memory":                      {{"kib_per_kib", "per stored KiB", "KiB"}, {"anonymous_per_kib", "of it anonymous", "KiB"}},
-	"restart of a follower":       {{"took_s", "until it reads", "s"}, {"cpu_s", "CPU", "s"}},
-	"restart of all":              {{"took_s", "until all read", "s"}, {"cpu_s", "CPU of all", "s"}},
-	"snapshot by the leader":      {{"quiet_ms", "longest pause before and after", "ms"}, {"pause_ms", "longest pause during", "ms"}, {"took_s", "took", "s"}, {"memory_percent", "memory, of the state", "%"}},
-	"snapshot by all":             {{"quiet_ms", "longest pause before and after", "ms"}, {"pause_ms", "longest pause during", "ms"}, {"took_s", "took", "s"}, {"memory_percent", "memory, of the state", "%"}},
+	measureTransfer:               pauses,
+	measureShutdown:               append(pauses, shown{"took_p50_ms", "until the process has ended, p50", "ms"}),
+	measureKill:                   {{"p50_ms", "no write p50", "ms"}, {"p99_ms", "no write p99", "ms"}, {"max_ms", "no write max", "ms"}, failures},
+	measureInstall:                append([]shown{{"took_s", "start until caught up", "s"}}, underLoad...),
+	measureMemory:                 {{"kib_per_kib", "per stored KiB", "KiB"}, {"anonymous_per_kib", "of it anonymous", "KiB"}},
+	measureSnapshot:               snapshots,
+	measureSnapshots:              snapshots,
+	measureRestart:                {{"took_s", "until it reads", "s"}, {"cpu_s", "CPU", "s"}},
+	measureRestarts:               {{"took_s", "until all read", "s"}, {"cpu_s", "CPU of all", "s"}},
+	measureComparison:             append([]shown{{"took_s", "took", "s"}}, underLoad...),
 }
 
 // measureSetup is the name of the record that tells what was compared.
@@ -57,7 +89,7 @@ func rows(r figures.Record) []figures.Row {
 		if !ok {
 			continue
 		}
-		row := figures.Row{Measure: r.Measure + ", " + c.label, Params: params(r.Params), Key: targetKey(r, c.value), Figure: v, Unit: c.unit}
+		row := figures.Row{Measure: c.label, Params: r.Measure + brackets(r.Params), Key: targetKey(r, c.value), Figure: v, Unit: c.unit}
 		if r.Reference != nil {
 			if other, ok := r.Reference.Values[c.value]; ok {
 				row.Reference = &figures.Reference{Name: r.Reference.Name, Figure: other}
@@ -97,6 +129,9 @@ func brackets(p map[string]any) string {
 	return " (" + params(p) + ")"
 }
 
+// histograms have the measures with single samples, and the width of a bar in milliseconds.
+var histograms = map[string]float64{measureKill: 50, measureTransfer: 10, measureShutdown: 10}
+
 // print writes the table, and a histogram of what has few samples.
 func print(out io.Writer, records []figures.Record, reference string) error {
 	var all []figures.Row
@@ -112,13 +147,11 @@ func print(out io.Writer, records []figures.Record, reference string) error {
 	if err := figures.Compare(out, all, reference); err != nil {
 		return err
 	}
+	fmt.Fprintf(out, "\n%s\n", verdict(all))
 	for _, r := range records {
-		if r.Measure != "kill" && r.Measure != "transfer" {
+		width, ok := histograms[r.Measure]
+		if !ok {
 			continue
-		}
-		width := 50.0
-		if r.Measure == "transfer" {
-			width = 10
 		}
 		named := []figures.Named{{Name: params(map[string]any{"log": r.Params["log"], "clients are": r.Params["clients are"]}), Samples: r.Samples}}
 		if r.Reference != nil {
@@ -130,6 +163,22 @@ func print(out io.Writer, records []figures.Record, reference string) error {
 		}
 	}
 	return nil
+}
+
+// verdict sums the verdicts up and names what is beyond its bound.
+func verdict(all []figures.Row) string {
+	met, bounds := 0, 0
+	var beyond strings.Builder
+	for _, r := range all {
+		switch r.Verdict() {
+		case "ok":
+			met, bounds = met+1, bounds+1
+		case "not yet":
+			bounds++
+			fmt.Fprintf(&beyond, "\n  not yet: %s, %s", r.Params, r.Measure)
+		}
+	}
+	return fmt.Sprintf("%d of %d bounds are met.%s", met, bounds, beyond.String())
 }
 
 func writeLines(path string, records []figures.Record) error {

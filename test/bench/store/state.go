@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
@@ -17,13 +18,12 @@ const (
 	mebi = 1 << 20
 	// memorySettle lets a fill's last work end before memory is read.
 	memorySettle = 2 * time.Second
-	memoryLook   = 20 * time.Millisecond
-	quietTime    = 3 * time.Second // a steady writer alone, to compare with
-	maxQuiet     = 10 * time.Second
+	memoryLook   = 50 * time.Millisecond
 )
 
-// state measures what a large state costs: memory, restart, snapshot. The
-// groups have it one after the other, since both at once would not fit everywhere.
+// state measures what a large state costs: memory, a follower that has to take
+// all of it in, snapshots, restarts, a comparison. The groups have it one after
+// the other, since both at once would not fit everywhere.
 func (b *bench) state(ctx context.Context, ours, reference arm) error {
 	mine, err := b.stateOf(ctx, ours)
 	if err != nil {
@@ -35,15 +35,22 @@ func (b *bench) state(ctx context.Context, ours, reference arm) error {
 			return fmt.Errorf("large state, %s: %w", reference, err)
 		}
 	}
-	for _, name := range []string{"memory", "restart of a follower", "restart of all", "snapshot by the leader", "snapshot by all"} {
+	for _, name := range []string{measureMemory, measureInstall, measureSnapshot, measureSnapshots, measureRestart, measureRestarts, measureComparison} {
 		got := mine[name]
 		params := map[string]any{"log": ours.name, "state MiB": b.stateMiB, "bytes": b.stateSize}
-		if name == "memory" {
+		switch name {
+		case measureMemory:
 			params["state MiB"], params["bytes"] = b.memoryMiB, b.size
+		case measureInstall:
+			params = installParams(ours, b.stateMiB, b.stateMiB-b.memoryMiB)
+		case measureSnapshot, measureSnapshots:
+			params["times"] = b.snapshotCount
+		case measureComparison:
+			params["clients"], params["clients are"] = loadedClients, ours.at
 		}
-		r := got.record(figures.Record{Measure: name, Params: params}, got.rounds[0])
+		r := got.record(figures.Record{Measure: name, Params: params}, medians(got.rounds))
 		if other, ok := theirs[name]; ok {
-			r.Reference = other.reference(b.etcdName, other.rounds[0])
+			r.Reference = other.reference(b.etcdName, medians(other.rounds))
 		}
 		b.records = append(b.records, r)
 	}
@@ -53,43 +60,50 @@ func (b *bench) state(ctx context.Context, ours, reference arm) error {
 // stateOf measures one group. What it has no counterpart of is left out.
 func (b *bench) stateOf(ctx context.Context, a arm) (map[string]outcome, error) {
 	out := make(map[string]outcome)
-	once := func(name string, do func() (map[string]float64, error)) error {
-		var o outcome
-		err := o.round(ctx, a, func(context.Context, arm) (map[string]float64, error) { return do() })
+	var failed error
+	once := func(name string, do func() (map[string]float64, error)) {
+		if failed != nil {
+			return
+		}
+		o := out[name]
+		if err := o.round(ctx, a, func(context.Context, arm) (map[string]float64, error) { return do() }); err != nil {
+			failed = fmt.Errorf("%s: %w", name, err)
+		}
 		out[name] = o
-		return err
 	}
-	if err := once("memory", func() (map[string]float64, error) { return b.memory(ctx, a) }); err != nil {
-		return nil, err
-	}
-	rest := (b.stateMiB - b.memoryMiB) * mebi / b.stateSize
-	b.progress.say("filling up to %d MiB in values of %d bytes: %s", b.stateMiB, b.stateSize, a)
-	if err := b.fill(ctx, a.group, "/state/", rest, b.stateSize); err != nil {
-		return nil, err
-	}
+	once(measureMemory, func() (map[string]float64, error) { return b.memory(ctx, a) })
+	once(measureInstall, func() (map[string]float64, error) {
+		return b.install(ctx, a, func(rest []*member) error {
+			keys := (b.stateMiB - b.memoryMiB) * mebi / b.stateSize
+			b.progress.say("a follower is away, filling up to %d MiB in values of %d bytes: %s", b.stateMiB, b.stateSize, a)
+			return b.fillThrough(ctx, a.group, rest, "/state/", keys, b.stateSize)
+		})
+	})
 	do := drive.DoSnapshot
 	if a.isReference() { // its state is on disk at all times; what reads all of it is a backup
 		do = drive.DoBackup
 	}
-	if err := once("snapshot by the leader", func() (map[string]float64, error) { return b.pause(ctx, a, do, false) }); err != nil {
-		return nil, err
-	}
-	if !a.isReference() {
-		if err := once("snapshot by all", func() (map[string]float64, error) { return b.pause(ctx, a, do, true) }); err != nil {
-			return nil, err
+	for range b.snapshotCount {
+		once(measureSnapshot, func() (map[string]float64, error) { return b.pause(ctx, a, do, false) })
+		if !a.isReference() {
+			once(measureSnapshots, func() (map[string]float64, error) { return b.pause(ctx, a, do, true) })
 		}
 	}
-	leader, err := a.awaitLeader(ctx, a.members)
-	if err != nil {
-		return nil, err
-	}
-	for name, which := range map[string][]*member{"restart of a follower": a.others(leader)[:1], "restart of all": a.members} {
-		b.progress.say("%s: %s", name, a)
-		if err := once(name, func() (map[string]float64, error) { return a.restart(ctx, which) }); err != nil {
+	once(measureRestart, func() (map[string]float64, error) {
+		leader, err := a.awaitLeader(ctx, a.members)
+		if err != nil {
 			return nil, err
 		}
+		return b.restart(ctx, a, a.others(leader)[:1])
+	})
+	for _, m := range a.members {
+		m.setup.CompareEvery = b.compareEvery // heeded from the next start on
 	}
-	return out, nil
+	once(measureRestarts, func() (map[string]float64, error) { return b.restart(ctx, a, a.members) })
+	if !a.isReference() { // it compares only on request, and members that do not serve
+		once(measureComparison, func() (map[string]float64, error) { return b.comparison(ctx, a) })
+	}
+	return out, failed
 }
 
 // memory tells how much a member grows for what is stored in it.
@@ -139,7 +153,9 @@ func (a arm) resident() (map[string]procfs.Memory, error) {
 
 // pause tells for how long commits of one steady writer stop while all of the
 // state is read or written, by the leader or by every member at once, and how
-// much more memory than before that takes, at its peak.
+// much more memory that takes than as many commits without it. Both begin with a
+// collection of garbage: else what grows is that of the commits, and when it is
+// collected, with a large state, is a matter of chance.
 func (b *bench) pause(ctx context.Context, a arm, do string, everywhere bool) (map[string]float64, error) {
 	leader, err := a.awaitLeader(ctx, a.members)
 	if err != nil {
@@ -154,33 +170,119 @@ func (b *bench) pause(ctx context.Context, a arm, do string, everywhere bool) (m
 	if err != nil {
 		return nil, err
 	}
-	start := time.Now()
-	quiet, err := a.peaksDuring(ctx, func() error { return wait.Delay(ctx, min(quietTime, 10*b.duration)) })
+	during, err := a.watched(ctx, func() error { return a.everywhere(ctx, do, on) })
 	if err != nil {
 		return nil, err
 	}
-	from := time.Now()
-	busy, failed := a.peaksDuring(ctx, func() error { return a.everywhere(ctx, do, on) })
-	to := time.Now()
-	// The longer one waits the longer the longest pause: quiet must be as long.
-	if err := wait.Delay(ctx, min(to.Sub(from), maxQuiet)); err != nil {
+	took := time.Duration(during.to-during.from) * time.Microsecond
+	without, err := a.watched(ctx, func() error { return quiet(ctx, leader, during.commits, 2*took) })
+	if err != nil {
 		return nil, err
 	}
-	end := time.Now()
 	got, err := writer.end(ctx)
-	if err := errors.Join(failed, err); err != nil {
+	if err != nil {
 		return nil, err
 	}
-	grown := 0.0
-	for name := range busy {
-		grown = max(grown, busy[name]-quiet[name])
+	out := map[string]float64{
+		"quiet_ms": longestGap(got.Acks, without.from, without.to),
+		"pause_ms": longestGap(got.Acks, during.from, during.to),
+		"took_s":   took.Seconds(), "failed_calls": float64(got.Failed),
+		"commits": float64(during.commits), "quiet_commits": float64(without.commits),
 	}
-	return map[string]float64{
-		"quiet_ms": max(longestGap(got.Acks, start.UnixMicro(), from.UnixMicro()), longestGap(got.Acks, to.UnixMicro(), end.UnixMicro())),
-		"pause_ms": longestGap(got.Acks, from.UnixMicro(), to.UnixMicro()),
-		"took_s":   to.Sub(from).Seconds(), "failed_calls": float64(got.Failed),
-		"memory_percent": 100 * grown / float64(b.stateMiB*mebi),
-	}, nil
+	for name, of := range map[string]func(use) float64{
+		"memory_percent": use.resident, "heap_percent": use.objects, "allocated_percent": use.allocations,
+	} {
+		grown, all := math.Inf(-1), 0.0
+		for member := range during.uses {
+			grown = max(grown, of(during.uses[member])-of(without.uses[member]))
+			all = max(all, of(during.uses[member]))
+		}
+		out[name], out["all_"+name] = 100*max(0, grown)/float64(b.stateMiB*mebi), 100*all/float64(b.stateMiB*mebi)
+	}
+	return out, nil
+}
+
+// quiet waits for a number of entries of a steady writer, or as long as a limit.
+func quiet(ctx context.Context, leader *member, commits uint64, limit time.Duration) error {
+	first, err := leader.do(ctx, drive.Order{Do: drive.DoApplied})
+	for until := time.Now().Add(limit); err == nil && time.Now().Before(until); {
+		if err = wait.Delay(ctx, lookEvery); err != nil {
+			return err
+		}
+		var now drive.Reply
+		if now, err = leader.do(ctx, drive.Order{Do: drive.DoApplied}); now.Applied >= first.Applied+commits {
+			break
+		}
+	}
+	return err
+}
+
+// watch is a window, with the entries applied and the memory that each member used within it.
+type watch struct {
+	window
+	commits uint64
+	uses    map[string]use
+}
+
+// use is by how much a member's memory grew, at most.
+type use struct{ anonymous, heap, allocated float64 }
+
+func (u use) resident() float64    { return u.anonymous }
+func (u use) objects() float64     { return u.heap }
+func (u use) allocations() float64 { return u.allocated }
+
+// watched does something and watches the memory of all members meanwhile.
+func (a arm) watched(ctx context.Context, do func() error) (out watch, err error) {
+	if err := a.everywhere(ctx, drive.DoCollect, a.members); err != nil {
+		return out, err
+	}
+	first, err := a.uses(ctx)
+	if err != nil {
+		return out, err
+	}
+	out.uses = make(map[string]use)
+	look := func() error {
+		now, err := a.uses(ctx)
+		for name, u := range now {
+			most, was := out.uses[name], first[name]
+			out.uses[name] = use{max(most.anonymous, u.anonymous-was.anonymous), max(most.heap, u.heap-was.heap), u.allocated - was.allocated}
+		}
+		return err
+	}
+	var looks sync.WaitGroup
+	looking, done := context.WithCancel(ctx)
+	looks.Go(func() {
+		// When a member is gone, what is measured says so itself.
+		for wait.Delay(looking, memoryLook) == nil && look() == nil {
+		}
+	})
+	before, err := a.members[0].do(ctx, drive.Order{Do: drive.DoApplied})
+	from := time.Now()
+	err = errors.Join(err, do())
+	out.window = between(from, time.Now())
+	after, late := a.members[0].do(ctx, drive.Order{Do: drive.DoApplied})
+	out.commits = after.Applied - before.Applied
+	done()
+	looks.Wait()
+	return out, errors.Join(err, late, look())
+}
+
+// uses is what each member uses now.
+func (a arm) uses(ctx context.Context) (map[string]use, error) {
+	resident, err := a.resident()
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[string]use)
+	for _, m := range a.members {
+		r, err := m.do(ctx, drive.Order{Do: drive.DoMeters})
+		if err != nil {
+			return nil, err
+		}
+		name := m.setup.Name
+		out[name] = use{resident[name].Anonymous, r.Meters[drive.MeterHeap], r.Meters[drive.MeterAllocated]}
+	}
+	return out, nil
 }
 
 // everywhere gives an order to members: a snapshot to themselves, a backup to
@@ -202,35 +304,10 @@ func (a arm) everywhere(ctx context.Context, do string, on []*member) error {
 	return err
 }
 
-// peaksDuring is the most memory of its own that each member held while something was done.
-func (a arm) peaksDuring(ctx context.Context, do func() error) (map[string]float64, error) {
-	peaks := make(map[string]float64)
-	look := func() error {
-		now, err := a.resident()
-		for name, m := range now {
-			peaks[name] = max(peaks[name], m.Anonymous)
-		}
-		return err
-	}
-	if err := look(); err != nil {
-		return nil, err
-	}
-	var looks sync.WaitGroup
-	ctx, done := context.WithCancel(ctx)
-	looks.Go(func() {
-		// When a member is gone, what is measured says so itself.
-		for wait.Delay(ctx, memoryLook) == nil && look() == nil {
-		}
-	})
-	err := do()
-	done()
-	looks.Wait()
-	return peaks, err
-}
-
 // restart ends members with kill -9 at once, starts them again and tells how
 // long it takes until each answers linearizable reads.
-func (a arm) restart(ctx context.Context, which []*member) (map[string]float64, error) {
+func (b *bench) restart(ctx context.Context, a arm, which []*member) (map[string]float64, error) {
+	b.progress.say("restart of %v: %s", names(which), a)
 	for _, m := range which {
 		m.kill()
 	}

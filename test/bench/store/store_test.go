@@ -36,11 +36,12 @@ func TestEveryMeasure(t *testing.T) {
 	o, err := parse([]string{
 		"-rounds", "1", "-duration", "20ms", "-clients", "1,4", "-logs", "bolt", "-list-keys", "40", "-list-times", "2",
 		"-watchers", "6", "-watch-for", "100ms", "-commits", "3", "-idle-for", "10ms", "-busy-for", "50ms",
-		"-transfers", "1", "-kills", "1", "-memory", "1", "-state", "2", "-dir", t.TempDir(), "-json", t.TempDir() + "/lines",
+		"-transfers", "1", "-shutdowns", "1", "-kills", "1", "-install", "1", "-memory", "1", "-state", "2", "-compare-every", "500ms", "-dir", t.TempDir(), "-json", t.TempDir() + "/lines",
 	}, io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
+	o.snapshotBytes = 64 << 10
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -73,7 +74,7 @@ func TestEveryMeasure(t *testing.T) {
 		if measured[measure] == 0 {
 			t.Errorf("nothing was measured of %q: %v", measure, measured)
 		}
-		if !strings.Contains(table.String(), measure+", ") {
+		if !strings.Contains(table.String(), "\n"+measure+" (") {
 			t.Errorf("the table has no row of %q", measure)
 		}
 	}
@@ -222,11 +223,23 @@ func TestRowsOfPuts(t *testing.T) {
 	} {
 		got := make(map[string]string)
 		for _, row := range rows(c.record) {
-			got[strings.TrimPrefix(row.Measure, "put, ")] = row.Verdict()
+			got[row.Measure] = row.Verdict()
 		}
 		if !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%v: %v, want %v", c.record.Params, got, c.want)
 		}
+	}
+}
+
+func TestVerdict(t *testing.T) {
+	got := verdict([]figures.Row{
+		{Measure: "pause max", Params: "transfer (times=1)", Key: "store transfer max_ms", Figure: 50},
+		{Measure: "p50", Params: "kill (kills=1)", Key: "store kill p50_ms", Figure: 701},
+		{Measure: "rate", Params: "put (clients=64)", Key: "store put 64 rate", Figure: 1}, // without the reference there is no telling
+		{Measure: "p50", Params: "fsync (bytes=1)", Figure: 1},
+	})
+	if want := "1 of 2 bounds are met.\n  not yet: kill (kills=1), p50"; got != want {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }
 

@@ -36,6 +36,9 @@ type Setup struct {
 	Bootstrap bool
 	LogStore  string
 	Authority []byte
+	// CompareEvery is how often the leader compares the members' states; 0 = its default.
+	CompareEvery  time.Duration
+	SnapshotBytes int64 // of the log, after which it takes a snapshot; 0 = its default
 
 	// Of a member of etcd.
 	Cluster  map[string]string // peer address by name, of all members
@@ -54,6 +57,9 @@ type Address struct{ Member, Address string }
 // The orders. Members know the first ones, what has targets knows the others.
 const (
 	DoStatus   = "status"   // who leads, which term, ready?
+	DoApplied  = "applied"  // how far has the member come?
+	DoMeters   = "meters"   // what the member counts, and its memory
+	DoCollect  = "collect"  // collect garbage and give the memory back
 	DoAdd      = "add"      // make Member at Address one of the group
 	DoTransfer = "transfer" // the leader gives its leadership to another
 	DoSnapshot = "snapshot" // write a snapshot of the state
@@ -98,6 +104,9 @@ type Reply struct {
 	Leader string `json:",omitempty"`
 	Term   uint64 `json:",omitempty"`
 	Ready  bool   `json:",omitempty"`
+
+	Applied uint64             `json:",omitempty"` // index of the last entry applied
+	Meters  map[string]float64 `json:",omitempty"` // of meters, by name
 
 	Micros []uint32 `json:",omitempty"` // latency of each call that succeeded
 	Acks   []int64  `json:",omitempty"` // when, in unix microseconds; of pace by sequence
