@@ -40,7 +40,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		timer = api.StartStages("apiserver/"+s.cfg.Name, began)
 		timer.Mark("received", r.Method+" "+r.URL.Path, began)
 	}
-	u, err := s.identify(r)
+	u, sender, err := s.identify(r)
 	if err != nil {
 		s.resources.Error(out, r, err)
 		return
@@ -50,19 +50,20 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		req = s.resources.Serve(out, r, t, u, timer)
 		return
 	}
-	s.documents(out, r, u)
+	s.documents(out, r.WithContext(api.WithCaller(r.Context(), api.Caller{User: u, Sender: sender})), u)
 }
 
 // identify is stage 1: the sender's proof, then whom the sender wants to act as.
-func (s *Server) identify(r *http.Request) (api.User, error) {
-	u, err := s.authn.Authenticate(r)
+func (s *Server) identify(r *http.Request) (u, sender api.User, err error) {
+	sender, err = s.authn.Authenticate(r)
 	switch {
 	case err == authn.ErrNobody:
-		u = authn.Anonymous()
+		sender = authn.Anonymous()
 	case err != nil:
-		return u, unauthorized("Unauthorized: " + err.Error())
+		return sender, sender, unauthorized("Unauthorized: " + err.Error())
 	}
-	return s.impersonate(r, u)
+	u, err = s.impersonate(r, sender)
+	return u, sender, err
 }
 
 // documents answers everything that is not a resource.
@@ -70,6 +71,7 @@ func (s *Server) documents(w http.ResponseWriter, r *http.Request, u api.User) {
 	path := r.URL.Path
 	err := s.chain.decide(r.Context(), &authz.Attributes{User: u, Verb: strings.ToLower(r.Method), Path: path}, nil)
 	if err != nil {
+		s.logRefusal(r, u, err)
 		s.resources.Error(w, r, err)
 		return
 	}
@@ -100,6 +102,19 @@ func (s *Server) documents(w http.ResponseWriter, r *http.Request, u api.User) {
 	default:
 		s.resources.Error(w, r, status(http.StatusNotFound, "NotFound", "the server could not find the requested resource"))
 	}
+}
+
+// logRefusal logs who was not allowed a verb of this replica. Those without a name
+// are not logged: anybody could fill the log then.
+func (s *Server) logRefusal(r *http.Request, u api.User, err error) {
+	if _, pattern := s.paths.Handler(r); pattern == "" || r.Method == http.MethodGet || r.Method == http.MethodHead || u.Name == api.UserAnonymous {
+		return
+	}
+	attrs := []any{"user", u.Name, "verb", r.Method, "object", r.URL.Path}
+	if sender := api.CallerOf(r.Context()).Sender; sender.Name != u.Name {
+		attrs = append(attrs, "sender", sender.Name)
+	}
+	s.cfg.Log.Warn("cluster verb", append(attrs, "outcome", "refused", "reason", err.Error())...)
 }
 
 func (s *Server) document(w http.ResponseWriter, r *http.Request, media string, data []byte, err error) {

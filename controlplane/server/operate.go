@@ -23,12 +23,12 @@ func (r *Replica) paths() map[string]http.Handler {
 	out := map[string]http.Handler{}
 	for path, serve := range map[string]http.HandlerFunc{
 		api.PathClusterStatus:        r.serveStatus,
-		api.PathClusterTokens:        r.serveTokens,
-		api.PathClusterMembers:       r.serveMembers,
-		api.PathClusterMembers + "/": r.serveMember,
-		api.PathClusterStepDown:      r.serveStepDown,
-		api.PathClusterCompact:       r.serveCompact,
-		api.PathClusterBackup:        r.serveBackup,
+		api.PathClusterTokens:        r.recorded("token create", r.serveTokens),
+		api.PathClusterMembers:       r.recorded("member add", r.serveMembers),
+		api.PathClusterMembers + "/": r.recorded("member remove", r.serveMember),
+		api.PathClusterStepDown:      r.recorded("step-down", r.serveStepDown),
+		api.PathClusterCompact:       r.recorded("compact", r.serveCompact),
+		api.PathClusterBackup:        r.recorded("backup", r.serveBackup),
 		api.PathClusterVerify:        r.serveVerify,
 	} {
 		out[path] = serve
@@ -40,14 +40,16 @@ func (r *Replica) paths() map[string]http.Handler {
 const changeTimeout = 30 * time.Second
 
 // serveStepDown answers POST /cluster/step-down.
-func (r *Replica) serveStepDown(w http.ResponseWriter, req *http.Request) {
+func (r *Replica) serveStepDown(w http.ResponseWriter, req *http.Request, d *deed) {
 	var q api.ClusterStepDown
 	if !posted(w, req, &q) {
 		return
 	}
+	d.object = q.To
 	ctx, cancel := context.WithTimeout(req.Context(), changeTimeout)
 	defer cancel()
 	from := r.store.Status().Leader
+	d.more = []any{"leader", from}
 	if q.To != "" && q.To == from {
 		refuse(w, http.StatusBadRequest, fmt.Errorf("replica %q leads already", q.To))
 		return
@@ -57,12 +59,12 @@ func (r *Replica) serveStepDown(w http.ResponseWriter, req *http.Request) {
 		refuseStore(w, err)
 		return
 	}
-	r.log.Info("leadership handed over on request", "from", from, "to", to)
+	d.object = to
 	answer(w, api.ClusterStepDownResult{From: from, To: to})
 }
 
 // serveCompact answers POST /cluster/compact.
-func (r *Replica) serveCompact(w http.ResponseWriter, req *http.Request) {
+func (r *Replica) serveCompact(w http.ResponseWriter, req *http.Request, d *deed) {
 	raw, err := io.ReadAll(io.LimitReader(req.Body, 4096))
 	if err != nil {
 		refuse(w, http.StatusBadRequest, err)
@@ -81,18 +83,20 @@ func (r *Replica) serveCompact(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	upTo := raftstore.Revision(q.Revision)
+	d.object = fmt.Sprintf("revision %d", upTo)
 	switch {
 	case upTo > now:
 		refuse(w, http.StatusBadRequest, fmt.Errorf("--revision %d is in the future: the store is at %d", upTo, now))
 		return
 	case upTo == 0:
 		upTo = now
+		d.object = fmt.Sprintf("revision %d", upTo)
 	}
 	if upTo > r.store.Status().Compacted {
 		err = r.store.Compact(ctx, upTo)
 	}
 	if errors.Is(err, raftstore.ErrNotLeader) && req.Header.Get(headerForwarded) == "" {
-		r.forward(ctx, w, api.PathClusterCompact, raw)
+		r.forward(ctx, w, req, raw)
 		return
 	}
 	if err == nil {
@@ -109,15 +113,18 @@ func (r *Replica) serveCompact(w http.ResponseWriter, req *http.Request) {
 // headerForwarded marks a request that one replica has handed to another. It goes no further.
 const headerForwarded = "Keelson-Forwarded-By"
 
+// headerRecorded marks a request that is another's, whom the replica that hands it on logs.
+const headerRecorded = "Keelson-Recorded-By"
+
 // forward lets the leader answer. The caller has been authorized here; this
 // replica vouches for it with its own certificate.
-func (r *Replica) forward(ctx context.Context, w http.ResponseWriter, path string, body []byte) {
+func (r *Replica) forward(ctx context.Context, w http.ResponseWriter, req *http.Request, body []byte) {
 	s := r.store.Status()
 	for _, m := range s.Members {
 		if m.ID != s.Leader || m.ID == r.cfg.Name {
 			continue
 		}
-		resp, err := r.call(ctx, http.MethodPost, m.Address, path, body)
+		resp, err := r.call(ctx, req.Method, m.Address, req.URL.Path, body, headerRecorded, r.cfg.Name)
 		if err != nil {
 			refuse(w, http.StatusServiceUnavailable, fmt.Errorf("asking the leader %s: %w", m.ID, err))
 			return
@@ -131,8 +138,9 @@ func (r *Replica) forward(ctx context.Context, w http.ResponseWriter, path strin
 	refuseStore(w, raftstore.ErrUnavailable)
 }
 
-// call asks the replica whose peer address is given, over its API.
-func (r *Replica) call(ctx context.Context, method, peer, path string, body []byte) (*http.Response, error) {
+// call asks the replica whose peer address is given, over its API. Headers are names
+// and values in turn.
+func (r *Replica) call(ctx context.Context, method, peer, path string, body []byte, headers ...string) (*http.Response, error) {
 	host, _, err := splitHost(peer)
 	if err != nil {
 		return nil, err
@@ -143,6 +151,9 @@ func (r *Replica) call(ctx context.Context, method, peer, path string, body []by
 	}
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set(headerForwarded, r.cfg.Name)
+	for i := 0; i+1 < len(headers); i += 2 {
+		req.Header.Set(headers[i], headers[i+1])
+	}
 	return r.peers.patient.Do(req)
 }
 
@@ -160,7 +171,7 @@ func (r *Replica) serveVerify(w http.ResponseWriter, req *http.Request) {
 }
 
 // serveBackup answers POST /cluster/backup with the state of the store.
-func (r *Replica) serveBackup(w http.ResponseWriter, req *http.Request) {
+func (r *Replica) serveBackup(w http.ResponseWriter, req *http.Request, d *deed) {
 	if !only(w, req, http.MethodPost) {
 		return
 	}
@@ -168,9 +179,10 @@ func (r *Replica) serveBackup(w http.ResponseWriter, req *http.Request) {
 	h.Set("Content-Type", "application/octet-stream")
 	h.Set("Trailer", api.HeaderBackupSum)
 	out, sum := &counted{w: w}, sha256.New()
-	began := time.Now()
-	if err := r.store.Backup(req.Context(), io.MultiWriter(out, sum)); err != nil {
-		r.log.Warn("backup failed", "bytes", out.n, "err", err)
+	err := r.store.Backup(req.Context(), io.MultiWriter(out, sum))
+	d.more = []any{"bytes", out.n}
+	if err != nil {
+		d.failure = err.Error()
 		if out.n == 0 {
 			h.Del("Trailer")
 			refuseStore(w, err)
@@ -179,7 +191,6 @@ func (r *Replica) serveBackup(w http.ResponseWriter, req *http.Request) {
 		panic(http.ErrAbortHandler) // half a backup must not look like a whole one
 	}
 	h.Set(api.HeaderBackupSum, hex.EncodeToString(sum.Sum(nil)))
-	r.log.Info("backup sent", "bytes", out.n, "took", time.Since(began).Round(time.Millisecond))
 }
 
 func describeBackup(i disk.BackupInfo) api.ClusterBackup {
@@ -202,7 +213,7 @@ func (c *counted) Write(p []byte) (int, error) {
 }
 
 // serveMembers answers GET /cluster/members, and POST from a replica that wants to be one.
-func (r *Replica) serveMembers(w http.ResponseWriter, req *http.Request) {
+func (r *Replica) serveMembers(w http.ResponseWriter, req *http.Request, d *deed) {
 	if !only(w, req, http.MethodGet, http.MethodPost) {
 		return
 	}
@@ -214,6 +225,7 @@ func (r *Replica) serveMembers(w http.ResponseWriter, req *http.Request) {
 	if !posted(w, req, &q) {
 		return
 	}
+	d.object, d.more = q.Name, []any{"address", q.Address}
 	if q.Name == "" || q.Address == "" {
 		refuse(w, http.StatusBadRequest, errors.New("a member has a name and an address: 'keelson-controlplane join' on its machine makes it one"))
 		return
@@ -230,18 +242,18 @@ func (r *Replica) serveMembers(w http.ResponseWriter, req *http.Request) {
 // serveMember answers DELETE /cluster/members/NAME. The leader refuses what
 // would cost the group its majority: then nothing could be written any more,
 // not even the removal itself.
-func (r *Replica) serveMember(w http.ResponseWriter, req *http.Request) {
+func (r *Replica) serveMember(w http.ResponseWriter, req *http.Request, d *deed) {
+	name := strings.TrimPrefix(req.URL.Path, api.PathClusterMembers+"/")
+	d.object = name
 	if !only(w, req, http.MethodDelete) {
 		return
 	}
-	name := strings.TrimPrefix(req.URL.Path, api.PathClusterMembers+"/")
 	ctx, cancel := context.WithTimeout(req.Context(), changeTimeout)
 	defer cancel()
 	if err := r.store.RemoveMember(ctx, name); err != nil {
 		refuseStore(w, err)
 		return
 	}
-	r.log.Info("member removed on request", "replica", name)
 	answer(w, map[string]string{"removed": name})
 }
 

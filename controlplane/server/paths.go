@@ -38,21 +38,23 @@ func (l lateStreams) PortForward(ctx context.Context, node string, pod types.UID
 }
 
 // serveTokens answers POST /cluster/tokens {"role", "ttl"}; authorization has happened.
-func (r *Replica) serveTokens(w http.ResponseWriter, req *http.Request) {
+func (r *Replica) serveTokens(w http.ResponseWriter, req *http.Request, d *deed) {
 	var q struct{ Role, TTL string }
 	if !posted(w, req, &q) {
 		return
 	}
+	d.object, d.more = q.Role, []any{"ttl", q.TTL}
 	role, life, err := tokenRequest(q.Role, q.TTL)
 	if err != nil {
 		refuse(w, http.StatusBadRequest, err)
 		return
 	}
-	t, err := r.newToken(req.Context(), role, life)
+	t, err := r.newToken(req.Context(), role, life, api.CallerOf(req.Context()).User.Name)
 	if err != nil {
 		refuse(w, http.StatusInternalServerError, err)
 		return
 	}
+	d.more = append(d.more, "token", t.ID) // by which one finds who has joined with it
 	answer(w, map[string]string{"token": t.String()})
 }
 

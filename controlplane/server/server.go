@@ -136,7 +136,7 @@ func wire(cfg Config, cluster Cluster, trust *pki.Trust) (r *Replica, err error)
 	}
 	all := kinds.All()
 	r.registry = registry.New(r.store, all)
-	probe := own(pki.Client("keelson:replica:"+cfg.Name, api.GroupMasters))
+	probe := own(pki.Client(replicaUser+cfg.Name, api.GroupMasters))
 	r.peers = newReplicas(cfg.Name, cluster, func() []raftMember { return r.store.Status().Members },
 		pki.ClientTLS(trust.Pool(), probe, "", now), cfg.Log.With("part", "replicas"))
 	if err := r.wireAPI(listeners.api, serving, all); err != nil {
@@ -224,6 +224,9 @@ func (r *Replica) wireAPI(ln net.Listener, serving *pki.Rotator, all *api.Kinds)
 	})
 	return nil
 }
+
+// replicaUser, with a replica's name behind it, is as whom that one asks the others.
+const replicaUser = "keelson:replica:"
 
 // kubernetesVersion is the Kubernetes API that is served, for clients that look.
 const kubernetesVersion = "v1.37.0"
