@@ -19,6 +19,7 @@ const usage = `bench-store measures the replicated store beside etcd, in the sam
   make bench-store ARGS="-only install,shutdown"   a follower brought up to date under load, orderly ends of the leader
   make bench-store ARGS="-only puts -clients 256 -logs wal -at grpc -rounds 9"
   make bench-store ARGS="-only state -state 2048"  install, snapshots, restart, comparison with 2 GiB
+  make bench-store ARGS="-only state -of snapshots -snapshots 5"   snapshots of 1 GiB, five times each
   make bench-store ARGS="-only puts -profiles /tmp/p"   go tool pprof -top /tmp/p/FILE
   make bench-store ARGS="-short"                   what make bench shows of it
 
@@ -43,8 +44,19 @@ const (
 
 var parts = []string{partPuts, partGets, partLists, partWatch, partVisible, partIdle, partBusy, partTransfers, partShutdown, partKills, partInstall, partState}
 
+// The measures of the part state that can be left out. Its memory is always measured.
+const (
+	ofInstall    = "install"
+	ofSnapshots  = "snapshots"
+	ofRestarts   = "restarts"
+	ofComparison = "comparison"
+)
+
+var ofStates = []string{ofInstall, ofSnapshots, ofRestarts, ofComparison}
+
 type options struct {
 	only          []string
+	ofState       []string
 	clients       []int
 	logs          []string
 	at            []string
@@ -89,6 +101,7 @@ func parse(args []string, to io.Writer) (options, error) {
 		o     options
 		fs    = flag.NewFlagSet("bench-store", flag.ContinueOnError)
 		only  = fs.String("only", strings.Join(parts, ","), "the parts to run")
+		of    = fs.String("of", strings.Join(ofStates, ","), "the measures of the part state")
 		many  = fs.String("clients", "1,64,256", "numbers of concurrent clients of puts")
 		logs  = fs.String("logs", "bolt,wal", "log stores of puts; the other parts take the first")
 		at    = fs.String("at", "process,grpc", "where our clients are: in the replicas' processes, in another over gRPC")
@@ -132,7 +145,7 @@ func parse(args []string, to io.Writer) (options, error) {
 	if fs.NArg() > 0 {
 		return o, fmt.Errorf("%q is no flag: see -help", fs.Arg(0))
 	}
-	o.only, o.logs = strings.Split(*only, ","), strings.Split(*logs, ",")
+	o.only, o.ofState, o.logs = strings.Split(*only, ","), strings.Split(*of, ","), strings.Split(*logs, ",")
 	if *short {
 		o.shorten()
 		*at = "process"
@@ -165,6 +178,11 @@ func (o options) check() error {
 	for _, p := range o.only {
 		if !slices.Contains(parts, p) {
 			return fmt.Errorf("-only %s: the parts are %s", p, strings.Join(parts, ", "))
+		}
+	}
+	for _, p := range o.ofState {
+		if !slices.Contains(ofStates, p) {
+			return fmt.Errorf("-of %s: the measures of a large state are %s", p, strings.Join(ofStates, ", "))
 		}
 	}
 	for _, l := range o.logs {

@@ -4,7 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -25,105 +26,160 @@ const (
 // all of it in, snapshots, restarts, a comparison. The groups have it one after
 // the other, since both at once would not fit everywhere.
 func (b *bench) state(ctx context.Context, ours, reference arm) error {
-	mine, err := b.stateOf(ctx, ours)
-	if err != nil {
+	mine := large{bench: b, arm: ours, out: make(map[string]outcome)}
+	if err := mine.all(ctx); err != nil {
 		return fmt.Errorf("large state, %s: %w", ours, err)
 	}
-	var theirs map[string]outcome
+	theirs := large{bench: b, arm: reference, out: make(map[string]outcome)}
 	if reference.group != nil {
-		if theirs, err = b.stateOf(ctx, reference); err != nil {
+		if err := theirs.all(ctx); err != nil {
 			return fmt.Errorf("large state, %s: %w", reference, err)
 		}
 	}
 	for _, name := range []string{measureMemory, measureInstall, measureSnapshot, measureSnapshots, measureRestart, measureRestarts, measureComparison} {
-		got := mine[name]
-		params := map[string]any{"log": ours.name, "state MiB": b.stateMiB, "bytes": b.stateSize}
-		switch name {
-		case measureMemory:
-			params["state MiB"], params["bytes"] = b.memoryMiB, b.size
-		case measureInstall:
-			params = installParams(ours, b.stateMiB, b.stateMiB-b.memoryMiB)
-		case measureSnapshot, measureSnapshots:
-			params["times"] = b.snapshotCount
-		case measureComparison:
-			params["clients"], params["clients are"] = loadedClients, ours.at
+		got, ok := mine.out[name]
+		if !ok {
+			continue
 		}
-		r := got.record(figures.Record{Measure: name, Params: params}, medians(got.rounds))
-		if other, ok := theirs[name]; ok {
+		r := got.record(figures.Record{Measure: name, Params: mine.params(name)}, medians(got.rounds))
+		if other, ok := theirs.out[name]; ok {
 			r.Reference = other.reference(b.etcdName, medians(other.rounds))
+		}
+		if len(got.rounds) > 1 {
+			for _, round := range got.rounds {
+				r.Samples = append(r.Samples, round["pause_ms"]) // the median hides the longest
+			}
 		}
 		b.records = append(b.records, r)
 	}
 	return nil
 }
 
-// stateOf measures one group. What it has no counterpart of is left out.
-func (b *bench) stateOf(ctx context.Context, a arm) (map[string]outcome, error) {
-	out := make(map[string]outcome)
-	var failed error
-	once := func(name string, do func() (map[string]float64, error)) {
-		if failed != nil {
-			return
+// large is one group with a large state.
+type large struct {
+	*bench
+	arm
+	out map[string]outcome // by measure; what a group has no counterpart of is left out
+}
+
+func (l large) params(measure string) map[string]any {
+	out := map[string]any{"log": l.name, "state MiB": l.stateMiB, "bytes": l.stateSize}
+	switch measure {
+	case measureMemory:
+		out["state MiB"], out["bytes"] = l.memoryMiB, l.size
+	case measureInstall:
+		out = installParams(l.arm, l.stateMiB, l.stateMiB-l.memoryMiB)
+	case measureSnapshot, measureSnapshots:
+		out["times"] = l.snapshotCount
+	case measureComparison:
+		out["clients"], out["clients are"] = loadedClients, l.at
+	}
+	return out
+}
+
+// wants says whether a measure is asked for.
+func (l large) wants(measure string) bool { return slices.Contains(l.ofState, measure) }
+
+// all measures what is asked for, in an order in which each finds what it needs.
+func (l large) all(ctx context.Context) error {
+	if err := l.once(ctx, measureMemory, l.memory); err != nil {
+		return err
+	}
+	if l.wants(ofInstall) {
+		if err := l.once(ctx, measureInstall, func(ctx context.Context) (map[string]float64, error) {
+			return l.install(ctx, l.arm, func(rest []*member) error { return l.fill(ctx, rest) })
+		}); err != nil {
+			return err
 		}
-		o := out[name]
-		if err := o.round(ctx, a, func(context.Context, arm) (map[string]float64, error) { return do() }); err != nil {
-			failed = fmt.Errorf("%s: %w", name, err)
-		}
-		out[name] = o
+	} else if err := l.fill(ctx, l.members); err != nil {
+		return err
 	}
-	once(measureMemory, func() (map[string]float64, error) { return b.memory(ctx, a) })
-	once(measureInstall, func() (map[string]float64, error) {
-		return b.install(ctx, a, func(rest []*member) error {
-			keys := (b.stateMiB - b.memoryMiB) * mebi / b.stateSize
-			b.progress.say("a follower is away, filling up to %d MiB in values of %d bytes: %s", b.stateMiB, b.stateSize, a)
-			return b.fillThrough(ctx, a.group, rest, "/state/", keys, b.stateSize)
-		})
-	})
-	do := drive.DoSnapshot
-	if a.isReference() { // its state is on disk at all times; what reads all of it is a backup
-		do = drive.DoBackup
-	}
-	for range b.snapshotCount {
-		once(measureSnapshot, func() (map[string]float64, error) { return b.pause(ctx, a, do, false) })
-		if !a.isReference() {
-			once(measureSnapshots, func() (map[string]float64, error) { return b.pause(ctx, a, do, true) })
+	if l.wants(ofSnapshots) {
+		if err := l.snapshots(ctx); err != nil {
+			return err
 		}
 	}
-	once(measureRestart, func() (map[string]float64, error) {
-		leader, err := a.awaitLeader(ctx, a.members)
-		if err != nil {
-			return nil, err
+	return l.restarts(ctx)
+}
+
+// once measures something once, or once more.
+func (l large) once(ctx context.Context, measure string, do func(ctx context.Context) (map[string]float64, error)) error {
+	o := l.out[measure]
+	if err := o.round(ctx, l.arm, func(ctx context.Context, _ arm) (map[string]float64, error) { return do(ctx) }); err != nil {
+		return fmt.Errorf("%s: %w", measure, err)
+	}
+	l.out[measure] = o
+	return nil
+}
+
+// fill makes the state as large as asked for.
+func (l large) fill(ctx context.Context, through []*member) error {
+	l.progress.say("filling up to %d MiB in values of %d bytes through %v: %s", l.stateMiB, l.stateSize, names(through), l.arm)
+	return l.fillThrough(ctx, l.group, through, "/state/", (l.stateMiB-l.memoryMiB)*mebi/l.stateSize, l.stateSize)
+}
+
+func (l large) snapshots(ctx context.Context) error {
+	for range l.snapshotCount {
+		for _, measure := range []string{measureSnapshot, measureSnapshots} {
+			all := measure == measureSnapshots
+			if all && l.isReference() {
+				continue // of its backups, one is enough
+			}
+			if err := l.once(ctx, measure, func(ctx context.Context) (map[string]float64, error) { return l.pause(ctx, all) }); err != nil {
+				return err
+			}
 		}
-		return b.restart(ctx, a, a.others(leader)[:1])
-	})
-	for _, m := range a.members {
-		m.setup.CompareEvery = b.compareEvery // heeded from the next start on
 	}
-	once(measureRestarts, func() (map[string]float64, error) { return b.restart(ctx, a, a.members) })
-	if !a.isReference() { // it compares only on request, and members that do not serve
-		once(measureComparison, func() (map[string]float64, error) { return b.comparison(ctx, a) })
+	return nil
+}
+
+// restarts restarts members, and compares their states, which they do often from then on.
+func (l large) restarts(ctx context.Context) error {
+	compares := l.wants(ofComparison) && !l.isReference() // etcd compares on request, and members that do not serve
+	if l.wants(ofRestarts) {
+		if err := l.once(ctx, measureRestart, func(ctx context.Context) (map[string]float64, error) {
+			leader, err := l.awaitLeader(ctx, l.members)
+			if err != nil {
+				return nil, err
+			}
+			return l.restart(ctx, l.others(leader)[:1])
+		}); err != nil {
+			return err
+		}
 	}
-	return out, failed
+	if !l.wants(ofRestarts) && !compares {
+		return nil
+	}
+	for _, m := range l.members {
+		m.setup.CompareEvery = l.compareEvery
+	}
+	if err := l.once(ctx, measureRestarts, func(ctx context.Context) (map[string]float64, error) { return l.restart(ctx, l.members) }); err != nil {
+		return err
+	}
+	if !compares {
+		return nil
+	}
+	return l.once(ctx, measureComparison, func(ctx context.Context) (map[string]float64, error) { return l.comparison(ctx, l.arm) })
 }
 
 // memory tells how much a member grows for what is stored in it.
-func (b *bench) memory(ctx context.Context, a arm) (map[string]float64, error) {
-	before, err := a.resident()
+func (l large) memory(ctx context.Context) (map[string]float64, error) {
+	before, err := l.resident()
 	if err != nil {
 		return nil, err
 	}
-	b.progress.say("filling %d MiB in values of %d bytes: %s", b.memoryMiB, b.size, a)
-	if err := b.fill(ctx, a.group, "/memory/", b.memoryMiB*mebi/b.size, b.size); err != nil {
+	l.progress.say("filling %d MiB in values of %d bytes: %s", l.memoryMiB, l.size, l.arm)
+	if err := l.fillThrough(ctx, l.group, l.members, "/memory/", l.memoryMiB*mebi/l.size, l.size); err != nil {
 		return nil, err
 	}
-	if err := wait.Delay(ctx, min(memorySettle, 10*b.duration)); err != nil {
+	if err := wait.Delay(ctx, min(memorySettle, 10*l.duration)); err != nil {
 		return nil, err
 	}
-	after, err := a.resident()
+	after, err := l.resident()
 	if err != nil {
 		return nil, err
 	}
-	stored := float64(b.memoryMiB * mebi)
+	stored := float64(l.memoryMiB * mebi)
 	mean := func(m map[string]procfs.Memory, of func(procfs.Memory) float64) float64 {
 		sum := 0.0
 		for _, v := range m {
@@ -156,26 +212,30 @@ func (a arm) resident() (map[string]procfs.Memory, error) {
 // much more memory that takes than as many commits without it. Both begin with a
 // collection of garbage: else what grows is that of the commits, and when it is
 // collected, with a large state, is a matter of chance.
-func (b *bench) pause(ctx context.Context, a arm, do string, everywhere bool) (map[string]float64, error) {
-	leader, err := a.awaitLeader(ctx, a.members)
+func (l large) pause(ctx context.Context, everywhere bool) (map[string]float64, error) {
+	leader, err := l.awaitLeader(ctx, l.members)
 	if err != nil {
 		return nil, err
+	}
+	do := drive.DoSnapshot
+	if l.isReference() { // its state is on disk at all times; what reads all of it is a backup
+		do = drive.DoBackup
 	}
 	on := []*member{leader}
 	if everywhere {
-		on = a.members
+		on = l.members
 	}
-	b.progress.say("a steady writer, then %s by %v: %s", do, names(on), a)
-	writer, err := a.begin(drive.Order{Do: drive.DoPut, Clients: 1, Size: b.size, Duration: longLoad, Times: true}, []*member{leader})
+	l.progress.say("a steady writer, then %s by %v: %s", do, names(on), l.arm)
+	writer, err := l.arm.begin(drive.Order{Do: drive.DoPut, Clients: 1, Size: l.size, Duration: longLoad, Times: true}, []*member{leader})
 	if err != nil {
 		return nil, err
 	}
-	during, err := a.watched(ctx, func() error { return a.everywhere(ctx, do, on) })
+	during, err := l.watched(ctx, func() error { return l.everywhere(ctx, do, on) })
 	if err != nil {
 		return nil, err
 	}
 	took := time.Duration(during.to-during.from) * time.Microsecond
-	without, err := a.watched(ctx, func() error { return quiet(ctx, leader, during.commits, 2*took) })
+	without, err := l.watched(ctx, func() error { return quiet(ctx, leader, during.commits, 2*took) })
 	if err != nil {
 		return nil, err
 	}
@@ -189,17 +249,25 @@ func (b *bench) pause(ctx context.Context, a arm, do string, everywhere bool) (m
 		"took_s":   took.Seconds(), "failed_calls": float64(got.Failed),
 		"commits": float64(during.commits), "quiet_commits": float64(without.commits),
 	}
+	maps.Copy(out, l.costs(during, without))
+	return out, nil
+}
+
+// costs is what memory something took of the member that it took most of, in
+// percent of the state: more than as many commits without it, and in all.
+func (l large) costs(during, without watch) map[string]float64 {
+	out := make(map[string]float64)
 	for name, of := range map[string]func(use) float64{
 		"memory_percent": use.resident, "heap_percent": use.objects, "allocated_percent": use.allocations,
 	} {
-		grown, all := math.Inf(-1), 0.0
+		percent := 100 / float64(l.stateMiB*mebi)
 		for member := range during.uses {
-			grown = max(grown, of(during.uses[member])-of(without.uses[member]))
-			all = max(all, of(during.uses[member]))
+			all := of(during.uses[member])
+			out[name] = max(out[name], percent*(all-of(without.uses[member])))
+			out["all_"+name] = max(out["all_"+name], percent*all)
 		}
-		out[name], out["all_"+name] = 100*max(0, grown)/float64(b.stateMiB*mebi), 100*all/float64(b.stateMiB*mebi)
 	}
-	return out, nil
+	return out
 }
 
 // quiet waits for a number of entries of a steady writer, or as long as a limit.
@@ -306,18 +374,18 @@ func (a arm) everywhere(ctx context.Context, do string, on []*member) error {
 
 // restart ends members with kill -9 at once, starts them again and tells how
 // long it takes until each answers linearizable reads.
-func (b *bench) restart(ctx context.Context, a arm, which []*member) (map[string]float64, error) {
-	b.progress.say("restart of %v: %s", names(which), a)
+func (l large) restart(ctx context.Context, which []*member) (map[string]float64, error) {
+	l.progress.say("restart of %v: %s", names(which), l.arm)
 	for _, m := range which {
 		m.kill()
 	}
 	began := time.Now()
 	for _, m := range which {
-		if err := a.startMember(m); err != nil {
+		if err := l.startMember(m); err != nil {
 			return nil, err
 		}
 	}
-	if _, err := a.awaitLeader(ctx, a.members); err != nil {
+	if _, err := l.awaitLeader(ctx, l.members); err != nil {
 		return nil, err
 	}
 	out := map[string]float64{"took_s": time.Since(began).Seconds()}

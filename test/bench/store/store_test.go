@@ -281,6 +281,7 @@ func TestFlags(t *testing.T) {
 		"-only":    {"-only", "everything"},
 		"-at":      {"-at", "moon"},
 		"-logs":    {"-logs", "paper"},
+		"-of":      {"-of", "matter"},
 		"-clients": {"-clients", "1,many"},
 		"-rounds":  {"-rounds", "0"},
 		"-state":   {"-state", "10", "-memory", "20"},
