@@ -287,7 +287,7 @@ func (r *Replica) removeHere(ctx context.Context, id string) error {
 	}
 	if id == r.cfg.Name {
 		// Another leader removes this one, so that writes do not wait for an election.
-		if err := r.TransferLeadership(ctx); err != nil {
+		if err := r.transfer(ctx, "", "to be removed"); err != nil {
 			return err
 		}
 		return raftstore.ErrNotLeader
@@ -347,7 +347,7 @@ func (r *Replica) handTo(ctx context.Context, to string) error {
 	if s.Suffrage != raft.Voter {
 		return fmt.Errorf("%w: %s is a learner: promote it first", raftstore.ErrInvalid, to)
 	}
-	return r.transfer(ctx, s.ID)
+	return r.transfer(ctx, s.ID, "asked to step down")
 }
 
 func configError(err error) error {

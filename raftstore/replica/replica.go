@@ -229,15 +229,16 @@ func (r *Replica) start(g *errgroup.Group) error {
 	notify := make(chan bool, 16)
 	var err error
 	conf := r.cfg.raft(notify)
-	conf.Logger = r.overhear(conf.Logger)
+	r.roles.init(r, conf)
 	r.raft, err = r.disk.StartRaft(func() (*raft.Raft, error) {
 		return raft.NewRaft(conf, r.fsm, &meteredLogs{r.disk.Log, &r.meters}, r.disk.Votes(), &meteredSnapshots{r.disk.Paced(), &r.meters},
-			&patientTransport{NetworkTransport: r.trans, worth: r.worthWaiting})
+			&overheard{&patientTransport{NetworkTransport: r.trans, worth: r.worthWaiting}, &r.roles})
 	})
 	if err != nil {
 		r.trans.Close()
 		return fmt.Errorf("starting raft of replica %s: %w", r.cfg.Name, err)
 	}
+	r.roles.watch(r.raft)
 	r.hints.raft.Store(r.raft)
 	r.watchRole(g, notify)
 	if err := r.bootstrap(); err != nil {
@@ -295,7 +296,7 @@ func (r *Replica) handOver() {
 	}
 	ctx, cancel := context.WithTimeout(r.ctx, transferTimeout)
 	defer cancel()
-	if err := r.TransferLeadership(ctx); err != nil {
+	if err := r.transfer(ctx, "", "stopping"); err != nil {
 		r.log.Warn("leadership not handed over", "error", err)
 	}
 }

@@ -31,20 +31,25 @@ func (r *Replica) TransferLeadership(ctx context.Context) error {
 	if err := r.up(ctx); err != nil {
 		return err
 	}
-	if err := r.transfer(ctx, ""); err != nil {
+	if err := r.transfer(ctx, "", "asked to step down"); err != nil {
 		return fmt.Errorf("transferring leadership: %w", err)
 	}
 	return nil
 }
 
-// transfer hands leadership to a voter; "" is whoever has the best log.
-func (r *Replica) transfer(ctx context.Context, to raft.ServerID) error {
+// transfer hands leadership to a voter; "" is whoever has the best log. why is for the log.
+func (r *Replica) transfer(ctx context.Context, to raft.ServerID, why string) error {
 	s, err := r.successor(ctx, to)
 	if err != nil {
 		return err
 	}
 	done := make(chan error, 1)
-	go func() { done <- r.outcome(r.raft.LeadershipTransferToServer(s.ID, s.Address)) }()
+	over := r.roles.intend(fmt.Sprintf("%s: handing over to %s", why, s.ID))
+	go func() {
+		err := r.outcome(r.raft.LeadershipTransferToServer(s.ID, s.Address))
+		over()
+		done <- err
+	}()
 	select {
 	case err := <-done:
 		if err != nil {
