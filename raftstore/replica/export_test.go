@@ -29,3 +29,10 @@ func (r *Replica) Inject(p ...*storev1.Proposal) error {
 	}
 	return r.outcome(future)
 }
+
+// Waiting is how many calls wait for this replica to apply what others have.
+func (r *Replica) Waiting() int {
+	r.fsm.line.mu.Lock()
+	defer r.fsm.line.mu.Unlock()
+	return len(r.fsm.line.marks)
+}

@@ -43,6 +43,7 @@ type fsm struct {
 func newFSM(life context.Context, fail func(error)) *fsm {
 	f := &fsm{life: life, fail: fail, phase: rand.Float64(), applied: func(int, time.Time) {}}
 	f.machine.Store(mvcc.New())
+	f.line.over = life.Done()
 	f.hub = watch.New(f, 0, watch.Options{})
 	return f
 }

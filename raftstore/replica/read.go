@@ -87,6 +87,9 @@ func (r *Replica) syncIndex(ctx context.Context) (uint64, error) {
 		index, err := r.reads.do(ctx)
 		if err == nil {
 			if err := r.fsm.line.wait(ctx, index); err != nil {
+				if errors.Is(err, raftstore.ErrClosed) {
+					return 0, err
+				}
 				return 0, fmt.Errorf("%w: %w", raftstore.ErrUnavailable, err)
 			}
 			return index, nil

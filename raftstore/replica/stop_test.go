@@ -6,7 +6,9 @@ import (
 	"net"
 	"sync/atomic"
 	"testing"
+	"time"
 
+	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/replica"
 	"keelson.dev/keelson/raftstore/storetest"
 )
@@ -43,4 +45,54 @@ func TestStopEndsDials(t *testing.T) {
 			t.Fatal("every dial went on until its own deadline")
 		}
 	}
+}
+
+// Who waits for a replica to apply what others have is told when it stops, and
+// does not wait for ever.
+func TestStopEndsReads(t *testing.T) {
+	var silent atomic.Value // the address to which nothing is sent any more
+	silent.Store("")
+	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) {
+		cfg.HeartbeatTimeout = patience
+		dial := cfg.Dial
+		cfg.Dial = func(ctx context.Context, address string) (net.Conn, error) {
+			conn, err := dial(ctx, address)
+			if err != nil {
+				return nil, err
+			}
+			return &mutedConn{Conn: conn, muted: func() bool { return silent.Load() == address }}, nil
+		}
+	})
+	behind := c.Followers()[0]
+	r := c.Replica(behind)
+	silent.Store(r.Address())
+	commit(t, c.Replica(c.Leader()), raftstore.Put("/a", nil))
+	read := make(chan error, 1)
+	go func() {
+		_, _, err := r.Get(context.Background(), "/a", raftstore.ReadOptions{})
+		read <- err
+	}()
+	c.Await("the read to wait for an entry that does not come", func() bool { return r.Waiting() == 1 })
+	c.Kill(behind)
+	select {
+	case err := <-read:
+		if !errors.Is(err, raftstore.ErrClosed) {
+			t.Errorf("read at a replica that was stopped: %v", err)
+		}
+	case <-time.After(patience):
+		t.Error("the read goes on after the replica has stopped")
+	}
+}
+
+// mutedConn swallows what is written to it while it is muted.
+type mutedConn struct {
+	net.Conn
+	muted func() bool
+}
+
+func (c *mutedConn) Write(b []byte) (int, error) {
+	if c.muted() {
+		return len(b), nil
+	}
+	return c.Conn.Write(b)
 }

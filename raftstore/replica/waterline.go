@@ -4,10 +4,14 @@ import (
 	"container/heap"
 	"context"
 	"sync"
+
+	"keelson.dev/keelson/raftstore"
 )
 
 // waterline is an index that rises, and those who wait for it to reach a mark.
 type waterline struct {
+	over <-chan struct{} // closed when it rises no more; nil = never
+
 	mu    sync.Mutex
 	level uint64
 	marks marks
@@ -46,8 +50,9 @@ func (w *waterline) rise(to uint64) {
 	}
 }
 
-// wait returns nil once the level is at least at. A waiter that gives up
-// leaves its mark behind until the level passes it.
+// wait returns nil once the level is at least at, ErrClosed when it will not
+// rise any more. A waiter that gives up leaves its mark behind until the level
+// passes it.
 func (w *waterline) wait(ctx context.Context, at uint64) error {
 	w.mu.Lock()
 	if w.level >= at {
@@ -62,5 +67,7 @@ func (w *waterline) wait(ctx context.Context, at uint64) error {
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
+	case <-w.over:
+		return raftstore.ErrClosed
 	}
 }
