@@ -116,6 +116,7 @@ func New(c Config) (*Replica, error) {
 	r.ids = identities{incarnation: rand.Uint64() | 1, waiting: make(map[uint64]struct{})}
 	r.queue.init()
 	r.peers.init(c)
+	r.peers.dial = giveUpUnheard(c.Dial)
 	r.lead.init()
 	r.reads.round = r.readIndexRound
 	return r, nil
