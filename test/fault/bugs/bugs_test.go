@@ -21,7 +21,7 @@ type bug struct {
 	name     string
 	file     string // below the module's root
 	old, new string
-	finder   string // package and test that must fail, as ./package:TestName/Part
+	finder   string // package and test that must fail, as ./package:TestName/Part, with its flags after it
 	how      string // what of it gives the bug away
 }
 
@@ -66,7 +66,8 @@ func (b bug) hunt(t *testing.T, root string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pkg, test, ok := strings.Cut(b.finder, ":")
+	finder, flags, _ := strings.Cut(b.finder, " ")
+	pkg, test, ok := strings.Cut(finder, ":")
 	if !ok {
 		t.Fatalf("finder %q is not a package and a test", b.finder)
 	}
@@ -76,7 +77,8 @@ func (b bug) hunt(t *testing.T, root string) string {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "go", "test", "-overlay", overlay, "-count=1", "-vet=off", "-failfast", "-timeout", "60s", "-run", strings.Join(parts, "/"), pkg)
+	args := []string{"test", "-overlay", overlay, "-count=1", "-vet=off", "-failfast", "-timeout", "60s", "-run", strings.Join(parts, "/"), pkg}
+	cmd := exec.CommandContext(ctx, "go", append(args, strings.Fields(flags)...)...)
 	cmd.Dir = root
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 5 * time.Second
