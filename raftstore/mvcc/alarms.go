@@ -3,6 +3,7 @@ package mvcc
 import (
 	"cmp"
 	"slices"
+	"strings"
 
 	storev1 "keelson.dev/keelson/proto/store/v1"
 	"keelson.dev/keelson/raftstore"
@@ -17,8 +18,11 @@ const (
 
 func alarmFrom(p *storev1.Alarm) raftstore.Alarm {
 	text := p.GetMessage()
+	if len(text) > maxAlarmMessage { // and without half a rune, of which no snapshot could be written
+		text = strings.ToValidUTF8(text[:maxAlarmMessage], "")
+	}
 	return raftstore.Alarm{
-		Kind: raftstore.AlarmKind(p.GetKind()), Member: p.GetMember(), Since: p.GetSinceUnixMs(), Message: text[:min(len(text), maxAlarmMessage)],
+		Kind: raftstore.AlarmKind(p.GetKind()), Member: p.GetMember(), Since: p.GetSinceUnixMs(), Message: text,
 		StateLimit: p.GetStateLimit(), TotalLimit: p.GetTotalLimit(),
 	}
 }

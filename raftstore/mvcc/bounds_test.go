@@ -171,6 +171,7 @@ func TestAlarmsAreBounded(t *testing.T) {
 	for i := range 1000 {
 		m.Apply(mvcc.Entry{Command: alarm(false, &storev1.Alarm{Kind: 2, Member: fmt.Sprint("r", i), Message: strings.Repeat("x", 1<<20)})},
 			mvcc.Entry{Command: alarm(false, &storev1.Alarm{Kind: 2, Member: strings.Repeat("r", 1<<20)})},
+			mvcc.Entry{Command: alarm(false, &storev1.Alarm{Kind: 2, Member: fmt.Sprint("u", i), Message: strings.Repeat("x", 1023) + "ü"})},
 			mvcc.Entry{Command: alarm(false, &storev1.Alarm{Kind: 77})})
 	}
 	var b bytes.Buffer

@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"cmp"
 	"fmt"
 	"unicode/utf8"
 
@@ -20,8 +21,8 @@ func Proposal(c raftstore.Commit) (*storev1.Proposal, error) {
 		from, to := &c.Ops[i], &ops[i]
 		to.Kind, to.Key, to.Value = uint32(from.Kind), from.Key, from.Value
 		to.TtlMs = from.TTL.Milliseconds()
-		if from.TTL > 0 && to.TtlMs == 0 {
-			to.TtlMs = 1
+		if from.TTL != 0 && to.TtlMs == 0 { // less than a millisecond is not never
+			to.TtlMs = int64(cmp.Compare(from.TTL, 0))
 		}
 		if from.If != (raftstore.Precondition{}) {
 			to.If = &storev1.Precondition{Absent: from.If.Absent, Revision: uint64(from.If.Revision)}

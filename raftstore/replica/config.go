@@ -3,7 +3,6 @@ package replica
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
+	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/disk"
 	"keelson.dev/keelson/raftstore/disk/platter"
 )
@@ -160,19 +160,37 @@ func (c Config) withDefaults() Config {
 }
 
 func (c Config) check() error {
+	if err := checkName(c.Name); err != nil {
+		return err
+	}
+	if c.Advertise != "" {
+		if err := checkAddress(c.Advertise); err != nil {
+			return fmt.Errorf("replica %s would tell the others: %w", c.Name, err)
+		}
+	}
+	for _, least := range []struct {
+		what  string
+		value int64
+	}{
+		{"heartbeat timeout", int64(c.HeartbeatTimeout)}, {"election timeout", int64(c.ElectionTimeout)}, {"lease timeout", int64(c.LeaseTimeout)},
+		{"commit timeout", int64(c.CommitTimeout)}, {"number of revisions of history", int64(c.HistoryRevisions)}, {"age of history", int64(c.HistoryAge)},
+		{"least history", int64(c.MinHistory)}, {"bytes between snapshots", c.SnapshotBytes}, {"bytes of the trailing log", c.TrailingBytes},
+	} {
+		if least.value < 0 {
+			return fmt.Errorf("%w: replica %s: the %s is negative: %d", raftstore.ErrInvalid, c.Name, least.what, least.value)
+		}
+	}
 	switch {
-	case c.Name == "":
-		return errors.New("replica has no name")
 	case c.DataDir == "":
-		return fmt.Errorf("replica %s has no data directory", c.Name)
+		return fmt.Errorf("%w: replica %s has no data directory", raftstore.ErrInvalid, c.Name)
 	case c.LogStore != "" && c.LogStore != disk.LogBolt && c.LogStore != disk.LogWAL:
-		return fmt.Errorf("replica %s: log store %q is not known, want %q or %q", c.Name, c.LogStore, disk.LogBolt, disk.LogWAL)
+		return fmt.Errorf("%w: replica %s: log store %q is not known, want %q or %q", raftstore.ErrInvalid, c.Name, c.LogStore, disk.LogBolt, disk.LogWAL)
 	case c.Listener == nil && c.ListenAddr == "":
-		return fmt.Errorf("replica %s has neither a listener nor an address to listen on", c.Name)
+		return fmt.Errorf("%w: replica %s has neither a listener nor an address to listen on", raftstore.ErrInvalid, c.Name)
 	case c.ServerTLS == nil || c.ClientTLS == nil:
-		return fmt.Errorf("replica %s has no TLS configuration: replicas do not speak in clear", c.Name)
+		return fmt.Errorf("%w: replica %s has no TLS configuration: replicas do not speak in clear", raftstore.ErrInvalid, c.Name)
 	case c.ServerTLS.ClientAuth != tls.RequireAndVerifyClientCert && c.ServerTLS.GetConfigForClient == nil:
-		return fmt.Errorf("replica %s would accept peers without a verified certificate", c.Name)
+		return fmt.Errorf("%w: replica %s would accept peers without a verified certificate", raftstore.ErrInvalid, c.Name)
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package replica_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -40,12 +41,21 @@ func TestHistoryIsCompactedByNumber(t *testing.T) {
 		}
 	}
 	for what, err := range map[string]error{
-		"list":  second(c.Replica("r2").List(within(t, patience), "/", raftstore.ListOptions{At: last + 9})),
-		"watch": second(c.Replica("r2").Watch(within(t, patience), "/", last+9)),
+		"list":       second(c.Replica("r2").List(within(t, patience), "/", raftstore.ListOptions{At: last + 9})),
+		"watch":      second(c.Replica("r2").Watch(within(t, patience), "/", last+9)),
+		"compaction": c.Replica(c.Leader()).Compact(within(t, patience), last+9),
 	} {
 		if !errors.Is(err, raftstore.ErrFutureRevision) || !strings.Contains(err.Error(), fmt.Sprint(last+9)) || !strings.Contains(err.Error(), fmt.Sprintf("store is at %d", last)) {
 			t.Errorf("%s at a future revision: %v", what, err)
 		}
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := c.Replica(c.Leader()).Compact(over, last); !errors.Is(err, context.Canceled) {
+		t.Errorf("compaction for nobody: %v", err)
+	}
+	if now := c.Replica(c.Leader()).Status().Compacted; now != compacted {
+		t.Errorf("compactions that were refused moved the compacted revision from %d to %d", compacted, now)
 	}
 }
 

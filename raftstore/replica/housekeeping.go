@@ -3,6 +3,7 @@ package replica
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -178,13 +179,23 @@ func (r *Replica) Snapshot(ctx context.Context) error {
 	if err := r.up(ctx); err != nil {
 		return err
 	}
-	if err := r.outcome(r.raft.Snapshot()); err != nil && !errors.Is(err, raft.ErrNothingNewToSnapshot) {
-		return err
+	for {
+		err := r.within(ctx, func() error { return r.outcome(r.raft.Snapshot()) })
+		switch {
+		case errors.Is(err, raft.ErrNothingNewToSnapshot):
+			return nil
+		case !errors.Is(err, raft.ErrLeadershipTransferInProgress):
+			return err
+		}
+		if err := r.pause(ctx); err != nil {
+			return err
+		}
 	}
-	return nil
 }
 
 // Compact forgets history up to and including a revision; on the leader only.
+// Forgetting what is forgotten already is a no-op. ErrFutureRevision when the
+// store has not come to the revision.
 func (r *Replica) Compact(ctx context.Context, upTo raftstore.Revision) error {
 	if err := r.up(ctx); err != nil {
 		return err
@@ -192,9 +203,34 @@ func (r *Replica) Compact(ctx context.Context, upTo raftstore.Revision) error {
 	if r.lead.established() == nil {
 		return raftstore.ErrNotLeader
 	}
-	future, err := r.proposeCommand(&storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: uint64(upTo)}}})
-	if err == nil {
-		err = configError(r.outcome(future))
+	if upTo > r.Applied() { // another replica may be ahead of this one
+		if _, err := r.syncIndex(ctx); err != nil {
+			return fmt.Errorf("compacting up to revision %d: %w", upTo, err)
+		}
+		if now := r.Applied(); upTo > now {
+			return fmt.Errorf("compacting up to revision %d: store is at %d: %w", upTo, now, raftstore.ErrFutureRevision)
+		}
 	}
-	return err
+	return configError(r.within(ctx, func() error {
+		future, err := r.proposeCommand(&storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: uint64(upTo)}}})
+		if err != nil {
+			return err
+		}
+		return r.outcome(future)
+	}))
+}
+
+// within does something that ends by itself and stops waiting for it with ctx.
+func (r *Replica) within(ctx context.Context, do func() error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	done := make(chan error, 1)
+	go func() { done <- do() }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }

@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/hashicorp/raft"
 
@@ -45,7 +45,11 @@ func (r *Replica) AddLearner(ctx context.Context, id, address string) error {
 }
 
 func (r *Replica) add(ctx context.Context, id, address string, learner bool) error {
-	err := r.onLeader(ctx,
+	err := errors.Join(checkName(id), checkAddress(address))
+	if err != nil {
+		return fmt.Errorf("adding a replica: %w", err)
+	}
+	err = r.onLeader(ctx, id,
 		func() error { return r.addHere(ctx, id, address, learner) },
 		func(c storev1.PeerClient) error {
 			_, err := c.AddMember(ctx, &storev1.AddMemberRequest{Id: id, Address: address, Learner: learner})
@@ -60,7 +64,7 @@ func (r *Replica) add(ctx context.Context, id, address string, learner bool) err
 // Promote makes a learner a voting member as soon as it has caught up, from any
 // replica. Promoting a voter is a no-op. ErrUnknownMember when id is no member.
 func (r *Replica) Promote(ctx context.Context, id string) error {
-	err := r.onLeader(ctx,
+	err := r.onLeader(ctx, id,
 		func() error { return r.promoteHere(ctx, id) },
 		func(c storev1.PeerClient) error {
 			_, err := c.Promote(ctx, &storev1.PromoteRequest{Id: id})
@@ -87,7 +91,7 @@ func (r *Replica) RemoveMember(ctx context.Context, id string) error {
 		unclear = unclear || err != nil && !refusal(err)
 		return err
 	}
-	err := r.onLeader(ctx,
+	err := r.onLeader(ctx, id,
 		func() error { return settle(r.removeHere(ctx, id)) },
 		func(c storev1.PeerClient) error {
 			_, err := c.RemoveMember(ctx, &storev1.RemoveMemberRequest{Id: id})
@@ -117,7 +121,7 @@ func (r *Replica) StepDown(ctx context.Context, to string) (leader string, err e
 		}
 		return err
 	}
-	err = r.onLeader(ctx,
+	err = r.onLeader(ctx, to,
 		func() error {
 			return attempt(func() (string, error) { return r.stepDownHere(ctx, to) })
 		},
@@ -134,10 +138,16 @@ func (r *Replica) StepDown(ctx context.Context, to string) (leader string, err e
 }
 
 // onLeader does something on the leader, here or by asking it, and tries again
-// while leadership moves. Both return the errors of this package.
-func (r *Replica) onLeader(ctx context.Context, here func() error, there func(storev1.PeerClient) error) error {
+// while leadership moves. Both return the errors of this package. A name that
+// cannot be sent is no member's.
+func (r *Replica) onLeader(ctx context.Context, name string, here func() error, there func(storev1.PeerClient) error) error {
 	if err := r.up(ctx); err != nil {
 		return err
+	}
+	if !utf8.ValidString(name) {
+		if _, err := r.member(name); err != nil {
+			return err
+		}
 	}
 	for {
 		var err error
@@ -191,12 +201,14 @@ func names(servers []raft.Server) string {
 
 // addHere adds a member on the leader.
 func (r *Replica) addHere(ctx context.Context, id, address string, learner bool) error {
-	if _, _, err := net.SplitHostPort(address); err != nil || id == "" {
-		return fmt.Errorf("%w: replica %q at address %q: a name and host:port are needed", raftstore.ErrInvalid, id, address)
+	if err := errors.Join(checkName(id), checkAddress(address)); err != nil {
+		return err
 	}
 	if r.lead.established() == nil {
 		return raftstore.ErrNotLeader
 	}
+	ctx, cancel := toAnswer(ctx)
+	defer cancel()
 	var is raft.Server
 	for _, s := range r.servers() {
 		if string(s.ID) == id {
@@ -236,6 +248,8 @@ func (r *Replica) promoteHere(ctx context.Context, id string) error {
 	if err != nil || s.Suffrage == raft.Voter {
 		return err
 	}
+	ctx, cancel := toAnswer(ctx)
+	defer cancel()
 	if err := r.awaitLearner(ctx, s); err != nil {
 		return err
 	}
@@ -351,7 +365,7 @@ func (r *Replica) handTo(ctx context.Context, to string) error {
 }
 
 func configError(err error) error {
-	if errors.Is(err, raft.ErrNotLeader) || errors.Is(err, raft.ErrLeadershipLost) {
+	if errors.Is(err, raft.ErrNotLeader) || errors.Is(err, raft.ErrLeadershipLost) || errors.Is(err, raft.ErrLeadershipTransferInProgress) {
 		return fmt.Errorf("%w: %w", raftstore.ErrNotLeader, err)
 	}
 	return err

@@ -94,10 +94,24 @@ func TestMembershipRefusals(t *testing.T) {
 		if _, err := r.StepDown(within(t, patience), "r9"); !errors.Is(err, raftstore.ErrUnknownMember) {
 			t.Errorf("%s: handing over to an unknown member: %v", name, err)
 		}
-		for id, address := range map[string]string{"": "127.0.0.1:1", "r4": "nowhere", "r5": c.Replica("r1").Address()} {
-			if err := r.AddMember(within(t, patience), id, address); !errors.Is(err, raftstore.ErrInvalid) {
-				t.Errorf("%s: adding %q at %q: %v", name, id, address, err)
+		for _, bad := range [][2]string{
+			{"", "127.0.0.1:1"}, {"r4", "nowhere"}, {"r5", c.Replica("r1").Address()}, {"r4\xff", "127.0.0.1:1"}, {"r4\n", "127.0.0.1:1"},
+			{strings.Repeat("r", 257), "127.0.0.1:1"}, {"r4", ":1"}, {"r4", "127.0.0.1:"}, {"r4", "127.0.0.1:0"}, {"r4", "127.0.0.1:http"}, {"r4", "\xff:1"},
+		} {
+			if err := r.AddMember(within(t, patience), bad[0], bad[1]); !errors.Is(err, raftstore.ErrInvalid) {
+				t.Errorf("%s: adding %q at %q: %v", name, bad[0], bad[1], err)
 			}
+		}
+		// Which cannot even be sent to the leader.
+		_, err := r.StepDown(within(t, patience), "\xff")
+		for verb, err := range map[string]error{"step down": err, "promote": r.Promote(within(t, patience), "\xff"), "remove": r.RemoveMember(within(t, patience), "\xff")} {
+			if !errors.Is(err, raftstore.ErrUnknownMember) {
+				t.Errorf("%s: %s of a name that is no text: %v", name, verb, err)
+			}
+		}
+		// Where nobody answers: the caller learns that when its time is up.
+		if err := r.AddMember(within(t, time.Second), "r4", "127.0.0.1:1"); err == nil || !strings.Contains(err.Error(), "waiting for the replica at 127.0.0.1:1") {
+			t.Errorf("%s: adding a replica that is not there: %v", name, err)
 		}
 	}
 	// Where another replica answers than the one that was named.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -353,10 +354,17 @@ func TestConfigIsChecked(t *testing.T) {
 	c := storetest.NewCluster(t, 1, nil)
 	good := c.Config("r1")
 	for name, spoil := range map[string]func(*replica.Config){
-		"name":     func(c *replica.Config) { c.Name = "" },
-		"data":     func(c *replica.Config) { c.DataDir = "" },
-		"listener": func(c *replica.Config) { c.ListenAddr, c.Listener = "", nil },
-		"tls":      func(c *replica.Config) { c.ServerTLS = nil },
+		"name":                       func(c *replica.Config) { c.Name = "" },
+		"a name that can be sent":    func(c *replica.Config) { c.Name = "r\xff" },
+		"a name that can be printed": func(c *replica.Config) { c.Name = "r\x00" },
+		"a short name":               func(c *replica.Config) { c.Name = strings.Repeat("r", 257) },
+		"an address to tell":         func(c *replica.Config) { c.Advertise = "nowhere" },
+		"a port to tell":             func(c *replica.Config) { c.Advertise = "127.0.0.1:0" },
+		"a past":                     func(c *replica.Config) { c.HistoryRevisions = -1 },
+		"a log":                      func(c *replica.Config) { c.TrailingBytes = -1 },
+		"data":                       func(c *replica.Config) { c.DataDir = "" },
+		"listener":                   func(c *replica.Config) { c.ListenAddr, c.Listener = "", nil },
+		"tls":                        func(c *replica.Config) { c.ServerTLS = nil },
 		"client authentication": func(c *replica.Config) {
 			c.ServerTLS = c.ServerTLS.Clone()
 			c.ServerTLS.ClientAuth = 0
@@ -364,8 +372,8 @@ func TestConfigIsChecked(t *testing.T) {
 	} {
 		bad := good
 		spoil(&bad)
-		if _, err := replica.New(bad); err == nil {
-			t.Errorf("configuration without %s accepted", name)
+		if _, err := replica.New(bad); !errors.Is(err, raftstore.ErrInvalid) {
+			t.Errorf("configuration without %s: %v", name, err)
 		}
 	}
 }

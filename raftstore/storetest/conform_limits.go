@@ -80,6 +80,8 @@ func names(t *testing.T, s Subject) {
 	negative := raftstore.Put("/ttl", nil)
 	negative.TTL = -time.Second
 	c.refused(raftstore.ErrInvalid, negative)
+	negative.TTL = -1 // less than a millisecond is not none at all
+	c.refused(raftstore.ErrInvalid, negative)
 	withValue := raftstore.Delete("/a")
 	withValue.Value = []byte("x")
 	c.refused(raftstore.ErrInvalid, withValue)
