@@ -31,6 +31,9 @@ const (
 	// and its length, is flushed as well. All of it at the end would make the
 	// commits of every replica on this disk wait for 40 to 60 ms, one after the other.
 	flushBytes = 16 << 20
+	// cutBytes is by how much a file that is removed gets shorter at a time.
+	cutBytes = 8 << 20
+	maxCuts  = 128 // of one file
 	// maxRest bounds the pause after a stretch, which else is twice as long as
 	// the stretch took: most of the disk and of a processor is left to others.
 	maxRest = 20 * time.Millisecond
@@ -127,6 +130,24 @@ func (s *pacedSink) release() {
 	if s.file != nil {
 		s.file.Close()
 		s.file = nil
+	}
+}
+
+// cutSlowly cuts a file shorter and shorter, with rests. Should that fail, its
+// removal does all of it at once. It is done within seconds whatever the size,
+// since a replica that stops waits for it.
+func cutSlowly(path string) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return
+	}
+	cut := max(cutBytes, info.Size()/maxCuts)
+	for size := info.Size() - cut; size > 0; size -= cut {
+		began := time.Now()
+		if os.Truncate(path, size) != nil {
+			return
+		}
+		<-time.After(min(maxRest, 2*time.Since(began)))
 	}
 }
 

@@ -99,7 +99,7 @@ func (info *DiskInfo) look(c Config) error {
 		return err
 	}
 	info.Sealed = seals.needs()
-	store := &snapshotStore{dir: filepath.Join(c.Dir, snapshotsName), files: c.files(), seals: seals, fail: func(error) {}, now: c.Now}
+	store := newSnapshotStore(c, seals, func(error) {})
 	list, err := store.list()
 	if errors.Is(err, fs.ErrNotExist) {
 		list, err = nil, nil

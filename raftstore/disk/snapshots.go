@@ -46,6 +46,28 @@ type snapshotStore struct {
 	seals *sealer
 	fail  func(error)
 	now   func() time.Time
+
+	readers *readers
+}
+
+// readers counts who has a snapshot open.
+type readers struct {
+	mu sync.Mutex
+	of map[string]int // by id; who is not there is not read
+}
+
+func (r *readers) add(id string, n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.of[id] += n; r.of[id] == 0 {
+		delete(r.of, id)
+	}
+}
+
+func (r *readers) any(id string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.of[id] > 0
 }
 
 // snapshotHeader is what a snapshot says of itself.
@@ -60,9 +82,16 @@ type snapshotHeader struct {
 	Salt               []byte `json:",omitempty"`
 }
 
+func newSnapshotStore(c Config, seals *sealer, fail func(error)) *snapshotStore {
+	return &snapshotStore{
+		dir: filepath.Join(c.Dir, snapshotsName), files: c.files(), seals: seals, fail: fail, now: c.Now,
+		readers: &readers{of: make(map[string]int)},
+	}
+}
+
 // openSnapshots makes the folder and clears what a crash left in it.
 func openSnapshots(c Config, seals *sealer, fail func(error)) (*snapshotStore, error) {
-	s := &snapshotStore{dir: filepath.Join(c.Dir, snapshotsName), files: c.files(), seals: seals, fail: fail, now: c.Now}
+	s := newSnapshotStore(c, seals, fail)
 	if err := platter.MakeFolder(s.dir); err != nil {
 		return nil, fmt.Errorf("snapshots: %w", err)
 	}
@@ -114,9 +143,32 @@ func (s *snapshotStore) list() ([]kept, error) {
 
 func (s *snapshotStore) path(id string) string { return filepath.Join(s.dir, id+snapshotSuffix) }
 
+// open opens a snapshot for reading. As long as it is open nobody cuts it.
+func (s *snapshotStore) open(id string) (platter.File, error) {
+	s.readers.add(id, 1) // before it is open: once it has lost its name it is too late
+	f, err := s.files.Open(s.path(id), os.O_RDONLY)
+	if err != nil {
+		s.readers.add(id, -1)
+		return nil, err
+	}
+	return &readFile{File: f, over: sync.OnceFunc(func() { s.readers.add(id, -1) })}, nil
+}
+
+// readFile is a snapshot that is read.
+type readFile struct {
+	platter.File
+	over func()
+}
+
+// Close implements io.Closer.
+func (f *readFile) Close() error {
+	f.over()
+	return f.File.Close()
+}
+
 // look reads head and end of a snapshot.
 func (s *snapshotStore) look(id string) (kept, error) {
-	f, err := s.files.Open(s.path(id), os.O_RDONLY)
+	f, err := s.open(id)
 	if err != nil {
 		return kept{}, fmt.Errorf("snapshot: %w", err)
 	}
@@ -204,7 +256,7 @@ func (s *snapshotStore) keys(used map[uint32]struct{}) error {
 // Open implements raft.SnapshotStore. The content is checked while it is read;
 // what is damaged ends with an error and not with io.EOF.
 func (s *snapshotStore) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
-	f, err := s.files.Open(s.path(id), os.O_RDONLY)
+	f, err := s.open(id)
 	if err != nil {
 		return nil, nil, fmt.Errorf("snapshot: %w", err)
 	}
@@ -370,7 +422,7 @@ func (k *snapshotSink) Cancel() error {
 	return errors.Join(k.f.Close(), os.Remove(k.path+platter.NewSuffix))
 }
 
-// reap removes the oldest. Whoever reads one goes on reading it.
+// reap removes the oldest.
 func (s *snapshotStore) reap() error {
 	list, err := s.list()
 	if err != nil {
@@ -378,9 +430,25 @@ func (s *snapshotStore) reap() error {
 		return err
 	}
 	for _, k := range list[min(len(list), snapshotsKept):] {
-		if err := os.Remove(s.path(k.id)); err != nil {
+		if err := s.remove(k.id); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("removing an old snapshot: %w", err)
 		}
 	}
 	return nil
+}
+
+// remove removes a snapshot, bit by bit: to give a gigabyte back at once keeps
+// the file system from everything else for a tenth of a second and more, the
+// flushes of the log among it. First it gets the name of one that is not whole,
+// for good: should the power fail meanwhile it is none. Whoever reads it goes
+// on reading it; then it goes as a whole.
+func (s *snapshotStore) remove(id string) error {
+	path := s.path(id) + platter.NewSuffix
+	if err := platter.MoveFile(s.path(id), path); err != nil {
+		return err
+	}
+	if !s.readers.any(id) { // nor will it be: it has no name by which it could
+		cutSlowly(path)
+	}
+	return os.Remove(path)
 }
