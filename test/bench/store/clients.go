@@ -24,7 +24,13 @@ func serveClients(ctx context.Context, s drive.Setup, lines *drive.Lines) error 
 			doors = append(doors, drive.Door{Member: m.Member, Target: target{Store: c}})
 		}
 	}
-	lines.Serve(ctx, os.Stdout, drive.NewEngine(doors).Obey)
+	engine := drive.NewEngine(doors)
+	lines.Serve(ctx, os.Stdout, func(ctx context.Context, o drive.Order) drive.Reply {
+		if o.Do == drive.DoProfile {
+			return obeyProfile(ctx, engine, o)
+		}
+		return engine.Obey(ctx, o)
+	})
 	return nil
 }
 

@@ -96,7 +96,7 @@ func obeyMember(ctx context.Context, r *replica.Replica, heard *installs, engine
 			return drive.Reply{Took: time.Since(began).Seconds()}
 		}
 	case drive.DoProfile:
-		err = profile(ctx, o.Address, engine.Begin(o.ID))
+		return obeyProfile(ctx, engine, o)
 	default:
 		return engine.Obey(ctx, o)
 	}
@@ -146,6 +146,13 @@ func (h *installs) WithAttrs([]slog.Attr) slog.Handler { return h }
 
 // WithGroup implements slog.Handler.
 func (h *installs) WithGroup(string) slog.Handler { return h }
+
+func obeyProfile(ctx context.Context, engine *drive.Engine, o drive.Order) drive.Reply {
+	if err := profile(ctx, o.Address, engine.Begin(o.ID)); err != nil {
+		return drive.Fail(err)
+	}
+	return drive.Reply{}
+}
 
 // profile writes a CPU profile until it is ended.
 func profile(ctx context.Context, path string, ended <-chan struct{}) error {

@@ -133,7 +133,7 @@ func parse(args []string, to io.Writer) (options, error) {
 	fs.DurationVar(&o.compareEvery, "compare-every", 20*time.Second, "how often the states are compared while that is measured")
 	fs.StringVar(&o.etcd, "etcd", "", "the reference's program (test/bench/etcd); none = no reference")
 	fs.StringVar(&o.jsonPath, "json", "", "write JSON lines to this file")
-	fs.StringVar(&o.profiles, "profiles", "", "write a CPU profile of each replica and round to this folder")
+	fs.StringVar(&o.profiles, "profiles", "", "write a CPU profile of each of our processes and round to this folder")
 	fs.StringVar(&o.dir, "dir", "", "where to put the data (default: a temporary folder)")
 	fs.Usage = func() {
 		fmt.Fprintf(to, "%s%s\n\n", usage, strings.Join(parts, ", "))

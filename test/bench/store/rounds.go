@@ -142,7 +142,7 @@ func (b *bench) run(ctx context.Context, m measure) error {
 	return nil
 }
 
-// profile begins CPU profiles of our replicas, if they are asked for.
+// profile begins CPU profiles of our processes, if they are asked for.
 func (b *bench) profile(a arm, m measure, round int) (call, error) {
 	if b.profiles == "" || !a.inside {
 		return nil, nil
@@ -150,14 +150,21 @@ func (b *bench) profile(a arm, m measure, round int) (call, error) {
 	if err := os.MkdirAll(b.profiles, 0o755); err != nil {
 		return nil, fmt.Errorf("-profiles: %w", err)
 	}
-	var out call
+	of := make(map[string]*process)
 	for _, member := range a.members {
-		name := strings.ReplaceAll(fmt.Sprintf("%s %s %s %s %d.prof", m.name, params(m.params), a, member.setup.Name, round+1), " ", "_")
+		of[member.setup.Name] = member.process
+	}
+	if a.at != inProcess {
+		of["clients"] = a.load
+	}
+	var out call
+	for who, proc := range of {
+		name := strings.ReplaceAll(fmt.Sprintf("%s %s %s %s %d.prof", m.name, params(m.params), a, who, round+1), " ", "_")
 		path, err := filepath.Abs(filepath.Join(b.profiles, strings.ReplaceAll(name, "/", "_")))
 		if err != nil {
 			return out, err
 		}
-		w, err := member.begin(drive.Order{Do: drive.DoProfile, Address: path})
+		w, err := proc.begin(drive.Order{Do: drive.DoProfile, Address: path})
 		if err != nil {
 			return out, err
 		}
