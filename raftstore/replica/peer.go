@@ -25,6 +25,17 @@ import (
 // encoding, or the outcomes of one, which show the conflicting values.
 const maxMessage = 64 << 20
 
+// peerWindow is how much a peer may send before it hears that it was read: what
+// is forwarded at once fits. It is fixed, so that no pings measure the line.
+const peerWindow = (inFlight + 1) * batchBytes
+
+func peerServerOptions() []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.Creds(handshaken{}), grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
+		grpc.InitialWindowSize(peerWindow), grpc.InitialConnWindowSize(peerWindow),
+	}
+}
+
 // maxForward bounds the proposals of one Forward call.
 const maxForward = 4 * batchOps
 
@@ -54,6 +65,7 @@ func (p *peers) client(address string) (storev1.PeerClient, error) {
 		conn, err = grpc.NewClient("passthrough:///"+address,
 			grpc.WithTransportCredentials(credentials.NewTLS(p.tls.Clone())),
 			grpc.WithContextDialer(p.dial),
+			grpc.WithInitialWindowSize(peerWindow), grpc.WithInitialConnWindowSize(peerWindow),
 			grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
 			grpc.WithConnectParams(grpc.ConnectParams{
 				Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 300 * time.Millisecond},
@@ -97,8 +109,8 @@ func (s *peerServer) Forward(ctx context.Context, req *storev1.ForwardRequest) (
 	for i, p := range req.GetProposals() {
 		items[i] = newItem(p)
 		items[i].local = true // no second hop
-		s.r.queue.put(items[i])
 	}
+	s.r.queue.put(items...)
 	resp := &storev1.ForwardResponse{Outcomes: make([]*storev1.Outcome, len(items))}
 	var failed error
 	for i, it := range items {

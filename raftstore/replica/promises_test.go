@@ -63,7 +63,8 @@ func TestLostReplyAppliesOnce(t *testing.T) { // F53
 	}
 	// The follower is heard and hears nothing.
 	c.Network.CutOneWay(leader, asking)
-	const n = 3 // as many as a replica has under way at once
+	const n = 3                   // as many as a replica has under way at once
+	large := make([]byte, 64<<10) // each makes a batch of its own
 	type reply struct {
 		rev raftstore.Revision
 		err error
@@ -72,7 +73,7 @@ func TestLostReplyAppliesOnce(t *testing.T) { // F53
 	for i := range n {
 		replies[i] = make(chan reply, 1)
 		go func() {
-			rev, err := c.Replica(asking).Commit(within(t, patience), raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/a", fmt.Append(nil, i))}})
+			rev, err := c.Replica(asking).Commit(within(t, patience), raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/a", fmt.Append(nil, i)), raftstore.Put(fmt.Sprintf("/b/%d", i), large)}})
 			replies[i] <- reply{rev, err}
 		}()
 	}

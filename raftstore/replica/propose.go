@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 
 	"github.com/hashicorp/raft"
@@ -15,39 +16,33 @@ import (
 	"keelson.dev/keelson/raftstore/mvcc"
 )
 
-// inFlight is how many batches are under way at once: one is being written
-// while the next is on its way. What arrives meanwhile makes the next batch.
-const inFlight = 3
-
 // runQueue turns queued proposals into batches and sends each to whoever leads.
 func (r *Replica) runQueue(ctx context.Context) error {
-	slots := make(chan struct{}, inFlight)
-	var underWay sync.WaitGroup
-	defer underWay.Wait()
-	for {
-		select {
-		case <-r.queue.filled:
-		case <-ctx.Done():
-			return nil
-		}
-		select {
-		case slots <- struct{}{}:
-		case <-ctx.Done():
-			return nil
-		}
-		release := func() { <-slots }
-		batch := r.queue.take()
-		if len(batch) == 0 {
-			release()
+	ended := make(chan struct{}, inFlight)
+	var running sync.WaitGroup
+	defer running.Wait()
+	for underWay := 0; ; {
+		// Whoever was answered by the same batch asks again at the same moment:
+		// all that can run now, and are about to ask, share the next one.
+		runtime.Gosched()
+		if batch := r.queue.take(underWay); len(batch) > 0 {
+			wait := r.dispatch(ctx, batch)
+			underWay++
+			running.Add(1)
+			go func() {
+				defer running.Done()
+				wait()
+				ended <- struct{}{} // buffered for all that are under way
+			}()
 			continue
 		}
-		wait := r.dispatch(ctx, batch)
-		underWay.Add(1)
-		go func() {
-			defer underWay.Done()
-			defer release()
-			wait()
-		}()
+		select {
+		case <-r.queue.filled:
+		case <-ended:
+			underWay--
+		case <-ctx.Done():
+			return nil
+		}
 	}
 }
 

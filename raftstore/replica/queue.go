@@ -16,6 +16,16 @@ const (
 	opCost = 48
 )
 
+// inFlight is how many batches are under way at once: one is being written
+// while the next is on its way. A batch costs much the same whatever is in it:
+// three replicas write, sync, send and answer. So another sets out beside those
+// under way only when it is worth it; what is less waits until one of them ends.
+const (
+	inFlight   = 3
+	worthOps   = 16
+	worthBytes = 64 << 10
+)
+
 // result is what became of one attempt.
 type result struct {
 	outcome mvcc.Outcome
@@ -56,32 +66,59 @@ func (it *item) finish(res result) { it.done <- res }
 
 // queue holds proposals until the next batch takes them.
 type queue struct {
-	mu     sync.Mutex
-	items  []*item
-	filled chan struct{}
-	closed bool
+	mu       sync.Mutex
+	items    []*item
+	size     int // of the items
+	underWay int // batches, as told by the last take
+	filled   chan struct{}
+	closed   bool
 }
 
 func (q *queue) init() { q.filled = make(chan struct{}, 1) }
 
-func (q *queue) put(it *item) {
+// put adds items, which may go in the same batch.
+func (q *queue) put(items ...*item) {
 	q.mu.Lock()
 	closed := q.closed
 	if !closed {
-		q.items = append(q.items, it)
+		q.items = append(q.items, items...)
+		for _, it := range items {
+			q.size += it.size
+		}
 	}
+	worth := q.worth()
 	q.mu.Unlock()
-	if closed {
-		it.finish(result{err: errNotProposed})
-		return
+	switch {
+	case closed:
+		for _, it := range items {
+			it.finish(result{err: errNotProposed})
+		}
+	case worth:
+		nudge(q.filled)
 	}
-	nudge(q.filled)
 }
 
-// take removes the next batch.
-func (q *queue) take() []*item {
+// worth reports whether what waits makes a batch now. q.mu is held.
+func (q *queue) worth() bool {
+	switch q.underWay {
+	case 0:
+		return len(q.items) > 0
+	case inFlight:
+		return false
+	default:
+		return len(q.items) >= worthOps || q.size >= worthBytes
+	}
+}
+
+// take removes the next batch, if there is one to go beside those under way.
+// Otherwise filled tells when there may be.
+func (q *queue) take(underWay int) []*item {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	q.underWay = underWay
+	if !q.worth() {
+		return nil
+	}
 	var batch []*item
 	size, n := 0, 0
 	for _, it := range q.items {
@@ -89,6 +126,7 @@ func (q *queue) take() []*item {
 			break
 		}
 		n++
+		q.size -= it.size
 		if it.state.CompareAndSwap(itemWaiting, itemTaken) {
 			batch = append(batch, it)
 			size += it.size
@@ -97,9 +135,6 @@ func (q *queue) take() []*item {
 	rest := copy(q.items, q.items[n:])
 	clear(q.items[rest:])
 	q.items = q.items[:rest]
-	if rest > 0 {
-		nudge(q.filled)
-	}
 	return batch
 }
 
@@ -107,7 +142,7 @@ func (q *queue) take() []*item {
 func (q *queue) drain() {
 	q.mu.Lock()
 	items := q.items
-	q.items, q.closed = nil, true
+	q.items, q.size, q.closed = nil, 0, true
 	q.mu.Unlock()
 	for _, it := range items {
 		if it.state.CompareAndSwap(itemWaiting, itemTaken) {

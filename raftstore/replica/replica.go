@@ -245,7 +245,7 @@ func (r *Replica) start(g *errgroup.Group) error {
 	if err := r.bootstrap(); err != nil {
 		return err
 	}
-	server := grpc.NewServer(grpc.Creds(handshaken{}), grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage))
+	server := grpc.NewServer(peerServerOptions()...)
 	storev1.RegisterPeerServer(server, &peerServer{r: r})
 	g.Go(func() error { return ignoreClosed(server.Serve(r.port.grpc)) })
 	g.Go(func() error { <-r.ctx.Done(); server.Stop(); return nil })

@@ -234,9 +234,7 @@ func TestLaggingReplicaGetsSnapshot(t *testing.T) {
 		t.Errorf("remove: %v", err)
 	}
 	c.Stop(lagging)
-	if n := len(c.Replica("r4").Status().Members); n != 3 {
-		t.Errorf("%d members after removal, want 3", n)
-	}
+	c.Await("three members, as the new replica sees it", func() bool { return len(c.Replica("r4").Status().Members) == 3 })
 }
 
 // A replica that was away for long serves again as soon as it is back: raft's
