@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"runtime"
 	"sync"
 	"time"
 
@@ -16,8 +17,9 @@ import (
 // commitStream is the replica's side of one stream of commits.
 type commitStream struct {
 	store   *server
-	running sync.WaitGroup // the reader and the calls
+	running sync.WaitGroup // the reader and the workers
 	wake    chan struct{}
+	work    chan commitWork // taken by a worker that has nothing to do
 
 	mu      sync.Mutex
 	cancels map[uint64]context.CancelFunc // of the calls under way
@@ -27,7 +29,7 @@ type commitStream struct {
 // Commits serves a stream until the client ends it and all its calls are
 // answered, or the connection is lost, which ends the calls.
 func (s *server) Commits(stream grpc.BidiStreamingServer[storev1.RemoteCommitCalls, storev1.RemoteCommitReplies]) error {
-	b := &commitStream{store: s, wake: make(chan struct{}, 1), cancels: make(map[uint64]context.CancelFunc)}
+	b := &commitStream{store: s, wake: make(chan struct{}, 1), work: make(chan commitWork), cancels: make(map[uint64]context.CancelFunc)}
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer b.running.Wait()
 	defer cancel()
@@ -40,6 +42,9 @@ func (s *server) Commits(stream grpc.BidiStreamingServer[storev1.RemoteCommitCal
 	for {
 		select {
 		case <-b.wake:
+			// What was committed together is answered at the same moment: let
+			// the others have their say, and send it in one message.
+			runtime.Gosched()
 			if err := b.send(stream); err != nil {
 				return err
 			}
@@ -67,6 +72,7 @@ func (b *commitStream) send(stream grpc.BidiStreamingServer[storev1.RemoteCommit
 
 // read starts the calls that arrive.
 func (b *commitStream) read(ctx context.Context, stream grpc.BidiStreamingServer[storev1.RemoteCommitCalls, storev1.RemoteCommitReplies]) error {
+	defer close(b.work)
 	for {
 		msg, err := stream.Recv()
 		if err != nil {
@@ -82,24 +88,43 @@ func (b *commitStream) read(ctx context.Context, stream grpc.BidiStreamingServer
 	}
 }
 
-// begin makes one commit in a goroutine of its own.
+// commitWork is one commit to be made.
+type commitWork struct {
+	ctx  context.Context
+	call *storev1.RemoteCommitCall
+}
+
+// begin makes one commit, beside the others that are under way.
 func (b *commitStream) begin(ctx context.Context, call *storev1.RemoteCommitCall) {
 	var cancel context.CancelFunc
+	w := commitWork{call: call}
 	if t := time.Duration(call.GetTimeoutUs()) * time.Microsecond; t > 0 {
-		ctx, cancel = context.WithTimeout(ctx, reserved(t))
+		w.ctx, cancel = context.WithTimeout(ctx, reserved(t))
 	} else {
-		ctx, cancel = context.WithCancel(ctx)
+		w.ctx, cancel = context.WithCancel(ctx)
 	}
 	b.mu.Lock()
 	b.cancels[call.GetId()] = cancel
 	b.mu.Unlock()
-	b.running.Add(1)
-	go func() {
-		defer b.running.Done()
-		done, err := b.store.commit(ctx, call.GetCommit())
-		b.forget(call.GetId())
-		b.answer(call.GetId(), done, err)
-	}()
+	select {
+	case b.work <- w:
+	default: // all workers are busy
+		b.running.Add(1)
+		go b.worker(w)
+	}
+}
+
+// worker makes commits, one after the other, until the stream ends. Those that
+// have made one are kept: there will be as many at once again, and a goroutine
+// whose stack has grown costs less than a new one.
+func (b *commitStream) worker(w commitWork) {
+	defer b.running.Done()
+	for ok := true; ok; w, ok = <-b.work {
+		done, err := b.store.commit(w.ctx, w.call.GetCommit())
+		b.forget(w.call.GetId())
+		b.answer(w.call.GetId(), done, err)
+		w = commitWork{}
+	}
 }
 
 // forget cancels a call that is under way, or frees one that is over.

@@ -2,6 +2,7 @@ package remote
 
 import (
 	"context"
+	"runtime"
 	"sync"
 	"time"
 
@@ -164,6 +165,9 @@ func (m *committer) stream() (err error, opened bool) {
 	broken := make(chan error, 1)
 	go func() { broken <- m.receive(s) }()
 	for {
+		// Those who were answered by one message ask again at the same moment:
+		// let them, and send it in one.
+		runtime.Gosched()
 		for msg := m.take(); msg != nil; msg = m.take() {
 			if s.Send(msg) != nil {
 				return <-broken, true // receiving tells why
