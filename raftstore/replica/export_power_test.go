@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"sync"
+	"time"
 
 	"keelson.dev/keelson/raftstore/disk/platter"
 )
@@ -64,4 +65,14 @@ func (p *PowerCut) Cut() (lost bool, err error) {
 	lost, err = p.layer.Crash(func() bool { return odds == 0 || odds == 1 && p.rng.IntN(2) == 0 })
 	p.layer.Fail(nil)
 	return lost, err
+}
+
+// Slow makes every sync take so long.
+func (p *PowerCut) Slow(d time.Duration) {
+	p.layer.Fail(func(op, _ string) error {
+		if op == "sync" {
+			time.Sleep(d)
+		}
+		return nil
+	})
 }
