@@ -43,15 +43,24 @@ func (h *hinter) init(r *Replica) {
 	h.ctx, h.cancel = context.WithCancel(r.ctx)
 }
 
+// commitIndex is the last index that raft knows to be committed.
+func (h *hinter) commitIndex() uint64 {
+	if r := h.raft.Load(); r != nil {
+		return r.CommitIndex()
+	}
+	return 0
+}
+
 func (h *hinter) wait() { h.running.Wait() }
 
 // committed runs on the state machine's goroutine, before it applies: the
 // followers apply at the same time as the leader.
 func (h *hinter) committed(index, term uint64) {
 	r := h.raft.Load()
-	if r == nil || r.State() != raft.Leader || r.CurrentTerm() != term || r.LastIndex() > index {
-		return // not ours to tell, or the next entry will tell it
+	if r == nil || r.State() != raft.Leader || r.CurrentTerm() != term {
+		return // not ours to tell
 	}
+	newer := r.LastIndex() > index
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.r.ctx.Err() != nil {
@@ -66,6 +75,9 @@ func (h *hinter) committed(index, term uint64) {
 	for _, s := range r.GetConfiguration().Configuration().Servers {
 		if string(s.ID) == h.r.cfg.Name {
 			continue
+		}
+		if newer && !h.r.early.untold(s.ID, index) {
+			continue // the next entries will tell it
 		}
 		p := h.peers[s.ID]
 		if p == nil {

@@ -29,6 +29,8 @@ type meters struct {
 	snapshotTime atomic.Int64 // nanoseconds of the last one
 	snapshotSize atomic.Int64 // bytes of the last one
 	compares     atomic.Uint64
+	early        atomic.Uint64 // calls of raft answered with what was sent while the leader wrote
+	late         atomic.Uint64 // and those that were sent after that
 	compareTime  atomic.Int64  // nanoseconds of the last one
 	refusedPuts  atomic.Uint64 // for want of space, seen by callers here
 }
@@ -181,6 +183,7 @@ var (
 	metricSnapshots     = metric("snapshots_total", "Snapshots written, taken here or sent by the leader.", prometheus.CounterValue)
 	metricSnapshotTime  = metric("snapshot_seconds", "Time that the last snapshot took to write.", prometheus.GaugeValue)
 	metricSnapshotSize  = metric("snapshot_bytes", "Size of the last snapshot.", prometheus.GaugeValue)
+	metricReplicated    = metric("replications_total", "Rounds of entries to one peer, by whether they were sent while this replica, as leader, still wrote them or after that.", prometheus.CounterValue, "sent")
 	metricCompares      = metric("comparisons_total", "Comparisons of the replicas' states made by this replica as leader.", prometheus.CounterValue)
 	metricCompareTime   = metric("comparison_seconds", "Time that the last comparison took.", prometheus.GaugeValue)
 )
@@ -195,7 +198,7 @@ func (c *collector) Describe(out chan<- *prometheus.Desc) {
 	for _, g := range []gauge{metricEntries, metricLeaderChanges, metricElections, metricLeaderships, metricForwarded, metricReadRounds,
 		metricLogBytes, metricRole, metricLeaderKnown, metricTerm, metricCommitIndex, metricAppliedIndex, metricLag, metricContact, metricRevision,
 		metricHistory, metricHistoryBytes, metricKeys, metricBytes, metricQuota, metricAlarm, metricRefusedPuts, metricWatchers, metricBehind,
-		metricCut, metricSnapshots, metricSnapshotTime, metricSnapshotSize, metricCompares, metricCompareTime} {
+		metricCut, metricSnapshots, metricSnapshotTime, metricSnapshotSize, metricReplicated, metricCompares, metricCompareTime} {
 		out <- g.desc
 	}
 }
@@ -220,6 +223,8 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	put(metricSnapshots, float64(m.snapshots.Load()))
 	put(metricSnapshotTime, time.Duration(m.snapshotTime.Load()).Seconds())
 	put(metricSnapshotSize, float64(m.snapshotSize.Load()))
+	put(metricReplicated, float64(m.early.Load()), "early")
+	put(metricReplicated, float64(m.late.Load()), "late")
 	put(metricCompares, float64(m.compares.Load()))
 	put(metricCompareTime, time.Duration(m.compareTime.Load()).Seconds())
 	put(metricRefusedPuts, float64(m.refusedPuts.Load()))

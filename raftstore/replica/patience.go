@@ -18,6 +18,8 @@ type patientTransport struct {
 	// worth reports whether it makes sense to wait for a peer: this replica
 	// still leads in the term, and the peer is still a member.
 	worth func(term uint64, peer raft.ServerID) bool
+	// early may have the answer already.
+	early *early
 }
 
 const (
@@ -27,10 +29,15 @@ const (
 
 // AppendEntries implements raft.Transport.
 func (t *patientTransport) AppendEntries(id raft.ServerID, target raft.ServerAddress, args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) error {
-	err := t.NetworkTransport.AppendEntries(id, target, args, resp)
 	if args.PrevLogEntry == 0 && len(args.Entries) == 0 && args.LeaderCommitIndex == 0 {
-		return err // a heartbeat
+		return t.NetworkTransport.AppendEntries(id, target, args, resp) // a heartbeat
 	}
+	return t.early.call(t.patiently, id, target, args, resp)
+}
+
+// patiently sends until the peer answers, or there is no point in it.
+func (t *patientTransport) patiently(id raft.ServerID, target raft.ServerAddress, args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) error {
+	err := t.NetworkTransport.AppendEntries(id, target, args, resp)
 	for err != nil && t.await(id, target, args.RPCHeader, args.Term) {
 		*resp = raft.AppendEntriesResponse{}
 		err = t.NetworkTransport.AppendEntries(id, target, args, resp)
@@ -41,6 +48,7 @@ func (t *patientTransport) AppendEntries(id raft.ServerID, target raft.ServerAdd
 // InstallSnapshot implements raft.Transport. The content can be read once only,
 // so the peer is made sure of before.
 func (t *patientTransport) InstallSnapshot(id raft.ServerID, target raft.ServerAddress, args *raft.InstallSnapshotRequest, resp *raft.InstallSnapshotResponse, data io.Reader) error {
+	t.early.forget(id)
 	if !t.probe(id, target, args.RPCHeader, args.Term) {
 		t.await(id, target, args.RPCHeader, args.Term)
 	}

@@ -47,6 +47,7 @@ type Replica struct {
 	reads coalescer
 	lead  leaderships
 	hints hinter
+	early early
 	heard hearsay
 	usage usage
 	group group
@@ -227,13 +228,14 @@ func (r *Replica) start(g *errgroup.Group) error {
 		Logger:          newLogger(r.cfg.Logger.With("component", "raft-net")),
 	})
 	r.hints.init(r)
+	r.early.init(r.trans.AppendEntries, r.hints.commitIndex, &r.meters)
 	notify := make(chan bool, 16)
 	var err error
 	conf := r.cfg.raft(notify)
 	r.roles.init(r, conf)
 	r.raft, err = r.disk.StartRaft(func() (*raft.Raft, error) {
-		return raft.NewRaft(conf, r.fsm, &meteredLogs{r.disk.Log, &r.meters}, r.disk.Votes(), &meteredSnapshots{r.disk.Paced(), &r.meters},
-			&overheard{&patientTransport{NetworkTransport: r.trans, worth: r.worthWaiting}, &r.roles})
+		return raft.NewRaft(conf, r.fsm, &earlyLogs{&meteredLogs{r.disk.Log, &r.meters}, r.early.announce}, r.disk.Votes(), &meteredSnapshots{r.disk.Paced(), &r.meters},
+			&overheard{&patientTransport{NetworkTransport: r.trans, worth: r.worthWaiting, early: &r.early}, &r.roles})
 	})
 	if err != nil {
 		r.trans.Close()
@@ -317,6 +319,7 @@ func (r *Replica) shutdown(g *errgroup.Group) {
 	}
 	r.queue.drain()
 	r.hints.wait()
+	r.early.close()
 	r.lead.wait()
 	r.peers.close()
 	r.fsm.hub.Close()
