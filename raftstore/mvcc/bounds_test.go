@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -301,4 +302,38 @@ func BenchmarkApply(b *testing.B) {
 		}
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(max(1, seq)), "ns/proposal")
+}
+
+// What is compacted takes no memory, also while later revisions of the same
+// stretch of history are kept.
+func TestCompactedValuesAreFreed(t *testing.T) {
+	const revisions, size = 200, 256 << 10
+	m := mvcc.New()
+	put := func(n int) mvcc.Entry {
+		return mvcc.Entry{Term: 1, Command: &storev1.Command{Kind: &storev1.Command_Batch{Batch: &storev1.Batch{Proposals: []*storev1.Proposal{{
+			Ops: []*storev1.Op{{Kind: 1, Key: fmt.Sprint("/k/", n%3), Value: make([]byte, size)}},
+		}}}}}}
+	}
+	heap := func() uint64 {
+		var s runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&s)
+		return s.HeapAlloc
+	}
+	before := heap()
+	for n := range revisions {
+		m.Apply(put(n))
+	}
+	if grown := heap() - before; grown < revisions*size {
+		t.Fatalf("%d revisions of %d bytes take %d bytes", revisions, size, grown)
+	}
+	m.Apply(mvcc.Entry{Command: &storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: revisions - 5}}}})
+	if grown := int64(heap() - before); grown > 20*size {
+		t.Errorf("three values and five old ones of %d bytes take %d bytes", size, grown)
+	}
+	l, err := m.View().List("/k/", raftstore.ListOptions{At: revisions - 5})
+	if err != nil || len(l.Items) != 3 || l.Items[0].Modified != revisions-5-(revisions-5-1)%3 {
+		t.Errorf("list at the compacted revision: %+v, error %v", l, err)
+	}
+	runtime.KeepAlive(m)
 }

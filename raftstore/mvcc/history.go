@@ -12,7 +12,7 @@ const segmentRevisions = 256
 // Slots are written once, before the view that shows them is published.
 type segment struct {
 	first raftstore.Revision
-	base  *tree
+	base  *tree // nil when compaction has come to this segment
 	slots [segmentRevisions]raftstore.Events
 	bytes int64 // of what the revisions not compacted replaced; the writer's alone
 }
@@ -82,13 +82,17 @@ func (h *history) compact(upTo raftstore.Revision) {
 	}
 	h.segments = append([]*segment(nil), h.segments[drop:]...)
 	if len(h.segments) > 0 && h.segments[0].first <= upTo {
-		// Of this one the last revisions stay.
-		s := h.segments[0]
+		// Of this one the last revisions stay. Views have the old one: a copy lets
+		// go of what is forgotten, and of the checkpoint, which serves reads before it.
+		s := *h.segments[0]
 		for _, r := range s.slots[max(was+1, s.first)-s.first : upTo+1-s.first] {
 			n := replaced(r)
 			s.bytes -= n
 			h.bytes -= n
 		}
+		clear(s.slots[:upTo+1-s.first])
+		s.base = nil
+		h.segments[0] = &s
 	}
 }
 
