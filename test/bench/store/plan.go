@@ -115,14 +115,14 @@ func (b *bench) plan() []step {
 	add(partIdle, 2*b.idleFor, func(ctx context.Context) error { return b.idle(ctx, b.armsAt(first, one)) })
 	add(partBusy, few*b.busyFor, func(ctx context.Context) error { return b.elections(ctx, b.arms(first)) })
 	add(partTransfers, time.Duration(b.transferCount)*700*time.Millisecond+time.Duration(b.etcdTransfers)*2600*time.Millisecond, func(ctx context.Context) error { return b.transfers(ctx, b.armsAt(first, one)) })
-	add(partShutdown, time.Duration(b.shutdownCount)*1500*time.Millisecond+time.Duration(b.etcdShutdowns)*5*time.Second, func(ctx context.Context) error { return b.shutdowns(ctx, b.armsAt(first, one)) })
+	add(partShutdown, time.Duration(b.shutdownCount)*1200*time.Millisecond+time.Duration(b.etcdShutdowns)*3600*time.Millisecond, func(ctx context.Context) error { return b.shutdowns(ctx, b.armsAt(first, one)) })
 	add(partKills, time.Duration(b.killCount)*1700*time.Millisecond+time.Duration(b.etcdKills)*4*time.Second, func(ctx context.Context) error {
 		return b.kills(ctx, arm{b.groups[first[0]], one[0]}, b.reference())
 	})
 	add(partInstall, time.Duration(b.installMiB)*150*time.Millisecond, func(ctx context.Context) error {
 		return b.installs(ctx, arm{b.groups[first[0]], one[0]}, b.reference())
 	})
-	add(partState, time.Duration(b.stateMiB)*200*time.Millisecond, func(ctx context.Context) error {
+	add(partState, time.Duration(b.stateMiB)*250*time.Millisecond, func(ctx context.Context) error {
 		return b.state(ctx, arm{b.groups[first[0]], one[0]}, b.reference())
 	})
 	return out
