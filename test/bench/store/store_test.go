@@ -155,6 +155,37 @@ func TestLongestGap(t *testing.T) {
 	}
 }
 
+// What counts of a load is what was acknowledged within the window, with its own latency.
+func TestWindow(t *testing.T) {
+	r := drive.Reply{Acks: []int64{300_000, 100_000, 200_000, 400_000}, Micros: []uint32{3000, 1000, 2000, 4000}}
+	got := window{100_000, 300_000}.calls(r)
+	want := map[string]float64{"n": 2, "p50_ms": 2, "p99_ms": 3, "max_ms": 3, "rate": 10, "pause_ms": 100}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	if !slices.Equal(r.Acks, []int64{300_000, 100_000, 200_000, 400_000}) {
+		t.Errorf("the acknowledgements are in another order than the latencies: %v", r.Acks)
+	}
+	beside(got, "before_", map[string]float64{"p99_ms": 1, "n": 9})
+	if want["before_p99_ms"] = 1; !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+// The memory of something is what it took beyond as many commits without it, of the member that it took most of.
+func TestCosts(t *testing.T) {
+	l := large{bench: &bench{options: options{stateMiB: 100}}}
+	during := watch{uses: map[string]use{"r1": {30 * mebi, 20 * mebi, 50 * mebi}, "r2": {5 * mebi, 5 * mebi, 5 * mebi}}}
+	without := watch{uses: map[string]use{"r1": {26 * mebi, 21 * mebi, 10 * mebi}, "r2": {0, 3 * mebi, 5 * mebi}}}
+	want := map[string]float64{
+		"memory_percent": 5, "heap_percent": 2, "allocated_percent": 40,
+		"all_memory_percent": 30, "all_heap_percent": 20, "all_allocated_percent": 50,
+	}
+	if got := l.costs(during, without); !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
 func TestDelays(t *testing.T) {
 	got := delays([]int64{1000, 2000}, [][]int64{{1300, 1900}, {1001}, {1000, 2000, 3000}})
 	if want := []uint32{300, 0, 1, 0, 0}; !slices.Equal(got, want) {

@@ -245,3 +245,20 @@ func TestValue(t *testing.T) {
 		t.Error("two values are the same")
 	}
 }
+
+// The heap is told in bytes, and what is allocated once stays counted.
+func TestRuntimeMeters(t *testing.T) {
+	before := RuntimeMeters()
+	kept := make([]byte, 16<<20)
+	after := RuntimeMeters()
+	if grown := after[MeterAllocated] - before[MeterAllocated]; grown < float64(len(kept)) {
+		t.Errorf("%d bytes were allocated and %.0f counted", len(kept), grown)
+	}
+	if after[MeterHeap] < float64(len(kept)) {
+		t.Errorf("the heap has %.0f bytes, with %d in use", after[MeterHeap], len(kept))
+	}
+	if r := Collect(); r.Error != "" || RuntimeMeters()[MeterCycles] <= before[MeterCycles] {
+		t.Errorf("collected: %+v", r)
+	}
+	clear(kept)
+}
