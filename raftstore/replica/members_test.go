@@ -45,6 +45,11 @@ func TestMembershipChangesUnderLoad(t *testing.T) {
 	if m, _ := memberNamed(t, c, "r4", "r4"); m.Voter {
 		t.Error("a learner has a vote")
 	}
+	for _, name := range []string{"r1", "r3"} {
+		if _, err := c.Replica(name).StepDown(within(t, patience), "r4"); !errors.Is(err, raftstore.ErrInvalid) || !strings.Contains(err.Error(), "promote it first") {
+			t.Errorf("%s: handing over to a learner: %v", name, err)
+		}
+	}
 	// It counts in no majority: with r4 and one voter gone writes go on.
 	c.Stop("r4")
 	w.await(c, 100)
