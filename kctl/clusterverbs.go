@@ -42,6 +42,9 @@ func printStatus(w io.Writer, s api.ClusterStatus) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	fmt.Fprintf(t, "cluster\t%s (%s), answered by %s\n", s.Cluster, s.ID, s.Answered)
 	fmt.Fprintf(t, "leader\t%s in term %d, revision %d, %d log entries committed\n", cmp.Or(s.Leader, "none"), s.Term, s.Revision, s.CommitIndex)
+	if s.Leader == "" {
+		fmt.Fprintf(t, "NO LEADER\t%s\n", leaderless(s.Members))
+	}
 	fmt.Fprintf(t, "store\t%d keys, %s; history %s since revision %d\n", s.Keys, size(s.Bytes), size(s.HistoryBytes), s.Compacted)
 	quota := "no quota"
 	if s.Quota > 0 {
@@ -64,6 +67,24 @@ func printStatus(w io.Writer, s api.ClusterStatus) error {
 	}
 	fmt.Fprintln(w)
 	return printMembers(w, s.Members)
+}
+
+// leaderless says what becomes of a cluster without a leader.
+func leaderless(members []api.ClusterMember) string {
+	voters, answer := 0, 0
+	for _, m := range members {
+		if m.Voter {
+			voters++
+			if m.Version != "" { // it has said so
+				answer++
+			}
+		}
+	}
+	if need := voters/2 + 1; answer < need {
+		return fmt.Sprintf("of %d voters %d answer and %d are needed: nothing can be written. Start the others; if their disks are\n"+
+			"\tlost for good, see 'keelson-controlplane recover --help'", voters, answer, need)
+	}
+	return "the replicas elect one: ask again in a second"
 }
 
 func printMembers(w io.Writer, members []api.ClusterMember) error {

@@ -6,8 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -97,6 +99,10 @@ func Join(ctx context.Context, c Config, token string, servers []string) error {
 	if _, err := os.Stat(filepath.Join(c.DataDir, clusterFile)); err == nil {
 		return fmt.Errorf("%s belongs to a cluster already: start it with 'run'", c.DataDir)
 	}
+	servers, err = fleetAddresses(servers)
+	if err != nil {
+		return err
+	}
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	var answer *fleetv1.EnrollReplicaResponse
@@ -120,6 +126,25 @@ func Join(ctx context.Context, c Config, token string, servers []string) error {
 		return fmt.Errorf("joining as replica %s: %w", c.Name, err)
 	}
 	return keepJoined(c, answer)
+}
+
+// fleetAddresses completes addresses of replicas with the port at which they listen for agents.
+func fleetAddresses(servers []string) ([]string, error) {
+	var c Cluster
+	c.defaults()
+	out := make([]string, len(servers))
+	for i, s := range servers {
+		host, port, err := splitHost(s)
+		switch {
+		case err == nil && host != "" && port != "":
+			out[i] = s
+		case err != nil && s != "" && (!strings.Contains(s, ":") || net.ParseIP(strings.Trim(s, "[]")) != nil):
+			out[i] = at(strings.Trim(s, "[]"), c.FleetPort)
+		default:
+			return nil, fmt.Errorf("--server %q: want the address of a replica, or HOST:PORT", s)
+		}
+	}
+	return out, nil
 }
 
 func enrollAt(ctx context.Context, server string, t pki.Token, c Config) (*fleetv1.EnrollReplicaResponse, error) {

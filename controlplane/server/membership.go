@@ -108,6 +108,9 @@ func (r *Replica) becomeMember(ctx context.Context) error {
 		return ctx.Err()
 	}
 	if len(peers) > 0 {
+		if err := r.knowBefore(peers); err != nil {
+			return err
+		}
 		body, err := json.Marshal(api.ClusterJoin{Name: r.cfg.Name, Address: at(r.cfg.Advertise, r.cluster.PeerPort)})
 		if err != nil {
 			return err
@@ -133,6 +136,18 @@ func (r *Replica) becomeMember(ctx context.Context) error {
 	}
 	<-ctx.Done()
 	return ctx.Err()
+}
+
+// knowBefore writes down whom this replica asks as the members that it knows, if it
+// knows of none: should it lose its data right after it was taken in, it will know
+// who has it.
+func (r *Replica) knowBefore(peers map[string]string) error {
+	if known, err := r.cfg.members(); err != nil || len(known) > 0 {
+		return err
+	}
+	known := maps.Clone(peers)
+	known[r.cfg.Name] = at(r.cfg.Advertise, r.cluster.PeerPort)
+	return writeJSON(filepath.Join(r.cfg.DataDir, membersFile), known)
 }
 
 // toBecomeMember are the replicas to ask, by name; none for one that is a member.

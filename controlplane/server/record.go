@@ -69,6 +69,9 @@ func (d *deed) log(log *slog.Logger, c api.Caller, answer *overheardWriter, took
 	case answer.code >= http.StatusBadRequest:
 		level, outcome = slog.LevelWarn, "refused"
 	}
+	if answer.code == http.StatusNotFound && c.User.Name == replicaUser+d.object {
+		level = slog.LevelInfo // a newcomer makes sure that nobody knows it
+	}
 	attrs = append(attrs, "outcome", outcome)
 	if outcome != "done" {
 		attrs = append(attrs, "reason", reason)

@@ -28,6 +28,7 @@ import (
 	"keelson.dev/keelson/controlplane/registry"
 	"keelson.dev/keelson/controlplane/scheduler"
 	"keelson.dev/keelson/internal/lifecycle"
+	"keelson.dev/keelson/raftstore/disk"
 	"keelson.dev/keelson/raftstore/replica"
 )
 
@@ -99,7 +100,13 @@ func (r *Replica) runStore(ctx context.Context) error {
 		return err
 	}
 	close(r.left)
-	return r.store.Run(ctx)
+	err := r.store.Run(ctx)
+	for _, damage := range []error{disk.ErrCorruptLog, disk.ErrCorruptVotes, disk.ErrCorruptSnapshot, disk.ErrCorruptKeys} {
+		if errors.Is(err, damage) {
+			return fmt.Errorf("%w: 'keelson-controlplane rebuild' on this machine does both, while the other replicas have the data", err)
+		}
+	}
+	return err
 }
 
 // wire builds every part; nothing runs yet but the listeners, so that a taken

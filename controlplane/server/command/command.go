@@ -83,7 +83,7 @@ func joinCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "join",
 		Short:   "Make this machine a further replica of a cluster",
-		Example: "  keelson-controlplane join --advertise-address 192.0.2.12 --token keelson1.controlplane... --server 192.0.2.11:6444",
+		Example: "  keelson-controlplane join --advertise-address 192.0.2.12 --token keelson1.controlplane... --server 192.0.2.11",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if token == "" || len(servers) == 0 {
@@ -98,7 +98,7 @@ func joinCommand() *cobra.Command {
 	}
 	identity(c, &cfg)
 	c.Flags().StringVar(&token, "token", "", "join token for a control-plane replica")
-	c.Flags().StringArrayVar(&servers, "server", nil, "host:port at which a replica listens for agents (repeatable)")
+	c.Flags().StringArrayVar(&servers, "server", nil, "address of a replica, with the port at which it listens for agents when that is not 6444 (repeatable)")
 	return c
 }
 

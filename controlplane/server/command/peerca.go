@@ -63,7 +63,14 @@ func peerCACommand() *cobra.Command {
 		return err
 	})
 	verb("forget", "Believe in the authority in use alone", cobra.NoArgs, func(w io.Writer, _ []string) error {
-		return pki.ForgetPeerCAs(server.TrustFolder(cfg))
+		if err := pki.ForgetPeerCAs(server.TrustFolder(cfg)); err != nil {
+			return err
+		}
+		trust, err := pki.Load(server.TrustFolder(cfg))
+		if err == nil {
+			fmt.Fprintf(w, "this replica believes %s alone\n", short(trust.PeerAuthorities()[0]))
+		}
+		return err
 	})
 	verb("list", "List the authorities", cobra.NoArgs, func(w io.Writer, _ []string) error {
 		trust, err := pki.Load(server.TrustFolder(cfg))

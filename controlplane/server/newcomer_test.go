@@ -1,0 +1,71 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"keelson.dev/keelson/raftstore/disk"
+)
+
+// A newcomer is told where the replicas are by their addresses; what is none is
+// refused at once, and not asked for a minute.
+func TestAddressesToJoinAt(t *testing.T) {
+	got, err := fleetAddresses([]string{"192.0.2.11", "192.0.2.11:7000", "cp1.example.com", "cp1:6444", "2001:db8::1", "[2001:db8::1]", "[2001:db8::1]:7"})
+	want := []string{"192.0.2.11:6444", "192.0.2.11:7000", "cp1.example.com:6444", "cp1:6444", "[2001:db8::1]:6444", "[2001:db8::1]:6444", "[2001:db8::1]:7"}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("%q, %v, want %q", got, err, want)
+	}
+	for _, bad := range []string{"", ":6444", "cp1:", "https://cp1:6444", "a:b:c"} {
+		if got, err := fleetAddresses([]string{bad}); err == nil || !strings.Contains(err.Error(), "--server") {
+			t.Errorf("%q: %q, %v", bad, got, err)
+		}
+	}
+}
+
+// A replica that is damaged says which file it is and what to do; it knows the
+// others from the moment on which it asked to be one of them.
+func TestDamagedNewcomerIsRebuilt(t *testing.T) {
+	p := newPlane(t, 3, nil)
+	p.put("cp1", "a")
+	p.stop("cp2")
+	cfg := p.members["cp2"].cfg
+	journals, err := filepath.Glob(filepath.Join(cfg.DataDir, raftFolder, "raft.journal.*"))
+	if err != nil || len(journals) == 0 {
+		t.Fatalf("journals: %v, %v", journals, err)
+	}
+	for _, path := range journals {
+		raw, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		copy(raw[600:], "damage")
+		if err := os.WriteFile(path, raw, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// As it would be, had it fallen before it saw the list of members.
+	if err := os.Remove(filepath.Join(cfg.DataDir, membersFile)); err != nil {
+		t.Fatal(err)
+	}
+	r := &Replica{cfg: cfg, cluster: p.cluster}
+	if err := r.knowBefore(map[string]string{"cp1": at(address(1), p.cluster.PeerPort), "cp3": at(address(3), p.cluster.PeerPort)}); err != nil {
+		t.Fatal(err)
+	}
+	cfg.Log = slog.New(slog.DiscardHandler)
+	err = Run(context.Background(), cfg)
+	if !errors.Is(err, disk.ErrCorruptLog) || !strings.Contains(err.Error(), "raft.journal.") || !strings.Contains(err.Error(), "'keelson-controlplane rebuild'") {
+		t.Errorf("a damaged journal: %v", err)
+	}
+	rebuilt, err := Rebuild(cfg, nil)
+	if err != nil || !slices.Equal(rebuilt.Asks, []string{"cp1", "cp3"}) {
+		t.Fatalf("rebuild: %v, asks %q", err, rebuilt.Asks)
+	}
+	p.again("cp2")
+	p.holds("cp2", "a")
+}
