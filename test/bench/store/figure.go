@@ -97,6 +97,9 @@ func (w window) calls(r drive.Reply) map[string]float64 {
 	out := latencies(micros)
 	out["rate"] = float64(len(micros)) / (float64(w.to-w.from) / 1e6)
 	out["pause_ms"] = longestGap(r.Acks, w.from, w.to)
+	if math.IsInf(out["pause_ms"], 1) { // nothing from then on
+		out["pause_ms"] = float64(w.to-w.from) / 1000
+	}
 	return out
 }
 

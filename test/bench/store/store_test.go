@@ -166,6 +166,9 @@ func TestWindow(t *testing.T) {
 	if !slices.Equal(r.Acks, []int64{300_000, 100_000, 200_000, 400_000}) {
 		t.Errorf("the acknowledgements are in another order than the latencies: %v", r.Acks)
 	}
+	if late := (window{500_000, 600_000}).calls(r); late["pause_ms"] != 100 || late["n"] != 0 {
+		t.Errorf("a window without calls: %v", late)
+	}
 	beside(got, "before_", map[string]float64{"p99_ms": 1, "n": 9})
 	if want["before_p99_ms"] = 1; !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v, want %v", got, want)
