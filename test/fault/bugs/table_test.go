@@ -122,4 +122,19 @@ var table = []bug{
 		finder: "./raftstore/disk:TestJournalFindsDamage",
 		how:    "an acknowledged record that went bad is dropped without a word",
 	},
+	{
+		name: "what was sent counts as taken", file: "raftstore/replica/early.go",
+		old: "	if len(req.Entries) == 0 || s.over || s.held < last || s.claimed != req.PrevLogEntry {\n		return false\n	}\n	s.claimed = last\n	*resp = s.answer\n",
+		new: "	if len(req.Entries) == 0 || s.sent < last {\n		return false\n	}\n	s.claimed = last\n" +
+			"	*resp = raft.AppendEntriesResponse{Term: req.Term, Success: true}\n",
+		finder: "./raftstore/replica:TestEarlyAnswersAreTrue",
+		how:    "raft is told that a peer holds entries which never reached it",
+	},
+	{
+		name: "commit index beyond the request", file: "raftstore/replica/early.go",
+		old:    "	req.LeaderCommitIndex = min(commit, s.sent)\n",
+		new:    "	req.LeaderCommitIndex = commit\n",
+		finder: "./raftstore/replica:TestEarlyAnswersAreTrue",
+		how:    "a peer takes entries of another leader for committed",
+	},
 }
