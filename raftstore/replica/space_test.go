@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 
 	"keelson.dev/keelson/raftstore"
@@ -30,7 +31,7 @@ func onlyAbout(kind raftstore.AlarmKind, member string) func([]raftstore.Alarm) 
 }
 
 // A store at its quota gives up history first, then refuses puts with a reason,
-// takes deletes, and is itself again once there is room: on every replica, under
+// takes deletes and updates, and is itself again once there is room: on every replica, under
 // every leader, also after a restart.
 func TestQuotaMakesReadOnly(t *testing.T) {
 	const quota, block = 1 << 20, 32 << 10
@@ -95,4 +96,50 @@ func TestQuotaMakesReadOnly(t *testing.T) {
 	}
 	alarmsEverywhere(c, "the end of the alarm", none)
 	commit(t, c.Replica(follower), raftstore.Put("/more", nil))
+}
+
+// However many update a full store at once, through every replica, none of them is
+// refused, nothing comes near to filling a disk, and all replicas stay the same.
+func TestUpdatesOfAFullStoreAreBounded(t *testing.T) {
+	const quota, block, writers, rounds = 1 << 20, 64 << 10, 12, 60
+	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) { cfg.Quota = quota })
+	value := bytes.Repeat([]byte("x"), block)
+	for i := 0; len(c.Replica("r1").Status().Alarms) == 0; i++ {
+		_, err := c.Replica("r1").Commit(within(t, patience), raftstore.Commit{Ops: []raftstore.Op{raftstore.Put(fmt.Sprintf("/k/%d", i), value)}})
+		if err != nil && !errors.Is(err, raftstore.ErrNoSpace) || i > 100 {
+			t.Fatalf("put %d: %v", i, err)
+		}
+	}
+	alarmsEverywhere(c, "the alarm everywhere", onlyAbout(raftstore.AlarmSpace, ""))
+	limit := c.Replica("r1").Status().Alarms[0]
+	if limit.StateLimit < quota || limit.StateLimit > 4*quota || limit.TotalLimit != limit.StateLimit+raftstore.MaxCommitBytes {
+		t.Fatalf("limits of the alarm: %+v, quota %d", limit, quota)
+	}
+	var group sync.WaitGroup
+	for w := range writers {
+		r := c.Replica(c.Names()[w%3])
+		group.Go(func() {
+			for range rounds {
+				_, err := r.Commit(within(t, patience), raftstore.Commit{Ops: []raftstore.Op{raftstore.Put(fmt.Sprintf("/k/%d", w), value)}})
+				if s := r.Status(); err != nil || s.Bytes > limit.StateLimit || s.Bytes+s.HistoryBytes > limit.TotalLimit {
+					t.Errorf("update of a full store: %v; %d bytes of state and %d of history, limits %+v", err, s.Bytes, s.HistoryBytes, limit)
+					return
+				}
+			}
+		})
+	}
+	group.Wait()
+	leader := c.Replica(c.Leader())
+	if s := leader.Status(); s.Compacted == 0 || writers*rounds*block < 2*raftstore.MaxCommitBytes {
+		t.Errorf("%d MiB were replaced and no history gave way", writers*rounds*block>>20)
+	}
+	// Each replica has let go of history by itself, and of the same.
+	c.AwaitRevision(leader.Applied())
+	want := leader.Status()
+	for _, r := range c.Replicas() {
+		if s := r.Status(); s.Compacted != want.Compacted || s.Bytes != want.Bytes || s.HistoryBytes != want.HistoryBytes {
+			t.Errorf("%s: compacted up to %d, %d and %d bytes; the leader: %d, %d, %d",
+				s.ID, s.Compacted, s.Bytes, s.HistoryBytes, want.Compacted, want.Bytes, want.HistoryBytes)
+		}
+	}
 }
