@@ -1,6 +1,10 @@
 package replica
 
 import (
+	"context"
+	"crypto/tls"
+	"net"
+
 	storev1 "keelson.dev/keelson/proto/store/v1"
 )
 
@@ -35,4 +39,34 @@ func (r *Replica) Waiting() int {
 	r.fsm.line.mu.Lock()
 	defer r.fsm.line.mu.Unlock()
 	return len(r.fsm.line.marks)
+}
+
+// ErrNotProposed is what a batch has met with that is certainly not in the log.
+var ErrNotProposed = errNotProposed
+
+// Forwards is how a follower forwards, without the follower.
+type Forwards struct {
+	peers peers
+	f     forwards
+}
+
+// NewForwards forwards over connections with TLS.
+func NewForwards(client *tls.Config) *Forwards {
+	f := new(Forwards)
+	f.peers.init(Config{ClientTLS: client, Dial: func(ctx context.Context, address string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "tcp", address)
+	}})
+	f.f.peers = &f.peers
+	return f
+}
+
+// Call forwards a batch to the leader at an address, who leads until moved is closed.
+func (f *Forwards) Call(ctx context.Context, address string, moved <-chan struct{}, req *storev1.ForwardRequest) (*storev1.ForwardResponse, error) {
+	return f.f.call(ctx, leaderLine{address, moved}, req)
+}
+
+// Close ends it.
+func (f *Forwards) Close() {
+	f.f.close()
+	f.peers.close()
 }

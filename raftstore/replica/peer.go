@@ -95,42 +95,6 @@ type peerServer struct {
 	r *Replica
 }
 
-func (s *peerServer) Forward(ctx context.Context, req *storev1.ForwardRequest) (*storev1.ForwardResponse, error) {
-	if err := s.r.up(ctx); err != nil {
-		return nil, statusOf(err)
-	}
-	if s.r.group.strangers(req.GetGroup()) {
-		return nil, statusOf(fmt.Errorf("%w: %w", errNotProposed, errAnotherGroup))
-	}
-	if n := len(req.GetProposals()); n > maxForward {
-		return nil, status.Errorf(codes.InvalidArgument, "%d proposals, at most %d", n, maxForward)
-	}
-	items := make([]*item, len(req.GetProposals()))
-	for i, p := range req.GetProposals() {
-		items[i] = newItem(p)
-		items[i].local = true // no second hop
-	}
-	s.r.queue.put(items...)
-	resp := &storev1.ForwardResponse{Outcomes: make([]*storev1.Outcome, len(items))}
-	var failed error
-	for i, it := range items {
-		select {
-		case res := <-it.done:
-			if res.err != nil && (failed == nil || errors.Is(res.err, errMaybe)) {
-				failed = res.err
-			}
-			resp.Outcomes[i] = res.outcome.Proto()
-			resp.Index = max(resp.Index, res.index)
-		case <-ctx.Done():
-			return nil, status.FromContextError(ctx.Err()).Err()
-		}
-	}
-	if failed != nil {
-		return nil, statusOf(failed)
-	}
-	return resp, nil
-}
-
 func (s *peerServer) ReadIndex(ctx context.Context, req *storev1.ReadIndexRequest) (*storev1.ReadIndexResponse, error) {
 	if err := s.r.up(ctx); err != nil {
 		return nil, statusOf(err)

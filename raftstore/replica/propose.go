@@ -8,8 +8,6 @@ import (
 	"sync"
 
 	"github.com/hashicorp/raft"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	storev1 "keelson.dev/keelson/proto/store/v1"
@@ -20,6 +18,7 @@ import (
 func (r *Replica) runQueue(ctx context.Context) error {
 	ended := make(chan struct{}, inFlight)
 	var running sync.WaitGroup
+	defer r.forwards.close()
 	defer running.Wait()
 	for underWay := 0; ; {
 		// Whoever was answered by the same batch asks again at the same moment:
@@ -146,17 +145,10 @@ func (r *Replica) forward(ctx context.Context, batch []*item, address string, mo
 		return
 	}
 	r.meters.forwarded.Add(uint64(len(send)))
-	ctx, cancel := until(ctx, moved)
-	defer cancel()
-	client, err := r.peers.client(address)
-	if err != nil {
-		finishAll(send, fmt.Errorf("%w: %w", errNotProposed, err))
-		return
-	}
-	resp, err := client.Forward(ctx, req)
+	resp, err := r.forwards.call(ctx, leaderLine{address, moved}, req)
 	switch {
-	case status.Code(err) == codes.FailedPrecondition:
-		finishAll(send, fmt.Errorf("%w: %w", errNotProposed, err))
+	case errors.Is(err, errNotProposed):
+		finishAll(send, err)
 	case err != nil:
 		finishAll(send, fmt.Errorf("%w: %w", errMaybe, err))
 	case len(resp.GetOutcomes()) != len(send):

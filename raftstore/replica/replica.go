@@ -53,6 +53,8 @@ type Replica struct {
 	group group
 	clock clock
 
+	forwards forwards
+
 	meters meters
 	roles  roleLog
 	alarms []raftstore.Alarm // last seen by noteState
@@ -117,6 +119,7 @@ func New(c Config) (*Replica, error) {
 	r.ids = identities{incarnation: rand.Uint64() | 1, waiting: make(map[uint64]struct{})}
 	r.queue.init()
 	r.peers.init(c)
+	r.forwards.peers = &r.peers
 	r.peers.dial = giveUpUnheard(c.Dial)
 	r.lead.init()
 	r.reads.round = r.readIndexRound

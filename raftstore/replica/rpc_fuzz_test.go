@@ -44,6 +44,14 @@ var peerMethods = []struct {
 			{Fence: 9},
 		}},
 	}},
+	{"Forwards", []proto.Message{
+		&storev1.ForwardCall{},
+		&storev1.ForwardCall{Id: math.MaxUint64, Request: &storev1.ForwardRequest{}},
+		&storev1.ForwardCall{Id: 1, Request: &storev1.ForwardRequest{Group: "another", Proposals: []*storev1.Proposal{{}}}},
+		&storev1.ForwardCall{Id: 1, Request: &storev1.ForwardRequest{Proposals: []*storev1.Proposal{
+			{Ops: []*storev1.Op{{Kind: uint32(raftstore.OpPut), Key: "/a", Value: []byte("x")}}}, {Fence: 9},
+		}}},
+	}},
 	{"ReadIndex", []proto.Message{&storev1.ReadIndexRequest{}}},
 	{"State", []proto.Message{&storev1.StateRequest{}, &storev1.StateRequest{Hash: true}, &storev1.StateRequest{Hash: true, Revision: math.MaxUint64}}},
 	{"AddMember", []proto.Message{
@@ -110,8 +118,17 @@ func FuzzPeerCalls(f *testing.F) {
 		// Any answer will do.
 		callErr := conn.Invoke(ctx, "/keelson.store.v1.Peer/"+name, &data, &reply, grpc.ForceCodec(raw{}))
 		good := raftstore.Revision(0)
-		if name == "Forward" {
-			good = goodProposals(data)
+		switch name {
+		case "Forward":
+			req := new(storev1.ForwardRequest)
+			if proto.Unmarshal(data, req) == nil {
+				good = goodProposals(req)
+			}
+		case "Forwards": // a stream of one message
+			call := new(storev1.ForwardCall)
+			if proto.Unmarshal(data, call) == nil {
+				good = goodProposals(call.GetRequest())
+			}
 		}
 		after, err := r.Sync(within(t, patience))
 		if err != nil {
@@ -136,11 +153,7 @@ func stripped(r *replica.Replica) string {
 }
 
 // goodProposals counts the proposals that a replica may well apply.
-func goodProposals(data []byte) (n raftstore.Revision) {
-	req := new(storev1.ForwardRequest)
-	if proto.Unmarshal(data, req) != nil {
-		return 0
-	}
+func goodProposals(req *storev1.ForwardRequest) (n raftstore.Revision) {
 	for _, p := range req.GetProposals() {
 		var c raftstore.Commit
 		for _, o := range p.GetOps() {

@@ -1850,6 +1850,127 @@ func (x *ForwardResponse) GetIndex() uint64 {
 	return 0
 }
 
+type ForwardCall struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"` // of the sender's choice, once in a stream
+	Request       *ForwardRequest        `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForwardCall) Reset() {
+	*x = ForwardCall{}
+	mi := &file_proto_store_v1_store_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForwardCall) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForwardCall) ProtoMessage() {}
+
+func (x *ForwardCall) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_store_v1_store_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForwardCall.ProtoReflect.Descriptor instead.
+func (*ForwardCall) Descriptor() ([]byte, []int) {
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *ForwardCall) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *ForwardCall) GetRequest() *ForwardRequest {
+	if x != nil {
+		return x.Request
+	}
+	return nil
+}
+
+type ForwardReply struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Id       uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Response *ForwardResponse       `protobuf:"bytes,2,opt,name=response,proto3" json:"response,omitempty"`
+	// Of a call that failed, as the status of Forward would say it:
+	Code          uint32 `protobuf:"varint,3,opt,name=code,proto3" json:"code,omitempty"`
+	Message       string `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForwardReply) Reset() {
+	*x = ForwardReply{}
+	mi := &file_proto_store_v1_store_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForwardReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForwardReply) ProtoMessage() {}
+
+func (x *ForwardReply) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_store_v1_store_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForwardReply.ProtoReflect.Descriptor instead.
+func (*ForwardReply) Descriptor() ([]byte, []int) {
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *ForwardReply) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *ForwardReply) GetResponse() *ForwardResponse {
+	if x != nil {
+		return x.Response
+	}
+	return nil
+}
+
+func (x *ForwardReply) GetCode() uint32 {
+	if x != nil {
+		return x.Code
+	}
+	return 0
+}
+
+func (x *ForwardReply) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
 type ReadIndexRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
@@ -1859,7 +1980,7 @@ type ReadIndexRequest struct {
 
 func (x *ReadIndexRequest) Reset() {
 	*x = ReadIndexRequest{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[27]
+	mi := &file_proto_store_v1_store_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1871,7 +1992,7 @@ func (x *ReadIndexRequest) String() string {
 func (*ReadIndexRequest) ProtoMessage() {}
 
 func (x *ReadIndexRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[27]
+	mi := &file_proto_store_v1_store_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1884,7 +2005,7 @@ func (x *ReadIndexRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadIndexRequest.ProtoReflect.Descriptor instead.
 func (*ReadIndexRequest) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{27}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ReadIndexRequest) GetGroup() string {
@@ -1904,7 +2025,7 @@ type ReadIndexResponse struct {
 
 func (x *ReadIndexResponse) Reset() {
 	*x = ReadIndexResponse{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[28]
+	mi := &file_proto_store_v1_store_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1916,7 +2037,7 @@ func (x *ReadIndexResponse) String() string {
 func (*ReadIndexResponse) ProtoMessage() {}
 
 func (x *ReadIndexResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[28]
+	mi := &file_proto_store_v1_store_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1929,7 +2050,7 @@ func (x *ReadIndexResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadIndexResponse.ProtoReflect.Descriptor instead.
 func (*ReadIndexResponse) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{28}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ReadIndexResponse) GetIndex() uint64 {
@@ -1957,7 +2078,7 @@ type AddMemberRequest struct {
 
 func (x *AddMemberRequest) Reset() {
 	*x = AddMemberRequest{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[29]
+	mi := &file_proto_store_v1_store_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1969,7 +2090,7 @@ func (x *AddMemberRequest) String() string {
 func (*AddMemberRequest) ProtoMessage() {}
 
 func (x *AddMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[29]
+	mi := &file_proto_store_v1_store_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1982,7 +2103,7 @@ func (x *AddMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddMemberRequest.ProtoReflect.Descriptor instead.
 func (*AddMemberRequest) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{29}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *AddMemberRequest) GetId() string {
@@ -2014,7 +2135,7 @@ type AddMemberResponse struct {
 
 func (x *AddMemberResponse) Reset() {
 	*x = AddMemberResponse{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[30]
+	mi := &file_proto_store_v1_store_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2026,7 +2147,7 @@ func (x *AddMemberResponse) String() string {
 func (*AddMemberResponse) ProtoMessage() {}
 
 func (x *AddMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[30]
+	mi := &file_proto_store_v1_store_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2039,7 +2160,7 @@ func (x *AddMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddMemberResponse.ProtoReflect.Descriptor instead.
 func (*AddMemberResponse) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{30}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{32}
 }
 
 type RemoveMemberRequest struct {
@@ -2051,7 +2172,7 @@ type RemoveMemberRequest struct {
 
 func (x *RemoveMemberRequest) Reset() {
 	*x = RemoveMemberRequest{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[31]
+	mi := &file_proto_store_v1_store_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2063,7 +2184,7 @@ func (x *RemoveMemberRequest) String() string {
 func (*RemoveMemberRequest) ProtoMessage() {}
 
 func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[31]
+	mi := &file_proto_store_v1_store_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2076,7 +2197,7 @@ func (x *RemoveMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMemberRequest.ProtoReflect.Descriptor instead.
 func (*RemoveMemberRequest) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{31}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RemoveMemberRequest) GetId() string {
@@ -2094,7 +2215,7 @@ type RemoveMemberResponse struct {
 
 func (x *RemoveMemberResponse) Reset() {
 	*x = RemoveMemberResponse{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[32]
+	mi := &file_proto_store_v1_store_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2106,7 +2227,7 @@ func (x *RemoveMemberResponse) String() string {
 func (*RemoveMemberResponse) ProtoMessage() {}
 
 func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[32]
+	mi := &file_proto_store_v1_store_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2119,7 +2240,7 @@ func (x *RemoveMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMemberResponse.ProtoReflect.Descriptor instead.
 func (*RemoveMemberResponse) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{32}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{34}
 }
 
 type PromoteRequest struct {
@@ -2131,7 +2252,7 @@ type PromoteRequest struct {
 
 func (x *PromoteRequest) Reset() {
 	*x = PromoteRequest{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[33]
+	mi := &file_proto_store_v1_store_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2143,7 +2264,7 @@ func (x *PromoteRequest) String() string {
 func (*PromoteRequest) ProtoMessage() {}
 
 func (x *PromoteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[33]
+	mi := &file_proto_store_v1_store_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2156,7 +2277,7 @@ func (x *PromoteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromoteRequest.ProtoReflect.Descriptor instead.
 func (*PromoteRequest) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{33}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PromoteRequest) GetId() string {
@@ -2174,7 +2295,7 @@ type PromoteResponse struct {
 
 func (x *PromoteResponse) Reset() {
 	*x = PromoteResponse{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[34]
+	mi := &file_proto_store_v1_store_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2186,7 +2307,7 @@ func (x *PromoteResponse) String() string {
 func (*PromoteResponse) ProtoMessage() {}
 
 func (x *PromoteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[34]
+	mi := &file_proto_store_v1_store_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2199,7 +2320,7 @@ func (x *PromoteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromoteResponse.ProtoReflect.Descriptor instead.
 func (*PromoteResponse) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{34}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{36}
 }
 
 type AdmitRequest struct {
@@ -2212,7 +2333,7 @@ type AdmitRequest struct {
 
 func (x *AdmitRequest) Reset() {
 	*x = AdmitRequest{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[35]
+	mi := &file_proto_store_v1_store_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2224,7 +2345,7 @@ func (x *AdmitRequest) String() string {
 func (*AdmitRequest) ProtoMessage() {}
 
 func (x *AdmitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[35]
+	mi := &file_proto_store_v1_store_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2237,7 +2358,7 @@ func (x *AdmitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmitRequest.ProtoReflect.Descriptor instead.
 func (*AdmitRequest) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{35}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *AdmitRequest) GetId() string {
@@ -2262,7 +2383,7 @@ type AdmitResponse struct {
 
 func (x *AdmitResponse) Reset() {
 	*x = AdmitResponse{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[36]
+	mi := &file_proto_store_v1_store_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2274,7 +2395,7 @@ func (x *AdmitResponse) String() string {
 func (*AdmitResponse) ProtoMessage() {}
 
 func (x *AdmitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[36]
+	mi := &file_proto_store_v1_store_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2287,7 +2408,7 @@ func (x *AdmitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmitResponse.ProtoReflect.Descriptor instead.
 func (*AdmitResponse) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{36}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{38}
 }
 
 type StateRequest struct {
@@ -2300,7 +2421,7 @@ type StateRequest struct {
 
 func (x *StateRequest) Reset() {
 	*x = StateRequest{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[37]
+	mi := &file_proto_store_v1_store_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2312,7 +2433,7 @@ func (x *StateRequest) String() string {
 func (*StateRequest) ProtoMessage() {}
 
 func (x *StateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[37]
+	mi := &file_proto_store_v1_store_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2325,7 +2446,7 @@ func (x *StateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateRequest.ProtoReflect.Descriptor instead.
 func (*StateRequest) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{37}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *StateRequest) GetHash() bool {
@@ -2362,7 +2483,7 @@ type StateResponse struct {
 
 func (x *StateResponse) Reset() {
 	*x = StateResponse{}
-	mi := &file_proto_store_v1_store_proto_msgTypes[38]
+	mi := &file_proto_store_v1_store_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2374,7 +2495,7 @@ func (x *StateResponse) String() string {
 func (*StateResponse) ProtoMessage() {}
 
 func (x *StateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_store_v1_store_proto_msgTypes[38]
+	mi := &file_proto_store_v1_store_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2387,7 +2508,7 @@ func (x *StateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateResponse.ProtoReflect.Descriptor instead.
 func (*StateResponse) Descriptor() ([]byte, []int) {
-	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{38}
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *StateResponse) GetId() string {
@@ -2598,7 +2719,15 @@ const file_proto_store_v1_store_proto_rawDesc = "" +
 	"\x05group\x18\x02 \x01(\tR\x05group\"^\n" +
 	"\x0fForwardResponse\x125\n" +
 	"\boutcomes\x18\x01 \x03(\v2\x19.keelson.store.v1.OutcomeR\boutcomes\x12\x14\n" +
-	"\x05index\x18\x02 \x01(\x04R\x05index\"(\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\"Y\n" +
+	"\vForwardCall\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12:\n" +
+	"\arequest\x18\x02 \x01(\v2 .keelson.store.v1.ForwardRequestR\arequest\"\x8b\x01\n" +
+	"\fForwardReply\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12=\n" +
+	"\bresponse\x18\x02 \x01(\v2!.keelson.store.v1.ForwardResponseR\bresponse\x12\x12\n" +
+	"\x04code\x18\x03 \x01(\rR\x04code\x12\x18\n" +
+	"\amessage\x18\x04 \x01(\tR\amessage\"(\n" +
 	"\x10ReadIndexRequest\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\"I\n" +
 	"\x11ReadIndexResponse\x12\x14\n" +
@@ -2636,9 +2765,10 @@ const file_proto_store_v1_store_proto_rawDesc = "" +
 	"disk_bytes\x18\t \x01(\x03R\tdiskBytes\x12\x14\n" +
 	"\x05group\x18\n" +
 	" \x01(\tR\x05group\x12\x1b\n" +
-	"\tsilent_us\x18\v \x01(\x04R\bsilentUs2\xb6\x05\n" +
+	"\tsilent_us\x18\v \x01(\x04R\bsilentUs2\x85\x06\n" +
 	"\x04Peer\x12N\n" +
-	"\aForward\x12 .keelson.store.v1.ForwardRequest\x1a!.keelson.store.v1.ForwardResponse\x12T\n" +
+	"\aForward\x12 .keelson.store.v1.ForwardRequest\x1a!.keelson.store.v1.ForwardResponse\x12M\n" +
+	"\bForwards\x12\x1d.keelson.store.v1.ForwardCall\x1a\x1e.keelson.store.v1.ForwardReply(\x010\x01\x12T\n" +
 	"\tReadIndex\x12\".keelson.store.v1.ReadIndexRequest\x1a#.keelson.store.v1.ReadIndexResponse\x12T\n" +
 	"\tAddMember\x12\".keelson.store.v1.AddMemberRequest\x1a#.keelson.store.v1.AddMemberResponse\x12]\n" +
 	"\fRemoveMember\x12%.keelson.store.v1.RemoveMemberRequest\x1a&.keelson.store.v1.RemoveMemberResponse\x12H\n" +
@@ -2660,7 +2790,7 @@ func file_proto_store_v1_store_proto_rawDescGZIP() []byte {
 }
 
 var file_proto_store_v1_store_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_proto_store_v1_store_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_proto_store_v1_store_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_proto_store_v1_store_proto_goTypes = []any{
 	(Outcome_Code)(0),                  // 0: keelson.store.v1.Outcome.Code
 	(*Precondition)(nil),               // 1: keelson.store.v1.Precondition
@@ -2690,18 +2820,20 @@ var file_proto_store_v1_store_proto_goTypes = []any{
 	(*TransferLeadershipResponse)(nil), // 25: keelson.store.v1.TransferLeadershipResponse
 	(*ForwardRequest)(nil),             // 26: keelson.store.v1.ForwardRequest
 	(*ForwardResponse)(nil),            // 27: keelson.store.v1.ForwardResponse
-	(*ReadIndexRequest)(nil),           // 28: keelson.store.v1.ReadIndexRequest
-	(*ReadIndexResponse)(nil),          // 29: keelson.store.v1.ReadIndexResponse
-	(*AddMemberRequest)(nil),           // 30: keelson.store.v1.AddMemberRequest
-	(*AddMemberResponse)(nil),          // 31: keelson.store.v1.AddMemberResponse
-	(*RemoveMemberRequest)(nil),        // 32: keelson.store.v1.RemoveMemberRequest
-	(*RemoveMemberResponse)(nil),       // 33: keelson.store.v1.RemoveMemberResponse
-	(*PromoteRequest)(nil),             // 34: keelson.store.v1.PromoteRequest
-	(*PromoteResponse)(nil),            // 35: keelson.store.v1.PromoteResponse
-	(*AdmitRequest)(nil),               // 36: keelson.store.v1.AdmitRequest
-	(*AdmitResponse)(nil),              // 37: keelson.store.v1.AdmitResponse
-	(*StateRequest)(nil),               // 38: keelson.store.v1.StateRequest
-	(*StateResponse)(nil),              // 39: keelson.store.v1.StateResponse
+	(*ForwardCall)(nil),                // 28: keelson.store.v1.ForwardCall
+	(*ForwardReply)(nil),               // 29: keelson.store.v1.ForwardReply
+	(*ReadIndexRequest)(nil),           // 30: keelson.store.v1.ReadIndexRequest
+	(*ReadIndexResponse)(nil),          // 31: keelson.store.v1.ReadIndexResponse
+	(*AddMemberRequest)(nil),           // 32: keelson.store.v1.AddMemberRequest
+	(*AddMemberResponse)(nil),          // 33: keelson.store.v1.AddMemberResponse
+	(*RemoveMemberRequest)(nil),        // 34: keelson.store.v1.RemoveMemberRequest
+	(*RemoveMemberResponse)(nil),       // 35: keelson.store.v1.RemoveMemberResponse
+	(*PromoteRequest)(nil),             // 36: keelson.store.v1.PromoteRequest
+	(*PromoteResponse)(nil),            // 37: keelson.store.v1.PromoteResponse
+	(*AdmitRequest)(nil),               // 38: keelson.store.v1.AdmitRequest
+	(*AdmitResponse)(nil),              // 39: keelson.store.v1.AdmitResponse
+	(*StateRequest)(nil),               // 40: keelson.store.v1.StateRequest
+	(*StateResponse)(nil),              // 41: keelson.store.v1.StateResponse
 }
 var file_proto_store_v1_store_proto_depIdxs = []int32{
 	1,  // 0: keelson.store.v1.Op.if:type_name -> keelson.store.v1.Precondition
@@ -2732,27 +2864,31 @@ var file_proto_store_v1_store_proto_depIdxs = []int32{
 	9,  // 25: keelson.store.v1.AlarmChunk.alarms:type_name -> keelson.store.v1.Alarm
 	4,  // 26: keelson.store.v1.ForwardRequest.proposals:type_name -> keelson.store.v1.Proposal
 	12, // 27: keelson.store.v1.ForwardResponse.outcomes:type_name -> keelson.store.v1.Outcome
-	26, // 28: keelson.store.v1.Peer.Forward:input_type -> keelson.store.v1.ForwardRequest
-	28, // 29: keelson.store.v1.Peer.ReadIndex:input_type -> keelson.store.v1.ReadIndexRequest
-	30, // 30: keelson.store.v1.Peer.AddMember:input_type -> keelson.store.v1.AddMemberRequest
-	32, // 31: keelson.store.v1.Peer.RemoveMember:input_type -> keelson.store.v1.RemoveMemberRequest
-	38, // 32: keelson.store.v1.Peer.State:input_type -> keelson.store.v1.StateRequest
-	24, // 33: keelson.store.v1.Peer.TransferLeadership:input_type -> keelson.store.v1.TransferLeadershipRequest
-	34, // 34: keelson.store.v1.Peer.Promote:input_type -> keelson.store.v1.PromoteRequest
-	36, // 35: keelson.store.v1.Peer.Admit:input_type -> keelson.store.v1.AdmitRequest
-	27, // 36: keelson.store.v1.Peer.Forward:output_type -> keelson.store.v1.ForwardResponse
-	29, // 37: keelson.store.v1.Peer.ReadIndex:output_type -> keelson.store.v1.ReadIndexResponse
-	31, // 38: keelson.store.v1.Peer.AddMember:output_type -> keelson.store.v1.AddMemberResponse
-	33, // 39: keelson.store.v1.Peer.RemoveMember:output_type -> keelson.store.v1.RemoveMemberResponse
-	39, // 40: keelson.store.v1.Peer.State:output_type -> keelson.store.v1.StateResponse
-	25, // 41: keelson.store.v1.Peer.TransferLeadership:output_type -> keelson.store.v1.TransferLeadershipResponse
-	35, // 42: keelson.store.v1.Peer.Promote:output_type -> keelson.store.v1.PromoteResponse
-	37, // 43: keelson.store.v1.Peer.Admit:output_type -> keelson.store.v1.AdmitResponse
-	36, // [36:44] is the sub-list for method output_type
-	28, // [28:36] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	26, // 28: keelson.store.v1.ForwardCall.request:type_name -> keelson.store.v1.ForwardRequest
+	27, // 29: keelson.store.v1.ForwardReply.response:type_name -> keelson.store.v1.ForwardResponse
+	26, // 30: keelson.store.v1.Peer.Forward:input_type -> keelson.store.v1.ForwardRequest
+	28, // 31: keelson.store.v1.Peer.Forwards:input_type -> keelson.store.v1.ForwardCall
+	30, // 32: keelson.store.v1.Peer.ReadIndex:input_type -> keelson.store.v1.ReadIndexRequest
+	32, // 33: keelson.store.v1.Peer.AddMember:input_type -> keelson.store.v1.AddMemberRequest
+	34, // 34: keelson.store.v1.Peer.RemoveMember:input_type -> keelson.store.v1.RemoveMemberRequest
+	40, // 35: keelson.store.v1.Peer.State:input_type -> keelson.store.v1.StateRequest
+	24, // 36: keelson.store.v1.Peer.TransferLeadership:input_type -> keelson.store.v1.TransferLeadershipRequest
+	36, // 37: keelson.store.v1.Peer.Promote:input_type -> keelson.store.v1.PromoteRequest
+	38, // 38: keelson.store.v1.Peer.Admit:input_type -> keelson.store.v1.AdmitRequest
+	27, // 39: keelson.store.v1.Peer.Forward:output_type -> keelson.store.v1.ForwardResponse
+	29, // 40: keelson.store.v1.Peer.Forwards:output_type -> keelson.store.v1.ForwardReply
+	31, // 41: keelson.store.v1.Peer.ReadIndex:output_type -> keelson.store.v1.ReadIndexResponse
+	33, // 42: keelson.store.v1.Peer.AddMember:output_type -> keelson.store.v1.AddMemberResponse
+	35, // 43: keelson.store.v1.Peer.RemoveMember:output_type -> keelson.store.v1.RemoveMemberResponse
+	41, // 44: keelson.store.v1.Peer.State:output_type -> keelson.store.v1.StateResponse
+	25, // 45: keelson.store.v1.Peer.TransferLeadership:output_type -> keelson.store.v1.TransferLeadershipResponse
+	37, // 46: keelson.store.v1.Peer.Promote:output_type -> keelson.store.v1.PromoteResponse
+	39, // 47: keelson.store.v1.Peer.Admit:output_type -> keelson.store.v1.AdmitResponse
+	39, // [39:48] is the sub-list for method output_type
+	30, // [30:39] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_proto_store_v1_store_proto_init() }
@@ -2780,7 +2916,7 @@ func file_proto_store_v1_store_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_proto_store_v1_store_proto_rawDesc), len(file_proto_store_v1_store_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   39,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1,0 +1,251 @@
+package replica
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	storev1 "keelson.dev/keelson/proto/store/v1"
+)
+
+// forwards sends batches to the leader, as messages of one stream for as long
+// as it leads. A leader of a version without such streams is called instead.
+type forwards struct {
+	peers *peers
+
+	mu   sync.Mutex
+	line *forwardLine // the present one; nil when there was none
+}
+
+// leaderLine says where to send: the leader's address, and when it leads no more.
+type leaderLine struct {
+	address string
+	moved   <-chan struct{}
+}
+
+// forwardLine is a stream to one leader during one leadership.
+type forwardLine struct {
+	to     leaderLine
+	client storev1.PeerClient
+	stream storev1.Peer_ForwardsClient
+	ctx    context.Context // ends with the leadership
+	cancel context.CancelFunc
+
+	sending sync.Mutex
+
+	mu      sync.Mutex
+	last    uint64
+	waiting map[uint64]chan *storev1.ForwardReply // each buffered for its reply
+	ended   chan struct{}                         // closed when nothing more is received
+	err     error                                 // and why; set before
+}
+
+// call forwards one batch. An error that wraps errNotProposed says that it is
+// certainly not in the log. It gives up when the leader changes, so that nobody
+// waits for one who is gone.
+func (f *forwards) call(ctx context.Context, to leaderLine, req *storev1.ForwardRequest) (*storev1.ForwardResponse, error) {
+	l, err := f.open(ctx, to)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errNotProposed, err)
+	}
+	resp, err := l.call(req)
+	if status.Code(err) == codes.Unimplemented { // and so it is not done
+		resp, err = l.client.Forward(l.ctx, req)
+	}
+	if status.Code(err) == codes.FailedPrecondition {
+		err = fmt.Errorf("%w: %w", errNotProposed, err)
+	}
+	return resp, err
+}
+
+// open returns the stream to the leader. One that has broken is made again;
+// one that the leader does not know stays, and says so.
+func (f *forwards) open(ctx context.Context, to leaderLine) (*forwardLine, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	select {
+	case <-to.moved: // a line to another may be up already
+		return nil, errors.New("the leader has changed")
+	default:
+	}
+	if l := f.line; l != nil {
+		if l.to.moved == to.moved && l.good() {
+			return l, nil
+		}
+		f.line = nil
+		l.close()
+	}
+	client, err := f.peers.client(to.address)
+	if err != nil {
+		return nil, err
+	}
+	l := &forwardLine{to: to, client: client, waiting: make(map[uint64]chan *storev1.ForwardReply), ended: make(chan struct{})}
+	l.ctx, l.cancel = until(ctx, to.moved)
+	if l.stream, err = client.Forwards(l.ctx); err != nil {
+		l.cancel()
+		return nil, err
+	}
+	go l.receive()
+	f.line = l
+	return l, nil
+}
+
+// close ends the stream, and returns when it has ended.
+func (f *forwards) close() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.line != nil {
+		f.line.close()
+		f.line = nil
+	}
+}
+
+func (l *forwardLine) close() {
+	l.cancel()
+	<-l.ended
+}
+
+// good reports whether the stream may be used.
+func (l *forwardLine) good() bool {
+	select {
+	case <-l.ended:
+		return status.Code(l.err) == codes.Unimplemented
+	default:
+		return true
+	}
+}
+
+func (l *forwardLine) call(req *storev1.ForwardRequest) (*storev1.ForwardResponse, error) {
+	done := make(chan *storev1.ForwardReply, 1)
+	l.mu.Lock()
+	l.last++
+	id := l.last
+	l.waiting[id] = done
+	l.mu.Unlock()
+	l.sending.Lock()
+	err := l.stream.Send(&storev1.ForwardCall{Id: id, Request: req})
+	l.sending.Unlock()
+	if err != nil && !errors.Is(err, io.EOF) { // of which receiving tells why
+		l.cancel()
+	}
+	select {
+	case r := <-done:
+		return replied(r)
+	case <-l.ended:
+	}
+	select {
+	case r := <-done: // it came before the end
+		return replied(r)
+	default:
+		return nil, l.err
+	}
+}
+
+func replied(r *storev1.ForwardReply) (*storev1.ForwardResponse, error) {
+	return r.GetResponse(), status.Error(codes.Code(r.GetCode()), r.GetMessage()) // nil for OK
+}
+
+// receive hands out replies until the stream ends.
+func (l *forwardLine) receive() {
+	defer close(l.ended)
+	for {
+		r, err := l.stream.Recv()
+		if err != nil {
+			l.err = err
+			return
+		}
+		l.mu.Lock()
+		done := l.waiting[r.GetId()]
+		delete(l.waiting, r.GetId())
+		l.mu.Unlock()
+		if done != nil {
+			done <- r
+		}
+	}
+}
+
+func (s *peerServer) Forward(ctx context.Context, req *storev1.ForwardRequest) (*storev1.ForwardResponse, error) {
+	if err := s.r.up(ctx); err != nil {
+		return nil, statusOf(err)
+	}
+	if s.r.group.strangers(req.GetGroup()) {
+		return nil, statusOf(fmt.Errorf("%w: %w", errNotProposed, errAnotherGroup))
+	}
+	if n := len(req.GetProposals()); n > maxForward {
+		return nil, status.Errorf(codes.InvalidArgument, "%d proposals, at most %d", n, maxForward)
+	}
+	items := make([]*item, len(req.GetProposals()))
+	for i, p := range req.GetProposals() {
+		items[i] = newItem(p)
+		items[i].local = true // no second hop
+	}
+	s.r.queue.put(items...)
+	resp := &storev1.ForwardResponse{Outcomes: make([]*storev1.Outcome, len(items))}
+	var failed error
+	for i, it := range items {
+		select {
+		case res := <-it.done:
+			if res.err != nil && (failed == nil || errors.Is(res.err, errMaybe)) {
+				failed = res.err
+			}
+			resp.Outcomes[i] = res.outcome.Proto()
+			resp.Index = max(resp.Index, res.index)
+		case <-ctx.Done():
+			return nil, status.FromContextError(ctx.Err()).Err()
+		}
+	}
+	if failed != nil {
+		return nil, statusOf(failed)
+	}
+	return resp, nil
+}
+
+// maxForwards bounds the calls of one stream that are under way at once.
+const maxForwards = 2 * inFlight
+
+// Forwards serves a stream until the other replica ends it and all its calls
+// are answered, or the connection is lost, which ends the calls.
+func (s *peerServer) Forwards(stream grpc.BidiStreamingServer[storev1.ForwardCall, storev1.ForwardReply]) error {
+	var (
+		sending sync.Mutex
+		calls   sync.WaitGroup
+		places  = make(chan struct{}, maxForwards)
+	)
+	ctx, cancel := context.WithCancel(stream.Context())
+	defer calls.Wait()
+	defer cancel()
+	for {
+		call, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			calls.Wait()
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		select {
+		case places <- struct{}{}:
+		case <-ctx.Done():
+			return status.FromContextError(ctx.Err()).Err()
+		}
+		calls.Go(func() {
+			defer func() { <-places }()
+			reply := &storev1.ForwardReply{Id: call.GetId()}
+			if resp, err := s.Forward(ctx, call.GetRequest()); err == nil {
+				reply.Response = resp
+			} else {
+				said := status.Convert(err)
+				reply.Code, reply.Message = uint32(said.Code()), said.Message()
+			}
+			sending.Lock()
+			defer sending.Unlock()
+			_ = stream.Send(reply) // if it fails, so does receiving
+		})
+	}
+}
