@@ -53,6 +53,10 @@ type Config struct {
 	HeartbeatTimeout time.Duration
 	ElectionTimeout  time.Duration
 	LeaseTimeout     time.Duration
+	// DiskPatience is how long a leader goes on although a write of its log has not
+	// come back (default 5 s, and not less than four times HeartbeatTimeout). Then it
+	// lets another be elected.
+	DiskPatience time.Duration
 	// CommitTimeout is raft's own fallback for telling followers of a commit
 	// (default 1 s). Normally the leader tells them at once.
 	CommitTimeout time.Duration
@@ -120,6 +124,7 @@ func (c Config) withDefaults() Config {
 	orElse(&c.HeartbeatTimeout, 600*time.Millisecond)
 	orElse(&c.ElectionTimeout, max(600*time.Millisecond, c.HeartbeatTimeout))
 	orElse(&c.LeaseTimeout, c.HeartbeatTimeout-5*time.Millisecond)
+	orElse(&c.DiskPatience, max(5*time.Second, 4*c.HeartbeatTimeout))
 	orElse(&c.CommitTimeout, time.Second)
 	orElse(&c.HistoryAge, 5*time.Minute)
 	if c.HistoryRevisions == 0 {
@@ -173,7 +178,7 @@ func (c Config) check() error {
 		value int64
 	}{
 		{"heartbeat timeout", int64(c.HeartbeatTimeout)}, {"election timeout", int64(c.ElectionTimeout)}, {"lease timeout", int64(c.LeaseTimeout)},
-		{"commit timeout", int64(c.CommitTimeout)}, {"number of revisions of history", int64(c.HistoryRevisions)}, {"age of history", int64(c.HistoryAge)},
+		{"patience with the disk", int64(c.DiskPatience)}, {"commit timeout", int64(c.CommitTimeout)}, {"number of revisions of history", int64(c.HistoryRevisions)}, {"age of history", int64(c.HistoryAge)},
 		{"least history", int64(c.MinHistory)}, {"bytes between snapshots", c.SnapshotBytes}, {"bytes of the trailing log", c.TrailingBytes},
 	} {
 		if least.value < 0 {

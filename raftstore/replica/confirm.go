@@ -112,6 +112,9 @@ func (c *confirmer) answer(number uint64, confirmed bool) {
 // heartbeat asks one voter whether it still follows this leader. It takes the
 // path of raft's own heartbeats, which does not wait for the voter's disk.
 func (r *Replica) heartbeat(to raft.Server, term uint64) bool {
+	if r.hangs() {
+		return false
+	}
 	req := &raft.AppendEntriesRequest{RPCHeader: r.header(), Term: term}
 	req.Leader = req.RPCHeader.Addr
 	var resp raft.AppendEntriesResponse

@@ -18,6 +18,8 @@ type meters struct {
 	batch    prometheus.Histogram // proposals in one entry
 	logWrite prometheus.Histogram // entries written and synced by the log store
 
+	writing writing
+
 	entries      atomic.Uint64 // applied
 	leaders      atomic.Uint64 // changes of the leader seen
 	elections    atomic.Uint64 // started by this replica
@@ -36,6 +38,7 @@ type meters struct {
 }
 
 func (m *meters) init() {
+	m.writing.from = time.Now()
 	// From a tenth of a millisecond, which memory alone takes, to what a
 	// failover takes.
 	seconds := prometheus.ExponentialBuckets(0.0001, 2, 16)
@@ -65,6 +68,8 @@ func (s *meteredLogs) StoreLog(l *raft.Log) error { return s.StoreLogs([]*raft.L
 // StoreLogs implements raft.LogStore.
 func (s *meteredLogs) StoreLogs(logs []*raft.Log) error {
 	began := time.Now()
+	s.meters.writing.begin()
+	defer s.meters.writing.end()
 	if err := s.LogStore.StoreLogs(logs); err != nil {
 		return err
 	}

@@ -238,7 +238,7 @@ func (r *Replica) start(g *errgroup.Group) error {
 	r.roles.init(r, conf)
 	r.raft, err = r.disk.StartRaft(func() (*raft.Raft, error) {
 		return raft.NewRaft(conf, r.fsm, &earlyLogs{&meteredLogs{r.disk.Log, &r.meters}, r.early.announce}, r.disk.Votes(), &meteredSnapshots{r.disk.Paced(), &r.meters},
-			&overheard{&patientTransport{NetworkTransport: r.trans, worth: r.worthWaiting, early: &r.early}, &r.roles})
+			&silentWhenHung{&overheard{&patientTransport{NetworkTransport: r.trans, worth: r.worthWaiting, early: &r.early}, &r.roles}, r.hangs})
 	})
 	if err != nil {
 		r.trans.Close()
@@ -392,11 +392,11 @@ func (r *Replica) catchUp(ctx context.Context) error {
 	return nil
 }
 
-// Ready reports whether the replica knows a leader and has applied everything
-// that was committed when it started.
+// Ready reports whether the replica knows a leader, has applied everything that
+// was committed when it started, and has a disk that answers.
 func (r *Replica) Ready() bool {
 	_, known := r.role.leader()
-	return r.caughtUp.Load() && known && r.ctx.Err() == nil
+	return r.caughtUp.Load() && known && r.ctx.Err() == nil && !r.hangs()
 }
 
 // Address is where the other replicas reach this one; "" before Run.

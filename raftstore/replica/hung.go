@@ -1,0 +1,61 @@
+package replica
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
+
+// Heartbeats do not wait for the disk, so that a slow one costs no leadership. But
+// a leader whose disk does not answer at all would lead for ever and commit
+// nothing. When a write of its log has taken longer than DiskPatience it falls
+// silent instead: the others miss it and elect one of them, and what it has
+// under way is proposed there under its own id. It follows once its disk answers,
+// or stops when that reports a failure.
+
+// writing is since when the log is being written.
+type writing struct {
+	from    time.Time    // what since counts from, by the monotonic clock
+	since   atomic.Int64 // nanoseconds; 0 = nothing is being written
+	noticed atomic.Int64 // the write that was logged as hanging
+}
+
+func (w *writing) begin() { w.since.Store(max(1, int64(time.Since(w.from)))) }
+func (w *writing) end()   { w.since.Store(0) }
+
+// hangs reports that this replica's log has not answered for too long.
+func (r *Replica) hangs() bool {
+	w := &r.meters.writing
+	since := w.since.Load()
+	if since == 0 {
+		return false
+	}
+	took := time.Since(w.from) - time.Duration(since)
+	if took < r.cfg.DiskPatience {
+		return false
+	}
+	if w.noticed.Swap(since) != since {
+		r.log.Error("the disk does not answer: if this replica leads it falls silent, so that another is elected", "log", r.cfg.DataDir, "after", took)
+	}
+	return true
+}
+
+var errDiskHangs = errors.New("not sent: the disk of this replica does not answer")
+
+// silentWhenHung sends nothing that would keep the followers from an election
+// while this replica's disk hangs.
+type silentWhenHung struct {
+	*overheard
+	hangs func() bool
+}
+
+// AppendEntries implements raft.Transport.
+func (t *silentWhenHung) AppendEntries(id raft.ServerID, target raft.ServerAddress, args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) error {
+	if t.hangs() {
+		return fmt.Errorf("entries for %s: %w", id, errDiskHangs)
+	}
+	return t.overheard.AppendEntries(id, target, args, resp)
+}
