@@ -53,5 +53,5 @@ func toAnswer(ctx context.Context) (context.Context, context.CancelFunc) {
 	if !bounded {
 		return context.WithCancel(ctx)
 	}
-	return context.WithDeadline(ctx, deadline.Add(-min(200*time.Millisecond, time.Until(deadline)/10)))
+	return context.WithDeadline(ctx, deadline.Add(-min(time.Second, time.Until(deadline)/4)))
 }
