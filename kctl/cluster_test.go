@@ -265,3 +265,20 @@ func TestVerifyAtServer(t *testing.T) {
 		}
 	}
 }
+
+// Without a leader the status says whether that will pass.
+func TestStatusWithoutALeader(t *testing.T) {
+	there, away, learner := api.ClusterMember{Voter: true, Version: "v1"}, api.ClusterMember{Voter: true}, api.ClusterMember{Version: "v1"}
+	for _, c := range []struct {
+		members []api.ClusterMember
+		want    string
+	}{
+		{[]api.ClusterMember{there, away, away, learner, learner}, "of 3 voters 1 answer and 2 are needed: nothing can be written"},
+		{[]api.ClusterMember{there, away}, "of 2 voters 1 answer and 2 are needed"},
+		{[]api.ClusterMember{there, there, away}, "the replicas elect one"},
+	} {
+		if got := leaderless(c.members); !strings.Contains(got, c.want) {
+			t.Errorf("%+v: %q, want %q", c.members, got, c.want)
+		}
+	}
+}
