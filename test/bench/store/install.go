@@ -16,10 +16,11 @@ const (
 	// installSlack is how many entries a member that has caught up may lack:
 	// under load some are always on their way.
 	installSlack = 100
-	// missedEntries is more than a leader's log keeps of the smallest state that is
-	// measured, whose half it may keep: a replica counts bytes, etcd 5,000 entries.
-	missedEntries     = 1_100
+	// missedBytes, in values of one entry each, and missedEntriesEtcd are more than
+	// a leader's log keeps of a small state: half of the state, or etcd's 5,000 entries.
+	missedBytes       = 2 << 20
 	missedEntriesEtcd = 6_000
+	fewEntries        = 64              // that a replica keeps however large they are
 	quietTime         = 3 * time.Second // without what is measured, to compare with
 	lookEvery         = 20 * time.Millisecond
 	installLimit      = 3 * time.Minute
@@ -97,7 +98,7 @@ func (b *bench) install(ctx context.Context, a arm, miss func(rest []*member) er
 	if err := wait.Delay(ctx, settle); err != nil {
 		return nil, err
 	}
-	if err := a.cutOff(ctx, leader, had.Applied); err != nil {
+	if err := a.cutOff(ctx, leader, had.Applied, b.size); err != nil {
 		return nil, err
 	}
 	start := time.Now()
@@ -131,8 +132,8 @@ func (b *bench) install(ctx context.Context, a arm, miss func(rest []*member) er
 }
 
 // cutOff waits until a member that had so many entries lacks more than the leader's log keeps.
-func (a arm) cutOff(ctx context.Context, leader *member, had uint64) error {
-	missed := uint64(missedEntries)
+func (a arm) cutOff(ctx context.Context, leader *member, had uint64, size int) error {
+	missed := uint64(missedBytes/size + fewEntries)
 	if a.isReference() {
 		missed = missedEntriesEtcd
 	}

@@ -12,8 +12,8 @@ import (
 
 const usage = `bench-store measures the replicated store beside etcd, in the same run.
 
-  make bench-store                                 everything, about 17 minutes
-  make bench-store ARGS="-kills 20 -etcd-kills 5"  the same with fewer kills, 4 minutes less
+  make bench-store                                 everything, about 14 minutes on a quiet machine
+  make bench-store ARGS="-kills 20 -etcd-kills 5"  the same with fewer kills, 3 minutes less
   make bench-store ARGS="-only puts"               puts alone
   make bench-store ARGS="-only kills"              100 kills of our leader beside 20 of etcd's, and the histogram: 5 minutes
   make bench-store ARGS="-only install,shutdown"   a follower brought up to date under load, orderly ends of the leader

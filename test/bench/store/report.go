@@ -89,7 +89,7 @@ func rows(r figures.Record) []figures.Row {
 		if !ok {
 			continue
 		}
-		row := figures.Row{Measure: c.label, Params: r.Measure + brackets(r.Params), Key: targetKey(r, c.value), Figure: v, Unit: c.unit}
+		row := figures.Row{Measure: c.label, Params: r.Measure + brackets(r.Params) + disturbance(r.Others), Key: targetKey(r, c.value), Figure: v, Unit: c.unit}
 		if r.Reference != nil {
 			if other, ok := r.Reference.Values[c.value]; ok {
 				row.Reference = &figures.Reference{Name: r.Reference.Name, Figure: other}
@@ -98,6 +98,14 @@ func rows(r figures.Record) []figures.Row {
 		out = append(out, row)
 	}
 	return out
+}
+
+// disturbance says that a measure did not have the machine to itself.
+func disturbance(others float64) string {
+	if others < 0.1 {
+		return ""
+	}
+	return fmt.Sprintf(", beside other work on %.0f%% of the machine", 100*others)
 }
 
 // targetKey is the key of the figure to beat, of figures.Targets.

@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 // nothing, that it says something means that the benchmark works.
 func TestEveryMeasure(t *testing.T) {
 	o, err := parse([]string{
-		"-rounds", "1", "-duration", "20ms", "-clients", "1,4", "-logs", "bolt", "-list-keys", "40", "-list-times", "2",
+		"-rounds", "1", "-duration", "20ms", "-size", "4096", "-clients", "1,4", "-logs", "bolt", "-list-keys", "40", "-list-times", "2",
 		"-watchers", "6", "-watch-for", "100ms", "-commits", "3", "-idle-for", "10ms", "-busy-for", "50ms",
 		"-transfers", "1", "-shutdowns", "1", "-kills", "1", "-install", "1", "-memory", "1", "-state", "2", "-compare-every", "500ms", "-dir", t.TempDir(), "-json", t.TempDir() + "/lines",
 	}, io.Discard)
@@ -46,7 +46,7 @@ func TestEveryMeasure(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	var table, progress bytes.Buffer
 	if err := run(ctx, o, self, &table, &progress); err != nil {
@@ -274,6 +274,16 @@ func TestVerdict(t *testing.T) {
 	})
 	if want := "1 of 2 bounds are met.\n  not yet: kill (kills=1), p50"; got != want {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// Who reads the table sees which figures mean little.
+func TestDisturbed(t *testing.T) {
+	r := figures.Record{Measure: "idle", Params: map[string]any{"for": "4s"}, Values: map[string]float64{"cores": 1}}
+	for others, want := range map[float64]string{0.09: "idle (for=4s)", 0.456: "idle (for=4s), beside other work on 46% of the machine"} {
+		if r.Others = others; rows(r)[0].Params != want {
+			t.Errorf("%v: %q", others, rows(r)[0].Params)
+		}
 	}
 }
 
