@@ -83,3 +83,45 @@ func TestHistoryIsCompactedByAge(t *testing.T) {
 		t.Errorf("list at the oldest revision that is kept: %v", err)
 	}
 }
+
+// Pages of one revision may be read each at another replica, while keys come and
+// go and history before the revision is forgotten: together they are one list.
+// Once the revision itself is forgotten every replica says so.
+func TestPagesFromReplicaToReplica(t *testing.T) {
+	c := storetest.NewCluster(t, 3, nil)
+	for i := range 30 {
+		commit(t, c.Replica("r1"), raftstore.Put(fmt.Sprintf("/p/%02d", i), []byte("old")))
+	}
+	ctx := within(t, patience)
+	whole, err := c.Replica("r2").List(ctx, "/p/", raftstore.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []raftstore.Item
+	for page := (raftstore.List{More: true}); page.More; {
+		n := len(got)
+		o := raftstore.ListOptions{Limit: 4, At: whole.Revision}
+		if n > 0 {
+			o.After = got[n-1].Key
+			commit(t, c.Replica("r3"), raftstore.Delete(fmt.Sprintf("/p/%02d", 30-n)), raftstore.Put(fmt.Sprintf("/p/%02d+", n), nil))
+			if err := c.Replica(c.Leader()).Compact(ctx, whole.Revision); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if page, err = c.Replica(c.Names()[n/4%3]).List(ctx, "/p/", o); err != nil {
+			t.Fatalf("page after %d keys: %v", n, err)
+		}
+		got = append(got, page.Items...)
+	}
+	if fmt.Sprint(got) != fmt.Sprint(whole.Items) {
+		t.Errorf("pages together:\n%v\nwant\n%v", got, whole.Items)
+	}
+	if err := c.Replica(c.Leader()).Compact(ctx, whole.Revision+1); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range c.Names() {
+		if _, err := c.Replica(name).List(ctx, "/p/", raftstore.ListOptions{At: whole.Revision, After: "/p/03"}); !errors.Is(err, raftstore.ErrCompacted) {
+			t.Errorf("%s: page of a forgotten revision: %v", name, err)
+		}
+	}
+}
