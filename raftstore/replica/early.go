@@ -39,7 +39,7 @@ type sendAppend func(raft.ServerID, raft.ServerAddress, *raft.AppendEntriesReque
 // Bounds of what waits to be sent to one peer, and of the answers from it that
 // wait for raft: there are more when raft has given the peer up.
 const (
-	earlyEntries   = 64
+	earlyEntries   = 32
 	earlyBytes     = 4 << 20
 	earlyUnclaimed = 8
 )

@@ -67,15 +67,14 @@ func (w *committing) over() bool {
 func hung(t *testing.T, c *storetest.Cluster, hang func() <-chan struct{}, through, key string) *committing {
 	t.Helper()
 	leader := c.Leader()
-	before := c.Replica(leader).LastIndex()
-	for _, f := range c.Followers() {
-		c.Await(f+" to be level", func() bool { return c.Replica(f).LastIndex() == before })
-	}
-	// The connections over which entries go are there after a few commits.
-	for range 3 {
+	var before uint64
+	for range 3 { // then all followers are in step
 		commit(t, c.Replica(leader), raftstore.Put("/before", nil))
+		before = c.Replica(leader).LastIndex()
+		for _, f := range c.Followers() {
+			c.Await(f+" to be level", func() bool { return c.Replica(f).LastIndex() == before })
+		}
 	}
-	before = c.Replica(leader).LastIndex()
 	hangs := hang()
 	w := create(t, c.Replica(through), key)
 	<-hangs
