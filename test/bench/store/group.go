@@ -30,6 +30,7 @@ type group struct {
 	load     *process // nil until the group is up
 	joins    bool     // members join one after the other; otherwise all know all from the start
 	inside   bool     // members take the orders of clients too
+	ended    float64  // seconds of CPU of processes that others have taken the place of
 }
 
 // member is one member: its place, and its process while it runs.
@@ -140,6 +141,9 @@ func (g *group) up(ctx context.Context, conns int) error {
 }
 
 func (g *group) startMember(m *member) (err error) {
+	if m.process != nil {
+		g.ended += m.spent()
+	}
 	m.process, err = g.programs.member.start(g.name+" "+m.setup.Name, m.setup)
 	return err
 }
@@ -214,6 +218,20 @@ func names(members []*member) []string {
 	var out []string
 	for _, m := range members {
 		out = append(out, m.setup.Name)
+	}
+	return out
+}
+
+// spent is the CPU time of all processes of the group so far, in seconds.
+func (g *group) spent() float64 {
+	out := g.ended
+	if g.load != nil {
+		out += g.load.spent()
+	}
+	for _, m := range g.members {
+		if m.process != nil {
+			out += m.spent()
+		}
 	}
 	return out
 }

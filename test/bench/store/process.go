@@ -10,6 +10,7 @@ import (
 	"sync"
 	"syscall"
 
+	"keelson.dev/keelson/test/bench/procfs"
 	"keelson.dev/keelson/test/bench/store/drive"
 )
 
@@ -157,6 +158,20 @@ func (p *process) terminate(ctx context.Context) error {
 		return fmt.Errorf("%s was asked to end and failed: %s", p.name, state)
 	}
 	return nil
+}
+
+// spent is the process's CPU time in seconds, also when it has ended.
+func (p *process) spent() float64 {
+	select {
+	case <-p.dead:
+		return (p.cmd.ProcessState.UserTime() + p.cmd.ProcessState.SystemTime()).Seconds()
+	default:
+	}
+	seconds, err := procfs.CPU(p.cmd.Process.Pid)
+	if err != nil {
+		return 0 // it ends just now
+	}
+	return seconds
 }
 
 // kill is kill -9.

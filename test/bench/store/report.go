@@ -89,7 +89,7 @@ func rows(r figures.Record) []figures.Row {
 		if !ok {
 			continue
 		}
-		row := figures.Row{Measure: c.label, Params: r.Measure + brackets(r.Params) + disturbance(r.Others), Key: targetKey(r, c.value), Figure: v, Unit: c.unit}
+		row := figures.Row{Measure: c.label, Params: r.Measure + brackets(r.Params) + disturbance(r), Key: targetKey(r, c.value), Figure: v, Unit: c.unit}
 		if r.Reference != nil {
 			if other, ok := r.Reference.Values[c.value]; ok {
 				row.Reference = &figures.Reference{Name: r.Reference.Name, Figure: other}
@@ -100,12 +100,12 @@ func rows(r figures.Record) []figures.Row {
 	return out
 }
 
-// disturbance says that a measure did not have the machine to itself.
-func disturbance(others float64) string {
-	if others < 0.1 {
+// disturbance says that a measure did not have the machine to itself, unless it was not meant to.
+func disturbance(r figures.Record) string {
+	if r.Others < 0.1 || r.Measure == "busy" {
 		return ""
 	}
-	return fmt.Sprintf(", beside other work on %.0f%% of the machine", 100*others)
+	return fmt.Sprintf(", beside other work on %.0f%% of the machine", 100*r.Others)
 }
 
 // targetKey is the key of the figure to beat, of figures.Targets.

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"time"
 
@@ -68,9 +69,13 @@ type cost struct {
 // the arm's processes. One that ends or begins meanwhile is left out.
 func (c *cost) metered(a arm, do func() error) (float64, error) {
 	var r figures.Record
+	began, before := time.Now(), a.spent()
 	if err := a.meter().Run(&r, do); err != nil {
 		return 0, err
 	}
+	// The meter knows those that are there all the time; members come and go.
+	mine := a.spent() - before + r.CPU[procfs.Self]
+	others := max(0, r.Busy-mine/(time.Since(began).Seconds()*float64(runtime.NumCPU())))
 	if c.cpu == nil {
 		c.cpu = make(map[string]float64)
 	}
@@ -83,7 +88,7 @@ func (c *cost) metered(a arm, do func() error) (float64, error) {
 	}
 	c.rounds++
 	c.busy += (r.Busy - c.busy) / float64(c.rounds)
-	c.others = max(c.others, r.Others)
+	c.others = max(c.others, others)
 	return all, nil
 }
 
