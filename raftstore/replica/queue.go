@@ -22,7 +22,7 @@ const (
 // under way only when it is worth it; what is less waits until one of them ends.
 const (
 	inFlight   = 3
-	worthOps   = 16
+	worthOps   = 32
 	worthBytes = 64 << 10
 )
 
