@@ -3,6 +3,7 @@ package replica_test
 import (
 	"context"
 	"flag"
+	"fmt"
 	"testing"
 	"time"
 
@@ -16,18 +17,46 @@ import (
 var (
 	linearFor  = flag.Duration("linear.for", 10*time.Second, "how long the linearizability test disturbs the cluster")
 	linearSeed = flag.Uint64("linear.seed", 1, "seed of its plan and of its clients")
-	linearSize = flag.Int("linear.replicas", 3, "how many replicas it has")
-	linearLog  = flag.String("linear.log", "bolt", "their log store")
+	linearSize = flag.Int("linear.replicas", 0, "how many replicas it has; 0 = three, and then five, each for half of the time")
+	linearLog  = flag.String("linear.log", "", "their log store; none = bolt for three, raft-wal for more")
 )
 
 // Random clients on all replicas see one linear history, and watchers see
 // exactly that history, while replicas die, pause, are cut off in every way,
 // come and go as members, get snapshots, and their clocks jump. F53
 func TestLinearizable(t *testing.T) {
-	plan := nemesis.New(*linearSeed, *linearFor, nemesis.All)
+	sizes := []int{3, 5}
+	if *linearSize != 0 {
+		sizes = []int{*linearSize}
+	}
+	for _, size := range sizes {
+		kind := disk.LogStoreKind(*linearLog)
+		if kind == "" {
+			kind = disk.LogBolt
+			if size > 3 {
+				kind = disk.LogWAL
+			}
+		}
+		t.Run(fmt.Sprintf("%d-%s", size, kind), func(t *testing.T) {
+			linearizable(t, size, kind, *linearFor/time.Duration(len(sizes)))
+		})
+	}
+}
+
+// wide are the faults that only a group of five shows whole: with three a
+// bridge is one cable cut, and a minority is the leader alone.
+var wide = []nemesis.Fault{nemesis.LeaderMinority, nemesis.BridgeLeader, nemesis.BridgeFollower}
+
+func linearizable(t *testing.T, size int, kind disk.LogStoreKind, lasting time.Duration) {
+	var plan nemesis.Plan
+	if size > 3 {
+		plan = nemesis.New(*linearSeed, lasting/3, wide)
+		lasting -= lasting / 3
+	}
+	plan = append(plan, nemesis.New(*linearSeed, lasting, nemesis.All)...)
 	t.Logf("plan of seed %d:\n%v", *linearSeed, plan)
-	c := storetest.NewCluster(t, *linearSize, func(cfg *replica.Config) {
-		cfg.LogStore = disk.LogStoreKind(*linearLog)
+	c := storetest.NewCluster(t, size, func(cfg *replica.Config) {
+		cfg.LogStore = kind
 		cfg.SnapshotBytes, cfg.TrailingBytes = 64<<10, 1
 		// Short enough for the faults to cost leaderships.
 		cfg.HeartbeatTimeout, cfg.ElectionTimeout = 250*time.Millisecond, 250*time.Millisecond
