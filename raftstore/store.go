@@ -264,12 +264,21 @@ const (
 	MaxCommitOps   = 128
 )
 
-// ConflictError reports the first op whose precondition failed.
+// ConflictError reports the first op whose precondition failed. The replica that
+// returns it has applied At, unless the caller's deadline ended first: a local
+// read there shows that state or a later one.
 type ConflictError struct {
 	Key  string
 	Want Precondition
-	Have *Item    // nil when the key is absent
+	// Have is the key's item as of At, nil when the key was absent. Its revisions and
+	// Expires are always those. Its Value is, too, as long as the replica can read that
+	// state: the item is unchanged or At is in the retained history. Else NoValue is set.
+	Have *Item
 	At   Revision // the state that was examined
+	// NoValue says that Have is without its Value, which Get may have anew: the commit
+	// was retried so late that history is gone, or the deadline ended before the replica
+	// had applied At.
+	NoValue bool
 }
 
 func (e *ConflictError) Error() string {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -80,6 +81,72 @@ func TestMemoryOfProposalsIsBounded(t *testing.T) {
 	}
 	if out := apply(m, put(99_999, 69_999, 0, "/a", "x")); out.Err() != nil {
 		t.Errorf("recent proposal: %+v", out)
+	}
+}
+
+// What is remembered of conflicts is small, whatever they were about; a retry
+// shows the value as long as it can be read. Snapshots of before had the values.
+func TestConflictIsRememberedWithoutValue(t *testing.T) {
+	m := mvcc.New()
+	big := strings.Repeat("v", 1<<20)
+	apply(m, put(1, 1, 0, "/a", big))
+	create := func(seq uint64) *storev1.Proposal {
+		p := put(2, seq, 0, "/a", "x")
+		p.Ops[0].If = &storev1.Precondition{Absent: true}
+		return p
+	}
+	const n = 50
+	for seq := range uint64(n) {
+		if out := apply(m, create(seq+1)); out.Conflict == nil || out.Conflict.NoValue || len(out.Conflict.Have.Value) != len(big) {
+			t.Fatalf("conflict: %.200v", out.Conflict)
+		}
+	}
+	shown := func(m *mvcc.Machine) string {
+		out := apply(m, create(7))
+		if out.Conflict == nil || !out.Conflict.NoValue || out.Conflict.Have.Value != nil || out.Conflict.Have.Modified != 1 || out.Conflict.At != 1 {
+			t.Fatalf("remembered conflict: %.200v", out.Conflict)
+		}
+		out = out.Full(m.View())
+		if out.Conflict.NoValue != (out.Conflict.Have.Value == nil) || out.Conflict.Have.Modified != 1 {
+			t.Fatalf("filled conflict: %.200v", out.Conflict)
+		}
+		return string(out.Conflict.Have.Value)
+	}
+	if shown(m) != big {
+		t.Error("a retry of a conflict about what is unchanged has no value")
+	}
+	apply(m, put(1, 2, 0, "/a", "2"))
+	if shown(m) != big {
+		t.Error("a retry of a conflict about what history has is without the value")
+	}
+	var b bytes.Buffer
+	if err := m.Snapshot().Dump(&b, mvcc.Meta{}); err != nil {
+		t.Fatal(err)
+	}
+	if b.Len() > 2*len(big) {
+		t.Errorf("snapshot of one large value and %d conflicts about it is %d bytes", n, b.Len())
+	}
+	m.Apply(mvcc.Entry{Command: &storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: 2}}}})
+	if v := shown(m); v != "" {
+		t.Errorf("a retry of a conflict about what is gone shows %.20q", v)
+	}
+	old := frames(t, b.Bytes(), func(f *storev1.SnapshotFrame) {
+		for _, r := range f.GetRecent().GetRecent() {
+			if have := r.GetOutcome().GetHave(); have != nil {
+				have.Value = []byte("as older versions wrote it")
+			}
+		}
+	})
+	loaded, _, err := mvcc.Load(bytes.NewReader(old))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if shown(loaded) != big {
+		t.Error("a retry after a snapshot is without the value")
+	}
+	var again bytes.Buffer
+	if err := loaded.Snapshot().Dump(&again, mvcc.Meta{}); err != nil || !bytes.Equal(again.Bytes(), b.Bytes()) {
+		t.Errorf("loaded with values and written again it is another snapshot: %d bytes, was %d: %v", again.Len(), b.Len(), err)
 	}
 }
 
@@ -227,6 +294,26 @@ func sealed(payloads []byte) (out []byte) {
 		out = append(out, body...)
 	}
 	return out
+}
+
+// frames returns a snapshot with each of its frames changed.
+func frames(t *testing.T, snapshot []byte, change func(*storev1.SnapshotFrame)) []byte {
+	var out []byte
+	for rest := payloads(snapshot); len(rest) > 0; {
+		n := binary.LittleEndian.Uint32(rest)
+		f := new(storev1.SnapshotFrame)
+		if err := proto.Unmarshal(rest[4:4+n], f); err != nil {
+			t.Fatal(err)
+		}
+		rest = rest[4+n:]
+		change(f)
+		body, err := proto.Marshal(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(binary.LittleEndian.AppendUint32(out, uint32(len(body))), body...)
+	}
+	return sealed(out)
 }
 
 func FuzzLoad(f *testing.F) {

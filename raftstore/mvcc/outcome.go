@@ -60,7 +60,37 @@ func refused(err error, at raftstore.Revision) Outcome {
 	return Outcome{Code: Invalid, Revision: at, Message: err.Error()}
 }
 
-// Proto is the outcome on the wire.
+// lean is the outcome as it is remembered: of a conflict only what is small. A
+// value would stay in memory and in snapshots for as long as the outcome does.
+func (o Outcome) lean() Outcome {
+	if o.Conflict != nil && o.Conflict.Have != nil {
+		c := *o.Conflict
+		have := *c.Have
+		have.Value = nil
+		c.Have, c.NoValue = &have, true
+		o.Conflict = &c
+	}
+	return o
+}
+
+// Full is the outcome with the value of what a conflict was about, when it came
+// without and the view can still show it.
+func (o Outcome) Full(v *View) Outcome {
+	if o.Conflict == nil || !o.Conflict.NoValue {
+		return o
+	}
+	// What is found is the item that was examined, or the answer is of another store.
+	if have, ok := v.at(o.Conflict.Key, o.Conflict.At); ok && have.Modified == o.Conflict.Have.Modified {
+		c := *o.Conflict
+		c.Have, c.NoValue = have, false
+		o.Conflict = &c
+	}
+	return o
+}
+
+// Proto is the outcome on the wire and in a snapshot. Of what a conflict was
+// about it has no value: whoever reads it has the state to look it up in, and a
+// batch of conflicts is small whatever they are about.
 func (o Outcome) Proto() *storev1.Outcome {
 	p := &storev1.Outcome{Code: o.Code, Revision: uint64(o.Revision), Message: o.Message}
 	if c := o.Conflict; c != nil {
@@ -68,6 +98,7 @@ func (o Outcome) Proto() *storev1.Outcome {
 		p.Want = &storev1.Precondition{Absent: c.Want.Absent, Revision: uint64(c.Want.Revision)}
 		if c.Have != nil {
 			p.Have = itemProto(c.Have)
+			p.Have.Value = nil
 		}
 	}
 	return p
@@ -80,10 +111,11 @@ func OutcomeFrom(p *storev1.Outcome) Outcome {
 		o.Conflict = &raftstore.ConflictError{Key: p.GetKey(), Want: precondition(p.GetWant()), At: o.Revision}
 		if p.GetHave() != nil {
 			o.Conflict.Have = itemFrom(p.GetHave())
+			o.Conflict.NoValue = len(p.GetHave().GetValue()) == 0 // older versions send it
 		}
 		// A conflict about a key that must be absent shows that key.
 		if o.Conflict.Want.Absent && o.Conflict.Have == nil {
-			o.Conflict.Have = &raftstore.Item{Key: p.GetKey()}
+			o.Conflict.Have, o.Conflict.NoValue = &raftstore.Item{Key: p.GetKey()}, true
 		}
 	}
 	return o

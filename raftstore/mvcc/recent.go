@@ -44,8 +44,8 @@ type incarnation struct {
 // remembered is one outcome; those of an incarnation are in order of sequence.
 type remembered struct {
 	sequence uint64
-	at       int64 // the store's time when it was decided
-	outcome  Outcome
+	at       int64   // the store's time when it was decided
+	outcome  Outcome // lean
 }
 
 func newRecent() recent {
@@ -85,7 +85,7 @@ func (r *recent) remember(id *storev1.ProposalID, out Outcome, now int64) {
 		r.uses.MoveToBack(inc.place)
 	}
 	inc.used = max(inc.used, now)
-	inc.insert(remembered{id.GetSequence(), now, out})
+	inc.insert(remembered{id.GetSequence(), now, out.lean()})
 	// A proposal cannot settle itself or what comes after it.
 	if id.GetSequence() > 0 {
 		inc.settle(min(id.GetSettled(), id.GetSequence()-1))

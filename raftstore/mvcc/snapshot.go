@@ -118,7 +118,7 @@ func (s *Snapshot) dumpRecent(fw *frameWriter) (uint64, error) {
 			out := o.outcome.Proto()
 			chunk.Recent = append(chunk.Recent, &storev1.Recent{Incarnation: inc.id, Sequence: o.sequence, AtUnixMs: o.at, Outcome: out})
 			total++
-			if pending += 64 + len(out.GetHave().GetValue()); pending >= frameChunk {
+			if pending += 64 + 2*len(out.GetKey()) + len(out.GetMessage()); pending >= frameChunk {
 				if err := fw.write(frame); err != nil {
 					return 0, err
 				}
@@ -283,7 +283,8 @@ func (l *loader) loadRecent(chunk *storev1.RecentChunk) error {
 		if inc == nil {
 			return l.fr.bad("outcome of unknown incarnation %d", p.GetIncarnation())
 		}
-		inc.insert(remembered{p.GetSequence(), p.GetAtUnixMs(), OutcomeFrom(p.GetOutcome())})
+		// Older versions have written the values of conflicts, too.
+		inc.insert(remembered{p.GetSequence(), p.GetAtUnixMs(), OutcomeFrom(p.GetOutcome()).lean()})
 		l.recent++
 	}
 	return nil

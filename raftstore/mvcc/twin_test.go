@@ -54,7 +54,7 @@ func (w *twin) propose(term uint64, p *storev1.Proposal, got mvcc.Outcome) mvcc.
 	case seen && got.Code == mvcc.Unknown && (settled || w.clock-before.at > mvcc.RememberMs):
 		return unknown
 	case seen:
-		return before.outcome
+		return remembered(before.outcome)
 	case got.Code == mvcc.Unknown && (settled || w.clock-p.Id.IssuedUnixMs > mvcc.RememberMs):
 		return unknown
 	}
@@ -62,6 +62,32 @@ func (w *twin) propose(term uint64, p *storev1.Proposal, got mvcc.Outcome) mvcc.
 	w.answers[id] = answer{out, w.clock}
 	w.floors[p.Id.Incarnation] = max(w.floors[p.Id.Incarnation], min(p.Id.Settled, p.Id.Sequence-1))
 	return out
+}
+
+// remembered is an outcome without the value of what a conflict was about.
+func remembered(o mvcc.Outcome) mvcc.Outcome {
+	if o.Conflict != nil && o.Conflict.Have != nil {
+		c, have := *o.Conflict, *o.Conflict.Have
+		have.Value = nil
+		c.Have, c.NoValue = &have, true
+		o.Conflict = &c
+	}
+	return o
+}
+
+// filled is that outcome with the value again, if the twin retains it.
+func (w *twin) filled(o mvcc.Outcome) mvcc.Outcome {
+	if o.Conflict == nil || o.Conflict.Have == nil || !o.Conflict.NoValue {
+		return o
+	}
+	was := w.states[o.Conflict.At][o.Conflict.Key]
+	if is := w.now()[was.Key]; o.Conflict.At < w.compacted && is.Modified != was.Modified {
+		return o
+	}
+	c := *o.Conflict
+	c.Have, c.NoValue = &was, false
+	o.Conflict = &c
+	return o
 }
 
 func (w *twin) decide(term uint64, p *storev1.Proposal) mvcc.Outcome {
@@ -369,6 +395,8 @@ func TestAgreesWithTwin(t *testing.T) {
 				_, again := w.answers[[2]uint64{p.Id.Incarnation, p.Id.Sequence}]
 				want := w.propose(term, p, res.Outcomes[0][0])
 				same(t, "outcome", res.Outcomes[0][0], want)
+				same(t, "outcome with the value", want.Full(m.View()), w.filled(want))
+				same(t, "outcome that crossed a wire", mvcc.OutcomeFrom(want.Proto()).Full(m.View()), w.filled(remembered(want)))
 				same(t, "events", res.Events, w.events[before.Revision()+1:])
 				if !again {
 					compareSpace(t, before, m.View(), p, want)

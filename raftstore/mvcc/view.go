@@ -61,6 +61,27 @@ func (v *View) Get(key string) (raftstore.Item, bool) {
 	return *it, true
 }
 
+// at returns the item at key as of a revision; false when it was absent or can
+// no longer be told.
+func (v *View) at(key string, at raftstore.Revision) (*raftstore.Item, bool) {
+	if at > v.revision {
+		return nil, false
+	}
+	is, ok := v.items.Get(key)
+	switch {
+	case ok && is.Modified <= at: // unchanged since
+		return is, true
+	case at == v.revision, at < v.history.compacted:
+		return nil, false
+	}
+	p := v.past(at, key)
+	was, undone := p.undo[key]
+	if !undone {
+		was, _ = p.items.Get(key)
+	}
+	return was, was != nil
+}
+
 // List returns the items whose keys begin with prefix. Errors: ErrCompacted,
 // ErrFutureRevision, ErrInvalid.
 func (v *View) List(prefix string, o raftstore.ListOptions) (raftstore.List, error) {

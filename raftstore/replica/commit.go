@@ -105,6 +105,9 @@ func (r *Replica) newID() *storev1.ProposalID {
 
 // attempt queues a proposal once and waits for what becomes of it.
 func (r *Replica) attempt(ctx context.Context, it *item) (result, error) {
+	if ctx.Err() != nil { // whoever waits no longer changes nothing
+		return result{}, errNotProposed
+	}
 	r.queue.put(it)
 	select {
 	case res := <-it.done:
@@ -119,16 +122,20 @@ func (r *Replica) attempt(ctx context.Context, it *item) (result, error) {
 }
 
 // answer turns an outcome into the reply. On a follower it first waits until
-// this replica has applied the commit, so that its own local reads show it.
+// this replica has applied the commit, so that its own local reads show it, or
+// what a conflict was about, so that it can show the value: the leader sends none.
+// What is no longer retained here is not there either: all compact alike.
 func (r *Replica) answer(ctx context.Context, res result) (raftstore.Revision, error) {
-	if err := res.outcome.Err(); err != nil {
-		if res.outcome.Code == mvcc.NoSpace {
-			r.meters.refusedPuts.Add(1)
-		}
+	switch res.outcome.Code {
+	case mvcc.OK, mvcc.Conflict:
+		// Whether or not the wait succeeds, this is what became of the commit.
+		_ = r.fsm.line.wait(ctx, res.index)
+	case mvcc.NoSpace:
+		r.meters.refusedPuts.Add(1)
+	}
+	if err := res.outcome.Full(r.fsm.view()).Err(); err != nil {
 		return 0, err
 	}
-	// Whether or not the wait succeeds, the commit has.
-	_ = r.fsm.line.wait(ctx, res.index)
 	return res.outcome.Revision, nil
 }
 

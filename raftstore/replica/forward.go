@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 
 	"google.golang.org/grpc"
@@ -58,7 +59,7 @@ func (f *forwards) call(ctx context.Context, to leaderLine, req *storev1.Forward
 	if status.Code(err) == codes.Unimplemented { // and so it is not done
 		resp, err = l.client.Forward(l.ctx, req)
 	}
-	if status.Code(err) == codes.FailedPrecondition {
+	if c := status.Code(err); c == codes.FailedPrecondition || c == codes.InvalidArgument {
 		err = fmt.Errorf("%w: %w", errNotProposed, err)
 	}
 	return resp, err
@@ -188,6 +189,7 @@ func (s *peerServer) Forward(ctx context.Context, req *storev1.ForwardRequest) (
 	s.r.queue.put(items...)
 	resp := &storev1.ForwardResponse{Outcomes: make([]*storev1.Outcome, len(items))}
 	var failed error
+	size := 0
 	for i, it := range items {
 		select {
 		case res := <-it.done:
@@ -195,15 +197,26 @@ func (s *peerServer) Forward(ctx context.Context, req *storev1.ForwardRequest) (
 				failed = res.err
 			}
 			resp.Outcomes[i] = res.outcome.Proto()
+			size += outcomeBytes(resp.Outcomes[i])
 			resp.Index = max(resp.Index, res.index)
 		case <-ctx.Done():
 			return nil, status.FromContextError(ctx.Err()).Err()
 		}
 	}
-	if failed != nil {
+	switch {
+	case failed != nil:
 		return nil, statusOf(failed)
+	case size > maxMessage:
+		// gRPC would end the stream, and all calls on it.
+		return nil, status.Errorf(codes.ResourceExhausted, "the outcomes of %d proposals are %d bytes, at most %d", len(items), size, maxMessage)
 	}
 	return resp, nil
+}
+
+// outcomeBytes is at least the length of an outcome in a message. It is small:
+// keys and messages are bounded, and no outcome has a value.
+func outcomeBytes(o *storev1.Outcome) int {
+	return 128 + len(o.GetKey()) + len(o.GetMessage()) + len(o.GetHave().GetKey()) + len(o.GetHave().GetValue())
 }
 
 // maxForwards bounds the calls of one stream that are under way at once.
@@ -241,7 +254,7 @@ func (s *peerServer) Forwards(stream grpc.BidiStreamingServer[storev1.ForwardCal
 				reply.Response = resp
 			} else {
 				said := status.Convert(err)
-				reply.Code, reply.Message = uint32(said.Code()), said.Message()
+				reply.Code, reply.Message = uint32(said.Code()), strings.ToValidUTF8(said.Message(), "?") // else it could not be sent
 			}
 			sending.Lock()
 			defer sending.Unlock()

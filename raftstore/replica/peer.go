@@ -21,8 +21,10 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// maxMessage bounds a gRPC message: the largest batch with room for its
-// encoding, or the outcomes of one, which show the conflicting values.
+// maxMessage bounds a gRPC message: one that is larger would end the stream of all
+// batches. By far smaller are the largest that there are, a batch of one commit and
+// the outcomes of maxForward proposals; the rest is for leaders of older versions,
+// whose outcomes show the conflicting values.
 const maxMessage = 64 << 20
 
 // peerWindow is how much a peer may send before it hears that it was read: what

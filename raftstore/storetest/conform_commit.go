@@ -1,6 +1,7 @@
 package storetest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 var commitParts = []part{
 	{"Preconditions", preconditions},
 	{"Conflicts", conflicts},
+	{"LargeConflicts", largeConflicts},
 	{"Atomicity", atomicity},
 	{"Snapshots", snapshots},
 	{"Revisions", revisions},
@@ -50,6 +52,38 @@ func preconditions(t *testing.T, s Subject) {
 	if it := c.value("/a", "again"); it.Created != r5 {
 		t.Errorf("recreated item %+v, want created %d", it, r5)
 	}
+}
+
+// largeConflicts: each of many at once is told of the value that was in its way,
+// however large, and none of them is in the way of other commits.
+func largeConflicts(t *testing.T, s Subject) {
+	c := call(t, s)
+	big := bytes.Repeat([]byte("large"), raftstore.MaxValueBytes/5)
+	c.commit(raftstore.Put("/start", nil))
+	rev := c.commit(raftstore.Create("/big", big))
+	var wg sync.WaitGroup
+	for i := range 96 {
+		wg.Go(func() {
+			_, err := c.s.Commit(c.ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Create("/big", nil)}})
+			var got *raftstore.ConflictError
+			if !errors.As(err, &got) || got.Have == nil {
+				t.Errorf("commit: error %v, want a conflict", err)
+				return
+			}
+			if got.At < rev || got.NoValue || got.Have.Modified != rev || got.Have.Created != rev || !bytes.Equal(got.Have.Value, big) {
+				t.Errorf("conflict at %d shows revision %d and %d bytes, no value %t; want revision %d and %d bytes",
+					got.At, got.Have.Modified, len(got.Have.Value), got.NoValue, rev, len(big))
+			}
+		})
+		if i%8 == 0 {
+			wg.Go(func() {
+				if _, err := c.s.Commit(c.ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put(fmt.Sprintf("/small/%d", i), nil)}}); err != nil {
+					t.Errorf("commit beside large conflicts: %v", err)
+				}
+			})
+		}
+	}
+	wg.Wait()
 }
 
 func atomicity(t *testing.T, s Subject) {

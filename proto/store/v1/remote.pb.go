@@ -501,6 +501,7 @@ type RemoteConflict struct {
 	Want          *Precondition          `protobuf:"bytes,2,opt,name=want,proto3" json:"want,omitempty"`
 	Have          *Item                  `protobuf:"bytes,3,opt,name=have,proto3" json:"have,omitempty"` // none when the key is absent
 	At            uint64                 `protobuf:"varint,4,opt,name=at,proto3" json:"at,omitempty"`
+	NoValue       bool                   `protobuf:"varint,5,opt,name=no_value,json=noValue,proto3" json:"no_value,omitempty"` // have is without its value
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -561,6 +562,13 @@ func (x *RemoteConflict) GetAt() uint64 {
 		return x.At
 	}
 	return 0
+}
+
+func (x *RemoteConflict) GetNoValue() bool {
+	if x != nil {
+		return x.NoValue
+	}
+	return false
 }
 
 // Keys and prefixes that are only looked for are bytes: they may be anything.
@@ -991,11 +999,12 @@ func (*RemoteProgressRequest) Descriptor() ([]byte, []int) {
 	return file_proto_store_v1_remote_proto_rawDescGZIP(), []int{14}
 }
 
-// RemoteEvents is one revision, or a progress note.
+// RemoteEvents is one revision, or a part of a large one, or a progress note.
 type RemoteEvents struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Revision      uint64                 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
 	Events        []*RemoteEvent         `protobuf:"bytes,2,rep,name=events,proto3" json:"events,omitempty"`
+	More          bool                   `protobuf:"varint,3,opt,name=more,proto3" json:"more,omitempty"` // the next message goes on with the same revision
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1042,6 +1051,13 @@ func (x *RemoteEvents) GetEvents() []*RemoteEvent {
 		return x.Events
 	}
 	return nil
+}
+
+func (x *RemoteEvents) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
 }
 
 type RemoteEvent struct {
@@ -2032,12 +2048,13 @@ const file_proto_store_v1_remote_proto_rawDesc = "" +
 	"\x04done\x18\x02 \x01(\v2&.keelson.store.v1.RemoteCommitResponseR\x04done\x12\x12\n" +
 	"\x04code\x18\x03 \x01(\rR\x04code\x12\x18\n" +
 	"\amessage\x18\x04 \x01(\tR\amessage\x129\n" +
-	"\afailure\x18\x05 \x01(\v2\x1f.keelson.store.v1.RemoteFailureR\afailure\"\x92\x01\n" +
+	"\afailure\x18\x05 \x01(\v2\x1f.keelson.store.v1.RemoteFailureR\afailure\"\xad\x01\n" +
 	"\x0eRemoteConflict\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x122\n" +
 	"\x04want\x18\x02 \x01(\v2\x1e.keelson.store.v1.PreconditionR\x04want\x12*\n" +
 	"\x04have\x18\x03 \x01(\v2\x16.keelson.store.v1.ItemR\x04have\x12\x0e\n" +
-	"\x02at\x18\x04 \x01(\x04R\x02at\":\n" +
+	"\x02at\x18\x04 \x01(\x04R\x02at\x12\x19\n" +
+	"\bno_value\x18\x05 \x01(\bR\anoValue\":\n" +
 	"\x10RemoteGetRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\fR\x03key\x12\x14\n" +
 	"\x05local\x18\x02 \x01(\bR\x05local\"[\n" +
@@ -2063,10 +2080,11 @@ const file_proto_store_v1_remote_proto_rawDesc = "" +
 	"\x10RemoteWatchBegin\x12\x16\n" +
 	"\x06prefix\x18\x01 \x01(\fR\x06prefix\x12\x14\n" +
 	"\x05after\x18\x02 \x01(\x04R\x05after\"\x17\n" +
-	"\x15RemoteProgressRequest\"a\n" +
+	"\x15RemoteProgressRequest\"u\n" +
 	"\fRemoteEvents\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x125\n" +
-	"\x06events\x18\x02 \x03(\v2\x1d.keelson.store.v1.RemoteEventR\x06events\"y\n" +
+	"\x06events\x18\x02 \x03(\v2\x1d.keelson.store.v1.RemoteEventR\x06events\x12\x12\n" +
+	"\x04more\x18\x03 \x01(\bR\x04more\"y\n" +
 	"\vRemoteEvent\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\rR\x04kind\x12*\n" +
 	"\x04item\x18\x02 \x01(\v2\x16.keelson.store.v1.ItemR\x04item\x12*\n" +

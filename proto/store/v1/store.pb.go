@@ -851,7 +851,7 @@ type Outcome struct {
 	Revision      uint64                 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
 	Key           string                 `protobuf:"bytes,3,opt,name=key,proto3" json:"key,omitempty"`   // CONFLICT: the key
 	Want          *Precondition          `protobuf:"bytes,4,opt,name=want,proto3" json:"want,omitempty"` // CONFLICT
-	Have          *Item                  `protobuf:"bytes,5,opt,name=have,proto3" json:"have,omitempty"` // CONFLICT: absent when the key is absent
+	Have          *Item                  `protobuf:"bytes,5,opt,name=have,proto3" json:"have,omitempty"` // CONFLICT: absent when the key is absent; without its value
 	Message       string                 `protobuf:"bytes,6,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

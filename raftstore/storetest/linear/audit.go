@@ -265,6 +265,11 @@ func (a *audit) checkIdle(o *op) {
 func (a *audit) checkConflict(o *op) {
 	c := o.conflict
 	is := a.h.at(c.Key, c.At)
+	if c.NoValue && is != nil {
+		bare := *is
+		bare.Value = nil
+		is = &bare
+	}
 	if !sameItem(c.Have, is) || holds(c.Want, is) {
 		a.rep.add(Broken, "%s, but at that revision %s is %s", o.describe(), c.Key, show(is))
 	}

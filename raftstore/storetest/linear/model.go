@@ -130,7 +130,7 @@ func (r *Recorder) steps(a *audit, o *op) []step {
 				out = append(out, step{key: c.Key, does: c.Kind, value: string(c.Value), cond: c.If, at: at})
 			}
 		}
-	case o.fate == refused && in(o.conflict.Key):
+	case o.fate == refused && in(o.conflict.Key) && !o.conflict.NoValue:
 		out = append(out, seen(o.conflict.Key, o.conflict.Have))
 	case o.fate != done || o.read.Local || o.read.At != 0 || o.read.Limit != 0 || o.read.After != "":
 	case o.kind == opGet && in(o.key):

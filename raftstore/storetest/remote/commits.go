@@ -58,16 +58,34 @@ func (s *server) Commits(stream grpc.BidiStreamingServer[storev1.RemoteCommitCal
 	}
 }
 
-// send sends what is answered.
+// send sends what is answered, in one message or in several that are no larger
+// than what a client sends: replies show the values that conflicts were about.
 func (b *commitStream) send(stream grpc.BidiStreamingServer[storev1.RemoteCommitCalls, storev1.RemoteCommitReplies]) error {
 	b.mu.Lock()
 	replies := b.replies
 	b.replies = nil
 	b.mu.Unlock()
-	if len(replies) == 0 {
-		return nil
+	for len(replies) > 0 {
+		n := together(replies)
+		if err := stream.Send(&storev1.RemoteCommitReplies{Replies: replies[:n]}); err != nil {
+			return err
+		}
+		replies = replies[n:]
 	}
-	return stream.Send(&storev1.RemoteCommitReplies{Replies: replies})
+	return nil
+}
+
+// together is how many of the replies go into one message, at least one.
+func together(replies []*storev1.RemoteCommitReply) int {
+	size := 0
+	for n, r := range replies {
+		c := r.GetDone().GetConflict()
+		size += replyCost + len(r.GetMessage()) + 2*len(c.GetKey()) + len(c.GetHave().GetValue())
+		if n > 0 && size > sendBytes {
+			return n
+		}
+	}
+	return len(replies)
 }
 
 // read starts the calls that arrive.

@@ -44,7 +44,10 @@ type commitReply struct {
 }
 
 // sendBytes bounds what one message gathers.
-const sendBytes = 1 << 20
+const (
+	sendBytes = 1 << 20
+	replyCost = 128 // counted for each reply beside what it shows
+)
 
 func newCommitter(store storev1.RemoteClient) *committer {
 	m := &committer{store: store, wake: make(chan struct{}, 1), sent: make(map[uint64]*commitCall)}

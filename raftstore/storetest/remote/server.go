@@ -24,11 +24,12 @@ import (
 )
 
 const (
-	// maxMessage bounds a message: a commit's events with the values before them.
+	// maxMessage bounds a message. The largest is a commit, about 8 MiB.
 	maxMessage = 32 << 20
 	// window is how much of a stream may be under way unread.
 	window = 256 << 10
-	// chunkBytes is how much of a list goes into one message, or one item.
+	// chunkBytes is how much of a list or of a revision goes into one message, or
+	// one item or event.
 	chunkBytes = 1 << 20
 	// replyReserve is the part of a deadline kept for the way back of the answer.
 	replyReserve = 100 * time.Millisecond
@@ -156,8 +157,13 @@ func (s *server) Watch(stream grpc.BidiStreamingServer[storev1.RemoteWatchReques
 			if !open {
 				return StatusOf(endOf(w, stream.Context()))
 			}
-			if err := stream.Send(eventsTo(ev)); err != nil {
-				return err
+			for more := true; more; {
+				var part *storev1.RemoteEvents
+				part, ev = eventsTo(ev)
+				more = part.More
+				if err := stream.Send(part); err != nil {
+					return err
+				}
 			}
 		case err := <-asked:
 			if err != nil {

@@ -59,6 +59,7 @@ func (c *Client) begin(ctx context.Context, prefix string, after raftstore.Revis
 func (w *watcher) receive(c *Client, stream watchStream) {
 	defer close(w.c)
 	defer w.cancel()
+	var whole raftstore.Events // as far as its parts have come
 	for {
 		m, failed := stream.Recv()
 		if w.ctx.Err() != nil {
@@ -71,8 +72,19 @@ func (w *watcher) receive(c *Client, stream watchStream) {
 			w.mu.Unlock()
 			return
 		}
+		part := eventsFrom(m)
+		if whole.Revision = part.Revision; len(whole.Events) == 0 {
+			whole.Events = part.Events
+		} else {
+			whole.Events = append(whole.Events, part.Events...)
+		}
+		if m.GetMore() {
+			continue
+		}
+		ev := whole
+		whole = raftstore.Events{}
 		select {
-		case w.c <- eventsFrom(m):
+		case w.c <- ev:
 		case <-w.ctx.Done():
 			return
 		}

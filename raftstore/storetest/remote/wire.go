@@ -34,16 +34,16 @@ func commitFrom(req *storev1.RemoteCommitRequest) (raftstore.Commit, error) {
 func conflictTo(e *raftstore.ConflictError) *storev1.RemoteConflict {
 	return &storev1.RemoteConflict{
 		Key: e.Key, Want: &storev1.Precondition{Absent: e.Want.Absent, Revision: uint64(e.Want.Revision)},
-		Have: itemTo(e.Have), At: uint64(e.At),
+		Have: itemTo(e.Have), At: uint64(e.At), NoValue: e.NoValue,
 	}
 }
 
 func conflictFrom(c *storev1.RemoteConflict) *raftstore.ConflictError {
 	e := &raftstore.ConflictError{
-		Key: c.GetKey(), Want: preconditionFrom(c.GetWant()), Have: itemFrom(c.GetHave()), At: raftstore.Revision(c.GetAt()),
+		Key: c.GetKey(), Want: preconditionFrom(c.GetWant()), Have: itemFrom(c.GetHave()), At: raftstore.Revision(c.GetAt()), NoValue: c.GetNoValue(),
 	}
 	if e.Want.Absent && e.Have == nil { // its text names the item
-		e.Have = &raftstore.Item{Key: e.Key}
+		e.Have, e.NoValue = &raftstore.Item{Key: e.Key}, true
 	}
 	return e
 }
@@ -72,13 +72,24 @@ func itemFrom(p *storev1.Item) *raftstore.Item {
 	}
 }
 
-func eventsTo(ev raftstore.Events) *storev1.RemoteEvents {
-	out := &storev1.RemoteEvents{Revision: uint64(ev.Revision), Events: make([]*storev1.RemoteEvent, len(ev.Events))}
+// eventsTo makes a message of a revision, or of as much of it as goes into one,
+// and returns the rest. A revision may delete hundreds of megabytes.
+func eventsTo(ev raftstore.Events) (*storev1.RemoteEvents, raftstore.Events) {
+	out := &storev1.RemoteEvents{Revision: uint64(ev.Revision), Events: make([]*storev1.RemoteEvent, 0, len(ev.Events))}
+	size := 0
 	for i := range ev.Events {
 		e := &ev.Events[i]
-		out.Events[i] = &storev1.RemoteEvent{Kind: uint32(e.Kind), Item: itemTo(&e.Item), Prev: itemTo(e.Prev)}
+		size += len(e.Item.Key) + len(e.Item.Value)
+		if e.Prev != nil {
+			size += len(e.Prev.Key) + len(e.Prev.Value)
+		}
+		if i > 0 && size > chunkBytes {
+			out.More = true
+			return out, raftstore.Events{Revision: ev.Revision, Events: ev.Events[i:]}
+		}
+		out.Events = append(out.Events, &storev1.RemoteEvent{Kind: uint32(e.Kind), Item: itemTo(&e.Item), Prev: itemTo(e.Prev)})
 	}
-	return out
+	return out, raftstore.Events{}
 }
 
 func eventsFrom(m *storev1.RemoteEvents) raftstore.Events {
