@@ -120,6 +120,9 @@ type readRound struct {
 }
 
 func (c *coalescer) do(ctx context.Context) (uint64, error) {
+	if err := ctx.Err(); err != nil { // a round may be so quick that it would be answered
+		return 0, err
+	}
 	c.mu.Lock()
 	if c.next == nil {
 		c.next = &readRound{done: make(chan struct{})}
