@@ -2,6 +2,7 @@ package disk
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -125,11 +126,28 @@ func TestDamageIsFound(t *testing.T) {
 			t.Logf("%s: %d refused, %d harmless", name, refused[name], harmless[name])
 		}
 		for path := range good {
-			if name := filepath.Base(path); refused[name] == 0 && name != walSpareName {
+			if name := filepath.Base(path); refused[name] == 0 && !waits(t, good, path) {
 				t.Errorf("no damage to %s was refused", name)
 			}
 		}
 	})
+}
+
+// waits says that a file waits for a segment of raft-wal, and holds nothing.
+func waits(t *testing.T, files map[string][]byte, path string) bool {
+	if filepath.Ext(path) != walSuffix {
+		return false
+	}
+	var l walList
+	if err := json.Unmarshal(files[filepath.Join(filepath.Dir(path), walMetaName)][4:], &l); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range l.Places {
+		if p.File == filepath.Base(path) {
+			return false
+		}
+	}
+	return true
 }
 
 // usedByte picks a byte of a bbolt file where a page in use begins, which is

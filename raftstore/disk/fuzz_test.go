@@ -152,6 +152,7 @@ func FuzzSmallRecords(f *testing.F) {
 	f.Add(stableRecord{owner: "r1", kind: LogBolt, logID: 7, values: map[string][]byte{"CurrentTerm": make([]byte, 8)}}.encode())
 	f.Add(encodeWrapped(map[uint32]wrappedKey{3: {kek: "k1", sealed: make([]byte, 60)}}, 4))
 	f.Add(append(make([]byte, 4), `{"NextSegmentID":3,"Segments":[{"ID":1}]}`...))
+	f.Add(append(make([]byte, 4), `{"NextSegmentID":3,"Segments":[{"ID":1,"BaseIndex":7}],"Places":{"00000000000000000007-0000000000000001.wal":{"File":"001.wal","From":5}},"Spares":["002.wal"],"Next":9}`...))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if len(b) < 4 {
 			return

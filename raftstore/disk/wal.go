@@ -1,16 +1,11 @@
 package disk
 
 import (
-	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
-	"os"
 	"path/filepath"
 	"sync"
-	"time"
 
 	"github.com/hashicorp/raft"
 	wal "github.com/hashicorp/raft-wal"
@@ -58,6 +53,7 @@ func openWAL(layer platter.Layer, dir string, id uint32, segment int) (*walLog, 
 func openWALWith(layer platter.Layer, dir string, id uint32, size int, fresh bool) (l *walLog, err error) {
 	defer guard(dir, &err)
 	files := newWALFiles(layer, dir, id)
+	files.length = walFileLength(int64(size))
 	w, err := wal.Open(dir,
 		wal.WithMetaStore(&walMeta{path: filepath.Join(dir, walMetaName), files: files, fresh: fresh}),
 		wal.WithSegmentFiler(&walFiler{Filer: segment.NewFiler(dir, files), files: files}),
@@ -139,116 +135,14 @@ func (f *walFiler) Open(info types.SegmentInfo) (types.SegmentReader, error) {
 	return f.Filer.Open(info)
 }
 
-// RecoverTail implements types.SegmentFiler. walMeta has made the file before
-// the segment was known: it cannot be missing.
+// RecoverTail implements types.SegmentFiler.
 func (f *walFiler) RecoverTail(info types.SegmentInfo) (types.SegmentWriter, error) {
 	w, err := f.Filer.RecoverTail(info)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("%s: the file is missing: %w", segment.FileName(info), ErrCorruptLog)
-	}
 	if err == nil && info.SealTime.IsZero() {
 		f.files.setTail(w)
 	}
 	return w, err
 }
-
-// walMeta keeps the list of segments in a small file, written anew for every
-// change. It implements types.MetaStore.
-type walMeta struct {
-	path  string
-	files *walFiles
-	fresh bool // there is none yet
-}
-
-// Load implements types.MetaStore.
-func (m *walMeta) Load(string) (types.PersistentState, error) {
-	var s types.PersistentState
-	b, err := os.ReadFile(m.path)
-	if m.fresh && errors.Is(err, os.ErrNotExist) {
-		return s, nil
-	}
-	if errors.Is(err, os.ErrNotExist) {
-		err = fmt.Errorf("the file is missing: %w", ErrCorruptLog)
-	}
-	if err == nil {
-		s, err = parseWALMeta(b, m.files.id)
-	}
-	if err != nil {
-		return s, fmt.Errorf("%s: %w", m.path, err)
-	}
-	return m.close(s)
-}
-
-// close completes what a crash may cut short: the last segment is full and
-// closed in its file, but the list does not say so. raft-wal would take it for
-// open, and append nothing to it for ever.
-func (m *walMeta) close(s types.PersistentState) (types.PersistentState, error) {
-	if len(s.Segments) == 0 || !s.Segments[len(s.Segments)-1].SealTime.IsZero() {
-		return s, nil
-	}
-	last := &s.Segments[len(s.Segments)-1]
-	w, err := (&walFiler{segment.NewFiler(filepath.Dir(m.path), m.files), m.files}).RecoverTail(*last)
-	if err != nil {
-		return s, err
-	}
-	sealed, start, err := w.Sealed()
-	top := w.LastIndex()
-	if err := errors.Join(err, w.Close()); err != nil || !sealed {
-		return s, err
-	}
-	last.SealTime, last.MaxIndex, last.IndexStart = time.Now(), top, start
-	s.Segments = append(s.Segments, types.SegmentInfo{
-		ID: s.NextSegmentID, BaseIndex: top + 1, MinIndex: top + 1, SizeLimit: last.SizeLimit, Codec: last.Codec, CreateTime: time.Now(),
-	})
-	s.NextSegmentID++
-	return s, m.CommitState(s)
-}
-
-func parseWALMeta(b []byte, id uint32) (types.PersistentState, error) {
-	var s types.PersistentState
-	if len(b) < 4 || binary.LittleEndian.Uint32(b) != crc32.Update(id, castagnoli, b[4:]) {
-		return s, fmt.Errorf("checksum does not match: %w", ErrCorruptLog)
-	}
-	if err := json.Unmarshal(b[4:], &s); err != nil {
-		return s, fmt.Errorf("%w: %w", err, ErrCorruptLog)
-	}
-	return s, nil
-}
-
-// CommitState implements types.MetaStore. The file of a new segment is on the
-// disk before the list that names it.
-func (m *walMeta) CommitState(s types.PersistentState) error {
-	err := m.commit(s)
-	if err != nil {
-		m.files.note(err)
-	}
-	return err
-}
-
-func (m *walMeta) commit(s types.PersistentState) error {
-	for _, info := range s.Segments {
-		if info.SealTime.IsZero() {
-			if err := m.files.prepare(segment.FileName(info), int64(info.SizeLimit)); err != nil {
-				return err
-			}
-		}
-	}
-	list, err := json.Marshal(s)
-	if err != nil {
-		return err
-	}
-	b := binary.LittleEndian.AppendUint32(nil, crc32.Update(m.files.id, castagnoli, list))
-	return platter.ReplaceFile(m.path, append(b, list...))
-}
-
-// GetStable implements types.MetaStore. Votes are not kept here.
-func (m *walMeta) GetStable([]byte) ([]byte, error) { return nil, errors.ErrUnsupported }
-
-// SetStable implements types.MetaStore.
-func (m *walMeta) SetStable(_, _ []byte) error { return errors.ErrUnsupported }
-
-// Close implements types.MetaStore.
-func (m *walMeta) Close() error { return nil }
 
 var (
 	_ types.MetaStore    = (*walMeta)(nil)

@@ -2,243 +2,53 @@ package disk
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
-	"math/rand/v2"
-	"os"
-	"path/filepath"
+	"slices"
 	"sync"
 
 	"github.com/hashicorp/go-hclog"
-	"github.com/hashicorp/raft-wal/types"
 
 	"keelson.dev/keelson/raftstore/disk/platter"
 )
 
-// walFiles are the files of raft-wal, made of sectors (sector.go). A file has
-// its whole length, in zeros, before it takes a byte, so that a shorter one is
-// a damaged one. It implements types.VFS.
-//
-// The first sector tells the length. The number of a sector is that of the
-// opening of the file that wrote it, from 1. What a later opening has written
-// cuts off what earlier ones left behind it: pieces of an append that a crash
-// cut short never come back.
-type walFiles struct {
-	layer platter.Layer
-	dir   string
-	id    uint32
-
-	mu     sync.Mutex
-	spare  chan error // answers when the spare file is ready; nil = none is being made
-	closed bool
-	failed error // of making a segment
-	tail   types.SegmentWriter
-	moved  sync.Cond // tail or failed has changed
-}
-
-func newWALFiles(layer platter.Layer, dir string, id uint32) *walFiles {
-	v := &walFiles{layer: layer, dir: dir, id: id}
-	v.moved.L = &v.mu
-	return v
-}
-
-// setTail notes the segment that is appended to.
-func (v *walFiles) setTail(w types.SegmentWriter) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.tail = w
-	v.moved.Broadcast()
-}
-
-// awaitTail waits until the segment that is appended to is open. Nobody may
-// append meanwhile.
-func (v *walFiles) awaitTail() error {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	for v.failed == nil && v.tail != nil {
-		if full, _, err := v.tail.Sealed(); err != nil || !full {
-			return err
-		}
-		v.moved.Wait()
-	}
-	return v.failed
-}
-
 const (
-	walMagic     = "keelwal1"
-	walSpareName = "spare"
-	// walSlack is room for the append that fills a segment: a part of the segment.
-	walSlack = 16
+	walMagic = "keelwal1"
+	// walPage is what the kernel reads and writes at once.
+	walPage = 4096
 )
 
-// seed binds sectors to their file.
-func (v *walFiles) seed(name string) uint32 {
-	return crc32.Update(v.id, castagnoli, []byte(name))
-}
-
-// prepare makes the file of a segment, unless it is there. The spare one is taken.
-func (v *walFiles) prepare(name string, size int64) error {
-	path := filepath.Join(v.dir, name)
-	if there, err := platter.Exists(path); there || err != nil {
-		return err
-	}
-	length := (sectorsFor(size+size/walSlack) + 1) * sectorBytes
-	v.mu.Lock()
-	spare := v.spare
-	v.spare = nil
-	v.mu.Unlock()
-	made := false
-	if spare != nil {
-		made = <-spare == nil
-	}
-	tmp := filepath.Join(v.dir, walSpareName)
-	if !made {
-		if err := v.zeros(tmp, length); err != nil {
-			return fmt.Errorf("making %s: %w", path, err)
-		}
-	}
-	f, err := v.layer.Open(tmp, os.O_RDWR)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteAt(walHeader(v.seed(name), length), 0)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err := errors.Join(err, f.Close()); err != nil {
-		return fmt.Errorf("making %s: %w", path, err)
-	}
-	if err := platter.MoveFile(tmp, path); err != nil {
-		return err
-	}
-	v.makeSpare(length)
-	return nil
-}
-
-// zeros makes a file full of zeros.
-func (v *walFiles) zeros(path string, length int64) error {
-	f, err := v.layer.Open(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC)
-	if err != nil {
-		return err
-	}
-	return errors.Join(platter.Fill(f, 0, length), f.Close())
-}
-
-// makeSpare makes the next file ahead of time, so that appending never waits for it.
-func (v *walFiles) makeSpare(length int64) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.closed {
-		return
-	}
-	done := make(chan error, 1)
-	v.spare = done
-	go func() { done <- v.zeros(filepath.Join(v.dir, walSpareName), length) }()
-}
-
-func (v *walFiles) note(err error) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.failed = err
-	v.moved.Broadcast()
-}
-
-func (v *walFiles) noted() error {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return v.failed
-}
-
-// Close waits for the spare file.
-func (v *walFiles) Close() error {
-	v.mu.Lock()
-	v.closed = true
-	spare := v.spare
-	v.spare = nil
-	v.mu.Unlock()
-	if spare != nil {
-		<-spare
-	}
-	return nil
-}
-
-func walHeader(seed uint32, length int64) []byte {
-	var w sectorWriter
-	w.put([]byte(walMagic))
-	w.put(binary.LittleEndian.AppendUint64(nil, uint64(length)))
-	return w.finish(seed, 0, sectorStamp{run: rand.Uint32() | 1})
-}
-
-// ListDir implements types.VFS.
-func (v *walFiles) ListDir(dir string) ([]string, error) {
-	list, err := os.ReadDir(dir)
-	if err != nil {
-		return nil, err
-	}
-	names := make([]string, len(list))
-	for i, e := range list {
-		names[i] = e.Name()
-	}
-	return names, nil
-}
-
-// Create implements types.VFS: prepare has made the file.
-func (v *walFiles) Create(_, name string, size uint64) (types.WritableFile, error) {
-	if err := v.prepare(name, int64(size)); err != nil {
-		return nil, err
-	}
-	return v.open(name, os.O_RDWR)
-}
-
-// OpenWriter implements types.VFS.
-func (v *walFiles) OpenWriter(_, name string) (types.WritableFile, error) {
-	return v.open(name, os.O_RDWR)
-}
-
-// OpenReader implements types.VFS.
-func (v *walFiles) OpenReader(_, name string) (types.ReadableFile, error) {
-	return v.open(name, os.O_RDONLY)
-}
-
-// Delete implements types.VFS.
-func (v *walFiles) Delete(dir, name string) error {
-	if err := os.Remove(filepath.Join(dir, name)); err != nil {
-		return err
-	}
-	return platter.SyncFolder(dir)
-}
-
-// walFile is one segment. raft-wal appends only, from one goroutine, and reads
-// what it has appended from many.
+// walFile is the file of one segment, made of sectors (sector.go). It has its
+// whole length before it takes a byte, so that a shorter one is a damaged one;
+// the first sector tells the length.
+//
+// The number of a sector is that of the append that wrote it last: they rise by
+// one from append to append, through all files and for ever. So, from the
+// beginning of a file on, numbers never fall, and a sector whose number is
+// lower than one before it, or than the number with which the segment began, is
+// empty: of an earlier segment, or a piece of an append that a crash cut short
+// and a later one took the place of. Such pieces never come back.
+//
+// raft-wal appends only, from one goroutine, and reads what it has appended
+// from many.
 type walFile struct {
-	f    platter.File
-	name string
-	seed uint32
-	run  uint32
-	this uint64 // number of this opening
-	size int64  // of the file
+	files *walFiles
+	f     platter.File
+	name  string
+	seed  uint32
+	from  uint64 // the number with which the segment began
+	size  int64
 
-	mu   sync.RWMutex
-	live int64              // sectors that count
-	dead map[int64]struct{} // those among them that a later opening cut off
-	tail []byte
-	out  []byte
+	mu     sync.RWMutex
+	live   int64      // sectors that count
+	newest uint64     // number of the last of them, as found
+	holes  []walRange // empty sectors among them
+	tail   []byte
+	out    []byte
 }
 
-func (v *walFiles) open(name string, flag int) (*walFile, error) {
-	path := filepath.Join(v.dir, name)
-	f, err := v.layer.Open(path, flag)
-	if err != nil {
-		return nil, err
-	}
-	w := &walFile{f: f, name: path, seed: v.seed(name), run: rand.Uint32() | 1}
-	if err := w.scan(); err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: %w", path, err), f.Close())
-	}
-	return w, nil
-}
+// walRange is sectors from first on, without end.
+type walRange struct{ first, end int64 }
 
 // scan reads every sector of the file.
 func (w *walFile) scan() error {
@@ -246,9 +56,10 @@ func (w *walFile) scan() error {
 	if err != nil {
 		return err
 	}
+	w.size, w.newest = size, w.from
 	b := make([]byte, 256*sectorBytes)
 	var length int64
-	newest := uint64(1)
+	var last sectorStamp // behind a hole
 	for at := int64(0); at < size; at += int64(len(b)) {
 		b = b[:min(int64(len(b)), size-at)]
 		if n, err := w.f.ReadAt(b, at); err != nil && n < len(b) {
@@ -263,30 +74,42 @@ func (w *walFile) scan() error {
 			}
 		}
 		for from := int64(0); from+sectorBytes <= int64(len(b)); from += sectorBytes {
-			sector := (at + from) / sectorBytes
-			if sector == 0 {
+			if at+from == 0 {
 				continue
 			}
 			s, kind := readSector(b[from:], w.seed, at+from)
-			switch {
-			case kind == sectorBad:
+			if kind == sectorBad {
 				return fmt.Errorf("sector at %d is damaged: %w", at+from, ErrCorruptLog)
-			case kind == sectorGood && s.number >= newest:
-				newest, w.live = s.number, sector
-			case kind == sectorGood:
-				if w.dead == nil {
-					w.dead = make(map[int64]struct{})
-				}
-				w.dead[sector] = struct{}{}
+			}
+			if kind == sectorEmpty || s.number < w.newest {
+				continue
+			}
+			if last, err = w.found((at+from)/sectorBytes, s, last); err != nil {
+				return err
 			}
 		}
 	}
 	if length == 0 {
 		return fmt.Errorf("the file is empty: %w", ErrCorruptLog)
 	}
-	w.size = size
-	w.this = newest + 1
 	return nil
+}
+
+// found takes in a sector that counts. Empty ones before it are of an append
+// that was cut short, the last of its opening of the log: two appends of one
+// opening behind them say that the first was acknowledged, and had been whole.
+func (w *walFile) found(sector int64, s, last sectorStamp) (sectorStamp, error) {
+	if sector > w.live+1 {
+		w.holes = append(w.holes, walRange{w.live + 1, sector})
+	}
+	w.live, w.newest = sector, s.number
+	if len(w.holes) == 0 {
+		return last, nil
+	}
+	if s.run == last.run && s.number != last.number {
+		return last, fmt.Errorf("sector at %d is empty, what was appended after it is there: %w", w.holes[0].first*sectorBytes, ErrCorruptLog)
+	}
+	return s, nil
 }
 
 func readWALHeader(b []byte, seed uint32) (int64, error) {
@@ -307,7 +130,7 @@ var sectorBuffers = sync.Pool{New: func() any { return new([]byte) }}
 // The last sector may be written anew meanwhile, with more behind what is read.
 func (w *walFile) ReadAt(p []byte, off int64) (int, error) {
 	w.mu.RLock()
-	live, whole := w.live, len(w.dead) == 0
+	live, holes := w.live, w.holes
 	w.mu.RUnlock()
 	first := 1 + off/sectorRoom
 	last := 1 + (off+int64(len(p))-1)/sectorRoom
@@ -322,14 +145,15 @@ func (w *walFile) ReadAt(p []byte, off int64) (int, error) {
 		if n, err := w.f.ReadAt(b, first*sectorBytes); err != nil && n < len(b) {
 			return 0, fmt.Errorf("%s: %w", w.name, err)
 		}
+		for _, h := range holes {
+			if from, end := max(h.first, first), min(h.end, first+have); from < end {
+				clear(b[(from-first)*sectorBytes : (end-first)*sectorBytes])
+			}
+		}
 		skip := off % sectorRoom
 		for i := range have {
 			from := i * sectorBytes
-			content := b[from+sectorHead : from+sectorBytes]
-			if !whole && w.isDead(first+i) {
-				clear(content)
-			}
-			done += copy(p[done:], content[skip:])
+			done += copy(p[done:], b[from+sectorHead+skip:from+sectorBytes])
 			skip = 0
 		}
 	}
@@ -342,10 +166,7 @@ func (w *walFile) ReadAt(p []byte, off int64) (int, error) {
 // WriteAt implements io.WriterAt: it ends the file where p ends.
 func (w *walFile) WriteAt(p []byte, off int64) (int, error) {
 	first, skip := 1+off/sectorRoom, off%sectorRoom
-	w.mu.RLock()
-	live := w.live
-	w.mu.RUnlock()
-	if first > live+1 {
+	if first > w.live+1 {
 		return 0, fmt.Errorf("%s: writing at %d, beyond the end", w.name, off)
 	}
 	n := sectorsFor(skip + int64(len(p)))
@@ -363,36 +184,53 @@ func (w *walFile) WriteAt(p []byte, off int64) (int, error) {
 		out.put(w.tail)
 	}
 	out.put(p)
-	used := (skip + int64(len(p))) % sectorRoom
-	stamp := sectorStamp{w.run, w.this}
 	clear(out.buf[out.end:])
+	stamp := sectorStamp{w.files.run, w.files.next.Add(1) - 1}
 	for from := int64(0); from < int64(len(out.buf)); from += sectorBytes {
 		sealSector(out.buf[from:], w.seed, first*sectorBytes+from, stamp)
 	}
-	if _, err := w.f.WriteAt(out.buf, first*sectorBytes); err != nil {
+	end := int64(len(out.buf))
+	whole := w.wholePages(out.buf, first*sectorBytes)
+	if _, err := w.f.WriteAt(whole, first*sectorBytes); err != nil {
 		return 0, fmt.Errorf("%s: %w", w.name, err)
 	}
-	from := int64(len(out.buf)) - sectorBytes + sectorHead
-	w.tail = append(w.tail[:0], out.buf[from:from+used]...)
-	if w.out = out.buf; cap(w.out) > 2<<20 {
+	used := (skip + int64(len(p))) % sectorRoom
+	w.tail = append(w.tail[:0], out.buf[end-sectorBytes+sectorHead:][:used]...)
+	if w.out = whole; cap(w.out) > 2<<20 {
 		w.out = nil
 	}
 	w.mu.Lock()
-	defer w.mu.Unlock()
 	w.live = first + n - 1
-	for sector := range w.dead {
-		if sector >= first {
-			delete(w.dead, sector)
-		}
-	}
+	w.holes = cutRanges(w.holes, first)
+	w.mu.Unlock()
+	w.files.advance((first + n) * sectorBytes)
 	return len(p), nil
 }
 
-func (w *walFile) isDead(sector int64) bool {
-	w.mu.RLock()
-	defer w.mu.RUnlock()
-	_, dead := w.dead[sector]
-	return dead
+// wholePages adds zeros up to the end of a page, as far as the file goes. Of a
+// page that is written in part the kernel would read the rest from the disk
+// before: the file of an earlier segment need not be in memory.
+func (w *walFile) wholePages(b []byte, at int64) []byte {
+	end := at + int64(len(b))
+	more := min((end+walPage-1)/walPage*walPage, w.size) - end
+	if more <= 0 {
+		return b
+	}
+	n := len(b)
+	b = slices.Grow(b, int(more))[:n+int(more)]
+	clear(b[n:])
+	return b
+}
+
+// cutRanges are those parts of ranges that lie before a sector.
+func cutRanges(ranges []walRange, sector int64) []walRange {
+	var out []walRange
+	for _, r := range ranges {
+		if r.end = min(r.end, sector); r.first < r.end {
+			out = append(out, r)
+		}
+	}
+	return out
 }
 
 // grow makes the file longer, before anything is written there. It happens
@@ -409,7 +247,7 @@ func (w *walFile) grow(to int64) error {
 		return fmt.Errorf("%s: %w", w.name, err)
 	}
 	w.size = to
-	if _, err := w.f.WriteAt(walHeader(w.seed, to), 0); err != nil {
+	if _, err := w.f.WriteAt(walHeader(w.seed, w.files.run, to), 0); err != nil {
 		return fmt.Errorf("%s: %w", w.name, err)
 	}
 	return w.f.Sync()

@@ -1,0 +1,383 @@
+package disk
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/hashicorp/raft"
+
+	"keelson.dev/keelson/raftstore/disk/platter"
+)
+
+// walBed is a disk with small segments.
+func walBed(t *testing.T) *diskBed {
+	b := &diskBed{logs: make(map[uint64]raft.Log), votes: make(map[string]uint64)}
+	b.cfg = Config{Name: "r1", Dir: filepath.Join(t.TempDir(), "data"), LogStore: LogWAL, NoSync: true, SegmentBytes: 16 << 10}.withDefaults()
+	if err := b.open(); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// round fills some segments and drops those behind it.
+func (b *diskBed) round(t *testing.T) {
+	for range 60 {
+		b.append(t, 1, 1, 900)
+	}
+	b.snap(t, b.last, 1, []byte("state"))
+	b.compact(t, b.last-5)
+}
+
+func walFilesOf(t *testing.T, b *diskBed) []string { return walFilesIn(t, b.cfg.Dir) }
+
+func walFilesIn(t *testing.T, dir string) []string {
+	list, err := filepath.Glob(filepath.Join(dir, walName, "*"+walSuffix))
+	if err != nil {
+		t.Error(err)
+	}
+	return list
+}
+
+func walListOf(t *testing.T, b *diskBed) walList {
+	content, err := os.ReadFile(filepath.Join(b.cfg.Dir, walName, walMetaName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := parseWALMeta(content, b.disk.stable.record().logID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// A log that is shortened as much as it grows lies in the same files for ever,
+// each of which has been many segments.
+func TestWALRecyclesFiles(t *testing.T) {
+	b := walBed(t)
+	for range 4 {
+		b.round(t)
+	}
+	early := make(map[uint64]bool)
+	for _, path := range walFilesOf(t, b) {
+		early[inode(t, path)] = true
+	}
+	for range 20 {
+		b.round(t)
+		b.same(t)
+	}
+	for _, path := range walFilesOf(t, b) {
+		if !early[inode(t, path)] {
+			t.Errorf("%s is not one of the %d files of the beginning", path, len(early))
+		}
+	}
+	l := walListOf(t, b)
+	if n := uint64(len(walFilesOf(t, b))); l.NextSegmentID < 10*n {
+		t.Errorf("%d segments so far, in %d files", l.NextSegmentID, n)
+	}
+	b.close(t)
+}
+
+func inode(t *testing.T, path string) uint64 {
+	var s syscall.Stat_t
+	if err := syscall.Stat(path, &s); err != nil {
+		t.Fatal(err)
+	}
+	return s.Ino
+}
+
+// A log that was long for once does not take its room for ever.
+func TestWALLetsFilesGo(t *testing.T) {
+	b := walBed(t)
+	b.append(t, 1, 1, 100)
+	for range 5 * walSpares {
+		b.append(t, 1, 8, 2000) // a segment and more
+	}
+	if n := len(walFilesOf(t, b)); n < 4*walSpares {
+		t.Fatalf("%d files of a long log", n)
+	}
+	b.snap(t, b.last, 1, []byte("state"))
+	b.compact(t, b.last-5)
+	if n := len(walFilesOf(t, b)); n > walSpares+3 {
+		t.Errorf("%d files after it was shortened", n)
+	}
+	for range 3 {
+		b.round(t)
+	}
+	if n := len(walFilesOf(t, b)); n > 12 {
+		t.Errorf("%d files when it had long been short", n)
+	}
+	b.reopen(t)
+	b.same(t)
+	b.close(t)
+}
+
+// moment is what a crash may find, and what must be there after it.
+type moment struct {
+	acked  map[uint64]raft.Log
+	first  uint64              // the oldest acknowledged
+	last   uint64              // the newest acknowledged
+	doing  map[uint64]raft.Log // what is being appended
+	cut    uint64              // where the log is to end, if it is being cut back
+	shrink uint64              // where it is to begin, if it is being shortened
+}
+
+// Wherever a crash comes, in the middle of an append, while segments change,
+// while files change hands or one is being filled: the log is as it was
+// acknowledged, and what a file held before is never part of it. F52
+func TestWALFilesChangeHandsWhole(t *testing.T) {
+	layer := &platter.Lossy{}
+	b := &diskBed{logs: make(map[uint64]raft.Log), votes: make(map[string]uint64)}
+	b.cfg = Config{Name: "r1", Dir: filepath.Join(t.TempDir(), "data"), LogStore: LogWAL, NoSync: true, SegmentBytes: 16 << 10, Files: layer}.withDefaults()
+	if err := b.open(); err != nil {
+		t.Fatal(err)
+	}
+	copied := b.cfg
+	copied.Dir, copied.Files = filepath.Join(t.TempDir(), "data"), nil
+	var mu sync.Mutex
+	var now moment
+	looked := 0
+	look := func(string, string) error {
+		mu.Lock()
+		defer mu.Unlock()
+		looked++
+		if err := now.check(walImage(t, b.cfg.Dir), b.cfg.Dir, copied); err != nil {
+			t.Errorf("moment %d, %d to %d: %v", looked, now.first, now.last, err)
+		}
+		return nil
+	}
+	begin := func(m moment) {
+		mu.Lock()
+		defer mu.Unlock()
+		now = m
+		now.acked, now.first, now.last = maps.Clone(b.logs), b.first, b.last
+	}
+	layer.Fail(look)
+	term := uint64(1)
+	for i := range 250 {
+		var doing []*raft.Log
+		next := make(map[uint64]raft.Log)
+		for n := range uint64(3) {
+			l := &raft.Log{Index: b.last + 1 + n, Term: term, Data: bytes.Repeat([]byte{byte(b.last + n), byte(term)}, 100+i%3*50)}
+			doing, next[l.Index] = append(doing, l), *l
+		}
+		begin(moment{doing: next})
+		if err := b.disk.Log.StoreLogs(doing); err != nil {
+			t.Fatal(err)
+		}
+		maps.Copy(b.logs, next)
+		b.last += 3
+		b.first = max(b.first, 1)
+		switch {
+		case i%9 == 4:
+			b.snap(t, b.last-4, term, []byte("state"))
+			begin(moment{shrink: b.last - 4})
+			b.compact(t, b.last-5)
+		case i%9 == 8:
+			begin(moment{cut: b.last - 7})
+			b.back(t, b.last-6)
+			term++
+		}
+	}
+	l := walListOf(t, b)
+	b.close(t)
+	layer.Fail(nil)
+	if _, err := layer.Crash(func() bool { return false }); err != nil {
+		t.Fatal(err)
+	}
+	if lives := l.NextSegmentID / uint64(len(l.Places)+len(l.Spares)); looked < 300 || lives < 2 {
+		t.Errorf("%d moments, each file was %d segments", looked, lives)
+	}
+}
+
+// walImage is what is in the files; the list of segments last, so that all it
+// names is there. A file that is being written is read until it holds still.
+func walImage(t *testing.T, dir string) map[string][]byte {
+	files := make(map[string][]byte)
+	meta := filepath.Join(dir, walName, walMetaName)
+	snapshots, err := filepath.Glob(filepath.Join(dir, snapshotsName, "*"))
+	if err != nil {
+		t.Error(err)
+	}
+	list := append(walFilesIn(t, dir), append(snapshots, filepath.Join(dir, boltName), meta)...)
+	for _, path := range list {
+		for still := false; !still; {
+			content, err := os.ReadFile(path)
+			if errors.Is(err, os.ErrNotExist) {
+				break // it went meanwhile
+			}
+			if err != nil {
+				t.Error(err)
+				break
+			}
+			still = bytes.Equal(content, files[path])
+			files[path] = content
+		}
+	}
+	return files
+}
+
+func (m moment) check(files map[string][]byte, dir string, c Config) error {
+	if err := os.RemoveAll(c.Dir); err != nil {
+		return err
+	}
+	for path, content := range files {
+		path = strings.Replace(path, dir, c.Dir, 1)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, content, 0o600)); err != nil {
+			return err
+		}
+	}
+	d, err := openDisk(c, func(error) {})
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	first, err := d.Log.FirstIndex()
+	last, err2 := d.Log.LastIndex()
+	if err := errors.Join(err, err2); err != nil {
+		return err
+	}
+	ends := []uint64{m.last, m.last + uint64(len(m.doing))}
+	if m.cut != 0 {
+		ends = append(ends, m.cut)
+	}
+	if !slices.Contains(ends, last) || m.first != 0 && first > max(m.first, m.shrink) {
+		return fmt.Errorf("the log reaches from %d to %d, want from %d or %d to one of %d", first, last, m.first, m.shrink, ends)
+	}
+	for i := first; i != 0 && i <= last; i++ {
+		var l raft.Log
+		if err := d.Log.GetLog(i, &l); err != nil {
+			return err
+		}
+		want, ok := m.acked[i]
+		if !ok {
+			want, ok = m.doing[i]
+		}
+		if ok && (l.Term != want.Term || !bytes.Equal(l.Data, want.Data)) {
+			return fmt.Errorf("entry %d is of term %d, want term %d", i, l.Term, want.Term)
+		}
+	}
+	return d.Log.StoreLog(&raft.Log{Index: last + 1, Term: 99}) // and it goes on
+}
+
+// What was acknowledged and is empty, or what an earlier segment had written
+// there, is damage and not the end of the log: also in a sector that is whole.
+func TestWALSectorThatWasLost(t *testing.T) {
+	b := walBed(t)
+	for range 6 {
+		b.round(t)
+	}
+	b.close(t)
+	before := dataFiles(t, b.cfg.Dir)
+	if err := b.open(); err != nil {
+		t.Fatal(err)
+	}
+	// A new segment, in the file of an earlier one.
+	old := walListOf(t, b)
+	for l := old; len(l.Segments) == len(old.Segments) || len(slices.DeleteFunc(slices.Clone(old.Spares), func(s string) bool { return slices.Contains(l.Spares, s) })) == 0; l = walListOf(t, b) {
+		b.append(t, 1, 1, 900)
+	}
+	for range 4 {
+		b.append(t, 1, 1, 900)
+	}
+	l := walListOf(t, b)
+	b.close(t)
+	name := filepath.Join(b.cfg.Dir, walName, l.Places[tailName(l)].File)
+	after := dataFiles(t, b.cfg.Dir)
+	if _, waited := before[name]; !waited {
+		t.Fatalf("the last segment lies in a new file, %s", name)
+	}
+	for what, lost := range map[string][]byte{"what was there before": before[name], "nothing": make([]byte, len(before[name]))} {
+		for sector := 2; sector <= 5; sector++ {
+			files := maps.Clone(after)
+			bad := bytes.Clone(after[name])
+			copy(bad[sector*sectorBytes:(sector+1)*sectorBytes], lost[sector*sectorBytes:])
+			files[name] = bad
+			putFiles(t, b.cfg.Dir, files)
+			err := b.open()
+			if !errors.Is(err, ErrCorruptLog) || !strings.Contains(err.Error(), name) {
+				t.Errorf("sector %d holds %s: %v", sector, what, err)
+			}
+			if err == nil {
+				b.close(t)
+			}
+		}
+	}
+	putFiles(t, b.cfg.Dir, after)
+	if err := b.open(); err != nil {
+		t.Fatal(err)
+	}
+	b.same(t)
+	b.close(t)
+}
+
+func tailName(l walList) string {
+	last := l.Segments[len(l.Segments)-1]
+	return fmt.Sprintf("%020d-%016x%s", last.BaseIndex, last.ID, walSuffix)
+}
+
+// A log of the first version, with a file for each segment, is gone on with,
+// and its files are recycled.
+func TestWALOfTheFirstVersion(t *testing.T) {
+	b := walBed(t)
+	for range 30 {
+		b.append(t, 1, 2, 700)
+	}
+	l, id := walListOf(t, b), b.disk.stable.record().logID
+	b.close(t)
+	dir := filepath.Join(b.cfg.Dir, walName)
+	for name, p := range l.Places {
+		content, err := os.ReadFile(filepath.Join(dir, p.File))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for at := 0; at < len(content); at += sectorBytes {
+			s, kind := readSector(content[at:], crc32.Update(id, castagnoli, []byte(p.File)), int64(at))
+			if kind == sectorGood {
+				s.number = min(s.number, 7) // the seventh opening of the file
+				sealSector(content[at:], crc32.Update(id, castagnoli, []byte(name)), int64(at), s)
+			}
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for path := range dataFiles(t, dir) {
+		if _, old := l.Places[filepath.Base(path)]; !old {
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	list, err := json.Marshal(l.PersistentState)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list = append(binary.LittleEndian.AppendUint32(nil, crc32.Update(id, castagnoli, list)), list...)
+	if err := errors.Join(os.WriteFile(filepath.Join(dir, walMetaName), list, 0o600), os.WriteFile(filepath.Join(dir, "spare"), make([]byte, 5000), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if err := b.open(); err != nil {
+			t.Fatal(err)
+		}
+		b.same(t)
+		b.round(t)
+		b.same(t)
+		b.close(t)
+	}
+	if there, err := platter.Exists(filepath.Join(dir, "spare")); there || err != nil {
+		t.Errorf("its spare file is there: %v, error %v", there, err)
+	}
+}
