@@ -34,6 +34,23 @@ func (r *Replica) Inject(p ...*storev1.Proposal) error {
 	return r.outcome(future)
 }
 
+// Forwarded answers a batch as it does when another replica forwards it.
+func (r *Replica) Forwarded(ctx context.Context, req *storev1.ForwardRequest) (*storev1.ForwardResponse, error) {
+	return (&peerServer{r: r}).Forward(ctx, req)
+}
+
+// GroupID is the identity of the group.
+func (r *Replica) GroupID() string { return r.group.id() }
+
+// The bounds of what replicas say to each other, and what an outcome is counted as.
+const (
+	MaxMessage = maxMessage
+	MaxForward = maxForward
+)
+
+// OutcomeBytes is what an outcome is counted as.
+func OutcomeBytes(o *storev1.Outcome) int { return outcomeBytes(o) }
+
 // Waiting is how many calls wait for this replica to apply what others have.
 func (r *Replica) Waiting() int {
 	r.fsm.line.mu.Lock()

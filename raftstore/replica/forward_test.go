@@ -147,6 +147,11 @@ func TestForwardsTellWhatMayBeProposed(t *testing.T) { // F53
 				if err := stream.Send(&storev1.ForwardReply{Id: call.GetId(), Code: uint32(codes.FailedPrecondition), Message: "not me"}); err != nil {
 					return err
 				}
+			case 6, 7:
+				said := map[uint64]codes.Code{6: codes.InvalidArgument, 7: codes.ResourceExhausted}[n]
+				if err := stream.Send(&storev1.ForwardReply{Id: call.GetId(), Code: uint32(said), Message: "too much"}); err != nil {
+					return err
+				}
 			case 2:
 				return status.Error(codes.Unavailable, "broken")
 			case 3:
@@ -163,6 +168,12 @@ func TestForwardsTellWhatMayBeProposed(t *testing.T) { // F53
 	ctx := within(t, patience)
 	if _, err := f.Call(ctx, address, moved, request(1)); !errors.Is(err, replica.ErrNotProposed) {
 		t.Errorf("refused: %v", err)
+	}
+	if _, err := f.Call(ctx, address, moved, request(6)); !errors.Is(err, replica.ErrNotProposed) {
+		t.Errorf("refused as it is: %v", err)
+	}
+	if _, err := f.Call(ctx, address, moved, request(7)); status.Code(err) != codes.ResourceExhausted || errors.Is(err, replica.ErrNotProposed) {
+		t.Errorf("an answer that is too large: %v", err)
 	}
 	if _, err := f.Call(ctx, address, moved, request(2)); err == nil || errors.Is(err, replica.ErrNotProposed) {
 		t.Errorf("a stream that broke: %v", err)
