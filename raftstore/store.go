@@ -148,7 +148,8 @@ type List struct {
 type Store interface {
 	// Commit applies c atomically and returns its revision. When a
 	// precondition fails it returns *ConflictError and changes nothing. When
-	// the outcome cannot be known within the deadline: ErrOutcomeUnknown.
+	// the outcome cannot be known within the deadline: ErrOutcomeUnknown. When
+	// ctx has ended before the call: its error and none of the above.
 	Commit(ctx context.Context, c Commit) (Revision, error)
 	// Get returns the item at key, or ErrNotFound. The revision is that of the
 	// state it was read from, in both cases.

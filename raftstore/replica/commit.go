@@ -52,6 +52,9 @@ func (d *identities) settle(id *storev1.ProposalID) {
 // Commit implements raftstore.Store. The proposal keeps its id through all
 // retries, so that it applies once whichever of them reach the log.
 func (r *Replica) Commit(ctx context.Context, c raftstore.Commit) (raftstore.Revision, error) {
+	if err := ctx.Err(); err != nil {
+		return 0, fmt.Errorf("commit was not begun: %w", err)
+	}
 	p, err := mvcc.Proposal(c)
 	if err != nil {
 		return 0, err

@@ -157,9 +157,15 @@ func contention(t *testing.T, s Subject) {
 func deadlines(t *testing.T, s Subject) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if _, err := s.Store.Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/a", nil)}}); !errors.Is(err, context.Canceled) {
-		t.Errorf("commit with a cancelled context: %v", err)
+	late, end := context.WithTimeout(context.Background(), -1)
+	defer end()
+	for _, over := range []context.Context{ctx, late} {
+		_, err := s.Store.Commit(over, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/a", nil)}})
+		if !errors.Is(err, over.Err()) || errors.Is(err, raftstore.ErrUnavailable) || errors.Is(err, raftstore.ErrOutcomeUnknown) {
+			t.Errorf("commit with a context that has ended (%v): %v", over.Err(), err)
+		}
 	}
+	call(t, s).absent("/a")
 	if _, _, err := s.Store.Get(ctx, "/a", raftstore.ReadOptions{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("get with a cancelled context: %v", err)
 	}

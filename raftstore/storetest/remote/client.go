@@ -139,6 +139,9 @@ func ask[T any](ctx context.Context, c *Client, call func() (T, error)) (T, erro
 
 // Commit implements raftstore.Store.
 func (c *Client) Commit(ctx context.Context, commit raftstore.Commit) (raftstore.Revision, error) {
+	if err := ctx.Err(); err != nil {
+		return 0, fmt.Errorf("commit was not begun: %w", err)
+	}
 	p, err := mvcc.Proposal(commit)
 	if err != nil {
 		return 0, err
