@@ -95,11 +95,17 @@ func (v *walFiles) fill(file string, length int64) (err error) {
 	if err != nil {
 		return err
 	}
+	zeros := make([]byte, min(walStretch, length))
 	for at := int64(0); at < length && err == nil; {
 		var to int64
-		if to, err = v.awaitDue(at, length); err == nil {
-			err = platter.Fill(f, at, to)
-			at = to
+		to, err = v.awaitDue(at, length)
+		for err == nil && at < to {
+			part := zeros[:min(int64(len(zeros)), to-at)]
+			_, err = f.WriteAt(part, at)
+			at += int64(len(part))
+		}
+		if err == nil {
+			err = f.Sync()
 		}
 	}
 	if err == nil {
