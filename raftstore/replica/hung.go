@@ -26,15 +26,20 @@ type writing struct {
 func (w *writing) begin() { w.since.Store(max(1, int64(time.Since(w.from)))) }
 func (w *writing) end()   { w.since.Store(0) }
 
+// pending is for how long the write under way has taken; 0 when there is none.
+func (w *writing) pending() time.Duration {
+	since := w.since.Load()
+	if since == 0 {
+		return 0
+	}
+	return time.Since(w.from) - time.Duration(since)
+}
+
 // hangs reports that this replica's log has not answered for too long.
 func (r *Replica) hangs() bool {
 	w := &r.meters.writing
-	since := w.since.Load()
-	if since == 0 {
-		return false
-	}
-	took := time.Since(w.from) - time.Duration(since)
-	if took < r.cfg.DiskPatience {
+	since, took := w.since.Load(), w.pending()
+	if took < r.cfg.DiskPatience || took == 0 {
 		return false
 	}
 	if w.noticed.Swap(since) != since {

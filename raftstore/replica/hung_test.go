@@ -33,8 +33,16 @@ func TestLeaderWhoseDiskHangsIsReplaced(t *testing.T) {
 			if c.Replica(old).Ready() {
 				t.Errorf("%s says that it is ready", old)
 			}
+			const pending = "disk_write_pending_seconds"
+			if took := scrape(t, c.Replica(old))[pending]; took < 1 {
+				t.Errorf("the write of %s that hangs has taken %v s, it says", old, took)
+			}
 			goOn()
 			c.AwaitReady()
+			c.Await("the write to be over", func() bool {
+				took, there := scrape(t, c.Replica(old))[pending]
+				return there && took == 0
+			})
 			sameHistory(t, c)
 			if it, _, err := c.Replica(old).Get(within(t, patience), "/a", raftstore.ReadOptions{}); err != nil || string(it.Value) != "once" {
 				t.Errorf("%s has %q, error %v", old, it.Value, err)

@@ -167,6 +167,7 @@ var (
 	metricForwarded     = metric("forwarded_proposals_total", "Proposals sent to the leader.", prometheus.CounterValue)
 	metricReadRounds    = metric("read_index_rounds_total", "Rounds that confirmed how far a linearizable read must see.", prometheus.CounterValue)
 	metricLogBytes      = metric("log_written_bytes_total", "Bytes of raft entries written.", prometheus.CounterValue)
+	metricWritePending  = metric("disk_write_pending_seconds", "For how long the log write under way has been waiting for the disk; 0 when there is none.", prometheus.GaugeValue)
 	metricRole          = metric("role", "1 for the role that this replica has.", prometheus.GaugeValue, "role")
 	metricLeaderKnown   = metric("leader_known", "1 when this replica knows who leads.", prometheus.GaugeValue)
 	metricTerm          = metric("term", "Raft term.", prometheus.GaugeValue)
@@ -201,7 +202,7 @@ func (c *collector) Describe(out chan<- *prometheus.Desc) {
 	c.meters.batch.Describe(out)
 	c.meters.logWrite.Describe(out)
 	for _, g := range []gauge{metricEntries, metricLeaderChanges, metricElections, metricLeaderships, metricForwarded, metricReadRounds,
-		metricLogBytes, metricRole, metricLeaderKnown, metricTerm, metricCommitIndex, metricAppliedIndex, metricLag, metricContact, metricRevision,
+		metricLogBytes, metricWritePending, metricRole, metricLeaderKnown, metricTerm, metricCommitIndex, metricAppliedIndex, metricLag, metricContact, metricRevision,
 		metricHistory, metricHistoryBytes, metricKeys, metricBytes, metricQuota, metricAlarm, metricRefusedPuts, metricWatchers, metricBehind,
 		metricCut, metricSnapshots, metricSnapshotTime, metricSnapshotSize, metricReplicated, metricCompares, metricCompareTime} {
 		out <- g.desc
@@ -225,6 +226,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	put(metricForwarded, float64(m.forwarded.Load()))
 	put(metricReadRounds, float64(m.readRounds.Load()))
 	put(metricLogBytes, float64(m.logBytes.Load()))
+	put(metricWritePending, m.writing.pending().Seconds())
 	put(metricSnapshots, float64(m.snapshots.Load()))
 	put(metricSnapshotTime, time.Duration(m.snapshotTime.Load()).Seconds())
 	put(metricSnapshotSize, float64(m.snapshotSize.Load()))
