@@ -50,8 +50,8 @@ const (
 	walSuffix = ".wal"
 	// walSlack is room for the append that fills a segment: a part of the segment.
 	walSlack = 16
-	// walSpares is how many files may wait, at most; usually it is as many as
-	// were dropped the last time, which is what the log grows by until the next.
+	// walSpares is how many files may wait, at most, and no more than twice as
+	// many as were dropped the last time: the log grows by about that until the next.
 	walSpares = 16
 )
 
@@ -217,7 +217,7 @@ func (v *walFiles) list(s types.PersistentState) (walList, walDrop) {
 			}
 		}
 	}
-	if room := len(files) + 1; len(files) > 0 {
+	if room := 2 * len(files); room > 0 {
 		room = min(room, walSpares) - len(files)
 		if over := len(v.spares) - max(0, room); over > 0 {
 			d.spares = slices.Clone(v.spares[:over])
