@@ -26,11 +26,13 @@ func giveUpUnheard(dial func(context.Context, string) (net.Conn, error)) func(co
 		if err != nil {
 			return nil, err
 		}
-		tcp, ok := conn.(*net.TCPConn)
-		if !ok {
-			return conn, nil
+		switch conn := conn.(type) {
+		case *net.TCPConn:
+			err = unheardAtMost(conn, unheardTimeout)
+		case interface{ SetUnheardTimeout(d time.Duration) error }: // one that does by itself what the kernel does
+			err = conn.SetUnheardTimeout(unheardTimeout)
 		}
-		if err := unheardAtMost(tcp, unheardTimeout); err != nil {
+		if err != nil {
 			conn.Close()
 			return nil, fmt.Errorf("bounding how long the peer at %s may be unheard: %w", address, err)
 		}

@@ -11,14 +11,17 @@ import (
 
 // Network is the cables between the replicas of a cluster. Every cable has two
 // directions, which can be cut or slowed by themselves. A cut one behaves as in
-// life: bytes vanish from sight, nobody is told, dials time out; what was sent
-// meanwhile arrives once it is mended, as TCP would send it again.
+// life: bytes vanish from sight, nobody is told, dials time out. What was sent
+// meanwhile is sent again as TCP does it, at times that double: after a cut of
+// ten seconds a connection may stay dead for another ten, unless whoever has
+// dialed gives it up.
 type Network struct {
 	mu    sync.Mutex
 	names map[string]string // peer address → replica
 	ends  map[string]string // local address of a dialed connection → replica
 	lines map[line]condition
 	moved chan struct{} // closed and replaced when a condition changes
+	given map[line]int  // connections that were given up, by who did and to whom
 }
 
 // line is one direction of a cable.
@@ -33,7 +36,7 @@ type condition struct {
 func newNetwork() *Network {
 	return &Network{
 		names: make(map[string]string), ends: make(map[string]string),
-		lines: make(map[line]condition), moved: make(chan struct{}),
+		lines: make(map[line]condition), moved: make(chan struct{}), given: make(map[line]int),
 	}
 }
 
@@ -93,6 +96,20 @@ func (n *Network) condition(from, to string) (condition, <-chan struct{}) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.lines[line{from, to}], n.moved
+}
+
+// GivenUp is how many connections from one replica to another were given up by
+// the one that had dialed them, because the other was unheard for too long.
+func (n *Network) GivenUp(from, to string) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.given[line{from, to}]
+}
+
+func (n *Network) noteGivenUp(from, to string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.given[line{from, to}]++
 }
 
 func (n *Network) addHost(address, name string) {
@@ -178,6 +195,10 @@ func (l *tappedListener) Accept() (net.Conn, error) {
 // has to wait.
 const socketBuffer = 256 << 10
 
+// resend is how long after bytes were lost they are sent again for the first
+// time, as Linux does it on a quick line; each further time waits twice as long.
+const resend = 200 * time.Millisecond
+
 // wire is one end of a connection: it holds back what this end sends for as
 // long as the line asks. The other end does the same for its direction.
 type wire struct {
@@ -195,6 +216,18 @@ type wire struct {
 	held     int           // bytes in waiting
 	room     chan struct{} // closed when held has shrunk; nil when nobody waits
 	flushing bool
+
+	unheard  time.Duration // for how long nothing may be acknowledged; 0 = for ever
+	watching bool          // whether anything is
+}
+
+// SetUnheardTimeout makes the connection break when what was sent is not
+// acknowledged for so long, as TCP_USER_TIMEOUT does to one of the kernel.
+func (w *wire) SetUnheardTimeout(d time.Duration) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.unheard = d
+	return nil
 }
 
 // parcel is bytes on their way.
@@ -230,8 +263,17 @@ func (w *wire) target() string {
 
 // Write implements net.Conn. As with any connection, calls follow one another.
 func (w *wire) Write(b []byte) (int, error) {
+	select {
+	case <-w.closed:
+		return 0, net.ErrClosed
+	default:
+	}
 	w.mu.Lock()
 	cond, _ := w.net.condition(w.from, w.target())
+	if back, _ := w.net.condition(w.to, w.from); w.unheard > 0 && !w.watching && (cond.cut || back.cut || w.flushing) {
+		w.watching = true
+		go w.giveUp()
+	}
 	if cond == (condition{}) && !w.flushing {
 		deadline := w.deadline
 		w.mu.Unlock()
@@ -314,27 +356,57 @@ func (w *wire) flush() {
 	}
 }
 
-// pass waits until the time has come and the line is whole; false when closed.
+// pass waits until the time has come and an attempt to send finds the line
+// whole; false when closed.
 func (w *wire) pass(due time.Time) bool {
-	if wait := time.Until(due); wait > 0 {
-		t := time.NewTimer(wait)
-		defer t.Stop()
-		select {
-		case <-t.C:
-		case <-w.closed:
+	if wait := time.Until(due); wait > 0 && !w.wait(wait) {
+		return false
+	}
+	for again := resend; ; again *= 2 {
+		if cond, _ := w.net.condition(w.from, w.to); !cond.cut {
+			return true
+		}
+		if !w.wait(again) {
 			return false
 		}
 	}
-	for {
-		cond, moved := w.net.condition(w.from, w.to)
-		if !cond.cut {
-			return true
+}
+
+// giveUp breaks the connection unless what was sent is acknowledged in time:
+// it has arrived, and one of the attempts to send it finds the way back whole.
+func (w *wire) giveUp() {
+	for again, left := resend, w.unheard; ; again *= 2 {
+		if !w.wait(min(again, left)) {
+			return
 		}
-		select {
-		case <-moved:
-		case <-w.closed:
-			return false
+		left -= again
+		back, _ := w.net.condition(w.to, w.from)
+		w.mu.Lock()
+		heard := w.held == 0 && !back.cut
+		if heard {
+			w.watching = false
 		}
+		w.mu.Unlock()
+		if heard {
+			return
+		}
+		if left <= 0 {
+			w.net.noteGivenUp(w.from, w.to)
+			w.Close()
+			return
+		}
+	}
+}
+
+// wait is false when the connection was closed meanwhile.
+func (w *wire) wait(d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-w.closed:
+		return false
 	}
 }
 
