@@ -7,15 +7,13 @@
 // goroutine of its own reads it forward from history at the reader's pace,
 // until it is synced again. A watcher so slow that history has been compacted
 // under it is ended. What a watcher holds is therefore bounded, whatever its
-// reader does: one buffered channel and a few revisions.
+// reader does: one buffered channel and a few revisions, in number and in bytes.
 package watch
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -31,7 +29,7 @@ type History interface {
 
 const (
 	buffered  = 128 // revisions a synced watcher may be behind
-	readAhead = 64  // revisions a catching-up watcher holds
+	readAhead = 64  // revisions a catching-up watcher holds, and at most maxUnread bytes or one
 )
 
 // Options tune a hub; zero values mean the defaults.
@@ -139,8 +137,9 @@ func (h *Hub) publish(r raftstore.Events) {
 	}
 	for _, g := range h.touched {
 		part := pick(r, g.matched)
+		bytes := weight(part)
 		for w := range g.watchers {
-			h.deliver(w, part)
+			h.deliver(w, part, bytes)
 		}
 		g.matched = g.matched[:0]
 	}
@@ -159,14 +158,20 @@ func pick(r raftstore.Events, indices []int) raftstore.Events {
 	return part
 }
 
-// deliver hands one revision to a synced watcher, or sets it aside to catch up.
-func (h *Hub) deliver(w *Watcher, ev raftstore.Events) {
+// deliver hands one revision of so many bytes to a synced watcher, or sets it
+// aside to catch up.
+func (h *Hub) deliver(w *Watcher, ev raftstore.Events, bytes int64) {
 	if ev.Revision <= w.cursor {
+		return
+	}
+	if !w.unread.fits(len(w.c), bytes) {
+		h.chase(w)
 		return
 	}
 	select {
 	case w.c <- ev:
 		w.cursor, w.told = ev.Revision, ev.Revision
+		w.unread.sent(bytes)
 	default:
 		h.chase(w)
 	}
@@ -229,6 +234,7 @@ func (h *Hub) progress(w *Watcher) bool {
 	select {
 	case w.c <- raftstore.Events{Revision: h.revision}:
 		w.cursor, w.told = h.revision, h.revision
+		w.unread.sent(0)
 		return true
 	default:
 		return false
@@ -304,116 +310,6 @@ func (h *Hub) measure() {
 	slices.Sort(h.lengths)
 }
 
-// chase sets a watcher to catching up.
-func (h *Hub) chase(w *Watcher) {
-	if w.synced {
-		h.leave(w)
-	}
-	h.chasing.Add(1)
-	go func() {
-		defer h.chasing.Done()
-		h.catchUp(w)
-	}()
-}
-
-// catchUp reads a watcher forward until it has seen everything, then makes it
-// synced under the lock that publish holds: no revision falls between.
-func (h *Hub) catchUp(w *Watcher) {
-	stall := time.NewTicker(h.opts.StallCheck)
-	defer stall.Stop()
-	for {
-		revisions, err := h.history.Read(w.cursor, readAhead)
-		if err != nil {
-			h.finish(w, err)
-			return
-		}
-		if len(revisions) == 0 {
-			if h.rejoin(w) || w.note != 0 && !h.give(w, raftstore.Events{Revision: w.note}, stall.C) {
-				return
-			}
-			w.note = 0
-			continue
-		}
-		// A copy, because the original keeps a whole stretch of history alive.
-		for _, r := range slices.Clone(revisions) {
-			if !h.feed(w, filter(r, w.prefix), stall.C) {
-				return
-			}
-			w.cursor = r.Revision
-		}
-	}
-}
-
-// feed hands a catching-up watcher what concerns it; false when it ended.
-func (h *Hub) feed(w *Watcher, ev raftstore.Events, stall <-chan time.Time) bool {
-	if len(ev.Events) == 0 {
-		select {
-		case <-w.done:
-			h.finish(w, nil)
-			return false
-		default:
-			return true
-		}
-	}
-	return h.give(w, ev, stall)
-}
-
-// give waits for the reader of a catching-up watcher; false when it ended.
-func (h *Hub) give(w *Watcher, ev raftstore.Events, stall <-chan time.Time) bool {
-	for {
-		select {
-		case w.c <- ev:
-			w.told = ev.Revision
-			return true
-		case <-w.done:
-			h.finish(w, nil)
-			return false
-		case <-stall:
-			if _, err := h.history.Read(w.cursor, 1); err != nil {
-				h.finish(w, err)
-				return false
-			}
-		}
-	}
-}
-
-// rejoin makes a watcher synced if nothing was published meanwhile. It reports
-// whether the watcher's goroutine is finished with it; if not, there is more to
-// read, or a note to be given first.
-func (h *Hub) rejoin(w *Watcher) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if w.ended {
-		close(w.c)
-		return true
-	}
-	if w.cursor < h.revision {
-		return false
-	}
-	if w.wantNote {
-		w.wantNote, w.note = false, w.cursor
-		return false
-	}
-	h.join(w)
-	return true
-}
-
-// finish ends a catching-up watcher from its own goroutine.
-func (h *Hub) finish(w *Watcher, err error) {
-	if errors.Is(err, raftstore.ErrCompacted) {
-		err = fmt.Errorf("watch of %q: %w: %w", w.prefix, raftstore.ErrSlowWatcher, err)
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if !w.ended {
-		if err != nil {
-			h.cut++
-		}
-		h.end(w, err)
-	}
-	close(w.c)
-}
-
 // end marks a watcher as ended. The channel of a synced one is closed here,
 // that of a catching-up one by its goroutine, which alone sends on it.
 func (h *Hub) end(w *Watcher, err error) {
@@ -432,26 +328,6 @@ func (h *Hub) end(w *Watcher, err error) {
 	}
 }
 
-// filter reduces a revision to the events with the prefix.
-func filter(r raftstore.Events, prefix string) raftstore.Events {
-	n := 0
-	for i := range r.Events {
-		if strings.HasPrefix(r.Events[i].Item.Key, prefix) {
-			n++
-		}
-	}
-	if n == len(r.Events) {
-		return r
-	}
-	part := raftstore.Events{Revision: r.Revision}
-	for i := range r.Events {
-		if strings.HasPrefix(r.Events[i].Item.Key, prefix) {
-			part.Events = append(part.Events, r.Events[i])
-		}
-	}
-	return part
-}
-
 // Watcher implements raftstore.Watcher.
 type Watcher struct {
 	hub    *Hub
@@ -465,6 +341,7 @@ type Watcher struct {
 	cursor raftstore.Revision
 	told   raftstore.Revision // the last revision that the reader was given word of; owned alike
 	note   raftstore.Revision // of the note that its goroutine is about to give
+	unread unread             // what c holds; owned alike
 
 	// Under hub.mu.
 	synced   bool
