@@ -109,27 +109,6 @@ func (h *Hub) give(w *Watcher, ev raftstore.Events, stall <-chan time.Time) bool
 	}
 }
 
-// rejoin makes a watcher synced if nothing was published meanwhile. It reports
-// whether the watcher's goroutine is finished with it; if not, there is more to
-// read, or a note to be given first.
-func (h *Hub) rejoin(w *Watcher) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if w.ended {
-		close(w.c)
-		return true
-	}
-	if w.cursor < h.revision {
-		return false
-	}
-	if w.wantNote {
-		w.wantNote, w.note = false, w.cursor
-		return false
-	}
-	h.join(w)
-	return true
-}
-
 // finish ends a catching-up watcher from its own goroutine.
 func (h *Hub) finish(w *Watcher, err error) {
 	if errors.Is(err, raftstore.ErrCompacted) {

@@ -287,6 +287,27 @@ func (h *Hub) join(w *Watcher) {
 	w.synced = true
 }
 
+// rejoin makes a watcher synced if nothing was published meanwhile. It reports
+// whether the watcher's goroutine is finished with it; if not, there is more to
+// read, or a note to be given first.
+func (h *Hub) rejoin(w *Watcher) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if w.ended {
+		close(w.c)
+		return true
+	}
+	if w.cursor < h.revision {
+		return false
+	}
+	if w.wantNote {
+		w.wantNote, w.note = false, w.cursor
+		return false
+	}
+	h.join(w)
+	return true
+}
+
 // leave takes a watcher out of its group.
 func (h *Hub) leave(w *Watcher) {
 	g := h.groups[w.prefix]
