@@ -4,6 +4,8 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"regexp"
+	"slices"
 	"testing"
 	"time"
 
@@ -18,6 +20,8 @@ var (
 	linearFor  = flag.Duration("linear.for", 10*time.Second, "how long the linearizability test disturbs the cluster")
 	linearSeed = flag.Uint64("linear.seed", 1, "seed of its plan and of its clients")
 	linearSize = flag.Int("linear.replicas", 0, "how many replicas it has; 0 = three, and then five, each for half of the time")
+	linearOnly = flag.String("linear.only", "", "only faults whose name this expression finds")
+	linearTTL  = flag.Duration("linear.ttl", 0, "how long keys that expire live, about; 0 = what is usual")
 	linearLog  = flag.String("linear.log", "", "their log store; none = bolt for three, raft-wal for more")
 )
 
@@ -49,11 +53,11 @@ var wide = []nemesis.Fault{nemesis.LeaderMinority, nemesis.BridgeLeader, nemesis
 
 func linearizable(t *testing.T, size int, kind disk.LogStoreKind, lasting time.Duration) {
 	var plan nemesis.Plan
-	if size > 3 {
+	if size > 3 && *linearOnly == "" {
 		plan = nemesis.New(*linearSeed, lasting/3, wide)
 		lasting -= lasting / 3
 	}
-	plan = append(plan, nemesis.New(*linearSeed, lasting, nemesis.All)...)
+	plan = append(plan, nemesis.New(*linearSeed, lasting, allowed(t))...)
 	t.Logf("plan of seed %d:\n%v", *linearSeed, plan)
 	c := storetest.NewCluster(t, size, func(cfg *replica.Config) {
 		cfg.LogStore = kind
@@ -65,11 +69,20 @@ func linearizable(t *testing.T, size int, kind disk.LogStoreKind, lasting time.D
 			cfg.HeartbeatTimeout, cfg.ElectionTimeout = time.Second, time.Second
 		}
 	})
-	rep := disturbed(t, c, c.Favour("r1"), linear.Options{Seed: *linearSeed}, plan)
+	rep := disturbed(t, c, c.Favour("r1"), linear.Options{Seed: *linearSeed, TTL: *linearTTL}, plan)
 	if rep.Acknowledged < 100 || rep.Deliveries < 100 {
 		t.Errorf("hardly anything was checked: %v", rep)
 	}
 	sameHistory(t, c)
+}
+
+// allowed are the faults that the flags leave.
+func allowed(t *testing.T) []nemesis.Fault {
+	only, err := regexp.Compile(*linearOnly)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.DeleteFunc(slices.Clone(nemesis.All), func(f nemesis.Fault) bool { return !only.MatchString(string(f)) })
 }
 
 // disturbed runs a workload on all replicas while a plan is carried out, and

@@ -333,7 +333,12 @@ func (c *client) step(ctx context.Context, at Client) {
 		key := c.key()
 		c.commit(ctx, at, raftstore.Op{Kind: raftstore.OpCheck, Key: key, If: c.condition(key)})
 	default:
-		op := raftstore.Put(fmt.Sprintf("%sttl/%d", c.w.opts.Prefix, c.id), c.value())
+		// One that is renewed, or one that nobody puts again, and so stays for ever if its end is forgotten.
+		key := fmt.Sprintf("%sttl/%d", c.w.opts.Prefix, c.id)
+		if c.rng.IntN(2) == 0 {
+			key += fmt.Sprintf("/%d", c.n)
+		}
+		op := raftstore.Put(key, c.value())
 		op.TTL = c.w.opts.TTL/2 + time.Duration(c.rng.Int64N(int64(c.w.opts.TTL)))
 		op.TTL = op.TTL.Round(time.Millisecond)
 		c.commit(ctx, at, op)

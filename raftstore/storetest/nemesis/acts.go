@@ -57,6 +57,9 @@ func (a Act) run(ctx context.Context, g Group, leader string) {
 	case Install:
 		a.cut(g, leader, followers, follower)
 		wait(ctx, a.Hold)
+		if a.Pick%2 == 0 {
+			g.Compact() // so that it gets little history, and nearly everything without any
+		}
 		for _, name := range g.Names() {
 			if name != follower {
 				g.Snapshot(name)

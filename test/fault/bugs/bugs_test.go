@@ -23,6 +23,7 @@ type bug struct {
 	old, new string
 	finder   string // package and test that must fail, as ./package:TestName/Part, with its flags after it
 	how      string // what of it gives the bug away
+	harness  string // random clients whose history the checker refuses, written as finder is; "" where they do not see it
 }
 
 // atOnce is how many rows are built and run at the same time.
@@ -46,10 +47,10 @@ func TestOldBugsAreFound(t *testing.T) {
 				slots <- struct{}{}
 				defer func() { <-slots }()
 				began := time.Now()
-				symptom := b.hunt(t, root)
+				symptoms := b.hunt(t, root)
 				mu.Lock()
 				defer mu.Unlock()
-				verdicts[b.name] = fmt.Sprintf("%5.1f s  %s", time.Since(began).Seconds(), symptom)
+				verdicts[b.name] = fmt.Sprintf("%5.1f s  %s", time.Since(began).Seconds(), strings.Join(symptoms, " | "))
 			})
 		}
 	})
@@ -60,16 +61,31 @@ func TestOldBugsAreFound(t *testing.T) {
 	t.Logf("bug | found by | how%s", out.String())
 }
 
-// hunt puts the bug back and returns what its finder said of it.
-func (b bug) hunt(t *testing.T, root string) string {
+// hunt puts the bug back and returns what its finders said of it.
+func (b bug) hunt(t *testing.T, root string) []string {
 	overlay, err := b.overlay(root, t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	finder, flags, _ := strings.Cut(b.finder, " ")
+	out := find(t, root, overlay, b.finder)
+	said := []string{symptom(out)}
+	if b.harness == "" {
+		return said
+	}
+	_, verdict, ok := strings.Cut(string(find(t, root, overlay, b.harness)), "the store broke its word:")
+	if !ok {
+		t.Errorf("%s: the checker accuses nobody", b.harness)
+	}
+	first, _, _ := strings.Cut(strings.TrimSpace(verdict), "\n")
+	return append(said, fmt.Sprintf("%.140s", first))
+}
+
+// find runs one finder on the source with the bug.
+func find(t *testing.T, root, overlay, with string) []byte {
+	finder, flags, _ := strings.Cut(with, " ")
 	pkg, test, ok := strings.Cut(finder, ":")
 	if !ok {
-		t.Fatalf("finder %q is not a package and a test", b.finder)
+		t.Fatalf("finder %q is not a package and a test", with)
 	}
 	parts := strings.Split(test, "/")
 	for i := range parts {
@@ -86,15 +102,15 @@ func (b bug) hunt(t *testing.T, root string) string {
 	var exit *exec.ExitError
 	switch {
 	case err == nil && bytes.Contains(out, []byte("no tests to run")):
-		t.Errorf("%s does not exist", b.finder)
+		t.Errorf("%s does not exist", with)
 	case err == nil:
-		t.Errorf("%s does not find it", b.finder)
+		t.Errorf("%s does not find it", with)
 	case !errors.As(err, &exit):
-		t.Errorf("running %s: %v\n%s", b.finder, err, out)
+		t.Errorf("running %s: %v\n%s", with, err, out)
 	case !bytes.Contains(out, []byte("--- FAIL: "+parts[0][1:len(parts[0])-1])) && !bytes.Contains(out, []byte("panic: test timed out")):
-		t.Errorf("%s did not come to fail:\n%.4000s", b.finder, out)
+		t.Errorf("%s did not come to fail:\n%.4000s", with, out)
 	}
-	return symptom(out)
+	return out
 }
 
 // symptom is the first line in which the test says what is wrong.

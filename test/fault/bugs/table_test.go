@@ -1,34 +1,52 @@
 package bugs
 
 // table is the bugs. Each is a failure that some replicated store has had.
+//
+// Most are also found by random clients and the checker of their history
+// (storetest/linear), which know nothing of the bug: on a cluster under faults
+// with a fixed seed, or for what is wrong above raft on a store in memory whose
+// leadership changes and whose history is compacted. Three they do not see, or
+// not within seconds every time:
+//
+//   - a lost TTL shows at a replica that got a snapshot in which nearly all history
+//     is compacted; all else is replayed from the history and has its TTL;
+//   - a snapshot without dedup table needs a commit whose answer was lost, and
+//     then a leader whose state came from a snapshot that has this commit already,
+//     within the three seconds for which the commit is tried: two faults at once, aimed;
+//   - a restore takes back what was acknowledged after the backup, which is what it
+//     is for; the checker would refuse a good one too.
 var table = []bug{
 	{
 		name: "stale read after a pause", file: "raftstore/replica/read.go",
-		old:    "	if !l.confirm.ask(r, l, r.voters()) {",
-		new:    "	if false && !l.confirm.ask(r, l, r.voters()) {",
-		finder: "./raftstore/replica:TestSleepyLeaderReadsNothingStale",
-		how:    "a leader slow to notice that it is deposed answers reads",
+		old:     "	if !l.confirm.ask(r, l, r.voters()) {",
+		new:     "	if false && !l.confirm.ask(r, l, r.voters()) {",
+		finder:  "./raftstore/replica:TestSleepyLeaderReadsNothingStale",
+		how:     "a leader slow to notice that it is deposed answers reads",
+		harness: "./raftstore/replica:TestLinearizable -linear.replicas=3 -linear.for=6s -linear.only=isolate.the.leader|leader.in.the.minority",
 	},
 	{
 		name: "fence ignored", file: "raftstore/mvcc/machine.go",
-		old:    "	if p.GetFence() != 0 && p.GetFence() != term {",
-		new:    "	if false {",
-		finder: "./raftstore/storetest:TestMemoryConforms/Fences",
-		how:    "a commit under the fence of another leadership changes the state",
+		old:     "	if p.GetFence() != 0 && p.GetFence() != term {",
+		new:     "	if false {",
+		finder:  "./raftstore/storetest:TestMemoryConforms/Fences",
+		how:     "a commit under the fence of another leadership changes the state",
+		harness: "./raftstore/storetest/linear:TestGoodStorePassesInUnrest",
 	},
 	{
 		name: "double apply on retry", file: "raftstore/mvcc/recent.go",
-		old:    "		if at, ok := inc.find(id.GetSequence()); ok {",
-		new:    "		if at, ok := inc.find(id.GetSequence()); ok && at < 0 {",
-		finder: "./raftstore/replica:TestLostReplyAppliesOnce",
-		how:    "a retry after a lost reply makes a second revision",
+		old:     "		if at, ok := inc.find(id.GetSequence()); ok {",
+		new:     "		if at, ok := inc.find(id.GetSequence()); ok && at < 0 {",
+		finder:  "./raftstore/replica:TestLostReplyAppliesOnce",
+		how:     "a retry after a lost reply makes a second revision",
+		harness: "./raftstore/replica:TestLinearizable -linear.replicas=3 -linear.for=6s",
 	},
 	{
 		name: "gap between list and watch", file: "raftstore/watch/hub.go",
-		old:    "	if after < h.revision {\n		if _, err",
-		new:    "	if after = max(after, h.revision); after < h.revision {\n		if _, err",
-		finder: "./raftstore/storetest:TestMemoryConforms/WatchAgain",
-		how:    "a watch from a list's revision misses what came between",
+		old:     "	if after < h.revision {\n		if _, err",
+		new:     "	if after = max(after, h.revision); after < h.revision {\n		if _, err",
+		finder:  "./raftstore/storetest:TestMemoryConforms/WatchAgain",
+		how:     "a watch from a list's revision misses what came between",
+		harness: "./raftstore/storetest/linear:TestGoodStorePassesInUnrest",
 	},
 	{
 		name: "gap between history and live events", file: "raftstore/watch/hub.go",
@@ -46,10 +64,11 @@ var table = []bug{
 	},
 	{
 		name: "compaction racing a watch", file: "raftstore/mvcc/view.go",
-		old:    "	if after < v.history.compacted {\n		return nil, fmt.Errorf(\"history after",
-		new:    "	if after < v.history.compacted {\n		after = v.history.compacted\n	}\n	if after < v.history.compacted {\n		return nil, fmt.Errorf(\"history after",
-		finder: "./raftstore/storetest:TestMemoryConforms/Compaction",
-		how:    "a watch goes on behind the compacted stretch as if nothing were missing",
+		old:     "	if after < v.history.compacted {\n		return nil, fmt.Errorf(\"history after",
+		new:     "	if after < v.history.compacted {\n		after = v.history.compacted\n	}\n	if after < v.history.compacted {\n		return nil, fmt.Errorf(\"history after",
+		finder:  "./raftstore/storetest:TestMemoryConforms/Compaction",
+		how:     "a watch goes on behind the compacted stretch as if nothing were missing",
+		harness: "./raftstore/storetest/linear:TestGoodStorePassesInUnrest",
 	},
 	{
 		name: "compaction swallows its own batch", file: "raftstore/mvcc/machine.go",
@@ -73,18 +92,20 @@ var table = []bug{
 		how:    "a retry after a snapshot applies a second time",
 	},
 	{
-		name: "forwarded write applied twice", file: "raftstore/replica/peer.go",
-		old:    "		items[i] = newItem(p)\n",
-		new:    "		p.Id = s.r.ids.next()\n		items[i] = newItem(p)\n",
-		finder: "./raftstore/replica:TestLostReplyAppliesOnce",
-		how:    "a write forwarded to two leaders is two writes",
+		name: "forwarded write applied twice", file: "raftstore/replica/forward.go",
+		old:     "		items[i] = newItem(p)\n",
+		new:     "		p.Id = s.r.ids.next()\n		items[i] = newItem(p)\n",
+		finder:  "./raftstore/replica:TestLostReplyAppliesOnce",
+		how:     "a write forwarded to two leaders is two writes",
+		harness: "./raftstore/replica:TestLinearizable -linear.replicas=3 -linear.for=6s",
 	},
 	{
 		name: "follower serving before replay", file: "raftstore/replica/read.go",
-		old:    "			if err := r.fsm.line.wait(ctx, index); err != nil {",
-		new:    "			if err := ctx.Err(); err != nil {",
-		finder: "./raftstore/replica:TestReadsWaitForReplay",
-		how:    "a replica that just started shows the state of its beginning",
+		old:     "			if err := r.fsm.line.wait(ctx, index); err != nil {",
+		new:     "			if err := ctx.Err(); err != nil {",
+		finder:  "./raftstore/replica:TestReadsWaitForReplay",
+		how:     "a replica that just started shows the state of its beginning",
+		harness: "./raftstore/replica:TestLinearizable -linear.replicas=3 -linear.for=6s",
 	},
 	{
 		name: "revision going back after restore", file: "raftstore/disk/restore.go",
@@ -136,5 +157,12 @@ var table = []bug{
 		new:    "	req.LeaderCommitIndex = commit\n",
 		finder: "./raftstore/replica:TestEarlyAnswersAreTrue",
 		how:    "a peer takes entries of another leader for committed",
+	},
+	{
+		name: "connection that a cut has left dead", file: "raftstore/replica/replica.go",
+		old:    "	r.peers.dial = giveUpUnheard(c.Dial)\n",
+		new:    "	r.peers.dial = c.Dial\n",
+		finder: "./raftstore/replica:TestFollowerGivesUpWhatACutHolds",
+		how:    "after a cut a follower's calls hang for as long again",
 	},
 }
