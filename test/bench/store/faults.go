@@ -276,7 +276,12 @@ func (b *bench) elections(ctx context.Context, arms []arm) error {
 				}
 				defer burner.kill()
 			}
-			r, err := a.do(ctx, drive.Order{Do: drive.DoPut, Clients: 64, Size: b.size, Duration: b.busyFor}, a.members)
+			// A store that loses its leader over this may fail calls: that is a figure, too.
+			load, err := a.begin(drive.Order{Do: drive.DoPut, Clients: 64, Size: b.size, Duration: b.busyFor}, a.members)
+			if err != nil {
+				return nil, err
+			}
+			r, err := load.wait(ctx)
 			if err != nil {
 				return nil, err
 			}
@@ -285,7 +290,7 @@ func (b *bench) elections(ctx context.Context, arms []arm) error {
 				return nil, err
 			}
 			out := loadValues(r)
-			out["elections"] = float64(after - before)
+			out["elections"], out["failed_calls"] = float64(after-before), float64(r.Failed)
 			return out, nil
 		},
 	})

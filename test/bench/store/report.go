@@ -53,7 +53,7 @@ var columns = map[string][]shown{
 	"watch":                       {latency[0], latency[1], {"cores", "CPU of all processes", "cores"}},
 	"seen on followers after ack": latency,
 	"idle":                        {{"cores", "CPU of all processes", "cores"}},
-	"busy":                        {{"elections", "elections", ""}, {"rate", "rate", "/s"}, latency[1]},
+	"busy":                        {{"elections", "elections", ""}, failures, {"rate", "rate", "/s"}, latency[1]},
 	measureTransfer:               pauses,
 	measureShutdown:               append(pauses, shown{"took_p50_ms", "until the process has ended, p50", "ms"}),
 	measureKill:                   {{"p50_ms", "no write p50", "ms"}, {"p99_ms", "no write p99", "ms"}, {"max_ms", "no write max", "ms"}, failures},
