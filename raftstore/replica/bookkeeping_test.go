@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -70,4 +71,28 @@ func TestAges(t *testing.T) {
 	if len(a) != 0 {
 		t.Errorf("%d samples remain", len(a))
 	}
+}
+
+// While a follower takes in a snapshot, and until it can have fetched the rest,
+// the log may become longer: else it would be sent one snapshot after the other.
+func TestInstallsStretchTheLog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var i installs
+		want := func(when string, n int64) {
+			t.Helper()
+			if got := i.stretch(); got != n {
+				t.Errorf("%s: %d times as long, want %d", when, got, n)
+			}
+		}
+		want("before", 1)
+		i.begin()
+		i.begin()
+		i.end()
+		time.Sleep(2 * afterInstall)
+		want("while one of two is under way", duringInstall)
+		i.end()
+		want("just after", duringInstall)
+		time.Sleep(afterInstall)
+		want("later", 1)
+	})
 }

@@ -2,6 +2,7 @@ package replica
 
 import (
 	"io"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -20,6 +21,8 @@ type patientTransport struct {
 	worth func(term uint64, peer raft.ServerID) bool
 	// early may have the answer already.
 	early *early
+	// installs is told of snapshots that are sent.
+	installs *installs
 }
 
 const (
@@ -52,7 +55,39 @@ func (t *patientTransport) InstallSnapshot(id raft.ServerID, target raft.ServerA
 	if !t.probe(id, target, args.RPCHeader, args.Term) {
 		t.await(id, target, args.RPCHeader, args.Term)
 	}
+	t.installs.begin()
+	defer t.installs.end()
 	return t.NetworkTransport.InstallSnapshot(id, target, args, resp, data)
+}
+
+// installs knows whether a follower is being brought up to date with a
+// snapshot. A new one would shorten the log to behind that, and under load the
+// follower would be sent one after the other and never catch up.
+type installs struct {
+	underWay atomic.Int32
+	ended    atomic.Int64 // unix nanoseconds
+}
+
+// afterInstall is for how long a follower may take to fetch what was written
+// while it was brought up to date.
+const afterInstall = 5 * time.Second
+
+// duringInstall is how much longer than otherwise the log may become meanwhile.
+const duringInstall = 4
+
+func (i *installs) begin() { i.underWay.Add(1) }
+
+func (i *installs) end() {
+	i.ended.Store(time.Now().UnixNano())
+	i.underWay.Add(-1)
+}
+
+// stretch is by how much the log may be longer before the next snapshot.
+func (i *installs) stretch() int64 {
+	if i.underWay.Load() > 0 || time.Now().UnixNano()-i.ended.Load() < int64(afterInstall) {
+		return duringInstall
+	}
+	return 1
 }
 
 // await returns true once the peer answers, false when there is no point in

@@ -39,19 +39,20 @@ type Replica struct {
 	cfg Config
 	log *slog.Logger
 
-	fsm   *fsm
-	role  role
-	ids   identities
-	queue queue
-	peers peers
-	reads coalescer
-	lead  leaderships
-	hints hinter
-	early early
-	heard hearsay
-	usage usage
-	group group
-	clock clock
+	fsm      *fsm
+	role     role
+	ids      identities
+	queue    queue
+	peers    peers
+	reads    coalescer
+	lead     leaderships
+	hints    hinter
+	installs installs
+	early    early
+	heard    hearsay
+	usage    usage
+	group    group
+	clock    clock
 
 	forwards forwards
 
@@ -238,7 +239,7 @@ func (r *Replica) start(g *errgroup.Group) error {
 	r.roles.init(r, conf)
 	r.raft, err = r.disk.StartRaft(func() (*raft.Raft, error) {
 		return raft.NewRaft(conf, r.fsm, &earlyLogs{&meteredLogs{r.disk.Log, &r.meters}, r.early.announce}, r.disk.Votes(), &meteredSnapshots{r.disk.Paced(), &r.meters},
-			&silentWhenHung{&overheard{&patientTransport{NetworkTransport: r.trans, worth: r.worthWaiting, early: &r.early}, &r.roles}, r.hangs})
+			&silentWhenHung{&overheard{&patientTransport{NetworkTransport: r.trans, worth: r.worthWaiting, early: &r.early, installs: &r.installs}, &r.roles}, r.hangs})
 	})
 	if err != nil {
 		r.trans.Close()
@@ -366,7 +367,7 @@ func (r *Replica) noteChanged(v *mvcc.View) {
 	}
 	// A snapshot costs as much as the state is large: a large state waits for
 	// a log in proportion.
-	if r.fsm.bytes.Load() > r.fsm.delayed(max(r.cfg.SnapshotBytes, v.Bytes()/2)) {
+	if r.fsm.bytes.Load() > r.installs.stretch()*r.fsm.delayed(max(r.cfg.SnapshotBytes, v.Bytes()/2)) {
 		nudge(r.snapshotNow)
 	}
 }
