@@ -2,6 +2,7 @@ package kctl
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/internal/wait"
 )
 
 // asProgram makes the test's own program one that is kctl.
@@ -107,14 +109,17 @@ func slowPlane(t *testing.T) (p *aSlowPlane, url string) {
 // underWay waits until something of a backup is in its partial file.
 func underWay(t *testing.T, path string) {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); ; {
-		if info, err := os.Stat(path + ".partial"); err == nil && info.Size() > 0 {
-			return
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	err := wait.For(ctx, 5*time.Millisecond, func() error {
+		info, err := os.Stat(path + ".partial")
+		if err == nil && info.Size() == 0 {
+			err = errors.New("it is empty")
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("nothing comes to %s.partial", path)
-		}
-		time.Sleep(5 * time.Millisecond)
+		return err
+	})
+	if err != nil {
+		t.Fatalf("nothing comes to %s.partial: %v", path, err)
 	}
 }
 

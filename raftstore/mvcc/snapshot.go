@@ -31,6 +31,11 @@ func (m *Machine) Snapshot() *Snapshot {
 	return &Snapshot{view: m.view.Load(), recent: m.recent.clone()}
 }
 
+// Snapshot is the view as it can be written out, by anyone and at any time,
+// without the proposals that the machine remembers: a backup holds the state of
+// the store and not what its clients were about.
+func (v *View) Snapshot() *Snapshot { return &Snapshot{view: v, recent: newRecent()} }
+
 // Dump writes the snapshot: the items as of the compacted revision, then the
 // history since, from which the rest follows.
 func (s *Snapshot) Dump(w io.Writer, meta Meta) error {

@@ -69,7 +69,8 @@ type Config struct {
 	MinHistory       int
 
 	// A snapshot is taken after SnapshotEntries raft entries (default 50,000) or
-	// SnapshotBytes of them (default 64 MiB, or half the state if that is more).
+	// SnapshotBytes of them (default 64 MiB, or half the state if that is more;
+	// four times that while a follower takes one in).
 	// Of the log before it up to TrailingBytes (default 32 MiB) stay for
 	// followers that lag.
 	SnapshotEntries uint64

@@ -8,11 +8,12 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// patientTransport is raft's transport with one difference. raft waits ever
-// longer, up to ten seconds, between its attempts to replicate to a peer that
-// does not answer; one that comes back would miss a majority for as long. Here
-// an attempt does not fail while the peer is away: it waits, asks with
-// heartbeats, and goes on as soon as one is answered. Everything else, pre-vote
+// patientTransport is raft's transport with patience for peers that are away.
+// raft waits ever longer, up to ten seconds, between its attempts to replicate
+// to a peer that does not answer; one that comes back would miss a majority for
+// as long. Here an attempt does not fail while the peer is away: it waits, asks
+// with heartbeats, and goes on as soon as one is answered. What went early is
+// not sent again, and who takes in a snapshot is known. Everything else, pre-vote
 // and the fast path of heartbeats among it, is the transport's own.
 type patientTransport struct {
 	*raft.NetworkTransport
