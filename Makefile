@@ -12,7 +12,7 @@ cni_path_host-local := plugins/ipam/host-local
 cni_path_loopback := plugins/main/loopback
 cni_path_portmap := plugins/meta/portmap
 
-.PHONY: up down test build setup install images unit e2e fault bench bench-store bench-api bench-node proto fmt vet clean
+.PHONY: up down test build setup install images unit e2e attack fault bench bench-store bench-api bench-node proto fmt vet clean
 
 up: build ## a lab cluster with the example running; says so when it is up already
 	@scripts/up $(BIN) $(PREFIX)
@@ -44,6 +44,7 @@ install: build ## the binaries to $(PREFIX)/bin
 
 unit: ; @scripts/test unit
 e2e: build ; @scripts/test e2e
+attack: build ; @scripts/test attack
 fault: build ## break it in every way; DURATION=10m: the store for that long, SEED=n: by another plan
 	@scripts/test fault
 
