@@ -56,7 +56,7 @@ func (r *rig) early(name string) (sandbox, container string) {
 	return sb, id
 }
 
-// A container is created while the network is being attached, and starts only when it is. F96
+// A container is created while the network is being attached, and starts only when it is. F98
 func TestCreateBeforeNetwork(t *testing.T) {
 	r := newRig(t)
 	attach := make(chan struct{})
@@ -85,7 +85,7 @@ func TestCreateBeforeNetwork(t *testing.T) {
 	}
 }
 
-// When the network fails, what was created in the sandbox goes with it; the rig counts what is left. F96, P10
+// When the network fails, what was created in the sandbox goes with it; the rig counts what is left. P10
 func TestNetworkFailsUnderContainers(t *testing.T) {
 	r := newRig(t)
 	refused := errors.New("plugin bridge: no address is left")

@@ -13,7 +13,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// F97 F98
+// F98
 func TestContainerFromCreateToExit(t *testing.T) {
 	r := newRig(t)
 	sb, sc := r.sandbox()

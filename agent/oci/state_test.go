@@ -2,7 +2,7 @@ package oci
 
 import "testing"
 
-// TestSandboxTable is the whole transition table; "-" is a refusal. F97
+// TestSandboxTable is the whole transition table; "-" is a refusal. F98
 func TestSandboxTable(t *testing.T) {
 	inputs := []SandboxInput{SandboxBuilt, SandboxRan, SandboxFailed, SandboxLost, SandboxStop, SandboxRemove, SandboxCreate, SandboxRecover}
 	table := map[SandboxState][]SandboxState{

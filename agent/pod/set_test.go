@@ -448,7 +448,7 @@ func TestBlindWorkerWaits(t *testing.T) {
 }
 
 // A container is made while the network of its sandbox is being attached, is started after it, and then finds the
-// pod's address in /etc/hosts; one whose environment holds the address is made later. F96, F111
+// pod's address in /etc/hosts; one whose environment holds the address is made later. F98, F111
 func TestMadeBeforeTheNetwork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -484,7 +484,7 @@ func TestMadeBeforeTheNetwork(t *testing.T) {
 	})
 }
 
-// F96, P10: a network that refuses a pod is told with pod, plugin and cause; it is tried again, less and less often,
+// F126, P10: a network that refuses a pod is told with pod, plugin and cause; it is tried again, less and less often,
 // nothing is held meanwhile, and the pod runs once the network does.
 func TestNetworkRefuses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -520,7 +520,7 @@ func TestNetworkRefuses(t *testing.T) {
 	})
 }
 
-// F103: an image that does not unpack is told with image, layer and cause.
+// F126: an image that does not unpack is told with image, layer and cause.
 func TestImageDoesNotUnpack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)

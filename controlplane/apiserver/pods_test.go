@@ -169,7 +169,7 @@ func TestDefaultStorageClass(t *testing.T) {
 	}
 }
 
-// F37-like: addresses and ports are given once, kept over updates, refused when taken, and freed by deletion.
+// Addresses and ports are given once, kept over updates, refused when taken, and freed by deletion.
 func TestServiceAllocation(t *testing.T) {
 	r := start(t, func(c *Config) {
 		c.ServiceCIDR = netip.MustParsePrefix("10.96.0.0/24")

@@ -7,7 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// F72: a change that a thousand watchers see is encoded once for each
+// P21: a change that a thousand watchers see is encoded once for each
 // representation, whoever of them asks first, also when it is history by then.
 func TestThousandWatchersShareOneEncoding(t *testing.T) {
 	const watchers = 1000

@@ -19,7 +19,7 @@ import (
 // synced a power cut loses, a store opened again has every acknowledged entry;
 // an append that was under way is there as a whole, or in part from its
 // beginning, or not. Crashes come one upon the other, in both files.
-func TestJournalOutlivesCrashes(t *testing.T) { // F17
+func TestJournalOutlivesCrashes(t *testing.T) { // F52
 	rapid.Check(t, func(t *rapid.T) {
 		dir, err := os.MkdirTemp("", "journal")
 		if err != nil {

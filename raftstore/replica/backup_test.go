@@ -16,7 +16,7 @@ import (
 )
 
 // A backup that nobody takes off the replica's hands holds up no commit, and
-// shows the state of when it began. F17
+// shows the state of when it began.
 func TestSlowBackup(t *testing.T) {
 	c := storetest.NewCluster(t, 1, nil)
 	r := c.Replica("r1")

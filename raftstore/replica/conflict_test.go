@@ -19,7 +19,7 @@ import (
 // The answer to a batch is small, whatever its conflicts are about: together the
 // values are more than a message may have, and a stream that breaks takes all
 // batches along.
-func TestConflictsTravelWithoutValues(t *testing.T) { // F53
+func TestConflictsTravelWithoutValues(t *testing.T) { // F124
 	c := storetest.NewCluster(t, 1, nil)
 	r := c.Replica(c.Leader())
 	rev := commit(t, r, raftstore.Put("/big", make([]byte, raftstore.MaxValueBytes)))
@@ -78,7 +78,7 @@ func TestMessagesAreBounded(t *testing.T) {
 }
 
 // All callers through a follower are told of a large value that is in their way.
-func TestManyConflictsAboutALargeValue(t *testing.T) { // F53
+func TestManyConflictsAboutALargeValue(t *testing.T) { // F124
 	c := storetest.NewCluster(t, 3, nil)
 	follower := c.Replica(c.Followers()[0])
 	big := bytes.Repeat([]byte("large"), raftstore.MaxValueBytes/5)

@@ -27,7 +27,7 @@ func (t *tolerant) Errorf(format string, args ...any) {
 }
 
 // A replica whose disk takes no vote any more stops with an error that says so.
-// The process lives on, and the others serve. F52
+// The process lives on, and the others serve. F53
 func TestReplicaThatCannotVote(t *testing.T) {
 	tb := &tolerant{TB: t}
 	failing := make(map[string]*replica.FailingVotes)

@@ -107,7 +107,7 @@ func TestPodSubresources(t *testing.T) {
 		p.Spec.EphemeralContainers = []corev1.EphemeralContainer{debug}
 		p.Spec.Containers[0].Image = "other"
 	})
-	// F18: what no node would run is refused, not left to wait.
+	// What no node would run is refused, not left to wait.
 	if !slices.Equal(wrong, []string{"spec.ephemeralContainers[0]"}) || added.Spec.Containers[0].Image != "nginx" || added.Spec.EphemeralContainers[0].ImagePullPolicy != corev1.PullAlways || added.Generation != stored.Generation+1 {
 		t.Errorf("debug: %q, %+v", wrong, added.Spec)
 	}

@@ -36,7 +36,7 @@ func judge[P api.Object](t *testing.T, text string) field.ErrorList {
 	return All().ByType(o).Validate(o)
 }
 
-// F38, F7: a pod that is wrong is refused, and the field is named.
+// F38: a pod that is wrong is refused, and the field is named.
 func TestPodValidation(t *testing.T) {
 	pod := func(spec string) string { return "{metadata: {name: a}, spec: {" + spec + "}}" }
 	with := func(container string) string { return pod("containers: [{name: c, image: i, " + container + "}]") }
@@ -69,7 +69,7 @@ func TestPodValidation(t *testing.T) {
 		{"requests over limits", with("resources: {limits: {cpu: 100m}, requests: {cpu: 200m}}"), []string{`spec.containers[0].resources.requests: Invalid value: "200m": must be less than or equal to cpu limit of 100m`}},
 		{"negative", with("resources: {limits: {cpu: -1}}"), []string{`spec.containers[0].resources.limits[cpu]: Invalid value: "-1": must be greater than or equal to 0`, `spec.containers[0].resources.requests[cpu]: Invalid value: "-1"`}},
 		{"unknown resource", with("resources: {limits: {cpus: 1}}"), []string{`spec.containers[0].resources.limits[cpus]: Invalid value: "cpus": must be a standard resource for containers`, "spec.containers[0].resources.requests[cpus]"}},
-		{"a gpu", with("resources: {limits: {nvidia.com/gpu: 2}}"), nil}, // F91
+		{"a gpu", with("resources: {limits: {nvidia.com/gpu: 2}}"), nil},
 		{"half a gpu", with("resources: {limits: {nvidia.com/gpu: 500m}}"), []string{`spec.containers[0].resources.limits[nvidia.com/gpu]: Invalid value: "500m": must be an integer`, "spec.containers[0].resources.requests[nvidia.com/gpu]"}},
 		{"gpus requested", with("resources: {requests: {nvidia.com/gpu: 1}}"), []string{"spec.containers[0].resources.limits: Required value: Limit must be set for non overcommitable resources"}},
 		{"no such volume", with("volumeMounts: [{name: v, mountPath: /v}]"), []string{`spec.containers[0].volumeMounts[0].name: Not found: "v"`}},

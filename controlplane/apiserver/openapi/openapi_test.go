@@ -46,7 +46,7 @@ func ask(t *testing.T, s *Spec, url, accept string, header ...string) *httptest.
 	return w
 }
 
-// F1: kubectl parses the media type of an answer and keeps answers on disk, by their ETag. What it
+// F40: kubectl parses the media type of an answer and keeps answers on disk, by their ETag. What it
 // gets must parse, each representation has a tag of its own, and the tag of an
 // answer in an older format (once the hash of the contents alone) is not taken for fresh.
 func TestClientsCaches(t *testing.T) {
@@ -98,7 +98,7 @@ func TestIndexedDocuments(t *testing.T) {
 	}
 }
 
-// F1: explain and validators must know that these may be numbers.
+// F40: explain and validators must know that these may be numbers.
 func TestNumberOrString(t *testing.T) {
 	s := New(kinds.All(), "test")
 	var doc struct {

@@ -171,7 +171,7 @@ func schedule(p *framework.Profile, pd *v1.Pod, nodes ...*framework.NodeInfo) (f
 	return p.Schedule(context.Background(), c, framework.Options{})
 }
 
-// F79 to F83, F87, F91: what each filter keeps away, and in which words.
+// F80, F81, F82, F83, F87, F91: what each filter keeps away, and in which words.
 func TestFilters(t *testing.T) {
 	st := newStorage()
 	const wffc, immediate = storagev1.VolumeBindingWaitForFirstConsumer, storagev1.VolumeBindingImmediate
