@@ -61,7 +61,7 @@ type ClusterMember struct {
 
 // ClusterAlarm is a condition that a person should know of.
 type ClusterAlarm struct {
-	Kind    string `json:"kind"`             // "space" or "diverged"
+	Kind    string `json:"kind"`             // "space", "diverged" or "unreadable"
 	Member  string `json:"member,omitempty"` // the replica it is about; "" = all
 	Since   int64  `json:"sinceUnixMs"`
 	Message string `json:"message"`

@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/registry"
 )
 
 // metrics counts requests under Kubernetes' names, so that its dashboards show them.
@@ -20,7 +21,7 @@ type metrics struct {
 	handler http.Handler
 }
 
-func newMetrics(reg *prometheus.Registry) *metrics {
+func newMetrics(reg *prometheus.Registry, objects *registry.Registry) *metrics {
 	if reg == nil {
 		reg = prometheus.NewRegistry()
 		reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -34,7 +35,7 @@ func newMetrics(reg *prometheus.Registry) *metrics {
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
 		}, []string{"verb", "group", "version", "resource", "subresource"}),
 	}
-	reg.MustRegister(m.total, m.latency)
+	reg.MustRegister(m.total, m.latency, undecodable{objects})
 	m.handler = promhttp.HandlerFor(reg, promhttp.HandlerOpts{})
 	return m
 }
@@ -58,4 +59,37 @@ func method(m string) string {
 		return m
 	}
 	return "OTHER"
+}
+
+// undecodable shows what the registry cannot read: how many objects per resource, and the first ones by name.
+type undecodable struct{ objects *registry.Registry }
+
+// undecodableNamed bounds the series with a name in them.
+const undecodableNamed = 100
+
+var (
+	undecodableCount = prometheus.NewDesc("keelson_undecodable_objects", "Stored objects that cannot be read.", []string{"group", "resource"}, nil)
+	undecodableName  = prometheus.NewDesc("keelson_undecodable_object", "1 for each stored object that cannot be read, the first 100 of them.",
+		[]string{"group", "resource", "namespace", "name"}, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (u undecodable) Describe(ch chan<- *prometheus.Desc) {
+	ch <- undecodableCount
+	ch <- undecodableName
+}
+
+// Collect implements prometheus.Collector.
+func (u undecodable) Collect(ch chan<- prometheus.Metric) {
+	count := map[*api.Kind]int{}
+	for i, o := range u.objects.Unreadable() {
+		count[o.Kind]++
+		if i < undecodableNamed {
+			ch <- prometheus.MustNewConstMetric(undecodableName, prometheus.GaugeValue, 1, o.Kind.GVK.Group, o.Kind.Resource,
+				strings.ToValidUTF8(o.Namespace, "?"), strings.ToValidUTF8(o.Name, "?"))
+		}
+	}
+	for k, n := range count {
+		ch <- prometheus.MustNewConstMetric(undecodableCount, prometheus.GaugeValue, float64(n), k.GVK.Group, k.Resource)
+	}
 }

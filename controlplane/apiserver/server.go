@@ -103,7 +103,7 @@ func (s *Server) surface() {
 	streams.Error = s.resources.Error
 	s.discovery = discovery.New(cfg.Kinds)
 	s.openapi = openapi.New(cfg.Kinds, cfg.Version.GitVersion)
-	s.metrics = newMetrics(cfg.Metrics)
+	s.metrics = newMetrics(cfg.Metrics, cfg.Registry)
 	for path, h := range cfg.Paths {
 		s.paths.Handle(path, h)
 	}

@@ -186,9 +186,9 @@ func (c *cache) load(ctx context.Context, at raftstore.Revision) error {
 	if err != nil {
 		return fmt.Errorf("listing the store: %w", err)
 	}
-	trees := make(map[*kindCache]*btree.Map[string, *entry], len(c.byKind))
+	trees := make(map[*kindCache]*contents, len(c.byKind))
 	for _, kc := range c.byKind {
-		trees[kc] = btree.NewMap[string, *entry](treeDegree)
+		trees[kc] = newContents()
 	}
 	reservations := btree.NewMap[string, string](treeDegree)
 	for _, it := range list.Items {
@@ -200,14 +200,16 @@ func (c *cache) load(ctx context.Context, at raftstore.Revision) error {
 		if kc == nil {
 			continue
 		}
-		if e := c.decode(kc, key, it); e != nil {
-			trees[kc].Set(key, e)
+		if e, err := c.decode(kc, key, it); err != nil {
+			trees[kc].unreadable = trees[kc].unreadable.with(c.unreadable(kc, key, it, err))
+		} else {
+			trees[kc].tree.Set(key, e)
 		}
 	}
 	c.reservations = reservations
 	c.reserved.Store(reservations.Copy())
-	for kc, tree := range trees {
-		kc.reset(tree, list.Revision)
+	for kc, found := range trees {
+		kc.reset(found, list.Revision)
 	}
 	c.progress.advance(list.Revision)
 	c.loaded = true
@@ -252,10 +254,11 @@ func (c *cache) apply(batch []raftstore.Events) {
 			if kc == nil {
 				continue
 			}
-			if len(kc.pending) == 0 {
+			c.applyObject(kc, key, ev)
+			if kc.touched == 0 {
 				touched = append(touched, kc)
 			}
-			c.applyObject(kc, key, ev)
+			kc.touched = r.Revision
 		}
 	}
 	if reserved {
@@ -275,37 +278,36 @@ func (c *cache) reserve(ev *raftstore.Event, res string) {
 	}
 }
 
+// applyObject takes one change in. What cannot be read leaves what is shown: lists
+// and watches tell the same, and what reads again is added again.
 func (c *cache) applyObject(kc *kindCache, key string, ev *raftstore.Event) {
-	rev := ev.Item.Modified
+	kc.unreadable = kc.unreadable.without(key)
 	if ev.Kind == raftstore.EventDelete {
-		if prev, ok := kc.tree.Delete(key); ok {
-			gone := &entry{key: key, obj: at(kc.kind, prev.obj, rev), rev: rev, value: prev.value}
-			kc.pending = append(kc.pending, event{rev: rev, cur: gone, prev: prev, deleted: true})
-		}
+		kc.remove(key, ev.Item.Modified)
 		return
 	}
-	e := c.decode(kc, key, ev.Item)
-	if e == nil {
+	e, err := c.decode(kc, key, ev.Item)
+	if err != nil {
+		kc.unreadable = kc.unreadable.with(c.unreadable(kc, key, ev.Item, err))
+		kc.remove(key, ev.Item.Modified)
 		return
 	}
 	prev, _ := kc.tree.Set(key, e)
-	kc.pending = append(kc.pending, event{rev: rev, cur: e, prev: prev})
+	kc.pending = append(kc.pending, event{rev: e.rev, cur: e, prev: prev})
 }
 
-// decode makes the entry of a stored item; nil when it is unreadable. The object
+// decode makes the entry of a stored item. The object
 // of a writer on this replica is not taken instead: a time with nanoseconds, or an empty map
 // where the stored form has none, would make this replica's copy differ from
 // the others' and from what the next reader compares it with.
-func (c *cache) decode(kc *kindCache, key string, it raftstore.Item) *entry {
-	obj, err := kc.codec.decode(it.Value)
+func (c *cache) decode(kc *kindCache, key string, it raftstore.Item) (*entry, error) {
+	obj, err := kc.codec.decodeNamed(key, it.Value)
 	if err != nil {
-		// A value that cannot be read must not stop the whole cluster; it stays in the store for repair.
-		c.log.Error("a stored object is unreadable and is left out", "key", it.Key, "revision", uint64(it.Modified), "error", err)
-		return nil
+		return nil, err
 	}
 	kc.kind.SetTypeMeta(obj)
 	obj.SetResourceVersion(formatRevision(it.Modified))
-	return &entry{key: key, obj: obj, rev: it.Modified, value: it.Value}
+	return &entry{key: key, obj: obj, rev: it.Modified, value: it.Value}, nil
 }
 
 func isClosed(c <-chan struct{}) bool {

@@ -95,6 +95,23 @@ func (c kindCodec) decode(data []byte) (api.Object, error) {
 	return obj, nil
 }
 
+// decodeNamed decodes what is stored under a key below the kind's prefix. Whatever is
+// wrong with the value, and a decoder that crashes over it, is an error.
+func (c kindCodec) decodeNamed(key string, data []byte) (obj api.Object, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			obj, err = nil, fmt.Errorf("decoding a stored %s: the decoder crashed: %v", c.kind.GVK.Kind, p)
+		}
+	}()
+	if obj, err = c.decode(data); err != nil {
+		return nil, err
+	}
+	if has := objectKey(c.kind, obj.GetNamespace(), obj.GetName()); has != key {
+		return nil, fmt.Errorf("decoding a stored %s: the object says that it is %q", c.kind.GVK.Kind, has)
+	}
+	return obj, nil
+}
+
 var errEnvelope = errors.New("malformed protobuf envelope")
 
 // openEnvelope reads a runtime.Unknown; raw aliases b.

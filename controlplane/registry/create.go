@@ -155,7 +155,7 @@ func (w *write) tryCreate(ctx context.Context, obj api.Object, track func(api.Ob
 		if _, err := w.r.fresh(ctx); err != nil {
 			return nil, err
 		}
-		if e := w.kc.get(w.key); e != nil {
+		if e, bad := w.kc.find(w.key); e != nil || bad != nil {
 			return nil, apierrors.NewAlreadyExists(k.GroupResource(), obj.GetName())
 		}
 		return w.dryPut(obj, nil)

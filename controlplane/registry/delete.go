@@ -39,6 +39,9 @@ func (r *Registry) Delete(ctx context.Context, req *api.Request, a Admission) (o
 		}
 		return planDelete(req.Kind, cur.obj, &req.Delete, r.now()), nil
 	})
+	if w.broken != nil {
+		return w.deleteUnreadable(ctx, w.broken)
+	}
 	if err != nil {
 		return nil, false, err
 	}
@@ -182,18 +185,25 @@ func (r *Registry) DeleteCollection(ctx context.Context, req *api.Request, a Adm
 		return nil, err
 	}
 	matches := found.(*api.ObjectList)
-	gone := make([]api.Object, len(matches.Items))
+	victims := make([]*api.Request, 0, len(matches.Items))
+	for _, o := range matches.Items {
+		uid := o.GetUID()
+		victims = append(victims, oneOf(req, o.GetNamespace(), o.GetName(), metav1.Preconditions{UID: &uid}))
+	}
+	unreadable, err := r.unreadableOf(req)
+	if err != nil {
+		return nil, err
+	}
+	for _, u := range unreadable {
+		rev := formatRevision(u.Revision)
+		victims = append(victims, oneOf(req, u.Namespace, u.Name, metav1.Preconditions{ResourceVersion: &rev}))
+	}
+	gone := make([]api.Object, len(victims))
 	group, inner := errgroup.WithContext(ctx)
 	group.SetLimit(deleteWorkers)
-	for i, o := range matches.Items {
+	for i, one := range victims {
 		group.Go(func() error {
-			one := *req
-			one.Stages = nil // a timer is for one goroutine
-			one.Namespace, one.Name = o.GetNamespace(), o.GetName()
-			one.Delete = *req.Delete.DeepCopy()
-			uid := o.GetUID()
-			one.Delete.Preconditions = &metav1.Preconditions{UID: &uid}
-			obj, _, err := r.Delete(inner, &one, a)
+			obj, _, err := r.Delete(inner, one, a)
 			if err != nil {
 				if apierrors.IsNotFound(err) || isOtherObject(err) {
 					return nil
@@ -209,6 +219,25 @@ func (r *Registry) DeleteCollection(ctx context.Context, req *api.Request, a Adm
 	}
 	gone = slices.DeleteFunc(gone, func(o api.Object) bool { return o == nil })
 	return typedList(req.Kind, metav1.ListMeta{ResourceVersion: matches.ResourceVersion}, gone)
+}
+
+// oneOf is the deletion of one object of a collection, of exactly the one that was listed.
+func oneOf(req *api.Request, namespace, name string, p metav1.Preconditions) *api.Request {
+	one := *req
+	one.Stages = nil // a timer is for one goroutine
+	one.Namespace, one.Name = namespace, name
+	one.Delete = *req.Delete.DeepCopy()
+	one.Delete.Preconditions = &p
+	return &one
+}
+
+// unreadableOf is what goes with a whole collection; a selector selects nothing of it.
+func (r *Registry) unreadableOf(req *api.Request) ([]*Unreadable, error) {
+	f, err := newFilter(req, &req.List)
+	if err != nil || f.selective() || req.List.Limit > 0 || req.List.Continue != "" {
+		return nil, err
+	}
+	return r.cache.byKind[req.Kind].snap.Load().unreadable.within(f), nil
 }
 
 // isOtherObject says that the listed object has been replaced by one of the same name.

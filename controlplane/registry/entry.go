@@ -22,8 +22,9 @@ type entry struct {
 
 // snapshot is the state of one kind. It never changes.
 type snapshot struct {
-	objects *btree.Map[string, *entry]
-	changed raftstore.Revision // the newest change of this kind
+	objects    *btree.Map[string, *entry]
+	unreadable unreadables
+	changed    raftstore.Revision // the newest change of this kind
 }
 
 // event is one change of one object.

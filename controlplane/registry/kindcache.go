@@ -29,9 +29,10 @@ type kindCache struct {
 
 	snap atomic.Pointer[snapshot]
 
-	// tree and pending belong to cache.run: the state being built.
-	tree    *btree.Map[string, *entry]
+	// What follows belongs to cache.run: the state being built.
+	contents
 	pending []event
+	touched raftstore.Revision // the newest change that publish has not shown; 0 = none
 
 	mu      sync.RWMutex
 	history history
@@ -42,12 +43,22 @@ type kindCache struct {
 	recent map[api.Object]*entry
 }
 
+// contents is what the store holds of a kind: the objects, and what cannot be read.
+type contents struct {
+	tree       *btree.Map[string, *entry]
+	unreadable unreadables
+}
+
+func newContents() *contents {
+	return &contents{tree: btree.NewMap[string, *entry](treeDegree)}
+}
+
 func newKindCache(c *cache, k *api.Kind, prefix string) *kindCache {
 	kc := &kindCache{
 		cache: c, kind: k, prefix: prefix, codec: newKindCodec(k),
-		tree:   btree.NewMap[string, *entry](treeDegree),
-		parked: make(map[*Watcher]struct{}),
-		recent: make(map[api.Object]*entry),
+		contents: *newContents(),
+		parked:   make(map[*Watcher]struct{}),
+		recent:   make(map[api.Object]*entry),
 	}
 	kc.snap.Store(&snapshot{objects: kc.tree.Copy()})
 	return kc
@@ -59,6 +70,15 @@ func (kc *kindCache) get(key string) *entry {
 	return e
 }
 
+// find returns an object, or what stands in its place and cannot be read; both nil when there is neither.
+func (kc *kindCache) find(key string) (*entry, *Unreadable) {
+	s := kc.snap.Load()
+	if e, ok := s.objects.Get(key); ok {
+		return e, nil
+	}
+	return nil, s.unreadable.get(key)
+}
+
 // state returns a snapshot and the revision that it is exact at.
 func (kc *kindCache) state() (*snapshot, raftstore.Revision) {
 	// In this order: everything up to the progress is in any snapshot loaded after it.
@@ -68,11 +88,11 @@ func (kc *kindCache) state() (*snapshot, raftstore.Revision) {
 }
 
 // reset replaces everything by a state loaded from the store.
-func (kc *kindCache) reset(tree *btree.Map[string, *entry], rev raftstore.Revision) {
+func (kc *kindCache) reset(found *contents, rev raftstore.Revision) {
 	kc.mu.Lock()
 	defer kc.mu.Unlock()
-	kc.tree, kc.pending = tree, nil
-	kc.snap.Store(&snapshot{objects: tree.Copy(), changed: rev})
+	kc.contents, kc.pending, kc.touched = *found, nil, 0
+	kc.snap.Store(&snapshot{objects: kc.tree.Copy(), unreadable: kc.unreadable, changed: rev})
 	kc.history = history{floor: rev}
 	clear(kc.recent)
 	kc.epoch++
@@ -82,11 +102,20 @@ func (kc *kindCache) reset(tree *btree.Map[string, *entry], rev raftstore.Revisi
 	}
 }
 
-// publish shows the pending events to readers and watchers. It never waits for a watcher.
+// remove takes an object out of what is shown, if it is there.
+func (kc *kindCache) remove(key string, rev raftstore.Revision) {
+	if prev, ok := kc.tree.Delete(key); ok {
+		gone := &entry{key: key, obj: at(kc.kind, prev.obj, rev), rev: rev, value: prev.value}
+		kc.pending = append(kc.pending, event{rev: rev, cur: gone, prev: prev, deleted: true})
+	}
+}
+
+// publish shows the state of touched and the pending events, of which there may be
+// none, to readers and watchers. It never waits for a watcher.
 func (kc *kindCache) publish() {
 	events := kc.pending
-	kc.pending = nil
-	s := &snapshot{objects: kc.tree.Copy(), changed: events[len(events)-1].rev}
+	s := &snapshot{objects: kc.tree.Copy(), unreadable: kc.unreadable, changed: kc.touched}
+	kc.pending, kc.touched = nil, 0
 	kc.mu.Lock()
 	defer kc.mu.Unlock()
 	for i := range events {

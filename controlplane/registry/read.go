@@ -99,11 +99,14 @@ func (r *Registry) Get(ctx context.Context, req *api.Request) (api.Object, error
 	if err := r.notOlderThan(ctx, req.Get.ResourceVersion); err != nil {
 		return nil, statusError(err, describe(req))
 	}
-	e := kc.get(objectKey(req.Kind, req.Namespace, req.Name))
-	if e == nil {
-		return nil, apierrors.NewNotFound(req.Kind.GroupResource(), req.Name)
+	e, bad := kc.find(objectKey(req.Kind, req.Namespace, req.Name))
+	switch {
+	case e != nil:
+		return e.obj, nil
+	case bad != nil:
+		return nil, bad.error()
 	}
-	return e.obj, nil
+	return nil, apierrors.NewNotFound(req.Kind.GroupResource(), req.Name)
 }
 
 // List returns the kind's list type with shared items, or an *api.ObjectList when the request asks for pointers.
@@ -125,6 +128,7 @@ func (r *Registry) List(ctx context.Context, req *api.Request) (runtime.Object, 
 	if err != nil {
 		return nil, statusError(err, describe(req))
 	}
+	warnUnreadable(ctx, req.Kind, kc.snap.Load().unreadable.within(f))
 	return page.object(req)
 }
 
@@ -237,9 +241,9 @@ func (r *Registry) pageAt(ctx context.Context, kc *kindCache, f *filter, rev raf
 			if f.exact != "" && key != f.exact {
 				continue
 			}
-			e := r.cache.decode(kc, key, it)
-			if e == nil || !f.selects(e.obj) {
-				continue
+			e, err := r.cache.decode(kc, key, it)
+			if err != nil || !f.selects(e.obj) {
+				continue // the caller is warned of what is unreadable
 			}
 			p.items, p.last = append(p.items, e.obj), key
 		}

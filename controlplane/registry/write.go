@@ -30,6 +30,8 @@ type write struct {
 	// autos are the reservations that admission took by AllocateClusterIP and
 	// AllocateNodePort in this attempt.
 	autos *autoReservations
+	// broken is what was found in the object's place by the attempt that failed; nil when it could be read.
+	broken *Unreadable
 }
 
 func (r *Registry) newWrite(req *api.Request, a Admission, dryRun []string, manager string) (*write, error) {
@@ -88,7 +90,7 @@ func (w *write) change(ctx context.Context, next step) (obj api.Object, removed 
 	if err := w.r.cache.waitFor(ctx, 0); err != nil {
 		return nil, false, statusError(err, describe(w.req))
 	}
-	cur, newest := w.kc.get(w.key), false
+	cur, newest := w.find(), false
 	for {
 		out, err := w.decide(ctx, cur, next)
 		if err != nil || (out.obj == nil && !out.remove) {
@@ -112,8 +114,15 @@ func (w *write) change(ctx context.Context, next step) (obj api.Object, removed 
 		if err := w.r.cache.waitFor(ctx, conflict.At); err != nil {
 			return nil, false, statusError(err, describe(w.req))
 		}
-		cur, newest = w.kc.get(w.key), false
+		cur, newest = w.find(), false
 	}
+}
+
+// find reads the object from the cache.
+func (w *write) find() *entry {
+	e, bad := w.kc.find(w.key)
+	w.broken = bad
+	return e
 }
 
 // outdated reads the newest state, once, and says whether cur was an older one.
@@ -125,14 +134,18 @@ func (w *write) outdated(ctx context.Context, cur **entry, newest *bool) (bool, 
 		return false, err
 	}
 	*newest = true
-	e := w.kc.get(w.key)
-	changed := e != *cur
+	before := w.broken
+	e := w.find()
+	changed := e != *cur || w.broken != before
 	*cur = e
 	return changed, nil
 }
 
 // decide takes one step from cur. An outcome that would store the same bytes again is none.
 func (w *write) decide(ctx context.Context, cur *entry, next step) (outcome, error) {
+	if w.broken != nil {
+		return outcome{}, w.broken.error()
+	}
 	if cur == nil {
 		return outcome{}, apierrors.NewNotFound(w.req.Kind.GroupResource(), w.req.Name)
 	}

@@ -8,10 +8,12 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/registry"
 	"keelson.dev/keelson/raftstore"
 )
 
@@ -38,6 +40,9 @@ func (r *Replica) clusterStatus(ctx context.Context, local bool) api.ClusterStat
 	}
 	for _, a := range s.Alarms {
 		out.Alarms = append(out.Alarms, describeAlarm(a))
+	}
+	if all := r.registry.Unreadable(); len(all) > 0 {
+		out.Alarms = append(out.Alarms, unreadableAlarm(all))
 	}
 	for _, m := range s.Members {
 		out.Members = append(out.Members, r.describeMember(m, s, time.Now()))
@@ -143,6 +148,30 @@ func describeAlarm(a raftstore.Alarm) api.ClusterAlarm {
 		out.Kind = "diverged"
 		out.Remedy = fmt.Sprintf("stop %[1]s, run 'keelson-controlplane rebuild' on it and start it again: it takes its data from the others; "+
 			"keep the folder that rebuild moves aside and report it", a.Member)
+	}
+	return out
+}
+
+// unreadableShown bounds how many objects the alarm names.
+const unreadableShown = 5
+
+// unreadableAlarm names stored objects that cannot be decoded.
+func unreadableAlarm(all []registry.Unreadable) api.ClusterAlarm {
+	out := api.ClusterAlarm{Kind: "unreadable", Since: all[0].Seen.UnixMilli()}
+	var names []string
+	for i, u := range all {
+		out.Since = min(out.Since, u.Seen.UnixMilli())
+		if i < unreadableShown {
+			names = append(names, fmt.Sprintf("%s (%s)", u.Key, u.Reason))
+		}
+	}
+	if more := len(all) - len(names); more > 0 {
+		names = append(names, fmt.Sprintf("and %d more", more))
+	}
+	out.Message = fmt.Sprintf("%d stored objects cannot be read and are left out of lists: %s", len(all), strings.Join(names, ", "))
+	out.Remedy = all[0].Remedy()
+	if len(all) > 1 {
+		out.Remedy += "; the same for the others"
 	}
 	return out
 }

@@ -1,0 +1,206 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tidwall/btree"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/raftstore"
+)
+
+// Unreadable is a stored value that is no object of its kind. It is not shown in
+// lists and watches, which name it in a warning; reading or changing it is a 500,
+// and it can be deleted.
+type Unreadable struct {
+	Kind      *api.Kind
+	Namespace string
+	Name      string
+	Key       string // in the store
+	Revision  raftstore.Revision
+	Reason    string
+	Seen      time.Time // when this replica came upon it
+
+	short string // the key below the kind's prefix
+}
+
+// unreadables are those of one kind by short key; nil is none. It never changes.
+type unreadables struct {
+	byKey *btree.Map[string, *Unreadable]
+}
+
+func (u unreadables) with(one *Unreadable) unreadables {
+	next := btree.NewMap[string, *Unreadable](treeDegree)
+	if u.byKey != nil {
+		next = u.byKey.Copy()
+	}
+	next.Set(one.short, one)
+	return unreadables{next}
+}
+
+func (u unreadables) without(key string) unreadables {
+	if u.get(key) == nil {
+		return u
+	}
+	next := u.byKey.Copy()
+	next.Delete(key)
+	if next.Len() == 0 {
+		return unreadables{}
+	}
+	return unreadables{next}
+}
+
+func (u unreadables) get(key string) *Unreadable {
+	if u.byKey == nil {
+		return nil
+	}
+	one, _ := u.byKey.Get(key)
+	return one
+}
+
+// within returns those that a filter's key range holds. Selectors do not count:
+// what they would select is not known.
+func (u unreadables) within(f *filter) []*Unreadable {
+	if u.byKey == nil {
+		return nil
+	}
+	var out []*Unreadable
+	u.byKey.Ascend(f.prefix, func(key string, one *Unreadable) bool {
+		if !strings.HasPrefix(key, f.prefix) {
+			return false
+		}
+		if f.exact == "" || f.exact == key {
+			out = append(out, one)
+		}
+		return true
+	})
+	return out
+}
+
+// unreadable describes a stored item that cannot be decoded, and logs it.
+func (c *cache) unreadable(kc *kindCache, key string, it raftstore.Item, err error) *Unreadable {
+	u := &Unreadable{Kind: kc.kind, Key: it.Key, Revision: it.Modified, Reason: err.Error(), Seen: time.Now(), short: key}
+	u.Namespace, u.Name = splitKey(kc.kind, key)
+	c.log.Error("a stored object is unreadable and is left out", "key", it.Key, "revision", uint64(it.Modified), "error", err)
+	return u
+}
+
+// Unreadable returns everything in the store that belongs to a kind and cannot be read.
+func (r *Registry) Unreadable() []Unreadable {
+	var out []Unreadable
+	for _, kc := range r.cache.byKind {
+		if all := kc.snap.Load().unreadable; all.byKey != nil {
+			all.byKey.Scan(func(_ string, u *Unreadable) bool {
+				out = append(out, *u)
+				return true
+			})
+		}
+	}
+	slices.SortFunc(out, func(a, b Unreadable) int { return strings.Compare(a.Key, b.Key) })
+	return out
+}
+
+// Remedy says what a person can do about it.
+func (u *Unreadable) Remedy() string {
+	in := ""
+	if u.Namespace != "" {
+		in = " -n " + u.Namespace
+	}
+	return fmt.Sprintf("delete it ('kubectl delete %s %s%s --wait=false') and create it again, or restore a backup that has it whole",
+		u.Kind.Resource, u.Name, in)
+}
+
+// error is the answer to whoever asks for the object itself.
+func (u *Unreadable) error() error {
+	return newStatus(http.StatusInternalServerError, metav1.StatusReasonInternalError, fmt.Sprintf(
+		"%s %q cannot be read: the value stored under %s at revision %d is damaged: %s; %s",
+		u.Kind.Resource, u.Name, u.Key, u.Revision, u.Reason, u.Remedy()), 0)
+}
+
+// stub stands for the object where only its name matters.
+func (u *Unreadable) stub() api.Object {
+	obj := u.Kind.New()
+	u.Kind.SetTypeMeta(obj)
+	obj.SetNamespace(u.Namespace)
+	obj.SetName(u.Name)
+	obj.SetResourceVersion(formatRevision(u.Revision))
+	return obj
+}
+
+// namesWarned bounds how many objects a warning names.
+const namesWarned = 3
+
+// warnUnreadable names to a lister what its list leaves out.
+func warnUnreadable(ctx context.Context, k *api.Kind, left []*Unreadable) {
+	if len(left) == 0 {
+		return
+	}
+	names := make([]string, 0, namesWarned)
+	for _, u := range left[:min(len(left), namesWarned)] {
+		names = append(names, u.short)
+	}
+	more := ""
+	if n := len(left) - len(names); n > 0 {
+		more = fmt.Sprintf(" and %d more", n)
+	}
+	api.Warn(ctx, fmt.Sprintf("%d of the stored %s cannot be read and are left out: %s%s; get one of them to learn why and what to do",
+		len(left), k.Resource, strings.Join(names, ", "), more))
+}
+
+// deleteUnreadable removes what change has found to be unreadable. Its finalizers and
+// grace period are not known and hold nothing; a uid is not known either, so
+// who asks for one is refused.
+func (w *write) deleteUnreadable(ctx context.Context, u *Unreadable) (runtime.Object, bool, error) {
+	stub := u.stub()
+	if p := w.req.Delete.Preconditions; p != nil {
+		if p.UID != nil {
+			return nil, false, u.error()
+		}
+		if err := checkPreconditions(w.req, stub); err != nil {
+			return nil, false, err
+		}
+	}
+	ctx, cancel := w.r.bounded(ctx)
+	defer cancel()
+	if err := w.admit(ctx, nil, stub); err != nil {
+		return nil, false, err
+	}
+	if w.dryRun {
+		return stub, true, nil
+	}
+	ops := append([]raftstore.Op{raftstore.DeleteAt(u.Key, u.Revision)}, w.r.releaseAll(u.Key)...)
+	rev, err := w.commit(ctx, ops, nil)
+	var conflict *raftstore.ConflictError
+	if errors.As(err, &conflict) {
+		if err := w.r.cache.waitFor(ctx, conflict.At); err != nil {
+			return nil, false, statusError(err, describe(w.req))
+		}
+		return nil, false, apierrors.NewConflict(w.req.Kind.GroupResource(), w.req.Name, errModified)
+	}
+	if err != nil {
+		return nil, false, statusError(err, describe(w.req))
+	}
+	w.r.log.Warn("an unreadable object was deleted", "key", u.Key, "user", w.req.User.Name)
+	return at(u.Kind, stub, rev), true, nil
+}
+
+// releaseAll gives back everything that the holder has reserved.
+func (r *Registry) releaseAll(holder string) []raftstore.Op {
+	var ops []raftstore.Op
+	r.cache.reserved.Load().Scan(func(res, by string) bool {
+		if by == holder {
+			ops = append(ops, raftstore.Delete(reservationsRoot+res))
+		}
+		return true
+	})
+	return ops
+}
