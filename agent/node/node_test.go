@@ -14,6 +14,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -214,5 +215,32 @@ func TestFirstFacts(t *testing.T) {
 		if _, told := n.Annotations[CSIDriversAnnotation]; told {
 			t.Errorf("%s speaks of CSI drivers that nobody looked for", what)
 		}
+	}
+}
+
+// Pods are admitted by the stored node's labels, taints and extended resources, and by the machine's own resources.
+func TestStoredNodeAdmits(t *testing.T) {
+	cfg, c, _ := fakeConfig("w1", t.TempDir())
+	cfg.Labels = map[string]string{"given": "once"}
+	cfg.Capacity = v1.ResourceList{v1.ResourceCPU: resource.MustParse("2")}
+	f := newFacts(&cfg)
+	admitting := f.admitting(c)
+	if n := admitting(); n.Labels["given"] != "once" {
+		t.Errorf("without a stored node: labels %v", n.Labels)
+	}
+	stored := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1", Labels: map[string]string{"disk": "ssd"}}}
+	stored.Spec.Taints = []v1.Taint{{Key: "broken", Effect: v1.TaintEffectNoExecute}}
+	stored.Status.Allocatable = v1.ResourceList{v1.ResourceCPU: resource.MustParse("64"), "example.com/dongle": resource.MustParse("4")}
+	c.Put(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w0", Labels: map[string]string{"other": "node"}}}, stored)
+	n := admitting()
+	if n.Labels["disk"] != "ssd" || len(n.Labels) != 1 || len(n.Spec.Taints) != 1 {
+		t.Errorf("labels %v, taints %v", n.Labels, n.Spec.Taints)
+	}
+	cpu, dongles := n.Status.Allocatable[v1.ResourceCPU], n.Status.Allocatable["example.com/dongle"]
+	if cpu.String() != "2" || dongles.String() != "4" {
+		t.Errorf("allocatable: %v", n.Status.Allocatable)
+	}
+	if len(f.node().Status.Allocatable) == len(n.Status.Allocatable) || f.node().Labels["disk"] != "" {
+		t.Error("the facts were changed")
 	}
 }

@@ -3,6 +3,7 @@ package pod
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/go-logr/logr"
 	v1 "k8s.io/api/core/v1"
@@ -20,7 +21,7 @@ var safeSysctls = []string{"kernel.shm_rmid_forced", "net.ipv4.ip_local_port_ran
 // hand, or two schedulers may have raced. nil admits; otherwise the pod fails for good. Pure.
 func Admit(pod *v1.Pod, others []*v1.Pod, node *v1.Node) *Stop {
 	refuse := func(reason, format string, args ...any) *Stop {
-		return &Stop{Reason: reason, Message: "Pod was rejected: " + fmt.Sprintf(format, args...), Grace: grace(pod)}
+		return &Stop{Reason: reason, Message: "Pod was rejected: " + fmt.Sprintf(format, args...), Grace: grace(pod), Refused: true}
 	}
 	if sc := pod.Spec.SecurityContext; sc != nil {
 		for _, s := range sc.Sysctls {
@@ -30,18 +31,23 @@ func Admit(pod *v1.Pod, others []*v1.Pod, node *v1.Node) *Stop {
 		}
 	}
 	if ok, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(node); err != nil || !ok {
-		return refuse("NodeAffinity", "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector")
+		return stored(refuse("NodeAffinity", "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector"))
 	}
 	for i := range node.Spec.Taints {
 		t := &node.Spec.Taints[i]
 		if t.Effect == v1.TaintEffectNoExecute && !corev1.TolerationsTolerateTaint(logr.Discard(), pod.Spec.Tolerations, t, false) {
-			return refuse("TaintToleration", "Predicate TaintToleration failed: node(s) had untolerated taint(s)")
+			return stored(refuse("TaintToleration", "Predicate TaintToleration failed: node(s) had untolerated taint(s)"))
 		}
 	}
 	if clash := hostPortClash(pod, others); clash != "" {
 		return refuse("NodePorts", "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports")
 	}
 	return outOf(pod, others, node, refuse)
+}
+
+func stored(s *Stop) *Stop {
+	s.Stored = true
+	return s
 }
 
 func outOf(pod *v1.Pod, others []*v1.Pod, node *v1.Node, refuse func(string, string, ...any) *Stop) *Stop {
@@ -79,7 +85,9 @@ func outOf(pod *v1.Pod, others []*v1.Pod, node *v1.Node, refuse func(string, str
 		sum := used[name].DeepCopy()
 		sum.Add(q)
 		if sum.Cmp(have) > 0 {
-			return refuse("OutOf"+n, "Node didn't have enough resource: %s, requested: %d, used: %d, capacity: %d", n, value(want), value(used), value(alloc))
+			r := refuse("OutOf"+n, "Node didn't have enough resource: %s, requested: %d, used: %d, capacity: %d", n, value(want), value(used), value(alloc))
+			r.Stored = strings.Contains(n, "/") // an extended resource
+			return r
 		}
 	}
 	return nil

@@ -39,13 +39,15 @@ func (g *gen) initialized(st *v1.PodStatus) {
 	}
 	var incomplete []string
 	if !g.initDone {
-		for i, cs := range st.InitContainerStatuses {
+		for i := range g.pod.Spec.InitContainers {
+			c := &g.pod.Spec.InitContainers[i]
+			cs, _ := lastStatus(st, c.Name)
 			ok := cs.Ready
-			if sidecar(g.pod, &g.pod.Spec.InitContainers[i]) {
+			if sidecar(g.pod, c) {
 				ok = cs.Started != nil && *cs.Started
 			}
 			if !ok {
-				incomplete = append(incomplete, cs.Name)
+				incomplete = append(incomplete, c.Name)
 			}
 		}
 	}
@@ -64,9 +66,10 @@ func (g *gen) containersReady(st *v1.PodStatus) (ready bool, reason, message str
 		return false, "PodFailed", ""
 	}
 	var unready []string
-	for i, cs := range st.InitContainerStatuses {
-		if sidecar(g.pod, &g.pod.Spec.InitContainers[i]) && !cs.Ready {
-			unready = append(unready, cs.Name)
+	for i := range g.pod.Spec.InitContainers {
+		c := &g.pod.Spec.InitContainers[i]
+		if cs, _ := lastStatus(st, c.Name); sidecar(g.pod, c) && !cs.Ready {
+			unready = append(unready, c.Name)
 		}
 	}
 	for _, cs := range st.ContainerStatuses {

@@ -21,6 +21,9 @@ type Stop struct {
 	Delete          bool
 	Reason, Message string
 	Grace           time.Duration
+	// Refused: the node did not admit the pod; nothing of it was ever started. Stored: because of what the node's
+	// stored object says, of which the newest state may be on its way.
+	Refused, Stored bool
 	// Orphan: what was found belongs to no pod of this node. It goes without a word to the control plane.
 	Orphan bool
 }

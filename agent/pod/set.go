@@ -77,9 +77,11 @@ type Set struct {
 	cfg     Config
 	mu      sync.Mutex
 	workers map[types.UID]*entry
-	gone    map[types.UID]bool    // reported gone, and still in the view
-	adopted map[types.UID]bool    // had a sandbox when the agent started
-	found   map[types.UID]*v1.Pod // what was on the node before this process, until the orphans among it are removed
+	gone    map[types.UID]bool      // reported gone, and still in the view
+	adopted map[types.UID]bool      // had a sandbox when the agent started
+	doubted map[types.UID]time.Time // refused on what the stored Node says, which may be on its way: until when to wait for it
+	found   map[types.UID]*v1.Pod   // what was on the node before this process, until the orphans among it are removed
+	recheck chan struct{}           // buffered: a doubt has lasted long enough
 	done    chan types.UID
 	wg      sync.WaitGroup
 }
@@ -102,7 +104,8 @@ func New(cfg Config) *Set {
 	if cfg.Relist == 0 {
 		cfg.Relist = 30 * time.Second
 	}
-	return &Set{cfg: cfg, workers: map[types.UID]*entry{}, gone: map[types.UID]bool{}, adopted: map[types.UID]bool{}, done: make(chan types.UID)}
+	return &Set{cfg: cfg, workers: map[types.UID]*entry{}, gone: map[types.UID]bool{}, adopted: map[types.UID]bool{},
+		doubted: map[types.UID]time.Time{}, recheck: make(chan struct{}, 1), done: make(chan types.UID)}
 }
 
 // Run works until ctx ends; containers keep running after it returned. It begins once the view is synced.
@@ -156,6 +159,8 @@ func (s *Set) Run(ctx context.Context) error {
 			s.mu.Unlock()
 		case uid := <-s.done:
 			s.ended(ctx, uid)
+		case <-s.recheck:
+			s.reconcile(ctx)
 		case <-relist.C:
 			s.reconcile(ctx)
 			s.each(func(e *entry) { e.w.stale(); e.w.relist() })
@@ -178,7 +183,8 @@ func (s *Set) changed(ctx context.Context, kinds map[string]struct{}) {
 			break
 		}
 	}
-	if _, ok := kinds["Pod"]; ok {
+	_, pods := kinds["Pod"]
+	if _, node := kinds["Node"]; pods || node && s.doubts() {
 		s.reconcile(ctx)
 	}
 }
@@ -225,6 +231,11 @@ func (s *Set) reconcile(ctx context.Context) {
 			delete(s.gone, uid)
 		}
 	}
+	for uid := range s.doubted {
+		if !present[uid] {
+			delete(s.doubted, uid)
+		}
+	}
 }
 
 func (s *Set) desired(e *entry, p *v1.Pod) Desired {
@@ -245,11 +256,44 @@ func (s *Set) start(ctx context.Context, p *v1.Pod) {
 			}
 		}
 		e.refused = Admit(p, others, s.cfg.Node())
+		if e.refused != nil && s.doubt(p, e.refused) {
+			return
+		}
 	}
+	delete(s.doubted, p.UID)
 	s.launch(ctx, e, s.desired(e, p))
 	if e.refused != nil {
 		e.w.events.event(p, "", v1.EventTypeWarning, e.refused.Reason, e.refused.Message)
 	}
+}
+
+// patience is how long a pod waits for news of the node that would admit it.
+const patience = time.Second
+
+// doubt says that a refusal is not to be believed yet. A pod and the node's own object come by different ways: the
+// label for which the scheduler chose this node may arrive after the pod. The lock is held.
+func (s *Set) doubt(p *v1.Pod, refused *Stop) bool {
+	if !refused.Stored {
+		return false
+	}
+	until, known := s.doubted[p.UID]
+	if !known {
+		s.doubted[p.UID] = s.cfg.now().Add(patience)
+		time.AfterFunc(patience, func() {
+			select {
+			case s.recheck <- struct{}{}:
+			default:
+			}
+		})
+		return true
+	}
+	return s.cfg.now().Before(until)
+}
+
+func (s *Set) doubts() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.doubted) > 0
 }
 
 // holds says that the pod still takes resources.

@@ -312,6 +312,7 @@ func TestNodeAdmission(t *testing.T) {
 		far := simplePod("u4")
 		far.Spec.NodeSelector = map[string]string{"zone": "b"}
 		n.cluster.Put(far)
+		time.Sleep(patience)
 		synctest.Wait()
 		for uid, want := range map[types.UID]string{
 			"u1": "Running||",
@@ -323,9 +324,53 @@ func TestNodeAdmission(t *testing.T) {
 			if got := fmt.Sprintf("%s|%s|%s", st.Phase, st.Reason, st.Message); got != want {
 				t.Errorf("%s: %s\nwant %s", uid, got, want)
 			}
+			if st.Phase == v1.PodFailed && len(st.ContainerStatuses) > 0 {
+				t.Errorf("%s was refused and shows containers: %+v", uid, st.ContainerStatuses)
+			}
 		}
 		if got := n.rt.Count("RunPodSandbox"); got != 1 {
 			t.Errorf("%d sandboxes were made", got)
+		}
+	})
+}
+
+// A pod may arrive before the label or the resource of the node for which it was put there; a node that never gets it
+// refuses, and a refused pod shows no containers, also after the agent was started anew.
+func TestAdmissionWaitsForTheNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		nd := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1"}}
+		n.cfg.Node = func() *v1.Node { return nd }
+		n.start()
+		defer func() { n.stop() }()
+		selecting := simplePod("u1")
+		selecting.Spec.NodeSelector = map[string]string{"disk": "ssd"}
+		dongle := simplePod("u2")
+		dongle.Spec.Containers[0].Resources.Requests = v1.ResourceList{"example.com/dongle": resource.MustParse("1")}
+		n.cluster.Put(selecting, dongle)
+		synctest.Wait()
+		if got := n.pod("u1").Status.Phase; got == v1.PodFailed {
+			t.Error("refused before the node's labels had time to arrive")
+		}
+		nd = &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1", Labels: map[string]string{"disk": "ssd"}},
+			Status: v1.NodeStatus{Allocatable: v1.ResourceList{"example.com/dongle": resource.MustParse("1")}}}
+		n.cluster.Put(nd)
+		synctest.Wait()
+		for _, uid := range []types.UID{"u1", "u2"} {
+			if got := n.pod(uid).Status.Phase; got != v1.PodRunning {
+				t.Errorf("%s is %s once the node says what it wants", uid, got)
+			}
+		}
+		never := simplePod("u3")
+		never.Spec.NodeSelector = map[string]string{"disk": "tape"}
+		n.cluster.Put(never)
+		time.Sleep(patience)
+		for _, when := range []string{"when refused", "after a restart of the agent"} {
+			synctest.Wait()
+			if st := n.pod("u3").Status; st.Phase != v1.PodFailed || st.Reason != "NodeAffinity" || len(st.ContainerStatuses) > 0 {
+				t.Errorf("%s: %+v", when, st)
+			}
+			n.start()
 		}
 	})
 }

@@ -102,9 +102,24 @@ func (g *gen) addresses(st *v1.PodStatus) {
 func (g *gen) containers(specs []v1.Container) []v1.ContainerStatus {
 	var out []v1.ContainerStatus
 	for i := range specs {
-		out = append(out, g.container(&specs[i]))
+		if !g.statusless(specs[i].Name) {
+			out = append(out, g.container(&specs[i]))
+		}
 	}
 	return out
+}
+
+// statusless says that there is nothing to tell of a container: it never was, and nobody waits for it, since the pod was
+// refused; or the pod has ended and has no status of it on record.
+func (g *gen) statusless(name string) bool {
+	if c, ok := g.o.newest(name); ok && c.State != Created {
+		return false
+	}
+	old, had := lastStatus(&g.last, name)
+	if had && old.ContainerID != "" {
+		return false
+	}
+	return g.d.Stop != nil && g.d.Stop.Refused || !had && final(g.pod)
 }
 
 func lastStatus(st *v1.PodStatus, name string) (v1.ContainerStatus, bool) {

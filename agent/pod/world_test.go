@@ -222,7 +222,7 @@ func (x *world) command(line string) {
 		p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &t, &g
 		x.w.desired = Desired{Pod: p, Stop: DeletionStop(p)}
 	case "refuse":
-		x.w.desired.Stop = &Stop{Reason: f[1], Message: strings.Join(f[2:], " ")}
+		x.w.desired.Stop = &Stop{Reason: f[1], Message: strings.Join(f[2:], " "), Refused: true}
 	case "image":
 		p := x.w.desired.Pod.DeepCopy()
 		containerSpec(p, f[1]).Image = f[2]

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
@@ -124,6 +125,7 @@ func mergeNodeStatus(stored, facts *v1.NodeStatus, now metav1.Time) *v1.NodeStat
 	out := *facts
 	out.Phase = stored.Phase
 	out.VolumesAttached = stored.VolumesAttached
+	out.Capacity, out.Allocatable = keepExtended(stored, facts)
 	if out.VolumesInUse == nil {
 		out.VolumesInUse = stored.VolumesInUse
 	}
@@ -153,6 +155,28 @@ func mergeNodeStatus(stored, facts *v1.NodeStatus, now metav1.Time) *v1.NodeStat
 		}
 	}
 	return &out
+}
+
+// keepExtended returns what the node says of its resources, and the extended resources that somebody else wrote into the
+// stored capacity. As documented, capacity is what is written and taken away; allocatable follows it.
+func keepExtended(stored, facts *v1.NodeStatus) (capacity, allocatable v1.ResourceList) {
+	capacity, allocatable = facts.Capacity, facts.Allocatable
+	for name, q := range extended(stored.Capacity) {
+		if _, own := facts.Capacity[name]; own {
+			continue
+		}
+		if len(capacity) == len(facts.Capacity) { // the facts are shared
+			capacity, allocatable = maps.Clone(facts.Capacity), maps.Clone(facts.Allocatable)
+			if capacity == nil {
+				capacity = v1.ResourceList{}
+			}
+			if allocatable == nil {
+				allocatable = v1.ResourceList{}
+			}
+		}
+		capacity[name], allocatable[name] = q, q
+	}
+	return capacity, allocatable
 }
 
 // lostNodeStatus is the status of a node that nobody has a session with; nil when it says so already.

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 
 	v1 "k8s.io/api/core/v1"
@@ -93,20 +94,42 @@ type marshaler interface{ Marshal() ([]byte, error) }
 // k8sMagic opens the protobuf envelope of Kubernetes objects.
 var k8sMagic = []byte{'k', '8', 's', 0}
 
-// slimNode is what agents need of other nodes: who they are, their CIDRs and addresses. The rest, above all the
-// images, is long and changes often.
+// slimNode is what agents need of nodes: who they are, their CIDRs and addresses; and, for the node's own admission of
+// pods, labels, taints and the extended resources that somebody gave it. The rest, above all the images, is long and
+// changes often.
 func slimNode(n *v1.Node) *v1.Node {
 	return &v1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion, Labels: n.Labels, Annotations: n.Annotations},
 		Spec:       n.Spec,
-		Status:     v1.NodeStatus{Addresses: n.Status.Addresses},
+		Status:     v1.NodeStatus{Addresses: n.Status.Addresses, Allocatable: extended(n.Status.Allocatable)},
 	}
+}
+
+// extended picks the extended resources of a list; nil when there are none.
+func extended(all v1.ResourceList) v1.ResourceList {
+	var out v1.ResourceList
+	for name, q := range all {
+		if isExtended(name) {
+			if out == nil {
+				out = make(v1.ResourceList)
+			}
+			out[name] = q
+		}
+	}
+	return out
+}
+
+// isExtended says that a resource is none of Kubernetes' own: its name has a domain, which is not kubernetes.io.
+func isExtended(name v1.ResourceName) bool {
+	domain, _, ok := strings.Cut(string(name), "/")
+	return ok && domain != "kubernetes.io" && !strings.HasSuffix(domain, ".kubernetes.io") && !strings.HasPrefix(domain, "requests.")
 }
 
 // sameSlim says whether agents need not hear of the change.
 func sameSlim(a, b *v1.Node) bool {
 	return a.UID == b.UID && maps.Equal(a.Labels, b.Labels) && maps.Equal(a.Annotations, b.Annotations) &&
-		equality.Semantic.DeepEqual(a.Spec, b.Spec) && slices.Equal(a.Status.Addresses, b.Status.Addresses)
+		equality.Semantic.DeepEqual(a.Spec, b.Spec) && slices.Equal(a.Status.Addresses, b.Status.Addresses) &&
+		equality.Semantic.DeepEqual(extended(a.Status.Allocatable), extended(b.Status.Allocatable))
 }
 
 // encode puts an object into its wire form.

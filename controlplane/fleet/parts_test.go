@@ -15,6 +15,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"pgregory.net/rapid"
@@ -513,6 +515,7 @@ func TestSlimNode(t *testing.T) {
 	busy := n.DeepCopy()
 	busy.Status.Images = []v1.ContainerImage{{Names: []string{"hello"}}}
 	busy.Status.Conditions = []v1.NodeCondition{{Type: v1.NodeReady}}
+	busy.Status.Allocatable = v1.ResourceList{v1.ResourceCPU: resource.MustParse("3"), v1.ResourceHugePagesPrefix + "2Mi": resource.MustParse("0")}
 	if !sameSlim(n, busy) {
 		t.Error("a status alone wakes every agent")
 	}
@@ -530,12 +533,37 @@ func TestSlimNode(t *testing.T) {
 	for what, change := range map[string]func(*v1.Node){
 		"CIDR":    func(n *v1.Node) { n.Spec.PodCIDR = "10.0.2.0/24" },
 		"address": func(n *v1.Node) { n.Status.Addresses[0].Address = "192.0.2.2" },
-		"label":   func(n *v1.Node) { n.Labels = map[string]string{"a": "b"} },
+		"an extended resource": func(n *v1.Node) {
+			n.Status.Allocatable = v1.ResourceList{"example.com/dongle": resource.MustParse("1")}
+		},
+		"label": func(n *v1.Node) { n.Labels = map[string]string{"a": "b"} },
 	} {
 		other := n.DeepCopy()
 		change(other)
 		if sameSlim(n, other) {
 			t.Errorf("a change of %s does not travel", what)
 		}
+	}
+}
+
+// What others wrote into a node's status stays: an extended resource is in capacity, allocatable follows it, and goes with it.
+func TestExtendedResourcesStay(t *testing.T) {
+	own := v1.ResourceList{v1.ResourceCPU: resource.MustParse("2"), "example.com/gpu": resource.MustParse("1")}
+	facts := &v1.NodeStatus{Capacity: own, Allocatable: own.DeepCopy()}
+	stored := &v1.NodeStatus{
+		Capacity:    v1.ResourceList{v1.ResourceCPU: resource.MustParse("8"), "example.com/gpu": resource.MustParse("9"), "example.com/dongle": resource.MustParse("4")},
+		Allocatable: v1.ResourceList{"example.com/dongle": resource.MustParse("1"), "example.com/gone": resource.MustParse("1")},
+	}
+	got := mergeNodeStatus(stored, facts, metav1.Now())
+	want := v1.ResourceList{v1.ResourceCPU: resource.MustParse("2"), "example.com/gpu": resource.MustParse("1"), "example.com/dongle": resource.MustParse("4")}
+	if !equality.Semantic.DeepEqual(got.Capacity, want) || !equality.Semantic.DeepEqual(got.Allocatable, want) {
+		t.Errorf("capacity %v, allocatable %v, want %v", got.Capacity, got.Allocatable, want)
+	}
+	if len(facts.Capacity) != 2 || len(facts.Allocatable) != 2 {
+		t.Error("the facts were changed")
+	}
+	again := mergeNodeStatus(got, facts, metav1.Now())
+	if !equality.Semantic.DeepEqual(again, got) {
+		t.Error("the second look writes again")
 	}
 }

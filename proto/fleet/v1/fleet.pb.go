@@ -1457,7 +1457,7 @@ func (x *ObjectSet) GetDeletes() []*Ref {
 }
 
 // Object is one API object. Kinds sent: Pod (bound to this node), Node (all, for
-// routes: metadata, spec and addresses only), Service, EndpointSlice, and those that the node's pods reference:
+// routes and the admission of pods: metadata, spec, addresses and allocatable extended resources only), Service, EndpointSlice, and those that the node's pods reference:
 // ConfigMap, Secret, ServiceAccount, PersistentVolumeClaim, PersistentVolume, CSIDriver, StorageClass, Namespace.
 type Object struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
