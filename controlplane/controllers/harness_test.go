@@ -311,6 +311,7 @@ func app(name string, replicas int32, image string) *appsv1.Deployment {
 type counting struct {
 	api.Backend
 	reads, writes atomic.Int64
+	late          atomic.Pointer[late] // set by a test
 
 	mu    sync.Mutex
 	asked map[call]bool
@@ -337,6 +338,11 @@ func (c *counting) Do(ctx context.Context, r *api.Request) (runtime.Object, erro
 		}
 		c.asked[a] = true
 		c.mu.Unlock()
+		if l := c.late.Load(); l != nil && r.Verb == api.VerbList && r.Kind == l.kind && l.done.CompareAndSwap(false, true) {
+			if _, err := l.admin.Do(ctx, &api.Request{Verb: api.VerbCreate, Kind: l.kind, Namespace: l.make.GetNamespace(), Object: l.make}); err != nil {
+				return nil, err
+			}
+		}
 	}
 	return c.Backend.Do(ctx, r)
 }

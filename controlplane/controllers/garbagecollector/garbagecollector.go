@@ -67,7 +67,7 @@ func New(d controllers.Deps) *controllers.Controller {
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
-			return (&collector{term: t, sources: all, absent: map[types.UID]bool{}}).reconcile
+			return (&collector{term: t, sources: all, absent: map[coordinates]bool{}}).reconcile
 		},
 	}
 }
@@ -166,7 +166,15 @@ type collector struct {
 	sources sources
 
 	mu     sync.Mutex
-	absent map[types.UID]bool // owners verified to be gone; a UID never comes back
+	absent map[coordinates]bool // owners verified to be gone; a UID never comes back
+}
+
+// coordinates are all that a reference says of an owner. The UID alone would not do: a reference that bears the UID
+// of an object under another name means nothing that exists, and says nothing about that object.
+type coordinates struct {
+	kind            *api.Kind
+	namespace, name string
+	uid             types.UID
 }
 
 // maxAbsent bounds the memory of owners that are gone.
@@ -190,7 +198,7 @@ func (c *collector) reconcile(ctx context.Context, k controllers.Key) (time.Dura
 		}
 		return 0, nil
 	}
-	owners, strangers, err := c.owners(ctx, s, obj)
+	owners, strangers, err := c.owners(ctx, s, obj, false)
 	if err != nil {
 		return 0, err
 	}
@@ -198,7 +206,14 @@ func (c *collector) reconcile(ctx context.Context, k controllers.Key) (time.Dura
 	if strangers {
 		again = strangerRetry
 	}
-	switch v := Judge(obj, owners, func() bool { return len(c.sources.dependents(obj.GetUID())) > 0 }); {
+	held := true
+	if lostSome(owners) {
+		if held, err = c.held(ctx, s, obj); err != nil {
+			return 0, err
+		}
+	}
+	dependents := func() bool { return len(c.sources.dependents(obj.GetUID())) > 0 }
+	switch v := Judge(obj, owners, held, dependents); {
 	case v.Delete != "":
 		return 0, c.delete(ctx, s, obj, v.Delete)
 	case len(v.Detach) > 0:
@@ -207,9 +222,34 @@ func (c *collector) reconcile(ctx context.Context, k controllers.Key) (time.Dura
 	return again, nil
 }
 
-// owners looks every owner up, in the cache first; that one is absent is believed
-// only after the API has said so. strangers says that a kind is unknown.
-func (c *collector) owners(ctx context.Context, s source, obj api.Object) (out []Owner, strangers bool, err error) {
+// held says whether an owner outside of obj's circle holds it. Where obj is in a circle the API is asked for every
+// owner on the way: two members that lose their outer owners at once would each believe in the other's for as long
+// as the caches lag, and keep the circle for ever.
+func (c *collector) held(ctx context.Context, s source, obj api.Object) (bool, error) {
+	for _, live := range []bool{false, true} {
+		kinds := map[types.UID]source{obj.GetUID(): s}
+		held, circular, err := Held(obj, func(o api.Object) ([]Owner, error) {
+			owners, _, err := c.owners(ctx, kinds[o.GetUID()], o, live)
+			for _, owner := range owners {
+				if owner.Object != nil {
+					kinds[owner.Ref.UID], _ = c.sources.find(owner.Ref)
+				}
+			}
+			return owners, err
+		})
+		if err != nil || !circular {
+			return held, err
+		}
+		if live {
+			return held, nil
+		}
+	}
+	return true, nil
+}
+
+// owners looks every owner up, in the cache first unless live; that one is absent is
+// believed only after the API has said so. strangers says that a kind is unknown.
+func (c *collector) owners(ctx context.Context, s source, obj api.Object, live bool) (out []Owner, strangers bool, err error) {
 	for _, r := range obj.GetOwnerReferences() {
 		o, ok := c.sources.find(r)
 		if !ok || o.kind.Namespaced && !s.kind.Namespaced {
@@ -217,41 +257,44 @@ func (c *collector) owners(ctx context.Context, s source, obj api.Object) (out [
 			strangers = true
 			continue
 		}
-		if owner, ok := o.cached(obj.GetNamespace(), r); ok {
-			out = append(out, Owner{Ref: r, State: stateOf(owner)})
-			continue
+		owner, ok := o.cached(obj.GetNamespace(), r)
+		if !ok || live {
+			if owner, err = c.lookUp(ctx, o, obj.GetNamespace(), r); err != nil {
+				return nil, false, err
+			}
 		}
-		state, err := c.lookUp(ctx, o, obj.GetNamespace(), r)
-		if err != nil {
-			return nil, false, err
+		state := Absent
+		if owner != nil {
+			state = stateOf(owner)
 		}
-		out = append(out, Owner{Ref: r, State: state})
+		out = append(out, Owner{Ref: r, State: state, Object: owner})
 	}
 	return out, strangers, nil
 }
 
-// lookUp asks the API about an owner that the cache does not hold.
-func (c *collector) lookUp(ctx context.Context, o source, namespace string, r metav1.OwnerReference) (OwnerState, error) {
-	c.mu.Lock()
-	known := c.absent[r.UID]
-	c.mu.Unlock()
-	if known {
-		return Absent, nil
-	}
+// lookUp asks the API about an owner; nil is that there is none.
+func (c *collector) lookUp(ctx context.Context, o source, namespace string, r metav1.OwnerReference) (api.Object, error) {
 	if !o.kind.Namespaced {
 		namespace = ""
 	}
+	at := coordinates{kind: o.kind, namespace: namespace, name: r.Name, uid: r.UID}
+	c.mu.Lock()
+	known := c.absent[at]
+	c.mu.Unlock()
+	if known {
+		return nil, nil
+	}
 	got, err := c.term.Client.Do(ctx, &api.Request{Verb: api.VerbGet, Kind: o.kind, Namespace: namespace, Name: r.Name})
 	if err != nil && !apierrors.IsNotFound(err) {
-		return Solid, fmt.Errorf("looking for owner %s %s/%s: %w", r.Kind, namespace, r.Name, err)
+		return nil, fmt.Errorf("looking for owner %s %s/%s: %w", r.Kind, namespace, r.Name, err)
 	}
 	if err == nil {
 		owner, ok := got.(api.Object)
 		if !ok {
-			return Solid, fmt.Errorf("looking for owner %s %s/%s: answer is a %T", r.Kind, namespace, r.Name, got)
+			return nil, fmt.Errorf("looking for owner %s %s/%s: answer is a %T", r.Kind, namespace, r.Name, got)
 		}
 		if owner.GetUID() == r.UID {
-			return stateOf(owner), nil
+			return owner, nil
 		}
 	}
 	c.mu.Lock()
@@ -259,8 +302,8 @@ func (c *collector) lookUp(ctx context.Context, o source, namespace string, r me
 	if len(c.absent) >= maxAbsent {
 		clear(c.absent)
 	}
-	c.absent[r.UID] = true
-	return Absent, nil
+	c.absent[at] = true
+	return nil, nil
 }
 
 // delete deletes exactly the version that was judged.
@@ -292,26 +335,14 @@ func (c *collector) update(ctx context.Context, s source, obj api.Object, change
 	return nil
 }
 
-func (c *collector) detach(ctx context.Context, s source, obj api.Object, owners ...types.UID) error {
+// detach removes exactly these references: two may bear the same UID, and one of them be wrong.
+func (c *collector) detach(ctx context.Context, s source, obj api.Object, lost ...metav1.OwnerReference) error {
 	return c.update(ctx, s, obj, func(o api.Object) {
-		o.SetOwnerReferences(controllers.WithoutOwners(o.GetOwnerReferences(), owners...))
-	})
-}
-
-// foreground deletes the dependents of an owner that waits for them, and lets it go when none blocks it.
-func (c *collector) foreground(ctx context.Context, s source, owner api.Object) error {
-	var blocking int
-	for name, deps := range c.sources.dependents(owner.GetUID()) {
-		for _, d := range deps {
-			c.term.Enqueue(key(name, d))
-		}
-		blocking += Blocking(owner, deps)
-	}
-	if blocking > 0 {
-		return nil // each dependent that goes brings us back here
-	}
-	return c.update(ctx, s, owner, func(o api.Object) {
-		o.SetFinalizers(without(o.GetFinalizers(), metav1.FinalizerDeleteDependents))
+		o.SetOwnerReferences(slices.DeleteFunc(slices.Clone(o.GetOwnerReferences()), func(r metav1.OwnerReference) bool {
+			return slices.ContainsFunc(lost, func(l metav1.OwnerReference) bool {
+				return r.APIVersion == l.APIVersion && r.Kind == l.Kind && r.Name == l.Name && r.UID == l.UID
+			})
+		}))
 	})
 }
 
@@ -345,6 +376,8 @@ func (c *collector) orphanKind(ctx context.Context, dep source, owner api.Object
 		}
 	}
 	return controllers.InParallel(ctx, len(mine), func(ctx context.Context, i int) error {
-		return c.detach(ctx, dep, mine[i], owner.GetUID())
+		return c.update(ctx, dep, mine[i], func(o api.Object) {
+			o.SetOwnerReferences(controllers.WithoutOwners(o.GetOwnerReferences(), owner.GetUID()))
+		})
 	})
 }

@@ -25,36 +25,43 @@ const (
 
 // Owner is one reference and its state.
 type Owner struct {
-	Ref   metav1.OwnerReference
-	State OwnerState
+	Ref    metav1.OwnerReference
+	State  OwnerState
+	Object api.Object // the owner itself where it exists and its kind is known
 }
 
 // Verdict is what to do with an object because of its owners. The zero Verdict is nothing.
 type Verdict struct {
-	Detach []types.UID                // owner references to remove, since another owner holds the object
+	Detach []metav1.OwnerReference    // references to remove, since another owner holds the object
 	Delete metav1.DeletionPropagation // "" = do not delete
 }
 
-// Judge decides about an object that is not being deleted. dependents says whether others depend on it; it is
-// asked only where that matters.
-func Judge(obj metav1.Object, owners []Owner, dependents func() bool) Verdict {
+// lostSome says whether some owners are lost and some are not: only then it matters who holds the object.
+func lostSome(owners []Owner) bool {
+	solid := func(o Owner) bool { return o.State == Solid }
+	return slices.ContainsFunc(owners, solid) && slices.ContainsFunc(owners, func(o Owner) bool { return !solid(o) })
+}
+
+// Judge decides about an object that is not being deleted. held is what Held says of it. dependents says whether
+// others depend on it; it is asked only where that matters.
+func Judge(obj metav1.Object, owners []Owner, held bool, dependents func() bool) Verdict {
 	var solid, waiting int
-	var lost []types.UID
+	var lost []metav1.OwnerReference
 	for _, o := range owners {
 		switch o.State {
 		case Solid:
 			solid++
 		case Waiting:
 			waiting++
-			lost = append(lost, o.Ref.UID)
+			lost = append(lost, o.Ref)
 		case Absent:
-			lost = append(lost, o.Ref.UID)
+			lost = append(lost, o.Ref)
 		}
 	}
 	switch {
 	case len(owners) == 0 || len(lost) == 0:
 		return Verdict{}
-	case solid > 0:
+	case solid > 0 && held:
 		return Verdict{Detach: lost}
 	case waiting > 0 && dependents():
 		return Verdict{Delete: metav1.DeletePropagationForeground} // the owner waits for the whole tree
@@ -72,23 +79,6 @@ func stateOf(owner metav1.Object) OwnerState {
 		return Waiting
 	}
 	return Solid
-}
-
-// Blocking counts the dependents that hold up the owner's foreground deletion. A dependent in a circle of
-// foreground deletions holds up nobody: each would wait for the other for ever.
-func Blocking(owner metav1.Object, dependents []api.Object) int {
-	n := 0
-	for _, d := range dependents {
-		if stateOf(d) == Waiting && ownedBy(owner, d.GetUID()) {
-			continue
-		}
-		for _, r := range d.GetOwnerReferences() {
-			if r.UID == owner.GetUID() && r.BlockOwnerDeletion != nil && *r.BlockOwnerDeletion {
-				n++
-			}
-		}
-	}
-	return n
 }
 
 func ownedBy(o metav1.Object, uid types.UID) bool {
