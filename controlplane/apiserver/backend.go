@@ -8,7 +8,6 @@ import (
 	"time"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 
@@ -148,16 +147,6 @@ func (k *known) UID(ctx context.Context, resource, namespace, name string) (uid 
 		deletedAt = t.Time
 	}
 	return string(o.GetUID()), deletedAt, true
-}
-
-// record of a join token.
-func (k *known) secret(ctx context.Context, namespace, name string) *corev1.Secret {
-	o, ok := k.Get(ctx, "secrets", namespace, name)
-	if !ok {
-		return nil
-	}
-	s, _ := o.(*corev1.Secret)
-	return s
 }
 
 func (k *known) authorized(ctx context.Context, u api.User, verb api.Verb, resource, sub, namespace, name string) bool {

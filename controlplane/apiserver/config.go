@@ -44,7 +44,7 @@ type Config struct {
 	// ServiceTokens checks and mints service account tokens; nil = neither works.
 	ServiceTokens *pki.ServiceTokens
 	Audiences     []string // of this API; default: the issuer of ServiceTokens
-	// Tokens recognises further bearer tokens (authn.NewStatic ...), after service account and join tokens; may be empty.
+	// Tokens recognises further bearer tokens (authn.NewStatic ...), after service account tokens; may be empty.
 	Tokens []authn.TokenVerifier
 
 	// ServiceCIDR is where ClusterIPs come from (default 10.96.0.0/16), NodePorts the inclusive range of node ports (default 30000-32767).

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"time"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/apiserver/admission"
@@ -56,8 +57,8 @@ func New(cfg Config) *Server {
 			i, err := bearer.Review(ctx, token, audiences)
 			return i.User, i.Audiences, err
 		},
-		Allowed: s.chain.allowed,
-		Rules:   rbac.Rules,
+		TokenCeiling: tokenCeiling, Allowed: s.chain.allowed,
+		Rules: rbac.Rules,
 	}
 	plugins := admission.Config{
 		Cluster: s.known, ServiceCIDR: cfg.ServiceCIDR, NodePorts: cfg.NodePorts, Clock: cfg.Clock,
@@ -70,6 +71,17 @@ func New(cfg Config) *Server {
 	return s
 }
 
+// nodeTokenCeiling is the longest life of a token that an agent gets for a pod. An
+// agent renews in time, and what a lost node has taken along ends by itself.
+const nodeTokenCeiling = 24 * time.Hour
+
+func tokenCeiling(u api.User) time.Duration {
+	if _, node := authz.NameOf(u); node {
+		return nodeTokenCeiling
+	}
+	return 0
+}
+
 // authenticators sets up stage 1: certificates first, then tokens of all sorts.
 func (s *Server) authenticators() authn.Bearer {
 	cfg := &s.cfg
@@ -77,7 +89,7 @@ func (s *Server) authenticators() authn.Bearer {
 	if cfg.ServiceTokens != nil {
 		bearer.Verifiers = append(bearer.Verifiers, authn.NewServiceAccounts(cfg.ServiceTokens, cfg.Audiences, s.known, cfg.Clock))
 	}
-	bearer.Verifiers = append(bearer.Verifiers, authn.JoinTokens{Record: s.known.secret, Clock: cfg.Clock})
+	// A join token lets a machine in at the fleet's door and is nobody here.
 	bearer.Verifiers = append(bearer.Verifiers, cfg.Tokens...)
 	s.authn = authn.Chain{authn.X509{CAs: cfg.ClientCAs, Clock: cfg.Clock}, bearer}
 	return bearer

@@ -417,6 +417,20 @@ func check(t *rapid.T, w *world, held map[key]uint64) {
 	}
 }
 
+// What a stored mirror pod names does not travel to its node.
+func TestMirrorPodsLeadNowhere(t *testing.T) {
+	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p"}, Spec: v1.PodSpec{
+		ServiceAccountName: "robot", ImagePullSecrets: []v1.LocalObjectReference{{Name: "s"}},
+	}}
+	if got := references(p); len(got) != 2 {
+		t.Errorf("an ordinary pod leads to %v", got)
+	}
+	p.Annotations = map[string]string{v1.MirrorPodAnnotationKey: "x"}
+	if got := references(p); len(got) != 0 {
+		t.Errorf("a mirror pod leads to %v", got)
+	}
+}
+
 // The node's own conditions win, the others' stay, and a final phase is final.
 func TestMergePodStatus(t *testing.T) {
 	long := metav1.NewTime(time.Unix(1000, 0))

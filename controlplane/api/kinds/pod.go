@@ -40,11 +40,14 @@ func podKind() *api.Kind {
 	keepSpec := status.PrepareUpdate
 	status.PrepareUpdate = func(obj, old api.Object) {
 		keepSpec(obj, old)
+		// Who owns a pod is no report of its node.
+		obj.SetOwnerReferences(old.GetOwnerReferences())
 		// The class follows from the spec, which cannot change in this way.
 		setDefault(&obj.(*corev1.Pod).Status.QOSClass, old.(*corev1.Pod).Status.QOSClass)
 	}
 	status.ValidateUpdate = func(obj, old api.Object) field.ErrorList {
-		return append(metaUpdate(obj, old), validatePodStatusUpdate(obj.(*corev1.Pod), old.(*corev1.Pod))...)
+		pod, was := obj.(*corev1.Pod), old.(*corev1.Pod)
+		return slices.Concat(metaUpdate(obj, old), validateMirrorUpdate(pod, was), validatePodStatusUpdate(pod, was))
 	}
 	addPodSubresources(k)
 	k.GracePeriod = func(o api.Object, requested *int64) int64 { return podGracePeriod(o.(*corev1.Pod), requested) }

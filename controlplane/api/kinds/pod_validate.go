@@ -12,7 +12,29 @@ import (
 )
 
 func validatePod(p *corev1.Pod) field.ErrorList {
-	return validatePodSpec(&p.Spec, field.NewPath("spec"))
+	errs := validatePodSpec(&p.Spec, field.NewPath("spec"))
+	if value, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]; mirror && p.Spec.NodeName == "" {
+		errs = append(errs, field.Invalid(mirrorAnnotation(), value, "must set spec.nodeName if mirror pod annotation is set"))
+	}
+	return errs
+}
+
+func mirrorAnnotation() *field.Path {
+	return field.NewPath("metadata", "annotations").Key(corev1.MirrorPodAnnotationKey)
+}
+
+// validateMirrorUpdate keeps a pod what it was made as: nothing is granted through mirror pods,
+// and they may refer to nothing.
+func validateMirrorUpdate(obj, old *corev1.Pod) field.ErrorList {
+	now, is := obj.Annotations[corev1.MirrorPodAnnotationKey]
+	before, was := old.Annotations[corev1.MirrorPodAnnotationKey]
+	switch {
+	case is && !was:
+		return field.ErrorList{field.Forbidden(mirrorAnnotation(), "may not add mirror pod annotation")}
+	case was && (!is || now != before):
+		return field.ErrorList{field.Forbidden(mirrorAnnotation(), "may not remove or update mirror pod annotation")}
+	}
+	return nil
 }
 
 const podUpdateRule = "pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`," +
@@ -23,7 +45,7 @@ const podUpdateRule = "pod updates may not change fields other than `spec.contai
 // validatePodUpdate lets little of a pod change: its containers are running.
 func validatePodUpdate(obj, old *corev1.Pod) field.ErrorList {
 	spec := field.NewPath("spec")
-	var errs field.ErrorList
+	errs := validateMirrorUpdate(obj, old)
 	if len(obj.Spec.Containers) != len(old.Spec.Containers) {
 		errs = append(errs, field.Forbidden(spec.Child("containers"), "pod updates may not add or remove containers"))
 	}

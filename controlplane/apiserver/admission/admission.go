@@ -68,6 +68,7 @@ func Mutating(c Config) []Plugin {
 // Validating lists the plugins of stage 5.
 func Validating(c Config) []Plugin {
 	return []Plugin{
+		{"MirrorPods", mirrorPods(c.Cluster)},
 		{"NodeRestriction", nodeRestriction(c)},
 		{"RBACEscalation", c.Escalation},
 	}

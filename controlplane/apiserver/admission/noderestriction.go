@@ -7,11 +7,11 @@ import (
 	"slices"
 	"strings"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/podref"
 )
 
 // nodeRestriction holds agents to their own node in what they write: the names
@@ -62,17 +62,11 @@ func restrictPod(r *api.Request, node string, obj, old api.Object) error {
 
 // mirrorOf admits the shadow of a static pod of this node and no other pod.
 func mirrorOf(r *api.Request, node string, pod *corev1.Pod) error {
-	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; !mirror {
+	if !podref.IsMirror(pod) {
 		return forbid(r, pod, fmt.Errorf("pod does not have %q annotation, node %q can only create mirror pods", corev1.MirrorPodAnnotationKey, node))
 	}
 	if pod.Spec.NodeName != node {
 		return forbid(r, pod, fmt.Errorf("node %q can only create pods with spec.nodeName set to itself", node))
-	}
-	for i := range pod.Spec.Volumes {
-		v := &pod.Spec.Volumes[i]
-		if v.Secret != nil || v.ConfigMap != nil || v.PersistentVolumeClaim != nil || v.Projected != nil {
-			return forbid(r, pod, fmt.Errorf("node %q can not create pods that reference volume %q: it would give the node other objects to read", node, v.Name))
-		}
 	}
 	return nil
 }
@@ -146,33 +140,4 @@ func mayLabel(key string) bool {
 		return slices.Contains(ownLabels, key)
 	}
 	return true
-}
-
-// restrictToken lets an agent mint tokens that are bound to its own pods only.
-func restrictToken(ctx context.Context, c Cluster, r *api.Request, node string) error {
-	tr, ok := r.Object.(*authenticationv1.TokenRequest)
-	if !ok {
-		return nil
-	}
-	ref := tr.Spec.BoundObjectRef
-	if ref == nil || ref.APIVersion != "v1" || ref.Kind != "Pod" || ref.Name == "" {
-		return forbid(r, nil, fmt.Errorf("node requested token not bound to a pod"))
-	}
-	if ref.UID == "" {
-		return forbid(r, nil, fmt.Errorf("node requested token with a pod binding without a uid"))
-	}
-	o, ok := c.Get(ctx, "pods", r.Namespace, ref.Name)
-	if !ok {
-		return notFound("pods", ref.Name)
-	}
-	pod := o.(*corev1.Pod)
-	switch {
-	case pod.UID != ref.UID:
-		return forbid(r, nil, fmt.Errorf("the UID in the bound object reference (%s) does not match the UID in record. The object might have been deleted and then recreated", ref.UID))
-	case pod.Spec.NodeName != node:
-		return forbid(r, nil, fmt.Errorf("node requested token bound to a pod scheduled on a different node"))
-	case pod.Spec.ServiceAccountName != r.Name:
-		return forbid(r, nil, fmt.Errorf("node requested token for a service account that the pod does not use"))
-	}
-	return nil
 }

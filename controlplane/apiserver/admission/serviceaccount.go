@@ -2,7 +2,6 @@ package admission
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -12,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/rand"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/podref"
 	"keelson.dev/keelson/internal/wait"
 )
 
@@ -34,8 +34,8 @@ func serviceAccount(c Cluster) func(ctx context.Context, r *api.Request, obj, ol
 			return nil
 		}
 		pod := obj.(*corev1.Pod)
-		if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
-			return mirrorPod(r, pod)
+		if podref.IsMirror(pod) {
+			return nil // it has no account; the plugin MirrorPods sees to that
 		}
 		if pod.Spec.ServiceAccountName == "" {
 			pod.Spec.ServiceAccountName = defaultServiceAccount
@@ -53,25 +53,6 @@ func serviceAccount(c Cluster) func(ctx context.Context, r *api.Request, obj, ol
 		}
 		return nil
 	}
-}
-
-// mirrorPod refuses what a static pod's shadow cannot have.
-func mirrorPod(r *api.Request, pod *corev1.Pod) error {
-	if pod.Spec.ServiceAccountName != "" {
-		return forbid(r, pod, errors.New("a mirror pod may not reference service accounts"))
-	}
-	for i := range pod.Spec.Volumes {
-		p := pod.Spec.Volumes[i].Projected
-		if p == nil {
-			continue
-		}
-		for j := range p.Sources {
-			if p.Sources[j].ServiceAccountToken != nil {
-				return forbid(r, pod, errors.New("a mirror pod may not use ServiceAccountToken volume projections"))
-			}
-		}
-	}
-	return nil
 }
 
 // account looks the account up. The default one of a new namespace is made by a controller, so it may be a moment late.

@@ -6,12 +6,8 @@ import (
 	"errors"
 	"net/http"
 	"strings"
-	"time"
-
-	corev1 "k8s.io/api/core/v1"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/pki"
 )
 
 // Bearer recognises "Authorization: Bearer" tokens, and the websocket
@@ -88,27 +84,4 @@ func NewStatic(tokens map[string]api.User) *Static {
 func (s *Static) VerifyToken(_ context.Context, token string, _ []string) (TokenIdentity, bool, error) {
 	u, ok := s.users[sha256.Sum256([]byte(token))]
 	return TokenIdentity{User: u}, ok, nil
-}
-
-// JoinTokens recognises join tokens as system:bootstrap:<id> in group system:bootstrappers.
-type JoinTokens struct {
-	// Record returns the Secret that stands for a token; nil when there is none.
-	Record func(ctx context.Context, namespace, name string) *corev1.Secret
-	Clock  func() time.Time
-}
-
-// VerifyToken is TokenVerifier.
-func (j JoinTokens) VerifyToken(ctx context.Context, token string, _ []string) (TokenIdentity, bool, error) {
-	t, err := pki.ParseToken(token)
-	if err != nil {
-		return TokenIdentity{}, false, nil
-	}
-	record := j.Record(ctx, pki.TokenNamespace, t.SecretName())
-	if err := pki.CheckToken(t, record, j.Clock()); err != nil {
-		return TokenIdentity{}, false, err
-	}
-	return TokenIdentity{User: api.User{
-		Name:   "system:bootstrap:" + t.ID,
-		Groups: []string{"system:bootstrappers", "system:bootstrappers:" + string(t.Role)},
-	}}, true, nil
 }

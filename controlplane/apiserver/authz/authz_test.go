@@ -167,6 +167,11 @@ func TestRefers(t *testing.T) {
 			if refers(p, resource, "other") {
 				t.Errorf("%s: refers to %s other", name, resource)
 			}
+			mirror := p.DeepCopy()
+			mirror.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"}
+			if refers(mirror, resource, "x") {
+				t.Errorf("%s: a mirror pod refers to %s x", name, resource)
+			}
 		}
 	}
 }

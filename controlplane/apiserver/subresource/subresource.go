@@ -25,6 +25,8 @@ type Verbs struct {
 	Kinds    *api.Kinds
 	Tokens   *pki.ServiceTokens // nil = no token is minted
 	Clock    func() time.Time
+	// TokenCeiling is the longest life of a token that the user may ask for; 0 = any. May be nil.
+	TokenCeiling func(u api.User) time.Duration
 	// Review says whom a bearer token names, and for which of the asked audiences.
 	Review func(ctx context.Context, token string, audiences []string) (api.User, []string, error)
 	// Allowed answers what an access review asks.

@@ -51,6 +51,12 @@ func (v *Verbs) Token(ctx context.Context, r *api.Request) (runtime.Object, erro
 	if errs := validTokenRequest(seconds, tr.Spec.Audiences); len(errs) > 0 {
 		return nil, apierrors.NewInvalid(tokenRequestKind.GroupKind(), "", errs)
 	}
+	if v.TokenCeiling != nil {
+		if most := int64(v.TokenCeiling(r.User) / time.Second); most > 0 && seconds > most {
+			api.Warn(ctx, fmt.Sprintf("requested expiration of %d seconds shortened to %d seconds", seconds, most))
+			seconds = most
+		}
+	}
 	claims := pki.Claims{
 		Audiences: tr.Spec.Audiences, Namespace: sa.Namespace,
 		ServiceAccount: pki.Ref{Name: sa.Name, UID: string(sa.UID)},

@@ -1,0 +1,51 @@
+package admission
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/podref"
+)
+
+// mirrorPods keeps mirror pods free of references: a node writes them, and what
+// a pod refers to is what its node may read. Their one owner may be their node.
+func mirrorPods(c Cluster) func(ctx context.Context, r *api.Request, obj, old api.Object) error {
+	return func(ctx context.Context, r *api.Request, obj, old api.Object) error {
+		if !is(r, "pods") || obj == nil || old != nil && r.Subresource != "ephemeralcontainers" {
+			return nil
+		}
+		pod, ok := obj.(*corev1.Pod)
+		if !ok || !podref.IsMirror(pod) {
+			return nil
+		}
+		for ref := range podref.Of(pod) {
+			return forbid(r, pod, fmt.Errorf(
+				"a mirror pod may not refer to other objects: %s leads to %s; remove it, or create an ordinary pod instead",
+				ref.Field(), ref.Resource))
+		}
+		for i := range pod.OwnerReferences {
+			if !ownedByNode(ctx, c, pod, &pod.OwnerReferences[i]) {
+				return forbid(r, pod, fmt.Errorf(
+					"a mirror pod may be owned by its node only: metadata.ownerReferences[%d] names %s %q; remove it, or name node %q by its uid",
+					i, pod.OwnerReferences[i].Kind, pod.OwnerReferences[i].Name, pod.Spec.NodeName))
+			}
+		}
+		return nil
+	}
+}
+
+// ownedByNode says whether the reference is that of the pod's own node, as it is today.
+func ownedByNode(ctx context.Context, c Cluster, pod *corev1.Pod, ref *metav1.OwnerReference) bool {
+	if ref.APIVersion != "v1" || ref.Kind != "Node" || ref.Name != pod.Spec.NodeName {
+		return false
+	}
+	if ref.Controller == nil || !*ref.Controller || ref.BlockOwnerDeletion != nil && *ref.BlockOwnerDeletion {
+		return false
+	}
+	node, ok := c.Get(ctx, "nodes", "", ref.Name)
+	return ok && node.GetUID() == ref.UID
+}

@@ -1,0 +1,104 @@
+package admission
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/podref"
+)
+
+// restrictToken lets an agent mint tokens that are bound to its own pods only.
+func restrictToken(ctx context.Context, c Cluster, r *api.Request, node string) error {
+	tr, ok := r.Object.(*authenticationv1.TokenRequest)
+	if !ok {
+		return nil
+	}
+	ref := tr.Spec.BoundObjectRef
+	if ref == nil || ref.APIVersion != "v1" || ref.Kind != "Pod" || ref.Name == "" {
+		return forbid(r, nil, fmt.Errorf("node requested token not bound to a pod"))
+	}
+	if ref.UID == "" {
+		return forbid(r, nil, fmt.Errorf("node requested token with a pod binding without a uid"))
+	}
+	o, ok := c.Get(ctx, "pods", r.Namespace, ref.Name)
+	if !ok {
+		return notFound("pods", ref.Name)
+	}
+	pod := o.(*corev1.Pod)
+	switch {
+	case pod.UID != ref.UID:
+		return forbid(r, nil, fmt.Errorf("the UID in the bound object reference (%s) does not match the UID in record. The object might have been deleted and then recreated", ref.UID))
+	case pod.Spec.NodeName != node:
+		return forbid(r, nil, fmt.Errorf("node requested token bound to a pod scheduled on a different node"))
+	case podref.IsMirror(pod):
+		return forbid(r, nil, fmt.Errorf("node requested token bound to a mirror pod"))
+	case pod.Spec.ServiceAccountName != r.Name:
+		return forbid(r, nil, fmt.Errorf("node requested token for a service account that the pod does not use"))
+	}
+	return restrictAudience(ctx, c, r, pod, tr.Spec.Audiences)
+}
+
+// restrictAudience lets an agent ask for what the pod's own volumes say: the one
+// audience of a projected token, or one that a CSI driver of the pod's volumes
+// wants tokens for. The empty audience is this API's.
+func restrictAudience(ctx context.Context, c Cluster, r *api.Request, pod *corev1.Pod, asked []string) error {
+	audience := ""
+	switch len(asked) {
+	case 0:
+	case 1:
+		audience = asked[0]
+	default:
+		return forbid(r, nil, fmt.Errorf("node may only request 0 or 1 audiences"))
+	}
+	for i := range pod.Spec.Volumes {
+		v := &pod.Spec.Volumes[i]
+		if projects(v, audience) || driverWants(ctx, c, csiDriver(ctx, c, pod, v), audience) {
+			return nil
+		}
+	}
+	return forbid(r, nil, fmt.Errorf("audience %q not found in pod spec volume", audience))
+}
+
+func projects(v *corev1.Volume, audience string) bool {
+	return v.Projected != nil && slices.ContainsFunc(v.Projected.Sources, func(s corev1.VolumeProjection) bool {
+		return s.ServiceAccountToken != nil && s.ServiceAccountToken.Audience == audience
+	})
+}
+
+// csiDriver names the driver that serves a volume of a pod; "" when none does.
+func csiDriver(ctx context.Context, c Cluster, pod *corev1.Pod, v *corev1.Volume) string {
+	claim := ""
+	switch {
+	case v.CSI != nil:
+		return v.CSI.Driver
+	case v.PersistentVolumeClaim != nil:
+		claim = v.PersistentVolumeClaim.ClaimName
+	case v.Ephemeral != nil:
+		claim = pod.Name + "-" + v.Name
+	}
+	o, ok := c.Get(ctx, "persistentvolumeclaims", pod.Namespace, claim)
+	if !ok {
+		return ""
+	}
+	o, ok = c.Get(ctx, "persistentvolumes", "", o.(*corev1.PersistentVolumeClaim).Spec.VolumeName)
+	if !ok {
+		return ""
+	}
+	if csi := o.(*corev1.PersistentVolume).Spec.CSI; csi != nil {
+		return csi.Driver
+	}
+	return ""
+}
+
+func driverWants(ctx context.Context, c Cluster, driver, audience string) bool {
+	o, ok := c.Get(ctx, "csidrivers", "", driver)
+	return ok && slices.ContainsFunc(o.(*storagev1.CSIDriver).Spec.TokenRequests, func(t storagev1.TokenRequest) bool {
+		return t.Audience == audience
+	})
+}
