@@ -1,6 +1,7 @@
 package kctl
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -40,13 +41,13 @@ func backupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 		Use:   "verify FILE",
 		Short: "Check that a backup is whole, and show what is in it",
 		Long: "Check that a backup is whole, and show what is in it. The program of the daemon does it where it stands beside kctl;\n" +
-			"elsewhere the file is sent to a replica, which stores nothing of it.",
+			"elsewhere, and for an encrypted one without --encryption-keys, the file is sent to a replica, which stores nothing of it.",
 		Example:            "  kctl cluster backup verify /backups/today\n  kctl cluster backup verify --encryption-keys /etc/keelson/keys /backups/today",
 		DisableFlagParsing: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, cancel := interruptible()
 			defer cancel()
-			if _, err := os.Stat(daemonProgram()); err == nil {
+			if _, err := os.Stat(daemonProgram()); err == nil && !(len(args) == 1 && looksSealed(args[0])) {
 				return becomeDaemonVerb(append([]string{"verify"}, args...))
 			}
 			if len(args) != 1 || args[0] == "--help" || args[0] == "-h" {
@@ -131,6 +132,18 @@ func (r *reporting) Read(p []byte) (int, error) {
 		fmt.Fprintf(r.w, "%s\n", size(r.n))
 	}
 	return n, err
+}
+
+// looksSealed says that a file looks like an encrypted backup, which a replica can verify: it has the keys.
+func looksSealed(path string) bool {
+	in, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer in.Close()
+	head := make([]byte, 1024)
+	n, _ := io.ReadFull(in, head) // a file that is shorter or cannot be read is none
+	return bytes.HasPrefix(head[:n], []byte(api.BackupMagic)) && bytes.Contains(head[:n], []byte(api.BackupSealedMark))
 }
 
 func verifyAtServer(ctx context.Context, f cmdutil.Factory, streams genericiooptions.IOStreams, path string) error {

@@ -20,6 +20,9 @@ const HeaderBackupSum = "Keelson-Sha256"
 // BackupMagic is what every backup begins with.
 const BackupMagic = "keelback"
 
+// BackupSealedMark is in the first kilobyte of a backup that is encrypted, and of no other.
+const BackupSealedMark = `"KeyID":"`
+
 // ClusterStatus is what is known of the control plane. Sizes are in bytes.
 type ClusterStatus struct {
 	Cluster      string          `json:"cluster"`

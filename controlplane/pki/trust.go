@@ -22,12 +22,15 @@ const (
 	FileCAKey         = "ca.key"
 	FileServiceKey    = "sa.key"
 	FileEncryptionKey = "encryption.key"
+	// FileStoreKeys may be absent: a cluster whose stores are not encrypted, or
+	// whose operator keeps the key file elsewhere.
+	FileStoreKeys = "store.keys"
 )
 
 // ErrExists: the folder already holds something, so no trust was written to it.
 var ErrExists = errors.New("pki: the folder is not empty")
 
-// EncryptionKeySize is the length of the key that encrypts secrets at rest, in bytes.
+// EncryptionKeySize is the length of the secret that all replicas share, in bytes.
 const EncryptionKeySize = 32
 
 // Trust is everything secret that the replicas of one cluster share. It is
@@ -36,8 +39,11 @@ type Trust struct {
 	CA *CA
 	// ServiceKey signs service account tokens.
 	ServiceKey *ecdsa.PrivateKey
-	// EncryptionKey encrypts what is secret in the store; EncryptionKeySize bytes.
+	// EncryptionKey is the secret from which the cluster derives its symmetric keys; EncryptionKeySize bytes.
 	EncryptionKey []byte
+	// StoreKeys is the key file under which the replicas encrypt their stores, as
+	// raftstore/disk reads it; nil where there is none. A joining replica receives it.
+	StoreKeys []byte
 
 	// PeerCA signs the replicas' peer certificates in the place of CA; may be nil.
 	// PeerTrusted are further authorities that replicas believe of each other.
@@ -164,6 +170,7 @@ type bundle struct {
 	CAKey         []byte `json:"caKey"`
 	ServiceKey    []byte `json:"serviceKey"`
 	EncryptionKey []byte `json:"encryptionKey"`
+	StoreKeys     []byte `json:"storeKeys,omitempty"`
 
 	Peers        []byte `json:"peers,omitempty"`
 	PeersTrusted []byte `json:"peersTrusted,omitempty"`
@@ -178,7 +185,7 @@ func (b *bundle) fields() map[string]*[]byte {
 
 // optional are the files that most trusts do without.
 func (b *bundle) optional() map[string]*[]byte {
-	return map[string]*[]byte{FilePeers: &b.Peers, FilePeersTrusted: &b.PeersTrusted}
+	return map[string]*[]byte{FilePeers: &b.Peers, FilePeersTrusted: &b.PeersTrusted, FileStoreKeys: &b.StoreKeys}
 }
 
 func (b *bundle) files() map[string][]byte {
@@ -207,6 +214,7 @@ func (t *Trust) bundle() (*bundle, error) {
 		CACert: t.CA.PEM(), CAKey: caKey, ServiceKey: serviceKey,
 		EncryptionKey: []byte(hex.EncodeToString(t.EncryptionKey) + "\n"),
 		PeersTrusted:  encodeCerts(t.PeerTrusted),
+		StoreKeys:     t.StoreKeys,
 	}
 	if t.PeerCA != nil {
 		if b.Peers, err = t.PeerCA.both(); err != nil {
@@ -239,7 +247,7 @@ func (b *bundle) trust() (*Trust, error) {
 	if err != nil || len(enc) != EncryptionKeySize {
 		return nil, fmt.Errorf("pki: %s is not %d bytes in hex", FileEncryptionKey, EncryptionKeySize)
 	}
-	t := &Trust{CA: &CA{Cert: cert, key: caKey}, ServiceKey: serviceKey, EncryptionKey: enc}
+	t := &Trust{CA: &CA{Cert: cert, key: caKey}, ServiceKey: serviceKey, EncryptionKey: enc, StoreKeys: b.StoreKeys}
 	if len(b.Peers) > 0 {
 		if t.PeerCA, err = readBoth(b.Peers); err != nil {
 			return nil, fmt.Errorf("pki: %s: %w", FilePeers, err)

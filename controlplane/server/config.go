@@ -48,6 +48,9 @@ type Cluster struct {
 	// ID tells this cluster from all others, also from those of its name.
 	// A cluster that was made before there were any gets one from its name and CA.
 	ID string `json:"id,omitempty"`
+	// Encrypted says that no replica may write its store in clear for want of a
+	// key file. Clusters that were made before there was one by default have it false.
+	Encrypted bool `json:"encrypted,omitempty"`
 }
 
 // Defaults of a cluster.

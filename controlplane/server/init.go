@@ -29,7 +29,8 @@ const founderTokenLife = 24 * time.Hour
 type Founded struct {
 	NodeToken         string `json:"nodeToken"`
 	ControlPlaneToken string `json:"controlPlaneToken"`
-	Kubeconfig        string `json:"kubeconfig"` // path of the administrator's
+	Kubeconfig        string `json:"kubeconfig"`               // path of the administrator's
+	EncryptionKeys    string `json:"encryptionKeys,omitempty"` // path of the store's key file, where Init made one
 }
 
 // founder waits on disk for the store to exist: the tokens as they will be recorded.
@@ -49,13 +50,11 @@ func Init(c Config, cluster Cluster, kubeconfigServer string) (Founded, error) {
 		return Founded{}, err
 	}
 	now := time.Now()
-	trust, err := pki.Init(filepath.Join(c.DataDir, pkiFolder), cluster.Name, now)
-	if errors.Is(err, pki.ErrExists) {
-		return Founded{}, fmt.Errorf("%s belongs to a cluster already: start it with 'run', or remove the folder to make a new one", c.DataDir)
-	}
+	trust, err := c.initTrust(cluster, now)
 	if err != nil {
 		return Founded{}, err
 	}
+	cluster.Encrypted = c.Store.Keys != NoKeys
 	if err := cluster.identify(trust); err != nil {
 		return Founded{}, err
 	}
@@ -71,7 +70,10 @@ func Init(c Config, cluster Cluster, kubeconfigServer string) (Founded, error) {
 	if err != nil {
 		return Founded{}, err
 	}
-	out := Founded{node.String(), replica.String(), filepath.Join(c.DataDir, adminFile)}
+	out := Founded{NodeToken: node.String(), ControlPlaneToken: replica.String(), Kubeconfig: filepath.Join(c.DataDir, adminFile)}
+	if trust.StoreKeys != nil {
+		out.EncryptionKeys = KeyFile(c.DataDir)
+	}
 	err = pki.Kubeconfig{
 		Cluster: cluster.Name, Server: kubeconfigServer, CAPEM: trust.CA.PEM(), User: "keelson-admin",
 		CertPEM: admin.CertPEM, KeyPEM: admin.KeyPEM,
@@ -81,6 +83,22 @@ func Init(c Config, cluster Cluster, kubeconfigServer string) (Founded, error) {
 	}
 	// Last: a folder with this file is a whole one.
 	return out, writeJSON(filepath.Join(c.DataDir, clusterFile), cluster)
+}
+
+// initTrust makes the keys of a new cluster, that of its stores among them, and writes them to the data folder.
+func (c Config) initTrust(cluster Cluster, now time.Time) (*pki.Trust, error) {
+	trust, err := pki.NewTrust(cluster.Name, now)
+	if err != nil {
+		return nil, err
+	}
+	if trust.StoreKeys, err = c.Store.storeKeys(now); err != nil {
+		return nil, err
+	}
+	err = trust.Save(filepath.Join(c.DataDir, pkiFolder))
+	if errors.Is(err, pki.ErrExists) {
+		return nil, fmt.Errorf("%s belongs to a cluster already: start it with 'run', or remove the folder to make a new one", c.DataDir)
+	}
+	return trust, err
 }
 
 // Join makes this replica's disk part of an existing cluster: it fetches the

@@ -92,8 +92,9 @@ func Verify(o StoreOptions, path string) (disk.BackupInfo, error) {
 
 // RestoreOptions say what Restore may do beyond filling an empty replica.
 type RestoreOptions struct {
-	AnyCluster bool // take a backup of another cluster
-	Replace    bool // move the replica's own data aside
+	AnyCluster bool   // take a backup of another cluster
+	Replace    bool   // move the replica's own data aside
+	BackupKeys string // file of keys for a backup that is encrypted under none of the store's
 }
 
 // Restored is what Restore did.
@@ -118,17 +119,30 @@ func Restore(c Config, path string, o RestoreOptions) (Restored, error) {
 	if err != nil {
 		return Restored{}, err
 	}
+	if o.BackupKeys != "" {
+		further, err := disk.LoadKeyring(o.BackupKeys)
+		if err == nil {
+			conf.Keys, err = conf.Keys.With(further)
+		}
+		if err != nil {
+			return Restored{}, fmt.Errorf("--backup-keys: %w", err)
+		}
+	}
 	f, err := os.Open(path)
 	if err != nil {
 		return Restored{}, err
 	}
 	defer f.Close()
 	out := Restored{Address: hostOf(conf)}
-	if out.Backup, err = disk.VerifyBackup(f, conf.Keys); err != nil {
+	out.Backup, err = disk.VerifyBackup(f, conf.Keys)
+	if err != nil && !errors.Is(err, disk.ErrSealed) {
 		return out, fmt.Errorf("%s: %w", path, err)
 	}
-	if got := out.Backup.Cluster; got != cluster.ID && !o.AnyCluster {
+	if got := out.Backup.Cluster; got != cluster.ID && !o.AnyCluster { // its head is in clear
 		return out, fmt.Errorf("%s is of cluster %q and this is %q: %w: say --any-cluster to take it all the same", path, got, cluster.ID, disk.ErrForeignBackup)
+	}
+	if err != nil {
+		return out, fmt.Errorf("%s: %w: --backup-keys names the key file of that time", path, err)
 	}
 	if _, err := f.Seek(0, 0); err != nil {
 		return out, err

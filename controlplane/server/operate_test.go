@@ -163,7 +163,11 @@ func TestBackupAndRestore(t *testing.T) {
 	if _, err := Restore(other, file, RestoreOptions{}); err == nil || !strings.Contains(err.Error(), "--any-cluster") {
 		t.Errorf("a backup of another cluster: %v", err)
 	}
-	if _, err := Restore(other, file, RestoreOptions{AnyCluster: true}); err != nil {
+	if _, err := Restore(other, file, RestoreOptions{AnyCluster: true}); err == nil || !strings.Contains(err.Error(), "--backup-keys") {
+		t.Errorf("a backup under the key of another cluster: %v", err)
+	}
+	was := KeyFile(p.members["cp1"].cfg.DataDir)
+	if _, err := Restore(other, file, RestoreOptions{AnyCluster: true, BackupKeys: was}); err != nil {
 		t.Fatal(err)
 	}
 	q.start(other)

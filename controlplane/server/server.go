@@ -69,6 +69,9 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
+	if cfg.Store.Keys, err = cfg.keyFile(cluster); err != nil {
+		return err
+	}
 	release, err := cfg.lock()
 	if err != nil {
 		return err

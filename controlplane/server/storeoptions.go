@@ -3,7 +3,9 @@ package server
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -17,7 +19,7 @@ import (
 type StoreOptions struct {
 	LogStore         string        // "bolt" or "wal"; "" = what the folder was made with or converted to
 	Quota            int64         // bytes of state and history at which the store takes nothing new
-	Keys             string        // file of keys that encrypt what is on disk; "" = no encryption
+	Keys             string        // file of keys that encrypt what is on disk; "" = that of the data folder, where there is one
 	HistoryRevisions int           // revisions kept for watches
 	HistoryAge       time.Duration // and for how long
 	SnapshotBytes    int64         // bytes of log after which a snapshot is taken
@@ -64,6 +66,50 @@ func (o StoreOptions) keyring() (*disk.Keyring, error) {
 	return k, nil
 }
 
+// NoKeys, in the place of a key file, says that the stores of the cluster are not encrypted.
+const NoKeys = "none"
+
+// KeyFile is where a replica keeps the key file that Init made, or that it
+// received when it joined.
+func KeyFile(dataDir string) string { return filepath.Join(dataDir, pkiFolder, pki.FileStoreKeys) }
+
+// keyFile is the key file to use: the one that was chosen, or that of the data
+// folder; "" when the store is not encrypted.
+func (c Config) keyFile(cluster Cluster) (string, error) {
+	switch {
+	case c.Store.Keys == NoKeys && cluster.Encrypted:
+		return "", fmt.Errorf("--encryption-keys %s: cluster %s was made with encryption: a line 'clear' at the beginning of its key file "+
+			"has new data written in clear", NoKeys, cluster.Name)
+	case c.Store.Keys == NoKeys:
+		return "", nil
+	case c.Store.Keys != "":
+		return c.Store.Keys, nil
+	}
+	own := KeyFile(c.DataDir)
+	switch _, err := os.Stat(own); {
+	case err == nil:
+		return own, nil
+	case !errors.Is(err, fs.ErrNotExist):
+		return "", fmt.Errorf("the key file of the store: %w", err)
+	case cluster.Encrypted:
+		return "", fmt.Errorf("the stores of cluster %s are encrypted: %w: copy %s from another replica, "+
+			"or give --encryption-keys FILE", cluster.Name, disk.ErrSealed, own)
+	}
+	return "", nil
+}
+
+// storeKeys is the key file that Init makes; nil when the operator keeps one elsewhere or wants none.
+func (o StoreOptions) storeKeys(now time.Time) ([]byte, error) {
+	switch o.Keys {
+	case NoKeys:
+		return nil, nil
+	case "":
+		return disk.NewKeys("init-" + now.UTC().Format("20060102-150405"))
+	}
+	_, err := o.keyring()
+	return nil, err
+}
+
 // chosen is what storeFile remembers.
 type chosen struct {
 	LogStore string `json:"logStore"`
@@ -87,6 +133,10 @@ func (c Config) logStore() (disk.LogStoreKind, error) {
 // store is the configuration of the store on this replica's disk, without what
 // a running one needs besides.
 func (c Config) store(cluster Cluster) (replica.Config, error) {
+	var err error
+	if c.Store.Keys, err = c.keyFile(cluster); err != nil {
+		return replica.Config{}, err
+	}
 	keys, err := c.Store.keyring()
 	if err != nil {
 		return replica.Config{}, err

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"keelson.dev/keelson/raftstore/disk/platter"
@@ -176,6 +177,34 @@ func (k *Keyring) where() string {
 	default:
 		return "key file " + k.path
 	}
+}
+
+// NewKeys is the content of a key file with one new key.
+func NewKeys(id string) ([]byte, error) {
+	line, err := newKeyLine(id)
+	return []byte(line), err
+}
+
+// With is a ring that opens what any of the two opens, and wraps under the
+// current key of k; when k is nil, new data is written in clear. The ids of both
+// must differ or name the same key.
+func (k *Keyring) With(further *Keyring) (*Keyring, error) {
+	if further == nil {
+		return k, nil
+	}
+	out := &Keyring{path: further.path, clear: true}
+	if k != nil {
+		out.path, out.clear, out.keys = k.path+" and "+further.path, k.clear, slices.Clone(k.keys)
+	}
+	for _, key := range further.keys {
+		switch known := out.find(key.id); {
+		case known == nil:
+			out.keys = append(out.keys, key)
+		case known.secret != key.secret:
+			return nil, fmt.Errorf("%s and %s have different keys %q: %w", k.path, further.path, key.id, ErrKeyFile)
+		}
+	}
+	return out, nil
 }
 
 // NewKeyFile makes a key file with one new key. The file must not exist.

@@ -62,6 +62,9 @@ func initCommand() *cobra.Command {
 			fmt.Fprintf(c.OutOrStdout(), "cluster made. Start this replica with 'keelson-controlplane run'.\n\n"+
 				"kubeconfig of the administrator:  %s\nfurther replicas join with token: %s\nworkers join with token:          %s\n(tokens are good for 24 hours)\n",
 				f.Kubeconfig, f.ControlPlaneToken, f.NodeToken)
+			if f.EncryptionKeys != "" {
+				fmt.Fprintf(c.OutOrStdout(), "key file of the stores and backups: %s (keep a copy elsewhere: its loss is the loss of the data)\n", f.EncryptionKeys)
+			}
 			return nil
 		},
 	}
@@ -72,6 +75,8 @@ func initCommand() *cobra.Command {
 	f.StringVar(&cluster.ServiceCIDR, "service-cidr", "10.96.0.0/16", "addresses of Services")
 	f.StringVar(&cluster.Domain, "cluster-domain", "cluster.local", "DNS domain of the cluster")
 	f.StringVar(&kubeconfigServer, "kubeconfig-server", "", "the API's URL in the kubeconfig (default: this replica)")
+	f.StringVar(&cfg.Store.Keys, "encryption-keys", "", "file of keys that encrypt the stores of all replicas, which the operator then hands to each of them; "+
+		"'none' leaves them in clear (default: a new one in pki of the data folder, which joining replicas receive)")
 	f.StringVarP(&output, "output", "o", "text", "text or json")
 	return c
 }
@@ -168,7 +173,7 @@ func storeFlags(c *cobra.Command, o *server.StoreOptions) (finish func() error) 
 // diskFlags adds what every verb must know to read the store on this machine's disk.
 func diskFlags(c *cobra.Command, o *server.StoreOptions) {
 	c.Flags().StringVar(&o.LogStore, "log-store", "", "what keeps the log: bolt or wal (default: what is there, bolt for a new one; 'convert-log' changes it)")
-	c.Flags().StringVar(&o.Keys, "encryption-keys", "", "file of keys that encrypt the store on disk ('keys init' makes one; default: no encryption)")
+	c.Flags().StringVar(&o.Keys, "encryption-keys", "", "file of keys that encrypt the store on disk (default: pki/store.keys of the data folder, where there is one)")
 }
 
 // bytesOf reads a size such as 512Mi.

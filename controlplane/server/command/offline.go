@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -52,6 +53,7 @@ func restoreCommand() *cobra.Command {
 	}
 	offline(c, &cfg)
 	c.Flags().BoolVar(&o.AnyCluster, "any-cluster", false, "also take a backup of another cluster")
+	c.Flags().StringVar(&o.BackupKeys, "backup-keys", "", "file of keys for a backup that another cluster, or this one long ago, has encrypted")
 	c.Flags().BoolVar(&o.Replace, "replace", false, "move the data of this replica aside, where there is some")
 	return c
 }
@@ -75,12 +77,18 @@ func size(n int64) string {
 
 func verifyCommand() *cobra.Command {
 	var o server.StoreOptions
+	dataDir := ""
 	c := &cobra.Command{
 		Use:     "verify FILE",
 		Short:   "Check that a backup is whole, and show what is in it",
 		Example: "  keelson-controlplane verify /backups/today\n  keelson-controlplane verify /backups/today --encryption-keys /etc/keelson/keys",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
+			if own := server.KeyFile(dataDir); o.Keys == "" {
+				if _, err := os.Stat(own); err == nil {
+					o.Keys = own
+				}
+			}
 			info, err := server.Verify(o, args[0])
 			if err != nil {
 				return err
@@ -89,7 +97,8 @@ func verifyCommand() *cobra.Command {
 			return nil
 		},
 	}
-	c.Flags().StringVar(&o.Keys, "encryption-keys", "", "file of keys, for a backup that is encrypted")
+	c.Flags().StringVar(&o.Keys, "encryption-keys", "", "file of keys, for a backup that is encrypted (default: pki/store.keys of the data folder, where there is one)")
+	c.Flags().StringVar(&dataDir, "data-dir", defaultDataDir, "folder of this machine's replica")
 	return c
 }
 

@@ -103,6 +103,7 @@ var vary = []struct {
 }{
 	{regexp.MustCompile(`keelson-[0-9a-f]{16}`), "keelson-<id>"},
 	{regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ`), "<time>"},
+	{regexp.MustCompile(`init-\d{8}-\d{6}`), "init-<time>"},
 	{regexp.MustCompile(`aside-[0-9T.]+`), "aside-<time>"},
 	{regexp.MustCompile(`127\.0\.0\.21:\d+`), "127.0.0.21:<port>"},
 	{regexp.MustCompile(`(last entry +)\d+`), "$1<n>"},
@@ -144,11 +145,9 @@ func TestOfflineVerbs(t *testing.T) {
 	} {
 		fmt.Fprintf(&out, "$ keelson-controlplane %s\n", line)
 		args := strings.Fields(strings.NewReplacer("TODAY", backup, "DAMAGED", damaged).Replace(line))
-		if args[0] != "verify" {
-			args = append(args, "--data-dir="+dir)
-			if !strings.Contains(line, "--name") {
-				args = append(args, "--name=cp1")
-			}
+		args = append(args, "--data-dir="+dir)
+		if args[0] != "verify" && !strings.Contains(line, "--name") {
+			args = append(args, "--name=cp1")
 		}
 		text, err := run(args...)
 		if out.WriteString(text); err != nil {
