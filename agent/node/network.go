@@ -24,8 +24,10 @@ func (c *Config) WithNetwork() {
 	if len(c.NodeIPs) > 0 {
 		ip, _ = netip.ParseAddr(c.NodeIPs[0]) // the invalid one was refused by Complete
 	}
-	c.Proxy = &proxy.Proxy{Node: c.NodeName, NodeIP: ip, Log: log.With("part", "proxy")}
+	flows := proxy.NewFlows()
+	c.Proxy = &proxy.Proxy{Node: c.NodeName, NodeIP: ip, Flows: flows, Log: log.With("part", "proxy")}
 	c.Extra = map[string]func(context.Context, agent.Objects, agent.Reporter) error{
+		"udp flows": func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return flows.Run(ctx) },
 		"routes": func(ctx context.Context, o agent.Objects, _ agent.Reporter) error {
 			return (&network.Routes{Node: c.NodeName, Objects: o, Log: log.With("part", "network")}).Run(ctx)
 		},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -18,6 +19,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"sigs.k8s.io/knftables"
+
+	"keelson.dev/keelson/agent/fake"
 )
 
 // in runs f on a thread inside ns, which is given up afterwards.
@@ -149,7 +152,11 @@ func TestKernel(t *testing.T) {
 
 	p := &Proxy{Node: "w1", NodeIP: netip.MustParseAddr("10.89.0.101")}
 	cidr, pods := netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("10.244.0.0/16")
-	services := []*v1.Service{service("web", "10.96.0.10", 30080), service("self", "10.96.0.11", 0), service("none", "10.96.0.12", 0)}
+	services := []*v1.Service{service("web", "10.96.0.10", 30080), service("self", "10.96.0.11", 0), service("none", "10.96.0.12", 30081, func(s *v1.Service) {
+		// One address of each kind: another machine's, where somebody listens, and one of the node itself, where somebody does too.
+		s.Spec.ExternalIPs = []string{"10.89.0.7", "10.89.0.101"}
+		s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "192.0.2.80"}}
+	})}
 	parts := []*discoveryv1.EndpointSlice{
 		slice("web", endpoint("10.244.0.2", "w1", true, true, false), endpoint("10.244.0.6", "w1", true, true, false)),
 		slice("self", endpoint("10.244.0.2", "w1", true, true, false)),
@@ -204,9 +211,145 @@ func TestKernel(t *testing.T) {
 	if got, err := ask(a, "10.89.0.7:8080"); err != nil || got != "10.89.0.101" {
 		t.Errorf("pod to a server beyond the cluster: seen as %q, %v", got, err)
 	}
-	for _, ns := range []netns.NsHandle{node, a} {
-		if _, err := ask(ns, "10.96.0.12:80"); err == nil || !strings.Contains(err.Error(), "refused") {
-			t.Errorf("a Service without backends answered %v, want connection refused", err)
+	refusesWithoutBackends(t, node, a, outside)
+}
+
+// refusesWithoutBackends asks a Service without backends at every address that it has, whoever listens there.
+func refusesWithoutBackends(t *testing.T, node, pod, outside netns.NsHandle) {
+	if err := in(outside, func() error { return netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP("10.89.0.101")}) }); err != nil {
+		t.Fatal(err)
+	}
+	if err := in(node, func() error { return netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP("10.89.0.7")}) }); err != nil {
+		t.Fatal(err)
+	}
+	for ns, address := range map[netns.NsHandle]string{node: "0.0.0.0:80", outside: "10.89.0.7:80"} {
+		listen(t, ns, address)
+	}
+	listen(t, node, "0.0.0.0:30081")
+	for from, c := range map[string]struct {
+		ns        netns.NsHandle
+		addresses []string
+	}{
+		"node":    {node, []string{"10.96.0.12:80", "10.89.0.7:80", "10.89.0.101:80", "192.0.2.80:80", "10.89.0.101:30081"}},
+		"pod":     {pod, []string{"10.96.0.12:80", "10.89.0.7:80", "10.89.0.101:80", "192.0.2.80:80", "10.89.0.101:30081"}},
+		"outside": {outside, []string{"10.96.0.12:80", "10.89.0.101:80", "192.0.2.80:80", "10.89.0.101:30081"}},
+	} {
+		for _, a := range c.addresses {
+			if _, err := ask(c.ns, a); err == nil || !strings.Contains(err.Error(), "refused") {
+				t.Errorf("%s: a Service without backends answered at %s: %v, want connection refused", from, a, err)
+			}
 		}
 	}
+}
+
+// listen takes connections and says nothing.
+func listen(t *testing.T, ns netns.NsHandle, address string) {
+	t.Helper()
+	var ln net.Listener
+	if err := in(ns, func() (err error) { ln, err = net.Listen("tcp4", address); return err }); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ln.Close() })
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			c.Close()
+		}
+	}()
+}
+
+// A client that keeps sending UDP from one port reaches another endpoint when its own is gone, and is refused when there
+// is none; flows to endpoints that still serve are left alone.
+func TestUDPFlows(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root for network namespaces")
+	}
+	node := newNS(t)
+	for name, ip := range map[string]string{"a": "10.244.0.2", "b": "10.244.0.6"} {
+		ns := pod(t, node, name, ip, netip.MustParseAddr(ip).Prev().String())
+		var pc net.PacketConn
+		if err := in(ns, func() (err error) { pc, err = net.ListenPacket("udp4", "0.0.0.0:8080"); return err }); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { pc.Close() })
+		go func() {
+			buf := make([]byte, 100)
+			for {
+				_, from, err := pc.ReadFrom(buf)
+				if err != nil {
+					return
+				}
+				_, _ = pc.WriteTo([]byte(name), from)
+			}
+		}()
+	}
+	addr(t, node, "lo", "10.89.0.101/32", "")
+	p := &Proxy{Node: "w1", NodeIP: netip.MustParseAddr("10.89.0.101"), Flows: NewFlows(), Log: slog.New(slog.DiscardHandler)}
+	objects := fake.NewCluster()
+	objects.About.ServiceCIDR, objects.About.ClusterCIDR = "10.96.0.0/16", "10.244.0.0/16"
+	udp := service("dns", "10.96.0.10", 30053, func(s *v1.Service) { s.Spec.Ports[0].Protocol = v1.ProtocolUDP })
+	objects.Put(udp)
+	st := &state{seen: map[string]string{}}
+	route := func(endpoints ...discoveryv1.Endpoint) {
+		t.Helper()
+		part, proto := slice("dns", endpoints...), v1.ProtocolUDP
+		part.Ports[0].Protocol = &proto
+		objects.Put(part)
+		if err := in(node, func() (err error) {
+			if st.nft == nil {
+				if st.nft, err = knftables.New(knftables.IPv4Family, Table); err != nil {
+					return err
+				}
+			}
+			if err := p.apply(context.Background(), st, objects, objects); err != nil {
+				return err
+			}
+			return p.Flows.forget()
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	client := func(to string) func() string {
+		var c net.Conn
+		if err := in(node, func() (err error) { c, err = net.Dial("udp4", to); return err }); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return func() string {
+			buf := make([]byte, 10)
+			_ = c.SetDeadline(time.Now().Add(2 * time.Second))
+			if _, err := c.Write([]byte("?")); err != nil {
+				return err.Error()
+			}
+			n, err := c.Read(buf)
+			if err != nil {
+				return err.Error()
+			}
+			return string(buf[:n])
+		}
+	}
+	a, b := endpoint("10.244.0.2", "w1", true, true, false), endpoint("10.244.0.6", "w1", true, true, false)
+	route(a)
+	asks := map[string]func() string{"cluster address": client("10.96.0.10:80"), "node port": client("10.89.0.101:30053")}
+	expect := func(when, want string) {
+		t.Helper()
+		for where, ask := range asks {
+			// What the output hook refuses, the socket is told at once and in its own words.
+			if got := strings.ReplaceAll(ask(), "operation not permitted", "refused"); !strings.Contains(got, want) {
+				t.Errorf("%s, by %s: %q, want %q", when, where, got, want)
+			}
+		}
+	}
+	expect("one endpoint", "a")
+	route(endpoint("10.244.0.2", "w1", false, true, true), b)
+	expect("its endpoint ends and still serves", "a")
+	route(b)
+	expect("its endpoint is gone", "b")
+	route()
+	expect("no endpoint is left", "refused")
+	route(a)
+	expect("one is there again", "a")
 }

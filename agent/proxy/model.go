@@ -41,6 +41,8 @@ type Port struct {
 	// Cluster are the backends of internal traffic, Outside those of external traffic.
 	Cluster []Backend
 	Outside []Backend
+	// Serving are all that may still answer what was sent to them, those that terminate too.
+	Serving []Backend
 	// KeepSource leaves the client's address on external traffic (externalTrafficPolicy Local).
 	KeepSource bool
 	Affinity   int32 // seconds for which a client stays with a backend; 0 = none
@@ -97,7 +99,8 @@ func servicePort(svc *v1.Service, p v1.ServicePort, parts []*discoveryv1.Endpoin
 			out.Affinity = *c.ClientIP.TimeoutSeconds
 		}
 	}
-	all := backends(p.Name, parts, node)
+	all, serving := backends(p.Name, parts, node)
+	out.Serving = serving
 	out.Cluster, out.Outside = all, all
 	if t := svc.Spec.InternalTrafficPolicy; t != nil && *t == v1.ServiceInternalTrafficPolicyLocal {
 		out.Cluster = localOnly(all)
@@ -109,8 +112,8 @@ func servicePort(svc *v1.Service, p v1.ServicePort, parts []*discoveryv1.Endpoin
 }
 
 // backends are the endpoints that take traffic: the ready ones; where there is
-// none, those that terminate but still serve.
-func backends(portName string, parts []*discoveryv1.EndpointSlice, node string) []Backend {
+// none, those that terminate but still serve. serving are both.
+func backends(portName string, parts []*discoveryv1.EndpointSlice, node string) (routed, serving []Backend) {
 	var ready, ending []Backend
 	for _, s := range parts {
 		var port int32
@@ -138,11 +141,16 @@ func backends(portName string, parts []*discoveryv1.EndpointSlice, node string) 
 			}
 		}
 	}
+	serving = distinct(slices.Concat(ready, ending))
 	if len(ready) == 0 {
-		ready = ending
+		return serving, serving
 	}
-	slices.SortFunc(ready, func(a, b Backend) int { return cmp.Or(a.IP.Compare(b.IP), cmp.Compare(a.Port, b.Port)) })
-	return slices.CompactFunc(ready, func(a, b Backend) bool { return a.IP == b.IP && a.Port == b.Port })
+	return distinct(ready), serving
+}
+
+func distinct(b []Backend) []Backend {
+	slices.SortFunc(b, func(a, b Backend) int { return cmp.Or(a.IP.Compare(b.IP), cmp.Compare(a.Port, b.Port)) })
+	return slices.CompactFunc(b, func(a, b Backend) bool { return a.IP == b.IP && a.Port == b.Port })
 }
 
 func localOnly(all []Backend) []Backend {

@@ -24,6 +24,7 @@ const traceParent = "keelson.dev/traceparent"
 type Proxy struct {
 	Node   string
 	NodeIP netip.Addr
+	Flows  *Flows // told of what the rules say; may be nil
 	Log    *slog.Logger
 }
 
@@ -81,7 +82,8 @@ func (p *Proxy) apply(ctx context.Context, s *state, objects agent.Objects, repo
 	revision := objects.Revision() // before reading: the rules show at least this
 	begin := time.Now()
 	parts := objects.EndpointSlices()
-	want := render(Compute(objects.Services(), parts, p.Node))
+	model := Compute(objects.Services(), parts, p.Node)
+	want := render(model)
 	tx := s.nft.NewTransaction()
 	from := s.applied
 	if !s.built {
@@ -100,6 +102,9 @@ func (p *Proxy) apply(ctx context.Context, s *state, objects agent.Objects, repo
 		}
 	}
 	s.applied, s.built = want, true
+	if p.Flows != nil {
+		p.Flows.show(model)
+	}
 	reports.ProxyApplied(revision)
 	s.report(p.Node, parts, reports, begin)
 	return nil

@@ -20,9 +20,12 @@ const Table = "keelson"
 const markMasquerade = "0x4000"
 
 const (
-	mapServices  = "services"
-	mapNodePorts = "nodeports"
-	setHairpin   = "hairpin"
+	mapServices     = "services"
+	mapNodePorts    = "nodeports"
+	mapRefused      = "refused"
+	mapRefusedPorts = "refused-nodeports"
+	setHairpin      = "hairpin"
+	chainRefuse     = "refuse"
 )
 
 // chainSpec is one chain of ours: its rules in order, and the sets it remembers clients in.
@@ -39,31 +42,33 @@ type affinitySet struct {
 // ruleset is a model rendered: what the kernel should hold beyond the base chains.
 type ruleset struct {
 	chains    map[string]chainSpec
-	services  map[string]string // "ip . proto . port" → chain
-	nodePorts map[string]string // "proto . port" → chain
+	services  map[string]string // "ip . proto . port" → verdict
+	nodePorts map[string]string // "proto . port" → verdict
 	hairpin   map[string]bool   // pod addresses that may reach themselves through a Service
+
+	// Addresses and node ports without a backend, in the same form.
+	refused, refusedPorts map[string]string
 }
 
 // render turns the model into chains and map elements. Pure.
 func render(m Model) ruleset {
-	r := ruleset{map[string]chainSpec{}, map[string]string{}, map[string]string{}, map[string]bool{}}
+	r := ruleset{chains: map[string]chainSpec{}, services: map[string]string{}, nodePorts: map[string]string{}, hairpin: map[string]bool{},
+		refused: map[string]string{}, refusedPorts: map[string]string{}}
 	for _, id := range slices.Sorted(maps.Keys(m)) {
 		p := m[id]
-		internal := "svc-" + id
-		r.balance(internal, p, p.Cluster)
-		for _, f := range p.Internal {
-			r.services[serviceKey(f)] = internal
+		if len(p.Cluster) > 0 {
+			r.balance("svc-"+id, p, p.Cluster)
 		}
+		r.dispatch(p.Internal, p.Cluster, "svc-"+id, "goto "+chainRefuse)
 		if len(p.External) > 0 {
-			external := "ext-" + id
-			r.external(external, p)
-			for _, f := range p.External {
-				if f.IP.IsValid() {
-					r.services[serviceKey(f)] = external
-				} else {
-					r.nodePorts[f.Proto+" . "+fmt.Sprint(f.Port)] = external
-				}
+			if len(p.Outside) > 0 {
+				r.external("ext-"+id, p)
 			}
+			without := "goto " + chainRefuse
+			if p.KeepSource && len(p.Serving) > 0 {
+				without = "drop" // other nodes have backends: as documented, this one keeps silent
+			}
+			r.dispatch(p.External, p.Outside, "ext-"+id, without)
 		}
 		for _, b := range p.Cluster {
 			if b.Local {
@@ -74,17 +79,28 @@ func render(m Model) ruleset {
 	return r
 }
 
+// dispatch sends what is for the frontends to a chain, or says what becomes of it without a backend.
+func (r *ruleset) dispatch(fronts []Frontend, to []Backend, chain, without string) {
+	addresses, ports, verdict := r.services, r.nodePorts, "goto "+chain
+	if len(to) == 0 {
+		addresses, ports, verdict = r.refused, r.refusedPorts, without
+	}
+	for _, f := range fronts {
+		if f.IP.IsValid() {
+			addresses[serviceKey(f)] = verdict
+		} else {
+			ports[f.Proto+" . "+fmt.Sprint(f.Port)] = verdict
+		}
+	}
+}
+
 func serviceKey(f Frontend) string { return fmt.Sprintf("%s . %s . %d", f.IP, f.Proto, f.Port) }
 
-// balance writes the chain that chooses a backend. Without a backend the chain
-// is empty: the packet keeps the Service's address and the filter refuses it.
+// balance writes the chain that chooses one of the backends, of which there is at least one.
 func (r *ruleset) balance(chain string, p Port, to []Backend) {
-	switch {
-	case len(to) == 0:
-		r.chains[chain] = chainSpec{}
-	case p.Affinity > 0:
+	if p.Affinity > 0 {
 		r.sticky(chain, p, to)
-	default:
+	} else {
 		r.chains[chain] = chainSpec{rules: []string{fmt.Sprintf("meta l4proto %s dnat ip to %s", p.Proto, choose(to))}}
 	}
 }
@@ -125,16 +141,13 @@ func (r *ruleset) external(chain string, p Port) {
 		r.balance(chain, p, p.Outside)
 		return
 	}
-	r.chains[chain] = chainSpec{rules: []string{
-		"meta mark set meta mark or " + markMasquerade,
-		"goto svc-" + p.ID,
-	}}
+	to := "svc-" + p.ID
 	// Cluster traffic policy may leave out backends that external traffic may use.
 	if !slices.Equal(p.Cluster, p.Outside) {
-		own := "out-" + p.ID
-		r.balance(own, p, p.Outside)
-		r.chains[chain] = chainSpec{rules: []string{"meta mark set meta mark or " + markMasquerade, "goto " + own}}
+		to = "out-" + p.ID
+		r.balance(to, p, p.Outside)
 	}
+	r.chains[chain] = chainSpec{rules: []string{"meta mark set meta mark or " + markMasquerade, "goto " + to}}
 }
 
 // base adds the table from nothing: in one transaction, so that no packet sees half of it.
@@ -160,14 +173,26 @@ func base(tx *knftables.Transaction, serviceCIDR, clusterCIDR netip.Prefix) {
 		// Beyond the cluster nobody knows the way to a pod: such traffic takes the node's address.
 		tx.Add(&knftables.Rule{Chain: "nat-postrouting", Rule: fmt.Sprintf("ip saddr %s ip daddr != %s masquerade", clusterCIDR, clusterCIDR)})
 	}
-	if !serviceCIDR.IsValid() {
-		return
-	}
-	// A Service address that no rule changed has no backend: refuse at once, never route it.
-	for _, hook := range []knftables.BaseChainHook{knftables.ForwardHook, knftables.OutputHook} {
+	refusals(tx, serviceCIDR)
+}
+
+// refusals answer what has no backend at once, before it is routed or delivered: addresses of whatever kind and node
+// ports by what the model says of them, and an address of the Services' range that no rule changed.
+func refusals(tx *knftables.Transaction, serviceCIDR netip.Prefix) {
+	tx.Add(&knftables.Map{Name: mapRefused, Type: "ipv4_addr . inet_proto . inet_service : verdict"})
+	tx.Add(&knftables.Map{Name: mapRefusedPorts, Type: "inet_proto . inet_service : verdict"})
+	tx.Add(&knftables.Chain{Name: chainRefuse})
+	tx.Add(&knftables.Rule{Chain: chainRefuse, Rule: "meta l4proto tcp reject with tcp reset"}) // the kernel limits the rate of ICMP
+	tx.Add(&knftables.Rule{Chain: chainRefuse, Rule: "reject"})
+	for _, hook := range []knftables.BaseChainHook{knftables.InputHook, knftables.ForwardHook, knftables.OutputHook} {
 		name := "refuse-" + string(hook)
 		tx.Add(&knftables.Chain{Name: name, Type: knftables.PtrTo(knftables.FilterType), Hook: knftables.PtrTo(hook), Priority: knftables.PtrTo(knftables.FilterPriority)})
-		tx.Add(&knftables.Rule{Chain: name, Rule: fmt.Sprintf("ip daddr %s reject", serviceCIDR)})
+		tx.Add(&knftables.Rule{Chain: name, Rule: "ct state new ip daddr . meta l4proto . th dport vmap @" + mapRefused})
+		if hook == knftables.InputHook {
+			tx.Add(&knftables.Rule{Chain: name, Rule: "ct state new fib daddr type local ip daddr != 127.0.0.0/8 meta l4proto . th dport vmap @" + mapRefusedPorts})
+		} else if serviceCIDR.IsValid() {
+			tx.Add(&knftables.Rule{Chain: name, Rule: fmt.Sprintf("ip daddr %s goto %s", serviceCIDR, chainRefuse)})
+		}
 	}
 }
 
@@ -197,6 +222,8 @@ func change(tx *knftables.Transaction, from, to ruleset) {
 	}
 	changeMap(tx, mapServices, from.services, to.services)
 	changeMap(tx, mapNodePorts, from.nodePorts, to.nodePorts)
+	changeMap(tx, mapRefused, from.refused, to.refused)
+	changeMap(tx, mapRefusedPorts, from.refusedPorts, to.refusedPorts)
 	for _, ip := range slices.Sorted(maps.Keys(from.hairpin)) {
 		if !to.hairpin[ip] {
 			tx.Delete(&knftables.Element{Set: setHairpin, Key: []string{ip, ip}})
@@ -238,7 +265,7 @@ func changeMap(tx *knftables.Transaction, name string, from, to map[string]strin
 	}
 	for _, key := range slices.Sorted(maps.Keys(to)) {
 		if from[key] != to[key] {
-			tx.Add(&knftables.Element{Map: name, Key: strings.Split(key, " . "), Value: []string{"goto " + to[key]}})
+			tx.Add(&knftables.Element{Map: name, Key: strings.Split(key, " . "), Value: []string{to[key]}})
 		}
 	}
 }
