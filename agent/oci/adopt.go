@@ -4,11 +4,25 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/oci/wire"
+)
+
+// adoptAtOnce bounds how many sandboxes are adopted side by side, and adoptPatience how long the start waits for all
+// of them: who has not answered by then is adopted when it does, and holds up nobody else.
+const (
+	adoptAtOnce   = 64
+	adoptPatience = 2 * time.Second
 )
 
 // adopt finds what an earlier run left. Sandboxes and containers whose making was
@@ -27,24 +41,48 @@ func (r *Runtime) adopt(ctx context.Context) error {
 		all = append(all, s)
 	}
 	r.mu.Unlock()
-	keep := []string{}
-	for _, s := range all {
-		limited, cancel := context.WithTimeout(ctx, teardownTimeout)
-		err := r.adoptSandbox(limited, s)
-		cancel()
-		if err != nil {
-			// The pod worker will stop and remove it; that tries again.
-			r.log.Error("a sandbox could not be adopted", "sandbox", s.rec.ID, "error", err)
-		}
-		if _, err := r.sandbox(s.rec.ID); err == nil {
-			keep = append(keep, s.rec.ID)
-		}
-	}
+	r.adoptAll(ctx, all)
 	r.sweep(ctx)
+	r.mu.Lock()
+	keep := slices.Collect(maps.Keys(r.sandboxes))
+	r.mu.Unlock()
 	if err := r.cfg.Network.GC(ctx, keep); err != nil {
 		r.log.Error("networks of lost sandboxes could not be given back", "error", err)
 	}
 	return ctx.Err()
+}
+
+// adoptAll adopts sandboxes side by side. It returns when all are adopted, or when its patience is over; then the
+// others go on in the background.
+func (r *Runtime) adoptAll(ctx context.Context, all []*sandbox) {
+	ctx, cancel := context.WithCancel(ctx)
+	var g errgroup.Group
+	g.SetLimit(adoptAtOnce)
+	done := make(chan struct{})
+	r.background.Go(func() {
+		defer cancel()
+		defer close(done)
+		for _, s := range all {
+			g.Go(func() error {
+				limited, cancel := context.WithTimeout(ctx, teardownTimeout)
+				defer cancel()
+				if err := r.adoptSandbox(limited, s); err != nil {
+					// The pod worker will stop and remove it; that tries again.
+					r.log.Error("a sandbox could not be adopted", "sandbox", s.rec.ID, "error", err)
+				}
+				return nil
+			})
+		}
+		_ = g.Wait() // there are no errors in it
+	})
+	patience := time.NewTimer(adoptPatience)
+	defer patience.Stop()
+	select {
+	case <-done:
+	case <-patience.C:
+		r.log.Warn("some sandboxes of an earlier run take long to answer; the others are served")
+	case <-ctx.Done():
+	}
 }
 
 // loadSandboxes reads the records. A folder without one is left from a removal that was
@@ -57,6 +95,9 @@ func (r *Runtime) loadSandboxes() error {
 	for _, e := range entries {
 		s := &sandbox{}
 		err := loadJSON(filepath.Join(r.sandboxDir(e.Name()), "sandbox.json"), &s.rec)
+		if unreadable(err) {
+			return err
+		}
 		if err == nil {
 			s.config, err = decodeSandboxConfig(s.rec.Config)
 		}
@@ -81,6 +122,10 @@ func (r *Runtime) loadContainers() error {
 	for _, e := range entries {
 		c := &ctr{ended: make(chan struct{})}
 		err := loadJSON(filepath.Join(r.containerDir(e.Name()), "container.json"), &c.rec)
+		if unreadable(err) {
+			return err
+		}
+		c.half = c.rec.State == ContainerCreating
 		if err == nil {
 			c.config, err = decodeContainerConfig(c.rec.Config)
 		}
@@ -97,69 +142,93 @@ func (r *Runtime) loadContainers() error {
 	return nil
 }
 
+// unreadable says that a record may be good but cannot be read now: nothing is decided without it.
+func unreadable(err error) bool {
+	var path *fs.PathError
+	return errors.As(err, &path) && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR)
+}
+
 // adoptSandbox takes over one sandbox and its containers.
 func (r *Runtime) adoptSandbox(ctx context.Context, s *sandbox) error {
 	s.op.Lock()
 	defer s.op.Unlock()
-	snap := r.joinShim(ctx, s)
-	r.mu.Lock() // the shim may tell of an end at any time from here on
-	state := s.rec.State
-	next, err := state.Next(SandboxRecover)
+	r.mu.Lock()
+	next, err := s.rec.State.Next(SandboxRecover)
 	r.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	if state == SandboxReady && (snap == nil || snap.PauseEnded) {
-		if snap == nil {
-			killIfNamed(s.rec.PausePID, "keelson-pause")
-		}
-		if err := r.setSandbox(s, SandboxLost); err != nil {
-			return err
-		}
-	}
-	known := map[string]wire.Status{}
-	if snap != nil {
-		for _, st := range snap.Containers {
-			known[st.Container] = st
-		}
-	}
-	for _, c := range r.containersOf(s.rec.ID) {
-		st, ok := known[c.rec.ID]
-		if err := r.adoptContainer(ctx, c, st, ok); err != nil {
-			return err
-		}
-	}
-	if next == SandboxRemoved {
+	snap, err := r.joinShim(ctx, s)
+	switch {
+	case next == SandboxRemoved: // whoever asked for it never had an answer, so nobody misses it
 		return r.dropSandbox(ctx, s)
+	case errors.Is(err, errNoShim):
+		return r.endWithoutShim(ctx, s)
+	case err != nil:
+		r.log.Warn("a sandbox's shim does not answer; it is asked again", "sandbox", s.rec.ID, "error", err)
+		r.takeRecorded(s)
+		r.background.Go(func() { r.rejoin(s) })
+		return nil
 	}
-	return nil
+	return r.takeOver(ctx, s, snap)
 }
 
-// joinShim connects to the shim of an earlier run; nil when there is none.
-func (r *Runtime) joinShim(ctx context.Context, s *sandbox) *wire.Snapshot {
+// errNoShim says that there certainly is no shim: nobody listens, and its process is gone. Any other failure says
+// only that it did not answer.
+var errNoShim = errors.New("there is no shim")
+
+// helloTime is how long a shim has to answer.
+const helloTime = 5 * time.Second
+
+// joinShim connects to the shim of an earlier run, or connects again.
+func (r *Runtime) joinShim(ctx context.Context, s *sandbox) (*wire.Snapshot, error) {
 	if s.rec.Boot != r.host.boot {
-		return nil
+		return nil, errNoShim
 	}
+	ctx, cancel := context.WithTimeout(ctx, helloTime)
+	defer cancel()
 	c, snap, err := connectShim(ctx, r.sandboxDir(s.rec.ID), func(e wire.Exited) { r.processEnded(s, e) }, func() { r.shimLost(s) })
 	if err != nil {
-		return nil
+		refused := errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOENT)
+		if refused && !lives(s.rec.ShimPID, "keelson-shim") {
+			return nil, errNoShim
+		}
+		return nil, err
 	}
 	r.mu.Lock()
 	s.shim = c
 	r.mu.Unlock()
-	return snap
+	return snap, nil
 }
 
-func (r *Runtime) adoptContainer(ctx context.Context, c *ctr, st wire.Status, known bool) error {
-	if r.stateOf(c) == ContainerCreating {
+// takeOver brings what is known of a sandbox up to what its shim says.
+func (r *Runtime) takeOver(ctx context.Context, s *sandbox, snap *wire.Snapshot) error {
+	if snap.PauseEnded {
+		r.pauseLost(s)
+	}
+	known := map[string]wire.Status{}
+	for _, st := range snap.Containers {
+		known[st.Container] = st
+	}
+	for _, c := range r.containersOf(s.rec.ID) {
+		if err := r.adoptContainer(ctx, c, known); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *Runtime) adoptContainer(ctx context.Context, c *ctr, known map[string]wire.Status) error {
+	st, ok := known[c.rec.ID]
+	switch state := r.stateOf(c); {
+	case c.half: // an earlier run was making it
 		c.op.Lock()
 		defer c.op.Unlock()
 		return r.eraseContainer(ctx, c)
-	}
-	switch {
-	case known && st.State == wire.StateExited:
+	case state == ContainerCreating: // this run is making it
+	case ok && st.State == wire.StateExited:
 		r.containerEnded(c, exitRecord{Code: int32(st.Exit.Code), Finished: st.Exit.Time, Started: st.Started, OOM: st.Exit.OOM})
-	case known:
+	case ok:
 		r.mu.Lock()
 		if c.rec.State != ContainerExited && st.State == wire.StateRunning { // it may have ended since
 			c.rec.State, c.rec.Started = ContainerRunning, st.Started
@@ -167,6 +236,74 @@ func (r *Runtime) adoptContainer(ctx context.Context, c *ctr, st wire.Status, kn
 		r.mu.Unlock()
 	default:
 		r.orphanEnded(ctx, c)
+	}
+	return nil
+}
+
+// takeRecorded notes the ends that a shim has recorded, while it cannot be asked.
+func (r *Runtime) takeRecorded(s *sandbox) {
+	for _, c := range r.containersOf(s.rec.ID) {
+		if e, err := r.readExit(c.rec.ID); err == nil && !c.half {
+			r.containerEnded(c, e)
+		}
+	}
+}
+
+// rejoin asks a shim that did not answer, or whose connection ended, until it answers or is certainly gone.
+func (r *Runtime) rejoin(s *sandbox) {
+	const first, most = 2 * time.Millisecond, 10 * time.Second
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go func() {
+		select {
+		case <-r.stopping:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	for pause := first; ; pause = min(2*pause, most) {
+		if _, err := r.sandbox(s.rec.ID); err != nil {
+			return // removed
+		}
+		limited, cancel := context.WithTimeout(ctx, teardownTimeout)
+		snap, err := r.joinShim(limited, s)
+		switch {
+		case err == nil:
+			err = r.takeOver(limited, s, snap)
+		case errors.Is(err, errNoShim):
+			err = r.endWithoutShim(limited, s)
+		default:
+			cancel()
+			select {
+			case <-r.stopping:
+				return
+			case <-time.After(pause):
+			}
+			continue
+		}
+		cancel()
+		if ctx.Err() != nil {
+			r.leave(s)
+		}
+		if err != nil {
+			r.log.Error("a sandbox could not be adopted", "sandbox", s.rec.ID, "error", err)
+		}
+		r.announce(agent.RuntimeEvent{SandboxID: s.rec.ID, PodUID: podUID(s.config.GetMetadata().GetUid())})
+		return
+	}
+}
+
+// endWithoutShim ends a sandbox whose shim is dead. Nobody reaps its containers or holds their streams any more, so
+// they are killed, and the sandbox is NotReady.
+func (r *Runtime) endWithoutShim(ctx context.Context, s *sandbox) error {
+	if s.rec.Boot == r.host.boot {
+		killIfNamed(s.rec.PausePID, "keelson-pause")
+	}
+	r.pauseLost(s)
+	for _, c := range r.containersOf(s.rec.ID) {
+		if err := r.adoptContainer(ctx, c, nil); err != nil {
+			return err
+		}
 	}
 	return nil
 }

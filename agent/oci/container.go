@@ -30,6 +30,7 @@ type ctr struct {
 	exit   exitRecord    // guarded by Runtime.mu; valid in ContainerExited
 	ended  chan struct{} // closed in ContainerExited
 	lost   atomic.Bool   // nobody knows how it ended
+	half   bool          // an earlier run was making it; set before anybody else sees it
 	execs  atomic.Int64
 }
 
@@ -231,11 +232,11 @@ func (r *Runtime) shimCreate(ctx context.Context, shim *shimClient, c *ctr) erro
 	m := wire.Create{Container: id, OCI: r.cfg.OCIPath, Bundle: r.bundlePath(id), Log: c.rec.Log, LogSize: r.cfg.LogMaxSize,
 		LogFiles: int64(r.cfg.LogMaxFiles), ExitFile: r.exitFile(id), OOMFile: r.cgroups.oomFile(c.rec.Cgroup),
 		TTY: c.config.GetTty(), Stdin: c.config.GetStdin(), StdinOnce: c.config.GetStdinOnce()}
-	f, err := shim.call(ctx, wire.KindCreate, m.Marshal())
+	f, err := shim.call(ctx, wire.KindCreate, &m)
 	if err != nil {
 		return err
 	}
-	st, err := begun(f)
+	st, err := shim.begun(f)
 	if err != nil {
 		return err
 	}
@@ -282,7 +283,7 @@ func (r *Runtime) StartContainer(ctx context.Context, q *cri.StartContainerReque
 	}
 	begin := time.Now()
 	m := wire.Start{Container: c.rec.ID, Fifo: filepath.Join(r.libcontainerDir(), c.rec.ID, "exec.fifo")}
-	d, err := shim.done(ctx, wire.KindStart, m.Marshal())
+	d, err := shim.done(ctx, wire.KindStart, &m)
 	if err != nil {
 		return nil, fmt.Errorf("start container %s: %w", c.rec.ID, err)
 	}

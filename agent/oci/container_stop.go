@@ -173,7 +173,7 @@ func (r *Runtime) endForGood(ctx context.Context, c *ctr) error {
 		if shim == nil {
 			return nil
 		}
-		_, err := shim.done(ctx, wire.KindForget, m.Marshal())
+		_, err := shim.done(ctx, wire.KindForget, &m)
 		if errors.Is(err, errShimGone) {
 			return nil
 		}
@@ -196,7 +196,7 @@ func (r *Runtime) ReopenContainerLog(ctx context.Context, q *cri.ReopenContainer
 		return nil, fmt.Errorf("reopen the log of container %s: %w", c.rec.ID, errShimGone)
 	}
 	m := wire.Target{Container: c.rec.ID}
-	if _, err := shim.done(ctx, wire.KindReopen, m.Marshal()); err != nil {
+	if _, err := shim.done(ctx, wire.KindReopen, &m); err != nil {
 		return nil, fmt.Errorf("reopen the log of container %s: %w", c.rec.ID, err)
 	}
 	return &cri.ReopenContainerLogResponse{}, nil

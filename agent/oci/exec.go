@@ -178,7 +178,7 @@ func newTerminal(st agent.Streams) (*execution, error) {
 
 // run starts the command and waits for its end and its output.
 func (e *execution) run(ctx context.Context, shim *shimClient, m *wire.Exec) (code int, err error) {
-	id, answers, end, err := shim.open(wire.KindExec, m.Marshal(), e.theirs...)
+	id, answers, end, err := shim.open(wire.KindExec, m, e.theirs...)
 	if err != nil {
 		return 0, err
 	}
@@ -190,7 +190,7 @@ func (e *execution) run(ctx context.Context, shim *shimClient, m *wire.Exec) (co
 	if err != nil {
 		return 0, err
 	}
-	if _, err := begun(f); err != nil {
+	if _, err := shim.begun(f); err != nil {
 		return 0, err
 	}
 	if e.terminal != nil {
@@ -205,14 +205,14 @@ func (e *execution) run(ctx context.Context, shim *shimClient, m *wire.Exec) (co
 			kill := wire.Signal{Exec: id, Signal: int64(unix.SIGKILL)}
 			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTime)
 			defer cancel()
-			if _, e := shim.done(last, wire.KindSignal, kill.Marshal()); e == nil {
+			if _, e := shim.done(last, wire.KindSignal, &kill); e == nil {
 				_, _ = shim.await(last, answers)
 			}
 		}
 		return 0, err
 	}
 	var x wire.Exited
-	if f.Kind != wire.KindExited || x.Unmarshal(f.Body) != nil {
+	if f.Kind != wire.KindExited || shim.unmarshal(f, &x) != nil {
 		return 0, wire.ErrMalformed
 	}
 	e.drain(ctx)
@@ -345,7 +345,7 @@ func (r *Runtime) Attach(ctx context.Context, containerID string, tty bool, st a
 			files = append(files, e.theirs[i])
 		}
 	}
-	if _, err := shim.done(ctx, wire.KindAttach, m.Marshal(), files...); err != nil {
+	if _, err := shim.done(ctx, wire.KindAttach, &m, files...); err != nil {
 		return fmt.Errorf("attach to container %s: %w", containerID, err)
 	}
 	for _, f := range e.theirs {
@@ -356,7 +356,7 @@ func (r *Runtime) Attach(ctx context.Context, containerID string, tty bool, st a
 	if st.Resize != nil && tty {
 		go resizeLoop(ctx, st.Resize, func(s agent.TermSize) {
 			m := wire.Resize{Container: containerID, Width: int64(s.Width), Height: int64(s.Height)}
-			_, _ = shim.done(ctx, wire.KindResize, m.Marshal())
+			_, _ = shim.done(ctx, wire.KindResize, &m)
 		})
 	}
 	e.copy(ctx)

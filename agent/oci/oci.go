@@ -11,8 +11,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"google.golang.org/grpc/codes"
@@ -109,18 +111,23 @@ func (r *Runtime) Run(ctx context.Context) error {
 	<-ctx.Done()
 	close(r.stopping)
 	r.mu.Lock()
-	var shims []*shimClient
-	for _, s := range r.sandboxes {
-		if s.shim != nil {
-			shims = append(shims, s.shim)
-		}
-	}
+	all := slices.Collect(maps.Values(r.sandboxes))
 	r.mu.Unlock()
-	for _, c := range shims {
-		c.leave()
+	for _, s := range all {
+		r.leave(s)
 	}
 	r.background.Wait()
 	return nil
+}
+
+// leave lets a sandbox's shim be.
+func (r *Runtime) leave(s *sandbox) {
+	r.mu.Lock()
+	shim := s.shim
+	r.mu.Unlock()
+	if shim != nil {
+		shim.leave()
+	}
 }
 
 // wait blocks until Run has adopted what there was.

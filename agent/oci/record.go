@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -17,9 +18,14 @@ import (
 	"keelson.dev/keelson/agent/oci/bundle"
 )
 
+// recordVersion is written into records. Fields are added under new names and never change their meaning; who reads
+// skips those it does not know, and those that are missing are zero. So a release reads the records of others.
+const recordVersion = 1
+
 // sandboxRecord is what is known of a sandbox on disk. It is written before
 // anything is made and again when its state changes.
 type sandboxRecord struct {
+	Version  int          `json:"version"`
 	ID       string       `json:"id"`
 	State    SandboxState `json:"state"`
 	Config   []byte       `json:"config"` // cri.PodSandboxConfig
@@ -34,6 +40,7 @@ type sandboxRecord struct {
 // containerRecord is the same of a container. How it ended is in a file of its
 // own, which the shim writes.
 type containerRecord struct {
+	Version  int            `json:"version"`
 	ID       string         `json:"id"`
 	Sandbox  string         `json:"sandbox"`
 	State    ContainerState `json:"state"` // creating or created; the rest is the shim's
@@ -99,10 +106,12 @@ func loadJSON(path string, v any) error {
 }
 
 func (r *Runtime) saveSandbox(rec *sandboxRecord) error {
+	rec.Version = recordVersion
 	return saveJSON(filepath.Join(r.sandboxDir(rec.ID), "sandbox.json"), rec)
 }
 
 func (r *Runtime) saveContainer(rec *containerRecord) error {
+	rec.Version = recordVersion
 	return saveJSON(filepath.Join(r.containerDir(rec.ID), "container.json"), rec)
 }
 
@@ -122,17 +131,18 @@ func decodeContainerConfig(b []byte) (*cri.ContainerConfig, error) {
 	return &c, nil
 }
 
-// parseExit reads the shim's record: "code finished started [oom]".
+// parseExit reads the shim's record: "code finished started [oom]". What a later release adds comes after that.
 func parseExit(b []byte) (exitRecord, error) {
-	f := strings.Fields(string(b))
-	if len(f) < 3 || len(f) > 4 || (len(f) == 4 && f[3] != "oom") {
+	line, _, _ := strings.Cut(string(b), "\n")
+	f := strings.Fields(line)
+	if len(f) < 3 {
 		return exitRecord{}, fmt.Errorf("exit record %q is malformed", b)
 	}
 	code, err := strconv.ParseInt(f[0], 10, 32)
 	if err != nil {
 		return exitRecord{}, fmt.Errorf("exit record %q: %w", b, err)
 	}
-	e := exitRecord{Code: int32(code), OOM: len(f) == 4}
+	e := exitRecord{Code: int32(code), OOM: slices.Contains(f[3:], "oom")}
 	for i, p := range []*int64{&e.Finished, &e.Started} {
 		if *p, err = strconv.ParseInt(f[1+i], 10, 64); err != nil {
 			return exitRecord{}, fmt.Errorf("exit record %q: %w", b, err)

@@ -349,11 +349,11 @@ func (r *Runtime) startPause(ctx context.Context, s *sandbox) error {
 	for k, v := range s.config.GetLinux().GetSysctls() {
 		m.Sysctls = append(m.Sysctls, k+"="+v)
 	}
-	f, err := s.shim.call(ctx, wire.KindPause, m.Marshal())
+	f, err := s.shim.call(ctx, wire.KindPause, &m)
 	if err != nil {
 		return fmt.Errorf("start pause: %w", err)
 	}
-	st, err := begun(f)
+	st, err := s.shim.begun(f)
 	if err != nil {
 		return fmt.Errorf("start pause: %w", err)
 	}

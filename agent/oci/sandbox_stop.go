@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -123,10 +124,26 @@ func killIfNamed(pid int, name string) {
 		return
 	}
 	defer unix.Close(fd)
-	comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-	if err == nil && string(comm) == name+"\n" {
+	if lives(pid, name) {
 		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
 	}
+}
+
+// lives says that a process that a record speaks of has not ended. Where that cannot be found out, it has not.
+func lives(pid int, name string) bool {
+	if pid <= 1 {
+		return false
+	}
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ESRCH)
+	}
+	// "PID (NAME) STATE ...": Z and X have ended. The kernel keeps 15 bytes of a name.
+	open, end := bytes.IndexByte(stat, '('), bytes.LastIndexByte(stat, ')')
+	if open < 0 || end+2 >= len(stat) || string(stat[open+1:end]) != name[:min(15, len(name))] {
+		return false
+	}
+	return stat[end+2] != 'Z' && stat[end+2] != 'X'
 }
 
 func unmountShm(dir string) error {
@@ -233,8 +250,7 @@ func (r *Runtime) pauseLost(s *sandbox) {
 	}
 }
 
-// shimLost is called when the shim has died. Nobody reaps its containers or holds
-// their streams any more, so they are killed, and the sandbox is NotReady.
+// shimLost is called when the connection to a shim has ended. Whether the shim has, too, is found out by asking again.
 func (r *Runtime) shimLost(s *sandbox) {
 	r.mu.Lock()
 	s.shim = nil
@@ -245,16 +261,8 @@ func (r *Runtime) shimLost(s *sandbox) {
 	if half {
 		return
 	}
-	r.log.Error("a shim died; its containers are killed", "sandbox", s.rec.ID)
-	if err := r.setSandbox(s, SandboxLost); err != nil {
-		r.log.Error("sandbox lost its shim", "sandbox", s.rec.ID, "error", err)
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), teardownTimeout)
-	defer cancel()
-	killIfNamed(s.rec.PausePID, "keelson-pause")
-	for _, c := range r.containersOf(s.rec.ID) {
-		r.orphanEnded(ctx, c)
-	}
+	r.log.Error("the connection to a shim ended", "sandbox", s.rec.ID)
+	r.background.Go(func() { r.rejoin(s) })
 }
 
 // orphanEnded ends a container without a shim: by its record where the shim has

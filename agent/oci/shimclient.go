@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -21,7 +22,9 @@ var errShimGone = errors.New("the pod's shim is gone")
 
 // shimClient speaks with one shim. Its methods may be called concurrently.
 type shimClient struct {
-	conn *net.UnixConn
+	conn     *net.UnixConn
+	version  int64  // of what is said; set before anything but Hello is
+	features uint64 // what the shim can do
 
 	mu      sync.Mutex
 	next    uint32
@@ -120,24 +123,68 @@ func connectShim(ctx context.Context, dir string, onExit func(wire.Exited), onGo
 	s := &shimClient{conn: c, calls: map[uint32]chan wire.Frame{}, gone: make(chan struct{})}
 	// What happens after the snapshot was taken is told after it was read.
 	started := make(chan struct{})
-	go s.read(func(e wire.Exited) { <-started; onExit(e) }, func() { <-started; onGone() })
-	f, err := s.call(ctx, wire.KindHello, nil)
+	var refused bool // there was no answer: whoever called has heard of it
+	go s.read(func(f wire.Frame) error {
+		<-started
+		var e wire.Exited
+		if err := s.unmarshal(f, &e); err != nil {
+			return err
+		}
+		onExit(e)
+		return nil
+	}, func() {
+		if <-started; !refused {
+			onGone()
+		}
+	})
+	snap, err := s.greet(ctx)
 	if err != nil {
+		refused = true
 		s.leave()
-		close(started)
-		return nil, nil, err
-	}
-	var snap wire.Snapshot
-	if err := snap.Unmarshal(f.Body); err != nil {
-		s.leave()
-		close(started)
-		return nil, nil, err
 	}
 	close(started)
-	return s, &snap, nil
+	if err != nil {
+		return nil, nil, err
+	}
+	return s, snap, nil
 }
 
-func (s *shimClient) read(onExit func(wire.Exited), onGone func()) {
+// greet settles the version and returns all that the shim knows.
+func (s *shimClient) greet(ctx context.Context) (*wire.Snapshot, error) {
+	s.version = 1 // Hello has the form of all later versions
+	f, err := s.call(ctx, wire.KindHello, &wire.Hello{Version: wire.Version, Features: wire.Features})
+	if err != nil {
+		return nil, err
+	}
+	switch f.Kind {
+	case wire.KindWelcome:
+		var w wire.Welcome
+		if err := wire.Unmarshal(1, f.Body, &w); err != nil {
+			return nil, err
+		}
+		if w.Version < 1 || w.Version > wire.Version {
+			return nil, fmt.Errorf("the shim wants to speak version %d, this agent up to %d", w.Version, wire.Version)
+		}
+		s.version, s.features = w.Version, w.Features
+		return &w.Snapshot, nil
+	case wire.KindSnapshot: // the shim is older than Hello
+		var snap wire.Snapshot
+		s.version = 0
+		if err := wire.Unmarshal(0, f.Body, &snap); err != nil {
+			return nil, err
+		}
+		return &snap, nil
+	case wire.KindDone:
+		var d wire.Done
+		if wire.Unmarshal(1, f.Body, &d) == nil && d.Error != "" {
+			return nil, fmt.Errorf("the shim refuses this agent: %s", d.Error)
+		}
+	}
+	return nil, wire.ErrMalformed
+}
+
+// read takes frames until the connection ends; note is called for those that answer nothing.
+func (s *shimClient) read(note func(wire.Frame) error, onGone func()) {
 	var buf []byte
 	chunk := make([]byte, 8<<10)
 	for {
@@ -155,10 +202,7 @@ func (s *shimClient) read(onExit func(wire.Exited), onGone func()) {
 			f.Body = append([]byte(nil), f.Body...)
 			buf = buf[used:]
 			if f.Kind == wire.KindExited && f.ID == 0 {
-				var e wire.Exited
-				if err = e.Unmarshal(f.Body); err == nil {
-					onExit(e)
-				}
+				err = note(f)
 				continue
 			}
 			s.deliver(f)
@@ -191,9 +235,12 @@ func (s *shimClient) deliver(f wire.Frame) {
 	}
 }
 
+// writeTime is how long a shim may leave a request unread; a request is smaller than the socket's buffer.
+const writeTime = 10 * time.Second
+
 // open sends a request whose answers arrive on the returned channel. end must be
 // called when no more are wanted.
-func (s *shimClient) open(kind wire.Kind, body []byte, files ...*os.File) (id uint32, answers <-chan wire.Frame, end func(), err error) {
+func (s *shimClient) open(kind wire.Kind, m wire.Message, files ...*os.File) (id uint32, answers <-chan wire.Frame, end func(), err error) {
 	ch := make(chan wire.Frame, 2)
 	s.mu.Lock()
 	s.next++
@@ -213,14 +260,18 @@ func (s *shimClient) open(kind wire.Kind, body []byte, files ...*os.File) (id ui
 		}
 		rights = unix.UnixRights(fds...)
 	}
-	frame := wire.AppendFrame(nil, wire.Frame{Kind: kind, ID: id, Body: body})
+	frame := wire.AppendFrame(nil, wire.Frame{Kind: kind, ID: id, Body: s.marshal(m)})
 	s.writing.Lock()
-	n, _, err := s.conn.WriteMsgUnix(frame, rights, nil)
+	n, err := 0, s.conn.SetWriteDeadline(time.Now().Add(writeTime))
+	if err == nil {
+		n, _, err = s.conn.WriteMsgUnix(frame, rights, nil)
+	}
 	if err == nil && n < len(frame) {
 		_, err = s.conn.Write(frame[n:])
 	}
 	s.writing.Unlock()
 	if err != nil {
+		s.conn.Close() // half a frame may be on the way: nothing can follow it
 		end()
 		return 0, nil, nil, fmt.Errorf("%w: %w", errShimGone, err)
 	}
@@ -245,8 +296,8 @@ func (s *shimClient) await(ctx context.Context, answers <-chan wire.Frame) (wire
 }
 
 // call sends a request and waits for its one answer.
-func (s *shimClient) call(ctx context.Context, kind wire.Kind, body []byte, files ...*os.File) (wire.Frame, error) {
-	_, answers, end, err := s.open(kind, body, files...)
+func (s *shimClient) call(ctx context.Context, kind wire.Kind, m wire.Message, files ...*os.File) (wire.Frame, error) {
+	_, answers, end, err := s.open(kind, m, files...)
 	if err != nil {
 		return wire.Frame{}, err
 	}
@@ -255,13 +306,13 @@ func (s *shimClient) call(ctx context.Context, kind wire.Kind, body []byte, file
 }
 
 // done is call for requests that are answered with Done.
-func (s *shimClient) done(ctx context.Context, kind wire.Kind, body []byte, files ...*os.File) (wire.Done, error) {
-	f, err := s.call(ctx, kind, body, files...)
+func (s *shimClient) done(ctx context.Context, kind wire.Kind, m wire.Message, files ...*os.File) (wire.Done, error) {
+	f, err := s.call(ctx, kind, m, files...)
 	if err != nil {
 		return wire.Done{}, err
 	}
 	var d wire.Done
-	if f.Kind != wire.KindDone || d.Unmarshal(f.Body) != nil {
+	if f.Kind != wire.KindDone || s.unmarshal(f, &d) != nil {
 		return wire.Done{}, wire.ErrMalformed
 	}
 	if d.Error != "" {
@@ -270,10 +321,21 @@ func (s *shimClient) done(ctx context.Context, kind wire.Kind, body []byte, file
 	return d, nil
 }
 
+func (s *shimClient) marshal(m wire.Message) []byte {
+	if m == nil {
+		return nil
+	}
+	return wire.Marshal(s.version, m)
+}
+
+func (s *shimClient) unmarshal(f wire.Frame, m wire.Message) error {
+	return wire.Unmarshal(s.version, f.Body, m)
+}
+
 // begun decodes the answer Started.
-func begun(f wire.Frame) (wire.Started, error) {
+func (s *shimClient) begun(f wire.Frame) (wire.Started, error) {
 	var st wire.Started
-	if f.Kind != wire.KindStarted || st.Unmarshal(f.Body) != nil {
+	if f.Kind != wire.KindStarted || s.unmarshal(f, &st) != nil {
 		return st, wire.ErrMalformed
 	}
 	if st.Error != "" {
@@ -284,7 +346,7 @@ func begun(f wire.Frame) (wire.Started, error) {
 
 func (s *shimClient) signal(ctx context.Context, container string, sig int) error {
 	m := wire.Signal{Container: container, Signal: int64(sig)}
-	_, err := s.done(ctx, wire.KindSignal, m.Marshal())
+	_, err := s.done(ctx, wire.KindSignal, &m)
 	return err
 }
 

@@ -43,7 +43,13 @@ func TestExitRecord(t *testing.T) {
 	if err != nil || e != (exitRecord{Code: 137, Finished: 20, Started: 10, OOM: true}) {
 		t.Errorf("%+v, %v", e, err)
 	}
-	for _, bad := range []string{"", "1", "1 2", "x 2 3", "1 2 3 oops", "1 2 3 oom 4", "99999999999 1 1"} {
+	// What a later release adds is skipped.
+	for text, oom := range map[string]bool{"137 20 10\n": false, "137 20 10 new=1": false, "137 20 10 oom new=1\nmore": true} {
+		if e, err := parseExit([]byte(text)); err != nil || e != (exitRecord{Code: 137, Finished: 20, Started: 10, OOM: oom}) {
+			t.Errorf("%q: %+v, %v", text, e, err)
+		}
+	}
+	for _, bad := range []string{"", "1", "1 2", "x 2 3", "99999999999 1 1"} {
 		if e, err := parseExit([]byte(bad)); err == nil {
 			t.Errorf("%q was read as %+v", bad, e)
 		}

@@ -13,9 +13,11 @@ type conn struct {
 	in     []byte
 	out    []byte
 	files  []int // received, not yet taken by a message
-	hello  bool  // wants to hear of ends
 	closed bool
-	execs  map[uint32]int // request → pid of what runs for it
+
+	hello   bool           // has said Hello, and wants to hear of ends
+	version int64          // of what is said on this connection
+	execs   map[uint32]int // request → pid of what runs for it
 }
 
 func (l *loop) accept(listen int) {
@@ -90,11 +92,11 @@ func (c *conn) take(n int) ([]int, error) {
 	return fds, nil
 }
 
-func (c *conn) send(kind wire.Kind, id uint32, body []byte) {
+func (c *conn) send(kind wire.Kind, id uint32, m wire.Message) {
 	if c.closed {
 		return
 	}
-	c.out = wire.AppendFrame(c.out, wire.Frame{Kind: kind, ID: id, Body: body})
+	c.out = wire.AppendFrame(c.out, wire.Frame{Kind: kind, ID: id, Body: wire.Marshal(c.version, m)})
 	c.flush()
 }
 
@@ -147,7 +149,7 @@ func (c *conn) done(id uint32, err error) {
 	if err != nil {
 		d.Error = err.Error()
 	}
-	c.send(wire.KindDone, id, d.Marshal())
+	c.send(wire.KindDone, id, &d)
 }
 
 func (c *conn) started(id uint32, pid int, result string, err error) {
@@ -155,77 +157,116 @@ func (c *conn) started(id uint32, pid int, result string, err error) {
 	if err != nil {
 		s.Error = err.Error()
 	}
-	c.send(wire.KindStarted, id, s.Marshal())
+	c.send(wire.KindStarted, id, &s)
 }
 
-// handle does what one frame asks for. A frame that does not parse ends the
-// connection: the other side is not ours.
-func (c *conn) handle(f wire.Frame) {
-	l := c.l
-	var err error
-	switch f.Kind {
-	case wire.KindHello:
+// greet settles in which version the two sides speak. An agent from before there were versions sends nothing with
+// its Hello.
+func (c *conn) greet(f wire.Frame) error {
+	if len(f.Body) == 0 {
 		c.hello = true
-		c.send(wire.KindSnapshot, f.ID, l.snapshot().Marshal())
-	case wire.KindPause:
-		var m wire.Pause
-		if err = m.Unmarshal(f.Body); err == nil {
-			l.startPause(c, f.ID, &m)
-		}
-	case wire.KindCreate:
-		var m wire.Create
-		if err = m.Unmarshal(f.Body); err == nil {
-			l.create(c, f.ID, m)
-		}
-	case wire.KindStart:
-		var m wire.Start
-		if err = m.Unmarshal(f.Body); err == nil {
-			l.start(c, f.ID, &m)
-		}
-	case wire.KindSignal:
-		var m wire.Signal
-		if err = m.Unmarshal(f.Body); err == nil {
-			c.done(f.ID, l.signal(c, &m))
-		}
-	case wire.KindExec:
-		var m wire.Exec
-		if err = m.Unmarshal(f.Body); err == nil {
-			l.exec(c, f.ID, &m)
-		}
-	case wire.KindAttach:
-		var m wire.Attach
-		if err = m.Unmarshal(f.Body); err == nil {
-			c.done(f.ID, l.attach(c, &m))
-		}
-	case wire.KindResize:
-		var m wire.Resize
-		if err = m.Unmarshal(f.Body); err == nil {
-			c.done(f.ID, l.resize(&m))
-		}
-	case wire.KindReopen, wire.KindForget:
-		var m wire.Target
-		if err = m.Unmarshal(f.Body); err == nil {
-			c.done(f.ID, l.target(f.Kind, &m))
-		}
-	case wire.KindShutdown:
-		l.shutdown()
-		c.done(f.ID, nil)
-	default:
-		err = wire.ErrMalformed
+		c.send(wire.KindSnapshot, f.ID, c.l.snapshot())
+		return nil
+	}
+	var m wire.Hello
+	if err := wire.Unmarshal(1, f.Body, &m); err != nil {
+		return err
+	}
+	if m.Version < 1 {
+		return wire.ErrMalformed
+	}
+	c.hello, c.version = true, min(m.Version, wire.Version)
+	c.send(wire.KindWelcome, f.ID, &wire.Welcome{Version: c.version, Features: wire.Features, Snapshot: *c.l.snapshot()})
+	return nil
+}
+
+// read decodes what a frame carries; m is zero.
+func (c *conn) read(f wire.Frame, m wire.Message) error { return wire.Unmarshal(c.version, f.Body, m) }
+
+// handle does what one frame asks for. A frame that does not parse ends the
+// connection: the other side is not ours. Neither is one that does not begin with Hello.
+func (c *conn) handle(f wire.Frame) {
+	err := error(wire.ErrMalformed)
+	if c.hello || f.Kind == wire.KindHello {
+		err = c.serve(f)
 	}
 	if err != nil {
 		c.close()
 	}
 }
 
+func (c *conn) serve(f wire.Frame) error {
+	l := c.l
+	var err error
+	switch f.Kind {
+	case wire.KindHello:
+		return c.greet(f)
+	case wire.KindPause:
+		var m wire.Pause
+		if err = c.read(f, &m); err == nil {
+			l.startPause(c, f.ID, &m)
+		}
+	case wire.KindCreate:
+		var m wire.Create
+		if err = c.read(f, &m); err == nil {
+			l.create(c, f.ID, m)
+		}
+	case wire.KindStart:
+		var m wire.Start
+		if err = c.read(f, &m); err == nil {
+			l.start(c, f.ID, &m)
+		}
+	case wire.KindSignal:
+		var m wire.Signal
+		if err = c.read(f, &m); err == nil {
+			c.done(f.ID, l.signal(c, &m))
+		}
+	case wire.KindExec:
+		var m wire.Exec
+		if err = c.read(f, &m); err == nil {
+			l.exec(c, f.ID, &m)
+		}
+	case wire.KindAttach:
+		var m wire.Attach
+		if err = c.read(f, &m); err == nil {
+			c.done(f.ID, l.attach(c, &m))
+		}
+	case wire.KindResize:
+		var m wire.Resize
+		if err = c.read(f, &m); err == nil {
+			c.done(f.ID, l.resize(&m))
+		}
+	case wire.KindReopen, wire.KindForget:
+		var m wire.Target
+		if err = c.read(f, &m); err == nil {
+			c.done(f.ID, l.target(f.Kind, &m))
+		}
+	case wire.KindShutdown:
+		l.shutdown()
+		c.done(f.ID, nil)
+	default: // of an agent of a later release, which learns that it has to do without
+		c.done(f.ID, failure("this shim knows no request of kind "+itoa(int(f.Kind))))
+	}
+	return err
+}
+
 // announce tells every agent that a process ended.
 func (l *loop) announce(e *wire.Exited) {
-	body := e.Marshal()
 	for _, c := range append([]*conn(nil), l.conns...) {
 		if c.hello {
-			c.send(wire.KindExited, 0, body)
+			c.send(wire.KindExited, 0, e)
 		}
 	}
+}
+
+// heard says that an agent listens.
+func (l *loop) heard() bool {
+	for _, c := range l.conns {
+		if c.hello {
+			return true
+		}
+	}
+	return false
 }
 
 // signal delivers a signal to a process that has not been reaped.

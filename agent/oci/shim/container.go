@@ -319,13 +319,20 @@ func (t *container) ended(code int, at int64) {
 	if t.exit.OOM {
 		record += " oom"
 	}
-	if err := replaceFile(t.req.ExitFile, record+"\n"); err != nil {
+	if err := replaceFile(t.req.ExitFile, record+"\n", false); err != nil {
 		complain(describe("record the end in "+t.req.ExitFile, err))
 	}
 	if t.out[0] < 0 && t.out[1] < 0 {
 		t.detachAll()
 	}
 	t.l.announce(&t.exit)
+	if t.req.EndFile == "" {
+		return
+	}
+	// An agent that listens syncs the file itself; this loop waits for no disk while it does.
+	if err := replaceFile(t.req.EndFile, record+"\n"+t.req.EndNote, !t.l.heard()); err != nil {
+		complain(describe("record the end in "+t.req.EndFile, err))
+	}
 }
 
 // oomKilled looks up whether the kernel killed a process of the container for
@@ -416,7 +423,7 @@ func (l *loop) exec(c *conn, id uint32, m *wire.Exec) {
 		l.own(pid, func(code int, at int64) {
 			delete(c.execs, id)
 			e := wire.Exited{Code: int64(code), Time: at}
-			c.send(wire.KindExited, id, e.Marshal())
+			c.send(wire.KindExited, id, &e)
 		})
 	})
 	closeAll(fds)

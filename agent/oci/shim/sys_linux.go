@@ -102,23 +102,41 @@ func writeAll(fd int, b []byte) error {
 	return nil
 }
 
-// replaceFile writes a file so that it is either there whole or not at all, also
-// after a power cut.
-func replaceFile(path, content string) error {
+// replaceFile writes a file so that it is either there whole or not at all; with sync also after a power cut.
+func replaceFile(path, content string, sync bool) error {
 	tmp := path + ".new"
 	fd, err := syscall.Open(tmp, syscall.O_WRONLY|syscall.O_CREAT|syscall.O_TRUNC|syscall.O_CLOEXEC, 0o600)
 	if err != nil {
 		return err
 	}
 	err = writeAll(fd, []byte(content))
-	if err == nil {
+	if err == nil && sync {
 		err = syscall.Fsync(fd)
 	}
 	if e := syscall.Close(fd); err == nil {
 		err = e
 	}
 	if err != nil {
+		_ = syscall.Unlink(tmp)
 		return err
 	}
-	return syscall.Rename(tmp, path)
+	if err := syscall.Rename(tmp, path); err != nil || !sync {
+		return err
+	}
+	return syncFolder(path)
+}
+
+// syncFolder makes the entry of path outlive a power cut.
+func syncFolder(path string) error {
+	i := len(path) - 1
+	for i > 0 && path[i] != '/' {
+		i--
+	}
+	fd, err := syscall.Open(path[:max(i, 1)], syscall.O_RDONLY|syscall.O_DIRECTORY|syscall.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	err = syscall.Fsync(fd)
+	syscall.Close(fd)
+	return err
 }

@@ -1,5 +1,19 @@
 package wire
 
+// Hello is the first frame on every connection: who asks and what it can do. It and Welcome are in tagged form in
+// every version. A shim of version 0 does not read it and answers with its Snapshot.
+type Hello struct {
+	Version  int64  // the highest that the agent speaks
+	Features uint64 // bits, of both sides: Feature...
+}
+
+// Welcome answers Hello. What follows on the connection, in both directions, is in the form of Version.
+type Welcome struct {
+	Version  int64 // the highest that both sides speak
+	Features uint64
+	Snapshot Snapshot
+}
+
 // Pause asks for the pod's pause process.
 type Pause struct {
 	Root     string   // folder that becomes its root; holds the program
@@ -25,6 +39,9 @@ type Create struct {
 	TTY       bool
 	Stdin     bool
 	StdinOnce bool
+
+	// Where the end is kept beyond a power cut, and what is written there with it; "" = nowhere. Since version 1.
+	EndFile, EndNote string
 }
 
 // Start releases a created container.
@@ -110,116 +127,12 @@ type Snapshot struct {
 	Containers []Status
 }
 
-// Marshal and Unmarshal of each message; Unmarshal returns ErrMalformed for
-// anything that Marshal cannot have written.
-
-func (m *Pause) Marshal() []byte {
-	var e enc
-	e.str(m.Root)
-	e.str(m.Program)
-	e.str(m.NetNS)
-	e.flag(m.NewIPC)
-	e.flag(m.NewUTS)
-	e.flag(m.NewPID)
-	e.str(m.Hostname)
-	e.strs(m.Sysctls)
-	return e.b
-}
-
-func (m *Pause) Unmarshal(b []byte) error {
-	d := dec{b: b}
-	*m = Pause{Root: d.str(), Program: d.str(), NetNS: d.str(), NewIPC: d.flag(), NewUTS: d.flag(), NewPID: d.flag(),
-		Hostname: d.str(), Sysctls: d.strs()}
-	return d.end()
-}
-
-func (m *Create) Marshal() []byte {
-	var e enc
-	for _, s := range []string{m.Container, m.OCI, m.Bundle, m.Log, m.ExitFile, m.OOMFile} {
-		e.str(s)
-	}
-	e.num(m.LogSize)
-	e.num(m.LogFiles)
-	e.flag(m.TTY)
-	e.flag(m.Stdin)
-	e.flag(m.StdinOnce)
-	return e.b
-}
-
-func (m *Create) Unmarshal(b []byte) error {
-	d := dec{b: b}
-	*m = Create{Container: d.str(), OCI: d.str(), Bundle: d.str(), Log: d.str(), ExitFile: d.str(), OOMFile: d.str(),
-		LogSize: d.num(), LogFiles: d.num(), TTY: d.flag(), Stdin: d.flag(), StdinOnce: d.flag()}
-	return d.end()
-}
-
-func (m *Start) Marshal() []byte {
-	var e enc
-	e.str(m.Container)
-	e.str(m.Fifo)
-	return e.b
-}
-
-func (m *Start) Unmarshal(b []byte) error {
-	d := dec{b: b}
-	*m = Start{Container: d.str(), Fifo: d.str()}
-	return d.end()
-}
-
-func (m *Signal) Marshal() []byte {
-	var e enc
-	e.str(m.Container)
-	e.num(int64(m.Exec))
-	e.num(m.Signal)
-	return e.b
-}
-
-func (m *Signal) Unmarshal(b []byte) error {
-	d := dec{b: b}
-	name, exec := d.str(), d.num()
-	if exec < 0 || exec > 1<<32-1 {
-		return ErrMalformed
-	}
-	*m = Signal{Container: name, Exec: uint32(exec), Signal: d.num()}
-	return d.end()
-}
-
-func (m *Exec) Marshal() []byte {
-	var e enc
-	e.str(m.Container)
-	e.str(m.OCI)
-	e.str(m.Bundle)
-	e.flag(m.TTY)
-	return e.b
-}
-
-func (m *Exec) Unmarshal(b []byte) error {
-	d := dec{b: b}
-	*m = Exec{Container: d.str(), OCI: d.str(), Bundle: d.str(), TTY: d.flag()}
-	return d.end()
-}
-
 // Files is the number of files that travel with the frame.
 func (m *Exec) Files() int {
 	if m.TTY {
 		return 1
 	}
 	return 3
-}
-
-func (m *Attach) Marshal() []byte {
-	var e enc
-	e.str(m.Container)
-	e.flag(m.Stdin)
-	e.flag(m.Stdout)
-	e.flag(m.Stderr)
-	return e.b
-}
-
-func (m *Attach) Unmarshal(b []byte) error {
-	d := dec{b: b}
-	*m = Attach{Container: d.str(), Stdin: d.flag(), Stdout: d.flag(), Stderr: d.flag()}
-	return d.end()
 }
 
 // Files is the number of files that travel with the frame.
@@ -233,112 +146,128 @@ func (m *Attach) Files() int {
 	return n
 }
 
-func (m *Resize) Marshal() []byte {
-	var e enc
-	e.str(m.Container)
-	e.num(m.Width)
-	e.num(m.Height)
-	return e.b
+// The fields of each message. A number is never used again for something else, and what version 0 does not have
+// is visited only in later versions: version 0 is the fields in the order of the visit.
+
+func (m *Hello) fields(c *coder) {
+	c.num(1, &m.Version)
+	c.bits(2, &m.Features)
 }
 
-func (m *Resize) Unmarshal(b []byte) error {
-	d := dec{b: b}
-	*m = Resize{Container: d.str(), Width: d.num(), Height: d.num()}
-	return d.end()
+func (m *Welcome) fields(c *coder) {
+	c.num(1, &m.Version)
+	c.bits(2, &m.Features)
+	c.message(3, &m.Snapshot)
 }
 
-func (m *Target) Marshal() []byte {
-	var e enc
-	e.str(m.Container)
-	return e.b
+func (m *Pause) fields(c *coder) {
+	c.str(1, &m.Root)
+	c.str(2, &m.Program)
+	c.str(3, &m.NetNS)
+	c.flag(4, &m.NewIPC)
+	c.flag(5, &m.NewUTS)
+	c.flag(6, &m.NewPID)
+	c.str(7, &m.Hostname)
+	c.strs(8, &m.Sysctls)
 }
 
-func (m *Target) Unmarshal(b []byte) error {
-	d := dec{b: b}
-	*m = Target{Container: d.str()}
-	return d.end()
-}
-
-func (m *Done) Marshal() []byte {
-	var e enc
-	e.str(m.Error)
-	e.num(m.Time)
-	return e.b
-}
-
-func (m *Done) Unmarshal(b []byte) error {
-	d := dec{b: b}
-	*m = Done{Error: d.str(), Time: d.num()}
-	return d.end()
-}
-
-func (m *Started) Marshal() []byte {
-	var e enc
-	e.str(m.Error)
-	e.num(m.PID)
-	e.str(m.Result)
-	return e.b
-}
-
-func (m *Started) Unmarshal(b []byte) error {
-	d := dec{b: b}
-	*m = Started{Error: d.str(), PID: d.num(), Result: d.str()}
-	return d.end()
-}
-
-func (m *Exited) Marshal() []byte {
-	var e enc
-	m.put(&e)
-	return e.b
-}
-
-func (m *Exited) put(e *enc) {
-	e.str(m.Container)
-	e.num(m.Code)
-	e.num(m.Time)
-	e.flag(m.OOM)
-}
-
-func (m *Exited) take(d *dec) {
-	*m = Exited{Container: d.str(), Code: d.num(), Time: d.num(), OOM: d.flag()}
-}
-
-func (m *Exited) Unmarshal(b []byte) error {
-	d := dec{b: b}
-	m.take(&d)
-	return d.end()
-}
-
-func (m *Snapshot) Marshal() []byte {
-	var e enc
-	e.num(m.PausePID)
-	e.flag(m.PauseEnded)
-	e.num(int64(len(m.Containers)))
-	for i := range m.Containers {
-		s := &m.Containers[i]
-		e.str(s.Container)
-		e.num(s.State)
-		e.num(s.PID)
-		e.num(s.Started)
-		s.Exit.put(&e)
+func (m *Create) fields(c *coder) {
+	c.str(1, &m.Container)
+	c.str(2, &m.OCI)
+	c.str(3, &m.Bundle)
+	c.str(4, &m.Log)
+	c.str(5, &m.ExitFile)
+	c.str(6, &m.OOMFile)
+	c.num(7, &m.LogSize)
+	c.num(8, &m.LogFiles)
+	c.flag(9, &m.TTY)
+	c.flag(10, &m.Stdin)
+	c.flag(11, &m.StdinOnce)
+	if c.version > 0 {
+		c.str(12, &m.EndFile)
+		c.str(13, &m.EndNote)
 	}
-	return e.b
 }
 
-func (m *Snapshot) Unmarshal(b []byte) error {
-	d := dec{b: b}
-	*m = Snapshot{PausePID: d.num(), PauseEnded: d.flag()}
-	n := d.num()
-	if n < 0 || n > int64(len(d.b)) {
-		return ErrMalformed
+func (m *Start) fields(c *coder) {
+	c.str(1, &m.Container)
+	c.str(2, &m.Fifo)
+}
+
+func (m *Signal) fields(c *coder) {
+	exec := int64(m.Exec)
+	c.str(1, &m.Container)
+	c.num(2, &exec)
+	c.num(3, &m.Signal)
+	if exec < 0 || exec > 1<<32-1 {
+		c.bad, exec = true, 0
 	}
-	for range n {
-		s := Status{Container: d.str(), State: d.num(), PID: d.num(), Started: d.num()}
-		s.Exit.take(&d)
-		if d.bad {
-			return ErrMalformed
+	m.Exec = uint32(exec)
+}
+
+func (m *Exec) fields(c *coder) {
+	c.str(1, &m.Container)
+	c.str(2, &m.OCI)
+	c.str(3, &m.Bundle)
+	c.flag(4, &m.TTY)
+}
+
+func (m *Attach) fields(c *coder) {
+	c.str(1, &m.Container)
+	c.flag(2, &m.Stdin)
+	c.flag(3, &m.Stdout)
+	c.flag(4, &m.Stderr)
+}
+
+func (m *Resize) fields(c *coder) {
+	c.str(1, &m.Container)
+	c.num(2, &m.Width)
+	c.num(3, &m.Height)
+}
+
+func (m *Target) fields(c *coder) { c.str(1, &m.Container) }
+
+func (m *Done) fields(c *coder) {
+	c.str(1, &m.Error)
+	c.num(2, &m.Time)
+}
+
+func (m *Started) fields(c *coder) {
+	c.str(1, &m.Error)
+	c.num(2, &m.PID)
+	c.str(3, &m.Result)
+}
+
+func (m *Exited) fields(c *coder) {
+	c.str(1, &m.Container)
+	c.num(2, &m.Code)
+	c.num(3, &m.Time)
+	c.flag(4, &m.OOM)
+}
+
+func (m *Status) fields(c *coder) {
+	c.str(1, &m.Container)
+	c.num(2, &m.State)
+	c.num(3, &m.PID)
+	c.num(4, &m.Started)
+	c.message(5, &m.Exit)
+}
+
+func (m *Snapshot) fields(c *coder) {
+	c.num(1, &m.PausePID)
+	c.flag(2, &m.PauseEnded)
+	n := c.count(3, len(m.Containers))
+	if c.decoding {
+		for range n {
+			var s Status
+			if c.message(3, &s); c.bad {
+				return
+			}
+			m.Containers = append(m.Containers, s)
 		}
-		m.Containers = append(m.Containers, s)
+		return
 	}
-	return d.end()
+	for i := range m.Containers {
+		c.message(3, &m.Containers[i])
+	}
 }

@@ -1,0 +1,284 @@
+package oci
+
+import (
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/agent/oci/wire"
+	"keelson.dev/keelson/internal/wait"
+)
+
+// A shim and records of the release before shims had versions. The bytes are written down here, not made by code of
+// this release.
+const (
+	oldSandbox   = "5a5a"
+	oldContainer = "c0c0"
+	// A ready sandbox of pod test/old, uid olduid. %d is the shim's process, %s the boot. "later" is of a later release.
+	oldSandboxRecord = `{"id":"5a5a","state":"ready","config":"ChMKA29sZBIGb2xkdWlkGgR0ZXN0","created":1000,"ips":["192.0.2.9"],` +
+		`"pausePID":0,"shimPID":%d,"boot":%q,"later":{"a":[1]}}`
+	// A container "a" of it, created and started.
+	oldContainerRecord = `{"id":"c0c0","sandbox":"5a5a","state":"running","config":"CgMKAWE=","created":1001,"started":1002,` +
+		`"imageID":"sha256:1","imageRef":"","cgroup":"/podolduid/c0c0","stop":10,"sharePID":false,"user":{"uid":0,"gid":0},"later":1}`
+)
+
+// oldShim answers as a shim of version 0 did: pause is process 7, the container is process 8 and runs since 1002. It
+// ends with code 9 when it is signalled.
+type oldShim struct {
+	t        *testing.T
+	listener *net.UnixListener
+	mute     chan struct{} // when not nil, Hello is answered only once it is closed
+
+	mu    sync.Mutex
+	asked []string // kind and body of each request
+}
+
+func newOldShim(t *testing.T, dir string, mute chan struct{}) *oldShim {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, shimSocket), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	s := &oldShim{t: t, listener: l, mute: mute}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go s.serve(c)
+		}
+	}()
+	return s
+}
+
+func (s *oldShim) serve(c net.Conn) {
+	defer c.Close()
+	var buf []byte
+	chunk := make([]byte, 4096)
+	for {
+		n, err := c.Read(chunk)
+		if err != nil {
+			return
+		}
+		buf = append(buf, chunk[:n]...)
+		for len(buf) >= 9 && len(buf) >= int(buf[0]) {
+			frame := buf[:buf[0]]
+			buf = bytes.Clone(buf[buf[0]:])
+			kind, id, body := frame[4], frame[5], hex.EncodeToString(frame[9:])
+			s.mu.Lock()
+			s.asked = append(s.asked, fmt.Sprintf("%d %s", kind, body))
+			s.mu.Unlock()
+			switch kind {
+			case 1: // Hello → Snapshot
+				if s.mute != nil {
+					<-s.mute
+				}
+				answer(c, 14, id, "0e0002"+"0463306330"+"04"+"10"+"d40f"+"00"+"00"+"00"+"00")
+			case 5: // Signal → Done, then a note of the end
+				answer(c, 12, id, "0002")
+				answer(c, 15, 0, "0463306330"+"12"+"d80f"+"00")
+			case 11: // Shutdown → Done
+				answer(c, 12, id, "0002")
+				s.listener.Close()
+				return
+			default:
+				answer(c, 12, id, "0002")
+			}
+		}
+	}
+}
+
+func answer(c net.Conn, kind, id byte, body string) {
+	b, err := hex.DecodeString(body)
+	if err != nil {
+		panic(err)
+	}
+	_, _ = c.Write(append([]byte{byte(9 + len(b)), 0, 0, 0, kind, id, 0, 0, 0}, b...))
+}
+
+// plant puts records of the previous release where a runtime finds them at its start.
+func (r *rig) plant(shimPID int) (sandboxDir string) {
+	r.t.Helper()
+	sb, c := filepath.Join(r.cfg.RunDir, "sandboxes", oldSandbox), filepath.Join(r.cfg.RunDir, "containers", oldContainer)
+	for _, d := range []string{sb, c} {
+		if err := os.MkdirAll(d, 0o711); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	for path, text := range map[string]string{sb + "/sandbox.json": fmt.Sprintf(oldSandboxRecord, shimPID, bootID()), c + "/container.json": oldContainerRecord} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	return sb
+}
+
+func (r *rig) sandboxState(id string) cri.PodSandboxState {
+	r.t.Helper()
+	st, err := r.PodSandboxStatus(r.ctx(), &cri.PodSandboxStatusRequest{PodSandboxId: id})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return st.Status.State
+}
+
+// A new agent takes over the pods of the previous release: its shims and its records.
+func TestAdoptsShimsOfThePreviousRelease(t *testing.T) {
+	r := newRig(t)
+	r.stop()
+	old := newOldShim(t, r.plant(0), nil)
+	r.start()
+	if s := r.sandboxState(oldSandbox); s != cri.PodSandboxState_SANDBOX_READY {
+		t.Fatalf("the sandbox is %s", s)
+	}
+	st := r.status(oldContainer)
+	if st.State != cri.ContainerState_CONTAINER_RUNNING || st.StartedAt != 1002 || st.Metadata.Name != "a" {
+		t.Fatalf("the container: %v", st)
+	}
+	if _, err := r.StopContainer(r.ctx(), &cri.StopContainerRequest{ContainerId: oldContainer, Timeout: 10}); err != nil {
+		t.Fatal(err)
+	}
+	if st := r.status(oldContainer); st.State != cri.ContainerState_CONTAINER_EXITED || st.ExitCode != 9 || st.FinishedAt != 1004 {
+		t.Errorf("the container after its stop: %v", st)
+	}
+	if _, err := r.RemovePodSandbox(r.ctx(), &cri.RemovePodSandboxRequest{PodSandboxId: oldSandbox}); err != nil {
+		t.Fatal(err)
+	}
+	old.mu.Lock()
+	defer old.mu.Unlock()
+	// After Hello, whose body it ignores, the agent speaks version 0: the signal, shutdown.
+	if len(old.asked) < 3 || old.asked[1] != "5 0463306330"+"00"+"14" || old.asked[len(old.asked)-1] != "11 " {
+		t.Errorf("asked of the old shim: %q", old.asked)
+	}
+}
+
+// A shim that hangs holds up nobody, is not taken for dead, and is adopted when it answers.
+func TestHangingShimHoldsUpNobody(t *testing.T) {
+	r := newRig(t)
+	sb, sc := r.sandbox()
+	id := r.run(sb, sc, r.containerConfig("a", "exec sleep 1000"))
+	hangs, hsc := r.sandbox()
+	running := r.run(hangs, hsc, r.containerConfig("b", "exec sleep 1000"))
+	s, err := r.Runtime.sandbox(hangs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid := s.rec.ShimPID
+	r.stop()
+	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Kill(pid, unix.SIGCONT) })
+	begin := time.Now()
+	r.start()
+	if took := time.Since(begin); took > teardownTimeout {
+		t.Errorf("the start took %s", took)
+	}
+	if _, err := r.ExecSync(r.ctx(), &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"true"}, Timeout: 20}); err != nil {
+		t.Errorf("another pod is not served: %v", err)
+	}
+	if s, st := r.sandboxState(hangs), r.status(running); s != cri.PodSandboxState_SANDBOX_READY || st.State != cri.ContainerState_CONTAINER_RUNNING {
+		t.Errorf("while its shim hangs, the sandbox is %s, its container %v", s, st)
+	}
+	if err := unix.Kill(pid, unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	err = wait.For(testCtx(t, 30*time.Second), 10*time.Millisecond, func() error {
+		_, err := r.ExecSync(r.ctx(), &cri.ExecSyncRequest{ContainerId: running, Cmd: []string{"true"}, Timeout: 20})
+		return err
+	})
+	if err != nil {
+		t.Errorf("the pod whose shim answers again: %v", err)
+	}
+}
+
+// Only a dead process that nobody can connect to is a dead shim.
+func TestOnlyADeadShimIsDead(t *testing.T) {
+	r := newRig(t)
+	sb, sc := r.sandbox()
+	id := r.run(sb, sc, r.containerConfig("a", "exec sleep 1000"))
+	r.stop()
+	socket := filepath.Join(r.cfg.RunDir, "sandboxes", sb, shimSocket)
+	for _, away := range []string{"moved", "in the way"} {
+		if err := os.Rename(socket, socket+".away"); err != nil {
+			t.Fatal(err)
+		}
+		if away == "in the way" {
+			if err := os.WriteFile(socket, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.start()
+		if s, st := r.sandboxState(sb), r.status(id); s != cri.PodSandboxState_SANDBOX_READY || st.State != cri.ContainerState_CONTAINER_RUNNING {
+			t.Errorf("%s: the sandbox is %s, its container %v", away, s, st)
+		}
+		if err := os.Rename(socket+".away", socket); err != nil {
+			t.Fatal(err)
+		}
+		err := wait.For(testCtx(t, 30*time.Second), 10*time.Millisecond, func() error {
+			_, err := r.ExecSync(r.ctx(), &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"true"}, Timeout: 20})
+			return err
+		})
+		if err != nil {
+			t.Errorf("%s: %v", away, err)
+		}
+		r.stop()
+	}
+	r.start()
+}
+
+// A connection that ends is not a shim that ends.
+func TestLostConnectionKillsNothing(t *testing.T) {
+	r := newRig(t)
+	sb, sc := r.sandbox()
+	id := r.run(sb, sc, r.containerConfig("a", "exec sleep 1000"))
+	pid := r.pidOf(id)
+	s, err := r.Runtime.sandbox(sb)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Runtime.mu.Lock()
+	shim := s.shim
+	r.Runtime.mu.Unlock()
+	shim.conn.Close()
+	<-shim.gone
+	err = wait.For(testCtx(t, 30*time.Second), time.Millisecond, func() error {
+		_, err := r.ExecSync(r.ctx(), &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"true"}, Timeout: 20})
+		return err
+	})
+	if st := r.status(id); err != nil || st.State != cri.ContainerState_CONTAINER_RUNNING || r.pidOf(id) != pid {
+		t.Errorf("after the connection was lost: %v, %v", err, st)
+	}
+}
+
+// An agent of a later release may ask for what this shim does not know.
+func TestShimAnswersUnknownRequests(t *testing.T) {
+	r := newRig(t)
+	sb, _ := r.sandbox()
+	s, err := r.Runtime.sandbox(sb)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.shim.done(r.ctx(), 99, &wire.Target{}); err == nil || errors.Is(err, errShimGone) || err.Error() != "this shim knows no request of kind 99" {
+		t.Errorf("answered: %v", err)
+	}
+	if err := s.shim.signal(r.ctx(), "", 0); err != nil {
+		t.Errorf("after it: %v", err)
+	}
+}
