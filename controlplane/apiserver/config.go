@@ -23,6 +23,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/apiserver/authn"
+	"keelson.dev/keelson/controlplane/apiserver/podsecurity"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/controlplane/registry"
 )
@@ -50,6 +51,9 @@ type Config struct {
 	// ServiceCIDR is where ClusterIPs come from (default 10.96.0.0/16), NodePorts the inclusive range of node ports (default 30000-32767).
 	ServiceCIDR netip.Prefix
 	NodePorts   [2]int
+
+	// PodSecurity is what pods must meet where their namespace's labels say nothing; the zero value demands nothing.
+	PodSecurity podsecurity.Config
 
 	Streams  api.NodeStreams // nil = log, exec, attach and port-forward answer 503
 	Timeline *api.Timeline   // nil = no stages are recorded
@@ -96,6 +100,9 @@ func (c *Config) defaults() {
 	}
 	if c.Log == nil {
 		c.Log = slog.Default()
+	}
+	if !c.PodSecurity.Defaults.Enforce.Valid() {
+		c.PodSecurity.Defaults = podsecurity.Default().Defaults
 	}
 	for _, d := range []struct {
 		field *time.Duration

@@ -18,6 +18,7 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/discovery"
 	"keelson.dev/keelson/controlplane/apiserver/endpoints"
 	"keelson.dev/keelson/controlplane/apiserver/openapi"
+	"keelson.dev/keelson/controlplane/apiserver/podsecurity"
 	"keelson.dev/keelson/controlplane/apiserver/stream"
 	"keelson.dev/keelson/controlplane/apiserver/subresource"
 	"keelson.dev/keelson/internal/lifecycle"
@@ -64,7 +65,8 @@ func New(cfg Config) *Server {
 		Cluster: s.known, ServiceCIDR: cfg.ServiceCIDR, NodePorts: cfg.NodePorts, Clock: cfg.Clock,
 		Authorized: s.known.authorized, NodeOf: authz.NameOf, Bind: s.chain.verbs.BindByWrite,
 		AllocateIP: cfg.Registry.AllocateClusterIP, AllocatePort: cfg.Registry.AllocateNodePort,
-		Escalation: authz.Escalation{RBAC: rbac, Authorizer: s.chain.authorizer}.Admit,
+		PodSecurity: podsecurity.New(s.known, cfg.PodSecurity).Admit,
+		Escalation:  authz.Escalation{RBAC: rbac, Authorizer: s.chain.authorizer}.Admit,
 	}
 	s.chain.mutating, s.chain.validating = admission.Mutating(plugins), admission.Validating(plugins)
 	s.surface()

@@ -27,9 +27,11 @@ type Config struct {
 
 	// PodEviction is how long pods stay on a node that was lost, where they do not say otherwise.
 	PodEviction time.Duration
-	Store       StoreOptions
-	Log         *slog.Logger
-	Version     string
+	// AdmissionConfig is a file that configures admission plugins (Pod Security's defaults and exemptions); "" = none.
+	AdmissionConfig string
+	Store           StoreOptions
+	Log             *slog.Logger
+	Version         string
 
 	// certificateLife replaces the life of this replica's own certificates; tests shorten it.
 	certificateLife time.Duration

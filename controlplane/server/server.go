@@ -21,6 +21,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds"
 	"keelson.dev/keelson/controlplane/apiserver"
+	"keelson.dev/keelson/controlplane/apiserver/podsecurity"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
 	"keelson.dev/keelson/controlplane/fleet"
@@ -215,6 +216,10 @@ func (r *Replica) wireAPI(ln net.Listener, serving *pki.Rotator, all *api.Kinds)
 	if err != nil {
 		return err
 	}
+	security, err := podsecurity.Load(r.cfg.AdmissionConfig)
+	if err != nil {
+		return err
+	}
 	pool := r.trust.Pool() // the same for every request
 	r.api = apiserver.New(apiserver.Config{
 		Name: r.cfg.Name, Registry: r.registry, Kinds: all, Scheme: api.Scheme(),
@@ -222,6 +227,7 @@ func (r *Replica) wireAPI(ln net.Listener, serving *pki.Rotator, all *api.Kinds)
 		ClientCAs:     func() *x509.CertPool { return pool },
 		ServiceTokens: tokens,
 		ServiceCIDR:   netip.MustParsePrefix(r.cluster.ServiceCIDR),
+		PodSecurity:   security,
 		Streams:       lateStreams{r},
 		Timeline:      r.timeline,
 		PeerStages:    r.peers.Stages,

@@ -47,6 +47,8 @@ type Config struct {
 	Bind func(r *api.Request, pod *corev1.Pod, old *corev1.Pod, node string) error
 	// NodeOf says whose agent a user is.
 	NodeOf func(u api.User) (string, bool)
+	// PodSecurity holds pods to the standards of their namespaces.
+	PodSecurity func(ctx context.Context, r *api.Request, obj, old api.Object) error
 	// Escalation guards the RBAC kinds.
 	Escalation func(ctx context.Context, r *api.Request, obj, old api.Object) error
 }
@@ -70,6 +72,7 @@ func Validating(c Config) []Plugin {
 	return []Plugin{
 		{"MirrorPods", mirrorPods(c.Cluster)},
 		{"NodeRestriction", nodeRestriction(c)},
+		{"PodSecurity", c.PodSecurity},
 		{"RBACEscalation", c.Escalation},
 	}
 }

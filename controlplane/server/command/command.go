@@ -121,6 +121,8 @@ func runCommand(version string) *cobra.Command {
 	}
 	identity(c, &cfg)
 	c.Flags().IntVar(&eviction, "eviction-seconds", 15, "seconds after which pods leave a node that was lost")
+	c.Flags().StringVar(&cfg.AdmissionConfig, "admission-control-config-file", "",
+		"file with the defaults and exemptions of Pod Security: an AdmissionConfiguration or a PodSecurityConfiguration")
 	c.Flags().BoolVar(&debug, "debug", false, "log more")
 	finish := storeFlags(c, &cfg.Store)
 	c.RunE = func(c *cobra.Command, _ []string) error {

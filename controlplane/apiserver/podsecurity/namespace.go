@@ -1,0 +1,174 @@
+package podsecurity
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	psa "k8s.io/pod-security-admission/api"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// How far a change of labels looks at the pods that are there.
+const (
+	podsLookedAt = 3000
+	lookingTime  = time.Second
+)
+
+// namespace refuses labels that say nothing, and warns of pods that violate a level that is new.
+func (p *Plugin) namespace(ctx context.Context, r *api.Request, ns, old *corev1.Namespace) error {
+	now, errs := psa.PolicyToEvaluate(ns.Labels, p.config.Defaults)
+	if old == nil {
+		if len(errs) > 0 {
+			return invalid(r, ns, errs)
+		}
+		p.warnExempt(ctx, ns, now)
+		return nil
+	}
+	before, oldErrs := psa.PolicyToEvaluate(old.Labels, p.config.Defaults)
+	if len(errs) > 0 && !reflect.DeepEqual(errs, oldErrs) {
+		return invalid(r, ns, errs)
+	}
+	relaxed := now.Enforce.Version == before.Enforce.Version && psa.CompareLevels(now.Enforce.Level, before.Enforce.Level) < 1
+	if now.Enforce.Level == psa.LevelPrivileged || relaxed {
+		return nil
+	}
+	if slices.Contains(p.config.Namespaces, ns.Name) {
+		p.warnExempt(ctx, ns, now)
+		return nil
+	}
+	for _, w := range p.violations(ctx, ns.Name, now.Enforce) {
+		api.Warn(ctx, w)
+	}
+	return nil
+}
+
+func invalid(r *api.Request, ns *corev1.Namespace, errs field.ErrorList) error {
+	return apierrors.NewInvalid(r.Kind.GVK.GroupKind(), ns.Name, errs)
+}
+
+// warnExempt tells who labels an exempt namespace that the labels have no effect.
+func (p *Plugin) warnExempt(ctx context.Context, ns *corev1.Namespace, now psa.Policy) {
+	if !slices.Contains(p.config.Namespaces, ns.Name) || now.FullyPrivileged() || now.Equivalent(&p.config.Defaults) {
+		return
+	}
+	api.Warn(ctx, fmt.Sprintf("namespace %q is exempt from Pod Security, and the policy (%s) will be ignored", ns.Name, labelled(ns.Labels, now)))
+}
+
+// labelled is the part of a policy that labels have set: "enforce=baseline:latest, warn=restricted:v1.30".
+func labelled(labels map[string]string, now psa.Policy) string {
+	out := ""
+	for _, m := range []struct {
+		name, level, version string
+		lv                   psa.LevelVersion
+	}{
+		{"enforce", psa.EnforceLevelLabel, psa.EnforceVersionLabel, now.Enforce},
+		{"audit", psa.AuditLevelLabel, psa.AuditVersionLabel, now.Audit},
+		{"warn", psa.WarnLevelLabel, psa.WarnVersionLabel, now.Warn},
+	} {
+		_, level := labels[m.level]
+		_, version := labels[m.version]
+		if m.lv.Level == psa.LevelPrivileged || !level && !version {
+			continue
+		}
+		if out != "" {
+			out += ", "
+		}
+		out += m.name + "=" + m.lv.String()
+	}
+	return out
+}
+
+// same is the pods that violate a level in the same way.
+type same struct {
+	reason, first string
+	count         int
+}
+
+// violations says in words which pods of a namespace violate a level, one of each controller first.
+func (p *Plugin) violations(ctx context.Context, namespace string, enforce psa.LevelVersion) []string {
+	ctx, cancel := context.WithTimeout(ctx, lookingTime)
+	defer cancel()
+	all, err := p.cluster.List(ctx, "pods", namespace, false)
+	if err != nil {
+		return []string{"failed to list pods while checking new PodSecurity enforce level"}
+	}
+	pods := p.inOrder(all)
+	total := len(pods)
+	pods = pods[:min(total, podsLookedAt)]
+	var found []same
+	looked := 0
+	for _, pod := range pods {
+		if ctx.Err() != nil {
+			break
+		}
+		looked++
+		if got := p.judge(enforce, &pod.ObjectMeta, &pod.Spec); !got.Allowed {
+			found = count(found, got.ForbiddenReason(), pod.Name)
+		}
+	}
+	var out []string
+	if looked < total {
+		out = append(out, fmt.Sprintf("new PodSecurity enforce level only checked against the first %d of %d existing pods", looked, total))
+	}
+	if len(found) > 0 {
+		out = append(out, fmt.Sprintf("existing pods in namespace %q violate the new PodSecurity enforce level %q", namespace, enforce))
+	}
+	lines := make([]string, 0, len(found))
+	for _, s := range found {
+		lines = append(lines, s.String())
+	}
+	slices.Sort(lines)
+	return append(out, lines...)
+}
+
+func count(found []same, reason, pod string) []same {
+	for i := range found {
+		if found[i].reason == reason {
+			found[i].first = min(found[i].first, pod)
+			found[i].count++
+			return found
+		}
+	}
+	return append(found, same{reason, pod, 1})
+}
+
+func (s same) String() string {
+	switch s.count {
+	case 1:
+		return fmt.Sprintf("%s: %s", s.first, s.reason)
+	case 2:
+		return fmt.Sprintf("%s (and 1 other pod): %s", s.first, s.reason)
+	}
+	return fmt.Sprintf("%s (and %d other pods): %s", s.first, s.count-1, s.reason)
+}
+
+// inOrder puts one pod of every controller first, so that all kinds of pods are looked at before the time is up.
+func (p *Plugin) inOrder(all []api.Object) []*corev1.Pod {
+	var first, rest []*corev1.Pod
+	seen := map[types.UID]bool{}
+	for _, o := range all {
+		pod := o.(*corev1.Pod)
+		if c := pod.Spec.RuntimeClassName; c != nil && slices.Contains(p.config.RuntimeClasses, *c) {
+			continue
+		}
+		owner := metav1.GetControllerOfNoCopy(pod)
+		if owner != nil && seen[owner.UID] {
+			rest = append(rest, pod)
+			continue
+		}
+		if owner != nil {
+			seen[owner.UID] = true
+		}
+		first = append(first, pod)
+	}
+	return append(first, rest...)
+}

@@ -1,0 +1,193 @@
+package apiserver
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/apiserver/podsecurity"
+)
+
+// heard collects the warnings that a client gets.
+type heard struct{ texts []string }
+
+func (h *heard) HandleWarningHeader(_ int, _ string, text string) { h.texts = append(h.texts, text) }
+
+// take returns what was heard since the last time.
+func (h *heard) take() string {
+	out := strings.Join(h.texts, "\n")
+	h.texts = nil
+	return out
+}
+
+// secured is an administrator's client, and what it is warned of.
+func secured(r *replica) (kubernetes.Interface, *heard) {
+	h := &heard{}
+	conf := r.config("admin", api.GroupMasters)
+	conf.WarningHandler = h
+	c, err := kubernetes.NewForConfig(conf)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return c, h
+}
+
+// labelled makes a namespace with Pod Security labels ("enforce", "restricted", ...).
+func labelled(r *replica, name string, labels ...string) {
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{}}}
+	for i := 0; i+1 < len(labels); i += 2 {
+		ns.Labels["pod-security.kubernetes.io/"+labels[i]] = labels[i+1]
+	}
+	r.must(ns)
+	r.defaultAccount(name)
+}
+
+func podIn(namespace, name string, change func(*corev1.Pod)) *corev1.Pod {
+	p := newPod(name)
+	p.Namespace = namespace
+	if change != nil {
+		change(p)
+	}
+	return p
+}
+
+// modest makes a pod meet the restricted standard.
+func modest(p *corev1.Pod) {
+	yes, no := true, false
+	p.Spec.SecurityContext = &corev1.PodSecurityContext{RunAsNonRoot: &yes, SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}}
+	p.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{
+		AllowPrivilegeEscalation: &no, Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+	}
+}
+
+func privileged(p *corev1.Pod) {
+	yes := true
+	p.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: &yes}
+}
+
+// F96: a privileged pod in a restricted namespace is rejected, in Kubernetes' words, dry runs too; a modest one is not.
+func TestPodSecurityEnforces(t *testing.T) {
+	r := start(t, nil)
+	ctx := within(t)
+	c, warned := secured(r)
+	labelled(r, "tight", "enforce", "restricted")
+	labelled(r, "base", "enforce", "baseline", "enforce-version", "v1.25")
+	_, err := c.CoreV1().Pods("tight").Create(ctx, podIn("tight", "p", privileged), metav1.CreateOptions{})
+	want := `pods "p" is forbidden: violates PodSecurity "restricted:latest": privileged (container "c" must not set securityContext.privileged=true), allowPrivilegeEscalation != false`
+	if !apierrors.IsForbidden(err) || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("got %v\nwant %s", err, want)
+	}
+	if _, err := c.CoreV1().Pods("tight").Create(ctx, podIn("tight", "p", nil), metav1.CreateOptions{DryRun: []string{"All"}}); !apierrors.IsForbidden(err) {
+		t.Errorf("a dry run: %v", err)
+	}
+	if _, err := c.CoreV1().Pods("tight").Create(ctx, podIn("tight", "p", modest), metav1.CreateOptions{}); err != nil {
+		t.Errorf("a modest pod: %v", err)
+	}
+	if _, err := c.CoreV1().Pods("base").Create(ctx, podIn("base", "p", nil), metav1.CreateOptions{}); err != nil {
+		t.Errorf("a plain pod at baseline: %v", err)
+	}
+	host := func(p *corev1.Pod) { p.Spec.HostNetwork = true }
+	if _, err := c.CoreV1().Pods("base").Create(ctx, podIn("base", "h", host), metav1.CreateOptions{}); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), `violates PodSecurity "baseline:v1.25": host namespaces (hostNetwork=true)`) {
+		t.Errorf("the host's network at baseline: %v", err)
+	}
+	// A pod that is there may be labelled and reported on, whatever the namespace has come to demand, and not changed.
+	if _, err := c.CoreV1().Namespaces().Patch(ctx, "base", types.MergePatchType, []byte(`{"metadata":{"labels":{"pod-security.kubernetes.io/enforce":"restricted"}}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if w := warned.take(); !strings.Contains(w, `existing pods in namespace "base" violate the new PodSecurity enforce level "restricted:v1.25"`) || !strings.Contains(w, "p: allowPrivilegeEscalation != false") {
+		t.Errorf("warned %q", w)
+	}
+	if _, err := c.CoreV1().Pods("base").Patch(ctx, "p", types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`), metav1.PatchOptions{}); err != nil {
+		t.Errorf("labelling: %v", err)
+	}
+	if _, err := c.CoreV1().Pods("base").Patch(ctx, "p", types.MergePatchType, []byte(`{"status":{"phase":"Running"}}`), metav1.PatchOptions{}, "status"); err != nil {
+		t.Errorf("reporting: %v", err)
+	}
+	if _, err := c.CoreV1().Pods("base").Patch(ctx, "p", types.StrategicMergePatchType, []byte(`{"spec":{"containers":[{"name":"c","image":"other"}]}}`), metav1.PatchOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("another image: %v", err)
+	}
+	labels := `{"metadata":{"labels":{"pod-security.kubernetes.io/enforce":"strict"}}}`
+	if _, err := c.CoreV1().Namespaces().Patch(ctx, "base", types.MergePatchType, []byte(labels), metav1.PatchOptions{}); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "must be one of privileged, baseline, restricted") {
+		t.Errorf("a level that is none: %v", err)
+	}
+}
+
+// A warning for the pod itself and for the workload that will make it; the pod of a workload is what is refused.
+func TestPodSecurityWarns(t *testing.T) {
+	r := start(t, nil)
+	ctx := within(t)
+	c, warned := secured(r)
+	labelled(r, "loud", "warn", "baseline")
+	labelled(r, "tight", "enforce", "restricted")
+	if _, err := c.CoreV1().Pods("loud").Create(ctx, podIn("loud", "p", privileged), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if w := warned.take(); w != `would violate PodSecurity "baseline:latest": privileged (container "c" must not set securityContext.privileged=true)` {
+		t.Errorf("warned %q", w)
+	}
+	pod := podIn("tight", "p", nil)
+	pod.Labels = map[string]string{"a": "b"}
+	d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "d"}, Spec: appsv1.DeploymentSpec{
+		Selector: &metav1.LabelSelector{MatchLabels: pod.Labels},
+		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: pod.Labels}, Spec: pod.Spec},
+	}}
+	if _, err := c.AppsV1().Deployments("tight").Create(ctx, d, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if w := warned.take(); !strings.Contains(w, `would violate PodSecurity "restricted:latest": allowPrivilegeEscalation != false`) {
+		t.Errorf("warned %q", w)
+	}
+}
+
+// What the cluster's file says: defaults where labels are silent, and exemptions.
+func TestPodSecurityConfiguration(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "admission.yaml")
+	text := `apiVersion: apiserver.config.k8s.io/v1
+kind: AdmissionConfiguration
+plugins:
+- name: PodSecurity
+  configuration:
+    apiVersion: pod-security.admission.config.k8s.io/v1
+    kind: PodSecurityConfiguration
+    defaults: {enforce: baseline, enforce-version: latest}
+    exemptions:
+      usernames: [operator]
+      namespaces: [kube-system]
+`
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	conf, err := podsecurity.Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := start(t, func(c *Config) { c.PodSecurity = conf })
+	r.defaultAccount("kube-system")
+	labelled(r, "free", "enforce", "privileged")
+	ctx := within(t)
+	create := func(c kubernetes.Interface, namespace, name string) error {
+		_, err := c.CoreV1().Pods(namespace).Create(ctx, podIn(namespace, name, privileged), metav1.CreateOptions{})
+		return err
+	}
+	if err := create(r.admin(), "default", "p"); !apierrors.IsForbidden(err) {
+		t.Errorf("by default: %v", err)
+	}
+	for what, err := range map[string]error{
+		"exempt namespace": create(r.admin(), "kube-system", "p"),
+		"exempt user":      create(r.client("operator", api.GroupMasters), "default", "q"),
+		"labelled":         create(r.admin(), "free", "p"),
+	} {
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
