@@ -273,7 +273,7 @@ func TestSlowStart(t *testing.T) {
 		{3, 2, 3, 2},
 	} {
 		var calls atomic.Int64
-		done, err := SlowStart(t.Context(), c.n, func(_ context.Context, i int) error {
+		done, err := SlowStart(t.Context(), func() int { return c.n }, func(_ context.Context, i int) error {
 			calls.Add(1)
 			if i == c.failAt {
 				return errors.New("no")
@@ -283,5 +283,36 @@ func TestSlowStart(t *testing.T) {
 		if int(calls.Load()) != c.calls || done != c.done || (err != nil) != (c.failAt >= 0) {
 			t.Errorf("%d, failing at %d: %d calls, %d done, %v", c.n, c.failAt, calls.Load(), done, err)
 		}
+	}
+}
+
+// Between two batches it is asked again how many are wanted.
+func TestBatchesLookAgain(t *testing.T) {
+	var calls atomic.Int64
+	do := func(context.Context, int) error { calls.Add(1); return nil }
+	enough := func() int {
+		if calls.Load() >= 2000 {
+			return 1
+		}
+		return 1_000_000
+	}
+	if done, err := SlowStart(t.Context(), enough, do); err != nil || done < 2000 || done > 2500 {
+		t.Errorf("slow start: %d calls after no more than 2000 were wanted, %v", done, err)
+	}
+	calls.Store(0)
+	if err := InBatches(t.Context(), enough, do); err != nil || calls.Load() != 2000 {
+		t.Errorf("batches: %d calls, %v", calls.Load(), err)
+	}
+	// One call that always fails does not keep the others from being made.
+	calls.Store(0)
+	err := InBatches(t.Context(), func() int { return 1200 }, func(_ context.Context, i int) error {
+		calls.Add(1)
+		if i == 3 {
+			return errors.New("no")
+		}
+		return nil
+	})
+	if err == nil || calls.Load() != 1200 {
+		t.Errorf("batches with a failure: %d calls, %v", calls.Load(), err)
 	}
 }

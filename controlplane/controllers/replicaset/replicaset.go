@@ -1,9 +1,11 @@
 package replicaset
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -45,6 +47,7 @@ func New(d controllers.Deps) *controllers.Controller {
 				sets: controllers.ViewOf[*appsv1.ReplicaSet](t, sets),
 				pods: controllers.ViewOf[*corev1.Pod](t, pods),
 			}
+			r.refused.told = map[controllers.Key]round{}
 			return r.reconcile
 		},
 	}
@@ -92,11 +95,14 @@ type reconciler struct {
 	term *controllers.Term
 	sets *controllers.View[*appsv1.ReplicaSet]
 	pods *controllers.View[*corev1.Pod]
+
+	refused rounds
 }
 
 func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	rs, ok := r.sets.Get(key.Namespace, key.Name)
 	if !ok {
+		r.refused.forget(key)
 		return 0, nil
 	}
 	selector, err := metav1.LabelSelectorAsSelector(rs.Spec.Selector)
@@ -114,9 +120,64 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 		related = r.related(rs)
 	}
 	plan := PlanScaling(rs, active, related, r.term.Now())
-	failure := r.scale(ctx, rs, plan)
-	again, err := r.writeStatus(ctx, rs, failure)
+	refusals := controllers.CountRefusals(owned, r.term.Now())
+	wanted := plan.Create
+	var refusal error
+	if wanted > 0 {
+		refusal = r.tell(rs, key, refusals)
+	}
+	plan.Create = refusals.Allow(plan.Create)
+	more, failure := r.scale(ctx, rs, plan, len(active))
+	again, err := r.writeStatus(ctx, rs, cmp.Or(failure, refusal))
+	switch {
+	case more:
+		again = goOn
+	case wanted > plan.Create && (again == 0 || refusals.Wait < again):
+		again = max(refusals.Wait, goOn)
+	}
 	return again, errors.Join(failure, err)
+}
+
+// rounds remembers of which round of refusals an owner has been told last.
+type rounds struct {
+	mu   sync.Mutex
+	told map[controllers.Key]round
+}
+
+type round struct {
+	number int
+	at     int64
+}
+
+func (t *rounds) forget(key controllers.Key) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.told, key)
+}
+
+// isNew says whether key has not been told of the round yet.
+func (t *rounds) isNew(key controllers.Key, r controllers.Refusals) bool {
+	now := round{number: r.Rounds, at: r.Last.CreationTimestamp.Unix()}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	was := t.told[key]
+	t.told[key] = now
+	return was != now
+}
+
+// tell says in an Event that nodes refuse the pods of rs, and returns the same as an error for its status.
+func (r *reconciler) tell(rs *appsv1.ReplicaSet, key controllers.Key, refusals controllers.Refusals) error {
+	if refusals.Rounds == 0 {
+		r.refused.forget(key)
+		return nil
+	}
+	p := refusals.Last
+	err := fmt.Errorf("pod %s was refused by node %s: %s: %s", p.Name, p.Spec.NodeName, p.Status.Reason, p.Status.Message)
+	if refusals.Wait > 0 && r.refused.isNew(key, refusals) {
+		r.term.Events.Eventf(rs, corev1.EventTypeWarning, "BackOff", "Creating no pods for %v, attempt %d: %v",
+			refusals.Wait.Round(time.Second), refusals.Rounds, err)
+	}
+	return err
 }
 
 // candidates are the pods that rs controls and those that nobody does.
@@ -161,18 +222,38 @@ func (r *reconciler) related(rs *appsv1.ReplicaSet) map[string]int {
 // more would be kept of one object anyway, and thousands cost as much as the pods.
 const maxEvents = 25
 
-// scale performs a plan.
-func (r *reconciler) scale(ctx context.Context, rs *appsv1.ReplicaSet, plan Scaling) error {
-	if plan.Create > 0 {
-		_, err := controllers.SlowStart(ctx, plan.Create, func(ctx context.Context, i int) error { return r.create(ctx, rs, i < maxEvents) })
-		if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
-			return nil // no pod will ever be wanted again
+// A scaling is interrupted after a while, so that the status shows how far it has come, and goes on after goOn.
+const (
+	maxScaling = time.Second
+	goOn       = time.Millisecond
+)
+
+// scale performs a plan that was made with so many active pods. Before every batch it looks again at what is wanted.
+// more says that it was interrupted.
+func (r *reconciler) scale(ctx context.Context, rs *appsv1.ReplicaSet, plan Scaling, active int) (more bool, err error) {
+	began := r.term.Now()
+	wanted := func() int {
+		now, ok := r.sets.Get(rs.Namespace, rs.Name)
+		if !ok || now.UID != rs.UID || now.DeletionTimestamp != nil {
+			return active
 		}
-		return err
+		if r.term.Now().Sub(began) > maxScaling {
+			more = true
+			return active
+		}
+		return int(replicas(now))
 	}
-	return controllers.InParallel(ctx, len(plan.Delete), func(ctx context.Context, i int) error {
-		return r.delete(ctx, rs, plan.Delete[i], i < maxEvents)
-	})
+	if plan.Create > 0 {
+		_, err := controllers.SlowStart(ctx, func() int { return min(plan.Create, wanted()-active) },
+			func(ctx context.Context, i int) error { return r.create(ctx, rs, i < maxEvents) })
+		if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+			return false, nil // no pod will ever be wanted again
+		}
+		return more, err
+	}
+	err = controllers.InBatches(ctx, func() int { return min(len(plan.Delete), active-wanted()) },
+		func(ctx context.Context, i int) error { return r.delete(ctx, rs, plan.Delete[i], i < maxEvents) })
+	return more, err
 }
 
 func (r *reconciler) create(ctx context.Context, rs *appsv1.ReplicaSet, tell bool) error {

@@ -1,0 +1,88 @@
+package controllers
+
+import (
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// How long nothing is created after a pod was refused by its node: doubling from round to round.
+const (
+	firstRefusal = 2 * time.Second
+	mostRefusal  = 5 * time.Minute
+)
+
+// Refusals are the pods of one owner that their nodes refused one round after the other. Without a pause an owner
+// whose pods the scheduler sends to a node that will not have them would make a failed pod with every breath.
+type Refusals struct {
+	Rounds int           // 0 = none, or pods started since
+	Last   *corev1.Pod   // refused last
+	Wait   time.Duration // how long to create nothing
+}
+
+// Allow says how many of n wanted pods to create now. From the second round on it is one, to try.
+func (r Refusals) Allow(n int) int {
+	switch {
+	case r.Wait > 0:
+		return 0
+	case r.Rounds > 1:
+		return min(n, 1)
+	}
+	return n
+}
+
+// CountRefusals judges by the pods of an owner alone, so that a new leader comes to the same result. Pods that were
+// created while nothing should have been are of the same round. A pod that starts ends the count, and so does a
+// pause longer than the longest that this asks for.
+func CountRefusals(pods []*corev1.Pod, now time.Time) Refusals {
+	if !slices.ContainsFunc(pods, refused) {
+		return Refusals{}
+	}
+	pods = slices.Clone(pods)
+	slices.SortStableFunc(pods, func(a, b *corev1.Pod) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
+	var r Refusals
+	var latest time.Time // creation of the last pod that was refused or may still be
+	for _, p := range pods {
+		created := p.CreationTimestamp.Time
+		switch {
+		case refused(p):
+			if since := created.Sub(latest); r.Rounds == 0 || since > 2*mostRefusal {
+				r.Rounds = 1
+			} else if since >= pause(r.Rounds) {
+				r.Rounds++
+			}
+			r.Last, latest = p, created
+		case r.Rounds == 0 || !created.After(r.Last.CreationTimestamp.Time):
+		case started(p):
+			r = Refusals{}
+		case !PodEnded(p):
+			latest = created
+		}
+	}
+	if r.Rounds > 0 {
+		r.Wait = max(0, min(pause(r.Rounds), latest.Add(pause(r.Rounds)).Sub(now)))
+	}
+	return r
+}
+
+func pause(rounds int) time.Duration {
+	return min(firstRefusal<<min(rounds-1, 16), mostRefusal)
+}
+
+// refused says whether the pod ended on its node before any of its containers ran. An evicted pod was not refused.
+func refused(p *corev1.Pod) bool {
+	return p.Status.Phase == corev1.PodFailed && p.Spec.NodeName != "" && p.DeletionTimestamp == nil &&
+		p.Status.Reason != "" && p.Status.Reason != "Evicted" && !started(p)
+}
+
+// started says whether a container of the pod has run.
+func started(p *corev1.Pod) bool {
+	if p.Status.Phase == corev1.PodRunning || p.Status.Phase == corev1.PodSucceeded {
+		return true
+	}
+	ran := func(s corev1.ContainerStatus) bool {
+		return s.State.Running != nil || s.State.Terminated != nil || s.LastTerminationState.Terminated != nil
+	}
+	return slices.ContainsFunc(p.Status.ContainerStatuses, ran) || slices.ContainsFunc(p.Status.InitContainerStatuses, ran)
+}

@@ -1,0 +1,171 @@
+package controllers_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/replicaset"
+	"keelson.dev/keelson/internal/wait"
+)
+
+// onlyReplicaSets is a world without other controllers, and with no nodes.
+var onlyReplicaSets = options{quiet: true, only: func(d controllers.Deps) []*controllers.Controller {
+	return []*controllers.Controller{replicaset.New(d)}
+}}
+
+// set is a ReplicaSet.
+func set(name string, replicas int32) *appsv1.ReplicaSet {
+	d := app(name, replicas, "web:1")
+	return &appsv1.ReplicaSet{ObjectMeta: d.ObjectMeta,
+		Spec: appsv1.ReplicaSetSpec{Replicas: &replicas, Selector: d.Spec.Selector, Template: d.Spec.Template}}
+}
+
+func (w *world) resize(name string, replicas int32) {
+	w.t.Helper()
+	w.eventually("resizing "+name, func() error {
+		rs, err := client.Get[*appsv1.ReplicaSet](w.ctx, w.admin, "default", name)
+		if err != nil {
+			return err
+		}
+		rs = rs.DeepCopy()
+		rs.Spec.Replicas = &replicas
+		_, err = client.Update(w.ctx, w.admin, rs)
+		return err
+	})
+}
+
+// F60 F61: a size that was asked for by mistake is taken back without its having been reached.
+func TestMillionThenOne(t *testing.T) {
+	w := newWorld(t, onlyReplicaSets)
+	w.lead(controllers.Options{})
+	w.create(set("web", 1_000_000))
+	w.eventually("the first thousand pods", func() error {
+		if n := len(w.pods()); n < 1000 {
+			return fmt.Errorf("%d pods", n)
+		}
+		return nil
+	})
+	w.eventually("a status that shows how far it has come", func() error {
+		rs, err := client.Get[*appsv1.ReplicaSet](w.ctx, w.admin, "default", "web")
+		if err == nil && rs.Status.Replicas < 500 {
+			err = fmt.Errorf("%d replicas", rs.Status.Replicas)
+		}
+		return err
+	})
+	w.resize("web", 1)
+	most := 0
+	w.within(time.Minute, "scaling to one", func() error {
+		n := len(w.pods())
+		if most = max(most, n); n != 1 {
+			return fmt.Errorf("%d pods", n)
+		}
+		return nil
+	})
+	t.Logf("at most %d pods were there", most)
+	w.eventually("its status", func() error {
+		rs, err := client.Get[*appsv1.ReplicaSet](w.ctx, w.admin, "default", "web")
+		if err == nil && (rs.Status.Replicas != 1 || rs.Status.ObservedGeneration != rs.Generation) {
+			err = fmt.Errorf("%+v", rs.Status)
+		}
+		return err
+	})
+}
+
+// A node that refuses every pod is not offered hundreds of them.
+func TestRefusedPods(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := onlyReplicaSets
+		refuses := true
+		o.only = func(d controllers.Deps) []*controllers.Controller {
+			return []*controllers.Controller{replicaset.New(d), refusing(d, &refuses)}
+		}
+		w := newWorld(t, o)
+		w.nodes.set(w.nodes.dead, "w1", true) // the other one plays it
+		w.lead(controllers.Options{})
+		w.create(set("web", 3))
+		time.Sleep(6 * time.Second) // of the bubble's own time
+		synctest.Wait()
+		list, err := client.List[*corev1.Pod](w.ctx, w.admin, "default", metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(list) < 4 || len(list) > 7 {
+			t.Errorf("%d pods in 6 s", len(list))
+		}
+		rs, err := client.Get[*appsv1.ReplicaSet](w.ctx, w.admin, "default", "web")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c := rs.Status.Conditions; len(c) != 1 || c[0].Type != appsv1.ReplicaSetReplicaFailure || !strings.Contains(c[0].Message, "refused by node w1: NodeAffinity") {
+			t.Errorf("conditions %+v", c)
+		}
+		events, err := client.List[*corev1.Event](w.ctx, w.admin, "default", metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		said := 0
+		for _, e := range events {
+			if e.Reason == "BackOff" && strings.Contains(e.Message, ", attempt ") && strings.Contains(e.Message, ": pod web-") {
+				said++
+			}
+		}
+		if said == 0 {
+			t.Errorf("no event tells of it among %d", len(events))
+		}
+		refuses = false
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		running := 0
+		for _, p := range w.pods() {
+			if p.Status.Phase == corev1.PodRunning {
+				running++
+			}
+		}
+		if rs, err = client.Get[*appsv1.ReplicaSet](w.ctx, w.admin, "default", "web"); err != nil || running != 3 || len(rs.Status.Conditions) > 0 {
+			t.Errorf("a minute after the node takes pods again %d run, conditions %+v, %v", running, rs.Status.Conditions, err)
+		}
+	})
+}
+
+// refusing binds every pod to w1, which fails it while refuses says so, and runs it otherwise.
+func refusing(d controllers.Deps, refuses *bool) *controllers.Controller {
+	pods := client.Informer[*corev1.Pod](d.Informers)
+	return &controllers.Controller{
+		Name:    "refusing-node",
+		Watches: []controllers.Watch{controllers.OnInformer(pods, controllers.Self[*corev1.Pod])},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			return func(ctx context.Context, key controllers.Key) (time.Duration, error) {
+				p, ok := controllers.Cached[*corev1.Pod](pods, key.Namespace, key.Name)
+				switch {
+				case !ok || p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodRunning:
+					return 0, nil
+				case p.Spec.NodeName == "":
+					b := &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name},
+						Target: corev1.ObjectReference{Kind: "Node", Name: "w1"}}
+					_, err := client.Sub[*corev1.Pod](ctx, t.Client, p.Namespace, p.Name, "binding", b)
+					return 0, err
+				}
+				if err := wait.Delay(ctx, 50*time.Millisecond); err != nil {
+					return 0, err
+				}
+				next := p.DeepCopy()
+				next.Status.Phase = corev1.PodRunning
+				if *refuses {
+					next.Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: "NodeAffinity", Message: "Pod was rejected: it does not fit"}
+				}
+				_, err := client.UpdateStatus(ctx, t.Client, next)
+				return 0, err
+			}
+		},
+	}
+}
