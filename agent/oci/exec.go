@@ -1,7 +1,6 @@
 package oci
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -27,16 +26,14 @@ import (
 // it left behind may keep its streams open for ever.
 const drainTime = 2 * time.Second
 
-// maxSyncOutput bounds what ExecSync keeps of each stream; the rest is dropped.
-const maxSyncOutput = 16 << 20
+// maxSyncOutput bounds what ExecSync keeps of each stream; the rest is dropped. Probes and hooks are all that asks.
+const maxSyncOutput = 16 << 10
 
-// capped keeps the first bytes and swallows the rest.
-type capped struct{ bytes.Buffer }
+// capped keeps the first bytes and swallows the rest. It has no other method: io.Copy would go around Write.
+type capped struct{ kept []byte }
 
 func (c *capped) Write(p []byte) (int, error) {
-	if room := maxSyncOutput - c.Len(); room > 0 {
-		c.Buffer.Write(p[:min(room, len(p))])
-	}
+	c.kept = append(c.kept, p[:min(maxSyncOutput-len(c.kept), len(p))]...)
 	return len(p), nil
 }
 
@@ -53,7 +50,7 @@ func (r *Runtime) ExecSync(ctx context.Context, q *cri.ExecSyncRequest) (*cri.Ex
 	if parent.Err() == nil && ctx.Err() != nil {
 		return nil, status.Errorf(codes.DeadlineExceeded, "command %q timed out after %d s", q.GetCmd(), q.GetTimeout())
 	}
-	out := &cri.ExecSyncResponse{Stdout: stdout.Bytes(), Stderr: stderr.Bytes()}
+	out := &cri.ExecSyncResponse{Stdout: stdout.kept, Stderr: stderr.kept}
 	var exit *agent.ExitError
 	if errors.As(err, &exit) {
 		out.ExitCode = int32(exit.Code)
@@ -97,7 +94,7 @@ func (r *Runtime) Exec(ctx context.Context, containerID string, command []string
 		return fmt.Errorf("exec in container %s: %w", containerID, err)
 	}
 	defer e.close()
-	code, err := e.run(ctx, shim, &m)
+	code, err := e.run(ctx, r, shim, &m)
 	switch {
 	case err != nil:
 		return fmt.Errorf("exec in container %s: %w", containerID, err)
@@ -177,19 +174,25 @@ func newTerminal(st agent.Streams) (*execution, error) {
 }
 
 // run starts the command and waits for its end and its output.
-func (e *execution) run(ctx context.Context, shim *shimClient, m *wire.Exec) (code int, err error) {
+func (e *execution) run(ctx context.Context, r *Runtime, shim *shimClient, m *wire.Exec) (code int, err error) {
 	id, answers, end, err := shim.open(wire.KindExec, m, e.theirs...)
 	if err != nil {
 		return 0, err
 	}
-	defer end()
 	for _, f := range e.theirs {
 		f.Close() // one of them may be there thrice: closing again does nothing
 	}
 	f, err := shim.await(ctx, answers)
 	if err != nil {
+		if ctx.Err() != nil {
+			// It may start at any moment: its end is seen to without the caller.
+			r.background.Go(func() { defer end(); r.abandon(shim, id, answers) })
+		} else {
+			end()
+		}
 		return 0, err
 	}
+	defer end()
 	if _, err := shim.begun(f); err != nil {
 		return 0, err
 	}
@@ -202,12 +205,9 @@ func (e *execution) run(ctx context.Context, shim *shimClient, m *wire.Exec) (co
 	f, err = shim.await(ctx, answers)
 	if err != nil {
 		if ctx.Err() != nil {
-			kill := wire.Signal{Exec: id, Signal: int64(unix.SIGKILL)}
 			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTime)
 			defer cancel()
-			if _, e := shim.done(last, wire.KindSignal, &kill); e == nil {
-				_, _ = shim.await(last, answers)
-			}
+			shim.killExec(last, id, answers)
 		}
 		return 0, err
 	}
@@ -217,6 +217,34 @@ func (e *execution) run(ctx context.Context, shim *shimClient, m *wire.Exec) (co
 	}
 	e.drain(ctx)
 	return int(x.Code), nil
+}
+
+// killExec kills the command of a request and waits for its end.
+func (s *shimClient) killExec(ctx context.Context, id uint32, answers <-chan wire.Frame) {
+	kill := wire.Signal{Exec: id, Signal: int64(unix.SIGKILL)}
+	if _, err := s.done(ctx, wire.KindSignal, &kill); err == nil {
+		_, _ = s.await(ctx, answers)
+	}
+}
+
+// abandon kills a command that was given up before it had started, as soon as it has.
+func (r *Runtime) abandon(shim *shimClient, id uint32, answers <-chan wire.Frame) {
+	ctx, cancel := context.WithTimeout(context.Background(), teardownTimeout)
+	defer cancel()
+	go func() {
+		select {
+		case <-r.stopping: // the shim kills what runs for a connection that ends
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	f, err := shim.await(ctx, answers)
+	if err != nil {
+		return
+	}
+	if _, err := shim.begun(f); err == nil {
+		shim.killExec(ctx, id, answers)
+	}
 }
 
 func (e *execution) receiveTerminal() error {

@@ -28,7 +28,7 @@ func TestContainerFromCreateToExit(t *testing.T) {
 	if st.ExitCode != 3 || st.Reason != "Error" || st.StartedAt < st.CreatedAt || st.FinishedAt < st.StartedAt || st.ImageId != "sha256:tools" {
 		t.Errorf("after exit: %v", st)
 	}
-	r.expectLines("a", "stdout F out", "stderr F err", "stdout F part")
+	r.expectLines("a", "stdout F out", "stderr F err", "stdout P part")
 }
 
 // expectLines fails for lines that a log lacks.

@@ -78,7 +78,7 @@ func (w *worker) hostsFile(pod *v1.Pod) (string, error) {
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return "", fmt.Errorf("reading the node's hosts file for pod %s/%s: %w", pod.Namespace, pod.Name, err)
 		}
-		text = string(b) + hostAliases(pod)
+		text = "# Kubernetes-managed hosts file (host network).\n" + string(b) + hostAliases(pod)
 	} else {
 		text = hostsText(pod, w.cfg.Objects.Cluster().Domain)
 	}
@@ -97,7 +97,8 @@ func (w *worker) hostsFile(pod *v1.Pod) (string, error) {
 
 func hostsText(pod *v1.Pod, domain string) string {
 	var b strings.Builder
-	b.WriteString("# This file is written by Keelson.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\nfe00::0\tip6-localnet\nfe00::0\tip6-mcastprefix\nfe00::1\tip6-allnodes\nfe00::2\tip6-allrouters\n")
+	b.WriteString("# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n" +
+		"fe00::0\tip6-localnet\nfe00::0\tip6-mcastprefix\nfe00::1\tip6-allnodes\nfe00::2\tip6-allrouters\n")
 	name := pod.Name
 	if pod.Spec.Hostname != "" {
 		name = pod.Spec.Hostname
@@ -117,7 +118,7 @@ func hostAliases(pod *v1.Pod) string {
 		return ""
 	}
 	var b strings.Builder
-	b.WriteString("\n# hostAliases\n")
+	b.WriteString("\n# Entries added by HostAliases.\n")
 	for _, a := range pod.Spec.HostAliases {
 		fmt.Fprintf(&b, "%s\t%s\n", a.IP, strings.Join(a.Hostnames, "\t"))
 	}
@@ -196,8 +197,8 @@ func logTail(file string) string {
 	if err != nil {
 		return ""
 	}
-	// Every line carries about 40 bytes of stamp: read enough for both limits.
-	from := max(0, st.Size()-maxMessageLog-maxMessageLines*64)
+	// Every line carries about 40 bytes of stamp, and the longest part of one has 16 KiB: read enough for all limits.
+	from := max(0, st.Size()-maxMessageLog-maxMessageLines*64-17<<10)
 	b, err := io.ReadAll(io.NewSectionReader(f, from, st.Size()-from))
 	if err != nil {
 		return ""

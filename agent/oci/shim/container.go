@@ -435,5 +435,14 @@ func closeAll(fds []int) {
 	}
 }
 
-// complain writes a line to the shim's own log.
-func complain(s string) { _, _ = syscall.Write(2, []byte("keelson-shim: "+s+"\n")) }
+// maxComplaints bounds the shim's own log, which lies on a tmpfs of the host.
+const maxComplaints = 64 << 10
+
+// complain writes a line to the shim's own log, which begins anew when it is full.
+func complain(s string) {
+	var st syscall.Stat_t
+	if err := syscall.Fstat(2, &st); err == nil && st.Mode&syscall.S_IFMT == syscall.S_IFREG && st.Size > maxComplaints {
+		_ = syscall.Ftruncate(2, 0)
+	}
+	_, _ = syscall.Write(2, []byte("keelson-shim: "+s[:min(len(s), 1024)]+"\n"))
+}

@@ -10,7 +10,7 @@ const maxLine = 16 << 10
 //
 //	2006-01-02T15:04:05.000000000Z stdout F line
 //
-// with P instead of F for a part of a line that goes on.
+// with P instead of F for a part of a line: one that goes on, or a last one without a newline.
 type logFile struct {
 	path  string
 	fd    int
@@ -18,6 +18,8 @@ type logFile struct {
 	limit int64 // rotate beyond; 0 = never
 	files int   // kept, the live one included
 	held  [2][]byte
+
+	failing bool // the last write failed, and that has been said
 }
 
 // reopen opens the file by its name again: whoever rotates has moved it.
@@ -55,13 +57,18 @@ func (f *logFile) write(stream int, b []byte) {
 	f.put(appendLines(nil, stamp[:], stream, &f.held[stream], b))
 }
 
-// flush ends a line that was never ended: the stream is closed.
+// flush writes the part of a line that was never ended, as a part: the stream is closed.
 func (f *logFile) flush(stream int) {
 	if f.fd >= 0 && len(f.held[stream]) > 0 {
-		f.write(stream, []byte{'\n'})
+		var stamp [30]byte
+		appendTime(stamp[:0], now())
+		f.put(appendLine(nil, stamp[:], stream, 'P', f.held[stream], nil))
+		f.held[stream] = nil
 	}
 }
 
+// put writes whole lines, or none: what does not fit onto the disk is lost, and the container goes on, for a full disk
+// is not its fault.
 func (f *logFile) put(lines []byte) {
 	if len(lines) == 0 {
 		return
@@ -70,25 +77,42 @@ func (f *logFile) put(lines []byte) {
 		f.rotate()
 	}
 	if err := writeAll(f.fd, lines); err != nil {
-		complain(describe("write log "+f.path, err)) // the container goes on; a full disk is not its fault
+		_ = syscall.Ftruncate(f.fd, f.size) // no half line, to which the next one would be joined
+		if !f.failing {
+			complain(describe("write log "+f.path, err))
+		}
+		f.failing = true
+		return
 	}
+	f.failing = false
 	f.size += int64(len(lines))
 }
 
-// rotate moves path to path.1, that to path.2 and so on; the oldest is replaced.
+// rotate moves path to path.1, that to path.2 and so on; the oldest is replaced. When there can be no new file, the
+// live one begins anew: a log never grows beyond its limit.
 func (f *logFile) rotate() {
-	if f.files <= 1 {
-		if err := syscall.Ftruncate(f.fd, 0); err == nil {
-			f.size = 0
+	if f.files > 1 {
+		next := f.path + ".next"
+		fd, err := syscall.Open(next, syscall.O_WRONLY|syscall.O_CREAT|syscall.O_TRUNC|syscall.O_APPEND|syscall.O_CLOEXEC, 0o640)
+		if err == nil {
+			for i := f.files - 2; i >= 1; i-- {
+				_ = syscall.Rename(f.path+"."+itoa(i), f.path+"."+itoa(i+1))
+			}
+			_ = syscall.Rename(f.path, f.path+".1")
+			if err = syscall.Rename(next, f.path); err == nil {
+				f.close()
+				f.fd, f.size = fd, 0
+				return
+			}
+			syscall.Close(fd)
 		}
-		return
+		if !f.failing {
+			complain(describe("rotate log "+f.path, err))
+		}
+		f.failing = true
 	}
-	for i := f.files - 2; i >= 1; i-- {
-		_ = syscall.Rename(f.path+"."+itoa(i), f.path+"."+itoa(i+1))
-	}
-	_ = syscall.Rename(f.path, f.path+".1")
-	if err := f.reopen(); err != nil {
-		complain(err.Error())
+	if err := syscall.Ftruncate(f.fd, 0); err == nil {
+		f.size = 0
 	}
 }
 

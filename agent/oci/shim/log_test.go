@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -64,10 +65,7 @@ func FuzzLog(f *testing.F) {
 		}
 		want := string(in)
 		if len(held[0]) > 0 { // as flush does
-			log = appendLines(log, stamp, 0, &held[0], []byte("\n"))
-		}
-		if want != "" && !strings.HasSuffix(want, "\n") {
-			want += "\n"
+			log = appendLine(log, stamp, 0, 'P', held[0], nil)
 		}
 		if got, _ := parseLog(t, log); got != want {
 			t.Fatalf("wrote %q, read %q", want, got)
@@ -120,6 +118,87 @@ func TestRotationKeepsTheNewest(t *testing.T) {
 	out, _ := parseLog(t, all)
 	if !strings.HasSuffix(out, "line 17\nline 18\nline 19\n") {
 		t.Errorf("the newest lines are missing: %q", out)
+	}
+}
+
+// A last line without a newline is a part, as CRI has it: a reader gets the very bytes that were written.
+func TestLastLineWithoutNewline(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	f := logFile{path: path, fd: -1}
+	if err := f.reopen(); err != nil {
+		t.Fatal(err)
+	}
+	defer f.close()
+	f.write(0, []byte("whole\nno newl"))
+	f.write(0, []byte("ine"))
+	f.write(1, []byte("error\n"))
+	f.flush(0)
+	f.flush(1)
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, errs := parseLog(t, b); out != "whole\nno newline" || errs != "error\n" || !strings.HasSuffix(string(b), " stdout P no newline\n") {
+		t.Errorf("logged %q", b)
+	}
+}
+
+// On a full disk a log loses lines, but it stays whole and within its bounds, and goes on when there is room.
+func TestLogOnAFullDisk(t *testing.T) {
+	dir := t.TempDir()
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=65536"); err != nil {
+		t.Skip("needs root: ", err)
+	}
+	t.Cleanup(func() { _ = syscall.Unmount(dir, 0) })
+	filler := filepath.Join(dir, "filler")
+	if err := os.WriteFile(filler, make([]byte, 48<<10), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const limit, files = 12 << 10, 3
+	path := filepath.Join(dir, "log")
+	f := logFile{path: path, fd: -1, limit: limit, files: files}
+	if err := f.reopen(); err != nil {
+		t.Fatal(err)
+	}
+	defer f.close()
+	write := func(from, to int) {
+		for i := from; i < to; i++ {
+			f.write(0, fmt.Appendf(nil, "line %d %s\n", i, strings.Repeat("x", 700)))
+		}
+	}
+	check := func() (text string) {
+		names, err := filepath.Glob(path + "*")
+		if err != nil || len(names) > files {
+			t.Fatalf("files: %v, %v", names, err)
+		}
+		for _, name := range names {
+			b, err := os.ReadFile(name)
+			if err != nil || len(b) > limit || len(b) > 0 && b[len(b)-1] != '\n' {
+				t.Fatalf("%s has %d bytes, the last is not the end of a line, or %v", name, len(b), err)
+			}
+			out, _ := parseLog(t, b)
+			text += out
+		}
+		return text
+	}
+	write(0, 200)
+	check()
+	if err := os.Remove(filler); err != nil {
+		t.Fatal(err)
+	}
+	write(200, 300)
+	if text := check(); !strings.Contains(text, "line 299 ") {
+		t.Errorf("the log does not go on once there is room")
+	}
+	// A folder that is gone takes no new file either.
+	if err := os.Rename(path, path+".1"); err != nil {
+		t.Fatal(err)
+	}
+	f.path = filepath.Join(dir, "gone", "log")
+	write(0, 100)
+	var st syscall.Stat_t
+	if err := syscall.Fstat(f.fd, &st); err != nil || st.Size > limit {
+		t.Errorf("a log that cannot be rotated has %d bytes, %v", st.Size, err)
 	}
 }
 
