@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/pod"
 )
 
 // Version is what the node says of its agent; it names the Kubernetes version whose pod behaviour it has.
@@ -51,6 +52,7 @@ type Config struct {
 	Taints                   []v1.Taint
 	InsecureRegistries       []string
 	SeccompDefault           bool
+	PodSecurity              *pod.Ceiling // nil: every pod may run
 	ResolvConf               string
 	MaxPods                  int64
 
@@ -111,6 +113,11 @@ func Flags(fs *flag.FlagSet) *Config {
 	fs.StringVar(&c.PluginRegistration, "plugin-registration-dir", "/var/lib/kubelet/plugins_registry", "folder where CSI drivers register themselves")
 	fs.Var(list{&c.InsecureRegistries}, "insecure-registry", "registry HOST[:PORT] spoken to over plain HTTP (repeatable)")
 	fs.BoolVar(&c.SeccompDefault, "seccomp-default", false, "give containers without a seccomp profile the runtime's default")
+	fs.Func("pod-security", "most that pods may ask for on this node: privileged, baseline or restricted, with :VERSION if need be (default privileged)",
+		func(s string) (err error) {
+			c.PodSecurity, err = pod.ParseCeiling(s)
+			return err
+		})
 	fs.StringVar(&c.ResolvConf, "resolv-conf", "/etc/resolv.conf", "resolver configuration that pods inherit")
 	fs.Int64Var(&c.MaxPods, "max-pods", 110, "how many pods the node takes")
 	fs.Func("capacity", "resources to report instead of the machine's: cpu=2,memory=4Gi", func(s string) (err error) {

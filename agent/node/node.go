@@ -76,7 +76,7 @@ func New(cfg Config) (*Node, error) {
 		serve(n.server)
 	}
 	pods := pod.New(pod.Config{NodeName: cfg.NodeName, HostIPs: cfg.NodeIPs, Paths: cfg.paths(), Runtime: runtime, Images: images, Volumes: volumes, Objects: n.session, Reporter: n.session,
-		Prober: prober, Node: n.facts.admitting(n.session), ResolvConf: cfg.ResolvConf, SeccompDefault: cfg.SeccompDefault, Log: cfg.Log.With("part", "pods")})
+		Prober: prober, Node: n.facts.admitting(n.session), ResolvConf: cfg.ResolvConf, SeccompDefault: cfg.SeccompDefault, Ceiling: cfg.PodSecurity, Log: cfg.Log.With("part", "pods")})
 	n.part("pods", pods.Run)
 	n.part("facts", func(ctx context.Context) error {
 		return n.facts.run(ctx, watched{runtime: runtime, images: images, network: n.network, csi: n.csi, session: n.session})

@@ -90,6 +90,10 @@ func (r *Runtime) RunPodSandboxEarly(ctx context.Context, q *cri.RunPodSandboxRe
 	if err := checkSandboxConfig(config); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
+	if h := q.GetRuntimeHandler(); h != "" {
+		return nil, status.Errorf(codes.InvalidArgument, "runtime handler %q is not one of this node's: the RuntimeClass of pod %s/%s names what this runtime has not got",
+			h, config.GetMetadata().GetNamespace(), config.GetMetadata().GetName())
+	}
 	data, err := proto.Marshal(config)
 	if err != nil {
 		return nil, err

@@ -21,7 +21,7 @@ var safeSysctls = []string{"kernel.shm_rmid_forced", "net.ipv4.ip_local_port_ran
 // hand, or two schedulers may have raced. nil admits; otherwise the pod fails for good. Pure.
 func Admit(pod *v1.Pod, others []*v1.Pod, node *v1.Node) *Stop {
 	refuse := func(reason, format string, args ...any) *Stop {
-		return &Stop{Reason: reason, Message: "Pod was rejected: " + fmt.Sprintf(format, args...), Grace: grace(pod), Refused: true}
+		return refusal(pod, reason, format, args...)
 	}
 	if sc := pod.Spec.SecurityContext; sc != nil {
 		for _, s := range sc.Sysctls {

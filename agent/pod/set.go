@@ -40,13 +40,25 @@ type Config struct {
 	Node func() *v1.Node
 	// ClusterDNS returns the addresses of the cluster's DNS; nil or empty: pods use the node's.
 	ClusterDNS     func() []string
-	ResolvConf     string // "" = /etc/resolv.conf
-	SeccompDefault bool   // containers without a profile get the runtime's default
-	RuntimeName    string // scheme of container ids; "" = "keelson"
+	ResolvConf     string   // "" = /etc/resolv.conf
+	SeccompDefault bool     // containers without a profile get the runtime's default
+	Ceiling        *Ceiling // above which no pod is run; nil: any is
+	RuntimeName    string   // scheme of container ids; "" = "keelson"
 
 	Relist time.Duration // between looks at everything without cause; 0 = 30 s
 	Log    *slog.Logger  // may be nil
 	Now    func() time.Time
+}
+
+// admit asks everything that may refuse a pod on its node.
+func (c *Config) admit(p *v1.Pod, others []*v1.Pod) *Stop {
+	if refused := c.Ceiling.Check(p); refused != nil {
+		return refused
+	}
+	if refused := Incapable(p); refused != nil {
+		return refused
+	}
+	return Admit(p, others, c.Node())
 }
 
 func (c *Config) now() time.Time {
@@ -255,7 +267,7 @@ func (s *Set) start(ctx context.Context, p *v1.Pod) {
 				others = append(others, o.pod)
 			}
 		}
-		e.refused = Admit(p, others, s.cfg.Node())
+		e.refused = s.cfg.admit(p, others)
 		if e.refused != nil && s.doubt(p, e.refused) {
 			return
 		}
