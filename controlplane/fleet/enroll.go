@@ -52,21 +52,26 @@ const (
 // checkToken judges a join token. Every refusal looks alike from outside; the log has the reason.
 func (s *Server) checkToken(ctx context.Context, token, use string) error {
 	refused := status.Error(codes.Unauthenticated, "fleet: the join token is unknown, expired or of another kind")
+	source, now := sourceOf(ctx), time.Now()
+	if s.refusals.exhausted(source, now) {
+		return status.Errorf(codes.ResourceExhausted, "fleet: too many joins from %s have failed: wait some seconds", source)
+	}
 	fields := strings.Split(token, ".") // keelson1.USE.ID.SECRET.CAHASH
 	if len(fields) != 5 || len(validation.IsDNS1123Subdomain(fields[2])) > 0 {
+		s.refusals.note(source, now, "no join token", "use", use)
 		return refused
 	}
 	c := s.cfg.Client.As(s.cfg.System)
 	secret, err := client.Get[*v1.Secret](ctx, c, metav1.NamespaceSystem, "bootstrap-token-"+fields[2])
 	if apierrors.IsNotFound(err) {
-		s.cfg.Log.Warn("join refused: no such token", "id", fields[2], "use", use)
+		s.refusals.note(source, now, "no such token", "id", fields[2], "use", use)
 		return refused
 	}
 	if err != nil {
 		return status.Errorf(codes.Unavailable, "fleet: read join token: %v", err)
 	}
 	if err := s.cfg.CheckToken(token, use, secret, time.Now()); err != nil {
-		s.cfg.Log.Warn("join refused", "id", fields[2], "use", use, "err", err)
+		s.refusals.note(source, now, err.Error(), "id", fields[2], "use", use)
 		return refused
 	}
 	return nil

@@ -20,10 +20,7 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	v1 "k8s.io/api/core/v1"
@@ -32,6 +29,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/internal/door"
 	"keelson.dev/keelson/internal/lifecycle"
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
@@ -40,6 +38,8 @@ import (
 type Config struct {
 	Replica  string       // the name of this replica
 	Listener net.Listener // closed when Run ends
+	// Connections bounds how many there are; default Connections().
+	Connections door.Limits
 	// TLS asks for a client certificate and verifies it when given
 	// (VerifyClientCertIfGiven): Enrollment has none, Fleet requires one. The
 	// certificate chain presented must include the CA itself, because a joining
@@ -90,6 +90,9 @@ func (c *Config) defaults() {
 	if c.System.Name == "" {
 		c.System = api.User{Name: api.UserAPIServer, Groups: []string{api.GroupMasters, api.GroupAuthenticated}}
 	}
+	if c.Connections == (door.Limits{}) {
+		c.Connections = Connections()
+	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
@@ -116,6 +119,7 @@ type Server struct {
 	gate     *gate
 	losses   *losses
 	standbys *standbys
+	refusals *refusals
 	tunnels  *tunnels
 	events   *eventIndex
 	leases   cache.Indexer
@@ -132,7 +136,7 @@ var _ api.NodeStreams = (*Server)(nil)
 func New(cfg Config) *Server {
 	cfg.defaults()
 	s := &Server{
-		cfg: cfg, gate: newGate(cfg.StopGate), standbys: newStandbys(), tunnels: newTunnels(), events: newEventIndex(),
+		cfg: cfg, gate: newGate(cfg.StopGate), standbys: newStandbys(), refusals: newRefusals(cfg.Log), tunnels: newTunnels(), events: newEventIndex(),
 		synced: make(chan struct{}), stopping: make(chan struct{}),
 	}
 	s.view = newView(cfg.Informers, s.gate)
@@ -162,28 +166,9 @@ func New(cfg Config) *Server {
 // Run serves until ctx ends. The informers must be running; sessions wait until they are synced.
 // It ends when every session has.
 func (s *Server) Run(ctx context.Context) error {
-	g := grpc.NewServer(
-		grpc.Creds(credentials.NewTLS(s.cfg.TLS)),
-		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage), grpc.WaitForHandlers(true),
-		// A node that vanished without a word is noticed by its silence; these find dead tunnels and standbys.
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 5 * time.Second, Timeout: 4 * time.Second}),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 2 * time.Second, PermitWithoutStream: true}),
-	)
-	fleetv1.RegisterEnrollmentServer(g, s)
-	fleetv1.RegisterFleetServer(g, s)
 	defer s.children.Wait()
 	return lifecycle.Run(ctx,
-		lifecycle.Part{Name: "fleet: serve", Run: func(ctx context.Context) error {
-			stop := context.AfterFunc(ctx, func() {
-				close(s.stopping)
-				g.Stop()
-			})
-			defer stop()
-			if err := g.Serve(s.cfg.Listener); err != nil {
-				return fmt.Errorf("serve agents on %s: %w", s.cfg.Listener.Addr(), err)
-			}
-			return ctx.Err()
-		}},
+		lifecycle.Part{Name: "fleet: serve", Run: s.serve},
 		lifecycle.Part{Name: "fleet: losses", Run: func(ctx context.Context) error {
 			if err := s.view.waitForSync(ctx); err != nil {
 				return err
