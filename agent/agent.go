@@ -162,7 +162,7 @@ type Network interface {
 	Add(ctx context.Context, r NetworkRequest) (NetworkStatus, error)
 	Check(ctx context.Context, r NetworkRequest) error
 	Del(ctx context.Context, r NetworkRequest) error
-	// GC releases what belongs to no sandbox of the list.
+	// GC releases what belongs to no sandbox of the list, and was not attached by this process: the list may be older.
 	GC(ctx context.Context, keep []string) error
 	// Ready is nil when a network configuration is loaded, else says what is missing.
 	Ready() error

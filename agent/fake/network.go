@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"strings"
 	"sync"
 
 	"keelson.dev/keelson/agent"
@@ -76,20 +77,9 @@ func (n *Network) Del(ctx context.Context, r agent.NetworkRequest) error {
 	return nil
 }
 
-// GC implements agent.Network.
-func (n *Network) GC(_ context.Context, keep []string) error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	wanted := map[string]bool{}
-	for _, id := range keep {
-		wanted[id] = true
-	}
-	for id := range n.used {
-		if !wanted[id] {
-			delete(n.used, id)
-		}
-	}
-	return nil
+// GC implements agent.Network. All that is in use was attached by this process.
+func (n *Network) GC(ctx context.Context, keep []string) error {
+	return n.enter(ctx, n.Clock, "GC", strings.Join(keep, " "))
 }
 
 // Ready implements agent.Network; the script's "Ready" failures speak.

@@ -9,12 +9,11 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
+	"time"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
@@ -31,7 +30,9 @@ type Config struct {
 	RunDir  string // addresses and cached results; emptied by a reboot
 	// PodCIDR returns this node's, "" while none is allocated.
 	PodCIDR func() string
-	Log     *slog.Logger
+	// Deadline is how long one call of a verb may take, all plugins together; default 1 min.
+	Deadline time.Duration
+	Log      *slog.Logger
 }
 
 // Network implements agent.Network.
@@ -42,6 +43,12 @@ type Network struct {
 
 	mu    sync.Mutex
 	cache map[string]*libcni.NetworkConfigList // by what it was made from
+	// attached are the sandboxes that this process has attached or is attaching: a list of sandboxes may be older.
+	attached map[string]bool
+
+	// adding is held by every ADD for reading: the GC verb of plugins, which goes by a list of what there is, does not
+	// run beside them.
+	adding sync.RWMutex
 }
 
 const ifName = "eth0"
@@ -50,11 +57,19 @@ const ifName = "eth0"
 // operator may swap it while the agent runs.
 func New(c Config) *Network {
 	exec := &executor{}
+	if c.Deadline == 0 {
+		c.Deadline = time.Minute
+	}
 	return &Network{
 		cfg: c, exec: exec,
 		cni:   libcni.NewCNIConfigWithCacheDir(c.BinDirs, filepath.Join(c.RunDir, "cache"), exec),
-		cache: map[string]*libcni.NetworkConfigList{},
+		cache: map[string]*libcni.NetworkConfigList{}, attached: map[string]bool{},
 	}
+}
+
+// limited gives a verb its deadline.
+func (n *Network) limited(ctx context.Context, verb string) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, n.cfg.Deadline, fmt.Errorf("CNI %s took longer than %s", verb, n.cfg.Deadline))
 }
 
 // Ready is nil when there is a configuration.
@@ -172,17 +187,25 @@ func (n *Network) Add(ctx context.Context, r agent.NetworkRequest) (agent.Networ
 		return agent.NetworkStatus{}, err
 	}
 	rt := runtimeConf(r)
+	n.adding.RLock()
+	defer n.adding.RUnlock()
+	n.note(r.SandboxID, true)
+	adding, cancel := n.limited(ctx, "ADD")
+	defer cancel()
 	if cached, err := n.cni.GetNetworkListCachedResult(list, rt); err == nil && cached != nil {
-		if n.cni.CheckNetworkList(ctx, list, rt) == nil {
+		if n.cni.CheckNetworkList(adding, list, rt) == nil {
 			return status(cached)
 		}
 	}
-	res, err := n.cni.AddNetworkList(ctx, list, rt)
+	res, err := n.cni.AddNetworkList(adding, list, rt)
 	if err != nil {
 		// A failed ADD may have got half-way; the specification asks for a DEL.
-		if derr := n.undo(context.WithoutCancel(ctx), list, rt); derr != nil {
+		undoing, cancel := n.limited(context.WithoutCancel(ctx), "DEL")
+		defer cancel()
+		if derr := n.undo(undoing, list, rt); derr != nil {
 			n.cfg.Log.Warn("releasing a failed attachment", "sandbox", r.SandboxID, "err", derr)
 		}
+		n.note(r.SandboxID, false)
 		return agent.NetworkStatus{}, fmt.Errorf("network %q: CNI ADD for pod %s/%s: %w", list.Name, r.Namespace, r.Name, err)
 	}
 	return status(res)
@@ -214,18 +237,6 @@ func status(res types.Result) (agent.NetworkStatus, error) {
 	return s, nil
 }
 
-// Check verifies an attachment.
-func (n *Network) Check(ctx context.Context, r agent.NetworkRequest) error {
-	list, err := n.list(len(portMappings(r)) > 0)
-	if err != nil {
-		return err
-	}
-	if err := n.cni.CheckNetworkList(ctx, list, runtimeConf(r)); err != nil {
-		return fmt.Errorf("network %q: CNI CHECK for pod %s/%s: %w", list.Name, r.Namespace, r.Name, err)
-	}
-	return nil
-}
-
 // undo takes back what an ADD that never succeeded may have made. Each plugin is asked, whatever the others say; one
 // that is not installed cannot have made anything.
 func (n *Network) undo(ctx context.Context, list *libcni.NetworkConfigList, rt *libcni.RuntimeConf) error {
@@ -239,92 +250,6 @@ func (n *Network) undo(ctx context.Context, list *libcni.NetworkConfigList, rt *
 		errs = append(errs, n.cni.DelNetworkList(ctx, &one, rt))
 	}
 	return errors.Join(errs...)
-}
-
-// Del detaches the sandbox with the configuration it was attached with, which the cache remembers. Where it remembers
-// none an agent may have died in the middle of an ADD: what is held under the sandbox's name is given back.
-func (n *Network) Del(ctx context.Context, r agent.NetworkRequest) error {
-	rt := runtimeConf(r)
-	if attached, err := n.cni.GetCachedAttachments(r.SandboxID); err == nil && len(attached) > 0 {
-		var errs []error
-		for _, a := range attached {
-			list, err := libcni.NetworkConfFromBytes(a.Config)
-			if err != nil {
-				errs = append(errs, fmt.Errorf("cached configuration of sandbox %s: %w", r.SandboxID, err))
-				continue
-			}
-			if err := n.cni.DelNetworkList(ctx, list, rt); err != nil {
-				errs = append(errs, fmt.Errorf("network %q: CNI DEL for pod %s/%s: %w", list.Name, r.Namespace, r.Name, err))
-			}
-		}
-		return errors.Join(errs...)
-	}
-	list, err := n.list(len(portMappings(r)) > 0)
-	if err != nil {
-		return nil // without a configuration nothing was attached
-	}
-	if err := n.undo(ctx, list, rt); err != nil {
-		return fmt.Errorf("network %q: CNI DEL for pod %s/%s: %w", list.Name, r.Namespace, r.Name, err)
-	}
-	return nil
-}
-
-// GC releases the attachments of sandboxes that are not kept: by DEL for those that the cache remembers or that hold
-// an address of our own network (bridge and host-local have no GC verb), and by the plugins' GC verb where they have one.
-func (n *Network) GC(ctx context.Context, keep []string) error {
-	wanted := map[string]bool{}
-	for _, id := range keep {
-		wanted[id] = true
-	}
-	var errs []error
-	attached, err := n.cni.GetCachedAttachments("")
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		errs = append(errs, fmt.Errorf("reading cached attachments: %w", err))
-	}
-	lost := n.holders()
-	args := &libcni.GCArgs{}
-	for _, a := range attached {
-		if wanted[a.ContainerID] {
-			args.ValidAttachments = append(args.ValidAttachments, types.GCAttachment{ContainerID: a.ContainerID, IfName: a.IfName})
-			continue
-		}
-		if err := n.Del(ctx, agent.NetworkRequest{SandboxID: a.ContainerID, NetNS: a.NetNS}); err != nil {
-			errs = append(errs, err)
-		}
-		delete(lost, a.ContainerID)
-	}
-	for id := range lost {
-		if !wanted[id] {
-			errs = append(errs, n.Del(ctx, agent.NetworkRequest{SandboxID: id}))
-		}
-	}
-	if list, err := n.list(false); err == nil {
-		if err := n.cni.GCNetworkList(ctx, list, args); err != nil {
-			errs = append(errs, fmt.Errorf("network %q: CNI GC: %w", list.Name, err))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// holders are the sandboxes that hold an address of our own network, by the files of its address plugin: one for each
-// address, which names the sandbox in its first line.
-func (n *Network) holders() map[string]bool {
-	out := map[string]bool{}
-	files, err := filepath.Glob(filepath.Join(n.ipamDir(), cni.Name, "*"))
-	if err != nil {
-		return out
-	}
-	for _, f := range files {
-		if _, err := netip.ParseAddr(filepath.Base(f)); err != nil {
-			continue
-		}
-		if raw, err := os.ReadFile(f); err == nil {
-			if id, _, _ := strings.Cut(string(raw), "\n"); strings.TrimSpace(id) != "" {
-				out[strings.TrimSpace(id)] = true
-			}
-		}
-	}
-	return out
 }
 
 func (n *Network) ipamDir() string { return filepath.Join(n.cfg.RunDir, "ipam") }

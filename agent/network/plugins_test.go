@@ -296,6 +296,7 @@ func TestGarbage(t *testing.T) {
 					}
 				}
 				h.unpin(gone)
+				h.Network = New(h.cfg) // the agent was started anew
 				for range 2 {
 					if err := h.GC(t.Context(), []string{keep.SandboxID}); err != nil {
 						t.Errorf("GC: %v", err)

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	v1 "k8s.io/api/core/v1"
@@ -57,15 +58,19 @@ func Wanted(nodes []*v1.Node, self string) map[netip.Prefix]Route {
 type Routes struct {
 	Node    string
 	Objects agent.Objects
+	// Foreign says that pods are attached by a network product: routes are its affair, and ours are taken away.
+	Foreign func() bool
 	Log     *slog.Logger
 }
 
-// Run checks forwarding and keeps the kernel's routes as the nodes demand, until ctx ends.
+// resync is how often the kernel's routes are looked at without cause.
+const resync = 5 * time.Second
+
+// Run checks forwarding and keeps the kernel's routes as the nodes demand, until ctx ends or that is not possible.
 // The routes stay when it ends: traffic outlives the agent.
 func (r *Routes) Run(ctx context.Context) error {
-	if err := enableForwarding(); err != nil {
-		return err
-	}
+	tick := time.NewTicker(resync)
+	defer tick.Stop()
 	changes := r.Objects.Changes(ctx)
 	select {
 	case <-r.Objects.Synced():
@@ -73,8 +78,13 @@ func (r *Routes) Run(ctx context.Context) error {
 		return ctx.Err()
 	}
 	for {
-		if err := syncRoutes(Wanted(r.Objects.Nodes(), r.Node)); err != nil {
-			r.Log.Error("routes to other nodes' pods", "err", err)
+		foreign := r.Foreign()
+		want := map[netip.Prefix]Route{}
+		if !foreign {
+			want = Wanted(r.Objects.Nodes(), r.Node)
+		}
+		if err := errors.Join(enableForwarding(!foreign), syncRoutes(want)); err != nil {
+			return err
 		}
 		for relevant := false; !relevant; {
 			select {
@@ -85,18 +95,26 @@ func (r *Routes) Run(ctx context.Context) error {
 					return ctx.Err()
 				}
 				_, relevant = kinds["Node"]
+			case <-tick.C:
+				relevant = true
 			}
 		}
 	}
 }
 
-// enableForwarding sets the two switches without which pods do not reach each
-// other. Both are per network namespace.
-func enableForwarding() error {
-	for _, s := range []struct{ path, remedy string }{
-		{"/proc/sys/net/ipv4/ip_forward", "set net.ipv4.ip_forward=1"},
-		{"/proc/sys/net/bridge/bridge-nf-call-iptables", "load it with 'modprobe br_netfilter'"},
+// enableForwarding sets the switches without which pods do not reach each other, the second one on a bridge.
+// Both are per network namespace.
+func enableForwarding(bridged bool) error {
+	for _, s := range []struct {
+		path, remedy string
+		needed       bool
+	}{
+		{"/proc/sys/net/ipv4/ip_forward", "set net.ipv4.ip_forward=1", true},
+		{"/proc/sys/net/bridge/bridge-nf-call-iptables", "load it with 'modprobe br_netfilter'", bridged},
 	} {
+		if !s.needed {
+			continue
+		}
 		if raw, err := os.ReadFile(s.path); err == nil && strings.TrimSpace(string(raw)) == "1" {
 			continue
 		}

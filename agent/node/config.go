@@ -57,7 +57,8 @@ type Config struct {
 	MaxPods                  int64
 
 	// Network makes the pod network on top of the view; nil: only pods on the host's network run.
-	Network func(agent.Objects) agent.Network
+	Network        func(agent.Objects) agent.Network
+	foreignNetwork func() bool // set with it: the network is somebody else's
 	// Proxy may be nil: no Service rules.
 	Proxy Proxy
 	// Extra runs beside the rest, by name: routes, DNS.

@@ -29,6 +29,9 @@ const (
 	CSIDriversAnnotation = "keelson.dev/csi-drivers"
 )
 
+// NodeDegraded is the condition of a node of which a part fails that pods can do without; its message says what to do.
+const NodeDegraded v1.NodeConditionType = "keelson.dev/Degraded"
+
 // The thresholds below which a node is under pressure: Kubernetes' defaults.
 const (
 	memoryThreshold = 100 << 20 // bytes available
@@ -68,6 +71,7 @@ type watched struct {
 	network agent.Network
 	csi     *csi.Registry
 	session Session
+	trouble *troubles
 }
 
 // observed is one look at the machine.
@@ -78,6 +82,8 @@ type observed struct {
 	pidPercent  int64  // available; -1 = not known
 	images      []v1.ContainerImage
 	drivers     []*csi.Driver // nil = not known
+	networkDown string        // what ails the way of pods' traffic; "" = nothing
+	degraded    string        // what else fails
 }
 
 // run keeps the facts current. What a node that is not ready mostly waits for tells of itself: the runtime's start and
@@ -109,6 +115,7 @@ func (f *facts) run(ctx context.Context, w watched) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-w.csi.Changed():
+		case <-w.trouble.changed:
 		case <-started:
 			started = nil
 		case kinds, ok := <-changes:
@@ -144,13 +151,27 @@ func (f *facts) look(ctx context.Context, w watched) observed {
 		o.drivers = w.csi.Drivers()
 	}
 	o.notReady = unready(ctx, w)
+	f.ailing(&o, w.trouble)
 	if f.cfg.Runtime != nil {
 		return o
 	}
-	if res, err := w.images.ListImages(ctx, &cri.ListImagesRequest{}); err == nil {
+	listing, cancel := context.WithTimeout(ctx, time.Second) // a store that still imports does not answer
+	defer cancel()
+	if res, err := w.images.ListImages(listing, &cri.ListImagesRequest{}); err == nil {
 		o.images = imageList(res.GetImages())
 	}
 	return o
+}
+
+// ailing words the failures of parts by what they mean for pods.
+func (f *facts) ailing(o *observed, t *troubles) {
+	vital := func(part string) bool { return part == partRuntime || part == partImages }
+	traffic := func(part string) bool { return part == partProxy || part == partRoutes }
+	if why := t.of(vital); why != "" {
+		o.notReady = why
+	}
+	o.networkDown = t.of(traffic)
+	o.degraded = t.of(func(part string) bool { return !vital(part) && !traffic(part) })
 }
 
 // machine looks at what is left of the machine.
@@ -231,6 +252,10 @@ func (f *facts) compose(o observed, old *v1.Node, now time.Time) *v1.Node {
 	set(v1.NodeMemoryPressure, o.memoryLeft >= 0 && o.memoryLeft < memoryThreshold, "KubeletHasSufficientMemory", "KubeletHasInsufficientMemory", "kubelet has sufficient memory available", "kubelet has insufficient memory available")
 	set(v1.NodeDiskPressure, o.diskPercent >= 0 && o.diskPercent < diskThreshold, "KubeletHasNoDiskPressure", "KubeletHasDiskPressure", "kubelet has no disk pressure", "kubelet has disk pressure")
 	set(v1.NodePIDPressure, o.pidPercent >= 0 && o.pidPercent < pidThreshold, "KubeletHasSufficientPID", "KubeletHasInsufficientPID", "kubelet has sufficient PID available", "kubelet has insufficient PID available")
+	if f.cfg.foreignNetwork == nil || !f.cfg.foreignNetwork() || o.networkDown != "" { // a network product tells of its own
+		set(v1.NodeNetworkUnavailable, o.networkDown != "", "NetworkReady", "NetworkPartFailed", "routes and Service rules are in place", o.networkDown)
+	}
+	set(NodeDegraded, o.degraded != "", "PartsRun", "PartFailed", "all parts of the agent run", o.degraded)
 	ready := v1.NodeCondition{Type: v1.NodeReady, Status: v1.ConditionTrue, Reason: "KubeletReady", Message: "kubelet is posting ready status"}
 	if o.notReady != "" {
 		ready.Status, ready.Reason, ready.Message = v1.ConditionFalse, "KubeletNotReady", o.notReady

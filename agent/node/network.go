@@ -8,12 +8,15 @@ import (
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/network"
 	"keelson.dev/keelson/agent/proxy"
+	"keelson.dev/keelson/cni"
 )
 
 // WithNetwork gives the agent the real pod network, routes and Service rules. A
 // fake node leaves it out.
 func (c *Config) WithNetwork() {
 	log := c.Log
+	foreign := func() bool { path, err := cni.Foreign(c.CNIConfDir); return err == nil && path != "" }
+	c.foreignNetwork = foreign
 	c.Network = func(o agent.Objects) agent.Network {
 		return network.New(network.Config{
 			ConfDir: c.CNIConfDir, BinDirs: []string{c.CNIBinDir}, RunDir: filepath.Join(c.RunDir, "cni"),
@@ -25,11 +28,11 @@ func (c *Config) WithNetwork() {
 		ip, _ = netip.ParseAddr(c.NodeIPs[0]) // the invalid one was refused by Complete
 	}
 	flows := proxy.NewFlows()
-	c.Proxy = &proxy.Proxy{Node: c.NodeName, NodeIP: ip, Flows: flows, Log: log.With("part", "proxy")}
+	c.Proxy = &proxy.Proxy{Node: c.NodeName, NodeIP: ip, Foreign: foreign, Flows: flows, Log: log.With("part", "proxy")}
 	c.Extra = map[string]func(context.Context, agent.Objects, agent.Reporter) error{
 		"udp flows": func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return flows.Run(ctx) },
-		"routes": func(ctx context.Context, o agent.Objects, _ agent.Reporter) error {
-			return (&network.Routes{Node: c.NodeName, Objects: o, Log: log.With("part", "network")}).Run(ctx)
+		partRoutes: func(ctx context.Context, o agent.Objects, _ agent.Reporter) error {
+			return (&network.Routes{Node: c.NodeName, Objects: o, Foreign: foreign, Log: log.With("part", "network")}).Run(ctx)
 		},
 	}
 }

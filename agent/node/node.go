@@ -17,6 +17,7 @@ import (
 	"slices"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/image"
@@ -39,6 +40,7 @@ type Node struct {
 	network agent.Network
 	csi     *csi.Registry
 	server  agent.NodeServer
+	trouble *troubles
 }
 
 // New puts an agent together; nothing runs, and nothing on disk is touched, until Run.
@@ -46,7 +48,7 @@ func New(cfg Config) (*Node, error) {
 	if err := cfg.Complete(); err != nil {
 		return nil, err
 	}
-	n := &Node{cfg: cfg, network: noNetwork{}}
+	n := &Node{cfg: cfg, network: noNetwork{}, trouble: newTroubles()}
 	n.facts = newFacts(&n.cfg)
 	n.session = cfg.Session
 	var serve func(agent.NodeServer)
@@ -65,7 +67,7 @@ func New(cfg Config) (*Node, error) {
 	volumes := cfg.Volumes
 	if volumes == nil {
 		volumes = volume.New(volume.Config{Paths: cfg.paths(), Objects: n.session, CSI: n.csi, Allocatable: func() v1.ResourceList { return n.facts.node().Status.Allocatable }, Log: cfg.Log.With("part", "volumes")})
-		n.part("csi", n.csi.Run)
+		n.own("csi", n.csi.Run)
 	}
 	prober := cfg.Prober
 	if prober == nil {
@@ -79,16 +81,29 @@ func New(cfg Config) (*Node, error) {
 		Prober: prober, Node: n.facts.admitting(n.session), ResolvConf: cfg.ResolvConf, SeccompDefault: cfg.SeccompDefault, Ceiling: cfg.PodSecurity, Log: cfg.Log.With("part", "pods")})
 	n.part("pods", pods.Run)
 	n.part("facts", func(ctx context.Context) error {
-		return n.facts.run(ctx, watched{runtime: runtime, images: images, network: n.network, csi: n.csi, session: n.session})
+		return n.facts.run(ctx, watched{runtime: runtime, images: images, network: n.network, csi: n.csi, session: n.session, trouble: n.trouble})
 	})
 	if cfg.Proxy != nil {
-		n.part("proxy", func(ctx context.Context) error { return cfg.Proxy.Run(ctx, n.session, n.session) })
+		n.own(partProxy, func(ctx context.Context) error { return cfg.Proxy.Run(ctx, n.session, n.session) })
 	}
 	for _, name := range slices.Sorted(maps.Keys(cfg.Extra)) {
-		n.part(name, func(ctx context.Context) error { return cfg.Extra[name](ctx, n.session, n.session) })
+		n.own(name, func(ctx context.Context) error { return cfg.Extra[name](ctx, n.session, n.session) })
+	}
+	if cfg.Network != nil {
+		t := &tender{runtime: runtime, network: n.network, objects: n.session, reporter: n.session, node: cfg.NodeName,
+			log: cfg.Log.With("part", "network"), failing: map[types.UID]string{}}
+		n.own("pod networks", t.run)
 	}
 	return n, nil
 }
+
+// The parts of which the node's conditions speak by name.
+const (
+	partRuntime = "runtime"
+	partImages  = "images"
+	partProxy   = "proxy"
+	partRoutes  = "routes"
+)
 
 // Server answers exec, logs and port-forward for this node's pods. The agent's own session has it already;
 // one that was passed in is to be given it.
@@ -98,13 +113,18 @@ func (n *Node) part(name string, run func(context.Context) error) {
 	n.parts = append(n.parts, lifecycle.Part{Name: name, Run: run})
 }
 
+// own adds a part whose failure is its own: the others go on, and the node's conditions tell.
+func (n *Node) own(name string, run func(context.Context) error) {
+	n.part(name, func(ctx context.Context) error { return supervise(ctx, name, run, n.trouble, n.cfg.Log) })
+}
+
 func (n *Node) images() agent.Images {
 	if n.cfg.Images != nil {
 		return n.cfg.Images
 	}
 	store := image.New(image.Config{Root: filepath.Join(n.cfg.StateDir, "images"), Run: filepath.Join(n.cfg.RunDir, "images"), Archives: n.cfg.ArchivesDir,
 		Logger: n.cfg.Log.With("part", "images"), Insecure: n.cfg.InsecureRegistries})
-	n.part("images", store.Run)
+	n.own(partImages, store.Run)
 	return store
 }
 
@@ -115,11 +135,11 @@ func (n *Node) runtime(images agent.Images) agent.Runtime {
 	bin := func(name string) string { return filepath.Join(n.cfg.RuntimeDir, name) }
 	rt := oci.New(oci.Config{StateDir: filepath.Join(n.cfg.StateDir, "oci"), RunDir: filepath.Join(n.cfg.RunDir, "oci"), ShimPath: bin("keelson-shim"), OCIPath: bin("keelson-oci"), PausePath: bin("keelson-pause"),
 		CgroupRoot: n.cfg.CgroupRoot, Images: images, Network: n.network, Logger: n.cfg.Log.With("part", "runtime")})
-	n.part("runtime", rt.Run)
+	n.own(partRuntime, rt.Run)
 	return rt
 }
 
-// Run is the agent's life: until ctx ends, or a part cannot go on. Containers keep running after it returned.
+// Run is the agent's life: until ctx ends, or the session or the pods' workers cannot go on. Containers keep running after it returned.
 func (n *Node) Run(ctx context.Context) error {
 	if n.cfg.Runtime == nil {
 		if err := n.check(); err != nil {

@@ -12,6 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"pgregory.net/rapid"
 	"sigs.k8s.io/knftables"
+
+	"keelson.dev/keelson/agent/fake"
 )
 
 func service(name, ip string, nodePort int32, change ...func(*v1.Service)) *v1.Service {
@@ -174,4 +176,24 @@ func drawModel(t *rapid.T) Model {
 		parts = append(parts, slice(name, endpoints...))
 	}
 	return Compute(services, parts, "w1")
+}
+
+// With a foreign network the rules give pods' traffic to the world no address of ours; they do again when it leaves.
+func TestForeignNetworkMasquerades(t *testing.T) {
+	const rule = "ip saddr 10.244.0.0/16 ip daddr != 10.244.0.0/16 masquerade"
+	objects := fake.NewCluster()
+	objects.About.ServiceCIDR, objects.About.ClusterCIDR = "10.96.0.0/16", "10.244.0.0/16"
+	objects.Put(service("web", "10.96.0.10", 30080), slice("web", endpoint("10.244.0.2", "w1", true, true, false)))
+	foreign := false
+	p := &Proxy{Node: "w1", Foreign: func() bool { return foreign }}
+	nft := knftables.NewFake(knftables.IPv4Family, Table)
+	s := &state{nft: nft, seen: map[string]string{}}
+	for _, foreign = range []bool{false, true, false} {
+		if err := p.apply(t.Context(), s, objects, objects); err != nil {
+			t.Fatal(err)
+		}
+		if dump := nft.Dump(); strings.Contains(dump, rule) == foreign || !strings.Contains(dump, "10.244.0.2") {
+			t.Errorf("foreign %v:\n%s", foreign, dump)
+		}
+	}
 }

@@ -13,8 +13,6 @@ import (
 	"sigs.k8s.io/knftables"
 
 	"keelson.dev/keelson/agent"
-	"keelson.dev/keelson/internal/backoff"
-	"keelson.dev/keelson/internal/wait"
 )
 
 // traceParent is the annotation that ties an EndpointSlice to the apply it descends from.
@@ -24,8 +22,11 @@ const traceParent = "keelson.dev/traceparent"
 type Proxy struct {
 	Node   string
 	NodeIP netip.Addr
-	Flows  *Flows // told of what the rules say; may be nil
-	Log    *slog.Logger
+	// Foreign says that pods are attached by a network product, which then gives their traffic to the world its source
+	// address; nil: they are not.
+	Foreign func() bool
+	Flows   *Flows // told of what the rules say; may be nil
+	Log     *slog.Logger
 }
 
 // state is what one Run has programmed.
@@ -33,11 +34,18 @@ type state struct {
 	nft     knftables.Interface
 	applied ruleset
 	built   bool              // the base is in the kernel
+	foreign bool              // it was made for a foreign network
 	seen    map[string]string // EndpointSlice → resourceVersion that was reported
 }
 
-// Run programs rules until ctx ends. Rules stay when it ends: traffic outlives the agent.
-// After a failed transaction the next one rebuilds the table.
+// The bounds of Run in time.
+const (
+	foreignEvery = 5 * time.Second  // between looks at whose network it is
+	nftLimit     = 30 * time.Second // for one transaction
+)
+
+// Run programs rules until ctx ends or that fails; Run again builds the table anew. Rules stay when it ends: traffic
+// outlives the agent.
 func (p *Proxy) Run(ctx context.Context, objects agent.Objects, reports agent.Reporter) error {
 	nft, err := knftables.New(knftables.IPv4Family, Table)
 	if err != nil {
@@ -50,21 +58,18 @@ func (p *Proxy) Run(ctx context.Context, objects agent.Objects, reports agent.Re
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	retry := backoff.Backoff{Min: 50 * time.Millisecond, Max: 5 * time.Second}
+	tick := time.NewTicker(foreignEvery)
+	defer tick.Stop()
 	for {
 		if err := p.apply(ctx, s, objects, reports); err != nil {
-			p.Log.Error("programming Service rules", "err", err)
-			s.built = false
-			if err := wait.Delay(ctx, retry.Next()); err != nil {
-				return err
-			}
-			continue
+			return fmt.Errorf("programming Service rules: %w", err)
 		}
-		retry.Reset()
 		for relevant := false; !relevant; {
 			select {
 			case <-ctx.Done():
 				return ctx.Err()
+			case <-tick.C:
+				relevant = p.foreign() != s.foreign
 			case kinds, ok := <-changes:
 				if !ok {
 					return ctx.Err()
@@ -77,6 +82,8 @@ func (p *Proxy) Run(ctx context.Context, objects agent.Objects, reports agent.Re
 	}
 }
 
+func (p *Proxy) foreign() bool { return p.Foreign != nil && p.Foreign() }
+
 // apply brings the kernel to the view that objects shows now.
 func (p *Proxy) apply(ctx context.Context, s *state, objects agent.Objects, reports agent.Reporter) error {
 	revision := objects.Revision() // before reading: the rules show at least this
@@ -86,17 +93,23 @@ func (p *Proxy) apply(ctx context.Context, s *state, objects agent.Objects, repo
 	want := render(model)
 	tx := s.nft.NewTransaction()
 	from := s.applied
-	if !s.built {
+	if foreign := p.foreign(); !s.built || foreign != s.foreign {
+		s.built, s.foreign = false, foreign
 		cidr, _ := netip.ParsePrefix(objects.Cluster().ServiceCIDR)
 		if err := p.route(cidr); err != nil {
 			return err
 		}
 		pods, _ := netip.ParsePrefix(objects.Cluster().ClusterCIDR)
+		if foreign {
+			pods = netip.Prefix{}
+		}
 		base(tx, cidr, pods)
 		from = ruleset{}
 	}
 	change(tx, from, want)
 	if tx.NumOperations() > 0 {
+		ctx, cancel := context.WithTimeout(ctx, nftLimit)
+		defer cancel()
 		if err := s.nft.Run(ctx, tx); err != nil {
 			return fmt.Errorf("nft transaction of %d steps: %w", tx.NumOperations(), err)
 		}

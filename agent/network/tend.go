@@ -1,0 +1,193 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/cni"
+)
+
+// note remembers that a sandbox is this process's to keep, or is no more.
+func (n *Network) note(id string, attached bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if attached {
+		n.attached[id] = true
+	} else {
+		delete(n.attached, id)
+	}
+}
+
+// asAttached is a configuration and the arguments with which a sandbox was attached.
+type asAttached struct {
+	list *libcni.NetworkConfigList
+	rt   *libcni.RuntimeConf
+}
+
+// remembered returns how a sandbox was attached; empty when the cache knows nothing of it.
+func (n *Network) remembered(id string) ([]asAttached, error) {
+	cached, err := n.cni.GetCachedAttachments(id)
+	if err != nil {
+		return nil, nil // there is no cache
+	}
+	var out []asAttached
+	var errs []error
+	for _, a := range cached {
+		list, err := libcni.NetworkConfFromBytes(a.Config)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("cached configuration of sandbox %s: %w", id, err))
+			continue
+		}
+		out = append(out, asAttached{list, &libcni.RuntimeConf{ContainerID: a.ContainerID, NetNS: a.NetNS, IfName: a.IfName, Args: a.CniArgs, CapabilityArgs: a.CapabilityArgs}})
+	}
+	return out, errors.Join(errs...)
+}
+
+// Check verifies an attachment, with the configuration that it was made with.
+func (n *Network) Check(ctx context.Context, r agent.NetworkRequest) error {
+	ctx, cancel := n.limited(ctx, "CHECK")
+	defer cancel()
+	attached, err := n.remembered(r.SandboxID)
+	if err != nil {
+		return err
+	}
+	if len(attached) == 0 {
+		list, err := n.list(len(portMappings(r)) > 0)
+		if err != nil {
+			return err
+		}
+		attached = []asAttached{{list, runtimeConf(r)}}
+	}
+	var errs []error
+	for _, a := range attached {
+		if err := n.cni.CheckNetworkList(ctx, a.list, a.rt); err != nil && !unchecked(a.list) {
+			errs = append(errs, fmt.Errorf("network %q: CNI CHECK for pod %s/%s: %w", a.list.Name, r.Namespace, r.Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// unchecked says that a configuration is older than the CHECK verb: libcni answers for it with an error.
+func unchecked(list *libcni.NetworkConfigList) bool {
+	switch list.CNIVersion {
+	case "", "0.1.0", "0.2.0", "0.3.0", "0.3.1":
+		return true
+	}
+	return false
+}
+
+// Del detaches the sandbox with the configuration it was attached with, which the cache remembers. Where it remembers
+// none an agent may have died in the middle of an ADD: what is held under the sandbox's name is given back.
+func (n *Network) Del(ctx context.Context, r agent.NetworkRequest) error {
+	ctx, cancel := n.limited(ctx, "DEL")
+	defer cancel()
+	n.note(r.SandboxID, false)
+	attached, err := n.remembered(r.SandboxID)
+	if err != nil || len(attached) > 0 {
+		errs := []error{err}
+		for _, a := range attached {
+			if err := n.cni.DelNetworkList(ctx, a.list, a.rt); err != nil {
+				errs = append(errs, fmt.Errorf("network %q: CNI DEL for pod %s/%s: %w", a.list.Name, r.Namespace, r.Name, err))
+			}
+		}
+		return errors.Join(errs...)
+	}
+	list, err := n.list(len(portMappings(r)) > 0)
+	if err != nil {
+		return nil // without a configuration nothing was attached
+	}
+	if err := n.undo(ctx, list, runtimeConf(r)); err != nil {
+		return fmt.Errorf("network %q: CNI DEL for pod %s/%s: %w", list.Name, r.Namespace, r.Name, err)
+	}
+	return nil
+}
+
+// GC releases the attachments of sandboxes that are neither kept nor attached by this process: by DEL for those that
+// the cache remembers or that hold an address of our own network (bridge and host-local have no GC verb), and by the
+// plugins' GC verb where they have one, which waits for the next time when a sandbox is being attached.
+func (n *Network) GC(ctx context.Context, keep []string) error {
+	var errs []error
+	attached, err := n.cni.GetCachedAttachments("")
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		errs = append(errs, fmt.Errorf("reading cached attachments: %w", err))
+	}
+	lost := n.holders()
+	wanted := n.kept(keep) // after the lists: what is in them and was not attached before this is nobody's
+	for _, a := range attached {
+		if !wanted[a.ContainerID] {
+			errs = append(errs, n.Del(ctx, agent.NetworkRequest{SandboxID: a.ContainerID, NetNS: a.NetNS}))
+			delete(lost, a.ContainerID)
+		}
+	}
+	for id := range lost {
+		if !wanted[id] {
+			errs = append(errs, n.Del(ctx, agent.NetworkRequest{SandboxID: id}))
+		}
+	}
+	return errors.Join(append(errs, n.collect(ctx, keep))...)
+}
+
+func (n *Network) kept(keep []string) map[string]bool {
+	wanted := map[string]bool{}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for id := range n.attached {
+		wanted[id] = true
+	}
+	for _, id := range keep {
+		wanted[id] = true
+	}
+	return wanted
+}
+
+// collect calls the GC verb of the plugins of the configuration in force.
+func (n *Network) collect(ctx context.Context, keep []string) error {
+	list, err := n.list(false)
+	if err != nil {
+		return nil // without a configuration there is no plugin
+	}
+	if !n.adding.TryLock() {
+		return nil
+	}
+	defer n.adding.Unlock()
+	ctx, cancel := n.limited(ctx, "GC")
+	defer cancel()
+	args := &libcni.GCArgs{ValidAttachments: []types.GCAttachment{}}
+	for id := range n.kept(keep) {
+		args.ValidAttachments = append(args.ValidAttachments, types.GCAttachment{ContainerID: id, IfName: ifName})
+	}
+	if err := n.cni.GCNetworkList(ctx, list, args); err != nil {
+		return fmt.Errorf("network %q: CNI GC: %w", list.Name, err)
+	}
+	return nil
+}
+
+// holders are the sandboxes that hold an address of our own network, by the files of its address plugin: one for each
+// address, which names the sandbox in its first line.
+func (n *Network) holders() map[string]bool {
+	out := map[string]bool{}
+	files, err := filepath.Glob(filepath.Join(n.ipamDir(), cni.Name, "*"))
+	if err != nil {
+		return out
+	}
+	for _, f := range files {
+		if _, err := netip.ParseAddr(filepath.Base(f)); err != nil {
+			continue
+		}
+		if raw, err := os.ReadFile(f); err == nil {
+			if id, _, _ := strings.Cut(string(raw), "\n"); strings.TrimSpace(id) != "" {
+				out[strings.TrimSpace(id)] = true
+			}
+		}
+	}
+	return out
+}

@@ -1,0 +1,148 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/fake"
+)
+
+// weak is a part that fails at once while a word is set.
+type weak struct{ why atomic.Pointer[string] }
+
+func (w *weak) fail(why string) { w.why.Store(&why) }
+
+func (w *weak) Run(ctx context.Context, _ agent.Objects, _ agent.Reporter) error {
+	if why := w.why.Load(); why != nil && *why != "" {
+		return errors.New(*why)
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// A part that fails is a condition of the node and is tried again; pods start and restart meanwhile, and the node stays
+// ready. When it runs again the condition goes.
+func TestPartFails(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		cfg, c, rt := fakeConfig("w1", dir)
+		proxy, side := &weak{}, &weak{}
+		proxy.fail("Service rules need nftables: install nft")
+		side.fail("no such thing: modprobe it")
+		cfg.Proxy = proxy
+		cfg.Extra = map[string]func(context.Context, agent.Objects, agent.Reporter) error{"udp flows": side.Run}
+		n, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- n.Run(ctx) }()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		for cond, want := range map[v1.NodeConditionType]string{
+			v1.NodeNetworkUnavailable: "proxy: Service rules need nftables: install nft", NodeDegraded: "udp flows: no such thing: modprobe it"} {
+			if got := condition(c.Node(), cond); got.Status != v1.ConditionTrue || got.Message != want {
+				t.Errorf("%s: %+v", cond, got)
+			}
+		}
+		if !readyNode(c) {
+			t.Errorf("the node is not ready: %+v", condition(c.Node(), v1.NodeReady))
+		}
+		c.Put(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", UID: "u"},
+			Spec: v1.PodSpec{RestartPolicy: v1.RestartPolicyAlways, Containers: []v1.Container{{Name: "app", Image: "hello:1"}}}})
+		synctest.Wait()
+		if readyPods(c) != 1 {
+			t.Error("no pod starts while a part fails")
+		}
+		if err := rt.Exit("u", "app", 1, ""); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if p, _ := c.Pod("u"); readyPods(c) != 1 || p.Status.ContainerStatuses[0].RestartCount != 1 {
+			t.Errorf("no container restarts while a part fails: %+v", p.Status.ContainerStatuses)
+		}
+		proxy.fail("")
+		side.fail("")
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		for _, cond := range []v1.NodeConditionType{v1.NodeNetworkUnavailable, NodeDegraded} {
+			if got := condition(c.Node(), cond); got.Status != v1.ConditionFalse {
+				t.Errorf("after the cure: %+v", got)
+			}
+		}
+		stop()
+		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	})
+}
+
+// Without a runtime or images no pod can run: then the node is not ready, and says why. One failure is not told.
+func TestVitalPartFails(t *testing.T) {
+	cfg, _, _ := fakeConfig("w1", t.TempDir())
+	f, tr := newFacts(&cfg), newTroubles()
+	tr.set(partImages, "the disk is full")
+	tr.set("csi", "it hangs")
+	var o observed
+	f.ailing(&o, tr)
+	n := f.compose(o, nil, time.Now())
+	if got := condition(n, v1.NodeReady); got.Status != v1.ConditionFalse || got.Message != "images: the disk is full" {
+		t.Errorf("%+v", got)
+	}
+	if got := condition(n, NodeDegraded); got.Status != v1.ConditionTrue || got.Message != "csi: it hangs" {
+		t.Errorf("%+v", got)
+	}
+	cfg.foreignNetwork = func() bool { return true }
+	if got := condition(f.compose(o, nil, time.Now()), v1.NodeNetworkUnavailable); got.Type != "" {
+		t.Errorf("it speaks of a network that is somebody else's: %+v", got)
+	}
+}
+
+// The networks of pods are looked at time and again: a pod whose network is not as it was made hears of it once, and
+// what belongs to no pod is given back.
+func TestPodNetworksAreTended(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		cfg, c, rt := fakeConfig("w1", dir)
+		n, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		script := rt.Network.(*fake.Network)
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- n.Run(ctx) }()
+		host := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "h", Namespace: "default", UID: "u2"}, Spec: v1.PodSpec{HostNetwork: true, Containers: []v1.Container{{Name: "app", Image: "hello:1"}}}}
+		c.Put(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", UID: "u"}, Spec: v1.PodSpec{Containers: []v1.Container{{Name: "app", Image: "hello:1"}}}}, host)
+		time.Sleep(tendEvery + time.Second)
+		synctest.Wait()
+		if script.Count("Check") != 1 || script.Count("GC") != 1 {
+			t.Errorf("after one interval: %v", script.Journal())
+		}
+		script.FailAlways("Check", errors.New("eth0 has lost its address"))
+		script.Fail("GC", errors.New("a plugin hangs"), errors.New("a plugin hangs"))
+		time.Sleep(3 * tendEvery)
+		synctest.Wait()
+		told := slices.DeleteFunc(c.Events("u"), func(e string) bool { return !strings.Contains(e, "NetworkCheckFailed") })
+		if len(told) != 1 || !strings.Contains(told[0], "eth0 has lost its address") {
+			t.Errorf("told: %v", told)
+		}
+		if got := script.Count("GC"); got < 5 {
+			t.Errorf("GC was tried %d times", got)
+		}
+		stop()
+		<-done
+	})
+}
