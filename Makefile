@@ -12,7 +12,7 @@ cni_path_host-local := plugins/ipam/host-local
 cni_path_loopback := plugins/main/loopback
 cni_path_portmap := plugins/meta/portmap
 
-.PHONY: up down test build setup install images unit e2e attack fault bench bench-store bench-api bench-node proto fmt vet clean
+.PHONY: up down test build setup install images unit e2e attack fault soak bench bench-store bench-api bench-node proto fmt vet clean
 
 up: build ## a lab cluster with the example running; says so when it is up already
 	@scripts/up $(BIN) $(PREFIX)
@@ -47,6 +47,8 @@ e2e: build ; @scripts/test e2e
 attack: build ; @scripts/test attack
 fault: build ## break it in every way; DURATION=10m: the store for that long, SEED=n: by another plan
 	@scripts/test fault
+soak: setup ## a control plane's memory before and after 10,000 pods came and went; ARGS="-soak.profiles=DIR" keeps what held it
+	@$(GO) test -count=1 -timeout 30m -v ./test/soak -soak.pods=10000 $(ARGS)
 
 bench: build ## a short form of every benchmark, as a table
 	@scripts/bench

@@ -39,6 +39,8 @@ type cache struct {
 	ready     chan struct{} // closed when the cache shows what was there when run began
 	done      chan struct{} // closed when run has returned
 	encodings encodings
+	now       func() time.Time
+	kept      int64 // bytes of history of all kinds; run's own
 
 	// reserved maps "space/value" to its holder; reservations is run's own copy.
 	reserved     atomic.Pointer[btree.Map[string, string]]
@@ -51,7 +53,8 @@ func newCache(store raftstore.Store, kinds *api.Kinds) *cache {
 		byKind:   make(map[*api.Kind]*kindCache),
 		byType:   make(map[reflect.Type]*kindCache),
 		byPrefix: make(map[string]*kindCache),
-		limits:   historyLimits{events: 16384, bytes: 16 << 20},
+		limits:   historyLimits{events: 16384, bytes: 64 << 20, age: 5 * time.Minute},
+		now:      time.Now,
 		ready:    make(chan struct{}),
 		done:     make(chan struct{}),
 	}
@@ -110,11 +113,20 @@ func (c *cache) follow(ctx context.Context) error {
 	// Not ready before what was applied when we began: a restarted replica must not show an older state.
 	target := c.store.Applied()
 	c.readyAt(target)
-	for first := range w.C() {
-		c.apply(queued(first, w.C()))
-		c.readyAt(target)
+	sweep := time.NewTicker(min(historySweep, max(c.limits.age/4, 10*time.Millisecond)))
+	defer sweep.Stop()
+	for {
+		select {
+		case first, ok := <-w.C():
+			if !ok {
+				return w.Err()
+			}
+			c.apply(queued(first, w.C()))
+			c.readyAt(target)
+		case <-sweep.C:
+			c.sweep()
+		}
 	}
-	return w.Err()
 }
 
 func (c *cache) readyAt(target raftstore.Revision) {
@@ -267,6 +279,7 @@ func (c *cache) apply(batch []raftstore.Events) {
 	for _, kc := range touched {
 		kc.publish()
 	}
+	c.keepHistory()
 	c.progress.advance(batch[len(batch)-1].Revision)
 }
 

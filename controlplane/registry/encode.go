@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"reflect"
 	"sync"
+	"weak"
 
 	"google.golang.org/protobuf/encoding/protowire"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -24,7 +25,11 @@ const (
 // maxEncodedBytes bounds the encodings that are kept; the oldest go first.
 const maxEncodedBytes = 32 << 20
 
-// encodings accounts for the bytes that hang on entries.
+// encodingCost is what accounting for an encoding takes.
+const encodingCost = 64
+
+// encodings accounts for the bytes that hang on entries. It does not keep the
+// entries: one that is neither current nor history takes its encodings along.
 type encodings struct {
 	mu    sync.Mutex
 	queue []keptEncoding // oldest first
@@ -32,7 +37,7 @@ type encodings struct {
 }
 
 type keptEncoding struct {
-	entry *entry
+	entry weak.Pointer[entry]
 	media int
 	size  int
 }
@@ -44,14 +49,17 @@ func (c *encodings) keep(e *entry, media int, data []byte) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.queue = append(c.queue, keptEncoding{e, media, len(data)})
-	c.bytes += len(data)
+	kept := keptEncoding{weak.Make(e), media, len(data) + encodingCost}
+	c.queue = append(c.queue, kept)
+	c.bytes += kept.size
 	for c.bytes > maxEncodedBytes {
 		old := c.queue[0]
 		c.queue[0] = keptEncoding{}
 		c.queue = c.queue[1:]
 		c.bytes -= old.size
-		old.entry.encoded[old.media].Store(nil)
+		if e := old.entry.Value(); e != nil {
+			e.encoded[old.media].Store(nil)
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package registry
 import (
 	"strconv"
 	"sync/atomic"
+	"time"
 
 	"github.com/tidwall/btree"
 
@@ -35,15 +36,20 @@ type event struct {
 	cur     *entry
 	prev    *entry // before the change; nil when it was created
 	deleted bool
+	at      time.Time // when the cache took it in
 }
 
-// size is what the event is counted as in the history's byte limit.
+// An object takes several times of memory what it takes in the store: so much about
+// for each of its bytes, and so much besides.
+const (
+	decodedTimes = 5
+	decodedBytes = 1 << 10
+)
+
+// size is about what the event takes, which is what the history's limit counts. The
+// version before is that of an earlier event, or was loaded with the cache.
 func (e *event) size() int64 {
-	n := len(e.cur.value)
-	if e.prev != nil {
-		n += len(e.prev.value)
-	}
-	return int64(n) + 512
+	return decodedTimes*int64(len(e.cur.value)) + decodedBytes
 }
 
 // at returns a version of obj at rev: same contents, own struct.

@@ -1,9 +1,11 @@
 package registry
 
 import (
+	"math"
 	"sort"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/tidwall/btree"
 
@@ -14,11 +16,15 @@ import (
 // treeDegree keeps nodes small: a change copies one node per level.
 const treeDegree = 16
 
-// historyLimits bound what a kind keeps for watches that resume.
+// historyLimits bound what is kept for watches that resume.
 type historyLimits struct {
-	events int
-	bytes  int64
+	events int           // of a kind
+	bytes  int64         // of memory, of all kinds together
+	age    time.Duration // what is older goes, so that memory follows what is going on
 }
+
+// historySweep is how often at most history is looked through for what is too old.
+const historySweep = 15 * time.Second
 
 // kindCache is the objects of one kind, their recent history and their watchers.
 type kindCache struct {
@@ -93,6 +99,7 @@ func (kc *kindCache) reset(found *contents, rev raftstore.Revision) {
 	defer kc.mu.Unlock()
 	kc.contents, kc.pending, kc.touched = *found, nil, 0
 	kc.snap.Store(&snapshot{objects: kc.tree.Copy(), unreadable: kc.unreadable, changed: rev})
+	kc.cache.kept -= kc.history.bytes
 	kc.history = history{floor: rev}
 	clear(kc.recent)
 	kc.epoch++
@@ -118,11 +125,14 @@ func (kc *kindCache) publish() {
 	kc.pending, kc.touched = nil, 0
 	kc.mu.Lock()
 	defer kc.mu.Unlock()
+	now, before := kc.cache.now(), kc.history.bytes
 	for i := range events {
+		events[i].at = now
 		kc.history.add(&events[i])
 		kc.recent[events[i].cur.obj] = events[i].cur
 	}
-	kc.history.trim(kc.cache.limits, func(e *event) { delete(kc.recent, e.cur.obj) })
+	kc.trim(func(h *history) bool { return len(h.events) > kc.cache.limits.events })
+	kc.cache.kept += kc.history.bytes - before
 	kc.snap.Store(s)
 	for w := range kc.parked {
 		if !w.concernedBy(events) {
@@ -134,13 +144,57 @@ func (kc *kindCache) publish() {
 	}
 }
 
+// trim drops the oldest events for as long as they are too many. kc.mu is held.
+func (kc *kindCache) trim(tooMany func(*history) bool) {
+	for len(kc.history.events) > 0 && tooMany(&kc.history) {
+		delete(kc.recent, kc.history.drop().cur.obj)
+	}
+	if len(kc.history.events) == 0 {
+		// A map keeps the room of the most that was ever in it.
+		kc.history.events, kc.recent = nil, make(map[api.Object]*entry)
+	}
+}
+
+// forgetTo drops the oldest events until no more than so many bytes of them stay,
+// and those from before a time.
+func (kc *kindCache) forgetTo(bytes int64, before time.Time) {
+	kc.mu.Lock()
+	defer kc.mu.Unlock()
+	was := kc.history.bytes
+	kc.trim(func(h *history) bool { return h.bytes > bytes || h.events[0].at.Before(before) })
+	kc.cache.kept += kc.history.bytes - was
+}
+
+// keepHistory brings the history of all kinds within its bound: whichever has the
+// most of it gives way. Called by run.
+func (c *cache) keepHistory() {
+	for c.kept > c.limits.bytes {
+		var largest *kindCache
+		for _, kc := range c.byKind {
+			if largest == nil || kc.history.bytes > largest.history.bytes {
+				largest = kc
+			}
+		}
+		// A little more than need be, so that it is not due at the next event.
+		largest.forgetTo(largest.history.bytes-(c.kept-c.limits.bytes)-c.limits.bytes/16, time.Time{})
+	}
+}
+
+// sweep drops what is too old. Called by run.
+func (c *cache) sweep() {
+	before := c.now().Add(-c.limits.age)
+	for _, kc := range c.byKind {
+		kc.forgetTo(math.MaxInt64, before)
+	}
+}
+
 // history is the newest events of a kind, numbered without gaps: a watcher is a
 // number. Everything after revision floor is in it.
 type history struct {
 	events []*event // a queue: the first live one is events[0]
 	first  uint64   // number of events[0]
 	floor  raftstore.Revision
-	bytes  int64
+	bytes  int64 // about what it takes
 }
 
 // end is the number that the next event will get.
@@ -151,19 +205,15 @@ func (h *history) add(e *event) {
 	h.bytes += e.size()
 }
 
-// trim drops the oldest events beyond the limits.
-func (h *history) trim(l historyLimits, drop func(*event)) {
-	n := 0
-	for n < len(h.events) && (len(h.events)-n > l.events || h.bytes > l.bytes) {
-		e := h.events[n]
-		h.bytes -= e.size()
-		h.floor = e.rev
-		drop(e)
-		h.events[n] = nil
-		n++
-	}
-	h.events = h.events[n:]
-	h.first += uint64(n)
+// drop removes the oldest event.
+func (h *history) drop() *event {
+	e := h.events[0]
+	h.bytes -= e.size()
+	h.floor = e.rev
+	h.events[0] = nil
+	h.events = h.events[1:]
+	h.first++
+	return e
 }
 
 // after returns the number of the first event later than rev; ok is false when

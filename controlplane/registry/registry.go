@@ -64,13 +64,25 @@ func WithScheme(s *runtime.Scheme) Option { return func(r *Registry) { r.scheme 
 func WithLog(l *slog.Logger) Option { return func(r *Registry) { r.log = l } }
 
 // WithClock sets the clock of creation and deletion timestamps.
-func WithClock(now func() time.Time) Option { return func(r *Registry) { r.now = now } }
+func WithClock(now func() time.Time) Option {
+	return func(r *Registry) { r.now, r.cache.now = now, now }
+}
 
-// WithHistory bounds what is kept per kind for watches that resume: at most
-// events changes whose stored size is at most bytes. Older ones answer 410.
-// The defaults are 16,384 events and 16 MiB.
+// WithHistory bounds what is kept for watches that resume: so many changes of each
+// kind, and about so many bytes of memory for those of all kinds together. Older ones
+// answer 410. The defaults are 16,384 changes and 64 MiB.
 func WithHistory(events int, bytes int64) Option {
-	return func(r *Registry) { r.cache.limits = historyLimits{events: events, bytes: bytes} }
+	return func(r *Registry) { r.cache.limits.events, r.cache.limits.bytes = events, bytes }
+}
+
+// WithHistoryAge bounds for how long changes are kept for watches that resume; the
+// default, which 0 means, is the 5 minutes for which the store keeps them.
+func WithHistoryAge(d time.Duration) Option {
+	return func(r *Registry) {
+		if d > 0 {
+			r.cache.limits.age = d
+		}
+	}
 }
 
 // New returns a registry over the store. Nothing runs until Run.

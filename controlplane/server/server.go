@@ -146,7 +146,7 @@ func wire(cfg Config, cluster Cluster, trust *pki.Trust) (r *Replica, err error)
 		return nil, err
 	}
 	all := kinds.All()
-	r.registry = registry.New(r.store, all)
+	r.registry = registry.New(r.store, all, registry.WithHistoryAge(conf.HistoryAge))
 	probe := own(pki.Client(replicaUser+cfg.Name, api.GroupMasters))
 	r.peers = newReplicas(cfg.Name, cluster, func() []raftMember { return r.store.Status().Members },
 		pki.ClientTLS(trust.Pool(), probe, "", now), cfg.Log.With("part", "replicas"))

@@ -28,12 +28,17 @@ const (
 	most = 800
 	// pace is the time between collections that is aimed at.
 	pace = time.Second
+	// quiet is a time between collections that only a process with little to do has.
+	quiet = 30 * time.Second
 )
 
 // next is the limit in percent after a collection that followed the one before
 // within every and left live bytes, when room is how much garbage may gather
 // where that is more than usual.
 func next(now int, every time.Duration, live, room uint64) int {
+	if every >= quiet {
+		return usual
+	}
 	want := float64(now) * float64(pace) / float64(max(every, time.Millisecond))
 	allowed := max(usual, 100*float64(room)/float64(max(live, 1)))
 	// By half of the way: one short pause between collections says little.
