@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -27,6 +28,8 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
 		os.Exit(Main())
 	}
+	// A test that was started under nohup would hand its deafness to SIGHUP on to the processes that it starts.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	os.Exit(m.Run())
 }
 
@@ -170,12 +173,31 @@ func TestInterruptedBackup(t *testing.T) {
 				t.Fatal(err)
 			}
 			code, said := p.ended(t)
-			if code != c.code || !strings.HasPrefix(said, "error: stopped by a signal ("+c.signal.String()+") after ") || !strings.HasSuffix(said, path+" is not written") {
+			if code != c.code || !strings.HasPrefix(said, "kctl cluster backup: stopped by a signal ("+c.signal.String()+") after ") || !strings.HasSuffix(said, path+" is not written") {
 				t.Errorf("exit code %d, %q", code, said)
 			}
 			only(t, dir, "today", c.before)
 		})
 	}
+}
+
+// Under nohup a backup outlives the terminal: SIGHUP is ignored, as the person has asked.
+func TestBackupUnderNohup(t *testing.T) {
+	plane, url := slowPlane(t)
+	dir := t.TempDir()
+	path := filepath.Join(dir, "today")
+	signal.Ignore(syscall.SIGHUP) // what nohup does to the program that it starts
+	p := startKctl(t, url, "cluster", "backup", path)
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
+	underWay(t, path)
+	if err := p.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	close(plane.goOn)
+	if code, said := p.ended(t); code != 0 || !strings.Contains(said, "checked") {
+		t.Errorf("exit code %d, %q", code, said)
+	}
+	only(t, dir, "today", string(plane.backup))
 }
 
 // Two backups to one name do not write into each other, and what a killed one

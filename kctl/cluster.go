@@ -25,7 +25,7 @@ func clusterCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 			"the disk of a control-plane machine, as 'keelson-controlplane' of the same name does, while its daemon is stopped.",
 		Example: "  kctl cluster status\n  kctl cluster backup /backups/today\n  kctl cluster token create --role node",
 	}
-	c.AddCommand(statusCommand(f, streams), stepDownCommand(f, streams), memberCommand(f, streams),
+	group(c, statusCommand(f, streams), stepDownCommand(f, streams), memberCommand(f, streams),
 		backupCommand(f, streams), compactCommand(f, streams), tokenCommand(f, streams))
 	for _, v := range [][2]string{
 		{"init", "Make a new cluster on this machine, its first replica"},
@@ -57,13 +57,16 @@ func daemonVerb(name, short string) *cobra.Command {
 	}
 }
 
+// daemonAsKctl is the name under which the daemon's program is called: its help and errors name kctl's verb by it.
+const daemonAsKctl = "kctl cluster"
+
 // becomeDaemonVerb replaces this process with the daemon's program.
 func becomeDaemonVerb(args []string) error {
 	program := daemonProgram()
 	if _, err := os.Stat(program); err != nil {
 		return fmt.Errorf("cluster %s works on a control-plane machine: %w: install keelson-controlplane beside kctl", args[0], err)
 	}
-	return syscall.Exec(program, append([]string{program}, args...), os.Environ())
+	return syscall.Exec(program, append([]string{daemonAsKctl}, args...), os.Environ())
 }
 
 func tokenCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
@@ -87,12 +90,16 @@ func tokenCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 	create.Flags().StringVar(&role, "role", role, "node or controlplane")
 	create.Flags().StringVar(&ttl, "ttl", ttl, "how long the token is good for")
 	c := &cobra.Command{Use: "token", Short: "Join tokens", Example: create.Example}
-	c.AddCommand(create)
-	return c
+	flagWords(create, "role", fixed("node", "controlplane"))
+	return group(c, create)
 }
 
 // ask calls a path of the API that is not a resource.
 func ask(f cmdutil.Factory, verb, path string, body, answer any) error {
+	return askWithin(context.Background(), f, verb, path, body, answer)
+}
+
+func askWithin(ctx context.Context, f cmdutil.Factory, verb, path string, body, answer any) error {
 	cs, err := f.KubernetesClientSet()
 	if err != nil {
 		return err
@@ -105,7 +112,7 @@ func ask(f cmdutil.Factory, verb, path string, body, answer any) error {
 		}
 		r = r.Body(raw).SetHeader("Content-Type", "application/json")
 	}
-	result := r.Do(context.Background())
+	result := r.Do(ctx)
 	if err := result.Error(); err != nil { // the server's own words
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
@@ -117,12 +118,12 @@ func transcript(t *testing.T, p *aPlane, lines ...string) string {
 	var out bytes.Buffer
 	for _, line := range lines {
 		fmt.Fprintf(&out, "$ kctl cluster %s\n", line)
-		c := clusterCommand(cmdutil.NewFactory(flags), genericiooptions.IOStreams{In: strings.NewReader(""), Out: &out, ErrOut: &out})
-		c.SilenceErrors, c.SilenceUsage = true, true
-		c.SetOut(&out)
-		c.SetArgs(strings.Fields(line))
-		if err := c.Execute(); err != nil {
-			fmt.Fprintf(&out, "error: %v\n", err)
+		root := &cobra.Command{Use: "kctl", SilenceErrors: true, SilenceUsage: true}
+		root.AddCommand(clusterCommand(cmdutil.NewFactory(flags), genericiooptions.IOStreams{In: strings.NewReader(""), Out: &out, ErrOut: &out}))
+		root.SetOut(&out)
+		root.SetArgs(append([]string{"cluster"}, strings.Fields(line)...))
+		if c, err := root.ExecuteC(); err != nil {
+			fmt.Fprintln(&out, failure(c, err))
 		}
 		fmt.Fprintln(&out)
 	}
@@ -153,7 +154,8 @@ func TestClusterVerbs(t *testing.T) {
 	t.Run("verbs", func(t *testing.T) {
 		got = transcript(t, p, "status", "member list", "member list -o json", "member list -o yaml",
 			"member remove cp3", "member remove cp2", "member remove cp9", "member remove",
-			"step-down", "step-down --to cp2", "step-down --to cp1", "compact", "compact --revision 99999", "compact --revision -1")
+			"step-down", "step-down --to cp2", "step-down --to cp1", "compact", "compact --revision 99999", "compact --revision -1",
+			"stauts", "member delete", "token", "token list")
 	})
 	golden(t, "cluster.txt", got)
 
@@ -198,7 +200,7 @@ func TestBackup(t *testing.T) {
 			p := newPlane()
 			p.spoil = c.spoil(p)
 			got := transcript(t, p, "backup today")
-			if ok := c.want == ""; strings.Contains(got, "error:") == ok || !strings.Contains(got, c.want) {
+			if ok := c.want == ""; strings.Contains(got, "kctl cluster backup:") == ok || !strings.Contains(got, c.want) {
 				t.Errorf("%s, want %q", got, c.want)
 			}
 			raw, err := os.ReadFile("today")

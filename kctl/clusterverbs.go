@@ -179,8 +179,8 @@ func memberCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 			return nil
 		},
 	}
-	c.AddCommand(list, remove)
-	return c
+	remove.ValidArgsFunction = words(memberNames(f))
+	return group(c, list, remove)
 }
 
 func stepDownCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
@@ -201,6 +201,7 @@ func stepDownCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cob
 		},
 	}
 	c.Flags().StringVar(&to, "to", "", "the replica that is to lead (default: the one with the best log)")
+	flagWords(c, "to", memberNames(f))
 	return c
 }
 

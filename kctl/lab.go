@@ -23,8 +23,8 @@ func labCommand(streams genericiooptions.IOStreams) *cobra.Command {
 			"as hosts on a private bridge with no route out, running the real binaries.",
 		Example: "  kctl lab up\n  kctl lab status\n  kctl lab kill --daemon cp1\n  kctl lab partition w2\n  kctl lab heal w2\n  kctl lab down",
 	}
-	c.AddCommand(labUp(streams), labDown(streams), labStatus(streams), labExec(streams))
-	c.AddCommand(labVerb(streams, "restart HOST", "Start a host or its daemon again", (*lab.Lab).Restart))
+	group(c, labUp(streams), labDown(streams), labStatus(streams), labExec(streams), labLoad(streams))
+	c.AddCommand(labRestart(streams), labKill(streams))
 	c.AddCommand(labVerb(streams, "stop HOST", "End a host's daemon in good order", (*lab.Lab).Stop))
 	plain := func(f func(*lab.Lab, string) error) func(*lab.Lab, context.Context, string) error {
 		return func(l *lab.Lab, _ context.Context, h string) error { return f(l, h) }
@@ -32,7 +32,7 @@ func labCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	c.AddCommand(labVerb(streams, "pause HOST", "Freeze every process of a host ('heal' lets them go on)", plain((*lab.Lab).Pause)))
 	c.AddCommand(labVerb(streams, "partition HOST", "Unplug a host's cable", plain((*lab.Lab).Partition)))
 	c.AddCommand(labVerb(streams, "heal HOST", "Plug the cable in again and thaw the host", plain((*lab.Lab).Heal)))
-	c.AddCommand(labKill(streams), labSupervise(), labForward(), labRegistry())
+	c.AddCommand(labSupervise(), labForward(), labRegistry())
 	return c
 }
 
@@ -134,6 +134,7 @@ func labExec(streams genericiooptions.IOStreams) *cobra.Command {
 		Short:              "Run a command inside a host's namespaces",
 		Example:            "  kctl lab exec w1 ip route\n  kctl lab exec w1 nft list ruleset",
 		Args:               cobra.MinimumNArgs(2),
+		ValidArgsFunction:  words(labHosts),
 		DisableFlagParsing: true,
 		RunE: func(_ *cobra.Command, args []string) error {
 			l, err := lab.Open(streams.Out)
@@ -160,7 +161,7 @@ func labExec(streams genericiooptions.IOStreams) *cobra.Command {
 }
 
 func labVerb(streams genericiooptions.IOStreams, use, short string, do func(*lab.Lab, context.Context, string) error) *cobra.Command {
-	c := &cobra.Command{Use: use, Short: short, Args: cobra.ExactArgs(1)}
+	c := &cobra.Command{Use: use, Short: short, Args: cobra.ExactArgs(1), ValidArgsFunction: words(labHosts)}
 	c.Example = fmt.Sprintf("  kctl lab %s w1", c.Name())
 	c.RunE = func(_ *cobra.Command, args []string) error {
 		l, err := lab.Open(streams.Out)
@@ -191,6 +192,53 @@ func labKill(streams genericiooptions.IOStreams) *cobra.Command {
 	return c
 }
 
+func labLoad(streams genericiooptions.IOStreams) *cobra.Command {
+	return &cobra.Command{
+		Use:   "load FILE...",
+		Short: "Put images from archives into the lab's registry",
+		Long: "Put images from archives into the lab's registry. A file is a tar of an OCI layout or what 'docker save' writes, plain\n" +
+			"or compressed with gzip; a folder is an OCI layout. The workers ask that registry first for every image, so pods name\n" +
+			"the images as the archive does (imagePullPolicy Always and IfNotPresent).\n\n" +
+			"Any tool that pushes works too, from inside the registry's host, for example\n" +
+			"  kctl lab exec registry skopeo copy --dest-tls-verify=false docker-archive:/root/app.tar docker://10.89.0.5:5000/app:v1",
+		Example: "  docker save example.com/app:v1 -o app.tar && kctl lab load app.tar\n  kctl lab load app.tar.gz ./oci-layout",
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			l, err := lab.Open(streams.Out)
+			if err != nil {
+				return err
+			}
+			ctx, cancel := interruptible()
+			defer cancel()
+			for _, file := range args {
+				loaded, err := l.Load(ctx, file)
+				for _, i := range loaded {
+					fmt.Fprintf(streams.Out, "%s: %s\n", file, i.Name)
+				}
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+}
+
+func labRestart(streams genericiooptions.IOStreams) *cobra.Command {
+	daemon := false
+	c := labVerb(streams, "restart HOST", "Start a host again, or its daemon alone", func(l *lab.Lab, ctx context.Context, h string) error {
+		if daemon {
+			return l.RestartDaemon(ctx, h)
+		}
+		return l.Restart(ctx, h)
+	})
+	c.Long = "Start a host again: with power and cable after 'kill', its daemon after 'kill --daemon' or 'stop'. A daemon that runs\n" +
+		"is stopped in good order first. With --daemon the host must have power: only its daemon is started again."
+	c.Example = "  kctl lab restart cp1\n  kctl lab restart --daemon w1"
+	c.Flags().BoolVar(&daemon, "daemon", false, "restart the daemon only; containers stay")
+	return c
+}
+
 // The three below are run by the lab itself.
 
 func labSupervise() *cobra.Command {
@@ -216,13 +264,13 @@ func inLab(f func(context.Context, *lab.Lab) error) error {
 }
 
 func labRegistry() *cobra.Command {
-	var listen, load string
+	var listen, folder string
 	c := &cobra.Command{Use: "serve-registry", Hidden: true, Args: cobra.NoArgs, RunE: func(*cobra.Command, []string) error {
 		ctx, cancel := interruptible()
 		defer cancel()
-		return lab.ServeRegistry(ctx, listen, load)
+		return lab.ServeRegistry(ctx, listen, folder)
 	}}
 	c.Flags().StringVar(&listen, "listen", "127.0.0.1:5000", "address")
-	c.Flags().StringVar(&load, "load", "", "folder of archives to serve")
+	c.Flags().StringVar(&folder, "folder", "/var/lib/keelson/registry", "folder of the images")
 	return c
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
@@ -109,10 +108,8 @@ func versionCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 
 // Main runs the command and returns the process' exit code.
 func Main() int {
-	if err := Command(os.Args).Execute(); err != nil {
-		if !strings.HasPrefix(err.Error(), "error: ") {
-			fmt.Fprintln(os.Stderr, "error:", err)
-		}
+	if c, err := Command(os.Args).ExecuteC(); err != nil {
+		fmt.Fprintln(os.Stderr, failure(c, err))
 		var stopped *interruption
 		if errors.As(err, &stopped) {
 			return stopped.code()

@@ -15,6 +15,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/cli-runtime/pkg/resource"
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
+	kubectlcompletion "k8s.io/kubectl/pkg/util/completion"
 
 	"keelson.dev/keelson/controlplane/api"
 )
@@ -41,7 +42,9 @@ func traceCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 			return printTimeline(streams.Out, stages)
 		},
 	}
+	c.ValidArgsFunction = kubectlcompletion.ResourceTypeAndNameCompletionFunc(f)
 	c.Flags().StringVarP(&output, "output", "o", "", "json prints the stage records themselves")
+	flagWords(c, "output", fixed("json"))
 	return c
 }
 

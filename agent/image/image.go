@@ -40,7 +40,7 @@ type Config struct {
 	Archives string // folder of OCI or docker archives imported at start; "" = none
 	Logger   *slog.Logger
 
-	Mirrors  map[string][]string // registry host ("docker.io") → hosts tried before it, in order
+	Mirrors  map[string][]string // registry host ("docker.io", or "*" for those not named) → hosts tried before it, in order
 	Insecure []string            // registry hosts spoken to over plain HTTP
 	CAs      map[string]string   // registry host → file with PEM certificates trusted for it
 }

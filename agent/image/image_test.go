@@ -260,6 +260,30 @@ func TestMirrorComesFirst(t *testing.T) {
 	}
 }
 
+// A mirror for every registry is asked first for all that have none of their own, without the registry's credentials.
+func TestMirrorOfEveryRegistry(t *testing.T) {
+	reg := newRegistry(t)
+	reg.push(t, "team/app:v1", testImage(t, []entry{{name: "f", content: "x"}}))
+	everywhere := map[string][]string{"*": {reg.host}}
+	s, _ := open(t, Config{Insecure: []string{reg.host}, Mirrors: everywhere})
+	for _, image := range []string{"registry.example.com/team/app:v1", reg.host + "/team/app:v1"} {
+		if _, err := pull(t, s, image, nil); err != nil {
+			t.Errorf("%s: %v", image, err)
+		}
+	}
+	named := map[string][]string{"*": {"127.0.0.1:1"}, "registry.example.com": {reg.host}}
+	s, _ = open(t, Config{Insecure: []string{reg.host}, Mirrors: named})
+	if _, err := pull(t, s, "registry.example.com/team/app:v1", nil); err != nil {
+		t.Errorf("a mirror of its own: %v", err)
+	}
+	reg.user, reg.password = "me", "secret"
+	s, _ = open(t, Config{Insecure: []string{reg.host, "127.0.0.1:1"}, Mirrors: map[string][]string{"127.0.0.1:1": {reg.host}}})
+	_, err := pull(t, s, "127.0.0.1:1/team/app:v1", &cri.AuthConfig{Username: "me", Password: "secret"})
+	if !errors.Is(err, agent.ErrImagePull) {
+		t.Errorf("a mirror was given the registry's credentials: %v", err)
+	}
+}
+
 func TestMultiArchitecture(t *testing.T) {
 	reg := newRegistry(t)
 	ours := testImage(t, []entry{{name: "ours", content: "x"}})

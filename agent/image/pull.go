@@ -59,8 +59,12 @@ func (s *Store) pull(ctx context.Context, ref reference, auth *cri.AuthConfig) (
 		}
 	}
 	var errs []error
-	for _, host := range append(slices.Clone(s.cfg.Mirrors[ref.registry]), ref.registry) {
-		id, err := s.pullFrom(ctx, host, ref, auth)
+	for _, host := range append(s.mirrorsOf(ref.registry), ref.registry) {
+		credentials := auth
+		if host != ref.registry {
+			credentials = nil // they are the registry's, and nobody else's
+		}
+		id, err := s.pullFrom(ctx, host, ref, credentials)
 		if err == nil {
 			return id, nil
 		}
@@ -70,6 +74,15 @@ func (s *Store) pull(ctx context.Context, ref reference, auth *cri.AuthConfig) (
 		errs = append(errs, fmt.Errorf("registry %s: %w", host, err))
 	}
 	return "", fmt.Errorf("%w: image %s: %w", agent.ErrImagePull, ref, errors.Join(errs...))
+}
+
+// mirrorsOf lists the hosts that are asked before a registry.
+func (s *Store) mirrorsOf(registry string) []string {
+	mirrors, named := s.cfg.Mirrors[registry]
+	if !named {
+		mirrors = s.cfg.Mirrors["*"]
+	}
+	return slices.DeleteFunc(slices.Clone(mirrors), func(host string) bool { return host == registry })
 }
 
 func (s *Store) pullFrom(ctx context.Context, host string, ref reference, auth *cri.AuthConfig) (string, error) {

@@ -51,6 +51,7 @@ type Config struct {
 	Labels                   map[string]string
 	Taints                   []v1.Taint
 	InsecureRegistries       []string
+	RegistryMirrors          map[string][]string // registry, or "*" for those not named → hosts asked before it, in order
 	SeccompDefault           bool
 	PodSecurity              *pod.Ceiling // nil: every pod may run
 	ResolvConf               string
@@ -113,6 +114,8 @@ func Flags(fs *flag.FlagSet) *Config {
 	fs.StringVar(&c.RuntimeDir, "runtime-dir", "", "folder of keelson-shim, keelson-oci and keelson-pause (default: that of this program)")
 	fs.StringVar(&c.PluginRegistration, "plugin-registration-dir", "/var/lib/kubelet/plugins_registry", "folder where CSI drivers register themselves")
 	fs.Var(list{&c.InsecureRegistries}, "insecure-registry", "registry HOST[:PORT] spoken to over plain HTTP (repeatable)")
+	fs.Func("registry-mirror", "REGISTRY=HOST[:PORT]: a host that is asked for the images of a registry before the registry itself; "+
+		"* stands for every registry that is not named (repeatable, tried in order)", func(s string) error { return c.addMirror(s) })
 	fs.BoolVar(&c.SeccompDefault, "seccomp-default", false, "give containers without a seccomp profile the runtime's default")
 	fs.Func("pod-security", "most that pods may ask for on this node: privileged, baseline or restricted, with :VERSION if need be (default privileged)",
 		func(s string) (err error) {
@@ -188,6 +191,19 @@ func parseResources(s string) (v1.ResourceList, error) {
 		out[v1.ResourceName(name)] = q
 	}
 	return out, nil
+}
+
+// addMirror reads REGISTRY=HOST[:PORT].
+func (c *Config) addMirror(s string) error {
+	registry, host, ok := strings.Cut(s, "=")
+	if !ok || registry == "" || host == "" || strings.Contains(host, "/") {
+		return fmt.Errorf("%q: want REGISTRY=HOST[:PORT], for example docker.io=mirror.example.com", s)
+	}
+	if c.RegistryMirrors == nil {
+		c.RegistryMirrors = map[string][]string{}
+	}
+	c.RegistryMirrors[registry] = append(c.RegistryMirrors[registry], host)
+	return nil
 }
 
 func parseLabels(s string) (map[string]string, error) {

@@ -123,7 +123,8 @@ func (n *Node) images() agent.Images {
 		return n.cfg.Images
 	}
 	store := image.New(image.Config{Root: filepath.Join(n.cfg.StateDir, "images"), Run: filepath.Join(n.cfg.RunDir, "images"), Archives: n.cfg.ArchivesDir,
-		Logger: n.cfg.Log.With("part", "images"), Insecure: n.cfg.InsecureRegistries})
+		Logger: n.cfg.Log.With("part", "images"), Insecure: n.cfg.InsecureRegistries,
+		Mirrors: n.cfg.RegistryMirrors})
 	n.own(partImages, store.Run)
 	return store
 }

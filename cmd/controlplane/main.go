@@ -19,8 +19,8 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	go gcroom.Run(ctx, gcroom.Server)
-	if err := command.New(version).ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "keelson-controlplane:", err)
+	if c, err := command.New(version).ExecuteContextC(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, command.Failure(c, err))
 		os.Exit(1)
 	}
 }

@@ -27,14 +27,14 @@ func (l *Lab) daemon(h Host) []string {
 			"--cgroup-root=" + h.CgroupPath(),
 			"--capacity=cpu=" + l.Config.CPU + ",memory=" + l.Config.Memory,
 			"--archives-dir=/var/lib/keelson/images.d",
-			"--insecure-registry=" + l.registryAddress(),
+			"--insecure-registry=" + l.registryAddress(), "--registry-mirror=*=" + l.registryAddress(),
 		}
 		for _, cp := range l.hosts(RoleControlPlane) {
 			args = append(args, fmt.Sprintf("--server=%s:%d", cp.IP, FleetPort))
 		}
 		return args
 	default:
-		return []string{l.bin("kctl"), "lab", "serve-registry", "--listen=" + l.registryAddress(), "--load=" + l.Config.ImageDir}
+		return []string{l.bin("kctl"), "lab", "serve-registry", "--listen=" + l.registryAddress(), "--folder=/var/lib/keelson/registry"}
 	}
 }
 
@@ -94,11 +94,8 @@ func (h Host) giveToken(token string) error {
 
 // giveImages links the example archives into the worker's air-gap folder.
 func (l *Lab) giveImages(h Host) error {
-	if l.Config.ImageDir == "" {
-		return nil
-	}
-	archives, err := filepath.Glob(filepath.Join(l.Config.ImageDir, "*.tar"))
-	if err != nil {
+	archives, err := l.archives()
+	if err != nil || len(archives) == 0 {
 		return err
 	}
 	dir := filepath.Join(h.stateDir(), "lib", "images.d")

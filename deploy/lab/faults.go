@@ -71,6 +71,19 @@ func (l *Lab) Restart(ctx context.Context, name string) error {
 	return nil
 }
 
+// RestartDaemon starts the host's daemon again, as a service manager would: one that runs is stopped in good order
+// first. The host itself must have power; containers stay.
+func (l *Lab) RestartDaemon(ctx context.Context, name string) error {
+	h, err := l.Host(name)
+	if err != nil {
+		return err
+	}
+	if !exists(h.NetNS()) || !exists(h.MountNS()) {
+		return fmt.Errorf("lab: host %s has no power, so it has no daemon to restart: start the host with 'kctl lab restart %s'", name, name)
+	}
+	return l.Restart(ctx, name)
+}
+
 // Stop ends the host's daemon in good order (SIGTERM, after 15 s SIGKILL). A stopped one is fine.
 func (l *Lab) Stop(ctx context.Context, name string) error {
 	h, err := l.Host(name)

@@ -92,6 +92,7 @@ func (l *Lab) startAll(ctx context.Context, step func(string, ...any)) error {
 	step("replica %s serves", replicas[0].Name)
 
 	var g errgroup.Group
+	g.Go(func() error { return l.fillRegistry(ctx) })
 	for _, h := range l.hosts(RoleWorker) {
 		g.Go(func() error {
 			if err := h.giveToken(trust.NodeToken); err != nil {

@@ -27,8 +27,8 @@ func New(version string) *cobra.Command {
 		SilenceErrors: true, SilenceUsage: true,
 	}
 	root.AddCommand(initCommand(), joinCommand(), runCommand(version),
-		restoreCommand(), verifyCommand(), recoverCommand(), rebuildCommand(), convertCommand(), keysCommand(), peerCACommand(), inspectCommand())
-	return root
+		restoreCommand(), verifyCommand(), recoverCommand(), rebuildCommand(), convertCommand(), group(keysCommand()), group(peerCACommand()), inspectCommand())
+	return callAs(root, os.Args[0])
 }
 
 const defaultDataDir = "/var/lib/keelson/controlplane"

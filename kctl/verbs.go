@@ -1,0 +1,134 @@
+package kctl
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	cmdutil "k8s.io/kubectl/pkg/cmd/util"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/deploy/lab"
+)
+
+// own are the verbs that are not kubectl's. Their errors are returned and printed by Main; kubectl's commands print
+// their own and end the process.
+var own = []string{"lab", "trace", "cluster", "version"}
+
+// group makes a command that only holds others: alone it shows its help, and a word that is none of its commands is
+// an error. Without this cobra shows the help for any word, and exits with 0.
+func group(c *cobra.Command, commands ...*cobra.Command) *cobra.Command {
+	c.AddCommand(commands...)
+	c.Args = func(c *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return nil
+		}
+		return unknownCommand(c, args[0])
+	}
+	c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
+	return c
+}
+
+// unknownCommand names what was meant, or where to look.
+func unknownCommand(c *cobra.Command, word string) error {
+	if c.SuggestionsMinimumDistance <= 0 {
+		c.SuggestionsMinimumDistance = 2
+	}
+	remedy := fmt.Sprintf("'%s --help' lists them", c.CommandPath())
+	if near := c.SuggestionsFor(word); len(near) > 0 {
+		remedy = "did you mean " + strings.Join(near, " or ") + "?"
+	}
+	return fmt.Errorf("there is no command %q: %s", word, remedy)
+}
+
+// failure is the line in which a person reads the error of a command. Every one of our own verbs names itself.
+func failure(c *cobra.Command, err error) string {
+	text := err.Error()
+	if c == nil || !isOwn(c) {
+		return "error: " + strings.TrimPrefix(text, "error: ")
+	}
+	return c.CommandPath() + ": " + strings.TrimPrefix(text, "lab: ")
+}
+
+func isOwn(c *cobra.Command) bool {
+	for ; c.HasParent(); c = c.Parent() {
+		if !c.Parent().HasParent() {
+			return slices.Contains(own, c.Name())
+		}
+	}
+	return false
+}
+
+// completion offers words for an argument. What it asks must answer at once: a person waits with a finger on the key.
+type completion = func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective)
+
+const completionTimeout = 2 * time.Second
+
+// words completes the first argument with what list returns.
+func words(list func(context.Context) []string) completion {
+	return func(_ *cobra.Command, args []string, begin string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return matching(list, begin), cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// flagWords completes the value of a flag with what list returns.
+func flagWords(c *cobra.Command, flag string, list func(context.Context) []string) {
+	err := c.RegisterFlagCompletionFunc(flag, func(_ *cobra.Command, _ []string, begin string) ([]string, cobra.ShellCompDirective) {
+		return matching(list, begin), cobra.ShellCompDirectiveNoFileComp
+	})
+	if err != nil {
+		panic(err) // the flag is not there: a mistake in this program
+	}
+}
+
+func matching(list func(context.Context) []string, begin string) []string {
+	ctx, cancel := context.WithTimeout(context.Background(), completionTimeout)
+	defer cancel()
+	var out []string
+	for _, w := range list(ctx) {
+		if strings.HasPrefix(w, begin) {
+			out = append(out, w)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// fixed is a list that never changes.
+func fixed(list ...string) func(context.Context) []string {
+	return func(context.Context) []string { return list }
+}
+
+// labHosts lists the hosts of the lab that is up.
+func labHosts(context.Context) []string {
+	l, err := lab.Open(nil)
+	if err != nil {
+		return nil
+	}
+	var out []string
+	for _, h := range l.Config.Hosts {
+		out = append(out, h.Name)
+	}
+	return out
+}
+
+// memberNames lists the replicas of the cluster.
+func memberNames(f cmdutil.Factory) func(context.Context) []string {
+	return func(ctx context.Context) []string {
+		var members []api.ClusterMember
+		if askWithin(ctx, f, "GET", api.PathClusterMembers, nil, &members) != nil {
+			return nil
+		}
+		var out []string
+		for _, m := range members {
+			out = append(out, m.Name)
+		}
+		return out
+	}
+}

@@ -1,0 +1,114 @@
+package kctl
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+)
+
+// run executes a line of kctl in a process of its own and returns its exit code and what it says on stderr.
+func run(t *testing.T, server, line string) (code int, said string) {
+	t.Helper()
+	p := startKctl(t, server, strings.Fields(line)...)
+	_ = p.Wait()
+	return p.ProcessState.ExitCode(), p.stderr.String()
+}
+
+// A word that is no command is an error, at every depth, and names where to look; errors of our verbs begin with kctl.
+func TestUnknownCommands(t *testing.T) {
+	for line, want := range map[string]string{
+		"lab foo":              `kctl lab: there is no command "foo": 'kctl lab --help' lists them`,
+		"lab statsu":           `kctl lab: there is no command "statsu": did you mean status?`,
+		"cluster foo":          `kctl cluster: there is no command "foo": 'kctl cluster --help' lists them`,
+		"cluster member foo":   `kctl cluster member: there is no command "foo"`,
+		"cluster token foo":    `kctl cluster token: there is no command "foo"`,
+		"lab restart":          `kctl lab restart: accepts 1 arg(s), received 0`,
+		"lab up --colour":      `kctl lab up: unknown flag: --colour`,
+		"cluster restore":      `kctl cluster restore: `,
+		"cluster step-down no": `kctl cluster step-down: unknown command "no"`,
+		"trace":                `kctl trace: requires at least 1 arg(s)`,
+		"foo":                  `error: unknown command "foo" for "kctl"`,
+	} {
+		code, said := run(t, "http://127.0.0.1:1", line)
+		if code != 1 || !strings.HasPrefix(said, want) {
+			t.Errorf("kctl %s: exit code %d, %q, want %q", line, code, said, want)
+		}
+	}
+	for _, line := range []string{"lab", "cluster", "cluster member", "lab --help"} {
+		if code, said := run(t, "http://127.0.0.1:1", line); code != 0 || said != "" {
+			t.Errorf("kctl %s: exit code %d, %q", line, code, said)
+		}
+	}
+}
+
+// Each own verb and each of its arguments can be completed.
+func TestCompletion(t *testing.T) {
+	_, url := slowPlane(t)
+	for line, want := range map[string][]string{
+		"lab re":                       {"restart"},
+		"cluster member remove ":       {"cp1", "cp2", "cp3", "cp4"},
+		"cluster member remove cp3":    {"cp3"},
+		"cluster step-down --to ":      {"cp1", "cp2", "cp3", "cp4"},
+		"cluster token create --role ": {"controlplane", "node"},
+		"trace deployment/hello -o ":   {"json"},
+	} {
+		words := strings.Split(line, " ")
+		root := Command([]string{"kctl"})
+		var out strings.Builder
+		root.SetOut(&out)
+		root.SetErr(&strings.Builder{})
+		root.SetArgs(append([]string{"__complete", "--server=" + url}, words...))
+		if err := root.Execute(); err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for l := range strings.Lines(out.String()) {
+			if l = strings.TrimSpace(l); l != "" && !strings.HasPrefix(l, ":") {
+				word, _, _ := strings.Cut(l, "\t")
+				got = append(got, word)
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("kctl %s<TAB>: %q, want %q", line, got, want)
+		}
+	}
+}
+
+// Every verb that takes a host completes hosts.
+func TestHostsAreCompleted(t *testing.T) {
+	root := Command([]string{"kctl"})
+	lab, _, err := root.Find([]string{"lab"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range lab.Commands() {
+		if strings.Contains(c.Use, "HOST") && c.ValidArgsFunction == nil {
+			t.Errorf("%s does not complete its host", c.CommandPath())
+		}
+	}
+}
+
+// What a person reads names the verb once.
+func TestFailure(t *testing.T) {
+	root := &cobra.Command{Use: "kctl"}
+	lab, get := &cobra.Command{Use: "lab"}, &cobra.Command{Use: "get"}
+	kill := &cobra.Command{Use: "kill HOST"}
+	root.AddCommand(lab, get)
+	lab.AddCommand(kill)
+	for _, c := range []struct {
+		command   *cobra.Command
+		err, want string
+	}{
+		{kill, `lab: no host "x"`, `kctl lab kill: no host "x"`},
+		{get, "error: no such resource", "error: no such resource"},
+		{root, "unknown", "error: unknown"},
+		{nil, "unknown", "error: unknown"},
+	} {
+		if got := failure(c.command, errors.New(c.err)); got != c.want {
+			t.Errorf("%q, want %q", got, c.want)
+		}
+	}
+}
