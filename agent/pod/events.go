@@ -2,7 +2,6 @@ package pod
 
 import (
 	"fmt"
-	"hash/fnv"
 	"sync"
 	"time"
 
@@ -24,6 +23,7 @@ type recorder struct {
 	seen   map[string]*v1.Event
 	spent  float64 // events told lately: refilled as time passes
 	filled time.Time
+	stamp  int64 // in the last event's name
 }
 
 // A pod may tell 25 events at once and one more every five minutes, as under Kubernetes: each costs the
@@ -46,6 +46,13 @@ func (r *recorder) allowed(now time.Time) bool {
 	return true
 }
 
+// name makes an event's name of the pod's and of the time in nanoseconds, as all components of Kubernetes do: stamps of
+// events have seconds only, and within one of these a list by name is the order in which things happened. The lock is held.
+func (r *recorder) name(pod string, now time.Time) string {
+	r.stamp = max(r.stamp+1, now.UnixNano())
+	return fmt.Sprintf("%s.%016x", pod, r.stamp)
+}
+
 // eventsPerPod bounds what is remembered for counting; beyond it all counts begin anew.
 const eventsPerPod = 128
 
@@ -66,11 +73,8 @@ func (r *recorder) event(pod *v1.Pod, field, kind, reason, message string) {
 		if len(r.seen) >= eventsPerPod {
 			clear(r.seen)
 		}
-		h := fnv.New64a()
-		h.Write([]byte(string(pod.UID) + key))
-		fmt.Fprint(h, now.UnixNano())
 		e = &v1.Event{
-			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s.%016x", pod.Name, h.Sum64()), Namespace: pod.Namespace},
+			ObjectMeta: metav1.ObjectMeta{Name: r.name(pod.Name, now.Time), Namespace: pod.Namespace},
 			InvolvedObject: v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
 				ResourceVersion: pod.ResourceVersion, FieldPath: field},
 			Reason: reason, Message: message, Type: kind, FirstTimestamp: now,

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -30,14 +29,14 @@ func (x *session) event(raw []byte) error {
 	if x.work.backlog() > maxBacklog {
 		return fmt.Errorf("event %s of %s dropped: too many writes wait", e.Reason, e.InvolvedObject.Name)
 	}
-	entry, seq := x.srv.events.entry(id, time.Now())
-	x.work.put(fmt.Sprintf("event/%d", seq), func(ctx context.Context) error {
-		return x.writeEvent(ctx, e, entry)
+	entry, stamp := x.srv.events.entry(id, time.Now())
+	x.work.put(fmt.Sprintf("event/%d", stamp), func(ctx context.Context) error {
+		return x.writeEvent(ctx, e, entry, stamp)
 	})
 	return nil
 }
 
-func (x *session) writeEvent(ctx context.Context, e *v1.Event, entry *eventEntry) error {
+func (x *session) writeEvent(ctx context.Context, e *v1.Event, entry *eventEntry, stamp int64) error {
 	entry.mu.Lock()
 	defer entry.mu.Unlock()
 	now := metav1.Now()
@@ -69,7 +68,7 @@ func (x *session) writeEvent(ctx context.Context, e *v1.Event, entry *eventEntry
 		e.Source.Host = x.node
 	}
 	if e.Name == "" {
-		e.Name = fmt.Sprintf("%s.%016x", e.InvolvedObject.Name, rand.Uint64())
+		e.Name = fmt.Sprintf("%s.%016x", e.InvolvedObject.Name, stamp)
 	}
 	stored, err := client.Create(ctx, x.api, e)
 	if apierrors.IsAlreadyExists(err) {
@@ -113,7 +112,7 @@ type eventIndex struct {
 	byID  map[eventID]*list.Element
 	order *list.List // of *eventEntry, most recently used first
 
-	reports uint64
+	stamp int64 // of the last report
 }
 
 const (
@@ -127,17 +126,18 @@ func newEventIndex() *eventIndex {
 }
 
 // entry returns the entry of id, a fresh one when it was not seen for eventWindow.
-// The number names this report among all.
-func (x *eventIndex) entry(id eventID, now time.Time) (*eventEntry, uint64) {
+// The stamp names this report among all: the time in nanoseconds, made larger than the last one's, so that names made
+// of stamps are in the order of the reports.
+func (x *eventIndex) entry(id eventID, now time.Time) (*eventEntry, int64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.reports++
+	x.stamp = max(x.stamp+1, now.UnixNano())
 	if el := x.byID[id]; el != nil {
 		e := el.Value.(*eventEntry)
 		if now.Sub(e.last) < eventWindow {
 			e.last = now
 			x.order.MoveToFront(el)
-			return e, x.reports
+			return e, x.stamp
 		}
 		x.order.Remove(el)
 	}
@@ -148,5 +148,5 @@ func (x *eventIndex) entry(id eventID, now time.Time) (*eventEntry, uint64) {
 		x.order.Remove(oldest)
 		delete(x.byID, oldest.Value.(*eventEntry).id)
 	}
-	return e, x.reports
+	return e, x.stamp
 }

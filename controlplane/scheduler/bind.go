@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -24,6 +23,7 @@ func (s *Scheduler) bind(ctx context.Context, p *queued, c *framework.Cycle, res
 			return
 		}
 	}
+	decided := time.Now() // the node may act, and tell of it, before Bind returns
 	st := s.profile.Bind(ctx, c, res.Node)
 	switch {
 	case st.OK():
@@ -45,7 +45,7 @@ func (s *Scheduler) bind(ctx context.Context, p *queued, c *framework.Cycle, res
 			Start: p.started, Duration: time.Since(p.started), Detail: res.Explain(),
 		})
 	}
-	s.note(note{pod: pod, kind: v1.EventTypeNormal, reason: "Scheduled",
+	s.note(note{pod: pod, at: decided, kind: v1.EventTypeNormal, reason: "Scheduled",
 		message: fmt.Sprintf("Successfully assigned %s/%s to %s", pod.Namespace, pod.Name, res.Node)})
 }
 
@@ -64,6 +64,7 @@ func (s *Scheduler) postBinding(ctx context.Context, pod *v1.Pod, node string) e
 // note is something to be written about a pod; losing one harms nobody.
 type note struct {
 	pod       *v1.Pod
+	at        time.Time // when it happened; events of one second are listed in this order
 	kind      string
 	reason    string // of the event
 	message   string
@@ -73,7 +74,7 @@ type note struct {
 // report tells of a failure, unless the same has been told of this pod already.
 func (s *Scheduler) report(p *queued, reason, message string) {
 	if s.queue.said(p.Pod.UID, message) {
-		s.note(note{pod: p.Pod, kind: v1.EventTypeWarning, reason: "FailedScheduling", message: message, condition: reason})
+		s.note(note{pod: p.Pod, at: time.Now(), kind: v1.EventTypeWarning, reason: "FailedScheduling", message: message, condition: reason})
 	}
 }
 
@@ -156,12 +157,12 @@ func withCondition(pod *v1.Pod, reason, message string, now metav1.Time) (next *
 }
 
 func (s *Scheduler) writeEvent(ctx context.Context, n note) error {
-	now := metav1.Now()
+	at := metav1.NewTime(n.at)
 	e := &v1.Event{
-		ObjectMeta: metav1.ObjectMeta{Namespace: n.pod.Namespace, Name: fmt.Sprintf("%s.%016x", n.pod.Name, rand.Uint64())},
+		ObjectMeta: metav1.ObjectMeta{Namespace: n.pod.Namespace, Name: fmt.Sprintf("%s.%016x", n.pod.Name, n.at.UnixNano())},
 		InvolvedObject: v1.ObjectReference{
 			APIVersion: "v1", Kind: "Pod", Namespace: n.pod.Namespace, Name: n.pod.Name, UID: n.pod.UID, ResourceVersion: n.pod.ResourceVersion},
-		Type: n.kind, Reason: n.reason, Message: n.message, Count: 1, FirstTimestamp: now, LastTimestamp: now,
+		Type: n.kind, Reason: n.reason, Message: n.message, Count: 1, FirstTimestamp: at, LastTimestamp: at,
 		Source:              v1.EventSource{Component: v1.DefaultSchedulerName},
 		ReportingController: v1.DefaultSchedulerName,
 	}

@@ -36,8 +36,9 @@ type replicas struct {
 
 	mu      sync.Mutex
 	list    []*fleetv1.Replica
-	ready   map[string]error // name → nil when ready
-	changed chan struct{}    // closed and replaced when list or ready changes
+	ready   map[string]error     // name → nil when ready
+	heard   map[string]time.Time // when a replica was ready the last time
+	changed chan struct{}        // closed and replaced when list or ready changes
 }
 
 const probeEvery = time.Second
@@ -83,6 +84,13 @@ func (r *replicas) Problem(name string) error {
 		return errors.New("it has not been asked yet")
 	}
 	return err
+}
+
+// heardOf is when a replica was ready the last time that it was asked; zero when it never was.
+func (r *replicas) heardOf(name string) time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.heard[name]
 }
 
 // readyAPIs are the API addresses of the ready replicas, in order, and a channel
@@ -151,15 +159,18 @@ func (r *replicas) learn(list []*fleetv1.Replica, errs []error) {
 	same := slices.EqualFunc(list, r.list, func(a, b *fleetv1.Replica) bool {
 		return a.Name == b.Name && a.ApiAddress == b.ApiAddress && a.FleetAddress == b.FleetAddress
 	})
-	ready := make(map[string]error, len(list))
+	ready, heard := make(map[string]error, len(list)), make(map[string]time.Time, len(list))
 	for i, m := range list {
-		ready[m.Name] = errs[i]
+		ready[m.Name], heard[m.Name] = errs[i], r.heard[m.Name]
+		if errs[i] == nil {
+			heard[m.Name] = time.Now()
+		}
 		if was, known := r.ready[m.Name]; !known || (was == nil) != (errs[i] == nil) {
 			same = false
 			r.log.Info("replica readiness", "replica", m.Name, "ready", errs[i] == nil, "reason", errs[i])
 		}
 	}
-	r.ready = ready
+	r.ready, r.heard = ready, heard
 	if same {
 		return
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"strconv"
 	"strings"
 	"sync"
@@ -66,6 +67,8 @@ func (r *Replica) describeMember(m raftMember, s raftstore.Status, now time.Time
 	}
 	if m.Contact > 0 {
 		out.Contact = max(0, now.UnixMilli()-m.Contact)
+	} else if heard := r.peers.heardOf(m.ID); !heard.IsZero() { // raft tells the leader only
+		out.Contact = max(0, now.Sub(heard).Milliseconds())
 	}
 	if m.ID == r.cfg.Name {
 		out.Applied, out.Contact, out.Version, out.Disk, out.Watchers = s.AppliedIndex, 0, r.cfg.Version, s.DiskBytes, s.Watchers
@@ -82,23 +85,27 @@ func (r *Replica) describeMember(m raftMember, s raftstore.Status, now time.Time
 func (r *Replica) askMembers(ctx context.Context, s *api.ClusterStatus) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
-	parts := make([]*api.ClusterStatus, len(s.Members))
+	parts, errs := make([]*api.ClusterStatus, len(s.Members)), make([]error, len(s.Members))
 	var wg sync.WaitGroup
 	for i, m := range s.Members {
 		if m.Name == r.cfg.Name {
 			continue
 		}
 		wg.Go(func() {
-			part, err := r.statusOf(ctx, m.Address)
-			if err != nil {
-				r.log.Debug("asking a replica for its status", "replica", m.Name, "err", err)
-				return
-			}
-			parts[i] = part
+			parts[i], errs[i] = r.statusOf(ctx, m.Address)
 		})
 	}
 	wg.Wait()
+	complete(s, parts, errs)
+}
+
+// complete puts what each member says of itself, or that it does not answer, into a status. A member that was ready
+// when it was asked last, and does not answer now, is not ready.
+func complete(s *api.ClusterStatus, parts []*api.ClusterStatus, errs []error) {
 	for i, part := range parts {
+		if errs[i] != nil {
+			s.Members[i].Ready = "no: it does not answer: " + reason(errs[i])
+		}
 		if part == nil {
 			continue
 		}
@@ -114,6 +121,18 @@ func (r *Replica) askMembers(ctx context.Context, s *api.ClusterStatus) {
 			}
 		}
 	}
+}
+
+// reason is an error without the request that met it.
+func reason(err error) string {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return "nothing came within " + statusTimeout.String()
+	}
+	var call *url.Error
+	if errors.As(err, &call) {
+		err = call.Err
+	}
+	return err.Error()
 }
 
 func (r *Replica) statusOf(ctx context.Context, peer string) (*api.ClusterStatus, error) {

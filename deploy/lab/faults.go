@@ -68,6 +68,11 @@ func (l *Lab) Restart(ctx context.Context, name string) error {
 	if err := l.start(h); err != nil {
 		return fmt.Errorf("lab: %w", err)
 	}
+	if h.Role == RoleRegistry {
+		if err := l.waitRegistry(ctx); err != nil { // so that what is pulled next is found
+			return fmt.Errorf("lab: %w", err)
+		}
+	}
 	return nil
 }
 

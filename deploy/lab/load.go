@@ -150,8 +150,8 @@ func putBlob(blobs string, digest v1.Hash, open func() (io.ReadCloser, error)) (
 	return os.Rename(out.Name(), path)
 }
 
-// fillRegistry waits until the registry answers and gives it the archives of the image folder.
-func (l *Lab) fillRegistry(ctx context.Context) error {
+// waitRegistry waits until the registry answers.
+func (l *Lab) waitRegistry(ctx context.Context) error {
 	h, err := l.Host("registry")
 	if err != nil {
 		return err
@@ -171,6 +171,14 @@ func (l *Lab) fillRegistry(ctx context.Context) error {
 	})
 	if err != nil {
 		return fmt.Errorf("the registry does not answer: %w", err)
+	}
+	return nil
+}
+
+// fillRegistry gives the registry the archives of the image folder.
+func (l *Lab) fillRegistry(ctx context.Context) error {
+	if err := l.waitRegistry(ctx); err != nil {
+		return err
 	}
 	archives, err := l.archives()
 	if err != nil {

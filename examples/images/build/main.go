@@ -3,7 +3,7 @@
 //	go run ./examples/images/build [-out bin/images] [-busybox /bin/busybox]
 //
 //	hello.tar  keelson.dev/hello:v1 and :v2, the web server of examples/images/hello
-//	tools.tar  keelson.dev/tools:v1, busybox with its applets
+//	tools.tar  keelson.dev/tools:v1, busybox with its applets, and the wget of examples/images/wget
 //
 // The same sources give the same bytes.
 package main
@@ -127,18 +127,7 @@ func (l *layerTar) accounts() {
 }
 
 func helloLayer() (v1.Layer, error) {
-	dir, err := os.MkdirTemp("", "keelson-hello-")
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(dir)
-	bin := filepath.Join(dir, "hello")
-	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w -buildid=", "-o", bin, "keelson.dev/keelson/examples/images/hello")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux")
-	if text, err := cmd.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("%w\n%s", err, text)
-	}
-	content, err := os.ReadFile(bin)
+	content, err := program("hello")
 	if err != nil {
 		return nil, err
 	}
@@ -146,6 +135,22 @@ func helloLayer() (v1.Layer, error) {
 	l.accounts()
 	l.file("hello", 0o755, content)
 	return l.close()
+}
+
+// program builds a program of examples/images.
+func program(name string) ([]byte, error) {
+	dir, err := os.MkdirTemp("", "keelson-image-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	bin := filepath.Join(dir, name)
+	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w -buildid=", "-o", bin, "keelson.dev/keelson/examples/images/"+name)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux")
+	if text, err := cmd.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("%w\n%s", err, text)
+	}
+	return os.ReadFile(bin)
 }
 
 func toolsLayer(busybox string) (v1.Layer, error) {
@@ -157,15 +162,20 @@ func toolsLayer(busybox string) (v1.Layer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list the applets of %s: %w", busybox, err)
 	}
+	wget, err := program("wget")
+	if err != nil {
+		return nil, fmt.Errorf("build wget: %w", err)
+	}
 	l := newLayer()
 	l.accounts()
 	l.dir("root", 0o700)
 	l.dir("bin", 0o755)
 	l.file("bin/busybox", 0o755, content)
+	l.file("bin/wget", 0o755, wget)
 	applets := strings.Fields(string(list))
 	slices.Sort(applets)
 	for _, a := range slices.Compact(applets) {
-		if a != "busybox" && !strings.Contains(a, "/") {
+		if a != "busybox" && a != "wget" && !strings.Contains(a, "/") {
 			l.link("bin/"+a, "busybox")
 		}
 	}

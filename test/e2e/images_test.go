@@ -1,0 +1,122 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1image "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	v1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/deploy/lab"
+	"keelson.dev/keelson/test/bed"
+)
+
+// hub is the lab's registry; images are read and written from inside its host.
+type hub struct {
+	t *testing.T
+	lab.Host
+}
+
+func (h hub) options() []remote.Option {
+	return []remote.Option{remote.WithTransport(bed.HTTP(h.Host).Transport)}
+}
+
+func (h hub) reference(path string) name.Reference {
+	h.t.Helper()
+	ref, err := name.ParseReference(fmt.Sprintf("%s:%d/%s", h.IP, lab.RegistryPort, path), name.Insecure)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return ref
+}
+
+func (h hub) image(path string) v1image.Image {
+	h.t.Helper()
+	img, err := remote.Image(h.reference(path), h.options()...)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return img
+}
+
+// An archive that 'docker save' writes is loaded into the lab, and a pod runs its image under its own name; so does one
+// that another tool has pushed. Both outlive the registry's process. F106
+func TestLoadedImages(t *testing.T) {
+	w := begin(t)
+	h := hub{t, bed.Host(t, "registry")}
+	img := h.image("hello:v1")
+	tag, err := name.NewTag("example.com/team/loaded:v1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "image.tar")
+	if err := tarball.WriteToFile(file, tag, img); err != nil {
+		t.Fatal(err)
+	}
+	if out := bed.Kctl(t, "lab", "load", file); !strings.Contains(out, "example.com/team/loaded:v1") {
+		t.Errorf("lab load: %q", out)
+	}
+	if err := remote.Write(h.reference("team/pushed:v1"), img, h.options()...); err != nil {
+		t.Fatal(err)
+	}
+	if bed.Owned() {
+		bed.Kctl(t, "lab", "restart", "registry")
+	}
+	for name, image := range map[string]string{"loaded": "example.com/team/loaded:v1", "pushed": "ghcr.io/team/pushed:v1"} {
+		w.createPod(pod(name, image))
+		w.waitPod(name, isReady)
+	}
+	if out, err := bed.Try(t, filepath.Join(bed.Lab().Config.BinDir, "kctl"), "lab", "load", "/etc/passwd"); err == nil ||
+		!strings.Contains(out, "kctl lab load: reading /etc/passwd") {
+		t.Errorf("what is no archive: %v, %q", err, out)
+	}
+}
+
+// The tools image fetches by a name of the hosts file, within a time, and says what went wrong in the usual words.
+func TestToolsFetch(t *testing.T) {
+	w := begin(t)
+	w.createWeb(web("web", 1))
+	target := w.waitReplicas("web", 1)[0]
+	client := sleeper("client")
+	client.Spec.HostAliases = []v1.HostAlias{{IP: target.Status.PodIP, Hostnames: []string{"web.example"}}}
+	w.createPod(client)
+	w.waitPod("client", isReady)
+	for url, want := range map[string]string{
+		"http://web.example:8080/":        "hello from " + target.Name,
+		"http://web.example:8080/healthz": "",
+		"http://web.example:8080/absent":  "wget: server returned error: HTTP/1.1 404 Not Found",
+		"http://127.0.0.1:1/":             "wget: can't connect to remote host",
+	} {
+		out, err := bed.Try(t, filepath.Join(bed.Lab().Config.BinDir, "kctl"), "-n", w.ns, "exec", "client", "--", "wget", "-T", "5", "-qO-", url)
+		if !strings.HasPrefix(out, want) || (err != nil) != strings.HasPrefix(want, "wget:") {
+			t.Errorf("%s: %v, %q, want %q", url, err, out, want)
+		}
+	}
+}
+
+// Events of one second are listed as they happened.
+func TestEventsInOrder(t *testing.T) {
+	w := begin(t)
+	w.createPod(sleeper("client"))
+	w.waitPod("client", isReady)
+	w.waitEvent("client", "Started")
+	req := w.cs.CoreV1().RESTClient().Get().AbsPath("/api/v1/namespaces/"+w.ns+"/events").
+		Param("fieldSelector", "involvedObject.name=client")
+	var reasons []string
+	list := &v1.EventList{}
+	if err := req.Do(context.Background()).Into(list); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range list.Items {
+		reasons = append(reasons, e.Reason)
+	}
+	if got := strings.Join(reasons, " "); got != "Scheduled Pulled Created Started" {
+		t.Errorf("events: %s", got)
+	}
+}
