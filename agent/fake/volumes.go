@@ -1,8 +1,10 @@
 package fake
 
 import (
+	"cmp"
 	"context"
 	"maps"
+	"path/filepath"
 	"slices"
 	"sync"
 
@@ -14,6 +16,8 @@ import (
 
 // Volumes implements agent.Volumes: paths that exist nowhere.
 type Volumes struct {
+	Root string // folder of what MountAll returns; "" = "/fake/volumes"
+
 	Script
 	Clock Clock
 
@@ -36,7 +40,8 @@ func (v *Volumes) MountAll(ctx context.Context, pod *v1.Pod) (map[string]agent.M
 	v.mounted[pod.UID] = true
 	out := map[string]agent.Mount{}
 	for _, vol := range pod.Spec.Volumes {
-		out[vol.Name] = agent.Mount{HostPath: "/fake/volumes/" + string(pod.UID) + "/" + vol.Name, ReadOnly: vol.ConfigMap != nil || vol.Secret != nil || vol.Projected != nil}
+		out[vol.Name] = agent.Mount{HostPath: filepath.Join(cmp.Or(v.Root, "/fake/volumes"), string(pod.UID), vol.Name),
+			ReadOnly: vol.ConfigMap != nil || vol.Secret != nil || vol.Projected != nil}
 	}
 	return out, nil
 }

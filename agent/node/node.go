@@ -62,7 +62,7 @@ func New(cfg Config) (*Node, error) {
 	}
 	n.part("session", n.session.Run)
 	images := n.images()
-	runtime := n.runtime(images)
+	runtime, written := n.runtime(images)
 	n.csi = csi.NewRegistry(csi.RegistryConfig{Plugins: filepath.Join(cfg.StateDir, "plugins"), Registration: cfg.PluginRegistration, Log: cfg.Log.With("part", "csi")})
 	volumes := cfg.Volumes
 	if volumes == nil {
@@ -78,7 +78,7 @@ func New(cfg Config) (*Node, error) {
 		serve(n.server)
 	}
 	pods := pod.New(pod.Config{NodeName: cfg.NodeName, HostIPs: cfg.NodeIPs, Paths: cfg.paths(), Runtime: runtime, Images: images, Volumes: volumes, Objects: n.session, Reporter: n.session,
-		Prober: prober, Node: n.facts.admitting(n.session), ResolvConf: cfg.ResolvConf, SeccompDefault: cfg.SeccompDefault, Ceiling: cfg.PodSecurity, Log: cfg.Log.With("part", "pods")})
+		Prober: prober, Node: n.facts.admitting(n.session), Written: written, ResolvConf: cfg.ResolvConf, SeccompDefault: cfg.SeccompDefault, Ceiling: cfg.PodSecurity, Log: cfg.Log.With("part", "pods")})
 	n.part("pods", pods.Run)
 	n.part("facts", func(ctx context.Context) error {
 		return n.facts.run(ctx, watched{runtime: runtime, images: images, network: n.network, csi: n.csi, session: n.session, trouble: n.trouble})
@@ -129,15 +129,16 @@ func (n *Node) images() agent.Images {
 	return store
 }
 
-func (n *Node) runtime(images agent.Images) agent.Runtime {
+// runtime also returns what tells where a container writes; nil for a runtime that was passed in.
+func (n *Node) runtime(images agent.Images) (rt agent.Runtime, written func(container string) (own, shared []string)) {
 	if n.cfg.Runtime != nil {
-		return n.cfg.Runtime
+		return n.cfg.Runtime, nil
 	}
 	bin := func(name string) string { return filepath.Join(n.cfg.RuntimeDir, name) }
-	rt := oci.New(oci.Config{StateDir: filepath.Join(n.cfg.StateDir, "oci"), RunDir: filepath.Join(n.cfg.RunDir, "oci"), ShimPath: bin("keelson-shim"), OCIPath: bin("keelson-oci"), PausePath: bin("keelson-pause"),
+	r := oci.New(oci.Config{StateDir: filepath.Join(n.cfg.StateDir, "oci"), RunDir: filepath.Join(n.cfg.RunDir, "oci"), ShimPath: bin("keelson-shim"), OCIPath: bin("keelson-oci"), PausePath: bin("keelson-pause"),
 		CgroupRoot: n.cfg.CgroupRoot, Images: images, Network: n.network, Logger: n.cfg.Log.With("part", "runtime")})
-	n.own(partRuntime, rt.Run)
-	return rt
+	n.own(partRuntime, r.Run)
+	return r, r.Written
 }
 
 // Run is the agent's life: until ctx ends, or the session or the pods' workers cannot go on. Containers keep running after it returned.

@@ -187,7 +187,8 @@ func (r *Runtime) joinShim(ctx context.Context, s *sandbox) (*wire.Snapshot, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, helloTime)
 	defer cancel()
-	c, snap, err := connectShim(ctx, r.sandboxDir(s.rec.ID), func(e wire.Exited) { r.processEnded(s, e) }, func() { r.shimLost(s) })
+	c, snap, err := connectShim(ctx, r.sandboxDir(s.rec.ID), func(e wire.Exited) { r.processEnded(s, e) },
+		func() { r.shimLost(s) })
 	if err != nil {
 		refused := errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOENT)
 		if refused && !lives(s.rec.ShimPID, "keelson-shim") {
@@ -227,7 +228,8 @@ func (r *Runtime) adoptContainer(ctx context.Context, c *ctr, known map[string]w
 		return r.eraseContainer(ctx, c)
 	case state == ContainerCreating: // this run is making it
 	case ok && st.State == wire.StateExited:
-		r.containerEnded(c, exitRecord{Code: int32(st.Exit.Code), Finished: st.Exit.Time, Started: st.Started, OOM: st.Exit.OOM})
+		e := exitRecord{Code: int32(st.Exit.Code), Finished: st.Exit.Time, Started: st.Started, OOM: st.Exit.OOM}
+		r.containerEnded(c, e)
 	case ok:
 		r.mu.Lock()
 		if c.rec.State != ContainerExited && st.State == wire.StateRunning { // it may have ended since
@@ -318,10 +320,15 @@ func (r *Runtime) sweep(ctx context.Context) {
 			r.log.Error("a leftover resists", "what", what, "error", err)
 		}
 	}
+	// Adoption may go on meanwhile, which only ever removes.
 	r.mu.Lock()
 	var stray []*ctr
-	for _, c := range r.containers {
-		if r.sandboxes[c.rec.Sandbox] == nil {
+	sandboxes, containers := map[string]bool{}, map[string]bool{}
+	for id := range r.sandboxes {
+		sandboxes[id] = true
+	}
+	for id, c := range r.containers {
+		if containers[id] = true; r.sandboxes[c.rec.Sandbox] == nil {
 			stray = append(stray, c)
 		}
 	}
@@ -331,29 +338,27 @@ func (r *Runtime) sweep(ctx context.Context) {
 		complain("container "+c.rec.ID, r.eraseContainer(ctx, c))
 		c.op.Unlock()
 	}
-	r.sweepFolder(r.sandboxDir(""), r.sandboxes, func(path, id string) error {
+	r.sweepFolder(r.sandboxDir(""), sandboxes, func(path, id string) error {
 		killShimOf(path)
 		if err := unmountShm(path); err != nil {
 			return err
 		}
 		return os.RemoveAll(path)
 	}, complain)
-	r.sweepFolder(r.netnsPath(""), r.sandboxes, func(path, id string) error { return removeNetns(path) }, complain)
-	known := map[string]*sandbox{}
-	for id := range r.containers {
-		known[id] = nil
-	}
+	r.sweepFolder(r.etcDir(""), sandboxes, func(path, id string) error { return os.RemoveAll(path) }, complain)
+	r.sweepFolder(r.netnsPath(""), sandboxes, func(path, id string) error { return removeNetns(path) }, complain)
 	for _, dir := range []string{r.containerDir(""), r.imageVolumes(""), r.libcontainerDir()} {
-		r.sweepFolder(dir, known, func(path, id string) error { return os.RemoveAll(path) }, complain)
+		r.sweepFolder(dir, containers, func(path, id string) error { return os.RemoveAll(path) }, complain)
 	}
 }
 
 // sweepFolder calls remove for the entries of dir that are not known.
-func (r *Runtime) sweepFolder(dir string, known map[string]*sandbox, remove func(path, id string) error, complain func(string, error)) {
+func (r *Runtime) sweepFolder(dir string, known map[string]bool, remove func(path, id string) error,
+	complain func(string, error)) {
 	entries, err := os.ReadDir(dir)
 	complain(dir, err)
 	for _, e := range entries {
-		if _, ok := known[e.Name()]; !ok {
+		if !known[e.Name()] {
 			path := filepath.Join(dir, e.Name())
 			complain(path, remove(path, e.Name()))
 		}

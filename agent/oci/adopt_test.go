@@ -282,3 +282,11 @@ func TestShimAnswersUnknownRequests(t *testing.T) {
 		t.Errorf("after it: %v", err)
 	}
 }
+
+// eventually waits until f succeeds.
+func (r *rig) eventually(f func() error) {
+	r.t.Helper()
+	if err := wait.For(testCtx(r.t, 30*time.Second), 2*time.Millisecond, f); err != nil {
+		r.t.Fatal(err)
+	}
+}

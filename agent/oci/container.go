@@ -173,7 +173,7 @@ func (r *Runtime) writeBundle(s *sandbox, c *ctr, facts agent.ImageConfig, root 
 	in := specInput{
 		id: c.rec.ID, sandbox: s.config, config: c.config, image: facts, root: root, host: r.host,
 		cgroup: filepath.Join(r.cgroups.root, c.rec.Cgroup), hasPids: r.cgroups.pids, hasHugetlb: r.cgroups.hugetlb,
-		sandboxFiles: r.sandboxDir(s.rec.ID), seccompDir: filepath.Join(r.cfg.StateDir, "seccomp"),
+		sandboxFiles: r.sandboxDir(s.rec.ID), etc: r.etcDir(s.rec.ID), seccompDir: filepath.Join(r.cfg.StateDir, "seccomp"),
 		volumes: r.imageVolumes(c.rec.ID),
 		pause:   fmt.Sprintf("/proc/%d/ns/", s.rec.PausePID),
 	}
@@ -186,6 +186,9 @@ func (r *Runtime) writeBundle(s *sandbox, c *ctr, facts agent.ImageConfig, root 
 			return err
 		}
 		in.targetPID = pid
+	}
+	if err := r.etcFiles(s); err != nil {
+		return err
 	}
 	b, err := in.build()
 	if err != nil {

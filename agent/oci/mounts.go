@@ -43,7 +43,7 @@ func (in *specInput) addMounts(b *bundle.Create) error {
 		if in.security().GetReadonlyRootfs() {
 			options[2] = "ro"
 		}
-		add(specs.Mount{Destination: "/etc/" + f, Type: "bind", Source: filepath.Join(in.sandboxFiles, f), Options: options})
+		add(specs.Mount{Destination: "/etc/" + f, Type: "bind", Source: filepath.Join(in.etc, f), Options: options})
 	}
 	shm := filepath.Join(in.sandboxFiles, "shm")
 	if in.sandbox.GetLinux().GetSecurityContext().GetNamespaceOptions().GetIpc() == cri.NamespaceMode_NODE {

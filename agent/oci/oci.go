@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/oci/bundle"
 )
 
 // Config says where the runtime keeps its things and what it is given.
@@ -85,7 +86,7 @@ func New(cfg Config) *Runtime {
 // serves until ctx ends. Verbs called earlier wait. Containers keep running after
 // it has returned. It can be called once.
 func (r *Runtime) Run(ctx context.Context) error {
-	for _, dir := range []string{r.sandboxDir(""), r.containerDir(""), r.imageVolumes(""), r.netnsPath(""), r.libcontainerDir(), r.pauseRoot()} {
+	for _, dir := range []string{r.sandboxDir(""), r.containerDir(""), r.imageVolumes(""), r.etcDir(""), r.netnsPath(""), r.libcontainerDir(), r.pauseRoot()} {
 		if err := os.MkdirAll(dir, 0o711); err != nil {
 			return fmt.Errorf("prepare the runtime's folders: %w", err)
 		}
@@ -155,8 +156,28 @@ func (r *Runtime) netnsPath(id string) string { return filepath.Join(r.cfg.RunDi
 func (r *Runtime) imageVolumes(id string) string {
 	return filepath.Join(r.cfg.StateDir, "volumes", id)
 }
+
+// etcDir holds the files of a sandbox that its containers may write: on a disk, whose use can be measured, and not
+// on a tmpfs that takes the node's memory.
+func (r *Runtime) etcDir(id string) string { return filepath.Join(r.cfg.StateDir, "etc", id) }
+
 func (r *Runtime) libcontainerDir() string { return filepath.Join(r.cfg.RunDir, "libcontainer") }
 func (r *Runtime) pauseRoot() string       { return filepath.Join(r.cfg.RunDir, "pause") }
+
+// Written lists the folders on disk that a container writes to, beside its volumes and its log: its own layer, the
+// volumes of its image, and what it shares with the other containers of its sandbox.
+func (r *Runtime) Written(containerID string) (own, shared []string) {
+	c, err := r.container(containerID)
+	if err != nil {
+		return nil, nil
+	}
+	own = []string{r.imageVolumes(containerID)}
+	var b bundle.Create
+	if err := loadJSON(r.bundlePath(containerID), &b); err == nil && b.Overlay != nil {
+		own = append(own, b.Overlay.Upper)
+	}
+	return own, []string{r.etcDir(c.rec.Sandbox)}
+}
 
 // Events implements agent.Runtime.
 func (r *Runtime) Events(ctx context.Context) <-chan agent.RuntimeEvent {

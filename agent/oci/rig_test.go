@@ -218,8 +218,10 @@ func countLeaks(t *testing.T, cfg Config) leaks {
 		e, _ := os.ReadDir(filepath.Join(cfg.RunDir, dir))
 		l.folders += len(e)
 	}
-	e, _ := os.ReadDir(filepath.Join(cfg.StateDir, "volumes"))
-	l.folders += len(e)
+	for _, dir := range []string{"volumes", "etc"} {
+		e, _ := os.ReadDir(filepath.Join(cfg.StateDir, dir))
+		l.folders += len(e)
+	}
 	if tree, err := findCgroups(cfg.CgroupRoot); err == nil {
 		for _, p := range tree.paths("") {
 			e, _ := filepath.Glob(p + "/pod*")

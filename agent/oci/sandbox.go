@@ -30,6 +30,7 @@ type sandbox struct {
 	// who takes the sandbox apart holds it alone.
 	op sync.RWMutex
 
+	etc    sync.Mutex    // of its files
 	rec    sandboxRecord // its State, IPs and PausePID are guarded by Runtime.mu
 	lost   bool          // guarded by Runtime.mu: pause or the shim ended before the sandbox was ready
 	config *cri.PodSandboxConfig
@@ -369,32 +370,13 @@ func (r *Runtime) startPause(ctx context.Context, s *sandbox) error {
 
 // sandboxFiles writes what containers see at /etc and mounts their common /dev/shm.
 func (r *Runtime) sandboxFiles(s *sandbox) error {
-	dir := r.sandboxDir(s.rec.ID)
-	hostname := s.config.GetHostname()
-	if hostname == "" {
-		var err error
-		if hostname, err = os.Hostname(); err != nil {
-			return err
-		}
-	}
-	if err := os.WriteFile(filepath.Join(dir, "hostname"), []byte(hostname+"\n"), 0o644); err != nil {
-		return err
-	}
-	conf, err := resolvConf(s.config.GetDnsConfig())
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(filepath.Join(dir, "resolv.conf"), conf, 0o644); err != nil {
-		return err
-	}
-	hosts := "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
-	if err := os.WriteFile(filepath.Join(dir, "hosts"), []byte(hosts), 0o644); err != nil {
+	if err := r.etcFiles(s); err != nil {
 		return err
 	}
 	if s.namespaces().GetIpc() == cri.NamespaceMode_NODE {
 		return nil
 	}
-	shm := filepath.Join(dir, "shm")
+	shm := filepath.Join(r.sandboxDir(s.rec.ID), "shm")
 	if err := os.Mkdir(shm, 0o711); err != nil {
 		return err
 	}
@@ -402,6 +384,41 @@ func (r *Runtime) sandboxFiles(s *sandbox) error {
 		return fmt.Errorf("mount %s: %w", shm, err)
 	}
 	return nil
+}
+
+// etcFiles writes the files of /etc, unless they are there: a sandbox of an earlier release has them elsewhere.
+func (r *Runtime) etcFiles(s *sandbox) error {
+	s.etc.Lock() // containers may be created side by side
+	defer s.etc.Unlock()
+	dir := r.etcDir(s.rec.ID)
+	if _, err := os.Stat(dir); err == nil {
+		return nil
+	}
+	hostname := s.config.GetHostname()
+	if hostname == "" {
+		var err error
+		if hostname, err = os.Hostname(); err != nil {
+			return err
+		}
+	}
+	conf, err := resolvConf(s.config.GetDnsConfig())
+	if err != nil {
+		return err
+	}
+	tmp := dir + ".new"
+	if err := os.RemoveAll(tmp); err != nil {
+		return err
+	}
+	if err := os.Mkdir(tmp, 0o711); err != nil {
+		return err
+	}
+	for name, text := range map[string]string{"hostname": hostname + "\n", "resolv.conf": string(conf),
+		"hosts": "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"} {
+		if err := os.WriteFile(filepath.Join(tmp, name), []byte(text), 0o644); err != nil {
+			return err
+		}
+	}
+	return os.Rename(tmp, dir)
 }
 
 // resolvConf is the resolver configuration for a DNS config; without one the

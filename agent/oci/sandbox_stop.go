@@ -196,8 +196,10 @@ func (r *Runtime) dropSandbox(ctx context.Context, s *sandbox) error {
 			return err
 		}
 	}
-	if err := os.RemoveAll(r.sandboxDir(id)); err != nil {
-		return err
+	for _, dir := range []string{r.etcDir(id), r.sandboxDir(id)} {
+		if err := os.RemoveAll(dir); err != nil {
+			return err
+		}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -32,7 +32,8 @@ type specInput struct {
 	netns        string // "" = the host's
 	pause        string // "/proc/PID/ns/"
 	targetPID    int    // of the container whose process namespace is joined
-	sandboxFiles string // folder with resolv.conf, hostname, hosts, shm
+	etc          string // folder with resolv.conf, hostname, hosts
+	sandboxFiles string // folder with shm
 	seccompDir   string // folder of Localhost profiles
 	volumes      string // folder for what the image declares as volumes
 

@@ -35,6 +35,9 @@ type Config struct {
 	Reporter agent.Reporter
 	Prober   agent.Prober
 	SubPaths SubPaths // nil: BindSubPaths
+	// Written lists the folders on disk that a container writes to, its own and those it shares with the pod's
+	// others, beside volumes and logs; nil: only those two are measured.
+	Written func(containerID string) (own, shared []string)
 
 	// Node returns the node as it would be reported: labels, taints, allocatable. nil admits every pod.
 	Node func() *v1.Node
@@ -48,6 +51,8 @@ type Config struct {
 	Relist time.Duration // between looks at everything without cause; 0 = 30 s
 	Log    *slog.Logger  // may be nil
 	Now    func() time.Time
+
+	turns turns // of measuring
 }
 
 // admit asks everything that may refuse a pod on its node.
@@ -116,6 +121,7 @@ func New(cfg Config) *Set {
 	if cfg.Relist == 0 {
 		cfg.Relist = 30 * time.Second
 	}
+	cfg.turns = newTurns()
 	return &Set{cfg: cfg, workers: map[types.UID]*entry{}, gone: map[types.UID]bool{}, adopted: map[types.UID]bool{},
 		doubted: map[types.UID]time.Time{}, recheck: make(chan struct{}, 1), done: make(chan types.UID)}
 }

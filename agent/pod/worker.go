@@ -25,6 +25,7 @@ type worker struct {
 
 	mu       sync.Mutex
 	desired  Desired
+	evicted  *Stop    // why the pod was ended by this worker
 	o        Observed // the worker's own findings; the runtime's view is filled in by observe
 	ended    map[string]Container
 	last     v1.PodStatus // as computed last
@@ -69,6 +70,9 @@ func (w *worker) update(d Desired) {
 	w.mu.Lock()
 	if w.desired.Stop != nil && w.desired.Stop.Delete && (d.Stop == nil || !d.Stop.Delete) {
 		d.Stop = w.desired.Stop // a deletion is never taken back
+	}
+	if d.Stop == nil {
+		d.Stop = w.evicted
 	}
 	w.desired = d
 	w.mu.Unlock()
@@ -127,6 +131,9 @@ func (w *worker) run(ctx context.Context) error {
 	defer w.wg.Wait()
 	defer cancel()
 	w.stage(agent.StageTime{Name: "received", Start: w.received})
+	if !limitsOf(w.pod()).none() {
+		w.wg.Go(func() { w.keepStorage(ctx) })
+	}
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
