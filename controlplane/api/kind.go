@@ -8,10 +8,12 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
+	selector "k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/fields"
 )
 
 // Object is any API object with metadata.
@@ -51,12 +53,16 @@ type Kind struct {
 	Validate       func(Object) field.ErrorList
 	ValidateUpdate func(obj, old Object) field.ErrorList
 
+	// Answers say what becomes of each field: chain stage 4 refuses what is not built, and warns of what
+	// Kubernetes gives no effect. Package kinds sets them from the table of package fields.
+	Answers *fields.Answers
+
 	// Columns and Row are the server-side Table: one cell per column.
 	Columns []metav1.TableColumnDefinition
 	Row     func(obj Object, now time.Time) []any
 
 	// Fields are the field selectors beyond metadata.name and metadata.namespace.
-	Fields func(Object) fields.Set
+	Fields func(Object) selector.Set
 
 	// Subresources by name ("status", "scale", "binding", "eviction", "token", "log", "exec" ...).
 	Subresources map[string]*Subresource
@@ -91,6 +97,9 @@ type Subresource struct {
 	// An error of Merge is a *apierrors.StatusError.
 	View  func(obj Object) runtime.Object
 	Merge func(obj Object, body runtime.Object) error
+
+	// Answers are those of the body, where New is set.
+	Answers *fields.Answers
 }
 
 // Reservation is a value of which there is only one in the cluster.

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/fields"
 	"keelson.dev/keelson/controlplane/apiserver/admission"
 	"keelson.dev/keelson/controlplane/apiserver/authz"
 	"keelson.dev/keelson/controlplane/apiserver/endpoints"
@@ -82,7 +83,7 @@ func (c *chain) admit(ctx context.Context, r *api.Request, obj, old api.Object) 
 	}
 	r.Stages.Mark("admitted", "", c.clock())
 	// Stage 4, schema validation.
-	if err := validateSchema(r, obj, old); err != nil {
+	if err := validateSchema(ctx, r, obj, old); err != nil {
 		return err
 	}
 	// Stage 5, validating admission.
@@ -138,7 +139,7 @@ func (c *chain) awaitRules(ctx context.Context) error {
 
 // validateSchema is stage 4: the kind's own rules about a whole object, and
 // about what may change. A facet has rules of its own.
-func validateSchema(r *api.Request, obj, old api.Object) error {
+func validateSchema(ctx context.Context, r *api.Request, obj, old api.Object) error {
 	if obj == nil {
 		return nil
 	}
@@ -159,14 +160,46 @@ func validateSchema(r *api.Request, obj, old api.Object) error {
 			errs = append(errs, k.ValidateUpdate(obj, old)...)
 		}
 	}
+	if r.Subresource != "ephemeralcontainers" { // whose own rules refuse new ones
+		errs = append(errs, unbuilt(ctx, k.Answers, obj, old)...)
+	}
 	if len(errs) > 0 {
 		return apierrors.NewInvalid(k.GVK.GroupKind(), obj.GetName(), errs)
 	}
 	return nil
 }
 
+// unbuilt refuses the fields on which nothing acts, and tells the client of those that have no effect in Kubernetes either.
+func unbuilt(ctx context.Context, a *fields.Answers, obj, old any) field.ErrorList {
+	errs, warnings := a.Check(obj, old)
+	for _, w := range warnings {
+		api.Warn(ctx, w)
+	}
+	return errs
+}
+
+// validateBody is stage 4 for what is asked and not stored: the bodies of virtual kinds, tokens, bindings, evictions.
+func validateBody(ctx context.Context, r *api.Request) error {
+	k, a := r.Kind.GVK.GroupKind(), r.Kind.Answers
+	if sub := r.Kind.Subresources[r.Subresource]; sub != nil {
+		k, a = sub.GVK.GroupKind(), sub.Answers
+	}
+	if r.Object == nil {
+		return nil
+	}
+	if errs := unbuilt(ctx, a, r.Object, nil); len(errs) > 0 {
+		return apierrors.NewInvalid(k, r.Name, errs)
+	}
+	return nil
+}
+
 // perform is stage 6: each verb to the registry, or to the rules of its subresource.
 func (c *chain) perform(ctx context.Context, r *api.Request, a registry.Admission) (endpoints.Result, error) {
+	if r.Kind.Virtual || r.Verb == api.VerbCreate && r.Subresource != "" {
+		if err := validateBody(ctx, r); err != nil {
+			return endpoints.Result{}, err
+		}
+	}
 	if r.Kind.Virtual {
 		obj, err := c.verbs.Answer(ctx, r)
 		return result(obj, err == nil, false, err)

@@ -106,12 +106,13 @@ func TestBindByPatch(t *testing.T) {
 func TestPodAdmission(t *testing.T) {
 	r := start(t, nil)
 	ctx := within(t)
-	r.must(&schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "gold"}, Value: 1000})
+	never := corev1.PreemptNever
+	r.must(&schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "gold"}, Value: 1000, PreemptionPolicy: &never})
 	spec := newPod("p")
 	spec.Spec.PriorityClassName = "gold"
 	spec.Spec.InitContainers = []corev1.Container{{Name: "i", Image: "x"}}
 	p := r.must(spec).(*corev1.Pod)
-	if p.Spec.ServiceAccountName != "default" || *p.Spec.Priority != 1000 || *p.Spec.PreemptionPolicy != corev1.PreemptLowerPriority {
+	if p.Spec.ServiceAccountName != "default" || *p.Spec.Priority != 1000 || *p.Spec.PreemptionPolicy != never {
 		t.Errorf("%+v", p.Spec)
 	}
 	if len(p.Spec.Volumes) != 1 || !strings.HasPrefix(p.Spec.Volumes[0].Name, "kube-api-access-") || len(p.Spec.Volumes[0].Projected.Sources) != 3 {

@@ -82,6 +82,8 @@ func KindRules(_ context.Context, req *api.Request, obj, old api.Object) error {
 			errs = append(errs, check(obj, old)...)
 		}
 	}
+	refused, _ := k.Answers.Check(obj, old)
+	errs = append(errs, refused...)
 	if len(errs) > 0 {
 		return apierrors.NewInvalid(k.GVK.GroupKind(), obj.GetName(), errs)
 	}

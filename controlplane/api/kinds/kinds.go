@@ -12,11 +12,12 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"keelson.dev/keelson/controlplane/api"
+	answers "keelson.dev/keelson/controlplane/api/fields"
 )
 
 // All returns the table of every built-in kind.
 func All() *api.Kinds {
-	return api.NewKinds(
+	return api.NewKinds(answered(
 		namespaceKind(), nodeKind(), podKind(), serviceKind(), endpointsKind(),
 		configMapKind(), secretKind(), serviceAccountKind(), eventKind(),
 		persistentVolumeKind(), persistentVolumeClaimKind(),
@@ -28,7 +29,21 @@ func All() *api.Kinds {
 		tokenReviewKind(), selfSubjectReviewKind(),
 		subjectAccessReviewKind(), selfSubjectAccessReviewKind(),
 		localSubjectAccessReviewKind(), selfSubjectRulesReviewKind(),
-	)
+	)...)
+}
+
+// answered gives each kind the answers of all its fields, and of those of the bodies of its subresources.
+func answered(all ...*api.Kind) []*api.Kind {
+	table := answers.Load()
+	for _, k := range all {
+		k.Answers = table.For(k.New())
+		for _, s := range k.Subresources {
+			if s.New != nil {
+				s.Answers = table.For(s.New())
+			}
+		}
+	}
+	return all
 }
 
 // ptrTo says that P is *T and an API object.

@@ -1,0 +1,182 @@
+package fields
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// inner and outer are types as of a kind: one within another, one within itself, one with fields in its parent's place.
+type (
+	outer struct {
+		Inline `json:",inline"`
+		Spec   inner             `json:"spec"`
+		List   []inner           `json:"list"`
+		Dict   map[string]inner  `json:"dict"`
+		Labels map[string]string `json:"labels"`
+	}
+	Inline struct {
+		Kind string `json:"kind"`
+	}
+	inner struct {
+		Name string   `json:"name"`
+		Mode *string  `json:"mode"`
+		On   *bool    `json:"on"`
+		Tags []string `json:"tags"`
+		Self *inner   `json:"self"`
+		New  int      `json:"new"`
+	}
+)
+
+const pkg = "keelson.dev/keelson/controlplane/api/fields"
+
+func table(t *testing.T, text string) *Table {
+	t.Helper()
+	tab := &Table{types: map[string]map[string][]*Answer{}, compiled: map[reflect.Type]*Answers{}}
+	if err := tab.parse("x.txt", strings.ReplaceAll(text, "PKG", pkg)); err != nil {
+		t.Fatal(err)
+	}
+	return tab
+}
+
+func leaves(a *Answers) []string {
+	var out []string
+	for _, l := range a.Leaves() {
+		state := "nothing"
+		if l.Answer != nil {
+			state = string(l.Answer.State)
+		}
+		out = append(out, l.Path+" "+state)
+	}
+	return out
+}
+
+// Each field is named once; a type that contains itself ends; who is further out has the last word; what nobody
+// answered is seen; an answer about nothing is stale.
+func TestWalk(t *testing.T) {
+	tab := table(t, `
+[PKG.outer]
+honoured: kind spec dict labels
+refused: list.name -- no
+refused: labels[a/*] -- no
+refused: spec.gone -- no
+[PKG.inner]
+honoured: name tags self
+honoured: mode
+refused: mode=x|y* -- no
+inert: on -- so it is
+`)
+	want := []string{
+		"kind honoured",
+		"spec.name honoured", "spec.mode=x|y* refused", "spec.mode honoured", "spec.on inert", "spec.tags honoured", "spec.self honoured", "spec.new nothing",
+		"list[].name refused", "list[].mode=x|y* refused", "list[].mode honoured", "list[].on inert", "list[].tags honoured", "list[].self honoured", "list[].new nothing",
+		"dict[].name honoured", "dict[].mode=x|y* refused", "dict[].mode honoured", "dict[].on inert", "dict[].tags honoured", "dict[].self honoured", "dict[].new nothing",
+		"labels[a/*] refused", "labels honoured",
+	}
+	if got := leaves(tab.For(&outer{})); !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	if stale := tab.Stale([]any{&outer{}}); len(stale) != 1 || !strings.Contains(stale[0], "spec.gone") {
+		t.Errorf("stale: %q", stale)
+	}
+}
+
+// A table that cannot be read says where.
+func TestParse(t *testing.T) {
+	for _, text := range []string{
+		"honoured: a", "[x.Y]\nperhaps: a -- b", "[x.Y]\nrefused: a", "[x.Y]\nhonoured: a -- b",
+		"[x.Y]\nhonoured: a\ninert: a -- b", "[x.Y]\n[x.Y]", "[x.Y]\nrefused: a !moon(x) -- b",
+	} {
+		tab := &Table{types: map[string]map[string][]*Answer{}}
+		if err := tab.parse("x.txt", text); err == nil || !strings.HasPrefix(err.Error(), "x.txt:") {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+func object[T any](t *testing.T, text string) *T {
+	t.Helper()
+	o := new(T)
+	if err := yaml.UnmarshalStrict([]byte(text), o); err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// What is found is named as the user wrote it, and what is stored already excuses as much, no more.
+func TestCheck(t *testing.T) {
+	const antiAffinity = "affinity: {podAntiAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [{weight: 1, podAffinityTerm: {topologyKey: a}}]}}"
+	pod := func(spec string) *corev1.Pod { return object[corev1.Pod](t, "{spec: {"+spec+"}}") }
+	never := corev1.PreemptLowerPriority
+	for _, c := range []struct {
+		name     string
+		obj, old any
+		want     []string // paths
+		warned   int
+	}{
+		{"nothing", pod("containers: [{name: c}]"), nil, nil, 0},
+		{"two containers", pod("containers: [{name: a}, {name: b, volumeDevices: [{name: v}]}]"), nil, []string{"spec.containers[1].volumeDevices"}, 0},
+		{"by value", pod("hostUsers: false"), nil, []string{"spec.hostUsers"}, 0},
+		{"by another value", pod("hostUsers: true"), nil, nil, 0},
+		{"empty but there", pod("volumes: [{name: v, csi: {}}]"), nil, []string{"spec.volumes[0].csi"}, 0},
+		{"template", object[appsv1.Deployment](t, "{spec: {template: {spec: {"+antiAffinity+"}}}}"), nil, []string{"spec.template.spec.affinity.podAntiAffinity"}, 0},
+		{"stored", pod(antiAffinity), pod(antiAffinity), nil, 0},
+		{"stored in another place", pod("volumes: [{name: a, emptyDir: {}}, {name: v, csi: {driver: d}}]"), pod("volumes: [{name: v, csi: {driver: d}}]"), nil, 0},
+		{"stored once", pod("volumes: [{name: a, csi: {driver: d}}, {name: v, csi: {driver: d}}]"), pod("volumes: [{name: v, csi: {driver: d}}]"), []string{"spec.volumes[1].csi"}, 0},
+		{"one of a list", object[corev1.PersistentVolumeClaim](t, "{spec: {accessModes: [ReadWriteOnce, ReadWriteOncePod]}}"), nil, []string{"spec.accessModes[1]"}, 0},
+		{"key", object[corev1.Service](t, "{metadata: {annotations: {service.kubernetes.io/topology-mode: Auto}}}"), nil, []string{"metadata.annotations[service.kubernetes.io/topology-mode]"}, 0},
+		{"key with another value", object[corev1.Service](t, "{metadata: {annotations: {service.kubernetes.io/topology-mode: Disabled}}}"), nil, nil, 0},
+		{"key in a template", object[appsv1.Deployment](t, "{spec: {template: {metadata: {annotations: {kubernetes.io/ingress-bandwidth: 1M}}}}}"), nil, nil, 1},
+		{"exempt by label", object[corev1.Endpoints](t, "{metadata: {labels: {endpoints.kubernetes.io/managed-by: x}}, subsets: [{}]}"), nil, nil, 0},
+		{"not exempt", object[corev1.Endpoints](t, "{subsets: [{}]}"), nil, []string{"subsets"}, 0},
+		{"exempt by name", &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "system-x"}, PreemptionPolicy: &never}, nil, nil, 0},
+		{"inert hook", pod("containers: [{name: c, lifecycle: {preStop: {tcpSocket: {port: 80}}}}]"), nil, nil, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			errs, warnings := Load().For(c.obj).Check(c.obj, c.old)
+			var got []string
+			for _, e := range errs {
+				got = append(got, e.Field)
+			}
+			if !slices.Equal(got, c.want) || len(warnings) != c.warned {
+				t.Errorf("errors at %q, want %q; warnings %q, want %d", got, c.want, warnings, c.warned)
+			}
+		})
+	}
+}
+
+// Pods pass here at every creation and every report of their status.
+func TestCheckOfAPlainPodAllocatesLittle(t *testing.T) {
+	p := plainPod(t)
+	a := Load().For(p)
+	if n := testing.AllocsPerRun(100, func() { a.Check(p, nil) }); n > 4 {
+		t.Errorf("%v allocations for a pod without anything to refuse", n)
+	}
+}
+
+func plainPod(t testing.TB) *corev1.Pod {
+	p := &corev1.Pod{}
+	err := yaml.UnmarshalStrict([]byte(`{metadata: {name: p, labels: {a: b}, annotations: {x: z}}, spec: {
+volumes: [{name: v, projected: {sources: [{serviceAccountToken: {path: t}}, {configMap: {name: c}}, {downwardAPI: {items: [{path: name}]}}]}}],
+containers: [{name: c, image: i, env: [{name: A, value: b}, {name: B, value: b}], volumeMounts: [{name: v, mountPath: /v}],
+  readinessProbe: {httpGet: {path: /, port: 80}}, resources: {limits: {cpu: 1, memory: 1Gi}}}], securityContext: {}}}`), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func BenchmarkCheckPod(b *testing.B) {
+	p := plainPod(b)
+	a := Load().For(p)
+	for b.Loop() {
+		a.Check(p, nil)
+	}
+}

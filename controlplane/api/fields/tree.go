@@ -1,0 +1,237 @@
+package fields
+
+import (
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// Leaf is a field with its answer, or a subtree that is answered as one.
+type Leaf struct {
+	// Path names the field as users write it: "spec.containers[].image", "metadata.annotations[a/b]".
+	Path string
+	// Answer is nil for a field that nobody has answered.
+	Answer *Answer
+	// Type is the field's.
+	Type reflect.Type
+}
+
+// Answers are those of one type, ready to be asked.
+type Answers struct {
+	leaves []Leaf
+	tree   *node // nil when every value is fine
+}
+
+// Leaves lists every field of the type with its answer, in the order of the Go type.
+func (a *Answers) Leaves() []Leaf { return slices.Clone(a.leaves) }
+
+// node is a place in a type below which, or at which, something may be wrong.
+type node struct {
+	rules []*Answer          // about the value here
+	keys  map[string]*Answer // about keys of the map here; a "*" at the end stands for any rest
+	edges []edge             // fields of the struct here
+}
+
+type edge struct {
+	index int
+	name  string // "" for a struct whose fields stand in its parent
+	to    *node
+}
+
+func (n *node) empty() bool {
+	return n == nil || len(n.rules) == 0 && len(n.keys) == 0 && len(n.edges) == 0
+}
+
+// For returns the answers of the type of a value or of a (possibly nil) pointer to it. Fields that nobody has
+// answered are leaves without an answer, and accepted.
+func (t *Table) For(of any) *Answers {
+	typ := reflect.TypeOf(of)
+	for typ.Kind() == reflect.Pointer {
+		typ = typ.Elem()
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if a := t.compiled[typ]; a != nil {
+		return a
+	}
+	c := &compiler{table: t}
+	n := c.visit(typ, place{})
+	a := &Answers{leaves: c.leaves}
+	if !n.empty() {
+		a.tree = n
+	}
+	t.compiled[typ] = a
+	return a
+}
+
+// compiler walks a type.
+type compiler struct {
+	table  *Table
+	leaves []Leaf
+}
+
+// place is where in a type the walk stands.
+type place struct {
+	path      string
+	inherited *Answer
+	scopes    []scope        // from the outermost
+	within    []reflect.Type // the structs around
+}
+
+// scope is a type around the place that has answers, and the path from there.
+type scope struct {
+	answers map[string][]*Answer
+	path    string
+}
+
+// at are the answers about exactly this place. Who is further out knows more about what it is for.
+func (p *place) at(suffix string) []*Answer {
+	for _, s := range p.scopes {
+		if found := s.answers[s.path+suffix]; len(found) > 0 && s.path != "" {
+			for _, a := range found {
+				a.used = true
+			}
+			return found
+		}
+	}
+	return nil
+}
+
+// visit answers for one place and returns what is to be checked there.
+func (c *compiler) visit(t reflect.Type, p place) *node {
+	n := &node{}
+	for _, a := range p.at("") {
+		if a.Values == nil {
+			p.inherited = a
+		}
+		if a.State == Refused || a.Warn {
+			n.rules = append(n.rules, a)
+		}
+		if a.Values != nil {
+			c.leaves = append(c.leaves, Leaf{p.path + "=" + strings.Join(a.Values, "|"), a, t})
+			if p.inherited == nil {
+				p.inherited = &Answer{State: Honoured}
+			}
+		}
+	}
+	c.keys(t, &p, n)
+	elem, suffix := t, ""
+	for {
+		switch elem.Kind() {
+		case reflect.Pointer:
+			elem = elem.Elem()
+			continue
+		case reflect.Slice, reflect.Map:
+			if !opaque(elem) {
+				elem, suffix = elem.Elem(), "[]"
+				continue
+			}
+		}
+		break
+	}
+	whole := p.inherited != nil && p.inherited.State == Refused
+	if opaque(elem) || whole || slices.Contains(p.within, elem) {
+		c.leaves = append(c.leaves, Leaf{p.path, p.inherited, t})
+		return n
+	}
+	p.path += suffix
+	c.fields(elem, p, n)
+	return n
+}
+
+// keys finds the answers about single keys of a map.
+func (c *compiler) keys(t reflect.Type, p *place, n *node) {
+	if t.Kind() != reflect.Map {
+		return
+	}
+	for _, s := range p.scopes {
+		for _, path := range slices.Sorted(maps.Keys(s.answers)) {
+			key, ok := strings.CutPrefix(path, s.path+"[")
+			if !ok || s.path == "" {
+				continue
+			}
+			key = strings.TrimSuffix(key, "]")
+			a := s.answers[path][0]
+			a.used = true
+			if n.keys == nil {
+				n.keys = map[string]*Answer{}
+			}
+			if a.State == Refused || a.Warn {
+				n.keys[key] = a
+			}
+			leaf := Leaf{p.path + "[" + key + "]", a, t}
+			if a.Values != nil {
+				leaf.Path += "=" + strings.Join(a.Values, "|")
+			}
+			c.leaves = append(c.leaves, leaf)
+		}
+	}
+}
+
+func (c *compiler) fields(t reflect.Type, p place, n *node) {
+	// What a type around says to be inert is so, whatever it is elsewhere. Otherwise a type that has answers
+	// answers for each of its fields.
+	if answers := c.table.types[typeName(t)]; answers != nil && (p.inherited == nil || p.inherited.State == Honoured) {
+		p.scopes, p.inherited = append(slices.Clip(p.scopes), scope{answers: answers}), nil
+	}
+	p.within = append(slices.Clip(p.within), t)
+	for i := range t.NumField() {
+		f := t.Field(i)
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if !f.IsExported() || name == "-" {
+			continue
+		}
+		next := p
+		if name != "" {
+			next.path = join(p.path, name)
+			next.scopes = make([]scope, len(p.scopes))
+			for i, s := range p.scopes {
+				next.scopes[i] = scope{s.answers, join(s.path, name)}
+			}
+		} else if !f.Anonymous {
+			name = f.Name
+		}
+		if to := c.visitField(f.Type, next, name); !to.empty() {
+			n.edges = append(n.edges, edge{i, name, to})
+		}
+	}
+}
+
+// visitField is visit, or for a struct without a name of its own its fields.
+func (c *compiler) visitField(t reflect.Type, p place, name string) *node {
+	if name != "" {
+		return c.visit(t, p)
+	}
+	n := &node{}
+	c.fields(t, p, n)
+	return n
+}
+
+func join(path, name string) string {
+	if path == "" {
+		return name
+	}
+	return path + "." + name
+}
+
+// opaque says that a type is a value to users and has no fields.
+func opaque(t reflect.Type) bool {
+	switch t.Kind() {
+	case reflect.Pointer:
+		return false
+	case reflect.Slice, reflect.Map:
+		e := t.Elem()
+		for e.Kind() == reflect.Pointer {
+			e = e.Elem()
+		}
+		return e.Kind() == reflect.Uint8 || opaque(e)
+	case reflect.Struct:
+		switch t.Name() {
+		case "Time", "MicroTime", "Duration", "Quantity", "IntOrString", "FieldsV1", "RawExtension":
+			return strings.HasPrefix(t.PkgPath(), "k8s.io/apimachinery/")
+		}
+		return false
+	}
+	return true
+}
