@@ -11,9 +11,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/apimachinery/pkg/util/managedfields"
-	"sigs.k8s.io/yaml"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/input"
 )
 
 // apply is server-side apply: the manager states the fields that it wants to own.
@@ -71,9 +71,15 @@ func (w *write) applyNew(ctx context.Context, fm *managedfields.FieldManager, in
 
 // intent reads the patch and checks that it speaks of the named object.
 func (w *write) intent() (*unstructured.Unstructured, error) {
-	data, err := yaml.YAMLToJSON(w.req.Patch)
+	data, err := input.FromYAML(w.req.Patch)
+	if errors.Is(err, input.ErrTooMuch) {
+		return nil, tooMuch(err)
+	}
 	if err != nil {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("error decoding YAML: %v", err))
+	}
+	if err := input.Count(data).Check(input.MaxPatched/2, input.MaxItems); err != nil {
+		return nil, tooMuch(err)
 	}
 	u := &unstructured.Unstructured{}
 	if err := utiljson.Unmarshal(data, &u.Object); err != nil || u.Object == nil {

@@ -1,7 +1,6 @@
 package registry
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,7 +8,6 @@ import (
 	"reflect"
 	"strings"
 
-	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
@@ -21,10 +19,13 @@ import (
 	kjson "sigs.k8s.io/json"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/input"
+	"keelson.dev/keelson/internal/jsonpatch"
 )
 
-// maxJSONPatchOps bounds the work that one JSON patch can ask for.
-const maxJSONPatchOps = 10000
+// maxDocumentBytes is how large a patched document may become as JSON: no less
+// than the JSON of what can be sent whole.
+const maxDocumentBytes = 3 << 20
 
 // Patch applies JSON, merge, strategic-merge and server-side apply patches. Apply creates what is absent; created says so.
 // A patch is applied to the newest state, again when another write came between; a
@@ -86,9 +87,13 @@ func (w *write) patchInto(ctx context.Context, old, next runtime.Object) error {
 	if err != nil {
 		return err
 	}
-	after, err := w.applyPatch(before, next)
+	after, err := w.applyPatch(ctx, before, next)
 	if err != nil {
 		return err
+	}
+	had := input.Count(before)
+	if err := input.Count(after).Check(had.Values+input.MaxPatched, max(had.Items, input.MaxItems)); err != nil {
+		return tooMuch(fmt.Errorf("the patched object: %w", err))
 	}
 	reflect.ValueOf(next).Elem().SetZero() // a decoder would merge into what is there
 	return w.decodeStrictly(ctx, after, next)
@@ -96,51 +101,62 @@ func (w *write) patchInto(ctx context.Context, old, next runtime.Object) error {
 
 // applyPatch applies the request's patch to a JSON document. like is the Go type
 // whose tags say how a strategic merge treats lists.
-func (w *write) applyPatch(doc []byte, like runtime.Object) ([]byte, error) {
+func (w *write) applyPatch(ctx context.Context, doc []byte, like runtime.Object) ([]byte, error) {
 	data := w.req.Patch
+	if w.req.PatchType != types.JSONPatchType { // whose operations have a limit of their own
+		if err := input.Count(data).Check(input.MaxPatched, input.MaxItems); err != nil {
+			return nil, tooMuch(err)
+		}
+	}
 	switch w.req.PatchType {
 	case types.JSONPatchType:
-		return jsonPatch(doc, data)
+		out, err := jsonpatch.Apply(ctx, doc, data, maxDocumentBytes)
+		return out, patchError(err)
 	case types.MergePatchType:
-		if !startsObject(data) {
-			return nil, apierrors.NewBadRequest("the patch is not a JSON object")
-		}
-		out, err := jsonpatch.MergePatch(doc, data)
-		if err != nil {
-			return nil, apierrors.NewBadRequest(err.Error())
-		}
-		return out, nil
+		out, err := jsonpatch.Merge(ctx, doc, data, maxDocumentBytes)
+		return out, patchError(err)
 	case types.StrategicMergePatchType:
-		out, err := strategicpatch.StrategicMergePatch(doc, data, like)
-		switch {
-		case err == nil:
-			return out, nil
-		case errors.Is(err, mergepatch.ErrBadPatchFormatForPrimitiveList), errors.Is(err, mergepatch.ErrBadPatchFormatForRetainKeys),
-			errors.Is(err, mergepatch.ErrBadPatchFormatForSetElementOrderList), errors.Is(err, mergepatch.ErrUnsupportedStrategicMergePatchFormat):
-			return nil, apierrors.NewBadRequest(err.Error())
-		case errors.Is(err, mergepatch.ErrNoListOfLists), mergepatch.IsPreconditionFailed(err):
-			return nil, unprocessable(err)
-		default:
-			return nil, apierrors.NewBadRequest(err.Error())
-		}
+		return strategicMerge(doc, data, like)
 	}
 	return nil, apierrors.NewGenericServerResponse(http.StatusUnsupportedMediaType, "patch", w.req.Kind.GroupResource(), w.req.Name,
 		fmt.Sprintf("patches of type %q are not supported", w.req.PatchType), 0, false)
 }
 
-func jsonPatch(doc, data []byte) ([]byte, error) {
-	patch, err := jsonpatch.DecodePatch(data)
-	if err != nil {
-		return nil, apierrors.NewBadRequest(err.Error())
+func patchError(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, jsonpatch.ErrMalformed):
+		return apierrors.NewBadRequest(err.Error())
+	case errors.Is(err, jsonpatch.ErrTooLarge):
+		return tooMuch(err)
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return err
 	}
-	if len(patch) > maxJSONPatchOps {
-		return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("a JSON patch has at most %d operations, this one has %d", maxJSONPatchOps, len(patch)))
+	return unprocessable(err)
+}
+
+func tooMuch(err error) error { return apierrors.NewRequestEntityTooLargeError(err.Error()) }
+
+// maxComparisons bounds a strategic merge, which looks for each item of a list of the patch among those of the object.
+const maxComparisons = 1 << 20
+
+func strategicMerge(doc, data []byte, like runtime.Object) ([]byte, error) {
+	has, adds := input.Count(doc), input.Count(data)
+	if err := has.Check(2*input.MaxValues, input.MaxItems); err != nil {
+		return nil, tooMuch(fmt.Errorf("the object is too large for a strategic merge patch, a merge patch may do: %w", err))
 	}
-	out, err := patch.Apply(doc)
-	if err != nil {
+	if adds.Items*(adds.Items+has.Items) > maxComparisons {
+		return nil, tooMuch(errors.New("a strategic merge of lists this long compares too much; a JSON patch or a merge patch may do"))
+	}
+	out, err := strategicpatch.StrategicMergePatch(doc, data, like)
+	switch {
+	case err == nil:
+		return out, nil
+	case errors.Is(err, mergepatch.ErrNoListOfLists), mergepatch.IsPreconditionFailed(err):
 		return nil, unprocessable(err)
 	}
-	return out, nil
+	return nil, apierrors.NewBadRequest(err.Error())
 }
 
 // unprocessable is Kubernetes' 422 for a patch that cannot be applied, and says why besides.
@@ -149,8 +165,6 @@ func unprocessable(err error) error {
 	status.ErrStatus.Message += ": " + err.Error()
 	return status
 }
-
-func startsObject(data []byte) bool { return bytes.HasPrefix(bytes.TrimSpace(data), []byte("{")) }
 
 // decodeStrictly decodes the patched document. What does not fit the type is a
 // 400; fields that the type does not know are refused, warned of or ignored as the request says.

@@ -14,9 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	kjson "sigs.k8s.io/json"
-	"sigs.k8s.io/yaml"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/input"
 )
 
 // readBody reads a request's body up to limit bytes; more is a 413.
@@ -75,7 +75,12 @@ func (d *decoder) decode(ctx context.Context, data []byte, media string, want sc
 			}
 		}
 	default:
-		found, strict, err = decodeJSON(data, into, validation != metav1.FieldValidationIgnore)
+		if err = input.CheckJSON(data); err == nil {
+			found, strict, err = decodeJSON(data, into, validation != metav1.FieldValidationIgnore)
+		}
+	}
+	if errors.Is(err, input.ErrTooMuch) {
+		return apierrors.NewRequestEntityTooLargeError(err.Error())
 	}
 	if err != nil {
 		return undecodable(err, found, want, data)
@@ -134,12 +139,11 @@ func decodeJSON(data []byte, into runtime.Object, wantStrict bool) (found schema
 
 func fromYAML(data []byte, strict bool) (out []byte, duplicates, err error) {
 	if strict {
-		if out, err = yaml.YAMLToJSONStrict(data); err == nil {
-			return out, nil, nil
-		}
-		duplicates = err
+		out, duplicates, err = input.FromYAMLStrict(data)
+	} else {
+		out, err = input.FromYAML(data)
 	}
-	if out, err = yaml.YAMLToJSON(data); err != nil {
+	if err != nil {
 		return nil, nil, fmt.Errorf("yaml parse error: %w", err)
 	}
 	return out, duplicates, nil

@@ -1,6 +1,7 @@
 package endpoints
 
 import (
+	"errors"
 	"fmt"
 	"net/url"
 
@@ -14,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/input"
 )
 
 // decodeOptions fills the options of the request's verb from the query.
@@ -100,6 +102,9 @@ func fieldValidation(req *api.Request) string {
 // deleteOptions reads the body of a delete over what the query said.
 func (h *Handler) deleteOptions(data []byte, media string, req *api.Request) error {
 	if len(data) > 0 {
+		if err := input.CheckJSON(data); err != nil && media == mediaJSON {
+			return apierrors.NewRequestEntityTooLargeError(err.Error())
+		}
 		if media == mediaProto {
 			if err := unwrapProto(data, &req.Delete); err != nil {
 				return apierrors.NewBadRequest(fmt.Sprintf("the DeleteOptions cannot be decoded: %v", err))
@@ -107,6 +112,9 @@ func (h *Handler) deleteOptions(data []byte, media string, req *api.Request) err
 		} else {
 			if media == mediaYAML {
 				out, _, err := fromYAML(data, false)
+				if errors.Is(err, input.ErrTooMuch) {
+					return apierrors.NewRequestEntityTooLargeError(err.Error())
+				}
 				if err != nil {
 					return apierrors.NewBadRequest(err.Error())
 				}

@@ -1,0 +1,401 @@
+// Package jsonpatch applies JSON patches (RFC 6902) and merge patches (RFC 7386)
+// within bounds: of the result's size, known before it is built, of the values
+// that are held apart, and of the work. Whatever the patch, the memory taken is
+// a small multiple of document and patch, and the time below a second.
+package jsonpatch
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+)
+
+const (
+	// MaxOps is how many operations a JSON patch may have.
+	MaxOps = 10000
+
+	maxNodes  = 1 << 16
+	maxWork   = 64 << 20
+	maxDepth  = 1000
+	cloneWork = 50 // what copying one value costs, in bytes that are looked through
+	shiftWork = 2  // what moving one item of a list costs
+)
+
+// What is wrong with a patch is a malformed patch, one that is too large in what it
+// asks for, or else one that does not apply to this document.
+var (
+	ErrMalformed = errors.New("malformed patch")
+	ErrTooLarge  = errors.New("the patch asks for too much")
+)
+
+type operation struct {
+	Op    string          `json:"op"`
+	Path  *string         `json:"path"`
+	From  *string         `json:"from"`
+	Value json.RawMessage `json:"value"`
+}
+
+// Apply returns doc, which must be valid JSON, after the operations of a JSON patch.
+// most is how many bytes the result may have, or as many as doc has when that is more.
+func Apply(ctx context.Context, doc, patch []byte, most int) ([]byte, error) {
+	ops, err := parse(patch)
+	if err != nil {
+		return nil, err
+	}
+	t := newTree(doc, most)
+	for i := range ops {
+		if err := ctx.Err(); err != nil {
+			return nil, fmt.Errorf("applying a JSON patch: %w", err)
+		}
+		if err := t.do(&ops[i]); err != nil {
+			return nil, err
+		}
+	}
+	return t.text(), nil
+}
+
+func (t *tree) text() []byte { return t.root.write(make([]byte, 0, t.bytes)) }
+
+// parse reads the operations one by one, so that too many are not held at once.
+func parse(patch []byte) ([]operation, error) {
+	dec := json.NewDecoder(bytes.NewReader(patch))
+	if open, err := dec.Token(); err != nil || open != json.Delim('[') {
+		return nil, fmt.Errorf("%w: a JSON patch is a list of operations", ErrMalformed)
+	}
+	var ops []operation
+	for dec.More() {
+		if len(ops) == MaxOps {
+			return nil, fmt.Errorf("%w: a JSON patch has at most %d operations", ErrTooLarge, MaxOps)
+		}
+		var op operation
+		if err := dec.Decode(&op); err != nil {
+			return nil, fmt.Errorf("%w: operation %d: %v", ErrMalformed, len(ops), err)
+		}
+		if op.Value == nil {
+			op.Value = json.RawMessage("null")
+		}
+		ops = append(ops, op)
+	}
+	if _, err := dec.Token(); err != nil {
+		return nil, fmt.Errorf("%w: %v", ErrMalformed, err)
+	}
+	if _, err := dec.Token(); err != io.EOF {
+		return nil, fmt.Errorf("%w: something follows the list of operations", ErrMalformed)
+	}
+	return ops, nil
+}
+
+func (t *tree) do(op *operation) error {
+	path, err := tokens(op.Op, "path", op.Path)
+	if err != nil {
+		return err
+	}
+	value := node{text: string(bytes.TrimSpace(op.Value))}
+	switch op.Op {
+	case "add":
+		err = t.put(path, value, true)
+	case "replace":
+		err = t.put(path, value, false)
+	case "remove":
+		_, err = t.remove(path)
+	case "test":
+		err = t.test(path, value)
+	case "copy", "move":
+		err = t.transfer(op, path)
+	default:
+		return fmt.Errorf("%q is no operation of a JSON patch", op.Op)
+	}
+	switch {
+	case err == nil || errors.Is(err, ErrTooLarge):
+	case op.Op == "test":
+		return fmt.Errorf("testing value %s failed: %w", *op.Path, err)
+	default:
+		return fmt.Errorf("%s operation does not apply: path %q: %w", op.Op, *op.Path, err)
+	}
+	return err
+}
+
+func (t *tree) transfer(op *operation, path []string) error {
+	from, err := tokens(op.Op, "from", op.From)
+	if err != nil {
+		return err
+	}
+	if op.Op == "copy" {
+		source, err := t.find(from)
+		if err != nil {
+			return fmt.Errorf("from %q: %w", *op.From, err)
+		}
+		return t.put(path, source, true)
+	}
+	if *op.Path == *op.From {
+		_, err := t.find(from)
+		return err
+	}
+	if strings.HasPrefix(*op.Path, *op.From+"/") {
+		return fmt.Errorf("from %q: a value cannot be moved into itself", *op.From)
+	}
+	taken, err := t.remove(from)
+	if err != nil {
+		return fmt.Errorf("from %q: %w", *op.From, err)
+	}
+	return t.put(path, taken, true)
+}
+
+// tokens splits a JSON pointer.
+func tokens(op, field string, pointer *string) ([]string, error) {
+	if pointer == nil {
+		return nil, fmt.Errorf("%s operation has no %q", op, field)
+	}
+	if *pointer == "" {
+		return nil, nil
+	}
+	if (*pointer)[0] != '/' {
+		return nil, fmt.Errorf("%s operation: %s %q does not begin with a slash", op, field, clip(*pointer))
+	}
+	if strings.Count(*pointer, "/") > maxDepth {
+		return nil, fmt.Errorf("%w: a %s with more than %d parts", ErrTooLarge, field, maxDepth)
+	}
+	parts := strings.Split((*pointer)[1:], "/")
+	for i, p := range parts {
+		if strings.Contains(p, "~") {
+			parts[i] = strings.ReplaceAll(strings.ReplaceAll(p, "~1", "/"), "~0", "~")
+		}
+	}
+	return parts, nil
+}
+
+func clip(s string) string {
+	if len(s) > 100 {
+		return s[:100] + " ..."
+	}
+	return s
+}
+
+var (
+	errMissing = errors.New("missing value")
+	// errAbsent is a member that is not in its object; descend makes errMissing of one on the way.
+	errAbsent = errors.New("missing value")
+)
+
+// descend opens everything on the way to the parent of the last token and returns the way.
+func (t *tree) descend(path []string) ([]*box, error) {
+	at := t.root
+	var way []*box
+	for i := 0; ; i++ {
+		b, err := t.open(at)
+		if err != nil {
+			return nil, err
+		}
+		if b == nil {
+			return nil, fmt.Errorf("%w: %q is inside of what is no object and no list", errMissing, clip(path[i]))
+		}
+		if at.box == nil {
+			t.replaceBy(way, path[:i], node{box: b}, b.bytes-at.size())
+		}
+		way = append(way, b)
+		if i == len(path)-1 {
+			return way, nil
+		}
+		if at, err = b.get(path[i]); errors.Is(err, errAbsent) {
+			return nil, fmt.Errorf("%w: there is no %q on the way", errMissing, clip(path[i]))
+		} else if err != nil {
+			return nil, err
+		}
+	}
+}
+
+// replaceBy puts the opened form of a value into its place.
+func (t *tree) replaceBy(way []*box, path []string, n node, by int) {
+	t.bytes += by // at most what it was: whitespace goes
+	if len(way) == 0 {
+		t.root = n
+		return
+	}
+	last := way[len(way)-1]
+	if token := path[len(path)-1]; last.list {
+		i, _ := last.index(token, len(last.items)-1) // get has found it
+		last.items[i] = n
+	} else {
+		last.members[quote(token)] = n
+	}
+	for _, b := range way {
+		b.bytes += by
+	}
+}
+
+func (b *box) get(token string) (node, error) {
+	if b.list {
+		i, err := b.index(token, len(b.items)-1)
+		if err != nil {
+			return node{}, err
+		}
+		return b.items[i], nil
+	}
+	n, ok := b.members[quote(token)]
+	if !ok {
+		return node{}, fmt.Errorf("%w: there is no %q", errAbsent, clip(token))
+	}
+	return n, nil
+}
+
+// index reads a place in a list; negative ones count from the end, as everywhere in Kubernetes.
+func (b *box) index(token string, last int) (int, error) {
+	i, err := strconv.Atoi(token)
+	if err != nil || strconv.Itoa(i) != token {
+		return 0, fmt.Errorf("%q is no index of a list", clip(token))
+	}
+	if i < 0 {
+		i += last + 1
+	}
+	if i < 0 || i > last {
+		return 0, fmt.Errorf("%w: the list has %d items, there is no %s", errMissing, len(b.items), token)
+	}
+	return i, nil
+}
+
+func (t *tree) find(path []string) (node, error) {
+	if len(path) == 0 {
+		return t.root, nil
+	}
+	way, err := t.descend(path)
+	if err != nil {
+		return node{}, err
+	}
+	return way[len(way)-1].get(path[len(path)-1])
+}
+
+func (t *tree) test(path []string, want node) error {
+	have, err := t.find(path)
+	if errors.Is(err, errAbsent) && want.text == "null" {
+		return nil // what an object leaves out is null, to clients of Kubernetes
+	}
+	if err != nil {
+		return err
+	}
+	same, err := t.equal(have, want)
+	if err == nil && !same {
+		err = errors.New("test failed")
+	}
+	return err
+}
+
+// put adds or replaces a value. Its copy is made when it is known to fit.
+func (t *tree) put(path []string, n node, adding bool) error {
+	if len(path) == 0 {
+		if err := t.grow(n.size() - t.bytes); err != nil {
+			return err
+		}
+		c, err := t.clone(n)
+		t.root = c
+		return err
+	}
+	way, err := t.descend(path)
+	if err != nil {
+		return err
+	}
+	token, b := path[len(path)-1], way[len(way)-1]
+	if b.list && adding {
+		return t.insert(way, token, n)
+	}
+	by := n.size()
+	switch old, err := b.get(token); {
+	case err == nil:
+		by -= old.size()
+	case b.list:
+		return err
+	default: // also for replace: clients of Kubernetes replace members that an object leaves out
+		by += len(quote(token)) + 1 + min(len(b.members), 1)
+	}
+	if err := t.grow(by); err != nil {
+		return err
+	}
+	if n, err = t.clone(n); err != nil {
+		return err
+	}
+	if err := t.charge(0, 1); err != nil {
+		return err
+	}
+	b.set(token, n)
+	for _, b := range way {
+		b.bytes += by
+	}
+	return nil
+}
+
+func (b *box) set(token string, n node) {
+	if b.list {
+		i, _ := b.index(token, len(b.items)-1)
+		b.items[i] = n
+		return
+	}
+	if b.members == nil {
+		b.members = make(map[string]node)
+	}
+	b.members[quote(token)] = n
+}
+
+func (t *tree) insert(way []*box, token string, n node) error {
+	b := way[len(way)-1]
+	i := len(b.items)
+	if token != "-" {
+		var err error
+		if i, err = b.index(token, len(b.items)); err != nil {
+			return err
+		}
+	}
+	by := n.size() + min(len(b.items), 1)
+	if err := t.grow(by); err != nil {
+		return err
+	}
+	n, err := t.clone(n)
+	if err != nil {
+		return err
+	}
+	if err := t.charge(shiftWork*(len(b.items)-i), 1); err != nil {
+		return err
+	}
+	b.items = append(b.items, node{})
+	copy(b.items[i+1:], b.items[i:])
+	b.items[i] = n
+	for _, b := range way {
+		b.bytes += by
+	}
+	return nil
+}
+
+func (t *tree) remove(path []string) (node, error) {
+	if len(path) == 0 {
+		return node{}, errors.New("the whole document cannot be removed")
+	}
+	way, err := t.descend(path)
+	if err != nil {
+		return node{}, err
+	}
+	token, b := path[len(path)-1], way[len(way)-1]
+	n, err := b.get(token)
+	if err != nil {
+		return node{}, err
+	}
+	by := n.size()
+	if b.list {
+		i, _ := b.index(token, len(b.items)-1)
+		if err := t.charge(shiftWork*(len(b.items)-i), 0); err != nil {
+			return node{}, err
+		}
+		b.items = append(b.items[:i], b.items[i+1:]...)
+		by += min(len(b.items), 1)
+	} else {
+		delete(b.members, quote(token))
+		by += len(quote(token)) + 1 + min(len(b.members), 1)
+	}
+	t.bytes -= by
+	for _, b := range way {
+		b.bytes -= by
+	}
+	return n, nil
+}

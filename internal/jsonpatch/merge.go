@@ -1,0 +1,107 @@
+package jsonpatch
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+)
+
+// Merge returns doc, which must be a JSON object, after a merge patch. most is as for Apply.
+func Merge(ctx context.Context, doc, patch []byte, most int) ([]byte, error) {
+	if !json.Valid(patch) {
+		return nil, fmt.Errorf("%w: not JSON", ErrMalformed)
+	}
+	t := newTree(doc, most)
+	changes := newTree(patch, most).root
+	if !changes.isObject() {
+		return nil, fmt.Errorf("%w: the patch is not a JSON object", ErrMalformed)
+	}
+	if !t.root.isObject() {
+		return nil, errors.New("a merge patch applies to an object only")
+	}
+	b, err := t.open(t.root)
+	if err != nil {
+		return nil, err
+	}
+	t.bytes += b.bytes - t.root.size()
+	t.root = node{box: b}
+	if err := t.merge(ctx, b, changes, 0); err != nil {
+		return nil, err
+	}
+	return t.text(), nil
+}
+
+// merge puts the changes into an opened object.
+func (t *tree) merge(ctx context.Context, into *box, changes node, depth int) error {
+	if depth > maxDepth {
+		return fmt.Errorf("%w: it is more than %d objects deep", ErrTooLarge, maxDepth)
+	}
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("applying a merge patch: %w", err)
+	}
+	from, err := t.open(changes)
+	if err != nil {
+		return err
+	}
+	for key, change := range from.members { // what goes makes room for what comes
+		if old, there := into.members[key]; there && change.text == "null" {
+			delete(into.members, key)
+			by := len(key) + 1 + old.size() + min(len(into.members), 1)
+			into.bytes -= by
+			t.bytes -= by
+		}
+	}
+	for key, change := range from.members {
+		old, there := into.members[key]
+		switch {
+		case change.text == "null":
+		case change.isObject():
+			if !there || !old.isObject() {
+				if err := t.setMember(into, key, node{text: "{}"}); err != nil {
+					return err
+				}
+				old = into.members[key]
+			}
+			before := old.size()
+			inner, err := t.open(old)
+			if err != nil {
+				return err
+			}
+			into.members[key] = node{box: inner}
+			if old.box == nil {
+				t.bytes += inner.bytes - before
+			}
+			if err := t.merge(ctx, inner, change, depth+1); err != nil {
+				return err
+			}
+			into.bytes += inner.bytes - before
+		default:
+			if err := t.setMember(into, key, change); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (t *tree) setMember(into *box, key string, n node) error {
+	by := n.size()
+	if old, there := into.members[key]; there {
+		by -= old.size()
+	} else {
+		by += len(key) + 1 + min(len(into.members), 1)
+	}
+	if err := t.grow(by); err != nil {
+		return err
+	}
+	if err := t.charge(0, 1); err != nil {
+		return err
+	}
+	if into.members == nil {
+		into.members = make(map[string]node)
+	}
+	into.members[key] = n
+	into.bytes += by
+	return nil
+}

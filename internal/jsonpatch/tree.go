@@ -1,0 +1,343 @@
+package jsonpatch
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+)
+
+// node is a value: its text, or what it was opened into.
+type node struct {
+	text string
+	box  *box
+}
+
+// box is an opened list or object. Keys are in quotes, in one form for each key.
+type box struct {
+	list    bool
+	members map[string]node
+	items   []node
+	bytes   int // of its text, whitespace left out
+}
+
+// size is the length of the value's text. It is known without writing it.
+func (n node) size() int {
+	if n.box != nil {
+		return n.box.bytes
+	}
+	return len(n.text)
+}
+
+func (n node) isObject() bool {
+	if n.box != nil {
+		return !n.box.list
+	}
+	return strings.HasPrefix(n.text, "{")
+}
+
+// tree is a document under work. Values are opened one level at a time, where an
+// operation goes; everything else stays text and is shared by its copies.
+type tree struct {
+	root  node
+	bytes int // of the whole document
+	most  int // what bytes may become
+	nodes int // values that were opened or copied
+	work  int // bytes that were looked through, and what costs as much
+}
+
+func newTree(doc []byte, most int) *tree {
+	text := strings.TrimSpace(string(doc))
+	return &tree{root: node{text: text}, bytes: len(text), most: max(most, len(text))}
+}
+
+func (t *tree) charge(work, nodes int) error {
+	t.work += work
+	t.nodes += nodes
+	switch {
+	case t.work > maxWork:
+		return fmt.Errorf("%w: it goes through the document too often; fewer operations, or ones that replace larger parts, do the same", ErrTooLarge)
+	case t.nodes > maxNodes:
+		return fmt.Errorf("%w: it reaches into lists or objects of more than %d values together", ErrTooLarge, maxNodes)
+	}
+	return nil
+}
+
+// grow counts a change of the document's size, before it is made.
+func (t *tree) grow(by int) error {
+	if t.bytes+by > t.most {
+		return fmt.Errorf("%w: the result would have %d bytes, at most %d are possible", ErrTooLarge, t.bytes+by, t.most)
+	}
+	t.bytes += by
+	return nil
+}
+
+// open makes a box of a list or object. The node itself is not changed.
+func (t *tree) open(n node) (*box, error) {
+	if n.box != nil {
+		return n.box, nil
+	}
+	if err := t.charge(len(n.text), 0); err != nil {
+		return nil, err
+	}
+	switch {
+	case strings.HasPrefix(n.text, "{"):
+		return t.openObject(n.text)
+	case strings.HasPrefix(n.text, "["):
+		return t.openList(n.text)
+	}
+	return nil, nil
+}
+
+func (t *tree) openObject(text string) (*box, error) {
+	b := &box{bytes: 2}
+	s := scanner{text: text, at: 1}
+	for s.more() {
+		key := canonical(s.value())
+		s.skip() // the colon
+		if err := t.charge(0, 1); err != nil {
+			return nil, err
+		}
+		if b.members == nil {
+			b.members = make(map[string]node)
+		}
+		v := node{text: s.value()}
+		if old, twice := b.members[key]; twice {
+			b.bytes -= old.size() + len(key) + 2
+		}
+		b.members[key] = v
+		b.bytes += len(key) + 2 + v.size()
+	}
+	if len(b.members) > 0 {
+		b.bytes-- // one comma less than members
+	}
+	return b, nil
+}
+
+func (t *tree) openList(text string) (*box, error) {
+	b := &box{list: true, bytes: 2}
+	s := scanner{text: text, at: 1}
+	for s.more() {
+		if err := t.charge(0, 1); err != nil {
+			return nil, err
+		}
+		v := node{text: s.value()}
+		b.items = append(b.items, v)
+		b.bytes += v.size() + 1
+	}
+	if len(b.items) > 0 {
+		b.bytes--
+	}
+	return b, nil
+}
+
+// clone is a copy that shares nothing but text.
+func (t *tree) clone(n node) (node, error) {
+	if n.box == nil {
+		return n, nil
+	}
+	count := len(n.box.items) + len(n.box.members)
+	if err := t.charge(cloneWork*count, count); err != nil {
+		return node{}, err
+	}
+	out := &box{list: n.box.list, bytes: n.box.bytes}
+	var err error
+	if n.box.list {
+		out.items = make([]node, len(n.box.items))
+		for i, c := range n.box.items {
+			if out.items[i], err = t.clone(c); err != nil {
+				return node{}, err
+			}
+		}
+		return node{box: out}, nil
+	}
+	out.members = make(map[string]node, len(n.box.members))
+	for k, c := range n.box.members {
+		if out.members[k], err = t.clone(c); err != nil {
+			return node{}, err
+		}
+	}
+	return node{box: out}, nil
+}
+
+// write appends the text of a value.
+func (n node) write(to []byte) []byte {
+	if n.box == nil {
+		return append(to, n.text...)
+	}
+	if n.box.list {
+		to = append(to, '[')
+		for i, c := range n.box.items {
+			if i > 0 {
+				to = append(to, ',')
+			}
+			to = c.write(to)
+		}
+		return append(to, ']')
+	}
+	to = append(to, '{')
+	first := true
+	for k, c := range n.box.members {
+		if !first {
+			to = append(to, ',')
+		}
+		first = false
+		to = append(to, k...)
+		to = append(to, ':')
+		to = c.write(to)
+	}
+	return append(to, '}')
+}
+
+// equal says whether two values mean the same: objects in any order, numbers by value.
+func (t *tree) equal(a, b node) (bool, error) {
+	if a.box == nil && b.box == nil && a.text == b.text {
+		return true, nil
+	}
+	left, err := t.open(a)
+	if err != nil {
+		return false, err
+	}
+	right, err := t.open(b)
+	if err != nil {
+		return false, err
+	}
+	switch {
+	case left == nil && right == nil:
+		return equalScalars(a.text, b.text), nil
+	case left == nil || right == nil || left.list != right.list || len(left.items) != len(right.items) || len(left.members) != len(right.members):
+		return false, nil
+	}
+	for i := range left.items {
+		if same, err := t.equal(left.items[i], right.items[i]); err != nil || !same {
+			return false, err
+		}
+	}
+	for k, v := range left.members {
+		other, ok := right.members[k]
+		if !ok {
+			return false, nil
+		}
+		if same, err := t.equal(v, other); err != nil || !same {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+func equalScalars(a, b string) bool {
+	if a == b || a == "" || b == "" {
+		return a == b
+	}
+	if a[0] == '"' || b[0] == '"' {
+		return a[0] == b[0] && canonical(a) == canonical(b)
+	}
+	var x, y any
+	if json.Unmarshal([]byte(a), &x) != nil || json.Unmarshal([]byte(b), &y) != nil {
+		return false
+	}
+	if !strings.ContainsAny(a+b, ".eE") {
+		return false // integers, null and booleans are written in one way only
+	}
+	return x == y
+}
+
+// canonical is the one form of a string's text: nothing is escaped that need not be.
+func canonical(text string) string {
+	if !strings.Contains(text, `\`) {
+		return text
+	}
+	var s string
+	if json.Unmarshal([]byte(text), &s) != nil {
+		return text
+	}
+	return quote(s)
+}
+
+const hex = "0123456789abcdef"
+
+func quote(s string) string {
+	var b strings.Builder
+	b.Grow(len(s) + 2)
+	b.WriteByte('"')
+	for i := range len(s) {
+		switch c := s[i]; {
+		case c == '"' || c == '\\':
+			b.WriteByte('\\')
+			b.WriteByte(c)
+		case c < 0x20:
+			b.WriteString(`\u00`)
+			b.WriteByte(hex[c>>4])
+			b.WriteByte(hex[c&15])
+		default:
+			b.WriteByte(c)
+		}
+	}
+	b.WriteByte('"')
+	return b.String()
+}
+
+// scanner finds the values inside of a list or object whose text is known to be JSON.
+type scanner struct {
+	text string
+	at   int
+}
+
+// skip passes whitespace and one comma or colon.
+func (s *scanner) skip() {
+	for ; s.at < len(s.text); s.at++ {
+		switch s.text[s.at] {
+		case ' ', '\t', '\r', '\n', ',', ':':
+		default:
+			return
+		}
+	}
+}
+
+// more says whether another value follows.
+func (s *scanner) more() bool {
+	s.skip()
+	return s.at < len(s.text) && s.text[s.at] != '}' && s.text[s.at] != ']'
+}
+
+// value returns the text of the next value.
+func (s *scanner) value() string {
+	from, depth := s.at, 0
+	for s.at < len(s.text) {
+		switch s.text[s.at] {
+		case '"':
+			s.pastString()
+			if depth == 0 {
+				return s.text[from:s.at]
+			}
+			continue
+		case '{', '[':
+			depth++
+		case '}', ']':
+			if depth == 0 {
+				return s.text[from:s.at]
+			}
+			if depth--; depth == 0 {
+				s.at++
+				return s.text[from:s.at]
+			}
+		case ',', ' ', '\t', '\r', '\n':
+			if depth == 0 {
+				return s.text[from:s.at]
+			}
+		}
+		s.at++
+	}
+	return s.text[from:]
+}
+
+func (s *scanner) pastString() {
+	for s.at++; s.at < len(s.text); s.at++ {
+		switch s.text[s.at] {
+		case '\\':
+			s.at++
+		case '"':
+			s.at++
+			return
+		}
+	}
+}
