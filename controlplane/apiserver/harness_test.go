@@ -96,7 +96,7 @@ func start(t testing.TB, change func(*Config)) *replica {
 	})
 	boot, done := context.WithTimeout(ctx, 20*time.Second)
 	defer done()
-	if err := r.EnsureBootstrap(boot); err != nil {
+	if err := r.EnsureBootstrap(boot, 0); err != nil {
 		t.Fatal(err)
 	}
 	select {

@@ -237,7 +237,7 @@ func TestKubernetesService(t *testing.T) {
 	}
 	for _, ready := range [][]netip.AddrPort{ports("172.30.0.2:6443"), ports("172.30.0.3:6443", "172.30.0.2:6443"), ports("172.30.0.3:6443")} {
 		for range 2 { // the second time changes nothing
-			if err := r.EnsureKubernetesService(ctx, ip, ready); err != nil {
+			if err := r.EnsureKubernetesService(ctx, 0, ip, ready); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -247,14 +247,14 @@ func TestKubernetesService(t *testing.T) {
 		}
 	}
 	before := r.store.Applied()
-	if err := r.EnsureKubernetesService(ctx, ip, ports("172.30.0.3:6443")); err != nil || r.store.Applied() != before {
+	if err := r.EnsureKubernetesService(ctx, 0, ip, ports("172.30.0.3:6443")); err != nil || r.store.Applied() != before {
 		t.Errorf("%v: a call without a change wrote revision %d after %d", err, r.store.Applied(), before)
 	}
 	svc, err := r.admin().CoreV1().Services("default").Get(ctx, "kubernetes", metav1.GetOptions{})
 	if err != nil || svc.Spec.ClusterIP != "10.96.0.1" || svc.Spec.Ports[0].Port != 443 {
 		t.Errorf("%v %+v", err, svc)
 	}
-	if err := r.EnsureBootstrap(ctx); err != nil || r.store.Applied() != before {
+	if err := r.EnsureBootstrap(ctx, 0); err != nil || r.store.Applied() != before {
 		t.Errorf("%v: a second bootstrap wrote revision %d after %d", err, r.store.Applied(), before)
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/internal/lifecycle"
 )
 
 // Delays of a failing key, the period after which every cached object is looked at
@@ -52,15 +53,22 @@ func NewEngine(d Deps, o Options, cs ...*Controller) *Engine {
 	return &Engine{deps: d, options: o, controllers: cs}
 }
 
-// Run runs every controller until ctx, the leadership, ends and all workers have
-// returned. The informers must run and be synced. fence is the raft term of the
-// leadership: no write of a controller applies in a later one.
-func (e *Engine) Run(ctx context.Context, fence uint64) error {
-	var wg sync.WaitGroup
+// Parts are the controllers, each of which runs until its context, the leadership, ends and all its workers have
+// returned. The informers must run and be synced. fence is the raft term of the leadership: no write of a controller
+// applies in a later one. A part that fails may be run again.
+func (e *Engine) Parts(fence uint64) []lifecycle.Part {
+	var out []lifecycle.Part
 	for _, c := range e.controllers {
-		wg.Go(func() { e.lead(ctx, c, fence) })
+		out = append(out, lifecycle.Part{Name: c.Name, Run: func(ctx context.Context) error { return e.lead(ctx, c, fence) }})
 	}
-	wg.Wait()
+	return out
+}
+
+// Run runs every controller until ctx ends. One that fails is begun again, while the others go on.
+func (e *Engine) Run(ctx context.Context, fence uint64) error {
+	lifecycle.Supervise(ctx, func(name string, err error, again time.Duration) {
+		e.deps.Log.Error("a controller failed and is begun again", "controller", name, "error", err, "after", again)
+	}, e.Parts(fence)...)
 	return ctx.Err()
 }
 
@@ -107,7 +115,7 @@ func Identity(c *Controller) api.User {
 }
 
 // lead runs one controller for one leadership.
-func (e *Engine) lead(ctx context.Context, c *Controller, fence uint64) {
+func (e *Engine) lead(ctx context.Context, c *Controller, fence uint64) error {
 	cl := e.deps.Client.As(e.identity(c)).Fenced(fence)
 	log := e.deps.Log.With("controller", c.Name)
 	events, stopEvents := recorder(ctx, cl, log, c.Name, e.deps.Replica)
@@ -120,13 +128,13 @@ func (e *Engine) lead(ctx context.Context, c *Controller, fence uint64) {
 			workqueue.NewTypedItemExponentialFailureRateLimiter[Key](minRetry, maxRetry),
 			workqueue.TypedRateLimitingQueueConfig[Key]{}),
 	}
+	defer t.queue.ShutDown()
 	reconcile := c.Lead(t)
 	feeds := newFeeds(c, t)
 	remove, err := feeds.attach()
 	defer remove()
-	if err != nil { // only a stopped informer refuses a handler, and then this process ends
-		log.Error("watching", "error", err)
-		return
+	if err != nil {
+		return err
 	}
 
 	var wg sync.WaitGroup
@@ -140,6 +148,7 @@ func (e *Engine) lead(ctx context.Context, c *Controller, fence uint64) {
 	<-ctx.Done()
 	t.queue.ShutDown()
 	wg.Wait()
+	return ctx.Err()
 }
 
 // next reconciles one key. It returns false when the queue has shut down.
@@ -236,7 +245,13 @@ func (f *feeds) attach() (remove func(), err error) {
 	return remove, nil
 }
 
+// deliver hands one change on. An object over which a controller stumbles is lost to that controller only.
 func (f *feeds) deliver(inf cache.SharedIndexInformer, t ChangeType, obj, old any) {
+	defer func() {
+		if p := recover(); p != nil {
+			f.term.Log.Error("a change was not understood", "panic", p, "stack", string(debug.Stack()))
+		}
+	}()
 	for _, o := range f.term.observers[inf] {
 		o.observed(t, obj)
 	}

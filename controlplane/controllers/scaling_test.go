@@ -44,7 +44,7 @@ func (w *world) resize(name string, replicas int32) {
 	})
 }
 
-// F60 F61: a size that was asked for by mistake is taken back without its having been reached.
+// A size that was asked for by mistake is taken back without its having been reached.
 func TestMillionThenOne(t *testing.T) {
 	w := newWorld(t, onlyReplicaSets)
 	w.lead(controllers.Options{})

@@ -9,9 +9,13 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/apiserver"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
 	"keelson.dev/keelson/controlplane/controllers/deployment"
@@ -28,7 +32,6 @@ import (
 	"keelson.dev/keelson/controlplane/controllers/volumeprotection"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/controlplane/scheduler"
-	"keelson.dev/keelson/internal/backoff"
 	"keelson.dev/keelson/internal/lifecycle"
 	"keelson.dev/keelson/internal/wait"
 	"keelson.dev/keelson/raftstore"
@@ -53,49 +56,83 @@ func (r *Replica) wireLeader() {
 	})
 }
 
-// lead does everything that only the leader does, until leadership ends. Work
-// that fails is begun again: leadership is raft's to take away.
+// lead does everything that only the leader does, until leadership ends. Each part is begun again by itself when it
+// fails: leadership is raft's to take away, and what one part meets must not stop the others.
 func (r *Replica) lead(ctx context.Context, fence raftstore.Fence) error {
-	retry := backoff.Backoff{Min: 50 * time.Millisecond, Max: 2 * time.Second}
-	for {
-		err := r.leadOnce(ctx, uint64(fence))
-		if ctx.Err() != nil {
-			return nil
-		}
-		r.log.Error("the leader's work stopped and begins again", "err", err)
-		if err := wait.Delay(ctx, retry.Next()); err != nil {
-			return nil
-		}
-	}
-}
-
-func (r *Replica) leadOnce(ctx context.Context, fence uint64) error {
 	began := time.Now()
 	if err := r.informers.WaitForSync(ctx); err != nil {
-		return fmt.Errorf("waiting for the informers: %w", err)
+		return nil // leadership ended
 	}
-	if err := r.api.EnsureBootstrap(ctx); err != nil {
-		return fmt.Errorf("writing the default objects: %w", err)
-	}
-	if err := r.storeFounderTokens(ctx, fence); err != nil {
-		return err
-	}
-	r.log.Info("leading", "term", fence, "after", time.Since(began))
-	system := r.client.As(api.User{Name: api.UserAPIServer, Groups: []string{api.GroupMasters, api.GroupAuthenticated}}).Fenced(fence)
-	return lifecycle.Run(ctx,
-		lifecycle.Part{Name: "controllers", Run: func(ctx context.Context) error { return r.engine.Run(ctx, fence) }},
-		lifecycle.Part{Name: "scheduler", Run: func(ctx context.Context) error { return r.scheduler.Run(ctx, fence) }},
-		lifecycle.Part{Name: "fleet", Run: func(ctx context.Context) error { return r.fleet.RunLeader(ctx, system) }},
-		lifecycle.Part{Name: "kubernetes service", Run: r.keepKubernetesService},
-	)
+	term := uint64(fence)
+	// On a new cluster the others need the default objects. They wait for the first attempt, not for its success.
+	r.firstDefaults(ctx, term)
+	r.log.Info("leading", "term", term, "after", time.Since(began))
+	lifecycle.Supervise(ctx, r.partFailed, r.leaderParts(term)...)
+	return nil
 }
 
-// keepKubernetesService makes Service default/kubernetes follow the ready replicas.
-func (r *Replica) keepKubernetesService(ctx context.Context) error {
+// leaderParts are what only the leader does.
+func (r *Replica) leaderParts(term uint64) []lifecycle.Part {
+	system := r.client.As(api.User{Name: api.UserAPIServer, Groups: []string{api.GroupMasters, api.GroupAuthenticated}}).Fenced(term)
+	parts := []lifecycle.Part{
+		{Name: "default objects", Run: func(ctx context.Context) error { return r.keepDefaults(ctx, term) }},
+		{Name: "founder tokens", Run: func(ctx context.Context) error { return r.storeFounderTokens(ctx, term) }},
+		{Name: "scheduler", Run: func(ctx context.Context) error { return r.scheduler.Run(ctx, term) }},
+		{Name: "fleet", Run: func(ctx context.Context) error { return r.fleet.RunLeader(ctx, system) }},
+		{Name: "kubernetes service", Run: func(ctx context.Context) error { return r.keepKubernetesService(ctx, system, term) }},
+	}
+	return append(parts, r.engine.Parts(term)...)
+}
+
+// partFailed tells of a part of the leader's work that is begun again.
+func (r *Replica) partFailed(part string, err error, again time.Duration) {
+	r.restarts.WithLabelValues(part).Inc()
+	r.log.Error("a part of the leader's work failed and is begun again", "part", part, "err", err, "after", again)
+}
+
+// defaultsPeriod is how often missing system namespaces are looked for; firstDefaults is given defaultsPatience.
+const (
+	defaultsPeriod   = time.Minute
+	defaultsPatience = 10 * time.Second
+)
+
+func (r *Replica) firstDefaults(ctx context.Context, term uint64) {
+	ctx, cancel := context.WithTimeout(ctx, defaultsPatience)
+	defer cancel()
+	if err := r.api.EnsureBootstrap(ctx, term); err != nil && ctx.Err() == nil {
+		r.log.Warn("not all default objects are written yet", "err", err)
+	}
+}
+
+// keepDefaults reconciles the default roles once and keeps the system namespaces.
+func (r *Replica) keepDefaults(ctx context.Context, term uint64) error {
+	if err := r.api.EnsureBootstrap(ctx, term); err != nil {
+		return fmt.Errorf("writing the default objects: %w", err)
+	}
+	for {
+		if err := wait.Delay(ctx, defaultsPeriod); err != nil {
+			return err
+		}
+		if err := r.api.EnsureSystemObjects(ctx, term); err != nil {
+			return fmt.Errorf("writing the default objects: %w", err)
+		}
+	}
+}
+
+// keepKubernetesService makes Service default/kubernetes follow the ready replicas, and what others do to it.
+func (r *Replica) keepKubernetesService(ctx context.Context, system *client.Client, term uint64) error {
+	touched, stop, err := r.watchKubernetesService()
+	if err != nil {
+		return err
+	}
+	defer stop()
 	for {
 		ready, changed := r.peers.readyAPIs()
 		if len(ready) > 0 {
-			if err := r.api.EnsureKubernetesService(ctx, r.cluster.serviceIP(), ready); err != nil {
+			if err := r.api.EnsureKubernetesService(ctx, term, r.cluster.serviceIP(), ready); err != nil {
+				if errors.Is(err, apiserver.ErrAddressTaken) {
+					r.tellAddressTaken(ctx, system, err)
+				}
 				return fmt.Errorf("writing Service default/kubernetes: %w", err)
 			}
 		}
@@ -103,12 +140,68 @@ func (r *Replica) keepKubernetesService(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-changed:
+		case <-touched:
 		}
 	}
 }
 
-// storeFounderTokens records the first join tokens, which were made before there was a store.
+// watchKubernetesService says when Service default/kubernetes or its EndpointSlice change.
+func (r *Replica) watchKubernetesService() (touched <-chan struct{}, stop func(), err error) {
+	ch := make(chan struct{}, 1)
+	tell := func(o any) {
+		if gone, ok := o.(cache.DeletedFinalStateUnknown); ok {
+			o = gone.Obj
+		}
+		if obj, ok := o.(api.Object); ok && obj.GetNamespace() == "default" && obj.GetName() == "kubernetes" {
+			select {
+			case ch <- struct{}{}:
+			default:
+			}
+		}
+	}
+	var undo []func()
+	stop = func() {
+		for _, u := range undo {
+			u()
+		}
+	}
+	for _, inf := range []cache.SharedIndexInformer{client.Informer[*v1.Service](r.informers), client.Informer[*discoveryv1.EndpointSlice](r.informers)} {
+		reg, err := inf.AddEventHandler(cache.ResourceEventHandlerFuncs{
+			AddFunc: tell, UpdateFunc: func(_, o any) { tell(o) }, DeleteFunc: tell,
+		})
+		if err != nil {
+			stop()
+			return nil, nil, fmt.Errorf("watching Service default/kubernetes: %w", err)
+		}
+		undo = append(undo, func() { _ = inf.RemoveEventHandler(reg) })
+	}
+	return ch, stop, nil
+}
+
+// tellAddressTaken says in an Event why the API has no address within the cluster, once for as long as it is so.
+func (r *Replica) tellAddressTaken(ctx context.Context, system *client.Client, why error) {
+	now := metav1.Now()
+	e := &v1.Event{
+		ObjectMeta:     metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: "kubernetes.address-taken"},
+		InvolvedObject: v1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: metav1.NamespaceDefault, Name: "kubernetes"},
+		Type:           v1.EventTypeWarning, Reason: "ClusterIPAlreadyAllocated", Message: why.Error(), Count: 1,
+		FirstTimestamp: now, LastTimestamp: now, Source: v1.EventSource{Component: "keelson-controlplane", Host: r.cfg.Name},
+	}
+	if _, err := client.Create(ctx, system, e); err != nil && !apierrors.IsAlreadyExists(err) {
+		r.log.Debug("event not written", "reason", e.Reason, "err", err)
+	}
+}
+
+// storeFounderTokens records the first join tokens, which were made before there was a store. It ends with ctx.
 func (r *Replica) storeFounderTokens(ctx context.Context, fence uint64) error {
+	if err := r.recordFounderTokens(ctx, fence); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (r *Replica) recordFounderTokens(ctx context.Context, fence uint64) error {
 	path := filepath.Join(r.cfg.DataDir, foundersFile)
 	var f founder
 	found, err := readJSON(path, &f)

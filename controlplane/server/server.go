@@ -56,6 +56,7 @@ type Replica struct {
 	gate      *gate
 	secrets   *secrets
 	listeners threeListeners
+	restarts  *prometheus.CounterVec
 	left      chan struct{} // closed when the group does not know this replica, or rightly so
 
 	pending atomic.Bool // join tokens made with the cluster wait to be stored
@@ -116,7 +117,7 @@ func (r *Replica) runStore(ctx context.Context) error {
 // wire builds every part; nothing runs yet but the listeners, so that a taken
 // port is the first thing one hears of.
 func wire(cfg Config, cluster Cluster, trust *pki.Trust) (r *Replica, err error) {
-	r = &Replica{cfg: cfg, cluster: cluster, trust: trust, log: cfg.Log, timeline: api.NewTimeline(timelineStages), left: make(chan struct{})}
+	r = &Replica{cfg: cfg, cluster: cluster, trust: trust, log: cfg.Log, timeline: api.NewTimeline(timelineStages), restarts: newRestarts(), left: make(chan struct{})}
 	var f founder
 	if _, err := readJSON(filepath.Join(cfg.DataDir, foundersFile), &f); err != nil {
 		return nil, err
@@ -182,8 +183,15 @@ func (r *Replica) wireStore(conf replica.Config, ln net.Listener) error {
 // metrics is what /metrics shows besides the requests: the process and the store.
 func (r *Replica) metrics() *prometheus.Registry {
 	reg := prometheus.NewRegistry()
-	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), r.store.Collector())
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), r.store.Collector(), r.restarts)
 	return reg
+}
+
+// newRestarts counts how often the parts of the leader's work were begun again.
+func newRestarts() *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "keelson_leader_part_restarts_total", Help: "How often a part of the leader's work failed and was begun again.",
+	}, []string{"part"})
 }
 
 type threeListeners struct{ api, fleet, peer net.Listener }

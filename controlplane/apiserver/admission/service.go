@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
@@ -24,7 +25,11 @@ func serviceAllocation(c Config) func(ctx context.Context, r *api.Request, obj, 
 		if before, ok := old.(*corev1.Service); ok {
 			keepAllocated(svc, before)
 		}
-		if errs := inRange(svc, c.ServiceCIDR, c.NodePorts); len(errs) > 0 {
+		errs := inRange(svc, c.ServiceCIDR, c.NodePorts)
+		if before, ok := old.(*corev1.Service); !ok || before.Spec.ClusterIP != svc.Spec.ClusterIP {
+			errs = append(errs, notOfTheAPI(svc, c.ServiceCIDR)...)
+		}
+		if len(errs) > 0 {
 			return apierrors.NewInvalid(r.Kind.GVK.GroupKind(), svc.Name, errs)
 		}
 		a := &allocator{c: c, own: map[string]bool{}}
@@ -119,6 +124,28 @@ func inRange(svc *corev1.Service, cidr netip.Prefix, ports [2]int) field.ErrorLi
 	return errs
 }
 
+// isAPIService says whether a Service is that of the API, which has the first address of the range.
+func isAPIService(svc *corev1.Service) bool {
+	return svc.Namespace == metav1.NamespaceDefault && svc.Name == "kubernetes"
+}
+
+// apiAddress is the address of the API within the cluster.
+func apiAddress(cidr netip.Prefix) netip.Addr { return cidr.Masked().Addr().Next() }
+
+// notOfTheAPI refuses the address of the API to all other Services: pods call the API there.
+func notOfTheAPI(svc *corev1.Service, cidr netip.Prefix) field.ErrorList {
+	if isAPIService(svc) || !needsIP(svc) {
+		return nil
+	}
+	for i, ip := range append([]string{svc.Spec.ClusterIP}, svc.Spec.ClusterIPs...) {
+		if a, err := netip.ParseAddr(ip); err == nil && a == apiAddress(cidr) {
+			return field.ErrorList{field.Invalid(field.NewPath("spec", "clusterIPs").Index(max(0, i-1)), ip,
+				"is reserved for Service default/kubernetes, give another address or none")}
+		}
+	}
+	return nil
+}
+
 // usable says whether an address of the range can be given out: not the network's own, nor its last.
 func usable(cidr netip.Prefix, a netip.Addr) bool {
 	return cidr.Contains(a) && a != cidr.Masked().Addr() && (cidr.Contains(a.Next()) || a.Is6())
@@ -156,6 +183,9 @@ func (a *allocator) allocate(ctx context.Context, svc *corev1.Service) error {
 func (a *allocator) address(ctx context.Context, svc *corev1.Service) error {
 	if svc.Spec.ClusterIP == "" && len(svc.Spec.ClusterIPs) > 0 {
 		svc.Spec.ClusterIP = svc.Spec.ClusterIPs[0]
+	}
+	if svc.Spec.ClusterIP == "" && isAPIService(svc) {
+		svc.Spec.ClusterIP = apiAddress(a.c.ServiceCIDR).String()
 	}
 	if svc.Spec.ClusterIP == "" {
 		ip, err := a.c.AllocateIP(ctx, a.c.ServiceCIDR)

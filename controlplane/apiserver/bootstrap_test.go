@@ -1,0 +1,268 @@
+package apiserver
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/registry"
+)
+
+var (
+	apiIP  = netip.MustParseAddr("10.96.0.1")
+	apiEnd = []netip.AddrPort{netip.MustParseAddrPort("172.30.0.2:6443")}
+)
+
+// Whatever is done to Service default/kubernetes and its slice, the next call mends it.
+func TestKubernetesServiceIsMended(t *testing.T) {
+	r := start(t, nil)
+	ctx := within(t)
+	services, slices := r.admin().CoreV1().Services("default"), r.admin().DiscoveryV1().EndpointSlices("default")
+	update := func(change func(s *corev1.Service)) func(*corev1.Service, *discoveryv1.EndpointSlice) error {
+		return func(s *corev1.Service, _ *discoveryv1.EndpointSlice) error {
+			change(s)
+			_, err := services.Update(ctx, s, metav1.UpdateOptions{})
+			return err
+		}
+	}
+	updateSlice := func(change func(e *discoveryv1.EndpointSlice)) func(*corev1.Service, *discoveryv1.EndpointSlice) error {
+		return func(_ *corev1.Service, e *discoveryv1.EndpointSlice) error {
+			change(e)
+			_, err := slices.Update(ctx, e, metav1.UpdateOptions{})
+			return err
+		}
+	}
+	do := func(f func() error) func(*corev1.Service, *discoveryv1.EndpointSlice) error {
+		return func(*corev1.Service, *discoveryv1.EndpointSlice) error { return f() }
+	}
+	harm := map[string]func(svc *corev1.Service, slice *discoveryv1.EndpointSlice) error{
+		"the Service is gone":     do(func() error { return services.Delete(ctx, apiService, metav1.DeleteOptions{}) }),
+		"the slice is gone":       do(func() error { return slices.Delete(ctx, apiService, metav1.DeleteOptions{}) }),
+		"another port":            update(func(s *corev1.Service) { s.Spec.Ports[0].TargetPort = intstr.FromInt32(1) }),
+		"a selector":              update(func(s *corev1.Service) { s.Spec.Selector = map[string]string{"a": "b"} }),
+		"another type":            update(func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeNodePort }),
+		"no endpoints":            updateSlice(func(e *discoveryv1.EndpointSlice) { e.Endpoints = nil }),
+		"no label on the slice":   updateSlice(func(e *discoveryv1.EndpointSlice) { e.Labels = nil }),
+		"another address":         do(func() error { return r.otherAddress(t, "10.96.0.77") }),
+		"a Service of no address": do(func() error { return r.otherAddress(t, corev1.ClusterIPNone) }),
+	}
+	if err := r.EnsureKubernetesService(ctx, 0, apiIP, apiEnd); err != nil {
+		t.Fatal(err)
+	}
+	for what, do := range harm {
+		t.Run(what, func(t *testing.T) {
+			svc, err := services.Get(ctx, apiService, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			slice, err := slices.Get(ctx, apiService, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := do(svc, slice); err != nil {
+				t.Fatal(err)
+			}
+			if err := r.EnsureKubernetesService(ctx, 0, apiIP, apiEnd); err != nil {
+				t.Fatal(err)
+			}
+			if svc, err = services.Get(ctx, apiService, metav1.GetOptions{}); err != nil || svc.Spec.ClusterIP != apiIP.String() ||
+				svc.Spec.Type != corev1.ServiceTypeClusterIP || len(svc.Spec.Ports) != 1 || svc.Spec.Ports[0].TargetPort.IntVal != 6443 ||
+				svc.Spec.Selector != nil {
+				t.Errorf("%v %+v", err, svc.Spec)
+			}
+			if slice, err = slices.Get(ctx, apiService, metav1.GetOptions{}); err != nil || len(slice.Endpoints) != 1 ||
+				slice.Labels[discoveryv1.LabelServiceName] != apiService {
+				t.Errorf("%v %+v", err, slice)
+			}
+		})
+	}
+}
+
+// otherAddress replaces Service default/kubernetes by one with another address.
+func (r *replica) otherAddress(t *testing.T, ip string) error {
+	t.Helper()
+	services := r.admin().CoreV1().Services("default")
+	if err := services.Delete(within(t), apiService, metav1.DeleteOptions{}); err != nil {
+		return err
+	}
+	_, err := services.Create(within(t), &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: apiService},
+		Spec: corev1.ServiceSpec{ClusterIP: ip, Ports: []corev1.ServicePort{{Name: "https", Port: 443, Protocol: corev1.ProtocolTCP}}}}, metav1.CreateOptions{})
+	return err
+}
+
+// The address of the API is refused to other Services. Where one has it all the same, from before, the error says which,
+// the endpoints are kept, and nothing that has a Service of the API is taken away for it.
+func TestAddressOfTheAPI(t *testing.T) {
+	r := start(t, nil)
+	ctx := within(t)
+	services := r.admin().CoreV1().Services("default")
+	thief := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "thief"},
+		Spec: corev1.ServiceSpec{ClusterIP: apiIP.String(), Ports: []corev1.ServicePort{{Port: 1, Protocol: corev1.ProtocolTCP}}}}
+	if _, err := services.Create(ctx, thief, metav1.CreateOptions{}); !apierrors.IsInvalid(err) ||
+		!strings.Contains(err.Error(), `spec.clusterIPs[0]: Invalid value: "10.96.0.1": is reserved for Service default/kubernetes`) {
+		t.Fatalf("the address of the API was given away: %v", err)
+	}
+	thief.Spec.ClusterIPs = []string{apiIP.String()}
+	kind, err := r.kindOf(thief)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := registry.Direct(r.registry).Do(ctx, &api.Request{User: itself(), Verb: api.VerbCreate, Kind: kind, Namespace: "default", Name: "thief", Object: thief}); err != nil {
+		t.Fatal(err)
+	}
+	for _, already := range []bool{false, true} {
+		if already {
+			if _, err := services.Create(ctx, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: apiService},
+				Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.78", Ports: []corev1.ServicePort{{Port: 443}}}}, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		err = r.EnsureKubernetesService(ctx, 0, apiIP, apiEnd)
+		if !errors.Is(err, ErrAddressTaken) || !strings.Contains(err.Error(), "Service default/thief has 10.96.0.1") {
+			t.Errorf("the error does not tell who has the address: %v", err)
+		}
+		if slice, err := r.admin().DiscoveryV1().EndpointSlices("default").Get(ctx, apiService, metav1.GetOptions{}); err != nil || len(slice.Endpoints) != 1 {
+			t.Errorf("the endpoints were not written: %v", err)
+		}
+		if _, err := services.Get(ctx, apiService, metav1.GetOptions{}); already && err != nil {
+			t.Errorf("the Service that there was: %v", err)
+		}
+	}
+	// Who has it may still be changed in other respects, and the address comes back when it goes.
+	held, err := services.Get(ctx, "thief", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	held.Labels = map[string]string{"a": "b"}
+	if _, err := services.Update(ctx, held, metav1.UpdateOptions{}); err != nil {
+		t.Errorf("a label for who has the address: %v", err)
+	}
+	if err := services.Delete(ctx, "thief", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.EnsureKubernetesService(ctx, 0, apiIP, apiEnd); err != nil {
+		t.Fatal(err)
+	}
+	if svc, err := services.Get(ctx, apiService, metav1.GetOptions{}); err != nil || svc.Spec.ClusterIP != apiIP.String() {
+		t.Errorf("%v %+v", err, svc)
+	}
+}
+
+// A leader of the past writes none of this.
+func TestBootstrapIsFenced(t *testing.T) {
+	r := start(t, nil)
+	ctx := within(t)
+	const never = 1 << 60
+	if err := r.EnsureKubernetesService(ctx, never, apiIP, apiEnd); err == nil {
+		t.Error("Service default/kubernetes was written under a term that is not")
+	}
+	if err := r.admin().RbacV1().ClusterRoles().Delete(ctx, "view", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.EnsureBootstrap(ctx, never); err == nil {
+		t.Error("a default role was written under a term that is not")
+	}
+	if _, err := r.admin().RbacV1().ClusterRoles().Get(ctx, "view", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("role view: %v", err)
+	}
+}
+
+// Default roles and bindings are completed, and nothing that an administrator added is taken away.
+func TestDefaultRolesAreReconciled(t *testing.T) {
+	r := start(t, nil)
+	ctx := within(t)
+	roles, bindings := r.admin().RbacV1().ClusterRoles(), r.admin().RbacV1().ClusterRoleBindings()
+	change := func(name string, f func(c *rbacv1.ClusterRole)) {
+		t.Helper()
+		c, err := roles.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		f(c)
+		if _, err := roles.Update(ctx, c, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	own := rbacv1.PolicyRule{Verbs: []string{"get"}, APIGroups: []string{"example.com"}, Resources: []string{"things"}}
+	change("edit", func(c *rbacv1.ClusterRole) { c.Rules = append(c.Rules[1:], own) })
+	change("view", func(c *rbacv1.ClusterRole) {
+		c.Rules, c.Annotations = []rbacv1.PolicyRule{own}, map[string]string{autoUpdate: "false"}
+	})
+	if err := roles.Delete(ctx, "admin", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	b, err := bindings.Get(ctx, "system:basic-user", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Subjects = []rbacv1.Subject{userSubject("alice")}
+	if _, err := bindings.Update(ctx, b, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	d, err := bindings.Get(ctx, "system:discovery", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := bindings.Delete(ctx, d.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	d.RoleRef.Name, d.ResourceVersion, d.UID = "view", "", ""
+	if _, err := bindings.Create(ctx, d, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+
+	if err := r.EnsureBootstrap(ctx, 0); err != nil {
+		t.Fatal(err)
+	}
+	has := func(name string, want rbacv1.PolicyRule) bool {
+		c, err := roles.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, rule := range c.Rules {
+			if strings.Join(rule.Resources, " ") == strings.Join(want.Resources, " ") {
+				return true
+			}
+		}
+		return false
+	}
+	if !has("edit", own) || !has("view", own) {
+		t.Error("a rule of the administrator's is gone")
+	}
+	if c, err := roles.Get(ctx, "view", metav1.GetOptions{}); err != nil || len(c.Rules) != 1 {
+		t.Errorf("a role that is not to be updated was: %v %v", err, c.Rules)
+	}
+	exec := false
+	c, err := roles.Get(ctx, "edit", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, rule := range c.Rules {
+		exec = exec || strings.Contains(strings.Join(rule.Resources, " "), "pods/exec") && strings.Contains(strings.Join(rule.Verbs, " "), "get")
+	}
+	if !exec {
+		t.Errorf("the missing rule of role edit is not back: %v", c.Rules)
+	}
+	if _, err := roles.Get(ctx, "admin", metav1.GetOptions{}); err != nil {
+		t.Errorf("the deleted role: %v", err)
+	}
+	if b, err = bindings.Get(ctx, b.Name, metav1.GetOptions{}); err != nil || len(b.Subjects) != 2 || b.Subjects[0].Name != "alice" || b.Subjects[1].Name != api.GroupAuthenticated {
+		t.Errorf("%v %+v", err, b.Subjects)
+	}
+	if d, err = bindings.Get(ctx, d.Name, metav1.GetOptions{}); err != nil || d.RoleRef.Name != "system:discovery" {
+		t.Errorf("%v %+v", err, d.RoleRef)
+	}
+	before := r.store.Applied()
+	if err := r.EnsureBootstrap(ctx, 0); err != nil || r.store.Applied() != before {
+		t.Errorf("%v: a second time wrote revision %d after %d", err, r.store.Applied(), before)
+	}
+}

@@ -1,0 +1,177 @@
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"reflect"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/registry"
+)
+
+// apiService is the name of the Service of the API, and of its EndpointSlice.
+const apiService = "kubernetes"
+
+// ErrAddressTaken says that another Service has the address of Service default/kubernetes.
+var ErrAddressTaken = errors.New("the address of Service default/kubernetes is taken")
+
+// EnsureKubernetesService brings Service default/kubernetes at serviceIP and its EndpointSlice with the ready replicas
+// to what they shall be, whatever has become of them. The leader calls it whenever something about them changes, fence
+// is the term of its leadership, 0 for none; it writes only what differs. ErrAddressTaken, which names who has it,
+// remains until that Service goes; the slice is kept meanwhile.
+func (s *Server) EnsureKubernetesService(ctx context.Context, fence uint64, serviceIP netip.Addr, readyReplicas []netip.AddrPort) error {
+	ready := slices.Clone(readyReplicas)
+	slices.SortFunc(ready, netip.AddrPort.Compare)
+	target := int32(443)
+	if len(ready) > 0 {
+		target = int32(ready[0].Port())
+	}
+	return errors.Join(
+		s.ensureAPIService(ctx, fence, kubernetesService(serviceIP, target)),
+		s.ensureAPISlice(ctx, fence, kubernetesSlice(ready, target)),
+	)
+}
+
+func kubernetesService(ip netip.Addr, target int32) *corev1.Service {
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: metav1.NamespaceDefault, Name: apiService,
+			Labels: map[string]string{"component": "apiserver", "provider": "kubernetes"},
+		},
+		Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeClusterIP, ClusterIP: ip.String(), ClusterIPs: []string{ip.String()},
+			Ports: []corev1.ServicePort{{Name: "https", Protocol: corev1.ProtocolTCP, Port: 443, TargetPort: intstr.FromInt32(target)}},
+		},
+	}
+}
+
+// ensureAPIService makes the Service, or mends what somebody has changed of it. One with another address is made anew
+// as soon as the right address is free.
+func (s *Server) ensureAPIService(ctx context.Context, fence uint64, want *corev1.Service) error {
+	found, err := s.known.Fresh(ctx, "services", want.Namespace, want.Name)
+	if apierrors.IsNotFound(err) {
+		if err := s.addressFree(ctx, want); err != nil {
+			return err
+		}
+		return s.write(ctx, fence, api.VerbCreate, want)
+	}
+	if err != nil {
+		return fmt.Errorf("reading Service %s/%s: %w", want.Namespace, want.Name, err)
+	}
+	have := found.(*corev1.Service)
+	if have.DeletionTimestamp != nil {
+		return nil // it is made again when it has gone
+	}
+	if have.Spec.ClusterIP != want.Spec.ClusterIP {
+		if err := s.addressFree(ctx, want); err != nil {
+			return err
+		}
+		if err := s.write(ctx, fence, api.VerbDelete, have); err != nil && !apierrors.IsNotFound(err) {
+			return err
+		}
+		return s.write(ctx, fence, api.VerbCreate, want)
+	}
+	labels := withAll(have.Labels, want.Labels)
+	if maps.Equal(have.Labels, labels) && have.Spec.Type == want.Spec.Type && len(have.Spec.Selector) == 0 &&
+		samePorts(have.Spec.Ports, want.Spec.Ports) {
+		return nil
+	}
+	next := have.DeepCopy()
+	next.Labels, next.Spec.Type, next.Spec.Selector, next.Spec.Ports = labels, want.Spec.Type, nil, want.Spec.Ports
+	return s.write(ctx, fence, api.VerbUpdate, next)
+}
+
+// samePorts compares what this server decides of ports.
+func samePorts(have, want []corev1.ServicePort) bool {
+	return slices.EqualFunc(have, want, func(a, b corev1.ServicePort) bool {
+		return a.Name == b.Name && a.Protocol == b.Protocol && a.Port == b.Port && a.TargetPort == b.TargetPort
+	})
+}
+
+// withAll is have with all of want in it.
+func withAll(have, want map[string]string) map[string]string {
+	out := maps.Clone(have)
+	if out == nil {
+		out = map[string]string{}
+	}
+	maps.Copy(out, want)
+	return out
+}
+
+// addressFree says who has the address, if anybody.
+func (s *Server) addressFree(ctx context.Context, want *corev1.Service) error {
+	if !s.cfg.Registry.Reserved(registry.SpaceClusterIPs, want.Spec.ClusterIP) {
+		return nil
+	}
+	all, err := s.known.List(ctx, "services", "", true)
+	if err != nil {
+		return fmt.Errorf("looking for the Service with address %s: %w", want.Spec.ClusterIP, err)
+	}
+	for _, o := range all {
+		if svc := o.(*corev1.Service); slices.Contains(svc.Spec.ClusterIPs, want.Spec.ClusterIP) {
+			return fmt.Errorf("%w: Service %s/%s has %s; delete that one, or create it again without a clusterIP",
+				ErrAddressTaken, svc.Namespace, svc.Name, want.Spec.ClusterIP)
+		}
+	}
+	return nil // it went meanwhile, or the commit will say
+}
+
+// ensureAPISlice makes the EndpointSlice, or mends it.
+func (s *Server) ensureAPISlice(ctx context.Context, fence uint64, want *discoveryv1.EndpointSlice) error {
+	found, err := s.known.Fresh(ctx, "endpointslices", want.Namespace, want.Name)
+	if apierrors.IsNotFound(err) {
+		return s.write(ctx, fence, api.VerbCreate, want)
+	}
+	if err != nil {
+		return fmt.Errorf("reading EndpointSlice %s/%s: %w", want.Namespace, want.Name, err)
+	}
+	have := found.(*discoveryv1.EndpointSlice)
+	if have.DeletionTimestamp != nil {
+		return nil
+	}
+	if have.AddressType != want.AddressType { // this cannot be changed
+		if err := s.write(ctx, fence, api.VerbDelete, have); err != nil && !apierrors.IsNotFound(err) {
+			return err
+		}
+		return s.write(ctx, fence, api.VerbCreate, want)
+	}
+	labels := withAll(have.Labels, want.Labels)
+	if reflect.DeepEqual(have.Endpoints, want.Endpoints) && reflect.DeepEqual(have.Ports, want.Ports) && maps.Equal(have.Labels, labels) {
+		return nil
+	}
+	next := have.DeepCopy()
+	next.Endpoints, next.Ports, next.Labels = want.Endpoints, want.Ports, labels
+	return s.write(ctx, fence, api.VerbUpdate, next)
+}
+
+// kubernetesSlice holds the replicas; all of them listen on the same port.
+func kubernetesSlice(ready []netip.AddrPort, port int32) *discoveryv1.EndpointSlice {
+	name, tcp, yes := "https", corev1.ProtocolTCP, true
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: metav1.NamespaceDefault, Name: apiService,
+			Labels: map[string]string{discoveryv1.LabelServiceName: apiService},
+		},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: &name, Protocol: &tcp, Port: &port}},
+	}
+	for _, r := range ready {
+		if r.Addr().Is6() {
+			slice.AddressType = discoveryv1.AddressTypeIPv6
+		}
+		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
+			Addresses: []string{r.Addr().String()}, Conditions: discoveryv1.EndpointConditions{Ready: &yes},
+		})
+	}
+	return slice
+}

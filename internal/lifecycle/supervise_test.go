@@ -1,0 +1,77 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// A part that fails or panics is begun again by itself, with growing delays; the others never notice.
+func TestSupervise(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var failing, panicking, ending, steady atomic.Int64
+		var delays []time.Duration
+		var panicked atomic.Value
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			Supervise(ctx, func(part string, err error, again time.Duration) {
+				switch part {
+				case "failing":
+					delays = append(delays, again)
+				case "panicking":
+					panicked.Store(err.Error())
+				}
+			},
+				Part{"failing", func(context.Context) error { failing.Add(1); return errors.New("a conflict") }},
+				Part{"panicking", func(context.Context) error { panicking.Add(1); panic("at the disco") }},
+				Part{"ending", func(context.Context) error { ending.Add(1); return nil }},
+				Part{"steady", func(ctx context.Context) error { steady.Add(1); <-ctx.Done(); return ctx.Err() }},
+			)
+		}()
+		time.Sleep(10 * time.Minute) // of the bubble's own time
+		synctest.Wait()
+		if steady.Load() != 1 {
+			t.Errorf("the part that works was begun %d times", steady.Load())
+		}
+		for name, n := range map[string]int64{"failing": failing.Load(), "panicking": panicking.Load(), "ending": ending.Load()} {
+			if n < 20 || n > 40 {
+				t.Errorf("%s was begun %d times in 10 minutes", name, n)
+			}
+		}
+		if len(delays) < 12 || delays[0] != minRestart || delays[1] != 2*minRestart || delays[11] != maxRestart {
+			t.Errorf("delays %v", delays)
+		}
+		if text, _ := panicked.Load().(string); !strings.HasPrefix(text, "panic: at the disco\n") {
+			t.Errorf("the panic is told as %.60q", text)
+		}
+		cancel()
+		<-done
+	})
+}
+
+// A part that worked for long is begun again soon.
+func TestSuperviseForgetsOldFailures(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var last time.Duration
+		n := 0
+		Supervise(ctx, func(_ string, _ error, again time.Duration) { last = again }, Part{"p", func(ctx context.Context) error {
+			if n++; n == 10 {
+				time.Sleep(2 * settled)
+			}
+			if n == 11 {
+				cancel()
+			}
+			return errors.New("no")
+		}})
+		if last != minRestart {
+			t.Errorf("begun again after %v", last)
+		}
+	})
+}
