@@ -42,15 +42,16 @@ func (w *write) create(ctx context.Context, obj api.Object, track func(api.Objec
 		return nil, statusError(err, describe(w.req))
 	}
 	generated := obj.GetName() == ""
-	var pristine api.Object
-	if w.req.Kind.Reservations != nil {
-		pristine = obj.DeepCopyObject().(api.Object) // admission writes what it allocates into obj
-	}
+	pristine := obj.DeepCopyObject().(api.Object) // admission writes into obj
 	for try := 1; ; try++ {
 		if generated {
 			w.generateName(obj)
 		}
 		stored, err := w.tryCreate(ctx, obj, track)
+		if errors.Is(err, errNamespaceMoved) {
+			obj = pristine.DeepCopyObject().(api.Object)
+			continue
+		}
 		var conflict *raftstore.ConflictError
 		if !errors.As(err, &conflict) {
 			return stored, statusError(err, describe(w.req))
@@ -66,9 +67,7 @@ func (w *write) create(ctx context.Context, obj api.Object, track func(api.Objec
 		if err := w.r.cache.waitFor(ctx, conflict.At); err != nil {
 			return nil, statusError(err, describe(w.req))
 		}
-		if pristine != nil {
-			obj = pristine.DeepCopyObject().(api.Object)
-		}
+		obj = pristine.DeepCopyObject().(api.Object)
 	}
 }
 
@@ -147,8 +146,12 @@ func (w *write) tryCreate(ctx context.Context, obj api.Object, track func(api.Ob
 	}
 	w.complete("", obj)
 	track(obj) // what admission adds belongs to nobody: an apply may not take it away
+	w.home = w.findNamespace()
 	if err := w.admit(ctx, obj, nil); err != nil {
 		return nil, err
+	}
+	if w.findNamespace() != w.home {
+		return nil, errNamespaceMoved
 	}
 	traceOnCreate(obj, w.req.TraceParent)
 	if w.dryRun {

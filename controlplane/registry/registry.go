@@ -45,7 +45,9 @@ type Registry struct {
 	scheme *runtime.Scheme
 	cache  *cache
 	fields *fieldTracker
-	log    *slog.Logger
+	// namespaces is where a namespace is looked up that something is created in; nil where they are not served.
+	namespaces *kindCache
+	log        *slog.Logger
 
 	now          func() time.Time
 	newUID       func() types.UID
@@ -102,7 +104,7 @@ func New(store raftstore.Store, kinds *api.Kinds, opts ...Option) *Registry {
 	if r.scheme == nil {
 		r.scheme = api.Scheme()
 	}
-	r.cache.log = r.log
+	r.cache.log, r.namespaces = r.log, r.cache.namespaces()
 	r.fields = newFieldTracker(r.scheme)
 	return r
 }

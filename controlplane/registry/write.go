@@ -30,6 +30,8 @@ type write struct {
 	// autos are the reservations that admission took by AllocateClusterIP and
 	// AllocateNodePort in this attempt.
 	autos *autoReservations
+	// home is the namespace as it was when admission let an object into it; nil when there is none to look at.
+	home *entry
 	// broken is what was found in the object's place by the attempt that failed; nil when it could be read.
 	broken *Unreadable
 }
@@ -198,6 +200,9 @@ func (w *write) commitPut(ctx context.Context, obj api.Object, value []byte, cur
 		return w.dryPut(obj, old)
 	}
 	ops := append([]raftstore.Op{op}, w.reservationOps(obj, old)...)
+	if cur == nil && w.home != nil {
+		ops = append(ops, w.homeCheck())
+	}
 	rev, err := w.commit(ctx, ops, obj)
 	if err != nil {
 		return nil, err

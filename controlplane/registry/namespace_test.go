@@ -1,0 +1,129 @@
+package registry
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// lifecycle is the admission of namespaces: nothing is created in one that is gone or ending.
+func lifecycle(e *env) AdmissionFunc {
+	return func(ctx context.Context, r *api.Request, obj, old api.Object) error {
+		if obj != nil && old == nil && r.Kind.Namespaced {
+			ns := e.namespaces.get(r.Namespace)
+			if ns == nil { // the cache may be a moment behind
+				if _, err := e.fresh(ctx); err != nil {
+					return err
+				}
+				ns = e.namespaces.get(r.Namespace)
+			}
+			if ns == nil {
+				return apierrors.NewNotFound(corev1.Resource("namespaces"), r.Namespace)
+			}
+			if ns.obj.GetDeletionTimestamp() != nil {
+				return apierrors.NewForbidden(r.Kind.GroupResource(), r.Name, fmt.Errorf("namespace %s is being terminated", r.Namespace))
+			}
+		}
+		return KindRules(ctx, r, obj, old)
+	}
+}
+
+func namespace(name string) *corev1.Namespace {
+	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+}
+
+// What admission let into a namespace does not come in when the namespace was marked for deletion since.
+func TestCreateLosesAgainstNamespaceDeletion(t *testing.T) {
+	e := newEnv(t)
+	e.create(namespace("a"))
+	inner := lifecycle(e)
+	var once sync.Once
+	e.admit = AdmissionFunc(func(ctx context.Context, r *api.Request, obj, old api.Object) error {
+		err := inner(ctx, r, obj, old)
+		if r.Kind.Namespaced {
+			once.Do(func() { // between the decision and the commit
+				if _, _, err := e.tryDelete(namespace("a"), metav1.DeleteOptions{}); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		return err
+	})
+	if _, err := e.tryCreate(configMap("a", "late")); !apierrors.IsForbidden(err) {
+		t.Errorf("created in a namespace that is being terminated: %v", err)
+	}
+	if list, err := e.list(configMap("a", ""), metav1.ListOptions{}); err != nil || len(list.Items) != 0 {
+		t.Errorf("the namespace holds %v, %v", list, err)
+	}
+}
+
+// A namespace that changes otherwise meanwhile holds up nobody.
+func TestCreateBesideNamespaceUpdates(t *testing.T) {
+	e := newEnv(t)
+	e.create(namespace("a"))
+	e.admit = lifecycle(e)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for i := range 100 {
+			ns := namespace("a")
+			ns.Annotations = map[string]string{"n": fmt.Sprint(i)}
+			e.update(ns, "")
+		}
+	})
+	for i := range 100 {
+		e.create(configMap("a", fmt.Sprint("c", i)))
+	}
+	wg.Wait()
+}
+
+// Whenever a namespace was found empty after it was marked for deletion, nothing is in it ever after.
+func TestNamespaceFoundEmptyStaysEmpty(t *testing.T) {
+	e := newEnv(t)
+	e.admit = lifecycle(e)
+	for round := range 30 {
+		name := fmt.Sprint("ns", round)
+		e.create(namespace(name))
+		var made atomic.Int64
+		var wg sync.WaitGroup
+		started := make(chan struct{}, 8)
+		for n := range 8 {
+			wg.Go(func() {
+				for i := 0; ; i++ {
+					_, err := e.tryCreate(configMap(name, fmt.Sprintf("c%d-%d", n, i)))
+					if i == 0 {
+						started <- struct{}{}
+					}
+					if err != nil {
+						if !apierrors.IsForbidden(err) && !apierrors.IsNotFound(err) {
+							t.Errorf("creating in %s: %v", name, err)
+						}
+						return
+					}
+					made.Add(1)
+				}
+			})
+		}
+		for range 8 {
+			<-started
+		}
+		if _, _, err := e.tryDelete(namespace(name), metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		all := e.request(api.VerbDeleteCollection, configMap(name, ""))
+		if _, err := e.Registry.DeleteCollection(e.ctx, all, e.admit); err != nil {
+			t.Fatal(err)
+		}
+		wg.Wait()
+		if list, err := e.list(configMap(name, ""), metav1.ListOptions{}); err != nil || len(list.Items) != 0 {
+			t.Fatalf("of %d objects %d came into %s after it was emptied (%v)", made.Load(), len(list.Items), name, err)
+		}
+	}
+}
