@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"keelson.dev/keelson/agent/oci/bundle"
+	"keelson.dev/keelson/internal/within"
 )
 
 // Paths of /proc and /sys that tell or change too much, unless the request says
@@ -209,6 +211,9 @@ func (in *specInput) addProfiles(b *bundle.Create) error {
 	return nil
 }
 
+// maxProfile bounds what is read of a seccomp profile.
+const maxProfile = 1 << 20
+
 func (in *specInput) addSeccomp(b *bundle.Create) error {
 	p := in.security().GetSeccomp()
 	if p == nil {
@@ -221,12 +226,12 @@ func (in *specInput) addSeccomp(b *bundle.Create) error {
 		ref := p.GetLocalhostRef()
 		// Requests may name the file below the folder, or with it.
 		ref = strings.TrimPrefix(ref, in.seccompDir+"/")
-		root, err := os.OpenRoot(in.seccompDir)
+		f, err := within.ReadRoot(in.seccompDir, ref)
 		if err != nil {
 			return fmt.Errorf("seccomp profile %q: %w", ref, err)
 		}
-		defer root.Close()
-		data, err := root.ReadFile(ref)
+		defer f.Close()
+		data, err := io.ReadAll(io.LimitReader(f, maxProfile))
 		if err != nil {
 			return fmt.Errorf("seccomp profile %q: %w", ref, err)
 		}

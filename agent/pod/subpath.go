@@ -9,8 +9,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"keelson.dev/keelson/internal/within"
 )
 
 // SubPaths turns a volume's subPath into something safe to mount. A process in a pod
@@ -32,22 +35,18 @@ func (BindSubPaths) Bind(target, volume, sub string) (string, error) {
 	if !filepath.IsLocal(sub) {
 		return "", fmt.Errorf("subPath %q leads out of the volume", sub)
 	}
-	root, err := os.OpenRoot(volume)
-	if err != nil {
-		return "", err
-	}
-	defer root.Close()
-	if _, err := root.Stat(sub); errors.Is(err, fs.ErrNotExist) {
-		if err := root.MkdirAll(sub, 0o750); err != nil {
-			return "", err
+	held, err := within.Beneath(volume, sub)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err := makeSubPath(volume, sub); err != nil {
+			return "", fmt.Errorf("making subPath %q: %w", sub, err)
 		}
+		held, err = within.Beneath(volume, sub)
 	}
-	f, err := root.OpenFile(sub, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return "", err
+		return "", fmt.Errorf("subPath %q: %w", sub, err)
 	}
-	defer f.Close()
-	st, err := f.Stat()
+	defer held.Close()
+	st, err := held.Stat()
 	if err != nil {
 		return "", err
 	}
@@ -57,11 +56,46 @@ func (BindSubPaths) Bind(target, volume, sub string) (string, error) {
 	if err := mountPoint(target, st.IsDir()); err != nil {
 		return "", err
 	}
-	from := "/proc/self/fd/" + strconv.Itoa(int(f.Fd()))
-	if err := unix.Mount(from, target, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+	if err := unix.Mount(within.Path(held), target, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
 		return "", fmt.Errorf("binding subPath %q: %w", sub, err)
 	}
 	return target, nil
+}
+
+// makeSubPath makes what is missing of a subPath, with the mode and the owner of the volume: whoever may write there
+// may write here.
+func makeSubPath(volume, sub string) error {
+	root, err := os.OpenRoot(volume)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	st, err := root.Stat(".")
+	if err != nil {
+		return err
+	}
+	owner, ok := st.Sys().(*syscall.Stat_t)
+	if !ok {
+		return fmt.Errorf("the owner of %s cannot be known", volume)
+	}
+	path := ""
+	for _, part := range strings.Split(filepath.Clean(sub), "/") {
+		path = filepath.Join(path, part)
+		err := root.Mkdir(path, 0o700)
+		if errors.Is(err, fs.ErrExist) {
+			continue
+		}
+		if err == nil {
+			err = root.Lchown(path, int(owner.Uid), int(owner.Gid))
+		}
+		if err == nil {
+			err = root.Chmod(path, st.Mode()&(fs.ModePerm|fs.ModeSetgid|fs.ModeSticky))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func mountPoint(target string, dir bool) error {

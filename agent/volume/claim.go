@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -51,8 +52,9 @@ func (v *Volumes) claim(ctx context.Context, pod *v1.Pod, vol *v1.Volume, name s
 		if err != nil {
 			return agent.Mount{}, fmt.Errorf("local persistentvolume %q: %w", pv.Name, err)
 		}
-		if st.IsDir() && !readonly {
-			if err := applyGroup(s.Local.Path, pod); err != nil {
+		if st.IsDir() && !readonly && fsGroup(pod) != nil {
+			err := v.once(pod.UID, vol.Name, func() error { return applyGroup(s.Local.Path, pod) })
+			if err != nil {
 				return agent.Mount{}, fmt.Errorf("local persistentvolume %q: %w", pv.Name, err)
 			}
 		}
@@ -63,12 +65,29 @@ func (v *Volumes) claim(ctx context.Context, pod *v1.Pod, vol *v1.Volume, name s
 	return agent.Mount{}, fmt.Errorf("persistentvolume %q is of a kind that this node does not support", pv.Name)
 }
 
+// once does what is done to a pod's volume a single time, however often the agent starts anew: afterwards the volume
+// is the pod's, which may have changed what was set up.
+func (v *Volumes) once(pod types.UID, volume string, f func() error) error {
+	mark := filepath.Join(v.podDir(pod), "done", volume)
+	if _, err := os.Lstat(mark); err == nil {
+		return nil
+	}
+	if err := f(); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(mark), 0o750); err != nil {
+		return err
+	}
+	return os.WriteFile(mark, nil, 0o600)
+}
+
 // record is what is known of a CSI volume of a pod after a crash.
 type record struct {
 	Driver  string `json:"driver"`
 	Volume  string `json:"volume"`
 	Staging string `json:"staging"`
 	Target  string `json:"target"`
+	Ready   bool   `json:"ready,omitempty"` // all that is done to it before a container sees it has been done
 }
 
 func (v *Volumes) stagingPath(driver, handle string) string {
@@ -85,18 +104,21 @@ func (v *Volumes) csi(ctx context.Context, pod *v1.Pod, name string, pv *v1.Pers
 	if strings.ContainsAny(src.Driver, "/\x00") || src.Driver == "" || strings.HasPrefix(src.Driver, ".") {
 		return agent.Mount{}, fmt.Errorf("persistentvolume %q: %q is no name of a driver", pv.Name, src.Driver)
 	}
+	base := filepath.Join(v.podDir(pod.UID), "csi", name)
+	r := record{Driver: src.Driver, Volume: src.VolumeHandle, Staging: v.stagingPath(src.Driver, src.VolumeHandle), Target: filepath.Join(base, "mount")}
+	defer v.locks.lock(r.Driver + "\x00" + r.Volume)()
+	if v.ready(base+".json", r) {
+		return agent.Mount{HostPath: r.Target, ReadOnly: readonly}, nil
+	}
 	d, err := v.cfg.CSI.Driver(ctx, src.Driver)
 	if err != nil {
 		return agent.Mount{}, fmt.Errorf("persistentvolume %q: %w", pv.Name, err)
 	}
-	base := filepath.Join(v.podDir(pod.UID), "csi", name)
-	r := record{Driver: src.Driver, Volume: src.VolumeHandle, Staging: v.stagingPath(src.Driver, src.VolumeHandle), Target: filepath.Join(base, "mount")}
 	about, _ := v.cfg.Objects.CSIDriver(src.Driver)
 	cv, err := v.describe(pod, pv, about, r, readonly)
 	if err != nil {
 		return agent.Mount{}, fmt.Errorf("persistentvolume %q: %w", pv.Name, err)
 	}
-	defer v.locks.lock(r.Driver + "\x00" + r.Volume)()
 	// On disk before the driver hears of it: what it does is undone even when we are killed in the middle.
 	if err := writeRecord(base+".json", r); err != nil {
 		return agent.Mount{}, err
@@ -117,7 +139,25 @@ func (v *Volumes) csi(ctx context.Context, pod *v1.Pod, name string, pv *v1.Pers
 			return agent.Mount{}, fmt.Errorf("persistentvolume %q: %w", pv.Name, err)
 		}
 	}
+	r.Ready = true
+	if err := writeRecord(base+".json", r); err != nil {
+		return agent.Mount{}, err
+	}
 	return agent.Mount{HostPath: r.Target, ReadOnly: readonly}, nil
+}
+
+// ready says that the volume was set up by an earlier run and is still mounted: the pod may be running on it.
+func (v *Volumes) ready(file string, r record) bool {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return false
+	}
+	var old record
+	if json.Unmarshal(b, &old) != nil {
+		return false
+	}
+	r.Ready = true
+	return old == r && isMounted(r.Target)
 }
 
 // describe puts together what the driver is told.
@@ -344,7 +384,11 @@ func walkGroup(root *os.Root, path string, gid int) error {
 	if !st.IsDir() {
 		return nil
 	}
-	f, err := root.Open(path)
+	// It may have become something else, which must not be waited for.
+	f, err := root.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}

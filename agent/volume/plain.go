@@ -15,37 +15,47 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// emptyDir makes a folder that lives as long as the pod, or a tmpfs.
+// emptyDir makes a folder that lives as long as the pod, or a tmpfs. What is there already is left as it is: since it
+// was made the pod may have changed its mode and its owner.
 func (v *Volumes) emptyDir(pod *v1.Pod, vol *v1.Volume) (agent.Mount, error) {
 	src := vol.EmptyDir
 	if src == nil {
 		src = &v1.EmptyDirVolumeSource{}
 	}
 	dir := filepath.Join(v.podDir(pod.UID), "empty", vol.Name)
-	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return agent.Mount{}, err
-	}
 	switch src.Medium {
 	case v1.StorageMediumDefault:
+		if _, err := os.Lstat(dir); err == nil {
+			return agent.Mount{HostPath: dir}, nil
+		}
+		return agent.Mount{HostPath: dir}, makeEmpty(dir, fsGroup(pod))
 	case v1.StorageMediumMemory:
-		if err := mountTmpfs(dir, memorySize(pod, src)); err != nil {
+		if err := os.MkdirAll(dir, 0o750); err != nil {
 			return agent.Mount{}, err
 		}
-	default:
-		return agent.Mount{}, fmt.Errorf("emptyDir medium %q is not supported on this node", src.Medium)
+		return agent.Mount{HostPath: dir}, mountTmpfs(dir, memorySize(pod, src), fsGroup(pod))
+	}
+	return agent.Mount{}, fmt.Errorf("emptyDir medium %q is not supported on this node", src.Medium)
+}
+
+// makeEmpty makes a folder for everybody, or for a group too, under its name once it is what it shall be.
+func makeEmpty(dir string, group *int64) error {
+	tmp := filepath.Join(filepath.Dir(dir), "."+filepath.Base(dir)) // no volume's name begins with a dot
+	if err := os.MkdirAll(tmp, 0o750); err != nil {
+		return err
 	}
 	mode := os.FileMode(0o777)
-	if g := fsGroup(pod); g != nil {
-		if err := os.Chown(dir, -1, int(*g)); err != nil {
-			return agent.Mount{}, err
+	if group != nil {
+		if err := os.Chown(tmp, -1, int(*group)); err != nil {
+			return err
 		}
 		mode |= os.ModeSetgid
 	}
 	// The process's mask must not decide who may write.
-	if err := os.Chmod(dir, mode); err != nil {
-		return agent.Mount{}, err
+	if err := os.Chmod(tmp, mode); err != nil {
+		return err
 	}
-	return agent.Mount{HostPath: dir}, nil
+	return os.Rename(tmp, dir)
 }
 
 // memorySize is the size of a tmpfs: its limit, or all memory that the pod may use; 0 = the kernel's default.
@@ -64,14 +74,17 @@ func memorySize(pod *v1.Pod, src *v1.EmptyDirVolumeSource) int64 {
 	return sum
 }
 
-func mountTmpfs(dir string, size int64) error {
+func mountTmpfs(dir string, size int64, group *int64) error {
 	mounted, err := mountinfo.Mounted(dir)
 	if err != nil || mounted {
 		return err
 	}
-	options := ""
+	options := "mode=0777"
+	if group != nil {
+		options = "mode=2777,gid=" + strconv.FormatInt(*group, 10)
+	}
 	if size > 0 {
-		options = "size=" + strconv.FormatInt(size, 10)
+		options += ",size=" + strconv.FormatInt(size, 10)
 	}
 	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		return fmt.Errorf("mounting tmpfs at %s: %w", dir, err)
@@ -127,11 +140,14 @@ func hostPath(src *v1.HostPathVolumeSource) (agent.Mount, error) {
 			return agent.Mount{}, err
 		}
 	case v1.HostPathFileOrCreate:
-		f, err := os.OpenFile(src.Path, os.O_CREATE|os.O_RDONLY, 0o644)
-		if err != nil {
-			return agent.Mount{}, err
+		// What is there is not opened: it may be a FIFO or a device.
+		if _, err := os.Stat(src.Path); errors.Is(err, fs.ErrNotExist) {
+			f, err := os.OpenFile(src.Path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+			if err != nil && !errors.Is(err, fs.ErrExist) {
+				return agent.Mount{}, err
+			}
+			f.Close() // nil is closed too
 		}
-		f.Close()
 	}
 	st, err := os.Stat(src.Path)
 	if errors.Is(err, fs.ErrNotExist) && kind == v1.HostPathUnset {

@@ -26,6 +26,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"keelson.dev/keelson/agent/oci/bundle"
+	"keelson.dev/keelson/internal/within"
 )
 
 // Streams are the standard streams of the process, or the socket to which its
@@ -131,33 +132,28 @@ func process(p *specs.Process, s Streams) (*libcontainer.Process, error) {
 	return lp, nil
 }
 
-// opener opens files below root; links cannot lead out of it.
+// opener opens regular files of the image at root; links stay inside, absolute ones too.
 func opener(root string) func(string) (io.ReadCloser, error) {
 	return func(name string) (io.ReadCloser, error) {
-		r, err := os.OpenRoot(root)
+		f, err := within.ReadRoot(root, name)
 		if err != nil {
-			return nil, err
+			return nil, err // not the file: it would be an io.ReadCloser that is not nil
 		}
-		defer r.Close()
-		return r.Open(name)
+		return f, nil
 	}
 }
 
 // fillVolume copies what the image has at inside into the empty folder host.
 func fillVolume(root, inside, host string) error {
-	r, err := os.OpenRoot(root)
-	if err != nil {
-		return err
-	}
-	defer r.Close()
-	rel, err := filepath.Rel("/", filepath.Clean("/"+inside))
-	if err != nil {
-		return err
-	}
-	sub, err := r.OpenRoot(rel)
+	held, err := within.Root(root, inside)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
+	if err != nil {
+		return err
+	}
+	defer held.Close()
+	sub, err := os.OpenRoot(within.Path(held))
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,60 @@
+package oci
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// layer is the folder of the rig's only image.
+func (r *rig) layer() string { return filepath.Join(r.cfg.Images.(*fakeImages).dir, "layer") }
+
+// Some images (those of Nix among them) have /etc/passwd elsewhere.
+func TestPasswdBehindAnAbsoluteLink(t *testing.T) {
+	r := newRig(t)
+	passwd := filepath.Join(r.layer(), "etc/passwd")
+	for _, err := range []error{os.MkdirAll(r.layer()+"/nix", 0o755), os.Rename(passwd, r.layer()+"/nix/passwd"), os.Symlink("/nix/passwd", passwd),
+		os.Rename(r.layer()+"/data", r.layer()+"/nix/data"), os.Symlink("/nix/data", r.layer()+"/data")} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	sb, sc := r.sandbox()
+	out, st := r.output(sb, sc, "a", "id -u; id -g; cat /data/file", func(c *cri.ContainerConfig) {
+		c.Linux.SecurityContext.RunAsUsername = "app"
+		c.Linux.SecurityContext.ReadonlyRootfs = true
+	})
+	if out != "stdout F 1000\nstdout F 1001\nstdout F from the image\n" || st.User.GetLinux().GetUid() != 1000 {
+		t.Errorf("%q, %v", out, st)
+	}
+}
+
+// An image whose /etc/passwd is no file is refused with a word, and nobody waits for it.
+func TestPasswdThatIsNoFile(t *testing.T) {
+	r := newRig(t)
+	passwd := filepath.Join(r.layer(), "etc/passwd")
+	for what, plant := range map[string]func() error{
+		"a FIFO":          func() error { return unix.Mkfifo(passwd, 0o644) },
+		"a device":        func() error { return unix.Mknod(passwd, unix.S_IFCHR|0o644, int(unix.Mkdev(1, 5))) },
+		"a link to proc":  func() error { return os.Symlink("/proc/1/root/etc/passwd", passwd) },
+		"a link upwards":  func() error { return os.Symlink("../../../../../../etc/passwd", passwd) },
+		"a link to /proc": func() error { return os.Symlink("/proc/self/fd/0", passwd) },
+	} {
+		if err := os.RemoveAll(passwd); err != nil {
+			t.Fatal(err)
+		}
+		if err := plant(); err != nil {
+			t.Fatal(err)
+		}
+		sb, sc := r.sandbox()
+		_, err := r.CreateContainer(r.ctx(), &cri.CreateContainerRequest{PodSandboxId: sb, SandboxConfig: sc,
+			Config: r.containerConfig("a", "exit 0", func(c *cri.ContainerConfig) { c.Linux.SecurityContext.RunAsUsername = "root" })})
+		if err == nil || !strings.Contains(err.Error(), "/etc/passwd") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
