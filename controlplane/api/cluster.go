@@ -3,11 +3,12 @@ package api
 // The paths of the control plane itself, beside the resources. Who calls them is
 // authorized for the path, as for every path that is no resource.
 const (
-	PathClusterStatus   = "/cluster/status"    // GET: ClusterStatus
-	PathClusterTokens   = "/cluster/tokens"    // POST: a join token
-	PathClusterMembers  = "/cluster/members"   // GET: the members; POST: ClusterJoin; DELETE below it: remove one
-	PathClusterStepDown = "/cluster/step-down" // POST: ClusterStepDown
-	PathClusterCompact  = "/cluster/compact"   // POST: ClusterCompact
+	PathClusterStatus     = "/cluster/status"     // GET: ClusterStatus
+	PathClusterHeartbeats = "/cluster/heartbeats" // GET: when the answering replica heard each of its nodes last, in Unix milliseconds
+	PathClusterTokens     = "/cluster/tokens"     // POST: a join token
+	PathClusterMembers    = "/cluster/members"    // GET: the members; POST: ClusterJoin; DELETE below it: remove one
+	PathClusterStepDown   = "/cluster/step-down"  // POST: ClusterStepDown
+	PathClusterCompact    = "/cluster/compact"    // POST: ClusterCompact
 	// POST: the file, with HeaderBackupSum behind it. All secrets are in it: who may
 	// get every path, as a monitoring system may, must not have it for that.
 	PathClusterBackup = "/cluster/backup"

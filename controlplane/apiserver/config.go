@@ -62,6 +62,9 @@ type Config struct {
 	// PeerStages asks the other replicas for their part of a timeline; nil = this replica only.
 	PeerStages func(ctx context.Context, traceID string) []api.Stage
 
+	// Live puts into objects that are read what is known of them now and is in no store; the objects are shared and
+	// copied where they change. nil changes nothing. A read of the state at a revision is not given to it.
+	Live func(ctx context.Context, kind *api.Kind, items []api.Object) []api.Object
 	// Paths are further documents and verbs of this replica, by ServeMux pattern ("/cluster/status"). Who asks
 	// has been authenticated, and authorized for the path, when they are called.
 	Paths map[string]http.Handler

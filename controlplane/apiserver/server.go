@@ -112,7 +112,7 @@ func (s *Server) surface() {
 	s.resources = endpoints.New(endpoints.Config{
 		Backend: front{s.chain}, Kinds: cfg.Kinds, Scheme: cfg.Scheme, Streams: streams,
 		MaxBodyBytes: cfg.MaxBodyBytes, RequestTimeout: cfg.RequestTimeout, MinWatch: cfg.MinWatch,
-		Clock: cfg.Clock, Closing: s.closing,
+		Clock: cfg.Clock, Closing: s.closing, Live: cfg.Live,
 	})
 	streams.Error = s.resources.Error
 	s.discovery = discovery.New(cfg.Kinds)

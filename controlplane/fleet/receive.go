@@ -62,6 +62,7 @@ func (x *session) handle(m *fleetv1.AgentMessage) error {
 func (x *session) heartbeat(h *fleetv1.Heartbeat, now time.Time) {
 	x.clock.sample(now.UnixNano() - h.SentUnixNano)
 	x.srv.gate.progress(x.node, h.ProxyRevision)
+	x.srv.heard.note(x.node, now)
 	if !x.srv.cfg.Connected() {
 		return
 	}

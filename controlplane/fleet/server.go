@@ -122,6 +122,7 @@ type Server struct {
 	refusals *refusals
 	tunnels  *tunnels
 	events   *eventIndex
+	heard    *heard
 	leases   cache.Indexer
 	csiNodes cache.Indexer
 
@@ -136,7 +137,7 @@ var _ api.NodeStreams = (*Server)(nil)
 func New(cfg Config) *Server {
 	cfg.defaults()
 	s := &Server{
-		cfg: cfg, gate: newGate(cfg.StopGate), standbys: newStandbys(), refusals: newRefusals(cfg.Log), tunnels: newTunnels(), events: newEventIndex(),
+		cfg: cfg, gate: newGate(cfg.StopGate), standbys: newStandbys(), refusals: newRefusals(cfg.Log), tunnels: newTunnels(), events: newEventIndex(), heard: newHeard(),
 		synced: make(chan struct{}), stopping: make(chan struct{}),
 	}
 	s.view = newView(cfg.Informers, s.gate)

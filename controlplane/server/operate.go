@@ -23,6 +23,7 @@ func (r *Replica) paths() map[string]http.Handler {
 	out := map[string]http.Handler{}
 	for path, serve := range map[string]http.HandlerFunc{
 		api.PathClusterStatus:        r.serveStatus,
+		api.PathClusterHeartbeats:    r.serveHeartbeats,
 		api.PathClusterTokens:        r.recorded("token create", r.serveTokens),
 		api.PathClusterMembers:       r.recorded("member add", r.serveMembers),
 		api.PathClusterMembers + "/": r.recorded("member remove", r.serveMember),

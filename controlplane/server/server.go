@@ -239,6 +239,7 @@ func (r *Replica) wireAPI(ln net.Listener, serving *pki.Rotator, all *api.Kinds)
 		Streams:       lateStreams{r},
 		Timeline:      r.timeline,
 		PeerStages:    r.peers.Stages,
+		Live:          (&heartbeats{own: func() map[string]time.Time { return r.fleet.Heard() }, others: r.peers.Heartbeats}).live,
 		Leader:        func() string { return r.store.Status().Leader },
 		Ready:         r.ready,
 		Version:       serverVersion(r.cfg.Version),

@@ -57,6 +57,8 @@ type Config struct {
 	RequestTimeout time.Duration
 	MinWatch       time.Duration
 	Clock          func() time.Time
+	// Live completes objects that are read; see apiserver.Config.
+	Live func(ctx context.Context, kind *api.Kind, items []api.Object) []api.Object
 	// Closing ends watches when the server shuts down.
 	Closing <-chan struct{}
 }
@@ -154,10 +156,31 @@ func (h *Handler) do(w http.ResponseWriter, r *http.Request, req *api.Request, t
 		h.Error(w, r, err)
 		return
 	}
+	h.complete(ctx, req, &res)
 	if req.TraceParent != "" && res.Object != nil && req.Verb != api.VerbGet && req.Verb != api.VerbList {
 		w.Header().Set("Traceparent", req.TraceParent)
 	}
 	h.answer(ctx, w, r, req, format, code(req, res), res.Object)
+}
+
+// complete puts what is in no store into what was read. A reader who names a resourceVersion wants a state that was
+// stored: informers, which learn of nothing else afterwards either.
+func (h *Handler) complete(ctx context.Context, req *api.Request, res *Result) {
+	if h.Live == nil {
+		return
+	}
+	switch o := res.Object.(type) {
+	case *api.ObjectList:
+		if req.Verb == api.VerbList && req.List.ResourceVersion == "" {
+			l := *o
+			l.Items = h.Live(ctx, req.Kind, o.Items)
+			res.Object = &l
+		}
+	case api.Object:
+		if req.Verb == api.VerbGet && req.Subresource == "" && req.Get.ResourceVersion == "" {
+			res.Object = h.Live(ctx, req.Kind, []api.Object{o})[0]
+		}
+	}
 }
 
 // code is the HTTP status of a success.

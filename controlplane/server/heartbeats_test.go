@@ -1,0 +1,66 @@
+package server
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+func lease(namespace, name string) *coordinationv1.Lease {
+	return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+}
+
+// Readers see the newest heartbeat that any replica knows; what is stored, other Leases, and what the control plane
+// said of a silent node stay as they are. The others are asked once a second at most, and only when somebody reads.
+func TestHeartbeatsAreRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begin, asked := time.Now(), 0
+		h := &heartbeats{
+			own: func() map[string]time.Time { return map[string]time.Time{"w1": begin.Add(3 * time.Second), "w2": begin} },
+			others: func(context.Context) []map[string]time.Time {
+				asked++
+				return []map[string]time.Time{nil, {"w2": begin.Add(2 * time.Second), "w1": begin}}
+			},
+		}
+		node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1"}, Status: v1.NodeStatus{Conditions: []v1.NodeCondition{
+			{Type: v1.NodeReady, Status: v1.ConditionTrue, LastHeartbeatTime: metav1.NewTime(begin)},
+			{Type: v1.NodeMemoryPressure, Status: v1.ConditionUnknown, LastHeartbeatTime: metav1.NewTime(begin)},
+			{Type: v1.NodeNetworkUnavailable, Status: v1.ConditionFalse, LastHeartbeatTime: metav1.NewTime(begin)},
+		}}}
+		nodes, leases := &api.Kind{Resource: "nodes"}, &api.Kind{Resource: "leases"}
+		got := h.live(t.Context(), nodes, []api.Object{node})[0].(*v1.Node)
+		for i, want := range []time.Duration{3 * time.Second, 0, 0} {
+			if at := got.Status.Conditions[i].LastHeartbeatTime.Sub(begin); at != want {
+				t.Errorf("%s: heartbeat after %v, want %v", got.Status.Conditions[i].Type, at, want)
+			}
+		}
+		if at := node.Status.Conditions[0].LastHeartbeatTime; !at.Time.Equal(begin) {
+			t.Errorf("the stored object was modified: %v", at)
+		}
+		in := []api.Object{lease(v1.NamespaceNodeLease, "w2"), lease("kube-system", "w2"), lease(v1.NamespaceNodeLease, "gone")}
+		out := h.live(t.Context(), leases, in)
+		if l := out[0].(*coordinationv1.Lease); l.Spec.RenewTime == nil || l.Spec.RenewTime.Sub(begin) != 2*time.Second || l.Spec.LeaseDurationSeconds == nil {
+			t.Errorf("the Lease of w2: %+v", l.Spec)
+		}
+		for i := 1; i < 3; i++ {
+			if out[i] != in[i] {
+				t.Errorf("%s/%s is no node's that was heard, and changed", in[i].GetNamespace(), in[i].GetName())
+			}
+		}
+		h.live(t.Context(), &api.Kind{Resource: "pods"}, []api.Object{&v1.Pod{}})
+		if asked != 1 {
+			t.Errorf("the other replicas were asked %d times in one moment", asked)
+		}
+		time.Sleep(heartbeatAge)
+		if h.live(t.Context(), nodes, []api.Object{node}); asked != 2 {
+			t.Errorf("after %v they were asked %d times", heartbeatAge, asked)
+		}
+	})
+}

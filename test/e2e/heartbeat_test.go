@@ -1,0 +1,51 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/test/bed"
+)
+
+// Every replica shows when a node was heard last, in its conditions and in its Lease, and time goes on there although
+// nothing is written. F115
+func TestHeartbeatsAreShown(t *testing.T) {
+	for i := range bed.Lab().Config.ControlPlanes {
+		cs := bed.ClientAt(t, fmt.Sprintf("cp%d", i+1))
+		heard := func() (version string, node, lease time.Time) {
+			n, err := cs.CoreV1().Nodes().Get(context.Background(), "w1", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			l, err := cs.CoordinationV1().Leases(v1.NamespaceNodeLease).Get(context.Background(), "w1", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range n.Status.Conditions {
+				if c.Type == v1.NodeReady {
+					node = c.LastHeartbeatTime.Time
+				}
+			}
+			if l.Spec.RenewTime != nil {
+				lease = l.Spec.RenewTime.Time
+			}
+			return l.ResourceVersion, node, lease
+		}
+		version, node, lease := heard()
+		bed.Eventually(t, soon, func() error {
+			v, n, l := heard()
+			if !n.After(node) || !l.After(lease) {
+				return fmt.Errorf("cp%d: the node was heard at %v, then %v; its Lease says %v, then %v", i+1, node, n, lease, l)
+			}
+			if v != version {
+				return fmt.Errorf("a heartbeat was stored: revision %s, then %s", version, v)
+			}
+			return nil
+		})
+	}
+}
