@@ -23,7 +23,9 @@ func TestHeartbeatsAreRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begin, asked := time.Now(), 0
 		h := &heartbeats{
-			own: func() map[string]time.Time { return map[string]time.Time{"w1": begin.Add(3 * time.Second), "w2": begin} },
+			own: func() map[string]time.Time {
+				return map[string]time.Time{"w1": begin.Add(3 * time.Second), "w2": begin}
+			},
 			others: func(context.Context) []map[string]time.Time {
 				asked++
 				return []map[string]time.Time{nil, {"w2": begin.Add(2 * time.Second), "w1": begin}}
