@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -384,4 +385,36 @@ func TestStagesInOrder(t *testing.T) {
 	r.must(newPod("p"))
 	refused(t, r.call(r.http(&agent), "POST", here, podJSON), 403, "can only create mirror pods")
 	refused(t, r.call(admin, "POST", here, podJSON), 409, "already exists")
+}
+
+// Only the collection inside of a namespace, or of a kind without one, can be deleted; namespaces only one by one.
+func TestDeleteCollectionIsRefusedClusterWide(t *testing.T) {
+	r := start(t, nil)
+	c := r.adminHTTP()
+	kept := r.must(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kept"}})
+	for _, path := range []string{"/api/v1/configmaps", "/api/v1/pods?labelSelector=a%3Db", "/apis/apps/v1/deployments", "/api/v1/namespaces", "/api/v1/namespaces?labelSelector=a%3Db"} {
+		got := r.call(c, "DELETE", path, "")
+		if got.code != http.StatusMethodNotAllowed || !strings.Contains(got.body, `"MethodNotAllowed"`) {
+			t.Errorf("DELETE %s: %d %s", path, got.code, got.body)
+		}
+	}
+	if got := r.call(c, "GET", "/api/v1/namespaces/default/configmaps/"+kept.GetName(), ""); got.code != http.StatusOK {
+		t.Errorf("the object is gone: %d", got.code)
+	}
+	for _, path := range []string{"/api/v1/namespaces/default/configmaps", "/api/v1/persistentvolumes"} {
+		if got := r.call(c, "DELETE", path, ""); got.code != http.StatusOK {
+			t.Errorf("DELETE %s: %d %s", path, got.code, got.body)
+		}
+	}
+	if list := r.call(c, "GET", "/api/v1", ""); strings.Contains(list.body, `"name":"namespaces"`) {
+		var resources metav1.APIResourceList
+		if err := json.Unmarshal([]byte(list.body), &resources); err != nil {
+			t.Fatal(err)
+		}
+		for _, res := range resources.APIResources {
+			if res.Name == "namespaces" && slices.Contains(res.Verbs, "deletecollection") {
+				t.Errorf("discovery offers %v for namespaces", res.Verbs)
+			}
+		}
+	}
 }

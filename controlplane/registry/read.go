@@ -228,33 +228,52 @@ func (r *Registry) pageAt(ctx context.Context, kc *kindCache, f *filter, rev raf
 	if after != "" {
 		after = kc.prefix + after
 	}
+	chunk := max(limit, 0)
+	if limit > 0 && f.selective() {
+		chunk = max(limit, selectiveChunk)
+	}
 	for {
 		list, err := r.store.List(ctx, kc.prefix+f.prefix, raftstore.ListOptions{
-			ReadOptions: raftstore.ReadOptions{Local: true}, After: after, At: rev, Limit: max(limit, 0),
+			ReadOptions: raftstore.ReadOptions{Local: true}, After: after, At: rev, Limit: chunk,
 		})
 		if err != nil {
 			return nil, pagingError(err, p, after)
 		}
 		for _, it := range list.Items {
 			after = it.Key
-			key := it.Key[len(kc.prefix):]
-			if f.exact != "" && key != f.exact {
-				continue
+			if p.more = !p.add(r.cache, f, it, limit); p.more {
+				return p, nil
 			}
-			e, err := r.cache.decode(kc, key, it)
-			if err != nil || !f.selects(e.obj) {
-				continue // the caller is warned of what is unreadable
-			}
-			p.items, p.last = append(p.items, e.obj), key
 		}
-		p.more = list.More
-		if !list.More || !f.selective() || len(p.items) >= limit {
-			if p.more && !f.selective() {
-				p.remaining = &list.Remaining
-			}
+		if !list.More {
+			return p, nil
+		}
+		if !f.selective() {
+			p.more, p.remaining = true, &list.Remaining
 			return p, nil
 		}
 	}
+}
+
+// selectiveChunk is how many objects are looked at in one go for a page of those that match.
+const selectiveChunk = 500
+
+// add takes a stored item into the page if the filter wants it. It returns false,
+// and the page is left as it is, when the item is wanted and the page is full.
+func (p *page) add(c *cache, f *filter, it raftstore.Item, limit int) bool {
+	key := it.Key[len(p.kc.prefix):]
+	if f.exact != "" && key != f.exact {
+		return true
+	}
+	e, err := c.decode(p.kc, key, it)
+	if err != nil || !f.selects(e.obj) {
+		return true // the caller is warned of what is unreadable
+	}
+	if limit > 0 && len(p.items) == limit {
+		return false
+	}
+	p.items, p.last = append(p.items, e.obj), key
+	return true
 }
 
 // pagingError turns a compacted revision into 410 with a token that goes on with the present state.

@@ -82,13 +82,13 @@ func TestPagesAreOneSnapshot(t *testing.T) {
 		e := newEnv(t)
 		for i := range 25 {
 			cm := configMap("default", fmt.Sprintf("c%02d", i))
-			cm.Labels = map[string]string{"odd": fmt.Sprint(i%2 == 1)}
+			cm.Labels = map[string]string{"wanted": fmt.Sprint(i%3 != 0)} // not as many in each page of the store
 			e.create(cm)
 		}
 		o := metav1.ListOptions{Limit: 4}
 		want := 25
 		if selective {
-			o.LabelSelector, want = "odd=true", 12
+			o.LabelSelector, want = "wanted=true", 16
 		}
 		var got []string
 		var rv string
@@ -99,6 +99,9 @@ func TestPagesAreOneSnapshot(t *testing.T) {
 			}
 			for _, it := range l.Items {
 				got = append(got, it.GetName())
+			}
+			if len(l.Items) > int(o.Limit) || len(l.Items) == 0 {
+				t.Fatalf("selective %v: page %d has %d objects, the limit is %d", selective, page, len(l.Items), o.Limit)
 			}
 			if rv != "" && l.ResourceVersion != rv {
 				t.Fatalf("page %d is at %s, the first at %s", page, l.ResourceVersion, rv)

@@ -16,6 +16,8 @@ func namespaceKind() *api.Kind {
 		gv: corev1.SchemeGroupVersion, kind: "Namespace", plural: "namespaces", singular: "namespace", short: []string{"ns"},
 		global: true, rule: validation.ValidateNamespaceName,
 	})
+	// Namespaces are not deleted by the dozen: each takes everything in it along.
+	k.Verbs = []string{"create", "delete", "get", "list", "patch", "update", "watch"}
 	k.Default = defaults(func(ns *corev1.Namespace) {
 		// Selectors of policies find a namespace by this label, so nobody may leave it out.
 		if ns.Name != "" {

@@ -100,7 +100,7 @@ func serves(k *api.Kind, t Target, v api.Verb) bool {
 	if v == "" {
 		return false
 	}
-	if k.Namespaced && t.Namespace == "" && v != api.VerbList && v != api.VerbWatch && v != api.VerbDeleteCollection {
+	if k.Namespaced && t.Namespace == "" && v != api.VerbList && v != api.VerbWatch {
 		return false
 	}
 	if t.Subresource == "" {

@@ -72,11 +72,14 @@ func (d *document) add(k *api.Kind) {
 	if all != scoped {
 		d.path(k, all, object{"get": d.operation(k, k.GVK, "listAllNamespaces", "list", nil, list, listParams)})
 	}
-	d.path(k, scoped, object{
-		"get":    d.operation(k, k.GVK, "list", "list", nil, list, listParams),
-		"post":   d.operation(k, k.GVK, "create", "post", body, body, writeParams),
-		"delete": d.operation(k, k.GVK, "deletecollection", "deletecollection", d.deleteOptions(), status, slices.Concat(listParams, deleteParams[1:])),
-	})
+	collection := object{
+		"get":  d.operation(k, k.GVK, "list", "list", nil, list, listParams),
+		"post": d.operation(k, k.GVK, "create", "post", body, body, writeParams),
+	}
+	if len(k.Verbs) == 0 || slices.Contains(k.Verbs, "deletecollection") {
+		collection["delete"] = d.operation(k, k.GVK, "deletecollection", "deletecollection", d.deleteOptions(), status, slices.Concat(listParams, deleteParams[1:]))
+	}
+	d.path(k, scoped, collection)
 	d.path(k, scoped+"/{name}", object{
 		"get":    d.operation(k, k.GVK, "read", "get", nil, body, []param{prettyParam}),
 		"put":    d.operation(k, k.GVK, "replace", "put", body, body, writeParams),
