@@ -62,6 +62,24 @@ type EarlyRuntime interface {
 	RunPodSandboxEarly(ctx context.Context, q *cri.RunPodSandboxRequest, prepared func(id string)) (*cri.RunPodSandboxResponse, error)
 }
 
+// TieredRuntime is a Runtime that holds the classes of pods apart.
+type TieredRuntime interface {
+	Runtime
+	// SetTiers says what all pods together, and the classes among them, are worth. It waits for the runtime's start;
+	// what cannot be set is in the error, and the rest is set.
+	SetTiers(context.Context, Tiers) error
+}
+
+// Tiers are the limits of all pods together, and the weights of their classes: pods that asked for nothing come last,
+// and weigh next to nothing, when the others want the CPUs.
+type Tiers struct {
+	CPU    int64 // thousandths of a CPU for all pods: their weight against the rest of the machine
+	Memory int64 // bytes for all pods; 0 = no limit
+	PIDs   int64 // processes and threads of all pods; 0 = no limit
+
+	Burstable int64 // thousandths of a CPU that all Burstable pods requested
+}
+
 // RuntimeEvent says that the state of a container (or of the sandbox itself, when ContainerID is empty) changed.
 type RuntimeEvent struct {
 	SandboxID   string

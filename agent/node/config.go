@@ -56,6 +56,7 @@ type Config struct {
 	PodSecurity              *pod.Ceiling // nil: every pod may run
 	ResolvConf               string
 	MaxPods                  int64
+	PodPIDs                  int64 // processes and threads that one pod may have; negative = no limit
 
 	// Network makes the pod network on top of the view; nil: only pods on the host's network run.
 	Network        func(agent.Objects) agent.Network
@@ -124,6 +125,7 @@ func Flags(fs *flag.FlagSet) *Config {
 		})
 	fs.StringVar(&c.ResolvConf, "resolv-conf", "/etc/resolv.conf", "resolver configuration that pods inherit")
 	fs.Int64Var(&c.MaxPods, "max-pods", 110, "how many pods the node takes")
+	fs.Int64Var(&c.PodPIDs, "pod-max-pids", 4096, "how many processes and threads one pod may have; -1: no limit")
 	fs.Func("capacity", "resources to report instead of the machine's: cpu=2,memory=4Gi", func(s string) (err error) {
 		c.Capacity, err = parseResources(s)
 		return err

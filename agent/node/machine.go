@@ -179,6 +179,22 @@ func diskAvailable(path string) (int64, error) {
 	return int64(st.Bavail * 100 / st.Blocks), nil
 }
 
+// allPIDs is how many processes and threads all pods together may have: nine tenths of what the kernel gives out, so
+// that the machine itself can always start what it needs; 0 = not known.
+func allPIDs() int64 {
+	least := int64(0)
+	for _, f := range []string{"/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"} {
+		raw, err := os.ReadFile(f)
+		if err != nil {
+			continue
+		}
+		if n, err := strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 64); err == nil && (least == 0 || n < least) {
+			least = n
+		}
+	}
+	return least / 10 * 9
+}
+
 // pidsAvailable is the share of process ids that is free, in percent.
 func pidsAvailable() (int64, error) {
 	limit, err := os.ReadFile("/proc/sys/kernel/pid_max")

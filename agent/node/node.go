@@ -78,11 +78,16 @@ func New(cfg Config) (*Node, error) {
 		serve(n.server)
 	}
 	pods := pod.New(pod.Config{NodeName: cfg.NodeName, HostIPs: cfg.NodeIPs, Paths: cfg.paths(), Runtime: runtime, Images: images, Volumes: volumes, Objects: n.session, Reporter: n.session,
-		Prober: prober, Node: n.facts.admitting(n.session), Written: written, ResolvConf: cfg.ResolvConf, SeccompDefault: cfg.SeccompDefault, Ceiling: cfg.PodSecurity, Log: cfg.Log.With("part", "pods")})
+		Prober: prober, Node: n.facts.admitting(n.session), Written: written, ResolvConf: cfg.ResolvConf, SeccompDefault: cfg.SeccompDefault,
+		PodPIDs: cfg.PodPIDs, Ceiling: cfg.PodSecurity, Log: cfg.Log.With("part", "pods")})
 	n.part("pods", pods.Run)
 	n.part("facts", func(ctx context.Context) error {
 		return n.facts.run(ctx, watched{runtime: runtime, images: images, network: n.network, csi: n.csi, session: n.session, trouble: n.trouble})
 	})
+	if rt, ok := runtime.(agent.TieredRuntime); ok {
+		t := &tiers{runtime: rt, objects: n.session, allocatable: func() v1.ResourceList { return n.facts.node().Status.Allocatable }}
+		n.own("pod tiers", t.run)
+	}
 	if cfg.Proxy != nil {
 		n.own(partProxy, func(ctx context.Context) error { return cfg.Proxy.Run(ctx, n.session, n.session) })
 	}

@@ -244,3 +244,24 @@ func TestStoredNodeAdmits(t *testing.T) {
 		t.Error("the facts were changed")
 	}
 }
+
+// What the tiers are worth follows the pods that run and the node's allocatable.
+func TestTiersOf(t *testing.T) {
+	asks := func(phase v1.PodPhase, request, limit string) *v1.Pod {
+		c := v1.Container{Name: "app"}
+		if request != "" {
+			c.Resources.Requests = v1.ResourceList{v1.ResourceCPU: resource.MustParse(request)}
+		}
+		if limit != "" {
+			c.Resources.Limits = v1.ResourceList{v1.ResourceCPU: resource.MustParse(limit), v1.ResourceMemory: resource.MustParse("1Gi")}
+		}
+		return &v1.Pod{Spec: v1.PodSpec{Containers: []v1.Container{c}}, Status: v1.PodStatus{Phase: phase}}
+	}
+	pods := []*v1.Pod{asks(v1.PodRunning, "500m", ""), asks(v1.PodPending, "250m", "1"), asks(v1.PodSucceeded, "4", ""), asks(v1.PodRunning, "", ""),
+		asks(v1.PodRunning, "2", "2")} // the last one is Guaranteed
+	pods[4].Spec.Containers[0].Resources.Requests = pods[4].Spec.Containers[0].Resources.Limits
+	got := tiersOf(pods, v1.ResourceList{v1.ResourceCPU: resource.MustParse("2"), v1.ResourceMemory: resource.MustParse("3Gi")}, 7)
+	if want := (agent.Tiers{CPU: 2000, Memory: 3 << 30, PIDs: 7, Burstable: 750}); got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+}

@@ -28,11 +28,13 @@ type cgroupTree struct {
 	memory  string // the hierarchy that accounts memory
 	hugetlb bool
 	pids    bool
+	// controllers are those that limit tiers ("cpu", "memory", "pids"), and where each is mounted.
+	controllers map[string]string
 }
 
 // findCgroups looks at what is mounted.
 func findCgroups(root string) (*cgroupTree, error) {
-	t := &cgroupTree{root: filepath.Join("/", root), unified: cgroups.IsCgroup2UnifiedMode()}
+	t := &cgroupTree{root: filepath.Join("/", root), unified: cgroups.IsCgroup2UnifiedMode(), controllers: map[string]string{}}
 	if t.root == "/" {
 		return nil, errors.New("the cgroup root of pods cannot be the root of the hierarchy")
 	}
@@ -49,12 +51,10 @@ func findCgroups(root string) (*cgroupTree, error) {
 		t.mounts = append(t.mounts, m.Mountpoint)
 		for _, o := range strings.Split(m.VFSOptions, ",") {
 			switch o {
-			case "memory":
-				t.memory = m.Mountpoint
+			case "cpu", "memory", "pids":
+				t.controllers[o] = m.Mountpoint
 			case "hugetlb":
 				t.hugetlb = true
-			case "pids":
-				t.pids = true
 			}
 		}
 	}
@@ -67,9 +67,18 @@ func findCgroups(root string) (*cgroupTree, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read cgroup controllers: %w", err)
 		}
-		t.hugetlb = strings.Contains(string(list), "hugetlb")
-		t.pids = strings.Contains(string(list), "pids")
+		for _, c := range strings.Fields(string(list)) {
+			switch c {
+			case "cpu", "memory", "pids":
+				t.controllers[c] = t.mounts[0]
+			case "hugetlb":
+				t.hugetlb = true
+			}
+		}
+	} else {
+		t.memory = t.controllers["memory"]
 	}
+	t.pids = t.controllers["pids"] != ""
 	return t, nil
 }
 
@@ -242,11 +251,13 @@ func (t *cgroupTree) podResources(c *cri.PodSandboxConfig) *cgroups.Resources {
 				res.HugetlbLimit = append(res.HugetlbLimit, &cgroups.HugepageLimit{Pagesize: h.PageSize, Limit: h.Limit})
 			}
 		}
-		if t.unified && len(r.Unified) > 0 {
-			if res.Unified == nil {
-				res.Unified = map[string]string{}
-			}
-			for k, v := range r.Unified {
+		for k, v := range r.Unified {
+			if k == "pids.max" {
+				t.limitPIDs(res, v)
+			} else if t.unified {
+				if res.Unified == nil {
+					res.Unified = map[string]string{}
+				}
 				res.Unified[k] = v
 			}
 		}
@@ -256,4 +267,11 @@ func (t *cgroupTree) podResources(c *cri.PodSandboxConfig) *cgroups.Resources {
 		res.CpuShares = 0
 	}
 	return res
+}
+
+// limitPIDs sets how many processes a pod may have, which both versions of cgroups know; what is no number is no limit.
+func (t *cgroupTree) limitPIDs(res *cgroups.Resources, v string) {
+	if n, err := strconv.ParseInt(v, 10, 64); err == nil && n > 0 && t.pids {
+		res.PidsLimit = &n
+	}
 }

@@ -67,7 +67,7 @@ func (w *worker) sandboxConfig(pod *v1.Pod, attempt uint32) (*cri.PodSandboxConf
 		DnsConfig:    dns,
 		Labels:       podLabels(pod),
 		Annotations:  ann,
-		Linux:        &cri.LinuxPodSandboxConfig{CgroupParent: cgroupParent(w.cfg.CgroupRoot, pod), Resources: podResources(pod), SecurityContext: w.sandboxSecurity(pod)},
+		Linux:        &cri.LinuxPodSandboxConfig{CgroupParent: cgroupParent(w.cfg.CgroupRoot, pod), Resources: w.podLimits(pod), SecurityContext: w.sandboxSecurity(pod)},
 	}
 	if pod.Spec.HostNetwork {
 		c.Hostname = ""

@@ -2,6 +2,7 @@ package pod
 
 import (
 	"path"
+	"strconv"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
@@ -67,6 +68,21 @@ func podResources(pod *v1.Pod) *cri.LinuxContainerResources {
 		}
 	}
 	return resourcesOf(requests, limits)
+}
+
+// podLimits are podResources with the node's limit of processes.
+func (w *worker) podLimits(pod *v1.Pod) *cri.LinuxContainerResources {
+	r := podResources(pod)
+	if w.cfg.PodPIDs > 0 {
+		r.Unified = map[string]string{"pids.max": strconv.FormatInt(w.cfg.PodPIDs, 10)}
+	}
+	return r
+}
+
+// CPURequest is what a pod asks of the CPUs, in thousandths.
+func CPURequest(pod *v1.Pod) int64 {
+	requests := resource.PodRequests(pod, resource.PodResourcesOptions{})
+	return requests.Cpu().MilliValue()
 }
 
 // oomScore makes the kernel kill first who asked for least: Guaranteed last, BestEffort first,

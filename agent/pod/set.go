@@ -44,6 +44,7 @@ type Config struct {
 	// ClusterDNS returns the addresses of the cluster's DNS; nil or empty: pods use the node's.
 	ClusterDNS     func() []string
 	ResolvConf     string   // "" = /etc/resolv.conf
+	PodPIDs        int64    // processes and threads that a pod may have; 0 or less = no limit
 	SeccompDefault bool     // containers without a profile get the runtime's default
 	Ceiling        *Ceiling // above which no pod is run; nil: any is
 	RuntimeName    string   // scheme of container ids; "" = "keelson"
