@@ -11,6 +11,8 @@ import (
 type Leaf struct {
 	// Path names the field as users write it: "spec.containers[].image", "metadata.annotations[a/b]".
 	Path string
+	// At is where the answer stands: the path itself, or that of the subtree that is answered as one.
+	At string
 	// Answer is nil for a field that nobody has answered.
 	Answer *Answer
 	// Type is the field's.
@@ -75,6 +77,7 @@ type compiler struct {
 type place struct {
 	path      string
 	inherited *Answer
+	from      string         // where it stands
 	scopes    []scope        // from the outermost
 	within    []reflect.Type // the structs around
 }
@@ -103,15 +106,16 @@ func (c *compiler) visit(t reflect.Type, p place) *node {
 	n := &node{}
 	for _, a := range p.at("") {
 		if a.Values == nil {
-			p.inherited = a
+			p.inherited, p.from = a, p.path
 		}
 		if a.State == Refused || a.Warn {
 			n.rules = append(n.rules, a)
 		}
 		if a.Values != nil {
-			c.leaves = append(c.leaves, Leaf{p.path + "=" + strings.Join(a.Values, "|"), a, t})
+			path := p.path + "=" + strings.Join(a.Values, "|")
+			c.leaves = append(c.leaves, Leaf{path, path, a, t})
 			if p.inherited == nil {
-				p.inherited = &Answer{State: Honoured}
+				p.inherited, p.from = &Answer{State: Honoured}, p.path
 			}
 		}
 	}
@@ -132,7 +136,7 @@ func (c *compiler) visit(t reflect.Type, p place) *node {
 	}
 	whole := p.inherited != nil && p.inherited.State == Refused
 	if opaque(elem) || whole || slices.Contains(p.within, elem) {
-		c.leaves = append(c.leaves, Leaf{p.path, p.inherited, t})
+		c.leaves = append(c.leaves, Leaf{p.path, p.from, p.inherited, t})
 		return n
 	}
 	p.path += suffix
@@ -160,11 +164,11 @@ func (c *compiler) keys(t reflect.Type, p *place, n *node) {
 			if a.State == Refused || a.Warn {
 				n.keys[key] = a
 			}
-			leaf := Leaf{p.path + "[" + key + "]", a, t}
+			at := p.path + "[" + key + "]"
 			if a.Values != nil {
-				leaf.Path += "=" + strings.Join(a.Values, "|")
+				at += "=" + strings.Join(a.Values, "|")
 			}
-			c.leaves = append(c.leaves, leaf)
+			c.leaves = append(c.leaves, Leaf{at, at, a, t})
 		}
 	}
 }
