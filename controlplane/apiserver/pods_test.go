@@ -97,7 +97,8 @@ func TestBindByPatch(t *testing.T) {
 	if err != nil || p.Spec.NodeName != "n1" || condition(p, corev1.PodScheduled) == nil {
 		t.Fatalf("%v %+v", err, p)
 	}
-	if _, err := pods.Patch(ctx, "p", types.StrategicMergePatchType, to("n2"), metav1.PatchOptions{}); !apierrors.IsConflict(err) {
+	if _, err := pods.Patch(ctx, "p", types.StrategicMergePatchType, to("n2"), metav1.PatchOptions{}); !apierrors.IsInvalid(err) ||
+		!strings.Contains(err.Error(), "spec: Forbidden: pod updates may not change fields other than `spec.containers[*].image`") {
 		t.Errorf("the second binder: %v", err)
 	}
 }

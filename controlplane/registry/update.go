@@ -159,8 +159,12 @@ func (w *write) updateStep(f facet, propose func(cur *entry) (api.Object, error)
 			return outcome{}, err
 		}
 		desired := nextGeneration(obj, cur.obj)
-		// A bind is a step of the apply that made the pod, not an apply of its own.
-		traceOnUpdate(obj, cur.obj, w.req.TraceParent, desired && w.req.Subresource != "binding")
+		if w.req.Subresource == "binding" {
+			// A bind is a step of the apply that made the pod, not a wish of its own.
+			desired = false
+			obj.SetGeneration(cur.obj.GetGeneration())
+		}
+		traceOnUpdate(obj, cur.obj, w.req.TraceParent, desired)
 		return outcome{obj: obj, remove: finished(obj)}, nil
 	}
 }

@@ -22,9 +22,6 @@ func leaseKind() *api.Kind {
 		if n := l.Spec.LeaseTransitions; n != nil && *n < 0 {
 			errs = append(errs, field.Invalid(spec.Child("leaseTransitions"), *n, "must be greater than or equal to 0"))
 		}
-		if h := l.Spec.HolderIdentity; h != nil && *h == "" {
-			errs = append(errs, field.Invalid(spec.Child("holderIdentity"), *h, "must not be empty"))
-		}
 		return errs
 	})
 	k.Columns = columns(nameCol, col("Holder"), ageCol)

@@ -70,6 +70,9 @@ func validatePodUpdate(obj, old *corev1.Pod) field.ErrorList {
 	now.ActiveDeadlineSeconds = old.Spec.ActiveDeadlineSeconds
 	now.Tolerations = old.Spec.Tolerations
 	now.SchedulingGates = old.Spec.SchedulingGates
+	if len(old.Spec.SchedulingGates) > 0 {
+		errs = append(errs, narrowPlacement(now, &old.Spec, spec)...)
+	}
 	if val(old.Spec.TerminationGracePeriodSeconds) < 0 && val(now.TerminationGracePeriodSeconds) == 1 {
 		now.TerminationGracePeriodSeconds = old.Spec.TerminationGracePeriodSeconds
 	}

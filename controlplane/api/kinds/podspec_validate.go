@@ -1,7 +1,9 @@
 package kinds
 
 import (
+	"fmt"
 	"math"
+	"regexp"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/validation"
@@ -149,6 +151,11 @@ func validateGates(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	return errs
 }
 
+// sysctlName is the form of a kernel parameter's name, its parts apart by dots or slashes.
+var sysctlName = regexp.MustCompile(`^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$`)
+
+const maxSysctlName = 253
+
 func validatePodSecurity(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	c := s.SecurityContext
 	if c == nil {
@@ -179,6 +186,8 @@ func validatePodSecurity(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 		here := at.Child("sysctls").Index(i).Child("name")
 		if y.Name == "" {
 			errs = append(errs, field.Required(here, ""))
+		} else if len(y.Name) > maxSysctlName || !sysctlName.MatchString(y.Name) {
+			errs = append(errs, field.Invalid(here, y.Name, fmt.Sprintf("must have at most %d characters and match regex %s", maxSysctlName, sysctlName)))
 		} else if seen[y.Name] {
 			errs = append(errs, field.Duplicate(here, y.Name))
 		}

@@ -147,6 +147,9 @@ func keepAllocated(obj, old *corev1.Service) {
 			}
 		}
 	}
+	if needsHealthPort(&old.Spec) && !needsHealthPort(&obj.Spec) && obj.Spec.HealthCheckNodePort == old.Spec.HealthCheckNodePort {
+		obj.Spec.HealthCheckNodePort = 0
+	}
 	if obj.Spec.Type != corev1.ServiceTypeLoadBalancer && old.Spec.Type == corev1.ServiceTypeLoadBalancer {
 		obj.Spec.AllocateLoadBalancerNodePorts = nil
 	}
@@ -179,6 +182,11 @@ func keepNodePorts(obj, old *corev1.Service) {
 	}
 }
 
+// needsHealthPort says whether a load balancer asks the nodes, at a port of their own, which of them have endpoints.
+func needsHealthPort(s *corev1.ServiceSpec) bool {
+	return s.Type == corev1.ServiceTypeLoadBalancer && s.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
+}
+
 func nodePortValue(p corev1.ServicePort) string {
 	return fmt.Sprintf("%s-%d", p.Protocol, p.NodePort)
 }
@@ -202,6 +210,10 @@ func serviceReservations(s *corev1.Service) []api.Reservation {
 		if p.NodePort != 0 {
 			out = append(out, api.Reservation{Space: SpaceNodePorts, Value: nodePortValue(p), Field: fmt.Sprintf("spec.ports[%d].nodePort", i)})
 		}
+	}
+	if n := s.Spec.HealthCheckNodePort; n != 0 && needsHealthPort(&s.Spec) {
+		health := corev1.ServicePort{Protocol: corev1.ProtocolTCP, NodePort: n}
+		out = append(out, api.Reservation{Space: SpaceNodePorts, Value: nodePortValue(health), Field: "spec.healthCheckNodePort"})
 	}
 	return out
 }

@@ -112,6 +112,7 @@ func validateTrafficPolicies(s *corev1.ServiceSpec, spec *field.Path) field.Erro
 	case s.ExternalTrafficPolicy != "" && len(s.ExternalIPs) == 0:
 		errs = append(errs, field.Invalid(at, s.ExternalTrafficPolicy, "may only be set for externally-accessible services"))
 	}
+	errs = append(errs, validateHealthPort(s, spec.Child("healthCheckNodePort"))...)
 	if s.Type != corev1.ServiceTypeLoadBalancer {
 		if s.AllocateLoadBalancerNodePorts != nil {
 			errs = append(errs, field.Forbidden(spec.Child("allocateLoadBalancerNodePorts"), "may only be used when `type` is 'LoadBalancer'"))
@@ -124,6 +125,25 @@ func validateTrafficPolicies(s *corev1.ServiceSpec, spec *field.Path) field.Erro
 		errs = append(errs, validation.IsValidCIDR(spec.Child("loadBalancerSourceRanges").Index(i), cidr)...)
 	}
 	return errs
+}
+
+func validateHealthPort(s *corev1.ServiceSpec, at *field.Path) field.ErrorList {
+	n := s.HealthCheckNodePort
+	switch {
+	case n == 0:
+		return nil
+	case !needsHealthPort(s):
+		return field.ErrorList{field.Invalid(at, n, "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'")}
+	case n < MinNodePort || n > MaxNodePort:
+		return field.ErrorList{field.Invalid(at, n,
+			fmt.Sprintf("provided port is not in the valid range. The range of valid ports is %d-%d", MinNodePort, MaxNodePort))}
+	}
+	for _, p := range s.Ports {
+		if p.NodePort == n && p.Protocol == corev1.ProtocolTCP {
+			return field.ErrorList{field.Invalid(at, n, "provided port is already allocated")}
+		}
+	}
+	return nil
 }
 
 func validateServicePorts(s *corev1.ServiceSpec, at *field.Path) field.ErrorList {
@@ -187,6 +207,9 @@ func validateServiceUpdate(obj, old *corev1.Service) field.ErrorList {
 		return nil
 	}
 	var errs field.ErrorList
+	if needsHealthPort(&obj.Spec) && needsHealthPort(&old.Spec) && old.Spec.HealthCheckNodePort != 0 {
+		errs = sameOr(obj.Spec.HealthCheckNodePort, old.Spec.HealthCheckNodePort, field.NewPath("spec", "healthCheckNodePort"))
+	}
 	at := field.NewPath("spec", "clusterIPs")
 	if old.Spec.ClusterIP != "" && obj.Spec.ClusterIP != old.Spec.ClusterIP {
 		errs = append(errs, field.Invalid(at.Index(0), obj.Spec.ClusterIP, "may not change once set"))

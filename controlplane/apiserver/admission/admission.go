@@ -72,6 +72,7 @@ func Validating(c Config) []Plugin {
 	return []Plugin{
 		{"MirrorPods", mirrorPods(c.Cluster)},
 		{"NodeRestriction", nodeRestriction(c)},
+		{"PersistentVolumeClaimResize", claimGrowth(c.Cluster)},
 		{"PodSecurity", c.PodSecurity},
 		{"RBACEscalation", c.Escalation},
 	}

@@ -124,15 +124,15 @@ func SystemPriorityClasses() []api.Object {
 }
 
 // bindByWrite lets those who may bind pods do so by writing spec.nodeName as well
-// (the kind allows it once); for a pod that is bound already it is a conflict.
+// (the kind allows it once).
 func bindByWrite(c Config) func(ctx context.Context, r *api.Request, obj, old api.Object) error {
 	return func(ctx context.Context, r *api.Request, obj, old api.Object) error {
 		if !is(r, "pods") || r.Subresource != "" || obj == nil || old == nil {
 			return nil
 		}
 		pod, before := obj.(*corev1.Pod), old.(*corev1.Pod)
-		if pod.Spec.NodeName == before.Spec.NodeName || pod.Spec.NodeName == "" {
-			return nil
+		if pod.Spec.NodeName == before.Spec.NodeName || pod.Spec.NodeName == "" || before.Spec.NodeName != "" {
+			return nil // another node is what the kind's own rules refuse
 		}
 		if !c.Authorized(ctx, r.User, api.VerbCreate, "pods", "binding", r.Namespace, r.Name) {
 			return forbid(r, pod, errors.New("spec.nodeName may be set by those only who may create pods/binding"))

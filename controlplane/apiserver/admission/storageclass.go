@@ -2,6 +2,7 @@ package admission
 
 import (
 	"context"
+	"errors"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -53,4 +54,40 @@ func defaultClass(classes []api.Object) string {
 		return ""
 	}
 	return best.Name
+}
+
+// claimGrowth lets a claim ask for more only where its class says that volumes of it can grow.
+func claimGrowth(c Cluster) func(ctx context.Context, r *api.Request, obj, old api.Object) error {
+	return func(ctx context.Context, r *api.Request, obj, old api.Object) error {
+		if !is(r, "persistentvolumeclaims") || obj == nil || old == nil || r.Subresource != "" {
+			return nil
+		}
+		now, was := obj.(*corev1.PersistentVolumeClaim), old.(*corev1.PersistentVolumeClaim)
+		size, before := now.Spec.Resources.Requests[corev1.ResourceStorage], was.Spec.Resources.Requests[corev1.ResourceStorage]
+		if size.Cmp(before) <= 0 {
+			return nil
+		}
+		if was.Status.Phase != corev1.ClaimBound {
+			return forbid(r, now, errors.New("Only bound persistent volume claims can be expanded"))
+		}
+		if name := claimClass(now); name != "" {
+			if o, ok := c.Get(ctx, "storageclasses", "", name); ok {
+				if grows := o.(*storagev1.StorageClass).AllowVolumeExpansion; grows != nil && *grows {
+					return nil
+				}
+			}
+		}
+		return forbid(r, now, errors.New("only dynamically provisioned pvc can be resized and the storageclass that provisions the pvc must support resize"))
+	}
+}
+
+// claimClass is the name of a claim's class, "" for none.
+func claimClass(claim *corev1.PersistentVolumeClaim) string {
+	if name, beta := claim.Annotations[betaClassAnnotation]; beta {
+		return name
+	}
+	if claim.Spec.StorageClassName != nil {
+		return *claim.Spec.StorageClassName
+	}
+	return ""
 }

@@ -1,0 +1,105 @@
+package apiserver
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+)
+
+// A health check's port is held like any node port: nobody else gets it.
+func TestHealthCheckNodePortIsReserved(t *testing.T) {
+	r := start(t, nil)
+	ctx := within(t)
+	services := r.admin().CoreV1().Services("default")
+	balancer := func(name string, health int32) *corev1.Service {
+		return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeLoadBalancer, ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyLocal, HealthCheckNodePort: health,
+			Ports: []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(80)}},
+		}}
+	}
+	a, err := services.Create(ctx, balancer("a", 30100), metav1.CreateOptions{})
+	if err != nil || a.Spec.HealthCheckNodePort != 30100 {
+		t.Fatalf("%v %+v", err, a)
+	}
+	if _, err := services.Create(ctx, balancer("b", 30100), metav1.CreateOptions{}); !apierrors.IsInvalid(err) ||
+		!strings.Contains(err.Error(), "spec.healthCheckNodePort: Invalid value: \"30100\": provided port is already allocated") {
+		t.Errorf("a second health check at the port: %v", err)
+	}
+	taken := balancer("c", 0)
+	taken.Spec.Ports[0].NodePort = 30100
+	if _, err := services.Create(ctx, taken, metav1.CreateOptions{}); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "spec.ports[0].nodePort") {
+		t.Errorf("a node port of the same number: %v", err)
+	}
+	if err := services.Delete(ctx, "a", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := services.Create(ctx, balancer("b", 30100), metav1.CreateOptions{}); err != nil {
+		t.Errorf("after its holder was deleted: %v", err)
+	}
+}
+
+// A claim grows where its class says that volumes can, and is 403 elsewhere.
+func TestClaimGrowsWhereItsClassAllowsIt(t *testing.T) {
+	r := start(t, nil)
+	ctx := within(t)
+	yes := true
+	r.must(&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "grows"}, Provisioner: "x", AllowVolumeExpansion: &yes})
+	r.must(&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "stays"}, Provisioner: "x"})
+	claims := r.admin().CoreV1().PersistentVolumeClaims("default")
+	grow := func(name string) error {
+		_, err := claims.Patch(ctx, name, types.MergePatchType, []byte(`{"spec":{"resources":{"requests":{"storage":"2Gi"}}}}`), metav1.PatchOptions{})
+		return err
+	}
+	for _, class := range []string{"grows", "stays", "gone", ""} {
+		name := "of-" + class + "-class"
+		c := r.must(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.PersistentVolumeClaimSpec{
+			StorageClassName: &class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
+		}}).(*corev1.PersistentVolumeClaim).DeepCopy()
+		if err := grow(name); !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) {
+			t.Errorf("%s, not bound: %v", name, err)
+		}
+		c.Status.Phase = corev1.ClaimBound
+		if _, err := claims.UpdateStatus(ctx, c, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		err := grow(name)
+		if class == "grows" && err != nil || class != "grows" && (!apierrors.IsForbidden(err) ||
+			!strings.Contains(err.Error(), "only dynamically provisioned pvc can be resized and the storageclass that provisions the pvc must support resize")) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// A generation counts what was wished for: 500 changes make 501, and a bind is none.
+func TestGenerationCountsWishes(t *testing.T) {
+	r := start(t, nil)
+	ctx := within(t)
+	r.must(newPod("p"))
+	pods := r.admin().CoreV1().Pods("default")
+	if err := pods.Bind(ctx, &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Target: corev1.ObjectReference{Name: "n"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	p, err := pods.Get(ctx, "p", metav1.GetOptions{})
+	if err != nil || p.Spec.NodeName != "n" || p.Generation != 1 {
+		t.Fatalf("a bound pod: %v, on %q, generation %d", err, p.Spec.NodeName, p.Generation)
+	}
+	for i := range 500 {
+		p, err = pods.Patch(ctx, "p", types.StrategicMergePatchType,
+			[]byte(fmt.Sprintf(`{"spec":{"containers":[{"name":%q,"image":"i:%d"}]}}`, p.Spec.Containers[0].Name, i)), metav1.PatchOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if p.Generation != 501 {
+		t.Errorf("after 500 changes the generation is %d", p.Generation)
+	}
+}
