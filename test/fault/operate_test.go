@@ -1,7 +1,6 @@
 package fault
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -195,13 +194,15 @@ func TestStepDownUnderWrites(t *testing.T) {
 func TestReplicaRebuilt(t *testing.T) {
 	ns := bed.Namespace(t)
 	cs := bed.ClientAt(t, "cp1")
-	mark := configMap(t, cs, ns, "a-name-to-be-found-on-disk").Name
+	folder := filepath.Join(dataDir(t, "cp2"), "raft")
+	before := contents(t, folder)
+	mark := configMap(t, cs, ns, "a-name-to-be-damaged-on-disk").Name
 	bed.Eventually(t, soon, func() error {
 		_, err := bed.ClientAt(t, "cp2").CoreV1().ConfigMaps(ns).Get(context.Background(), mark, metav1.GetOptions{})
 		return err
 	})
 	mustLab(t, bed.Lab().Stop, "cp2")
-	damaged := spoil(t, filepath.Join(dataDir(t, "cp2"), "raft"), mark)
+	damaged := spoil(t, folder, before)
 	mustLab(t, bed.Lab().Restart, "cp2")
 	bed.Eventually(t, soon, func() error { // it ends, and says why
 		for _, s := range bed.Lab().Status(context.Background()) {
@@ -246,30 +247,47 @@ func names(text string, files []string) bool {
 	return slices.ContainsFunc(files, func(f string) bool { return strings.Contains(text, filepath.Base(f)) })
 }
 
-// spoil flips a bit wherever a folder's files hold the text, and returns the files.
-func spoil(t *testing.T, folder, text string) (damaged []string) {
+// contents reads the files of a folder.
+func contents(t *testing.T, folder string) map[string][]byte {
 	t.Helper()
+	out := map[string][]byte{}
 	err := filepath.WalkDir(folder, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
 		raw, err := os.ReadFile(path)
-		if err != nil || !bytes.Contains(raw, []byte(text)) {
-			return err
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // the daemon runs, and has removed it
+		}
+		out[path] = raw
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// spoil flips a bit of each file of a folder where it begins to differ from what it was before, and returns these
+// files. What was written cannot be searched for: it is encrypted.
+func spoil(t *testing.T, folder string, before map[string][]byte) (damaged []string) {
+	t.Helper()
+	for path, raw := range contents(t, folder) {
+		was, i := before[path], 0
+		for i < len(raw) && i < len(was) && raw[i] == was[i] {
+			i++
+		}
+		if i == len(raw) || len(was) == 0 {
+			continue
+		}
+		raw[i] ^= 0x04
+		if err := os.WriteFile(path, raw, 0o600); err != nil {
+			t.Fatal(err)
 		}
 		damaged = append(damaged, path)
-		for i := 0; ; i++ {
-			n := bytes.Index(raw[i:], []byte(text))
-			if n < 0 {
-				break
-			}
-			i += n
-			raw[i] ^= 0x04
-		}
-		return os.WriteFile(path, raw, 0o600)
-	})
-	if err != nil || len(damaged) == 0 {
-		t.Fatalf("%q is in no file of %s: %v", text, folder, err)
+	}
+	if len(damaged) == 0 {
+		t.Fatalf("no file of %s has changed", folder)
 	}
 	return damaged
 }
