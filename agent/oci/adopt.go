@@ -35,6 +35,9 @@ func (r *Runtime) adopt(ctx context.Context) error {
 	if err := r.loadContainers(); err != nil {
 		return err
 	}
+	if err := r.loadEnds(); err != nil {
+		return err
+	}
 	r.mu.Lock()
 	all := make([]*sandbox, 0, len(r.sandboxes))
 	for _, s := range r.sandboxes {
@@ -328,7 +331,7 @@ func (r *Runtime) sweep(ctx context.Context) {
 		sandboxes[id] = true
 	}
 	for id, c := range r.containers {
-		if containers[id] = true; r.sandboxes[c.rec.Sandbox] == nil {
+		if containers[id] = true; r.sandboxes[c.rec.Sandbox] == nil && !c.past {
 			stray = append(stray, c)
 		}
 	}

@@ -31,6 +31,7 @@ type ctr struct {
 	ended  chan struct{} // closed in ContainerExited
 	lost   atomic.Bool   // nobody knows how it ended
 	half   bool          // an earlier run was making it; set before anybody else sees it
+	past   bool          // only its end is known, from before a power cut; so is this
 	execs  atomic.Int64
 }
 
@@ -232,7 +233,11 @@ func (r *Runtime) targetPID(id string) (int, error) {
 
 func (r *Runtime) shimCreate(ctx context.Context, shim *shimClient, c *ctr) error {
 	id := c.rec.ID
-	m := wire.Create{Container: id, OCI: r.cfg.OCIPath, Bundle: r.bundlePath(id), Log: c.rec.Log, LogSize: r.cfg.LogMaxSize,
+	note, err := endNote(c.rec, c.config)
+	if err != nil {
+		return err
+	}
+	m := wire.Create{Container: id, EndFile: r.endFile(id), EndNote: note, OCI: r.cfg.OCIPath, Bundle: r.bundlePath(id), Log: c.rec.Log, LogSize: r.cfg.LogMaxSize,
 		LogFiles: int64(r.cfg.LogMaxFiles), ExitFile: r.exitFile(id), OOMFile: r.cgroups.oomFile(c.rec.Cgroup),
 		TTY: c.config.GetTty(), Stdin: c.config.GetStdin(), StdinOnce: c.config.GetStdinOnce()}
 	f, err := shim.call(ctx, wire.KindCreate, &m)
@@ -326,6 +331,7 @@ func (r *Runtime) containerEnded(c *ctr, e exitRecord) {
 	}
 	c.exit = e
 	sharePID := c.rec.SharePID
+	r.endsSoon(c)
 	r.mu.Unlock()
 	if sharePID {
 		// Its children live on in somebody else's process namespace.
@@ -343,6 +349,9 @@ func (r *Runtime) containerEnded(c *ctr, e exitRecord) {
 
 func (r *Runtime) readExit(id string) (exitRecord, error) {
 	b, err := os.ReadFile(r.exitFile(id))
+	if errors.Is(err, os.ErrNotExist) {
+		b, err = os.ReadFile(r.endFile(id))
+	}
 	if err != nil {
 		return exitRecord{}, err
 	}

@@ -148,6 +148,10 @@ func (r *Runtime) eraseContainer(ctx context.Context, c *ctr) error {
 	if err := r.cfg.Images.RemoveRootFS(ctx, id); err != nil {
 		return fmt.Errorf("remove the root file system: %w", err)
 	}
+	// Each of the two records alone is enough to find the container again.
+	if err := ignoreMissing(os.Remove(r.endFile(id))); err != nil {
+		return err
+	}
 	if err := os.RemoveAll(r.containerDir(id)); err != nil {
 		return err
 	}

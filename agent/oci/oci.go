@@ -1,9 +1,11 @@
 // Package oci is Keelson's container runtime: the verbs of CRI v1 on top of one
 // small shim process per pod and libcontainer, which lives in a binary of its own.
 //
-// The agent may be killed at any moment: what it makes is described in StateDir
+// The agent may be killed at any moment: what it makes is described in RunDir
 // before it is made, shims keep containers, their output and their exit codes,
-// and Run adopts or removes whatever it finds.
+// and Run adopts or removes whatever it finds. Shims and records may be of another
+// release: both sides speak in versions. How containers ended lies in StateDir and
+// outlives a power cut.
 package oci
 
 import (
@@ -27,8 +29,8 @@ import (
 
 // Config says where the runtime keeps its things and what it is given.
 type Config struct {
-	StateDir   string // survives a reboot: records of sandboxes and containers, exit codes
-	RunDir     string // emptied by a reboot: sockets, network namespaces, bundles
+	StateDir   string // survives a reboot: how containers ended, and what containers write
+	RunDir     string // emptied by a reboot: records of sandboxes and containers, sockets, network namespaces, bundles
 	ShimPath   string // keelson-shim
 	OCIPath    string // keelson-oci
 	PausePath  string // keelson-pause
@@ -60,6 +62,9 @@ type Runtime struct {
 	listeners  map[chan agent.RuntimeEvent]struct{}
 	background sync.WaitGroup
 	stopping   chan struct{} // closed when Run is about to end
+
+	ends        []*ctr        // guarded by mu: ended, and not yet kept on disk
+	endsWaiting chan struct{} // capacity 1: there are some
 }
 
 var _ agent.EarlyRuntime = (*Runtime)(nil)
@@ -76,7 +81,7 @@ func New(cfg Config) *Runtime {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	return &Runtime{
-		cfg: cfg, log: cfg.Logger, ready: make(chan struct{}), stopping: make(chan struct{}),
+		cfg: cfg, log: cfg.Logger, ready: make(chan struct{}), stopping: make(chan struct{}), endsWaiting: make(chan struct{}, 1),
 		sandboxes: map[string]*sandbox{}, containers: map[string]*ctr{}, names: map[string]string{},
 		stages: map[string][]agent.StageTime{}, listeners: map[chan agent.RuntimeEvent]struct{}{},
 	}
@@ -86,7 +91,10 @@ func New(cfg Config) *Runtime {
 // serves until ctx ends. Verbs called earlier wait. Containers keep running after
 // it has returned. It can be called once.
 func (r *Runtime) Run(ctx context.Context) error {
-	for _, dir := range []string{r.sandboxDir(""), r.containerDir(""), r.imageVolumes(""), r.etcDir(""), r.netnsPath(""), r.libcontainerDir(), r.pauseRoot()} {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	for _, dir := range []string{r.sandboxDir(""), r.containerDir(""), r.imageVolumes(""), r.etcDir(""), r.endFile(""),
+		r.netnsPath(""), r.libcontainerDir(), r.pauseRoot()} {
 		if err := os.MkdirAll(dir, 0o711); err != nil {
 			return fmt.Errorf("prepare the runtime's folders: %w", err)
 		}
@@ -105,6 +113,7 @@ func (r *Runtime) Run(ctx context.Context) error {
 		return err
 	}
 	defer r.spawner.stop()
+	r.background.Go(func() { r.keepEnds(ctx) })
 	if err := r.adopt(ctx); err != nil {
 		return err
 	}

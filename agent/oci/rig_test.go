@@ -218,7 +218,7 @@ func countLeaks(t *testing.T, cfg Config) leaks {
 		e, _ := os.ReadDir(filepath.Join(cfg.RunDir, dir))
 		l.folders += len(e)
 	}
-	for _, dir := range []string{"volumes", "etc"} {
+	for _, dir := range []string{"volumes", "etc", "ended"} {
 		e, _ := os.ReadDir(filepath.Join(cfg.StateDir, dir))
 		l.folders += len(e)
 	}

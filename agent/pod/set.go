@@ -372,6 +372,21 @@ func (s *Set) adopt(ctx context.Context) error {
 			orphans[uid].Spec.TerminationGracePeriodSeconds = &seconds
 		}
 	}
+	// Of a pod that a power cut has ended there may be no more than how its containers ended.
+	cs, err := s.cfg.Runtime.ListContainers(ctx, &cri.ListContainersRequest{})
+	if err != nil {
+		s.cfg.Log.Warn("looking for pods of an earlier life: listing containers", "err", err)
+		return err
+	}
+	for _, c := range cs.Containers {
+		if uid := types.UID(c.Labels[agent.LabelPodUID]); uid != "" && orphans[uid] == nil {
+			s.mu.Lock()
+			s.adopted[uid] = true
+			s.mu.Unlock()
+			orphans[uid] = &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: uid, Namespace: c.Labels[agent.LabelPodNamespace],
+				Name: c.Labels[agent.LabelPodName]}}
+		}
+	}
 	uids, err := s.cfg.Volumes.Pods()
 	if err != nil {
 		s.cfg.Log.Warn("looking for pods of an earlier life: listing volumes", "err", err)

@@ -4,6 +4,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -77,4 +78,26 @@ func play(t *testing.T, manifest, script string) string {
 		x.show()
 	}
 	return x.log.String()
+}
+
+// After a power cut nothing is left of a pod but how its container ended: it is not run a second time.
+func TestAnEndWithoutASandboxCounts(t *testing.T) {
+	for policy, want := range map[v1.RestartPolicy]string{v1.RestartPolicyNever: "unmount-volumes", v1.RestartPolicyAlways: "create-sandbox #0"} {
+		p := simplePod("u1")
+		p.Spec.RestartPolicy = policy
+		x := newWorld(t, p)
+		x.o().Containers = []Container{{ID: "c1", Sandbox: "gone", Name: "app", State: Exited, ExitCode: 0, Started: epoch, Finished: epoch,
+			Attempt: 3, Hash: specHash(&p.Spec.Containers[0]), Delay: noDelay}}
+		plan := x.plan()
+		var actions []string
+		for _, a := range plan.Actions {
+			actions = append(actions, a.String())
+		}
+		if !slices.Contains(actions, want) {
+			t.Errorf("%s: %q", policy, actions)
+		}
+		if succeeded := x.w.last.Phase == v1.PodSucceeded; succeeded != (policy == v1.RestartPolicyNever) {
+			t.Errorf("%s: the pod is %s", policy, x.w.last.Phase)
+		}
+	}
 }

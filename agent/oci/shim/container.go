@@ -325,14 +325,13 @@ func (t *container) ended(code int, at int64) {
 	if t.out[0] < 0 && t.out[1] < 0 {
 		t.detachAll()
 	}
+	if t.req.EndFile != "" {
+		// An agent that listens syncs the file itself, once it is told; this loop waits for no disk then.
+		if err := replaceFile(t.req.EndFile, record+"\n"+t.req.EndNote, !t.l.heard()); err != nil {
+			complain(describe("record the end in "+t.req.EndFile, err))
+		}
+	}
 	t.l.announce(&t.exit)
-	if t.req.EndFile == "" {
-		return
-	}
-	// An agent that listens syncs the file itself; this loop waits for no disk while it does.
-	if err := replaceFile(t.req.EndFile, record+"\n"+t.req.EndNote, !t.l.heard()); err != nil {
-		complain(describe("record the end in "+t.req.EndFile, err))
-	}
 }
 
 // oomKilled looks up whether the kernel killed a process of the container for
