@@ -1,6 +1,7 @@
 package api
 
 import (
+	"strings"
 	"sync"
 	"time"
 )
@@ -21,33 +22,66 @@ type Stage struct {
 	Detail   string        `json:"detail,omitempty"` // "index 41, leader cp2"
 }
 
-// Timeline is a bounded ring of stages, one per replica. It is memory only: the
-// store never sees a stage. Reading a whole timeline means asking every replica.
+// Timeline is a ring of stages, one per replica, bounded in number and in bytes.
+// It is memory only: the store never sees a stage. Reading a whole timeline
+// means asking every replica.
 // All methods are safe for concurrent use; a nil *Timeline records nothing.
 type Timeline struct {
-	mu   sync.Mutex
-	ring []Stage
-	next int
-	full bool
+	mu    sync.Mutex
+	ring  []Stage // the oldest is at first, count are there
+	first int
+	count int
+	bytes int // of those that are there
+	most  int
 }
 
-// NewTimeline keeps the newest n stages.
-func NewTimeline(n int) *Timeline { return &Timeline{ring: make([]Stage, n)} }
+const (
+	stageBytes   = 112 // of a Stage without its strings
+	averageStage = 320 // what a stage takes on average when the ring is full in both respects
 
-// Record adds stages.
+	clipShort = 128 // of a stage's name, actor and trace
+	clipLong  = 512 // of what clients and nodes write: objects and details
+)
+
+// NewTimeline keeps the newest n stages, or fewer when they are long: 320 bytes for each on average.
+func NewTimeline(n int) *Timeline { return &Timeline{ring: make([]Stage, n), most: n * averageStage} }
+
+// Record adds stages. Long strings in them are cut off.
 func (t *Timeline) Record(stages ...Stage) {
-	if t == nil {
+	if t == nil || len(t.ring) == 0 {
 		return
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, s := range stages {
-		t.ring[t.next] = s
-		t.next++
-		if t.next == len(t.ring) {
-			t.next, t.full = 0, true
+		s.clip()
+		for t.count == len(t.ring) || t.count > 0 && t.bytes+s.size() > t.most {
+			t.bytes -= t.ring[t.first].size()
+			t.ring[t.first] = Stage{}
+			t.first = (t.first + 1) % len(t.ring)
+			t.count--
 		}
+		t.ring[(t.first+t.count)%len(t.ring)] = s
+		t.count++
+		t.bytes += s.size()
 	}
+}
+
+func (s *Stage) size() int {
+	return stageBytes + len(s.TraceID) + len(s.Name) + len(s.Actor) + len(s.Object) + len(s.Detail)
+}
+
+func (s *Stage) clip() {
+	s.TraceID, s.Name, s.Actor = Clip(s.TraceID, clipShort), Clip(s.Name, clipShort), Clip(s.Actor, clipShort)
+	s.Object, s.Detail = Clip(s.Object, clipLong), Clip(s.Detail, clipLong)
+}
+
+// Clip returns s, or a copy of its beginning that holds on to nothing of the rest.
+func Clip(s string, most int) string {
+	if len(s) <= most {
+		return s
+	}
+	return strings.ToValidUTF8(strings.Clone(s[:most-3]), "") + "..."
 }
 
 // Find returns the stages of one trace, oldest record first.
@@ -58,17 +92,11 @@ func (t *Timeline) Find(traceID string) []Stage {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var out []Stage
-	pick := func(part []Stage) {
-		for _, s := range part {
-			if s.TraceID == traceID {
-				out = append(out, s)
-			}
+	for i := range t.count {
+		if s := t.ring[(t.first+i)%len(t.ring)]; s.TraceID == traceID {
+			out = append(out, s)
 		}
 	}
-	if t.full {
-		pick(t.ring[t.next:])
-	}
-	pick(t.ring[:t.next])
 	return out
 }
 

@@ -6,10 +6,17 @@ import (
 	"sync"
 )
 
+// The bounds of what one answer warns of: it travels in its header.
+const (
+	warningBytes  = 1024 // of one warning
+	warningsBytes = 4096 // of all
+)
+
 // warnings collects what a client should be told although its request succeeds.
 type warnings struct {
-	mu   sync.Mutex
-	said []string
+	mu    sync.Mutex
+	said  []string
+	bytes int
 }
 
 type warningsKey struct{}
@@ -25,15 +32,18 @@ func WithWarnings(ctx context.Context) (context.Context, func() []string) {
 }
 
 // Warn tells the client of the request something (an HTTP Warning header), once.
+// Long texts are cut off, and what is too much for one answer is not told.
 // Without a listener in ctx it does nothing.
 func Warn(ctx context.Context, text string) {
 	w, _ := ctx.Value(warningsKey{}).(*warnings)
 	if w == nil {
 		return
 	}
+	text = Clip(text, warningBytes)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !slices.Contains(w.said, text) {
+	if w.bytes+len(text) <= warningsBytes && !slices.Contains(w.said, text) {
 		w.said = append(w.said, text)
+		w.bytes += len(text)
 	}
 }

@@ -6,10 +6,13 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/url"
 	"runtime/debug"
 	"strconv"
 	"strings"
 	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/apiserver/authn"
@@ -32,6 +35,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		s.metrics.observe(req, r, out.code, s.cfg.Clock().Sub(began))
 	}()
+	if err := checkPath(r.URL); err != nil {
+		s.resources.Error(out, r, err)
+		return
+	}
 	if s.health(out, r) {
 		return
 	}
@@ -51,6 +58,20 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	s.documents(out, r.WithContext(api.WithCaller(r.Context(), api.Caller{User: u, Sender: sender})), u)
+}
+
+// maxPath is how long a path may be, in bytes as they are sent: no name that is served needs more.
+const maxPath = 4 << 10
+
+// checkPath refuses paths that can name nothing, before anything looks at them or keeps them.
+func checkPath(u *url.URL) error {
+	switch {
+	case len(u.EscapedPath()) > maxPath:
+		return status(http.StatusRequestURITooLong, "RequestURITooLong", fmt.Sprintf("the path of the URL is longer than %d bytes", maxPath))
+	case strings.Contains(u.Path, "//"):
+		return apierrors.NewBadRequest("the path of the URL has an empty part (//)")
+	}
+	return nil
 }
 
 // identify is stage 1: the sender's proof, then whom the sender wants to act as.

@@ -418,3 +418,47 @@ func TestDeleteCollectionIsRefusedClusterWide(t *testing.T) {
 		}
 	}
 }
+
+// Paths that can name nothing are refused with a Status, and what a client writes about itself is not kept whole.
+func TestHostilePathsAndStrings(t *testing.T) {
+	r := start(t, nil)
+	c := r.adminHTTP()
+	for path, code := range map[string]int{
+		"//api/v1/pods":              http.StatusBadRequest,
+		"/api/v1//pods":              http.StatusBadRequest,
+		"/api/v1/namespaces//pods":   http.StatusBadRequest,
+		"/api/v1/pods//":             http.StatusBadRequest,
+		"/api/v1/namespaces/%2F%2Fx": http.StatusBadRequest,
+		"/readyz//":                  http.StatusBadRequest,
+		"/api/v1/namespaces/default/pods/" + strings.Repeat("x", 4<<10): http.StatusRequestURITooLong,
+		"/" + strings.Repeat("%20", 2<<10):                              http.StatusRequestURITooLong,
+	} {
+		got := r.call(c, "GET", path, "")
+		if got.code != code || !strings.Contains(got.body, `"kind":"Status"`) {
+			t.Errorf("GET %.60s: %d %.200s", path, got.code, got.body)
+		}
+	}
+	const body = `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"},"data":{"k":"v"}}`
+	trace := "00-" + strings.Repeat("ab", 16) + "-" + strings.Repeat("cd", 8) + "-01"
+	long := strings.Repeat("a", 30<<10)
+	if got := r.call(c, "POST", "/api/v1/namespaces/default/configmaps", body, "User-Agent", long, "Traceparent", trace); got.code != http.StatusCreated ||
+		len(got.body) > 4096 {
+		t.Errorf("%d, %d bytes", got.code, len(got.body))
+	}
+	if got := r.call(c, "POST", "/api/v1/namespaces/default/configmaps", strings.Replace(body, `"a"`, `"b"`, 1), "Traceparent", long); got.code != http.StatusCreated ||
+		strings.Contains(got.body, "aaaa") || len(got.header.Get("Traceparent")) > 100 {
+		t.Errorf("%d, %d bytes", got.code, len(got.body))
+	}
+	unknown := make([]string, 500)
+	for i := range unknown {
+		unknown[i] = fmt.Sprintf(`"%s%d":1`, strings.Repeat("u", 100), i)
+	}
+	got := r.call(c, "POST", "/api/v1/namespaces/default/configmaps", `{"metadata":{"name":"c"},`+strings.Join(unknown, ",")+"}")
+	size := 0
+	for _, w := range got.header.Values("Warning") {
+		size += len(w)
+	}
+	if got.code != http.StatusCreated || size == 0 || size > 8<<10 {
+		t.Errorf("%d with %d bytes of warnings", got.code, size)
+	}
+}

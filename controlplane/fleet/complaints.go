@@ -4,12 +4,15 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"keelson.dev/keelson/controlplane/api"
 )
 
 const (
 	complainAfter = 3                // tries of one write
 	complainAgain = 10 * time.Minute // until the same error is worth another line
 	maxComplaints = 64               // distinct errors remembered; more of them are not told
+	maxComplaint  = 1024             // bytes of one
 )
 
 // complaints tells of writes that fail again and again: once per distinct error, and of a bounded number of them, so
@@ -26,7 +29,7 @@ func (c *complaints) note(key string, tries int, err error, now time.Time) {
 	if tries < complainAfter {
 		return
 	}
-	words := err.Error()
+	words := api.Clip(err.Error(), maxComplaint)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if at, ok := c.told[words]; ok && now.Sub(at) < complainAgain {
@@ -46,5 +49,5 @@ func (c *complaints) note(key string, tries int, err error, now time.Time) {
 		c.told = make(map[string]time.Time)
 	}
 	c.told[words] = now
-	c.log.Warn("a write keeps failing; it is tried on", "what", key, "tries", tries, "err", err)
+	c.log.Warn("a write keeps failing; it is tried on", "what", api.Clip(key, maxComplaint), "tries", tries, "err", words)
 }

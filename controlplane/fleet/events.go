@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
 )
 
@@ -25,7 +26,8 @@ func (x *session) event(raw []byte) error {
 	if e.Namespace == "" {
 		e.Namespace = metav1.NamespaceDefault
 	}
-	id := eventID{e.InvolvedObject.UID, e.InvolvedObject.Name, e.InvolvedObject.FieldPath, e.Type, e.Reason, e.Message}
+	id := eventID{types.UID(short(string(e.InvolvedObject.UID))), short(e.InvolvedObject.Name), short(e.InvolvedObject.FieldPath),
+		short(e.Type), short(e.Reason), short(e.Message)}
 	if x.work.backlog() > maxBacklog {
 		return fmt.Errorf("event %s of %s dropped: too many writes wait", e.Reason, e.InvolvedObject.Name)
 	}
@@ -95,6 +97,9 @@ type eventID struct {
 	uid                                types.UID
 	name, field, kind, reason, message string
 }
+
+// short bounds what the index remembers of a string that a node wrote; a stored Event has none that is longer.
+func short(s string) string { return api.Clip(s, 1024) }
 
 // eventEntry is the stored Event of one eventID.
 type eventEntry struct {

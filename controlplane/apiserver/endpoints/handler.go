@@ -88,7 +88,7 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, t Target, u api.
 	}
 	req := &api.Request{
 		User: u, Verb: verb, Kind: kind, Subresource: t.Subresource, Namespace: t.Namespace, Name: t.Name,
-		UserAgent: r.UserAgent(), TraceParent: r.Header.Get("Traceparent"), Stages: timer,
+		UserAgent: api.Clip(r.UserAgent(), maxUserAgent), TraceParent: traceParent(r), Stages: timer,
 	}
 	if !serves(kind, t, verb) {
 		h.Error(w, r, apierrors.NewMethodNotSupported(kind.GroupResource(), methodVerb(r.Method, verb)))
@@ -111,6 +111,17 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, t Target, u api.
 	}
 	h.do(w, r, req, h.timeout(q))
 	return req
+}
+
+// maxUserAgent is what is kept of how a client calls itself.
+const maxUserAgent = 1024
+
+// traceParent is the client's trace context, "" when it has none that can be read.
+func traceParent(r *http.Request) string {
+	if p := r.Header.Get("Traceparent"); api.TraceID(p) != "" {
+		return p
+	}
+	return ""
 }
 
 func methodVerb(method string, v api.Verb) string {
