@@ -74,7 +74,7 @@ func (w *world) gone(ns string) error {
 	return err
 }
 
-// P12: circles of any length are collected, by deletions of one member and of the namespace.
+// F71: circles of any length are collected, by deletions of one member and of the namespace.
 func TestCircularOwners(t *testing.T) {
 	w, _ := collecting(t)
 	for _, n := range []int{1, 2, 3, 7} {

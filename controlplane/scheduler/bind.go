@@ -27,8 +27,13 @@ func (s *Scheduler) bind(ctx context.Context, p *queued, c *framework.Cycle, res
 	st := s.profile.Bind(ctx, c, res.Node)
 	switch {
 	case st.OK():
-	case apierrors.IsNotFound(st.Err), apierrors.IsConflict(st.Err):
-		// Gone, or bound by somebody else: the informer tells what became of it.
+	case (apierrors.IsNotFound(st.Err) || apierrors.IsConflict(st.Err)) && s.gone(ctx, p.Pod):
+		s.profile.Unreserve(ctx, c, res.Node)
+		s.cluster.forget(p.Pod.UID)
+		s.queue.remove(p.Pod.UID)
+		return
+	case apierrors.IsConflict(st.Err):
+		// Bound by somebody else, perhaps: the informer tells what became of it.
 		s.profile.Unreserve(ctx, c, res.Node)
 		s.cluster.forget(p.Pod.UID)
 		s.queue.failed(ctx, p, nil)
@@ -47,6 +52,12 @@ func (s *Scheduler) bind(ctx context.Context, p *queued, c *framework.Cycle, res
 	}
 	s.note(note{pod: pod, at: decided, kind: v1.EventTypeNormal, reason: "Scheduled",
 		message: fmt.Sprintf("Successfully assigned %s/%s to %s", pod.Namespace, pod.Name, res.Node)})
+}
+
+// gone asks the API whether the pod is no more, or another one has its name. Nobody binds such a pod again.
+func (s *Scheduler) gone(ctx context.Context, pod *v1.Pod) bool {
+	now, err := client.Get[*v1.Pod](ctx, s.writer.Load(), pod.Namespace, pod.Name)
+	return apierrors.IsNotFound(err) || err == nil && now.UID != pod.UID
 }
 
 // postBinding assigns the pod through the API.

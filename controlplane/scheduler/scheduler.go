@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -59,6 +60,7 @@ type Scheduler struct {
 	waiting *waitingPods
 	volumes *broadcast
 
+	intake   sync.Mutex                    // held while a change of the informers is taken in
 	writer   atomic.Pointer[client.Client] // fenced with the leadership of the current Run
 	bindings chan struct{}
 	held     chan struct{}
@@ -134,8 +136,21 @@ func (s *Scheduler) loop(ctx context.Context) error {
 		if p == nil {
 			return ctx.Err()
 		}
-		s.attempt(ctx, p, ties, &wg)
+		s.guarded(ctx, p, func() { s.attempt(ctx, p, ties, &wg) })
 	}
+}
+
+// guarded makes a panic over one pod a failed attempt at that pod.
+func (s *Scheduler) guarded(ctx context.Context, p *queued, f func()) {
+	defer func() {
+		if x := recover(); x != nil {
+			s.log.Error("scheduling a pod panicked", "pod", p.Pod.Namespace+"/"+p.Pod.Name, "panic", x, "stack", string(debug.Stack()))
+			s.cluster.forget(p.Pod.UID)
+			s.report(p, v1.PodReasonSchedulerError, fmt.Sprintf("panic: %v", x))
+			s.queue.failed(ctx, p, nil)
+		}
+	}()
+	f()
 }
 
 // attempt chooses a node for one pod and sends the binding off.
@@ -183,7 +198,7 @@ func (s *Scheduler) attempt(ctx context.Context, p *queued, ties *rand.Rand, wg 
 	hold := s.waiting.hold(p.Pod, delays)
 	wg.Go(func() {
 		defer func() { <-slots }()
-		s.bind(ctx, p, c, res, hold)
+		s.guarded(ctx, p, func() { s.bind(ctx, p, c, res, hold) })
 	})
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"runtime/debug"
 
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -39,13 +40,13 @@ func handle[T interface {
 	_, err := client.Informer[T](s.cfg.Informers).AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(o any) {
 			if t, ok := o.(T); ok {
-				f(none, t)
+				s.take(func() { f(none, t) })
 			}
 		},
 		UpdateFunc: func(old, o any) {
 			a, _ := old.(T)
 			if b, ok := o.(T); ok {
-				f(a, b)
+				s.take(func() { f(a, b) })
 			}
 		},
 		DeleteFunc: func(o any) {
@@ -53,13 +54,26 @@ func handle[T interface {
 				o = d.Obj
 			}
 			if t, ok := o.(T); ok {
-				f(t, none)
+				s.take(func() { f(t, none) })
 			}
 		},
 	})
 	if err != nil {
 		panic(fmt.Sprintf("scheduler: watch %T: %v", none, err)) // the informer has not started: this cannot fail
 	}
+}
+
+// take takes one change in. Changes come one at a time, so that adopt can tell what is still to come. One that
+// cannot be understood is lost, and nothing else.
+func (s *Scheduler) take(change func()) {
+	s.intake.Lock()
+	defer s.intake.Unlock()
+	defer func() {
+		if p := recover(); p != nil {
+			s.log.Error("a change was not understood", "panic", p, "stack", string(debug.Stack()))
+		}
+	}()
+	change()
 }
 
 // pick is the object as it is, or as it was when it is gone.
@@ -147,14 +161,33 @@ func (s *Scheduler) storageChanged(e framework.Event, obj any) {
 
 // adopt brings queue and cluster up to what the informers hold.
 func (s *Scheduler) adopt(ctx context.Context) {
-	for _, n := range client.CachedList[*v1.Node](s.cfg.Informers, "", nil) {
-		s.cluster.setNode(n)
+	s.adoptNodes(client.CachedList[*v1.Node](s.cfg.Informers, "", nil))
+	s.adoptPods(ctx, client.CachedList[*v1.Pod](s.cfg.Informers, "", nil))
+}
+
+// adoptNodes takes nodes in. Each is looked up again first: what the informer does not hold any more has been, or is
+// about to be, reported as deleted, and nothing would ever take it away again. What it holds is reported later.
+func (s *Scheduler) adoptNodes(nodes []*v1.Node) {
+	for _, n := range nodes {
+		s.take(func() {
+			if now, ok := client.Cached[*v1.Node](s.cfg.Informers, "", n.Name); ok {
+				s.cluster.setNode(now)
+			}
+		})
 	}
-	for _, p := range client.CachedList[*v1.Pod](s.cfg.Informers, "", nil) {
+}
+
+// adoptPods takes pods in, like adoptNodes.
+func (s *Scheduler) adoptPods(ctx context.Context, pods []*v1.Pod) {
+	for _, p := range pods {
 		if ctx.Err() != nil {
 			return
 		}
-		s.podChanged(nil, p)
+		s.take(func() {
+			if now, ok := client.Cached[*v1.Pod](s.cfg.Informers, p.Namespace, p.Name); ok {
+				s.podChanged(nil, now)
+			}
+		})
 	}
 }
 

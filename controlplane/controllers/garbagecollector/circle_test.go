@@ -189,7 +189,7 @@ func survivors(refs map[types.UID][]types.UID, deleted []types.UID) (out []types
 	return out
 }
 
-// P12: over random graphs, with circles of every length, deletions in the foreground and in the background end,
+// F71: over random graphs, with circles of every length, deletions in the foreground and in the background end,
 // whatever the order of events, and leave what the slow twin leaves.
 func TestRandomGraphs(t *testing.T) {
 	for seed := range uint64(4000) {

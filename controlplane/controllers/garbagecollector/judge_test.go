@@ -25,7 +25,7 @@ func uids(refs []metav1.OwnerReference) (out []types.UID) {
 	return out
 }
 
-// F71 P12
+// F71
 func TestJudge(t *testing.T) {
 	for _, c := range []struct {
 		name       string

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -100,12 +101,16 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 	nodes := client.Informer[*corev1.Node](d.Informers)
 	pods := client.Informer[*corev1.Pod](d.Informers)
 	controllers.Index(pods, controllers.PodNodeIndex, controllers.PodNode)
+	missing := &absences{since: map[string]time.Time{}}
 	return &controllers.Controller{
 		Name:    "pod-garbage-collector",
 		Workers: 8,
 		Watches: []controllers.Watch{
 			controllers.OnInformer(pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key { return ofPod(nodes, c) }),
 			controllers.OnInformer(nodes, func(c controllers.Change[*corev1.Node]) []controllers.Key {
+				if c.Type != controllers.Deleted {
+					missing.end(c.New.Name)
+				}
 				if c.Type == controllers.Added || c.Type == controllers.Updated && !outOfService(c.New) {
 					return nil
 				}
@@ -125,9 +130,10 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 		Lead: func(t *controllers.Term) controllers.Reconcile {
 			r := &reconciler{
 				term: t, options: o, nodes: nodes, informer: pods,
-				pods:   controllers.ViewOf[*corev1.Pod](t, pods),
-				absent: map[string]time.Time{},
+				pods:    controllers.ViewOf[*corev1.Pod](t, pods),
+				missing: missing,
 			}
+			missing.clear() // nobody has watched since the last leadership
 			return r.reconcile
 		},
 	}
@@ -160,8 +166,43 @@ type reconciler struct {
 	informer cache.SharedIndexInformer
 	pods     *controllers.View[*corev1.Pod]
 
-	mu     sync.Mutex
-	absent map[string]time.Time // nodes that are not there, since when we know
+	missing *absences
+}
+
+// absences are the nodes that are not there, and since when that is known. It ends as soon as the informer sees the
+// node: one that comes and goes begins a new quarantine every time.
+type absences struct {
+	mu    sync.Mutex
+	since map[string]time.Time
+}
+
+// maxAbsences bounds them: any name can be written into a pod. Beyond it those that ended long ago are forgotten.
+const maxAbsences = 10_000
+
+// begin returns since when the node is missing, from now at the latest.
+func (a *absences) begin(node string, now time.Time, quarantine time.Duration) time.Time {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if since, ok := a.since[node]; ok {
+		return since
+	}
+	if len(a.since) >= maxAbsences {
+		maps.DeleteFunc(a.since, func(_ string, since time.Time) bool { return now.Sub(since) > 2*quarantine })
+	}
+	a.since[node] = now
+	return now
+}
+
+func (a *absences) end(node string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.since, node)
+}
+
+func (a *absences) clear() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	clear(a.since)
 }
 
 func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
@@ -180,9 +221,7 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 			return left, err
 		}
 	} else if node != nil {
-		r.mu.Lock()
-		delete(r.absent, node.Name)
-		r.mu.Unlock()
+		r.missing.end(node.Name)
 	}
 	if why == Stays {
 		return 0, nil
@@ -194,13 +233,11 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 // At its end the API has the last word.
 func (r *reconciler) quarantine(ctx context.Context, node string) (time.Duration, error) {
 	now := r.term.Now()
-	r.mu.Lock()
-	since, known := r.absent[node]
-	if !known {
-		since = now
-		r.absent[node] = now
+	since := r.missing.begin(node, now, r.options.Quarantine)
+	if _, back := controllers.Cached[*corev1.Node](r.nodes, "", node); back { // it came between the look and the note
+		r.missing.end(node)
+		return 0, controllers.Race("node %s has come back", node)
 	}
-	r.mu.Unlock()
 	if left := r.options.Quarantine - now.Sub(since); left > 0 {
 		return left, nil
 	}
@@ -211,6 +248,7 @@ func (r *reconciler) quarantine(ctx context.Context, node string) (time.Duration
 	case err != nil:
 		return 0, fmt.Errorf("looking for node %s: %w", node, err)
 	}
+	r.missing.end(node)
 	return 0, controllers.Race("node %s exists, the cache did not know", node)
 }
 

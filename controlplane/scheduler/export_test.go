@@ -1,0 +1,27 @@
+package scheduler
+
+import (
+	"context"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// AdoptLate takes in lists that were made a while ago.
+func (s *Scheduler) AdoptLate(nodes []*v1.Node, pods []*v1.Pod) {
+	s.adoptNodes(nodes)
+	s.adoptPods(context.Background(), pods)
+}
+
+// Knows says what of it the scheduler holds.
+func (s *Scheduler) Knows(node string, pod types.UID) (knowsNode, placed, queued bool) {
+	s.cluster.mu.Lock()
+	n := s.cluster.nodes[node]
+	s.cluster.mu.Unlock()
+	s.queue.mu.Lock()
+	defer s.queue.mu.Unlock()
+	return n != nil && n.Node != nil, s.cluster.placed(pod), s.queue.pods[pod] != nil
+}
+
+// Requeue queues a pod as if it had just been made.
+func (s *Scheduler) Requeue(p *v1.Pod) { s.queue.add(context.Background(), p) }
