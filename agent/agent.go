@@ -294,4 +294,5 @@ type Paths struct {
 	CNIConf  string // /etc/cni/net.d
 	CNIBin   string // /opt/cni/bin
 	Archives string // /var/lib/keelson/images.d: archives loaded at start (air gap)
+	Kubelet  string // /var/lib/kubelet: the layout that CSI drivers know; "" = below State
 }

@@ -46,7 +46,8 @@ type Config struct {
 	CNIConfDir, CNIBinDir    string
 	ArchivesDir              string // image archives imported at start
 	RuntimeDir               string // folder of keelson-shim, keelson-oci and keelson-pause
-	PluginRegistration       string // folder where third-party CSI drivers register
+	KubeletDir               string // folder whose layout third-party CSI drivers know
+	PluginRegistration       string // folder where they register; "" = plugins_registry below it
 	Capacity                 v1.ResourceList
 	Labels                   map[string]string
 	Taints                   []v1.Taint
@@ -113,7 +114,8 @@ func Flags(fs *flag.FlagSet) *Config {
 	fs.StringVar(&c.CNIBinDir, "cni-bin-dir", "/opt/cni/bin", "folder of CNI plugins")
 	fs.StringVar(&c.ArchivesDir, "archives-dir", "", "folder of image archives to import (default STATE-DIR/images.d)")
 	fs.StringVar(&c.RuntimeDir, "runtime-dir", "", "folder of keelson-shim, keelson-oci and keelson-pause (default: that of this program)")
-	fs.StringVar(&c.PluginRegistration, "plugin-registration-dir", "/var/lib/kubelet/plugins_registry", "folder where CSI drivers register themselves")
+	fs.StringVar(&c.KubeletDir, "kubelet-dir", "/var/lib/kubelet", "folder where CSI drivers find kubelet's: plugins, plugins_registry and pods")
+	fs.StringVar(&c.PluginRegistration, "plugin-registration-dir", "", "folder where CSI drivers register themselves (default KUBELET-DIR/plugins_registry)")
 	fs.Var(list{&c.InsecureRegistries}, "insecure-registry", "registry HOST[:PORT] spoken to over plain HTTP (repeatable)")
 	fs.Func("registry-mirror", "REGISTRY=HOST[:PORT]: a host that is asked for the images of a registry before the registry itself; "+
 		"* stands for every registry that is not named (repeatable, tried in order)", func(s string) error { return c.addMirror(s) })
@@ -158,6 +160,9 @@ func (c *Config) Complete() error {
 	if c.ArchivesDir == "" {
 		c.ArchivesDir = filepath.Join(c.StateDir, "images.d")
 	}
+	if c.PluginRegistration == "" && c.KubeletDir != "" {
+		c.PluginRegistration = filepath.Join(c.KubeletDir, "plugins_registry")
+	}
 	if c.RuntimeDir == "" && c.Runtime == nil {
 		self, err := os.Executable()
 		if err != nil {
@@ -176,7 +181,7 @@ func (c *Config) Complete() error {
 }
 
 func (c *Config) paths() agent.Paths {
-	return agent.Paths{State: c.StateDir, Run: c.RunDir, Logs: c.LogDir, CNIConf: c.CNIConfDir, CNIBin: c.CNIBinDir, Archives: c.ArchivesDir}
+	return agent.Paths{State: c.StateDir, Run: c.RunDir, Logs: c.LogDir, CNIConf: c.CNIConfDir, CNIBin: c.CNIBinDir, Archives: c.ArchivesDir, Kubelet: c.KubeletDir}
 }
 
 func parseResources(s string) (v1.ResourceList, error) {

@@ -67,7 +67,12 @@ func New(cfg Config) (*Node, error) {
 	volumes := cfg.Volumes
 	if volumes == nil {
 		volumes = volume.New(volume.Config{Paths: cfg.paths(), Objects: n.session, CSI: n.csi, Allocatable: func() v1.ResourceList { return n.facts.node().Status.Allocatable }, Log: cfg.Log.With("part", "volumes")})
-		n.own("csi", n.csi.Run)
+		n.own("csi", func(ctx context.Context) error {
+			if err := n.shareKubelet(); err != nil {
+				return err
+			}
+			return n.csi.Run(ctx)
+		})
 	}
 	prober := cfg.Prober
 	if prober == nil {
@@ -152,9 +157,18 @@ func (n *Node) Run(ctx context.Context) error {
 		if err := n.check(); err != nil {
 			return err
 		}
+		_ = n.shareKubelet() // before the first driver's pod; the part that looks for drivers tells what is wrong and tries again
 	}
 	n.cfg.Log.Info("agent starts", "node", n.cfg.NodeName, "addresses", n.cfg.NodeIPs, "version", Version)
 	return lifecycle.Run(ctx, n.parts...)
+}
+
+// shareKubelet prepares the folders of third-party CSI drivers, where the node has them.
+func (n *Node) shareKubelet() error {
+	if n.cfg.KubeletDir == "" {
+		return nil
+	}
+	return volume.Share(n.cfg.KubeletDir)
 }
 
 // check says in one line what a node lacks, before anything is half made.

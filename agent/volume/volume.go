@@ -7,8 +7,10 @@
 //	STATE/volumes/UID/files/NAME     configMap, downwardAPI
 //	RUN/secrets/UID/NAME             secret, projected: one tmpfs for all, so that no secret touches a disk
 //	STATE/volumes/UID/csi/NAME.json  a CSI volume: written before the driver is first called
-//	STATE/volumes/UID/csi/NAME/mount   where it is published
-//	STATE/csi/DRIVER/HASH/mount        where it is staged, once for all pods of the node
+//	KUBELET/pods/UID/volumes/kubernetes.io~csi/PV/mount           where it is published
+//	KUBELET/plugins/kubernetes.io/csi/DRIVER/HASH/globalmount   where it is staged, once for all pods of the node
+//
+// The last two are kubelet's, since drivers know them. A record names them: one of a release with other paths is kept to.
 //
 // Nothing else is remembered: after a crash every call can be made again, and UnmountAll
 // finds what there is to take away in the mount table and these folders.
@@ -154,6 +156,9 @@ func (v *Volumes) UnmountAll(ctx context.Context, pod types.UID) error {
 	}
 	dir := v.podDir(pod)
 	if err := v.releaseCSI(ctx, pod); err != nil {
+		return fmt.Errorf("removing volumes of pod %s: %w", pod, err)
+	}
+	if err := v.sweepCSI(pod); err != nil {
 		return fmt.Errorf("removing volumes of pod %s: %w", pod, err)
 	}
 	for _, d := range []string{dir, filepath.Join(v.secretRoot(), string(pod))} {

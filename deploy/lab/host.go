@@ -21,6 +21,7 @@ import (
 // binds are the folders that every host has for itself: path on the host → folder below its state.
 var binds = [][2]string{
 	{"/var/lib/keelson", "lib"},
+	{"/var/lib/kubelet", "kubelet"},
 	{"/var/log/pods", "pods"},
 	{"/etc/cni/net.d", "cni"},
 	{"/etc/keelson", "etc"},

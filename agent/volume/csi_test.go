@@ -1,0 +1,229 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	spec "github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/agent/fake"
+	"keelson.dev/keelson/csi"
+)
+
+// driver is a CSI driver in this process that stages, mounts a tmpfs, and can do either badly.
+type driver struct {
+	spec.UnimplementedIdentityServer
+	spec.UnimplementedNodeServer
+	publish, unpublish func(target string) error
+
+	mu               sync.Mutex
+	staged, unstaged []string
+	targets          []string
+}
+
+func (d *driver) GetPluginInfo(context.Context, *spec.GetPluginInfoRequest) (*spec.GetPluginInfoResponse, error) {
+	return &spec.GetPluginInfoResponse{Name: "odd.example"}, nil
+}
+
+func (d *driver) NodeGetInfo(context.Context, *spec.NodeGetInfoRequest) (*spec.NodeGetInfoResponse, error) {
+	return &spec.NodeGetInfoResponse{NodeId: "here"}, nil
+}
+
+func (d *driver) NodeGetCapabilities(context.Context, *spec.NodeGetCapabilitiesRequest) (*spec.NodeGetCapabilitiesResponse, error) {
+	return &spec.NodeGetCapabilitiesResponse{Capabilities: []*spec.NodeServiceCapability{{Type: &spec.NodeServiceCapability_Rpc{
+		Rpc: &spec.NodeServiceCapability_RPC{Type: spec.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME}}}}}, nil
+}
+
+func (d *driver) NodeStageVolume(_ context.Context, q *spec.NodeStageVolumeRequest) (*spec.NodeStageVolumeResponse, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.staged = append(d.staged, q.StagingTargetPath)
+	return &spec.NodeStageVolumeResponse{}, nil
+}
+
+func (d *driver) NodeUnstageVolume(_ context.Context, q *spec.NodeUnstageVolumeRequest) (*spec.NodeUnstageVolumeResponse, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.unstaged = append(d.unstaged, q.StagingTargetPath)
+	return &spec.NodeUnstageVolumeResponse{}, nil
+}
+
+func (d *driver) NodePublishVolume(_ context.Context, q *spec.NodePublishVolumeRequest) (*spec.NodePublishVolumeResponse, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.targets = append(d.targets, q.TargetPath)
+	return &spec.NodePublishVolumeResponse{}, d.publish(q.TargetPath)
+}
+
+func (d *driver) NodeUnpublishVolume(_ context.Context, q *spec.NodeUnpublishVolumeRequest) (*spec.NodeUnpublishVolumeResponse, error) {
+	return &spec.NodeUnpublishVolumeResponse{}, d.unpublish(q.TargetPath)
+}
+
+// mounts is how a driver publishes.
+func mounts(target string) error {
+	if err := os.MkdirAll(target, 0o750); err != nil || isMounted(target) {
+		return err
+	}
+	return unix.Mount("tmpfs", target, "tmpfs", 0, "")
+}
+
+func unmounts(target string) error {
+	if isMounted(target) {
+		return unix.Unmount(target, 0)
+	}
+	return nil
+}
+
+// withDriver is a node on which the driver runs, and a pod's claim on a volume of it.
+func withDriver(t *testing.T) (*Volumes, *fake.Cluster, *driver, v1.Volume) {
+	v, c, dir := newVolumes(t)
+	v.cfg.Paths.Kubelet = filepath.Join(dir, "kubelet")
+	must(t, Share(v.cfg.Paths.Kubelet))
+	d := &driver{publish: mounts, unpublish: unmounts}
+	socket := filepath.Join(dir, "plugins", "odd.example", "csi.sock")
+	must(t, os.MkdirAll(filepath.Dir(socket), 0o755))
+	l, err := net.Listen("unix", socket)
+	must(t, err)
+	g := grpc.NewServer()
+	spec.RegisterIdentityServer(g, d)
+	spec.RegisterNodeServer(g, d)
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = g.Serve(l) }()
+	t.Cleanup(func() { g.Stop(); <-ended })
+	v.cfg.CSI = csi.NewRegistry(csi.RegistryConfig{Plugins: filepath.Join(dir, "plugins")})
+	c.Put(&v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "disk", UID: "c1"},
+		Spec: v1.PersistentVolumeClaimSpec{VolumeName: "pv"}, Status: v1.PersistentVolumeClaimStatus{Phase: v1.ClaimBound}},
+		&v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: v1.PersistentVolumeSpec{
+			AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce}, ClaimRef: &v1.ObjectReference{Namespace: "default", Name: "disk", UID: "c1"},
+			PersistentVolumeSource: v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{Driver: "odd.example", VolumeHandle: "vol-1"}}}})
+	return v, c, d, volume("data", v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "disk"}})
+}
+
+// Drivers are given kubelet's paths, on mounts that are shared, and nothing of them is left afterwards.
+func TestCSIPathsAreKubelets(t *testing.T) {
+	v, _, d, claim := withDriver(t)
+	k := v.cfg.Paths.Kubelet
+	again := claim
+	again.Name = "same"
+	m, err := v.MountAll(t.Context(), pod("u1", claim))
+	must(t, err)
+	both, err := v.MountAll(t.Context(), pod("u1", claim, again))
+	must(t, err)
+	target := k + "/pods/u1/volumes/kubernetes.io~csi/pv/mount"
+	staging := k + "/plugins/kubernetes.io/csi/odd.example/d2e8363faaac7ae76def3b14091d8eb5755f6b92e9531627aeec833a8731cc49/globalmount"
+	if m["data"].HostPath != target || both["data"].HostPath != target || both["same"].HostPath == target || d.staged[0] != staging {
+		t.Errorf("published at %s and %s, staged at %s; want %s and %s", m["data"].HostPath, both["same"].HostPath, d.staged[0], target, staging)
+	}
+	for _, p := range []string{k, target} {
+		info, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(p))
+		if err != nil || len(info) != 1 || !strings.Contains(info[0].Optional, "shared:") {
+			t.Errorf("%s is not on a shared mount: %+v, %v", p, info, err)
+		}
+	}
+	must(t, Share(k)) // once more: nothing lies on top of anything
+	if info, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(k)); err != nil || len(info) != 1 {
+		t.Errorf("%d mounts at %s, %v", len(info), k, err)
+	}
+	must(t, v.UnmountAll(t.Context(), "u1"))
+	for _, p := range []string{k + "/pods/u1", filepath.Dir(staging)} {
+		if _, err := os.Lstat(p); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is left", p)
+		}
+	}
+}
+
+// A driver that says it has published and has not is named, with what to do; the pod gets no empty folder for a volume.
+func TestPublishMustMount(t *testing.T) {
+	v, _, d, claim := withDriver(t)
+	d.publish = func(target string) error { return os.MkdirAll(target, 0o750) }
+	_, err := v.MountAll(t.Context(), pod("u1", claim))
+	for _, want := range []string{"odd.example", "vol-1", "nothing is mounted", "Bidirectional"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v does not say %q", err, want)
+		}
+	}
+	d.publish = mounts
+	_, err = v.MountAll(t.Context(), pod("u1", claim))
+	must(t, err)
+	must(t, v.UnmountAll(t.Context(), "u1"))
+}
+
+// What a driver left at the place of a volume is never removed, on the paths of this release and of the one before: it
+// is somebody's data. When it is moved away the pod's end goes on.
+func TestDataAtTargetStays(t *testing.T) {
+	for _, layout := range []string{"kubelet's", "the earlier one"} {
+		t.Run(layout, func(t *testing.T) {
+			v, _, d, claim := withDriver(t)
+			if layout != "kubelet's" {
+				base := filepath.Join(v.podDir("u1"), "csi", "data")
+				must(t, writeRecord(base+".json", record{Driver: "odd.example", Volume: "vol-1", Target: filepath.Join(base, "mount"),
+					Staging: filepath.Join(v.cfg.Paths.State, "csi", "odd.example", "h", "mount")}))
+			}
+			m, err := v.MountAll(t.Context(), pod("u1", claim))
+			must(t, err)
+			target := m["data"].HostPath
+			if old := strings.HasPrefix(target, v.podDir("u1")); old != (layout != "kubelet's") {
+				t.Errorf("published at %s", target)
+			}
+			file := filepath.Join(target, "precious")
+			d.unpublish = func(target string) error {
+				return errors.Join(unmounts(target), os.WriteFile(file, []byte("kept"), 0o600))
+			}
+			for range 2 {
+				if err := v.UnmountAll(t.Context(), "u1"); err == nil || !strings.Contains(err.Error(), target) {
+					t.Errorf("with data left: %v", err)
+				}
+				if got := read(t, file); got != "kept" {
+					t.Errorf("data: %q", got)
+				}
+			}
+			must(t, os.Remove(file))
+			d.unpublish = unmounts
+			must(t, v.UnmountAll(t.Context(), "u1"))
+		})
+	}
+}
+
+// A pod that an earlier release started keeps its paths, and a pod beside it uses the same staged volume; both end clean.
+func TestEarlierPathsAreKept(t *testing.T) {
+	v, _, d, claim := withDriver(t)
+	base := filepath.Join(v.podDir("u1"), "csi", "data")
+	old := record{Driver: "odd.example", Volume: "vol-1", Staging: filepath.Join(v.cfg.Paths.State, "csi", "odd.example", "h", "mount"), Target: filepath.Join(base, "mount")}
+	must(t, writeRecord(base+".json", old))
+	must(t, mounts(old.Target))
+	must(t, os.MkdirAll(old.Staging, 0o750))
+	m, err := v.MountAll(t.Context(), pod("u1", claim))
+	must(t, err)
+	if m["data"].HostPath != old.Target {
+		t.Errorf("the running pod's volume is now at %s", m["data"].HostPath)
+	}
+	m, err = v.MountAll(t.Context(), pod("u2", claim))
+	must(t, err)
+	if !strings.HasPrefix(m["data"].HostPath, v.cfg.Paths.Kubelet) || d.staged[len(d.staged)-1] != old.Staging {
+		t.Errorf("the new pod's is at %s, staged at %s", m["data"].HostPath, d.staged[len(d.staged)-1])
+	}
+	must(t, v.UnmountAll(t.Context(), "u1"))
+	if len(d.unstaged) > 0 {
+		t.Error("unstaged under the other pod")
+	}
+	must(t, v.UnmountAll(t.Context(), "u2"))
+	if len(d.unstaged) != 1 || d.unstaged[0] != old.Staging {
+		t.Errorf("unstaged: %v", d.unstaged)
+	}
+	for _, p := range []string{v.podDir("u1"), v.podDir("u2"), filepath.Dir(old.Staging)} {
+		if _, err := os.Lstat(p); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is left", p)
+		}
+	}
+}

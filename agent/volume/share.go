@@ -1,0 +1,62 @@
+package volume
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// Share makes the folders in which drivers and node look for each other, and lets what is mounted below them be seen on
+// both sides: drivers run in containers and mount with propagation Bidirectional. On most machines all mounts are shared
+// already.
+func Share(kubelet string) error {
+	for _, sub := range []string{"plugins_registry", "plugins", "pods"} {
+		if err := os.MkdirAll(filepath.Join(kubelet, sub), 0o750); err != nil {
+			return fmt.Errorf("folders of CSI drivers: %w", err)
+		}
+	}
+	real, err := filepath.EvalSymlinks(kubelet)
+	if err != nil {
+		return fmt.Errorf("folders of CSI drivers: %w", err)
+	}
+	for _, dir := range []string{real, filepath.Join(real, "plugins"), filepath.Join(real, "pods")} {
+		m, err := mountOf(dir)
+		if err != nil {
+			return fmt.Errorf("sharing mounts of CSI drivers: %w", err)
+		}
+		if strings.Contains(m.Optional, "shared:") {
+			continue
+		}
+		if m.Mountpoint != dir {
+			if err := unix.Mount(dir, dir, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+				return fmt.Errorf("sharing mounts of CSI drivers: binding %s: %w", dir, err)
+			}
+		}
+		if err := unix.Mount("", dir, "", unix.MS_SHARED, ""); err != nil {
+			return fmt.Errorf("sharing mounts of CSI drivers: %s: %w", dir, err)
+		}
+	}
+	return nil
+}
+
+// mountOf is the topmost mount that holds a folder.
+func mountOf(dir string) (*mountinfo.Info, error) {
+	all, err := mountinfo.GetMounts(mountinfo.ParentsFilter(dir))
+	if err != nil {
+		return nil, err
+	}
+	var best *mountinfo.Info
+	for _, m := range all {
+		if best == nil || len(m.Mountpoint) >= len(best.Mountpoint) {
+			best = m
+		}
+	}
+	if best == nil {
+		return nil, fmt.Errorf("no mount holds %s", dir)
+	}
+	return best, nil
+}
