@@ -1,41 +1,29 @@
 package api
 
-import (
-	"context"
-	"maps"
-	"sync"
-)
+import "context"
 
-// notes are the audit annotations of one request.
-type notes struct {
-	mu   sync.Mutex
-	said map[string]string
+// Annotator takes what the audit record of a request should say besides.
+type Annotator interface {
+	// Annotate adds a note; a later one replaces one of the same key.
+	Annotate(key, value string)
 }
 
-type notesKey struct{}
+type annotatorKey struct{}
 
-// WithAnnotations returns a context in which Annotate is heard, and the function that
-// reads what was said; nil when nothing was.
-func WithAnnotations(ctx context.Context) (context.Context, func() map[string]string) {
-	n := &notes{}
-	return context.WithValue(ctx, notesKey{}, n), func() map[string]string {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		return maps.Clone(n.said)
-	}
+// WithAnnotator returns a context in which Annotate is heard by a.
+func WithAnnotator(ctx context.Context, a Annotator) context.Context {
+	return context.WithValue(ctx, annotatorKey{}, a)
 }
 
-// Annotate adds to the audit record of the request; a later value replaces one of the
-// same key. Without a listener in ctx it does nothing.
+// AnnotatorOf returns who hears Annotate in ctx; nil when nobody does.
+func AnnotatorOf(ctx context.Context) Annotator {
+	a, _ := ctx.Value(annotatorKey{}).(Annotator)
+	return a
+}
+
+// Annotate adds to the audit record of the request that ctx belongs to, if it has one.
 func Annotate(ctx context.Context, key, value string) {
-	n, _ := ctx.Value(notesKey{}).(*notes)
-	if n == nil {
-		return
+	if a := AnnotatorOf(ctx); a != nil {
+		a.Annotate(key, value)
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.said == nil {
-		n.said = map[string]string{}
-	}
-	n.said[key] = value
 }

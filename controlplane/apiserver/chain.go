@@ -16,6 +16,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/fields"
 	"keelson.dev/keelson/controlplane/apiserver/admission"
+	"keelson.dev/keelson/controlplane/apiserver/audit"
 	"keelson.dev/keelson/controlplane/apiserver/authz"
 	"keelson.dev/keelson/controlplane/apiserver/endpoints"
 	"keelson.dev/keelson/controlplane/apiserver/subresource"
@@ -37,6 +38,7 @@ type chain struct {
 	timeline   *api.Timeline
 	leader     func() string // may be nil
 	clock      func() time.Time
+	audit      *audit.Auditor // nil = nothing is recorded
 }
 
 // serve is the pipeline, stage by stage. body reads what the request carries, once
@@ -55,12 +57,15 @@ func (c *chain) serve(ctx context.Context, r *api.Request, body func(context.Con
 			return endpoints.Result{}, err
 		}
 	}
+	record := audit.Of(ctx)
+	recordBody(record, r)
 	// Stages 3, 4 and 5 are c.admit. The registry calls it between reading the stored
 	// object and committing the new one, again when the commit meets a conflict.
 	// Stage 6, the registry.
 	res, err := c.perform(ctx, r, registry.AdmissionFunc(c.admit))
 	if err == nil {
 		c.record(r, res)
+		recordAnswer(record, r, res.Object)
 	}
 	return res, err
 }
@@ -114,6 +119,8 @@ func (c *chain) decide(ctx context.Context, a *authz.Attributes, timer *api.Stag
 		if a.User.Name == api.UserAnonymous {
 			return unauthorized("Unauthorized") // it might do with credentials
 		}
+		api.Annotate(ctx, "authorization.k8s.io/decision", "forbid")
+		api.Annotate(ctx, "authorization.k8s.io/reason", reason)
 		return authz.Forbidden(a, reason)
 	}
 	timer.Mark("authorized", "", c.clock())
@@ -264,10 +271,24 @@ func result(obj runtime.Object, created, deleted bool, err error) (endpoints.Res
 
 // Watch is api.Backend and endpoints.Backend.
 func (c *chain) Watch(ctx context.Context, r *api.Request) (watch.Interface, error) {
+	if audit.Of(ctx) != nil { // it came by HTTP
+		return c.watch(ctx, ctx, r)
+	}
+	recorded, done, err := c.recorded(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	w, err := c.watch(recorded, ctx, r)
+	done(false, err)
+	return w, err
+}
+
+// watch authorizes in the context of the record; the watch itself lives in another.
+func (c *chain) watch(recorded, ctx context.Context, r *api.Request) (watch.Interface, error) {
 	if r.User.Name == "" {
 		return nil, unauthorized("the request names no user")
 	}
-	if err := c.authorize(ctx, r); err != nil {
+	if err := c.authorize(recorded, r); err != nil {
 		return nil, err
 	}
 	return c.registry.Watch(ctx, r)
@@ -278,7 +299,12 @@ func (c *chain) Do(ctx context.Context, r *api.Request) (runtime.Object, error) 
 	if r.Stages == nil && c.timeline != nil && traced(r) {
 		r.Stages = api.StartStages("apiserver/"+c.name, c.clock())
 	}
+	ctx, done, err := c.recorded(ctx, r)
+	if err != nil {
+		return nil, err
+	}
 	res, err := c.serve(ctx, r, nil)
+	done(res.Created, err)
 	if err != nil {
 		return nil, err
 	}

@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/version"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/apiserver/audit"
 	"keelson.dev/keelson/controlplane/apiserver/authn"
 	"keelson.dev/keelson/controlplane/apiserver/podsecurity"
 	"keelson.dev/keelson/controlplane/pki"
@@ -54,6 +55,9 @@ type Config struct {
 
 	// PodSecurity is what pods must meet where their namespace's labels say nothing; the zero value demands nothing.
 	PodSecurity podsecurity.Config
+
+	// Audit records requests; nil = none.
+	Audit *audit.Auditor
 
 	Streams  api.NodeStreams // nil = log, exec, attach and port-forward answer 503
 	Timeline *api.Timeline   // nil = no stages are recorded

@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/apiserver/audit"
 	"keelson.dev/keelson/controlplane/apiserver/authn"
 	"keelson.dev/keelson/controlplane/apiserver/authz"
 	"keelson.dev/keelson/controlplane/apiserver/endpoints"
@@ -35,12 +36,25 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		s.metrics.observe(req, r, out.code, s.cfg.Clock().Sub(began))
 	}()
-	if err := checkPath(r.URL); err != nil {
-		s.resources.Error(out, r, err)
-		return
-	}
 	if s.health(out, r) {
 		return
+	}
+	req = s.respond(out, r, began)
+}
+
+// respond answers everything but the questions for health, and has it recorded.
+func (s *Server) respond(out *statusWriter, r *http.Request, began time.Time) (req *api.Request) {
+	if s.cfg.Audit != nil {
+		ctx, record := s.cfg.Audit.Begin(r.Context(), origin(r, began))
+		r, out.record = r.WithContext(ctx), record
+		out.Header().Set("Audit-Id", record.ID())
+	}
+	answered := false
+	defer func() { out.record.Done(out.code, !answered) }()
+	if err := checkPath(r.URL); err != nil {
+		s.resources.Error(out, r, err)
+		answered = true
+		return nil
 	}
 	var timer *api.StageTimer // a read is no step of an apply
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
@@ -48,16 +62,22 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		timer.Mark("received", r.Method+" "+r.URL.Path, began)
 	}
 	u, sender, err := s.identify(r)
+	if lost := s.recordAsked(out.record, r, u, sender); err == nil {
+		err = lost
+	}
 	if err != nil {
 		s.resources.Error(out, r, err)
-		return
+		answered = true
+		return nil
 	}
 	timer.Mark("authenticated", u.Name, s.cfg.Clock())
 	if t, ok := endpoints.ParsePath(r.URL.Path); ok {
 		req = s.resources.Serve(out, r, t, u, timer)
-		return
+	} else {
+		s.documents(out, r.WithContext(api.WithCaller(r.Context(), api.Caller{User: u, Sender: sender})), u)
 	}
-	s.documents(out, r.WithContext(api.WithCaller(r.Context(), api.Caller{User: u, Sender: sender})), u)
+	answered = true
+	return req
 }
 
 // maxPath is how long a path may be, in bytes as they are sent: no name that is served needs more.
@@ -202,6 +222,7 @@ type statusWriter struct {
 	http.ResponseWriter
 	code     int
 	warnings func() []string
+	record   *audit.Record
 }
 
 func (w *statusWriter) WriteHeader(code int) {
@@ -210,6 +231,7 @@ func (w *statusWriter) WriteHeader(code int) {
 		for _, text := range w.warnings() {
 			w.Header().Add("Warning", warning(text))
 		}
+		w.record.Started(code)
 	}
 	w.ResponseWriter.WriteHeader(code)
 }
@@ -227,6 +249,7 @@ func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 // Hijack is for protocols that take the connection over.
 func (w *statusWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	w.code = http.StatusSwitchingProtocols
+	w.record.Started(w.code)
 	return http.NewResponseController(w.ResponseWriter).Hijack()
 }
 

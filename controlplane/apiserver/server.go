@@ -11,8 +11,11 @@ import (
 	"sync"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/apiserver/admission"
+	"keelson.dev/keelson/controlplane/apiserver/audit"
 	"keelson.dev/keelson/controlplane/apiserver/authn"
 	"keelson.dev/keelson/controlplane/apiserver/authz"
 	"keelson.dev/keelson/controlplane/apiserver/discovery"
@@ -47,7 +50,7 @@ func New(cfg Config) *Server {
 	s := &Server{cfg: cfg, ready: make(chan struct{}), closing: make(chan struct{}), paths: http.NewServeMux()}
 	s.chain = &chain{
 		name: cfg.Name, registry: cfg.Registry, kinds: cfg.Kinds, ready: s.ready,
-		timeline: cfg.Timeline, leader: cfg.Leader, clock: cfg.Clock,
+		timeline: cfg.Timeline, leader: cfg.Leader, clock: cfg.Clock, audit: cfg.Audit,
 	}
 	s.known = newKnown(s.chain)
 	bearer := s.authenticators()
@@ -113,6 +116,7 @@ func (s *Server) surface() {
 		Backend: front{s.chain}, Kinds: cfg.Kinds, Scheme: cfg.Scheme, Streams: streams,
 		MaxBodyBytes: cfg.MaxBodyBytes, RequestTimeout: cfg.RequestTimeout, MinWatch: cfg.MinWatch,
 		Clock: cfg.Clock, Closing: s.closing, Live: cfg.Live,
+		Refused: func(ctx context.Context, status *metav1.Status) { audit.Of(ctx).Refused(status) },
 	})
 	streams.Error = s.resources.Error
 	s.discovery = discovery.New(cfg.Kinds)

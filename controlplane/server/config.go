@@ -29,6 +29,7 @@ type Config struct {
 	PodEviction time.Duration
 	// AdmissionConfig is a file that configures admission plugins (Pod Security's defaults and exemptions); "" = none.
 	AdmissionConfig string
+	Audit           AuditOptions
 	Store           StoreOptions
 	Log             *slog.Logger
 	Version         string

@@ -21,6 +21,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds"
 	"keelson.dev/keelson/controlplane/apiserver"
+	"keelson.dev/keelson/controlplane/apiserver/audit"
 	"keelson.dev/keelson/controlplane/apiserver/podsecurity"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
@@ -59,7 +60,8 @@ type Replica struct {
 	restarts  *prometheus.CounterVec
 	left      chan struct{} // closed when the group does not know this replica, or rightly so
 
-	pending atomic.Bool // join tokens made with the cluster wait to be stored
+	auditLog *audit.Log
+	pending  atomic.Bool // join tokens made with the cluster wait to be stored
 }
 
 // Run runs one replica until ctx ends.
@@ -91,6 +93,7 @@ func Run(ctx context.Context, cfg Config) error {
 		lifecycle.Part{Name: "members", Run: r.keepMembers},
 		lifecycle.Part{Name: "secrets", Run: r.secrets.Run},
 		lifecycle.Part{Name: "registry", Run: r.registry.Run},
+		lifecycle.Part{Name: "audit", Run: r.auditLog.Run},
 		lifecycle.Part{Name: "apiserver", Run: r.api.Run},
 		lifecycle.Part{Name: "informers", Run: r.runInformers},
 		lifecycle.Part{Name: "fleet", Run: r.fleet.Run},
@@ -184,6 +187,7 @@ func (r *Replica) wireStore(conf replica.Config, ln net.Listener) error {
 func (r *Replica) metrics() *prometheus.Registry {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), r.store.Collector(), r.restarts)
+	reg.MustRegister(r.auditLog.Collectors()...)
 	return reg
 }
 
@@ -228,6 +232,10 @@ func (r *Replica) wireAPI(ln net.Listener, serving *pki.Rotator, all *api.Kinds)
 	if err != nil {
 		return err
 	}
+	auditor, err := r.wireAudit()
+	if err != nil {
+		return err
+	}
 	pool := r.trust.Pool() // the same for every request
 	r.api = apiserver.New(apiserver.Config{
 		Name: r.cfg.Name, Registry: r.registry, Kinds: all, Scheme: api.Scheme(),
@@ -236,6 +244,7 @@ func (r *Replica) wireAPI(ln net.Listener, serving *pki.Rotator, all *api.Kinds)
 		ServiceTokens: tokens,
 		ServiceCIDR:   netip.MustParsePrefix(r.cluster.ServiceCIDR),
 		PodSecurity:   security,
+		Audit:         auditor,
 		Streams:       lateStreams{r},
 		Timeline:      r.timeline,
 		PeerStages:    r.peers.Stages,

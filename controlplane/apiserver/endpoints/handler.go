@@ -47,7 +47,7 @@ type Connector interface {
 	ServeStream(w http.ResponseWriter, r *http.Request, req *api.Request, obj api.Object)
 }
 
-// Config is what a Handler is made of; every field is required.
+// Config is what a Handler is made of; every field but Live and Refused is required.
 type Config struct {
 	Backend        Backend
 	Kinds          *api.Kinds
@@ -59,6 +59,8 @@ type Config struct {
 	Clock          func() time.Time
 	// Live completes objects that are read; see apiserver.Config.
 	Live func(ctx context.Context, kind *api.Kind, items []api.Object) []api.Object
+	// Refused hears of every error that is answered.
+	Refused func(ctx context.Context, s *metav1.Status)
 	// Closing ends watches when the server shuts down.
 	Closing <-chan struct{}
 }

@@ -100,6 +100,9 @@ func writeBytes(w http.ResponseWriter, r *http.Request, media string, status int
 // Error writes a refusal as a Status, in the representation that the client reads.
 func (h *Handler) Error(w http.ResponseWriter, r *http.Request, err error) {
 	s := StatusOf(err)
+	if h.Refused != nil {
+		h.Refused(r.Context(), s)
+	}
 	if s.Details != nil && s.Details.RetryAfterSeconds > 0 {
 		w.Header().Set("Retry-After", strconv.Itoa(int(s.Details.RetryAfterSeconds)))
 	}

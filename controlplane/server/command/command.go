@@ -123,6 +123,7 @@ func runCommand(version string) *cobra.Command {
 	c.Flags().IntVar(&eviction, "eviction-seconds", 15, "seconds after which pods leave a node that was lost")
 	c.Flags().StringVar(&cfg.AdmissionConfig, "admission-control-config-file", "",
 		"file with the defaults and exemptions of Pod Security: an AdmissionConfiguration or a PodSecurityConfiguration")
+	auditFlags(c, &cfg.Audit)
 	c.Flags().BoolVar(&debug, "debug", false, "log more")
 	finish := storeFlags(c, &cfg.Store)
 	c.RunE = func(c *cobra.Command, _ []string) error {
@@ -141,6 +142,18 @@ func runCommand(version string) *cobra.Command {
 		return server.Run(c.Context(), cfg)
 	}
 	return c
+}
+
+// auditFlags adds what an operator may choose of the record of requests, under Kubernetes' names.
+func auditFlags(c *cobra.Command, o *server.AuditOptions) {
+	*o = server.DefaultAudit()
+	f := c.Flags()
+	f.StringVar(&o.PolicyFile, "audit-policy-file", "", "audit.k8s.io/v1 Policy of what is recorded (default: every request that changes something or is refused, without bodies)")
+	f.StringVar(&o.LogPath, "audit-log-path", "", "file of the records, - for standard output (default: audit/audit.log in the data folder)")
+	f.IntVar(&o.MaxSize, "audit-log-maxsize", o.MaxSize, "megabytes of an audit log file before the next one is begun")
+	f.IntVar(&o.MaxBackups, "audit-log-maxbackup", o.MaxBackups, "how many older audit log files are kept; 0 keeps all")
+	f.IntVar(&o.MaxAge, "audit-log-maxage", o.MaxAge, "days for which older audit log files are kept; 0 keeps them for ever")
+	f.StringVar(&o.Mode, "audit-log-mode", o.Mode, "batch (no request waits for the log, lost records are counted) or blocking-strict (what cannot be recorded is refused)")
 }
 
 // storeFlags adds what an operator may choose of a running store. finish reads the sizes.
