@@ -70,25 +70,29 @@ func becomeDaemonVerb(args []string) error {
 }
 
 func tokenCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
-	role, ttl := "node", "24h"
+	var q api.ClusterToken
 	create := &cobra.Command{
-		Use:     "create",
-		Short:   "Make a token with which a node or a replica joins",
-		Example: "  kctl cluster token create\n  kctl cluster token create --role controlplane --ttl 1h",
-		Args:    cobra.NoArgs,
+		Use:   "create",
+		Short: "Make a token with which a node or a replica joins",
+		Long: "Make a token with which a node or a replica joins. It works once, or once per name, unless --uses says otherwise. A node\n" +
+			"cannot take the name of a Node that exists, unless the token states the name and --replace.",
+		Example: "  kctl cluster token create --uses 20\n  kctl cluster token create --names w1,w2\n" +
+			"  kctl cluster token create --names w1 --replace\n  kctl cluster token create --role controlplane",
+		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			var answer struct {
-				Token string `json:"token"`
-			}
-			if err := ask(f, "POST", api.PathClusterTokens, map[string]string{"role": role, "ttl": ttl}, &answer); err != nil {
+			var answer api.ClusterTokenResult
+			if err := ask(f, "POST", api.PathClusterTokens, q, &answer); err != nil {
 				return err
 			}
 			fmt.Fprintln(streams.Out, answer.Token)
 			return nil
 		},
 	}
-	create.Flags().StringVar(&role, "role", role, "node or controlplane")
-	create.Flags().StringVar(&ttl, "ttl", ttl, "how long the token is good for")
+	create.Flags().StringVar(&q.Role, "role", "node", "node or controlplane")
+	create.Flags().StringVar(&q.TTL, "ttl", "", "how long the token is good for (default 24h for nodes, 1h for replicas)")
+	create.Flags().IntVar(&q.Uses, "uses", 0, "how many may join with it (default 1, or one per name)")
+	create.Flags().StringSliceVar(&q.Names, "names", nil, "names of those who may join with it (default: any)")
+	create.Flags().BoolVar(&q.Replace, "replace", false, "let it take over Nodes of these names that exist")
 	c := &cobra.Command{Use: "token", Short: "Join tokens", Example: create.Example}
 	flagWords(create, "role", fixed("node", "controlplane"))
 	return group(c, create)

@@ -36,10 +36,12 @@ type Session interface {
 
 // Config is everything an agent is started with.
 type Config struct {
-	Servers  []string // fleet addresses, host:port
-	Token    string
-	NodeName string
-	NodeIPs  []string // first is the primary one; empty: found out
+	Servers []string // fleet addresses, host:port
+	Token   string
+	// TokenFile holds the token instead; it goes once the node has its certificate.
+	TokenFile string
+	NodeName  string
+	NodeIPs   []string // first is the primary one; empty: found out
 
 	StateDir, RunDir, LogDir string
 	CgroupRoot               string // cgroup below which all pods live
@@ -99,11 +101,7 @@ func Flags(fs *flag.FlagSet) *Config {
 	}
 	fs.Var(list{&c.Servers}, "server", "fleet address of a control-plane replica, HOST:PORT (repeatable)")
 	fs.StringVar(&c.Token, "token", "", "join token; needed until the node has its certificate")
-	fs.Func("token-file", "file that holds the join token", func(path string) error {
-		raw, err := os.ReadFile(path)
-		c.Token = strings.TrimSpace(string(raw))
-		return err
-	})
+	fs.StringVar(&c.TokenFile, "token-file", "", "file that holds the join token; it is removed once the node has its certificate")
 	fs.StringVar(&c.NodeName, "node-name", strings.ToLower(host), "name of this node")
 	fs.Var(list{&c.NodeIPs}, "node-ip", "address of this node; found out when not given")
 	fs.StringVar(&c.StateDir, "state-dir", "/var/lib/keelson", "folder that survives a reboot")

@@ -53,7 +53,7 @@ func New(cfg Config) (*Node, error) {
 	n.session = cfg.Session
 	var serve func(agent.NodeServer)
 	if n.session == nil {
-		s := session.New(session.Config{NodeName: cfg.NodeName, Servers: cfg.Servers, Token: cfg.Token, StateDir: filepath.Join(cfg.StateDir, "session"), RunDir: filepath.Join(cfg.RunDir, "session"),
+		s := session.New(session.Config{NodeName: cfg.NodeName, Servers: cfg.Servers, Token: cfg.Token, TokenFile: cfg.TokenFile, StateDir: filepath.Join(cfg.StateDir, "session"), RunDir: filepath.Join(cfg.RunDir, "session"),
 			Version: Version, BootID: n.facts.info.BootID, Facts: n.facts.node(), Log: cfg.Log.With("part", "session")})
 		n.session, serve = s, s.Serve
 	}

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"net"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -26,18 +28,20 @@ func (s *Session) identify(ctx context.Context) (*identity, error) {
 	if err == nil || !errors.Is(err, errNoIdentity) {
 		return id, err
 	}
-	if s.cfg.Token == "" {
-		return nil, fmt.Errorf("node %s: %w and no join token is configured", s.cfg.NodeName, err)
+	token, tokenErr := s.joinToken()
+	if tokenErr != nil {
+		return nil, fmt.Errorf("node %s: %w: %w", s.cfg.NodeName, err, tokenErr)
 	}
-	token, err := parseToken(s.cfg.Token)
+	req, err := newRequest(s.cfg.NodeName)
 	if err != nil {
-		return nil, fmt.Errorf("node %s: %w", s.cfg.NodeName, err)
+		return nil, err
 	}
 	delay := backoff.Backoff{Min: 200 * time.Millisecond, Max: 5 * time.Second, Jitter: 0.5}
 	for {
 		for _, address := range s.cfg.Servers {
-			id, err := s.enroll(ctx, token, address)
+			id, err := s.enroll(ctx, token, req, address)
 			if err == nil {
+				s.forgetToken()
 				return id, nil
 			}
 			if final(err) {
@@ -51,6 +55,32 @@ func (s *Session) identify(ctx context.Context) (*identity, error) {
 	}
 }
 
+// joinToken reads the configured token.
+func (s *Session) joinToken() (joinToken, error) {
+	text := s.cfg.Token
+	if text == "" && s.cfg.TokenFile != "" {
+		raw, err := os.ReadFile(s.cfg.TokenFile)
+		if err != nil {
+			return joinToken{}, fmt.Errorf("reading the join token: %w", err)
+		}
+		text = string(raw)
+	}
+	if text == "" {
+		return joinToken{}, errors.New("no join token is configured")
+	}
+	return parseToken(text)
+}
+
+// forgetToken removes the token from disk: the node has its certificate.
+func (s *Session) forgetToken() {
+	if s.cfg.TokenFile == "" {
+		return
+	}
+	if err := os.Remove(s.cfg.TokenFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		s.log.Warn("the join token could not be removed", "err", err)
+	}
+}
+
 // final says that asking again would get the same answer.
 func final(err error) bool {
 	switch status.Code(err) {
@@ -60,7 +90,7 @@ func final(err error) bool {
 	return false
 }
 
-func (s *Session) enroll(ctx context.Context, token joinToken, address string) (*identity, error) {
+func (s *Session) enroll(ctx context.Context, token joinToken, req signingRequest, address string) (*identity, error) {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "server address %q: %v", address, err)
@@ -70,20 +100,16 @@ func (s *Session) enroll(ctx context.Context, token joinToken, address string) (
 		return nil, err
 	}
 	defer conn.Close()
-	key, csr, err := request(s.cfg.NodeName)
-	if err != nil {
-		return nil, err
-	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	got, err := fleetv1.NewEnrollmentClient(conn).Enroll(ctx, &fleetv1.EnrollRequest{Token: token.whole, NodeName: s.cfg.NodeName, CsrDer: csr})
+	got, err := fleetv1.NewEnrollmentClient(conn).Enroll(ctx, &fleetv1.EnrollRequest{Token: token.whole, NodeName: s.cfg.NodeName, CsrDer: req.der})
 	if err != nil {
 		return nil, err
 	}
 	if err := token.checkCA(got.CaPem); err != nil {
 		return nil, err
 	}
-	both := append(append([]byte(nil), got.CertificatePem...), key...)
+	both := append(append([]byte(nil), got.CertificatePem...), req.key...)
 	id, err := newIdentity(both, got.CaPem)
 	if err != nil {
 		return nil, err
@@ -146,7 +172,7 @@ func (s *Session) keepRenewed(ctx context.Context, id *identity, now func() time
 
 // renew asks any replica for a fresh certificate of a fresh key.
 func (s *Session) renew(ctx context.Context, id *identity) error {
-	key, csr, err := request(s.cfg.NodeName)
+	req, err := newRequest(s.cfg.NodeName)
 	if err != nil {
 		return err
 	}
@@ -154,10 +180,10 @@ func (s *Session) renew(ctx context.Context, id *identity) error {
 	for _, l := range s.replicas.links() {
 		call, cancel := context.WithTimeout(ctx, 10*time.Second)
 		var got *fleetv1.RenewResponse
-		got, err = fleetv1.NewFleetClient(l.conn).RenewCertificate(call, &fleetv1.RenewRequest{CsrDer: csr})
+		got, err = fleetv1.NewFleetClient(l.conn).RenewCertificate(call, &fleetv1.RenewRequest{CsrDer: req.der})
 		cancel()
 		if err == nil {
-			return id.replace(s.cfg.StateDir, append(append([]byte(nil), got.CertificatePem...), key...))
+			return id.replace(s.cfg.StateDir, append(append([]byte(nil), got.CertificatePem...), req.key...))
 		}
 	}
 	return fmt.Errorf("renew certificate of node %s: %w", s.cfg.NodeName, err)

@@ -143,23 +143,29 @@ func (id *identity) replace(dir string, keyAndCert []byte) error {
 	return nil
 }
 
-// request makes a key and a signing request for the node.
-func request(node string) (keyPEM, csrDER []byte, err error) {
+// signingRequest asks for a certificate. One that asks again for want of an answer asks with the same key: then it is
+// known as the one that asked before.
+type signingRequest struct {
+	key []byte // PEM
+	der []byte
+}
+
+func newRequest(node string) (signingRequest, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, nil, fmt.Errorf("make the node's key: %w", err)
+		return signingRequest{}, fmt.Errorf("make the node's key: %w", err)
 	}
-	csrDER, err = x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
+	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
 		Subject: pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}},
 	}, key)
 	if err != nil {
-		return nil, nil, fmt.Errorf("make the node's signing request: %w", err)
+		return signingRequest{}, fmt.Errorf("make the node's signing request: %w", err)
 	}
 	der, err := x509.MarshalPKCS8PrivateKey(key)
 	if err != nil {
-		return nil, nil, fmt.Errorf("encode the node's key: %w", err)
+		return signingRequest{}, fmt.Errorf("encode the node's key: %w", err)
 	}
-	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), csrDER, nil
+	return signingRequest{pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), csr}, nil
 }
 
 // pinned is the TLS configuration for enrolment: the server must present a chain to the CA that the token

@@ -29,11 +29,13 @@ type Config struct {
 	NodeName string
 	Servers  []string // host:port of fleet listeners to begin with; the list learnt from the control plane is stored and used as well
 	Token    string   // join token; used only while the node has no certificate
-	StateDir string   // key, certificate, replica list and checkpoint; created 0700
-	RunDir   string   // emptied by a reboot (tmpfs): Secrets and tokens of the checkpoint
-	Version  string   // of the agent
-	BootID   string   // of the machine
-	Facts    *v1.Node // what the node says of itself at first; Facts replaces it
+	// TokenFile holds the join token when Token is empty. It is removed once the node has its certificate.
+	TokenFile string
+	StateDir  string   // key, certificate, replica list and checkpoint; created 0700
+	RunDir    string   // emptied by a reboot (tmpfs): Secrets and tokens of the checkpoint
+	Version   string   // of the agent
+	BootID    string   // of the machine
+	Facts     *v1.Node // what the node says of itself at first; Facts replaces it
 
 	Server agent.NodeServer                                            // answers tunnels; may be set by Serve before Run
 	Dial   func(ctx context.Context, address string) (net.Conn, error) // nil: TCP

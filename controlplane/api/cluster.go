@@ -15,6 +15,21 @@ const (
 	PathClusterVerify = "/cluster/backup/verify" // POST a file: ClusterBackup
 )
 
+// ClusterToken asks for a join token. What is left out: a day for nodes and an
+// hour for replicas, one use or as many as there are names, under any name.
+type ClusterToken struct {
+	Role    string   `json:"role"` // "node" or "controlplane"
+	TTL     string   `json:"ttl,omitempty"`
+	Uses    int      `json:"uses,omitempty"`
+	Names   []string `json:"names,omitempty"`   // of those who may join with it
+	Replace bool     `json:"replace,omitempty"` // also where a Node of the name exists
+}
+
+// ClusterTokenResult is a new join token.
+type ClusterTokenResult struct {
+	Token string `json:"token"`
+}
+
 // HeaderBackupSum is the trailer of a backup: the SHA-256 of the file, in hex.
 const HeaderBackupSum = "Keelson-Sha256"
 

@@ -85,6 +85,9 @@ type Request struct {
 
 	// Fence, when not zero, is the raft term under which the write was decided.
 	Fence uint64
+	// ClusterVerb says that the write is part of a verb of the cluster, which alone may touch the records of join
+	// tokens and of revocations. Callers in this process set it; no request over HTTP can.
+	ClusterVerb bool
 	// TraceParent is the W3C trace context of the caller; "" starts a new trace on create.
 	TraceParent string
 	// UserAgent for field managers and the audit.

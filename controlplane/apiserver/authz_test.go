@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/pki"
 )
 
@@ -300,7 +301,23 @@ func TestServiceAccountTokens(t *testing.T) {
 func TestJoinTokenIsNobody(t *testing.T) {
 	r := start(t, nil)
 	token := pki.NewToken(pki.RoleNode, r.trust.CA.Cert)
-	r.must(token.Record(time.Now().Add(time.Hour), "test"))
+	record := r.trust.TokenKey().Record(token, pki.Grant{Expires: time.Now().Add(time.Hour), Uses: 1})
+	if _, err := r.admin().CoreV1().Secrets(record.Namespace).Create(within(t), record, metav1.CreateOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("a record of a join token that an administrator writes: %v", err)
+	}
+	other := record.DeepCopy()
+	other.Type = corev1.SecretTypeOpaque
+	r.must(other) // what does not claim to be one is a Secret like any other
+	if err := r.admin().CoreV1().Secrets(record.Namespace).Delete(within(t), record.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	system := api.User{Name: api.UserAPIServer, Groups: []string{api.GroupMasters}}
+	if _, err := client.Create(within(t), client.New(r.Backend(), r.cfg.Kinds).As(system).ForClusterVerb(), record); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.admin().CoreV1().Secrets(record.Namespace).Patch(within(t), record.Name, types.MergePatchType, []byte(`{"data":{"used":"MA=="}}`), metav1.PatchOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("a record of a join token that an administrator changes: %v", err)
+	}
 	c := r.http(nil)
 	for _, path := range []string{"/api/v1/nodes", "/version", "/api"} {
 		refused(t, r.call(c, "GET", path, "", "Authorization", "Bearer "+token.String()), 401, "invalid bearer token")

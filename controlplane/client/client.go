@@ -25,6 +25,7 @@ type Client struct {
 	kinds   *api.Kinds
 	user    api.User
 	fence   uint64
+	verb    bool
 	trace   string
 }
 
@@ -38,6 +39,9 @@ func (c *Client) As(u api.User) *Client { d := *c; d.user = u; return &d }
 
 // Fenced returns a client whose writes apply only in the leadership term.
 func (c *Client) Fenced(term uint64) *Client { d := *c; d.fence = term; return &d }
+
+// ForClusterVerb returns a client whose writes are part of a verb of the cluster (api.Request.ClusterVerb).
+func (c *Client) ForClusterVerb() *Client { d := *c; d.verb = true; return &d }
 
 // Traced returns a client whose calls belong to a W3C trace context.
 func (c *Client) Traced(traceParent string) *Client { d := *c; d.trace = traceParent; return &d }
@@ -53,7 +57,7 @@ func request[T api.Object](c *Client, verb api.Verb, namespace, name string) (*a
 		namespace = ""
 	}
 	return &api.Request{User: c.user, Verb: verb, Kind: k, Namespace: namespace, Name: name,
-		Fence: c.fence, TraceParent: c.trace, UserAgent: c.user.Name}, nil
+		Fence: c.fence, ClusterVerb: c.verb, TraceParent: c.trace, UserAgent: c.user.Name}, nil
 }
 
 // do performs a call whose answer is a T.

@@ -2,7 +2,13 @@ package fleet
 
 import (
 	"context"
+	"crypto/rand"
+	"crypto/sha256"
 	"crypto/x509"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -13,11 +19,11 @@ import (
 	"google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/pki"
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
@@ -43,55 +49,146 @@ func nodeOfCertificate(c *x509.Certificate) (string, bool) {
 	return node, ok && node != "" && slices.Contains(c.Subject.Organization, api.GroupNodes)
 }
 
-// The uses of join tokens.
-const (
-	useNode         = "node"
-	useControlPlane = "controlplane"
-)
+// errNoToken is what every refused join token looks like from outside; the log has the reason.
+var errNoToken = status.Error(codes.Unauthenticated, "fleet: the join token is unknown, expired, used up or of another kind")
 
-// checkToken judges a join token. Every refusal looks alike from outside; the log has the reason.
-func (s *Server) checkToken(ctx context.Context, token, use string) error {
-	refused := status.Error(codes.Unauthenticated, "fleet: the join token is unknown, expired or of another kind")
-	source, now := sourceOf(ctx), time.Now()
-	if s.refusals.exhausted(source, now) {
-		return status.Errorf(codes.ResourceExhausted, "fleet: too many joins from %s have failed: wait some seconds", source)
+// join is one who asks to join with a token.
+type join struct {
+	srv    *Server
+	token  pki.Token
+	role   pki.Role
+	name   string // under which it wants to join
+	source netip.Addr
+	api    *client.Client
+}
+
+// joining begins a join, unless too many of its source have failed.
+func (s *Server) joining(ctx context.Context, token string, role pki.Role, name string) (*join, error) {
+	j := &join{srv: s, role: role, name: name, source: sourceOf(ctx), api: s.cfg.Client.As(s.cfg.System).ForClusterVerb()}
+	if s.refusals.exhausted(j.source, time.Now()) {
+		return nil, status.Errorf(codes.ResourceExhausted, "fleet: too many joins from %s have failed: wait some seconds", j.source)
 	}
-	fields := strings.Split(token, ".") // keelson1.USE.ID.SECRET.CAHASH
-	if len(fields) != 5 || len(validation.IsDNS1123Subdomain(fields[2])) > 0 {
-		s.refusals.note(source, now, "no join token", "use", use)
-		return refused
+	var err error
+	if j.token, err = pki.ParseToken(token); err != nil {
+		return nil, j.refuse(err)
 	}
-	c := s.cfg.Client.As(s.cfg.System)
-	secret, err := client.Get[*v1.Secret](ctx, c, metav1.NamespaceSystem, "bootstrap-token-"+fields[2])
+	if j.token.Role != role {
+		return nil, j.refuse(fmt.Errorf("the token is for role %q, not %q", j.token.Role, role))
+	}
+	return j, nil
+}
+
+func (j *join) refuse(why error) error {
+	j.srv.refusals.note(j.source, time.Now(), why.Error(), "id", j.token.ID, "role", j.role, "name", j.name)
+	return errNoToken
+}
+
+// record reads what stands for the token.
+func (j *join) record(ctx context.Context) (*v1.Secret, error) {
+	secret, err := client.Get[*v1.Secret](ctx, j.api, pki.TokenNamespace, j.token.SecretName())
 	if apierrors.IsNotFound(err) {
-		s.refusals.note(source, now, "no such token", "id", fields[2], "use", use)
-		return refused
+		return nil, j.refuse(errors.New("no such token"))
 	}
 	if err != nil {
-		return status.Errorf(codes.Unavailable, "fleet: read join token: %v", err)
+		return nil, status.Errorf(codes.Unavailable, "fleet: read join token: %v", err)
 	}
-	if err := s.cfg.CheckToken(token, use, secret, time.Now()); err != nil {
-		s.refusals.note(source, now, err.Error(), "id", fields[2], "use", use)
-		return refused
+	return secret, nil
+}
+
+// check says what the token grants.
+func (j *join) check(ctx context.Context) (pki.Grant, error) {
+	secret, err := j.record(ctx)
+	if err != nil {
+		return pki.Grant{}, err
 	}
-	return nil
+	g, err := j.srv.cfg.TokenKey.Check(j.token, secret, j.name, time.Now())
+	if err != nil {
+		return g, j.refuse(err)
+	}
+	return g, nil
+}
+
+// spendTries is how often a use is taken down anew because others join with the same token.
+const spendTries = 50
+
+// spend takes down that user, a single word, joins with the token. After it the join cannot be refused any more.
+func (j *join) spend(ctx context.Context, user string) error {
+	for range spendTries {
+		secret, err := j.record(ctx)
+		if err != nil {
+			return err
+		}
+		next, err := j.srv.cfg.TokenKey.Use(j.token, secret, j.name, user, time.Now())
+		if err != nil {
+			return j.refuse(err)
+		}
+		if next == nil {
+			return nil
+		}
+		_, err = client.Update(ctx, j.api, next)
+		if err == nil {
+			return nil
+		}
+		if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+			return status.Errorf(codes.Unavailable, "fleet: record the use of join token %s: %v", j.token.ID, err)
+		}
+	}
+	return status.Errorf(codes.Unavailable, "fleet: too many join with token %s at once: try again", j.token.ID)
 }
 
 // Enroll implements fleetv1.EnrollmentServer.
 func (s *Server) Enroll(ctx context.Context, r *fleetv1.EnrollRequest) (*fleetv1.EnrollResponse, error) {
 	if msgs := validation.IsDNS1123Subdomain(r.NodeName); len(msgs) > 0 {
-		return nil, status.Errorf(codes.InvalidArgument, "fleet: enroll node %q: bad name: %s", r.NodeName, strings.Join(msgs, "; "))
+		return nil, status.Errorf(codes.InvalidArgument, "fleet: enroll node %.80q: bad name: %s", r.NodeName, strings.Join(msgs, "; "))
 	}
-	if err := s.checkToken(ctx, r.Token, useNode); err != nil {
+	j, err := s.joining(ctx, r.Token, pki.RoleNode, r.NodeName)
+	if err != nil {
+		return nil, err
+	}
+	grant, err := j.check(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := j.vacant(ctx, grant); err != nil {
 		return nil, err
 	}
 	cert, err := s.cfg.SignNode(r.NodeName, r.CsrDer)
 	if err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "fleet: enroll node %s: %v", r.NodeName, err)
 	}
+	if err := j.spend(ctx, r.NodeName+"/"+requestKey(r.CsrDer)); err != nil {
+		return nil, err
+	}
 	list, _ := s.cfg.Replicas()
-	s.cfg.Log.Info("node enrolled", "node", r.NodeName)
+	s.cfg.Log.Info("node enrolled", "node", r.NodeName, "token", j.token.ID, "source", j.source)
 	return &fleetv1.EnrollResponse{CertificatePem: cert, CaPem: s.cfg.CA(), Replicas: list}, nil
+}
+
+// vacant refuses the name of a Node that exists, unless the token was made for that.
+func (j *join) vacant(ctx context.Context, grant pki.Grant) error {
+	if grant.Replace {
+		return nil
+	}
+	_, err := client.Get[*v1.Node](ctx, j.api, "", j.name)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil
+	case err != nil:
+		return status.Errorf(codes.Unavailable, "fleet: read node %s: %v", j.name, err)
+	}
+	j.srv.refusals.note(j.source, time.Now(), "a Node of this name exists", "id", j.token.ID, "name", j.name)
+	return status.Errorf(codes.PermissionDenied, "fleet: node %s exists: delete it, or have it replaced by a token of "+
+		"'kctl cluster token create --names %s --replace'", j.name, j.name)
+}
+
+// requestKey tells the keys of signing requests apart.
+func requestKey(csr []byte) string {
+	r, err := x509.ParseCertificateRequest(csr)
+	if err != nil {
+		return "" // then nothing was signed
+	}
+	sum := sha256.Sum256(r.RawSubjectPublicKeyInfo)
+	return hex.EncodeToString(sum[:12])
 }
 
 // EnrollReplica implements fleetv1.EnrollmentServer.
@@ -100,16 +197,24 @@ func (s *Server) EnrollReplica(ctx context.Context, r *fleetv1.EnrollReplicaRequ
 		return nil, status.Error(codes.Unimplemented, "fleet: this replica does not enrol others")
 	}
 	if msgs := validation.IsDNS1123Label(r.Name); len(msgs) > 0 {
-		return nil, status.Errorf(codes.InvalidArgument, "fleet: enroll replica %q: bad name: %s", r.Name, strings.Join(msgs, "; "))
+		return nil, status.Errorf(codes.InvalidArgument, "fleet: enroll replica %.80q: bad name: %s", r.Name, strings.Join(msgs, "; "))
 	}
-	if err := s.checkToken(ctx, r.Token, useControlPlane); err != nil {
+	j, err := s.joining(ctx, r.Token, pki.RoleControlPlane, r.Name)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := j.check(ctx); err != nil {
 		return nil, err
 	}
 	out, err := s.cfg.EnrollReplica(ctx, r)
 	if err != nil {
 		return nil, status.Errorf(codes.Unavailable, "fleet: enroll replica %s: %v", r.Name, err)
 	}
-	s.cfg.Log.Info("replica enrolled", "name", r.Name, "peer", r.PeerAddress)
+	// Every answer is a use of its own: it holds the keys of the cluster, and nothing proves that two come from one machine.
+	if err := j.spend(ctx, r.Name+"/"+rand.Text()); err != nil {
+		return nil, err
+	}
+	s.cfg.Log.Info("replica enrolled", "name", r.Name, "peer", r.PeerAddress, "token", j.token.ID, "source", j.source)
 	return out, nil
 }
 

@@ -23,12 +23,12 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	coordinationv1 "k8s.io/api/coordination/v1"
-	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/client-go/tools/cache"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/internal/door"
 	"keelson.dev/keelson/internal/lifecycle"
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
@@ -53,9 +53,8 @@ type Config struct {
 
 	Cluster Cluster
 
-	// CheckToken judges a join token for a use ("node" or "controlplane") against the Secret
-	// kube-system/bootstrap-token-ID that it names; nil error means valid.
-	CheckToken func(token, use string, secret *v1.Secret, now time.Time) error
+	// TokenKey is the key by which join tokens are known as this cluster's.
+	TokenKey pki.TokenKey
 	// SignNode checks the CSR and signs a certificate for CN system:node:NAME, O system:nodes.
 	SignNode func(node string, csrDER []byte) (certPEM []byte, err error)
 	// CA returns the cluster CA in PEM.

@@ -6,15 +6,11 @@ import (
 	"crypto/subtle"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
 	"time"
-
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // Why a token of any sort is refused. Every error of a token function wraps one of them.
@@ -96,74 +92,6 @@ func (t Token) String() string {
 // LogValue keeps the secret out of logs.
 func (t Token) LogValue() slog.Value {
 	return slog.GroupValue(slog.String("role", string(t.Role)), slog.String("id", t.ID))
-}
-
-// Where and how a join token is kept in the API: never the secret, only its hash.
-const (
-	TokenNamespace    = metav1.NamespaceSystem
-	TokenSecretPrefix = "bootstrap-token-"
-	TokenSecretType   = corev1.SecretType("keelson.dev/join-token")
-
-	tokenKeyID      = "token-id"
-	tokenKeyHash    = "token-secret-sha256"
-	tokenKeyExpires = "expiration"
-	tokenKeyUsage   = "usage-" // + role = "true"
-	tokenKeyNote    = "description"
-)
-
-// SecretName is the name of the Secret that stands for the token.
-func (t Token) SecretName() string { return TokenSecretPrefix + t.ID }
-
-// Record builds the Secret that stands for the token. A zero expires means never.
-func (t Token) Record(expires time.Time, description string) *corev1.Secret {
-	s := &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Namespace: TokenNamespace, Name: t.SecretName()},
-		Type:       TokenSecretType,
-		Data: map[string][]byte{
-			tokenKeyID:                     []byte(t.ID),
-			tokenKeyHash:                   []byte(t.secretHash()),
-			tokenKeyUsage + string(t.Role): []byte("true"),
-		},
-	}
-	if !expires.IsZero() {
-		s.Data[tokenKeyExpires] = []byte(expires.UTC().Format(time.RFC3339))
-	}
-	if description != "" {
-		s.Data[tokenKeyNote] = []byte(description)
-	}
-	return s
-}
-
-// CheckToken says whether the Secret of the cluster stands for the token and
-// still lets its bearer in: nil, or an error wrapping ErrMalformed (the Secret
-// is no join token), ErrWrongSecret, ErrWrongRole or ErrExpired.
-func CheckToken(t Token, record *corev1.Secret, now time.Time) error {
-	refuse := func(why error) error { return fmt.Errorf("pki: join token %q: %w", t.ID, why) }
-	if record == nil || record.Type != TokenSecretType || string(record.Data[tokenKeyID]) != t.ID {
-		return refuse(fmt.Errorf("%w: Secret %s/%s does not stand for it", ErrMalformed, TokenNamespace, t.SecretName()))
-	}
-	if subtle.ConstantTimeCompare(record.Data[tokenKeyHash], []byte(t.secretHash())) != 1 {
-		return refuse(ErrWrongSecret)
-	}
-	if string(record.Data[tokenKeyUsage+string(t.Role)]) != "true" {
-		return refuse(fmt.Errorf("%w than %q", ErrWrongRole, t.Role))
-	}
-	if text, ok := record.Data[tokenKeyExpires]; ok {
-		expires, err := time.Parse(time.RFC3339, string(text))
-		if err != nil {
-			return refuse(fmt.Errorf("%w: its expiration is no time: %w", ErrMalformed, err))
-		}
-		if !now.Before(expires) {
-			return refuse(fmt.Errorf("%w at %s", ErrExpired, expires.Format(time.RFC3339)))
-		}
-	}
-	return nil
-}
-
-// secretHash needs no salt or stretching: the secret is random, not a password.
-func (t Token) secretHash() string {
-	sum := sha256.Sum256([]byte(t.Secret))
-	return hex.EncodeToString(sum[:])
 }
 
 // PinnedTLS is for a machine that knows nothing of the cluster but the token: it

@@ -5,6 +5,7 @@ import (
 	"crypto/ecdsa"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -51,9 +52,11 @@ func TestJoinToken(t *testing.T) {
 	}
 }
 
-func TestCheckToken(t *testing.T) {
-	tok := NewToken(RoleNode, newTrust(t).CA.Cert)
-	record := tok.Record(t0.Add(time.Hour), "for w1")
+func TestTokenRecord(t *testing.T) {
+	trust := newTrust(t)
+	key, tok := trust.TokenKey(), NewToken(RoleNode, trust.CA.Cert)
+	grant := Grant{Expires: t0.Add(time.Hour), Uses: 2, Note: "for w1"}
+	record := key.Record(tok, grant)
 	for _, v := range record.Data {
 		if bytes.Contains(v, []byte(tok.Secret)) {
 			t.Error("the Secret holds the token's secret")
@@ -62,29 +65,75 @@ func TestCheckToken(t *testing.T) {
 	guess, upgraded := tok, tok
 	guess.Secret = strings.Repeat("a", tokenKeyLen)
 	upgraded.Role = RoleControlPlane
-	foreign := record.DeepCopy()
-	foreign.Type = corev1.SecretTypeOpaque
-	garbled := record.DeepCopy()
-	garbled.Data["expiration"] = []byte("soon")
+	changed := func(change func(s *corev1.Secret)) *corev1.Secret {
+		s := record.DeepCopy()
+		change(s)
+		return s
+	}
+	named := grant
+	named.Names = []string{"w1", "w2"}
 	for _, c := range []struct {
-		name   string
+		what   string
 		tok    Token
 		record *corev1.Secret
+		name   string
 		now    time.Time
 		want   error
 	}{
-		{"good", tok, record, t0, nil},
-		{"no expiry", tok, tok.Record(time.Time{}, ""), t0.AddDate(50, 0, 0), nil},
-		{"expired", tok, record, t0.Add(time.Hour), ErrExpired},
-		{"wrong secret", guess, record, t0, ErrWrongSecret},
-		{"more than it may", upgraded, record, t0, ErrWrongRole},
-		{"no Secret", tok, nil, t0, ErrMalformed},
-		{"some Secret", tok, foreign, t0, ErrMalformed},
-		{"garbled expiry", tok, garbled, t0, ErrMalformed},
+		{"good", tok, record, "w9", t0, nil},
+		{"expired", tok, record, "w9", t0.Add(time.Hour), ErrExpired},
+		{"wrong secret", guess, record, "w9", t0, ErrWrongSecret},
+		{"more than it may", upgraded, record, "w9", t0, ErrWrongRole},
+		{"no Secret", tok, nil, "w9", t0, ErrMalformed},
+		{"some Secret", tok, changed(func(s *corev1.Secret) { s.Type = corev1.SecretTypeOpaque }), "w9", t0, ErrMalformed},
+		{"longer", tok, changed(func(s *corev1.Secret) { s.Data["expiration"] = []byte("2099-01-01T00:00:00Z") }), "w9", t0, ErrForged},
+		{"more uses", tok, changed(func(s *corev1.Secret) { s.Data["uses"] = []byte("9") }), "w9", t0, ErrForged},
+		{"one field more", tok, changed(func(s *corev1.Secret) { s.Data["replace"] = []byte("true") }), "w9", t0, ErrForged},
+		{"one field less", tok, changed(func(s *corev1.Secret) { delete(s.Data, "mac") }), "w9", t0, ErrForged},
+		{"of another cluster", tok, newTrust(t).TokenKey().Record(tok, grant), "w9", t0, ErrForged},
+		{"named", tok, key.Record(tok, named), "w2", t0, nil},
+		{"not named", tok, key.Record(tok, named), "w3", t0, ErrWrongName},
 	} {
-		if err := CheckToken(c.tok, c.record, c.now); !errors.Is(err, c.want) {
-			t.Errorf("%s: %v, want %v", c.name, err, c.want)
+		if _, err := key.Check(c.tok, c.record, c.name, c.now); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", c.what, err, c.want)
 		}
+	}
+}
+
+// A token counts its uses; one who did not hear the answer asks again without another.
+func TestTokenUses(t *testing.T) {
+	trust := newTrust(t)
+	key, tok := trust.TokenKey(), NewToken(RoleNode, trust.CA.Cert)
+	record := key.Record(tok, Grant{Expires: t0.Add(time.Hour), Uses: 2})
+	use := func(user string) error {
+		next, err := key.Use(tok, record, "w", user, t0)
+		if next != nil {
+			record = next
+		}
+		return err
+	}
+	first := record
+	for i, c := range []struct {
+		user string
+		want error
+	}{{"a", nil}, {"a", nil}, {"b", nil}, {"a", nil}, {"c", ErrUsedUp}, {"b", nil}} {
+		if err := use(c.user); !errors.Is(err, c.want) {
+			t.Errorf("use %d, by %s: %v, want %v", i, c.user, err, c.want)
+		}
+	}
+	if string(first.Data["used"]) != "0" {
+		t.Error("the record that was given has changed")
+	}
+	many := key.Record(tok, Grant{Expires: t0.Add(time.Hour), Uses: 1000})
+	for i := range 1000 {
+		next, err := key.Use(tok, many, "w", fmt.Sprint("node-", i), t0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		many = next
+	}
+	if n := len(many.Data["used-by"]); n > 1000 {
+		t.Errorf("the record names its users in %d bytes", n)
 	}
 }
 

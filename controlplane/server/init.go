@@ -22,8 +22,31 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// founderTokenLife is how long the tokens of a new cluster let machines join.
-const founderTokenLife = 24 * time.Hour
+// Founding is what may be chosen of a new cluster besides its configuration.
+type Founding struct {
+	KubeconfigServer string // the API's URL in the kubeconfig; default this replica
+	NodeTokenUses    int    // how many workers may join with the first token; default 100
+	ReplicaTokenUses int    // how many replicas may join with the other; default 1
+}
+
+func (f *Founding) defaults(c Config, cluster Cluster) error {
+	if f.KubeconfigServer == "" {
+		f.KubeconfigServer = "https://" + at(c.Advertise, cluster.APIPort)
+	}
+	for _, u := range []struct {
+		flag string
+		uses *int
+		d    int
+	}{{"--node-token-uses", &f.NodeTokenUses, 100}, {"--replica-token-uses", &f.ReplicaTokenUses, 1}} {
+		if *u.uses == 0 {
+			*u.uses = u.d
+		}
+		if *u.uses < 1 || *u.uses > maxTokenUses {
+			return fmt.Errorf("%s %d: want 1 to %d", u.flag, *u.uses, maxTokenUses)
+		}
+	}
+	return nil
+}
 
 // Founded is what making a cluster yields.
 type Founded struct {
@@ -35,18 +58,24 @@ type Founded struct {
 
 // founder waits on disk for the store to exist: the tokens as they will be recorded.
 type founder struct {
-	Tokens  []string  `json:"tokens"`
-	Expires time.Time `json:"expires"`
+	Tokens        []string  `json:"tokens"`
+	Expires       time.Time `json:"expires"`
+	ReplicasUntil time.Time `json:"replicasUntil"` // when the token for replicas expires
+	NodeUses      int       `json:"nodeUses"`
+	ReplicaUses   int       `json:"replicaUses"`
 }
 
 // Init makes a new cluster on this replica's disk: its trust, its configuration
 // and the first join tokens. It refuses a folder that belongs to one.
-func Init(c Config, cluster Cluster, kubeconfigServer string) (Founded, error) {
+func Init(c Config, cluster Cluster, o Founding) (Founded, error) {
 	if err := c.check(); err != nil {
 		return Founded{}, err
 	}
 	cluster.defaults()
 	if err := cluster.validate(); err != nil {
+		return Founded{}, err
+	}
+	if err := o.defaults(c, cluster); err != nil {
 		return Founded{}, err
 	}
 	now := time.Now()
@@ -59,12 +88,12 @@ func Init(c Config, cluster Cluster, kubeconfigServer string) (Founded, error) {
 		return Founded{}, err
 	}
 	node, replica := pki.NewToken(pki.RoleNode, trust.CA.Cert), pki.NewToken(pki.RoleControlPlane, trust.CA.Cert)
-	f := founder{Tokens: []string{node.String(), replica.String()}, Expires: now.Add(founderTokenLife)}
+	f := founder{
+		Tokens: []string{node.String(), replica.String()}, Expires: now.Add(nodeTokenLife), ReplicasUntil: now.Add(replicaTokenLife),
+		NodeUses: o.NodeTokenUses, ReplicaUses: o.ReplicaTokenUses,
+	}
 	if err := writeJSON(filepath.Join(c.DataDir, foundersFile), f); err != nil {
 		return Founded{}, err
-	}
-	if kubeconfigServer == "" {
-		kubeconfigServer = "https://" + at(c.Advertise, cluster.APIPort)
 	}
 	admin, err := trust.CA.Issue(pki.Admin(), now)
 	if err != nil {
@@ -75,7 +104,7 @@ func Init(c Config, cluster Cluster, kubeconfigServer string) (Founded, error) {
 		out.EncryptionKeys = KeyFile(c.DataDir)
 	}
 	err = pki.Kubeconfig{
-		Cluster: cluster.Name, Server: kubeconfigServer, CAPEM: trust.CA.PEM(), User: "keelson-admin",
+		Cluster: cluster.Name, Server: o.KubeconfigServer, CAPEM: trust.CA.PEM(), User: "keelson-admin",
 		CertPEM: admin.CertPEM, KeyPEM: admin.KeyPEM,
 	}.Write(out.Kubeconfig)
 	if err != nil {

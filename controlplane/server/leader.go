@@ -216,7 +216,11 @@ func (r *Replica) recordFounderTokens(ctx context.Context, fence uint64) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", path, err)
 		}
-		if err := r.recordToken(ctx, fence, t, f.Expires, "made with the cluster"); err != nil {
+		g := pki.Grant{Expires: f.Expires, Uses: f.NodeUses, Note: "made with the cluster"}
+		if t.Role == pki.RoleControlPlane {
+			g.Expires, g.Uses = f.ReplicasUntil, f.ReplicaUses
+		}
+		if err := r.recordToken(ctx, fence, t, g); err != nil {
 			return err
 		}
 	}
@@ -225,15 +229,6 @@ func (r *Replica) recordFounderTokens(ctx context.Context, fence uint64) error {
 		return err
 	}
 	r.pending.Store(false)
-	return nil
-}
-
-func (r *Replica) recordToken(ctx context.Context, fence uint64, t pki.Token, expires time.Time, note string) error {
-	c := r.client.As(api.User{Name: api.UserAPIServer, Groups: []string{api.GroupMasters, api.GroupAuthenticated}}).Fenced(fence)
-	_, err := client.Create[*v1.Secret](ctx, c, t.Record(expires, note))
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("recording join token %s: %w", t.ID, err)
-	}
 	return nil
 }
 

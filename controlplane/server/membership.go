@@ -55,8 +55,6 @@ func (r *Replica) enrollReplica(_ context.Context, req *fleetv1.EnrollReplicaReq
 	if len(list) == 0 { // before the first round: at least ourselves
 		list = []*fleetv1.Replica{{Name: r.cfg.Name, ApiAddress: at(r.cfg.Advertise, r.cluster.APIPort), FleetAddress: at(r.cfg.Advertise, r.cluster.FleetPort)}}
 	}
-	token, _ := pki.ParseToken(req.GetToken()) // it was checked
-	r.log.Info("replica enrolled", "replica", req.GetName(), "address", req.GetPeerAddress(), "token", token.ID)
 	return &fleetv1.EnrollReplicaResponse{
 		Files: map[string][]byte{bundleName: bundle}, Replicas: list, ClusterConfigJson: string(cluster),
 	}, nil
@@ -217,10 +215,4 @@ func (r *Replica) keepMembers(ctx context.Context) error {
 		}
 		_ = wait.Delay(ctx, membersEvery) // when ctx ends, one last look
 	}
-}
-
-// newToken makes and records a join token for a user.
-func (r *Replica) newToken(ctx context.Context, role pki.Role, life time.Duration, user string) (pki.Token, error) {
-	t := pki.NewToken(role, r.trust.CA.Cert)
-	return t, r.recordToken(ctx, 0, t, time.Now().Add(life), "made by "+user)
 }

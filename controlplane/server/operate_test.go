@@ -157,7 +157,7 @@ func TestBackupAndRestore(t *testing.T) {
 	// A cluster of its own takes it only when told to.
 	other := p.config(2)
 	q := &plane{t: t, whole: t, dir: p.dir, cluster: p.cluster, members: map[string]*running{}}
-	if q.founded, err = Init(other, p.cluster, ""); err != nil {
+	if q.founded, err = Init(other, p.cluster, Founding{}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Restore(other, file, RestoreOptions{}); err == nil || !strings.Contains(err.Error(), "--any-cluster") {

@@ -10,13 +10,11 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/raftstore"
 )
 
@@ -35,45 +33,6 @@ func (l lateStreams) Exec(ctx context.Context, node string, q api.ExecRequest, s
 
 func (l lateStreams) PortForward(ctx context.Context, node string, pod types.UID, port int32, conn io.ReadWriteCloser) error {
 	return l.r.fleet.PortForward(ctx, node, pod, port, conn)
-}
-
-// serveTokens answers POST /cluster/tokens {"role", "ttl"}; authorization has happened.
-func (r *Replica) serveTokens(w http.ResponseWriter, req *http.Request, d *deed) {
-	var q struct{ Role, TTL string }
-	if !posted(w, req, &q) {
-		return
-	}
-	d.object, d.more = q.Role, []any{"ttl", q.TTL}
-	role, life, err := tokenRequest(q.Role, q.TTL)
-	if err != nil {
-		refuse(w, http.StatusBadRequest, err)
-		return
-	}
-	t, err := r.newToken(req.Context(), role, life, api.CallerOf(req.Context()).User.Name)
-	if err != nil {
-		refuse(w, http.StatusInternalServerError, err)
-		return
-	}
-	d.more = append(d.more, "token", t.ID) // by which one finds who has joined with it
-	answer(w, map[string]string{"token": t.String()})
-}
-
-const maxTokenLife = 365 * 24 * time.Hour
-
-func tokenRequest(role, ttl string) (pki.Role, time.Duration, error) {
-	switch pki.Role(role) {
-	case pki.RoleNode, pki.RoleControlPlane:
-	default:
-		return "", 0, fmt.Errorf("role %q: want %s or %s", role, pki.RoleNode, pki.RoleControlPlane)
-	}
-	life, err := time.ParseDuration(ttl)
-	if err != nil {
-		return "", 0, fmt.Errorf("ttl %q: want a duration such as 24h", ttl)
-	}
-	if life <= 0 || life > maxTokenLife {
-		return "", 0, errors.New("ttl: want more than 0 and at most 8760h")
-	}
-	return pki.Role(role), life, nil
 }
 
 func answer(w http.ResponseWriter, v any) {

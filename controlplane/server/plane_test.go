@@ -115,7 +115,7 @@ func newPlane(t *testing.T, replicas int, change func(*Config)) *plane {
 			p.join(c)
 		} else {
 			var err error
-			if p.founded, err = Init(c, p.cluster, ""); err != nil {
+			if p.founded, err = Init(c, p.cluster, Founding{ReplicaTokenUses: 100}); err != nil {
 				t.Fatal(err)
 			}
 			if p.ca, err = pki.Load(TrustFolder(c)); err != nil {

@@ -15,7 +15,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/version"
 
 	"keelson.dev/keelson/controlplane/api"
@@ -276,17 +275,8 @@ func (r *Replica) wireFleet(ln net.Listener, serving *pki.Rotator) {
 	r.fleet = fleet.New(fleet.Config{
 		Replica: r.cfg.Name, Listener: ln, TLS: chain(pki.ServerTLS(r.trust.Pool(), serving, time.Now)),
 		Client: r.client, Informers: r.informers,
-		Cluster: fleet.Cluster{Name: r.cluster.Name, ClusterCIDR: r.cluster.ClusterCIDR, ServiceCIDR: r.cluster.ServiceCIDR, Domain: r.cluster.Domain},
-		CheckToken: func(token, use string, secret *v1.Secret, now time.Time) error {
-			t, err := pki.ParseToken(token)
-			if err != nil {
-				return err
-			}
-			if string(t.Role) != use {
-				return fmt.Errorf("the token is for role %q, not %q", t.Role, use)
-			}
-			return pki.CheckToken(t, secret, now)
-		},
+		Cluster:  fleet.Cluster{Name: r.cluster.Name, ClusterCIDR: r.cluster.ClusterCIDR, ServiceCIDR: r.cluster.ServiceCIDR, Domain: r.cluster.Domain},
+		TokenKey: r.trust.TokenKey(),
 		SignNode: func(node string, csr []byte) ([]byte, error) {
 			return r.trust.CA.SignAgent(csr, node, agentCertificateLife, time.Now())
 		},

@@ -61,7 +61,9 @@ func (l *Lab) initCluster(ctx context.Context) (initResult, []byte, error) {
 	cmd := first.Command(ctx, l.bin("keelson-controlplane"), "init",
 		"--name="+first.Name, "--data-dir=/var/lib/keelson/controlplane", "--advertise-address="+first.IP.String(),
 		"--cluster-name=keelson-lab", "--cluster-cidr="+ClusterCIDR, "--service-cidr="+ServiceCIDR,
-		"--kubeconfig-server=https://"+l.Config.Listen, "--output=json")
+		"--kubeconfig-server=https://"+l.Config.Listen, "--output=json",
+		"--node-token-uses="+strconv.Itoa(max(1, len(l.hosts(RoleWorker)))),
+		"--replica-token-uses="+strconv.Itoa(max(1, len(l.hosts(RoleControlPlane))-1)))
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {

@@ -375,7 +375,7 @@ func TestMajorityLost(t *testing.T) {
 		return err
 	})
 	configMap(t, cs, ns, "alone")
-	token := strings.TrimSpace(bed.Kctl(t, "cluster", "token", "create", "--role", "controlplane"))
+	token := strings.TrimSpace(bed.Kctl(t, "cluster", "token", "create", "--role", "controlplane", "--uses", "2"))
 	for _, lost := range []string{"cp1", "cp3"} {
 		mustOffline(t, lost, "join", "--advertise-address="+bed.Host(t, lost).IP.String(), "--token="+token, "--server="+bed.Host(t, "cp2").IP.String()+fmt.Sprintf(":%d", lab.FleetPort))
 		mustLab(t, bed.Lab().Restart, lost)

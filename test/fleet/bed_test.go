@@ -45,6 +45,9 @@ const (
 	patience  = 15 * time.Second
 )
 
+// tokenKey is that of all beds.
+var tokenKey = pki.TokenKey("a key of this test")
+
 // bed is a control plane of several replicas over one store.
 type bed struct {
 	clocks clocks
@@ -109,7 +112,7 @@ func newBedWith(t *testing.T, with clocks, names ...string) *bed {
 		b.create(&v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}})
 	}
 	tok := pki.NewToken(pki.RoleNode, ca.Cert)
-	b.create(tok.Record(time.Now().Add(time.Hour), "test"))
+	b.create(tokenKey.Record(tok, pki.Grant{Expires: time.Now().Add(time.Hour), Uses: 1000}))
 	b.token = tok.String()
 	for _, n := range names {
 		b.start(n)
@@ -157,17 +160,8 @@ func (b *bed) start(name string) *replica {
 	r.fleet = fleet.New(fleet.Config{
 		Replica: name, Listener: ln, TLS: pki.ServerTLS(b.trust.Pool(), rotator, time.Now),
 		Client: b.client, Informers: informers,
-		Cluster: fleet.Cluster{Name: "test", ClusterCIDR: "10.0.0.0/16", ServiceCIDR: "10.96.0.0/16", Domain: "cluster.local"},
-		CheckToken: func(token, use string, secret *v1.Secret, now time.Time) error {
-			tok, err := pki.ParseToken(token)
-			if err != nil {
-				return err
-			}
-			if string(tok.Role) != use {
-				return errors.New("wrong use")
-			}
-			return pki.CheckToken(tok, secret, now)
-		},
+		Cluster:  fleet.Cluster{Name: "test", ClusterCIDR: "10.0.0.0/16", ServiceCIDR: "10.96.0.0/16", Domain: "cluster.local"},
+		TokenKey: tokenKey,
 		SignNode: func(node string, csr []byte) ([]byte, error) {
 			life := time.Duration(b.certLife.Swap(0))
 			if life == 0 {

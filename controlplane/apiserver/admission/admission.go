@@ -73,6 +73,7 @@ func Validating(c Config) []Plugin {
 		{"MirrorPods", mirrorPods(c.Cluster)},
 		{"NodeRestriction", nodeRestriction(c)},
 		{"PersistentVolumeClaimResize", claimGrowth(c.Cluster)},
+		{"ClusterRecords", clusterRecords},
 		{"PodSecurity", c.PodSecurity},
 		{"RBACEscalation", c.Escalation},
 	}

@@ -45,14 +45,15 @@ func identity(c *cobra.Command, cfg *server.Config) {
 func initCommand() *cobra.Command {
 	var cfg server.Config
 	var cluster server.Cluster
-	var kubeconfigServer, output string
+	var founding server.Founding
+	var output string
 	c := &cobra.Command{
 		Use:     "init",
 		Short:   "Make a new cluster: its keys, its configuration, the first join tokens",
 		Example: "  keelson-controlplane init --advertise-address 192.0.2.11 --cluster-name prod",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			f, err := server.Init(cfg, cluster, kubeconfigServer)
+			f, err := server.Init(cfg, cluster, founding)
 			if err != nil {
 				return err
 			}
@@ -60,8 +61,9 @@ func initCommand() *cobra.Command {
 				return json.NewEncoder(c.OutOrStdout()).Encode(f)
 			}
 			fmt.Fprintf(c.OutOrStdout(), "cluster made. Start this replica with 'keelson-controlplane run'.\n\n"+
-				"kubeconfig of the administrator:  %s\nfurther replicas join with token: %s\nworkers join with token:          %s\n(tokens are good for 24 hours)\n",
-				f.Kubeconfig, f.ControlPlaneToken, f.NodeToken)
+				"kubeconfig of the administrator:  %s\nfurther replicas join with token: %s\nworkers join with token:          %s\n"+
+				"(the first is good for %d use within an hour, the second for %d within 24 hours; 'kctl cluster token create' makes others)\n",
+				f.Kubeconfig, f.ControlPlaneToken, f.NodeToken, founding.ReplicaTokenUses, founding.NodeTokenUses)
 			if f.EncryptionKeys != "" {
 				fmt.Fprintf(c.OutOrStdout(), "key file of the stores and backups: %s (keep a copy elsewhere: its loss is the loss of the data)\n", f.EncryptionKeys)
 			}
@@ -74,7 +76,9 @@ func initCommand() *cobra.Command {
 	f.StringVar(&cluster.ClusterCIDR, "cluster-cidr", "10.244.0.0/16", "addresses of pods")
 	f.StringVar(&cluster.ServiceCIDR, "service-cidr", "10.96.0.0/16", "addresses of Services")
 	f.StringVar(&cluster.Domain, "cluster-domain", "cluster.local", "DNS domain of the cluster")
-	f.StringVar(&kubeconfigServer, "kubeconfig-server", "", "the API's URL in the kubeconfig (default: this replica)")
+	f.IntVar(&founding.NodeTokenUses, "node-token-uses", 100, "how many workers may join with the token that is printed")
+	f.IntVar(&founding.ReplicaTokenUses, "replica-token-uses", 1, "how many further replicas may join with the token that is printed")
+	f.StringVar(&founding.KubeconfigServer, "kubeconfig-server", "", "the API's URL in the kubeconfig (default: this replica)")
 	f.StringVar(&cfg.Store.Keys, "encryption-keys", "", "file of keys that encrypt the stores of all replicas, which the operator then hands to each of them; "+
 		"'none' leaves them in clear (default: a new one in pki of the data folder, which joining replicas receive)")
 	f.StringVarP(&output, "output", "o", "text", "text or json")
@@ -83,7 +87,7 @@ func initCommand() *cobra.Command {
 
 func joinCommand() *cobra.Command {
 	var cfg server.Config
-	var token string
+	var token, tokenFile string
 	var servers []string
 	c := &cobra.Command{
 		Use:     "join",
@@ -91,11 +95,23 @@ func joinCommand() *cobra.Command {
 		Example: "  keelson-controlplane join --advertise-address 192.0.2.12 --token keelson1.controlplane... --server 192.0.2.11",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if tokenFile != "" && token == "" {
+				raw, err := os.ReadFile(tokenFile)
+				if err != nil {
+					return fmt.Errorf("--token-file: %w", err)
+				}
+				token = string(raw)
+			}
 			if token == "" || len(servers) == 0 {
-				return fmt.Errorf("--token and --server are needed: 'kctl cluster token create --role controlplane' makes a token")
+				return fmt.Errorf("--token (or --token-file) and --server are needed: 'kctl cluster token create --role controlplane' makes a token")
 			}
 			if err := server.Join(c.Context(), cfg, strings.TrimSpace(token), servers); err != nil {
 				return err
+			}
+			if tokenFile != "" {
+				if err := os.Remove(tokenFile); err != nil {
+					fmt.Fprintf(c.ErrOrStderr(), "the token, which is used up, could not be removed: %v\n", err)
+				}
 			}
 			fmt.Fprintln(c.OutOrStdout(), "joined. Start this replica with 'keelson-controlplane run'.")
 			return nil
@@ -103,6 +119,7 @@ func joinCommand() *cobra.Command {
 	}
 	identity(c, &cfg)
 	c.Flags().StringVar(&token, "token", "", "join token for a control-plane replica")
+	c.Flags().StringVar(&tokenFile, "token-file", "", "file that holds the join token; it is removed when the replica has joined")
 	c.Flags().StringArrayVar(&servers, "server", nil, "address of a replica, with the port at which it listens for agents when that is not 6444 (repeatable)")
 	return c
 }

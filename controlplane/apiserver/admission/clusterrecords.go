@@ -1,0 +1,29 @@
+package admission
+
+import (
+	"context"
+	"errors"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/pki"
+)
+
+// clusterRecords leaves the records of join tokens to the verb that makes
+// them, whoever asks: a record that was written by hand would let nobody in, and
+// one that was put back would give uses anew. Deleting one is how a token is withdrawn.
+func clusterRecords(_ context.Context, r *api.Request, obj, old api.Object) error {
+	if !is(r, "secrets") || obj == nil || r.ClusterVerb {
+		return nil
+	}
+	for _, o := range []api.Object{obj, old} {
+		if s, ok := o.(*corev1.Secret); ok && s.Type == pki.TokenSecretType {
+			return apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, obj.GetName(),
+				errors.New("records of join tokens are made by 'kctl cluster token create' only"))
+		}
+	}
+	return nil
+}
