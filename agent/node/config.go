@@ -57,6 +57,7 @@ type Config struct {
 	RegistryMirrors          map[string][]string // registry, or "*" for those not named → hosts asked before it, in order
 	SeccompDefault           bool
 	PodSecurity              *pod.Ceiling // nil: every pod may run
+	ClusterDNS               []string     // of pods; none: Service kube-system/kube-dns
 	ResolvConf               string
 	MaxPods                  int64
 	PodPIDs                  int64 // processes and threads that one pod may have; negative = no limit
@@ -123,6 +124,7 @@ func Flags(fs *flag.FlagSet) *Config {
 			c.PodSecurity, err = pod.ParseCeiling(s)
 			return err
 		})
+	fs.Var(list{&c.ClusterDNS}, "cluster-dns", "DNS server of the cluster for pods (repeatable; default: the address of Service kube-system/kube-dns, where there is one)")
 	fs.StringVar(&c.ResolvConf, "resolv-conf", "/etc/resolv.conf", "resolver configuration that pods inherit")
 	fs.Int64Var(&c.MaxPods, "max-pods", 110, "how many pods the node takes")
 	fs.Int64Var(&c.PodPIDs, "pod-max-pids", 4096, "how many processes and threads one pod may have; -1: no limit")

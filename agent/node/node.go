@@ -83,7 +83,8 @@ func New(cfg Config) (*Node, error) {
 		serve(n.server)
 	}
 	pods := pod.New(pod.Config{NodeName: cfg.NodeName, HostIPs: cfg.NodeIPs, Paths: cfg.paths(), Runtime: runtime, Images: images, Volumes: volumes, Objects: n.session, Reporter: n.session,
-		Prober: prober, Node: n.facts.admitting(n.session), Written: written, ResolvConf: cfg.ResolvConf, SeccompDefault: cfg.SeccompDefault,
+		Prober: prober, Node: n.facts.admitting(n.session), Written: written,
+		ClusterDNS: clusterDNS(cfg.ClusterDNS, n.session), ResolvConf: cfg.ResolvConf, SeccompDefault: cfg.SeccompDefault,
 		PodPIDs: cfg.PodPIDs, Ceiling: cfg.PodSecurity, Log: cfg.Log.With("part", "pods")})
 	n.part("pods", pods.Run)
 	n.part("facts", func(ctx context.Context) error {

@@ -163,6 +163,8 @@ func TestOtherValidation(t *testing.T) {
 		"spec: Required value: must specify a volume type")
 	has(t, "local", judge[*corev1.PersistentVolume](t, "{metadata: {name: a}, spec: {accessModes: [ReadWriteOnce], capacity: {storage: 1Gi}, local: {path: /a}}}"),
 		"spec.nodeAffinity: Required value: Local volume requires node affinity")
+	has(t, "mount options", judge[*corev1.PersistentVolume](t, "{metadata: {name: a}, spec: {accessModes: [ReadWriteOnce], capacity: {storage: 1Gi}, hostPath: {path: /a}, mountOptions: [ro]}}"),
+		"spec.mountOptions: Forbidden: only volumes of CSI drivers are mounted with options")
 	has(t, "taints", judge[*corev1.Node](t, "{metadata: {name: a}, spec: {taints: [{key: a, effect: NoRun}, {key: b, effect: NoExecute}, {key: b, effect: NoExecute}]}}"),
 		`spec.taints[0].effect: Unsupported value: "NoRun"`, "spec.taints[2]: Duplicate value")
 	has(t, "class", judge[*storagev1.StorageClass](t, "{metadata: {name: a}}"), "provisioner: Required value")
