@@ -12,6 +12,8 @@ type ObjectList struct {
 	metav1.TypeMeta
 	metav1.ListMeta
 	Items []Object
+	// Bytes is about how much the items take: what they take in the store.
+	Bytes int64
 	// Changed is the resourceVersion of the newest change to any object of the
 	// kind, at most that of the list: who follows a watch has seen everything
 	// when it has reached this.

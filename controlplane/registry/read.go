@@ -183,6 +183,7 @@ type page struct {
 	revision  raftstore.Revision
 	changed   raftstore.Revision
 	items     []api.Object
+	bytes     int64  // of the items as stored
 	last      string // key of the last item
 	more      bool
 	remaining *int64 // known for lists without selectors
@@ -207,6 +208,7 @@ func pageOf(kc *kindCache, s *snapshot, rev raftstore.Revision, f *filter, after
 			return !f.selective() // count what remains only where that is cheap
 		}
 		p.items = append(p.items, e.obj)
+		p.bytes += int64(len(e.value))
 		p.last = e.key
 		return true
 	})
@@ -273,6 +275,7 @@ func (p *page) add(c *cache, f *filter, it raftstore.Item, limit int) bool {
 		return false
 	}
 	p.items, p.last = append(p.items, e.obj), key
+	p.bytes += int64(len(it.Value))
 	return true
 }
 
@@ -294,7 +297,7 @@ func (p *page) object(req *api.Request) (runtime.Object, error) {
 		meta.Continue = continueToken{Revision: int64(p.revision), After: p.last}.encode()
 	}
 	if req.Pointers {
-		l := &api.ObjectList{ListMeta: meta, Items: p.items, Changed: formatRevision(min(p.changed, p.revision))}
+		l := &api.ObjectList{ListMeta: meta, Items: p.items, Bytes: p.bytes, Changed: formatRevision(min(p.changed, p.revision))}
 		l.SetGroupVersionKind(p.kc.kind.ListGVK())
 		return l, nil
 	}

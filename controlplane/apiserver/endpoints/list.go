@@ -7,7 +7,6 @@ import (
 	"fmt"
 
 	"google.golang.org/protobuf/encoding/protowire"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"keelson.dev/keelson/controlplane/api"
 )
@@ -77,18 +76,11 @@ func (h *Handler) encodeProtoList(l *api.ObjectList) ([]byte, error) {
 		}
 		size += protowire.SizeTag(listItemsField) + protowire.SizeBytes(len(raws[i]))
 	}
-	head, err := (&runtime.TypeMeta{APIVersion: l.APIVersion, Kind: l.Kind}).Marshal()
+	head, err := protoHead(l.TypeMeta, meta, size)
 	if err != nil {
 		return nil, err
 	}
-	out := make([]byte, 0, size+len(head)+32)
-	out = append(out, protoPrefix...)
-	out = protowire.AppendTag(out, 1, protowire.BytesType)
-	out = protowire.AppendBytes(out, head)
-	out = protowire.AppendTag(out, rawField, protowire.BytesType)
-	out = protowire.AppendVarint(out, uint64(size))
-	out = protowire.AppendTag(out, listMetaField, protowire.BytesType)
-	out = protowire.AppendBytes(out, meta)
+	out := append(make([]byte, 0, size+len(head)), head...)
 	for _, raw := range raws {
 		out = protowire.AppendTag(out, listItemsField, protowire.BytesType)
 		out = protowire.AppendBytes(out, raw)

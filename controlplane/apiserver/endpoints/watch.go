@@ -5,12 +5,13 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net/http"
 	"time"
 
+	"google.golang.org/protobuf/encoding/protowire"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 
@@ -61,7 +62,9 @@ type eventStream struct {
 	h      *Handler
 	format Format
 	view   *viewer
-	buf    bytes.Buffer
+	buf    bytes.Buffer // small events that travel together
+	w      io.Writer
+	gone   bool // the client does not read any more
 }
 
 // batchBytes is how much may be gathered before it is sent.
@@ -70,6 +73,7 @@ const batchBytes = 64 << 10
 // run writes until something ends it. Events that are ready together travel together.
 func (s *eventStream) run(ctx context.Context, w http.ResponseWriter, events watch.Interface, closing <-chan struct{}) {
 	out := http.NewResponseController(w)
+	s.w = w
 	if out.Flush() != nil {
 		return
 	}
@@ -82,12 +86,12 @@ func (s *eventStream) run(ctx context.Context, w http.ResponseWriter, events wat
 		case ev, open := <-events.ResultChan():
 			for more := true; more; {
 				if !open {
-					s.send(w, out)
+					s.send(out)
 					return
 				}
 				if err := s.add(ev); err != nil {
 					s.fail(err)
-					s.send(w, out)
+					s.send(out)
 					return
 				}
 				more = false
@@ -99,20 +103,27 @@ func (s *eventStream) run(ctx context.Context, w http.ResponseWriter, events wat
 					}
 				}
 			}
-			if !s.send(w, out) {
+			if !s.send(out) {
 				return
 			}
 		}
 	}
 }
 
-func (s *eventStream) send(w http.ResponseWriter, out *http.ResponseController) bool {
-	if s.buf.Len() == 0 {
-		return true
+func (s *eventStream) send(out *http.ResponseController) bool {
+	s.write()
+	return !s.gone && out.Flush() == nil
+}
+
+// write hands over what has been gathered. Room that one large batch took is not kept: there are many watches.
+func (s *eventStream) write() {
+	if s.buf.Len() > 0 && !s.gone {
+		_, err := s.w.Write(s.buf.Bytes())
+		s.gone = err != nil
 	}
-	_, err := w.Write(s.buf.Bytes())
-	s.buf.Reset()
-	return err == nil && out.Flush() == nil
+	if s.buf.Reset(); s.buf.Cap() > 2*batchBytes {
+		s.buf = bytes.Buffer{}
+	}
 }
 
 // fail tells the client why the stream ends.
@@ -161,23 +172,39 @@ func (s *eventStream) shape(ev watch.Event) (runtime.Object, error) {
 	}
 }
 
-// frame appends one event: a line of JSON, or a length and a protobuf message.
+// frame adds one event: a line of JSON, or a length and a protobuf message. A
+// large object goes out as the bytes that all watches share, without a copy.
 func (s *eventStream) frame(t watch.EventType, object []byte) {
+	after := "}\n"
 	if s.format.Media == mediaProto {
-		ev := metav1.WatchEvent{Type: string(t), Object: runtime.RawExtension{Raw: object}}
-		data, err := ev.Marshal()
-		if err != nil {
-			return
-		}
-		var size [4]byte
-		binary.BigEndian.PutUint32(size[:], uint32(len(data)))
-		s.buf.Write(size[:])
-		s.buf.Write(data)
-		return
+		after = ""
+		s.protoHead(t, len(object))
+	} else {
+		object = bytes.TrimSuffix(object, []byte("\n"))
+		s.buf.WriteString(`{"type":"`)
+		s.buf.WriteString(string(t))
+		s.buf.WriteString(`","object":`)
 	}
-	s.buf.WriteString(`{"type":"`)
-	s.buf.WriteString(string(t))
-	s.buf.WriteString(`","object":`)
-	s.buf.Write(bytes.TrimSuffix(object, []byte("\n")))
-	s.buf.WriteString("}\n")
+	if len(object) < batchBytes {
+		s.buf.Write(object)
+	} else if s.write(); !s.gone {
+		_, err := s.w.Write(object)
+		s.gone = err != nil
+	}
+	s.buf.WriteString(after)
+}
+
+// protoHead writes a metav1.WatchEvent as far as the raw object in its RawExtension.
+func (s *eventStream) protoHead(t watch.EventType, object int) {
+	const typeField, objectField, rawExtensionField = 1, 2, 1
+	inner := protowire.SizeTag(rawExtensionField) + protowire.SizeBytes(object)
+	size := protowire.SizeTag(typeField) + protowire.SizeBytes(len(t)) + protowire.SizeTag(objectField) + protowire.SizeBytes(inner)
+	head := binary.BigEndian.AppendUint32(s.buf.AvailableBuffer(), uint32(size))
+	head = protowire.AppendTag(head, typeField, protowire.BytesType)
+	head = protowire.AppendString(head, string(t))
+	head = protowire.AppendTag(head, objectField, protowire.BytesType)
+	head = protowire.AppendVarint(head, uint64(inner))
+	head = protowire.AppendTag(head, rawExtensionField, protowire.BytesType)
+	head = protowire.AppendVarint(head, uint64(object))
+	s.buf.Write(head)
 }

@@ -30,6 +30,10 @@ var gzipWriters = sync.Pool{New: func() any {
 
 // answer writes an object in the negotiated shape and representation.
 func (h *Handler) answer(ctx context.Context, w http.ResponseWriter, r *http.Request, req *api.Request, f Format, status int, obj runtime.Object) {
+	if l, ok := obj.(*api.ObjectList); ok && status == http.StatusOK && streams(l, f) {
+		h.stream(w, r, req, f, l)
+		return
+	}
 	if f.As != viewObject && obj != nil {
 		v, err := h.viewer(r, req.Kind, f)
 		if err == nil {
