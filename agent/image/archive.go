@@ -3,6 +3,8 @@ package image
 import (
 	"archive/tar"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -49,18 +51,13 @@ func (s *Store) importFolder(ctx context.Context) {
 			continue
 		}
 		file := filepath.Join(s.cfg.Archives, e.Name())
-		mark, err := markOf(file)
-		if err == nil && done[e.Name()] != mark || !s.hasAll(done[e.Name()].IDs) {
-			var names []string
-			names, err = s.importArchive(ctx, file)
-			if err == nil {
-				s.log.Info("archive imported", "archive", file, "images", names)
-				mark.IDs = s.idsOf(names)
-				done[e.Name()], changed = mark, true
-			}
-		}
+		mark, err := s.importOnce(ctx, file, done[e.Name()], done)
 		if err != nil {
 			s.log.Error("an archive cannot be imported", "archive", file, "error", err)
+			continue
+		}
+		if done[e.Name()] != mark {
+			done[e.Name()], changed = mark, true
 		}
 	}
 	if changed {
@@ -70,19 +67,60 @@ func (s *Store) importFolder(ctx context.Context) {
 	}
 }
 
-// archiveMark tells an archive that was imported from one that was replaced. IDs
-// are what it held, separated by commas.
-type archiveMark struct {
-	Size, Time int64
-	IDs        string
-}
-
-func markOf(file string) (archiveMark, error) {
+// importOnce imports an archive unless what it holds is here. last is its mark from an earlier start. One that was
+// touched, copied or renamed is known by its digest among all the marks.
+func (s *Store) importOnce(ctx context.Context, file string, last archiveMark, all map[string]archiveMark) (archiveMark, error) {
 	st, err := os.Stat(file)
 	if err != nil {
 		return archiveMark{}, err
 	}
-	return archiveMark{Size: st.Size(), Time: st.ModTime().UnixNano()}, nil
+	mark := archiveMark{Size: st.Size(), Time: st.ModTime().UnixNano()}
+	if last.Digest != "" && last.Size == mark.Size && last.Time == mark.Time && s.hasAll(last.IDs) {
+		return last, nil
+	}
+	if mark.Digest, err = digestOf(ctx, file); err != nil {
+		return archiveMark{}, err
+	}
+	for _, m := range all {
+		if m.Digest == mark.Digest && s.hasAll(m.IDs) {
+			mark.IDs = m.IDs
+			return mark, nil
+		}
+	}
+	names, err := s.importArchive(ctx, file)
+	if err != nil {
+		return archiveMark{}, err
+	}
+	s.imported.Add(1)
+	s.log.Info("archive imported", "archive", file, "images", names)
+	mark.IDs = s.idsOf(names)
+	return mark, nil
+}
+
+// archiveMark tells an archive that was imported from others. IDs are what it held, separated by commas.
+type archiveMark struct {
+	Size, Time int64
+	Digest     string
+	IDs        string
+}
+
+func digestOf(ctx context.Context, file string) (string, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	sum := sha256.New()
+	for {
+		if _, err := io.CopyN(sum, f, 16<<20); err == io.EOF {
+			return "sha256:" + hex.EncodeToString(sum.Sum(nil)), nil
+		} else if err != nil {
+			return "", err
+		}
+		if ctx.Err() != nil {
+			return "", ctx.Err()
+		}
+	}
 }
 
 func (s *Store) idsOf(names []string) string {
@@ -90,7 +128,11 @@ func (s *Store) idsOf(names []string) string {
 	defer s.mu.Unlock()
 	var ids []string
 	for _, n := range names {
-		ids = append(ids, s.names[n])
+		if id, ok := s.names[n]; ok {
+			ids = append(ids, id)
+		} else {
+			ids = append(ids, n) // it has no name but its id
+		}
 	}
 	slices.Sort(ids)
 	return strings.Join(slices.Compact(ids), ",")
@@ -121,7 +163,7 @@ func (s *Store) importArchive(ctx context.Context, file string) ([]string, error
 		return nil, err
 	}
 	defer os.RemoveAll(filepath.Dir(tmp))
-	if err := extractArchive(ctx, file, tmp); err != nil {
+	if err := extractArchive(ctx, file, tmp, s.limits); err != nil {
 		return nil, fmt.Errorf("%w: archive %s: %w", agent.ErrImageUnpack, file, err)
 	}
 	var found []named
@@ -185,7 +227,7 @@ func (n named) normalised() ([]string, error) {
 }
 
 // extractArchive writes the plain files of an archive below dir.
-func extractArchive(ctx context.Context, file, dir string) error {
+func extractArchive(ctx context.Context, file, dir string, limits Limits) error {
 	f, err := os.Open(file)
 	if err != nil {
 		return err
@@ -201,7 +243,8 @@ func extractArchive(ctx context.Context, file, dir string) error {
 		return err
 	}
 	defer root.Close()
-	t := tar.NewReader(stream)
+	m := meter{limits: limits, dir: dir}
+	t := tar.NewReader(&bounded{stream, limits.archiveBytes()})
 	for ctx.Err() == nil {
 		h, err := t.Next()
 		if err == io.EOF {
@@ -209,6 +252,9 @@ func extractArchive(ctx context.Context, file, dir string) error {
 		}
 		if err != nil {
 			return fmt.Errorf("read the archive: %w", err)
+		}
+		if err := m.entry(h.Name, h.Linkname); err != nil {
+			return fmt.Errorf("entry %.200q: %w", h.Name, err)
 		}
 		if h.Typeflag != tar.TypeReg {
 			continue
@@ -221,7 +267,7 @@ func extractArchive(ctx context.Context, file, dir string) error {
 		if err != nil {
 			return fmt.Errorf("entry %q: %w", h.Name, err)
 		}
-		_, err = io.Copy(out, t)
+		err = m.copy(out, t, h.Size)
 		if e := out.Close(); err == nil {
 			err = e
 		}

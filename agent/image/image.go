@@ -11,7 +11,8 @@
 //	base/              the mount points of every container, below all layers
 //	tmp/               what is being made or deleted; emptied at start
 //
-// and below Config.Run, records/ID: what a container stands on.
+// and below Config.Run, records/ID: what a container stands on. Root is for root alone, on a mount without devices and
+// set-user-id programs; Limits bound what an image may cost.
 //
 // Images and layers are made in tmp, synced and renamed, so what exists is whole. A
 // container need not survive a reboot: its folder counts while it has a record.
@@ -20,6 +21,7 @@ package image
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -43,6 +45,8 @@ type Config struct {
 	Mirrors  map[string][]string // registry host ("docker.io", or "*" for those not named) → hosts tried before it, in order
 	Insecure []string            // registry hosts spoken to over plain HTTP
 	CAs      map[string]string   // registry host → file with PEM certificates trusted for it
+
+	Limits Limits
 }
 
 // Store implements agent.Images.
@@ -55,6 +59,9 @@ type Store struct {
 	transport func() (*transport, error)
 	trash     sync.WaitGroup
 	discarded atomic.Int64
+	imported  atomic.Int64 // archives
+	limits    Limits
+	unpacking chan struct{} // a place for each image that is being unpacked
 
 	mu         sync.Mutex
 	images     map[string]*image    // by id, "sha256:..."
@@ -71,14 +78,22 @@ func New(cfg Config) *Store {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	s := &Store{cfg: cfg, log: cfg.Logger, ready: make(chan struct{}), images: map[string]*image{}, names: map[string]string{},
-		containers: map[string]container{}, busy: map[string]int{}}
+		containers: map[string]container{}, busy: map[string]int{}, limits: cfg.Limits.orDefaults()}
+	s.unpacking = make(chan struct{}, s.limits.Images)
 	s.transport = sync.OnceValues(func() (*transport, error) { return newTransport(cfg) })
 	return s
 }
 
 // Run removes half-made things of an earlier run, imports the archives folder and
 // serves until ctx ends. Verbs called earlier wait. It can be called once.
-func (s *Store) Run(ctx context.Context) error {
+func (s *Store) Run(ctx context.Context) (err error) {
+	open, err := seal(s.cfg.Root)
+	defer func() { err = errors.Join(err, open()) }()
+	if errors.Is(err, errUnsealed) {
+		s.log.Warn("the image store has no mount of its own", "error", err)
+	} else if err != nil {
+		return fmt.Errorf("prepare the image store: %w", err)
+	}
 	if err := os.RemoveAll(s.path("tmp")); err != nil {
 		return fmt.Errorf("clear scratch of the image store: %w", err)
 	}

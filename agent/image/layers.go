@@ -41,6 +41,11 @@ func chainIDs(diffs []v1.Hash) []string {
 // unpackAll makes sure that every layer is there. Layers are fetched and unpacked
 // in parallel; each is finished when those below it are.
 func (s *Store) unpackAll(ctx context.Context, what string, layers []v1.Layer, diffs []v1.Hash, chain []string) error {
+	leave, err := s.enter(ctx)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(parallelLayers)
 	finished := make([]chan struct{}, len(layers))
@@ -107,12 +112,12 @@ func (s *Store) unpackLayer(ctx context.Context, l v1.Layer, diff v1.Hash, chain
 	}
 	defer tar.Close()
 	sum := sha256.New()
-	u, err := newUnpacker(tmp)
+	u, err := newUnpacker(tmp, s.limits)
 	if err != nil {
 		return err
 	}
 	defer u.close()
-	whole := io.TeeReader(tar, sum)
+	whole := io.TeeReader(&bounded{tar, s.limits.archiveBytes()}, sum)
 	if err := u.unpack(whole); err != nil {
 		return err
 	}
@@ -136,7 +141,7 @@ func (s *Store) unpackLayer(ctx context.Context, l v1.Layer, diff v1.Hash, chain
 	if err := syncTree(tmp); err != nil {
 		return err
 	}
-	if err := saveJSON(final+".json", &layer{ChainID: chainID, DiffID: diff.String(), Bytes: u.bytes, Inodes: u.inodes}); err != nil {
+	if err := saveJSON(final+".json", &layer{ChainID: chainID, DiffID: diff.String(), Bytes: u.meter.bytes, Inodes: u.inodes}); err != nil {
 		return err
 	}
 	return os.Rename(tmp, final)

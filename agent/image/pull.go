@@ -207,6 +207,12 @@ func checkDigests(img v1.Image) error {
 	if err != nil {
 		return fmt.Errorf("read the manifest: %w", err)
 	}
+	if m.Config.Size > maxConfig {
+		return fmt.Errorf("%w: a config of %d bytes", errLimit, m.Config.Size)
+	}
+	if len(m.Layers) > maxLayers {
+		return fmt.Errorf("%w: %d layers, at most %d can be mounted", errLimit, len(m.Layers), maxLayers)
+	}
 	for _, c := range []struct {
 		what string
 		want v1.Hash

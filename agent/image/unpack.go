@@ -31,30 +31,27 @@ type unpacker struct {
 	dir  string
 	root *os.Root
 
-	room          int64 // free bytes when it began: a sparse file of any size costs an archive nothing
-	bytes, inodes int64
-	implied       []string        // folders that the layer uses and does not list
-	listed        map[string]bool // folders that it lists
-	links         []*tar.Header   // hard links to files of layers below
-	times         []folderTime
+	meter   meter
+	inodes  int64
+	implied []string        // folders that the layer uses and does not list
+	listed  map[string]bool // folders that it lists
+	links   []hardLink      // to files of layers below
+	times   []folderTime
 }
+
+type hardLink struct{ name, target string }
 
 type folderTime struct {
 	name string
 	time time.Time
 }
 
-func newUnpacker(dir string) (*unpacker, error) {
+func newUnpacker(dir string, limits Limits) (*unpacker, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return nil, err
 	}
-	var st unix.Statfs_t
-	if err := unix.Statfs(dir, &st); err != nil {
-		root.Close()
-		return nil, err
-	}
-	return &unpacker{dir: dir, root: root, listed: map[string]bool{}, room: int64(st.Bavail) * st.Bsize}, nil
+	return &unpacker{dir: dir, root: root, listed: map[string]bool{}, meter: meter{limits: limits, dir: dir}}, nil
 }
 
 func (u *unpacker) close() { u.root.Close() }
@@ -71,12 +68,15 @@ func (u *unpacker) unpack(r io.Reader) error {
 			return fmt.Errorf("read the archive: %w", err)
 		}
 		if err := u.entry(h, t); err != nil {
-			return fmt.Errorf("entry %q: %w", h.Name, err)
+			return fmt.Errorf("entry %.200q: %w", h.Name, err)
 		}
 	}
 }
 
 func (u *unpacker) entry(h *tar.Header, content io.Reader) error {
+	if err := u.meter.entry(h.Name, h.Linkname); err != nil {
+		return err
+	}
 	name, err := u.place(h.Name)
 	if err != nil {
 		return err
@@ -205,6 +205,9 @@ func (u *unpacker) makeFolders(dir string) error {
 	if err := u.makeFolders(path.Dir(dir)); err != nil {
 		return err
 	}
+	if err := u.meter.remember(dir); err != nil {
+		return err
+	}
 	u.implied = append(u.implied, dir)
 	u.inodes++
 	if err := u.root.Mkdir(dir, 0o755); err != nil {
@@ -226,6 +229,9 @@ func (u *unpacker) clear(name string, folder bool) error {
 }
 
 func (u *unpacker) folder(name string) error {
+	if err := u.meter.remember(name); err != nil {
+		return err
+	}
 	u.listed[name] = true
 	if err := u.root.Mkdir(name, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return err
@@ -234,20 +240,13 @@ func (u *unpacker) folder(name string) error {
 }
 
 func (u *unpacker) file(name string, h *tar.Header, content io.Reader) error {
-	if h.Size > u.room-u.bytes {
-		return fmt.Errorf("%d bytes do not fit: %w", h.Size, unix.ENOSPC)
-	}
 	f, err := u.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
-	n, err := io.Copy(f, content)
+	err = u.meter.copy(f, content, h.Size)
 	if e := f.Close(); err == nil {
 		err = e
-	}
-	u.bytes += n
-	if err == nil && n != h.Size {
-		err = io.ErrUnexpectedEOF
 	}
 	return err
 }
@@ -270,10 +269,8 @@ func (u *unpacker) link(name string, h *tar.Header) error {
 	target := path.Join(dir, path.Base(clean))
 	err = u.root.Link(target, name)
 	if errors.Is(err, os.ErrNotExist) {
-		late := *h
-		late.Name, late.Linkname = name, target
-		u.links = append(u.links, &late)
-		return nil
+		u.links = append(u.links, hardLink{name, target})
+		return u.meter.remember(name + target)
 	}
 	return err
 }
@@ -385,9 +382,9 @@ func (u *unpacker) finish(below []string) error {
 			return fmt.Errorf("folder %q: %w", dir, err)
 		}
 	}
-	for _, h := range u.links {
-		if err := u.linkBelow(h, below); err != nil {
-			return fmt.Errorf("entry %q: %w", h.Name, err)
+	for _, l := range u.links {
+		if err := u.linkBelow(l, below); err != nil {
+			return fmt.Errorf("entry %q: %w", l.name, err)
 		}
 	}
 	for i := len(u.times) - 1; i >= 0; i-- {
@@ -423,30 +420,30 @@ func (u *unpacker) inherit(dir string, below []string) error {
 }
 
 // linkBelow copies the file that a link means, as an overlay would on writing.
-func (u *unpacker) linkBelow(h *tar.Header, below []string) error {
+func (u *unpacker) linkBelow(l hardLink, below []string) error {
 	for _, lower := range below {
 		root, err := os.OpenRoot(lower)
 		if err != nil {
 			return err
 		}
-		err = u.copyFrom(root, h)
+		err = u.copyFrom(root, l)
 		root.Close()
 		if !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
 	}
-	return fmt.Errorf("link to %q, which is not there", h.Linkname)
+	return fmt.Errorf("link to %q, which is not there", l.target)
 }
 
-func (u *unpacker) copyFrom(root *os.Root, h *tar.Header) error {
-	st, err := root.Lstat(h.Linkname)
+func (u *unpacker) copyFrom(root *os.Root, l hardLink) error {
+	st, err := root.Lstat(l.target)
 	if err != nil {
 		return err
 	}
 	if !st.Mode().IsRegular() {
-		return fmt.Errorf("link to %q, which is no file", h.Linkname)
+		return fmt.Errorf("link to %q, which is no file", l.target)
 	}
-	src, err := root.Open(h.Linkname)
+	src, err := root.Open(l.target)
 	if err != nil {
 		return err
 	}
@@ -456,8 +453,8 @@ func (u *unpacker) copyFrom(root *os.Root, h *tar.Header) error {
 		return err
 	}
 	file := &tar.Header{Typeflag: tar.TypeReg, Size: st.Size(), Mode: int64(sys.Mode & 0o7777), Uid: int(sys.Uid), Gid: int(sys.Gid), ModTime: st.ModTime()}
-	if err := u.file(h.Name, file, src); err != nil {
+	if err := u.file(l.name, file, src); err != nil {
 		return err
 	}
-	return u.attributes(h.Name, file)
+	return u.attributes(l.name, file)
 }

@@ -60,7 +60,7 @@ func needRoot(t testing.TB) {
 
 func unpackTo(t testing.TB, dir string, below []string, entries ...entry) error {
 	t.Helper()
-	u, err := newUnpacker(dir)
+	u, err := newUnpacker(dir, Limits{}.orDefaults())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -199,7 +199,7 @@ func FuzzUnpack(f *testing.F) {
 		if err := os.Mkdir(inner, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		u, err := newUnpacker(inner)
+		u, err := newUnpacker(inner, Limits{}.orDefaults())
 		if err != nil {
 			t.Fatal(err)
 		}

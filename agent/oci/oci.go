@@ -99,6 +99,10 @@ func (r *Runtime) Run(ctx context.Context) error {
 			return fmt.Errorf("prepare the runtime's folders: %w", err)
 		}
 	}
+	// What containers leave there, set-user-id programs among it, is not for the host's users.
+	if err := os.Chmod(r.cfg.StateDir, 0o700); err != nil {
+		return fmt.Errorf("prepare the runtime's folders: %w", err)
+	}
 	var err error
 	if r.cgroups, err = findCgroups(r.cfg.CgroupRoot); err != nil {
 		return err
