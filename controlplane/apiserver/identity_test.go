@@ -13,10 +13,12 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/raftstore"
 )
 
 // A name of the cluster's own parts gives nothing by itself: neither borrowed by impersonation, nor in a
@@ -75,10 +77,19 @@ func TestNodeTokens(t *testing.T) {
 	r := start(t, nil)
 	ctx := within(t)
 	r.must(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}})
-	r.must(&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "csi.example"}, Spec: storagev1.CSIDriverSpec{
-		TokenRequests: []storagev1.TokenRequest{{Audience: "for-the-driver"}},
-	}})
 	no := false
+	// What a driver may ask tokens for cannot be set through the API; an object of before can say so all the same.
+	driver := r.must(&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "csi.example"}, Spec: storagev1.CSIDriverSpec{AttachRequired: &no}})
+	before := driver.(*storagev1.CSIDriver).DeepCopy()
+	before.Spec.TokenRequests = []storagev1.TokenRequest{{Audience: "for-the-driver"}}
+	before.SetGroupVersionKind(storagev1.SchemeGroupVersion.WithKind("CSIDriver"))
+	raw, err := r.registry.Encoded(before, runtime.ContentTypeProtobuf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.store.Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/registry/csidrivers/csi.example", raw)}}); err != nil {
+		t.Fatal(err)
+	}
 	bound := func(name string, volumes ...corev1.VolumeSource) *corev1.Pod {
 		p := newPod(name)
 		p.Spec.AutomountServiceAccountToken = &no
