@@ -71,6 +71,9 @@ type Kind struct {
 	// exists (ClusterIP, NodePort): created, kept or released in the same commit.
 	Reservations func(Object) []Reservation
 
+	// ReturnsDeleted says that a deletion which removes the object answers with its last state, not with a Status.
+	ReturnsDeleted bool
+
 	// GracePeriod, when not nil, makes deletion graceful: it returns the seconds to
 	// wait for this object (0 = delete at once).
 	GracePeriod func(obj Object, requested *int64) int64

@@ -11,6 +11,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"keelson.dev/keelson/controlplane/api"
@@ -45,11 +46,18 @@ func TestKubernetesServiceIsMended(t *testing.T) {
 		return func(*corev1.Service, *discoveryv1.EndpointSlice) error { return f() }
 	}
 	harm := map[string]func(svc *corev1.Service, slice *discoveryv1.EndpointSlice) error{
-		"the Service is gone":     do(func() error { return services.Delete(ctx, apiService, metav1.DeleteOptions{}) }),
-		"the slice is gone":       do(func() error { return slices.Delete(ctx, apiService, metav1.DeleteOptions{}) }),
-		"another port":            update(func(s *corev1.Service) { s.Spec.Ports[0].TargetPort = intstr.FromInt32(1) }),
-		"a selector":              update(func(s *corev1.Service) { s.Spec.Selector = map[string]string{"a": "b"} }),
-		"another type":            update(func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeNodePort }),
+		"the Service is gone": do(func() error { return services.Delete(ctx, apiService, metav1.DeleteOptions{}) }),
+		"the slice is gone":   do(func() error { return slices.Delete(ctx, apiService, metav1.DeleteOptions{}) }),
+		"another port":        update(func(s *corev1.Service) { s.Spec.Ports[0].TargetPort = intstr.FromInt32(1) }),
+		"a selector":          update(func(s *corev1.Service) { s.Spec.Selector = map[string]string{"a": "b"} }),
+		"another type":        update(func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeNodePort }),
+		"the Endpoints are gone": do(func() error {
+			return r.admin().CoreV1().Endpoints("default").Delete(ctx, apiService, metav1.DeleteOptions{})
+		}),
+		"other Endpoints": do(func() error {
+			_, err := r.admin().CoreV1().Endpoints("default").Patch(ctx, apiService, types.MergePatchType, []byte(`{"subsets":null}`), metav1.PatchOptions{})
+			return err
+		}),
 		"no endpoints":            updateSlice(func(e *discoveryv1.EndpointSlice) { e.Endpoints = nil }),
 		"no label on the slice":   updateSlice(func(e *discoveryv1.EndpointSlice) { e.Labels = nil }),
 		"another address":         do(func() error { return r.otherAddress(t, "10.96.0.77") }),
@@ -82,6 +90,11 @@ func TestKubernetesServiceIsMended(t *testing.T) {
 			if slice, err = slices.Get(ctx, apiService, metav1.GetOptions{}); err != nil || len(slice.Endpoints) != 1 ||
 				slice.Labels[discoveryv1.LabelServiceName] != apiService {
 				t.Errorf("%v %+v", err, slice)
+			}
+			old, err := r.admin().CoreV1().Endpoints("default").Get(ctx, apiService, metav1.GetOptions{})
+			if err != nil || len(old.Subsets) != 1 || len(old.Subsets[0].Addresses) != 1 || old.Subsets[0].Addresses[0].IP != apiEnd[0].Addr().String() ||
+				old.Subsets[0].Ports[0].Port != 6443 || old.Labels[discoveryv1.LabelSkipMirror] != "true" {
+				t.Errorf("%v %+v", err, old)
 			}
 		})
 	}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -101,5 +102,37 @@ func TestGenerationCountsWishes(t *testing.T) {
 	}
 	if p.Generation != 501 {
 		t.Errorf("after 500 changes the generation is %d", p.Generation)
+	}
+}
+
+// A deletion that leaves nothing answers with a Status, but for the kinds whose last state Kubernetes shows; one that
+// leaves something answers with that.
+func TestAnswersOfDelete(t *testing.T) {
+	r := start(t, nil)
+	c := r.adminHTTP()
+	r.must(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a"}})
+	r.must(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "held", Finalizers: []string{"example.com/x"}}})
+	r.must(newPod("waits"))
+	r.must(&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "a"}})
+	r.must(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a"}})
+	r.must(&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Provisioner: "x"})
+	r.must(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "a"}})
+	const here = "/api/v1/namespaces/default/"
+	for _, d := range []struct{ path, want string }{
+		{here + "configmaps/a", `{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","details":{"name":"a","kind":"configmaps","uid":`},
+		{"/apis/rbac.authorization.k8s.io/v1/clusterroles/a", `"details":{"name":"a","group":"rbac.authorization.k8s.io","kind":"clusterroles","uid":`},
+		{here + "configmaps/held", `"kind":"ConfigMap"`},
+		{here + "pods/waits", `"kind":"Pod"`},
+		{here + "serviceaccounts/a", `"kind":"ServiceAccount"`},
+		{"/apis/storage.k8s.io/v1/storageclasses/a", `"kind":"StorageClass"`},
+		{"/api/v1/namespaces/a", `"kind":"Namespace"`},
+	} {
+		if got := r.call(c, "DELETE", d.path, ""); got.code != 200 || !strings.Contains(got.body, d.want) {
+			t.Errorf("%s: %d %s\nwant %s", d.path, got.code, got.body, d.want)
+		}
+	}
+	r.must(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "b"}})
+	if err := r.admin().CoreV1().ConfigMaps("default").Delete(within(t), "b", metav1.DeleteOptions{}); err != nil { // by protobuf
+		t.Error(err)
 	}
 }

@@ -19,14 +19,14 @@ import (
 	"keelson.dev/keelson/controlplane/registry"
 )
 
-// apiService is the name of the Service of the API, and of its EndpointSlice.
+// apiService is the name of the Service of the API, of its EndpointSlice and of its Endpoints.
 const apiService = "kubernetes"
 
 // ErrAddressTaken says that another Service has the address of Service default/kubernetes.
 var ErrAddressTaken = errors.New("the address of Service default/kubernetes is taken")
 
-// EnsureKubernetesService brings Service default/kubernetes at serviceIP and its EndpointSlice with the ready replicas
-// to what they shall be, whatever has become of them. The leader calls it whenever something about them changes, fence
+// EnsureKubernetesService brings Service default/kubernetes at serviceIP, its EndpointSlice and its Endpoints with the
+// ready replicas to what they shall be, whatever has become of them. The leader calls it whenever something about them changes, fence
 // is the term of its leadership, 0 for none; it writes only what differs. ErrAddressTaken, which names who has it,
 // remains until that Service goes; the slice is kept meanwhile.
 func (s *Server) EnsureKubernetesService(ctx context.Context, fence uint64, serviceIP netip.Addr, readyReplicas []netip.AddrPort) error {
@@ -39,6 +39,7 @@ func (s *Server) EnsureKubernetesService(ctx context.Context, fence uint64, serv
 	return errors.Join(
 		s.ensureAPIService(ctx, fence, kubernetesService(serviceIP, target)),
 		s.ensureAPISlice(ctx, fence, kubernetesSlice(ready, target)),
+		s.ensureAPIEndpoints(ctx, fence, kubernetesEndpoints(ready, target)),
 	)
 }
 
@@ -174,4 +175,39 @@ func kubernetesSlice(ready []netip.AddrPort, port int32) *discoveryv1.EndpointSl
 		})
 	}
 	return slice
+}
+
+// ensureAPIEndpoints makes the Endpoints, for clients that know no slices, or mends them.
+func (s *Server) ensureAPIEndpoints(ctx context.Context, fence uint64, want *corev1.Endpoints) error {
+	found, err := s.known.Fresh(ctx, "endpoints", want.Namespace, want.Name)
+	if apierrors.IsNotFound(err) {
+		return s.write(ctx, fence, api.VerbCreate, want)
+	}
+	if err != nil {
+		return fmt.Errorf("reading Endpoints %s/%s: %w", want.Namespace, want.Name, err)
+	}
+	have := found.(*corev1.Endpoints)
+	labels := withAll(have.Labels, want.Labels)
+	if have.DeletionTimestamp != nil || reflect.DeepEqual(have.Subsets, want.Subsets) && maps.Equal(have.Labels, labels) {
+		return nil
+	}
+	next := have.DeepCopy()
+	next.Subsets, next.Labels = want.Subsets, labels
+	return s.write(ctx, fence, api.VerbUpdate, next)
+}
+
+// kubernetesEndpoints is what kubernetesSlice is; no other slice is to be made of it.
+func kubernetesEndpoints(ready []netip.AddrPort, port int32) *corev1.Endpoints {
+	out := &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{
+		Namespace: metav1.NamespaceDefault, Name: apiService, Labels: map[string]string{discoveryv1.LabelSkipMirror: "true"},
+	}}
+	if len(ready) == 0 {
+		return out
+	}
+	subset := corev1.EndpointSubset{Ports: []corev1.EndpointPort{{Name: "https", Protocol: corev1.ProtocolTCP, Port: port}}}
+	for _, r := range ready {
+		subset.Addresses = append(subset.Addresses, corev1.EndpointAddress{IP: r.Addr().String()})
+	}
+	out.Subsets = []corev1.EndpointSubset{subset}
+	return out
 }

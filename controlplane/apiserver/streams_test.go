@@ -3,6 +3,8 @@ package apiserver
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
@@ -13,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gorilla/websocket"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -23,6 +26,7 @@ import (
 	"k8s.io/client-go/transport/spdy"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/pki"
 )
 
 // fakeNode is a node whose containers echo, fail and log as told.
@@ -279,6 +283,52 @@ func TestLogs(t *testing.T) {
 	refused(t, r.call(c, "GET", "/api/v1/namespaces/default/pods/p/log?previous=true", ""), 400, `previous terminated container "c" in pod "p" not found`)
 	refused(t, r.call(c, "GET", "/api/v1/namespaces/default/pods/p/log?tailLines=-1", ""), 422, "tailLines")
 	refused(t, r.call(c, "GET", "/api/v1/namespaces/default/pods/p/log?container=ghost", ""), 400, "container ghost is not valid for pod p")
+}
+
+// A log by WebSocket, as browsers ask for it: bytes, or text in base64.
+func TestLogsByWebSocket(t *testing.T) {
+	r, _ := streaming(t)
+	cert := r.cert(pki.Client("admin", api.GroupMasters))
+	dial := func(query string, protocols ...string) (*websocket.Conn, *http.Response, error) {
+		d := websocket.Dialer{TLSClientConfig: &tls.Config{RootCAs: r.trust.Pool(), Certificates: []tls.Certificate{cert}}, Subprotocols: protocols}
+		return d.DialContext(within(t), "wss://"+r.addr+"/api/v1/namespaces/default/pods/p/log"+query, nil)
+	}
+	for _, c := range []struct {
+		name      string
+		protocols []string
+		chosen    string
+		kind      int
+		want      string
+	}{
+		{"bytes", []string{"binary.k8s.io"}, "binary.k8s.io", websocket.BinaryMessage, "one\ntwo\n"},
+		{"base64", []string{"base64.binary.k8s.io"}, "base64.binary.k8s.io", websocket.TextMessage, base64.StdEncoding.EncodeToString([]byte("one\ntwo\n"))},
+		{"unnamed", nil, "", websocket.BinaryMessage, "one\ntwo\n"},
+	} {
+		conn, _, err := dial("", c.protocols...)
+		if err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		kind, data, err := conn.ReadMessage()
+		if err != nil || kind != c.kind || string(data) != c.want || conn.Subprotocol() != c.chosen {
+			t.Errorf("%s: %q message of kind %d by %q, %v", c.name, data, kind, conn.Subprotocol(), err)
+		}
+		if _, _, err := conn.ReadMessage(); !websocket.IsCloseError(err, websocket.CloseNormalClosure) {
+			t.Errorf("%s: it ends with %v", c.name, err)
+		}
+		_ = conn.Close()
+	}
+	conn, _, err := dial("?follow=true")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, data, err := conn.ReadMessage(); err != nil || string(data) != "begun\n" {
+		t.Errorf("%v %q", err, data)
+	}
+	_ = conn.Close()
+	// What cannot be had is refused before the connection is taken over.
+	if _, resp, err := dial("?previous=true"); err == nil || resp == nil || resp.StatusCode != http.StatusBadRequest {
+		t.Errorf("a log that is not there: %v %v", resp, err)
+	}
 }
 
 // Stock kubectl's exec, logs, attach and port-forward.

@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/apimachinery/pkg/util/managedfields"
 
@@ -19,10 +19,10 @@ import (
 // apply is server-side apply: the manager states the fields that it wants to own.
 func (w *write) apply(ctx context.Context, f facet) (obj runtime.Object, created bool, err error) {
 	if f.merge != nil {
-		return nil, false, apierrors.NewGenericServerResponse(http.StatusUnsupportedMediaType, "patch", w.req.Kind.GroupResource(), w.req.Name,
-			"server-side apply to this subresource is not supported", 0, false)
+		obj, err := w.applyToFacet(ctx, f)
+		return obj, false, err
 	}
-	intent, err := w.intent()
+	intent, err := w.intent(w.req.Kind.GVK)
 	if err != nil {
 		return nil, false, err
 	}
@@ -70,7 +70,7 @@ func (w *write) applyNew(ctx context.Context, fm *managedfields.FieldManager, in
 }
 
 // intent reads the patch and checks that it speaks of the named object.
-func (w *write) intent() (*unstructured.Unstructured, error) {
+func (w *write) intent(want schema.GroupVersionKind) (*unstructured.Unstructured, error) {
 	data, err := input.FromYAML(w.req.Patch)
 	if errors.Is(err, input.ErrTooMuch) {
 		return nil, tooMuch(err)
@@ -85,8 +85,8 @@ func (w *write) intent() (*unstructured.Unstructured, error) {
 	if err := utiljson.Unmarshal(data, &u.Object); err != nil || u.Object == nil {
 		return nil, apierrors.NewBadRequest("the patch is not an object")
 	}
-	if gvk := u.GroupVersionKind(); gvk != w.req.Kind.GVK {
-		return nil, apierrors.NewBadRequest(fmt.Sprintf("the patch is for %s, the request for %s", gvk, w.req.Kind.GVK))
+	if gvk := u.GroupVersionKind(); gvk != want {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("the patch is for %s, the request for %s", gvk, want))
 	}
 	if u.GetName() == "" {
 		u.SetName(w.req.Name)

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/managedfields"
 	"k8s.io/client-go/applyconfigurations"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"keelson.dev/keelson/controlplane/api"
 )
@@ -48,12 +49,31 @@ func (t *fieldTracker) of(k *api.Kind, subresource string) (*managedfields.Field
 	if m := t.managers[id]; m != nil {
 		return m, nil
 	}
-	m, err := managedfields.NewDefaultFieldManager(t.types(), sameVersion{t.scheme}, t.scheme, t.scheme, k.GVK, k.GVK.GroupVersion(), subresource, nil)
+	gvk, types := k.GVK, t.types()
+	if s := k.Subresources[subresource]; s != nil && s.View != nil {
+		gvk, types = s.GVK, managedfields.NewDeducedTypeConverter() // the body stands in no schema, and has no lists
+	}
+	m, err := managedfields.NewDefaultFieldManager(types, sameVersion{t.scheme}, t.scheme, t.scheme, gvk, gvk.GroupVersion(), subresource,
+		fieldpath.NewExcludeFilterSetMap(map[fieldpath.APIVersion]*fieldpath.Set{fieldpath.APIVersion(gvk.GroupVersion().String()): unwritable(k, subresource)}))
 	if err != nil {
 		return nil, fmt.Errorf("tracking fields of %s: %w", k.Resource, err)
 	}
 	t.managers[id] = m
 	return m, nil
+}
+
+// unwritable are the fields that a write to a facet of a kind cannot set: whoever
+// states them there owns nothing.
+func unwritable(k *api.Kind, subresource string) *fieldpath.Set {
+	switch {
+	case subresource == "status":
+		return fieldpath.NewSet(fieldpath.MakePathOrDie("spec"),
+			fieldpath.MakePathOrDie("metadata", "ownerReferences"), fieldpath.MakePathOrDie("metadata", "finalizers"),
+			fieldpath.MakePathOrDie("metadata", "deletionTimestamp"))
+	case k.Subresources["status"] != nil:
+		return fieldpath.NewSet(fieldpath.MakePathOrDie("status"))
+	}
+	return fieldpath.NewSet()
 }
 
 // sameVersion converts between the one version of every kind: typed objects are
@@ -109,11 +129,17 @@ func (w *write) trackCreate(obj api.Object) {
 }
 
 // trackUpdate records what the manager changed. Objects that are not tracked
-// stay so, and status reports of Keelson's own parts are not recorded.
+// stay so, and reports of Keelson's own parts (a status, a bind) are not recorded:
+// an apply to the object itself cannot touch what they write.
 func (w *write) trackUpdate(subresource string, obj, old api.Object) {
 	untracked := len(old.GetManagedFields()) == 0 && len(obj.GetManagedFields()) == 0
-	if untracked || (subresource != "" && isSystem(w.req.User)) {
+	report := subresource == "status" || subresource == "binding"
+	if untracked || report && isSystem(w.req.User) {
 		obj.SetManagedFields(old.GetManagedFields())
+		return
+	}
+	if s := w.req.Kind.Subresources[subresource]; s != nil && s.View != nil {
+		w.trackFacet(s, subresource, obj, old)
 		return
 	}
 	fm, err := w.r.fields.of(w.req.Kind, subresource)

@@ -16,9 +16,10 @@ import (
 // for an update of an empty object, at less than half of its cost, which creation
 // in bulk is made of otherwise.
 type newcomer struct {
-	schema *schema.Schema
-	root   schema.TypeRef
-	empty  value.Value
+	schema   *schema.Schema
+	root     schema.TypeRef
+	empty    value.Value
+	noStatus bool // a creation cannot set the status
 }
 
 // newcomer prepares a kind; nil when its type is not in the schema.
@@ -32,7 +33,7 @@ func (t *fieldTracker) newcomer(k *api.Kind) *newcomer {
 	k.SetTypeMeta(empty)
 	var n *newcomer
 	if tv, err := t.types().ObjectToTyped(empty); err == nil {
-		n = &newcomer{schema: tv.Schema(), root: tv.TypeRef(), empty: tv.AsValue()}
+		n = &newcomer{schema: tv.Schema(), root: tv.TypeRef(), empty: tv.AsValue(), noStatus: k.Subresources["status"] != nil}
 	}
 	t.newcomers[k.GVK] = n
 	return n
@@ -45,7 +46,7 @@ func (n *newcomer) managed(obj api.Object, manager, apiVersion string, now metav
 	if err != nil {
 		return nil, fmt.Errorf("reading a %T: %w", obj, err)
 	}
-	w := ownedWalk{schema: n.schema, alloc: value.NewFreelistAllocator()}
+	w := ownedWalk{schema: n.schema, alloc: value.NewFreelistAllocator(), noStatus: n.noStatus}
 	owned := &fieldpath.Set{}
 	if err := w.object(owned, n.empty.AsMap(), v.AsMap(), n.root); err != nil {
 		return nil, err
@@ -68,8 +69,9 @@ func (n *newcomer) managed(obj api.Object, manager, apiVersion string, now metav
 
 // ownedWalk descends an object and, where there is one, its empty counterpart.
 type ownedWalk struct {
-	schema *schema.Schema
-	alloc  value.Allocator
+	schema   *schema.Schema
+	alloc    value.Allocator
+	noStatus bool
 }
 
 // unowned are the fields that belong to nobody.
@@ -88,7 +90,7 @@ func (w *ownedWalk) object(into *fieldpath.Set, empty, obj value.Map, tr schema.
 		if key == "metadata" {
 			return false, func(key string) bool { return unowned[key] }
 		}
-		return key == "apiVersion" || key == "kind", nil
+		return key == "apiVersion" || key == "kind" || w.noStatus && key == "status", nil
 	})
 }
 

@@ -145,7 +145,7 @@ func (r *Replica) keepKubernetesService(ctx context.Context, system *client.Clie
 	}
 }
 
-// watchKubernetesService says when Service default/kubernetes or its EndpointSlice change.
+// watchKubernetesService says when Service default/kubernetes, its EndpointSlice or its Endpoints change.
 func (r *Replica) watchKubernetesService() (touched <-chan struct{}, stop func(), err error) {
 	ch := make(chan struct{}, 1)
 	tell := func(o any) {
@@ -165,7 +165,9 @@ func (r *Replica) watchKubernetesService() (touched <-chan struct{}, stop func()
 			u()
 		}
 	}
-	for _, inf := range []cache.SharedIndexInformer{client.Informer[*v1.Service](r.informers), client.Informer[*discoveryv1.EndpointSlice](r.informers)} {
+	for _, inf := range []cache.SharedIndexInformer{
+		client.Informer[*v1.Service](r.informers), client.Informer[*discoveryv1.EndpointSlice](r.informers), client.Informer[*v1.Endpoints](r.informers),
+	} {
 		reg, err := inf.AddEventHandler(cache.ResourceEventHandlerFuncs{
 			AddFunc: tell, UpdateFunc: func(_, o any) { tell(o) }, DeleteFunc: tell,
 		})

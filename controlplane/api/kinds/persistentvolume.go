@@ -17,6 +17,7 @@ func persistentVolumeKind() *api.Kind {
 		gv: corev1.SchemeGroupVersion, kind: "PersistentVolume", plural: "persistentvolumes", singular: "persistentvolume",
 		short: []string{"pv"}, global: true,
 	})
+	k.ReturnsDeleted = true
 	k.Default = defaults(func(v *corev1.PersistentVolume) {
 		setDefault(&v.Status.Phase, corev1.VolumePending)
 		setDefault(&v.Spec.PersistentVolumeReclaimPolicy, corev1.PersistentVolumeReclaimRetain)

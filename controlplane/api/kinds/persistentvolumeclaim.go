@@ -17,6 +17,7 @@ func persistentVolumeClaimKind() *api.Kind {
 		gv: corev1.SchemeGroupVersion, kind: "PersistentVolumeClaim", plural: "persistentvolumeclaims",
 		singular: "persistentvolumeclaim", short: []string{"pvc"},
 	})
+	k.ReturnsDeleted = true
 	k.Default = defaults(func(c *corev1.PersistentVolumeClaim) {
 		setDefault(&c.Status.Phase, corev1.ClaimPending)
 		setDefaultPtr(&c.Spec.VolumeMode, corev1.PersistentVolumeFilesystem)

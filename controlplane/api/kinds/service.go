@@ -35,6 +35,7 @@ func serviceKind() *api.Kind {
 		gv: corev1.SchemeGroupVersion, kind: "Service", plural: "services", singular: "service", short: []string{"svc"}, all: true,
 		rule: validation.NameIsDNS1035Label,
 	})
+	k.ReturnsDeleted = true
 	k.Default = defaults(defaultService)
 	hasStatus(k, halves[*corev1.Service]{
 		spec: func(s *corev1.Service) any { return s.Spec },

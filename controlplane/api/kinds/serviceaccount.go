@@ -14,6 +14,7 @@ func serviceAccountKind() *api.Kind {
 	k := newKind[corev1.ServiceAccount, corev1.ServiceAccountList](names{
 		gv: corev1.SchemeGroupVersion, kind: "ServiceAccount", plural: "serviceaccounts", singular: "serviceaccount", short: []string{"sa"},
 	})
+	k.ReturnsDeleted = true
 	addSub(k, "token", &api.Subresource{
 		GVK:   authenticationv1.SchemeGroupVersion.WithKind("TokenRequest"),
 		New:   func() runtime.Object { return &authenticationv1.TokenRequest{} },

@@ -22,6 +22,7 @@ func storageClassKind() *api.Kind {
 		gv: storagev1.SchemeGroupVersion, kind: "StorageClass", plural: "storageclasses", singular: "storageclass",
 		short: []string{"sc"}, global: true,
 	})
+	k.ReturnsDeleted = true
 	k.Default = defaults(func(c *storagev1.StorageClass) {
 		setDefaultPtr(&c.ReclaimPolicy, corev1.PersistentVolumeReclaimDelete)
 		setDefaultPtr(&c.VolumeBindingMode, storagev1.VolumeBindingImmediate)
@@ -69,6 +70,7 @@ func csiDriverKind() *api.Kind {
 	k := newKind[storagev1.CSIDriver, storagev1.CSIDriverList](names{
 		gv: storagev1.SchemeGroupVersion, kind: "CSIDriver", plural: "csidrivers", singular: "csidriver", global: true,
 	})
+	k.ReturnsDeleted = true
 	k.Default = defaults(func(d *storagev1.CSIDriver) {
 		s := &d.Spec
 		setDefaultPtr(&s.AttachRequired, true)
@@ -117,6 +119,7 @@ func csiNodeKind() *api.Kind {
 	k := newKind[storagev1.CSINode, storagev1.CSINodeList](names{
 		gv: storagev1.SchemeGroupVersion, kind: "CSINode", plural: "csinodes", singular: "csinode", global: true,
 	})
+	k.ReturnsDeleted = true
 	check(k, func(n *storagev1.CSINode) field.ErrorList {
 		var errs field.ErrorList
 		drivers := field.NewPath("spec", "drivers")
@@ -148,6 +151,7 @@ func volumeAttachmentKind() *api.Kind {
 	k := newKind[storagev1.VolumeAttachment, storagev1.VolumeAttachmentList](names{
 		gv: storagev1.SchemeGroupVersion, kind: "VolumeAttachment", plural: "volumeattachments", singular: "volumeattachment", global: true,
 	})
+	k.ReturnsDeleted = true
 	hasStatus(k, halves[*storagev1.VolumeAttachment]{
 		spec: func(a *storagev1.VolumeAttachment) any { return a.Spec },
 		keep: func(obj, old *storagev1.VolumeAttachment) { obj.Spec = *old.Spec.DeepCopy() },

@@ -173,7 +173,21 @@ func (h *Handler) do(w http.ResponseWriter, r *http.Request, req *api.Request, t
 	if req.TraceParent != "" && res.Object != nil && req.Verb != api.VerbGet && req.Verb != api.VerbList {
 		w.Header().Set("Traceparent", req.TraceParent)
 	}
+	if req.Verb == api.VerbDelete && res.Deleted && !req.Kind.ReturnsDeleted {
+		format.As, res.Object = viewObject, gone(req.Kind, res.Object)
+	}
 	h.answer(ctx, w, r, req, format, code(req, res), res.Object)
+}
+
+// gone is the answer to a deletion that left nothing of the object: its name, and which one it was.
+func gone(k *api.Kind, obj runtime.Object) *metav1.Status {
+	details := &metav1.StatusDetails{Group: k.GVK.Group, Kind: k.Resource}
+	if o, ok := obj.(api.Object); ok {
+		details.Name, details.UID = o.GetName(), o.GetUID()
+	}
+	return &metav1.Status{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusSuccess, Details: details,
+	}
 }
 
 // complete puts what is in no store into what was read. A reader who names a resourceVersion wants a state that was

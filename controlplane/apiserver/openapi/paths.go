@@ -80,11 +80,15 @@ func (d *document) add(k *api.Kind) {
 		collection["delete"] = d.operation(k, k.GVK, "deletecollection", "deletecollection", d.deleteOptions(), status, slices.Concat(listParams, deleteParams[1:]))
 	}
 	d.path(k, scoped, collection)
+	deleted := status
+	if k.ReturnsDeleted {
+		deleted = body
+	}
 	d.path(k, scoped+"/{name}", object{
 		"get":    d.operation(k, k.GVK, "read", "get", nil, body, []param{prettyParam}),
 		"put":    d.operation(k, k.GVK, "replace", "put", body, body, writeParams),
 		"patch":  d.operation(k, k.GVK, "patch", "patch", d.patch(), body, slices.Concat(writeParams, []param{forceParam})),
-		"delete": d.operation(k, k.GVK, "delete", "delete", d.deleteOptions(), status, deleteParams),
+		"delete": d.operation(k, k.GVK, "delete", "delete", d.deleteOptions(), deleted, deleteParams),
 	})
 	d.facets(k, scoped)
 }

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/gorilla/websocket"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -34,7 +35,12 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request, pod *corev1.Pod) e
 		return s.noLog(pod, lr, err)
 	}
 	defer body.Close()
-	return s.copyLog(w, body, func(err error) error { return s.noLog(pod, lr, err) })
+	out := logSink(&textLog{w: w})
+	if websocket.IsWebSocketUpgrade(r) {
+		out = &socketLog{w: w, r: r, left: func() { body.Close() }}
+	}
+	defer out.end()
+	return s.copyLog(out, body, func(err error) error { return s.noLog(pod, lr, err) })
 }
 
 // noLog says why there is no log: because the container has not begun, if that is why.
@@ -53,8 +59,8 @@ type chunk struct {
 	err  error
 }
 
-// copyLog copies and flushes what arrives. refuse words an error before the first byte.
-func (s *Server) copyLog(w http.ResponseWriter, body io.Reader, refuse func(error) error) error {
+// copyLog copies what arrives. refuse words an error before the first byte.
+func (s *Server) copyLog(out logSink, body io.Reader, refuse func(error) error) error {
 	chunks := make(chan chunk)
 	done := make(chan struct{})
 	defer close(done)
@@ -73,39 +79,32 @@ func (s *Server) copyLog(w http.ResponseWriter, body io.Reader, refuse func(erro
 			}
 		}
 	}()
-	out := http.NewResponseController(w)
 	begun := false
-	begin := func() {
-		if !begun {
-			begun = true
-			w.Header().Set("Content-Type", "text/plain")
-			w.WriteHeader(http.StatusOK)
-		}
-	}
 	quiet := time.NewTimer(silence)
 	defer quiet.Stop()
 	for {
 		select {
 		case <-quiet.C:
-			begin()
-			if out.Flush() != nil {
+			begun = true
+			if out.begin() != nil {
 				return nil
 			}
 		case c, open := <-chunks:
 			if !open {
 				return nil
 			}
-			if c.err != nil && c.err != io.EOF && !begun && len(c.data) == 0 {
+			failed := c.err != nil && c.err != io.EOF
+			if failed && !begun && len(c.data) == 0 {
 				return refuse(c.err)
 			}
-			begin()
-			if len(c.data) > 0 {
-				if _, err := w.Write(c.data); err != nil || out.Flush() != nil {
-					return nil // the client has left
-				}
+			if begun = true; out.begin() != nil {
+				return nil // the client has left
 			}
-			if c.err != nil && c.err != io.EOF {
-				fmt.Fprintf(w, "error reading the log: %v\n", c.err)
+			if failed {
+				c.data = fmt.Appendf(c.data, "error reading the log: %v\n", c.err)
+			}
+			if len(c.data) > 0 && out.write(c.data) != nil {
+				return nil
 			}
 		}
 	}

@@ -1,0 +1,113 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/managedfields"
+	kjson "sigs.k8s.io/json"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// A facet with a body of its own (scale) shows one field of its object, the number
+// of replicas. Who owns that is written into the object's managedFields, translated
+// from those of the body and back.
+
+// facetPaths says where the field of a body stands in the object.
+func facetPaths(k *api.Kind) managedfields.ResourcePathMappings {
+	return managedfields.ResourcePathMappings{k.GVK.GroupVersion().String(): fieldpath.MakePathOrDie("spec", "replicas")}
+}
+
+// facetBody is the body of a facet of obj, with the managedFields of what it shows.
+func facetBody(k *api.Kind, s *api.Subresource, obj api.Object) (api.Object, error) {
+	body, ok := s.View(obj).DeepCopyObject().(api.Object)
+	if !ok {
+		return nil, fmt.Errorf("a %T has no managedFields", s.View(obj))
+	}
+	entries, err := managedfields.NewScaleHandler(obj.GetManagedFields(), k.GVK.GroupVersion(), facetPaths(k)).ToSubresource()
+	if err != nil {
+		return nil, fmt.Errorf("reading managedFields: %w", err)
+	}
+	body.SetManagedFields(entries)
+	return body, nil
+}
+
+// ownFacet writes the managedFields of a body into the object's.
+func ownFacet(k *api.Kind, obj api.Object, before []metav1.ManagedFieldsEntry, body api.Object) error {
+	entries, err := managedfields.NewScaleHandler(before, k.GVK.GroupVersion(), facetPaths(k)).ToParent(body.GetManagedFields())
+	if err != nil {
+		return fmt.Errorf("writing managedFields: %w", err)
+	}
+	obj.SetManagedFields(entries)
+	return nil
+}
+
+// trackFacet records what a write to a facet changed.
+func (w *write) trackFacet(s *api.Subresource, subresource string, obj, old api.Object) {
+	obj.SetManagedFields(old.GetManagedFields())
+	track := func() error {
+		fm, err := w.r.fields.of(w.req.Kind, subresource)
+		if err != nil {
+			return err
+		}
+		before, err := facetBody(w.req.Kind, s, old)
+		if err != nil {
+			return err
+		}
+		after, err := facetBody(w.req.Kind, s, obj)
+		if err != nil {
+			return err
+		}
+		fm.UpdateNoErrors(before, after, w.manager)
+		return ownFacet(w.req.Kind, obj, old.GetManagedFields(), after)
+	}
+	if err := track(); err != nil {
+		w.r.log.Error("fields are not tracked", "kind", w.req.Kind.GVK.String(), "subresource", subresource, "error", err)
+	}
+}
+
+// applyToFacet is server-side apply to a facet with a body of its own.
+func (w *write) applyToFacet(ctx context.Context, f facet) (runtime.Object, error) {
+	s := w.req.Kind.Subresources[f.name]
+	intent, err := w.intent(s.GVK)
+	if err != nil {
+		return nil, err
+	}
+	data, err := intent.MarshalJSON()
+	if err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	if strict, err := kjson.UnmarshalStrict(data, s.New()); err != nil || len(strict) > 0 {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("the %s that is applied cannot be read: %v", s.GVK.Kind, errors.Join(append(strict, err)...)))
+	}
+	fm, err := w.r.fields.of(w.req.Kind, f.name)
+	if err != nil {
+		return nil, statusError(err, describe(w.req))
+	}
+	w.applied = true
+	stored, _, err := w.change(ctx, w.updateStep(f, func(cur *entry) (api.Object, error) {
+		live, err := facetBody(w.req.Kind, s, cur.obj)
+		if err != nil {
+			return nil, err
+		}
+		body, err := w.applyTo(fm, live, intent)
+		if err != nil {
+			return nil, err
+		}
+		next := cur.obj.DeepCopyObject().(api.Object)
+		if err := w.mergeBody(f, next, cur, body); err != nil {
+			return nil, err
+		}
+		return next, ownFacet(w.req.Kind, next, cur.obj.GetManagedFields(), body)
+	}))
+	if err != nil {
+		return nil, err
+	}
+	return f.view(stored), nil
+}

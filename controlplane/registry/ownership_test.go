@@ -1,0 +1,143 @@
+package registry
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+const webIntent = `{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"web"},"spec":{"replicas":3,
+"selector":{"matchLabels":{"app":"web"}},"template":{"metadata":{"labels":{"app":"web"}},"spec":{"containers":[{"name":"c","image":"i"}]}}}}`
+
+// owners are the managers of an object whose fields have a name, with the facet that they wrote.
+func owners(obj api.Object, field string) []string {
+	var out []string
+	for _, m := range obj.GetManagedFields() {
+		if strings.Contains(string(m.FieldsV1.Raw), `"f:`+field+`"`) {
+			out = append(out, strings.TrimSuffix(m.Manager+"/"+m.Subresource, "/"))
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+func (e *env) scaleTo(n int32, change ...func(*api.Request)) {
+	e.t.Helper()
+	req := e.request(api.VerbUpdate, deployment("web", 0))
+	req.Subresource, req.Object = "scale", &autoscalingv1.Scale{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default"}, Spec: autoscalingv1.ScaleSpec{Replicas: n}}
+	for _, f := range change {
+		f(req)
+	}
+	if _, err := e.Registry.Update(e.ctx, req, e.admit); err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+func as(manager string) func(*api.Request) {
+	return func(r *api.Request) { r.PatchO.FieldManager = manager }
+}
+
+func replicas(obj any) int32 { return *obj.(*appsv1.Deployment).Spec.Replicas }
+
+// What a controller scaled stays so when an apply no longer states the number.
+func TestScaledByControllerOutlivesApply(t *testing.T) {
+	e := newEnv(t)
+	d := deployment("web", 0)
+	if _, _, err := e.patch(d, types.ApplyPatchType, webIntent); err != nil {
+		t.Fatal(err)
+	}
+	e.user = api.User{Name: api.UserController}
+	e.scaleTo(10, func(r *api.Request) { r.UserAgent = "autoscaler" })
+	e.user = api.User{Name: "alice"}
+	got, _, err := e.patch(d, types.ApplyPatchType, strings.Replace(webIntent, `"replicas":3,`, "", 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := replicas(got); n != 10 {
+		t.Errorf("scaled to 10, then applied without replicas: %d", n)
+	}
+	if who := owners(got.(api.Object), "replicas"); !slices.Equal(who, []string{"autoscaler/scale"}) {
+		t.Errorf("replicas belong to %q", who)
+	}
+	// Who states it again is told of the owner.
+	_, _, err = e.patch(d, types.ApplyPatchType, webIntent)
+	if s := refused(t, err, 409, metav1.StatusReasonConflict); !strings.Contains(s.Message, "autoscaler") {
+		t.Errorf("message %q", s.Message)
+	}
+}
+
+// The subresource scale takes a server-side apply; ownership is that of the object's own field.
+func TestApplyToScale(t *testing.T) {
+	e := newEnv(t)
+	d := deployment("web", 0)
+	if _, _, err := e.patch(d, types.ApplyPatchType, webIntent); err != nil {
+		t.Fatal(err)
+	}
+	scale := func(r *api.Request) { r.Subresource = "scale" }
+	const five = `{"apiVersion":"autoscaling/v1","kind":"Scale","metadata":{"name":"web"},"spec":{"replicas":5}}`
+	_, _, err := e.patch(d, types.ApplyPatchType, five, scale, as("scaler"))
+	if s := refused(t, err, 409, metav1.StatusReasonConflict); len(s.Details.Causes) != 1 || s.Details.Causes[0].Field != ".spec.replicas" {
+		t.Errorf("causes %+v", s.Details)
+	}
+	force := true
+	got, created, err := e.patch(d, types.ApplyPatchType, five, scale, as("scaler"), func(r *api.Request) { r.PatchO.Force = &force })
+	if err != nil || created || got.(*autoscalingv1.Scale).Spec.Replicas != 5 {
+		t.Fatalf("%+v, created %v, %v", got, created, err)
+	}
+	got, _, err = e.patch(d, types.ApplyPatchType, strings.Replace(webIntent, `"replicas":3,`, "", 1))
+	if err != nil || replicas(got) != 5 {
+		t.Fatalf("applied without replicas: %v, %v", got, err)
+	}
+	if who := owners(got.(api.Object), "replicas"); !slices.Equal(who, []string{"scaler/scale"}) {
+		t.Errorf("replicas belong to %q", who)
+	}
+	_, _, err = e.patch(d, types.ApplyPatchType, webIntent, scale)
+	refused(t, err, 400, metav1.StatusReasonBadRequest) // a Deployment is no Scale
+	_, _, err = e.patch(d, types.ApplyPatchType, strings.Replace(five, `"replicas"`, `"replica"`, 1), scale)
+	refused(t, err, 400, metav1.StatusReasonBadRequest)
+	_, _, err = e.patch(deployment("none", 0), types.ApplyPatchType, strings.Replace(five, "web", "none", 1), scale)
+	refused(t, err, 404, metav1.StatusReasonNotFound)
+}
+
+// What a write cannot set it does not own: a status through the object, a spec through its status.
+func TestNobodyOwnsWhatTheyCannotSet(t *testing.T) {
+	e := newEnv(t)
+	e.user = api.User{Name: "alice"}
+	with := func(status string) string { return strings.TrimSuffix(webIntent, "}") + `,"status":` + status + "}" }
+	got, _, err := e.patch(deployment("web", 0), types.ApplyPatchType, with(`{"replicas":7}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	applied := got.(*appsv1.Deployment)
+	if who := owners(applied, "status"); len(who) != 0 || applied.Status.Replicas != 0 {
+		t.Errorf("a status applied to the object: %d, owned by %q", applied.Status.Replicas, who)
+	}
+	made := deployment("other", 2)
+	made.Status.Replicas = 7
+	if who := owners(e.create(made), "status"); len(who) != 0 {
+		t.Errorf("a status at creation belongs to %q", who)
+	}
+	report := applied.DeepCopy()
+	report.Status.Replicas, report.Spec.Paused = 3, true
+	stored := e.update(report, "status").(*appsv1.Deployment)
+	if who := owners(stored, "status"); !slices.Equal(who, []string{"kubectl/status"}) {
+		t.Errorf("the status belongs to %q", who)
+	}
+	if who := owners(stored, "paused"); len(who) != 0 || stored.Spec.Paused {
+		t.Errorf("a spec written with the status: %v, owned by %q", stored.Spec.Paused, who)
+	}
+	// A put of the whole object, status and all, takes the status from nobody.
+	whole := stored.DeepCopy()
+	whole.Status.Replicas, whole.Spec.MinReadySeconds = 9, 4
+	stored = e.update(whole, "").(*appsv1.Deployment)
+	if who := owners(stored, "status"); !slices.Equal(who, []string{"kubectl/status"}) || stored.Status.Replicas != 3 {
+		t.Errorf("after a put the status is %d and belongs to %q", stored.Status.Replicas, who)
+	}
+}
