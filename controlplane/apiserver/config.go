@@ -53,6 +53,10 @@ type Config struct {
 	ServiceCIDR netip.Prefix
 	NodePorts   [2]int
 
+	// LostNodeToleration is the tolerationSeconds that pods get which say nothing about lost and not ready nodes
+	// (default 300 s).
+	LostNodeToleration time.Duration
+
 	// PodSecurity is what pods must meet where their namespace's labels say nothing; the zero value demands nothing.
 	PodSecurity podsecurity.Config
 
@@ -95,6 +99,9 @@ func (c *Config) defaults() {
 	}
 	if !c.ServiceCIDR.IsValid() {
 		c.ServiceCIDR = netip.MustParsePrefix("10.96.0.0/16")
+	}
+	if c.LostNodeToleration == 0 {
+		c.LostNodeToleration = 300 * time.Second
 	}
 	if c.NodePorts == [2]int{} {
 		c.NodePorts = [2]int{30000, 32767}

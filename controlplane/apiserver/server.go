@@ -66,7 +66,8 @@ func New(cfg Config) *Server {
 	}
 	plugins := admission.Config{
 		Cluster: s.known, ServiceCIDR: cfg.ServiceCIDR, NodePorts: cfg.NodePorts, Clock: cfg.Clock,
-		Authorized: s.known.authorized, NodeOf: authz.NameOf, Bind: s.chain.verbs.BindByWrite,
+		LostNodeToleration: cfg.LostNodeToleration,
+		Authorized:         s.known.authorized, NodeOf: authz.NameOf, Bind: s.chain.verbs.BindByWrite,
 		AllocateIP: cfg.Registry.AllocateClusterIP, AllocatePort: cfg.Registry.AllocateNodePort,
 		PodSecurity: podsecurity.New(s.known, cfg.PodSecurity).Admit,
 		Escalation:  authz.Escalation{RBAC: rbac, Authorizer: s.chain.authorizer}.Admit,

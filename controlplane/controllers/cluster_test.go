@@ -180,13 +180,13 @@ func TestNamespaceDeletion(t *testing.T) {
 
 // P4: the pods of a lost node leave their Service at once and are replaced elsewhere; the node comes back without duplicates.
 func TestLostNode(t *testing.T) {
-	w := start(t, options{eviction: 2 * time.Second})
+	w := start(t, options{})
 	w.create(service("web"))
 	d := app("web", 6, "web:1")
-	fiveMinutes := int64(300) // as admission fills it in
+	stay := int64(2) // as admission fills it in
 	for _, key := range []string{corev1.TaintNodeUnreachable, corev1.TaintNodeNotReady} {
 		d.Spec.Template.Spec.Tolerations = append(d.Spec.Template.Spec.Tolerations, corev1.Toleration{
-			Key: key, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: &fiveMinutes})
+			Key: key, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: &stay})
 	}
 	w.create(d)
 	w.rolledOut("web", 6)

@@ -8,7 +8,7 @@
 // on the (not yet running) informers and start nothing:
 //
 //	deployment.New(d)                  serviceaccount.New(d, caPEM)
-//	replicaset.New(d)                  nodelifecycle.New(d, nodelifecycle.Options{})
+//	replicaset.New(d)                  nodelifecycle.New(d)
 //	endpointslice.New(d)               nodecidr.New(d, nodecidr.Options{})
 //	endpoints.New(d)                   podgc.New(d, podgc.Options{})
 //	garbagecollector.New(d)            persistentvolume.New(d)

@@ -76,11 +76,10 @@ func (w *world) watchPods() (watch.Interface, error) {
 
 // options change what a world consists of.
 type options struct {
-	engine   controllers.Options
-	eviction time.Duration
-	change   func(c *controllers.Controller) // applied to every controller
-	quiet    bool                            // no mutation guard: it copies every object
-	only     func(d controllers.Deps) []*controllers.Controller
+	engine controllers.Options
+	change func(c *controllers.Controller) // applied to every controller
+	quiet  bool                            // no mutation guard: it copies every object
+	only   func(d controllers.Deps) []*controllers.Controller
 }
 
 // newWorld builds a world; its engine starts with lead.
@@ -116,7 +115,7 @@ func newWorld(t *testing.T, o options) *world {
 	} else {
 		w.all = []*controllers.Controller{
 			deployment.New(d), replicaset.New(d), endpointslice.New(d), endpoints.New(d), garbagecollector.New(d), namespace.New(d),
-			nodelifecycle.New(d, nodelifecycle.Options{PodEviction: o.eviction}), nodecidr.New(d, nodecidr.Options{ClusterCIDR: "10.244.0.0/16"}),
+			nodelifecycle.New(d), nodecidr.New(d, nodecidr.Options{ClusterCIDR: "10.244.0.0/16"}),
 			persistentvolume.New(d), volumeprotection.New(d), podgc.New(d, podgc.Options{Quarantine: 200 * time.Millisecond}),
 			serviceaccount.New(d, []byte("PEM")),
 		}

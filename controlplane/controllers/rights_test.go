@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"testing"
-	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -17,7 +16,7 @@ import (
 
 // With an identity of its own, every controller does its work with the rights that it declares.
 func TestControllersStayWithinTheirRules(t *testing.T) {
-	w := start(t, options{engine: controllers.Options{OwnIdentity: true}, eviction: time.Nanosecond, quiet: true})
+	w := start(t, options{engine: controllers.Options{OwnIdentity: true}, quiet: true})
 	w.create(service("web"))
 	w.create(volume("v", "2Gi"))
 	w.create(claim("data", "1Gi"))

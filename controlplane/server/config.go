@@ -25,7 +25,8 @@ type Config struct {
 	DataDir   string // made by Init or Join
 	Advertise string // the address under which agents, users and replicas reach this one
 
-	// PodEviction is how long pods stay on a node that was lost, where they do not say otherwise.
+	// PodEviction is how long pods stay on a node that was lost, where they do not say otherwise by a toleration: it
+	// becomes their tolerationSeconds; 0 = 20 seconds. All replicas should be given the same.
 	PodEviction time.Duration
 	// AdmissionConfig is a file that configures admission plugins (Pod Security's defaults and exemptions); "" = none.
 	AdmissionConfig string
@@ -37,6 +38,8 @@ type Config struct {
 	// certificateLife replaces the life of this replica's own certificates; tests shorten it.
 	certificateLife time.Duration
 }
+
+const defaultPodEviction = 20 * time.Second
 
 // Cluster is what all replicas of a cluster have in common. It is fixed by Init
 // and handed to every joining replica.

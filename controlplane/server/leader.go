@@ -45,7 +45,7 @@ func (r *Replica) wireLeader() {
 	r.engine = controllers.NewEngine(d, controllers.Options{},
 		deployment.New(d), replicaset.New(d), endpointslice.New(d), endpoints.New(d),
 		garbagecollector.New(d), namespace.New(d),
-		nodelifecycle.New(d, nodelifecycle.Options{PodEviction: r.cfg.PodEviction}),
+		nodelifecycle.New(d),
 		nodecidr.New(d, nodecidr.Options{ClusterCIDR: r.cluster.ClusterCIDR}),
 		persistentvolume.New(d), volumeprotection.New(d), podgc.New(d, podgc.Options{}),
 		serviceaccount.New(d, r.trust.CA.PEM()),

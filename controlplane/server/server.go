@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -254,6 +255,8 @@ func (r *Replica) wireAPI(ln net.Listener, serving *pki.Rotator, all *api.Kinds)
 		Paths:         r.paths(),
 		Metrics:       r.metrics(),
 		Log:           r.log.With("part", "apiserver"),
+
+		LostNodeToleration: cmp.Or(r.cfg.PodEviction, defaultPodEviction),
 	})
 	return nil
 }

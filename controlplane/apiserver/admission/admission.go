@@ -37,7 +37,9 @@ type Config struct {
 	Cluster     Cluster
 	ServiceCIDR netip.Prefix
 	NodePorts   [2]int
-	Clock       func() time.Time
+	// LostNodeToleration is how long pods that say nothing about it tolerate that their node is lost or not ready.
+	LostNodeToleration time.Duration
+	Clock              func() time.Time
 	// Authorized says whether the request's user may do something else as well.
 	Authorized func(ctx context.Context, u api.User, verb api.Verb, resource, subresource, namespace, name string) bool
 	// AllocateIP and AllocatePort pick free values for the object in admission (registry.AllocateClusterIP, AllocateNodePort).
@@ -59,7 +61,7 @@ func Mutating(c Config) []Plugin {
 		{"Defaulting", defaulting},
 		{"NamespaceLifecycle", namespaceLifecycle(c.Cluster)},
 		{"ServiceAccount", serviceAccount(c.Cluster)},
-		{"DefaultTolerationSeconds", defaultTolerationSeconds},
+		{"DefaultTolerationSeconds", defaultTolerationSeconds(c.LostNodeToleration)},
 		{"Priority", priority(c.Cluster)},
 		{"DefaultStorageClass", defaultStorageClass(c.Cluster)},
 		{"ServiceAllocation", serviceAllocation(c)},

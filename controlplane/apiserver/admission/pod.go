@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
@@ -12,25 +13,26 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// tolerationSeconds is how long a pod stays on a node that is not ready or not reachable.
-const tolerationSeconds = 300
-
-// defaultTolerationSeconds lets a pod that says nothing about lost nodes stay on one for a while.
-func defaultTolerationSeconds(_ context.Context, r *api.Request, obj, old api.Object) error {
-	if !is(r, "pods") || !creates(r, obj, old) {
+// defaultTolerationSeconds lets a pod that says nothing about lost nodes stay so long on one.
+func defaultTolerationSeconds(stay time.Duration) func(context.Context, *api.Request, api.Object, api.Object) error {
+	return func(_ context.Context, r *api.Request, obj, old api.Object) error {
+		if is(r, "pods") && creates(r, obj, old) {
+			tolerateLostNodes(obj.(*corev1.Pod), stay)
+		}
 		return nil
 	}
-	pod := obj.(*corev1.Pod)
+}
+
+func tolerateLostNodes(pod *corev1.Pod, stay time.Duration) {
 	for _, key := range []string{corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable} {
 		if toleratesExecute(pod, key) {
 			continue
 		}
-		seconds := int64(tolerationSeconds)
+		seconds := int64(stay / time.Second)
 		pod.Spec.Tolerations = append(pod.Spec.Tolerations, corev1.Toleration{
 			Key: key, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: &seconds,
 		})
 	}
-	return nil
 }
 
 func toleratesExecute(pod *corev1.Pod, key string) bool {

@@ -13,26 +13,25 @@ import (
 // node it is replaced, whatever its tolerations say; "never" keeps it.
 const EvictionAnnotation = "keelson.dev/eviction-seconds"
 
-// defaultedSeconds is what admission puts into a pod's tolerations for not-ready and unreachable
-// when the user has said nothing. The cluster's own default stands in for it.
-const defaultedSeconds = 300
-
 // Eviction says when a pod must leave a node with these taints: at once or in the
-// past = now. evict is false when it may stay for ever. fallback is how long a pod whose
-// tolerations were only defaulted stays on a node that is lost or not ready.
-func Eviction(p *corev1.Pod, taints []corev1.Taint, fallback time.Duration) (at time.Time, evict bool) {
+// past = now. evict is false when it may stay for ever. The time of taints for lost
+// and not ready nodes runs from since at the earliest.
+func Eviction(p *corev1.Pod, taints []corev1.Taint, since time.Time) (at time.Time, evict bool) {
 	for i := range taints {
 		t := &taints[i]
 		if t.Effect != corev1.TaintEffectNoExecute {
 			continue
 		}
-		stay, forever := tolerated(p, t, fallback)
+		stay, forever := tolerated(p, t)
 		if forever {
 			continue
 		}
 		var leave time.Time
 		if t.TimeAdded != nil {
 			leave = t.TimeAdded.Time
+		}
+		if isLost(t) && leave.Before(since) {
+			leave = since
 		}
 		leave = leave.Add(stay)
 		if !evict || leave.Before(at) {
@@ -42,10 +41,14 @@ func Eviction(p *corev1.Pod, taints []corev1.Taint, fallback time.Duration) (at 
 	return at, evict
 }
 
-// tolerated says how long a pod stays beside a taint.
-func tolerated(p *corev1.Pod, t *corev1.Taint, fallback time.Duration) (stay time.Duration, forever bool) {
-	lost := t.Key == corev1.TaintNodeNotReady || t.Key == corev1.TaintNodeUnreachable
-	if v, ok := p.Annotations[EvictionAnnotation]; ok && lost {
+func isLost(t *corev1.Taint) bool {
+	return t.Key == corev1.TaintNodeNotReady || t.Key == corev1.TaintNodeUnreachable
+}
+
+// tolerated says how long a pod stays beside a taint. What it says of lost nodes itself, and what admission has
+// said for it, counts alike.
+func tolerated(p *corev1.Pod, t *corev1.Taint) (stay time.Duration, forever bool) {
+	if v, ok := p.Annotations[EvictionAnnotation]; ok && isLost(t) {
 		if v == "never" {
 			return 0, true
 		}
@@ -63,9 +66,6 @@ func tolerated(p *corev1.Pod, t *corev1.Taint, fallback time.Duration) (stay tim
 			return 0, true
 		}
 		d := time.Duration(max(0, *tol.TolerationSeconds)) * time.Second
-		if lost && defaulted(tol) {
-			d = fallback
-		}
 		if !found || d < stay {
 			stay, found = d, true
 		}
@@ -85,12 +85,6 @@ func matches(tol *corev1.Toleration, t *corev1.Taint) bool {
 		return tol.Key != "" && tol.Value == t.Value
 	}
 	return false
-}
-
-// defaulted recognises the toleration that admission adds.
-func defaulted(tol *corev1.Toleration) bool {
-	return tol.Key != "" && tol.Operator == corev1.TolerationOpExists && tol.Value == "" &&
-		tol.TolerationSeconds != nil && *tol.TolerationSeconds == defaultedSeconds
 }
 
 // NotReady returns a pod's status with condition Ready false; changed is false

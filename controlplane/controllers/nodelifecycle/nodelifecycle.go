@@ -3,6 +3,8 @@ package nodelifecycle
 import (
 	"context"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -21,30 +23,21 @@ const (
 	podKey  = "pod"
 )
 
-// retryDisrupted is when evictions are considered again while no node is ready.
-const retryDisrupted = 10 * time.Second
-
-// Options of the controller.
-type Options struct {
-	// PodEviction is how long a pod without tolerations of its own stays on a node that is
-	// lost or not ready before it is replaced; 0 = 20 seconds.
-	PodEviction time.Duration
-}
-
 // New returns the node lifecycle controller. It reads condition Ready of nodes;
 // Unknown is written there by whoever watches over the nodes' sessions.
-func New(d controllers.Deps, o Options) *controllers.Controller {
-	if o.PodEviction == 0 {
-		o.PodEviction = 20 * time.Second
-	}
+func New(d controllers.Deps) *controllers.Controller {
 	nodes := client.Informer[*corev1.Node](d.Informers)
 	pods := client.Informer[*corev1.Pod](d.Informers)
 	controllers.Index(pods, controllers.PodNodeIndex, controllers.PodNode)
+	changed := &atomic.Bool{} // since the pace was last brought up to date
 	return &controllers.Controller{
 		Name:    "node-controller",
 		Workers: 16,
 		Watches: []controllers.Watch{
-			controllers.OnInformer(nodes, func(c controllers.Change[*corev1.Node]) []controllers.Key { return ofNode(pods, c) }),
+			controllers.OnInformer(nodes, func(c controllers.Change[*corev1.Node]) []controllers.Key {
+				changed.Store(true)
+				return ofNode(pods, c)
+			}),
 			controllers.OnInformer(pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key { return ofPod(nodes, c) }),
 		},
 		Rules: []rbacv1.PolicyRule{
@@ -55,7 +48,7 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
 			r := &reconciler{
-				term: t, options: o, nodes: nodes,
+				term: t, nodes: nodes, changed: changed, pace: NewPace(),
 				nodeView: controllers.ViewOf[*corev1.Node](t, nodes),
 				pods:     controllers.ViewOf[*corev1.Pod](t, pods),
 			}
@@ -109,13 +102,31 @@ func troubled(n *corev1.Node) bool {
 // reconciler is the thin shell of one leadership.
 type reconciler struct {
 	term     *controllers.Term
-	options  Options
 	nodes    cache.SharedIndexInformer
+	changed  *atomic.Bool
+	pace     *Pace
 	nodeView *controllers.View[*corev1.Node]
 	pods     *controllers.View[*corev1.Pod]
+
+	mu     sync.Mutex
+	looked time.Time // when the pace was brought up to date
+}
+
+// lookPeriod is when the pace is brought up to date although no change of a node was seen.
+const lookPeriod = 5 * time.Second
+
+// look brings the pace up to date.
+func (r *reconciler) look(now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.changed.Swap(false) || now.Sub(r.looked) >= lookPeriod {
+		r.looked = now
+		r.pace.Look(controllers.CachedAll[*corev1.Node](r.nodes), now)
+	}
 }
 
 func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+	r.look(r.term.Now())
 	if key.Kind == nodeKey {
 		return 0, r.node(ctx, key.Name)
 	}
@@ -193,14 +204,18 @@ func (r *reconciler) pod(ctx context.Context, key controllers.Key) (time.Duratio
 	if r.pods.Going(p) {
 		return 0, nil
 	}
-	at, evict := Eviction(p, n.Spec.Taints, r.options.PodEviction)
+	// The taints that the node shall have: one that is ready again may still bear those of a lost one for a moment.
+	at, evict := Eviction(p, Taints(n, now), r.pace.Since(n))
 	switch {
 	case !evict:
 		return 0, nil
 	case now.Before(at):
 		return at.Sub(now), nil
-	case Disrupted(controllers.CachedAll[*corev1.Node](r.nodes)) && readiness(n) != corev1.ConditionTrue:
-		return retryDisrupted, nil
+	}
+	if readiness(n) != corev1.ConditionTrue {
+		if ok, again := r.pace.Admit(n, now); !ok {
+			return again, nil
+		}
 	}
 	return 0, r.evict(ctx, p, n)
 }

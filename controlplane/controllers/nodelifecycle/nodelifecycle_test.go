@@ -80,7 +80,7 @@ func TestEviction(t *testing.T) {
 		want        string
 	}{
 		{"not tolerated", unreachable, nil, "", "0s"},
-		{"defaulted: the cluster decides", unreachable, []corev1.Toleration{exists(unreachable, seconds(300))}, "", "10s"},
+		{"five minutes mean five minutes", unreachable, []corev1.Toleration{exists(unreachable, seconds(300))}, "", "5m0s"},
 		{"asked for", unreachable, []corev1.Toleration{exists(unreachable, seconds(60))}, "", "1m0s"},
 		{"for ever", unreachable, []corev1.Toleration{exists(unreachable, nil)}, "", "never"},
 		{"everything for ever", unreachable, []corev1.Toleration{{Operator: corev1.TolerationOpExists}}, "", "never"},
@@ -101,7 +101,7 @@ func TestEviction(t *testing.T) {
 			if c.taint == "team" {
 				taint.Value = "a"
 			}
-			at, evict := Eviction(p, []corev1.Taint{{Key: c.taint, Effect: corev1.TaintEffectNoSchedule}, taint}, 10*time.Second)
+			at, evict := Eviction(p, []corev1.Taint{{Key: c.taint, Effect: corev1.TaintEffectNoSchedule}, taint}, time.Time{})
 			got := "never"
 			if evict {
 				got = fmt.Sprint(at.Sub(epoch))
@@ -111,18 +111,16 @@ func TestEviction(t *testing.T) {
 			}
 		})
 	}
-	if _, evict := Eviction(&corev1.Pod{}, []corev1.Taint{{Key: "x", Effect: corev1.TaintEffectNoSchedule}}, 0); evict {
+	if _, evict := Eviction(&corev1.Pod{}, []corev1.Taint{{Key: "x", Effect: corev1.TaintEffectNoSchedule}}, time.Time{}); evict {
 		t.Error("NoSchedule evicts")
 	}
-}
-
-// When no node is ready the fault is more likely here, and nothing is evicted.
-func TestDisrupted(t *testing.T) {
-	if Disrupted([]*corev1.Node{node(corev1.ConditionTrue), node(corev1.ConditionUnknown)}) {
-		t.Error("one lost node of two is no disruption")
-	}
-	if !Disrupted([]*corev1.Node{node(corev1.ConditionFalse), node(corev1.ConditionUnknown)}) {
-		t.Error("no node is ready, and yet no disruption")
+	// After a disruption the time for lost nodes runs anew, that of other taints does not.
+	for key, want := range map[string]time.Duration{unreachable: time.Minute + 20*time.Second, "team": 20 * time.Second} {
+		p := &corev1.Pod{Spec: corev1.PodSpec{Tolerations: []corev1.Toleration{exists(key, seconds(20))}}}
+		taint := corev1.Taint{Key: key, Effect: corev1.TaintEffectNoExecute, TimeAdded: &metav1.Time{Time: epoch}}
+		if at, _ := Eviction(p, []corev1.Taint{taint}, epoch.Add(time.Minute)); at.Sub(epoch) != want {
+			t.Errorf("%s: leaves after %v, want %v", key, at.Sub(epoch), want)
+		}
 	}
 }
 

@@ -96,15 +96,3 @@ func sameTaints(a, b []corev1.Taint) bool {
 		return a.Key == b.Key && a.Effect == b.Effect && a.Value == b.Value
 	})
 }
-
-// Disrupted says whether no node at all is ready. Then it is more likely that
-// this control plane is cut off than that every machine died at once, and to
-// delete pods would help nobody: there is no node to replace them on.
-func Disrupted(nodes []*corev1.Node) bool {
-	for _, n := range nodes {
-		if readiness(n) == corev1.ConditionTrue {
-			return false
-		}
-	}
-	return true
-}

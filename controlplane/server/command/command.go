@@ -137,7 +137,7 @@ func runCommand(version string) *cobra.Command {
 		Args: cobra.NoArgs,
 	}
 	identity(c, &cfg)
-	c.Flags().IntVar(&eviction, "eviction-seconds", 15, "seconds after which pods leave a node that was lost")
+	c.Flags().IntVar(&eviction, "eviction-seconds", 15, "seconds after which pods leave a node that was lost, where they have no toleration that says otherwise")
 	c.Flags().StringVar(&cfg.AdmissionConfig, "admission-control-config-file", "",
 		"file with the defaults and exemptions of Pod Security: an AdmissionConfiguration or a PodSecurityConfiguration")
 	auditFlags(c, &cfg.Audit)
