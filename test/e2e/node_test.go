@@ -1,0 +1,81 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/test/bed"
+)
+
+// patchNode merges a patch into a node; sub names a subresource.
+func (w world) patchNode(name, patch string, sub ...string) {
+	w.Helper()
+	if _, err := w.cs.CoreV1().Nodes().Patch(context.Background(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, sub...); err != nil {
+		w.Fatalf("patching node %s: %v", name, err)
+	}
+}
+
+// Labels that an administrator gives a node and resources that somebody advertises in its status are the node's: pods
+// that ask for them are put there and run, none is refused. F95
+func TestWhatNodesAreGiven(t *testing.T) {
+	w := begin(t)
+	const node = "w2"
+	defer w.patchNode(node, `{"metadata":{"labels":{"e2e.example.com/disk":null}}}`)
+	defer w.patchNode(node, `{"status":{"capacity":{"example.com/dongle":null}}}`, "status")
+	w.patchNode(node, `{"metadata":{"labels":{"e2e.example.com/disk":"ssd"}}}`)
+	w.patchNode(node, `{"status":{"capacity":{"example.com/dongle":"2"}}}`, "status")
+	d := web("picky", 6)
+	d.Spec.Template.Spec.NodeSelector = map[string]string{"e2e.example.com/disk": "ssd"}
+	w.createWeb(d)
+	for i := range 2 {
+		p := sleeper(fmt.Sprintf("plugged-%d", i))
+		p.Spec.Containers[0].Resources.Limits = v1.ResourceList{"example.com/dongle": resource.MustParse("1")}
+		w.createPod(p)
+		w.waitPod(p.Name, isReady)
+	}
+	w.waitReplicas("picky", 6)
+	all, err := w.cs.CoreV1().Pods(w.ns).List(context.Background(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range all.Items {
+		if p.Spec.NodeName != node || p.Status.Phase != v1.PodRunning {
+			t.Errorf("pod %s is %s on %s: %s %s", p.Name, p.Status.Phase, p.Spec.NodeName, p.Status.Reason, p.Status.Message)
+		}
+	}
+	n, err := w.cs.CoreV1().Nodes().Get(context.Background(), node, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if q := n.Status.Allocatable["example.com/dongle"]; q.Value() != 2 {
+		t.Errorf("allocatable: %v", n.Status.Allocatable)
+	}
+	// When they are taken away, what asks for them later is refused, and a refused pod shows no container that waits.
+	w.patchNode(node, `{"status":{"capacity":{"example.com/dongle":null}}}`, "status")
+	bed.Eventually(t, soon, func() error {
+		n, err := w.cs.CoreV1().Nodes().Get(context.Background(), node, metav1.GetOptions{})
+		if _, still := n.Status.Allocatable["example.com/dongle"]; err == nil && still {
+			err = fmt.Errorf("allocatable: %v", n.Status.Allocatable)
+		}
+		return err
+	})
+	late := sleeper("late")
+	late.Spec.NodeName = node // past the scheduler
+	late.Spec.Containers[0].Resources.Limits = v1.ResourceList{"example.com/dongle": resource.MustParse("1")}
+	w.createPod(late)
+	got := w.waitPod("late", func(p *v1.Pod) error {
+		if p.Status.Phase != v1.PodFailed {
+			return fmt.Errorf("phase %s", p.Status.Phase)
+		}
+		return nil
+	})
+	if got.Status.Reason != "OutOfexample.com/dongle" || len(got.Status.ContainerStatuses) > 0 {
+		t.Errorf("refused as %s %q with %+v", got.Status.Reason, got.Status.Message, got.Status.ContainerStatuses)
+	}
+}
