@@ -6,10 +6,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/moby/sys/mountinfo"
 	v1 "k8s.io/api/core/v1"
@@ -103,7 +105,7 @@ func (v *Volumes) csi(ctx context.Context, pod *v1.Pod, name string, pv *v1.Pers
 		return agent.Mount{}, fmt.Errorf("persistentvolume %q: %w", pv.Name, err)
 	}
 	about, _ := v.cfg.Objects.CSIDriver(src.Driver)
-	cv, err := v.describe(pod, pv, about, r, readonly)
+	cv, err := v.describe(pod, pv, r, readonly)
 	if err != nil {
 		return agent.Mount{}, fmt.Errorf("persistentvolume %q: %w", pv.Name, err)
 	}
@@ -118,6 +120,9 @@ func (v *Volumes) csi(ctx context.Context, pod *v1.Pod, name string, pv *v1.Pers
 	}
 	if err := d.Stage(ctx, cv); err != nil {
 		return agent.Mount{}, err
+	}
+	if err := v.addressedTo(ctx, &cv, pod, about); err != nil {
+		return agent.Mount{}, fmt.Errorf("persistentvolume %q: %w", pv.Name, err)
 	}
 	if err := d.Publish(ctx, cv); err != nil {
 		return agent.Mount{}, err
@@ -152,8 +157,8 @@ func (v *Volumes) ready(file string, r record) bool {
 	return old == r && isMounted(r.Target)
 }
 
-// describe puts together what the driver is told.
-func (v *Volumes) describe(pod *v1.Pod, pv *v1.PersistentVolume, about *storagev1.CSIDriver, r record, readonly bool) (csi.Volume, error) {
+// describe puts together what the driver is told of the volume, for whichever pod.
+func (v *Volumes) describe(pod *v1.Pod, pv *v1.PersistentVolume, r record, readonly bool) (csi.Volume, error) {
 	src := pv.Spec.CSI
 	cv := csi.Volume{ID: r.Volume, StagingPath: r.Staging, TargetPath: r.Target, FSType: src.FSType, MountFlags: pv.Spec.MountOptions, ReadOnly: readonly, FSGroup: fsGroup(pod), VolumeContext: map[string]string{}}
 	for k, s := range src.VolumeAttributes {
@@ -162,19 +167,53 @@ func (v *Volumes) describe(pod *v1.Pod, pv *v1.PersistentVolume, about *storagev
 	if len(pv.Spec.AccessModes) > 0 {
 		cv.AccessMode = string(pv.Spec.AccessModes[0])
 	}
-	if about != nil && about.Spec.PodInfoOnMount != nil && *about.Spec.PodInfoOnMount {
-		cv.VolumeContext["csi.storage.k8s.io/pod.name"] = pod.Name
-		cv.VolumeContext["csi.storage.k8s.io/pod.namespace"] = pod.Namespace
-		cv.VolumeContext["csi.storage.k8s.io/pod.uid"] = string(pod.UID)
-		cv.VolumeContext["csi.storage.k8s.io/serviceAccount.name"] = pod.Spec.ServiceAccountName
-		cv.VolumeContext["csi.storage.k8s.io/ephemeral"] = "false"
-	}
 	var err error
 	if cv.StageSecrets, err = v.driverSecret(src.NodeStageSecretRef); err != nil {
 		return cv, err
 	}
 	cv.PublishSecrets, err = v.driverSecret(src.NodePublishSecretRef)
 	return cv, err
+}
+
+// addressedTo adds what a driver asks to be told of the pod when a volume is published for it: who the pod is
+// (podInfoOnMount), and tokens of its service account (tokenRequests).
+func (v *Volumes) addressedTo(ctx context.Context, cv *csi.Volume, pod *v1.Pod, about *storagev1.CSIDriver) error {
+	if about == nil {
+		return nil
+	}
+	cv.VolumeContext = maps.Clone(cv.VolumeContext)
+	if p := about.Spec.PodInfoOnMount; p != nil && *p {
+		cv.VolumeContext["csi.storage.k8s.io/pod.name"] = pod.Name
+		cv.VolumeContext["csi.storage.k8s.io/pod.namespace"] = pod.Namespace
+		cv.VolumeContext["csi.storage.k8s.io/pod.uid"] = string(pod.UID)
+		cv.VolumeContext["csi.storage.k8s.io/serviceAccount.name"] = pod.Spec.ServiceAccountName
+		cv.VolumeContext["csi.storage.k8s.io/ephemeral"] = "false"
+	}
+	if len(about.Spec.TokenRequests) == 0 {
+		return nil
+	}
+	type token struct {
+		Token   string    `json:"token"`
+		Expires time.Time `json:"expirationTimestamp"`
+	}
+	tokens := map[string]token{}
+	for _, want := range about.Spec.TokenRequests {
+		seconds := int64(3600)
+		if want.ExpirationSeconds != nil {
+			seconds = *want.ExpirationSeconds
+		}
+		text, expires, err := v.cfg.Objects.Token(ctx, pod, want.Audience, seconds)
+		if err != nil {
+			return fmt.Errorf("a token of service account %s/%s for CSI driver %s: %w", pod.Namespace, pod.Spec.ServiceAccountName, about.Name, err)
+		}
+		tokens[want.Audience] = token{text, expires.UTC()}
+	}
+	data, err := json.Marshal(tokens)
+	if err != nil {
+		return err
+	}
+	cv.VolumeContext["csi.storage.k8s.io/serviceAccount.tokens"] = string(data)
+	return nil
 }
 
 func (v *Volumes) driverSecret(ref *v1.SecretReference) (map[string]string, error) {

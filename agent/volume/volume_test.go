@@ -2,6 +2,7 @@ package volume
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -322,6 +324,32 @@ func TestClaimOnCSIVolume(t *testing.T) {
 	// The driver is gone: what is mounted is an error, what is not can be forgotten.
 	must(t, writeRecord(filepath.Join(v.podDir("u5"), "csi", "data.json"), record{Driver: "gone.example", Volume: "x", Staging: "/nowhere", Target: "/nowhere"}))
 	must(t, v.UnmountAll(t.Context(), "u5"))
+}
+
+// What a driver asks to be told of a pod it is told when it publishes, and not when it stages for all pods.
+func TestDriversAreToldOfPods(t *testing.T) {
+	v, _, _ := newVolumes(t)
+	yes, hours := true, int64(7200)
+	about := &storagev1.CSIDriver{Spec: storagev1.CSIDriverSpec{PodInfoOnMount: &yes,
+		TokenRequests: []storagev1.TokenRequest{{Audience: "vault", ExpirationSeconds: &hours}}}}
+	p := pod("u1")
+	staged := csi.Volume{VolumeContext: map[string]string{"size": "big"}}
+	cv := staged
+	must(t, v.addressedTo(t.Context(), &cv, p, about))
+	if len(staged.VolumeContext) != 1 || cv.VolumeContext["size"] != "big" || cv.VolumeContext["csi.storage.k8s.io/pod.uid"] != "u1" {
+		t.Errorf("staged with %v, published with %v", staged.VolumeContext, cv.VolumeContext)
+	}
+	var tokens map[string]struct{ Token, ExpirationTimestamp string }
+	must(t, json.Unmarshal([]byte(cv.VolumeContext["csi.storage.k8s.io/serviceAccount.tokens"]), &tokens))
+	if got := tokens["vault"]; got.Token != "token:default/"+p.Name+":vault" || !strings.HasSuffix(got.ExpirationTimestamp, "Z") {
+		t.Errorf("tokens %+v", tokens)
+	}
+	plain := staged
+	must(t, v.addressedTo(t.Context(), &plain, p, &storagev1.CSIDriver{}))
+	must(t, v.addressedTo(t.Context(), &plain, p, nil))
+	if len(plain.VolumeContext) != 1 {
+		t.Errorf("a driver that asks for nothing is told %v", plain.VolumeContext)
+	}
 }
 
 func TestDriverMissing(t *testing.T) {
