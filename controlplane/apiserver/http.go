@@ -36,7 +36,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		s.metrics.observe(req, r, out.code, s.cfg.Clock().Sub(began))
 	}()
-	if s.health(out, r) {
+	if checkPath(r.URL) == nil && s.health(out, r) {
 		return
 	}
 	req = s.respond(out, r, began)
