@@ -27,6 +27,7 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/podsecurity"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/controlplane/registry"
+	"keelson.dev/keelson/internal/door"
 )
 
 // Config is everything an apiserver is made of. Fields without a default are required.
@@ -39,9 +40,12 @@ type Config struct {
 	// Listener and TLS are where Run serves; both may be left out by those who use Handler or Backend only.
 	// Client certificates are asked for and verified against ClientCAs per request, so that an expired one is a
 	// 401 with its reason and a rotated CA needs no restart; TLS.ClientAuth and TLS.ClientCAs are overwritten.
-	Listener  net.Listener
-	TLS       *tls.Config
-	ClientCAs func() *x509.CertPool // nil = no certificate authenticates
+	Listener net.Listener
+	TLS      *tls.Config
+	// Connections bounds those of Listener; default half of the files that the process may open, and few of those
+	// who have not authenticated.
+	Connections door.Limits
+	ClientCAs   func() *x509.CertPool // nil = no certificate authenticates
 
 	// ServiceTokens checks and mints service account tokens; nil = neither works.
 	ServiceTokens *pki.ServiceTokens
@@ -88,6 +92,8 @@ type Config struct {
 	MinWatch         time.Duration // watches without a timeout end at random between this and twice this; default 30 min
 	ShutdownDeadline time.Duration // how long running requests may take to finish; default 10 s
 
+	pace pace // tests shorten it
+
 	Clock func() time.Time // default time.Now
 	Log   *slog.Logger     // default slog.Default()
 }
@@ -125,6 +131,9 @@ func (c *Config) defaults() {
 		if *d.field == 0 {
 			*d.field = d.value
 		}
+	}
+	if c.pace == (pace{}) {
+		c.pace = usualPace
 	}
 	if c.MaxBodyBytes == 0 {
 		c.MaxBodyBytes = 3 << 20

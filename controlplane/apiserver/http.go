@@ -19,6 +19,7 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/authn"
 	"keelson.dev/keelson/controlplane/apiserver/authz"
 	"keelson.dev/keelson/controlplane/apiserver/endpoints"
+	"keelson.dev/keelson/internal/door"
 )
 
 // ServeHTTP is the way of every HTTP request: who asks (stage 1), as whom, for
@@ -102,6 +103,9 @@ func (s *Server) identify(r *http.Request) (u, sender api.User, err error) {
 		sender = authn.Anonymous()
 	case err != nil:
 		return sender, sender, unauthorized("Unauthorized: " + err.Error())
+	default:
+		place, _ := r.Context().Value(doorKey{}).(*door.Conn)
+		place.Known()
 	}
 	u, err = s.impersonate(r, sender)
 	return u, sender, err

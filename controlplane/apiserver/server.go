@@ -24,6 +24,7 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/podsecurity"
 	"keelson.dev/keelson/controlplane/apiserver/stream"
 	"keelson.dev/keelson/controlplane/apiserver/subresource"
+	"keelson.dev/keelson/internal/door"
 	"keelson.dev/keelson/internal/lifecycle"
 )
 
@@ -155,6 +156,9 @@ func (s *Server) Run(ctx context.Context) error {
 	return lifecycle.Run(ctx, parts...)
 }
 
+// doorKey is where a request's context has the connection's place at the door.
+type doorKey struct{}
+
 // serveTLS answers on the listener. When ctx ends it takes no more connections,
 // ends watches, waits for what runs and cuts off what does not end in time.
 func (s *Server) serveTLS(ctx context.Context) error {
@@ -166,14 +170,17 @@ func (s *Server) serveTLS(ctx context.Context) error {
 	conf.NextProtos = []string{"h2", "http/1.1"}
 	conf.VerifyPeerCertificate, conf.VerifyConnection = nil, nil
 	srv := &http.Server{
-		Handler: s, TLSConfig: conf, ReadHeaderTimeout: slowHeaders, MaxHeaderBytes: 64 << 10,
-		HTTP2:       &http.HTTP2Config{MaxConcurrentStreams: 1000},
+		Handler: s.cfg.pace.paced(s), TLSConfig: conf, ReadHeaderTimeout: slowHeaders, IdleTimeout: s.cfg.pace.idle, MaxHeaderBytes: 64 << 10,
+		HTTP2:       &http.HTTP2Config{MaxConcurrentStreams: 250},
 		BaseContext: func(net.Listener) context.Context { return requests },
-		ConnContext: authn.ConnContext,
-		ErrorLog:    slog.NewLogLogger(s.cfg.Log.Handler(), slog.LevelDebug),
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(authn.ConnContext(ctx, c), doorKey{}, door.Of(c))
+		},
+		ErrorLog: slog.NewLogLogger(s.cfg.Log.Handler(), slog.LevelDebug),
 	}
 	served := make(chan error, 1)
-	go func() { served <- srv.ServeTLS(s.cfg.Listener, "", "") }()
+	front := door.New(s.cfg.Listener, s.cfg.Connections)
+	go func() { served <- srv.ServeTLS(front, "", "") }()
 	select {
 	case err := <-served:
 		return fmt.Errorf("serving HTTPS on %s: %w", s.cfg.Listener.Addr(), err)
