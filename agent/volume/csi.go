@@ -312,7 +312,7 @@ func (v *Volumes) releaseCSI(ctx context.Context, uid types.UID) error {
 
 func (v *Volumes) release(ctx context.Context, uid types.UID, file string, r record) error {
 	defer v.locks.lock(r.Driver + "\x00" + r.Volume)()
-	last, err := v.lastUser(uid, r)
+	last, err := v.lastUser(file, r)
 	if err != nil {
 		return err
 	}
@@ -405,22 +405,19 @@ func isMounted(path string) bool {
 	return err == nil && ok
 }
 
-// lastUser says that no other pod of the node has the volume.
-func (v *Volumes) lastUser(uid types.UID, r record) (bool, error) {
+// lastUser says that nothing else on the node uses the volume: no other pod, and no other volume of the same pod.
+func (v *Volumes) lastUser(file string, r record) (bool, error) {
 	pods, err := v.Pods()
 	if err != nil {
 		return false, err
 	}
 	for _, p := range pods {
-		if p == uid {
-			continue
-		}
 		recs, err := v.records(p)
 		if err != nil {
 			return false, err
 		}
-		for _, o := range recs {
-			if o.Driver == r.Driver && o.Volume == r.Volume {
+		for other, o := range recs {
+			if other != file && o.Driver == r.Driver && o.Volume == r.Volume {
 				return false, nil
 			}
 		}

@@ -3,6 +3,7 @@ package volume
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -56,6 +57,11 @@ func (d *driver) NodeUnstageVolume(_ context.Context, q *spec.NodeUnstageVolumeR
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.unstaged = append(d.unstaged, q.StagingTargetPath)
+	for _, target := range d.targets {
+		if isMounted(target) {
+			return nil, fmt.Errorf("%s is still published", target)
+		}
+	}
 	return &spec.NodeUnstageVolumeResponse{}, nil
 }
 
@@ -136,6 +142,9 @@ func TestCSIPathsAreKubelets(t *testing.T) {
 		t.Errorf("%d mounts at %s, %v", len(info), k, err)
 	}
 	must(t, v.UnmountAll(t.Context(), "u1"))
+	if len(d.unstaged) != 1 {
+		t.Errorf("unstaged: %v", d.unstaged)
+	}
 	for _, p := range []string{k + "/pods/u1", filepath.Dir(staging)} {
 		if _, err := os.Lstat(p); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s is left", p)

@@ -88,3 +88,34 @@ func TestClaimThroughCSI(t *testing.T) {
 		t.Errorf("the second pod reads %q", out)
 	}
 }
+
+// What a driver in a pod mounts below kubelet's folder, with propagation Bidirectional, is mounted on its node: so
+// drivers off the shelf publish volumes.
+func TestDriverMountsReachTheNode(t *testing.T) {
+	w := begin(t)
+	p := pod("driver", tools, "sh", "-c", "mkdir -p /var/lib/kubelet/pods/e2e && mount -t tmpfs e2e /var/lib/kubelet/pods/e2e && exec sleep 1000000")
+	p.Spec.NodeName = "w3"
+	c := &p.Spec.Containers[0]
+	c.SecurityContext = &v1.SecurityContext{Privileged: ptr(true)}
+	c.Lifecycle = &v1.Lifecycle{PreStop: &v1.LifecycleHandler{Exec: &v1.ExecAction{Command: []string{"umount", "/var/lib/kubelet/pods/e2e"}}}}
+	c.VolumeMounts = []v1.VolumeMount{{Name: "kubelet", MountPath: "/var/lib/kubelet", MountPropagation: ptr(v1.MountPropagationBidirectional)}}
+	p.Spec.TerminationGracePeriodSeconds = ptr(int64(5))
+	p.Spec.Volumes = []v1.Volume{{Name: "kubelet", VolumeSource: v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: "/var/lib/kubelet", Type: ptr(v1.HostPathDirectory)}}}}
+	w.createPod(p)
+	w.waitPod("driver", isReady)
+	mounted := func(want bool) {
+		t.Helper()
+		bed.Eventually(t, soon, func() error {
+			out, err := bed.Host(t, "w3").Command(context.Background(), "cat", "/proc/self/mountinfo").Output()
+			if got := strings.Contains(string(out), " /var/lib/kubelet/pods/e2e "); err == nil && got != want {
+				err = fmt.Errorf("on the node it is mounted: %v, want %v", got, want)
+			}
+			return err
+		})
+	}
+	mounted(true)
+	if err := w.cs.CoreV1().Pods(w.ns).Delete(context.Background(), "driver", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	mounted(false)
+}
