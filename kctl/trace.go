@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"path"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -65,7 +66,7 @@ func timelineOf(ctx context.Context, f cmdutil.Factory, args []string) ([]api.St
 	if len(infos) != 1 {
 		return nil, fmt.Errorf("trace shows one object, the arguments name %d: give TYPE/NAME", len(infos))
 	}
-	id, err := traceID(infos[0])
+	path, err := timelinePath(infos[0])
 	if err != nil {
 		return nil, err
 	}
@@ -73,31 +74,39 @@ func timelineOf(ctx context.Context, f cmdutil.Factory, args []string) ([]api.St
 	if err != nil {
 		return nil, err
 	}
-	raw, err := rest.RESTClient().Get().AbsPath("/timeline", id).DoRaw(ctx)
+	raw, err := rest.RESTClient().Get().AbsPath(path).DoRaw(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("asking for the timeline of trace %s: %w", id, err)
+		return nil, fmt.Errorf("asking for the timeline of %s: %w", infos[0].ObjectName(), err)
 	}
 	var stages []api.Stage
 	if err := json.Unmarshal(raw, &stages); err != nil {
-		return nil, fmt.Errorf("reading the timeline of trace %s: %w", id, err)
+		return nil, fmt.Errorf("reading the timeline of %s: %w", infos[0].ObjectName(), err)
 	}
 	if len(stages) == 0 {
-		return nil, fmt.Errorf("no replica remembers trace %s: timelines are kept in memory, the newest only", id)
+		return nil, fmt.Errorf("no replica remembers the apply of %s: timelines are kept in memory, the newest only", infos[0].ObjectName())
 	}
 	return stages, nil
 }
 
-func traceID(info *resource.Info) (string, error) {
+// timelinePath is where the timeline of an object is answered: by the trace that the
+// object shows, or else by its own path.
+func timelinePath(info *resource.Info) (string, error) {
 	m, err := meta.Accessor(info.Object)
 	if err != nil {
 		return "", err
 	}
-	id := api.TraceID(m.GetAnnotations()[api.TraceParentAnnotation])
-	if id == "" {
-		return "", fmt.Errorf("%s has no annotation %s: it was written before tracing, or by something that removed it",
-			info.ObjectName(), api.TraceParentAnnotation)
+	if id := api.TraceID(m.GetAnnotations()[api.TraceParentAnnotation]); id != "" {
+		return path.Join(api.PathTimeline, id), nil
 	}
-	return id, nil
+	gvr := info.Mapping.Resource
+	parts := []string{api.PathTimeline, "api", gvr.Version}
+	if gvr.Group != "" {
+		parts = []string{api.PathTimeline, "apis", gvr.Group, gvr.Version}
+	}
+	if info.Namespaced() {
+		parts = append(parts, "namespaces", info.Namespace)
+	}
+	return path.Join(append(parts, gvr.Resource, info.Name)...), nil
 }
 
 const barWidth = 32

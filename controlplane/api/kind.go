@@ -71,6 +71,9 @@ type Kind struct {
 	// exists (ClusterIP, NodePort): created, kept or released in the same commit.
 	Reservations func(Object) []Reservation
 
+	// ShowsTrace says that clients see the trace context of these objects, which controllers make.
+	ShowsTrace bool
+
 	// ReturnsDeleted says that a deletion which removes the object answers with its last state, not with a Status.
 	ReturnsDeleted bool
 

@@ -1,6 +1,8 @@
 package api
 
 import (
+	"maps"
+	"reflect"
 	"strings"
 	"sync"
 	"time"
@@ -9,7 +11,13 @@ import (
 // TraceParentAnnotation carries the W3C trace context of the apply that an
 // object descends from. It is set when an object is created or its spec changes
 // anyway, copied from owner to child metadata, never into a template or a hash.
+// Clients see it on the kinds that ShowsTrace alone: on what they wrote themselves
+// it would be a difference from their manifests for ever. For those, GET
+// PathTimeline followed by the object's own path answers the stages.
 const TraceParentAnnotation = "keelson.dev/traceparent"
+
+// PathTimeline answers the stages of the trace whose id follows, or of the object whose path follows.
+const PathTimeline = "/timeline"
 
 // Stage is one measured step in the life of an apply.
 type Stage struct {
@@ -144,4 +152,21 @@ func TraceID(traceParent string) string {
 		}
 	}
 	return traceParent[3:35]
+}
+
+// Shown is an object as clients see it: o itself, or a copy without the trace context. The copy shares the rest with o.
+func (k *Kind) Shown(o Object) Object {
+	if _, traced := o.GetAnnotations()[TraceParentAnnotation]; !traced || k.ShowsTrace {
+		return o
+	}
+	v := reflect.New(reflect.TypeOf(o).Elem())
+	v.Elem().Set(reflect.ValueOf(o).Elem())
+	out := v.Interface().(Object)
+	annotations := maps.Clone(o.GetAnnotations())
+	delete(annotations, TraceParentAnnotation)
+	if len(annotations) == 0 {
+		annotations = nil
+	}
+	out.SetAnnotations(annotations)
+	return out
 }

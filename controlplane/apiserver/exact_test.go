@@ -13,6 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"keelson.dev/keelson/controlplane/api"
 )
 
 // A health check's port is held like any node port: nobody else gets it.
@@ -134,5 +136,67 @@ func TestAnswersOfDelete(t *testing.T) {
 	r.must(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "b"}})
 	if err := r.admin().CoreV1().ConfigMaps("default").Delete(within(t), "b", metav1.DeleteOptions{}); err != nil { // by protobuf
 		t.Error(err)
+	}
+}
+
+// What users write is shown as they wrote it, without the trace context that Keelson keeps with it; the timeline is
+// found by the object's own path.
+func TestTraceLeavesUsersObjects(t *testing.T) {
+	r := start(t, nil)
+	c := r.adminHTTP()
+	const deployments = "/apis/apps/v1/namespaces/default/deployments"
+	const maps = "/api/v1/namespaces/default/configmaps"
+	const deployment = `{"metadata":{"name":"web"},"spec":{"selector":{"matchLabels":{"app":"web"}},
+"template":{"metadata":{"labels":{"app":"web"}},"spec":{"containers":[{"name":"c","image":"i"}]}}}}`
+	const service = `{"metadata":{"name":"web"},"spec":{"ports":[{"port":80}]}}`
+	table := []string{"Accept", "application/json;as=Table;g=meta.k8s.io;v=v1"}
+	merge := []string{"Content-Type", "application/merge-patch+json"}
+	apply := []string{"Content-Type", "application/apply-patch+yaml"}
+	const applied = `{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"web"},"spec":{"paused":true}}`
+	for _, step := range []struct {
+		method, path, body string
+		headers            []string
+	}{
+		{"POST", deployments, deployment, nil},
+		{"POST", maps, `{"metadata":{"name":"web","annotations":{"own":"1"}},"data":{"a":"b"}}`, nil},
+		{"POST", "/api/v1/namespaces/default/services", service, nil},
+		{"GET", deployments + "/web", "", nil},
+		{"GET", deployments, "", nil},
+		{"GET", deployments, "", table},
+		{"GET", deployments + "?includeObject=Object", "", table},
+		{"GET", deployments + "/web", "", []string{"Accept", "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"}},
+		{"GET", deployments + "?watch=true&timeoutSeconds=1&resourceVersion=0", "", nil},
+		{"PATCH", deployments + "/web", `{"spec":{"replicas":2}}`, merge},
+		{"PATCH", deployments + "/web?fieldManager=x", applied, apply},
+		{"PATCH", maps + "/web", `[{"op":"replace","path":"/metadata/annotations","value":{"own":"2"}}]`, []string{"Content-Type", "application/json-patch+json"}},
+		{"PUT", maps + "/web", `{"metadata":{"name":"web"},"data":{"a":"c"}}`, nil},
+		{"GET", maps + "/web", "", []string{"Accept", "application/yaml"}},
+		{"DELETE", maps, "", nil},
+	} {
+		got := r.call(c, step.method, step.path, step.body, step.headers...)
+		if got.code > 201 || got.body == "" || strings.Contains(got.body, "keelson.dev/") {
+			t.Errorf("%s %s: %d %s", step.method, step.path, got.code, got.body)
+		}
+	}
+	// What was changed last is what the timeline shows, as for whoever follows the Traceparent of the answer.
+	changed := r.call(c, "PATCH", deployments+"/web", `{"spec":{"replicas":3}}`, merge...)
+	got := r.call(c, "GET", "/timeline"+deployments+"/web", "")
+	if id := api.TraceID(changed.header.Get("Traceparent")); got.code != 200 || id == "" || !strings.Contains(got.body, id) || !strings.Contains(got.body, `"committed"`) {
+		t.Errorf("timeline: %d %s", got.code, got.body)
+	}
+	refused(t, r.call(c, "GET", "/timeline"+deployments+"/none", ""), 404, `deployments.apps "none" not found`)
+	refused(t, r.call(c, "GET", "/timeline"+deployments, ""), 404, "is the path of none")
+	r.must(&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "times"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "keelson:timeline"},
+		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "alice"}}})
+	eventually(t, func() error {
+		a := r.call(r.http(nil), "GET", "/timeline"+deployments+"/web", "", "Authorization", "Bearer alice-token")
+		if a.code != 403 || !strings.Contains(a.body, `cannot get resource`) {
+			return fmt.Errorf("who may not read the object: %d %s", a.code, a.body)
+		}
+		return nil
+	})
+	// The pods of it show theirs: agents and people follow it there.
+	if got := r.call(c, "POST", "/api/v1/namespaces/default/pods", podJSON); !strings.Contains(got.body, api.TraceParentAnnotation) {
+		t.Errorf("a pod: %s", got.body)
 	}
 }

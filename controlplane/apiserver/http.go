@@ -134,8 +134,10 @@ func (s *Server) documents(w http.ResponseWriter, r *http.Request, u api.User) {
 		writeJSON(w, s.cfg.Version)
 	case path == "/metrics":
 		s.metrics.handler.ServeHTTP(w, r)
-	case strings.HasPrefix(path, "/timeline/"):
-		s.serveTimeline(w, r, strings.TrimPrefix(path, "/timeline/"))
+	case strings.HasPrefix(path, api.PathTimeline+"/api"):
+		s.serveTimelineOf(w, r, u, strings.TrimPrefix(path, api.PathTimeline))
+	case strings.HasPrefix(path, api.PathTimeline+"/"):
+		s.serveTimeline(w, r, strings.TrimPrefix(path, api.PathTimeline+"/"))
 	case path == "/":
 		writeJSON(w, map[string][]string{"paths": s.rootPaths()})
 	case s.cfg.ServiceTokens != nil && path == "/openid/v1/jwks":
@@ -194,6 +196,32 @@ func (s *Server) serveTimeline(w http.ResponseWriter, r *http.Request, traceID s
 		stages = []api.Stage{}
 	}
 	writeJSON(w, stages)
+}
+
+// serveTimelineOf answers the stages of the apply that the object at a path descends from, to those who may read it.
+func (s *Server) serveTimelineOf(w http.ResponseWriter, r *http.Request, u api.User, path string) {
+	t, ok := endpoints.ParsePath(path)
+	kind := s.cfg.Kinds.ByResource(t.GVR)
+	if !ok || kind == nil || kind.Virtual || t.Name == "" || t.Subresource != "" || kind.Namespaced != (t.Namespace != "") {
+		s.resources.Error(w, r, status(http.StatusNotFound, "NotFound", "timelines are those of objects: "+path+" is the path of none"))
+		return
+	}
+	get := &api.Request{User: u, Verb: api.VerbGet, Kind: kind, Namespace: t.Namespace, Name: t.Name}
+	err := s.chain.authorize(r.Context(), get)
+	var obj api.Object
+	if err == nil {
+		obj, err = s.cfg.Registry.Get(r.Context(), get)
+	}
+	if err != nil {
+		s.resources.Error(w, r, err)
+		return
+	}
+	id := api.TraceID(obj.GetAnnotations()[api.TraceParentAnnotation])
+	if id == "" {
+		s.resources.Error(w, r, status(http.StatusNotFound, "NotFound", fmt.Sprintf("%s %q has no trace: nobody's apply made it", kind.Singular, t.Name)))
+		return
+	}
+	s.serveTimeline(w, r, id)
 }
 
 func (s *Server) rootPaths() []string {

@@ -218,6 +218,9 @@ func (r *Registry) DeleteCollection(ctx context.Context, req *api.Request, a Adm
 		return nil, statusError(err, describe(req))
 	}
 	gone = slices.DeleteFunc(gone, func(o api.Object) bool { return o == nil })
+	for i, o := range gone {
+		gone[i] = req.Kind.Shown(o)
+	}
 	return typedList(req.Kind, metav1.ListMeta{ResourceVersion: matches.ResourceVersion}, gone)
 }
 

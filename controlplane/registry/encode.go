@@ -81,7 +81,7 @@ func (r *Registry) Encoded(obj runtime.Object, mediaType string) ([]byte, error)
 			return *data, nil
 		}
 	}
-	data, err := encodeAs(obj, media)
+	data, err := encodeAs(r.shown(obj), media)
 	if err != nil {
 		return nil, statusError(err, fmt.Sprintf("encoding a %T", obj))
 	}
@@ -89,6 +89,16 @@ func (r *Registry) Encoded(obj runtime.Object, mediaType string) ([]byte, error)
 		r.cache.encodings.keep(e, media, data)
 	}
 	return data, nil
+}
+
+// shown is an object as clients see it.
+func (r *Registry) shown(obj runtime.Object) runtime.Object {
+	if o, ok := obj.(api.Object); ok {
+		if kc := r.cache.byType[reflect.TypeOf(obj)]; kc != nil {
+			return kc.kind.Shown(o)
+		}
+	}
+	return obj
 }
 
 // entryOf finds the entry that holds exactly this object; nil when it is not a cached one.

@@ -17,7 +17,7 @@ func podKind() *api.Kind {
 	k := newKind[corev1.Pod, corev1.PodList](names{
 		gv: corev1.SchemeGroupVersion, kind: "Pod", plural: "pods", singular: "pod", short: []string{"po"}, all: true,
 	})
-	k.ReturnsDeleted = true
+	k.ReturnsDeleted, k.ShowsTrace = true, true
 	k.Default = defaults(defaultPod)
 	hasStatus(k, halves[*corev1.Pod]{
 		spec: func(p *corev1.Pod) any { return p.Spec },

@@ -16,6 +16,7 @@ func replicaSetKind() *api.Kind {
 	k := newKind[appsv1.ReplicaSet, appsv1.ReplicaSetList](names{
 		gv: appsv1.SchemeGroupVersion, kind: "ReplicaSet", plural: "replicasets", singular: "replicaset", short: []string{"rs"}, all: true,
 	})
+	k.ShowsTrace = true
 	k.Default = defaults(func(r *appsv1.ReplicaSet) {
 		setDefaultPtr(&r.Spec.Replicas, 1)
 		DefaultPodTemplate(&r.Spec.Template)

@@ -84,6 +84,9 @@ func (v *viewer) partial(obj runtime.Object) (*metav1.PartialObjectMetadata, err
 	if err != nil {
 		return nil, apierrors.NewInternalError(err)
 	}
+	if typed, ok := obj.(api.Object); ok {
+		o = v.kind.Shown(typed)
+	}
 	p := meta.AsPartialObjectMetadata(o)
 	p.TypeMeta = metav1.TypeMeta{APIVersion: v.apiVersion(), Kind: "PartialObjectMetadata"}
 	return p, nil
@@ -106,7 +109,7 @@ func (v *viewer) table(obj runtime.Object) (*metav1.Table, error) {
 		row := metav1.TableRow{Cells: v.kind.Row(typed, now)}
 		switch v.include {
 		case metav1.IncludeObject:
-			row.Object.Object = o
+			row.Object.Object = v.kind.Shown(typed)
 		case metav1.IncludeMetadata:
 			p, err := v.partial(o)
 			if err != nil {
