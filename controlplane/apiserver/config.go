@@ -3,7 +3,7 @@
 // callers in the same process take the same road. The packages below are its
 // parts and do not know each other: authn, authz and admission are stages,
 // subresource the verbs beyond plain storage, endpoints the translation between
-// HTTP and api.Request, discovery and openapi the self-description, stream
+// HTTP and api.Request, flow the bounds of what is under way at once, discovery and openapi the self-description, stream
 // the byte streams to containers.
 package apiserver
 
@@ -87,6 +87,9 @@ type Config struct {
 	Metrics *prometheus.Registry
 	Version version.Info // default: that of the Kubernetes modules in use
 
+	// MemoryLimit is what this process may take; how many requests are let in at once is derived from it (flow.ForMemory). Default 2 GiB.
+	MemoryLimit int64
+
 	MaxBodyBytes     int64         // default 3 MiB
 	RequestTimeout   time.Duration // of everything but watches and streams; default 60 s
 	MinWatch         time.Duration // watches without a timeout end at random between this and twice this; default 30 min
@@ -134,6 +137,9 @@ func (c *Config) defaults() {
 	}
 	if c.pace == (pace{}) {
 		c.pace = usualPace
+	}
+	if c.MemoryLimit == 0 {
+		c.MemoryLimit = 2 << 30
 	}
 	if c.MaxBodyBytes == 0 {
 		c.MaxBodyBytes = 3 << 20

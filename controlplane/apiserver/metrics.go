@@ -21,7 +21,7 @@ type metrics struct {
 	handler http.Handler
 }
 
-func newMetrics(reg *prometheus.Registry, objects *registry.Registry) *metrics {
+func newMetrics(reg *prometheus.Registry, more ...prometheus.Collector) *metrics {
 	if reg == nil {
 		reg = prometheus.NewRegistry()
 		reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -35,7 +35,8 @@ func newMetrics(reg *prometheus.Registry, objects *registry.Registry) *metrics {
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
 		}, []string{"verb", "group", "version", "resource", "subresource"}),
 	}
-	reg.MustRegister(m.total, m.latency, undecodable{objects})
+	reg.MustRegister(m.total, m.latency)
+	reg.MustRegister(more...)
 	m.handler = promhttp.HandlerFor(reg, promhttp.HandlerOpts{})
 	return m
 }

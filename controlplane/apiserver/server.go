@@ -20,6 +20,7 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/authz"
 	"keelson.dev/keelson/controlplane/apiserver/discovery"
 	"keelson.dev/keelson/controlplane/apiserver/endpoints"
+	"keelson.dev/keelson/controlplane/apiserver/flow"
 	"keelson.dev/keelson/controlplane/apiserver/openapi"
 	"keelson.dev/keelson/controlplane/apiserver/podsecurity"
 	"keelson.dev/keelson/controlplane/apiserver/stream"
@@ -39,6 +40,7 @@ type Server struct {
 	discovery *discovery.Documents
 	openapi   *openapi.Spec
 	metrics   *metrics
+	gate      *flow.Gate
 	paths     *http.ServeMux
 	ready     chan struct{} // the authorizer has its rules
 	closing   chan struct{} // Run is ending
@@ -117,13 +119,14 @@ func (s *Server) surface() {
 	s.resources = endpoints.New(endpoints.Config{
 		Backend: front{s.chain}, Kinds: cfg.Kinds, Scheme: cfg.Scheme, Streams: streams,
 		MaxBodyBytes: cfg.MaxBodyBytes, RequestTimeout: cfg.RequestTimeout, MinWatch: cfg.MinWatch,
-		Clock: cfg.Clock, Closing: s.closing, Live: cfg.Live,
+		Clock: cfg.Clock, Closing: s.closing, Live: cfg.Live, Enter: s.enter,
 		Refused: func(ctx context.Context, status *metav1.Status) { audit.Of(ctx).Refused(status) },
 	})
 	streams.Error = s.resources.Error
 	s.discovery = discovery.New(cfg.Kinds)
 	s.openapi = openapi.New(cfg.Kinds, cfg.Version.GitVersion)
-	s.metrics = newMetrics(cfg.Metrics, cfg.Registry)
+	s.gate = flow.New(flow.ForMemory(cfg.MemoryLimit))
+	s.metrics = newMetrics(cfg.Metrics, undecodable{cfg.Registry}, flowing{s.gate})
 	for path, h := range cfg.Paths {
 		s.paths.Handle(path, h)
 	}

@@ -42,6 +42,13 @@ type Backend interface {
 	Encoded(obj runtime.Object, media string) ([]byte, error)
 }
 
+// Pass is the room that a request has while it is under way.
+type Pass interface {
+	// Expect waits for room for so many more bytes.
+	Expect(ctx context.Context, bytes int64) error
+	Leave()
+}
+
 // Connector serves a byte stream to an object that Connect returned.
 type Connector interface {
 	ServeStream(w http.ResponseWriter, r *http.Request, req *api.Request, obj api.Object)
@@ -61,6 +68,8 @@ type Config struct {
 	Live func(ctx context.Context, kind *api.Kind, items []api.Object) []api.Object
 	// Refused hears of every error that is answered.
 	Refused func(ctx context.Context, s *metav1.Status)
+	// Enter waits for room for a request, as far as it is known what it takes.
+	Enter func(ctx context.Context, req *api.Request, bytes int64) (Pass, error)
 	// Closing ends watches when the server shuts down.
 	Closing <-chan struct{}
 }
@@ -96,12 +105,20 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, t Target, u api.
 		h.Error(w, r, apierrors.NewMethodNotSupported(kind.GroupResource(), methodVerb(r.Method, verb)))
 		return req
 	}
-	if verb == api.VerbConnect {
-		h.connect(w, r, req)
+	if verb != api.VerbConnect {
+		if err := decodeOptions(q, req); err != nil {
+			h.Error(w, r, err)
+			return req
+		}
+	}
+	pass, err := h.Enter(r.Context(), req, h.expected(r, verb))
+	if err != nil {
+		h.Error(w, r, err)
 		return req
 	}
-	if err := decodeOptions(q, req); err != nil {
-		h.Error(w, r, err)
+	defer pass.Leave()
+	if verb == api.VerbConnect {
+		h.connect(w, r, req)
 		return req
 	}
 	if t.Watch && t.Name != "" {
@@ -111,8 +128,45 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, t Target, u api.
 		h.watch(w, r, req)
 		return req
 	}
-	h.do(w, r, req, h.timeout(q))
+	h.do(w, r, req, pass, h.timeout(q))
 	return req
+}
+
+// What requests are expected to take: a body grows when it is decoded, compared,
+// stored and sent to the other replicas; a patch besides by what it makes.
+const (
+	anyRequest  = 64 << 10
+	bodyGrows   = 8
+	patchGrows  = 16
+	jsonPatches = 4 << 20
+	listGrows   = 6 // of a list that is put together as a whole
+)
+
+// expected is what a request takes as far as its head tells. A list is known when it has been found.
+func (h *Handler) expected(r *http.Request, verb api.Verb) int64 {
+	body := min(r.ContentLength, h.MaxBodyBytes)
+	if body < 0 {
+		body = h.MaxBodyBytes // it does not say
+	}
+	switch verb {
+	case api.VerbCreate, api.VerbUpdate, api.VerbDelete, api.VerbDeleteCollection:
+		return anyRequest + bodyGrows*body
+	case api.VerbPatch:
+		if t, err := patchType(r); err == nil && t == types.JSONPatchType {
+			return anyRequest + jsonPatches + bodyGrows*body
+		}
+		return anyRequest + patchGrows*body
+	}
+	return anyRequest
+}
+
+// listTakes is what a list takes until it has been sent: its objects cannot be
+// let go before, also when they are replaced or deleted meanwhile.
+func listTakes(l *api.ObjectList, f Format) int64 {
+	if streams(l, f) {
+		return l.Bytes
+	}
+	return listGrows * l.Bytes
 }
 
 // maxUserAgent is what is kept of how a client calls itself.
@@ -155,7 +209,7 @@ func (h *Handler) unknown(w http.ResponseWriter, r *http.Request, t Target, u ap
 }
 
 // do performs everything that is one question and one answer.
-func (h *Handler) do(w http.ResponseWriter, r *http.Request, req *api.Request, timeout time.Duration) {
+func (h *Handler) do(w http.ResponseWriter, r *http.Request, req *api.Request, pass Pass, timeout time.Duration) {
 	format, err := Negotiate(r)
 	if err != nil {
 		h.Error(w, r, err)
@@ -170,6 +224,12 @@ func (h *Handler) do(w http.ResponseWriter, r *http.Request, req *api.Request, t
 		return
 	}
 	h.complete(ctx, req, &res)
+	if l, ok := res.Object.(*api.ObjectList); ok {
+		if err := pass.Expect(ctx, listTakes(l, format)); err != nil {
+			h.Error(w, r, err)
+			return
+		}
+	}
 	if req.TraceParent != "" && res.Object != nil && req.Verb != api.VerbGet && req.Verb != api.VerbList {
 		w.Header().Set("Traceparent", req.TraceParent)
 	}
