@@ -30,7 +30,8 @@ func (c *Config) WithNetwork() {
 	flows := proxy.NewFlows()
 	c.Proxy = &proxy.Proxy{Node: c.NodeName, NodeIP: ip, Foreign: foreign, Flows: flows, Log: log.With("part", "proxy")}
 	c.Extra = map[string]func(context.Context, agent.Objects, agent.Reporter) error{
-		"udp flows": func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return flows.Run(ctx) },
+		"udp flows":      func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return flows.Run(ctx) },
+		"service health": (&proxy.HealthChecks{Node: c.NodeName, Log: log.With("part", "proxy")}).Run,
 		partRoutes: func(ctx context.Context, o agent.Objects, _ agent.Reporter) error {
 			return (&network.Routes{Node: c.NodeName, Objects: o, Foreign: foreign, Log: log.With("part", "network")}).Run(ctx)
 		},
