@@ -31,6 +31,12 @@ func (w *worker) observe(ctx context.Context) (o Observed, ok bool) {
 			s.HostNet = st.GetStatus().GetLinux().GetNamespaces().GetOptions().GetNetwork() == cri.NamespaceMode_NODE || w.pod().Spec.HostNetwork
 			s.Ready = st.GetStatus().GetState() == cri.PodSandboxState_SANDBOX_READY
 		}
+		w.mu.Lock()
+		if w.clocks.born[sb.Id].IsZero() {
+			w.clocks.born[sb.Id] = anchor(s.Created, time.Time{}, w.cfg.now())
+		}
+		s.Born = w.clocks.born[sb.Id]
+		w.mu.Unlock()
 		o.Sandboxes = append(o.Sandboxes, s)
 	}
 	slices.SortFunc(o.Sandboxes, func(a, b Sandbox) int {
@@ -71,6 +77,7 @@ func (w *worker) container(ctx context.Context, c *cri.Container) (Container, er
 			return seen, nil
 		}
 	}
+	asked := w.cfg.now()
 	res, err := w.cfg.Runtime.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: c.Id})
 	if err != nil {
 		return Container{}, err
@@ -95,11 +102,13 @@ func (w *worker) container(ctx context.Context, c *cri.Container) (Container, er
 			out.Finished = out.Created
 		}
 		out.Message = w.terminationMessage(st)
-		w.mu.Lock()
-		w.ended[c.Id] = out
-		w.mu.Unlock()
 	default:
 		out.State = Unknown
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.clocks.note(&out, asked, w.cfg.now()); out.State == Exited {
+		w.ended[c.Id] = out
 	}
 	return out, nil
 }

@@ -31,6 +31,8 @@ type Stop struct {
 // Observed is what is: the runtime's view, and what the worker found out by acting.
 type Observed struct {
 	StartTime  time.Time                   // when the agent acknowledged the pod
+	Since      time.Time                   // the same by this process's clock
+	Deadline   time.Time                   // the pod's deletion timestamp, by the same
 	Listed     bool                        // the runtime could be asked; nothing is started or reported gone otherwise
 	Sandboxes  []Sandbox                   // newest first
 	Early      string                      // the pod's first sandbox while its network is being attached: containers can be created in it
@@ -52,6 +54,7 @@ type Sandbox struct {
 	IPs     []string
 	HostNet bool
 	Created time.Time
+	Born    time.Time // the same by this process's clock
 }
 
 // State is a container's state.
@@ -77,6 +80,8 @@ type Container struct {
 	Created           time.Time
 	Started           time.Time
 	Finished          time.Time
+	Began, Ended      time.Time     // Started and Finished by this process's clock
+	Ran               time.Duration // of one that has ended, by the same
 	ExitCode          int32
 	Signal            int32
 	Reason, Message   string

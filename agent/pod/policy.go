@@ -46,7 +46,7 @@ func restartDelay(pod *v1.Pod, c Container, changed bool) time.Duration {
 		limit = d
 	}
 	switch {
-	case changed, !c.Started.IsZero() && c.Finished.Sub(c.Started) >= restartReset, c.Delay < 0:
+	case changed, c.ran() >= restartReset, c.Delay < 0:
 		return 0
 	case c.Delay == 0:
 		return min(restartMin, limit)

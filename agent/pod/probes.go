@@ -58,7 +58,7 @@ func (w *worker) probe(ctx context.Context, pod *v1.Pod, c Container, sb Sandbox
 	}
 	pctx, cancel := context.WithCancel(ctx)
 	w.probes[c.ID] = cancel
-	t := agent.ProbeTarget{Pod: pod, Container: spec, ContainerID: c.ID, IP: ip, StartedAt: c.Started, Resume: resume}
+	t := agent.ProbeTarget{Pod: pod, Container: spec, ContainerID: c.ID, IP: ip, StartedAt: c.started(), Resume: resume}
 	w.wg.Go(func() {
 		w.cfg.Prober.Watch(pctx, t, func(e agent.ProbeEvent) { w.probed(pctx, t, e) })
 	})

@@ -44,6 +44,7 @@ func (w *worker) startContainer(ctx context.Context, a Action) error {
 		return fail("CreateContainerConfigError", err)
 	}
 	attached := w.attachment(a.ID)
+	asked := w.cfg.now()
 	res, err := w.cfg.Runtime.CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: a.ID, Config: cfg, SandboxConfig: sb})
 	if err != nil {
 		if attached.failed() {
@@ -51,6 +52,11 @@ func (w *worker) startContainer(ctx context.Context, a Action) error {
 		}
 		return fail("CreateContainerError", err)
 	}
+	w.mu.Lock()
+	if w.clocks.alive[res.ContainerId].IsZero() {
+		w.clocks.alive[res.ContainerId] = asked // by then it had not even been made
+	}
+	w.mu.Unlock()
 	w.events.event(pod, field, v1.EventTypeNormal, "Created", "Created container: "+spec.Name)
 	if attached != nil {
 		if pod, err = w.awaitNetwork(ctx, pod, attached); err != nil {

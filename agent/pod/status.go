@@ -293,7 +293,7 @@ func (g *gen) exited(spec *v1.Container, c Container, cs *v1.ContainerStatus) {
 	delay := restartDelay(g.pod, c, c.Hash != specHash(spec))
 	failed, hasFailed := g.o.Failures["container/"+spec.Name]
 	switch img, bad := g.o.Failures["image/"+spec.Name]; {
-	case g.now.Before(c.Finished.Add(delay)):
+	case g.now.Before(c.end().Add(delay)):
 		wait("CrashLoopBackOff", crashMessage(delay, spec.Name, g.pod))
 	case bad && g.o.Images[spec.Name].Attempt != c.Attempt+1:
 		wait(pullReason(img, spec.Image, g.now))
@@ -335,7 +335,7 @@ func (g *gen) phase(st *v1.PodStatus) (phase v1.PodPhase, reason, message string
 		}
 		return v1.PodFailed, s.Reason, s.Message
 	}
-	if expired(g.pod, g.o.StartTime, g.now) {
+	if expired(g.pod, g.o.since(), g.now) {
 		if g.o.anyRunning() {
 			return v1.PodRunning, "DeadlineExceeded", deadlineMessage
 		}

@@ -22,12 +22,12 @@ func Step(d Desired, o Observed, now time.Time) Plan {
 		s.plan.wakeAt(now.Add(retryMin))
 	case d.Stop != nil:
 		s.stop(*d.Stop)
-	case expired(d.Pod, o.StartTime, now):
+	case expired(d.Pod, o.since(), now):
 		s.stop(Stop{Reason: "DeadlineExceeded", Message: deadlineMessage, Grace: grace(d.Pod)})
 	case final(d.Pod) || s.finished():
 		s.finish()
 	default:
-		s.plan.wakeAt(deadline(d.Pod, o.StartTime))
+		s.plan.wakeAt(deadline(d.Pod, o.since()))
 		s.run()
 	}
 	return s.plan
@@ -213,7 +213,7 @@ func (s *step) sandboxDue() bool {
 		return true
 	}
 	last := s.o.Sandboxes[0]
-	at := last.Created.Add(grow(retryMin, retryMax, int(min(last.Attempt, 64))+1))
+	at := last.made().Add(grow(retryMin, retryMax, int(min(last.Attempt, 64))+1))
 	if s.now.Before(at) {
 		s.plan.wakeAt(at)
 		return false
@@ -348,7 +348,7 @@ func (s *step) container(spec *v1.Container, sb Sandbox) (Action, bool) {
 		return a, false
 	}
 	a.Delay = restartDelay(s.pod, c, changed)
-	if at := c.Finished.Add(a.Delay); s.now.Before(at) {
+	if at := c.end().Add(a.Delay); s.now.Before(at) {
 		s.plan.wakeAt(at)
 		return a, false
 	}

@@ -109,8 +109,11 @@ func (s *step) left(grace time.Duration) time.Duration {
 	if s.pod.DeletionTimestamp == nil {
 		return grace
 	}
-	left := s.pod.DeletionTimestamp.Sub(s.now).Round(time.Second)
-	return min(grace, max(left, minStop))
+	left := s.pod.DeletionTimestamp.Sub(s.now)
+	if !s.o.Deadline.IsZero() {
+		left = s.o.Deadline.Sub(s.now)
+	}
+	return min(grace, max(left.Round(time.Second), minStop))
 }
 
 // kill plans the end of a container. A stop under way is cut short when it would take longer than the new grace period.

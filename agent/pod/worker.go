@@ -28,6 +28,7 @@ type worker struct {
 	evicted  *Stop    // why the pod was ended by this worker
 	o        Observed // the worker's own findings; the runtime's view is filled in by observe
 	ended    map[string]Container
+	clocks   clocks
 	last     v1.PodStatus // as computed last
 	sent     v1.PodStatus // as reported last
 	held     time.Time    // since when there is a difference that is not worth a report of its own
@@ -47,12 +48,13 @@ type worker struct {
 func newWorker(cfg *Config, d Desired) *worker {
 	w := &worker{cfg: cfg, desired: d, log: cfg.Log.With("pod", d.Pod.Namespace+"/"+d.Pod.Name, "uid", d.Pod.UID), wake: make(chan struct{}, 1),
 		o:     Observed{Images: map[string]Image{}, Failures: map[string]Failure{}, Probes: map[string]agent.ProbeState{}, Killed: map[string]string{}, Busy: map[string]Busy{}, Settled: map[string]bool{}},
-		ended: map[string]Container{}, last: *d.Pod.Status.DeepCopy(), cancels: map[string]context.CancelFunc{}, probes: map[string]context.CancelFunc{}, received: cfg.now()}
+		ended: map[string]Container{}, clocks: newClocks(), last: *d.Pod.Status.DeepCopy(), cancels: map[string]context.CancelFunc{}, probes: map[string]context.CancelFunc{}, received: cfg.now()}
 	w.events = &recorder{reporter: cfg.Reporter, node: cfg.NodeName, mute: d.Stop != nil && d.Stop.Orphan, now: cfg.now, seen: map[string]*v1.Event{}}
-	w.o.StartTime = w.received
+	w.o.StartTime, w.o.Since = w.received, w.received
+	w.o.Deadline = deletionDeadline(d.Pod, time.Time{}, w.received)
 	if t := d.Pod.Status.StartTime; t != nil {
 		// Acknowledged in an earlier life: its way to Ready has been told.
-		w.o.StartTime, w.quiet = t.Time, true
+		w.o.StartTime, w.o.Since, w.quiet = t.Time, anchor(t.Time, time.Time{}, w.received), true
 	}
 	return w
 }
@@ -68,6 +70,13 @@ func (w *worker) poke() {
 // update replaces what is desired.
 func (w *worker) update(d Desired) {
 	w.mu.Lock()
+	if old := w.desired.Pod.DeletionTimestamp; !old.Equal(d.Pod.DeletionTimestamp) {
+		notBefore := w.received // until now it was not known to be deleted
+		if old != nil {
+			notBefore = time.Time{}
+		}
+		w.o.Deadline = deletionDeadline(d.Pod, notBefore, w.cfg.now())
+	}
 	if w.desired.Stop != nil && w.desired.Stop.Delete && (d.Stop == nil || !d.Stop.Delete) {
 		d.Stop = w.desired.Stop // a deletion is never taken back
 	}
@@ -209,6 +218,12 @@ func (w *worker) forget() {
 	maps.DeleteFunc(w.o.Probes, func(id string, _ agent.ProbeState) bool { return !live[id] })
 	maps.DeleteFunc(w.o.Killed, func(id string, _ string) bool { return !live[id] })
 	maps.DeleteFunc(w.ended, func(id string, _ Container) bool { return !live[id] })
+	for _, sb := range w.o.Sandboxes {
+		live[sb.ID] = true
+	}
+	for _, m := range []map[string]time.Time{w.clocks.alive, w.clocks.began, w.clocks.born} {
+		maps.DeleteFunc(m, func(id string, _ time.Time) bool { return !live[id] })
+	}
 }
 
 // launch starts an action in a goroutine of its own.

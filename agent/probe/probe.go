@@ -101,7 +101,10 @@ func (w *watch) run(ctx context.Context, kind string, spec *v1.Probe, pass bool)
 		case <-w.start:
 		}
 	}
-	m := newMachine(kind, spec, w.t.StartedAt, time.Now(), pass)
+	now := time.Now()
+	// By this process's clock, whatever becomes of the node's: nothing was started in the future.
+	started := now.Add(-max(0, now.Sub(w.t.StartedAt)))
+	m := newMachine(kind, spec, started, now, pass)
 	timer := time.NewTimer(time.Until(m.next))
 	defer timer.Stop()
 	for {

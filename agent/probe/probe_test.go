@@ -358,3 +358,48 @@ func TestExec(t *testing.T) {
 		}
 	}
 }
+
+// A container that the wall clock says was started in the future is probed as one that was started now.
+func TestProbesIgnoreTheWallClock(t *testing.T) {
+	for _, skew := range []time.Duration{time.Hour, 24 * time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			rt := &fake.Runtime{}
+			asked := make(chan time.Time, 1)
+			rt.OnExec = func(*cri.ContainerConfig, []string) (string, int32, error) {
+				select {
+				case asked <- time.Now():
+				default:
+				}
+				return "", 0, nil
+			}
+			begin := time.Now()
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan struct{})
+			spec := &v1.Container{Name: "app", ReadinessProbe: &v1.Probe{InitialDelaySeconds: 7,
+				ProbeHandler: v1.ProbeHandler{Exec: &v1.ExecAction{Command: []string{"x"}}}}}
+			p := New(Config{Runtime: execOnly{rt}})
+			go func() {
+				defer close(done)
+				p.Watch(ctx, agent.ProbeTarget{Pod: &v1.Pod{}, Container: spec, ContainerID: "c", StartedAt: begin.Add(skew).Round(0)}, func(agent.ProbeEvent) {})
+			}()
+			select {
+			case at := <-asked:
+				if took := at.Sub(begin); took != 7*time.Second {
+					t.Errorf("stamped %s ahead: first asked after %s", skew, took)
+				}
+			case <-time.After(30 * time.Second):
+				t.Errorf("stamped %s ahead: never asked", skew)
+			}
+			cancel()
+			<-done
+		})
+	}
+}
+
+// execOnly answers for a container that no test has made.
+type execOnly struct{ *fake.Runtime }
+
+func (e execOnly) ExecSync(context.Context, *cri.ExecSyncRequest) (*cri.ExecSyncResponse, error) {
+	_, code, err := e.OnExec(nil, nil)
+	return &cri.ExecSyncResponse{ExitCode: code}, err
+}

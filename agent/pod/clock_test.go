@@ -1,0 +1,190 @@
+package pod
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/fake"
+)
+
+// wallClock makes the runtime stamp by a clock that can be set while everything goes on.
+func wallClock(n *node) (set func(by time.Duration)) {
+	var offset atomic.Int64
+	n.rt.Clock = fake.Clock{Now: func() time.Time { return time.Now().Add(time.Duration(offset.Load())).Round(0) }}
+	return func(by time.Duration) { offset.Store(int64(by)) }
+}
+
+var skews = []time.Duration{-time.Hour, 0, time.Hour, 365 * 24 * time.Hour}
+
+// The clock that stamps containers says something else than the agent's: back-offs are what they are.
+func TestBackoffIgnoresTheWallClock(t *testing.T) {
+	for _, skew := range skews {
+		t.Run(skew.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := newNode(t)
+				set := wallClock(n)
+				n.start()
+				defer func() { n.stop() }()
+				n.cluster.Put(simplePod("u1"))
+				n.is("u1", running)
+				// Set while the container runs: what it ran for is no reason to begin the count anew.
+				set(skew)
+				for i, delay := range []time.Duration{0, time.Second, 2 * time.Second, 4 * time.Second} {
+					synctest.Wait()
+					if err := n.rt.Exit("u1", "app", 1, ""); err != nil {
+						t.Fatal(err)
+					}
+					if delay > 0 {
+						time.Sleep(delay - time.Millisecond) // virtual time
+						synctest.Wait()
+						if n.rt.Running("u1", "app") != "" {
+							t.Fatalf("restart %d came before %s", i+1, delay)
+						}
+						time.Sleep(time.Millisecond)
+					}
+					synctest.Wait()
+					if n.rt.Running("u1", "app") == "" {
+						t.Fatalf("restart %d did not come after %s", i+1, delay)
+					}
+				}
+			})
+		})
+	}
+}
+
+// An agent that starts anew after the clock was set back waits no longer than the back-off, and probes begin when they should.
+func TestClockSetBackBetweenTwoLives(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		wallClock(n)(time.Hour) // what was stamped before is of the future now
+		started := make(chan time.Time, 10)
+		n.cfg.Prober = prober{func(ctx context.Context, q agent.ProbeTarget, on func(agent.ProbeEvent)) {
+			started <- q.StartedAt
+			<-ctx.Done()
+		}}
+		p := simplePod("u1", v1.Container{Name: "app", Image: "hello:1", LivenessProbe: &v1.Probe{InitialDelaySeconds: 5}})
+		n.start()
+		n.cluster.Put(p)
+		synctest.Wait()
+		for range 3 {
+			synctest.Wait()
+			if err := n.rt.Exit("u1", "app", 1, ""); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(5 * time.Second)
+		}
+		synctest.Wait()
+		if err := n.rt.Exit("u1", "app", 1, ""); err != nil {
+			t.Fatal(err)
+		}
+		n.start()
+		defer func() { n.stop() }()
+		time.Sleep(4*time.Second - time.Millisecond)
+		synctest.Wait()
+		if n.rt.Running("u1", "app") != "" {
+			t.Error("the back-off was forgotten")
+		}
+		time.Sleep(time.Millisecond)
+		synctest.Wait()
+		if n.rt.Running("u1", "app") == "" {
+			t.Error("the back-off does not end")
+		}
+		n.start()
+		synctest.Wait()
+		for len(started) > 0 {
+			if at := <-started; at.After(time.Now()) {
+				t.Errorf("probes begin %s from now", time.Until(at))
+			}
+		}
+	})
+}
+
+func TestAnchor(t *testing.T) {
+	now := epoch
+	at := func(d time.Duration) time.Time { return now.Add(d) }
+	for _, c := range []struct {
+		stamp, notBefore, want time.Time
+	}{
+		{at(-time.Second), time.Time{}, at(-time.Second)},
+		{at(-time.Second), at(-time.Minute), at(-time.Second)},
+		{at(-time.Hour), at(-time.Minute), now},
+		{at(time.Hour), at(-time.Minute), now},
+		{at(time.Hour), time.Time{}, now},
+		{time.Time{}, time.Time{}, now},
+		{now, now, now},
+	} {
+		if got := anchor(c.stamp, c.notBefore, now); !got.Equal(c.want) {
+			t.Errorf("anchor(%s, %s) is %s, want %s", c.stamp, c.notBefore, got, c.want)
+		}
+	}
+}
+
+// The grace period of a deleted pod is counted here, wherever the stamp comes from.
+func TestDeletionDeadline(t *testing.T) {
+	seconds := int64(30)
+	for skew, known := range map[time.Duration]bool{0: true, time.Hour: true, -time.Hour: true, 2 * time.Hour: false} {
+		p := simplePod("u1")
+		end := metav1.NewTime(epoch.Add(skew + 30*time.Second))
+		p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &end, &seconds
+		notBefore := time.Time{}
+		if known {
+			notBefore = epoch.Add(-time.Second)
+		}
+		if got := deletionDeadline(p, notBefore, epoch); !got.Equal(epoch.Add(30 * time.Second)) {
+			t.Errorf("stamped with a clock that is off by %s: it ends %s from now", skew, got.Sub(epoch))
+		}
+	}
+	if got := deletionDeadline(simplePod("u1"), time.Time{}, epoch); !got.IsZero() {
+		t.Errorf("a pod that is not deleted ends %s", got)
+	}
+}
+
+// A sandbox that died is made anew after its own delay, and a deadline is one of this process's clock.
+func TestSandboxAndDeadlineIgnoreTheWallClock(t *testing.T) {
+	for _, skew := range skews {
+		t.Run(fmt.Sprint(skew), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := newNode(t)
+				wallClock(n)(skew)
+				n.start()
+				defer func() { n.stop() }()
+				p := simplePod("u1")
+				limit := int64(600)
+				p.Spec.ActiveDeadlineSeconds = &limit
+				n.cluster.Put(p)
+				synctest.Wait()
+				for range 2 {
+					time.Sleep(time.Minute)
+					if err := n.rt.KillSandbox("u1"); err != nil {
+						t.Fatal(err)
+					}
+					time.Sleep(10 * time.Second)
+					synctest.Wait()
+					if n.rt.Running("u1", "app") == "" {
+						t.Fatalf("no new sandbox: %q", slices.Clone(n.rt.Journal()))
+					}
+				}
+				n.start()
+				time.Sleep(time.Duration(limit)*time.Second - 141*time.Second)
+				synctest.Wait()
+				if st := n.pod("u1").Status; st.Phase != v1.PodRunning {
+					t.Fatalf("before its deadline: %s %s", st.Phase, st.Reason)
+				}
+				time.Sleep(3 * time.Second)
+				synctest.Wait()
+				if st := n.pod("u1").Status; st.Reason != "DeadlineExceeded" {
+					t.Fatalf("after its deadline: %s %s", st.Phase, st.Reason)
+				}
+			})
+		})
+	}
+}
