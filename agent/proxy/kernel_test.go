@@ -307,6 +307,9 @@ func TestUDPFlows(t *testing.T) {
 			if err := p.apply(context.Background(), st, objects, objects); err != nil {
 				return err
 			}
+			if !st.intact(context.Background()) {
+				t.Error("the kernel's rules are not found")
+			}
 			return p.Flows.forget()
 		}); err != nil {
 			t.Fatal(err)

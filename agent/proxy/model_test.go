@@ -197,3 +197,41 @@ func TestForeignNetworkMasquerades(t *testing.T) {
 		}
 	}
 }
+
+// Rules that somebody else took away are noticed and made anew.
+func TestFlushedRules(t *testing.T) {
+	objects := fake.NewCluster()
+	objects.Put(service("web", "10.96.0.10", 0), slice("web", endpoint("10.244.0.2", "w1", true, true, false)))
+	p := &Proxy{Node: "w1"}
+	nft := knftables.NewFake(knftables.IPv4Family, Table)
+	s := &state{nft: nft, seen: map[string]string{}}
+	if err := p.apply(t.Context(), s, objects, objects); err != nil {
+		t.Fatal(err)
+	}
+	before := sortedElements(nft.Dump())
+	if !s.intact(t.Context()) {
+		t.Error("what was made is not found")
+	}
+	tx := nft.NewTransaction()
+	tx.Delete(&knftables.Table{})
+	if err := nft.Run(t.Context(), tx); err != nil {
+		t.Fatal(err)
+	}
+	if s.intact(t.Context()) {
+		t.Fatal("what was flushed is not missed")
+	}
+	s.built = false
+	if err := p.apply(t.Context(), s, objects, objects); err != nil || sortedElements(nft.Dump()) != before {
+		t.Errorf("%v\n%s", err, nft.Dump())
+	}
+}
+
+// Without nft the proxy says so at once, with the remedy, for the node's conditions.
+func TestWithoutNft(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	objects := fake.NewCluster()
+	err := (&Proxy{Node: "w1"}).Run(t.Context(), objects, objects)
+	if err == nil || !strings.Contains(err.Error(), "nft") || !strings.Contains(err.Error(), "install nft") {
+		t.Errorf("%v", err)
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -41,6 +42,7 @@ type state struct {
 // The bounds of Run in time.
 const (
 	foreignEvery = 5 * time.Second  // between looks at whose network it is
+	intactEvery  = 30 * time.Second // between looks at whether the rules are still there
 	nftLimit     = 30 * time.Second // for one transaction
 )
 
@@ -58,8 +60,9 @@ func (p *Proxy) Run(ctx context.Context, objects agent.Objects, reports agent.Re
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	tick := time.NewTicker(foreignEvery)
+	tick, check := time.NewTicker(foreignEvery), time.NewTicker(intactEvery)
 	defer tick.Stop()
+	defer check.Stop()
 	for {
 		if err := p.apply(ctx, s, objects, reports); err != nil {
 			return fmt.Errorf("programming Service rules: %w", err)
@@ -70,6 +73,11 @@ func (p *Proxy) Run(ctx context.Context, objects agent.Objects, reports agent.Re
 				return ctx.Err()
 			case <-tick.C:
 				relevant = p.foreign() != s.foreign
+			case <-check.C:
+				if !s.intact(ctx) {
+					p.Log.Warn("the Service rules are gone from the kernel and are made anew: does something flush nftables?")
+					s.built, relevant = false, true
+				}
 			case kinds, ok := <-changes:
 				if !ok {
 					return ctx.Err()
@@ -80,6 +88,14 @@ func (p *Proxy) Run(ctx context.Context, objects agent.Objects, reports agent.Re
 			}
 		}
 	}
+}
+
+// intact says whether our table is still in the kernel: firewalls that are reloaded flush more than their own rules.
+func (s *state) intact(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, nftLimit)
+	defer cancel()
+	chains, err := s.nft.List(ctx, "chains")
+	return err == nil && slices.Contains(chains, chainDispatch)
 }
 
 func (p *Proxy) foreign() bool { return p.Foreign != nil && p.Foreign() }

@@ -26,6 +26,7 @@ const (
 	mapRefusedPorts = "refused-nodeports"
 	setHairpin      = "hairpin"
 	chainRefuse     = "refuse"
+	chainDispatch   = "dispatch"
 )
 
 // chainSpec is one chain of ours: its rules in order, and the sets it remembers clients in.
@@ -158,13 +159,13 @@ func base(tx *knftables.Transaction, serviceCIDR, clusterCIDR netip.Prefix) {
 	tx.Add(&knftables.Map{Name: mapServices, Type: "ipv4_addr . inet_proto . inet_service : verdict"})
 	tx.Add(&knftables.Map{Name: mapNodePorts, Type: "inet_proto . inet_service : verdict"})
 	tx.Add(&knftables.Set{Name: setHairpin, Type: "ipv4_addr . ipv4_addr"})
-	tx.Add(&knftables.Chain{Name: "dispatch"})
-	tx.Add(&knftables.Rule{Chain: "dispatch", Rule: "ip daddr . meta l4proto . th dport vmap @" + mapServices})
-	tx.Add(&knftables.Rule{Chain: "dispatch", Rule: "fib daddr type local ip daddr != 127.0.0.0/8 meta l4proto . th dport vmap @" + mapNodePorts})
+	tx.Add(&knftables.Chain{Name: chainDispatch})
+	tx.Add(&knftables.Rule{Chain: chainDispatch, Rule: "ip daddr . meta l4proto . th dport vmap @" + mapServices})
+	tx.Add(&knftables.Rule{Chain: chainDispatch, Rule: "fib daddr type local ip daddr != 127.0.0.0/8 meta l4proto . th dport vmap @" + mapNodePorts})
 	for _, hook := range []knftables.BaseChainHook{knftables.PreroutingHook, knftables.OutputHook} {
 		name := "nat-" + string(hook)
 		tx.Add(&knftables.Chain{Name: name, Type: knftables.PtrTo(knftables.NATType), Hook: knftables.PtrTo(hook), Priority: knftables.PtrTo(knftables.DNATPriority)})
-		tx.Add(&knftables.Rule{Chain: name, Rule: "jump dispatch"})
+		tx.Add(&knftables.Rule{Chain: name, Rule: "jump " + chainDispatch})
 	}
 	tx.Add(&knftables.Chain{Name: "nat-postrouting", Type: knftables.PtrTo(knftables.NATType), Hook: knftables.PtrTo(knftables.PostroutingHook), Priority: knftables.PtrTo(knftables.SNATPriority)})
 	tx.Add(&knftables.Rule{Chain: "nat-postrouting", Rule: fmt.Sprintf("meta mark and %s != 0 meta mark set meta mark xor %s masquerade", markMasquerade, markMasquerade)})
