@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -85,7 +86,8 @@ func TestMillionThenOne(t *testing.T) {
 func TestRefusedPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := onlyReplicaSets
-		refuses := true
+		var refuses atomic.Bool
+		refuses.Store(true)
 		o.only = func(d controllers.Deps) []*controllers.Controller {
 			return []*controllers.Controller{replicaset.New(d), refusing(d, &refuses)}
 		}
@@ -122,7 +124,7 @@ func TestRefusedPods(t *testing.T) {
 		if said == 0 {
 			t.Errorf("no event tells of it among %d", len(events))
 		}
-		refuses = false
+		refuses.Store(false)
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		running := 0
@@ -138,7 +140,7 @@ func TestRefusedPods(t *testing.T) {
 }
 
 // refusing binds every pod to w1, which fails it while refuses says so, and runs it otherwise.
-func refusing(d controllers.Deps, refuses *bool) *controllers.Controller {
+func refusing(d controllers.Deps, refuses *atomic.Bool) *controllers.Controller {
 	pods := client.Informer[*corev1.Pod](d.Informers)
 	return &controllers.Controller{
 		Name:    "refusing-node",
@@ -160,7 +162,7 @@ func refusing(d controllers.Deps, refuses *bool) *controllers.Controller {
 				}
 				next := p.DeepCopy()
 				next.Status.Phase = corev1.PodRunning
-				if *refuses {
+				if refuses.Load() {
 					next.Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: "NodeAffinity", Message: "Pod was rejected: it does not fit"}
 				}
 				_, err := client.UpdateStatus(ctx, t.Client, next)

@@ -24,7 +24,8 @@ const (
 const lookAgain = 10 * time.Second
 
 // Pace says when the pods of which lost node may be evicted. The times that their tolerations give run again from the
-// end of a disruption, so that nodes that come back one after the other lose nothing.
+// end of a disruption, and from the beginning of a leadership, so that nodes that come back one after the other lose
+// nothing, and a fail-over by itself costs no pod.
 type Pace struct {
 	mu    sync.Mutex
 	zones map[string]*zone
@@ -58,7 +59,7 @@ func (p *Pace) Look(nodes []*corev1.Node, now time.Time) {
 	for _, n := range nodes {
 		z := p.zones[zoneOf(n)]
 		if z == nil {
-			z = &zone{every: evictEvery, admitted: map[string]bool{}}
+			z = &zone{every: evictEvery, admitted: map[string]bool{}, since: now}
 			p.zones[zoneOf(n)] = z
 		}
 		if readiness(n) == corev1.ConditionTrue {
