@@ -116,9 +116,7 @@ func complete(s *api.ClusterStatus, parts []*api.ClusterStatus, errs []error) {
 			}
 			into := &s.Members[i]
 			into.Applied, into.Contact, into.Version, into.Disk, into.Watchers = max(into.Applied, m.Applied), 0, m.Version, m.Disk, m.Watchers
-			if m.Ready != "yes" {
-				into.Ready = m.Ready
-			}
+			into.Ready = m.Ready // it has just answered, whatever was known of it before
 		}
 	}
 }

@@ -23,6 +23,7 @@ func TestStatusOfWhoDoesNotAnswer(t *testing.T) {
 	for _, name := range []string{"cp1", "cp2", "cp3", "cp4"} {
 		s.Members = append(s.Members, api.ClusterMember{Name: name, Ready: "yes", Contact: -1})
 	}
+	s.Members[2].Ready = "no: it has not been asked yet"
 	answers := func(name, ready string) *api.ClusterStatus {
 		return &api.ClusterStatus{Answered: name, CommitIndex: 7, Members: []api.ClusterMember{{Name: name, Ready: ready, Applied: 6}}}
 	}

@@ -112,6 +112,12 @@ func (h Host) plug() error {
 		if err != nil {
 			return err
 		}
+		// After a power cut the kernel takes the namespace, and the cable with it, only a moment later.
+		if old, err := netlink.LinkByName(h.portName()); err == nil {
+			if err := netlink.LinkDel(old); err != nil && !errors.Is(err, unix.ENODEV) {
+				return fmt.Errorf("the cable of before: %w", err)
+			}
+		}
 		veth := &netlink.Veth{
 			LinkAttrs:     netlink.LinkAttrs{Name: h.portName(), MasterIndex: br.Attrs().Index},
 			PeerName:      "eth0",

@@ -188,6 +188,32 @@ func TestStepDownUnderWrites(t *testing.T) {
 	}
 }
 
+// The first status after the power of the leader was cut shows it as not ready, and says why.
+func TestStatusOfAKilledLeader(t *testing.T) {
+	voters(t)
+	victim, others := leader(t)
+	mustLab(t, bed.Lab().Kill, victim)
+	cs := bed.ClientAt(t, others[0])
+	raw, err := cs.CoreV1().RESTClient().Get().AbsPath(api.PathClusterStatus).DoRaw(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s api.ClusterStatus
+	if err := json.Unmarshal(raw, &s); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range s.Members {
+		if answers := m.Ready == "yes"; answers == (m.Name == victim) {
+			t.Errorf("%s was killed; %s is shown as ready: %s", victim, m.Name, m.Ready)
+		}
+		if m.Contact < 0 {
+			t.Errorf("%s was never heard", m.Name)
+		}
+	}
+	mustLab(t, bed.Lab().Restart, victim)
+	voters(t)
+}
+
 // Flipped bytes on a replica's disk: it refuses to start and names the file, and
 // is rebuilt from the others; a replica that was removed comes back the same way.
 // Writes go on all the while, and none fails.
