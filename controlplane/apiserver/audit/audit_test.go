@@ -255,3 +255,42 @@ func TestStrictLog(t *testing.T) {
 		t.Errorf("a read: %v", err)
 	}
 }
+
+// Who has proved to be nobody cannot fill the log: a record stands for many refusals and says for how many; those of
+// others, and those of another source, have theirs.
+func TestStrangersAreCounted(t *testing.T) {
+	k := &kept{}
+	now := time.Unix(1000, 0)
+	a := New(Default(), k, func() time.Time { return now })
+	refuse := func(source, user string) {
+		_, r := a.Begin(t.Context(), Origin{URI: "/api/v1/nodes", Source: source, Received: now})
+		_ = r.Asked(Attributes{Sender: api.User{Name: user}, User: api.User{Name: user}, Verb: "list", Resource: "nodes"})
+		r.Done(401, false)
+	}
+	const flood = 100000
+	for range flood {
+		refuse("192.0.2.1", "")
+	}
+	if len(k.lines) != strangerBurst {
+		t.Errorf("%d refusals at once have %d records", flood, len(k.lines))
+	}
+	now = now.Add(time.Second)
+	refuse("192.0.2.1", api.UserAnonymous)
+	if e := k.last(t); e.Annotations["audit.keelson.dev/refusals-before"] != fmt.Sprint(flood-strangerBurst) {
+		t.Errorf("%v", e.Annotations)
+	}
+	before := len(k.lines)
+	refuse("192.0.2.2", "")
+	for range 500 {
+		refuse("192.0.2.1", "alice")
+	}
+	if got := len(k.lines) - before; got != 501 {
+		t.Errorf("another source and a user have %d records of 501", got)
+	}
+	for i := range 5 * strangersKnown {
+		refuse(fmt.Sprint("source ", i), "")
+	}
+	if n := len(a.strangers.sources); n > strangersKnown+1 {
+		t.Errorf("%d sources are remembered", n)
+	}
+}

@@ -50,6 +50,8 @@ type Auditor struct {
 	policy *Policy
 	sink   Sink
 	clock  func() time.Time
+
+	strangers strangers
 }
 
 // Sink takes events.
@@ -255,6 +257,18 @@ func (r *Record) emit(stage Stage, code int) error {
 	}
 	if r.a.policy.changes && !r.at.Changes && code < http.StatusBadRequest && stage != StagePanic {
 		return nil
+	}
+	if r.a.policy.changes && code >= http.StatusBadRequest && (r.at.Sender.Name == "" || r.at.Sender.Name == api.UserAnonymous) {
+		ok, skipped := r.a.strangers.admit(r.origin.Source, r.a.clock())
+		if !ok {
+			return nil
+		}
+		if skipped > 0 {
+			if r.notes == nil {
+				r.notes = map[string]string{}
+			}
+			r.notes["audit.keelson.dev/refusals-before"] = strconv.Itoa(skipped)
+		}
 	}
 	line, err := json.Marshal(r.event(stage, code))
 	if err != nil {
