@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"keelson.dev/keelson/agent/node"
+	"keelson.dev/keelson/internal/memory"
 )
 
 func main() {
@@ -22,6 +23,9 @@ func main() {
 		level = slog.LevelDebug
 	}
 	cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	if err := memory.Shield(memory.Daemon); err != nil {
+		cfg.Log.Warn("the agent cannot be shielded from the OOM killer", "error", err)
+	}
 	if flag.NArg() > 0 {
 		fail(2, "unexpected argument "+flag.Arg(0)+": see --help")
 	}

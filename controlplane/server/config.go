@@ -32,8 +32,10 @@ type Config struct {
 	AdmissionConfig string
 	Audit           AuditOptions
 	Store           StoreOptions
-	Log             *slog.Logger
-	Version         string
+	// MemoryLimit is what this replica may take, in bytes; 0 = apiserver's default.
+	MemoryLimit int64
+	Log         *slog.Logger
+	Version     string
 
 	// certificateLife replaces the life of this replica's own certificates; tests shorten it.
 	certificateLife time.Duration

@@ -244,6 +244,7 @@ func (r *Replica) wireAPI(ln net.Listener, serving *pki.Rotator, all *api.Kinds)
 		ServiceTokens: tokens,
 		ServiceCIDR:   netip.MustParsePrefix(r.cluster.ServiceCIDR),
 		PodSecurity:   security,
+		MemoryLimit:   r.cfg.MemoryLimit,
 		Audit:         auditor,
 		Streams:       lateStreams{r},
 		Timeline:      r.timeline,

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"keelson.dev/keelson/controlplane/server"
+	"keelson.dev/keelson/internal/memory"
 )
 
 // New returns the command tree.
@@ -143,6 +144,8 @@ func runCommand(version string) *cobra.Command {
 	auditFlags(c, &cfg.Audit)
 	c.Flags().BoolVar(&debug, "debug", false, "log more")
 	finish := storeFlags(c, &cfg.Store)
+	var limit string
+	c.Flags().StringVar(&limit, "memory-limit", "", "memory that this replica may take: what it keeps is bounded by it, and what it takes on at once (default: half of the machine's or control group's)")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if eviction < 0 {
 			return fmt.Errorf("--eviction-seconds %d: want 0 or more", eviction)
@@ -156,9 +159,33 @@ func runCommand(version string) *cobra.Command {
 		}
 		cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})).With("replica", cfg.Name)
 		cfg.PodEviction = time.Duration(eviction) * time.Second
+		var err error
+		if cfg.MemoryLimit, err = memoryLimit(limit); err != nil {
+			return err
+		}
+		memory.Limit(cfg.MemoryLimit)
+		if err := memory.Shield(memory.Daemon); err != nil {
+			cfg.Log.Warn("this replica cannot be shielded from the OOM killer", "error", err)
+		}
 		return server.Run(c.Context(), cfg)
 	}
 	return c
+}
+
+// leastMemory is what a replica needs to be of any use.
+const leastMemory = 256 << 20
+
+// memoryLimit reads --memory-limit; "" is half of what there is.
+func memoryLimit(flag string) (int64, error) {
+	if flag != "" {
+		n, err := bytesOf("--memory-limit", flag)
+		if err == nil && n < leastMemory {
+			err = fmt.Errorf("--memory-limit %s: a replica needs 256Mi at least", flag)
+		}
+		return n, err
+	}
+	n, err := memory.Available()
+	return max(n/2, leastMemory), err
 }
 
 // auditFlags adds what an operator may choose of the record of requests, under Kubernetes' names.
