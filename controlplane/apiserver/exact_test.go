@@ -200,3 +200,16 @@ func TestTraceLeavesUsersObjects(t *testing.T) {
 		t.Errorf("a pod: %s", got.body)
 	}
 }
+
+// The profiles of the process are for administrators.
+func TestProfiles(t *testing.T) {
+	r := start(t, nil)
+	c := r.adminHTTP()
+	if got := r.call(c, "GET", "/debug/pprof/heap?gc=1", ""); got.code != 200 || !strings.HasPrefix(got.body, "\x1f\x8b") {
+		t.Errorf("heap: %d %.80q", got.code, got.body)
+	}
+	if got := r.call(c, "GET", "/debug/pprof/", ""); got.code != 200 || !strings.Contains(got.body, "goroutine") {
+		t.Errorf("index: %d %.80q", got.code, got.body)
+	}
+	refused(t, r.call(r.http(nil), "GET", "/debug/pprof/heap", "", "Authorization", "Bearer alice-token"), 403, `cannot get path "/debug/pprof/heap"`)
+}

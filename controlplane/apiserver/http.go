@@ -134,6 +134,8 @@ func (s *Server) documents(w http.ResponseWriter, r *http.Request, u api.User) {
 		writeJSON(w, s.cfg.Version)
 	case path == "/metrics":
 		s.metrics.handler.ServeHTTP(w, r)
+	case strings.HasPrefix(path, profiles+"/"):
+		serveProfile(w, r, strings.TrimPrefix(path, profiles+"/"))
 	case strings.HasPrefix(path, api.PathTimeline+"/api"):
 		s.serveTimelineOf(w, r, u, strings.TrimPrefix(path, api.PathTimeline))
 	case strings.HasPrefix(path, api.PathTimeline+"/"):

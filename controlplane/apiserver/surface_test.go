@@ -360,9 +360,9 @@ func TestBackendIsNoShortcut(t *testing.T) {
 	if err := do(itself(), bad); err == nil || !strings.Contains(err.Error(), "spec.containers: Required value") {
 		t.Errorf("without containers: %v", err)
 	}
-	if err := do(api.User{Name: api.UserController, Groups: []string{api.GroupAuthenticated}}, newPod("a")); err != nil {
-		t.Errorf("the controllers: %v", err)
-	}
+	eventually(t, func() error { // once their roles have been read
+		return do(api.User{Name: api.UserController, Groups: []string{api.GroupAuthenticated}}, newPod("a"))
+	})
 }
 
 // The stages stand in this order: what an earlier one refuses, no later one sees.

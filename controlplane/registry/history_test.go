@@ -88,7 +88,7 @@ func TestHistoryOfAllKindsIsBounded(t *testing.T) {
 	for i := range 200 {
 		e.create(configMap("default", fmt.Sprint("c", i), "v", strings.Repeat("x", 10_000)))
 	}
-	if err := e.cache.waitFor(e.ctx, e.Revision()); err != nil {
+	if err := e.cache.waitFor(e.ctx, e.store.Applied()); err != nil {
 		t.Fatal(err)
 	}
 	var sum int64

@@ -85,9 +85,18 @@ func (w *write) reservationOps(obj, old api.Object) []raftstore.Op {
 		ops = append(ops, raftstore.Create(reservationKey(res), []byte(w.kc.prefix+w.key)))
 	}
 	for _, res := range without(have, want) {
-		ops = append(ops, raftstore.Delete(reservationKey(res)))
+		if w.mayRelease(res) {
+			ops = append(ops, raftstore.Delete(reservationKey(res)))
+		}
 	}
 	return ops
+}
+
+// mayRelease says that a value is not held by another object. An object that was stored
+// before values of its kind were reserved may have one that somebody else got since.
+func (w *write) mayRelease(res api.Reservation) bool {
+	holder, held := w.r.cache.reserved.Load().Get(res.Space + "/" + res.Value)
+	return !held || holder == w.kc.prefix+w.key
 }
 
 // reservationTaken is the refusal of a write whose reservation is held by another

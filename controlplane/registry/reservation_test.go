@@ -200,3 +200,32 @@ func TestAddresses(t *testing.T) {
 		t.Fatalf("%v, %v", ip, err)
 	}
 }
+
+// A value that an object has without holding it, stored before it was reserved, is not taken from who got it since.
+func TestReservationOfAnotherIsNotReleased(t *testing.T) {
+	e := reservingEnv(t)
+	old := service("old", "", 30001)
+	kc := e.cache.byKind[e.kinds.ByType(old)]
+	old.UID = "u"
+	value, err := kc.codec.encode(old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rev, err := e.store.Commit(e.ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Create(kc.prefix+objectKey(kc.kind, "default", "old"), value)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.cache.waitFor(e.ctx, rev); err != nil {
+		t.Fatal(err)
+	}
+	made := e.create(service("new", "", 30001))
+	if err := e.cache.waitFor(e.ctx, revisionOf(t, made)); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := e.tryDelete(old, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := e.reservedKeys(); got != "nodeports/TCP-30001" {
+		t.Errorf("reserved %q after the one was deleted that does not hold it", got)
+	}
+}

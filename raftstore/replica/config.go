@@ -67,6 +67,9 @@ type Config struct {
 	HistoryRevisions int
 	HistoryAge       time.Duration
 	MinHistory       int
+	// HistoryBytes is how much of memory the old versions in history may take
+	// (default 256 MiB): beyond it they go, however new they are, down to half of that.
+	HistoryBytes int64
 
 	// A snapshot is taken after SnapshotEntries raft entries (default 50,000) or
 	// SnapshotBytes of them (default 64 MiB, or half the state if that is more;
@@ -134,6 +137,9 @@ func (c Config) withDefaults() Config {
 	if c.MinHistory == 0 {
 		c.MinHistory = 1_000
 	}
+	if c.HistoryBytes == 0 {
+		c.HistoryBytes = 256 << 20
+	}
 	if c.SnapshotEntries == 0 {
 		c.SnapshotEntries = 50_000
 	}
@@ -180,7 +186,7 @@ func (c Config) check() error {
 	}{
 		{"heartbeat timeout", int64(c.HeartbeatTimeout)}, {"election timeout", int64(c.ElectionTimeout)}, {"lease timeout", int64(c.LeaseTimeout)},
 		{"patience with the disk", int64(c.DiskPatience)}, {"commit timeout", int64(c.CommitTimeout)}, {"number of revisions of history", int64(c.HistoryRevisions)}, {"age of history", int64(c.HistoryAge)},
-		{"least history", int64(c.MinHistory)}, {"bytes between snapshots", c.SnapshotBytes}, {"bytes of the trailing log", c.TrailingBytes},
+		{"least history", int64(c.MinHistory)}, {"number of bytes of history", c.HistoryBytes}, {"bytes between snapshots", c.SnapshotBytes}, {"bytes of the trailing log", c.TrailingBytes},
 	} {
 		if least.value < 0 {
 			return fmt.Errorf("%w: replica %s: the %s is negative: %d", raftstore.ErrInvalid, c.Name, least.what, least.value)

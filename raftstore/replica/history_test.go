@@ -13,6 +13,26 @@ import (
 	"keelson.dev/keelson/raftstore/storetest"
 )
 
+// History is bounded in bytes too: large values that are written over and over do not stay in memory.
+func TestHistoryIsCompactedByBytes(t *testing.T) {
+	const keep = 64 << 10
+	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) { cfg.HistoryBytes, cfg.HistoryAge = keep, time.Hour })
+	value := make([]byte, 1<<10)
+	var last raftstore.Revision
+	for i := range 400 {
+		last = commit(t, c.Replica("r1"), raftstore.Put(fmt.Sprintf("/k/%d", i%7), value))
+	}
+	c.Await("compaction everywhere", func() bool {
+		for _, r := range c.Replicas() {
+			// At least a quarter of the bound stays: who is a moment behind finds it.
+			if s := r.Status(); s.Revision != last || s.HistoryBytes > keep || s.HistoryBytes < keep/4 {
+				return false
+			}
+		}
+		return true
+	})
+}
+
 // History is bounded by number, and what is beyond is refused by name.
 func TestHistoryIsCompactedByNumber(t *testing.T) {
 	const keep = 80

@@ -48,7 +48,7 @@ func (r *Replica) housekeeping(l *leadership) {
 		case <-due.C:
 			r.expire()
 		case <-r.historyGrown:
-			r.compactTo(r.Applied() - raftstore.Revision(r.cfg.HistoryRevisions))
+			r.compactBySize()
 		case <-sample.C:
 			if upTo := ages.note(time.UnixMilli(r.clock.read()), r.Applied(), r.cfg.HistoryAge); upTo > 0 {
 				r.compactByAge(upTo)
@@ -77,6 +77,19 @@ func (r *Replica) expire() {
 		return
 	}
 	r.housekeep("expiring keys", &storev1.Command{Kind: &storev1.Command_Expire{Expire: &storev1.Expire{UntilUnixMs: now}}})
+}
+
+// compactBySize forgets what is too many revisions, or too many bytes of old versions.
+func (r *Replica) compactBySize() {
+	v := r.fsm.view()
+	var upTo raftstore.Revision
+	if most := raftstore.Revision(r.cfg.HistoryRevisions); v.Revision() > most {
+		upTo = v.Revision() - most
+	}
+	if v.HistoryBytes() > r.cfg.HistoryBytes {
+		upTo = max(upTo, v.Keep(r.cfg.HistoryBytes/2))
+	}
+	r.compactTo(upTo)
 }
 
 func (r *Replica) compactByAge(upTo raftstore.Revision) {

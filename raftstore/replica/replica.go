@@ -362,7 +362,7 @@ func (r *Replica) noteChanged(v *mvcc.View) {
 	if moved {
 		nudge(r.expiryMoved)
 	}
-	if int(v.Revision()-v.Compacted()) > r.cfg.HistoryRevisions+historySlack(r.cfg.HistoryRevisions) {
+	if int(v.Revision()-v.Compacted()) > r.cfg.HistoryRevisions+historySlack(r.cfg.HistoryRevisions) || v.HistoryBytes() > r.cfg.HistoryBytes {
 		nudge(r.historyGrown)
 	}
 	// A snapshot costs as much as the state is large: a large state waits for
