@@ -128,7 +128,7 @@ func enableForwarding(bridged bool) error {
 // syncRoutes makes the kernel's table show exactly the wanted routes among ours.
 func syncRoutes(want map[netip.Prefix]Route) error {
 	have, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: routeProtocol}, netlink.RT_FILTER_PROTOCOL)
-	if err != nil {
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // the next look sees what this one missed
 		return fmt.Errorf("listing routes: %w", err)
 	}
 	var errs []error

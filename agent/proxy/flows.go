@@ -8,9 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"sync"
-
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 )
 
 // Flows forgets the UDP flows that lead to endpoints which are gone. UDP has no end that the kernel could see: a client
@@ -118,7 +115,7 @@ func forget(p picture) error {
 	if err != nil {
 		return fmt.Errorf("forgetting UDP flows to gone endpoints: %w", err)
 	}
-	if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, staleFlows{p, own}); err != nil {
+	if err := sweep(staleFlows{p, own}); err != nil {
 		return fmt.Errorf("forgetting UDP flows to gone endpoints: %w: "+
 			"the kernel needs nf_conntrack_netlink (modprobe nf_conntrack_netlink)", err)
 	}
@@ -144,19 +141,6 @@ func ownAddresses() (map[netip.Addr]bool, error) {
 type staleFlows struct {
 	picture picture
 	own     map[netip.Addr]bool
-}
-
-// MatchConntrackFlow implements netlink.CustomConntrackFilter.
-func (s staleFlows) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
-	if flow.Forward.Protocol != unix.IPPROTO_UDP {
-		return false
-	}
-	to, okTo := netip.AddrFromSlice(flow.Forward.DstIP)
-	from, okFrom := netip.AddrFromSlice(flow.Reverse.SrcIP)
-	if !okTo || !okFrom {
-		return false
-	}
-	return s.stale(netip.AddrPortFrom(to.Unmap(), flow.Forward.DstPort), netip.AddrPortFrom(from.Unmap(), flow.Reverse.SrcPort))
 }
 
 func (s staleFlows) stale(to, answers netip.AddrPort) bool {

@@ -347,12 +347,48 @@ func TestUDPFlows(t *testing.T) {
 		}
 	}
 	expect("one endpoint", "a")
+	crowd := flowsPerRound + 300 // some ports come twice
+	for range crowd {
+		if err := in(node, func() error {
+			c, err := net.Dial("udp4", "10.96.0.10:80")
+			if err == nil {
+				_, err = c.Write([]byte("?"))
+				c.Close()
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := flowsTo(t, node, "10.244.0.2"); n <= flowsPerRound {
+		t.Errorf("%d flows, want more than %d", n, flowsPerRound)
+	}
 	route(endpoint("10.244.0.2", "w1", false, true, true), b)
 	expect("its endpoint ends and still serves", "a")
 	route(b)
+	if n := flowsTo(t, node, "10.244.0.2"); n > 0 {
+		t.Errorf("%d flows still lead to an endpoint that is gone", n)
+	}
 	expect("its endpoint is gone", "b")
 	route()
 	expect("no endpoint is left", "refused")
 	route(a)
 	expect("one is there again", "a")
+}
+
+// flowsTo counts the flows that an address answers.
+func flowsTo(t *testing.T, ns netns.NsHandle, ip string) (n int) {
+	t.Helper()
+	if err := in(ns, func() error {
+		all, err := netlink.ConntrackTableList(netlink.ConntrackTable, netlink.FAMILY_V4)
+		for _, f := range all {
+			if f.Reverse.SrcIP.String() == ip {
+				n++
+			}
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return n
 }

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -162,7 +163,7 @@ func (p *Proxy) route(cidr netip.Prefix) error {
 		return nil
 	}
 	links, err := netlink.LinkList()
-	if err != nil {
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // pods come and go meanwhile; the node's link does not
 		return fmt.Errorf("listing interfaces: %w", err)
 	}
 	for _, l := range links {

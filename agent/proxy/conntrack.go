@@ -1,0 +1,105 @@
+package proxy
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// The kernel may hold hundreds of thousands of flows: they are looked at as they come, and what is to be deleted is
+// gathered in rounds.
+const (
+	flowsPerRound = 1024
+	sweepRounds   = 64
+)
+
+// sweep deletes the stale flows of the network namespace.
+func sweep(s staleFlows) error {
+	for range sweepRounds {
+		found, more, err := s.find()
+		if err != nil {
+			return err
+		}
+		for _, flow := range found {
+			r := conntrackRequest(nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK)
+			r.AddRawData(flow)
+			if _, err := r.Execute(unix.NETLINK_NETFILTER, 0); err != nil && !errors.Is(err, unix.ENOENT) {
+				return err
+			}
+		}
+		if !more {
+			return nil
+		}
+	}
+	return nil // the table changes faster than it can be read: what was there at first is gone
+}
+
+// find gathers stale flows as the kernel words them; more says that there may be others.
+func (s staleFlows) find() (found [][]byte, more bool, err error) {
+	err = conntrackRequest(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP).ExecuteIter(unix.NETLINK_NETFILTER, 0, func(m []byte) bool {
+		if len(m) < nl.SizeofNfgenmsg {
+			return true
+		}
+		flow := m[nl.SizeofNfgenmsg:]
+		if to, answers, ok := udpFlow(flow); ok && s.stale(to, answers) {
+			found = append(found, bytes.Clone(flow))
+		}
+		more = len(found) == flowsPerRound
+		return !more
+	})
+	if errors.Is(err, netlink.ErrDumpInterrupted) {
+		more, err = true, nil
+	}
+	return found, more, err
+}
+
+func conntrackRequest(operation, flags int) *nl.NetlinkRequest {
+	r := nl.NewNetlinkRequest(int(netlink.ConntrackTable)<<8|operation, flags)
+	r.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_INET, Version: nl.NFNETLINK_V0})
+	return r
+}
+
+// udpFlow reads where a UDP flow was sent to and who answers it.
+func udpFlow(flow []byte) (to, answers netip.AddrPort, ok bool) {
+	tuples := attributes(flow)
+	_, to, okTo := udpTuple(tuples[nl.CTA_TUPLE_ORIG])
+	answers, _, okAnswers := udpTuple(tuples[nl.CTA_TUPLE_REPLY])
+	return to, answers, okTo && okAnswers
+}
+
+// udpTuple reads one direction of a flow.
+func udpTuple(tuple []byte) (source, destination netip.AddrPort, ok bool) {
+	parts := attributes(tuple)
+	ips, proto := attributes(parts[nl.CTA_TUPLE_IP]), attributes(parts[nl.CTA_TUPLE_PROTO])
+	if n := proto[nl.CTA_PROTO_NUM]; len(n) != 1 || n[0] != unix.IPPROTO_UDP {
+		return source, destination, false
+	}
+	end := func(address, port uint16) (netip.AddrPort, bool) {
+		ip, ok := netip.AddrFromSlice(ips[address])
+		if p := proto[port]; ok && len(p) == 2 {
+			return netip.AddrPortFrom(ip, binary.BigEndian.Uint16(p)), true
+		}
+		return netip.AddrPort{}, false
+	}
+	source, okSource := end(nl.CTA_IP_V4_SRC, nl.CTA_PROTO_SRC_PORT)
+	destination, okDestination := end(nl.CTA_IP_V4_DST, nl.CTA_PROTO_DST_PORT)
+	return source, destination, okSource && okDestination
+}
+
+// attributes are the netlink attributes in b by type; what is malformed is left out.
+func attributes(b []byte) map[uint16][]byte {
+	out := map[uint16][]byte{}
+	list, err := nl.ParseRouteAttr(b)
+	if err != nil {
+		return out
+	}
+	for _, a := range list {
+		out[a.Attr.Type&nl.NLA_TYPE_MASK] = a.Value
+	}
+	return out
+}
