@@ -25,6 +25,7 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
 	"keelson.dev/keelson/controlplane/controllers/deployment"
+	"keelson.dev/keelson/controlplane/controllers/disruption"
 	"keelson.dev/keelson/controlplane/controllers/endpoints"
 	"keelson.dev/keelson/controlplane/controllers/endpointslice"
 	"keelson.dev/keelson/controlplane/controllers/garbagecollector"
@@ -116,7 +117,7 @@ func newWorld(t *testing.T, o options) *world {
 		w.all = []*controllers.Controller{
 			deployment.New(d), replicaset.New(d), endpointslice.New(d), endpoints.New(d), garbagecollector.New(d), namespace.New(d),
 			nodelifecycle.New(d), nodecidr.New(d, nodecidr.Options{ClusterCIDR: "10.244.0.0/16"}),
-			persistentvolume.New(d), volumeprotection.New(d), podgc.New(d, podgc.Options{Quarantine: 200 * time.Millisecond}),
+			persistentvolume.New(d), volumeprotection.New(d), podgc.New(d, podgc.Options{Quarantine: 200 * time.Millisecond}), disruption.New(d),
 			serviceaccount.New(d, []byte("PEM")),
 		}
 	}

@@ -19,6 +19,7 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
 	"keelson.dev/keelson/controlplane/controllers/deployment"
+	"keelson.dev/keelson/controlplane/controllers/disruption"
 	"keelson.dev/keelson/controlplane/controllers/endpoints"
 	"keelson.dev/keelson/controlplane/controllers/endpointslice"
 	"keelson.dev/keelson/controlplane/controllers/garbagecollector"
@@ -47,7 +48,7 @@ func (r *Replica) wireLeader() {
 		garbagecollector.New(d), namespace.New(d),
 		nodelifecycle.New(d),
 		nodecidr.New(d, nodecidr.Options{ClusterCIDR: r.cluster.ClusterCIDR}),
-		persistentvolume.New(d), volumeprotection.New(d), podgc.New(d, podgc.Options{}),
+		persistentvolume.New(d), volumeprotection.New(d), podgc.New(d, podgc.Options{}), disruption.New(d),
 		serviceaccount.New(d, r.trust.CA.PEM()),
 	)
 	r.scheduler = scheduler.New(scheduler.Config{

@@ -15,9 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds"
 	"keelson.dev/keelson/controlplane/registry"
 )
 
@@ -110,7 +110,7 @@ func (v *Verbs) afford(ctx context.Context, pdb *policyv1.PodDisruptionBudget, p
 	if err != nil {
 		return nil, err
 	}
-	desired, err := desiredHealthy(pdb, expected)
+	desired, err := kinds.DesiredHealthy(pdb, expected)
 	if err != nil {
 		return nil, apierrors.NewInternalError(fmt.Errorf("reading PodDisruptionBudget %s/%s: %w", pdb.Namespace, pdb.Name, err))
 	}
@@ -251,16 +251,4 @@ func (v *Verbs) replicas(ctx context.Context, namespace string, owner *metav1.Ow
 		}
 	}
 	return 1
-}
-
-// desiredHealthy is how many pods must stay.
-func desiredHealthy(pdb *policyv1.PodDisruptionBudget, expected int) (int, error) {
-	switch {
-	case pdb.Spec.MinAvailable != nil:
-		return intstr.GetScaledValueFromIntOrPercent(pdb.Spec.MinAvailable, expected, true)
-	case pdb.Spec.MaxUnavailable != nil:
-		away, err := intstr.GetScaledValueFromIntOrPercent(pdb.Spec.MaxUnavailable, expected, true)
-		return max(0, expected-away), err
-	}
-	return 0, nil
 }

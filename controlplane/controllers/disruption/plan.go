@@ -1,0 +1,65 @@
+// Package disruption keeps the status of PodDisruptionBudgets: how many of their
+// pods are healthy and how many evictions they still allow. Evictions themselves
+// count anew (apiserver/subresource): the status is for people and tools to read.
+package disruption
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// disruptionLife is how long an evicted pod counts as going although nothing deletes it; the same as evictions say.
+const disruptionLife = 2 * time.Minute
+
+// Status is the status of a budget over these pods, which it selects. expected is how many there should be. again
+// says when a pod that was evicted and never deleted counts as staying; 0 = never.
+func Status(b *policyv1.PodDisruptionBudget, pods []*corev1.Pod, expected int, now time.Time) (s policyv1.PodDisruptionBudgetStatus, again time.Duration, err error) {
+	s = *b.Status.DeepCopy()
+	desired, err := kinds.DesiredHealthy(b, expected)
+	if err != nil {
+		return s, 0, err
+	}
+	going := map[string]metav1.Time{}
+	healthy := 0
+	for _, p := range pods {
+		if p.DeletionTimestamp != nil {
+			continue // what was spent for it is spent
+		}
+		if at, spent := b.Status.DisruptedPods[p.Name]; spent {
+			if left := at.Add(disruptionLife).Sub(now); left > 0 {
+				going[p.Name] = at
+				if again == 0 || left < again {
+					again = left
+				}
+				continue
+			}
+		}
+		if controllers.PodReady(p) {
+			healthy++
+		}
+	}
+	s.DisruptedPods = nil
+	if len(going) > 0 {
+		s.DisruptedPods = going
+	}
+	s.CurrentHealthy, s.DesiredHealthy, s.ExpectedPods = int32(healthy), int32(desired), int32(expected)
+	s.DisruptionsAllowed = 0
+	if expected > 0 {
+		s.DisruptionsAllowed = int32(max(0, healthy-desired))
+	}
+	s.ObservedGeneration = b.Generation
+	c := metav1.Condition{Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionFalse, Reason: policyv1.InsufficientPodsReason,
+		ObservedGeneration: b.Generation, LastTransitionTime: metav1.NewTime(now)}
+	if s.DisruptionsAllowed > 0 {
+		c.Status, c.Reason = metav1.ConditionTrue, policyv1.SufficientPodsReason
+	}
+	meta.SetStatusCondition(&s.Conditions, c)
+	return s, again, nil
+}
