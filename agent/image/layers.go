@@ -147,6 +147,9 @@ func (s *Store) unpackLayer(ctx context.Context, l v1.Layer, diff v1.Hash, chain
 	return os.Rename(tmp, final)
 }
 
+// maxWindow is what an archive may make its reader remember: that of the strongest level of zstd.
+const maxWindow = 128 << 20
+
 // decompress recognises gzip and zstd by their first bytes; anything else is taken
 // as it is.
 func decompress(r io.Reader) (io.ReadCloser, error) {
@@ -163,7 +166,7 @@ func decompress(r io.Reader) (io.ReadCloser, error) {
 		}
 		return z, nil
 	case bytes.HasPrefix(head, []byte{0x28, 0xb5, 0x2f, 0xfd}):
-		z, err := zstd.NewReader(b, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(256<<20))
+		z, err := zstd.NewReader(b, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(maxWindow))
 		if err != nil {
 			return nil, fmt.Errorf("unzstd: %w", err)
 		}

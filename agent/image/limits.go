@@ -53,7 +53,7 @@ func (b *bounded) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// meter counts what one archive has cost. The file system is asked from time to time: other images, and pods, write too.
+// meter counts what one archive has cost. The file system is asked from time to time: other images and pods write, too.
 type meter struct {
 	limits Limits
 	dir    string

@@ -5,9 +5,11 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -264,6 +266,56 @@ func TestLostConnectionKillsNothing(t *testing.T) {
 	})
 	if st := r.status(id); err != nil || st.State != cri.ContainerState_CONTAINER_RUNNING || r.pidOf(id) != pid {
 		t.Errorf("after the connection was lost: %v, %v", err, st)
+	}
+}
+
+// An agent of the previous release is answered as it was by its own shims: it says Hello with nothing in it.
+func TestShimAnswersThePreviousRelease(t *testing.T) {
+	r := newRig(t)
+	sb, sc := r.sandbox()
+	id := r.run(sb, sc, r.containerConfig("a", "exec sleep 1000"))
+	var c *net.UnixConn
+	err := viaFolder(r.sandboxDir(sb), func(path string) (err error) {
+		c, err = net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	ask := func(kind, request byte, body string, wantKind byte) string {
+		t.Helper()
+		answer(c, kind, request, body)
+		head := make([]byte, 9)
+		if _, err := io.ReadFull(c, head); err != nil {
+			t.Fatal(err)
+		}
+		rest := make([]byte, int(head[0])-9)
+		if _, err := io.ReadFull(c, rest); err != nil || head[4] != wantKind || head[5] != request {
+			t.Fatalf("answered %x %x, %v", head, rest, err)
+		}
+		return hex.EncodeToString(rest)
+	}
+	// One container of that name (32 bytes), which is running.
+	name := "20" + hex.EncodeToString([]byte(id))
+	if got := ask(1, 1, "", 14); !strings.Contains(got, "0002"+name+"04") {
+		t.Errorf("the snapshot is %s", got)
+	}
+	if got := ask(9, 2, name, 12); !strings.HasPrefix(got, "00") {
+		t.Errorf("reopening the log: %s", got)
+	}
+	// Signal 9, and then the note of the end.
+	ask(5, 3, name+"00"+"12", 12)
+	head := make([]byte, 9)
+	if _, err := io.ReadFull(c, head); err != nil || head[4] != 15 {
+		t.Fatalf("no note of the end: %x, %v", head, err)
+	}
+	note := make([]byte, int(head[0])-9)
+	if _, err := io.ReadFull(c, note); err != nil || !strings.HasPrefix(hex.EncodeToString(note), name+"9202") {
+		t.Errorf("the note is %x, %v", note, err)
 	}
 }
 

@@ -24,13 +24,13 @@ func (r *Runtime) endFile(id string) string { return filepath.Join(r.cfg.StateDi
 
 // endNote is what is kept of a container with its end: neither its environment nor its command or mounts.
 func endNote(rec containerRecord, config *cri.ContainerConfig) (string, error) {
-	bare, err := proto.Marshal(&cri.ContainerConfig{Metadata: config.GetMetadata(), Image: config.GetImage(), Labels: config.GetLabels(),
-		Annotations: config.GetAnnotations(), LogPath: config.GetLogPath()})
+	bare, err := proto.Marshal(&cri.ContainerConfig{Metadata: config.GetMetadata(), Image: config.GetImage(),
+		Labels: config.GetLabels(), Annotations: config.GetAnnotations(), LogPath: config.GetLogPath()})
 	if err != nil {
 		return "", err
 	}
-	note, err := json.Marshal(&containerRecord{Version: recordVersion, ID: rec.ID, Sandbox: rec.Sandbox, State: ContainerExited, Config: bare,
-		Created: rec.Created, ImageID: rec.ImageID, ImageRef: rec.ImageRef, Cgroup: rec.Cgroup, Log: rec.Log})
+	note, err := json.Marshal(&containerRecord{Version: recordVersion, ID: rec.ID, Sandbox: rec.Sandbox,
+		State: ContainerExited, Config: bare, Created: rec.Created, ImageID: rec.ImageID, ImageRef: rec.ImageRef, Cgroup: rec.Cgroup, Log: rec.Log})
 	return string(note), err
 }
 

@@ -75,7 +75,9 @@ func (r *Runtime) Exec(ctx context.Context, containerID string, command []string
 		return status.Error(codes.InvalidArgument, "exec needs a command")
 	}
 	shim := r.shimOf(c)
-	if state := r.stateOf(c); state != ContainerRunning || shim == nil {
+	if state := r.stateOf(c); state == ContainerRunning && shim == nil {
+		return status.Errorf(codes.Unavailable, "container %s: its shim does not answer", containerID)
+	} else if state != ContainerRunning {
 		return status.Errorf(codes.FailedPrecondition, "container %s is not running: it is %s", containerID, state)
 	}
 	path, err := r.writeExec(c, command, tty)

@@ -7,8 +7,8 @@ import (
 )
 
 // Stamps come from the wall clock of this node or of another, which may be set while pods run: an hour back or forth.
-// Delays are kept by the clock of this process, which nobody sets. A stamp is therefore turned into a time of that clock
-// when it is first seen, and compared as that from then on; it is shown as it is.
+// Delays are kept by the clock of this process, which nobody sets. A stamp is therefore turned into a time of that
+// clock when it is first seen, and compared as that from then on; it is shown as it is.
 
 // anchor is when something happened that has the wall-clock stamp: now, less its age by the wall clock. An age
 // that cannot be is none: nothing is of the future, nor before notBefore, when it was known not to have happened
