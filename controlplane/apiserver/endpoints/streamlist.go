@@ -84,7 +84,7 @@ func (h *Handler) stream(w http.ResponseWriter, r *http.Request, req *api.Reques
 
 func (h *Handler) listStream(r *http.Request, req *api.Request, f Format, l *api.ObjectList) (*listStream, error) {
 	if f.Media == mediaProto {
-		return h.protoStream(l)
+		return h.protoStream(req.Kind, l)
 	}
 	s := &listStream{between: []byte(","), tail: []byte("]}\n")}
 	empty := &api.ObjectList{TypeMeta: l.TypeMeta, ListMeta: l.ListMeta}
@@ -165,7 +165,7 @@ func (s *listStream) indented() (*listStream, error) {
 
 // protoStream writes a protobuf list: its envelope says how long it is, which the
 // sizes of the items tell before any of them is encoded.
-func (h *Handler) protoStream(l *api.ObjectList) (*listStream, error) {
+func (h *Handler) protoStream(kind *api.Kind, l *api.ObjectList) (*listStream, error) {
 	meta, err := l.ListMeta.Marshal()
 	if err != nil {
 		return nil, err
@@ -173,7 +173,7 @@ func (h *Handler) protoStream(l *api.ObjectList) (*listStream, error) {
 	size := protowire.SizeTag(listMetaField) + protowire.SizeBytes(len(meta))
 	sizes := make([]int, len(l.Items))
 	for i, o := range l.Items {
-		m, ok := o.(interface{ Size() int })
+		m, ok := kind.Shown(o).(interface{ Size() int })
 		if !ok {
 			return nil, notAcceptable(mediaJSON, mediaYAML)
 		}
