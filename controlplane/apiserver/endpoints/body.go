@@ -65,7 +65,12 @@ func (d *decoder) decode(ctx context.Context, data []byte, media string, want sc
 	var err error
 	switch media {
 	case mediaProto:
-		found, err = d.decodeProto(data, want, into)
+		if raw, e := rawMessage(data); e == nil {
+			err = input.CheckProto(raw, into)
+		}
+		if err == nil {
+			found, err = d.decodeProto(data, want, into)
+		}
 	case mediaYAML:
 		var duplicates error
 		if data, duplicates, err = fromYAML(data, validation != metav1.FieldValidationIgnore); err == nil {

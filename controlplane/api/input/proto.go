@@ -1,0 +1,105 @@
+package input
+
+import (
+	"fmt"
+	"reflect"
+	"strconv"
+	"strings"
+	"sync"
+
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// CheckProto refuses a protobuf message of the Go type of into beyond the limits:
+// two bytes of an empty message may become a large struct, too. What is malformed
+// is left to the decoder.
+func CheckProto(data []byte, into any) error {
+	t := reflect.TypeOf(into)
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	var c Counts
+	c.message(data, t, 0)
+	return c.Check(MaxValues, MaxItems)
+}
+
+// message counts what a message of a struct type holds.
+func (c *Counts) message(data []byte, t reflect.Type, depth int) {
+	if depth > MaxDepth {
+		c.deep = true
+		return
+	}
+	fields := fieldsOf(t)
+	for len(data) > 0 && c.Values <= MaxValues && c.Items <= MaxItems {
+		num, typ, n := protowire.ConsumeTag(data)
+		if n < 0 {
+			return
+		}
+		data = data[n:]
+		if n = protowire.ConsumeFieldValue(num, typ, data); n < 0 {
+			return
+		}
+		value := data[:n]
+		data = data[n:]
+		c.Values++
+		f, known := fields[num]
+		if !known {
+			continue
+		}
+		if f.repeated {
+			c.Items++
+		}
+		if inner, n := protowire.ConsumeBytes(value); typ == protowire.BytesType && n >= 0 && f.message != nil {
+			c.message(inner, f.message, depth+1)
+		}
+	}
+}
+
+// protoField is what a field of a message becomes.
+type protoField struct {
+	repeated bool
+	message  reflect.Type // nil when it is no struct
+}
+
+var fieldsByType sync.Map // of map[protowire.Number]protoField, by reflect.Type
+
+// fieldsOf reads the tags that Kubernetes' generator leaves in its types.
+func fieldsOf(t reflect.Type) map[protowire.Number]protoField {
+	if known, ok := fieldsByType.Load(t); ok {
+		return known.(map[protowire.Number]protoField)
+	}
+	fields := make(map[protowire.Number]protoField)
+	for i := range t.NumField() {
+		parts := strings.Split(t.Field(i).Tag.Get("protobuf"), ",")
+		if len(parts) < 3 {
+			continue
+		}
+		n, err := strconv.Atoi(parts[1])
+		if err != nil {
+			continue
+		}
+		f := protoField{repeated: parts[2] == "rep"}
+		of := t.Field(i).Type
+		for of.Kind() == reflect.Pointer || of.Kind() == reflect.Slice {
+			of = of.Elem()
+		}
+		switch of.Kind() {
+		case reflect.Struct:
+			f.message = of
+		case reflect.Map: // an entry is a message of key and value
+			f.repeated = false
+			f.message = entryOf(of)
+		}
+		fields[protowire.Number(n)] = f
+	}
+	fieldsByType.Store(t, fields)
+	return fields
+}
+
+// entryOf is a struct whose fields are those of a map's entries.
+func entryOf(m reflect.Type) reflect.Type {
+	field := func(name string, n int, t reflect.Type) reflect.StructField {
+		return reflect.StructField{Name: name, Type: t, Tag: reflect.StructTag(fmt.Sprintf(`protobuf:"bytes,%d,opt"`, n))}
+	}
+	return reflect.StructOf([]reflect.StructField{field("Key", 1, m.Key()), field("Value", 2, m.Elem())})
+}
