@@ -26,7 +26,7 @@ func clusterCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 		Example: "  kctl cluster status\n  kctl cluster backup /backups/today\n  kctl cluster token create --role node",
 	}
 	group(c, statusCommand(f, streams), stepDownCommand(f, streams), memberCommand(f, streams),
-		backupCommand(f, streams), compactCommand(f, streams), tokenCommand(f, streams))
+		backupCommand(f, streams), compactCommand(f, streams), tokenCommand(f, streams), revokeCommand(f, streams))
 	for _, v := range [][2]string{
 		{"init", "Make a new cluster on this machine, its first replica"},
 		{"join", "Make this machine a further replica of a cluster"},

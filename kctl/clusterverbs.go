@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -225,4 +226,28 @@ func compactCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 	}
 	c.Flags().Uint64Var(&revision, "revision", 0, "the last revision to forget (default: all but the current state)")
 	return c
+}
+
+func revokeCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	return &cobra.Command{
+		Use:   "revoke node/NAME",
+		Short: "Make the certificates of a node good for nothing",
+		Long: "Make the certificates of a node good for nothing: its sessions and its calls of the API end within seconds on every\n" +
+			"replica, and it cannot renew. Its pods stay on it, unseen, and are replaced elsewhere as those of a lost node. Deleting\n" +
+			"the Node does the same. It comes back with a token of 'kctl cluster token create --names NAME --replace'.",
+		Example: "  kctl cluster revoke node/w1",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			name, ok := strings.CutPrefix(args[0], "node/")
+			if !ok || name == "" {
+				return fmt.Errorf("%q: want node/NAME", args[0])
+			}
+			var answer api.ClusterRevoke
+			if err := ask(f, "POST", api.PathClusterRevoke, api.ClusterRevoke{Node: name}, &answer); err != nil {
+				return err
+			}
+			fmt.Fprintf(streams.Out, "node/%s is revoked: what it was given before proves nothing any more.\n", name)
+			return nil
+		},
+	}
 }

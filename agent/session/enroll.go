@@ -55,6 +55,33 @@ func (s *Session) identify(ctx context.Context) (*identity, error) {
 	}
 }
 
+// enrollAnew is for a node whose certificate was revoked. A new token in the token file brings it back; the one it came
+// with does not: that is for the operator to say.
+func (s *Session) enrollAnew(ctx context.Context, why error) {
+	if s.cfg.TokenFile == "" {
+		return
+	}
+	token, err := s.joinToken()
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	req, err2 := newRequest(s.cfg.NodeName)
+	if err := errors.Join(err, err2); err != nil {
+		s.log.Warn("the node cannot enrol anew", "err", err)
+		return
+	}
+	for _, address := range s.cfg.Servers {
+		id, err := s.enroll(ctx, token, req, address)
+		if err == nil {
+			s.id.adopt(id)
+			s.forgetToken()
+			s.log.Info("node enrolled anew", "after", why)
+			return
+		}
+		s.log.Warn("not enrolled anew yet", "server", address, "err", err)
+	}
+}
+
 // joinToken reads the configured token.
 func (s *Session) joinToken() (joinToken, error) {
 	text := s.cfg.Token

@@ -143,6 +143,14 @@ func (id *identity) replace(dir string, keyAndCert []byte) error {
 	return nil
 }
 
+// adopt takes another identity's certificate, which is on disk already.
+func (id *identity) adopt(other *identity) {
+	cert := other.current()
+	id.mu.Lock()
+	defer id.mu.Unlock()
+	id.cert = cert
+}
+
 // signingRequest asks for a certificate. One that asks again for want of an answer asks with the same key: then it is
 // known as the one that asked before.
 type signingRequest struct {

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/internal/backoff"
@@ -54,6 +56,9 @@ func (s *Session) sessions(ctx context.Context) error {
 		if errors.Is(err, errNotHeld) {
 			s.forgetRevision()
 			continue
+		}
+		if status.Code(err) == codes.PermissionDenied {
+			s.enrollAnew(ctx, err)
 		}
 		s.log.Warn("session ended", "replica", l.address, "after", time.Since(began).Round(time.Millisecond), "err", err)
 		l.shun(time.Now().Add(shunFor))

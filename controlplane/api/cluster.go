@@ -5,6 +5,7 @@ package api
 const (
 	PathClusterStatus     = "/cluster/status"     // GET: ClusterStatus
 	PathClusterHeartbeats = "/cluster/heartbeats" // GET: when the answering replica heard each of its nodes last, in Unix milliseconds
+	PathClusterRevoke     = "/cluster/revoke"     // POST: the certificates of a node are good no more
 	PathClusterTokens     = "/cluster/tokens"     // POST: a join token
 	PathClusterMembers    = "/cluster/members"    // GET: the members; POST: ClusterJoin; DELETE below it: remove one
 	PathClusterStepDown   = "/cluster/step-down"  // POST: ClusterStepDown
@@ -14,6 +15,11 @@ const (
 	PathClusterBackup = "/cluster/backup"
 	PathClusterVerify = "/cluster/backup/verify" // POST a file: ClusterBackup
 )
+
+// ClusterRevoke asks that the certificates of a node are good no more.
+type ClusterRevoke struct {
+	Node string `json:"node"`
+}
 
 // ClusterToken asks for a join token. What is left out: a day for nodes and an
 // hour for replicas, one use or as many as there are names, under any name.

@@ -41,6 +41,7 @@ type Server struct {
 	openapi   *openapi.Spec
 	metrics   *metrics
 	gate      *flow.Gate
+	nodeConns nodeConns
 	paths     *http.ServeMux
 	ready     chan struct{} // the authorizer has its rules
 	closing   chan struct{} // Run is ending
@@ -100,7 +101,7 @@ func (s *Server) authenticators() authn.Bearer {
 	}
 	// A join token lets a machine in at the fleet's door and is nobody here.
 	bearer.Verifiers = append(bearer.Verifiers, cfg.Tokens...)
-	s.authn = authn.Chain{authn.X509{CAs: cfg.ClientCAs, Clock: cfg.Clock}, bearer}
+	s.authn = authn.Chain{authn.X509{CAs: cfg.ClientCAs, Clock: cfg.Clock, Revoked: s.revoked}, bearer}
 	return bearer
 }
 
@@ -154,7 +155,7 @@ func (s *Server) Run(ctx context.Context) error {
 		return s.follower.Run(ctx, func() { close(s.ready) })
 	}}}
 	if s.cfg.Listener != nil {
-		parts = append(parts, lifecycle.Part{Name: "https", Run: s.serveTLS})
+		parts = append(parts, lifecycle.Part{Name: "https", Run: s.serveTLS}, lifecycle.Part{Name: "revoked nodes", Run: s.sweepRevoked})
 	}
 	return lifecycle.Run(ctx, parts...)
 }

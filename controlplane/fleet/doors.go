@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -10,10 +11,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
-	"google.golang.org/grpc/status"
 
 	"keelson.dev/keelson/internal/door"
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
@@ -98,9 +97,7 @@ func (s *Server) enrollmentService() *grpc.Server {
 		grpc.InitialWindowSize(enrollWindow), grpc.InitialConnWindowSize(enrollWindow),
 		grpc.ReadBufferSize(enrollBuffer), grpc.WriteBufferSize(enrollBuffer),
 		grpc.ConnectionTimeout(enrollPatience),
-		grpc.UnknownServiceHandler(func(any, grpc.ServerStream) error {
-			return status.Error(codes.Unauthenticated, "fleet: the client certificate of a node is required")
-		}),
+		grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error { return s.unfit(stream.Context()) }),
 	)
 	fleetv1.RegisterEnrollmentServer(g, s)
 	return g
@@ -121,11 +118,16 @@ func (s *Server) admit(ctx context.Context, d *door.Door, conf *tls.Config, node
 				t.Close()
 				return
 			}
-			if node, ok := nodeOfConnection(t.ConnectionState()); ok {
-				door.Of(t).Known()
-				s.cfg.Log.Debug("agent connected", "node", node, "address", c.RemoteAddr())
-				nodes.enter(shownConn{Conn: t})
-				return
+			if node, cert, ok := nodeOfConnection(t.ConnectionState()); ok {
+				s.visitors.enter(node, t, cert) // before the look: a revocation that comes now finds it
+				leave := func() { s.visitors.leave(node, t) }
+				if !s.revoked(node, cert) {
+					door.Of(t).Known()
+					s.cfg.Log.Debug("agent connected", "node", node, "address", c.RemoteAddr())
+					nodes.enter(shownConn{Conn: t, left: leave})
+					return
+				}
+				leave()
 			}
 			// However the time is spent, it ends.
 			end := time.AfterFunc(enrollPatience, func() { c.Close() })
@@ -134,23 +136,29 @@ func (s *Server) admit(ctx context.Context, d *door.Door, conf *tls.Config, node
 	}
 }
 
-func nodeOfConnection(cs tls.ConnectionState) (string, bool) {
+func nodeOfConnection(cs tls.ConnectionState) (string, *x509.Certificate, bool) {
 	if len(cs.VerifiedChains) == 0 {
-		return "", false
+		return "", nil, false
 	}
-	return nodeOfCertificate(cs.VerifiedChains[0][0])
+	cert := cs.VerifiedChains[0][0]
+	node, ok := nodeOfCertificate(cert)
+	return node, cert, ok
 }
 
 // shownConn is a connection whose handshake is done.
 type shownConn struct {
 	*tls.Conn
-	end *time.Timer // may be nil
+	end  *time.Timer // may be nil
+	left func()      // may be nil
 }
 
 // Close implements net.Conn.
 func (c shownConn) Close() error {
 	if c.end != nil {
 		c.end.Stop()
+	}
+	if c.left != nil {
+		c.left()
 	}
 	return c.Conn.Close()
 }

@@ -44,6 +44,12 @@ func nodeOf(ctx context.Context) (string, error) {
 	return node, nil
 }
 
+// certificateOf is the certificate for which nodeOf has vouched.
+func certificateOf(ctx context.Context) *x509.Certificate {
+	p, _ := peer.FromContext(ctx)
+	return p.AuthInfo.(credentials.TLSInfo).State.VerifiedChains[0][0]
+}
+
 func nodeOfCertificate(c *x509.Certificate) (string, bool) {
 	node, ok := strings.CutPrefix(c.Subject.CommonName, api.NodeUserPrefix)
 	return node, ok && node != "" && slices.Contains(c.Subject.Organization, api.GroupNodes)
@@ -152,7 +158,15 @@ func (s *Server) Enroll(ctx context.Context, r *fleetv1.EnrollRequest) (*fleetv1
 	if err := j.vacant(ctx, grant); err != nil {
 		return nil, err
 	}
-	cert, err := s.cfg.SignNode(r.NodeName, r.CsrDer)
+	revoked, _, err := s.freshRevocation(ctx, r.NodeName)
+	if err != nil {
+		return nil, err
+	}
+	if revoked.Named && !grant.Replace {
+		s.refusals.note(j.source, time.Now(), "the node was revoked", "id", j.token.ID, "name", j.name)
+		return nil, errRevoked(r.NodeName)
+	}
+	cert, err := s.cfg.SignNode(r.NodeName, r.CsrDer, revoked.After())
 	if err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "fleet: enroll node %s: %v", r.NodeName, err)
 	}
@@ -224,7 +238,12 @@ func (s *Server) RenewCertificate(ctx context.Context, r *fleetv1.RenewRequest) 
 	if err != nil {
 		return nil, err
 	}
-	cert, err := s.cfg.SignNode(node, r.CsrDer)
+	if r, ok, err := s.freshRevocation(ctx, node); err != nil {
+		return nil, err
+	} else if ok && r.Covers(certificateOf(ctx)) {
+		return nil, errRevoked(node)
+	}
+	cert, err := s.cfg.SignNode(node, r.CsrDer, time.Time{})
 	if err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "fleet: renew certificate of node %s: %v", node, err)
 	}

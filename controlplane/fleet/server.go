@@ -14,6 +14,7 @@ package fleet
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"log/slog"
 	"net"
@@ -23,6 +24,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	coordinationv1 "k8s.io/api/coordination/v1"
+	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/client-go/tools/cache"
 
@@ -55,8 +57,9 @@ type Config struct {
 
 	// TokenKey is the key by which join tokens are known as this cluster's.
 	TokenKey pki.TokenKey
-	// SignNode checks the CSR and signs a certificate for CN system:node:NAME, O system:nodes.
-	SignNode func(node string, csrDER []byte) (certPEM []byte, err error)
+	// SignNode checks the CSR and signs a certificate for CN system:node:NAME, O system:nodes, issued now or at a later
+	// time, where the certificates that were issued before are revoked.
+	SignNode func(node string, csrDER []byte, atLeast time.Time) (certPEM []byte, err error)
 	// CA returns the cluster CA in PEM.
 	CA func() []byte
 	// EnrollReplica hands out the key material and adds the newcomer to the raft group; the token has been checked.
@@ -119,11 +122,16 @@ type Server struct {
 	losses   *losses
 	standbys *standbys
 	refusals *refusals
-	tunnels  *tunnels
-	events   *eventIndex
-	heard    *heard
-	leases   cache.Indexer
-	csiNodes cache.Indexer
+	visitors *visitors
+
+	deleted   sync.Mutex
+	deletions []pki.Revocation // of deleted Nodes, not recorded yet; guarded by deleted
+	deletion  chan struct{}    // buffered: deletions has grown
+	tunnels   *tunnels
+	events    *eventIndex
+	heard     *heard
+	leases    cache.Indexer
+	csiNodes  cache.Indexer
 
 	synced   chan struct{} // closed when the informers hold their initial lists
 	stopping chan struct{} // closed when Run ends
@@ -136,7 +144,9 @@ var _ api.NodeStreams = (*Server)(nil)
 func New(cfg Config) *Server {
 	cfg.defaults()
 	s := &Server{
-		cfg: cfg, gate: newGate(cfg.StopGate), standbys: newStandbys(), refusals: newRefusals(cfg.Log), tunnels: newTunnels(), events: newEventIndex(), heard: newHeard(),
+		cfg: cfg, gate: newGate(cfg.StopGate), standbys: newStandbys(), refusals: newRefusals(cfg.Log),
+		visitors: &visitors{byNode: make(map[string]map[*tls.Conn]*x509.Certificate)}, deletion: make(chan struct{}, 1),
+		tunnels: newTunnels(), events: newEventIndex(), heard: newHeard(),
 		synced: make(chan struct{}), stopping: make(chan struct{}),
 	}
 	s.view = newView(cfg.Informers, s.gate)
@@ -154,6 +164,12 @@ func New(cfg Config) *Server {
 		panic(fmt.Sprintf("fleet: watch leases: %v", err)) // the informer has not started: this cannot fail
 	}
 	s.view.handlers = append(s.view.handlers, reg)
+	if _, err := client.Informer[*v1.Secret](cfg.Informers).AddEventHandler(s.revocationHandler()); err != nil {
+		panic(fmt.Sprintf("fleet: watch Secrets: %v", err)) // as above
+	}
+	if _, err := client.Informer[*v1.Node](cfg.Informers).AddEventHandler(s.nodeHandler()); err != nil {
+		panic(fmt.Sprintf("fleet: watch Nodes: %v", err)) // as above
+	}
 	csiNodes := client.Informer[*storagev1.CSINode](cfg.Informers)
 	s.csiNodes = csiNodes.GetIndexer()
 	if reg, err = csiNodes.AddEventHandler(s.csiNodeHandler()); err != nil {
@@ -169,6 +185,7 @@ func (s *Server) Run(ctx context.Context) error {
 	defer s.children.Wait()
 	return lifecycle.Run(ctx,
 		lifecycle.Part{Name: "fleet: serve", Run: s.serve},
+		lifecycle.Part{Name: "fleet: deleted nodes", Run: s.revokeDeleted},
 		lifecycle.Part{Name: "fleet: losses", Run: func(ctx context.Context) error {
 			if err := s.view.waitForSync(ctx); err != nil {
 				return err

@@ -73,6 +73,9 @@ func (s *Server) Session(stream fleetv1.Fleet_SessionServer) error {
 	if err := s.ready(stream.Context()); err != nil {
 		return err
 	}
+	if s.revoked(node, certificateOf(stream.Context())) { // it came before the records were known
+		return errRevoked(node)
+	}
 	ctx, end := context.WithCancelCause(stream.Context())
 	defer end(nil)
 	sess := &session{

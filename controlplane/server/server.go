@@ -281,8 +281,12 @@ func (r *Replica) wireFleet(ln net.Listener, serving *pki.Rotator) {
 		Client: r.client, Informers: r.informers,
 		Cluster:  fleet.Cluster{Name: r.cluster.Name, ClusterCIDR: r.cluster.ClusterCIDR, ServiceCIDR: r.cluster.ServiceCIDR, Domain: r.cluster.Domain},
 		TokenKey: r.trust.TokenKey(),
-		SignNode: func(node string, csr []byte) ([]byte, error) {
-			return r.trust.CA.SignAgent(csr, node, agentCertificateLife, time.Now())
+		SignNode: func(node string, csr []byte, atLeast time.Time) ([]byte, error) {
+			now := time.Now()
+			if atLeast.After(now) {
+				now = atLeast
+			}
+			return r.trust.CA.SignAgent(csr, node, agentCertificateLife, now)
 		},
 		CA:            r.trust.CA.PEM,
 		EnrollReplica: r.enrollReplica,

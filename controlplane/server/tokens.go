@@ -104,3 +104,26 @@ func (r *Replica) recordToken(ctx context.Context, fence uint64, t pki.Token, g 
 	}
 	return nil
 }
+
+// serveRevoke answers POST /cluster/revoke: what a node was given to prove who it is counts no more.
+func (r *Replica) serveRevoke(w http.ResponseWriter, req *http.Request, d *deed) {
+	var q api.ClusterRevoke
+	if !posted(w, req, &q) {
+		return
+	}
+	d.object = q.Node
+	c := r.client.As(api.User{Name: api.UserAPIServer, Groups: []string{api.GroupMasters, api.GroupAuthenticated}})
+	_, err := client.Get[*v1.Node](req.Context(), c, "", q.Node)
+	if apierrors.IsNotFound(err) || q.Node == "" {
+		refuse(w, http.StatusNotFound, fmt.Errorf("node %q: there is no Node of this name; the certificates of one that was deleted are revoked", q.Node))
+		return
+	}
+	if err == nil {
+		err = r.fleet.Revoke(req.Context(), pki.Revocation{Node: q.Node, At: time.Now(), Named: true})
+	}
+	if err != nil {
+		refuse(w, http.StatusServiceUnavailable, err)
+		return
+	}
+	answer(w, q)
+}

@@ -56,6 +56,13 @@ func (c *Conn) Known() {
 	c.known, c.place = true, s.known.PushBack(c)
 }
 
+// Closed says whether the connection has left the door's book.
+func (c *Conn) Closed() bool {
+	c.door.mu.Lock()
+	defer c.door.mu.Unlock()
+	return c.place == nil
+}
+
 // Close implements net.Conn.
 func (c *Conn) Close() error {
 	c.door.mu.Lock()

@@ -48,6 +48,13 @@ const (
 // tokenKey is that of all beds.
 var tokenKey = pki.TokenKey("a key of this test")
 
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
 // bed is a control plane of several replicas over one store.
 type bed struct {
 	clocks clocks
@@ -162,12 +169,12 @@ func (b *bed) start(name string) *replica {
 		Client: b.client, Informers: informers,
 		Cluster:  fleet.Cluster{Name: "test", ClusterCIDR: "10.0.0.0/16", ServiceCIDR: "10.96.0.0/16", Domain: "cluster.local"},
 		TokenKey: tokenKey,
-		SignNode: func(node string, csr []byte) ([]byte, error) {
+		SignNode: func(node string, csr []byte, atLeast time.Time) ([]byte, error) {
 			life := time.Duration(b.certLife.Swap(0))
 			if life == 0 {
 				life = 24 * time.Hour
 			}
-			return b.trust.SignAgent(csr, node, life, time.Now())
+			return b.trust.SignAgent(csr, node, life, later(time.Now(), atLeast))
 		},
 		CA:       b.trust.PEM,
 		Replicas: b.list,

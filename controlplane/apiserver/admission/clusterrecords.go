@@ -12,15 +12,21 @@ import (
 	"keelson.dev/keelson/controlplane/pki"
 )
 
-// clusterRecords leaves the records of join tokens to the verb that makes
-// them, whoever asks: a record that was written by hand would let nobody in, and
-// one that was put back would give uses anew. Deleting one is how a token is withdrawn.
+// clusterRecords leaves the records of join tokens and of revocations to the
+// verbs that make them, whoever asks: a token's record that was written by hand
+// would let nobody in, and one that was put back would give uses anew. Deleting
+// one is how a token is withdrawn, and how a revocation is taken back.
 func clusterRecords(_ context.Context, r *api.Request, obj, old api.Object) error {
 	if !is(r, "secrets") || obj == nil || r.ClusterVerb {
 		return nil
 	}
 	for _, o := range []api.Object{obj, old} {
-		if s, ok := o.(*corev1.Secret); ok && s.Type == pki.TokenSecretType {
+		s, ok := o.(*corev1.Secret)
+		if ok && s.Type == pki.RevocationSecretType {
+			return apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, obj.GetName(),
+				errors.New("records of revocations are made by 'kctl cluster revoke' and by the deletion of Nodes only"))
+		}
+		if ok && s.Type == pki.TokenSecretType {
 			return apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, obj.GetName(),
 				errors.New("records of join tokens are made by 'kctl cluster token create' only"))
 		}

@@ -19,6 +19,8 @@ import (
 type X509 struct {
 	CAs   func() *x509.CertPool // the CAs of now; nil = no certificate is good
 	Clock func() time.Time
+	// Revoked says of a certificate that is good otherwise why it is not; may be nil.
+	Revoked func(ctx context.Context, leaf *x509.Certificate) error
 }
 
 // Authenticate is Method. A connection's certificate is verified once, and again
@@ -33,10 +35,10 @@ func (m X509) Authenticate(r *http.Request) (api.User, bool, error) {
 	}
 	now := m.Clock()
 	cache, _ := r.Context().Value(connKey{}).(*connIdentity)
-	if u, ok := cache.get(pool, now); ok {
-		return u, true, nil
-	}
 	leaf := r.TLS.PeerCertificates[0]
+	if u, ok := cache.get(pool, now); ok {
+		return m.unlessRevoked(r.Context(), leaf, u)
+	}
 	between := x509.NewCertPool()
 	for _, c := range r.TLS.PeerCertificates[1:] {
 		between.AddCert(c)
@@ -58,6 +60,15 @@ func (m X509) Authenticate(r *http.Request) (api.User, bool, error) {
 		Extra:  map[string][]string{"authentication.kubernetes.io/credential-id": {"X509SHA256=" + hex.EncodeToString(sum[:])}},
 	}, api.GroupAuthenticated)
 	cache.put(pool, u, earliestEnd(chains[0]))
+	return m.unlessRevoked(r.Context(), leaf, u)
+}
+
+func (m X509) unlessRevoked(ctx context.Context, leaf *x509.Certificate, u api.User) (api.User, bool, error) {
+	if m.Revoked != nil {
+		if err := m.Revoked(ctx, leaf); err != nil {
+			return api.User{}, false, fmt.Errorf("certificate SN=%s, CN=%q: %w", leaf.SerialNumber, leaf.Subject.CommonName, err)
+		}
+	}
 	return u, true, nil
 }
 

@@ -1,0 +1,95 @@
+package apiserver
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/pki"
+	"keelson.dev/keelson/internal/door"
+)
+
+// revokedEvery is how often connections of nodes are looked through for those
+// whose certificate was revoked: their watches end then.
+const revokedEvery = time.Second
+
+// errRevoked: the certificate was good once.
+var errRevoked = errors.New("it was revoked")
+
+// nodeConns are the connections that nodes have to this API.
+type nodeConns struct {
+	mu     sync.Mutex
+	byConn map[*door.Conn]*x509.Certificate
+}
+
+// note remembers the connection of a request, if it is a node's.
+func (n *nodeConns) note(r *http.Request, place *door.Conn) {
+	if place == nil || r.TLS == nil || len(r.TLS.PeerCertificates) == 0 || !ofNode(r.TLS.PeerCertificates[0]) {
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.byConn == nil {
+		n.byConn = make(map[*door.Conn]*x509.Certificate)
+	}
+	n.byConn[place] = r.TLS.PeerCertificates[0]
+}
+
+// sweep closes the connections that gone says it of, and forgets those that are closed.
+func (n *nodeConns) sweep(gone func(*x509.Certificate) bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for c, cert := range n.byConn {
+		if gone(cert) {
+			c.Close()
+		}
+		if c.Closed() {
+			delete(n.byConn, c)
+		}
+	}
+}
+
+func ofNode(c *x509.Certificate) bool {
+	return strings.HasPrefix(c.Subject.CommonName, api.NodeUserPrefix)
+}
+
+// revoked says why a node's certificate, good otherwise, is not.
+func (s *Server) revoked(ctx context.Context, c *x509.Certificate) error {
+	if !ofNode(c) {
+		return nil
+	}
+	kind := s.known.byName["secrets"]
+	r := &api.Request{Verb: api.VerbGet, Kind: kind, Namespace: pki.TokenNamespace,
+		Name: pki.RevocationName(strings.TrimPrefix(c.Subject.CommonName, api.NodeUserPrefix))}
+	r.Get.ResourceVersion = "0" // this replica's cache: a watch keeps it within moments of the store
+	o, err := s.cfg.Registry.Get(ctx, r)
+	if err != nil {
+		return nil // there is none; while nothing can be read, nothing is served either
+	}
+	secret, _ := o.(*corev1.Secret)
+	if rev, ok := pki.RevocationOf(secret); ok && rev.Covers(c) {
+		return errRevoked
+	}
+	return nil
+}
+
+// sweepRevoked runs until ctx ends.
+func (s *Server) sweepRevoked(ctx context.Context) error {
+	tick := time.NewTicker(revokedEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			s.nodeConns.sweep(func(c *x509.Certificate) bool { return s.revoked(ctx, c) != nil })
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
