@@ -57,7 +57,7 @@ func start(t *testing.T, nodes int) *kubernetes.Clientset {
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Store: server.StoreOptions{HistoryAge: historyAge},
 	}
 	cluster := server.Cluster{Name: "soak", APIPort: ports[0], FleetPort: ports[1], PeerPort: ports[2]}
-	founded, err := server.Init(cfg, cluster, "")
+	founded, err := server.Init(cfg, cluster, server.Founding{})
 	if err != nil {
 		t.Fatal(err)
 	}
