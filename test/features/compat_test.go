@@ -135,7 +135,7 @@ Every field of the kinds below that is not listed as refused or without effect i
 ## What is refused
 
 Fields of a pod are refused in the templates of Deployments and ReplicaSets as well, below ` + "`spec.template`" + `. An object that
-was stored while its field was still accepted can be changed otherwise.
+was stored while its field was still accepted can be changed otherwise; pods are not made from it until the field is gone.
 
 | kind | field | what to do |
 |---|---|---|
