@@ -36,6 +36,9 @@ type Limits struct {
 const (
 	watchMemory = 96 << 10 // of one watch that is idle: connection, stream, goroutines
 	minMemory   = 256 << 20
+	// However large the machine is, what is written and read at once goes through the same disks and cores.
+	mostRead    = 512 << 20
+	mostWritten = 128 << 20
 )
 
 // ForMemory are the limits of a process that may take limit bytes in all.
@@ -43,7 +46,7 @@ func ForMemory(limit int64) Limits {
 	limit = max(limit, minMemory)
 	return Limits{
 		Seats:    [classes]int{Read: 400, Write: 200, Watch: int(min(max(limit/8/watchMemory, 512), 16384))},
-		Bytes:    [classes]int64{Read: limit / 4, Write: limit / 8},
+		Bytes:    [classes]int64{Read: min(limit/4, mostRead), Write: min(limit/8, mostWritten)},
 		Patience: time.Second,
 	}
 }
