@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
+	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
@@ -48,6 +49,9 @@ func (p *aPlane) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch call := r.Method + " " + r.URL.Path; {
 	case call == "GET /cluster/status":
 		reply(p.status)
+	case call == "GET /api/v1/nodes":
+		reply(v1.NodeList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "NodeList"}, Items: []v1.Node{
+			{ObjectMeta: metav1.ObjectMeta{Name: "w1"}}, {ObjectMeta: metav1.ObjectMeta{Name: "w2"}}}})
 	case call == "GET /cluster/members":
 		reply(p.status.Members)
 	case call == "DELETE /cluster/members/cp3":

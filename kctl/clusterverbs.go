@@ -235,8 +235,9 @@ func revokeCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 		Long: "Make the certificates of a node good for nothing: its sessions and its calls of the API end within seconds on every\n" +
 			"replica, and it cannot renew. Its pods stay on it, unseen, and are replaced elsewhere as those of a lost node. Deleting\n" +
 			"the Node does the same. It comes back with a token of 'kctl cluster token create --names NAME --replace'.",
-		Example: "  kctl cluster revoke node/w1",
-		Args:    cobra.ExactArgs(1),
+		Example:           "  kctl cluster revoke node/w1",
+		ValidArgsFunction: words(nodeNames(f)),
+		Args:              cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			name, ok := strings.CutPrefix(args[0], "node/")
 			if !ok || name == "" {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 
 	"keelson.dev/keelson/controlplane/api"
@@ -128,6 +129,25 @@ func memberNames(f cmdutil.Factory) func(context.Context) []string {
 		var out []string
 		for _, m := range members {
 			out = append(out, m.Name)
+		}
+		return out
+	}
+}
+
+// nodeNames lists the nodes as a verb takes them, node/NAME.
+func nodeNames(f cmdutil.Factory) func(context.Context) []string {
+	return func(ctx context.Context) []string {
+		cs, err := f.KubernetesClientSet()
+		if err != nil {
+			return nil
+		}
+		list, err := cs.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0", Limit: 500})
+		if err != nil {
+			return nil
+		}
+		var out []string
+		for _, n := range list.Items {
+			out = append(out, "node/"+n.Name)
 		}
 		return out
 	}

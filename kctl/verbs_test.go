@@ -54,6 +54,7 @@ func TestCompletion(t *testing.T) {
 		"cluster step-down --to ":      {"cp1", "cp2", "cp3", "cp4"},
 		"cluster token create --role ": {"controlplane", "node"},
 		"trace deployment/hello -o ":   {"json"},
+		"cluster revoke node/":         {"node/w1", "node/w2"},
 	} {
 		words := strings.Split(line, " ")
 		root := Command([]string{"kctl"})

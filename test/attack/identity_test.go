@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/test/bed"
@@ -27,13 +28,19 @@ func on(t *testing.T, host, line string) []byte {
 	return out
 }
 
-// asNode is a client with what a thief finds on a worker's disk.
-func asNode(t *testing.T, worker string) kubernetes.Interface {
+// nodeConfig is what a thief finds on a worker's disk.
+func nodeConfig(t *testing.T, worker string) *rest.Config {
 	t.Helper()
 	stolen := on(t, worker, `cat "$(find /var/lib/keelson -name node.pem | head -1)"`)
 	conf := bed.RestConfig(t)
 	conf.CertFile, conf.KeyFile, conf.CertData, conf.KeyData = "", "", stolen, stolen
-	cs, err := kubernetes.NewForConfig(conf)
+	return conf
+}
+
+// asNode is a client with that.
+func asNode(t *testing.T, worker string) kubernetes.Interface {
+	t.Helper()
+	cs, err := kubernetes.NewForConfig(nodeConfig(t, worker))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,99 @@
+package attack
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"keelson.dev/keelson/deploy/lab"
+	"keelson.dev/keelson/test/bed"
+)
+
+// at leads a client to one replica, with connections of its own.
+func at(t *testing.T, replica string, conf *rest.Config) kubernetes.Interface {
+	t.Helper()
+	h := bed.Host(t, replica)
+	conf = rest.CopyConfig(conf)
+	conf.Host = fmt.Sprintf("https://%s:%d", h.IP, lab.APIPort)
+	conf.Dial = func(ctx context.Context, _, address string) (net.Conn, error) { return h.Dial(ctx, address) }
+	cs, err := kubernetes.NewForConfig(conf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cs
+}
+
+// A node that was revoked is out within five seconds at every replica, with calls and with its session, and stays out
+// although its agent goes on trying; a token that allows its name lets it in again, and the agent takes it by itself.
+func TestRevokedNode(t *testing.T) {
+	const node, within = "w3", 5 * time.Second
+	admin := begin(t)
+	ctx := context.Background()
+	stolen := nodeConfig(t, node)
+	replicas := []string{"cp1", "cp2", "cp3"}
+	var thieves []kubernetes.Interface
+	for _, r := range replicas {
+		cs := at(t, r, stolen)
+		if _, err := cs.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{}); err != nil {
+			t.Fatalf("before it was revoked, at %s: %v", r, err)
+		}
+		thieves = append(thieves, cs)
+	}
+	epoch := func() string {
+		l, err := admin.CoordinationV1().Leases("kube-node-lease").Get(ctx, node, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l.Annotations["keelson.dev/session-epoch"]
+	}
+	before := epoch()
+	bed.Kctl(t, "cluster", "revoke", "node/"+node)
+	bed.Eventually(t, within, func() error {
+		for i, cs := range thieves {
+			if _, err := cs.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{}); !apierrors.IsUnauthorized(err) {
+				return fmt.Errorf("%s answers a revoked certificate with %v", replicas[i], err)
+			}
+		}
+		return nil
+	})
+	bed.Eventually(t, soon, func() error { return readiness(ctx, admin, node, "Unknown") })
+	if now := epoch(); now != before {
+		t.Errorf("a revoked node has opened a session: epoch %s, then %s", before, now)
+	}
+	token := strings.TrimSpace(bed.Kctl(t, "cluster", "token", "create", "--names", node, "--replace"))
+	on(t, node, "umask 077 && echo "+token+" > /etc/keelson/token")
+	bed.Eventually(t, soon, func() error { return readiness(ctx, admin, node, "True") })
+	bed.Eventually(t, soon, func() error {
+		if out := on(t, node, "ls /etc/keelson"); strings.Contains(string(out), "token") {
+			return fmt.Errorf("the token lies on the node's disk: %s", out)
+		}
+		return nil
+	})
+	for i, cs := range thieves {
+		if _, err := cs.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{}); !apierrors.IsUnauthorized(err) {
+			t.Errorf("%s answers the old certificate with %v after the node has a new one", replicas[i], err)
+		}
+	}
+}
+
+// readiness checks the Ready condition of a node.
+func readiness(ctx context.Context, cs kubernetes.Interface, node, want string) error {
+	n, err := cs.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	for _, c := range n.Status.Conditions {
+		if c.Type == "Ready" && string(c.Status) == want {
+			return nil
+		}
+	}
+	return fmt.Errorf("node %s is not Ready=%s: %+v", node, want, n.Status.Conditions)
+}
