@@ -16,7 +16,8 @@ import (
 )
 
 const (
-	watchChunk    = 128 // events that a watcher takes at once
+	watchChunk    = 128       // events that a watcher takes at once ...
+	watchBytes    = 256 << 10 // ... unless they are large: what it has taken stays in memory until it is read
 	bookmarkEvery = time.Minute
 )
 
@@ -182,7 +183,7 @@ func (w *Watcher) collect() bool {
 		w.fail(w.after, floor)
 		return true
 	}
-	n := copy(found[:], events)
+	n := copy(found[:], atOnce(events))
 	w.next += uint64(n)
 	if n == 0 {
 		kc.parked[w] = struct{}{}
@@ -194,6 +195,17 @@ func (w *Watcher) collect() bool {
 		w.translate(e)
 	}
 	return n > 0
+}
+
+// atOnce is how many of the events a watcher takes: at least one.
+func atOnce(events []*event) []*event {
+	var bytes int
+	for i, e := range events {
+		if bytes += len(e.cur.value); bytes >= watchBytes {
+			return events[:i+1]
+		}
+	}
+	return events
 }
 
 // translate queues what the filter shows of an event: an object that begins to

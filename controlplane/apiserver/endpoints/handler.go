@@ -78,6 +78,7 @@ type Config struct {
 type Handler struct {
 	Config
 	decoder *decoder
+	sending inUse
 }
 
 // New returns a handler.

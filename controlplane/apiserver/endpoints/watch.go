@@ -139,7 +139,9 @@ func (s *eventStream) add(ev watch.Event) error {
 	if err != nil {
 		return err
 	}
-	data, err := s.h.encode(obj, Format{Media: s.format.Media})
+	encode := func() ([]byte, error) { return s.h.encode(obj, Format{Media: s.format.Media}) }
+	data, release, err := s.h.sending.get(obj, s.format.Media, encode)
+	defer release()
 	if err != nil {
 		return apierrors.NewInternalError(fmt.Errorf("encoding a watch event: %w", err))
 	}
