@@ -2,6 +2,7 @@ package kctl
 
 import (
 	"errors"
+	"io"
 	"slices"
 	"strings"
 	"testing"
@@ -9,12 +10,16 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// run executes a line of kctl in a process of its own and returns its exit code and what it says on stderr.
-func run(t *testing.T, server, line string) (code int, said string) {
-	t.Helper()
-	p := startKctl(t, server, strings.Fields(line)...)
-	_ = p.Wait()
-	return p.ProcessState.ExitCode(), p.stderr.String()
+// run executes a line of kctl as Main does, and returns the exit code and what is said of an error.
+func run(line string) (code int, said string) {
+	args := strings.Fields(line)
+	root := Command(append([]string{"kctl"}, args...))
+	root.SetOut(io.Discard)
+	root.SetArgs(args)
+	if c, err := root.ExecuteC(); err != nil {
+		return 1, failure(c, err)
+	}
+	return 0, ""
 }
 
 // A word that is no command is an error, at every depth, and names where to look; errors of our verbs begin with kctl.
@@ -32,13 +37,18 @@ func TestUnknownCommands(t *testing.T) {
 		"trace":                `kctl trace: requires at least 1 arg(s)`,
 		"foo":                  `error: unknown command "foo" for "kctl"`,
 	} {
-		code, said := run(t, "http://127.0.0.1:1", line)
+		code, said := run(line)
 		if code != 1 || !strings.HasPrefix(said, want) {
 			t.Errorf("kctl %s: exit code %d, %q, want %q", line, code, said, want)
 		}
 	}
+	// The process as a whole: what Main makes of it.
+	p := startKctl(t, "http://127.0.0.1:1", "lab", "foo")
+	if code, said := p.ended(t); code != 1 || !strings.HasPrefix(said, "kctl lab: there is no command") {
+		t.Errorf("kctl lab foo: exit code %d, %q", code, said)
+	}
 	for _, line := range []string{"lab", "cluster", "cluster member", "lab --help"} {
-		if code, said := run(t, "http://127.0.0.1:1", line); code != 0 || said != "" {
+		if code, said := run(line); code != 0 || said != "" {
 			t.Errorf("kctl %s: exit code %d, %q", line, code, said)
 		}
 	}

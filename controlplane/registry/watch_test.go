@@ -182,7 +182,8 @@ func TestSlowWatcherIsCutOff(t *testing.T) {
 func TestWatchAcrossReconnectsIsTheHistory(t *testing.T) {
 	e := newEnv(t)
 	const writers, writes = 4, 150
-	start := e.Revision()
+	// A watch from revision 0 would begin with the state, and not with what led to it.
+	start := e.create(configMap("other", "first")).GetResourceVersion()
 	committed := make(chan string, writers*writes)
 	var wg sync.WaitGroup
 	for n := range writers {
@@ -207,7 +208,7 @@ func TestWatchAcrossReconnectsIsTheHistory(t *testing.T) {
 	}
 
 	seen := make(map[string]bool)
-	rv, rnd, cuts := formatRevision(start), rand.New(rand.NewPCG(2, 2)), 0
+	rv, rnd, cuts := start, rand.New(rand.NewPCG(2, 2)), 0
 	var previous uint64
 	for len(seen) < writers*writes {
 		w := e.watch(configMap("default", ""), metav1.ListOptions{ResourceVersion: rv})
