@@ -22,7 +22,7 @@ import (
 const (
 	handshakePatience = 5 * time.Second // from the connection to the end of the TLS handshake
 	enrollPatience    = 5 * time.Second // and from there to the end of the connection
-	enrollMessage     = 64 << 10
+	enrollMessage     = 16 << 10        // a token, names, and a signing request of 1 or 2 KiB
 	enrollStreams     = 2
 	enrollWindow      = 64 << 10
 	enrollHeaders     = 8 << 10

@@ -55,8 +55,8 @@ func halfSent(ctx context.Context, address string, n int, sent func()) error {
 		headers = append(headers, h[1]...)
 	}
 	frame(1, 4, 1, headers) // HEADERS, the end of them
-	message := binary.BigEndian.AppendUint32([]byte{0}, 64000)
-	message = append(message, make([]byte, 60000)...)
+	message := binary.BigEndian.AppendUint32([]byte{0}, 16000)
+	message = append(message, make([]byte, 15000)...)
 	for len(message) > 0 {
 		part := message[:min(len(message), 16<<10)]
 		frame(0, 0, 1, part) // DATA
