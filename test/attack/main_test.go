@@ -17,7 +17,9 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/deploy/lab"
@@ -105,10 +107,13 @@ func daemons(t *testing.T) map[string]int {
 	return out
 }
 
-// serves writes and removes an object through one replica.
+// serves writes and removes an object through one replica, on connections of its own.
 func serves(t *testing.T, replica string) {
 	t.Helper()
 	cs := bed.ClientAt(t, replica)
+	if own, ok := cs.CoreV1().RESTClient().(*rest.RESTClient); ok {
+		defer utilnet.CloseIdleConnectionsFor(own.Client.Transport)
+	}
 	bed.Eventually(t, soon, func() error {
 		ns := "kube-system"
 		made, err := cs.CoreV1().ConfigMaps(ns).Create(context.Background(), proof(), metav1.CreateOptions{})
