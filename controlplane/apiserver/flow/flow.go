@@ -36,9 +36,11 @@ type Limits struct {
 const (
 	watchMemory = 96 << 10 // of one watch that is idle: connection, stream, goroutines
 	minMemory   = 256 << 20
-	// However large the machine is, what is written and read at once goes through the same disks and cores.
+	// However large the machine is, what is written and read at once goes through the same disks and cores. Of the
+	// largest writes, which are expected to take 8 MiB and more, one user has one under way: what others write waits
+	// behind few of them.
 	mostRead    = 512 << 20
-	mostWritten = 128 << 20
+	mostWritten = 32 << 20
 )
 
 // ForMemory are the limits of a process that may take limit bytes in all.

@@ -174,3 +174,27 @@ func TestForMemory(t *testing.T) {
 		}
 	}
 }
+
+// However much memory there is, one user has one of the largest writes under way at a time; small ones pass beside it.
+func TestLargeWritesOfOneUserFollowOneAnother(t *testing.T) {
+	l := ForMemory(1 << 40)
+	l.Patience = 0
+	g, ctx := New(l), context.Background()
+	const large, small = 8 << 20, 64 << 10
+	first, err := g.Enter(ctx, Write, Caller{Name: "a"}, large)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.Enter(ctx, Write, Caller{Name: "a"}, large); err != ErrFull {
+		t.Errorf("a second large one of the same user: %v", err)
+	}
+	for name, bytes := range map[string]int64{"a": small, "b": large} {
+		if _, err := g.Enter(ctx, Write, Caller{Name: name}, bytes); err != nil {
+			t.Errorf("%d bytes of %s: %v", bytes, name, err)
+		}
+	}
+	first.Leave()
+	if _, err := g.Enter(ctx, Write, Caller{Name: "a"}, large); err != nil {
+		t.Errorf("the next large one: %v", err)
+	}
+}
