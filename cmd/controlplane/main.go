@@ -18,7 +18,6 @@ var version = "dev"
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	gcroom.Bound(gcroom.ServerLimit)
 	go gcroom.Run(ctx, gcroom.Server)
 	if c, err := command.New(version).ExecuteContextC(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, command.Failure(c, err))

@@ -28,7 +28,6 @@ import (
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/controlplane/registry"
 	"keelson.dev/keelson/internal/door"
-	"keelson.dev/keelson/internal/gcroom"
 )
 
 // Config is everything an apiserver is made of. Fields without a default are required.
@@ -140,7 +139,7 @@ func (c *Config) defaults() {
 		c.pace = usualPace
 	}
 	if c.MemoryLimit == 0 {
-		c.MemoryLimit = gcroom.ServerLimit
+		c.MemoryLimit = 2 << 30
 	}
 	if c.MaxBodyBytes == 0 {
 		c.MaxBodyBytes = 3 << 20

@@ -19,6 +19,7 @@ func (l *Lab) daemon(h Host) []string {
 		return []string{l.bin("keelson-controlplane"), "run",
 			"--name=" + h.Name, "--data-dir=/var/lib/keelson/controlplane", "--advertise-address=" + ip,
 			"--eviction-seconds=" + strconv.Itoa(l.Config.EvictionSeconds),
+			"--memory-limit=" + strconv.Itoa(ReplicaMemory),
 		}
 	case RoleWorker:
 		args := []string{l.bin("keelson-agent"),

@@ -64,6 +64,9 @@ const (
 	PeerPort     = 6445
 	RegistryPort = 5000
 
+	// ReplicaMemory is the memory limit of a replica, in bytes: the default, half of the machine, is not for three on one.
+	ReplicaMemory = 2 << 30
+
 	stateRoot = "/var/lib/keelson-lab"
 	runRoot   = "/run/keelson-lab"
 )

@@ -21,17 +21,6 @@ import (
 // gather, as it may anyway where the live heap is larger than that.
 const Server = 192 << 20
 
-// ServerLimit is what a process that serves may take in all, where nothing else is configured.
-const ServerLimit = 2 << 30
-
-// Bound makes the collector work harder before the process takes more than limit bytes. What lies outside of the heap
-// needs a part of them. A GOMEMLIMIT in the environment is left alone.
-func Bound(limit int64) {
-	if os.Getenv("GOMEMLIMIT") == "" {
-		debug.SetMemoryLimit(limit / 8 * 7)
-	}
-}
-
 const (
 	usual = 100 // GOGC
 	// most bounds the limit whatever the room: a heap of a few megabytes gains

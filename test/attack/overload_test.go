@@ -24,7 +24,6 @@ import (
 	"k8s.io/client-go/rest"
 
 	"keelson.dev/keelson/deploy/lab"
-	"keelson.dev/keelson/internal/gcroom"
 	"keelson.dev/keelson/test/bed"
 )
 
@@ -94,7 +93,7 @@ func TestOneTenantOverloads(t *testing.T) {
 	if held := o.watches.Load(); held < manyWatches || o.writes.Load() == 0 || o.lists.Load() < slowLists {
 		t.Error("the attack was not what it should be")
 	}
-	if top := reached(t); top > gcroom.ServerLimit {
+	if top := reached(t); top > lab.ReplicaMemory {
 		t.Errorf("a replica took %d MiB", top/megabyte)
 	}
 }
