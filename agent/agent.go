@@ -8,10 +8,13 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	nodev1 "k8s.io/api/node/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -35,6 +38,11 @@ type Runtime interface {
 	RemoveContainer(context.Context, *cri.RemoveContainerRequest) (*cri.RemoveContainerResponse, error)
 	ListContainers(context.Context, *cri.ListContainersRequest) (*cri.ListContainersResponse, error)
 	ContainerStatus(context.Context, *cri.ContainerStatusRequest) (*cri.ContainerStatusResponse, error)
+	// UpdateContainerResources and UpdatePodSandboxResources change the CPUs and the memory of what runs, and nothing else
+	// of it: of the resources given, shares, quota, period and limit of memory count, where 0 lifts a limit. A limit of
+	// memory below what is in use is refused, and changes nothing. What ContainerStatus tells is what was set last.
+	UpdateContainerResources(context.Context, *cri.UpdateContainerResourcesRequest) (*cri.UpdateContainerResourcesResponse, error)
+	UpdatePodSandboxResources(context.Context, *cri.UpdatePodSandboxResourcesRequest) (*cri.UpdatePodSandboxResourcesResponse, error)
 	ExecSync(context.Context, *cri.ExecSyncRequest) (*cri.ExecSyncResponse, error)
 	Status(context.Context, *cri.StatusRequest) (*cri.StatusResponse, error)
 
@@ -207,6 +215,26 @@ type Volumes interface {
 	Pods() ([]types.UID, error)
 }
 
+// Devices has drivers prepare the devices that pods claim. All calls are idempotent.
+type Devices interface {
+	// Prepare makes ready all that the pod claims. A claim that cannot be used, or a driver that is not there, is an
+	// error that names it; calling again later is the retry.
+	Prepare(ctx context.Context, pod *v1.Pod) (ClaimedDevices, error)
+	// Release gives the pod's devices back, those of a claim when no other pod of the node uses it; safe when there is nothing.
+	Release(ctx context.Context, pod types.UID) error
+	// Pods lists the pods for which devices may be prepared, for clean-up after a crash.
+	Pods() ([]types.UID, error)
+}
+
+// ClaimedDevice is one prepared device of a pod.
+type ClaimedDevice struct {
+	Requests []string // of the claim that it was allocated for: "request" or "request/alternative"; none = all
+	CDI      []string // what the runtime knows it by: "vendor/class=name"
+}
+
+// ClaimedDevices are a pod's, by the name of the entry of spec.resourceClaims.
+type ClaimedDevices map[string][]ClaimedDevice
+
 // Objects is the agent's view of the cluster: exactly what its session delivered (or its checkpoint
 // holds while no control plane can be reached). Returned objects are shared: do not modify.
 type Objects interface {
@@ -217,6 +245,8 @@ type Objects interface {
 	Claim(namespace, name string) (*v1.PersistentVolumeClaim, bool)
 	PersistentVolume(name string) (*v1.PersistentVolume, bool)
 	CSIDriver(name string) (*storagev1.CSIDriver, bool)
+	RuntimeClass(name string) (*nodev1.RuntimeClass, bool)
+	ResourceClaim(namespace, name string) (*resourcev1.ResourceClaim, bool)
 	Services() []*v1.Service
 	Service(namespace, name string) (*v1.Service, bool)
 	EndpointSlices() []*discoveryv1.EndpointSlice
@@ -265,6 +295,9 @@ type NodeServer interface {
 	Exec(ctx context.Context, pod types.UID, container string, command []string, attach, tty bool, s Streams) error
 	Logs(ctx context.Context, r LogRequest, w io.Writer) error
 	PortForward(ctx context.Context, pod types.UID, port int32, conn io.ReadWriteCloser) error
+	// Dial connects to a port of an address of one of this node's pods, or of the node itself when pod is empty. It
+	// refuses every other address, and the node's loopback.
+	Dial(ctx context.Context, pod types.UID, address string, port int32) (net.Conn, error)
 }
 
 // LogRequest selects a container's log.

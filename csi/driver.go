@@ -12,11 +12,16 @@ import (
 
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 )
 
 // callLimit bounds one call: a driver that hangs must not hang its pods for ever. The next try is the retry.
 const callLimit = 2 * time.Minute
+
+// askLimit bounds the questions of who a driver is.
+const askLimit = 10 * time.Second
 
 // Driver is one CSI driver on this node. Safe for concurrent use.
 type Driver struct {
@@ -32,6 +37,7 @@ type Driver struct {
 	node    spec.NodeClient
 	stages  bool // volumes are staged before they are published
 	fsGroup bool // the driver applies the group itself
+	shares  bool // the driver tells a volume of one pod from one of several pods of the node
 
 	mu    sync.Mutex
 	locks map[string]*volumeLock
@@ -73,7 +79,7 @@ func Dial(ctx context.Context, socket string) (*Driver, error) {
 }
 
 func (d *Driver) identify(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
 	info, err := spec.NewIdentityClient(d.conn).GetPluginInfo(ctx, &spec.GetPluginInfoRequest{})
 	if err != nil {
@@ -96,7 +102,16 @@ func (d *Driver) identify(ctx context.Context) error {
 	}
 	d.stages = can(spec.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME)
 	d.fsGroup = can(spec.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP)
+	d.shares = can(spec.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER)
 	return nil
+}
+
+// answers says that the driver still listens at its socket.
+func (d *Driver) answers(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, askLimit)
+	defer cancel()
+	info, err := spec.NewIdentityClient(d.conn).GetPluginInfo(ctx, &spec.GetPluginInfoRequest{})
+	return err == nil && info.GetName() == d.Name
 }
 
 // Close ends the connection.
@@ -152,6 +167,9 @@ func (d *Driver) Unstage(ctx context.Context, id, staging string) error {
 	})
 }
 
+// IsUnknownVolume says of an error that the driver does not know the volume (any more).
+func IsUnknownVolume(err error) bool { return status.Code(err) == codes.NotFound }
+
 func (d *Driver) capability(v Volume) *spec.VolumeCapability {
 	m := &spec.VolumeCapability_MountVolume{FsType: v.FSType, MountFlags: v.MountFlags}
 	if d.fsGroup && v.FSGroup != nil {
@@ -163,6 +181,14 @@ func (d *Driver) capability(v Volume) *spec.VolumeCapability {
 		mode = spec.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
 	case "ReadWriteMany":
 		mode = spec.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
+	case "ReadWriteOncePod":
+		if d.shares {
+			mode = spec.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
+		}
+	default:
+		if d.shares {
+			mode = spec.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
+		}
 	}
 	return &spec.VolumeCapability{AccessType: &spec.VolumeCapability_Mount{Mount: m}, AccessMode: &spec.VolumeCapability_AccessMode{Mode: mode}}
 }

@@ -9,14 +9,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
-
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
 // ErrNoDriver says that no driver of that name runs on the node.
@@ -38,7 +33,8 @@ type Registry struct {
 	mu       sync.Mutex
 	drivers  map[string]*Driver // by name
 	identity map[string]string  // socket → inode and time of the file that was dialled
-	told     map[string]string  // registration sockets that were answered
+	told     map[string]plugin  // registration sockets that were answered; of the scan
+	refused  map[string]string  // socket → fileID of drivers whose name another one has
 	changed  chan struct{}
 	looked   bool // a scan has ended
 }
@@ -51,7 +47,8 @@ func NewRegistry(cfg RegistryConfig) *Registry {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Registry{cfg: cfg, drivers: map[string]*Driver{}, identity: map[string]string{}, told: map[string]string{}, changed: make(chan struct{}, 1)}
+	return &Registry{cfg: cfg, drivers: map[string]*Driver{}, identity: map[string]string{}, told: map[string]plugin{},
+		refused: map[string]string{}, changed: make(chan struct{}, 1)}
 }
 
 // Run looks for drivers that come and go until ctx ends.
@@ -125,31 +122,7 @@ func (r *Registry) Scan(ctx context.Context) {
 	}
 	changed := r.drop(found)
 	for _, socket := range slices.Sorted(maps.Keys(found)) {
-		id := fileID(socket)
-		r.mu.Lock()
-		known := r.identity[socket] == id
-		r.mu.Unlock()
-		if known || id == "" {
-			continue
-		}
-		d, err := Dial(ctx, socket)
-		if err == nil && found[socket] != "" && found[socket] != d.Name {
-			err = fmt.Errorf("CSI driver at %s calls itself %s, registered as %s", socket, d.Name, found[socket])
-			d.Close()
-		}
-		if err != nil {
-			r.cfg.Log.Warn("CSI driver does not answer", "socket", socket, "err", err)
-			continue
-		}
-		r.cfg.Log.Info("CSI driver found", "driver", d.Name, "socket", socket, "node", d.NodeID)
-		r.mu.Lock()
-		if old := r.drivers[d.Name]; old != nil {
-			delete(r.identity, old.socket)
-			old.Close()
-		}
-		r.drivers[d.Name], r.identity[socket] = d, id
-		r.mu.Unlock()
-		changed = true
+		changed = r.look(ctx, socket, found[socket]) || changed
 	}
 	r.mu.Lock()
 	changed = changed || !r.looked
@@ -161,6 +134,46 @@ func (r *Registry) Scan(ctx context.Context) {
 		default:
 		}
 	}
+}
+
+// look asks who is behind a socket, unless that is known. name is the one it has to have, "" = any.
+func (r *Registry) look(ctx context.Context, socket, name string) (changed bool) {
+	id := fileID(socket)
+	r.mu.Lock()
+	known := id == "" || r.identity[socket] == id || r.refused[socket] == id
+	r.mu.Unlock()
+	if known {
+		return false
+	}
+	d, err := Dial(ctx, socket)
+	if err == nil && name != "" && name != d.Name {
+		err = fmt.Errorf("CSI driver at %s calls itself %s, registered as %s", socket, d.Name, name)
+		d.Close()
+	}
+	if err != nil {
+		r.cfg.Log.Warn("CSI driver does not answer", "socket", socket, "err", err)
+		return false
+	}
+	if old := r.get(d.Name); old != nil && old.answers(ctx) {
+		r.cfg.Log.Warn("two CSI drivers have one name: the one that was first stays", "driver", d.Name, "socket",
+			old.socket, "other", socket)
+		d.Close()
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.refused[socket] = id
+		return false
+	}
+	r.cfg.Log.Info("CSI driver found", "driver", d.Name, "socket", socket, "node", d.NodeID)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if old := r.drivers[d.Name]; old != nil {
+		r.refused[old.socket] = r.identity[old.socket]
+		delete(r.identity, old.socket)
+		old.Close()
+	}
+	r.drivers[d.Name], r.identity[socket] = d, id
+	delete(r.refused, socket)
+	return true
 }
 
 // drop forgets drivers whose socket is gone or was made anew.
@@ -175,61 +188,11 @@ func (r *Registry) drop(found map[string]string) (changed bool) {
 		d.Close()
 		delete(r.identity, d.socket)
 		delete(r.drivers, name)
+		clear(r.refused) // one of them may have its name
 		changed = true
 	}
+	maps.DeleteFunc(r.refused, func(socket, _ string) bool { _, ok := found[socket]; return !ok })
 	return changed
-}
-
-// registrations asks the sockets of the registration folder for the drivers behind them.
-func (r *Registry) registrations(ctx context.Context, found map[string]string) {
-	socks, err := filepath.Glob(filepath.Join(r.cfg.Registration, "*.sock"))
-	if err != nil {
-		return
-	}
-	for _, s := range socks {
-		id := fileID(s)
-		r.mu.Lock()
-		endpoint, name := "", ""
-		if t, ok := strings.CutPrefix(r.told[s], id+"\x00"); ok && id != "" {
-			endpoint, name, _ = strings.Cut(t, "\x00")
-		}
-		r.mu.Unlock()
-		if endpoint == "" {
-			if endpoint, name, err = register(ctx, s); err != nil {
-				r.cfg.Log.Warn("plugin does not register", "socket", s, "err", err)
-				continue
-			}
-			if endpoint == "" {
-				continue // not a CSI driver
-			}
-			r.mu.Lock()
-			r.told[s] = id + "\x00" + endpoint + "\x00" + name
-			r.mu.Unlock()
-		}
-		found[endpoint] = name
-	}
-}
-
-func register(ctx context.Context, socket string) (endpoint, name string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		return "", "", err
-	}
-	defer conn.Close()
-	c := registration.NewRegistrationClient(conn)
-	info, err := c.GetInfo(ctx, &registration.InfoRequest{})
-	if err != nil {
-		return "", "", fmt.Errorf("GetInfo: %w", err)
-	}
-	if info.GetType() != registration.CSIPlugin {
-		return "", "", nil
-	}
-	if _, err := c.NotifyRegistrationStatus(ctx, &registration.RegistrationStatus{PluginRegistered: true}); err != nil {
-		return "", "", fmt.Errorf("NotifyRegistrationStatus: %w", err)
-	}
-	return info.GetEndpoint(), info.GetName(), nil
 }
 
 // fileID tells one socket file from the next of the same name; "" when there is none. Times that

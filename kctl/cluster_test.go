@@ -97,7 +97,7 @@ func newPlane() *aPlane {
 		Revision: 4211, Compacted: 12, Keys: 1532, Bytes: 2 << 20, HistoryBytes: 18 << 20, Quota: 8 << 30,
 		Alarms: []api.ClusterAlarm{},
 		Members: []api.ClusterMember{
-			{Name: "cp1", Address: "192.0.2.11:6445", Voter: true, Leader: true, Ready: "yes", Applied: 9120, Version: "v1", Disk: 70 << 20, Watchers: 41},
+			{Name: "cp1", Address: "192.0.2.11:6445", Voter: true, Leader: true, Ready: "yes", Applied: 9120, Version: "v1", Disk: 70 << 20, Watchers: 41, FeatureLevel: 1},
 			{Name: "cp2", Address: "192.0.2.12:6445", Voter: true, Ready: "yes", Applied: 9118, Lag: 2, Version: "v1", Disk: 69 << 20, Watchers: 3},
 			{Name: "cp3", Address: "192.0.2.13:6445", Voter: true, Ready: "no: connection refused", Applied: 8000, Lag: 1120, Contact: 95000},
 			{Name: "cp4", Address: "192.0.2.14:6445", Ready: "no: it has not been asked yet", Contact: -1},

@@ -52,6 +52,7 @@ func printStatus(w io.Writer, s api.ClusterStatus) error {
 		quota = fmt.Sprintf("%.1f%% of %s", 100*float64(s.Bytes+s.HistoryBytes)/float64(s.Quota), size(s.Quota))
 	}
 	fmt.Fprintf(t, "quota\t%s\n", quota)
+	fmt.Fprintf(t, "level\t%d%s\n", s.FeatureLevel, rises(s))
 	if len(s.Alarms) == 0 {
 		fmt.Fprintf(t, "alarms\tnone\n")
 	}
@@ -68,6 +69,27 @@ func printStatus(w io.Writer, s api.ClusterStatus) error {
 	}
 	fmt.Fprintln(w)
 	return printMembers(w, s.Members)
+}
+
+// rises says when the feature level rises, where some replicas understand more than others.
+func rises(s api.ClusterStatus) string {
+	var best uint32
+	for _, m := range s.Members {
+		best = max(best, m.FeatureLevel)
+	}
+	if best <= s.FeatureLevel {
+		return ""
+	}
+	var below []string
+	for _, m := range s.Members {
+		if m.FeatureLevel < best {
+			below = append(below, m.Name)
+		}
+	}
+	if len(below) == 0 {
+		return fmt.Sprintf("; about to be %d", best)
+	}
+	return fmt.Sprintf("; %d waits for %s", best, strings.Join(below, ", "))
 }
 
 // leaderless says what becomes of a cluster without a leader.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"keelson.dev/keelson/deploy/lab"
@@ -50,27 +51,33 @@ func binDir() string {
 func labUp(streams genericiooptions.IOStreams) *cobra.Command {
 	var cfg lab.Config
 	c := &cobra.Command{
-		Use:     "up",
-		Short:   "Start a lab and wait until it is ready",
-		Example: "  kctl lab up\n  kctl lab up --workers 5 --memory 1Gi",
-		Args:    cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
-			if l, err := lab.Open(streams.Out); err == nil {
-				fmt.Fprintln(streams.Out, "the lab is up already:")
-				return lab.PrintStatus(streams.Out, l.Status(context.Background()))
-			} else if !errors.Is(err, lab.ErrNotUp) {
-				return err
-			}
-			l, err := lab.New(cfg, streams.Out)
+		Use:   "up",
+		Short: "Start a lab and wait until it is ready",
+		Long: "Start a lab and wait until it is ready. One that is down (the machine was started anew, or everything of it was\n" +
+			"killed) is started again from the disks of its hosts, with all that it held, and then takes no other flags than\n" +
+			"it was made with.\n\n" +
+			"kubectl and kctl keep for six hours which kinds the API at an address serves;\n" +
+			"'up' and 'down' take away what they keep of the lab's address (in $KUBECACHEDIR or ~/.kube/cache/discovery), so that the\n" +
+			"kinds of an earlier lab are not taken for those of this one. Where others use the lab too, or --cache-dir, they call\n" +
+			"'kubectl api-resources' once after 'up', which asks anew.",
+		Example: "  kctl lab up\n  kctl lab up --workers 5 --memory 1Gi\n" +
+			"  kctl lab up --control-plane-files ./access --control-plane-flag --authentication-config=/etc/keelson/authn.yaml",
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			wanted, err := lab.New(cfg, streams.Out)
 			if err != nil {
 				return err
 			}
 			ctx, cancel := interruptible()
 			defer cancel()
-			return l.Up(ctx)
+			return upFrom(ctx, streams.Out, wanted, c.Flags())
 		},
 	}
-	f := c.Flags()
+	labUpFlags(c.Flags(), &cfg)
+	return c
+}
+
+func labUpFlags(f *pflag.FlagSet, cfg *lab.Config) {
 	f.IntVar(&cfg.ControlPlanes, "control-planes", 3, "replicas of the control plane")
 	f.IntVar(&cfg.Workers, "workers", 3, "workers")
 	f.StringVar(&cfg.Listen, "listen", "127.0.0.1:6443", "the address on this machine that leads to the API")
@@ -80,8 +87,11 @@ func labUp(streams genericiooptions.IOStreams) *cobra.Command {
 	f.StringVar(&cfg.CPU, "cpu", "4", "CPUs that a worker reports")
 	f.StringVar(&cfg.Memory, "memory", "2Gi", "memory that a worker reports")
 	f.IntVar(&cfg.EvictionSeconds, "eviction-seconds", 5, "seconds after which pods leave a node that was lost")
+	f.StringArrayVar(&cfg.ControlPlaneFlags, "control-plane-flag", nil,
+		"flag of 'keelson-controlplane run' that every replica has, such as --audit-log-maxsize=10 (repeatable)")
+	f.StringVar(&cfg.ControlPlaneFiles, "control-plane-files", "",
+		"folder of this machine that every replica sees as /etc/keelson; what is changed in it is read again where the replica follows the file")
 	f.StringVar(&cfg.Kubeconfig, "kubeconfig-out", LabKubeconfig(), "where the kubeconfig is written")
-	return c
 }
 
 func labDown(streams genericiooptions.IOStreams) *cobra.Command {
@@ -92,11 +102,12 @@ func labDown(streams genericiooptions.IOStreams) *cobra.Command {
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			l, err := lab.Open(streams.Out)
-			if errors.Is(err, lab.ErrNotUp) {
+			if err != nil {
+				if !errors.Is(err, lab.ErrNotUp) {
+					fmt.Fprintln(streams.ErrOut, err)
+				}
 				l = &lab.Lab{} // its state is gone; what is left on the machine is found without it
 				l.Config.Kubeconfig = LabKubeconfig()
-			} else if err != nil {
-				return err
 			}
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
@@ -115,13 +126,16 @@ func labDown(streams genericiooptions.IOStreams) *cobra.Command {
 func labStatus(streams genericiooptions.IOStreams) *cobra.Command {
 	return &cobra.Command{
 		Use:     "status",
-		Short:   "Show the lab's hosts",
+		Short:   "Show the lab's hosts; fails when there is no lab, or it is down",
 		Example: "  kctl lab status",
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			l, err := lab.Open(streams.Out)
+			l, err := usableLab(streams)
 			if err != nil {
 				return err
+			}
+			if !l.WayIn() {
+				fmt.Fprintf(streams.ErrOut, "nothing leads to the API at %s: 'kctl lab up' mends that\n", l.Config.Listen)
 			}
 			return lab.PrintStatus(streams.Out, l.Status(context.Background()))
 		},
@@ -137,7 +151,7 @@ func labExec(streams genericiooptions.IOStreams) *cobra.Command {
 		ValidArgsFunction:  words(labHosts),
 		DisableFlagParsing: true,
 		RunE: func(_ *cobra.Command, args []string) error {
-			l, err := lab.Open(streams.Out)
+			l, err := usableLab(streams)
 			if err != nil {
 				return err
 			}
@@ -147,6 +161,9 @@ func labExec(streams genericiooptions.IOStreams) *cobra.Command {
 			}
 			if args[1] == "--" {
 				args = args[1:]
+			}
+			if len(args) < 2 {
+				return errors.New("no command follows the \"--\": kctl lab exec HOST COMMAND [ARG...]")
 			}
 			cmd := h.Command(context.Background(), args[1:]...)
 			cmd.Stdin, cmd.Stdout, cmd.Stderr = streams.In, streams.Out, streams.ErrOut
@@ -164,7 +181,7 @@ func labVerb(streams genericiooptions.IOStreams, use, short string, do func(*lab
 	c := &cobra.Command{Use: use, Short: short, Args: cobra.ExactArgs(1), ValidArgsFunction: words(labHosts)}
 	c.Example = fmt.Sprintf("  kctl lab %s w1", c.Name())
 	c.RunE = func(_ *cobra.Command, args []string) error {
-		l, err := lab.Open(streams.Out)
+		l, err := usableLab(streams)
 		if err != nil {
 			return err
 		}
@@ -204,7 +221,7 @@ func labLoad(streams genericiooptions.IOStreams) *cobra.Command {
 		Example: "  docker save example.com/app:v1 -o app.tar && kctl lab load app.tar\n  kctl lab load app.tar.gz ./oci-layout",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			l, err := lab.Open(streams.Out)
+			l, err := usableLab(streams)
 			if err != nil {
 				return err
 			}
@@ -226,12 +243,13 @@ func labLoad(streams genericiooptions.IOStreams) *cobra.Command {
 
 func labRestart(streams genericiooptions.IOStreams) *cobra.Command {
 	daemon := false
-	c := labVerb(streams, "restart HOST", "Start a host again, or its daemon alone", func(l *lab.Lab, ctx context.Context, h string) error {
-		if daemon {
-			return l.RestartDaemon(ctx, h)
-		}
-		return l.Restart(ctx, h)
-	})
+	c := labVerb(streams, "restart HOST", "Start a host again, or its daemon alone",
+		func(l *lab.Lab, ctx context.Context, h string) error {
+			if daemon {
+				return l.RestartDaemon(ctx, h)
+			}
+			return l.Restart(ctx, h)
+		})
 	c.Long = "Start a host again: with power and cable after 'kill', its daemon after 'kill --daemon' or 'stop'. A daemon that runs\n" +
 		"is stopped in good order first. With --daemon the host must have power: only its daemon is started again."
 	c.Example = "  kctl lab restart cp1\n  kctl lab restart --daemon w1"

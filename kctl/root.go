@@ -38,10 +38,12 @@ func Command(args []string) *cobra.Command {
 	root.Long = "kctl controls a Keelson cluster: every command of kubectl, and verbs for the cluster itself.\n\n" +
 		"  kctl lab       a whole cluster on this machine, and faults in it\n" +
 		"  kctl trace     where the time of an apply went\n" +
+		"  kctl why       why an object is not as it should be, and what mends it\n" +
 		"  kctl cluster   replicas of the control plane, its store, backups, join tokens"
 	f := cmdutil.NewFactory(cmdutil.NewMatchVersionFlags(flags))
 	replace(root, versionCommand(f, streams))
-	root.AddCommand(labCommand(streams), traceCommand(f, streams), clusterCommand(f, streams))
+	root.AddCommand(labCommand(streams), traceCommand(f, streams), whyCommand(f, streams), clusterCommand(f, streams))
+	plainArguments(root)
 	return root
 }
 
@@ -109,6 +111,9 @@ func versionCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 // Main runs the command and returns the process' exit code.
 func Main() int {
 	if c, err := Command(os.Args).ExecuteC(); err != nil {
+		if errors.Is(err, errFound) {
+			return exitFound
+		}
 		fmt.Fprintln(os.Stderr, failure(c, err))
 		var stopped *interruption
 		if errors.As(err, &stopped) {

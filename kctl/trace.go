@@ -31,7 +31,11 @@ func traceCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 		Example: "  kctl trace deployment/hello\n  kctl trace pod hello-7d4b9c-x2x4z -o json",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			stages, err := timelineOf(cmd.Context(), f, args)
+			info, err := oneObject(f, "trace shows", args)
+			if err != nil {
+				return err
+			}
+			stages, err := timelineOf(cmd.Context(), f, info)
 			if err != nil {
 				return err
 			}
@@ -40,7 +44,11 @@ func traceCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 				enc.SetIndent("", "  ")
 				return enc.Encode(stages)
 			}
-			return printTimeline(streams.Out, stages)
+			if err := printTimeline(streams.Out, stages); err != nil {
+				return err
+			}
+			printStanding(cmd.Context(), f, info, streams.Out)
+			return nil
 		},
 	}
 	c.ValidArgsFunction = kubectlcompletion.ResourceTypeAndNameCompletionFunc(f)
@@ -49,11 +57,8 @@ func traceCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 	return c
 }
 
-// timelineOf reads the trace context of an object and asks the API for the stages.
-func timelineOf(ctx context.Context, f cmdutil.Factory, args []string) ([]api.Stage, error) {
-	if ctx == nil {
-		ctx = context.Background()
-	}
+// oneObject reads the object that the arguments of a verb name.
+func oneObject(f cmdutil.Factory, verb string, args []string) (*resource.Info, error) {
 	namespace, _, err := f.ToRawKubeConfigLoader().Namespace()
 	if err != nil {
 		return nil, err
@@ -64,9 +69,17 @@ func timelineOf(ctx context.Context, f cmdutil.Factory, args []string) ([]api.St
 		return nil, err
 	}
 	if len(infos) != 1 {
-		return nil, fmt.Errorf("trace shows one object, the arguments name %d: give TYPE/NAME", len(infos))
+		return nil, fmt.Errorf("%s one object, the arguments name %d: give TYPE/NAME", verb, len(infos))
 	}
-	path, err := timelinePath(infos[0])
+	return infos[0], nil
+}
+
+// timelineOf reads the trace context of an object and asks the API for the stages.
+func timelineOf(ctx context.Context, f cmdutil.Factory, info *resource.Info) ([]api.Stage, error) {
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	path, err := timelinePath(info)
 	if err != nil {
 		return nil, err
 	}
@@ -76,14 +89,15 @@ func timelineOf(ctx context.Context, f cmdutil.Factory, args []string) ([]api.St
 	}
 	raw, err := rest.RESTClient().Get().AbsPath(path).DoRaw(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("asking for the timeline of %s: %w", infos[0].ObjectName(), err)
+		return nil, fmt.Errorf("asking for the timeline of %s: %w", info.ObjectName(), err)
 	}
 	var stages []api.Stage
 	if err := json.Unmarshal(raw, &stages); err != nil {
-		return nil, fmt.Errorf("reading the timeline of %s: %w", infos[0].ObjectName(), err)
+		return nil, fmt.Errorf("reading the timeline of %s: %w", info.ObjectName(), err)
 	}
 	if len(stages) == 0 {
-		return nil, fmt.Errorf("no replica remembers the apply of %s: timelines are kept in memory, the newest only", infos[0].ObjectName())
+		return nil, fmt.Errorf("no replica remembers the apply of %s: timelines are kept in memory, the newest only",
+			info.ObjectName())
 	}
 	return stages, nil
 }

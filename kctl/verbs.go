@@ -17,7 +17,7 @@ import (
 
 // own are the verbs that are not kubectl's. Their errors are returned and printed by Main; kubectl's commands print
 // their own and end the process.
-var own = []string{"lab", "trace", "cluster", "version"}
+var own = []string{"lab", "trace", "why", "cluster", "version"}
 
 // group makes a command that only holds others: alone it shows its help, and a word that is none of its commands is
 // an error. Without this cobra shows the help for any word, and exits with 0.
@@ -45,11 +45,41 @@ func unknownCommand(c *cobra.Command, word string) error {
 	return fmt.Errorf("there is no command %q: %s", word, remedy)
 }
 
+// plainArguments makes each of our verbs below c say in words what is wrong with its arguments, and how it is written.
+func plainArguments(c *cobra.Command) {
+	for _, sub := range c.Commands() {
+		plainArguments(sub)
+	}
+	judge := c.Args
+	if judge == nil || c.HasSubCommands() || !isOwn(c) {
+		return
+	}
+	c.Args = func(c *cobra.Command, args []string) error {
+		if judge(c, args) == nil {
+			return nil
+		}
+		usage := strings.TrimSpace(strings.TrimSuffix(c.UseLine(), "[flags]"))
+		more := slices.Clone(args)
+		for range 2 {
+			if more = append(more, "x"); judge(c, more) == nil {
+				return fmt.Errorf("an argument is missing: %s", usage)
+			}
+		}
+		return fmt.Errorf("%q is an argument too many: %s", args[len(args)-1], usage)
+	}
+}
+
+// noCluster is where clients look for a cluster when nothing names one.
+const noCluster = "http://localhost:8080/"
+
 // failure is the line in which a person reads the error of a command. Every one of our own verbs names itself.
 func failure(c *cobra.Command, err error) string {
 	text := err.Error()
 	if c == nil || !isOwn(c) {
 		return "error: " + strings.TrimPrefix(text, "error: ")
+	}
+	if strings.Contains(text, noCluster) {
+		text = "nothing says where the cluster is: 'kctl lab up' starts one on this machine, or name one with KUBECONFIG or --kubeconfig"
 	}
 	return c.CommandPath() + ": " + strings.TrimPrefix(text, "lab: ")
 }
@@ -80,7 +110,8 @@ func words(list func(context.Context) []string) completion {
 
 // flagWords completes the value of a flag with what list returns.
 func flagWords(c *cobra.Command, flag string, list func(context.Context) []string) {
-	err := c.RegisterFlagCompletionFunc(flag, func(_ *cobra.Command, _ []string, begin string) ([]string, cobra.ShellCompDirective) {
+	err := c.RegisterFlagCompletionFunc(flag, func(_ *cobra.Command, _ []string, begin string) ([]string,
+		cobra.ShellCompDirective) {
 		return matching(list, begin), cobra.ShellCompDirectiveNoFileComp
 	})
 	if err != nil {

@@ -30,11 +30,15 @@ func TestUnknownCommands(t *testing.T) {
 		"cluster foo":          `kctl cluster: there is no command "foo": 'kctl cluster --help' lists them`,
 		"cluster member foo":   `kctl cluster member: there is no command "foo"`,
 		"cluster token foo":    `kctl cluster token: there is no command "foo"`,
-		"lab restart":          `kctl lab restart: accepts 1 arg(s), received 0`,
+		"lab restart":          `kctl lab restart: an argument is missing: kctl lab restart HOST`,
 		"lab up --colour":      `kctl lab up: unknown flag: --colour`,
 		"cluster restore":      `kctl cluster restore: `,
-		"cluster step-down no": `kctl cluster step-down: unknown command "no"`,
-		"trace":                `kctl trace: requires at least 1 arg(s)`,
+		"cluster step-down no": `kctl cluster step-down: "no" is an argument too many: kctl cluster step-down`,
+		"trace":                `kctl trace: an argument is missing: kctl trace (TYPE/NAME | TYPE NAME)`,
+		"why":                  `kctl why: an argument is missing: kctl why (TYPE/NAME | TYPE NAME)`,
+		"lab kill a b":         `kctl lab kill: "b" is an argument too many: kctl lab kill HOST`,
+		"lab load":             `kctl lab load: an argument is missing: kctl lab load FILE...`,
+		"lab exec w1":          `kctl lab exec: an argument is missing: kctl lab exec HOST COMMAND [ARG...]`,
 		"foo":                  `error: unknown command "foo" for "kctl"`,
 	} {
 		code, said := run(line)
@@ -121,5 +125,14 @@ func TestFailure(t *testing.T) {
 		if got := failure(c.command, errors.New(c.err)); got != c.want {
 			t.Errorf("%q, want %q", got, c.want)
 		}
+	}
+}
+
+// Who has no cluster yet is told how to come by one, not which port was refused.
+func TestWithoutACluster(t *testing.T) {
+	t.Setenv("KUBECONFIG", t.TempDir()+"/none")
+	const want = "kctl cluster status: nothing says where the cluster is: 'kctl lab up' starts one on this machine"
+	if code, said := run("cluster status"); code != 1 || !strings.HasPrefix(said, want) {
+		t.Errorf("exit code %d, %q, want %q", code, said, want)
 	}
 }

@@ -254,7 +254,8 @@ var (
 	ErrUnknownMember  = errors.New("raftstore: no such member")
 	ErrMemberExists   = errors.New("raftstore: member exists already") // and is not the one to be added; wrapped with the remedy
 	ErrNoMajority     = errors.New("raftstore: change would leave no majority")
-	ErrTooLarge       = errors.New("raftstore: request is too large") // wrapped with sizes
+	ErrTooLarge       = errors.New("raftstore: request is too large")                                            // wrapped with sizes
+	ErrTooOld         = errors.New("raftstore: replica is of a release that does not understand what is stored") // wrapped with the levels
 )
 
 // Size limits of a commit. Exceeding one is ErrTooLarge.

@@ -11,6 +11,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	nodev1 "k8s.io/api/node/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -92,6 +94,10 @@ func key(o any) string {
 		return "PersistentVolume//" + o.Name
 	case *storagev1.CSIDriver:
 		return "CSIDriver//" + o.Name
+	case *nodev1.RuntimeClass:
+		return "RuntimeClass//" + o.Name
+	case *resourcev1.ResourceClaim:
+		return "ResourceClaim/" + o.Namespace + "/" + o.Name
 	case *v1.Service:
 		return "Service/" + o.Namespace + "/" + o.Name
 	case *discoveryv1.EndpointSlice:
@@ -178,6 +184,16 @@ func (c *Cluster) CSIDriver(name string) (*storagev1.CSIDriver, bool) {
 	return lookup[*storagev1.CSIDriver](c, "CSIDriver//"+name)
 }
 
+// RuntimeClass implements agent.Objects.
+func (c *Cluster) RuntimeClass(name string) (*nodev1.RuntimeClass, bool) {
+	return lookup[*nodev1.RuntimeClass](c, "RuntimeClass//"+name)
+}
+
+// ResourceClaim implements agent.Objects.
+func (c *Cluster) ResourceClaim(ns, name string) (*resourcev1.ResourceClaim, bool) {
+	return lookup[*resourcev1.ResourceClaim](c, "ResourceClaim/"+ns+"/"+name)
+}
+
 // Services implements agent.Objects.
 func (c *Cluster) Services() []*v1.Service { return list[*v1.Service](c) }
 
@@ -235,7 +251,7 @@ func (c *Cluster) Cluster() agent.Cluster { return c.About }
 func (c *Cluster) Changes(ctx context.Context) <-chan map[string]struct{} {
 	ch := make(chan map[string]struct{}, 1)
 	all := map[string]struct{}{}
-	for _, k := range []string{"Pod", "Service", "EndpointSlice", "Node", "ConfigMap", "Secret", "PersistentVolumeClaim", "PersistentVolume", "CSIDriver"} {
+	for _, k := range []string{"Pod", "Service", "EndpointSlice", "Node", "ConfigMap", "Secret", "PersistentVolumeClaim", "PersistentVolume", "CSIDriver", "RuntimeClass"} {
 		all[k] = struct{}{}
 	}
 	ch <- all

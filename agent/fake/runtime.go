@@ -30,8 +30,12 @@ type Runtime struct {
 	Lifetime func(*cri.ContainerConfig) (d time.Duration, code int32, ok bool)
 	// OnExec answers ExecSync and Exec; nil means that every command succeeds.
 	OnExec func(container *cri.ContainerConfig, command []string) (stdout string, code int32, err error)
+	// Handlers are those that the runtime has beside "".
+	Handlers []string
 	// IgnoreTerm names containers that do not end on SIGTERM: stopping them takes the whole grace period.
 	IgnoreTerm map[string]bool
+	// InUse are bytes of memory by container name, below which no limit is set.
+	InUse map[string]int64
 
 	mu         sync.Mutex
 	seq        int
@@ -51,6 +55,8 @@ type sandbox struct {
 	half    bool // its network is still being attached
 	created time.Time
 	ips     []string
+	handler string
+	updated *cri.LinuxContainerResources // in place of those in cfg; nil: never
 }
 
 type container struct {
@@ -64,6 +70,7 @@ type container struct {
 	reason   string
 	message  string
 	done     chan struct{}
+	updated  *cri.LinuxContainerResources // in place of those in cfg; nil: never
 }
 
 // RunPodSandbox implements agent.Runtime.
@@ -78,9 +85,12 @@ func (r *Runtime) RunPodSandboxEarly(ctx context.Context, q *cri.RunPodSandboxRe
 	if err := r.enter(ctx, r.Clock, "RunPodSandbox", fmt.Sprintf("%s/%s#%d", m.Namespace, m.Name, m.Attempt)); err != nil {
 		return nil, err
 	}
+	if h := q.RuntimeHandler; h != "" && !slices.Contains(r.Handlers, h) {
+		return nil, status.Errorf(codes.InvalidArgument, "no runtime for handler %q is configured", h)
+	}
 	r.mu.Lock()
 	r.seq++
-	s := &sandbox{cfg: q.Config, id: fmt.Sprintf("sb%d", r.seq), ready: true, half: true, created: r.Clock.now(), ips: []string{fmt.Sprintf("10.88.%d.%d", r.seq/250, r.seq%250+2)}}
+	s := &sandbox{cfg: q.Config, handler: q.RuntimeHandler, id: fmt.Sprintf("sb%d", r.seq), ready: true, half: true, created: r.Clock.now(), ips: []string{fmt.Sprintf("10.88.%d.%d", r.seq/250, r.seq%250+2)}}
 	if r.sandboxes == nil {
 		r.sandboxes, r.stages = map[string]*sandbox{}, map[string][]agent.StageTime{}
 	}
@@ -180,7 +190,7 @@ func (r *Runtime) PodSandboxStatus(_ context.Context, q *cri.PodSandboxStatusReq
 		return nil, status.Errorf(codes.NotFound, "sandbox %q not found", q.PodSandboxId)
 	}
 	st := &cri.PodSandboxStatus{Id: s.id, Metadata: s.cfg.Metadata, State: s.state(), CreatedAt: s.created.UnixNano(), Labels: s.cfg.Labels, Annotations: s.cfg.Annotations,
-		Linux: &cri.LinuxPodSandboxStatus{Namespaces: &cri.Namespace{Options: s.cfg.GetLinux().GetSecurityContext().GetNamespaceOptions()}}}
+		RuntimeHandler: s.handler, Linux: &cri.LinuxPodSandboxStatus{Namespaces: &cri.Namespace{Options: s.cfg.GetLinux().GetSecurityContext().GetNamespaceOptions()}}}
 	if !hostNetwork(s.cfg) && len(s.ips) > 0 {
 		st.Network = &cri.PodSandboxNetworkStatus{Ip: s.ips[0]}
 		for _, ip := range s.ips[1:] {
@@ -212,7 +222,8 @@ func (r *Runtime) listSandboxes(q *cri.ListPodSandboxRequest) *cri.ListPodSandbo
 		if s.half || f.GetId() != "" && f.GetId() != s.id || f.GetState() != nil && f.GetState().State != s.state() || !selected(f.GetLabelSelector(), s.cfg.Labels) {
 			continue
 		}
-		out.Items = append(out.Items, &cri.PodSandbox{Id: s.id, Metadata: s.cfg.Metadata, State: s.state(), CreatedAt: s.created.UnixNano(), Labels: s.cfg.Labels, Annotations: s.cfg.Annotations})
+		out.Items = append(out.Items, &cri.PodSandbox{Id: s.id, Metadata: s.cfg.Metadata, State: s.state(), CreatedAt: s.created.UnixNano(), Labels: s.cfg.Labels, Annotations: s.cfg.Annotations,
+			RuntimeHandler: s.handler})
 	}
 	return out
 }
@@ -388,7 +399,8 @@ func (r *Runtime) ContainerStatus(_ context.Context, q *cri.ContainerStatusReque
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	st := &cri.ContainerStatus{Id: c.id, Metadata: c.cfg.Metadata, State: c.state, CreatedAt: c.created.UnixNano(), ExitCode: c.code, Reason: c.reason, Message: c.message,
-		Image: proto.Clone(c.cfg.Image).(*cri.ImageSpec), ImageRef: c.cfg.GetImage().GetImage(), Labels: c.cfg.Labels, Annotations: c.cfg.Annotations, Mounts: c.cfg.Mounts, LogPath: c.cfg.LogPath}
+		Image: proto.Clone(c.cfg.Image).(*cri.ImageSpec), ImageRef: c.cfg.GetImage().GetImage(), Labels: c.cfg.Labels, Annotations: c.cfg.Annotations, Mounts: c.cfg.Mounts, LogPath: c.cfg.LogPath,
+		Resources: &cri.ContainerResources{Linux: proto.CloneOf(c.resources())}}
 	if !c.started.IsZero() {
 		st.StartedAt = c.started.UnixNano()
 	}
@@ -425,7 +437,11 @@ func (r *Runtime) Status(context.Context, *cri.StatusRequest) (*cri.StatusRespon
 			cond[1].Status, cond[1].Message = false, err.Error()
 		}
 	}
-	return &cri.StatusResponse{Status: &cri.RuntimeStatus{Conditions: cond}}, nil
+	res := &cri.StatusResponse{Status: &cri.RuntimeStatus{Conditions: cond}, RuntimeHandlers: []*cri.RuntimeHandler{{}}}
+	for _, h := range r.Handlers {
+		res.RuntimeHandlers = append(res.RuntimeHandlers, &cri.RuntimeHandler{Name: h})
+	}
+	return res, nil
 }
 
 // Exec implements agent.Runtime.

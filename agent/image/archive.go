@@ -21,6 +21,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/internal/within"
 )
 
 // Annotations of an index that name an image.
@@ -69,7 +70,8 @@ func (s *Store) importFolder(ctx context.Context) {
 
 // importOnce imports an archive unless what it holds is here. last is its mark from an earlier start. One that was
 // touched, copied or renamed is known by its digest among all the marks.
-func (s *Store) importOnce(ctx context.Context, file string, last archiveMark, all map[string]archiveMark) (archiveMark, error) {
+func (s *Store) importOnce(ctx context.Context, file string, last archiveMark,
+	all map[string]archiveMark) (archiveMark, error) {
 	st, err := os.Stat(file)
 	if err != nil {
 		return archiveMark{}, err
@@ -162,7 +164,7 @@ func (s *Store) importArchive(ctx context.Context, file string) ([]string, error
 	if err != nil {
 		return nil, err
 	}
-	defer os.RemoveAll(filepath.Dir(tmp))
+	defer within.RemoveAll(filepath.Dir(tmp))
 	if err := extractArchive(ctx, file, tmp, s.limits); err != nil {
 		return nil, fmt.Errorf("%w: archive %s: %w", agent.ErrImageUnpack, file, err)
 	}

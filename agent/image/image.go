@@ -33,6 +33,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/internal/within"
 )
 
 // Config says where images live and how registries are reached.
@@ -42,9 +43,10 @@ type Config struct {
 	Archives string // folder of OCI or docker archives imported at start; "" = none
 	Logger   *slog.Logger
 
-	Mirrors  map[string][]string // registry host ("docker.io", or "*" for those not named) → hosts tried before it, in order
-	Insecure []string            // registry hosts spoken to over plain HTTP
-	CAs      map[string]string   // registry host → file with PEM certificates trusted for it
+	// registry host ("docker.io", or "*" for those not named) → hosts tried before it, in order
+	Mirrors  map[string][]string
+	Insecure []string          // registry hosts spoken to over plain HTTP
+	CAs      map[string]string // registry host → file with PEM certificates trusted for it
 
 	Limits Limits
 }
@@ -94,7 +96,7 @@ func (s *Store) Run(ctx context.Context) (err error) {
 	} else if err != nil {
 		return fmt.Errorf("prepare the image store: %w", err)
 	}
-	if err := os.RemoveAll(s.path("tmp")); err != nil {
+	if err := within.RemoveAll(s.path("tmp")); err != nil {
 		return fmt.Errorf("clear scratch of the image store: %w", err)
 	}
 	for _, dir := range []string{s.path("images"), s.path("layers"), s.path("containers"), s.path("tmp"), s.containerRecord("")} {

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/internal/within"
 )
 
 // parallelLayers bounds how many layers of an image are fetched at once.
@@ -98,7 +99,7 @@ func (s *Store) unpackLayer(ctx context.Context, l v1.Layer, diff v1.Hash, chain
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(filepath.Dir(tmp))
+	defer within.RemoveAll(filepath.Dir(tmp))
 	blob, err := l.Compressed()
 	if err != nil {
 		return fmt.Errorf("%w: %w", errFetch, err)
@@ -141,7 +142,8 @@ func (s *Store) unpackLayer(ctx context.Context, l v1.Layer, diff v1.Hash, chain
 	if err := syncTree(tmp); err != nil {
 		return err
 	}
-	if err := saveJSON(final+".json", &layer{ChainID: chainID, DiffID: diff.String(), Bytes: u.meter.bytes, Inodes: u.inodes}); err != nil {
+	if err := saveJSON(final+".json", &layer{ChainID: chainID, DiffID: diff.String(), Bytes: u.meter.bytes,
+		Inodes: u.inodes}); err != nil {
 		return err
 	}
 	return os.Rename(tmp, final)
@@ -191,11 +193,11 @@ func mkdirTemp(dir, pattern string) (string, error) {
 
 // replaceFolder moves from to to, over what may be there.
 func replaceFolder(from, to string) error {
-	if err := os.RemoveAll(to); err != nil {
+	if err := within.RemoveAll(to); err != nil {
 		return err
 	}
 	if err := os.Rename(from, to); err != nil {
 		return err
 	}
-	return os.RemoveAll(filepath.Dir(from))
+	return within.RemoveAll(filepath.Dir(from))
 }

@@ -10,6 +10,8 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"golang.org/x/sys/unix"
+
+	"keelson.dev/keelson/internal/within"
 )
 
 // image is what image.json holds, and the parsed config.
@@ -55,7 +57,7 @@ func (s *Store) load() error {
 		im, err := s.loadImage(e.Name())
 		if err != nil {
 			s.log.Warn("an image of the store is unusable and is dropped", "image", e.Name(), "error", err)
-			if err := os.RemoveAll(s.path("images", e.Name())); err != nil {
+			if err := within.RemoveAll(s.path("images", e.Name())); err != nil {
 				return err
 			}
 			continue
@@ -156,7 +158,7 @@ func (s *Store) discard(path string) error {
 		return err
 	}
 	s.trash.Go(func() {
-		if err := os.RemoveAll(to); err != nil {
+		if err := within.RemoveAll(to); err != nil {
 			s.log.Warn("scratch cannot be deleted; the next start tries again", "path", to, "error", err)
 		}
 	})

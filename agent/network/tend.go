@@ -47,7 +47,8 @@ func (n *Network) remembered(id string) ([]asAttached, error) {
 			errs = append(errs, fmt.Errorf("cached configuration of sandbox %s: %w", id, err))
 			continue
 		}
-		out = append(out, asAttached{list, &libcni.RuntimeConf{ContainerID: a.ContainerID, NetNS: a.NetNS, IfName: a.IfName, Args: a.CniArgs, CapabilityArgs: a.CapabilityArgs}})
+		out = append(out, asAttached{list, &libcni.RuntimeConf{ContainerID: a.ContainerID, NetNS: a.NetNS, IfName: a.IfName,
+			Args: a.CniArgs, CapabilityArgs: a.CapabilityArgs}})
 	}
 	return out, errors.Join(errs...)
 }
@@ -95,7 +96,12 @@ func (n *Network) Del(ctx context.Context, r agent.NetworkRequest) error {
 	if err != nil || len(attached) > 0 {
 		errs := []error{err}
 		for _, a := range attached {
-			if err := n.cni.DelNetworkList(ctx, a.list, a.rt); err != nil {
+			port := n.port(a)
+			err := n.cni.DelNetworkList(ctx, a.list, a.rt)
+			if err == nil {
+				err = unplug(port)
+			}
+			if err != nil {
 				errs = append(errs, fmt.Errorf("network %q: CNI DEL for pod %s/%s: %w", a.list.Name, r.Namespace, r.Name, err))
 			}
 		}
@@ -113,7 +119,8 @@ func (n *Network) Del(ctx context.Context, r agent.NetworkRequest) error {
 
 // GC releases the attachments of sandboxes that are neither kept nor attached by this process: by DEL for those that
 // the cache remembers or that hold an address of our own network (bridge and host-local have no GC verb), and by the
-// plugins' GC verb where they have one, which waits for the next time when a sandbox is being attached.
+// plugins' GC verb where they have one, which waits for the next time when a sandbox is being attached. So do ports of our
+// own bridge that no record names: host and sandbox lose their ends together, whoever else holds the sandbox's namespace.
 func (n *Network) GC(ctx context.Context, keep []string) error {
 	var errs []error
 	attached, err := n.cni.GetCachedAttachments("")
@@ -149,16 +156,20 @@ func (n *Network) kept(keep []string) map[string]bool {
 	return wanted
 }
 
-// collect calls the GC verb of the plugins of the configuration in force.
+// collect removes ports that are nobody's, and calls the GC verb of the plugins of the configuration in force.
 func (n *Network) collect(ctx context.Context, keep []string) error {
-	list, err := n.list(false)
-	if err != nil {
-		return nil // without a configuration there is no plugin
-	}
 	if !n.adding.TryLock() {
 		return nil
 	}
 	defer n.adding.Unlock()
+	return errors.Join(n.collectPorts(keep), n.collectByPlugins(ctx, keep))
+}
+
+func (n *Network) collectByPlugins(ctx context.Context, keep []string) error {
+	list, err := n.list(false)
+	if err != nil {
+		return nil // without a configuration there is no plugin
+	}
 	ctx, cancel := n.limited(ctx, "GC")
 	defer cancel()
 	args := &libcni.GCArgs{ValidAttachments: []types.GCAttachment{}}

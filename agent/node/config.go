@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/oci"
 	"keelson.dev/keelson/agent/pod"
 )
 
@@ -53,6 +55,7 @@ type Config struct {
 	Capacity                 v1.ResourceList
 	Labels                   map[string]string
 	Taints                   []v1.Taint
+	RuntimeHandlers          []string // more names of this node's runtime for RuntimeClasses
 	InsecureRegistries       []string
 	RegistryMirrors          map[string][]string // registry, or "*" for those not named → hosts asked before it, in order
 	SeccompDefault           bool
@@ -61,6 +64,8 @@ type Config struct {
 	ResolvConf               string
 	MaxPods                  int64
 	PodPIDs                  int64 // processes and threads that one pod may have; negative = no limit
+	SingleProcessOOMKill     bool  // out of memory a container loses one process, not all
+	KubeletPort              int32 // of the node's own HTTPS server; 0: there is none
 
 	// Network makes the pod network on top of the view; nil: only pods on the host's network run.
 	Network        func(agent.Objects) agent.Network
@@ -75,7 +80,9 @@ type Config struct {
 	Runtime agent.Runtime
 	Images  agent.Images
 	Volumes agent.Volumes
+	Devices agent.Devices
 	Prober  agent.Prober
+	Trust   agent.Trust // of the node's own HTTPS server; the session's
 
 	Log *slog.Logger
 }
@@ -113,8 +120,10 @@ func Flags(fs *flag.FlagSet) *Config {
 	fs.StringVar(&c.CNIBinDir, "cni-bin-dir", "/opt/cni/bin", "folder of CNI plugins")
 	fs.StringVar(&c.ArchivesDir, "archives-dir", "", "folder of image archives to import (default STATE-DIR/images.d)")
 	fs.StringVar(&c.RuntimeDir, "runtime-dir", "", "folder of keelson-shim, keelson-oci and keelson-pause (default: that of this program)")
-	fs.StringVar(&c.KubeletDir, "kubelet-dir", "/var/lib/kubelet", "folder where CSI drivers find kubelet's: plugins, plugins_registry and pods")
-	fs.StringVar(&c.PluginRegistration, "plugin-registration-dir", "", "folder where CSI drivers register themselves (default KUBELET-DIR/plugins_registry)")
+	fs.StringVar(&c.KubeletDir, "kubelet-dir", "/var/lib/kubelet",
+		"folder where CSI drivers find kubelet's: plugins, plugins_registry and pods")
+	fs.StringVar(&c.PluginRegistration, "plugin-registration-dir", "",
+		"folder where CSI drivers register themselves (default KUBELET-DIR/plugins_registry)")
 	fs.Var(list{&c.InsecureRegistries}, "insecure-registry", "registry HOST[:PORT] spoken to over plain HTTP (repeatable)")
 	fs.Func("registry-mirror", "REGISTRY=HOST[:PORT]: a host that is asked for the images of a registry before the registry itself; "+
 		"* stands for every registry that is not named (repeatable, tried in order)", func(s string) error { return c.addMirror(s) })
@@ -126,8 +135,19 @@ func Flags(fs *flag.FlagSet) *Config {
 		})
 	fs.Var(list{&c.ClusterDNS}, "cluster-dns", "DNS server of the cluster for pods (repeatable; default: the address of Service kube-system/kube-dns, where there is one)")
 	fs.StringVar(&c.ResolvConf, "resolv-conf", "/etc/resolv.conf", "resolver configuration that pods inherit")
+	fs.Func("runtime-handler",
+		"another name by which RuntimeClasses may ask for this node's runtime; it has keelson and runc anyway (repeatable)", c.addHandler)
 	fs.Int64Var(&c.MaxPods, "max-pods", 110, "how many pods the node takes")
 	fs.Int64Var(&c.PodPIDs, "pod-max-pids", 4096, "how many processes and threads one pod may have; -1: no limit")
+	fs.BoolVar(&c.SingleProcessOOMKill, "single-process-oom-kill", false,
+		"when a container is out of memory, end the one process that the kernel chose and not all of them (with cgroup v1 it is always one)")
+	fs.Func("kubelet-port", "port of the node's own HTTPS server: metrics, statistics and pods, as kubelet serves them; 0: none (default 10250)",
+		func(s string) error {
+			n, err := strconv.ParseUint(s, 10, 16)
+			c.KubeletPort = int32(n)
+			return err
+		})
+	c.KubeletPort = 10250
 	fs.Func("capacity", "resources to report instead of the machine's: cpu=2,memory=4Gi", func(s string) (err error) {
 		c.Capacity, err = parseResources(s)
 		return err
@@ -181,7 +201,8 @@ func (c *Config) Complete() error {
 }
 
 func (c *Config) paths() agent.Paths {
-	return agent.Paths{State: c.StateDir, Run: c.RunDir, Logs: c.LogDir, CNIConf: c.CNIConfDir, CNIBin: c.CNIBinDir, Archives: c.ArchivesDir, Kubelet: c.KubeletDir}
+	return agent.Paths{State: c.StateDir, Run: c.RunDir, Logs: c.LogDir, CNIConf: c.CNIConfDir, CNIBin: c.CNIBinDir,
+		Archives: c.ArchivesDir, Kubelet: c.KubeletDir}
 }
 
 func parseResources(s string) (v1.ResourceList, error) {
@@ -198,6 +219,25 @@ func parseResources(s string) (v1.ResourceList, error) {
 		out[v1.ResourceName(name)] = q
 	}
 	return out, nil
+}
+
+// maxHandlers bounds what the status of a node says of its handlers.
+const maxHandlers = 32
+
+// addHandler reads NAME.
+func (c *Config) addHandler(s string) error {
+	name, err := oci.ParseHandler(s)
+	if err != nil {
+		return err
+	}
+	if msgs := validation.IsDNS1123Label(name); len(msgs) > 0 {
+		return fmt.Errorf("%q is no name of a handler: %s", name, msgs[0])
+	}
+	if len(c.RuntimeHandlers) >= maxHandlers {
+		return fmt.Errorf("a node has %d names of its own at most", maxHandlers)
+	}
+	c.RuntimeHandlers = append(c.RuntimeHandlers, name)
+	return nil
 }
 
 // addMirror reads REGISTRY=HOST[:PORT].

@@ -84,6 +84,9 @@ type observed struct {
 	drivers     []*csi.Driver // nil = not known
 	networkDown string        // what ails the way of pods' traffic; "" = nothing
 	degraded    string        // what else fails
+
+	handlers []v1.NodeRuntimeHandler // nil = not known
+	features *v1.NodeFeatures
 }
 
 // run keeps the facts current. What a node that is not ready mostly waits for tells of itself: the runtime's start and
@@ -150,7 +153,7 @@ func (f *facts) look(ctx context.Context, w watched) observed {
 	if w.csi != nil {
 		o.drivers = w.csi.Drivers()
 	}
-	o.notReady = unready(ctx, w)
+	o.notReady = o.askRuntime(ctx, w)
 	f.ailing(&o, w.trouble)
 	if f.cfg.Runtime != nil {
 		return o
@@ -198,12 +201,13 @@ func (f *facts) machine() observed {
 	return o
 }
 
-// unready says why the node cannot run pods.
-func unready(ctx context.Context, w watched) string {
+// askRuntime asks what the runtime can do, and says why the node cannot run pods.
+func (o *observed) askRuntime(ctx context.Context, w watched) (notReady string) {
 	res, err := w.runtime.Status(ctx, &cri.StatusRequest{})
 	if err != nil {
 		return fmt.Sprintf("container runtime is down: %v", err)
 	}
+	o.handlers, o.features = runtimeFeatures(res)
 	for _, c := range res.GetStatus().GetConditions() {
 		if c.Type == cri.RuntimeReady && !c.Status {
 			return fmt.Sprintf("container runtime not ready: RuntimeReady=false reason:%s message:%s", c.Reason, c.Message)
@@ -213,6 +217,22 @@ func unready(ctx context.Context, w watched) string {
 		return fmt.Sprintf("container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:%v", err)
 	}
 	return ""
+}
+
+// runtimeFeatures is what a runtime can do, as nodes tell it; handlers by name.
+func runtimeFeatures(res *cri.StatusResponse) ([]v1.NodeRuntimeHandler, *v1.NodeFeatures) {
+	var handlers []v1.NodeRuntimeHandler
+	for _, h := range res.GetRuntimeHandlers() {
+		recursive, users := h.GetFeatures().GetRecursiveReadOnlyMounts(), h.GetFeatures().GetUserNamespaces()
+		handlers = append(handlers, v1.NodeRuntimeHandler{Name: h.GetName(),
+			Features: &v1.NodeRuntimeHandlerFeatures{RecursiveReadOnlyMounts: &recursive, UserNamespaces: &users}})
+	}
+	slices.SortStableFunc(handlers, func(a, b v1.NodeRuntimeHandler) int { return strings.Compare(a.Name, b.Name) })
+	if res.GetFeatures() == nil {
+		return handlers, nil
+	}
+	groups := res.GetFeatures().GetSupplementalGroupsPolicy()
+	return handlers, &v1.NodeFeatures{SupplementalGroupsPolicy: &groups}
 }
 
 func imageList(all []*cri.Image) []v1.ContainerImage {
@@ -235,12 +255,14 @@ func (f *facts) compose(o observed, old *v1.Node, now time.Time) *v1.Node {
 	n.Labels[v1.LabelHostname], n.Labels[v1.LabelOSStable], n.Labels[v1.LabelArchStable] = f.cfg.NodeName, runtime.GOOS, runtime.GOARCH
 	n.Spec.Taints = f.cfg.Taints
 	n.Status.NodeInfo = f.info
+	n.Status.DaemonEndpoints.KubeletEndpoint.Port = f.cfg.KubeletPort
 	n.Status.Capacity, n.Status.Allocatable = f.resources()
 	for _, ip := range f.cfg.NodeIPs {
 		n.Status.Addresses = append(n.Status.Addresses, v1.NodeAddress{Type: v1.NodeInternalIP, Address: ip})
 	}
 	n.Status.Addresses = append(n.Status.Addresses, v1.NodeAddress{Type: v1.NodeHostName, Address: f.cfg.NodeName})
 	n.Status.Images = o.images
+	n.Status.RuntimeHandlers, n.Status.Features = o.handlers, o.features
 	drivers(n, o.drivers)
 	set := func(t v1.NodeConditionType, bad bool, good, badReason, goodMessage, badMessage string) {
 		c := v1.NodeCondition{Type: t, Status: v1.ConditionFalse, Reason: good, Message: goodMessage}
@@ -252,8 +274,10 @@ func (f *facts) compose(o observed, old *v1.Node, now time.Time) *v1.Node {
 	set(v1.NodeMemoryPressure, o.memoryLeft >= 0 && o.memoryLeft < memoryThreshold, "KubeletHasSufficientMemory", "KubeletHasInsufficientMemory", "kubelet has sufficient memory available", "kubelet has insufficient memory available")
 	set(v1.NodeDiskPressure, o.diskPercent >= 0 && o.diskPercent < diskThreshold, "KubeletHasNoDiskPressure", "KubeletHasDiskPressure", "kubelet has no disk pressure", "kubelet has disk pressure")
 	set(v1.NodePIDPressure, o.pidPercent >= 0 && o.pidPercent < pidThreshold, "KubeletHasSufficientPID", "KubeletHasInsufficientPID", "kubelet has sufficient PID available", "kubelet has insufficient PID available")
-	if f.cfg.foreignNetwork == nil || !f.cfg.foreignNetwork() || o.networkDown != "" { // a network product tells of its own
-		set(v1.NodeNetworkUnavailable, o.networkDown != "", "NetworkReady", "NetworkPartFailed", "routes and Service rules are in place", o.networkDown)
+	// a network product tells of its own
+	if f.cfg.foreignNetwork == nil || !f.cfg.foreignNetwork() || o.networkDown != "" {
+		set(v1.NodeNetworkUnavailable, o.networkDown != "", "NetworkReady", "NetworkPartFailed",
+			"routes and Service rules are in place", o.networkDown)
 	}
 	set(NodeDegraded, o.degraded != "", "PartsRun", "PartFailed", "all parts of the agent run", o.degraded)
 	ready := v1.NodeCondition{Type: v1.NodeReady, Status: v1.ConditionTrue, Reason: "KubeletReady", Message: "kubelet is posting ready status"}

@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/devices"
 	"keelson.dev/keelson/agent/image"
 	"keelson.dev/keelson/agent/oci"
 	"keelson.dev/keelson/agent/pod"
@@ -52,10 +53,14 @@ func New(cfg Config) (*Node, error) {
 	n.facts = newFacts(&n.cfg)
 	n.session = cfg.Session
 	var serve func(agent.NodeServer)
+	trust := cfg.Trust
 	if n.session == nil {
-		s := session.New(session.Config{NodeName: cfg.NodeName, Servers: cfg.Servers, Token: cfg.Token, TokenFile: cfg.TokenFile, StateDir: filepath.Join(cfg.StateDir, "session"), RunDir: filepath.Join(cfg.RunDir, "session"),
-			Version: Version, BootID: n.facts.info.BootID, Facts: n.facts.node(), Log: cfg.Log.With("part", "session")})
-		n.session, serve = s, s.Serve
+		s := session.New(session.Config{NodeName: cfg.NodeName, Servers: cfg.Servers, Token: cfg.Token,
+			TokenFile: cfg.TokenFile, StateDir: filepath.Join(cfg.StateDir, "session"),
+			RunDir:  filepath.Join(cfg.RunDir, "session"),
+			Version: Version, BootID: n.facts.info.BootID, Facts: n.facts.node(), HTTPS: cfg.KubeletPort != 0, NodeIPs: cfg.NodeIPs,
+			Log: cfg.Log.With("part", "session")})
+		n.session, serve, trust = s, s.Serve, s
 	}
 	if cfg.Network != nil {
 		n.network = cfg.Network(n.session)
@@ -74,6 +79,13 @@ func New(cfg Config) (*Node, error) {
 			return n.csi.Run(ctx)
 		})
 	}
+	dev := cfg.Devices
+	if dev == nil {
+		drivers := devices.New(devices.Config{Registration: cfg.PluginRegistration, State: filepath.Join(cfg.StateDir, "devices"), Objects: n.session,
+			Log: cfg.Log.With("part", "devices")})
+		dev = drivers
+		n.own("devices", drivers.Run)
+	}
 	prober := cfg.Prober
 	if prober == nil {
 		prober = probe.New(probe.Config{Runtime: runtime, Log: cfg.Log.With("part", "probes")})
@@ -82,17 +94,27 @@ func New(cfg Config) (*Node, error) {
 	if serve != nil {
 		serve(n.server)
 	}
-	pods := pod.New(pod.Config{NodeName: cfg.NodeName, HostIPs: cfg.NodeIPs, Paths: cfg.paths(), Runtime: runtime, Images: images, Volumes: volumes, Objects: n.session, Reporter: n.session,
+	pods := pod.New(pod.Config{NodeName: cfg.NodeName, HostIPs: cfg.NodeIPs, Paths: cfg.paths(), Runtime: runtime, Images: images, Volumes: volumes, Devices: dev, Objects: n.session, Reporter: n.session,
 		Prober: prober, Node: n.facts.admitting(n.session), Written: written,
 		ClusterDNS: clusterDNS(cfg.ClusterDNS, n.session), ResolvConf: cfg.ResolvConf, SeccompDefault: cfg.SeccompDefault,
-		PodPIDs: cfg.PodPIDs, Ceiling: cfg.PodSecurity, Log: cfg.Log.With("part", "pods")})
+		PodPIDs: cfg.PodPIDs, SingleProcessOOMKill: cfg.SingleProcessOOMKill, Ceiling: cfg.PodSecurity, Log: cfg.Log.With("part", "pods")})
 	n.part("pods", pods.Run)
 	n.part("facts", func(ctx context.Context) error {
-		return n.facts.run(ctx, watched{runtime: runtime, images: images, network: n.network, csi: n.csi, session: n.session, trouble: n.trouble})
+		return n.facts.run(ctx, watched{runtime: runtime, images: images, network: n.network, csi: n.csi, session: n.session,
+			trouble: n.trouble})
 	})
 	if rt, ok := runtime.(agent.TieredRuntime); ok {
 		t := &tiers{runtime: rt, objects: n.session, allocatable: func() v1.ResourceList { return n.facts.node().Status.Allocatable }}
 		n.own("pod tiers", t.run)
+	}
+	if rt, ok := runtime.(agent.MeasuredRuntime); ok {
+		source := n.statistics(rt, pods)
+		if to, ok := n.session.(agent.UsageReporter); ok {
+			n.own("usage", func(ctx context.Context) error { return source.Tell(ctx, to.Used) })
+		}
+		if cfg.KubeletPort != 0 && trust != nil {
+			n.own("kubelet API", n.kubelet(source, trust).Run)
+		}
 	}
 	if cfg.Proxy != nil {
 		n.own(partProxy, func(ctx context.Context) error { return cfg.Proxy.Run(ctx, n.session, n.session) })
@@ -146,19 +168,22 @@ func (n *Node) runtime(images agent.Images) (rt agent.Runtime, written func(cont
 		return n.cfg.Runtime, nil
 	}
 	bin := func(name string) string { return filepath.Join(n.cfg.RuntimeDir, name) }
-	r := oci.New(oci.Config{StateDir: filepath.Join(n.cfg.StateDir, "oci"), RunDir: filepath.Join(n.cfg.RunDir, "oci"), ShimPath: bin("keelson-shim"), OCIPath: bin("keelson-oci"), PausePath: bin("keelson-pause"),
-		CgroupRoot: n.cfg.CgroupRoot, Images: images, Network: n.network, Logger: n.cfg.Log.With("part", "runtime")})
+	r := oci.New(oci.Config{StateDir: filepath.Join(n.cfg.StateDir, "oci"), RunDir: filepath.Join(n.cfg.RunDir, "oci"),
+		ShimPath: bin("keelson-shim"), OCIPath: bin("keelson-oci"), PausePath: bin("keelson-pause"),
+		CgroupRoot: n.cfg.CgroupRoot, Handlers: n.cfg.RuntimeHandlers, Images: images, Network: n.network, Logger: n.cfg.Log.With("part", "runtime")})
 	n.own(partRuntime, r.Run)
 	return r, r.Written
 }
 
-// Run is the agent's life: until ctx ends, or the session or the pods' workers cannot go on. Containers keep running after it returned.
+// Run is the agent's life: until ctx ends, or the session or the pods' workers cannot go on. Containers keep running
+// after it returned.
 func (n *Node) Run(ctx context.Context) error {
 	if n.cfg.Runtime == nil {
 		if err := n.check(); err != nil {
 			return err
 		}
-		_ = n.shareKubelet() // before the first driver's pod; the part that looks for drivers tells what is wrong and tries again
+		// before the first driver's pod; the part that looks for drivers tells what is wrong and tries again
+		_ = n.shareKubelet()
 	}
 	n.cfg.Log.Info("agent starts", "node", n.cfg.NodeName, "addresses", n.cfg.NodeIPs, "version", Version)
 	return lifecycle.Run(ctx, n.parts...)

@@ -98,7 +98,8 @@ func readyNode(c *fake.Cluster) bool {
 
 // F115: what a node says of itself, and that it is not ready while it has no network.
 func TestFacts(t *testing.T) {
-	cfg, c, _ := fakeConfig("w1", t.TempDir())
+	cfg, c, rt := fakeConfig("w1", t.TempDir())
+	rt.Handlers = []string{"z", "own"}
 	net := &fake.Network{}
 	net.FailAlways("Ready", errors.New("no pod CIDR yet"))
 	cfg.Network = func(agent.Objects) agent.Network { return net }
@@ -143,6 +144,10 @@ func TestFacts(t *testing.T) {
 	if len(got.Spec.Taints) != 2 || got.Spec.Taints[0].Value != "db" || got.Status.Addresses[0].Address != "192.0.2.1" {
 		t.Errorf("taints %v, addresses %v", got.Spec.Taints, got.Status.Addresses)
 	}
+	if h := got.Status.RuntimeHandlers; len(h) != 3 || h[0].Name != "" || h[1].Name != "own" || h[2].Name != "z" ||
+		*h[1].Features.UserNamespaces || *h[1].Features.RecursiveReadOnlyMounts {
+		t.Errorf("handlers %+v", h)
+	}
 	if i := got.Status.NodeInfo; i.KubeletVersion != Version || i.KernelVersion == "" || i.BootID == "" {
 		t.Errorf("info: %+v", i)
 	}
@@ -162,6 +167,10 @@ func TestBadConfiguration(t *testing.T) {
 		"--capacity=cpu=lots":                 "no quantity of cpu",
 		"--taints=a=b":                        "-taints",
 		"--node-labels=a/b/c=1":               "-node-labels",
+
+		"--runtime-handler=No_Name":                       `"No_Name" is no name of a handler`,
+		"--runtime-handler=gvisor=/usr/local/bin/runsc":   `handler "gvisor" cannot run "/usr/local/bin/runsc"`,
+		strings.Repeat("--runtime-handler=a ", 33) + "--": "a node has 32 names of its own at most",
 	} {
 		fs := flag.NewFlagSet("agent", flag.ContinueOnError)
 		fs.SetOutput(io.Discard)

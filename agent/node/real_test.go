@@ -91,7 +91,7 @@ func build(t *testing.T, dir string) {
 		{"CGO_ENABLED=0", "-ldflags=-s -w -E main.start", "keelson-pause", "keelson.dev/keelson/cmd/pause"},
 		{"CGO_ENABLED=1", "-ldflags=-s -w -linkmode external -extldflags -static", "keelson-oci", "keelson.dev/keelson/cmd/oci"},
 	} {
-		cmd := exec.Command("go", "build", "-tags=seccomp,netgo,osusergo", b[1], "-o", filepath.Join(dir, b[2]), b[3])
+		cmd := exec.Command("go", "build", "-trimpath", "-tags=seccomp,netgo,osusergo", b[1], "-o", filepath.Join(dir, b[2]), b[3])
 		cmd.Env = append(os.Environ(), b[0])
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("building %s: %v\n%s", b[2], err, out)
@@ -193,7 +193,8 @@ func killTree(dir string) {
 		if err == nil && filepath.Base(path) == "cgroup.procs" {
 			b, _ := os.ReadFile(path)
 			for _, f := range strings.Fields(string(b)) {
-				if pid, err := strconv.Atoi(f); err == nil {
+				// A thread of this process that starts shims is there until it has ended.
+				if pid, err := strconv.Atoi(f); err == nil && pid != os.Getpid() {
 					if p, err := os.FindProcess(pid); err == nil {
 						_ = p.Kill()
 					}

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -15,6 +14,7 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/fake"
+	"keelson.dev/keelson/internal/virtual"
 )
 
 // weak is a part that fails at once while a word is set.
@@ -34,7 +34,7 @@ func (w *weak) Run(ctx context.Context, _ agent.Objects, _ agent.Reporter) error
 // ready. When it runs again the condition goes.
 func TestPartFails(t *testing.T) {
 	dir := t.TempDir()
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		cfg, c, rt := fakeConfig("w1", dir)
 		proxy, side := &weak{}, &weak{}
 		proxy.fail("Service rules need nftables: install nft")
@@ -49,7 +49,7 @@ func TestPartFails(t *testing.T) {
 		done := make(chan error, 1)
 		go func() { done <- n.Run(ctx) }()
 		time.Sleep(time.Minute)
-		synctest.Wait()
+		virtual.Wait()
 		for cond, want := range map[v1.NodeConditionType]string{
 			v1.NodeNetworkUnavailable: "proxy: Service rules need nftables: install nft", NodeDegraded: "udp flows: no such thing: modprobe it"} {
 			if got := condition(c.Node(), cond); got.Status != v1.ConditionTrue || got.Message != want {
@@ -61,7 +61,7 @@ func TestPartFails(t *testing.T) {
 		}
 		c.Put(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", UID: "u"},
 			Spec: v1.PodSpec{RestartPolicy: v1.RestartPolicyAlways, Containers: []v1.Container{{Name: "app", Image: "hello:1"}}}})
-		synctest.Wait()
+		virtual.Wait()
 		if readyPods(c) != 1 {
 			t.Error("no pod starts while a part fails")
 		}
@@ -69,14 +69,14 @@ func TestPartFails(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute)
-		synctest.Wait()
+		virtual.Wait()
 		if p, _ := c.Pod("u"); readyPods(c) != 1 || p.Status.ContainerStatuses[0].RestartCount != 1 {
 			t.Errorf("no container restarts while a part fails: %+v", p.Status.ContainerStatuses)
 		}
 		proxy.fail("")
 		side.fail("")
 		time.Sleep(time.Minute)
-		synctest.Wait()
+		virtual.Wait()
 		for _, cond := range []v1.NodeConditionType{v1.NodeNetworkUnavailable, NodeDegraded} {
 			if got := condition(c.Node(), cond); got.Status != v1.ConditionFalse {
 				t.Errorf("after the cure: %+v", got)
@@ -114,7 +114,7 @@ func TestVitalPartFails(t *testing.T) {
 // what belongs to no pod is given back.
 func TestPodNetworksAreTended(t *testing.T) {
 	dir := t.TempDir()
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		cfg, c, rt := fakeConfig("w1", dir)
 		n, err := New(cfg)
 		if err != nil {
@@ -127,14 +127,14 @@ func TestPodNetworksAreTended(t *testing.T) {
 		host := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "h", Namespace: "default", UID: "u2"}, Spec: v1.PodSpec{HostNetwork: true, Containers: []v1.Container{{Name: "app", Image: "hello:1"}}}}
 		c.Put(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", UID: "u"}, Spec: v1.PodSpec{Containers: []v1.Container{{Name: "app", Image: "hello:1"}}}}, host)
 		time.Sleep(tendEvery + time.Second)
-		synctest.Wait()
+		virtual.Wait()
 		if script.Count("Check") != 1 || script.Count("GC") != 1 {
 			t.Errorf("after one interval: %v", script.Journal())
 		}
 		script.FailAlways("Check", errors.New("eth0 has lost its address"))
 		script.Fail("GC", errors.New("a plugin hangs"), errors.New("a plugin hangs"))
 		time.Sleep(3 * tendEvery)
-		synctest.Wait()
+		virtual.Wait()
 		told := slices.DeleteFunc(c.Events("u"), func(e string) bool { return !strings.Contains(e, "NetworkCheckFailed") })
 		if len(told) != 1 || !strings.Contains(told[0], "eth0 has lost its address") {
 			t.Errorf("told: %v", told)

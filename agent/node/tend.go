@@ -112,7 +112,8 @@ func networkEvent(pod *v1.Pod, node, message string, now time.Time) *v1.Event {
 	at := metav1.NewTime(now)
 	return &v1.Event{
 		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s.%016x", pod.Name, h.Sum64()), Namespace: pod.Namespace},
-		InvolvedObject: v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
+		InvolvedObject: v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace,
+			Name: pod.Name, UID: pod.UID,
 			ResourceVersion: pod.ResourceVersion},
 		Reason: "NetworkCheckFailed", Message: message, Type: v1.EventTypeWarning, FirstTimestamp: at, LastTimestamp: at, Count: 1,
 		Source: v1.EventSource{Component: "kubelet", Host: node}, ReportingController: "kubelet", ReportingInstance: node,

@@ -16,6 +16,7 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/oci/wire"
+	"keelson.dev/keelson/internal/within"
 )
 
 // adoptAtOnce bounds how many sandboxes are adopted side by side, and adoptPatience how long the start waits for all
@@ -128,6 +129,7 @@ func (r *Runtime) loadContainers() error {
 		if unreadable(err) {
 			return err
 		}
+		c.rec.unend()
 		c.half = c.rec.State == ContainerCreating
 		if err == nil {
 			c.config, err = decodeContainerConfig(c.rec.Config)
@@ -346,12 +348,12 @@ func (r *Runtime) sweep(ctx context.Context) {
 		if err := unmountShm(path); err != nil {
 			return err
 		}
-		return os.RemoveAll(path)
+		return within.RemoveAll(path)
 	}, complain)
-	r.sweepFolder(r.etcDir(""), sandboxes, func(path, id string) error { return os.RemoveAll(path) }, complain)
+	r.sweepFolder(r.etcDir(""), sandboxes, func(path, id string) error { return within.RemoveAll(path) }, complain)
 	r.sweepFolder(r.netnsPath(""), sandboxes, func(path, id string) error { return removeNetns(path) }, complain)
 	for _, dir := range []string{r.containerDir(""), r.imageVolumes(""), r.libcontainerDir()} {
-		r.sweepFolder(dir, containers, func(path, id string) error { return os.RemoveAll(path) }, complain)
+		r.sweepFolder(dir, containers, func(path, id string) error { return within.RemoveAll(path) }, complain)
 	}
 }
 

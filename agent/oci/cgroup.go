@@ -26,6 +26,7 @@ type cgroupTree struct {
 	unified bool   // pure cgroup v2
 	mounts  []string
 	memory  string // the hierarchy that accounts memory
+	cpuacct string // that which accounts processors; with cgroup v2 every cgroup does
 	hugetlb bool
 	pids    bool
 	// controllers are those that limit tiers ("cpu", "memory", "pids"), and where each is mounted.
@@ -34,7 +35,8 @@ type cgroupTree struct {
 
 // findCgroups looks at what is mounted.
 func findCgroups(root string) (*cgroupTree, error) {
-	t := &cgroupTree{root: filepath.Join("/", root), unified: cgroups.IsCgroup2UnifiedMode(), controllers: map[string]string{}}
+	t := &cgroupTree{root: filepath.Join("/", root), unified: cgroups.IsCgroup2UnifiedMode(),
+		controllers: map[string]string{}}
 	if t.root == "/" {
 		return nil, errors.New("the cgroup root of pods cannot be the root of the hierarchy")
 	}
@@ -53,6 +55,8 @@ func findCgroups(root string) (*cgroupTree, error) {
 			switch o {
 			case "cpu", "memory", "pids":
 				t.controllers[o] = m.Mountpoint
+			case "cpuacct":
+				t.cpuacct = m.Mountpoint
 			case "hugetlb":
 				t.hugetlb = true
 			}
@@ -103,6 +107,14 @@ func (t *cgroupTree) oomFile(name string) string {
 	return filepath.Join(t.memory, t.root, name, file)
 }
 
+// manager is of libcontainer, for a cgroup of either hierarchy.
+func (t *cgroupTree) manager(cg *cgroups.Cgroup) (cgroups.Manager, error) {
+	if t.unified {
+		return fs2.NewManager(cg, "")
+	}
+	return fs.NewManager(cg, nil)
+}
+
 // makePlain makes a cgroup without limits that may hold processes.
 func (t *cgroupTree) makePlain(name string) error { return t.make(name, &cgroups.Resources{}) }
 
@@ -110,13 +122,7 @@ func (t *cgroupTree) makePlain(name string) error { return t.make(name, &cgroups
 func (t *cgroupTree) make(name string, res *cgroups.Resources) error {
 	res.SkipDevices = true
 	cg := &cgroups.Cgroup{Path: filepath.Join(t.root, name), Resources: res}
-	var m cgroups.Manager
-	var err error
-	if t.unified {
-		m, err = fs2.NewManager(cg, "")
-	} else {
-		m, err = fs.NewManager(cg, nil)
-	}
+	m, err := t.manager(cg)
 	if err == nil {
 		err = m.Apply(-1)
 	}

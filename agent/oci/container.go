@@ -33,6 +33,8 @@ type ctr struct {
 	half   bool          // an earlier run was making it; set before anybody else sees it
 	past   bool          // only its end is known, from before a power cut; so is this
 	execs  atomic.Int64
+
+	updated atomic.Pointer[cri.LinuxContainerResources] // in place of those in config; nil: never
 }
 
 func containerName(sandbox string, m *cri.ContainerMetadata) string {
@@ -174,9 +176,10 @@ func (r *Runtime) writeBundle(s *sandbox, c *ctr, facts agent.ImageConfig, root 
 	in := specInput{
 		id: c.rec.ID, sandbox: s.config, config: c.config, image: facts, root: root, host: r.host,
 		cgroup: filepath.Join(r.cgroups.root, c.rec.Cgroup), hasPids: r.cgroups.pids, hasHugetlb: r.cgroups.hugetlb,
+		hasMemory:    r.cgroups.controllers["memory"] != "",
 		sandboxFiles: r.sandboxDir(s.rec.ID), etc: r.etcDir(s.rec.ID), seccompDir: filepath.Join(r.cfg.StateDir, "seccomp"),
-		volumes: r.imageVolumes(c.rec.ID),
-		pause:   fmt.Sprintf("/proc/%d/ns/", s.rec.PausePID),
+		volumes: r.imageVolumes(c.rec.ID), cdi: r.cfg.CDI,
+		pause: fmt.Sprintf("/proc/%d/ns/", s.rec.PausePID),
 	}
 	if !s.hostNetwork() {
 		in.netns = r.netnsPath(s.rec.ID)
@@ -237,7 +240,8 @@ func (r *Runtime) shimCreate(ctx context.Context, shim *shimClient, c *ctr) erro
 	if err != nil {
 		return err
 	}
-	m := wire.Create{Container: id, EndFile: r.endFile(id), EndNote: note, OCI: r.cfg.OCIPath, Bundle: r.bundlePath(id), Log: c.rec.Log, LogSize: r.cfg.LogMaxSize,
+	m := wire.Create{Container: id, EndFile: r.endFile(id), EndNote: note, OCI: r.cfg.OCIPath, Bundle: r.bundlePath(id),
+		Log: c.rec.Log, LogSize: r.cfg.LogMaxSize,
 		LogFiles: int64(r.cfg.LogMaxFiles), ExitFile: r.exitFile(id), OOMFile: r.cgroups.oomFile(c.rec.Cgroup),
 		TTY: c.config.GetTty(), Stdin: c.config.GetStdin(), StdinOnce: c.config.GetStdinOnce()}
 	f, err := shim.call(ctx, wire.KindCreate, &m)
@@ -259,16 +263,25 @@ func (r *Runtime) shimCreate(ctx context.Context, shim *shimClient, c *ctr) erro
 	return nil
 }
 
-// StartContainer implements agent.Runtime. Starting what runs succeeds.
-func (r *Runtime) StartContainer(ctx context.Context, q *cri.StartContainerRequest) (*cri.StartContainerResponse, error) {
+// lockContainer finds a container once records have been read, and locks its op.
+func (r *Runtime) lockContainer(ctx context.Context, id string) (*ctr, error) {
 	if err := r.wait(ctx); err != nil {
 		return nil, err
 	}
-	c, err := r.container(q.GetContainerId())
+	c, err := r.container(id)
 	if err != nil {
 		return nil, err
 	}
 	c.op.Lock()
+	return c, nil
+}
+
+// StartContainer implements agent.Runtime. Starting what runs succeeds.
+func (r *Runtime) StartContainer(ctx context.Context, q *cri.StartContainerRequest) (*cri.StartContainerResponse, error) {
+	c, err := r.lockContainer(ctx, q.GetContainerId())
+	if err != nil {
+		return nil, err
+	}
 	defer c.op.Unlock()
 	r.mu.Lock()
 	state := c.rec.State

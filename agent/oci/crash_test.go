@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -91,6 +92,65 @@ func TestShimKilled(t *testing.T) {
 				t.Errorf("the sandbox: %v, %v", sst, err)
 			}
 		})
+	}
+}
+
+// A container that ends at once may have ended before the agent notes that it was started. Whoever comes after that agent
+// learns how it ended all the same, with the shim and without it.
+func TestEndedBeforeItsStartWasNoted(t *testing.T) {
+	for _, shim := range []bool{true, false} {
+		t.Run(fmt.Sprint("shim=", shim), func(t *testing.T) {
+			r := newRig(t)
+			sb, sc := r.sandbox()
+			id := r.run(sb, sc, r.containerConfig("a", "exit 6"))
+			r.waitExit(id)
+			c, err := r.container(id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			rec := r.amend(c, func(*containerRecord) {})
+			if rec.State != ContainerExited {
+				t.Fatalf("its record says %q", rec.State)
+			}
+			if err := r.saveContainer(&rec); err != nil { // as StartContainer does when it hears of the end before
+				t.Fatal(err)
+			}
+			s, _ := r.Runtime.sandbox(sb)
+			r.stop()
+			rec.State = ContainerExited // as earlier releases wrote it
+			if err := saveJSON(filepath.Join(r.containerDir(id), "container.json"), &rec); err != nil {
+				t.Fatal(err)
+			}
+			if !shim {
+				killIfNamed(s.rec.ShimPID, "keelson-shim")
+			}
+			r.start()
+			if st := r.waitExit(id); st.ExitCode != 6 || st.FinishedAt == 0 {
+				t.Errorf("it ended as %v", st)
+			}
+			if _, err := r.StopContainer(r.ctx(), &cri.StopContainerRequest{ContainerId: id}); err != nil {
+				t.Errorf("stopping what has ended: %v", err)
+			}
+		})
+	}
+}
+
+// A record on disk never says that a container has ended.
+func TestRecordsDoNotEndContainers(t *testing.T) {
+	r := newRig(t)
+	rec := containerRecord{ID: "x", State: ContainerExited}
+	if err := os.MkdirAll(r.containerDir("x"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.saveContainer(&rec); err != nil {
+		t.Fatal(err)
+	}
+	var got containerRecord
+	if err := loadJSON(filepath.Join(r.containerDir("x"), "container.json"), &got); err != nil || got.State != ContainerRunning {
+		t.Errorf("it says %q, %v", got.State, err)
+	}
+	if err := os.RemoveAll(r.containerDir("x")); err != nil {
+		t.Fatal(err)
 	}
 }
 

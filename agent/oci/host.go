@@ -15,15 +15,38 @@ import (
 type hostFacts struct {
 	boot        string
 	unified     bool     // cgroup v2
+	swapFile    bool     // with cgroup v2: swap can be limited
 	caps        []string // that this process may hand on
 	lowerOOM    bool     // oom_score_adj may be lowered
 	oomScoreAdj int      // this process' own
 	maxFiles    uint64   // hard limit of open files
 	apparmor    bool
+	profiles    string // file that lists the AppArmor profiles that are loaded
+}
+
+// hasAppArmor says why a container cannot have a profile.
+func (h hostFacts) hasAppArmor(profile string) error {
+	if !h.apparmor {
+		return fmt.Errorf("AppArmor profile %q: AppArmor is not enabled on this node", profile)
+	}
+	loaded, err := os.ReadFile(h.profiles)
+	if err != nil {
+		return fmt.Errorf("AppArmor profile %q: the node's list of profiles cannot be read (is securityfs mounted?): %w", profile, err)
+	}
+	// Who runs without a profile is called so. Profiles of other policy namespaces are not in the list.
+	if profile == "unconfined" || strings.HasPrefix(profile, ":") {
+		return nil
+	}
+	for line := range strings.Lines(string(loaded)) { // NAME (MODE)
+		if i := strings.LastIndex(line, " ("); i >= 0 && line[:i] == profile {
+			return nil
+		}
+	}
+	return fmt.Errorf("AppArmor profile %q is not loaded on this node: load it there with apparmor_parser", profile)
 }
 
 func lookAtHost(unified bool) (hostFacts, error) {
-	h := hostFacts{unified: unified, boot: bootID(), maxFiles: 1024}
+	h := hostFacts{unified: unified, boot: bootID(), maxFiles: 1024, profiles: "/sys/kernel/security/apparmor/profiles"}
 	st, err := os.ReadFile("/proc/self/status")
 	if err != nil {
 		return h, err

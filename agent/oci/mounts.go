@@ -40,7 +40,7 @@ func (in *specInput) addMounts(b *bundle.Create) error {
 			mounts = append(mounts, m)
 		}
 	}
-	for _, f := range []string{"resolv.conf", "hostname", "hosts"} {
+	for _, f := range etcNames {
 		options := []string{"rbind", "rprivate", "rw"}
 		if in.security().GetReadonlyRootfs() {
 			options[2] = "ro"
@@ -203,8 +203,8 @@ func (in *specInput) addProfiles(b *bundle.Create) error {
 		}
 	}
 	if p := sc.GetApparmor(); p.GetProfileType() == cri.SecurityProfile_Localhost {
-		if !in.host.apparmor {
-			return fmt.Errorf("AppArmor profile %q: AppArmor is not enabled on this node", p.GetLocalhostRef())
+		if err := in.host.hasAppArmor(p.GetLocalhostRef()); err != nil {
+			return err
 		}
 		b.Spec.Process.ApparmorProfile = p.GetLocalhostRef()
 	}

@@ -29,18 +29,20 @@ import (
 
 // Config says where the runtime keeps its things and what it is given.
 type Config struct {
-	StateDir   string // survives a reboot: how containers ended, and what containers write
-	RunDir     string // emptied by a reboot: records of sandboxes and containers, sockets, network namespaces, bundles
-	ShimPath   string // keelson-shim
-	OCIPath    string // keelson-oci
-	PausePath  string // keelson-pause
-	CgroupRoot string // cgroup below which every pod lives, from the root of each hierarchy: "/keelson"
+	StateDir   string   // survives a reboot: how containers ended, and what containers write
+	RunDir     string   // emptied by a reboot: records of sandboxes and containers, sockets, network namespaces, bundles
+	ShimPath   string   // keelson-shim
+	OCIPath    string   // keelson-oci
+	PausePath  string   // keelson-pause
+	CgroupRoot string   // cgroup below which every pod lives, from the root of each hierarchy: "/keelson"
+	Handlers   []string // more names by which RuntimeClasses may ask for this runtime, which is "keelson" and "runc" anyway
 	Images     agent.Images
 	Network    agent.Network
 	Logger     *slog.Logger
 
-	LogMaxSize  int64 // bytes of a container's log before it is rotated; 0 = 10 MiB
-	LogMaxFiles int   // files kept of each log, the live one included; 0 = 5
+	CDI         []string // folders of device descriptions; nil = /etc/cdi and /var/run/cdi
+	LogMaxSize  int64    // bytes of a container's log before it is rotated; 0 = 10 MiB
+	LogMaxFiles int      // files kept of each log, the live one included; 0 = 5
 }
 
 // Runtime implements agent.Runtime.
@@ -67,7 +69,10 @@ type Runtime struct {
 	endsWaiting chan struct{} // capacity 1: there are some
 }
 
-var _ agent.EarlyRuntime = (*Runtime)(nil)
+var (
+	_ agent.EarlyRuntime    = (*Runtime)(nil)
+	_ agent.MeasuredRuntime = (*Runtime)(nil)
+)
 
 // New checks nothing and starts nothing.
 func New(cfg Config) *Runtime {
@@ -77,11 +82,15 @@ func New(cfg Config) *Runtime {
 	if cfg.LogMaxFiles == 0 {
 		cfg.LogMaxFiles = 5
 	}
+	if cfg.CDI == nil {
+		cfg.CDI = cdiFolders
+	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	return &Runtime{
-		cfg: cfg, log: cfg.Logger, ready: make(chan struct{}), stopping: make(chan struct{}), endsWaiting: make(chan struct{}, 1),
+		cfg: cfg, log: cfg.Logger, ready: make(chan struct{}), stopping: make(chan struct{}), endsWaiting: make(chan struct{},
+			1),
 		sandboxes: map[string]*sandbox{}, containers: map[string]*ctr{}, names: map[string]string{},
 		stages: map[string][]agent.StageTime{}, listeners: map[chan agent.RuntimeEvent]struct{}{},
 	}
@@ -115,6 +124,10 @@ func (r *Runtime) Run(ctx context.Context) error {
 	}
 	if r.spawner, err = newSpawner(r.cgroups); err != nil {
 		return err
+	}
+	if r.cgroups.unified {
+		_, err := os.Stat(filepath.Join(r.cgroups.paths(shimCgroup)[0], swapMax))
+		r.host.swapFile = err == nil
 	}
 	defer r.spawner.stop()
 	r.background.Go(func() { r.keepEnds(ctx) })

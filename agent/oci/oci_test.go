@@ -251,20 +251,38 @@ func TestResources(t *testing.T) {
 	id := r.run(sb, sc, r.containerConfig("limited", "exec sleep 1000", func(c *cri.ContainerConfig) {
 		c.Linux.Resources = &cri.LinuxContainerResources{CpuShares: 204, CpuQuota: 50000, CpuPeriod: 100000, MemoryLimitInBytes: 64 << 20, Unified: map[string]string{"pids.max": "77"}}
 	}))
-	c, _ := r.Runtime.container(id)
+	r.expectLimits(id, map[string]string{"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.shares": "204", "memory/memory.limit_in_bytes": "67108864", "pids/pids.max": "77"},
+		map[string]string{"cpu.max": "50000 100000", "cpu.weight": weightOf(204), "memory.max": "67108864", "memory.swap.max": "0", "memory.high": "max", "pids.max": "77"})
+	file := "/sys/fs/cgroup/memory" + r.cfg.CgroupRoot + "/burst/poduid1/memory.limit_in_bytes"
 	if r.cgroups.unified {
-		t.Log("cgroup v2: limits are read as the kernel shows them there")
-		return
+		file = "/sys/fs/cgroup" + r.cfg.CgroupRoot + "/burst/poduid1/memory.max"
 	}
-	for file, want := range map[string]string{"cpu/%s/cpu.cfs_quota_us": "50000", "cpu/%s/cpu.shares": "204", "memory/%s/memory.limit_in_bytes": "67108864", "pids/%s/pids.max": "77"} {
-		b, err := os.ReadFile("/sys/fs/cgroup/" + fmt.Sprintf(file, r.cfg.CgroupRoot+c.rec.Cgroup))
-		if err != nil || strings.TrimSpace(string(b)) != want {
-			t.Errorf("%s is %q, want %s (%v)", file, b, want, err)
-		}
-	}
-	b, err := os.ReadFile("/sys/fs/cgroup/memory" + r.cfg.CgroupRoot + "/burst/poduid1/memory.limit_in_bytes")
+	b, err := os.ReadFile(file)
 	if err != nil || strings.TrimSpace(string(b)) != "268435456" {
 		t.Errorf("the pod's limit is %q (%v)", b, err)
+	}
+}
+
+// expectLimits reads a container's cgroup: the files of v1, each below its controller, or those of v2.
+func (r *rig) expectLimits(id string, v1, v2 map[string]string) {
+	r.t.Helper()
+	c, err := r.Runtime.container(id)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	want, path := v1, func(file string) string {
+		controller, name, _ := strings.Cut(file, "/")
+		return filepath.Join("/sys/fs/cgroup", controller, r.cfg.CgroupRoot, c.rec.Cgroup, name)
+	}
+	if r.cgroups.unified {
+		want, path = v2, func(file string) string {
+			return filepath.Join("/sys/fs/cgroup", r.cfg.CgroupRoot, c.rec.Cgroup, file)
+		}
+	}
+	for file, value := range want {
+		if b, err := os.ReadFile(path(file)); err != nil || strings.TrimSpace(string(b)) != value {
+			r.t.Errorf("%s is %q, want %s (%v)", file, b, value, err)
+		}
 	}
 }
 

@@ -43,7 +43,7 @@ type containerRecord struct {
 	Version  int            `json:"version"`
 	ID       string         `json:"id"`
 	Sandbox  string         `json:"sandbox"`
-	State    ContainerState `json:"state"` // creating or created; the rest is the shim's
+	State    ContainerState `json:"state"` // creating, created or running; how it ended is the shim's to say
 	Config   []byte         `json:"config"`
 	Created  int64          `json:"created"`
 	Started  int64          `json:"started,omitempty"`
@@ -55,6 +55,14 @@ type containerRecord struct {
 	SharePID bool           `json:"sharePID"`          // its end leaves its children alive
 	Process  *specs.Process `json:"process,omitempty"` // template for exec
 	User     bundle.Answer  `json:"user"`
+}
+
+// unend takes back that the container has ended: whoever reads that would believe it without knowing how. Records of
+// earlier releases say so of a container that ended before its start was noted.
+func (rec *containerRecord) unend() {
+	if rec.State == ContainerExited {
+		rec.State = ContainerRunning
+	}
 }
 
 // exitRecord is how a container ended.
@@ -112,6 +120,7 @@ func (r *Runtime) saveSandbox(rec *sandboxRecord) error {
 
 func (r *Runtime) saveContainer(rec *containerRecord) error {
 	rec.Version = recordVersion
+	rec.unend()
 	return saveJSON(filepath.Join(r.containerDir(rec.ID), "container.json"), rec)
 }
 

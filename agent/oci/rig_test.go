@@ -23,8 +23,11 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// binaries builds shim, keelson-oci and pause once for all tests.
+// binaries builds shim, keelson-oci and pause once for all tests. Where there is no Go they are in KEELSON_OCI_BIN.
 var binaries = sync.OnceValues(func() (string, error) {
+	if dir := os.Getenv("KEELSON_OCI_BIN"); dir != "" {
+		return dir, nil
+	}
 	dir, err := os.MkdirTemp("", "keelson-oci-test-")
 	if err != nil {
 		return "", err
@@ -37,7 +40,7 @@ var binaries = sync.OnceValues(func() (string, error) {
 		{"CGO_ENABLED=0", "-ldflags=-s -w -E main.start", "keelson-pause", "keelson.dev/keelson/cmd/pause"},
 		{"CGO_ENABLED=1", static, "keelson-oci", "keelson.dev/keelson/cmd/oci"},
 	} {
-		cmd := exec.Command("go", "build", "-tags=seccomp,netgo,osusergo", b[1], "-o", filepath.Join(dir, b[2]), b[3])
+		cmd := exec.Command("go", "build", "-trimpath", "-tags=seccomp,netgo,osusergo", b[1], "-o", filepath.Join(dir, b[2]), b[3])
 		cmd.Env = append(os.Environ(), b[0])
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return "", fmt.Errorf("build %s: %w\n%s", b[3], err, out)
@@ -302,7 +305,7 @@ func (r *rig) status(id string) *cri.ContainerStatus {
 func (r *rig) waitExit(id string) *cri.ContainerStatus {
 	r.t.Helper()
 	var st *cri.ContainerStatus
-	err := wait.For(testCtx(r.t, 20*time.Second), 2*time.Millisecond, func() error {
+	err := wait.For(testCtx(r.t, time.Minute), 2*time.Millisecond, func() error {
 		if st = r.status(id); st.State != cri.ContainerState_CONTAINER_EXITED {
 			return fmt.Errorf("container is %s", st.State)
 		}
@@ -334,7 +337,7 @@ func (r *rig) log(name string) string {
 // waitLog waits until a container has logged a text.
 func (r *rig) waitLog(name, text string) {
 	r.t.Helper()
-	err := wait.For(testCtx(r.t, 10*time.Second), time.Millisecond, func() error {
+	err := wait.For(testCtx(r.t, time.Minute), time.Millisecond, func() error {
 		if b, err := os.ReadFile(filepath.Join(r.logs, name+".log")); err != nil || !strings.Contains(string(b), text) {
 			return fmt.Errorf("%q is not in the log: %s %v", text, b, err)
 		}

@@ -91,9 +91,8 @@ func (r *Runtime) RunPodSandboxEarly(ctx context.Context, q *cri.RunPodSandboxRe
 	if err := checkSandboxConfig(config); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	if h := q.GetRuntimeHandler(); h != "" {
-		return nil, status.Errorf(codes.InvalidArgument, "runtime handler %q is not one of this node's: the RuntimeClass of pod %s/%s names what this runtime has not got",
-			h, config.GetMetadata().GetNamespace(), config.GetMetadata().GetName())
+	if err := r.cfg.checkHandler(q.GetRuntimeHandler(), config.GetMetadata()); err != nil {
+		return nil, err
 	}
 	data, err := proto.Marshal(config)
 	if err != nil {
@@ -368,10 +367,20 @@ func (r *Runtime) startPause(ctx context.Context, s *sandbox) error {
 	return nil
 }
 
+// etcNames are the files that a sandbox gives its containers.
+var etcNames = []string{"resolv.conf", "hostname", "hosts"}
+
 // sandboxFiles writes what containers see at /etc and mounts their common /dev/shm.
 func (r *Runtime) sandboxFiles(s *sandbox) error {
 	if err := r.etcFiles(s); err != nil {
 		return err
+	}
+	// The release before this one looks for them here when it makes another container of the sandbox.
+	for _, name := range etcNames {
+		if err := os.Symlink(filepath.Join(r.etcDir(s.rec.ID), name),
+			filepath.Join(r.sandboxDir(s.rec.ID), name)); err != nil {
+			return err
+		}
 	}
 	if s.namespaces().GetIpc() == cri.NamespaceMode_NODE {
 		return nil
@@ -380,7 +389,8 @@ func (r *Runtime) sandboxFiles(s *sandbox) error {
 	if err := os.Mkdir(shm, 0o711); err != nil {
 		return err
 	}
-	if err := unix.Mount("shm", shm, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=1777,size=65536k"); err != nil {
+	if err := unix.Mount("shm", shm, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC,
+		"mode=1777,size=65536k"); err != nil {
 		return fmt.Errorf("mount %s: %w", shm, err)
 	}
 	return nil

@@ -240,7 +240,8 @@ const writeTime = 10 * time.Second
 
 // open sends a request whose answers arrive on the returned channel. end must be
 // called when no more are wanted.
-func (s *shimClient) open(kind wire.Kind, m wire.Message, files ...*os.File) (id uint32, answers <-chan wire.Frame, end func(), err error) {
+func (s *shimClient) open(kind wire.Kind, m wire.Message,
+	files ...*os.File) (id uint32, answers <-chan wire.Frame, end func(), err error) {
 	ch := make(chan wire.Frame, 2)
 	s.mu.Lock()
 	s.next++

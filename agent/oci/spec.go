@@ -27,15 +27,17 @@ type specInput struct {
 	host       hostFacts
 	cgroup     string // from the root of the hierarchies
 	hasPids    bool
+	hasMemory  bool
 	hasHugetlb bool
 
-	netns        string // "" = the host's
-	pause        string // "/proc/PID/ns/"
-	targetPID    int    // of the container whose process namespace is joined
-	etc          string // folder with resolv.conf, hostname, hosts
-	sandboxFiles string // folder with shm
-	seccompDir   string // folder of Localhost profiles
-	volumes      string // folder for what the image declares as volumes
+	netns        string   // "" = the host's
+	pause        string   // "/proc/PID/ns/"
+	targetPID    int      // of the container whose process namespace is joined
+	etc          string   // folder with resolv.conf, hostname, hosts
+	sandboxFiles string   // folder with shm
+	seccompDir   string   // folder of Localhost profiles
+	volumes      string   // folder for what the image declares as volumes
+	cdi          []string // folders of CDI specifications, the last one first
 
 	clampedOOM bool // set by build: oom_score_adj could not be as low as asked
 }
@@ -86,7 +88,7 @@ func signalNumber(name string) int {
 }
 
 // build describes the container. It reads no state but the input, the devices and
-// the seccomp profiles that the input names.
+// the profiles that the input names.
 func (in *specInput) build() (*bundle.Create, error) {
 	process, err := in.process()
 	if err != nil {
@@ -116,7 +118,7 @@ func (in *specInput) build() (*bundle.Create, error) {
 	if err := in.addProfiles(b); err != nil {
 		return nil, err
 	}
-	return b, nil
+	return b, in.addCDI(b.Spec)
 }
 
 func (in *specInput) user() bundle.User {
@@ -338,16 +340,8 @@ func (in *specInput) resources() (*specs.LinuxResources, error) {
 			out.HugepageLimits = append(out.HugepageLimits, specs.LinuxHugepageLimit{Pagesize: h.PageSize, Limit: h.Limit})
 		}
 	}
-	if in.host.unified && len(res.Unified) > 0 {
-		out.Unified = map[string]string{}
-		for k, v := range res.Unified {
-			switch {
-			case k != "pids.max":
-				out.Unified[k] = v
-			case in.hasPids:
-				out.Unified[k] = v
-			}
-		}
+	if in.host.unified {
+		out.Unified = in.unified(res)
 	} else if v, ok := res.Unified["pids.max"]; ok && in.hasPids && v != "max" {
 		n, err := strconv.ParseInt(v, 10, 64)
 		if err != nil {
@@ -357,6 +351,26 @@ func (in *specInput) resources() (*specs.LinuxResources, error) {
 	}
 	return out, nil
 }
+
+// unified are the values of cgroup v2 files. Those of a controller that the kernel lacks are left out.
+func (in *specInput) unified(res *cri.LinuxContainerResources) map[string]string {
+	out := map[string]string{}
+	for k, v := range res.Unified {
+		switch controller, _, _ := strings.Cut(k, "."); {
+		case controller == "pids" && !in.hasPids, controller == "memory" && !in.hasMemory:
+		default:
+			out[k] = v
+		}
+	}
+	// There memory and swap are two limits: who has none of memory has none of swap either, unless it is said.
+	if _, said := out[swapMax]; !said && in.host.swapFile && res.MemoryLimitInBytes <= 0 {
+		out[swapMax] = "0"
+	}
+	return out
+}
+
+// swapMax is the file of cgroup v2 that limits swap. A kernel without swap has none.
+const swapMax = "memory.swap.max"
 
 // swapAccounting says whether memory+swap can be limited.
 func (h hostFacts) swapAccounting() bool {

@@ -161,7 +161,7 @@ func (r *Runtime) containerStatus(c *ctr) *cri.ContainerStatus {
 		Id: c.rec.ID, Metadata: c.config.GetMetadata(), State: criContainerState(c.rec.State), CreatedAt: c.rec.Created,
 		StartedAt: c.rec.Started, Image: c.config.GetImage(), ImageRef: c.imageRef(), ImageId: c.rec.ImageID,
 		Labels: c.config.GetLabels(), Annotations: c.config.GetAnnotations(), Mounts: c.config.GetMounts(), LogPath: c.rec.Log,
-		Resources: &cri.ContainerResources{Linux: c.config.GetLinux().GetResources()},
+		Resources: &cri.ContainerResources{Linux: c.resources()},
 		User:      &cri.ContainerUser{Linux: &cri.LinuxContainerUser{Uid: int64(c.rec.User.UID), Gid: int64(c.rec.User.GID)}},
 	}
 	for _, g := range c.rec.User.Groups {
@@ -190,7 +190,7 @@ func (r *Runtime) Status(ctx context.Context, q *cri.StatusRequest) (*cri.Status
 	}
 	return &cri.StatusResponse{
 		Status:          &cri.RuntimeStatus{Conditions: []*cri.RuntimeCondition{ready, network}},
-		RuntimeHandlers: []*cri.RuntimeHandler{{Name: "", Features: &cri.RuntimeHandlerFeatures{RecursiveReadOnlyMounts: true}}},
+		RuntimeHandlers: r.cfg.runtimeHandlers(),
 		Features:        &cri.RuntimeFeatures{SupplementalGroupsPolicy: true},
 	}, nil
 }

@@ -81,7 +81,8 @@ func (t *cgroupTree) setTiers(want agent.Tiers) error {
 	for _, l := range tierLimits(want, t.unified) {
 		mount, ok := t.controllers[l.controller]
 		if !ok {
-			errs = append(errs, fmt.Errorf("the kernel has no %s cgroup controller: pods are not held to %s", l.controller, l.file))
+			errs = append(errs, fmt.Errorf("the kernel has no %s cgroup controller: pods are not held to %s",
+				l.controller, l.file))
 			continue
 		}
 		if err := t.makeTier(mount, l.tier); err != nil {

@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -39,6 +40,61 @@ func TestFilesOfEtcAreMeasured(t *testing.T) {
 	out, _ = r.output(sb, sc, "c", "df -k /dev/shm /dev | tail -n 2 | awk '{print $2}'")
 	if out != "stdout F 65536\nstdout F 65536\n" {
 		t.Errorf("sizes: %q", out)
+	}
+}
+
+// An agent of the release before this one finds the files of /etc where it had them, beside shm, and binds them into the
+// containers that it makes in a sandbox of this release.
+func TestFilesOfEtcForTheReleaseBefore(t *testing.T) {
+	r := newRig(t)
+	sb, sc := r.sandbox()
+	id := r.run(sb, sc, r.containerConfig("a", "echo more >> /etc/hosts; exec sleep 1000"))
+	_, shared := r.Written(id)
+	r.eventually(func() error {
+		b, err := os.ReadFile(filepath.Join(shared[0], "hosts"))
+		if err == nil && !strings.HasSuffix(string(b), "more\n") {
+			err = unix.EAGAIN
+		}
+		return err
+	})
+	// Its runtime hands these paths to the kernel as they are.
+	over := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(over, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range []string{"resolv.conf", "hostname", "hosts"} {
+		if err := unix.Mount(filepath.Join(r.cfg.RunDir, "sandboxes", sb, f), over, "", unix.MS_BIND, ""); err != nil {
+			t.Fatalf("%s where the release before has it: %v", f, err)
+		}
+		a, err1 := os.Stat(over)
+		b, err2 := os.Stat(filepath.Join(shared[0], f))
+		if err := errors.Join(err1, err2, unix.Unmount(over, 0)); err != nil {
+			t.Fatal(err)
+		}
+		if !os.SameFile(a, b) {
+			t.Errorf("%s is another file there", f)
+		}
+	}
+}
+
+// A sandbox of the release before this one has its files beside shm. A container that this release adds has its own.
+func TestFilesOfEtcOfTheReleaseBefore(t *testing.T) {
+	r := newRig(t)
+	sb, sc := r.sandbox()
+	r.stop()
+	for _, f := range []string{"resolv.conf", "hostname", "hosts"} {
+		path := filepath.Join(r.cfg.RunDir, "sandboxes", sb, f)
+		if err := errors.Join(os.Remove(path), os.WriteFile(path, []byte("old\n"), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.RemoveAll(filepath.Join(r.cfg.StateDir, "etc", sb)); err != nil {
+		t.Fatal(err)
+	}
+	r.start()
+	out, _ := r.output(sb, sc, "b", "cat /etc/hostname; head -n 1 /etc/hosts")
+	if out != "stdout F pod1\nstdout F 127.0.0.1\tlocalhost\n" {
+		t.Errorf("a new container sees %q", out)
 	}
 }
 

@@ -23,11 +23,12 @@ const (
 	ReportGone     // nothing is left
 	Cancel         // end the action named by Target early
 	RefreshVolumes // rewrite projected content that changed; the worker's own, never planned by Step
+	ResizePod      // give the pod's cgroups the resources that were granted
 )
 
 func (k Kind) String() string {
 	return [...]string{"mount-volumes", "create-sandbox", "ensure-image", "start", "kill", "remove", "await-gate", "stop-sandbox",
-		"unmount-volumes", "remove-sandbox", "report-gone", "cancel", "refresh-volumes"}[k]
+		"unmount-volumes", "remove-sandbox", "report-gone", "cancel", "refresh-volumes", "resize"}[k]
 }
 
 // Action is one thing to do. Actions of one plan are independent of each other.
@@ -59,6 +60,8 @@ func (a Action) Key() string {
 		return "sandbox/" + a.ID
 	case AwaitGate:
 		return "gate"
+	case ResizePod:
+		return "resize"
 	case Cancel:
 		return "cancel/" + a.Target
 	default:
@@ -82,7 +85,7 @@ func (a Action) String() string {
 		return fmt.Sprintf("%s %s (%s) within %s: %s", a.Kind, a.ID, a.Container, a.Grace, a.Why)
 	case RemoveContainer:
 		return fmt.Sprintf("%s %s (%s#%d)", a.Kind, a.ID, a.Container, a.Attempt)
-	case StopSandbox, RemoveSandbox:
+	case StopSandbox, RemoveSandbox, ResizePod:
 		return fmt.Sprintf("%s %s", a.Kind, a.ID)
 	case Cancel:
 		return fmt.Sprintf("%s %s", a.Kind, a.Target)

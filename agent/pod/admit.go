@@ -28,6 +28,13 @@ func Admit(pod *v1.Pod, others []*v1.Pod, node *v1.Node) *Stop {
 			if !slices.Contains(safeSysctls, s.Name) {
 				return refuse("SysctlForbidden", "forbidden sysctl: %q not allowlisted", s.Name)
 			}
+			// The node's own is not the pod's to set.
+			if pod.Spec.HostNetwork && strings.HasPrefix(s.Name, "net.") {
+				return refuse("SysctlForbidden", "forbidden sysctl: %q not allowed with host net enabled", s.Name)
+			}
+			if pod.Spec.HostIPC && strings.HasPrefix(s.Name, "kernel.shm") {
+				return refuse("SysctlForbidden", "forbidden sysctl: %q not allowed with host ipc enabled", s.Name)
+			}
 		}
 	}
 	if ok, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(node); err != nil || !ok {
@@ -55,42 +62,30 @@ func outOf(pod *v1.Pod, others []*v1.Pod, node *v1.Node, refuse func(string, str
 	if n, ok := alloc[v1.ResourcePods]; ok && int64(len(others))+1 > n.Value() {
 		return refuse("OutOfpods", "Node didn't have enough resource: pods, requested: 1, used: %d, capacity: %d", len(others), n.Value())
 	}
-	used := v1.ResourceList{}
-	for _, o := range others {
-		for name, q := range resource.PodRequests(o, resource.PodResourcesOptions{}) {
-			sum := used[name]
-			sum.Add(q)
-			used[name] = sum
-		}
-	}
+	used := requestsOf(others)
 	want := resource.PodRequests(pod, resource.PodResourcesOptions{})
 	var names []string
 	for name := range want {
-		names = append(names, string(name))
+		// An extended resource that the node has never heard of is managed elsewhere: by a scheduler's extender.
+		if _, known := alloc[name]; known || !extended(string(name)) {
+			names = append(names, string(name))
+		}
 	}
 	slices.Sort(names)
 	for _, n := range names {
 		name := v1.ResourceName(n)
-		q, have := want[name], alloc[name]
-		if q.IsZero() {
-			continue
-		}
-		value := func(x v1.ResourceList) int64 {
-			y := x[name]
-			if name == v1.ResourceCPU {
-				return y.MilliValue()
-			}
-			return y.Value()
-		}
-		sum := used[name].DeepCopy()
-		sum.Add(q)
-		if sum.Cmp(have) > 0 {
-			r := refuse("OutOf"+n, "Node didn't have enough resource: %s, requested: %d, used: %d, capacity: %d", n, value(want), value(used), value(alloc))
-			r.Stored = strings.Contains(n, "/") // an extended resource
+		if message := lacking(name, want, used, alloc); message != "" {
+			r := refuse("OutOf"+n, "%s", message)
+			r.Stored = extended(n)
 			return r
 		}
 	}
 	return nil
+}
+
+// extended says whether a resource is of somebody else's making than Kubernetes'.
+func extended(name string) bool {
+	return strings.Contains(name, "/") && !strings.Contains(name, "kubernetes.io/")
 }
 
 type hostPort struct {

@@ -48,11 +48,13 @@ func (c *Ceiling) Check(pod *v1.Pod) *Stop {
 	if got.Allowed {
 		return nil
 	}
-	return refusal(pod, "PodSecurity", "violates PodSecurity %q, the most that this node allows (--pod-security): %s", c.level, got.ForbiddenDetail())
+	return refusal(pod, "PodSecurity", "violates PodSecurity %q, the most that this node allows (--pod-security): %s",
+		c.level, got.ForbiddenDetail())
 }
 
 func refusal(pod *v1.Pod, reason, format string, args ...any) *Stop {
-	return &Stop{Reason: reason, Message: "Pod was rejected: " + fmt.Sprintf(format, args...), Grace: grace(pod), Refused: true}
+	return &Stop{Reason: reason, Message: "Pod was rejected: " + fmt.Sprintf(format, args...),
+		Grace: grace(pod), Refused: true}
 }
 
 // Incapable refuses a pod that asks for what this agent would leave out: the API
@@ -67,8 +69,6 @@ func Incapable(pod *v1.Pod) *Stop {
 		return unable(at.Child("hostUsers"), "gives pods no user namespace of their own")
 	case spec.OS != nil && spec.OS.Name != v1.Linux:
 		return refusal(pod, "PodOSNotSupported", "%s: this node runs linux, not %s", at.Child("os", "name"), spec.OS.Name)
-	case len(spec.ResourceClaims) > 0:
-		return unable(at.Child("resourceClaims"), "allocates no devices by claims")
 	}
 	for _, list := range []struct {
 		name       string
@@ -77,7 +77,8 @@ func Incapable(pod *v1.Pod) *Stop {
 		for i := range list.containers {
 			for j := range list.containers[i].Env {
 				if from := list.containers[i].Env[j].ValueFrom; from != nil && from.FileKeyRef != nil {
-					return unable(at.Child(list.name).Index(i).Child("env").Index(j).Child("valueFrom", "fileKeyRef"), "reads no variables from files")
+					return unable(at.Child(list.name).Index(i).Child("env").Index(j).Child("valueFrom", "fileKeyRef"),
+						"reads no variables from files")
 				}
 			}
 		}

@@ -4,16 +4,17 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"testing/synctest"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/internal/virtual"
 )
 
 // A node with a ceiling runs no pod above it, whatever the API has let in, and says so in the pod's status.
 func TestCeiling(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.cfg.Node = func() *v1.Node { return &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1"}} }
 		ceiling, err := ParseCeiling("baseline:v1.30")
@@ -29,7 +30,7 @@ func TestCeiling(t *testing.T) {
 		host.Spec.Volumes = []v1.Volume{{Name: "root", VolumeSource: v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: "/"}}}}
 		users.Spec.HostUsers = &no
 		n.cluster.Put(plain, bold, host, users)
-		synctest.Wait()
+		virtual.Wait()
 		for uid, want := range map[types.UID]string{
 			"u1": "Running||",
 			"u2": `Failed|PodSecurity|Pod was rejected: violates PodSecurity "baseline:v1.30", the most that this node allows (--pod-security): privileged (container "app" must not set securityContext.privileged=true)`,
@@ -69,9 +70,8 @@ func TestParseCeiling(t *testing.T) {
 func TestIncapable(t *testing.T) {
 	no := false
 	for want, spec := range map[string]v1.PodSpec{
-		"spec.hostUsers":      {HostUsers: &no},
-		"spec.os.name":        {OS: &v1.PodOS{Name: v1.Windows}},
-		"spec.resourceClaims": {ResourceClaims: []v1.PodResourceClaim{{Name: "gpu"}}},
+		"spec.hostUsers": {HostUsers: &no},
+		"spec.os.name":   {OS: &v1.PodOS{Name: v1.Windows}},
 		"spec.containers[0].env[0].valueFrom.fileKeyRef": {Containers: []v1.Container{{Env: []v1.EnvVar{
 			{ValueFrom: &v1.EnvVarSource{FileKeyRef: &v1.FileKeySelector{}}}}}}},
 		"spec.volumes[0].projected.sources[0].clusterTrustBundle": {Volumes: []v1.Volume{{VolumeSource: v1.VolumeSource{

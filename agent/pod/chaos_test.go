@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -18,6 +17,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/internal/virtual"
 )
 
 // TestChaos lets verbs fail, containers exit, pauses die and the agent restart at random over an hour of virtual
@@ -26,7 +26,7 @@ import (
 func TestChaos(t *testing.T) {
 	for seed := range uint64(8) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { chaos(t, rand.New(rand.NewPCG(seed, 1))) })
+			virtual.Test(t, func(t *testing.T) { chaos(t, rand.New(rand.NewPCG(seed, 1))) })
 		})
 	}
 }
@@ -72,7 +72,7 @@ func chaos(t *testing.T, r *rand.Rand) {
 		}
 	}
 	time.Sleep(10 * time.Minute)
-	synctest.Wait()
+	virtual.Wait()
 	for i := range pods {
 		if s := summary(&n.pod(uid(i)).Status); !strings.Contains(s, " Ready;") {
 			t.Errorf("after ten minutes of peace %s is %s; events: %q", uid(i), s, n.cluster.Events(uid(i)))
@@ -92,7 +92,7 @@ func chaos(t *testing.T, r *rand.Rand) {
 		}
 	}
 	time.Sleep(5 * time.Minute)
-	synctest.Wait()
+	virtual.Wait()
 	if left := n.cluster.Pods(); len(left) != 0 {
 		t.Errorf("%d pods are left; the first: %s", len(left), summary(&left[0].Status))
 	}
@@ -110,7 +110,7 @@ func chaos(t *testing.T, r *rand.Rand) {
 
 // A postStart hook that fails ends the container and starts it again, and says so.
 func TestPostStartFails(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.rt.Fail("ExecSync", errors.New("hook is broken"))
 		n.start()
@@ -127,13 +127,13 @@ func TestPostStartFails(t *testing.T) {
 
 // A pod that is deleted while its image is being pulled is gone at once: the pull is given up.
 func TestDeletedWhilePulling(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.img.Delay("PullImage", time.Hour)
 		n.start()
 		defer func() { n.stop() }()
 		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "big:1"}))
-		synctest.Wait()
+		virtual.Wait()
 		begin := time.Now()
 		deletePod(n, "u1", 30)
 		if err := n.cluster.Await(t.Context(), "gone", func() bool { return n.cluster.Gone("u1") }); err != nil {
@@ -147,13 +147,13 @@ func TestDeletedWhilePulling(t *testing.T) {
 
 // A second deletion with a shorter grace period cuts the first one short.
 func TestGraceShortened(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.rt.IgnoreTerm = map[string]bool{"app": true}
 		n.start()
 		defer func() { n.stop() }()
 		n.cluster.Put(simplePod("u1"))
-		synctest.Wait()
+		virtual.Wait()
 		begin := time.Now()
 		deletePod(n, "u1", 3600)
 		time.Sleep(time.Second)
@@ -169,7 +169,7 @@ func TestGraceShortened(t *testing.T) {
 
 // Readiness reaches the status with no delay in both directions, and takes no container with it. F113
 func TestReadinessFollows(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		states := make(chan agent.ProbeState)
 		n.cfg.Prober = prober{func(ctx context.Context, _ agent.ProbeTarget, on func(agent.ProbeEvent)) {
@@ -202,7 +202,7 @@ func TestReadinessFollows(t *testing.T) {
 
 // A pod that crashes for a day tells a bounded number of events, and goes on telling now and then.
 func TestEventsAreBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.rt.Lifetime = func(*cri.ContainerConfig) (time.Duration, int32, bool) { return time.Second, 1, true }
 		n.start()
@@ -220,12 +220,12 @@ func TestEventsAreBounded(t *testing.T) {
 		}
 		n.cluster.Put(simplePod("u1"))
 		time.Sleep(time.Hour)
-		synctest.Wait()
+		virtual.Wait()
 		if got := told(); got < eventBurst || got > eventBurst+13 {
 			t.Errorf("%d events in the first hour", got)
 		}
 		time.Sleep(time.Hour)
-		synctest.Wait()
+		virtual.Wait()
 		if got := told(); got < eventBurst+13 || got > eventBurst+26 {
 			t.Errorf("%d events in two hours", got)
 		}
@@ -234,7 +234,7 @@ func TestEventsAreBounded(t *testing.T) {
 
 // A look at the runtime that began before an action ended never makes the worker do it again.
 func TestOldPictureStartsNothingTwice(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.rt.Delay("ListContainers", 20*time.Millisecond)
 		n.rt.Delay("StartContainer", 30*time.Millisecond)

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -14,6 +13,7 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/fake"
+	"keelson.dev/keelson/internal/virtual"
 )
 
 // wallClock makes the runtime stamp by a clock that can be set while everything goes on.
@@ -29,7 +29,7 @@ var skews = []time.Duration{-time.Hour, 0, time.Hour, 365 * 24 * time.Hour}
 func TestBackoffIgnoresTheWallClock(t *testing.T) {
 	for _, skew := range skews {
 		t.Run(skew.String(), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			virtual.Test(t, func(t *testing.T) {
 				n := newNode(t)
 				set := wallClock(n)
 				n.start()
@@ -39,19 +39,19 @@ func TestBackoffIgnoresTheWallClock(t *testing.T) {
 				// Set while the container runs: what it ran for is no reason to begin the count anew.
 				set(skew)
 				for i, delay := range []time.Duration{0, time.Second, 2 * time.Second, 4 * time.Second} {
-					synctest.Wait()
+					virtual.Wait()
 					if err := n.rt.Exit("u1", "app", 1, ""); err != nil {
 						t.Fatal(err)
 					}
 					if delay > 0 {
 						time.Sleep(delay - time.Millisecond) // virtual time
-						synctest.Wait()
+						virtual.Wait()
 						if n.rt.Running("u1", "app") != "" {
 							t.Fatalf("restart %d came before %s", i+1, delay)
 						}
 						time.Sleep(time.Millisecond)
 					}
-					synctest.Wait()
+					virtual.Wait()
 					if n.rt.Running("u1", "app") == "" {
 						t.Fatalf("restart %d did not come after %s", i+1, delay)
 					}
@@ -63,7 +63,7 @@ func TestBackoffIgnoresTheWallClock(t *testing.T) {
 
 // An agent that starts anew after the clock was set back waits no longer than the back-off, and probes begin when they should.
 func TestClockSetBackBetweenTwoLives(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		wallClock(n)(time.Hour) // what was stamped before is of the future now
 		started := make(chan time.Time, 10)
@@ -74,32 +74,32 @@ func TestClockSetBackBetweenTwoLives(t *testing.T) {
 		p := simplePod("u1", v1.Container{Name: "app", Image: "hello:1", LivenessProbe: &v1.Probe{InitialDelaySeconds: 5}})
 		n.start()
 		n.cluster.Put(p)
-		synctest.Wait()
+		virtual.Wait()
 		for range 3 {
-			synctest.Wait()
+			virtual.Wait()
 			if err := n.rt.Exit("u1", "app", 1, ""); err != nil {
 				t.Fatal(err)
 			}
 			time.Sleep(5 * time.Second)
 		}
-		synctest.Wait()
+		virtual.Wait()
 		if err := n.rt.Exit("u1", "app", 1, ""); err != nil {
 			t.Fatal(err)
 		}
 		n.start()
 		defer func() { n.stop() }()
 		time.Sleep(4*time.Second - time.Millisecond)
-		synctest.Wait()
+		virtual.Wait()
 		if n.rt.Running("u1", "app") != "" {
 			t.Error("the back-off was forgotten")
 		}
 		time.Sleep(time.Millisecond)
-		synctest.Wait()
+		virtual.Wait()
 		if n.rt.Running("u1", "app") == "" {
 			t.Error("the back-off does not end")
 		}
 		n.start()
-		synctest.Wait()
+		virtual.Wait()
 		for len(started) > 0 {
 			if at := <-started; at.After(time.Now()) {
 				t.Errorf("probes begin %s from now", time.Until(at))
@@ -152,7 +152,7 @@ func TestDeletionDeadline(t *testing.T) {
 func TestSandboxAndDeadlineIgnoreTheWallClock(t *testing.T) {
 	for _, skew := range skews {
 		t.Run(fmt.Sprint(skew), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			virtual.Test(t, func(t *testing.T) {
 				n := newNode(t)
 				wallClock(n)(skew)
 				n.start()
@@ -161,26 +161,26 @@ func TestSandboxAndDeadlineIgnoreTheWallClock(t *testing.T) {
 				limit := int64(600)
 				p.Spec.ActiveDeadlineSeconds = &limit
 				n.cluster.Put(p)
-				synctest.Wait()
+				virtual.Wait()
 				for range 2 {
 					time.Sleep(time.Minute)
 					if err := n.rt.KillSandbox("u1"); err != nil {
 						t.Fatal(err)
 					}
 					time.Sleep(10 * time.Second)
-					synctest.Wait()
+					virtual.Wait()
 					if n.rt.Running("u1", "app") == "" {
 						t.Fatalf("no new sandbox: %q", slices.Clone(n.rt.Journal()))
 					}
 				}
 				n.start()
 				time.Sleep(time.Duration(limit)*time.Second - 141*time.Second)
-				synctest.Wait()
+				virtual.Wait()
 				if st := n.pod("u1").Status; st.Phase != v1.PodRunning {
 					t.Fatalf("before its deadline: %s %s", st.Phase, st.Reason)
 				}
 				time.Sleep(3 * time.Second)
-				synctest.Wait()
+				virtual.Wait()
 				if st := n.pod("u1").Status; st.Reason != "DeadlineExceeded" {
 					t.Fatalf("after its deadline: %s %s", st.Phase, st.Reason)
 				}

@@ -2,6 +2,7 @@ package pod
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
@@ -30,7 +31,33 @@ func (g *gen) conditions(st *v1.PodStatus) {
 	if find(st.Conditions, v1.PodScheduled) == nil {
 		g.condition(st, v1.PodScheduled, true, "", "")
 	}
+	g.resizing(st)
 }
+
+// resizing tells of a resize that is not over. Both conditions are there only while they are true.
+func (g *gen) resizing(st *v1.PodStatus) {
+	st.Conditions = slices.DeleteFunc(st.Conditions, func(c v1.PodCondition) bool {
+		return c.Type == v1.PodResizePending && !g.pendingResize() || c.Type == v1.PodResizeInProgress && !g.openResize()
+	})
+	r := &g.o.Resize
+	if g.pendingResize() {
+		g.conditionOf(st, v1.PodResizePending, true, r.Pending, r.Message, r.Asked)
+	}
+	if g.openResize() {
+		reason, message := "", ""
+		if f, ok := g.o.Failures[(Action{Kind: ResizePod}).Key()]; ok {
+			reason, message = v1.PodReasonError, f.Message
+		}
+		g.conditionOf(st, v1.PodResizeInProgress, true, reason, message, r.Granted)
+	}
+}
+
+// pendingResize says that the node has not granted what the spec asks for, openResize that what it granted is not all in
+// effect. Neither is said of a pod that ends.
+func (g *gen) pendingResize() bool {
+	return g.o.Resize.Pending != "" && g.d.Stop == nil && !final(g.pod)
+}
+func (g *gen) openResize() bool { return g.o.Resize.Open && g.d.Stop == nil && !final(g.pod) }
 
 func (g *gen) initialized(st *v1.PodStatus) {
 	if st.Phase == v1.PodSucceeded {
@@ -96,6 +123,10 @@ func find(conds []v1.PodCondition, t v1.PodConditionType) *v1.PodCondition {
 
 // condition sets one; the transition time moves only with the status.
 func (g *gen) condition(st *v1.PodStatus, t v1.PodConditionType, value bool, reason, message string) {
+	g.conditionOf(st, t, value, reason, message, g.pod.Generation)
+}
+
+func (g *gen) conditionOf(st *v1.PodStatus, t v1.PodConditionType, value bool, reason, message string, generation int64) {
 	status := v1.ConditionFalse
 	if value {
 		status = v1.ConditionTrue
@@ -108,5 +139,5 @@ func (g *gen) condition(st *v1.PodStatus, t v1.PodConditionType, value bool, rea
 	if c.Status != status {
 		c.Status, c.LastTransitionTime = status, metav1.NewTime(g.now)
 	}
-	c.Reason, c.Message, c.ObservedGeneration = reason, message, g.pod.Generation
+	c.Reason, c.Message, c.ObservedGeneration = reason, message, generation
 }

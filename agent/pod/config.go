@@ -67,7 +67,8 @@ func (w *worker) sandboxConfig(pod *v1.Pod, attempt uint32) (*cri.PodSandboxConf
 		DnsConfig:    dns,
 		Labels:       podLabels(pod),
 		Annotations:  ann,
-		Linux:        &cri.LinuxPodSandboxConfig{CgroupParent: cgroupParent(w.cfg.CgroupRoot, pod), Resources: w.podLimits(pod), SecurityContext: w.sandboxSecurity(pod)},
+		Linux: &cri.LinuxPodSandboxConfig{CgroupParent: cgroupParent(w.cfg.CgroupRoot, pod),
+			Resources: w.podLimits(pod), SecurityContext: w.sandboxSecurity(pod)},
 	}
 	if pod.Spec.HostNetwork {
 		c.Hostname = ""
@@ -164,7 +165,7 @@ func (w *worker) containerConfig(pod *v1.Pod, spec *v1.Container, a Action, imag
 		LogPath:    logPath(spec.Name, a.Attempt),
 		Stdin:      spec.Stdin, StdinOnce: spec.StdinOnce, Tty: spec.TTY,
 		Linux: &cri.LinuxContainerConfig{
-			Resources:       containerResources(pod, spec, w.cfg.memory()),
+			Resources:       w.containerLimits(pod, spec),
 			SecurityContext: securityContext(pod, spec, w.cfg.SeccompDefault),
 		},
 		Annotations: map[string]string{
@@ -180,7 +181,7 @@ func (w *worker) containerConfig(pod *v1.Pod, spec *v1.Container, a Action, imag
 		c.Annotations[annDelay] = a.Delay.String()
 	}
 	if spec.Lifecycle != nil && spec.Lifecycle.StopSignal != nil {
-		if n, ok := cri.Signal_value[string(*spec.Lifecycle.StopSignal)]; ok {
+		if n, ok := cri.Signal_value["SIGNAL_"+string(*spec.Lifecycle.StopSignal)]; ok {
 			c.StopSignal = cri.Signal(n)
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -17,6 +16,7 @@ import (
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/fake"
 	"keelson.dev/keelson/csi/privatemounts"
+	"keelson.dev/keelson/internal/virtual"
 )
 
 func TestMain(m *testing.M) { privatemounts.Main(m) }
@@ -144,6 +144,17 @@ func TestResources(t *testing.T) {
 	}
 }
 
+// With cgroup v2 a container that is out of memory ends as a whole, unless the node says otherwise.
+func TestOOMGroup(t *testing.T) {
+	p := simplePod("u1")
+	for single, want := range map[bool]string{false: "1", true: ""} {
+		w := &worker{cfg: &Config{Objects: fake.NewCluster(), SingleProcessOOMKill: single}}
+		if got := w.containerLimits(p, &p.Spec.Containers[0]).Unified["memory.oom.group"]; got != want {
+			t.Errorf("single process %v: memory.oom.group is %q, want %q", single, got, want)
+		}
+	}
+}
+
 func TestSecurityContext(t *testing.T) {
 	i := func(n int64) *int64 { return &n }
 	yes, no := true, false
@@ -199,12 +210,13 @@ func TestPullPolicyAndCredentials(t *testing.T) {
 
 // What a container is created with: mounts, hosts file, termination message, names, and where they come from.
 func TestContainerConfig(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.start()
 		defer func() { n.stop() }()
 		p := simplePod("u1", v1.Container{Name: "app", Image: "hello:1", Command: []string{"run", "$(WHO)"}, Args: []string{"$$(WHO)"}, Env: []v1.EnvVar{{Name: "WHO", Value: "me"}},
 			VolumeMounts:           []v1.VolumeMount{{Name: "cm", MountPath: "/etc/cm"}, {Name: "data", MountPath: "/data", SubPathExpr: "$(WHO)"}},
+			Lifecycle:              &v1.Lifecycle{StopSignal: ptr(v1.SIGUSR1)},
 			TerminationMessagePath: "/dev/termination-log", TerminationMessagePolicy: v1.TerminationMessageFallbackToLogsOnError})
 		p.Spec.Volumes = []v1.Volume{{Name: "cm", VolumeSource: v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{}}}, {Name: "data", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}}}
 		p.Spec.Hostname, p.Spec.Subdomain = "first", "sub"
@@ -213,8 +225,8 @@ func TestContainerConfig(t *testing.T) {
 		n.cluster.Put(p)
 		n.is("u1", running)
 		c := n.rt.ContainerConfig(n.rt.Running("u1", "app"))
-		if !slices.Equal(c.Command, []string{"run", "me"}) || !slices.Equal(c.Args, []string{"$(WHO)"}) || c.LogPath != "app/0.log" {
-			t.Errorf("command %q %q, log %s", c.Command, c.Args, c.LogPath)
+		if !slices.Equal(c.Command, []string{"run", "me"}) || !slices.Equal(c.Args, []string{"$(WHO)"}) || c.LogPath != "app/0.log" || c.StopSignal != cri.Signal_SIGNAL_SIGUSR1 {
+			t.Errorf("command %q %q, log %s, stop signal %v", c.Command, c.Args, c.LogPath, c.StopSignal)
 		}
 		mount := map[string]*cri.Mount{}
 		for _, m := range c.Mounts {
@@ -241,7 +253,7 @@ func TestContainerConfig(t *testing.T) {
 		if err := n.rt.Exit("u1", "app", 0, ""); err != nil {
 			t.Fatal(err)
 		}
-		synctest.Wait()
+		virtual.Wait()
 		if m := n.pod("u1").Status.ContainerStatuses[0].LastTerminationState.Terminated; m == nil || m.Message != "good-bye" || m.Reason != "Completed" {
 			t.Errorf("last state: %+v", m)
 		}
@@ -255,7 +267,7 @@ func TestContainerConfig(t *testing.T) {
 		if err := n.rt.Exit("u1", "app", 137, "OOMKilled"); err != nil {
 			t.Fatal(err)
 		}
-		synctest.Wait()
+		virtual.Wait()
 		if m := n.pod("u1").Status.ContainerStatuses[0].LastTerminationState.Terminated; m == nil || m.Message != "one\ntwo\n" || m.Reason != "OOMKilled" {
 			t.Errorf("last state from the log: %+v", m)
 		}

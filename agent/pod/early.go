@@ -24,15 +24,15 @@ type attachment struct {
 	err  error
 }
 
-// failed says that the outcome is known and bad. A nil attachment has not failed.
-func (a *attachment) failed() bool {
+// failed waits until the outcome is known, and says whether it is bad. A nil attachment has not failed.
+func (a *attachment) failed(ctx context.Context) bool {
 	if a == nil {
 		return false
 	}
 	select {
 	case <-a.done:
 		return a.err != nil
-	default:
+	case <-ctx.Done():
 		return false
 	}
 }

@@ -47,7 +47,8 @@ func (r *recorder) allowed(now time.Time) bool {
 }
 
 // name makes an event's name of the pod's and of the time in nanoseconds, as all components of Kubernetes do: stamps of
-// events have seconds only, and within one of these a list by name is the order in which things happened. The lock is held.
+// events have seconds only, and within one of these a list by name is the order in which things happened. The lock is
+// held.
 func (r *recorder) name(pod string, now time.Time) string {
 	r.stamp = max(r.stamp+1, now.UnixNano())
 	return fmt.Sprintf("%s.%016x", pod, r.stamp)

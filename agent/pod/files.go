@@ -15,6 +15,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/internal/within"
 )
 
 // directory holds the worker's own files of a pod: hosts, termination messages, subPath mounts.
@@ -40,30 +41,35 @@ func terminationPath(p agent.Paths, uid types.UID, container string, attempt uin
 	return filepath.Join(directory(p, uid), "termination-"+container+"-"+strconv.FormatUint(uint64(attempt), 10))
 }
 
-// hostname is what the pod's containers see as their own name.
-func hostname(pod *v1.Pod, domain string) (string, error) {
-	name := pod.Name
+// ownName is the pod's name as it sees it itself, and the domain that it is in, if any.
+func ownName(pod *v1.Pod, cluster string) (name, domain string) {
+	if n := pod.Spec.HostnameOverride; n != nil && *n != "" {
+		return *n, ""
+	}
+	name = pod.Name
 	if pod.Spec.Hostname != "" {
 		name = pod.Spec.Hostname
-	}
-	if pod.Spec.HostnameOverride != nil {
-		name = *pod.Spec.HostnameOverride
 	}
 	if len(name) > 63 {
 		name = strings.TrimRight(name[:63], "-.")
 	}
-	if pod.Spec.SetHostnameAsFQDN != nil && *pod.Spec.SetHostnameAsFQDN && pod.Spec.Subdomain != "" {
-		fqdn := name + "." + subdomain(pod, domain)
+	if pod.Spec.Subdomain != "" {
+		domain = pod.Spec.Subdomain + "." + pod.Namespace + ".svc." + cluster
+	}
+	return name, domain
+}
+
+// hostname is what the pod's containers have as the name of their host.
+func hostname(pod *v1.Pod, cluster string) (string, error) {
+	name, domain := ownName(pod, cluster)
+	if pod.Spec.SetHostnameAsFQDN != nil && *pod.Spec.SetHostnameAsFQDN && domain != "" {
+		fqdn := name + "." + domain
 		if len(fqdn) > 64 {
 			return "", fmt.Errorf("failed to construct FQDN from pod hostname and cluster domain, FQDN %s is too long (64 characters is the max, %d characters requested)", fqdn, len(fqdn))
 		}
 		return fqdn, nil
 	}
 	return name, nil
-}
-
-func subdomain(pod *v1.Pod, domain string) string {
-	return pod.Spec.Subdomain + "." + pod.Namespace + ".svc." + domain
 }
 
 // hostsFile writes the pod's /etc/hosts and returns its path.
@@ -95,17 +101,14 @@ func (w *worker) hostsFile(pod *v1.Pod) (string, error) {
 	return file, nil
 }
 
-func hostsText(pod *v1.Pod, domain string) string {
+func hostsText(pod *v1.Pod, cluster string) string {
 	var b strings.Builder
 	b.WriteString("# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n" +
 		"fe00::0\tip6-localnet\nfe00::0\tip6-mcastprefix\nfe00::1\tip6-allnodes\nfe00::2\tip6-allrouters\n")
-	name := pod.Name
-	if pod.Spec.Hostname != "" {
-		name = pod.Spec.Hostname
-	}
+	name, domain := ownName(pod, cluster)
 	for _, ip := range pod.Status.PodIPs {
-		if pod.Spec.Subdomain != "" {
-			fmt.Fprintf(&b, "%s\t%s.%s\t%s\n", ip.IP, name, subdomain(pod, domain), name)
+		if domain != "" {
+			fmt.Fprintf(&b, "%s\t%s.%s\t%s\n", ip.IP, name, domain, name)
 		} else {
 			fmt.Fprintf(&b, "%s\t%s\n", ip.IP, name)
 		}
@@ -146,9 +149,10 @@ func (w *worker) terminationFile(pod *v1.Pod, spec *v1.Container, attempt uint32
 	return nil
 }
 
-// The limits of a termination message, as documented.
+// The limits of a termination message, as documented: one container's, and those of a pod's containers together.
 const (
 	maxMessage      = 4096
+	maxMessages     = 12 << 10
 	maxMessageLog   = 2048
 	maxMessageLines = 80
 )
@@ -168,13 +172,18 @@ func (w *worker) terminationMessage(st *cri.ContainerStatus) string {
 		msg = logTail(file)
 	}
 	if msg == "" {
-		return st.Message
+		msg = st.Message
 	}
 	return msg
 }
 
+// shareOfMessages is what one container's last words may take of its pod's status.
+func shareOfMessages(pod *v1.Pod) int {
+	return maxMessages / max(1, len(pod.Spec.InitContainers)+len(pod.Spec.Containers))
+}
+
 func head(file string, limit int64) string {
-	f, err := os.Open(file)
+	f, err := within.Regular(file)
 	if err != nil {
 		return ""
 	}
@@ -188,7 +197,7 @@ func head(file string, limit int64) string {
 
 // logTail is the text of the last lines of a CRI log.
 func logTail(file string) string {
-	f, err := os.Open(file)
+	f, err := within.Regular(file)
 	if err != nil {
 		return ""
 	}

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -15,6 +14,7 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/fake"
+	"keelson.dev/keelson/internal/virtual"
 )
 
 // node is one fake node in virtual time.
@@ -24,8 +24,10 @@ type node struct {
 	img     *fake.Images
 	net     *fake.Network
 	vol     *fake.Volumes
+	dev     *fake.Devices
 	cluster *fake.Cluster
 	cfg     Config
+	set     *Set // what runs since start
 	stop    func()
 }
 
@@ -51,14 +53,14 @@ func (p prober) Watch(ctx context.Context, t agent.ProbeTarget, on func(agent.Pr
 }
 
 func newNode(t *testing.T) *node {
-	n := &node{t: t, img: &fake.Images{}, net: &fake.Network{}, vol: &fake.Volumes{}, cluster: fake.NewCluster()}
+	n := &node{t: t, img: &fake.Images{}, net: &fake.Network{}, vol: &fake.Volumes{}, dev: &fake.Devices{}, cluster: fake.NewCluster()}
 	n.rt = &fake.Runtime{Network: n.net}
 	for _, i := range []string{"hello:1", "tools:1"} {
 		n.img.Put(i, agent.ImageConfig{})
 	}
 	dir := t.TempDir()
 	n.cfg = Config{NodeName: "w1", HostIPs: []string{"192.0.2.1"}, CgroupRoot: "keelson", Paths: agent.Paths{State: filepath.Join(dir, "state"), Run: filepath.Join(dir, "run"), Logs: filepath.Join(dir, "logs")},
-		Runtime: n.rt, Images: n.img, Volumes: n.vol, Objects: n.cluster, Reporter: n.cluster, Prober: prober{}, SubPaths: noPaths{}, ResolvConf: os.DevNull}
+		Runtime: n.rt, Images: n.img, Volumes: n.vol, Devices: n.dev, Objects: n.cluster, Reporter: n.cluster, Prober: prober{}, SubPaths: noPaths{}, ResolvConf: os.DevNull}
 	return n
 }
 
@@ -69,7 +71,8 @@ func (n *node) start() {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- New(n.cfg).Run(ctx) }()
+	n.set = New(n.cfg)
+	go func() { done <- n.set.Run(ctx) }()
 	n.stop = func() {
 		cancel()
 		if err := <-done; !errors.Is(err, context.Canceled) {
@@ -89,7 +92,7 @@ func (n *node) pod(uid types.UID) *v1.Pod {
 
 func (n *node) is(uid types.UID, want string) {
 	n.t.Helper()
-	synctest.Wait()
+	virtual.Wait()
 	p := n.pod(uid)
 	if got := summary(&p.Status); got != want {
 		n.t.Errorf("at %s pod %s is\n %q, want\n %q", time.Now().Format("05.000"), uid, got, want)

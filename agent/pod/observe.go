@@ -84,7 +84,8 @@ func (w *worker) container(ctx context.Context, c *cri.Container) (Container, er
 	}
 	st := res.Status
 	out := Container{ID: c.Id, Sandbox: c.PodSandboxId, Name: st.GetMetadata().GetName(), Attempt: st.GetMetadata().GetAttempt(), Created: stamp(st.CreatedAt), Started: stamp(st.StartedAt),
-		Finished: stamp(st.FinishedAt), ExitCode: st.ExitCode, Reason: st.Reason, Message: st.Message, ImageID: st.ImageRef, Hash: st.Annotations[annHash], Delay: noDelay}
+		Finished: stamp(st.FinishedAt), ExitCode: st.ExitCode, Reason: st.Reason, Message: st.Message, ImageID: st.ImageRef, Hash: st.Annotations[annHash], Delay: noDelay,
+		Limits: st.GetResources().GetLinux()}
 	if out.Image = st.GetImage().GetUserSpecifiedImage(); out.Image == "" {
 		out.Image = st.GetImage().GetImage()
 	}

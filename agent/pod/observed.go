@@ -4,6 +4,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"keelson.dev/keelson/agent"
 )
@@ -43,6 +44,7 @@ type Observed struct {
 	Probes     map[string]agent.ProbeState // by container id
 	Killed     map[string]string           // containers stopped by the worker, and why, by id
 	Busy       map[string]Busy             // actions under way, by key
+	Resize     Resize                      // of what was granted and what is not yet in effect
 	Settled    map[string]bool             // keys of actions that need no repetition: sandboxes stopped, the gate
 }
 
@@ -86,8 +88,9 @@ type Container struct {
 	Signal            int32
 	Reason, Message   string
 	Image, ImageID    string
-	Hash              string        // of the spec it was created from
-	Delay             time.Duration // the restart delay it was created after; -1 = the first, or after a reset
+	Limits            *cri.LinuxContainerResources // those it has now; nil: the runtime does not tell
+	Hash              string                       // of the spec it was created from
+	Delay             time.Duration                // the restart delay it was created after; -1 = the first, or after a reset
 }
 
 // Volumes says whether the pod's volumes are prepared.

@@ -56,12 +56,21 @@ func (w *worker) perform(ctx context.Context, a Action) error {
 		return err
 	case ReportGone:
 		return w.reportGone()
+	case ResizePod:
+		return w.resizePod(ctx, a.ID)
 	}
 	return fmt.Errorf("unknown action %d", a.Kind)
 }
 
 func (w *worker) mountVolumes(ctx context.Context) error {
 	start, pod := w.cfg.now(), w.podWithStatus()
+	devices, err := w.cfg.Devices.Prepare(ctx, w.pod()) // whose status names the claims that were made for it
+	if err != nil {
+		if ctx.Err() == nil {
+			w.events.event(pod, "", v1.EventTypeWarning, "FailedPrepareDynamicResources", "Failed to prepare dynamic resources: "+err.Error())
+		}
+		return err
+	}
 	mounts, err := w.cfg.Volumes.MountAll(ctx, pod)
 	if err != nil {
 		if ctx.Err() == nil {
@@ -70,7 +79,7 @@ func (w *worker) mountVolumes(ctx context.Context) error {
 		return err
 	}
 	w.mu.Lock()
-	w.mountsBy = mounts
+	w.mountsBy, w.devices = mounts, devices
 	w.mu.Unlock()
 	w.stage(agent.StageTime{Name: "volumes", Start: start, Duration: w.cfg.now().Sub(start), Detail: strconv.Itoa(len(mounts))})
 	return nil
@@ -81,17 +90,19 @@ func (w *worker) createSandbox(ctx context.Context, a Action) error {
 	if a.Attempt > 0 {
 		w.events.event(pod, "", v1.EventTypeNormal, "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.")
 	}
+	w.mu.Lock()
+	w.limits = nil // a cgroup that is made anew has those of its config
+	w.mu.Unlock()
 	cfg, err := w.sandboxConfig(pod, a.Attempt)
 	if err == nil {
 		err = os.MkdirAll(cfg.LogDirectory, 0o755)
 	}
 	var res *cri.RunPodSandboxResponse
 	if err == nil {
-		handler := ""
-		if pod.Spec.RuntimeClassName != nil {
-			handler = *pod.Spec.RuntimeClassName
+		var handler string
+		if handler, err = w.runtimeHandler(pod); err == nil {
+			res, err = w.runSandbox(ctx, &cri.RunPodSandboxRequest{Config: cfg, RuntimeHandler: handler})
 		}
-		res, err = w.runSandbox(ctx, &cri.RunPodSandboxRequest{Config: cfg, RuntimeHandler: handler})
 	}
 	if err != nil {
 		if ctx.Err() == nil {
@@ -117,6 +128,23 @@ func (w *worker) createSandbox(ctx context.Context, a Action) error {
 	return nil
 }
 
+// errNoClass says that a pod's RuntimeClass is not there: it comes, or the pod goes.
+var errNoClass = errors.New("its RuntimeClass is not there")
+
+// runtimeHandler is the handler that the pod's RuntimeClass names; "" is the node's own.
+func (w *worker) runtimeHandler(pod *v1.Pod) (string, error) {
+	name := pod.Spec.RuntimeClassName
+	if name == nil || *name == "" {
+		return "", nil
+	}
+	class, ok := w.cfg.Objects.RuntimeClass(*name)
+	if !ok {
+		return "", fmt.Errorf("failed to get sandbox runtime: RuntimeClass %q not found: the pod waits until there is one of that name: %w",
+			*name, errNoClass)
+	}
+	return class.Handler, nil
+}
+
 // address is the sandbox's IP, for the timeline.
 func (w *worker) address(ctx context.Context, id string) string {
 	st, err := w.cfg.Runtime.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: id})
@@ -134,11 +162,12 @@ func (w *worker) unmountVolumes(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := w.cfg.Volumes.UnmountAll(ctx, uid); err != nil {
+	err := errors.Join(w.cfg.Devices.Release(ctx, uid), w.cfg.Volumes.UnmountAll(ctx, uid)) // neither waits for the other's driver
+	if err != nil {
 		return err
 	}
 	w.mu.Lock()
-	w.mountsBy = nil
+	w.mountsBy, w.devices = nil, nil
 	w.mu.Unlock()
 	return nil
 }

@@ -63,8 +63,12 @@ func (w *worker) report(d Desired, o Observed, now time.Time) (due time.Time) {
 		w.sent, w.held, due = st, time.Time{}, time.Time{}
 	}
 	first := !w.readied && !w.quiet && ready != nil && ready.Status == v1.ConditionTrue
+	over := terminal(st.Phase) && !terminal(w.last.Phase)
 	w.last, w.reported, w.recheck, w.readied = st, true, false, w.readied || first
 	w.mu.Unlock()
+	if over {
+		w.freed() // another pod may have waited for what this one held
+	}
 	if send {
 		w.cfg.Reporter.PodStatus(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: d.Pod.Namespace, Name: d.Pod.Name, UID: d.Pod.UID}, Status: *st.DeepCopy()})
 	}
@@ -107,7 +111,8 @@ func telling(was, is *v1.PodStatus) bool {
 	return false
 }
 
-var owned = map[v1.PodConditionType]bool{v1.PodReadyToStartContainers: true, v1.PodInitialized: true, v1.ContainersReady: true, v1.PodReady: true}
+var owned = map[v1.PodConditionType]bool{v1.PodReadyToStartContainers: true, v1.PodInitialized: true, v1.ContainersReady: true, v1.PodReady: true,
+	v1.PodResizePending: true, v1.PodResizeInProgress: true}
 
 // equal compares statuses as the API stores them: times to the second.
 func equal(a, b *v1.PodStatus) bool {

@@ -5,12 +5,12 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/internal/virtual"
 )
 
 // ear notes every status that is reported.
@@ -37,7 +37,7 @@ func (e *ear) take() []string {
 
 // A pod's life takes a write for each thing that somebody waits for, and none for the steps between. F115
 func TestReportsAreFew(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		for verb, d := range map[string]time.Duration{"RunPodSandbox": 5, "AttachNetwork": 12, "CreateContainer": 20, "StopContainer": 10, "StopPodSandbox": 15, "RemovePodSandbox": 5} {
 			n.rt.Delay(verb, d*time.Millisecond)
@@ -63,7 +63,7 @@ func TestReportsAreFew(t *testing.T) {
 
 // What is held back is told after a moment all the same: that a pod runs, when it does not get ready.
 func TestHeldBackIsTold(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.cfg.Prober = prober{script: func(ctx context.Context, _ agent.ProbeTarget, on func(agent.ProbeEvent)) {
 			on(agent.ProbeEvent{State: agent.ProbeState{Started: true}})
@@ -79,7 +79,7 @@ func TestHeldBackIsTold(t *testing.T) {
 			t.Errorf("at once: %q", got)
 		}
 		time.Sleep(2 * time.Millisecond)
-		synctest.Wait()
+		virtual.Wait()
 		if got := e.take(); !slices.Equal(got, []string{"Running 10.88.0.2 PodReadyToStartContainers Initialized; app runs"}) {
 			t.Errorf("after a moment: %q", got)
 		}

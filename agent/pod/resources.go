@@ -52,6 +52,18 @@ func resourcesOf(requests, limits v1.ResourceList) *cri.LinuxContainerResources 
 	return r
 }
 
+// oomGroup is the file of cgroup v2 by which the kernel ends all of a container when it ends one of its processes.
+const oomGroup = "memory.oom.group"
+
+// containerLimits are containerResources with what the node says of all containers.
+func (w *worker) containerLimits(pod *v1.Pod, spec *v1.Container) *cri.LinuxContainerResources {
+	r := containerResources(pod, spec, w.cfg.memory())
+	if !w.cfg.SingleProcessOOMKill {
+		r.Unified = map[string]string{oomGroup: "1"}
+	}
+	return r
+}
+
 // podResources are the limits of the pod's own cgroup. A limit is set only when all containers have one.
 func podResources(pod *v1.Pod) *cri.LinuxContainerResources {
 	requests := resource.PodRequests(pod, resource.PodResourcesOptions{})
@@ -79,9 +91,17 @@ func (w *worker) podLimits(pod *v1.Pod) *cri.LinuxContainerResources {
 	return r
 }
 
-// CPURequest is what a pod asks of the CPUs, in thousandths.
+// CPURequest is what a pod was granted of the CPUs, in thousandths: what its status tells, or else what it asks for.
 func CPURequest(pod *v1.Pod) int64 {
-	requests := resource.PodRequests(pod, resource.PodResourcesOptions{})
+	g := grantOf(pod)
+	for _, list := range [][]v1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {
+		for _, cs := range list {
+			if cs.AllocatedResources != nil {
+				g.Containers[cs.Name] = v1.ResourceRequirements{Requests: cs.AllocatedResources, Limits: g.Containers[cs.Name].Limits}
+			}
+		}
+	}
+	requests := resource.PodRequests(g.of(pod), resource.PodResourcesOptions{})
 	return requests.Cpu().MilliValue()
 }
 

@@ -31,6 +31,7 @@ type Config struct {
 	Runtime  agent.Runtime
 	Images   agent.Images
 	Volumes  agent.Volumes
+	Devices  agent.Devices
 	Objects  agent.Objects
 	Reporter agent.Reporter
 	Prober   agent.Prober
@@ -42,12 +43,15 @@ type Config struct {
 	// Node returns the node as it would be reported: labels, taints, allocatable. nil admits every pod.
 	Node func() *v1.Node
 	// ClusterDNS returns the addresses of the cluster's DNS; nil or empty: pods use the node's.
-	ClusterDNS     func() []string
-	ResolvConf     string   // "" = /etc/resolv.conf
-	PodPIDs        int64    // processes and threads that a pod may have; 0 or less = no limit
-	SeccompDefault bool     // containers without a profile get the runtime's default
-	Ceiling        *Ceiling // above which no pod is run; nil: any is
-	RuntimeName    string   // scheme of container ids; "" = "keelson"
+	ClusterDNS func() []string
+	ResolvConf string // "" = /etc/resolv.conf
+	PodPIDs    int64  // processes and threads that a pod may have; 0 or less = no limit
+	// SingleProcessOOMKill leaves the other processes of a container when one is ended for memory, as cgroup v1 always
+	// does.
+	SingleProcessOOMKill bool
+	SeccompDefault       bool     // containers without a profile get the runtime's default
+	Ceiling              *Ceiling // above which no pod is run; nil: any is
+	RuntimeName          string   // scheme of container ids; "" = "keelson"
 
 	Relist time.Duration // between looks at everything without cause; 0 = 30 s
 	Log    *slog.Logger  // may be nil
@@ -95,12 +99,14 @@ type Set struct {
 	cfg     Config
 	mu      sync.Mutex
 	workers map[types.UID]*entry
-	gone    map[types.UID]bool      // reported gone, and still in the view
-	adopted map[types.UID]bool      // had a sandbox when the agent started
-	doubted map[types.UID]time.Time // refused on what the stored Node says, which may be on its way: until when to wait for it
-	found   map[types.UID]*v1.Pod   // what was on the node before this process, until the orphans among it are removed
-	recheck chan struct{}           // buffered: a doubt has lasted long enough
+	gone    map[types.UID]bool // reported gone, and still in the view
+	adopted map[types.UID]bool // had a sandbox when the agent started
+	// refused on what the stored Node says, which may be on its way: until when to wait for it
+	doubted map[types.UID]time.Time
+	found   map[types.UID]*v1.Pod // what was on the node before this process, until the orphans among it are removed
+	recheck chan struct{}         // buffered: a doubt has lasted long enough, or a pod holds less than before
 	done    chan types.UID
+	disks   disks
 	wg      sync.WaitGroup
 }
 
@@ -202,6 +208,9 @@ func (s *Set) changed(ctx context.Context, kinds map[string]struct{}) {
 			break
 		}
 	}
+	if _, ok := kinds["RuntimeClass"]; ok {
+		s.each(func(e *entry) { e.w.retrySoon() })
+	}
 	_, pods := kinds["Pod"]
 	if _, node := kinds["Node"]; pods || node && s.doubts() {
 		s.reconcile(ctx)
@@ -224,19 +233,9 @@ func (s *Set) reconcile(ctx context.Context) {
 		return a.CreationTimestamp.Compare(b.CreationTimestamp.Time)
 	})
 	present := map[types.UID]bool{}
+	var changed []*entry
 	for _, p := range pods {
 		present[p.UID] = true
-		e := s.workers[p.UID]
-		switch {
-		case e != nil && e.pod != p:
-			if !maps.Equal(e.pod.Labels, p.Labels) || !maps.Equal(e.pod.Annotations, p.Annotations) {
-				e.w.stale() // the downward API shows them
-			}
-			e.pod = p
-			e.w.update(s.desired(e, p))
-		case e == nil && !s.gone[p.UID]:
-			s.start(ctx, p)
-		}
 	}
 	for uid, e := range s.workers {
 		if !present[uid] && !e.vanished {
@@ -244,6 +243,24 @@ func (s *Set) reconcile(ctx context.Context) {
 			e.vanished = true
 			e.w.update(Desired{Pod: e.pod, Stop: DeletionStop(e.pod)})
 		}
+	}
+	for _, p := range pods {
+		e := s.workers[p.UID]
+		switch {
+		case e != nil && e.pod != p:
+			if !maps.Equal(e.pod.Labels, p.Labels) || !maps.Equal(e.pod.Annotations, p.Annotations) {
+				e.w.stale() // the downward API shows them
+			}
+			e.pod = p
+			changed = append(changed, e)
+		case e == nil && !s.gone[p.UID]:
+			s.start(ctx, p)
+		}
+	}
+	// Before workers look at their pods again: what a pod is granted and which generation has been seen go together.
+	s.resize()
+	for _, e := range changed {
+		e.w.update(s.desired(e, e.pod))
 	}
 	for uid := range s.gone {
 		if !present[uid] {
@@ -267,14 +284,9 @@ func (s *Set) desired(e *entry, p *v1.Pod) Desired {
 // start makes a worker. The lock is held.
 func (s *Set) start(ctx context.Context, p *v1.Pod) {
 	e := &entry{pod: p}
+	has, _ := s.hold(p)
 	if s.cfg.Node != nil && p.DeletionTimestamp == nil && !final(p) && !s.adopted[p.UID] {
-		var others []*v1.Pod
-		for _, o := range s.workers {
-			if o.refused == nil && o.w.holds() {
-				others = append(others, o.pod)
-			}
-		}
-		e.refused = s.cfg.admit(p, others)
+		e.refused = s.cfg.admit(has.of(p), s.others(e))
 		if e.refused != nil && s.doubt(p, e.refused) {
 			return
 		}
@@ -298,15 +310,18 @@ func (s *Set) doubt(p *v1.Pod, refused *Stop) bool {
 	until, known := s.doubted[p.UID]
 	if !known {
 		s.doubted[p.UID] = s.cfg.now().Add(patience)
-		time.AfterFunc(patience, func() {
-			select {
-			case s.recheck <- struct{}{}:
-			default:
-			}
-		})
+		time.AfterFunc(patience, s.again)
 		return true
 	}
 	return s.cfg.now().Before(until)
+}
+
+// again has everything looked at once more.
+func (s *Set) again() {
+	select {
+	case s.recheck <- struct{}{}:
+	default:
+	}
 }
 
 func (s *Set) doubts() bool {
@@ -327,6 +342,10 @@ func (w *worker) holds() bool {
 
 func (s *Set) launch(ctx context.Context, e *entry, d Desired) {
 	e.w = newWorker(&s.cfg, d)
+	e.w.freed = s.again
+	if d.Stop == nil || !d.Stop.Orphan {
+		e.w.remember(s.hold(d.Pod))
+	}
 	uid := d.Pod.UID
 	s.workers[uid] = e
 	s.wg.Go(func() {
@@ -392,6 +411,12 @@ func (s *Set) adopt(ctx context.Context) error {
 		s.cfg.Log.Warn("looking for pods of an earlier life: listing volumes", "err", err)
 		return err
 	}
+	having, err := s.cfg.Devices.Pods()
+	if err != nil {
+		s.cfg.Log.Warn("looking for pods of an earlier life: listing devices", "err", err)
+		return err
+	}
+	uids = append(uids, having...)
 	dirs, err := os.ReadDir(filepath.Join(s.cfg.Paths.State, "pods"))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("looking for pods of an earlier life: %w", err)

@@ -9,21 +9,20 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/internal/virtual"
 )
 
 // F93, F111, F115: a bound pod runs at once; Pending, ContainerCreating, Running and Ready are seen in this order, and its timeline is told.
 func TestPodBecomesReady(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.rt.Delay("RunPodSandbox", 20*time.Millisecond)
 		n.rt.Delay("CreateContainer", 10*time.Millisecond)
@@ -31,7 +30,7 @@ func TestPodBecomesReady(t *testing.T) {
 		n.vol.Delay("MountAll", 15*time.Millisecond)
 		n.start()
 		defer func() { n.stop() }()
-		synctest.Wait()
+		virtual.Wait()
 		begin := time.Now()
 		p := simplePod("u1", v1.Container{Name: "app", Image: "hello:1", ReadinessProbe: &v1.Probe{}})
 		n.cluster.Put(p)
@@ -75,31 +74,31 @@ func TestPodBecomesReady(t *testing.T) {
 
 // F94, P23: a container that ends is restarted with no control plane, after 0, 1, 2, 4 s; the wait is told.
 func TestRestartWithBackoff(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.start()
 		defer func() { n.stop() }()
 		n.cluster.Put(simplePod("u1"))
 		n.is("u1", running)
 		for i, delay := range []time.Duration{0, time.Second, 2 * time.Second, 4 * time.Second} {
-			synctest.Wait()
+			virtual.Wait()
 			if err := n.rt.Exit("u1", "app", 1, ""); err != nil {
 				t.Fatal(err)
 			}
 			if delay > 0 {
-				synctest.Wait()
+				virtual.Wait()
 				w := n.pod("u1").Status.ContainerStatuses[0].State.Waiting
 				if w == nil || w.Reason != "CrashLoopBackOff" || w.Message != fmt.Sprintf("back-off %s restarting failed container=app pod=web-u1_default(u1)", delay) {
 					t.Fatalf("restart %d: waiting is %+v", i+1, w)
 				}
 				time.Sleep(delay - time.Millisecond) // virtual time
-				synctest.Wait()
+				virtual.Wait()
 				if n.rt.Running("u1", "app") != "" {
 					t.Fatalf("restart %d came before %s: %q", i+1, delay, n.rt.Journal())
 				}
 				time.Sleep(time.Millisecond)
 			}
-			synctest.Wait()
+			virtual.Wait()
 			if n.rt.Running("u1", "app") == "" {
 				t.Fatalf("restart %d did not come after %s", i+1, delay)
 			}
@@ -118,7 +117,7 @@ func TestRestartWithBackoff(t *testing.T) {
 
 // F101: the death of pause makes a new sandbox, with a new attempt and the container in it.
 func TestSandboxRebuilt(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.start()
 		defer func() { n.stop() }()
@@ -140,7 +139,7 @@ func TestSandboxRebuilt(t *testing.T) {
 
 // P9: an agent that restarts touches no container; what ended meanwhile is reported with its exit code.
 func TestAdoption(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.start()
 		defer func() { n.stop() }()
@@ -152,7 +151,7 @@ func TestAdoption(t *testing.T) {
 			}
 			n.cluster.Put(simplePod(fmt.Sprintf("u%d", i), c))
 		}
-		synctest.Wait()
+		virtual.Wait()
 		told0 := len(n.cluster.History("u0"))
 		before := n.rt.Running("u1", "app")
 		n.stop()
@@ -161,7 +160,7 @@ func TestAdoption(t *testing.T) {
 		}
 		starts, sandboxes, told := n.rt.Count("StartContainer"), n.rt.Count("RunPodSandbox"), len(n.cluster.History("u1"))
 		n.start()
-		synctest.Wait()
+		virtual.Wait()
 		if now := n.rt.Running("u1", "app"); now != before || now == "" {
 			t.Errorf("container of u1 was %q, is %q", before, now)
 		}
@@ -190,23 +189,23 @@ func TestAdoption(t *testing.T) {
 
 // P20: no SIGTERM before the proxies have forgotten the pod, but a second at most; then nothing is left.
 func TestDeletion(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.cluster.HoldGates()
 		n.start()
 		defer func() { n.stop() }()
 		hook := &v1.Lifecycle{PreStop: &v1.LifecycleHandler{Exec: &v1.ExecAction{Command: []string{"/drain"}}}}
 		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "hello:1", Lifecycle: hook}), simplePod("u2"))
-		synctest.Wait()
+		virtual.Wait()
 		begin := time.Now()
 		deletePod(n, "u1", 30)
 		deletePod(n, "u2", 30)
-		synctest.Wait()
+		virtual.Wait()
 		if n.rt.Count("StopContainer") != 0 || n.rt.Count("ExecSync") != 0 {
 			t.Fatalf("stopped before the gate opened: %q", n.rt.Journal())
 		}
 		n.cluster.OpenGate("u1")
-		synctest.Wait()
+		virtual.Wait()
 		if !n.cluster.Gone("u1") || time.Since(begin) != 0 {
 			t.Fatalf("u1 is not gone after its gate opened")
 		}
@@ -236,19 +235,19 @@ func TestDeletion(t *testing.T) {
 
 // Sandboxes and volumes that belong to no pod of the node are removed after a restart.
 func TestOrphansRemoved(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.start()
 		defer func() { n.stop() }()
 		n.cluster.Put(simplePod("u1"), simplePod("u2"))
-		synctest.Wait()
+		virtual.Wait()
 		n.stop()
 		n.cluster.Delete(n.pod("u1"))
 		if _, err := n.vol.MountAll(t.Context(), simplePod("u9")); err != nil {
 			t.Fatal(err)
 		}
 		n.start()
-		synctest.Wait()
+		virtual.Wait()
 		if s, _ := n.rt.Left(); s != 1 {
 			t.Errorf("%d sandboxes, want that of u2", s)
 		}
@@ -264,25 +263,25 @@ func TestOrphansRemoved(t *testing.T) {
 
 // P9: a checkpoint that is older than what runs removes nothing; a control plane's word does.
 func TestCheckpointRemovesNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.start()
 		defer func() { n.stop() }()
 		n.cluster.Put(simplePod("u1"), simplePod("u2"))
-		synctest.Wait()
+		virtual.Wait()
 		n.stop()
 		kept := n.pod("u1")
 		n.cluster.Delete(kept) // the checkpoint was written before u1 was assigned
 		n.cluster.Delete(n.pod("u2"))
 		confirm := n.cluster.Unconfirmed()
 		n.start()
-		synctest.Wait()
+		virtual.Wait()
 		if s, _ := n.rt.Left(); s != 2 {
 			t.Fatalf("%d sandboxes before a control plane was heard, want both", s)
 		}
 		n.cluster.Put(kept)
 		confirm()
-		synctest.Wait()
+		virtual.Wait()
 		if s, _ := n.rt.Left(); s != 1 {
 			t.Errorf("%d sandboxes, want that of u1", s)
 		}
@@ -292,92 +291,9 @@ func TestCheckpointRemovesNothing(t *testing.T) {
 	})
 }
 
-// F95: a pod that does not fit is refused for good, in Kubernetes' words; one that fits is not.
-func TestNodeAdmission(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		n := newNode(t)
-		nd := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1", Labels: map[string]string{"zone": "a"}}, Status: v1.NodeStatus{Allocatable: v1.ResourceList{
-			v1.ResourceCPU: resource.MustParse("2"), v1.ResourceMemory: resource.MustParse("1Gi"), v1.ResourcePods: resource.MustParse("10")}}}
-		n.cfg.Node = func() *v1.Node { return nd }
-		n.start()
-		defer func() { n.stop() }()
-		cpu := func(q string) v1.Container {
-			return v1.Container{Name: "app", Image: "hello:1", Ports: []v1.ContainerPort{{HostPort: 8080}}, Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse(q)}}}
-		}
-		n.cluster.Put(simplePod("u1", cpu("1500m")))
-		synctest.Wait()
-		big := cpu("1")
-		big.Ports = nil
-		n.cluster.Put(simplePod("u2", big), simplePod("u3", cpu("100m")))
-		far := simplePod("u4")
-		far.Spec.NodeSelector = map[string]string{"zone": "b"}
-		n.cluster.Put(far)
-		time.Sleep(patience)
-		synctest.Wait()
-		for uid, want := range map[types.UID]string{
-			"u1": "Running||",
-			"u2": "Failed|OutOfcpu|Pod was rejected: Node didn't have enough resource: cpu, requested: 1000, used: 1500, capacity: 2000",
-			"u3": "Failed|NodePorts|Pod was rejected: Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports",
-			"u4": "Failed|NodeAffinity|Pod was rejected: Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector",
-		} {
-			st := n.pod(uid).Status
-			if got := fmt.Sprintf("%s|%s|%s", st.Phase, st.Reason, st.Message); got != want {
-				t.Errorf("%s: %s\nwant %s", uid, got, want)
-			}
-			if st.Phase == v1.PodFailed && len(st.ContainerStatuses) > 0 {
-				t.Errorf("%s was refused and shows containers: %+v", uid, st.ContainerStatuses)
-			}
-		}
-		if got := n.rt.Count("RunPodSandbox"); got != 1 {
-			t.Errorf("%d sandboxes were made", got)
-		}
-	})
-}
-
-// A pod may arrive before the label or the resource of the node for which it was put there; a node that never gets it
-// refuses, and a refused pod shows no containers, also after the agent was started anew.
-func TestAdmissionWaitsForTheNode(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		n := newNode(t)
-		nd := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1"}}
-		n.cfg.Node = func() *v1.Node { return nd }
-		n.start()
-		defer func() { n.stop() }()
-		selecting := simplePod("u1")
-		selecting.Spec.NodeSelector = map[string]string{"disk": "ssd"}
-		dongle := simplePod("u2")
-		dongle.Spec.Containers[0].Resources.Requests = v1.ResourceList{"example.com/dongle": resource.MustParse("1")}
-		n.cluster.Put(selecting, dongle)
-		synctest.Wait()
-		if got := n.pod("u1").Status.Phase; got == v1.PodFailed {
-			t.Error("refused before the node's labels had time to arrive")
-		}
-		nd = &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1", Labels: map[string]string{"disk": "ssd"}},
-			Status: v1.NodeStatus{Allocatable: v1.ResourceList{"example.com/dongle": resource.MustParse("1")}}}
-		n.cluster.Put(nd)
-		synctest.Wait()
-		for _, uid := range []types.UID{"u1", "u2"} {
-			if got := n.pod(uid).Status.Phase; got != v1.PodRunning {
-				t.Errorf("%s is %s once the node says what it wants", uid, got)
-			}
-		}
-		never := simplePod("u3")
-		never.Spec.NodeSelector = map[string]string{"disk": "tape"}
-		n.cluster.Put(never)
-		time.Sleep(patience)
-		for _, when := range []string{"when refused", "after a restart of the agent"} {
-			synctest.Wait()
-			if st := n.pod("u3").Status; st.Phase != v1.PodFailed || st.Reason != "NodeAffinity" || len(st.ContainerStatuses) > 0 {
-				t.Errorf("%s: %+v", when, st)
-			}
-			n.start()
-		}
-	})
-}
-
 // F106: pull policies, and what is told when an image is not to be had.
 func TestImages(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.img.Fail("PullImage", fmt.Errorf("%w: registry.example/none:1: manifest unknown", agent.ErrImagePull))
 		n.start()
@@ -387,9 +303,9 @@ func TestImages(t *testing.T) {
 			simplePod("never", v1.Container{Name: "app", Image: "absent:1", ImagePullPolicy: v1.PullNever}),
 			simplePod("bad", v1.Container{Name: "app", Image: "not an image"}),
 		)
-		synctest.Wait()
+		virtual.Wait()
 		reason := func(uid types.UID) string {
-			synctest.Wait()
+			virtual.Wait()
 			if w := n.pod(uid).Status.ContainerStatuses[0].State.Waiting; w != nil {
 				return w.Reason
 			}
@@ -419,12 +335,13 @@ func TestImages(t *testing.T) {
 
 // A missing ConfigMap is a CreateContainerConfigError that ends the moment the object comes.
 func TestConfigErrorMended(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.start()
 		defer func() { n.stop() }()
 		ref := &v1.EnvVarSource{ConfigMapKeyRef: &v1.ConfigMapKeySelector{LocalObjectReference: v1.LocalObjectReference{Name: "settings"}, Key: "k"}}
 		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "hello:1", Env: []v1.EnvVar{{Name: "K", ValueFrom: ref}}}))
+		time.Sleep(2 * holdBack) // of the bubble: the container may fail before its sandbox has a network, which is told a little later
 		n.is("u1", `Pending 10.88.0.2 PodReadyToStartContainers Initialized; app waits: CreateContainerConfigError "configmap \"settings\" not found"`)
 		n.cluster.Put(&v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "settings"}, Data: map[string]string{"k": "v"}})
 		n.is("u1", running)
@@ -446,7 +363,7 @@ func env(c *cri.ContainerConfig, key string) string {
 
 // F114: a probe that gave up ends the container, and it is started again.
 func TestLivenessRestarts(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		fail := make(chan struct{})
 		n.cfg.Prober = prober{func(ctx context.Context, tg agent.ProbeTarget, on func(agent.ProbeEvent)) {
@@ -475,17 +392,17 @@ func TestLivenessRestarts(t *testing.T) {
 
 // P15: a runtime that does not answer for one pod makes no other pod wait, and nothing is done twice.
 func TestBlindWorkerWaits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.rt.Delay("StopContainer", time.Hour)
 		n.start()
 		defer func() { n.stop() }()
 		n.cluster.Put(simplePod("stuck"))
-		synctest.Wait()
+		virtual.Wait()
 		deletePod(n, "stuck", 30)
-		synctest.Wait()
+		virtual.Wait()
 		n.cluster.Put(simplePod("u1"))
-		synctest.Wait()
+		virtual.Wait()
 		if got := n.pod("u1").Status.Phase; got != v1.PodRunning {
 			t.Errorf("u1 is %s beside a stuck pod", got)
 		}
@@ -495,7 +412,7 @@ func TestBlindWorkerWaits(t *testing.T) {
 // A container is made while the network of its sandbox is being attached, is started after it, and then finds the
 // pod's address in /etc/hosts; one whose environment holds the address is made later. F98, F111
 func TestMadeBeforeTheNetwork(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.rt.Delay("AttachNetwork", 40*time.Millisecond)
 		n.rt.Delay("CreateContainer", 30*time.Millisecond)
@@ -512,7 +429,7 @@ func TestMadeBeforeTheNetwork(t *testing.T) {
 			t.Errorf("%d containers started before there is a network", c)
 		}
 		time.Sleep(2 * time.Millisecond)
-		synctest.Wait()
+		virtual.Wait()
 		if s := summary(&n.pod("u1").Status); !strings.Contains(s, " Ready;") {
 			t.Errorf("u1 is %s", s)
 		}
@@ -532,14 +449,14 @@ func TestMadeBeforeTheNetwork(t *testing.T) {
 // F126, P10: a network that refuses a pod is told with pod, plugin and cause; it is tried again, less and less often,
 // nothing is held meanwhile, and the pod runs once the network does.
 func TestNetworkRefuses(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.net.FailAlways("Add", errors.New(`CNI ADD for pod default/u1: plugin type="bridge" failed (add): no IP addresses available`))
 		n.start()
 		defer func() { n.stop() }()
 		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "hello:1"}))
 		time.Sleep(time.Minute)
-		synctest.Wait()
+		virtual.Wait()
 		tries := n.net.Count("Add")
 		if tries < 4 || tries > 12 {
 			t.Errorf("%d tries in a minute", tries)
@@ -558,7 +475,7 @@ func TestNetworkRefuses(t *testing.T) {
 		}
 		n.net.FailAlways("Add", nil)
 		time.Sleep(time.Minute)
-		synctest.Wait()
+		virtual.Wait()
 		if s := summary(&n.pod("u1").Status); !strings.Contains(s, " Ready;") || strings.Contains(s, "restarts") {
 			t.Errorf("after the network was repaired: %s", s)
 		}
@@ -567,14 +484,14 @@ func TestNetworkRefuses(t *testing.T) {
 
 // F126: an image that does not unpack is told with image, layer and cause.
 func TestImageDoesNotUnpack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.img.FailAlways("PullImage", fmt.Errorf("%w: image registry.example/broken:1, layer 2 of 3 (sha256:12): unexpected EOF", agent.ErrImageUnpack))
 		n.start()
 		defer func() { n.stop() }()
 		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "registry.example/broken:1"}))
 		time.Sleep(time.Second)
-		synctest.Wait()
+		virtual.Wait()
 		e := strings.Join(n.cluster.Events("u1"), "\n")
 		for _, want := range []string{"Failed", "registry.example/broken:1", "layer 2 of 3", "unexpected EOF"} {
 			if !strings.Contains(e, want) {

@@ -20,7 +20,7 @@ func (w *worker) startContainer(ctx context.Context, a Action) error {
 	}
 	field := fieldPath(pod, spec.Name)
 	w.mu.Lock()
-	ref, mounts := w.o.Images[spec.Name].Ref, w.mountsBy
+	ref, mounts, devices := w.o.Images[spec.Name].Ref, w.mountsBy, w.devices
 	w.mu.Unlock()
 	fail := func(reason string, err error) error {
 		if ctx.Err() == nil {
@@ -43,12 +43,13 @@ func (w *worker) startContainer(ctx context.Context, a Action) error {
 	if err != nil {
 		return fail("CreateContainerConfigError", err)
 	}
+	cfg.CDIDevices = devicesOf(spec, devices)
 	attached := w.attachment(a.ID)
 	asked := w.cfg.now()
 	res, err := w.cfg.Runtime.CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: a.ID, Config: cfg, SandboxConfig: sb})
 	if err != nil {
-		if attached.failed() {
-			return errNoSandbox // it went while the container was being made
+		if attached.failed(ctx) {
+			return errNoSandbox // it went while the container was being made, and is told of where it failed
 		}
 		return fail("CreateContainerError", err)
 	}

@@ -3,6 +3,7 @@ package pod
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -102,15 +103,20 @@ func (g *gen) addresses(st *v1.PodStatus) {
 func (g *gen) containers(specs []v1.Container) []v1.ContainerStatus {
 	var out []v1.ContainerStatus
 	for i := range specs {
-		if !g.statusless(specs[i].Name) {
-			out = append(out, g.container(&specs[i]))
+		if g.statusless(specs[i].Name) {
+			continue
 		}
+		cs := g.container(&specs[i])
+		if cs.Resources == nil && (g.pendingResize() || g.openResize()) {
+			g.resources(&specs[i], &cs) // or it would count for nothing meanwhile
+		}
+		out = append(out, cs)
 	}
 	return out
 }
 
-// statusless says that there is nothing to tell of a container: it never was, and nobody waits for it, since the pod was
-// refused; or the pod has ended and has no status of it on record.
+// statusless says that there is nothing to tell of a container: it never was, and nobody waits for it, since the pod
+// was refused; or the pod has ended and has no status of it on record.
 func (g *gen) statusless(name string) bool {
 	if c, ok := g.o.newest(name); ok && c.State != Created {
 		return false
@@ -172,6 +178,7 @@ func (g *gen) container(spec *v1.Container) v1.ContainerStatus {
 			cs.Ready = false
 		}
 		g.resources(spec, &cs)
+		g.mounts(spec, &cs)
 	default:
 		g.exited(spec, c, &cs)
 	}
@@ -191,6 +198,9 @@ func (g *gen) terminated(c Container) *v1.ContainerStateTerminated {
 		FinishedAt: metav1.NewTime(c.Finished)}
 	if !c.Started.IsZero() {
 		t.StartedAt = metav1.NewTime(c.Started)
+	}
+	if most := shareOfMessages(g.pod); len(t.Message) > most {
+		t.Message = strings.ToValidUTF8(t.Message[:most], "")
 	}
 	if t.Reason == "" {
 		t.Reason = "Error"
@@ -290,7 +300,7 @@ func (g *gen) exited(spec *v1.Container, c Container, cs *v1.ContainerStatus) {
 		cs.LastTerminationState = v1.ContainerState{Terminated: cs.State.Terminated}
 		cs.State = v1.ContainerState{Waiting: &v1.ContainerStateWaiting{Reason: reason, Message: message}}
 	}
-	delay := restartDelay(g.pod, c, c.Hash != specHash(spec))
+	delay := restartDelay(g.pod, c, remade(g.o, c, spec))
 	failed, hasFailed := g.o.Failures["container/"+spec.Name]
 	switch img, bad := g.o.Failures["image/"+spec.Name]; {
 	case g.now.Before(c.end().Add(delay)):
@@ -308,13 +318,30 @@ func crashMessage(delay time.Duration, container string, pod *v1.Pod) string {
 	return fmt.Sprintf("back-off %s restarting failed container=%s pod=%s_%s(%s)", delay, container, pod.Name, pod.Namespace, pod.UID)
 }
 
+// resources tells what the container was granted, and what it has.
 func (g *gen) resources(spec *v1.Container, cs *v1.ContainerStatus) {
 	cs.AllocatedResources = spec.Resources.Requests.DeepCopy()
 	cs.Resources = spec.Resources.DeepCopy()
+	c, ok := g.o.newest(spec.Name)
+	if !ok || c.State != Running || !g.o.Resize.Open || c.Limits == nil {
+		return
+	}
+	to := containerResources(g.pod, spec, g.o.Resize.Memory)
+	if old, had := lastStatus(&g.last, spec.Name); had && old.Resources != nil &&
+		(!sameLimits(c.Limits, to) || restartsToResize(spec, c.Limits, to)) {
+		cs.Resources = old.Resources.DeepCopy()
+	}
+}
+
+// mounts tells how the container's volumes are mounted.
+func (g *gen) mounts(spec *v1.Container, cs *v1.ContainerStatus) {
 	for _, m := range spec.VolumeMounts {
 		s := v1.VolumeMountStatus{Name: m.Name, MountPath: m.MountPath, ReadOnly: m.ReadOnly}
 		if m.ReadOnly {
 			mode := v1.RecursiveReadOnlyDisabled
+			if m.RecursiveReadOnly != nil && *m.RecursiveReadOnly != mode {
+				mode = v1.RecursiveReadOnlyEnabled
+			}
 			s.RecursiveReadOnly = &mode
 		}
 		cs.VolumeMounts = append(cs.VolumeMounts, s)
@@ -322,7 +349,17 @@ func (g *gen) resources(spec *v1.Container, cs *v1.ContainerStatus) {
 }
 
 // phase follows Kubernetes' rules: what waits, runs and has ended decides.
+// phase holds back the end of a pod whose devices have yet to be taken back: once it is told, they are given to others.
 func (g *gen) phase(st *v1.PodStatus) (phase v1.PodPhase, reason, message string) {
+	phase, reason, message = g.reached(st)
+	refused := g.d.Stop != nil && g.d.Stop.Refused
+	if terminal(phase) && !terminal(g.last.Phase) && !final(g.pod) && len(g.pod.Spec.ResourceClaims) > 0 && !g.o.Volumes.Away && !refused {
+		return v1.PodRunning, reason, message
+	}
+	return phase, reason, message
+}
+
+func (g *gen) reached(st *v1.PodStatus) (phase v1.PodPhase, reason, message string) {
 	if final(g.pod) {
 		return g.pod.Status.Phase, g.pod.Status.Reason, g.pod.Status.Message
 	}

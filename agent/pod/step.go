@@ -50,8 +50,10 @@ func expired(pod *v1.Pod, started time.Time, now time.Time) bool {
 
 // final says that the pod's end is already on record.
 func final(pod *v1.Pod) bool {
-	return pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
+	return terminal(pod.Status.Phase)
 }
+
+func terminal(p v1.PodPhase) bool { return p == v1.PodSucceeded || p == v1.PodFailed }
 
 func grace(pod *v1.Pod) time.Duration {
 	if pod.Spec.TerminationGracePeriodSeconds != nil {
@@ -105,6 +107,7 @@ func (s *step) run() {
 		s.early()
 		return
 	}
+	s.resize(sb)
 	due := s.due(sb)
 	s.images(append(due, s.neverStarted()...))
 	s.start(due)
@@ -317,7 +320,7 @@ func (s *step) container(spec *v1.Container, sb Sandbox) (Action, bool) {
 		a.Attempt = firstAttempt(s.pod, spec.Name)
 		return a, true
 	}
-	changed := c.Hash != specHash(spec)
+	changed := remade(s.o, c, spec)
 	switch c.State {
 	case Created:
 		// Its start failed or was cut off by a crash. A half-made container is of no use.
@@ -327,7 +330,7 @@ func (s *step) container(spec *v1.Container, sb Sandbox) (Action, bool) {
 		s.kill(c, grace(s.pod), fmt.Sprintf("Container %s is in unknown state, try killing it before restart", c.Name))
 		return a, false
 	case Running:
-		s.watch(spec, c, sb, changed)
+		s.watch(spec, c, sb)
 		return a, false
 	}
 	if s.o.busy("end/" + c.ID) {
@@ -356,10 +359,10 @@ func (s *step) container(spec *v1.Container, sb Sandbox) (Action, bool) {
 }
 
 // watch ends a running container that may not go on.
-func (s *step) watch(spec *v1.Container, c Container, sb Sandbox, changed bool) {
+func (s *step) watch(spec *v1.Container, c Container, sb Sandbox) {
 	probe := s.o.Probes[c.ID]
 	switch {
-	case changed:
+	case c.Hash != specHash(spec):
 		s.kill(c, grace(s.pod), fmt.Sprintf("Container %s definition changed, will be restarted", c.Name))
 	case c.Sandbox != sb.ID:
 		s.kill(c, grace(s.pod), "Pod sandbox changed, it will be killed and re-created.")

@@ -2,6 +2,7 @@ package pod
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -15,6 +16,9 @@ import (
 
 // measureEvery is the time between two looks at what a pod has on disk.
 const measureEvery = 10 * time.Second
+
+// measureAtLeast is the longest time between two looks, at pods with so many files that a look takes long.
+const measureAtLeast = 5 * time.Minute
 
 // evictionGrace is what containers get that took more space than they may.
 const evictionGrace = time.Second
@@ -59,6 +63,7 @@ func onDisk(v *v1.Volume) bool {
 type storageUse struct {
 	volumes    map[string]int64
 	containers map[string]int64 // layer and logs of the newest instance
+	logs       map[string]int64 // what of that is logs
 	rest       int64
 }
 
@@ -107,40 +112,57 @@ func (l storageLimits) most() int64 {
 
 // keepStorage measures a pod with limits until ctx ends, and evicts it when it uses more than it may.
 func (w *worker) keepStorage(ctx context.Context) {
-	tick := time.NewTicker(measureEvery)
-	defer tick.Stop()
+	next := time.NewTimer(measureEvery)
+	defer next.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
+		case <-next.C:
 		}
-		pod := w.pod()
-		limits := limitsOf(pod)
-		if limits.none() || final(pod) {
-			continue
-		}
-		use, err := w.measure(ctx, pod, limits.most())
-		if err != nil && ctx.Err() == nil {
-			w.log.Warn("cannot measure what the pod has on disk", "err", err)
-		}
-		// What was counted is there, whatever could not be.
-		if message := limits.overuse(use); message != "" && ctx.Err() == nil {
-			w.evict(pod, message)
-		}
+		next.Reset(w.lookAtStorage(ctx))
 	}
+}
+
+// lookAtStorage does it once and says when to do it next: who has so much that a look takes long is looked at less
+// often.
+func (w *worker) lookAtStorage(ctx context.Context) time.Duration {
+	begin := time.Now()
+	pod := w.pod()
+	limits := limitsOf(pod)
+	if limits.none() || final(pod) {
+		return measureEvery
+	}
+	use, err := w.measure(ctx, pod, limits.most())
+	if err == nil {
+		w.mu.Lock()
+		w.stored, w.storedAt = use, w.cfg.now()
+		w.mu.Unlock()
+	}
+	// What was counted is there, whatever could not be.
+	message := limits.overuse(use)
+	switch {
+	case message == "" && errors.Is(err, errTooDeep):
+		message = fmt.Sprintf("Usage of local ephemeral storage cannot be held against its limits: %v. ", errTooDeep)
+	case err != nil && ctx.Err() == nil:
+		w.log.Warn("cannot measure what the pod has on disk", "err", err)
+	}
+	if message != "" && ctx.Err() == nil {
+		w.evict(pod, message)
+	}
+	return min(max(measureEvery, 20*time.Since(begin)), measureAtLeast)
 }
 
 // measure looks at all places where the pod's containers can write to the node's disk.
 func (w *worker) measure(ctx context.Context, pod *v1.Pod, enough int64) (storageUse, error) {
-	use := storageUse{volumes: map[string]int64{}, containers: map[string]int64{}}
+	use := storageUse{volumes: map[string]int64{}, containers: map[string]int64{}, logs: map[string]int64{}}
 	w.mu.Lock()
 	mounts, instances := maps.Clone(w.mountsBy), slices.Clone(w.o.Containers)
 	w.mu.Unlock()
 	var first error
 	size := func(dir string) int64 {
 		n, err := usage(ctx, w.cfg.turns, dir, enough)
-		if first == nil {
+		if first == nil || errors.Is(err, errTooDeep) {
 			first = err
 		}
 		return n
@@ -172,7 +194,8 @@ func (w *worker) measure(ctx context.Context, pod *v1.Pod, enough int64) (storag
 			continue
 		}
 		newest[c.Name] = true
-		use.containers[c.Name] = sum + size(filepath.Join(logDirectory(w.cfg.Paths.Logs, pod), c.Name))
+		use.logs[c.Name] = size(filepath.Join(logDirectory(w.cfg.Paths.Logs, pod), c.Name))
+		use.containers[c.Name] = sum + use.logs[c.Name]
 	}
 	return use, first
 }

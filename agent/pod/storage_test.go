@@ -2,16 +2,20 @@ package pod
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+
+	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/internal/virtual"
 )
 
 func fill(t *testing.T, size int, path ...string) {
@@ -56,11 +60,18 @@ func TestStorageLimitsEvict(t *testing.T) {
 				fill(t, 2*mi, shared, "resolv.conf")
 			},
 			`Pod ephemeral local storage usage exceeds the total limit of containers 3Mi. `},
+		"folders without end": {func(p *v1.Pod) { p.Spec.Volumes[0].EmptyDir.SizeLimit = ptr(resource.MustParse("900Mi")) },
+			func(volumes, _, _, _ string) {
+				if err := os.MkdirAll(filepath.Join(volumes, "data", strings.Repeat("d/", maxDepth+1)), 0o700); err != nil {
+					t.Error(err)
+				}
+			},
+			"Usage of local ephemeral storage cannot be held against its limits: folders lie more than 256 deep in one another. "},
 		"another pod's": {func(p *v1.Pod) { p.Spec.Containers[0].Resources = limit("3Mi") },
 			func(volumes, _, _, _ string) { fill(t, 9*mi, volumes, "..", "u2", "data", "f") }, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			virtual.Test(t, func(t *testing.T) {
 				n := newNode(t)
 				dir := t.TempDir()
 				n.vol.Root = filepath.Join(dir, "volumes")
@@ -77,13 +88,13 @@ func TestStorageLimitsEvict(t *testing.T) {
 				c.change(p)
 				n.cluster.Put(p)
 				time.Sleep(2 * measureEvery) // virtual time
-				synctest.Wait()
+				virtual.Wait()
 				if st := n.pod("u1").Status; st.Phase != v1.PodRunning {
 					t.Fatalf("before anything was written: %+v", st)
 				}
 				c.write(filepath.Join(n.vol.Root, "u1"), dir+"/layer", dir+"/shared", logDirectory(n.cfg.Paths.Logs, p))
 				time.Sleep(2*measureEvery + evictionGrace)
-				synctest.Wait()
+				virtual.Wait()
 				st := n.pod("u1").Status
 				if c.want == "" {
 					if st.Phase != v1.PodRunning {
@@ -156,4 +167,127 @@ func TestUsage(t *testing.T) {
 	}
 }
 
+// What is mounted below a pod's folder, as its subPaths are, is not the folder's, though the file system is the same.
+func TestUsageLeavesMountsOut(t *testing.T) {
+	needRoot(t)
+	dir, volume := t.TempDir(), t.TempDir()
+	fill(t, 4<<20, volume, "sub", "big")
+	fill(t, 4096, dir, "own")
+	for sub, target := range map[string]string{"sub": dir + "/subpaths/app/0", "sub/big": dir + "/subpaths/app/1"} {
+		if _, err := (BindSubPaths{}).Bind(target, volume, sub); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() {
+		if err := (BindSubPaths{}).Release(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	if n, err := usage(t.Context(), newTurns(), dir, 1<<40); err != nil || n > 1<<20 {
+		t.Errorf("%d bytes, %v", n, err)
+	}
+	if n, err := usage(t.Context(), newTurns(), volume, 1<<40); err != nil || n < 4<<20 {
+		t.Errorf("of the volume itself: %d bytes, %v", n, err)
+	}
+}
+
+// Folders nested without end are given up, and what lies beside them is counted all the same; so a walk holds little,
+// however many folders there are.
+func TestUsageOfDeepFolders(t *testing.T) {
+	dir := t.TempDir()
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	for at, i := root, 0; i < 3*maxDepth; i++ {
+		if err := at.Mkdir("d", 0o700); err != nil {
+			t.Fatal(err)
+		}
+		next, err := at.OpenRoot("d")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer next.Close()
+		at = next
+	}
+	fill(t, 2<<20, dir, "z", "big")
+	if n, err := usage(t.Context(), newTurns(), dir, 1<<40); !errors.Is(err, errTooDeep) || n < 2<<20 {
+		t.Errorf("%d bytes, %v", n, err)
+	}
+}
+
 func mkfifo(path string) error { return unix.Mkfifo(path, 0o600) }
+
+// What was measured for the limits is told of, and nothing is measured for being told: a pod without limits has no
+// figures but those that file systems of their own have.
+func TestStorageIsTold(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		const mi = 1 << 20
+		n := newNode(t)
+		dir := t.TempDir()
+		n.vol.Root = filepath.Join(dir, "volumes")
+		n.cfg.Written = func(string) (own, shared []string) { return []string{dir + "/layer"}, nil }
+		n.start()
+		defer func() { n.stop() }()
+		volumes := []v1.Volume{
+			{Name: "data", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}},
+			{Name: "kept", VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}}}}
+		limited, free := simplePod("u1", v1.Container{Name: "app", Image: "hello:1"}), simplePod("u2", v1.Container{Name: "app", Image: "hello:1"})
+		limited.Spec.Volumes, free.Spec.Volumes = volumes, volumes
+		limited.Spec.Containers[0].Resources.Limits = v1.ResourceList{v1.ResourceEphemeralStorage: resource.MustParse("100Mi")}
+		n.cluster.Put(limited)
+		n.cluster.Put(free)
+		time.Sleep(measureEvery / 2) // virtual time
+		fill(t, 2*mi, n.vol.Root, "u1", "data", "f")
+		fill(t, 3*mi, n.vol.Root, "u2", "data", "f")
+		for _, uid := range []string{"u1", "u2"} {
+			fill(t, 1, n.vol.Root, uid, "kept", "f")
+		}
+		fill(t, mi, dir, "layer", "f")
+		time.Sleep(2 * measureEvery)
+		virtual.Wait()
+		got := n.set.Storage()
+		p := got["u1"]
+		if len(p.Volumes) != 2 || p.At.IsZero() || p.Used < 3*mi || p.Volumes[0].Used < 2*mi || p.Volumes[0].Own != nil || p.Containers["app"].Layer < mi {
+			t.Errorf("with limits: %+v", p)
+		}
+		if p = got["u2"]; !p.At.IsZero() || p.Used != 0 || len(p.Volumes) != 1 || p.Volumes[0].Claim != "c" || p.Volumes[0].Own == nil ||
+			p.Volumes[0].Own.Capacity == 0 || p.Volumes[0].At.IsZero() {
+			t.Errorf("without limits: %+v", p)
+		}
+	})
+}
+
+// A file system that hangs holds nobody up for long, and one look at most hangs.
+func TestHangingFileSystems(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		var d disks
+		var looks atomic.Int32
+		hang := make(chan struct{})
+		of := func(path string) (agent.Disk, error) {
+			looks.Add(1)
+			if path == "/hangs" {
+				<-hang
+			}
+			return agent.Disk{Capacity: 7}, nil
+		}
+		if got := d.look([]string{"/a"}, of); got["/a"].disk.Capacity != 7 {
+			t.Errorf("%v", got)
+		}
+		for range 3 {
+			begin := time.Now()
+			if got := d.look([]string{"/a", "/hangs"}, of); got["/a"].disk.Capacity != 7 || time.Since(begin) > diskPatience {
+				t.Errorf("after %v: %v", time.Since(begin), got)
+			}
+		}
+		if n := looks.Load(); n != 3 {
+			t.Errorf("%d looks", n)
+		}
+		close(hang)
+		virtual.Wait()
+		if got := d.look([]string{"/a", "/hangs"}, of); got["/hangs"].disk.Capacity != 7 {
+			t.Errorf("%v", got)
+		}
+	})
+}

@@ -3,11 +3,9 @@ package pod
 import (
 	"context"
 	"errors"
-	"io"
+	"fmt"
 	"io/fs"
 	"os"
-	"path"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -32,43 +30,51 @@ func (t turns) take(ctx context.Context) error {
 
 func (t turns) pass() { <-t }
 
+// maxDepth is how deep folders may lie in one another in what is measured. A walk keeps one open for each level.
+const maxDepth = 256
+
+// errTooDeep says that a walk was given up.
+var errTooDeep = fmt.Errorf("folders lie more than %d deep in one another", maxDepth)
+
 // usage is the space on disk of what lies below dir, in bytes; 0 when there is nothing. It stops early once it has
 // found more than enough. Containers write there meanwhile: nothing is followed out of dir or into another mount, and
 // what comes and goes is counted or not.
 func usage(ctx context.Context, t turns, dir string, enough int64) (int64, error) {
-	root, err := os.OpenRoot(dir)
+	fd, err := unix.Open(dir, walkFlags&^unix.O_NOFOLLOW, 0)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
 		return 0, nil
 	}
 	if err != nil {
-		return 0, err
+		return 0, fmt.Errorf("opening %s: %w", dir, err)
 	}
+	root := os.NewFile(uintptr(fd), dir)
 	defer root.Close()
-	w := walk{ctx: ctx, turns: t, root: root, todo: []string{"."}, enough: enough}
+	st, err := look(fd, "")
+	if err != nil {
+		return 0, fmt.Errorf("looking at %s: %w", dir, err)
+	}
 	if err := t.take(ctx); err != nil {
 		return 0, err
 	}
+	w := walk{ctx: ctx, turns: t, mount: mountIn(&st), sum: int64(st.Blocks) * 512, enough: enough}
 	defer func() {
 		if !w.waiting {
 			t.pass()
 		}
 	}()
-	for len(w.todo) > 0 && w.sum <= enough {
-		next := w.todo[len(w.todo)-1]
-		w.todo = w.todo[:len(w.todo)-1]
-		if err := w.folder(next); err != nil {
-			return w.sum, err
-		}
+	if err := w.folder(root, 1); err != nil {
+		return w.sum, fmt.Errorf("measuring %s: %w", dir, err)
 	}
 	return w.sum, nil
 }
 
+// walkFlags open a folder, wait for nothing and follow no link.
+const walkFlags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
+
 type walk struct {
 	ctx     context.Context
 	turns   turns
-	root    *os.Root
-	device  uint64
-	todo    []string // folders, below the root
+	mount   mountOf
 	sum     int64
 	enough  int64
 	spent   int  // of the chunk
@@ -90,48 +96,82 @@ func (w *walk) spend(n int) error {
 	return nil
 }
 
-// folder counts what a folder holds, and notes the folders in it.
-func (w *walk) folder(name string) error {
-	f, err := w.root.OpenFile(name, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil // it has gone, or become something else
-	}
-	defer f.Close()
+// folder counts what a folder holds, with the folders in it. A folder too deep is given up, the others are counted.
+func (w *walk) folder(f *os.File, depth int) error {
 	fd := int(f.Fd())
-	if name == "." {
-		var st unix.Stat_t
-		if err := unix.Fstat(fd, &st); err != nil {
-			return err
-		}
-		w.device, w.sum = st.Dev, w.sum+st.Blocks*512
-	}
-	if err := w.spend(1 + strings.Count(name, "/")); err != nil {
-		return err
-	}
+	var deep error
 	for w.sum <= w.enough {
-		names, err := f.Readdirnames(512)
+		names, err := f.Readdirnames(64) // few: each level holds that many
+		if e := w.spend(1 + len(names)); e != nil {
+			return e
+		}
 		for _, n := range names {
-			var st unix.Stat_t
-			if unix.Fstatat(fd, n, &st, unix.AT_SYMLINK_NOFOLLOW) != nil || st.Dev != w.device {
+			st, err := look(fd, n)
+			if err != nil || mountIn(&st) != w.mount {
 				continue
 			}
 			// A file with several names is met once for each.
 			folder := st.Mode&unix.S_IFMT == unix.S_IFDIR
-			if size := st.Blocks * 512; folder || st.Nlink < 2 {
+			if size := int64(st.Blocks) * 512; folder || st.Nlink < 2 {
 				w.sum += size
 			} else {
 				w.sum += size / int64(st.Nlink)
 			}
-			if folder {
-				w.todo = append(w.todo, path.Join(name, n))
+			if !folder {
+				continue
+			}
+			switch err := w.enter(fd, n, depth); {
+			case errors.Is(err, errTooDeep):
+				deep = err
+			case err != nil:
+				return err
 			}
 		}
-		if e := w.spend(len(names)); e != nil {
-			return e
-		}
-		if err == io.EOF || err != nil {
-			return nil
+		if err != nil { // the end, or it has gone
+			break
 		}
 	}
-	return nil
+	return deep
+}
+
+// enter counts what the folder of that name holds. It may have gone, or become something else.
+func (w *walk) enter(parent int, name string, depth int) error {
+	if depth == maxDepth {
+		return errTooDeep
+	}
+	fd, err := unix.Openat(parent, name, walkFlags, 0)
+	if err != nil {
+		return nil
+	}
+	f := os.NewFile(uintptr(fd), name)
+	defer f.Close()
+	if st, err := look(fd, ""); err != nil || mountIn(&st) != w.mount {
+		return nil
+	}
+	return w.folder(f, depth+1)
+}
+
+// mountOf tells one mount from others, also from one of the same file system: a subPath is bound below the pod's own
+// folder, and what is in it is not the folder's. Kernels before 5.8 tell file systems only.
+type mountOf struct {
+	major, minor uint32
+	id           uint64
+}
+
+func mountIn(st *unix.Statx_t) mountOf {
+	m := mountOf{major: st.Dev_major, minor: st.Dev_minor}
+	if st.Mask&unix.STATX_MNT_ID != 0 {
+		m.id = st.Mnt_id
+	}
+	return m
+}
+
+// look asks for a name in the folder fd, or for the folder itself.
+func look(fd int, name string) (st unix.Statx_t, err error) {
+	flags := unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT
+	if name == "" {
+		flags = unix.AT_EMPTY_PATH
+	}
+	err = unix.Statx(fd, name, flags, unix.STATX_BASIC_STATS|unix.STATX_MNT_ID, &st)
+	return st, err
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"keelson.dev/keelson/agent"
 )
@@ -25,14 +26,25 @@ type worker struct {
 
 	mu       sync.Mutex
 	desired  Desired
-	evicted  *Stop    // why the pod was ended by this worker
-	o        Observed // the worker's own findings; the runtime's view is filled in by observe
+	evicted  *Stop  // why the pod was ended by this worker
+	grant    grant  // of resources; desired has them in place of those that the spec asks for
+	recorded bool   // the grant is on disk
+	doubtful bool   // there was no record: what runs may have been given something else
+	pending  string // why the spec of generation asked is not granted, and in words
+	because  string
+	asked    int64
+	limits   *cri.LinuxContainerResources // that this life gave the pod's cgroup; nil: none
+	freed    func()                       // what the pod held has become less
+	o        Observed                     // the worker's own findings; the runtime's view is filled in by observe
 	ended    map[string]Container
 	clocks   clocks
 	last     v1.PodStatus // as computed last
 	sent     v1.PodStatus // as reported last
 	held     time.Time    // since when there is a difference that is not worth a report of its own
 	mountsBy map[string]agent.Mount
+	devices  agent.ClaimedDevices
+	stored   storageUse // as measured last
+	storedAt time.Time  // zero = never
 	cancels  map[string]context.CancelFunc
 	probes   map[string]context.CancelFunc // by container id
 	attached *attachment                   // of the sandbox that is being made, from where o.Early is set on
@@ -48,7 +60,8 @@ type worker struct {
 func newWorker(cfg *Config, d Desired) *worker {
 	w := &worker{cfg: cfg, desired: d, log: cfg.Log.With("pod", d.Pod.Namespace+"/"+d.Pod.Name, "uid", d.Pod.UID), wake: make(chan struct{}, 1),
 		o:     Observed{Images: map[string]Image{}, Failures: map[string]Failure{}, Probes: map[string]agent.ProbeState{}, Killed: map[string]string{}, Busy: map[string]Busy{}, Settled: map[string]bool{}},
-		ended: map[string]Container{}, clocks: newClocks(), last: *d.Pod.Status.DeepCopy(), cancels: map[string]context.CancelFunc{}, probes: map[string]context.CancelFunc{}, received: cfg.now()}
+		ended: map[string]Container{}, clocks: newClocks(), last: *d.Pod.Status.DeepCopy(), cancels: map[string]context.CancelFunc{}, probes: map[string]context.CancelFunc{}, received: cfg.now(),
+		grant: grantOf(d.Pod), freed: func() {}}
 	w.events = &recorder{reporter: cfg.Reporter, node: cfg.NodeName, mute: d.Stop != nil && d.Stop.Orphan, now: cfg.now, seen: map[string]*v1.Event{}}
 	w.o.StartTime, w.o.Since = w.received, w.received
 	w.o.Deadline = deletionDeadline(d.Pod, time.Time{}, w.received)
@@ -83,16 +96,20 @@ func (w *worker) update(d Desired) {
 	if d.Stop == nil {
 		d.Stop = w.evicted
 	}
+	d.Pod = w.grant.of(d.Pod)
 	w.desired = d
 	w.mu.Unlock()
 	w.poke()
 }
 
+// noClass is the reason of a failure that the pod's RuntimeClass ends when it comes.
+const noClass = "RuntimeClassNotFound"
+
 // retrySoon forgets how long a failed action has to wait: something it may have been missing has come.
 func (w *worker) retrySoon() {
 	w.mu.Lock()
 	for key, f := range w.o.Failures {
-		if f.Reason == "CreateContainerConfigError" || key == "volumes" {
+		if f.Reason == "CreateContainerConfigError" || f.Reason == noClass || key == "volumes" {
 			f.Retry = time.Time{}
 			w.o.Failures[key] = f
 		}
@@ -140,6 +157,7 @@ func (w *worker) run(ctx context.Context) error {
 	defer w.wg.Wait()
 	defer cancel()
 	w.stage(agent.StageTime{Name: "received", Start: w.received})
+	w.record()
 	if !limitsOf(w.pod()).none() {
 		w.wg.Go(func() { w.keepStorage(ctx) })
 	}
@@ -176,6 +194,7 @@ func (w *worker) turn(ctx context.Context) Plan {
 	if ok {
 		w.o.Sandboxes, w.o.Containers, w.o.Listed = seen.Sandboxes, seen.Containers, true
 		w.forget()
+		w.compare()
 	} else {
 		w.o.Listed = false
 	}
@@ -183,6 +202,7 @@ func (w *worker) turn(ctx context.Context) Plan {
 		// Before anything is planned or reported: what is known of a container's probes belongs to what is observed.
 		w.syncProbes(ctx)
 	}
+	w.o.Resize = w.resizeState()
 	d, o := w.desired, w.o
 	// The maps are written by actions: Step gets copies.
 	o.Images, o.Failures, o.Probes = maps.Clone(o.Images), maps.Clone(o.Failures), maps.Clone(o.Probes)
@@ -306,6 +326,9 @@ func (w *worker) settle(a Action, err error, cancelled bool) {
 		f.Reason, f.Message = startReason(err)
 		f.Retry = now.Add(grow(restartMin, restartMax, f.Count))
 	default:
+		if errors.Is(err, errNoClass) {
+			f.Reason = noClass
+		}
 		f.Retry = now.Add(grow(retryMin, retryMax, f.Count))
 	}
 	w.o.Failures[key] = f

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -25,6 +24,7 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/fake"
+	"keelson.dev/keelson/internal/virtual"
 )
 
 // app is a program under probes, in virtual time: it answers each kind as it is told.
@@ -92,7 +92,7 @@ func observe(t *testing.T, a *app, c *v1.Container, resume *agent.ProbeState, d 
 
 // F112: no liveness or readiness probe before the startup probe has passed.
 func TestStartupGates(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		a := &app{ok: map[string]func(time.Duration) bool{Startup: after(7 * time.Second)}}
 		c := &v1.Container{StartupProbe: &v1.Probe{PeriodSeconds: 2, FailureThreshold: 5}, ReadinessProbe: &v1.Probe{}, LivenessProbe: &v1.Probe{}}
 		log := observe(t, a, c, nil, 30*time.Second)
@@ -111,7 +111,7 @@ func TestStartupGates(t *testing.T) {
 
 // A startup probe gives up after failureThreshold periods, however often it was tried in the first of them.
 func TestStartupGivesUp(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		a := &app{ok: map[string]func(time.Duration) bool{Startup: after(time.Hour)}}
 		log := observe(t, a, &v1.Container{StartupProbe: &v1.Probe{PeriodSeconds: 10, FailureThreshold: 3}}, nil, time.Minute)
 		if want := []string{"0s started=false ready=false", "30.002s started=false ready=falsestartup"}; !slices.Equal(log, want) {
@@ -122,7 +122,7 @@ func TestStartupGivesUp(t *testing.T) {
 
 // F113, F120: the first readiness probe comes at once and is repeated quickly until it passes, then once a period.
 func TestReadinessIsQuick(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		a := &app{ok: map[string]func(time.Duration) bool{Readiness: after(45 * time.Millisecond)}}
 		log := observe(t, a, &v1.Container{ReadinessProbe: &v1.Probe{PeriodSeconds: 5}}, nil, 12*time.Second)
 		if want := []string{"0s started=true ready=false", "66.34375ms started=true ready=true"}; !slices.Equal(log, want) {
@@ -142,7 +142,7 @@ func TestQuickIsBounded(t *testing.T) {
 		handler v1.ProbeHandler
 		most    int
 	}{"http": {v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{}}, 24}, "exec": {v1.ProbeHandler{Exec: &v1.ExecAction{}}, 12}} {
-		synctest.Test(t, func(t *testing.T) {
+		virtual.Test(t, func(t *testing.T) {
 			a := &app{ok: map[string]func(time.Duration) bool{Readiness: after(time.Hour)}}
 			observe(t, a, &v1.Container{ReadinessProbe: &v1.Probe{ProbeHandler: c.handler, PeriodSeconds: 10}}, nil, 10*time.Second)
 			if n := len(a.of(Readiness)); n > c.most || n < 5 {
@@ -154,7 +154,7 @@ func TestQuickIsBounded(t *testing.T) {
 
 // F113: readiness is lost after failureThreshold failures in a row and comes back after successThreshold successes.
 func TestReadinessThresholds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		a := &app{ok: map[string]func(time.Duration) bool{Readiness: func(age time.Duration) bool { return age < 10*time.Second || age > 20*time.Second }}}
 		log := observe(t, a, &v1.Container{ReadinessProbe: &v1.Probe{PeriodSeconds: 1, FailureThreshold: 3, SuccessThreshold: 2}}, nil, time.Minute)
 		want := []string{"0s started=true ready=false", "1.002s started=true ready=true", "12.002s started=true ready=false", "21.002s started=true ready=true"}
@@ -166,7 +166,7 @@ func TestReadinessThresholds(t *testing.T) {
 
 // F114: liveness is asked once a period, not before a container can be up, and gives up after failureThreshold.
 func TestLiveness(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		a := &app{ok: map[string]func(time.Duration) bool{Liveness: func(age time.Duration) bool { return age < 25*time.Second }}}
 		log := observe(t, a, &v1.Container{LivenessProbe: &v1.Probe{PeriodSeconds: 10, FailureThreshold: 3}}, nil, time.Minute)
 		if want := []string{"0s started=true ready=true", "51s started=true ready=trueliveness"}; !slices.Equal(log, want) {
@@ -180,7 +180,7 @@ func TestLiveness(t *testing.T) {
 
 // P9: after a restart of the agent a container keeps the readiness it had.
 func TestResume(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		a := &app{}
 		c := &v1.Container{StartupProbe: &v1.Probe{}, ReadinessProbe: &v1.Probe{InitialDelaySeconds: 5}}
 		log := observe(t, a, c, &agent.ProbeState{Started: true, Ready: true}, 3*time.Second)
@@ -362,7 +362,7 @@ func TestExec(t *testing.T) {
 // A container that the wall clock says was started in the future is probed as one that was started now.
 func TestProbesIgnoreTheWallClock(t *testing.T) {
 	for _, skew := range []time.Duration{time.Hour, 24 * time.Hour} {
-		synctest.Test(t, func(t *testing.T) {
+		virtual.Test(t, func(t *testing.T) {
 			rt := &fake.Runtime{}
 			asked := make(chan time.Time, 1)
 			rt.OnExec = func(*cri.ContainerConfig, []string) (string, int32, error) {

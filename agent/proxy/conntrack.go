@@ -41,17 +41,18 @@ func sweep(s staleFlows) error {
 
 // find gathers stale flows as the kernel words them; more says that there may be others.
 func (s staleFlows) find() (found [][]byte, more bool, err error) {
-	err = conntrackRequest(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP).ExecuteIter(unix.NETLINK_NETFILTER, 0, func(m []byte) bool {
-		if len(m) < nl.SizeofNfgenmsg {
-			return true
-		}
-		flow := m[nl.SizeofNfgenmsg:]
-		if to, answers, ok := udpFlow(flow); ok && s.stale(to, answers) {
-			found = append(found, bytes.Clone(flow))
-		}
-		more = len(found) == flowsPerRound
-		return !more
-	})
+	err = conntrackRequest(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP).ExecuteIter(unix.NETLINK_NETFILTER, 0,
+		func(m []byte) bool {
+			if len(m) < nl.SizeofNfgenmsg {
+				return true
+			}
+			flow := m[nl.SizeofNfgenmsg:]
+			if to, answers, ok := udpFlow(flow); ok && s.stale(to, answers) {
+				found = append(found, bytes.Clone(flow))
+			}
+			more = len(found) == flowsPerRound
+			return !more
+		})
 	if errors.Is(err, netlink.ErrDumpInterrupted) {
 		more, err = true, nil
 	}

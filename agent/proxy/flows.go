@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 )
 
@@ -29,23 +30,30 @@ type picture map[netip.AddrPort]map[netip.AddrPort]bool
 // pictureOf is what a model says of UDP. Pure.
 func pictureOf(m Model) picture {
 	out := picture{}
-	for _, p := range m {
+	add := func(p Port, fronts []Frontend) {
 		if p.Proto != "udp" {
-			continue
+			return
 		}
 		serving := make(map[netip.AddrPort]bool, len(p.Serving))
 		for _, b := range p.Serving {
 			serving[netip.AddrPortFrom(b.IP, uint16(b.Port))] = true
 		}
-		for _, fronts := range [][]Frontend{p.Internal, p.External} {
-			for _, f := range fronts {
-				ip := f.IP
-				if !ip.IsValid() {
-					ip = netip.IPv4Unspecified()
-				}
-				out[netip.AddrPortFrom(ip, uint16(f.Port))] = serving
+		for _, f := range fronts {
+			ip := f.IP
+			if !ip.IsValid() {
+				ip = netip.IPv4Unspecified()
+			}
+			if at := netip.AddrPortFrom(ip, uint16(f.Port)); out[at] == nil {
+				out[at] = serving
 			}
 		}
+	}
+	ids := slices.Sorted(maps.Keys(m)) // whose a frontend is, the rules say in this order
+	for _, id := range ids {
+		add(m[id], m[id].Internal)
+	}
+	for _, id := range ids {
+		add(m[id], m[id].External)
 	}
 	return out
 }
@@ -54,7 +62,8 @@ func pictureOf(m Model) picture {
 func (f *Flows) show(m Model) {
 	next := pictureOf(m)
 	f.mu.Lock()
-	same := f.want != nil && maps.EqualFunc(f.want, next, func(a, b map[netip.AddrPort]bool) bool { return maps.Equal(a, b) })
+	same := f.want != nil && maps.EqualFunc(f.want, next,
+		func(a, b map[netip.AddrPort]bool) bool { return maps.Equal(a, b) })
 	for front := range f.want {
 		if next[front] == nil {
 			f.gone[front] = map[netip.AddrPort]bool{}

@@ -49,18 +49,21 @@ func healthOf(services []*v1.Service, parts []*discoveryv1.EndpointSlice, node s
 	out := map[int32]health{}
 	for _, s := range services {
 		port := s.Spec.HealthCheckNodePort
-		if port == 0 || s.Spec.Type != v1.ServiceTypeLoadBalancer || s.Spec.ExternalTrafficPolicy != v1.ServiceExternalTrafficPolicyLocal {
+		if port == 0 || s.Spec.Type != v1.ServiceTypeLoadBalancer ||
+			s.Spec.ExternalTrafficPolicy != v1.ServiceExternalTrafficPolicyLocal {
 			continue
 		}
 		var h health
 		h.Service.Namespace, h.Service.Name = s.Namespace, s.Name
 		local := map[string]bool{}
 		for _, p := range parts {
-			if p.Namespace != s.Namespace || p.Labels[discoveryv1.LabelServiceName] != s.Name || p.AddressType != discoveryv1.AddressTypeIPv4 {
+			if p.Namespace != s.Namespace || p.Labels[discoveryv1.LabelServiceName] != s.Name ||
+				p.AddressType != discoveryv1.AddressTypeIPv4 {
 				continue
 			}
 			for _, e := range p.Endpoints {
-				if e.NodeName != nil && *e.NodeName == node && (e.Conditions.Ready == nil || *e.Conditions.Ready) && len(e.Addresses) > 0 {
+				if e.NodeName != nil && *e.NodeName == node && (e.Conditions.Ready == nil || *e.Conditions.Ready) &&
+					len(e.Addresses) > 0 {
 					local[e.Addresses[0]] = true
 				}
 			}
@@ -115,7 +118,8 @@ func (c *HealthChecks) follow(open map[int32]*healthPort, want map[int32]health)
 			var err error
 			if p, err = c.open(port); err != nil {
 				if c.Log != nil {
-					c.Log.Warn("the health check node port of a Service cannot be opened", "service", h.Service.Namespace+"/"+h.Service.Name, "port", port, "err", err)
+					c.Log.Warn("the health check node port of a Service cannot be opened", "service",
+						h.Service.Namespace+"/"+h.Service.Name, "port", port, "err", err)
 				}
 				continue
 			}
@@ -142,11 +146,13 @@ func (c *HealthChecks) open(port int32) (*healthPort, error) {
 		return nil, err
 	}
 	p := &healthPort{done: make(chan struct{})}
-	p.server = &http.Server{Handler: p, ReadTimeout: healthTimeout, WriteTimeout: healthTimeout, IdleTimeout: healthTimeout, MaxHeaderBytes: 4 << 10,
+	p.server = &http.Server{Handler: p, ReadTimeout: healthTimeout, WriteTimeout: healthTimeout,
+		IdleTimeout: healthTimeout, MaxHeaderBytes: 4 << 10,
 		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)}
 	go func() {
 		defer close(p.done)
-		if err := p.server.Serve(netutil.LimitListener(ln, healthConnections)); !errors.Is(err, http.ErrServerClosed) && c.Log != nil {
+		err := p.server.Serve(netutil.LimitListener(ln, healthConnections))
+		if !errors.Is(err, http.ErrServerClosed) && c.Log != nil {
 			c.Log.Warn("a health check node port ended", "port", port, "err", err)
 		}
 	}()

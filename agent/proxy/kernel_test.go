@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -152,17 +153,18 @@ func TestKernel(t *testing.T) {
 
 	p := &Proxy{Node: "w1", NodeIP: netip.MustParseAddr("10.89.0.101")}
 	cidr, pods := netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("10.244.0.0/16")
-	services := []*v1.Service{service("web", "10.96.0.10", 30080), service("self", "10.96.0.11", 0), service("none", "10.96.0.12", 30081, func(s *v1.Service) {
+	services := []*v1.Service{service("web", "10.96.0.10", 30080), service("self", "10.96.0.11", 0), service("far", "10.97.0.5", 0), service("none", "10.96.0.12", 30081, func(s *v1.Service) {
 		// One address of each kind: another machine's, where somebody listens, and one of the node itself, where somebody does too.
 		s.Spec.ExternalIPs = []string{"10.89.0.7", "10.89.0.101"}
 		s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "192.0.2.80"}}
 	})}
 	parts := []*discoveryv1.EndpointSlice{
 		slice("web", endpoint("10.244.0.2", "w1", true, true, false), endpoint("10.244.0.6", "w1", true, true, false)),
-		slice("self", endpoint("10.244.0.2", "w1", true, true, false)),
+		slice("self", endpoint("10.244.0.2", "w1", true, true, false)), slice("far", endpoint("10.244.0.2", "w1", true, true, false)),
 	}
+	var rules state
 	if err := in(node, func() error {
-		if err := p.route(cidr); err != nil {
+		if err := p.follow(&rules, routesFor(services, cidr)); err != nil {
 			return err
 		}
 		nft, err := knftables.New(knftables.IPv4Family, Table)
@@ -171,7 +173,7 @@ func TestKernel(t *testing.T) {
 		}
 		tx := nft.NewTransaction()
 		base(tx, cidr, pods)
-		change(tx, ruleset{}, render(Compute(services, parts, "w1")))
+		change(tx, ruleset{}, render(Compute(services, parts, Place{Node: "w1"})))
 		return nft.Run(context.Background(), tx)
 	}); err != nil {
 		t.Fatal(err)
@@ -211,7 +213,24 @@ func TestKernel(t *testing.T) {
 	if got, err := ask(a, "10.89.0.7:8080"); err != nil || got != "10.89.0.101" {
 		t.Errorf("pod to a server beyond the cluster: seen as %q, %v", got, err)
 	}
+	reachesAddedRanges(t, p, &rules, node, a, services, cidr)
 	refusesWithoutBackends(t, node, a, outside)
+}
+
+// reachesAddedRanges asks at an address beyond the range that the cluster was made with, whose route goes with its Service.
+func reachesAddedRanges(t *testing.T, p *Proxy, rules *state, node, pod netns.NsHandle, services []*v1.Service, cidr netip.Prefix) {
+	for who, ns := range map[string]netns.NsHandle{"host": node, "pod": pod} {
+		if got, err := ask(ns, "10.97.0.5:80"); err != nil || !strings.HasPrefix(got, "a ") {
+			t.Errorf("%s to a Service of an added range: %q, %v", who, got, err)
+		}
+	}
+	without := slices.DeleteFunc(slices.Clone(services), func(s *v1.Service) bool { return s.Name == "far" })
+	if err := in(node, func() error { return p.follow(rules, routesFor(without, cidr)) }); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ask(node, "10.97.0.5:80"); err == nil || !strings.Contains(err.Error(), "unreachable") {
+		t.Errorf("the route of a Service that is gone stayed: %v", err)
+	}
 }
 
 // refusesWithoutBackends asks a Service without backends at every address that it has, whoever listens there.
@@ -269,22 +288,7 @@ func TestUDPFlows(t *testing.T) {
 	}
 	node := newNS(t)
 	for name, ip := range map[string]string{"a": "10.244.0.2", "b": "10.244.0.6"} {
-		ns := pod(t, node, name, ip, netip.MustParseAddr(ip).Prev().String())
-		var pc net.PacketConn
-		if err := in(ns, func() (err error) { pc, err = net.ListenPacket("udp4", "0.0.0.0:8080"); return err }); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { pc.Close() })
-		go func() {
-			buf := make([]byte, 100)
-			for {
-				_, from, err := pc.ReadFrom(buf)
-				if err != nil {
-					return
-				}
-				_, _ = pc.WriteTo([]byte(name), from)
-			}
-		}()
+		answers(t, pod(t, node, name, ip, netip.MustParseAddr(ip).Prev().String()), name)
 	}
 	addr(t, node, "lo", "10.89.0.101/32", "")
 	p := &Proxy{Node: "w1", NodeIP: netip.MustParseAddr("10.89.0.101"), Flows: NewFlows(), Log: slog.New(slog.DiscardHandler)}
@@ -315,51 +319,20 @@ func TestUDPFlows(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	client := func(to string) func() string {
-		var c net.Conn
-		if err := in(node, func() (err error) { c, err = net.Dial("udp4", to); return err }); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { c.Close() })
-		return func() string {
-			buf := make([]byte, 10)
-			_ = c.SetDeadline(time.Now().Add(2 * time.Second))
-			if _, err := c.Write([]byte("?")); err != nil {
-				return err.Error()
-			}
-			n, err := c.Read(buf)
-			if err != nil {
-				return err.Error()
-			}
-			return string(buf[:n])
-		}
-	}
 	a, b := endpoint("10.244.0.2", "w1", true, true, false), endpoint("10.244.0.6", "w1", true, true, false)
 	route(a)
-	asks := map[string]func() string{"cluster address": client("10.96.0.10:80"), "node port": client("10.89.0.101:30053")}
+	asks := map[string]*asker{"cluster address": newAsker(t, node, "10.96.0.10:80"), "node port": newAsker(t, node, "10.89.0.101:30053")}
 	expect := func(when, want string) {
 		t.Helper()
 		for where, ask := range asks {
 			// What the output hook refuses, the socket is told at once and in its own words.
-			if got := strings.ReplaceAll(ask(), "operation not permitted", "refused"); !strings.Contains(got, want) {
+			if got := strings.ReplaceAll(ask.ask(), "operation not permitted", "refused"); !strings.Contains(got, want) {
 				t.Errorf("%s, by %s: %q, want %q", when, where, got, want)
 			}
 		}
 	}
 	expect("one endpoint", "a")
-	crowd := flowsPerRound + 300 // some ports come twice
-	for range crowd {
-		if err := in(node, func() error {
-			c, err := net.Dial("udp4", "10.96.0.10:80")
-			if err == nil {
-				_, err = c.Write([]byte("?"))
-				c.Close()
-			}
-			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
-	}
+	overflow(t, node, "10.96.0.10:80", flowsPerRound+300) // some ports come twice
 	if n := flowsTo(t, node, "10.244.0.2"); n <= flowsPerRound {
 		t.Errorf("%d flows, want more than %d", n, flowsPerRound)
 	}
@@ -374,6 +347,70 @@ func TestUDPFlows(t *testing.T) {
 	expect("no endpoint is left", "refused")
 	route(a)
 	expect("one is there again", "a")
+}
+
+// answers serves UDP in a namespace, with its name.
+func answers(t *testing.T, ns netns.NsHandle, name string) {
+	t.Helper()
+	var pc net.PacketConn
+	if err := in(ns, func() (err error) { pc, err = net.ListenPacket("udp4", "0.0.0.0:8080"); return err }); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { pc.Close() })
+	go func() {
+		buf := make([]byte, 100)
+		for {
+			_, from, err := pc.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			_, _ = pc.WriteTo([]byte(name), from)
+		}
+	}()
+}
+
+// asker is a client that keeps sending from one port.
+type asker struct{ c net.Conn }
+
+func newAsker(t *testing.T, ns netns.NsHandle, to string) *asker {
+	t.Helper()
+	a := &asker{}
+	if err := in(ns, func() (err error) { a.c, err = net.Dial("udp4", to); return err }); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { a.c.Close() })
+	return a
+}
+
+// ask returns the answer, or why there is none.
+func (a *asker) ask() string {
+	buf := make([]byte, 10)
+	_ = a.c.SetDeadline(time.Now().Add(2 * time.Second))
+	if _, err := a.c.Write([]byte("?")); err != nil {
+		return err.Error()
+	}
+	n, err := a.c.Read(buf)
+	if err != nil {
+		return err.Error()
+	}
+	return string(buf[:n])
+}
+
+// overflow makes so many flows, each from a port of its own.
+func overflow(t *testing.T, ns netns.NsHandle, to string, flows int) {
+	t.Helper()
+	for range flows {
+		if err := in(ns, func() error {
+			c, err := net.Dial("udp4", to)
+			if err == nil {
+				_, err = c.Write([]byte("?"))
+				c.Close()
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // flowsTo counts the flows that an address answers.

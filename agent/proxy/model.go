@@ -51,8 +51,11 @@ type Port struct {
 // Model is everything this node's rules say.
 type Model map[string]Port // by ID
 
+// Place is where a node stands: hints of endpoints name nodes and zones.
+type Place struct{ Node, Zone string }
+
 // Compute derives the model. Pure: same input, same output.
-func Compute(services []*v1.Service, slicesOf []*discoveryv1.EndpointSlice, node string) Model {
+func Compute(services []*v1.Service, slicesOf []*discoveryv1.EndpointSlice, at Place) Model {
 	byService := map[string][]*discoveryv1.EndpointSlice{}
 	for _, s := range slicesOf {
 		if s.AddressType == discoveryv1.AddressTypeIPv4 {
@@ -66,14 +69,14 @@ func Compute(services []*v1.Service, slicesOf []*discoveryv1.EndpointSlice, node
 			continue
 		}
 		for _, p := range svc.Spec.Ports {
-			port := servicePort(svc, p, byService[svc.Namespace+"/"+svc.Name], node)
+			port := servicePort(svc, p, byService[svc.Namespace+"/"+svc.Name], at)
 			m[port.ID] = port
 		}
 	}
 	return m
 }
 
-func servicePort(svc *v1.Service, p v1.ServicePort, parts []*discoveryv1.EndpointSlice, node string) Port {
+func servicePort(svc *v1.Service, p v1.ServicePort, parts []*discoveryv1.EndpointSlice, at Place) Port {
 	proto := strings.ToLower(string(cmp.Or(p.Protocol, v1.ProtocolTCP)))
 	out := Port{Name: fmt.Sprintf("%s/%s:%s", svc.Namespace, svc.Name, cmp.Or(p.Name, fmt.Sprint(p.Port))), Proto: proto}
 	sum := sha256.Sum256([]byte(out.Name + proto))
@@ -99,66 +102,15 @@ func servicePort(svc *v1.Service, p v1.ServicePort, parts []*discoveryv1.Endpoin
 			out.Affinity = *c.ClientIP.TimeoutSeconds
 		}
 	}
-	all, serving := backends(p.Name, parts, node)
-	out.Serving = serving
-	out.Cluster, out.Outside = all, all
+	found := endpointsOf(p.Name, parts, at)
+	out.Serving = found.serving()
+	out.Cluster = found.cluster()
+	out.Outside = out.Cluster
 	if t := svc.Spec.InternalTrafficPolicy; t != nil && *t == v1.ServiceInternalTrafficPolicyLocal {
-		out.Cluster = localOnly(all)
+		out.Cluster = found.local()
 	}
 	if svc.Spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal {
-		out.Outside, out.KeepSource = localOnly(all), true
-	}
-	return out
-}
-
-// backends are the endpoints that take traffic: the ready ones; where there is
-// none, those that terminate but still serve. serving are both.
-func backends(portName string, parts []*discoveryv1.EndpointSlice, node string) (routed, serving []Backend) {
-	var ready, ending []Backend
-	for _, s := range parts {
-		var port int32
-		for _, p := range s.Ports {
-			if p.Port != nil && (p.Name == nil && portName == "" || p.Name != nil && *p.Name == portName) {
-				port = *p.Port
-			}
-		}
-		if port == 0 {
-			continue
-		}
-		for _, e := range s.Endpoints {
-			for _, a := range e.Addresses {
-				ip, err := netip.ParseAddr(a)
-				if err != nil {
-					continue
-				}
-				b := Backend{ip, port, e.NodeName != nil && *e.NodeName == node}
-				switch c := e.Conditions; {
-				case c.Ready == nil || *c.Ready:
-					ready = append(ready, b)
-				case c.Serving != nil && *c.Serving && c.Terminating != nil && *c.Terminating:
-					ending = append(ending, b)
-				}
-			}
-		}
-	}
-	serving = distinct(slices.Concat(ready, ending))
-	if len(ready) == 0 {
-		return serving, serving
-	}
-	return distinct(ready), serving
-}
-
-func distinct(b []Backend) []Backend {
-	slices.SortFunc(b, func(a, b Backend) int { return cmp.Or(a.IP.Compare(b.IP), cmp.Compare(a.Port, b.Port)) })
-	return slices.CompactFunc(b, func(a, b Backend) bool { return a.IP == b.IP && a.Port == b.Port })
-}
-
-func localOnly(all []Backend) []Backend {
-	var out []Backend
-	for _, b := range all {
-		if b.Local {
-			out = append(out, b)
-		}
+		out.Outside, out.KeepSource = found.local(), true
 	}
 	return out
 }

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -81,7 +82,7 @@ func TestComputeBackends(t *testing.T) {
 			[]*discoveryv1.EndpointSlice{slice("a", ready, away)}, "10.244.0.2:8080 10.244.1.2:8080", "10.244.0.2:8080"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := only(t, Compute([]*v1.Service{c.svc}, c.parts, "w1"))
+			p := only(t, Compute([]*v1.Service{c.svc}, c.parts, Place{Node: "w1"}))
 			if got := addresses(p.Cluster); got != c.internal {
 				t.Errorf("cluster traffic goes to %q, want %q", got, c.internal)
 			}
@@ -91,7 +92,7 @@ func TestComputeBackends(t *testing.T) {
 		})
 	}
 	for _, none := range []*v1.Service{service("headless", v1.ClusterIPNone, 0), service("ext", "", 0, func(s *v1.Service) { s.Spec.Type = v1.ServiceTypeExternalName })} {
-		if m := Compute([]*v1.Service{none}, nil, "w1"); len(m) != 0 {
+		if m := Compute([]*v1.Service{none}, nil, Place{Node: "w1"}); len(m) != 0 {
 			t.Errorf("service %s got rules: %v", none.Name, m)
 		}
 	}
@@ -175,7 +176,7 @@ func drawModel(t *rapid.T) Model {
 		}
 		parts = append(parts, slice(name, endpoints...))
 	}
-	return Compute(services, parts, "w1")
+	return Compute(services, parts, Place{Node: "w1"})
 }
 
 // With a foreign network the rules give pods' traffic to the world no address of ours; they do again when it leaves.
@@ -234,4 +235,38 @@ func TestWithoutNft(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "nft") || !strings.Contains(err.Error(), "install nft") {
 		t.Errorf("%v", err)
 	}
+}
+
+// The address that the cluster gave to a Service stays its own, whoever writes it as an external one, also while it
+// has no endpoint.
+func TestClusterAddressesAreNotTaken(t *testing.T) {
+	for _, ready := range []bool{true, false} {
+		victim := service("victim", "10.96.0.1", 0)
+		services := []*v1.Service{victim}
+		parts := []*discoveryv1.EndpointSlice{slice("victim", endpoint("10.244.0.2", "w1", ready, ready, false))}
+		for i := range 10 { // the order of names is not that of rules
+			name := fmt.Sprint("thief", i)
+			services = append(services, service(name, fmt.Sprint("10.96.1.", i), 0, func(s *v1.Service) { s.Spec.ExternalIPs = []string{"10.96.0.1"} }))
+			parts = append(parts, slice(name, endpoint("10.244.0.9", "w1", true, true, false)))
+		}
+		const key = "10.96.0.1 . tcp . 80"
+		alone, r := render(Compute([]*v1.Service{victim}, parts[:1], Place{Node: "w1"})), render(Compute(services, parts, Place{Node: "w1"}))
+		if got, want := pictureOf(asUDP(Compute(services, parts, Place{Node: "w1"}))), pictureOf(asUDP(Compute(services[:1], parts[:1], Place{Node: "w1"}))); !maps.Equal(
+			got[netip.MustParseAddrPort("10.96.0.1:80")], want[netip.MustParseAddrPort("10.96.0.1:80")]) {
+			t.Errorf("flows of the address would be judged by %v, want %v", got, want)
+		}
+		if r.services[key] != alone.services[key] || r.refused[key] != alone.refused[key] {
+			t.Errorf("with endpoints %v: %q and %q, alone %q and %q", ready, r.services[key], r.refused[key], alone.services[key], alone.refused[key])
+		}
+	}
+}
+
+// asUDP is the same model for the other protocol.
+func asUDP(m Model) Model {
+	out := Model{}
+	for id, p := range m {
+		p.Proto = "udp"
+		out[id] = p
+	}
+	return out
 }

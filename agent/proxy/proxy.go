@@ -2,15 +2,13 @@ package proxy
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/netip"
 	"slices"
 	"time"
 
-	"github.com/vishvananda/netlink"
+	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"sigs.k8s.io/knftables"
 
@@ -35,8 +33,10 @@ type Proxy struct {
 type state struct {
 	nft     knftables.Interface
 	applied ruleset
-	built   bool              // the base is in the kernel
-	foreign bool              // it was made for a foreign network
+	built   bool  // the base is in the kernel
+	foreign bool  // it was made for a foreign network
+	place   Place // where the node stood
+	routed  map[netip.Prefix]bool
 	seen    map[string]string // EndpointSlice → resourceVersion that was reported
 }
 
@@ -54,7 +54,7 @@ func (p *Proxy) Run(ctx context.Context, objects agent.Objects, reports agent.Re
 	if err != nil {
 		return fmt.Errorf("Service rules need nftables: %w: install nft and a kernel with nf_tables", err)
 	}
-	s := &state{nft: nft, seen: map[string]string{}}
+	s := &state{nft: nft, seen: map[string]string{}, place: Place{Node: p.Node}}
 	changes := objects.Changes(ctx)
 	select {
 	case <-objects.Synced():
@@ -83,12 +83,29 @@ func (p *Proxy) Run(ctx context.Context, objects agent.Objects, reports agent.Re
 				if !ok {
 					return ctx.Err()
 				}
-				_, svc := kinds["Service"]
-				_, eps := kinds["EndpointSlice"]
-				relevant = svc || eps
+				relevant = s.concerns(kinds, objects.Nodes)
 			}
 		}
 	}
+}
+
+// concerns says whether a change of kinds may change the rules: of nodes only that of the own one's zone does.
+func (s *state) concerns(kinds map[string]struct{}, nodes func() []*v1.Node) bool {
+	_, svc := kinds["Service"]
+	_, eps := kinds["EndpointSlice"]
+	_, node := kinds["Node"]
+	return svc || eps || node && placeOf(s.place.Node, nodes()) != s.place
+}
+
+// placeOf is where a node stands, as its labels tell.
+func placeOf(node string, nodes []*v1.Node) Place {
+	at := Place{Node: node}
+	for _, n := range nodes {
+		if n.Name == node {
+			at.Zone = n.Labels[v1.LabelTopologyZone]
+		}
+	}
+	return at
 }
 
 // intact says whether our table is still in the kernel: firewalls that are reloaded flush more than their own rules.
@@ -106,22 +123,25 @@ func (p *Proxy) apply(ctx context.Context, s *state, objects agent.Objects, repo
 	revision := objects.Revision() // before reading: the rules show at least this
 	begin := time.Now()
 	parts := objects.EndpointSlices()
-	model := Compute(objects.Services(), parts, p.Node)
+	s.place = placeOf(s.place.Node, objects.Nodes())
+	services := objects.Services()
+	model := Compute(services, parts, s.place)
 	want := render(model)
 	tx := s.nft.NewTransaction()
 	from := s.applied
+	cidr, _ := netip.ParsePrefix(objects.Cluster().ServiceCIDR)
 	if foreign := p.foreign(); !s.built || foreign != s.foreign {
 		s.built, s.foreign = false, foreign
-		cidr, _ := netip.ParsePrefix(objects.Cluster().ServiceCIDR)
-		if err := p.route(cidr); err != nil {
-			return err
-		}
+		s.routed = nil
 		pods, _ := netip.ParsePrefix(objects.Cluster().ClusterCIDR)
 		if foreign {
 			pods = netip.Prefix{}
 		}
 		base(tx, cidr, pods)
 		from = ruleset{}
+	}
+	if err := p.follow(s, routesFor(services, cidr)); err != nil {
+		return err
 	}
 	change(tx, from, want)
 	if tx.NumOperations() > 0 {
@@ -153,34 +173,4 @@ func (s *state) report(node string, parts []*discoveryv1.EndpointSlice, reports 
 		}
 	}
 	s.seen = current
-}
-
-// route gives Service addresses a way out of the host's own sockets: the
-// destination is rewritten in the output hook, but only for packets that have a
-// route before. Nothing ever leaves by it: what was not rewritten is refused.
-func (p *Proxy) route(cidr netip.Prefix) error {
-	if !cidr.IsValid() || !p.NodeIP.IsValid() {
-		return nil
-	}
-	links, err := netlink.LinkList()
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // pods come and go meanwhile; the node's link does not
-		return fmt.Errorf("listing interfaces: %w", err)
-	}
-	for _, l := range links {
-		addrs, err := netlink.AddrList(l, netlink.FAMILY_V4)
-		if err != nil {
-			continue
-		}
-		for _, a := range addrs {
-			if ip, ok := netip.AddrFromSlice(a.IP); ok && ip.Unmap() == p.NodeIP {
-				dst := &net.IPNet{IP: cidr.Addr().AsSlice(), Mask: net.CIDRMask(cidr.Bits(), 32)}
-				r := &netlink.Route{Dst: dst, LinkIndex: l.Attrs().Index, Src: p.NodeIP.AsSlice(), Scope: netlink.SCOPE_LINK, Priority: 100}
-				if err := netlink.RouteReplace(r); err != nil {
-					return fmt.Errorf("route for Service addresses %s: %w", cidr, err)
-				}
-				return nil
-			}
-		}
-	}
-	return fmt.Errorf("no interface holds the node's address %s: check --node-ip", p.NodeIP)
 }

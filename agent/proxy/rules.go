@@ -53,14 +53,20 @@ type ruleset struct {
 
 // render turns the model into chains and map elements. Pure.
 func render(m Model) ruleset {
-	r := ruleset{chains: map[string]chainSpec{}, services: map[string]string{}, nodePorts: map[string]string{}, hairpin: map[string]bool{},
+	r := ruleset{chains: map[string]chainSpec{}, services: map[string]string{}, nodePorts: map[string]string{},
+		hairpin: map[string]bool{},
 		refused: map[string]string{}, refusedPorts: map[string]string{}}
-	for _, id := range slices.Sorted(maps.Keys(m)) {
+	ids := slices.Sorted(maps.Keys(m))
+	for _, id := range ids {
 		p := m[id]
 		if len(p.Cluster) > 0 {
 			r.balance("svc-"+id, p, p.Cluster)
 		}
 		r.dispatch(p.Internal, p.Cluster, "svc-"+id, "goto "+chainRefuse)
+	}
+	// Anybody may write any address as an external one. What the cluster gave to a Service stays that Service's.
+	for _, id := range ids {
+		p := m[id]
 		if len(p.External) > 0 {
 			if len(p.Outside) > 0 {
 				r.external("ext-"+id, p)
@@ -80,17 +86,21 @@ func render(m Model) ruleset {
 	return r
 }
 
-// dispatch sends what is for the frontends to a chain, or says what becomes of it without a backend.
+// dispatch sends what is for the frontends to a chain, or says what becomes of it without a backend. A frontend that
+// is there already stays as it is.
 func (r *ruleset) dispatch(fronts []Frontend, to []Backend, chain, without string) {
 	addresses, ports, verdict := r.services, r.nodePorts, "goto "+chain
 	if len(to) == 0 {
 		addresses, ports, verdict = r.refused, r.refusedPorts, without
 	}
 	for _, f := range fronts {
-		if f.IP.IsValid() {
-			addresses[serviceKey(f)] = verdict
-		} else {
-			ports[f.Proto+" . "+fmt.Sprint(f.Port)] = verdict
+		key, into, all := serviceKey(f), addresses, []map[string]string{r.services, r.refused}
+		if !f.IP.IsValid() {
+			key, into, all = f.Proto+" . "+fmt.Sprint(f.Port), ports, []map[string]string{r.nodePorts, r.refusedPorts}
+		}
+		taken := slices.ContainsFunc(all, func(m map[string]string) bool { return m[key] != "" })
+		if !taken {
+			into[key] = verdict
 		}
 	}
 }
@@ -183,7 +193,8 @@ func refusals(tx *knftables.Transaction, serviceCIDR netip.Prefix) {
 	tx.Add(&knftables.Map{Name: mapRefused, Type: "ipv4_addr . inet_proto . inet_service : verdict"})
 	tx.Add(&knftables.Map{Name: mapRefusedPorts, Type: "inet_proto . inet_service : verdict"})
 	tx.Add(&knftables.Chain{Name: chainRefuse})
-	tx.Add(&knftables.Rule{Chain: chainRefuse, Rule: "meta l4proto tcp reject with tcp reset"}) // the kernel limits the rate of ICMP
+	// the kernel limits the rate of ICMP
+	tx.Add(&knftables.Rule{Chain: chainRefuse, Rule: "meta l4proto tcp reject with tcp reset"})
 	tx.Add(&knftables.Rule{Chain: chainRefuse, Rule: "reject"})
 	for _, hook := range []knftables.BaseChainHook{knftables.InputHook, knftables.ForwardHook, knftables.OutputHook} {
 		name := "refuse-" + string(hook)

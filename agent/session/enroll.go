@@ -129,7 +129,8 @@ func (s *Session) enroll(ctx context.Context, token joinToken, req signingReques
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	got, err := fleetv1.NewEnrollmentClient(conn).Enroll(ctx, &fleetv1.EnrollRequest{Token: token.whole, NodeName: s.cfg.NodeName, CsrDer: req.der})
+	got, err := fleetv1.NewEnrollmentClient(conn).Enroll(ctx,
+		&fleetv1.EnrollRequest{Token: token.whole, NodeName: s.cfg.NodeName, CsrDer: req.der})
 	if err != nil {
 		return nil, err
 	}
@@ -158,6 +159,8 @@ func (s *Session) dial(address string, creds credentials.TransportCredentials) (
 		grpc.WithTransportCredentials(creds),
 		grpc.WithKeepaliveParams(clientKeepalive),
 		grpc.WithConnectParams(connectParams),
+		// Windows that grow are measured with a ping after what is received: with each answer to a heartbeat.
+		grpc.WithStaticStreamWindowSize(streamWindow), grpc.WithStaticConnWindowSize(connWindow),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
 	}
 	if s.cfg.Dial != nil {

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -158,13 +159,14 @@ type signingRequest struct {
 	der []byte
 }
 
-func newRequest(node string) (signingRequest, error) {
+func newRequest(node string, addresses ...net.IP) (signingRequest, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return signingRequest{}, fmt.Errorf("make the node's key: %w", err)
 	}
 	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
-		Subject: pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}},
+		Subject:     pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}},
+		IPAddresses: addresses,
 	}, key)
 	if err != nil {
 		return signingRequest{}, fmt.Errorf("make the node's signing request: %w", err)

@@ -28,6 +28,9 @@ import (
 const (
 	maxMessage   = 16 << 20
 	replicasFile = "replicas.json"
+	// streamWindow is what a replica may send on a stream before it is read; connWindow on all of a connection.
+	streamWindow = 1 << 20
+	connWindow   = 4 << 20
 )
 
 var (
@@ -163,6 +166,9 @@ func (s *Session) connections(ctx context.Context) error {
 				l.stop()
 			}
 		}
+		// In an order of this node's own: the one that is reached first gets the session, and must not be the same for all.
+		list = slices.Clone(list)
+		rand.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
 		for _, address := range list {
 			r.mu.Lock()
 			have := r.open[address]
@@ -257,6 +263,7 @@ func (s *Session) standbyOnce(linked context.Context, l *link) error {
 	defer wg.Wait()
 	defer cancel()
 	wg.Go(func() { s.sendProxyRevision(ctx, up) })
+	wg.Go(func() { s.sendUsed(ctx, up) })
 	for {
 		m, err := stream.Recv()
 		if err != nil {

@@ -31,15 +31,20 @@ type Config struct {
 	Token    string   // join token; used only while the node has no certificate
 	// TokenFile holds the join token when Token is empty. It is removed once the node has its certificate.
 	TokenFile string
-	StateDir  string   // key, certificate, replica list and checkpoint; created 0700
-	RunDir    string   // emptied by a reboot (tmpfs): Secrets and tokens of the checkpoint
-	Version   string   // of the agent
-	BootID    string   // of the machine
-	Facts     *v1.Node // what the node says of itself at first; Facts replaces it
+	StateDir  string // key, certificate, replica list and checkpoint; created 0700
+	RunDir    string // emptied by a reboot (tmpfs): Secrets and tokens of the checkpoint
+	Version   string // of the agent
+	BootID    string // of the machine
+	// HTTPS asks for a certificate for the node's own HTTPS server, which names NodeIPs.
+	HTTPS   bool
+	NodeIPs []string
+	Facts   *v1.Node // what the node says of itself at first; Facts replaces it
 
 	Server agent.NodeServer                                            // answers tunnels; may be set by Serve before Run
 	Dial   func(ctx context.Context, address string) (net.Conn, error) // nil: TCP
 	Log    *slog.Logger                                                // may be nil
+	// Shared is what this session has in common with others of this process; nil = nothing.
+	Shared *Shared
 	// CheckpointEvery is the least time between two checkpoints; default 1 s.
 	CheckpointEvery time.Duration
 }
@@ -54,9 +59,13 @@ type Session struct {
 	replicas *replicas
 	gates    *gates
 	proxy    *progress
+	used     *usedLately
 	linked   chan struct{} // buffered: links have appeared
 	children sync.WaitGroup
-	id       *identity // set by Run before anything connects
+	id       *identity // set by Run before anything connects, which closes identified
+	serving  serving
+
+	identified chan struct{}
 
 	mu     sync.Mutex
 	forget bool // the next session asks for everything
@@ -65,6 +74,8 @@ type Session struct {
 var (
 	_ agent.Objects  = (*Session)(nil)
 	_ agent.Reporter = (*Session)(nil)
+
+	_ agent.UsageReporter = (*Session)(nil)
 )
 
 // New prepares a session. Nothing runs, and no file is read, until Run.
@@ -78,8 +89,10 @@ func New(cfg Config) *Session {
 	s := &Session{
 		cfg: cfg, log: cfg.Log, view: newView(), reporter: newReporter(cfg.Facts),
 		replicas: newReplicas(cfg.Log, cfg.StateDir, cfg.Servers),
-		gates:    &gates{byPod: make(map[types.UID]*gate)}, proxy: newProgress(), linked: make(chan struct{}, 1),
+		gates:    &gates{byPod: make(map[types.UID]*gate)}, proxy: newProgress(), used: newUsedLately(), linked: make(chan struct{}, 1),
+		identified: make(chan struct{}),
 	}
+	s.view.shared = cfg.Shared
 	s.tokens = newTokens(cfg.RunDir, s.reporter.poke)
 	s.view.podsGone = func(live map[types.UID]struct{}) {
 		s.gates.keep(live)
@@ -113,13 +126,18 @@ func (s *Session) Run(ctx context.Context) error {
 		return fmt.Errorf("session: %w", err)
 	}
 	s.id = id
+	close(s.identified)
 	defer s.children.Wait()
-	return lifecycle.Run(ctx,
-		lifecycle.Part{Name: "session: connections", Run: s.connections},
-		lifecycle.Part{Name: "session: stream", Run: s.sessions},
-		lifecycle.Part{Name: "session: certificate", Run: func(ctx context.Context) error {
+	parts := []lifecycle.Part{
+		{Name: "session: connections", Run: s.connections},
+		{Name: "session: stream", Run: s.sessions},
+		{Name: "session: certificate", Run: func(ctx context.Context) error {
 			return s.keepRenewed(ctx, id, time.Now, s.renew)
 		}},
-		lifecycle.Part{Name: "session: checkpoint", Run: s.save},
-	)
+		{Name: "session: checkpoint", Run: s.save},
+	}
+	if s.cfg.HTTPS {
+		parts = append(parts, lifecycle.Part{Name: "session: certificate of the server", Run: s.keepServing})
+	}
+	return lifecycle.Run(ctx, parts...)
 }

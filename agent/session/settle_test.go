@@ -4,10 +4,11 @@ import (
 	"context"
 	"errors"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/internal/virtual"
 )
 
 // An agent that comes back speaks when it is ready, or after a second; one that is new speaks at once.
@@ -32,7 +33,7 @@ func TestSettle(t *testing.T) {
 		{"back, without facts", nil, true, 0, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			virtual.Test(t, func(t *testing.T) {
 				s := New(Config{NodeName: "w1", Facts: tt.first})
 				if tt.back {
 					s.view.complete(7, true)

@@ -128,10 +128,20 @@ func (t *tokens) ask(ctx context.Context, k tokenKey, pod *v1.Pod) (cachedToken,
 			return cachedToken{}, errors.New(got.Error)
 		}
 		now, expires := time.Now(), time.Unix(got.ExpiresUnix, 0)
-		return cachedToken{Key: k, Token: got.Token, Expires: expires, Renew: now.Add(expires.Sub(now) / 5 * 4)}, nil
+		return cachedToken{Key: k, Token: got.Token, Expires: expires, Renew: renewal(now, expires, k.Expiration)}, nil
 	case <-ctx.Done():
 		return cachedToken{}, ctx.Err()
 	}
+}
+
+// renewal is when a token that is had now is to be had anew: at 80% of its life. Where the node's clock disagrees with
+// the replica's, a life that nobody asked for follows from the two; then what was asked for counts.
+func renewal(now, expires time.Time, seconds int64) time.Time {
+	life, asked := expires.Sub(now), time.Duration(seconds)*time.Second
+	if asked > 0 && (life <= 0 || life > asked) {
+		life = asked
+	}
+	return now.Add(life / 5 * 4)
 }
 
 // begin makes all pending requests due again for a new session.
@@ -211,6 +221,11 @@ func (t *tokens) load(now time.Time) error {
 	defer t.mu.Unlock()
 	for _, c := range list {
 		if now.Before(c.Expires) {
+			// It was written by another process, perhaps by another clock: monotonic from here on.
+			if latest := renewal(now, c.Expires, c.Key.Expiration); c.Renew.After(latest) {
+				c.Renew = latest
+			}
+			c.Renew = now.Add(c.Renew.Sub(now))
 			t.cached[c.Key] = c
 		}
 	}

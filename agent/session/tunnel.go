@@ -74,7 +74,31 @@ func (s *Session) serve(ctx context.Context, t *tunnel, ask *fleetv1.TunnelAsk) 
 	case *fleetv1.TunnelAsk_PortForward:
 		return s.cfg.Server.PortForward(ctx, types.UID(k.PortForward.PodUid), k.PortForward.Port, portConn{t})
 	}
+	if k, ok := ask.Kind.(*fleetv1.TunnelAsk_Dial); ok {
+		return s.connect(ctx, t, k.Dial)
+	}
 	return fmt.Errorf("this agent does not know tunnels of kind %T", ask.Kind)
+}
+
+// connect joins the tunnel to a connection, and says that there is one before any of its bytes.
+func (s *Session) connect(ctx context.Context, t *tunnel, ask *fleetv1.DialAsk) error {
+	conn, err := s.cfg.Server.Dial(ctx, types.UID(ask.PodUid), ask.Address, ask.Port)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := t.send(&fleetv1.TunnelFrame{Kind: &fleetv1.TunnelFrame_Data{}}); err != nil {
+		return fmt.Errorf("tunnel: %w", err)
+	}
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	go func() { // ends with the tunnel
+		_, _ = io.Copy(conn, t.in) // what the connection does not take is seen when it is read
+		if c, ok := conn.(interface{ CloseWrite() error }); ok {
+			_ = c.CloseWrite()
+		}
+	}()
+	_, err = io.Copy(portConn{t}, conn)
+	return err
 }
 
 // tunnel is one open tunnel. receive owns the receiving half, sends are serialised.

@@ -8,6 +8,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	nodev1 "k8s.io/api/node/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -74,6 +76,7 @@ type view struct {
 	confirmed chan struct{} // closed at the first complete assignment from a control plane
 	live      bool
 	readers   map[*reader]struct{}
+	shared    *Shared                      // nil = nothing is shared
 	podsGone  func(map[types.UID]struct{}) // told which pods went away; called without the lock
 }
 
@@ -108,7 +111,7 @@ func (v *view) apply(set *fleetv1.ObjectSet) error {
 			into.put(k, h)
 			continue
 		}
-		obj, err := decode(o)
+		k, obj, err := v.shared.decode(o)
 		if err != nil {
 			return err
 		}
@@ -322,6 +325,16 @@ func (s *Session) Claim(namespace, name string) (*v1.PersistentVolumeClaim, bool
 // PersistentVolume implements agent.Objects.
 func (s *Session) PersistentVolume(name string) (*v1.PersistentVolume, bool) {
 	return get[*v1.PersistentVolume](s, "PersistentVolume", "", name)
+}
+
+// RuntimeClass implements agent.Objects.
+func (s *Session) RuntimeClass(name string) (*nodev1.RuntimeClass, bool) {
+	return get[*nodev1.RuntimeClass](s, "RuntimeClass", "", name)
+}
+
+// ResourceClaim implements agent.Objects.
+func (s *Session) ResourceClaim(namespace, name string) (*resourcev1.ResourceClaim, bool) {
+	return get[*resourcev1.ResourceClaim](s, "ResourceClaim", namespace, name)
 }
 
 // CSIDriver implements agent.Objects.

@@ -5,6 +5,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	nodev1 "k8s.io/api/node/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -44,6 +46,10 @@ func newObject(kind string) wireObject {
 		return &storagev1.StorageClass{}
 	case "CSIDriver":
 		return &storagev1.CSIDriver{}
+	case "RuntimeClass":
+		return &nodev1.RuntimeClass{}
+	case "ResourceClaim":
+		return &resourcev1.ResourceClaim{}
 	case "Namespace":
 		return &v1.Namespace{}
 	}
@@ -52,11 +58,12 @@ func newObject(kind string) wireObject {
 
 // kindNames are all kinds that Changes may name.
 var kindNames = []string{"Pod", "Node", "Service", "EndpointSlice", "ConfigMap", "Secret", "ServiceAccount",
-	"PersistentVolumeClaim", "PersistentVolume", "StorageClass", "CSIDriver", "Namespace"}
+	"PersistentVolumeClaim", "PersistentVolume", "StorageClass", "CSIDriver", "RuntimeClass", "ResourceClaim", "Namespace"}
 
 // apiVersions by kind; the rest is v1.
 var apiVersions = map[string]string{
 	"EndpointSlice": "discovery.k8s.io/v1", "StorageClass": "storage.k8s.io/v1", "CSIDriver": "storage.k8s.io/v1",
+	"RuntimeClass": "node.k8s.io/v1", "ResourceClaim": "resource.k8s.io/v1",
 }
 
 const magic = "k8s\x00" // opens the protobuf envelope of Kubernetes objects

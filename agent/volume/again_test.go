@@ -39,8 +39,9 @@ func TestVolumesOfARunningPodAreLeftAlone(t *testing.T) {
 		done <- local.New(local.Config{Root: filepath.Join(dir, "data"), Socket: socket, NodeID: "w1"}).Run(ctx)
 	}()
 	defer func() { cancel(); <-done }()
-	must(t, wait.For(t.Context(), time.Millisecond, func() error { _, err := os.Stat(socket); return err }))
 	v.cfg.CSI = csi.NewRegistry(csi.RegistryConfig{Plugins: filepath.Join(dir, "plugins")})
+	// Its socket is a file before anybody listens.
+	must(t, wait.For(t.Context(), time.Millisecond, func() error { _, err := v.cfg.CSI.Driver(t.Context(), local.DriverName); return err }))
 	place := filepath.Join(dir, "place")
 	must(t, os.Mkdir(place, 0o755))
 	for name, s := range map[string]v1.PersistentVolumeSource{

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/storage/ephemeral"
 
 	"keelson.dev/keelson/agent"
 )
@@ -21,6 +22,11 @@ func (v *Volumes) claim(ctx context.Context, pod *v1.Pod, vol *v1.Volume, name s
 	pvc, ok := v.cfg.Objects.Claim(ns, name)
 	if !ok {
 		return agent.Mount{}, fmt.Errorf("persistentvolumeclaim \"%s/%s\" not found", ns, name)
+	}
+	if vol.Ephemeral != nil {
+		if err := ephemeral.VolumeIsForPod(pod, pvc); err != nil { // somebody else's, by its name
+			return agent.Mount{}, err
+		}
 	}
 	if pvc.Spec.VolumeName == "" || pvc.Status.Phase == v1.ClaimPending {
 		return agent.Mount{}, fmt.Errorf("persistentvolumeclaim \"%s/%s\" is not bound", ns, name)
@@ -34,6 +40,9 @@ func (v *Volumes) claim(ctx context.Context, pod *v1.Pod, vol *v1.Volume, name s
 	}
 	if pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode == v1.PersistentVolumeBlock {
 		return agent.Mount{}, fmt.Errorf("persistentvolume %q is a raw block device, which this node cannot give to pods", pv.Name)
+	}
+	if err := v.alone(pod, pvc); err != nil {
+		return agent.Mount{}, err
 	}
 	switch s := &pv.Spec; {
 	case s.HostPath != nil:

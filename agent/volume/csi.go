@@ -20,6 +20,7 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/csi"
+	"keelson.dev/keelson/internal/wholefile"
 )
 
 // record is what is known of a CSI volume of a pod after a crash.
@@ -40,7 +41,8 @@ func (v *Volumes) kubelet() string {
 }
 
 func (v *Volumes) stagingPath(driver, handle string) string {
-	return filepath.Join(v.kubelet(), "plugins", "kubernetes.io", "csi", driver, fmt.Sprintf("%x", sha256.Sum256([]byte(handle))), "globalmount")
+	return filepath.Join(v.kubelet(), "plugins", "kubernetes.io", "csi", driver,
+		fmt.Sprintf("%x", sha256.Sum256([]byte(handle))), "globalmount")
 }
 
 func (v *Volumes) targetPath(pod types.UID, name string) string {
@@ -51,7 +53,8 @@ func (v *Volumes) targetPath(pod types.UID, name string) string {
 // other paths, else where kubelet would. The volume is locked.
 func (v *Volumes) place(pod types.UID, name string, pv *v1.PersistentVolume) (record, error) {
 	src := pv.Spec.CSI
-	r := record{Driver: src.Driver, Volume: src.VolumeHandle, Staging: v.stagingPath(src.Driver, src.VolumeHandle), Target: v.targetPath(pod, pv.Name)}
+	r := record{Driver: src.Driver, Volume: src.VolumeHandle, Staging: v.stagingPath(src.Driver, src.VolumeHandle),
+		Target: v.targetPath(pod, pv.Name)}
 	pods, err := v.Pods()
 	if err != nil {
 		return r, err
@@ -83,7 +86,8 @@ func (v *Volumes) recordFile(pod types.UID, name string) string {
 	return filepath.Join(v.podDir(pod), "csi", name+".json")
 }
 
-func (v *Volumes) csi(ctx context.Context, pod *v1.Pod, name string, pv *v1.PersistentVolume, readonly bool) (agent.Mount, error) {
+func (v *Volumes) csi(ctx context.Context, pod *v1.Pod, name string, pv *v1.PersistentVolume,
+	readonly bool) (agent.Mount, error) {
 	src := pv.Spec.CSI
 	if v.cfg.CSI == nil {
 		return agent.Mount{}, fmt.Errorf("persistentvolume %q: %w: %s", pv.Name, csi.ErrNoDriver, src.Driver)
@@ -91,7 +95,7 @@ func (v *Volumes) csi(ctx context.Context, pod *v1.Pod, name string, pv *v1.Pers
 	if strings.ContainsAny(src.Driver, "/\x00") || src.Driver == "" || strings.HasPrefix(src.Driver, ".") {
 		return agent.Mount{}, fmt.Errorf("persistentvolume %q: %q is no name of a driver", pv.Name, src.Driver)
 	}
-	defer v.locks.lock(src.Driver + "\x00" + src.VolumeHandle)()
+	defer v.locks.Lock(src.Driver + "\x00" + src.VolumeHandle)()
 	r, err := v.place(pod.UID, name, pv)
 	if err != nil {
 		return agent.Mount{}, fmt.Errorf("persistentvolume %q: %w", pv.Name, err)
@@ -160,7 +164,8 @@ func (v *Volumes) ready(file string, r record) bool {
 // describe puts together what the driver is told of the volume, for whichever pod.
 func (v *Volumes) describe(pod *v1.Pod, pv *v1.PersistentVolume, r record, readonly bool) (csi.Volume, error) {
 	src := pv.Spec.CSI
-	cv := csi.Volume{ID: r.Volume, StagingPath: r.Staging, TargetPath: r.Target, FSType: src.FSType, MountFlags: pv.Spec.MountOptions, ReadOnly: readonly, FSGroup: fsGroup(pod), VolumeContext: map[string]string{}}
+	cv := csi.Volume{ID: r.Volume, StagingPath: r.Staging, TargetPath: r.Target, FSType: src.FSType,
+		MountFlags: pv.Spec.MountOptions, ReadOnly: readonly, FSGroup: fsGroup(pod), VolumeContext: map[string]string{}}
 	for k, s := range src.VolumeAttributes {
 		cv.VolumeContext[k] = s
 	}
@@ -204,7 +209,8 @@ func (v *Volumes) addressedTo(ctx context.Context, cv *csi.Volume, pod *v1.Pod, 
 		}
 		text, expires, err := v.cfg.Objects.Token(ctx, pod, want.Audience, seconds)
 		if err != nil {
-			return fmt.Errorf("a token of service account %s/%s for CSI driver %s: %w", pod.Namespace, pod.Spec.ServiceAccountName, about.Name, err)
+			return fmt.Errorf("a token of service account %s/%s for CSI driver %s: %w", pod.Namespace,
+				pod.Spec.ServiceAccountName, about.Name, err)
 		}
 		tokens[want.Audience] = token{text, expires.UTC()}
 	}
@@ -252,23 +258,7 @@ func writeRecord(path string, r record) error {
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
-		return err
-	}
-	if old, err := os.ReadFile(path); err == nil && string(old) == string(b) {
-		return nil
-	}
-	tmp := path + ".tmp"
-	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err != nil {
-		return err
-	}
-	return os.Rename(tmp, path)
+	return wholefile.Write(path, b)
 }
 
 // records lists the CSI volumes of a pod by the path of their record.
@@ -311,7 +301,7 @@ func (v *Volumes) releaseCSI(ctx context.Context, uid types.UID) error {
 }
 
 func (v *Volumes) release(ctx context.Context, uid types.UID, file string, r record) error {
-	defer v.locks.lock(r.Driver + "\x00" + r.Volume)()
+	defer v.locks.Lock(r.Driver + "\x00" + r.Volume)()
 	last, err := v.lastUser(file, r)
 	if err != nil {
 		return err
@@ -330,11 +320,14 @@ func (v *Volumes) release(ctx context.Context, uid types.UID, file string, r rec
 		}
 		return os.Remove(file)
 	}
-	if err := d.Unpublish(ctx, r.Volume, r.Target); err != nil {
+	// A volume that the driver does not know was never published, or is gone: with nothing mounted nothing is to be
+	// undone.
+	undone := func(err error, at string) bool { return err == nil || csi.IsUnknownVolume(err) && !isMounted(at) }
+	if err := d.Unpublish(ctx, r.Volume, r.Target); !undone(err, r.Target) {
 		return err
 	}
 	if last {
-		if err := d.Unstage(ctx, r.Volume, r.Staging); err != nil {
+		if err := d.Unstage(ctx, r.Volume, r.Staging); !undone(err, r.Staging) {
 			return err
 		}
 	}
@@ -367,7 +360,8 @@ func (v *Volumes) leave(r record, last bool) error {
 
 // ours says that a folder stands for one pod or one volume, and goes when it is empty.
 func (v *Volumes) ours(dir string) bool {
-	for _, root := range []string{filepath.Join(v.kubelet(), "pods"), filepath.Join(v.kubelet(), "plugins", "kubernetes.io", "csi"),
+	for _, root := range []string{filepath.Join(v.kubelet(), "pods"),
+		filepath.Join(v.kubelet(), "plugins", "kubernetes.io", "csi"),
 		filepath.Join(v.cfg.Paths.State, "csi"), filepath.Join(v.cfg.Paths.State, "volumes")} {
 		if strings.HasPrefix(dir, root+"/") {
 			return true

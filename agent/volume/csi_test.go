@@ -15,6 +15,8 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -235,4 +237,26 @@ func TestEarlierPathsAreKept(t *testing.T) {
 			t.Errorf("%s is left", p)
 		}
 	}
+}
+
+// A pod ends although its driver does not know its volume: one that was never there, or that is gone since.
+func TestVolumeTheDriverDoesNotKnow(t *testing.T) {
+	v, _, d, claim := withDriver(t)
+	unknown := func(string) error { return status.Error(codes.NotFound, "no such volume") }
+	d.publish, d.unpublish = unknown, unknown
+	if _, err := v.MountAll(t.Context(), pod("u1", claim)); err == nil || !strings.Contains(err.Error(), "no such volume") {
+		t.Fatalf("a volume that is not there is mounted: %v", err)
+	}
+	must(t, v.UnmountAll(t.Context(), "u1"))
+	if _, err := os.Lstat(v.podDir("u1")); !errors.Is(err, os.ErrNotExist) {
+		t.Error("something of the pod is left")
+	}
+	d.publish = mounts
+	_, err := v.MountAll(t.Context(), pod("u2", claim))
+	must(t, err)
+	if err := v.UnmountAll(t.Context(), "u2"); err == nil || !strings.Contains(err.Error(), "no such volume") {
+		t.Errorf("a volume that is mounted is forgotten: %v", err)
+	}
+	d.unpublish = unmounts
+	must(t, v.UnmountAll(t.Context(), "u2"))
 }

@@ -38,7 +38,7 @@ func (v *Volumes) files(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (agent
 	if err := os.MkdirAll(filepath.Dir(dir), 0o750); err != nil {
 		return agent.Mount{}, err
 	}
-	defer v.locks.lock(dir)()
+	defer v.locks.Lock(dir)()
 	if err := writeAtomically(dir, p, fsGroup(pod)); err != nil {
 		return agent.Mount{}, err
 	}

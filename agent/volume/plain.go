@@ -58,18 +58,23 @@ func makeEmpty(dir string, group *int64) error {
 	return os.Rename(tmp, dir)
 }
 
-// memorySize is the size of a tmpfs: its limit, or all memory that the pod may use; 0 = the kernel's default.
+// memorySize is the size of a tmpfs: its limit, and no more than all memory that the pod may use, as documented;
+// 0 = the kernel's default.
 func memorySize(pod *v1.Pod, src *v1.EmptyDirVolumeSource) int64 {
-	if src.SizeLimit != nil && !src.SizeLimit.IsZero() {
-		return src.SizeLimit.Value()
-	}
 	sum := int64(0)
 	for i := range pod.Spec.Containers {
 		q, ok := pod.Spec.Containers[i].Resources.Limits[v1.ResourceMemory]
 		if !ok || q.IsZero() {
-			return 0
+			sum = 0
+			break
 		}
 		sum += q.Value()
+	}
+	if src.SizeLimit == nil || src.SizeLimit.Sign() <= 0 {
+		return sum
+	}
+	if limit := src.SizeLimit.Value(); sum == 0 || limit < sum {
+		return limit
 	}
 	return sum
 }

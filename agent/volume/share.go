@@ -11,8 +11,8 @@ import (
 )
 
 // Share makes the folders in which drivers and node look for each other, and lets what is mounted below them be seen on
-// both sides: drivers run in containers and mount with propagation Bidirectional. On most machines all mounts are shared
-// already.
+// both sides: drivers run in containers and mount with propagation Bidirectional. On most machines all mounts are
+// shared already.
 func Share(kubelet string) error {
 	for _, sub := range []string{"plugins_registry", "plugins", "pods"} {
 		if err := os.MkdirAll(filepath.Join(kubelet, sub), 0o750); err != nil {

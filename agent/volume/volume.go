@@ -5,12 +5,14 @@
 //
 //	STATE/volumes/UID/empty/NAME     emptyDir; a tmpfs is mounted there for medium Memory
 //	STATE/volumes/UID/files/NAME     configMap, downwardAPI
+//	STATE/volumes/UID/alone/CLAIM    that no other pod of the node may use the claim
 //	RUN/secrets/UID/NAME             secret, projected: one tmpfs for all, so that no secret touches a disk
 //	STATE/volumes/UID/csi/NAME.json  a CSI volume: written before the driver is first called
 //	KUBELET/pods/UID/volumes/kubernetes.io~csi/PV/mount           where it is published
 //	KUBELET/plugins/kubernetes.io/csi/DRIVER/HASH/globalmount   where it is staged, once for all pods of the node
 //
-// The last two are kubelet's, since drivers know them. A record names them: one of a release with other paths is kept to.
+// The last two are kubelet's, since drivers know them. A record names them: one of a release with other paths is kept
+// to.
 //
 // Nothing else is remembered: after a crash every call can be made again, and UnmountAll
 // finds what there is to take away in the mount table and these folders.
@@ -33,6 +35,8 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/csi"
+	"keelson.dev/keelson/internal/keylock"
+	"keelson.dev/keelson/internal/within"
 )
 
 // Config is what volumes need.
@@ -50,7 +54,7 @@ type Volumes struct {
 	cfg   Config
 	mu    sync.Mutex
 	tmpfs bool // RUN/secrets is mounted
-	locks keyed
+	locks keylock.Locks
 }
 
 var _ agent.Volumes = (*Volumes)(nil)
@@ -166,7 +170,7 @@ func (v *Volumes) UnmountAll(ctx context.Context, pod types.UID) error {
 			return fmt.Errorf("removing volumes of pod %s: %w", pod, err)
 		}
 		// With nothing mounted below, only what is the pod's own is deleted.
-		if err := os.RemoveAll(d); err != nil {
+		if err := within.RemoveAll(d); err != nil {
 			return fmt.Errorf("removing volumes of pod %s: %w", pod, err)
 		}
 	}
@@ -199,38 +203,4 @@ func fsGroup(pod *v1.Pod) *int64 {
 		return nil
 	}
 	return pod.Spec.SecurityContext.FSGroup
-}
-
-// keyed is a lock for each name.
-type keyed struct {
-	mu sync.Mutex
-	m  map[string]*entry
-}
-
-type entry struct {
-	mu    sync.Mutex
-	users int
-}
-
-func (k *keyed) lock(name string) (unlock func()) {
-	k.mu.Lock()
-	if k.m == nil {
-		k.m = map[string]*entry{}
-	}
-	e := k.m[name]
-	if e == nil {
-		e = &entry{}
-		k.m[name] = e
-	}
-	e.users++
-	k.mu.Unlock()
-	e.mu.Lock()
-	return func() {
-		e.mu.Unlock()
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		if e.users--; e.users == 0 {
-			delete(k.m, name)
-		}
-	}
 }

@@ -286,8 +286,9 @@ func TestClaimOnCSIVolume(t *testing.T) {
 		done <- local.New(local.Config{Root: filepath.Join(dir, "data"), Socket: socket, NodeID: "w1"}).Run(ctx)
 	}()
 	defer func() { cancel(); <-done }()
-	must(t, wait.For(t.Context(), time.Millisecond, func() error { _, err := os.Stat(socket); return err }))
 	v.cfg.CSI = csi.NewRegistry(csi.RegistryConfig{Plugins: filepath.Join(dir, "plugins")})
+	// Its socket is a file before anybody listens.
+	must(t, wait.For(t.Context(), time.Millisecond, func() error { _, err := v.cfg.CSI.Driver(t.Context(), local.DriverName); return err }))
 	c.Put(&v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "disk", UID: "c1"}, Spec: v1.PersistentVolumeClaimSpec{VolumeName: "pv"}, Status: v1.PersistentVolumeClaimStatus{Phase: v1.ClaimBound}},
 		&v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: v1.PersistentVolumeSpec{AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
 			ClaimRef:               &v1.ObjectReference{Namespace: "default", Name: "disk", UID: "c1"},

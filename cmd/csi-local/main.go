@@ -17,12 +17,13 @@ func main() {
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	host, _ := os.Hostname() // --node-id is there for machines without one
 	cfg := local.Config{Log: log}
+	flag.StringVar(&cfg.Name, "name", local.DriverName, "name of the driver")
 	flag.StringVar(&cfg.Root, "root", "/var/lib/keelson/local-volumes", "folder that holds the volumes")
 	flag.StringVar(&cfg.Socket, "socket", "/var/lib/keelson/plugins/"+local.DriverName+"/csi.sock", "socket to listen on")
 	flag.StringVar(&cfg.NodeID, "node-id", host, "name of this node")
 	flag.Parse()
 	if cfg.NodeID == "" || flag.NArg() > 0 {
-		log.Error("usage: keelson-csi-local [--root DIR] [--socket PATH] --node-id NAME")
+		log.Error("usage: keelson-csi-local [--name NAME] [--root DIR] [--socket PATH] --node-id NAME")
 		os.Exit(2)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

@@ -6,6 +6,9 @@ import "context"
 type Annotator interface {
 	// Annotate adds a note; a later one replaces one of the same key.
 	Annotate(key, value string)
+	// AnnotateContent is Annotate for a note that has something of the object in it: it is kept only where the record
+	// has the objects of requests as well.
+	AnnotateContent(key, value string)
 }
 
 type annotatorKey struct{}
@@ -25,5 +28,12 @@ func AnnotatorOf(ctx context.Context) Annotator {
 func Annotate(ctx context.Context, key, value string) {
 	if a := AnnotatorOf(ctx); a != nil {
 		a.Annotate(key, value)
+	}
+}
+
+// AnnotateContent is Annotate for a note that has something of the request's object in it.
+func AnnotateContent(ctx context.Context, key, value string) {
+	if a := AnnotatorOf(ctx); a != nil {
+		a.AnnotateContent(key, value)
 	}
 }

@@ -3,13 +3,14 @@ package api
 // The paths of the control plane itself, beside the resources. Who calls them is
 // authorized for the path, as for every path that is no resource.
 const (
-	PathClusterStatus     = "/cluster/status"     // GET: ClusterStatus
-	PathClusterHeartbeats = "/cluster/heartbeats" // GET: when the answering replica heard each of its nodes last, in Unix milliseconds
-	PathClusterRevoke     = "/cluster/revoke"     // POST: the certificates of a node are good no more
-	PathClusterTokens     = "/cluster/tokens"     // POST: a join token
-	PathClusterMembers    = "/cluster/members"    // GET: the members; POST: ClusterJoin; DELETE below it: remove one
-	PathClusterStepDown   = "/cluster/step-down"  // POST: ClusterStepDown
-	PathClusterCompact    = "/cluster/compact"    // POST: ClusterCompact
+	PathClusterStatus = "/cluster/status" // GET: ClusterStatus
+	// GET: when the answering replica heard each of its nodes last, in Unix milliseconds
+	PathClusterHeartbeats = "/cluster/heartbeats"
+	PathClusterRevoke     = "/cluster/revoke"    // POST: the certificates of a node are good no more
+	PathClusterTokens     = "/cluster/tokens"    // POST: a join token
+	PathClusterMembers    = "/cluster/members"   // GET: the members; POST: ClusterJoin; DELETE below it: remove one
+	PathClusterStepDown   = "/cluster/step-down" // POST: ClusterStepDown
+	PathClusterCompact    = "/cluster/compact"   // POST: ClusterCompact
 	// POST: the file, with HeaderBackupSum behind it. All secrets are in it: who may
 	// get every path, as a monitoring system may, must not have it for that.
 	PathClusterBackup = "/cluster/backup"
@@ -47,20 +48,41 @@ const BackupSealedMark = `"KeyID":"`
 
 // ClusterStatus is what is known of the control plane. Sizes are in bytes.
 type ClusterStatus struct {
-	Cluster      string          `json:"cluster"`
-	ID           string          `json:"id"`         // tells this cluster from all others
-	Answered     string          `json:"answeredBy"` // the replica
-	Leader       string          `json:"leader"`     // "" when none is known
-	Term         uint64          `json:"term"`
-	CommitIndex  uint64          `json:"commitIndex"`
-	Revision     uint64          `json:"revision"`
-	Compacted    uint64          `json:"compacted"` // history up to and including this revision is gone
-	Keys         int             `json:"keys"`
-	Bytes        int64           `json:"bytes"`
-	HistoryBytes int64           `json:"historyBytes"`
-	Quota        int64           `json:"quota"` // of both together; 0 = none
-	Alarms       []ClusterAlarm  `json:"alarms"`
-	Members      []ClusterMember `json:"members"`
+	Cluster      string `json:"cluster"`
+	ID           string `json:"id"`         // tells this cluster from all others
+	Answered     string `json:"answeredBy"` // the replica
+	Leader       string `json:"leader"`     // "" when none is known
+	Term         uint64 `json:"term"`
+	CommitIndex  uint64 `json:"commitIndex"`
+	Revision     uint64 `json:"revision"`
+	Compacted    uint64 `json:"compacted"` // history up to and including this revision is gone
+	Keys         int    `json:"keys"`
+	Bytes        int64  `json:"bytes"`
+	HistoryBytes int64  `json:"historyBytes"`
+	Quota        int64  `json:"quota"`        // of both together; 0 = none
+	FeatureLevel uint32 `json:"featureLevel"` // of the forms that may be stored
+	// Work is what the leader says of the parts of its work: WorkWaiting, WorkBegun, or nothing where it is not asked or
+	// is of a release that does not say. Failing are those that failed lately, in the order of their names.
+	Work    string        `json:"work,omitempty"`
+	Failing []ClusterPart `json:"failing,omitempty"`
+	// Schedulers are the schedulerNames that the leader's scheduler serves; none where it is of a release that does not say.
+	Schedulers []string `json:"schedulers,omitempty"`
+
+	Alarms  []ClusterAlarm  `json:"alarms"`
+	Members []ClusterMember `json:"members"`
+}
+
+// What a leader says of its work.
+const (
+	WorkWaiting = "waiting" // it leads and reads the cluster first
+	WorkBegun   = "begun"
+)
+
+// ClusterPart is a part of the leader's work that failed.
+type ClusterPart struct {
+	Name  string `json:"name"`        // "scheduler", a controller's name ...
+	Since int64  `json:"sinceUnixMs"` // of the last failure
+	Error string `json:"error"`
 }
 
 // ClusterMember is one replica.
@@ -82,11 +104,13 @@ type ClusterMember struct {
 	Version  string `json:"version,omitempty"`
 	Disk     int64  `json:"diskBytes,omitempty"`
 	Watchers int    `json:"watchers,omitempty"`
+	// FeatureLevel is the highest that its release understands.
+	FeatureLevel uint32 `json:"featureLevel,omitempty"`
 }
 
 // ClusterAlarm is a condition that a person should know of.
 type ClusterAlarm struct {
-	Kind    string `json:"kind"`             // "space", "diverged" or "unreadable"
+	Kind    string `json:"kind"`             // "space", "diverged", "unreadable" or "too old"
 	Member  string `json:"member,omitempty"` // the replica it is about; "" = all
 	Since   int64  `json:"sinceUnixMs"`
 	Message string `json:"message"`

@@ -4,13 +4,16 @@
 package api
 
 import (
-	"reflect"
+	"context"
+	"slices"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	selector "k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/managedfields"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api/fields"
@@ -22,8 +25,8 @@ type Object interface {
 	metav1.Object
 }
 
-// Kind is everything the pipeline needs to know about one kind. Adding a kind
-// is one value of this type in one file; nothing else switches on kinds.
+// Kind is everything the pipeline needs to know about one kind in one version. Adding a kind
+// is one value of this type in one file; nothing else switches on kinds. It is immutable once it is in a table.
 type Kind struct {
 	GVK        schema.GroupVersionKind
 	Resource   string // plural lower case: "pods"
@@ -31,14 +34,34 @@ type Kind struct {
 	ShortNames []string
 	Categories []string // "all"
 	Namespaced bool
+	ListKind   string // of the list; "" = GVK.Kind and "List"
 
-	// Virtual kinds (TokenReview, SubjectAccessReview ...) are answered, not stored.
+	// Definition is the CustomResourceDefinition that the kind is made of; "" for built-in kinds.
+	Definition string
+	// Hidden kinds are stored and not served: what goes over all that is stored sees their objects, clients do not.
+	Hidden bool
+	// Deprecated is what whoever asks for the kind is warned of; "" = nothing.
+	Deprecated string
+
+	// Virtual kinds (TokenReview, SubjectAccessReview, ComponentStatus ...) are answered, not stored.
 	Virtual bool
-	// Verbs that discovery advertises; nil = the full set of a stored kind.
+	// Acts says that the creation of a virtual kind changes what is stored (Binding); the others ask and tell.
+	Acts bool
+	// Verbs that are served and that discovery advertises; nil = the full set of a stored kind. A virtual kind names
+	// all of its verbs: create, and get and list where it has NewList, Ops, Columns and Row.
 	Verbs []string
 
 	New     func() Object
 	NewList func() runtime.Object
+	// Ops is what is done with the objects as Go values; virtual kinds that are not listed have none.
+	Ops Ops
+	// Typed says that the Go type of New means this kind and no other: typed clients and informers find the kind by it.
+	Typed bool
+
+	// Storage is where the objects lie; nil for virtual kinds. Conversion is between it and this version; nil where
+	// they are the same.
+	Storage    *Storage
+	Conversion *Conversion
 
 	// Default fills what the user left out. nil = nothing to fill.
 	Default func(Object)
@@ -49,9 +72,16 @@ type Kind struct {
 	// PrepareDelete, when not nil, is called on an object that has just got its
 	// deletionTimestamp and lives on (finalizers or a grace period).
 	PrepareDelete func(Object)
-	// Validate judges a whole object; ValidateUpdate what may change.
+	// DeleteFinalizers are added to an object when its deletion begins.
+	DeleteFinalizers []string
+	// Validate judges a whole object; ValidateUpdate what may change. ValidateCreate, when not nil, adds to Validate what
+	// is asked of new objects alone.
 	Validate       func(Object) field.ErrorList
+	ValidateCreate func(Object) field.ErrorList
 	ValidateUpdate func(obj, old Object) field.ErrorList
+	// Check, when not nil, judges in place of these two and of what the facets have of them: the rules of a schema
+	// compare an object with what it was. facet is the subresource, "" the object itself; old is nil on create.
+	Check func(ctx context.Context, facet string, obj, old Object) field.ErrorList
 
 	// Answers say what becomes of each field: chain stage 4 refuses what is not built, and warns of what
 	// Kubernetes gives no effect. Package kinds sets them from the table of package fields.
@@ -61,8 +91,11 @@ type Kind struct {
 	Columns []metav1.TableColumnDefinition
 	Row     func(obj Object, now time.Time) []any
 
-	// Fields are the field selectors beyond metadata.name and metadata.namespace.
-	Fields func(Object) selector.Set
+	// Fields are the field selectors beyond metadata.name and metadata.namespace. It is asked about an object as it is
+	// stored, which is in the version of the storage's hub, unless FieldsOfVersion says that the fields are those of
+	// this version, into which objects are brought before they are selected.
+	Fields          func(Object) selector.Set
+	FieldsOfVersion bool
 
 	// Subresources by name ("status", "scale", "binding", "eviction", "token", "log", "exec" ...).
 	Subresources map[string]*Subresource
@@ -71,8 +104,24 @@ type Kind struct {
 	// exists (ClusterIP, NodePort): created, kept or released in the same commit.
 	Reservations func(Object) []Reservation
 
+	// Presence names the object that must exist for as long as objects of the kind are written: that which defines the
+	// kind. A write that is under way when it goes is refused up to and including its commit. nil = none.
+	Presence Presence
+
+	// Types makes the converter of server-side apply, once it is needed; nil takes the schema of the built-in Go types.
+	Types func() managedfields.TypeConverter
+	// Model is the schema of the kind for OpenAPI, as JSON, its own to change; nil takes that of the Go type.
+	Model func(v3 bool) (map[string]any, error)
+	// PatchTypes are the patches that the objects take; nil = all.
+	PatchTypes []types.PatchType
+
 	// ShowsTrace says that clients see the trace context of these objects, which controllers make.
 	ShowsTrace bool
+
+	// Propagation is what becomes of the dependents where a deletion does not say; "" = Background.
+	Propagation metav1.DeletionPropagation
+	// DeleteWarning is what whoever deletes an object without saying that is told; "" = nothing.
+	DeleteWarning string
 
 	// ReturnsDeleted says that a deletion which removes the object answers with its last state, not with a Status.
 	ReturnsDeleted bool
@@ -80,6 +129,16 @@ type Kind struct {
 	// GracePeriod, when not nil, makes deletion graceful: it returns the seconds to
 	// wait for this object (0 = delete at once).
 	GracePeriod func(obj Object, requested *int64) int64
+
+	// Conditional says that an update has to name the resourceVersion that it replaces; the others may leave it out, and
+	// replace whatever is stored.
+	Conditional bool
+
+	// CreatesByUpdate says that an update of an object that is not there creates it, with all that a creation is judged by.
+	CreatesByUpdate bool
+
+	// Uncounted says that updates do not count the generation, which stays as it was given to the new object.
+	Uncounted bool
 
 	// TTL after which the store expires an object (Events); 0 = never.
 	TTL time.Duration
@@ -104,6 +163,9 @@ type Subresource struct {
 	View  func(obj Object) runtime.Object
 	Merge func(obj Object, body runtime.Object) error
 
+	// Replicas is where in the object the number stands that the body shows as spec.replicas; nil = in that place.
+	Replicas []string
+
 	// Answers are those of the body, where New is set.
 	Answers *fields.Answers
 }
@@ -120,63 +182,41 @@ func (k *Kind) GVR() schema.GroupVersionResource {
 	return k.GVK.GroupVersion().WithResource(k.Resource)
 }
 
+// Judge says what is wrong with obj by the rules of a whole object. When old is not nil, a fault that the stored object
+// has as well, in the same place with the same value, is let be: rules that a release makes stricter hold up
+// neither a new label nor the removal of a finalizer.
+func (k *Kind) Judge(obj, old Object) field.ErrorList {
+	if k.Validate == nil {
+		return nil
+	}
+	errs := k.Validate(obj)
+	if old == nil && k.ValidateCreate != nil {
+		errs = append(errs, k.ValidateCreate(obj)...)
+	}
+	if len(errs) == 0 || old == nil {
+		return errs
+	}
+	had := make(map[string]bool)
+	for _, e := range k.Validate(old) {
+		had[e.Error()] = true
+	}
+	return slices.DeleteFunc(errs, func(e *field.Error) bool { return had[e.Error()] })
+}
+
+// allPatches are the types of patches, as Kubernetes lists them.
+var allPatches = []types.PatchType{
+	types.JSONPatchType, types.MergePatchType, types.StrategicMergePatchType, types.ApplyYAMLPatchType,
+}
+
+// Patches are the types of patches that the objects of the kind take.
+func (k *Kind) Patches() []types.PatchType {
+	if k.PatchTypes != nil {
+		return k.PatchTypes
+	}
+	return allPatches
+}
+
 // GroupResource names the kind in API errors.
 func (k *Kind) GroupResource() schema.GroupResource {
 	return schema.GroupResource{Group: k.GVK.Group, Resource: k.Resource}
-}
-
-// Kinds is an immutable table of kinds.
-type Kinds struct {
-	list  []*Kind
-	byGVR map[schema.GroupVersionResource]*Kind
-	byGVK map[schema.GroupVersionKind]*Kind
-	// byType has the stored type behind the pointer: corev1.Pod.
-	byType map[reflect.Type]*Kind
-}
-
-// NewKinds indexes the kinds. A duplicate is a programming error and panics.
-func NewKinds(list ...*Kind) *Kinds {
-	ks := &Kinds{
-		byGVR: make(map[schema.GroupVersionResource]*Kind, len(list)),
-		byGVK: make(map[schema.GroupVersionKind]*Kind, len(list)),
-
-		byType: make(map[reflect.Type]*Kind, len(list)),
-	}
-	for _, k := range list {
-		if ks.byGVR[k.GVR()] != nil {
-			panic("api: kind registered twice: " + k.GVK.String())
-		}
-		ks.list = append(ks.list, k)
-		ks.byGVR[k.GVR()] = k
-		ks.byGVK[k.GVK] = k
-		if k.New != nil {
-			ks.byType[structType(reflect.TypeOf(k.New()))] = k
-		}
-	}
-	return ks
-}
-
-// All lists the kinds in registration order.
-func (ks *Kinds) All() []*Kind { return ks.list }
-
-// ByResource finds a kind by its place in the URL; nil when unknown.
-func (ks *Kinds) ByResource(gvr schema.GroupVersionResource) *Kind { return ks.byGVR[gvr] }
-
-// ByGVK finds a kind by its type; nil when unknown.
-func (ks *Kinds) ByGVK(gvk schema.GroupVersionKind) *Kind { return ks.byGVK[gvk] }
-
-// ByType finds the kind of a Go value or (possibly nil) pointer, such as
-// (*corev1.Pod)(nil) or a corev1.Pod; nil when the type is no kind of this table.
-func (ks *Kinds) ByType(obj any) *Kind {
-	if obj == nil {
-		return nil
-	}
-	return ks.byType[structType(reflect.TypeOf(obj))]
-}
-
-func structType(t reflect.Type) reflect.Type {
-	for t.Kind() == reflect.Pointer {
-		t = t.Elem()
-	}
-	return t
 }

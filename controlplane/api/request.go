@@ -2,8 +2,10 @@ package api
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"net"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -80,8 +82,16 @@ type Request struct {
 	PatchO metav1.PatchOptions
 	Delete metav1.DeleteOptions
 
+	// Expect waits for room for so many more bytes, before a list is put together that is not in memory yet; nil when
+	// the caller is not bounded.
+	Expect func(ctx context.Context, bytes int64) error
 	// Pointers asks list for an *ObjectList of shared objects; for callers in this process.
 	Pointers bool
+	// Light says that the caller takes objects in the light form (Version.Light): it reads nothing of them that is
+	// packed, or unpacks that.
+	Light bool
+	// Follow asks Watch for a Follower of all objects of the kind; for callers in this process.
+	Follow bool
 
 	// Fence, when not zero, is the raft term under which the write was decided.
 	Fence uint64
@@ -95,6 +105,10 @@ type Request struct {
 	// Stages collects the time spent per stage; may be nil.
 	Stages *StageTimer
 }
+
+// ErrKindExchanged is, besides a 503, what a request is answered whose Kind has been exchanged for another of its name,
+// as when a definition changes: the write was not made, and the same request with the kind of now is answered.
+var ErrKindExchanged = errors.New("the kind has been exchanged for another of its name")
 
 // Backend answers requests. The apiserver's chain implements it; the server
 // injects it into client, so that controllers, scheduler and fleet take the same
@@ -121,6 +135,14 @@ type NodeStreams interface {
 	Exec(ctx context.Context, node string, r ExecRequest, s Streams) error
 	// PortForward joins conn to a port inside the pod's network namespace.
 	PortForward(ctx context.Context, node string, pod types.UID, port int32, conn io.ReadWriteCloser) error
+}
+
+// NodeDialer connects to pods and nodes by way of the agent of a node: from every replica that the node has a
+// connection to, also when no packet finds its way from the replica to the node. The fleet implements it.
+type NodeDialer interface {
+	// DialNode connects to a port of an address of a pod of that node, or of the node itself when pod is empty. The
+	// agent refuses addresses that are neither. ctx bounds the dialling only; the connection takes deadlines.
+	DialNode(ctx context.Context, node string, pod types.UID, address string, port int32) (net.Conn, error)
 }
 
 // LogRequest selects a container's log.

@@ -4,40 +4,51 @@ import (
 	"fmt"
 
 	admissionv1 "k8s.io/api/admission/v1"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	batchv1 "k8s.io/api/batch/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	nodev1 "k8s.io/api/node/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
+	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 	storagev1 "k8s.io/api/storage/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metav1beta1 "k8s.io/apimachinery/pkg/apis/meta/v1beta1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	metricsv1beta1 "k8s.io/metrics/pkg/apis/metrics/v1beta1"
 )
 
-// Scheme returns a new scheme with every Go type that Keelson serves, all at
-// v1: a scheme of client-go's size would cost a replica megabytes for versions
+// Scheme returns a new scheme with every Go type that Keelson serves, all but
+// metrics at v1: a scheme of client-go's size would cost a replica megabytes for versions
 // that nobody is answered in. Build it once and hand it around; it is read-only
 // and safe for concurrent use from then on.
 func Scheme() *runtime.Scheme {
 	s := runtime.NewScheme()
 	add := []func(*runtime.Scheme) error{
-		corev1.AddToScheme, appsv1.AddToScheme, autoscalingv1.AddToScheme, batchv1.AddToScheme,
-		admissionv1.AddToScheme, authenticationv1.AddToScheme, authorizationv1.AddToScheme,
+		corev1.AddToScheme, appsv1.AddToScheme, autoscalingv1.AddToScheme, autoscalingv2.AddToScheme, batchv1.AddToScheme,
+		admissionv1.AddToScheme, admissionregistrationv1.AddToScheme, certificatesv1.AddToScheme,
+		flowcontrolv1.AddToScheme, resourcev1.AddToScheme, authenticationv1.AddToScheme, authorizationv1.AddToScheme,
 		coordinationv1.AddToScheme, discoveryv1.AddToScheme, eventsv1.AddToScheme,
-		networkingv1.AddToScheme, policyv1.AddToScheme, rbacv1.AddToScheme,
-		schedulingv1.AddToScheme, storagev1.AddToScheme,
-		metav1.AddMetaToScheme, metav1beta1.AddMetaToScheme,
+		networkingv1.AddToScheme, nodev1.AddToScheme, policyv1.AddToScheme, rbacv1.AddToScheme,
+		schedulingv1.AddToScheme, storagev1.AddToScheme, metricsv1beta1.AddToScheme,
+		metav1.AddMetaToScheme, metav1beta1.AddMetaToScheme, apiServices, customDefinitions, podGroups,
 	}
 	for _, f := range add {
 		if err := f(s); err != nil {
@@ -65,5 +76,34 @@ func (k *Kind) SetTypeMeta(obj runtime.Object) {
 
 // ListGVK is the type of the kind's list.
 func (k *Kind) ListGVK() schema.GroupVersionKind {
+	if k.ListKind != "" {
+		return k.GVK.GroupVersion().WithKind(k.ListKind)
+	}
 	return k.GVK.GroupVersion().WithKind(k.GVK.Kind + "List")
+}
+
+// apiServices adds APIServices, without the conversions and defaults that their own AddToScheme brings along.
+func apiServices(s *runtime.Scheme) error {
+	gv := apiregistrationv1.SchemeGroupVersion
+	s.AddKnownTypes(gv, &apiregistrationv1.APIService{}, &apiregistrationv1.APIServiceList{})
+	metav1.AddToGroupVersion(s, gv)
+	return nil
+}
+
+// podGroups adds the kinds of groups of pods, without the old PriorityClass of their version.
+func podGroups(s *runtime.Scheme) error {
+	gv := schedulingv1beta1.SchemeGroupVersion
+	s.AddKnownTypes(gv, &schedulingv1beta1.PodGroup{}, &schedulingv1beta1.PodGroupList{},
+		&schedulingv1beta1.Workload{}, &schedulingv1beta1.WorkloadList{})
+	metav1.AddToGroupVersion(s, gv)
+	return nil
+}
+
+// customDefinitions adds the kind of custom resource definitions, without the conversions and defaults that its own
+// AddToScheme brings along.
+func customDefinitions(s *runtime.Scheme) error {
+	gv := apiextensionsv1.SchemeGroupVersion
+	s.AddKnownTypes(gv, &apiextensionsv1.CustomResourceDefinition{}, &apiextensionsv1.CustomResourceDefinitionList{})
+	metav1.AddToGroupVersion(s, gv)
+	return nil
 }

@@ -2,7 +2,6 @@ package api
 
 import (
 	"maps"
-	"reflect"
 	"strings"
 	"sync"
 	"time"
@@ -36,7 +35,8 @@ type Stage struct {
 // All methods are safe for concurrent use; a nil *Timeline records nothing.
 type Timeline struct {
 	mu    sync.Mutex
-	ring  []Stage // the oldest is at first, count are there
+	ring  []Stage // the oldest is at first, count are there; it grows up to size
+	size  int
 	first int
 	count int
 	bytes int // of those that are there
@@ -52,17 +52,20 @@ const (
 )
 
 // NewTimeline keeps the newest n stages, or fewer when they are long: 320 bytes for each on average.
-func NewTimeline(n int) *Timeline { return &Timeline{ring: make([]Stage, n), most: n * averageStage} }
+func NewTimeline(n int) *Timeline { return &Timeline{size: n, most: n * averageStage} }
 
 // Record adds stages. Long strings in them are cut off.
 func (t *Timeline) Record(stages ...Stage) {
-	if t == nil || len(t.ring) == 0 {
+	if t == nil || t.size == 0 {
 		return
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, s := range stages {
 		s.clip()
+		if t.count == len(t.ring) {
+			t.grow()
+		}
 		for t.count == len(t.ring) || t.count > 0 && t.bytes+s.size() > t.most {
 			t.bytes -= t.ring[t.first].size()
 			t.ring[t.first] = Stage{}
@@ -73,6 +76,18 @@ func (t *Timeline) Record(stages ...Stage) {
 		t.count++
 		t.bytes += s.size()
 	}
+}
+
+// grow doubles the ring until it has its size: a replica that is asked little keeps little.
+func (t *Timeline) grow() {
+	n := min(max(2*len(t.ring), 64), t.size)
+	if n == len(t.ring) {
+		return
+	}
+	ring := make([]Stage, n)
+	k := copy(ring, t.ring[t.first:])
+	copy(ring[k:], t.ring[:t.first])
+	t.ring, t.first = ring, 0
 }
 
 func (s *Stage) size() int {
@@ -159,9 +174,7 @@ func (k *Kind) Shown(o Object) Object {
 	if _, traced := o.GetAnnotations()[TraceParentAnnotation]; !traced || k.ShowsTrace {
 		return o
 	}
-	v := reflect.New(reflect.TypeOf(o).Elem())
-	v.Elem().Set(reflect.ValueOf(o).Elem())
-	out := v.Interface().(Object)
+	out := k.Ops.Shallow(o)
 	annotations := maps.Clone(o.GetAnnotations())
 	delete(annotations, TraceParentAnnotation)
 	if len(annotations) == 0 {

@@ -8,12 +8,17 @@ import (
 	"time"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/apiserver/authz"
 	"keelson.dev/keelson/controlplane/apiserver/endpoints"
+	"keelson.dev/keelson/controlplane/apiserver/subresource"
 )
 
 // front is the chain as HTTP sees it: with a trace for every write, and the
@@ -53,7 +58,14 @@ func (f front) Connect(ctx context.Context, r *api.Request) (api.Object, error) 
 	if err := f.authorize(ctx, r); err != nil {
 		return nil, err
 	}
-	return f.registry.Get(ctx, &api.Request{User: r.User, Verb: api.VerbGet, Kind: r.Kind, Namespace: r.Namespace, Name: r.Name})
+	obj, err := f.registry.Get(ctx, &api.Request{User: r.User, Verb: api.VerbGet, Kind: r.Kind, Namespace: r.Namespace, Name: r.Name})
+	if err != nil || r.Object == nil {
+		return obj, err
+	}
+	if r.Object, err = subresource.Judge(ctx, r, f.chain, r.Object, obj); err != nil {
+		return nil, err
+	}
+	return obj, nil
 }
 
 // Unknown is endpoints.Backend.
@@ -70,29 +82,31 @@ func (f front) Encoded(obj runtime.Object, media string) ([]byte, error) {
 }
 
 // allowed answers access reviews.
-func (c *chain) allowed(ctx context.Context, u api.User, res *authorizationv1.ResourceAttributes, path *authorizationv1.NonResourceAttributes) (allowed, denied bool, reason string) {
-	a := &authz.Attributes{User: u, WantReason: true}
-	if path != nil {
-		a.Path, a.Verb = path.Path, path.Verb
-	} else {
-		a.Verb, a.Namespace, a.APIGroup, a.APIVersion = res.Verb, res.Namespace, res.Group, res.Version
-		a.Resource, a.Subresource, a.Name = res.Resource, res.Subresource, res.Name
+func (c *chain) allowed(
+	ctx context.Context, u api.User, res *authorizationv1.ResourceAttributes, path *authorizationv1.NonResourceAttributes,
+) authorizationv1.SubjectAccessReviewStatus {
+	a, err := authz.OfReview(u, res, path)
+	a.WantReason = true
+	d, reason := c.judge(ctx, a)
+	status := authorizationv1.SubjectAccessReviewStatus{Allowed: d == authz.Allow, Denied: d == authz.Deny, Reason: reason}
+	if err != nil {
+		status.EvaluationError = err.Error()
 	}
-	d, reason := c.authorizer.Authorize(ctx, a)
-	return d == authz.Allow, d == authz.Deny, reason
+	return status
 }
 
 // known is the cluster as admission, authentication and authorization look at it:
 // this replica's cache, asking the store where the cache has not got the object.
 type known struct {
-	chain  *chain
+	chain *chain
+	// byName are the kinds that are built in, which stay: no kind that comes later may take the place of one.
 	byName map[string]*api.Kind
 }
 
 func newKnown(c *chain) *known {
 	k := &known{chain: c, byName: map[string]*api.Kind{}}
-	for _, kind := range c.kinds.All() {
-		if k.byName[kind.Resource] == nil && !kind.Virtual {
+	for _, kind := range c.kinds.Table().Stored() {
+		if k.byName[kind.Resource] == nil {
 			k.byName[kind.Resource] = kind
 		}
 	}
@@ -105,7 +119,10 @@ func (k *known) Get(ctx context.Context, resource, namespace, name string) (api.
 	if kind == nil || name == "" {
 		return nil, false
 	}
-	r := &api.Request{Verb: api.VerbGet, Kind: kind, Namespace: namespace, Name: name}
+	return k.get(ctx, &api.Request{Verb: api.VerbGet, Kind: kind, Namespace: namespace, Name: name})
+}
+
+func (k *known) get(ctx context.Context, r *api.Request) (api.Object, bool) {
 	r.Get.ResourceVersion = "0"
 	o, err := k.chain.registry.Get(ctx, r)
 	if apierrors.IsNotFound(err) {
@@ -113,6 +130,26 @@ func (k *known) Get(ctx context.Context, resource, namespace, name string) (api.
 		o, err = k.chain.registry.Get(ctx, r)
 	}
 	return o, err == nil
+}
+
+// definition returns a custom resource definition as this replica knows it, perhaps without its schemas (custom.SchemaOf).
+func (k *known) definition(ctx context.Context, name string) (*apiextensionsv1.CustomResourceDefinition, bool) {
+	o, ok := k.get(ctx, &api.Request{Verb: api.VerbGet, Kind: k.byName["customresourcedefinitions"], Name: name, Light: true})
+	c, is := o.(*apiextensionsv1.CustomResourceDefinition)
+	return c, ok && is
+}
+
+// systemSecret returns a Secret of kube-system as this replica knows it, without asking the store.
+func (k *known) systemSecret(ctx context.Context, name string) (*corev1.Secret, bool) {
+	kind := k.byName["secrets"]
+	if kind == nil {
+		return nil, false
+	}
+	r := &api.Request{Verb: api.VerbGet, Kind: kind, Namespace: metav1.NamespaceSystem, Name: name}
+	r.Get.ResourceVersion = "0"
+	o, err := k.chain.registry.Get(ctx, r)
+	s, ok := o.(*corev1.Secret)
+	return s, err == nil && ok
 }
 
 // Fresh reads an object as it is now.
@@ -149,9 +186,28 @@ func (k *known) UID(ctx context.Context, resource, namespace, name string) (uid 
 	return string(o.GetUID()), deletedAt, true
 }
 
+// may answers for any resource, and says why not.
+func (k *known) may(
+	ctx context.Context, u api.User, verb string, gvr schema.GroupVersionResource, sub, namespace, name string,
+) (bool, string) {
+	d, why := k.chain.authorizer.Authorize(ctx, &authz.Attributes{
+		User: u, Verb: verb, APIGroup: gvr.Group, APIVersion: gvr.Version, Resource: gvr.Resource, Subresource: sub,
+		Namespace: namespace, Name: name, WantReason: true,
+	})
+	return d == authz.Allow, why
+}
+
 func (k *known) authorized(ctx context.Context, u api.User, verb api.Verb, resource, sub, namespace, name string) bool {
 	d, _ := k.chain.authorizer.Authorize(ctx, &authz.Attributes{
 		User: u, Verb: string(verb), APIVersion: "v1", Resource: resource, Subresource: sub, Namespace: namespace, Name: name,
+	})
+	return d == authz.Allow
+}
+
+// signer is admission.Config's question about the rights on a signer of certificates, which is a resource in name only.
+func (k *known) signer(ctx context.Context, u api.User, verb, name string) bool {
+	d, _ := k.chain.authorizer.Authorize(ctx, &authz.Attributes{
+		User: u, Verb: verb, APIGroup: "certificates.k8s.io", APIVersion: "*", Resource: "signers", Name: name,
 	})
 	return d == authz.Allow
 }

@@ -21,13 +21,21 @@ func itself() api.User {
 }
 
 // EnsureBootstrap creates what every cluster has from the start, where missing: the system namespaces and priority
-// classes, and the default roles and bindings, to which it also adds what they lack. The leader calls it; fence is the
+// classes, the default roles and bindings, to which it also adds what they lack, and the flow schemas. The leader calls it; fence is the
 // term of its leadership, 0 for none. What cannot be written keeps nothing else from being written.
 func (s *Server) EnsureBootstrap(ctx context.Context, fence uint64) error {
+	// What somebody has changed is not taken for what it was before.
+	if err := s.cfg.Registry.CaughtUp(ctx); err != nil {
+		return err
+	}
 	errs := []error{s.EnsureSystemObjects(ctx, fence)}
+	for whole, part := range authz.Aggregated {
+		errs = append(errs, s.keepAddedRules(ctx, fence, whole, part))
+	}
 	for _, o := range authz.BootstrapObjects() {
 		errs = append(errs, s.reconcileRole(ctx, fence, o))
 	}
+	errs = append(errs, s.EnsureFlowControl(ctx, fence))
 	return errors.Join(errs...)
 }
 

@@ -3,6 +3,7 @@ package apiserver
 import (
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -206,7 +207,7 @@ func TestDefaultRolesAreReconciled(t *testing.T) {
 		}
 	}
 	own := rbacv1.PolicyRule{Verbs: []string{"get"}, APIGroups: []string{"example.com"}, Resources: []string{"things"}}
-	change("edit", func(c *rbacv1.ClusterRole) { c.Rules = append(c.Rules[1:], own) })
+	change("system:aggregate-to-edit", func(c *rbacv1.ClusterRole) { c.Rules = append(c.Rules[1:], own) })
 	change("view", func(c *rbacv1.ClusterRole) {
 		c.Rules, c.Annotations = []rbacv1.PolicyRule{own}, map[string]string{autoUpdate: "false"}
 	})
@@ -248,14 +249,14 @@ func TestDefaultRolesAreReconciled(t *testing.T) {
 		}
 		return false
 	}
-	if !has("edit", own) || !has("view", own) {
+	if !has("system:aggregate-to-edit", own) || !has("view", own) {
 		t.Error("a rule of the administrator's is gone")
 	}
 	if c, err := roles.Get(ctx, "view", metav1.GetOptions{}); err != nil || len(c.Rules) != 1 {
 		t.Errorf("a role that is not to be updated was: %v %v", err, c.Rules)
 	}
 	exec := false
-	c, err := roles.Get(ctx, "edit", metav1.GetOptions{})
+	c, err := roles.Get(ctx, "system:aggregate-to-edit", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -263,7 +264,7 @@ func TestDefaultRolesAreReconciled(t *testing.T) {
 		exec = exec || strings.Contains(strings.Join(rule.Resources, " "), "pods/exec") && strings.Contains(strings.Join(rule.Verbs, " "), "get")
 	}
 	if !exec {
-		t.Errorf("the missing rule of role edit is not back: %v", c.Rules)
+		t.Errorf("the missing rule of role system:aggregate-to-edit is not back: %v", c.Rules)
 	}
 	if _, err := roles.Get(ctx, "admin", metav1.GetOptions{}); err != nil {
 		t.Errorf("the deleted role: %v", err)
@@ -277,5 +278,44 @@ func TestDefaultRolesAreReconciled(t *testing.T) {
 	before := r.store.Applied()
 	if err := r.EnsureBootstrap(ctx, 0); err != nil || r.store.Applied() != before {
 		t.Errorf("%v: a second time wrote revision %d after %d", err, r.store.Applied(), before)
+	}
+}
+
+// The namespaces' roles are made of others. Where they were not, what somebody added stays, in the role that they are
+// made of; the controllers may write what they do not hold into them, and nobody else may.
+func TestNamespaceRolesAreAggregated(t *testing.T) {
+	r := start(t, nil)
+	ctx := within(t)
+	roles := r.admin().RbacV1().ClusterRoles()
+	own := rbacv1.PolicyRule{Verbs: []string{"get"}, APIGroups: []string{"example.com"}, Resources: []string{"things"}}
+	before, err := roles.Get(ctx, "edit", metav1.GetOptions{})
+	if err != nil || before.AggregationRule == nil || before.Labels["rbac.authorization.k8s.io/aggregate-to-admin"] != "true" || len(before.Rules) == 0 {
+		t.Fatalf("%+v, %v", before, err)
+	}
+	before.AggregationRule, before.Labels, before.Rules = nil, nil, append(before.Rules, own) // as it was once
+	if _, err := roles.Update(ctx, before, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := roles.Delete(ctx, "system:aggregate-to-edit", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := r.EnsureBootstrap(ctx, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	part, err := roles.Get(ctx, "system:aggregate-to-edit", metav1.GetOptions{})
+	if err != nil || part.Labels["rbac.authorization.k8s.io/aggregate-to-edit"] != "true" || !slices.ContainsFunc(part.Rules, func(p rbacv1.PolicyRule) bool {
+		return slices.Equal(p.Resources, own.Resources)
+	}) {
+		t.Errorf("%+v, %v", part, err)
+	}
+	after, err := roles.Get(ctx, "edit", metav1.GetOptions{})
+	if err != nil || after.AggregationRule == nil || len(after.AggregationRule.ClusterRoleSelectors) != 1 {
+		t.Fatalf("%+v, %v", after, err)
+	}
+	after.Rules = []rbacv1.PolicyRule{own}
+	if _, err := r.client(api.UserController).RbacV1().ClusterRoles().Update(ctx, after, metav1.UpdateOptions{}); err != nil {
+		t.Errorf("the controllers: %v", err)
 	}
 }

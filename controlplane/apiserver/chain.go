@@ -31,9 +31,12 @@ type chain struct {
 	registry   *registry.Registry
 	kinds      *api.Kinds
 	authorizer authz.Authorizer
+	rules      *authz.Follower // what the authorizer goes by
 	ready      <-chan struct{} // closed once the authorizer has its rules
-	mutating   []admission.Plugin
-	validating []admission.Plugin
+	mutating   admission.Mutators
+	validating admission.Validators
+	mutate     func(context.Context, *api.Attempt) error // by mutating, measured
+	validate   func(context.Context, *api.Attempt) error // by validating, measured
 	verbs      *subresource.Verbs
 	timeline   *api.Timeline
 	leader     func() string // may be nil
@@ -59,10 +62,10 @@ func (c *chain) serve(ctx context.Context, r *api.Request, body func(context.Con
 	}
 	record := audit.Of(ctx)
 	recordBody(record, r)
-	// Stages 3, 4 and 5 are c.admit. The registry calls it between reading the stored
-	// object and committing the new one, again when the commit meets a conflict.
+	// Stages 3, 4 and 5 are c.Mutate and c.Validate. The registry calls them between reading
+	// the stored object and committing the new one, again when the commit meets a conflict.
 	// Stage 6, the registry.
-	res, err := c.perform(ctx, r, registry.AdmissionFunc(c.admit))
+	res, err := c.perform(ctx, r, c)
 	if err == nil {
 		c.record(r, res)
 		recordAnswer(record, r, res.Object)
@@ -70,34 +73,32 @@ func (c *chain) serve(ctx context.Context, r *api.Request, body func(context.Con
 	return res, err
 }
 
-// admit is stages 3 to 5 for one state of the object.
-func (c *chain) admit(ctx context.Context, r *api.Request, obj, old api.Object) error {
-	if obj != nil && old == nil && r.Verb == api.VerbPatch {
-		// An apply that creates needs the right to create.
+// Mutate is stage 3, mutating admission, one plugin after the other.
+func (c *chain) Mutate(ctx context.Context, a *api.Attempt) error {
+	if r := a.Request; a.Creates() && (r.Verb == api.VerbPatch || r.Verb == api.VerbUpdate) {
+		// An apply or an update that creates needs the right to create.
 		create := *r
 		create.Verb = api.VerbCreate
 		if err := c.authorize(ctx, &create); err != nil {
 			return err
 		}
 	}
-	// Stage 3, mutating admission, one plugin after the other.
-	for _, p := range c.mutating {
-		if err := p.Admit(ctx, r, obj, old); err != nil {
-			return err
-		}
-	}
-	r.Stages.Mark("admitted", "", c.clock())
-	// Stage 4, schema validation.
-	if err := validateSchema(ctx, r, obj, old); err != nil {
+	if err := c.mutate(ctx, a); err != nil {
 		return err
 	}
-	// Stage 5, validating admission.
-	for _, p := range c.validating {
-		if err := p.Admit(ctx, r, obj, old); err != nil {
-			return err
-		}
+	a.Request.Stages.Mark("admitted", "", c.clock())
+	return nil
+}
+
+// Validate is stage 4, the rules of the kind, and stage 5, validating admission.
+func (c *chain) Validate(ctx context.Context, a *api.Attempt) error {
+	if err := validateSchema(ctx, a); err != nil {
+		return err
 	}
-	r.Stages.Mark("validated", "", c.clock())
+	if err := c.validate(ctx, a); err != nil {
+		return err
+	}
+	a.Request.Stages.Mark("validated", "", c.clock())
 	return nil
 }
 
@@ -107,13 +108,13 @@ func (c *chain) authorize(ctx context.Context, r *api.Request) error {
 }
 
 func (c *chain) decide(ctx context.Context, a *authz.Attributes, timer *api.StageTimer) error {
-	d, reason := c.authorizer.Authorize(ctx, a)
+	d, reason := c.judge(ctx, a)
 	if d == authz.NoOpinion && !isClosed(c.ready) {
 		// Rules that have not been read yet may allow it.
 		if err := c.awaitRules(ctx); err != nil {
 			return err
 		}
-		d, reason = c.authorizer.Authorize(ctx, a)
+		d, reason = c.judge(ctx, a)
 	}
 	if d != authz.Allow {
 		if a.User.Name == api.UserAnonymous {
@@ -126,6 +127,26 @@ func (c *chain) decide(ctx context.Context, a *authz.Attributes, timer *api.Stag
 	timer.Mark("authorized", "", c.clock())
 	return nil
 }
+
+// judge asks the authorizer. It refuses nobody by rules that are not the newest: who was told of a binding may use it at
+// once, at every replica.
+func (c *chain) judge(ctx context.Context, a *authz.Attributes) (authz.Decision, string) {
+	mark := c.rules.Mark()
+	d, reason := c.authorizer.Authorize(ctx, a)
+	if d != authz.NoOpinion || a.User.Name == api.UserAnonymous || !isClosed(c.ready) {
+		return d, reason
+	}
+	short, cancel := context.WithTimeout(ctx, newestRulesWait)
+	defer cancel()
+	// Where they cannot be had, those that are known count.
+	if behind, err := c.rules.Behind(short, mark); err == nil && behind {
+		d, reason = c.authorizer.Authorize(ctx, a)
+	}
+	return d, reason
+}
+
+// newestRulesWait is how long a refusal waits at most for the newest rules.
+const newestRulesWait = time.Second
 
 // rulesWait is how long a request waits for a replica that is starting to read its rules.
 const rulesWait = 10 * time.Second
@@ -146,37 +167,45 @@ func (c *chain) awaitRules(ctx context.Context) error {
 
 // validateSchema is stage 4: the kind's own rules about a whole object, and
 // about what may change. A facet has rules of its own.
-func validateSchema(ctx context.Context, r *api.Request, obj, old api.Object) error {
+func validateSchema(ctx context.Context, a *api.Attempt) error {
+	k, obj, old := a.Kind, a.Whole, a.Stored
 	if obj == nil {
-		return nil
+		return validateBody(ctx, a)
 	}
-	k := r.Kind
 	var errs field.ErrorList
-	sub := k.Subresources[r.Subresource]
+	sub := k.Subresources[a.Facet]
 	switch {
-	case r.Subresource == "binding" || r.Subresource == "token":
+	case k.Check != nil:
+		errs = k.Check(ctx, a.Facet, obj, old)
+	case a.Facet == "binding":
+		if err := validateBody(ctx, a); err != nil {
+			return err
+		}
 	case sub != nil && sub.Merge == nil:
 		if sub.ValidateUpdate != nil && old != nil {
 			errs = sub.ValidateUpdate(obj, old)
 		}
 	default:
-		if k.Validate != nil {
-			errs = append(errs, k.Validate(obj)...)
-		}
+		errs = k.Judge(obj, old)
 		if k.ValidateUpdate != nil && old != nil {
 			errs = append(errs, k.ValidateUpdate(obj, old)...)
 		}
 	}
-	if r.Subresource != "ephemeralcontainers" { // whose own rules refuse new ones
+	// The own rules of ephemeralcontainers refuse new ones; a binding adds none.
+	if a.Facet != "ephemeralcontainers" && a.Facet != "binding" {
 		errs = append(errs, unbuilt(ctx, k.Answers, obj, old)...)
 	}
 	if len(errs) > 0 {
 		return apierrors.NewInvalid(k.GVK.GroupKind(), obj.GetName(), errs)
 	}
+	if stored := k.Answers.Stored(); stored != nil && old == nil {
+		api.Warn(ctx, k.GroupResource().String()+": stored; "+stored.Why)
+	}
 	return nil
 }
 
-// unbuilt refuses the fields on which nothing acts, and tells the client of those that have no effect in Kubernetes either.
+// unbuilt refuses the fields on which nothing acts, and tells the client of those that have no effect in Kubernetes
+// either.
 func unbuilt(ctx context.Context, a *fields.Answers, obj, old any) field.ErrorList {
 	errs, warnings := a.Check(obj, old)
 	for _, w := range warnings {
@@ -186,30 +215,25 @@ func unbuilt(ctx context.Context, a *fields.Answers, obj, old any) field.ErrorLi
 }
 
 // validateBody is stage 4 for what is asked and not stored: the bodies of virtual kinds, tokens, bindings, evictions.
-func validateBody(ctx context.Context, r *api.Request) error {
-	k, a := r.Kind.GVK.GroupKind(), r.Kind.Answers
-	if sub := r.Kind.Subresources[r.Subresource]; sub != nil {
-		k, a = sub.GVK.GroupKind(), sub.Answers
-	}
-	if r.Object == nil {
+func validateBody(ctx context.Context, a *api.Attempt) error {
+	if a.Object == nil || a.Operation != api.Create {
 		return nil
 	}
-	if errs := unbuilt(ctx, a, r.Object, nil); len(errs) > 0 {
-		return apierrors.NewInvalid(k, r.Name, errs)
+	k, answers := a.Kind.GVK.GroupKind(), a.Kind.Answers
+	if sub := a.Kind.Subresources[a.Facet]; sub != nil {
+		k, answers = sub.GVK.GroupKind(), sub.Answers
+	}
+	if errs := unbuilt(ctx, answers, a.Object, nil); len(errs) > 0 {
+		return apierrors.NewInvalid(k, a.Name, errs)
 	}
 	return nil
 }
 
 // perform is stage 6: each verb to the registry, or to the rules of its subresource.
 func (c *chain) perform(ctx context.Context, r *api.Request, a registry.Admission) (endpoints.Result, error) {
-	if r.Kind.Virtual || r.Verb == api.VerbCreate && r.Subresource != "" {
-		if err := validateBody(ctx, r); err != nil {
-			return endpoints.Result{}, err
-		}
-	}
 	if r.Kind.Virtual {
-		obj, err := c.verbs.Answer(ctx, r)
-		return result(obj, err == nil, false, err)
+		obj, err := c.verbs.Answer(ctx, r, a)
+		return result(obj, err == nil && r.Verb == api.VerbCreate, false, err)
 	}
 	switch r.Verb {
 	case api.VerbGet:
@@ -227,8 +251,8 @@ func (c *chain) perform(ctx context.Context, r *api.Request, a registry.Admissio
 	case api.VerbCreate:
 		return c.create(ctx, r, a)
 	case api.VerbUpdate:
-		obj, err := c.registry.Update(ctx, r, a)
-		return result(obj, false, false, err)
+		obj, created, err := c.registry.Update(ctx, r, a)
+		return result(obj, created, false, err)
 	case api.VerbPatch:
 		obj, created, err := c.registry.Patch(ctx, r, a)
 		return result(obj, created, false, err)
@@ -253,9 +277,7 @@ func (c *chain) create(ctx context.Context, r *api.Request, a registry.Admission
 	case "eviction":
 		obj, err = c.verbs.Evict(ctx, r, a)
 	case "token":
-		if err = c.admit(ctx, r, nil, nil); err == nil {
-			obj, err = c.verbs.Token(ctx, r)
-		}
+		obj, err = c.verbs.Token(ctx, r, a)
 	default:
 		err = apierrors.NewMethodNotSupported(r.Kind.GroupResource(), "create "+r.Subresource)
 	}

@@ -18,12 +18,17 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/version"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/apiserver/admission"
 	"keelson.dev/keelson/controlplane/apiserver/audit"
 	"keelson.dev/keelson/controlplane/apiserver/authn"
+	authnfile "keelson.dev/keelson/controlplane/apiserver/authn/structured"
+	authzfile "keelson.dev/keelson/controlplane/apiserver/authz/structured"
+	"keelson.dev/keelson/controlplane/apiserver/expression"
 	"keelson.dev/keelson/controlplane/apiserver/podsecurity"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/controlplane/registry"
@@ -42,8 +47,8 @@ type Config struct {
 	// 401 with its reason and a rotated CA needs no restart; TLS.ClientAuth and TLS.ClientCAs are overwritten.
 	Listener net.Listener
 	TLS      *tls.Config
-	// Connections bounds those of Listener; default half of the files that the process may open, and few of those
-	// who have not authenticated.
+	// Connections bounds those of Listener; default half of the files that the process may open, and of those who
+	// have not authenticated as few as MemoryLimit has room for.
 	Connections door.Limits
 	ClientCAs   func() *x509.CertPool // nil = no certificate authenticates
 
@@ -52,6 +57,12 @@ type Config struct {
 	Audiences     []string // of this API; default: the issuer of ServiceTokens
 	// Tokens recognises further bearer tokens (authn.NewStatic ...), after service account tokens; may be empty.
 	Tokens []authn.TokenVerifier
+
+	// Authentication is what files and flags say of who may come and how; nil = certificates and the tokens above, and
+	// strangers are anonymous. Its Run is the owner's.
+	Authentication *authnfile.Authentication
+	// Authorization says which authorizers are asked, in which order; nil = Node, RBAC. Its Run is the owner's.
+	Authorization *authzfile.Authorization
 
 	// ServiceCIDR is where ClusterIPs come from (default 10.96.0.0/16), NodePorts the inclusive range of node ports (default 30000-32767).
 	ServiceCIDR netip.Prefix
@@ -64,11 +75,25 @@ type Config struct {
 	// PodSecurity is what pods must meet where their namespace's labels say nothing; the zero value demands nothing.
 	PodSecurity podsecurity.Config
 
+	// AdmissionPlugins are those that run on request (admission.Choose).
+	AdmissionPlugins []string
+	// Mutators and Validators are the phases of admission after what is built in: policies, webhooks.
+	Mutators   admission.Mutators
+	Validators admission.Validators
+
 	// Audit records requests; nil = none.
 	Audit *audit.Auditor
 
-	Streams  api.NodeStreams // nil = log, exec, attach and port-forward answer 503
-	Timeline *api.Timeline   // nil = no stages are recorded
+	Streams api.NodeStreams // nil = log, exec, attach and port-forward answer 503
+	// Expressions compiles the expressions of admission; default ones of its own.
+	Expressions *expression.Compilers
+	// Nodes is the way to pods and nodes for webhooks, aggregated APIs and proxies; nil = they are dialled directly.
+	Nodes api.NodeDialer
+	// NodeTLS is how this API speaks to the HTTPS server of a node, which knows it by a certificate; nil = as to anybody's.
+	NodeTLS func(node string) *tls.Config
+	// FrontProxy is how this API shows aggregated APIs who it is; nil = not at all, and nobody is told whom to believe.
+	FrontProxy *FrontProxy
+	Timeline   *api.Timeline // nil = no stages are recorded
 	// Leader names the replica that leads, for the detail of "committed"; nil = it is left out.
 	Leader func() string
 	// PeerStages asks the other replicas for their part of a timeline; nil = this replica only.
@@ -77,6 +102,12 @@ type Config struct {
 	// Live puts into objects that are read what is known of them now and is in no store; the objects are shared and
 	// copied where they change. nil changes nothing. A read of the state at a revision is not given to it.
 	Live func(ctx context.Context, kind *api.Kind, items []api.Object) []api.Object
+	// Components tells how the parts of the cluster are, each call anew: what a list of ComponentStatuses shows, in the
+	// order of their names. nil shows none.
+	Components func(ctx context.Context) []corev1.ComponentStatus
+	// Usage is the NodeMetrics of Nodes and the PodMetrics of pods, for those of which some are known: what metrics.k8s.io
+	// shows. nil shows none.
+	Usage func(of []api.Object) []api.Object
 	// Paths are further documents and verbs of this replica, by ServeMux pattern ("/cluster/status"). Who asks
 	// has been authenticated, and authorized for the path, when they are called.
 	Paths map[string]http.Handler
@@ -85,20 +116,33 @@ type Config struct {
 	Ready func(ctx context.Context) error
 	// Metrics receives the request metrics and is what /metrics shows; default a new one.
 	Metrics *prometheus.Registry
+	// Flags are those of the daemon with their values, for /flagz. None may be a secret.
+	Flags   map[string]string
 	Version version.Info // default: that of the Kubernetes modules in use
 
-	// MemoryLimit is what this process may take; how many requests are let in at once is derived from it (flow.ForMemory). Default 2 GiB.
+	// MemoryLimit is what this process may take; how many requests and strangers are let in at once is derived from
+	// it (flow.ForMemory, door.Strangers). Default 2 GiB.
 	MemoryLimit int64
 
-	MaxBodyBytes     int64         // default 3 MiB
-	RequestTimeout   time.Duration // of everything but watches and streams; default 60 s
-	MinWatch         time.Duration // watches without a timeout end at random between this and twice this; default 30 min
+	MaxBodyBytes   int64         // default 3 MiB
+	RequestTimeout time.Duration // of everything but watches and streams; default 60 s
+	MinWatch       time.Duration // watches without a timeout end at random between this and twice this; default 30 min
+	// ShutdownDelay is for how long everything is still answered, but by an unready replica: whoever spreads requests
+	// over replicas leaves it out in that time, and the watches end one after the other. Default 0.
+	ShutdownDelay    time.Duration
 	ShutdownDeadline time.Duration // how long running requests may take to finish; default 10 s
 
 	pace pace // tests shorten it
 
 	Clock func() time.Time // default time.Now
 	Log   *slog.Logger     // default slog.Default()
+}
+
+// FrontProxy is how aggregated APIs know a request that this API has authenticated.
+type FrontProxy struct {
+	Certificate *pki.Rotator // by CA
+	CA          []byte       // PEM
+	ClientCA    []byte       // PEM, of the users' certificates
 }
 
 // defaults fills what was left out.
@@ -117,6 +161,12 @@ func (c *Config) defaults() {
 	}
 	if c.Version.GitVersion == "" {
 		c.Version = version.Info{Major: "1", Minor: "37", GitVersion: "v1.37.0+keelson"}
+	}
+	if c.Metrics == nil {
+		c.Metrics = newRegistry()
+	}
+	if c.Expressions == nil {
+		c.Expressions = expression.New()
 	}
 	if c.Clock == nil {
 		c.Clock = time.Now
@@ -140,6 +190,9 @@ func (c *Config) defaults() {
 	}
 	if c.MemoryLimit == 0 {
 		c.MemoryLimit = 2 << 30
+	}
+	if c.Connections.Strangers == 0 {
+		c.Connections.Strangers = min(door.Strangers(c.MemoryLimit), door.Share(1, 4))
 	}
 	if c.MaxBodyBytes == 0 {
 		c.MaxBodyBytes = 3 << 20

@@ -1,11 +1,11 @@
 package apiserver
 
 import (
-	"context"
 	"encoding/json"
 	"net/http"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -34,7 +34,11 @@ type body struct {
 func bodies() []body {
 	var out []body
 	for _, k := range kinds.All().All() {
-		out = append(out, body{k.GVK.Kind, k, "", func() runtime.Object { return k.New() }, k.Answers})
+		name := k.GVK.Kind
+		if k.Conversion != nil { // another kind of this name is stored
+			name = k.GVK.GroupKind().String()
+		}
+		out = append(out, body{name, k, "", func() runtime.Object { return k.New() }, k.Answers})
 		for name, s := range k.Subresources {
 			if s.New != nil {
 				out = append(out, body{k.Resource + "/" + name, k, name, s.New, s.Answers})
@@ -45,7 +49,7 @@ func bodies() []body {
 }
 
 // TestEveryFieldHasAnAnswer is the law that what is accepted is done: each field of each served kind is honoured,
-// refused or inert, no answer is about a field that is gone, and what is called refused is refused by the server
+// refused, inert or stored and said to be, no answer is about a field that is gone, and what is called refused is refused by the server
 // with the field's name and its sentence.
 func TestEveryFieldHasAnAnswer(t *testing.T) {
 	all := bodies()
@@ -56,9 +60,20 @@ func TestEveryFieldHasAnAnswer(t *testing.T) {
 			t.Errorf("%s has no answers", b.name)
 			continue
 		}
+		if b.answers.Stored() != nil && !b.kind.Virtual && valid[b.name] == "" {
+			t.Errorf("%s: there is no valid one, so that the warning of what is stored only was seen", b.name)
+		}
 		for _, l := range b.answers.Leaves() {
 			if l.Answer == nil {
 				t.Errorf("%s: nothing says what becomes of %s: answer for it in controlplane/api/fields/answers", b.name, l.Path)
+			}
+		}
+	}
+	for _, o := range fields.Options() {
+		of = append(of, o)
+		for _, l := range fields.Load().For(o).Leaves() {
+			if l.Answer == nil && l.Path != "kind" && l.Path != "apiVersion" {
+				t.Errorf("%T: nothing says what becomes of %s: answer for it in controlplane/api/fields/answers/options.txt", o, l.Path)
 			}
 		}
 	}
@@ -75,6 +90,108 @@ func TestEveryFieldHasAnAnswer(t *testing.T) {
 	}
 }
 
+// A query parameter whose effect is not built is refused by name; one without a meaning as well.
+func TestOptionsThatAreRefused(t *testing.T) {
+	r := start(t, nil)
+	const pods = "/api/v1/namespaces/default/pods"
+	for path, want := range map[string]string{
+		pods + "?shardSelector=shardRange(object.metadata.uid,'0x0','0x8')":         "shardSelector: Forbidden: lists and watches are not split",
+		pods + "?watch=1&shardSelector=shardRange(object.metadata.uid,'0x0','0x8')": "shardSelector: Forbidden: lists and watches are not split",
+	} {
+		if a := r.call(r.adminHTTP(), "GET", path, ""); a.code != http.StatusUnprocessableEntity || !strings.Contains(a.body, want) {
+			t.Errorf("%s: %d %s", path, a.code, a.body)
+		}
+	}
+}
+
+// freeTypes are named types of strings that users choose; which capabilities there are is the kernel's to say, and a
+// container with an unknown one does not start.
+var freeTypes = []string{"UID", "ResourceName", "FinalizerName", "SecretType", "PodConditionType", "NodeName", "Capability", "QualifiedName", "FullyQualifiedName"}
+
+// fullPod has all around the fields of a pod that take one of some values, so that nothing else is wrong with it.
+const fullPod = `{spec: {os: {name: linux}, volumes: [{name: v, hostPath: {path: /x}}], initContainers: [{name: i, image: i,
+  restartPolicy: Always, restartPolicyRules: [{action: Restart, exitCodes: {operator: In, values: [1]}}]}], containers: [{name: c, image: i}]}}`
+
+// ownClaim is where a pod says what claim is made for it, and validOwnClaim such a volume.
+const (
+	ownClaim      = "spec.volumes[].ephemeral.volumeClaimTemplate."
+	validOwnClaim = "ephemeral: {volumeClaimTemplate: {spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}}"
+)
+
+// judged says that a field is the client's to set, and not one of the pod's in another place.
+func judged(path string) bool {
+	for _, prefix := range []string{"status.", "metadata.", "spec.metadata.", ownClaim + "metadata.", "spec.template.spec.", "spec.jobTemplate.spec.template.spec."} {
+		if strings.HasPrefix(path, prefix) {
+			return false
+		}
+	}
+	return true
+}
+
+// TestUnknownValuesAreRefused sends, for each honoured or stored field that takes one of some values, a value that is none of them:
+// what nobody knows the meaning of is not stored.
+func TestUnknownValuesAreRefused(t *testing.T) {
+	r := start(t, nil)
+	admin := r.adminHTTP()
+	for _, b := range bodies() {
+		text, ok := valid[b.name]
+		if !ok || b.sub != "" || b.kind.Virtual {
+			continue
+		}
+		seen := map[string]bool{}
+		for _, l := range b.answers.Leaves() {
+			typ := l.Type
+			for typ.Kind() == reflect.Pointer || typ.Kind() == reflect.Slice {
+				typ = typ.Elem()
+			}
+			field := typ.String() + l.Field
+			if typ.Kind() != reflect.String || typ.PkgPath() == "" || slices.Contains(freeTypes, typ.Name()) || seen[field] ||
+				l.Answer == nil || l.Answer.State != fields.Honoured && l.Answer.State != fields.Stored || !judged(l.Path) {
+				continue
+			}
+			seen[field] = true
+			obj := b.make()
+			if b.name == "Pod" {
+				text = fullPod
+			}
+			if strings.HasPrefix(l.Path, ownClaim) {
+				text = strings.Replace(fullPod, "hostPath: {path: /x}", validOwnClaim, 1)
+			}
+			if err := yaml.Unmarshal([]byte(text), obj); err != nil {
+				t.Fatal(err)
+			}
+			answer := *l.Answer
+			answer.Values = []string{"Sometimes"}
+			at := l
+			path := strings.TrimSuffix(l.Path, "="+strings.Join(l.Answer.Values, "|")) // a value's own answer is of the field too
+			at.Path, at.Answer = strings.TrimSuffix(path, "[]")+"=Sometimes", &answer
+			set(t, reflect.ValueOf(obj).Elem(), at)
+			if a := send(t, r, admin, "POST", endpoint(b), b, obj); a.code != 422 && a.code != 403 || !strings.Contains(a.body, "Sometimes") {
+				t.Errorf("%s %s (%s): %d %.300s", b.name, l.Path, typ, a.code, a.body)
+			}
+		}
+	}
+}
+
+const (
+	validRule  = "{operations: [CREATE], apiGroups: [''], apiVersions: [v1], resources: [pods]}"
+	validMatch = "matchConstraints: {resourceRules: [" + validRule + "]}"
+	validHook  = "{webhooks: [{name: a.b.c, sideEffects: None, admissionReviewVersions: [v1], clientConfig: {url: 'https://a.b'}, rules: [" + validRule + "]}]}"
+	// validRequest is a request for a certificate, in base64, and validAuthority the certificate of an authority.
+	validRequest   = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURSBSRVFVRVNULS0tLS0KTUlIR01HNENBUUF3RERFS01BZ0dBMVVFQXd3QllUQlpNQk1HQnlxR1NNNDlBZ0VHQ0NxR1NNNDlBd0VIQTBJQQpCTGpHOGwzSkZ3VmY1QnZNdG9mNGgxMVJPUnlQRVFkMDdJOWJ5aEtEN0Q5K1JpaFNFTkp0aEZaTUIyVWh3MDFRCldkZVhTMmlwVVgwbVd0MFU3Ti9uWXFtZ0FEQUtCZ2dxaGtqT1BRUURBZ05JQURCRkFpQk9jMldCWWxUMGxlSUMKWlhFVkJ0a3J6R1pLeG1ZbW9leWlSRUdHSWUvWElRSWhBUEhWdUpZVVdGZnJISkNoSGsxdlBjL1d2b2tVbXBOMApPRjNjT281TGNNQkoKLS0tLS1FTkQgQ0VSVElGSUNBVEUgUkVRVUVTVC0tLS0tCg=="
+	validAuthority = `-----BEGIN CERTIFICATE-----
+MIIBbjCCARWgAwIBAgIUWgP/ydYerP2P1N2A6qv+2Jdeu3kwCgYIKoZIzj0EAwIw
+DDEKMAgGA1UEAwwBYTAgFw0yNjExMjIxNTI5MDhaGA8yMTI2MTAyOTE1MjkwOFow
+DDEKMAgGA1UEAwwBYTBZMBMGByqGSM49AgEGCCqGSM49AwEHA0IABLjG8l3JFwVf
+5BvMtof4h11RORyPEQd07I9byhKD7D9+RihSENJthFZMB2Uhw01QWdeXS2ipUX0m
+Wt0U7N/nYqmjUzBRMB0GA1UdDgQWBBSYQQyvNIP6Jhl6inoKkab4La3ueDAfBgNV
+HSMEGDAWgBSYQQyvNIP6Jhl6inoKkab4La3ueDAPBgNVHRMBAf8EBTADAQH/MAoG
+CCqGSM49BAMCA0cAMEQCIFKsiytLxk0Dvq0xcPYbL8582Zx75AkzZvX4nXBczsqx
+AiBY3Uz4EAwgxP7JAUSSCxQpZ/OGHXFhT8B2wa9aUT2kxg==
+-----END CERTIFICATE-----
+`
+)
+
 // valid are objects that are accepted: what is refused with one more field is refused for that field.
 var valid = map[string]string{
 	"Namespace": "{}",
@@ -82,6 +199,8 @@ var valid = map[string]string{
 	"Pod":       "{spec: {containers: [{name: c, image: i}]}}",
 	"Service":   "{spec: {ports: [{port: 80}]}}",
 	"Endpoints": "{}", "ConfigMap": "{}", "Secret": "{}", "ServiceAccount": "{}", "Event": "{involvedObject: {namespace: default}}",
+	"Event.events.k8s.io": "{eventTime: '2026-01-01T00:00:00.000000Z', reportingController: x.io/y, reportingInstance: i, " +
+		"action: a, reason: r, type: Normal, regarding: {namespace: default}}",
 	"PersistentVolume":      "{spec: {capacity: {storage: 1Gi}, accessModes: [ReadWriteOnce], hostPath: {path: /x}}}",
 	"PersistentVolumeClaim": "{spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}",
 	"Deployment":            "{spec: {selector: {matchLabels: {a: b}}, template: {metadata: {labels: {a: b}}, spec: {containers: [{name: c, image: i}]}}}}",
@@ -90,10 +209,33 @@ var valid = map[string]string{
 	"Lease":                 "{}",
 	"StorageClass":          "{provisioner: x.io/y}",
 	"CSIDriver":             "{spec: {attachRequired: false}}", "CSINode": "{spec: {drivers: []}}",
-	"VolumeAttachment":    "{spec: {attacher: x.io, nodeName: n, source: {persistentVolumeName: v}}}",
-	"PriorityClass":       "{value: 1, preemptionPolicy: Never}",
-	"PodDisruptionBudget": "{spec: {minAvailable: 1, selector: {}}}",
-	"Role":                "{rules: []}", "ClusterRole": "{rules: []}",
+	"ValidatingWebhookConfiguration": validHook, "MutatingWebhookConfiguration": validHook,
+	"ValidatingAdmissionPolicy":        "{spec: {" + validMatch + ", validations: [{expression: 'true'}]}}",
+	"MutatingAdmissionPolicy":          "{spec: {" + validMatch + ", mutations: [{patchType: JSONPatch, jsonPatch: {expression: '[]'}}]}}",
+	"ValidatingAdmissionPolicyBinding": "{spec: {policyName: p, validationActions: [Deny]}}",
+	"MutatingAdmissionPolicyBinding":   "{spec: {policyName: p}}",
+	"CertificateSigningRequest":        "{spec: {request: " + validRequest + ", signerName: x.io/y, usages: [any]}}",
+	"ClusterTrustBundle":               "{spec: {trustBundle: " + strconv.Quote(validAuthority) + "}}",
+	"DeviceClass":                      "{spec: {}}",
+	"ResourceClaim":                    "{spec: {devices: {requests: [{name: r, exactly: {deviceClassName: c}}]}}}",
+	"ResourceClaimTemplate":            "{spec: {spec: {devices: {requests: [{name: r, exactly: {deviceClassName: c}}]}}}}",
+	"ResourceSlice":                    "{spec: {driver: x.io, nodeName: w, pool: {name: p, resourceSliceCount: 1}, devices: [{name: d}]}}",
+	"FlowSchema":                       "{spec: {priorityLevelConfiguration: {name: l}}}",
+	"PriorityLevelConfiguration":       "{spec: {type: Limited, limited: {limitResponse: {type: Reject}}}}",
+	"CSIStorageCapacity":               "{storageClassName: c}",
+	"VolumeAttributesClass":            "{driverName: x.io, parameters: {a: b}}",
+	"Ingress":                          "{spec: {rules: [{host: a.b, http: {paths: [{path: /, pathType: Prefix, backend: {service: {name: s, port: {number: 80}}}}]}}]}}",
+	"IngressClass":                     "{spec: {controller: x.io/y}}",
+	"NetworkPolicy":                    "{spec: {podSelector: {}, ingress: [{ports: [{port: 80}]}]}}",
+	"ServiceCIDR":                      "{spec: {cidrs: [10.0.0.0/24]}}",
+	"IPAddress":                        "{spec: {parentRef: {resource: services, namespace: a, name: b}}}",
+	"RuntimeClass":                     "{handler: h}",
+	"VolumeAttachment":                 "{spec: {attacher: x.io, nodeName: n, source: {persistentVolumeName: v}}}",
+	"PriorityClass":                    "{value: 1, preemptionPolicy: Never}",
+	"PodGroup":                         "{spec: {schedulingPolicy: {gang: {minCount: 2}}}}",
+	"Workload":                         "{spec: {podGroupTemplates: [{name: t, schedulingPolicy: {basic: {}}}]}}",
+	"PodDisruptionBudget":              "{spec: {minAvailable: 1, selector: {}}}",
+	"Role":                             "{rules: []}", "ClusterRole": "{rules: []}",
 	"RoleBinding":        "{roleRef: {kind: Role, name: r}}",
 	"ClusterRoleBinding": "{roleRef: {kind: ClusterRole, name: r}}",
 	"pods/eviction":      "{}", "pods/binding": "{target: {kind: Node, name: n}}", "serviceaccounts/token": "{}",
@@ -119,8 +261,13 @@ func refusals(t *testing.T, r *replica, admin *http.Client, b body) {
 	switch b.sub {
 	case "":
 		if !b.kind.Virtual && ok {
-			if a := send(t, r, admin, "POST", path, b, base); a.code != 201 {
+			a := send(t, r, admin, "POST", path, b, base)
+			if a.code != 201 {
 				t.Fatalf("the valid one: %d %s", a.code, a.body)
+			}
+			told := strings.Contains(strings.Join(a.header.Values("Warning"), "\n"), b.kind.GroupResource().String()+": stored; ")
+			if told != (b.answers.Stored() != nil) {
+				t.Errorf("that it is stored only: told %v, warnings %q", told, a.header.Values("Warning"))
 			}
 		}
 	case "eviction", "binding":
@@ -171,6 +318,9 @@ func endpoint(b body) string {
 	return path
 }
 
+// particularNames are for the kinds whose names have a rule of their own.
+var particularNames = map[string]string{"CSIDriver": "field.io", "CSINode": "field.io", "IPAddress": "192.0.2.1"}
+
 func send(t *testing.T, r *replica, c *http.Client, method, path string, b body, obj runtime.Object) answer {
 	gvk := b.kind.GVK
 	if b.sub != "" {
@@ -179,8 +329,8 @@ func send(t *testing.T, r *replica, c *http.Client, method, path string, b body,
 	obj.GetObjectKind().SetGroupVersionKind(gvk)
 	if o, ok := obj.(metav1.Object); ok && b.sub != "token" {
 		o.SetName("field")
-		if b.kind.GVK.Kind == "CSIDriver" || b.kind.GVK.Kind == "CSINode" {
-			o.SetName("field.io")
+		if name := particularNames[b.kind.GVK.Kind]; name != "" {
+			o.SetName(name)
 		}
 	}
 	data, err := json.Marshal(obj)
@@ -292,19 +442,19 @@ func TestStoredFieldsAreLetBe(t *testing.T) {
 	if err := yaml.Unmarshal([]byte(valid["Deployment"]), d); err != nil {
 		t.Fatal(err)
 	}
-	spread := func(key string) corev1.TopologySpreadConstraint {
-		return corev1.TopologySpreadConstraint{MaxSkew: 1, TopologyKey: key, WhenUnsatisfiable: corev1.DoNotSchedule}
+	volume := func(name string) corev1.Volume {
+		return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{Driver: name + ".example.com"}}}
 	}
-	d.Spec.Template.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{spread("zone")}
+	d.Spec.Template.Spec.Volumes = []corev1.Volume{volume("gpu")}
 	kind := r.known.byName["deployments"]
 	kind.Default(d)
-	accept := registry.AdmissionFunc(func(context.Context, *api.Request, api.Object, api.Object) error { return nil })
+	accept := registry.Stages{}
 	if _, err := r.registry.Create(ctx, &api.Request{User: itself(), Verb: api.VerbCreate, Kind: kind, Namespace: "default", Object: d}, accept); err != nil {
 		t.Fatal(err)
 	}
 	deployments := r.admin().AppsV1().Deployments("default")
 	was, err := deployments.Get(ctx, "old", metav1.GetOptions{})
-	if err != nil || len(was.Spec.Template.Spec.TopologySpreadConstraints) != 1 {
+	if err != nil || len(was.Spec.Template.Spec.Volumes) != 1 {
 		t.Fatal(was, err)
 	}
 	was.Spec.Template.Spec.Containers[0].Image = "other"
@@ -312,10 +462,50 @@ func TestStoredFieldsAreLetBe(t *testing.T) {
 	if err != nil {
 		t.Fatalf("a change of the image: %v", err)
 	}
-	now.Spec.Template.Spec.TopologySpreadConstraints = append(now.Spec.Template.Spec.TopologySpreadConstraints, spread("host"))
+	now.Spec.Template.Spec.Volumes = append(now.Spec.Template.Spec.Volumes, volume("net"))
 	_, err = deployments.Update(ctx, now, metav1.UpdateOptions{})
-	if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "spec.template.spec.topologySpreadConstraints") {
-		t.Errorf("one more constraint: %v", err)
+	if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "spec.template.spec.volumes[1].csi") {
+		t.Errorf("one more volume: %v", err)
+	}
+}
+
+// What an older release accepted, and this one knows no meaning of, stops no other change; it is not accepted anew.
+func TestStoredValuesAreLetBe(t *testing.T) {
+	r := start(t, nil)
+	ctx := within(t)
+	d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "old", Finalizers: []string{"example.com/hold"}}}
+	if err := yaml.Unmarshal([]byte(valid["Deployment"]), d); err != nil {
+		t.Fatal(err)
+	}
+	bad := &d.Spec.Template.Spec.Containers[0]
+	bad.TerminationMessagePolicy = "Shout"
+	kind := r.known.byName["deployments"]
+	kind.Default(d)
+	accept := registry.Stages{}
+	if _, err := r.registry.Create(ctx, &api.Request{User: itself(), Verb: api.VerbCreate, Kind: kind, Namespace: "default", Object: d}, accept); err != nil {
+		t.Fatal(err)
+	}
+	deployments := r.admin().AppsV1().Deployments("default")
+	was, err := deployments.Get(ctx, "old", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	was.Finalizers, was.Labels = nil, map[string]string{"new": "label"}
+	now, err := deployments.Update(ctx, was, metav1.UpdateOptions{})
+	if err != nil {
+		t.Fatalf("removing a finalizer: %v", err)
+	}
+	more := now.DeepCopy()
+	more.Spec.Template.Spec.Containers = append(more.Spec.Template.Spec.Containers, *more.Spec.Template.Spec.Containers[0].DeepCopy())
+	more.Spec.Template.Spec.Containers[1].Name = "more"
+	_, err = deployments.Update(ctx, more, metav1.UpdateOptions{})
+	if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "containers[1].terminationMessagePolicy") {
+		t.Errorf("one more container with it: %v", err)
+	}
+	now.Spec.Template.Spec.Containers[0].TerminationMessagePolicy = "Whisper"
+	_, err = deployments.Update(ctx, now, metav1.UpdateOptions{})
+	if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "containers[0].terminationMessagePolicy") {
+		t.Errorf("another value without meaning: %v", err)
 	}
 }
 

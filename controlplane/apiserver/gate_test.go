@@ -9,8 +9,12 @@ import (
 	"time"
 
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/apiserver/endpoints"
 	"keelson.dev/keelson/controlplane/apiserver/flow"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/internal/wait"
@@ -82,4 +86,101 @@ func TestWatchesOfOneUserAreBounded(t *testing.T) {
 	if resp := open(tenant, t.Context()); resp.StatusCode != http.StatusOK {
 		t.Errorf("after the others ended: %d", resp.StatusCode)
 	}
+}
+
+// However much one node asks, by HTTP or through the fleet in this process, it has a small part of the room: the next
+// request is told to come again, and neither another node, nor a user, nor an administrator notices.
+func TestOneNodeIsBounded(t *testing.T) {
+	r := start(t, func(c *Config) { c.MemoryLimit = 1 })
+	hostile, honest := api.NodeUser("hostile"), api.NodeUser("honest")
+	kind := kindNamed(t, r, "services")
+	list := func(u api.User) error {
+		_, err := r.Backend().Do(within(t), &api.Request{User: u, Verb: api.VerbList, Kind: kind, Pointers: true})
+		return err
+	}
+	byHTTP := func(u api.User) int {
+		c := r.cert(pki.Client(u.Name, u.Groups...))
+		return r.call(r.http(&c), "GET", "/api/v1/services", "").code
+	}
+	if err := list(hostile); err != nil {
+		t.Fatal(err)
+	}
+	var held []endpoints.Pass
+	for len(held) < 1000 {
+		ctx, done := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		p, err := r.enter(ctx, &api.Request{User: hostile, Verb: api.VerbList, Kind: kind}, 64<<10)
+		done()
+		if err != nil {
+			break
+		}
+		held = append(held, p)
+	}
+	if most := flow.ForMemory(1).Seats[flow.Read] / 8; len(held) != most {
+		t.Errorf("one node has %d requests under way, want %d", len(held), most)
+	}
+	if err := list(hostile); !apierrors.IsTooManyRequests(err) {
+		t.Errorf("the fleet's next request for the node: %v", err)
+	}
+	if code := byHTTP(hostile); code != http.StatusTooManyRequests {
+		t.Errorf("the node's next request by HTTP: %d", code)
+	}
+	if _, err := r.Backend().Watch(within(t), &api.Request{User: hostile, Verb: api.VerbWatch, Kind: kind}); err != nil {
+		t.Errorf("its watches are apart: %v", err)
+	}
+	for _, u := range []api.User{honest, {Name: api.UserController, Groups: []string{api.GroupMasters}}} {
+		if err := list(u); err != nil {
+			t.Errorf("%s: %v", u.Name, err)
+		}
+	}
+	if code := byHTTP(honest); code != http.StatusOK {
+		t.Errorf("another node by HTTP: %d", code)
+	}
+	for _, p := range held {
+		p.Leave()
+	}
+	if err := list(hostile); err != nil {
+		t.Errorf("when the others have ended: %v", err)
+	}
+}
+
+// A watch for a node has a place as long as it runs.
+func TestWatchesForANodeAreBounded(t *testing.T) {
+	r := start(t, func(c *Config) { c.MemoryLimit = 1 })
+	kind, node := kindNamed(t, r, "services"), api.NodeUser("hostile")
+	var running []watch.Interface
+	for len(running) < 1000 {
+		w, err := r.Backend().Watch(t.Context(), &api.Request{User: node, Verb: api.VerbWatch, Kind: kind})
+		if err != nil {
+			if !apierrors.IsTooManyRequests(err) {
+				t.Fatal(err)
+			}
+			break
+		}
+		running = append(running, w)
+	}
+	if most := flow.ForMemory(1).Seats[flow.Watch] / 8; len(running) != most {
+		t.Errorf("one node has %d watches, want %d", len(running), most)
+	}
+	for _, w := range running {
+		w.Stop()
+	}
+	if err := wait.For(within(t), 10*time.Millisecond, func() error {
+		if n, _ := r.gate.Stats(flow.Watch); n != 0 {
+			return fmt.Errorf("%d places are taken", n)
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+}
+
+func kindNamed(t *testing.T, r *replica, resource string) *api.Kind {
+	t.Helper()
+	for _, k := range r.cfg.Kinds.All() {
+		if k.Resource == resource {
+			return k
+		}
+	}
+	t.Fatalf("no kind %s", resource)
+	return nil
 }

@@ -30,20 +30,21 @@ import (
 type replica struct {
 	*Server
 	t        testing.TB
-	store    *storetest.Memory
+	store    *lagging
 	registry *registry.Registry
 	trust    *pki.Trust
 	tokens   *pki.ServiceTokens
 	addr     string
 	stop     func()
 	stopped  chan error
+	bare     *http.Client
 }
 
 // historyKept is how many changes of a kind can be watched again.
 const historyKept = 256
 
-// start runs a replica with the bootstrap objects in it; change may adjust the configuration.
-func start(t testing.TB, change func(*Config)) *replica {
+// start runs a replica with the bootstrap objects in it; change may adjust the configuration, opts the registry.
+func start(t testing.TB, change func(*Config), opts ...registry.Option) *replica {
 	t.Helper()
 	now := time.Now
 	trust, err := pki.NewTrust("test", now())
@@ -58,14 +59,15 @@ func start(t testing.TB, change func(*Config)) *replica {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &replica{t: t, store: storetest.NewMemory(), trust: trust, tokens: tokens, addr: ln.Addr().String(), stopped: make(chan error, 1)}
+	r := &replica{t: t, store: &lagging{Memory: storetest.NewMemory()}, trust: trust, tokens: tokens, addr: ln.Addr().String(), stopped: make(chan error, 1)}
 	quiet := slog.New(slog.NewTextHandler(io.Discard, nil))
 	if testing.Verbose() {
 		quiet = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	}
 	all := kinds.All()
 	scheme := api.Scheme()
-	r.registry = registry.New(r.store, all, registry.WithScheme(scheme), registry.WithLog(quiet), registry.WithHistory(historyKept, 16<<20))
+	r.registry = registry.New(r.store, all, append([]registry.Option{registry.WithScheme(scheme), registry.WithLog(quiet),
+		registry.WithCompanions(&corev1.Service{}, kinds.ServiceCompanions), registry.WithHistory(historyKept, 16<<20)}, opts...)...)
 	serving := trust.CA.Rotator(pki.ReplicaServing("test", net.ParseIP("10.96.0.1"), "127.0.0.1"), now)
 	cfg := Config{
 		Name: "test", Registry: r.registry, Kinds: all, Scheme: scheme, Listener: ln,
@@ -173,6 +175,14 @@ func (r *replica) http(cert *tls.Certificate) *http.Client {
 	tr := &http.Transport{TLSClientConfig: conf, ForceAttemptHTTP2: true}
 	r.t.Cleanup(tr.CloseIdleConnections)
 	return &http.Client{Transport: tr}
+}
+
+// stranger is a client without a certificate, the same each time: those whom nobody knows may have few connections.
+func (r *replica) stranger() *http.Client {
+	if r.bare == nil {
+		r.bare = r.http(nil)
+	}
+	return r.bare
 }
 
 // answer is an HTTP answer, read.

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -33,6 +36,9 @@ func (s *Server) readinessChecks() []check {
 			return closed(s.cfg.Registry.Ready(), "the watch cache is still being filled")
 		}},
 		check{"authorizer", func(context.Context) error { return closed(s.ready, "the authorization rules are still being read") }},
+		check{"custom-resources", func(context.Context) error {
+			return closed(s.custom.Ready(), "the custom resource definitions are still being read")
+		}},
 		check{"replica", func(ctx context.Context) error {
 			if s.cfg.Ready == nil {
 				return nil
@@ -40,7 +46,7 @@ func (s *Server) readinessChecks() []check {
 			return s.cfg.Ready(ctx)
 		}},
 		check{"shutdown", func(context.Context) error {
-			if isClosed(s.closing) {
+			if s.closing.Err() != nil {
 				return errors.New("this replica is shutting down")
 			}
 			return nil
@@ -69,6 +75,12 @@ func (s *Server) health(w http.ResponseWriter, r *http.Request) bool {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), readyTimeout)
 	defer cancel()
+	excluded := map[string]bool{}
+	if one == "" {
+		for _, name := range r.URL.Query()["exclude"] {
+			excluded[name] = true
+		}
+	}
 	var report strings.Builder
 	failed, found := false, one == ""
 	for _, c := range checks {
@@ -76,12 +88,20 @@ func (s *Server) health(w http.ResponseWriter, r *http.Request) bool {
 			continue
 		}
 		found = true
+		if excluded[c.name] {
+			delete(excluded, c.name)
+			fmt.Fprintf(&report, "[+]%s excluded: ok\n", c.name)
+			continue
+		}
 		if err := c.run(ctx); err != nil {
 			failed = true
 			fmt.Fprintf(&report, "[-]%s failed: %v\n", c.name, err)
 			continue
 		}
 		fmt.Fprintf(&report, "[+]%s ok\n", c.name)
+	}
+	if len(excluded) > 0 {
+		fmt.Fprintf(&report, "warn: some health checks cannot be excluded: no matches for %s\n", quoted(excluded))
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
@@ -98,6 +118,15 @@ func (s *Server) health(w http.ResponseWriter, r *http.Request) bool {
 		fmt.Fprint(w, "ok")
 	}
 	return true
+}
+
+// quoted lists names; what a client sends is bounded by its URL.
+func quoted(names map[string]bool) string {
+	out := slices.Sorted(maps.Keys(names))
+	for i, n := range out {
+		out[i] = strconv.Quote(n)
+	}
+	return strings.Join(out, ",")
 }
 
 // status is a refusal outside of the resources.

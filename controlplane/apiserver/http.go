@@ -30,14 +30,18 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	r = r.WithContext(ctx)
 	out := &statusWriter{ResponseWriter: w, warnings: warnings}
 	out.Header().Set("Cache-Control", "no-cache, private")
+	if s.closing.Err() != nil {
+		out.Header().Set("Connection", "close") // the next request finds another replica
+	}
 	var req *api.Request
 	defer func() {
 		if p := recover(); p != nil {
 			s.crashed(out, r, p)
 		}
-		s.metrics.observe(req, r, out.code, s.cfg.Clock().Sub(began))
+		s.metrics.observe(req, r, out.code, out.sent, s.cfg.Clock().Sub(began))
 	}()
-	if checkPath(r.URL) == nil && s.health(out, r) {
+	// A load balancer has no credentials, where strangers may come at all.
+	if checkPath(r.URL) == nil && s.cfg.Authentication.Anonymous(r.URL.Path) && s.health(out, r) {
 		return
 	}
 	req = s.respond(out, r, began)
@@ -72,6 +76,10 @@ func (s *Server) respond(out *statusWriter, r *http.Request, began time.Time) (r
 		return nil
 	}
 	timer.Mark("authenticated", u.Name, s.cfg.Clock())
+	if s.aggregated(out, r, u) || s.proxySub(out, r, u) {
+		answered = true
+		return nil
+	}
 	if t, ok := endpoints.ParsePath(r.URL.Path); ok {
 		req = s.resources.Serve(out, r, t, u, timer)
 	} else {
@@ -97,10 +105,15 @@ func checkPath(u *url.URL) error {
 
 // identify is stage 1: the sender's proof, then whom the sender wants to act as.
 func (s *Server) identify(r *http.Request) (u, sender api.User, err error) {
+	began := time.Now()
 	sender, err = s.authn.Authenticate(r)
+	anonymous := err == authn.ErrNobody && s.cfg.Authentication.Anonymous(r.URL.Path)
+	s.authenticating.observe(err, anonymous, time.Since(began))
 	switch {
-	case err == authn.ErrNobody:
+	case anonymous:
 		sender = authn.Anonymous()
+	case err == authn.ErrNobody:
+		return sender, sender, unauthorized("Unauthorized")
 	case err != nil:
 		return sender, sender, unauthorized("Unauthorized: " + err.Error())
 	default:
@@ -130,7 +143,7 @@ func (s *Server) documents(w http.ResponseWriter, r *http.Request, u api.User) {
 		return
 	}
 	switch {
-	case s.discovery.Serve(w, r), s.openapi.Serve(w, r):
+	case s.health(w, r), s.page(w, r), s.discover(w, r), s.describe(w, r, u):
 	case path == "/version" || path == "/version/":
 		writeJSON(w, s.cfg.Version)
 	case path == "/metrics":
@@ -230,13 +243,13 @@ func (s *Server) serveTimelineOf(w http.ResponseWriter, r *http.Request, u api.U
 func (s *Server) rootPaths() []string {
 	out := []string{"/api", "/api/v1", "/apis"}
 	seen := map[string]bool{}
-	for _, k := range s.cfg.Kinds.All() {
+	for _, k := range s.cfg.Kinds.Table().Shown() {
 		if p := "/apis/" + k.GVK.GroupVersion().String(); k.GVK.Group != "" && !seen[p] {
 			seen[p] = true
 			out = append(out, p)
 		}
 	}
-	return append(out, "/healthz", "/livez", "/metrics", "/openapi/v2", "/openapi/v3", "/readyz", "/version")
+	return append(out, pathFlags, "/healthz", "/livez", "/metrics", "/openapi/v2", "/openapi/v3", "/readyz", pathStatus, "/version")
 }
 
 // crashed turns a panic into a 500, and lets the deliberate one pass.
@@ -256,6 +269,7 @@ func (s *Server) crashed(w *statusWriter, r *http.Request, p any) {
 type statusWriter struct {
 	http.ResponseWriter
 	code     int
+	sent     int64 // bytes of the body
 	warnings func() []string
 	record   *audit.Record
 }
@@ -275,7 +289,9 @@ func (w *statusWriter) Write(data []byte) (int, error) {
 	if w.code == 0 {
 		w.WriteHeader(http.StatusOK)
 	}
-	return w.ResponseWriter.Write(data)
+	n, err := w.ResponseWriter.Write(data)
+	w.sent += int64(n)
+	return n, err
 }
 
 // Unwrap is for http.ResponseController.

@@ -26,11 +26,16 @@ const apiService = "kubernetes"
 var ErrAddressTaken = errors.New("the address of Service default/kubernetes is taken")
 
 // EnsureKubernetesService brings Service default/kubernetes at serviceIP, its EndpointSlice and its Endpoints with the
-// ready replicas to what they shall be, whatever has become of them. The leader calls it whenever something about them changes, fence
-// is the term of its leadership, 0 for none; it writes only what differs. ErrAddressTaken, which names who has it,
-// remains until that Service goes; the slice is kept meanwhile.
-func (s *Server) EnsureKubernetesService(ctx context.Context, fence uint64, serviceIP netip.Addr, readyReplicas []netip.AddrPort) error {
-	ready := slices.Clone(readyReplicas)
+// ready replicas to what they shall be, whatever has become of them. The leader calls it whenever something about them
+// changes, fence is the term of its leadership, 0 for none; it writes only what differs. ErrAddressTaken, which names
+// who has it, remains until that Service goes; the slice is kept meanwhile.
+func (s *Server) EnsureKubernetesService(ctx context.Context, fence uint64, serviceIP netip.Addr,
+	readyReplicas []netip.AddrPort) error {
+	// Who is sent to a replica at an address that each machine has for itself meets itself.
+	ready := slices.DeleteFunc(slices.Clone(readyReplicas), func(a netip.AddrPort) bool {
+		ip := a.Addr()
+		return ip.IsUnspecified() || ip.IsLoopback() || ip.IsLinkLocalUnicast()
+	})
 	slices.SortFunc(ready, netip.AddrPort.Compare)
 	target := int32(443)
 	if len(ready) > 0 {
@@ -51,7 +56,8 @@ func kubernetesService(ip netip.Addr, target int32) *corev1.Service {
 		},
 		Spec: corev1.ServiceSpec{
 			Type: corev1.ServiceTypeClusterIP, ClusterIP: ip.String(), ClusterIPs: []string{ip.String()},
-			Ports: []corev1.ServicePort{{Name: "https", Protocol: corev1.ProtocolTCP, Port: 443, TargetPort: intstr.FromInt32(target)}},
+			Ports: []corev1.ServicePort{{Name: "https", Protocol: corev1.ProtocolTCP, Port: 443,
+				TargetPort: intstr.FromInt32(target)}},
 		},
 	}
 }
@@ -147,7 +153,8 @@ func (s *Server) ensureAPISlice(ctx context.Context, fence uint64, want *discove
 		return s.write(ctx, fence, api.VerbCreate, want)
 	}
 	labels := withAll(have.Labels, want.Labels)
-	if reflect.DeepEqual(have.Endpoints, want.Endpoints) && reflect.DeepEqual(have.Ports, want.Ports) && maps.Equal(have.Labels, labels) {
+	if reflect.DeepEqual(have.Endpoints, want.Endpoints) && reflect.DeepEqual(have.Ports, want.Ports) &&
+		maps.Equal(have.Labels, labels) {
 		return nil
 	}
 	next := have.DeepCopy()
@@ -204,7 +211,8 @@ func kubernetesEndpoints(ready []netip.AddrPort, port int32) *corev1.Endpoints {
 	if len(ready) == 0 {
 		return out
 	}
-	subset := corev1.EndpointSubset{Ports: []corev1.EndpointPort{{Name: "https", Protocol: corev1.ProtocolTCP, Port: port}}}
+	subset := corev1.EndpointSubset{Ports: []corev1.EndpointPort{{Name: "https",
+		Protocol: corev1.ProtocolTCP, Port: port}}}
 	for _, r := range ready {
 		subset.Addresses = append(subset.Addresses, corev1.EndpointAddress{IP: r.Addr().String()})
 	}

@@ -11,46 +11,157 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/registry"
 )
 
-// metrics counts requests under Kubernetes' names, so that its dashboards show them.
+// metrics counts requests under Kubernetes' names and labels, so that its dashboards and alerts show them.
 type metrics struct {
-	total   *prometheus.CounterVec
-	latency *prometheus.HistogramVec
-	handler http.Handler
+	total       *prometheus.CounterVec
+	latency     *prometheus.HistogramVec
+	sli         *prometheus.HistogramVec
+	sizes       *prometheus.HistogramVec
+	longRunning *prometheus.GaugeVec
+	events      *prometheus.CounterVec
+	eventSizes  *prometheus.HistogramVec
+	kinds       kindSeries
+	handler     http.Handler
 }
 
-func newMetrics(reg *prometheus.Registry, more ...prometheus.Collector) *metrics {
+// The labels of a request, as Kubernetes has them. component is always ours.
+var (
+	requestLabels = []string{"verb", "group", "version", "resource", "subresource", "scope", "component"}
+	dryRunLabels  = append([]string{"dry_run"}, requestLabels...)
+	slow          = []float64{0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 45, 60}
+)
+
+const component = "apiserver"
+
+// newRegistry shows this process.
+func newRegistry() *prometheus.Registry {
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return reg
+}
+
+func newMetrics(reg *prometheus.Registry, kinds *api.Kinds, version string, more ...prometheus.Collector) *metrics {
 	if reg == nil {
-		reg = prometheus.NewRegistry()
-		reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+		reg = newRegistry()
 	}
+	kindLabels := []string{"group", "version", "resource"}
 	m := &metrics{
 		total: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "apiserver_request_total", Help: "Requests by verb, resource and HTTP code.",
-		}, []string{"verb", "group", "version", "resource", "subresource", "code"}),
+		}, append([]string{"code"}, dryRunLabels...)),
 		latency: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "apiserver_request_duration_seconds", Help: "Time to answer requests, watches and byte streams excepted.",
-			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
-		}, []string{"verb", "group", "version", "resource", "subresource"}),
+			Buckets: append([]float64{0.001, 0.005, 0.025}, slow...),
+		}, dryRunLabels),
+		sli: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "apiserver_request_sli_duration_seconds", Buckets: slow,
+			Help: "Time to answer requests, watches and byte streams excepted, as service levels are measured.",
+		}, requestLabels),
+		sizes: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "apiserver_response_sizes", Help: "Bytes of the answers to reads.",
+			Buckets: prometheus.ExponentialBuckets(1000, 10, 7),
+		}, requestLabels),
+		longRunning: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "apiserver_longrunning_requests", Help: "Watches and byte streams that are under way.",
+		}, requestLabels),
+		events: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "apiserver_watch_events_total", Help: "Events sent to watches.",
+		}, kindLabels),
+		eventSizes: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "apiserver_watch_events_sizes", Help: "Bytes of the events sent to watches.",
+			Buckets: prometheus.ExponentialBuckets(1024, 2, 8),
+		}, kindLabels),
 	}
-	reg.MustRegister(m.total, m.latency)
+	m.kinds = kindSeries{kinds: kinds, forget: func(l prometheus.Labels) {
+		for _, v := range []interface{ DeletePartialMatch(prometheus.Labels) int }{
+			m.total, m.latency, m.sli, m.sizes, m.longRunning, m.events, m.eventSizes,
+		} {
+			v.DeletePartialMatch(l)
+		}
+	}}
+	build := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "kubernetes_build_info", Help: "1, with the version that is served."},
+		[]string{"git_version"})
+	build.WithLabelValues(version).Set(1)
+	reg.MustRegister(m.total, m.latency, m.sli, m.sizes, m.longRunning, m.events, m.eventSizes, build)
 	reg.MustRegister(more...)
 	m.handler = promhttp.HandlerFor(reg, promhttp.HandlerOpts{})
 	return m
 }
 
-// observe counts a request. What names nothing that is served is counted together: strangers must not make series.
-func (m *metrics) observe(req *api.Request, r *http.Request, code int, took time.Duration) {
-	verb, group, version, resource, sub := method(r.Method), "", "", "", ""
-	if req != nil {
-		verb, group, version = strings.ToUpper(string(req.Verb)), req.Kind.GVK.Group, req.Kind.GVK.Version
-		resource, sub = req.Kind.Resource, req.Subresource
+// labels are those of a request for something that is served.
+func (m *metrics) labels(req *api.Request) []string {
+	group, version, resource := m.kinds.labels(req.Kind)
+	sub := req.Subresource
+	if resource == otherKinds {
+		sub = ""
 	}
-	m.total.WithLabelValues(verb, group, version, resource, sub, strconv.Itoa(code)).Inc()
-	if req == nil || req.Verb != api.VerbWatch && req.Verb != api.VerbConnect {
-		m.latency.WithLabelValues(verb, group, version, resource, sub).Observe(took.Seconds())
+	scope := "cluster"
+	switch {
+	case req.Name != "" || req.Verb == api.VerbCreate:
+		scope = "resource"
+	case req.Namespace != "":
+		scope = "namespace"
+	}
+	verb := strings.ToUpper(string(req.Verb))
+	switch req.Verb {
+	case api.VerbCreate:
+		verb = "POST"
+	case api.VerbUpdate:
+		verb = "PUT"
+	case api.VerbPatch:
+		if req.PatchType == applyPatch {
+			verb = "APPLY"
+		}
+	}
+	return []string{verb, group, version, resource, sub, scope, component}
+}
+
+// observe counts a request. What names nothing that is served is counted together: strangers must not make series.
+func (m *metrics) observe(req *api.Request, r *http.Request, code int, sent int64, took time.Duration) {
+	labels, dry := []string{method(r.Method), "", "", "", "", "", component}, ""
+	long := false
+	if req != nil {
+		labels = m.labels(req)
+		long = req.Verb == api.VerbWatch || req.Verb == api.VerbConnect
+		if len(req.Create.DryRun)+len(req.Update.DryRun)+len(req.PatchO.DryRun)+len(req.Delete.DryRun) > 0 {
+			dry = "All"
+		}
+	}
+	with := append([]string{dry}, labels...)
+	m.total.WithLabelValues(append([]string{strconv.Itoa(code)}, with...)...).Inc()
+	if long {
+		return
+	}
+	m.latency.WithLabelValues(with...).Observe(took.Seconds())
+	m.sli.WithLabelValues(labels...).Observe(took.Seconds())
+	if labels[0] == http.MethodGet || labels[0] == "LIST" {
+		m.sizes.WithLabelValues(labels...).Observe(float64(sent))
+	}
+}
+
+// begun counts a watch or byte stream that has begun; the result is called at its end.
+func (m *metrics) begun(req *api.Request) (ended func()) {
+	if req.Verb != api.VerbWatch && req.Verb != api.VerbConnect {
+		return func() {}
+	}
+	labels := m.labels(req)
+	m.longRunning.WithLabelValues(labels...).Inc()
+	return func() {
+		if m.kinds.serves(req.Kind) || labels[3] == otherKinds { // no series comes back for a kind that has gone
+			m.longRunning.WithLabelValues(labels...).Dec()
+		}
+	}
+}
+
+// sends returns what counts the events that a watch of a kind sends.
+func (m *metrics) sends(k *api.Kind) func(bytes int) {
+	group, version, resource := m.kinds.labels(k)
+	events, sizes := m.events.WithLabelValues(group, version, resource), m.eventSizes.WithLabelValues(group, version, resource)
+	return func(bytes int) {
+		events.Inc()
+		sizes.Observe(float64(bytes))
 	}
 }
 
@@ -60,37 +171,4 @@ func method(m string) string {
 		return m
 	}
 	return "OTHER"
-}
-
-// undecodable shows what the registry cannot read: how many objects per resource, and the first ones by name.
-type undecodable struct{ objects *registry.Registry }
-
-// undecodableNamed bounds the series with a name in them.
-const undecodableNamed = 100
-
-var (
-	undecodableCount = prometheus.NewDesc("keelson_undecodable_objects", "Stored objects that cannot be read.", []string{"group", "resource"}, nil)
-	undecodableName  = prometheus.NewDesc("keelson_undecodable_object", "1 for each stored object that cannot be read, the first 100 of them.",
-		[]string{"group", "resource", "namespace", "name"}, nil)
-)
-
-// Describe implements prometheus.Collector.
-func (u undecodable) Describe(ch chan<- *prometheus.Desc) {
-	ch <- undecodableCount
-	ch <- undecodableName
-}
-
-// Collect implements prometheus.Collector.
-func (u undecodable) Collect(ch chan<- prometheus.Metric) {
-	count := map[*api.Kind]int{}
-	for i, o := range u.objects.Unreadable() {
-		count[o.Kind]++
-		if i < undecodableNamed {
-			ch <- prometheus.MustNewConstMetric(undecodableName, prometheus.GaugeValue, 1, o.Kind.GVK.Group, o.Kind.Resource,
-				strings.ToValidUTF8(o.Namespace, "?"), strings.ToValidUTF8(o.Name, "?"))
-		}
-	}
-	for k, n := range count {
-		ch <- prometheus.MustNewConstMetric(undecodableCount, prometheus.GaugeValue, float64(n), k.GVK.Group, k.Resource)
-	}
 }

@@ -26,7 +26,8 @@ func origin(r *http.Request, received time.Time) audit.Origin {
 	if err != nil {
 		source = r.RemoteAddr
 	}
-	return audit.Origin{ID: r.Header.Get("Audit-Id"), URI: r.URL.RequestURI(), Source: source, UserAgent: r.UserAgent(), Received: received}
+	return audit.Origin{ID: r.Header.Get("Audit-Id"), URI: r.URL.RequestURI(), Source: source, UserAgent: r.UserAgent(),
+		Received: received}
 }
 
 // recordAsked begins the record of an HTTP request. An error means that it has to be recorded and cannot be.
@@ -61,11 +62,14 @@ func (s *Server) asked(r *http.Request, u, sender api.User) audit.Attributes {
 	}
 	verb := endpoints.VerbOf(r.Method, t, watching)
 	a.Group, a.Version, a.Resource, a.Subresource, a.Namespace, a.Name = t.GVR.Group, t.GVR.Version, t.GVR.Resource, t.Subresource, t.Namespace, t.Name
+	if isProxy(t) {
+		a.Subresource, a.Stream = proxyFacet, true
+	}
 	if t.GVR.Group == "" && t.GVR.Resource == "namespaces" {
 		a.Namespace = t.Name
 	}
 	kind := s.cfg.Kinds.ByResource(t.GVR)
-	s.chain.describe(&a, verb, kind != nil && kind.Virtual)
+	s.chain.describe(&a, verb, kind != nil && asks(kind))
 	if verb == "" {
 		a.Verb = strings.ToLower(r.Method)
 		a.Changes = r.Method != http.MethodGet && r.Method != http.MethodHead
@@ -73,12 +77,15 @@ func (s *Server) asked(r *http.Request, u, sender api.User) audit.Attributes {
 	return a
 }
 
+// asks says that to create an object of the kind is a question, which changes nothing.
+func asks(k *api.Kind) bool { return k.Virtual && !k.Acts }
+
 // describe says by the verb whether a request on a resource changes something, and whether its answer lasts.
-func (c *chain) describe(a *audit.Attributes, verb api.Verb, virtual bool) {
+func (c *chain) describe(a *audit.Attributes, verb api.Verb, question bool) {
 	a.Verb = string(verb)
 	switch verb {
 	case api.VerbCreate, api.VerbUpdate, api.VerbPatch, api.VerbDelete, api.VerbDeleteCollection:
-		a.Changes = !virtual // a review is a question
+		a.Changes = !question
 	case api.VerbWatch:
 		a.Stream = true
 	case api.VerbConnect:
@@ -99,7 +106,7 @@ func (c *chain) recorded(ctx context.Context, r *api.Request) (_ context.Context
 		User: r.User, Sender: r.User, Group: z.APIGroup, Version: z.APIVersion, Resource: z.Resource, Subresource: z.Subresource,
 		Namespace: z.Namespace, Name: r.Name,
 	}
-	c.describe(&a, r.Verb, r.Kind.Virtual)
+	c.describe(&a, r.Verb, asks(r.Kind))
 	a.Path = pathOf(r)
 	ctx, record := c.audit.Begin(ctx, audit.Origin{URI: a.Path, UserAgent: r.UserAgent, Received: c.clock()})
 	err = unrecorded(record.Asked(a))
@@ -153,7 +160,7 @@ func recordBody(record *audit.Record, r *api.Request) {
 	case r.Verb == api.VerbPatch:
 		record.Raw(false, r.Patch, true)
 	default:
-		record.Body(false, r.Object)
+		record.Body(false, r.Object, nil)
 	}
 }
 
@@ -165,5 +172,5 @@ func recordAnswer(record *audit.Record, r *api.Request, answer runtime.Object) {
 	if o, ok := answer.(metav1.Object); ok && r.Verb == api.VerbCreate {
 		record.Object(o)
 	}
-	record.Body(true, answer)
+	record.Body(true, answer, r.Kind)
 }

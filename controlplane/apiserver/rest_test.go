@@ -399,3 +399,21 @@ func deployment(name string, replicas int32) *appsv1.Deployment {
 }
 
 func quantity(s string) resource.Quantity { return resource.MustParse(s) }
+
+// Of the Secrets that an account lists, the names are kept alone, whoever writes them; nothing is made up for the rest.
+func TestSecretsOfServiceAccounts(t *testing.T) {
+	r := start(t, nil)
+	c := r.adminHTTP()
+	const path = "/api/v1/namespaces/default/serviceaccounts"
+	const listed = `"secrets":[{"name":"s","namespace":"other","kind":"Secret","uid":"u"},{"name":"t"}]`
+	for _, a := range []answer{
+		r.call(c, "POST", path, `{"metadata":{"name":"robot"},`+listed+`}`),
+		r.call(c, "PUT", path+"/robot", `{"metadata":{"name":"robot"},`+listed+`}`),
+		r.call(c, "PATCH", path+"/robot", `{`+listed+`}`, "Content-Type", "application/merge-patch+json"),
+	} {
+		if !strings.Contains(a.body, `"secrets":[{"name":"s"},{"name":"t"}]`) || strings.Contains(a.body, `"automountServiceAccountToken":`) ||
+			strings.Contains(a.body, `"imagePullSecrets":`) {
+			t.Errorf("%d %s", a.code, a.body)
+		}
+	}
+}

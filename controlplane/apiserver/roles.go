@@ -2,27 +2,52 @@ package apiserver
 
 import (
 	"context"
+	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/auth/rbac/validation"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/registry"
 )
 
 // autoUpdate is the annotation by which an administrator keeps a default role as it is: "false".
 const autoUpdate = "rbac.authorization.kubernetes.io/autoupdate"
 
 // reconcileRole creates a default role or binding, or adds to it the rights and subjects that it lacks, as Kubernetes
-// does at every start. What somebody added stays; autoUpdate "false" keeps everything as it is.
+// does at every start. What somebody added stays; autoUpdate "false" keeps everything as it is. Others write roles at
+// the same time, as the controller does that aggregates them: a conflict has it look at the role again, in the store.
 func (s *Server) reconcileRole(ctx context.Context, fence uint64, want api.Object) error {
 	kind, err := s.kindOf(want)
 	if err != nil {
 		return err
 	}
 	found, ok := s.known.Get(ctx, kind.Resource, "", want.GetName())
+	for range roleAttempts {
+		err = s.completeDefault(ctx, fence, want.DeepCopyObject().(api.Object), found, ok)
+		if !apierrors.IsConflict(err) || registry.IsLeadershipEnded(err) || ctx.Err() != nil {
+			return err
+		}
+		r := &api.Request{User: itself(), Verb: api.VerbGet, Kind: kind, Name: want.GetName()}
+		var gone error
+		found, gone = s.cfg.Registry.Get(ctx, r)
+		if ok = gone == nil; !ok && !apierrors.IsNotFound(gone) {
+			return fmt.Errorf("reading %s %s again: %w", kind.GVK.Kind, want.GetName(), gone)
+		}
+	}
+	return err
+}
+
+// roleAttempts is how often a default role is completed anew when others write it meanwhile.
+const roleAttempts = 5
+
+// completeDefault brings what was found to what it shall be.
+func (s *Server) completeDefault(ctx context.Context, fence uint64, want, found api.Object, ok bool) error {
 	if !ok {
 		if err := s.write(ctx, fence, api.VerbCreate, want); err != nil && !apierrors.IsAlreadyExists(err) {
 			return err
@@ -59,13 +84,58 @@ func completeRole(have, want *rbacv1.ClusterRole) api.Object {
 	if have.AggregationRule != nil {
 		missing = nil // its rules are those of other roles
 	}
+	selectors := completeSelectors(have.AggregationRule, want.AggregationRule)
 	labels, annotations := withAll(want.Labels, have.Labels), withAll(want.Annotations, have.Annotations)
-	if len(missing) == 0 && maps.Equal(labels, have.Labels) && maps.Equal(annotations, have.Annotations) {
+	if len(missing) == 0 && selectors == nil && maps.Equal(labels, have.Labels) && maps.Equal(annotations, have.Annotations) {
 		return nil
 	}
 	next := have.DeepCopy()
 	next.Labels, next.Annotations, next.Rules = labels, annotations, append(next.Rules, missing...)
+	if selectors != nil {
+		next.AggregationRule = selectors
+	}
 	return next
+}
+
+// completeSelectors is have with the selectors of want that it lacks; nil when it lacks none.
+func completeSelectors(have, want *rbacv1.AggregationRule) *rbacv1.AggregationRule {
+	if want == nil {
+		return nil
+	}
+	next, changed := have.DeepCopy(), have == nil
+	if next == nil {
+		next = &rbacv1.AggregationRule{}
+	}
+	for _, s := range want.ClusterRoleSelectors {
+		if !slices.ContainsFunc(next.ClusterRoleSelectors, func(h metav1.LabelSelector) bool { return reflect.DeepEqual(h, s) }) {
+			next.ClusterRoleSelectors, changed = append(next.ClusterRoleSelectors, s), true
+		}
+	}
+	if !changed {
+		return nil
+	}
+	return next
+}
+
+// keepAddedRules is for clusters of before the namespaces' roles were aggregated: what somebody added to such a role
+// goes into the role of which it will have its rules.
+func (s *Server) keepAddedRules(ctx context.Context, fence uint64, whole, part string) error {
+	found, ok := s.known.Get(ctx, "clusterroles", "", whole)
+	if !ok {
+		return nil
+	}
+	have, ok := found.(*rbacv1.ClusterRole)
+	if !ok || have.AggregationRule != nil || have.Annotations[autoUpdate] == "false" {
+		return nil
+	}
+	if _, there := s.known.Get(ctx, "clusterroles", "", part); there {
+		return nil
+	}
+	err := s.write(ctx, fence, api.VerbCreate, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: part}, Rules: have.Rules})
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
 }
 
 // completeBinding is have with the subjects of want that it lacks; nil when it lacks nothing.

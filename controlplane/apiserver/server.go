@@ -3,21 +3,30 @@ package apiserver
 import (
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
-	"sync"
+	"slices"
+	"sync/atomic"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/apiserver/admission"
+	"keelson.dev/keelson/controlplane/apiserver/aggregation"
 	"keelson.dev/keelson/controlplane/apiserver/audit"
 	"keelson.dev/keelson/controlplane/apiserver/authn"
 	"keelson.dev/keelson/controlplane/apiserver/authz"
+	authzfile "keelson.dev/keelson/controlplane/apiserver/authz/structured"
+	"keelson.dev/keelson/controlplane/apiserver/crd"
+	"keelson.dev/keelson/controlplane/apiserver/dialer"
 	"keelson.dev/keelson/controlplane/apiserver/discovery"
 	"keelson.dev/keelson/controlplane/apiserver/endpoints"
 	"keelson.dev/keelson/controlplane/apiserver/flow"
@@ -34,29 +43,44 @@ type Server struct {
 	cfg       Config
 	chain     *chain
 	known     *known
+	dialer    *dialer.Dialer
 	authn     authn.Chain
-	follower  authz.Follower
+	follower  *authz.Follower
+	outside   *outside
+	custom    *crd.Follower
 	resources *endpoints.Handler
 	discovery *discovery.Documents
-	openapi   *openapi.Spec
-	metrics   *metrics
+
+	aggregation *aggregation.Layer
+	checks      atomic.Pointer[checks] // of APIServices, where the leader is
+	openapi     *openapi.Spec
+	metrics     *metrics
+
+	admitting      *admissionMetrics
+	authenticating *authenticationMetrics
+
 	gate      *flow.Gate
 	nodeConns nodeConns
 	paths     *http.ServeMux
-	ready     chan struct{} // the authorizer has its rules
-	closing   chan struct{} // Run is ending
-	endOnce   sync.Once
+	ready     chan struct{}   // the authorizer has its rules
+	closing   context.Context // ends when Run is ending
+	close     context.CancelFunc
+	began     time.Time
 }
 
 // New builds a server. Nothing runs until Run.
 func New(cfg Config) *Server {
 	cfg.defaults()
-	s := &Server{cfg: cfg, ready: make(chan struct{}), closing: make(chan struct{}), paths: http.NewServeMux()}
+	s := &Server{cfg: cfg, admitting: newAdmissionMetrics(), authenticating: newAuthenticationMetrics(), ready: make(chan struct{}), paths: http.NewServeMux()}
+	s.closing, s.close = context.WithCancel(context.Background())
+	s.began = cfg.Clock()
 	s.chain = &chain{
 		name: cfg.Name, registry: cfg.Registry, kinds: cfg.Kinds, ready: s.ready,
 		timeline: cfg.Timeline, leader: cfg.Leader, clock: cfg.Clock, audit: cfg.Audit,
 	}
 	s.known = newKnown(s.chain)
+	s.dialer = dialer.New(s.known, cfg.Nodes)
+	s.aggregation = s.newAggregation()
 	bearer := s.authenticators()
 	rbac := s.authorizers()
 	s.chain.verbs = &subresource.Verbs{
@@ -66,17 +90,35 @@ func New(cfg Config) *Server {
 			return i.User, i.Audiences, err
 		},
 		TokenCeiling: tokenCeiling, Allowed: s.chain.allowed,
-		Rules: rbac.Rules,
+		Rules: rbac.Rules, Components: cfg.Components, Usage: cfg.Usage,
+	}
+	if cfg.Authorization != nil {
+		s.chain.verbs.Unlisted = cfg.Authorization.Unlisted
+	}
+	s.custom = crd.NewFollower(cfg.Registry, cfg.Kinds, crd.Hooks{ForService: s.dialer.ForService}, cfg.Log)
+	if k := cfg.Kinds.ByType(&apiextensionsv1.CustomResourceDefinition{}); k != nil {
+		cfg.Registry.LoadFirst(k, s.custom.Begin)
 	}
 	plugins := admission.Config{
-		Cluster: s.known, ServiceCIDR: cfg.ServiceCIDR, NodePorts: cfg.NodePorts, Clock: cfg.Clock,
+		Cluster: s.known, Kinds: cfg.Kinds, Held: cfg.Registry.Held, ServiceCIDR: cfg.ServiceCIDR, NodePorts: cfg.NodePorts, Clock: cfg.Clock,
 		LostNodeToleration: cfg.LostNodeToleration,
-		Authorized:         s.known.authorized, NodeOf: authz.NameOf, Bind: s.chain.verbs.BindByWrite,
+		Plugins:            cfg.AdmissionPlugins, Allowed: s.known.may,
+		Authorized: s.known.authorized, Signer: s.known.signer, NodeOf: authz.NameOf, Bind: s.chain.verbs.BindByWrite,
 		AllocateIP: cfg.Registry.AllocateClusterIP, AllocatePort: cfg.Registry.AllocateNodePort,
 		PodSecurity: podsecurity.New(s.known, cfg.PodSecurity).Admit,
+		Definitions: crd.Definitions{Definition: s.known.definition, Kinds: cfg.Kinds}.Admit,
 		Escalation:  authz.Escalation{RBAC: rbac, Authorizer: s.chain.authorizer}.Admit,
 	}
-	s.chain.mutating, s.chain.validating = admission.Mutating(plugins), admission.Validating(plugins)
+	s.outside = newOutside(s)
+	quotas := admission.Quotas(plugins)
+	s.chain.mutating = slices.Concat(admission.Mutators{admission.Mutating(plugins)}, cfg.Mutators, s.outside.mutators())
+	s.chain.validating = slices.Concat(admission.Validators{admission.Validating(plugins)}, cfg.Validators, s.outside.validators(),
+		admission.Validators{quotas})
+	s.admitting.measured(stepMutating, s.chain.mutating)
+	s.admitting.measured(stepValidating, s.chain.validating)
+	s.chain.mutate = s.admitting.step(stepMutating, s.chain.mutating.Admit)
+	s.chain.validate = s.admitting.step(stepValidating, s.chain.validating.Admit)
+	s.chain.verbs.Charge = quotas.Plugins[0].Admit
 	s.surface()
 	return s
 }
@@ -92,24 +134,56 @@ func tokenCeiling(u api.User) time.Duration {
 	return 0
 }
 
-// authenticators sets up stage 1: certificates first, then tokens of all sorts.
+// authenticators sets up stage 1: proxies that have authenticated, certificates, then tokens of all sorts.
 func (s *Server) authenticators() authn.Bearer {
 	cfg := &s.cfg
 	var bearer authn.Bearer
+	if cfg.Authentication != nil {
+		bearer.Verifiers = append(bearer.Verifiers, cfg.Authentication.Static())
+	}
 	if cfg.ServiceTokens != nil {
-		bearer.Verifiers = append(bearer.Verifiers, authn.NewServiceAccounts(cfg.ServiceTokens, cfg.Audiences, s.known, cfg.Clock))
+		bearer.Verifiers = append(bearer.Verifiers, authn.NewServiceAccounts(cfg.ServiceTokens, cfg.Audiences, s.known, s.markTokenUsed, cfg.Clock))
 	}
 	// A join token lets a machine in at the fleet's door and is nobody here.
 	bearer.Verifiers = append(bearer.Verifiers, cfg.Tokens...)
-	s.authn = authn.Chain{authn.X509{CAs: cfg.ClientCAs, Clock: cfg.Clock, Revoked: s.revoked}, bearer}
+	var methods authn.Chain
+	if cfg.Authentication != nil {
+		bearer.Verifiers = append(bearer.Verifiers, cfg.Authentication.Further(s.known.systemSecret)...)
+		if proxy := cfg.Authentication.Proxy(); proxy != nil {
+			methods = append(methods, proxy)
+		}
+	}
+	s.authn = append(methods, authn.X509{CAs: cfg.ClientCAs, Clock: cfg.Clock, Revoked: s.revoked}, bearer)
 	return bearer
 }
 
-// authorizers sets up stage 2: administrators, then agents, then RBAC.
+// markTokenUsed labels a Secret with the day on which its token was used, as the apiserver itself.
+func (s *Server) markTokenUsed(ctx context.Context, secret *corev1.Secret, day string) error {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
+		"uid": secret.UID, "labels": map[string]string{authn.LastUsedLabel: day},
+	}})
+	if err == nil {
+		_, err = s.chain.Do(ctx, &api.Request{
+			User: itself(), Verb: api.VerbPatch, Kind: s.cfg.Kinds.ByType(&corev1.Secret{}), Namespace: secret.Namespace, Name: secret.Name,
+			PatchType: types.MergePatchType, Patch: patch,
+		})
+	}
+	if err != nil {
+		s.cfg.Log.Warn("the day on which the token of a Secret was used is not written", "secret", secret.Namespace+"/"+secret.Name, "err", err)
+	}
+	return err
+}
+
+// authorizers sets up stage 2: administrators, then agents, then RBAC, or what the configuration says.
 func (s *Server) authorizers() *authz.RBAC {
 	rbac, node := authz.NewRBAC(), authz.NewNode(s.known.Get)
 	s.chain.authorizer = authz.Union{authz.Privileged{}, node, rbac}
-	s.follower = authz.Follower{Source: s.cfg.Registry, Kinds: s.cfg.Kinds, RBAC: rbac, Node: node, Log: s.cfg.Log}
+	if s.cfg.Authorization != nil {
+		s.cfg.Authorization.Bind(map[string]authz.Authorizer{authzfile.Node: node, authzfile.RBAC: rbac})
+		s.chain.authorizer = s.cfg.Authorization
+	}
+	s.follower = &authz.Follower{Source: s.cfg.Registry, Kinds: s.cfg.Kinds, RBAC: rbac, Node: node, Log: s.cfg.Log}
+	s.chain.rules = s.follower
 	return rbac
 }
 
@@ -120,14 +194,18 @@ func (s *Server) surface() {
 	s.resources = endpoints.New(endpoints.Config{
 		Backend: front{s.chain}, Kinds: cfg.Kinds, Scheme: cfg.Scheme, Streams: streams,
 		MaxBodyBytes: cfg.MaxBodyBytes, RequestTimeout: cfg.RequestTimeout, MinWatch: cfg.MinWatch,
-		Clock: cfg.Clock, Closing: s.closing, Live: cfg.Live, Enter: s.enter,
+		Clock: cfg.Clock, Closing: s.closing, Spread: cfg.ShutdownDelay, Live: cfg.Live, Enter: s.enter,
+		Sends:   func(k *api.Kind) func(int) { return s.metrics.sends(k) },
+		CatchUp: s.catchUp,
 		Refused: func(ctx context.Context, status *metav1.Status) { audit.Of(ctx).Refused(status) },
 	})
 	streams.Error = s.resources.Error
-	s.discovery = discovery.New(cfg.Kinds)
+	s.discovery = discovery.New(cfg.Kinds, s.resources)
 	s.openapi = openapi.New(cfg.Kinds, cfg.Version.GitVersion)
 	s.gate = flow.New(flow.ForMemory(cfg.MemoryLimit))
-	s.metrics = newMetrics(cfg.Metrics, undecodable{cfg.Registry}, flowing{s.gate})
+	s.metrics = newMetrics(cfg.Metrics, cfg.Kinds, cfg.Version.GitVersion,
+		undecodable{cfg.Registry}, storedObjects{cfg.Kinds, cfg.Registry}, flowing{s.gate},
+		s.admitting.plugins, s.admitting.steps, s.authenticating.attempts, s.authenticating.duration)
 	for path, h := range cfg.Paths {
 		s.paths.Handle(path, h)
 	}
@@ -137,10 +215,27 @@ func (s *Server) surface() {
 func (s *Server) Handler() http.Handler { return s }
 
 // Backend is the same pipeline for callers in this process, from stage 2 on.
-func (s *Server) Backend() api.Backend { return s.chain }
+func (s *Server) Backend() api.Backend { return nodeGate{s} }
 
 // Ready is closed once authorization has read its rules.
 func (s *Server) Ready() <-chan struct{} { return s.ready }
+
+// CustomKinds is closed once the kinds of all custom resource definitions are served.
+func (s *Server) CustomKinds() <-chan struct{} { return s.custom.Ready() }
+
+// catchUpWait is how long a request for a kind that is not served waits for its definition.
+const catchUpWait = 5 * time.Second
+
+func (s *Server) catchUp(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, catchUpWait)
+	defer cancel()
+	if err := s.custom.Complete(ctx); err != nil {
+		s.cfg.Log.Warn("a request for a kind that is not served cannot be answered", "err", err)
+		return status(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable,
+			"this replica has not read all custom resource definitions yet")
+	}
+	return nil
+}
 
 // Run serves until ctx ends: it follows the objects that authorization needs,
 // and answers HTTPS on the listener when there is one. It returns when all
@@ -153,6 +248,13 @@ func (s *Server) Run(ctx context.Context) error {
 			return ctx.Err()
 		}
 		return s.follower.Run(ctx, func() { close(s.ready) })
+	}}, {Name: "admission", Run: s.outside.run}, {Name: "custom resources", Run: func(ctx context.Context) error {
+		select {
+		case <-s.cfg.Registry.Ready():
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		return s.custom.Run(ctx)
 	}}}
 	if s.cfg.Listener != nil {
 		parts = append(parts, lifecycle.Part{Name: "https", Run: s.serveTLS}, lifecycle.Part{Name: "revoked nodes", Run: s.sweepRevoked})
@@ -163,8 +265,8 @@ func (s *Server) Run(ctx context.Context) error {
 // doorKey is where a request's context has the connection's place at the door.
 type doorKey struct{}
 
-// serveTLS answers on the listener. When ctx ends it takes no more connections,
-// ends watches, waits for what runs and cuts off what does not end in time.
+// serveTLS answers on the listener. When ctx ends, this replica is unready first, and watches end in the time of the
+// delay; then it takes no more connections, waits for what runs and cuts off what does not end in time.
 func (s *Server) serveTLS(ctx context.Context) error {
 	// Requests outlive ctx for the time of the shutdown.
 	requests, cut := context.WithCancel(context.WithoutCancel(ctx))
@@ -175,7 +277,9 @@ func (s *Server) serveTLS(ctx context.Context) error {
 	conf.VerifyPeerCertificate, conf.VerifyConnection = nil, nil
 	srv := &http.Server{
 		Handler: s.cfg.pace.paced(s), TLSConfig: conf, ReadHeaderTimeout: slowHeaders, IdleTimeout: s.cfg.pace.idle, MaxHeaderBytes: 64 << 10,
-		HTTP2:       &http.HTTP2Config{MaxConcurrentStreams: 250},
+		// Room for a frame is made when its head has come: of frames of the usual megabyte strangers would need no more
+		// than nine bytes each.
+		HTTP2:       &http.HTTP2Config{MaxConcurrentStreams: 250, MaxReadFrameSize: 16 << 10},
 		BaseContext: func(net.Listener) context.Context { return requests },
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			return context.WithValue(authn.ConnContext(ctx, c), doorKey{}, door.Of(c))
@@ -190,7 +294,10 @@ func (s *Server) serveTLS(ctx context.Context) error {
 		return fmt.Errorf("serving HTTPS on %s: %w", s.cfg.Listener.Addr(), err)
 	case <-ctx.Done():
 	}
-	s.endOnce.Do(func() { close(s.closing) })
+	s.close()
+	if err := s.linger(served); err != nil {
+		return err
+	}
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.ShutdownDeadline)
 	defer cancel()
 	err := srv.Shutdown(late)
@@ -201,4 +308,19 @@ func (s *Server) serveTLS(ctx context.Context) error {
 	}
 	<-served
 	return err
+}
+
+// linger answers for the time of the delay.
+func (s *Server) linger(served <-chan error) error {
+	if s.cfg.ShutdownDelay <= 0 {
+		return nil
+	}
+	t := time.NewTimer(s.cfg.ShutdownDelay)
+	defer t.Stop()
+	select {
+	case err := <-served:
+		return fmt.Errorf("serving HTTPS on %s: %w", s.cfg.Listener.Addr(), err)
+	case <-t.C:
+		return nil
+	}
 }

@@ -101,8 +101,13 @@ func (n *fakeNode) PortForward(ctx context.Context, node string, pod types.UID, 
 // streaming starts a replica with a running pod "p" on a fake node.
 func streaming(t *testing.T) (*replica, *fakeNode) {
 	t.Helper()
+	return streamingWith(t, func(*Config) {})
+}
+
+func streamingWith(t *testing.T, change func(*Config)) (*replica, *fakeNode) {
+	t.Helper()
 	node := &fakeNode{left: make(chan struct{})}
-	r := start(t, func(c *Config) { c.Streams = node })
+	r := start(t, func(c *Config) { c.Streams = node; change(c) })
 	r.must(newPod("p"))
 	pods := r.admin().CoreV1().Pods("default")
 	if err := pods.Bind(within(t), &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Target: corev1.ObjectReference{Name: "n1"}}, metav1.CreateOptions{}); err != nil {

@@ -313,7 +313,7 @@ func TestHealthAndMetrics(t *testing.T) {
 	admin := r.adminHTTP()
 	r.call(admin, "GET", "/api/v1/namespaces/default/pods/ghost", "")
 	a := r.call(admin, "GET", "/metrics", "")
-	if want := `apiserver_request_total{code="404",group="",resource="pods",subresource="",verb="GET",version="v1"} 1`; !strings.Contains(a.body, want) {
+	if want := `apiserver_request_total{code="404",component="apiserver",dry_run="",group="",resource="pods",scope="resource",subresource="",verb="GET",version="v1"} 1`; !strings.Contains(a.body, want) {
 		t.Errorf("no %s", want)
 	}
 }

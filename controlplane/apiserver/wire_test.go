@@ -9,7 +9,6 @@ import (
 	"net/http/httptest"
 	"path/filepath"
 	"reflect"
-	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -19,6 +18,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"keelson.dev/keelson/controlplane/pki"
+	"keelson.dev/keelson/internal/memory/memtest"
 )
 
 // F3: what kubectl sends for a YAML file is JSON that equals it. F4: it does so with the kubeconfig and context it is given.
@@ -85,19 +85,12 @@ func TestKubectlSendsJSON(t *testing.T) {
 func TestOpenAPIIsSmallInMemory(t *testing.T) {
 	r := start(t, nil)
 	c := r.adminHTTP()
-	heap := func() uint64 {
-		runtime.GC()
-		runtime.GC()
-		var m runtime.MemStats
-		runtime.ReadMemStats(&m)
-		return m.HeapAlloc
-	}
-	before := heap()
+	before := memtest.Live()
 	text := 0
 	for _, path := range []string{"/openapi/v2", "/openapi/v3"} {
 		text += len(r.call(c, "GET", path, "").body)
 	}
-	if grown := int64(heap()) - int64(before); grown > 4<<20 {
+	if grown := memtest.Live() - before; grown > 4<<20 {
 		t.Errorf("%d bytes of OpenAPI cost %d bytes of heap", text, grown)
 	}
 }

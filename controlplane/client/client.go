@@ -117,12 +117,22 @@ func List[T api.Object](ctx context.Context, c *Client, namespace string, o meta
 
 // Create stores obj and returns it as stored.
 func Create[T api.Object](ctx context.Context, c *Client, obj T) (T, error) {
+	made, err := CreateGiven(ctx, c, obj.DeepCopyObject().(T))
+	if err != nil {
+		return made, err
+	}
+	return made.DeepCopyObject().(T), nil
+}
+
+// CreateGiven is Create of an object that the caller gives away: no copy is made of it, and the answer is shared. It is for
+// what is created in numbers.
+func CreateGiven[T api.Object](ctx context.Context, c *Client, obj T) (T, error) {
 	r, err := request[T](c, api.VerbCreate, obj.GetNamespace(), obj.GetName())
 	if err != nil {
 		return obj, err
 	}
-	r.Object = obj.DeepCopyObject()
-	return own[T](ctx, c, r)
+	r.Object = obj
+	return do[T](ctx, c, r)
 }
 
 // Update replaces the object at its resourceVersion.

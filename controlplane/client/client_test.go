@@ -137,7 +137,7 @@ func TestInformersShareObjectsAndCatchUp(t *testing.T) {
 	client.Informer[*corev1.Pod](inf) // nothing of this kind ever exists
 	run(t, ctx, inf)
 
-	short, cancel := context.WithTimeout(ctx, 10*time.Second)
+	short, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	if err := inf.WaitForSync(short); err != nil {
 		t.Fatal(err)
@@ -211,7 +211,7 @@ func TestInformerSurvivesLostHistory(t *testing.T) {
 		}
 	}
 	close(hold)
-	short, cancel := context.WithTimeout(ctx, 10*time.Second)
+	short, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	err = wait.For(short, 5*time.Millisecond, func() error {
 		if n := len(client.CachedList[*corev1.ConfigMap](inf, "", nil)); n != 2000 {

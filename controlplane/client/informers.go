@@ -3,14 +3,13 @@ package client
 import (
 	"context"
 	"fmt"
+	"maps"
 	"strconv"
 	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 
 	"keelson.dev/keelson/controlplane/api"
@@ -20,14 +19,23 @@ import (
 // syncPoll is how often WaitForSync looks at informers that are behind.
 const syncPoll = 2 * time.Millisecond
 
-// Informers is one shared informer per kind, started by Run. Objects are the watch cache's own: never modify them.
+// Informers is one shared informer per kind, started by Run. Objects are the watch cache's own: never modify them. They
+// are in the version that their storage is kept in; those of kinds that have a light form (api.Version.Light) may be in it: api.Kind.Whole has all of them.
+// The informer of a kind that is dropped ends.
 type Informers struct {
 	client *Client
 	guard  *guard // nil unless mutations are detected
 
-	mu      sync.Mutex
-	byKind  map[*api.Kind]cache.SharedIndexInformer
-	started bool
+	mu     sync.Mutex
+	byKind map[*api.Kind]*informer
+	every  []*EveryKind
+	start  func(*informer) // nil until Run
+}
+
+// informer is one that is shared, and how it is ended once it runs.
+type informer struct {
+	cache.SharedIndexInformer
+	end context.CancelFunc
 }
 
 // InformersOption changes how informers are made.
@@ -42,7 +50,7 @@ func DetectMutations(fail func(string)) InformersOption {
 
 // NewInformers returns informers that list and watch as c's identity.
 func NewInformers(c *Client, opts ...InformersOption) *Informers {
-	i := &Informers{client: c, byKind: make(map[*api.Kind]cache.SharedIndexInformer)}
+	i := &Informers{client: c, byKind: make(map[*api.Kind]*informer)}
 	for _, o := range opts {
 		o(i)
 	}
@@ -58,6 +66,9 @@ func Informer[T api.Object](i *Informers) cache.SharedIndexInformer {
 	if k == nil {
 		panic(fmt.Sprintf("client: %T is not a kind of this API", zero))
 	}
+	if k.GVK != k.Storage.Hub.GVK {
+		panic(fmt.Sprintf("client: informers show objects as they are stored, and a %T is stored as %s", zero, k.Storage.Hub.GVK))
+	}
 	return InformerOf(i, k)
 }
 
@@ -66,21 +77,24 @@ func InformerOf(i *Informers, k *api.Kind) cache.SharedIndexInformer {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if inf := i.byKind[k]; inf != nil {
-		return inf
+		return inf.SharedIndexInformer
 	}
-	if i.started {
+	if i.start != nil {
 		panic(fmt.Sprintf("client: informer of %s asked for after Run", k.Resource))
 	}
-	inf := cache.NewSharedIndexInformerWithOptions(&listerWatcher{client: i.client, kind: k}, k.New(), cache.SharedIndexInformerOptions{
-		Indexers:          cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc},
-		ObjectDescription: k.GVK.String(),
-	})
+	return i.make(k).SharedIndexInformer
+}
+
+// make adds the informer of a kind. Call it under mu.
+func (i *Informers) make(k *api.Kind) *informer {
+	inf := newShared(i.client, k)
 	if i.guard != nil {
-		// Only Add can refuse, and only once the informer has stopped.
+		// Only AddEventHandler after the end can refuse.
 		_, _ = inf.AddEventHandler(i.guard)
 	}
-	i.byKind[k] = inf
-	return inf
+	out := &informer{SharedIndexInformer: inf}
+	i.byKind[k] = out
+	return out
 }
 
 // Cached returns the object from T's informer, shared: copy before modifying.
@@ -120,63 +134,79 @@ func CachedList[T api.Object](i *Informers, namespace string, selector labels.Se
 
 // Run runs every informer until ctx ends.
 func (i *Informers) Run(ctx context.Context) error {
-	i.mu.Lock()
-	i.started = true
-	running := i.all()
-	i.mu.Unlock()
 	var wg sync.WaitGroup
-	for _, inf := range running {
-		wg.Go(func() { inf.RunWithContext(ctx) })
+	i.mu.Lock()
+	i.start = func(inf *informer) {
+		var until context.Context
+		until, inf.end = context.WithCancel(ctx)
+		wg.Go(func() { inf.RunWithContext(until) })
 	}
+	for _, inf := range i.byKind {
+		i.start(inf)
+	}
+	i.mu.Unlock()
 	if i.guard != nil {
 		wg.Go(func() { i.guard.run(ctx) })
 	}
-	<-ctx.Done()
+	for ctx.Err() == nil {
+		// Taken before follow reads them: what changes meanwhile is followed next.
+		t, occupied := i.client.kinds.Table(), i.client.kinds.Occupied()
+		i.follow(t)
+		select {
+		case <-t.Changed():
+		case <-occupied.Changed():
+		case <-ctx.Done():
+		}
+	}
+	i.mu.Lock()
+	i.start = func(*informer) {} // it is too late for more
+	i.mu.Unlock()
 	wg.Wait()
 	return nil
-}
-
-// all is a copy of the table; call it under mu.
-func (i *Informers) all() map[*api.Kind]cache.SharedIndexInformer {
-	out := make(map[*api.Kind]cache.SharedIndexInformer, len(i.byKind))
-	for k, inf := range i.byKind {
-		out[k] = inf
-	}
-	return out
 }
 
 // WaitForSync blocks until every informer holds its initial list and has reached the
 // revision that the store had when WaitForSync was called. It may be called again
 // and again: after a leadership barrier it says that the informers have caught up.
 func (i *Informers) WaitForSync(ctx context.Context) error {
-	i.mu.Lock()
-	waiting := i.all()
-	i.mu.Unlock()
-	for k, inf := range waiting {
-		target, err := i.newest(ctx, k)
-		if err != nil {
-			return fmt.Errorf("reading the newest revision of %s: %w", k.Resource, err)
-		}
-		err = wait.For(ctx, syncPoll, func() error {
-			if have := revision(reached(inf)); !inf.HasSynced() || have < target {
-				return fmt.Errorf("the informer of %s is at revision %d, not yet at %d", k.Resource, have, target)
-			}
+	done := map[*api.Kind]bool{}
+	for {
+		i.mu.Lock()
+		waiting := maps.Clone(i.byKind)
+		i.mu.Unlock()
+		maps.DeleteFunc(waiting, func(k *api.Kind, _ *informer) bool { return done[k] })
+		if len(waiting) == 0 {
 			return nil
-		})
-		if err != nil {
-			return err
 		}
+		for k, inf := range waiting {
+			if err := i.waitFor(ctx, k, inf); err != nil {
+				return err
+			}
+			done[k] = true
+		}
+		// The objects that were there have been seen by now: those of kinds that had none before get informers as well.
+		i.follow(i.client.kinds.Table())
 	}
-	return nil
 }
 
-// reached is the resourceVersion of the informer's index: the reflector's own
-// would be ahead of what a lister shows.
-func reached(inf cache.SharedIndexInformer) string {
-	if rv := inf.GetIndexer().LastStoreSyncResourceVersion(); rv != "" {
-		return rv
+// waitFor is WaitForSync of one kind.
+func (i *Informers) waitFor(ctx context.Context, k *api.Kind, inf *informer) error {
+	target, err := i.newest(ctx, k)
+	if err != nil && !i.client.kinds.Table().Has(k) {
+		return nil // dropped meanwhile: there is nothing to be in step with
 	}
-	return inf.LastSyncResourceVersion() // the gate AtomicFIFO of client-go is off
+	if err != nil {
+		return fmt.Errorf("reading the newest revision of %s: %w", k.Resource, err)
+	}
+	return wait.For(ctx, syncPoll, func() error {
+		if !i.client.kinds.Table().Has(k) {
+			return nil
+		}
+		if have := revision(inf.LastSyncResourceVersion()); !inf.HasSynced() || have < target {
+			return fmt.Errorf("the informer of %s is at revision %d, not yet at %d", k.Resource, have, target)
+		}
+		return nil
+	})
 }
 
 // newest is the revision of the last change to any object of the kind, of
@@ -202,44 +232,3 @@ func revision(s string) uint64 {
 	}
 	return n
 }
-
-// listerWatcher adapts a Backend to client-go's reflectors.
-type listerWatcher struct {
-	client *Client
-	kind   *api.Kind
-}
-
-var (
-	_ cache.ListerWatcher            = (*listerWatcher)(nil)
-	_ cache.ListerWatcherWithContext = (*listerWatcher)(nil)
-)
-
-func (l *listerWatcher) request(verb api.Verb, o metav1.ListOptions) *api.Request {
-	return &api.Request{User: l.client.user, Verb: verb, Kind: l.kind, Pointers: true, List: o, UserAgent: l.client.user.Name}
-}
-
-// ListWithContext lists the cache's own objects.
-func (l *listerWatcher) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-	// Pages would only copy: a list of pointers costs nothing.
-	o.Limit, o.Continue = 0, ""
-	return l.client.backend.Do(ctx, l.request(api.VerbList, o))
-}
-
-// WatchWithContext watches from the list's revision.
-func (l *listerWatcher) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-	o.TimeoutSeconds = nil // nothing between us can hang unnoticed
-	return l.client.backend.Watch(ctx, l.request(api.VerbWatch, o))
-}
-
-// List implements cache.Lister.
-func (l *listerWatcher) List(o metav1.ListOptions) (runtime.Object, error) {
-	return l.ListWithContext(context.Background(), o)
-}
-
-// Watch implements cache.Watcher.
-func (l *listerWatcher) Watch(o metav1.ListOptions) (watch.Interface, error) {
-	return l.WatchWithContext(context.Background(), o)
-}
-
-// IsWatchListSemanticsUnSupported keeps reflectors to one list and one watch.
-func (l *listerWatcher) IsWatchListSemanticsUnSupported() bool { return true }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"sync"
+	"sync/atomic"
 )
 
 // maxParallel bounds how many calls of InParallel run at once: enough to fill the
@@ -13,7 +14,11 @@ const maxParallel = 256
 // maxBatch is the largest batch: after so many calls at most it is asked again whether more are wanted.
 const maxBatch = 500
 
-// SlowStart calls do in batches of 1, 2, 4, 8 ... 500 calls at once, until as many have succeeded as want says. want
+// atOnce is how many calls of a batch run at once: enough to fill the store's commit batches. Each goroutine makes several
+// calls, for what a new one costs is the growth of its stack, which goes deep in a call of the API.
+const atOnce = 128
+
+// SlowStart calls do in batches of 1, 2, 4, 8 ... 500 calls, until as many have succeeded as want says. want
 // is asked before every batch: what is wanted may have changed meanwhile. SlowStart stops after the first batch with a
 // failure and returns how many calls succeeded and the first error: a quota or an admission refusal then costs few
 // calls, not all.
@@ -32,7 +37,7 @@ func SlowStart(ctx context.Context, want func() int, do func(ctx context.Context
 	return done, ctx.Err()
 }
 
-// InBatches calls do in batches of 500 calls at once, until as many have been made as want says, which is asked before
+// InBatches calls do in batches of 500 calls, until as many have been made as want says, which is asked before
 // every batch. It goes on after failures and returns the first.
 func InBatches(ctx context.Context, want func() int, do func(ctx context.Context, i int) error) error {
 	var first error
@@ -49,12 +54,17 @@ func InBatches(ctx context.Context, want func() int, do func(ctx context.Context
 	return cmp.Or(first, ctx.Err())
 }
 
-// batch makes the calls from..from+n at once and returns how many failed, and the first error.
+// batch makes the calls from..from+n, atOnce at a time, and returns how many failed, and the first error.
 func batch(ctx context.Context, from, n int, do func(ctx context.Context, i int) error) (failed int, first error) {
 	errs := make([]error, n)
+	var next atomic.Int64
 	var wg sync.WaitGroup
-	for i := range n {
-		wg.Go(func() { errs[i] = do(ctx, from+i) })
+	for range min(n, atOnce) {
+		wg.Go(func() {
+			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+				errs[i] = do(ctx, from+i)
+			}
+		})
 	}
 	wg.Wait()
 	for _, err := range errs {

@@ -9,10 +9,24 @@
 //
 //	deployment.New(d)                  serviceaccount.New(d, caPEM)
 //	replicaset.New(d)                  nodelifecycle.New(d)
+//	replicaset.NewForReplicationControllers(d)
+//	statefulset.New(d)                 daemonset.New(d)
+//	job.New(d)                         cronjob.New(d)
 //	endpointslice.New(d)               nodecidr.New(d, nodecidr.Options{})
+//	endpointslice.NewMirror(d)
 //	endpoints.New(d)                   podgc.New(d, podgc.Options{})
 //	garbagecollector.New(d)            persistentvolume.New(d)
 //	namespace.New(d)                   volumeprotection.New(d)
+//	podgroupprotection.New(d)
+//	disruption.New(d)                  clusterroleaggregation.New(d)
+//	ephemeralvolume.New(d)             configrestart.New(d)
+//	customresourcedefinition.New(d)    rebalance.New(d, rebalance.Options{Trial: ...})
+//	volumeexpansion.New(d)
+//	resourceclaim.New(d)
+//	resourcequota.New(d)               serviceaccount.NewTokens(d, caPEM, sign)
+//	certificate.New(d, certificate.Options{Sign: ca.SignRequest})
+//	servicecidr.New(d, "10.96.0.0/16")  servicecidr.NewRepair(d)
+//	horizontalpodautoscaler.New(d, source, horizontalpodautoscaler.Defaults)
 //
 // Engine.Run runs them for one leadership.
 package controllers
@@ -57,6 +71,8 @@ type Controller struct {
 	Name    string // "replicaset-controller": also its service account and the source of its events
 	Workers int
 	Watches []Watch
+	// Every watches kinds that are known only at run time; nil = none.
+	Every *Every
 	// Rules are the rights that it needs: those of the cluster role "system:controller:NAME".
 	Rules []rbacv1.PolicyRule
 	// Lead is called once per leadership. Whatever the returned function remembers
@@ -85,6 +101,19 @@ type Change[T any] struct {
 type Watch struct {
 	Informer cache.SharedIndexInformer
 	keys     func(t ChangeType, obj, old any) []Key
+}
+
+// Every maps the changes of all kinds that have an informer to keys, also of those that get one while the controller
+// leads. As with a Watch, losing a change must not matter for where things end up; the kinds that are there may change
+// between two calls of a reconcile.
+type Every struct {
+	Now  func() *client.Informed
+	Keys func(k *api.Kind, c Change[api.Object]) []Key
+}
+
+// watch is that of one kind.
+func (e *Every) watch(one client.KindInformer) Watch {
+	return OnInformer(one.Informer, func(c Change[api.Object]) []Key { return e.Keys(one.Kind, c) })
 }
 
 // On watches T.

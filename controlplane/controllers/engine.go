@@ -36,6 +36,8 @@ type Options struct {
 	// Resync is how often all keys are queued again from the caches, without a
 	// call to the API; 0 = 10 minutes. A lost notification delays by this at most.
 	Resync time.Duration
+	// Metrics show the queues; nil = nobody looks.
+	Metrics *QueueMetrics
 }
 
 // Engine runs controllers while this replica leads.
@@ -49,6 +51,9 @@ type Engine struct {
 func NewEngine(d Deps, o Options, cs ...*Controller) *Engine {
 	if o.Resync == 0 {
 		o.Resync = defaultResync
+	}
+	if o.Metrics == nil {
+		o.Metrics = NewQueueMetrics()
 	}
 	return &Engine{deps: d, options: o, controllers: cs}
 }
@@ -82,6 +87,7 @@ type Term struct {
 	Actor    string // "replicaset-controller/cp1"
 
 	queue     workqueue.TypedRateLimitingInterface[Key]
+	keys      *queue // what is in it
 	observers map[cache.SharedIndexInformer][]observer
 }
 
@@ -120,19 +126,24 @@ func (e *Engine) lead(ctx context.Context, c *Controller, fence uint64) error {
 	log := e.deps.Log.With("controller", c.Name)
 	events, stopEvents := recorder(ctx, cl, log, c.Name, e.deps.Replica)
 	defer stopEvents()
+	keys := e.options.Metrics.queue(c.Name, e.deps.Clock())
+	defer keys.end()
 	t := &Term{
 		Client: cl, Events: events, Log: log, Now: e.deps.Clock(), Timeline: e.deps.Timeline,
 		Actor:     c.Name + "/" + e.deps.Replica,
 		observers: map[cache.SharedIndexInformer][]observer{},
+		keys:      keys,
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[Key](minRetry, maxRetry),
-			workqueue.TypedRateLimitingQueueConfig[Key]{}),
+			workqueue.TypedRateLimitingQueueConfig[Key]{DelayingQueue: workqueue.NewTypedDelayingQueueWithConfig(
+				workqueue.TypedDelayingQueueConfig[Key]{
+					Queue: workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[Key]{Queue: keys})})}),
 	}
 	defer t.queue.ShutDown()
 	reconcile := c.Lead(t)
 	feeds := newFeeds(c, t)
-	remove, err := feeds.attach()
-	defer remove()
+	defer feeds.detach()
+	changed, err := feeds.attach()
 	if err != nil {
 		return err
 	}
@@ -144,7 +155,7 @@ func (e *Engine) lead(ctx context.Context, c *Controller, fence uint64) error {
 			}
 		})
 	}
-	wg.Go(func() { feeds.tick(ctx, e.options.Resync) })
+	wg.Go(func() { feeds.run(ctx, e.options.Resync, changed) })
 	<-ctx.Done()
 	t.queue.ShutDown()
 	wg.Wait()
@@ -158,6 +169,7 @@ func (e *Engine) next(ctx context.Context, t *Term, reconcile Reconcile) bool {
 		return false
 	}
 	defer t.queue.Done(key)
+	defer t.keys.done(key)
 	if ctx.Err() != nil {
 		return true
 	}
@@ -170,9 +182,11 @@ func (e *Engine) next(ctx context.Context, t *Term, reconcile Reconcile) bool {
 			level = slog.LevelDebug // someone was faster; the cache will tell
 		}
 		t.Log.Log(ctx, level, "reconcile", "key", key.String(), "retries", t.queue.NumRequeues(key), "error", err)
+		t.keys.retries.Inc()
 		t.queue.AddRateLimited(key)
 	case again > 0:
 		t.queue.Forget(key)
+		t.keys.retries.Inc()
 		t.queue.AddAfter(key, again)
 	default:
 		t.queue.Forget(key)
@@ -196,100 +210,4 @@ func guarded(ctx context.Context, reconcile Reconcile, key Key) (again time.Dura
 		}
 	}()
 	return reconcile(ctx, key)
-}
-
-// feeds join the informers of one controller to its queue. There is one handler
-// per informer, so that views have observed a change before its keys are queued.
-type feeds struct {
-	term *Term
-	keys map[cache.SharedIndexInformer][]func(ChangeType, any, any) []Key
-}
-
-func newFeeds(c *Controller, t *Term) *feeds {
-	f := &feeds{term: t, keys: map[cache.SharedIndexInformer][]func(ChangeType, any, any) []Key{}}
-	for _, w := range c.Watches {
-		f.keys[w.Informer] = append(f.keys[w.Informer], w.keys)
-	}
-	for inf := range t.observers {
-		if _, ok := f.keys[inf]; !ok {
-			f.keys[inf] = nil
-		}
-	}
-	return f
-}
-
-// attach registers the handlers; remove undoes it.
-func (f *feeds) attach() (remove func(), err error) {
-	var undo []func()
-	remove = func() {
-		for _, u := range undo {
-			u()
-		}
-	}
-	for inf := range f.keys {
-		reg, err := inf.AddEventHandler(cache.ResourceEventHandlerDetailedFuncs{
-			AddFunc:    func(obj any, _ bool) { f.deliver(inf, Added, obj, nil) },
-			UpdateFunc: func(old, obj any) { f.deliver(inf, Updated, obj, old) },
-			DeleteFunc: func(obj any) {
-				if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-					obj = gone.Obj
-				}
-				f.deliver(inf, Deleted, obj, nil)
-			},
-		})
-		if err != nil {
-			return remove, fmt.Errorf("adding an event handler: %w", err)
-		}
-		undo = append(undo, func() { _ = inf.RemoveEventHandler(reg) })
-	}
-	return remove, nil
-}
-
-// deliver hands one change on. An object over which a controller stumbles is lost to that controller only.
-func (f *feeds) deliver(inf cache.SharedIndexInformer, t ChangeType, obj, old any) {
-	defer func() {
-		if p := recover(); p != nil {
-			f.term.Log.Error("a change was not understood", "panic", p, "stack", string(debug.Stack()))
-		}
-	}()
-	for _, o := range f.term.observers[inf] {
-		o.observed(t, obj)
-	}
-	f.enqueue(inf, t, obj, old)
-}
-
-func (f *feeds) enqueue(inf cache.SharedIndexInformer, t ChangeType, obj, old any) {
-	for _, keys := range f.keys[inf] {
-		for _, k := range keys(t, obj, old) {
-			f.term.queue.Add(k)
-		}
-	}
-}
-
-// tick sweeps views and resyncs until ctx ends.
-func (f *feeds) tick(ctx context.Context, resync time.Duration) {
-	sweep := time.NewTicker(sweepPeriod)
-	defer sweep.Stop()
-	all := time.NewTicker(resync)
-	defer all.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-sweep.C:
-			for inf, observers := range f.term.observers {
-				for _, o := range observers {
-					for _, obj := range o.expired() {
-						f.enqueue(inf, Updated, obj, obj)
-					}
-				}
-			}
-		case <-all.C:
-			for inf := range f.keys {
-				for _, obj := range inf.GetIndexer().List() {
-					f.enqueue(inf, Added, obj, nil)
-				}
-			}
-		}
-	}
 }

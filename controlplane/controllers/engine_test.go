@@ -8,7 +8,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -17,6 +16,7 @@ import (
 	cachetesting "k8s.io/client-go/tools/cache/testing"
 
 	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/internal/virtual"
 )
 
 // bench is an engine with one controller over a source of ConfigMaps, in virtual time.
@@ -30,7 +30,7 @@ type bench struct {
 
 // run calls test inside a bubble with a running informer; c lacks its watch.
 func run(t *testing.T, o Options, c *Controller, test func(b *bench)) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		b := &bench{source: cachetesting.NewFakeControllerSource()}
 		b.informer = cache.NewSharedIndexInformer(b.source, &corev1.ConfigMap{}, 0, cache.Indexers{})
 		if c.Watches == nil {
@@ -43,13 +43,13 @@ func run(t *testing.T, o Options, c *Controller, test func(b *bench)) {
 		ctx, cancel := context.WithCancel(t.Context())
 		b.ctx = ctx
 		go b.informer.Run(ctx.Done())
-		synctest.Wait()
+		virtual.Wait()
 		b.stop = b.lead()
 		defer func() {
 			b.stop()
 			cancel()
 			b.source.Shutdown()
-			synctest.Wait()
+			virtual.Wait()
 		}()
 		test(b)
 	})
@@ -60,7 +60,7 @@ func (b *bench) lead() func() {
 	ctx, cancel := context.WithCancel(b.ctx)
 	done := make(chan struct{})
 	go func() { defer close(done); _ = b.engine.Run(ctx, 1) }()
-	synctest.Wait()
+	virtual.Wait()
 	return func() { cancel(); <-done }
 }
 
@@ -98,7 +98,7 @@ func TestRetriesBackOff(t *testing.T) {
 	})}, func(b *bench) {
 		b.source.Add(object("a", "1"))
 		time.Sleep(10 * time.Minute)
-		synctest.Wait()
+		virtual.Wait()
 		want := 5 * time.Millisecond
 		for tried, i := take(), 1; i < len(tried); i++ {
 			if got := tried[i].Sub(tried[i-1]); got != want {
@@ -111,12 +111,12 @@ func TestRetriesBackOff(t *testing.T) {
 		}
 		set(false)
 		time.Sleep(2 * time.Minute)
-		synctest.Wait()
+		virtual.Wait()
 		set(true)
 		take()
 		b.source.Modify(object("a", "2"))
 		time.Sleep(5 * time.Millisecond)
-		synctest.Wait()
+		virtual.Wait()
 		if n := len(take()); n != 2 {
 			t.Errorf("%d calls 5 ms after a success was followed by a failure", n)
 		}
@@ -167,13 +167,13 @@ func TestQuickChangesAreOneReconcile(t *testing.T) {
 	})}, func(running *bench) {
 		b = running
 		b.source.Add(object("a", "0"))
-		synctest.Wait()
+		virtual.Wait()
 		for v := range 100 {
 			b.source.Modify(object("a", fmt.Sprint(v+1)))
 		}
-		synctest.Wait()
+		virtual.Wait()
 		time.Sleep(time.Minute)
-		synctest.Wait()
+		virtual.Wait()
 	})
 	if len(seen) != 2 || seen[1] != "100" {
 		t.Errorf("reconciles saw %v", seen)
@@ -198,23 +198,23 @@ func TestDeliveries(t *testing.T) {
 	run(t, Options{}, c, func(b *bench) {
 		b.source.Add(object("a", "1"))
 		b.source.Modify(object("a", "2"))
-		synctest.Wait()
+		virtual.Wait()
 		b.source.Delete(object("a", "2"))
-		synctest.Wait()
+		virtual.Wait()
 		if got := fmt.Sprint(changes); got != "[0:1: 1:2:1 2:2:]" && got != "[0:2: 2:2:]" {
 			t.Errorf("changes %s", got)
 		}
 		b.source.Add(object("b", "3"))
-		synctest.Wait()
+		virtual.Wait()
 		b.stop()
 		changes = nil
 		b.source.Modify(object("b", "4"))
-		synctest.Wait()
+		virtual.Wait()
 		if len(changes) != 0 {
 			t.Errorf("after the end of leadership: %v", changes)
 		}
 		b.stop = b.lead()
-		synctest.Wait()
+		virtual.Wait()
 		if got := fmt.Sprint(changes); got != "[0:4:]" || terms != 2 {
 			t.Errorf("the next leadership began with %s, %d terms", got, terms)
 		}
@@ -237,7 +237,7 @@ func TestPanicIsRetried(t *testing.T) {
 		b.source.Add(object("a", "1"))
 		b.source.Add(object("b", "1"))
 		time.Sleep(time.Second)
-		synctest.Wait()
+		virtual.Wait()
 	})
 	if calls.Load() != 2 || others.Load() != 1 {
 		t.Errorf("%d calls, %d of the other key", calls.Load(), others.Load())
@@ -258,7 +258,7 @@ func TestAgainAndResync(t *testing.T) {
 		began = time.Now()
 		b.source.Add(object("a", "1"))
 		time.Sleep(90 * time.Minute)
-		synctest.Wait()
+		virtual.Wait()
 	})
 	if len(calls) != 3 || calls[1] != 30*time.Second || calls[2] != time.Hour {
 		t.Errorf("called after %v", calls)
@@ -284,6 +284,31 @@ func TestSlowStart(t *testing.T) {
 			t.Errorf("%d, failing at %d: %d calls, %d done, %v", c.n, c.failAt, calls.Load(), done, err)
 		}
 	}
+}
+
+// A batch makes each call once, so many at a time as fill the store's commits.
+func TestBatchIsMadeByFew(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		var made [1000]atomic.Int64
+		var now, most atomic.Int64
+		failed, err := batch(t.Context(), 100, len(made), func(_ context.Context, i int) error {
+			made[i-100].Add(1)
+			for n := now.Add(1); n > most.Load(); {
+				most.Store(n)
+			}
+			time.Sleep(time.Second)
+			now.Add(-1)
+			return nil
+		})
+		if failed != 0 || err != nil || most.Load() > atOnce || most.Load() < atOnce/2 {
+			t.Errorf("%d failed, %v, %d at once", failed, err, most.Load())
+		}
+		for i := range made {
+			if n := made[i].Load(); n != 1 {
+				t.Fatalf("call %d was made %d times", i, n)
+			}
+		}
+	})
 }
 
 // Between two batches it is asked again how many are wanted.

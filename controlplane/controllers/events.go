@@ -3,22 +3,77 @@ package controllers
 import (
 	"context"
 	"log/slog"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/record"
 
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// recorder writes Events through cl, in the background, repeats counted and floods bounded.
+// recorder writes Events through cl, in the background, repeats counted and floods bounded. A queue of events and what
+// empties it take 80 KiB and two goroutines: they are begun with the first event, which many controllers never have.
 func recorder(ctx context.Context, cl *client.Client, log *slog.Logger, component, host string) (record.EventRecorder, func()) {
-	// The broadcaster must outlive the workers that use it; it is shut down after them.
-	b := record.NewBroadcaster(record.WithContext(context.WithoutCancel(ctx)))
-	b.StartRecordingToSink(eventSink{ctx: ctx, client: cl, log: log})
-	return b.NewRecorder(scheme.Scheme, corev1.EventSource{Component: component, Host: host}), b.Shutdown
+	r := &lateRecorder{begin: func() (record.EventRecorder, func()) {
+		// The broadcaster must outlive the workers that use it; it is shut down after them.
+		b := record.NewBroadcaster(record.WithContext(context.WithoutCancel(ctx)))
+		b.StartRecordingToSink(eventSink{ctx: ctx, client: cl, log: log})
+		return b.NewRecorder(scheme.Scheme, corev1.EventSource{Component: component, Host: host}), b.Shutdown
+	}}
+	return r, r.shutdown
+}
+
+// lateRecorder begins a recorder when the first event is recorded.
+type lateRecorder struct {
+	begin func() (record.EventRecorder, func())
+
+	mu    sync.Mutex
+	begun record.EventRecorder
+	stop  func()
+	ended bool
+}
+
+// recorder is nil where none was begun before the shutdown.
+func (r *lateRecorder) recorder() record.EventRecorder {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.begun == nil && !r.ended {
+		r.begun, r.stop = r.begin()
+	}
+	return r.begun
+}
+
+func (r *lateRecorder) shutdown() {
+	r.mu.Lock()
+	stop := r.stop
+	r.stop, r.ended = nil, true
+	r.mu.Unlock()
+	if stop != nil {
+		stop()
+	}
+}
+
+func (r *lateRecorder) Event(obj runtime.Object, kind, reason, message string) {
+	if to := r.recorder(); to != nil {
+		to.Event(obj, kind, reason, message)
+	}
+}
+
+func (r *lateRecorder) Eventf(obj runtime.Object, kind, reason, format string, args ...any) {
+	if to := r.recorder(); to != nil {
+		to.Eventf(obj, kind, reason, format, args...)
+	}
+}
+
+func (r *lateRecorder) AnnotatedEventf(obj runtime.Object, annotations map[string]string, kind, reason, format string, args ...any) {
+	if to := r.recorder(); to != nil {
+		to.AnnotatedEventf(obj, annotations, kind, reason, format, args...)
+	}
 }
 
 // eventSink stores what the broadcaster has correlated. An Event that cannot be
@@ -30,7 +85,12 @@ type eventSink struct {
 }
 
 func (s eventSink) Create(e *corev1.Event) (*corev1.Event, error) {
-	return s.lost(e)(client.Create(s.ctx, s.client, e))
+	got, err := client.Create(s.ctx, s.client, e)
+	if apierrors.IsAlreadyExists(err) { // two of one object in one tick of the clock, of which the name is made
+		e.Name += "." + rand.String(5)
+		got, err = client.Create(s.ctx, s.client, e)
+	}
+	return s.lost(e)(got, err)
 }
 
 func (s eventSink) Update(e *corev1.Event) (*corev1.Event, error) {

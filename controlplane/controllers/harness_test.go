@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -24,20 +25,37 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/certificate"
+	"keelson.dev/keelson/controlplane/controllers/clusterroleaggregation"
+	"keelson.dev/keelson/controlplane/controllers/configrestart"
+	"keelson.dev/keelson/controlplane/controllers/cronjob"
+	"keelson.dev/keelson/controlplane/controllers/customresourcedefinition"
+	"keelson.dev/keelson/controlplane/controllers/daemonset"
 	"keelson.dev/keelson/controlplane/controllers/deployment"
 	"keelson.dev/keelson/controlplane/controllers/disruption"
 	"keelson.dev/keelson/controlplane/controllers/endpoints"
 	"keelson.dev/keelson/controlplane/controllers/endpointslice"
+	"keelson.dev/keelson/controlplane/controllers/ephemeralvolume"
 	"keelson.dev/keelson/controlplane/controllers/garbagecollector"
+	"keelson.dev/keelson/controlplane/controllers/horizontalpodautoscaler"
+	"keelson.dev/keelson/controlplane/controllers/job"
 	"keelson.dev/keelson/controlplane/controllers/namespace"
 	"keelson.dev/keelson/controlplane/controllers/nodecidr"
 	"keelson.dev/keelson/controlplane/controllers/nodelifecycle"
 	"keelson.dev/keelson/controlplane/controllers/persistentvolume"
 	"keelson.dev/keelson/controlplane/controllers/podgc"
+	"keelson.dev/keelson/controlplane/controllers/podgroupprotection"
+	"keelson.dev/keelson/controlplane/controllers/rebalance"
 	"keelson.dev/keelson/controlplane/controllers/replicaset"
+	"keelson.dev/keelson/controlplane/controllers/resourceclaim"
+	"keelson.dev/keelson/controlplane/controllers/resourcequota"
 	"keelson.dev/keelson/controlplane/controllers/serviceaccount"
+	"keelson.dev/keelson/controlplane/controllers/servicecidr"
+	"keelson.dev/keelson/controlplane/controllers/statefulset"
+	"keelson.dev/keelson/controlplane/controllers/volumeexpansion"
 	"keelson.dev/keelson/controlplane/controllers/volumeprotection"
 	"keelson.dev/keelson/controlplane/registry"
+	"keelson.dev/keelson/controlplane/scheduler"
 	"keelson.dev/keelson/internal/wait"
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/storetest"
@@ -55,6 +73,8 @@ type world struct {
 	timeline  *api.Timeline
 	all       []*controllers.Controller
 	deps      controllers.Deps
+	store     *storetest.Memory
+	scheduler *scheduler.Scheduler // nil where whoever plays the nodes binds pods
 
 	podsAtStart []*corev1.Pod // of the last watchPods
 }
@@ -80,7 +100,9 @@ type options struct {
 	engine controllers.Options
 	change func(c *controllers.Controller) // applied to every controller
 	quiet  bool                            // no mutation guard: it copies every object
+	behind func(api.Backend) api.Backend   // what all calls go to; nil = the registry
 	only   func(d controllers.Deps) []*controllers.Controller
+	placed bool // the scheduler places pods, and not whoever plays the nodes
 }
 
 // newWorld builds a world; its engine starts with lead.
@@ -88,7 +110,7 @@ func newWorld(t *testing.T, o options) *world {
 	t.Helper()
 	store := storetest.NewMemory()
 	table := kinds.All()
-	reg := registry.New(store, table)
+	reg := registry.New(store, table, registry.WithCompanions(&corev1.Service{}, kinds.ServiceCompanions))
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -97,7 +119,11 @@ func newWorld(t *testing.T, o options) *world {
 		}
 	})
 	<-reg.Ready()
-	w := &world{t: t, ctx: ctx, calls: &counting{Backend: registry.Direct(reg)}, timeline: api.NewTimeline(4096)}
+	backend := registry.Direct(reg)
+	if o.behind != nil {
+		backend = o.behind(backend)
+	}
+	w := &world{t: t, ctx: ctx, store: store, calls: &counting{Backend: backend}, timeline: api.NewTimeline(4096)}
 	c := client.New(w.calls, table)
 	w.admin = c.As(api.User{Name: "admin"})
 	var guard []client.InformersOption
@@ -109,16 +135,25 @@ func newWorld(t *testing.T, o options) *world {
 		Client: c, Informers: w.informers, Log: slog.New(slog.NewTextHandler(testLog{t}, &slog.HandlerOptions{Level: slog.LevelWarn})),
 		Timeline: w.timeline, Replica: "cp1",
 	}
-	w.nodes = &fakeNodes{dead: map[string]bool{}, held: map[string]bool{}}
+	w.nodes = &fakeNodes{dead: map[string]bool{}, held: map[string]bool{}, placed: o.placed}
 	d := w.deps
+	if o.placed {
+		w.scheduler = scheduler.New(scheduler.Config{Client: c.As(api.User{Name: api.UserScheduler}), Informers: w.informers, Actor: "scheduler/cp1"})
+	}
 	if o.only != nil {
 		w.all = o.only(d)
 	} else {
 		w.all = []*controllers.Controller{
-			deployment.New(d), replicaset.New(d), endpointslice.New(d), endpoints.New(d), garbagecollector.New(d), namespace.New(d),
+			deployment.New(d), replicaset.New(d), replicaset.NewForReplicationControllers(d), statefulset.New(d), daemonset.New(d), job.New(d), cronjob.New(d),
+			endpointslice.New(d), endpointslice.NewMirror(d), endpoints.New(d),
+			garbagecollector.New(d), namespace.New(d),
 			nodelifecycle.New(d), nodecidr.New(d, nodecidr.Options{ClusterCIDR: "10.244.0.0/16"}),
-			persistentvolume.New(d), volumeprotection.New(d), podgc.New(d, podgc.Options{Quarantine: 200 * time.Millisecond}), disruption.New(d),
-			serviceaccount.New(d, []byte("PEM")),
+			servicecidr.New(d, "10.96.0.0/16"), servicecidr.NewRepair(d),
+			persistentvolume.New(d), volumeprotection.New(d), podgroupprotection.New(d), volumeexpansion.New(d), podgc.New(d, podgc.Options{Quarantine: 200 * time.Millisecond}), disruption.New(d),
+			serviceaccount.New(d, []byte("PEM")), serviceaccount.NewTokens(d, []byte("PEM"), tokenOf), clusterroleaggregation.New(d), customresourcedefinition.New(d), resourcequota.New(d),
+			horizontalpodautoscaler.New(d, &meters{load: -1}, horizontalpodautoscaler.Defaults),
+			ephemeralvolume.New(d), resourceclaim.New(d), configrestart.New(d), rebalance.New(d, rebalance.Options{Trial: w.trial}),
+			certificate.New(d, certificate.Options{Sign: signRequest}),
 		}
 	}
 	w.all = append(w.all, w.nodes.controller(d))
@@ -140,6 +175,71 @@ func newWorld(t *testing.T, o options) *world {
 	return w
 }
 
+// cutOff ends one in so many reconciles of a controller somewhere within a time, as if it were killed between two writes.
+func cutOff(name string, oneIn int, within time.Duration) func(c *controllers.Controller) {
+	return func(c *controllers.Controller) {
+		if c.Name != name {
+			return
+		}
+		lead := c.Lead
+		c.Lead = func(t *controllers.Term) controllers.Reconcile {
+			reconcile := lead(t)
+			return func(ctx context.Context, key controllers.Key) (time.Duration, error) {
+				if rand.IntN(oneIn) > 0 {
+					return reconcile(ctx, key)
+				}
+				cut, cancel := context.WithTimeout(ctx, rand.N(within))
+				defer cancel()
+				_, _ = reconcile(cut, key)
+				return time.Millisecond, nil
+			}
+		}
+	}
+}
+
+// loseEvents has the watches of a controller miss some events, by another plan each time.
+func loseEvents(c *controllers.Controller, seed *atomic.Uint64) {
+	for i := range c.Watches {
+		c.Watches[i].Informer = lossy{c.Watches[i].Informer, rand.New(rand.NewPCG(seed.Add(1), 0))}
+	}
+}
+
+// failing cuts a controller off, and has it miss events.
+func failing(name string, oneIn int, within time.Duration) func(c *controllers.Controller) {
+	var seed atomic.Uint64
+	cut := cutOff(name, oneIn, within)
+	return func(c *controllers.Controller) {
+		if cut(c); c.Name == name {
+			loseEvents(c, &seed)
+		}
+	}
+}
+
+// failingAmong cuts a controller off, and has it and all others miss events, also of the kinds that they follow without naming them.
+func failingAmong(name string, oneIn int, within time.Duration) func(c *controllers.Controller) {
+	var seed atomic.Uint64
+	cut := cutOff(name, oneIn, within)
+	return func(c *controllers.Controller) {
+		cut(c)
+		loseEvents(c, &seed)
+		if c.Every != nil {
+			loseSome(c.Every, &seed)
+		}
+	}
+}
+
+// gone is nil when an object in default is gone.
+func gone[T api.Object](w *world, name string) error {
+	_, err := client.Get[T](w.ctx, w.admin, "default", name)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil
+	case err != nil:
+		return err
+	}
+	return errors.New(name + " is there")
+}
+
 // lead runs an engine until the returned function is called.
 func (w *world) lead(o controllers.Options) (stop func()) {
 	w.t.Helper()
@@ -148,10 +248,13 @@ func (w *world) lead(o controllers.Options) (stop func()) {
 	}
 	ctx, cancel := context.WithCancel(w.ctx)
 	e := controllers.NewEngine(w.deps, o, w.all...)
-	done := make(chan struct{})
-	go func() { defer close(done); _ = e.Run(ctx, 1) }()
+	var running sync.WaitGroup
+	running.Go(func() { _ = e.Run(ctx, 1) })
+	if w.scheduler != nil {
+		running.Go(func() { _ = w.scheduler.Run(ctx, 1) })
+	}
 	var once sync.Once
-	stop = func() { once.Do(func() { cancel(); <-done }) }
+	stop = func() { once.Do(func() { cancel(); running.Wait() }) }
 	w.t.Cleanup(stop)
 	return stop
 }
@@ -207,7 +310,7 @@ func (w *world) setReady(name string, status corev1.ConditionStatus) {
 // eventually waits until cond returns nil.
 func (w *world) eventually(what string, cond func() error) {
 	w.t.Helper()
-	w.within(10*time.Second, what, cond)
+	w.within(time.Minute, what, cond)
 }
 
 func (w *world) within(d time.Duration, what string, cond func() error) {
@@ -260,17 +363,25 @@ func (w *world) lose(name string) int {
 	return n
 }
 
-// updateDeployment changes a Deployment, again when someone was faster.
-func (w *world) updateDeployment(name string, change func(d *appsv1.Deployment)) {
+// update changes an object of namespace default, or of none, again when someone was faster.
+func update[T interface {
+	api.Object
+	DeepCopy() T
+}](w *world, name string, change func(o T)) {
 	w.t.Helper()
-	w.eventually("updating deployment "+name, func() error {
-		d, err := client.Get[*appsv1.Deployment](w.ctx, w.admin, "default", name)
+	var zero T
+	namespace := ""
+	if w.admin.Kinds().ByType(zero).Namespaced {
+		namespace = "default"
+	}
+	w.eventually(fmt.Sprintf("updating %T %s", zero, name), func() error {
+		o, err := client.Get[T](w.ctx, w.admin, namespace, name)
 		if err != nil {
 			return err
 		}
-		d = d.DeepCopy()
-		change(d)
-		_, err = client.Update(w.ctx, w.admin, d)
+		o = o.DeepCopy()
+		change(o)
+		_, err = client.Update(w.ctx, w.admin, o)
 		return err
 	})
 }
@@ -278,7 +389,7 @@ func (w *world) updateDeployment(name string, change func(d *appsv1.Deployment))
 // rolledOut waits until a Deployment is complete with n replicas of the newest template.
 func (w *world) rolledOut(name string, n int32) {
 	w.t.Helper()
-	w.within(20*time.Second, "rollout of "+name, func() error {
+	w.within(time.Minute, "rollout of "+name, func() error {
 		d, err := client.Get[*appsv1.Deployment](w.ctx, w.admin, "default", name)
 		if err != nil {
 			return err
@@ -312,6 +423,8 @@ type counting struct {
 	api.Backend
 	reads, writes atomic.Int64
 	late          atomic.Pointer[late] // set by a test
+	wrote         atomic.Pointer[func(r *api.Request, out runtime.Object)]
+	asks          atomic.Pointer[func(r *api.Request)] // called before what is asked
 
 	mu    sync.Mutex
 	asked map[call]bool
@@ -344,7 +457,14 @@ func (c *counting) Do(ctx context.Context, r *api.Request) (runtime.Object, erro
 			}
 		}
 	}
-	return c.Backend.Do(ctx, r)
+	if f := c.asks.Load(); f != nil {
+		(*f)(r)
+	}
+	out, err := c.Backend.Do(ctx, r)
+	if f := c.wrote.Load(); f != nil && err == nil && r.Verb != api.VerbGet && r.Verb != api.VerbList {
+		(*f)(r, out)
+	}
+	return out, err
 }
 
 func (c *counting) Watch(ctx context.Context, r *api.Request) (watch.Interface, error) {
@@ -353,11 +473,12 @@ func (c *counting) Watch(ctx context.Context, r *api.Request) (watch.Interface, 
 
 // fakeNodes bind, start and stop pods as scheduler and agents would.
 type fakeNodes struct {
-	mu    sync.Mutex
-	dead  map[string]bool // nodes on which nothing happens any more
-	held  map[string]bool // apps whose pods do not become ready
-	next  atomic.Int64    // address
-	bound atomic.Int64
+	mu     sync.Mutex
+	dead   map[string]bool // nodes on which nothing happens any more
+	held   map[string]bool // apps whose pods do not become ready
+	placed bool            // pods are bound by another
+	next   atomic.Int64    // address
+	bound  atomic.Int64
 }
 
 func (f *fakeNodes) set(table map[string]bool, key string, v bool) {
@@ -402,6 +523,7 @@ func (f *fakeNodes) step(ctx context.Context, t *controllers.Term, view *control
 			return 0, err
 		}
 	case p.DeletionTimestamp != nil:
+	case p.Spec.NodeName == "" && f.placed:
 	case p.Spec.NodeName == "":
 		var ready []*corev1.Node
 		for _, n := range controllers.CachedAll[*corev1.Node](nodes) {
@@ -413,9 +535,18 @@ func (f *fakeNodes) step(ctx context.Context, t *controllers.Term, view *control
 			return 20 * time.Millisecond, nil
 		}
 		slices.SortFunc(ready, func(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
-		b := &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name},
-			Target: corev1.ObjectReference{Kind: "Node", Name: ready[f.bound.Add(1)%int64(len(ready))].Name}}
+		name := ready[f.bound.Add(1)%int64(len(ready))].Name
+		if only := pinnedTo(p); only != "" {
+			name = only
+		}
+		b := &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}, Target: corev1.ObjectReference{Kind: "Node", Name: name}}
 		if _, err := client.Sub[*corev1.Pod](ctx, t.Client, p.Namespace, p.Name, "binding", b); err != nil && !apierrors.IsNotFound(err) {
+			return 0, err
+		}
+	case endsAs[p.Labels["ends"]] != "" && !controllers.PodEnded(p):
+		next := p.DeepCopy()
+		next.Status.Phase = endsAs[p.Labels["ends"]]
+		if _, err := client.UpdateStatus(ctx, t.Client, next); err != nil && !apierrors.IsNotFound(err) {
 			return 0, err
 		}
 	case !controllers.PodReady(p) && !f.get(f.held, p.Labels["app"]) && !controllers.PodEnded(p):
@@ -437,6 +568,18 @@ func (f *fakeNodes) step(ctx context.Context, t *controllers.Term, view *control
 		view.Wrote(next)
 	}
 	return 0, nil
+}
+
+// endsAs is how pods end that are labelled so, as soon as they run.
+var endsAs = map[string]corev1.PodPhase{"well": corev1.PodSucceeded, "badly": corev1.PodFailed}
+
+// pinnedTo is the only node that a pod's affinity lets it run on, by name.
+func pinnedTo(p *corev1.Pod) string {
+	a := p.Spec.Affinity
+	if a == nil || a.NodeAffinity == nil || a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+		return ""
+	}
+	return a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0].MatchFields[0].Values[0]
 }
 
 type testLog struct{ t *testing.T }

@@ -6,6 +6,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 
@@ -28,6 +29,62 @@ func IndexControllers(inf cache.SharedIndexInformer) {
 		}
 		return []string{OrphansOf(o.GetNamespace())}
 	})
+}
+
+// OwnersOf maps the change of an object to the owners of one kind that it concerns: its controller before and after,
+// or, when it has none, those that would adopt it. selector is that of an owner; nothing is adopted by an owner
+// without one.
+func OwnersOf[O, T api.Object](owners cache.SharedIndexInformer, kind schema.GroupKind, selector func(O) labels.Selector) func(Change[T]) []Key {
+	return func(c Change[T]) []Key {
+		var keys []Key
+		add := func(o T) (controlled bool) {
+			ref := metav1.GetControllerOfNoCopy(o)
+			if ref != nil && ref.Kind == kind.Kind && GroupOf(ref) == kind.Group {
+				keys = append(keys, Key{Namespace: o.GetNamespace(), Name: ref.Name})
+			}
+			return ref != nil
+		}
+		if c.Type == Updated && !sameController(c.Old, c.New) {
+			add(c.Old)
+		}
+		if add(c.New) || c.Type == Deleted || len(c.New.GetLabels()) == 0 {
+			return keys
+		}
+		for _, owner := range CachedBy[O](owners, NamespaceIndex, c.New.GetNamespace()) {
+			if sel := selector(owner); sel != nil && !sel.Empty() && sel.Matches(labels.Set(c.New.GetLabels())) {
+				keys = append(keys, KeyOf(owner))
+			}
+		}
+		return keys
+	}
+}
+
+// sameController says whether two states of an object have the same controller, or none.
+func sameController(a, b api.Object) bool {
+	was, is := metav1.GetControllerOfNoCopy(a), metav1.GetControllerOfNoCopy(b)
+	if was == nil || is == nil {
+		return was == is
+	}
+	return was.UID == is.UID
+}
+
+// GroupOf is the API group of an owner, in whatever version it is referred to.
+func GroupOf(ref *metav1.OwnerReference) string {
+	gv, err := schema.ParseGroupVersion(ref.APIVersion)
+	if err != nil {
+		return ""
+	}
+	return gv.Group
+}
+
+// SelectorOf is the selector of an owner; nil for one that is not valid or selects everything, which validation
+// refuses: it must not claim a whole namespace.
+func SelectorOf(s *metav1.LabelSelector) labels.Selector {
+	selector, err := metav1.LabelSelectorAsSelector(s)
+	if err != nil || selector.Empty() {
+		return nil
+	}
+	return selector
 }
 
 // Claims says to whom candidates belong.

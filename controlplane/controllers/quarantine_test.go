@@ -2,7 +2,6 @@ package controllers_test
 
 import (
 	"testing"
-	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,11 +10,12 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
 	"keelson.dev/keelson/controlplane/controllers/podgc"
+	"keelson.dev/keelson/internal/virtual"
 )
 
 // The pods of a node that went, came back and went again are kept for a whole quarantine from the second time on.
 func TestQuarantineStartsAnew(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		w := newWorld(t, options{quiet: true, only: func(d controllers.Deps) []*controllers.Controller {
 			return []*controllers.Controller{podgc.New(d, podgc.Options{Quarantine: 40 * time.Second})}
 		}})
@@ -23,7 +23,7 @@ func TestQuarantineStartsAnew(t *testing.T) {
 		w.lead(controllers.Options{})
 		pass := func(d time.Duration) {
 			time.Sleep(d) // of the bubble's own time
-			synctest.Wait()
+			virtual.Wait()
 		}
 		leave := func() {
 			if err := client.Delete[*corev1.Node](w.ctx, w.admin, "", "w1", metav1.DeleteOptions{}); err != nil {

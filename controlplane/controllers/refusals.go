@@ -1,10 +1,14 @@
 package controllers
 
 import (
+	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/controlplane/api"
 )
 
 // How long nothing is created after a pod was refused by its node: doubling from round to round.
@@ -64,6 +68,53 @@ func CountRefusals(pods []*corev1.Pod, now time.Time) Refusals {
 		r.Wait = max(0, min(pause(r.Rounds), latest.Add(pause(r.Rounds)).Sub(now)))
 	}
 	return r
+}
+
+// RefusalLog remembers of which round of refusals an owner has been told last. The zero value is ready.
+type RefusalLog struct {
+	mu   sync.Mutex
+	told map[Key]refusalRound
+}
+
+type refusalRound struct {
+	number int
+	at     int64
+}
+
+// Forget drops what is known of an owner that is gone.
+func (l *RefusalLog) Forget(key Key) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.told, key)
+}
+
+// isNew says whether key has not been told of the round yet.
+func (l *RefusalLog) isNew(key Key, r Refusals) bool {
+	now := refusalRound{number: r.Rounds, at: r.Last.CreationTimestamp.Unix()}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	was := l.told[key]
+	if l.told == nil {
+		l.told = map[Key]refusalRound{}
+	}
+	l.told[key] = now
+	return was != now
+}
+
+// Tell says in an Event, once a round, that nodes refuse the pods of owner, and returns the same as an error for its
+// status; nil where none was refused.
+func (l *RefusalLog) Tell(t *Term, owner api.Object, key Key, r Refusals) error {
+	if r.Rounds == 0 {
+		l.Forget(key)
+		return nil
+	}
+	p := r.Last
+	err := fmt.Errorf("pod %s was refused by node %s: %s: %s", p.Name, p.Spec.NodeName, p.Status.Reason, p.Status.Message)
+	if r.Wait > 0 && l.isNew(key, r) {
+		t.Events.Eventf(owner, corev1.EventTypeWarning, "BackOff", "Creating no pods for %v, attempt %d: %v",
+			r.Wait.Round(time.Second), r.Rounds, err)
+	}
+	return err
 }
 
 func pause(rounds int) time.Duration {

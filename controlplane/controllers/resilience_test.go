@@ -4,6 +4,9 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,6 +17,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/internal/virtual"
 )
 
 // lossy is an informer that loses half of its notifications.
@@ -23,7 +27,8 @@ type lossy struct {
 }
 
 func (l lossy) AddEventHandler(h cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error) {
-	return l.SharedIndexInformer.AddEventHandler(half{h, l.rand})
+	// Each handler has its own: that of a leadership that ends may still be called when the next begins.
+	return l.SharedIndexInformer.AddEventHandler(half{h, rand.New(rand.NewPCG(l.rand.Uint64(), 0))})
 }
 
 type half struct {
@@ -51,32 +56,55 @@ func (h half) OnDelete(obj any) {
 
 // F123: a cluster that loses half of its notifications ends up where it would have anyway.
 func TestLosingHalfOfTheNotifications(t *testing.T) {
-	seed := uint64(1)
-	w := start(t, options{
-		engine: controllers.Options{Resync: 50 * time.Millisecond},
-		quiet:  true,
-		change: func(c *controllers.Controller) {
-			for i := range c.Watches {
-				// Handlers of one registration run one after the other, so each has its own source of chance.
-				c.Watches[i].Informer = lossy{c.Watches[i].Informer, rand.New(rand.NewPCG(seed, 0))}
-				seed++
+	virtual.Test(t, func(t *testing.T) {
+		var seed atomic.Uint64
+		w := start(t, options{
+			engine: controllers.Options{Resync: 50 * time.Millisecond},
+			quiet:  true,
+			change: func(c *controllers.Controller) {
+				for i := range c.Watches {
+					// Handlers of one registration run one after the other, so each has its own source of chance.
+					c.Watches[i].Informer = lossy{c.Watches[i].Informer, rand.New(rand.NewPCG(seed.Add(1), 0))}
+				}
+				if c.Every != nil {
+					loseSome(c.Every, &seed)
+				}
+			},
+		})
+		w.create(service("web"))
+		w.create(app("web", 10, "web:1"))
+		w.rolledOut("web", 10)
+		update(w, "web", func(d *appsv1.Deployment) {
+			n := int32(6)
+			d.Spec.Replicas = &n
+			d.Spec.Template.Spec.Containers[0].Image = "web:2"
+		})
+		w.rolledOut("web", 6)
+		w.eventually("endpoints", func() error { return w.endpoints("web", 6) })
+		update(w, "web", func(d *appsv1.Deployment) { n := int32(0); d.Spec.Replicas = &n })
+		w.rolledOut("web", 0)
+		if n := len(w.pods()); n != 0 {
+			t.Errorf("%d pods", n)
+		}
+	})
+}
+
+// loseSome makes the informers of all kinds lossy.
+func loseSome(e *controllers.Every, seed *atomic.Uint64) {
+	now, made := e.Now, map[cache.SharedIndexInformer]cache.SharedIndexInformer{}
+	var mu sync.Mutex // each controller asks
+	e.Now = func() *client.Informed {
+		mu.Lock()
+		defer mu.Unlock()
+		out := *now()
+		out.Kinds = slices.Clone(out.Kinds)
+		for i, k := range out.Kinds {
+			if made[k.Informer] == nil {
+				made[k.Informer] = lossy{k.Informer, rand.New(rand.NewPCG(seed.Add(1), 0))}
 			}
-		},
-	})
-	w.create(service("web"))
-	w.create(app("web", 10, "web:1"))
-	w.rolledOut("web", 10)
-	w.updateDeployment("web", func(d *appsv1.Deployment) {
-		n := int32(6)
-		d.Spec.Replicas = &n
-		d.Spec.Template.Spec.Containers[0].Image = "web:2"
-	})
-	w.rolledOut("web", 6)
-	w.eventually("endpoints", func() error { return w.endpoints("web", 6) })
-	w.updateDeployment("web", func(d *appsv1.Deployment) { n := int32(0); d.Spec.Replicas = &n })
-	w.rolledOut("web", 0)
-	if n := len(w.pods()); n != 0 {
-		t.Errorf("%d pods", n)
+			out.Kinds[i].Informer = made[k.Informer]
+		}
+		return &out
 	}
 }
 
@@ -95,7 +123,7 @@ func TestLeadershipChangesDuringRollouts(t *testing.T) {
 	defer changes.Stop()
 	chance := rand.New(rand.NewPCG(7, 7))
 	for i := range 15 {
-		w.updateDeployment("web", func(d *appsv1.Deployment) { d.Spec.Template.Spec.Containers[0].Image = fmt.Sprintf("web:%d", i%4+1) })
+		update(w, "web", func(d *appsv1.Deployment) { d.Spec.Template.Spec.Containers[0].Image = fmt.Sprintf("web:%d", i%4+1) })
 		// Somewhere in the rollout, told by the number of writes, the leader is deposed.
 		until := w.calls.writes.Load() + int64(chance.IntN(60))
 		ctx, cancel := context.WithTimeout(w.ctx, 200*time.Millisecond)
@@ -145,64 +173,68 @@ func (w *world) revisionNow() string {
 
 // F68 over the real registry: the numbers as every watcher sees them, at every instant of a rollout.
 func TestRolloutStaysWithinBounds(t *testing.T) {
-	w := start(t, options{quiet: true})
-	w.create(app("web", 12, "web:0"))
-	w.rolledOut("web", 12)
-	changes, err := w.watchPods()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer changes.Stop()
-	for i := range 5 {
-		w.updateDeployment("web", func(d *appsv1.Deployment) { d.Spec.Template.Spec.Containers[0].Image = fmt.Sprintf("web:%d", i+1) })
+	virtual.Test(t, func(t *testing.T) {
+		w := start(t, options{quiet: true})
+		w.create(app("web", 12, "web:0"))
 		w.rolledOut("web", 12)
-	}
-	alive, ready := map[string]bool{}, map[string]bool{}
-	for _, p := range w.podsAtStart {
-		alive[string(p.UID)], ready[string(p.UID)] = true, true
-	}
-	last := w.revisionNow()
-	for e := range changes.ResultChan() {
-		p, ok := e.Object.(*corev1.Pod)
-		if !ok {
-			continue
+		changes, err := w.watchPods()
+		if err != nil {
+			t.Fatal(err)
 		}
-		if p.Name == last {
-			return
+		defer changes.Stop()
+		for i := range 5 {
+			update(w, "web", func(d *appsv1.Deployment) { d.Spec.Template.Spec.Containers[0].Image = fmt.Sprintf("web:%d", i+1) })
+			w.rolledOut("web", 12)
 		}
-		uid := string(p.UID)
-		delete(alive, uid)
-		delete(ready, uid)
-		if e.Type != "DELETED" && p.DeletionTimestamp == nil {
-			alive[uid] = true
-			if controllers.PodReady(p) {
-				ready[uid] = true
+		alive, ready := map[string]bool{}, map[string]bool{}
+		for _, p := range w.podsAtStart {
+			alive[string(p.UID)], ready[string(p.UID)] = true, true
+		}
+		last := w.revisionNow()
+		for e := range changes.ResultChan() {
+			p, ok := e.Object.(*corev1.Pod)
+			if !ok {
+				continue
+			}
+			if p.Name == last {
+				return
+			}
+			uid := string(p.UID)
+			delete(alive, uid)
+			delete(ready, uid)
+			if e.Type != "DELETED" && p.DeletionTimestamp == nil {
+				alive[uid] = true
+				if controllers.PodReady(p) {
+					ready[uid] = true
+				}
+			}
+			if len(alive) > 15 || len(ready) < 9 { // 12, surge 3, unavailable 3
+				t.Fatalf("%d pods, %d ready at revision %s", len(alive), len(ready), p.ResourceVersion)
 			}
 		}
-		if len(alive) > 15 || len(ready) < 9 { // 12, surge 3, unavailable 3
-			t.Fatalf("%d pods, %d ready at revision %s", len(alive), len(ready), p.ResourceVersion)
-		}
-	}
-	t.Fatal("the watch ended")
+		t.Fatal("the watch ended")
+	})
 }
 
 // No limit of our own holds up a large Deployment, and none is created twice.
 func TestManyReplicas(t *testing.T) {
-	const n = 2000
-	w := start(t, options{quiet: true})
-	w.nodes.set(w.nodes.held, "web", true)
-	began := time.Now()
-	w.create(app("web", n, "web:1"))
-	pods := client.Informer[*corev1.Pod](w.informers)
-	w.within(30*time.Second, "creating the pods", func() error {
-		if have := len(pods.GetIndexer().ListKeys()); have != n {
-			return fmt.Errorf("%d pods", have)
+	virtual.Test(t, func(t *testing.T) {
+		const n = 2000
+		w := start(t, options{quiet: true})
+		w.nodes.set(w.nodes.held, "web", true)
+		began := time.Now()
+		w.create(app("web", n, "web:1"))
+		pods := client.Informer[*corev1.Pod](w.informers)
+		w.within(30*time.Second, "creating the pods", func() error {
+			if have := len(pods.GetIndexer().ListKeys()); have != n {
+				return fmt.Errorf("%d pods", have)
+			}
+			return nil
+		})
+		took := time.Since(began)
+		t.Logf("%d pods created and bound in %v, %.0f a second", n, took, n/took.Seconds())
+		if have := len(w.pods()); have != n {
+			t.Errorf("%d pods instead of %d", have, n)
 		}
-		return nil
 	})
-	took := time.Since(began)
-	t.Logf("%d pods created and bound in %v, %.0f a second", n, took, n/took.Seconds())
-	if have := len(w.pods()); have != n {
-		t.Errorf("%d pods instead of %d", have, n)
-	}
 }

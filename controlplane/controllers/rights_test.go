@@ -12,76 +12,79 @@ import (
 
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/internal/virtual"
 )
 
 // With an identity of its own, every controller does its work with the rights that it declares.
 func TestControllersStayWithinTheirRules(t *testing.T) {
-	w := start(t, options{engine: controllers.Options{OwnIdentity: true}, quiet: true})
-	w.create(service("web"))
-	w.create(volume("v", "2Gi"))
-	w.create(claim("data", "1Gi"))
-	w.create(app("web", 6, "web:1"))
-	w.rolledOut("web", 6)
-	w.updateDeployment("web", func(d *appsv1.Deployment) { d.Spec.Template.Spec.Containers[0].Image = "web:2" })
-	w.rolledOut("web", 6)
-	w.lose("w1")
-	w.setReady("w1", corev1.ConditionUnknown)
-	w.eventually("eviction", func() error {
-		for _, p := range w.pods() {
-			if p.Spec.NodeName == "w1" {
-				return fmt.Errorf("%s is on w1", p.Name)
+	virtual.Test(t, func(t *testing.T) {
+		w := start(t, options{engine: controllers.Options{OwnIdentity: true}, quiet: true})
+		w.create(service("web"))
+		w.create(volume("v", "2Gi"))
+		w.create(claim("data", "1Gi"))
+		w.create(app("web", 6, "web:1"))
+		w.rolledOut("web", 6)
+		update(w, "web", func(d *appsv1.Deployment) { d.Spec.Template.Spec.Containers[0].Image = "web:2" })
+		w.rolledOut("web", 6)
+		w.lose("w1")
+		w.setReady("w1", corev1.ConditionUnknown)
+		w.eventually("eviction", func() error {
+			for _, p := range w.pods() {
+				if p.Spec.NodeName == "w1" {
+					return fmt.Errorf("%s is on w1", p.Name)
+				}
 			}
-		}
-		return nil
-	})
-	if err := client.Delete[*corev1.Node](w.ctx, w.admin, "", "w1", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	w.eventually("volumes", func() error { return w.volumeIs("v", corev1.VolumeBound) })
-	for _, policy := range []metav1.DeletionPropagation{metav1.DeletePropagationForeground} {
-		if err := client.Delete[*appsv1.Deployment](w.ctx, w.admin, "default", "web", metav1.DeleteOptions{PropagationPolicy: &policy}); err != nil {
+			return nil
+		})
+		if err := client.Delete[*corev1.Node](w.ctx, w.admin, "", "w1", metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
-	}
-	w.eventually("pods of all nodes go", func() error {
-		list, err := client.List[*corev1.Pod](w.ctx, w.admin, "", metav1.ListOptions{})
-		if err != nil || len(list) > 0 {
-			return fmt.Errorf("%d pods, %v", len(list), err)
+		w.eventually("volumes", func() error { return w.volumeIs("v", corev1.VolumeBound) })
+		for _, policy := range []metav1.DeletionPropagation{metav1.DeletePropagationForeground} {
+			if err := client.Delete[*appsv1.Deployment](w.ctx, w.admin, "default", "web", metav1.DeleteOptions{PropagationPolicy: &policy}); err != nil {
+				t.Fatal(err)
+			}
 		}
-		return nil
-	})
-	w.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "doomed"}})
-	w.create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "doomed", Name: "a"}})
-	if err := client.Delete[*corev1.Namespace](w.ctx, w.admin, "", "doomed", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	w.eventually("the namespace goes", func() error {
-		if _, err := client.Get[*corev1.Namespace](w.ctx, w.admin, "", "doomed"); err == nil {
-			return fmt.Errorf("still there")
+		w.eventually("pods of all nodes go", func() error {
+			list, err := client.List[*corev1.Pod](w.ctx, w.admin, "", metav1.ListOptions{})
+			if err != nil || len(list) > 0 {
+				return fmt.Errorf("%d pods, %v", len(list), err)
+			}
+			return nil
+		})
+		w.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "doomed"}})
+		w.create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "doomed", Name: "a"}})
+		if err := client.Delete[*corev1.Namespace](w.ctx, w.admin, "", "doomed", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
 		}
-		return nil
-	})
+		w.eventually("the namespace goes", func() error {
+			if _, err := client.Get[*corev1.Namespace](w.ctx, w.admin, "", "doomed"); err == nil {
+				return fmt.Errorf("still there")
+			}
+			return nil
+		})
 
-	rules := map[string][]rbacv1.PolicyRule{}
-	for _, c := range w.all {
-		rules[controllers.Identity(c).Name] = c.Rules
-	}
-	w.calls.mu.Lock()
-	defer w.calls.mu.Unlock()
-	users := map[string]bool{}
-	for a := range w.calls.asked {
-		r, ok := rules[a.user]
-		if !ok || a.user == "system:serviceaccount:kube-system:fake-nodes" {
-			continue // the informers' own identity, and the nodes
+		rules := map[string][]rbacv1.PolicyRule{}
+		for _, c := range w.all {
+			rules[controllers.Identity(c).Name] = c.Rules
 		}
-		users[a.user] = true
-		if !slices.ContainsFunc(r, func(r rbacv1.PolicyRule) bool { return allows(r, a) }) {
-			t.Errorf("%s has no right to %s %s.%s", a.user, a.verb, a.resource, a.group)
+		w.calls.mu.Lock()
+		defer w.calls.mu.Unlock()
+		users := map[string]bool{}
+		for a := range w.calls.asked {
+			r, ok := rules[a.user]
+			if !ok || a.user == "system:serviceaccount:kube-system:fake-nodes" {
+				continue // the informers' own identity, and the nodes
+			}
+			users[a.user] = true
+			if !slices.ContainsFunc(r, func(r rbacv1.PolicyRule) bool { return allows(r, a) }) {
+				t.Errorf("%s has no right to %s %s.%s", a.user, a.verb, a.resource, a.group)
+			}
 		}
-	}
-	if len(users) < 12 {
-		t.Errorf("only %d controllers did anything: %v", len(users), users)
-	}
+		if len(users) < 12 {
+			t.Errorf("only %d controllers did anything: %v", len(users), users)
+		}
+	})
 }
 
 func allows(r rbacv1.PolicyRule, a call) bool {

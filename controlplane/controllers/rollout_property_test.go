@@ -106,7 +106,7 @@ func (s *simulation) of(rs *appsv1.ReplicaSet) []*corev1.Pod {
 func (s *simulation) stepSet(rs *appsv1.ReplicaSet, limit int) bool {
 	plan := replicaset.PlanScaling(rs, s.of(rs), nil, s.now)
 	for range min(plan.Create, limit) {
-		p := replicaset.NewPod(rs)
+		p := controllers.PodFrom(rs, *metav1.NewControllerRef(rs, appsv1.SchemeGroupVersion.WithKind("ReplicaSet")), &rs.Spec.Template)
 		s.uid++
 		p.UID = types.UID(fmt.Sprintf("p%d", s.uid))
 		s.pods = append(s.pods, p)
@@ -128,7 +128,7 @@ func (s *simulation) countSet(rs *appsv1.ReplicaSet) bool {
 	if len(s.of(rs)) != int(*rs.Spec.Replicas) {
 		return false
 	}
-	status, _ := replicaset.Status(rs, s.of(rs), nil, s.now)
+	status, _ := replicaset.Status(rs, s.of(rs), 0, nil, s.now)
 	changed := status.ObservedGeneration != rs.Status.ObservedGeneration || status.AvailableReplicas != rs.Status.AvailableReplicas || status.Replicas != rs.Status.Replicas
 	rs.Status = status
 	return changed

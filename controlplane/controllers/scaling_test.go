@@ -6,7 +6,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -16,6 +15,7 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
 	"keelson.dev/keelson/controlplane/controllers/replicaset"
+	"keelson.dev/keelson/internal/virtual"
 	"keelson.dev/keelson/internal/wait"
 )
 
@@ -84,7 +84,7 @@ func TestMillionThenOne(t *testing.T) {
 
 // A node that refuses every pod is not offered hundreds of them.
 func TestRefusedPods(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		o := onlyReplicaSets
 		var refuses atomic.Bool
 		refuses.Store(true)
@@ -96,7 +96,7 @@ func TestRefusedPods(t *testing.T) {
 		w.lead(controllers.Options{})
 		w.create(set("web", 3))
 		time.Sleep(6 * time.Second) // of the bubble's own time
-		synctest.Wait()
+		virtual.Wait()
 		list, err := client.List[*corev1.Pod](w.ctx, w.admin, "default", metav1.ListOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -126,7 +126,7 @@ func TestRefusedPods(t *testing.T) {
 		}
 		refuses.Store(false)
 		time.Sleep(time.Minute)
-		synctest.Wait()
+		virtual.Wait()
 		running := 0
 		for _, p := range w.pods() {
 			if p.Status.Phase == corev1.PodRunning {

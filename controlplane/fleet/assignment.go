@@ -21,6 +21,8 @@ type objectSource interface {
 	// returned, every change marks the key dirty.
 	watch(k key)
 	unwatch(k key)
+	// since returns what has changed of the kinds that every node holds (board.since).
+	since(at uint64) ([]post, uint64, error)
 }
 
 // assignment knows what one agent holds and computes what it must be told next. It is a pure
@@ -29,8 +31,9 @@ type objectSource interface {
 type assignment struct {
 	node string
 	src  objectSource
-	held map[key]*heldObject
-	refs map[key]int // how many held objects reference the key
+	read uint64              // of what every node holds
+	held map[key]*heldObject // of what it holds besides
+	refs map[key]int         // how many held objects reference the key
 
 	// echo tells, per pod, of a status that this node wrote itself: the step from one revision to the
 	// next need not be sent back to where it came from.
@@ -60,13 +63,13 @@ type change struct {
 	stopping []types.UID
 }
 
-// step looks at the keys, and at all that they newly lead to.
+// step looks at the keys, at all that they newly lead to, and at what has changed for everyone.
 func (a *assignment) step(keys []key) (change, error) {
-	var (
-		c    change
-		ups  []upsert
-		gone = make(map[key]types.UID)
-	)
+	c, ups, err := a.everyones()
+	if err != nil {
+		return change{}, err
+	}
+	gone := make(map[key]types.UID)
 	for len(keys) > 0 {
 		k := keys[len(keys)-1]
 		keys = keys[:len(keys)-1]
@@ -119,6 +122,28 @@ func (a *assignment) step(keys []key) (change, error) {
 	return c, nil
 }
 
+// everyones reads on where it stopped the last time.
+func (a *assignment) everyones() (c change, ups []upsert, err error) {
+	posts, read, err := a.src.since(a.read)
+	if err != nil {
+		return c, nil, err
+	}
+	for _, p := range posts {
+		o, ok := a.src.lookup(p.key)
+		if !ok {
+			c.deletes = append(c.deletes, &fleetv1.Ref{Kind: kinds[p.key.kind].name, Namespace: p.key.namespace, Name: p.key.name, Uid: string(p.uid)})
+			continue
+		}
+		enc, err := a.src.encoded(p.key.kind, o)
+		if err != nil {
+			return c, nil, err
+		}
+		ups = append(ups, upsert{p.key, enc})
+	}
+	a.read = read
+	return c, ups, nil
+}
+
 type upsert struct {
 	key key
 	obj *fleetv1.Object
@@ -129,7 +154,7 @@ func (a *assignment) ordered(ups []upsert) []*fleetv1.Object {
 	slices.SortStableFunc(ups, func(x, y upsert) int { return cmp.Compare(x.key.kind, y.key.kind) })
 	out := make([]*fleetv1.Object, 0, len(ups))
 	for _, u := range ups {
-		if a.held[u.key] != nil {
+		if kinds[u.key.kind].everyone || a.held[u.key] != nil {
 			out = append(out, u.obj)
 		}
 	}
@@ -138,15 +163,11 @@ func (a *assignment) ordered(ups []upsert) []*fleetv1.Object {
 
 // wants says whether this node must hold the object.
 func (a *assignment) wants(k key, o api.Object) bool {
-	switch {
-	case kinds[k.kind].everyone:
-		return true
-	case k.kind == kindPod:
+	if k.kind == kindPod {
 		p, ok := o.(*v1.Pod)
 		return ok && p.Spec.NodeName == a.node
-	default:
-		return a.refs[k] > 0
 	}
+	return a.refs[k] > 0
 }
 
 // swapRefs counts the references of a changed object and appends to keys those to look at again.

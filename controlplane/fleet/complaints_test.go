@@ -9,8 +9,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"keelson.dev/keelson/internal/virtual"
 )
 
 // lockedBuffer may be read while it is written.
@@ -34,7 +35,7 @@ func (l *lockedBuffer) String() string {
 // A write that fails again and again is told of once per distinct error, a passing failure not at all, and a
 // flood of different errors stays a handful of lines.
 func TestComplaints(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		var out lockedBuffer
 		grumble := &complaints{log: slog.New(slog.NewTextHandler(&out, nil))}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -43,7 +44,7 @@ func TestComplaints(t *testing.T) {
 		lines := func() int { return strings.Count(out.String(), "level=WARN") }
 
 		left := 2
-		w.put("passing", func(context.Context) error {
+		w.put("passing", 0, func(context.Context) error {
 			if left--; left >= 0 {
 				return errors.New("conflict")
 			}
@@ -55,7 +56,7 @@ func TestComplaints(t *testing.T) {
 		}
 		fail := errors.New("write status of pod default/p: forbidden")
 		for _, key := range []string{"pod/a", "pod/b"} {
-			w.put(key, func(context.Context) error { return fail })
+			w.put(key, 0, func(context.Context) error { return fail })
 		}
 		time.Sleep(5 * time.Minute)
 		if lines() != 1 || !strings.Contains(out.String(), "default/p: forbidden") || !strings.Contains(out.String(), "what=pod/") {

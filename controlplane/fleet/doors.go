@@ -33,6 +33,14 @@ const (
 // session, its standby, and a tunnel for each exec, log and port-forward.
 const sessionStreams = 4096
 
+const (
+	// streamWindow is what a node may send on a stream, such as the output of an exec, before it is read; connWindow on all.
+	streamWindow = 1 << 20
+	connWindow   = 4 << 20
+	// sessionBuffer is read at once: reports are small, and there are thousands of connections on which nothing comes.
+	sessionBuffer = 4 << 10
+)
+
 // Connections is what a door in front of agents lets in by default: a fourth of
 // the files that the process may open, and few strangers.
 func Connections() door.Limits {
@@ -80,6 +88,8 @@ func (s *Server) fleetService() *grpc.Server {
 		grpc.Creds(shown{}),
 		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage), grpc.WaitForHandlers(true),
 		grpc.MaxConcurrentStreams(sessionStreams),
+		// Windows that grow are measured with a ping after what is received, which is what thousands of heartbeats are.
+		grpc.StaticStreamWindowSize(streamWindow), grpc.StaticConnWindowSize(connWindow), grpc.ReadBufferSize(sessionBuffer),
 		// A node that vanished without a word is noticed by its silence; these find dead tunnels and standbys.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 5 * time.Second, Timeout: 4 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 2 * time.Second, PermitWithoutStream: true}),

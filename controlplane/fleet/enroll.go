@@ -56,7 +56,8 @@ func nodeOfCertificate(c *x509.Certificate) (string, bool) {
 }
 
 // errNoToken is what every refused join token looks like from outside; the log has the reason.
-var errNoToken = status.Error(codes.Unauthenticated, "fleet: the join token is unknown, expired, used up or of another kind")
+var errNoToken = status.Error(codes.Unauthenticated,
+	"fleet: the join token is unknown, expired, used up or of another kind")
 
 // join is one who asks to join with a token.
 type join struct {
@@ -66,18 +67,22 @@ type join struct {
 	name   string // under which it wants to join
 	source netip.Addr
 	api    *client.Client
+	record *entry
 }
 
 // joining begins a join, unless too many of its source have failed.
-func (s *Server) joining(ctx context.Context, token string, role pki.Role, name string) (*join, error) {
-	j := &join{srv: s, role: role, name: name, source: sourceOf(ctx), api: s.cfg.Client.As(s.cfg.System).ForClusterVerb()}
+func (s *Server) joining(ctx context.Context, rec *entry, token string, role pki.Role, name string) (*join, error) {
+	j := &join{srv: s, role: role, name: name, source: sourceOf(ctx),
+		api: s.cfg.Client.As(s.cfg.System).ForClusterVerb(), record: rec}
 	if s.refusals.exhausted(j.source, time.Now()) {
-		return nil, status.Errorf(codes.ResourceExhausted, "fleet: too many joins from %s have failed: wait some seconds", j.source)
+		return nil, status.Errorf(codes.ResourceExhausted,
+			"fleet: too many joins from %s have failed: wait some seconds", j.source)
 	}
 	var err error
 	if j.token, err = pki.ParseToken(token); err != nil {
 		return nil, j.refuse(err)
 	}
+	rec.asked.Token = j.token.ID
 	if j.token.Role != role {
 		return nil, j.refuse(fmt.Errorf("the token is for role %q, not %q", j.token.Role, role))
 	}
@@ -85,12 +90,13 @@ func (s *Server) joining(ctx context.Context, token string, role pki.Role, name 
 }
 
 func (j *join) refuse(why error) error {
+	j.record.reason = why.Error()
 	j.srv.refusals.note(j.source, time.Now(), why.Error(), "id", j.token.ID, "role", j.role, "name", j.name)
 	return errNoToken
 }
 
-// record reads what stands for the token.
-func (j *join) record(ctx context.Context) (*v1.Secret, error) {
+// tokenRecord reads what stands for the token.
+func (j *join) tokenRecord(ctx context.Context) (*v1.Secret, error) {
 	secret, err := client.Get[*v1.Secret](ctx, j.api, pki.TokenNamespace, j.token.SecretName())
 	if apierrors.IsNotFound(err) {
 		return nil, j.refuse(errors.New("no such token"))
@@ -101,26 +107,37 @@ func (j *join) record(ctx context.Context) (*v1.Secret, error) {
 	return secret, nil
 }
 
-// check says what the token grants.
-func (j *join) check(ctx context.Context) (pki.Grant, error) {
-	secret, err := j.record(ctx)
+// check says what the token grants, of which user, a single word, would take down a use.
+func (j *join) check(ctx context.Context, user string) (pki.Grant, error) {
+	secret, err := j.tokenRecord(ctx)
 	if err != nil {
 		return pki.Grant{}, err
 	}
-	g, err := j.srv.cfg.TokenKey.Check(j.token, secret, j.name, time.Now())
+	now := time.Now()
+	g, err := j.srv.cfg.TokenKey.Check(j.token, secret, j.name, now)
+	if err == nil {
+		_, err = j.srv.cfg.TokenKey.Use(j.token, secret, j.name, user, now) // before anything is done for it
+	}
 	if err != nil {
 		return g, j.refuse(err)
 	}
-	return g, nil
+	return g, j.record.known(UserOfToken(j.token.ID))
 }
 
 // spendTries is how often a use is taken down anew because others join with the same token.
 const spendTries = 50
 
-// spend takes down that user, a single word, joins with the token. After it the join cannot be refused any more.
+// spend takes down that user, a single word, joins with the token. After it the join cannot be refused any more. Those who
+// join through this replica do it one after the other: of all who tried at once one would succeed.
 func (j *join) spend(ctx context.Context, user string) error {
+	select {
+	case j.srv.spending <- struct{}{}:
+		defer func() { <-j.srv.spending }()
+	case <-ctx.Done():
+		return status.FromContextError(ctx.Err()).Err()
+	}
 	for range spendTries {
-		secret, err := j.record(ctx)
+		secret, err := j.tokenRecord(ctx)
 		if err != nil {
 			return err
 		}
@@ -143,39 +160,54 @@ func (j *join) spend(ctx context.Context, user string) error {
 }
 
 // Enroll implements fleetv1.EnrollmentServer.
-func (s *Server) Enroll(ctx context.Context, r *fleetv1.EnrollRequest) (*fleetv1.EnrollResponse, error) {
+func (s *Server) Enroll(ctx context.Context, r *fleetv1.EnrollRequest) (_ *fleetv1.EnrollResponse, err error) {
+	rec := s.asks(ctx, nodeAsked(fleetv1.Enrollment_Enroll_FullMethodName, r.NodeName))
+	defer func() { rec.done(err) }()
 	if msgs := validation.IsDNS1123Subdomain(r.NodeName); len(msgs) > 0 {
-		return nil, status.Errorf(codes.InvalidArgument, "fleet: enroll node %.80q: bad name: %s", r.NodeName, strings.Join(msgs, "; "))
+		return nil, status.Errorf(codes.InvalidArgument, "fleet: enroll node %.80q: bad name: %s", r.NodeName,
+			strings.Join(msgs, "; "))
 	}
-	j, err := s.joining(ctx, r.Token, pki.RoleNode, r.NodeName)
+	j, err := s.joining(ctx, rec, r.Token, pki.RoleNode, r.NodeName)
 	if err != nil {
 		return nil, err
 	}
-	grant, err := j.check(ctx)
+	key := requestKey(r.CsrDer)
+	grant, err := j.check(ctx, r.NodeName+"/"+key)
 	if err != nil {
 		return nil, err
 	}
-	if err := j.vacant(ctx, grant); err != nil {
-		return nil, err
-	}
-	revoked, _, err := s.freshRevocation(ctx, r.NodeName)
+	claimed, err := j.claim(ctx, key, grant.Replace)
 	if err != nil {
 		return nil, err
 	}
-	if revoked.Named && !grant.Replace {
-		s.refusals.note(j.source, time.Now(), "the node was revoked", "id", j.token.ID, "name", j.name)
-		return nil, errRevoked(r.NodeName)
-	}
-	cert, err := s.cfg.SignNode(r.NodeName, r.CsrDer, revoked.After())
+	cert, err := j.admitNode(ctx, grant, key, r.CsrDer)
 	if err != nil {
-		return nil, status.Errorf(codes.InvalidArgument, "fleet: enroll node %s: %v", r.NodeName, err)
-	}
-	if err := j.spend(ctx, r.NodeName+"/"+requestKey(r.CsrDer)); err != nil {
+		j.unclaim(ctx, claimed)
 		return nil, err
 	}
 	list, _ := s.cfg.Replicas()
 	s.cfg.Log.Info("node enrolled", "node", r.NodeName, "token", j.token.ID, "source", j.source)
 	return &fleetv1.EnrollResponse{CertificatePem: cert, CaPem: s.cfg.CA(), Replicas: list}, nil
+}
+
+// admitNode signs the certificate of one who has claimed its name.
+func (j *join) admitNode(ctx context.Context, grant pki.Grant, key string, csr []byte) (certPEM []byte, err error) {
+	if err := j.vacant(ctx, grant); err != nil {
+		return nil, err
+	}
+	revoked, _, err := j.srv.freshRevocation(ctx, j.name)
+	if err != nil {
+		return nil, err
+	}
+	if revoked.Named && !grant.Replace {
+		_ = j.refuse(errors.New("the node was revoked"))
+		return nil, errRevoked(j.name)
+	}
+	cert, err := j.srv.cfg.SignNode(j.name, csr, revoked.After())
+	if err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "fleet: enroll node %s: %v", j.name, err)
+	}
+	return cert, j.spend(ctx, j.name+"/"+key)
 }
 
 // vacant refuses the name of a Node that exists, unless the token was made for that.
@@ -190,9 +222,9 @@ func (j *join) vacant(ctx context.Context, grant pki.Grant) error {
 	case err != nil:
 		return status.Errorf(codes.Unavailable, "fleet: read node %s: %v", j.name, err)
 	}
-	j.srv.refusals.note(j.source, time.Now(), "a Node of this name exists", "id", j.token.ID, "name", j.name)
-	return status.Errorf(codes.PermissionDenied, "fleet: node %s exists: delete it, or have it replaced by a token of "+
-		"'kctl cluster token create --names %s --replace'", j.name, j.name)
+	return j.deny("a Node of this name exists", codes.PermissionDenied,
+		"fleet: node %s exists: delete it, or have it replaced by a token of "+
+			"'kctl cluster token create --names %s --replace'", j.name, j.name)
 }
 
 // requestKey tells the keys of signing requests apart.
@@ -206,26 +238,36 @@ func requestKey(csr []byte) string {
 }
 
 // EnrollReplica implements fleetv1.EnrollmentServer.
-func (s *Server) EnrollReplica(ctx context.Context, r *fleetv1.EnrollReplicaRequest) (*fleetv1.EnrollReplicaResponse, error) {
+func (s *Server) EnrollReplica(ctx context.Context,
+	r *fleetv1.EnrollReplicaRequest) (_ *fleetv1.EnrollReplicaResponse, err error) {
+	rec := s.asks(ctx, replicaAsked(fleetv1.Enrollment_EnrollReplica_FullMethodName, r.Name))
+	defer func() { rec.done(err) }()
 	if s.cfg.EnrollReplica == nil {
 		return nil, status.Error(codes.Unimplemented, "fleet: this replica does not enrol others")
 	}
 	if msgs := validation.IsDNS1123Label(r.Name); len(msgs) > 0 {
-		return nil, status.Errorf(codes.InvalidArgument, "fleet: enroll replica %.80q: bad name: %s", r.Name, strings.Join(msgs, "; "))
+		return nil, status.Errorf(codes.InvalidArgument, "fleet: enroll replica %.80q: bad name: %s", r.Name,
+			strings.Join(msgs, "; "))
 	}
-	j, err := s.joining(ctx, r.Token, pki.RoleControlPlane, r.Name)
+	j, err := s.joining(ctx, rec, r.Token, pki.RoleControlPlane, r.Name)
 	if err != nil {
 		return nil, err
 	}
-	if _, err := j.check(ctx); err != nil {
+	// Every answer is a use of its own: it holds the keys of the cluster, and nothing proves that two come from one
+	// machine.
+	user := r.Name + "/" + rand.Text()
+	if _, err := j.check(ctx, user); err != nil {
 		return nil, err
 	}
 	out, err := s.cfg.EnrollReplica(ctx, r)
 	if err != nil {
-		return nil, status.Errorf(codes.Unavailable, "fleet: enroll replica %s: %v", r.Name, err)
+		code := codes.Unavailable
+		if status.Code(err) == codes.InvalidArgument { // another attempt meets the same answer
+			code = codes.InvalidArgument
+		}
+		return nil, status.Errorf(code, "fleet: enroll replica %s: %s", r.Name, status.Convert(err).Message())
 	}
-	// Every answer is a use of its own: it holds the keys of the cluster, and nothing proves that two come from one machine.
-	if err := j.spend(ctx, r.Name+"/"+rand.Text()); err != nil {
+	if err := j.spend(ctx, user); err != nil {
 		return nil, err
 	}
 	s.cfg.Log.Info("replica enrolled", "name", r.Name, "peer", r.PeerAddress, "token", j.token.ID, "source", j.source)
@@ -233,9 +275,15 @@ func (s *Server) EnrollReplica(ctx context.Context, r *fleetv1.EnrollReplicaRequ
 }
 
 // RenewCertificate implements fleetv1.FleetServer.
-func (s *Server) RenewCertificate(ctx context.Context, r *fleetv1.RenewRequest) (*fleetv1.RenewResponse, error) {
+func (s *Server) RenewCertificate(ctx context.Context, r *fleetv1.RenewRequest) (_ *fleetv1.RenewResponse, err error) {
 	node, err := nodeOf(ctx)
 	if err != nil {
+		return nil, err
+	}
+	rec := s.asks(ctx, renewalAsked(fleetv1.Fleet_RenewCertificate_FullMethodName, node))
+	defer func() { rec.done(err) }()
+	if err := rec.known(api.User{Name: api.NodeUserPrefix + node,
+		Groups: []string{api.GroupNodes, api.GroupAuthenticated}}); err != nil {
 		return nil, err
 	}
 	if r, ok, err := s.freshRevocation(ctx, node); err != nil {

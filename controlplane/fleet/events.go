@@ -23,16 +23,18 @@ func (x *session) event(raw []byte) error {
 	if err := decode(raw, "Event", e); err != nil {
 		return fmt.Errorf("event: %w", err)
 	}
+	e.ManagedFields, e.OwnerReferences, e.Finalizers = nil, nil, nil // an Event has none, and they may be many
 	if e.Namespace == "" {
 		e.Namespace = metav1.NamespaceDefault
 	}
-	id := eventID{types.UID(short(string(e.InvolvedObject.UID))), short(e.InvolvedObject.Name), short(e.InvolvedObject.FieldPath),
+	id := eventID{types.UID(short(string(e.InvolvedObject.UID))), short(e.InvolvedObject.Name),
+		short(e.InvolvedObject.FieldPath),
 		short(e.Type), short(e.Reason), short(e.Message)}
 	if x.work.backlog() > maxBacklog {
 		return fmt.Errorf("event %s of %s dropped: too many writes wait", e.Reason, e.InvolvedObject.Name)
 	}
 	entry, stamp := x.srv.events.entry(id, time.Now())
-	x.work.put(fmt.Sprintf("event/%d", stamp), func(ctx context.Context) error {
+	x.put(fmt.Sprintf("event/%d", stamp), eventGrows*len(raw), func(ctx context.Context) error {
 		return x.writeEvent(ctx, e, entry, stamp)
 	})
 	return nil
@@ -85,7 +87,9 @@ func (x *session) writeEvent(ctx context.Context, e *v1.Event, entry *eventEntry
 
 // dropOrRetry retries what a moment may mend; a refused event is not worth more than a line in the log.
 func (x *session) dropOrRetry(err error, format string, args ...any) error {
-	if apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsConflict(err) {
+	if apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) || apierrors.IsServiceUnavailable(err) ||
+		apierrors.IsConflict(err) ||
+		apierrors.IsTooManyRequests(err) {
 		return x.failed(err, format, args...)
 	}
 	x.log.Debug("event dropped", "what", fmt.Sprintf(format, args...), "err", err)
@@ -122,6 +126,7 @@ type eventIndex struct {
 
 const (
 	maxBacklog      = 1024
+	eventGrows      = 16 // how much larger than its text a decoded Event is at most, about
 	maxEventEntries = 4096
 	eventWindow     = 10 * time.Minute
 )

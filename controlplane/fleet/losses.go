@@ -107,11 +107,44 @@ func (l *losses) fire(ctx context.Context, node string, epoch uint64) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	if err := l.lost(ctx, node, epoch); err != nil {
-		if !errors.Is(err, context.Canceled) {
+		if !errors.Is(err, context.Canceled) && !errors.Is(err, errMoving) {
 			l.log.Warn("could not write a node lost, will retry", "node", node, "err", err)
 		}
 		l.arm(node, epoch, l.retry)
 	}
+}
+
+// errMoving says of a node that its agent lives and is on its way to another replica.
+var errMoving = errors.New("the node is connected and has no session yet")
+
+// moving are nodes whose replica is gone and whose agents are connected to this one. They are given another grace: when a
+// replica dies, thousands of sessions begin at the others at once, and nodes that are called lost meanwhile are more work
+// still.
+type moving struct {
+	grace time.Duration
+
+	mu     sync.Mutex
+	byNode map[string]lossTimer // until when, and of which session
+}
+
+func newMoving(grace time.Duration) *moving {
+	return &moving{grace: grace, byNode: make(map[string]lossTimer)}
+}
+
+// wait says whether the node is not to be called lost yet.
+func (m *moving) wait(node string, epoch uint64, connected bool, now time.Time) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	t, ok := m.byNode[node]
+	if !ok || t.epoch != epoch {
+		t = lossTimer{due: now.Add(m.grace), epoch: epoch}
+		m.byNode[node] = t
+	}
+	if connected && now.Before(t.due) {
+		return true
+	}
+	delete(m.byNode, node)
+	return false
 }
 
 // leaseSeen ends a session of this replica that a newer epoch has replaced elsewhere, and the timer of one lost here.
@@ -163,7 +196,11 @@ func (s *Server) rearm() {
 // (the leadership) ends. c writes as the system and is fenced with the leadership's term. A new
 // leader begins with full timers for all of them: a fail-over by itself loses no node.
 func (s *Server) RunLeader(ctx context.Context, c *client.Client) error {
+	moving := newMoving(s.cfg.Grace)
 	l := newLosses(s.cfg.Log, func(ctx context.Context, node string, epoch uint64) error {
+		if moving.wait(node, epoch, s.standbys.has(node), time.Now()) {
+			return errMoving
+		}
 		s.cfg.Log.Info("node lost: the replica that had its session is gone", "node", node, "epoch", epoch)
 		return markLost(ctx, c, node, epoch)
 	})

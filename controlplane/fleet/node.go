@@ -20,7 +20,7 @@ import (
 // and when somebody else changed the object (a session elsewhere that thought the node
 // lost, for one). It writes only what differs, so that an idle node writes nothing.
 func (x *session) syncNode() {
-	x.work.put("node", func(ctx context.Context) error {
+	x.put("node", 0, func(ctx context.Context) error {
 		x.mu.Lock()
 		facts := x.facts
 		x.mu.Unlock()
@@ -71,6 +71,13 @@ func (x *session) getOrCreateNode(ctx context.Context, facts *v1.Node) (*v1.Node
 	if !apierrors.IsNotFound(err) {
 		return node, err
 	}
+	// A Node that was deleted is not written anew: it took this certificate's right with it, in the same commit.
+	if r, ok, err := x.srv.freshRevocation(ctx, x.node); err != nil {
+		return nil, err
+	} else if ok && r.Covers(x.cert) {
+		x.end(errRevoked(x.node))
+		return nil, errRevoked(x.node)
+	}
 	n := &v1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: x.node, Labels: facts.Labels, Annotations: facts.Annotations},
 		Spec:       v1.NodeSpec{Taints: facts.Spec.Taints, ProviderID: facts.Spec.ProviderID},
@@ -79,6 +86,9 @@ func (x *session) getOrCreateNode(ctx context.Context, facts *v1.Node) (*v1.Node
 	node, err = client.Create(ctx, x.api, n)
 	if apierrors.IsAlreadyExists(err) {
 		return client.Get[*v1.Node](ctx, x.api, "", x.node)
+	}
+	if err == nil {
+		x.srv.ownLease(ctx, node)
 	}
 	return node, err
 }
@@ -128,6 +138,9 @@ func mergeNodeStatus(stored, facts *v1.NodeStatus, now metav1.Time) *v1.NodeStat
 	out.Capacity, out.Allocatable = keepExtended(stored, facts)
 	if out.VolumesInUse == nil {
 		out.VolumesInUse = stored.VolumesInUse
+	}
+	if out.RuntimeHandlers == nil { // an agent that starts has not asked its runtime yet
+		out.RuntimeHandlers, out.Features = stored.RuntimeHandlers, stored.Features
 	}
 	reported := facts.Conditions
 	if findNodeCondition(reported, v1.NodeReady) == nil {

@@ -10,6 +10,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	nodev1 "k8s.io/api/node/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,6 +20,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/input"
 	"keelson.dev/keelson/controlplane/client"
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
@@ -32,8 +35,10 @@ const (
 	kindEndpointSlice
 	kindStorageClass
 	kindCSIDriver
+	kindRuntimeClass
 	kindPersistentVolume
 	kindClaim
+	kindDeviceClaim
 	kindServiceAccount
 	kindConfigMap
 	kindSecret
@@ -55,8 +60,10 @@ var kinds = [kindCount]kindInfo{
 	kindEndpointSlice:    {"EndpointSlice", "discovery.k8s.io/v1", true, client.Informer[*discoveryv1.EndpointSlice]},
 	kindStorageClass:     {"StorageClass", "storage.k8s.io/v1", false, client.Informer[*storagev1.StorageClass]},
 	kindCSIDriver:        {"CSIDriver", "storage.k8s.io/v1", false, client.Informer[*storagev1.CSIDriver]},
+	kindRuntimeClass:     {"RuntimeClass", "node.k8s.io/v1", false, client.Informer[*nodev1.RuntimeClass]},
 	kindPersistentVolume: {"PersistentVolume", "v1", false, client.Informer[*v1.PersistentVolume]},
 	kindClaim:            {"PersistentVolumeClaim", "v1", false, client.Informer[*v1.PersistentVolumeClaim]},
+	kindDeviceClaim:      {"ResourceClaim", "resource.k8s.io/v1", false, client.Informer[*resourcev1.ResourceClaim]},
 	kindServiceAccount:   {"ServiceAccount", "v1", false, client.Informer[*v1.ServiceAccount]},
 	kindConfigMap:        {"ConfigMap", "v1", false, client.Informer[*v1.ConfigMap]},
 	kindSecret:           {"Secret", "v1", false, client.Informer[*v1.Secret]},
@@ -122,7 +129,8 @@ func extended(all v1.ResourceList) v1.ResourceList {
 // isExtended says that a resource is none of Kubernetes' own: its name has a domain, which is not kubernetes.io.
 func isExtended(name v1.ResourceName) bool {
 	domain, _, ok := strings.Cut(string(name), "/")
-	return ok && domain != "kubernetes.io" && !strings.HasSuffix(domain, ".kubernetes.io") && !strings.HasPrefix(domain, "requests.")
+	return ok && domain != "kubernetes.io" && !strings.HasSuffix(domain, ".kubernetes.io") &&
+		!strings.HasPrefix(domain, "requests.")
 }
 
 // sameSlim says whether agents need not hear of the change.
@@ -167,6 +175,9 @@ func decode(raw []byte, wantKind string, out interface{ Unmarshal([]byte) error 
 	}
 	if u.Kind != wantKind {
 		return fmt.Errorf("decode %s: envelope holds a %s", wantKind, u.Kind)
+	}
+	if err := input.CheckProto(u.Raw, out); err != nil {
+		return fmt.Errorf("decode %s: %w", wantKind, err)
 	}
 	if err := out.Unmarshal(u.Raw); err != nil {
 		return fmt.Errorf("decode %s: %w", wantKind, err)

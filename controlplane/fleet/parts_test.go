@@ -6,11 +6,9 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -19,9 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"pgregory.net/rapid"
 
-	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/internal/virtual"
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
@@ -158,7 +155,7 @@ func TestGate(t *testing.T) {
 	_, b := gateSlices()
 	for _, tt := range append(askedFirst(), leftFirst()...) {
 		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			virtual.Test(t, func(t *testing.T) {
 				g := newGate(time.Second)
 				began := time.Now()
 				opened := make(chan time.Duration, 2)
@@ -186,7 +183,7 @@ func TestGate(t *testing.T) {
 
 // Grace timers: the newest epoch counts, a session disarms, a failed write is tried again.
 func TestLosses(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var (
 			mu    sync.Mutex
@@ -230,8 +227,31 @@ func TestLosses(t *testing.T) {
 }
 
 // Writes: never two of one key at once, the last asked wins, failures are retried, the limit holds.
+// A node whose replica is gone is given one grace more while its agent is connected here, for each session anew; one that is
+// not connected is lost at once.
+func TestMoving(t *testing.T) {
+	m, began := newMoving(5*time.Second), time.Now()
+	for _, c := range []struct {
+		after     time.Duration
+		epoch     uint64
+		connected bool
+		wait      bool
+	}{
+		{0, 1, true, true}, {4 * time.Second, 1, true, true}, {5 * time.Second, 1, true, false},
+		{6 * time.Second, 2, true, true}, {7 * time.Second, 2, false, false},
+		{8 * time.Second, 3, false, false},
+	} {
+		if got := m.wait("w1", c.epoch, c.connected, began.Add(c.after)); got != c.wait {
+			t.Errorf("after %s, session %d, connected %v: waits %v", c.after, c.epoch, c.connected, got)
+		}
+	}
+	if len(m.byNode) != 0 {
+		t.Errorf("%d nodes are remembered", len(m.byNode))
+	}
+}
+
 func TestWork(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		w := newWork(ctx, 3)
 		var now, most atomic.Int64
@@ -241,7 +261,7 @@ func TestWork(t *testing.T) {
 		var mu sync.Mutex
 		for i := range 200 {
 			k := fmt.Sprint("k", i%10)
-			w.put(k, func(context.Context) error {
+			w.put(k, 0, func(context.Context) error {
 				mu.Lock()
 				if busy[k] {
 					t.Errorf("two writes of %s at once", k)
@@ -276,153 +296,19 @@ func TestWork(t *testing.T) {
 		if most.Load() != 3 {
 			t.Errorf("%d writes at once, want 3", most.Load())
 		}
-		w.put("late", func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+		w.put("late", 0, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
 		cancel()
 		w.wait()
 	})
 }
 
-// world is a source that a test changes at will.
-type world struct {
-	objects map[key]api.Object
-	watched map[key]int
-	rev     int
-}
-
-func (w *world) lookup(k key) (api.Object, bool) { o, ok := w.objects[k]; return o, ok }
-func (w *world) encoded(k kind, o api.Object) (*fleetv1.Object, error) {
-	return encode(k, o)
-}
-func (w *world) watch(k key)   { w.watched[k]++ }
-func (w *world) unwatch(k key) { w.watched[k]-- }
-func (w *world) set(k key, o api.Object) {
-	w.rev++
-	o.SetNamespace(k.namespace)
-	o.SetName(k.name)
-	o.SetUID(types.UID(fmt.Sprint(k.kind, k.name)))
-	o.SetResourceVersion(strconv.Itoa(w.rev))
-	w.objects[k] = o
-}
-
-// F93: whatever changes in whatever order, after each step the agent holds exactly what it must: all Services, its own pods, and the
-// closure of what those reference, each at its present revision.
-func TestAssignmentFollowsTheWorld(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		w := &world{objects: make(map[key]api.Object), watched: make(map[key]int)}
-		a := newAssignment("w1", w)
-		held := make(map[key]uint64)
-		dirty := make(map[key]bool)
-		name := func(of string) string { return fmt.Sprint(of, rapid.IntRange(0, 2).Draw(t, of)) }
-		for range rapid.IntRange(1, 60).Draw(t, "steps") {
-			k, o := drawObject(t, name)
-			if rapid.IntRange(0, 3).Draw(t, "delete") == 0 {
-				delete(w.objects, k)
-			} else {
-				w.set(k, o)
-			}
-			// As the view does: pods and Services always, the rest when watched.
-			if k.kind == kindPod || kinds[k.kind].everyone || w.watched[k] > 0 {
-				dirty[k] = true
-			}
-			if rapid.Bool().Draw(t, "coalesce") {
-				continue
-			}
-			flush(t, a, dirty, held)
-			check(t, w, held)
-		}
-		flush(t, a, dirty, held)
-		check(t, w, held)
-		a.release()
-		for k, n := range w.watched {
-			if n != 0 {
-				t.Fatalf("%v is watched %d times after release", k, n)
-			}
-		}
-	})
-}
-
-func drawObject(t *rapid.T, name func(string) string) (key, api.Object) {
-	switch rapid.IntRange(0, 5).Draw(t, "kind") {
-	case 0:
-		p := &v1.Pod{Spec: v1.PodSpec{NodeName: rapid.SampledFrom([]string{"w1", "w2", ""}).Draw(t, "node")}}
-		p.Spec.Volumes = []v1.Volume{
-			{Name: "c", VolumeSource: v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: v1.LocalObjectReference{Name: name("cm")}}}},
-			{Name: "p", VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: name("pvc")}}},
-		}
-		return key{kindPod, "default", name("pod")}, p
-	case 1:
-		return key{kindConfigMap, "default", name("cm")}, &v1.ConfigMap{}
-	case 2:
-		return key{kindClaim, "default", name("pvc")}, &v1.PersistentVolumeClaim{Spec: v1.PersistentVolumeClaimSpec{VolumeName: name("pv")}}
-	case 3:
-		pv := &v1.PersistentVolume{}
-		pv.Spec.CSI = &v1.CSIPersistentVolumeSource{Driver: "d", NodeStageSecretRef: &v1.SecretReference{Namespace: "default", Name: name("secret")}}
-		return key{kindPersistentVolume, "", name("pv")}, pv
-	case 4:
-		return key{kindSecret, "default", name("secret")}, &v1.Secret{}
-	}
-	return key{kindService, "default", name("svc")}, &v1.Service{}
-}
-
-// flush performs a step and plays the agent.
-func flush(t *rapid.T, a *assignment, dirty map[key]bool, held map[key]uint64) {
-	var keys []key
-	for k := range dirty {
-		keys = append(keys, k)
-	}
-	clear(dirty)
-	c, err := a.step(keys)
-	if err != nil {
-		t.Fatal(err)
-	}
-	find := func(name string) kind {
-		return kind(slices.IndexFunc(kinds[:], func(i kindInfo) bool { return i.name == name }))
-	}
-	for _, set := range c.parts(false) {
-		for _, o := range set.Upserts {
-			held[key{find(o.Kind), o.Namespace, o.Name}] = o.Revision
-		}
-		for _, r := range set.Deletes {
-			delete(held, key{find(r.Kind), r.Namespace, r.Name})
-		}
-	}
-}
-
-// check compares with the closure worked out from nothing.
-func check(t *rapid.T, w *world, held map[key]uint64) {
-	want := make(map[key]uint64)
-	var add func(k key)
-	add = func(k key) {
-		if o, ok := w.objects[k]; ok {
-			want[k] = revisionOf(o)
-			for _, r := range references(o) {
-				add(r)
-			}
-		}
-	}
-	for k, o := range w.objects {
-		if p, ok := o.(*v1.Pod); kinds[k.kind].everyone || ok && p.Spec.NodeName == "w1" {
-			add(k)
-		}
-	}
-	for k, rev := range want {
-		if held[k] != rev {
-			t.Fatalf("%v is held at %d, want %d", k, held[k], rev)
-		}
-	}
-	for k := range held {
-		if _, ok := want[k]; !ok {
-			t.Fatalf("%v is held for no reason", k)
-		}
-	}
-}
-
 // What a stored mirror pod names does not travel to its node.
 func TestMirrorPodsLeadNowhere(t *testing.T) {
+	class := "c"
 	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p"}, Spec: v1.PodSpec{
-		ServiceAccountName: "robot", ImagePullSecrets: []v1.LocalObjectReference{{Name: "s"}},
+		ServiceAccountName: "robot", ImagePullSecrets: []v1.LocalObjectReference{{Name: "s"}}, RuntimeClassName: &class,
 	}}
-	if got := references(p); len(got) != 2 {
+	if got := references(p); len(got) != 3 {
 		t.Errorf("an ordinary pod leads to %v", got)
 	}
 	p.Annotations = map[string]string{v1.MirrorPodAnnotationKey: "x"}

@@ -10,18 +10,26 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"keelson.dev/keelson/controlplane/client"
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
 // podStatus stores a reported status; the newest per pod wins.
 func (x *session) podStatus(m *fleetv1.PodStatus) error {
-	reported := &v1.Pod{}
-	if err := decode(m.Pod, "Pod", reported); err != nil {
-		return fmt.Errorf("status of pod %s/%s: %w", m.Namespace, m.Name, err)
+	if err := checkNames(m.Namespace, m.Name, m.Uid); err != nil {
+		return err
 	}
 	uid := types.UID(m.Uid)
-	x.work.put("pod/"+m.Uid, func(ctx context.Context) error {
+	// It is decoded when its turn comes: what waits is as large as what was sent, and no larger.
+	x.put("pod/"+m.Uid, len(m.Pod), func(ctx context.Context) error {
+		reported := &v1.Pod{}
+		if err := decode(m.Pod, "Pod", reported); err != nil {
+			x.log.Warn("message from agent", "err", fmt.Errorf("status of pod %s/%s: %w", m.Namespace, m.Name, err))
+			return nil // trying again does not mend it
+		}
 		if err := x.writeStatus(ctx, m.Namespace, m.Name, uid, &reported.Status); err != nil {
 			return err
 		}
@@ -30,6 +38,31 @@ func (x *session) podStatus(m *fleetv1.PodStatus) error {
 	})
 	return nil
 }
+
+// maxNames is above what namespace, name and UID of an object have together.
+const maxNames = 4 << 10
+
+// checkNames refuses names that no object has, before anything keeps them.
+func checkNames(names ...string) error {
+	all := 0
+	for _, n := range names {
+		all += len(n)
+	}
+	if all > maxNames {
+		return fmt.Errorf("a message names an object in %d bytes, at most %d are read", all, maxNames)
+	}
+	return nil
+}
+
+// put has work done for what the node reports. A node of which more waits than any node has to say is shown out; it
+// comes back with its whole state.
+func (x *session) put(key string, bytes int, do func(ctx context.Context) error) {
+	if !x.work.put(key, bytes, do) {
+		x.end(errTooMuch)
+	}
+}
+
+var errTooMuch = status.Error(codes.ResourceExhausted, "fleet: the agent reports more than can be written for one node")
 
 func (x *session) ackPod(uid types.UID) {
 	x.post(&fleetv1.ControlMessage{Kind: &fleetv1.ControlMessage_StatusAck{StatusAck: &fleetv1.StatusAck{Uid: string(uid)}}})
@@ -113,9 +146,7 @@ func mergePodStatus(stored, reported *v1.PodStatus) *v1.PodStatus {
 	if out.NominatedNodeName == "" {
 		out.NominatedNodeName = stored.NominatedNodeName
 	}
-	if out.ResourceClaimStatuses == nil {
-		out.ResourceClaimStatuses = stored.ResourceClaimStatuses
-	}
+	out.ResourceClaimStatuses = stored.ResourceClaimStatuses // a node may read the claims that are named there
 	return &out
 }
 
@@ -142,7 +173,9 @@ func mergePodConditions(stored, reported []v1.PodCondition) []v1.PodCondition {
 		out = append(out, c)
 	}
 	for _, c := range stored {
-		if find(reported, c.Type) == nil {
+		// A resize is the node's to tell of: what it says nothing of is over.
+		resize := c.Type == v1.PodResizePending || c.Type == v1.PodResizeInProgress
+		if find(reported, c.Type) == nil && !resize {
 			out = append(out, c)
 		}
 	}
@@ -150,9 +183,12 @@ func mergePodConditions(stored, reported []v1.PodCondition) []v1.PodCondition {
 }
 
 // podGone removes the object of a pod of which nothing is left on the node.
-func (x *session) podGone(m *fleetv1.PodGone) {
+func (x *session) podGone(m *fleetv1.PodGone) error {
+	if err := checkNames(m.Namespace, m.Name, m.Uid); err != nil {
+		return err
+	}
 	uid := types.UID(m.Uid)
-	x.work.put("pod/"+m.Uid, func(ctx context.Context) error {
+	x.put("pod/"+m.Uid, 0, func(ctx context.Context) error {
 		now := int64(0)
 		err := client.Delete[*v1.Pod](ctx, x.api, m.Namespace, m.Name, metav1.DeleteOptions{
 			GracePeriodSeconds: &now,
@@ -170,4 +206,5 @@ func (x *session) podGone(m *fleetv1.PodGone) {
 		x.ackPod(uid)
 		return nil
 	})
+	return nil
 }

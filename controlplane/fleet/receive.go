@@ -44,7 +44,7 @@ func (x *session) handle(m *fleetv1.AgentMessage) error {
 	case *fleetv1.AgentMessage_PodStatus:
 		return x.podStatus(k.PodStatus)
 	case *fleetv1.AgentMessage_PodGone:
-		x.podGone(k.PodGone)
+		return x.podGone(k.PodGone)
 	case *fleetv1.AgentMessage_Event:
 		return x.event(k.Event)
 	case *fleetv1.AgentMessage_Stages:

@@ -53,12 +53,16 @@ func nextEpoch(before uint64, now time.Time) uint64 {
 // at the same moment can come in between; the later write wins.
 func (s *Server) joinRecord(ctx context.Context, node string) (uint64, error) {
 	c := s.cfg.Client.As(s.cfg.System)
+	owners, err := ownersOfLease(ctx, c, node)
+	if err != nil {
+		return 0, err
+	}
 	for range 10 {
 		l, err := client.Get[*coordinationv1.Lease](ctx, c, v1.NamespaceNodeLease, node)
 		switch {
 		case apierrors.IsNotFound(err):
 			l = &coordinationv1.Lease{
-				ObjectMeta: metav1.ObjectMeta{Namespace: v1.NamespaceNodeLease, Name: node},
+				ObjectMeta: metav1.ObjectMeta{Namespace: v1.NamespaceNodeLease, Name: node, OwnerReferences: owners},
 				Spec:       coordinationv1.LeaseSpec{HolderIdentity: &node},
 			}
 			r := record{s.cfg.Replica, nextEpoch(0, time.Now())}
@@ -69,6 +73,7 @@ func (s *Server) joinRecord(ctx context.Context, node string) (uint64, error) {
 			}
 		case err == nil:
 			l = l.DeepCopy()
+			l.OwnerReferences = owners // of an earlier Node of the name, garbage collection would take it away
 			r := record{s.cfg.Replica, nextEpoch(recordOf(l).epoch, time.Now())}
 			r.writeTo(l)
 			_, err = client.Update(ctx, c, l)
@@ -81,6 +86,36 @@ func (s *Server) joinRecord(ctx context.Context, node string) (uint64, error) {
 		}
 	}
 	return 0, fmt.Errorf("write session record: too many conflicts")
+}
+
+// ownersOfLease is the Node that a Lease goes with; none while there is no Node.
+func ownersOfLease(ctx context.Context, c *client.Client, node string) ([]metav1.OwnerReference, error) {
+	n, err := client.Get[*v1.Node](ctx, c, "", node)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("write session record: read node: %w", err)
+	}
+	return []metav1.OwnerReference{nodeOwner(n)}, nil
+}
+
+// ownLease gives the Lease of a node that was just made its owner. Where that fails the next session does it.
+func (s *Server) ownLease(ctx context.Context, n *v1.Node) {
+	c := s.cfg.Client.As(s.cfg.System)
+	l, err := client.Get[*coordinationv1.Lease](ctx, c, v1.NamespaceNodeLease, n.Name)
+	if err == nil {
+		l = l.DeepCopy()
+		l.OwnerReferences = []metav1.OwnerReference{nodeOwner(n)}
+		_, err = client.Update(ctx, c, l)
+	}
+	if err != nil && ctx.Err() == nil {
+		s.cfg.Log.Warn("the Lease of a node has no owner yet", "node", n.Name, "err", err)
+	}
+}
+
+func nodeOwner(n *v1.Node) metav1.OwnerReference {
+	return metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: n.UID}
 }
 
 // markLost writes Ready=Unknown unless the node has had a newer session than epoch since. It is safe to be

@@ -43,6 +43,7 @@ func (r *refSet) add(k kind, namespace, name string) {
 var kindOfResource = map[string]kind{
 	"serviceaccounts": kindServiceAccount, "secrets": kindSecret, "configmaps": kindConfigMap,
 	"persistentvolumeclaims": kindClaim, "csidrivers": kindCSIDriver,
+	"resourceclaims": kindDeviceClaim,
 }
 
 // podReferences grants a mirror pod nothing: its node has written it.
@@ -51,6 +52,9 @@ func podReferences(p *v1.Pod) []key {
 		return nil
 	}
 	var r refSet
+	if p.Spec.RuntimeClassName != nil { // it names the handler, and every node may read all classes
+		r.add(kindRuntimeClass, "", *p.Spec.RuntimeClassName)
+	}
 	for ref := range podref.Of(p) {
 		if k, ok := kindOfResource[ref.Resource]; ok {
 			r.add(k, ref.Namespace, ref.Name)

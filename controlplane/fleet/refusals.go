@@ -35,7 +35,8 @@ type refusals struct {
 }
 
 func newRefusals(log *slog.Logger) *refusals {
-	return &refusals{log: log, sources: map[netip.Addr]*rate.Limiter{}, lines: rate.NewLimiter(rate.Every(refusalEvery), refusalLines)}
+	return &refusals{log: log, sources: map[netip.Addr]*rate.Limiter{},
+		lines: rate.NewLimiter(rate.Every(refusalEvery), refusalLines)}
 }
 
 // exhausted says that so many joins of the source have failed that its next one is not looked at.

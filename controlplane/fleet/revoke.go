@@ -184,6 +184,25 @@ func (s *Server) revokeDeleted(ctx context.Context) error {
 	}
 }
 
+// revokedBy is the record of a node, which may be nil, with a further revocation; nil when it has that one already.
+func revokedBy(have *v1.Secret, r pki.Revocation) *v1.Secret {
+	if have == nil {
+		return r.Record()
+	}
+	if was, ok := pki.RevocationOf(have); ok {
+		if r.UID != "" && was.UID == r.UID {
+			return nil
+		}
+		r.Named = r.Named || was.Named
+		if was.At.After(r.At) {
+			r.At = was.At
+		}
+	}
+	next := have.DeepCopy()
+	next.Type, next.Data = pki.RevocationSecretType, r.Record().Data
+	return next
+}
+
 // Revoke writes the record that revokes a node's certificates. That of a deleted Node which has one already is left.
 func (s *Server) Revoke(ctx context.Context, r pki.Revocation) error {
 	c := s.cfg.Client.As(s.cfg.System).ForClusterVerb()
@@ -193,19 +212,11 @@ func (s *Server) Revoke(ctx context.Context, r pki.Revocation) error {
 		case apierrors.IsNotFound(err):
 			_, err = client.Create(ctx, c, r.Record())
 		case err == nil:
-			next := r
-			if was, ok := pki.RevocationOf(have); ok {
-				if r.UID != "" && was.UID == r.UID {
-					return nil
-				}
-				next.Named = r.Named || was.Named
-				if was.At.After(next.At) {
-					next.At = was.At
-				}
+			next := revokedBy(have, r)
+			if next == nil {
+				return nil
 			}
-			changed := have.DeepCopy()
-			changed.Type, changed.Data = pki.RevocationSecretType, next.Record().Data
-			_, err = client.Update(ctx, c, changed)
+			_, err = client.Update(ctx, c, next)
 		}
 		if err == nil {
 			s.cfg.Log.Info("certificates of a node revoked", "node", r.Node, "until", r.At.UTC().Format(time.RFC3339))

@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -60,6 +61,10 @@ type Config struct {
 	// SignNode checks the CSR and signs a certificate for CN system:node:NAME, O system:nodes, issued now or at a later
 	// time, where the certificates that were issued before are revoked.
 	SignNode func(node string, csrDER []byte, atLeast time.Time) (certPEM []byte, err error)
+	// SignServing signs a certificate for the HTTPS server of a node that was seen at an address. nil refuses it.
+	SignServing func(node string, csrDER []byte, seen netip.Addr) (certPEM []byte, err error)
+	// CertificateLife is for how long SignNode signs.
+	CertificateLife time.Duration
 	// CA returns the cluster CA in PEM.
 	CA func() []byte
 	// EnrollReplica hands out the key material and adds the newcomer to the raft group; the token has been checked.
@@ -73,6 +78,10 @@ type Config struct {
 	// Connected says whether this replica can commit at present. While it cannot, heartbeats go
 	// unanswered, so that agents move to a replica that can. nil: always.
 	Connected func() bool
+
+	// Audit begins the record of a request to join or to renew, and returns what ends it. An error means that it has to be
+	// recorded and cannot be. nil records nothing.
+	Audit func(Asked) (func(Answered), error)
 
 	Timeline *api.Timeline // may be nil
 	Log      *slog.Logger  // may be nil
@@ -123,6 +132,8 @@ type Server struct {
 	standbys *standbys
 	refusals *refusals
 	visitors *visitors
+	reviews  reviewed
+	spending chan struct{} // holds one who takes down the use of a join token
 
 	deleted   sync.Mutex
 	deletions []pki.Revocation // of deleted Nodes, not recorded yet; guarded by deleted
@@ -130,6 +141,7 @@ type Server struct {
 	tunnels   *tunnels
 	events    *eventIndex
 	heard     *heard
+	used      *used
 	leases    cache.Indexer
 	csiNodes  cache.Indexer
 
@@ -138,7 +150,10 @@ type Server struct {
 	children sync.WaitGroup
 }
 
-var _ api.NodeStreams = (*Server)(nil)
+var (
+	_ api.NodeStreams = (*Server)(nil)
+	_ api.NodeDialer  = (*Server)(nil)
+)
 
 // New prepares the server and registers its informers with cfg.Informers. Nothing runs until Run.
 func New(cfg Config) *Server {
@@ -146,8 +161,8 @@ func New(cfg Config) *Server {
 	s := &Server{
 		cfg: cfg, gate: newGate(cfg.StopGate), standbys: newStandbys(), refusals: newRefusals(cfg.Log),
 		visitors: &visitors{byNode: make(map[string]map[*tls.Conn]*x509.Certificate)}, deletion: make(chan struct{}, 1),
-		tunnels: newTunnels(), events: newEventIndex(), heard: newHeard(),
-		synced: make(chan struct{}), stopping: make(chan struct{}),
+		tunnels: newTunnels(), events: newEventIndex(), heard: newHeard(), used: newUsed(),
+		spending: make(chan struct{}, 1), synced: make(chan struct{}), stopping: make(chan struct{}),
 	}
 	s.view = newView(cfg.Informers, s.gate)
 	s.losses = newLosses(cfg.Log, func(ctx context.Context, node string, epoch uint64) error {
@@ -214,3 +229,6 @@ func (s *Server) ready(ctx context.Context) error {
 
 // Connected says whether the node has its session with this replica.
 func (s *Server) Connected(node string) bool { return s.view.session(node) != nil }
+
+// Standing says whether the node is connected to this replica, with or without its session.
+func (s *Server) Standing(node string) bool { return s.standbys.has(node) }

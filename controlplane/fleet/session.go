@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -28,6 +29,7 @@ type session struct {
 	srv   *Server
 	log   *slog.Logger
 	node  string
+	cert  *x509.Certificate // by which it proved to be that
 	epoch uint64
 	api   *client.Client // acts as the node
 	work  *work
@@ -79,7 +81,7 @@ func (s *Server) Session(stream fleetv1.Fleet_SessionServer) error {
 	ctx, end := context.WithCancelCause(stream.Context())
 	defer end(nil)
 	sess := &session{
-		srv: s, node: node, log: s.cfg.Log.With("node", node),
+		srv: s, node: node, cert: certificateOf(stream.Context()), log: s.cfg.Log.With("node", node),
 		api:  s.cfg.Client.As(api.NodeUser(node)),
 		work: newWork(ctx, 16), end: end,
 		wake: make(chan struct{}, 1), dirty: make(map[key]struct{}), echoes: make(map[types.UID]echo),
@@ -214,9 +216,12 @@ func (x *session) send(ctx context.Context, stream fleetv1.Fleet_SessionServer, 
 		rev := v.routed.Load() // before the keys are taken: what is marked later is not promised
 		keys := x.takeDirty()
 		if full {
-			keys = v.everything(x.node)
+			keys = v.podsOf(x.node)
 		}
 		c, err := a.step(keys)
+		if errors.Is(err, errBehind) {
+			return errBehind
+		}
 		if err != nil {
 			return fmt.Errorf("fleet: assignment of node %s: %w", x.node, err)
 		}

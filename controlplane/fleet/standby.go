@@ -144,6 +144,10 @@ func (s *Server) hearStandby(node string, stream fleetv1.Fleet_StandbyServer) er
 			s.gate.progress(node, k.ProxyRevision)
 		case *fleetv1.StandbyUp_Refused:
 			s.tunnels.refuse(k.Refused.Id, node, fmt.Errorf("node %s: %s", node, k.Refused.Reason))
+		case *fleetv1.StandbyUp_Usage:
+			if err := s.used.note(node, k.Usage, time.Now()); err != nil {
+				s.cfg.Log.Debug("usage of a node dropped", "node", node, "err", err)
+			}
 		}
 	}
 }

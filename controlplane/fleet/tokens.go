@@ -18,6 +18,10 @@ const maxTokens = 64
 
 // tokenRequest mints a service account token bound to a pod of the node, as the node.
 func (x *session) tokenRequest(m *fleetv1.TokenRequest) {
+	if err := checkNames(append(m.Audiences, m.Namespace, m.ServiceAccount, m.PodName, m.PodUid)...); err != nil {
+		x.answerToken(m.Id, nil, err)
+		return
+	}
 	x.mu.Lock()
 	busy := x.tokens >= maxTokens
 	if !busy {

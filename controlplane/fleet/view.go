@@ -22,12 +22,14 @@ const podsByNode = "fleet.podsByNode"
 // look-up and a mark; encoding and sending belong to each session's own goroutine.
 //
 // The order that makes it lossless: a session registers (join, watch) before it reads the
-// informers' stores, and the stores change before the handlers here are called.
+// informers' stores, the stores change before the handlers here are called, and these write on the board before they wake.
 type view struct {
 	stores   [kindCount]cache.Indexer
 	handlers []cache.ResourceEventHandlerRegistration
 	enc      *encodings
 	gate     *gate
+	board    *board
+	waves    waves
 
 	// routed is the revision up to which every EndpointSlice change has been marked in all sessions.
 	routed atomic.Uint64
@@ -39,7 +41,7 @@ type view struct {
 
 func newView(i *client.Informers, g *gate) *view {
 	v := &view{
-		enc: newEncodings(), gate: g,
+		enc: newEncodings(), gate: g, board: newBoard(mostGone),
 		sessions: make(map[string]*session),
 		interest: make(map[key]map[*session]struct{}),
 	}
@@ -111,11 +113,12 @@ func (v *view) changed(k kind, old, now api.Object) {
 	switch {
 	case k == kindNode && old != nil && now != nil && sameSlim(old.(*v1.Node), now.(*v1.Node)):
 	case kinds[k].everyone:
-		v.mu.RLock()
-		for _, s := range v.sessions {
-			s.mark(id)
+		v.board.put(id, any.GetUID(), now == nil)
+		if k == kindNode {
+			v.tellSoon(id.name)
+		} else {
+			v.tellAll()
 		}
-		v.mu.RUnlock()
 	case k == kindPod:
 		v.markPod(id, old)
 		v.markPod(id, now)
@@ -192,19 +195,9 @@ func (v *view) session(node string) *session {
 	return v.sessions[node]
 }
 
-// everything lists the keys that make the full assignment of a node.
-func (v *view) everything(node string) []key {
+// podsOf lists the pods of a node.
+func (v *view) podsOf(node string) []key {
 	var keys []key
-	for k := range kindCount {
-		if !kinds[k].everyone {
-			continue
-		}
-		for _, o := range v.stores[k].List() {
-			if obj, ok := o.(api.Object); ok {
-				keys = append(keys, keyOf(k, obj))
-			}
-		}
-	}
 	pods, _ := v.stores[kindPod].ByIndex(podsByNode, node) // the index exists since newView
 	for _, o := range pods {
 		if obj, ok := o.(api.Object); ok {
@@ -212,6 +205,24 @@ func (v *view) everything(node string) []key {
 		}
 	}
 	return keys
+}
+
+// tellAll has every session read the board, and says how many there are.
+func (v *view) tellAll() int {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	for _, s := range v.sessions {
+		s.poke()
+	}
+	return len(v.sessions)
+}
+
+// tellSoon has a node's own session read the board now, and all others when the next wave goes out.
+func (v *view) tellSoon(node string) {
+	if s := v.session(node); s != nil {
+		s.poke()
+	}
+	v.waves.ask(v.tellAll)
 }
 
 func (v *view) lookup(k key) (api.Object, bool) {
@@ -242,6 +253,8 @@ type source struct {
 }
 
 func (x source) encoded(k kind, o api.Object) (*fleetv1.Object, error) { return x.enc.get(k, o) }
+
+func (x source) since(at uint64) ([]post, uint64, error) { return x.board.since(at) }
 
 func (x source) watch(k key) {
 	x.mu.Lock()

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"math/big"
 	"net"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -222,12 +223,52 @@ func (ca *CA) sign(p Profile, pub any, now time.Time) ([]byte, error) {
 // CN=system:node:<node>, O=system:nodes and no further names; anything else is
 // an error that says what, wrapping ErrRequest. life 0 means DefaultLife.
 func (ca *CA) SignAgent(request []byte, node string, life time.Duration, now time.Time) (certPEM []byte, err error) {
+	csr, err := nodeRequest(request, node)
+	if err == nil && len(csr.IPAddresses) > 0 {
+		err = fmt.Errorf("%w of node %q: it asks for %d alternative names, want none", ErrRequest, node, len(csr.IPAddresses))
+	}
+	if err != nil {
+		return nil, err
+	}
+	p := Client(api.NodeUserPrefix+node, api.GroupNodes)
+	p.Life = life
+	der, err := ca.sign(p, csr.PublicKey, now)
+	if err != nil {
+		return nil, err
+	}
+	return EncodeCert(der), nil
+}
+
+// SignServing answers the certificate request of the HTTPS server of a node, which is that of SignAgent with addresses.
+// Of these the certificate names the one that the node has been seen at, when it asks for it: others it may have made
+// up, and a certificate for them would let it pass for who is there. It names no host, for the same reason, and is good
+// for serving alone.
+func (ca *CA) SignServing(request []byte, node string, seen netip.Addr, life time.Duration, now time.Time) (certPEM []byte, err error) {
+	csr, err := nodeRequest(request, node)
+	if err != nil {
+		return nil, err
+	}
+	p := Profile{CommonName: api.NodeUserPrefix + node, Organizations: []string{api.GroupNodes}, Server: true, Life: life}
+	for _, ip := range csr.IPAddresses {
+		if a, ok := netip.AddrFromSlice(ip); ok && a.Unmap() == seen.Unmap() && a.Unmap().IsGlobalUnicast() {
+			p.IPs = []net.IP{ip}
+		}
+	}
+	der, err := ca.sign(p, csr.PublicKey, now)
+	if err != nil {
+		return nil, err
+	}
+	return EncodeCert(der), nil
+}
+
+// nodeRequest reads a request that asks for a node's name and for nothing else but addresses.
+func nodeRequest(request []byte, node string) (*x509.CertificateRequest, error) {
 	csr, err := parseRequest(request)
 	if err != nil {
 		return nil, fmt.Errorf("%w of node %q: %w", ErrRequest, node, err)
 	}
 	want := api.NodeUserPrefix + node
-	extra := len(csr.DNSNames) + len(csr.IPAddresses) + len(csr.EmailAddresses) + len(csr.URIs)
+	extra := len(csr.DNSNames) + len(csr.EmailAddresses) + len(csr.URIs)
 	switch {
 	case node == "":
 		err = errors.New("the node has no name")
@@ -241,13 +282,7 @@ func (ca *CA) SignAgent(request []byte, node string, life time.Duration, now tim
 	if err != nil {
 		return nil, fmt.Errorf("%w of node %q: %w", ErrRequest, node, err)
 	}
-	p := Client(want, api.GroupNodes)
-	p.Life = life
-	der, err := ca.sign(p, csr.PublicKey, now)
-	if err != nil {
-		return nil, err
-	}
-	return EncodeCert(der), nil
+	return csr, nil
 }
 
 // ErrRequest: a certificate request that must not be answered.

@@ -152,25 +152,33 @@ func (t *ServiceTokens) Verify(text string, audiences []string, now time.Time) (
 	return c, nil
 }
 
-func (t *ServiceTokens) verify(text string, audiences []string, now time.Time) (*Claims, error) {
+// open reads the claims of a token whose signature is good.
+func (t *ServiceTokens) open(text string, claims any) error {
 	token, err := jwt.ParseSigned(text, []jose.SignatureAlgorithm{jose.ES256})
 	if alg := (*jose.ErrUnexpectedSignatureAlgorithm)(nil); errors.As(err, &alg) {
-		return nil, ErrSignature
+		return ErrSignature
 	}
 	if err != nil || len(token.Headers) != 1 {
 		// jose's error may quote the token; ours says no more than this.
-		return nil, ErrMalformed
+		return ErrMalformed
 	}
 	key := t.keys[token.Headers[0].KeyID]
 	if key == nil {
-		return nil, ErrSignature
+		return ErrSignature
 	}
-	var w wireClaims
-	if err := token.Claims(key, &w); err != nil {
+	if err := token.Claims(key, claims); err != nil {
 		if errors.Is(err, jose.ErrCryptoFailure) {
-			return nil, ErrSignature
+			return ErrSignature
 		}
-		return nil, fmt.Errorf("%w: its claims cannot be read", ErrMalformed)
+		return fmt.Errorf("%w: its claims cannot be read", ErrMalformed)
+	}
+	return nil
+}
+
+func (t *ServiceTokens) verify(text string, audiences []string, now time.Time) (*Claims, error) {
+	var w wireClaims
+	if err := t.open(text, &w); err != nil {
+		return nil, err
 	}
 	c, err := w.claims()
 	if err != nil {

@@ -3,6 +3,7 @@ package pki
 import (
 	"bytes"
 	"crypto/ecdsa"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -217,6 +218,58 @@ func TestServiceAccountToken(t *testing.T) {
 	}
 	if err != nil || len(set.Keys) != 2 || set.Keys[0]["d"] != nil || set.Keys[0]["alg"] != "ES256" {
 		t.Errorf("JWKS %s, %v", data, err)
+	}
+}
+
+func TestTokenOfSecret(t *testing.T) {
+	tr, other := newTrust(t), newTrust(t)
+	tokens := newTokens(t, DefaultIssuer, tr)
+	ask := SecretClaims{Namespace: "default", ServiceAccount: Ref{"app", "u1"}, Secret: "s"}
+	sign := func(by *ServiceTokens, c SecretClaims) string {
+		text, err := by.SignForSecret(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return text
+	}
+	good := sign(tokens, ask)
+	got, err := tokens.VerifyOfSecret(good)
+	if err != nil || *got != ask {
+		t.Fatalf("verified %+v, %v", got, err)
+	}
+	if u := got.User(); u.Name != "system:serviceaccount:default:app" || u.UID != "u1" || len(u.Extra) > 0 {
+		t.Errorf("user %+v", u)
+	}
+	// The claims are those by which others know such a token.
+	payload, err := base64.RawURLEncoding.DecodeString(strings.Split(good, ".")[1])
+	want := `{"iss":"kubernetes/serviceaccount","kubernetes.io/serviceaccount/namespace":"default","kubernetes.io/serviceaccount/secret.name":"s",` +
+		`"kubernetes.io/serviceaccount/service-account.name":"app","kubernetes.io/serviceaccount/service-account.uid":"u1","sub":"system:serviceaccount:default:app"}`
+	var claims map[string]string
+	if err == nil {
+		err = json.Unmarshal(payload, &claims)
+	}
+	if sorted, _ := json.Marshal(claims); err != nil || string(sorted) != want {
+		t.Errorf("claims %s, %v", sorted, err)
+	}
+	ends, _, _ := tokens.Sign(Claims{Namespace: "default", ServiceAccount: Ref{"app", "u1"}}, time.Hour, t0)
+	parts, nameless := strings.Split(good, "."), ask
+	nameless.Secret = ""
+	for _, c := range []struct {
+		name, text string
+		want       error
+	}{
+		{"another cluster", sign(newTokens(t, DefaultIssuer, other), ask), ErrSignature},
+		{"one that ends", ends, ErrIssuer},
+		{"unsigned", "eyJhbGciOiJub25lIn0." + parts[1] + ".", ErrSignature},
+		{"no Secret", sign(tokens, nameless), ErrMalformed},
+		{"no token", "abc", ErrMalformed},
+	} {
+		if _, err := tokens.VerifyOfSecret(c.text); !errors.Is(err, c.want) || strings.Contains(err.Error(), c.text) {
+			t.Errorf("%s: %v, want %v", c.name, err, c.want)
+		}
+	}
+	if _, err := tokens.Verify(good, nil, t0); err == nil {
+		t.Error("a token of a Secret passes for one that ends")
 	}
 }
 

@@ -118,6 +118,16 @@ func (k TokenKey) mac(s *corev1.Secret) []byte {
 	return []byte(hex.EncodeToString(h.Sum(nil)))
 }
 
+// TokenExpires is when the token has expired for which a Secret stands; false for one that stands for none, or does not
+// say.
+func TokenExpires(s *corev1.Secret) (time.Time, bool) {
+	if s == nil || s.Type != TokenSecretType {
+		return time.Time{}, false
+	}
+	at, err := time.Parse(time.RFC3339, string(s.Data[tokenKeyExpires]))
+	return at, err == nil
+}
+
 // Check says what the Secret of the cluster lets the bearer of the token do who
 // asks to join as name: or an error wrapping ErrMalformed (the Secret is no join
 // token), ErrForged, ErrWrongSecret, ErrWrongRole, ErrExpired or ErrWrongName.

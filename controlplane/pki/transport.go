@@ -8,6 +8,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"keelson.dev/keelson/controlplane/api"
 )
 
 // ErrNotReplica: the other end of a peer connection is no replica of this cluster.
@@ -104,6 +106,27 @@ func ClientTLS(ca *x509.CertPool, cert *Rotator, serverName string, now func() t
 		c.GetClientCertificate = cert.GetClientCertificate
 	}
 	return c
+}
+
+// NodeTLS trusts the HTTPS server of one node, whose certificate names the node and need not name an address: the
+// connection comes through the node's own tunnel.
+func NodeTLS(ca *x509.CertPool, cert *Rotator, node string, now func() time.Time) *tls.Config {
+	return &tls.Config{
+		MinVersion:           tls.VersionTLS13,
+		GetClientCertificate: cert.GetClientCertificate,
+		InsecureSkipVerify:   true, // VerifyConnection does, without a host's name
+		VerifyConnection: func(cs tls.ConnectionState) error {
+			leaf := cs.PeerCertificates[0]
+			usages := []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
+			if _, err := leaf.Verify(x509.VerifyOptions{Roots: ca, CurrentTime: now(), KeyUsages: usages}); err != nil {
+				return fmt.Errorf("the server of node %s: %w", node, err)
+			}
+			if want := api.NodeUserPrefix + node; leaf.Subject.CommonName != want {
+				return fmt.Errorf("the server is of %q, not of %q", leaf.Subject.CommonName, want)
+			}
+			return nil
+		},
+	}
 }
 
 // PeerTLS is both ends of connections between replicas. Either end must show a

@@ -9,8 +9,10 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -209,6 +211,43 @@ func TestSignAgent(t *testing.T) {
 		"PEM of a wrong kind": {ca.PEM(), "w1"},
 	} {
 		if _, err := ca.SignAgent(c.csr, c.node, 0, t0); !errors.Is(err, ErrRequest) {
+			t.Errorf("%s: %v, want ErrRequest", what, err)
+		}
+	}
+}
+
+// A node's server is named by the address at which the node was seen, and by nothing else that it asks for: with a name
+// of its own choice it could pose as the API.
+func TestSignServing(t *testing.T) {
+	ca := newTrust(t).CA
+	ask := x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:w1", Organization: []string{"system:nodes"}},
+		IPAddresses: []net.IP{net.IPv4(10, 96, 0, 1), net.IPv4(192, 0, 2, 1), net.ParseIP("2001:db8::1"), net.IPv4(127, 0, 0, 1)}}
+	for seen, want := range map[string]string{"192.0.2.1": "[192.0.2.1]", "::ffff:192.0.2.1": "[192.0.2.1]", "2001:db8::1": "[2001:db8::1]", "192.0.2.9": "[]",
+		"127.0.0.1": "[]"} {
+		out, err := ca.SignServing(request(t, ask), "w1", netip.MustParseAddr(seen), 0, t0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cert, err := DecodeCert(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := fmt.Sprint(cert.IPAddresses); got != want || len(cert.DNSNames) > 0 {
+			t.Errorf("seen at %s it is named %s %v, want %s", seen, got, cert.DNSNames, want)
+		}
+		for usage, good := range map[x509.ExtKeyUsage]bool{x509.ExtKeyUsageServerAuth: true, x509.ExtKeyUsageClientAuth: false} {
+			_, err := cert.Verify(x509.VerifyOptions{Roots: ca.Pool(), CurrentTime: t0, KeyUsages: []x509.ExtKeyUsage{usage}})
+			if (err == nil) != good {
+				t.Errorf("usage %v: %v", usage, err)
+			}
+		}
+	}
+	ask.DNSNames = []string{"kubernetes.default.svc"}
+	for what, c := range map[string]struct {
+		csr  []byte
+		node string
+	}{"a host": {request(t, ask), "w1"}, "another node": {request(t, ask), "w2"}, "no request": {[]byte("hello"), "w1"}} {
+		if _, err := ca.SignServing(c.csr, c.node, netip.MustParseAddr("192.0.2.1"), 0, t0); !errors.Is(err, ErrRequest) {
 			t.Errorf("%s: %v, want ErrRequest", what, err)
 		}
 	}

@@ -26,7 +26,7 @@ func (w *write) apply(ctx context.Context, f facet) (obj runtime.Object, created
 	if err != nil {
 		return nil, false, err
 	}
-	fm, err := w.r.fields.of(w.req.Kind, f.name)
+	fm, err := w.r.fields.of(w.served, f.name)
 	if err != nil {
 		return nil, false, statusError(err, describe(w.req))
 	}
@@ -34,8 +34,9 @@ func (w *write) apply(ctx context.Context, f facet) (obj runtime.Object, created
 	ctx, cancel := w.r.bounded(ctx)
 	defer cancel()
 	for {
-		stored, _, err := w.change(ctx, w.updateStep(f, func(cur *entry) (api.Object, error) {
-			return w.applyTo(fm, cur.obj, intent)
+		stored, _, err := w.change(ctx, w.updateStep(f, func(cur current) (proposal, error) {
+			obj, err := w.applyTo(fm, cur.obj, intent)
+			return proposal{obj: obj, op: api.Update}, err
 		}))
 		if err == nil {
 			return stored, false, nil

@@ -5,8 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"reflect"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -27,20 +27,28 @@ const (
 
 // cache is the decoded contents of the store on this replica. run is its only writer.
 type cache struct {
-	store    raftstore.Store
-	log      *slog.Logger
-	byKind   map[*api.Kind]*kindCache
-	byType   map[reflect.Type]*kindCache
-	byPrefix map[string]*kindCache
-	limits   historyLimits
+	store  raftstore.Store
+	log    *slog.Logger
+	kinds  *api.Kinds
+	routes atomic.Pointer[routes] // run's to change
+	limits historyLimits
+	first  atomic.Pointer[first]
 
 	progress  progress
 	loaded    bool          // the cache holds a state; run's own
 	ready     chan struct{} // closed when the cache shows what was there when run began
 	done      chan struct{} // closed when run has returned
 	encodings encodings
+	wholes    encodings // objects of which the light form is cached
+	shared    *fieldShare
 	now       func() time.Time
-	kept      int64 // bytes of history of all kinds; run's own
+	kept      atomic.Int64 // bytes of history of all storages
+	live      atomic.Int64 // of these, of decoded objects
+
+	ending  []*storageCache // ended since the last sweep, with watches that have not read to the end
+	late    []*storageCache // ended before that
+	loading sync.WaitGroup  // of storages that begin
+	begun   chan begun      // from them to run
 
 	// reserved maps "space/value" to its holder; reservations is run's own copy.
 	reserved     atomic.Pointer[btree.Map[string, string]]
@@ -49,21 +57,19 @@ type cache struct {
 
 func newCache(store raftstore.Store, kinds *api.Kinds) *cache {
 	c := &cache{
-		store:    store,
-		byKind:   make(map[*api.Kind]*kindCache),
-		byType:   make(map[reflect.Type]*kindCache),
-		byPrefix: make(map[string]*kindCache),
-		limits:   historyLimits{events: 16384, bytes: 64 << 20, age: 5 * time.Minute},
-		now:      time.Now,
-		ready:    make(chan struct{}),
-		done:     make(chan struct{}),
+		store:     store,
+		kinds:     kinds,
+		limits:    historyLimits{bytes: defaultHistory, age: 5 * time.Minute},
+		now:       time.Now,
+		shared:    newFieldShare(),
+		encodings: encodings{most: maxEncodedBytes},
+		wholes:    encodings{most: maxWholeBytes},
+		ready:     make(chan struct{}),
+		done:      make(chan struct{}),
+		begun:     make(chan begun),
 	}
-	for k, prefix := range kindPrefixes(kinds) {
-		kc := newKindCache(c, k, prefix)
-		c.byKind[k] = kc
-		c.byPrefix[prefix] = kc
-		c.byType[reflect.TypeOf(k.New())] = kc
-	}
+	c.routes.Store(newRoutes(nil))
+	c.adopt(context.Background(), kinds.Table())
 	c.reservations = btree.NewMap[string, string](treeDegree)
 	c.reserved.Store(c.reservations.Copy())
 	return c
@@ -81,12 +87,16 @@ func (c *cache) waitFor(ctx context.Context, rev raftstore.Revision) error {
 
 // run follows the store until ctx ends or the store is closed.
 func (c *cache) run(ctx context.Context) error {
+	defer c.loading.Wait()
 	defer close(c.done)
+	told := ctx // the store may have heard of the end before what derives from it has
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	pause := backoff.Backoff{Min: 10 * time.Millisecond, Max: time.Second, Jitter: 0.5}
 	for {
 		before := c.progress.at()
 		err := c.follow(ctx)
-		if ctx.Err() != nil {
+		if told.Err() != nil {
 			return nil
 		}
 		if errors.Is(err, raftstore.ErrClosed) {
@@ -103,8 +113,9 @@ func (c *cache) run(ctx context.Context) error {
 }
 
 // follow loads the store when there is nothing to resume from, then takes in
-// every revision until the watch ends.
+// every revision, and every change of the table of kinds, until the watch ends.
 func (c *cache) follow(ctx context.Context) error {
+	c.keepUp(ctx)
 	w, err := c.resume(ctx)
 	if err != nil {
 		return err
@@ -113,10 +124,21 @@ func (c *cache) follow(ctx context.Context) error {
 	// Not ready before what was applied when we began: a restarted replica must not show an older state.
 	target := c.store.Applied()
 	c.readyAt(target)
-	sweep := time.NewTicker(min(historySweep, max(c.limits.age/4, 10*time.Millisecond)))
+	sweep := time.NewTicker(c.limits.every())
 	defer sweep.Stop()
+	changed := c.routes.Load().table.Changed()
+	var due raftstore.Revision
 	for {
+		if changed == nil && c.progress.at() >= due {
+			c.keepUp(ctx)
+			changed = c.routes.Load().table.Changed()
+		}
 		select {
+		case <-changed:
+			// What was written to a kind before it was dropped is shown to its watches first.
+			changed, due = nil, c.store.Applied()
+		case b := <-c.begun:
+			c.join(b)
 		case first, ok := <-w.C():
 			if !ok {
 				return w.Err()
@@ -126,6 +148,13 @@ func (c *cache) follow(ctx context.Context) error {
 		case <-sweep.C:
 			c.sweep()
 		}
+	}
+}
+
+// keepUp adopts the present table of kinds.
+func (c *cache) keepUp(ctx context.Context) {
+	if t := c.kinds.Table(); t != c.routes.Load().table {
+		c.adopt(ctx, t)
 	}
 }
 
@@ -148,8 +177,8 @@ func (c *cache) resume(ctx context.Context) (raftstore.Watcher, error) {
 	}
 	// Loading a state of the recent past and replaying what followed gives
 	// watchers that were connected before a restart their history back.
-	if now := c.store.Applied(); !c.loaded && now > replayRevisions {
-		if c.load(ctx, now-replayRevisions) == nil {
+	if now := c.store.Applied(); !c.loaded && now > 1 {
+		if c.load(ctx, c.replayFrom(ctx, now)) == nil {
 			if w, err := c.store.Watch(ctx, "", c.progress.at()); err == nil {
 				return w, nil
 			}
@@ -165,6 +194,33 @@ func (c *cache) resume(ctx context.Context) (raftstore.Watcher, error) {
 		return nil, err
 	}
 	return w, nil
+}
+
+// replayFrom is the revision from which a starting cache begins: the oldest that the store still has, as far as
+// replayRevisions back.
+func (c *cache) replayFrom(ctx context.Context, now raftstore.Revision) raftstore.Revision {
+	from := raftstore.Revision(1)
+	if now > replayRevisions {
+		from = now - replayRevisions
+	}
+	gone := func(at raftstore.Revision) bool {
+		one := raftstore.ListOptions{ReadOptions: raftstore.ReadOptions{Local: true}, At: at, Limit: 1}
+		_, err := c.store.List(ctx, root, one)
+		return errors.Is(err, raftstore.ErrCompacted)
+	}
+	if !gone(from) {
+		return from
+	}
+	for to := now; ; { // from is gone, to is not
+		if from+1 >= to {
+			return to
+		}
+		if middle := from + (to-from)/2; gone(middle) {
+			from = middle
+		} else {
+			to = middle
+		}
+	}
 }
 
 func watchError(err error) error {
@@ -198,9 +254,12 @@ func (c *cache) load(ctx context.Context, at raftstore.Revision) error {
 	if err != nil {
 		return fmt.Errorf("listing the store: %w", err)
 	}
-	trees := make(map[*kindCache]*contents, len(c.byKind))
-	for _, kc := range c.byKind {
-		trees[kc] = newContents()
+	trees := c.loadFirst(ctx, list.Items)
+	rt := c.routes.Load()
+	for _, sc := range rt.byStorage {
+		if trees[sc] == nil {
+			trees[sc] = newContents(sc.storage)
+		}
 	}
 	reservations := btree.NewMap[string, string](treeDegree)
 	for _, it := range list.Items {
@@ -208,31 +267,85 @@ func (c *cache) load(ctx context.Context, at raftstore.Revision) error {
 			reservations.Set(res, string(it.Value))
 			continue
 		}
-		kc, key := c.route(it.Key)
-		if kc == nil {
+		sc, key := c.route(it.Key)
+		if sc == nil || c.isFirst(sc) {
 			continue
 		}
-		if e, err := c.decode(kc, key, it); err != nil {
-			trees[kc].unreadable = trees[kc].unreadable.with(c.unreadable(kc, key, it, err))
-		} else {
-			trees[kc].tree.Set(key, e)
-		}
+		c.sort(trees[sc], sc, key, it)
 	}
 	c.reservations = reservations
 	c.reserved.Store(reservations.Copy())
-	for kc, found := range trees {
-		kc.reset(found, list.Revision)
+	for sc, found := range trees {
+		sc.reset(found, list.Revision)
+		sc.open()
 	}
 	c.progress.advance(list.Revision)
 	c.loaded = true
 	return nil
 }
 
-// route finds the kind that a key belongs to; nil when it is no object's.
-func (c *cache) route(key string) (*kindCache, string) {
+// first is a kind whose objects make other kinds.
+type first struct {
+	kind *api.Kind
+	tell func(all []api.Object)
+}
+
+// LoadFirst has tell called with the objects of a kind whenever the contents of the store are loaded, before those of
+// other kinds are: kinds that it registers are loaded with all others, and have the history that they have. It must be
+// called before Run.
+func (r *Registry) LoadFirst(kind *api.Kind, tell func(all []api.Object)) {
+	r.cache.first.Store(&first{kind, tell})
+}
+
+// isFirst says that a storage is that of the objects that are loaded first.
+func (c *cache) isFirst(sc *storageCache) bool {
+	f := c.first.Load()
+	return f != nil && f.kind.Storage == sc.storage
+}
+
+// loadFirst reads, of what is being loaded, the objects that make kinds, and adopts these kinds.
+func (c *cache) loadFirst(ctx context.Context, items []raftstore.Item) map[*storageCache]*contents {
+	trees := map[*storageCache]*contents{}
+	f := c.first.Load()
+	if f == nil {
+		return trees
+	}
+	sc := c.routes.Load().byStorage[f.kind.Storage]
+	if sc == nil {
+		return trees
+	}
+	found := newContents(sc.storage)
+	for _, it := range items {
+		if key, ok := strings.CutPrefix(it.Key, f.kind.Storage.Prefix); ok {
+			c.sort(found, sc, key, it)
+		}
+	}
+	trees[sc] = found
+	var all []api.Object
+	found.byKey.Scan(func(_ string, e *entry) bool {
+		all = append(all, e.obj)
+		return true
+	})
+	f.tell(all)
+	c.keepUp(ctx)
+	return trees
+}
+
+// sort puts a stored item among those of its storage that can be read, or cannot.
+func (c *cache) sort(into *contents, sc *storageCache, key string, it raftstore.Item) {
+	if e, err := c.decode(sc, key, it, nil); err != nil {
+		into.unreadable = into.unreadable.with(c.unreadable(sc, key, it, err))
+	} else {
+		into.set(e)
+	}
+}
+
+// route finds the storage that a key belongs to; nil when it is no object's.
+func (c *cache) route(key string) (*storageCache, string) {
 	if !strings.HasPrefix(key, root) {
 		return nil, ""
 	}
+	byPrefix := c.routes.Load().byPrefix
 	end := len(root)
 	for range 2 { // /registry/{resource}/ or /registry/{group}/{resource}/
 		i := strings.IndexByte(key[end:], '/')
@@ -240,8 +353,8 @@ func (c *cache) route(key string) (*kindCache, string) {
 			return nil, ""
 		}
 		end += i + 1
-		if kc := c.byPrefix[key[:end]]; kc != nil {
-			return kc, key[end:]
+		if sc := byPrefix[key[:end]]; sc != nil {
+			return sc, key[end:]
 		}
 	}
 	return nil, ""
@@ -249,7 +362,7 @@ func (c *cache) route(key string) (*kindCache, string) {
 
 // apply takes revisions into the cache, in order.
 func (c *cache) apply(batch []raftstore.Events) {
-	var touched []*kindCache
+	var touched []*storageCache
 	reserved := false
 	for _, r := range batch {
 		if r.Revision <= c.progress.at() {
@@ -262,22 +375,26 @@ func (c *cache) apply(batch []raftstore.Events) {
 				reserved = true
 				continue
 			}
-			kc, key := c.route(ev.Item.Key)
-			if kc == nil {
+			sc, key := c.route(ev.Item.Key)
+			if sc == nil || r.Revision <= sc.from {
 				continue
 			}
-			c.applyObject(kc, key, ev)
-			if kc.touched == 0 {
-				touched = append(touched, kc)
+			if !isClosed(sc.begun) {
+				sc.early = append(sc.early, *ev)
+				continue
 			}
-			kc.touched = r.Revision
+			c.applyObject(sc, key, ev)
+			if sc.touched == 0 {
+				touched = append(touched, sc)
+			}
+			sc.touched = r.Revision
 		}
 	}
 	if reserved {
 		c.reserved.Store(c.reservations.Copy())
 	}
-	for _, kc := range touched {
-		kc.publish()
+	for _, sc := range touched {
+		sc.publish()
 	}
 	c.keepHistory()
 	c.progress.advance(batch[len(batch)-1].Revision)
@@ -293,34 +410,38 @@ func (c *cache) reserve(ev *raftstore.Event, res string) {
 
 // applyObject takes one change in. What cannot be read leaves what is shown: lists
 // and watches tell the same, and what reads again is added again.
-func (c *cache) applyObject(kc *kindCache, key string, ev *raftstore.Event) {
-	kc.unreadable = kc.unreadable.without(key)
+func (c *cache) applyObject(sc *storageCache, key string, ev *raftstore.Event) {
+	sc.unreadable = sc.unreadable.without(key)
 	if ev.Kind == raftstore.EventDelete {
-		kc.remove(key, ev.Item.Modified)
+		sc.remove(key, ev.Item.Modified)
 		return
 	}
-	e, err := c.decode(kc, key, ev.Item)
+	before, _ := sc.byKey.Get(key)
+	e, err := c.decode(sc, key, ev.Item, before)
 	if err != nil {
-		kc.unreadable = kc.unreadable.with(c.unreadable(kc, key, ev.Item, err))
-		kc.remove(key, ev.Item.Modified)
+		sc.unreadable = sc.unreadable.with(c.unreadable(sc, key, ev.Item, err))
+		sc.remove(key, ev.Item.Modified)
 		return
 	}
-	prev, _ := kc.tree.Set(key, e)
-	kc.pending = append(kc.pending, event{rev: e.rev, cur: e, prev: prev})
+	prev := sc.set(e)
+	sc.pending = append(sc.pending, sc.event(e, prev, false))
 }
 
 // decode makes the entry of a stored item. The object
 // of a writer on this replica is not taken instead: a time with nanoseconds, or an empty map
 // where the stored form has none, would make this replica's copy differ from
-// the others' and from what the next reader compares it with.
-func (c *cache) decode(kc *kindCache, key string, it raftstore.Item) (*entry, error) {
-	obj, err := kc.codec.decodeNamed(key, it.Value)
+// the others' and from what the next reader compares it with. before is an earlier state of the object, or nil.
+func (c *cache) decode(sc *storageCache, key string, it raftstore.Item, before *entry) (*entry, error) {
+	obj, version, err := sc.codec.decodeNamed(key, it.Value)
 	if err != nil {
 		return nil, err
 	}
-	kc.kind.SetTypeMeta(obj)
 	obj.SetResourceVersion(formatRevision(it.Modified))
-	return &entry{key: key, obj: obj, rev: it.Modified, value: it.Value}, nil
+	e := &entry{key: key, obj: obj, version: version, rev: it.Modified, value: it.Value}
+	if unknown := c.shared.shareFields(obj); unknown != nil {
+		e.unknown = &unknown
+	}
+	return e, c.lighten(sc, e, before)
 }
 
 func isClosed(c <-chan struct{}) bool {

@@ -6,9 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
-	"reflect"
 
 	"google.golang.org/protobuf/encoding/protowire"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"keelson.dev/keelson/controlplane/api"
 )
@@ -25,34 +25,56 @@ type sizedMarshaler interface {
 
 type unmarshaler interface{ Unmarshal([]byte) error }
 
-// kindCodec turns objects of one kind into stored bytes and back.
-type kindCodec struct {
-	kind   *api.Kind
-	header []byte // magic and typeMeta, the same for every object
+// codec turns objects of one storage into stored bytes and back. Objects are written in the version of its hub and
+// read in every version that is known.
+type codec struct {
+	storage *api.Storage
+	header  []byte // of the hub: magic and typeMeta, the same for every object
 }
 
-func newKindCodec(k *api.Kind) kindCodec {
-	return kindCodec{kind: k, header: envelopeHeader(k.GVK)}
+func newCodec(s *api.Storage) codec { return codec{storage: s, header: envelopeHeader(s.Hub.GVK)} }
+
+// version finds how a stored version is read; nil when it is not known.
+func (c codec) version(gvk schema.GroupVersionKind) *api.Version {
+	if gvk == c.storage.Hub.GVK {
+		return &c.storage.Hub
+	}
+	for i := range c.storage.Known {
+		if c.storage.Known[i].GVK == gvk {
+			return &c.storage.Known[i]
+		}
+	}
+	return nil
 }
 
 // envelopeTail is an empty contentEncoding and contentType, which Kubernetes writes too.
 var envelopeTail = []byte{0x1a, 0x00, 0x22, 0x00}
 
-// encode returns the envelope of obj, written once into one buffer. Types
-// without generated protobuf are stored as JSON.
-func (c kindCodec) encode(obj any) ([]byte, error) {
+// encode returns the stored form of an object of the hub version.
+func (c codec) encode(obj any) ([]byte, error) {
+	if l := c.storage.Hub.Light; l != nil {
+		if o, ok := obj.(api.Object); ok && l.Is(o) {
+			return nil, fmt.Errorf("encoding a %T: it is in the form in which it is cached, which is not stored", obj)
+		}
+	}
+	return encodeEnvelope(c.header, obj)
+}
+
+// encodeEnvelope returns the envelope of obj, written once into one buffer. Types
+// without generated protobuf are written as JSON.
+func encodeEnvelope(header []byte, obj any) ([]byte, error) {
 	m, ok := obj.(sizedMarshaler)
 	if !ok {
-		data, err := json.Marshal(obj)
+		data, err := encodeJSON(obj)
 		if err != nil {
 			return nil, fmt.Errorf("encoding a %T: %w", obj, err)
 		}
 		return data, nil
 	}
 	size := m.Size()
-	total := len(c.header) + 1 + varintLen(uint64(size)) + size + len(envelopeTail)
+	total := len(header) + 1 + varintLen(uint64(size)) + size + len(envelopeTail)
 	buf := make([]byte, 0, total)
-	buf = append(buf, c.header...)
+	buf = append(buf, header...)
 	buf = protowire.AppendTag(buf, 2, protowire.BytesType)
 	buf = protowire.AppendVarint(buf, uint64(size))
 	start := len(buf)
@@ -69,47 +91,100 @@ func (c kindCodec) encode(obj any) ([]byte, error) {
 
 func varintLen(v uint64) int { return (bits.Len64(v|1) + 6) / 7 }
 
-// decode returns a new object. It does not keep data.
-func (c kindCodec) decode(data []byte) (api.Object, error) {
-	obj := c.kind.New()
-	if !bytes.HasPrefix(data, envelopeMagic) {
-		if err := json.Unmarshal(data, obj); err != nil {
-			return nil, fmt.Errorf("decoding a stored %s: %w", c.kind.GVK.Kind, err)
-		}
-		return obj, nil
-	}
-	apiVersion, kind, raw, err := openEnvelope(data[len(envelopeMagic):])
+// decode returns a new object with apiVersion and kind, and the version that it is of: that of the hub, unless it was
+// stored in another one that has no way there by itself. It does not keep data.
+func (c codec) decode(data []byte) (api.Object, *api.Version, error) {
+	obj, v, err := c.read(data)
 	if err != nil {
-		return nil, fmt.Errorf("decoding a stored %s: %w", c.kind.GVK.Kind, err)
+		return nil, nil, fmt.Errorf("decoding a stored %s: %w", c.storage.Hub.GVK.Kind, err)
 	}
-	if v, k := c.kind.GVK.ToAPIVersionAndKind(); v != apiVersion || k != kind {
-		return nil, fmt.Errorf("decoding a stored %s: it is a %s of %s", c.kind.GVK.Kind, kind, apiVersion)
+	if v.Default != nil {
+		v.Default(obj)
 	}
-	u, ok := obj.(unmarshaler)
-	if !ok {
-		return nil, fmt.Errorf("decoding a stored %s: the type has no protobuf form", c.kind.GVK.Kind)
+	if v.ToHub != nil {
+		if obj, err = v.ToHub(obj); err != nil {
+			return nil, nil, fmt.Errorf("converting a stored %s to %s: %w", v.GVK, c.storage.Hub.GVK, err)
+		}
+		v = &c.storage.Hub
 	}
-	if err := u.Unmarshal(raw); err != nil {
-		return nil, fmt.Errorf("decoding a stored %s: %w", c.kind.GVK.Kind, err)
-	}
-	return obj, nil
+	obj.GetObjectKind().SetGroupVersionKind(v.GVK)
+	return obj, v, nil
 }
 
-// decodeNamed decodes what is stored under a key below the kind's prefix. Whatever is
+// read returns the object in the version in which it was stored.
+func (c codec) read(data []byte) (api.Object, *api.Version, error) {
+	if !bytes.HasPrefix(data, envelopeMagic) {
+		return c.readJSON(data)
+	}
+	v, rest := &c.storage.Hub, data[len(envelopeMagic):]
+	if after, usual := bytes.CutPrefix(data, c.header); usual {
+		rest = after
+	}
+	apiVersion, kind, raw, err := openEnvelope(rest)
+	if err != nil {
+		return nil, nil, err
+	}
+	if kind != "" || apiVersion != "" {
+		if v = c.version(schema.FromAPIVersionAndKind(apiVersion, kind)); v == nil {
+			return nil, nil, fmt.Errorf("it is a %s of %s", kind, apiVersion)
+		}
+	}
+	obj := v.New()
+	u, ok := obj.(unmarshaler)
+	if !ok {
+		return nil, nil, errors.New("the type has no protobuf form")
+	}
+	return obj, v, u.Unmarshal(raw)
+}
+
+func (c codec) readJSON(data []byte) (api.Object, *api.Version, error) {
+	v := &c.storage.Hub
+	obj := v.New()
+	if err := decodeJSON(data, obj); err != nil {
+		return nil, nil, err
+	}
+	is := obj.GetObjectKind().GroupVersionKind()
+	if is.Empty() || is == v.GVK {
+		return obj, v, nil
+	}
+	if v = c.version(is); v == nil {
+		return nil, nil, fmt.Errorf("it is a %s of %s", is.Kind, is.GroupVersion())
+	}
+	obj = v.New()
+	return obj, v, decodeJSON(data, obj)
+}
+
+// decodeJSON and encodeJSON ask objects that know their JSON directly: encoding/json would go over the text once more.
+func decodeJSON(data []byte, into api.Object) error {
+	if own, ok := into.(api.JSONDecoder); ok {
+		_, err := own.DecodeJSON(data, false)
+		return err
+	}
+	return json.Unmarshal(data, into)
+}
+
+func encodeJSON(obj any) ([]byte, error) {
+	if own, ok := obj.(json.Marshaler); ok {
+		return own.MarshalJSON()
+	}
+	return json.Marshal(obj)
+}
+
+// decodeNamed decodes what is stored under a key below the storage's prefix. Whatever is
 // wrong with the value, and a decoder that crashes over it, is an error.
-func (c kindCodec) decodeNamed(key string, data []byte) (obj api.Object, err error) {
+func (c codec) decodeNamed(key string, data []byte) (obj api.Object, v *api.Version, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			obj, err = nil, fmt.Errorf("decoding a stored %s: the decoder crashed: %v", c.kind.GVK.Kind, p)
+			obj, err = nil, fmt.Errorf("decoding a stored %s: the decoder crashed: %v", c.storage.Hub.GVK.Kind, p)
 		}
 	}()
-	if obj, err = c.decode(data); err != nil {
-		return nil, err
+	if obj, v, err = c.decode(data); err != nil {
+		return nil, nil, err
 	}
-	if has := objectKey(c.kind, obj.GetNamespace(), obj.GetName()); has != key {
-		return nil, fmt.Errorf("decoding a stored %s: the object says that it is %q", c.kind.GVK.Kind, has)
+	if has := storedKey(c.storage.Namespaced, obj.GetNamespace(), obj.GetName()); has != key {
+		return nil, nil, fmt.Errorf("decoding a stored %s: the object says that it is %q", c.storage.Hub.GVK.Kind, has)
 	}
-	return obj, nil
+	return obj, v, nil
 }
 
 var errEnvelope = errors.New("malformed protobuf envelope")
@@ -161,12 +236,4 @@ func eachField(b []byte, f func(protowire.Number, []byte) error) error {
 		b = b[n:]
 	}
 	return nil
-}
-
-// shallow returns a new struct with the fields of obj: what hangs below is
-// shared. It is how an immutable object gets another resourceVersion.
-func shallow(obj api.Object) api.Object {
-	v := reflect.New(reflect.TypeOf(obj).Elem())
-	v.Elem().Set(reflect.ValueOf(obj).Elem())
-	return v.Interface().(api.Object)
 }

@@ -24,7 +24,7 @@ func (r *Registry) Create(ctx context.Context, req *api.Request, a Admission) (r
 	if !ok {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("a %T cannot be stored", req.Object))
 	}
-	w, err := r.newWrite(req, a, req.Create.DryRun, req.Create.FieldManager)
+	w, err := r.newWrite(ctx, req, a, req.Create.DryRun, req.Create.FieldManager)
 	if err != nil {
 		return nil, err
 	}
@@ -47,16 +47,12 @@ func (w *write) create(ctx context.Context, obj api.Object, track func(api.Objec
 		if generated {
 			w.generateName(obj)
 		}
-		stored, err := w.tryCreate(ctx, obj, track)
-		if errors.Is(err, errNamespaceMoved) {
-			obj = pristine.DeepCopyObject().(api.Object)
-			continue
-		}
+		stored, err := w.tryCreate(ctx, obj, track, generated)
 		var conflict *raftstore.ConflictError
 		if !errors.As(err, &conflict) {
 			return stored, statusError(err, describe(w.req))
 		}
-		if conflict.Key == w.kc.prefix+w.key {
+		if conflict.Key == w.fullKey() {
 			switch {
 			case !generated:
 				return nil, apierrors.NewAlreadyExists(w.req.Kind.GroupResource(), obj.GetName())
@@ -64,7 +60,7 @@ func (w *write) create(ctx context.Context, obj api.Object, track func(api.Objec
 				return nil, apierrors.NewGenerateNameConflict(w.req.Kind.GroupResource(), obj.GetName(), 1)
 			}
 		}
-		if err := w.r.cache.waitFor(ctx, conflict.At); err != nil {
+		if err := w.retry(ctx, conflict); err != nil {
 			return nil, statusError(err, describe(w.req))
 		}
 		obj = pristine.DeepCopyObject().(api.Object)
@@ -131,41 +127,53 @@ func (w *write) generateName(obj api.Object) {
 		name := generatedName(obj.GetGenerateName(), w.r.randomSuffix(suffixLength))
 		obj.SetName(name)
 		w.setName(name)
-		if w.kc.get(w.key) == nil {
+		if w.get(w.key) == nil {
 			return
 		}
 	}
 }
 
-func (w *write) tryCreate(ctx context.Context, obj api.Object, track func(api.Object)) (api.Object, error) {
+func (w *write) tryCreate(ctx context.Context, obj api.Object, track func(api.Object), generated bool) (api.Object, error) {
 	k := w.req.Kind
 	k.SetTypeMeta(obj)
 	w.r.initMeta(obj)
-	if k.PrepareCreate != nil {
-		k.PrepareCreate(obj)
-	}
 	w.complete("", obj)
 	track(obj) // what admission adds belongs to nobody: an apply may not take it away
-	w.home = w.findNamespace()
-	if err := w.admit(ctx, obj, nil); err != nil {
-		return nil, err
+	a := w.begin(api.Create, obj, nil)
+	if generated {
+		a.Name = ""
 	}
-	if w.findNamespace() != w.home {
-		return nil, errNamespaceMoved
+	if w.a != nil {
+		if err := w.mutate(ctx, a); err != nil {
+			return nil, err
+		}
+		obj = a.Whole
+		k.SetTypeMeta(obj)
+		w.complete("", obj)
+	}
+	if k.PrepareCreate != nil {
+		k.PrepareCreate(obj)
+		w.complete("", obj) // what the status of a new object says
+	}
+	a.Finish()
+	if w.a != nil {
+		if err := w.a.Validate(ctx, a); err != nil {
+			return nil, err
+		}
 	}
 	traceOnCreate(obj, w.req.TraceParent)
 	if w.dryRun {
 		if _, err := w.r.fresh(ctx); err != nil {
 			return nil, err
 		}
-		if e, bad := w.kc.find(w.key); e != nil || bad != nil {
+		if e, bad := w.find(w.key); e != nil || bad != nil {
 			return nil, apierrors.NewAlreadyExists(k.GroupResource(), obj.GetName())
 		}
-		return w.dryPut(obj, nil)
+		return w.commitPut(ctx, obj, nil, current{})
 	}
-	value, err := w.encode(obj)
+	value, err := w.encode(ctx, obj, nil)
 	if err != nil {
 		return nil, err
 	}
-	return w.commitPut(ctx, obj, value, nil)
+	return w.commitPut(ctx, obj, value, current{})
 }

@@ -26,24 +26,30 @@ func (r *Registry) Delete(ctx context.Context, req *api.Request, a Admission) (o
 	if err := checkDeleteOptions(&req.Delete); err != nil {
 		return nil, false, err
 	}
-	w, err := r.newWrite(req, a, req.Delete.DryRun, "")
+	w, err := r.newWrite(ctx, req, a, req.Delete.DryRun, "")
 	if err != nil {
 		return nil, false, err
 	}
-	stored, deleted, err := w.change(ctx, func(ctx context.Context, cur *entry) (outcome, error) {
+	stored, deleted, err := w.change(ctx, func(ctx context.Context, cur current) (outcome, error) {
 		if err := checkPreconditions(req, cur.obj); err != nil {
 			return outcome{}, err
 		}
-		if err := w.admit(ctx, nil, cur.obj); err != nil {
+		out := planDelete(req.Kind, cur.obj, &req.Delete, r.now())
+		t := w.begin(api.Delete, nil, cur.obj)
+		t.Removes = out.remove
+		if err := w.judge(ctx, t); err != nil {
 			return outcome{}, err
 		}
-		return planDelete(req.Kind, cur.obj, &req.Delete, r.now()), nil
+		return out, nil
 	})
 	if w.broken != nil {
 		return w.deleteUnreadable(ctx, w.broken)
 	}
 	if err != nil {
 		return nil, false, err
+	}
+	if o := &req.Delete; req.Kind.DeleteWarning != "" && o.PropagationPolicy == nil && o.OrphanDependents == nil {
+		api.Warn(ctx, req.Kind.DeleteWarning)
 	}
 	return stored, deleted, nil
 }
@@ -53,6 +59,14 @@ func checkDeleteOptions(o *metav1.DeleteOptions) error {
 		return apierrors.NewInvalid(schema.GroupKind{Group: metav1.GroupName, Kind: "DeleteOptions"}, "", errs)
 	}
 	return nil
+}
+
+// CheckDelete says what a deletion of this object would be refused for: its options and its preconditions.
+func CheckDelete(req *api.Request, cur api.Object) error {
+	if err := checkDeleteOptions(&req.Delete); err != nil {
+		return err
+	}
+	return checkPreconditions(req, cur)
 }
 
 func checkPreconditions(req *api.Request, cur api.Object) error {
@@ -75,7 +89,10 @@ func checkPreconditions(req *api.Request, cur api.Object) error {
 // a marked object that waits for its finalizers or its grace period, or removal.
 func planDelete(k *api.Kind, cur api.Object, o *metav1.DeleteOptions, now time.Time) outcome {
 	obj := cur.DeepCopyObject().(api.Object)
-	obj.SetFinalizers(dependentFinalizers(cur.GetFinalizers(), o))
+	obj.SetFinalizers(dependentFinalizers(cur.GetFinalizers(), o, k.Propagation))
+	if cur.GetDeletionTimestamp() == nil {
+		obj.SetFinalizers(withFinalizers(obj.GetFinalizers(), k.DeleteFinalizers))
+	}
 	pending := len(obj.GetFinalizers()) > 0 || len(specFinalizers(obj)) > 0
 	var grace int64
 	if k.GracePeriod != nil {
@@ -95,6 +112,17 @@ func planDelete(k *api.Kind, cur api.Object, o *metav1.DeleteOptions, now time.T
 		k.PrepareDelete(obj)
 	}
 	return outcome{obj: obj}
+}
+
+// withFinalizers is have and what it lacks of more.
+func withFinalizers(have, more []string) []string {
+	out := slices.Clone(have)
+	for _, f := range more {
+		if !slices.Contains(out, f) {
+			out = append(out, f)
+		}
+	}
+	return out
 }
 
 // planShorter is a deletion of an object that is terminating already: its grace
@@ -134,10 +162,13 @@ func markDeleted(obj api.Object, from time.Time, grace int64) {
 }
 
 // dependentFinalizers records how the dependents are to be treated: the garbage
-// collector acts on these finalizers and removes them. Background needs none.
-func dependentFinalizers(have []string, o *metav1.DeleteOptions) []string {
+// collector acts on these finalizers and removes them. Background needs none. usual is the kind's own propagation.
+func dependentFinalizers(have []string, o *metav1.DeleteOptions, usual metav1.DeletionPropagation) []string {
 	orphan := slices.Contains(have, metav1.FinalizerOrphanDependents)
 	foreground := slices.Contains(have, metav1.FinalizerDeleteDependents)
+	if !orphan && !foreground {
+		orphan, foreground = usual == metav1.DeletePropagationOrphan, usual == metav1.DeletePropagationForeground
+	}
 	switch {
 	case o.OrphanDependents != nil:
 		orphan, foreground = *o.OrphanDependents, false
@@ -179,7 +210,7 @@ func (r *Registry) DeleteCollection(ctx context.Context, req *api.Request, a Adm
 		return nil, err
 	}
 	list := *req
-	list.Verb, list.Pointers = api.VerbList, true
+	list.Verb, list.Pointers, list.Light = api.VerbList, true, true
 	found, err := r.List(ctx, &list)
 	if err != nil {
 		return nil, err
@@ -190,7 +221,7 @@ func (r *Registry) DeleteCollection(ctx context.Context, req *api.Request, a Adm
 		uid := o.GetUID()
 		victims = append(victims, oneOf(req, o.GetNamespace(), o.GetName(), metav1.Preconditions{UID: &uid}))
 	}
-	unreadable, err := r.unreadableOf(req)
+	unreadable, err := r.unreadableOf(ctx, req)
 	if err != nil {
 		return nil, err
 	}
@@ -235,12 +266,16 @@ func oneOf(req *api.Request, namespace, name string, p metav1.Preconditions) *ap
 }
 
 // unreadableOf is what goes with a whole collection; a selector selects nothing of it.
-func (r *Registry) unreadableOf(req *api.Request) ([]*Unreadable, error) {
+func (r *Registry) unreadableOf(ctx context.Context, req *api.Request) ([]*Unreadable, error) {
 	f, err := newFilter(req, &req.List)
 	if err != nil || f.selective() || req.List.Limit > 0 || req.List.Continue != "" {
 		return nil, err
 	}
-	return r.cache.byKind[req.Kind].snap.Load().unreadable.within(f), nil
+	s, err := r.served(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	return s.snap.Load().unreadable.within(f), nil
 }
 
 // isOtherObject says that the listed object has been replaced by one of the same name.

@@ -85,21 +85,25 @@ func TestFinalizersHoldADeletedObject(t *testing.T) {
 // F71: how dependents are treated is left to the garbage collector, by finalizers.
 func TestPropagationPolicies(t *testing.T) {
 	for name, c := range map[string]struct {
-		have []string
-		o    metav1.DeleteOptions
-		want []string
+		have  []string
+		o     metav1.DeleteOptions
+		want  []string
+		usual metav1.DeletionPropagation
 	}{
-		"default is background":     {nil, metav1.DeleteOptions{}, nil},
-		"background":                {nil, policy(metav1.DeletePropagationBackground), nil},
-		"orphan":                    {nil, policy(metav1.DeletePropagationOrphan), []string{"orphan"}},
-		"foreground":                {nil, policy(metav1.DeletePropagationForeground), []string{"foregroundDeletion"}},
-		"beside others":             {[]string{"x"}, policy(metav1.DeletePropagationForeground), []string{"x", "foregroundDeletion"}},
-		"set beforehand":            {[]string{"orphan"}, metav1.DeleteOptions{}, []string{"orphan"}},
-		"explicit wins":             {[]string{"orphan", "x"}, policy(metav1.DeletePropagationBackground), []string{"x"}},
-		"orphanDependents":          {nil, metav1.DeleteOptions{OrphanDependents: new(true)}, []string{"orphan"}},
-		"orphanDependents is false": {[]string{"orphan"}, metav1.DeleteOptions{OrphanDependents: new(false)}, nil},
+		"default is background":     {nil, metav1.DeleteOptions{}, nil, ""},
+		"background":                {nil, policy(metav1.DeletePropagationBackground), nil, ""},
+		"orphan":                    {nil, policy(metav1.DeletePropagationOrphan), []string{"orphan"}, ""},
+		"foreground":                {nil, policy(metav1.DeletePropagationForeground), []string{"foregroundDeletion"}, ""},
+		"beside others":             {[]string{"x"}, policy(metav1.DeletePropagationForeground), []string{"x", "foregroundDeletion"}, ""},
+		"set beforehand":            {[]string{"orphan"}, metav1.DeleteOptions{}, []string{"orphan"}, ""},
+		"explicit wins":             {[]string{"orphan", "x"}, policy(metav1.DeletePropagationBackground), []string{"x"}, ""},
+		"orphanDependents":          {nil, metav1.DeleteOptions{OrphanDependents: new(true)}, []string{"orphan"}, ""},
+		"orphanDependents is false": {[]string{"orphan"}, metav1.DeleteOptions{OrphanDependents: new(false)}, nil, ""},
+		"the kind's own":            {nil, metav1.DeleteOptions{}, []string{"orphan"}, metav1.DeletePropagationOrphan},
+		"said beforehand":           {[]string{"foregroundDeletion"}, metav1.DeleteOptions{}, []string{"foregroundDeletion"}, metav1.DeletePropagationOrphan},
+		"not the kind's own":        {nil, policy(metav1.DeletePropagationBackground), nil, metav1.DeletePropagationOrphan},
 	} {
-		if got := dependentFinalizers(c.have, &c.o); !slices.Equal(got, c.want) {
+		if got := dependentFinalizers(c.have, &c.o, c.usual); !slices.Equal(got, c.want) {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
 	}

@@ -25,16 +25,24 @@ type direct struct{ r *Registry }
 
 // Do implements api.Backend.
 func (d direct) Do(ctx context.Context, req *api.Request) (runtime.Object, error) {
-	admit := AdmissionFunc(KindRules)
+	admit := Stages{Validating: KindRules}
 	switch req.Verb {
 	case api.VerbGet:
-		return found(d.r.Get(ctx, req))
+		obj, err := d.r.Get(ctx, req)
+		if err != nil {
+			return nil, err
+		}
+		if sub := req.Kind.Subresources[req.Subresource]; sub != nil && sub.View != nil {
+			return sub.View(obj), nil
+		}
+		return obj, nil
 	case api.VerbList:
 		return d.r.List(ctx, req)
 	case api.VerbCreate:
 		return d.create(ctx, req, admit)
 	case api.VerbUpdate:
-		return d.r.Update(ctx, req, admit)
+		obj, _, err := d.r.Update(ctx, req, admit)
+		return obj, err
 	case api.VerbPatch:
 		obj, _, err := d.r.Patch(ctx, req, admit)
 		return obj, err
@@ -47,35 +55,27 @@ func (d direct) Do(ctx context.Context, req *api.Request) (runtime.Object, error
 	return nil, apierrors.NewMethodNotSupported(req.Kind.GroupResource(), string(req.Verb))
 }
 
-// found keeps a nil object from becoming a non-nil interface.
-func found(obj api.Object, err error) (runtime.Object, error) {
-	if err != nil {
-		return nil, err
-	}
-	return obj, nil
-}
-
 // Watch implements api.Backend.
 func (d direct) Watch(ctx context.Context, req *api.Request) (watch.Interface, error) {
 	return d.r.Watch(ctx, req)
 }
 
-// KindRules is admission by the kind alone: defaulting, then validation.
-func KindRules(_ context.Context, req *api.Request, obj, old api.Object) error {
+// KindRules is validation by the kind alone.
+func KindRules(ctx context.Context, a *api.Attempt) error {
+	obj, old := a.Whole, a.Stored
 	if obj == nil {
 		return nil
 	}
-	k := req.Kind
-	if k.Default != nil {
-		k.Default(obj)
-	}
+	k := a.Kind
 	var errs field.ErrorList
-	if k.Validate != nil {
-		errs = append(errs, k.Validate(obj)...)
+	if k.Check != nil {
+		errs = k.Check(ctx, a.Facet, obj, old)
+	} else {
+		errs = k.Judge(obj, old)
 	}
-	if old != nil {
+	if old != nil && k.Check == nil {
 		check := k.ValidateUpdate
-		if sub := k.Subresources[req.Subresource]; sub != nil && sub.ValidateUpdate != nil {
+		if sub := k.Subresources[a.Facet]; sub != nil && sub.ValidateUpdate != nil {
 			check = sub.ValidateUpdate
 		}
 		if check != nil {
@@ -123,7 +123,7 @@ func bindPod(obj api.Object, b *corev1.Binding) error {
 		return apierrors.NewConflict(corev1.Resource("pods/binding"), pod.Name,
 			fmt.Errorf("pod %s is already assigned to node %q", pod.Name, pod.Spec.NodeName))
 	}
-	pod.Spec.NodeName = b.Target.Name
+	pod.Spec.NodeName, pod.Status.NominatedNodeName = b.Target.Name, ""
 	for k, v := range b.Annotations {
 		metav1.SetMetaDataAnnotation(&pod.ObjectMeta, k, v)
 	}

@@ -3,58 +3,45 @@ package registry
 import (
 	"strconv"
 	"sync/atomic"
-	"time"
 
-	"github.com/tidwall/btree"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/raftstore"
 )
 
-// entry is one version of one object. It never changes, apart from its encodings.
+// entry is one state of one object. It never changes, apart from its encodings and forms.
 type entry struct {
-	key   string     // below the kind's prefix
-	obj   api.Object // with apiVersion, kind and resourceVersion
-	rev   raftstore.Revision
-	value []byte // as stored; belongs to the store
+	key     string       // below the storage's prefix
+	obj     api.Object   // with apiVersion, kind and resourceVersion
+	light   bool         // obj is in the light form
+	version *api.Version // that obj is of: the storage's hub, but for old objects
+	rev     raftstore.Revision
+	value   []byte                       // as stored; belongs to the store
+	unknown *[]metav1.ManagedFieldsEntry // in forms that cannot be read; nil = none
 
-	encoded [mediaTypes]atomic.Pointer[[]byte]
+	encoded encoded
+	forms   atomic.Pointer[[]*form]
+	moment  *moment // nil until an event is about it; the cache's run reads and sets it
 }
 
-// snapshot is the state of one kind. It never changes.
+// snapshot is the state of one storage. It never changes.
 type snapshot struct {
-	objects    *btree.Map[string, *entry]
+	objects
 	unreadable unreadables
-	changed    raftstore.Revision // the newest change of this kind
+	changed    raftstore.Revision // the newest change
 }
 
-// event is one change of one object.
-type event struct {
-	rev raftstore.Revision
-	// cur is the object after the change. For a deletion it is the last state
-	// with the resourceVersion of the deletion.
-	cur     *entry
-	prev    *entry // before the change; nil when it was created
-	deleted bool
-	at      time.Time // when the cache took it in
+// at returns the entry of an object that was deleted at rev: its last contents, in a struct of its own.
+func (e *entry) at(rev raftstore.Revision) *entry {
+	obj := e.version.Shallow(e.obj)
+	obj.SetResourceVersion(formatRevision(rev))
+	return &entry{key: e.key, obj: obj, light: e.light, version: e.version, rev: rev, value: e.value, unknown: e.unknown}
 }
 
-// An object takes several times of memory what it takes in the store: so much about
-// for each of its bytes, and so much besides.
-const (
-	decodedTimes = 5
-	decodedBytes = 1 << 10
-)
-
-// size is about what the event takes, which is what the history's limit counts. The
-// version before is that of an earlier event, or was loaded with the cache.
-func (e *event) size() int64 {
-	return decodedTimes*int64(len(e.cur.value)) + decodedBytes
-}
-
-// at returns a version of obj at rev: same contents, own struct.
+// at returns an object of the kind at rev: same contents, own struct.
 func at(k *api.Kind, obj api.Object, rev raftstore.Revision) api.Object {
-	out := shallow(obj)
+	out := k.Ops.Shallow(obj)
 	k.SetTypeMeta(out)
 	out.SetResourceVersion(formatRevision(rev))
 	return out

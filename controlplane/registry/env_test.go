@@ -59,7 +59,7 @@ func runEnv(t testing.TB, mem *storetest.Memory, r *Registry) *env {
 		mem.Close()
 	})
 	<-r.Ready()
-	return &env{Registry: r, t: t, store: mem, ctx: ctx, admit: AdmissionFunc(KindRules),
+	return &env{Registry: r, t: t, store: mem, ctx: ctx, admit: Stages{Validating: KindRules},
 		user: api.User{Name: "alice", Groups: []string{api.GroupMasters}}}
 }
 
@@ -95,7 +95,7 @@ func (e *env) create(obj api.Object) api.Object {
 func (e *env) tryUpdate(obj api.Object, subresource string) (api.Object, error) {
 	req := e.request(api.VerbUpdate, obj)
 	req.Object, req.Subresource = obj.DeepCopyObject(), subresource
-	out, err := e.Registry.Update(e.ctx, req, e.admit)
+	out, _, err := e.Registry.Update(e.ctx, req, e.admit)
 	if err != nil {
 		return nil, err
 	}
@@ -159,7 +159,7 @@ func (e *env) watch(like api.Object, o metav1.ListOptions) *Watcher {
 // next waits for one event.
 func (e *env) next(w *Watcher) watch.Event {
 	e.t.Helper()
-	ctx, cancel := context.WithTimeout(e.ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(e.ctx, time.Minute)
 	defer cancel()
 	ev, ok := w.Next(ctx)
 	if !ok {

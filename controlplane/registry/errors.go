@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/raftstore"
 )
 
@@ -61,6 +62,38 @@ func newStatus(code int32, reason metav1.StatusReason, message string, retryAfte
 	}
 	return &apierrors.StatusError{ErrStatus: s}
 }
+
+// statusOf is the body of an error that statusError made.
+func statusOf(err error) *metav1.Status {
+	var s apierrors.APIStatus
+	if !errors.As(err, &s) {
+		s = apierrors.NewInternalError(err)
+	}
+	status := s.Status()
+	return &status
+}
+
+// notServed is the answer about a kind that is not, or not any more.
+func notServed() *apierrors.StatusError {
+	return newStatus(http.StatusNotFound, metav1.StatusReasonNotFound, "the server could not find the requested resource", 0)
+}
+
+// notServed is the answer about a kind that is not served any more. One that has been exchanged for another of its name,
+// as when its definition changes, is there all the time: who asks again finds it. The API does that itself
+// (api.ErrKindExchanged); to others it is a 503, after which client libraries ask again.
+func (r *Registry) notServed(k *api.Kind) error {
+	if now := r.kinds.ByGVK(k.GVK); now == nil || now == k {
+		return notServed()
+	}
+	return &exchanged{newStatus(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable,
+		fmt.Sprintf("the definition of %s has changed while this was being answered: ask again", k.GroupResource()), 1)}
+}
+
+// exchanged is a status that is api.ErrKindExchanged besides.
+type exchanged struct{ *apierrors.StatusError }
+
+func (e *exchanged) Unwrap() error        { return e.StatusError }
+func (e *exchanged) Is(target error) bool { return target == api.ErrKindExchanged }
 
 var errModified = errors.New("the object has been modified; please apply your changes to the latest version and try again")
 

@@ -20,8 +20,15 @@ import (
 // from those of the body and back.
 
 // facetPaths says where the field of a body stands in the object.
-func facetPaths(k *api.Kind) managedfields.ResourcePathMappings {
-	return managedfields.ResourcePathMappings{k.GVK.GroupVersion().String(): fieldpath.MakePathOrDie("spec", "replicas")}
+func facetPaths(k *api.Kind, s *api.Subresource) managedfields.ResourcePathMappings {
+	at := fieldpath.MakePathOrDie("spec", "replicas")
+	if s.Replicas != nil {
+		at = nil
+		for _, name := range s.Replicas {
+			at = append(at, fieldpath.PathElement{FieldName: &name})
+		}
+	}
+	return managedfields.ResourcePathMappings{k.GVK.GroupVersion().String(): at}
 }
 
 // facetBody is the body of a facet of obj, with the managedFields of what it shows.
@@ -30,7 +37,7 @@ func facetBody(k *api.Kind, s *api.Subresource, obj api.Object) (api.Object, err
 	if !ok {
 		return nil, fmt.Errorf("a %T has no managedFields", s.View(obj))
 	}
-	entries, err := managedfields.NewScaleHandler(obj.GetManagedFields(), k.GVK.GroupVersion(), facetPaths(k)).ToSubresource()
+	entries, err := managedfields.NewScaleHandler(obj.GetManagedFields(), k.GVK.GroupVersion(), facetPaths(k, s)).ToSubresource()
 	if err != nil {
 		return nil, fmt.Errorf("reading managedFields: %w", err)
 	}
@@ -39,8 +46,8 @@ func facetBody(k *api.Kind, s *api.Subresource, obj api.Object) (api.Object, err
 }
 
 // ownFacet writes the managedFields of a body into the object's.
-func ownFacet(k *api.Kind, obj api.Object, before []metav1.ManagedFieldsEntry, body api.Object) error {
-	entries, err := managedfields.NewScaleHandler(before, k.GVK.GroupVersion(), facetPaths(k)).ToParent(body.GetManagedFields())
+func ownFacet(k *api.Kind, s *api.Subresource, obj api.Object, before []metav1.ManagedFieldsEntry, body api.Object) error {
+	entries, err := managedfields.NewScaleHandler(before, k.GVK.GroupVersion(), facetPaths(k, s)).ToParent(body.GetManagedFields())
 	if err != nil {
 		return fmt.Errorf("writing managedFields: %w", err)
 	}
@@ -52,7 +59,7 @@ func ownFacet(k *api.Kind, obj api.Object, before []metav1.ManagedFieldsEntry, b
 func (w *write) trackFacet(s *api.Subresource, subresource string, obj, old api.Object) {
 	obj.SetManagedFields(old.GetManagedFields())
 	track := func() error {
-		fm, err := w.r.fields.of(w.req.Kind, subresource)
+		fm, err := w.r.fields.of(w.served, subresource)
 		if err != nil {
 			return err
 		}
@@ -65,7 +72,7 @@ func (w *write) trackFacet(s *api.Subresource, subresource string, obj, old api.
 			return err
 		}
 		fm.UpdateNoErrors(before, after, w.manager)
-		return ownFacet(w.req.Kind, obj, old.GetManagedFields(), after)
+		return ownFacet(w.req.Kind, s, obj, old.GetManagedFields(), after)
 	}
 	if err := track(); err != nil {
 		w.r.log.Error("fields are not tracked", "kind", w.req.Kind.GVK.String(), "subresource", subresource, "error", err)
@@ -86,25 +93,25 @@ func (w *write) applyToFacet(ctx context.Context, f facet) (runtime.Object, erro
 	if strict, err := kjson.UnmarshalStrict(data, s.New()); err != nil || len(strict) > 0 {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("the %s that is applied cannot be read: %v", s.GVK.Kind, errors.Join(append(strict, err)...)))
 	}
-	fm, err := w.r.fields.of(w.req.Kind, f.name)
+	fm, err := w.r.fields.of(w.served, f.name)
 	if err != nil {
 		return nil, statusError(err, describe(w.req))
 	}
 	w.applied = true
-	stored, _, err := w.change(ctx, w.updateStep(f, func(cur *entry) (api.Object, error) {
+	stored, _, err := w.change(ctx, w.updateStep(f, func(cur current) (proposal, error) {
 		live, err := facetBody(w.req.Kind, s, cur.obj)
 		if err != nil {
-			return nil, err
+			return proposal{}, err
 		}
 		body, err := w.applyTo(fm, live, intent)
 		if err != nil {
-			return nil, err
+			return proposal{}, err
 		}
-		next := cur.obj.DeepCopyObject().(api.Object)
-		if err := w.mergeBody(f, next, cur, body); err != nil {
-			return nil, err
+		p, err := w.proposeBody(f, cur, body)
+		if err != nil {
+			return proposal{}, err
 		}
-		return next, ownFacet(w.req.Kind, next, cur.obj.GetManagedFields(), body)
+		return p, ownFacet(w.req.Kind, s, p.obj, cur.obj.GetManagedFields(), body)
 	}))
 	if err != nil {
 		return nil, err

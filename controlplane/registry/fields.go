@@ -1,10 +1,12 @@
 package registry
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"sync"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/managedfields"
@@ -17,48 +19,62 @@ import (
 // fieldTracker records which manager set which field, for server-side apply.
 type fieldTracker struct {
 	scheme *runtime.Scheme
+	kinds  *api.Kinds
 
-	mu        sync.Mutex
+	once      sync.Once
 	converter managedfields.TypeConverter // parses the schema: made when first needed
-	managers  map[trackedFacet]*managedfields.FieldManager
-	newcomers map[schema.GroupVersionKind]*newcomer // nil for types without a schema
 }
 
-type trackedFacet struct {
-	gvk         schema.GroupVersionKind
-	subresource string
+// tracked is what is kept of one kind for that.
+type tracked struct {
+	mu       sync.Mutex
+	managers map[string]*managedfields.FieldManager // by subresource
+	newcomer *newcomer
+	asked    bool // newcomer has been made, or there is none: the type has no schema
 }
 
-func newFieldTracker(s *runtime.Scheme) *fieldTracker {
-	return &fieldTracker{scheme: s, managers: make(map[trackedFacet]*managedfields.FieldManager),
-		newcomers: make(map[schema.GroupVersionKind]*newcomer)}
+func newFieldTracker(s *runtime.Scheme, kinds *api.Kinds) *fieldTracker {
+	return &fieldTracker{scheme: s, kinds: kinds}
 }
 
-// types is the schema of all types; call it under mu.
-func (t *fieldTracker) types() managedfields.TypeConverter {
-	if t.converter == nil {
-		t.converter = applyconfigurations.NewTypeConverter(t.scheme)
+func (t *fieldTracker) typesOf(k *api.Kind) managedfields.TypeConverter {
+	if k.Types != nil {
+		return k.Types()
 	}
+	return t.types()
+}
+
+// Types is the schema of a kind's objects, by which applies are merged.
+func (r *Registry) Types(k *api.Kind) managedfields.TypeConverter { return r.fields.typesOf(k) }
+
+// types is the schema of all types.
+func (t *fieldTracker) types() managedfields.TypeConverter {
+	t.once.Do(func() { t.converter = applyconfigurations.NewTypeConverter(t.scheme) })
 	return t.converter
 }
 
-func (t *fieldTracker) of(k *api.Kind, subresource string) (*managedfields.FieldManager, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	id := trackedFacet{k.GVK, subresource}
-	if m := t.managers[id]; m != nil {
+func (t *fieldTracker) of(of *served, subresource string) (*managedfields.FieldManager, error) {
+	k := of.kind
+	of.tracked.mu.Lock()
+	defer of.tracked.mu.Unlock()
+	if m := of.tracked.managers[subresource]; m != nil {
 		return m, nil
 	}
-	gvk, types := k.GVK, t.types()
+	gvk, types := k.GVK, t.typesOf(k)
 	if s := k.Subresources[subresource]; s != nil && s.View != nil {
 		gvk, types = s.GVK, managedfields.NewDeducedTypeConverter() // the body stands in no schema, and has no lists
 	}
-	m, err := managedfields.NewDefaultFieldManager(types, sameVersion{t.scheme}, t.scheme, t.scheme, gvk, gvk.GroupVersion(), subresource,
-		fieldpath.NewExcludeFilterSetMap(map[fieldpath.APIVersion]*fieldpath.Set{fieldpath.APIVersion(gvk.GroupVersion().String()): unwritable(k, subresource)}))
+	gv := gvk.GroupVersion()
+	reset := map[fieldpath.APIVersion]*fieldpath.Set{fieldpath.APIVersion(gv.String()): unwritable(k, subresource)}
+	m, err := managedfields.NewDefaultFieldManager(types, versions{t.scheme, t.kinds}, t.scheme, maker{t.scheme, k},
+		gvk, gv, subresource, fieldpath.NewExcludeFilterSetMap(reset))
 	if err != nil {
 		return nil, fmt.Errorf("tracking fields of %s: %w", k.Resource, err)
 	}
-	t.managers[id] = m
+	if of.tracked.managers == nil {
+		of.tracked.managers = make(map[string]*managedfields.FieldManager)
+	}
+	of.tracked.managers[subresource] = m
 	return m, nil
 }
 
@@ -67,32 +83,116 @@ func (t *fieldTracker) of(k *api.Kind, subresource string) (*managedfields.Field
 func unwritable(k *api.Kind, subresource string) *fieldpath.Set {
 	switch {
 	case subresource == "status":
-		return fieldpath.NewSet(fieldpath.MakePathOrDie("spec"),
-			fieldpath.MakePathOrDie("metadata", "ownerReferences"), fieldpath.MakePathOrDie("metadata", "finalizers"),
-			fieldpath.MakePathOrDie("metadata", "deletionTimestamp"))
+		out := fieldpath.NewSet(fieldpath.MakePathOrDie("spec"), fieldpath.MakePathOrDie("metadata", "deletionTimestamp"))
+		for _, name := range fixedMetadata(k) {
+			out.Insert(fieldpath.MakePathOrDie("metadata", name))
+		}
+		return out
 	case k.Subresources["status"] != nil:
 		return fieldpath.NewSet(fieldpath.MakePathOrDie("status"))
 	}
 	return fieldpath.NewSet()
 }
 
-// sameVersion converts between the one version of every kind: typed objects are
-// handed through, which saves the scheme's deep copies.
-type sameVersion struct{ *runtime.Scheme }
+// fixedMetadata are the parts of the metadata that stay as they are when the status of a kind is written: some kinds
+// let their labels be changed with it. The kind's own rule is asked.
+func fixedMetadata(k *api.Kind) (out []string) {
+	rule := func(obj, old api.Object) { keepStatus(k, obj, old) }
+	if s := k.Subresources["status"]; s != nil && s.PrepareUpdate != nil {
+		rule = s.PrepareUpdate
+	}
+	obj, old := k.New(), k.New()
+	some := map[string]string{"a": "b"}
+	obj.SetLabels(some)
+	obj.SetAnnotations(some)
+	obj.SetFinalizers([]string{"example.com/a"})
+	obj.SetOwnerReferences([]metav1.OwnerReference{{Name: "a"}})
+	rule(obj, old)
+	for name, left := range map[string]int{
+		"labels": len(obj.GetLabels()), "annotations": len(obj.GetAnnotations()),
+		"finalizers": len(obj.GetFinalizers()), "ownerReferences": len(obj.GetOwnerReferences()),
+	} {
+		if left == 0 {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+// maker makes empty objects of a kind; those of other names are the scheme's.
+type maker struct {
+	*runtime.Scheme
+	kind *api.Kind
+}
+
+// New implements runtime.ObjectCreater.
+func (m maker) New(gvk schema.GroupVersionKind) (runtime.Object, error) {
+	if gvk != m.kind.GVK {
+		return m.Scheme.New(gvk)
+	}
+	obj := m.kind.New()
+	m.kind.SetTypeMeta(obj)
+	return obj, nil
+}
+
+// versions converts between the versions of a storage. What is of the wanted one already is handed through, which saves
+// the scheme's deep copies.
+type versions struct {
+	*runtime.Scheme
+	kinds *api.Kinds
+}
 
 // ConvertToVersion implements runtime.ObjectConvertor.
-func (s sameVersion) ConvertToVersion(in runtime.Object, target runtime.GroupVersioner) (runtime.Object, error) {
+func (v versions) ConvertToVersion(in runtime.Object, target runtime.GroupVersioner) (runtime.Object, error) {
 	if _, loose := in.(runtime.Unstructured); loose {
-		return s.Scheme.ConvertToVersion(in, target)
+		return v.Scheme.ConvertToVersion(in, target)
 	}
 	if k := in.GetObjectKind(); k.GroupVersionKind().Empty() { // one that the field manager has just made
-		gvks, _, err := s.Scheme.ObjectKinds(in)
+		gvks, _, err := v.Scheme.ObjectKinds(in)
 		if err != nil {
 			return nil, err
 		}
 		k.SetGroupVersionKind(gvks[0])
 	}
-	return in, nil
+	gvk := in.GetObjectKind().GroupVersionKind()
+	obj, isObject := in.(api.Object)
+	wanted, one := target.(schema.GroupVersion)
+	if !one || !isObject || wanted == gvk.GroupVersion() {
+		return in, nil
+	}
+	table := v.kinds.Table()
+	from := table.ByGVK(gvk)
+	if from == nil || from.Virtual {
+		return in, nil // a body of a facet, which has one version
+	}
+	for _, to := range table.All() {
+		if to.Storage == from.Storage && to.GVK.GroupVersion() == wanted {
+			return convert(from, to, obj)
+		}
+	}
+	// Who owns fields in a version that is not served is forgotten.
+	return nil, runtime.NewNotRegisteredGVKErrForTarget("the table of kinds", gvk, target)
+}
+
+// convert brings an object of one kind into the version of another on the same storage.
+func convert(from, to *api.Kind, obj api.Object) (api.Object, error) {
+	ctx, hub := context.Background(), from.Storage.Hub.GVK
+	if from.GVK != hub {
+		var err error
+		if obj, err = from.Conversion.To(ctx, obj); err != nil {
+			return nil, fmt.Errorf("converting from %s to %s: %w", from.GVK, hub, err)
+		}
+		obj.GetObjectKind().SetGroupVersionKind(hub)
+	}
+	if to.GVK == hub {
+		return obj, nil
+	}
+	out, err := to.Conversion.From(ctx, []api.Object{obj})
+	if err != nil {
+		return nil, fmt.Errorf("converting from %s to %s: %w", hub, to.GVK, err)
+	}
+	to.SetTypeMeta(out[0])
+	return out[0], nil
 }
 
 // complete fills in the defaults before fields are tracked: who writes an object has set them too.
@@ -111,14 +211,14 @@ func (w *write) trackCreate(obj api.Object) {
 		obj.SetManagedFields(nil)
 		return
 	}
-	if n := w.r.fields.newcomer(w.req.Kind); n != nil && len(obj.GetManagedFields()) == 0 {
+	if n := w.r.fields.newcomer(w.served); n != nil && len(obj.GetManagedFields()) == 0 {
 		entries, err := n.managed(obj, w.manager, w.req.Kind.GVK.GroupVersion().String(), seconds(w.r.now()))
 		if err == nil {
 			obj.SetManagedFields(entries)
 			return
 		}
 	}
-	fm, err := w.r.fields.of(w.req.Kind, "")
+	fm, err := w.r.fields.of(w.served, "")
 	if err != nil {
 		w.r.log.Error("fields are not tracked", "kind", w.req.Kind.GVK.String(), "error", err)
 		return
@@ -132,9 +232,7 @@ func (w *write) trackCreate(obj api.Object) {
 // stay so, and reports of Keelson's own parts (a status, a bind) are not recorded:
 // an apply to the object itself cannot touch what they write.
 func (w *write) trackUpdate(subresource string, obj, old api.Object) {
-	untracked := len(old.GetManagedFields()) == 0 && len(obj.GetManagedFields()) == 0
-	report := subresource == "status" || subresource == "binding"
-	if untracked || report && isSystem(w.req.User) {
+	if !w.tracks(subresource, obj, old) {
 		obj.SetManagedFields(old.GetManagedFields())
 		return
 	}
@@ -142,13 +240,20 @@ func (w *write) trackUpdate(subresource string, obj, old api.Object) {
 		w.trackFacet(s, subresource, obj, old)
 		return
 	}
-	fm, err := w.r.fields.of(w.req.Kind, subresource)
+	fm, err := w.r.fields.of(w.served, subresource)
 	if err != nil {
 		obj.SetManagedFields(old.GetManagedFields())
 		w.r.log.Error("fields are not tracked", "kind", w.req.Kind.GVK.String(), "error", err)
 		return
 	}
 	fm.UpdateNoErrors(old, obj, w.manager)
+}
+
+// tracks says whether a write changes who owns what.
+func (w *write) tracks(subresource string, obj, old api.Object) bool {
+	untracked := len(old.GetManagedFields()) == 0 && len(obj.GetManagedFields()) == 0
+	report := subresource == "status" || subresource == "binding"
+	return !untracked && !(report && isSystem(w.req.User))
 }
 
 // isSystem says that a request comes from Keelson itself: controllers, scheduler, fleet.

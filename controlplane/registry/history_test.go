@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 	"weak"
@@ -26,12 +29,12 @@ func TestEncodingsKeepNoOldVersions(t *testing.T) {
 		if err := e.cache.waitFor(e.ctx, revisionOf(t, e.create(configMap("default", "a")))); err != nil {
 			t.Fatal(err)
 		}
-		kc := e.cache.byKind[e.kinds.ByType(&corev1.ConfigMap{})]
-		obj := kc.get(objectKey(kc.kind, "default", "a")).obj
+		sc := e.cache.routes.Load().byKind[e.kinds.ByType(&corev1.ConfigMap{})]
+		obj := sc.get(objectKey(sc.kind, "default", "a")).obj
 		if _, err := e.Encoded(obj, k8sruntime.ContentTypeJSON); err != nil {
 			t.Fatal(err)
 		}
-		return weak.Make(e.cache.entryOf(obj))
+		return weak.Make(sc.place(obj).entry)
 	}()
 	if old.Value() == nil {
 		t.Fatal("the version is gone while it is current")
@@ -65,12 +68,12 @@ func TestHistoryIsForgottenByAge(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	kc := e.cache.byKind[e.kinds.ByType(&corev1.ConfigMap{})]
-	kc.mu.RLock()
-	if n := len(kc.recent) + len(kc.history.events); n != 0 || kc.history.bytes != 0 {
-		t.Errorf("%d versions and %d bytes of history are left", n, kc.history.bytes)
+	sc := e.cache.routes.Load().byKind[e.kinds.ByType(&corev1.ConfigMap{})]
+	sc.mu.RLock()
+	if n := len(sc.recent) + len(sc.history.events); n != 0 || sc.history.bytes != 0 {
+		t.Errorf("%d versions and %d bytes of history are left", n, sc.history.bytes)
 	}
-	kc.mu.RUnlock()
+	sc.mu.RUnlock()
 	// Who has seen all of it has lost nothing.
 	w := e.watch(configMap("default", ""), metav1.ListOptions{ResourceVersion: last.GetResourceVersion()})
 	next := e.update(configMap("default", "a", "n", "2"), "")
@@ -92,15 +95,15 @@ func TestHistoryOfAllKindsIsBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	var sum int64
-	for _, kc := range e.cache.byKind {
-		kc.mu.RLock()
-		for _, ev := range kc.history.events {
-			sum += ev.size()
+	for _, sc := range e.cache.routes.Load().byKind {
+		sc.mu.RLock()
+		for _, ev := range sc.history.events {
+			sum += ev.size() + ev.cur.taken
 		}
-		kc.mu.RUnlock()
+		sc.mu.RUnlock()
 	}
-	if sum != e.cache.kept || sum > limit || sum < limit/2 {
-		t.Errorf("history takes %d bytes, is counted as %d, the limit is %d", sum, e.cache.kept, limit)
+	if sum != e.cache.kept.Load() || sum > limit || sum < limit/2 {
+		t.Errorf("history takes %d bytes, is counted as %d, the limit is %d", sum, e.cache.kept.Load(), limit)
 	}
 	w := e.watch(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default"}}, metav1.ListOptions{ResourceVersion: small.GetResourceVersion()})
 	if got := show(e.next(w)); !strings.HasPrefix(got, "MODIFIED s@") {
@@ -108,7 +111,190 @@ func TestHistoryOfAllKindsIsBounded(t *testing.T) {
 	}
 }
 
-func revisionOf(t *testing.T, obj metav1.Object) raftstore.Revision {
+// podHistory is the storage of pods, and packAll has none of its history decoded.
+func (e *env) podHistory() *storageCache {
+	return e.cache.routes.Load().byKind[e.kinds.ByType(&corev1.Pod{})].storageCache
+}
+
+func (e *env) packAll() { e.podHistory().age(time.Time{}, time.Now().Add(time.Hour)) }
+
+// told reads the events of a watch up to a revision, each with all of its object.
+func (e *env) told(w *Watcher, upTo raftstore.Revision) (all []string) {
+	ctx, cancel := context.WithTimeout(e.ctx, time.Minute)
+	defer cancel()
+	for w.after < upTo || len(w.queue) > 0 {
+		if len(w.queue) == 0 {
+			if !w.collect(ctx) {
+				e.t.Errorf("the history ends at %d, want %d", w.after, upTo)
+				return all
+			}
+			continue
+		}
+		ev, ok := w.Next(ctx)
+		if !ok {
+			e.t.Error("the watch ended")
+			return all
+		}
+		data, err := e.Encoded(ev.Object, k8sruntime.ContentTypeJSON)
+		if err != nil {
+			e.t.Error(err)
+		}
+		all = append(all, string(ev.Type)+" "+string(data))
+	}
+	return all
+}
+
+// F75, P21: what is packed is told as it was, to whoever begins wherever, while it is packed again and again, with
+// and without room to keep what was decoded.
+func TestPackedHistoryIsToldAsItWas(t *testing.T) {
+	for _, room := range []int64{defaultHistory, 0} {
+		e := newEnv(t)
+		random := rand.New(rand.NewPCG(3, 4))
+		all := selections()
+		begun := revisionOf(t, e.create(configMap("a", "first"))) // 0 would mean the present
+		from := func(s selection, rev raftstore.Revision) *Watcher {
+			s.o.ResourceVersion = formatRevision(rev)
+			return e.watch(pod(s.namespace, ""), s.o)
+		}
+		live := make([]*Watcher, len(all))
+		want := make([][]string, len(all))
+		for i, s := range all {
+			live[i] = from(s, begun)
+		}
+		have := map[string]*corev1.Pod{}
+		revisions := []raftstore.Revision{begun}
+		before := make([][]int, len(all)) // events before each of the revisions
+		for step := range 150 {
+			changeSomePod(e, random, have, step)
+			at := e.store.Applied()
+			if err := e.cache.waitFor(e.ctx, at); err != nil {
+				t.Fatal(err)
+			}
+			for i := range all {
+				before[i] = append(before[i], len(want[i]))
+				want[i] = append(want[i], e.told(live[i], at)...)
+			}
+			revisions = append(revisions, at)
+		}
+		last := revisions[len(revisions)-1]
+		if room == 0 {
+			e.cache.live.Add(1 << 40) // as if others had taken it all
+		}
+		e.packAll()
+		if sc := e.podHistory(); sc.history.live != 0 {
+			t.Fatalf("%d bytes are decoded after all was packed", sc.history.live)
+		}
+		var readers sync.WaitGroup
+		for reader := range 3 {
+			random := rand.New(rand.NewPCG(5, uint64(reader)))
+			readers.Go(func() {
+				for range 100 {
+					i, n := random.IntN(len(all)), random.IntN(len(revisions)-1)
+					w := from(all[i], revisions[n])
+					if got, want := e.told(w, last), want[i][before[i][n]:]; !slices.Equal(got, want) {
+						t.Errorf("%s from %d: told\n%s\nit was\n%s", all[i], revisions[n], strings.Join(got, "\n"), strings.Join(want, "\n"))
+					}
+					w.Stop()
+					if random.IntN(20) == 0 {
+						e.packAll()
+					}
+				}
+			})
+		}
+		readers.Wait()
+		sc := e.podHistory()
+		var bytes, decoded int64
+		seen := map[*moment]bool{}
+		for _, ev := range sc.history.events {
+			bytes += ev.size()
+			for _, m := range []*moment{ev.cur, ev.prev} {
+				if m != nil && !seen[m] {
+					seen[m], decoded = true, decoded+m.taken
+				}
+			}
+		}
+		if sc.history.live != decoded || sc.history.bytes != bytes+decoded || (room == 0 && decoded != 0) {
+			t.Errorf("counted %d bytes, %d of them decoded; there are %d and %d", sc.history.bytes, sc.history.live, bytes+decoded, decoded)
+		}
+	}
+}
+
+// Watches that begin in the past, one after the other at all of it, keep no more than there is room for.
+func TestWatchesOfThePastAreBounded(t *testing.T) {
+	const limit = 2 << 20
+	e := newEnv(t, WithHistory(0, limit))
+	begun := e.create(configMap("default", "first"))
+	for i := range 400 {
+		e.create(configMap("default", fmt.Sprint("c", i), "v", strings.Repeat("x", 3_000)))
+		if err := e.cache.waitFor(e.ctx, e.store.Applied()); err != nil {
+			t.Fatal(err)
+		}
+		if got := e.cache.kept.Load(); got > limit {
+			t.Fatalf("%d bytes of history, the limit is %d", got, limit)
+		}
+	}
+	var watches []*Watcher
+	for range 20 {
+		w := e.watch(configMap("default", ""), metav1.ListOptions{ResourceVersion: begun.GetResourceVersion()})
+		for range 400 {
+			if got := show(e.next(w)); !strings.HasPrefix(got, "ADDED c") {
+				t.Fatal(got)
+			}
+		}
+		watches = append(watches, w)
+		if live, kept := e.cache.live.Load(), e.cache.kept.Load(); live > limit/4 || kept > limit {
+			t.Errorf("%d bytes of history, of which %d are decoded; the limit is %d", kept, live, limit)
+		}
+	}
+	runtime.KeepAlive(watches)
+}
+
+// A packed event takes what it is counted for: 75 seconds of a busy cluster, 800 changes of pods a second, fit in the
+// history of a replica with 4 GiB.
+func TestHistoryCoversChurn(t *testing.T) {
+	const pods, changes = 100, 20
+	e := newEnv(t, WithHistory(0, 1<<40), WithHistoryAge(time.Hour))
+	heap := func() int64 {
+		var s runtime.MemStats
+		runtime.GC()
+		runtime.GC() // what pools held, too
+		runtime.ReadMemStats(&s)
+		return int64(s.HeapAlloc)
+	}
+	for i := range pods {
+		p := pod("default", fmt.Sprint("p", i))
+		p.Annotations = map[string]string{"what": strings.Repeat("x", 1_500)} // a pod with its status is as long as this
+		for n := range changes {
+			p = p.DeepCopy()
+			if p.Labels = map[string]string{"n": fmt.Sprint(n)}; n == 0 {
+				p = e.create(p).(*corev1.Pod)
+			} else {
+				p = e.update(p, "").(*corev1.Pod)
+			}
+		}
+	}
+	if err := e.cache.waitFor(e.ctx, e.store.Applied()); err != nil {
+		t.Fatal(err)
+	}
+	sc := e.podHistory()
+	decoded := heap()
+	e.packAll()
+	packed, counted, events := heap(), sc.history.bytes, int64(len(sc.history.events))
+	sc.age(time.Now().Add(time.Hour), time.Time{})
+	gone := heap()
+	if events != pods*changes {
+		t.Fatalf("%d events, want %d", events, pods*changes)
+	}
+	t.Logf("an event takes %d bytes while it is new and %d when it is packed, counted as %d", (decoded-gone)/events, (packed-gone)/events, counted/events)
+	if taken := packed - gone; taken > counted*11/10 {
+		t.Errorf("%d packed events take %d bytes, counted as %d", events, taken, counted)
+	}
+	if within := HistoryOf(4 << 30); counted/events*75*800 > within {
+		t.Errorf("75 s of 800 changes a second take %d bytes, a replica with 4 GiB has %d for them", counted/events*75*800, within)
+	}
+}
+
+func revisionOf(t testing.TB, obj metav1.Object) raftstore.Revision {
 	t.Helper()
 	n, err := strconv.ParseUint(obj.GetResourceVersion(), 10, 64)
 	if err != nil {
@@ -118,9 +304,40 @@ func revisionOf(t *testing.T, obj metav1.Object) raftstore.Revision {
 }
 
 // within is a time that is long enough for anything.
-func within(t *testing.T, e *env) context.Context {
+func within(t testing.TB, e *env) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(e.ctx, 20*time.Second)
+	ctx, cancel := context.WithTimeout(e.ctx, time.Minute)
 	t.Cleanup(cancel)
 	return ctx
+}
+
+// BenchmarkResume is what a watch costs that begins before 10,000 changes of pods of 1,000 nodes, of which it wants those
+// of one node, or all.
+func BenchmarkResume(b *testing.B) {
+	e := newEnv(b)
+	begun := e.create(configMap("default", "first"))
+	for i := range 10_000 {
+		p := pod("default", fmt.Sprint("p", i))
+		p.Spec.NodeName = fmt.Sprint("n", i%1000)
+		e.create(p)
+	}
+	if err := e.cache.waitFor(e.ctx, e.store.Applied()); err != nil {
+		b.Fatal(err)
+	}
+	e.packAll()
+	for _, c := range []struct {
+		name, selector string
+		events         int
+	}{{"OfANode", "spec.nodeName=n7", 10}, {"OfAll", "", 10_000}} {
+		b.Run(c.name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				w := e.watch(pod("", ""), metav1.ListOptions{ResourceVersion: begun.GetResourceVersion(), FieldSelector: c.selector})
+				for range c.events {
+					e.next(w)
+				}
+				w.Stop()
+			}
+		})
+	}
 }

@@ -8,42 +8,27 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Everything that the registry stores lies below root.
+// Everything that the registry stores lies below root; where the objects of a kind do is said by its api.Storage.
 const (
-	root             = "/registry/"
+	root             = api.StorageRoot
 	reservationsRoot = root + "keelson.dev/reservations/"
 )
 
-// kindPrefixes gives every stored kind its place: /registry/{resource}/. When two
-// groups have a resource of the same name, the later one is told apart by its group.
-func kindPrefixes(kinds *api.Kinds) map[*api.Kind]string {
-	out := make(map[*api.Kind]string)
-	taken := make(map[string]bool)
-	for _, k := range kinds.All() {
-		if k.Virtual {
-			continue
-		}
-		p := root + k.Resource + "/"
-		if taken[p] {
-			p = root + k.GVK.Group + "/" + k.Resource + "/"
-		}
-		taken[p] = true
-		out[k] = p
-	}
-	return out
+// objectKey is the part of a key below the storage's prefix: "namespace/name" or "name".
+func objectKey(k *api.Kind, namespace, name string) string {
+	return storedKey(k.Namespaced, namespace, name)
 }
 
-// objectKey is the part of a key below the kind's prefix: "namespace/name" or "name".
-func objectKey(k *api.Kind, namespace, name string) string {
-	if !k.Namespaced {
+func storedKey(namespaced bool, namespace, name string) string {
+	if !namespaced {
 		return name
 	}
 	return namespace + "/" + name
 }
 
-// splitKey is the inverse of objectKey.
-func splitKey(k *api.Kind, key string) (namespace, name string) {
-	if !k.Namespaced {
+// splitKey is the inverse of storedKey.
+func splitKey(namespaced bool, key string) (namespace, name string) {
+	if !namespaced {
 		return "", key
 	}
 	namespace, name, _ = strings.Cut(key, "/")

@@ -2,7 +2,6 @@ package registry
 
 import (
 	"math/rand/v2"
-	"reflect"
 	"strings"
 	"time"
 
@@ -60,11 +59,11 @@ func keepMeta(obj, old api.Object) {
 	}
 }
 
-// nextGeneration advances the generation of kinds that have one when anything but metadata and status changed.
-func nextGeneration(obj, old api.Object) (advanced bool) {
+// nextGeneration advances the generation of kinds that have one, and count it, when anything but metadata and status changed.
+func nextGeneration(k *api.Kind, obj, old api.Object) (advanced bool) {
 	gen := old.GetGeneration()
-	changed := desiredChanged(obj, old)
-	if gen > 0 && changed {
+	changed := desiredChanged(k, obj, old)
+	if gen > 0 && changed && !k.Uncounted {
 		gen++
 	}
 	obj.SetGeneration(gen)
@@ -72,39 +71,21 @@ func nextGeneration(obj, old api.Object) (advanced bool) {
 }
 
 // desiredChanged compares everything but metadata and status.
-func desiredChanged(obj, old api.Object) bool {
-	a, b := reflect.ValueOf(obj).Elem(), reflect.ValueOf(old).Elem()
-	for i := range a.NumField() {
-		switch a.Type().Field(i).Name {
-		case "TypeMeta", "ObjectMeta", "Status":
-			continue
-		}
-		if !equality.Semantic.DeepEqual(a.Field(i).Interface(), b.Field(i).Interface()) {
-			return true
-		}
-	}
-	return false
+func desiredChanged(k *api.Kind, obj, old api.Object) bool {
+	return !equality.Semantic.DeepEqual(k.Bare(obj), k.Bare(old))
 }
 
-// keepStatus makes obj differ from old in status alone, for kinds whose status
-// subresource has no rule of its own. It returns false when there is no status.
-func keepStatus(obj, old api.Object) bool {
-	a := reflect.ValueOf(obj).Elem()
-	status := a.FieldByName("Status")
-	if !status.IsValid() {
-		return false
-	}
-	wanted := reflect.ValueOf(status.Interface())
-	labels, annotations, managed := obj.GetLabels(), obj.GetAnnotations(), obj.GetManagedFields()
-	finalizers, owners := obj.GetFinalizers(), obj.GetOwnerReferences()
-	a.Set(reflect.ValueOf(old.DeepCopyObject()).Elem())
-	a.FieldByName("Status").Set(wanted)
-	obj.SetLabels(labels)
-	obj.SetAnnotations(annotations)
-	obj.SetManagedFields(managed)
-	obj.SetFinalizers(finalizers)
-	obj.SetOwnerReferences(owners)
-	return true
+// keepStatus makes obj differ from old in status and what a report may say in metadata, for kinds whose status
+// subresource has no rule of its own.
+func keepStatus(k *api.Kind, obj, old api.Object) {
+	next := old.DeepCopyObject().(api.Object)
+	k.Ops.SetStatus(next, obj)
+	next.SetLabels(obj.GetLabels())
+	next.SetAnnotations(obj.GetAnnotations())
+	next.SetManagedFields(obj.GetManagedFields())
+	next.SetFinalizers(obj.GetFinalizers())
+	next.SetOwnerReferences(obj.GetOwnerReferences())
+	k.Ops.Assign(obj, next)
 }
 
 // traceOnCreate gives a new object the trace of the request that made it, unless it brought one from its owner.
@@ -139,7 +120,7 @@ func setAnnotation(obj api.Object, key, value string) {
 
 // sameButTimes says that two objects differ at most in the times of their
 // managedFields, which is no change worth a revision.
-func sameButTimes(obj, cur api.Object) bool {
+func sameButTimes(k *api.Kind, obj, cur api.Object) bool {
 	a, b := obj.GetManagedFields(), cur.GetManagedFields()
 	if len(a) == 0 || len(a) != len(b) {
 		return false
@@ -151,7 +132,7 @@ func sameButTimes(obj, cur api.Object) bool {
 			return false
 		}
 	}
-	o, c := shallow(obj), shallow(cur)
+	o, c := k.Ops.Shallow(obj), k.Ops.Shallow(cur)
 	for _, x := range []api.Object{o, c} {
 		x.SetManagedFields(nil)
 		x.SetResourceVersion("")

@@ -15,25 +15,36 @@ import (
 )
 
 // lifecycle is the admission of namespaces: nothing is created in one that is gone or ending.
-func lifecycle(e *env) AdmissionFunc {
-	return func(ctx context.Context, r *api.Request, obj, old api.Object) error {
-		if obj != nil && old == nil && r.Kind.Namespaced {
-			ns := e.namespaces.get(r.Namespace)
-			if ns == nil { // the cache may be a moment behind
-				if _, err := e.fresh(ctx); err != nil {
-					return err
-				}
-				ns = e.namespaces.get(r.Namespace)
-			}
-			if ns == nil {
-				return apierrors.NewNotFound(corev1.Resource("namespaces"), r.Namespace)
-			}
-			if ns.obj.GetDeletionTimestamp() != nil {
-				return apierrors.NewForbidden(r.Kind.GroupResource(), r.Name, fmt.Errorf("namespace %s is being terminated", r.Namespace))
-			}
+func lifecycle(e *env) Stages {
+	namespaces := e.kinds.ByType(&corev1.Namespace{})
+	return Stages{Validating: KindRules, Mutating: func(ctx context.Context, a *api.Attempt) error {
+		if !a.Creates() || !a.Kind.Namespaced {
+			return nil
 		}
-		return KindRules(ctx, r, obj, old)
+		ns := e.cached(namespaces, a.Namespace)
+		if ns == nil { // the cache may be a moment behind
+			if _, err := e.fresh(ctx); err != nil {
+				return err
+			}
+			ns = e.cached(namespaces, a.Namespace)
+		}
+		if ns == nil {
+			return apierrors.NewNotFound(corev1.Resource("namespaces"), a.Namespace)
+		}
+		if ns.GetDeletionTimestamp() != nil {
+			return apierrors.NewForbidden(a.Kind.GroupResource(), a.Name, fmt.Errorf("namespace %s is being terminated", a.Namespace))
+		}
+		a.Require(api.Check{Ref: api.Ref{Kind: namespaces, Name: a.Namespace}, Seen: ns})
+		return nil
+	}}
+}
+
+// cached is an object as the cache has it; nil when it has none.
+func (e *env) cached(k *api.Kind, key string) api.Object {
+	if entry := e.cache.routes.Load().byKind[k].get(key); entry != nil {
+		return entry.obj
 	}
+	return nil
 }
 
 func namespace(name string) *corev1.Namespace {
@@ -46,9 +57,9 @@ func TestCreateLosesAgainstNamespaceDeletion(t *testing.T) {
 	e.create(namespace("a"))
 	inner := lifecycle(e)
 	var once sync.Once
-	e.admit = AdmissionFunc(func(ctx context.Context, r *api.Request, obj, old api.Object) error {
-		err := inner(ctx, r, obj, old)
-		if r.Kind.Namespaced {
+	e.admit = Stages{Validating: KindRules, Mutating: func(ctx context.Context, a *api.Attempt) error {
+		err := inner.Mutate(ctx, a)
+		if a.Kind.Namespaced {
 			once.Do(func() { // between the decision and the commit
 				if _, _, err := e.tryDelete(namespace("a"), metav1.DeleteOptions{}); err != nil {
 					t.Error(err)
@@ -56,7 +67,7 @@ func TestCreateLosesAgainstNamespaceDeletion(t *testing.T) {
 			})
 		}
 		return err
-	})
+	}}
 	if _, err := e.tryCreate(configMap("a", "late")); !apierrors.IsForbidden(err) {
 		t.Errorf("created in a namespace that is being terminated: %v", err)
 	}

@@ -2,6 +2,7 @@ package registry
 
 import (
 	"fmt"
+	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
@@ -20,14 +21,20 @@ type newcomer struct {
 	root     schema.TypeRef
 	empty    value.Value
 	noStatus bool // a creation cannot set the status
+	walks    sync.Pool
 }
 
 // newcomer prepares a kind; nil when its type is not in the schema.
-func (t *fieldTracker) newcomer(k *api.Kind) *newcomer {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if n, ok := t.newcomers[k.GVK]; ok {
-		return n
+func (t *fieldTracker) newcomer(of *served) *newcomer {
+	of.tracked.mu.Lock()
+	defer of.tracked.mu.Unlock()
+	if of.tracked.asked {
+		return of.tracked.newcomer
+	}
+	k := of.kind
+	of.tracked.asked = true
+	if k.Types != nil {
+		return nil // its owners are worked out by the field manager
 	}
 	empty := k.New()
 	k.SetTypeMeta(empty)
@@ -35,7 +42,7 @@ func (t *fieldTracker) newcomer(k *api.Kind) *newcomer {
 	if tv, err := t.types().ObjectToTyped(empty); err == nil {
 		n = &newcomer{schema: tv.Schema(), root: tv.TypeRef(), empty: tv.AsValue(), noStatus: k.Subresources["status"] != nil}
 	}
-	t.newcomers[k.GVK] = n
+	of.tracked.newcomer = n
 	return n
 }
 
@@ -46,11 +53,15 @@ func (n *newcomer) managed(obj api.Object, manager, apiVersion string, now metav
 	if err != nil {
 		return nil, fmt.Errorf("reading a %T: %w", obj, err)
 	}
-	w := ownedWalk{schema: n.schema, alloc: value.NewFreelistAllocator(), noStatus: n.noStatus}
+	w, _ := n.walks.Get().(*ownedWalk)
+	if w == nil {
+		w = &ownedWalk{schema: n.schema, alloc: value.NewFreelistAllocator(), noStatus: n.noStatus, names: make(map[string]*string)}
+	}
 	owned := &fieldpath.Set{}
 	if err := w.object(owned, n.empty.AsMap(), v.AsMap(), n.root); err != nil {
-		return nil, err
+		return nil, err // w is left in the middle
 	}
+	n.walks.Put(w)
 	if owned.Empty() {
 		return nil, nil
 	}
@@ -72,6 +83,29 @@ type ownedWalk struct {
 	schema   *schema.Schema
 	alloc    value.Allocator
 	noStatus bool
+	names    map[string]*string // of fields that the schema knows
+	sets     []*fieldpath.Set   // empty ones to be used
+}
+
+// member is the path element of a member; known says that there are not many such names.
+func (w *ownedWalk) member(key string, known bool) fieldpath.PathElement {
+	if name := w.names[key]; name != nil {
+		return fieldpath.PathElement{FieldName: name}
+	}
+	own := key
+	if known {
+		w.names[key] = &own
+	}
+	return fieldpath.PathElement{FieldName: &own}
+}
+
+func (w *ownedWalk) emptySet() *fieldpath.Set {
+	if n := len(w.sets); n > 0 {
+		s := w.sets[n-1]
+		w.sets = w.sets[:n-1]
+		return s
+	}
+	return &fieldpath.Set{}
 }
 
 // unowned are the fields that belong to nobody.
@@ -106,14 +140,15 @@ func (w *ownedWalk) fields(into *fieldpath.Set, empty, m value.Map, t *schema.Ma
 			}
 		}
 		tr := t.ElementType
-		if f, ok := t.FindField(key); ok {
+		f, known := t.FindField(key)
+		if known {
 			tr = f.Type
 		}
 		var counterpart value.Value
 		if empty != nil {
 			counterpart, _ = empty.Get(key)
 		}
-		failed = w.visit(into, fieldpath.PathElement{FieldName: &key}, counterpart, v, tr, below)
+		failed = w.visit(into, w.member(key, known), counterpart, v, tr, below)
 		return failed == nil
 	})
 	return failed
@@ -125,13 +160,13 @@ func (w *ownedWalk) visit(into *fieldpath.Set, pe fieldpath.PathElement, empty, 
 	if !ok {
 		return fmt.Errorf("the schema has no type for %v", pe)
 	}
-	below := &fieldpath.Set{}
+	var below *fieldpath.Set
 	leaf := true
 	var err error
 	switch {
 	case v.IsNull():
 	case v.IsMap() && atom.Map != nil:
-		m := v.AsMap()
+		m := v.AsMapUsing(w.alloc)
 		if leaf = atom.Map.ElementRelationship == schema.Atomic || m.Empty(); !leaf {
 			var counterpart value.Map
 			if empty != nil && empty.IsMap() {
@@ -141,13 +176,17 @@ func (w *ownedWalk) visit(into *fieldpath.Set, pe fieldpath.PathElement, empty, 
 			if skip != nil {
 				rule = func(key string) (bool, func(string) bool) { return skip(key), nil }
 			}
+			below = w.emptySet()
 			err = w.fields(below, counterpart, m, atom.Map, rule)
 		}
+		w.alloc.Free(m)
 	case v.IsList() && atom.List != nil:
-		l := v.AsList()
+		l := v.AsListUsing(w.alloc)
 		if leaf = atom.List.ElementRelationship == schema.Atomic || l.Length() == 0; !leaf {
+			below = w.emptySet()
 			err = w.items(below, l, atom.List)
 		}
+		w.alloc.Free(l)
 	}
 	if err != nil {
 		return err
@@ -155,25 +194,32 @@ func (w *ownedWalk) visit(into *fieldpath.Set, pe fieldpath.PathElement, empty, 
 	if empty == nil || (leaf && !value.EqualsUsing(w.alloc, empty, v)) {
 		into.Members.Insert(pe)
 	}
-	if !below.Empty() {
-		*into.Children.Descend(pe) = *below
+	if below != nil {
+		if !below.Empty() {
+			*into.Children.Descend(pe) = *below
+			*below = fieldpath.Set{}
+		}
+		w.sets = append(w.sets, below)
 	}
 	return nil
 }
 
 // items visits a list whose items have names: keys, or their own value.
 func (w *ownedWalk) items(into *fieldpath.Set, l value.List, t *schema.List) error {
-	seen := fieldpath.MakePathElementSet(l.Length())
-	for i := range l.Length() {
+	var seen fieldpath.PathElementSet
+	n := l.Length()
+	for i := range n {
 		item := l.At(i)
 		pe, err := w.name(item, t)
 		if err != nil {
 			return err
 		}
-		if seen.Has(pe) {
-			return fmt.Errorf("the list has %v twice", pe)
+		if n > 1 {
+			if seen.Has(pe) {
+				return fmt.Errorf("the list has %v twice", pe)
+			}
+			seen.Insert(pe)
 		}
-		seen.Insert(pe)
 		if err := w.visit(into, pe, nil, item, t.ElementType, nil); err != nil {
 			return err
 		}
@@ -186,13 +232,15 @@ func (w *ownedWalk) name(item value.Value, t *schema.List) (fieldpath.PathElemen
 		if item.IsMap() || item.IsList() || item.IsNull() {
 			return fieldpath.PathElement{}, fmt.Errorf("an item of a set is no scalar")
 		}
-		return fieldpath.PathElement{Value: &item}, nil
+		scalar := item
+		return fieldpath.PathElement{Value: &scalar}, nil
 	}
 	if !item.IsMap() {
 		return fieldpath.PathElement{}, fmt.Errorf("an item of a keyed list is no object")
 	}
-	m := item.AsMap()
-	var keys value.FieldList
+	m := item.AsMapUsing(w.alloc)
+	defer w.alloc.Free(m)
+	keys := make(value.FieldList, 0, len(t.Keys))
 	for _, name := range t.Keys {
 		if v, ok := m.Get(name); ok {
 			keys = append(keys, value.Field{Name: name, Value: v})
@@ -203,7 +251,9 @@ func (w *ownedWalk) name(item value.Value, t *schema.List) (fieldpath.PathElemen
 	if len(keys) == 0 {
 		return fieldpath.PathElement{}, fmt.Errorf("an item of a keyed list has no key")
 	}
-	keys.Sort()
+	if len(keys) > 1 {
+		keys.Sort()
+	}
 	return fieldpath.PathElement{Key: &keys}, nil
 }
 

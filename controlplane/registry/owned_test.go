@@ -65,7 +65,7 @@ func TestOwnedFieldsOfNewObjects(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			k := r.kinds.ByType(obj)
 			k.SetTypeMeta(obj)
-			fm, err := r.fields.of(k, "")
+			fm, err := r.fields.of(r.cache.routes.Load().byKind[k], "")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -73,7 +73,7 @@ func TestOwnedFieldsOfNewObjects(t *testing.T) {
 			k.SetTypeMeta(empty)
 			want := fm.UpdateNoErrors(empty, obj.DeepCopyObject(), "m").(api.Object).GetManagedFields()
 
-			w := &write{r: r, req: &api.Request{Kind: k, User: api.User{Name: "alice"}}, manager: "m"}
+			w := &write{served: r.cache.routes.Load().byKind[k], r: r, req: &api.Request{Kind: k, User: api.User{Name: "alice"}}, manager: "m"}
 			w.trackCreate(obj)
 			got := obj.GetManagedFields()
 			if len(got) != len(want) {
@@ -90,7 +90,7 @@ func TestOwnedFieldsOfNewObjects(t *testing.T) {
 			}
 		})
 	}
-	if n := r.fields.newcomer(r.kinds.ByType(richPod())); n == nil {
+	if n := r.fields.newcomer(r.cache.routes.Load().byKind[r.kinds.ByType(richPod())]); n == nil {
 		t.Fatal("pods have no schema")
 	} else if _, err := n.managed(richPod(), "m", "v1", metav1.Time{}); err != nil {
 		t.Fatalf("the short cut does not take a pod: %v", err)

@@ -8,9 +8,11 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds"
 )
 
 const webIntent = `{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"web"},"spec":{"replicas":3,
@@ -35,7 +37,7 @@ func (e *env) scaleTo(n int32, change ...func(*api.Request)) {
 	for _, f := range change {
 		f(req)
 	}
-	if _, err := e.Registry.Update(e.ctx, req, e.admit); err != nil {
+	if _, _, err := e.Registry.Update(e.ctx, req, e.admit); err != nil {
 		e.t.Fatal(err)
 	}
 }
@@ -139,5 +141,40 @@ func TestNobodyOwnsWhatTheyCannotSet(t *testing.T) {
 	stored = e.update(whole, "").(*appsv1.Deployment)
 	if who := owners(stored, "status"); !slices.Equal(who, []string{"kubectl/status"}) || stored.Status.Replicas != 3 {
 		t.Errorf("after a put the status is %d and belongs to %q", stored.Status.Replicas, who)
+	}
+}
+
+// Of every kind: what an apply of the status states and cannot set, it does not own; what it owns is there.
+func TestStatusOwnsWhatItSets(t *testing.T) {
+	r := New(nil, kinds.All())
+	for _, k := range r.kinds.All() {
+		status := k.Subresources["status"]
+		if status == nil || k.Virtual {
+			continue
+		}
+		fm, err := r.fields.of(r.cache.routes.Load().byKind[k], "status")
+		if err != nil {
+			t.Fatal(err)
+		}
+		live := k.New()
+		k.SetTypeMeta(live)
+		live.SetName("a")
+		intent := &unstructured.Unstructured{Object: map[string]any{}}
+		intent.SetGroupVersionKind(k.GVK)
+		intent.SetName("a")
+		intent.SetLabels(map[string]string{"stated": "label"})
+		intent.SetAnnotations(map[string]string{"stated": "annotation"})
+		intent.SetFinalizers([]string{"example.com/stated"})
+		out, err := fm.Apply(live.DeepCopyObject(), intent, "m", false)
+		if err != nil {
+			t.Fatalf("%s: %v", k.Resource, err)
+		}
+		obj := out.(api.Object)
+		status.PrepareUpdate(obj, live)
+		for field, is := range map[string]bool{"labels": len(obj.GetLabels()) > 0, "annotations": len(obj.GetAnnotations()) > 0, "finalizers": len(obj.GetFinalizers()) > 0} {
+			if owned := len(owners(obj, field)) > 0; owned != is {
+				t.Errorf("%s: the status sets %s: %v; owns them: %v", k.Resource, field, is, owned)
+			}
+		}
 	}
 }

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"reflect"
+	"slices"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/mergepatch"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
-	kjson "sigs.k8s.io/json"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/input"
@@ -34,7 +33,10 @@ func (r *Registry) Patch(ctx context.Context, req *api.Request, a Admission) (ob
 	if errs := metav1validation.ValidatePatchOptions(&req.PatchO, req.PatchType); len(errs) > 0 {
 		return nil, false, apierrors.NewInvalid(schema.GroupKind{Group: metav1.GroupName, Kind: "PatchOptions"}, "", errs)
 	}
-	w, err := r.newWrite(req, a, req.PatchO.DryRun, req.PatchO.FieldManager)
+	if err := checkPatchType(req); err != nil {
+		return nil, false, err
+	}
+	w, err := r.newWrite(ctx, req, a, req.PatchO.DryRun, req.PatchO.FieldManager)
 	if err != nil {
 		return nil, false, err
 	}
@@ -45,7 +47,7 @@ func (r *Registry) Patch(ctx context.Context, req *api.Request, a Admission) (ob
 	if req.PatchType == types.ApplyPatchType {
 		return w.apply(ctx, f)
 	}
-	stored, _, err := w.change(ctx, w.updateStep(f, func(cur *entry) (api.Object, error) {
+	stored, _, err := w.change(ctx, w.updateStep(f, func(cur current) (proposal, error) {
 		return w.patched(ctx, f, cur)
 	}))
 	if err != nil {
@@ -57,28 +59,41 @@ func (r *Registry) Patch(ctx context.Context, req *api.Request, a Admission) (ob
 	return stored, false, nil
 }
 
+// checkPatchType refuses patches that the kind does not take.
+func checkPatchType(req *api.Request) error {
+	takes := req.Kind.Patches()
+	if slices.Contains(takes, req.PatchType) {
+		return nil
+	}
+	names := make([]string, len(takes))
+	for i, t := range takes {
+		names[i] = string(t)
+	}
+	return newStatus(http.StatusUnsupportedMediaType, metav1.StatusReasonUnsupportedMediaType,
+		"the body of the request was in an unknown format - accepted media types include: "+strings.Join(names, ", "), 0)
+}
+
 // patched returns the object that the request's patch makes of cur.
-func (w *write) patched(ctx context.Context, f facet, cur *entry) (api.Object, error) {
+func (w *write) patched(ctx context.Context, f facet, cur current) (proposal, error) {
 	if f.merge != nil {
 		body := f.view(cur.obj)
-		next := body.DeepCopyObject()
+		next := w.kind.Subresources[f.name].New()
 		if err := w.patchInto(ctx, body, next); err != nil {
-			return nil, err
+			return proposal{}, err
 		}
-		obj := cur.obj.DeepCopyObject().(api.Object)
-		return obj, w.mergeBody(f, obj, cur, next)
+		return w.proposeBody(f, cur, next)
 	}
 	next := w.req.Kind.New()
 	if err := w.patchInto(ctx, cur.obj, next); err != nil {
-		return nil, err
+		return proposal{}, err
 	}
 	if next.GetName() != cur.obj.GetName() || next.GetNamespace() != cur.obj.GetNamespace() {
-		return nil, nameMismatch(next.GetName(), w.req.Name)
+		return proposal{}, nameMismatch(next.GetName(), w.req.Name)
 	}
 	if next.GetResourceVersion() != cur.obj.GetResourceVersion() {
-		return nil, modifiedConflict(w.req.Kind.GroupResource(), w.req.Name)
+		return proposal{}, modifiedConflict(w.req.Kind.GroupResource(), w.req.Name)
 	}
-	return next, nil
+	return whole(next)
 }
 
 // patchInto patches old and decodes the result into next.
@@ -95,7 +110,6 @@ func (w *write) patchInto(ctx context.Context, old, next runtime.Object) error {
 	if err := input.Count(after).Check(had.Values+input.MaxPatched, max(had.Items, input.MaxItems)); err != nil {
 		return tooMuch(fmt.Errorf("the patched object: %w", err))
 	}
-	reflect.ValueOf(next).Elem().SetZero() // a decoder would merge into what is there
 	return w.decodeStrictly(ctx, after, next)
 }
 
@@ -149,7 +163,7 @@ func strategicMerge(doc, data []byte, like runtime.Object) ([]byte, error) {
 	if adds.Items*(adds.Items+has.Items) > maxComparisons {
 		return nil, tooMuch(errors.New("a strategic merge of lists this long compares too much; a JSON patch or a merge patch may do"))
 	}
-	out, err := strategicpatch.StrategicMergePatch(doc, data, like)
+	out, err := mergeStrategically(doc, data, like)
 	switch {
 	case err == nil:
 		return out, nil
@@ -157,6 +171,17 @@ func strategicMerge(doc, data []byte, like runtime.Object) ([]byte, error) {
 		return nil, unprocessable(err)
 	}
 	return nil, apierrors.NewBadRequest(err.Error())
+}
+
+// mergeStrategically keeps the library's panics to itself: it takes what a directive names for text, which a patch need
+// not be.
+func mergeStrategically(doc, patch []byte, like any) (out []byte, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			out, err = nil, fmt.Errorf("the strategic merge patch cannot be applied: %v", p)
+		}
+	}()
+	return strategicpatch.StrategicMergePatch(doc, patch, like)
 }
 
 // unprocessable is Kubernetes' 422 for a patch that cannot be applied, and says why besides.
@@ -169,7 +194,7 @@ func unprocessable(err error) error {
 // decodeStrictly decodes the patched document. What does not fit the type is a
 // 400; fields that the type does not know are refused, warned of or ignored as the request says.
 func (w *write) decodeStrictly(ctx context.Context, data []byte, into runtime.Object) error {
-	strict, err := kjson.UnmarshalStrict(data, into)
+	strict, err := api.DecodeJSON(data, into, true)
 	if err != nil {
 		return apierrors.NewBadRequest(fmt.Sprintf("the patched %s cannot be read: %v", w.req.Kind.GVK.Kind, api.Misfit(data, into, err)))
 	}

@@ -18,18 +18,6 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// kindOf finds the cache of the request's kind.
-func (r *Registry) kindOf(req *api.Request) (*kindCache, error) {
-	if req.Kind == nil {
-		return nil, apierrors.NewBadRequest("the request names no kind")
-	}
-	kc := r.cache.byKind[req.Kind]
-	if kc == nil {
-		return nil, apierrors.NewMethodNotSupported(req.Kind.GroupResource(), string(req.Verb))
-	}
-	return kc, nil
-}
-
 // describe says what a request does, for errors.
 func describe(req *api.Request) string {
 	s := string(req.Verb) + " " + req.Kind.Resource
@@ -90,7 +78,7 @@ func tooLarge(asked, have raftstore.Revision) error {
 // Get and List honour resourceVersion semantics: unset is linearizable, "0" is whatever the cache holds.
 // Objects in the results are shared: do not modify.
 func (r *Registry) Get(ctx context.Context, req *api.Request) (api.Object, error) {
-	kc, err := r.kindOf(req)
+	s, err := r.served(ctx, req)
 	if err != nil {
 		return nil, err
 	}
@@ -99,10 +87,17 @@ func (r *Registry) Get(ctx context.Context, req *api.Request) (api.Object, error
 	if err := r.notOlderThan(ctx, req.Get.ResourceVersion); err != nil {
 		return nil, statusError(err, describe(req))
 	}
-	e, bad := kc.find(objectKey(req.Kind, req.Namespace, req.Name))
+	e, bad := s.find(objectKey(req.Kind, req.Namespace, req.Name))
 	switch {
 	case e != nil:
-		return e.obj, nil
+		if s.shows(e, req.Light) {
+			return e.obj, nil
+		}
+		obj, err := s.one(ctx, e)
+		if err != nil {
+			return nil, statusError(err, describe(req))
+		}
+		return obj, nil
 	case bad != nil:
 		return nil, bad.error()
 	}
@@ -111,7 +106,7 @@ func (r *Registry) Get(ctx context.Context, req *api.Request) (api.Object, error
 
 // List returns the kind's list type with shared items, or an *api.ObjectList when the request asks for pointers.
 func (r *Registry) List(ctx context.Context, req *api.Request) (runtime.Object, error) {
-	kc, err := r.kindOf(req)
+	s, err := r.served(ctx, req)
 	if err != nil {
 		return nil, err
 	}
@@ -124,11 +119,14 @@ func (r *Registry) List(ctx context.Context, req *api.Request) (runtime.Object, 
 	}
 	ctx, cancel := r.bounded(ctx)
 	defer cancel()
-	page, err := r.page(ctx, kc, f, &req.List)
+	page, err := r.page(ctx, s, f, req)
+	if err == nil {
+		err = page.convert(ctx)
+	}
 	if err != nil {
 		return nil, statusError(err, describe(req))
 	}
-	warnUnreadable(ctx, req.Kind, kc.snap.Load().unreadable.within(f))
+	warnUnreadable(ctx, req.Kind, s.snap.Load().unreadable.within(f))
 	return page.object(req)
 }
 
@@ -146,7 +144,8 @@ func checkListOptions(o *metav1.ListOptions, watching bool) error {
 
 // page answers one list call: from the cache when the wanted state is the
 // cache's, from the store's history otherwise.
-func (r *Registry) page(ctx context.Context, kc *kindCache, f *filter, o *metav1.ListOptions) (*page, error) {
+func (r *Registry) page(ctx context.Context, s *served, f *filter, req *api.Request) (*page, error) {
+	o := &req.List
 	limit := int(o.Limit)
 	if o.Continue != "" {
 		token, err := parseContinue(o.Continue, f.prefix)
@@ -157,9 +156,9 @@ func (r *Registry) page(ctx context.Context, kc *kindCache, f *filter, o *metav1
 			if _, err := r.fresh(ctx); err != nil {
 				return nil, err
 			}
-			return kc.cachedPage(f, token.After, limit), nil
+			return s.cachedPage(ctx, f, token.After, limit)
 		}
-		return r.pageAt(ctx, kc, f, token.at(), token.After, limit)
+		return r.pageAt(ctx, s, f, span{token.at(), token.After, limit, req.Expect})
 	}
 	if o.ResourceVersionMatch == metav1.ResourceVersionMatchExact {
 		rev, err := parseRevision(o.ResourceVersion)
@@ -169,36 +168,81 @@ func (r *Registry) page(ctx context.Context, kc *kindCache, f *filter, o *metav1
 		if err := r.notOlderThan(ctx, o.ResourceVersion); err != nil {
 			return nil, err
 		}
-		return r.pageAt(ctx, kc, f, rev, "", limit)
+		return r.pageAt(ctx, s, f, span{rev, "", limit, req.Expect})
 	}
 	if err := r.notOlderThan(ctx, o.ResourceVersion); err != nil {
 		return nil, err
 	}
-	return kc.cachedPage(f, "", limit), nil
+	return s.cachedPage(ctx, f, "", limit)
 }
 
 // page is a part of a kind's objects at one revision.
 type page struct {
-	kc        *kindCache
+	of        *served
+	light     bool // the light form will do
 	revision  raftstore.Revision
 	changed   raftstore.Revision
 	items     []api.Object
+	foreign   []foreign
 	bytes     int64  // of the items as stored
 	last      string // key of the last item
 	more      bool
 	remaining *int64 // known for lists without selectors
 }
 
-// cachedPage reads from the newest snapshot.
-func (kc *kindCache) cachedPage(f *filter, after string, limit int) *page {
-	s, rev := kc.state()
-	return pageOf(kc, s, rev, f, after, limit)
+// foreign is an item that is cached in another version than its page shows.
+type foreign struct {
+	item  int
+	entry *entry
 }
 
-func pageOf(kc *kindCache, s *snapshot, rev raftstore.Revision, f *filter, after string, limit int) *page {
-	p := &page{kc: kc, revision: rev, changed: s.changed}
+// take adds an item.
+func (p *page) take(e *entry) {
+	if !p.of.shows(e, p.light) {
+		p.foreign = append(p.foreign, foreign{len(p.items), e})
+	}
+	p.add(e, e.obj)
+}
+
+// add adds an item in the form that is shown, or will be.
+func (p *page) add(e *entry, obj api.Object) {
+	p.items = append(p.items, obj)
+	p.bytes += int64(len(e.value))
+	p.last = e.key
+}
+
+// convert brings the items into the version of the page, all at once.
+func (p *page) convert(ctx context.Context) error {
+	if len(p.foreign) == 0 {
+		return nil
+	}
+	entries := make([]*entry, len(p.foreign))
+	for i, f := range p.foreign {
+		entries[i] = f.entry
+	}
+	shown, err := p.of.show(ctx, entries...)
+	if err != nil {
+		return err
+	}
+	for i, f := range p.foreign {
+		p.items[f.item] = shown[i]
+	}
+	return nil
+}
+
+// cachedPage reads from the newest snapshot.
+func (s *served) cachedPage(ctx context.Context, f *filter, after string, limit int) (*page, error) {
+	now, rev := s.state()
+	return pageOf(ctx, s, now, rev, f, after, limit)
+}
+
+func pageOf(ctx context.Context, of *served, s *snapshot, rev raftstore.Revision, f *filter, after string, limit int) (*page, error) {
+	if f.late != nil {
+		return siftedPage(ctx, of, s, rev, f, after, limit)
+	}
+	p := &page{of: of, light: f.light, revision: rev, changed: s.changed}
 	if limit <= 0 && !f.selective() && f.prefix == "" && f.exact == "" {
-		p.items = make([]api.Object, 0, s.objects.Len())
+		p.items = make([]api.Object, 0, s.byKey.Len())
 	}
 	var left int64
 	f.scan(s, after, func(e *entry) bool {
@@ -207,75 +251,113 @@ func pageOf(kc *kindCache, s *snapshot, rev raftstore.Revision, f *filter, after
 			left++
 			return !f.selective() // count what remains only where that is cheap
 		}
-		p.items = append(p.items, e.obj)
-		p.bytes += int64(len(e.value))
-		p.last = e.key
+		p.take(e)
 		return true
 	})
 	if p.more && !f.selective() {
 		p.remaining = &left
 	}
-	return p
+	return p, nil
 }
 
-// pageAt reads the state at a past revision.
-func (r *Registry) pageAt(ctx context.Context, kc *kindCache, f *filter, rev raftstore.Revision, after string, limit int) (*page, error) {
-	if err := r.notOlderThan(ctx, formatRevision(rev)); err != nil {
+// span is what is asked of a past state.
+type span struct {
+	at     raftstore.Revision
+	after  string // key below the kind's prefix
+	limit  int    // 0 = none
+	expect func(ctx context.Context, bytes int64) error
+}
+
+// pageAt reads the state at a past revision. Its objects are decoded for this answer alone, so that room is waited for
+// before each part of them.
+func (r *Registry) pageAt(ctx context.Context, of *served, f *filter, s span) (*page, error) {
+	if err := r.notOlderThan(ctx, formatRevision(s.at)); err != nil {
 		return nil, err
 	}
-	if s := kc.snap.Load(); s.changed <= rev {
-		return pageOf(kc, s, rev, f, after, limit), nil // nothing of this kind has changed since
+	if now := of.snap.Load(); now.changed <= s.at {
+		return pageOf(ctx, of, now, s.at, f, s.after, s.limit) // nothing of this kind has changed since
 	}
-	p := &page{kc: kc, revision: rev, changed: rev}
+	p := &page{of: of, light: f.light, revision: s.at, changed: s.at}
+	after := s.after
 	if after != "" {
-		after = kc.prefix + after
+		after = of.storage.Prefix + after
 	}
-	chunk := max(limit, 0)
-	if limit > 0 && f.selective() {
-		chunk = max(limit, selectiveChunk)
+	chunk := max(s.limit, pageChunk)
+	if s.limit > 0 && !f.selective() {
+		chunk = s.limit
 	}
 	for {
-		list, err := r.store.List(ctx, kc.prefix+f.prefix, raftstore.ListOptions{
-			ReadOptions: raftstore.ReadOptions{Local: true}, After: after, At: rev, Limit: chunk,
+		list, err := r.store.List(ctx, of.storage.Prefix+f.prefix, raftstore.ListOptions{
+			ReadOptions: raftstore.ReadOptions{Local: true}, After: after, At: s.at, Limit: chunk,
 		})
 		if err != nil {
 			return nil, pagingError(err, p, after)
 		}
-		for _, it := range list.Items {
-			after = it.Key
-			if p.more = !p.add(r.cache, f, it, limit); p.more {
-				return p, nil
+		if s.expect != nil {
+			if err := s.expect(ctx, decoded(list.Items)); err != nil {
+				return nil, err
+			}
+		}
+		if f.late != nil {
+			if full, err := p.siftStored(ctx, r.cache, f, list.Items, s.limit); err != nil || full {
+				return p, err
+			}
+			if n := len(list.Items); n > 0 {
+				after = list.Items[n-1].Key
+			}
+		} else {
+			for _, it := range list.Items {
+				after = it.Key
+				if p.more = !p.takeStored(r.cache, f, it, s.limit); p.more {
+					return p, nil
+				}
 			}
 		}
 		if !list.More {
 			return p, nil
 		}
-		if !f.selective() {
+		if s.limit > 0 && !f.selective() {
 			p.more, p.remaining = true, &list.Remaining
 			return p, nil
 		}
 	}
 }
 
-// selectiveChunk is how many objects are looked at in one go for a page of those that match.
-const selectiveChunk = 500
-
-// add takes a stored item into the page if the filter wants it. It returns false,
-// and the page is left as it is, when the item is wanted and the page is full.
-func (p *page) add(c *cache, f *filter, it raftstore.Item, limit int) bool {
-	key := it.Key[len(p.kc.prefix):]
-	if f.exact != "" && key != f.exact {
-		return true
+// decoded is about what items take when they have been decoded.
+func decoded(items []raftstore.Item) (bytes int64) {
+	for _, it := range items {
+		bytes += decodedTimes*int64(len(it.Value)) + decodedBytes
 	}
-	e, err := c.decode(p.kc, key, it)
+	return bytes
+}
+
+// pageChunk is how many objects are looked at in one go for a page whose length they do not tell.
+const pageChunk = 500
+
+// decode reads a stored item; nil when the filter does not want it, or it is unreadable, of which the caller is warned.
+func (p *page) decode(c *cache, f *filter, it raftstore.Item) *entry {
+	key := it.Key[len(p.of.storage.Prefix):]
+	if f.exact != "" && key != f.exact {
+		return nil
+	}
+	e, err := c.decode(p.of.storageCache, key, it, nil)
 	if err != nil || !f.selects(e.obj) {
-		return true // the caller is warned of what is unreadable
+		return nil
+	}
+	return e
+}
+
+// takeStored takes a stored item into the page if the filter wants it. It returns false,
+// and the page is left as it is, when the item is wanted and the page is full.
+func (p *page) takeStored(c *cache, f *filter, it raftstore.Item, limit int) bool {
+	e := p.decode(c, f, it)
+	if e == nil {
+		return true
 	}
 	if limit > 0 && len(p.items) == limit {
 		return false
 	}
-	p.items, p.last = append(p.items, e.obj), key
-	p.bytes += int64(len(it.Value))
+	p.take(e)
 	return true
 }
 
@@ -285,7 +367,7 @@ func pagingError(err error, p *page, after string) error {
 	if s, ok := status.(*apierrors.StatusError); ok && s.ErrStatus.Code == http.StatusGone && after != "" {
 		s.ErrStatus.Message = "The provided continue parameter is too old to display a consistent list result. " +
 			"Start a new list without it, or go on inconsistently with the continue token of this response."
-		s.ErrStatus.ListMeta.Continue = continueToken{Revision: -1, After: after[len(p.kc.prefix):]}.encode()
+		s.ErrStatus.ListMeta.Continue = continueToken{Revision: -1, After: after[len(p.of.storage.Prefix):]}.encode()
 	}
 	return status
 }
@@ -298,16 +380,16 @@ func (p *page) object(req *api.Request) (runtime.Object, error) {
 	}
 	if req.Pointers {
 		l := &api.ObjectList{ListMeta: meta, Items: p.items, Bytes: p.bytes, Changed: formatRevision(min(p.changed, p.revision))}
-		l.SetGroupVersionKind(p.kc.kind.ListGVK())
+		l.SetGroupVersionKind(p.of.kind.ListGVK())
 		return l, nil
 	}
-	return typedList(p.kc.kind, meta, p.items)
+	return typedList(p.of.kind, meta, p.items)
 }
 
 // Watch streams changes with bookmarks and, when asked, the initial events. The
-// result is a *Watcher.
+// result is a *Watcher, or an api.Follower.
 func (r *Registry) Watch(ctx context.Context, req *api.Request) (watch.Interface, error) {
-	kc, err := r.kindOf(req)
+	s, err := r.served(ctx, req)
 	if err != nil {
 		return nil, err
 	}
@@ -325,6 +407,13 @@ func (r *Registry) Watch(ctx context.Context, req *api.Request) (watch.Interface
 	}
 	opening, cancel := r.bounded(ctx)
 	defer cancel()
+	if req.Follow {
+		// It comes to what there is, and needs no quorum to begin.
+		if err := r.cache.waitFor(opening, 0); err != nil {
+			return nil, statusError(err, "watching "+req.Kind.Resource)
+		}
+		return s.newFollower(ctx), nil
+	}
 	p := position{after: rev, initial: rev == 0}
 	if o.SendInitialEvents != nil {
 		p.initial = *o.SendInitialEvents
@@ -340,7 +429,7 @@ func (r *Registry) Watch(ctx context.Context, req *api.Request) (watch.Interface
 		return nil, statusError(err, describe(req))
 	}
 	if rev == 0 && !p.initial {
-		_, p.after = kc.state() // from now on
+		_, p.after = s.state() // from now on
 	}
-	return kc.newWatcher(ctx, f, p, o), nil
+	return s.newWatcher(ctx, f, p, o), nil
 }

@@ -243,7 +243,7 @@ func FuzzContinueToken(f *testing.F) {
 
 func FuzzDecodeStored(f *testing.F) {
 	e := newEnv(f)
-	c := e.cache.byKind[e.kinds.ByType(&corev1.Pod{})].codec
+	c := e.cache.routes.Load().byKind[e.kinds.ByType(&corev1.Pod{})].codec
 	good, err := c.encode(pod("default", "a"))
 	if err != nil {
 		f.Fatal(err)
@@ -253,7 +253,7 @@ func FuzzDecodeStored(f *testing.F) {
 	f.Add([]byte(`{"metadata":{"name":"a"}}`))
 	f.Add([]byte("k8s\x00\x0a\xff\xff\xff\xff\x0f"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		obj, err := c.decode(data)
+		obj, _, err := c.decode(data)
 		if err != nil {
 			return
 		}
@@ -262,7 +262,7 @@ func FuzzDecodeStored(f *testing.F) {
 		if err != nil {
 			return // strings that are not UTF-8 are read but not written
 		}
-		again, err := c.decode(once)
+		again, _, err := c.decode(once)
 		if err != nil {
 			t.Fatalf("unreadable after encoding: %v", err)
 		}

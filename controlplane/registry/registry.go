@@ -9,7 +9,9 @@
 package registry
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"time"
@@ -22,31 +24,15 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// Admission is stages 3 to 5 of the pipeline. The registry calls it between
-// reading the stored object and committing the new one, again on every retry.
-// It may change obj in its mutating stage; old is nil on create, obj is nil on
-// delete. An error is a *apierrors.StatusError and ends the request.
-type Admission interface {
-	Admit(ctx context.Context, r *api.Request, obj, old api.Object) error
-}
-
-// AdmissionFunc is a function as an Admission.
-type AdmissionFunc func(ctx context.Context, r *api.Request, obj, old api.Object) error
-
-// Admit calls f.
-func (f AdmissionFunc) Admit(ctx context.Context, r *api.Request, obj, old api.Object) error {
-	return f(ctx, r, obj, old)
-}
-
 // Registry is the objects of all kinds on one store. All errors of its verbs are *apierrors.StatusError.
 type Registry struct {
-	store  raftstore.Store
-	kinds  *api.Kinds
-	scheme *runtime.Scheme
-	cache  *cache
-	fields *fieldTracker
-	// namespaces is where a namespace is looked up that something is created in; nil where they are not served.
-	namespaces *kindCache
+	store      raftstore.Store
+	kinds      *api.Kinds
+	scheme     *runtime.Scheme
+	cache      *cache
+	fields     *fieldTracker
+	turns      turns
+	companions map[*api.Kind]Companions
 	log        *slog.Logger
 
 	now          func() time.Time
@@ -54,6 +40,7 @@ type Registry struct {
 	randomSuffix func(n int) string
 	randomN      func(n uint64) uint64
 	callTimeout  time.Duration // of a store call whose context has no deadline
+	shortFields  func() bool
 }
 
 // Option changes a default of New.
@@ -70,11 +57,20 @@ func WithClock(now func() time.Time) Option {
 	return func(r *Registry) { r.now, r.cache.now = now, now }
 }
 
+// defaultHistory is the memory of what is kept for watches that resume, in bytes.
+const defaultHistory = 64 << 20
+
+// HistoryOf is how much of a replica's memory, in bytes, what is kept for watches that resume may take at most: an
+// eighth, which only a busy cluster uses. 0 means WithHistory's default.
+func HistoryOf(memory int64) int64 { return min(max(memory/8, defaultHistory), 1<<30) }
+
 // WithHistory bounds what is kept for watches that resume: so many changes of each
-// kind, and about so many bytes of memory for those of all kinds together. Older ones
-// answer 410. The defaults are 16,384 changes and 64 MiB.
+// kind (0: as many as there is room for), and about so many bytes of memory for those of all kinds together
+// (0: 64 MiB). Older ones answer 410.
 func WithHistory(events int, bytes int64) Option {
-	return func(r *Registry) { r.cache.limits.events, r.cache.limits.bytes = events, bytes }
+	return func(r *Registry) {
+		r.cache.limits.events, r.cache.limits.bytes = events, cmp.Or(bytes, defaultHistory)
+	}
 }
 
 // WithHistoryAge bounds for how long changes are kept for watches that resume; the
@@ -87,6 +83,10 @@ func WithHistoryAge(d time.Duration) Option {
 	}
 }
 
+// WithShortFields says whether managedFields may be written in short forms, which every replica of the cluster must be
+// able to read then. It is asked at each write; the default is no.
+func WithShortFields(now func() bool) Option { return func(r *Registry) { r.shortFields = now } }
+
 // New returns a registry over the store. Nothing runs until Run.
 func New(store raftstore.Store, kinds *api.Kinds, opts ...Option) *Registry {
 	r := &Registry{
@@ -96,6 +96,7 @@ func New(store raftstore.Store, kinds *api.Kinds, opts ...Option) *Registry {
 		randomSuffix: nameSuffix,
 		randomN:      rand.Uint64N,
 		callTimeout:  30 * time.Second,
+		shortFields:  func() bool { return false },
 		cache:        newCache(store, kinds),
 	}
 	for _, o := range opts {
@@ -104,8 +105,8 @@ func New(store raftstore.Store, kinds *api.Kinds, opts ...Option) *Registry {
 	if r.scheme == nil {
 		r.scheme = api.Scheme()
 	}
-	r.cache.log, r.namespaces = r.log, r.cache.namespaces()
-	r.fields = newFieldTracker(r.scheme)
+	r.cache.log = r.log
+	r.fields = newFieldTracker(r.scheme, kinds)
 	return r
 }
 
@@ -117,6 +118,16 @@ func (r *Registry) Ready() <-chan struct{} { return r.cache.ready }
 
 // Revision is the store revision that the cache reflects.
 func (r *Registry) Revision() raftstore.Revision { return r.cache.progress.at() }
+
+// CaughtUp returns once what "0" reads is as new as what was acknowledged, by any replica, before the call.
+func (r *Registry) CaughtUp(ctx context.Context) error {
+	ctx, cancel := r.bounded(ctx)
+	defer cancel()
+	if _, err := r.fresh(ctx); err != nil {
+		return fmt.Errorf("waiting for the newest state of the store: %w", err)
+	}
+	return nil
+}
 
 // fresh returns once the cache includes everything that was acknowledged by any
 // replica before the call.

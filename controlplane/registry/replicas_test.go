@@ -31,7 +31,7 @@ func replicated(t testing.TB) (*storetest.Cluster, map[string]*env) {
 		}()
 		t.Cleanup(func() { cancel(); <-ended })
 		<-r.Ready()
-		envs[name] = &env{Registry: r, t: t, ctx: ctx, admit: AdmissionFunc(KindRules), user: api.User{Name: "alice"}}
+		envs[name] = &env{Registry: r, t: t, ctx: ctx, admit: Stages{Validating: KindRules}, user: api.User{Name: "alice"}}
 	}
 	return c, envs
 }

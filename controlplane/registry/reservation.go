@@ -1,14 +1,12 @@
 package registry
 
 import (
-	"context"
 	"encoding/binary"
 	"fmt"
 	"math/big"
 	"net/netip"
 	"strconv"
 	"strings"
-	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -22,35 +20,6 @@ const (
 	SpaceClusterIPs = "clusterips"
 	SpaceNodePorts  = "nodeports"
 )
-
-// autoReservations are the values that admission picked during one attempt.
-type autoReservations struct {
-	mu    sync.Mutex
-	taken map[string]bool // by reservation "space/value"
-}
-
-type autosKey struct{}
-
-func (a *autoReservations) add(space, value string) {
-	if a == nil {
-		return
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.taken == nil {
-		a.taken = make(map[string]bool)
-	}
-	a.taken[space+"/"+value] = true
-}
-
-func (a *autoReservations) has(res string) bool {
-	if a == nil {
-		return false
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.taken[res]
-}
 
 // reservationsOf is what an object must hold; nil is no object.
 func (w *write) reservationsOf(obj api.Object) []api.Reservation {
@@ -82,7 +51,7 @@ func (w *write) reservationOps(obj, old api.Object) []raftstore.Op {
 	want, have := w.reservationsOf(obj), w.reservationsOf(old)
 	var ops []raftstore.Op
 	for _, res := range without(want, have) {
-		ops = append(ops, raftstore.Create(reservationKey(res), []byte(w.kc.prefix+w.key)))
+		ops = append(ops, raftstore.Create(reservationKey(res), []byte(w.fullKey())))
 	}
 	for _, res := range without(have, want) {
 		if w.mayRelease(res) {
@@ -96,14 +65,14 @@ func (w *write) reservationOps(obj, old api.Object) []raftstore.Op {
 // before values of its kind were reserved may have one that somebody else got since.
 func (w *write) mayRelease(res api.Reservation) bool {
 	holder, held := w.r.cache.reserved.Load().Get(res.Space + "/" + res.Value)
-	return !held || holder == w.kc.prefix+w.key
+	return !held || holder == w.fullKey()
 }
 
 // reservationTaken is the refusal of a write whose reservation is held by another
 // object. A value that admission had picked is no refusal: the conflict is
 // returned, and admission picks again.
 func (w *write) reservationTaken(conflict *raftstore.ConflictError, obj api.Object) error {
-	if w.autos.has(strings.TrimPrefix(conflict.Key, reservationsRoot)) {
+	if space, value, _ := strings.Cut(strings.TrimPrefix(conflict.Key, reservationsRoot), "/"); w.attempt.Picked(space, value) {
 		return conflict
 	}
 	for _, res := range w.reservationsOf(obj) {
@@ -146,13 +115,12 @@ func (r *Registry) Reserved(space, value string) bool {
 	return ok
 }
 
-// AllocateClusterIP picks a free address of the range, at random, for an object
-// that is in admission: call it with the context that Admit received. When
-// another write commits the same address first, the registry runs admission
+// AllocateClusterIP picks a free address of the range, at random, for the object of
+// an attempt. When another write commits the same address first, the registry runs admission
 // again. The lower end of the range is used last, so that people can pick fixed
 // addresses there; the network address, the first address (that of the API) and an IPv4 broadcast
 // address are never picked. A full range is a 500 that says so.
-func (r *Registry) AllocateClusterIP(ctx context.Context, cidr netip.Prefix) (netip.Addr, error) {
+func (r *Registry) AllocateClusterIP(a *api.Attempt, cidr netip.Prefix) (netip.Addr, error) {
 	cidr = cidr.Masked()
 	hostBits := cidr.Addr().BitLen() - cidr.Bits()
 	size := uint64(1) << min(hostBits, 62)
@@ -160,26 +128,25 @@ func (r *Registry) AllocateClusterIP(ctx context.Context, cidr netip.Prefix) (ne
 	if cidr.Addr().Is4() && hostBits > 1 {
 		last = size - 1 // broadcast
 	}
-	autos := autosOf(ctx)
 	n, ok := r.pick(2, last, min(max(size/16, 16), 256), func(n uint64) bool {
 		ip := addrAt(cidr, n).String()
-		return !r.Reserved(SpaceClusterIPs, ip) && !autos.has(SpaceClusterIPs+"/"+ip)
+		return !r.Reserved(SpaceClusterIPs, ip) && !a.Picked(SpaceClusterIPs, ip)
 	})
 	if !ok {
 		return netip.Addr{}, apierrors.NewInternalError(fmt.Errorf("failed to allocate a serviceIP: range is full (%s)", cidr))
 	}
 	addr := addrAt(cidr, n)
-	autos.add(SpaceClusterIPs, addr.String())
+	a.Pick(SpaceClusterIPs, addr.String())
 	return addr, nil
 }
 
 // AllocateNodePort picks a free port of [low, high] that is free for all the
 // protocols ("TCP", "UDP", "SCTP"), under the terms of AllocateClusterIP.
-func (r *Registry) AllocateNodePort(ctx context.Context, low, high int, protocols ...string) (int32, error) {
-	autos, size := autosOf(ctx), uint64(high-low+1)
+func (r *Registry) AllocateNodePort(a *api.Attempt, low, high int, protocols ...string) (int32, error) {
+	size := uint64(high - low + 1)
 	n, ok := r.pick(uint64(low), uint64(high)+1, min(max(size/32, 16), 128), func(n uint64) bool {
 		for _, p := range protocols {
-			if r.Reserved(SpaceNodePorts, portValue(p, n)) || autos.has(SpaceNodePorts+"/"+portValue(p, n)) {
+			if r.Reserved(SpaceNodePorts, portValue(p, n)) || a.Picked(SpaceNodePorts, portValue(p, n)) {
 				return false
 			}
 		}
@@ -189,18 +156,13 @@ func (r *Registry) AllocateNodePort(ctx context.Context, low, high int, protocol
 		return 0, apierrors.NewInternalError(fmt.Errorf("failed to allocate a nodePort: range is full (%d-%d)", low, high))
 	}
 	for _, p := range protocols {
-		autos.add(SpaceNodePorts, portValue(p, n))
+		a.Pick(SpaceNodePorts, portValue(p, n))
 	}
 	return int32(n), nil
 }
 
 func portValue(protocol string, port uint64) string {
 	return protocol + "-" + strconv.FormatUint(port, 10)
-}
-
-func autosOf(ctx context.Context) *autoReservations {
-	a, _ := ctx.Value(autosKey{}).(*autoReservations)
-	return a
 }
 
 // pick chooses a free number of [from, to): at random above the band that is

@@ -107,18 +107,18 @@ func TestReservationsFollowTheObject(t *testing.T) {
 func TestAllocationRace(t *testing.T) {
 	e := reservingEnv(t)
 	cidr := netip.MustParsePrefix("10.96.0.0/26") // 61 usable addresses
-	e.admit = AdmissionFunc(func(ctx context.Context, req *api.Request, obj, old api.Object) error {
-		s, ok := obj.(*corev1.Service)
+	e.admit = Stages{Mutating: func(_ context.Context, a *api.Attempt) error {
+		s, ok := a.Whole.(*corev1.Service)
 		if !ok || s.Spec.ClusterIP != "" {
 			return nil
 		}
-		ip, err := e.AllocateClusterIP(ctx, cidr)
+		ip, err := e.AllocateClusterIP(a, cidr)
 		if err != nil {
 			return err
 		}
 		s.Spec.ClusterIP = ip.String()
 		return nil
-	})
+	}}
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	got := make(map[string]string)
@@ -162,7 +162,7 @@ func TestNodePortRange(t *testing.T) {
 	e := reservingEnv(t)
 	seen := make(map[int32]bool)
 	for n := range 40 {
-		p, err := e.AllocateNodePort(e.ctx, 30000, 30039, "TCP", "UDP")
+		p, err := e.AllocateNodePort(&api.Attempt{}, 30000, 30039, "TCP", "UDP")
 		if err != nil {
 			t.Fatalf("port %d: %v", n, err)
 		}
@@ -178,7 +178,7 @@ func TestNodePortRange(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	_, err := e.AllocateNodePort(e.ctx, 30000, 30039, "TCP")
+	_, err := e.AllocateNodePort(&api.Attempt{}, 30000, 30039, "TCP")
 	refused(t, err, 500, metav1.StatusReasonInternalError)
 }
 
@@ -196,7 +196,7 @@ func TestAddresses(t *testing.T) {
 		}
 	}
 	e := newEnv(t)
-	if ip, err := e.AllocateClusterIP(e.ctx, netip.MustParsePrefix("fd00:96::/108")); err != nil || !netip.MustParsePrefix("fd00:96::/108").Contains(ip) {
+	if ip, err := e.AllocateClusterIP(&api.Attempt{}, netip.MustParsePrefix("fd00:96::/108")); err != nil || !netip.MustParsePrefix("fd00:96::/108").Contains(ip) {
 		t.Fatalf("%v, %v", ip, err)
 	}
 }
@@ -205,13 +205,13 @@ func TestAddresses(t *testing.T) {
 func TestReservationOfAnotherIsNotReleased(t *testing.T) {
 	e := reservingEnv(t)
 	old := service("old", "", 30001)
-	kc := e.cache.byKind[e.kinds.ByType(old)]
+	sc := e.cache.routes.Load().byKind[e.kinds.ByType(old)]
 	old.UID = "u"
-	value, err := kc.codec.encode(old)
+	value, err := sc.codec.encode(old)
 	if err != nil {
 		t.Fatal(err)
 	}
-	rev, err := e.store.Commit(e.ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Create(kc.prefix+objectKey(kc.kind, "default", "old"), value)}})
+	rev, err := e.store.Commit(e.ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Create(sc.storage.Prefix+objectKey(sc.kind, "default", "old"), value)}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -30,10 +30,10 @@ type Unreadable struct {
 	Reason    string
 	Seen      time.Time // when this replica came upon it
 
-	short string // the key below the kind's prefix
+	short string // the key below the storage's prefix
 }
 
-// unreadables are those of one kind by short key; nil is none. It never changes.
+// unreadables are those of one storage by short key; nil is none. It never changes.
 type unreadables struct {
 	byKey *btree.Map[string, *Unreadable]
 }
@@ -87,9 +87,9 @@ func (u unreadables) within(f *filter) []*Unreadable {
 }
 
 // unreadable describes a stored item that cannot be decoded, and logs it.
-func (c *cache) unreadable(kc *kindCache, key string, it raftstore.Item, err error) *Unreadable {
-	u := &Unreadable{Kind: kc.kind, Key: it.Key, Revision: it.Modified, Reason: err.Error(), Seen: time.Now(), short: key}
-	u.Namespace, u.Name = splitKey(kc.kind, key)
+func (c *cache) unreadable(sc *storageCache, key string, it raftstore.Item, err error) *Unreadable {
+	u := &Unreadable{Kind: sc.face.Load(), Key: it.Key, Revision: it.Modified, Reason: err.Error(), Seen: time.Now(), short: key}
+	u.Namespace, u.Name = splitKey(sc.storage.Namespaced, key)
 	c.log.Error("a stored object is unreadable and is left out", "key", it.Key, "revision", uint64(it.Modified), "error", err)
 	return u
 }
@@ -97,8 +97,8 @@ func (c *cache) unreadable(kc *kindCache, key string, it raftstore.Item, err err
 // Unreadable returns everything in the store that belongs to a kind and cannot be read.
 func (r *Registry) Unreadable() []Unreadable {
 	var out []Unreadable
-	for _, kc := range r.cache.byKind {
-		if all := kc.snap.Load().unreadable; all.byKey != nil {
+	for _, sc := range r.cache.routes.Load().byStorage {
+		if all := sc.snap.Load().unreadable; all.byKey != nil {
 			all.byKey.Scan(func(_ string, u *Unreadable) bool {
 				out = append(out, *u)
 				return true
@@ -171,14 +171,21 @@ func (w *write) deleteUnreadable(ctx context.Context, u *Unreadable) (runtime.Ob
 	}
 	ctx, cancel := w.r.bounded(ctx)
 	defer cancel()
-	if err := w.admit(ctx, nil, stub); err != nil {
+	if err := w.judge(ctx, w.begin(api.Delete, nil, stub)); err != nil {
 		return nil, false, err
+	}
+	p := plan{w: w}
+	defer p.release()
+	p.own(raftstore.DeleteAt(u.Key, u.Revision))
+	p.add(w.r.releaseAll(u.Key)...)
+	p.companions(stub, false)
+	if err := p.complete(ctx); err != nil {
+		return nil, false, statusError(err, describe(w.req))
 	}
 	if w.dryRun {
 		return stub, true, nil
 	}
-	ops := append([]raftstore.Op{raftstore.DeleteAt(u.Key, u.Revision)}, w.r.releaseAll(u.Key)...)
-	rev, err := w.commit(ctx, ops, nil)
+	rev, err := p.commit(ctx, nil)
 	var conflict *raftstore.ConflictError
 	if errors.As(err, &conflict) {
 		if err := w.r.cache.waitFor(ctx, conflict.At); err != nil {

@@ -21,11 +21,11 @@ import (
 // kind, a message cut short, JSON of the wrong type, an object of another name.
 func garbage(t testing.TB, e *env) map[string][]byte {
 	t.Helper()
-	other, err := newKindCodec(e.kinds.ByType(pod("a", "b"))).encode(pod("a", "b"))
+	other, err := newCodec(e.kinds.ByType(pod("a", "b")).Storage).encode(pod("a", "b"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	whole, err := newKindCodec(e.kinds.ByType(configMap("a", "b"))).encode(configMap("a", "elsewhere", "k", strings.Repeat("v", 100)))
+	whole, err := newCodec(e.kinds.ByType(configMap("a", "b")).Storage).encode(configMap("a", "elsewhere", "k", strings.Repeat("v", 100)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +42,7 @@ func (e *env) put(ops ...raftstore.Op) raftstore.Revision {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(e.ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(e.ctx, time.Minute)
 	defer cancel()
 	if err := e.cache.waitFor(ctx, rev); err != nil {
 		e.t.Fatalf("the cache did not take in revision %d: %v", rev, err)
@@ -142,7 +142,7 @@ func TestObjectBecomesUndecodable(t *testing.T) {
 	made := e.create(configMap("default", "a", "k", "v"))
 	e.next(w)
 	key := root + "configmaps/default/a"
-	whole, err := newKindCodec(e.kinds.ByType(made)).encode(configMap("default", "a"))
+	whole, err := newCodec(e.kinds.ByType(made).Storage).encode(configMap("default", "a"))
 	if err != nil {
 		t.Fatal(err)
 	}

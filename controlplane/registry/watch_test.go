@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,6 +15,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/internal/virtual"
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/storetest"
 )
@@ -245,7 +245,7 @@ func TestWatchAcrossReconnectsIsTheHistory(t *testing.T) {
 }
 
 func TestBookmarksAndTimeout(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		store := storetest.NewMemory()
 		r := New(store, kinds.All())
 		ctx, cancel := context.WithCancel(t.Context())
@@ -253,7 +253,7 @@ func TestBookmarksAndTimeout(t *testing.T) {
 		go func() { ended <- r.Run(ctx) }()
 		defer func() { cancel(); <-ended; store.Close() }()
 		<-r.Ready()
-		e := &env{Registry: r, t: t, store: store, ctx: ctx, admit: AdmissionFunc(KindRules), user: api.User{Name: "alice"}}
+		e := &env{Registry: r, t: t, store: store, ctx: ctx, admit: Stages{Validating: KindRules}, user: api.User{Name: "alice"}}
 
 		e.create(configMap("default", "a"))
 		timeout := int64(150)
@@ -333,7 +333,7 @@ func TestEncodedIsSharedByWatchers(t *testing.T) {
 func TestEncodingsAreBounded(t *testing.T) {
 	var c encodings
 	for i := range 100 {
-		c.keep(&entry{key: fmt.Sprint(i)}, mediaJSON, make([]byte, maxEncodedBytes/10))
+		c.keep(place{entry: &entry{key: fmt.Sprint(i)}}, mediaJSON, make([]byte, maxEncodedBytes/10))
 	}
 	if c.bytes > maxEncodedBytes || len(c.queue) > 10 {
 		t.Fatalf("%d encodings with %d bytes are kept", len(c.queue), c.bytes)
@@ -344,7 +344,7 @@ func TestEncodingsAreBounded(t *testing.T) {
 func TestRestartKeepsHistory(t *testing.T) {
 	e := newEnv(t)
 	k := e.kinds.ByType(&corev1.ConfigMap{})
-	codec := e.cache.byKind[k].codec
+	codec := e.cache.routes.Load().byKind[k].codec
 	var from raftstore.Revision
 	for i := range replayRevisions + 100 { // straight into the store: the API is not what is tested
 		cm := configMap("default", "a", "n", fmt.Sprint(i))
@@ -369,6 +369,41 @@ func TestRestartKeepsHistory(t *testing.T) {
 		if got, want := show(restarted.next(w)), fmt.Sprintf("MODIFIED a@%d", int(from)+i+1); got != want {
 			t.Fatalf("got %s, want %s", got, want)
 		}
+	}
+}
+
+// F75: so it does where the store is young, and where it has less history than a starting cache would take; what the
+// store has given up is expired.
+func TestRestartKeepsWhatHistoryThereIs(t *testing.T) {
+	for name, given := range map[string]struct{ compacted, from raftstore.Revision }{
+		"a young store":    {0, 1},
+		"a shorter memory": {137, 137},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t)
+			for i := range 200 {
+				if i == 0 {
+					e.create(configMap("default", "a"))
+				} else {
+					e.update(configMap("default", "a", "n", fmt.Sprint(i)), "")
+				}
+			}
+			e.store.Compact(given.compacted)
+			restarted := startEnvWith(t, e.store, e.kinds)
+			w := restarted.watch(configMap("default", ""), metav1.ListOptions{ResourceVersion: formatRevision(given.from)})
+			for rev := given.from + 1; rev <= e.store.Applied(); rev++ {
+				if got, want := show(restarted.next(w)), fmt.Sprintf("MODIFIED a@%d", rev); got != want {
+					t.Fatalf("got %s, want %s", got, want)
+				}
+			}
+			if given.compacted == 0 {
+				return
+			}
+			w = restarted.watch(configMap("default", ""), metav1.ListOptions{ResourceVersion: formatRevision(given.from - 1)})
+			if got := show(restarted.next(w)); got != "ERROR 410 Expired" {
+				t.Errorf("a watch from before what is left got %s", got)
+			}
+		})
 	}
 }
 
@@ -412,7 +447,7 @@ func TestCacheSurvivesTheLossOfItsWatch(t *testing.T) {
 	s.mu.Lock()
 	s.last.Stop()
 	cm := configMap("default", "unseen")
-	value, err := e.cache.byKind[e.kinds.ByType(cm)].codec.encode(cm)
+	value, err := e.cache.routes.Load().byKind[e.kinds.ByType(cm)].codec.encode(cm)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,26 +18,27 @@ import (
 
 // write is one call that changes one object.
 type write struct {
+	*served
 	r   *Registry
-	kc  *kindCache
 	req *api.Request
 	a   Admission
-	key string // below the kind's prefix
+	key string // below the storage's prefix
 
 	dryRun  bool
 	manager string // field manager of this write
 	applied bool   // server-side apply has recorded the managers itself
-	// autos are the reservations that admission took by AllocateClusterIP and
-	// AllocateNodePort in this attempt.
-	autos *autoReservations
-	// home is the namespace as it was when admission let an object into it; nil when there is none to look at.
-	home *entry
+	// attempt is what admission judges, new for each state of the store that is tried.
+	attempt api.Attempt
+	// lost counts the attempts that failed because other objects than the written one changed.
+	lost int
+	// absent says that there was no object when the last step was to be taken.
+	absent bool
 	// broken is what was found in the object's place by the attempt that failed; nil when it could be read.
 	broken *Unreadable
 }
 
-func (r *Registry) newWrite(req *api.Request, a Admission, dryRun []string, manager string) (*write, error) {
-	kc, err := r.kindOf(req)
+func (r *Registry) newWrite(ctx context.Context, req *api.Request, a Admission, dryRun []string, manager string) (*write, error) {
+	s, err := r.served(ctx, req)
 	if err != nil {
 		return nil, err
 	}
@@ -45,7 +46,7 @@ func (r *Registry) newWrite(req *api.Request, a Admission, dryRun []string, mana
 	if err != nil {
 		return nil, err
 	}
-	return &write{r: r, kc: kc, req: req, a: a, dryRun: dry, manager: managerName(manager, req.UserAgent),
+	return &write{served: s, r: r, req: req, a: a, dryRun: dry, manager: managerName(manager, req.UserAgent),
 		key: objectKey(req.Kind, req.Namespace, req.Name)}, nil
 }
 
@@ -59,28 +60,25 @@ func wantsDryRun(options []string) (bool, error) {
 	return len(options) > 0, nil
 }
 
-// admit runs the caller's stages 3 to 5 and collects what they allocate.
-func (w *write) admit(ctx context.Context, obj, old api.Object) error {
-	w.autos = nil
-	if w.a == nil {
-		return nil
-	}
-	if w.req.Kind.Reservations != nil {
-		w.autos = &autoReservations{}
-		ctx = context.WithValue(ctx, autosKey{}, w.autos)
-	}
-	return w.a.Admit(ctx, w.req, obj, old)
-}
+// fullKey is the key of the object in the store.
+func (w *write) fullKey() string { return w.storage.Prefix + w.key }
 
 // outcome is what a step decided about the stored object.
 type outcome struct {
-	obj    api.Object // the new state; nil = leave the object as it is
-	remove bool       // delete it; obj, when set, is the state that was to be written
-	value  []byte     // obj as it will be stored
+	obj     api.Object // the new state; nil = leave the object as it is
+	differs bool       // from the stored one, by more than times, as far as that is known already
+	remove  bool       // delete it; obj, when set, is the state that was to be written
+	value   []byte     // obj as it will be stored
+}
+
+// current is what is stored, as a write sees it: in the version of its kind.
+type current struct {
+	*entry
+	obj api.Object
 }
 
 // step computes a new state from the stored one. cur is shared: copy it before changing anything.
-type step func(ctx context.Context, cur *entry) (outcome, error)
+type step func(ctx context.Context, cur current) (outcome, error)
 
 // change is read-modify-write of an existing object. It starts from the cache as
 // it is, without asking the store; only when that leads to a refusal or to
@@ -92,12 +90,12 @@ func (w *write) change(ctx context.Context, next step) (obj api.Object, removed 
 	if err := w.r.cache.waitFor(ctx, 0); err != nil {
 		return nil, false, statusError(err, describe(w.req))
 	}
-	cur, newest := w.find(), false
+	stored, newest := w.look(), false
 	for {
-		out, err := w.decide(ctx, cur, next)
+		cur, out, err := w.decide(ctx, stored, next)
 		if err != nil || (out.obj == nil && !out.remove) {
-			// True of cur; is cur the newest state?
-			if again, e := w.outdated(ctx, &cur, &newest); e != nil {
+			// True of what was looked at; is that the newest state?
+			if again, e := w.outdated(ctx, &stored, &newest); e != nil {
 				return nil, false, statusError(e, describe(w.req))
 			} else if again {
 				continue
@@ -112,17 +110,16 @@ func (w *write) change(ctx context.Context, next step) (obj api.Object, removed 
 		if !errors.As(err, &conflict) {
 			return obj, out.remove && err == nil, statusError(err, describe(w.req))
 		}
-		// The state that made it fail will be in the cache without asking the leader.
-		if err := w.r.cache.waitFor(ctx, conflict.At); err != nil {
+		if err := w.retry(ctx, conflict); err != nil {
 			return nil, false, statusError(err, describe(w.req))
 		}
-		cur, newest = w.find(), false
+		stored, newest = w.look(), false
 	}
 }
 
-// find reads the object from the cache.
-func (w *write) find() *entry {
-	e, bad := w.kc.find(w.key)
+// look reads the object from the cache.
+func (w *write) look() *entry {
+	e, bad := w.find(w.key)
 	w.broken = bad
 	return e
 }
@@ -137,44 +134,54 @@ func (w *write) outdated(ctx context.Context, cur **entry, newest *bool) (bool, 
 	}
 	*newest = true
 	before := w.broken
-	e := w.find()
+	e := w.look()
 	changed := e != *cur || w.broken != before
 	*cur = e
 	return changed, nil
 }
 
-// decide takes one step from cur. An outcome that would store the same bytes again is none.
-func (w *write) decide(ctx context.Context, cur *entry, next step) (outcome, error) {
+// decide takes one step from what is stored. An outcome that would store the same bytes again is none.
+func (w *write) decide(ctx context.Context, stored *entry, next step) (cur current, out outcome, err error) {
 	if w.broken != nil {
-		return outcome{}, w.broken.error()
+		return cur, out, w.broken.error()
 	}
-	if cur == nil {
-		return outcome{}, apierrors.NewNotFound(w.req.Kind.GroupResource(), w.req.Name)
+	if w.absent = stored == nil; w.absent {
+		return cur, out, apierrors.NewNotFound(w.req.Kind.GroupResource(), w.req.Name)
 	}
-	out, err := next(ctx, cur)
-	if err != nil || out.obj == nil || out.remove {
-		return out, err
+	cur.entry = stored
+	if cur.obj, err = w.one(ctx, stored); err != nil {
+		return cur, out, err
 	}
-	if out.value, err = w.encode(out.obj); err != nil {
-		return outcome{}, err
+	if out, err = next(ctx, cur); err != nil || out.obj == nil || out.remove {
+		return cur, out, err
 	}
-	if bytes.Equal(out.value, cur.value) || sameButTimes(out.obj, cur.obj) {
-		return outcome{}, nil
+	if out.value, err = w.encode(ctx, out.obj, stored); err != nil {
+		return cur, outcome{}, err
 	}
-	return out, nil
+	if !out.differs && (bytes.Equal(out.value, cur.value) || sameButTimes(w.kind, out.obj, cur.obj)) {
+		return cur, outcome{}, nil
+	}
+	return cur, out, nil
 }
 
-func (w *write) perform(ctx context.Context, cur *entry, out outcome) (api.Object, error) {
+func (w *write) perform(ctx context.Context, cur current, out outcome) (api.Object, error) {
 	if out.remove {
 		return w.commitDelete(ctx, cur, out.obj)
 	}
 	return w.commitPut(ctx, out.obj, out.value, cur)
 }
 
-// encode returns the stored form: everything but the resourceVersion.
-func (w *write) encode(obj api.Object) ([]byte, error) {
+// encode returns the stored form: everything but the resourceVersion. stored is what it replaces; nil is nothing.
+func (w *write) encode(ctx context.Context, obj api.Object, stored *entry) ([]byte, error) {
 	obj.SetResourceVersion("")
-	value, err := w.kc.codec.encode(obj)
+	if w.kind.GVK != w.storage.Hub.GVK {
+		var err error
+		if obj, err = w.kind.Conversion.To(ctx, obj); err != nil {
+			return nil, fmt.Errorf("converting from %s to %s: %w", w.kind.GVK, w.storage.Hub.GVK, err)
+		}
+		obj.SetResourceVersion("")
+	}
+	value, err := w.encodeFields(obj, stored)
 	if err != nil {
 		return nil, err
 	}
@@ -185,25 +192,31 @@ func (w *write) encode(obj api.Object) ([]byte, error) {
 	return value, nil
 }
 
-// commitPut stores obj over cur, or as a new object when cur is nil, together
+// commitPut stores obj over cur, or as a new object when cur is nothing, together
 // with the reservations that change. The precondition is the state that was read.
-func (w *write) commitPut(ctx context.Context, obj api.Object, value []byte, cur *entry) (api.Object, error) {
-	full := w.kc.prefix + w.key
+func (w *write) commitPut(ctx context.Context, obj api.Object, value []byte, cur current) (api.Object, error) {
+	full := w.fullKey()
 	op := raftstore.Create(full, value)
 	var old api.Object
-	if cur != nil {
+	if cur.entry != nil {
 		op = raftstore.Update(full, value, cur.rev)
 		old = cur.obj
 	}
 	op.TTL = w.req.Kind.TTL
+	p := plan{w: w}
+	defer p.release()
+	p.own(op)
+	p.add(w.reservationOps(obj, old)...)
+	if cur.entry == nil {
+		p.companions(obj, true)
+	}
+	if err := p.complete(ctx); err != nil {
+		return nil, err
+	}
 	if w.dryRun {
 		return w.dryPut(obj, old)
 	}
-	ops := append([]raftstore.Op{op}, w.reservationOps(obj, old)...)
-	if cur == nil && w.home != nil {
-		ops = append(ops, w.homeCheck())
-	}
-	rev, err := w.commit(ctx, ops, obj)
+	rev, err := p.commit(ctx, obj)
 	if err != nil {
 		return nil, err
 	}
@@ -213,7 +226,7 @@ func (w *write) commitPut(ctx context.Context, obj api.Object, value []byte, cur
 // stored returns obj as it is at rev: the cached one, so that its encodings are
 // shared, when the cache is there already.
 func (w *write) stored(obj api.Object, rev raftstore.Revision) api.Object {
-	if e := w.kc.get(w.key); e != nil && e.rev == rev {
+	if e := w.get(w.key); e != nil && e.rev == rev && w.direct(e) {
 		return e.obj
 	}
 	return at(w.req.Kind, obj, rev)
@@ -221,15 +234,22 @@ func (w *write) stored(obj api.Object, rev raftstore.Revision) api.Object {
 
 // commitDelete removes cur and releases what it reserved. The result is the last
 // state at the revision of the deletion.
-func (w *write) commitDelete(ctx context.Context, cur *entry, last api.Object) (api.Object, error) {
+func (w *write) commitDelete(ctx context.Context, cur current, last api.Object) (api.Object, error) {
 	if last == nil {
 		last = cur.obj
+	}
+	p := plan{w: w}
+	defer p.release()
+	p.own(raftstore.DeleteAt(w.fullKey(), cur.rev))
+	p.add(w.reservationOps(nil, cur.obj)...)
+	p.companions(cur.obj, false)
+	if err := p.complete(ctx); err != nil {
+		return nil, err
 	}
 	if w.dryRun {
 		return last, nil
 	}
-	ops := append([]raftstore.Op{raftstore.DeleteAt(w.kc.prefix+w.key, cur.rev)}, w.reservationOps(nil, cur.obj)...)
-	rev, err := w.commit(ctx, ops, cur.obj)
+	rev, err := p.commit(ctx, cur.obj)
 	if err != nil {
 		return nil, err
 	}
@@ -239,6 +259,9 @@ func (w *write) commitDelete(ctx context.Context, cur *entry, last api.Object) (
 // commit proposes the ops. A conflict on a reservation is a refusal that names
 // the field, unless admission had picked the value.
 func (w *write) commit(ctx context.Context, ops []raftstore.Op, obj api.Object) (raftstore.Revision, error) {
+	if isClosed(w.gone) || !w.r.kinds.Table().Has(w.kind) {
+		return 0, w.r.notServed(w.kind)
+	}
 	rev, err := w.r.store.Commit(ctx, raftstore.Commit{Ops: ops, Fence: raftstore.Fence(w.req.Fence)})
 	if err == nil {
 		w.req.Stages.Mark("committed", fmt.Sprintf("revision %d", rev), w.r.now())

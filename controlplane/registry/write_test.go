@@ -199,7 +199,7 @@ func TestDryRunStoresNothing(t *testing.T) {
 
 	req = e.request(api.VerbUpdate, configMap("default", "there"))
 	req.Object, req.Update.DryRun = configMap("default", "there", "k", "w"), dry
-	out, err := e.Registry.Update(e.ctx, req, e.admit)
+	out, _, err := e.Registry.Update(e.ctx, req, e.admit)
 	if err != nil || out.(*corev1.ConfigMap).Data["k"] != "w" {
 		t.Fatalf("dry update: %v %v", out, err)
 	}
@@ -245,7 +245,7 @@ func TestTraceAnnotationFollowsDesiredChanges(t *testing.T) {
 	put := func(n int, cm *corev1.ConfigMap) string {
 		req := e.request(api.VerbUpdate, cm)
 		req.Object, req.TraceParent = cm, trace(n)
-		out, err := e.Registry.Update(e.ctx, req, e.admit)
+		out, _, err := e.Registry.Update(e.ctx, req, e.admit)
 		if err != nil {
 			t.Fatal(err)
 		}

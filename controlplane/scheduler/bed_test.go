@@ -35,11 +35,19 @@ type bed struct {
 	scheduler *scheduler.Scheduler
 	store     *storetest.Memory
 	binds     func(node string) error // a fault on the way of a binding
+	calls     func(r *api.Request)    // sees every call; may be nil
+	binding   func(pod string)        // is told of each binding before it is made
 	mu        sync.Mutex
 	bound     map[string]int
 }
 
 func newBed(t testing.TB, with func(h *framework.Handle) []framework.Weighted) *bed {
+	t.Helper()
+	return newBedOf(t, scheduler.Config{Plugins: with})
+}
+
+// newBedOf is a bed whose scheduler is configured otherwise; the bed adds what it works with.
+func newBedOf(t testing.TB, cfg scheduler.Config) *bed {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	store := storetest.NewMemory()
@@ -55,11 +63,12 @@ func newBed(t testing.TB, with func(h *framework.Handle) []framework.Weighted) *
 	}
 	run("registry", reg.Run)
 	<-reg.Ready()
-	b := &bed{t: t, ctx: ctx, timeline: api.NewTimeline(64), store: store, bound: make(map[string]int), binds: func(string) error { return nil }}
+	b := &bed{t: t, ctx: ctx, timeline: api.NewTimeline(64), store: store, bound: make(map[string]int), binds: func(string) error { return nil },
+		binding: func(string) {}}
 	b.client = client.New(backend{registry.Direct(reg), b}, table).As(api.User{Name: "test", Groups: []string{api.GroupMasters}})
 	b.informers = client.NewInformers(b.client)
-	b.scheduler = scheduler.New(scheduler.Config{
-		Client: b.client, Informers: b.informers, Actor: "scheduler/cp1", Timeline: b.timeline, Plugins: with})
+	cfg.Client, cfg.Informers, cfg.Actor, cfg.Timeline = b.client, b.informers, "scheduler/cp1", b.timeline
+	b.scheduler = scheduler.New(cfg)
 	run("informers", b.informers.Run)
 	if err := b.informers.WaitForSync(ctx); err != nil {
 		t.Fatal(err)
@@ -82,7 +91,11 @@ type backend struct {
 }
 
 func (x backend) Do(ctx context.Context, r *api.Request) (runtime.Object, error) {
+	if x.b.calls != nil {
+		x.b.calls(r)
+	}
 	if r.Subresource == "binding" {
+		x.b.binding(r.Name)
 		if err := x.b.binds(r.Object.(*v1.Binding).Target.Name); err != nil {
 			return nil, err
 		}
@@ -148,7 +161,7 @@ func (b *bed) pod(name, cpu string, change ...func(*v1.Pod)) *v1.Pod {
 
 func (b *bed) eventually(what string, cond func() error) {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.ctx, 20*time.Second)
+	ctx, cancel := context.WithTimeout(b.ctx, time.Minute)
 	defer cancel()
 	if err := wait.For(ctx, time.Millisecond, cond); err != nil {
 		b.t.Fatalf("%s: %v", what, err)
@@ -203,4 +216,25 @@ func (b *bed) events(pod string) []string {
 	}
 	slices.Sort(out)
 	return out
+}
+
+// eventBy says what is amiss until the pod has an event of that scheduler.
+func (b *bed) eventBy(pod, name string) error {
+	list, err := client.List[*v1.Event](b.ctx, b.client, "default", metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for _, e := range list {
+		if e.InvolvedObject.Name == pod && e.Source.Component == name && e.ReportingController == name {
+			return nil
+		}
+	}
+	return fmt.Errorf("no event of %s for pod %s", name, pod)
+}
+
+// bindAs binds a pod as a program outside does.
+func (b *bed) bindAs(ctx context.Context, pod, node string) error {
+	_, err := client.Sub[*v1.Pod](ctx, b.client, "default", pod, "binding", &v1.Binding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: pod}, Target: v1.ObjectReference{Kind: "Node", Name: node}})
+	return err
 }

@@ -1,12 +1,15 @@
 package scheduler
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -24,18 +27,18 @@ func (s *Scheduler) bind(ctx context.Context, p *queued, c *framework.Cycle, res
 		}
 	}
 	decided := time.Now() // the node may act, and tell of it, before Bind returns
-	st := s.profile.Bind(ctx, c, res.Node)
+	st := s.profiles.of(p.Pod).Bind(ctx, c, res.Node)
 	switch {
 	case st.OK():
 	case (apierrors.IsNotFound(st.Err) || apierrors.IsConflict(st.Err)) && s.gone(ctx, p.Pod):
-		s.profile.Unreserve(ctx, c, res.Node)
-		s.cluster.forget(p.Pod.UID)
+		s.profiles.of(p.Pod).Unreserve(ctx, c, res.Node)
+		s.letGo(ctx, p.Pod)
 		s.queue.remove(p.Pod.UID)
 		return
 	case apierrors.IsConflict(st.Err):
 		// Bound by somebody else, perhaps: the informer tells what became of it.
-		s.profile.Unreserve(ctx, c, res.Node)
-		s.cluster.forget(p.Pod.UID)
+		s.profiles.of(p.Pod).Unreserve(ctx, c, res.Node)
+		s.letGo(ctx, p.Pod)
 		s.queue.failed(ctx, p, nil)
 		return
 	default:
@@ -43,6 +46,7 @@ func (s *Scheduler) bind(ctx context.Context, p *queued, c *framework.Cycle, res
 		return
 	}
 	s.queue.remove(p.Pod.UID)
+	s.groupPlaced(p.Pod)
 	pod := p.Pod
 	if id := api.TraceID(pod.Annotations[api.TraceParentAnnotation]); id != "" {
 		s.cfg.Timeline.Record(api.Stage{
@@ -50,7 +54,7 @@ func (s *Scheduler) bind(ctx context.Context, p *queued, c *framework.Cycle, res
 			Start: p.started, Duration: time.Since(p.started), Detail: res.Explain(),
 		})
 	}
-	s.note(note{pod: pod, at: decided, kind: v1.EventTypeNormal, reason: "Scheduled",
+	s.tell(s.placed, &note{pod: pod, at: decided, kind: v1.EventTypeNormal, reason: "Scheduled",
 		message: fmt.Sprintf("Successfully assigned %s/%s to %s", pod.Namespace, pod.Name, res.Node)})
 }
 
@@ -75,26 +79,41 @@ func (s *Scheduler) postBinding(ctx context.Context, pod *v1.Pod, node string) e
 // note is something to be written about a pod; losing one harms nobody.
 type note struct {
 	pod       *v1.Pod
+	by        string    // the scheduler; "" = the pod's
 	at        time.Time // when it happened; events of one second are listed in this order
 	kind      string
 	reason    string // of the event
 	message   string
 	condition string // reason of PodScheduled=False; "" = no condition
+	nominates bool   // status.nominatedNodeName is to follow the cluster's
+
+	group  *schedulingv1beta1.PodGroup // it is about this one, not about a pod
+	status metav1.ConditionStatus      // of the group's condition
 }
 
 // report tells of a failure, unless the same has been told of this pod already.
 func (s *Scheduler) report(p *queued, reason, message string) {
-	if s.queue.said(p.Pod.UID, message) {
-		s.note(note{pod: p.Pod, at: time.Now(), kind: v1.EventTypeWarning, reason: "FailedScheduling", message: message, condition: reason})
+	if s.queue.said(p.Pod.UID, message+"\x00"+s.cluster.nomination(p.Pod.UID)) {
+		s.note(&note{pod: p.Pod, at: time.Now(), kind: v1.EventTypeWarning, reason: "FailedScheduling", message: message,
+			condition: reason, nominates: true})
 	}
 }
 
-func (s *Scheduler) note(n note) {
+func (s *Scheduler) note(n *note) { s.tell(s.notes, n) }
+
+func (s *Scheduler) tell(to chan<- *note, n *note) {
 	select {
-	case s.notes <- n:
+	case to <- n:
 	default:
-		s.log.Debug("note dropped: too many wait", "pod", n.pod.Namespace+"/"+n.pod.Name, "reason", n.reason)
+		s.log.Debug("note dropped: too many wait", "about", n.about(), "reason", n.reason)
 	}
+}
+
+func (n *note) about() string {
+	if n.group != nil {
+		return "podgroup " + n.group.Namespace + "/" + n.group.Name
+	}
+	return "pod " + n.pod.Namespace + "/" + n.pod.Name
 }
 
 // writeNotes writes events and conditions until ctx ends.
@@ -102,13 +121,17 @@ func (s *Scheduler) writeNotes(ctx context.Context) error {
 	for {
 		select {
 		case n := <-s.notes:
-			if n.condition != "" {
-				if err := s.writeCondition(ctx, n); err != nil {
+			if n.condition != "" || n.nominates {
+				write := s.writeCondition
+				if n.group != nil {
+					write = s.writeGroup
+				}
+				if err := write(ctx, n); err != nil {
 					s.log.Warn("condition not written", "err", err)
 				}
 			}
-			if err := s.writeEvent(ctx, n); err != nil {
-				s.log.Debug("event not written", "err", err)
+			if n.reason != "" {
+				s.writeEvent(ctx, n)
 			}
 		case <-ctx.Done():
 			return ctx.Err()
@@ -116,14 +139,70 @@ func (s *Scheduler) writeNotes(ctx context.Context) error {
 	}
 }
 
-// writeCondition sets PodScheduled=False with the reason, unless the pod says so already or has a node by now.
-func (s *Scheduler) writeCondition(ctx context.Context, n note) error {
-	pod, ok := client.Cached[*v1.Pod](s.cfg.Informers, n.pod.Namespace, n.pod.Name)
+// writePlaced writes the events of pods that got a node until ctx ends. They wait for each other for eventDelay and
+// are written at once: the store makes one commit of many then, where each alone would stand between the pods that
+// are created and bound meanwhile.
+func (s *Scheduler) writePlaced(ctx context.Context) error {
+	for {
+		var batch []*note
+		select {
+		case n := <-s.placed:
+			batch = append(batch, n)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		due, waiting := time.After(eventDelay), true
+		for waiting && len(batch) < maxEvents {
+			select {
+			case n := <-s.placed:
+				batch = append(batch, n)
+			case <-due:
+				waiting = false
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		var wg sync.WaitGroup
+		for _, n := range batch {
+			wg.Go(func() { s.writeEvent(ctx, n) })
+		}
+		wg.Wait()
+	}
+}
+
+// writeCondition sets PodScheduled=False with the reason, and the node where room is kept, unless the pod says so
+// already or has a node by now.
+func (s *Scheduler) writeCondition(ctx context.Context, n *note) error {
+	return updateStatus(ctx, s, n.pod, func(pod *v1.Pod) (*v1.Pod, bool) {
+		if pod.Spec.NodeName != "" {
+			return pod, false
+		}
+		next, changed := pod, false
+		if n.condition != "" {
+			next, changed = withCondition(pod, v1.PodCondition{Type: v1.PodScheduled, Status: v1.ConditionFalse,
+				Reason: n.condition, Message: n.message, LastTransitionTime: metav1.Now()})
+		}
+		if node := s.cluster.nomination(pod.UID); n.nominates && pod.Status.NominatedNodeName != node {
+			if !changed {
+				next = pod.DeepCopy()
+			}
+			next.Status.NominatedNodeName, changed = node, true
+		}
+		return next, changed
+	})
+}
+
+// updateStatus writes what change makes of the object, also when others write at the same time. One that is gone needs
+// nothing.
+func updateStatus[T api.Object](ctx context.Context, s *Scheduler, of T, change func(T) (next T, changed bool)) error {
+	namespace, name := of.GetNamespace(), of.GetName()
+	failed := func(err error) error { return fmt.Errorf("write status of %T %s/%s: %w", of, namespace, name, err) }
+	have, ok := client.Cached[T](s.cfg.Informers, namespace, name)
 	for range 3 {
-		if !ok || pod.UID != n.pod.UID || pod.Spec.NodeName != "" {
+		if !ok || have.GetUID() != of.GetUID() {
 			return nil
 		}
-		next, changed := withCondition(pod, n.condition, n.message, metav1.Now())
+		next, changed := change(have)
 		if !changed {
 			return nil
 		}
@@ -132,27 +211,26 @@ func (s *Scheduler) writeCondition(ctx context.Context, n note) error {
 		case err == nil, apierrors.IsNotFound(err):
 			return nil
 		case !apierrors.IsConflict(err):
-			return fmt.Errorf("write condition of pod %s/%s: %w", n.pod.Namespace, n.pod.Name, err)
+			return failed(err)
 		}
-		if pod, err = client.Get[*v1.Pod](ctx, s.writer.Load(), n.pod.Namespace, n.pod.Name); err != nil {
+		if have, err = client.Get[T](ctx, s.writer.Load(), namespace, name); err != nil {
 			if apierrors.IsNotFound(err) {
 				return nil
 			}
-			return fmt.Errorf("write condition of pod %s/%s: %w", n.pod.Namespace, n.pod.Name, err)
+			return failed(err)
 		}
 	}
-	return errors.New("write condition of pod " + n.pod.Namespace + "/" + n.pod.Name + ": too many conflicts")
+	return failed(errors.New("too many conflicts"))
 }
 
-// withCondition is the pod with PodScheduled=False; changed is false when it says the same already.
-func withCondition(pod *v1.Pod, reason, message string, now metav1.Time) (next *v1.Pod, changed bool) {
-	want := v1.PodCondition{Type: v1.PodScheduled, Status: v1.ConditionFalse, Reason: reason, Message: message, LastTransitionTime: now}
+// withCondition is the pod with the condition; changed is false when it says the same already.
+func withCondition(pod *v1.Pod, want v1.PodCondition) (next *v1.Pod, changed bool) {
 	for i := range pod.Status.Conditions {
 		c := &pod.Status.Conditions[i]
-		if c.Type != v1.PodScheduled {
+		if c.Type != want.Type {
 			continue
 		}
-		if c.Status == want.Status && c.Reason == reason && c.Message == message {
+		if c.Status == want.Status && c.Reason == want.Reason && c.Message == want.Message {
 			return pod, false
 		}
 		if c.Status == want.Status {
@@ -167,18 +245,18 @@ func withCondition(pod *v1.Pod, reason, message string, now metav1.Time) (next *
 	return next, true
 }
 
-func (s *Scheduler) writeEvent(ctx context.Context, n note) error {
-	at := metav1.NewTime(n.at)
+// writeEvent writes what a note says as an event. One that cannot be written is lost, which harms nobody.
+func (s *Scheduler) writeEvent(ctx context.Context, n *note) {
+	at, by := metav1.NewTime(n.at), cmp.Or(n.by, schedulerOf(n.pod))
 	e := &v1.Event{
 		ObjectMeta: metav1.ObjectMeta{Namespace: n.pod.Namespace, Name: fmt.Sprintf("%s.%016x", n.pod.Name, n.at.UnixNano())},
 		InvolvedObject: v1.ObjectReference{
 			APIVersion: "v1", Kind: "Pod", Namespace: n.pod.Namespace, Name: n.pod.Name, UID: n.pod.UID, ResourceVersion: n.pod.ResourceVersion},
 		Type: n.kind, Reason: n.reason, Message: n.message, Count: 1, FirstTimestamp: at, LastTimestamp: at,
-		Source:              v1.EventSource{Component: v1.DefaultSchedulerName},
-		ReportingController: v1.DefaultSchedulerName,
+		Source:              v1.EventSource{Component: by},
+		ReportingController: by,
 	}
 	if _, err := client.Create(ctx, s.writer.Load(), e); err != nil {
-		return fmt.Errorf("event %s of pod %s/%s: %w", n.reason, n.pod.Namespace, n.pod.Name, err)
+		s.log.Debug("event not written", "pod", n.pod.Namespace+"/"+n.pod.Name, "reason", n.reason, "err", err)
 	}
-	return nil
 }

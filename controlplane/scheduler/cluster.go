@@ -1,12 +1,16 @@
 package scheduler
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"sync"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	podresources "k8s.io/component-helpers/resource"
 
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
@@ -23,6 +27,15 @@ type cluster struct {
 	dirty      map[string]struct{} // nodes changed since the last snapshot
 	members    bool                // nodes came or went since the last snapshot
 	snapshot   *framework.Snapshot
+
+	namespaces framework.Namespaces
+	relabelled bool // namespaces changed since the last snapshot
+	services   *framework.Services
+
+	nominated  map[types.UID]*placed // pods without a node for which room is kept on one
+	renominate bool                  // these changed since the last snapshot
+
+	groups *groups // is told who is promised a node
 }
 
 // placed is a pod on a node.
@@ -32,11 +45,44 @@ type placed struct {
 	assumed bool
 }
 
-func newCluster(v framework.Volumes) *cluster {
-	return &cluster{
+func newCluster(v framework.Volumes, owner func(string, *metav1.OwnerReference) labels.Selector) *cluster {
+	c := &cluster{
 		nodes: make(map[string]*framework.NodeInfo), pods: make(map[types.UID]*placed), dirty: make(map[string]struct{}),
-		snapshot: &framework.Snapshot{ByName: make(map[string]*framework.NodeInfo), Volumes: v},
+		namespaces: make(framework.Namespaces), services: framework.NewServices(),
+		nominated: make(map[types.UID]*placed), groups: newGroups(),
 	}
+	c.snapshot = &framework.Snapshot{
+		ByName: make(map[string]*framework.NodeInfo), Index: framework.NewIndex(), Volumes: v,
+		Workloads: framework.Workloads{Services: c.servicesOf, Owner: owner},
+	}
+	return c
+}
+
+// setNamespace takes the labels of a namespace.
+func (c *cluster) setNamespace(name string, set labels.Set) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.namespaces[name], c.relabelled = set, true
+}
+
+func (c *cluster) removeNamespace(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.namespaces, name)
+	c.relabelled = true
+}
+
+// setService takes the selector of a Service; nil when it is gone.
+func (c *cluster) setService(namespace, name string, selector map[string]string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.services.Set(namespace, name, selector)
+}
+
+func (c *cluster) servicesOf(p *v1.Pod) []map[string]string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.services.Of(p)
 }
 
 // touch returns the node for a change. The lock is held.
@@ -92,11 +138,26 @@ func (c *cluster) place(p *v1.Pod) {
 	c.put(&placed{info: framework.NewPodInfo(p), node: p.Spec.NodeName})
 }
 
-// sameForScheduling says whether nothing that is counted differs. Specs of bound pods change by resizing only.
+// sameForScheduling says whether nothing that is counted differs. Specs of bound pods change by resizing only, and what
+// they hold meanwhile is in their status.
 func sameForScheduling(a, b *v1.Pod) bool {
-	return a.Generation == b.Generation && slices.EqualFunc(a.Spec.Containers, b.Spec.Containers, func(x, y v1.Container) bool {
+	return (a.DeletionTimestamp == nil) == (b.DeletionTimestamp == nil) && maps.Equal(a.Labels, b.Labels) &&
+		a.Generation == b.Generation && slices.EqualFunc(a.Spec.Containers, b.Spec.Containers, func(x, y v1.Container) bool {
 		return sameRequests(x.Resources.Requests, y.Resources.Requests)
-	})
+	}) && (sameHoldings(a, b) || framework.NewPodInfo(a).Requests.Equal(framework.NewPodInfo(b).Requests))
+}
+
+// sameHoldings says that two states of a pod tell the same of what its containers hold: most statuses do.
+func sameHoldings(a, b *v1.Pod) bool {
+	same := func(x, y v1.ContainerStatus) bool {
+		if x.Name != y.Name || !sameRequests(x.AllocatedResources, y.AllocatedResources) || (x.Resources == nil) != (y.Resources == nil) {
+			return false
+		}
+		return x.Resources == nil || sameRequests(x.Resources.Requests, y.Resources.Requests)
+	}
+	return podresources.IsPodResizeInfeasible(a) == podresources.IsPodResizeInfeasible(b) &&
+		slices.EqualFunc(a.Status.ContainerStatuses, b.Status.ContainerStatuses, same) &&
+		slices.EqualFunc(a.Status.InitContainerStatuses, b.Status.InitContainerStatuses, same)
 }
 
 func sameRequests(a, b v1.ResourceList) bool {
@@ -131,7 +192,7 @@ func (c *cluster) forget(uid types.UID) {
 	}
 }
 
-// remove takes a pod away, however it got there, and reports whether it was there.
+// remove takes a pod away, however it got there, and reports whether it was there or room was kept for it.
 func (c *cluster) remove(uid types.UID) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -139,7 +200,9 @@ func (c *cluster) remove(uid types.UID) bool {
 	if have != nil {
 		c.take(uid, have)
 	}
-	return have != nil
+	kept := c.nominated[uid] != nil
+	c.denominate(uid)
+	return have != nil || kept
 }
 
 // forgetAssumed drops every assumption: they belong to a leadership that has ended.
@@ -159,13 +222,48 @@ func (c *cluster) placed(uid types.UID) bool {
 	return c.pods[uid] != nil
 }
 
+// nominate keeps room for a pod on a node, or, with "", none any more. It reports whether that is new. A pod that has
+// a node needs no other.
+func (c *cluster) nominate(info *framework.PodInfo, node string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	uid := info.Pod.UID
+	have := c.nominated[uid]
+	if node == "" || c.pods[uid] != nil {
+		c.denominate(uid)
+		return have != nil
+	}
+	c.nominated[uid], c.renominate = &placed{info: info, node: node}, true
+	return have == nil || have.node != node
+}
+
+func (c *cluster) denominate(uid types.UID) {
+	if c.nominated[uid] != nil {
+		delete(c.nominated, uid)
+		c.renominate = true
+	}
+}
+
+// nomination is the node where room is kept for the pod; "" = none.
+func (c *cluster) nomination(uid types.UID) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if have := c.nominated[uid]; have != nil {
+		return have.node
+	}
+	return ""
+}
+
 func (c *cluster) put(p *placed) {
+	c.denominate(p.info.Pod.UID)
 	c.pods[p.info.Pod.UID] = p
+	c.groups.assume(p.info.Pod, p.assumed)
 	c.touch(p.node).AddPod(p.info)
 }
 
 func (c *cluster) take(uid types.UID, p *placed) {
 	delete(c.pods, uid)
+	c.groups.assume(p.info.Pod, false)
 	n := c.touch(p.node)
 	n.RemovePod(uid)
 	if n.Node == nil && len(n.Pods) == 0 {
@@ -173,38 +271,62 @@ func (c *cluster) take(uid types.UID, p *placed) {
 	}
 }
 
-// takeSnapshot brings the snapshot up to date: only nodes that changed are copied. The result is valid until the
-// next call, and belongs to the one goroutine that calls; what is in it is immutable.
+// takeSnapshot brings the snapshot up to date: only nodes that changed are copied, and counted anew. The result is
+// valid until the next call, and belongs to the one goroutine that calls; its nodes are immutable.
 func (c *cluster) takeSnapshot() *framework.Snapshot {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.snapshot
-	if len(c.dirty) == 0 && !c.members {
+	if c.relabelled {
+		s.Index.SetNamespaces(maps.Clone(c.namespaces))
+		c.relabelled = false
+	}
+	if len(c.dirty) == 0 && !c.members && !c.renominate {
 		return s
 	}
-	next := &framework.Snapshot{Nodes: s.Nodes, ByName: s.ByName, Volumes: s.Volumes}
-	if c.members {
-		next.ByName = make(map[string]*framework.NodeInfo, len(c.nodes))
-		next.Nodes = make([]*framework.NodeInfo, 0, len(c.nodes))
-		for name, n := range c.nodes {
-			if n.Node == nil {
-				continue
-			}
-			have := s.ByName[name]
-			if have == nil || have.Generation != n.Generation {
-				have = n.Clone()
-			}
-			next.ByName[name] = have
-			next.Nodes = append(next.Nodes, have)
+	next := *s
+	if c.renominate {
+		next.Nominated = make(map[string][]*framework.PodInfo)
+		for _, p := range c.nominated {
+			next.Nominated[p.node] = append(next.Nominated[p.node], p.info)
 		}
-		slices.SortFunc(next.Nodes, func(a, b *framework.NodeInfo) int { return strings.Compare(a.Node.Name, b.Node.Name) })
+		c.renominate = false
+	}
+	if c.members {
+		c.renew(&next)
 	} else {
-		c.replaceDirty(next)
+		c.replaceDirty(&next)
 	}
 	clear(c.dirty)
 	c.members = false
-	c.snapshot = next
-	return next
+	c.snapshot = &next
+	return c.snapshot
+}
+
+// renew makes the list of nodes anew. The lock is held.
+func (c *cluster) renew(s *framework.Snapshot) {
+	before := s.ByName
+	s.ByName = make(map[string]*framework.NodeInfo, len(c.nodes))
+	s.Nodes = make([]*framework.NodeInfo, 0, len(c.nodes))
+	for name, n := range c.nodes {
+		if n.Node == nil {
+			continue
+		}
+		have := before[name]
+		if have == nil || have.Generation != n.Generation {
+			now := n.Clone()
+			s.Index.Replace(have, now)
+			have = now
+		}
+		s.ByName[name] = have
+		s.Nodes = append(s.Nodes, have)
+	}
+	for name, n := range before {
+		if s.ByName[name] == nil {
+			s.Index.Replace(n, nil)
+		}
+	}
+	slices.SortFunc(s.Nodes, func(a, b *framework.NodeInfo) int { return strings.Compare(a.Node.Name, b.Node.Name) })
 }
 
 // replaceDirty swaps in copies of the changed nodes. The lock is held.
@@ -217,6 +339,7 @@ func (c *cluster) replaceDirty(s *framework.Snapshot) {
 		i, ok := slices.BinarySearchFunc(s.Nodes, name, func(a *framework.NodeInfo, name string) int { return strings.Compare(a.Node.Name, name) })
 		if ok {
 			cp := n.Clone()
+			s.Index.Replace(s.Nodes[i], cp)
 			s.Nodes[i] = cp
 			s.ByName[name] = cp
 		}

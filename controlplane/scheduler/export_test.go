@@ -5,6 +5,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
 // AdoptLate takes in lists that were made a while ago.
@@ -25,3 +27,18 @@ func (s *Scheduler) Knows(node string, pod types.UID) (knowsNode, placed, queued
 
 // Requeue queues a pod as if it had just been made.
 func (s *Scheduler) Requeue(p *v1.Pod) { s.queue.add(context.Background(), p) }
+
+// Group says what is known of a PodGroup.
+func (s *Scheduler) Group(namespace, name string) framework.Group {
+	return s.group(framework.GroupKey{Namespace: namespace, Name: name})
+}
+
+// Attempts is how often the pod was tried.
+func (s *Scheduler) Attempts(pod types.UID) int {
+	s.queue.mu.Lock()
+	defer s.queue.mu.Unlock()
+	if p := s.queue.pods[pod]; p != nil {
+		return p.Attempts
+	}
+	return 0
+}

@@ -71,6 +71,12 @@ func TestBindingAPodThatIsGoneEnds(t *testing.T) {
 	b.binds = func(string) error { tries.Add(1); return nil }
 	b.node("n1", "8")
 	ghost := b.pod("ghost", "1")
+	b.eventually("the notice of its creation", func() error {
+		if _, _, queued := b.scheduler.Knows("n1", ghost.UID); !queued {
+			return errors.New("it is not queued yet")
+		}
+		return nil
+	})
 	now := int64(0)
 	if err := client.Delete[*v1.Pod](b.ctx, b.client, "default", "ghost", metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
 		t.Fatal(err)
@@ -82,6 +88,9 @@ func TestBindingAPodThatIsGoneEnds(t *testing.T) {
 		return nil
 	})
 	b.lead()
+	b.pod("first", "1") // once it is bound, the queue has been taken over
+	b.awaitNode("first", "n1")
+	tries.Store(0)
 	b.scheduler.Requeue(ghost)
 	b.eventually("giving the pod up", func() error {
 		if _, placed, queued := b.scheduler.Knows("n1", ghost.UID); placed || queued || tries.Load() == 0 {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -15,6 +14,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 	"keelson.dev/keelson/controlplane/scheduler/plugins"
+	"keelson.dev/keelson/internal/virtual"
 )
 
 func testPod(name string, change ...func(*v1.Pod)) *v1.Pod {
@@ -37,12 +37,12 @@ func testQueue(t *testing.T) *queue {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return newQueue(p, time.Now)
+	return newQueue(oneProfile(p), time.Now)
 }
 
 // Higher priority first, then first come; gated pods stay out.
 func TestQueueOrder(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		ctx := t.Context()
 		q := testQueue(t)
 		for _, p := range []*v1.Pod{
@@ -70,7 +70,7 @@ func TestQueueOrder(t *testing.T) {
 
 // A refused pod waits for an event that may help, and its growing backoff; what happened during the attempt is not lost.
 func TestQueueRequeue(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		ctx := t.Context()
 		q := testQueue(t)
 		began := time.Now()
@@ -117,7 +117,7 @@ func TestQueueRequeue(t *testing.T) {
 
 // An update of the pod that matters ends its wait, its own condition does not.
 func TestQueueUpdate(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		ctx := t.Context()
 		q := testQueue(t)
 		q.add(ctx, testPod("p"))
@@ -143,7 +143,7 @@ func TestQueueUpdate(t *testing.T) {
 // However nodes and pods come and go, the incremental snapshot equals one made from nothing.
 func TestSnapshotIsIncremental(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		c := newCluster(framework.Volumes{})
+		c := newCluster(framework.Volumes{}, nil)
 		nodes := make(map[string]bool)
 		pods := make(map[types.UID]string) // → node
 		assumed := make(map[types.UID]bool)
@@ -211,4 +211,39 @@ func compare(t *rapid.T, s *framework.Snapshot, nodes map[string]bool, pods map[
 			t.Fatalf("%s has %d pods that ask for %d, want %d pods", n.Node.Name, len(n.Pods), n.Requested.MilliCPU, want)
 		}
 	}
+}
+
+// A pod that waits because of other pods is woken by the right pod alone, whatever else happens in the cluster.
+func TestQueueWakesByTheRightPod(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		ctx := t.Context()
+		q := testQueue(t)
+		labelled := func(name, app string) *v1.Pod {
+			return testPod(name, func(p *v1.Pod) { p.Labels = map[string]string{"app": app} })
+		}
+		q.add(ctx, testPod("waits", func(p *v1.Pod) {
+			p.Spec.Affinity = &v1.Affinity{PodAffinity: &v1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{
+				{TopologyKey: "zone", LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}}}}}}
+		}))
+		p, _ := q.next()
+		q.failed(ctx, p, map[string]bool{"InterPodAffinity": true})
+		time.Sleep(time.Second) // its backoff is over
+		web := labelled("web", "web")
+		for _, e := range []struct {
+			event framework.Event
+			obj   any
+		}{
+			{framework.PodAdded, web}, {framework.PodRemoved, web}, {framework.PodUpdated, framework.PodUpdate{Old: web, Now: web}},
+			{framework.NodeAllocatable, &v1.Node{}}, {framework.ClaimChanged, &v1.PersistentVolumeClaim{}},
+		} {
+			q.happened(ctx, e.event, e.obj)
+			if p, _ := q.next(); p != nil {
+				t.Fatalf("woken by %s", e.event)
+			}
+		}
+		q.happened(ctx, framework.PodAdded, labelled("db", "db"))
+		if p, _ := q.next(); p == nil {
+			t.Fatal("not woken by the pod that it waits for")
+		}
+	})
 }

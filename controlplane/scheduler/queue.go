@@ -10,6 +10,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
@@ -58,8 +59,9 @@ type pending struct {
 
 // queue holds the pods without a node. All methods are safe for concurrent use.
 type queue struct {
-	profile *framework.Profile
-	now     func() time.Time
+	profiles                  *profiles
+	now                       func() time.Time
+	firstBackoff, mostBackoff time.Duration
 
 	mu      sync.Mutex
 	pods    map[types.UID]*queued
@@ -70,14 +72,15 @@ type queue struct {
 	wake    chan struct{}
 }
 
-func newQueue(p *framework.Profile, now func() time.Time) *queue {
-	q := &queue{profile: p, now: now, pods: make(map[types.UID]*queued), waiting: make(map[types.UID]*queued), flying: make(map[types.UID]*queued), wake: make(chan struct{}, 1)}
-	q.active.less = func(a, b *queued) bool { return p.QueueSort.Less(&a.QueuedPod, &b.QueuedPod) }
+func newQueue(p *profiles, now func() time.Time) *queue {
+	q := &queue{profiles: p, now: now, firstBackoff: firstBackoff, mostBackoff: mostBackoff, pods: make(map[types.UID]*queued),
+		waiting: make(map[types.UID]*queued), flying: make(map[types.UID]*queued), wake: make(chan struct{}, 1)}
+	q.active.less = func(a, b *queued) bool { return p.any.QueueSort.Less(&a.QueuedPod, &b.QueuedPod) }
 	q.backoff.less = func(a, b *queued) bool { return a.until.Before(b.until) }
 	return q
 }
 
-// add queues a pod, or takes its newer state.
+// add queues a pod that a profile serves, or takes its newer state.
 func (q *queue) add(ctx context.Context, p *v1.Pod) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -106,7 +109,7 @@ func (q *queue) add(ctx context.Context, p *v1.Pod) {
 
 // enter puts a pod where PreEnqueue and its backoff say. The lock is held.
 func (q *queue) enter(ctx context.Context, p *queued) {
-	for _, e := range q.profile.PreEnqueues {
+	for _, e := range q.profiles.of(p.Pod).PreEnqueues {
 		if s := e.PreEnqueue(ctx, p.Pod); !s.OK() {
 			p.place = inGated
 			return
@@ -194,10 +197,7 @@ func (q *queue) next() (*queued, time.Duration) {
 	}
 	if q.active.Len() > 0 {
 		p := heap.Pop(&q.active).(*queued)
-		p.place, p.started = inProgress, now
-		p.moved, p.events, p.replaced = false, nil, nil
-		p.Attempts++
-		q.flying[p.Pod.UID] = p
+		q.begin(p)
 		return p, 0
 	}
 	wait := time.Minute
@@ -205,6 +205,59 @@ func (q *queue) next() (*queued, time.Duration) {
 		wait = q.backoff.list[0].until.Sub(now)
 	}
 	return nil, wait
+}
+
+// join takes the others of a group out of the queue, for a turn with the pod that was taken already, wherever they wait.
+func (q *queue) join(p *queued, others []types.UID) []*queued {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	out := []*queued{p}
+	for _, uid := range others {
+		m := q.pods[uid]
+		if m == nil || m.place != inActive && m.place != inBackoff && m.place != inWaiting {
+			continue
+		}
+		q.leave(m)
+		q.begin(m)
+		out = append(out, m)
+	}
+	return out
+}
+
+// begin marks a pod whose node is being chosen from now on. The lock is held.
+func (q *queue) begin(p *queued) {
+	p.place, p.started = inProgress, q.now()
+	p.moved, p.events, p.replaced = false, nil, nil
+	p.Attempts++
+	q.flying[p.Pod.UID] = p
+}
+
+// postpone gives a pod back that was not tried: not before its time.
+func (q *queue) postpone(p *queued, until time.Time) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.pods[p.Pod.UID] != p || p.place != inProgress {
+		return // removed meanwhile
+	}
+	q.leave(p)
+	q.renew(p)
+	p.Attempts--
+	p.until, p.place = until, inBackoff
+	heap.Push(&q.backoff, p)
+	q.poke()
+}
+
+// renew takes the newer object that arrived meanwhile. The lock is held.
+func (q *queue) renew(p *queued) {
+	if p.replaced != nil {
+		p.PodInfo = framework.NewPodInfo(p.replaced)
+		p.replaced = nil
+	}
+}
+
+// rest is how long to wait after so many attempts, from now.
+func (q *queue) rest(attempts int) time.Time {
+	return q.now().Add(min(q.firstBackoff<<min(attempts-1, 10), q.mostBackoff))
 }
 
 // failed gives a pod back after an attempt. With plugins, those refused it and it waits for an event that may help;
@@ -216,11 +269,8 @@ func (q *queue) failed(ctx context.Context, p *queued, plugins map[string]bool) 
 		return // removed meanwhile
 	}
 	q.leave(p)
-	if p.replaced != nil {
-		p.PodInfo = framework.NewPodInfo(p.replaced)
-		p.replaced = nil
-	}
-	p.until = q.now().Add(min(firstBackoff<<min(p.Attempts-1, 10), mostBackoff))
+	q.renew(p)
+	p.until = q.rest(p.Attempts)
 	p.refused = plugins
 	missed := p.moved
 	for _, e := range p.events {
@@ -240,8 +290,9 @@ func (q *queue) mayHelp(p *queued, e framework.Event, obj any) bool {
 	if len(p.refused) == 0 {
 		return true
 	}
+	requeues := q.profiles.of(p.Pod).Requeues
 	for name := range p.refused {
-		r := q.profile.Requeues[name]
+		r := requeues[name]
 		if r == nil || r.MayHelp(e, p.Pod, obj) {
 			return true
 		}
@@ -305,7 +356,8 @@ func (q *queue) said(uid types.UID, message string) bool {
 
 // relevant says whether an update of a pod without a node may change where it fits.
 func relevant(old, now *v1.Pod) bool {
-	return !maps.Equal(old.Labels, now.Labels) || !equality.Semantic.DeepEqual(old.Spec, now.Spec)
+	return !maps.Equal(old.Labels, now.Labels) || !equality.Semantic.DeepEqual(old.Spec, now.Spec) ||
+		!resourceclaim.PodStatusEqual(old.Status.ResourceClaimStatuses, now.Status.ResourceClaimStatuses)
 }
 
 // podHeap is a heap of queued pods.

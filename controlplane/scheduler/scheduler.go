@@ -8,6 +8,7 @@
 package scheduler
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,8 +23,8 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/scheduler/config"
 	"keelson.dev/keelson/controlplane/scheduler/framework"
-	"keelson.dev/keelson/controlplane/scheduler/plugins"
 	"keelson.dev/keelson/internal/lifecycle"
 )
 
@@ -36,36 +37,44 @@ type Config struct {
 	Timeline  *api.Timeline     // may be nil
 	Log       *slog.Logger      // may be nil
 
-	// Plugins make the profile; nil is plugins.Default.
+	// Settings are what an operator says; nil is config.Default.
+	Settings *config.Config
+	// Plugins make the one profile instead, that of default-scheduler.
 	Plugins func(h *framework.Handle) []framework.Weighted
 }
 
 // Limits of what is under way at once. Pods beyond them wait in the queue.
 const (
 	maxBindings = 256  // API calls
-	maxHeld     = 4096 // pods that wait for volumes or for Permit
+	maxHeld     = 4096 // pods that wait for volumes, devices or Permit
 	maxNotes    = 16384
 	noteWorkers = 8
+	maxEvents   = 128                   // that are written at once
+	eventDelay  = 50 * time.Millisecond // for which they wait for each other
 )
 
 // Scheduler schedules while its replica leads. On the other replicas it keeps queue and cluster warm.
 type Scheduler struct {
-	cfg     Config
-	log     *slog.Logger
-	profile *framework.Profile
-	err     error // of the profile; Run returns it
-	handle  *framework.Handle
-	cluster *cluster
-	queue   *queue
-	waiting *waitingPods
-	volumes *broadcast
+	cfg      Config
+	log      *slog.Logger
+	profiles *profiles
+	err      error // of the profiles; Run returns it
+	cluster  *cluster
+	queue    *queue
+	groups   *groups
+	waiting  *waitingPods
+	volumes  *broadcast
+	devices  *broadcast
 
-	intake   sync.Mutex                    // held while a change of the informers is taken in
-	writer   atomic.Pointer[client.Client] // fenced with the leadership of the current Run
-	bindings chan struct{}
-	held     chan struct{}
-	notes    chan note
-	start    int // the node to look at first; the loop's
+	intake    sync.Mutex                    // held while a change of the informers is taken in
+	writer    atomic.Pointer[client.Client] // fenced with the leadership of the current Run
+	fence     atomic.Uint64                 // of the last Run
+	bindings  chan struct{}
+	held      chan struct{}
+	evictions sync.WaitGroup // of victims of preemption
+	notes     chan *note     // by reference: an empty queue of so many takes 128 KiB
+	placed    chan *note     // of pods that got a node
+	start     int            // the node to look at first; the loop's
 }
 
 // New prepares a scheduler and registers its informers. Nothing runs until Run.
@@ -73,22 +82,39 @@ func New(cfg Config) *Scheduler {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	if cfg.Plugins == nil {
-		cfg.Plugins = plugins.Default
+	if cfg.Settings == nil {
+		cfg.Settings = config.Default()
 	}
 	s := &Scheduler{
-		cfg: cfg, log: cfg.Log, waiting: newWaitingPods(), volumes: newBroadcast(),
-		bindings: make(chan struct{}, maxBindings), held: make(chan struct{}, maxHeld), notes: make(chan note, maxNotes),
+		cfg: cfg, log: cfg.Log, waiting: newWaitingPods(), volumes: newBroadcast(), devices: newBroadcast(),
+		bindings: make(chan struct{}, maxBindings), held: make(chan struct{}, maxHeld), notes: make(chan *note, maxNotes), placed: make(chan *note, maxNotes),
 	}
-	s.handle = s.newHandle()
-	s.profile, s.err = framework.NewProfile(cfg.Plugins(s.handle)...)
-	if s.err != nil {
+	if s.profiles, s.err = s.makeProfiles(); s.err != nil {
 		return s
 	}
-	s.cluster = newCluster(s.handle.Volumes)
-	s.queue = newQueue(s.profile, time.Now)
+	s.cluster = newCluster(s.storage(), s.ownerSelector)
+	s.groups = s.cluster.groups
+	s.queue = newQueue(s.profiles, time.Now)
+	s.queue.firstBackoff = cmp.Or(cfg.Settings.InitialBackoff, firstBackoff)
+	s.queue.mostBackoff = max(cmp.Or(cfg.Settings.MaxBackoff, mostBackoff), s.queue.firstBackoff)
 	s.watch()
 	return s
+}
+
+// Names are the schedulerNames that are served.
+func (s *Scheduler) Names() []string { return s.cfg.Settings.Names() }
+
+func (s *Scheduler) makeProfiles() (*profiles, error) {
+	if s.cfg.Plugins == nil {
+		return newProfiles(s.cfg.Settings, s.newHandle)
+	}
+	h := s.newHandle()
+	p, err := framework.NewProfile(s.cfg.Plugins(h)...)
+	if err != nil {
+		return nil, err
+	}
+	h.Fits = p.Fits
+	return oneProfile(p), nil
 }
 
 // Run schedules until ctx (the leadership) ends; every write carries fence, the term of the
@@ -98,14 +124,22 @@ func (s *Scheduler) Run(ctx context.Context, fence uint64) error {
 	if s.err != nil {
 		return s.err
 	}
+	for _, w := range s.cfg.Settings.Warnings {
+		s.log.Warn("scheduler configuration: " + w)
+	}
 	s.writer.Store(s.cfg.Client.Fenced(fence))
 	// Handlers may lag behind what the informers hold. Deciding on less than that could fill a node twice.
 	s.adopt(ctx)
+	if shared, led := s.profiles.shared, s.fence.Swap(fence); shared != nil && (led != fence || fence == 0) {
+		shared.Ledger.Settle() // no write of an earlier leadership can be on its way, and the informers have seen those that were done
+	}
+	s.groups.restart()
 	s.queue.restart(ctx)
 	defer s.cluster.forgetAssumed()
 	parts := []lifecycle.Part{
 		{Name: "scheduler: loop", Run: s.loop},
 		{Name: "scheduler: overdue", Run: s.overdue},
+		{Name: "scheduler: events", Run: s.writePlaced},
 	}
 	for range noteWorkers {
 		parts = append(parts, lifecycle.Part{Name: "scheduler: notes", Run: s.writeNotes})
@@ -120,6 +154,9 @@ func (s *Scheduler) overdue(ctx context.Context) error {
 		select {
 		case <-t.C:
 			s.queue.overdue(ctx)
+			if shared := s.profiles.shared; shared != nil && shared.Ledger.Expire() {
+				s.queue.happened(ctx, framework.DeviceClaimChanged, nil)
+			}
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -128,15 +165,16 @@ func (s *Scheduler) overdue(ctx context.Context) error {
 
 // loop takes one pod at a time. It ends when all bindings have.
 func (s *Scheduler) loop(ctx context.Context) error {
-	var wg sync.WaitGroup
-	defer wg.Wait()
+	binders := newCrew()
+	defer binders.wait()
+	defer s.evictions.Wait()
 	ties := rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
 	for {
 		p := s.queue.pop(ctx)
 		if p == nil {
 			return ctx.Err()
 		}
-		s.guarded(ctx, p, func() { s.attempt(ctx, p, ties, &wg) })
+		s.guarded(ctx, p, func() { s.attempt(ctx, p, ties, binders) })
 	}
 }
 
@@ -144,7 +182,8 @@ func (s *Scheduler) loop(ctx context.Context) error {
 func (s *Scheduler) guarded(ctx context.Context, p *queued, f func()) {
 	defer func() {
 		if x := recover(); x != nil {
-			s.log.Error("scheduling a pod panicked", "pod", p.Pod.Namespace+"/"+p.Pod.Name, "panic", x, "stack", string(debug.Stack()))
+			s.log.Error("scheduling a pod panicked", "pod", p.Pod.Namespace+"/"+p.Pod.Name, "panic", x, "stack",
+				string(debug.Stack()))
 			s.cluster.forget(p.Pod.UID)
 			s.report(p, v1.PodReasonSchedulerError, fmt.Sprintf("panic: %v", x))
 			s.queue.failed(ctx, p, nil)
@@ -153,52 +192,101 @@ func (s *Scheduler) guarded(ctx context.Context, p *queued, f func()) {
 	f()
 }
 
-// attempt chooses a node for one pod and sends the binding off.
-func (s *Scheduler) attempt(ctx context.Context, p *queued, ties *rand.Rand, wg *sync.WaitGroup) {
-	uid := p.Pod.UID
-	if s.cluster.placed(uid) {
-		s.queue.remove(uid)
+// choice is a pod with the node that it is to have, where it counts already.
+type choice struct {
+	p      *queued
+	c      *framework.Cycle
+	res    framework.Result
+	delays map[string]time.Duration // of the plugins that want it to wait
+}
+
+// failure is why a pod has no node: err when none was found (a *framework.FitError when none fits), status when a plugin
+// refused the node that was. Neither: it has one already.
+type failure struct {
+	p      *queued
+	c      *framework.Cycle
+	err    error
+	node   string
+	status *framework.Status
+}
+
+// attempt chooses a node for one pod, or for all of its group, and sends the binding off.
+func (s *Scheduler) attempt(ctx context.Context, p *queued, ties *rand.Rand, binders *crew) {
+	if g, ok := s.gangOf(p.Pod); ok {
+		s.attemptGroup(ctx, p, g, ties, binders)
 		return
 	}
+	x, f := s.choose(ctx, p, ties)
+	if f != nil {
+		s.refused(ctx, *f)
+		return
+	}
+	s.send(ctx, x, binders)
+}
+
+// choose finds a node for a pod, counts it there and asks the plugins for their consent.
+func (s *Scheduler) choose(ctx context.Context, p *queued, ties *rand.Rand) (*choice, *failure) {
+	uid := p.Pod.UID
+	if s.cluster.placed(uid) {
+		return nil, &failure{p: p}
+	}
+	profile := s.profiles.of(p.Pod)
 	snap := s.cluster.takeSnapshot()
 	c := framework.NewCycle(p.PodInfo, snap)
 	n := len(snap.Nodes)
-	res, err := s.profile.Schedule(ctx, c, framework.Options{Sample: framework.SampleSize(n), Start: s.start, Rand: ties})
+	res, err := profile.Schedule(ctx, c, framework.Options{Sample: framework.SampleSize(n, profile.percentage), Start: s.start, Rand: ties})
 	if n > 0 {
 		s.start = (s.start + res.Evaluated) % n
 	}
 	if err != nil {
-		s.unschedulable(ctx, p, c, err)
-		return
+		return nil, &failure{p: p, c: c, err: err}
 	}
 	if !s.cluster.assume(p.PodInfo, res.Node) {
-		s.queue.remove(uid)
-		return
+		return nil, &failure{p: p}
 	}
-	s.queue.chosen(p)
-	if st := s.profile.Reserve(ctx, c, res.Node); !st.OK() {
-		s.undo(ctx, p, c, res.Node, st)
-		return
+	if kept := snap.NominationOf(uid); kept != "" && kept != res.Node {
+		s.queue.happened(ctx, framework.PodRemoved, p.Pod) // the room that was kept is free for others
 	}
-	st, delays := s.profile.Permit(ctx, c, res.Node)
+	if st := profile.Reserve(ctx, c, res.Node); !st.OK() {
+		return nil, &failure{p: p, c: c, node: res.Node, status: st}
+	}
+	st, delays := profile.Permit(ctx, c, res.Node)
 	if !st.OK() {
-		s.undo(ctx, p, c, res.Node, st)
-		return
+		return nil, &failure{p: p, c: c, node: res.Node, status: st}
 	}
+	return &choice{p, c, res, delays}, nil
+}
+
+// refused deals with a pod for which there is no node.
+func (s *Scheduler) refused(ctx context.Context, f failure) {
+	switch {
+	case f.err != nil:
+		s.unschedulable(ctx, f.p, f.c, f.err)
+	case f.status != nil:
+		s.undo(ctx, f.p, f.c, f.node, f.status)
+	default:
+		s.queue.remove(f.p.Pod.UID)
+	}
+}
+
+// send has a pod bound beside the loop.
+func (s *Scheduler) send(ctx context.Context, x *choice, binders *crew) {
+	p := x.p
+	s.queue.chosen(p)
 	slots := s.bindings
-	if len(delays) > 0 || len(p.Pod.Spec.Volumes) > 0 && hasClaims(p.Pod) {
+	if len(x.delays) > 0 || len(p.Pod.Spec.ResourceClaims) > 0 || len(p.Pod.Spec.Volumes) > 0 && hasClaims(p.Pod) {
 		slots = s.held
 	}
 	select {
 	case slots <- struct{}{}:
 	case <-ctx.Done():
-		s.undo(ctx, p, c, res.Node, framework.Fail("scheduler", ctx.Err()))
+		s.undo(ctx, p, x.c, x.res.Node, framework.Fail("scheduler", ctx.Err()))
 		return
 	}
-	hold := s.waiting.hold(p.Pod, delays)
-	wg.Go(func() {
+	hold := s.waiting.hold(p.Pod, x.delays)
+	binders.run(ctx, func() {
 		defer func() { <-slots }()
-		s.guarded(ctx, p, func() { s.bind(ctx, p, c, res, hold) })
+		s.guarded(ctx, p, func() { s.bind(ctx, p, x.c, x.res, hold) })
 	})
 }
 
@@ -223,22 +311,24 @@ func (s *Scheduler) unschedulable(ctx context.Context, p *queued, c *framework.C
 		s.queue.failed(ctx, p, nil)
 		return
 	}
-	s.profile.PostFilter(ctx, c, why)
-	s.report(p, v1.PodReasonUnschedulable, why.Error())
-	plugins := why.Plugins
-	if len(plugins) == 0 { // no node at all: any event that brings one helps
-		plugins = map[string]bool{noNodes: true}
+	if why.Total > 0 {
+		s.profiles.of(p.Pod).PostFilter(ctx, c, why)
 	}
-	s.queue.failed(ctx, p, plugins)
+	s.report(p, v1.PodReasonUnschedulable, why.Error())
+	s.groupRefused(p.Pod, v1.PodReasonUnschedulable, why.Error())
+	s.queue.failed(ctx, p, why.RefusedBy())
 }
 
-// noNodes stands for the plugin that refused when there is no node: it has no hints, so that every event counts.
-const noNodes = "NoNodes"
+// letGo takes a pod off the node that it was thought to go to. Others may fit now that did not beside it.
+func (s *Scheduler) letGo(ctx context.Context, p *v1.Pod) {
+	s.cluster.forget(p.UID)
+	s.queue.happened(ctx, framework.PodRemoved, p)
+}
 
 // undo takes back what was done for a pod that is not bound in the end.
 func (s *Scheduler) undo(ctx context.Context, p *queued, c *framework.Cycle, node string, why *framework.Status) {
-	s.profile.Unreserve(ctx, c, node)
-	s.cluster.forget(p.Pod.UID)
+	s.profiles.of(p.Pod).Unreserve(ctx, c, node)
+	s.letGo(ctx, p.Pod)
 	if ctx.Err() != nil {
 		return
 	}

@@ -20,6 +20,7 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 	"keelson.dev/keelson/controlplane/scheduler/plugins"
+	"keelson.dev/keelson/internal/virtual"
 )
 
 // F56, F79, F87, F90: a pod is Pending without a node, is bound once there is room, and both say so.
@@ -45,9 +46,9 @@ func TestBindsAndExplains(t *testing.T) {
 	if p := b.pod("big", "2"); p.Spec.NodeName != "" || p.Status.Phase != v1.PodPending {
 		t.Errorf("a new pod has node %q and phase %q", p.Spec.NodeName, p.Status.Phase)
 	}
-	b.awaitReason("big", "0/1 nodes are available: 1 Insufficient cpu.")
+	b.awaitReason("big", "0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod.")
 	b.eventually("event", func() error {
-		if got := b.events("big"); !slices.Equal(got, []string{"FailedScheduling: 0/1 nodes are available: 1 Insufficient cpu."}) {
+		if got := b.events("big"); !slices.Equal(got, []string{"FailedScheduling: 0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod."}) {
 			return fmt.Errorf("events %q", got)
 		}
 		return nil
@@ -68,13 +69,13 @@ func TestRequeue(t *testing.T) {
 	})
 	b.lead()
 	b.pod("first", "1")
-	b.awaitReason("first", "0/1 nodes are available: 1 node(s) had untolerated taint {node.kubernetes.io/not-ready: }.")
+	b.awaitReason("first", "0/1 nodes are available: 1 node(s) had untolerated taint {node.kubernetes.io/not-ready: }. preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling.")
 	if _, err := client.Patch[*v1.Node](b.ctx, b.client, "", "w1", "", types.MergePatchType, []byte(`{"spec":{"taints":null}}`)); err != nil {
 		t.Fatal(err)
 	}
 	b.awaitNode("first", "w1")
 	b.pod("second", "1")
-	b.awaitReason("second", "0/1 nodes are available: 1 Insufficient cpu.")
+	b.awaitReason("second", "0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod.")
 	zero := int64(0)
 	if err := client.Delete[*v1.Pod](b.ctx, b.client, "default", "first", metav1.DeleteOptions{GracePeriodSeconds: &zero}); err != nil {
 		t.Fatal(err)
@@ -402,4 +403,37 @@ func BenchmarkBindPhase(b *testing.B) {
 		depose()
 		b.StartTimer()
 	}
+}
+
+// The events of pods that get nodes one after the other are written at once: here, twenty in the time that one takes.
+func TestEventsOfBindingsAreBatched(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		b := newBed(t, nil)
+		b.node("n1", "64")
+		var mu sync.Mutex
+		begun := map[time.Time]int{}
+		b.calls = func(r *api.Request) {
+			if r.Kind.Resource == "events" && r.Verb == api.VerbCreate {
+				mu.Lock()
+				begun[time.Now()]++
+				mu.Unlock()
+				time.Sleep(5 * time.Millisecond) // a commit takes its time
+			}
+		}
+		b.lead()
+		for i := range 20 {
+			b.pod(fmt.Sprintf("p%d", i), "1")
+		}
+		time.Sleep(time.Second)
+		for i := range 20 {
+			b.awaitNode(fmt.Sprintf("p%d", i), "n1")
+			want := []string{fmt.Sprintf("Scheduled: Successfully assigned default/p%d to n1", i)}
+			if got := b.events(fmt.Sprintf("p%d", i)); !slices.Equal(got, want) {
+				t.Errorf("events %q, want %q", got, want)
+			}
+		}
+		if len(begun) != 1 {
+			t.Errorf("the events were begun at %d times: %v", len(begun), begun)
+		}
+	})
 }

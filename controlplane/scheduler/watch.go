@@ -6,9 +6,15 @@ import (
 	"maps"
 	"runtime/debug"
 
+	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/tools/cache"
 
 	"keelson.dev/keelson/controlplane/api"
@@ -20,15 +26,46 @@ import (
 func (s *Scheduler) watch() {
 	handle[*v1.Pod](s, s.podChanged)
 	handle[*v1.Node](s, s.nodeChanged)
+	handle[*v1.Namespace](s, s.namespaceChanged)
+	handle[*v1.Service](s, s.serviceChanged)
+	handle[*schedulingv1beta1.PodGroup](s, s.groupChanged)
+	// These are looked up only.
+	client.Informer[*v1.ReplicationController](s.cfg.Informers)
+	client.Informer[*appsv1.ReplicaSet](s.cfg.Informers)
+	client.Informer[*appsv1.StatefulSet](s.cfg.Informers)
+	client.Informer[*policyv1.PodDisruptionBudget](s.cfg.Informers)
 	handle[*v1.PersistentVolumeClaim](s, func(old, now *v1.PersistentVolumeClaim) {
 		s.storageChanged(framework.ClaimChanged, pick(old, now))
 	})
 	handle[*v1.PersistentVolume](s, func(old, now *v1.PersistentVolume) {
 		s.storageChanged(framework.VolumeChanged, pick(old, now))
 	})
+	handle[*storagev1.CSINode](s, func(old, now *storagev1.CSINode) {
+		s.queue.happened(context.Background(), framework.DriversChanged, pick(old, now))
+	})
 	handle[*storagev1.StorageClass](s, func(old, now *storagev1.StorageClass) {
 		s.storageChanged(framework.StorageClassChange, pick(old, now))
 	})
+	handle[*resourcev1.ResourceClaim](s, s.deviceClaimChanged)
+	handle[*resourcev1.ResourceSlice](s, func(old, now *resourcev1.ResourceSlice) {
+		s.queue.happened(context.Background(), framework.SliceChanged, pick(old, now))
+	})
+	handle[*resourcev1.DeviceClass](s, func(old, now *resourcev1.DeviceClass) {
+		s.queue.happened(context.Background(), framework.DeviceClassChanged, pick(old, now))
+	})
+}
+
+func (s *Scheduler) deviceClaimChanged(old, now *resourcev1.ResourceClaim) {
+	s.observe(pick(old, now), now == nil)
+	s.devices.tell()
+	s.queue.happened(context.Background(), framework.DeviceClaimChanged, pick(old, now))
+}
+
+// observe counts the devices of a claim.
+func (s *Scheduler) observe(c *resourcev1.ResourceClaim, gone bool) {
+	if shared := s.profiles.shared; shared != nil {
+		shared.Ledger.Observe(c, gone)
+	}
 }
 
 // handle registers f for all changes of T; old or now is nil on creation and deletion.
@@ -92,6 +129,10 @@ func finished(p *v1.Pod) bool {
 // podChanged follows one pod. It looks at the present state only: old serves to tell what kind of event it was.
 func (s *Scheduler) podChanged(old, now *v1.Pod) {
 	ctx := context.Background() // PreEnqueue plugins take one; nothing here blocks
+	if p := pick(old, now); s.groups.see(p, now == nil || finished(p) || p.DeletionTimestamp != nil) {
+		key, _ := framework.GroupOf(p)
+		defer s.queue.happened(ctx, framework.GroupChanged, key)
+	}
 	switch {
 	case now == nil:
 		s.queue.remove(old.UID)
@@ -105,7 +146,7 @@ func (s *Scheduler) podChanged(old, now *v1.Pod) {
 			s.queue.happened(ctx, framework.PodRemoved, now)
 		}
 	case now.Spec.NodeName != "":
-		if old != nil && old.Spec.NodeName != "" && sameForScheduling(old, now) && maps.Equal(old.Labels, now.Labels) {
+		if old != nil && old.Spec.NodeName != "" && sameForScheduling(old, now) {
 			if s.cluster.placed(now.UID) {
 				return // its status, most often
 			}
@@ -113,14 +154,22 @@ func (s *Scheduler) podChanged(old, now *v1.Pod) {
 		s.cluster.place(now)
 		s.queue.remove(now.UID)
 		if old != nil && old.Spec.NodeName != "" {
-			s.queue.happened(ctx, framework.PodUpdated, now)
+			s.queue.happened(ctx, framework.PodUpdated, framework.PodUpdate{Old: old, Now: now})
 		} else {
 			s.queue.happened(ctx, framework.PodAdded, now)
 		}
-	case now.Spec.SchedulerName != "" && now.Spec.SchedulerName != v1.DefaultSchedulerName, now.DeletionTimestamp != nil:
+	case s.profiles.of(now) == nil, now.DeletionTimestamp != nil:
 		s.queue.remove(now.UID)
 		s.waiting.reject(now.UID, "the pod is being deleted")
+		s.cluster.nominate(framework.NewPodInfo(now), "")
 	default:
+		was := ""
+		if old != nil {
+			was = old.Status.NominatedNodeName
+		}
+		if node := now.Status.NominatedNodeName; node != was {
+			s.cluster.nominate(framework.NewPodInfo(now), node)
+		}
 		s.queue.add(ctx, now)
 	}
 }
@@ -154,13 +203,86 @@ func (s *Scheduler) nodeChanged(old, now *v1.Node) {
 	}
 }
 
+// namespaceChanged follows the labels by which affinity terms choose namespaces.
+func (s *Scheduler) namespaceChanged(old, now *v1.Namespace) {
+	if now == nil {
+		s.cluster.removeNamespace(old.Name)
+		return
+	}
+	if old != nil && maps.Equal(old.Labels, now.Labels) {
+		return
+	}
+	s.cluster.setNamespace(now.Name, now.Labels)
+	s.queue.happened(context.Background(), framework.NamespaceLabels, now)
+}
+
+func (s *Scheduler) serviceChanged(old, now *v1.Service) {
+	if now == nil {
+		s.cluster.setService(old.Namespace, old.Name, nil)
+		return
+	}
+	s.cluster.setService(now.Namespace, now.Name, now.Spec.Selector)
+}
+
+// ownerSelector is what the controller of a pod selects; nil when it is none that keeps replicas, or is not known.
+func (s *Scheduler) ownerSelector(namespace string, ref *metav1.OwnerReference) labels.Selector {
+	i := s.cfg.Informers
+	var selector *metav1.LabelSelector
+	switch ref.APIVersion + " " + ref.Kind {
+	case "v1 ReplicationController":
+		if o, ok := client.Cached[*v1.ReplicationController](i, namespace, ref.Name); ok {
+			return labels.SelectorFromSet(o.Spec.Selector)
+		}
+	case "apps/v1 ReplicaSet":
+		if o, ok := client.Cached[*appsv1.ReplicaSet](i, namespace, ref.Name); ok {
+			selector = o.Spec.Selector
+		}
+	case "apps/v1 StatefulSet":
+		if o, ok := client.Cached[*appsv1.StatefulSet](i, namespace, ref.Name); ok {
+			selector = o.Spec.Selector
+		}
+	}
+	if selector == nil {
+		return nil
+	}
+	sel, err := metav1.LabelSelectorAsSelector(selector)
+	if err != nil {
+		return nil
+	}
+	return sel
+}
+
 func (s *Scheduler) storageChanged(e framework.Event, obj any) {
 	s.volumes.tell()
 	s.queue.happened(context.Background(), e, obj)
 }
 
+func volumeLimits(n *storagev1.CSINode) map[string]int32 {
+	out := make(map[string]int32)
+	for _, d := range n.Spec.Drivers {
+		if d.Allocatable != nil && d.Allocatable.Count != nil {
+			out[d.Name] = *d.Allocatable.Count
+		}
+	}
+	return out
+}
+
 // adopt brings queue and cluster up to what the informers hold.
 func (s *Scheduler) adopt(ctx context.Context) {
+	for _, ns := range client.CachedList[*v1.Namespace](s.cfg.Informers, "", nil) {
+		s.take(func() {
+			if now, ok := client.Cached[*v1.Namespace](s.cfg.Informers, "", ns.Name); ok {
+				s.cluster.setNamespace(now.Name, now.Labels)
+			}
+		})
+	}
+	for _, c := range client.CachedList[*resourcev1.ResourceClaim](s.cfg.Informers, "", nil) {
+		s.take(func() {
+			if now, ok := client.Cached[*resourcev1.ResourceClaim](s.cfg.Informers, c.Namespace, c.Name); ok {
+				s.observe(now, false)
+			}
+		})
+	}
 	s.adoptNodes(client.CachedList[*v1.Node](s.cfg.Informers, "", nil))
 	s.adoptPods(ctx, client.CachedList[*v1.Pod](s.cfg.Informers, "", nil))
 }
@@ -194,21 +316,24 @@ func (s *Scheduler) adoptPods(ctx context.Context, pods []*v1.Pod) {
 // newHandle is what plugins can do.
 func (s *Scheduler) newHandle() *framework.Handle {
 	i := s.cfg.Informers
-	// The informers of storage exist before Run: watch asks for all of them.
 	h := &framework.Handle{
-		Volumes: framework.Volumes{
-			Claim: func(namespace, name string) (*v1.PersistentVolumeClaim, bool) {
-				return client.Cached[*v1.PersistentVolumeClaim](i, namespace, name)
-			},
-			PersistentVolume: func(name string) (*v1.PersistentVolume, bool) {
-				return client.Cached[*v1.PersistentVolume](i, "", name)
-			},
-			PersistentVolumes: func() []*v1.PersistentVolume { return client.CachedList[*v1.PersistentVolume](i, "", nil) },
-			StorageClass: func(name string) (*storagev1.StorageClass, bool) {
-				return client.Cached[*storagev1.StorageClass](i, "", name)
-			},
+		Volumes: s.storage(),
+		Devices: s.deviceAccess(),
+		Budgets: func() []*policyv1.PodDisruptionBudget {
+			return client.CachedList[*policyv1.PodDisruptionBudget](i, "", nil)
 		},
-		Bind: s.postBinding,
+		Pod:   func(namespace, name string) (*v1.Pod, bool) { return client.Cached[*v1.Pod](i, namespace, name) },
+		Group: s.group,
+		VolumeLimits: func(node string) map[string]int32 {
+			n, ok := client.Cached[*storagev1.CSINode](i, "", node)
+			if !ok {
+				return nil
+			}
+			return volumeLimits(n)
+		},
+		Preempt:  s.preempt,
+		Nominate: s.nominate,
+		Bind:     s.postBinding,
 		UpdateClaim: func(ctx context.Context, c *v1.PersistentVolumeClaim) (*v1.PersistentVolumeClaim, error) {
 			return client.Update(ctx, s.writer.Load(), c)
 		},
@@ -220,4 +345,46 @@ func (s *Scheduler) newHandle() *framework.Handle {
 		EachWaiting:  s.waiting.each,
 	}
 	return h
+}
+
+// storage looks storage objects up. Their informers exist before Run: watch asks for all of them.
+func (s *Scheduler) storage() framework.Volumes {
+	i := s.cfg.Informers
+	return framework.Volumes{
+		Claim: func(namespace, name string) (*v1.PersistentVolumeClaim, bool) {
+			return client.Cached[*v1.PersistentVolumeClaim](i, namespace, name)
+		},
+		PersistentVolume: func(name string) (*v1.PersistentVolume, bool) {
+			return client.Cached[*v1.PersistentVolume](i, "", name)
+		},
+		PersistentVolumes: func() []*v1.PersistentVolume { return client.CachedList[*v1.PersistentVolume](i, "", nil) },
+		StorageClass: func(name string) (*storagev1.StorageClass, bool) {
+			return client.Cached[*storagev1.StorageClass](i, "", name)
+		},
+	}
+}
+
+// deviceAccess looks devices up and writes claims of them.
+func (s *Scheduler) deviceAccess() framework.Devices {
+	i := s.cfg.Informers
+	return framework.Devices{
+		DeviceClaim: func(namespace, name string) (*resourcev1.ResourceClaim, bool) {
+			return client.Cached[*resourcev1.ResourceClaim](i, namespace, name)
+		},
+		DeviceClass: func(name string) (*resourcev1.DeviceClass, bool) {
+			return client.Cached[*resourcev1.DeviceClass](i, "", name)
+		},
+		DeviceClasses: func() []*resourcev1.DeviceClass { return client.CachedList[*resourcev1.DeviceClass](i, "", nil) },
+		Slices:        func() []*resourcev1.ResourceSlice { return client.CachedList[*resourcev1.ResourceSlice](i, "", nil) },
+		DeviceClaimNow: func(ctx context.Context, namespace, name string) (*resourcev1.ResourceClaim, error) {
+			return client.Get[*resourcev1.ResourceClaim](ctx, s.writer.Load(), namespace, name)
+		},
+		UpdateDeviceClaim: func(ctx context.Context, c *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+			return client.Update(ctx, s.writer.Load(), c)
+		},
+		UpdateDeviceClaimStatus: func(ctx context.Context, c *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+			return client.UpdateStatus(ctx, s.writer.Load(), c)
+		},
+		AwaitDevices: s.devices.await,
+	}
 }

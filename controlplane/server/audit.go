@@ -1,15 +1,21 @@
 package server
 
 import (
+	"context"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"gopkg.in/natefinch/lumberjack.v2"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/controlplane/apiserver/audit"
+	"keelson.dev/keelson/controlplane/fleet"
 )
 
 // AuditOptions say what of the API's requests is recorded, and where.
@@ -42,7 +48,8 @@ func (o AuditOptions) check() error {
 		flag  string
 		value int
 		least int
-	}{{"--audit-log-maxsize", o.MaxSize, 1}, {"--audit-log-maxbackup", o.MaxBackups, 0}, {"--audit-log-maxage", o.MaxAge, 0}} {
+	}{{"--audit-log-maxsize", o.MaxSize, 1}, {"--audit-log-maxbackup", o.MaxBackups,
+		0}, {"--audit-log-maxage", o.MaxAge, 0}} {
 		if f.value < f.least {
 			return fmt.Errorf("%s %d: want %d or more", f.flag, f.value, f.least)
 		}
@@ -80,5 +87,53 @@ func (r *Replica) wireAudit() (*audit.Auditor, error) {
 	if o.Mode == AuditStrict {
 		policy.Received()
 	}
-	return audit.New(policy, r.auditLog, time.Now), nil
+	r.auditor = audit.New(policy, r.auditLog, time.Now)
+	return r.auditor, nil
+}
+
+// auditJoins records who asks at the agents' port to be let in.
+func (r *Replica) auditJoins(a fleet.Asked) (func(fleet.Answered), error) {
+	_, record := r.auditor.Begin(context.Background(), audit.Origin{URI: a.Method, Source: a.Source, Received: a.Received})
+	if a.Token != "" {
+		record.Annotate("audit.keelson.dev/join-token", a.Token)
+	}
+	err := record.Asked(audit.Attributes{
+		User: a.User, Sender: a.User, Verb: a.Verb, Group: a.Group, Resource: a.Resource, Subresource: a.Subresource, Name: a.Name,
+		Version: "v1", Changes: true,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return func(got fleet.Answered) {
+		if got.Reason != "" {
+			record.Annotate("audit.keelson.dev/reason", got.Reason)
+		}
+		code := http.StatusCreated
+		if got.Err != nil {
+			s := status.Convert(got.Err)
+			code = httpCode(s.Code())
+			record.Refused(&metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReason(s.Code().String()),
+				Message: s.Message()})
+		}
+		record.Done(code, false)
+	}, nil
+}
+
+// httpCode is what the API would have answered.
+func httpCode(c codes.Code) int {
+	switch c {
+	case codes.Unauthenticated:
+		return http.StatusUnauthorized
+	case codes.PermissionDenied:
+		return http.StatusForbidden
+	case codes.InvalidArgument:
+		return http.StatusBadRequest
+	case codes.ResourceExhausted:
+		return http.StatusTooManyRequests
+	case codes.Unavailable:
+		return http.StatusServiceUnavailable
+	case codes.Unimplemented:
+		return http.StatusNotImplemented
+	}
+	return http.StatusInternalServerError
 }

@@ -8,8 +8,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/apiserver/audit"
+	"keelson.dev/keelson/controlplane/fleet"
 )
 
 // A replica records what is asked of it in its data folder, for nobody else to read: the writes of users and of its own
@@ -54,6 +60,55 @@ func TestReplicaRecordsRequests(t *testing.T) {
 	var metrics string
 	if err := p.call("cp1", "GET", "/metrics", nil, &metrics); err != nil || !strings.Contains(metrics, "apiserver_audit_event_total") {
 		t.Errorf("the audit has no metrics: %v", err)
+	}
+}
+
+// auditLines is where records go.
+type auditLines struct{ bytes.Buffer }
+
+func (l *auditLines) Put(line []byte) error { _, err := l.Write(line); return err }
+
+// Who joins at the agents' port has a record like a request's; those who prove nothing share few of them.
+func TestJoinsAreInTheAuditLog(t *testing.T) {
+	var out auditLines
+	r := &Replica{auditor: audit.New(audit.Default(), &out, time.Now)}
+	join := func(a fleet.Asked, got fleet.Answered) {
+		t.Helper()
+		done, err := r.auditJoins(a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		done(got)
+	}
+	asked := fleet.Asked{
+		Method: "/keelson.fleet.v1.Enrollment/Enroll", User: fleet.UserOfToken("abc123"), Verb: "create", Resource: "nodes",
+		Subresource: "enrollment", Name: "w1", Token: "abc123", Source: "192.0.2.1", Received: time.Now(),
+	}
+	join(asked, fleet.Answered{})
+	asked.User = api.User{Name: api.UserAnonymous}
+	const refused = 1000
+	for range refused {
+		join(asked, fleet.Answered{Err: status.Error(codes.Unauthenticated, "no"), Reason: "the token has expired"})
+	}
+	var all []audit.Event
+	for raw := range bytes.Lines(out.Bytes()) {
+		var e audit.Event
+		if err := json.Unmarshal(raw, &e); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, e)
+	}
+	if len(all) < 2 || len(all) > refused/2 {
+		t.Fatalf("%d records", len(all))
+	}
+	in, refusal := all[0], all[1]
+	if in.User.Username != "keelson:join-token:abc123" || in.ResponseStatus.Code != 201 || in.ObjectRef.Name != "w1" ||
+		in.ObjectRef.Subresource != "enrollment" || in.RequestURI != asked.Method || in.SourceIPs[0] != "192.0.2.1" {
+		t.Errorf("%+v", in)
+	}
+	if refusal.User.Username != api.UserAnonymous || refusal.ResponseStatus.Code != 401 || refusal.ResponseStatus.Message != "no" ||
+		refusal.Annotations["audit.keelson.dev/reason"] != "the token has expired" || refusal.Annotations["audit.keelson.dev/join-token"] != "abc123" {
+		t.Errorf("%+v", refusal)
 	}
 }
 

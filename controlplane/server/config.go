@@ -16,6 +16,8 @@ import (
 	"strconv"
 	"time"
 
+	authnfile "keelson.dev/keelson/controlplane/apiserver/authn/structured"
+	authzfile "keelson.dev/keelson/controlplane/apiserver/authz/structured"
 	"keelson.dev/keelson/controlplane/pki"
 )
 
@@ -30,15 +32,31 @@ type Config struct {
 	PodEviction time.Duration
 	// AdmissionConfig is a file that configures admission plugins (Pod Security's defaults and exemptions); "" = none.
 	AdmissionConfig string
-	Audit           AuditOptions
-	Store           StoreOptions
+	// SchedulerConfig is a KubeSchedulerConfiguration; "" = none. All replicas should be given the same.
+	SchedulerConfig string
+	// RebalanceInterval is how long at least is between two pods that are moved on request; 0 = a minute.
+	RebalanceInterval time.Duration
+	// AdmissionPlugins are those that run on request (admission.Choose).
+	AdmissionPlugins []string
+	Audit            AuditOptions
+	Authentication   authnfile.Options // the zero value: certificates and this cluster's tokens
+	Authorization    authzfile.Options // the zero value: Node, RBAC
+	Store            StoreOptions
 	// MemoryLimit is what this replica may take, in bytes; 0 = apiserver's default.
 	MemoryLimit int64
-	Log         *slog.Logger
-	Version     string
+	// Heartbeat is how often the agents of this replica say that they live; 0 = every second.
+	Heartbeat time.Duration
+	// ShutdownDelay is for how long a replica that was told to end still answers, unready; 0 = not at all.
+	ShutdownDelay time.Duration
+	// Flags are those of the daemon with their values, for /flagz.
+	Flags   map[string]string
+	Log     *slog.Logger
+	Version string
 
 	// certificateLife replaces the life of this replica's own certificates; tests shorten it.
 	certificateLife time.Duration
+	// featureLevel makes this replica one of a release that understands another level; tests set it.
+	featureLevel *uint32
 }
 
 const defaultPodEviction = 20 * time.Second
@@ -110,11 +128,12 @@ const (
 	pkiFolder    = "pki"
 	raftFolder   = "raft"
 	clusterFile  = "cluster.json"
-	foundersFile = "founder.json" // on the replica that made the cluster: tokens to be stored once there is a store
-	peersFile    = "peers.json"   // on a replica that is to become a member: whom to ask for it
-	membersFile  = "members.json" // who was a member last, for a replica that has to be rebuilt
-	storeFile    = "store.json"   // what was chosen for the disk of the store
-	lockFile     = "lock"         // held by the program that uses the folder
+	foundersFile = "founder.json"       // on the replica that made the cluster: tokens to be stored once there is a store
+	peersFile    = "peers.json"         // on a replica that is to become a member: whom to ask for it
+	membersFile  = "members.json"       // who was a member last, for a replica that has to be rebuilt
+	storeFile    = "store.json"         // what was chosen for the disk of the store
+	levelFile    = "feature-level.json" // the level of what is stored, as this replica knows it
+	lockFile     = "lock"               // held by the program that uses the folder
 	adminFile    = "admin.kubeconfig"
 )
 

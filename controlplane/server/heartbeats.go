@@ -93,7 +93,8 @@ func heardAt(o api.Object, t time.Time) api.Object {
 		n.Status.Conditions = slices.Clone(o.Status.Conditions)
 		for i := range n.Status.Conditions {
 			// A condition that the control plane wrote for a silent node is not the node's word.
-			if c := &n.Status.Conditions[i]; c.Status != v1.ConditionUnknown && nodeSays(c.Type) && c.LastHeartbeatTime.Time.Before(t) {
+			if c := &n.Status.Conditions[i]; c.Status != v1.ConditionUnknown && nodeSays(c.Type) &&
+				c.LastHeartbeatTime.Time.Before(t) {
 				c.LastHeartbeatTime = metav1.NewTime(t)
 			}
 		}

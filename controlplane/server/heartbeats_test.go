@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -11,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/internal/virtual"
 )
 
 func lease(namespace, name string) *coordinationv1.Lease {
@@ -20,7 +20,7 @@ func lease(namespace, name string) *coordinationv1.Lease {
 // Readers see the newest heartbeat that any replica knows; what is stored, other Leases, and what the control plane
 // said of a silent node stay as they are. The others are asked once a second at most, and only when somebody reads.
 func TestHeartbeatsAreRead(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		begin, asked := time.Now(), 0
 		h := &heartbeats{
 			own: func() map[string]time.Time {

@@ -99,7 +99,8 @@ func Init(c Config, cluster Cluster, o Founding) (Founded, error) {
 	if err != nil {
 		return Founded{}, err
 	}
-	out := Founded{NodeToken: node.String(), ControlPlaneToken: replica.String(), Kubeconfig: filepath.Join(c.DataDir, adminFile)}
+	out := Founded{NodeToken: node.String(), ControlPlaneToken: replica.String(),
+		Kubeconfig: filepath.Join(c.DataDir, adminFile)}
 	if trust.StoreKeys != nil {
 		out.EncryptionKeys = KeyFile(c.DataDir)
 	}
@@ -125,7 +126,8 @@ func (c Config) initTrust(cluster Cluster, now time.Time) (*pki.Trust, error) {
 	}
 	err = trust.Save(filepath.Join(c.DataDir, pkiFolder))
 	if errors.Is(err, pki.ErrExists) {
-		return nil, fmt.Errorf("%s belongs to a cluster already: start it with 'run', or remove the folder to make a new one", c.DataDir)
+		return nil, fmt.Errorf("%s belongs to a cluster already: start it with 'run', or remove the folder to make a new one",
+			c.DataDir)
 	}
 	return trust, err
 }
@@ -204,7 +206,7 @@ func enrollAt(ctx context.Context, server string, t pki.Token, c Config) (*fleet
 	}
 	defer conn.Close()
 	return fleetv1.NewEnrollmentClient(conn).EnrollReplica(ctx, &fleetv1.EnrollReplicaRequest{
-		Token: t.String(), Name: c.Name, PeerAddress: c.Advertise,
+		Token: t.String(), Name: c.Name, PeerAddress: c.Advertise, FeatureLevel: c.understands(),
 	})
 }
 

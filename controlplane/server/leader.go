@@ -13,47 +13,94 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/apiserver"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/certificate"
+	"keelson.dev/keelson/controlplane/controllers/clusterroleaggregation"
+	"keelson.dev/keelson/controlplane/controllers/configrestart"
+	"keelson.dev/keelson/controlplane/controllers/cronjob"
+	"keelson.dev/keelson/controlplane/controllers/customresourcedefinition"
+	"keelson.dev/keelson/controlplane/controllers/daemonset"
 	"keelson.dev/keelson/controlplane/controllers/deployment"
 	"keelson.dev/keelson/controlplane/controllers/disruption"
 	"keelson.dev/keelson/controlplane/controllers/endpoints"
 	"keelson.dev/keelson/controlplane/controllers/endpointslice"
+	"keelson.dev/keelson/controlplane/controllers/ephemeralvolume"
 	"keelson.dev/keelson/controlplane/controllers/garbagecollector"
+	"keelson.dev/keelson/controlplane/controllers/horizontalpodautoscaler"
+	"keelson.dev/keelson/controlplane/controllers/job"
 	"keelson.dev/keelson/controlplane/controllers/namespace"
 	"keelson.dev/keelson/controlplane/controllers/nodecidr"
 	"keelson.dev/keelson/controlplane/controllers/nodelifecycle"
 	"keelson.dev/keelson/controlplane/controllers/persistentvolume"
 	"keelson.dev/keelson/controlplane/controllers/podgc"
+	"keelson.dev/keelson/controlplane/controllers/podgroupprotection"
+	"keelson.dev/keelson/controlplane/controllers/rebalance"
 	"keelson.dev/keelson/controlplane/controllers/replicaset"
+	"keelson.dev/keelson/controlplane/controllers/resourceclaim"
+	"keelson.dev/keelson/controlplane/controllers/resourcequota"
 	"keelson.dev/keelson/controlplane/controllers/serviceaccount"
+	"keelson.dev/keelson/controlplane/controllers/servicecidr"
+	"keelson.dev/keelson/controlplane/controllers/statefulset"
+	"keelson.dev/keelson/controlplane/controllers/volumeexpansion"
 	"keelson.dev/keelson/controlplane/controllers/volumeprotection"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/controlplane/scheduler"
+	"keelson.dev/keelson/controlplane/scheduler/config"
 	"keelson.dev/keelson/internal/lifecycle"
 	"keelson.dev/keelson/internal/wait"
 	"keelson.dev/keelson/raftstore"
 )
 
-func (r *Replica) wireLeader() {
+func (r *Replica) wireLeader(placing *config.Config) {
+	client.Informer[*apiregistrationv1.APIService](r.informers) // see keepAPIServices
 	d := controllers.Deps{
 		Client: r.client, Informers: r.informers, Log: r.log.With("part", "controllers"),
 		Timeline: r.timeline, Replica: r.cfg.Name, Now: time.Now,
 	}
-	r.engine = controllers.NewEngine(d, controllers.Options{},
-		deployment.New(d), replicaset.New(d), endpointslice.New(d), endpoints.New(d),
+	r.engine = controllers.NewEngine(d, controllers.Options{Metrics: r.queues},
+		deployment.New(d), replicaset.New(d), replicaset.NewForReplicationControllers(d), statefulset.New(d), daemonset.New(d), job.New(d), cronjob.New(d),
+		endpointslice.New(d), endpointslice.NewMirror(d), endpoints.New(d),
 		garbagecollector.New(d), namespace.New(d),
 		nodelifecycle.New(d),
 		nodecidr.New(d, nodecidr.Options{ClusterCIDR: r.cluster.ClusterCIDR}),
-		persistentvolume.New(d), volumeprotection.New(d), podgc.New(d, podgc.Options{}), disruption.New(d),
-		serviceaccount.New(d, r.trust.CA.PEM()),
+		servicecidr.New(d, r.cluster.ServiceCIDR), servicecidr.NewRepair(d),
+		persistentvolume.New(d), volumeprotection.New(d), podgroupprotection.New(d), volumeexpansion.New(d), podgc.New(d, podgc.Options{}), disruption.New(d),
+		serviceaccount.New(d, r.trust.CA.PEM()), serviceaccount.NewTokens(d, r.trust.CA.PEM(), r.secretToken), clusterroleaggregation.New(d),
+		customresourcedefinition.New(d), resourcequota.New(d),
+		horizontalpodautoscaler.New(d, r.autoscalerMetrics(), horizontalpodautoscaler.Defaults),
+		ephemeralvolume.New(d), resourceclaim.New(d), configrestart.New(d), rebalance.New(d, rebalance.Options{Trial: r.trial, Interval: r.cfg.RebalanceInterval}),
+		certificate.New(d, certificate.Options{Sign: r.trust.CA.SignRequest, Reserved: pki.ReservedOrganizations()}),
 	)
 	r.scheduler = scheduler.New(scheduler.Config{
 		Client:    r.client.As(api.User{Name: api.UserScheduler, Groups: []string{api.GroupAuthenticated}}),
 		Informers: r.informers, Actor: "scheduler/" + r.cfg.Name, Timeline: r.timeline, Log: r.log.With("part", "scheduler"),
+		Settings: placing,
+	})
+}
+
+// trial is the cluster as the scheduler knows it, for who asks what would be.
+func (r *Replica) trial() (rebalance.Trial, error) {
+	t, err := r.scheduler.Trial()
+	return trial{t}, err
+}
+
+type trial struct{ *scheduler.Trial }
+
+// Weigh implements rebalance.Trial.
+func (t trial) Weigh(ctx context.Context, p *v1.Pod) (rebalance.Verdict, error) {
+	v, err := t.Trial.Weigh(ctx, p)
+	return rebalance.Verdict(v), err
+}
+
+// secretToken makes the token that a Secret shall hold.
+func (r *Replica) secretToken(account *v1.ServiceAccount, secret string) (string, error) {
+	return r.tokens.SignForSecret(pki.SecretClaims{
+		Namespace: account.Namespace, ServiceAccount: pki.Ref{Name: account.Name, UID: string(account.UID)}, Secret: secret,
 	})
 }
 
@@ -61,6 +108,11 @@ func (r *Replica) wireLeader() {
 // fails: leadership is raft's to take away, and what one part meets must not stop the others.
 func (r *Replica) lead(ctx context.Context, fence raftstore.Fence) error {
 	began := time.Now()
+	select {
+	case <-r.api.CustomKinds(): // what is not served yet would be taken for gone
+	case <-ctx.Done():
+		return nil
+	}
 	if err := r.informers.WaitForSync(ctx); err != nil {
 		return nil // leadership ended
 	}
@@ -68,6 +120,8 @@ func (r *Replica) lead(ctx context.Context, fence raftstore.Fence) error {
 	// On a new cluster the others need the default objects. They wait for the first attempt, not for its success.
 	r.firstDefaults(ctx, term)
 	r.log.Info("leading", "term", term, "after", time.Since(began))
+	r.work.begin()
+	defer r.work.end()
 	lifecycle.Supervise(ctx, r.partFailed, r.leaderParts(term)...)
 	return nil
 }
@@ -80,6 +134,11 @@ func (r *Replica) leaderParts(term uint64) []lifecycle.Part {
 		{Name: "founder tokens", Run: func(ctx context.Context) error { return r.storeFounderTokens(ctx, term) }},
 		{Name: "scheduler", Run: func(ctx context.Context) error { return r.scheduler.Run(ctx, term) }},
 		{Name: "fleet", Run: func(ctx context.Context) error { return r.fleet.RunLeader(ctx, system) }},
+		{Name: "feature level", Run: func(ctx context.Context) error { return r.level.keep(ctx, raftstore.Fence(term)) }},
+		{Name: "spent records", Run: func(ctx context.Context) error { return r.fleet.RunSweeper(ctx, system) }},
+		{Name: "policy types", Run: func(ctx context.Context) error { return r.api.KeepPolicyTypes(ctx, term) }},
+		{Name: "api services", Run: func(ctx context.Context) error { return r.keepAPIServices(ctx, term) }},
+		{Name: "conditions of api services", Run: func(ctx context.Context) error { return r.keepConditions(ctx, term) }},
 		{Name: "kubernetes service", Run: func(ctx context.Context) error { return r.keepKubernetesService(ctx, system, term) }},
 	}
 	return append(parts, r.engine.Parts(term)...)
@@ -88,10 +147,11 @@ func (r *Replica) leaderParts(term uint64) []lifecycle.Part {
 // partFailed tells of a part of the leader's work that is begun again.
 func (r *Replica) partFailed(part string, err error, again time.Duration) {
 	r.restarts.WithLabelValues(part).Inc()
+	r.work.failed(part, err, again)
 	r.log.Error("a part of the leader's work failed and is begun again", "part", part, "err", err, "after", again)
 }
 
-// defaultsPeriod is how often missing system namespaces are looked for; firstDefaults is given defaultsPatience.
+// defaultsPeriod is how often missing system namespaces and flow schemas are looked for; firstDefaults is given defaultsPatience.
 const (
 	defaultsPeriod   = time.Minute
 	defaultsPatience = 10 * time.Second
@@ -105,7 +165,7 @@ func (r *Replica) firstDefaults(ctx context.Context, term uint64) {
 	}
 }
 
-// keepDefaults reconciles the default roles once and keeps the system namespaces.
+// keepDefaults reconciles the default roles once, and keeps the system namespaces and the flow schemas.
 func (r *Replica) keepDefaults(ctx context.Context, term uint64) error {
 	if err := r.api.EnsureBootstrap(ctx, term); err != nil {
 		return fmt.Errorf("writing the default objects: %w", err)
@@ -114,7 +174,7 @@ func (r *Replica) keepDefaults(ctx context.Context, term uint64) error {
 		if err := wait.Delay(ctx, defaultsPeriod); err != nil {
 			return err
 		}
-		if err := r.api.EnsureSystemObjects(ctx, term); err != nil {
+		if err := errors.Join(r.api.EnsureSystemObjects(ctx, term), r.api.EnsureFlowControl(ctx, term)); err != nil {
 			return fmt.Errorf("writing the default objects: %w", err)
 		}
 	}

@@ -25,7 +25,7 @@ func TestKubernetesServiceComesBack(t *testing.T) {
 			return fmt.Errorf("its address is %s", svc.Spec.ClusterIP)
 		}
 		slice, err := cs.DiscoveryV1().EndpointSlices("default").Get(ctx, "kubernetes", metav1.GetOptions{})
-		if err == nil && len(slice.Endpoints) != 1 {
+		if err == nil && len(slice.Endpoints) != 0 { // these replicas have loopback addresses, which no slice names
 			err = fmt.Errorf("%d endpoints", len(slice.Endpoints))
 		}
 		return err

@@ -39,6 +39,10 @@ func (r *Replica) enrollReplica(_ context.Context, req *fleetv1.EnrollReplicaReq
 			return nil, status.Errorf(codes.AlreadyExists, "replica %q is a member at %s: give the newcomer another --name, or remove the old one first", m.ID, m.Address)
 		}
 	}
+	if stored := r.level.seen.Load(); req.GetFeatureLevel() < stored {
+		return nil, status.Errorf(codes.InvalidArgument, "the cluster stores forms of feature level %d and the release of replica %q "+
+			"understands levels up to %d: install the release of the other replicas on its machine", stored, req.GetName(), req.GetFeatureLevel())
+	}
 	trust, err := pki.Load(filepath.Join(r.cfg.DataDir, pkiFolder)) // as it is now: the authority of the replicas may have changed
 	if err != nil {
 		return nil, err
@@ -119,7 +123,11 @@ func (r *Replica) becomeMember(ctx context.Context) error {
 				return err
 			}
 			defer resp.Body.Close()
-			if resp.StatusCode != http.StatusOK {
+			switch resp.StatusCode {
+			case http.StatusOK:
+			case http.StatusPreconditionFailed:
+				return fmt.Errorf("%w: %w", errLevel, refusal(resp))
+			default:
 				return refusal(resp)
 			}
 			r.log.Info("this replica is a member of the group", "asked", peer)
@@ -165,8 +173,8 @@ func (r *Replica) askUntilDone(ctx context.Context, peers map[string]string, wha
 			attempt, cancel := context.WithTimeout(ctx, changeTimeout)
 			err := ask(attempt, address)
 			cancel()
-			if err == nil {
-				return nil
+			if err == nil || errors.Is(err, errLevel) {
+				return err
 			}
 			errs = append(errs, fmt.Errorf("%s: %w", name, err))
 		}

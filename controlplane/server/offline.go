@@ -134,7 +134,8 @@ func Restore(c Config, path string, o RestoreOptions) (Restored, error) {
 	}
 	defer f.Close()
 	out := Restored{Address: hostOf(conf)}
-	out.Backup, err = disk.VerifyBackup(f, conf.Keys)
+	var stored []byte
+	out.Backup, stored, err = disk.FromBackup(f, conf.Keys, levelKey)
 	if err != nil && !errors.Is(err, disk.ErrSealed) {
 		return out, fmt.Errorf("%s: %w", path, err)
 	}
@@ -143,6 +144,15 @@ func Restore(c Config, path string, o RestoreOptions) (Restored, error) {
 	}
 	if err != nil {
 		return out, fmt.Errorf("%s: %w: --backup-keys names the key file of that time", path, err)
+	}
+	var rec levelRecord
+	if stored != nil {
+		if rec, err = decodeLevel(stored); err == nil {
+			err = rec.understood(c.understands())
+		}
+	}
+	if err != nil {
+		return out, fmt.Errorf("%s: %w", path, err)
 	}
 	if _, err := f.Seek(0, 0); err != nil {
 		return out, err
@@ -154,6 +164,9 @@ func Restore(c Config, path string, o RestoreOptions) (Restored, error) {
 		if out.Moved != "" {
 			err = fmt.Errorf("%w (the data of before is in %s)", err, out.Moved)
 		}
+		return out, err
+	}
+	if err := keepLevel(c.DataDir, rec); err != nil { // it may be below that of the data of before
 		return out, err
 	}
 	return out, c.alone(conf)

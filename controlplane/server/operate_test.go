@@ -31,15 +31,18 @@ func TestOneReplica(t *testing.T) {
 		len(s.Members) != 1 || s.Members[0].Ready != "yes" || s.Members[0].Applied == 0 || s.Members[0].Disk == 0 || s.Members[0].Watchers == 0 || s.Members[0].Version != "test" {
 		t.Errorf("status: %+v", s)
 	}
-	var metrics string
-	if err := p.call("cp1", "GET", "/metrics", nil, &metrics); err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{"keelson_store_", "apiserver_request_total", "go_goroutines", "process_resident_memory_bytes"} {
-		if !strings.Contains(metrics, want) {
-			t.Errorf("/metrics has no %s", want)
+	eventually(t, func() error { // the controllers may just begin
+		var metrics string
+		if err := p.call("cp1", "GET", "/metrics", nil, &metrics); err != nil {
+			return err
 		}
-	}
+		for _, want := range []string{"keelson_store_", "apiserver_request_total", "go_goroutines", `workqueue_adds_total{name="namespace"}`, `workqueue_depth{name="endpoint_slice"}`, "process_resident_memory_bytes"} {
+			if !strings.Contains(metrics, want) {
+				return fmt.Errorf("there is no %s", want)
+			}
+		}
+		return nil
+	})
 	var compacted api.ClusterCompactResult
 	if err := p.call("cp1", "POST", api.PathClusterCompact, api.ClusterCompact{}, &compacted); err != nil || compacted.Compacted < s.Revision {
 		t.Errorf("compact: %v %+v", err, compacted)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"runtime"
 	"slices"
@@ -33,6 +34,11 @@ func (l lateStreams) Exec(ctx context.Context, node string, q api.ExecRequest, s
 
 func (l lateStreams) PortForward(ctx context.Context, node string, pod types.UID, port int32, conn io.ReadWriteCloser) error {
 	return l.r.fleet.PortForward(ctx, node, pod, port, conn)
+}
+
+// DialNode implements api.NodeDialer.
+func (l lateStreams) DialNode(ctx context.Context, node string, pod types.UID, address string, port int32) (net.Conn, error) {
+	return l.r.fleet.DialNode(ctx, node, pod, address, port)
 }
 
 func answer(w http.ResponseWriter, v any) {
@@ -73,6 +79,8 @@ func refuseStore(w http.ResponseWriter, err error) {
 		code = http.StatusNotFound
 	case errors.Is(err, raftstore.ErrInvalid), errors.Is(err, raftstore.ErrFutureRevision):
 		code = http.StatusBadRequest
+	case errors.Is(err, raftstore.ErrTooOld):
+		code = http.StatusPreconditionFailed // and nothing else is: see becomeMember
 	case errors.Is(err, raftstore.ErrMemberExists), errors.Is(err, raftstore.ErrNoMajority):
 		code = http.StatusConflict
 	case errors.Is(err, raftstore.ErrUnavailable), errors.Is(err, raftstore.ErrNotLeader),

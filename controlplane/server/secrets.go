@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"keelson.dev/keelson/controlplane/pki"
+	"keelson.dev/keelson/internal/filewatch"
 	"keelson.dev/keelson/raftstore/disk"
 )
 
@@ -38,7 +39,7 @@ func (s *secrets) Run(ctx context.Context) error {
 	defer signal.Stop(hup)
 	look := time.NewTicker(secretsEvery)
 	defer look.Stop()
-	seen := stampOf(s.options.Keys)
+	seen := filewatch.MarkOf(s.options.Keys)
 	said := ""
 	for {
 		asked := false
@@ -50,7 +51,7 @@ func (s *secrets) Run(ctx context.Context) error {
 		case <-look.C:
 		}
 		said = s.readAuthorities(said)
-		if now := stampOf(s.options.Keys); s.options.Keys != "" && (asked || now != seen) {
+		if now := filewatch.MarkOf(s.options.Keys); s.options.Keys != "" && (asked || !now.Equal(seen)) {
 			seen = now
 			s.readKeys()
 		}
@@ -83,23 +84,4 @@ func (s *secrets) readKeys() {
 	}
 	s.current.Store(ring)
 	s.log.Info("encryption keys read again", "file", s.options.Keys, "current", ring.Current())
-}
-
-type stamp struct {
-	changed time.Time
-	size    int64
-	inode   uint64
-}
-
-// stampOf changes when a file does; it is zero for one that is not there.
-func stampOf(path string) (s stamp) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return s
-	}
-	s.changed, s.size = info.ModTime(), info.Size()
-	if sys, ok := info.Sys().(*syscall.Stat_t); ok {
-		s.inode = sys.Ino
-	}
-	return s
 }

@@ -11,17 +11,22 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"strconv"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/version"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds"
 	"keelson.dev/keelson/controlplane/apiserver"
 	"keelson.dev/keelson/controlplane/apiserver/audit"
+	authnfile "keelson.dev/keelson/controlplane/apiserver/authn/structured"
+	authzfile "keelson.dev/keelson/controlplane/apiserver/authz/structured"
+	"keelson.dev/keelson/controlplane/apiserver/expression"
 	"keelson.dev/keelson/controlplane/apiserver/podsecurity"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
@@ -44,11 +49,17 @@ type Replica struct {
 	trust   *pki.Trust
 	log     *slog.Logger
 
-	store     *replica.Replica
-	registry  *registry.Registry
+	store    *replica.Replica
+	registry *registry.Registry
+
+	kindsServed *api.Kinds
+	// expressions are compiled in environments that all parts share.
+	expressions *expression.Compilers
+
 	api       *apiserver.Server
 	client    *client.Client
 	informers *client.Informers
+	tokens    *pki.ServiceTokens
 	fleet     *fleet.Server
 	engine    *controllers.Engine
 	scheduler *scheduler.Scheduler
@@ -56,11 +67,19 @@ type Replica struct {
 	timeline  *api.Timeline
 	gate      *gate
 	secrets   *secrets
+	level     *level
 	listeners threeListeners
 	restarts  *prometheus.CounterVec
+	work      work // the leader's
+	queues    *controllers.QueueMetrics
+	reloads   *prometheus.CounterVec
 	left      chan struct{} // closed when the group does not know this replica, or rightly so
 
+	authentication *authnfile.Authentication
+	authorization  *authzfile.Authorization
+
 	auditLog *audit.Log
+	auditor  *audit.Auditor
 	pending  atomic.Bool // join tokens made with the cluster wait to be stored
 }
 
@@ -72,6 +91,9 @@ func Run(ctx context.Context, cfg Config) error {
 	cluster, trust, err := cfg.load()
 	if err != nil {
 		return err
+	}
+	if err := cfg.keptLevel(); err != nil {
+		return fmt.Errorf("replica %s: %w", cfg.Name, err)
 	}
 	if cfg.Store.Keys, err = cfg.keyFile(cluster); err != nil {
 		return err
@@ -87,19 +109,37 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	defer r.listeners.close()
 	r.log.Info("replica starts", "cluster", cluster.Name, "address", cfg.Advertise, "version", cfg.Version)
-	return lifecycle.Run(ctx,
+	// When ctx ends, the API ends first, by itself: what it has under way needs the store and all others.
+	all, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	return lifecycle.Run(all,
 		lifecycle.Part{Name: "store", Run: r.runStore},
 		lifecycle.Part{Name: "membership", Run: r.becomeMember},
 		lifecycle.Part{Name: "members", Run: r.keepMembers},
 		lifecycle.Part{Name: "secrets", Run: r.secrets.Run},
+		lifecycle.Part{Name: "feature level", Run: r.level.Run},
 		lifecycle.Part{Name: "registry", Run: r.registry.Run},
 		lifecycle.Part{Name: "audit", Run: r.auditLog.Run},
-		lifecycle.Part{Name: "apiserver", Run: r.api.Run},
+		lifecycle.Part{Name: "authentication", Run: r.authentication.Run},
+		lifecycle.Part{Name: "authorization", Run: r.authorization.Run},
+		lifecycle.Part{Name: "apiserver", Run: func(all context.Context) error { return r.serve(ctx, all, end) }},
 		lifecycle.Part{Name: "informers", Run: r.runInformers},
 		lifecycle.Part{Name: "fleet", Run: r.fleet.Run},
 		lifecycle.Part{Name: "replicas", Run: r.peers.Run},
 		lifecycle.Part{Name: "leader", Run: func(ctx context.Context) error { return r.store.Lead(ctx, r.lead) }},
 	)
+}
+
+// serve runs the API until told ends, or all does; then it ends all.
+func (r *Replica) serve(told, all context.Context, end func()) error {
+	ctx, cancel := context.WithCancel(all)
+	defer cancel()
+	defer context.AfterFunc(told, cancel)()
+	err := r.api.Run(ctx)
+	if told.Err() != nil {
+		end()
+	}
+	return err
 }
 
 // runStore runs the store, when it is safe that it takes part in the group.
@@ -120,12 +160,16 @@ func (r *Replica) runStore(ctx context.Context) error {
 // wire builds every part; nothing runs yet but the listeners, so that a taken
 // port is the first thing one hears of.
 func wire(cfg Config, cluster Cluster, trust *pki.Trust) (r *Replica, err error) {
-	r = &Replica{cfg: cfg, cluster: cluster, trust: trust, log: cfg.Log, timeline: api.NewTimeline(timelineStages), restarts: newRestarts(), left: make(chan struct{})}
+	r = &Replica{cfg: cfg, cluster: cluster, trust: trust, log: cfg.Log, timeline: api.NewTimeline(timelineStages), restarts: newRestarts(), queues: controllers.NewQueueMetrics(), left: make(chan struct{})}
 	var f founder
 	if _, err := readJSON(filepath.Join(cfg.DataDir, foundersFile), &f); err != nil {
 		return nil, err
 	}
 	r.pending.Store(len(f.Tokens) > 0)
+	placing, err := scheduler.LoadConfig(cfg.SchedulerConfig)
+	if err != nil {
+		return nil, err
+	}
 	conf, err := cfg.storeToRun(cluster)
 	if err != nil {
 		return nil, err
@@ -149,8 +193,14 @@ func wire(cfg Config, cluster Cluster, trust *pki.Trust) (r *Replica, err error)
 	if err := r.wireStore(conf, listeners.peer); err != nil {
 		return nil, err
 	}
-	all := kinds.All()
-	r.registry = registry.New(r.store, all, registry.WithHistoryAge(conf.HistoryAge))
+	r.expressions = expression.New()
+	all := kinds.All(kinds.Compiling(r.expressions.Admission().Judge))
+	r.kindsServed = all
+	r.registry = registry.New(r.store, all, registry.WithHistoryAge(conf.HistoryAge),
+		registry.WithHistory(0, registry.HistoryOf(r.cfg.MemoryLimit)),
+		registry.WithShortFields(func() bool { return r.level.seen.Load() >= levelShortFields }),
+		registry.WithCompanions(&corev1.Node{}, fleet.NodeCompanions),
+		registry.WithCompanions(&corev1.Service{}, kinds.ServiceCompanions))
 	probe := own(pki.Client(replicaUser+cfg.Name, api.GroupMasters))
 	r.peers = newReplicas(cfg.Name, cluster, func() []raftMember { return r.store.Status().Members },
 		pki.ClientTLS(trust.Pool(), probe, "", now), cfg.Log.With("part", "replicas"))
@@ -160,7 +210,7 @@ func wire(cfg Config, cluster Cluster, trust *pki.Trust) (r *Replica, err error)
 	r.client = client.New(r.api.Backend(), all)
 	r.informers = client.NewInformers(r.client.As(api.User{Name: api.UserAPIServer, Groups: []string{api.GroupMasters, api.GroupAuthenticated}}))
 	r.wireFleet(listeners.fleet, serving)
-	r.wireLeader()
+	r.wireLeader(placing)
 	return r, nil
 }
 
@@ -175,9 +225,12 @@ func (r *Replica) wireStore(conf replica.Config, ln net.Listener) error {
 		return err
 	}
 	conf.Listener, conf.ServerTLS, conf.ClientTLS = r.gate.listen(ln), r.gate.guard(authorities.Server()), authorities.Client()
+	r.level = &level{own: r.cfg.understands(), release: r.cfg.Version, folder: r.cfg.DataDir, log: r.log.With("part", "feature level")}
+	conf.FeatureLevel, conf.StoredLevel = r.level.own, r.level.stored
 	if r.store, err = replica.New(conf); err != nil {
 		return err
 	}
+	r.level.store = r.store
 	r.secrets = &secrets{options: r.cfg.Store, authorities: authorities, rekey: r.store.ReloadKeys, log: r.log.With("part", "secrets")}
 	r.secrets.current.Store(conf.Keys)
 	return nil
@@ -186,8 +239,9 @@ func (r *Replica) wireStore(conf replica.Config, ln net.Listener) error {
 // metrics is what /metrics shows besides the requests: the process and the store.
 func (r *Replica) metrics() *prometheus.Registry {
 	reg := prometheus.NewRegistry()
-	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), r.store.Collector(), r.restarts)
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), r.store.Collector(), r.restarts, r.queues)
 	reg.MustRegister(r.auditLog.Collectors()...)
+	reg.MustRegister(r.reloads)
 	return reg
 }
 
@@ -228,6 +282,7 @@ func (r *Replica) wireAPI(ln net.Listener, serving *pki.Rotator, all *api.Kinds)
 	if err != nil {
 		return err
 	}
+	r.tokens = tokens
 	security, err := podsecurity.Load(r.cfg.AdmissionConfig)
 	if err != nil {
 		return err
@@ -236,26 +291,42 @@ func (r *Replica) wireAPI(ln net.Listener, serving *pki.Rotator, all *api.Kinds)
 	if err != nil {
 		return err
 	}
+	if err := r.wireAccess(tokens.Issuer()); err != nil {
+		return err
+	}
+	proxy, err := r.frontProxy()
+	if err != nil {
+		return err
+	}
 	pool := r.trust.Pool() // the same for every request
+	toNodes := r.trust.CA.Rotator(pki.Client(api.UserAPIServer, api.GroupMasters), time.Now)
 	r.api = apiserver.New(apiserver.Config{
-		Name: r.cfg.Name, Registry: r.registry, Kinds: all, Scheme: api.Scheme(),
+		Name: r.cfg.Name, Registry: r.registry, Kinds: all, Scheme: api.Scheme(), Expressions: r.expressions,
 		Listener: ln, TLS: pki.ServerTLS(r.trust.Pool(), serving, time.Now),
 		ClientCAs:     func() *x509.CertPool { return pool },
-		ServiceTokens: tokens,
-		ServiceCIDR:   netip.MustParsePrefix(r.cluster.ServiceCIDR),
-		PodSecurity:   security,
-		MemoryLimit:   r.cfg.MemoryLimit,
-		Audit:         auditor,
-		Streams:       lateStreams{r},
-		Timeline:      r.timeline,
-		PeerStages:    r.peers.Stages,
-		Live:          (&heartbeats{own: func() map[string]time.Time { return r.fleet.Heard() }, others: r.peers.Heartbeats}).live,
-		Leader:        func() string { return r.store.Status().Leader },
-		Ready:         r.ready,
-		Version:       serverVersion(r.cfg.Version),
-		Paths:         r.paths(),
-		Metrics:       r.metrics(),
-		Log:           r.log.With("part", "apiserver"),
+		ServiceTokens: tokens, Authentication: r.authentication, Authorization: r.authorization,
+		ServiceCIDR:      netip.MustParsePrefix(r.cluster.ServiceCIDR),
+		PodSecurity:      security,
+		AdmissionPlugins: r.cfg.AdmissionPlugins,
+		MemoryLimit:      r.cfg.MemoryLimit,
+		ShutdownDelay:    r.cfg.ShutdownDelay,
+		Flags:            r.cfg.Flags,
+		Audit:            auditor,
+		Streams:          lateStreams{r},
+		Nodes:            lateStreams{r},
+		NodeTLS:          func(node string) *tls.Config { return pki.NodeTLS(pool, toNodes, node, time.Now) },
+		FrontProxy:       proxy,
+		Timeline:         r.timeline,
+		PeerStages:       r.peers.Stages,
+		Live:             (&heartbeats{own: func() map[string]time.Time { return r.fleet.Heard() }, others: r.peers.Heartbeats}).live,
+		Leader:           func() string { return r.store.Status().Leader },
+		Components:       r.components,
+		Usage:            func(of []api.Object) []api.Object { return metricsOf(of, r.fleet.Used(), time.Now()) },
+		Ready:            r.ready,
+		Version:          serverVersion(r.cfg.Version),
+		Paths:            r.paths(),
+		Metrics:          r.metrics(),
+		Log:              r.log.With("part", "apiserver"),
 
 		LostNodeToleration: cmp.Or(r.cfg.PodEviction, defaultPodEviction),
 	})
@@ -265,12 +336,10 @@ func (r *Replica) wireAPI(ln net.Listener, serving *pki.Rotator, all *api.Kinds)
 // replicaUser, with a replica's name behind it, is as whom that one asks the others.
 const replicaUser = "keelson:replica:"
 
-// kubernetesVersion is the Kubernetes API that is served, for clients that look.
-const kubernetesVersion = "v1.37.0"
-
+// serverVersion says which Kubernetes API is served, for clients that look.
 func serverVersion(own string) version.Info {
 	return version.Info{
-		Major: "1", Minor: "37", GitVersion: kubernetesVersion + "+keelson-" + own, Platform: "linux/amd64", GoVersion: goVersion(),
+		Major: "1", Minor: strconv.Itoa(kinds.KubernetesMinor), GitVersion: fmt.Sprintf("v1.%d.0+keelson-%s", kinds.KubernetesMinor, own), Platform: "linux/amd64", GoVersion: goVersion(),
 	}
 }
 
@@ -288,18 +357,28 @@ func (r *Replica) wireFleet(ln net.Listener, serving *pki.Rotator) {
 			}
 			return r.trust.CA.SignAgent(csr, node, agentCertificateLife, now)
 		},
-		CA:            r.trust.CA.PEM,
-		EnrollReplica: r.enrollReplica,
-		Replicas:      r.peers.List,
-		Alive:         r.peers.Alive,
-		Connected:     r.store.Ready,
-		Timeline:      r.timeline,
-		Log:           r.log.With("part", "fleet"),
+		SignServing: func(node string, csr []byte, seen netip.Addr) ([]byte, error) {
+			return r.trust.CA.SignServing(csr, node, seen, servingCertificateLife, time.Now())
+		},
+		CertificateLife: agentCertificateLife,
+		Audit:           r.auditJoins,
+		CA:              r.trust.CA.PEM,
+		EnrollReplica:   r.enrollReplica,
+		Replicas:        r.peers.List,
+		Alive:           r.peers.Alive,
+		Connected:       r.store.Ready,
+		Timeline:        r.timeline,
+		Heartbeat:       r.cfg.Heartbeat,
+		Log:             r.log.With("part", "fleet"),
 	})
 }
 
 // agentCertificateLife is how long a node's certificate is good for; agents renew at two thirds.
 const agentCertificateLife = 365 * 24 * time.Hour
+
+// servingCertificateLife is the same of the certificate of a node's own HTTPS server. It is shorter: revoking a node
+// does not reach those who verify it.
+const servingCertificateLife = 30 * 24 * time.Hour
 
 // withCA makes the server present the CA behind its own certificate: a joining
 // machine knows the CA by its hash only and must see it.
@@ -322,6 +401,9 @@ func withCA(serving *pki.Rotator, ca *pki.CA) func(*tls.Config) *tls.Config {
 func (r *Replica) ready(context.Context) error {
 	if !r.store.Ready() {
 		return errors.New("the store has no leader or has not caught up")
+	}
+	if err := r.level.ready(); err != nil {
+		return err
 	}
 	if r.pending.Load() {
 		return errors.New("the join tokens made with the cluster are not stored yet")

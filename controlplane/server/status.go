@@ -36,8 +36,9 @@ func (r *Replica) clusterStatus(ctx context.Context, local bool) api.ClusterStat
 	out := api.ClusterStatus{
 		Cluster: r.cluster.Name, ID: r.cluster.ID, Answered: r.cfg.Name, Leader: s.Leader, Term: s.Term,
 		CommitIndex: s.CommitIndex, Revision: uint64(s.Revision), Compacted: uint64(s.Compacted),
-		Keys: s.Keys, Bytes: s.Bytes, HistoryBytes: s.HistoryBytes, Quota: s.Quota,
-		Alarms: []api.ClusterAlarm{}, Members: []api.ClusterMember{},
+		Keys: s.Keys, Bytes: s.Bytes, HistoryBytes: s.HistoryBytes, Quota: s.Quota, FeatureLevel: r.level.seen.Load(),
+		Schedulers: r.scheduler.Names(),
+		Alarms:     []api.ClusterAlarm{}, Members: []api.ClusterMember{},
 	}
 	for _, a := range s.Alarms {
 		out.Alarms = append(out.Alarms, describeAlarm(a))
@@ -45,11 +46,15 @@ func (r *Replica) clusterStatus(ctx context.Context, local bool) api.ClusterStat
 	if all := r.registry.Unreadable(); len(all) > 0 {
 		out.Alarms = append(out.Alarms, unreadableAlarm(all))
 	}
+	if s.Leader == r.cfg.Name {
+		out.Work, out.Failing = r.work.state()
+	}
 	for _, m := range s.Members {
 		out.Members = append(out.Members, r.describeMember(m, s, time.Now()))
 	}
 	if !local {
 		r.askMembers(ctx, &out)
+		out.Alarms = append(out.Alarms, tooOldAlarms(out)...)
 	}
 	for i := range out.Members {
 		if m := &out.Members[i]; m.Applied > 0 && m.Applied < out.CommitIndex {
@@ -72,6 +77,7 @@ func (r *Replica) describeMember(m raftMember, s raftstore.Status, now time.Time
 	}
 	if m.ID == r.cfg.Name {
 		out.Applied, out.Contact, out.Version, out.Disk, out.Watchers = s.AppliedIndex, 0, r.cfg.Version, s.DiskBytes, s.Watchers
+		out.FeatureLevel = r.level.own
 		if err := r.ready(context.Background()); err != nil {
 			out.Ready = "no: " + err.Error()
 		}
@@ -116,7 +122,11 @@ func complete(s *api.ClusterStatus, parts []*api.ClusterStatus, errs []error) {
 			}
 			into := &s.Members[i]
 			into.Applied, into.Contact, into.Version, into.Disk, into.Watchers = max(into.Applied, m.Applied), 0, m.Version, m.Disk, m.Watchers
+			into.FeatureLevel = m.FeatureLevel
 			into.Ready = m.Ready // it has just answered, whatever was known of it before
+			if m.Name == s.Leader {
+				s.Work, s.Failing, s.Schedulers = part.Work, part.Failing, part.Schedulers
+			}
 		}
 	}
 }
@@ -169,6 +179,23 @@ func describeAlarm(a raftstore.Alarm) api.ClusterAlarm {
 	return out
 }
 
+// tooOldAlarms name members that run a release which does not understand what is stored, and cannot tell: one from
+// before there were levels does not look for them.
+func tooOldAlarms(s api.ClusterStatus) (out []api.ClusterAlarm) {
+	for _, m := range s.Members {
+		if m.Version == "" || m.FeatureLevel >= s.FeatureLevel {
+			continue
+		}
+		out = append(out, api.ClusterAlarm{
+			Kind: "too old", Member: m.Name, Since: time.Now().UnixMilli(),
+			Message: fmt.Sprintf("%s runs release %s, which understands feature levels up to %d, and forms of level %d are stored",
+				m.Name, m.Version, m.FeatureLevel, s.FeatureLevel),
+			Remedy: fmt.Sprintf("stop %s, install the release of the other replicas there and start it again", m.Name),
+		})
+	}
+	return out
+}
+
 // unreadableShown bounds how many objects the alarm names.
 const unreadableShown = 5
 
@@ -185,7 +212,8 @@ func unreadableAlarm(all []registry.Unreadable) api.ClusterAlarm {
 	if more := len(all) - len(names); more > 0 {
 		names = append(names, fmt.Sprintf("and %d more", more))
 	}
-	out.Message = fmt.Sprintf("%d stored objects cannot be read and are left out of lists: %s", len(all), strings.Join(names, ", "))
+	out.Message = fmt.Sprintf("%d stored objects cannot be read and are left out of lists: %s", len(all),
+		strings.Join(names, ", "))
 	out.Remedy = all[0].Remedy()
 	if len(all) > 1 {
 		out.Remedy += "; the same for the others"

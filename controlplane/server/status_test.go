@@ -8,10 +8,10 @@ import (
 	"log/slog"
 	"net/url"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/internal/virtual"
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
@@ -40,7 +40,7 @@ func TestStatusOfWhoDoesNotAnswer(t *testing.T) {
 
 // When a replica was heard last is remembered after it has fallen silent.
 func TestHeardOf(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		r := newReplicas("cp1", Cluster{}, nil, nil, slog.New(slog.NewTextHandler(io.Discard, nil)))
 		list := []*fleetv1.Replica{{Name: "cp2"}, {Name: "cp3"}}
 		silent := errors.New("silent")

@@ -17,9 +17,10 @@ import (
 // StoreOptions are what an operator may choose of the store. Zero values mean
 // its defaults.
 type StoreOptions struct {
-	LogStore         string        // "bolt" or "wal"; "" = what the folder was made with or converted to
-	Quota            int64         // bytes of state and history at which the store takes nothing new
-	Keys             string        // file of keys that encrypt what is on disk; "" = that of the data folder, where there is one
+	LogStore string // "bolt" or "wal"; "" = what the folder was made with or converted to
+	Quota    int64  // bytes of state and history at which the store takes nothing new
+	// file of keys that encrypt what is on disk; "" = that of the data folder, where there is one
+	Keys             string
 	HistoryRevisions int           // revisions kept for watches
 	HistoryAge       time.Duration // and for how long
 	SnapshotBytes    int64         // bytes of log after which a snapshot is taken

@@ -87,7 +87,8 @@ func tokenGrant(q api.ClusterToken, now time.Time) (pki.Role, pki.Grant, error) 
 		}
 	}
 	if g.Replace && (role != pki.RoleNode || len(g.Names) == 0) {
-		return refuse("replace: a token that takes over Nodes which exist is for role %s and states their names", pki.RoleNode)
+		return refuse("replace: a token that takes over Nodes which exist is for role %s and states their names",
+			pki.RoleNode)
 	}
 	return role, g, nil
 }
@@ -97,7 +98,8 @@ func (r *Replica) recordToken(ctx context.Context, fence uint64, t pki.Token, g 
 	if t.Role == "" || g.Uses == 0 {
 		return errors.New("a join token needs a role and a number of uses")
 	}
-	c := r.client.As(api.User{Name: api.UserAPIServer, Groups: []string{api.GroupMasters, api.GroupAuthenticated}}).Fenced(fence).ForClusterVerb()
+	c := r.client.As(api.User{Name: api.UserAPIServer,
+		Groups: []string{api.GroupMasters, api.GroupAuthenticated}}).Fenced(fence).ForClusterVerb()
 	_, err := client.Create[*v1.Secret](ctx, c, r.trust.TokenKey().Record(t, g))
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("recording join token %s: %w", t.ID, err)

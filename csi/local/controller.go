@@ -34,7 +34,7 @@ func (d *Driver) CreateVolume(_ context.Context, q *csi.CreateVolumeRequest) (*c
 }
 
 func (d *Driver) topology() *csi.Topology {
-	return &csi.Topology{Segments: map[string]string{TopologyKey: d.cfg.NodeID}}
+	return &csi.Topology{Segments: map[string]string{d.topologyKey(): d.cfg.NodeID}}
 }
 
 func (d *Driver) reachable(r *csi.TopologyRequirement) bool {
@@ -42,7 +42,7 @@ func (d *Driver) reachable(r *csi.TopologyRequirement) bool {
 		return true
 	}
 	for _, t := range r.GetRequisite() {
-		if v, ok := t.GetSegments()[TopologyKey]; !ok || v == d.cfg.NodeID {
+		if v, ok := t.GetSegments()[d.topologyKey()]; !ok || v == d.cfg.NodeID {
 			return true
 		}
 	}

@@ -21,14 +21,17 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// DriverName is the name by which PersistentVolumes and StorageClasses refer to the driver.
+// DriverName is the name by which PersistentVolumes and StorageClasses refer to the driver, unless it is given another.
 const DriverName = "local.csi.keelson.dev"
 
-// TopologyKey is the segment that ties a volume to its node.
-const TopologyKey = "topology.local.csi.keelson.dev/node"
+// TopologyKey is the segment that ties a volume to its node; it has the driver's name in it.
+const TopologyKey = "topology." + DriverName + "/node"
+
+func (d *Driver) topologyKey() string { return "topology." + d.cfg.Name + "/node" }
 
 // Config is what the driver needs.
 type Config struct {
+	Name   string // "" = DriverName; every driver of a node needs a name of its own
 	Root   string // folders of volumes, made when missing
 	Socket string // listened on
 	NodeID string
@@ -47,6 +50,9 @@ type Driver struct {
 func New(cfg Config) *Driver {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Name == "" {
+		cfg.Name = DriverName
 	}
 	return &Driver{cfg: cfg}
 }
@@ -101,7 +107,7 @@ func (d *Driver) folder(id string) (string, error) {
 
 // GetPluginInfo implements the Identity service.
 func (d *Driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
-	return &csi.GetPluginInfoResponse{Name: DriverName, VendorVersion: "1"}, nil
+	return &csi.GetPluginInfoResponse{Name: d.cfg.Name, VendorVersion: "1"}, nil
 }
 
 // GetPluginCapabilities implements the Identity service.

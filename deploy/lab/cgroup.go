@@ -57,18 +57,19 @@ func (h Host) makeCgroups() error {
 			return fmt.Errorf("making cgroup of host %s: %w", h.Name, err)
 		}
 	}
-	if err := h.setWeights(); err != nil {
-		return err
-	}
 	if unified() {
 		for _, dir := range []string{"", "keelson-lab", "keelson-lab/" + h.Name} {
-			file := filepath.Join(cgroupMount, dir, "cgroup.subtree_control")
-			for _, c := range []string{"cpu", "memory", "pids", "cpuset", "io"} {
-				_ = os.WriteFile(file, []byte("+"+c), 0) // a controller that is absent or already on is fine
-			}
+			handDown(dir, "cpu", "memory", "pids", "cpuset", "io")
 		}
 	}
-	return nil
+	return h.setWeights() // cgroup v2 has the files once the controllers are there
+}
+
+// handDown gives the cgroups below one their controllers (v2). One that is absent or already on is fine.
+func handDown(dir string, controllers ...string) {
+	for _, c := range controllers {
+		_ = os.WriteFile(filepath.Join(cgroupMount, dir, "cgroup.subtree_control"), []byte("+"+c), 0)
+	}
 }
 
 // setWeights gives the lab the share of the CPUs that its machines would have of
@@ -83,7 +84,10 @@ func (h Host) setWeights() error {
 		if unified() {
 			file, value = filepath.Join(cgroupMount, path, "cpu.weight"), 100*w
 		}
-		if err := os.WriteFile(file, []byte(strconv.Itoa(value)), 0); err != nil && !errors.Is(err, os.ErrNotExist) {
+		if !exists(file) {
+			continue // the kernel has no such controller
+		}
+		if err := os.WriteFile(file, []byte(strconv.Itoa(value)), 0); err != nil {
 			return fmt.Errorf("weight of host %s: %w", h.Name, err)
 		}
 	}

@@ -16,11 +16,12 @@ func (l *Lab) daemon(h Host) []string {
 	ip := h.IP.String()
 	switch h.Role {
 	case RoleControlPlane:
-		return []string{l.bin("keelson-controlplane"), "run",
+		args := []string{l.bin("keelson-controlplane"), "run",
 			"--name=" + h.Name, "--data-dir=/var/lib/keelson/controlplane", "--advertise-address=" + ip,
 			"--eviction-seconds=" + strconv.Itoa(l.Config.EvictionSeconds),
 			"--memory-limit=" + strconv.Itoa(ReplicaMemory),
 		}
+		return append(args, l.Config.ControlPlaneFlags...)
 	case RoleWorker:
 		args := []string{l.bin("keelson-agent"),
 			"--node-name=" + h.Name, "--node-ip=" + ip,
@@ -35,7 +36,8 @@ func (l *Lab) daemon(h Host) []string {
 		}
 		return args
 	default:
-		return []string{l.bin("kctl"), "lab", "serve-registry", "--listen=" + l.registryAddress(), "--folder=/var/lib/keelson/registry"}
+		return []string{l.bin("kctl"), "lab", "serve-registry", "--listen=" + l.registryAddress(),
+			"--folder=/var/lib/keelson/registry"}
 	}
 }
 
@@ -48,6 +50,9 @@ func (l *Lab) registryAddress() string {
 	h, _ := l.Host("registry")
 	return fmt.Sprintf("%s:%d", h.IP, RegistryPort)
 }
+
+// adminKubeconfig is where 'init' writes the administrator's kubeconfig on the first replica's disk.
+const adminKubeconfig = "lib/controlplane/admin.kubeconfig"
 
 // initResult is what 'keelson-controlplane init' prints.
 type initResult struct {
@@ -74,7 +79,7 @@ func (l *Lab) initCluster(ctx context.Context) (initResult, []byte, error) {
 	if err := json.Unmarshal(out, &r); err != nil {
 		return r, nil, fmt.Errorf("initialising the cluster on %s: unexpected output %q: %w", first.Name, out, err)
 	}
-	kubeconfig, err := os.ReadFile(filepath.Join(first.stateDir(), "lib/controlplane/admin.kubeconfig"))
+	kubeconfig, err := os.ReadFile(filepath.Join(first.stateDir(), adminKubeconfig))
 	return r, kubeconfig, err
 }
 

@@ -43,6 +43,31 @@ func (l *Lab) startSupervisor() error {
 	return cmd.Process.Release()
 }
 
+// WayIn says whether the lab's one address leads anywhere: whether its supervisor lives.
+func (l *Lab) WayIn() bool { return alive(supervisorHost.CgroupPath()) }
+
+// RestoreWayIn starts the supervisor of a lab that has lost it, and waits until the API answers.
+func (l *Lab) RestoreWayIn(ctx context.Context) error {
+	if err := l.startSupervisor(); err != nil {
+		return fmt.Errorf("lab: %w", err)
+	}
+	return l.Serves(ctx)
+}
+
+// Serves waits a moment for the API to answer at the lab's one address.
+func (l *Lab) Serves(ctx context.Context) error {
+	dial := func(ctx context.Context, _ string) (net.Conn, error) { return dialHere(ctx, l.Config.Listen) }
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	err := wait.For(ctx, 50*time.Millisecond, func() error {
+		return readyThrough(ctx, l.hosts(RoleControlPlane)[0], dial)
+	})
+	if err != nil {
+		return fmt.Errorf("lab: no replica answers at %s: %w", l.Config.Listen, err)
+	}
+	return nil
+}
+
 // Supervise listens on the lab's one address and keeps a forwarder running that
 // serves it from inside the bridge's namespace. The listener is the supervisor's:
 // while a forwarder restarts, connections wait instead of failing.

@@ -8,8 +8,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -62,21 +64,48 @@ func (l *Lab) powerOn(h Host) error {
 	for _, b := range binds {
 		fmt.Fprintf(&script, "mount --bind %s %s\n", filepath.Join(h.stateDir(), b[1]), b[0])
 	}
+	if l.Config.ControlPlaneFiles != "" && h.Role == RoleControlPlane {
+		script.WriteString("mount --bind \"$1\" /etc/keelson\n")
+	}
 	if l.Config.CNIBinDir != "" && h.Role == RoleWorker {
 		fmt.Fprintf(&script, "mount --bind %s /opt/cni/bin\n", l.Config.CNIBinDir)
 	}
 	fmt.Fprintf(&script, "hostname %s\n", h.Name)
-	cmd := exec.Command("nsenter", "--net="+h.NetNS(),
-		"unshare", "--mount="+h.MountNS(), "--uts="+h.UTSNS(), "--propagation", "private", "sh", "-c", script.String())
-	if out, err := cmd.CombinedOutput(); err != nil {
+	return h.makeNamespaces(script.String(), l.Config.ControlPlaneFiles)
+}
+
+// makeNamespaces makes the host's namespaces, pins them and runs a script in them.
+func (h Host) makeNamespaces(script, files string) error {
+	args := []string{"nsenter", "--net=" + h.NetNS(), "unshare", "--mount=" + h.MountNS(), "--uts=" + h.UTSNS(),
+		"--propagation", "private", "sh", "-c", script, "sh", files}
+	out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
+	// A mount namespace cannot be pinned in one with a higher number, and some kernels (6.18) have each processor give numbers of
+	// its own. In a container's mount namespace it then takes the processor that made that.
+	for cpu := range runtime.NumCPU() {
+		if err == nil {
+			break
+		}
+		if pinned, lookErr := isMountPoint(h.MountNS()); pinned || lookErr != nil {
+			break
+		}
+		if again, err2 := exec.Command("taskset", append([]string{"-c", strconv.Itoa(cpu)}, args...)...).CombinedOutput(); err2 == nil {
+			out, err = again, nil
+		}
+	}
+	if err != nil {
 		return fmt.Errorf("mount namespace of host %s: %w: %s", h.Name, err, strings.TrimSpace(string(out)))
 	}
 	return nil
 }
 
+var pinning sync.Mutex
+
 // pinFolder prepares the folder of pins: a mount namespace can only be pinned
 // on a mount that does not propagate into it.
 func pinFolder() error {
+	// Hosts get power at the same time: a second mount would hide the pins on the first.
+	pinning.Lock()
+	defer pinning.Unlock()
 	dir := filepath.Join(runRoot, "ns")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err

@@ -17,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 )
 
 // Role is what a host is for.
@@ -47,9 +48,16 @@ type Config struct {
 	Memory          string `json:"memory"`
 	EvictionSeconds int    `json:"evictionSeconds"` // after which pods leave a lost node
 	Kubeconfig      string `json:"kubeconfig"`
-	Hosts           []Host `json:"hosts"`
-	NodeToken       string `json:"-"`
-	ReplicaToken    string `json:"-"`
+
+	ControlPlaneFlags []string `json:"controlPlaneFlags,omitempty"` // that every replica runs with, besides the lab's own
+	ControlPlaneFiles string   `json:"controlPlaneFiles,omitempty"` // a folder of this machine that they see as /etc/keelson
+
+	Hosts []Host `json:"hosts"`
+
+	TestRun bool     `json:"testRun,omitempty"` // made by a run of tests, with which it ends
+	Maker   *Process `json:"maker,omitempty"`   // that called Up; nil in what releases before this field wrote
+	AtWork  *Process `json:"atWork,omitempty"`  // that builds it, starts it again or takes it away; nil once it has done so
+	Built   bool     `json:"built,omitempty"`   // Up came to its end, and no Down has begun
 }
 
 // Defaults of a lab.
@@ -82,6 +90,20 @@ func New(c Config, out io.Writer) (*Lab, error) {
 	if c.ControlPlanes < 1 || c.Workers < 0 || c.ControlPlanes > 9 || c.Workers > 99 {
 		return nil, fmt.Errorf("lab: %d control planes and %d workers: want 1 to 9 and 0 to 99", c.ControlPlanes, c.Workers)
 	}
+	if err := c.checkControlPlane(); err != nil {
+		return nil, err
+	}
+	// It may be started again or taken away from another folder.
+	for _, path := range []*string{&c.BinDir, &c.CNIBinDir, &c.ImageDir, &c.Kubeconfig} {
+		if *path == "" {
+			continue
+		}
+		full, err := filepath.Abs(*path)
+		if err != nil {
+			return nil, fmt.Errorf("lab: folder %s: %w", *path, err)
+		}
+		*path = full
+	}
 	c.Hosts = nil
 	ip := func(n int) netip.Addr { return netip.AddrFrom4([4]byte{10, 89, 0, byte(n)}) }
 	for i := 1; i <= c.ControlPlanes; i++ {
@@ -94,10 +116,40 @@ func New(c Config, out io.Writer) (*Lab, error) {
 	return &Lab{Config: c, out: out}, nil
 }
 
+// checkControlPlane refuses flags that are the lab's own, and a folder that the replicas could not see.
+func (c *Config) checkControlPlane() error {
+	for _, flag := range c.ControlPlaneFlags {
+		name, _, _ := strings.Cut(flag, "=")
+		if !strings.HasPrefix(name, "--") || name == "--" {
+			return fmt.Errorf("lab: control plane flag %q: want one that begins with --, as in --audit-log-maxsize=10", flag)
+		}
+		if slices.Contains([]string{"--name", "--data-dir", "--advertise-address"}, name) {
+			return fmt.Errorf("lab: control plane flag %q: the lab sets %s by itself, for each replica another", flag, name)
+		}
+	}
+	if c.ControlPlaneFiles == "" {
+		return nil
+	}
+	folder, err := filepath.Abs(c.ControlPlaneFiles)
+	if err == nil {
+		folder, err = filepath.EvalSymlinks(folder)
+	}
+	switch info, err := os.Stat(folder); {
+	case err != nil:
+		return fmt.Errorf("lab: folder of the control plane's files: %w", err)
+	case !info.IsDir():
+		return fmt.Errorf("lab: %s for the control plane's files is not a folder", folder)
+	case folder == "/run" || strings.HasPrefix(folder, "/run/"):
+		return fmt.Errorf("lab: %s cannot be the folder of the control plane's files: every host has a /run of its own", folder)
+	}
+	c.ControlPlaneFiles = folder
+	return nil
+}
+
 // ErrNotUp says that there is no lab on this machine.
 var ErrNotUp = errors.New("lab is not up: start it with 'kctl lab up'")
 
-// Open finds the lab of this machine, or ErrNotUp.
+// Open reads what a lab of this machine is made of, or ErrNotUp. Whether it runs says Look.
 func Open(out io.Writer) (*Lab, error) {
 	raw, err := os.ReadFile(configFile())
 	if errors.Is(err, os.ErrNotExist) {
@@ -108,7 +160,7 @@ func Open(out io.Writer) (*Lab, error) {
 	}
 	l := &Lab{out: out}
 	if err := json.Unmarshal(raw, &l.Config); err != nil {
-		return nil, fmt.Errorf("lab: reading %s: %w", configFile(), err)
+		return nil, fmt.Errorf("lab: reading %s: %w: take away what is left of the lab with 'kctl lab down'", configFile(), err)
 	}
 	return l, nil
 }
@@ -123,11 +175,33 @@ func (l *Lab) save() error {
 	if err := os.MkdirAll(stateRoot, 0o755); err != nil {
 		return err
 	}
-	tmp := configFile() + ".new"
-	if err := os.WriteFile(tmp, raw, 0o600); err != nil {
+	// A machine that loses power must not leave an empty file.
+	tmp, err := os.OpenFile(configFile()+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
 		return err
 	}
-	return os.Rename(tmp, configFile())
+	_, err = tmp.Write(raw)
+	if err := errors.Join(err, tmp.Sync(), tmp.Close()); err != nil {
+		return err
+	}
+	return os.Rename(tmp.Name(), configFile())
+}
+
+// begin notes that this process is at work on the lab, done that it is no longer.
+func (l *Lab) begin() error {
+	l.Config.AtWork = thisProcess()
+	if err := l.save(); err != nil {
+		return fmt.Errorf("lab: writing state: %w", err)
+	}
+	return nil
+}
+
+func (l *Lab) done() error {
+	l.Config.AtWork = nil
+	if err := l.save(); err != nil {
+		return fmt.Errorf("lab: writing state: %w", err)
+	}
+	return nil
 }
 
 // Host finds a host by name; the error lists what there is.

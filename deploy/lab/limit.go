@@ -11,7 +11,8 @@ import (
 )
 
 // LimitMemory bounds the memory of all hosts together, in bytes: who takes more is ended by the kernel inside the lab,
-// and the machine goes on. It holds until the lab is taken down or another limit is set; 0 takes the limit away.
+// and the machine goes on. It holds until the lab is taken down or started again, or another limit is set; 0 takes the limit
+// away.
 func (l *Lab) LimitMemory(bytes int64) error {
 	return limitMemory("keelson-lab", bytes)
 }
@@ -20,7 +21,9 @@ func (l *Lab) LimitMemory(bytes int64) error {
 // many bytes of memory. The returned function moves it back and removes the cgroup.
 func Confine(name string, bytes int64) (release func() error, err error) {
 	root := cgroupMount
-	if !unified() {
+	if unified() {
+		handDown("", "memory")
+	} else {
 		root = filepath.Join(cgroupMount, "memory")
 	}
 	before, err := memoryCgroup()

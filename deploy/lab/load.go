@@ -27,8 +27,8 @@ type Loaded struct {
 }
 
 // Load puts the images of an archive into the lab's registry. Every worker asks that registry first, whatever registry
-// an image's name begins with, so a pod names the image as the archive does. A bad archive leaves the registry as it was,
-// or with the images before the bad one.
+// an image's name begins with, so a pod names the image as the archive does. A bad archive leaves the registry as it
+// was, or with the images before the bad one.
 func (l *Lab) Load(ctx context.Context, path string) ([]Loaded, error) {
 	h, err := l.Host("registry")
 	if err != nil {

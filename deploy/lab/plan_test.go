@@ -48,3 +48,34 @@ func TestDaemonCommandLines(t *testing.T) {
 		}
 	}
 }
+
+// What an operator chooses for the control plane is told to every replica and to nobody else; what the lab itself says stays.
+func TestFlagsOfTheControlPlane(t *testing.T) {
+	c := Config{ControlPlanes: 2, Workers: 1, BinDir: "/b", ControlPlaneFlags: []string{"--anonymous-auth=false", "--audit-log-maxsize=7"}}
+	l, err := New(c, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range l.Config.Hosts {
+		line := strings.Join(l.daemon(h), " ")
+		if got := strings.HasSuffix(line, " --anonymous-auth=false --audit-log-maxsize=7"); got != (h.Role == RoleControlPlane) {
+			t.Errorf("%s runs %s", h.Name, line)
+		}
+	}
+	for flag, words := range map[string]string{
+		"anonymous-auth=false": "begins with --", "": "begins with --",
+		"--name=cp9": "the lab sets", "--data-dir": "the lab sets", "--advertise-address=10.0.0.1": "the lab sets",
+	} {
+		c.ControlPlaneFlags = []string{flag}
+		if _, err := New(c, io.Discard); err == nil || !strings.Contains(err.Error(), words) {
+			t.Errorf("flag %q: %v, want an error with %q", flag, err, words)
+		}
+	}
+	c.ControlPlaneFlags = nil
+	for folder, words := range map[string]string{"/nowhere/at/all": "no such file", "/proc/self/status": "not a folder", "/run": "of its own"} {
+		c.ControlPlaneFiles = folder
+		if _, err := New(c, io.Discard); err == nil || !strings.Contains(err.Error(), words) {
+			t.Errorf("folder %q: %v, want an error with %q", folder, err, words)
+		}
+	}
+}

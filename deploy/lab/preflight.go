@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -9,11 +10,18 @@ import (
 	"strings"
 )
 
+func needRoot() error {
+	if os.Geteuid() != 0 {
+		return errors.New("lab: root is needed to make namespaces and cgroups: run it with sudo")
+	}
+	return nil
+}
+
 // Preflight refuses a machine on which the lab cannot work, with one line that
 // says what is missing and how to mend it. It changes nothing.
 func (l *Lab) Preflight() error {
-	if os.Geteuid() != 0 {
-		return fmt.Errorf("lab: root is needed to make namespaces and cgroups: run it with sudo")
+	if err := needRoot(); err != nil {
+		return err
 	}
 	kernel, err := os.ReadFile("/proc/filesystems")
 	if err != nil {

@@ -30,6 +30,16 @@ func (h Host) Dial(ctx context.Context, address string) (net.Conn, error) {
 	return conn, err
 }
 
+// Listen listens on the host for TCP connections, for a server of this process that the lab's hosts may reach.
+func (h Host) Listen(address string) (net.Listener, error) {
+	var l net.Listener
+	err := inNetNS(h.NetNS(), func() (err error) {
+		l, err = net.Listen("tcp", address)
+		return err
+	})
+	return l, err
+}
+
 // dialLab opens a connection from inside the bridge's namespace, where the lab's addresses are.
 func dialLab(ctx context.Context, address string) (net.Conn, error) {
 	return bridgeHost.Dial(ctx, address)
@@ -68,13 +78,31 @@ func readyThrough(ctx context.Context, h Host, dial func(context.Context, string
 	return nil
 }
 
-// waitNodes waits until every worker is Ready in the API.
-func (l *Lab) waitNodes(ctx context.Context, step func(string, ...any)) error {
+// client talks to the API as the administrator.
+func (l *Lab) client() (*kubernetes.Clientset, error) {
 	cfg, err := clientcmd.BuildConfigFromFlags("", l.Config.Kubeconfig)
 	if err != nil {
-		return fmt.Errorf("reading %s: %w", l.Config.Kubeconfig, err)
+		return nil, fmt.Errorf("reading %s: %w", l.Config.Kubeconfig, err)
 	}
-	cs, err := kubernetes.NewForConfig(cfg)
+	return kubernetes.NewForConfig(cfg)
+}
+
+// sessions are the versions of the nodes' session records, which are written when an agent joins and never else.
+func sessions(ctx context.Context, cs kubernetes.Interface) (map[string]string, error) {
+	leases, err := cs.CoordinationV1().Leases(v1.NamespaceNodeLease).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("listing the records of the nodes' sessions: %w", err)
+	}
+	out := map[string]string{}
+	for _, lease := range leases.Items {
+		out[lease.Name] = lease.ResourceVersion
+	}
+	return out, nil
+}
+
+// waitNodes waits until every worker has another session than before, and is Ready in the API.
+func (l *Lab) waitNodes(ctx context.Context, before map[string]string, step func(string, ...any)) error {
+	cs, err := l.client()
 	if err != nil {
 		return err
 	}
@@ -86,8 +114,12 @@ func (l *Lab) waitNodes(ctx context.Context, step func(string, ...any)) error {
 		if err != nil {
 			return fmt.Errorf("listing nodes: %w", err)
 		}
+		now, err := sessions(ctx, cs)
+		if err != nil {
+			return err
+		}
 		for _, n := range nodes.Items {
-			if !seen[n.Name] && nodeReady(&n) {
+			if !seen[n.Name] && now[n.Name] != before[n.Name] && nodeReady(&n) {
 				seen[n.Name] = true
 				step("worker %s is Ready", n.Name)
 			}

@@ -145,7 +145,8 @@ func (m manifestFolder) replay(images http.Handler) error {
 			r.Header.Set("Content-Type", k.MediaType)
 			out := &codeWriter{ResponseWriter: nowhere{}}
 			if images.ServeHTTP(out, r); out.code != http.StatusCreated {
-				return fmt.Errorf("reading %s: %s is refused with %d: remove the file and load its image again", file, k.Path, out.code)
+				return fmt.Errorf("reading %s: %s is refused with %d: remove the file and load its image again",
+					file, k.Path, out.code)
 			}
 		}
 	}

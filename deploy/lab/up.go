@@ -16,6 +16,9 @@ import (
 // Up builds the lab and returns when every replica and every worker is ready.
 // When it fails half-way it takes everything back.
 func (l *Lab) Up(ctx context.Context) (err error) {
+	if err := l.makeRoom(ctx); err != nil {
+		return err
+	}
 	if err := l.Preflight(); err != nil {
 		return err
 	}
@@ -27,15 +30,60 @@ func (l *Lab) Up(ctx context.Context) (err error) {
 			err = errors.Join(err, l.Down(down))
 		}
 	}()
+	step := l.steps()
+	l.Config.Maker = thisProcess()
+	if err := l.begin(); err != nil {
+		return err
+	}
+	if err := l.powerOnAll(l.giveImages); err != nil {
+		return fmt.Errorf("lab: %w", err)
+	}
+	step("%d hosts on %s, no route out", len(l.Config.Hosts), Subnet)
+	if err := l.startAll(ctx, step); err != nil {
+		return fmt.Errorf("lab: %w", err)
+	}
+	l.Config.Built = true
+	if err := l.done(); err != nil {
+		return err
+	}
+	step("lab is up: API at https://%s, kubeconfig %s", l.Config.Listen, l.Config.Kubeconfig)
+	return nil
+}
+
+// makeRoom refuses to build beside another lab, and takes away what is left of one that can no longer be started.
+func (l *Lab) makeRoom(ctx context.Context) error {
+	if err := needRoot(); err != nil {
+		return err
+	}
+	found, err := Look(l.out)
+	if err != nil {
+		return err
+	}
+	if found.State != None {
+		return errors.New("lab: there is a lab on this machine: take it away with 'kctl lab down' first")
+	}
+	if len(Leftovers()) == 0 {
+		return nil
+	}
+	l.say("taking away what is left of an earlier lab")
+	if err := errors.Join(l.powerOff(ctx), os.RemoveAll(stateRoot)); err != nil {
+		return fmt.Errorf("lab: taking away what is left of an earlier one: %w", err)
+	}
+	return nil
+}
+
+// steps tells a person how far the lab is, each line with the time since now.
+func (l *Lab) steps() func(format string, args ...any) {
 	begin := time.Now()
-	step := func(format string, args ...any) {
+	return func(format string, args ...any) {
 		l.say("%6.1fs  %s", time.Since(begin).Seconds(), fmt.Sprintf(format, args...))
 	}
-	if err := l.save(); err != nil {
-		return fmt.Errorf("lab: writing state: %w", err)
-	}
+}
+
+// powerOnAll makes the bridge and all hosts, with cables and power; workers are given something besides.
+func (l *Lab) powerOnAll(give func(worker Host) error) error {
 	if err := makeBridge(); err != nil {
-		return fmt.Errorf("lab: %w", err)
+		return err
 	}
 	var g errgroup.Group
 	for _, h := range l.Config.Hosts {
@@ -47,20 +95,12 @@ func (l *Lab) Up(ctx context.Context) (err error) {
 				return err
 			}
 			if h.Role == RoleWorker {
-				return l.giveImages(h)
+				return give(h)
 			}
 			return nil
 		})
 	}
-	if err := g.Wait(); err != nil {
-		return fmt.Errorf("lab: %w", err)
-	}
-	step("%d hosts on %s, no route out", len(l.Config.Hosts), Subnet)
-	if err := l.startAll(ctx, step); err != nil {
-		return fmt.Errorf("lab: %w", err)
-	}
-	step("lab is up: API at https://%s, kubeconfig %s", l.Config.Listen, l.Config.Kubeconfig)
-	return nil
+	return g.Wait()
 }
 
 // startAll starts the daemons in the order in which they need each other.
@@ -121,10 +161,14 @@ func (l *Lab) startAll(ctx context.Context, step func(string, ...any)) error {
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	return l.waitNodes(ctx, step)
+	return l.waitNodes(ctx, nil, step)
 }
 
+// writeKubeconfig writes what clients on this machine reach the lab with, and forgets what they knew of its address.
 func (l *Lab) writeKubeconfig(raw []byte) error {
+	if err := forgetDiscovery(l.Config.Listen); err != nil {
+		return fmt.Errorf("forgetting which kinds an earlier cluster at %s served: %w", l.Config.Listen, err)
+	}
 	if err := os.MkdirAll(filepath.Dir(l.Config.Kubeconfig), 0o700); err != nil {
 		return err
 	}
@@ -166,22 +210,31 @@ func (l *Lab) keepLogs() {
 // state. It works from what it finds on the machine, also when everything was
 // killed, and is safe to call twice.
 func (l *Lab) Down(ctx context.Context) error {
-	var errs []error
-	errs = append(errs, killAll(ctx, "/keelson-lab"))
-	for _, h := range append(leftoverHosts(), l.Config.Hosts...) {
-		errs = append(errs, unpin(h.MountNS()), unpin(h.UTSNS()), h.removeNetNS())
+	if exists(configFile()) {
+		// One that is cut off leaves parts of disks, which nobody must start. With a full disk it cannot be noted.
+		l.Config.Built = false
+		_ = l.begin()
 	}
-	errs = append(errs, bridgeHost.removeNetNS())
-	errs = append(errs, unmountBelow(runRoot), unmountBelow(stateRoot))
-	errs = append(errs, removeCgroups(ctx, "/keelson-lab"))
-	errs = append(errs, os.RemoveAll(runRoot), os.RemoveAll(stateRoot))
+	errs := []error{l.powerOff(ctx), os.RemoveAll(stateRoot), forgetDiscovery(l.Config.Listen)}
 	if l.Config.Kubeconfig != "" {
 		if err := os.Remove(l.Config.Kubeconfig); err != nil && !errors.Is(err, os.ErrNotExist) {
 			errs = append(errs, err)
 		}
 	}
+	errs = append(errs, l.Config.removeTestFolders())
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("lab: taking the lab down: %w", err)
 	}
 	return nil
+}
+
+// powerOff ends every process of the lab and takes away what no machine keeps without power: mounts, namespaces,
+// interfaces, cgroups and /run. The disks of the hosts stay.
+func (l *Lab) powerOff(ctx context.Context) error {
+	errs := []error{killAll(ctx, "/keelson-lab")}
+	for _, h := range append(leftoverHosts(), l.Config.Hosts...) {
+		errs = append(errs, unpin(h.MountNS()), unpin(h.UTSNS()), h.removeNetNS())
+	}
+	return errors.Join(append(errs, bridgeHost.removeNetNS(),
+		unmountBelow(runRoot), unmountBelow(stateRoot), removeCgroups(ctx, "/keelson-lab"), os.RemoveAll(runRoot))...)
 }

@@ -15,12 +15,21 @@ import (
 
 // Limits of a Door. Zero values mean the defaults.
 type Limits struct {
-	All       int           // connections; default half of the files that the process may open
-	PerSource int           // connections of one source; default half of All
-	Strangers int           // strangers; default 4096, at most half of All
-	PerUnsure int           // strangers of one source; default an eighth of Strangers
+	All       int // connections; default half of the files that the process may open
+	PerSource int // connections of one source; default half of All
+	Strangers int // strangers; default 4096, at most half of All
+	// strangers of one source; default a quarter of Strangers, and 32 at least where there are so many
+	PerUnsure int
 	Stall     time.Duration // a write that moves nothing for so long fails; default 30 s
 }
+
+// strangerMemory is what a stranger's connection may take that does the most which is possible before it says who it
+// is: TLS, two goroutines, a frame of HTTP/2 and half a header, with what the collector has not freed yet.
+const strangerMemory = 128 << 10
+
+// Strangers is how many of them a process lets in that may take limit bytes in all: a sixteenth of these, but always
+// some, so that it can be reached, and no more than ever come of good will.
+func Strangers(limit int64) int { return int(min(max(limit/16/strangerMemory, 128), 4096)) }
 
 // Share is a part of the files that the process may open.
 func Share(part, whole int) int { return max(16, int(openFiles()*uint64(part)/uint64(whole))) }
@@ -34,7 +43,7 @@ func (l Limits) complete() Limits {
 	set(&l.All, Share(1, 2))
 	set(&l.PerSource, l.All/2)
 	set(&l.Strangers, min(4096, l.All/2))
-	set(&l.PerUnsure, l.Strangers/8)
+	set(&l.PerUnsure, max(l.Strangers/4, min(32, l.Strangers)))
 	if l.Stall == 0 {
 		l.Stall = 30 * time.Second
 	}

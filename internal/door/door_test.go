@@ -219,6 +219,21 @@ func TestStall(t *testing.T) {
 	}
 }
 
+// How many strangers there may be follows the memory there is.
+func TestStrangersFollowMemory(t *testing.T) {
+	for limit, want := range map[int64]int{0: 128, 256 << 20: 128, 2 << 30: 1024, 1 << 40: 4096} {
+		n := Strangers(limit)
+		if n != want || limit > 256<<20 && int64(n)*strangerMemory > limit/16 {
+			t.Errorf("of %d bytes: %d strangers, want %d", limit, n, want)
+		}
+	}
+	for strangers, want := range map[int]int{16: 16, 128: 32, 1024: 256} {
+		if got := (Limits{All: 1 << 16, Strangers: strangers}).complete().PerUnsure; got != want {
+			t.Errorf("of %d strangers %d may be of one source, want %d", strangers, got, want)
+		}
+	}
+}
+
 func TestSource(t *testing.T) {
 	for in, want := range map[string]string{
 		"192.0.2.1:80": "192.0.2.1/32", "[::ffff:192.0.2.1]:80": "192.0.2.1/32",

@@ -5,7 +5,8 @@
 // collection takes. Run raises the limit for as long as collections follow one
 // another within a second, to no more garbage than a number of bytes; when they
 // are rarer, as in a process with little to do, or when the heap is large,
-// everything is as usual and memory as small.
+// everything is as usual and memory as small. It also knows when a process
+// begins to rest, which is when it can give memory back.
 package gcroom
 
 import (
@@ -48,29 +49,80 @@ func next(now int, every time.Duration, live, room uint64) int {
 
 // Run adjusts the limit of this process until ctx ends, then restores it. room
 // is in bytes. A GOGC in the environment is left alone.
-func Run(ctx context.Context, room uint64) {
-	if os.Getenv("GOGC") != "" {
-		return
+//
+// rest, where it is not nil, is called when no collection has come for half a
+// minute after one. worked is true when collections had been following one
+// another faster than that, or the process has just begun: there is garbage of
+// that time then, and memory that held more. It is false after the collections
+// by which the runtime looks through a process with little to do, every two
+// minutes. rest may collect, once, where worked is true.
+func Run(ctx context.Context, room uint64, rest func(worked bool)) {
+	r := rhythm{percent: usual, worked: true, room: room, fixed: os.Getenv("GOGC") != "", last: time.Now()}
+	if !r.fixed {
+		defer debug.SetGCPercent(debug.SetGCPercent(usual))
 	}
 	collected := make(chan struct{}, 1)
-	done := ctx.Done()
-	notify(done, collected)
-	defer debug.SetGCPercent(debug.SetGCPercent(usual))
+	notify(ctx.Done(), collected)
+	r.run(ctx, collected, rest)
+}
+
+// run takes collections in, and rests, until ctx ends.
+func (r *rhythm) run(ctx context.Context, collected <-chan struct{}, rest func(worked bool)) {
 	live := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
-	percent, last := usual, time.Now()
+	resting := time.NewTimer(quiet)
+	defer resting.Stop()
 	for {
 		select {
 		case <-collected:
-		case <-done:
+			metrics.Read(live)
+			if r.collected(time.Now(), live[0].Value.Uint64()) {
+				resting.Reset(quiet)
+			}
+		case <-resting.C:
+			worked := r.rests()
+			if rest != nil {
+				rest(worked)
+			}
+		case <-ctx.Done():
 			return
 		}
-		now := time.Now()
-		metrics.Read(live)
-		if p := next(percent, now.Sub(last), live[0].Value.Uint64(), room); p != percent {
-			percent = p
-			debug.SetGCPercent(p)
-		}
-		last = now
+	}
+}
+
+// rhythm is how a process collects.
+type rhythm struct {
+	percent int       // the limit now
+	room    uint64    // bytes of garbage
+	fixed   bool      // the limit is the environment's
+	worked  bool      // since it rested last
+	own     bool      // the next collection is that of the rest
+	last    time.Time // when there was a collection
+}
+
+// collected takes a collection in that left live bytes; it is false when that was made by a rest.
+func (r *rhythm) collected(now time.Time, live uint64) bool {
+	every := now.Sub(r.last)
+	r.last = now
+	if r.own {
+		r.own = false
+		return false
+	}
+	r.worked = r.worked || every < quiet
+	r.set(next(r.percent, every, live, r.room))
+	return true
+}
+
+// rests says whether the process has worked since it rested last. The limit is as usual from now on.
+func (r *rhythm) rests() (worked bool) {
+	worked, r.worked, r.own = r.worked, false, r.worked
+	r.set(usual)
+	return worked
+}
+
+func (r *rhythm) set(percent int) {
+	if percent != r.percent && !r.fixed {
+		r.percent = percent
+		debug.SetGCPercent(percent)
 	}
 }
 

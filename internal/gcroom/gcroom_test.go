@@ -2,10 +2,14 @@ package gcroom
 
 import (
 	"context"
+	"fmt"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"testing"
 	"time"
+
+	"keelson.dev/keelson/internal/virtual"
 )
 
 const mib = 1 << 20
@@ -49,7 +53,7 @@ func TestRun(t *testing.T) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		Run(ctx, 256*mib)
+		Run(ctx, 256*mib, nil)
 	}()
 	late := time.After(20 * time.Second)
 	for current() == 100 {
@@ -65,6 +69,67 @@ func TestRun(t *testing.T) {
 	if now := current(); now != 100 {
 		t.Errorf("the limit is %d afterwards", now)
 	}
+}
+
+// A process rests half a minute after it worked, and gives memory back then; by what it collects for that it has not
+// worked again. After the collections of a process with little to do it rests too, and has not worked.
+func TestRests(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(usual))
+	r, now := rhythm{percent: usual, room: 192 * mib, worked: true, last: time.Unix(0, 0)}, time.Unix(0, 0)
+	after := func(d time.Duration) bool {
+		now = now.Add(d)
+		return r.collected(now, 10*mib)
+	}
+	for range 20 {
+		if !after(10 * time.Millisecond) {
+			t.Fatal("a collection under load is none")
+		}
+	}
+	if r.percent != most {
+		t.Errorf("the limit is %d under load", r.percent)
+	}
+	if !r.rests() || r.percent != usual {
+		t.Errorf("it rests as one that has not worked, with a limit of %d", r.percent)
+	}
+	if after(quiet + time.Millisecond) {
+		t.Error("the rest's own collection is taken for one of work")
+	}
+	if !after(2*time.Minute) || r.rests() || r.percent != usual {
+		t.Errorf("the runtime's own looking through is work: %+v", r)
+	}
+	if !after(2*time.Minute) || r.rests() {
+		t.Error("and so is the next")
+	}
+	after(time.Minute)
+	if after(time.Second); !r.rests() {
+		t.Error("work after a rest is none")
+	}
+}
+
+// In virtual time: rest is called half a minute after the process has begun, and again half a minute after a collection
+// that is not its own.
+func TestRunRests(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		began, collected, ended := time.Now(), make(chan struct{}), make(chan struct{})
+		var rests []string
+		go func() {
+			defer close(ended)
+			r := rhythm{percent: usual, room: mib, fixed: true, worked: true, last: began}
+			r.run(ctx, collected, func(worked bool) { rests = append(rests, fmt.Sprint(time.Since(began), worked)) })
+		}()
+		for _, after := range []time.Duration{time.Second, 30 * time.Second, 2 * time.Minute, time.Hour, time.Second} {
+			time.Sleep(after)
+			collected <- struct{}{}
+		}
+		time.Sleep(time.Hour)
+		cancel()
+		<-ended
+		want := []string{"31s true", "3m1s false", "1h3m2s true"}
+		if !slices.Equal(rests, want) {
+			t.Errorf("it rested after %q, want %q", rests, want)
+		}
+	})
 }
 
 // current is the limit now. Reading it sets it, for a moment, to itself.

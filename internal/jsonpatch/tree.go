@@ -204,7 +204,8 @@ func (t *tree) equal(a, b node) (bool, error) {
 	switch {
 	case left == nil && right == nil:
 		return equalScalars(a.text, b.text), nil
-	case left == nil || right == nil || left.list != right.list || len(left.items) != len(right.items) || len(left.members) != len(right.members):
+	case left == nil || right == nil || left.list != right.list || len(left.items) != len(right.items) ||
+		len(left.members) != len(right.members):
 		return false, nil
 	}
 	for i := range left.items {

@@ -6,13 +6,14 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"keelson.dev/keelson/internal/virtual"
 )
 
 // A part that fails or panics is begun again by itself, with growing delays; the others never notice.
 func TestSupervise(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var failing, panicking, ending, steady atomic.Int64
 		var delays []time.Duration
@@ -35,7 +36,7 @@ func TestSupervise(t *testing.T) {
 			)
 		}()
 		time.Sleep(10 * time.Minute) // of the bubble's own time
-		synctest.Wait()
+		virtual.Wait()
 		if steady.Load() != 1 {
 			t.Errorf("the part that works was begun %d times", steady.Load())
 		}
@@ -57,7 +58,7 @@ func TestSupervise(t *testing.T) {
 
 // A part that worked for long is begun again soon.
 func TestSuperviseForgetsOldFailures(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var last time.Duration
 		n := 0

@@ -92,7 +92,8 @@ func Limited() (limit int64, ok bool) {
 	return limit, limit != math.MaxInt64
 }
 
-// Daemon is the OOM score of a daemon: below that of any pod (-997 and more), and of the parents of their processes (-998).
+// Daemon is the OOM score of a daemon: below that of any pod (-997 and more), and of the parents of their processes
+// (-998).
 const Daemon = -999
 
 // Shield sets this process' OOM score. Without CAP_SYS_RESOURCE it cannot be lowered: that is an error, and no harm.

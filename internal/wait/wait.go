@@ -19,8 +19,10 @@ func For(ctx context.Context, interval time.Duration, cond func() error) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%w; last: %w", context.Cause(ctx), err)
 		case <-t.C:
+		}
+		if ctx.Err() != nil { // also when the next time has come as well: cond may have ended ctx because it is sure
+			return fmt.Errorf("%w; last: %w", context.Cause(ctx), err)
 		}
 	}
 }

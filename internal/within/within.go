@@ -1,7 +1,7 @@
 //go:build linux
 
-// Package within opens what somebody else chose: names inside a container's root, an image or a volume, where any
-// name may be a link that leads out, a FIFO that nobody writes to, or a device that acts on being opened.
+// Package within opens, and removes, what somebody else chose: names inside a container's root, an image or a volume,
+// where any name may be a link that leads out, a FIFO that nobody writes to, or a device that acts on being opened.
 //
 // What a name leads to is first held by a descriptor that can only be looked at (O_PATH), and opened for reading when
 // it is known to be a regular file.
@@ -65,6 +65,24 @@ func ReadRoot(dir, name string) (*os.File, error) {
 	}
 	if !st.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s: %w", name, ErrNotRegular)
+	}
+	return os.Open(Path(held))
+}
+
+// Regular opens the regular file at path for reading, and neither what a link there leads to nor anything else.
+func Regular(path string) (*os.File, error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	held := os.NewFile(uintptr(fd), path)
+	defer held.Close()
+	st, err := held.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !st.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s: %w", path, ErrNotRegular)
 	}
 	return os.Open(Path(held))
 }

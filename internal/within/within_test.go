@@ -78,3 +78,21 @@ func TestBeneath(t *testing.T) {
 		}
 	}
 }
+
+func TestRegular(t *testing.T) {
+	dir := t.TempDir()
+	for _, err := range []error{os.WriteFile(dir+"/file", []byte("text"), 0o600), os.Symlink("file", dir+"/link"), unix.Mkfifo(dir+"/fifo", 0o600)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, want := range map[string]error{"file": nil, "link": ErrNotRegular, "fifo": ErrNotRegular, ".": ErrNotRegular, "none": fs.ErrNotExist} {
+		f, err := Regular(filepath.Join(dir, name))
+		if !errors.Is(err, want) {
+			t.Errorf("%s: %v, want %v", name, err, want)
+		}
+		if err == nil {
+			f.Close()
+		}
+	}
+}

@@ -196,15 +196,25 @@ func (b *backupReader) end() error {
 // error. Of a sealed one whose key is not in keys, it says what the header
 // tells, and ErrSealed.
 func VerifyBackup(r io.Reader, keys *Keyring) (BackupInfo, error) {
+	info, _, err := FromBackup(r, keys, "")
+	return info, err
+}
+
+// FromBackup is VerifyBackup that also returns the value of a key; nil when the backup has none.
+func FromBackup(r io.Reader, keys *Keyring, key string) (info BackupInfo, value []byte, err error) {
 	b, err := openBackup(r, keys)
 	if err != nil {
 		if b != nil {
-			return b.info, err
+			return b.info, nil, err
 		}
-		return BackupInfo{}, err
+		return BackupInfo{}, nil, err
 	}
-	if _, err := b.load(); err != nil {
-		return BackupInfo{}, err
+	machine, err := b.load()
+	if err != nil {
+		return BackupInfo{}, nil, err
 	}
-	return b.info, nil
+	if it, ok := machine.View().Get(key); ok {
+		value = it.Value
+	}
+	return b.info, value, nil
 }

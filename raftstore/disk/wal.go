@@ -138,10 +138,14 @@ func (f *walFiler) Open(info types.SegmentInfo) (types.SegmentReader, error) {
 // RecoverTail implements types.SegmentFiler.
 func (f *walFiler) RecoverTail(info types.SegmentInfo) (types.SegmentWriter, error) {
 	w, err := f.Filer.RecoverTail(info)
-	if err == nil && info.SealTime.IsZero() {
-		f.files.setTail(w)
+	if err != nil || !info.SealTime.IsZero() {
+		return w, err
 	}
-	return w, err
+	if w, err = f.unseal(info, w); err != nil {
+		return nil, err
+	}
+	f.files.setTail(w)
+	return w, nil
 }
 
 var (

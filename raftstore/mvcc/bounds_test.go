@@ -317,6 +317,7 @@ func TestCompactedValuesAreFreed(t *testing.T) {
 	heap := func() uint64 {
 		var s runtime.MemStats
 		runtime.GC()
+		runtime.GC() // what pools and finalizers of earlier tests still held, too
 		runtime.ReadMemStats(&s)
 		return s.HeapAlloc
 	}
@@ -324,7 +325,8 @@ func TestCompactedValuesAreFreed(t *testing.T) {
 	for n := range revisions {
 		m.Apply(put(n))
 	}
-	if grown := heap() - before; grown < revisions*size {
+	// The measure sees the values. It is of the whole process, in which a little of other tests may have gone meanwhile.
+	if grown := int64(heap() - before); grown < revisions*size*9/10 {
 		t.Fatalf("%d revisions of %d bytes take %d bytes", revisions, size, grown)
 	}
 	m.Apply(mvcc.Entry{Command: &storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: revisions - 5}}}})

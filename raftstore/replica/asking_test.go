@@ -2,7 +2,6 @@ package replica_test
 
 import (
 	"testing"
-	"time"
 
 	"keelson.dev/keelson/raftstore/storetest"
 )
@@ -12,7 +11,7 @@ import (
 func TestEveryReplicaAsksTheOthers(t *testing.T) {
 	c := storetest.NewCluster(t, 3, nil)
 	for _, name := range c.Names() {
-		members, err := c.Replica(name).Members(within(t, 10*time.Second))
+		members, err := c.Replica(name).Members(within(t, patience))
 		if err != nil {
 			t.Fatal(err)
 		}

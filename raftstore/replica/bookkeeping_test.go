@@ -5,8 +5,9 @@ import (
 	"errors"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"keelson.dev/keelson/internal/virtual"
 )
 
 func TestIdentitiesSettleInOrder(t *testing.T) {
@@ -76,7 +77,7 @@ func TestAges(t *testing.T) {
 // While a follower takes in a snapshot, and until it can have fetched the rest,
 // the log may become longer: else it would be sent one snapshot after the other.
 func TestInstallsStretchTheLog(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		var i installs
 		want := func(when string, n int64) {
 			t.Helper()

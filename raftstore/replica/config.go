@@ -94,6 +94,12 @@ type Config struct {
 	// little that does.
 	Now func() time.Time
 
+	// FeatureLevel is the highest level of stored forms that the program around this
+	// replica understands; the others are told. StoredLevel says from the applied state
+	// which level is stored (nil = 0): who understands less is not taken in.
+	FeatureLevel uint32
+	StoredLevel  func(context.Context) (uint32, error)
+
 	// LogStore is what keeps the log: LogBolt (default) or LogWAL. A data
 	// directory made with the other one is refused; Convert changes it.
 	LogStore disk.LogStoreKind
@@ -156,6 +162,9 @@ func (c Config) withDefaults() Config {
 	if c.LogStore == "" {
 		c.LogStore = disk.LogBolt
 	}
+	if c.StoredLevel == nil {
+		c.StoredLevel = func(context.Context) (uint32, error) { return 0, nil }
+	}
 	if c.Now == nil {
 		c.Now = time.Now
 	}
@@ -186,7 +195,8 @@ func (c Config) check() error {
 	}{
 		{"heartbeat timeout", int64(c.HeartbeatTimeout)}, {"election timeout", int64(c.ElectionTimeout)}, {"lease timeout", int64(c.LeaseTimeout)},
 		{"patience with the disk", int64(c.DiskPatience)}, {"commit timeout", int64(c.CommitTimeout)}, {"number of revisions of history", int64(c.HistoryRevisions)}, {"age of history", int64(c.HistoryAge)},
-		{"least history", int64(c.MinHistory)}, {"number of bytes of history", c.HistoryBytes}, {"bytes between snapshots", c.SnapshotBytes}, {"bytes of the trailing log", c.TrailingBytes},
+		{"least history", int64(c.MinHistory)}, {"number of bytes of history", c.HistoryBytes}, {"bytes between snapshots",
+			c.SnapshotBytes}, {"bytes of the trailing log", c.TrailingBytes},
 	} {
 		if least.value < 0 {
 			return fmt.Errorf("%w: replica %s: the %s is negative: %d", raftstore.ErrInvalid, c.Name, least.what, least.value)

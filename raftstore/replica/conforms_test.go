@@ -2,7 +2,6 @@ package replica_test
 
 import (
 	"testing"
-	"time"
 
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/replica"
@@ -30,7 +29,7 @@ func TestFollowerConforms(t *testing.T) { // F53
 
 func compactor(t *testing.T, c *storetest.Cluster) func(raftstore.Revision) {
 	return func(upTo raftstore.Revision) {
-		if err := c.Replica(c.Leader()).Compact(within(t, 10*time.Second), upTo); err != nil {
+		if err := c.Replica(c.Leader()).Compact(within(t, patience), upTo); err != nil {
 			t.Errorf("compact: %v", err)
 		}
 		c.Await("compaction everywhere", func() bool {

@@ -6,9 +6,10 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"testing/synctest"
 
 	"github.com/hashicorp/raft"
+
+	"keelson.dev/keelson/internal/virtual"
 )
 
 var errBroken = errors.New("connection broken")
@@ -309,7 +310,7 @@ func (s *stage) swap() {
 // rest ends what is under way.
 func (s *stage) rest() {
 	for range 1000 {
-		synctest.Wait()
+		virtual.Wait()
 		if len(s.flying) == 0 && len(s.answers) == 0 {
 			return
 		}
@@ -331,7 +332,7 @@ func (s *stage) rest() {
 func TestEarlyAnswersAreTrue(t *testing.T) {
 	var early, late, successes uint64
 	for seed := range uint64(2000) {
-		synctest.Test(t, func(t *testing.T) {
+		virtual.Test(t, func(t *testing.T) {
 			s := newStage(t, seed)
 			s.join()
 			s.announce(1, raft.LogNoop)
@@ -356,10 +357,10 @@ func TestEarlyAnswersAreTrue(t *testing.T) {
 					s.depose()
 				default:
 					s.fly()
-					synctest.Wait()
+					virtual.Wait()
 					s.answer()
 				}
-				synctest.Wait()
+				virtual.Wait()
 			}
 			s.rest()
 			s.e.close()
@@ -378,19 +379,19 @@ func TestEarlyAnswersAreTrue(t *testing.T) {
 // deliver lets all requests under way be answered well, and returns how many
 // there were.
 func (s *stage) deliver() (n int) {
-	synctest.Wait()
+	virtual.Wait()
 	for ; len(s.flying) > 0; n++ {
 		f := s.flying[0]
 		s.flying = s.flying[1:]
 		f.done <- sentAnswer{resp: s.process(f)}
-		synctest.Wait()
+		virtual.Wait()
 	}
 	return n
 }
 
 // onStage runs a test with a peer that holds the log and is in step.
 func onStage(t *testing.T, f func(*testing.T, *stage)) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		s := newStage(t, 1)
 		s.announce(1, raft.LogNoop)
 		s.store()
@@ -413,7 +414,7 @@ func TestEntriesGoWhileTheLeaderWrites(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
 		for round := range 10 {
 			s.announce(2, raft.LogCommand)
-			synctest.Wait()
+			virtual.Wait()
 			if len(s.flying) != 1 || len(s.flying[0].req.Entries) != 2 {
 				t.Fatalf("round %d: %d requests while the leader writes, want 1", round, len(s.flying))
 			}
@@ -442,7 +443,7 @@ func TestSilentPeerHoldsUpNothing(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
 		bounded := func() {
 			t.Helper()
-			synctest.Wait()
+			virtual.Wait()
 			if len(s.flying) != 1 {
 				t.Fatalf("%d requests to a peer that does not answer", len(s.flying))
 			}
@@ -479,19 +480,19 @@ func TestStepIsFoundAgainUnderLoad(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
 		load := func() {
 			s.announce(1, raft.LogCommand)
-			synctest.Wait()
+			virtual.Wait()
 			s.store()
 		}
 		load()
-		synctest.Wait()
+		virtual.Wait()
 		s.flying[0].done <- sentAnswer{err: errBroken}
 		s.flying = nil
 		for range 20 {
 			load()
 			s.call()
-			synctest.Wait()
+			virtual.Wait()
 			load()
-			synctest.Wait()
+			virtual.Wait()
 			if len(s.flying) > 1 {
 				t.Fatalf("%d requests at once", len(s.flying))
 			}

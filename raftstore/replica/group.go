@@ -182,38 +182,43 @@ func (c *greetedConn) greet() error {
 // admit makes sure that the replica at an address is the one to be added and
 // belongs to this group, or to none yet: then it is admitted. is is what the
 // configuration knows of the name. A member that is settled may be away.
-func (r *Replica) admit(ctx context.Context, id, address string, is raft.Server, settled bool) error {
+func (r *Replica) admit(ctx context.Context, id, address string, is raft.Server, settled bool) (level uint32, err error) {
 	client, err := r.peers.client(address)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	for {
 		ask, cancel := context.WithTimeout(ctx, askMember)
 		state, err := client.State(ask, &storev1.StateRequest{})
 		cancel()
+		if err == nil && !settled && state.GetId() == id {
+			if err := r.understands(ctx, id, state.GetFeatureLevel()); err != nil {
+				return 0, err
+			}
+		}
 		switch {
 		case err != nil:
 			if settled {
-				return nil
+				return 0, nil
 			}
 		case state.GetId() != id:
-			return fmt.Errorf("%w: the replica at %s is %q and not %q", raftstore.ErrInvalid, address, state.GetId(), id)
+			return 0, fmt.Errorf("%w: the replica at %s is %q and not %q", raftstore.ErrInvalid, address, state.GetId(), id)
 		case state.GetGroup() == r.group.id():
-			return nil
+			return state.GetFeatureLevel(), nil
 		case state.GetGroup() != "":
-			return fmt.Errorf("%w: the replica at %s has the data of another group: set that aside first", raftstore.ErrInvalid, address)
+			return 0, fmt.Errorf("%w: the replica at %s has the data of another group: set that aside first", raftstore.ErrInvalid, address)
 		case is.ID != "" && is.Suffrage == raft.Voter:
-			return fmt.Errorf("%w: %s is a voter, and the replica at %s has lost its disk: remove %s first, then add it",
+			return 0, fmt.Errorf("%w: %s is a voter, and the replica at %s has lost its disk: remove %s first, then add it",
 				raftstore.ErrMemberExists, id, address, id)
 		default:
 			_, err := client.Admit(ctx, &storev1.AdmitRequest{Id: id, Group: r.group.id()})
-			return fromStatus(err)
+			return state.GetFeatureLevel(), fromStatus(err)
 		}
 		if r.lead.established() == nil {
-			return raftstore.ErrNotLeader
+			return 0, raftstore.ErrNotLeader
 		}
 		if stop := r.pause(ctx); stop != nil {
-			return fmt.Errorf("waiting for the replica at %s: %w (last attempt: %w)", address, stop, err)
+			return 0, fmt.Errorf("waiting for the replica at %s: %w (last attempt: %w)", address, stop, err)
 		}
 	}
 }

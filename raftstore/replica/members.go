@@ -33,7 +33,7 @@ const (
 //
 // Errors: ErrInvalid when the address is another member's or another replica
 // answers there; ErrMemberExists when id is a voting member already and its
-// disk is empty.
+// disk is empty; ErrTooOld when id understands less than StoredLevel.
 func (r *Replica) AddMember(ctx context.Context, id, address string) error {
 	return r.add(ctx, id, address, false)
 }
@@ -174,7 +174,7 @@ func (r *Replica) onLeader(ctx context.Context, name string, here func() error, 
 // refusal reports an answer that another attempt would not change.
 func refusal(err error) bool {
 	return errors.Is(err, raftstore.ErrInvalid) || errors.Is(err, raftstore.ErrUnknownMember) ||
-		errors.Is(err, raftstore.ErrMemberExists) || errors.Is(err, raftstore.ErrNoMajority)
+		errors.Is(err, raftstore.ErrMemberExists) || errors.Is(err, raftstore.ErrTooOld) || errors.Is(err, raftstore.ErrNoMajority)
 }
 
 func (r *Replica) servers() []raft.Server {
@@ -221,17 +221,17 @@ func (r *Replica) addHere(ctx context.Context, id, address string, learner bool)
 	if id == r.cfg.Name && done {
 		return nil
 	}
-	if err := r.admit(ctx, id, address, is, done && is.ID != ""); err != nil {
+	level, err := r.admit(ctx, id, address, is, done && is.ID != "")
+	if err != nil {
 		return err
 	}
 	if is.ID != "" && done {
 		return nil
 	}
 	if is.ID == "" || string(is.Address) != address {
-		if err := configError(r.outcome(r.raft.AddNonvoter(raft.ServerID(id), raft.ServerAddress(address), 0, configTimeout))); err != nil {
+		if err := r.addLearner(ctx, id, address, level); err != nil {
 			return err
 		}
-		r.log.Info("member added", "member", id, "address", address)
 	}
 	if learner {
 		return nil
@@ -250,7 +250,13 @@ func (r *Replica) promoteHere(ctx context.Context, id string) error {
 	}
 	ctx, cancel := toAnswer(ctx)
 	defer cancel()
-	if err := r.awaitLearner(ctx, s); err != nil {
+	level, err := r.awaitLearner(ctx, s)
+	if err != nil {
+		return err
+	}
+	r.levels.Lock()
+	defer r.levels.Unlock()
+	if err := r.understands(ctx, id, level); err != nil {
 		return err
 	}
 	if err := configError(r.outcome(r.raft.AddVoter(s.ID, s.Address, 0, configTimeout))); err != nil {
@@ -260,27 +266,27 @@ func (r *Replica) promoteHere(ctx context.Context, id string) error {
 	return nil
 }
 
-// awaitLearner waits until a learner has nearly caught up.
-func (r *Replica) awaitLearner(ctx context.Context, s raft.Server) error {
+// awaitLearner waits until a learner has nearly caught up, and returns the level that it understands.
+func (r *Replica) awaitLearner(ctx context.Context, s raft.Server) (level uint32, err error) {
 	poll := time.NewTicker(learnerPoll)
 	defer poll.Stop()
 	for {
 		if r.lead.established() == nil {
-			return raftstore.ErrNotLeader
+			return 0, raftstore.ErrNotLeader
 		}
 		commit := r.raft.CommitIndex()
 		ask, cancel := context.WithTimeout(ctx, askMember)
 		state, err := r.stateOf(ask, s)
 		cancel()
 		if err == nil && state.GetAppliedIndex()+learnerLag >= commit && state.GetAppliedIndex() > 0 {
-			return nil
+			return state.GetFeatureLevel(), nil
 		}
 		select {
 		case <-poll.C:
 		case <-ctx.Done():
-			return fmt.Errorf("waiting for learner %s to catch up: %w", s.ID, ctx.Err())
+			return 0, fmt.Errorf("waiting for learner %s to catch up: %w", s.ID, ctx.Err())
 		case <-r.ctx.Done():
-			return raftstore.ErrClosed
+			return 0, raftstore.ErrClosed
 		}
 	}
 }

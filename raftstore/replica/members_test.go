@@ -205,7 +205,11 @@ func TestWipedVoterMustBeAddedAnew(t *testing.T) {
 	c.Wipe(wiped)
 	c.Start(wiped)
 	leader := c.Replica(c.Leader())
-	err := leader.AddMember(within(t, patience), wiped, address)
+	var err error
+	c.Await("the leader hearing the wiped voter", func() bool { // one that is away is a member as it is
+		err = leader.AddMember(within(t, patience), wiped, address)
+		return err != nil
+	})
 	if !errors.Is(err, raftstore.ErrMemberExists) || !strings.Contains(err.Error(), "remove "+wiped+" first") {
 		t.Errorf("adding a wiped voter again: %v", err)
 	}

@@ -158,7 +158,7 @@ func (s *peerServer) State(ctx context.Context, req *storev1.StateRequest) (*sto
 	}
 	resp := &storev1.StateResponse{
 		Id: s.r.cfg.Name, Term: s.r.raft.CurrentTerm(), Group: s.r.group.id(),
-		AppliedIndex: s.r.fsm.line.get(), Revision: uint64(s.r.Applied()),
+		AppliedIndex: s.r.fsm.line.get(), Revision: uint64(s.r.Applied()), FeatureLevel: s.r.cfg.FeatureLevel,
 	}
 	resp.LastIndex, resp.LastTerm = s.r.lastEntry()
 	if s.r.raft.State() == raft.Follower {
@@ -191,6 +191,8 @@ var refusals = map[codes.Code]error{
 	codes.NotFound:        raftstore.ErrUnknownMember,
 	codes.AlreadyExists:   raftstore.ErrMemberExists,
 	codes.OutOfRange:      raftstore.ErrNoMajority,
+	// gRPC says none of these codes by itself.
+	codes.PermissionDenied: raftstore.ErrTooOld,
 }
 
 // statusOf translates an error for another replica. FailedPrecondition means:

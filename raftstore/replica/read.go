@@ -54,7 +54,8 @@ func (r *Replica) Watch(ctx context.Context, prefix string, after raftstore.Revi
 	if err := r.up(ctx); err != nil {
 		return nil, fmt.Errorf("watch of %q: %w", prefix, err)
 	}
-	if after == 0 || after > r.Applied() { // what another replica has shown may be news here
+	// What another replica has shown may be news here; so may, to the watches, what was applied a moment ago.
+	if after == 0 || after > r.fsm.hub.Revision() {
 		if _, err := r.syncIndex(ctx); err != nil {
 			return nil, fmt.Errorf("watch of %q: %w", prefix, err)
 		}

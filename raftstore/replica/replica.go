@@ -52,6 +52,7 @@ type Replica struct {
 	heard    hearsay
 	usage    usage
 	group    group
+	levels   sync.Mutex // held while somebody is added or promoted, and while HoldMembers decides
 	clock    clock
 
 	forwards forwards
@@ -362,7 +363,8 @@ func (r *Replica) noteChanged(v *mvcc.View) {
 	if moved {
 		nudge(r.expiryMoved)
 	}
-	if int(v.Revision()-v.Compacted()) > r.cfg.HistoryRevisions+historySlack(r.cfg.HistoryRevisions) || v.HistoryBytes() > r.cfg.HistoryBytes {
+	if int(v.Revision()-v.Compacted()) > r.cfg.HistoryRevisions+historySlack(r.cfg.HistoryRevisions) ||
+		v.HistoryBytes() > r.cfg.HistoryBytes {
 		nudge(r.historyGrown)
 	}
 	// A snapshot costs as much as the state is large: a large state waits for

@@ -22,7 +22,7 @@ func TestKilledLeaderLosesNothing(t *testing.T) { // F53
 	for round := range 3 {
 		leader := c.Leader()
 		w := write(t, c, c.Followers(), 8)
-		watcher, err := c.Replica(c.Followers()[0]).Watch(within(t, 30*time.Second), "/writer/", 0)
+		watcher, err := c.Replica(c.Followers()[0]).Watch(within(t, patience), "/writer/", 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -51,7 +51,7 @@ func TestRestartOfAllKeepsEverything(t *testing.T) { // F52
 	w.await(c, 300)
 	close(w.stop)
 	w.wg.Wait()
-	before, err := c.Replica("r1").List(within(t, 10*time.Second), "/", raftstore.ListOptions{})
+	before, err := c.Replica("r1").List(within(t, patience), "/", raftstore.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,12 +63,12 @@ func TestRestartOfAllKeepsEverything(t *testing.T) { // F52
 	}
 	c.AwaitReady()
 	for _, r := range c.Replicas() {
-		after, err := r.List(within(t, 10*time.Second), "/", raftstore.ListOptions{})
+		after, err := r.List(within(t, patience), "/", raftstore.ListOptions{})
 		if err != nil || fmt.Sprint(after) != fmt.Sprint(before) {
 			t.Errorf("after restart: %v, error %v, want %v", after, err, before)
 		}
 		// History survives as well: a watch goes on where it was.
-		if _, err := r.Watch(within(t, 10*time.Second), "/", 1); err != nil {
+		if _, err := r.Watch(within(t, patience), "/", 1); err != nil {
 			t.Errorf("watch from before the restart: %v", err)
 		}
 	}
@@ -101,17 +101,17 @@ func TestIsolatedLeaderIsFenced(t *testing.T) {
 	}
 	first := <-terms
 	put := []raftstore.Op{raftstore.Put("/fenced", []byte("old"))}
-	if _, err := c.Replica(old).Commit(within(t, 10*time.Second), raftstore.Commit{Ops: put, Fence: first.fence}); err != nil {
+	if _, err := c.Replica(old).Commit(within(t, patience), raftstore.Commit{Ops: put, Fence: first.fence}); err != nil {
 		t.Fatalf("fenced commit of the leader: %v", err)
 	}
-	if _, err := c.Replica(c.Followers()[0]).Commit(within(t, 10*time.Second), raftstore.Commit{Ops: put, Fence: first.fence}); !errors.Is(err, raftstore.ErrFenced) {
+	if _, err := c.Replica(c.Followers()[0]).Commit(within(t, patience), raftstore.Commit{Ops: put, Fence: first.fence}); !errors.Is(err, raftstore.ErrFenced) {
 		t.Errorf("fenced commit on a follower: %v, want it refused and not forwarded", err)
 	}
 
 	c.Isolate(old)
 	caught := make(chan error, 1)
 	go func() {
-		_, err := c.Replica(old).Commit(within(t, 30*time.Second), raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/fenced", []byte("late"))}, Fence: first.fence})
+		_, err := c.Replica(old).Commit(within(t, patience), raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/fenced", []byte("late"))}, Fence: first.fence})
 		caught <- err
 	}()
 	second := <-terms
@@ -134,10 +134,10 @@ func TestIsolatedLeaderIsFenced(t *testing.T) {
 	if err := <-caught; !errors.Is(err, raftstore.ErrFenced) {
 		t.Errorf("commit under the old fence: %v, want fenced", err)
 	}
-	if _, err := c.Replica(old).Commit(within(t, 10*time.Second), raftstore.Commit{Ops: put, Fence: first.fence}); !errors.Is(err, raftstore.ErrFenced) {
+	if _, err := c.Replica(old).Commit(within(t, patience), raftstore.Commit{Ops: put, Fence: first.fence}); !errors.Is(err, raftstore.ErrFenced) {
 		t.Errorf("commit under the old fence: %v, want fenced", err)
 	}
-	it, _, err := c.Replica(old).Get(within(t, 10*time.Second), "/fenced", raftstore.ReadOptions{})
+	it, _, err := c.Replica(old).Get(within(t, patience), "/fenced", raftstore.ReadOptions{})
 	if err != nil || string(it.Value) != "old" {
 		t.Errorf("value %q, error %v", it.Value, err)
 	}
@@ -161,7 +161,7 @@ func TestWithoutMajorityWritesWait(t *testing.T) {
 	}
 	waiting := make(chan error, 1)
 	go func() {
-		_, err := s.Commit(within(t, 30*time.Second), raftstore.Commit{Ops: []raftstore.Op{raftstore.Create("/c", nil)}})
+		_, err := s.Commit(within(t, patience), raftstore.Commit{Ops: []raftstore.Op{raftstore.Create("/c", nil)}})
 		waiting <- err
 	}()
 	for _, name := range c.Names() {
@@ -197,7 +197,7 @@ func TestLaggingReplicaGetsSnapshot(t *testing.T) {
 	ttl := raftstore.Put("/ttl", nil)
 	ttl.TTL = time.Hour
 	commit(t, c.Replica(lagging), ttl)
-	watcher, err := c.Replica(lagging).Watch(within(t, 60*time.Second), "/", 1)
+	watcher, err := c.Replica(lagging).Watch(within(t, patience), "/", 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -208,7 +208,7 @@ func TestLaggingReplicaGetsSnapshot(t *testing.T) {
 		rev = commit(t, c.Other(lagging), raftstore.Put(fmt.Sprintf("/k/%d", i%20), value))
 	}
 	for _, r := range c.Replicas() {
-		if err := r.Snapshot(within(t, 10*time.Second)); err != nil {
+		if err := r.Snapshot(within(t, patience)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -227,7 +227,7 @@ func TestLaggingReplicaGetsSnapshot(t *testing.T) {
 	close(w.stop)
 	w.wg.Wait()
 	sameHistory(t, c)
-	if it, _, err := c.Replica("r4").Get(within(t, 10*time.Second), "/ttl", raftstore.ReadOptions{}); err != nil || it.Expires == 0 {
+	if it, _, err := c.Replica("r4").Get(within(t, patience), "/ttl", raftstore.ReadOptions{}); err != nil || it.Expires == 0 {
 		t.Errorf("item with TTL on the new replica: %+v, error %v", it, err)
 	}
 	if err := c.Replica("r4").RemoveMember(within(t, patience), lagging); err != nil {
@@ -266,7 +266,7 @@ func TestLeadershipMovesWithoutPause(t *testing.T) {
 	w := write(t, c, c.Followers(), 4)
 	w.await(c, 50)
 	began := time.Now()
-	if err := c.Replica(leader).TransferLeadership(within(t, 10*time.Second)); err != nil {
+	if err := c.Replica(leader).TransferLeadership(within(t, patience)); err != nil {
 		t.Fatal(err)
 	}
 	before := w.done.Load()
@@ -314,7 +314,7 @@ func TestDataDirectoryIsGuarded(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return r.Run(within(t, 10*time.Second))
+		return r.Run(within(t, patience))
 	}
 	if err := run(); !errors.Is(err, disk.ErrForeignData) {
 		t.Errorf("start on another replica's data: %v", err)

@@ -35,6 +35,7 @@ type roleLog struct {
 	asked    bool                 // for votes in this election, beyond those in advance
 	refused  string               // what was logged last of a ballot that elected nobody
 	waiting  func(reason string)  // logs a change whose reason is yet to be heard
+	stopped  bool                 // a raft that is told to end may change its role once more
 }
 
 type voteAsked struct {
@@ -115,6 +116,9 @@ func (l *roleLog) observe(o *raft.Observation) bool {
 func (l *roleLog) moved(state raft.RaftState, s situation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.stopped {
+		return
+	}
 	l.begin(raft.Follower) // as every raft does
 	l.explain("raft gave none")
 	from, to := l.role, roleName(state)
@@ -243,7 +247,7 @@ func (l *roleLog) stop(cause error) {
 		reason = cause.Error()
 	}
 	l.changed(l.role, "none", reason)
-	l.role = ""
+	l.role, l.stopped = "", true
 }
 
 // Elections.

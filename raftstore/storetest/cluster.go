@@ -18,7 +18,7 @@ import (
 
 // patience bounds every wait of a test cluster: far beyond what a healthy
 // cluster needs on a busy machine.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // Cluster is a group of replicas in one process, on loopback, with disks in
 // the test's temporary folder. It is stopped when the test ends.

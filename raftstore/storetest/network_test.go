@@ -5,8 +5,9 @@ import (
 	"io"
 	"net"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"keelson.dev/keelson/internal/virtual"
 )
 
 // wired returns the two ends of a connection from a to b.
@@ -18,7 +19,7 @@ func wired(n *Network) (a *wire, b net.Conn) {
 // What was sent during a cut arrives when TCP sends it again: up to about as long
 // after the cut as it lasted. What is sent behind it waits for it.
 func TestHeldBackArrivesAsTCPBringsIt(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		n := newNetwork()
 		a, b := wired(n)
 		defer a.Close()
@@ -51,7 +52,7 @@ func TestHeldBackArrivesAsTCPBringsIt(t *testing.T) {
 // unheard for too long, whichever direction is cut; and not before.
 func TestUnheardConnectionBreaks(t *testing.T) {
 	for _, cut := range [][2]string{{"a", "b"}, {"b", "a"}} {
-		synctest.Test(t, func(t *testing.T) {
+		virtual.Test(t, func(t *testing.T) {
 			n := newNetwork()
 			a, b := wired(n)
 			defer a.Close()

@@ -2,8 +2,8 @@ package watch_test
 
 import (
 	"testing"
-	"testing/synctest"
 
+	"keelson.dev/keelson/internal/virtual"
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/watch"
 )
@@ -26,7 +26,7 @@ func (h *busyTape) Read(after raftstore.Revision, max int) ([]raftstore.Events, 
 // A watcher that has read all history and is about to get live events misses
 // none that come in between.
 func TestNothingFallsBetweenHistoryAndLive(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		h := new(busyTape)
 		hub := watch.New(h, 0, watch.Options{})
 		const busy = 5
@@ -43,7 +43,7 @@ func TestNothingFallsBetweenHistoryAndLive(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		synctest.Wait()
+		virtual.Wait()
 		hub.Publish([]raftstore.Events{h.record("/a")})
 		for want := raftstore.Revision(2); want <= 3+busy+1; want++ {
 			if ev := <-w.C(); ev.Revision != want {
@@ -57,7 +57,7 @@ func TestNothingFallsBetweenHistoryAndLive(t *testing.T) {
 // When the state is replaced under a watcher, what it has not seen comes from
 // the history that came with the new state.
 func TestWatchGoesOnThroughReset(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		h := new(tape)
 		hub := watch.New(h, 0, watch.Options{})
 		w, err := hub.Watch(t.Context(), "/", 0)
@@ -68,7 +68,7 @@ func TestWatchGoesOnThroughReset(t *testing.T) {
 			h.record("/a")
 		}
 		hub.Reset(3)
-		synctest.Wait()
+		virtual.Wait()
 		hub.Publish([]raftstore.Events{h.record("/a")})
 		for want := range raftstore.Revision(4) {
 			if ev := <-w.C(); ev.Revision != want+1 {

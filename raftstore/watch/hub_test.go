@@ -7,11 +7,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"pgregory.net/rapid"
 
+	"keelson.dev/keelson/internal/virtual"
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/watch"
 )
@@ -153,7 +153,7 @@ func describe(ev raftstore.Events) string {
 // A watcher whose reader is gone for good holds nobody up and ends when
 // history has been compacted under it.
 func TestStuckReaderIsCutOff(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		h := new(tape)
 		hub := watch.New(h, 0, watch.Options{})
 		w, err := hub.Watch(context.Background(), "/", 0)
@@ -163,7 +163,7 @@ func TestStuckReaderIsCutOff(t *testing.T) {
 		for range 1000 {
 			hub.Publish([]raftstore.Events{h.record("/a")})
 		}
-		synctest.Wait()
+		virtual.Wait()
 		if running, behind := hub.Watchers(); running != 1 || behind != 1 {
 			t.Errorf("%d watchers, %d behind", running, behind)
 		}
@@ -185,7 +185,7 @@ func TestStuckReaderIsCutOff(t *testing.T) {
 
 // Progress notes come in time, to synced watchers, and not when nothing happens.
 func TestProgressNotes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		h := new(tape)
 		hub := watch.New(h, 0, watch.Options{ProgressEvery: time.Second})
 		ctx, cancel := context.WithCancel(context.Background())
@@ -285,7 +285,7 @@ func TestWatchOfTheFuture(t *testing.T) {
 
 // A watcher cut off for slowness is counted, one that ended by itself is not.
 func TestCutWatchersAreCounted(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		h := new(tape)
 		hub := watch.New(h, 0, watch.Options{})
 		for range 2 {
@@ -300,7 +300,7 @@ func TestCutWatchersAreCounted(t *testing.T) {
 		for range 500 {
 			hub.Publish([]raftstore.Events{h.record("/a")})
 		}
-		synctest.Wait()
+		virtual.Wait()
 		done.Stop()
 		h.compact(450)
 		time.Sleep(time.Minute) // virtual

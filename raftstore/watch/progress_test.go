@@ -3,9 +3,9 @@ package watch_test
 import (
 	"context"
 	"testing"
-	"testing/synctest"
 	"time"
 
+	"keelson.dev/keelson/internal/virtual"
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/watch"
 )
@@ -18,7 +18,7 @@ func quiet(t *testing.T, h *tape, hub *watch.Hub) *watch.Watcher {
 	if err != nil {
 		t.Fatal(err)
 	}
-	synctest.Wait() // it has caught up
+	virtual.Wait() // it has caught up
 	if ev := <-w.C(); ev.Revision != 2 {
 		t.Fatalf("first delivery: %+v", ev)
 	}
@@ -28,12 +28,12 @@ func quiet(t *testing.T, h *tape, hub *watch.Hub) *watch.Watcher {
 // Whoever asks for progress is answered, also when nothing has happened since
 // the watcher caught up.
 func TestProgressIsToldWhenAskedFor(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		h := new(tape)
 		w := quiet(t, h, watch.New(h, 0, watch.Options{}))
 		for range 2 {
 			w.RequestProgress()
-			synctest.Wait()
+			virtual.Wait()
 			select {
 			case ev := <-w.C():
 				if len(ev.Events) != 0 || ev.Revision != 4 {
@@ -50,7 +50,7 @@ func TestProgressIsToldWhenAskedFor(t *testing.T) {
 // A request is not forgotten because there is no room for the answer: it
 // comes after what has not been read yet.
 func TestProgressFollowsWhatIsUnread(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		h := new(tape)
 		hub := watch.New(h, 0, watch.Options{})
 		w, err := hub.Watch(t.Context(), "/mine/", 0)
@@ -68,7 +68,7 @@ func TestProgressFollowsWhatIsUnread(t *testing.T) {
 		w.RequestProgress()
 		last := raftstore.Revision(0)
 		for last < unread+1 {
-			synctest.Wait()
+			virtual.Wait()
 			select {
 			case ev := <-w.C():
 				if len(ev.Events) > 0 && ev.Revision != last+1 || ev.Revision < last {
@@ -85,7 +85,7 @@ func TestProgressFollowsWhatIsUnread(t *testing.T) {
 
 // The notes that come by themselves also reach one who caught up in silence.
 func TestProgressAfterCatchingUp(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		h := new(tape)
 		hub := watch.New(h, 0, watch.Options{ProgressEvery: time.Second})
 		ctx, cancel := context.WithCancel(t.Context())

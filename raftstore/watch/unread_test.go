@@ -3,9 +3,9 @@ package watch_test
 import (
 	"errors"
 	"testing"
-	"testing/synctest"
 	"time"
 
+	"keelson.dev/keelson/internal/virtual"
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/watch"
 )
@@ -38,7 +38,7 @@ func TestUnreadBytesAreBounded(t *testing.T) {
 	} {
 		for began, after := range map[string]raftstore.Revision{"live": 0, "in the past": 1} {
 			t.Run(name+", "+began, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
+				virtual.Test(t, func(t *testing.T) {
 					h := new(tape)
 					hub := watch.New(h, 0, watch.Options{})
 					hub.Publish([]raftstore.Events{h.record("/first"), h.record("/other")})
@@ -60,7 +60,7 @@ func TestUnreadBytesAreBounded(t *testing.T) {
 					if after != 0 {
 						w = watching()
 					}
-					synctest.Wait()
+					virtual.Wait()
 					time.Sleep(time.Minute) // virtual: it does not give in
 					if n := len(w.C()); n != x.most {
 						t.Errorf("%d revisions unread, want %d", n, x.most)
@@ -70,7 +70,7 @@ func TestUnreadBytesAreBounded(t *testing.T) {
 						if ev := <-w.C(); ev.Revision != first+i+1 {
 							t.Fatalf("revision %d, want %d", ev.Revision, first+i+1)
 						}
-						synctest.Wait()
+						virtual.Wait()
 						if n := len(w.C()); n > x.most {
 							t.Fatalf("%d revisions unread", n)
 						}
@@ -91,7 +91,7 @@ func TestUnreadBytesAreBounded(t *testing.T) {
 // A watcher that waits for room for many bytes ends when history is gone, and
 // when it is stopped.
 func TestHeavyWatcherEnds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		h := new(tape)
 		hub := watch.New(h, 0, watch.Options{})
 		var all []*watch.Watcher
@@ -105,9 +105,9 @@ func TestHeavyWatcherEnds(t *testing.T) {
 		for range 5 {
 			hub.Publish([]raftstore.Events{h.heavy(9<<20, 0)})
 		}
-		synctest.Wait()
+		virtual.Wait()
 		all[0].Stop()
-		synctest.Wait()
+		virtual.Wait()
 		if running, behind := hub.Watchers(); running != 1 || behind != 1 {
 			t.Errorf("%d watchers, %d behind", running, behind)
 		}

@@ -32,7 +32,9 @@ const (
 	slowLists    = 100
 	manyWatches  = 10000
 	perConn      = 250 // watches that one connection carries
-	victimWrites = 200
+	victimWrites = 400
+	victimWaits  = time.Second // what 99 of 100 of the other user's writes take at most
+	measurements = 3
 )
 
 // overload is one tenant's attack. Its clients share the machine with the replicas, so
@@ -48,8 +50,10 @@ type overload struct {
 
 // One tenant writes objects of a megabyte, reads a hundred lists slowly and holds ten
 // thousand watches, through all replicas. Another user's writes must all succeed, the
-// leader stays, and no replica takes more than its limit. How long the writes take is told and not judged: the replicas,
-// the workers and the attackers have the same few cores, and whatever else the machine does.
+// leader stays, no replica takes more than its limit, and 99 of 100 of the writes take less than a second. While the
+// attack goes on it is measured up to three times, and the best one counts: the replicas, the workers, the attackers and
+// whatever else the machine does share a few cores and one disk, and what comes from elsewhere can only make it slower.
+// Every measurement is four hundred writes long, so that a lucky moment is none.
 func TestOneTenantOverloads(t *testing.T) {
 	begin(t)
 	ns, config := tenant(t)
@@ -57,7 +61,7 @@ func TestOneTenantOverloads(t *testing.T) {
 	quiet := latencies(t, client(t, victim), others, 50)
 	clearPeaks(t)
 	o := newOverload(t, ns, config)
-	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 120*time.Second)
 	defer cancel()
 	var attackers sync.WaitGroup
 	for i := range largeWriters {
@@ -80,7 +84,17 @@ func TestOneTenantOverloads(t *testing.T) {
 	}
 	opened.Wait()
 	began := time.Now()
-	under := latencies(t, client(t, victim), others, victimWrites)
+	var under []time.Duration
+	for range measurements {
+		now := latencies(t, client(t, victim), others, victimWrites)
+		t.Logf("the other user's writes: p50 %v, p99 %v", now[len(now)/2], p99(now))
+		if under == nil || p99(now) < p99(under) {
+			under = now
+		}
+		if p99(under) < victimWaits {
+			break
+		}
+	}
 	took := time.Since(began)
 	cancel()
 	attackers.Wait()
@@ -88,8 +102,10 @@ func TestOneTenantOverloads(t *testing.T) {
 		"opened %d watches (%d refused)", took,
 		o.writes.Load(), o.writesRefused.Load(), o.lists.Load(), o.listsRefused.Load(),
 		o.watches.Load(), o.watchesRefused.Load())
-	t.Logf("the other user's writes: p50 %v, p99 %v, without the attack p99 %v; a replica's peak is %d MiB",
-		under[len(under)/2], p99(under), p99(quiet), reached(t)/megabyte)
+	t.Logf("without the attack p99 is %v; a replica's peak is %d MiB", p99(quiet), reached(t)/megabyte)
+	if p99(under) >= victimWaits {
+		t.Errorf("p99 of the other user's writes is %v, want less than %v", p99(under), victimWaits)
+	}
 	// What the replicas refuse with 429 was asked of them all the same.
 	if asked := o.watches.Load() + o.watchesRefused.Load(); asked < manyWatches || o.writes.Load() == 0 || o.lists.Load() < slowLists {
 		t.Error("the attack was not what it should be")

@@ -30,13 +30,26 @@ import (
 // The lab of this run.
 var current *borrow.Loan
 
-// Main runs a package's tests on a lab. Its result is the exit code.
-func Main(m *testing.M, after ...func() error) int {
+// Main runs a package's tests on a lab of three workers. Its result is the exit code.
+func Main(m *testing.M, after ...func() error) int { return MainOf(3, m, after...) }
+
+// MainOf is Main on a lab of so many workers.
+func MainOf(workers int, m *testing.M, after ...func() error) int {
+	return on(workers, func(*lab.Config) {}, m, after...)
+}
+
+// MainWith is Main on a lab whose replicas run with flags and see a folder of this machine as /etc/keelson. A lab that is
+// up already stays as it is: the tests ask Lab().Config whether it has the flags.
+func MainWith(flags []string, files string, m *testing.M) int {
+	return on(3, func(c *lab.Config) { c.ControlPlaneFlags, c.ControlPlaneFiles = flags, files }, m)
+}
+
+func on(workers int, change func(*lab.Config), m *testing.M, after ...func() error) int {
 	if os.Geteuid() != 0 {
 		fmt.Println("skipped: a lab needs root")
 		return 0
 	}
-	loan, err := borrow.Lab(os.Stdout)
+	loan, err := borrow.Lab(os.Stdout, workers, change)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "no lab:", err)
 		return 1
@@ -87,11 +100,35 @@ func Client(t testing.TB) kubernetes.Interface {
 // ClientAt talks to one replica directly.
 func ClientAt(t testing.TB, replica string) kubernetes.Interface {
 	t.Helper()
-	cfg := RestConfig(t)
+	return clientFor(t, at(t, RestConfig(t), replica))
+}
+
+// TokenClientAt talks to one replica directly, as whom a token is for.
+func TokenClientAt(t testing.TB, replica, token string) kubernetes.Interface {
+	t.Helper()
+	cfg := rest.AnonymousClientConfig(RestConfig(t))
+	cfg.BearerToken = token
+	return clientFor(t, at(t, cfg, replica))
+}
+
+// at has a client's connections begin on a replica's host.
+func at(t testing.TB, cfg *rest.Config, replica string) *rest.Config {
+	t.Helper()
 	h := Host(t, replica)
 	cfg.Host = fmt.Sprintf("https://%s:%d", h.IP, lab.APIPort)
 	cfg.Dial = func(ctx context.Context, _, address string) (net.Conn, error) { return h.Dial(ctx, address) }
-	return clientFor(t, cfg)
+	return cfg
+}
+
+// Replicas are the names of the lab's replicas.
+func Replicas() []string {
+	var out []string
+	for _, h := range current.Config.Hosts {
+		if h.Role == lab.RoleControlPlane {
+			out = append(out, h.Name)
+		}
+	}
+	return out
 }
 
 func clientFor(t testing.TB, cfg *rest.Config) kubernetes.Interface {

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"keelson.dev/keelson/deploy/lab"
 )
 
 // describe logs what a person would look at first in a namespace.
@@ -28,7 +30,12 @@ func Diagnose(w io.Writer) {
 		out, _ := cmd.CombinedOutput()
 		fmt.Fprintf(w, "%s\n", out)
 	}
-	for _, h := range current.Config.Hosts {
+	DaemonLogs(w, current.Lab)
+}
+
+// DaemonLogs writes the ends of the logs of a lab's daemons.
+func DaemonLogs(w io.Writer, l *lab.Lab) {
+	for _, h := range l.Config.Hosts {
 		raw, err := os.ReadFile(h.LogFile())
 		if err != nil {
 			continue

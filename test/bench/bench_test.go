@@ -3,11 +3,12 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -15,13 +16,14 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/internal/virtual"
 	"keelson.dev/keelson/test/bench/figures"
 	"keelson.dev/keelson/test/bench/procfs"
 )
 
 // In virtual time a load's figures are exact: three clients, calls of 100 ms, one second.
 func TestLoadCountsEveryCall(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		got, err := load{clients: 3, during: time.Second, call: func(context.Context, int, int) error {
 			<-time.After(100 * time.Millisecond)
 			return nil
@@ -127,20 +129,20 @@ func TestObserverNotesFirstMoments(t *testing.T) {
 // A watch that ends must not leave anybody waiting; a deadline says how far the pod came.
 func TestObserverGivesUp(t *testing.T) {
 	never := func(seen) bool { return false }
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		o := &observer{pods: map[string]*seen{}, changed: make(chan struct{})}
 		waited := make(chan error)
 		go func() {
 			_, err := o.await(t.Context(), "p", "Ready", never)
 			waited <- err
 		}()
-		synctest.Wait()
+		virtual.Wait()
 		o.fail(errors.New("cut off"))
 		if err := <-waited; err == nil || !strings.Contains(err.Error(), "cut off") {
 			t.Errorf("got %v", err)
 		}
 	})
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		o := &observer{pods: map[string]*seen{}, changed: make(chan struct{})}
 		o.event(watch.Event{Type: watch.Added, Object: &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Status: v1.PodStatus{Phase: v1.PodPending,
 			Conditions: []v1.PodCondition{{Type: v1.PodScheduled, Status: v1.ConditionFalse, Reason: "Unschedulable", Message: "0/3 nodes"}}}}}, time.Now())
@@ -193,5 +195,41 @@ func TestCommitReference(t *testing.T) {
 	}
 	if r := b.commitReference(1, "rate"); r != nil {
 		t.Errorf("got %+v", r)
+	}
+}
+
+func TestBenchmarkMetric(t *testing.T) {
+	out := `goos: linux
+BenchmarkPlacement/spread/1000-2         	   20000	    201754 ns/op	      4957 pods/s	   12721 B/op	     112 allocs/op
+BenchmarkPlacement/spread/1000-2         	   20000	    101754 ns/op	      9827.5 pods/s	   12721 B/op	     112 allocs/op
+BenchmarkPlacement/spread/1000-2         	   20000	    101754 ns/op	      7 pods/s	   12721 B/op	     112 allocs/op
+PASS
+`
+	if got, err := metric([]byte(out), "pods/s"); err != nil || !slices.Equal(got, []float64{4957, 9827.5, 7}) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	if got, err := metric([]byte(strings.Replace(out, "Placement", "Other", 1)), "pods/s"); err == nil {
+		t.Errorf("one is missing, got %v", got)
+	}
+}
+
+// Every placement that is measured exists, and every bar belongs to one that is.
+func TestPlacementsHaveBars(t *testing.T) {
+	measured := map[string]bool{}
+	for _, size := range placementSizes {
+		for _, kind := range placementKinds {
+			measured[fmt.Sprintf("placement %s %d", kind, size)] = true
+		}
+	}
+	bars := 0
+	for key := range figures.Targets {
+		if strings.HasPrefix(key, "placement ") {
+			if bars++; !measured[key] {
+				t.Errorf("%s is not measured", key)
+			}
+		}
+	}
+	if bars < 10 {
+		t.Errorf("%d bars", bars)
 	}
 }

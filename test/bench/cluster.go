@@ -22,6 +22,7 @@ import (
 // cluster is what is measured: a lab, or with -kubeconfig an API alone.
 type cluster struct {
 	loan   *borrow.Loan // nil = an API alone
+	hosts  []string     // of the replicas, where there is no lab and they are several
 	config *rest.Config // through the forwarder
 	client kubernetes.Interface
 	meter  procfs.Meter
@@ -39,25 +40,32 @@ func (b *bench) openCluster(ctx context.Context) (*cluster, error) {
 	kubeconfig := b.kubeconfig
 	if kubeconfig == "" {
 		b.say("looking for a lab, or making one")
-		loan, err := borrow.Lab(b.progress)
+		loan, err := borrow.Lab(b.progress, 3)
 		if err != nil {
 			return nil, err
 		}
 		c.loan, kubeconfig = loan, loan.Config.Kubeconfig
 		c.findDaemons(ctx)
 	}
-	var err error
-	if c.config, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err == nil {
-		// Both sides speak protobuf, as the components of Kubernetes do.
-		c.config.ContentType, c.config.AcceptContentTypes = "application/vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf,application/json"
-		c.config.QPS, c.config.Burst = -1, 0
-		c.client, err = kubernetes.NewForConfig(c.config)
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err == nil {
+		err = c.through(config)
 	}
 	if err != nil {
 		_ = c.close()
 		return nil, fmt.Errorf("a client from %s: %w", kubeconfig, err)
 	}
 	return c, nil
+}
+
+// through makes the cluster's client.
+func (c *cluster) through(config *rest.Config) (err error) {
+	c.config = rest.CopyConfig(config)
+	// Both sides speak protobuf, as the components of Kubernetes do.
+	c.config.ContentType, c.config.AcceptContentTypes = "application/vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf,application/json"
+	c.config.QPS, c.config.Burst = -1, 0
+	c.client, err = kubernetes.NewForConfig(c.config)
+	return err
 }
 
 // findDaemons notes whose CPU time is told with every measure: the daemons', and
@@ -108,6 +116,9 @@ func (c *cluster) connections(n int) ([]rest.Interface, error) {
 		cfg := rest.CopyConfig(c.config)
 		// A dial function of its own gives each client a transport of its own.
 		cfg.Dial = (&net.Dialer{Timeout: 5 * time.Second}).DialContext
+		if len(c.hosts) > 0 {
+			cfg.Host = c.hosts[i%len(c.hosts)]
+		}
 		if len(replicas) > 0 {
 			h := replicas[i%len(replicas)]
 			cfg.Host = fmt.Sprintf("https://%s:%d", h.IP, lab.APIPort)

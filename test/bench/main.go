@@ -3,16 +3,19 @@
 // A figure stands beside the one to beat and, where there is one, beside a
 // reference measured in the same run: machines drift, ratios do not.
 //
-//	scripts/bench [-only store,node,idle,api] [-json FILE] [-kubeconfig FILE]
+//	scripts/bench [-only store,sched,bound,node,idle,api] [-json FILE] [-kubeconfig FILE]
 package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"runtime/pprof"
 	"slices"
 	"strings"
 	"syscall"
@@ -22,16 +25,18 @@ import (
 	"keelson.dev/keelson/test/bench/procfs"
 )
 
-// The parts, in the order in which they run: the store has the machine for
-// itself, idle is measured before the API's load fills the heaps.
+// The parts, in the order in which they run: the store and the scheduler have the
+// machine for themselves, idle is measured before the API's load fills the heaps.
 const (
 	partStore = "store"
+	partSched = "sched"
+	partBound = "bound"
 	partNode  = "node"
 	partIdle  = "idle"
 	partAPI   = "api"
 )
 
-var parts = []string{partStore, partNode, partIdle, partAPI}
+var parts = []string{partStore, partSched, partBound, partNode, partIdle, partAPI}
 
 type options struct {
 	only       []string
@@ -39,6 +44,7 @@ type options struct {
 	programs   string
 	etcd       string
 	kubeconfig string
+	profiles   string
 	duration   time.Duration
 	inTurn     int
 	burst      int
@@ -48,9 +54,10 @@ func main() {
 	var o options
 	only := flag.String("only", strings.Join(parts, ","), "the parts to run")
 	flag.StringVar(&o.jsonPath, "json", "bench.json", "write JSON lines to this file")
-	flag.StringVar(&o.programs, "programs", "", "folder of the programs store and floor (test/bench/store, test/bench/node/floor)")
+	flag.StringVar(&o.programs, "programs", "", "folder of the programs store and floor (test/bench/store, test/bench/node/floor) and of the scheduler's test, sched.test")
 	flag.StringVar(&o.etcd, "etcd", "", "the program of the store's reference (test/bench/etcd); none = no reference")
 	flag.StringVar(&o.kubeconfig, "kubeconfig", "", "measure the API of this cluster instead of a lab's (part api only)")
+	flag.StringVar(&o.profiles, "profiles", "", "folder for a CPU profile of each measure in which this process works; none = none")
 	flag.DurationVar(&o.duration, "duration", 3*time.Second, "time per measure of load")
 	flag.IntVar(&o.inTurn, "pods", 20, "pods created one at a time")
 	flag.IntVar(&o.burst, "burst", 20, "pods created at once on one node")
@@ -79,8 +86,8 @@ func (o options) check() error {
 	if o.inTurn < 1 || o.burst < 1 || o.duration <= 0 {
 		return fmt.Errorf("-pods %d, -burst %d and -duration %s must be above zero", o.inTurn, o.burst, o.duration)
 	}
-	if (o.runs(partStore) || o.runs(partNode)) && o.programs == "" {
-		return fmt.Errorf("-programs: the parts %s and %s need the folder of their programs: scripts/bench builds them", partStore, partNode)
+	if (o.runs(partStore) || o.runs(partSched) || o.runs(partNode)) && o.programs == "" {
+		return fmt.Errorf("-programs: the parts %s, %s and %s need the folder of their programs: scripts/bench builds them", partStore, partSched, partNode)
 	}
 	return nil
 }
@@ -127,6 +134,16 @@ func (b *bench) all(ctx context.Context) (err error) {
 			return fmt.Errorf("part %s: %w", partStore, err)
 		}
 	}
+	if b.runs(partSched) {
+		if err := b.sched(ctx); err != nil {
+			return fmt.Errorf("part %s: %w", partSched, err)
+		}
+	}
+	if b.runs(partBound) {
+		if err := b.untilBound(ctx); err != nil {
+			return fmt.Errorf("part %s: %w", partBound, err)
+		}
+	}
 	if !b.runs(partNode) && !b.runs(partIdle) && !b.runs(partAPI) {
 		return nil
 	}
@@ -162,7 +179,12 @@ func (b *bench) say(format string, args ...any) {
 // measure runs one measure with its cost and keeps its record.
 func (b *bench) measure(name string, params map[string]any, do func() (map[string]float64, error)) (figures.Record, error) {
 	r := figures.Record{Measure: name, Params: params}
-	err := b.meter.Run(&r, func() (err error) {
+	stop, err := b.profile(name)
+	if err != nil {
+		return r, err
+	}
+	err = b.meter.Run(&r, func() (err error) {
+		defer func() { err = errors.Join(err, stop()) }()
 		r.Values, err = do()
 		return err
 	})
@@ -171,6 +193,24 @@ func (b *bench) measure(name string, params map[string]any, do func() (map[strin
 	}
 	b.records = append(b.records, r)
 	return r, nil
+}
+
+// profile begins the CPU profile of a measure.
+func (b *bench) profile(measure string) (stop func() error, err error) {
+	if b.profiles == "" {
+		return func() error { return nil }, nil
+	}
+	f, err := os.Create(filepath.Join(b.profiles, strings.NewReplacer(" ", "-", ",", "").Replace(measure)+".pprof"))
+	if err != nil {
+		return nil, fmt.Errorf("-profiles: %w", err)
+	}
+	if err := pprof.StartCPUProfile(f); err != nil {
+		return nil, errors.Join(fmt.Errorf("-profiles: %w", err), f.Close())
+	}
+	return func() error {
+		pprof.StopCPUProfile()
+		return f.Close()
+	}, nil
 }
 
 // disturbed is the largest share of the machine that went to other work during a measure.

@@ -67,6 +67,27 @@ func TestNetwork(t *testing.T) {
 	}
 }
 
+// F116: a Service without a selector leads to the addresses that somebody wrote into its Endpoints.
+func TestEndpointsKeptByHand(t *testing.T) {
+	w := begin(t)
+	w.createWeb(web("web", 1))
+	pod := w.waitReplicas("web", 1)[0]
+	svc := front("db", v1.ServiceTypeClusterIP)
+	svc.Spec.Selector = nil
+	svc = w.createService(svc)
+	if _, err := w.cs.CoreV1().Endpoints(w.ns).Create(t.Context(), &v1.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: "db"}, Subsets: []v1.EndpointSubset{{
+		Addresses: []v1.EndpointAddress{{IP: pod.Status.PodIP}}, Ports: []v1.EndpointPort{{Name: "http", Port: 8080}}}}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	bed.Eventually(t, soon, func() error {
+		got, err := fetch(bed.HTTP(bed.Host(t, "w1")), "http://"+svc.Spec.ClusterIP+"/")
+		if err == nil && !strings.Contains(got, pod.Name) {
+			err = fmt.Errorf("answered %q", got)
+		}
+		return err
+	})
+}
+
 // F22: a pod reaches the API at Service default/kubernetes with its own token.
 func TestPodReachesAPI(t *testing.T) {
 	w := begin(t)

@@ -56,11 +56,12 @@ func TestWhatNodesAreGiven(t *testing.T) {
 	if q := n.Status.Allocatable["example.com/dongle"]; q.Value() != 2 {
 		t.Errorf("allocatable: %v", n.Status.Allocatable)
 	}
-	// When they are taken away, what asks for them later is refused, and a refused pod shows no container that waits.
-	w.patchNode(node, `{"status":{"capacity":{"example.com/dongle":null}}}`, "status")
+	// When there are none any more, what asks for them later is refused, and a refused pod shows no container that waits. (Of
+	// a resource that the node does not have at all it is for others to say who gets it, as with a kubelet.)
+	w.patchNode(node, `{"status":{"capacity":{"example.com/dongle":"0"}}}`, "status")
 	bed.Eventually(t, soon, func() error {
 		n, err := w.cs.CoreV1().Nodes().Get(context.Background(), node, metav1.GetOptions{})
-		if _, still := n.Status.Allocatable["example.com/dongle"]; err == nil && still {
+		if q, ok := n.Status.Allocatable["example.com/dongle"]; err == nil && (!ok || !q.IsZero()) {
 			err = fmt.Errorf("allocatable: %v", n.Status.Allocatable)
 		}
 		return err

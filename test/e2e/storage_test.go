@@ -8,9 +8,11 @@ import (
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/test/bed"
 )
@@ -118,4 +120,101 @@ func TestDriverMountsReachTheNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	mounted(false)
+}
+
+const ownDriver = "local.csi.keelson.dev"
+
+// mounting has a pod see a volume at /data.
+func mounting(p *v1.Pod, source v1.VolumeSource) *v1.Pod {
+	p.Spec.Containers[0].VolumeMounts = []v1.VolumeMount{{Name: "data", MountPath: "/data"}}
+	p.Spec.Volumes = []v1.Volume{{Name: "data", VolumeSource: source}}
+	return p
+}
+
+func ofClaim(name string) v1.VolumeSource {
+	return v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: name}}
+}
+
+// A pod gets a claim of its own for a generic ephemeral volume, which is mounted, is no other pod's, and goes with it.
+func TestGenericEphemeralVolume(t *testing.T) {
+	w := begin(t)
+	ctx := context.Background()
+	spec := w.volumeOf(ownDriver, "scratch", v1.ReadWriteOncePod)
+	p := mounting(pod("worker", tools, "sh", "-c", "echo here > /data/file; exec sleep 1000000"), v1.VolumeSource{
+		Ephemeral: &v1.EphemeralVolumeSource{VolumeClaimTemplate: &v1.PersistentVolumeClaimTemplate{Spec: spec}}})
+	made := w.createPod(p)
+	w.waitPod("worker", isReady)
+	c, err := w.cs.CoreV1().PersistentVolumeClaims(w.ns).Get(ctx, "worker-data", metav1.GetOptions{})
+	if err != nil || c.Status.Phase != v1.ClaimBound || !metav1.IsControlledBy(c, made) {
+		t.Fatalf("the claim is %+v, %v", c, err)
+	}
+	if out := bed.Kctl(t, "-n", w.ns, "exec", "worker", "--", "cat", "/data/file"); strings.TrimSpace(out) != "here" {
+		t.Errorf("the pod reads %q", out)
+	}
+	w.deletePod("worker")
+	bed.Eventually(t, soon, func() error {
+		_, err := w.cs.CoreV1().PersistentVolumeClaims(w.ns).Get(ctx, "worker-data", metav1.GetOptions{})
+		if !apierrors.IsNotFound(err) {
+			return fmt.Errorf("the claim: %v", err)
+		}
+		return nil
+	})
+}
+
+// A claim of ReadWriteOncePod is one pod's in the whole cluster: a second one waits, says why, and has it when the first
+// has gone.
+func TestReadWriteOncePod(t *testing.T) {
+	w := begin(t)
+	w.createClaim("sole", w.volumeOf(ownDriver, "sole", v1.ReadWriteOncePod))
+	w.createPod(mounting(sleeper("first"), ofClaim("sole")))
+	w.waitPod("first", isReady)
+	w.createPod(mounting(sleeper("second"), ofClaim("sole")))
+	const why = "node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode"
+	if m := w.waitEvent("second", "FailedScheduling"); !strings.Contains(m, why) {
+		t.Errorf("event of the second pod: %q", m)
+	}
+	w.deletePod("first")
+	w.waitPod("second", isReady)
+}
+
+// A claim on the cluster's own driver grows where its class lets it, while a pod uses it, and only upward.
+func TestClaimGrows(t *testing.T) {
+	w := begin(t)
+	ctx := context.Background()
+	class := w.ns + "-grows"
+	if _, err := w.cs.StorageV1().StorageClasses().Create(ctx, &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: class},
+		Provisioner: ownDriver, AllowVolumeExpansion: ptr(true)}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = w.cs.StorageV1().StorageClasses().Delete(ctx, class, metav1.DeleteOptions{}) })
+	spec := w.volumeOf(ownDriver, "grows", v1.ReadWriteOnce)
+	patch := []byte(fmt.Sprintf(`{"spec": {"storageClassName": %q}}`, class))
+	if _, err := w.cs.CoreV1().PersistentVolumes().Patch(ctx, spec.VolumeName, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	spec.StorageClassName = &class
+	w.createClaim("grows", spec)
+	w.createPod(mounting(sleeper("user"), ofClaim("grows")))
+	w.waitPod("user", isReady)
+	ask := func(size string) error {
+		_, err := w.cs.CoreV1().PersistentVolumeClaims(w.ns).Patch(ctx, "grows", types.MergePatchType,
+			[]byte(`{"spec": {"resources": {"requests": {"storage": "`+size+`"}}}}`), metav1.PatchOptions{})
+		return err
+	}
+	if err := ask("3Gi"); err != nil {
+		t.Fatal(err)
+	}
+	bed.Eventually(t, soon, func() error {
+		c, err := w.cs.CoreV1().PersistentVolumeClaims(w.ns).Get(ctx, "grows", metav1.GetOptions{})
+		if err == nil && (c.Status.Capacity.Storage().String() != "3Gi" || len(c.Status.Conditions) > 0 || len(c.Status.AllocatedResourceStatuses) > 0) {
+			err = fmt.Errorf("the claim is %+v", c.Status)
+		}
+		return err
+	})
+	if err := ask("2Gi"); !apierrors.IsInvalid(err) {
+		t.Errorf("a smaller claim: %v", err)
+	}
+	if p := w.pod("user"); isReady(p) != nil || len(p.Status.ContainerStatuses) != 1 || p.Status.ContainerStatuses[0].RestartCount != 0 {
+		t.Errorf("the pod is %+v", p.Status)
+	}
 }

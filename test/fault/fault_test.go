@@ -7,16 +7,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -32,26 +29,14 @@ import (
 func TestMain(m *testing.M) { os.Exit(bed.Main(m, killEverything)) }
 
 func killEverything() error {
-	killed := 0
-	for _, pattern := range []string{"/sys/fs/cgroup/pids/keelson-lab", "/sys/fs/cgroup/keelson-lab"} {
-		_ = filepath.WalkDir(pattern, func(path string, d fs.DirEntry, err error) error {
-			if err != nil || d.Name() != "cgroup.procs" {
-				return nil // a group that went meanwhile
-			}
-			raw, _ := os.ReadFile(path)
-			for _, f := range strings.Fields(string(raw)) {
-				if pid, err := strconv.Atoi(f); err == nil && syscall.Kill(pid, syscall.SIGKILL) == nil {
-					killed++
-				}
-			}
-			return nil
-		})
+	killed, err := bed.KillEverything()
+	if err == nil && killed == 0 {
+		err = errors.New("nothing of the lab was found to kill")
 	}
-	if killed == 0 {
-		return errors.New("nothing of the lab was found to kill")
+	if err == nil {
+		fmt.Printf("killed all %d processes of the lab\n", killed)
 	}
-	fmt.Printf("killed all %d processes of the lab\n", killed)
-	return nil
+	return err
 }
 
 const soon = 60 * time.Second

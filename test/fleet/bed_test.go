@@ -9,9 +9,11 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -42,7 +44,7 @@ const (
 	heartbeat = 100 * time.Millisecond
 	suspect   = 500 * time.Millisecond
 	grace     = 500 * time.Millisecond
-	patience  = 15 * time.Second
+	patience  = time.Minute // what takes longer on a busy machine has failed
 )
 
 // tokenKey is that of all beds.
@@ -72,6 +74,29 @@ type bed struct {
 	certLife atomic.Int64
 	tokens   atomic.Int64 // service account tokens minted
 	writes   atomic.Int64
+	noLeases atomic.Bool   // session records cannot be written
+	spends   atomic.Int64  // tries to take down uses of tokens
+	last     atomic.Value  // what was written last, in words
+	nodeIPs  []string      // what nodes that join have their server's certificate name; none: there is no server
+	records  []auditRecord // of those who asked to join or to renew; guarded by mu
+}
+
+// auditRecord is what was asked for and what came of it; unfinished until then.
+type auditRecord struct {
+	fleet.Asked
+	fleet.Answered
+}
+
+// audit records who asks to join or to renew.
+func (b *bed) audit(a fleet.Asked) (func(fleet.Answered), error) {
+	if strings.HasPrefix(a.Name, "unrecorded") && a.User.Name != api.UserAnonymous {
+		return nil, errors.New("the disk is full")
+	}
+	return func(got fleet.Answered) {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.records = append(b.records, auditRecord{a, got})
+	}, nil
 }
 
 type replica struct {
@@ -95,7 +120,7 @@ func newBedWith(t *testing.T, with clocks, names ...string) *bed {
 	ctx, cancel := context.WithCancel(context.Background())
 	store := storetest.NewMemory()
 	table := kinds.All()
-	reg := registry.New(store, table)
+	reg := registry.New(store, table, registry.WithCompanions(&v1.Node{}, fleet.NodeCompanions))
 	ended := make(chan error, 1)
 	go func() { ended <- reg.Run(ctx) }()
 	t.Cleanup(func() {
@@ -136,6 +161,19 @@ type backend struct {
 func (x backend) Do(ctx context.Context, r *api.Request) (runtime.Object, error) {
 	if r.Verb != api.VerbGet && r.Verb != api.VerbList {
 		x.b.writes.Add(1)
+		if r.Verb == api.VerbUpdate && r.Kind.Resource == "secrets" {
+			x.b.spends.Add(1)
+		}
+		x.b.last.Store(fmt.Sprintf("%s of %s %s/%s %s by %s", r.Verb, r.Kind.Resource, r.Namespace, r.Name, r.Subresource, r.User.Name))
+	}
+	if r.Verb == api.VerbUpdate && r.Kind.Resource == "leases" && x.b.noLeases.Load() {
+		return nil, errors.New("the store is busy")
+	}
+	if r.Verb == api.VerbCreate && r.Kind.Virtual {
+		if out, ok := reviewed(r.Object, r.User.Name); ok {
+			return out, nil
+		}
+		return nil, errors.New("refused")
 	}
 	if r.Subresource != "token" {
 		return x.Backend.Do(ctx, r)
@@ -176,11 +214,17 @@ func (b *bed) start(name string) *replica {
 			}
 			return b.trust.SignAgent(csr, node, life, later(time.Now(), atLeast))
 		},
+		SignServing: func(node string, csr []byte, seen netip.Addr) ([]byte, error) {
+			return b.trust.SignServing(csr, node, seen, time.Hour, time.Now())
+		},
 		CA:       b.trust.PEM,
 		Replicas: b.list,
 		Alive:    b.alive,
 		Timeline: r.timeline,
-		Log:      slog.New(slog.NewTextHandler(testLog{b.t, name}, &slog.HandlerOptions{Level: slog.LevelDebug})),
+
+		CertificateLife: 24 * time.Hour,
+		Audit:           b.audit,
+		Log:             slog.New(slog.NewTextHandler(testLog{b.t, name}, &slog.HandlerOptions{Level: slog.LevelDebug})),
 
 		Heartbeat: b.clocks.heartbeat, Suspect: b.clocks.suspect, Grace: b.clocks.grace,
 	})
@@ -304,9 +348,14 @@ func (b *bed) pod(name, node string, change func(*v1.Pod)) *v1.Pod {
 // eventually waits until cond is nil.
 func (b *bed) eventually(what string, cond func() error) {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.ctx, patience)
+	b.within(patience, 2*time.Millisecond, what, cond)
+}
+
+func (b *bed) within(limit, every time.Duration, what string, cond func() error) {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.ctx, limit)
 	defer cancel()
-	if err := wait.For(ctx, 2*time.Millisecond, cond); err != nil {
+	if err := wait.For(ctx, every, cond); err != nil {
 		b.t.Fatalf("%s: %v", what, err)
 	}
 }
@@ -327,12 +376,16 @@ func (b *bed) ready(node string) v1.ConditionStatus {
 
 func (b *bed) awaitReady(node string, want v1.ConditionStatus) {
 	b.t.Helper()
-	b.eventually("node "+node, func() error {
+	b.eventually("node "+node, b.isReady(node, want))
+}
+
+func (b *bed) isReady(node string, want v1.ConditionStatus) func() error {
+	return func() error {
 		if got := b.ready(node); got != want {
 			return fmt.Errorf("Ready is %q, want %q", got, want)
 		}
 		return nil
-	})
+	}
 }
 
 // node is a running agent's session.
@@ -362,7 +415,7 @@ func (b *bed) rejoin(n *node, serve agent.NodeServer, servers []string) {
 	facts.Status.NodeInfo.KubeletVersion = "v1.37.0"
 	n.Session = session.New(session.Config{
 		NodeName: n.name, Servers: servers, Token: b.token, StateDir: n.state, RunDir: n.run,
-		Facts: facts, Server: serve, Dial: b.wire.dial,
+		Facts: facts, Server: serve, Dial: b.wire.dial, HTTPS: len(b.nodeIPs) > 0, NodeIPs: b.nodeIPs,
 		Log:             slog.New(slog.NewTextHandler(testLog{b.t, n.name}, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		CheckpointEvery: 50 * time.Millisecond,
 	})
@@ -405,6 +458,7 @@ type wire struct {
 	cut   map[string]bool // address
 	conns map[*wireConn]bool
 	dials int
+	sent  atomic.Int64 // how often anything was written
 }
 
 func newWire() *wire { return &wire{cut: make(map[string]bool), conns: make(map[*wireConn]bool)} }
@@ -422,7 +476,7 @@ func (w *wire) dial(ctx context.Context, address string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	wc := &wireConn{Conn: c, address: address, lost: make(chan struct{})}
+	wc := &wireConn{Conn: c, wire: w, address: address, lost: make(chan struct{})}
 	w.mu.Lock()
 	w.conns[wc] = true
 	w.mu.Unlock()
@@ -449,6 +503,7 @@ func (w *wire) heal(address string) {
 
 type wireConn struct {
 	net.Conn
+	wire    *wire
 	address string
 	once    sync.Once
 	lost    chan struct{}
@@ -476,6 +531,7 @@ func (c *wireConn) Write(p []byte) (int, error) {
 	if c.isLost() {
 		return len(p), nil
 	}
+	c.wire.sent.Add(1)
 	return c.Conn.Write(p)
 }
 

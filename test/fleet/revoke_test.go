@@ -12,7 +12,9 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/agent/session"
@@ -91,6 +93,67 @@ func TestRevoke(t *testing.T) {
 	}
 }
 
+// The Lease of a node belongs to its Node, with which garbage collection removes it.
+func TestLeaseBelongsToItsNode(t *testing.T) {
+	b := newBed(t, "cp1")
+	b.join("w1", nil)
+	b.awaitReady("w1", v1.ConditionTrue)
+	b.awaitLeaseOwned("w1")
+}
+
+// awaitLeaseOwned waits until the Lease of a node belongs to its Node: the last that is written when a node joins.
+func (b *bed) awaitLeaseOwned(node string) {
+	b.t.Helper()
+	n, err := client.Get[*v1.Node](b.ctx, b.client, "", node)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.eventually("the owner of the Lease", func() error {
+		l, err := client.Get[*coordinationv1.Lease](b.ctx, b.client, v1.NamespaceNodeLease, node)
+		if err != nil {
+			return err
+		}
+		if len(l.OwnerReferences) != 1 || l.OwnerReferences[0] != (metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: node, UID: n.UID}) {
+			return fmt.Errorf("its owners: %+v", l.OwnerReferences)
+		}
+		return nil
+	})
+}
+
+// A Node is deleted and revoked by one commit: no replica needs to live on for it.
+func TestDeletionRevokes(t *testing.T) {
+	b := newBed(t) // no replica of the fleet is there
+	made, err := client.Create(b.ctx, b.client, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := client.Delete[*v1.Node](b.ctx, b.client, "", "w1", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s, err := client.Get[*v1.Secret](b.ctx, b.client, pki.TokenNamespace, pki.RevocationName("w1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, ok := pki.RevocationOf(s); !ok || r.Node != "w1" || r.UID != string(made.UID) || r.Named || time.Since(r.At) > time.Minute {
+		t.Errorf("%+v", r)
+	}
+	// That somebody revoked it by its name outlives its deletion.
+	other := pki.Revocation{Node: "w2", At: time.Now().Add(time.Minute), Named: true}.Record()
+	b.create(other)
+	if _, err := client.Create(b.ctx, b.client, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w2"}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := client.Delete[*v1.Node](b.ctx, b.client, "", "w2", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if s, err = client.Get[*v1.Secret](b.ctx, b.client, pki.TokenNamespace, other.Name); err != nil {
+		t.Fatal(err)
+	}
+	if r, ok := pki.RevocationOf(s); !ok || !r.Named || r.UID == "" || time.Until(r.At) < 50*time.Second {
+		t.Errorf("%+v", r)
+	}
+}
+
 // Deleting a Node revokes what it was given; it comes back by enrolling, with any token.
 func TestDeletedNodeIsOut(t *testing.T) {
 	b := newBed(t, "cp1", "cp2")
@@ -104,13 +167,12 @@ func TestDeletedNodeIsOut(t *testing.T) {
 	if err := n.stop(); err != nil {
 		t.Error(err)
 	}
-	if _, err := client.Get[*v1.Node](b.ctx, b.client, "", "w1"); err == nil {
-		t.Log("the node was written once more before it was out") // it is revoked all the same
+	if _, err := client.Get[*v1.Node](b.ctx, b.client, "", "w1"); !apierrors.IsNotFound(err) {
+		t.Errorf("the Node was written once more: %v", err)
 	}
 	if err := os.RemoveAll(n.state); err != nil {
 		t.Fatal(err)
 	}
-	_ = client.Delete[*v1.Node](b.ctx, b.client, "", "w1", metav1.DeleteOptions{}) // it may be there
 	b.rejoin(n, nil, b.addresses())
 	b.awaitReady("w1", v1.ConditionTrue)
 }

@@ -271,6 +271,44 @@ func TestReplicaDies(t *testing.T) {
 	_ = kept
 }
 
+// A replica dies and the others are slow to take its sessions over: a node that is connected to them is not called lost
+// while its session is on its way.
+func TestSlowMoveLosesNoNode(t *testing.T) {
+	const grace = 2 * time.Second
+	b := newBedWith(t, clocks{heartbeat: heartbeat, suspect: time.Minute, grace: grace}, "cp1", "cp2")
+	b.join("w1", nil)
+	b.awaitReady("w1", v1.ConditionTrue)
+	holder, survivor := b.holder("w1"), b.replicas["cp2"]
+	if holder.name == "cp2" {
+		survivor = b.replicas["cp1"]
+	}
+	b.eventually("the second connection", func() error {
+		if !survivor.fleet.Standing("w1") {
+			return errors.New("it does not stand")
+		}
+		return nil
+	})
+	b.noLeases.Store(true)
+	b.kill(holder.name)
+	lead, depose := context.WithTimeout(b.ctx, grace+grace/2)
+	defer depose()
+	if err := survivor.fleet.RunLeader(lead, b.client); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("RunLeader: %v", err)
+	}
+	if got := b.ready("w1"); got != v1.ConditionTrue {
+		t.Errorf("the node is Ready=%s while it is on its way", got)
+	}
+	lead, depose = context.WithCancel(b.ctx)
+	defer depose()
+	ended := make(chan error, 1)
+	go func() { ended <- survivor.fleet.RunLeader(lead, b.client) }()
+	b.awaitReady("w1", v1.ConditionUnknown) // it cannot be on its way for ever
+	b.noLeases.Store(false)
+	b.awaitReady("w1", v1.ConditionTrue)
+	depose()
+	<-ended
+}
+
 // With no control plane at all the agent works from its checkpoint, in which Secrets are in the run folder alone.
 func TestCheckpoint(t *testing.T) {
 	b := newBed(t, "cp1")
@@ -397,5 +435,34 @@ func TestBadToken(t *testing.T) {
 	})
 	if _, err := os.Stat(filepath.Join(m.state, "node.pem")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the agent trusted a server of another CA (%v)", err)
+	}
+}
+
+// A heartbeat costs an agent one write, and no more: thousands of them come each second.
+func TestHeartbeatIsOneWrite(t *testing.T) {
+	const beat, beats = 50 * time.Millisecond, 60
+	b := newBedWith(t, clocks{heartbeat: beat, suspect: time.Minute, grace: time.Minute}, "cp1")
+	b.join("w1", nil)
+	b.awaitReady("w1", v1.ConditionTrue)
+	last := func() time.Time { return b.holder("w1").fleet.Heard()["w1"] }
+	heard := func(n int) {
+		t.Helper()
+		for range n {
+			before := last()
+			b.eventually("a heartbeat", func() error {
+				if !last().After(before) {
+					return errors.New("none yet")
+				}
+				return nil
+			})
+		}
+	}
+	heard(10) // what a session begins with is over
+	before := b.wire.sent.Load()
+	heard(beats)
+	sent := b.wire.sent.Load() - before
+	t.Logf("%d heartbeats, %d writes", beats, sent)
+	if sent > beats*3/2 {
+		t.Errorf("the agent wrote %d times for %d heartbeats", sent, beats)
 	}
 }

@@ -8,9 +8,13 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -19,6 +23,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/agent/session"
@@ -39,6 +44,11 @@ func (b *bed) grant(g pki.Grant) pki.Token {
 // enroll asks for the certificate of a node with a key, a new one when it is nil.
 func (b *bed) enroll(token, node string, key *ecdsa.PrivateKey) error {
 	b.t.Helper()
+	return b.enrollAt(b.addresses()[0], token, node, key)
+}
+
+func (b *bed) enrollAt(address, token, node string, key *ecdsa.PrivateKey) error {
+	b.t.Helper()
 	if key == nil {
 		key = newKey(b.t)
 	}
@@ -48,7 +58,7 @@ func (b *bed) enroll(token, node string, key *ecdsa.PrivateKey) error {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	conn, err := grpc.NewClient("passthrough:///"+b.addresses()[0],
+	conn, err := grpc.NewClient("passthrough:///"+address,
 		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: b.trust.Pool(), ServerName: "127.0.0.1"})))
 	if err != nil {
 		b.t.Fatal(err)
@@ -121,8 +131,8 @@ func TestUsesOfAToken(t *testing.T) {
 	// Together as well as one after the other.
 	five := b.grant(pki.Grant{Uses: 5})
 	ended := make(chan error)
-	for range 12 {
-		go func() { ended <- b.enroll(five.String(), "w4", nil) }()
+	for i := range 12 {
+		go func() { ended <- b.enroll(five.String(), fmt.Sprintf("many%d", i), nil) }()
 	}
 	in := 0
 	for range 12 {
@@ -136,6 +146,166 @@ func TestUsesOfAToken(t *testing.T) {
 	}
 	if in != 5 {
 		t.Errorf("%d have joined with a token for 5", in)
+	}
+}
+
+// Machines that join at once with one token take down a use each, one after the other: none of them tries in vain.
+func TestJoinsAtOnceSpendOneAfterTheOther(t *testing.T) {
+	const machines = 40
+	b := newBed(t, "cp1")
+	var all sync.WaitGroup
+	for i := range machines {
+		all.Go(func() {
+			if err := b.enroll(b.token, fmt.Sprint("m", i), nil); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	if tries := b.spends.Load(); tries != machines {
+		t.Errorf("%d machines joined, and it was tried %d times to take that down", machines, tries)
+	}
+}
+
+// Of machines that enrol one new name at once, each with a good token, one gets it; it may ask again, and the others
+// are told who has it and until when.
+func TestNameIsOneMachines(t *testing.T) {
+	b := newBed(t, "cp1", "cp2")
+	const machines = 8
+	tokens, keys, ended := make([]string, machines), make([]*ecdsa.PrivateKey, machines), make([]error, machines)
+	for i := range machines {
+		tokens[i], keys[i] = b.grant(pki.Grant{Uses: 3}).String(), newKey(t)
+	}
+	var all sync.WaitGroup
+	for i := range machines {
+		all.Go(func() { ended[i] = b.enrollAt(b.addresses()[i%2], tokens[i], "w1", keys[i]) })
+	}
+	all.Wait()
+	winner := -1
+	for i, err := range ended {
+		switch {
+		case err == nil && winner < 0:
+			winner = i
+		case err == nil:
+			t.Errorf("machines %d and %d have the same name", winner, i)
+		case status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "another machine joins as w1"):
+			t.Error(err)
+		}
+	}
+	if winner < 0 {
+		t.Fatal("nobody has the name")
+	}
+	if err := b.enroll(tokens[winner], "w1", keys[winner]); err != nil {
+		t.Errorf("it asks again: %v", err)
+	}
+	loser := (winner + 1) % machines
+	if err := b.enroll(tokens[loser], "w2", keys[loser]); err != nil {
+		t.Errorf("one that was refused, by another name: %v", err)
+	}
+	// Once it had its time without making its Node, another may have the name, and the first is out.
+	long := pki.Claim{Node: "w1", Key: "the first", At: time.Now().Add(-pki.ClaimLife)}.Record()
+	have, err := client.Get[*v1.Secret](b.ctx, b.client, pki.TokenNamespace, long.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	have.Data = long.Data
+	if _, err := client.Update(b.ctx, b.client, have); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.enroll(tokens[loser], "w1", keys[loser]); err != nil {
+		t.Fatal(err)
+	}
+	s, err := client.Get[*v1.Secret](b.ctx, b.client, pki.TokenNamespace, pki.RevocationName("w1"))
+	if err != nil {
+		t.Fatalf("what the first was given is not revoked: %v", err)
+	}
+	if r, ok := pki.RevocationOf(s); !ok || r.Named || time.Since(r.At) > time.Minute {
+		t.Errorf("%+v", r)
+	}
+	// The Node ends the claim.
+	if _, err := client.Create(b.ctx, b.client, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1"}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Get[*v1.Secret](b.ctx, b.client, pki.TokenNamespace, long.Name); !apierrors.IsNotFound(err) {
+		t.Errorf("the claim outlives the making of the Node: %v", err)
+	}
+}
+
+// The leader removes the records of tokens that have expired, and of revocations that cover no certificate any more.
+func TestSpentRecordsGo(t *testing.T) {
+	b := newBed(t, "cp1")
+	tok := pki.NewToken(pki.RoleNode, b.trust.Cert)
+	past := tokenKey.Record(tok, pki.Grant{Uses: 1, Expires: time.Now().Add(-time.Hour)})
+	old := pki.Revocation{Node: "old", At: time.Now().Add(-25 * time.Hour)}.Record()
+	recent := pki.Revocation{Node: "recent", At: time.Now().Add(-23 * time.Hour)}.Record()
+	for _, s := range []*v1.Secret{past, old, recent} {
+		b.create(s)
+	}
+	fleet := b.replicas["cp1"].fleet
+	gone := func(s *v1.Secret) bool {
+		_, err := client.Get[*v1.Secret](b.ctx, b.client, s.Namespace, s.Name)
+		return apierrors.IsNotFound(err)
+	}
+	b.eventually("the removal of the records", func() error {
+		ctx, cancel := context.WithTimeout(b.ctx, heartbeat)
+		defer cancel()
+		if err := fleet.RunSweeper(ctx, b.client); !errors.Is(err, context.DeadlineExceeded) {
+			return err
+		}
+		if !gone(past) || !gone(old) {
+			return errors.New("they are there")
+		}
+		return nil
+	})
+	if good, _ := pki.ParseToken(b.token); gone(recent) || gone(tokenKey.Record(good, pki.Grant{})) {
+		t.Error("a record went that has its effect")
+	}
+}
+
+// Who joins, who is refused and why, and who renews has a record; what has to be recorded and cannot be is not done.
+func TestJoinsAreRecorded(t *testing.T) {
+	b := newBed(t, "cp1")
+	tok := b.grant(pki.Grant{Uses: 1, Names: []string{"w1", "unrecorded"}})
+	wrong := tok
+	wrong.Secret = strings.Repeat("a", len(wrong.Secret))
+	if err := b.enroll(tok.String(), "unrecorded", nil); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "the disk is full") {
+		t.Errorf("a join that cannot be recorded: %v", err)
+	}
+	b.join("w9", nil) // which makes its Node
+	b.awaitReady("w9", v1.ConditionTrue)
+	if _, err := b.raw("w9", b.addresses()[0]).RenewCertificate(b.ctx, &fleetv1.RenewRequest{CsrDer: []byte("x")}); err == nil {
+		t.Error("nonsense was signed")
+	}
+	for _, c := range []struct{ token, name string }{
+		{tok.String(), "w1"}, {tok.String(), "w1"}, {wrong.String(), "w1"}, {"nonsense", "w1"}, {b.token, "w9"}, {tok.String(), "Bad Name"},
+	} {
+		_ = b.enroll(c.token, c.name, nil) // as the records say
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var got []string
+	for _, r := range b.records {
+		if r.Source != "127.0.0.1" || r.Received.IsZero() || r.Verb == "" || r.Resource != "nodes" || !strings.HasPrefix(r.Method, "/keelson.") {
+			t.Errorf("%+v", r)
+		}
+		known := strings.NewReplacer(tok.ID, "T", b.token[len("keelson1.node."):][:6], "G").Replace(r.User.Name + " " + r.Token)
+		got = append(got, fmt.Sprintf("%s %s %s: %s", known, r.Subresource, r.Name, status.Code(r.Err)))
+		if status.Code(r.Err) == codes.Unauthenticated && r.Reason == "" {
+			t.Errorf("it does not say why: %+v", r)
+		}
+	}
+	want := []string{
+		"keelson:join-token:G G enrollment w9: OK",
+		"system:node:w9  certificate w9: InvalidArgument",
+		"keelson:join-token:T T enrollment w1: OK",
+		"system:anonymous T enrollment w1: Unauthenticated",
+		"system:anonymous T enrollment w1: Unauthenticated",
+		"system:anonymous  enrollment w1: Unauthenticated",
+		"keelson:join-token:G G enrollment w9: PermissionDenied",
+		"system:anonymous  enrollment Bad Name: InvalidArgument",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("recorded were\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
 

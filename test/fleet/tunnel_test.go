@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -83,6 +84,18 @@ func (containers) PortForward(ctx context.Context, pod types.UID, port int32, co
 	return err
 }
 
+func (containers) Dial(_ context.Context, pod types.UID, address string, port int32) (net.Conn, error) {
+	if port == 1 {
+		return nil, fmt.Errorf("pod %s: %s: connection refused", pod, address)
+	}
+	near, far := net.Pipe()
+	go func() {
+		defer far.Close()
+		_, _ = io.Copy(far, far)
+	}()
+	return near, nil
+}
+
 // P17: exec, logs and port-forward work through every replica, whichever has the session, and fail with clear errors.
 func TestTunnels(t *testing.T) {
 	b := newBed(t, "cp1", "cp2")
@@ -110,6 +123,51 @@ func TestTunnels(t *testing.T) {
 	}
 	if err := <-ended; err == nil {
 		t.Error("exec succeeded though its node went away")
+	}
+}
+
+// A dialled connection carries bytes both ways, obeys deadlines, outlives the context that it was dialled with, and
+// ends at the other end when it is closed.
+func TestDialThroughTunnel(t *testing.T) {
+	b := newBed(t, "cp1", "cp2")
+	b.join("w1", containers{})
+	b.awaitReady("w1", v1.ConditionTrue)
+	ctx, cancel := context.WithTimeout(b.ctx, patience)
+	defer cancel()
+	for name, r := range b.replicas {
+		t.Run(name, func(t *testing.T) { dialsThrough(ctx, t, r.fleet) })
+	}
+}
+
+func dialsThrough(ctx context.Context, t *testing.T, f api.NodeDialer) {
+	dialling, dialled := context.WithCancel(ctx)
+	conn, err := f.DialNode(dialling, "w1", "u", "10.64.0.9", 443)
+	dialled()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := conn.RemoteAddr().String(); got != "10.64.0.9:443" {
+		t.Errorf("remote address %s", got)
+	}
+	big := strings.Repeat("0123456789", 30_000)
+	go func() { _, _ = io.WriteString(conn, big) }()
+	back := make([]byte, len(big))
+	if _, err := io.ReadFull(conn, back); err != nil || string(back) != big {
+		t.Errorf("echo of %d bytes: %v", len(big), err)
+	}
+	if err := conn.SetReadDeadline(time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Read(back); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a read beyond its deadline: %v", err)
+	}
+	conn.Close()
+	_, err = f.DialNode(ctx, "w1", "u", "10.64.0.9", 1)
+	if err == nil || !strings.Contains(err.Error(), "by way of node w1: pod u: 10.64.0.9: connection refused") {
+		t.Errorf("a refused connection: %v", err)
+	}
+	if _, err = f.DialNode(ctx, "w9", "u", "10.64.0.9", 1); err == nil || !strings.Contains(err.Error(), "node w9 is not connected") {
+		t.Errorf("an unknown node: %v", err)
 	}
 }
 

@@ -1,5 +1,6 @@
 // Package soak runs a whole control plane in this process, with nodes that only say
-// that their pods run, and looks at what its memory holds before and after they came and went.
+// that their pods run, and looks at what its memory holds before and after they came and went; and the program, for what
+// a replica takes that has nothing to do.
 package soak
 
 import (
@@ -7,28 +8,20 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
-	"log/slog"
 	"math"
-	"net"
 	"os"
 	"path/filepath"
 	"runtime"
 	"runtime/pprof"
-	"sync"
 	"testing"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
 
-	"keelson.dev/keelson/agent/session"
 	"keelson.dev/keelson/controlplane/server"
 	"keelson.dev/keelson/internal/wait"
 )
@@ -46,145 +39,6 @@ const (
 	// slack is what the heap may differ by: what is bounded, and not quite full yet.
 	slack = 8 << 20
 )
-
-// start runs a cluster of one replica and some nodes until the end of the test.
-func start(t *testing.T, nodes int) *kubernetes.Clientset {
-	t.Helper()
-	dir := t.TempDir()
-	ports := freePorts(t)
-	cfg := server.Config{
-		Name: "cp1", DataDir: filepath.Join(dir, "cp1"), Advertise: "127.0.0.1", Version: "test",
-		Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Store: server.StoreOptions{HistoryAge: historyAge},
-	}
-	cluster := server.Cluster{Name: "soak", APIPort: ports[0], FleetPort: ports[1], PeerPort: ports[2]}
-	founded, err := server.Init(cfg, cluster, server.Founding{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return run(t, cfg, cluster, founded, nodes, dir)
-}
-
-func freePorts(t *testing.T) (ports [3]int) {
-	t.Helper()
-	for i := range ports {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		ports[i] = l.Addr().(*net.TCPAddr).Port
-	}
-	return ports
-}
-
-func run(t *testing.T, cfg server.Config, cluster server.Cluster, founded server.Founded, nodes int, dir string) *kubernetes.Clientset {
-	t.Helper()
-	var parts sync.WaitGroup
-	ctx, cancel := context.WithCancel(context.Background())
-	t.Cleanup(func() { cancel(); parts.Wait() })
-	parts.Go(func() {
-		if err := wait.For(ctx, 100*time.Millisecond, func() error { return server.Run(ctx, cfg) }); err != nil && ctx.Err() == nil {
-			t.Errorf("the replica ended: %v", err)
-		}
-	})
-	kubeconfig, err := clientcmd.BuildConfigFromFlags("", founded.Kubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
-	kubeconfig.QPS = -1
-	cs, err := kubernetes.NewForConfig(kubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "the API", func() error {
-		_, err := cs.RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
-		return err
-	})
-	for i := range nodes {
-		name := fmt.Sprintf("w%d", i+1)
-		parts.Go(func() {
-			node(t, ctx, name, fmt.Sprintf("127.0.0.1:%d", cluster.FleetPort), founded.NodeToken, filepath.Join(dir, name))
-		})
-	}
-	eventually(t, "the nodes", func() error {
-		list, err := cs.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
-		if err == nil && len(list.Items) < nodes {
-			err = fmt.Errorf("%d of %d", len(list.Items), nodes)
-		}
-		return err
-	})
-	return cs
-}
-
-// node is a machine that says of every pod what it is told to do that it is done.
-func node(t *testing.T, ctx context.Context, name, fleet, token, dir string) {
-	room := v1.ResourceList{v1.ResourceCPU: resource.MustParse("64"), v1.ResourceMemory: resource.MustParse("64Gi"), v1.ResourcePods: resource.MustParse("1000")}
-	facts := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{v1.LabelHostname: name}}}
-	facts.Status.Capacity, facts.Status.Allocatable = room, room
-	s := session.New(session.Config{
-		NodeName: name, Servers: []string{fleet}, Token: token, StateDir: filepath.Join(dir, "state"), RunDir: filepath.Join(dir, "run"),
-		Facts: facts, Log: slog.New(slog.DiscardHandler),
-	})
-	var parts sync.WaitGroup
-	defer parts.Wait()
-	parts.Go(func() {
-		if err := s.Run(ctx); err != nil && ctx.Err() == nil {
-			t.Errorf("node %s: %v", name, err)
-		}
-	})
-	running, gone := map[types.UID]bool{}, map[types.UID]bool{}
-	for range s.Changes(ctx) {
-		there := map[types.UID]bool{}
-		for _, p := range s.Pods() {
-			there[p.UID] = true
-			switch {
-			case p.DeletionTimestamp != nil && !gone[p.UID]:
-				gone[p.UID] = true
-				s.PodGone(p.Namespace, p.Name, p.UID)
-			case p.DeletionTimestamp == nil && !running[p.UID]:
-				running[p.UID] = true
-				s.PodStatus(runs(p))
-				s.Event(started(p, name))
-			}
-		}
-		keep(running, there)
-		keep(gone, there)
-	}
-}
-
-func keep(of, there map[types.UID]bool) {
-	for uid := range of {
-		if !there[uid] {
-			delete(of, uid)
-		}
-	}
-}
-
-func runs(p *v1.Pod) *v1.Pod {
-	out := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name, UID: p.UID}}
-	now := metav1.Now()
-	out.Status = v1.PodStatus{Phase: v1.PodRunning, PodIP: "10.244.0.9", StartTime: &now, Conditions: []v1.PodCondition{
-		{Type: v1.PodInitialized, Status: v1.ConditionTrue, LastTransitionTime: now},
-		{Type: v1.ContainersReady, Status: v1.ConditionTrue, LastTransitionTime: now},
-		{Type: v1.PodReady, Status: v1.ConditionTrue, LastTransitionTime: now},
-	}}
-	for _, c := range p.Spec.Containers {
-		out.Status.ContainerStatuses = append(out.Status.ContainerStatuses, v1.ContainerStatus{
-			Name: c.Name, Image: c.Image, Ready: true, State: v1.ContainerState{Running: &v1.ContainerStateRunning{StartedAt: now}},
-		})
-	}
-	return out
-}
-
-func started(p *v1.Pod, node string) *v1.Event {
-	now := metav1.Now()
-	return &v1.Event{
-		ObjectMeta:     metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name + ".started"},
-		InvolvedObject: v1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: p.UID},
-		Reason:         "Started", Message: "Started container c", Type: v1.EventTypeNormal, FirstTimestamp: now, LastTimestamp: now, Count: 1,
-		Source: v1.EventSource{Component: "agent", Host: node},
-	}
-}
 
 func eventually(t *testing.T, what string, cond func() error) {
 	t.Helper()
@@ -255,7 +109,7 @@ func wave(t *testing.T, cs *kubernetes.Clientset, name string, pods int32) {
 }
 
 // look watches as a client does that caches: kubectl, an operator, a dashboard.
-func look(t *testing.T, cs *kubernetes.Clientset) {
+func look(t *testing.T, cs kubernetes.Interface) {
 	t.Helper()
 	f := informers.NewSharedInformerFactory(cs, 0)
 	f.Core().V1().Pods().Informer()
@@ -283,7 +137,7 @@ func churn(t *testing.T, cs *kubernetes.Clientset, name string, pods int) {
 // pods is that after few. What is bounded and fills (the newest entries of the log, the timeline)
 // fills in the first waves.
 func TestChurnLeavesNothingBehind(t *testing.T) {
-	cs := start(t, 4)
+	cs := start(t, shape{replicas: 1, nodes: 4, store: server.StoreOptions{HistoryAge: historyAge}})
 	look(t, cs)
 	live(t, "a cluster of four nodes")
 	churn(t, cs, "first", *pods)

@@ -52,6 +52,7 @@ func Create(r *bundle.Create, s Streams) (pid int, answer bundle.Answer, err err
 	if answer, err = r.User.Resolve(opener(r.Spec.Root.Path)); err != nil {
 		return 0, answer, err
 	}
+	answer.Groups = append(answer.Groups, r.Spec.Process.User.AdditionalGids...) // of its devices
 	r.Spec.Process.User = specs.User{UID: answer.UID, GID: answer.GID, AdditionalGids: answer.Groups}
 	for inside, host := range r.Volumes {
 		if err := fillVolume(r.Spec.Root.Path, inside, host); err != nil {

@@ -27,14 +27,21 @@ func (f *logFile) reopen() error {
 	if f.path == "" {
 		return nil
 	}
-	fd, err := syscall.Open(f.path, syscall.O_WRONLY|syscall.O_CREAT|syscall.O_APPEND|syscall.O_CLOEXEC, 0o640)
+	// Others may write to the folder of logs. What they put here in a log's place is not written to.
+	const flags = syscall.O_WRONLY | syscall.O_CREAT | syscall.O_APPEND | syscall.O_CLOEXEC | syscall.O_NOFOLLOW | syscall.O_NONBLOCK
+	fd, err := syscall.Open(f.path, flags, 0o640)
 	if err != nil {
 		return failure(describe("open log "+f.path, err))
 	}
 	var st syscall.Stat_t
-	if err := syscall.Fstat(fd, &st); err == nil {
-		f.size = st.Size
+	if err = syscall.Fstat(fd, &st); err == nil && (st.Mode&syscall.S_IFMT != syscall.S_IFREG || st.Nlink > 1) {
+		err = failure("it is no file of its own")
 	}
+	if err != nil {
+		syscall.Close(fd)
+		return failure(describe("open log "+f.path, err))
+	}
+	f.size = st.Size
 	f.close()
 	f.fd = fd
 	return nil
@@ -93,7 +100,9 @@ func (f *logFile) put(lines []byte) {
 func (f *logFile) rotate() {
 	if f.files > 1 {
 		next := f.path + ".next"
-		fd, err := syscall.Open(next, syscall.O_WRONLY|syscall.O_CREAT|syscall.O_TRUNC|syscall.O_APPEND|syscall.O_CLOEXEC, 0o640)
+		_ = syscall.Unlink(next) // of a rotation that was cut off, or somebody else's
+		fd, err := syscall.Open(next, syscall.O_WRONLY|syscall.O_CREAT|syscall.O_EXCL|syscall.O_APPEND|syscall.O_CLOEXEC,
+			0o640)
 		if err == nil {
 			for i := f.files - 2; i >= 1; i-- {
 				_ = syscall.Rename(f.path+"."+itoa(i), f.path+"."+itoa(i+1))

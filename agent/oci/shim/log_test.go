@@ -202,6 +202,50 @@ func TestLogOnAFullDisk(t *testing.T) {
 	}
 }
 
+// A log is written to a file of its own: not to what others put in its place, in a folder that they can write to.
+func TestLogIsAFileOfItsOwn(t *testing.T) {
+	dir := t.TempDir()
+	precious := filepath.Join(dir, "precious")
+	for _, err := range []error{os.WriteFile(precious, []byte("kept"), 0o600), os.Symlink(precious, dir+"/link"), os.Symlink(dir+"/new", dir+"/dangling"),
+		os.Link(precious, dir+"/second"), syscall.Mkfifo(dir+"/fifo", 0o600)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"link", "dangling", "second", "fifo"} {
+		f := &logFile{path: filepath.Join(dir, name), fd: -1}
+		if err := f.reopen(); err == nil || !strings.Contains(err.Error(), "open log") {
+			t.Errorf("%s: %v", name, err)
+		}
+		f.write(0, []byte("line\n"))
+		f.close()
+	}
+	b, err := os.ReadFile(precious)
+	if err != nil || string(b) != "kept" {
+		t.Errorf("%q, %v", b, err)
+	}
+	if _, err := os.Lstat(dir + "/new"); err == nil {
+		t.Error("a file was made where a link leads")
+	}
+	// The same for the next file of a rotation.
+	f := &logFile{path: filepath.Join(dir, "log"), fd: -1, limit: 50, files: 2}
+	if err := f.reopen(); err != nil {
+		t.Fatal(err)
+	}
+	defer f.close()
+	for _, plant := range []func(string, string) error{os.Symlink, os.Link} {
+		if err := plant(precious, dir+"/log.next"); err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			f.write(0, []byte("a line of some length\n"))
+		}
+	}
+	if b, err := os.ReadFile(precious); err != nil || string(b) != "kept" {
+		t.Errorf("after a rotation: %q, %v", b, err)
+	}
+}
+
 func TestOOMCount(t *testing.T) {
 	for text, want := range map[string]int{
 		"oom_kill_disable 0\nunder_oom 0\noom_kill 3\n":             3,

@@ -33,6 +33,7 @@ type loop struct {
 	handlers map[int]handler
 	conns    []*conn
 	scratch  []byte // every read goes through it
+	program  program
 
 	pausePID   int
 	pauseEnded bool
@@ -70,6 +71,7 @@ func Run(listenFD int, self string) error {
 		return err
 	}
 	l := &loop{self: self, epoll: ep, devNull: null, handlers: map[int]handler{}, scratch: make([]byte, 32<<10),
+		program:  ownProgram(),
 		children: map[int]*child{}, early: map[int]early{}, reaped: make(chan struct{})}
 	syscall.CloseOnExec(listenFD)
 	if err := syscall.SetNonblock(listenFD, true); err != nil {
@@ -87,7 +89,7 @@ func Run(listenFD int, self string) error {
 func (l *loop) serve() error {
 	events := make([]syscall.EpollEvent, 16)
 	for !l.quit {
-		n, err := syscall.EpollWait(l.epoll, events, -1)
+		n, err := l.wait(events)
 		if err == syscall.EINTR {
 			continue
 		}

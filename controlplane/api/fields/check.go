@@ -8,12 +8,11 @@ import (
 	"strings"
 
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// Check finds what is set in obj although nothing acts on it: the refused fields as errors, the inert ones of which
-// clients are told as warnings. What old, the stored object (nil on create), has in the same place is let be: an
+// Check finds what is set in obj although nothing acts on it: the refused fields as errors, the inert and stored ones of
+// which clients are told as warnings. What old, the stored object (nil on create), has in the same place is let be: an
 // object that was stored when this was accepted can still be changed. It allocates nothing where nothing is found.
 func (a *Answers) Check(obj, old any) (errs field.ErrorList, warnings []string) {
 	if a == nil || a.tree == nil || obj == nil {
@@ -36,6 +35,10 @@ func (a *Answers) Check(obj, old any) (errs field.ErrorList, warnings []string) 
 			errs = append(errs, &field.Error{Type: field.ErrorTypeForbidden, Field: f.path, BadValue: "", Detail: f.answer.Why})
 			continue
 		}
+		if f.answer.State == Stored {
+			warnings = append(warnings, f.path+": stored; "+f.answer.Why)
+			continue
+		}
 		warnings = append(warnings, f.path+": "+f.answer.Why)
 	}
 	return errs, warnings
@@ -54,16 +57,14 @@ func (f finding) same(g finding) bool {
 
 func (a *Answers) find(obj any) []finding {
 	w := walker{at: make([]step, 0, 16)}
-	w.object, _ = obj.(metav1.Object)
 	w.walk(reflect.ValueOf(obj), a.tree)
 	return w.found
 }
 
 // walker walks one object along the few paths where something can be wrong.
 type walker struct {
-	object metav1.Object // for exemptions; may be nil
-	at     []step
-	found  []finding
+	at    []step
+	found []finding
 }
 
 type step struct {
@@ -169,9 +170,6 @@ func (w *walker) keys(v reflect.Value, n *node) {
 }
 
 func (w *walker) note(a *Answer, v reflect.Value) {
-	if w.exempt(a) {
-		return
-	}
 	var path strings.Builder
 	for i, s := range w.at {
 		if i > 0 {
@@ -186,21 +184,6 @@ func (w *walker) note(a *Answer, v reflect.Value) {
 		}
 	}
 	w.found = append(w.found, finding{path.String(), a, v.Interface()})
-}
-
-func (w *walker) exempt(a *Answer) bool {
-	if w.object == nil {
-		return false
-	}
-	if a.unless.name != "" && strings.HasPrefix(w.object.GetName(), a.unless.name) {
-		return true
-	}
-	for _, l := range a.unless.labels {
-		if _, ok := w.object.GetLabels()[l]; ok {
-			return true
-		}
-	}
-	return false
 }
 
 func anyMatches(patterns []string, v string) bool {

@@ -3,6 +3,7 @@
 //	honoured  it has its documented effect
 //	refused   its effect is not built: a request that sets it is refused, with a sentence that says what to do
 //	inert     Kubernetes itself gives it no effect, or none without something that is not part of a cluster
+//	stored    it is kept, judged and shown, and nothing acts on it yet: who sets it is told so by a warning
 //
 // The answers stand in answers/*.txt, by Go type, so that a type that occurs in many kinds (a pod's specification,
 // metadata, selectors) is answered once. Refusals are enforced from there (Answers.Check), so that none can be
@@ -17,6 +18,9 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // State is what becomes of a field.
@@ -27,45 +31,35 @@ const (
 	Honoured State = "honoured"
 	Refused  State = "refused"
 	Inert    State = "inert"
+	Stored   State = "stored"
 )
 
 // Answer is what becomes of a field, or of some of its values.
 type Answer struct {
 	State State
-	// Why is for the user of a refused field what to do, for an inert one the documented reason.
+	// Why is for the user of a refused field what to do, for an inert one the documented reason, for a stored one who
+	// does not act on it.
 	Why string
-	// Warn tells the client of an inert field that is set, by a warning header.
+	// Warn tells the client of an inert or stored field that is set, by a warning header.
 	Warn bool
 	// Values are those that the answer is about; nil = every value that is set. A "*" at the end stands for any
 	// rest. The other values are honoured.
 	Values []string
 
-	unless exemption
 	source string // file:line, for complaints about the table
 	used   bool
 }
 
-// exemption names objects that an answer is not about.
-type exemption struct {
-	labels []string // that have one of these labels
-	name   string   // whose name begins so
-}
-
-func (e exemption) String() string {
-	switch {
-	case e.name != "":
-		return "names that begin with " + e.name
-	case len(e.labels) > 0:
-		return "objects with the label " + strings.Join(e.labels, " or ")
-	}
-	return ""
-}
-
-// Unless names in words the objects that the answer is not about; "" = none.
-func (a *Answer) Unless() string { return a.unless.String() }
-
 //go:embed answers/*.txt
 var files embed.FS
+
+// Options are what requests are given beside an object, as query parameters.
+func Options() []any {
+	return []any{
+		&metav1.GetOptions{}, &metav1.ListOptions{}, &metav1.CreateOptions{}, &metav1.UpdateOptions{}, &metav1.PatchOptions{},
+		&metav1.DeleteOptions{}, &corev1.PodLogOptions{}, &corev1.PodExecOptions{}, &corev1.PodAttachOptions{}, &corev1.PodPortForwardOptions{},
+	}
+}
 
 // Table is all answers: by type, then by the path below it.
 type Table struct {
@@ -99,8 +93,11 @@ var Load = sync.OnceValue(func() *Table {
 //	honoured: containers volumes          paths below it
 //	refused: hostUsers=false -- sentence  one value of a path
 //	refused: annotations[a/b] -- sentence one key of a map
-//	refused: subsets !label(a|b) -- ...   not for objects with such a label; !name(x) for names that begin so
 //	warned: ...                           inert, and the client is told
+//	stored: strategy -- sentence          the client is told
+//	stored: . -- sentence                 all of a kind but what its part of the file says otherwise: the client is told
+//	                                      once, when it makes such an object; in the types below what is refused or
+//	                                      inert stays so, the rest is stored
 func (t *Table) parse(file, text string) error {
 	var answers map[string][]*Answer
 	for i, line := range strings.Split(text, "\n") {
@@ -135,29 +132,15 @@ func parseLine(answers map[string][]*Answer, source, line string) error {
 	switch {
 	case word == "warned":
 		a.State, a.Warn = Inert, true
+	case a.State == Stored:
+		a.Warn = true
 	case a.State != Honoured && a.State != Refused && a.State != Inert:
 		return fmt.Errorf("%q is no state", word)
 	}
 	if (a.Why == "") != (a.State == Honoured) {
 		return fmt.Errorf("a %s field needs a sentence, a honoured one none", a.State)
 	}
-	var paths []string
-	for _, w := range strings.Fields(list) {
-		condition, ok := strings.CutPrefix(w, "!")
-		if !ok {
-			paths = append(paths, w)
-			continue
-		}
-		switch kind, arg, _ := strings.Cut(strings.TrimSuffix(condition, ")"), "("); kind {
-		case "label":
-			a.unless.labels = strings.Split(arg, "|")
-		case "name":
-			a.unless.name = arg
-		default:
-			return fmt.Errorf("%q is no condition", w)
-		}
-	}
-	for _, p := range paths {
+	for p := range strings.FieldsSeq(list) {
 		one := a
 		path, values, some := strings.Cut(p, "=")
 		if strings.Contains(path, "[") { // a key of a map may contain anything
@@ -177,9 +160,16 @@ func parseLine(answers map[string][]*Answer, source, line string) error {
 	return nil
 }
 
+// typeRoots are the folders of the modules that types come from.
+var typeRoots = []string{"k8s.io/api/", "k8s.io/apimachinery/pkg/apis/", "k8s.io/kube-aggregator/pkg/apis/", "k8s.io/apiextensions-apiserver/pkg/apis/",
+	"k8s.io/metrics/pkg/apis/"}
+
 // typeName is how the files call a type: "core/v1.Pod", "meta/v1.ObjectMeta".
 func typeName(t reflect.Type) string {
-	p := strings.TrimPrefix(strings.TrimPrefix(t.PkgPath(), "k8s.io/api/"), "k8s.io/apimachinery/pkg/apis/")
+	p := t.PkgPath()
+	for _, root := range typeRoots {
+		p = strings.TrimPrefix(p, root)
+	}
 	return p + "." + t.Name()
 }
 

@@ -8,8 +8,6 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	schedulingv1 "k8s.io/api/scheduling/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 )
 
@@ -88,11 +86,56 @@ inert: on -- so it is
 	}
 }
 
+// All of a kind may be stored: what is refused or inert in the types below stays so, what all kinds have is honoured, and
+// what the kind itself calls honoured is. A single field may be stored as well.
+func TestStored(t *testing.T) {
+	tab := table(t, `
+[PKG.outer]
+stored: . -- nobody looks
+honoured: spec.name labels
+[PKG.Inline]
+honoured: kind
+[PKG.inner]
+honoured: name tags new
+stored: mode -- nobody reads it
+inert: on -- so it is
+refused: self -- no
+`)
+	want := []string{
+		"kind stored",
+		"spec.name honoured", "spec.mode stored", "spec.on inert", "spec.self refused", "spec.tags stored", "spec.new stored",
+		"list[].name stored", "list[].mode stored", "list[].on inert", "list[].tags stored", "list[].self refused", "list[].new stored",
+		"dict[].name stored", "dict[].mode stored", "dict[].on inert", "dict[].tags stored", "dict[].self refused", "dict[].new stored",
+		"labels honoured",
+	}
+	a := tab.For(&outer{})
+	got := leaves(a)
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	if a.Stored() == nil || a.Stored().Why != "nobody looks" || tab.For(&inner{}).Stored() != nil {
+		t.Error("a whole kind is stored, and nothing else is")
+	}
+	if stale := tab.Stale([]any{&outer{}}); len(stale) != 0 {
+		t.Errorf("stale: %q", stale)
+	}
+	mode := "m"
+	errs, warnings := a.Check(&outer{Spec: inner{Name: "n", Mode: &mode, Self: &inner{}}}, nil)
+	if len(errs) != 1 || errs[0].Field != "spec.self" || !slices.Equal(warnings, []string{"spec.mode: stored; nobody reads it"}) {
+		t.Errorf("%v, %q", errs, warnings)
+	}
+	if _, warnings := a.Check(&outer{Spec: inner{Mode: &mode}}, &outer{Spec: inner{Mode: &mode}}); warnings != nil {
+		t.Errorf("told again: %q", warnings)
+	}
+}
+
 // A table that cannot be read says where.
 func TestParse(t *testing.T) {
 	for _, text := range []string{
 		"honoured: a", "[x.Y]\nperhaps: a -- b", "[x.Y]\nrefused: a", "[x.Y]\nhonoured: a -- b",
-		"[x.Y]\nhonoured: a\ninert: a -- b", "[x.Y]\n[x.Y]", "[x.Y]\nrefused: a !moon(x) -- b",
+		"[x.Y]\nhonoured: a\ninert: a -- b", "[x.Y]\n[x.Y]", "[x.Y]\nstored: a",
 	} {
 		tab := &Table{types: map[string]map[string][]*Answer{}}
 		if err := tab.parse("x.txt", text); err == nil || !strings.HasPrefix(err.Error(), "x.txt:") {
@@ -112,9 +155,8 @@ func object[T any](t *testing.T, text string) *T {
 
 // What is found is named as the user wrote it, and what is stored already excuses as much, no more.
 func TestCheck(t *testing.T) {
-	const antiAffinity = "affinity: {podAntiAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [{weight: 1, podAffinityTerm: {topologyKey: a}}]}}"
+	const responders = "evictionResponders: [{name: a}]"
 	pod := func(spec string) *corev1.Pod { return object[corev1.Pod](t, "{spec: {"+spec+"}}") }
-	never := corev1.PreemptLowerPriority
 	for _, c := range []struct {
 		name     string
 		obj, old any
@@ -126,17 +168,14 @@ func TestCheck(t *testing.T) {
 		{"by value", pod("hostUsers: false"), nil, []string{"spec.hostUsers"}, 0},
 		{"by another value", pod("hostUsers: true"), nil, nil, 0},
 		{"empty but there", pod("volumes: [{name: v, csi: {}}]"), nil, []string{"spec.volumes[0].csi"}, 0},
-		{"template", object[appsv1.Deployment](t, "{spec: {template: {spec: {"+antiAffinity+"}}}}"), nil, []string{"spec.template.spec.affinity.podAntiAffinity"}, 0},
-		{"stored", pod(antiAffinity), pod(antiAffinity), nil, 0},
+		{"template", object[appsv1.Deployment](t, "{spec: {template: {spec: {"+responders+"}}}}"), nil, []string{"spec.template.spec.evictionResponders"}, 0},
+		{"stored", pod(responders), pod(responders), nil, 0},
 		{"stored in another place", pod("volumes: [{name: a, emptyDir: {}}, {name: v, csi: {driver: d}}]"), pod("volumes: [{name: v, csi: {driver: d}}]"), nil, 0},
 		{"stored once", pod("volumes: [{name: a, csi: {driver: d}}, {name: v, csi: {driver: d}}]"), pod("volumes: [{name: v, csi: {driver: d}}]"), []string{"spec.volumes[1].csi"}, 0},
-		{"one of a list", object[corev1.PersistentVolumeClaim](t, "{spec: {accessModes: [ReadWriteOnce, ReadWriteOncePod]}}"), nil, []string{"spec.accessModes[1]"}, 0},
-		{"key", object[corev1.Service](t, "{metadata: {annotations: {service.kubernetes.io/topology-mode: Auto}}}"), nil, []string{"metadata.annotations[service.kubernetes.io/topology-mode]"}, 0},
-		{"key with another value", object[corev1.Service](t, "{metadata: {annotations: {service.kubernetes.io/topology-mode: Disabled}}}"), nil, nil, 0},
+		{"one of a list", object[corev1.Service](t, "{spec: {ipFamilies: [IPv4, IPv6]}}"), nil, []string{"spec.ipFamilies[1]"}, 0},
+		{"key", object[corev1.ServiceAccount](t, "{metadata: {annotations: {kubernetes.io/enforce-mountable-secrets: 'true'}}}"), nil, []string{"metadata.annotations[kubernetes.io/enforce-mountable-secrets]"}, 0},
+		{"key with another value", object[corev1.ServiceAccount](t, "{metadata: {annotations: {kubernetes.io/enforce-mountable-secrets: 'false'}}}"), nil, nil, 0},
 		{"key in a template", object[appsv1.Deployment](t, "{spec: {template: {metadata: {annotations: {kubernetes.io/ingress-bandwidth: 1M}}}}}"), nil, nil, 1},
-		{"exempt by label", object[corev1.Endpoints](t, "{metadata: {labels: {endpoints.kubernetes.io/managed-by: x}}, subsets: [{}]}"), nil, nil, 0},
-		{"not exempt", object[corev1.Endpoints](t, "{subsets: [{}]}"), nil, []string{"subsets"}, 0},
-		{"exempt by name", &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "system-x"}, PreemptionPolicy: &never}, nil, nil, 0},
 		{"inert hook", pod("containers: [{name: c, lifecycle: {preStop: {tcpSocket: {port: 80}}}}]"), nil, nil, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {

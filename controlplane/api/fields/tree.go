@@ -17,16 +17,36 @@ type Leaf struct {
 	Answer *Answer
 	// Type is the field's.
 	Type reflect.Type
+	// Owner is the struct that has the field, and Field its name there.
+	Owner reflect.Type
+	Field string
 }
 
 // Answers are those of one type, ready to be asked.
 type Answers struct {
-	leaves []Leaf
+	table  *Table
+	typ    reflect.Type
 	tree   *node // nil when every value is fine
+	stored *Answer
+}
+
+// Stored is the answer for a kind that is stored and shown, and on which nothing acts yet; nil for all others.
+func (a *Answers) Stored() *Answer {
+	if a == nil {
+		return nil
+	}
+	return a.stored
 }
 
 // Leaves lists every field of the type with its answer, in the order of the Go type.
-func (a *Answers) Leaves() []Leaf { return slices.Clone(a.leaves) }
+// They are found anew each time: who serves the API needs none, and those of all templates of pods are a megabyte.
+func (a *Answers) Leaves() []Leaf {
+	a.table.mu.Lock()
+	defer a.table.mu.Unlock()
+	c := &compiler{table: a.table}
+	c.visit(a.typ, c.begin(a.typ))
+	return c.leaves
+}
 
 // node is a place in a type below which, or at which, something may be wrong.
 type node struct {
@@ -58,8 +78,8 @@ func (t *Table) For(of any) *Answers {
 		return a
 	}
 	c := &compiler{table: t}
-	n := c.visit(typ, place{})
-	a := &Answers{leaves: c.leaves}
+	n := c.visit(typ, c.begin(typ))
+	a := &Answers{table: t, typ: typ, stored: c.stored}
 	if !n.empty() {
 		a.tree = n
 	}
@@ -71,6 +91,16 @@ func (t *Table) For(of any) *Answers {
 type compiler struct {
 	table  *Table
 	leaves []Leaf
+	stored *Answer
+}
+
+// begin is the place at which a walk begins: of a kind that is stored as a whole, everything is stored.
+func (c *compiler) begin(t reflect.Type) place {
+	for _, a := range c.table.types[typeName(t)]["."] {
+		a.used = true
+		c.stored = a
+	}
+	return place{inherited: c.stored, from: "."}
 }
 
 // place is where in a type the walk stands.
@@ -78,8 +108,19 @@ type place struct {
 	path      string
 	inherited *Answer
 	from      string         // where it stands
+	depth     int            // the scope of what said so
 	scopes    []scope        // from the outermost
 	within    []reflect.Type // the structs around
+	field     string         // the name in the innermost of them
+}
+
+// leaf is the leaf at a place; within holds at least the type that the walk began with.
+func (p *place) leaf(path, at string, a *Answer, t reflect.Type) Leaf {
+	l := Leaf{Path: path, At: at, Answer: a, Type: t, Field: p.field}
+	if len(p.within) > 0 {
+		l.Owner = p.within[len(p.within)-1]
+	}
+	return l
 }
 
 // scope is a type around the place that has answers, and the path from there.
@@ -88,32 +129,38 @@ type scope struct {
 	path    string
 }
 
-// at are the answers about exactly this place. Who is further out knows more about what it is for.
-func (p *place) at(suffix string) []*Answer {
-	for _, s := range p.scopes {
-		if found := s.answers[s.path+suffix]; len(found) > 0 && s.path != "" {
+// at are the answers about exactly this place, and of which scope. Who is further out knows more about what it is for.
+func (p *place) at() ([]*Answer, int) {
+	for i, s := range p.scopes {
+		if found := s.answers[s.path]; len(found) > 0 && s.path != "" {
 			for _, a := range found {
 				a.used = true
 			}
-			return found
+			return found, i
 		}
 	}
-	return nil
+	return nil, 0
+}
+
+// withinStored says that what a scope calls honoured is within what one around it calls stored.
+func (p *place) withinStored(a *Answer, scope int) bool {
+	return a.State == Honoured && p.inherited != nil && p.inherited.State == Stored && scope > p.depth
 }
 
 // visit answers for one place and returns what is to be checked there.
 func (c *compiler) visit(t reflect.Type, p place) *node {
 	n := &node{}
-	for _, a := range p.at("") {
-		if a.Values == nil {
-			p.inherited, p.from = a, p.path
+	found, depth := p.at()
+	for _, a := range found {
+		if a.Values == nil && !p.withinStored(a, depth) {
+			p.inherited, p.from, p.depth = a, p.path, depth
 		}
 		if a.State == Refused || a.Warn {
 			n.rules = append(n.rules, a)
 		}
 		if a.Values != nil {
 			path := p.path + "=" + strings.Join(a.Values, "|")
-			c.leaves = append(c.leaves, Leaf{path, path, a, t})
+			c.leaves = append(c.leaves, p.leaf(path, path, a, t))
 			if p.inherited == nil {
 				p.inherited, p.from = &Answer{State: Honoured}, p.path
 			}
@@ -136,7 +183,7 @@ func (c *compiler) visit(t reflect.Type, p place) *node {
 	}
 	whole := p.inherited != nil && p.inherited.State == Refused
 	if opaque(elem) || whole || slices.Contains(p.within, elem) {
-		c.leaves = append(c.leaves, Leaf{p.path, p.from, p.inherited, t})
+		c.leaves = append(c.leaves, p.leaf(p.path, p.from, p.inherited, t))
 		return n
 	}
 	p.path += suffix
@@ -168,16 +215,19 @@ func (c *compiler) keys(t reflect.Type, p *place, n *node) {
 			if a.Values != nil {
 				at += "=" + strings.Join(a.Values, "|")
 			}
-			c.leaves = append(c.leaves, Leaf{at, at, a, t})
+			c.leaves = append(c.leaves, p.leaf(at, at, a, t))
 		}
 	}
 }
 
 func (c *compiler) fields(t reflect.Type, p place, n *node) {
 	// What a type around says to be inert is so, whatever it is elsewhere. Otherwise a type that has answers
-	// answers for each of its fields.
-	if answers := c.table.types[typeName(t)]; answers != nil && (p.inherited == nil || p.inherited.State == Honoured) {
-		p.scopes, p.inherited = append(slices.Clip(p.scopes), scope{answers: answers}), nil
+	// answers for each of its fields; what is stored refuses what it refuses.
+	if answers := c.table.types[typeName(t)]; answers != nil && (p.inherited == nil || p.inherited.State != Inert) {
+		if p.inherited != nil && (p.inherited.State == Honoured || c.ofEveryKind(t, p)) {
+			p.inherited = nil
+		}
+		p.scopes = append(slices.Clip(p.scopes), scope{answers: answers})
 	}
 	p.within = append(slices.Clip(p.within), t)
 	for i := range t.NumField() {
@@ -187,6 +237,7 @@ func (c *compiler) fields(t reflect.Type, p place, n *node) {
 			continue
 		}
 		next := p
+		next.field = f.Name
 		if name != "" {
 			next.path = join(p.path, name)
 			next.scopes = make([]scope, len(p.scopes))
@@ -200,6 +251,12 @@ func (c *compiler) fields(t reflect.Type, p place, n *node) {
 			n.edges = append(n.edges, edge{i, name, to})
 		}
 	}
+}
+
+// ofEveryKind says that a type is at the top of a kind what all kinds have, which is honoured in a stored kind too.
+func (c *compiler) ofEveryKind(t reflect.Type, p place) bool {
+	name := typeName(t)
+	return c.stored == p.inherited && len(p.within) == 1 && (name == "meta/v1.TypeMeta" || name == "meta/v1.ObjectMeta")
 }
 
 // visitField is visit, or for a struct without a name of its own its fields.
@@ -234,6 +291,8 @@ func opaque(t reflect.Type) bool {
 		switch t.Name() {
 		case "Time", "MicroTime", "Duration", "Quantity", "IntOrString", "FieldsV1", "RawExtension":
 			return strings.HasPrefix(t.PkgPath(), "k8s.io/apimachinery/")
+		case "JSON", "JSONSchemaPropsOrArray", "JSONSchemaPropsOrBool", "JSONSchemaPropsOrStringArray":
+			return strings.HasPrefix(t.PkgPath(), "k8s.io/apiextensions-apiserver/")
 		}
 		return false
 	}

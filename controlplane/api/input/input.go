@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 
 	yamlnode "go.yaml.in/yaml/v3"
 	"sigs.k8s.io/yaml"
@@ -44,13 +45,21 @@ type Counts struct {
 func (c Counts) Check(values, items int) error {
 	switch {
 	case c.deep:
-		return fmt.Errorf("%w: lists and objects are nested more than %d deep", ErrTooMuch, MaxDepth)
+		return TooDeep()
 	case c.Values > values:
 		return fmt.Errorf("%w: about %d values, at most %d are read", ErrTooMuch, c.Values, values)
 	case c.Items > items:
 		return fmt.Errorf("%w: its lists have about %d items together, at most %d are read", ErrTooMuch, c.Items, items)
 	}
 	return nil
+}
+
+// Deep says that lists and objects are nested more than MaxDepth deep.
+func (c Counts) Deep() bool { return c.deep }
+
+// TooDeep is the refusal of such a text.
+func TooDeep() error {
+	return fmt.Errorf("%w: lists and objects are nested more than %d deep", ErrTooMuch, MaxDepth)
 }
 
 // Count looks through a text until it ends or is nested too deep.
@@ -137,6 +146,9 @@ func checkYAML(data []byte) error {
 	if nodes > maxNodes {
 		return fmt.Errorf("%w: YAML with about %d separators, at most %d are read; sent as JSON it may pass", ErrTooMuch, nodes, maxNodes)
 	}
+	if err := checkSingle(data); err != nil {
+		return err
+	}
 	if !bytes.ContainsRune(data, '*') || !bytes.ContainsRune(data, '&') {
 		return nil
 	}
@@ -146,6 +158,37 @@ func checkYAML(data []byte) error {
 	}
 	e := expansion{sizes: map[*yamlnode.Node]size{}}
 	return e.check(e.of(&doc))
+}
+
+// checkSingle refuses a text of several documents, of which a parser would read the first and leave the others.
+func checkSingle(data []byte) error {
+	if !bytes.Contains(data, []byte("\n---")) && !bytes.Contains(data, []byte("\n...")) {
+		return nil
+	}
+	d := yamlnode.NewDecoder(bytes.NewReader(data))
+	for documents := 0; ; {
+		var doc yamlnode.Node
+		err := d.Decode(&doc)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("yaml: %w", err)
+		}
+		if empty(&doc) {
+			continue
+		}
+		if documents++; documents > 1 {
+			return errSeveral
+		}
+	}
+}
+
+var errSeveral = errors.New("yaml: the text holds several documents: send each in a request of its own")
+
+// empty says whether a document holds nothing, as that behind a last "---" does.
+func empty(doc *yamlnode.Node) bool {
+	return len(doc.Content) == 0 || len(doc.Content) == 1 && doc.Content[0].Tag == "!!null"
 }
 
 // size is what a node stands for when every alias is written out.

@@ -72,3 +72,22 @@ func TestOrdinaryText(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A second document would be accepted and have no effect. Separators alone are none.
+func TestSeveralDocuments(t *testing.T) {
+	for text, refused := range map[string]bool{
+		"a: 1\n---\nb: 2\n":           true,
+		"---\na: 1\n---\nb: 2\n":      true,
+		"{\"a\": 1}\n---\n{\"b\": 2}": true,
+		"a: 1\n...\n---\nb: 2\n":      true,
+		"---\na: 1\n":                 false,
+		"---\n# nothing\n---\na: 1\n": false,
+		"a: 1\n---\n":                 false,
+		"a: 1\n...\n":                 false,
+		"a: |\n  x\n  ---\n  y\n":     false,
+	} {
+		if _, err := FromYAML([]byte(text)); (err != nil) != refused || refused && !errors.Is(err, errSeveral) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}

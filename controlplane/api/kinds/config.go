@@ -13,9 +13,9 @@ import (
 )
 
 func configMapKind() *api.Kind {
-	k := newKind[corev1.ConfigMap, corev1.ConfigMapList](names{
+	k := newKind(names{
 		gv: corev1.SchemeGroupVersion, kind: "ConfigMap", plural: "configmaps", singular: "configmap", short: []string{"cm"},
-	})
+	}, func(l *corev1.ConfigMapList) *[]corev1.ConfigMap { return &l.Items })
 	check(k, func(c *corev1.ConfigMap) field.ErrorList {
 		var errs field.ErrorList
 		size := 0
@@ -45,7 +45,7 @@ func configMapKind() *api.Kind {
 		}
 		return errs
 	})
-	k.Columns = columns(nameCol, numCol("Data"), ageCol)
+	k.Columns = columns(nameCol, col("Data"), ageCol)
 	k.Row = row(func(c *corev1.ConfigMap, now time.Time) []any {
 		return []any{c.Name, int64(len(c.Data) + len(c.BinaryData)), age(c, now)}
 	})
@@ -53,9 +53,9 @@ func configMapKind() *api.Kind {
 }
 
 func secretKind() *api.Kind {
-	k := newKind[corev1.Secret, corev1.SecretList](names{
+	k := newKind(names{
 		gv: corev1.SchemeGroupVersion, kind: "Secret", plural: "secrets", singular: "secret",
-	})
+	}, func(l *corev1.SecretList) *[]corev1.Secret { return &l.Items })
 	k.Default = defaults(func(s *corev1.Secret) {
 		setDefault(&s.Type, corev1.SecretTypeOpaque)
 		// stringData is for writing only: it is stored as data and never read back.
@@ -79,7 +79,7 @@ func secretKind() *api.Kind {
 		}
 		return errs
 	})
-	k.Columns = columns(nameCol, col("Type"), numCol("Data"), ageCol)
+	k.Columns = columns(nameCol, col("Type"), col("Data"), ageCol)
 	k.Row = row(func(s *corev1.Secret, now time.Time) []any {
 		return []any{s.Name, string(s.Type), int64(len(s.Data)), age(s, now)}
 	})

@@ -41,23 +41,22 @@ func validateContainers(s *corev1.PodSpec, volumes map[string]corev1.VolumeSourc
 	for i := range s.Containers {
 		c, here := &s.Containers[i], at.Child("containers").Index(i)
 		unique(c.Name, here.Child("name"))
-		errs = append(errs, validateContainer(c, regular, volumes, here)...)
+		errs = append(errs, validateContainer(c, regular, s, volumes, here)...)
 	}
 	for i := range s.InitContainers {
 		c, here := &s.InitContainers[i], at.Child("initContainers").Index(i)
 		unique(c.Name, here.Child("name"))
 		role := initial
-		if p := c.RestartPolicy; p != nil {
-			errs = append(errs, oneOf(*p, here.Child("restartPolicy"), corev1.ContainerRestartPolicyAlways)...)
+		if val(c.RestartPolicy) == corev1.ContainerRestartPolicyAlways {
 			role = sidecar
 		}
-		errs = append(errs, validateContainer(c, role, volumes, here)...)
+		errs = append(errs, validateContainer(c, role, s, volumes, here)...)
 	}
 	for i := range s.EphemeralContainers {
 		e, here := &s.EphemeralContainers[i], at.Child("ephemeralContainers").Index(i)
 		unique(e.Name, here.Child("name"))
 		c := corev1.Container(e.EphemeralContainerCommon)
-		errs = append(errs, validateContainer(&c, ephemeral, volumes, here)...)
+		errs = append(errs, validateContainer(&c, ephemeral, s, volumes, here)...)
 		if t := e.TargetContainerName; t != "" && !hasContainer(s, t) {
 			errs = append(errs, field.NotFound(here.Child("targetContainerName"), t))
 		}
@@ -76,7 +75,8 @@ func hasContainer(s *corev1.PodSpec, name string) bool {
 	return false
 }
 
-func validateContainer(c *corev1.Container, role containerRole, volumes map[string]corev1.VolumeSource, at *field.Path) field.ErrorList {
+func validateContainer(c *corev1.Container, role containerRole, s *corev1.PodSpec,
+	volumes map[string]corev1.VolumeSource, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	switch {
 	case c.Image == "":
@@ -87,20 +87,22 @@ func validateContainer(c *corev1.Container, role containerRole, volumes map[stri
 	errs = append(errs, oneOf(c.ImagePullPolicy, at.Child("imagePullPolicy"), corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever)...)
 	errs = append(errs, oneOf(c.TerminationMessagePolicy, at.Child("terminationMessagePolicy"),
 		corev1.TerminationMessageReadFile, corev1.TerminationMessageFallbackToLogsOnError)...)
-	if role == regular && c.RestartPolicy != nil {
-		errs = append(errs, field.Forbidden(at.Child("restartPolicy"), "may not be set for non-init containers"))
-	}
+	errs = append(errs, validateRestarts(c, at)...)
 	errs = append(errs, validatePorts(c.Ports, at.Child("ports"))...)
 	errs = append(errs, validateEnv(c.Env, at.Child("env"))...)
 	errs = append(errs, validateEnvFrom(c.EnvFrom, at.Child("envFrom"))...)
-	errs = append(errs, validateMounts(c.VolumeMounts, volumes, at.Child("volumeMounts"))...)
+	errs = append(errs, validateMounts(c, volumes, at.Child("volumeMounts"))...)
 	errs = append(errs, validateDevices(c, volumes, at.Child("volumeDevices"))...)
 	errs = append(errs, validateResources(&c.Resources, at.Child("resources"))...)
 	errs = append(errs, validateContainerSecurity(c.SecurityContext, at.Child("securityContext"))...)
 	if role == ephemeral {
 		return append(errs, onlyDebug(c, at)...)
 	}
-	return append(errs, validateHealth(c, role, at)...)
+	errs = append(errs, validateResizePolicy(c.ResizePolicy, s.RestartPolicy, at.Child("resizePolicy"))...)
+	if role == initial && len(c.ResizePolicy) > 0 {
+		errs = append(errs, field.Invalid(at.Child("resizePolicy"), c.ResizePolicy, "must not be set for init containers"))
+	}
+	return append(errs, validateHealth(c, role, s.OS, at)...)
 }
 
 // onlyDebug refuses what a container that was added to a running pod cannot have.
@@ -108,7 +110,7 @@ func onlyDebug(c *corev1.Container, at *field.Path) field.ErrorList {
 	return forbid(at, "cannot be set for an Ephemeral Container", map[string]bool{
 		"ports": len(c.Ports) > 0, "livenessProbe": c.LivenessProbe != nil, "readinessProbe": c.ReadinessProbe != nil,
 		"startupProbe": c.StartupProbe != nil, "lifecycle": c.Lifecycle != nil,
-		"resources": len(c.Resources.Limits)+len(c.Resources.Requests) > 0,
+		"resources": len(c.Resources.Limits)+len(c.Resources.Requests) > 0, "resizePolicy": len(c.ResizePolicy) > 0,
 	})
 }
 
@@ -132,6 +134,9 @@ func validatePorts(ports []corev1.ContainerPort, at *field.Path) field.ErrorList
 		}
 		if p.HostPort != 0 {
 			errs = append(errs, invalid(here.Child("hostPort"), p.HostPort, utilvalidation.IsValidPortNum(int(p.HostPort)))...)
+		}
+		if p.HostIP != "" {
+			errs = append(errs, utilvalidation.IsValidIP(here.Child("hostIP"), p.HostIP)...)
 		}
 		errs = append(errs, validateProtocol(p.Protocol, here.Child("protocol"))...)
 	}
@@ -186,8 +191,8 @@ func validateEnv(env []corev1.EnvVar, at *field.Path) field.ErrorList {
 		if r := e.ValueFrom.FieldRef; r != nil {
 			errs = append(errs, validateFieldRef(r, envFields, from.Child("fieldRef"))...)
 		}
-		if r := e.ValueFrom.ResourceFieldRef; r != nil && r.Resource == "" {
-			errs = append(errs, field.Required(from.Child("resourceFieldRef", "resource"), ""))
+		if r := e.ValueFrom.ResourceFieldRef; r != nil {
+			errs = append(errs, validateResourceRef(r, from.Child("resourceFieldRef"))...)
 		}
 		if r := e.ValueFrom.ConfigMapKeyRef; r != nil {
 			errs = append(errs, validateKeyRef(r.Name, r.Key, from.Child("configMapKeyRef"))...)
@@ -253,5 +258,9 @@ func validateContainerSecurity(c *corev1.SecurityContext, at *field.Path) field.
 			}
 		}
 	}
+	if c.ProcMount != nil {
+		errs = append(errs, oneOf(*c.ProcMount, at.Child("procMount"), corev1.DefaultProcMount, corev1.UnmaskedProcMount)...)
+	}
+	errs = append(errs, validateAppArmor(c.AppArmorProfile, at.Child("appArmorProfile"))...)
 	return append(errs, validateSeccomp(c.SeccompProfile, at.Child("seccompProfile"))...)
 }

@@ -1,6 +1,7 @@
 package kinds
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -19,11 +20,11 @@ import (
 )
 
 func deploymentKind() *api.Kind {
-	k := newKind[appsv1.Deployment, appsv1.DeploymentList](names{
+	k := newKind(names{
 		gv: appsv1.SchemeGroupVersion, kind: "Deployment", plural: "deployments", singular: "deployment", short: []string{"deploy"}, all: true,
-	})
+	}, func(l *appsv1.DeploymentList) *[]appsv1.Deployment { return &l.Items })
 	k.Default = defaults(defaultDeployment)
-	hasStatus(k, halves[*appsv1.Deployment]{
+	hasStatus(k, func(o *appsv1.Deployment) *appsv1.DeploymentStatus { return &o.Status }, halves[*appsv1.Deployment]{
 		spec: func(d *appsv1.Deployment) any { return d.Spec },
 		keep: func(obj, old *appsv1.Deployment) {
 			obj.Spec = *old.Spec.DeepCopy()
@@ -37,7 +38,8 @@ func deploymentKind() *api.Kind {
 		},
 	})
 	check(k, func(d *appsv1.Deployment) field.ErrorList {
-		return validateDeploymentSpec(&d.Spec, field.NewPath("spec"))
+		errs := validateDeploymentSpec(&d.Spec, field.NewPath("spec"))
+		return append(errs, switches(d, api.RollbackAnnotation, api.RestartAnnotation, api.RebalanceAnnotation)...)
 	})
 	checkUpdate(k, func(obj, old *appsv1.Deployment) field.ErrorList {
 		return sameOr(obj.Spec.Selector, old.Spec.Selector, field.NewPath("spec", "selector"))
@@ -51,7 +53,7 @@ func deploymentKind() *api.Kind {
 		current:  func(o api.Object) int32 { return o.(*appsv1.Deployment).Status.Replicas },
 		selector: func(o api.Object) *metav1.LabelSelector { return o.(*appsv1.Deployment).Spec.Selector },
 	})
-	k.Columns = columns(nameCol, col("Ready"), numCol("Up-to-date"), numCol("Available"), ageCol,
+	k.Columns = columns(nameCol, col("Ready"), col("Up-to-date"), col("Available"), ageCol,
 		wide("Containers"), wide("Images"), wide("Selector"))
 	k.Row = row(func(d *appsv1.Deployment, now time.Time) []any {
 		containers, images := containersAndImages(&d.Spec.Template.Spec)
@@ -148,7 +150,7 @@ func validateWorkload(selector *metav1.LabelSelector, t *corev1.PodTemplateSpec,
 	}
 	if s, err := metav1.LabelSelectorAsSelector(selector); err != nil {
 		errs = append(errs, field.Invalid(at.Child("selector"), selector, "invalid label selector"))
-	} else if !s.Empty() && !s.Matches(labels.Set(t.Labels)) && selector != nil {
+	} else if !s.Empty() && !s.Matches(labels.Set(t.Labels)) {
 		errs = append(errs, field.Invalid(at.Child("template", "metadata", "labels"), t.Labels, "`selector` does not match template `labels`"))
 	}
 	errs = append(errs, ValidatePodTemplate(t, at.Child("template"))...)
@@ -166,18 +168,17 @@ func validateIntOrPercent(v intstr.IntOrString, at *field.Path) field.ErrorList 
 	if v.Type == intstr.Int {
 		return nonNegative(v.IntVal, at)
 	}
-	if msgs := validation.IsValidPercent(v.StrVal); len(msgs) > 0 {
-		return field.ErrorList{field.Invalid(at, v.StrVal, "must be an integer or percentage (e.g '5%')")}
-	}
-	return nil
+	return invalid(at, v.StrVal, validation.IsValidPercent(v.StrVal))
 }
 
+// percentOf is the number of a percentage: the largest that there is for one beyond all numbers.
 func percentOf(v intstr.IntOrString) (int, bool) {
-	if v.Type != intstr.String {
+	digits, ok := strings.CutSuffix(v.StrVal, "%")
+	if v.Type != intstr.String || !ok {
 		return 0, false
 	}
-	n, err := strconv.Atoi(strings.TrimSuffix(v.StrVal, "%"))
-	return n, err == nil
+	n, err := strconv.Atoi(digits)
+	return n, err == nil || errors.Is(err, strconv.ErrRange)
 }
 
 func isZero(v intstr.IntOrString) bool {
@@ -194,4 +195,14 @@ func containersAndImages(s *corev1.PodSpec) (containers, images string) {
 		c, i = append(c, x.Name), append(i, x.Image)
 	}
 	return strings.Join(c, ","), strings.Join(i, ",")
+}
+
+// switches refuses values of annotations by which something is asked for, other than yes and no.
+func switches(o api.Object, names ...string) (errs field.ErrorList) {
+	for _, name := range names {
+		if v, ok := o.GetAnnotations()[name]; ok && v != "true" && v != "false" {
+			errs = append(errs, field.NotSupported(field.NewPath("metadata", "annotations").Key(name), v, []string{"true", "false"}))
+		}
+	}
+	return errs
 }

@@ -16,22 +16,27 @@ import (
 const eventTTL = time.Hour
 
 func eventKind() *api.Kind {
-	k := newKind[corev1.Event, corev1.EventList](names{
-		gv: corev1.SchemeGroupVersion, kind: "Event", plural: "events", singular: "event", short: []string{"ev"},
-	})
+	k := newKind(names{
+		gv: corev1.SchemeGroupVersion, kind: "Event", putCreates: true, plural: "events", singular: "event", short: []string{"ev"},
+	}, func(l *corev1.EventList) *[]corev1.Event { return &l.Items })
 	k.TTL = eventTTL
 	check(k, func(e *corev1.Event) field.ErrorList {
-		// The involved object of a cluster-scoped kind has no namespace; its events live in "default".
-		if ns := e.InvolvedObject.Namespace; ns != e.Namespace && (ns != "" || e.Namespace != "default" && e.Namespace != "kube-system") {
-			return field.ErrorList{field.Invalid(field.NewPath("involvedObject", "namespace"), ns, "does not match event.namespace")}
-		}
-		return nil
+		return eventNamespace(e.Namespace, e.InvolvedObject.Namespace, field.NewPath("involvedObject", "namespace"))
 	})
 	k.Columns = columns(col("Last Seen"), col("Type"), col("Reason"), col("Object"), wide("Subobject"), wide("Source"),
 		col("Message"), wide("First Seen"), wide("Count"), func() columnDef { c := nameCol; c.Priority = 1; return c }())
 	k.Row = row(eventRow)
 	k.Fields = fieldsOf(eventFields)
 	return k
+}
+
+// eventNamespace wants an event in the namespace of what it is about. The objects of a cluster-scoped kind have none;
+// their events live in "default".
+func eventNamespace(event, about string, at *field.Path) field.ErrorList {
+	if about != event && (about != "" || event != "default" && event != "kube-system") {
+		return field.ErrorList{field.Invalid(at, about, "does not match event.namespace")}
+	}
+	return nil
 }
 
 func eventRow(e *corev1.Event, now time.Time) []any {

@@ -12,12 +12,14 @@ func narrowPlacement(now, was *corev1.PodSpec, spec *field.Path) field.ErrorList
 	var errs field.ErrorList
 	for key, value := range was.NodeSelector {
 		if now.NodeSelector[key] != value {
-			errs = append(errs, field.Invalid(spec.Child("nodeSelector"), now.NodeSelector, "only additions to nodeSelector are allowed (no mutations or deletions)"))
+			errs = append(errs, field.Invalid(spec.Child("nodeSelector"), now.NodeSelector,
+				"only additions to nodeSelector are allowed (no mutations or deletions)"))
 			break
 		}
 	}
 	now.NodeSelector = was.NodeSelector
-	errs = append(errs, narrowNodeAffinity(nodeAffinity(now), nodeAffinity(was), spec.Child("affinity", "nodeAffinity"))...)
+	errs = append(errs, narrowNodeAffinity(nodeAffinity(now), nodeAffinity(was),
+		spec.Child("affinity", "nodeAffinity"))...)
 	if now.Affinity != nil {
 		now.Affinity.NodeAffinity = nil
 	}
@@ -55,7 +57,8 @@ func narrowNodeAffinity(now, was *corev1.NodeAffinity, at *field.Path) field.Err
 		return nil
 	}
 	if len(terms) != len(before) {
-		return field.ErrorList{field.Invalid(at, terms, "no additions/deletions to non-empty NodeSelectorTerms list are allowed")}
+		return field.ErrorList{field.Invalid(at, terms,
+			"no additions/deletions to non-empty NodeSelectorTerms list are allowed")}
 	}
 	var errs field.ErrorList
 	for i := range terms {

@@ -5,6 +5,8 @@
 package kinds
 
 import (
+	"fmt"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/fields"
@@ -16,20 +18,44 @@ import (
 )
 
 // All returns the table of every built-in kind.
-func All() *api.Kinds {
-	return api.NewKinds(answered(
+func All(with ...Option) *api.Kinds {
+	o := &options{}
+	for _, set := range with {
+		set(o)
+	}
+	events := eventKind()
+	return api.NewKinds(stored(answered(slices.Concat([]*api.Kind{
 		namespaceKind(), nodeKind(), podKind(), serviceKind(), endpointsKind(),
-		configMapKind(), secretKind(), serviceAccountKind(), eventKind(),
+		configMapKind(), secretKind(), serviceAccountKind(), events, newEventKind(events),
 		persistentVolumeKind(), persistentVolumeClaimKind(),
 		deploymentKind(), replicaSetKind(),
 		endpointSliceKind(), leaseKind(),
+		ingressKind(), ingressClassKind(), networkPolicyKind(), serviceCIDRKind(), ipAddressKind(), runtimeClassKind(),
 		storageClassKind(), csiDriverKind(), csiNodeKind(), volumeAttachmentKind(),
-		priorityClassKind(), podDisruptionBudgetKind(),
-		roleKind(), clusterRoleKind(), roleBindingKind(), clusterRoleBindingKind(),
+		csiStorageCapacityKind(), volumeAttributesClassKind(),
+		validatingWebhookKind(o), mutatingWebhookKind(o), validatingPolicyKind(o), validatingPolicyBindingKind(),
+		mutatingPolicyKind(o), mutatingPolicyBindingKind(),
+		certificateSigningRequestKind(), clusterTrustBundleKind(),
+		flowSchemaKind(), priorityLevelKind(),
+		deviceClassKind(o), resourceClaimKind(o), resourceClaimTemplateKind(o), resourceSliceKind(),
+		priorityClassKind(), workloadKind(), podGroupKind(), podDisruptionBudgetKind(),
+		roleKind(), clusterRoleKind(), roleBindingKind(), clusterRoleBindingKind(), apiServiceKind(),
+		customResourceDefinitionKind(),
 		tokenReviewKind(), selfSubjectReviewKind(),
 		subjectAccessReviewKind(), selfSubjectAccessReviewKind(),
 		localSubjectAccessReviewKind(), selfSubjectRulesReviewKind(),
-	)...)
+		componentStatusKind(), bindingKind(), nodeMetricsKind(), podMetricsKind(),
+	}, workloads())...)...)...)
+}
+
+// stored completes the storages of the kinds that are stored as they are: with what was added to a kind after newKind.
+func stored(all ...*api.Kind) []*api.Kind {
+	for _, k := range all {
+		if k.Storage != nil && k.Conversion == nil {
+			k.Storage.Hub = api.Version{GVK: k.GVK, New: k.New, Shallow: k.Ops.Shallow, Default: k.Default, Light: k.Storage.Hub.Light}
+		}
+	}
+	return all
 }
 
 // answered gives each kind the answers of all its fields, and of those of the bodies of its subresources.
@@ -37,6 +63,7 @@ func answered(all ...*api.Kind) []*api.Kind {
 	table := answers.Load()
 	for _, k := range all {
 		k.Answers = table.For(k.New())
+		k.Deprecated = deprecation(k)
 		for _, s := range k.Subresources {
 			if s.New != nil {
 				s.Answers = table.For(s.New())
@@ -46,16 +73,27 @@ func answered(all ...*api.Kind) []*api.Kind {
 	return all
 }
 
-// ptrTo says that P is *T and an API object.
-type ptrTo[T any] interface {
-	*T
-	api.Object
-}
+// KubernetesMinor is the version of Kubernetes, 1.KubernetesMinor, whose kinds these are.
+const KubernetesMinor = 37
 
-// listOf says that P is *L and a list.
-type listOf[L any] interface {
-	*L
-	runtime.Object
+// deprecation is what Kubernetes warns of who asks for a kind that it means to give up; "" = nothing.
+func deprecation(k *api.Kind) string {
+	old, ok := k.New().(interface{ APILifecycleDeprecated() (major, minor int) })
+	if !ok {
+		return ""
+	}
+	major, minor := old.APILifecycleDeprecated()
+	if major > 1 || minor > KubernetesMinor {
+		return "" // not yet
+	}
+	text := fmt.Sprintf("%s %s is deprecated in v%d.%d+", k.GVK.GroupVersion(), k.GVK.Kind, major, minor)
+	if r, ok := old.(interface {
+		APILifecycleReplacement() schema.GroupVersionKind
+	}); ok {
+		by := r.APILifecycleReplacement()
+		text += fmt.Sprintf("; use %s %s", by.GroupVersion(), by.Kind)
+	}
+	return text
 }
 
 // names are how a kind is spelled.
@@ -69,38 +107,53 @@ type names struct {
 	// global kinds have no namespace
 	global bool
 	rule   nameRule // of metadata.name; nil = a DNS subdomain
+	// conditional kinds are updated at a stated resourceVersion only
+	conditional bool
+	// putCreates kinds are created by an update of an object that is not there
+	putCreates bool
+	// categories are those beside "all"
+	categories []string
 }
 
-// newKind starts a stored kind of Go types T and L (its list). The caller adds
-// what is particular to the kind; name and age are the columns until then.
-func newKind[T, L any, P ptrTo[T], PL listOf[L]](n names) *api.Kind {
+// newKind starts a stored kind of Go types T and L (its list, in which items finds the objects). The caller adds
+// what is particular to the kind; name and age are the columns until then. It has a storage of its own, below its resource.
+func newKind[T, L any, P api.PtrTo[T], PL api.ListOf[L]](n names, items func(*L) *[]T) *api.Kind {
 	k := &api.Kind{
 		GVK:        n.gv.WithKind(n.kind),
 		Resource:   n.plural,
 		Singular:   n.singular,
 		ShortNames: n.short,
+		Categories: n.categories,
 		Namespaced: !n.global,
 		New:        func() api.Object { return P(new(T)) },
 		NewList:    func() runtime.Object { return PL(new(L)) },
-		Columns:    columns(nameCol, ageCol),
+		Ops:        api.OpsOf[T, L, P, PL](items),
+		Typed:      true,
+
+		Conditional:     n.conditional,
+		CreatesByUpdate: n.putCreates,
+
+		Storage: &api.Storage{Prefix: api.StorageRoot + n.plural + "/", Namespaced: !n.global},
+		Columns: columns(nameCol, ageCol),
 		Row: func(o api.Object, now time.Time) []any {
 			return []any{o.GetName(), age(o, now)}
 		},
 	}
 	if n.all {
-		k.Categories = []string{"all"}
+		k.Categories = append([]string{"all"}, n.categories...)
 	}
 	checkMeta(k, n.rule)
 	return k
 }
 
 // newVirtual starts a kind that is answered, not stored.
-func newVirtual[T any, P ptrTo[T]](n names) *api.Kind {
+func newVirtual[T any, P api.PtrTo[T]](n names) *api.Kind {
 	return &api.Kind{
 		GVK:        n.gv.WithKind(n.kind),
 		Resource:   n.plural,
 		Singular:   n.singular,
 		Virtual:    true,
+		Typed:      true,
 		Namespaced: !n.global,
 		Verbs:      []string{"create"},
 		New:        func() api.Object { return P(new(T)) },

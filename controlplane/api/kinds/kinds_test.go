@@ -1,6 +1,7 @@
 package kinds
 
 import (
+	"context"
 	"math/rand"
 	"testing"
 	"time"
@@ -143,8 +144,12 @@ func tryAll(k *api.Kind, obj, old api.Object) {
 	k.Validate(obj)
 	k.ValidateUpdate(obj, old)
 	k.Row(obj, t0)
+	stored := obj
+	if k.Conversion != nil {
+		stored, _ = k.Conversion.To(context.Background(), obj)
+	}
 	if k.Fields != nil {
-		k.Fields(obj)
+		k.Fields(stored)
 	}
 	if k.Reservations != nil {
 		k.Reservations(obj)

@@ -10,9 +10,9 @@ import (
 )
 
 func leaseKind() *api.Kind {
-	k := newKind[coordinationv1.Lease, coordinationv1.LeaseList](names{
-		gv: coordinationv1.SchemeGroupVersion, kind: "Lease", plural: "leases", singular: "lease",
-	})
+	k := newKind(names{
+		gv: coordinationv1.SchemeGroupVersion, kind: "Lease", conditional: true, putCreates: true, plural: "leases", singular: "lease",
+	}, func(l *coordinationv1.LeaseList) *[]coordinationv1.Lease { return &l.Items })
 	check(k, func(l *coordinationv1.Lease) field.ErrorList {
 		var errs field.ErrorList
 		spec := field.NewPath("spec")

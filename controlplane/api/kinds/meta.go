@@ -61,6 +61,25 @@ func checkUpdate[P api.Object](k *api.Kind, f func(obj, old P) field.ErrorList) 
 	}
 }
 
+// onCreate lets a kind's ValidateCreate take its own type.
+func onCreate[P api.Object](f func(P) field.ErrorList) func(api.Object) field.ErrorList {
+	return func(o api.Object) field.ErrorList { return f(o.(P)) }
+}
+
+// checkStatus adds f to what subresource "status" of k validates.
+func checkStatus[P api.Object](k *api.Kind, f func(obj, old P) field.ErrorList) {
+	checkFacet(k, "status", f)
+}
+
+// checkFacet adds f to what a subresource of k validates.
+func checkFacet[P api.Object](k *api.Kind, name string, f func(obj, old P) field.ErrorList) {
+	sub := k.Subresources[name]
+	before := sub.ValidateUpdate
+	sub.ValidateUpdate = func(obj, old api.Object) field.ErrorList {
+		return append(before(obj, old), f(obj.(P), old.(P))...)
+	}
+}
+
 // halves are how the spec and the status of a kind are reached.
 type halves[P api.Object] struct {
 	spec   func(P) any      // the spec, to compare
@@ -70,18 +89,18 @@ type halves[P api.Object] struct {
 
 // hasStatus makes the two halves of a kind separately writable: the main
 // resource keeps the stored status and counts generations, subresource "status"
-// keeps the stored spec.
-func hasStatus[P api.Object](k *api.Kind, h halves[P]) {
+// keeps the stored spec. status is where the status stands.
+func hasStatus[P api.Object, S any](k *api.Kind, status func(P) *S, h halves[P]) {
 	var zero P
-	// Admission defaults after this, but what is compared and restored here must
-	// be compared with its defaults: a port without a protocol is a TCP port.
+	statusIn(k, status)
+	// What is compared and restored here must be compared with its defaults: a port
+	// without a protocol is a TCP port.
 	fill := func(o api.Object) {
 		if k.Default != nil {
 			k.Default(o)
 		}
 	}
 	k.PrepareCreate = func(o api.Object) {
-		fill(o)
 		h.status(o.(P), zero)
 		o.SetGeneration(1)
 	}
@@ -107,6 +126,48 @@ func hasStatus[P api.Object](k *api.Kind, h halves[P]) {
 	})
 }
 
+// countsGeneration gives a kind without a status generations: what spec returns of it is what a change is told by.
+func countsGeneration[P api.Object](k *api.Kind, spec func(P) any) {
+	fill := func(o api.Object) {
+		if k.Default != nil {
+			k.Default(o)
+		}
+	}
+	k.PrepareCreate = func(o api.Object) { o.SetGeneration(1) }
+	k.PrepareUpdate = func(obj, old api.Object) {
+		fill(obj)
+		obj.SetGeneration(old.GetGeneration())
+		if !semanticEqual(spec(obj.(P)), spec(old.(P))) {
+			obj.SetGeneration(old.GetGeneration() + 1)
+		}
+	}
+}
+
+// uncounted leaves the objects of a kind without a generation, as Kubernetes does with some that have a status. It comes
+// after hasStatus.
+func uncounted(k *api.Kind) {
+	create, update := k.PrepareCreate, k.PrepareUpdate
+	k.PrepareCreate = func(o api.Object) {
+		create(o)
+		o.SetGeneration(0)
+	}
+	k.PrepareUpdate = func(obj, old api.Object) {
+		update(obj, old)
+		obj.SetGeneration(old.GetGeneration())
+	}
+}
+
+// statusIn says where the status of a kind stands.
+func statusIn[P api.Object, S any](k *api.Kind, status func(P) *S) {
+	k.Ops.SetStatus = func(to, from api.Object) {
+		var s S
+		if from != nil {
+			s = *status(from.(P))
+		}
+		*status(to.(P)) = s
+	}
+}
+
 // prepare adds f to what happens before an object is created.
 func prepare[P api.Object](k *api.Kind, f func(P)) {
 	before := k.PrepareCreate
@@ -129,6 +190,9 @@ func prepareUpdate[P api.Object](k *api.Kind, f func(obj, old P)) {
 		}
 	}
 }
+
+// proxied are the verbs of the proxy subresources.
+var proxied = []string{"create", "delete", "get", "patch", "update"}
 
 func addSub(k *api.Kind, name string, s *api.Subresource) {
 	if k.Subresources == nil {
@@ -168,6 +232,14 @@ func oneOf[T ~string](v T, at *field.Path, allowed ...T) field.ErrorList {
 		}
 	}
 	return field.ErrorList{field.NotSupported(at, v, slices.Sorted(slices.Values(allowed)))}
+}
+
+// requiredSegment refuses what is empty or cannot stand in a path.
+func requiredSegment(v string, at *field.Path) field.ErrorList {
+	if v == "" {
+		return field.ErrorList{field.Required(at, "")}
+	}
+	return invalid(at, v, path.IsValidPathSegmentName(v))
 }
 
 // nonNegative refuses a number below zero.

@@ -12,10 +12,10 @@ import (
 )
 
 func namespaceKind() *api.Kind {
-	k := newKind[corev1.Namespace, corev1.NamespaceList](names{
+	k := newKind(names{
 		gv: corev1.SchemeGroupVersion, kind: "Namespace", plural: "namespaces", singular: "namespace", short: []string{"ns"},
 		global: true, rule: validation.ValidateNamespaceName,
-	})
+	}, func(l *corev1.NamespaceList) *[]corev1.Namespace { return &l.Items })
 	// Namespaces are not deleted by the dozen: each takes everything in it along.
 	k.Verbs = []string{"create", "delete", "get", "list", "patch", "update", "watch"}
 	k.Default = defaults(func(ns *corev1.Namespace) {
@@ -28,7 +28,7 @@ func namespaceKind() *api.Kind {
 		}
 		setDefault(&ns.Status.Phase, corev1.NamespaceActive)
 	})
-	hasStatus(k, halves[*corev1.Namespace]{
+	hasStatus(k, func(o *corev1.Namespace) *corev1.NamespaceStatus { return &o.Status }, halves[*corev1.Namespace]{
 		spec: func(ns *corev1.Namespace) any { return ns.Spec },
 		keep: func(obj, old *corev1.Namespace) { obj.Spec = *old.Spec.DeepCopy() },
 		status: func(obj, old *corev1.Namespace) {

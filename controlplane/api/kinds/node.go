@@ -20,9 +20,9 @@ const (
 )
 
 func nodeKind() *api.Kind {
-	k := newKind[corev1.Node, corev1.NodeList](names{
+	k := newKind(names{
 		gv: corev1.SchemeGroupVersion, kind: "Node", plural: "nodes", singular: "node", short: []string{"no"}, global: true,
-	})
+	}, func(l *corev1.NodeList) *[]corev1.Node { return &l.Items })
 	k.Default = defaults(func(n *corev1.Node) {
 		if n.Status.Allocatable == nil && n.Status.Capacity != nil {
 			n.Status.Allocatable = n.Status.Capacity.DeepCopy()
@@ -34,7 +34,7 @@ func nodeKind() *api.Kind {
 			n.Spec.PodCIDRs = []string{n.Spec.PodCIDR}
 		}
 	})
-	hasStatus(k, halves[*corev1.Node]{
+	hasStatus(k, func(o *corev1.Node) *corev1.NodeStatus { return &o.Status }, halves[*corev1.Node]{
 		spec: func(n *corev1.Node) any { return n.Spec },
 		keep: func(obj, old *corev1.Node) { obj.Spec = *old.Spec.DeepCopy() },
 		status: func(obj, old *corev1.Node) {
@@ -57,6 +57,7 @@ func nodeKind() *api.Kind {
 	k.Fields = fieldsOf(func(n *corev1.Node) fields.Set {
 		return fields.Set{"spec.unschedulable": strconv.FormatBool(n.Spec.Unschedulable)}
 	})
+	addSub(k, "proxy", &api.Subresource{GVK: corev1.SchemeGroupVersion.WithKind("NodeProxyOptions"), Verbs: proxied})
 	return k
 }
 

@@ -1,6 +1,7 @@
 package kinds
 
 import (
+	"slices"
 	"strings"
 	"time"
 
@@ -13,10 +14,10 @@ import (
 )
 
 func persistentVolumeKind() *api.Kind {
-	k := newKind[corev1.PersistentVolume, corev1.PersistentVolumeList](names{
+	k := newKind(names{
 		gv: corev1.SchemeGroupVersion, kind: "PersistentVolume", plural: "persistentvolumes", singular: "persistentvolume",
 		short: []string{"pv"}, global: true,
-	})
+	}, func(l *corev1.PersistentVolumeList) *[]corev1.PersistentVolume { return &l.Items })
 	k.ReturnsDeleted = true
 	k.Default = defaults(func(v *corev1.PersistentVolume) {
 		setDefault(&v.Status.Phase, corev1.VolumePending)
@@ -27,7 +28,7 @@ func persistentVolumeKind() *api.Kind {
 		}
 		roundResources(v.Spec.Capacity)
 	})
-	hasStatus(k, halves[*corev1.PersistentVolume]{
+	hasStatus(k, func(o *corev1.PersistentVolume) *corev1.PersistentVolumeStatus { return &o.Status }, halves[*corev1.PersistentVolume]{
 		spec: func(v *corev1.PersistentVolume) any { return v.Spec },
 		keep: func(obj, old *corev1.PersistentVolume) { obj.Spec = *old.Spec.DeepCopy() },
 		status: func(obj, old *corev1.PersistentVolume) {
@@ -42,12 +43,16 @@ func persistentVolumeKind() *api.Kind {
 	checkUpdate(k, func(obj, old *corev1.PersistentVolume) field.ErrorList {
 		spec := field.NewPath("spec")
 		var errs field.ErrorList
-		if !semanticEqual(obj.Spec.PersistentVolumeSource, old.Spec.PersistentVolumeSource) {
+		source := obj.Spec.PersistentVolumeSource.DeepCopy()
+		if now, was := source.CSI, old.Spec.CSI; now != nil && was != nil && was.ControllerExpandSecretRef == nil {
+			now.ControllerExpandSecretRef = nil // it may be given later
+		}
+		if !semanticEqual(*source, old.Spec.PersistentVolumeSource) {
 			errs = append(errs, field.Forbidden(spec.Child("persistentvolumesource"), "spec.persistentvolumesource is immutable after creation"))
 		}
-		errs = append(errs, sameOr(obj.Spec.VolumeMode, old.Spec.VolumeMode, spec.Child("volumeMode"))...)
+		errs = append(errs, sameOr(obj.Spec.VolumeMode, old.Spec.VolumeMode, field.NewPath("volumeMode"))...)
 		if old.Spec.NodeAffinity != nil {
-			errs = append(errs, sameOr(obj.Spec.NodeAffinity, old.Spec.NodeAffinity, spec.Child("nodeAffinity"))...)
+			errs = append(errs, sameOr(obj.Spec.NodeAffinity, old.Spec.NodeAffinity, field.NewPath("nodeAffinity"))...)
 		}
 		return errs
 	})
@@ -119,6 +124,7 @@ func validatePVSource(s *corev1.PersistentVolumeSpec, spec *field.Path) field.Er
 		if l.Path == "" {
 			errs = append(errs, field.Required(spec.Child("local", "path"), ""))
 		}
+		errs = append(errs, noBacksteps(l.Path, spec.Child("local", "path"))...)
 		if s.NodeAffinity == nil {
 			errs = append(errs, field.Required(spec.Child("nodeAffinity"), "Local volume requires node affinity"))
 		}
@@ -128,12 +134,41 @@ func validatePVSource(s *corev1.PersistentVolumeSpec, spec *field.Path) field.Er
 		if c.VolumeHandle == "" {
 			errs = append(errs, field.Required(spec.Child("csi", "volumeHandle"), ""))
 		}
+		errs = append(errs, validateDriverSecrets(c, spec.Child("csi"))...)
 	}
 	if len(s.MountOptions) > 0 && s.CSI == nil {
 		errs = append(errs, field.Forbidden(spec.Child("mountOptions"), "only volumes of CSI drivers are mounted with options; leave the field out"))
 	}
 	if f := s.NFS; f != nil {
 		errs = append(errs, validateNFS(f, spec.Child("nfs"))...)
+	}
+	return errs
+}
+
+// validateDriverSecrets judges where the Secrets are that a driver is handed; Kubernetes takes any for staging.
+func validateDriverSecrets(c *corev1.CSIPersistentVolumeSource, csi *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for _, s := range []struct {
+		field string
+		ref   *corev1.SecretReference
+	}{
+		{"controllerPublishSecretRef", c.ControllerPublishSecretRef}, {"controllerExpandSecretRef", c.ControllerExpandSecretRef},
+		{"nodePublishSecretRef", c.NodePublishSecretRef}, {"nodeExpandSecretRef", c.NodeExpandSecretRef},
+	} {
+		if s.ref == nil {
+			continue
+		}
+		name, namespace := csi.Child(s.field, "name"), csi.Child(s.field, "namespace")
+		if s.ref.Name == "" {
+			errs = append(errs, field.Required(name, ""))
+		} else {
+			errs = append(errs, invalid(name, s.ref.Name, validation.NameIsDNSSubdomain(s.ref.Name, false))...)
+		}
+		if s.ref.Namespace == "" {
+			errs = append(errs, field.Required(namespace, ""))
+		} else {
+			errs = append(errs, invalid(namespace, s.ref.Namespace, validation.NameIsDNSLabel(s.ref.Namespace, false))...)
+		}
 	}
 	return errs
 }
@@ -152,7 +187,7 @@ func validateAccessModes(modes []corev1.PersistentVolumeAccessMode, at *field.Pa
 		errs = append(errs, oneOf(m, at, knownAccessModes...)...)
 		if m == corev1.ReadWriteOncePod {
 			once = true
-		} else {
+		} else if slices.Contains(knownAccessModes, m) {
 			others = true
 		}
 	}

@@ -1,30 +1,29 @@
 package kinds
 
 import (
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/validation"
 	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/fields"
+	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
 )
 
 func persistentVolumeClaimKind() *api.Kind {
-	k := newKind[corev1.PersistentVolumeClaim, corev1.PersistentVolumeClaimList](names{
+	k := newKind(names{
 		gv: corev1.SchemeGroupVersion, kind: "PersistentVolumeClaim", plural: "persistentvolumeclaims",
 		singular: "persistentvolumeclaim", short: []string{"pvc"},
-	})
+	}, func(l *corev1.PersistentVolumeClaimList) *[]corev1.PersistentVolumeClaim { return &l.Items })
 	k.ReturnsDeleted = true
-	k.Default = defaults(func(c *corev1.PersistentVolumeClaim) {
-		setDefault(&c.Status.Phase, corev1.ClaimPending)
-		setDefaultPtr(&c.Spec.VolumeMode, corev1.PersistentVolumeFilesystem)
-		roundResources(c.Spec.Resources.Requests)
-		roundResources(c.Spec.Resources.Limits)
-	})
-	hasStatus(k, halves[*corev1.PersistentVolumeClaim]{
+	k.Default = defaults(defaultClaim)
+	hasStatus(k, func(o *corev1.PersistentVolumeClaim) *corev1.PersistentVolumeClaimStatus { return &o.Status }, halves[*corev1.PersistentVolumeClaim]{
 		spec: func(c *corev1.PersistentVolumeClaim) any { return c.Spec },
 		keep: func(obj, old *corev1.PersistentVolumeClaim) { obj.Spec = *old.Spec.DeepCopy() },
 		status: func(obj, old *corev1.PersistentVolumeClaim) {
@@ -39,6 +38,7 @@ func persistentVolumeClaimKind() *api.Kind {
 		return validateClaimSpec(&c.Spec, field.NewPath("spec"))
 	})
 	checkUpdate(k, validateClaimUpdate)
+	checkStatus(k, func(obj, _ *corev1.PersistentVolumeClaim) field.ErrorList { return validateClaimGrowth(&obj.Status) })
 	k.Columns = columns(nameCol, col("Status"), col("Volume"), col("Capacity"), col("Access Modes"),
 		col("StorageClass"), col("VolumeAttributesClass"), ageCol, wide("VolumeMode"))
 	k.Row = row(claimRow)
@@ -46,6 +46,13 @@ func persistentVolumeClaimKind() *api.Kind {
 		return fields.Set{"status.phase": string(c.Status.Phase), "spec.volumeName": c.Spec.VolumeName}
 	})
 	return k
+}
+
+func defaultClaim(c *corev1.PersistentVolumeClaim) {
+	setDefault(&c.Status.Phase, corev1.ClaimPending)
+	setDefaultPtr(&c.Spec.VolumeMode, corev1.PersistentVolumeFilesystem)
+	roundResources(c.Spec.Resources.Requests)
+	roundResources(c.Spec.Resources.Limits)
 }
 
 func validateClaimSpec(s *corev1.PersistentVolumeClaimSpec, spec *field.Path) field.ErrorList {
@@ -63,39 +70,129 @@ func validateClaimSpec(s *corev1.PersistentVolumeClaimSpec, spec *field.Path) fi
 		errs = append(errs, invalid(spec.Child("storageClassName"), c, validation.NameIsDNSSubdomain(c, false))...)
 	}
 	errs = append(errs, validateVolumeMode(s.VolumeMode, spec.Child("volumeMode"))...)
-	if d := s.DataSource; d != nil && (d.Name == "" || d.Kind == "") {
-		errs = append(errs, field.Required(spec.Child("dataSource"), "must name a kind and an object"))
+	return append(errs, validateDataSources(s, spec)...)
+}
+
+// validateDataSources judges what the volume is to be filled from, which two fields say.
+func validateDataSources(s *corev1.PersistentVolumeClaimSpec, spec *field.Path) field.ErrorList {
+	source, ref := s.DataSource, s.DataSourceRef
+	var errs field.ErrorList
+	if source != nil {
+		errs = append(errs, validateDataSource(source.APIGroup, source.Kind, source.Name, spec.Child("dataSource"))...)
+	}
+	if ref == nil {
+		return errs
+	}
+	errs = append(errs, validateDataSource(ref.APIGroup, ref.Kind, ref.Name, spec.Child("dataSourceRef"))...)
+	elsewhere := val(ref.Namespace)
+	if elsewhere != "" {
+		errs = append(errs, invalid(spec.Child("dataSourceRef", "namespace"), elsewhere, validation.ValidateNamespaceName(elsewhere, false))...)
+	}
+	// Kubernetes shows the path of the field where the wrong value would stand.
+	switch {
+	case source == nil:
+	case elsewhere != "":
+		errs = append(errs, field.Invalid(spec, spec.Child("dataSource"), "may not be specified when dataSourceRef.namespace is specified"))
+	case !semanticEqual(source.APIGroup, ref.APIGroup) || source.Kind != ref.Kind || source.Name != ref.Name:
+		errs = append(errs, field.Invalid(spec, spec.Child("dataSource"), "must match dataSourceRef"))
 	}
 	return errs
 }
 
-// validateClaimUpdate lets a claim be bound, grow, and get the default class; nothing else.
+func validateDataSource(group *string, kind, name string, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if name == "" {
+		errs = append(errs, field.Required(at.Child("name"), ""))
+	}
+	if kind == "" {
+		errs = append(errs, field.Required(at.Child("kind"), ""))
+	}
+	if g := val(group); g != "" {
+		errs = append(errs, invalid(at.Child("apiGroup"), g, utilvalidation.IsDNS1123Subdomain(g))...)
+	} else if kind != "PersistentVolumeClaim" {
+		errs = append(errs, field.Invalid(at, kind, "must be 'PersistentVolumeClaim' when referencing the default apiGroup"))
+	}
+	return errs
+}
+
+// validateClaimUpdate lets a claim be bound, get the default class and, once it is bound, be of another size: a larger
+// one, or one that is still larger than what it has, where growing did not succeed.
 func validateClaimUpdate(obj, old *corev1.PersistentVolumeClaim) field.ErrorList {
 	spec := field.NewPath("spec")
 	now, was := obj.Spec.DeepCopy(), old.Spec.DeepCopy()
 	if was.VolumeName == "" {
 		now.VolumeName = ""
 	}
-	if was.StorageClassName == nil {
+	const annotation = corev1.BetaStorageClassAnnotation
+	class, annotated := old.Annotations[annotation]
+	given := was.StorageClassName == nil && now.StorageClassName != nil && (!annotated || *now.StorageClassName == class)
+	if given {
 		now.StorageClassName = nil
+	}
+	var errs field.ErrorList
+	if kept, ok := obj.Annotations[annotation]; kept != class && !(given && annotated && !ok) {
+		errs = append(errs, field.Invalid(field.NewPath("metadata", "annotations", annotation), kept, validation.FieldImmutableErrorMsg))
 	}
 	now.VolumeAttributesClassName = was.VolumeAttributesClassName
 	newSize, oldSize := now.Resources.Requests[corev1.ResourceStorage], was.Resources.Requests[corev1.ResourceStorage]
-	var errs field.ErrorList
-	if newSize.Cmp(oldSize) < 0 {
-		errs = append(errs, field.Forbidden(spec.Child("resources", "requests", "storage"), "field can not be less than status.capacity"))
-	}
-	if newSize.Cmp(oldSize) > 0 && old.Status.Phase != corev1.ClaimBound {
-		errs = append(errs, field.Forbidden(spec.Child("resources", "requests", "storage"), "is forbidden to grow before the claim is bound"))
-	}
-	if now.Resources.Requests != nil && was.Resources.Requests != nil {
+	if now.Resources.Requests != nil && obj.Status.Phase == corev1.ClaimBound {
 		now.Resources.Requests[corev1.ResourceStorage] = oldSize
 	}
 	if !semanticEqual(now, was) {
 		errs = append(errs, field.Forbidden(spec,
 			"spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims"))
 	}
+	if newSize.Cmp(oldSize) < 0 && newSize.Cmp(old.Status.Capacity[corev1.ResourceStorage]) <= 0 {
+		errs = append(errs, field.Forbidden(spec.Child("resources", "requests", "storage"), "field can not be less than status.capacity"))
+	}
+	return append(errs, sameOr(obj.Spec.VolumeMode, old.Spec.VolumeMode, field.NewPath("volumeMode"))...)
+}
+
+// resizeStates are how far a claim has grown.
+var resizeStates = []corev1.ClaimResourceStatus{
+	corev1.PersistentVolumeClaimControllerResizeInProgress, corev1.PersistentVolumeClaimControllerResizeInfeasible,
+	corev1.PersistentVolumeClaimNodeResizePending, corev1.PersistentVolumeClaimNodeResizeInProgress,
+	corev1.PersistentVolumeClaimNodeResizeInfeasible,
+}
+
+// validateClaimGrowth judges what drivers and nodes say of a claim's size.
+func validateClaimGrowth(s *corev1.PersistentVolumeClaimStatus) field.ErrorList {
+	at := field.NewPath("status")
+	var errs field.ErrorList
+	usable := func(list corev1.ResourceList, name corev1.ResourceName, at *field.Path) {
+		if q := list[name]; q.Sign() < 0 {
+			errs = append(errs, field.Invalid(at.Key(string(name)), q.Value(), "must be a valid resource quantity"))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Capacity)) {
+		usable(s.Capacity, name, at.Child("capacity"))
+	}
+	states := at.Child("allocatedResourceStatus") // as Kubernetes calls it here
+	for _, name := range slices.Sorted(maps.Keys(s.AllocatedResourceStatuses)) {
+		errs = append(errs, validateClaimResource(string(name), states)...)
+		if !slices.Contains(resizeStates, s.AllocatedResourceStatuses[name]) {
+			errs = append(errs, field.NotSupported(states, name, slices.Sorted(slices.Values(resizeStates))))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.AllocatedResources)) {
+		if wrong := validateClaimResource(string(name), at.Child("allocatedResources")); len(wrong) > 0 {
+			errs = append(errs, wrong...)
+			continue
+		}
+		usable(s.AllocatedResources, name, at.Child("allocatedResources"))
+	}
 	return errs
+}
+
+// validateClaimResource judges the name of what a claim has: storage, or something of another domain.
+func validateClaimResource(name string, at *field.Path) field.ErrorList {
+	if wrong := utilvalidation.IsQualifiedName(name); len(wrong) > 0 {
+		return invalid(at, name, wrong)
+	}
+	if native := !strings.Contains(name, "/") || strings.Contains(name, corev1.ResourceDefaultNamespacePrefix); native {
+		return oneOf(corev1.ResourceName(name), at, corev1.ResourceStorage)
+	}
+	return nil
 }
 
 func claimRow(c *corev1.PersistentVolumeClaim, now time.Time) []any {

@@ -1,6 +1,8 @@
 package kinds
 
 import (
+	"fmt"
+	"slices"
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
@@ -9,6 +11,8 @@ import (
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
+
+const notPositive = "must be greater than zero"
 
 // maxWeight of a preferred term.
 const maxWeight = 100
@@ -153,10 +157,83 @@ func validatePodTerms(required []corev1.PodAffinityTerm, preferred []corev1.Weig
 func validatePodTerm(t *corev1.PodAffinityTerm, at *field.Path) field.ErrorList {
 	errs := validateSelector(t.LabelSelector, at.Child("labelSelector"))
 	errs = append(errs, validateSelector(t.NamespaceSelector, at.Child("namespaceSelector"))...)
+	errs = append(errs, validateLabelKeys(t.MatchLabelKeys, t.MismatchLabelKeys, t.LabelSelector, at)...)
 	for i, ns := range t.Namespaces {
 		errs = append(errs, invalid(at.Child("namespaces").Index(i), ns, utilvalidation.IsDNS1123Label(ns))...)
 	}
 	return append(errs, validateTopologyKey(t.TopologyKey, at.Child("topologyKey"))...)
+}
+
+// validateLabelKeys judges keys of labels of the pod itself, which are merged into the selector when a pod is made
+// (mergeLabelKeys): a key that was in the selector before is there twice then.
+func validateLabelKeys(match, mismatch []string, selector *metav1.LabelSelector, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	judge := func(keys []string, at *field.Path) {
+		if len(keys) > 0 && selector == nil {
+			errs = append(errs, field.Forbidden(at, "must not be specified when labelSelector is not set"))
+			return
+		}
+		for i, key := range keys {
+			errs = append(errs, metavalidation.ValidateLabelName(key, at.Index(i))...)
+		}
+	}
+	judge(match, at.Child("matchLabelKeys"))
+	judge(mismatch, at.Child("mismatchLabelKeys"))
+	if selector != nil {
+		seen := map[string]bool{}
+		for key := range selector.MatchLabels {
+			seen[key] = true
+		}
+		for _, r := range selector.MatchExpressions {
+			if i := slices.Index(match, r.Key); i >= 0 && seen[r.Key] {
+				errs = append(errs, field.Invalid(at.Index(i), r.Key, "exists in both matchLabelKeys and labelSelector"))
+			}
+			seen[r.Key] = true
+		}
+	}
+	for i, key := range match {
+		if slices.Contains(mismatch, key) {
+			errs = append(errs, field.Invalid(at.Child("matchLabelKeys").Index(i), key, "exists in both matchLabelKeys and mismatchLabelKeys"))
+		}
+	}
+	return errs
+}
+
+// mergeLabelKeys writes the values of the pod's own labels into the selectors of its rules about other pods.
+func mergeLabelKeys(p *corev1.Pod) {
+	merge := func(s *metav1.LabelSelector, keys []string, op metav1.LabelSelectorOperator) {
+		if s == nil { // it selects nothing, and is not to select more
+			return
+		}
+		for _, key := range keys {
+			if value, ok := p.Labels[key]; ok {
+				s.MatchExpressions = append(s.MatchExpressions,
+					metav1.LabelSelectorRequirement{Key: key, Operator: op, Values: []string{value}})
+			}
+		}
+	}
+	for i := range p.Spec.TopologySpreadConstraints {
+		c := &p.Spec.TopologySpreadConstraints[i]
+		merge(c.LabelSelector, c.MatchLabelKeys, metav1.LabelSelectorOpIn)
+	}
+	terms := func(required []corev1.PodAffinityTerm, preferred []corev1.WeightedPodAffinityTerm) {
+		one := func(t *corev1.PodAffinityTerm) {
+			merge(t.LabelSelector, t.MatchLabelKeys, metav1.LabelSelectorOpIn)
+			merge(t.LabelSelector, t.MismatchLabelKeys, metav1.LabelSelectorOpNotIn)
+		}
+		for i := range required {
+			one(&required[i])
+		}
+		for i := range preferred {
+			one(&preferred[i].PodAffinityTerm)
+		}
+	}
+	if a := p.Spec.Affinity; a != nil && a.PodAffinity != nil {
+		terms(a.PodAffinity.RequiredDuringSchedulingIgnoredDuringExecution, a.PodAffinity.PreferredDuringSchedulingIgnoredDuringExecution)
+	}
+	if a := p.Spec.Affinity; a != nil && a.PodAntiAffinity != nil {
+		terms(a.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution, a.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution)
+	}
 }
 
 func validateTopologyKey(key string, at *field.Path) field.ErrorList {
@@ -173,6 +250,13 @@ func validateSelector(s *metav1.LabelSelector, at *field.Path) field.ErrorList {
 	return metavalidation.ValidateLabelSelector(s, metavalidation.LabelSelectorValidationOptions{}, at)
 }
 
+func validateInclusion(p *corev1.NodeInclusionPolicy, at *field.Path) field.ErrorList {
+	if p == nil {
+		return nil
+	}
+	return oneOf(*p, at, corev1.NodeInclusionPolicyHonor, corev1.NodeInclusionPolicyIgnore)
+}
+
 func validateSpread(list []corev1.TopologySpreadConstraint, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	type identity struct {
@@ -183,14 +267,17 @@ func validateSpread(list []corev1.TopologySpreadConstraint, at *field.Path) fiel
 	for i, c := range list {
 		here := at.Index(i)
 		if c.MaxSkew <= 0 {
-			errs = append(errs, field.Invalid(here.Child("maxSkew"), c.MaxSkew, "must be greater than 0"))
+			errs = append(errs, field.Invalid(here.Child("maxSkew"), c.MaxSkew, notPositive))
 		}
 		errs = append(errs, validateTopologyKey(c.TopologyKey, here.Child("topologyKey"))...)
 		errs = append(errs, oneOf(c.WhenUnsatisfiable, here.Child("whenUnsatisfiable"), corev1.DoNotSchedule, corev1.ScheduleAnyway)...)
 		errs = append(errs, validateSelector(c.LabelSelector, here.Child("labelSelector"))...)
+		errs = append(errs, validateLabelKeys(c.MatchLabelKeys, nil, c.LabelSelector, here)...)
+		errs = append(errs, validateInclusion(c.NodeAffinityPolicy, here.Child("nodeAffinityPolicy"))...)
+		errs = append(errs, validateInclusion(c.NodeTaintsPolicy, here.Child("nodeTaintsPolicy"))...)
 		if m := c.MinDomains; m != nil {
 			if *m <= 0 {
-				errs = append(errs, field.Invalid(here.Child("minDomains"), *m, "must be greater than 0"))
+				errs = append(errs, field.Invalid(here.Child("minDomains"), *m, notPositive))
 			}
 			if c.WhenUnsatisfiable != corev1.DoNotSchedule {
 				errs = append(errs, field.Invalid(here.Child("minDomains"), *m, "can only use minDomains if whenUnsatisfiable=DoNotSchedule, not "+string(c.WhenUnsatisfiable)))
@@ -198,7 +285,7 @@ func validateSpread(list []corev1.TopologySpreadConstraint, at *field.Path) fiel
 		}
 		id := identity{c.TopologyKey, c.WhenUnsatisfiable}
 		if seen[id] {
-			errs = append(errs, field.Duplicate(here.Child("{topologyKey, whenUnsatisfiable}"), c.TopologyKey+", "+string(c.WhenUnsatisfiable)))
+			errs = append(errs, field.Duplicate(here.Child("{topologyKey, whenUnsatisfiable}"), fmt.Sprintf("{%s, %s}", c.TopologyKey, c.WhenUnsatisfiable)))
 		}
 		seen[id] = true
 	}

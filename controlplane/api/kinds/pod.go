@@ -14,12 +14,12 @@ import (
 )
 
 func podKind() *api.Kind {
-	k := newKind[corev1.Pod, corev1.PodList](names{
+	k := newKind(names{
 		gv: corev1.SchemeGroupVersion, kind: "Pod", plural: "pods", singular: "pod", short: []string{"po"}, all: true,
-	})
+	}, func(l *corev1.PodList) *[]corev1.Pod { return &l.Items })
 	k.ReturnsDeleted, k.ShowsTrace = true, true
 	k.Default = defaults(defaultPod)
-	hasStatus(k, halves[*corev1.Pod]{
+	hasStatus(k, func(o *corev1.Pod) *corev1.PodStatus { return &o.Status }, halves[*corev1.Pod]{
 		spec: func(p *corev1.Pod) any { return p.Spec },
 		keep: func(obj, old *corev1.Pod) { obj.Spec = *old.Spec.DeepCopy() },
 		status: func(obj, old *corev1.Pod) {
@@ -27,9 +27,18 @@ func podKind() *api.Kind {
 			obj.Status = corev1.PodStatus{Phase: corev1.PodPending}
 			if old != nil {
 				obj.Status = *old.Status.DeepCopy()
+			} else if len(obj.Spec.SchedulingGates) > 0 {
+				// Nobody looks at the pod until its gates are open: so it says itself why it waits.
+				obj.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
+					Reason: corev1.PodReasonSchedulingGated, Message: "Scheduling is blocked due to non-empty scheduling gates"}}
 			}
 		},
 	})
+	prepare := k.PrepareCreate
+	k.PrepareCreate = func(o api.Object) {
+		prepare(o)
+		mergeLabelKeys(o.(*corev1.Pod))
+	}
 	prepareUpdate(k, func(obj, old *corev1.Pod) {
 		// A debug container is added through its subresource alone, and no client
 		// that knows nothing of it may lose it.
@@ -54,6 +63,7 @@ func podKind() *api.Kind {
 	k.GracePeriod = func(o api.Object, requested *int64) int64 { return podGracePeriod(o.(*corev1.Pod), requested) }
 	k.Columns = podColumns
 	k.Row = row(podRow)
+	k.Storage.Index = &api.Index{Field: "spec.nodeName", Of: func(o api.Object) string { return o.(*corev1.Pod).Spec.NodeName }}
 	k.Fields = fieldsOf(func(p *corev1.Pod) fields.Set {
 		return fields.Set{
 			"spec.nodeName":            p.Spec.NodeName,
@@ -81,6 +91,7 @@ func addPodSubresources(k *api.Kind) {
 	addSub(k, "exec", &api.Subresource{GVK: core.WithKind("PodExecOptions"), Verbs: connect})
 	addSub(k, "attach", &api.Subresource{GVK: core.WithKind("PodAttachOptions"), Verbs: connect})
 	addSub(k, "portforward", &api.Subresource{GVK: core.WithKind("PodPortForwardOptions"), Verbs: connect})
+	addSub(k, "proxy", &api.Subresource{GVK: core.WithKind("PodProxyOptions"), Verbs: proxied})
 	addSub(k, "ephemeralcontainers", &api.Subresource{
 		Verbs: []string{"get", "patch", "update"},
 		PrepareUpdate: func(o, was api.Object) {
@@ -98,6 +109,14 @@ func addPodSubresources(k *api.Kind) {
 		ValidateUpdate: func(o, was api.Object) field.ErrorList {
 			obj, old := o.(*corev1.Pod), was.(*corev1.Pod)
 			return append(metaUpdate(obj, old), validateEphemeralUpdate(obj, old)...)
+		},
+	})
+	addSub(k, "resize", &api.Subresource{
+		Verbs:         []string{"get", "patch", "update"},
+		PrepareUpdate: func(obj, old api.Object) { keepAllButResources(obj.(*corev1.Pod), old.(*corev1.Pod)) },
+		ValidateUpdate: func(o, was api.Object) field.ErrorList {
+			obj, old := o.(*corev1.Pod), was.(*corev1.Pod)
+			return slices.Concat(metaUpdate(obj, old), k.Judge(obj, old), validateResize(obj, old))
 		},
 	})
 }

@@ -13,8 +13,10 @@ import (
 
 func validatePod(p *corev1.Pod) field.ErrorList {
 	errs := validatePodSpec(&p.Spec, field.NewPath("spec"))
+	errs = append(errs, validateOwnClaims(p, field.NewPath("spec", "volumes"))...)
 	if value, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]; mirror && p.Spec.NodeName == "" {
-		errs = append(errs, field.Invalid(mirrorAnnotation(), value, "must set spec.nodeName if mirror pod annotation is set"))
+		errs = append(errs, field.Invalid(mirrorAnnotation(), value,
+			"must set spec.nodeName if mirror pod annotation is set"))
 	}
 	return errs
 }
@@ -156,7 +158,7 @@ func validatePodStatusUpdate(obj, old *corev1.Pod) field.ErrorList {
 	for i, ip := range obj.Status.PodIPs {
 		errs = append(errs, validation.IsValidIP(at.Child("podIPs").Index(i), ip.IP)...)
 	}
-	return errs
+	return append(errs, validateClaimStatuses(obj, at.Child("resourceClaimStatuses"))...)
 }
 
 // changedFields names the top-level fields of two values of one type that differ, as in JSON.

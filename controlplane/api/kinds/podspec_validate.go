@@ -43,7 +43,12 @@ func validatePodSpec(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 		errs = append(errs, validateAffinity(s.Affinity, at.Child("affinity"))...)
 	}
 	errs = append(errs, validateSpread(s.TopologySpreadConstraints, at.Child("topologySpreadConstraints"))...)
+	errs = append(errs, validatePodClaims(s, at)...)
 	errs = append(errs, validateSpecNames(s, at)...)
+	errs = append(errs, validateHostname(s, at)...)
+	if s.OS != nil {
+		errs = append(errs, oneOf(s.OS.Name, at.Child("os", "name"), corev1.Linux, corev1.Windows)...)
+	}
 	errs = append(errs, validatePodSecurity(s, at)...)
 	if d := s.ActiveDeadlineSeconds; d != nil && (*d < 1 || *d > math.MaxInt32) {
 		errs = append(errs, field.Invalid(at.Child("activeDeadlineSeconds"), *d, utilvalidation.InclusiveRangeError(1, math.MaxInt32)))
@@ -53,6 +58,9 @@ func validatePodSpec(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	}
 	if p := s.PreemptionPolicy; p != nil {
 		errs = append(errs, oneOf(*p, at.Child("preemptionPolicy"), corev1.PreemptLowerPriority, corev1.PreemptNever)...)
+	}
+	if s.Overhead != nil {
+		errs = append(errs, validateResources(&corev1.ResourceRequirements{Limits: s.Overhead}, at.Child("overhead"))...)
 	}
 	return append(errs, validateGates(s, at)...)
 }
@@ -70,6 +78,12 @@ func validateSpecNames(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	subdomain(s.PriorityClassName, "priorityClassName")
 	subdomain(s.SchedulerName, "schedulerName")
 	subdomain(val(s.RuntimeClassName), "runtimeClassName")
+	if g, here := s.SchedulingGroup, at.Child("schedulingGroup"); g != nil && g.PodGroupName == nil {
+		errs = append(errs, field.Invalid(here, "", "must specify one of: `podGroupName`"))
+	} else if g != nil {
+		here = here.Child("podGroupName")
+		errs = append(errs, invalid(here, *g.PodGroupName, validation.NameIsDNSSubdomain(*g.PodGroupName, false))...)
+	}
 	label := func(v, name string) {
 		if v != "" {
 			errs = append(errs, invalid(at.Child(name), v, utilvalidation.IsDNS1123Label(v))...)
@@ -187,12 +201,22 @@ func validatePodSecurity(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 		if y.Name == "" {
 			errs = append(errs, field.Required(here, ""))
 		} else if len(y.Name) > maxSysctlName || !sysctlName.MatchString(y.Name) {
-			errs = append(errs, field.Invalid(here, y.Name, fmt.Sprintf("must have at most %d characters and match regex %s", maxSysctlName, sysctlName)))
+			errs = append(errs, field.Invalid(here, y.Name,
+				fmt.Sprintf("must have at most %d characters and match regex %s", maxSysctlName, sysctlName)))
 		} else if seen[y.Name] {
 			errs = append(errs, field.Duplicate(here, y.Name))
 		}
 		seen[y.Name] = true
 	}
+	if p := c.SupplementalGroupsPolicy; p != nil {
+		errs = append(errs, oneOf(*p, at.Child("supplementalGroupsPolicy"), corev1.SupplementalGroupsPolicyMerge,
+			corev1.SupplementalGroupsPolicyStrict)...)
+	}
+	if p := c.FSGroupChangePolicy; p != nil {
+		errs = append(errs, oneOf(*p, at.Child("fsGroupChangePolicy"), corev1.FSGroupChangeAlways,
+			corev1.FSGroupChangeOnRootMismatch)...)
+	}
+	errs = append(errs, validateAppArmor(c.AppArmorProfile, at.Child("appArmorProfile"))...)
 	return append(errs, validateSeccomp(c.SeccompProfile, at.Child("seccompProfile"))...)
 }
 

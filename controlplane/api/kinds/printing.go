@@ -25,6 +25,10 @@ func numCol(name string) metav1.TableColumnDefinition {
 	return metav1.TableColumnDefinition{Name: name, Type: "integer", Description: name}
 }
 
+func boolCol(name string) metav1.TableColumnDefinition {
+	return metav1.TableColumnDefinition{Name: name, Type: "boolean", Description: name}
+}
+
 func wide(name string) metav1.TableColumnDefinition {
 	c := col(name)
 	c.Priority = 1

@@ -10,7 +10,7 @@ import (
 )
 
 // validateHealth judges hooks and probes; a plain init container has neither.
-func validateHealth(c *corev1.Container, role containerRole, at *field.Path) field.ErrorList {
+func validateHealth(c *corev1.Container, role containerRole, os *corev1.PodOS, at *field.Path) field.ErrorList {
 	if role == initial {
 		return forbid(at, "may not be set for init containers without restartPolicy=Always", map[string]bool{
 			"lifecycle": c.Lifecycle != nil, "livenessProbe": c.LivenessProbe != nil,
@@ -25,6 +25,7 @@ func validateHealth(c *corev1.Container, role containerRole, at *field.Path) fie
 		if l.PreStop != nil {
 			errs = append(errs, validateHook(l.PreStop, at.Child("lifecycle", "preStop"))...)
 		}
+		errs = append(errs, validateStopSignal(l.StopSignal, os, at.Child("lifecycle", "stopSignal"))...)
 	}
 	errs = append(errs, validateProbe(c.LivenessProbe, true, at.Child("livenessProbe"))...)
 	errs = append(errs, validateProbe(c.ReadinessProbe, false, at.Child("readinessProbe"))...)
@@ -51,6 +52,9 @@ func validateProbe(p *corev1.Probe, once bool, at *field.Path) field.ErrorList {
 	errs = append(errs, validateHandler(p.Exec, p.HTTPGet, p.TCPSocket, at)...)
 	if p.GRPC != nil {
 		errs = append(errs, invalid(at.Child("grpc", "port"), p.GRPC.Port, utilvalidation.IsValidPortNum(int(p.GRPC.Port)))...)
+		if m := p.GRPC.Mode; m != nil {
+			errs = append(errs, oneOf(*m, at.Child("grpc", "mode"), corev1.GRPCProbeModePlaintext, corev1.GRPCProbeModeTLS)...)
+		}
 	}
 	errs = append(errs, nonNegative(p.InitialDelaySeconds, at.Child("initialDelaySeconds"))...)
 	errs = append(errs, nonNegative(p.TimeoutSeconds, at.Child("timeoutSeconds"))...)

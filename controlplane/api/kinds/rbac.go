@@ -1,6 +1,7 @@
 package kinds
 
 import (
+	"slices"
 	"strings"
 	"time"
 
@@ -13,9 +14,9 @@ import (
 )
 
 func roleKind() *api.Kind {
-	k := newKind[rbacv1.Role, rbacv1.RoleList](names{
-		gv: rbacv1.SchemeGroupVersion, kind: "Role", plural: "roles", singular: "role", rule: pathSegment,
-	})
+	k := newKind(names{
+		gv: rbacv1.SchemeGroupVersion, kind: "Role", putCreates: true, plural: "roles", singular: "role", rule: pathSegment,
+	}, func(l *rbacv1.RoleList) *[]rbacv1.Role { return &l.Items })
 	check(k, func(r *rbacv1.Role) field.ErrorList { return validateRules(r.Rules, true) })
 	k.Columns = columns(nameCol, dateCol)
 	k.Row = func(o api.Object, _ time.Time) []any { return []any{o.GetName(), date(o)} }
@@ -23,9 +24,9 @@ func roleKind() *api.Kind {
 }
 
 func clusterRoleKind() *api.Kind {
-	k := newKind[rbacv1.ClusterRole, rbacv1.ClusterRoleList](names{
-		gv: rbacv1.SchemeGroupVersion, kind: "ClusterRole", plural: "clusterroles", singular: "clusterrole", rule: pathSegment, global: true,
-	})
+	k := newKind(names{
+		gv: rbacv1.SchemeGroupVersion, kind: "ClusterRole", putCreates: true, plural: "clusterroles", singular: "clusterrole", rule: pathSegment, global: true,
+	}, func(l *rbacv1.ClusterRoleList) *[]rbacv1.ClusterRole { return &l.Items })
 	check(k, func(r *rbacv1.ClusterRole) field.ErrorList {
 		errs := validateRules(r.Rules, false)
 		if a := r.AggregationRule; a != nil {
@@ -48,9 +49,9 @@ func clusterRoleKind() *api.Kind {
 var bindingColumns = columns(nameCol, col("Role"), ageCol, wide("Users"), wide("Groups"), wide("ServiceAccounts"))
 
 func roleBindingKind() *api.Kind {
-	k := newKind[rbacv1.RoleBinding, rbacv1.RoleBindingList](names{
-		gv: rbacv1.SchemeGroupVersion, kind: "RoleBinding", plural: "rolebindings", singular: "rolebinding", rule: pathSegment,
-	})
+	k := newKind(names{
+		gv: rbacv1.SchemeGroupVersion, kind: "RoleBinding", putCreates: true, plural: "rolebindings", singular: "rolebinding", rule: pathSegment,
+	}, func(l *rbacv1.RoleBindingList) *[]rbacv1.RoleBinding { return &l.Items })
 	k.Default = defaults(func(b *rbacv1.RoleBinding) { defaultBinding(&b.RoleRef, b.Subjects) })
 	check(k, func(b *rbacv1.RoleBinding) field.ErrorList {
 		return validateBinding(b.RoleRef, b.Subjects, true, "Role", "ClusterRole")
@@ -62,10 +63,10 @@ func roleBindingKind() *api.Kind {
 }
 
 func clusterRoleBindingKind() *api.Kind {
-	k := newKind[rbacv1.ClusterRoleBinding, rbacv1.ClusterRoleBindingList](names{
-		gv: rbacv1.SchemeGroupVersion, kind: "ClusterRoleBinding", plural: "clusterrolebindings", singular: "clusterrolebinding",
+	k := newKind(names{
+		gv: rbacv1.SchemeGroupVersion, kind: "ClusterRoleBinding", putCreates: true, plural: "clusterrolebindings", singular: "clusterrolebinding",
 		rule: pathSegment, global: true,
-	})
+	}, func(l *rbacv1.ClusterRoleBindingList) *[]rbacv1.ClusterRoleBinding { return &l.Items })
 	k.Default = defaults(func(b *rbacv1.ClusterRoleBinding) { defaultBinding(&b.RoleRef, b.Subjects) })
 	check(k, func(b *rbacv1.ClusterRoleBinding) field.ErrorList {
 		return validateBinding(b.RoleRef, b.Subjects, false, "ClusterRole")
@@ -116,7 +117,9 @@ func validateRules(rules []rbacv1.PolicyRule, namespaced bool) field.ErrorList {
 func validateBinding(ref rbacv1.RoleRef, subjects []rbacv1.Subject, namespaced bool, roleKinds ...string) field.ErrorList {
 	at := field.NewPath("roleRef")
 	errs := oneOf(ref.APIGroup, at.Child("apiGroup"), rbacv1.GroupName)
-	errs = append(errs, oneOf(ref.Kind, at.Child("kind"), roleKinds...)...)
+	if !slices.Contains(roleKinds, ref.Kind) {
+		errs = append(errs, field.NotSupported(at.Child("kind"), ref.Kind, roleKinds))
+	}
 	if ref.Name == "" {
 		errs = append(errs, field.Required(at.Child("name"), ""))
 	} else {
@@ -145,6 +148,9 @@ func validateSubject(s rbacv1.Subject, namespaced bool, at *field.Path) field.Er
 			errs = append(errs, field.Required(at.Child("namespace"), ""))
 		}
 	case rbacv1.UserKind, rbacv1.GroupKind:
+		if s.Name == "" {
+			errs = append(errs, field.Invalid(at.Child("name"), s.Name, strings.ToLower(s.Kind)+" name cannot be empty"))
+		}
 		errs = append(errs, oneOf(s.APIGroup, at.Child("apiGroup"), rbacv1.GroupName)...)
 	default:
 		errs = append(errs, field.NotSupported(at.Child("kind"), s.Kind,

@@ -13,15 +13,15 @@ import (
 )
 
 func replicaSetKind() *api.Kind {
-	k := newKind[appsv1.ReplicaSet, appsv1.ReplicaSetList](names{
+	k := newKind(names{
 		gv: appsv1.SchemeGroupVersion, kind: "ReplicaSet", plural: "replicasets", singular: "replicaset", short: []string{"rs"}, all: true,
-	})
+	}, func(l *appsv1.ReplicaSetList) *[]appsv1.ReplicaSet { return &l.Items })
 	k.ShowsTrace = true
 	k.Default = defaults(func(r *appsv1.ReplicaSet) {
 		setDefaultPtr(&r.Spec.Replicas, 1)
 		DefaultPodTemplate(&r.Spec.Template)
 	})
-	hasStatus(k, halves[*appsv1.ReplicaSet]{
+	hasStatus(k, func(o *appsv1.ReplicaSet) *appsv1.ReplicaSetStatus { return &o.Status }, halves[*appsv1.ReplicaSet]{
 		spec: func(r *appsv1.ReplicaSet) any { return r.Spec },
 		keep: func(obj, old *appsv1.ReplicaSet) {
 			obj.Spec = *old.Spec.DeepCopy()
@@ -38,7 +38,8 @@ func replicaSetKind() *api.Kind {
 		at := field.NewPath("spec")
 		errs := nonNegative(val(r.Spec.Replicas), at.Child("replicas"))
 		errs = append(errs, nonNegative(r.Spec.MinReadySeconds, at.Child("minReadySeconds"))...)
-		return append(errs, validateWorkload(r.Spec.Selector, &r.Spec.Template, at)...)
+		errs = append(errs, validateWorkload(r.Spec.Selector, &r.Spec.Template, at)...)
+		return append(errs, switches(r, api.RebalanceAnnotation)...)
 	})
 	checkUpdate(k, func(obj, old *appsv1.ReplicaSet) field.ErrorList {
 		return sameOr(obj.Spec.Selector, old.Spec.Selector, field.NewPath("spec", "selector"))

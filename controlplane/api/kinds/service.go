@@ -31,13 +31,13 @@ const (
 const clientIPTimeout = int32(3 * 60 * 60) // seconds; Kubernetes' default
 
 func serviceKind() *api.Kind {
-	k := newKind[corev1.Service, corev1.ServiceList](names{
-		gv: corev1.SchemeGroupVersion, kind: "Service", plural: "services", singular: "service", short: []string{"svc"}, all: true,
+	k := newKind(names{
+		gv: corev1.SchemeGroupVersion, kind: "Service", putCreates: true, plural: "services", singular: "service", short: []string{"svc"}, all: true,
 		rule: validation.NameIsDNS1035Label,
-	})
+	}, func(l *corev1.ServiceList) *[]corev1.Service { return &l.Items })
 	k.ReturnsDeleted = true
 	k.Default = defaults(defaultService)
-	hasStatus(k, halves[*corev1.Service]{
+	hasStatus(k, func(o *corev1.Service) *corev1.ServiceStatus { return &o.Status }, halves[*corev1.Service]{
 		spec: func(s *corev1.Service) any { return s.Spec },
 		keep: func(obj, old *corev1.Service) { obj.Spec = *old.Spec.DeepCopy() },
 		status: func(obj, old *corev1.Service) {
@@ -60,6 +60,7 @@ func serviceKind() *api.Kind {
 	k.Fields = fieldsOf(func(s *corev1.Service) fields.Set {
 		return fields.Set{"spec.clusterIP": s.Spec.ClusterIP, "spec.type": string(s.Spec.Type)}
 	})
+	addSub(k, "proxy", &api.Subresource{GVK: corev1.SchemeGroupVersion.WithKind("ServiceProxyOptions"), Verbs: proxied})
 	return k
 }
 
@@ -189,7 +190,7 @@ func needsHealthPort(s *corev1.ServiceSpec) bool {
 }
 
 func nodePortValue(p corev1.ServicePort) string {
-	return fmt.Sprintf("%s-%d", p.Protocol, p.NodePort)
+	return NodePort{Protocol: p.Protocol, Port: p.NodePort}.Value()
 }
 
 func serviceReservations(s *corev1.Service) []api.Reservation {
@@ -204,17 +205,37 @@ func serviceReservations(s *corev1.Service) []api.Reservation {
 			out = append(out, api.Reservation{Space: SpaceClusterIPs, Value: s.Spec.ClusterIP, Field: "spec.clusterIP"})
 		}
 	}
+	for _, p := range NodePorts(s) {
+		out = append(out, api.Reservation{Space: SpaceNodePorts, Value: p.Value(), Field: p.Field})
+	}
+	return out
+}
+
+// NodePort is a port that a Service has on every node.
+type NodePort struct {
+	Protocol corev1.Protocol
+	Port     int32
+	Field    string // where the Service says so
+}
+
+// Value is the port as the name of its reservation.
+func (p NodePort) Value() string { return fmt.Sprintf("%s-%d", p.Protocol, p.Port) }
+
+// String is the port for people.
+func (p NodePort) String() string { return fmt.Sprintf("%d/%s", p.Port, p.Protocol) }
+
+// NodePorts are those that a Service has, with that at which load balancers ask for its health.
+func NodePorts(s *corev1.Service) (out []NodePort) {
 	if !usesNodePorts(s.Spec.Type) {
-		return out
+		return nil
 	}
 	for i, p := range s.Spec.Ports {
 		if p.NodePort != 0 {
-			out = append(out, api.Reservation{Space: SpaceNodePorts, Value: nodePortValue(p), Field: fmt.Sprintf("spec.ports[%d].nodePort", i)})
+			out = append(out, NodePort{p.Protocol, p.NodePort, fmt.Sprintf("spec.ports[%d].nodePort", i)})
 		}
 	}
 	if n := s.Spec.HealthCheckNodePort; n != 0 && needsHealthPort(&s.Spec) {
-		health := corev1.ServicePort{Protocol: corev1.ProtocolTCP, NodePort: n}
-		out = append(out, api.Reservation{Space: SpaceNodePorts, Value: nodePortValue(health), Field: "spec.healthCheckNodePort"})
+		out = append(out, NodePort{corev1.ProtocolTCP, n, "spec.healthCheckNodePort"})
 	}
 	return out
 }

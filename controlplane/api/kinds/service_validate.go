@@ -45,7 +45,19 @@ func validateService(s *corev1.Service) field.ErrorList {
 			errs = append(errs, field.Invalid(at, ip, "may not be an unspecified, loopback or link-local address"))
 		}
 	}
+	errs = append(errs, validateTopologyMode(s)...)
 	return append(errs, validateTrafficPolicies(&s.Spec, spec)...)
+}
+
+// validateTopologyMode wants the two names of one annotation to say the same.
+func validateTopologyMode(s *corev1.Service) field.ErrorList {
+	old, both := s.Annotations[corev1.DeprecatedAnnotationTopologyAwareHints]
+	mode, ok := s.Annotations[corev1.AnnotationTopologyMode]
+	if !both || !ok || old == mode {
+		return nil
+	}
+	return field.ErrorList{field.Invalid(field.NewPath("metadata", "annotations").Key(corev1.DeprecatedAnnotationTopologyAwareHints), old,
+		fmt.Sprintf("must match annotations[%s] when both are specified", corev1.AnnotationTopologyMode))}
 }
 
 func validateSessionAffinity(s *corev1.ServiceSpec, spec *field.Path) field.ErrorList {
@@ -103,6 +115,10 @@ func validateTrafficPolicies(s *corev1.ServiceSpec, spec *field.Path) field.Erro
 	if p := s.InternalTrafficPolicy; p != nil {
 		errs = append(errs, oneOf(*p, spec.Child("internalTrafficPolicy"),
 			corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceInternalTrafficPolicyLocal)...)
+	}
+	if d := s.TrafficDistribution; d != nil {
+		errs = append(errs, listed(*d, spec.Child("trafficDistribution"), corev1.ServiceTrafficDistributionPreferClose,
+			corev1.ServiceTrafficDistributionPreferSameNode, corev1.ServiceTrafficDistributionPreferSameZone)...)
 	}
 	at := spec.Child("externalTrafficPolicy")
 	switch {
@@ -208,7 +224,8 @@ func validateServiceUpdate(obj, old *corev1.Service) field.ErrorList {
 	}
 	var errs field.ErrorList
 	if needsHealthPort(&obj.Spec) && needsHealthPort(&old.Spec) && old.Spec.HealthCheckNodePort != 0 {
-		errs = sameOr(obj.Spec.HealthCheckNodePort, old.Spec.HealthCheckNodePort, field.NewPath("spec", "healthCheckNodePort"))
+		errs = sameOr(obj.Spec.HealthCheckNodePort, old.Spec.HealthCheckNodePort,
+			field.NewPath("spec", "healthCheckNodePort"))
 	}
 	at := field.NewPath("spec", "clusterIPs")
 	if old.Spec.ClusterIP != "" && obj.Spec.ClusterIP != old.Spec.ClusterIP {

@@ -1,8 +1,6 @@
 package kinds
 
 import (
-	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -18,10 +16,10 @@ import (
 const DefaultClassAnnotation = "storageclass.kubernetes.io/is-default-class"
 
 func storageClassKind() *api.Kind {
-	k := newKind[storagev1.StorageClass, storagev1.StorageClassList](names{
+	k := newKind(names{
 		gv: storagev1.SchemeGroupVersion, kind: "StorageClass", plural: "storageclasses", singular: "storageclass",
 		short: []string{"sc"}, global: true,
-	})
+	}, func(l *storagev1.StorageClassList) *[]storagev1.StorageClass { return &l.Items })
 	k.ReturnsDeleted = true
 	k.Default = defaults(func(c *storagev1.StorageClass) {
 		setDefaultPtr(&c.ReclaimPolicy, corev1.PersistentVolumeReclaimDelete)
@@ -35,23 +33,17 @@ func storageClassKind() *api.Kind {
 		} else {
 			errs = append(errs, invalid(at, c.Provisioner, validation.IsQualifiedName(strings.ToLower(c.Provisioner)))...)
 		}
+		errs = append(errs, validateParameters(c.Parameters, field.NewPath("parameters"))...)
 		errs = append(errs, oneOf(val(c.ReclaimPolicy), field.NewPath("reclaimPolicy"),
 			corev1.PersistentVolumeReclaimDelete, corev1.PersistentVolumeReclaimRetain)...)
 		errs = append(errs, oneOf(val(c.VolumeBindingMode), field.NewPath("volumeBindingMode"),
 			storagev1.VolumeBindingImmediate, storagev1.VolumeBindingWaitForFirstConsumer)...)
-		return errs
+		return append(errs, validateTopologies(c.AllowedTopologies, field.NewPath("allowedTopologies"))...)
 	})
 	checkUpdate(k, func(obj, old *storagev1.StorageClass) field.ErrorList {
-		var errs field.ErrorList
-		if !semanticEqual(obj.Parameters, old.Parameters) {
-			errs = append(errs, field.Forbidden(field.NewPath("parameters"), "updates to parameters are forbidden."))
-		}
-		if obj.Provisioner != old.Provisioner {
-			errs = append(errs, field.Forbidden(field.NewPath("provisioner"), "updates to provisioner are forbidden."))
-		}
-		if val(obj.ReclaimPolicy) != val(old.ReclaimPolicy) {
-			errs = append(errs, field.Forbidden(field.NewPath("reclaimPolicy"), "updates to reclaimPolicy are forbidden."))
-		}
+		errs := sameOr(obj.Parameters, old.Parameters, field.NewPath("parameters"))
+		errs = append(errs, sameOr(obj.Provisioner, old.Provisioner, field.NewPath("provisioner"))...)
+		errs = append(errs, sameOr(obj.ReclaimPolicy, old.ReclaimPolicy, field.NewPath("reclaimPolicy"))...)
 		return append(errs, sameOr(obj.VolumeBindingMode, old.VolumeBindingMode, field.NewPath("volumeBindingMode"))...)
 	})
 	k.Columns = columns(nameCol, col("Provisioner"), col("ReclaimPolicy"), col("VolumeBindingMode"), col("AllowVolumeExpansion"), ageCol)
@@ -67,9 +59,9 @@ func storageClassKind() *api.Kind {
 }
 
 func csiDriverKind() *api.Kind {
-	k := newKind[storagev1.CSIDriver, storagev1.CSIDriverList](names{
-		gv: storagev1.SchemeGroupVersion, kind: "CSIDriver", plural: "csidrivers", singular: "csidriver", global: true,
-	})
+	k := newKind(names{
+		gv: storagev1.SchemeGroupVersion, kind: "CSIDriver", conditional: true, plural: "csidrivers", singular: "csidriver", global: true,
+	}, func(l *storagev1.CSIDriverList) *[]storagev1.CSIDriver { return &l.Items })
 	k.ReturnsDeleted = true
 	k.Default = defaults(func(d *storagev1.CSIDriver) {
 		s := &d.Spec
@@ -83,20 +75,16 @@ func csiDriverKind() *api.Kind {
 			s.VolumeLifecycleModes = []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent}
 		}
 	})
-	check(k, func(d *storagev1.CSIDriver) field.ErrorList {
-		errs := validateDriverName(d.Name, field.NewPath("name"))
-		for _, m := range d.Spec.VolumeLifecycleModes {
-			errs = append(errs, oneOf(m, field.NewPath("spec", "volumeLifecycleModes"),
-				storagev1.VolumeLifecyclePersistent, storagev1.VolumeLifecycleEphemeral)...)
-		}
-		return append(errs, oneOf(val(d.Spec.FSGroupPolicy), field.NewPath("spec", "fsGroupPolicy"),
-			storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy, storagev1.FileFSGroupPolicy, storagev1.NoneFSGroupPolicy)...)
-	})
+	check(k, func(d *storagev1.CSIDriver) field.ErrorList { return validateCSIDriver(&d.Spec, field.NewPath("spec")) })
 	checkUpdate(k, func(obj, old *storagev1.CSIDriver) field.ErrorList {
-		return sameOr(obj.Spec.VolumeLifecycleModes, old.Spec.VolumeLifecycleModes, field.NewPath("spec", "volumeLifecycleModes"))
+		spec := field.NewPath("spec")
+		errs := sameOr(obj.Spec.AttachRequired, old.Spec.AttachRequired, spec.Child("attachedRequired"))
+		errs = append(errs, sameOr(obj.Spec.VolumeLifecycleModes, old.Spec.VolumeLifecycleModes, spec.Child("volumeLifecycleModes"))...)
+		return append(errs, sameOr(obj.Spec.PreventPodSchedulingIfMissing, old.Spec.PreventPodSchedulingIfMissing,
+			spec.Child("preventPodSchedulingIfMissing"))...)
 	})
-	k.Columns = columns(nameCol, col("AttachRequired"), col("PodInfoOnMount"), col("StorageCapacity"),
-		col("TokenRequests"), col("RequiresRepublish"), col("Modes"), ageCol)
+	k.Columns = columns(nameCol, boolCol("AttachRequired"), boolCol("PodInfoOnMount"), boolCol("StorageCapacity"),
+		col("TokenRequests"), boolCol("RequiresRepublish"), col("Modes"), ageCol)
 	k.Row = row(func(d *storagev1.CSIDriver, now time.Time) []any {
 		var modes, tokens []string
 		for _, m := range d.Spec.VolumeLifecycleModes {
@@ -116,26 +104,22 @@ func csiDriverKind() *api.Kind {
 }
 
 func csiNodeKind() *api.Kind {
-	k := newKind[storagev1.CSINode, storagev1.CSINodeList](names{
-		gv: storagev1.SchemeGroupVersion, kind: "CSINode", plural: "csinodes", singular: "csinode", global: true,
-	})
+	k := newKind(names{
+		gv: storagev1.SchemeGroupVersion, kind: "CSINode", conditional: true, plural: "csinodes", singular: "csinode", global: true,
+	}, func(l *storagev1.CSINodeList) *[]storagev1.CSINode { return &l.Items })
+	statusIn(k, func(n *storagev1.CSINode) *storagev1.CSINodeStatus { return &n.Status })
 	k.ReturnsDeleted = true
 	check(k, func(n *storagev1.CSINode) field.ErrorList {
+		return validateCSINodeDrivers(n.Spec.Drivers, field.NewPath("spec", "drivers"))
+	})
+	checkUpdate(k, func(obj, old *storagev1.CSINode) field.ErrorList {
 		var errs field.ErrorList
-		drivers := field.NewPath("spec", "drivers")
-		seen := map[string]bool{}
-		for i, d := range n.Spec.Drivers {
-			at := drivers.Index(i)
-			errs = append(errs, validateDriverName(d.Name, at.Child("name"))...)
-			if seen[d.Name] {
-				errs = append(errs, field.Duplicate(at.Child("name"), d.Name))
-			}
-			seen[d.Name] = true
-			if d.NodeID == "" {
-				errs = append(errs, field.Required(at.Child("nodeID"), ""))
-			}
-			if slices.Contains(d.TopologyKeys, "") {
-				errs = append(errs, field.Required(at.Child("topologyKeys"), ""))
+		for _, was := range old.Spec.Drivers {
+			for _, now := range obj.Spec.Drivers {
+				if was.Name == now.Name {
+					was.Allocatable, now.Allocatable = nil, nil
+					errs = append(errs, sameOr(now, was, field.NewPath("spec", "drivers"))...)
+				}
 			}
 		}
 		return errs
@@ -148,11 +132,11 @@ func csiNodeKind() *api.Kind {
 }
 
 func volumeAttachmentKind() *api.Kind {
-	k := newKind[storagev1.VolumeAttachment, storagev1.VolumeAttachmentList](names{
-		gv: storagev1.SchemeGroupVersion, kind: "VolumeAttachment", plural: "volumeattachments", singular: "volumeattachment", global: true,
-	})
+	k := newKind(names{
+		gv: storagev1.SchemeGroupVersion, kind: "VolumeAttachment", conditional: true, plural: "volumeattachments", singular: "volumeattachment", global: true,
+	}, func(l *storagev1.VolumeAttachmentList) *[]storagev1.VolumeAttachment { return &l.Items })
 	k.ReturnsDeleted = true
-	hasStatus(k, halves[*storagev1.VolumeAttachment]{
+	hasStatus(k, func(o *storagev1.VolumeAttachment) *storagev1.VolumeAttachmentStatus { return &o.Status }, halves[*storagev1.VolumeAttachment]{
 		spec: func(a *storagev1.VolumeAttachment) any { return a.Spec },
 		keep: func(obj, old *storagev1.VolumeAttachment) { obj.Spec = *old.Spec.DeepCopy() },
 		status: func(obj, old *storagev1.VolumeAttachment) {
@@ -164,36 +148,20 @@ func volumeAttachmentKind() *api.Kind {
 	})
 	prepare(k, func(a *storagev1.VolumeAttachment) { a.Generation = 0 })
 	check(k, func(a *storagev1.VolumeAttachment) field.ErrorList {
-		spec := field.NewPath("spec")
-		errs := validateDriverName(a.Spec.Attacher, spec.Child("attacher"))
-		if val(a.Spec.Source.PersistentVolumeName) == "" && a.Spec.Source.InlineVolumeSpec == nil {
-			errs = append(errs, field.Required(spec.Child("source"), "must specify exactly one of inlineVolumeSpec and persistentVolumeName"))
-		}
-		if a.Spec.NodeName == "" {
-			errs = append(errs, field.Required(spec.Child("nodeName"), ""))
-		}
-		return errs
+		return validateVolumeAttachment(&a.Spec, field.NewPath("spec"))
+	})
+	checkStatus(k, func(obj, _ *storagev1.VolumeAttachment) field.ErrorList {
+		return validateAttachmentStatus(&obj.Status, field.NewPath("status"))
 	})
 	checkUpdate(k, func(obj, old *storagev1.VolumeAttachment) field.ErrorList {
 		return sameOr(obj.Spec, old.Spec, field.NewPath("spec"))
 	})
-	k.Columns = columns(nameCol, col("Attacher"), col("PV"), col("Node"), col("Attached"), ageCol)
+	attacher := col("Attacher")
+	attacher.Format = "name"
+	k.Columns = columns(nameCol, attacher, col("PV"), col("Node"), boolCol("Attached"), ageCol)
 	k.Row = row(func(a *storagev1.VolumeAttachment, now time.Time) []any {
 		return []any{a.Name, a.Spec.Attacher, val(a.Spec.Source.PersistentVolumeName), a.Spec.NodeName,
-			strconv.FormatBool(a.Status.Attached), age(a, now)}
+			a.Status.Attached, age(a, now)}
 	})
 	return k
-}
-
-// maxDriverName is CSI's limit on GetPluginInfoResponse.name.
-const maxDriverName = 63
-
-func validateDriverName(name string, at *field.Path) field.ErrorList {
-	if name == "" {
-		return field.ErrorList{field.Required(at, "")}
-	}
-	if len(name) > maxDriverName {
-		return field.ErrorList{field.TooLong(at, name, maxDriverName)}
-	}
-	return invalid(at, name, validation.IsDNS1123Subdomain(strings.ToLower(name)))
 }

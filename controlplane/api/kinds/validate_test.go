@@ -95,6 +95,17 @@ func TestPodValidation(t *testing.T) {
 		{"affinity values", pod("affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: a, operator: In}]}]}}}, containers: [{name: c, image: i}]"), []string{"spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0].values: Required value: must be specified when `operator` is 'In' or 'NotIn'"}},
 		{"affinity weight", pod("affinity: {podAntiAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [{weight: 101, podAffinityTerm: {topologyKey: a}}]}}, containers: [{name: c, image: i}]"), []string{"spec.affinity.podAntiAffinity.preferredDuringSchedulingIgnoredDuringExecution[0].weight: Invalid value: 101: must be in the range 1-100"}},
 		{"topology key", pod("affinity: {podAffinity: {requiredDuringSchedulingIgnoredDuringExecution: [{labelSelector: {}}]}}, containers: [{name: c, image: i}]"), []string{"spec.affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution[0].topologyKey: Required value"}},
+		{"label keys without selector", pod("affinity: {podAffinity: {requiredDuringSchedulingIgnoredDuringExecution: [{topologyKey: a, matchLabelKeys: [x]}]}}, containers: [{name: c, image: i}]"),
+			[]string{"spec.affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution[0].matchLabelKeys: Forbidden: must not be specified when labelSelector is not set"}},
+		{"label keys both ways", pod("affinity: {podAntiAffinity: {requiredDuringSchedulingIgnoredDuringExecution: [{topologyKey: a, labelSelector: {}, matchLabelKeys: [x], mismatchLabelKeys: [x]}]}}, containers: [{name: c, image: i}]"),
+			[]string{`spec.affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution[0].matchLabelKeys[0]: Invalid value: "x": exists in both matchLabelKeys and mismatchLabelKeys`}},
+		{"label key selected twice", pod("topologySpreadConstraints: [{maxSkew: 1, topologyKey: a, whenUnsatisfiable: DoNotSchedule, matchLabelKeys: [x], labelSelector: {matchLabels: {x: a}, matchExpressions: [{key: x, operator: Exists}]}}], containers: [{name: c, image: i}]"),
+			[]string{`spec.topologySpreadConstraints[0][0]: Invalid value: "x": exists in both matchLabelKeys and labelSelector`}},
+		{"spread", pod("topologySpreadConstraints: [{maxSkew: 0, topologyKey: a, whenUnsatisfiable: Sometimes, nodeTaintsPolicy: Perhaps, labelSelector: {}}], containers: [{name: c, image: i}]"),
+			[]string{"spec.topologySpreadConstraints[0].maxSkew: Invalid value: 0: must be greater than zero", `spec.topologySpreadConstraints[0].whenUnsatisfiable: Unsupported value: "Sometimes": supported values: "DoNotSchedule", "ScheduleAnyway"`,
+				`spec.topologySpreadConstraints[0].nodeTaintsPolicy: Unsupported value: "Perhaps": supported values: "Honor", "Ignore"`}},
+		{"spread twice", pod("topologySpreadConstraints: [{maxSkew: 1, topologyKey: a, whenUnsatisfiable: ScheduleAnyway, minDomains: 2}, {maxSkew: 2, topologyKey: a, whenUnsatisfiable: ScheduleAnyway}], containers: [{name: c, image: i}]"),
+			[]string{"spec.topologySpreadConstraints[0].minDomains: Invalid value: 2: can only use minDomains if whenUnsatisfiable=DoNotSchedule, not ScheduleAnyway", `spec.topologySpreadConstraints[1].{topologyKey, whenUnsatisfiable}: Duplicate value: "{a, ScheduleAnyway}"`}},
 		{"node selector", pod("nodeSelector: {a b: c}, containers: [{name: c, image: i}]"), []string{"spec.nodeSelector: Invalid value: \"a b\""}},
 		{"grace", pod("terminationGracePeriodSeconds: -1, containers: [{name: c, image: i}]"), []string{"spec.terminationGracePeriodSeconds: Invalid value: -1"}},
 		{"dns", pod("dnsPolicy: None, containers: [{name: c, image: i}]"), []string{"spec.dnsConfig.nameservers: Required value"}},
@@ -136,7 +147,8 @@ func TestWorkloadValidation(t *testing.T) {
 	has(t, "good", judge[*appsv1.Deployment](t, deploy("selector: {matchLabels: {a: b}},", "a: b")))
 	has(t, "labels", judge[*appsv1.Deployment](t, deploy("selector: {matchLabels: {a: b}},", "a: c")),
 		"spec.template.metadata.labels: Invalid value: {\"a\":\"c\"}: `selector` does not match template `labels`")
-	has(t, "no selector", judge[*appsv1.Deployment](t, deploy("", "a: b")), "spec.selector: Required value")
+	has(t, "no selector", judge[*appsv1.Deployment](t, deploy("", "a: b")), "spec.selector: Required value",
+		"spec.template.metadata.labels: Invalid value: {\"a\":\"b\"}: `selector` does not match template `labels`")
 	has(t, "empty selector", judge[*appsv1.Deployment](t, deploy("selector: {},", "a: b")), "spec.selector: Invalid value: {}: empty selector is invalid")
 	has(t, "no progress", judge[*appsv1.Deployment](t, deploy("selector: {matchLabels: {a: b}}, strategy: {rollingUpdate: {maxSurge: 0, maxUnavailable: 0%}},", "a: b")),
 		`spec.strategy.rollingUpdate.maxUnavailable: Invalid value: "0%": may not be 0 when `+"`maxSurge` is 0")

@@ -1,10 +1,13 @@
 package kinds
 
 import (
+	"fmt"
 	"path"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
@@ -55,6 +58,10 @@ func validateVolumeSource(v *corev1.VolumeSource, at *field.Path) field.ErrorLis
 		if s := v.EmptyDir.SizeLimit; s != nil && s.Sign() < 0 {
 			errs = append(errs, field.Forbidden(at.Child("emptyDir", "sizeLimit"), "SizeLimit field must be a valid resource quantity"))
 		}
+		if m := v.EmptyDir.Medium; m != corev1.StorageMediumDefault &&
+			!strings.HasPrefix(string(m), string(corev1.StorageMediumHugePages)) {
+			errs = append(errs, oneOf(m, at.Child("emptyDir", "medium"), corev1.StorageMediumMemory)...)
+		}
 	case v.HostPath != nil:
 		errs = append(errs, validateHostPath(v.HostPath, at.Child("hostPath"))...)
 	case v.Secret != nil:
@@ -73,6 +80,7 @@ func validateVolumeSource(v *corev1.VolumeSource, at *field.Path) field.ErrorLis
 		if v.Ephemeral.VolumeClaimTemplate == nil {
 			errs = append(errs, field.Required(here, ""))
 		} else {
+			errs = append(errs, validateOwnClaimMeta(&v.Ephemeral.VolumeClaimTemplate.ObjectMeta, here.Child("metadata"))...)
 			errs = append(errs, validateClaimSpec(&v.Ephemeral.VolumeClaimTemplate.Spec, here.Child("spec"))...)
 		}
 	case v.CSI != nil:
@@ -81,6 +89,52 @@ func validateVolumeSource(v *corev1.VolumeSource, at *field.Path) field.ErrorLis
 		errs = append(errs, validateNFS(v.NFS, at.Child("nfs"))...)
 	case v.Projected != nil:
 		errs = append(errs, validateProjected(v.Projected, at.Child("projected"))...)
+	}
+	return errs
+}
+
+// validateOwnClaimMeta lets a claim that is made for a pod have labels and annotations: all else is the pod's to say.
+func validateOwnClaimMeta(m *metav1.ObjectMeta, at *field.Path) field.ErrorList {
+	errs := validateTemplateMeta(m, at)
+	const no = "cannot be set for an ephemeral volume"
+	for _, f := range []struct {
+		name string
+		set  bool
+	}{
+		{"name", m.Name != ""}, {"generateName", m.GenerateName != ""}, {"namespace", m.Namespace != ""}, {"selfLink", m.SelfLink != ""},
+		{"uid", m.UID != ""}, {"resourceVersion", m.ResourceVersion != ""}, {"generation", m.Generation != 0},
+		{"creationTimestamp", !m.CreationTimestamp.IsZero()}, {"deletionTimestamp", m.DeletionTimestamp != nil},
+		{"deletionGracePeriodSeconds", m.DeletionGracePeriodSeconds != nil}, {"ownerReferences", m.OwnerReferences != nil},
+		{"finalizers", m.Finalizers != nil}, {"managedFields", m.ManagedFields != nil},
+	} {
+		if f.set {
+			errs = append(errs, field.Forbidden(at.Child(f.name), no))
+		}
+	}
+	return errs
+}
+
+// validateOwnClaims judges the names of the claims that are made for a pod, which has a name of its own by now.
+func validateOwnClaims(p *corev1.Pod, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	named := map[string]bool{}
+	for i := range p.Spec.Volumes {
+		if c := p.Spec.Volumes[i].PersistentVolumeClaim; c != nil {
+			named[c.ClaimName] = true
+		}
+	}
+	for i := range p.Spec.Volumes {
+		v := &p.Spec.Volumes[i]
+		if v.Ephemeral == nil || p.Name == "" {
+			continue
+		}
+		claim := p.Name + "-" + v.Name
+		for _, wrong := range validation.NameIsDNSSubdomain(claim, false) {
+			errs = append(errs, field.Invalid(at.Index(i).Child("name"), v.Name, fmt.Sprintf("PVC name %q: %v", claim, wrong)))
+		}
+		if named[claim] {
+			errs = append(errs, field.Invalid(at.Index(i), claim, "conflicting PVC names: the same name is used by a persistentVolumeClaim volume"))
+		}
 	}
 	return errs
 }
@@ -167,6 +221,8 @@ func validateDownward(items []corev1.DownwardAPIVolumeFile, at *field.Path) fiel
 			errs = append(errs, validateFieldRef(item.FieldRef, fileFields, here.Child("fieldRef"))...)
 		case item.ResourceFieldRef.ContainerName == "":
 			errs = append(errs, field.Required(here.Child("resourceFieldRef", "containerName"), ""))
+		default:
+			errs = append(errs, validateResourceRef(item.ResourceFieldRef, here.Child("resourceFieldRef"))...)
 		}
 	}
 	return errs
@@ -175,6 +231,9 @@ func validateDownward(items []corev1.DownwardAPIVolumeFile, at *field.Path) fiel
 func validateFieldRef(r *corev1.ObjectFieldSelector, allowed []string, at *field.Path) field.ErrorList {
 	if r.FieldPath == "" {
 		return field.ErrorList{field.Required(at.Child("fieldPath"), "")}
+	}
+	if r.APIVersion != "v1" {
+		return field.ErrorList{field.NotSupported(at.Child("apiVersion"), r.APIVersion, []string{"v1"})}
 	}
 	for _, prefix := range []string{"metadata.annotations['", "metadata.labels['"} {
 		if key, ok := strings.CutPrefix(r.FieldPath, prefix); ok && strings.HasSuffix(key, "']") {
@@ -216,10 +275,10 @@ func validateProjected(p *corev1.ProjectedVolumeSource, at *field.Path) field.Er
 	return errs
 }
 
-func validateMounts(mounts []corev1.VolumeMount, volumes map[string]corev1.VolumeSource, at *field.Path) field.ErrorList {
+func validateMounts(c *corev1.Container, volumes map[string]corev1.VolumeSource, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	paths := map[string]bool{}
-	for i, m := range mounts {
+	for i, m := range c.VolumeMounts {
 		here := at.Index(i)
 		if m.Name == "" {
 			errs = append(errs, field.Required(here.Child("name"), ""))
@@ -242,10 +301,7 @@ func validateMounts(mounts []corev1.VolumeMount, volumes map[string]corev1.Volum
 			}
 			errs = append(errs, validateDescending(m.SubPathExpr, here.Child("subPathExpr"))...)
 		}
-		if p := m.MountPropagation; p != nil {
-			errs = append(errs, oneOf(*p, here.Child("mountPropagation"),
-				corev1.MountPropagationBidirectional, corev1.MountPropagationHostToContainer, corev1.MountPropagationNone)...)
-		}
+		errs = append(errs, validateMountKind(&m, c.SecurityContext != nil && isTrue(c.SecurityContext.Privileged), here)...)
 	}
 	return errs
 }

@@ -104,7 +104,14 @@ func (w *walk) spec(p *corev1.Pod) {
 			w.named("resourceclaims", *c.ResourceClaimName, "spec.resourceClaims[].resourceClaimName", c.Name)
 		}
 		if c.ResourceClaimTemplateName != nil {
-			w.named("resourceclaimtemplates", *c.ResourceClaimTemplateName, "spec.resourceClaims[].resourceClaimTemplateName", c.Name)
+			w.named("resourceclaimtemplates", *c.ResourceClaimTemplateName,
+				"spec.resourceClaims[].resourceClaimTemplateName", c.Name)
+		}
+	}
+	// Those that were made from templates. Nodes do not write this part of the status.
+	for i := range p.Status.ResourceClaimStatuses {
+		if c := &p.Status.ResourceClaimStatuses[i]; c.ResourceClaimName != nil {
+			w.named("resourceclaims", *c.ResourceClaimName, "status.resourceClaimStatuses[].resourceClaimName", c.Name)
 		}
 	}
 	if g := s.SchedulingGroup; g != nil && g.PodGroupName != nil {

@@ -1,12 +1,13 @@
-// Package admission is stages 3 and 5 of the pipeline: plugins that may change
-// an object, then plugins that may only refuse it. Each plugin is a function of
-// the request, the object and what stands in the cluster; they hold no state.
+// Package admission is what judges attempts: plugins that may change what is asked, then plugins that may only refuse
+// it. Each is a function of the attempt and of what stands in the cluster; they hold no state. What else they want to
+// be true, or written, at the commit they ask of the attempt.
 package admission
 
 import (
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,11 +17,14 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Plugin judges one write. old is nil on create, obj is nil on delete; a mutating
-// plugin may change obj. Errors are *apierrors.StatusError.
+// Attempt is what a plugin judges; the registry makes it.
+type Attempt = api.Attempt
+
+// Plugin judges one attempt. A mutating plugin may change a.Object; what nobody may set has no effect. Errors are
+// *apierrors.StatusError.
 type Plugin struct {
 	Name  string
-	Admit func(ctx context.Context, r *api.Request, obj, old api.Object) error
+	Admit func(ctx context.Context, a *Attempt) error
 }
 
 // Cluster is what plugins may look at: this replica's cache, asking the store
@@ -34,7 +38,10 @@ type Cluster interface {
 
 // Config is what the plugins are made of.
 type Config struct {
-	Cluster     Cluster
+	Cluster Cluster
+	Kinds   *api.Kinds
+	// Held lists the shared objects of a namespace as the cache has them at a resourceVersion or later (registry.Held).
+	Held        func(ctx context.Context, k *api.Kind, namespace, resourceVersion string) ([]api.Object, error)
 	ServiceCIDR netip.Prefix
 	NodePorts   [2]int
 	// LostNodeToleration is how long pods that say nothing about it tolerate that their node is lost or not ready.
@@ -42,75 +49,97 @@ type Config struct {
 	Clock              func() time.Time
 	// Authorized says whether the request's user may do something else as well.
 	Authorized func(ctx context.Context, u api.User, verb api.Verb, resource, subresource, namespace, name string) bool
-	// AllocateIP and AllocatePort pick free values for the object in admission (registry.AllocateClusterIP, AllocateNodePort).
-	AllocateIP   func(ctx context.Context, cidr netip.Prefix) (netip.Addr, error)
-	AllocatePort func(ctx context.Context, low, high int, protocols ...string) (int32, error)
-	// Bind binds a pod to a node, or says why it cannot be.
-	Bind func(r *api.Request, pod *corev1.Pod, old *corev1.Pod, node string) error
+	// Signer says whether a user has a right on a signer of certificates: to approve, sign or attest.
+	Signer func(ctx context.Context, u api.User, verb, signer string) bool
+	// Allowed is Authorized for any resource, and says why not.
+	Allowed func(ctx context.Context, u api.User, verb string, gvr schema.GroupVersionResource, subresource, namespace, name string) (bool, string)
+	// Plugins are those that run on request (Choose).
+	Plugins []string
+	// AllocateIP and AllocatePort pick free values for the object of an attempt (registry.AllocateClusterIP, AllocateNodePort).
+	AllocateIP   func(a *Attempt, cidr netip.Prefix) (netip.Addr, error)
+	AllocatePort func(a *Attempt, low, high int, protocols ...string) (int32, error)
+	// Bind finishes a write that binds the pod old, or says why it cannot be bound.
+	Bind func(a *Attempt, old *corev1.Pod) error
 	// NodeOf says whose agent a user is.
 	NodeOf func(u api.User) (string, bool)
 	// PodSecurity holds pods to the standards of their namespaces.
-	PodSecurity func(ctx context.Context, r *api.Request, obj, old api.Object) error
+	PodSecurity func(ctx context.Context, a *Attempt) error
+	// Definitions judges custom resource definitions, and what is made of those that end.
+	Definitions func(ctx context.Context, a *Attempt) error
 	// Escalation guards the RBAC kinds.
-	Escalation func(ctx context.Context, r *api.Request, obj, old api.Object) error
+	Escalation func(ctx context.Context, a *Attempt) error
 }
 
-// Mutating lists the plugins of stage 3 in their order.
-func Mutating(c Config) []Plugin {
-	return []Plugin{
-		{"Defaulting", defaulting},
-		{"NamespaceLifecycle", namespaceLifecycle(c.Cluster)},
+// Mutating lists the mutating plugins that are built in, in their order.
+func Mutating(c Config) Phase {
+	var namespaces *api.Kind
+	if c.Kinds != nil {
+		namespaces = c.Kinds.ByType(&corev1.Namespace{})
+	}
+	return Phase{Name: "built-in", Plugins: c.chosen([]Plugin{
+		{"NamespaceLifecycle", namespaceLifecycle(c.Cluster, namespaces)},
+		{"LimitRanger", newLimits(c).fill},
 		{"ServiceAccount", serviceAccount(c.Cluster)},
+		{"TaintNodesByCondition", taintNewNode},
 		{"DefaultTolerationSeconds", defaultTolerationSeconds(c.LostNodeToleration)},
 		{"Priority", priority(c.Cluster)},
+		{PodTolerationRestriction, podTolerations(c.Cluster)},
+		{ExtendedResourceToleration, extendedResourceToleration},
 		{"DefaultStorageClass", defaultStorageClass(c.Cluster)},
+		{"StorageObjectInUseProtection", storageObjectInUse},
+		{"PodGroupProtection", podGroupProtection},
+		{"RuntimeClass", runtimeClass(c.Cluster)},
+		{"DefaultIngressClass", defaultIngressClass(c.Cluster)},
 		{"ServiceAllocation", serviceAllocation(c)},
 		{"BindByWrite", bindByWrite(c)},
-	}
+		{"CertificateRequester", certificateRequester(c.Clock)},
+		{"DeviceTaintTimes", deviceTaintTimes(c.Clock)},
+		{"ResourceQuota", newQuotas(c).forget},
+	})}
 }
 
-// Validating lists the plugins of stage 5.
-func Validating(c Config) []Plugin {
-	return []Plugin{
+// Validating lists the validating plugins that are built in.
+func Validating(c Config) Phase {
+	return Phase{Name: "built-in", Plugins: c.chosen([]Plugin{
+		{"LimitRanger", newLimits(c).hold},
 		{"MirrorPods", mirrorPods(c.Cluster)},
 		{"NodeRestriction", nodeRestriction(c)},
+		{"ServiceAddresses", serviceAddresses(c)},
 		{"PersistentVolumeClaimResize", claimGrowth(c.Cluster)},
+		{"Priority", oneDefaultPriority(c.Cluster)},
+		{"PodGroupWorkloadExists", podGroupWorkloadExists(c.Cluster)},
+		{"RuntimeClass", runtimeOverhead(c.Cluster)},
+		{PodTolerationRestriction, allowedTolerations(c.Cluster)},
+		{OwnerReferences, ownerReferences(c)},
 		{"ClusterRecords", clusterRecords},
 		{"PodSecurity", c.PodSecurity},
 		{"RBACEscalation", c.Escalation},
-	}
+		{"PolicyParams", policyParams(c)},
+		{"CustomResourceDefinitions", c.Definitions},
+		{"CertificateSigners", signerRights(c)},
+		{"CertificateSubjectRestriction", certificateSubject},
+		{"DeviceAdmins", deviceAdmins(c.Cluster)},
+		{"UndecidedRequests", undecidedRequests(c.Cluster, mostUndecided)},
+		{"EventBound", newEventBound(c.Cluster, c.Clock).admit},
+	})}
 }
 
-// defaulting fills in what the user left out.
-func defaulting(_ context.Context, r *api.Request, obj, _ api.Object) error {
-	if r.Subresource != "" {
-		return nil // a facet leaves the rest as it is stored, which has its defaults
-	}
-	if obj != nil && r.Kind.Default != nil {
-		r.Kind.Default(obj)
-	}
-	return nil
-}
-
-// is says whether a request is about a resource of the core group.
-func is(r *api.Request, resource string) bool {
-	return r.Kind.GVK.Group == "" && r.Kind.Resource == resource
-}
-
-// creates says whether a request creates such an object (not a subresource of it).
-func creates(r *api.Request, obj, old api.Object) bool {
-	return obj != nil && old == nil && r.Subresource == ""
+// chosen leaves out what runs on request and was not asked for.
+func (c Config) chosen(all []Plugin) []Plugin {
+	return slices.DeleteFunc(all, func(p Plugin) bool {
+		return slices.Contains(OnRequest, p.Name) && !slices.Contains(c.Plugins, p.Name)
+	})
 }
 
 // forbid is a plugin's refusal.
-func forbid(r *api.Request, obj api.Object, why error) *apierrors.StatusError {
-	name := r.Name
+func forbid(a *Attempt, obj api.Object, why error) *apierrors.StatusError {
+	name := a.Request.Name
 	if name == "" && obj != nil {
 		if name = obj.GetName(); name == "" {
 			name = obj.GetGenerateName()
 		}
 	}
-	return apierrors.NewForbidden(r.Kind.GroupResource(), name, why)
+	return apierrors.NewForbidden(a.Kind.GroupResource(), name, why)
 }
 
 // notFound is Kubernetes' error for a missing object of the core group.

@@ -13,23 +13,23 @@ import (
 
 // mirrorPods keeps mirror pods free of references: a node writes them, and what
 // a pod refers to is what its node may read. Their one owner may be their node.
-func mirrorPods(c Cluster) func(ctx context.Context, r *api.Request, obj, old api.Object) error {
-	return func(ctx context.Context, r *api.Request, obj, old api.Object) error {
-		if !is(r, "pods") || obj == nil || old != nil && r.Subresource != "ephemeralcontainers" {
+func mirrorPods(c Cluster) func(ctx context.Context, a *api.Attempt) error {
+	return func(ctx context.Context, a *api.Attempt) error {
+		if !a.Is("pods") || !a.Creates() && a.Facet != "ephemeralcontainers" {
 			return nil
 		}
-		pod, ok := obj.(*corev1.Pod)
+		pod, ok := a.Whole.(*corev1.Pod)
 		if !ok || !podref.IsMirror(pod) {
 			return nil
 		}
 		for ref := range podref.Of(pod) {
-			return forbid(r, pod, fmt.Errorf(
+			return forbid(a, pod, fmt.Errorf(
 				"a mirror pod may not refer to other objects: %s leads to %s; remove it, or create an ordinary pod instead",
 				ref.Field(), ref.Resource))
 		}
 		for i := range pod.OwnerReferences {
 			if !ownedByNode(ctx, c, pod, &pod.OwnerReferences[i]) {
-				return forbid(r, pod, fmt.Errorf(
+				return forbid(a, pod, fmt.Errorf(
 					"a mirror pod may be owned by its node only: metadata.ownerReferences[%d] names %s %q; remove it, or name node %q by its uid",
 					i, pod.OwnerReferences[i].Kind, pod.OwnerReferences[i].Name, pod.Spec.NodeName))
 			}

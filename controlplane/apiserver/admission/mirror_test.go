@@ -173,7 +173,6 @@ func within(path string, fields iter.Seq[string]) (longest string) {
 // until somebody has said what it is.
 func TestMirrorPodsReferToNothing(t *testing.T) {
 	refuse := mirrorPods(world{})
-	request := &api.Request{Verb: api.VerbCreate, Kind: podsKind()}
 	found := map[string]bool{}
 	for _, l := range leaves(reflect.TypeFor[corev1.PodSpec](), "spec", func(v reflect.Value) reflect.Value { return v }) {
 		path := strings.NewReplacer("spec.initContainers[]", "spec.containers[]", "spec.ephemeralContainers[]", "spec.containers[]").Replace(l.path)
@@ -200,11 +199,11 @@ func TestMirrorPodsReferToNothing(t *testing.T) {
 		if !slices.ContainsFunc(refs, func(r podref.Ref) bool { return r.Path() == want && r.Resource == references[reference] }) {
 			t.Errorf("%s: podref sees %v, want %s of %s", l.path, refs, references[reference], want)
 		}
-		if err := refuse(t.Context(), request, pod, nil); err != nil {
+		if err := refuse(t.Context(), creation(pod)); err != nil {
 			t.Errorf("%s in an ordinary pod: %v", l.path, err)
 		}
 		pod.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"}
-		err := refuse(t.Context(), request, pod, nil)
+		err := refuse(t.Context(), creation(pod))
 		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), refs[0].Field()) {
 			t.Errorf("%s in a mirror pod: %v", l.path, err)
 		}
@@ -214,6 +213,12 @@ func TestMirrorPodsReferToNothing(t *testing.T) {
 			t.Errorf("%s is no field of PodSpec", f)
 		}
 	}
+}
+
+// creation is the attempt to create a pod.
+func creation(pod *corev1.Pod) *Attempt {
+	return &Attempt{Kind: podsKind(), Operation: api.Create, Namespace: pod.Namespace, Name: pod.Name, Object: pod, Whole: pod,
+		Request: &api.Request{Verb: api.VerbCreate, Kind: podsKind(), Namespace: pod.Namespace, Name: pod.Name}}
 }
 
 func podsKind() *api.Kind {
@@ -245,7 +250,7 @@ func TestMirrorPodsAreOwnedByTheirNode(t *testing.T) {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
 			Name: "m", Namespace: "default", Annotations: map[string]string{corev1.MirrorPodAnnotationKey: "x"}, OwnerReferences: c.owners,
 		}, Spec: corev1.PodSpec{NodeName: "a"}}
-		err := mirrorPods(cluster)(t.Context(), &api.Request{Verb: api.VerbCreate, Kind: podsKind()}, pod, nil)
+		err := mirrorPods(cluster)(t.Context(), creation(pod))
 		if c.ok != (err == nil) || err != nil && !strings.Contains(err.Error(), "metadata.ownerReferences[") {
 			t.Errorf("owned by %s: %v", what, err)
 		}

@@ -13,29 +13,32 @@ import (
 
 // namespaceLifecycle refuses to create in a namespace that is missing or
 // ending, and to delete the namespaces that the cluster cannot do without.
-func namespaceLifecycle(c Cluster) func(ctx context.Context, r *api.Request, obj, old api.Object) error {
-	return func(ctx context.Context, r *api.Request, obj, old api.Object) error {
-		if is(r, "namespaces") {
-			if obj == nil && old != nil && immortal(old.GetName()) {
-				return forbid(r, old, errors.New("this namespace may not be deleted"))
+func namespaceLifecycle(c Cluster, kind *api.Kind) func(ctx context.Context, a *api.Attempt) error {
+	return func(ctx context.Context, a *api.Attempt) error {
+		if a.Is("namespaces") {
+			if a.Operation == api.Delete && immortal(a.Name) {
+				return forbid(a, nil, errors.New("this namespace may not be deleted"))
 			}
 			return nil
 		}
-		if obj == nil || old != nil || r.Subresource != "" || !r.Kind.Namespaced {
+		if !a.Creates() || !a.Kind.Namespaced || a.Again() {
 			return nil
 		}
-		o, ok := c.Get(ctx, "namespaces", "", r.Namespace)
+		o, ok := c.Get(ctx, "namespaces", "", a.Namespace)
 		if !ok {
-			return notFound("namespaces", r.Namespace)
+			return notFound("namespaces", a.Namespace)
 		}
 		ns := o.(*corev1.Namespace)
 		if ns.Status.Phase != corev1.NamespaceTerminating && ns.DeletionTimestamp == nil {
+			// Once it is marked for deletion nothing comes into it, so that what was found empty stays empty; and what is
+			// judged by its labels is judged by those of the time of the commit.
+			a.Require(api.Check{Ref: api.Ref{Kind: kind, Name: a.Namespace}, Seen: ns})
 			return nil
 		}
-		err := forbid(r, obj, fmt.Errorf("unable to create new content in namespace %s because it is being terminated", r.Namespace))
+		err := forbid(a, a.Whole, fmt.Errorf("unable to create new content in namespace %s because it is being terminated", a.Namespace))
 		err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{
 			Type:    corev1.NamespaceTerminatingCause,
-			Message: fmt.Sprintf("namespace %s is being terminated", r.Namespace),
+			Message: fmt.Sprintf("namespace %s is being terminated", a.Namespace),
 			Field:   "metadata.namespace",
 		})
 		return err

@@ -8,7 +8,9 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/podref"
@@ -16,57 +18,99 @@ import (
 
 // nodeRestriction holds agents to their own node in what they write: the names
 // in the objects that the authorizer could not see.
-func nodeRestriction(c Config) func(ctx context.Context, r *api.Request, obj, old api.Object) error {
-	return func(ctx context.Context, r *api.Request, obj, old api.Object) error {
-		node, ok := c.NodeOf(r.User)
+func nodeRestriction(c Config) func(ctx context.Context, a *api.Attempt) error {
+	return func(ctx context.Context, a *api.Attempt) error {
+		node, ok := c.NodeOf(a.User)
 		if !ok {
 			return nil
 		}
-		switch r.Kind.GVK.Group + "/" + r.Kind.Resource {
+		if err := restrictFinalizers(a, node); err != nil {
+			return err
+		}
+		switch a.Kind.GVK.Group + "/" + a.Kind.Resource {
 		case "/pods":
-			return restrictPod(r, node, obj, old)
+			return restrictPod(a, node)
 		case "/nodes":
-			return restrictNode(r, node, obj, old)
+			return restrictNode(a, node)
 		case "/serviceaccounts":
-			if r.Subresource == "token" {
-				return restrictToken(ctx, c.Cluster, r, node)
+			if a.Facet == "token" {
+				return restrictToken(ctx, c.Cluster, a, node)
 			}
+		case "resource.k8s.io/resourceslices":
+			return restrictSlice(a, node)
 		case "coordination.k8s.io/leases", "storage.k8s.io/csinodes":
-			if obj != nil && obj.GetName() != node {
-				return forbid(r, obj, fmt.Errorf("can only access %s with the same name as the requesting node", r.Kind.Resource))
+			if a.Whole != nil && a.Whole.GetName() != node {
+				return forbid(a, a.Whole, fmt.Errorf("can only access %s with the same name as the requesting node", a.Kind.Resource))
 			}
 		}
 		return nil
 	}
 }
 
-func restrictPod(r *api.Request, node string, obj, old api.Object) error {
+// restrictFinalizers keeps a node from holding an object against its deletion: a Node that is deleted is out, and its
+// pods go. No agent needs finalizers.
+func restrictFinalizers(a *api.Attempt, node string) error {
+	obj, old := a.Whole, a.Stored
+	if obj == nil {
+		return nil
+	}
+	var before []string
+	if old != nil {
+		before = old.GetFinalizers()
+	}
+	if slices.Equal(obj.GetFinalizers(), before) {
+		return nil
+	}
+	return forbid(a, obj, fmt.Errorf("node %q is not allowed to modify finalizers", node))
+}
+
+func restrictPod(a *api.Attempt, node string) error {
+	before, _ := a.Stored.(*corev1.Pod)
 	switch {
-	case obj == nil: // delete
-		if pod := old.(*corev1.Pod); pod.Spec.NodeName != node {
-			return forbid(r, old, fmt.Errorf("node %q can only delete pods with spec.nodeName set to itself", node))
-		}
-	case old == nil:
-		return mirrorOf(r, node, obj.(*corev1.Pod))
-	case r.Subresource == "status":
-		pod, before := obj.(*corev1.Pod), old.(*corev1.Pod)
+	case a.Operation == api.Delete:
 		if before.Spec.NodeName != node {
-			return forbid(r, obj, fmt.Errorf("node %q can only update pod status for pods with spec.nodeName set to itself", node))
+			return forbid(a, before, fmt.Errorf("node %q can only delete pods with spec.nodeName set to itself", node))
 		}
-		if !maps.Equal(pod.Labels, before.Labels) {
-			return forbid(r, obj, fmt.Errorf("node %q cannot update labels through pod status", node))
+	case a.Operation == api.Connect:
+		return forbid(a, before, fmt.Errorf("unexpected operation %q, node %q can only create and delete mirror pods", a.Operation, node))
+	case a.Creates():
+		return mirrorOf(a, node, a.Whole.(*corev1.Pod))
+	case a.Facet == "eviction":
+		if before.Spec.NodeName != node {
+			return forbid(a, before, fmt.Errorf("node %q can only evict pods with spec.nodeName set to itself", node))
+		}
+	case a.Facet == "status":
+		if before.Spec.NodeName != node {
+			return forbid(a, before, fmt.Errorf("node %q can only update pod status for pods with spec.nodeName set to itself", node))
+		}
+		if !maps.Equal(a.Whole.GetLabels(), before.Labels) {
+			return forbid(a, before, fmt.Errorf("node %q cannot update labels through pod status", node))
+		}
+		if now, ok := a.Whole.(*corev1.Pod); ok && !resourceclaim.PodStatusEqual(now.Status.ResourceClaimStatuses, before.Status.ResourceClaimStatuses) {
+			return forbid(a, before, fmt.Errorf("node %q cannot update resource claim statuses", node))
+		}
+	}
+	return nil
+}
+
+// restrictSlice lets a node tell of its own devices only.
+func restrictSlice(a *api.Attempt, node string) error {
+	for _, o := range []api.Object{a.Whole, a.Stored} {
+		s, ok := o.(*resourcev1.ResourceSlice)
+		if ok && (s.Spec.NodeName == nil || *s.Spec.NodeName != node) {
+			return forbid(a, s, fmt.Errorf("node %q can only write ResourceSlices with spec.nodeName set to itself", node))
 		}
 	}
 	return nil
 }
 
 // mirrorOf admits the shadow of a static pod of this node and no other pod.
-func mirrorOf(r *api.Request, node string, pod *corev1.Pod) error {
+func mirrorOf(a *api.Attempt, node string, pod *corev1.Pod) error {
 	if !podref.IsMirror(pod) {
-		return forbid(r, pod, fmt.Errorf("pod does not have %q annotation, node %q can only create mirror pods", corev1.MirrorPodAnnotationKey, node))
+		return forbid(a, pod, fmt.Errorf("pod does not have %q annotation, node %q can only create mirror pods", corev1.MirrorPodAnnotationKey, node))
 	}
 	if pod.Spec.NodeName != node {
-		return forbid(r, pod, fmt.Errorf("node %q can only create pods with spec.nodeName set to itself", node))
+		return forbid(a, pod, fmt.Errorf("node %q can only create pods with spec.nodeName set to itself", node))
 	}
 	return nil
 }
@@ -79,23 +123,29 @@ var ownLabels = []string{
 	corev1.LabelOSStable, corev1.LabelArchStable, "beta.kubernetes.io/os", "beta.kubernetes.io/arch", corev1.LabelWindowsBuild,
 }
 
-func restrictNode(r *api.Request, node string, obj, old api.Object) error {
+func restrictNode(a *api.Attempt, node string) error {
+	obj, old := a.Whole, a.Stored
 	if obj == nil {
-		return forbid(r, old, fmt.Errorf("node %q is not allowed to delete nodes", node))
+		return forbid(a, old, fmt.Errorf("node %q is not allowed to delete nodes", node))
 	}
 	if obj.GetName() != node {
-		return forbid(r, obj, fmt.Errorf("node %q is not allowed to modify node %q", node, obj.GetName()))
+		return forbid(a, obj, fmt.Errorf("node %q is not allowed to modify node %q", node, obj.GetName()))
 	}
 	n := obj.(*corev1.Node)
 	var had map[string]string
+	var spec corev1.NodeSpec
 	if before, ok := old.(*corev1.Node); ok {
-		had = before.Labels
-		if r.Subresource == "" && !equality.Semantic.DeepEqual(n.Spec.Taints, before.Spec.Taints) {
-			return forbid(r, obj, fmt.Errorf("node %q is not allowed to modify taints", node))
+		had, spec = before.Labels, before.Spec
+		if a.Facet == "" && !equality.Semantic.DeepEqual(n.Spec.Taints, before.Spec.Taints) {
+			return forbid(a, obj, fmt.Errorf("node %q is not allowed to modify taints", node))
 		}
 		if !equality.Semantic.DeepEqual(n.OwnerReferences, before.OwnerReferences) {
-			return forbid(r, obj, fmt.Errorf("node %q is not allowed to modify ownerReferences", node))
+			return forbid(a, obj, fmt.Errorf("node %q is not allowed to modify ownerReferences", node))
 		}
+	}
+	// Other nodes send what is for these addresses to the node that has them.
+	if n.Spec.PodCIDR != spec.PodCIDR || !slices.Equal(n.Spec.PodCIDRs, spec.PodCIDRs) {
+		return forbid(a, obj, fmt.Errorf("node %q is not allowed to choose its podCIDRs", node))
 	}
 	var bad []string
 	for key := range changedLabels(n.Labels, had) {
@@ -105,7 +155,7 @@ func restrictNode(r *api.Request, node string, obj, old api.Object) error {
 	}
 	if len(bad) > 0 {
 		slices.Sort(bad)
-		return forbid(r, obj, fmt.Errorf("is not allowed to modify labels: %s", strings.Join(bad, ", ")))
+		return forbid(a, obj, fmt.Errorf("is not allowed to modify labels: %s", strings.Join(bad, ", ")))
 	}
 	return nil
 }

@@ -14,47 +14,47 @@ import (
 )
 
 // restrictToken lets an agent mint tokens that are bound to its own pods only.
-func restrictToken(ctx context.Context, c Cluster, r *api.Request, node string) error {
-	tr, ok := r.Object.(*authenticationv1.TokenRequest)
+func restrictToken(ctx context.Context, c Cluster, a *api.Attempt, node string) error {
+	tr, ok := a.Object.(*authenticationv1.TokenRequest)
 	if !ok {
 		return nil
 	}
 	ref := tr.Spec.BoundObjectRef
 	if ref == nil || ref.APIVersion != "v1" || ref.Kind != "Pod" || ref.Name == "" {
-		return forbid(r, nil, fmt.Errorf("node requested token not bound to a pod"))
+		return forbid(a, nil, fmt.Errorf("node requested token not bound to a pod"))
 	}
 	if ref.UID == "" {
-		return forbid(r, nil, fmt.Errorf("node requested token with a pod binding without a uid"))
+		return forbid(a, nil, fmt.Errorf("node requested token with a pod binding without a uid"))
 	}
-	o, ok := c.Get(ctx, "pods", r.Namespace, ref.Name)
+	o, ok := c.Get(ctx, "pods", a.Namespace, ref.Name)
 	if !ok {
 		return notFound("pods", ref.Name)
 	}
 	pod := o.(*corev1.Pod)
 	switch {
 	case pod.UID != ref.UID:
-		return forbid(r, nil, fmt.Errorf("the UID in the bound object reference (%s) does not match the UID in record. The object might have been deleted and then recreated", ref.UID))
+		return forbid(a, nil, fmt.Errorf("the UID in the bound object reference (%s) does not match the UID in record. The object might have been deleted and then recreated", ref.UID))
 	case pod.Spec.NodeName != node:
-		return forbid(r, nil, fmt.Errorf("node requested token bound to a pod scheduled on a different node"))
+		return forbid(a, nil, fmt.Errorf("node requested token bound to a pod scheduled on a different node"))
 	case podref.IsMirror(pod):
-		return forbid(r, nil, fmt.Errorf("node requested token bound to a mirror pod"))
-	case pod.Spec.ServiceAccountName != r.Name:
-		return forbid(r, nil, fmt.Errorf("node requested token for a service account that the pod does not use"))
+		return forbid(a, nil, fmt.Errorf("node requested token bound to a mirror pod"))
+	case pod.Spec.ServiceAccountName != a.Name:
+		return forbid(a, nil, fmt.Errorf("node requested token for a service account that the pod does not use"))
 	}
-	return restrictAudience(ctx, c, r, pod, tr.Spec.Audiences)
+	return restrictAudience(ctx, c, a, pod, tr.Spec.Audiences)
 }
 
 // restrictAudience lets an agent ask for what the pod's own volumes say: the one
 // audience of a projected token, or one that a CSI driver of the pod's volumes
 // wants tokens for. The empty audience is this API's.
-func restrictAudience(ctx context.Context, c Cluster, r *api.Request, pod *corev1.Pod, asked []string) error {
+func restrictAudience(ctx context.Context, c Cluster, a *api.Attempt, pod *corev1.Pod, asked []string) error {
 	audience := ""
 	switch len(asked) {
 	case 0:
 	case 1:
 		audience = asked[0]
 	default:
-		return forbid(r, nil, fmt.Errorf("node may only request 0 or 1 audiences"))
+		return forbid(a, nil, fmt.Errorf("node may only request 0 or 1 audiences"))
 	}
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
@@ -62,7 +62,7 @@ func restrictAudience(ctx context.Context, c Cluster, r *api.Request, pod *corev
 			return nil
 		}
 	}
-	return forbid(r, nil, fmt.Errorf("audience %q not found in pod spec volume", audience))
+	return forbid(a, nil, fmt.Errorf("audience %q not found in pod spec volume", audience))
 }
 
 func projects(v *corev1.Volume, audience string) bool {

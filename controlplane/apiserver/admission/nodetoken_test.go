@@ -44,8 +44,8 @@ func TestTokensForDrivers(t *testing.T) {
 	}
 	for name, want := range map[string]bool{"inline": true, "claims": true, "ephemeral": true, "plain": false, "other": false, "mirror": false} {
 		ask := func(audience string, uid types.UID) error {
-			return restrictToken(t.Context(), cluster, &api.Request{
-				Verb: api.VerbCreate, Kind: podsKind(), Namespace: "n", Name: "robot",
+			return restrictToken(t.Context(), cluster, &Attempt{
+				Kind: podsKind(), Namespace: "n", Name: "robot", Request: &api.Request{Kind: podsKind(), Name: "robot"},
 				Object: &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
 					Audiences:      []string{audience},
 					BoundObjectRef: &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: name, UID: uid},

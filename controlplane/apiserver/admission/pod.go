@@ -8,16 +8,18 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
+	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// defaultTolerationSeconds lets a pod that says nothing about lost nodes stay so long on one.
-func defaultTolerationSeconds(stay time.Duration) func(context.Context, *api.Request, api.Object, api.Object) error {
-	return func(_ context.Context, r *api.Request, obj, old api.Object) error {
-		if is(r, "pods") && creates(r, obj, old) {
-			tolerateLostNodes(obj.(*corev1.Pod), stay)
+// defaultTolerationSeconds lets a pod that says nothing about lost nodes stay so long on one. One that is written anew
+// from its manifest gets back what it got when it was made.
+func defaultTolerationSeconds(stay time.Duration) func(context.Context, *api.Attempt) error {
+	return func(_ context.Context, a *api.Attempt) error {
+		if a.Is("pods") && (a.Creates() || a.Updates()) {
+			tolerateLostNodes(a.Whole.(*corev1.Pod), stay)
 		}
 		return nil
 	}
@@ -50,47 +52,93 @@ const (
 	systemNodeCritical, nodeCriticalValue       = "system-node-critical", 2000001000
 )
 
-// priority turns a pod's class into its number.
-func priority(c Cluster) func(ctx context.Context, r *api.Request, obj, old api.Object) error {
-	return func(ctx context.Context, r *api.Request, obj, old api.Object) error {
-		if !is(r, "pods") || !creates(r, obj, old) {
+// priority turns the class of a pod, or of a group of pods, into its number.
+func priority(c Cluster) func(ctx context.Context, a *api.Attempt) error {
+	return func(ctx context.Context, a *api.Attempt) error {
+		if g, ok := a.Whole.(*schedulingv1beta1.PodGroup); ok {
+			return groupPriority(ctx, c, a, g)
+		}
+		if a.Is("pods") && a.Updates() {
+			keepPriority(a.Whole.(*corev1.Pod), a.Stored.(*corev1.Pod))
+		}
+		if !a.Is("pods") || !a.Creates() {
 			return nil
 		}
-		pod := obj.(*corev1.Pod)
-		value, policy, err := classOf(ctx, c, pod)
+		pod := a.Whole.(*corev1.Pod)
+		value, policy, err := classOf(ctx, c, &pod.Spec.PriorityClassName)
 		if err != nil {
-			return forbid(r, pod, err)
+			return forbid(a, pod, err)
 		}
 		if pod.Spec.Priority != nil && *pod.Spec.Priority != value {
-			return forbid(r, pod, fmt.Errorf("the integer value of priority (%d) must not be provided in pod spec; priority admission controller computed %d from the given PriorityClass name", *pod.Spec.Priority, value))
+			return forbid(a, pod, fmt.Errorf("the integer value of priority (%d) must not be provided in pod spec; priority admission controller computed %d from the given PriorityClass name", *pod.Spec.Priority, value))
 		}
 		pod.Spec.Priority = &value
 		if pod.Spec.PreemptionPolicy != nil && *pod.Spec.PreemptionPolicy != policy {
-			return forbid(r, pod, fmt.Errorf("the string value of PreemptionPolicy (%s) must not be provided in pod spec; priority admission controller computed %s from the given PriorityClass name", *pod.Spec.PreemptionPolicy, policy))
+			return forbid(a, pod, fmt.Errorf("the string value of PreemptionPolicy (%s) must not be provided in pod spec; priority admission controller computed %s from the given PriorityClass name", *pod.Spec.PreemptionPolicy, policy))
 		}
 		pod.Spec.PreemptionPolicy = &policy
 		return nil
 	}
 }
 
-// classOf resolves the class that the pod names, or the cluster's default one, and writes its name into the pod.
-func classOf(ctx context.Context, c Cluster, pod *corev1.Pod) (int32, corev1.PreemptionPolicy, error) {
-	name := pod.Spec.PriorityClassName
+// keepPriority gives a pod that is written anew from its manifest back what its class gave it when it was made.
+func keepPriority(pod, was *corev1.Pod) {
+	if pod.Spec.Priority == nil && was.Spec.Priority != nil {
+		value := *was.Spec.Priority
+		pod.Spec.Priority = &value
+	}
+	if pod.Spec.PreemptionPolicy == nil && was.Spec.PreemptionPolicy != nil {
+		policy := *was.Spec.PreemptionPolicy
+		pod.Spec.PreemptionPolicy = &policy
+	}
+}
+
+// oneDefaultPriority refuses a second class for the pods that name none. Two may still be made at the same moment: then
+// the lower one counts.
+func oneDefaultPriority(c Cluster) func(ctx context.Context, a *api.Attempt) error {
+	return func(ctx context.Context, a *api.Attempt) error {
+		class, ok := a.Whole.(*schedulingv1.PriorityClass)
+		if !ok || !a.Creates() && !a.Updates() || !class.GlobalDefault {
+			return nil
+		}
+		def, err := defaultPriority(ctx, c)
+		if err != nil {
+			return asStatus(err)
+		}
+		if def != nil && def.Name != class.Name {
+			return forbid(a, class, fmt.Errorf("PriorityClass %s is already marked as default. Only one default can exist", def.Name))
+		}
+		return nil
+	}
+}
+
+// defaultPriority is the class of pods that name none; nil when there is none.
+func defaultPriority(ctx context.Context, c Cluster) (*schedulingv1.PriorityClass, error) {
+	classes, err := c.List(ctx, "priorityclasses", "", false)
+	if err != nil {
+		return nil, err
+	}
+	var def *schedulingv1.PriorityClass
+	for _, o := range classes {
+		if pc := o.(*schedulingv1.PriorityClass); pc.GlobalDefault && (def == nil || pc.Value < def.Value) {
+			def = pc
+		}
+	}
+	return def, nil
+}
+
+// classOf resolves the class that is named, or the cluster's default one, whose name it fills in.
+func classOf(ctx context.Context, c Cluster, named *string) (int32, corev1.PreemptionPolicy, error) {
+	name := *named
 	if name == "" {
-		classes, err := c.List(ctx, "priorityclasses", "", false)
+		def, err := defaultPriority(ctx, c)
 		if err != nil {
 			return 0, "", err
-		}
-		var def *schedulingv1.PriorityClass
-		for _, o := range classes {
-			if pc := o.(*schedulingv1.PriorityClass); pc.GlobalDefault && (def == nil || pc.Value < def.Value) {
-				def = pc
-			}
 		}
 		if def == nil {
 			return 0, corev1.PreemptLowerPriority, nil
 		}
-		pod.Spec.PriorityClassName = def.Name
+		*named = def.Name
 		return def.Value, policyOf(def), nil
 	}
 	if o, ok := c.Get(ctx, "priorityclasses", "", name); ok {
@@ -127,18 +175,18 @@ func SystemPriorityClasses() []api.Object {
 
 // bindByWrite lets those who may bind pods do so by writing spec.nodeName as well
 // (the kind allows it once).
-func bindByWrite(c Config) func(ctx context.Context, r *api.Request, obj, old api.Object) error {
-	return func(ctx context.Context, r *api.Request, obj, old api.Object) error {
-		if !is(r, "pods") || r.Subresource != "" || obj == nil || old == nil {
+func bindByWrite(c Config) func(ctx context.Context, a *api.Attempt) error {
+	return func(ctx context.Context, a *api.Attempt) error {
+		if !a.Is("pods") || !a.Updates() {
 			return nil
 		}
-		pod, before := obj.(*corev1.Pod), old.(*corev1.Pod)
+		pod, before := a.Whole.(*corev1.Pod), a.Stored.(*corev1.Pod)
 		if pod.Spec.NodeName == before.Spec.NodeName || pod.Spec.NodeName == "" || before.Spec.NodeName != "" {
 			return nil // another node is what the kind's own rules refuse
 		}
-		if !c.Authorized(ctx, r.User, api.VerbCreate, "pods", "binding", r.Namespace, r.Name) {
-			return forbid(r, pod, errors.New("spec.nodeName may be set by those only who may create pods/binding"))
+		if !c.Authorized(ctx, a.User, api.VerbCreate, "pods", "binding", a.Namespace, a.Name) {
+			return forbid(a, pod, errors.New("spec.nodeName may be set by those only who may create pods/binding"))
 		}
-		return c.Bind(r, pod, before, pod.Spec.NodeName)
+		return c.Bind(a, before)
 	}
 }

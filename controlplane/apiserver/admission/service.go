@@ -2,9 +2,11 @@ package admission
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -14,26 +16,33 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
+// errTaken says that somebody was faster; who asks again gets another.
+var errTaken = errors.New("the address that was chosen for it is taken: try again")
+
 // serviceAllocation gives a Service its address and node ports. What it picks is
 // free as far as this replica knows; the reservation in the same commit decides.
-func serviceAllocation(c Config) func(ctx context.Context, r *api.Request, obj, old api.Object) error {
-	return func(ctx context.Context, r *api.Request, obj, old api.Object) error {
-		if !is(r, "services") || obj == nil || r.Subresource != "" {
+func serviceAllocation(c Config) func(ctx context.Context, a *api.Attempt) error {
+	return func(ctx context.Context, a *api.Attempt) error {
+		if !a.Is("services") || !a.Creates() && !a.Updates() {
 			return nil
 		}
-		svc := obj.(*corev1.Service)
-		if before, ok := old.(*corev1.Service); ok {
+		svc := a.Whole.(*corev1.Service)
+		if before, ok := a.Stored.(*corev1.Service); ok {
 			keepAllocated(svc, before)
 		}
-		errs := inRange(svc, c.ServiceCIDR, c.NodePorts)
-		if before, ok := old.(*corev1.Service); !ok || before.Spec.ClusterIP != svc.Spec.ClusterIP {
+		ranges, err := serviceRanges(ctx, c)
+		if err != nil {
+			return asStatus(err)
+		}
+		errs := inRange(svc, a.Stored, ranges, c.NodePorts)
+		if before, ok := a.Stored.(*corev1.Service); !ok || before.Spec.ClusterIP != svc.Spec.ClusterIP {
 			errs = append(errs, notOfTheAPI(svc, c.ServiceCIDR)...)
 		}
 		if len(errs) > 0 {
-			return apierrors.NewInvalid(r.Kind.GVK.GroupKind(), svc.Name, errs)
+			return apierrors.NewInvalid(a.Kind.GVK.GroupKind(), svc.Name, errs)
 		}
-		a := &allocator{c: c, own: map[string]bool{}}
-		return a.allocate(ctx, svc)
+		by := &allocator{ctx: ctx, c: c, attempt: a, ranges: ranges, own: map[string]bool{}}
+		return by.allocate(svc)
 	}
 }
 
@@ -105,14 +114,21 @@ func needsHealthPort(s *corev1.Service) bool {
 	return s.Spec.Type == corev1.ServiceTypeLoadBalancer && s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 }
 
-// inRange refuses addresses and ports that the user chose where there are none to have.
-func inRange(svc *corev1.Service, cidr netip.Prefix, ports [2]int) field.ErrorList {
+// inRange refuses addresses and ports that the user chose where there are none to have. An address that the Service
+// has stays its own, whatever becomes of the range.
+func inRange(svc *corev1.Service, stored api.Object, ranges []serviceRange, ports [2]int) field.ErrorList {
 	var errs field.ErrorList
 	spec := field.NewPath("spec")
-	if ip := svc.Spec.ClusterIP; needsIP(svc) && ip != "" && ip != corev1.ClusterIPNone {
-		if a, err := netip.ParseAddr(ip); err == nil && !usable(cidr, a) {
+	before, _ := stored.(*corev1.Service)
+	if ip := svc.Spec.ClusterIP; needsIP(svc) && ip != "" && ip != corev1.ClusterIPNone && (before == nil || before.Spec.ClusterIP != ip) {
+		a, err := netip.ParseAddr(ip)
+		if _, ok := rangeOf(ranges, a); err == nil && !ok {
+			var cidr []string
+			for _, r := range ranges {
+				cidr = append(cidr, r.String())
+			}
 			errs = append(errs, field.Invalid(spec.Child("clusterIPs"), []string{ip}, fmt.Sprintf(
-				"failed to allocate IP %s: the provided IP (%s) is not in the valid range. The range of valid IPs is %s", ip, ip, cidr)))
+				"failed to allocate IP %s: the provided IP (%s) is not in the valid range. The range of valid IPs is %s", ip, ip, strings.Join(cidr, ","))))
 		}
 	}
 	for i, p := range svc.Spec.Ports {
@@ -153,25 +169,28 @@ func usable(cidr netip.Prefix, a netip.Addr) bool {
 
 // allocator fills one Service.
 type allocator struct {
-	c   Config
-	own map[string]bool // "TCP-30080": the ports that this Service has already
+	ctx     context.Context
+	c       Config
+	ranges  []serviceRange
+	attempt *api.Attempt
+	own     map[string]bool // "TCP-30080": the ports that this Service has already
 }
 
 func portKey(p corev1.Protocol, n int32) string { return fmt.Sprintf("%s-%d", p, n) }
 
-func (a *allocator) allocate(ctx context.Context, svc *corev1.Service) error {
+func (a *allocator) allocate(svc *corev1.Service) error {
 	if needsIP(svc) {
-		if err := a.address(ctx, svc); err != nil {
+		if err := a.address(svc); err != nil {
 			return err
 		}
 	}
 	if needsPorts(svc) {
-		if err := a.nodePorts(ctx, svc); err != nil {
+		if err := a.nodePorts(svc); err != nil {
 			return err
 		}
 	}
 	if needsHealthPort(svc) && svc.Spec.HealthCheckNodePort == 0 {
-		n, err := a.port(ctx, []corev1.Protocol{corev1.ProtocolTCP})
+		n, err := a.port([]corev1.Protocol{corev1.ProtocolTCP})
 		if err != nil {
 			return err
 		}
@@ -180,7 +199,7 @@ func (a *allocator) allocate(ctx context.Context, svc *corev1.Service) error {
 	return nil
 }
 
-func (a *allocator) address(ctx context.Context, svc *corev1.Service) error {
+func (a *allocator) address(svc *corev1.Service) error {
 	if svc.Spec.ClusterIP == "" && len(svc.Spec.ClusterIPs) > 0 {
 		svc.Spec.ClusterIP = svc.Spec.ClusterIPs[0]
 	}
@@ -188,7 +207,7 @@ func (a *allocator) address(ctx context.Context, svc *corev1.Service) error {
 		svc.Spec.ClusterIP = apiAddress(a.c.ServiceCIDR).String()
 	}
 	if svc.Spec.ClusterIP == "" {
-		ip, err := a.c.AllocateIP(ctx, a.c.ServiceCIDR)
+		ip, err := a.pick()
 		if err != nil {
 			return asStatus(err)
 		}
@@ -213,7 +232,7 @@ func (a *allocator) address(ctx context.Context, svc *corev1.Service) error {
 
 // nodePorts gives every port without one a node port. Ports of one number and
 // several protocols share theirs, as users of DNS over TCP and UDP expect.
-func (a *allocator) nodePorts(ctx context.Context, svc *corev1.Service) error {
+func (a *allocator) nodePorts(svc *corev1.Service) error {
 	shared := map[int32]int32{}
 	for _, p := range svc.Spec.Ports {
 		if p.NodePort != 0 {
@@ -229,7 +248,7 @@ func (a *allocator) nodePorts(ctx context.Context, svc *corev1.Service) error {
 		n := shared[p.Port]
 		if n == 0 || a.own[portKey(p.Protocol, n)] {
 			var err error
-			if n, err = a.port(ctx, protocols(svc, p.Port)); err != nil {
+			if n, err = a.port(protocols(svc, p.Port)); err != nil {
 				return err
 			}
 			shared[p.Port] = n
@@ -251,13 +270,13 @@ func protocols(svc *corev1.Service, port int32) []corev1.Protocol {
 }
 
 // port allocates a node port that this Service has not got under another port already.
-func (a *allocator) port(ctx context.Context, of []corev1.Protocol) (int32, error) {
+func (a *allocator) port(of []corev1.Protocol) (int32, error) {
 	names := make([]string, len(of))
 	for i, p := range of {
 		names[i] = string(p)
 	}
 	for range a.c.NodePorts[1] - a.c.NodePorts[0] + 1 {
-		n, err := a.c.AllocatePort(ctx, a.c.NodePorts[0], a.c.NodePorts[1], names...)
+		n, err := a.c.AllocatePort(a.attempt, a.c.NodePorts[0], a.c.NodePorts[1], names...)
 		if err != nil {
 			return 0, asStatus(err)
 		}

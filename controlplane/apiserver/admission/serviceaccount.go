@@ -28,12 +28,12 @@ const (
 
 // serviceAccount gives every pod an account and, unless it wants none, a
 // volume with a token, the cluster's CA and the namespace.
-func serviceAccount(c Cluster) func(ctx context.Context, r *api.Request, obj, old api.Object) error {
-	return func(ctx context.Context, r *api.Request, obj, old api.Object) error {
-		if !is(r, "pods") || !creates(r, obj, old) {
+func serviceAccount(c Cluster) func(ctx context.Context, a *api.Attempt) error {
+	return func(ctx context.Context, a *api.Attempt) error {
+		if !a.Is("pods") || !a.Creates() {
 			return nil
 		}
-		pod := obj.(*corev1.Pod)
+		pod := a.Whole.(*corev1.Pod)
 		if podref.IsMirror(pod) {
 			return nil // it has no account; the plugin MirrorPods sees to that
 		}
@@ -41,9 +41,9 @@ func serviceAccount(c Cluster) func(ctx context.Context, r *api.Request, obj, ol
 			pod.Spec.ServiceAccountName = defaultServiceAccount
 		}
 		pod.Spec.DeprecatedServiceAccount = pod.Spec.ServiceAccountName
-		sa, err := account(ctx, c, r.Namespace, pod.Spec.ServiceAccountName)
+		sa, err := account(ctx, c, a.Namespace, pod.Spec.ServiceAccountName)
 		if err != nil {
-			return forbid(r, pod, fmt.Errorf("error looking up service account %s/%s: %w", r.Namespace, pod.Spec.ServiceAccountName, err))
+			return forbid(a, pod, fmt.Errorf("error looking up service account %s/%s: %w", a.Namespace, pod.Spec.ServiceAccountName, err))
 		}
 		if len(pod.Spec.ImagePullSecrets) == 0 {
 			pod.Spec.ImagePullSecrets = append(pod.Spec.ImagePullSecrets, sa.ImagePullSecrets...)

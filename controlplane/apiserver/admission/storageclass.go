@@ -17,12 +17,12 @@ const (
 )
 
 // defaultStorageClass gives a claim that names no class the cluster's default one.
-func defaultStorageClass(c Cluster) func(ctx context.Context, r *api.Request, obj, old api.Object) error {
-	return func(ctx context.Context, r *api.Request, obj, old api.Object) error {
-		if !is(r, "persistentvolumeclaims") || !creates(r, obj, old) {
+func defaultStorageClass(c Cluster) func(ctx context.Context, a *api.Attempt) error {
+	return func(ctx context.Context, a *api.Attempt) error {
+		if !a.Is("persistentvolumeclaims") || !a.Creates() {
 			return nil
 		}
-		claim := obj.(*corev1.PersistentVolumeClaim)
+		claim := a.Whole.(*corev1.PersistentVolumeClaim)
 		if _, beta := claim.Annotations[betaClassAnnotation]; beta || claim.Spec.StorageClassName != nil {
 			return nil
 		}
@@ -57,18 +57,18 @@ func defaultClass(classes []api.Object) string {
 }
 
 // claimGrowth lets a claim ask for more only where its class says that volumes of it can grow.
-func claimGrowth(c Cluster) func(ctx context.Context, r *api.Request, obj, old api.Object) error {
-	return func(ctx context.Context, r *api.Request, obj, old api.Object) error {
-		if !is(r, "persistentvolumeclaims") || obj == nil || old == nil || r.Subresource != "" {
+func claimGrowth(c Cluster) func(ctx context.Context, a *api.Attempt) error {
+	return func(ctx context.Context, a *api.Attempt) error {
+		if !a.Is("persistentvolumeclaims") || !a.Updates() {
 			return nil
 		}
-		now, was := obj.(*corev1.PersistentVolumeClaim), old.(*corev1.PersistentVolumeClaim)
+		now, was := a.Whole.(*corev1.PersistentVolumeClaim), a.Stored.(*corev1.PersistentVolumeClaim)
 		size, before := now.Spec.Resources.Requests[corev1.ResourceStorage], was.Spec.Resources.Requests[corev1.ResourceStorage]
 		if size.Cmp(before) <= 0 {
 			return nil
 		}
 		if was.Status.Phase != corev1.ClaimBound {
-			return forbid(r, now, errors.New("Only bound persistent volume claims can be expanded"))
+			return forbid(a, now, errors.New("Only bound persistent volume claims can be expanded"))
 		}
 		if name := claimClass(now); name != "" {
 			if o, ok := c.Get(ctx, "storageclasses", "", name); ok {
@@ -77,7 +77,7 @@ func claimGrowth(c Cluster) func(ctx context.Context, r *api.Request, obj, old a
 				}
 			}
 		}
-		return forbid(r, now, errors.New("only dynamically provisioned pvc can be resized and the storageclass that provisions the pvc must support resize"))
+		return forbid(a, now, errors.New("only dynamically provisioned pvc can be resized and the storageclass that provisions the pvc must support resize"))
 	}
 }
 

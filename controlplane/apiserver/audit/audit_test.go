@@ -138,7 +138,7 @@ func TestDefaultPolicy(t *testing.T) {
 		if err := r.Asked(c.at); err != nil {
 			t.Fatal(err)
 		}
-		r.Body(false, &corev1.Secret{Data: map[string][]byte{"canary": []byte("canary")}})
+		r.Body(false, &corev1.Secret{Data: map[string][]byte{"canary": []byte("canary")}}, nil)
 		r.Started(c.code)
 		r.Done(c.code, false)
 		r.Done(500, true) // once is enough
@@ -168,7 +168,7 @@ func TestRecordsAreBounded(t *testing.T) {
 	_ = r.Asked(Attributes{User: u, Sender: api.User{Name: long + "2"}, Verb: long, Resource: long, Name: long, Namespace: long, Changes: true})
 	r.Refused(&metav1.Status{Message: long})
 	r.Annotate("n", long)
-	r.Body(false, &corev1.ConfigMap{Data: map[string]string{"a": long}})
+	r.Body(false, &corev1.ConfigMap{Data: map[string]string{"a": long}}, nil)
 	r.Done(422, false)
 	e := k.last(t)
 	if got := len(k.lines[0]); got > 256<<10 || e.Annotations["audit.k8s.io/truncated"] != "true" || e.RequestObject != nil {
@@ -286,6 +286,19 @@ func TestStrangersAreCounted(t *testing.T) {
 	}
 	if got := len(k.lines) - before; got != 501 {
 		t.Errorf("another source and a user have %d records of 501", got)
+	}
+	// Nor do requests that are recorded as they come.
+	p := Default()
+	p.Received()
+	k.lines = nil
+	early := New(p, k, func() time.Time { return now })
+	for range flood {
+		_, r := early.Begin(t.Context(), Origin{URI: "/api/v1/nodes", Source: "192.0.2.1", Received: now})
+		_ = r.Asked(Attributes{Sender: api.User{Name: api.UserAnonymous}, Verb: "create", Resource: "nodes", Changes: true})
+		r.Done(401, false)
+	}
+	if len(k.lines) != strangerBurst {
+		t.Errorf("%d refusals that are recorded as they come as well have %d records", flood, len(k.lines))
 	}
 	for i := range 5 * strangersKnown {
 		refuse(fmt.Sprint("source ", i), "")

@@ -48,8 +48,10 @@ var ErrDropped = errors.New("the audit log's queue is full")
 func NewLog(out io.Writer, strict bool, log *slog.Logger) *Log {
 	return &Log{
 		out: out, strict: strict, log: log, wake: make(chan struct{}, 1),
-		events: prometheus.NewCounter(prometheus.CounterOpts{Name: "apiserver_audit_event_total", Help: "Audit events made."}),
-		errors: prometheus.NewCounter(prometheus.CounterOpts{Name: "apiserver_audit_error_total", Help: "Audit events that were lost."}),
+		events: prometheus.NewCounter(prometheus.CounterOpts{Name: "apiserver_audit_event_total",
+			Help: "Audit events made."}),
+		errors: prometheus.NewCounter(prometheus.CounterOpts{Name: "apiserver_audit_error_total",
+			Help: "Audit events that were lost."}),
 	}
 }
 

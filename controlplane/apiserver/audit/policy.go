@@ -105,19 +105,23 @@ func (r *Rule) validate(at *field.Path) field.ErrorList {
 		errs = append(errs, field.NotSupported(at.Child("level"), r.Level, levels))
 	}
 	if len(r.NonResourceURLs) > 0 && len(r.Resources)+len(r.Namespaces) > 0 {
-		errs = append(errs, field.Invalid(at.Child("nonResourceURLs"), r.NonResourceURLs, "rules cannot apply to both regular resources and non-resource URLs"))
+		errs = append(errs, field.Invalid(at.Child("nonResourceURLs"), r.NonResourceURLs,
+			"rules cannot apply to both regular resources and non-resource URLs"))
 	}
 	for i, u := range r.NonResourceURLs {
 		if u != "*" && (!strings.HasPrefix(u, "/") || strings.Contains(strings.TrimSuffix(u, "*"), "*")) {
-			errs = append(errs, field.Invalid(at.Child("nonResourceURLs").Index(i), u, "want '*', or a path from '/' with a '*' at its end at most"))
+			errs = append(errs, field.Invalid(at.Child("nonResourceURLs").Index(i), u,
+				"want '*', or a path from '/' with a '*' at its end at most"))
 		}
 	}
 	for i, x := range r.Resources {
 		if len(x.ResourceNames) > 0 && len(x.Resources) == 0 {
-			errs = append(errs, field.Invalid(at.Child("resources").Index(i).Child("resourceNames"), x.ResourceNames, "using resourceNames requires at least one resource"))
+			errs = append(errs, field.Invalid(at.Child("resources").Index(i).Child("resourceNames"), x.ResourceNames,
+				"using resourceNames requires at least one resource"))
 		}
 		if strings.Contains(x.Group, "/") {
-			errs = append(errs, field.Invalid(at.Child("resources").Index(i).Child("group"), x.Group, "want a group without its version"))
+			errs = append(errs, field.Invalid(at.Child("resources").Index(i).Child("group"), x.Group,
+				"want a group without its version"))
 		}
 	}
 	return append(errs, validStages(r.OmitStages, at.Child("omitStages"))...)
@@ -152,7 +156,8 @@ func (p *Policy) of(a *Attributes) verdict {
 func (r *Rule) matches(a *Attributes) bool {
 	switch {
 	case len(r.Users) > 0 && !slices.Contains(r.Users, a.User.Name),
-		len(r.UserGroups) > 0 && !slices.ContainsFunc(a.User.Groups, func(g string) bool { return slices.Contains(r.UserGroups, g) }),
+		len(r.UserGroups) > 0 && !slices.ContainsFunc(a.User.Groups,
+			func(g string) bool { return slices.Contains(r.UserGroups, g) }),
 		len(r.Verbs) > 0 && !slices.Contains(r.Verbs, a.Verb) && !slices.Contains(r.Verbs, "*"):
 		return false
 	case len(r.Namespaces) > 0 || len(r.Resources) > 0:

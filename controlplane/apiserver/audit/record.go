@@ -109,6 +109,13 @@ func (r *Record) Annotate(key, value string) {
 	r.notes[key] = clip(value, longNote)
 }
 
+// AnnotateContent is api.Annotator.
+func (r *Record) AnnotateContent(key, value string) {
+	if r.Wants(false) {
+		r.Annotate(key, value)
+	}
+}
+
 // Asked says who asks for what. An error means that the record could not be made and has to be.
 func (r *Record) Asked(at Attributes) error {
 	if r == nil {
@@ -178,12 +185,13 @@ func (r *Record) Object(o metav1.Object) {
 	fill(&r.object.ResourceVersion, o.GetResourceVersion())
 }
 
-// Body records the body of the request or of the answer, if it is wanted and not too long.
-func (r *Record) Body(answer bool, o runtime.Object) {
+// Body records the body of the request or of the answer, if it is wanted and not too long. What may be in the light form of
+// a kind is given with that; what a client sent never is.
+func (r *Record) Body(answer bool, o runtime.Object, of *api.Kind) {
 	if o == nil || !r.Wants(answer) {
 		return
 	}
-	data, whole := encode(o, r.verdict.omitManagedFields)
+	data, whole := encode(o, of, r.verdict.omitManagedFields)
 	r.Raw(answer, data, whole)
 }
 
@@ -258,7 +266,9 @@ func (r *Record) emit(stage Stage, code int) error {
 	if r.a.policy.changes && !r.at.Changes && code < http.StatusBadRequest && stage != StagePanic {
 		return nil
 	}
-	if r.a.policy.changes && code >= http.StatusBadRequest && (r.at.Sender.Name == "" || r.at.Sender.Name == api.UserAnonymous) {
+	// Of a stranger's request it is not known yet, as it comes, whether it will be refused.
+	unsure := code >= http.StatusBadRequest || stage == StageRequestReceived
+	if r.a.policy.changes && unsure && (r.at.Sender.Name == "" || r.at.Sender.Name == api.UserAnonymous) {
 		ok, skipped := r.a.strangers.admit(r.origin.Source, r.a.clock())
 		if !ok {
 			return nil
@@ -281,7 +291,8 @@ func (r *Record) event(stage Stage, code int) *Event {
 	now := r.a.clock()
 	e := &Event{
 		Kind: "Event", APIVersion: groupVersion, Level: r.verdict.level, AuditID: r.name(), Stage: stage,
-		RequestURI: clip(r.origin.URI, longURI), Verb: clip(r.at.Verb, longName), User: userInfo(r.at.Sender), UserAgent: clip(r.origin.UserAgent, longAgent),
+		RequestURI: clip(r.origin.URI, longURI), Verb: clip(r.at.Verb, longName),
+		User: userInfo(r.at.Sender), UserAgent: clip(r.origin.UserAgent, longAgent),
 		Received: metav1.NewMicroTime(r.origin.Received), Stamp: metav1.NewMicroTime(now), Annotations: r.notes,
 	}
 	if r.at.User.Name != r.at.Sender.Name {
@@ -292,7 +303,8 @@ func (r *Record) event(stage Stage, code int) *Event {
 		e.SourceIPs = []string{r.origin.Source}
 	}
 	if o := r.object; o.Resource != "" {
-		for _, s := range []*string{&o.Resource, &o.Namespace, &o.Name, &o.APIGroup, &o.APIVersion, &o.ResourceVersion, &o.Subresource} {
+		for _, s := range []*string{&o.Resource, &o.Namespace, &o.Name, &o.APIGroup, &o.APIVersion,
+			&o.ResourceVersion, &o.Subresource} {
 			*s = clip(*s, longName)
 		}
 		e.ObjectRef = &o
@@ -313,7 +325,8 @@ func responseStatus(refused *metav1.Status, code int) *metav1.Status {
 }
 
 func userInfo(u api.User) authenticationv1.UserInfo {
-	out := authenticationv1.UserInfo{Username: clip(u.Name, longName), UID: clip(u.UID, longName), Groups: clipAll(u.Groups, manyGroups, longName)}
+	out := authenticationv1.UserInfo{Username: clip(u.Name, longName), UID: clip(u.UID, longName),
+		Groups: clipAll(u.Groups, manyGroups, longName)}
 	for k, values := range u.Extra {
 		if out.Extra == nil {
 			out.Extra = map[string]authenticationv1.ExtraValue{}
@@ -329,10 +342,17 @@ func userInfo(u api.User) authenticationv1.UserInfo {
 // longBody is the size from which a body is left out of the record; the log has lines, not files.
 const longBody = 128 << 10
 
-// encode is the JSON of an object; whole is false when it is too long, as far as it was looked at.
-func encode(o runtime.Object, omitManagedFields bool) (data []byte, whole bool) {
+// encode is the JSON of an object, which may be in the light form of the kind, where that is not nil; whole is false when it is too long, as far
+// as it was looked at.
+func encode(o runtime.Object, of *api.Kind, omitManagedFields bool) (data []byte, whole bool) {
 	if l, ok := o.(*api.ObjectList); ok {
-		return encodeList(l, omitManagedFields)
+		return encodeList(l, of, omitManagedFields)
+	}
+	if light, ok := o.(api.Object); ok && of != nil {
+		var err error
+		if o, err = of.Whole(light); err != nil {
+			return nil, false
+		}
 	}
 	if m, ok := o.(metav1.Object); ok && omitManagedFields && len(m.GetManagedFields()) > 0 {
 		c := o.DeepCopyObject()
@@ -343,10 +363,10 @@ func encode(o runtime.Object, omitManagedFields bool) (data []byte, whole bool) 
 	return data, err == nil && len(data) <= longBody
 }
 
-func encodeList(l *api.ObjectList, omitManagedFields bool) ([]byte, bool) {
+func encodeList(l *api.ObjectList, of *api.Kind, omitManagedFields bool) ([]byte, bool) {
 	out := []byte(`{"kind":"List","apiVersion":"v1","metadata":{"resourceVersion":` + strconv.Quote(l.ResourceVersion) + `},"items":[`)
 	for i, o := range l.Items {
-		data, whole := encode(o, omitManagedFields)
+		data, whole := encode(o, of, omitManagedFields)
 		if !whole || len(out)+len(data) > longBody {
 			return nil, false
 		}

@@ -26,7 +26,8 @@ const (
 	strangersKnown = 1024
 )
 
-// admit says whether a refusal of the source has a record of its own, and for how many before it the record stands as well.
+// admit says whether a refusal of the source has a record of its own, and for how many before it the record stands as
+// well.
 func (s *strangers) admit(address string, now time.Time) (ok bool, skipped int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

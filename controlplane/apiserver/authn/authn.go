@@ -43,6 +43,16 @@ func (c Chain) Authenticate(r *http.Request) (api.User, error) {
 	return api.User{}, ErrNobody
 }
 
+// Fault is what kept proof from being judged: a service that does not answer, say. Its text is for whoever asks, who
+// may be anybody; Err is for the log.
+type Fault struct {
+	Public string
+	Err    error
+}
+
+func (f *Fault) Error() string { return f.Public }
+func (f *Fault) Unwrap() error { return f.Err }
+
 // Anonymous is who a request without credentials is.
 func Anonymous() api.User {
 	return api.User{Name: api.UserAnonymous, Groups: []string{api.GroupUnauthenticated}}

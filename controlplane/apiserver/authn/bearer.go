@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"net/http"
 	"strings"
 
@@ -16,6 +17,9 @@ type Bearer struct{ Verifiers []TokenVerifier }
 
 // websocketBearer is the subprotocol prefix that carries a base64url token.
 const websocketBearer = "base64url.bearer.authorization.k8s.io."
+
+// maxToken bounds a token, which in a header cannot be longer; in a TokenReview it could.
+const maxToken = 64 << 10
 
 // Authenticate is Method.
 func (b Bearer) Authenticate(r *http.Request) (api.User, bool, error) {
@@ -32,6 +36,9 @@ func (b Bearer) Authenticate(r *http.Request) (api.User, bool, error) {
 
 // Review says whom a token names, for the audiences asked (none: those of this API).
 func (b Bearer) Review(ctx context.Context, token string, audiences []string) (TokenIdentity, error) {
+	if len(token) > maxToken {
+		return TokenIdentity{}, fmt.Errorf("the token has %d bytes: %d at most are looked at", len(token), maxToken)
+	}
 	var refused []error
 	for _, v := range b.Verifiers {
 		i, ok, err := v.VerifyToken(ctx, token, audiences)

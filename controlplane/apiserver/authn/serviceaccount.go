@@ -11,6 +11,10 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/pki"
 )
 
@@ -19,7 +23,12 @@ type Living interface {
 	// UID returns that of the living object; deletedAt is when its deletion was
 	// asked for (zero when it was not). ok is false when there is no such object.
 	UID(ctx context.Context, resource, namespace, name string) (uid string, deletedAt time.Time, ok bool)
+	// Get returns the living object itself, shared.
+	Get(ctx context.Context, resource, namespace, name string) (api.Object, bool)
 }
+
+// MarkUsed writes into a Secret the day on which its token was used last.
+type MarkUsed func(ctx context.Context, secret *corev1.Secret, day string) error
 
 // deletionGrace is how long a token outlives the graceful end of what it is bound to.
 const deletionGrace = 60 * time.Second
@@ -31,9 +40,11 @@ type ServiceAccounts struct {
 	audiences []string
 	living    Living
 	clock     func() time.Time
+	markUsed  MarkUsed
 
-	mu   sync.Mutex
-	seen map[[sha256.Size]byte]seenToken
+	mu     sync.Mutex
+	seen   map[[sha256.Size]byte]seenToken
+	marked map[types.UID]time.Time // when a Secret's label was written or tried last
 }
 
 type seenToken struct {
@@ -46,39 +57,53 @@ const (
 	seenMax = 4096
 )
 
-// NewServiceAccounts recognises tokens of the issuer; audiences are those of this API, of which a token needs one.
-func NewServiceAccounts(tokens *pki.ServiceTokens, audiences []string, living Living, clock func() time.Time) *ServiceAccounts {
+// NewServiceAccounts recognises tokens of the issuer and those that Secrets hold; audiences are those of this API, of
+// which a token needs one.
+func NewServiceAccounts(tokens *pki.ServiceTokens, audiences []string, living Living, markUsed MarkUsed, clock func() time.Time) *ServiceAccounts {
 	return &ServiceAccounts{
-		tokens: tokens, audiences: audiences, living: living, clock: clock,
-		seen: make(map[[sha256.Size]byte]seenToken),
+		tokens: tokens, audiences: audiences, living: living, clock: clock, markUsed: markUsed,
+		seen: make(map[[sha256.Size]byte]seenToken), marked: make(map[types.UID]time.Time),
 	}
 }
 
 // VerifyToken is TokenVerifier.
 func (s *ServiceAccounts) VerifyToken(ctx context.Context, token string, audiences []string) (TokenIdentity, bool, error) {
-	if issuerOf(token) != s.tokens.Issuer() {
+	issuer := issuerOf(token)
+	if issuer != s.tokens.Issuer() && issuer != pki.SecretIssuer {
 		return TokenIdentity{}, false, nil
 	}
 	if len(audiences) == 0 {
 		audiences = s.audiences
 	}
+	if issuer == pki.SecretIssuer {
+		return s.verifyOfSecret(ctx, token, audiences)
+	}
 	c, err := s.claims(token, audiences)
 	if err != nil {
 		return TokenIdentity{}, false, err
 	}
-	var good []string
-	for _, a := range audiences {
-		if slices.Contains(c.Audiences, a) {
-			good = append(good, a)
-		}
-	}
-	if len(good) == 0 {
-		return TokenIdentity{}, false, fmt.Errorf("service account token: %w", pki.ErrAudience)
+	good, err := both(audiences, c.Audiences)
+	if err != nil {
+		return TokenIdentity{}, false, err
 	}
 	if err := s.alive(ctx, c); err != nil {
 		return TokenIdentity{}, false, err
 	}
 	return TokenIdentity{User: c.User(), Audiences: good}, true, nil
+}
+
+// both are the audiences that are asked for and that the token is good for.
+func both(asked, has []string) ([]string, error) {
+	var good []string
+	for _, a := range asked {
+		if slices.Contains(has, a) {
+			good = append(good, a)
+		}
+	}
+	if len(good) == 0 {
+		return nil, fmt.Errorf("service account token: %w", pki.ErrAudience)
+	}
+	return good, nil
 }
 
 func (s *ServiceAccounts) claims(token string, audiences []string) (*pki.Claims, error) {

@@ -31,6 +31,8 @@ type Attributes struct {
 	Path        string
 	// FieldSelector narrows a list or watch; nil = everything.
 	FieldSelector fields.Selector
+	// LabelSelector narrows it as well, in its written form; "" = everything.
+	LabelSelector string
 	// WantReason asks for the words of an allow too.
 	WantReason bool
 }
@@ -98,6 +100,7 @@ func Of(r *api.Request) *Attributes {
 			a.Verb = string(api.VerbGet)
 		}
 	case api.VerbList, api.VerbWatch, api.VerbDeleteCollection:
+		a.LabelSelector = r.List.LabelSelector
 		if r.List.FieldSelector != "" {
 			if sel, err := fields.ParseSelector(r.List.FieldSelector); err == nil {
 				a.FieldSelector = sel

@@ -110,28 +110,28 @@ func TestRBACFollows(t *testing.T) {
 		}
 		return b
 	}
-	bindings.set(bind("reader", "x", "y"))
+	bindings.Set(bind("reader", "x", "y"))
 	if d, reason := z.Authorize(context.Background(), &Attributes{User: api.User{Name: "x"}, Verb: "get", Resource: "pods", Namespace: "a"}); d != NoOpinion || reason != `RBAC: clusterrole.rbac.authorization.k8s.io "reader" not found` {
 		t.Errorf("before the role: %v %q", d, reason)
 	}
-	roles.replace([]api.Object{&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "reader"}, Rules: []rbacv1.PolicyRule{rule("get", "", "pods")}}})
+	roles.Replace([]api.Object{&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "reader"}, Rules: []rbacv1.PolicyRule{rule("get", "", "pods")}}})
 	if ask("x") != Allow || ask("y") != Allow || ask("z") != NoOpinion {
 		t.Error("bound users are not told from others")
 	}
-	bindings.set(bind("reader", "y", "z"))
+	bindings.Set(bind("reader", "y", "z"))
 	if ask("x") != NoOpinion || ask("y") != Allow || ask("z") != Allow {
 		t.Error("a changed binding")
 	}
-	bindings.replace(nil)
+	bindings.Replace(nil)
 	if ask("y") != NoOpinion || len(z.bySubj) != 0 {
 		t.Errorf("after an empty list: %v", z.bySubj)
 	}
-	bindings.set(&rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b"}, RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: "reader"},
+	bindings.Set(&rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b"}, RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: "reader"},
 		Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Name: "robot"}}})
 	if ask("system:serviceaccount:a:robot") != Allow || ask("robot") != NoOpinion {
 		t.Error("a service account is told by its namespace")
 	}
-	roles.remove(&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "reader"}})
+	roles.Remove(&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "reader"}})
 	if ask("system:serviceaccount:a:robot") != NoOpinion {
 		t.Error("a removed role still grants")
 	}

@@ -3,6 +3,7 @@ package authz
 import (
 	"context"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -23,11 +24,12 @@ type Escalation struct {
 }
 
 // Admit judges a write of an RBAC object and passes everything else.
-func (e Escalation) Admit(ctx context.Context, r *api.Request, obj, old api.Object) error {
-	if obj == nil || r.Kind.GVK.Group != rbacv1.GroupName {
+func (e Escalation) Admit(ctx context.Context, a *api.Attempt) error {
+	r, old := a.Request, a.Stored
+	if a.Whole == nil || r.Kind.GVK.Group != rbacv1.GroupName {
 		return nil
 	}
-	switch o := obj.(type) {
+	switch o := a.Whole.(type) {
 	case *rbacv1.Role:
 		before, _ := old.(*rbacv1.Role)
 		if before != nil && reflect.DeepEqual(before.Rules, o.Rules) {
@@ -36,11 +38,11 @@ func (e Escalation) Admit(ctx context.Context, r *api.Request, obj, old api.Obje
 		return e.role(ctx, r, o.Namespace, o.Name, o.Rules)
 	case *rbacv1.ClusterRole:
 		before, _ := old.(*rbacv1.ClusterRole)
-		if before != nil && reflect.DeepEqual(before.Rules, o.Rules) && reflect.DeepEqual(before.AggregationRule, o.AggregationRule) {
+		if before != nil && grantsAsBefore(o, before) {
 			return nil
 		}
 		rules := o.Rules
-		if o.AggregationRule != nil {
+		if o.AggregationRule != nil || before != nil && before.AggregationRule != nil {
 			// What will be aggregated is not known: it may be everything.
 			rules = append(slices.Clone(rules), rule("*", "*", "*"), paths("*", "*"))
 		}
@@ -59,6 +61,12 @@ func (e Escalation) Admit(ctx context.Context, r *api.Request, obj, old api.Obje
 		return e.binding(ctx, r, "", o.Name, o.RoleRef)
 	}
 	return nil
+}
+
+// grantsAsBefore says whether a cluster role grants to the same as before. By its labels others aggregate its rules.
+func grantsAsBefore(o, before *rbacv1.ClusterRole) bool {
+	return reflect.DeepEqual(before.Rules, o.Rules) && reflect.DeepEqual(before.AggregationRule, o.AggregationRule) &&
+		maps.Equal(before.Labels, o.Labels)
 }
 
 func (e Escalation) role(ctx context.Context, r *api.Request, namespace, name string, rules []rbacv1.PolicyRule) error {

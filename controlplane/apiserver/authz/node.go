@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -81,8 +82,11 @@ func (n *Node) own(ctx context.Context, node string, a *Attributes) (Decision, s
 		return self(node, a, "get", "create", "update", "patch", "delete")
 	case "/pods":
 		return n.ownPod(ctx, node, a)
-	case "/secrets", "/configmaps", "/persistentvolumeclaims", "/persistentvolumes", "/serviceaccounts", "storage.k8s.io/volumeattachments":
+	case "/secrets", "/configmaps", "/persistentvolumeclaims", "/persistentvolumes", "/serviceaccounts", "storage.k8s.io/volumeattachments",
+		"resource.k8s.io/resourceclaims":
 		return n.referenced(ctx, node, a)
+	case "resource.k8s.io/resourceslices":
+		return n.ownSlice(ctx, node, a)
 	}
 	return NoOpinion, ""
 }
@@ -116,6 +120,9 @@ func (n *Node) ownPod(ctx context.Context, node string, a *Attributes) (Decision
 			return NoOpinion, fmt.Sprintf("node %q may not create pods/%s", node, a.Subresource)
 		}
 	case "get":
+		if a.Subresource != "" { // its streams are nothing that an agent would ask the API for
+			return NoOpinion, fmt.Sprintf("node %q may not get pods/%s", node, a.Subresource)
+		}
 	case "delete":
 		if a.Subresource != "" {
 			return NoOpinion, ""
@@ -134,6 +141,30 @@ func (n *Node) ownPod(ctx context.Context, node string, a *Attributes) (Decision
 		return NoOpinion, fmt.Sprintf("no relationship found between node '%s' and this object", node)
 	}
 	return Allow, ""
+}
+
+// ownSlice lets a node tell of its own devices, as drivers do with its credentials.
+func (n *Node) ownSlice(ctx context.Context, node string, a *Attributes) (Decision, string) {
+	if a.Subresource != "" {
+		return NoOpinion, fmt.Sprintf("node %q may not %s resourceslices/%s", node, a.Verb, a.Subresource)
+	}
+	switch a.Verb {
+	case "create":
+		return Allow, "" // admission compares the node
+	case "list", "watch", "deletecollection":
+		if a.FieldSelector != nil {
+			if v, ok := a.FieldSelector.RequiresExactMatch(resourcev1.ResourceSliceSelectorNodeName); ok && v == node {
+				return Allow, ""
+			}
+		}
+		return NoOpinion, "can only list/watch/deletecollection resourceslices with nodeName field selector"
+	case "get", "update", "patch", "delete":
+		o, found := n.lookup(ctx, a.Resource, "", a.Name)
+		if s, is := o.(*resourcev1.ResourceSlice); found && is && s.Spec.NodeName != nil && *s.Spec.NodeName == node {
+			return Allow, ""
+		}
+	}
+	return NoOpinion, fmt.Sprintf("no relationship found between node '%s' and this object", node)
 }
 
 // referenced decides about objects that pods refer to.
@@ -208,7 +239,7 @@ func (n *Node) PodsOf(node string) []*corev1.Pod {
 	return slices.Collect(maps.Values(n.byNode[node]))
 }
 
-func (n *Node) replace(all []api.Object) {
+func (n *Node) Replace(all []api.Object) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	clear(n.pods)
@@ -219,14 +250,14 @@ func (n *Node) replace(all []api.Object) {
 	n.signal()
 }
 
-func (n *Node) set(o api.Object) {
+func (n *Node) Set(o api.Object) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.put(o.(*corev1.Pod))
 	n.signal()
 }
 
-func (n *Node) remove(o api.Object) {
+func (n *Node) Remove(o api.Object) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.drop(o.GetUID())

@@ -43,32 +43,85 @@ func viewRules() []rbacv1.PolicyRule {
 		rule(readVerbs, "discovery.k8s.io", "endpointslices"),
 		rule(readVerbs, "networking.k8s.io", "ingresses ingresses/status networkpolicies"),
 		rule(readVerbs, "policy", "poddisruptionbudgets poddisruptionbudgets/status"),
+		rule(readVerbs, "resource.k8s.io", "resourceclaims resourceclaims/status resourceclaimtemplates"),
+		rule(readVerbs, "scheduling.k8s.io", "podgroups podgroups/status workloads"),
 	}
 }
 
-// editRules is what a worker in a namespace may do beyond viewing.
-func editRules() []rbacv1.PolicyRule {
-	return append([]rbacv1.PolicyRule{
+// editRules is what a worker in a namespace may do.
+func editRules() []rbacv1.PolicyRule { return append(beyondView(), viewRules()...) }
+
+func beyondView() []rbacv1.PolicyRule {
+	return []rbacv1.PolicyRule{
 		rule(readVerbs, "", "pods/attach pods/exec pods/portforward pods/proxy secrets services/proxy"),
 		rule("impersonate", "", "serviceaccounts"),
 		rule(writeVerbs, "", "pods pods/attach pods/exec pods/portforward pods/proxy"),
 		rule("create", "", "pods/eviction serviceaccounts/token"),
+		rule("get patch update", "", "pods/resize"),
 		rule(writeVerbs, "", "configmaps events persistentvolumeclaims replicationcontrollers replicationcontrollers/scale secrets serviceaccounts services services/proxy"),
 		rule(writeVerbs, "apps", "daemonsets deployments deployments/rollback deployments/scale replicasets replicasets/scale statefulsets statefulsets/scale"),
 		rule(writeVerbs, "autoscaling", "horizontalpodautoscalers"),
 		rule(writeVerbs, "batch", "cronjobs jobs"),
 		rule(writeVerbs, "networking.k8s.io", "ingresses networkpolicies"),
 		rule(writeVerbs, "policy", "poddisruptionbudgets"),
+		rule(writeVerbs, "resource.k8s.io", "resourceclaims resourceclaimtemplates"),
+		rule(writeVerbs, "scheduling.k8s.io", "podgroups workloads"),
 		rule(allVerbs, "coordination.k8s.io", "leases"),
-	}, viewRules()...)
+	}
 }
 
-// adminRules is what the owner of a namespace may do beyond editing: to share it out.
-func adminRules() []rbacv1.PolicyRule {
-	return append([]rbacv1.PolicyRule{
+// adminRules is what the owner of a namespace may do: to share it out, beyond editing.
+func adminRules() []rbacv1.PolicyRule { return append(beyondEdit(), editRules()...) }
+
+func beyondEdit() []rbacv1.PolicyRule {
+	return []rbacv1.PolicyRule{
 		rule("create", "authorization.k8s.io", "localsubjectaccessreviews"),
 		rule(allVerbs, "rbac.authorization.k8s.io", "roles rolebindings"),
-	}, editRules()...)
+	}
+}
+
+// aggregateTo, with a role's name behind it, is the label of the roles whose rules that one has too.
+const aggregateTo = "rbac.authorization.k8s.io/aggregate-to-"
+
+// Aggregated are the default roles whose rules are those of others, by the name of the role that has the default ones.
+var Aggregated = map[string]string{
+	"admin": "system:aggregate-to-admin", "edit": "system:aggregate-to-edit", "view": "system:aggregate-to-view",
+}
+
+// namespaceRoles are those for people in a namespace. Each has the rules of all roles with its label: further kinds
+// bring theirs. They begin with the default rules, so that nobody waits for the controller that keeps them.
+func namespaceRoles() []api.Object {
+	var out []api.Object
+	for _, r := range []struct {
+		name, within string // within has it too
+		own, all     []rbacv1.PolicyRule
+	}{
+		{"view", "edit", viewRules(), viewRules()},
+		{"edit", "admin", beyondView(), editRules()},
+		{"admin", "", beyondEdit(), adminRules()},
+	} {
+		part, whole := bootstrapMeta(Aggregated[r.name]), bootstrapMeta(r.name)
+		part.Labels[aggregateTo+r.name] = "true"
+		if r.within != "" {
+			whole.Labels[aggregateTo+r.within] = "true"
+		}
+		out = append(out, &rbacv1.ClusterRole{ObjectMeta: part, Rules: r.own}, &rbacv1.ClusterRole{
+			ObjectMeta: whole, Rules: r.all,
+			AggregationRule: &rbacv1.AggregationRule{ClusterRoleSelectors: []metav1.LabelSelector{
+				{MatchLabels: map[string]string{aggregateTo + r.name: "true"}},
+			}},
+		})
+	}
+	return append(out, metricsReader())
+}
+
+// metricsReader lets those who may view a namespace read what its pods use.
+func metricsReader() *rbacv1.ClusterRole {
+	meta := bootstrapMeta("system:aggregated-metrics-reader")
+	for whole := range Aggregated {
+		meta.Labels[aggregateTo+whole] = "true"
+	}
+	return &rbacv1.ClusterRole{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{rule(readVerbs, "metrics.k8s.io", "pods nodes")}}
 }
 
 func discoveryRules() []rbacv1.PolicyRule {
@@ -87,8 +140,12 @@ func schedulerRules() []rbacv1.PolicyRule {
 		rule("patch update", "", "persistentvolumes"),
 		rule(readVerbs, "apps", "replicasets statefulsets"),
 		rule(readVerbs, "policy", "poddisruptionbudgets"),
-		rule(readVerbs, "scheduling.k8s.io", "priorityclasses"),
+		rule(readVerbs, "scheduling.k8s.io", "podgroups priorityclasses"),
+		rule("patch update", "scheduling.k8s.io", "podgroups/status"),
 		rule(readVerbs, "storage.k8s.io", "csinodes csidrivers storageclasses csistoragecapacities volumeattachments"),
+		rule(readVerbs+" patch update", "resource.k8s.io", "resourceclaims"),
+		rule("patch update", "resource.k8s.io", "resourceclaims/status"),
+		rule(readVerbs, "resource.k8s.io", "deviceclasses resourceslices"),
 		rule("create get update patch", "coordination.k8s.io", "leases"),
 	}
 }
@@ -105,10 +162,36 @@ func controllerRules() []rbacv1.PolicyRule {
 		rule("create", "discovery.k8s.io", "endpointslices"),
 		rule("create", "coordination.k8s.io", "leases"),
 		rule("create", "storage.k8s.io", "volumeattachments csinodes csistoragecapacities"),
+		rule("create", "resource.k8s.io", "resourceclaims"),
 		rule("create", "policy", "poddisruptionbudgets"),
 		rule("create", "authentication.k8s.io", "tokenreviews"),
 		rule("create", "authorization.k8s.io", "subjectaccessreviews"),
+		rule("escalate", rbacv1.GroupName, "clusterroles"), // aggregated ones get what others have
+		rule("approve", "certificates.k8s.io", "signers", "kubernetes.io/kube-apiserver-client-kubelet"),
+		rule("sign", "certificates.k8s.io", "signers", builtinSigners...),
 	}
+}
+
+// builtinSigners are those that come with the cluster.
+var builtinSigners = []string{
+	"kubernetes.io/kube-apiserver-client", "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving",
+}
+
+// certificateRoles are for who approves certificates, and for nodes whose requests shall be approved by themselves. Nobody
+// has them but by a binding of an administrator's.
+func certificateRoles() []api.Object {
+	const prefix = "system:certificates.k8s.io:"
+	var out []api.Object
+	for _, part := range []string{"nodeclient", "selfnodeclient"} {
+		out = append(out, &rbacv1.ClusterRole{ObjectMeta: bootstrapMeta(prefix + "certificatesigningrequests:" + part),
+			Rules: []rbacv1.PolicyRule{rule("create", "certificates.k8s.io", "certificatesigningrequests/"+part)}})
+	}
+	for _, signer := range builtinSigners {
+		_, name, _ := strings.Cut(signer, "/")
+		out = append(out, &rbacv1.ClusterRole{ObjectMeta: bootstrapMeta(prefix + name + "-approver"),
+			Rules: []rbacv1.PolicyRule{rule("approve", "certificates.k8s.io", "signers", signer)}})
+	}
+	return out
 }
 
 // BootstrapObjects are the roles and bindings that every cluster starts with.
@@ -126,9 +209,8 @@ func BootstrapObjects() []api.Object {
 	}
 	role("cluster-admin", rule("*", "*", "*"), paths("*", "*"))
 	bind("cluster-admin", "cluster-admin", group(api.GroupMasters))
-	role("admin", adminRules()...)
-	role("edit", editRules()...)
-	role("view", viewRules()...)
+	out = append(out, namespaceRoles()...)
+	out = append(out, certificateRoles()...)
 	role("system:discovery", discoveryRules()...)
 	bind("system:discovery", "system:discovery", group(api.GroupAuthenticated))
 	role("system:basic-user",

@@ -203,7 +203,7 @@ type rbacSink struct {
 	clustered bool
 }
 
-func (s rbacSink) replace(all []api.Object) {
+func (s rbacSink) Replace(all []api.Object) {
 	s.z.mu.Lock()
 	defer s.z.mu.Unlock()
 	if s.binding {
@@ -224,7 +224,7 @@ func (s rbacSink) replace(all []api.Object) {
 	}
 }
 
-func (s rbacSink) set(o api.Object) {
+func (s rbacSink) Set(o api.Object) {
 	s.z.mu.Lock()
 	defer s.z.mu.Unlock()
 	s.put(o)
@@ -238,7 +238,7 @@ func (s rbacSink) put(o api.Object) {
 	s.z.setRole(o)
 }
 
-func (s rbacSink) remove(o api.Object) {
+func (s rbacSink) Remove(o api.Object) {
 	s.z.mu.Lock()
 	defer s.z.mu.Unlock()
 	key := roleKey{o.GetNamespace(), o.GetName()}

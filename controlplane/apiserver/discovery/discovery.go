@@ -4,38 +4,73 @@ package discovery
 
 import (
 	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
-	"mime"
+	"encoding/base64"
+	"net"
 	"net/http"
 	"slices"
 	"sort"
 	"strings"
+	"sync"
+	"sync/atomic"
 
-	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	apiversion "k8s.io/apimachinery/pkg/version"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/apiserver/endpoints"
 )
 
 // storedVerbs are those of a kind that is stored, in discovery's order.
 var storedVerbs = []string{"create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"}
 
-// Documents are the discovery documents of a table of kinds, made once and immutable.
+// Documents are the discovery documents of what is served. They are made again when somebody asks after the kinds have
+// changed. Safe for concurrent use.
 type Documents struct {
-	plain  map[string]any // by path
-	v2     []byte         // the aggregated forms
-	v2beta []byte
-	core2  []byte
-	core2b []byte
-	etag   string
+	kinds *api.Kinds
+	write *endpoints.Handler
+	mu    sync.Mutex // of who makes them
+	now   atomic.Pointer[documents]
+
+	merging sync.Mutex
+	merged  *mergedOf // with those of servers in the cluster, as they were asked for last
 }
 
-// New makes the documents.
-func New(kinds *api.Kinds) *Documents {
-	groups := groupsOf(kinds)
-	d := &Documents{plain: map[string]any{}}
+// New returns the documents of the kinds, which write answers with.
+func New(kinds *api.Kinds, write *endpoints.Handler) *Documents {
+	return &Documents{kinds: kinds, write: write}
+}
+
+// Serve answers a discovery path; false when the path is none.
+func (d *Documents) Serve(w http.ResponseWriter, r *http.Request) bool {
+	return d.serve(w, r, d.current())
+}
+
+func (d *Documents) current() *documents {
+	if is := d.now.Load(); is != nil && is.table == d.kinds.Table() {
+		return is
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	t, is := d.kinds.Table(), d.now.Load()
+	if is == nil || is.table != t {
+		is = documentsOf(t)
+		d.now.Store(is)
+	}
+	return is
+}
+
+// documents are those of one table of kinds, immutable.
+type documents struct {
+	table      *api.Table
+	plain      map[string]runtime.Object // by path
+	aggregated map[string]aggregated     // by path
+}
+
+func documentsOf(t *api.Table) *documents {
+	groups := groupsOf(t)
+	d := &documents{table: t, plain: map[string]runtime.Object{}, aggregated: aggregate(groups)}
 	d.plain["/api"] = &metav1.APIVersions{
 		TypeMeta: metav1.TypeMeta{Kind: "APIVersions"}, Versions: []string{"v1"},
 		ServerAddressByClientCIDRs: []metav1.ServerAddressByClientCIDR{},
@@ -53,7 +88,6 @@ func New(kinds *api.Kinds) *Documents {
 		}
 	}
 	d.plain["/apis"] = list
-	d.aggregate(groups)
 	return d
 }
 
@@ -68,10 +102,10 @@ type version struct {
 	kinds []*api.Kind
 }
 
-func groupsOf(kinds *api.Kinds) []*group {
+func groupsOf(kinds *api.Table) []*group {
 	byName := map[string]*group{}
 	var names []string
-	for _, k := range kinds.All() {
+	for _, k := range kinds.Shown() {
 		g := byName[k.GVK.Group]
 		if g == nil {
 			g = &group{name: k.GVK.Group}
@@ -85,10 +119,13 @@ func groupsOf(kinds *api.Kinds) []*group {
 		}
 		g.versions[i].kinds = append(g.versions[i].kinds, k)
 	}
-	sort.Strings(names)
+	slices.SortFunc(names, compareGroups)
 	out := make([]*group, len(names))
 	for i, n := range names {
 		out[i] = byName[n]
+		slices.SortFunc(out[i].versions, func(a, b *version) int {
+			return apiversion.CompareKubeAwareVersionStrings(b.gv.Version, a.gv.Version)
+		})
 	}
 	return out
 }
@@ -136,22 +173,16 @@ func (v *version) resources() *metav1.APIResourceList {
 }
 
 func verbs(k *api.Kind) metav1.Verbs {
-	switch {
-	case len(k.Verbs) > 0:
+	if len(k.Verbs) > 0 {
 		return k.Verbs
-	case k.Virtual:
-		return metav1.Verbs{"create"}
 	}
 	return storedVerbs
 }
 
-// storageHash lets clients see whether a kind is stored as before.
-func storageHash(k *api.Kind) string {
-	if k.Virtual {
-		return ""
-	}
-	sum := sha256.Sum256([]byte(k.GVK.String()))
-	return hex.EncodeToString(sum[:6])
+// storageVersionHash is what Kubernetes makes of a stored version, so that its tools find the same.
+func storageVersionHash(gvk schema.GroupVersionKind) string {
+	sum := sha256.Sum256([]byte(gvk.Group + "/" + gvk.Version + "/" + gvk.Kind))
+	return base64.StdEncoding.EncodeToString(sum[:8])
 }
 
 func subresources(k *api.Kind) []string {
@@ -163,118 +194,32 @@ func subresources(k *api.Kind) []string {
 	return out
 }
 
-// aggregate makes the documents that hold everything: core for /api, the rest for /apis.
-func (d *Documents) aggregate(groups []*group) {
-	core, rest := &apidiscoveryv2.APIGroupDiscoveryList{}, &apidiscoveryv2.APIGroupDiscoveryList{}
-	for _, g := range groups {
-		one := apidiscoveryv2.APIGroupDiscovery{ObjectMeta: metav1.ObjectMeta{Name: g.name}}
-		for _, v := range g.versions {
-			one.Versions = append(one.Versions, apidiscoveryv2.APIVersionDiscovery{
-				Version: v.gv.Version, Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent, Resources: v.discovery(),
-			})
-		}
-		if g.name == "" {
-			core.Items = append(core.Items, one)
-		} else {
-			rest.Items = append(rest.Items, one)
-		}
-	}
-	encode := func(l *apidiscoveryv2.APIGroupDiscoveryList, version string) []byte {
-		l.TypeMeta = metav1.TypeMeta{APIVersion: "apidiscovery.k8s.io/" + version, Kind: "APIGroupDiscoveryList"}
-		data, err := json.Marshal(l)
-		if err != nil {
-			// Strings and slices of them: it cannot fail.
-			panic("discovery: " + err.Error())
-		}
-		return data
-	}
-	d.v2, d.v2beta = encode(rest, "v2"), encode(rest, "v2beta1")
-	d.core2, d.core2b = encode(core, "v2"), encode(core, "v2beta1")
-	sum := sha256.Sum256(append(slices.Clone(d.v2), d.core2...))
-	d.etag = `"` + strings.ToUpper(hex.EncodeToString(sum[:])) + `"`
-}
-
-func (v *version) discovery() []apidiscoveryv2.APIResourceDiscovery {
-	var out []apidiscoveryv2.APIResourceDiscovery
-	for _, k := range v.kinds {
-		scope := apidiscoveryv2.ScopeCluster
-		if k.Namespaced {
-			scope = apidiscoveryv2.ScopeNamespace
-		}
-		r := apidiscoveryv2.APIResourceDiscovery{
-			Resource: k.Resource, ResponseKind: groupVersionKind(k.GVK), Scope: scope, SingularResource: k.Singular,
-			Verbs: verbs(k), ShortNames: k.ShortNames, Categories: k.Categories,
-		}
-		for _, name := range subresources(k) {
-			sub := k.Subresources[name]
-			gvk := sub.GVK
-			if gvk.Empty() {
-				gvk = k.GVK
-			}
-			r.Subresources = append(r.Subresources, apidiscoveryv2.APISubresourceDiscovery{
-				Subresource: name, ResponseKind: groupVersionKind(gvk), Verbs: sub.Verbs,
-			})
-		}
-		out = append(out, r)
-	}
-	sort.SliceStable(out, func(i, j int) bool { return out[i].Resource < out[j].Resource })
-	return out
-}
-
-func groupVersionKind(k schema.GroupVersionKind) *metav1.GroupVersionKind {
-	return &metav1.GroupVersionKind{Group: k.Group, Version: k.Version, Kind: k.Kind}
-}
-
-// Serve answers a discovery path; false when the path is none.
-func (d *Documents) Serve(w http.ResponseWriter, r *http.Request) bool {
+// serve answers a discovery path; false when the path is none.
+func (d *Documents) serve(w http.ResponseWriter, r *http.Request, is *documents) bool {
 	path := strings.TrimSuffix(r.URL.Path, "/")
-	doc, ok := d.plain[path]
+	doc, ok := is.plain[path]
 	if !ok {
 		return false
 	}
-	if path == "/api" || path == "/apis" {
+	if all, both := is.aggregated[path]; both {
 		w.Header().Add("Vary", "Accept")
-		if version := wantsAggregated(r); version != "" {
-			d.serveAggregated(w, r, path, version)
+		if media, version, wanted := wantsAggregated(r); wanted {
+			d.serveAggregated(w, r, all, media, version)
 			return true
 		}
 	}
-	data, err := json.Marshal(doc)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusInternalServerError)
-		return true
+	if versions, ok := doc.(*metav1.APIVersions); ok {
+		doc = addressed(versions, r)
 	}
-	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(append(data, '\n'))
+	d.write.Document(w, r, doc)
 	return true
 }
 
-func (d *Documents) serveAggregated(w http.ResponseWriter, r *http.Request, path, version string) {
-	data := map[string][]byte{"/apisv2": d.v2, "/apisv2beta1": d.v2beta, "/apiv2": d.core2, "/apiv2beta1": d.core2b}[path+version]
-	w.Header().Set("ETag", d.etag)
-	w.Header().Set("Cache-Control", "public")
-	if r.Header.Get("If-None-Match") == d.etag {
-		w.WriteHeader(http.StatusNotModified)
-		return
+// addressed says at which address clients find this replica.
+func addressed(versions *metav1.APIVersions, r *http.Request) *metav1.APIVersions {
+	out := *versions
+	if here, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok {
+		out.ServerAddressByClientCIDRs = []metav1.ServerAddressByClientCIDR{{ClientCIDR: "0.0.0.0/0", ServerAddress: here.String()}}
 	}
-	w.Header().Set("Content-Type", "application/json;g=apidiscovery.k8s.io;v="+version+";as=APIGroupDiscoveryList")
-	_, _ = w.Write(data)
-}
-
-// wantsAggregated returns the version of the aggregated form that the client prefers; "" for the plain one.
-func wantsAggregated(r *http.Request) string {
-	for part := range strings.SplitSeq(strings.Join(r.Header.Values("Accept"), ","), ",") {
-		media, params, err := mime.ParseMediaType(strings.TrimSpace(part))
-		if err != nil {
-			continue
-		}
-		switch {
-		case media == "application/json" && params["as"] == "":
-			return ""
-		case media == "application/json" && params["as"] == "APIGroupDiscoveryList" && params["g"] == "apidiscovery.k8s.io" &&
-			(params["v"] == "v2" || params["v"] == "v2beta1"):
-			return params["v"]
-		}
-	}
-	return ""
+	return &out
 }

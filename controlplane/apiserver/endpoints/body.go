@@ -71,6 +71,10 @@ func (d *decoder) decode(ctx context.Context, data []byte, media string, want sc
 		if err == nil {
 			found, err = d.decodeProto(data, want, into)
 		}
+	case mediaCBOR:
+		if data, err = input.FromCBOR(data); err == nil {
+			found, strict, err = decodeJSON(data, into, validation != metav1.FieldValidationIgnore)
+		}
 	case mediaYAML:
 		var duplicates error
 		if data, duplicates, err = fromYAML(data, validation != metav1.FieldValidationIgnore); err == nil {
@@ -126,12 +130,7 @@ func decodeJSON(data []byte, into runtime.Object, wantStrict bool) (found schema
 		APIVersion string `json:"apiVersion"`
 		Kind       string `json:"kind"`
 	}
-	if wantStrict {
-		strict, err = kjson.UnmarshalStrict(data, into)
-	} else {
-		err = kjson.UnmarshalCaseSensitivePreserveInts(data, into)
-	}
-	if err != nil {
+	if strict, err = api.DecodeJSON(data, into, wantStrict); err != nil {
 		// What the body claims to be belongs into the message, if that much can be read.
 		if kjson.UnmarshalCaseSensitivePreserveInts(data, &tm) != nil {
 			return found, nil, fmt.Errorf("couldn't get version/kind; json parse error: %w", err)

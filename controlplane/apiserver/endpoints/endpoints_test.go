@@ -10,8 +10,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds"
 )
 
 func TestParsePath(t *testing.T) {
@@ -64,12 +66,23 @@ func FuzzParsePath(f *testing.F) {
 
 func FuzzNegotiate(f *testing.F) {
 	f.Add("application/json;as=Table;v=v1;g=meta.k8s.io, */*;q=0.1")
+	f.Add("application/cbor-seq,application/cbor;q=0.5")
+	f.Add("application/vnd.kubernetes.protobuf;as=Table;v=v1;g=meta.k8s.io,application/yaml;q=NaN")
 	f.Fuzz(func(t *testing.T, accept string) {
 		r := httptest.NewRequest("GET", "/", nil)
 		r.Header.Set("Accept", accept)
 		form, err := Negotiate(r)
 		if err == nil && form.Media == "" || err != nil && !apierrors.IsNotAcceptable(err) {
 			t.Errorf("%q: %+v %v", accept, form, err)
+		}
+		kind := kinds.All().ByResource(schema.GroupVersionResource{Version: "v1", Resource: "pods"})
+		for _, verb := range []api.Verb{api.VerbList, api.VerbWatch} {
+			form, err := negotiateFor(r, &api.Request{Kind: kind, Verb: verb})
+			switch {
+			case err != nil && !apierrors.IsNotAcceptable(err),
+				err == nil && (form.Media == mediaYAML && verb == api.VerbWatch || form.Media == mediaProto && form.As == viewTable):
+				t.Errorf("%s %q: %+v %v", verb, accept, form, err)
+			}
 		}
 	})
 }
@@ -82,6 +95,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add([]byte(`{"apiVersion":"v1","kind":"Pod","spec":{"containers":[]}}`), uint8(0), true)
 	f.Add([]byte("apiVersion: v1\nkind: Pod\nmetadata: {name: x}\n"), uint8(1), false)
 	f.Add([]byte("k8s\x00\n\t\n\x02v1\x12\x03Pod\x12\x00"), uint8(2), true)
+	f.Add([]byte("\xd9\xd9\xf7\xa2JapiVersionBv1DkindCPod"), uint8(3), true)
 	f.Fuzz(func(t *testing.T, data []byte, media uint8, strict bool) {
 		validation := metav1.FieldValidationWarn
 		if strict {
@@ -89,9 +103,9 @@ func FuzzDecode(f *testing.F) {
 		}
 		ctx, said := api.WithWarnings(context.Background())
 		var pod corev1.Pod
-		err := d.decode(ctx, data, []string{mediaJSON, mediaYAML, mediaProto}[media%3], want, &pod, validation)
+		err := d.decode(ctx, data, []string{mediaJSON, mediaYAML, mediaProto, mediaCBOR}[media%4], want, &pod, validation)
 		switch {
-		case err != nil && !apierrors.IsBadRequest(err):
+		case err != nil && !apierrors.IsBadRequest(err) && !apierrors.IsRequestEntityTooLargeError(err):
 			t.Errorf("%q: %v", data, err)
 		case err == nil && (pod.Kind != "Pod" || pod.APIVersion != "v1"):
 			t.Errorf("%q became a %s", data, pod.GroupVersionKind())

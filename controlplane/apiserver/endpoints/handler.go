@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -54,7 +55,7 @@ type Connector interface {
 	ServeStream(w http.ResponseWriter, r *http.Request, req *api.Request, obj api.Object)
 }
 
-// Config is what a Handler is made of; every field but Live and Refused is required.
+// Config is what a Handler is made of; every field but Live, Refused and Sends is required.
 type Config struct {
 	Backend        Backend
 	Kinds          *api.Kinds
@@ -66,12 +67,18 @@ type Config struct {
 	Clock          func() time.Time
 	// Live completes objects that are read; see apiserver.Config.
 	Live func(ctx context.Context, kind *api.Kind, items []api.Object) []api.Object
+	// CatchUp waits until every kind is served that anybody in the cluster has been told of.
+	CatchUp func(ctx context.Context) error
 	// Refused hears of every error that is answered.
 	Refused func(ctx context.Context, s *metav1.Status)
 	// Enter waits for room for a request, as far as it is known what it takes.
 	Enter func(ctx context.Context, req *api.Request, bytes int64) (Pass, error)
-	// Closing ends watches when the server shuts down.
-	Closing <-chan struct{}
+	// Sends returns what hears of each event that a watch of the kind sends, and of its bytes; may be nil.
+	Sends func(k *api.Kind) func(bytes int)
+	// Closing ends when the server shuts down. Watches end at random within Spread then: their clients come back
+	// elsewhere, and not all at once. New watches are refused.
+	Closing context.Context
+	Spread  time.Duration
 }
 
 // Handler answers resource URLs.
@@ -94,9 +101,24 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, t Target, u api.
 	watching := isTrue(q, "watch")
 	verb := VerbOf(r.Method, t, watching)
 	kind := h.Kinds.ByResource(t.GVR)
-	if kind == nil || t.Subresource != "" && kind.Subresources[t.Subresource] == nil || !kind.Namespaced && t.Namespace != "" {
+	if kind == nil && strings.Contains(t.GVR.Group, ".") {
+		if err := h.Backend.Unknown(r.Context(), u, verb, t); err != nil {
+			h.Error(w, r, err)
+			return nil
+		}
+		// A definition that somebody was told of on another replica may be on its way to this one.
+		if err := h.CatchUp(r.Context()); err != nil {
+			h.Error(w, r, err)
+			return nil
+		}
+		kind = h.Kinds.ByResource(t.GVR)
+	}
+	if kind == nil || kind.Hidden || t.Subresource != "" && kind.Subresources[t.Subresource] == nil || !kind.Namespaced && t.Namespace != "" {
 		h.unknown(w, r, t, u, verb)
 		return nil
+	}
+	if kind.Deprecated != "" {
+		api.Warn(r.Context(), kind.Deprecated)
 	}
 	req := &api.Request{
 		User: u, Verb: verb, Kind: kind, Subresource: t.Subresource, Namespace: t.Namespace, Name: t.Name,
@@ -161,10 +183,19 @@ func (h *Handler) expected(r *http.Request, verb api.Verb) int64 {
 	return anyRequest
 }
 
+// Carries is what a request is expected to take that came with its body decoded already.
+func Carries(r *api.Request) int64 {
+	body := int64(len(r.Patch))
+	if m, ok := r.Object.(interface{ Size() int }); ok {
+		body += int64(m.Size())
+	}
+	return anyRequest + bodyGrows*body
+}
+
 // listTakes is what a list takes until it has been sent: its objects cannot be
 // let go before, also when they are replaced or deleted meanwhile.
-func listTakes(l *api.ObjectList, f Format) int64 {
-	if streams(l, f) {
+func listTakes(l *api.ObjectList) int64 {
+	if streams(l) {
 		return l.Bytes
 	}
 	return listGrows * l.Bytes
@@ -188,19 +219,9 @@ func methodVerb(method string, v api.Verb) string {
 	return method
 }
 
-// kubectl asks for the list of custom kinds before it says that a manifest's kind is unknown, and says
-// something misleading when there is no such list. While they are no kind themselves, there are none.
-var customKinds = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
-
-const noCustomKinds = `{"kind":"CustomResourceDefinitionList","apiVersion":"apiextensions.k8s.io/v1","metadata":{"resourceVersion":"1"},"items":[]}`
-
 func (h *Handler) unknown(w http.ResponseWriter, r *http.Request, t Target, u api.User, verb api.Verb) {
 	if err := h.Backend.Unknown(r.Context(), u, verb, t); err != nil {
 		h.Error(w, r, err)
-		return
-	}
-	if t.GVR == customKinds && t.Name == "" && verb == api.VerbList {
-		writeBytes(w, r, mediaJSON, http.StatusOK, []byte(noCustomKinds))
 		return
 	}
 	h.Error(w, r, &apierrors.StatusError{ErrStatus: metav1.Status{
@@ -211,22 +232,31 @@ func (h *Handler) unknown(w http.ResponseWriter, r *http.Request, t Target, u ap
 
 // do performs everything that is one question and one answer.
 func (h *Handler) do(w http.ResponseWriter, r *http.Request, req *api.Request, pass Pass, timeout time.Duration) {
-	format, err := Negotiate(r)
+	format, err := negotiateFor(r, req)
 	if err != nil {
 		h.Error(w, r, err)
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), timeout)
 	defer cancel()
-	req.Pointers = req.Verb == api.VerbList
-	res, err := h.Backend.Serve(ctx, req, func(ctx context.Context) error { return h.body(ctx, w, r, req) })
+	if req.Kind.Definition != "" {
+		r = withBodyAgain(r)
+	}
+	req.Pointers, req.Expect = req.Verb == api.VerbList, pass.Expect
+	req.Light = req.Verb == api.VerbList // one after the other is unpacked when it is encoded
+	var res Result
+	err = h.withKindOfNow(ctx, req, func() error {
+		var err error
+		res, err = h.Backend.Serve(ctx, req, func(ctx context.Context) error { return h.body(ctx, w, r, req) })
+		return err
+	})
 	if err != nil {
 		h.Error(w, r, err)
 		return
 	}
 	h.complete(ctx, req, &res)
 	if l, ok := res.Object.(*api.ObjectList); ok {
-		if err := pass.Expect(ctx, listTakes(l, format)); err != nil {
+		if err := pass.Expect(ctx, listTakes(l)); err != nil {
 			h.Error(w, r, err)
 			return
 		}
@@ -314,8 +344,10 @@ func (h *Handler) body(ctx context.Context, w http.ResponseWriter, r *http.Reque
 		if err := invalid("PatchOptions", metav1validation.ValidatePatchOptions(&req.PatchO, req.PatchType)); err != nil {
 			return err
 		}
-		req.Patch, err = readBody(w, r, h.MaxBodyBytes)
-		return err
+		if req.Patch, err = readBody(w, r, h.MaxBodyBytes); err != nil || req.PatchType != types.ApplyCBORPatchType {
+			return err
+		}
+		return applyCBOR(req)
 	case api.VerbDelete, api.VerbDeleteCollection:
 		data, err := readBody(w, r, h.MaxBodyBytes)
 		if err != nil {
@@ -341,7 +373,8 @@ func (h *Handler) bodyType(req *api.Request) (schema.GroupVersionKind, runtime.O
 }
 
 var patchTypes = []string{
-	string(types.JSONPatchType), string(types.MergePatchType), string(types.StrategicMergePatchType), string(types.ApplyYAMLPatchType),
+	string(types.JSONPatchType), string(types.MergePatchType), string(types.StrategicMergePatchType),
+	string(types.ApplyYAMLPatchType), string(types.ApplyCBORPatchType),
 }
 
 func patchType(r *http.Request) (types.PatchType, error) {
@@ -356,15 +389,6 @@ func patchType(r *http.Request) (types.PatchType, error) {
 		return "", unsupportedMedia(patchTypes...)
 	}
 	return types.PatchType(media), nil
-}
-
-func (h *Handler) connect(w http.ResponseWriter, r *http.Request, req *api.Request) {
-	obj, err := h.Backend.Connect(r.Context(), req)
-	if err != nil {
-		h.Error(w, r, err)
-		return
-	}
-	h.Streams.ServeStream(w, r, req, obj)
 }
 
 func isTrue(q map[string][]string, name string) bool {

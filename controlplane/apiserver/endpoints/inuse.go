@@ -3,6 +3,7 @@ package endpoints
 import (
 	"sync"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
@@ -15,7 +16,14 @@ type inUse struct {
 
 type encodingKey struct {
 	object runtime.Object // this very version: watches share the objects themselves
-	media  string
+	as     shape
+}
+
+// shape is everything by which the bytes of an object may differ among those who watch it.
+type shape struct {
+	format  Format
+	include metav1.IncludeObjectPolicy
+	headed  bool
 }
 
 type shared struct {
@@ -26,8 +34,9 @@ type shared struct {
 }
 
 // get returns the encoding that make makes, and what must be called when the bytes are not needed any more.
-func (u *inUse) get(obj runtime.Object, media string, make func() ([]byte, error)) (data []byte, release func(), err error) {
-	key := encodingKey{obj, media}
+func (u *inUse) get(obj runtime.Object, as shape,
+	make func() ([]byte, error)) (data []byte, release func(), err error) {
+	key := encodingKey{obj, as}
 	u.mu.Lock()
 	if u.each == nil {
 		u.each = map[encodingKey]*shared{}

@@ -9,17 +9,18 @@ import (
 // What many watches send at once is encoded once, and forgotten when the last of them has sent it.
 func TestEncodingsInUseAreShared(t *testing.T) {
 	var u inUse
+	as := shape{format: Format{Media: mediaJSON}}
 	obj, made := &v1.ConfigMap{}, 0
 	encode := func() ([]byte, error) { made++; return []byte("x"), nil }
 	var releases []func()
 	for range 10 {
-		data, release, err := u.get(obj, mediaJSON, encode)
+		data, release, err := u.get(obj, as, encode)
 		if err != nil || string(data) != "x" {
 			t.Fatalf("%q, %v", data, err)
 		}
 		releases = append(releases, release)
 	}
-	if _, release, _ := u.get(&v1.ConfigMap{}, mediaJSON, encode); made != 2 {
+	if _, release, _ := u.get(&v1.ConfigMap{}, as, encode); made != 2 {
 		t.Errorf("encoded %d times for two objects", made)
 	} else {
 		release()

@@ -15,8 +15,11 @@ import (
 // the same version of an object shares: no object is copied or encoded again.
 
 func (h *Handler) encodeList(l *api.ObjectList, media string) ([]byte, error) {
-	if media == mediaProto {
+	switch media {
+	case mediaProto:
 		return h.encodeProtoList(l)
+	case mediaCBOR:
+		return h.encodeCBORList(l)
 	}
 	meta, err := json.Marshal(l.ListMeta)
 	if err != nil {

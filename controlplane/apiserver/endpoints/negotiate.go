@@ -10,6 +10,8 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/api"
 )
 
 // The representations of objects.
@@ -17,6 +19,9 @@ const (
 	mediaJSON  = "application/json"
 	mediaYAML  = "application/yaml"
 	mediaProto = "application/vnd.kubernetes.protobuf"
+	mediaCBOR  = "application/cbor"
+	// A watch in CBOR is a sequence of items, and may be asked for by either name.
+	mediaCBORSeq = "application/cbor-seq"
 )
 
 // View is the shape in which a client wants objects.
@@ -36,10 +41,53 @@ type Format struct {
 	As      View
 	Version string // of the view: "v1" or "v1beta1"
 	Pretty  bool
+
+	sequence bool // of items, which only a watch is
 }
 
 // Negotiate picks the best representation that the request accepts.
 func Negotiate(r *http.Request) (Format, error) {
+	return negotiate(r, func(Format) bool { return true }, mediaJSON, mediaYAML, mediaProto, mediaCBOR)
+}
+
+// negotiateFor picks the best one in which the answer to req can be: what it cannot be falls through to the next best.
+func negotiateFor(r *http.Request, req *api.Request) (Format, error) {
+	k, watching := req.Kind, req.Verb == api.VerbWatch
+	proto := k.Ops.Protobuf || k.Virtual
+	if sub := k.Subresources[req.Subresource]; sub != nil && sub.New != nil {
+		proto = true
+	}
+	media := []string{mediaJSON}
+	if !watching {
+		media = append(media, mediaYAML)
+	}
+	switch {
+	case proto && watching:
+		media = append(media, mediaProto+";stream=watch")
+	case proto:
+		media = append(media, mediaProto)
+	}
+	if watching {
+		media = append(media, mediaCBORSeq)
+	} else {
+		media = append(media, mediaCBOR)
+	}
+	return negotiate(r, func(f Format) bool {
+		switch {
+		case f.Media == mediaYAML:
+			return !watching
+		case f.Media == mediaProto:
+			return f.As != viewTable && (proto || f.As != viewObject)
+		case f.sequence:
+			return watching
+		}
+		return true
+	}, media...)
+}
+
+// negotiate picks the best representation that the request accepts and the answer can have; media is told to those who
+// accept none.
+func negotiate(r *http.Request, can func(Format) bool, media ...string) (Format, error) {
 	pretty := wantsPretty(r)
 	var header string
 	if values := r.Header.Values("Accept"); len(values) == 1 {
@@ -51,16 +99,18 @@ func Negotiate(r *http.Request) (Format, error) {
 	case "", mediaJSON:
 		return Format{Media: mediaJSON, Pretty: pretty}, nil
 	case mediaProto, mediaProto + "," + mediaJSON:
-		return Format{Media: mediaProto, Pretty: pretty}, nil
-	}
-	for _, c := range parseAccept(header) {
-		f, ok := acceptable(c)
-		if ok {
-			f.Pretty = pretty
+		if f := (Format{Media: mediaProto, Pretty: pretty}); can(f) {
 			return f, nil
 		}
 	}
-	return Format{}, notAcceptable(mediaJSON, mediaYAML, mediaProto)
+	for _, c := range parseAccept(header) {
+		f, ok := acceptable(c)
+		if ok && can(f) {
+			f.Pretty, f.sequence = pretty, false
+			return f, nil
+		}
+	}
+	return Format{}, notAcceptable(media...)
 }
 
 func notAcceptable(types ...string) error {
@@ -77,21 +127,27 @@ func unsupportedMedia(types ...string) error {
 	}}
 }
 
-type clause struct {
-	media  string
-	params map[string]string
+// Clause is one of the representations that a client takes.
+type Clause struct {
+	Media  string
+	Params map[string]string
 	q      float64
 }
 
+// Accepted are the representations that the client takes, those that it prefers first.
+func Accepted(r *http.Request) []Clause {
+	return parseAccept(strings.Join(r.Header.Values("Accept"), ","))
+}
+
 // parseAccept orders the clauses of an Accept header by preference. What cannot be parsed is skipped.
-func parseAccept(header string) []clause {
-	var out []clause
+func parseAccept(header string) []Clause {
+	var out []Clause
 	for part := range strings.SplitSeq(header, ",") {
 		media, params, err := mime.ParseMediaType(strings.TrimSpace(part))
 		if err != nil {
 			continue
 		}
-		c := clause{media: media, params: params, q: 1}
+		c := Clause{Media: media, Params: params, q: 1}
 		if q, err := strconv.ParseFloat(params["q"], 64); err == nil {
 			c.q = q
 		}
@@ -103,26 +159,28 @@ func parseAccept(header string) []clause {
 	return out
 }
 
-func acceptable(c clause) (Format, bool) {
+func acceptable(c Clause) (Format, bool) {
 	var f Format
-	switch c.media {
+	switch c.Media {
 	case mediaJSON, "*/*", "application/*":
 		f.Media = mediaJSON
 	case mediaYAML, "application/x-yaml", "text/yaml":
 		f.Media = mediaYAML
 	case mediaProto:
 		f.Media = mediaProto
+	case mediaCBOR, mediaCBORSeq:
+		f.Media, f.sequence = mediaCBOR, c.Media == mediaCBORSeq
 	default:
 		return f, false
 	}
-	as, asked := c.params["as"]
+	as, asked := c.Params["as"]
 	if !asked {
 		return f, true
 	}
-	if g := c.params["g"]; g != metav1.GroupName {
+	if g := c.Params["g"]; g != metav1.GroupName {
 		return f, false
 	}
-	f.Version = c.params["v"]
+	f.Version = c.Params["v"]
 	if f.Version != "v1" && f.Version != "v1beta1" {
 		return f, false
 	}
@@ -156,10 +214,10 @@ func contentType(r *http.Request) (string, error) {
 		return "", apierrors.NewBadRequest(fmt.Sprintf("the Content-Type %q cannot be parsed: %v", h, err))
 	}
 	switch media {
-	case mediaJSON, mediaYAML, mediaProto:
+	case mediaJSON, mediaYAML, mediaProto, mediaCBOR:
 		return media, nil
 	case "application/x-yaml", "text/yaml":
 		return mediaYAML, nil
 	}
-	return "", unsupportedMedia(mediaJSON, mediaYAML, mediaProto)
+	return "", unsupportedMedia(mediaJSON, mediaYAML, mediaProto, mediaCBOR)
 }

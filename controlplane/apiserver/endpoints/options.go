@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	answers "keelson.dev/keelson/controlplane/api/fields"
 	"keelson.dev/keelson/controlplane/api/input"
 )
 
@@ -66,6 +67,9 @@ func listOptions(q url.Values, o *metav1.ListOptions, watch bool) error {
 		return apierrors.NewBadRequest(err.Error())
 	}
 	o.Watch = watch
+	if errs, _ := answers.Load().For(o).Check(o, nil); len(errs) > 0 {
+		return invalid("ListOptions", errs)
+	}
 	var in metainternal.ListOptions
 	if err := metainternal.Convert_v1_ListOptions_To_internalversion_ListOptions(o, &in, nil); err != nil {
 		return apierrors.NewBadRequest(err.Error())
@@ -99,6 +103,15 @@ func fieldValidation(req *api.Request) string {
 	return v
 }
 
+// plain is a body as JSON.
+func plain(data []byte, media string) ([]byte, error) {
+	if media == mediaCBOR {
+		return input.FromCBOR(data)
+	}
+	out, _, err := fromYAML(data, false)
+	return out, err
+}
+
 // deleteOptions reads the body of a delete over what the query said.
 func (h *Handler) deleteOptions(data []byte, media string, req *api.Request) error {
 	if len(data) > 0 {
@@ -110,8 +123,8 @@ func (h *Handler) deleteOptions(data []byte, media string, req *api.Request) err
 				return apierrors.NewBadRequest(fmt.Sprintf("the DeleteOptions cannot be decoded: %v", err))
 			}
 		} else {
-			if media == mediaYAML {
-				out, _, err := fromYAML(data, false)
+			if media == mediaYAML || media == mediaCBOR {
+				out, err := plain(data, media)
 				if errors.Is(err, input.ErrTooMuch) {
 					return apierrors.NewRequestEntityTooLargeError(err.Error())
 				}

@@ -104,7 +104,7 @@ func serves(k *api.Kind, t Target, v api.Verb) bool {
 		return false
 	}
 	if t.Subresource == "" {
-		return len(k.Verbs) == 0 && !k.Virtual || slices.Contains(k.Verbs, string(v)) || k.Virtual && v == api.VerbCreate
+		return len(k.Verbs) == 0 || slices.Contains(k.Verbs, string(v))
 	}
 	if v == api.VerbConnect {
 		return true

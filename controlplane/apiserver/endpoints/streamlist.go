@@ -9,11 +9,13 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 
 	"google.golang.org/protobuf/encoding/protowire"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/yaml"
 
 	"keelson.dev/keelson/controlplane/api"
 )
@@ -31,11 +33,8 @@ type listStream struct {
 	item                func(api.Object) ([]byte, error)
 }
 
-// streams says whether a list is written item by item in the format. YAML and
-// the metadata in protobuf are put together as a whole.
-func streams(l *api.ObjectList, f Format) bool {
-	return len(l.Items) > 0 && l.Bytes >= streamFrom && (f.Media == mediaJSON || f.Media == mediaProto && f.As == viewObject)
-}
+// streams says whether a list is written item by item.
+func streams(l *api.ObjectList) bool { return len(l.Items) > 0 && l.Bytes >= streamFrom }
 
 // stream answers with a list. The list is used up: what has been written is let go.
 func (h *Handler) stream(w http.ResponseWriter, r *http.Request, req *api.Request, f Format, l *api.ObjectList) {
@@ -50,7 +49,7 @@ func (h *Handler) stream(w http.ResponseWriter, r *http.Request, req *api.Reques
 	}
 	w.Header().Set("Content-Type", f.Media)
 	var out io.Writer = w
-	if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+	if TakesGzip(r) {
 		w.Header().Set("Content-Encoding", "gzip")
 		w.Header().Add("Vary", "Accept-Encoding")
 		zip := gzipWriters.Get().(*gzip.Writer)
@@ -84,7 +83,17 @@ func (h *Handler) stream(w http.ResponseWriter, r *http.Request, req *api.Reques
 
 func (h *Handler) listStream(r *http.Request, req *api.Request, f Format, l *api.ObjectList) (*listStream, error) {
 	if f.Media == mediaProto {
-		return h.protoStream(req.Kind, l)
+		return h.protoStream(r, req, f, l)
+	}
+	if f.Media == mediaCBOR {
+		var v *viewer
+		if f.As != viewObject {
+			var err error
+			if v, err = h.viewer(r, req.Kind, f); err != nil {
+				return nil, err
+			}
+		}
+		return h.cborStream(v, l)
 	}
 	s := &listStream{between: []byte(","), tail: []byte("]}\n")}
 	empty := &api.ObjectList{TypeMeta: l.TypeMeta, ListMeta: l.ListMeta}
@@ -100,6 +109,9 @@ func (h *Handler) listStream(r *http.Request, req *api.Request, f Format, l *api
 	}
 	if err != nil {
 		return nil, err
+	}
+	if f.Media == mediaYAML {
+		return s.asYAML()
 	}
 	head, ok := bytes.CutSuffix(bytes.TrimSpace(s.head), []byte("]}"))
 	if !ok {
@@ -165,34 +177,43 @@ func (s *listStream) indented() (*listStream, error) {
 
 // protoStream writes a protobuf list: its envelope says how long it is, which the
 // sizes of the items tell before any of them is encoded.
-func (h *Handler) protoStream(kind *api.Kind, l *api.ObjectList) (*listStream, error) {
-	meta, err := l.ListMeta.Marshal()
+func (h *Handler) protoStream(r *http.Request, req *api.Request, f Format, l *api.ObjectList) (*listStream, error) {
+	listMeta, err := l.ListMeta.Marshal()
 	if err != nil {
 		return nil, err
 	}
-	size := protowire.SizeTag(listMetaField) + protowire.SizeBytes(len(meta))
+	show, encode, of := h.storedItems(req.Kind), h.storedItem, l.TypeMeta
+	if f.As != viewObject {
+		if show, of, err = h.shownItems(r, req, f, l); err != nil {
+			return nil, err
+		}
+		encode = func(o api.Object) ([]byte, error) {
+			m, err := show(o)
+			if err != nil {
+				return nil, err
+			}
+			return m.Marshal()
+		}
+	}
+	size := protowire.SizeTag(listMetaField) + protowire.SizeBytes(len(listMeta))
 	sizes := make([]int, len(l.Items))
 	for i, o := range l.Items {
-		m, ok := kind.Shown(o).(interface{ Size() int })
-		if !ok {
-			return nil, notAcceptable(mediaJSON, mediaYAML)
+		m, err := show(o)
+		if err != nil {
+			return nil, err
 		}
 		sizes[i] = m.Size()
 		size += protowire.SizeTag(listItemsField) + protowire.SizeBytes(sizes[i])
 	}
-	head, err := protoHead(l.TypeMeta, meta, size)
+	head, err := protoHead(of, listMeta, size)
 	if err != nil {
 		return nil, err
 	}
 	next := 0
 	return &listStream{head: head, item: func(o api.Object) ([]byte, error) {
-		data, err := h.Backend.Encoded(o, mediaProto)
+		raw, err := encode(o)
 		if err != nil {
 			return nil, err
-		}
-		raw, err := rawMessage(data)
-		if err != nil {
-			return nil, fmt.Errorf("item %s of the list: %w", o.GetName(), err)
 		}
 		if len(raw) != sizes[next] {
 			return nil, fmt.Errorf("item %s of the list has %d bytes, not %d", o.GetName(), len(raw), sizes[next])
@@ -202,6 +223,80 @@ func (h *Handler) protoStream(kind *api.Kind, l *api.ObjectList) (*listStream, e
 		out = protowire.AppendTag(out, listItemsField, protowire.BytesType)
 		return protowire.AppendBytes(out, raw), nil
 	}}, nil
+}
+
+// message is what protobuf lists are made of.
+type message interface {
+	Size() int
+	Marshal() ([]byte, error)
+}
+
+// storedItems are the items of a list as they are.
+func (h *Handler) storedItems(kind *api.Kind) func(api.Object) (message, error) {
+	return func(o api.Object) (message, error) {
+		whole, err := kind.Whole(o)
+		if err != nil {
+			return nil, err
+		}
+		if m, ok := kind.Shown(whole).(message); ok {
+			return m, nil
+		}
+		return nil, notAcceptable(mediaJSON, mediaYAML)
+	}
+}
+
+func (h *Handler) storedItem(o api.Object) ([]byte, error) {
+	data, err := h.Backend.Encoded(o, mediaProto)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := rawMessage(data)
+	if err != nil {
+		return nil, fmt.Errorf("item %s of the list: %w", o.GetName(), err)
+	}
+	return raw, nil
+}
+
+// shownItems are the items of a list of metadata, and the type of that list.
+func (h *Handler) shownItems(r *http.Request, req *api.Request, f Format, l *api.ObjectList) (func(api.Object) (message, error), metav1.TypeMeta, error) {
+	v, err := h.viewer(r, req.Kind, f)
+	if err != nil {
+		return nil, metav1.TypeMeta{}, err
+	}
+	empty, err := v.whole(&api.ObjectList{TypeMeta: l.TypeMeta, ListMeta: l.ListMeta})
+	if err != nil {
+		return nil, metav1.TypeMeta{}, err
+	}
+	apiVersion, kind := empty.GetObjectKind().GroupVersionKind().ToAPIVersionAndKind()
+	show := func(o api.Object) (message, error) { return v.partial(o) }
+	return show, metav1.TypeMeta{APIVersion: apiVersion, Kind: kind}, nil
+}
+
+// asYAML is the stream as YAML; head is the whole list without items.
+func (s *listStream) asYAML() (*listStream, error) {
+	frame, err := yaml.JSONToYAML(s.head)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range []string{"items", "rows"} {
+		head, tail, found := strings.Cut("\n"+string(frame), "\n"+name+": []\n")
+		if !found {
+			continue
+		}
+		item := s.item
+		return &listStream{
+			head: []byte(strings.TrimPrefix(head+"\n"+name+":\n", "\n")), tail: []byte(tail),
+			item: func(o api.Object) ([]byte, error) {
+				data, err := item(o)
+				if err != nil {
+					return nil, err
+				}
+				// As the one item of a list, so that it is indented as there.
+				return yaml.JSONToYAML(slices.Concat([]byte("["), data, []byte("]")))
+			},
+		}, nil
+	}
+	return nil, errors.New("a list has no items")
 }
 
 // protoHead is everything before the items of a protobuf list that has size bytes.

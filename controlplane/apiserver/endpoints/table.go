@@ -26,7 +26,7 @@ func (h *Handler) viewer(r *http.Request, k *api.Kind, f Format) (*viewer, error
 	v := &viewer{kind: k, format: f, h: h, include: metav1.IncludeMetadata}
 	if f.As == viewTable {
 		if f.Media == mediaProto {
-			return nil, notAcceptable(mediaJSON, mediaYAML)
+			return nil, notAcceptable(mediaJSON, mediaYAML, mediaCBOR)
 		}
 		switch p := metav1.IncludeObjectPolicy(r.URL.Query().Get("includeObject")); p {
 		case "":
@@ -70,7 +70,7 @@ func (v *viewer) whole(obj runtime.Object) (runtime.Object, error) {
 	case !isList && v.format.As == viewPartial:
 		return v.partial(obj)
 	}
-	return nil, notAcceptable(mediaJSON, mediaYAML, mediaProto)
+	return nil, notAcceptable(mediaJSON, mediaYAML, mediaProto, mediaCBOR)
 }
 
 func listMeta(l metav1.ListInterface) metav1.ListMeta {
@@ -104,12 +104,16 @@ func (v *viewer) table(obj runtime.Object) (*metav1.Table, error) {
 	add := func(o runtime.Object) error {
 		typed, ok := o.(api.Object)
 		if !ok || v.kind.Row == nil {
-			return notAcceptable(mediaJSON, mediaYAML, mediaProto)
+			return notAcceptable(mediaJSON, mediaYAML, mediaProto, mediaCBOR)
 		}
 		row := metav1.TableRow{Cells: v.kind.Row(typed, now)}
 		switch v.include {
 		case metav1.IncludeObject:
-			row.Object.Object = v.kind.Shown(typed)
+			whole, err := v.kind.Whole(typed)
+			if err != nil {
+				return apierrors.NewInternalError(err)
+			}
+			row.Object.Object = v.kind.Shown(whole)
 		case metav1.IncludeMetadata:
 			p, err := v.partial(o)
 			if err != nil {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"sync"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -20,20 +21,10 @@ import (
 
 // watch streams events until the client leaves, the time is up, the watch ends or the server closes.
 func (h *Handler) watch(w http.ResponseWriter, r *http.Request, req *api.Request) {
-	format, err := Negotiate(r)
-	if err == nil && format.Media == mediaYAML {
-		err = notAcceptable(mediaJSON, mediaProto+";stream=watch")
-	}
+	format, err := negotiateFor(r, req)
 	if err != nil {
 		h.Error(w, r, err)
 		return
-	}
-	s := &eventStream{h: h, format: format}
-	if format.As != viewObject {
-		if s.view, err = h.viewer(r, req.Kind, format); err != nil {
-			h.Error(w, r, err)
-			return
-		}
 	}
 	life := h.MinWatch + rand.N(h.MinWatch)
 	if t := req.List.TimeoutSeconds; t != nil && *t > 0 {
@@ -41,20 +32,107 @@ func (h *Handler) watch(w http.ResponseWriter, r *http.Request, req *api.Request
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), life)
 	defer cancel()
-	events, err := h.Backend.Watch(ctx, req)
+	if err := h.takesWatches(); err != nil {
+		h.Error(w, r, err)
+		return
+	}
+	defer context.AfterFunc(h.Closing, func() { h.endSoon(cancel) })()
+	req.Light = true // an event is unpacked when it is encoded
+	var found watch.Interface
+	err = h.withKindOfNow(ctx, req, func() error {
+		var err error
+		found, err = h.Backend.Watch(ctx, req)
+		return err
+	})
 	if err != nil {
 		h.Error(w, r, err)
 		return
 	}
-	defer events.Stop()
+	defer found.Stop()
+	s := &eventStream{h: h, format: format, sends: func(int) {}}
+	if h.Sends != nil {
+		s.sends = h.Sends(req.Kind)
+	}
+	if format.As != viewObject {
+		if s.view, err = h.viewer(r, req.Kind, format); err != nil {
+			h.Error(w, r, err)
+			return
+		}
+	}
+	events, ok := found.(Events)
+	if !ok {
+		h.Error(w, r, apierrors.NewInternalError(fmt.Errorf("a %T cannot be read at a client's pace", found)))
+		return
+	}
+	c := &cutter{control: http.NewResponseController(w)}
+	defer c.end()
+	events.WhenLost(c.cut)
 	media := mediaJSON
-	if format.Media == mediaProto {
+	switch format.Media {
+	case mediaProto:
 		media = mediaProto + ";stream=watch"
+	case mediaCBOR:
+		media = mediaCBORSeq
 	}
 	w.Header().Set("Content-Type", media)
 	w.Header().Set("Cache-Control", "no-cache, private")
 	w.WriteHeader(http.StatusOK)
-	s.run(ctx, w, events, h.Closing)
+	s.run(ctx, w, events)
+}
+
+// Events is a watch that is read at the pace of its client: nothing is taken from it before what was taken is sent.
+type Events interface {
+	watch.Interface
+	// Next waits for an event; ok is false when there will be none.
+	Next(ctx context.Context) (ev watch.Event, ok bool)
+	// Queued says that Next does not have to wait.
+	Queued() bool
+	// WhenLost has f called when the client is so slow that it has to begin anew.
+	WhenLost(f func())
+}
+
+// lostGrace is how long a client that was too slow for what it watches may still take to read that.
+const lostGrace = time.Second
+
+// cutter gives up the answer to a client that takes nothing, and what is held for it.
+type cutter struct {
+	control *http.ResponseController
+	mu      sync.Mutex
+	armed   bool
+	over    bool // the handler has returned: the connection is not ours any more
+}
+
+func (c *cutter) cut() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.over {
+		c.armed = c.control.SetWriteDeadline(time.Now().Add(lostGrace)) == nil
+	}
+}
+
+func (c *cutter) end() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.over = true; c.armed {
+		_ = c.control.SetWriteDeadline(time.Time{}) // what follows on the connection has its own time
+	}
+}
+
+// takesWatches refuses watches at a server that shuts down: they would end in a moment.
+func (h *Handler) takesWatches() error {
+	if h.Closing.Err() != nil {
+		return apierrors.NewTooManyRequests("this replica is shutting down: watch at another one", 1)
+	}
+	return nil
+}
+
+// endSoon ends a watch of a server that shuts down.
+func (h *Handler) endSoon(end func()) {
+	if h.Spread <= 0 {
+		end()
+		return
+	}
+	time.AfterFunc(rand.N(h.Spread), end)
 }
 
 // eventStream writes watch events in one representation.
@@ -65,47 +143,34 @@ type eventStream struct {
 	buf    bytes.Buffer // small events that travel together
 	w      io.Writer
 	gone   bool // the client does not read any more
+	sends  func(bytes int)
 }
 
-// batchBytes is how much may be gathered before it is sent.
-const batchBytes = 64 << 10
+// batchBytes is how much may be gathered before it is sent. Each watch whose client does not read holds so much.
+const batchBytes = 16 << 10
 
 // run writes until something ends it. Events that are ready together travel together.
-func (s *eventStream) run(ctx context.Context, w http.ResponseWriter, events watch.Interface, closing <-chan struct{}) {
+func (s *eventStream) run(ctx context.Context, w http.ResponseWriter, events Events) {
 	out := http.NewResponseController(w)
 	s.w = w
 	if out.Flush() != nil {
 		return
 	}
 	for {
-		select {
-		case <-ctx.Done():
+		ev, open := events.Next(ctx)
+		if !open || ctx.Err() != nil {
 			return
-		case <-closing:
+		}
+		if err := s.add(ev); err != nil {
+			s.fail(err)
+			s.send(out)
 			return
-		case ev, open := <-events.ResultChan():
-			for more := true; more; {
-				if !open {
-					s.send(out)
-					return
-				}
-				if err := s.add(ev); err != nil {
-					s.fail(err)
-					s.send(out)
-					return
-				}
-				more = false
-				if s.buf.Len() < batchBytes {
-					select {
-					case ev, open = <-events.ResultChan():
-						more = true
-					default:
-					}
-				}
-			}
-			if !s.send(out) {
-				return
-			}
+		}
+		if events.Queued() && s.buf.Len() < batchBytes {
+			continue
+		}
+		if !s.send(out) {
+			return
 		}
 	}
 }
@@ -135,15 +200,27 @@ func (s *eventStream) fail(err error) {
 }
 
 func (s *eventStream) add(ev watch.Event) error {
-	obj, err := s.shape(ev)
+	as := shape{format: s.format}
+	as.format.Pretty = false
+	if s.view != nil {
+		as.include, as.headed = s.view.include, s.view.headed
+	}
+	data, release, err := s.h.sending.get(ev.Object, as, func() ([]byte, error) {
+		obj, err := s.shape(ev)
+		if err != nil {
+			return nil, err
+		}
+		return s.h.encode(obj, Format{Media: s.format.Media})
+	})
+	defer release()
+	if s.view != nil && ev.Type != watch.Error {
+		s.view.headed = true
+	}
+	if _, told := err.(apierrors.APIStatus); err != nil && !told {
+		err = apierrors.NewInternalError(fmt.Errorf("encoding a watch event: %w", err))
+	}
 	if err != nil {
 		return err
-	}
-	encode := func() ([]byte, error) { return s.h.encode(obj, Format{Media: s.format.Media}) }
-	data, release, err := s.h.sending.get(obj, s.format.Media, encode)
-	defer release()
-	if err != nil {
-		return apierrors.NewInternalError(fmt.Errorf("encoding a watch event: %w", err))
 	}
 	s.frame(ev.Type, data)
 	return nil
@@ -167,21 +244,24 @@ func (s *eventStream) shape(ev watch.Event) (runtime.Object, error) {
 				}
 			}
 		}
-		s.view.headed = true
 		return t, err
 	default:
 		return s.view.partial(ev.Object)
 	}
 }
 
-// frame adds one event: a line of JSON, or a length and a protobuf message. A
+// frame adds one event: a line of JSON, a length and a protobuf message, or an item of CBOR. A
 // large object goes out as the bytes that all watches share, without a copy.
 func (s *eventStream) frame(t watch.EventType, object []byte) {
-	after := "}\n"
-	if s.format.Media == mediaProto {
-		after = ""
+	s.sends(len(object))
+	after := ""
+	switch s.format.Media {
+	case mediaProto:
 		s.protoHead(t, len(object))
-	} else {
+	case mediaCBOR:
+		s.cborHead(t)
+	default:
+		after = "}\n"
 		object = bytes.TrimSuffix(object, []byte("\n"))
 		s.buf.WriteString(`{"type":"`)
 		s.buf.WriteString(string(t))
@@ -194,6 +274,15 @@ func (s *eventStream) frame(t watch.EventType, object []byte) {
 		s.gone = err != nil
 	}
 	s.buf.WriteString(after)
+}
+
+// cborHead writes an event as far as its object.
+func (s *eventStream) cborHead(t watch.EventType) {
+	head := appendCBORHead(append(s.buf.AvailableBuffer(), cborMark...), cborMap, 2)
+	for _, text := range []string{"type", string(t), "object"} {
+		head = append(appendCBORHead(head, cborText, len(text)), text...)
+	}
+	s.buf.Write(head)
 }
 
 // protoHead writes a metav1.WatchEvent as far as the raw object in its RawExtension.

@@ -30,7 +30,7 @@ var gzipWriters = sync.Pool{New: func() any {
 
 // answer writes an object in the negotiated shape and representation.
 func (h *Handler) answer(ctx context.Context, w http.ResponseWriter, r *http.Request, req *api.Request, f Format, status int, obj runtime.Object) {
-	if l, ok := obj.(*api.ObjectList); ok && status == http.StatusOK && streams(l, f) {
+	if l, ok := obj.(*api.ObjectList); ok && status == http.StatusOK && streams(l) {
 		h.stream(w, r, req, f, l)
 		return
 	}
@@ -60,8 +60,8 @@ func (h *Handler) encode(obj runtime.Object, f Format) ([]byte, error) {
 		}
 		return h.Backend.Encoded(obj, media)
 	}
-	if f.Media == mediaProto {
-		return encoded(mediaProto)
+	if f.Media == mediaProto || f.Media == mediaCBOR {
+		return encoded(f.Media)
 	}
 	data, err := encoded(mediaJSON)
 	if err != nil {
@@ -80,10 +80,26 @@ func (h *Handler) encode(obj runtime.Object, f Format) ([]byte, error) {
 	return data, nil
 }
 
+// TakesGzip says whether the client reads answers that are compressed.
+func TakesGzip(r *http.Request) bool {
+	for _, header := range r.Header.Values("Accept-Encoding") {
+		for part := range strings.SplitSeq(header, ",") {
+			name, q, _ := strings.Cut(part, ";")
+			if strings.TrimSpace(name) != "gzip" {
+				continue
+			}
+			weight, found := strings.CutPrefix(strings.TrimSpace(q), "q=")
+			v, err := strconv.ParseFloat(weight, 64)
+			return !found || err != nil || v > 0
+		}
+	}
+	return false
+}
+
 func writeBytes(w http.ResponseWriter, r *http.Request, media string, status int, data []byte) {
 	hd := w.Header()
 	hd.Set("Content-Type", media)
-	if len(data) >= gzipFrom && strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+	if len(data) >= gzipFrom && TakesGzip(r) {
 		hd.Set("Content-Encoding", "gzip")
 		hd.Add("Vary", "Accept-Encoding")
 		w.WriteHeader(status)

@@ -6,8 +6,9 @@ import (
 	"fmt"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"keelson.dev/keelson/internal/virtual"
 )
 
 var (
@@ -40,7 +41,7 @@ func fill(t *testing.T, g *Gate, c Class, who Caller, bytes int64) []*Pass {
 func TestShares(t *testing.T) {
 	for _, c := range []Class{Read, Write, Watch} {
 		for _, bytes := range []int64{1, 100} {
-			synctest.Test(t, func(t *testing.T) {
+			virtual.Test(t, func(t *testing.T) {
 				g := small()
 				mine := fill(t, g, c, tenant, bytes)
 				if len(mine) != 6 {
@@ -74,7 +75,7 @@ func TestShares(t *testing.T) {
 
 // What is larger than a user's part is let in when the user has nothing else, and counts for the whole part.
 func TestLargeRequest(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		g := small()
 		p, err := g.Enter(t.Context(), Read, tenant, 10)
 		if err != nil {
@@ -100,7 +101,7 @@ func TestLargeRequest(t *testing.T) {
 
 // A request waits for room for a moment, behind those of its own user only.
 func TestWaiting(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		g := small()
 		mine := fill(t, g, Write, tenant, 1)
 		let := make(chan error, 1)
@@ -111,7 +112,7 @@ func TestWaiting(t *testing.T) {
 			}
 			let <- err
 		}()
-		synctest.Wait()
+		virtual.Wait()
 		if p, err := g.Enter(t.Context(), Write, other, 1); err != nil {
 			t.Errorf("another user waits too: %v", err)
 		} else {
@@ -178,7 +179,7 @@ func TestForMemory(t *testing.T) {
 // However much memory there is, one user has one of the largest writes under way at a time; small ones pass beside it.
 func TestLargeWritesOfOneUserFollowOneAnother(t *testing.T) {
 	l := ForMemory(1 << 40)
-	l.Patience = 0
+	l.Patience, l.Rest = 0, 0
 	g, ctx := New(l), context.Background()
 	const large, small = 8 << 20, 64 << 10
 	first, err := g.Enter(ctx, Write, Caller{Name: "a"}, large)
@@ -197,4 +198,98 @@ func TestLargeWritesOfOneUserFollowOneAnother(t *testing.T) {
 	if _, err := g.Enter(ctx, Write, Caller{Name: "a"}, large); err != nil {
 		t.Errorf("the next large one: %v", err)
 	}
+}
+
+// A user who writes large objects one after the other rests between them, three times as long as the last one
+// took. Others, small writes and those who are trusted do not, and while a user rests the room is theirs.
+func TestLargeWritesRest(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		const large, small, took = 12 << 20, 64 << 10, 100 * time.Millisecond
+		l := ForMemory(1 << 40)
+		g, ctx := New(l), t.Context()
+		write := func(c Caller, bytes int64) (waited time.Duration) {
+			t.Helper()
+			began := time.Now()
+			p, err := g.Enter(ctx, Write, c, bytes)
+			if err != nil {
+				t.Fatalf("%d bytes of %s: %v", bytes, c.Name, err)
+			}
+			waited = time.Since(began)
+			time.Sleep(took)
+			p.Leave()
+			return waited
+		}
+		write(tenant, large)
+		if got := write(tenant, small); got != 0 {
+			t.Errorf("a small write waited %v", got)
+		}
+		if got := write(tenant, large); got != 2*took {
+			t.Errorf("the next large write waited %v, want %v", got, 2*took)
+		}
+		for _, who := range []Caller{other, admin, {Name: "node", Node: true}} {
+			if got := write(who, large); got != 0 {
+				t.Errorf("%s waited %v for the tenant's rest", who.Name, got)
+			}
+		}
+		for range 2 {
+			if got := write(admin, large); got != 0 {
+				t.Errorf("the administrator waited %v", got)
+			}
+		}
+		time.Sleep(time.Minute)
+		if p := g.pools[Write]; p.all != (usage{}) || p.ordinary != (usage{}) || p.nodes != (usage{}) || len(p.users) != 0 {
+			t.Errorf("left are %+v", p)
+		}
+	})
+}
+
+// A write that took very long is followed by a rest that ends.
+func TestRestIsBounded(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		l := ForMemory(1 << 40)
+		l.Patience = time.Minute
+		g := New(l)
+		p, err := g.Enter(t.Context(), Write, tenant, 12<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(30 * time.Second)
+		p.Leave()
+		began := time.Now()
+		if p, err = g.Enter(t.Context(), Write, tenant, 12<<20); err != nil || time.Since(began) != maxRest {
+			t.Errorf("after a write of half a minute the next waited %v: %v", time.Since(began), err)
+		}
+		p.Leave()
+	})
+}
+
+// One node has a small part, all nodes leave room to administrators, and ordinary users' requests do not keep nodes out.
+func TestNodesAreBounded(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		for _, c := range []Class{Read, Write, Watch} {
+			for _, bytes := range []int64{1, 100} {
+				g := small()
+				if got := len(fill(t, g, c, Caller{Name: "n0", Node: true}, bytes)); got != 2 {
+					t.Errorf("%s: one node has %d places of 16", c, got)
+				}
+				all := 2
+				for i := range 10 {
+					all += len(fill(t, g, c, Caller{Name: fmt.Sprint("m", i), Node: true}, bytes))
+				}
+				if all != 14 {
+					t.Errorf("%s: nodes have %d places of 16", c, all)
+				}
+				if kept := len(fill(t, g, c, admin, bytes)); kept != 2 {
+					t.Errorf("%s: %d places are kept for administrators", c, kept)
+				}
+				g = small()
+				for _, who := range []string{"a", "b"} {
+					fill(t, g, c, Caller{Name: who}, bytes)
+				}
+				if got := len(fill(t, g, c, Caller{Name: "n0", Node: true}, bytes)); got != 2 {
+					t.Errorf("%s: beside ordinary users a node has %d places", c, got)
+				}
+			}
+		}
+	})
 }

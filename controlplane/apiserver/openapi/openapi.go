@@ -1,24 +1,24 @@
 package openapi
 
 import (
-	"bytes"
-	"compress/gzip"
 	"crypto/sha512"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
+	"runtime"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"time"
 
-	openapi_v2 "github.com/google/gnostic-models/openapiv2"
-	openapi_v3 "github.com/google/gnostic-models/openapiv3"
-	"google.golang.org/protobuf/proto"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/apiserver/endpoints"
 )
 
 // The media types of the protobuf forms, as clients of different ages spell them.
@@ -29,27 +29,92 @@ var (
 
 // format is part of every hash. It advances when the same document is answered in
 // other words (headers, media types): a client's cache must not take its old answer for the new one.
-const format = "2"
+const format = "4"
+
+const title = "Keelson"
+
+// freeAfter is how much has been written, in the making of documents, when its memory is given back: they are rarely made.
+const freeAfter = 1 << 20
 
 // Spec serves the documents of a table of kinds. It is safe for concurrent use.
 type Spec struct {
 	kinds   *api.Kinds
 	version string
+	info    []byte        // JSON
+	places  chan struct{} // taken by who makes a piece
+	written atomic.Int64  // bytes of pieces since memory was given back
 
-	mu    sync.Mutex
-	made  map[string]*entry // by document: "v2", "v2.pb", "v3/apis/apps/v1", "v3/apis/apps/v1.pb"
-	index []byte
+	mu        sync.Mutex
+	table     *api.Table                     // of which they were made
+	made      map[string]*making[*entry]     // by document: "v2", "v2.pb", "v2+" with parts, "v3/apis/apps/v1", "v3/apis/apps/v1.pb"
+	of        map[string][]*api.Kind         // the kinds that these describe
+	index     map[*api.Table]*making[[]byte] // that of the table
+	kindsMade map[kindKey]*making[*described]
+	typesMade map[typesKey]*making[*piece]
+
+	parts    []*Part // of other servers, in the merged document
+	partsKey string
 }
 
-// entry is one document, compressed.
+// entry is one document.
 type entry struct {
-	zipped []byte
-	hash   string
+	text sequence
+	crc  uint32
+	hash string
+}
+
+// follow forgets what is no longer true once the kinds have changed. The caller holds mu.
+func (s *Spec) follow() {
+	t := s.kinds.Table()
+	if t == s.table {
+		return
+	}
+	s.table = t
+	clear(s.index)
+	for doc := range s.made {
+		if !slices.Equal(s.of[doc], describedBy(t, doc)) {
+			s.forget(doc)
+		}
+	}
+	for key := range s.kindsMade {
+		if !t.Has(key.kind) {
+			delete(s.kindsMade, key)
+		}
+	}
+}
+
+// forget drops a document; who waits for it gets it yet. The caller holds mu.
+func (s *Spec) forget(doc string) {
+	delete(s.made, doc)
+	delete(s.of, doc)
+}
+
+// describedBy are the kinds that a document describes.
+func describedBy(t *api.Table, doc string) []*api.Kind {
+	where, v3 := strings.CutPrefix(strings.TrimSuffix(doc, ".pb"), "v3/")
+	if !v3 {
+		return t.Shown()
+	}
+	var out []*api.Kind
+	for _, k := range t.Shown() {
+		if root(k) == where {
+			out = append(out, k)
+		}
+	}
+	return out
 }
 
 // New returns a spec; nothing is made until it is asked for.
 func New(kinds *api.Kinds, version string) *Spec {
-	return &Spec{kinds: kinds, version: version, made: map[string]*entry{}}
+	info, err := json.Marshal(object{"title": title, "version": version})
+	if err != nil {
+		panic(err) // of two texts
+	}
+	return &Spec{
+		kinds: kinds, version: version, info: info, places: make(chan struct{}, max(2, runtime.GOMAXPROCS(0))),
+		made: map[string]*making[*entry]{}, of: map[string][]*api.Kind{}, index: map[*api.Table]*making[[]byte]{},
+		kindsMade: map[kindKey]*making[*described]{}, typesMade: map[typesKey]*making[*piece]{},
+	}
 }
 
 // Serve answers /openapi/v2, /openapi/v3 and what is below; false for other paths.
@@ -66,7 +131,7 @@ func (s *Spec) Serve(w http.ResponseWriter, r *http.Request) bool {
 		}
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = w.Write(data)
-	case strings.HasPrefix(path, "/openapi/v3/") && len(s.kindsOf(path[len("/openapi/v3/"):])) > 0:
+	case strings.HasPrefix(path, "/openapi/v3/") && len(describedBy(s.kinds.Table(), path[len("/openapi/"):])) > 0:
 		s.serve(w, r, path[len("/openapi/"):], protoV3)
 	default:
 		return false
@@ -75,105 +140,126 @@ func (s *Spec) Serve(w http.ResponseWriter, r *http.Request) bool {
 }
 
 // root is the place of a kind's group version: "api/v1", "apis/apps/v1".
-func root(k *api.Kind) string {
-	if k.GVK.Group == "" {
-		return "api/" + k.GVK.Version
+func root(k *api.Kind) string { return rootOf(k.GVK.GroupVersion()) }
+
+func rootOf(gv schema.GroupVersion) string {
+	if gv.Group == "" {
+		return "api/" + gv.Version
 	}
-	return "apis/" + k.GVK.GroupVersion().String()
+	return "apis/" + gv.String()
 }
 
-func (s *Spec) kindsOf(where string) []*api.Kind {
-	var out []*api.Kind
-	for _, k := range s.kinds.All() {
-		if root(k) == where {
-			out = append(out, k)
-		}
+// ServeIndex answers /openapi/v3 with documents that are elsewhere, which take the place of those made here.
+func (s *Spec) ServeIndex(w http.ResponseWriter, elsewhere map[string]string) {
+	data, err := s.paths()
+	var index struct {
+		Paths map[string]object `json:"paths"`
 	}
-	return out
+	if err == nil {
+		err = json.Unmarshal(data, &index)
+	}
+	for where, url := range elsewhere {
+		index.Paths[where] = object{"serverRelativeURL": url}
+	}
+	if err == nil {
+		data, err = json.Marshal(index)
+	}
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(data)
 }
 
 // paths is the index of the v3 documents, each with the hash of its contents.
 func (s *Spec) paths() ([]byte, error) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.index != nil {
-		return s.index, nil
+	s.follow()
+	t := s.table
+	m, mine := begin(s.index, t)
+	s.mu.Unlock()
+	if mine {
+		end(s, s.index, t, m, func() ([]byte, error) { return s.indexOf(t) })
+		s.giveBack()
 	}
+	<-m.done
+	return m.value, m.err
+}
+
+func (s *Spec) indexOf(t *api.Table) ([]byte, error) {
 	list := object{}
-	for _, k := range s.kinds.All() {
+	for _, k := range t.Shown() {
 		where := root(k)
 		if list[where] != nil {
 			continue
 		}
-		e, err := s.entry("v3/" + where)
+		e, err := s.document("v3/" + where)
 		if err != nil {
 			return nil, err
 		}
 		list[where] = object{"serverRelativeURL": "/openapi/v3/" + where + "?hash=" + e.hash}
 	}
-	var err error
-	s.index, err = json.Marshal(object{"paths": list})
-	debug.FreeOSMemory() // the documents were large and are rarely needed again
-	return s.index, err
+	return json.Marshal(object{"paths": list})
 }
 
-// entry returns a document, making it when it is new. The caller holds mu.
-func (s *Spec) entry(doc string) (*entry, error) {
-	if e := s.made[doc]; e != nil {
-		return e, nil
+// document returns a document, making it when it is new. Nobody waits for it who wants another.
+func (s *Spec) document(doc string) (*entry, error) {
+	s.mu.Lock()
+	s.follow()
+	m, mine := begin(s.made, doc)
+	parts := s.parts
+	if mine {
+		s.of[doc] = describedBy(s.table, doc)
 	}
-	data, err := s.make(doc)
+	of := s.of[doc]
+	s.mu.Unlock()
+	if mine {
+		end(s, s.made, doc, m, func() (*entry, error) {
+			e, err := s.make(doc, of, parts)
+			if err != nil {
+				return nil, fmt.Errorf("making the OpenAPI document %s: %w", doc, err)
+			}
+			return e, nil
+		})
+	}
+	<-m.done
+	return m.value, m.err
+}
+
+// make puts a document together.
+func (s *Spec) make(doc string, of []*api.Kind, parts []*Part) (*entry, error) {
+	f := form{v3: strings.HasPrefix(doc, "v3/"), proto: strings.HasSuffix(doc, ".pb")}
+	x, err := s.gather(of, f)
 	if err != nil {
-		return nil, fmt.Errorf("making the OpenAPI document %s: %w", doc, err)
-	}
-	var buf bytes.Buffer
-	zip := gzip.NewWriter(&buf)
-	if _, err := zip.Write(data); err != nil {
 		return nil, err
 	}
-	if err := zip.Close(); err != nil {
-		return nil, err
+	if strings.HasPrefix(doc, mergedV2) {
+		if err := s.merge(x, of, parts, f); err != nil {
+			return nil, err
+		}
+	}
+	e := &entry{text: x.plain(f.v3, s.info)}
+	if f.proto {
+		if e.text, err = x.inProto(f.v3, s.version); err != nil {
+			return nil, err
+		}
 	}
 	sum := sha512.New()
 	fmt.Fprintf(sum, "format %s of %s\n", format, doc)
-	_, _ = sum.Write(data)
-	e := &entry{zipped: slices.Clip(buf.Bytes()), hash: strings.ToUpper(hex.EncodeToString(sum.Sum(nil)))}
-	s.made[doc] = e
+	for _, p := range e.text {
+		_, _ = sum.Write(p.sum[:])
+	}
+	e.crc = e.text.crc()
+	e.hash = strings.ToUpper(hex.EncodeToString(sum.Sum(nil)))
 	return e, nil
 }
 
-// make builds a document. The protobuf forms are made from the JSON ones.
-func (s *Spec) make(doc string) ([]byte, error) {
-	plain, isProto := strings.CutSuffix(doc, ".pb")
-	where, v3 := strings.CutPrefix(plain, "v3/")
-	d := &document{schemas: newSchemas(v3), paths: object{}}
-	list := s.kinds.All()
-	if v3 {
-		list = s.kindsOf(where)
+// giveBack returns the memory of much that was made: it was large and is rarely needed again.
+func (s *Spec) giveBack() {
+	if n := s.written.Load(); n > freeAfter && s.written.CompareAndSwap(n, 0) {
+		go debug.FreeOSMemory()
 	}
-	for _, k := range list {
-		d.add(k)
-	}
-	out := object{"paths": d.paths, "info": object{"title": "Keelson", "version": s.version}}
-	if v3 {
-		out["openapi"], out["components"] = "3.0.0", object{"schemas": d.defs}
-	} else {
-		out["swagger"], out["definitions"] = "2.0", d.defs
-	}
-	data, err := json.Marshal(out)
-	if err != nil || !isProto {
-		return data, err
-	}
-	var msg proto.Message
-	if v3 {
-		msg, err = openapi_v3.ParseDocument(data)
-	} else {
-		msg, err = openapi_v2.ParseDocument(data)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return proto.MarshalOptions{Deterministic: true}.Marshal(msg) // replicas must agree on the hash
 }
 
 func (s *Spec) serve(w http.ResponseWriter, r *http.Request, doc string, protoTypes []string) {
@@ -187,20 +273,15 @@ func (s *Spec) serve(w http.ResponseWriter, r *http.Request, doc string, protoTy
 		}
 	}
 	asked := r.URL.Query().Get("hash")
-	s.mu.Lock()
-	fresh := s.made[doc] == nil
-	e, err := s.entry(doc)
+	e, err := s.document(doc)
 	inIndex := e // the index names a document by the hash of its JSON form
 	if plain := strings.TrimSuffix(doc, ".pb"); err == nil && plain != doc && asked != "" {
-		inIndex, err = s.entry(plain)
+		inIndex, err = s.document(plain)
 	}
-	s.mu.Unlock()
+	s.giveBack()
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
-	}
-	if fresh {
-		go debug.FreeOSMemory()
 	}
 	h := w.Header()
 	h.Set("ETag", `"`+e.hash+`"`)
@@ -214,22 +295,21 @@ func (s *Spec) serve(w http.ResponseWriter, r *http.Request, doc string, protoTy
 			return
 		}
 		h.Set("Cache-Control", "public, immutable")
+		// Without a time caches take "immutable" for nothing, kubectl's among them: they ask again every time.
+		h.Set("Expires", time.Now().AddDate(1, 0, 0).UTC().Format(http.TimeFormat))
 	}
 	if strings.Contains(r.Header.Get("If-None-Match"), e.hash) {
 		w.WriteHeader(http.StatusNotModified)
 		return
 	}
 	h.Set("Content-Type", media)
-	if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+	if endpoints.TakesGzip(r) {
 		h.Set("Content-Encoding", "gzip")
-		_, _ = w.Write(e.zipped)
+		h.Set("Content-Length", strconv.FormatInt(e.text.zippedSize(), 10))
+		_ = e.text.writeZipped(w, e.crc)
 		return
 	}
-	zip, err := gzip.NewReader(bytes.NewReader(e.zipped))
-	if err == nil {
-		_, err = io.Copy(w, zip)
-	}
-	if err != nil {
+	if err := e.text.writePlain(w); err != nil {
 		panic(http.ErrAbortHandler)
 	}
 }

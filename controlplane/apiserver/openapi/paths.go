@@ -1,10 +1,13 @@
 package openapi
 
 import (
+	"encoding/json"
 	"maps"
+	"reflect"
 	"slices"
 	"sort"
 	"strings"
+	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -46,7 +49,7 @@ var (
 	}
 )
 
-// document is an OpenAPI document of some kinds.
+// document is what an OpenAPI document says of a kind.
 type document struct {
 	*schemas
 	paths object
@@ -62,12 +65,12 @@ func (d *document) add(k *api.Kind) {
 	if k.Namespaced {
 		scoped = base + "/namespaces/{namespace}/" + k.Resource
 	}
-	body := d.top(k.New(), k.GVK)
+	body := d.body(k)
 	if k.Virtual {
-		d.path(k, scoped, object{"post": d.operation(k, k.GVK, "create", "post", body, body, writeParams)})
+		d.virtual(k, scoped, body)
 		return
 	}
-	list := d.top(k.NewList(), k.ListGVK())
+	list := d.list(k)
 	status := d.status()
 	if all != scoped {
 		d.path(k, all, object{"get": d.operation(k, k.GVK, "listAllNamespaces", "list", nil, list, listParams)})
@@ -77,7 +80,8 @@ func (d *document) add(k *api.Kind) {
 		"post": d.operation(k, k.GVK, "create", "post", body, body, writeParams),
 	}
 	if len(k.Verbs) == 0 || slices.Contains(k.Verbs, "deletecollection") {
-		collection["delete"] = d.operation(k, k.GVK, "deletecollection", "deletecollection", d.deleteOptions(), status, slices.Concat(listParams, deleteParams[1:]))
+		collection["delete"] = d.operation(k, k.GVK, "deletecollection", "deletecollection", d.deleteOptions(), status,
+			slices.Concat(listParams, deleteParams[1:]))
 	}
 	d.path(k, scoped, collection)
 	deleted := status
@@ -93,6 +97,24 @@ func (d *document) add(k *api.Kind) {
 	d.facets(k, scoped)
 }
 
+// virtual describes a kind that is answered: the verbs that it has.
+func (d *document) virtual(k *api.Kind, scoped string, body object) {
+	collection := object{}
+	if slices.Contains(k.Verbs, "create") {
+		collection["post"] = d.operation(k, k.GVK, "create", "post", body, body, writeParams)
+	}
+	if slices.Contains(k.Verbs, "list") {
+		collection["get"] = d.operation(k, k.GVK, "list", "list", nil, d.list(k), listParams)
+	}
+	d.path(k, scoped, collection)
+	if slices.Contains(k.Verbs, "get") {
+		d.path(k, scoped+"/{name}", object{"get": d.operation(k, k.GVK, "read", "get", nil, body, []param{prettyParam})})
+	}
+}
+
+// connections are the facets behind which somebody else answers.
+var connections = []string{"attach", "exec", "portforward", "proxy"}
+
 func (d *document) facets(k *api.Kind, scoped string) {
 	names := make([]string, 0, len(k.Subresources))
 	for n := range k.Subresources {
@@ -101,7 +123,13 @@ func (d *document) facets(k *api.Kind, scoped string) {
 	sort.Strings(names)
 	for _, n := range names {
 		sub := k.Subresources[n]
-		gvk, body := k.GVK, d.top(k.New(), k.GVK)
+		action := func(of string) string {
+			if slices.Contains(connections, n) {
+				return "connect"
+			}
+			return of
+		}
+		gvk, body := k.GVK, d.body(k)
 		if sub.New != nil {
 			gvk, body = sub.GVK, d.top(sub.New(), sub.GVK)
 		}
@@ -110,13 +138,13 @@ func (d *document) facets(k *api.Kind, scoped string) {
 			title := strings.ToUpper(n[:1]) + n[1:]
 			switch v {
 			case "get":
-				ops["get"] = d.operation(k, gvk, "read"+title, "get", nil, body, []param{prettyParam})
+				ops["get"] = d.operation(k, gvk, "read"+title, action("get"), nil, body, []param{prettyParam})
 			case "update":
-				ops["put"] = d.operation(k, gvk, "replace"+title, "put", body, body, writeParams)
+				ops["put"] = d.operation(k, gvk, "replace"+title, action("put"), body, body, writeParams)
 			case "patch":
-				ops["patch"] = d.operation(k, gvk, "patch"+title, "patch", d.patch(), body, slices.Concat(writeParams, []param{forceParam}))
+				ops["patch"] = d.operation(k, gvk, "patch"+title, action("patch"), d.patch(), body, slices.Concat(writeParams, []param{forceParam}))
 			case "create":
-				ops["post"] = d.operation(k, gvk, "create"+title, "post", body, body, writeParams)
+				ops["post"] = d.operation(k, gvk, "create"+title, action("post"), body, body, writeParams)
 			}
 		}
 		if len(ops) > 0 {
@@ -133,21 +161,14 @@ func (d *document) deleteOptions() object {
 	return d.top(&metav1.DeleteOptions{}, schema.GroupVersionKind{Version: "v1", Kind: "DeleteOptions"})
 }
 
-func (d *document) patch() object {
-	const name = "io.k8s.apimachinery.pkg.apis.meta.v1.Patch"
-	d.defs[name] = object{
-		"type":        "object",
-		"description": "Patch is provided to give a concrete name and type to the Kubernetes PATCH request body.",
-	}
-	return object{"$ref": d.prefix() + name}
-}
+func (d *document) patch() object { return d.ref(reflect.TypeFor[metav1.Patch]()) }
 
 // path adds a path with the parameters that stand in it.
 func (d *document) path(k *api.Kind, path string, ops object) {
 	var params []object
 	add := func(name, what string) {
 		p := object{"in": "path", "name": name, "required": true, "description": what}
-		d.typed(p, "string")
+		typed(p, "string", d.v3)
 		params = append(params, p)
 	}
 	if strings.Contains(path, "{name}") {
@@ -163,8 +184,32 @@ func (d *document) path(k *api.Kind, path string, ops object) {
 	d.paths[path] = item
 }
 
-func (d *document) typed(p object, t string) {
-	if d.v3 {
+// queries are the query parameters as they are written, in v2 and in v3: they are most of the text of every path.
+var queries = sync.OnceValue(func() (out [2]map[param]json.RawMessage) {
+	for i := range out {
+		out[i] = map[param]json.RawMessage{}
+		for _, q := range slices.Concat(writeParams, []param{forceParam}, deleteParams, listParams) {
+			p := object{"in": "query", "name": q.name, "description": q.what}
+			typed(p, q.kind, i == 1)
+			data, err := json.Marshal(p)
+			if err != nil {
+				panic(err) // of texts
+			}
+			out[i][q] = data
+		}
+	}
+	return out
+})
+
+func written(q param, v3 bool) json.RawMessage {
+	if v3 {
+		return queries()[1][q]
+	}
+	return queries()[0][q]
+}
+
+func typed(p object, t string, v3 bool) {
+	if v3 {
 		p["schema"] = object{"type": t, "uniqueItems": true}
 		return
 	}
@@ -173,8 +218,11 @@ func (d *document) typed(p object, t string) {
 
 var mediaTypes = []string{"application/json", "application/yaml", "application/vnd.kubernetes.protobuf"}
 
-var patchMediaTypes = []string{
-	"application/apply-patch+yaml", "application/json-patch+json", "application/merge-patch+json", "application/strategic-merge-patch+json",
+func patchMediaTypes(k *api.Kind) (out []string) {
+	for _, t := range k.Patches() {
+		out = append(out, string(t))
+	}
+	return out
 }
 
 func (d *document) operation(k *api.Kind, gvk schema.GroupVersionKind, id, action string, body, answer object, query []param) object {
@@ -196,36 +244,51 @@ func (d *document) operation(k *api.Kind, gvk schema.GroupVersionKind, id, actio
 			"group": gvk.Group, "version": gvk.Version, "kind": gvk.Kind,
 		},
 	}
-	var params []object
+	var params []any
 	for _, q := range query {
-		p := object{"in": "query", "name": q.name, "description": q.what}
-		d.typed(p, q.kind)
-		params = append(params, p)
+		params = append(params, written(q, d.v3))
 	}
 	takes := mediaTypes
 	if action == "patch" {
-		takes = patchMediaTypes
+		takes = patchMediaTypes(k)
 	}
-	code := "200"
-	if action == "post" {
-		code = "201"
+	answers := object{"401": object{"description": "Unauthorized"}}
+	for code, what := range successes[action] {
+		answers[code] = d.answer(what, answer)
 	}
+	op["responses"] = answers
 	if !d.v3 {
 		if body != nil {
 			params = append(params, object{"in": "body", "name": "body", "required": action != "delete" && action != "deletecollection", "schema": body})
 		}
 		op["consumes"], op["produces"], op["schemes"] = takes, mediaTypes, []string{"https"}
-		op["responses"] = object{code: object{"description": "OK", "schema": answer}, "401": object{"description": "Unauthorized"}}
-	} else {
-		if body != nil {
-			op["requestBody"] = object{"content": contents(takes, body)}
-		}
-		op["responses"] = object{code: object{"description": "OK", "content": contents(mediaTypes, answer)}, "401": object{"description": "Unauthorized"}}
+	} else if body != nil {
+		op["requestBody"] = object{"content": contents(takes, body)}
 	}
 	if len(params) > 0 {
 		op["parameters"] = params
 	}
 	return op
+}
+
+// answered is how reads are answered.
+var answered = map[string]string{"200": "OK"}
+
+// successes are the codes with which an action may be answered, as Kubernetes lists them: updates and applied
+// configurations may create.
+var successes = map[string]map[string]string{
+	"get": answered, "list": answered, "deletecollection": answered, "connect": answered,
+	"post":   {"200": "OK", "201": "Created", "202": "Accepted"},
+	"put":    {"200": "OK", "201": "Created"},
+	"patch":  {"200": "OK", "201": "Created"},
+	"delete": {"200": "OK", "202": "Accepted"},
+}
+
+func (d *document) answer(what string, schema object) object {
+	if d.v3 {
+		return object{"description": what, "content": contents(mediaTypes, schema)}
+	}
+	return object{"description": what, "schema": schema}
 }
 
 func contents(media []string, schema object) object {

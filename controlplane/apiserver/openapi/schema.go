@@ -1,15 +1,20 @@
 // Package openapi describes what is served in OpenAPI v2 and v3, made from the
-// Go types by reflection. Documents are made when first asked for and kept
-// compressed: few clients ever ask, and the plain text is megabytes.
+// Go types by reflection. Documents are made of pieces when first asked for, and
+// kept compressed: few clients ever ask, and the plain text is megabytes.
 package openapi
 
 import (
+	"crypto/sha256"
+	"fmt"
+	"maps"
 	"reflect"
+	"slices"
 	"sort"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	smd "sigs.k8s.io/structured-merge-diff/v6/schema"
 )
 
 // object is a JSON object in the making. encoding/json sorts its keys, so documents are deterministic.
@@ -26,15 +31,65 @@ type (
 	alternative interface{ OpenAPIV3OneOfTypes() []string }
 )
 
-// schemas collects the definitions that a document refers to.
+// schemas collects definitions, and the Go types that they refer to.
 type schemas struct {
-	v3   bool
-	defs object
-	gvks map[reflect.Type][]schema.GroupVersionKind
+	v3    bool
+	defs  object
+	types typeSet
+	// define says that types are defined when they are referred to; otherwise that is done for all kinds of a document together.
+	define bool
+	// known is what else is known of the types.
+	known *smd.Schema
 }
 
-func newSchemas(v3 bool) *schemas {
-	return &schemas{v3: v3, defs: object{}, gvks: map[reflect.Type][]schema.GroupVersionKind{}}
+// typeSet are Go types, with the kinds of which they are the objects, lists or bodies.
+type typeSet map[reflect.Type]map[schema.GroupVersionKind]bool
+
+func (s typeSet) add(t reflect.Type, of ...schema.GroupVersionKind) {
+	if s[t] == nil {
+		s[t] = map[schema.GroupVersionKind]bool{}
+	}
+	for _, gvk := range of {
+		s[t][gvk] = true
+	}
+}
+
+// kinds of a type, in an order that does not change.
+func (s typeSet) kinds(t reflect.Type) []schema.GroupVersionKind {
+	return slices.SortedFunc(maps.Keys(s[t]), func(a, b schema.GroupVersionKind) int { return strings.Compare(a.String(), b.String()) })
+}
+
+// key names a set.
+func (s typeSet) key() (sum [sha256.Size]byte) {
+	lines := make([]string, 0, len(s))
+	for t := range s {
+		lines = append(lines, fmt.Sprintln(modelName(t), s.kinds(t)))
+	}
+	slices.Sort(lines)
+	return sha256.Sum256([]byte(strings.Join(lines, "")))
+}
+
+func newSchemas(v3 bool) *schemas { return &schemas{v3: v3, defs: object{}, types: typeSet{}} }
+
+// definitions of Go types and of all that they refer to.
+func definitions(types typeSet, v3 bool) (object, error) {
+	s := newSchemas(v3)
+	s.define = true
+	var err error
+	if s.known, err = structure(); err != nil {
+		return nil, err
+	}
+	for t := range types {
+		s.ref(t)
+		var list []object
+		for _, k := range types.kinds(t) {
+			list = append(list, object{"group": k.Group, "version": k.Version, "kind": k.Kind})
+		}
+		if list != nil {
+			s.defs[modelName(t)].(object)[gvkExtension] = list
+		}
+	}
+	return s.defs, nil
 }
 
 func (s *schemas) prefix() string {
@@ -47,28 +102,18 @@ func (s *schemas) prefix() string {
 // top refers to the type of a kind and notes its name.
 func (s *schemas) top(obj runtime.Object, gvk schema.GroupVersionKind) object {
 	t := reflect.TypeOf(obj).Elem()
-	for _, k := range s.gvks[t] {
-		if k == gvk {
-			return s.ref(t)
-		}
-	}
-	s.gvks[t] = append(s.gvks[t], gvk)
-	ref := s.ref(t)
-	var list []object
-	for _, k := range s.gvks[t] {
-		list = append(list, object{"group": k.Group, "version": k.Version, "kind": k.Kind})
-	}
-	s.defs[modelName(t)].(object)["x-kubernetes-group-version-kind"] = list
-	return ref
+	s.types.add(t, gvk)
+	return s.ref(t)
 }
 
-// ref refers to a named type and defines it when it is new.
+// ref refers to a named type.
 func (s *schemas) ref(t reflect.Type) object {
 	name := modelName(t)
-	if _, ok := s.defs[name]; !ok {
+	s.types.add(t)
+	if _, ok := s.defs[name]; !ok && s.define {
 		def := object{}
 		s.defs[name] = def // before its fields: types refer to themselves
-		s.define(t, def)
+		s.describe(t, def)
 	}
 	return object{"$ref": s.prefix() + name}
 }
@@ -86,7 +131,7 @@ func modelName(t reflect.Type) string {
 	return strings.Join(parts, ".") + "." + strings.ReplaceAll(rest, "/", ".") + "." + t.Name()
 }
 
-func (s *schemas) define(t reflect.Type, def object) {
+func (s *schemas) describe(t reflect.Type, def object) {
 	zero := reflect.New(t).Interface()
 	docs := map[string]string{}
 	if d, ok := zero.(documented); ok {
@@ -116,7 +161,9 @@ func (s *schemas) define(t reflect.Type, def object) {
 	}
 	props := object{}
 	var required []string
-	s.fields(t, docs, props, &required)
+	known := mapOf(s.known, modelName(t))
+	s.fields(t, docs, known, props, &required)
+	describeMap(def, known)
 	if len(props) > 0 {
 		def["properties"] = props
 	}
@@ -136,7 +183,7 @@ func freeForm(t reflect.Type) bool {
 }
 
 // fields adds the JSON fields of a struct; those of inlined structs are its own.
-func (s *schemas) fields(t reflect.Type, docs map[string]string, props object, required *[]string) {
+func (s *schemas) fields(t reflect.Type, docs map[string]string, known *smd.Map, props object, required *[]string) {
 	for i := range t.NumField() {
 		f := t.Field(i)
 		tag, ok := f.Tag.Lookup("json")
@@ -153,7 +200,7 @@ func (s *schemas) fields(t reflect.Type, docs map[string]string, props object, r
 				if d, ok := reflect.New(in).Interface().(documented); ok {
 					inner = d.SwaggerDoc()
 				}
-				s.fields(in, inner, props, required)
+				s.fields(in, inner, known, props, required)
 			}
 			continue
 		}
@@ -161,6 +208,8 @@ func (s *schemas) fields(t reflect.Type, docs map[string]string, props object, r
 		if text := docs[name]; text != "" {
 			p["description"] = text
 		}
+		describeEnum(p, f.Type)
+		s.describeField(p, known, f.Type, name)
 		if v := f.Tag.Get("patchStrategy"); v != "" {
 			p["x-kubernetes-patch-strategy"] = v
 		}
@@ -168,7 +217,7 @@ func (s *schemas) fields(t reflect.Type, docs map[string]string, props object, r
 			p["x-kubernetes-patch-merge-key"] = v
 		}
 		props[name] = p
-		if !strings.Contains(opts, "omitempty") && !strings.Contains(opts, "omitzero") && f.Type.Kind() != reflect.Pointer {
+		if needed(t, name, opts) {
 			*required = append(*required, name)
 		}
 	}
@@ -211,8 +260,20 @@ func (s *schemas) element(t reflect.Type) object {
 	if t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
-	if t.Kind() == reflect.Struct {
-		return s.ref(t)
+	p := s.property(t)
+	if s.v3 {
+		switch p["type"] {
+		case "string":
+			if p["format"] == nil {
+				p["default"] = ""
+			}
+		case "integer", "number":
+			p["default"] = 0
+		case "boolean":
+			p["default"] = false
+		case nil:
+			p["default"] = object{}
+		}
 	}
-	return s.property(t)
+	return p
 }

@@ -183,6 +183,7 @@ func exemptions(f *file) (errs field.ErrorList) {
 		return nil
 	})
 	check("namespaces", f.Exemptions.Namespaces, func(s string) []string { return validation.ValidateNamespaceName(s, false) })
-	check("runtimeClasses", f.Exemptions.RuntimeClasses, func(s string) []string { return validation.NameIsDNSSubdomain(s, false) })
+	check("runtimeClasses", f.Exemptions.RuntimeClasses,
+		func(s string) []string { return validation.NameIsDNSSubdomain(s, false) })
 	return errs
 }

@@ -37,7 +37,8 @@ func (p *Plugin) namespace(ctx context.Context, r *api.Request, ns, old *corev1.
 	if len(errs) > 0 && !reflect.DeepEqual(errs, oldErrs) {
 		return invalid(r, ns, errs)
 	}
-	relaxed := now.Enforce.Version == before.Enforce.Version && psa.CompareLevels(now.Enforce.Level, before.Enforce.Level) < 1
+	relaxed := now.Enforce.Version == before.Enforce.Version &&
+		psa.CompareLevels(now.Enforce.Level, before.Enforce.Level) < 1
 	if now.Enforce.Level == psa.LevelPrivileged || relaxed {
 		return nil
 	}
@@ -60,7 +61,8 @@ func (p *Plugin) warnExempt(ctx context.Context, ns *corev1.Namespace, now psa.P
 	if !slices.Contains(p.config.Namespaces, ns.Name) || now.FullyPrivileged() || now.Equivalent(&p.config.Defaults) {
 		return
 	}
-	api.Warn(ctx, fmt.Sprintf("namespace %q is exempt from Pod Security, and the policy (%s) will be ignored", ns.Name, labelled(ns.Labels, now)))
+	api.Warn(ctx, fmt.Sprintf("namespace %q is exempt from Pod Security, and the policy (%s) will be ignored", ns.Name,
+		labelled(ns.Labels, now)))
 }
 
 // labelled is the part of a policy that labels have set: "enforce=baseline:latest, warn=restricted:v1.30".
@@ -117,10 +119,12 @@ func (p *Plugin) violations(ctx context.Context, namespace string, enforce psa.L
 	}
 	var out []string
 	if looked < total {
-		out = append(out, fmt.Sprintf("new PodSecurity enforce level only checked against the first %d of %d existing pods", looked, total))
+		out = append(out, fmt.Sprintf("new PodSecurity enforce level only checked against the first %d of %d existing pods",
+			looked, total))
 	}
 	if len(found) > 0 {
-		out = append(out, fmt.Sprintf("existing pods in namespace %q violate the new PodSecurity enforce level %q", namespace, enforce))
+		out = append(out, fmt.Sprintf("existing pods in namespace %q violate the new PodSecurity enforce level %q",
+			namespace, enforce))
 	}
 	lines := make([]string, 0, len(found))
 	for _, s := range found {

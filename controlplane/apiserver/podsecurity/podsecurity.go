@@ -48,23 +48,24 @@ func New(cluster Cluster, config Config) *Plugin {
 }
 
 // Admit is a validating admission plugin.
-func (p *Plugin) Admit(ctx context.Context, r *api.Request, obj, old api.Object) error {
-	if obj == nil {
+func (p *Plugin) Admit(ctx context.Context, a *api.Attempt) error {
+	if a.Whole == nil {
 		return nil
 	}
-	switch o := obj.(type) {
+	r := a.Request
+	switch o := a.Whole.(type) {
 	case *corev1.Namespace:
-		if r.Subresource == "" {
-			before, _ := old.(*corev1.Namespace)
+		if a.Facet == "" {
+			before, _ := a.Stored.(*corev1.Namespace)
 			return p.namespace(ctx, r, o, before)
 		}
 	case *corev1.Pod:
-		before, _ := old.(*corev1.Pod)
-		if r.Subresource != "status" && r.Subresource != "binding" && (before == nil || significant(&o.Spec, &before.Spec)) {
+		before, _ := a.Stored.(*corev1.Pod)
+		if a.Facet != "status" && a.Facet != "binding" && (before == nil || significant(&o.Spec, &before.Spec)) {
 			return p.pod(ctx, r, o)
 		}
 	default:
-		if t := template(obj); t != nil && r.Subresource == "" {
+		if t := template(o); t != nil && a.Facet == "" {
 			p.workload(ctx, r, t)
 		}
 	}
@@ -97,8 +98,10 @@ func template(obj api.Object) *corev1.PodTemplateSpec {
 // significant says whether an update of a pod changes what is judged. Of that only images and ephemeral
 // containers can change; looking at whole containers costs little and stays true should more become mutable.
 func significant(now, was *corev1.PodSpec) bool {
-	return !reflect.DeepEqual(now.Containers, was.Containers) || !reflect.DeepEqual(now.InitContainers, was.InitContainers) ||
-		!reflect.DeepEqual(now.EphemeralContainers, was.EphemeralContainers) || !reflect.DeepEqual(now.SecurityContext, was.SecurityContext)
+	return !reflect.DeepEqual(now.Containers, was.Containers) ||
+		!reflect.DeepEqual(now.InitContainers, was.InitContainers) ||
+		!reflect.DeepEqual(now.EphemeralContainers, was.EphemeralContainers) ||
+		!reflect.DeepEqual(now.SecurityContext, was.SecurityContext)
 }
 
 // pod refuses what violates the enforced level, notes and warns of the rest.
@@ -158,7 +161,8 @@ func (p *Plugin) judge(lv psa.LevelVersion, meta *metav1.ObjectMeta, spec *corev
 
 func (p *Plugin) note(ctx context.Context, lv psa.LevelVersion, meta *metav1.ObjectMeta, spec *corev1.PodSpec) {
 	if got := p.judge(lv, meta, spec); !got.Allowed {
-		annotate(ctx, psa.AuditViolationsAnnotationKey, fmt.Sprintf("would violate PodSecurity %q: %s", lv, got.ForbiddenDetail()))
+		annotate(ctx, psa.AuditViolationsAnnotationKey,
+			fmt.Sprintf("would violate PodSecurity %q: %s", lv, got.ForbiddenDetail()))
 	}
 }
 

@@ -39,19 +39,14 @@ type session struct {
 const openStreams = 30 * time.Second
 
 // exec runs a command in a container, or attaches to its process. Errors before the upgrade are refusals.
-func (s *Server) exec(w http.ResponseWriter, r *http.Request, pod *corev1.Pod, attach bool) error {
-	q := r.URL.Query()
-	flag := func(name string) bool { b, _ := strconv.ParseBool(q.Get(name)); return b }
-	want := wanted{stdin: flag("stdin"), stdout: flag("stdout"), stderr: flag("stderr"), tty: flag("tty")}
-	er := api.ExecRequest{
-		PodUID: pod.UID, Namespace: pod.Namespace, Pod: pod.Name,
-		Command: q["command"], Attach: attach, TTY: want.tty,
-	}
+func (s *Server) exec(w http.ResponseWriter, r *http.Request, pod *corev1.Pod, want wanted, er api.ExecRequest) error {
+	attach := er.Attach
+	er.PodUID, er.Namespace, er.Pod, er.TTY = pod.UID, pod.Namespace, pod.Name, want.tty
 	if want.tty {
 		want.stderr = false // a terminal has one output
 	}
 	var err error
-	if er.Container, err = container(pod, q.Get("container")); err != nil {
+	if er.Container, err = container(pod, er.Container); err != nil {
 		return err
 	}
 	switch {

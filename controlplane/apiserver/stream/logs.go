@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/fields"
 )
 
 // silence is how long a log may say nothing before the client is told that it is on.
@@ -110,6 +111,19 @@ func (s *Server) copyLog(out logSink, body io.Reader, refuse func(error) error) 
 	}
 }
 
+// streamOf judges which of a container's outputs is asked for.
+func streamOf(which string) field.ErrorList {
+	switch which {
+	case "":
+		return nil
+	case corev1.LogStreamAll, corev1.LogStreamStdout, corev1.LogStreamStderr:
+		o := corev1.PodLogOptions{Stream: &which}
+		errs, _ := fields.Load().For(o).Check(o, nil)
+		return errs
+	}
+	return field.ErrorList{field.NotSupported(field.NewPath("stream"), which, []string{corev1.LogStreamAll})}
+}
+
 // logRequest reads PodLogOptions from the query.
 func logRequest(q url.Values, now time.Time) (api.LogRequest, error) {
 	lr := api.LogRequest{Container: q.Get("container")}
@@ -151,6 +165,7 @@ func logRequest(q url.Values, now time.Time) (api.LogRequest, error) {
 		at := metav1.NewTime(t)
 		lr.SinceTime = &at
 	}
+	errs = append(errs, streamOf(q.Get("stream"))...)
 	if len(errs) > 0 {
 		return lr, apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("PodLogOptions").GroupKind(), "", errs)
 	}

@@ -32,7 +32,7 @@ type forwarder struct {
 	pod *corev1.Pod
 }
 
-func (s *Server) portForward(w http.ResponseWriter, r *http.Request, pod *corev1.Pod) error {
+func (s *Server) portForward(w http.ResponseWriter, r *http.Request, pod *corev1.Pod, ports []int32) error {
 	if pod.Status.Phase != corev1.PodRunning {
 		return apierrors.NewBadRequest(fmt.Sprintf("unable to forward port because pod is not running. Current status=%v", pod.Status.Phase))
 	}
@@ -45,9 +45,8 @@ func (s *Server) portForward(w http.ResponseWriter, r *http.Request, pod *corev1
 	case wsstream.IsWebSocketRequestWithTunnelingProtocol(r):
 		err = f.tunnelled(w, r)
 	case wsstream.IsWebSocketRequest(r):
-		var ports []int32
-		if ports, err = queryPorts(r); err != nil {
-			return err
+		if len(ports) == 0 {
+			return apierrors.NewBadRequest("query parameter \"ports\" is required: one to a hundred ports")
 		}
 		err = f.channels(w, r, ports)
 	default:
@@ -81,7 +80,7 @@ func (f forwarder) tunnelled(w http.ResponseWriter, r *http.Request) error {
 	stop := make(chan struct{})
 	defer close(stop)
 	streams := make(chan opened)
-	conn, err := spdy.NewServerConnection(portforward.NewTunnelingConnection("server", ws), deliver(streams, stop))
+	conn, err := spdy.NewServerConnection(newFramedConn(portforward.NewTunnelingConnection("server", ws)), deliver(streams, stop))
 	if err != nil {
 		return err
 	}
@@ -165,22 +164,6 @@ func (f forwarder) one(ctx context.Context, p *pair, replied <-chan struct{}) {
 	if err != nil && ctx.Err() == nil {
 		fmt.Fprintf(p.err, "error forwarding port %d to pod %s, uid : %v", port, f.pod.Name, err)
 	}
-}
-
-// queryPorts reads ?ports=80&ports=81.
-func queryPorts(r *http.Request) ([]int32, error) {
-	var out []int32
-	for _, v := range r.URL.Query()["ports"] {
-		n, err := strconv.ParseUint(v, 10, 16)
-		if err != nil || n == 0 {
-			return nil, apierrors.NewBadRequest(fmt.Sprintf("query parameter \"ports\" has an invalid value: %q", v))
-		}
-		out = append(out, int32(n))
-	}
-	if len(out) == 0 || len(out) > 100 {
-		return nil, apierrors.NewBadRequest("query parameter \"ports\" is required: one to a hundred ports")
-	}
-	return out, nil
 }
 
 // channels serves the old WebSocket form: two channels for each port asked for, data and error.

@@ -30,7 +30,7 @@ type opened struct {
 // upgradeSPDY takes the connection over. Streams that the client opens arrive on the channel until stop is closed.
 func upgradeSPDY(w http.ResponseWriter, r *http.Request, stop <-chan struct{}) (httpstream.Connection, <-chan opened, error) {
 	streams := make(chan opened)
-	conn := spdy.NewResponseUpgrader().UpgradeResponse(w, r, deliver(streams, stop))
+	conn := spdy.NewResponseUpgrader().UpgradeResponse(framedWriter{w}, r, deliver(streams, stop))
 	if conn == nil {
 		return nil, nil, errors.New("the connection could not be upgraded to SPDY")
 	}

@@ -13,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"keelson.dev/keelson/controlplane/api"
 )
@@ -23,6 +24,21 @@ type Server struct {
 	// Error writes a refusal before a stream has begun.
 	Error func(w http.ResponseWriter, r *http.Request, err error)
 	Log   *slog.Logger
+}
+
+// join serves a connection with the options that were admitted.
+func (s *Server) join(w http.ResponseWriter, r *http.Request, pod *corev1.Pod, options runtime.Object) error {
+	switch o := options.(type) {
+	case *corev1.PodExecOptions:
+		want := wanted{stdin: o.Stdin, stdout: o.Stdout, stderr: o.Stderr, tty: o.TTY}
+		return s.exec(w, r, pod, want, api.ExecRequest{Container: o.Container, Command: o.Command})
+	case *corev1.PodAttachOptions:
+		want := wanted{stdin: o.Stdin, stdout: o.Stdout, stderr: o.Stderr, tty: o.TTY}
+		return s.exec(w, r, pod, want, api.ExecRequest{Container: o.Container, Attach: true})
+	case *corev1.PodPortForwardOptions:
+		return s.portForward(w, r, pod, o.Ports)
+	}
+	return apierrors.NewInternalError(fmt.Errorf("a connection with options of type %T", options))
 }
 
 // ServeStream serves the request's subresource of the pod until the stream ends.
@@ -44,10 +60,8 @@ func (s *Server) ServeStream(w http.ResponseWriter, r *http.Request, req *api.Re
 	switch req.Subresource {
 	case "log":
 		err = s.logs(w, r, pod)
-	case "exec", "attach":
-		err = s.exec(w, r, pod, req.Subresource == "attach")
-	case "portforward":
-		err = s.portForward(w, r, pod)
+	case "exec", "attach", "portforward":
+		err = s.join(w, r, pod, req.Object)
 	default:
 		err = apierrors.NewMethodNotSupported(req.Kind.GroupResource(), req.Subresource)
 	}

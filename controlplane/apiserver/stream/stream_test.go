@@ -2,6 +2,7 @@ package stream
 
 import (
 	"net/url"
+	"strings"
 	"testing"
 	"time"
 
@@ -69,6 +70,19 @@ func TestContainer(t *testing.T) {
 		}
 		if got != x.want || said != x.complaints {
 			t.Errorf("%q, %q; want %q, %q", got, said, x.want, x.complaints)
+		}
+	}
+}
+
+// A log is both outputs of a container; asking for one of them is refused, and so is what is none.
+func TestStreamOfALog(t *testing.T) {
+	for which, want := range map[string]string{
+		"": "", corev1.LogStreamAll: "", corev1.LogStreamStderr: "stream: Forbidden: the two outputs of a container are one log",
+		"stderr": `stream: Unsupported value: "stderr"`,
+	} {
+		_, err := logRequest(url.Values{"stream": {which}}, time.Now())
+		if err == nil && want != "" || err != nil && (want == "" || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%q: %v", which, err)
 		}
 	}
 }

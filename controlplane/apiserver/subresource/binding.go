@@ -24,11 +24,11 @@ func (v *Verbs) Bind(ctx context.Context, r *api.Request, a registry.Admission) 
 	if b.Name != "" && b.Name != r.Name {
 		return nil, apierrors.NewBadRequest("name in URL does not match name in Binding object")
 	}
-	if errs := validBinding(b); len(errs) > 0 {
-		return nil, apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("Binding").GroupKind(), r.Name, errs)
-	}
-	_, err := v.Registry.Modify(ctx, r, a, func(o api.Object) error {
-		pod := o.(*corev1.Pod)
+	_, err := v.Registry.ModifyBy(ctx, r, a, b, func(o api.Object, body runtime.Object) error {
+		pod, b := o.(*corev1.Pod), body.(*corev1.Binding)
+		if errs := validBinding(b); len(errs) > 0 {
+			return apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("Binding").GroupKind(), r.Name, errs)
+		}
 		if b.UID != "" && b.UID != pod.UID {
 			return conflict(r, pod, fmt.Errorf("Precondition failed: UID in precondition: %v, UID in object meta: %v", b.UID, pod.UID))
 		}
@@ -56,12 +56,26 @@ func (v *Verbs) Bind(ctx context.Context, r *api.Request, a registry.Admission) 
 	return success(), nil
 }
 
-// BindByWrite finishes a write that set spec.nodeName: pod is the new one, old the stored one.
-func (v *Verbs) BindByWrite(r *api.Request, pod, old *corev1.Pod, _ string) error {
-	if err := canBind(r, old); err != nil {
+// bindNamed performs a create of bindings: what pods/binding of the pod that the body names does, after admission has
+// judged it as both.
+func (v *Verbs) bindNamed(ctx context.Context, r *api.Request, a registry.Admission, b *corev1.Binding) (runtime.Object, error) {
+	switch {
+	case b.Name == "":
+		return nil, apierrors.NewBadRequest("Name parameter required.")
+	case b.Namespace != "" && b.Namespace != r.Namespace:
+		return nil, apierrors.NewBadRequest("the namespace of the provided object does not match the namespace sent on the request")
+	}
+	of := *r
+	of.Kind, of.Subresource, of.Name, of.Object = v.Kinds.ByResource(podsGVR), "binding", b.Name, b.DeepCopy()
+	return v.Bind(ctx, &of, a)
+}
+
+// BindByWrite finishes a write that set spec.nodeName of the pod that is stored as old.
+func (v *Verbs) BindByWrite(a *api.Attempt, old *corev1.Pod) error {
+	if err := canBind(a.Request, old); err != nil {
 		return err
 	}
-	markScheduled(pod, metav1.NewTime(v.Clock()))
+	a.Derive(func(pod api.Object) { markScheduled(pod.(*corev1.Pod), metav1.NewTime(v.Clock())) })
 	return nil
 }
 
@@ -96,8 +110,9 @@ func conflict(r *api.Request, pod *corev1.Pod, why error) error {
 	return apierrors.NewConflict(gr, pod.Name, why)
 }
 
-// markScheduled sets the condition that tells that the pod has its node.
+// markScheduled sets the condition that tells that the pod has its node. Where room was kept for it counts no more.
 func markScheduled(pod *corev1.Pod, now metav1.Time) {
+	pod.Status.NominatedNodeName = ""
 	c := corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: now}
 	for i := range pod.Status.Conditions {
 		if pod.Status.Conditions[i].Type != corev1.PodScheduled {

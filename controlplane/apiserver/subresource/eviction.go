@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"slices"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -26,14 +28,14 @@ var (
 	budgetsGVR = policyv1.SchemeGroupVersion.WithResource("poddisruptionbudgets")
 )
 
-// Evict performs a create of pods/eviction: it deletes the pod unless that
-// breaks the one disruption budget that covers it (429).
+// Evict performs a create of pods/eviction, which is what admission judges, not the deletion: it deletes the pod unless
+// that breaks the one disruption budget that covers it (429).
 func (v *Verbs) Evict(ctx context.Context, r *api.Request, a registry.Admission) (runtime.Object, error) {
 	e, ok := r.Object.(*policyv1.Eviction)
 	if !ok {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("not an Eviction object: %T", r.Object))
 	}
-	if e.Name != "" && e.Name != r.Name {
+	if e.Name != r.Name {
 		return nil, apierrors.NewBadRequest("name in URL does not match name in Eviction object")
 	}
 	o, err := v.get(ctx, podsGVR, r.Namespace, r.Name)
@@ -41,48 +43,135 @@ func (v *Verbs) Evict(ctx context.Context, r *api.Request, a registry.Admission)
 		return nil, err
 	}
 	pod := o.(*corev1.Pod)
-	opts := metav1.DeleteOptions{}
-	if e.DeleteOptions != nil {
-		opts = *e.DeleteOptions
-	}
-	opts.DryRun = append(opts.DryRun, r.Create.DryRun...)
-	if !free(pod) {
-		if err := v.spend(ctx, pod, len(opts.DryRun) > 0); err != nil {
-			return nil, err
-		}
-	}
-	if opts.Preconditions == nil {
-		// The pod that was judged is the pod that goes.
-		uid := pod.UID
-		opts.Preconditions = &metav1.Preconditions{UID: &uid}
-	}
-	del := *r
-	del.Verb, del.Subresource, del.Object, del.Delete = api.VerbDelete, "", nil, opts
-	if _, _, err := v.Registry.Delete(ctx, &del, a); err != nil {
+	t, err := judged(ctx, r, a, e, pod)
+	if err != nil {
 		return nil, err
 	}
-	return success(), nil
+	e = t.Object.(*policyv1.Eviction)
+	opts := deletionBy(e, r, pod)
+	for range evictionTries {
+		again, err := v.evict(ctx, r, t, *opts.DeepCopy(), pod)
+		if !again {
+			if err != nil {
+				return nil, err
+			}
+			return success(), nil
+		}
+		if o, err = v.get(ctx, podsGVR, r.Namespace, r.Name); err != nil {
+			return nil, err
+		}
+		pod = o.(*corev1.Pod)
+	}
+	return nil, apierrors.NewConflict(podsGVR.GroupResource(), r.Name,
+		errors.New("the pod changed each time that it was about to be evicted; try again"))
 }
 
-// free says whether a pod may go without asking a budget: it serves nobody.
-func free(pod *corev1.Pod) bool {
-	return pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodSucceeded ||
-		pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodPending
+// evictionTries is how often an eviction judges a pod anew that changed meanwhile.
+const evictionTries = 10
+
+// evict judges the pod as it was read and deletes it; again says that it changed where what it was counts.
+func (v *Verbs) evict(ctx context.Context, r *api.Request, t *api.Attempt, opts metav1.DeleteOptions, pod *corev1.Pod) (again bool, err error) {
+	del := *r
+	del.Verb, del.Subresource, del.Object, del.Delete = api.VerbDelete, "", nil, opts
+	// What the deletion would be refused for must not cost a disruption.
+	if err := registry.CheckDelete(&del, pod); err != nil {
+		return false, err
+	}
+	dryRun := len(del.Delete.DryRun) > 0
+	guarded := false
+	if !over(pod) {
+		free, err := v.spend(ctx, pod, dryRun)
+		if err != nil {
+			return false, err
+		}
+		// Who is free because it serves nobody may begin to serve: what was judged is deleted, and nothing else.
+		if guarded = free && del.Delete.Preconditions.ResourceVersion == nil; guarded {
+			version := pod.ResourceVersion
+			del.Delete.Preconditions.ResourceVersion = &version
+		}
+	}
+	if !dryRun {
+		err = v.markEvicted(ctx, &del)
+	}
+	if err == nil {
+		_, _, err = v.Registry.Delete(ctx, &del, v.with(t))
+	}
+	return guarded && apierrors.IsConflict(err), err
 }
 
-// spend takes one disruption from the pod's budget. What was spent is written
-// into the budget's status, so that two evictions at once cannot spend the same one.
-func (v *Verbs) spend(ctx context.Context, pod *corev1.Pod, dryRun bool) error {
-	pdb, err := v.budgetOf(ctx, pod)
-	if pdb == nil || err != nil {
+// deletionBy is how an eviction deletes the pod: unless it says which pod it means, the one that was judged.
+func deletionBy(e *policyv1.Eviction, r *api.Request, pod *corev1.Pod) metav1.DeleteOptions {
+	opts := metav1.DeleteOptions{}
+	if e.DeleteOptions != nil {
+		opts = *e.DeleteOptions.DeepCopy()
+	}
+	opts.DryRun = append(opts.DryRun, r.Create.DryRun...)
+	if opts.Preconditions == nil {
+		opts.Preconditions = &metav1.Preconditions{}
+	}
+	if opts.Preconditions.UID == nil {
+		uid := pod.UID
+		opts.Preconditions.UID = &uid
+	}
+	return opts
+}
+
+// markEvicted writes into the pod that it is disrupted, for who judges its failure: a Job does not count it where its
+// policy says so. A deletion that is for one version of the pod is for the marked one then.
+func (v *Verbs) markEvicted(ctx context.Context, del *api.Request) error {
+	req := &api.Request{
+		User: api.User{Name: api.UserAPIServer, Groups: []string{api.GroupMasters}}, Verb: api.VerbUpdate,
+		Kind: v.Kinds.ByResource(podsGVR), Subresource: "status", Namespace: del.Namespace, Name: del.Name,
+	}
+	marked, err := v.Registry.Modify(ctx, req, nil, func(o api.Object) error {
+		if err := registry.CheckDelete(del, o); err != nil {
+			return err
+		}
+		s := &o.(*corev1.Pod).Status
+		c := corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "EvictionByEvictionAPI",
+			Message: "Eviction API: evicting", LastTransitionTime: metav1.NewTime(v.Clock())}
+		at := slices.IndexFunc(s.Conditions, func(was corev1.PodCondition) bool { return was.Type == c.Type })
+		if at < 0 {
+			s.Conditions = append(s.Conditions, c)
+			return nil
+		}
+		if s.Conditions[at].Status == c.Status {
+			c.LastTransitionTime = s.Conditions[at].LastTransitionTime
+		}
+		s.Conditions[at] = c
+		return nil
+	})
+	if err != nil {
 		return err
 	}
+	if p := del.Delete.Preconditions; p.ResourceVersion != nil {
+		version := marked.GetResourceVersion()
+		p.ResourceVersion = &version
+	}
+	return nil
+}
+
+// over says whether a pod serves nobody and never will again: it may go without asking a budget.
+func over(pod *corev1.Pod) bool {
+	return pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// spend takes one disruption from the pod's budget, or says that the pod is free as it is now. What was spent is
+// written into the budget's status, so that two evictions at once cannot spend the same one.
+func (v *Verbs) spend(ctx context.Context, pod *corev1.Pod, dryRun bool) (free bool, err error) {
+	if pod.Status.Phase == corev1.PodPending {
+		return true, nil
+	}
+	pdb, err := v.budgetOf(ctx, pod)
+	if pdb == nil || err != nil {
+		return false, err
+	}
 	if unhealthyIsFree(pdb, pod) {
-		return nil
+		return true, nil
 	}
 	if dryRun {
 		_, err := v.afford(ctx, pdb, pod)
-		return err
+		return false, err
 	}
 	req := &api.Request{
 		User: api.User{Name: api.UserAPIServer, Groups: []string{api.GroupMasters}}, Verb: api.VerbUpdate,
@@ -96,7 +185,7 @@ func (v *Verbs) spend(ctx context.Context, pod *corev1.Pod, dryRun bool) error {
 		}
 		return err
 	})
-	return err
+	return false, err
 }
 
 // disruptionLife is how long a pod counts as going although nothing deletes it.
@@ -138,7 +227,7 @@ func (v *Verbs) afford(ctx context.Context, pdb *policyv1.PodDisruptionBudget, p
 }
 
 func violates(pdb *policyv1.PodDisruptionBudget, desired, healthy int) error {
-	err := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 10)
+	err := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0)
 	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{
 		Type:    policyv1.DisruptionBudgetCause,
 		Message: fmt.Sprintf("The disruption budget %s needs %d healthy pods and has %d currently", pdb.Name, desired, healthy),
@@ -160,7 +249,8 @@ func (v *Verbs) budgetOf(ctx context.Context, pod *corev1.Pod) (*policyv1.PodDis
 			continue
 		}
 		if found != nil {
-			return nil, apierrors.NewInternalError(errors.New("This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."))
+			return nil, &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: http.StatusInternalServerError,
+				Message: "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."}}
 		}
 		found = pdb
 	}
@@ -247,6 +337,8 @@ func (v *Verbs) replicas(ctx context.Context, namespace string, owner *metav1.Ow
 		case *appsv1.Deployment:
 			return n(t.Spec.Replicas)
 		case *appsv1.StatefulSet:
+			return n(t.Spec.Replicas)
+		case *corev1.ReplicationController:
 			return n(t.Spec.Replicas)
 		}
 	}

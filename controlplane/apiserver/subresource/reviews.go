@@ -2,25 +2,37 @@ package subresource
 
 import (
 	"context"
-	"fmt"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/registry"
 )
 
-// Answer performs a create of a virtual kind: the question comes back with its answer.
-func (v *Verbs) Answer(ctx context.Context, r *api.Request) (runtime.Object, error) {
-	switch o := r.Object.(type) {
+// Answer performs the verbs of virtual kinds. A question that is created comes back with its answer.
+func (v *Verbs) Answer(ctx context.Context, r *api.Request, a registry.Admission) (runtime.Object, error) {
+	if r.Verb == api.VerbGet || r.Verb == api.VerbList {
+		return v.tell(ctx, r)
+	}
+	if r.Verb != api.VerbCreate || r.Object == nil {
+		return nil, apierrors.NewMethodNotSupported(r.Kind.GroupResource(), string(r.Verb))
+	}
+	body, err := Judge(ctx, r, a, r.Object, nil)
+	if err != nil {
+		return nil, err
+	}
+	switch o := body.(type) {
+	case *corev1.Binding:
+		return v.bindNamed(ctx, r, a, o)
 	case *authenticationv1.TokenReview:
 		return v.tokenReview(ctx, o.DeepCopy())
 	case *authenticationv1.SelfSubjectReview:
-		out := o.DeepCopy()
+		out := &authenticationv1.SelfSubjectReview{TypeMeta: o.TypeMeta} // of what was sent, Kubernetes gives nothing back
 		out.Status.UserInfo = userInfo(r.User)
 		out.CreationTimestamp = metav1.NewTime(v.Clock())
 		return out, nil
@@ -30,10 +42,10 @@ func (v *Verbs) Answer(ctx context.Context, r *api.Request) (runtime.Object, err
 		return v.localReview(ctx, r, o.DeepCopy())
 	case *authorizationv1.SelfSubjectAccessReview:
 		out := o.DeepCopy()
-		if err := oneOf(out.Spec.ResourceAttributes, out.Spec.NonResourceAttributes, "SelfSubjectAccessReview"); err != nil {
+		if err := invalidReview("SelfSubjectAccessReview", judgeSelf(out)); err != nil {
 			return nil, err
 		}
-		out.Status = v.status(ctx, r.User, out.Spec.ResourceAttributes, out.Spec.NonResourceAttributes)
+		out.Status = v.Allowed(ctx, r.User, out.Spec.ResourceAttributes, out.Spec.NonResourceAttributes)
 		return out, nil
 	case *authorizationv1.SelfSubjectRulesReview:
 		return v.rulesReview(r.User, o.DeepCopy())
@@ -74,44 +86,20 @@ func subject(s *authorizationv1.SubjectAccessReviewSpec) api.User {
 	return u
 }
 
-func oneOf(res *authorizationv1.ResourceAttributes, path *authorizationv1.NonResourceAttributes, kind string) error {
-	if (res == nil) == (path == nil) {
-		return apierrors.NewInvalid(authorizationv1.SchemeGroupVersion.WithKind(kind).GroupKind(), "", field.ErrorList{
-			field.Invalid(field.NewPath("spec", "resourceAttributes"), res, "exactly one of nonResourceAttributes or resourceAttributes must be specified"),
-		})
-	}
-	return nil
-}
-
 func (v *Verbs) subjectReview(ctx context.Context, o *authorizationv1.SubjectAccessReview) (runtime.Object, error) {
-	if err := validSubject(&o.Spec, "SubjectAccessReview"); err != nil {
+	if err := invalidReview("SubjectAccessReview", append(judgeSubject(&o.Spec), judgeMeta(o.ObjectMeta, "", "must be empty")...)); err != nil {
 		return nil, err
 	}
-	o.Status = v.status(ctx, subject(&o.Spec), o.Spec.ResourceAttributes, o.Spec.NonResourceAttributes)
+	o.Status = v.Allowed(ctx, subject(&o.Spec), o.Spec.ResourceAttributes, o.Spec.NonResourceAttributes)
 	return o, nil
 }
 
 func (v *Verbs) localReview(ctx context.Context, r *api.Request, o *authorizationv1.LocalSubjectAccessReview) (runtime.Object, error) {
-	if err := validSubject(&o.Spec, "LocalSubjectAccessReview"); err != nil {
+	if err := invalidReview("LocalSubjectAccessReview", judgeLocal(o, r.Namespace)); err != nil {
 		return nil, err
 	}
-	if o.Spec.ResourceAttributes == nil || o.Spec.ResourceAttributes.Namespace != r.Namespace {
-		return nil, apierrors.NewBadRequest(fmt.Sprintf("spec.resourceAttributes.namespace must match namespace: %s", r.Namespace))
-	}
-	o.Status = v.status(ctx, subject(&o.Spec), o.Spec.ResourceAttributes, nil)
+	o.Status = v.Allowed(ctx, subject(&o.Spec), o.Spec.ResourceAttributes, nil)
 	return o, nil
-}
-
-func validSubject(s *authorizationv1.SubjectAccessReviewSpec, kind string) error {
-	if s.User == "" && len(s.Groups) == 0 {
-		return apierrors.NewBadRequest("spec.user: at least one of user or group must be specified")
-	}
-	return oneOf(s.ResourceAttributes, s.NonResourceAttributes, kind)
-}
-
-func (v *Verbs) status(ctx context.Context, u api.User, res *authorizationv1.ResourceAttributes, path *authorizationv1.NonResourceAttributes) authorizationv1.SubjectAccessReviewStatus {
-	allowed, denied, reason := v.Allowed(ctx, u, res, path)
-	return authorizationv1.SubjectAccessReviewStatus{Allowed: allowed, Denied: denied, Reason: reason}
 }
 
 func (v *Verbs) rulesReview(u api.User, o *authorizationv1.SelfSubjectRulesReview) (runtime.Object, error) {
@@ -120,6 +108,10 @@ func (v *Verbs) rulesReview(u api.User, o *authorizationv1.SelfSubjectRulesRevie
 	}
 	o.Status = authorizationv1.SubjectRulesReviewStatus{
 		ResourceRules: []authorizationv1.ResourceRule{}, NonResourceRules: []authorizationv1.NonResourceRule{},
+	}
+	if v.Unlisted != nil {
+		o.Status.EvaluationError = v.Unlisted()
+		o.Status.Incomplete = o.Status.EvaluationError != ""
 	}
 	for _, rule := range v.Rules(u, o.Spec.Namespace) {
 		if len(rule.NonResourceURLs) > 0 {

@@ -16,6 +16,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/pki"
+	"keelson.dev/keelson/controlplane/registry"
 )
 
 const (
@@ -28,7 +29,7 @@ var tokenRequestKind = authenticationv1.SchemeGroupVersion.WithKind("TokenReques
 
 // Token performs a create of serviceaccounts/token: it mints a token of the
 // account, bound to an object when asked.
-func (v *Verbs) Token(ctx context.Context, r *api.Request) (runtime.Object, error) {
+func (v *Verbs) Token(ctx context.Context, r *api.Request, a registry.Admission) (runtime.Object, error) {
 	tr, ok := r.Object.(*authenticationv1.TokenRequest)
 	if !ok {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("not a TokenRequest object: %T", r.Object))
@@ -41,6 +42,11 @@ func (v *Verbs) Token(ctx context.Context, r *api.Request) (runtime.Object, erro
 		return nil, err
 	}
 	sa := o.(*corev1.ServiceAccount)
+	body, err := Judge(ctx, r, a, tr, sa)
+	if err != nil {
+		return nil, err
+	}
+	tr = body.(*authenticationv1.TokenRequest)
 	if tr.Name != "" && tr.Name != sa.Name || tr.Namespace != "" && tr.Namespace != sa.Namespace {
 		return nil, apierrors.NewBadRequest("name or namespace in the TokenRequest does not match the service account in the URL")
 	}

@@ -1,6 +1,7 @@
 package deployment
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,9 +32,8 @@ func New(d controllers.Deps) *controllers.Controller {
 		Workers: 8,
 		Watches: []controllers.Watch{
 			controllers.OnInformer(deployments, controllers.Self[*appsv1.Deployment]),
-			controllers.OnInformer(sets, func(c controllers.Change[*appsv1.ReplicaSet]) []controllers.Key {
-				return ofSet(deployments, c)
-			}),
+			controllers.OnInformer(sets, controllers.OwnersOf[*appsv1.Deployment, *appsv1.ReplicaSet](deployments,
+				kind.GroupKind(), func(d *appsv1.Deployment) labels.Selector { return controllers.SelectorOf(d.Spec.Selector) })),
 			controllers.OnInformer(pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key {
 				return ofPod(deployments, sets, c)
 			}),
@@ -46,52 +46,23 @@ func New(d controllers.Deps) *controllers.Controller {
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
-			r := &reconciler{
-				term:        t,
-				deployments: controllers.ViewOf[*appsv1.Deployment](t, deployments),
-				sets:        controllers.ViewOf[*appsv1.ReplicaSet](t, sets),
-				pods:        pods,
-			}
+			r := &reconciler{term: t, deployments: controllers.ViewOf[*appsv1.Deployment](t, deployments),
+				sets: controllers.ViewOf[*appsv1.ReplicaSet](t, sets), pods: pods}
+			r.status = controllers.NewStatusWriter(t, r.deployments, "deployment")
 			return r.reconcile
 		},
 	}
 }
 
-// ofSet maps a ReplicaSet's change to its Deployment, before and after, or to
-// those that would adopt it.
-func ofSet(deployments cache.SharedIndexInformer, c controllers.Change[*appsv1.ReplicaSet]) []controllers.Key {
-	var keys []controllers.Key
-	add := func(rs *appsv1.ReplicaSet) bool {
-		ref := metav1.GetControllerOfNoCopy(rs)
-		if ref != nil && ref.Kind == "Deployment" {
-			keys = append(keys, controllers.Key{Namespace: rs.Namespace, Name: ref.Name})
-		}
-		return ref != nil
-	}
-	if c.Type == controllers.Updated && c.Old != nil {
-		was, is := metav1.GetControllerOfNoCopy(c.Old), metav1.GetControllerOfNoCopy(c.New)
-		if was != nil && (is == nil || is.UID != was.UID) {
-			add(c.Old)
-		}
-	}
-	if add(c.New) || c.Type == controllers.Deleted || len(c.New.Labels) == 0 {
-		return keys
-	}
-	for _, d := range controllers.CachedBy[*appsv1.Deployment](deployments, controllers.NamespaceIndex, c.New.Namespace) {
-		if sel, err := metav1.LabelSelectorAsSelector(d.Spec.Selector); err == nil && !sel.Empty() && sel.Matches(labels.Set(c.New.Labels)) {
-			keys = append(keys, controllers.KeyOf(d))
-		}
-	}
-	return keys
-}
-
-// ofPod maps the end of a pod to a Deployment that waits for it.
+// ofPod maps the end of a pod to a Deployment that waits for it, and one that does not come up to a Deployment that is
+// to be rolled back then.
 func ofPod(deployments, sets cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) []controllers.Key {
-	if c.Type != controllers.Deleted && alive(c.New) {
+	ends := c.Type == controllers.Deleted || !alive(c.New)
+	if !ends && !crashLoops(c.New) {
 		return nil
 	}
 	ref := metav1.GetControllerOfNoCopy(c.New)
-	if ref == nil || ref.Kind != "ReplicaSet" {
+	if ref == nil || ref.Kind != "ReplicaSet" || controllers.GroupOf(ref) != appsv1.GroupName {
 		return nil
 	}
 	rs, ok := controllers.Cached[*appsv1.ReplicaSet](sets, c.New.Namespace, ref.Name)
@@ -102,7 +73,7 @@ func ofPod(deployments, sets cache.SharedIndexInformer, c controllers.Change[*co
 		return nil
 	}
 	d, ok := controllers.Cached[*appsv1.Deployment](deployments, rs.Namespace, ref.Name)
-	if !ok || d.Spec.Strategy.Type != appsv1.RecreateDeploymentStrategyType {
+	if waits := ok && d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType; !ok || ends && !waits || !ends && !rollsBack(d) {
 		return nil
 	}
 	return []controllers.Key{controllers.KeyOf(d)}
@@ -114,6 +85,7 @@ type reconciler struct {
 	deployments *controllers.View[*appsv1.Deployment]
 	sets        *controllers.View[*appsv1.ReplicaSet]
 	pods        cache.SharedIndexInformer
+	status      *controllers.StatusWriter[*appsv1.Deployment]
 }
 
 func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
@@ -121,14 +93,17 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	if !ok {
 		return 0, nil
 	}
-	selector, err := metav1.LabelSelectorAsSelector(d.Spec.Selector)
-	if err != nil || selector.Empty() {
-		return 0, nil // validation refuses such a one; it must not claim the whole namespace
+	selector := controllers.SelectorOf(d.Spec.Selector)
+	if selector == nil {
+		return 0, nil
 	}
 	candidates := r.sets.By(controllers.ControllerIndex, string(d.UID), controllers.OrphansOf(d.Namespace))
 	owned, err := controllers.Claim[*appsv1.Deployment](ctx, r.term.Client, r.sets, d, ownerRef(d), controllers.SortClaims(d, selector, candidates))
 	if err != nil {
 		return 0, err
+	}
+	if changed, err := r.giveUp(ctx, d, owned); changed || err != nil {
+		return time.Millisecond, err
 	}
 	step, err := Plan(Snapshot{Deployment: d, Sets: owned, OldPodsAlive: func(old []*appsv1.ReplicaSet) (bool, error) {
 		return r.oldPodsAlive(ctx, old)
@@ -278,13 +253,10 @@ func (r *reconciler) writeStatus(ctx context.Context, d *appsv1.Deployment, step
 	}
 	next := d.DeepCopy()
 	next.Status = status
-	next, err := client.UpdateStatus(ctx, r.term.Client, next)
-	switch {
-	case apierrors.IsNotFound(err):
-		return 0, nil
-	case err != nil:
-		return 0, fmt.Errorf("updating the status of deployment %s/%s: %w", d.Namespace, d.Name, err)
+	if did != nil {
+		_, err := r.status.WriteNow(ctx, next)
+		return again, err
 	}
-	r.deployments.Wrote(next)
-	return again, nil
+	_, wait, err := r.status.Write(ctx, next)
+	return cmp.Or(wait, again), err
 }

@@ -36,6 +36,12 @@ var notCopied = map[string]bool{
 	DesiredReplicasAnnotation:          true,
 	MaxReplicasAnnotation:              true,
 	appsv1.DeprecatedRollbackTo:        true,
+	api.RollbackAnnotation:             true,
+	api.RestartAnnotation:              true,
+	api.ConfigSeenAnnotation:           true,
+	api.RebalanceAnnotation:            true,
+	api.RebalancedAnnotation:           true,
+	CompletedAnnotation:                true,
 	api.TraceParentAnnotation:          true, // set beside another change, never as one
 }
 
@@ -181,9 +187,9 @@ func newSet(d *appsv1.Deployment, old []*appsv1.ReplicaSet, n int32) *appsv1.Rep
 	return rs
 }
 
-func ownerRef(d *appsv1.Deployment) metav1.OwnerReference {
-	return *metav1.NewControllerRef(d, appsv1.SchemeGroupVersion.WithKind("Deployment"))
-}
+var kind = appsv1.SchemeGroupVersion.WithKind("Deployment")
+
+func ownerRef(d *appsv1.Deployment) metav1.OwnerReference { return *metav1.NewControllerRef(d, kind) }
 
 // with returns a copy of m in which k is v.
 func with(m map[string]string, k, v string) map[string]string {

@@ -43,10 +43,23 @@ func Status(d *appsv1.Deployment, sets []*appsv1.ReplicaSet, did *Progress, now 
 		s.UpdatedReplicas = current.Status.Replicas
 	}
 	s.UnavailableReplicas = max(0, sum(sets, specReplicas)-s.AvailableReplicas)
+	s.TerminatingReplicas = terminating(sets)
 	setAvailable(d, &s, now)
 	setFailure(sets, current, &s)
 	again = setProgressing(d, current, &s, did, now)
 	return s, again
+}
+
+// terminating are how many pods are on their way out; nil while the status of a ReplicaSet does not tell yet.
+func terminating(sets []*appsv1.ReplicaSet) *int32 {
+	var n int32
+	for _, rs := range sets {
+		if rs.Status.TerminatingReplicas == nil {
+			return nil
+		}
+		n += *rs.Status.TerminatingReplicas
+	}
+	return &n
 }
 
 func setAvailable(d *appsv1.Deployment, s *appsv1.DeploymentStatus, now time.Time) {

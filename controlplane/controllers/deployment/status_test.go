@@ -113,3 +113,18 @@ func TestStatusNumbers(t *testing.T) {
 		t.Errorf("observed, replicas, updated, ready, available, unavailable: %s", got)
 	}
 }
+
+// Pods on their way out are told of when every ReplicaSet tells of its own.
+func TestTerminating(t *testing.T) {
+	d := deploy(3, 2, "1", "1")
+	a, b := set(d, 1, 3, 4, 3), set(d, 2, 3, 2, 1)
+	two, one := int32(2), int32(1)
+	a.Status.TerminatingReplicas = &two
+	if s, _ := Status(d, []*appsv1.ReplicaSet{a, b}, nil, epoch); s.TerminatingReplicas != nil {
+		t.Errorf("%d are told of", *s.TerminatingReplicas)
+	}
+	b.Status.TerminatingReplicas = &one
+	if s, _ := Status(d, []*appsv1.ReplicaSet{a, b}, nil, epoch); s.TerminatingReplicas == nil || *s.TerminatingReplicas != 3 {
+		t.Errorf("%v are told of", s.TerminatingReplicas)
+	}
+}

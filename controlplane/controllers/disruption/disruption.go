@@ -27,6 +27,8 @@ func New(d controllers.Deps) *controllers.Controller {
 		pods:        client.Informer[*corev1.Pod](d.Informers),
 		sets:        client.Informer[*appsv1.ReplicaSet](d.Informers),
 		deployments: client.Informer[*appsv1.Deployment](d.Informers),
+		stateful:    client.Informer[*appsv1.StatefulSet](d.Informers),
+		replicated:  client.Informer[*corev1.ReplicationController](d.Informers),
 	}
 	read := []string{"get", "list", "watch"}
 	return &controllers.Controller{
@@ -38,21 +40,28 @@ func New(d controllers.Deps) *controllers.Controller {
 			controllers.OnInformer(r.deployments, func(c controllers.Change[*appsv1.Deployment]) []controllers.Key {
 				return r.budgetsIn(c.New.Namespace, nil)
 			}),
+			controllers.OnInformer(r.stateful, func(c controllers.Change[*appsv1.StatefulSet]) []controllers.Key {
+				return r.budgetsIn(c.New.Namespace, nil)
+			}),
+			controllers.OnInformer(r.replicated, func(c controllers.Change[*corev1.ReplicationController]) []controllers.Key {
+				return r.budgetsIn(c.New.Namespace, nil)
+			}),
 		},
 		Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: read},
-			{APIGroups: []string{"apps"}, Resources: []string{"deployments", "replicasets"}, Verbs: read},
+			{APIGroups: []string{""}, Resources: []string{"pods", "replicationcontrollers"}, Verbs: read},
+			{APIGroups: []string{"apps"}, Resources: []string{"deployments", "replicasets", "statefulsets"}, Verbs: read},
 			{APIGroups: []string{"policy"}, Resources: []string{"poddisruptionbudgets"}, Verbs: read},
 			{APIGroups: []string{"policy"}, Resources: []string{"poddisruptionbudgets/status"}, Verbs: []string{"update"}},
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
-			return (&reconciler{informers: r, term: t, view: controllers.ViewOf[*policyv1.PodDisruptionBudget](t, r.budgets)}).reconcile
+			return (&reconciler{informers: r, term: t, view: controllers.ViewOf[*policyv1.PodDisruptionBudget](t,
+				r.budgets)}).reconcile
 		},
 	}
 }
 
 type informers struct {
-	budgets, pods, sets, deployments cache.SharedIndexInformer
+	budgets, pods, sets, deployments, stateful, replicated cache.SharedIndexInformer
 }
 
 // budgetsOf are the budgets that cover a pod.
@@ -62,7 +71,8 @@ func (r informers) budgetsOf(p *corev1.Pod) []controllers.Key {
 
 func (r informers) budgetsIn(namespace string, covers func(labels.Selector) bool) []controllers.Key {
 	var keys []controllers.Key
-	for _, b := range controllers.CachedBy[*policyv1.PodDisruptionBudget](r.budgets, controllers.NamespaceIndex, namespace) {
+	for _, b := range controllers.CachedBy[*policyv1.PodDisruptionBudget](r.budgets,
+		controllers.NamespaceIndex, namespace) {
 		if s, err := metav1.LabelSelectorAsSelector(b.Spec.Selector); err == nil && (covers == nil || covers(s)) {
 			keys = append(keys, controllers.Key{Namespace: b.Namespace, Name: b.Name})
 		}
@@ -132,17 +142,33 @@ func (r *reconciler) expected(pods []*corev1.Pod) int {
 
 // replicas is how many pods an owner asks for; the Deployment's word counts for all of its ReplicaSets.
 func (r *reconciler) replicas(namespace string, owner *metav1.OwnerReference) (types.UID, int) {
-	set, ok := controllers.Cached[*appsv1.ReplicaSet](r.sets, namespace, owner.Name)
-	if owner.Kind != "ReplicaSet" || !ok || set.UID != owner.UID {
-		return owner.UID, 1
-	}
-	if up := metav1.GetControllerOf(set); up != nil && up.Kind == "Deployment" {
-		if d, ok := controllers.Cached[*appsv1.Deployment](r.deployments, namespace, up.Name); ok && d.UID == up.UID && d.Spec.Replicas != nil {
-			return d.UID, int(*d.Spec.Replicas)
+	switch owner.Kind {
+	case "ReplicaSet":
+		set, ok := controllers.Cached[*appsv1.ReplicaSet](r.sets, namespace, owner.Name)
+		if !ok || set.UID != owner.UID {
+			break
+		}
+		if up := metav1.GetControllerOf(set); up != nil && up.Kind == "Deployment" {
+			if d, ok := controllers.Cached[*appsv1.Deployment](r.deployments, namespace, up.Name); ok && d.UID == up.UID {
+				return d.UID, number(d.Spec.Replicas)
+			}
+		}
+		return set.UID, number(set.Spec.Replicas)
+	case "StatefulSet":
+		if s, ok := controllers.Cached[*appsv1.StatefulSet](r.stateful, namespace, owner.Name); ok && s.UID == owner.UID {
+			return s.UID, number(s.Spec.Replicas)
+		}
+	case "ReplicationController":
+		if c, ok := controllers.Cached[*corev1.ReplicationController](r.replicated, namespace, owner.Name); ok && c.UID == owner.UID {
+			return c.UID, number(c.Spec.Replicas)
 		}
 	}
-	if set.Spec.Replicas == nil {
-		return set.UID, 1
+	return owner.UID, 1
+}
+
+func number(replicas *int32) int {
+	if replicas == nil {
+		return 1
 	}
-	return set.UID, int(*set.Spec.Replicas)
+	return int(*replicas)
 }

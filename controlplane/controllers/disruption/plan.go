@@ -20,7 +20,8 @@ const disruptionLife = 2 * time.Minute
 
 // Status is the status of a budget over these pods, which it selects. expected is how many there should be. again
 // says when a pod that was evicted and never deleted counts as staying; 0 = never.
-func Status(b *policyv1.PodDisruptionBudget, pods []*corev1.Pod, expected int, now time.Time) (s policyv1.PodDisruptionBudgetStatus, again time.Duration, err error) {
+func Status(b *policyv1.PodDisruptionBudget, pods []*corev1.Pod, expected int,
+	now time.Time) (s policyv1.PodDisruptionBudgetStatus, again time.Duration, err error) {
 	s = *b.Status.DeepCopy()
 	desired, err := kinds.DesiredHealthy(b, expected)
 	if err != nil {
@@ -55,7 +56,8 @@ func Status(b *policyv1.PodDisruptionBudget, pods []*corev1.Pod, expected int, n
 		s.DisruptionsAllowed = int32(max(0, healthy-desired))
 	}
 	s.ObservedGeneration = b.Generation
-	c := metav1.Condition{Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionFalse, Reason: policyv1.InsufficientPodsReason,
+	c := metav1.Condition{Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionFalse,
+		Reason:             policyv1.InsufficientPodsReason,
 		ObservedGeneration: b.Generation, LastTransitionTime: metav1.NewTime(now)}
 	if s.DisruptionsAllowed > 0 {
 		c.Status, c.Reason = metav1.ConditionTrue, policyv1.SufficientPodsReason

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -28,13 +29,9 @@ func New(d controllers.Deps) *controllers.Controller {
 	nodes := client.Informer[*corev1.Node](d.Informers)
 	slices := client.Informer[*discoveryv1.EndpointSlice](d.Informers)
 	controllers.Index(pods, controllers.PodNodeIndex, controllers.PodNode)
-	controllers.Index(slices, serviceIndex, func(o api.Object) []string {
-		l := o.GetLabels()
-		if l[discoveryv1.LabelManagedBy] != ManagedBy {
-			return nil
-		}
-		return []string{o.GetNamespace() + "/" + l[discoveryv1.LabelServiceName]}
-	})
+	controllers.Index(slices, serviceIndex, managedBy(ManagedBy))
+	controllers.Index(services, spreadIndex, spreadKey)
+	stale := &atomic.Bool{}
 	return &controllers.Controller{
 		Name:    "endpointslice-controller",
 		Workers: 8,
@@ -47,7 +44,7 @@ func New(d controllers.Deps) *controllers.Controller {
 				return []controllers.Key{{Namespace: c.New.Namespace, Name: c.New.Labels[discoveryv1.LabelServiceName]}}
 			}),
 			controllers.OnInformer(nodes, func(c controllers.Change[*corev1.Node]) []controllers.Key {
-				return ofNode(services, pods, c)
+				return append(ofNode(services, pods, c), ofCapacity(services, stale, c)...)
 			}),
 		},
 		Rules: []rbacv1.PolicyRule{
@@ -57,9 +54,21 @@ func New(d controllers.Deps) *controllers.Controller {
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
-			r := &reconciler{term: t, services: services, pods: pods, nodes: nodes, slices: controllers.ViewOf[*discoveryv1.EndpointSlice](t, slices)}
+			r := &reconciler{term: t, services: services, pods: pods, nodes: nodes, slices: controllers.ViewOf[*discoveryv1.EndpointSlice](t, slices),
+				topology: newTopology(nodes, stale)}
 			return r.reconcile
 		},
+	}
+}
+
+// managedBy indexes the slices of a controller by namespace/service.
+func managedBy(who string) func(o api.Object) []string {
+	return func(o api.Object) []string {
+		l := o.GetLabels()
+		if l[discoveryv1.LabelManagedBy] != who {
+			return nil
+		}
+		return []string{o.GetNamespace() + "/" + l[discoveryv1.LabelServiceName]}
 	}
 }
 
@@ -81,24 +90,44 @@ type reconciler struct {
 	term                  *controllers.Term
 	services, pods, nodes cache.SharedIndexInformer
 	slices                *controllers.View[*discoveryv1.EndpointSlice]
+	topology              *topology
 }
 
 func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	svc, ok := controllers.Cached[*corev1.Service](r.services, key.Namespace, key.Name)
 	if !ok || svc.DeletionTimestamp != nil {
+		r.topology.news(key, "")
 		return 0, nil // the garbage collector takes the slices of a Service that is gone
 	}
 	if len(svc.Spec.Selector) == 0 || svc.Spec.Type == corev1.ServiceTypeExternalName {
 		return 0, nil // its slices are somebody else's
 	}
 	pods := controllers.Selected(r.pods, svc)
-	var have []*discoveryv1.EndpointSlice
-	for _, s := range r.slices.By(serviceIndex, key.Namespace+"/"+key.Name) {
-		if !r.slices.Going(s) {
-			have = append(have, s)
-		}
+	have := standing(r.slices, serviceIndex, key.Namespace+"/"+key.Name)
+	nodes := Nodes{Zone: r.zones(pods)}
+	if spread(svc) {
+		nodes.CPU = r.topology.cpus()
 	}
-	return 0, r.perform(ctx, svc, Reconcile(svc, pods, have, r.zones(pods)), pods, have)
+	plan := Reconcile(svc, pods, have, nodes)
+	err := r.perform(ctx, svc, plan, pods, have)
+	if err == nil {
+		r.tell(key, svc, plan.Notes)
+	}
+	return 0, err
+}
+
+// tell makes Events of what is new about a Service's hints.
+func (r *reconciler) tell(key controllers.Key, svc *corev1.Service, notes []Note) {
+	text := ""
+	for _, n := range notes {
+		text += n.Message + "\n"
+	}
+	if !r.topology.news(key, text) {
+		return
+	}
+	for _, n := range notes {
+		r.term.Events.Event(svc, n.Type, n.Reason, n.Message)
+	}
 }
 
 func (r *reconciler) zones(pods []*corev1.Pod) map[string]string {
@@ -111,42 +140,53 @@ func (r *reconciler) zones(pods []*corev1.Pod) map[string]string {
 	return zones
 }
 
-// perform writes the plan: first what adds endpoints, last what takes slices away,
-// so that a pod that moves between slices is never in none.
+// perform writes the plan, and notes of each pod when it has become a ready endpoint.
 func (r *reconciler) perform(ctx context.Context, svc *corev1.Service, plan Plan, pods []*corev1.Pod, have []*discoveryv1.EndpointSlice) error {
 	start := r.term.Now()
-	var errs []error
 	trace(plan, pods, have)
+	err := write(ctx, r.term, r.slices, svc.Namespace+"/"+svc.Name, plan)
+	if err == nil {
+		r.recordReady(plan, pods, have, start)
+	}
+	return err
+}
+
+// write writes the plan for a Service: first what adds endpoints, last what takes slices away, so that an address that
+// moves between slices is never in none.
+func write(ctx context.Context, t *controllers.Term, view *controllers.View[*discoveryv1.EndpointSlice], service string, plan Plan) error {
+	var errs []error
 	for _, s := range plan.Create {
-		s, err := client.Create(ctx, r.term.Client, s)
+		s, err := client.Create(ctx, t.Client, s)
 		if err != nil {
 			if !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
-				errs = append(errs, fmt.Errorf("creating an endpoint slice of service %s/%s: %w", svc.Namespace, svc.Name, err))
+				errs = append(errs, fmt.Errorf("creating an endpoint slice of service %s: %w", service, err))
 			}
 			continue
 		}
-		r.slices.Wrote(s)
+		view.Wrote(s)
 	}
 	for _, s := range plan.Update {
-		s, err := client.Update(ctx, r.term.Client, s)
+		s, err := client.Update(ctx, t.Client, s)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("updating an endpoint slice of service %s/%s: %w", svc.Namespace, svc.Name, err))
+			errs = append(errs, fmt.Errorf("updating an endpoint slice of service %s: %w", service, err))
 			continue
 		}
-		r.slices.Wrote(s)
+		view.Wrote(s)
 	}
 	for _, s := range plan.Delete {
-		r.slices.Deleting(s)
-		err := client.Delete[*discoveryv1.EndpointSlice](ctx, r.term.Client, s.Namespace, s.Name, controllers.ByUID(s))
+		view.Deleting(s)
+		err := client.Delete[*discoveryv1.EndpointSlice](ctx, t.Client, s.Namespace, s.Name, controllers.ByUID(s))
 		if err != nil && !apierrors.IsNotFound(err) {
-			r.slices.Kept(s)
+			view.Kept(s)
 			errs = append(errs, fmt.Errorf("deleting endpoint slice %s/%s: %w", s.Namespace, s.Name, err))
 		}
 	}
-	if len(errs) == 0 {
-		r.recordReady(plan, pods, have, start)
-	}
 	return errors.Join(errs...)
+}
+
+// standing are the slices of an index that are not on their way out.
+func standing(view *controllers.View[*discoveryv1.EndpointSlice], index, key string) []*discoveryv1.EndpointSlice {
+	return slices.DeleteFunc(slices.Clone(view.By(index, key)), view.Going)
 }
 
 // trace ties each slice that is written anyway to the apply of a pod that it newly

@@ -1,10 +1,12 @@
-// Package endpointslice keeps the EndpointSlices of every Service with a
-// selector: which addresses serve, which are ready, which are on their way out.
+// Package endpointslice keeps the EndpointSlices of Services: of one with a selector
+// which of its pods' addresses serve, which are ready, which are on their way out; of
+// one without what somebody wrote into its Endpoints (mirror.go).
 package endpointslice
 
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -28,6 +30,7 @@ type Plan struct {
 	Create []*discoveryv1.EndpointSlice
 	Update []*discoveryv1.EndpointSlice
 	Delete []*discoveryv1.EndpointSlice
+	Notes  []Note // what is to be told of hints
 }
 
 // group is what must be equal for endpoints to share a slice.
@@ -36,54 +39,39 @@ type group struct {
 	ports  string // canonical form of the ports
 }
 
-// Reconcile compares a Service's pods with its slices. Endpoints stay in the slice
-// in which they are; a change touches as few slices as possible. zones maps node
-// names to their zones.
-func Reconcile(svc *corev1.Service, pods []*corev1.Pod, have []*discoveryv1.EndpointSlice, zones map[string]string) Plan {
-	wanted := map[group][]discoveryv1.Endpoint{}
-	ports := map[group][]discoveryv1.EndpointPort{}
-	families := addressTypes(svc)
-	for _, pod := range pods {
-		if !Serves(pod) {
-			continue
-		}
-		pp := podPorts(svc, pod)
-		for _, family := range families {
-			if e, ok := endpoint(svc, pod, family, zones); ok {
-				g := group{family, canonical(pp)}
-				wanted[g] = append(wanted[g], e)
-				ports[g] = pp
-			}
-		}
-	}
-	byGroup := map[group][]*discoveryv1.EndpointSlice{}
-	var plan Plan
-	for _, s := range have {
-		g := group{s.AddressType, canonical(s.Ports)}
-		_, used := wanted[g]
-		if !used && (hasFamily(wanted, g.family) || !slices.Contains(families, g.family)) || s.DeletionTimestamp != nil {
-			if s.DeletionTimestamp == nil {
-				plan.Delete = append(plan.Delete, s)
-			}
-			continue
-		}
-		byGroup[g] = append(byGroup[g], s)
-	}
-	for _, family := range families {
-		if !hasFamily(wanted, family) { // one empty slice says that there is nobody
-			placeholder(svc, family, byGroup, &plan)
-		}
-	}
-	for g, endpoints := range wanted {
-		plan.fill(svc, g, ports[g], endpoints, byGroup[g])
-	}
-	plan.sort()
-	plan.recycle()
-	return plan
+// source is whose addresses slices show, and how they are marked as such.
+type source struct {
+	namespace, name string // the name is that of the Service, and begins those of the slices
+	owner           metav1.OwnerReference
+	labels          map[string]string
+	annotations     map[string]string // nil leaves those of a slice alone
+	families        []discoveryv1.AddressType
+	empty           bool // one slice without endpoints says of a family that there is nobody
 }
 
-func hasFamily(wanted map[group][]discoveryv1.Endpoint, f discoveryv1.AddressType) bool {
-	for g := range wanted {
+// addresses are what a source has, in groups.
+type addresses map[group]*content
+
+type content struct {
+	ports     []discoveryv1.EndpointPort
+	endpoints []discoveryv1.Endpoint
+	known     map[string]bool // by identity
+}
+
+// add adds an endpoint that is not there yet.
+func (a addresses) add(family discoveryv1.AddressType, ports []discoveryv1.EndpointPort, e discoveryv1.Endpoint) {
+	g := group{family, canonical(ports)}
+	if a[g] == nil {
+		a[g] = &content{ports: ports, known: map[string]bool{}}
+	}
+	if who := identity(e); !a[g].known[who] {
+		a[g].known[who] = true
+		a[g].endpoints = append(a[g].endpoints, e)
+	}
+}
+
+func (a addresses) has(f discoveryv1.AddressType) bool {
+	for g := range a {
 		if g.family == f {
 			return true
 		}
@@ -91,8 +79,83 @@ func hasFamily(wanted map[group][]discoveryv1.Endpoint, f discoveryv1.AddressTyp
 	return false
 }
 
-// placeholder keeps exactly one empty slice of a family without endpoints.
-func placeholder(svc *corev1.Service, family discoveryv1.AddressType, byGroup map[group][]*discoveryv1.EndpointSlice, plan *Plan) {
+// Reconcile compares a Service's pods with its slices. Endpoints stay in the slice
+// in which they are; a change touches as few slices as possible.
+func Reconcile(svc *corev1.Service, pods []*corev1.Pod, have []*discoveryv1.EndpointSlice, nodes Nodes) Plan {
+	src, wanted := ofService(svc), addresses{}
+	for _, pod := range pods {
+		if !Serves(pod) {
+			continue
+		}
+		ports := podPorts(svc, pod)
+		for _, family := range src.families {
+			if e, ok := endpoint(svc, pod, family, nodes.Zone); ok {
+				wanted.add(family, ports, e)
+			}
+		}
+	}
+	var notes []Note
+	for _, family := range src.families {
+		if !spread(svc) {
+			continue
+		}
+		if note := wanted.shareOut(family, have, nodes.CPU); note != (Note{}) {
+			notes = append(notes, note)
+		}
+	}
+	plan := src.plan(wanted, have)
+	plan.Notes = notes
+	return plan
+}
+
+// ofService is how the slices of a Service with a selector are marked.
+func ofService(svc *corev1.Service) source {
+	labels := map[string]string{}
+	for k, v := range svc.Labels {
+		labels[k] = v
+	}
+	delete(labels, corev1.IsHeadlessService)
+	if svc.Spec.ClusterIP == corev1.ClusterIPNone {
+		labels[corev1.IsHeadlessService] = ""
+	}
+	labels[discoveryv1.LabelServiceName] = svc.Name
+	labels[discoveryv1.LabelManagedBy] = ManagedBy
+	return source{
+		namespace: svc.Namespace, name: svc.Name, owner: *metav1.NewControllerRef(svc, corev1.SchemeGroupVersion.WithKind("Service")),
+		labels: labels, families: addressTypes(svc), empty: true,
+	}
+}
+
+// plan compares what is wanted with the slices that there are.
+func (src *source) plan(wanted addresses, have []*discoveryv1.EndpointSlice) Plan {
+	byGroup := map[group][]*discoveryv1.EndpointSlice{}
+	var plan Plan
+	for _, s := range have {
+		g := group{s.AddressType, canonical(s.Ports)}
+		_, used := wanted[g]
+		if !used && (!src.empty || wanted.has(g.family) || !slices.Contains(src.families, g.family)) || s.DeletionTimestamp != nil {
+			if s.DeletionTimestamp == nil {
+				plan.Delete = append(plan.Delete, s)
+			}
+			continue
+		}
+		byGroup[g] = append(byGroup[g], s)
+	}
+	for _, family := range src.families {
+		if src.empty && !wanted.has(family) {
+			src.oneEmpty(family, byGroup, &plan)
+		}
+	}
+	for g, c := range wanted {
+		plan.fill(src, g, c, byGroup[g])
+	}
+	plan.sort()
+	plan.recycle()
+	return plan
+}
+
+// oneEmpty keeps exactly one empty slice of a family without endpoints.
+func (src *source) oneEmpty(family discoveryv1.AddressType, byGroup map[group][]*discoveryv1.EndpointSlice, plan *Plan) {
 	var have []*discoveryv1.EndpointSlice
 	for g, list := range byGroup {
 		if g.family == family {
@@ -100,7 +163,7 @@ func placeholder(svc *corev1.Service, family discoveryv1.AddressType, byGroup ma
 		}
 	}
 	if len(have) == 0 {
-		plan.Create = append(plan.Create, newSlice(svc, family, nil, nil))
+		plan.Create = append(plan.Create, src.slice(family, nil, nil))
 		return
 	}
 	slices.SortFunc(have, byName)
@@ -108,14 +171,15 @@ func placeholder(svc *corev1.Service, family discoveryv1.AddressType, byGroup ma
 	next := have[0].DeepCopy()
 	next.Endpoints = []discoveryv1.Endpoint{}
 	next.Ports = []discoveryv1.EndpointPort{}
-	if relabel(next, svc) || len(have[0].Endpoints) > 0 || len(have[0].Ports) > 0 {
+	if src.mark(next) || len(have[0].Endpoints) > 0 || len(have[0].Ports) > 0 {
 		plan.Update = append(plan.Update, next)
 	}
 }
 
 // fill brings the slices of one group to the wanted endpoints: what is there is
 // kept in place or refreshed, what is new goes where there is room, then into new slices.
-func (p *Plan) fill(svc *corev1.Service, g group, ports []discoveryv1.EndpointPort, wanted []discoveryv1.Endpoint, have []*discoveryv1.EndpointSlice) {
+func (p *Plan) fill(src *source, g group, c *content, have []*discoveryv1.EndpointSlice) {
+	wanted := c.endpoints
 	slices.SortFunc(wanted, func(a, b discoveryv1.Endpoint) int { return cmp.Compare(identity(a), identity(b)) })
 	slices.SortFunc(have, byName)
 	missing := map[string]discoveryv1.Endpoint{}
@@ -140,7 +204,7 @@ func (p *Plan) fill(svc *corev1.Service, g group, ports []discoveryv1.EndpointPo
 			d.changed = d.changed || !equality.Semantic.DeepEqual(e, old)
 			d.slice.Endpoints = append(d.slice.Endpoints, e)
 		}
-		d.changed = relabel(d.slice, svc) || d.changed
+		d.changed = src.mark(d.slice) || d.changed
 		drafts = append(drafts, d)
 	}
 	rest := make([]discoveryv1.Endpoint, 0, len(missing))
@@ -167,7 +231,7 @@ func (p *Plan) fill(svc *corev1.Service, g group, ports []discoveryv1.EndpointPo
 	}
 	for len(rest) > 0 {
 		n := min(len(rest), MaxEndpoints)
-		p.Create = append(p.Create, newSlice(svc, g.family, ports, slices.Clone(rest[:n])))
+		p.Create = append(p.Create, src.slice(g.family, c.ports, slices.Clone(rest[:n])))
 		rest = rest[n:]
 	}
 }
@@ -184,6 +248,9 @@ func (p *Plan) recycle() {
 		}
 		next := p.Delete[i].DeepCopy()
 		next.Endpoints, next.Ports, next.Labels, next.OwnerReferences = c.Endpoints, c.Ports, c.Labels, c.OwnerReferences
+		if c.Annotations != nil {
+			next.Annotations = c.Annotations
+		}
 		p.Update = append(p.Update, next)
 		p.Delete = slices.Delete(p.Delete, i, i+1)
 	}
@@ -255,6 +322,7 @@ func endpoint(svc *corev1.Service, p *corev1.Pod, family discoveryv1.AddressType
 	if p.Spec.Hostname != "" && p.Spec.Subdomain == svc.Name && svc.Namespace == p.Namespace {
 		e.Hostname = &p.Spec.Hostname
 	}
+	e.Hints = near(svc, &e)
 	return e, true
 }
 
@@ -292,7 +360,8 @@ func deref[T any](p *T) T {
 	return *p
 }
 
-func newSlice(svc *corev1.Service, family discoveryv1.AddressType, ports []discoveryv1.EndpointPort, endpoints []discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
+// slice is a new one of the source.
+func (src *source) slice(family discoveryv1.AddressType, ports []discoveryv1.EndpointPort, endpoints []discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
 	if ports == nil {
 		ports = []discoveryv1.EndpointPort{}
 	}
@@ -300,34 +369,23 @@ func newSlice(svc *corev1.Service, family discoveryv1.AddressType, ports []disco
 		endpoints = []discoveryv1.Endpoint{}
 	}
 	s := &discoveryv1.EndpointSlice{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace:       svc.Namespace,
-			GenerateName:    svc.Name + "-",
-			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(svc, corev1.SchemeGroupVersion.WithKind("Service"))},
-		},
+		ObjectMeta:  metav1.ObjectMeta{Namespace: src.namespace, GenerateName: src.name + "-", OwnerReferences: []metav1.OwnerReference{src.owner}},
 		AddressType: family,
 		Ports:       ports,
 		Endpoints:   endpoints,
 	}
-	relabel(s, svc)
+	src.mark(s)
 	return s
 }
 
-// relabel gives the slice its Service's labels and the reserved ones; it says whether any changed.
-func relabel(s *discoveryv1.EndpointSlice, svc *corev1.Service) bool {
-	want := map[string]string{}
-	for k, v := range svc.Labels {
-		want[k] = v
+// mark gives a slice the labels and annotations of its source; it says whether any changed.
+func (src *source) mark(s *discoveryv1.EndpointSlice) bool {
+	changed := false
+	if !equality.Semantic.DeepEqual(src.labels, s.Labels) {
+		s.Labels, changed = maps.Clone(src.labels), true
 	}
-	delete(want, corev1.IsHeadlessService)
-	if svc.Spec.ClusterIP == corev1.ClusterIPNone {
-		want[corev1.IsHeadlessService] = ""
+	if src.annotations != nil && !equality.Semantic.DeepEqual(src.annotations, s.Annotations) {
+		s.Annotations, changed = maps.Clone(src.annotations), true
 	}
-	want[discoveryv1.LabelServiceName] = svc.Name
-	want[discoveryv1.LabelManagedBy] = ManagedBy
-	if equality.Semantic.DeepEqual(want, s.Labels) {
-		return false
-	}
-	s.Labels = want
-	return true
+	return changed
 }

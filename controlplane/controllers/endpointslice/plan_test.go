@@ -83,7 +83,7 @@ func TestEndpoints(t *testing.T) {
 		{"headless without ports", func(s *corev1.Service) { s.Spec.ClusterIP, s.Spec.Ports = "None", nil }, []*corev1.Pod{pod(0, nil)}, "10.244.0.1 true/true/false "},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			plan := Reconcile(service(c.svc), c.pods, nil, map[string]string{"w1": "z"})
+			plan := Reconcile(service(c.svc), c.pods, nil, Nodes{Zone: map[string]string{"w1": "z"}})
 			if len(plan.Update)+len(plan.Delete) > 0 {
 				t.Fatal("there is nothing to update or delete")
 			}
@@ -97,7 +97,7 @@ func TestEndpoints(t *testing.T) {
 func TestSliceMetadata(t *testing.T) {
 	headless := func(s *corev1.Service) { s.Spec.ClusterIP = "None" }
 	hosted := func(p *corev1.Pod) { p.Spec.Hostname, p.Spec.Subdomain = "db-0", "web" }
-	s := Reconcile(service(headless), []*corev1.Pod{pod(0, hosted)}, nil, map[string]string{"w1": "z"}).Create[0]
+	s := Reconcile(service(headless), []*corev1.Pod{pod(0, hosted)}, nil, Nodes{Zone: map[string]string{"w1": "z"}}).Create[0]
 	if s.GenerateName != "web-" || s.Labels[discoveryv1.LabelServiceName] != "web" || s.Labels[discoveryv1.LabelManagedBy] != ManagedBy || s.Labels["team"] != "a" {
 		t.Errorf("metadata %+v", s.ObjectMeta)
 	}
@@ -133,19 +133,19 @@ func apply(have []*discoveryv1.EndpointSlice, p Plan, next *int) []*discoveryv1.
 // The first pod of a Service takes the empty slice over: one write, and none between.
 func TestPlaceholderIsReused(t *testing.T) {
 	next := 0
-	have := apply(nil, Reconcile(service(nil), nil, nil, nil), &next)
+	have := apply(nil, Reconcile(service(nil), nil, nil, Nodes{}), &next)
 	if len(have) != 1 || len(have[0].Endpoints) != 0 {
 		t.Fatalf("a service without pods has %d slices", len(have))
 	}
-	if p := Reconcile(service(nil), nil, have, nil); len(p.Create)+len(p.Update)+len(p.Delete) > 0 {
+	if p := Reconcile(service(nil), nil, have, Nodes{}); len(p.Create)+len(p.Update)+len(p.Delete) > 0 {
 		t.Fatalf("nothing changed, and yet %+v", p)
 	}
-	p := Reconcile(service(nil), []*corev1.Pod{pod(0, nil)}, have, nil)
+	p := Reconcile(service(nil), []*corev1.Pod{pod(0, nil)}, have, Nodes{})
 	if len(p.Create) != 0 || len(p.Delete) != 0 || len(p.Update) != 1 {
 		t.Fatalf("plan %+v", p)
 	}
 	have = apply(have, p, &next)
-	p = Reconcile(service(nil), nil, have, nil)
+	p = Reconcile(service(nil), nil, have, Nodes{})
 	if len(p.Create) != 0 || len(p.Delete) != 0 || len(p.Update) != 1 || len(p.Update[0].Endpoints) != 0 {
 		t.Fatalf("the last pod goes: %+v", p)
 	}
@@ -158,12 +158,12 @@ func TestSmallChangeSmallWrite(t *testing.T) {
 		pods = append(pods, pod(i, nil))
 	}
 	next := 0
-	have := apply(nil, Reconcile(service(nil), pods, nil, nil), &next)
+	have := apply(nil, Reconcile(service(nil), pods, nil, Nodes{}), &next)
 	if len(have) != 3 {
 		t.Fatalf("%d slices for 250 pods", len(have))
 	}
 	pods[120] = pod(120, func(p *corev1.Pod) { p.Status.Conditions = nil })
-	p := Reconcile(service(nil), pods, have, nil)
+	p := Reconcile(service(nil), pods, have, Nodes{})
 	if len(p.Create) != 0 || len(p.Update) != 1 || len(p.Delete) != 0 {
 		t.Errorf("create %d, update %d, delete %d", len(p.Create), len(p.Update), len(p.Delete))
 	}
@@ -191,8 +191,8 @@ func TestSlicesFollowPods(t *testing.T) {
 			}
 			slices.SortFunc(pods, func(a, b *corev1.Pod) int { return strings.Compare(a.Name, b.Name) })
 			pods = slices.CompactFunc(pods, func(a, b *corev1.Pod) bool { return a.Name == b.Name })
-			have = apply(have, Reconcile(svc, pods, have, nil), &next)
-			if got, want := show(have), show(apply(nil, Reconcile(svc, pods, nil, nil), &next)); got != want {
+			have = apply(have, Reconcile(svc, pods, have, Nodes{}), &next)
+			if got, want := show(have), show(apply(nil, Reconcile(svc, pods, nil, Nodes{}), &next)); got != want {
 				t.Fatalf("got\n%s\nwant\n%s", got, want)
 			}
 			for _, s := range have {
@@ -200,7 +200,7 @@ func TestSlicesFollowPods(t *testing.T) {
 					t.Fatalf("slice %s has %d endpoints", s.Name, len(s.Endpoints))
 				}
 			}
-			if p := Reconcile(svc, pods, have, nil); len(p.Create)+len(p.Update)+len(p.Delete) > 0 {
+			if p := Reconcile(svc, pods, have, Nodes{}); len(p.Create)+len(p.Update)+len(p.Delete) > 0 {
 				t.Fatalf("not at rest: %+v", p)
 			}
 		}

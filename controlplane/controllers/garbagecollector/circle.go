@@ -104,7 +104,8 @@ func reach(from types.UID, edges map[types.UID][]types.UID) map[types.UID]bool {
 // refersTo says whether r means owner. A reference that bears its UID but another kind or name does not.
 func refersTo(r metav1.OwnerReference, owner api.Object, k *api.Kind) bool {
 	gv, err := schema.ParseGroupVersion(r.APIVersion)
-	return err == nil && r.UID == owner.GetUID() && r.Name == owner.GetName() && r.Kind == k.GVK.Kind && gv.Group == k.GVK.Group
+	return err == nil && r.UID == owner.GetUID() && r.Name == owner.GetName() && r.Kind == k.GVK.Kind &&
+		gv.Group == k.GVK.Group
 }
 
 // holdsUp says whether d is a dependent of owner, an object of kind k, that asks owner to wait for it.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -14,8 +15,8 @@ import (
 
 // foreground has the dependents of an owner that waits for them judged, and lets it go when none holds it up.
 // The API is asked before that: a dependent that the caches have not seen yet would outlive its owner.
-func (c *collector) foreground(ctx context.Context, s source, owner api.Object) error {
-	for name, deps := range c.sources.dependents(owner.GetUID()) {
+func (c *collector) foreground(ctx context.Context, all sources, s source, owner api.Object) error {
+	for name, deps := range all.dependents(owner.GetUID()) {
 		for _, d := range deps {
 			// One that is being deleted comes back by itself when something about it changes. To ask
 			// for it again would send the members of a circle round for ever.
@@ -24,10 +25,10 @@ func (c *collector) foreground(ctx context.Context, s source, owner api.Object) 
 			}
 		}
 	}
-	if !MayGo(owner, c.sources.holdingUp(s, owner)) {
+	if !MayGo(owner, all.holdingUp(s, owner)) {
 		return nil // each dependent that goes brings us back here
 	}
-	stored, err := c.stored(ctx, s, owner)
+	stored, err := c.stored(ctx, all, s, owner)
 	if err != nil {
 		return err
 	}
@@ -64,25 +65,28 @@ type storedObject struct {
 }
 
 // stored lists what may depend on owner, directly or not.
-func (c *collector) stored(ctx context.Context, s source, owner api.Object) (storedObjects, error) {
-	var all []source
-	for _, dep := range c.sources {
+func (c *collector) stored(ctx context.Context, all sources, s source, owner api.Object) (storedObjects, error) {
+	var deps []source
+	for _, dep := range all {
 		if dep.kind.Namespaced || !s.kind.Namespaced {
-			all = append(all, dep)
+			deps = append(deps, dep)
 		}
 	}
 	out := storedObjects{}
 	var mu sync.Mutex
-	return out, controllers.InParallel(ctx, len(all), func(ctx context.Context, i int) error {
-		objs, err := c.term.Client.ListKind(ctx, all[i].kind, owner.GetNamespace())
+	return out, controllers.InParallel(ctx, len(deps), func(ctx context.Context, i int) error {
+		objs, err := c.term.Client.ListKind(ctx, deps[i].kind, owner.GetNamespace())
+		if apierrors.IsNotFound(err) {
+			return nil // the kind has been dropped
+		}
 		if err != nil {
-			return fmt.Errorf("listing %s that may depend on %s/%s: %w", all[i].kind.Resource, owner.GetNamespace(), owner.GetName(), err)
+			return fmt.Errorf("listing %s that may depend on %s/%s: %w", deps[i].kind.Resource, owner.GetNamespace(), owner.GetName(), err)
 		}
 		mu.Lock()
 		defer mu.Unlock()
 		for _, o := range objs {
 			for _, r := range o.GetOwnerReferences() {
-				out[r.UID] = append(out[r.UID], storedObject{Object: o, kind: all[i].kind})
+				out[r.UID] = append(out[r.UID], storedObject{Object: o, kind: deps[i].kind})
 			}
 		}
 		return nil

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -24,50 +25,79 @@ import (
 // ownerIndex finds objects by the UIDs of all their owners.
 const ownerIndex = "keelson.owner"
 
-// strangerRetry is how long an owner of a kind that this server does not know is left in peace.
-const strangerRetry = 5 * time.Minute
+// An object with an owner of a kind that is not known is looked at again: soon at first, for the kind may have come just
+// now, and then ever less often.
+const (
+	minStrangerRetry = time.Second
+	maxStrangerRetry = 5 * time.Minute
+)
 
-// source is one kind and its informer.
+// source is one kind and its informer; nil where no object of the kind has been seen.
 type source struct {
 	kind     *api.Kind
 	informer cache.SharedIndexInformer
 }
 
-// sources are all collected kinds by their group and resource.
+// sources are all collected kinds by their group and resource. They never change.
 type sources map[string]source
 
-// New returns the garbage collector over all stored kinds but Events, which own nothing and are owned by nobody.
-func New(d controllers.Deps) *controllers.Controller {
-	all := sources{}
-	var watches []controllers.Watch
-	for _, k := range d.Client.Kinds().All() {
-		if k.Virtual || k.Resource == "events" {
-			continue
-		}
-		name := k.GroupResource().String()
-		s := source{kind: k, informer: client.InformerOf(d.Informers, k)}
-		all[name] = s
-		controllers.Index(s.informer, ownerIndex, func(o api.Object) []string {
-			var uids []string
-			for _, r := range o.GetOwnerReferences() {
-				uids = append(uids, string(r.UID))
-			}
-			return uids
-		})
-		watches = append(watches, controllers.OnInformer(s.informer, func(c controllers.Change[api.Object]) []controllers.Key {
-			return all.keys(name, c)
-		}))
+// living is where the sources of the moment are: kinds come and go.
+type living struct {
+	kinds *client.EveryKind
+	now   atomic.Pointer[drawn]
+}
+
+type drawn struct {
+	of *client.Informed
+	sources
+}
+
+// sources are those of now. Who judges takes them once.
+func (g *living) sources() sources {
+	of := g.kinds.Now()
+	if d := g.now.Load(); d != nil && d.of == of {
+		return d.sources
 	}
+	all := make(sources, len(of.Kinds)+len(of.Idle))
+	for _, k := range of.Idle {
+		all[k.GroupResource().String()] = source{kind: k}
+	}
+	for _, one := range of.Kinds {
+		all[one.Kind.GroupResource().String()] = source{kind: one.Kind, informer: one.Informer}
+	}
+	g.now.Store(&drawn{of, all})
+	return all
+}
+
+// collected says that objects of a kind may be owners or owned. Events are neither.
+func collected(k *api.Kind) bool { return k.Resource != "events" }
+
+// byOwners indexes objects by the UIDs of their owners.
+func byOwners(inf cache.SharedIndexInformer) {
+	controllers.Index(inf, ownerIndex, func(o api.Object) []string {
+		var uids []string
+		for _, r := range o.GetOwnerReferences() {
+			uids = append(uids, string(r.UID))
+		}
+		return uids
+	})
+}
+
+// New returns the garbage collector over all stored kinds but Events.
+func New(d controllers.Deps) *controllers.Controller {
+	g := &living{kinds: client.Every(d.Informers, collected, byOwners)}
 	return &controllers.Controller{
 		Name:    "generic-garbage-collector",
 		Workers: 48,
-		Watches: watches,
+		Every: &controllers.Every{Now: g.kinds.Now, Keys: func(k *api.Kind, c controllers.Change[api.Object]) []controllers.Key {
+			return g.sources().keys(k.GroupResource().String(), c)
+		}},
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"delete", "get", "list", "patch", "update", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
-			return (&collector{term: t, sources: all, absent: map[coordinates]bool{}}).reconcile
+			return (&collector{term: t, living: g, absent: map[coordinates]bool{}, strangers: map[controllers.Key]time.Duration{}}).reconcile
 		},
 	}
 }
@@ -127,6 +157,9 @@ func (all sources) waitingOwners(o api.Object) []controllers.Key {
 func (all sources) dependents(uid types.UID) map[string][]api.Object {
 	out := map[string][]api.Object{}
 	for name, s := range all {
+		if s.informer == nil {
+			continue
+		}
 		if list := controllers.CachedBy[api.Object](s.informer, ownerIndex, string(uid)); len(list) > 0 {
 			out[name] = list
 		}
@@ -153,6 +186,9 @@ func (s source) cached(namespace string, r metav1.OwnerReference) (api.Object, b
 	if !s.kind.Namespaced {
 		namespace = ""
 	}
+	if s.informer == nil {
+		return nil, false
+	}
 	o, ok := controllers.Cached[api.Object](s.informer, namespace, r.Name)
 	if !ok || o.GetUID() != r.UID {
 		return nil, false
@@ -162,27 +198,30 @@ func (s source) cached(namespace string, r metav1.OwnerReference) (api.Object, b
 
 // collector is the thin shell of one leadership.
 type collector struct {
-	term    *controllers.Term
-	sources sources
+	term   *controllers.Term
+	living *living
 
 	mu     sync.Mutex
 	absent map[coordinates]bool // owners verified to be gone; a UID never comes back
+	// strangers are how long objects with owners of unknown kinds were left in peace last.
+	strangers map[controllers.Key]time.Duration
 }
 
 // coordinates are all that a reference says of an owner. The UID alone would not do: a reference that bears the UID
 // of an object under another name means nothing that exists, and says nothing about that object.
 type coordinates struct {
-	kind            *api.Kind
+	kind            schema.GroupResource
 	namespace, name string
 	uid             types.UID
 }
 
-// maxAbsent bounds the memory of owners that are gone.
+// maxAbsent bounds the memory of owners that are gone, and that of objects with owners of unknown kinds.
 const maxAbsent = 10000
 
 func (c *collector) reconcile(ctx context.Context, k controllers.Key) (time.Duration, error) {
-	s, ok := c.sources[k.Kind]
-	if !ok {
+	all := c.living.sources()
+	s, ok := all[k.Kind]
+	if !ok || s.informer == nil {
 		return 0, nil
 	}
 	obj, ok := controllers.Cached[api.Object](s.informer, k.Namespace, k.Name)
@@ -192,27 +231,24 @@ func (c *collector) reconcile(ctx context.Context, k controllers.Key) (time.Dura
 	if obj.GetDeletionTimestamp() != nil {
 		switch {
 		case slices.Contains(obj.GetFinalizers(), metav1.FinalizerOrphanDependents):
-			return 0, c.orphan(ctx, s, obj)
+			return 0, c.orphan(ctx, all, s, obj)
 		case slices.Contains(obj.GetFinalizers(), metav1.FinalizerDeleteDependents):
-			return 0, c.foreground(ctx, s, obj)
+			return 0, c.foreground(ctx, all, s, obj)
 		}
 		return 0, nil
 	}
-	owners, strangers, err := c.owners(ctx, s, obj, false)
+	owners, strangers, err := c.owners(ctx, all, s, obj, false)
 	if err != nil {
 		return 0, err
 	}
-	again := time.Duration(0)
-	if strangers {
-		again = strangerRetry
-	}
+	again := c.later(k, strangers)
 	held := true
 	if lostSome(owners) {
-		if held, err = c.held(ctx, s, obj); err != nil {
+		if held, err = c.held(ctx, all, s, obj); err != nil {
 			return 0, err
 		}
 	}
-	dependents := func() bool { return len(c.sources.dependents(obj.GetUID())) > 0 }
+	dependents := func() bool { return len(all.dependents(obj.GetUID())) > 0 }
 	switch v := Judge(obj, owners, held, dependents); {
 	case v.Delete != "":
 		return 0, c.delete(ctx, s, obj, v.Delete)
@@ -222,17 +258,32 @@ func (c *collector) reconcile(ctx context.Context, k controllers.Key) (time.Dura
 	return again, nil
 }
 
+// later is when an object is looked at again that has an owner of an unknown kind; 0 for others.
+func (c *collector) later(k controllers.Key, strangers bool) time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !strangers {
+		delete(c.strangers, k)
+		return 0
+	}
+	if len(c.strangers) >= maxAbsent {
+		clear(c.strangers)
+	}
+	c.strangers[k] = min(max(2*c.strangers[k], minStrangerRetry), maxStrangerRetry)
+	return c.strangers[k]
+}
+
 // held says whether an owner outside of obj's circle holds it. Where obj is in a circle the API is asked for every
 // owner on the way: two members that lose their outer owners at once would each believe in the other's for as long
 // as the caches lag, and keep the circle for ever.
-func (c *collector) held(ctx context.Context, s source, obj api.Object) (bool, error) {
+func (c *collector) held(ctx context.Context, all sources, s source, obj api.Object) (bool, error) {
 	for _, live := range []bool{false, true} {
 		kinds := map[types.UID]source{obj.GetUID(): s}
 		held, circular, err := Held(obj, func(o api.Object) ([]Owner, error) {
-			owners, _, err := c.owners(ctx, kinds[o.GetUID()], o, live)
+			owners, _, err := c.owners(ctx, all, kinds[o.GetUID()], o, live)
 			for _, owner := range owners {
 				if owner.Object != nil {
-					kinds[owner.Ref.UID], _ = c.sources.find(owner.Ref)
+					kinds[owner.Ref.UID], _ = all.find(owner.Ref)
 				}
 			}
 			return owners, err
@@ -249,9 +300,9 @@ func (c *collector) held(ctx context.Context, s source, obj api.Object) (bool, e
 
 // owners looks every owner up, in the cache first unless live; that one is absent is
 // believed only after the API has said so. strangers says that a kind is unknown.
-func (c *collector) owners(ctx context.Context, s source, obj api.Object, live bool) (out []Owner, strangers bool, err error) {
+func (c *collector) owners(ctx context.Context, all sources, s source, obj api.Object, live bool) (out []Owner, strangers bool, err error) {
 	for _, r := range obj.GetOwnerReferences() {
-		o, ok := c.sources.find(r)
+		o, ok := all.find(r)
 		if !ok || o.kind.Namespaced && !s.kind.Namespaced {
 			out = append(out, Owner{Ref: r, State: Solid})
 			strangers = true
@@ -277,7 +328,7 @@ func (c *collector) lookUp(ctx context.Context, o source, namespace string, r me
 	if !o.kind.Namespaced {
 		namespace = ""
 	}
-	at := coordinates{kind: o.kind, namespace: namespace, name: r.Name, uid: r.UID}
+	at := coordinates{kind: o.kind.GroupResource(), namespace: namespace, name: r.Name, uid: r.UID}
 	c.mu.Lock()
 	known := c.absent[at]
 	c.mu.Unlock()
@@ -324,9 +375,13 @@ func (c *collector) delete(ctx context.Context, s source, obj api.Object, policy
 
 // update writes a changed copy at the version that was judged.
 func (c *collector) update(ctx context.Context, s source, obj api.Object, change func(o api.Object)) error {
-	next := obj.DeepCopyObject().(api.Object)
+	whole, err := s.kind.Whole(obj)
+	if err != nil {
+		return fmt.Errorf("reading %s %s/%s: %w", s.kind.GVK.Kind, obj.GetNamespace(), obj.GetName(), err)
+	}
+	next := whole.DeepCopyObject().(api.Object)
 	change(next)
-	_, err := c.term.Client.Do(ctx, &api.Request{
+	_, err = c.term.Client.Do(ctx, &api.Request{
 		Verb: api.VerbUpdate, Kind: s.kind, Namespace: obj.GetNamespace(), Name: obj.GetName(), Object: next,
 	})
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -348,9 +403,9 @@ func (c *collector) detach(ctx context.Context, s source, obj api.Object, lost .
 
 // orphan frees the dependents of an owner, then lets it go. The dependents are
 // asked from the API: one that a cache has not seen yet would be collected later.
-func (c *collector) orphan(ctx context.Context, s source, owner api.Object) error {
+func (c *collector) orphan(ctx context.Context, all sources, s source, owner api.Object) error {
 	var errs []error
-	for _, dep := range c.sources {
+	for _, dep := range all {
 		if s.kind.Namespaced && !dep.kind.Namespaced {
 			continue
 		}
@@ -366,6 +421,9 @@ func (c *collector) orphan(ctx context.Context, s source, owner api.Object) erro
 
 func (c *collector) orphanKind(ctx context.Context, dep source, owner api.Object) error {
 	objs, err := c.term.Client.ListKind(ctx, dep.kind, owner.GetNamespace())
+	if apierrors.IsNotFound(err) {
+		return nil // the kind has been dropped
+	}
 	if err != nil {
 		return fmt.Errorf("listing %s to orphan those of %s/%s: %w", dep.kind.Resource, owner.GetNamespace(), owner.GetName(), err)
 	}

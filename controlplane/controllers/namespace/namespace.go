@@ -11,6 +11,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
 	"keelson.dev/keelson/controlplane/api"
@@ -31,37 +32,31 @@ func New(d controllers.Deps) *controllers.Controller {
 		}
 		return []controllers.Key{{Name: c.New.Name}}
 	})}
-	var contents []*api.Kind
-	for _, k := range d.Client.Kinds().All() {
-		if k.Virtual || !k.Namespaced {
-			continue
+	// Nothing holds an event, and there are many.
+	wanted := func(k *api.Kind) bool { return k.Namespaced && k.Resource != "events" }
+	contents := client.Every(d.Informers, wanted, func(cache.SharedIndexInformer) {})
+	left := func(_ *api.Kind, c controllers.Change[api.Object]) []controllers.Key {
+		if c.Type != controllers.Deleted {
+			return nil
 		}
-		contents = append(contents, k)
-		if k.Resource == "events" {
-			continue // nothing holds an event, and there are many
+		ns, ok := controllers.Cached[*corev1.Namespace](namespaces, "", c.New.GetNamespace())
+		if !ok || ns.DeletionTimestamp == nil {
+			return nil
 		}
-		watches = append(watches, controllers.OnInformer(client.InformerOf(d.Informers, k), func(c controllers.Change[api.Object]) []controllers.Key {
-			if c.Type != controllers.Deleted {
-				return nil
-			}
-			ns, ok := controllers.Cached[*corev1.Namespace](namespaces, "", c.New.GetNamespace())
-			if !ok || ns.DeletionTimestamp == nil {
-				return nil
-			}
-			return []controllers.Key{{Name: ns.Name}}
-		}))
+		return []controllers.Key{{Name: ns.Name}}
 	}
 	return &controllers.Controller{
 		Name:    "namespace-controller",
 		Workers: 4,
 		Watches: watches,
+		Every:   &controllers.Every{Now: contents.Now, Keys: left},
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"delete", "deletecollection", "get", "list"}},
 			{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"delete", "get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"namespaces/finalize", "namespaces/status"}, Verbs: []string{"update"}},
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
-			r := &reconciler{term: t, kind: d.Client.Kinds().ByGVK(corev1.SchemeGroupVersion.WithKind("Namespace")), namespaces: namespaces, contents: contents}
+			r := &reconciler{term: t, kind: d.Client.Kinds().ByGVK(corev1.SchemeGroupVersion.WithKind("Namespace")), namespaces: namespaces, kinds: d.Client.Kinds()}
 			return r.reconcile
 		},
 	}
@@ -72,7 +67,7 @@ type reconciler struct {
 	term       *controllers.Term
 	kind       *api.Kind
 	namespaces cache.SharedIndexInformer
-	contents   []*api.Kind
+	kinds      *api.Kinds
 }
 
 func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
@@ -92,8 +87,8 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 func (r *reconciler) empty(ctx context.Context, ns string) (left []Content, failures []error) {
 	isPod := func(k *api.Kind) bool { return k.Resource == "pods" && k.GVK.Group == "" }
 	for _, pods := range []bool{true, false} {
-		for _, k := range r.contents {
-			if isPod(k) != pods {
+		for _, k := range r.kinds.Table().Stored() {
+			if !k.Namespaced || isPod(k) != pods {
 				continue
 			}
 			objs, err := r.emptyKind(ctx, k, ns)
@@ -121,7 +116,9 @@ func (r *reconciler) emptyKind(ctx context.Context, k *api.Kind, ns string) ([]a
 	if !fresh {
 		return objs, nil
 	}
-	if _, err := r.term.Client.Do(ctx, &api.Request{Verb: api.VerbDeleteCollection, Kind: k, Namespace: ns}); err != nil && !apierrors.IsNotFound(err) {
+	background := metav1.DeletePropagationBackground
+	if _, err := r.term.Client.Do(ctx, &api.Request{Verb: api.VerbDeleteCollection, Kind: k, Namespace: ns,
+		Delete: metav1.DeleteOptions{PropagationPolicy: &background}}); err != nil && !apierrors.IsNotFound(err) {
 		return objs, fmt.Errorf("deleting %s of namespace %s: %w", k.GroupResource(), ns, err)
 	}
 	return r.list(ctx, k, ns)
@@ -129,6 +126,9 @@ func (r *reconciler) emptyKind(ctx context.Context, k *api.Kind, ns string) ([]a
 
 func (r *reconciler) list(ctx context.Context, k *api.Kind, ns string) ([]api.Object, error) {
 	objs, err := r.term.Client.ListKind(ctx, k, ns)
+	if apierrors.IsNotFound(err) {
+		return nil, nil // the kind has been dropped
+	}
 	if err != nil {
 		return nil, fmt.Errorf("listing %s of namespace %s: %w", k.GroupResource(), ns, err)
 	}

@@ -56,35 +56,15 @@ func tolerated(p *corev1.Pod, t *corev1.Taint) (stay time.Duration, forever bool
 			return time.Duration(n) * time.Second, false
 		}
 	}
-	found := false
-	for i := range p.Spec.Tolerations {
-		tol := &p.Spec.Tolerations[i]
-		if !matches(tol, t) {
-			continue
-		}
-		if tol.TolerationSeconds == nil {
-			return 0, true
-		}
-		d := time.Duration(max(0, *tol.TolerationSeconds)) * time.Second
-		if !found || d < stay {
-			stay, found = d, true
+	for i := range p.Spec.Tolerations { // the first that speaks of the taint counts, as in Kubernetes
+		if tol := &p.Spec.Tolerations[i]; controllers.Tolerates(tol, t) {
+			if tol.TolerationSeconds == nil {
+				return 0, true
+			}
+			return time.Duration(max(0, *tol.TolerationSeconds)) * time.Second, false
 		}
 	}
-	return stay, false
-}
-
-// matches says whether a toleration speaks of a taint.
-func matches(tol *corev1.Toleration, t *corev1.Taint) bool {
-	if tol.Effect != "" && tol.Effect != t.Effect || tol.Key != "" && tol.Key != t.Key {
-		return false
-	}
-	switch tol.Operator {
-	case corev1.TolerationOpExists:
-		return true
-	case "", corev1.TolerationOpEqual:
-		return tol.Key != "" && tol.Value == t.Value
-	}
-	return false
+	return 0, false
 }
 
 // NotReady returns a pod's status with condition Ready false; changed is false

@@ -8,10 +8,10 @@ import (
 )
 
 // When many nodes are lost at once it is more likely that something between them and here has failed than that all of
-// these machines have. Pods of lost nodes are therefore evicted at the pace that Kubernetes documents, zone by zone: the
-// pods of one node every 10 seconds; where more than two nodes and 55% of a zone are lost, of one node every 100 seconds
-// in a zone of more than 50 nodes and none in a smaller one; none at all while every zone is lost as a whole. A zone that
-// is lost as a whole while others are not goes at the first pace: its pods have somewhere to go.
+// these machines have. Pods of lost nodes are therefore evicted at the pace that Kubernetes documents, zone by zone:
+// the pods of one node every 10 seconds; where more than two nodes and 55% of a zone are lost, of one node every 100
+// seconds in a zone of more than 50 nodes and none in a smaller one; none at all while every zone is lost as a whole. A
+// zone that is lost as a whole while others are not goes at the first pace: its pods have somewhere to go.
 const (
 	evictEvery       = 10 * time.Second
 	evictSlowlyEvery = 100 * time.Second

@@ -69,9 +69,9 @@ func rankForDeletion(pods []*corev1.Pod, related map[string]int, now time.Time) 
 	pods = slices.Clone(pods)
 	slices.SortStableFunc(pods, func(a, b *corev1.Pod) int {
 		return cmp.Or(
-			boolFirst(a.Spec.NodeName == "", b.Spec.NodeName == ""),
+			controllers.TrueFirst(a.Spec.NodeName == "", b.Spec.NodeName == ""),
 			cmp.Compare(phaseRank[a.Status.Phase], phaseRank[b.Status.Phase]),
-			boolFirst(!controllers.PodReady(a), !controllers.PodReady(b)),
+			controllers.TrueFirst(!controllers.PodReady(a), !controllers.PodReady(b)),
 			cmp.Compare(deletionCost(a), deletionCost(b)),
 			cmp.Compare(related[b.Spec.NodeName], related[a.Spec.NodeName]),
 			cmp.Compare(magnitude(now.Sub(readySince(a, now))), magnitude(now.Sub(readySince(b, now)))),
@@ -81,16 +81,6 @@ func rankForDeletion(pods []*corev1.Pod, related map[string]int, now time.Time) 
 		)
 	})
 	return pods
-}
-
-func boolFirst(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case a:
-		return -1
-	}
-	return 1
 }
 
 // magnitude is the binary logarithm of an age in seconds.
@@ -117,36 +107,13 @@ func restarts(p *corev1.Pod) int32 {
 	return n
 }
 
-// NewPod is a pod of rs: its template, owned by it, with the trace of the apply
-// that asked for it. The API completes the name.
-func NewPod(rs *appsv1.ReplicaSet) *corev1.Pod {
-	t := rs.Spec.Template.DeepCopy()
-	p := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace:       rs.Namespace,
-			GenerateName:    rs.Name + "-",
-			Labels:          t.Labels,
-			Annotations:     t.Annotations,
-			Finalizers:      t.Finalizers,
-			OwnerReferences: []metav1.OwnerReference{ownerRef(rs)},
-		},
-		Spec: t.Spec,
-	}
-	controllers.CopyTrace(p, rs)
-	return p
-}
-
-func ownerRef(rs *appsv1.ReplicaSet) metav1.OwnerReference {
-	return *metav1.NewControllerRef(rs, appsv1.SchemeGroupVersion.WithKind("ReplicaSet"))
-}
-
-// Status is the status of rs with these active pods; failure is the error of this
+// Status is the status of rs with these active pods, and so many that are on their way out; failure is the error of this
 // reconcile's creations or deletions, nil when there was none. again says when a
 // ready pod will have become available.
-func Status(rs *appsv1.ReplicaSet, active []*corev1.Pod, failure error, now time.Time) (s appsv1.ReplicaSetStatus, again time.Duration) {
+func Status(rs *appsv1.ReplicaSet, active []*corev1.Pod, going int32, failure error, now time.Time) (s appsv1.ReplicaSetStatus, again time.Duration) {
 	s = *rs.Status.DeepCopy()
 	s.Replicas, s.FullyLabeledReplicas, s.ReadyReplicas, s.AvailableReplicas = int32(len(active)), 0, 0, 0
-	s.ObservedGeneration = rs.Generation
+	s.ObservedGeneration, s.TerminatingReplicas = rs.Generation, &going
 	template := labels.SelectorFromSet(rs.Spec.Template.Labels)
 	for _, p := range active {
 		if template.Matches(labels.Set(p.Labels)) {

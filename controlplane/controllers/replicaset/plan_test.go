@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/controllers"
 )
 
 var epoch = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -109,7 +110,7 @@ func TestDeletionOrder(t *testing.T) {
 // F70
 func TestNewPod(t *testing.T) {
 	rs := set(1)
-	p := NewPod(rs)
+	p := controllers.PodFrom(rs, replicaSets.ref(rs), &rs.Spec.Template)
 	ref := metav1.GetControllerOf(p)
 	if p.GenerateName != "web-1-" || p.Labels["app"] != "web" || p.Annotations["a"] != "b" || p.Annotations[api.TraceParentAnnotation] != "trace" {
 		t.Errorf("pod %+v", p.ObjectMeta)
@@ -128,19 +129,22 @@ func TestStatus(t *testing.T) {
 	rs.Spec.MinReadySeconds = 30
 	stranger := pod("d", "node=w1 ready=60")
 	stranger.Labels = map[string]string{"other": "x"}
-	s, again := Status(rs, []*corev1.Pod{pod("a", "node=w1 ready=60"), pod("b", "node=w1 ready=10"), pod("c", "node=w1"), stranger}, nil, epoch)
+	s, again := Status(rs, []*corev1.Pod{pod("a", "node=w1 ready=60"), pod("b", "node=w1 ready=10"), pod("c", "node=w1"), stranger}, 2, nil, epoch)
 	if got := fmt.Sprint(s.Replicas, s.FullyLabeledReplicas, s.ReadyReplicas, s.AvailableReplicas, s.ObservedGeneration); got != "4 3 3 2 2" {
 		t.Errorf("replicas, labelled, ready, available, generation: %s", got)
 	}
 	if again != 20*time.Second {
 		t.Errorf("again in %v, when the second pod becomes available in 20 s", again)
 	}
-	s, _ = Status(rs, nil, errors.New("quota"), epoch)
+	if s.TerminatingReplicas == nil || *s.TerminatingReplicas != 2 {
+		t.Errorf("terminating: %v", s.TerminatingReplicas)
+	}
+	s, _ = Status(rs, nil, 0, errors.New("quota"), epoch)
 	if len(s.Conditions) != 1 || s.Conditions[0].Reason != "FailedCreate" || s.Conditions[0].Message != "quota" {
 		t.Errorf("conditions %+v", s.Conditions)
 	}
 	rs.Status = s
-	if s, _ = Status(rs, nil, nil, epoch); len(s.Conditions) != 0 {
+	if s, _ = Status(rs, nil, 0, nil, epoch); len(s.Conditions) != 0 {
 		t.Errorf("the failure stays: %+v", s.Conditions)
 	}
 }

@@ -1,5 +1,6 @@
 // Package serviceaccount gives every namespace what its pods expect: service
-// account "default", and the cluster's root certificates in ConfigMap kube-root-ca.crt.
+// account "default", and the cluster's root certificates in ConfigMap kube-root-ca.crt. It fills the Secrets that ask
+// for the token of an account.
 package serviceaccount
 
 import (

@@ -40,3 +40,56 @@ func TestPlan(t *testing.T) {
 		}
 	}
 }
+
+func TestPlanToken(t *testing.T) {
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "robot", UID: "u1"}}
+	data := func(token, ca, namespace string) map[string][]byte {
+		return map[string][]byte{"token": []byte(token), "ca.crt": []byte(ca), "namespace": []byte(namespace)}
+	}
+	for _, c := range []struct {
+		name string
+		data map[string][]byte
+		want string // writes, asks for a token, ca.crt, namespace
+	}{
+		{"new", nil, "true true PEM ns"},
+		{"complete", data("t", "PEM", "ns"), "false false"},
+		{"without a token", data("", "PEM", "ns"), "true true PEM ns"},
+		{"with other certificates", data("t", "old", "ns"), "true false PEM ns"},
+		{"without a namespace", data("t", "PEM", ""), "true false PEM ns"},
+		{"with a namespace of its own", data("t", "old", "mine"), "true false PEM mine"},
+	} {
+		s := &corev1.Secret{Type: corev1.SecretTypeServiceAccountToken, ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "s"}, Data: c.data}
+		next, token := PlanToken(s, account, []byte("PEM"))
+		got := fmt.Sprint(next != nil, token)
+		if next != nil {
+			got += fmt.Sprintf(" %s %s", next.Data["ca.crt"], next.Data["namespace"])
+			if next.Annotations[corev1.ServiceAccountUIDKey] != "u1" {
+				t.Errorf("%s: annotations %v", c.name, next.Annotations)
+			}
+		}
+		if got != c.want {
+			t.Errorf("%s: %s, want %s", c.name, got, c.want)
+		}
+	}
+}
+
+func TestRepresents(t *testing.T) {
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "robot", UID: "u1"}}
+	for _, c := range []struct {
+		secretType corev1.SecretType
+		name, uid  string
+		want       bool
+	}{
+		{corev1.SecretTypeServiceAccountToken, "robot", "", true},
+		{corev1.SecretTypeServiceAccountToken, "robot", "u1", true},
+		{corev1.SecretTypeServiceAccountToken, "robot", "u0", false},
+		{corev1.SecretTypeServiceAccountToken, "other", "", false},
+		{corev1.SecretTypeOpaque, "robot", "u1", false},
+	} {
+		s := &corev1.Secret{Type: c.secretType, ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{
+			corev1.ServiceAccountNameKey: c.name, corev1.ServiceAccountUIDKey: c.uid}}}
+		if got := Represents(s, account); got != c.want {
+			t.Errorf("%+v: %v", c, got)
+		}
+	}
+}

@@ -10,11 +10,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-helpers/storage/ephemeral"
 
-	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
 )
@@ -31,40 +30,16 @@ const (
 	volumeKey = "volume"
 )
 
-// claimIndex finds pods by the claims that they mount, as namespace/name.
-const claimIndex = "keelson.claim"
-
-// Finalizers are the finalizers that an object shall have: with mark while it is not being deleted,
-// without once it is and inUse is false.
-func Finalizers(o metav1.Object, mark string, inUse bool) (want []string, changed bool) {
-	have := o.GetFinalizers()
-	marked := slices.Contains(have, mark)
-	switch {
-	case o.GetDeletionTimestamp() == nil && !marked:
-		return append(slices.Clone(have), mark), true
-	case o.GetDeletionTimestamp() != nil && marked && !inUse:
-		return slices.DeleteFunc(slices.Clone(have), func(f string) bool { return f == mark }), true
+// Uses says whether a pod has the claim mounted or may mount it: it has a node and has not ended. The claim of an
+// ephemeral volume is used by the pod that it was made for, and not by a later one of the same name.
+func Uses(p *corev1.Pod, claim *corev1.PersistentVolumeClaim) bool {
+	if p.Spec.NodeName == "" || controllers.PodEnded(p) || p.Namespace != claim.Namespace {
+		return false
 	}
-	return have, false
-}
-
-// ClaimsOf are the claims that a pod mounts, those made for its ephemeral volumes too.
-func ClaimsOf(p *corev1.Pod) []string {
-	var out []string
-	for _, v := range p.Spec.Volumes {
-		switch {
-		case v.PersistentVolumeClaim != nil:
-			out = append(out, p.Namespace+"/"+v.PersistentVolumeClaim.ClaimName)
-		case v.Ephemeral != nil:
-			out = append(out, p.Namespace+"/"+p.Name+"-"+v.Name)
-		}
-	}
-	return out
-}
-
-// Uses says whether a pod has the claim mounted or may mount it: it has a node and has not ended.
-func Uses(p *corev1.Pod, claim string) bool {
-	return p.Spec.NodeName != "" && !controllers.PodEnded(p) && slices.Contains(ClaimsOf(p), claim)
+	return slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim.Name ||
+			v.Ephemeral != nil && ephemeral.VolumeClaimName(p, &v) == claim.Name && ephemeral.VolumeIsForPod(p, claim) == nil
+	})
 }
 
 // New returns the controller.
@@ -72,12 +47,7 @@ func New(d controllers.Deps) *controllers.Controller {
 	claims := client.Informer[*corev1.PersistentVolumeClaim](d.Informers)
 	volumes := client.Informer[*corev1.PersistentVolume](d.Informers)
 	pods := client.Informer[*corev1.Pod](d.Informers)
-	controllers.Index(pods, claimIndex, func(o api.Object) []string {
-		if p, ok := o.(*corev1.Pod); ok {
-			return ClaimsOf(p)
-		}
-		return nil
-	})
+	controllers.Index(pods, controllers.PodClaimIndex, controllers.PodClaims)
 	return &controllers.Controller{
 		Name:    "volume-protection-controller",
 		Workers: 2,
@@ -107,7 +77,7 @@ func ofPod(claims cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) 
 		return nil
 	}
 	var keys []controllers.Key
-	for _, name := range ClaimsOf(c.New) {
+	for _, name := range controllers.PodClaims(c.New) {
 		name = name[len(c.New.Namespace)+1:]
 		if pvc, ok := controllers.Cached[*corev1.PersistentVolumeClaim](claims, c.New.Namespace, name); ok && pvc.DeletionTimestamp != nil {
 			keys = append(keys, controllers.Key{Kind: claimKey, Namespace: pvc.Namespace, Name: pvc.Name})
@@ -128,7 +98,7 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 		if !ok {
 			return 0, nil
 		}
-		return 0, mark(ctx, r.term.Client, v, VolumeFinalizer, v.Status.Phase == corev1.VolumeBound)
+		return 0, controllers.Protect(ctx, r.term.Client, v, VolumeFinalizer, v.Status.Phase == corev1.VolumeBound)
 	}
 	c, ok := controllers.Cached[*corev1.PersistentVolumeClaim](r.claims, key.Namespace, key.Name)
 	if !ok {
@@ -138,7 +108,7 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	if err != nil {
 		return 0, err
 	}
-	return 0, mark(ctx, r.term.Client, c, ClaimFinalizer, inUse)
+	return 0, controllers.Protect(ctx, r.term.Client, c, ClaimFinalizer, inUse)
 }
 
 // inUse asks the cache, and before it says no the API: a pod may have come that the cache has not seen.
@@ -147,26 +117,12 @@ func (r *reconciler) inUse(ctx context.Context, c *corev1.PersistentVolumeClaim)
 		return false, nil
 	}
 	name := c.Namespace + "/" + c.Name
-	if slices.ContainsFunc(controllers.CachedBy[*corev1.Pod](r.pods, claimIndex, name), func(p *corev1.Pod) bool { return Uses(p, name) }) {
+	if slices.ContainsFunc(controllers.CachedBy[*corev1.Pod](r.pods, controllers.PodClaimIndex, name), func(p *corev1.Pod) bool { return Uses(p, c) }) {
 		return true, nil
 	}
 	live, err := client.List[*corev1.Pod](ctx, r.term.Client, c.Namespace, metav1.ListOptions{})
 	if err != nil {
 		return false, fmt.Errorf("listing the pods that may use claim %s: %w", name, err)
 	}
-	return slices.ContainsFunc(live, func(p *corev1.Pod) bool { return Uses(p, name) }), nil
-}
-
-// mark writes the finalizers when they are to change.
-func mark[T api.Object](ctx context.Context, c *client.Client, obj T, finalizer string, inUse bool) error {
-	want, changed := Finalizers(obj, finalizer, inUse)
-	if !changed {
-		return nil
-	}
-	next := obj.DeepCopyObject().(T)
-	next.SetFinalizers(want)
-	if _, err := client.Update(ctx, c, next); err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("updating the finalizers of %s: %w", obj.GetName(), err)
-	}
-	return nil
+	return slices.ContainsFunc(live, func(p *corev1.Pod) bool { return Uses(p, c) }), nil
 }

@@ -1,56 +1,43 @@
 package volumeprotection
 
 import (
-	"fmt"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
-
-func TestFinalizers(t *testing.T) {
-	going := &metav1.Time{Time: time.Unix(1, 0)}
-	for _, c := range []struct {
-		name    string
-		have    []string
-		deleted *metav1.Time
-		inUse   bool
-		want    string
-	}{
-		{"marked at birth", []string{"other"}, nil, false, "[other m] true"},
-		{"marked already", []string{"m"}, nil, false, "[m] false"},
-		{"deleted and in use", []string{"m", "other"}, going, true, "[m other] false"},
-		{"deleted and free", []string{"m", "other"}, going, false, "[other] true"},
-		{"deleted, never marked", []string{"other"}, going, true, "[other] false"},
-	} {
-		want, changed := Finalizers(&metav1.ObjectMeta{Finalizers: c.have, DeletionTimestamp: c.deleted}, "m", c.inUse)
-		if got := fmt.Sprint(want, changed); got != c.want {
-			t.Errorf("%s: %s, want %s", c.name, got, c.want)
-		}
-	}
-}
 
 func TestUses(t *testing.T) {
 	pod := func(node string, phase corev1.PodPhase) *corev1.Pod {
-		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p"}, Status: corev1.PodStatus{Phase: phase},
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: "u1"}, Status: corev1.PodStatus{Phase: phase},
 			Spec: corev1.PodSpec{NodeName: node, Volumes: []corev1.Volume{
 				{Name: "a", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}},
 				{Name: "tmp", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}},
 				{Name: "c", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
 			}}}
 	}
+	claim := func(ns, name string, owner types.UID) *corev1.PersistentVolumeClaim {
+		c := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}}
+		if owner != "" {
+			of := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", UID: owner}}
+			c.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(of, corev1.SchemeGroupVersion.WithKind("Pod"))}
+		}
+		return c
+	}
 	for _, c := range []struct {
 		pod   *corev1.Pod
-		claim string
+		claim *corev1.PersistentVolumeClaim
 		want  bool
 	}{
-		{pod("w1", corev1.PodRunning), "ns/data", true}, {pod("w1", corev1.PodRunning), "ns/p-tmp", true},
-		{pod("w1", corev1.PodRunning), "other/data", false}, {pod("", corev1.PodPending), "ns/data", false},
-		{pod("w1", corev1.PodSucceeded), "ns/data", false},
+		{pod("w1", corev1.PodRunning), claim("ns", "data", ""), true}, {pod("w1", corev1.PodRunning), claim("ns", "p-tmp", "u1"), true},
+		{pod("w1", corev1.PodRunning), claim("ns", "p-tmp", "u0"), false}, {pod("w1", corev1.PodRunning), claim("ns", "p-tmp", ""), false},
+		{pod("w1", corev1.PodRunning), claim("other", "data", ""), false}, {pod("", corev1.PodPending), claim("ns", "data", ""), false},
+		{pod("w1", corev1.PodSucceeded), claim("ns", "data", ""), false},
 	} {
 		if got := Uses(c.pod, c.claim); got != c.want {
-			t.Errorf("pod on %q, %s, uses %s: %v", c.pod.Spec.NodeName, c.pod.Status.Phase, c.claim, got)
+			t.Errorf("pod on %q, %s, uses %s/%s of %v: %v", c.pod.Spec.NodeName, c.pod.Status.Phase, c.claim.Namespace, c.claim.Name,
+				c.claim.OwnerReferences, got)
 		}
 	}
 }

@@ -1,13 +1,15 @@
 package framework
 
 import (
+	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
-	podresources "k8s.io/component-helpers/resource"
 )
 
 // Resources are amounts: cores in thousandths, bytes, and whatever else nodes advertise.
@@ -37,6 +39,24 @@ func resourcesOf(l v1.ResourceList) Resources {
 	return r
 }
 
+// Native says whether every node has such a resource, unlike extended resources and huge pages.
+func Native(name v1.ResourceName) bool {
+	return name == v1.ResourceCPU || name == v1.ResourceMemory || name == v1.ResourceEphemeralStorage
+}
+
+// Of is the amount of one resource.
+func (r *Resources) Of(name v1.ResourceName) int64 {
+	switch name {
+	case v1.ResourceCPU:
+		return r.MilliCPU
+	case v1.ResourceMemory:
+		return r.Memory
+	case v1.ResourceEphemeralStorage:
+		return r.EphemeralStorage
+	}
+	return r.Scalar[name]
+}
+
 // add adds o times sign.
 func (r *Resources) add(o Resources, sign int64) {
 	r.MilliCPU += sign * o.MilliCPU
@@ -48,6 +68,11 @@ func (r *Resources) add(o Resources, sign int64) {
 		}
 		r.Scalar[name] += sign * n
 	}
+}
+
+// Equal says that two are the same amounts.
+func (r Resources) Equal(o Resources) bool {
+	return r.MilliCPU == o.MilliCPU && r.Memory == o.Memory && r.EphemeralStorage == o.EphemeralStorage && maps.Equal(r.Scalar, o.Scalar)
 }
 
 func (r Resources) clone() Resources {
@@ -82,27 +107,19 @@ type PodInfo struct {
 	CountedCPU, CountedMemory int64
 	Ports                     []HostPort
 	Priority                  int32
+	Affinity                  *Affinity // to other pods; nil = none
+	Claims                    []string  // of its namespace, which its volumes use
 }
-
-// What a container that asks for nothing is counted with, for scores only.
-var (
-	guess = v1.ResourceList{
-		v1.ResourceCPU:    *resource.NewMilliQuantity(100, resource.DecimalSI),
-		v1.ResourceMemory: *resource.NewQuantity(200<<20, resource.BinarySI),
-	}
-)
 
 // NewPodInfo works out a pod. The pod is shared and not modified.
 func NewPodInfo(p *v1.Pod) *PodInfo {
-	info := &PodInfo{Pod: p, Requests: resourcesOf(podresources.PodRequests(p, podresources.PodResourcesOptions{}))}
-	info.CountedCPU, info.CountedMemory = info.Requests.MilliCPU, info.Requests.Memory
-	if asksForNothing(p) {
-		counted := podresources.PodRequests(p, podresources.PodResourcesOptions{NonMissingContainerRequests: guess})
-		info.CountedCPU, info.CountedMemory = counted.Cpu().MilliValue(), counted.Memory().Value()
-	}
+	info := &PodInfo{Pod: p}
+	info.setRequests()
 	if p.Spec.Priority != nil {
 		info.Priority = *p.Spec.Priority
 	}
+	info.Affinity = AffinityOf(p)
+	info.Claims = ClaimsOf(p)
 	info.hostPorts(p.Spec.Containers)
 	for i := range p.Spec.InitContainers {
 		if r := p.Spec.InitContainers[i].RestartPolicy; r != nil && *r == v1.ContainerRestartPolicyAlways {
@@ -112,18 +129,29 @@ func NewPodInfo(p *v1.Pod) *PodInfo {
 	return info
 }
 
-// asksForNothing says whether some container leaves its CPU or memory open.
-func asksForNothing(p *v1.Pod) bool {
-	for i := range p.Spec.Containers {
-		r := p.Spec.Containers[i].Resources.Requests
-		if _, ok := r[v1.ResourceCPU]; !ok {
-			return true
-		}
-		if _, ok := r[v1.ResourceMemory]; !ok {
-			return true
+// ClaimsOf lists the claims of a pod; those of ephemeral volumes are named after both.
+func ClaimsOf(p *v1.Pod) []string {
+	var out []string
+	for i := range p.Spec.Volumes {
+		v := &p.Spec.Volumes[i]
+		switch {
+		case v.PersistentVolumeClaim != nil:
+			out = append(out, v.PersistentVolumeClaim.ClaimName)
+		case v.Ephemeral != nil:
+			out = append(out, p.Name+"-"+v.Name)
 		}
 	}
-	return false
+	return out
+}
+
+// OwnsClaim says whether a claim is that of an ephemeral volume of the pod, which is made for it.
+func OwnsClaim(p *v1.Pod, claim string) bool {
+	return slices.ContainsFunc(p.Spec.Volumes, func(v v1.Volume) bool { return v.Ephemeral != nil && p.Name+"-"+v.Name == claim })
+}
+
+// AwaitsClaim is why a pod waits whose claim is still to be made.
+func AwaitsClaim(claim string) string {
+	return fmt.Sprintf("waiting for ephemeral volume controller to create the persistentvolumeclaim %q", claim)
 }
 
 func (info *PodInfo) hostPorts(list []v1.Container) {
@@ -147,6 +175,8 @@ func (info *PodInfo) hostPorts(list []v1.Container) {
 // NodeInfo is a node with the pods on it, bound or assumed, and their sums. In a snapshot it is immutable.
 type NodeInfo struct {
 	Node        *v1.Node // nil while only pods are known of it
+	Taints      []v1.Taint
+	Cordoned    bool
 	Pods        []*PodInfo
 	Requested   Resources
 	CountedCPU  int64
@@ -159,11 +189,13 @@ type NodeInfo struct {
 
 	// Generation grows with every change; snapshots compare it.
 	Generation int64
+
+	slot int32 // of the node in the Index of its snapshot; 0 = in none
 }
 
 // SetNode takes the node object.
 func (n *NodeInfo) SetNode(node *v1.Node) {
-	n.Node = node
+	n.Node, n.Taints, n.Cordoned = node, node.Spec.Taints, node.Spec.Unschedulable
 	n.Allocatable = resourcesOf(node.Status.Allocatable)
 	n.MaxPods = int(node.Status.Allocatable.Pods().Value())
 	n.Images = nil
@@ -234,7 +266,29 @@ func (n *NodeInfo) Clone() *NodeInfo {
 type Snapshot struct {
 	Nodes  []*NodeInfo // with a node object, in order of name
 	ByName map[string]*NodeInfo
+	Index  *Index // of these nodes
+	// Nominated are the pods that wait for room on a node after preempting others there, by node.
+	Nominated map[string][]*PodInfo
 	Volumes
+	Workloads
+}
+
+// NominationOf is the node where room is kept for the pod; "" = none.
+func (s *Snapshot) NominationOf(uid types.UID) string {
+	for node, pods := range s.Nominated {
+		if slices.ContainsFunc(pods, func(p *PodInfo) bool { return p.Pod.UID == uid }) {
+			return node
+		}
+	}
+	return ""
+}
+
+// Workloads looks up what pods belong to. A nil field knows none.
+type Workloads struct {
+	// Services are the selectors of the Services that select the pod.
+	Services func(pod *v1.Pod) []map[string]string
+	// Owner is the selector of a ReplicationController, ReplicaSet or StatefulSet; nil when there is none.
+	Owner func(namespace string, ref *metav1.OwnerReference) labels.Selector
 }
 
 // Volumes looks up storage objects. A nil field knows none.
@@ -247,10 +301,11 @@ type Volumes struct {
 
 // NewSnapshot is a snapshot of these nodes, for tests and tools.
 func NewSnapshot(nodes ...*NodeInfo) *Snapshot {
-	s := &Snapshot{ByName: make(map[string]*NodeInfo, len(nodes)), Nodes: slices.Clone(nodes)}
+	s := &Snapshot{ByName: make(map[string]*NodeInfo, len(nodes)), Nodes: slices.Clone(nodes), Index: NewIndex()}
 	slices.SortFunc(s.Nodes, func(a, b *NodeInfo) int { return strings.Compare(a.Node.Name, b.Node.Name) })
 	for _, n := range nodes {
 		s.ByName[n.Node.Name] = n
+		s.Index.Replace(nil, n)
 	}
 	return s
 }

@@ -198,11 +198,20 @@ const (
 	NodeTaints         Event = "NodeTaints" // taints or unschedulable
 	PodRemoved         Event = "PodRemoved" // an assigned pod ended or went away
 	PodAdded           Event = "PodAdded"   // a pod was assigned elsewhere
-	PodUpdated         Event = "PodUpdated" // an assigned pod's labels or resources changed
+	PodUpdated         Event = "PodUpdated" // an assigned pod's labels or resources changed; the object is a PodUpdate
+	NamespaceLabels    Event = "NamespaceLabels"
 	ClaimChanged       Event = "ClaimChanged"
 	VolumeChanged      Event = "VolumeChanged"
 	StorageClassChange Event = "StorageClassChanged"
+	DriversChanged     Event = "DriversChanged" // those of a node
+	DeviceClaimChanged Event = "DeviceClaimChanged"
+	SliceChanged       Event = "SliceChanged" // the devices that a driver tells of
+	DeviceClassChanged Event = "DeviceClassChanged"
+	GroupChanged       Event = "GroupChanged" // a PodGroup, or what its pods have in common; the object is a GroupKey
 )
+
+// PodUpdate is the object of PodUpdated. Old may be nil, when it is not known.
+type PodUpdate struct{ Old, Now *v1.Pod }
 
 // Requeue says which events may mend a refusal by this plugin. A plugin without it is retried on every event.
 type Requeue interface {
@@ -217,9 +226,13 @@ type Requeue interface {
 type Cycle struct {
 	Pod      *PodInfo
 	Snapshot *Snapshot
-	data     map[string]any
-	skip     uint64 // filters that PreFilter said to skip, by index
-	noScore  uint64
+	// With and Without are pods by which the node handed to Filter differs from the snapshot: those it is tried with,
+	// and those it is tried without. The node's own lists and sums say so already; what the Index counts does not.
+	With, Without []*PodInfo
+
+	data    []kept
+	skip    uint64 // filters that PreFilter said to skip, by index
+	noScore uint64
 }
 
 // NewCycle begins an attempt.
@@ -227,11 +240,43 @@ func NewCycle(pod *PodInfo, s *Snapshot) *Cycle { return &Cycle{Pod: pod, Snapsh
 
 // Put keeps a value under the plugin's name.
 func (c *Cycle) Put(plugin string, v any) {
-	if c.data == nil {
-		c.data = make(map[string]any, 4)
+	for i := range c.data {
+		if c.data[i].plugin == plugin {
+			c.data[i].value = v
+			return
+		}
 	}
-	c.data[plugin] = v
+	c.data = append(c.data, kept{plugin, v})
+}
+
+// kept is what one plugin keeps. Few do, and they ask for every node.
+type kept struct {
+	plugin string
+	value  any
+}
+
+// More is how many more of the pods are on the node handed to Filter than the Index counts.
+func (c *Cycle) More(has func(*PodInfo) bool) int {
+	n := 0
+	for _, p := range c.With {
+		if has(p) {
+			n++
+		}
+	}
+	for _, p := range c.Without {
+		if has(p) {
+			n--
+		}
+	}
+	return n
 }
 
 // Get returns what the plugin kept; nil when nothing.
-func (c *Cycle) Get(plugin string) any { return c.data[plugin] }
+func (c *Cycle) Get(plugin string) any {
+	for i := range c.data {
+		if c.data[i].plugin == plugin {
+			return c.data[i].value
+		}
+	}
+	return nil
+}

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	storagev1 "k8s.io/api/storage/v1"
@@ -36,71 +37,75 @@ type Profile struct {
 	Binds       []Bind
 	PostBinds   []PostBind
 	Requeues    map[string]Requeue
+	// Extenders are asked after the plugins. They are set before the profile is used.
+	Extenders []Extender
 
 	weights     []int64
 	filterIndex map[string]int
 	scoreIndex  map[string]int
+
+	room sync.Pool // of *room
 }
 
 // NewProfile sorts the plugins into the points that they implement, in order.
 func NewProfile(plugins ...Weighted) (*Profile, error) {
-	p := &Profile{Requeues: make(map[string]Requeue), filterIndex: make(map[string]int), scoreIndex: make(map[string]int)}
 	seen := make(map[string]bool)
 	for _, w := range plugins {
-		name := w.Plugin.Name()
-		if seen[name] {
-			return nil, fmt.Errorf("scheduler: plugin %s is listed twice", name)
+		if seen[w.Plugin.Name()] {
+			return nil, fmt.Errorf("scheduler: plugin %s is listed twice", w.Plugin.Name())
 		}
-		seen[name] = true
-		if q, ok := w.Plugin.(QueueSort); ok {
-			if p.QueueSort != nil {
-				return nil, fmt.Errorf("scheduler: both %s and %s sort the queue", p.QueueSort.Name(), name)
+		seen[w.Plugin.Name()] = true
+	}
+	l := make(Layout)
+	for _, at := range Points() {
+		for _, w := range plugins {
+			if at.Has(w.Plugin) {
+				l[at] = append(l[at], w)
 			}
-			p.QueueSort = q
 		}
-		p.place(w, name)
 	}
-	if p.QueueSort == nil {
+	return NewProfileOf(l)
+}
+
+// NewProfileOf has at each point the plugins that are listed there, in that order.
+func NewProfileOf(l Layout) (*Profile, error) {
+	p := &Profile{Requeues: make(map[string]Requeue), filterIndex: make(map[string]int), scoreIndex: make(map[string]int)}
+	sorts := fill[QueueSort](l[AtQueueSort])
+	switch {
+	case len(sorts) == 0:
 		return nil, errors.New("scheduler: no plugin sorts the queue")
+	case len(sorts) > 1:
+		return nil, fmt.Errorf("scheduler: both %s and %s sort the queue", sorts[0].Name(), sorts[1].Name())
 	}
+	p.QueueSort = sorts[0]
+	p.PreEnqueues, p.PreFilters = fill[PreEnqueue](l[AtPreEnqueue]), fill[PreFilter](l[AtPreFilter])
+	p.Filters, p.PostFilters = fill[Filter](l[AtFilter]), fill[PostFilter](l[AtPostFilter])
+	p.PreScores, p.Scores = fill[PreScore](l[AtPreScore]), fill[Score](l[AtScore])
+	p.Reserves, p.Permits = fill[Reserve](l[AtReserve]), fill[Permit](l[AtPermit])
+	p.PreBinds, p.Binds, p.PostBinds = fill[PreBind](l[AtPreBind]), fill[Bind](l[AtBind]), fill[PostBind](l[AtPostBind])
 	if len(p.Binds) == 0 {
 		return nil, errors.New("scheduler: no plugin binds")
 	}
 	if len(p.Filters) > 64 || len(p.Scores) > 64 {
 		return nil, errors.New("scheduler: more than 64 plugins at one point")
 	}
-	return p, nil
-}
-
-func (p *Profile) place(w Weighted, name string) {
-	p.PreEnqueues = place(p.PreEnqueues, w.Plugin)
-	p.PreFilters = place(p.PreFilters, w.Plugin)
-	p.PostFilters = place(p.PostFilters, w.Plugin)
-	p.PreScores = place(p.PreScores, w.Plugin)
-	p.Reserves = place(p.Reserves, w.Plugin)
-	p.Permits = place(p.Permits, w.Plugin)
-	p.PreBinds = place(p.PreBinds, w.Plugin)
-	p.Binds = place(p.Binds, w.Plugin)
-	p.PostBinds = place(p.PostBinds, w.Plugin)
-	if f, ok := w.Plugin.(Filter); ok {
-		p.filterIndex[name] = len(p.Filters)
-		p.Filters = append(p.Filters, f)
+	for i, f := range p.Filters {
+		p.filterIndex[f.Name()] = i
 	}
-	if s, ok := w.Plugin.(Score); ok {
-		p.scoreIndex[name] = len(p.Scores)
-		p.Scores = append(p.Scores, s)
+	for i, s := range p.Scores {
+		p.scoreIndex[s.Name()] = i
+	}
+	for _, w := range l[AtScore] {
 		p.weights = append(p.weights, max(w.Weight, 1))
 	}
-	if r, ok := w.Plugin.(Requeue); ok {
-		p.Requeues[name] = r
+	for _, list := range l {
+		for _, w := range list {
+			if r, ok := w.Plugin.(Requeue); ok {
+				p.Requeues[w.Plugin.Name()] = r
+			}
+		}
 	}
-}
-
-func place[T any](list []T, p Plugin) []T {
-	if t, ok := p.(T); ok {
-		return append(list, t)
-	}
-	return list
+	return p, nil
 }
 
 // Options are the inputs of one attempt besides the snapshot and the pod.
@@ -113,14 +118,16 @@ type Options struct {
 	Rand *rand.Rand
 }
 
-// SampleSize is how many nodes that fit are enough in a cluster of n: all of them in a small one, and a falling share,
-// never below 100, in a larger one.
-func SampleSize(n int) int {
+// SampleSize is how many nodes that fit are enough in a cluster of n: all of them in a small one, and in a larger one so
+// many percent, never below 100. 0 percent is a share that falls with the number of nodes.
+func SampleSize(n, percent int) int {
 	const least = 100
 	if n <= least {
 		return n
 	}
-	percent := max(50-n/125, 5)
+	if percent == 0 {
+		percent = max(50-n/125, 5)
+	}
 	return max(n*percent/100, least)
 }
 
@@ -145,8 +152,13 @@ type FitError struct {
 	Plugins   map[string]bool // who refused
 	PreFilter string          // the refusal that concerns all nodes; "" = none
 	Post      string          // what PostFilter had to say
-	// Unresolvable counts the nodes that removing pods would not help.
-	Unresolvable int
+	// Mendable are the nodes that removing pods may help.
+	Mendable []*NodeInfo
+}
+
+// MayMend says whether removing pods from the node may help.
+func (e *FitError) MayMend(node string) bool {
+	return slices.ContainsFunc(e.Mendable, func(n *NodeInfo) bool { return n.Node.Name == node })
 }
 
 // NoNodes is the explanation when the cluster has no node.
@@ -174,16 +186,25 @@ func (e *FitError) Error() string {
 	return msg
 }
 
-func (e *FitError) refuse(s *Status, plugin string) {
+// noNodes stands for the plugin that refused when there is no node: it has no hints, so that every event counts.
+const noNodes = "NoNodes"
+
+// RefusedBy are the plugins that refused the pod, never none.
+func (e *FitError) RefusedBy() map[string]bool {
+	if len(e.Plugins) == 0 { // no node at all: any event that brings one helps
+		return map[string]bool{noNodes: true}
+	}
+	return e.Plugins
+}
+
+// refuse notes that so many nodes refused.
+func (e *FitError) refuse(s *Status, plugin string, nodes int) {
 	if s.Plugin != "" {
 		plugin = s.Plugin
 	}
 	e.Plugins[plugin] = true
 	for _, r := range s.Reasons {
-		e.Reasons[r]++
-	}
-	if s.Is(Unresolvable) {
-		e.Unresolvable++
+		e.Reasons[r] += nodes
 	}
 }
 
@@ -202,23 +223,32 @@ func (p *Profile) Schedule(ctx context.Context, c *Cycle, o Options) (Result, er
 	if only != nil {
 		nodes = restrict(c.Snapshot, only)
 	}
-	fit, evaluated, err := p.filter(ctx, c, nodes, o, why)
+	r := p.borrow()
+	defer p.giveBack(r)
+	evaluated, err := p.filter(ctx, c, nodes, o, why, r)
 	if err != nil {
 		return Result{}, err
 	}
+	if asked := Asked(p.Extenders, VerbFilter, c.Pod); len(asked) > 0 && len(r.fit) > 0 {
+		if err := askFilters(ctx, asked, c, r, why); err != nil {
+			return Result{}, err
+		}
+	}
+	fit := r.fit
 	res := Result{Evaluated: evaluated, Feasible: len(fit), Total: len(c.Snapshot.Nodes)}
 	switch len(fit) {
 	case 0:
 		return res, why
 	case 1:
 		res.Node = fit[0].Node.Name
-		res.Score, err = p.scoreOne(ctx, c, fit)
+		res.Score, err = p.scoreOne(ctx, c, r)
 		return res, err
 	}
-	totals, err := p.score(ctx, c, fit)
+	totals, err := p.score(ctx, c, r)
 	if err != nil {
 		return res, err
 	}
+	askScores(ctx, Asked(p.Extenders, VerbPrioritize, c.Pod), c, r)
 	best := pick(totals, o.Rand)
 	res.Node, res.Score = fit[best].Node.Name, totals[best]
 	return res, nil
@@ -248,7 +278,7 @@ func (p *Profile) preFilter(ctx context.Context, c *Cycle, why *FitError) (map[s
 			continue
 		case s.Refused():
 			why.PreFilter = s.Message()
-			why.refuse(s, f.Name())
+			why.refuse(s, f.Name(), 1)
 			return nil, why
 		case !s.OK():
 			return nil, s.AsError()
@@ -271,48 +301,93 @@ func (p *Profile) preFilter(ctx context.Context, c *Cycle, why *FitError) (map[s
 	return only, nil
 }
 
-// filter looks at nodes from o.Start on, round, until enough fit.
-func (p *Profile) filter(ctx context.Context, c *Cycle, nodes []*NodeInfo, o Options, why *FitError) ([]*NodeInfo, int, error) {
+// filter looks at nodes from o.Start on, round, until enough fit, and leaves these in the room.
+func (p *Profile) filter(ctx context.Context, c *Cycle, nodes []*NodeInfo, o Options, why *FitError, r *room) (evaluated int, err error) {
 	enough := o.Sample
 	if enough <= 0 || enough > len(nodes) {
 		enough = len(nodes)
 	}
-	active := make([]Filter, 0, len(p.Filters))
-	for i, f := range p.Filters {
-		if c.skip&(1<<i) == 0 {
-			active = append(active, f)
+	r.active = p.active(c, r.active)
+	// Room is kept for the pod where it preempted others: it goes there if it can.
+	if n := c.Snapshot.ByName[c.Snapshot.NominationOf(c.Pod.Pod.UID)]; n != nil && slices.Contains(nodes, n) &&
+		len(Asked(p.Extenders, VerbFilter, c.Pod)) == 0 { // an extender chooses among all that fit
+		if s, _ := fits(ctx, r.active, c, n); s.OK() {
+			r.fit = append(r.fit, n)
+			return 1, nil
 		}
 	}
-	fit := make([]*NodeInfo, 0, enough)
-	evaluated := 0
-	for i := range nodes {
-		n := nodes[(o.Start+i)%len(nodes)]
+	at := 0
+	if len(nodes) > 0 {
+		at = o.Start % len(nodes)
+	}
+	for evaluated < len(nodes) {
+		n := nodes[at]
 		evaluated++
-		s, name := runFilters(ctx, active, c, n)
+		if at++; at == len(nodes) {
+			at = 0
+		}
+		s, name := fits(ctx, r.active, c, n)
 		switch {
 		case s.OK():
-			if fit = append(fit, n); len(fit) == enough {
-				return fit, evaluated, nil
+			if r.fit = append(r.fit, n); len(r.fit) == enough {
+				return evaluated, nil
 			}
 		case s.Refused():
-			why.refuse(s, name)
+			r.refuse(s, name, n, why)
 		default:
-			return nil, evaluated, fmt.Errorf("filter node %s: %w", n.Node.Name, s.AsError())
+			return evaluated, fmt.Errorf("filter node %s: %w", n.Node.Name, s.AsError())
 		}
 	}
-	return fit, evaluated, nil
+	if len(r.fit) == 0 {
+		r.explain(why)
+	}
+	return evaluated, nil
+}
+
+// active adds the filters that PreFilter did not say to skip.
+func (p *Profile) active(c *Cycle, out []Filter) []Filter {
+	for i, f := range p.Filters {
+		if c.skip&(1<<i) == 0 {
+			out = append(out, f)
+		}
+	}
+	return out
 }
 
 // Fits runs all filters for one node, as in an attempt whose PreFilter has run.
 func (p *Profile) Fits(ctx context.Context, c *Cycle, n *NodeInfo) *Status {
-	for i, f := range p.Filters {
-		if c.skip&(1<<i) == 0 {
-			if s := f.Filter(ctx, c, n); !s.OK() {
-				return s
-			}
+	s, _ := fits(ctx, p.active(c, nil), c, n)
+	return s
+}
+
+// fits runs the filters for one node. Pods of no lower priority for which room is kept there count: it must fit with
+// them, and without them too, for some rules want other pods and these may yet go elsewhere.
+func fits(ctx context.Context, active []Filter, c *Cycle, n *NodeInfo) (*Status, string) {
+	if len(c.Snapshot.Nominated) > 0 {
+		if s, name := fitsWithNominated(ctx, active, c, n); !s.OK() {
+			return s, name
 		}
 	}
-	return nil
+	return runFilters(ctx, active, c, n)
+}
+
+func fitsWithNominated(ctx context.Context, active []Filter, c *Cycle, n *NodeInfo) (*Status, string) {
+	var with []*PodInfo
+	for _, p := range c.Snapshot.Nominated[n.Node.Name] {
+		if p.Priority >= c.Pod.Priority && p.Pod.UID != c.Pod.Pod.UID {
+			with = append(with, p)
+		}
+	}
+	if with == nil {
+		return nil, ""
+	}
+	trial := n.Clone()
+	for _, p := range with {
+		trial.AddPod(p)
+	}
+	c.With = with
+	defer func() { c.With = nil }()
+	return runFilters(ctx, active, c, trial)
 }
 
 func runFilters(ctx context.Context, active []Filter, c *Cycle, n *NodeInfo) (*Status, string) {
@@ -325,16 +400,17 @@ func runFilters(ctx context.Context, active []Filter, c *Cycle, n *NodeInfo) (*S
 }
 
 // scoreOne is the score of the only node that fits: it is chosen whatever the score, which is told for the timeline.
-func (p *Profile) scoreOne(ctx context.Context, c *Cycle, fit []*NodeInfo) (int64, error) {
-	totals, err := p.score(ctx, c, fit)
+func (p *Profile) scoreOne(ctx context.Context, c *Cycle, r *room) (int64, error) {
+	totals, err := p.score(ctx, c, r)
 	if err != nil {
 		return 0, err
 	}
 	return totals[0], nil
 }
 
-// score sums the weighted scores of all plugins per node.
-func (p *Profile) score(ctx context.Context, c *Cycle, fit []*NodeInfo) ([]int64, error) {
+// score sums the weighted scores of all plugins per node that fits.
+func (p *Profile) score(ctx context.Context, c *Cycle, r *room) ([]int64, error) {
+	fit := r.fit
 	for _, s := range p.PreScores {
 		switch st := s.PreScore(ctx, c, fit); {
 		case st.Is(Skip):
@@ -345,7 +421,8 @@ func (p *Profile) score(ctx context.Context, c *Cycle, fit []*NodeInfo) ([]int64
 			return nil, st.AsError()
 		}
 	}
-	totals, part := make([]int64, len(fit)), make([]int64, len(fit))
+	r.totals, r.part = zeros(r.totals, len(fit)), zeros(r.part, len(fit))
+	totals, part := r.totals, r.part
 	for i, s := range p.Scores {
 		if c.noScore&(1<<i) != 0 {
 			continue
@@ -376,13 +453,23 @@ func pick(totals []int64, r *rand.Rand) int {
 		switch {
 		case totals[i] > totals[best]:
 			best, equals = i, 1
-		case totals[i] == totals[best] && r != nil:
-			if equals++; r.IntN(equals) == 0 {
-				best = i
-			}
+		case totals[i] == totals[best]:
+			equals++
 		}
 	}
-	return best
+	if equals == 1 || r == nil {
+		return best
+	}
+	most := totals[best]
+	for skip := r.IntN(equals); ; best++ {
+		if totals[best] != most {
+			continue
+		}
+		if skip == 0 {
+			return best
+		}
+		skip--
+	}
 }
 
 // PostFilter asks the plugins to make room and adds what they say to why. It returns the node that may become free.
@@ -441,6 +528,12 @@ func (p *Profile) Bind(ctx context.Context, c *Cycle, node string) *Status {
 			return named(s, b.Name())
 		}
 	}
+	if s, done := p.bindBy(ctx, c, node); done {
+		if s.OK() {
+			p.postBind(ctx, c, node)
+		}
+		return s
+	}
 	for _, b := range p.Binds {
 		s := b.Bind(ctx, c, node)
 		if s.Is(Skip) {
@@ -449,12 +542,16 @@ func (p *Profile) Bind(ctx context.Context, c *Cycle, node string) *Status {
 		if !s.OK() {
 			return named(s, b.Name())
 		}
-		for _, post := range p.PostBinds {
-			post.PostBind(ctx, c, node)
-		}
+		p.postBind(ctx, c, node)
 		return nil
 	}
 	return Fail("Bind", errors.New("every bind plugin skipped the pod"))
+}
+
+func (p *Profile) postBind(ctx context.Context, c *Cycle, node string) {
+	for _, post := range p.PostBinds {
+		post.PostBind(ctx, c, node)
+	}
 }
 
 func named(s *Status, plugin string) *Status {

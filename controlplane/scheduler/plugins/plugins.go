@@ -5,17 +5,24 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 	"keelson.dev/keelson/controlplane/scheduler/plugins/balancedallocation"
 	"keelson.dev/keelson/controlplane/scheduler/plugins/defaultbinder"
+	"keelson.dev/keelson/controlplane/scheduler/plugins/defaultpreemption"
+	"keelson.dev/keelson/controlplane/scheduler/plugins/dynamicresources"
+	"keelson.dev/keelson/controlplane/scheduler/plugins/gangscheduling"
 	"keelson.dev/keelson/controlplane/scheduler/plugins/imagelocality"
-	"keelson.dev/keelson/controlplane/scheduler/plugins/leastallocated"
+	"keelson.dev/keelson/controlplane/scheduler/plugins/interpodaffinity"
 	"keelson.dev/keelson/controlplane/scheduler/plugins/nodeaffinity"
 	"keelson.dev/keelson/controlplane/scheduler/plugins/nodename"
 	"keelson.dev/keelson/controlplane/scheduler/plugins/nodeports"
 	"keelson.dev/keelson/controlplane/scheduler/plugins/noderesourcesfit"
 	"keelson.dev/keelson/controlplane/scheduler/plugins/nodeunschedulable"
+	"keelson.dev/keelson/controlplane/scheduler/plugins/nodevolumelimits"
+	"keelson.dev/keelson/controlplane/scheduler/plugins/podtopologyspread"
 	"keelson.dev/keelson/controlplane/scheduler/plugins/prioritysort"
 	"keelson.dev/keelson/controlplane/scheduler/plugins/schedulinggates"
 	"keelson.dev/keelson/controlplane/scheduler/plugins/tainttoleration"
 	"keelson.dev/keelson/controlplane/scheduler/plugins/volumebinding"
+	"keelson.dev/keelson/controlplane/scheduler/plugins/volumerestrictions"
+	"keelson.dev/keelson/controlplane/scheduler/plugins/volumezone"
 )
 
 // Default lists the plugins of the default scheduler. Filters run in this order, so the cheap and selective come first.
@@ -23,14 +30,21 @@ func Default(h *framework.Handle) []framework.Weighted {
 	return []framework.Weighted{
 		{Plugin: schedulinggates.Plugin{}},
 		{Plugin: prioritysort.Plugin{}},
+		{Plugin: gangscheduling.Plugin{H: h}},
 		{Plugin: nodeunschedulable.Plugin{}},
 		{Plugin: nodename.Plugin{}},
 		{Plugin: tainttoleration.Plugin{}, Weight: 3},
 		{Plugin: nodeaffinity.Plugin{}, Weight: 2},
 		{Plugin: nodeports.Plugin{}},
-		{Plugin: noderesourcesfit.Plugin{}},
-		{Plugin: volumebinding.New(h)},
-		{Plugin: leastallocated.Plugin{}, Weight: 1},
+		{Plugin: noderesourcesfit.Plugin{}, Weight: 1},
+		{Plugin: volumerestrictions.Plugin{H: h}},
+		{Plugin: nodevolumelimits.Plugin{H: h}},
+		{Plugin: volumebinding.New(h, volumebinding.NewPromises(), volumebinding.DefaultPatience)},
+		{Plugin: volumezone.Plugin{H: h}},
+		{Plugin: podtopologyspread.Plugin{}, Weight: 2},
+		{Plugin: interpodaffinity.Plugin{}, Weight: 2},
+		{Plugin: dynamicresources.New(h, dynamicresources.NewLedger()), Weight: 2},
+		{Plugin: defaultpreemption.Plugin{H: h}},
 		{Plugin: balancedallocation.Plugin{}, Weight: 1},
 		{Plugin: imagelocality.Plugin{}, Weight: 1},
 		{Plugin: defaultbinder.Plugin{H: h}},

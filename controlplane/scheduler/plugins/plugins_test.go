@@ -2,8 +2,11 @@ package plugins_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -72,6 +75,9 @@ func asks(k v1.ResourceName, v string) func(*v1.Pod) {
 		}
 		c.Resources.Requests[k] = resource.MustParse(v)
 	}
+}
+func overhead(k v1.ResourceName, v string) func(*v1.Pod) {
+	return func(p *v1.Pod) { p.Spec.Overhead = v1.ResourceList{k: resource.MustParse(v)} }
 }
 func hostPort(port int32, proto v1.Protocol, ip string) func(*v1.Pod) {
 	return func(p *v1.Pod) {
@@ -192,18 +198,20 @@ func TestFilters(t *testing.T) {
 		return v1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &v1.NodeSelector{NodeSelectorTerms: terms}}
 	}
 	busy := pod(asks(v1.ResourceCPU, "3500m"))
-	tests := []struct {
-		name  string
-		pod   *v1.Pod
-		nodes []*framework.NodeInfo
-		want  string // a node, or the message
-	}{
+	tests := []placing{
 		{"fits anywhere", pod(), []*framework.NodeInfo{node("a")}, "a"},
 		{"no nodes", pod(), nil, "no nodes available to schedule pods"},
 		{"cpu", pod(asks(v1.ResourceCPU, "1")), []*framework.NodeInfo{with(node("a"), busy), node("b")}, "b"},
 		{"cpu nowhere", pod(asks(v1.ResourceCPU, "5")), []*framework.NodeInfo{node("a"), node("b")}, "0/2 nodes are available: 2 Insufficient cpu."},
 		{"exactly full", pod(asks(v1.ResourceCPU, "500m")), []*framework.NodeInfo{with(node("a"), busy)}, "a"},
 		{"a thousandth too much", pod(asks(v1.ResourceCPU, "501m")), []*framework.NodeInfo{with(node("a"), busy)}, "0/1 nodes are available: 1 Insufficient cpu."},
+		{"overhead", pod(asks(v1.ResourceCPU, "500m"), overhead(v1.ResourceCPU, "1m")), []*framework.NodeInfo{with(node("a"), busy), node("b")}, "b"},
+		{"overhead of a pod that asks for nothing", pod(overhead(v1.ResourceMemory, "9Gi")), []*framework.NodeInfo{node("a")},
+			"0/1 nodes are available: 1 Insufficient memory."},
+		{"overhead of those that are there", pod(asks(v1.ResourceCPU, "2")),
+			[]*framework.NodeInfo{with(node("a"), pod(asks(v1.ResourceCPU, "1"), overhead(v1.ResourceCPU, "1001m"))), node("b", cordoned)},
+			"0/2 nodes are available: 1 Insufficient cpu, 1 node(s) were unschedulable."},
+		{"overhead and balance", pod(), []*framework.NodeInfo{with(node("a"), pod(overhead(v1.ResourceCPU, "3"))), node("b")}, "b"},
 		{"memory and disk", pod(asks(v1.ResourceMemory, "9Gi"), asks(v1.ResourceEphemeralStorage, "11Gi")), []*framework.NodeInfo{node("a")},
 			"0/1 nodes are available: 1 Insufficient ephemeral-storage, 1 Insufficient memory."},
 		{"pods", pod(), []*framework.NodeInfo{with(node("a", allocatable(v1.ResourcePods, "1")), pod())}, "0/1 nodes are available: 1 Too many pods."},
@@ -240,16 +248,77 @@ func TestFilters(t *testing.T) {
 		{"volume gone", pod(claims("dangling")), []*framework.NodeInfo{node("a")}, "0/1 nodes are available: node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)."},
 	}
 	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			res, err := schedule(profile(t, st.handle()), tt.pod, tt.nodes...)
-			got := res.Node
-			if err != nil {
-				got = err.Error()
-			}
-			if got != tt.want {
-				t.Errorf("got  %s\nwant %s", got, tt.want)
-			}
-		})
+		tt.run(t, st)
+	}
+}
+
+// placing is a pod, the nodes that it may go to, and where it goes or why not.
+type placing struct {
+	name  string
+	pod   *v1.Pod
+	nodes []*framework.NodeInfo
+	want  string // a node, or the message
+}
+
+func (c placing) run(t *testing.T, st *storage) {
+	t.Run(c.name, func(t *testing.T) {
+		res, err := schedule(profile(t, st.handle()), c.pod, c.nodes...)
+		got := res.Node
+		if err != nil {
+			got = err.Error()
+		}
+		if got != c.want {
+			t.Errorf("got  %s\nwant %s", got, c.want)
+		}
+	})
+}
+
+// F87: however many different reasons nodes have, each is counted as often as nodes say it, attempt after attempt, and
+// the nodes that preemption may try are those that say so.
+func TestEveryRefusalCounts(t *testing.T) {
+	prof := profile(t, newStorage().handle())
+	var nodes []*framework.NodeInfo
+	for i := range 60 {
+		name := fmt.Sprintf("n%02d", i)
+		switch i % 4 {
+		case 0:
+			nodes = append(nodes, with(node(name), pod(asks(v1.ResourceCPU, "3"), asks(v1.ResourceMemory, fmt.Sprint(i%3*3, "Gi")))))
+		case 1:
+			nodes = append(nodes, node(name, taint("kept", fmt.Sprint("for-", i%20), v1.TaintEffectNoSchedule)))
+		case 2:
+			nodes = append(nodes, node(name, allocatable(v1.ResourcePods, "0"), allocatable(v1.ResourceCPU, fmt.Sprint(i%8))))
+		default:
+			nodes = append(nodes, node(name, cordoned))
+		}
+	}
+	p := pod(asks(v1.ResourceCPU, "2"), asks(v1.ResourceMemory, "4Gi"))
+	reasons, mendable := map[string]int{}, []string{}
+	c := framework.NewCycle(framework.NewPodInfo(p), framework.NewSnapshot(nodes...))
+	for _, n := range nodes {
+		s := prof.Fits(t.Context(), c, n)
+		for _, r := range s.Reasons {
+			reasons[r]++
+		}
+		if s.Is(framework.Unschedulable) {
+			mendable = append(mendable, n.Node.Name)
+		}
+	}
+	if len(reasons) < 8 || len(mendable) < 20 {
+		t.Fatalf("reasons %v of too few kinds, or too few nodes to mend: %v", reasons, mendable)
+	}
+	for range 3 {
+		_, err := schedule(prof, p, nodes...)
+		var why *framework.FitError
+		if !errors.As(err, &why) {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, n := range why.Mendable {
+			got = append(got, n.Node.Name)
+		}
+		if !maps.Equal(why.Reasons, reasons) || !slices.Equal(got, mendable) {
+			t.Errorf("got reasons %v and nodes %v\nwant %v and %v", why.Reasons, got, reasons, mendable)
+		}
 	}
 }
 
@@ -408,7 +477,7 @@ func BenchmarkSchedule1000Nodes(b *testing.B) {
 	b.ReportAllocs()
 	start := 0
 	for b.Loop() {
-		res, err := prof.Schedule(context.Background(), framework.NewCycle(info, snap), framework.Options{Sample: framework.SampleSize(1000), Start: start, Rand: r})
+		res, err := prof.Schedule(context.Background(), framework.NewCycle(info, snap), framework.Options{Sample: framework.SampleSize(1000, 0), Start: start, Rand: r})
 		if err != nil {
 			b.Fatal(err)
 		}

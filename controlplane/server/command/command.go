@@ -3,6 +3,7 @@ package command
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"keelson.dev/keelson/controlplane/server"
@@ -141,7 +143,14 @@ func runCommand(version string) *cobra.Command {
 	c.Flags().IntVar(&eviction, "eviction-seconds", 15, "seconds after which pods leave a node that was lost, where they have no toleration that says otherwise")
 	c.Flags().StringVar(&cfg.AdmissionConfig, "admission-control-config-file", "",
 		"file with the defaults and exemptions of Pod Security: an AdmissionConfiguration or a PodSecurityConfiguration")
+	c.Flags().StringVar(&cfg.SchedulerConfig, "scheduler-config", "",
+		"file with the scheduler's profiles: a KubeSchedulerConfiguration (docs/scheduling.md); the same on every replica")
+	rebalances := rebalanceFlag(c, &cfg)
+	plugins := pluginFlags(c, &cfg)
 	auditFlags(c, &cfg.Audit)
+	access := accessFlags(c, &cfg)
+	c.Flags().DurationVar(&cfg.ShutdownDelay, "shutdown-delay-duration", defaultShutdownDelay,
+		"for how long a replica that was told to end still answers, not ready, so that nobody sends it more")
 	c.Flags().BoolVar(&debug, "debug", false, "log more")
 	finish := storeFlags(c, &cfg.Store)
 	var limit string
@@ -150,7 +159,10 @@ func runCommand(version string) *cobra.Command {
 		if eviction < 0 {
 			return fmt.Errorf("--eviction-seconds %d: want 0 or more", eviction)
 		}
-		if err := finish(); err != nil {
+		if cfg.ShutdownDelay < 0 {
+			return fmt.Errorf("--shutdown-delay-duration %v: want 0 or more", cfg.ShutdownDelay)
+		}
+		if err := errors.Join(finish(), access(), plugins(), rebalances()); err != nil {
 			return err
 		}
 		level := slog.LevelInfo
@@ -158,6 +170,7 @@ func runCommand(version string) *cobra.Command {
 			level = slog.LevelDebug
 		}
 		cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})).With("replica", cfg.Name)
+		cfg.Flags = flagValues(c)
 		cfg.PodEviction = time.Duration(eviction) * time.Second
 		var err error
 		if cfg.MemoryLimit, err = memoryLimit(limit); err != nil {
@@ -170,6 +183,28 @@ func runCommand(version string) *cobra.Command {
 		return server.Run(c.Context(), cfg)
 	}
 	return c
+}
+
+// defaultShutdownDelay is twice the time in which the replicas hear of each other's readiness.
+const defaultShutdownDelay = 2 * time.Second
+
+// flagValues are the flags of a command with their values. None of run's flags is a secret: those are in files.
+func flagValues(c *cobra.Command) map[string]string {
+	out := map[string]string{}
+	c.Flags().VisitAll(func(f *pflag.Flag) { out[f.Name] = f.Value.String() })
+	return out
+}
+
+// rebalanceFlag adds the pace at which pods move on request.
+func rebalanceFlag(c *cobra.Command, cfg *server.Config) (check func() error) {
+	c.Flags().DurationVar(&cfg.RebalanceInterval, "rebalance-interval", time.Minute,
+		"time between two pods that move because their workload asks to be rebalanced (docs/scheduling.md)")
+	return func() error {
+		if cfg.RebalanceInterval < time.Second {
+			return fmt.Errorf("--rebalance-interval %v: want at least 1s", cfg.RebalanceInterval)
+		}
+		return nil
+	}
 }
 
 // leastMemory is what a replica needs to be of any use.

@@ -72,6 +72,7 @@ func TestRefusals(t *testing.T) {
 		{"run --history-age=-5m", "--history-age: want more than 0"},
 		{"run --history-age=1ms", "--history-age 1ms: want at least 1s"},
 		{"run --compare-interval=0", "--compare-interval: want more than 0"},
+		{"run --rebalance-interval=1ms", "--rebalance-interval 1ms: want at least 1s"},
 		{"run --compare-interval=1ms", "--compare-interval 1ms: want at least 1s"},
 		{"run --eviction-seconds=-1", "--eviction-seconds -1"},
 		{"run --encryption-keys=/does/not/exist", "--encryption-keys: "},

@@ -53,7 +53,8 @@ func restoreCommand() *cobra.Command {
 	}
 	offline(c, &cfg)
 	c.Flags().BoolVar(&o.AnyCluster, "any-cluster", false, "also take a backup of another cluster")
-	c.Flags().StringVar(&o.BackupKeys, "backup-keys", "", "file of keys for a backup that another cluster, or this one long ago, has encrypted")
+	c.Flags().StringVar(&o.BackupKeys, "backup-keys", "",
+		"file of keys for a backup that another cluster, or this one long ago, has encrypted")
 	c.Flags().BoolVar(&o.Replace, "replace", false, "move the data of this replica aside, where there is some")
 	return c
 }
@@ -97,7 +98,8 @@ func verifyCommand() *cobra.Command {
 			return nil
 		},
 	}
-	c.Flags().StringVar(&o.Keys, "encryption-keys", "", "file of keys, for a backup that is encrypted (default: pki/store.keys of the data folder, where there is one)")
+	c.Flags().StringVar(&o.Keys, "encryption-keys", "",
+		"file of keys, for a backup that is encrypted (default: pki/store.keys of the data folder, where there is one)")
 	c.Flags().StringVar(&dataDir, "data-dir", defaultDataDir, "folder of this machine's replica")
 	return c
 }

@@ -150,10 +150,12 @@ func (x *EnrollResponse) GetReplicas() []*Replica {
 }
 
 type EnrollReplicaRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Token         string                 `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
-	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	PeerAddress   string                 `protobuf:"bytes,3,opt,name=peer_address,json=peerAddress,proto3" json:"peer_address,omitempty"` // host:port of the newcomer's peer listener
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Token       string                 `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
+	Name        string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	PeerAddress string                 `protobuf:"bytes,3,opt,name=peer_address,json=peerAddress,proto3" json:"peer_address,omitempty"` // host:port of the newcomer's peer listener
+	// The highest level of stored forms that the newcomer understands. A release from before there were levels says nothing: 0.
+	FeatureLevel  uint32 `protobuf:"varint,4,opt,name=feature_level,json=featureLevel,proto3" json:"feature_level,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -207,6 +209,13 @@ func (x *EnrollReplicaRequest) GetPeerAddress() string {
 		return x.PeerAddress
 	}
 	return ""
+}
+
+func (x *EnrollReplicaRequest) GetFeatureLevel() uint32 {
+	if x != nil {
+		return x.FeatureLevel
+	}
+	return 0
 }
 
 type EnrollReplicaResponse struct {
@@ -418,6 +427,240 @@ func (x *RenewResponse) GetCertificatePem() []byte {
 	return nil
 }
 
+type ServingRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	CsrDer        []byte                 `protobuf:"bytes,1,opt,name=csr_der,json=csrDer,proto3" json:"csr_der,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServingRequest) Reset() {
+	*x = ServingRequest{}
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServingRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServingRequest) ProtoMessage() {}
+
+func (x *ServingRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServingRequest.ProtoReflect.Descriptor instead.
+func (*ServingRequest) Descriptor() ([]byte, []int) {
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ServingRequest) GetCsrDer() []byte {
+	if x != nil {
+		return x.CsrDer
+	}
+	return nil
+}
+
+type ServingResponse struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	CertificatePem []byte                 `protobuf:"bytes,1,opt,name=certificate_pem,json=certificatePem,proto3" json:"certificate_pem,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *ServingResponse) Reset() {
+	*x = ServingResponse{}
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServingResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServingResponse) ProtoMessage() {}
+
+func (x *ServingResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServingResponse.ProtoReflect.Descriptor instead.
+func (*ServingResponse) Descriptor() ([]byte, []int) {
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *ServingResponse) GetCertificatePem() []byte {
+	if x != nil {
+		return x.CertificatePem
+	}
+	return nil
+}
+
+// ReviewRequest asks on behalf of somebody who showed a token, or whom a client certificate names.
+type ReviewRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Token  string                 `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
+	User   string                 `protobuf:"bytes,2,opt,name=user,proto3" json:"user,omitempty"` // where token is empty
+	Groups []string               `protobuf:"bytes,3,rep,name=groups,proto3" json:"groups,omitempty"`
+	Verb   string                 `protobuf:"bytes,4,opt,name=verb,proto3" json:"verb,omitempty"` // of the API: get, create ...
+	// Subresources of the node, any of which is enough: metrics, stats, proxy ...
+	Subresources  []string `protobuf:"bytes,5,rep,name=subresources,proto3" json:"subresources,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReviewRequest) Reset() {
+	*x = ReviewRequest{}
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReviewRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReviewRequest) ProtoMessage() {}
+
+func (x *ReviewRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReviewRequest.ProtoReflect.Descriptor instead.
+func (*ReviewRequest) Descriptor() ([]byte, []int) {
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ReviewRequest) GetToken() string {
+	if x != nil {
+		return x.Token
+	}
+	return ""
+}
+
+func (x *ReviewRequest) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *ReviewRequest) GetGroups() []string {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
+func (x *ReviewRequest) GetVerb() string {
+	if x != nil {
+		return x.Verb
+	}
+	return ""
+}
+
+func (x *ReviewRequest) GetSubresources() []string {
+	if x != nil {
+		return x.Subresources
+	}
+	return nil
+}
+
+type ReviewResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Authenticated bool                   `protobuf:"varint,1,opt,name=authenticated,proto3" json:"authenticated,omitempty"`
+	User          string                 `protobuf:"bytes,2,opt,name=user,proto3" json:"user,omitempty"`
+	Allowed       bool                   `protobuf:"varint,3,opt,name=allowed,proto3" json:"allowed,omitempty"`
+	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReviewResponse) Reset() {
+	*x = ReviewResponse{}
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReviewResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReviewResponse) ProtoMessage() {}
+
+func (x *ReviewResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReviewResponse.ProtoReflect.Descriptor instead.
+func (*ReviewResponse) Descriptor() ([]byte, []int) {
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ReviewResponse) GetAuthenticated() bool {
+	if x != nil {
+		return x.Authenticated
+	}
+	return false
+}
+
+func (x *ReviewResponse) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *ReviewResponse) GetAllowed() bool {
+	if x != nil {
+		return x.Allowed
+	}
+	return false
+}
+
+func (x *ReviewResponse) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 type AgentMessage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Epoch uint64                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"` // as told by Welcome; 0 in Hello
@@ -438,7 +681,7 @@ type AgentMessage struct {
 
 func (x *AgentMessage) Reset() {
 	*x = AgentMessage{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[7]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -450,7 +693,7 @@ func (x *AgentMessage) String() string {
 func (*AgentMessage) ProtoMessage() {}
 
 func (x *AgentMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[7]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -463,7 +706,7 @@ func (x *AgentMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentMessage.ProtoReflect.Descriptor instead.
 func (*AgentMessage) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{7}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *AgentMessage) GetEpoch() uint64 {
@@ -619,7 +862,7 @@ type Hello struct {
 
 func (x *Hello) Reset() {
 	*x = Hello{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[8]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -631,7 +874,7 @@ func (x *Hello) String() string {
 func (*Hello) ProtoMessage() {}
 
 func (x *Hello) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[8]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -644,7 +887,7 @@ func (x *Hello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hello.ProtoReflect.Descriptor instead.
 func (*Hello) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{8}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Hello) GetNodeName() string {
@@ -693,7 +936,7 @@ type NodeFacts struct {
 
 func (x *NodeFacts) Reset() {
 	*x = NodeFacts{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[9]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -705,7 +948,7 @@ func (x *NodeFacts) String() string {
 func (*NodeFacts) ProtoMessage() {}
 
 func (x *NodeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[9]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -718,7 +961,7 @@ func (x *NodeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeFacts.ProtoReflect.Descriptor instead.
 func (*NodeFacts) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{9}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *NodeFacts) GetNode() []byte {
@@ -738,7 +981,7 @@ type Heartbeat struct {
 
 func (x *Heartbeat) Reset() {
 	*x = Heartbeat{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[10]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -750,7 +993,7 @@ func (x *Heartbeat) String() string {
 func (*Heartbeat) ProtoMessage() {}
 
 func (x *Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[10]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -763,7 +1006,7 @@ func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
 func (*Heartbeat) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{10}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Heartbeat) GetSentUnixNano() int64 {
@@ -793,7 +1036,7 @@ type PodStatus struct {
 
 func (x *PodStatus) Reset() {
 	*x = PodStatus{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[11]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -805,7 +1048,7 @@ func (x *PodStatus) String() string {
 func (*PodStatus) ProtoMessage() {}
 
 func (x *PodStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[11]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -818,7 +1061,7 @@ func (x *PodStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodStatus.ProtoReflect.Descriptor instead.
 func (*PodStatus) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{11}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *PodStatus) GetNamespace() string {
@@ -861,7 +1104,7 @@ type PodGone struct {
 
 func (x *PodGone) Reset() {
 	*x = PodGone{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[12]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -873,7 +1116,7 @@ func (x *PodGone) String() string {
 func (*PodGone) ProtoMessage() {}
 
 func (x *PodGone) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[12]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -886,7 +1129,7 @@ func (x *PodGone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodGone.ProtoReflect.Descriptor instead.
 func (*PodGone) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{12}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PodGone) GetNamespace() string {
@@ -922,7 +1165,7 @@ type StageTimes struct {
 
 func (x *StageTimes) Reset() {
 	*x = StageTimes{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[13]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -934,7 +1177,7 @@ func (x *StageTimes) String() string {
 func (*StageTimes) ProtoMessage() {}
 
 func (x *StageTimes) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[13]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -947,7 +1190,7 @@ func (x *StageTimes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageTimes.ProtoReflect.Descriptor instead.
 func (*StageTimes) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{13}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *StageTimes) GetTraceParent() string {
@@ -983,7 +1226,7 @@ type StageTime struct {
 
 func (x *StageTime) Reset() {
 	*x = StageTime{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[14]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -995,7 +1238,7 @@ func (x *StageTime) String() string {
 func (*StageTime) ProtoMessage() {}
 
 func (x *StageTime) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[14]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1008,7 +1251,7 @@ func (x *StageTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageTime.ProtoReflect.Descriptor instead.
 func (*StageTime) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{14}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *StageTime) GetName() string {
@@ -1055,7 +1298,7 @@ type TokenRequest struct {
 
 func (x *TokenRequest) Reset() {
 	*x = TokenRequest{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[15]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1067,7 +1310,7 @@ func (x *TokenRequest) String() string {
 func (*TokenRequest) ProtoMessage() {}
 
 func (x *TokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[15]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1080,7 +1323,7 @@ func (x *TokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenRequest.ProtoReflect.Descriptor instead.
 func (*TokenRequest) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{15}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *TokenRequest) GetId() uint64 {
@@ -1150,7 +1393,7 @@ type ControlMessage struct {
 
 func (x *ControlMessage) Reset() {
 	*x = ControlMessage{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[16]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1162,7 +1405,7 @@ func (x *ControlMessage) String() string {
 func (*ControlMessage) ProtoMessage() {}
 
 func (x *ControlMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[16]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1175,7 +1418,7 @@ func (x *ControlMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlMessage.ProtoReflect.Descriptor instead.
 func (*ControlMessage) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{16}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ControlMessage) GetKind() isControlMessage_Kind {
@@ -1310,7 +1553,7 @@ type Welcome struct {
 
 func (x *Welcome) Reset() {
 	*x = Welcome{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[17]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1322,7 +1565,7 @@ func (x *Welcome) String() string {
 func (*Welcome) ProtoMessage() {}
 
 func (x *Welcome) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[17]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1335,7 +1578,7 @@ func (x *Welcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Welcome.ProtoReflect.Descriptor instead.
 func (*Welcome) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{17}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Welcome) GetEpoch() uint64 {
@@ -1407,7 +1650,7 @@ type ObjectSet struct {
 
 func (x *ObjectSet) Reset() {
 	*x = ObjectSet{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[18]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1419,7 +1662,7 @@ func (x *ObjectSet) String() string {
 func (*ObjectSet) ProtoMessage() {}
 
 func (x *ObjectSet) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[18]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1432,7 +1675,7 @@ func (x *ObjectSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectSet.ProtoReflect.Descriptor instead.
 func (*ObjectSet) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{18}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ObjectSet) GetFull() bool {
@@ -1458,7 +1701,7 @@ func (x *ObjectSet) GetDeletes() []*Ref {
 
 // Object is one API object. Kinds sent: Pod (bound to this node), Node (all, for
 // routes and the admission of pods: metadata, spec, addresses and allocatable extended resources only), Service, EndpointSlice, and those that the node's pods reference:
-// ConfigMap, Secret, ServiceAccount, PersistentVolumeClaim, PersistentVolume, CSIDriver, StorageClass, Namespace.
+// ConfigMap, Secret, ServiceAccount, PersistentVolumeClaim, PersistentVolume, CSIDriver, StorageClass, RuntimeClass, Namespace.
 type Object struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Kind      string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
@@ -1475,7 +1718,7 @@ type Object struct {
 
 func (x *Object) Reset() {
 	*x = Object{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[19]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1487,7 +1730,7 @@ func (x *Object) String() string {
 func (*Object) ProtoMessage() {}
 
 func (x *Object) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[19]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1500,7 +1743,7 @@ func (x *Object) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Object.ProtoReflect.Descriptor instead.
 func (*Object) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{19}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Object) GetKind() string {
@@ -1550,7 +1793,7 @@ type Ref struct {
 
 func (x *Ref) Reset() {
 	*x = Ref{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[20]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1562,7 +1805,7 @@ func (x *Ref) String() string {
 func (*Ref) ProtoMessage() {}
 
 func (x *Ref) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[20]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1575,7 +1818,7 @@ func (x *Ref) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ref.ProtoReflect.Descriptor instead.
 func (*Ref) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{20}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Ref) GetKind() string {
@@ -1616,7 +1859,7 @@ type Synced struct {
 
 func (x *Synced) Reset() {
 	*x = Synced{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[21]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1628,7 +1871,7 @@ func (x *Synced) String() string {
 func (*Synced) ProtoMessage() {}
 
 func (x *Synced) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[21]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1641,7 +1884,7 @@ func (x *Synced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Synced.ProtoReflect.Descriptor instead.
 func (*Synced) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{21}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Synced) GetRevision() uint64 {
@@ -1661,7 +1904,7 @@ type HeartbeatAck struct {
 
 func (x *HeartbeatAck) Reset() {
 	*x = HeartbeatAck{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[22]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1673,7 +1916,7 @@ func (x *HeartbeatAck) String() string {
 func (*HeartbeatAck) ProtoMessage() {}
 
 func (x *HeartbeatAck) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[22]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1686,7 +1929,7 @@ func (x *HeartbeatAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatAck.ProtoReflect.Descriptor instead.
 func (*HeartbeatAck) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{22}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *HeartbeatAck) GetSentUnixNano() int64 {
@@ -1715,7 +1958,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[23]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1727,7 +1970,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[23]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1740,7 +1983,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{23}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Token) GetId() uint64 {
@@ -1782,7 +2025,7 @@ type StopGate struct {
 
 func (x *StopGate) Reset() {
 	*x = StopGate{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[24]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1794,7 +2037,7 @@ func (x *StopGate) String() string {
 func (*StopGate) ProtoMessage() {}
 
 func (x *StopGate) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[24]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1807,7 +2050,7 @@ func (x *StopGate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopGate.ProtoReflect.Descriptor instead.
 func (*StopGate) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{24}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *StopGate) GetUid() string {
@@ -1827,7 +2070,7 @@ type StatusAck struct {
 
 func (x *StatusAck) Reset() {
 	*x = StatusAck{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[25]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1839,7 +2082,7 @@ func (x *StatusAck) String() string {
 func (*StatusAck) ProtoMessage() {}
 
 func (x *StatusAck) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[25]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1852,7 +2095,7 @@ func (x *StatusAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusAck.ProtoReflect.Descriptor instead.
 func (*StatusAck) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{25}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *StatusAck) GetUid() string {
@@ -1869,6 +2112,7 @@ type StandbyUp struct {
 	//	*StandbyUp_Hello
 	//	*StandbyUp_ProxyRevision
 	//	*StandbyUp_Refused
+	//	*StandbyUp_Usage
 	Kind          isStandbyUp_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1876,7 +2120,7 @@ type StandbyUp struct {
 
 func (x *StandbyUp) Reset() {
 	*x = StandbyUp{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[26]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1888,7 +2132,7 @@ func (x *StandbyUp) String() string {
 func (*StandbyUp) ProtoMessage() {}
 
 func (x *StandbyUp) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[26]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1901,7 +2145,7 @@ func (x *StandbyUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StandbyUp.ProtoReflect.Descriptor instead.
 func (*StandbyUp) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{26}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *StandbyUp) GetKind() isStandbyUp_Kind {
@@ -1938,6 +2182,15 @@ func (x *StandbyUp) GetRefused() *TunnelRefused {
 	return nil
 }
 
+func (x *StandbyUp) GetUsage() *NodeUsage {
+	if x != nil {
+		if x, ok := x.Kind.(*StandbyUp_Usage); ok {
+			return x.Usage
+		}
+	}
+	return nil
+}
+
 type isStandbyUp_Kind interface {
 	isStandbyUp_Kind()
 }
@@ -1954,11 +2207,242 @@ type StandbyUp_Refused struct {
 	Refused *TunnelRefused `protobuf:"bytes,3,opt,name=refused,proto3,oneof"`
 }
 
+type StandbyUp_Usage struct {
+	Usage *NodeUsage `protobuf:"bytes,4,opt,name=usage,proto3,oneof"` // a release that does not know it ignores it
+}
+
 func (*StandbyUp_Hello) isStandbyUp_Kind() {}
 
 func (*StandbyUp_ProxyRevision) isStandbyUp_Kind() {}
 
 func (*StandbyUp_Refused) isStandbyUp_Kind() {}
+
+func (*StandbyUp_Usage) isStandbyUp_Kind() {}
+
+// NodeUsage is what a node and its pods used lately. Every replica is told, so that each can answer for all nodes.
+type NodeUsage struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	AgeNano       int64                  `protobuf:"varint,1,opt,name=age_nano,json=ageNano,proto3" json:"age_nano,omitempty"` // since it was measured, when it is sent: clocks may differ
+	Node          *Used                  `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`                       // absent while there was one measurement only
+	Pods          []*PodUsage            `protobuf:"bytes,3,rep,name=pods,proto3" json:"pods,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeUsage) Reset() {
+	*x = NodeUsage{}
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeUsage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeUsage) ProtoMessage() {}
+
+func (x *NodeUsage) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeUsage.ProtoReflect.Descriptor instead.
+func (*NodeUsage) Descriptor() ([]byte, []int) {
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *NodeUsage) GetAgeNano() int64 {
+	if x != nil {
+		return x.AgeNano
+	}
+	return 0
+}
+
+func (x *NodeUsage) GetNode() *Used {
+	if x != nil {
+		return x.Node
+	}
+	return nil
+}
+
+func (x *NodeUsage) GetPods() []*PodUsage {
+	if x != nil {
+		return x.Pods
+	}
+	return nil
+}
+
+type PodUsage struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Uid           string                 `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"`
+	Containers    []*ContainerUsage      `protobuf:"bytes,2,rep,name=containers,proto3" json:"containers,omitempty"` // all that run
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PodUsage) Reset() {
+	*x = PodUsage{}
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PodUsage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PodUsage) ProtoMessage() {}
+
+func (x *PodUsage) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PodUsage.ProtoReflect.Descriptor instead.
+func (*PodUsage) Descriptor() ([]byte, []int) {
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *PodUsage) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *PodUsage) GetContainers() []*ContainerUsage {
+	if x != nil {
+		return x.Containers
+	}
+	return nil
+}
+
+type ContainerUsage struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Used          *Used                  `protobuf:"bytes,2,opt,name=used,proto3" json:"used,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ContainerUsage) Reset() {
+	*x = ContainerUsage{}
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ContainerUsage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ContainerUsage) ProtoMessage() {}
+
+func (x *ContainerUsage) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ContainerUsage.ProtoReflect.Descriptor instead.
+func (*ContainerUsage) Descriptor() ([]byte, []int) {
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *ContainerUsage) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ContainerUsage) GetUsed() *Used {
+	if x != nil {
+		return x.Used
+	}
+	return nil
+}
+
+type Used struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	CpuNano       uint64                 `protobuf:"varint,1,opt,name=cpu_nano,json=cpuNano,proto3" json:"cpu_nano,omitempty"`          // billionths of a processor, on average over the window
+	Memory        uint64                 `protobuf:"varint,2,opt,name=memory,proto3" json:"memory,omitempty"`                           // working set in bytes
+	WindowNano    int64                  `protobuf:"varint,3,opt,name=window_nano,json=windowNano,proto3" json:"window_nano,omitempty"` // ends when it was measured
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Used) Reset() {
+	*x = Used{}
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Used) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Used) ProtoMessage() {}
+
+func (x *Used) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Used.ProtoReflect.Descriptor instead.
+func (*Used) Descriptor() ([]byte, []int) {
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *Used) GetCpuNano() uint64 {
+	if x != nil {
+		return x.CpuNano
+	}
+	return 0
+}
+
+func (x *Used) GetMemory() uint64 {
+	if x != nil {
+		return x.Memory
+	}
+	return 0
+}
+
+func (x *Used) GetWindowNano() int64 {
+	if x != nil {
+		return x.WindowNano
+	}
+	return 0
+}
 
 type StandbyHello struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1969,7 +2453,7 @@ type StandbyHello struct {
 
 func (x *StandbyHello) Reset() {
 	*x = StandbyHello{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[27]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1981,7 +2465,7 @@ func (x *StandbyHello) String() string {
 func (*StandbyHello) ProtoMessage() {}
 
 func (x *StandbyHello) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[27]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1994,7 +2478,7 @@ func (x *StandbyHello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StandbyHello.ProtoReflect.Descriptor instead.
 func (*StandbyHello) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{27}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *StandbyHello) GetNodeName() string {
@@ -2014,7 +2498,7 @@ type TunnelRefused struct {
 
 func (x *TunnelRefused) Reset() {
 	*x = TunnelRefused{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[28]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2026,7 +2510,7 @@ func (x *TunnelRefused) String() string {
 func (*TunnelRefused) ProtoMessage() {}
 
 func (x *TunnelRefused) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[28]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2039,7 +2523,7 @@ func (x *TunnelRefused) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelRefused.ProtoReflect.Descriptor instead.
 func (*TunnelRefused) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{28}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *TunnelRefused) GetId() string {
@@ -2069,7 +2553,7 @@ type StandbyDown struct {
 
 func (x *StandbyDown) Reset() {
 	*x = StandbyDown{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[29]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2081,7 +2565,7 @@ func (x *StandbyDown) String() string {
 func (*StandbyDown) ProtoMessage() {}
 
 func (x *StandbyDown) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[29]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2094,7 +2578,7 @@ func (x *StandbyDown) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StandbyDown.ProtoReflect.Descriptor instead.
 func (*StandbyDown) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{29}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *StandbyDown) GetKind() isStandbyDown_Kind {
@@ -2147,7 +2631,7 @@ type ReplicaList struct {
 
 func (x *ReplicaList) Reset() {
 	*x = ReplicaList{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[30]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2159,7 +2643,7 @@ func (x *ReplicaList) String() string {
 func (*ReplicaList) ProtoMessage() {}
 
 func (x *ReplicaList) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[30]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2172,7 +2656,7 @@ func (x *ReplicaList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaList.ProtoReflect.Descriptor instead.
 func (*ReplicaList) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{30}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ReplicaList) GetReplicas() []*Replica {
@@ -2191,6 +2675,7 @@ type TunnelAsk struct {
 	//	*TunnelAsk_Exec
 	//	*TunnelAsk_Log
 	//	*TunnelAsk_PortForward
+	//	*TunnelAsk_Dial
 	Kind          isTunnelAsk_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2198,7 +2683,7 @@ type TunnelAsk struct {
 
 func (x *TunnelAsk) Reset() {
 	*x = TunnelAsk{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[31]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2210,7 +2695,7 @@ func (x *TunnelAsk) String() string {
 func (*TunnelAsk) ProtoMessage() {}
 
 func (x *TunnelAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[31]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2223,7 +2708,7 @@ func (x *TunnelAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelAsk.ProtoReflect.Descriptor instead.
 func (*TunnelAsk) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{31}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *TunnelAsk) GetId() string {
@@ -2267,6 +2752,15 @@ func (x *TunnelAsk) GetPortForward() *PortForwardAsk {
 	return nil
 }
 
+func (x *TunnelAsk) GetDial() *DialAsk {
+	if x != nil {
+		if x, ok := x.Kind.(*TunnelAsk_Dial); ok {
+			return x.Dial
+		}
+	}
+	return nil
+}
+
 type isTunnelAsk_Kind interface {
 	isTunnelAsk_Kind()
 }
@@ -2283,11 +2777,17 @@ type TunnelAsk_PortForward struct {
 	PortForward *PortForwardAsk `protobuf:"bytes,4,opt,name=port_forward,json=portForward,proto3,oneof"`
 }
 
+type TunnelAsk_Dial struct {
+	Dial *DialAsk `protobuf:"bytes,5,opt,name=dial,proto3,oneof"`
+}
+
 func (*TunnelAsk_Exec) isTunnelAsk_Kind() {}
 
 func (*TunnelAsk_Log) isTunnelAsk_Kind() {}
 
 func (*TunnelAsk_PortForward) isTunnelAsk_Kind() {}
+
+func (*TunnelAsk_Dial) isTunnelAsk_Kind() {}
 
 type ExecAsk struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2307,7 +2807,7 @@ type ExecAsk struct {
 
 func (x *ExecAsk) Reset() {
 	*x = ExecAsk{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[32]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2319,7 +2819,7 @@ func (x *ExecAsk) String() string {
 func (*ExecAsk) ProtoMessage() {}
 
 func (x *ExecAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[32]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2332,7 +2832,7 @@ func (x *ExecAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecAsk.ProtoReflect.Descriptor instead.
 func (*ExecAsk) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{32}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ExecAsk) GetPodUid() string {
@@ -2423,7 +2923,7 @@ type LogAsk struct {
 
 func (x *LogAsk) Reset() {
 	*x = LogAsk{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[33]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2435,7 +2935,7 @@ func (x *LogAsk) String() string {
 func (*LogAsk) ProtoMessage() {}
 
 func (x *LogAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[33]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2448,7 +2948,7 @@ func (x *LogAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogAsk.ProtoReflect.Descriptor instead.
 func (*LogAsk) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{33}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *LogAsk) GetPodUid() string {
@@ -2531,7 +3031,7 @@ type PortForwardAsk struct {
 
 func (x *PortForwardAsk) Reset() {
 	*x = PortForwardAsk{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[34]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2543,7 +3043,7 @@ func (x *PortForwardAsk) String() string {
 func (*PortForwardAsk) ProtoMessage() {}
 
 func (x *PortForwardAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[34]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2556,7 +3056,7 @@ func (x *PortForwardAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortForwardAsk.ProtoReflect.Descriptor instead.
 func (*PortForwardAsk) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{34}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *PortForwardAsk) GetPodUid() string {
@@ -2567,6 +3067,68 @@ func (x *PortForwardAsk) GetPodUid() string {
 }
 
 func (x *PortForwardAsk) GetPort() int32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+// DialAsk asks for a connection to an address of one of the node's pods, or of the node itself when pod_uid is empty.
+// The agent connects to no other address. Its first frame after TunnelOpen is empty data once it is connected.
+type DialAsk struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	PodUid        string                 `protobuf:"bytes,1,opt,name=pod_uid,json=podUid,proto3" json:"pod_uid,omitempty"`
+	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	Port          int32                  `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DialAsk) Reset() {
+	*x = DialAsk{}
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DialAsk) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DialAsk) ProtoMessage() {}
+
+func (x *DialAsk) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DialAsk.ProtoReflect.Descriptor instead.
+func (*DialAsk) Descriptor() ([]byte, []int) {
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *DialAsk) GetPodUid() string {
+	if x != nil {
+		return x.PodUid
+	}
+	return ""
+}
+
+func (x *DialAsk) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *DialAsk) GetPort() int32 {
 	if x != nil {
 		return x.Port
 	}
@@ -2593,7 +3155,7 @@ type TunnelFrame struct {
 
 func (x *TunnelFrame) Reset() {
 	*x = TunnelFrame{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[35]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2605,7 +3167,7 @@ func (x *TunnelFrame) String() string {
 func (*TunnelFrame) ProtoMessage() {}
 
 func (x *TunnelFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[35]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2618,7 +3180,7 @@ func (x *TunnelFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelFrame.ProtoReflect.Descriptor instead.
 func (*TunnelFrame) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{35}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *TunnelFrame) GetKind() isTunnelFrame_Kind {
@@ -2733,7 +3295,7 @@ type TunnelFrame_Exit struct {
 }
 
 type TunnelFrame_Data struct {
-	Data []byte `protobuf:"bytes,8,opt,name=data,proto3,oneof"` // port-forward, both directions
+	Data []byte `protobuf:"bytes,8,opt,name=data,proto3,oneof"` // port-forward and dial, both directions
 }
 
 func (*TunnelFrame_Open) isTunnelFrame_Kind() {}
@@ -2761,7 +3323,7 @@ type TunnelOpen struct {
 
 func (x *TunnelOpen) Reset() {
 	*x = TunnelOpen{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[36]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2773,7 +3335,7 @@ func (x *TunnelOpen) String() string {
 func (*TunnelOpen) ProtoMessage() {}
 
 func (x *TunnelOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[36]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2786,7 +3348,7 @@ func (x *TunnelOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelOpen.ProtoReflect.Descriptor instead.
 func (*TunnelOpen) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{36}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *TunnelOpen) GetId() string {
@@ -2806,7 +3368,7 @@ type Resize struct {
 
 func (x *Resize) Reset() {
 	*x = Resize{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[37]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2818,7 +3380,7 @@ func (x *Resize) String() string {
 func (*Resize) ProtoMessage() {}
 
 func (x *Resize) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[37]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2831,7 +3393,7 @@ func (x *Resize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resize.ProtoReflect.Descriptor instead.
 func (*Resize) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{37}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Resize) GetWidth() uint32 {
@@ -2859,7 +3421,7 @@ type TunnelExit struct {
 
 func (x *TunnelExit) Reset() {
 	*x = TunnelExit{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[38]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2871,7 +3433,7 @@ func (x *TunnelExit) String() string {
 func (*TunnelExit) ProtoMessage() {}
 
 func (x *TunnelExit) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[38]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2884,7 +3446,7 @@ func (x *TunnelExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelExit.ProtoReflect.Descriptor instead.
 func (*TunnelExit) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{38}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *TunnelExit) GetCode() int32 {
@@ -2913,11 +3475,12 @@ const file_proto_fleet_v1_fleet_proto_rawDesc = "" +
 	"\x0eEnrollResponse\x12'\n" +
 	"\x0fcertificate_pem\x18\x01 \x01(\fR\x0ecertificatePem\x12\x15\n" +
 	"\x06ca_pem\x18\x02 \x01(\fR\x05caPem\x125\n" +
-	"\breplicas\x18\x03 \x03(\v2\x19.keelson.fleet.v1.ReplicaR\breplicas\"c\n" +
+	"\breplicas\x18\x03 \x03(\v2\x19.keelson.fleet.v1.ReplicaR\breplicas\"\x88\x01\n" +
 	"\x14EnrollReplicaRequest\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\tR\x05token\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12!\n" +
-	"\fpeer_address\x18\x03 \x01(\tR\vpeerAddress\"\x82\x02\n" +
+	"\fpeer_address\x18\x03 \x01(\tR\vpeerAddress\x12#\n" +
+	"\rfeature_level\x18\x04 \x01(\rR\ffeatureLevel\"\x82\x02\n" +
 	"\x15EnrollReplicaResponse\x12H\n" +
 	"\x05files\x18\x01 \x03(\v22.keelson.fleet.v1.EnrollReplicaResponse.FilesEntryR\x05files\x125\n" +
 	"\breplicas\x18\x02 \x03(\v2\x19.keelson.fleet.v1.ReplicaR\breplicas\x12.\n" +
@@ -2934,7 +3497,22 @@ const file_proto_fleet_v1_fleet_proto_rawDesc = "" +
 	"\fRenewRequest\x12\x17\n" +
 	"\acsr_der\x18\x01 \x01(\fR\x06csrDer\"8\n" +
 	"\rRenewResponse\x12'\n" +
-	"\x0fcertificate_pem\x18\x01 \x01(\fR\x0ecertificatePem\"\xdc\x03\n" +
+	"\x0fcertificate_pem\x18\x01 \x01(\fR\x0ecertificatePem\")\n" +
+	"\x0eServingRequest\x12\x17\n" +
+	"\acsr_der\x18\x01 \x01(\fR\x06csrDer\":\n" +
+	"\x0fServingResponse\x12'\n" +
+	"\x0fcertificate_pem\x18\x01 \x01(\fR\x0ecertificatePem\"\x89\x01\n" +
+	"\rReviewRequest\x12\x14\n" +
+	"\x05token\x18\x01 \x01(\tR\x05token\x12\x12\n" +
+	"\x04user\x18\x02 \x01(\tR\x04user\x12\x16\n" +
+	"\x06groups\x18\x03 \x03(\tR\x06groups\x12\x12\n" +
+	"\x04verb\x18\x04 \x01(\tR\x04verb\x12\"\n" +
+	"\fsubresources\x18\x05 \x03(\tR\fsubresources\"|\n" +
+	"\x0eReviewResponse\x12$\n" +
+	"\rauthenticated\x18\x01 \x01(\bR\rauthenticated\x12\x12\n" +
+	"\x04user\x18\x02 \x01(\tR\x04user\x12\x18\n" +
+	"\aallowed\x18\x03 \x01(\bR\aallowed\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"\xdc\x03\n" +
 	"\fAgentMessage\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12/\n" +
 	"\x05hello\x18\x02 \x01(\v2\x17.keelson.fleet.v1.HelloH\x00R\x05hello\x123\n" +
@@ -3032,12 +3610,30 @@ const file_proto_fleet_v1_fleet_proto_rawDesc = "" +
 	"\bStopGate\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\"\x1d\n" +
 	"\tStatusAck\x12\x10\n" +
-	"\x03uid\x18\x01 \x01(\tR\x03uid\"\xb1\x01\n" +
+	"\x03uid\x18\x01 \x01(\tR\x03uid\"\xe6\x01\n" +
 	"\tStandbyUp\x126\n" +
 	"\x05hello\x18\x01 \x01(\v2\x1e.keelson.fleet.v1.StandbyHelloH\x00R\x05hello\x12'\n" +
 	"\x0eproxy_revision\x18\x02 \x01(\x04H\x00R\rproxyRevision\x12;\n" +
-	"\arefused\x18\x03 \x01(\v2\x1f.keelson.fleet.v1.TunnelRefusedH\x00R\arefusedB\x06\n" +
-	"\x04kind\"+\n" +
+	"\arefused\x18\x03 \x01(\v2\x1f.keelson.fleet.v1.TunnelRefusedH\x00R\arefused\x123\n" +
+	"\x05usage\x18\x04 \x01(\v2\x1b.keelson.fleet.v1.NodeUsageH\x00R\x05usageB\x06\n" +
+	"\x04kind\"\x82\x01\n" +
+	"\tNodeUsage\x12\x19\n" +
+	"\bage_nano\x18\x01 \x01(\x03R\aageNano\x12*\n" +
+	"\x04node\x18\x02 \x01(\v2\x16.keelson.fleet.v1.UsedR\x04node\x12.\n" +
+	"\x04pods\x18\x03 \x03(\v2\x1a.keelson.fleet.v1.PodUsageR\x04pods\"^\n" +
+	"\bPodUsage\x12\x10\n" +
+	"\x03uid\x18\x01 \x01(\tR\x03uid\x12@\n" +
+	"\n" +
+	"containers\x18\x02 \x03(\v2 .keelson.fleet.v1.ContainerUsageR\n" +
+	"containers\"P\n" +
+	"\x0eContainerUsage\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12*\n" +
+	"\x04used\x18\x02 \x01(\v2\x16.keelson.fleet.v1.UsedR\x04used\"Z\n" +
+	"\x04Used\x12\x19\n" +
+	"\bcpu_nano\x18\x01 \x01(\x04R\acpuNano\x12\x16\n" +
+	"\x06memory\x18\x02 \x01(\x04R\x06memory\x12\x1f\n" +
+	"\vwindow_nano\x18\x03 \x01(\x03R\n" +
+	"windowNano\"+\n" +
 	"\fStandbyHello\x12\x1b\n" +
 	"\tnode_name\x18\x01 \x01(\tR\bnodeName\"7\n" +
 	"\rTunnelRefused\x12\x0e\n" +
@@ -3048,12 +3644,13 @@ const file_proto_fleet_v1_fleet_proto_rawDesc = "" +
 	"\breplicas\x18\x02 \x01(\v2\x1d.keelson.fleet.v1.ReplicaListH\x00R\breplicasB\x06\n" +
 	"\x04kind\"D\n" +
 	"\vReplicaList\x125\n" +
-	"\breplicas\x18\x01 \x03(\v2\x19.keelson.fleet.v1.ReplicaR\breplicas\"\xc9\x01\n" +
+	"\breplicas\x18\x01 \x03(\v2\x19.keelson.fleet.v1.ReplicaR\breplicas\"\xfa\x01\n" +
 	"\tTunnelAsk\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12/\n" +
 	"\x04exec\x18\x02 \x01(\v2\x19.keelson.fleet.v1.ExecAskH\x00R\x04exec\x12,\n" +
 	"\x03log\x18\x03 \x01(\v2\x18.keelson.fleet.v1.LogAskH\x00R\x03log\x12E\n" +
-	"\fport_forward\x18\x04 \x01(\v2 .keelson.fleet.v1.PortForwardAskH\x00R\vportForwardB\x06\n" +
+	"\fport_forward\x18\x04 \x01(\v2 .keelson.fleet.v1.PortForwardAskH\x00R\vportForward\x12/\n" +
+	"\x04dial\x18\x05 \x01(\v2\x19.keelson.fleet.v1.DialAskH\x00R\x04dialB\x06\n" +
 	"\x04kind\"\xfa\x01\n" +
 	"\aExecAsk\x12\x17\n" +
 	"\apod_uid\x18\x01 \x01(\tR\x06podUid\x12\x1c\n" +
@@ -3085,7 +3682,11 @@ const file_proto_fleet_v1_fleet_proto_rawDesc = "" +
 	"limitBytes\"=\n" +
 	"\x0ePortForwardAsk\x12\x17\n" +
 	"\apod_uid\x18\x01 \x01(\tR\x06podUid\x12\x12\n" +
-	"\x04port\x18\x02 \x01(\x05R\x04port\"\xb6\x02\n" +
+	"\x04port\x18\x02 \x01(\x05R\x04port\"P\n" +
+	"\aDialAsk\x12\x17\n" +
+	"\apod_uid\x18\x01 \x01(\tR\x06podUid\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x12\n" +
+	"\x04port\x18\x03 \x01(\x05R\x04port\"\xb6\x02\n" +
 	"\vTunnelFrame\x122\n" +
 	"\x04open\x18\x01 \x01(\v2\x1c.keelson.fleet.v1.TunnelOpenH\x00R\x04open\x12\x16\n" +
 	"\x05stdin\x18\x02 \x01(\fH\x00R\x05stdin\x12\x18\n" +
@@ -3110,12 +3711,14 @@ const file_proto_fleet_v1_fleet_proto_rawDesc = "" +
 	"\n" +
 	"Enrollment\x12K\n" +
 	"\x06Enroll\x12\x1f.keelson.fleet.v1.EnrollRequest\x1a .keelson.fleet.v1.EnrollResponse\x12`\n" +
-	"\rEnrollReplica\x12&.keelson.fleet.v1.EnrollReplicaRequest\x1a'.keelson.fleet.v1.EnrollReplicaResponse2\xc4\x02\n" +
+	"\rEnrollReplica\x12&.keelson.fleet.v1.EnrollReplicaRequest\x1a'.keelson.fleet.v1.EnrollReplicaResponse2\xe5\x03\n" +
 	"\x05Fleet\x12O\n" +
 	"\aSession\x12\x1e.keelson.fleet.v1.AgentMessage\x1a .keelson.fleet.v1.ControlMessage(\x010\x01\x12I\n" +
 	"\aStandby\x12\x1b.keelson.fleet.v1.StandbyUp\x1a\x1d.keelson.fleet.v1.StandbyDown(\x010\x01\x12J\n" +
 	"\x06Tunnel\x12\x1d.keelson.fleet.v1.TunnelFrame\x1a\x1d.keelson.fleet.v1.TunnelFrame(\x010\x01\x12S\n" +
-	"\x10RenewCertificate\x12\x1e.keelson.fleet.v1.RenewRequest\x1a\x1f.keelson.fleet.v1.RenewResponseB,Z*keelson.dev/keelson/proto/fleet/v1;fleetv1b\x06proto3"
+	"\x10RenewCertificate\x12\x1e.keelson.fleet.v1.RenewRequest\x1a\x1f.keelson.fleet.v1.RenewResponse\x12R\n" +
+	"\vSignServing\x12 .keelson.fleet.v1.ServingRequest\x1a!.keelson.fleet.v1.ServingResponse\x12K\n" +
+	"\x06Review\x12\x1f.keelson.fleet.v1.ReviewRequest\x1a .keelson.fleet.v1.ReviewResponseB,Z*keelson.dev/keelson/proto/fleet/v1;fleetv1b\x06proto3"
 
 var (
 	file_proto_fleet_v1_fleet_proto_rawDescOnce sync.Once
@@ -3129,7 +3732,7 @@ func file_proto_fleet_v1_fleet_proto_rawDescGZIP() []byte {
 	return file_proto_fleet_v1_fleet_proto_rawDescData
 }
 
-var file_proto_fleet_v1_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
+var file_proto_fleet_v1_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
 var file_proto_fleet_v1_fleet_proto_goTypes = []any{
 	(*EnrollRequest)(nil),         // 0: keelson.fleet.v1.EnrollRequest
 	(*EnrollResponse)(nil),        // 1: keelson.fleet.v1.EnrollResponse
@@ -3138,90 +3741,109 @@ var file_proto_fleet_v1_fleet_proto_goTypes = []any{
 	(*Replica)(nil),               // 4: keelson.fleet.v1.Replica
 	(*RenewRequest)(nil),          // 5: keelson.fleet.v1.RenewRequest
 	(*RenewResponse)(nil),         // 6: keelson.fleet.v1.RenewResponse
-	(*AgentMessage)(nil),          // 7: keelson.fleet.v1.AgentMessage
-	(*Hello)(nil),                 // 8: keelson.fleet.v1.Hello
-	(*NodeFacts)(nil),             // 9: keelson.fleet.v1.NodeFacts
-	(*Heartbeat)(nil),             // 10: keelson.fleet.v1.Heartbeat
-	(*PodStatus)(nil),             // 11: keelson.fleet.v1.PodStatus
-	(*PodGone)(nil),               // 12: keelson.fleet.v1.PodGone
-	(*StageTimes)(nil),            // 13: keelson.fleet.v1.StageTimes
-	(*StageTime)(nil),             // 14: keelson.fleet.v1.StageTime
-	(*TokenRequest)(nil),          // 15: keelson.fleet.v1.TokenRequest
-	(*ControlMessage)(nil),        // 16: keelson.fleet.v1.ControlMessage
-	(*Welcome)(nil),               // 17: keelson.fleet.v1.Welcome
-	(*ObjectSet)(nil),             // 18: keelson.fleet.v1.ObjectSet
-	(*Object)(nil),                // 19: keelson.fleet.v1.Object
-	(*Ref)(nil),                   // 20: keelson.fleet.v1.Ref
-	(*Synced)(nil),                // 21: keelson.fleet.v1.Synced
-	(*HeartbeatAck)(nil),          // 22: keelson.fleet.v1.HeartbeatAck
-	(*Token)(nil),                 // 23: keelson.fleet.v1.Token
-	(*StopGate)(nil),              // 24: keelson.fleet.v1.StopGate
-	(*StatusAck)(nil),             // 25: keelson.fleet.v1.StatusAck
-	(*StandbyUp)(nil),             // 26: keelson.fleet.v1.StandbyUp
-	(*StandbyHello)(nil),          // 27: keelson.fleet.v1.StandbyHello
-	(*TunnelRefused)(nil),         // 28: keelson.fleet.v1.TunnelRefused
-	(*StandbyDown)(nil),           // 29: keelson.fleet.v1.StandbyDown
-	(*ReplicaList)(nil),           // 30: keelson.fleet.v1.ReplicaList
-	(*TunnelAsk)(nil),             // 31: keelson.fleet.v1.TunnelAsk
-	(*ExecAsk)(nil),               // 32: keelson.fleet.v1.ExecAsk
-	(*LogAsk)(nil),                // 33: keelson.fleet.v1.LogAsk
-	(*PortForwardAsk)(nil),        // 34: keelson.fleet.v1.PortForwardAsk
-	(*TunnelFrame)(nil),           // 35: keelson.fleet.v1.TunnelFrame
-	(*TunnelOpen)(nil),            // 36: keelson.fleet.v1.TunnelOpen
-	(*Resize)(nil),                // 37: keelson.fleet.v1.Resize
-	(*TunnelExit)(nil),            // 38: keelson.fleet.v1.TunnelExit
-	nil,                           // 39: keelson.fleet.v1.EnrollReplicaResponse.FilesEntry
+	(*ServingRequest)(nil),        // 7: keelson.fleet.v1.ServingRequest
+	(*ServingResponse)(nil),       // 8: keelson.fleet.v1.ServingResponse
+	(*ReviewRequest)(nil),         // 9: keelson.fleet.v1.ReviewRequest
+	(*ReviewResponse)(nil),        // 10: keelson.fleet.v1.ReviewResponse
+	(*AgentMessage)(nil),          // 11: keelson.fleet.v1.AgentMessage
+	(*Hello)(nil),                 // 12: keelson.fleet.v1.Hello
+	(*NodeFacts)(nil),             // 13: keelson.fleet.v1.NodeFacts
+	(*Heartbeat)(nil),             // 14: keelson.fleet.v1.Heartbeat
+	(*PodStatus)(nil),             // 15: keelson.fleet.v1.PodStatus
+	(*PodGone)(nil),               // 16: keelson.fleet.v1.PodGone
+	(*StageTimes)(nil),            // 17: keelson.fleet.v1.StageTimes
+	(*StageTime)(nil),             // 18: keelson.fleet.v1.StageTime
+	(*TokenRequest)(nil),          // 19: keelson.fleet.v1.TokenRequest
+	(*ControlMessage)(nil),        // 20: keelson.fleet.v1.ControlMessage
+	(*Welcome)(nil),               // 21: keelson.fleet.v1.Welcome
+	(*ObjectSet)(nil),             // 22: keelson.fleet.v1.ObjectSet
+	(*Object)(nil),                // 23: keelson.fleet.v1.Object
+	(*Ref)(nil),                   // 24: keelson.fleet.v1.Ref
+	(*Synced)(nil),                // 25: keelson.fleet.v1.Synced
+	(*HeartbeatAck)(nil),          // 26: keelson.fleet.v1.HeartbeatAck
+	(*Token)(nil),                 // 27: keelson.fleet.v1.Token
+	(*StopGate)(nil),              // 28: keelson.fleet.v1.StopGate
+	(*StatusAck)(nil),             // 29: keelson.fleet.v1.StatusAck
+	(*StandbyUp)(nil),             // 30: keelson.fleet.v1.StandbyUp
+	(*NodeUsage)(nil),             // 31: keelson.fleet.v1.NodeUsage
+	(*PodUsage)(nil),              // 32: keelson.fleet.v1.PodUsage
+	(*ContainerUsage)(nil),        // 33: keelson.fleet.v1.ContainerUsage
+	(*Used)(nil),                  // 34: keelson.fleet.v1.Used
+	(*StandbyHello)(nil),          // 35: keelson.fleet.v1.StandbyHello
+	(*TunnelRefused)(nil),         // 36: keelson.fleet.v1.TunnelRefused
+	(*StandbyDown)(nil),           // 37: keelson.fleet.v1.StandbyDown
+	(*ReplicaList)(nil),           // 38: keelson.fleet.v1.ReplicaList
+	(*TunnelAsk)(nil),             // 39: keelson.fleet.v1.TunnelAsk
+	(*ExecAsk)(nil),               // 40: keelson.fleet.v1.ExecAsk
+	(*LogAsk)(nil),                // 41: keelson.fleet.v1.LogAsk
+	(*PortForwardAsk)(nil),        // 42: keelson.fleet.v1.PortForwardAsk
+	(*DialAsk)(nil),               // 43: keelson.fleet.v1.DialAsk
+	(*TunnelFrame)(nil),           // 44: keelson.fleet.v1.TunnelFrame
+	(*TunnelOpen)(nil),            // 45: keelson.fleet.v1.TunnelOpen
+	(*Resize)(nil),                // 46: keelson.fleet.v1.Resize
+	(*TunnelExit)(nil),            // 47: keelson.fleet.v1.TunnelExit
+	nil,                           // 48: keelson.fleet.v1.EnrollReplicaResponse.FilesEntry
 }
 var file_proto_fleet_v1_fleet_proto_depIdxs = []int32{
 	4,  // 0: keelson.fleet.v1.EnrollResponse.replicas:type_name -> keelson.fleet.v1.Replica
-	39, // 1: keelson.fleet.v1.EnrollReplicaResponse.files:type_name -> keelson.fleet.v1.EnrollReplicaResponse.FilesEntry
+	48, // 1: keelson.fleet.v1.EnrollReplicaResponse.files:type_name -> keelson.fleet.v1.EnrollReplicaResponse.FilesEntry
 	4,  // 2: keelson.fleet.v1.EnrollReplicaResponse.replicas:type_name -> keelson.fleet.v1.Replica
-	8,  // 3: keelson.fleet.v1.AgentMessage.hello:type_name -> keelson.fleet.v1.Hello
-	9,  // 4: keelson.fleet.v1.AgentMessage.facts:type_name -> keelson.fleet.v1.NodeFacts
-	10, // 5: keelson.fleet.v1.AgentMessage.heartbeat:type_name -> keelson.fleet.v1.Heartbeat
-	11, // 6: keelson.fleet.v1.AgentMessage.pod_status:type_name -> keelson.fleet.v1.PodStatus
-	13, // 7: keelson.fleet.v1.AgentMessage.stages:type_name -> keelson.fleet.v1.StageTimes
-	15, // 8: keelson.fleet.v1.AgentMessage.token_request:type_name -> keelson.fleet.v1.TokenRequest
-	12, // 9: keelson.fleet.v1.AgentMessage.pod_gone:type_name -> keelson.fleet.v1.PodGone
-	9,  // 10: keelson.fleet.v1.Hello.facts:type_name -> keelson.fleet.v1.NodeFacts
-	14, // 11: keelson.fleet.v1.StageTimes.stages:type_name -> keelson.fleet.v1.StageTime
-	17, // 12: keelson.fleet.v1.ControlMessage.welcome:type_name -> keelson.fleet.v1.Welcome
-	18, // 13: keelson.fleet.v1.ControlMessage.objects:type_name -> keelson.fleet.v1.ObjectSet
-	21, // 14: keelson.fleet.v1.ControlMessage.synced:type_name -> keelson.fleet.v1.Synced
-	22, // 15: keelson.fleet.v1.ControlMessage.heartbeat_ack:type_name -> keelson.fleet.v1.HeartbeatAck
-	23, // 16: keelson.fleet.v1.ControlMessage.token:type_name -> keelson.fleet.v1.Token
-	24, // 17: keelson.fleet.v1.ControlMessage.stop_gate:type_name -> keelson.fleet.v1.StopGate
-	25, // 18: keelson.fleet.v1.ControlMessage.status_ack:type_name -> keelson.fleet.v1.StatusAck
-	19, // 19: keelson.fleet.v1.ObjectSet.upserts:type_name -> keelson.fleet.v1.Object
-	20, // 20: keelson.fleet.v1.ObjectSet.deletes:type_name -> keelson.fleet.v1.Ref
-	27, // 21: keelson.fleet.v1.StandbyUp.hello:type_name -> keelson.fleet.v1.StandbyHello
-	28, // 22: keelson.fleet.v1.StandbyUp.refused:type_name -> keelson.fleet.v1.TunnelRefused
-	31, // 23: keelson.fleet.v1.StandbyDown.ask:type_name -> keelson.fleet.v1.TunnelAsk
-	30, // 24: keelson.fleet.v1.StandbyDown.replicas:type_name -> keelson.fleet.v1.ReplicaList
-	4,  // 25: keelson.fleet.v1.ReplicaList.replicas:type_name -> keelson.fleet.v1.Replica
-	32, // 26: keelson.fleet.v1.TunnelAsk.exec:type_name -> keelson.fleet.v1.ExecAsk
-	33, // 27: keelson.fleet.v1.TunnelAsk.log:type_name -> keelson.fleet.v1.LogAsk
-	34, // 28: keelson.fleet.v1.TunnelAsk.port_forward:type_name -> keelson.fleet.v1.PortForwardAsk
-	36, // 29: keelson.fleet.v1.TunnelFrame.open:type_name -> keelson.fleet.v1.TunnelOpen
-	37, // 30: keelson.fleet.v1.TunnelFrame.resize:type_name -> keelson.fleet.v1.Resize
-	38, // 31: keelson.fleet.v1.TunnelFrame.exit:type_name -> keelson.fleet.v1.TunnelExit
-	0,  // 32: keelson.fleet.v1.Enrollment.Enroll:input_type -> keelson.fleet.v1.EnrollRequest
-	2,  // 33: keelson.fleet.v1.Enrollment.EnrollReplica:input_type -> keelson.fleet.v1.EnrollReplicaRequest
-	7,  // 34: keelson.fleet.v1.Fleet.Session:input_type -> keelson.fleet.v1.AgentMessage
-	26, // 35: keelson.fleet.v1.Fleet.Standby:input_type -> keelson.fleet.v1.StandbyUp
-	35, // 36: keelson.fleet.v1.Fleet.Tunnel:input_type -> keelson.fleet.v1.TunnelFrame
-	5,  // 37: keelson.fleet.v1.Fleet.RenewCertificate:input_type -> keelson.fleet.v1.RenewRequest
-	1,  // 38: keelson.fleet.v1.Enrollment.Enroll:output_type -> keelson.fleet.v1.EnrollResponse
-	3,  // 39: keelson.fleet.v1.Enrollment.EnrollReplica:output_type -> keelson.fleet.v1.EnrollReplicaResponse
-	16, // 40: keelson.fleet.v1.Fleet.Session:output_type -> keelson.fleet.v1.ControlMessage
-	29, // 41: keelson.fleet.v1.Fleet.Standby:output_type -> keelson.fleet.v1.StandbyDown
-	35, // 42: keelson.fleet.v1.Fleet.Tunnel:output_type -> keelson.fleet.v1.TunnelFrame
-	6,  // 43: keelson.fleet.v1.Fleet.RenewCertificate:output_type -> keelson.fleet.v1.RenewResponse
-	38, // [38:44] is the sub-list for method output_type
-	32, // [32:38] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	12, // 3: keelson.fleet.v1.AgentMessage.hello:type_name -> keelson.fleet.v1.Hello
+	13, // 4: keelson.fleet.v1.AgentMessage.facts:type_name -> keelson.fleet.v1.NodeFacts
+	14, // 5: keelson.fleet.v1.AgentMessage.heartbeat:type_name -> keelson.fleet.v1.Heartbeat
+	15, // 6: keelson.fleet.v1.AgentMessage.pod_status:type_name -> keelson.fleet.v1.PodStatus
+	17, // 7: keelson.fleet.v1.AgentMessage.stages:type_name -> keelson.fleet.v1.StageTimes
+	19, // 8: keelson.fleet.v1.AgentMessage.token_request:type_name -> keelson.fleet.v1.TokenRequest
+	16, // 9: keelson.fleet.v1.AgentMessage.pod_gone:type_name -> keelson.fleet.v1.PodGone
+	13, // 10: keelson.fleet.v1.Hello.facts:type_name -> keelson.fleet.v1.NodeFacts
+	18, // 11: keelson.fleet.v1.StageTimes.stages:type_name -> keelson.fleet.v1.StageTime
+	21, // 12: keelson.fleet.v1.ControlMessage.welcome:type_name -> keelson.fleet.v1.Welcome
+	22, // 13: keelson.fleet.v1.ControlMessage.objects:type_name -> keelson.fleet.v1.ObjectSet
+	25, // 14: keelson.fleet.v1.ControlMessage.synced:type_name -> keelson.fleet.v1.Synced
+	26, // 15: keelson.fleet.v1.ControlMessage.heartbeat_ack:type_name -> keelson.fleet.v1.HeartbeatAck
+	27, // 16: keelson.fleet.v1.ControlMessage.token:type_name -> keelson.fleet.v1.Token
+	28, // 17: keelson.fleet.v1.ControlMessage.stop_gate:type_name -> keelson.fleet.v1.StopGate
+	29, // 18: keelson.fleet.v1.ControlMessage.status_ack:type_name -> keelson.fleet.v1.StatusAck
+	23, // 19: keelson.fleet.v1.ObjectSet.upserts:type_name -> keelson.fleet.v1.Object
+	24, // 20: keelson.fleet.v1.ObjectSet.deletes:type_name -> keelson.fleet.v1.Ref
+	35, // 21: keelson.fleet.v1.StandbyUp.hello:type_name -> keelson.fleet.v1.StandbyHello
+	36, // 22: keelson.fleet.v1.StandbyUp.refused:type_name -> keelson.fleet.v1.TunnelRefused
+	31, // 23: keelson.fleet.v1.StandbyUp.usage:type_name -> keelson.fleet.v1.NodeUsage
+	34, // 24: keelson.fleet.v1.NodeUsage.node:type_name -> keelson.fleet.v1.Used
+	32, // 25: keelson.fleet.v1.NodeUsage.pods:type_name -> keelson.fleet.v1.PodUsage
+	33, // 26: keelson.fleet.v1.PodUsage.containers:type_name -> keelson.fleet.v1.ContainerUsage
+	34, // 27: keelson.fleet.v1.ContainerUsage.used:type_name -> keelson.fleet.v1.Used
+	39, // 28: keelson.fleet.v1.StandbyDown.ask:type_name -> keelson.fleet.v1.TunnelAsk
+	38, // 29: keelson.fleet.v1.StandbyDown.replicas:type_name -> keelson.fleet.v1.ReplicaList
+	4,  // 30: keelson.fleet.v1.ReplicaList.replicas:type_name -> keelson.fleet.v1.Replica
+	40, // 31: keelson.fleet.v1.TunnelAsk.exec:type_name -> keelson.fleet.v1.ExecAsk
+	41, // 32: keelson.fleet.v1.TunnelAsk.log:type_name -> keelson.fleet.v1.LogAsk
+	42, // 33: keelson.fleet.v1.TunnelAsk.port_forward:type_name -> keelson.fleet.v1.PortForwardAsk
+	43, // 34: keelson.fleet.v1.TunnelAsk.dial:type_name -> keelson.fleet.v1.DialAsk
+	45, // 35: keelson.fleet.v1.TunnelFrame.open:type_name -> keelson.fleet.v1.TunnelOpen
+	46, // 36: keelson.fleet.v1.TunnelFrame.resize:type_name -> keelson.fleet.v1.Resize
+	47, // 37: keelson.fleet.v1.TunnelFrame.exit:type_name -> keelson.fleet.v1.TunnelExit
+	0,  // 38: keelson.fleet.v1.Enrollment.Enroll:input_type -> keelson.fleet.v1.EnrollRequest
+	2,  // 39: keelson.fleet.v1.Enrollment.EnrollReplica:input_type -> keelson.fleet.v1.EnrollReplicaRequest
+	11, // 40: keelson.fleet.v1.Fleet.Session:input_type -> keelson.fleet.v1.AgentMessage
+	30, // 41: keelson.fleet.v1.Fleet.Standby:input_type -> keelson.fleet.v1.StandbyUp
+	44, // 42: keelson.fleet.v1.Fleet.Tunnel:input_type -> keelson.fleet.v1.TunnelFrame
+	5,  // 43: keelson.fleet.v1.Fleet.RenewCertificate:input_type -> keelson.fleet.v1.RenewRequest
+	7,  // 44: keelson.fleet.v1.Fleet.SignServing:input_type -> keelson.fleet.v1.ServingRequest
+	9,  // 45: keelson.fleet.v1.Fleet.Review:input_type -> keelson.fleet.v1.ReviewRequest
+	1,  // 46: keelson.fleet.v1.Enrollment.Enroll:output_type -> keelson.fleet.v1.EnrollResponse
+	3,  // 47: keelson.fleet.v1.Enrollment.EnrollReplica:output_type -> keelson.fleet.v1.EnrollReplicaResponse
+	20, // 48: keelson.fleet.v1.Fleet.Session:output_type -> keelson.fleet.v1.ControlMessage
+	37, // 49: keelson.fleet.v1.Fleet.Standby:output_type -> keelson.fleet.v1.StandbyDown
+	44, // 50: keelson.fleet.v1.Fleet.Tunnel:output_type -> keelson.fleet.v1.TunnelFrame
+	6,  // 51: keelson.fleet.v1.Fleet.RenewCertificate:output_type -> keelson.fleet.v1.RenewResponse
+	8,  // 52: keelson.fleet.v1.Fleet.SignServing:output_type -> keelson.fleet.v1.ServingResponse
+	10, // 53: keelson.fleet.v1.Fleet.Review:output_type -> keelson.fleet.v1.ReviewResponse
+	46, // [46:54] is the sub-list for method output_type
+	38, // [38:46] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_proto_fleet_v1_fleet_proto_init() }
@@ -3229,7 +3851,7 @@ func file_proto_fleet_v1_fleet_proto_init() {
 	if File_proto_fleet_v1_fleet_proto != nil {
 		return
 	}
-	file_proto_fleet_v1_fleet_proto_msgTypes[7].OneofWrappers = []any{
+	file_proto_fleet_v1_fleet_proto_msgTypes[11].OneofWrappers = []any{
 		(*AgentMessage_Hello)(nil),
 		(*AgentMessage_Facts)(nil),
 		(*AgentMessage_Heartbeat)(nil),
@@ -3239,7 +3861,7 @@ func file_proto_fleet_v1_fleet_proto_init() {
 		(*AgentMessage_TokenRequest)(nil),
 		(*AgentMessage_PodGone)(nil),
 	}
-	file_proto_fleet_v1_fleet_proto_msgTypes[16].OneofWrappers = []any{
+	file_proto_fleet_v1_fleet_proto_msgTypes[20].OneofWrappers = []any{
 		(*ControlMessage_Welcome)(nil),
 		(*ControlMessage_Objects)(nil),
 		(*ControlMessage_Synced)(nil),
@@ -3248,21 +3870,23 @@ func file_proto_fleet_v1_fleet_proto_init() {
 		(*ControlMessage_StopGate)(nil),
 		(*ControlMessage_StatusAck)(nil),
 	}
-	file_proto_fleet_v1_fleet_proto_msgTypes[26].OneofWrappers = []any{
+	file_proto_fleet_v1_fleet_proto_msgTypes[30].OneofWrappers = []any{
 		(*StandbyUp_Hello)(nil),
 		(*StandbyUp_ProxyRevision)(nil),
 		(*StandbyUp_Refused)(nil),
+		(*StandbyUp_Usage)(nil),
 	}
-	file_proto_fleet_v1_fleet_proto_msgTypes[29].OneofWrappers = []any{
+	file_proto_fleet_v1_fleet_proto_msgTypes[37].OneofWrappers = []any{
 		(*StandbyDown_Ask)(nil),
 		(*StandbyDown_Replicas)(nil),
 	}
-	file_proto_fleet_v1_fleet_proto_msgTypes[31].OneofWrappers = []any{
+	file_proto_fleet_v1_fleet_proto_msgTypes[39].OneofWrappers = []any{
 		(*TunnelAsk_Exec)(nil),
 		(*TunnelAsk_Log)(nil),
 		(*TunnelAsk_PortForward)(nil),
+		(*TunnelAsk_Dial)(nil),
 	}
-	file_proto_fleet_v1_fleet_proto_msgTypes[35].OneofWrappers = []any{
+	file_proto_fleet_v1_fleet_proto_msgTypes[44].OneofWrappers = []any{
 		(*TunnelFrame_Open)(nil),
 		(*TunnelFrame_Stdin)(nil),
 		(*TunnelFrame_Stdout)(nil),
@@ -3278,7 +3902,7 @@ func file_proto_fleet_v1_fleet_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_proto_fleet_v1_fleet_proto_rawDesc), len(file_proto_fleet_v1_fleet_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   40,
+			NumMessages:   49,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -185,6 +185,8 @@ const (
 	Fleet_Standby_FullMethodName          = "/keelson.fleet.v1.Fleet/Standby"
 	Fleet_Tunnel_FullMethodName           = "/keelson.fleet.v1.Fleet/Tunnel"
 	Fleet_RenewCertificate_FullMethodName = "/keelson.fleet.v1.Fleet/RenewCertificate"
+	Fleet_SignServing_FullMethodName      = "/keelson.fleet.v1.Fleet/SignServing"
+	Fleet_Review_FullMethodName           = "/keelson.fleet.v1.Fleet/Review"
 )
 
 // FleetClient is the client API for Fleet service.
@@ -201,11 +203,17 @@ type FleetClient interface {
 	// Standby is kept open to every replica, the session's own included. Up: the
 	// applied proxy revision. Down: asks for tunnels, and the list of replicas.
 	Standby(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[StandbyUp, StandbyDown], error)
-	// Tunnel carries one exec, attach, log or port-forward. The agent opens it
+	// Tunnel carries one exec, attach, log, port-forward or dialled connection. The agent opens it
 	// when asked over Standby; its first frame is TunnelOpen with the id it was asked for.
 	Tunnel(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[TunnelFrame, TunnelFrame], error)
 	// RenewCertificate signs a fresh CSR for the node that asks.
 	RenewCertificate(ctx context.Context, in *RenewRequest, opts ...grpc.CallOption) (*RenewResponse, error)
+	// SignServing signs a certificate for the HTTPS server of the node that asks. Of the addresses in the request it
+	// names the one from which the node asks, and no other. A release that does not know it answers UNIMPLEMENTED.
+	SignServing(ctx context.Context, in *ServingRequest, opts ...grpc.CallOption) (*ServingResponse, error)
+	// Review says who asks the node's HTTPS server, and whether they may. A release that does not know it answers
+	// UNIMPLEMENTED; then nobody may.
+	Review(ctx context.Context, in *ReviewRequest, opts ...grpc.CallOption) (*ReviewResponse, error)
 }
 
 type fleetClient struct {
@@ -265,6 +273,26 @@ func (c *fleetClient) RenewCertificate(ctx context.Context, in *RenewRequest, op
 	return out, nil
 }
 
+func (c *fleetClient) SignServing(ctx context.Context, in *ServingRequest, opts ...grpc.CallOption) (*ServingResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ServingResponse)
+	err := c.cc.Invoke(ctx, Fleet_SignServing_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *fleetClient) Review(ctx context.Context, in *ReviewRequest, opts ...grpc.CallOption) (*ReviewResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReviewResponse)
+	err := c.cc.Invoke(ctx, Fleet_Review_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // FleetServer is the server API for Fleet service.
 // All implementations must embed UnimplementedFleetServer
 // for forward compatibility.
@@ -279,11 +307,17 @@ type FleetServer interface {
 	// Standby is kept open to every replica, the session's own included. Up: the
 	// applied proxy revision. Down: asks for tunnels, and the list of replicas.
 	Standby(grpc.BidiStreamingServer[StandbyUp, StandbyDown]) error
-	// Tunnel carries one exec, attach, log or port-forward. The agent opens it
+	// Tunnel carries one exec, attach, log, port-forward or dialled connection. The agent opens it
 	// when asked over Standby; its first frame is TunnelOpen with the id it was asked for.
 	Tunnel(grpc.BidiStreamingServer[TunnelFrame, TunnelFrame]) error
 	// RenewCertificate signs a fresh CSR for the node that asks.
 	RenewCertificate(context.Context, *RenewRequest) (*RenewResponse, error)
+	// SignServing signs a certificate for the HTTPS server of the node that asks. Of the addresses in the request it
+	// names the one from which the node asks, and no other. A release that does not know it answers UNIMPLEMENTED.
+	SignServing(context.Context, *ServingRequest) (*ServingResponse, error)
+	// Review says who asks the node's HTTPS server, and whether they may. A release that does not know it answers
+	// UNIMPLEMENTED; then nobody may.
+	Review(context.Context, *ReviewRequest) (*ReviewResponse, error)
 	mustEmbedUnimplementedFleetServer()
 }
 
@@ -305,6 +339,12 @@ func (UnimplementedFleetServer) Tunnel(grpc.BidiStreamingServer[TunnelFrame, Tun
 }
 func (UnimplementedFleetServer) RenewCertificate(context.Context, *RenewRequest) (*RenewResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RenewCertificate not implemented")
+}
+func (UnimplementedFleetServer) SignServing(context.Context, *ServingRequest) (*ServingResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SignServing not implemented")
+}
+func (UnimplementedFleetServer) Review(context.Context, *ReviewRequest) (*ReviewResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Review not implemented")
 }
 func (UnimplementedFleetServer) mustEmbedUnimplementedFleetServer() {}
 func (UnimplementedFleetServer) testEmbeddedByValue()               {}
@@ -366,6 +406,42 @@ func _Fleet_RenewCertificate_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Fleet_SignServing_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ServingRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(FleetServer).SignServing(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Fleet_SignServing_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(FleetServer).SignServing(ctx, req.(*ServingRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Fleet_Review_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReviewRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(FleetServer).Review(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Fleet_Review_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(FleetServer).Review(ctx, req.(*ReviewRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Fleet_ServiceDesc is the grpc.ServiceDesc for Fleet service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -376,6 +452,14 @@ var Fleet_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RenewCertificate",
 			Handler:    _Fleet_RenewCertificate_Handler,
+		},
+		{
+			MethodName: "SignServing",
+			Handler:    _Fleet_SignServing_Handler,
+		},
+		{
+			MethodName: "Review",
+			Handler:    _Fleet_Review_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

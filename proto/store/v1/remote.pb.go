@@ -47,6 +47,7 @@ const (
 	RemoteFailure_CANCELLED       RemoteFailure_Kind = 15 // context.Canceled
 	RemoteFailure_NO_MAJORITY     RemoteFailure_Kind = 16
 	RemoteFailure_MEMBER_EXISTS   RemoteFailure_Kind = 17
+	RemoteFailure_TOO_OLD         RemoteFailure_Kind = 18
 )
 
 // Enum value maps for RemoteFailure_Kind.
@@ -70,6 +71,7 @@ var (
 		15: "CANCELLED",
 		16: "NO_MAJORITY",
 		17: "MEMBER_EXISTS",
+		18: "TOO_OLD",
 	}
 	RemoteFailure_Kind_value = map[string]int32{
 		"UNSPECIFIED":     0,
@@ -90,6 +92,7 @@ var (
 		"CANCELLED":       15,
 		"NO_MAJORITY":     16,
 		"MEMBER_EXISTS":   17,
+		"TOO_OLD":         18,
 	}
 )
 
@@ -2002,9 +2005,9 @@ var File_proto_store_v1_remote_proto protoreflect.FileDescriptor
 
 const file_proto_store_v1_remote_proto_rawDesc = "" +
 	"\n" +
-	"\x1bproto/store/v1/remote.proto\x12\x10keelson.store.v1\x1a\x1aproto/store/v1/store.proto\"\xf7\x02\n" +
+	"\x1bproto/store/v1/remote.proto\x12\x10keelson.store.v1\x1a\x1aproto/store/v1/store.proto\"\x84\x03\n" +
 	"\rRemoteFailure\x12:\n" +
-	"\x05kinds\x18\x01 \x03(\x0e2$.keelson.store.v1.RemoteFailure.KindR\x05kinds\"\xa9\x02\n" +
+	"\x05kinds\x18\x01 \x03(\x0e2$.keelson.store.v1.RemoteFailure.KindR\x05kinds\"\xb6\x02\n" +
 	"\x04Kind\x12\x0f\n" +
 	"\vUNSPECIFIED\x10\x00\x12\r\n" +
 	"\tNOT_FOUND\x10\x01\x12\r\n" +
@@ -2027,7 +2030,8 @@ const file_proto_store_v1_remote_proto_rawDesc = "" +
 	"\bDEADLINE\x10\x0e\x12\r\n" +
 	"\tCANCELLED\x10\x0f\x12\x0f\n" +
 	"\vNO_MAJORITY\x10\x10\x12\x11\n" +
-	"\rMEMBER_EXISTS\x10\x11\"S\n" +
+	"\rMEMBER_EXISTS\x10\x11\x12\v\n" +
+	"\aTOO_OLD\x10\x12\"S\n" +
 	"\x13RemoteCommitRequest\x12&\n" +
 	"\x03ops\x18\x01 \x03(\v2\x14.keelson.store.v1.OpR\x03ops\x12\x14\n" +
 	"\x05fence\x18\x02 \x01(\x04R\x05fence\"p\n" +

@@ -2476,7 +2476,9 @@ type StateResponse struct {
 	DiskBytes      int64                  `protobuf:"varint,9,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`                // log, journal and snapshots on disk
 	Group          string                 `protobuf:"bytes,10,opt,name=group,proto3" json:"group,omitempty"`                                         // identity of the group whose data this replica has; "" = none yet
 	// For how long this replica has not heard from its leader, microseconds; 0 = it follows none.
-	SilentUs      uint64 `protobuf:"varint,11,opt,name=silent_us,json=silentUs,proto3" json:"silent_us,omitempty"`
+	SilentUs uint64 `protobuf:"varint,11,opt,name=silent_us,json=silentUs,proto3" json:"silent_us,omitempty"`
+	// The highest level of stored forms that this replica understands. A release from before there were levels says nothing: 0.
+	FeatureLevel  uint32 `protobuf:"varint,12,opt,name=feature_level,json=featureLevel,proto3" json:"feature_level,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2584,6 +2586,13 @@ func (x *StateResponse) GetGroup() string {
 func (x *StateResponse) GetSilentUs() uint64 {
 	if x != nil {
 		return x.SilentUs
+	}
+	return 0
+}
+
+func (x *StateResponse) GetFeatureLevel() uint32 {
+	if x != nil {
+		return x.FeatureLevel
 	}
 	return 0
 }
@@ -2750,7 +2759,7 @@ const file_proto_store_v1_store_proto_rawDesc = "" +
 	"\rAdmitResponse\">\n" +
 	"\fStateRequest\x12\x12\n" +
 	"\x04hash\x18\x01 \x01(\bR\x04hash\x12\x1a\n" +
-	"\brevision\x18\x02 \x01(\x04R\brevision\"\xbf\x02\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\"\xe4\x02\n" +
 	"\rStateResponse\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12#\n" +
@@ -2765,7 +2774,8 @@ const file_proto_store_v1_store_proto_rawDesc = "" +
 	"disk_bytes\x18\t \x01(\x03R\tdiskBytes\x12\x14\n" +
 	"\x05group\x18\n" +
 	" \x01(\tR\x05group\x12\x1b\n" +
-	"\tsilent_us\x18\v \x01(\x04R\bsilentUs2\x85\x06\n" +
+	"\tsilent_us\x18\v \x01(\x04R\bsilentUs\x12#\n" +
+	"\rfeature_level\x18\f \x01(\rR\ffeatureLevel2\x85\x06\n" +
 	"\x04Peer\x12N\n" +
 	"\aForward\x12 .keelson.store.v1.ForwardRequest\x1a!.keelson.store.v1.ForwardResponse\x12M\n" +
 	"\bForwards\x12\x1d.keelson.store.v1.ForwardCall\x1a\x1e.keelson.store.v1.ForwardReply(\x010\x01\x12T\n" +

@@ -42,7 +42,11 @@ var (
 // New returns a client of a replica at host:port or unix:PATH, which connects
 // when it is first needed.
 func New(address string, creds credentials.TransportCredentials) (*Client, error) {
-	conn, err := grpc.NewClient(address,
+	return newClient(address, creds)
+}
+
+func newClient(address string, creds credentials.TransportCredentials, more ...grpc.DialOption) (*Client, error) {
+	conn, err := grpc.NewClient(address, append(more,
 		grpc.WithTransportCredentials(creds),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(4*window),
@@ -51,7 +55,7 @@ func New(address string, creds credentials.TransportCredentials) (*Client, error
 			Backoff:           backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.5, Jitter: 0.2, MaxDelay: 200 * time.Millisecond},
 			MinConnectTimeout: time.Second,
 		}),
-	)
+	)...)
 	if err != nil {
 		return nil, fmt.Errorf("client of the replica at %s: %w", address, err)
 	}

@@ -19,7 +19,7 @@ import (
 	"keelson.dev/keelson/raftstore/storetest/remote"
 )
 
-const patience = 30 * time.Second
+const patience = time.Minute // what takes longer on a busy machine has failed
 
 func within(t testing.TB, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
@@ -84,7 +84,7 @@ func TestMemoryConforms(t *testing.T) {
 }
 
 // Two networks lie between the caller and the leader. F53
-func TestFollowerConforms(t *testing.T) {
+func TestFollowerFromAfarConforms(t *testing.T) {
 	storetest.Run(t, func(t *testing.T) storetest.Subject {
 		c := storetest.NewCluster(t, 3, nil)
 		return storetest.Subject{Store: over(t, c.Replica(c.Followers()[0])), Compact: func(upTo raftstore.Revision) {
@@ -136,40 +136,6 @@ func TestLead(t *testing.T) {
 	}
 	if got := <-over; got != second {
 		t.Errorf("leadership %d ended with the connection, want %d", got, second)
-	}
-}
-
-// stuck is a store whose calls wait for their deadline.
-type stuck struct{ raftstore.Store }
-
-func (stuck) Commit(ctx context.Context, _ raftstore.Commit) (raftstore.Revision, error) {
-	<-ctx.Done()
-	return 0, fmt.Errorf("%w: %w", raftstore.ErrUnavailable, ctx.Err())
-}
-
-func (stuck) Sync(ctx context.Context) (raftstore.Revision, error) {
-	<-ctx.Done()
-	return 0, fmt.Errorf("%w: %w", raftstore.ErrUnavailable, ctx.Err())
-}
-
-// A deadline travels, and the replica's own words come back before it: a
-// commit that was certainly not made is not reported as perhaps made.
-func TestDeadlinesTravel(t *testing.T) {
-	c := over(t, stuck{})
-	_, err := c.Commit(within(t, 300*time.Millisecond), raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/a", nil)}})
-	if !errors.Is(err, raftstore.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, raftstore.ErrOutcomeUnknown) {
-		t.Errorf("commit that cannot be made: %v", err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	time.AfterFunc(20*time.Millisecond, cancel)
-	if _, err := c.Sync(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled sync: %v", err)
-	}
-	ctx, cancel = context.WithCancel(context.Background())
-	time.AfterFunc(20*time.Millisecond, cancel)
-	_, err = c.Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/a", nil)}})
-	if !errors.Is(err, context.Canceled) || !errors.Is(err, raftstore.ErrOutcomeUnknown) {
-		t.Errorf("commit cancelled on its way: %v", err)
 	}
 }
 

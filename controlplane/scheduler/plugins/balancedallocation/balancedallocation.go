@@ -5,20 +5,28 @@ import (
 	"context"
 	"math"
 
+	v1 "k8s.io/api/core/v1"
+
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
 // Name of the plugin.
 const Name = "NodeResourcesBalancedAllocation"
 
-// Plugin scores by the balance of use.
-type Plugin struct{}
+// Plugin scores by the balance of use. The zero value is the default.
+type Plugin struct {
+	// Resources that are to be balanced; none = CPU and memory.
+	Resources []v1.ResourceName
+}
 
 // Name implements framework.Plugin.
 func (Plugin) Name() string { return Name }
 
 // Score implements framework.Score: 100 less the standard deviation of the used shares, in percent.
-func (Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) (int64, *framework.Status) {
+func (p Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) (int64, *framework.Status) {
+	if len(p.Resources) > 0 {
+		return p.several(c.Pod, n), nil
+	}
 	if n.Allocatable.MilliCPU <= 0 || n.Allocatable.Memory <= 0 {
 		return 0, nil
 	}
@@ -26,4 +34,28 @@ func (Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo
 	memory := min(float64(n.Requested.Memory+c.Pod.Requests.Memory)/float64(n.Allocatable.Memory), 1)
 	deviation := math.Abs(cpu-memory) / 2 // of two values
 	return int64((1 - deviation) * float64(framework.MaxScore)), nil
+}
+
+// several is the score over the resources that the node has. Extended resources that the pod does not ask for are none
+// of its concern.
+func (p Plugin) several(pod *framework.PodInfo, n *framework.NodeInfo) int64 {
+	var shares []float64
+	var mean float64
+	for _, name := range p.Resources {
+		want, have := pod.Requests.Of(name), n.Allocatable.Of(name)
+		if have <= 0 || want == 0 && !framework.Native(name) {
+			continue
+		}
+		share := min(float64(n.Requested.Of(name)+want)/float64(have), 1)
+		shares, mean = append(shares, share), mean+share
+	}
+	if len(shares) == 0 {
+		return 0
+	}
+	mean /= float64(len(shares))
+	var squares float64
+	for _, s := range shares {
+		squares += (s - mean) * (s - mean)
+	}
+	return int64((1 - math.Sqrt(squares/float64(len(shares)))) * float64(framework.MaxScore))
 }

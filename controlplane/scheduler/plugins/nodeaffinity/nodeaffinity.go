@@ -4,6 +4,8 @@ package nodeaffinity
 
 import (
 	"context"
+	"encoding/json"
+	"slices"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
@@ -14,29 +16,84 @@ import (
 // Name of the plugin.
 const Name = "NodeAffinity"
 
-var refused = framework.RefuseForGood(Name, "node(s) didn't match Pod's node affinity/selector")
+var (
+	refused  = framework.RefuseForGood(Name, "node(s) didn't match Pod's node affinity/selector")
+	enforced = framework.RefuseForGood(Name, "node(s) didn't match scheduler-enforced node affinity")
+)
 
-// Plugin filters and scores by node labels.
-type Plugin struct{}
+// Plugin filters and scores by node labels. The zero value is the default.
+type Plugin struct {
+	// Added is what all pods require and prefer besides their own; nil is nothing. It is valid.
+	Added *v1.NodeAffinity
+}
 
-// state is what PreFilter and PreScore work out once.
+// state is what PreFilter and PreScore look up once.
 type state struct {
-	required  nodeaffinity.RequiredNodeAffinity
-	preferred *nodeaffinity.PreferredSchedulingTerms
+	required  *framework.PerNode // 1 = matches
+	added     *framework.PerNode
+	matches   func(n *v1.Node) (bool, error)
+	preferred *framework.PerNode // the score
 }
 
 // Name implements framework.Plugin.
 func (Plugin) Name() string { return Name }
 
 // PreFilter implements framework.PreFilter.
-func (Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struct{}, *framework.Status) {
+func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struct{}, *framework.Status) {
 	spec := &c.Pod.Pod.Spec
 	terms := requiredTerms(spec)
-	if len(spec.NodeSelector) == 0 && terms == nil {
-		return nil, framework.SkipStatus
+	own := len(spec.NodeSelector) > 0 || terms != nil
+	st := &state{}
+	if p.Added != nil && p.Added.RequiredDuringSchedulingIgnoredDuringExecution != nil {
+		st.added = required(c, nil, p.Added.RequiredDuringSchedulingIgnoredDuringExecution)
 	}
-	c.Put(Name, &state{required: nodeaffinity.GetRequiredNodeAffinity(c.Pod.Pod)})
-	return named(terms), nil
+	switch {
+	case !own && st.added == nil:
+		return nil, framework.SkipStatus
+	case !own:
+		c.Put(Name, st)
+		return nil, nil
+	}
+	only := named(terms)
+	if only == nil { // what names nodes is not asked of others, and mostly not twice
+		st.required = required(c, spec.NodeSelector, terms)
+	}
+	if st.required == nil {
+		r := nodeaffinity.GetRequiredNodeAffinity(c.Pod.Pod)
+		st.matches = r.Match
+	}
+	c.Put(Name, st)
+	return only, nil
+}
+
+// required is what is kept of the nodes that a node selector and required terms match. It is nil when the terms cannot be
+// read.
+func required(c *framework.Cycle, selector map[string]string, terms *v1.NodeSelector) *framework.PerNode {
+	return c.Snapshot.Index.PerNode(Name+" required "+described(selector, terms), func() (func(*v1.Node) int32, bool) {
+		if terms != nil {
+			if _, err := nodeaffinity.NewNodeSelector(terms); err != nil {
+				return nil, false
+			}
+		}
+		// Of the pod only what is described is kept.
+		r := nodeaffinity.GetRequiredNodeAffinity(&v1.Pod{Spec: v1.PodSpec{NodeSelector: selector,
+			Affinity: &v1.Affinity{NodeAffinity: &v1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: terms}}}})
+		return func(n *v1.Node) int32 {
+			if fits, err := r.Match(n); err == nil && fits {
+				return 1
+			}
+			return 0
+		}, true
+	})
+}
+
+// described writes rules down, equal ones alike. They are plain API types: they can be written.
+func described(rules ...any) string {
+	b, err := json.Marshal(rules)
+	if err != nil {
+		panic(err)
+	}
+	return string(b)
 }
 
 func requiredTerms(spec *v1.PodSpec) *v1.NodeSelector {
@@ -75,9 +132,17 @@ func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInf
 	if !ok {
 		return nil
 	}
-	fits, err := st.required.Match(n.Node)
-	if err != nil {
-		return framework.RefuseForGood(Name, err.Error())
+	if st.added != nil && st.added.Of(n) != 1 {
+		return enforced
+	}
+	fits := st.required == nil && st.matches == nil
+	if st.required != nil {
+		fits = st.required.Of(n) == 1
+	} else if st.matches != nil {
+		var err error
+		if fits, err = st.matches(n.Node); err != nil {
+			return framework.RefuseForGood(Name, err.Error())
+		}
 	}
 	if !fits {
 		return refused
@@ -86,28 +151,41 @@ func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInf
 }
 
 // PreScore implements framework.PreScore.
-func (Plugin) PreScore(_ context.Context, c *framework.Cycle, _ []*framework.NodeInfo) *framework.Status {
-	a := c.Pod.Pod.Spec.Affinity
-	if a == nil || a.NodeAffinity == nil || len(a.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution) == 0 {
+func (p Plugin) PreScore(_ context.Context, c *framework.Cycle, _ []*framework.NodeInfo) *framework.Status {
+	var terms []v1.PreferredSchedulingTerm
+	if a := c.Pod.Pod.Spec.Affinity; a != nil && a.NodeAffinity != nil {
+		terms = a.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution
+	}
+	if p.Added != nil && len(p.Added.PreferredDuringSchedulingIgnoredDuringExecution) > 0 {
+		terms = slices.Concat(terms, p.Added.PreferredDuringSchedulingIgnoredDuringExecution)
+	}
+	if len(terms) == 0 {
 		return framework.SkipStatus
 	}
-	terms, err := nodeaffinity.NewPreferredSchedulingTerms(a.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution)
-	if err != nil {
-		return framework.Fail(Name, err)
+	var failed error
+	score := c.Snapshot.Index.PerNode(Name+" preferred "+described(terms), func() (func(*v1.Node) int32, bool) {
+		preferred, err := nodeaffinity.NewPreferredSchedulingTerms(terms)
+		if failed = err; err != nil {
+			return nil, false
+		}
+		return func(n *v1.Node) int32 { return int32(preferred.Score(n)) }, true
+	})
+	if score == nil {
+		return framework.Fail(Name, failed)
 	}
 	st, ok := c.Get(Name).(*state)
 	if !ok {
 		st = &state{}
 		c.Put(Name, st)
 	}
-	st.preferred = terms
+	st.preferred = score
 	return nil
 }
 
 // Score implements framework.Score: the sum of the weights of the preferred terms that match.
 func (Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) (int64, *framework.Status) {
 	if st, ok := c.Get(Name).(*state); ok && st.preferred != nil {
-		return st.preferred.Score(n.Node), nil
+		return int64(st.preferred.Of(n)), nil
 	}
 	return 0, nil
 }

@@ -1,10 +1,12 @@
 // Package noderesourcesfit keeps the requests on a node within what the node can allocate: CPU, memory,
-// ephemeral storage, number of pods, and every extended resource.
+// ephemeral storage, number of pods, and every extended resource. Of the nodes that fit it prefers those with the most
+// left, or as its strategy says.
 package noderesourcesfit
 
 import (
 	"context"
 	"slices"
+	"strings"
 
 	v1 "k8s.io/api/core/v1"
 
@@ -21,14 +23,18 @@ var (
 	noMemory    = framework.Refuse(Name, "Insufficient memory")
 )
 
-// Plugin filters by resources.
-type Plugin struct{}
+// Plugin filters and scores by resources. The zero value is the default.
+type Plugin struct {
+	// Ignored are extended resources, and IgnoredGroups what stands before the / of such, that the filter does not look at.
+	Ignored, IgnoredGroups []string
+	Strategy               *Strategy // nil = Least
+}
 
 // Name implements framework.Plugin.
 func (Plugin) Name() string { return Name }
 
 // Filter implements framework.Filter.
-func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
+func (p Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
 	want, used, have := &c.Pod.Requests, &n.Requested, &n.Allocatable
 	pods := len(n.Pods)+1 > n.MaxPods
 	cpu := want.MilliCPU > 0 && want.MilliCPU > have.MilliCPU-used.MilliCPU
@@ -36,7 +42,7 @@ func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInf
 	disk := want.EphemeralStorage > 0 && want.EphemeralStorage > have.EphemeralStorage-used.EphemeralStorage
 	var scalars []string
 	for name, amount := range want.Scalar {
-		if amount > 0 && amount > have.Scalar[name]-used.Scalar[name] {
+		if amount > 0 && amount > have.Scalar[name]-used.Scalar[name] && !p.ignores(string(name)) {
 			scalars = append(scalars, "Insufficient "+string(name))
 		}
 	}
@@ -61,6 +67,11 @@ func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInf
 	}
 	slices.Sort(scalars)
 	return framework.Refuse(Name, append(reasons, scalars...)...)
+}
+
+func (p Plugin) ignores(resource string) bool {
+	group, _, _ := strings.Cut(resource, "/")
+	return slices.Contains(p.Ignored, resource) || slices.Contains(p.IgnoredGroups, group)
 }
 
 // MayHelp implements framework.Requeue.

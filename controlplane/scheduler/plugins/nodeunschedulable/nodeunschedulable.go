@@ -25,7 +25,7 @@ func (Plugin) Name() string { return Name }
 
 // Filter implements framework.Filter.
 func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
-	if !n.Node.Spec.Unschedulable || framework.Tolerated(c.Pod.Pod.Spec.Tolerations, &taint) {
+	if !n.Cordoned || framework.Tolerated(c.Pod.Pod.Spec.Tolerations, &taint) {
 		return nil
 	}
 	return refused

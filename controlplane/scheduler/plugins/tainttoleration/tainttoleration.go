@@ -22,16 +22,28 @@ func (Plugin) Name() string { return Name }
 
 // Filter implements framework.Filter.
 func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
-	t := untolerated(c.Pod.Pod, n.Node)
+	t := untolerated(c.Pod.Pod, n.Taints)
 	if t == nil {
 		return nil
 	}
-	return framework.RefuseForGood(Name, fmt.Sprintf("node(s) had untolerated taint {%s: %s}", t.Key, t.Value))
+	// Nodes that are kept for something mostly share a taint, and so what is said of them.
+	last, ok := c.Get(Name).(*refusal)
+	if !ok || last.key != t.Key || last.value != t.Value {
+		last = &refusal{t.Key, t.Value, framework.RefuseForGood(Name, fmt.Sprintf("node(s) had untolerated taint {%s: %s}", t.Key, t.Value))}
+		c.Put(Name, last)
+	}
+	return last.status
 }
 
-func untolerated(p *v1.Pod, n *v1.Node) *v1.Taint {
-	for i := range n.Spec.Taints {
-		t := &n.Spec.Taints[i]
+// refusal is the last one by a taint.
+type refusal struct {
+	key, value string
+	status     *framework.Status
+}
+
+func untolerated(p *v1.Pod, taints []v1.Taint) *v1.Taint {
+	for i := range taints {
+		t := &taints[i]
 		if t.Effect != v1.TaintEffectPreferNoSchedule && !framework.Tolerated(p.Spec.Tolerations, t) {
 			return t
 		}
@@ -42,8 +54,8 @@ func untolerated(p *v1.Pod, n *v1.Node) *v1.Taint {
 // PreScore implements framework.PreScore: without a PreferNoSchedule taint anywhere all nodes are alike.
 func (Plugin) PreScore(_ context.Context, _ *framework.Cycle, nodes []*framework.NodeInfo) *framework.Status {
 	for _, n := range nodes {
-		for i := range n.Node.Spec.Taints {
-			if n.Node.Spec.Taints[i].Effect == v1.TaintEffectPreferNoSchedule {
+		for i := range n.Taints {
+			if n.Taints[i].Effect == v1.TaintEffectPreferNoSchedule {
 				return nil
 			}
 		}
@@ -54,8 +66,8 @@ func (Plugin) PreScore(_ context.Context, _ *framework.Cycle, nodes []*framework
 // Score implements framework.Score: the number of PreferNoSchedule taints that the pod does not tolerate.
 func (Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) (int64, *framework.Status) {
 	var count int64
-	for i := range n.Node.Spec.Taints {
-		t := &n.Node.Spec.Taints[i]
+	for i := range n.Taints {
+		t := &n.Taints[i]
 		if t.Effect == v1.TaintEffectPreferNoSchedule && !framework.Tolerated(c.Pod.Pod.Spec.Tolerations, t) {
 			count++
 		}
@@ -75,5 +87,5 @@ func (Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
 		return false
 	}
 	n, ok := obj.(*v1.Node)
-	return !ok || untolerated(pod, n) == nil
+	return !ok || untolerated(pod, n.Spec.Taints) == nil
 }

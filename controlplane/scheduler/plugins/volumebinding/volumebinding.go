@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/storage/ephemeral"
 	"k8s.io/component-helpers/storage/volume"
 
 	"keelson.dev/keelson/controlplane/scheduler/framework"
@@ -22,8 +23,8 @@ import (
 // Name of the plugin.
 const Name = "VolumeBinding"
 
-// bindPatience bounds how long a pod keeps its place while its volumes are made.
-const bindPatience = 10 * time.Minute
+// DefaultPatience bounds how long a pod keeps its place while its volumes are made.
+const DefaultPatience = 10 * time.Minute
 
 // noProvisioner is the provisioner of classes whose volumes are made by hand.
 const noProvisioner = "kubernetes.io/no-provisioner"
@@ -37,15 +38,23 @@ var (
 
 // Plugin filters by volumes and binds them.
 type Plugin struct {
-	h *framework.Handle
-
-	mu       sync.Mutex
-	promised map[string]types.UID // volumes chosen for a pod that is not bound yet
+	h        *framework.Handle
+	patience time.Duration
+	*Promises
 }
 
+// Promises are the volumes chosen for pods that are not bound yet. All profiles of a scheduler go by the same.
+type Promises struct {
+	mu       sync.Mutex
+	promised map[string]types.UID
+}
+
+// NewPromises are none.
+func NewPromises() *Promises { return &Promises{promised: make(map[string]types.UID)} }
+
 // New returns the plugin.
-func New(h *framework.Handle) *Plugin {
-	return &Plugin{h: h, promised: make(map[string]types.UID)}
+func New(h *framework.Handle, promises *Promises, patience time.Duration) *Plugin {
+	return &Plugin{h: h, patience: patience, Promises: promises}
 }
 
 // Name implements framework.Plugin.
@@ -66,29 +75,13 @@ type waitingClaim struct {
 	class *storagev1.StorageClass
 }
 
-// claimNames lists the claims of a pod; those of ephemeral volumes are named after both.
-func claimNames(p *v1.Pod) []string {
-	var out []string
-	for i := range p.Spec.Volumes {
-		v := &p.Spec.Volumes[i]
-		switch {
-		case v.PersistentVolumeClaim != nil:
-			out = append(out, v.PersistentVolumeClaim.ClaimName)
-		case v.Ephemeral != nil:
-			out = append(out, p.Name+"-"+v.Name)
-		}
-	}
-	return out
-}
-
 // PreFilter implements framework.PreFilter.
 func (p *Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struct{}, *framework.Status) {
-	names := claimNames(c.Pod.Pod)
-	if len(names) == 0 {
+	if len(c.Pod.Claims) == 0 {
 		return nil, framework.SkipStatus
 	}
 	st := &state{}
-	for _, name := range names {
+	for _, name := range c.Pod.Claims {
 		if s := p.look(c.Pod.Pod, name, st); s != nil {
 			return nil, s
 		}
@@ -101,8 +94,12 @@ func (p *Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]st
 func (p *Plugin) look(pod *v1.Pod, name string, st *state) *framework.Status {
 	claim, ok := p.h.Claim(pod.Namespace, name)
 	switch {
+	case !ok && framework.OwnsClaim(pod, name):
+		return framework.RefuseForGood(Name, framework.AwaitsClaim(name))
 	case !ok:
 		return framework.RefuseForGood(Name, fmt.Sprintf("persistentvolumeclaim %q not found", name))
+	case framework.OwnsClaim(pod, name) && ephemeral.VolumeIsForPod(pod, claim) != nil: // somebody else's, by its name
+		return framework.RefuseForGood(Name, ephemeral.VolumeIsForPod(pod, claim).Error())
 	case claim.DeletionTimestamp != nil:
 		return framework.RefuseForGood(Name, fmt.Sprintf("persistentvolumeclaim %q is being deleted", name))
 	case claim.Status.Phase == v1.ClaimLost:
@@ -180,7 +177,7 @@ func (p *Plugin) choose(pod types.UID, claims []waitingClaim, node *v1.Node) (fo
 }
 
 // takenFrom are the volumes promised to other pods.
-func (p *Plugin) takenFrom(pod types.UID) map[string]*v1.PersistentVolume {
+func (p *Promises) takenFrom(pod types.UID) map[string]*v1.PersistentVolume {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	out := make(map[string]*v1.PersistentVolume, len(p.promised))
@@ -252,7 +249,7 @@ func (p *Plugin) Unreserve(_ context.Context, c *framework.Cycle, _ string) { p.
 // PostBind implements framework.PostBind.
 func (p *Plugin) PostBind(_ context.Context, c *framework.Cycle, _ string) { p.release(c.Pod.Pod.UID) }
 
-func (p *Plugin) release(pod types.UID) {
+func (p *Promises) release(pod types.UID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for name, uid := range p.promised {
@@ -280,7 +277,7 @@ func (p *Plugin) PreBind(ctx context.Context, c *framework.Cycle, node string) *
 			return framework.Fail(Name, err)
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, bindPatience)
+	ctx, cancel := context.WithTimeout(ctx, p.patience)
 	defer cancel()
 	err := p.h.AwaitVolumes(ctx, func() (bool, error) { return p.allBound(st, node) })
 	if err != nil {

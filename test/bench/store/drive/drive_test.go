@@ -9,8 +9,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"keelson.dev/keelson/internal/virtual"
 )
 
 // memory is a target whose calls take a time and whose watchers see at once.
@@ -78,7 +79,7 @@ func engine(m *memory) *Engine { return NewEngine([]Door{{"r1", m}, {"r2", m}}) 
 
 // In virtual time a closed loop is exact: three clients, calls of 100 ms, one second.
 func TestLoopCountsEveryCall(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		r := engine(&memory{takes: 100 * time.Millisecond}).Obey(t.Context(), Order{ID: 1, Do: DoPut, Clients: 3, Size: 10, Duration: 950 * time.Millisecond, Times: true})
 		if r.Error != "" || len(r.Micros) != 30 || len(r.Acks) != 30 || r.Took != 1 {
 			t.Errorf("%d calls, %d acks in %v s: %s", len(r.Micros), len(r.Acks), r.Took, r.Error)
@@ -92,7 +93,7 @@ func TestLoopCountsEveryCall(t *testing.T) {
 }
 
 func TestLoopCountsFailures(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		r := engine(&memory{fails: errors.New("broken")}).Obey(t.Context(), Order{ID: 1, Do: DoGet, Clients: 1, Count: 1, Duration: 48 * time.Millisecond})
 		if r.Failed != 10 || r.Error != "broken" || len(r.Micros) != 0 {
 			t.Errorf("%d failed (%s), %d did not; one of 5 ms each in 48 ms", r.Failed, r.Error, len(r.Micros))
@@ -110,7 +111,7 @@ func TestEnd(t *testing.T) {
 		{time.Second, 0, 2, 1},
 		{time.Hour, 2, 0, 2.5},
 	} {
-		synctest.Test(t, func(t *testing.T) {
+		virtual.Test(t, func(t *testing.T) {
 			e := engine(&memory{takes: c.takes})
 			got := make(chan Reply)
 			go func() {
@@ -141,7 +142,7 @@ func TestFillAndList(t *testing.T) {
 }
 
 func TestWatchersSeeWhatPacePuts(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
 		e := engine(&memory{takes: time.Millisecond})
 		if r := e.Obey(t.Context(), Order{Do: DoWatch, Prefix: "/w/", Clients: 5, Count: 3}); r.Error != "" {
 			t.Fatal(r.Error)

@@ -1,0 +1,353 @@
+// Package devices has the DRA drivers of this node prepare the devices of pods' ResourceClaims before their containers are
+// made, and take them back after the last pod of a claim has ended. What was asked of a driver is on disk before
+// it is asked: whatever ends in between, an agent that begins again takes back what no pod needs.
+package devices
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	v1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	dra "k8s.io/kubelet/pkg/apis/dra/v1"
+	"tags.cncf.io/container-device-interface/pkg/parser"
+
+	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/internal/keylock"
+	"keelson.dev/keelson/internal/wholefile"
+)
+
+// Bounds of what a driver may take and answer.
+const (
+	callLimit  = 45 * time.Second
+	maxAnswer  = 1 << 20 // bytes
+	maxDevices = 128     // of a claim
+	maxCDI     = 64      // names of one device
+	maxName    = 256     // bytes of one
+)
+
+// Config says where things are.
+type Config struct {
+	Registration string // folder where drivers register; "" = none do
+	State        string // folder for records
+	Objects      agent.Objects
+	Log          *slog.Logger // may be nil
+}
+
+// Devices implements agent.Devices.
+type Devices struct {
+	cfg   Config
+	locks keylock.Locks // by claim
+	*registry
+}
+
+// New starts nothing.
+func New(cfg Config) *Devices {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Devices{cfg: cfg, registry: &registry{dir: cfg.Registration, log: cfg.Log, known: map[string]plugin{}}}
+}
+
+// record is what is known of a claim of which drivers were asked.
+type record struct {
+	Version   int                   `json:"version"`
+	Namespace string                `json:"namespace"`
+	Name      string                `json:"name"`
+	UID       types.UID             `json:"uid"`
+	Drivers   []string              `json:"drivers"`
+	Pods      []types.UID           `json:"pods"` // that use it here
+	Prepared  bool                  `json:"prepared,omitempty"`
+	Devices   []agent.ClaimedDevice `json:"devices,omitempty"`
+}
+
+// Prepare implements agent.Devices.
+func (d *Devices) Prepare(ctx context.Context, pod *v1.Pod) (agent.ClaimedDevices, error) {
+	if len(pod.Spec.ResourceClaims) == 0 {
+		return nil, nil
+	}
+	out := agent.ClaimedDevices{}
+	for i := range pod.Spec.ResourceClaims {
+		entry := &pod.Spec.ResourceClaims[i]
+		claim, err := d.claim(pod, entry)
+		if err != nil {
+			return nil, err
+		}
+		if claim == nil {
+			continue
+		}
+		if out[entry.Name], err = d.prepare(ctx, pod.UID, claim); err != nil {
+			return nil, fmt.Errorf("preparing the devices of resourceclaim %s/%s: %w", claim.Namespace, claim.Name, err)
+		}
+	}
+	return out, nil
+}
+
+// claim finds the claim of an entry, which has to have devices and to be kept for the pod; nil when none was needed.
+func (d *Devices) claim(pod *v1.Pod, entry *v1.PodResourceClaim) (*resourcev1.ResourceClaim, error) {
+	name, own, err := resourceclaim.Name(pod, entry)
+	if err != nil || name == nil {
+		return nil, err
+	}
+	claim, ok := d.cfg.Objects.ResourceClaim(pod.Namespace, *name)
+	if !ok {
+		return nil, fmt.Errorf("resourceclaim %q not found", *name)
+	}
+	if own {
+		if err := resourceclaim.IsForPod(pod, claim, false); err != nil {
+			return nil, err
+		}
+	}
+	switch {
+	case claim.Status.Allocation == nil:
+		return nil, fmt.Errorf("resourceclaim %q has no devices yet", *name)
+	case !resourceclaim.IsReservedForPod(pod, claim, false):
+		return nil, fmt.Errorf("resourceclaim %q is not reserved for the pod", *name)
+	}
+	return claim, nil
+}
+
+func (d *Devices) prepare(ctx context.Context, pod types.UID, claim *resourcev1.ResourceClaim) ([]agent.ClaimedDevice, error) {
+	defer d.locks.Lock(string(claim.UID))()
+	file := d.file(claim.UID)
+	r, err := read(file)
+	if err != nil {
+		return nil, err
+	}
+	if r == nil {
+		r = &record{Version: 1, Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID, Drivers: drivers(claim)}
+	}
+	if !slices.Contains(r.Pods, pod) {
+		r.Pods = append(r.Pods, pod)
+	}
+	if err := d.write(file, r); err != nil { // before the first driver hears of it
+		return nil, err
+	}
+	if r.Prepared {
+		return r.Devices, nil
+	}
+	r.Devices = nil
+	for _, name := range r.Drivers {
+		got, err := d.ask(ctx, name, r)
+		if err != nil {
+			return nil, err
+		}
+		r.Devices = append(r.Devices, got...)
+	}
+	r.Prepared = true
+	return r.Devices, d.write(file, r)
+}
+
+// drivers are those of a claim's devices, in order.
+func drivers(claim *resourcev1.ResourceClaim) []string {
+	all := map[string]bool{}
+	for i := range claim.Status.Allocation.Devices.Results {
+		all[claim.Status.Allocation.Devices.Results[i].Driver] = true
+	}
+	return slices.Sorted(maps.Keys(all))
+}
+
+// call dials a driver and asks it one thing.
+func (d *Devices) call(ctx context.Context, name string, ask func(context.Context, dra.DRAPluginClient) error) error {
+	endpoint, err := d.endpoint(ctx, name)
+	if err != nil {
+		return err
+	}
+	conn, err := grpc.NewClient("unix://"+endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)))
+	if err != nil {
+		return fmt.Errorf("DRA driver %s: %w", name, err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	if err := ask(ctx, dra.NewDRAPluginClient(conn)); err != nil {
+		return fmt.Errorf("DRA driver %s: %w", name, err)
+	}
+	return nil
+}
+
+// ask has a driver prepare its devices of a claim.
+func (d *Devices) ask(ctx context.Context, name string, r *record) (out []agent.ClaimedDevice, err error) {
+	err = d.call(ctx, name, func(ctx context.Context, c dra.DRAPluginClient) error {
+		res, err := c.NodePrepareResources(ctx, &dra.NodePrepareResourcesRequest{Claims: []*dra.Claim{r.wire()}})
+		if err != nil {
+			return fmt.Errorf("NodePrepareResources: %w", err)
+		}
+		answer := res.GetClaims()[string(r.UID)]
+		switch {
+		case answer == nil:
+			return errors.New("NodePrepareResources: the answer does not speak of the claim")
+		case answer.GetError() != "":
+			return fmt.Errorf("NodePrepareResources: %s", shortened(answer.GetError()))
+		}
+		out, err = taken(answer.GetDevices())
+		return err
+	})
+	return out, err
+}
+
+func (r *record) wire() *dra.Claim {
+	return &dra.Claim{Namespace: r.Namespace, Name: r.Name, Uid: string(r.UID)}
+}
+
+// taken judges the devices of an answer.
+func taken(list []*dra.Device) ([]agent.ClaimedDevice, error) {
+	if len(list) > maxDevices {
+		return nil, fmt.Errorf("NodePrepareResources: %d devices: %d at most", len(list), maxDevices)
+	}
+	var out []agent.ClaimedDevice
+	for _, dev := range list {
+		if len(dev.GetCdiDeviceIds()) > maxCDI || len(dev.GetRequestNames()) > maxDevices {
+			return nil, fmt.Errorf("NodePrepareResources: device %s has %d CDI names and %d requests: %d and %d at most", shortened(dev.GetDeviceName()),
+				len(dev.GetCdiDeviceIds()), len(dev.GetRequestNames()), maxCDI, maxDevices)
+		}
+		for _, id := range dev.GetCdiDeviceIds() {
+			if _, _, _, err := parser.ParseQualifiedName(id); err != nil || len(id) > maxName {
+				return nil, fmt.Errorf("NodePrepareResources: device %s: %q is no name of a CDI device, as vendor/class=name", shortened(dev.GetDeviceName()), shortened(id))
+			}
+		}
+		out = append(out, agent.ClaimedDevice{Requests: dev.GetRequestNames(), CDI: dev.GetCdiDeviceIds()})
+	}
+	return out, nil
+}
+
+// shortened bounds a driver's words, which become events.
+func shortened(s string) string {
+	const most = 512
+	if len(s) > most {
+		return s[:most] + "..."
+	}
+	return s
+}
+
+// Release implements agent.Devices.
+func (d *Devices) Release(ctx context.Context, pod types.UID) error {
+	all, err := d.records()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, r := range all {
+		if slices.Contains(r.Pods, pod) {
+			errs = append(errs, d.release(ctx, pod, r.UID))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (d *Devices) release(ctx context.Context, pod, claim types.UID) error {
+	defer d.locks.Lock(string(claim))()
+	file := d.file(claim)
+	r, err := read(file)
+	if err != nil || r == nil {
+		return err
+	}
+	others := slices.DeleteFunc(slices.Clone(r.Pods), func(p types.UID) bool { return p == pod })
+	if len(others) > 0 {
+		r.Pods = others
+		return d.write(file, r)
+	}
+	if r.Prepared { // a pod that comes meanwhile has them prepared anew
+		r.Prepared = false
+		if err := d.write(file, r); err != nil {
+			return err
+		}
+	}
+	for _, name := range r.Drivers {
+		err := d.call(ctx, name, func(ctx context.Context, c dra.DRAPluginClient) error {
+			res, err := c.NodeUnprepareResources(ctx, &dra.NodeUnprepareResourcesRequest{Claims: []*dra.Claim{r.wire()}})
+			if err != nil {
+				return fmt.Errorf("NodeUnprepareResources: %w", err)
+			}
+			answer := res.GetClaims()[string(r.UID)]
+			switch {
+			case answer == nil:
+				return errors.New("NodeUnprepareResources: the answer does not speak of the claim")
+			case answer.GetError() != "":
+				return fmt.Errorf("NodeUnprepareResources: %s", shortened(answer.GetError()))
+			}
+			return nil
+		})
+		if err != nil {
+			return fmt.Errorf("taking back the devices of resourceclaim %s/%s: %w", r.Namespace, r.Name, err)
+		}
+	}
+	return os.Remove(file)
+}
+
+// Pods implements agent.Devices.
+func (d *Devices) Pods() ([]types.UID, error) {
+	all, err := d.records()
+	if err != nil {
+		return nil, err
+	}
+	pods := map[types.UID]bool{}
+	for _, r := range all {
+		for _, p := range r.Pods {
+			pods[p] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(pods)), nil
+}
+
+func (d *Devices) file(claim types.UID) string {
+	return filepath.Join(d.cfg.State, filepath.Base(string(claim))+".json")
+}
+
+func (d *Devices) write(file string, r *record) error {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	if err := wholefile.Write(file, b); err != nil {
+		return fmt.Errorf("writing down the devices of resourceclaim %s/%s: %w", r.Namespace, r.Name, err)
+	}
+	return nil
+}
+
+// read returns nil when there is no record.
+func read(file string) (*record, error) {
+	b, err := os.ReadFile(file)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the devices of a resourceclaim: %w", err)
+	}
+	var r record
+	if err := json.Unmarshal(b, &r); err != nil {
+		return nil, fmt.Errorf("the devices of a resourceclaim: record %s: %w", file, err)
+	}
+	return &r, nil
+}
+
+func (d *Devices) records() ([]*record, error) {
+	files, err := filepath.Glob(filepath.Join(d.cfg.State, "*.json"))
+	if err != nil {
+		return nil, err
+	}
+	var out []*record
+	for _, f := range files {
+		r, err := read(f)
+		if err != nil {
+			return nil, err
+		}
+		if r != nil {
+			out = append(out, r)
+		}
+	}
+	return out, nil
+}

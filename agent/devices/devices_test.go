@@ -1,0 +1,280 @@
+package devices
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/agent/fake"
+	"keelson.dev/keelson/internal/wait"
+)
+
+// driverBinary is built once: drivers are processes of their own, as on a node.
+var driverBinary = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "dradriver")
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "driver")
+	out, err := exec.Command("go", "build", "-o", path, "keelson.dev/keelson/test/e2e/devicedriver").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("building the driver: %w: %s", err, out)
+	}
+	return path, nil
+})
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if path, err := driverBinary(); err == nil {
+		os.RemoveAll(filepath.Dir(path))
+	}
+	os.Exit(code)
+}
+
+// spawn runs a driver until the returned function is called. Its registration socket is there when spawn returns.
+func spawn(t *testing.T, dir, name, mode string) (stop func()) {
+	t.Helper()
+	path, err := driverBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(path, "--name="+name, "--registry="+dir, "--socket="+filepath.Join(dir, name+".sock.dra"), "--log="+filepath.Join(dir, name+".log"), "--mode="+mode)
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	stopped := false
+	stop = func() {
+		if !stopped {
+			stopped = true
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+			_ = os.Remove(filepath.Join(dir, name+"-reg.sock"))
+		}
+	}
+	t.Cleanup(stop)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	for _, s := range []string{name + "-reg.sock", name + ".sock.dra"} {
+		if err := wait.For(ctx, 5*time.Millisecond, func() error {
+			conn, err := net.Dial("unix", filepath.Join(dir, s))
+			if err != nil {
+				return err
+			}
+			return conn.Close()
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return stop
+}
+
+func logOf(t *testing.T, dir, name string) []string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(dir, name+".log"))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	var out []string
+	for line := range strings.Lines(string(b)) {
+		if line = strings.TrimSpace(line); !strings.HasPrefix(line, "registered") {
+			out = append(out, line)
+		}
+	}
+	return out
+}
+
+// short is a folder whose path leaves room for the names of sockets.
+func short(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "dra")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+func claimOf(name string, drivers ...string) *resourcev1.ResourceClaim {
+	c := &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID("uid-" + name)}}
+	c.Status.Allocation = &resourcev1.AllocationResult{}
+	for _, d := range drivers {
+		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, resourcev1.DeviceRequestAllocationResult{Request: "r", Driver: d, Pool: "w1", Device: "gpu-0"})
+	}
+	return c
+}
+
+func podOf(name string, claims ...*resourcev1.ResourceClaim) *v1.Pod {
+	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID("pod-" + name)}}
+	for _, c := range claims {
+		c.Status.ReservedFor = append(c.Status.ReservedFor, resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: name, UID: p.UID})
+		p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, v1.PodResourceClaim{Name: c.Name, ResourceClaimName: &c.Name})
+	}
+	return p
+}
+
+// Drivers prepare a claim once for all of its pods on the node and take it back after the last of them, also when the agent
+// was another one meanwhile, and when the driver was away.
+func TestPrepareAndRelease(t *testing.T) {
+	dir, state, cluster := short(t), t.TempDir(), fake.NewCluster()
+	stop := spawn(t, dir, "a.example.com", "")
+	spawn(t, dir, "b.example.com", "")
+	d := New(Config{Registration: dir, State: state, Objects: cluster})
+	one, both := claimOf("one", "a.example.com"), claimOf("both", "a.example.com", "b.example.com", "a.example.com")
+	p, q := podOf("p", one, both), podOf("q", both)
+	cluster.Put(one, both)
+	ctx := t.Context()
+	got, err := d.Prepare(ctx, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got["one"]) != 1 || got["one"][0].CDI[0] != "a.example.com/gpu=uid-one" || got["one"][0].Requests[0] != "r" ||
+		len(got["both"]) != 2 || got["both"][1].CDI[0] != "b.example.com/gpu=uid-both" {
+		t.Errorf("prepared %+v", got)
+	}
+	d = New(Config{Registration: dir, State: state, Objects: cluster}) // another life
+	if again, err := d.Prepare(ctx, p); err != nil || fmt.Sprint(again) != fmt.Sprint(got) {
+		t.Errorf("in another life %+v, %v", again, err)
+	}
+	if _, err := d.Prepare(ctx, q); err != nil {
+		t.Fatal(err)
+	}
+	if pods, err := d.Pods(); err != nil || !slices.Equal(pods, []types.UID{"pod-p", "pod-q"}) {
+		t.Errorf("pods %v, %v", pods, err)
+	}
+	if want := []string{"prepare ns/one uid-one", "prepare ns/both uid-both"}; !slices.Equal(logOf(t, dir, "a.example.com"), want) {
+		t.Errorf("driver a was asked %q", logOf(t, dir, "a.example.com"))
+	}
+	stop()
+	d.scan(ctx)
+	if err := d.Release(ctx, "pod-p"); !errors.Is(err, ErrNoDriver) || !strings.Contains(err.Error(), "resourceclaim ns/one") {
+		t.Errorf("without its driver: %v", err)
+	}
+	if pods, err := d.Pods(); err != nil || !slices.Equal(pods, []types.UID{"pod-p", "pod-q"}) {
+		t.Errorf("pods %v, %v", pods, err)
+	}
+	spawn(t, dir, "a.example.com", "")
+	d = New(Config{Registration: dir, State: state, Objects: fake.NewCluster()}) // which knows nothing of the claims
+	for _, pod := range []types.UID{"pod-p", "pod-p", "pod-q", "pod-x"} {
+		if err := d.Release(ctx, pod); err != nil {
+			t.Errorf("release of %s: %v", pod, err)
+		}
+	}
+	if want := []string{"prepare ns/one uid-one", "prepare ns/both uid-both", "unprepare ns/one uid-one", "unprepare ns/both uid-both"}; !slices.Equal(logOf(t, dir, "a.example.com"), want) {
+		t.Errorf("driver a was asked %q", logOf(t, dir, "a.example.com"))
+	}
+	if want := []string{"prepare ns/both uid-both", "unprepare ns/both uid-both"}; !slices.Equal(logOf(t, dir, "b.example.com"), want) {
+		t.Errorf("driver b was asked %q", logOf(t, dir, "b.example.com"))
+	}
+	if files, err := os.ReadDir(state); err != nil || len(files) > 0 {
+		t.Errorf("left are %v, %v", files, err)
+	}
+}
+
+// What is not there, not allocated or not for the pod is told by its name, and nobody is asked.
+func TestPrepareRefuses(t *testing.T) {
+	dir, template := short(t), "t"
+	for want, change := range map[string]func(p *v1.Pod, c *resourcev1.ResourceClaim){
+		`resourceclaim "c" not found`:           func(_ *v1.Pod, c *resourcev1.ResourceClaim) { c.Namespace = "other" },
+		`resourceclaim "c" has no devices yet`:  func(_ *v1.Pod, c *resourcev1.ResourceClaim) { c.Status.Allocation = nil },
+		`resourceclaim "c" is not reserved`:     func(_ *v1.Pod, c *resourcev1.ResourceClaim) { c.Status.ReservedFor[0].UID = "x" },
+		`registered DRA drivers: a.example.com`: func(*v1.Pod, *resourcev1.ResourceClaim) {},
+		`ResourceClaim not created yet`: func(p *v1.Pod, _ *resourcev1.ResourceClaim) {
+			p.Spec.ResourceClaims[0] = v1.PodResourceClaim{Name: "c", ResourceClaimTemplateName: &template}
+		},
+		`was not created for Pod ns/p (Pod is not ow`: func(p *v1.Pod, c *resourcev1.ResourceClaim) {
+			p.Spec.ResourceClaims[0] = v1.PodResourceClaim{Name: "c", ResourceClaimTemplateName: &template}
+			p.Status.ResourceClaimStatuses = []v1.PodResourceClaimStatus{{Name: "c", ResourceClaimName: &c.Name}}
+		},
+	} {
+		cluster := fake.NewCluster()
+		d := New(Config{Registration: dir, State: t.TempDir(), Objects: cluster})
+		c := claimOf("c", "a.example.com")
+		p := podOf("p", c)
+		change(p, c)
+		cluster.Put(c)
+		if _, err := d.Prepare(t.Context(), p); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}
+
+// A driver that answers nothing, too much or nonsense, or not at all, costs its claim's pods their start and nothing else.
+func TestHostileDrivers(t *testing.T) {
+	for mode, want := range map[string]string{
+		"silent": "the answer does not speak of the claim", "refuses": "NodePrepareResources: no no ", "floods": "200 devices: 128 at most",
+		"huge": "received message larger than max", "path": `"../../etc/shadow" is no name of a CDI device`, "old": "registered DRA drivers: a.example.com",
+		"hangs": "DeadlineExceeded",
+	} {
+		t.Run(mode, func(t *testing.T) {
+			dir, cluster := short(t), fake.NewCluster()
+			spawn(t, dir, "a.example.com", mode)
+			d := New(Config{Registration: dir, State: t.TempDir(), Objects: cluster})
+			c := claimOf("c", "a.example.com")
+			p := podOf("p", c)
+			cluster.Put(c)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			if mode == "hangs" {
+				ctx, cancel = context.WithTimeout(ctx, 200*time.Millisecond)
+				defer cancel()
+			}
+			_, err := d.Prepare(ctx, p)
+			if err == nil || !strings.Contains(err.Error(), want) || len(err.Error()) > 1000 {
+				t.Errorf("%v, want %s", err, want)
+			}
+			if mode == "old" {
+				b, _ := os.ReadFile(filepath.Join(dir, "a.example.com.log"))
+				if !strings.Contains(string(b), "registered false DRA driver a.example.com speaks [\"v1beta1.DRAPlugin\"], of which none is v1.DRAPlugin") {
+					t.Errorf("the driver was told %s", b)
+				}
+				return
+			}
+			if err := d.Release(t.Context(), p.UID); err != nil { // what it may have done is taken back
+				t.Error(err)
+			}
+			if log := logOf(t, dir, "a.example.com"); !slices.Contains(log, "unprepare ns/c uid-c") {
+				t.Errorf("the driver was asked %q", log)
+			}
+		})
+	}
+}
+
+// While a driver does not take a device back, the pod is not done.
+func TestReleaseFails(t *testing.T) {
+	dir, cluster := short(t), fake.NewCluster()
+	stop := spawn(t, dir, "a.example.com", "keeps")
+	d := New(Config{Registration: dir, State: t.TempDir(), Objects: cluster})
+	c := claimOf("c", "a.example.com")
+	p := podOf("p", c)
+	cluster.Put(c)
+	if _, err := d.Prepare(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Release(t.Context(), p.UID); err == nil || !strings.Contains(err.Error(), "in use") {
+		t.Errorf("%v", err)
+	}
+	stop()
+	spawn(t, dir, "a.example.com", "")
+	d.scan(t.Context())
+	if err := d.Release(t.Context(), p.UID); err != nil {
+		t.Error(err)
+	}
+	if pods, err := d.Pods(); err != nil || len(pods) > 0 {
+		t.Errorf("pods %v, %v", pods, err)
+	}
+}

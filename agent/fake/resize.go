@@ -1,0 +1,72 @@
+package fake
+
+import (
+	"context"
+	"fmt"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"k8s.io/apimachinery/pkg/types"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// UpdateContainerResources implements agent.Runtime.
+func (r *Runtime) UpdateContainerResources(ctx context.Context, q *cri.UpdateContainerResourcesRequest) (*cri.UpdateContainerResourcesResponse, error) {
+	c, err := r.get(q.ContainerId)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.enter(ctx, r.Clock, "UpdateContainerResources", c.cfg.Metadata.Name); err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if c.state == cri.ContainerState_CONTAINER_EXITED {
+		return nil, status.Errorf(codes.FailedPrecondition, "container %q has ended", c.id)
+	}
+	limit := q.GetLinux().GetMemoryLimitInBytes()
+	if used := r.InUse[c.cfg.Metadata.Name]; limit > 0 && used > limit {
+		return nil, fmt.Errorf("attempting to set a memory limit (%d) below current usage (%d)", limit, used)
+	}
+	c.updated = proto.CloneOf(q.GetLinux())
+	return &cri.UpdateContainerResourcesResponse{}, nil
+}
+
+// UpdatePodSandboxResources implements agent.Runtime.
+func (r *Runtime) UpdatePodSandboxResources(ctx context.Context, q *cri.UpdatePodSandboxResourcesRequest) (*cri.UpdatePodSandboxResourcesResponse, error) {
+	if err := r.enter(ctx, r.Clock, "UpdatePodSandboxResources", q.PodSandboxId); err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.sandboxes[q.PodSandboxId]
+	if s == nil {
+		return nil, status.Errorf(codes.NotFound, "sandbox %q not found", q.PodSandboxId)
+	}
+	s.updated = proto.CloneOf(q.GetResources())
+	return &cri.UpdatePodSandboxResourcesResponse{}, nil
+}
+
+func (c *container) resources() *cri.LinuxContainerResources {
+	if c.updated != nil {
+		return c.updated
+	}
+	return c.cfg.GetLinux().GetResources()
+}
+
+// PodLimits are the limits of a pod's cgroup; nil when it has no sandbox that is ready.
+func (r *Runtime) PodLimits(uid types.UID) *cri.LinuxContainerResources {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, s := range r.sandboxes {
+		if s.cfg.GetMetadata().GetUid() != string(uid) || !s.ready {
+			continue
+		}
+		if s.updated != nil {
+			return proto.CloneOf(s.updated)
+		}
+		return proto.CloneOf(s.cfg.GetLinux().GetResources())
+	}
+	return nil
+}

@@ -1,0 +1,233 @@
+// Package kubelet serves the part of kubelet's HTTPS API by which programs look at a node: metrics-server, Prometheus,
+// and whoever asks the proxy subresource of a Node. Who asks is known by a client certificate of the cluster or by a
+// bearer token, and what they may do is judged by the control plane, as with kubelet: the subresources of the Node.
+//
+// Everybody who reaches the node can knock: connections, headers, time and what is asked at once are bounded, and a
+// stranger's connection makes way for the next one's.
+package kubelet
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/internal/door"
+	"keelson.dev/keelson/internal/ttlcache"
+)
+
+// The bounds of a server.
+const (
+	patience    = 5 * time.Second  // for a handshake, a request's header and a review
+	answerTime  = 30 * time.Second // for a whole answer
+	idleTime    = 90 * time.Second // between two requests: longer than anybody scrapes apart
+	maxHeader   = 16 << 10         // bytes; a token takes up to 4 KiB
+	maxAnswers  = 8                // at once
+	maxReviews  = 4                // at once
+	verdictSize = 256 << 10        // bytes of remembered verdicts
+)
+
+// Config is what a server answers from. Fields are required unless they say otherwise.
+type Config struct {
+	Listen string // "10.0.0.7:10250", ":10250"
+	Trust  agent.Trust
+	// Resource and Metrics write Prometheus text, Summary writes JSON.
+	Resource, Metrics func(context.Context, io.Writer) error
+	Summary           func(ctx context.Context, w io.Writer, cpuAndMemory bool) error
+	Pods              func() []*v1.Pod
+	Log               *slog.Logger // may be nil
+
+	connections door.Limits // of tests
+}
+
+// Server is the HTTPS server of a node.
+type Server struct {
+	cfg      Config
+	log      *slog.Logger
+	verdicts *ttlcache.Cache[[32]byte, agent.Verdict]
+	answers  chan struct{}
+	reviews  chan struct{}
+}
+
+// New starts nothing.
+func New(cfg Config) *Server {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.connections == (door.Limits{}) {
+		cfg.connections = door.Limits{All: 256, PerSource: 128, Strangers: 64, PerUnsure: 32}
+	}
+	return &Server{cfg: cfg, log: cfg.Log, verdicts: ttlcache.New[[32]byte, agent.Verdict](verdictSize),
+		answers: make(chan struct{}, maxAnswers), reviews: make(chan struct{}, maxReviews)}
+}
+
+// Run serves until ctx ends, or the port cannot be had.
+func (s *Server) Run(ctx context.Context) error {
+	var lc net.ListenConfig
+	ln, err := lc.Listen(ctx, "tcp", s.cfg.Listen)
+	if err != nil {
+		return fmt.Errorf("serving kubelet's API: %w: give another port with --kubelet-port, or 0 for none", err)
+	}
+	return s.Serve(ctx, ln)
+}
+
+// Serve is Run on a listener, which it closes.
+func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
+	front := door.New(ln, s.cfg.connections)
+	srv := &http.Server{
+		Handler:           s,
+		ReadHeaderTimeout: patience, ReadTimeout: answerTime, WriteTimeout: answerTime, IdleTimeout: idleTime,
+		MaxHeaderBytes: maxHeader,
+		ErrorLog:       slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+		TLSNextProto:   map[string]func(*http.Server, *tls.Conn, http.Handler){}, // HTTP/1.1 alone: a connection is one request
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, placeKey{}, door.Of(c))
+		},
+		BaseContext: func(net.Listener) context.Context { return ctx },
+	}
+	stop := context.AfterFunc(ctx, func() { srv.Close() })
+	defer stop()
+	err := srv.Serve(tls.NewListener(front, &tls.Config{
+		MinVersion: tls.VersionTLS12,
+		// A certificate of somebody else's is no reason to hang up: the answer says 401. See who.
+		ClientAuth: tls.RequestClientCert,
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+			return s.cfg.Trust.Serving()
+		},
+	}))
+	srv.Close()
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return fmt.Errorf("serving kubelet's API at %s: %w", ln.Addr(), err)
+}
+
+// placeKey is where a request's context has the connection's place at the door.
+type placeKey struct{}
+
+// ServeHTTP implements http.Handler.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if !s.admit(w, r) {
+		return
+	}
+	place, _ := r.Context().Value(placeKey{}).(*door.Conn)
+	place.Known()
+	select {
+	case s.answers <- struct{}{}:
+		defer func() { <-s.answers }()
+	default:
+		w.Header().Set("Retry-After", "1")
+		http.Error(w, "the node answers as much as it does at once: try again", http.StatusTooManyRequests)
+		return
+	}
+	s.answer(w, r)
+}
+
+// served is what there is, for those who ask for something else.
+const served = "this node serves /healthz, /metrics, /metrics/resource, /stats/summary and /pods; " +
+	"logs, exec, attach and port-forward go through the API server"
+
+func (s *Server) answer(w http.ResponseWriter, r *http.Request) {
+	prometheus := func(write func(context.Context, io.Writer) error) {
+		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+		s.ended(r, write(r.Context(), w))
+	}
+	var serve func()
+	switch r.URL.Path {
+	case "/healthz", "/healthz/ping":
+		serve = func() {
+			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+			_, err := io.WriteString(w, "ok")
+			s.ended(r, err)
+		}
+	case "/metrics/resource":
+		serve = func() { prometheus(s.cfg.Resource) }
+	case "/metrics":
+		serve = func() { prometheus(s.cfg.Metrics) }
+	case "/stats/summary", "/stats/summary/":
+		serve = func() { s.summary(w, r) }
+	case "/pods", "/pods/", "/runningpods", "/runningpods/":
+		serve = func() { s.pods(w, r) }
+	default:
+		http.Error(w, "404 page not found: "+served, http.StatusNotFound)
+		return
+	}
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		w.Header().Set("Allow", "GET, HEAD")
+		http.Error(w, "what this node serves is read with GET", http.StatusMethodNotAllowed)
+		return
+	}
+	serve()
+}
+
+// ended notes an answer that was not finished; most often nobody reads it any more.
+func (s *Server) ended(r *http.Request, err error) {
+	if err != nil {
+		s.log.Debug("an answer was not finished", "path", r.URL.Path, "source", r.RemoteAddr, "err", err)
+	}
+}
+
+func (s *Server) summary(w http.ResponseWriter, r *http.Request) {
+	only := false
+	if v := r.URL.Query().Get("only_cpu_and_memory"); v != "" {
+		var err error
+		if only, err = strconv.ParseBool(v); err != nil {
+			http.Error(w, fmt.Sprintf("only_cpu_and_memory=%.20q: want true or false", v), http.StatusBadRequest)
+			return
+		}
+	}
+	w.Header().Set("Content-Type", "application/json")
+	out := &late{ResponseWriter: w}
+	if err := s.cfg.Summary(r.Context(), out, only); err != nil && !out.begun {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+	} else {
+		s.ended(r, err)
+	}
+}
+
+// late knows whether anything was written.
+type late struct {
+	http.ResponseWriter
+	begun bool
+}
+
+func (l *late) Write(p []byte) (int, error) {
+	l.begun = true
+	return l.ResponseWriter.Write(p)
+}
+
+// pods writes the list of the node's pods, one at a time.
+func (s *Server) pods(w http.ResponseWriter, r *http.Request) {
+	running := r.URL.Path == "/runningpods" || r.URL.Path == "/runningpods/"
+	w.Header().Set("Content-Type", "application/json")
+	_, err := io.WriteString(w, `{"kind":"PodList","apiVersion":"v1","metadata":{},"items":[`)
+	sep := ""
+	for _, p := range s.cfg.Pods() {
+		if running && p.Status.Phase != v1.PodRunning {
+			continue
+		}
+		one, merr := json.Marshal(p)
+		if err = errors.Join(err, merr); err != nil {
+			break
+		}
+		_, err = io.WriteString(w, sep)
+		if err == nil {
+			_, err = w.Write(one)
+		}
+		sep = ","
+	}
+	if err == nil {
+		_, err = io.WriteString(w, "]}\n")
+	}
+	s.ended(r, err)
+}

@@ -1,0 +1,29 @@
+package node
+
+import (
+	"net"
+	"strconv"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/kubelet"
+	"keelson.dev/keelson/agent/pod"
+	"keelson.dev/keelson/agent/stats"
+)
+
+// statistics measures what the node and its pods use.
+func (n *Node) statistics(rt agent.MeasuredRuntime, pods *pod.Set) *stats.Source {
+	memory, share := n.cfg.Capacity[v1.ResourceMemory]
+	return stats.New(stats.Config{NodeName: n.cfg.NodeName, Measure: rt.Measure, Share: share, Memory: memory.Value(),
+		Started: time.Now(), Disk: func() (agent.Disk, error) { return pod.DiskOf(existing(n.cfg.StateDir)) },
+		Pods: n.session.Pods, Storage: pods.Storage})
+}
+
+// kubelet is the node's own HTTPS server, on every address of the node.
+func (n *Node) kubelet(source *stats.Source, trust agent.Trust) *kubelet.Server {
+	return kubelet.New(kubelet.Config{Listen: net.JoinHostPort("", strconv.Itoa(int(n.cfg.KubeletPort))), Trust: trust,
+		Resource: source.Resource, Metrics: source.Own, Summary: source.Summary, Pods: n.session.Pods,
+		Log: n.cfg.Log.With("part", "kubelet API")})
+}

@@ -1,0 +1,73 @@
+package oci
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+)
+
+// cdiFolders are where drivers and operators describe devices (CDI specifications). Of two that describe one device, that
+// in the later folder counts.
+var cdiFolders = []string{"/etc/cdi", "/var/run/cdi"}
+
+// Bounds of what is read of a folder of specifications.
+const (
+	maxCDIFiles = 1024
+	maxCDIBytes = 8 << 20
+)
+
+// addCDI makes the changes to the container by which the devices of the request are described. The descriptions are read
+// anew each time: drivers write them while they prepare devices.
+func (in *specInput) addCDI(spec *specs.Spec) error {
+	var names []string
+	for _, d := range in.config.GetCDIDevices() {
+		names = append(names, d.GetName())
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	for _, dir := range in.cdi {
+		if err := boundedFolder(dir); err != nil {
+			return fmt.Errorf("devices %s: %w", strings.Join(names, ", "), err)
+		}
+	}
+	all, err := cdi.NewCache(cdi.WithAutoRefresh(false), cdi.WithSpecDirs(in.cdi...))
+	if err != nil {
+		return fmt.Errorf("devices %s: reading CDI specifications: %w", strings.Join(names, ", "), err)
+	}
+	if _, err := all.InjectDevices(spec, names...); err != nil {
+		return fmt.Errorf("devices %s: CDI specifications in %s: %w", strings.Join(names, ", "), strings.Join(in.cdi, " and "), err)
+	}
+	return nil
+}
+
+// boundedFolder refuses a folder whose files are more, or larger, than is read.
+func boundedFolder(dir string) error {
+	files, err := os.ReadDir(dir)
+	if os.IsNotExist(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("reading CDI specifications: %w", err)
+	}
+	var bytes int64
+	count := 0
+	for _, f := range files {
+		if ext := filepath.Ext(f.Name()); ext != ".json" && ext != ".yaml" {
+			continue
+		}
+		count++
+		if info, err := os.Stat(filepath.Join(dir, f.Name())); err == nil {
+			bytes += info.Size()
+		}
+	}
+	if count > maxCDIFiles || bytes > maxCDIBytes {
+		return fmt.Errorf("CDI specifications in %s: %d files of %d bytes: %d files and %d bytes at most: remove what no device needs any more",
+			dir, count, bytes, maxCDIFiles, maxCDIBytes)
+	}
+	return nil
+}

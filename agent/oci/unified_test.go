@@ -1,0 +1,147 @@
+package oci
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/cgroups"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// weightOf is what cgroup v2 calls shares.
+func weightOf(shares uint64) string {
+	return strconv.FormatUint(cgroups.ConvertCPUSharesToCgroupV2Value(shares), 10)
+}
+
+// begotten is a container whose first process outlives the kill of the second, if it may.
+const begotten = "tail /dev/zero & wait $!; echo survived; exec sleep 1000"
+
+// With cgroup v2 the kernel ends all of a container that is marked so, and one process of another; with v1 always one.
+func TestOutOfMemory(t *testing.T) {
+	r := newRig(t)
+	sb, sc := r.sandbox()
+	limited := func(group string) func(*cri.ContainerConfig) {
+		return func(c *cri.ContainerConfig) {
+			c.Linux.Resources = &cri.LinuxContainerResources{MemoryLimitInBytes: 32 << 20, Unified: map[string]string{"memory.oom.group": group}}
+		}
+	}
+	single := r.run(sb, sc, r.containerConfig("single", begotten, limited("0")))
+	r.waitLog("single", "survived")
+	if st := r.status(single); st.State != cri.ContainerState_CONTAINER_RUNNING {
+		t.Errorf("a container that lost one process: %v", st)
+	}
+	whole := r.run(sb, sc, r.containerConfig("whole", begotten, limited("1")))
+	if !r.cgroups.unified {
+		r.waitLog("whole", "survived")
+		return
+	}
+	if st := r.waitExit(whole); st.Reason != "OOMKilled" || st.ExitCode != 137 {
+		t.Errorf("a container that is ended as one: %d %s (%s)", st.ExitCode, st.Reason, r.log("whole"))
+	}
+}
+
+// score reads a process' oom_score_adj.
+func score(t *testing.T, pid int) int {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// The kernel ends containers in the order of their scores, what is executed in one like its first process, and before
+// all of them none of what keeps them: the shim and pause. Where the score cannot be lowered it is the agent's.
+func TestOOMScores(t *testing.T) {
+	r := newRig(t)
+	sb, sc := r.sandbox()
+	lowest := func(n int) int {
+		if r.host.lowerOOM {
+			return n
+		}
+		return max(n, r.host.oomScoreAdj)
+	}
+	for name, want := range map[string]int{"guaranteed": -997, "burstable": 900, "besteffort": 1000} {
+		id := r.run(sb, sc, r.containerConfig(name, "exec sleep 1000", func(c *cri.ContainerConfig) {
+			c.Linux.Resources = &cri.LinuxContainerResources{OomScoreAdj: int64(want)}
+		}))
+		if got := score(t, r.pidOf(id)); got != lowest(want) {
+			t.Errorf("%s: oom_score_adj %d, want %d", name, got, lowest(want))
+		}
+		out, err := r.ExecSync(r.ctx(), &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"cat", "/proc/self/oom_score_adj"}})
+		if err != nil || strings.TrimSpace(string(out.Stdout)) != strconv.Itoa(lowest(want)) {
+			t.Errorf("%s: what is executed in it has %q, want %d (%v)", name, out.GetStdout(), lowest(want), err)
+		}
+	}
+	s, err := r.Runtime.sandbox(sb)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := score(t, s.rec.PausePID); got != lowest(-998) {
+		t.Errorf("pause: oom_score_adj %d, want %d", got, lowest(-998))
+	}
+	for _, pid := range r.cgroups.procs(shimCgroup) {
+		if got := score(t, pid); got != lowest(-998) {
+			t.Errorf("the shim: oom_score_adj %d, want %d", got, lowest(-998))
+		}
+	}
+}
+
+// A device that was not given does not open, though its file can be made: v1 and v2 have quite different ways to say so.
+func TestOtherDevices(t *testing.T) {
+	r := newRig(t)
+	sb, sc := r.sandbox()
+	out, st := r.output(sb, sc, "a", "mknod /tmp/kmsg c 1 11 && head -c 1 /tmp/kmsg || echo refused; mknod /tmp/zero c 1 5 && head -c 3 /tmp/zero | wc -c")
+	if !strings.Contains(out, "Operation not permitted") || !strings.Contains(out, "refused") || !strings.Contains(out, "stdout F 3\n") {
+		t.Errorf("%d: %s", st.ExitCode, out)
+	}
+}
+
+// What programs read of cgroup v2: their own limits at the root of what they see, which they cannot change. And every
+// group above a container hands the controllers down and has no process of its own.
+func TestUnifiedHierarchy(t *testing.T) {
+	r := newRig(t)
+	if !r.cgroups.unified {
+		t.Skip("needs: cgroup v2 alone, which the machine of test/guest has")
+	}
+	sb, sc := r.sandbox(func(c *cri.PodSandboxConfig) { c.Linux.CgroupParent = "/" + burstable + "/poduid1" })
+	id := r.run(sb, sc, r.containerConfig("free", "cat /proc/self/cgroup; cat /sys/fs/cgroup/memory.max; echo 1 > /sys/fs/cgroup/memory.max; exec sleep 1000",
+		func(c *cri.ContainerConfig) {
+			c.Linux.Resources = &cri.LinuxContainerResources{CpuShares: 2, OomScoreAdj: 1000, Unified: map[string]string{"memory.oom.group": "1"}}
+		}))
+	r.waitLog("free", "Read-only file system")
+	r.expectLines("free", "stdout F 0::/", "stdout F max")
+	r.expectLimits(id, nil, map[string]string{"cpu.max": "max 100000", "cpu.weight": "1", "memory.max": "max", "memory.swap.max": "0", "memory.oom.group": "1", "pids.max": "max"})
+	r.output(sb, sc, "limited", "cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/cpu.max", func(c *cri.ContainerConfig) {
+		c.Linux.Resources = &cri.LinuxContainerResources{CpuQuota: 20000, CpuPeriod: 100000, MemoryLimitInBytes: 64 << 20}
+	})
+	r.expectLines("limited", "stdout F 67108864", "stdout F 20000 100000")
+	c, err := r.Runtime.container(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for dir := filepath.Dir(filepath.Join(r.cgroups.root, c.rec.Cgroup)); dir != "/"; dir = filepath.Dir(dir) {
+		at := filepath.Join("/sys/fs/cgroup", dir)
+		down, err := os.ReadFile(filepath.Join(at, "cgroup.subtree_control"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{"cpu", "memory", "pids"} {
+			if !slices.Contains(strings.Fields(string(down)), want) {
+				t.Errorf("%s hands down %q, not %s", dir, strings.TrimSpace(string(down)), want)
+			}
+		}
+		if own, err := os.ReadFile(filepath.Join(at, "cgroup.procs")); err != nil || len(own) > 0 {
+			t.Errorf("%s has processes of its own: %q (%v)", dir, own, err)
+		}
+	}
+}

@@ -1,0 +1,165 @@
+package pod
+
+import (
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/agent"
+)
+
+// DiskOf looks at the file system on which path lies.
+func DiskOf(path string) (agent.Disk, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil {
+		return agent.Disk{}, fmt.Errorf("looking at the file system of %s: %w", path, err)
+	}
+	size := uint64(st.Bsize)
+	return agent.Disk{Capacity: st.Blocks * size, Available: st.Bavail * size, Inodes: st.Files, InodesFree: st.Ffree}, nil
+}
+
+// diskPatience is how long the file systems of all volumes are waited for.
+const diskPatience = 2 * time.Second
+
+// disks looks at file systems, of which some may hang, as those of a server that is gone do. One look is under way at
+// most: while it hangs, what was found last is told.
+type disks struct {
+	mu    sync.Mutex
+	busy  bool
+	found map[string]looked
+}
+
+type looked struct {
+	at   time.Time
+	disk agent.Disk
+}
+
+// look returns what is known of these file systems.
+func (d *disks) look(paths []string, of func(string) (agent.Disk, error)) map[string]looked {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.busy && len(paths) > 0 {
+		d.busy = true
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			d.all(paths, of)
+		}()
+		d.mu.Unlock()
+		late := time.NewTimer(diskPatience)
+		select {
+		case <-done:
+		case <-late.C:
+		}
+		late.Stop()
+		d.mu.Lock()
+	}
+	return maps.Clone(d.found)
+}
+
+// all looks at each, and forgets what is mounted no more.
+func (d *disks) all(paths []string, of func(string) (agent.Disk, error)) {
+	found := make(map[string]looked, len(paths))
+	for _, p := range paths {
+		if disk, err := of(p); err == nil { // it may have been unmounted
+			found[p] = looked{time.Now(), disk}
+		}
+	}
+	d.mu.Lock()
+	d.found, d.busy = found, false
+	d.mu.Unlock()
+}
+
+// Storage is what the pods have on disk and in their volumes, as far as it is known without measuring more: what is
+// held against limits was measured a moment ago, and file systems know how full they are.
+func (s *Set) Storage() map[types.UID]agent.PodStorage {
+	var workers []*worker
+	s.each(func(e *entry) {
+		if e.w != nil {
+			workers = append(workers, e.w)
+		}
+	})
+	out := make(map[types.UID]agent.PodStorage, len(workers))
+	places := map[types.UID]map[string]string{}
+	var paths []string
+	for _, w := range workers {
+		p, own := w.storage()
+		uid := w.pod().UID
+		out[uid], places[uid] = p, own
+		for _, path := range own {
+			paths = append(paths, path)
+		}
+	}
+	found := s.disks.look(paths, DiskOf)
+	for uid, p := range out {
+		known := p.Volumes[:0]
+		for _, v := range p.Volumes {
+			if path, own := places[uid][v.Name]; own {
+				l, ok := found[path]
+				if !ok {
+					continue
+				}
+				v.At, v.Own, v.Used = l.at, &l.disk, l.disk.Capacity-min(l.disk.Capacity, l.disk.Available)
+			}
+			known = append(known, v)
+		}
+		p.Volumes = known
+		out[uid] = p
+	}
+	return out
+}
+
+// storage is what a worker knows, and where the volumes are mounted that are file systems of their own.
+func (w *worker) storage() (agent.PodStorage, map[string]string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	out := agent.PodStorage{At: w.storedAt}
+	if !w.storedAt.IsZero() {
+		out.Used = uint64(w.stored.total())
+		out.Containers = make(map[string]agent.ContainerStorage, len(w.stored.containers))
+		for name, n := range w.stored.containers {
+			logs := w.stored.logs[name]
+			out.Containers[name] = agent.ContainerStorage{Layer: uint64(n - logs), Logs: uint64(logs)}
+		}
+	}
+	own := map[string]string{}
+	for i := range w.desired.Pod.Spec.Volumes {
+		v := &w.desired.Pod.Spec.Volumes[i]
+		one := agent.VolumeStorage{Name: v.Name, At: w.storedAt}
+		n, measured := w.stored.volumes[v.Name]
+		m, mounted := w.mountsBy[v.Name]
+		switch {
+		case measured:
+			one.Used = uint64(n)
+		case mounted && ownFileSystem(v):
+			own[v.Name] = m.HostPath
+			one.Claim = claimOf(w.desired.Pod, v)
+		default:
+			continue
+		}
+		out.Volumes = append(out.Volumes, one)
+	}
+	return out, own
+}
+
+// ownFileSystem says that a volume is a file system by itself: a persistent one, or one in memory.
+func ownFileSystem(v *v1.Volume) bool {
+	return v.PersistentVolumeClaim != nil || v.Ephemeral != nil || v.CSI != nil ||
+		v.EmptyDir != nil && v.EmptyDir.Medium == v1.StorageMediumMemory
+}
+
+// claimOf is the claim of a volume; "" when it has none.
+func claimOf(pod *v1.Pod, v *v1.Volume) string {
+	switch {
+	case v.PersistentVolumeClaim != nil:
+		return v.PersistentVolumeClaim.ClaimName
+	case v.Ephemeral != nil:
+		return pod.Name + "-" + v.Name
+	}
+	return ""
+}

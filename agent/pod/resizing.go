@@ -1,0 +1,214 @@
+package pod
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	v1 "k8s.io/api/core/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// remember takes over what was granted before this worker; a pod without a record is granted what it asks for.
+func (w *worker) remember(g grant, recorded bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.grant, w.recorded, w.doubtful = g, recorded, !recorded
+	w.desired.Pod = g.of(w.desired.Pod)
+}
+
+// compare looks at what runs where no record says what it was granted: under a release that resized nothing the pod may
+// have come to ask for something else. The lock is held.
+func (w *worker) compare() {
+	if !w.doubtful {
+		return
+	}
+	w.doubtful = false
+	o := w.o
+	o.Resize = w.resizeState()
+	if p := planResize(w.desired.Pod, &o); len(p.Update)+len(p.Restart) > 0 {
+		w.grant.Settled = false
+	}
+}
+
+// record writes what the pod was admitted with, before anything of it is made.
+func (w *worker) record() {
+	w.mu.Lock()
+	d, g, done := w.desired, w.grant, w.recorded
+	w.recorded = true
+	w.mu.Unlock()
+	if done || d.Stop != nil || final(d.Pod) {
+		return
+	}
+	if err := saveGrant(w.cfg.Paths, d.Pod, g); err != nil {
+		w.log.Error("an agent that starts anew would not know what the pod was granted", "err", err)
+	}
+}
+
+// granted is what the pod may have now.
+func (w *worker) granted() grant {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.grant
+}
+
+// give grants the pod what it asks for, on disk before anywhere else.
+func (w *worker) give(pod *v1.Pod) {
+	g := grantOf(pod)
+	g.Settled = false
+	if err := saveGrant(w.cfg.Paths, pod, g); err != nil {
+		w.log.Warn("a resize cannot be granted", "err", err)
+		w.refuseResize(pod, v1.PodReasonDeferred, err.Error())
+		return
+	}
+	w.mu.Lock()
+	w.grant, w.recorded = g, true
+	w.desired.Pod = g.of(pod)
+	w.pending, w.because = "", ""
+	delete(w.o.Failures, (Action{Kind: ResizePod}).Key())
+	w.mu.Unlock()
+	w.events.event(pod, "", v1.EventTypeNormal, "ResizeStarted", resizeText("Pod resize started", pod, pod.Generation, ""))
+	w.poke()
+}
+
+// refuseResize notes why the pod is not granted what it asks for; reason "" says that it is.
+func (w *worker) refuseResize(pod *v1.Pod, reason, message string) {
+	w.mu.Lock()
+	same := w.pending == reason && w.because == message && (reason == "" || w.asked == pod.Generation)
+	w.pending, w.because, w.asked = reason, message, pod.Generation
+	w.mu.Unlock()
+	if same {
+		return
+	}
+	if reason != "" {
+		w.events.event(pod, "", v1.EventTypeWarning, "Resize"+reason, resizeText("Pod resize "+reason, pod, pod.Generation, message))
+	}
+	w.poke()
+}
+
+// holding is the pod as it counts among the others of its node: what it was granted, and what its containers still have
+// beyond that.
+func (w *worker) holding() *v1.Pod {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	out := *w.desired.Pod
+	out.Status = v1.PodStatus{}
+	if w.grant.Settled {
+		return &out
+	}
+	has := func(list []v1.ContainerStatus) (kept []v1.ContainerStatus) {
+		for _, cs := range list {
+			if cs.Resources != nil {
+				kept = append(kept, v1.ContainerStatus{Name: cs.Name, Resources: cs.Resources})
+			}
+		}
+		return kept
+	}
+	out.Status.InitContainerStatuses, out.Status.ContainerStatuses = has(w.last.InitContainerStatuses), has(w.last.ContainerStatuses)
+	return &out
+}
+
+// resizeState is what Step and Status are told. The lock is held.
+func (w *worker) resizeState() Resize {
+	return Resize{Pending: w.pending, Message: w.because, Asked: w.asked, Open: !w.grant.Settled, Granted: w.grant.Generation,
+		Memory: w.cfg.memory(), Limits: w.limits}
+}
+
+// resizePod brings a grant into effect: the pod's cgroup first where it grows, containers next, and the pod's cgroup
+// last where it shrinks. Each step may be done twice: a life of the agent that was cut short is continued by the next.
+func (w *worker) resizePod(ctx context.Context, sandbox string) error {
+	w.mu.Lock()
+	pod, o, g := w.desired.Pod, w.o, w.grant
+	o.Resize = w.resizeState()
+	w.mu.Unlock()
+	p := planResize(pod, &o)
+	if err := w.limitPod(ctx, sandbox, p.During); err != nil {
+		return w.resizeFailed(ctx, pod, g, err)
+	}
+	var errs []error
+	for _, u := range p.Update {
+		if _, err := w.cfg.Runtime.UpdateContainerResources(ctx, &cri.UpdateContainerResourcesRequest{ContainerId: u.ID, Linux: u.To}); err != nil {
+			errs = append(errs, fmt.Errorf("container %s: %w", u.Name, err))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return w.resizeFailed(ctx, pod, g, err)
+	}
+	if len(p.Restart) > 0 {
+		return nil // what is left is done when they run again
+	}
+	if err := w.limitPod(ctx, sandbox, p.Target); err != nil {
+		return w.resizeFailed(ctx, pod, g, err)
+	}
+	return w.settleGrant(pod, g)
+}
+
+func (w *worker) resizeFailed(ctx context.Context, pod *v1.Pod, g grant, err error) error {
+	if ctx.Err() == nil {
+		w.events.event(pod, "", v1.EventTypeWarning, "ResizeError", resizeText("Pod resize error", pod, g.Generation, err.Error()))
+	}
+	return err
+}
+
+func (w *worker) limitPod(ctx context.Context, sandbox string, to *cri.LinuxContainerResources) error {
+	w.mu.Lock()
+	have := w.limits
+	w.mu.Unlock()
+	if have != nil && sameLimits(have, to) {
+		return nil
+	}
+	if _, err := w.cfg.Runtime.UpdatePodSandboxResources(ctx, &cri.UpdatePodSandboxResourcesRequest{PodSandboxId: sandbox, Resources: to}); err != nil {
+		return err
+	}
+	w.mu.Lock()
+	w.limits = to
+	w.mu.Unlock()
+	return nil
+}
+
+// settleGrant records that a grant is in effect, unless there is another one by now.
+func (w *worker) settleGrant(pod *v1.Pod, g grant) error {
+	g.Settled = true
+	w.mu.Lock()
+	if w.grant.Generation != g.Generation || w.grant.Settled {
+		w.mu.Unlock()
+		return nil
+	}
+	w.grant.Settled = true
+	w.mu.Unlock()
+	// A record that is not written has the next agent do the same again, which changes nothing.
+	if err := saveGrant(w.cfg.Paths, pod, g); err != nil {
+		w.log.Warn("a resize is done", "err", err)
+	}
+	w.events.event(pod, "", v1.EventTypeNormal, "ResizeCompleted", resizeText("Pod resize completed", pod, g.Generation, ""))
+	w.freed()
+	return nil
+}
+
+// resizeText is the message of an event about a resize.
+func resizeText(what string, pod *v1.Pod, generation int64, problem string) string {
+	type container struct {
+		Name      string                  `json:"name"`
+		Resources v1.ResourceRequirements `json:"resources,omitempty"`
+	}
+	summary := struct {
+		InitContainers []container `json:"initContainers,omitempty"`
+		Containers     []container `json:"containers,omitempty"`
+		Generation     int64       `json:"generation"`
+		Error          string      `json:"error,omitempty"`
+	}{Generation: generation, Error: problem}
+	for i := range pod.Spec.InitContainers {
+		c := &pod.Spec.InitContainers[i]
+		summary.InitContainers = append(summary.InitContainers, container{c.Name, c.Resources})
+	}
+	for i := range pod.Spec.Containers {
+		c := &pod.Spec.Containers[i]
+		summary.Containers = append(summary.Containers, container{c.Name, c.Resources})
+	}
+	b, err := json.Marshal(summary)
+	if err != nil {
+		return what
+	}
+	return what + ": " + string(b)
+}

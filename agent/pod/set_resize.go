@@ -1,0 +1,75 @@
+package pod
+
+import (
+	"cmp"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// hold is what a pod was granted, by an earlier life of the agent or by what it asks for.
+func (s *Set) hold(p *v1.Pod) (g grant, recorded bool) {
+	g, recorded, err := loadGrant(s.cfg.Paths, p)
+	if err != nil {
+		s.cfg.Log.Error("a pod counts with what it asks for", "err", err)
+	}
+	return g, recorded
+}
+
+// others are the pods besides e that take resources of the node, as they hold them. The lock is held.
+func (s *Set) others(e *entry) []*v1.Pod {
+	var out []*v1.Pod
+	for _, o := range s.workers {
+		// The room of a pod whose object is gone was given away at that moment, as with a kubelet.
+		if o != e && o.refused == nil && !o.vanished && o.w.holds() {
+			out = append(out, o.w.holding())
+		}
+	}
+	return out
+}
+
+// resize decides about pods that ask for other resources than they were granted: those that waited are asked about
+// again whenever anything changes. The lock is held.
+func (s *Set) resize() {
+	var asking []*entry
+	for _, e := range s.workers {
+		if e.vanished || e.refused != nil || e.pod.DeletionTimestamp != nil || !e.w.holds() {
+			continue
+		}
+		has := e.w.granted()
+		switch {
+		case has.covers(e.pod):
+			e.w.refuseResize(e.pod, "", "") // nothing waits
+		case e.pod.Generation >= has.Generation: // a checkpoint may be older than what was granted
+			asking = append(asking, e)
+		}
+	}
+	// Who matters more comes first where not all fit, as in Kubernetes.
+	slices.SortStableFunc(asking, func(a, b *entry) int {
+		return cmp.Or(cmp.Compare(priorityOf(b.pod), priorityOf(a.pod)), cmp.Compare(classRank(a.pod), classRank(b.pod)),
+			a.pod.CreationTimestamp.Compare(b.pod.CreationTimestamp.Time))
+	})
+	for _, e := range asking {
+		reason, message := "", ""
+		if s.cfg.Node != nil {
+			reason, message = Grant(e.pod, e.w.granted().of(e.pod), s.others(e), s.cfg.Node())
+		}
+		if reason != "" {
+			e.w.refuseResize(e.pod, reason, message)
+			continue
+		}
+		e.w.give(e.pod)
+	}
+}
+
+func priorityOf(p *v1.Pod) int32 {
+	if p.Spec.Priority == nil {
+		return 0
+	}
+	return *p.Spec.Priority
+}
+
+// classRank is the order in which the classes of pods are resized.
+func classRank(p *v1.Pod) int {
+	return slices.Index([]v1.PodQOSClass{v1.PodQOSGuaranteed, v1.PodQOSBurstable, v1.PodQOSBestEffort}, QOS(p))
+}

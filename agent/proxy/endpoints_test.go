@@ -1,0 +1,107 @@
+package proxy
+
+import (
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// hint says for which nodes or zones an endpoint is.
+func hint(e discoveryv1.Endpoint, zone, node string) discoveryv1.Endpoint {
+	e.Hints = &discoveryv1.EndpointHints{}
+	if zone != "" {
+		e.Hints.ForZones = []discoveryv1.ForZone{{Name: zone}}
+	}
+	if node != "" {
+		e.Hints.ForNodes = []discoveryv1.ForNode{{Name: node}}
+	}
+	return e
+}
+
+// F117: hints keep traffic on the node or in the zone, and never leave a node without a backend; Local is stricter.
+func TestHints(t *testing.T) {
+	here := endpoint("10.244.0.2", "w1", true, true, false)
+	near := endpoint("10.244.1.2", "w2", true, true, false)
+	far := endpoint("10.244.2.2", "w3", true, true, false)
+	unready := endpoint("10.244.0.9", "w1", false, false, false)
+	endingHere := endpoint("10.244.0.3", "w1", false, true, true)
+	local := v1.ServiceInternalTrafficPolicyLocal
+	internalLocal := func(s *v1.Service) { s.Spec.InternalTrafficPolicy = &local }
+	externalLocal := func(s *v1.Service) { s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal }
+	const all = "10.244.0.2:8080 10.244.1.2:8080 10.244.2.2:8080"
+	for name, c := range map[string]struct {
+		change            func(*v1.Service)
+		at                Place
+		endpoints         []discoveryv1.Endpoint
+		internal, outside string
+	}{
+		"the zone's": {nil, Place{"w1", "a"}, []discoveryv1.Endpoint{hint(here, "a", ""), hint(near, "a", ""), hint(far, "b", "")},
+			"10.244.0.2:8080 10.244.1.2:8080", "10.244.0.2:8080 10.244.1.2:8080"},
+		"the hint counts, not where the endpoint is": {nil, Place{"w1", "a"}, []discoveryv1.Endpoint{hint(here, "b", ""), hint(near, "b", ""), hint(far, "a", "")},
+			"10.244.2.2:8080", "10.244.2.2:8080"},
+		"the node's": {nil, Place{"w1", "a"}, []discoveryv1.Endpoint{hint(here, "a", "w1"), hint(near, "a", "w2"), hint(far, "b", "w3")},
+			"10.244.0.2:8080", "10.244.0.2:8080"},
+		"no endpoint of the node, so the zone's": {nil, Place{"w9", "a"}, []discoveryv1.Endpoint{hint(here, "a", "w1"), hint(near, "a", "w2"), hint(far, "b", "w3")},
+			"10.244.0.2:8080 10.244.1.2:8080", "10.244.0.2:8080 10.244.1.2:8080"},
+		"neither node nor zone, so all": {nil, Place{"w9", "z"}, []discoveryv1.Endpoint{hint(here, "a", "w1"), hint(near, "a", "w2"), hint(far, "b", "w3")}, all, all},
+		"a node without a zone":         {nil, Place{"w1", ""}, []discoveryv1.Endpoint{hint(here, "a", ""), hint(near, "a", ""), hint(far, "b", "")}, all, all},
+		"one has no hint, so none counts": {nil, Place{"w1", "a"}, []discoveryv1.Endpoint{hint(here, "a", ""), near, hint(far, "b", "")},
+			all, all},
+		"one has no hint of a node, so zones count": {nil, Place{"w1", "a"}, []discoveryv1.Endpoint{hint(here, "a", "w1"), hint(near, "a", ""), hint(far, "b", "w3")},
+			"10.244.0.2:8080 10.244.1.2:8080", "10.244.0.2:8080 10.244.1.2:8080"},
+		"of those that are not ready none is asked": {nil, Place{"w1", "a"}, []discoveryv1.Endpoint{hint(here, "a", ""), unready, hint(far, "b", "")},
+			"10.244.0.2:8080", "10.244.0.2:8080"},
+		"only unready ones are for the zone, so all": {nil, Place{"w1", "a"}, []discoveryv1.Endpoint{hint(unready, "a", ""), hint(near, "b", ""), hint(far, "b", "")},
+			"10.244.1.2:8080 10.244.2.2:8080", "10.244.1.2:8080 10.244.2.2:8080"},
+		"internal local wins": {internalLocal, Place{"w1", "a"}, []discoveryv1.Endpoint{hint(here, "b", ""), hint(near, "a", ""), hint(far, "a", "")},
+			"10.244.0.2:8080", "10.244.1.2:8080 10.244.2.2:8080"},
+		"external local wins": {externalLocal, Place{"w1", "a"}, []discoveryv1.Endpoint{hint(here, "b", ""), hint(near, "a", ""), hint(far, "a", "")},
+			"10.244.1.2:8080 10.244.2.2:8080", "10.244.0.2:8080"},
+		"local with only one that ends, while others are ready elsewhere": {externalLocal, Place{"w1", "a"}, []discoveryv1.Endpoint{endingHere, near},
+			"10.244.1.2:8080", "10.244.0.3:8080"},
+		"local with one that ends beside a ready one": {internalLocal, Place{"w1", "a"}, []discoveryv1.Endpoint{endingHere, here, near},
+			"10.244.0.2:8080", "10.244.0.2:8080 10.244.1.2:8080"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			svc := service("a", "10.96.0.10", 30080)
+			if c.change != nil {
+				c.change(svc)
+			}
+			p := only(t, Compute([]*v1.Service{svc}, []*discoveryv1.EndpointSlice{slice("a", c.endpoints...)}, c.at))
+			if got := addresses(p.Cluster); got != c.internal {
+				t.Errorf("cluster traffic goes to %q, want %q", got, c.internal)
+			}
+			if got := addresses(p.Outside); got != c.outside {
+				t.Errorf("outside traffic goes to %q, want %q", got, c.outside)
+			}
+		})
+	}
+}
+
+// The rules are made anew when the node's own zone changes, and not for each change of a node.
+func TestRulesFollowTheZone(t *testing.T) {
+	nodes := []*v1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "w0", Labels: map[string]string{v1.LabelTopologyZone: "b"}}},
+		{ObjectMeta: metav1.ObjectMeta{Name: "w1", Labels: map[string]string{v1.LabelTopologyZone: "a"}}}}
+	s := &state{place: placeOf("w1", nodes)}
+	if s.place != (Place{"w1", "a"}) {
+		t.Fatalf("the node is at %v", s.place)
+	}
+	concerns := func(kind string) bool {
+		return s.concerns(map[string]struct{}{kind: {}}, func() []*v1.Node { return nodes })
+	}
+	for kind, want := range map[string]bool{"Service": true, "EndpointSlice": true, "Node": false, "Pod": false} {
+		if got := concerns(kind); got != want {
+			t.Errorf("a change of a %s concerns the rules: %v", kind, got)
+		}
+	}
+	nodes[0].Labels[v1.LabelTopologyZone] = "c"
+	if concerns("Node") {
+		t.Error("the zone of another node concerns the rules")
+	}
+	nodes[1].Labels[v1.LabelTopologyZone] = "b"
+	if !concerns("Node") {
+		t.Error("the zone of the node does not concern the rules")
+	}
+}

@@ -1,0 +1,200 @@
+package session
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/internal/backoff"
+	"keelson.dev/keelson/internal/wait"
+	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
+)
+
+// servingFile holds key and certificate of the node's own HTTPS server.
+const servingFile = "serving.pem"
+
+// serving is the certificate of the node's own HTTPS server.
+type serving struct {
+	mu   sync.Mutex
+	cert *tls.Certificate
+}
+
+var _ agent.Trust = (*Session)(nil)
+
+// Serving implements agent.Trust.
+func (s *Session) Serving() (*tls.Certificate, error) {
+	s.serving.mu.Lock()
+	defer s.serving.mu.Unlock()
+	if s.serving.cert == nil {
+		cert, err := selfSigned(s.cfg.NodeName, s.addresses(), time.Now())
+		if err != nil {
+			return nil, fmt.Errorf("the server's certificate: %w", err)
+		}
+		s.serving.cert = cert
+	}
+	return s.serving.cert, nil
+}
+
+func (s *Session) addresses() (out []net.IP) {
+	for _, a := range s.cfg.NodeIPs {
+		if ip := net.ParseIP(a); ip != nil {
+			out = append(out, ip)
+		}
+	}
+	return out
+}
+
+// Authorities implements agent.Trust.
+func (s *Session) Authorities() *x509.CertPool {
+	select {
+	case <-s.identified:
+		return s.id.ca
+	default:
+		return nil
+	}
+}
+
+// Review implements agent.Trust. Any replica may answer.
+func (s *Session) Review(ctx context.Context, q agent.Review) (agent.Verdict, error) {
+	last := errors.New("no replica is known")
+	for _, l := range s.replicas.candidates(time.Now()) {
+		got, err := fleetv1.NewFleetClient(l.conn).Review(ctx, &fleetv1.ReviewRequest{
+			Token: q.Token, User: q.User, Groups: q.Groups, Verb: q.Verb, Subresources: q.Subresources})
+		if err == nil {
+			return agent.Verdict{Authenticated: got.Authenticated, User: got.User,
+				Allowed: got.Authenticated && got.Allowed, Reason: got.Reason}, nil
+		}
+		last = err
+		if status.Code(err) == codes.Unimplemented {
+			last = fmt.Errorf("the replica at %s is of a release that does not review who asks a node: bring it up to date", l.address)
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return agent.Verdict{}, fmt.Errorf("%w: %w", agent.ErrNoReview, last)
+}
+
+// keepServing has the server's certificate signed, and signed anew when two thirds of its life are over.
+func (s *Session) keepServing(ctx context.Context) error {
+	if err := s.loadServing(time.Now()); err != nil {
+		s.log.Warn("starting without the stored certificate of the server", "err", err)
+	}
+	delay := backoff.Backoff{Min: time.Second, Max: 5 * time.Minute, Jitter: 0.5}
+	for {
+		until, err := s.signServing(ctx)
+		pause := delay.Next()
+		if err == nil {
+			delay.Reset()
+			pause = max(time.Until(until)/3*2, time.Minute)
+		} else if ctx.Err() == nil {
+			s.log.Warn("the certificate of the node's server was not signed, will retry", "in", pause.Round(time.Second), "err", err)
+		}
+		if err := wait.Delay(ctx, pause); err != nil {
+			return err
+		}
+	}
+}
+
+func (s *Session) signServing(ctx context.Context) (until time.Time, err error) {
+	req, err := newRequest(s.cfg.NodeName, s.addresses()...)
+	if err != nil {
+		return until, err
+	}
+	err = errors.New("no replica is connected")
+	for _, l := range s.replicas.candidates(time.Now()) {
+		call, cancel := context.WithTimeout(ctx, 10*time.Second)
+		var got *fleetv1.ServingResponse
+		got, err = fleetv1.NewFleetClient(l.conn).SignServing(call, &fleetv1.ServingRequest{CsrDer: req.der})
+		cancel()
+		if err != nil {
+			continue
+		}
+		both := append(append([]byte(nil), got.CertificatePem...), req.key...)
+		cert, err := s.useServing(both, time.Now())
+		if err != nil {
+			return until, err
+		}
+		if err := writeFile(filepath.Join(s.cfg.StateDir, servingFile), both); err != nil {
+			s.log.Warn("the certificate of the node's server is not stored", "err", err)
+		}
+		return cert.NotAfter, nil
+	}
+	return until, fmt.Errorf("certificate of the server of node %s: %w", s.cfg.NodeName, err)
+}
+
+// loadServing takes the certificate of an earlier run, with which the server is known while no replica answers.
+func (s *Session) loadServing(now time.Time) error {
+	data, err := os.ReadFile(filepath.Join(s.cfg.StateDir, servingFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil {
+		_, err = s.useServing(data, now)
+	}
+	return err
+}
+
+func (s *Session) useServing(keyAndCert []byte, now time.Time) (*x509.Certificate, error) {
+	cert, err := tls.X509KeyPair(keyAndCert, keyAndCert)
+	if err != nil {
+		return nil, fmt.Errorf("the server's certificate: %w", err)
+	}
+	if cert.Leaf == nil {
+		if cert.Leaf, err = x509.ParseCertificate(cert.Certificate[0]); err != nil {
+			return nil, fmt.Errorf("the server's certificate: %w", err)
+		}
+	}
+	if now.After(cert.Leaf.NotAfter) || cert.Leaf.Subject.CommonName != "system:node:"+s.cfg.NodeName {
+		return nil, fmt.Errorf("the server's certificate is of %s until %s", cert.Leaf.Subject.CommonName,
+			cert.Leaf.NotAfter.Format(time.RFC3339))
+	}
+	s.serving.mu.Lock()
+	defer s.serving.mu.Unlock()
+	s.serving.cert = &cert
+	return cert.Leaf, nil
+}
+
+// selfSigned is what the server shows until the cluster has signed a certificate, as kubelet's does.
+func selfSigned(node string, addresses []net.IP, now time.Time) (*tls.Certificate, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
+	if err != nil {
+		return nil, err
+	}
+	t := &x509.Certificate{SerialNumber: serial, Subject: pkix.Name{CommonName: node + "@self-signed"}, IPAddresses: addresses,
+		NotBefore: now.Add(-5 * time.Minute), NotAfter: now.Add(365 * 24 * time.Hour),
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, BasicConstraintsValid: true}
+	der, err := x509.CreateCertificate(rand.Reader, t, t, &key.PublicKey, key)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, err
+	}
+	cert, err := tls.X509KeyPair(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw}))
+	return &cert, err
+}

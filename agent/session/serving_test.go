@@ -1,0 +1,52 @@
+package session
+
+import (
+	"errors"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"keelson.dev/keelson/agent"
+	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
+)
+
+// A replica of the release before knows neither reviews nor certificates of servers: nobody is let in, it is said which
+// replica to bring up to date, and the server shows a certificate of its own.
+func TestReplicaOfTheReleaseBefore(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := grpc.NewServer()
+	fleetv1.RegisterFleetServer(old, fleetv1.UnimplementedFleetServer{})
+	go func() { _ = old.Serve(ln) }()
+	defer old.Stop()
+	conn, err := grpc.NewClient("passthrough:///"+ln.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	s := New(Config{NodeName: "w1", StateDir: t.TempDir(), HTTPS: true, NodeIPs: []string{"192.0.2.1", "2001:db8::1"}})
+	s.replicas.open["old:6444"] = &link{address: "old:6444", conn: conn, stop: func() {}}
+	v, err := s.Review(t.Context(), agent.Review{Token: "t", Verb: "get", Subresources: []string{"metrics"}})
+	if v.Allowed || v.Authenticated || !errors.Is(err, agent.ErrNoReview) || !strings.Contains(err.Error(), "old:6444") || !strings.Contains(err.Error(), "bring it up to date") {
+		t.Errorf("%+v %v", v, err)
+	}
+	if _, err := s.signServing(t.Context()); err == nil || !strings.Contains(err.Error(), "Unimplemented") {
+		t.Errorf("signed: %v", err)
+	}
+	if s.Authorities() != nil {
+		t.Error("it believes in authorities before it has joined")
+	}
+	cert, err := s.Serving()
+	if err != nil || len(cert.Leaf.IPAddresses) != 2 || cert.Leaf.Subject.CommonName != "w1@self-signed" || time.Until(cert.Leaf.NotAfter) < 24*time.Hour {
+		t.Fatalf("%+v %v", cert, err)
+	}
+	if again, err := s.Serving(); err != nil || again != cert {
+		t.Error("each connection gets another certificate")
+	}
+}

@@ -1,0 +1,52 @@
+package session
+
+import (
+	"sync"
+
+	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
+)
+
+// Shared is for processes that are many nodes: what all of these are sent alike is decoded once and held once. Otherwise
+// each session of such a process would hold the whole cluster's nodes and Services for itself. The zero value is ready to
+// use; it forgets nothing, and is not for the agent of a machine.
+type Shared struct {
+	mu   sync.Mutex
+	held map[objectKey]sharedObject
+}
+
+type sharedObject struct {
+	key objectKey // whose strings all sessions have in common
+	held
+}
+
+// sharable are the kinds of which every node is sent the same.
+func sharable(kind string) bool {
+	return kind == "Node" || kind == "Service" || kind == "EndpointSlice"
+}
+
+// decode is decode, with the key of the object. It may be called on nil.
+func (s *Shared) decode(o *fleetv1.Object) (objectKey, wireObject, error) {
+	k := objectKey{o.Kind, o.Namespace, o.Name}
+	if s == nil || !sharable(o.Kind) || o.Revision == 0 {
+		obj, err := decode(o)
+		return k, obj, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	have, ok := s.held[k]
+	if ok && have.revision == o.Revision {
+		return have.key, have.object, nil
+	}
+	obj, err := decode(o)
+	if err != nil {
+		return k, nil, err
+	}
+	if ok {
+		k = have.key
+	}
+	if s.held == nil {
+		s.held = make(map[objectKey]sharedObject)
+	}
+	s.held[k] = sharedObject{k, held{o.Revision, obj}}
+	return k, obj, nil
+}

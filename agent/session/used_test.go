@@ -1,0 +1,61 @@
+package session
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/internal/virtual"
+	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
+)
+
+// upward is the sending half of a standby stream.
+type upward struct {
+	grpc.ClientStream
+	sent chan *fleetv1.StandbyUp
+}
+
+func (u upward) Send(m *fleetv1.StandbyUp) error     { u.sent <- m; return nil }
+func (u upward) Recv() (*fleetv1.StandbyDown, error) { panic("nothing is received here") }
+func (u upward) next() *fleetv1.NodeUsage            { return (<-u.sent).GetUsage() }
+func newUpward() upward                              { return upward{sent: make(chan *fleetv1.StandbyUp, 4)} }
+func usedOf(cpu uint64) agent.Used                   { return agent.Used{CPU: cpu, Memory: 5, Window: time.Second} }
+func usedBy(at time.Time, pods ...agent.PodUsed) *agent.NodeUsed {
+	n := usedOf(7)
+	return &agent.NodeUsed{At: at, Node: &n, Pods: pods}
+}
+
+// Each replica is told what was used: what is new at once, and one that connects later the newest, with its age.
+func TestReplicasAreToldWhatWasUsed(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		s := New(Config{NodeName: "w1"})
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		early, late := newUpward(), newUpward()
+		go s.sendUsed(ctx, &standbyUp{stream: early})
+		virtual.Wait()
+		if len(early.sent) != 0 {
+			t.Fatal("something is told before anything was measured")
+		}
+		s.Used(usedBy(time.Now(), agent.PodUsed{UID: "u1", Containers: []agent.ContainerUsed{{Name: "app", Used: usedOf(3)}}}))
+		m := early.next()
+		if m.GetAgeNano() != 0 || m.GetNode().GetCpuNano() != 7 || len(m.GetPods()) != 1 || m.Pods[0].Uid != "u1" {
+			t.Fatalf("told: %v", m)
+		}
+		if c := m.Pods[0].Containers; len(c) != 1 || c[0].Name != "app" || c[0].Used.CpuNano != 3 || c[0].Used.Memory != 5 || c[0].Used.WindowNano != int64(time.Second) {
+			t.Errorf("containers: %v", c)
+		}
+		time.Sleep(3 * time.Second)
+		go s.sendUsed(ctx, &standbyUp{stream: late})
+		if age := late.next().GetAgeNano(); age != int64(3*time.Second) {
+			t.Errorf("a replica that connects 3 s later is told of an age of %v", time.Duration(age))
+		}
+		s.Used(usedBy(time.Now()))
+		if a, b := early.next(), late.next(); len(a.GetPods()) != 0 || len(b.GetPods()) != 0 {
+			t.Errorf("told: %v, %v", a, b)
+		}
+	})
+}

@@ -1,0 +1,67 @@
+package stats
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"os"
+	"runtime/metrics"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Own writes what the agent says of itself at /metrics.
+func (s *Source) Own(ctx context.Context, to io.Writer) error {
+	t := &text{w: bufio.NewWriter(to)}
+	one := func(name, kind, help string, v float64, labels ...string) {
+		t.begin(&family{name: name, kind: kind, help: help})
+		t.number(v, time.Time{}, labels...)
+	}
+	read := []metrics.Sample{{Name: "/sched/goroutines:goroutines"}, {Name: "/memory/classes/heap/objects:bytes"},
+		{Name: "/memory/classes/total:bytes"}, {Name: "/gc/cycles/total:gc-cycles"}}
+	metrics.Read(read)
+	value := func(i int) float64 {
+		if read[i].Value.Kind() != metrics.KindUint64 {
+			return 0 // a Go release that does not have it
+		}
+		return float64(read[i].Value.Uint64())
+	}
+	one("go_gc_cycles_total_gc_cycles_total", "counter", "Garbage collections since the agent started.", value(3))
+	one("go_goroutines", "gauge", "Number of goroutines that currently exist.", value(0))
+	one("go_memory_classes_total_bytes", "gauge", "All memory mapped by the Go runtime.", value(2))
+	one("go_memstats_heap_alloc_bytes", "gauge", "Bytes of heap objects, those that are not collected yet included.", value(1))
+	one("kubelet_node_name", "gauge", "The node's name. The count is always 1.", 1, "node", s.cfg.NodeName)
+	if sample, _ := s.Sample(ctx); sample != nil {
+		containers := 0
+		for i := range sample.Pods {
+			containers += len(sample.Pods[i].Containers)
+		}
+		one("kubelet_running_containers", "gauge", "Number of containers currently running", float64(containers), "container_state", "running")
+		one("kubelet_running_pods", "gauge", "Number of pods that have a running pod sandbox", float64(len(sample.Pods)))
+	}
+	var used unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_SELF, &used) == nil {
+		one("process_cpu_seconds_total", "counter", "Total user and system CPU time spent in seconds.",
+			float64(used.Utime.Nano()+used.Stime.Nano())/1e9)
+	}
+	if pages, ok := resident(); ok {
+		one("process_resident_memory_bytes", "gauge", "Resident memory size in bytes.", float64(pages)*float64(os.Getpagesize()))
+	}
+	one("process_start_time_seconds", "gauge", "Start time of the process since unix epoch in seconds.",
+		float64(s.cfg.Started.UnixNano())/1e9)
+	return t.w.Flush()
+}
+
+// resident is the memory of this process, in pages.
+func resident() (uint64, bool) {
+	raw, err := os.ReadFile("/proc/self/statm")
+	f := strings.Fields(string(raw))
+	if err != nil || len(f) < 2 {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(f[1], 10, 64)
+	return n, err == nil
+}

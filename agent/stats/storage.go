@@ -1,0 +1,73 @@
+package stats
+
+import (
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	summary "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
+
+	"keelson.dev/keelson/agent"
+)
+
+// storage is what the pods have on disk; the zero value knows nothing.
+type storage struct {
+	pods map[types.UID]agent.PodStorage
+	disk *agent.Disk // of the node; nil = not known
+}
+
+func (s *Source) storage() (out storage) {
+	if s.cfg.Storage == nil {
+		return out
+	}
+	out.pods = s.cfg.Storage()
+	if s.cfg.Disk != nil {
+		if d, err := s.cfg.Disk(); err == nil {
+			out.disk = &d
+		}
+	}
+	return out
+}
+
+// addTo tells of a pod's volumes, and of what it and its containers have on the node's disk.
+func (s storage) addTo(out *summary.PodStats, uid types.UID) {
+	p, ok := s.pods[uid]
+	if !ok {
+		return
+	}
+	for _, v := range p.Volumes {
+		one := summary.VolumeStats{Name: v.Name, FsStats: s.fs(v.At, v.Used)}
+		if v.Own != nil {
+			one.FsStats = fsStats(v.At, v.Own, v.Used)
+			files := v.Own.Inodes - min(v.Own.Inodes, v.Own.InodesFree)
+			one.InodesUsed = &files
+		}
+		if v.Claim != "" {
+			one.PVCRef = &summary.PVCReference{Name: v.Claim, Namespace: out.PodRef.Namespace}
+		}
+		out.VolumeStats = append(out.VolumeStats, one)
+	}
+	if p.At.IsZero() {
+		return
+	}
+	whole := s.fs(p.At, p.Used)
+	out.EphemeralStorage = &whole
+	for i := range out.Containers {
+		if c, ok := p.Containers[out.Containers[i].Name]; ok {
+			layer, logs := s.fs(p.At, c.Layer), s.fs(p.At, c.Logs)
+			out.Containers[i].Rootfs, out.Containers[i].Logs = &layer, &logs
+		}
+	}
+}
+
+// fs is a part of the node's disk.
+func (s storage) fs(at time.Time, used uint64) summary.FsStats { return fsStats(at, s.disk, used) }
+
+func fsStats(at time.Time, d *agent.Disk, used uint64) summary.FsStats {
+	out := summary.FsStats{Time: metav1.NewTime(at), UsedBytes: &used}
+	if d != nil {
+		out.AvailableBytes, out.CapacityBytes = &d.Available, &d.Capacity
+		out.Inodes, out.InodesFree = &d.Inodes, &d.InodesFree
+	}
+	return out
+}

@@ -1,0 +1,43 @@
+package volume
+
+import (
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// An emptyDir in memory has the smaller of its limit and what the pod's containers may use together.
+func TestMemorySize(t *testing.T) {
+	const mi = 1 << 20
+	for _, c := range []struct {
+		limit string // of the volume
+		each  []string
+		want  int64
+	}{
+		{"", nil, 0},
+		{"", []string{"64Mi", "32Mi"}, 96 * mi},
+		{"", []string{"64Mi", ""}, 0},
+		{"16Mi", []string{"64Mi", "32Mi"}, 16 * mi},
+		{"1Ti", []string{"64Mi", "32Mi"}, 96 * mi},
+		{"16Mi", []string{"64Mi", ""}, 16 * mi},
+		{"0", []string{"64Mi"}, 64 * mi},
+	} {
+		src, p := &v1.EmptyDirVolumeSource{Medium: v1.StorageMediumMemory}, pod("u")
+		if c.limit != "" {
+			q := resource.MustParse(c.limit)
+			src.SizeLimit = &q
+		}
+		p.Spec.Containers = nil
+		for _, m := range c.each {
+			var one v1.Container
+			if m != "" {
+				one.Resources.Limits = v1.ResourceList{v1.ResourceMemory: resource.MustParse(m)}
+			}
+			p.Spec.Containers = append(p.Spec.Containers, one)
+		}
+		if got := memorySize(p, src); got != c.want {
+			t.Errorf("limit %q, containers %q: %d, want %d", c.limit, c.each, got, c.want)
+		}
+	}
+}

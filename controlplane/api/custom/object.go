@@ -1,0 +1,300 @@
+// Package custom has the Go type of objects for which there is no Go type of their own: custom resources. Metadata is
+// typed, as in every other object; the rest is what JSON makes of it.
+package custom
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	kjson "sigs.k8s.io/json"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/input"
+)
+
+// Object is one custom object.
+type Object struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// Content is everything but apiVersion, kind and metadata: values are map[string]any, []any, string, bool, int64,
+	// float64 and nil. Shallow copies share it, so nothing in it is ever changed in place: Set replaces the map, and
+	// whoever wants to change what is deeper does so in a DeepCopy.
+	Content map[string]any `json:"-"`
+
+	// Shape is the schema that a document has to fit that is decoded into the object, which has none then; nil fits
+	// everything. Only New sets it.
+	Shape Shape `json:"-"`
+}
+
+// Shape is what the schema of a version says of the objects that are read.
+type Shape interface {
+	// Fit drops from an object, its own to change, the fields that the schema does not know, and fills in defaults.
+	// With tell it returns the paths of what it dropped. An error says that the object cannot be one of the schema.
+	Fit(o *Object, tell bool) (dropped []string, err error)
+}
+
+var _ api.Object = (*Object)(nil)
+
+// Set gives the object another value of a top-level field; nil removes the field. Copies that share the content keep
+// theirs.
+func (o *Object) Set(field string, value any) {
+	next := maps.Clone(o.Content)
+	if value == nil {
+		delete(next, field)
+	} else {
+		if next == nil {
+			next = make(map[string]any, 1)
+		}
+		next[field] = value
+	}
+	o.Content = next
+}
+
+// DeepCopy returns a copy that shares nothing with o.
+func (o *Object) DeepCopy() *Object {
+	out := &Object{TypeMeta: o.TypeMeta}
+	o.ObjectMeta.DeepCopyInto(&out.ObjectMeta)
+	if o.Content != nil {
+		out.Content = copyValue(o.Content).(map[string]any)
+	}
+	return out
+}
+
+// DeepCopyObject implements runtime.Object.
+func (o *Object) DeepCopyObject() runtime.Object { return o.DeepCopy() }
+
+// copyValue copies what JSON is made of. Anything else is a programming error and panics.
+func copyValue(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		if v == nil {
+			return v
+		}
+		out := make(map[string]any, len(v))
+		for key, value := range v {
+			out[key] = copyValue(value)
+		}
+		return out
+	case []any:
+		if v == nil {
+			return v
+		}
+		out := make([]any, len(v))
+		for i, value := range v {
+			out[i] = copyValue(value)
+		}
+		return out
+	case nil, string, bool, int64, float64:
+		return v
+	}
+	panic(fmt.Sprintf("custom: a %T has no place in an object", v))
+}
+
+// own are the fields that are not part of the content.
+var own = []string{"apiVersion", "kind", "metadata"}
+
+// MarshalJSON writes the fields in a fixed order: what an object is, its metadata, then the content by name.
+func (o *Object) MarshalJSON() ([]byte, error) {
+	var buf bytes.Buffer
+	field := func(name string, value any) error {
+		data, err := json.Marshal(value)
+		if err != nil {
+			return fmt.Errorf("field %s: %w", name, err)
+		}
+		key, err := json.Marshal(name)
+		if err != nil {
+			return err
+		}
+		if buf.Len() > 0 {
+			buf.WriteByte(',')
+		} else {
+			buf.WriteByte('{')
+		}
+		buf.Write(key)
+		buf.WriteByte(':')
+		buf.Write(data)
+		return nil
+	}
+	var errs []error
+	if o.APIVersion != "" {
+		errs = append(errs, field("apiVersion", o.APIVersion))
+	}
+	if o.Kind != "" {
+		errs = append(errs, field("kind", o.Kind))
+	}
+	errs = append(errs, field("metadata", &o.ObjectMeta))
+	for _, name := range slices.Sorted(maps.Keys(o.Content)) {
+		if !slices.Contains(own, name) {
+			errs = append(errs, field(name, o.Content[name]))
+		}
+	}
+	buf.WriteByte('}')
+	return buf.Bytes(), errors.Join(errs...)
+}
+
+// UnmarshalJSON replaces the object by what the document says. Fields of metadata that do not exist are dropped.
+func (o *Object) UnmarshalJSON(data []byte) error {
+	_, err := o.DecodeJSON(data, false)
+	return err
+}
+
+// unsignZeros makes a zero of each -0e0: written, it is -0, which is read as an integer, and then it is another object.
+func unsignZeros(v any) any {
+	switch v := v.(type) {
+	case float64:
+		if v == 0 {
+			return 0.0
+		}
+	case []any:
+		for i := range v {
+			v[i] = unsignZeros(v[i])
+		}
+	case map[string]any:
+		for name := range v {
+			v[name] = unsignZeros(v[name])
+		}
+	}
+	return v
+}
+
+// DecodeJSON implements api.JSONDecoder. Integers are int64 where they fit, and all other numbers float64, as in
+// Kubernetes. Of the content only duplicate fields are told: which fields there are is a matter of the schema.
+func (o *Object) DecodeJSON(data []byte, strict bool) ([]error, error) {
+	if len(data) > input.MaxBytes {
+		return nil, fmt.Errorf("%w: %d bytes, at most %d are read", input.ErrTooMuch, len(data), input.MaxBytes)
+	}
+	if input.Count(data).Deep() {
+		return nil, input.TooDeep()
+	}
+	var content map[string]any
+	var told []error
+	var err error
+	if strict {
+		told, err = kjson.UnmarshalStrict(data, &content, kjson.DisallowDuplicateFields)
+	} else {
+		err = kjson.UnmarshalCaseSensitivePreserveInts(data, &content)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if content == nil {
+		return nil, errors.New("null is no object")
+	}
+	if bytes.Contains(data, []byte("-0")) {
+		unsignZeros(content)
+	}
+	out := Object{Content: content}
+	for name, into := range map[string]*string{"apiVersion": &out.APIVersion, "kind": &out.Kind} {
+		if value, ok := content[name]; ok && value != nil {
+			if *into, ok = value.(string); !ok {
+				return nil, fmt.Errorf("%s: must be a string", name)
+			}
+		}
+	}
+	if content["metadata"] != nil {
+		unknown, err := out.decodeMeta(data, strict)
+		if err != nil {
+			return nil, err
+		}
+		told = append(told, unknown...)
+	}
+	for _, name := range own {
+		delete(content, name)
+	}
+	if o.Shape != nil {
+		dropped, err := o.Shape.Fit(&out, strict)
+		if err != nil {
+			return nil, err
+		}
+		for _, path := range dropped {
+			told = append(told, fmt.Errorf("unknown field %q", path))
+		}
+	}
+	if len(out.Content) == 0 {
+		out.Content = nil
+	}
+	*o = out
+	return told, nil
+}
+
+// decodeMeta reads metadata into its type, and tells which of its fields do not exist.
+func (o *Object) decodeMeta(data []byte, strict bool) (unknown []error, err error) {
+	var doc struct {
+		Metadata *metav1.ObjectMeta `json:"metadata"`
+	}
+	doc.Metadata = &o.ObjectMeta
+	if !strict {
+		return nil, kjson.UnmarshalCaseSensitivePreserveInts(data, &doc)
+	}
+	told, err := kjson.UnmarshalStrict(data, &doc, kjson.DisallowUnknownFields)
+	for _, t := range told {
+		if strings.HasPrefix(t.Error(), `unknown field "metadata.`) { // the content is not unknown, only elsewhere
+			unknown = append(unknown, t)
+		}
+	}
+	return unknown, err
+}
+
+// List is a list of custom objects. As in Kubernetes its items say what they are.
+type List struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata"`
+	Items           []Object `json:"items"`
+}
+
+// DeepCopyObject implements runtime.Object.
+func (l *List) DeepCopyObject() runtime.Object {
+	out := &List{TypeMeta: l.TypeMeta}
+	l.ListMeta.DeepCopyInto(&out.ListMeta)
+	out.Items = make([]Object, len(l.Items))
+	for i := range l.Items {
+		out.Items[i] = *l.Items[i].DeepCopy()
+	}
+	return out
+}
+
+// statusField is the half of an object that its controller writes.
+const statusField = "status"
+
+// Ops are the operations of a kind of custom objects; status says that it has a status of its own, which the
+// subresource writes.
+func Ops(status bool) api.Ops {
+	ops := api.Ops{
+		Shallow: api.ShallowOf[Object, *Object],
+		Assign:  func(to, from api.Object) { *to.(*Object) = *from.(*Object) },
+		List: func(items []api.Object) runtime.Object {
+			l := &List{Items: make([]Object, len(items))}
+			for i, o := range items {
+				l.Items[i] = *o.(*Object)
+			}
+			return l
+		},
+	}
+	if status {
+		ops.SetStatus = func(to, from api.Object) {
+			var value any
+			if from != nil {
+				value = from.(*Object).Content[statusField]
+			}
+			to.(*Object).Set(statusField, value)
+		}
+	}
+	return ops
+}
+
+// New returns an empty object, as api.Kind.New does.
+func New() api.Object { return &Object{} }
+
+// Shaped returns a New whose objects are read as the schema says.
+func Shaped(s Shape) func() api.Object { return func() api.Object { return &Object{Shape: s} } }
+
+// NewList returns an empty list, as api.Kind.NewList does.
+func NewList() runtime.Object { return &List{} }

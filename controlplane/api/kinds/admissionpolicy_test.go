@@ -1,0 +1,172 @@
+package kinds
+
+import (
+	"strings"
+	"testing"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+const constraints = "matchConstraints: {resourceRules: [{" + podRule + "}]}"
+
+// policyText is a policy about pods, with rest.
+func policyText(rest string) string {
+	return "{metadata: {name: a.b}, spec: {" + constraints + ", " + rest + "}}"
+}
+
+// matchFaults are those of the requests that a policy is about, in the field at.
+func matchFaults(text func(match string) string, at string) []bad {
+	rule := at + ".resourceRules[0]"
+	return []bad{
+		{text("matchPolicy: Near, resourceRules: [{" + podRule + "}]"), at + `.matchPolicy: Unsupported value: "Near": supported values: "Equivalent", "Exact"`},
+		{text("namespaceSelector: {matchExpressions: [{key: a, operator: Near}]}, resourceRules: [{" + podRule + "}]"), at + `.namespaceSelector.matchExpressions[0].operator: Invalid value: "Near": not a valid selector operator`},
+		{text("objectSelector: {matchLabels: {a: b c}}, resourceRules: [{" + podRule + "}]"), invalidText(at+".objectSelector.matchLabels", "b c", validation.IsValidLabelValue("b c")[0])},
+		{text("resourceRules: [{" + podRule + ", resourceNames: [a, a, b/c]}]"), rule + `.resourceNames[1]: Duplicate value: "a"` + "\n" + invalidText(rule+".resourceNames[2]", "b/c", "may not contain '/'")},
+		{text("resourceRules: [{" + podRule + "}], excludeResourceRules: [{}]"), at + ".excludeResourceRules[0].operations: Required value\n" + at + ".excludeResourceRules[0].apiGroups: Required value\n" +
+			at + ".excludeResourceRules[0].apiVersions: Required value\n" + at + ".excludeResourceRules[0].resources: Required value"},
+	}
+}
+
+// policyFaults are those that both kinds of policies can have; rest makes one right.
+func policyFaults(rest string) []bad {
+	kind := func(p string) string { return policyText(rest + ", paramKind: {" + p + "}") }
+	variable := func(v string) string { return policyText(rest + ", variables: [{" + v + "}]") }
+	const version = "spec.paramKind.apiVersion"
+	return append([]bad{
+		{policyText(rest), ""},
+		{kind("apiVersion: x.io/v1, kind: Limit"), ""},
+		{"{metadata: {name: a}, spec: {" + rest + "}}", "spec.matchConstraints: Required value"},
+		{"{metadata: {name: a}, spec: {matchConstraints: {}, " + rest + "}}", "spec.matchConstraints.resourceRules: Required value"},
+		{policyText(rest + ", failurePolicy: Retry"), `spec.failurePolicy: Unsupported value: "Retry": supported values: "Fail", "Ignore"`},
+		{kind("kind: Limit"), version + ": Required value"},
+		{kind("apiVersion: a/b/c, kind: Limit"), invalidText(version, "a/b/c", "unexpected GroupVersion string: a/b/c")},
+		{kind("apiVersion: X/v1, kind: Limit"), invalidText(version, "X", notSubdomain)},
+		{kind("apiVersion: x/, kind: Limit"), invalidText(version, "x/", "version must be specified")},
+		{kind("apiVersion: x/1, kind: Limit"), invalidText(version, "1", validation.IsDNS1035Label("1")[0])},
+		{kind("apiVersion: v1"), "spec.paramKind.kind: Required value"},
+		{kind("apiVersion: v1, kind: a_b"), invalidText("spec.paramKind.kind", "a_b", "may have mixed case, but should otherwise match: "+validation.IsDNS1035Label("a_b")[0])},
+		{variable("expression: '1'"), "spec.variables[0].name: Required value: name is not specified"},
+		{variable("name: a-b, expression: '1'"), invalidText("spec.variables[0].name", "a-b", "name is not a valid CEL identifier")},
+		{variable("name: while, expression: '1'"), invalidText("spec.variables[0].name", "while", "name is not a valid CEL identifier")},
+		{variable("name: a, expression: ' '"), "spec.variables[0].expression: Required value: expression is not specified"},
+		{policyText(rest + ", matchConditions: [{name: n}]"), "spec.matchConditions[0].expression: Required value"},
+	}, matchFaults(func(m string) string {
+		return "{metadata: {name: a}, spec: {matchConstraints: {" + m + "}, " + rest + "}}"
+	}, "spec.matchConstraints")...)
+}
+
+func TestValidatingPolicy(t *testing.T) {
+	const right = "validations: [{expression: 'true'}]"
+	refuses[*admissionv1.ValidatingAdmissionPolicy](t, policyFaults(right)...)
+	one := func(v string) string { return policyText("validations: [{" + v + "}]") }
+	note := func(a string) string { return policyText("auditAnnotations: [" + a + "]") }
+	const at, key = "spec.validations[0]", "spec.auditAnnotations[0].key"
+	long := strings.Repeat("a", maxAuditAnnotationLen+1)
+	refuses[*admissionv1.ValidatingAdmissionPolicy](t,
+		bad{policyText(""), "spec.validations: Required value: validations or auditAnnotations must contain at least one item\n" +
+			"spec.auditAnnotations: Required value: validations or auditAnnotations must contain at least one item"},
+		bad{one("message: m"), at + ".expression: Required value: expression is not specified"},
+		bad{one("expression: 'true', messageExpression: ' '"), invalidText(at+".messageExpression", " ", "must be non-empty if specified")},
+		bad{one("expression: 'true', message: ' '"), invalidText(at+".message", " ", "message must be non-empty if specified")},
+		bad{one(`expression: 'true', message: "a\nb"`), invalidText(at+".message", `a\nb`, "message must not contain line breaks")},
+		bad{one("expression: 'true', reason: NotFound"), at + `.reason: Unsupported value: "NotFound": supported values: "Forbidden", "Invalid", "RequestEntityTooLarge"`},
+		bad{note("{key: k, valueExpression: a}"), ""},
+		bad{note("{key: a b, valueExpression: a}"), invalidText(key, "a.b/a b", validation.IsQualifiedName("a b")[0][len(""):])},
+		bad{note("{key: k}"), "spec.auditAnnotations[0].valueExpression: Required value: valueExpression is not specified"},
+		bad{note("{key: k, valueExpression: " + long + "}"), "spec.auditAnnotations[0].valueExpression: Required value: must not exceed 5120 bytes in length"},
+		bad{note("{key: k, valueExpression: a}, {key: k, valueExpression: a}"), `spec.auditAnnotations[1].key: Duplicate value: "k"`},
+	)
+	defaulted[*admissionv1.ValidatingAdmissionPolicy](t, policyText(right), "{spec: {matchConstraints: {resourceRules: [{"+podRule+
+		", scope: '*'}], matchPolicy: Equivalent, namespaceSelector: {}, objectSelector: {}}, "+right+", failurePolicy: Fail}}")
+	changes(t, policyText(right),
+		changed[*admissionv1.ValidatingAdmissionPolicy]{change: func(p *admissionv1.ValidatingAdmissionPolicy) { p.Spec.FailurePolicy = ptr(admissionv1.Ignore) }, generation: 2},
+		changed[*admissionv1.ValidatingAdmissionPolicy]{sub: "status", change: func(p *admissionv1.ValidatingAdmissionPolicy) {
+			p.Spec.Validations = nil
+			p.Status.TypeChecking = &admissionv1.TypeChecking{ExpressionWarnings: []admissionv1.ExpressionWarning{{FieldRef: " "}}}
+			p.Status.Conditions = []metav1.Condition{{Type: "Ready", Status: "Perhaps", Reason: "r", LastTransitionTime: metav1.NewTime(t0)}}
+		}, want: "status.typeChecking.expressionWarnings[0].warning: Required value\nstatus.typeChecking.expressionWarnings[0].fieldRef: Required value\n" +
+			`status.conditions[0].status: Unsupported value: "Perhaps": supported values: "False", "True", "Unknown"`, generation: 1},
+	)
+	for text, want := range map[string]string{policyText(right): "a.b|1|<unset>|3h", policyText(right + ", paramKind: {apiVersion: x/v1, kind: K}"): "a.b|1|x/v1/K|3h"} {
+		if got := table[*admissionv1.ValidatingAdmissionPolicy](t, text); got != "NAME|VALIDATIONS|PARAMKIND|AGE\n"+want {
+			t.Error(got)
+		}
+	}
+}
+
+func TestMutatingPolicy(t *testing.T) {
+	const right = "mutations: [{patchType: JSONPatch, jsonPatch: {expression: '[]'}}]"
+	refuses[*admissionv1.MutatingAdmissionPolicy](t, policyFaults(right)...)
+	one := func(m string) string { return policyText("mutations: [{" + m + "}]") }
+	const at = "spec.mutations[0]"
+	refuses[*admissionv1.MutatingAdmissionPolicy](t,
+		bad{policyText(""), "spec.mutations: Required value: mutations must contain at least one item"},
+		bad{one("jsonPatch: {expression: a}"), at + ".patchType: Required value"},
+		bad{one("patchType: MergePatch"), at + `.patchType: Unsupported value: "MergePatch": supported values: "ApplyConfiguration", "JSONPatch"`},
+		bad{one("patchType: JSONPatch"), at + ".jsonPatch: Required value: must be specified when patchType is JSONPatch"},
+		bad{one("patchType: JSONPatch, jsonPatch: {}"), at + ".jsonPatch.expression: Required value: expression is not specified"},
+		bad{one("patchType: JSONPatch, jsonPatch: {expression: a}, applyConfiguration: {}"), at + ".applyConfiguration: Forbidden: must not be specified when patchType is JSONPatch"},
+		bad{one("patchType: ApplyConfiguration"), at + ".applyConfiguration: Required value: must be specified when patchType is ApplyConfiguration"},
+		bad{one("patchType: ApplyConfiguration, applyConfiguration: {expression: a}, jsonPatch: {}"), at + ".jsonPatch: Forbidden: must not be specified when patchType is ApplyConfiguration"},
+		bad{policyText(right + ", reinvocationPolicy: Often"), `spec.reinvocationPolicy: Unsupported value: "Often": supported values: "IfNeeded", "Never"`},
+		bad{"{metadata: {name: a}, spec: {matchConstraints: {resourceRules: [{operations: [DELETE], apiGroups: [''], apiVersions: [v1], resources: [pods]}]}, " + right + "}}",
+			`spec.matchConstraints.resourceRules[0].operations[0]: Unsupported value: "DELETE": supported values: "*", "CONNECT", "CREATE", "UPDATE"`},
+	)
+	changes(t, policyText(right),
+		changed[*admissionv1.MutatingAdmissionPolicy]{change: func(p *admissionv1.MutatingAdmissionPolicy) { p.Spec.ReinvocationPolicy = "IfNeeded" }, generation: 2})
+	if got := table[*admissionv1.MutatingAdmissionPolicy](t, policyText(right)); got != "NAME|MUTATIONS|PARAMKIND|AGE\na.b|1|<unset>|3h" {
+		t.Error(got)
+	}
+}
+
+func bindingText(rest string) string {
+	return "{metadata: {name: a}, spec: {policyName: p, " + strings.TrimPrefix(rest, ", ") + "}}"
+}
+
+// bindingFaults are those that both kinds of bindings can have; rest makes one right.
+func bindingFaults(rest string) []bad {
+	ref := func(r string) string { return bindingText(rest + ", paramRef: {" + r + "}") }
+	const at, deny = "spec.paramRef", ", parameterNotFoundAction: Deny"
+	return append([]bad{
+		{bindingText(rest), ""},
+		{ref("selector: {matchLabels: {a: b}}" + deny), ""},
+		{"{metadata: {name: a}, spec: {" + rest + "}}", "spec.policyName: Required value"},
+		{"{metadata: {name: a}, spec: {policyName: P, " + rest + "}}", invalidText("spec.policyName", "P", notSubdomain)},
+		{ref("name: a/b" + deny), invalidText(at+".name", "a/b", "may not contain '/'")},
+		{ref("name: a, selector: {}" + deny), at + ".name: Forbidden: name and selector are mutually exclusive\n" + at + ".selector: Forbidden: name and selector are mutually exclusive"},
+		{ref("namespace: a" + deny), at + ": Required value: one of name or selector must be specified"},
+		{ref("selector: {matchLabels: {a: b c}}" + deny), invalidText(at+".selector.matchLabels", "b c", validation.IsValidLabelValue("b c")[0])},
+		{ref("name: a"), at + ".parameterNotFoundAction: Required value"},
+		{ref("name: a, parameterNotFoundAction: Ask"), at + `.parameterNotFoundAction: Unsupported value: "Ask": supported values: "Deny", "Allow"`},
+	}, matchFaults(func(m string) string { return bindingText(rest + ", matchResources: {" + m + "}") }, "spec.matchResources")...)
+}
+
+func TestPolicyBindings(t *testing.T) {
+	const right = "validationActions: [Deny]"
+	refuses[*admissionv1.ValidatingAdmissionPolicyBinding](t, bindingFaults(right)...)
+	refuses[*admissionv1.MutatingAdmissionPolicyBinding](t, bindingFaults("")...)
+	const at = "spec.validationActions"
+	refuses[*admissionv1.ValidatingAdmissionPolicyBinding](t,
+		bad{bindingText(""), at + ": Required value: at least one validation action is required"},
+		bad{bindingText("validationActions: [Log]"), at + `[0]: Unsupported value: "Log": supported values: "Audit", "Deny", "Warn"`},
+		bad{bindingText("validationActions: [Audit, Audit]"), at + `[1]: Duplicate value: "Audit"`},
+		bad{bindingText("validationActions: [Deny, Warn]"), at + `: Invalid value: ["Deny","Warn"]: must not contain both Deny and Warn (repeating the same validation failure information in the API response and headers serves no purpose)`},
+	)
+	changes(t, bindingText(right),
+		changed[*admissionv1.ValidatingAdmissionPolicyBinding]{change: func(b *admissionv1.ValidatingAdmissionPolicyBinding) { b.Spec.PolicyName = "q" }, generation: 2},
+		changed[*admissionv1.ValidatingAdmissionPolicyBinding]{change: func(b *admissionv1.ValidatingAdmissionPolicyBinding) { b.Labels = map[string]string{"a": "b"} }, generation: 1})
+	for ref, want := range map[string]string{"": "<unset>", "name: o": "*/o", "name: o, namespace: m": "m/o", "selector: {matchLabels: {a: b}}": "&LabelSelector{MatchLabels:map[string]string{a: b,},MatchExpressions:[]LabelSelectorRequirement{},}"} {
+		text := bindingText(right)
+		if ref != "" {
+			text = bindingText("paramRef: {" + ref + "}")
+		}
+		if got := table[*admissionv1.ValidatingAdmissionPolicyBinding](t, text); got != "NAME|POLICYNAME|PARAMREF|AGE\na|p|"+want+"|3h" {
+			t.Error(got)
+		}
+		if got := table[*admissionv1.MutatingAdmissionPolicyBinding](t, strings.Replace(text, right, "", 1)); got != "NAME|POLICYNAME|PARAMREF|AGE\na|p|"+want+"|3h" {
+			t.Error(got)
+		}
+	}
+}

@@ -1,0 +1,41 @@
+package kinds
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// What drivers and nodes say of a claim's size has the names and states that Kubernetes knows.
+func TestClaimGrowthStatus(t *testing.T) {
+	claim := func(status string) *corev1.PersistentVolumeClaim {
+		return load[*corev1.PersistentVolumeClaim](t, "{metadata: {name: a, namespace: b, resourceVersion: '7'}, spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}, status: "+status+"}")
+	}
+	old := claim("{phase: Bound}")
+	judged := All().ByType(old).Subresources["status"].ValidateUpdate
+	right := "{phase: Bound, capacity: {storage: 1Gi}, allocatedResources: {storage: 2Gi, example.com/a: 1}, allocatedResourceStatuses: {storage: NodeResizePending, example.com/a: ControllerResizeInfeasible}}"
+	if errs := judged(claim(right), old); len(errs) > 0 {
+		t.Error(errs)
+	}
+	has(t, "growth", judged(claim("{phase: Bound, capacity: {storage: -1}, allocatedResources: {storage: -1, cpu: 1}, allocatedResourceStatuses: {'a b': NodeResizePending, storage: Grown}}"), old),
+		`status.capacity[storage]: Invalid value: -1: must be a valid resource quantity`,
+		`status.allocatedResourceStatus: Invalid value: "a b"`,
+		`status.allocatedResourceStatus: Unsupported value: "storage": supported values: "ControllerResizeInProgress"`,
+		`status.allocatedResources: Unsupported value: "cpu": supported values: "storage"`,
+		`status.allocatedResources[storage]: Invalid value: -1: must be a valid resource quantity`)
+}
+
+// A bound claim may want less again, as long as that is more than it has: growing may not have succeeded.
+func TestClaimWantsLess(t *testing.T) {
+	bound := func(size string) *corev1.PersistentVolumeClaim {
+		return load[*corev1.PersistentVolumeClaim](t, "{metadata: {name: a, namespace: b, resourceVersion: '7'}, spec: {accessModes: [ReadWriteOnce], volumeName: v, resources: {requests: {storage: "+size+"}}}, status: {phase: Bound, capacity: {storage: 1Gi}}}")
+	}
+	judged := All().ByType(bound("1Gi")).ValidateUpdate
+	if errs := judged(bound("2Gi"), bound("3Gi")); len(errs) > 0 {
+		t.Error(errs)
+	}
+	if errs := judged(bound("4Gi"), bound("3Gi")); len(errs) > 0 {
+		t.Error(errs)
+	}
+	has(t, "as small as it is", judged(bound("1Gi"), bound("3Gi")), "spec.resources.requests.storage: Forbidden: field can not be less than status.capacity")
+}

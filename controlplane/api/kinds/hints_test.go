@@ -1,0 +1,59 @@
+package kinds
+
+import (
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+// What is asked of traffic's ways is judged as Kubernetes judges it.
+func TestValidateTopology(t *testing.T) {
+	svc := func(change func(s *corev1.Service)) *corev1.Service {
+		s := &corev1.Service{Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}
+		defaultService(s)
+		change(s)
+		return s
+	}
+	for _, how := range []string{"PreferClose", "PreferSameZone", "PreferSameNode"} {
+		has(t, how, validateService(svc(func(s *corev1.Service) { s.Spec.TrafficDistribution = &how })))
+	}
+	for _, how := range []string{"", "Far", "preferclose"} {
+		has(t, how, validateService(svc(func(s *corev1.Service) { s.Spec.TrafficDistribution = &how })),
+			`spec.trafficDistribution: Unsupported value: `+fmt.Sprintf("%q", how)+`: supported values: "PreferClose", "PreferSameNode", "PreferSameZone"`)
+	}
+	modes := func(old, mode string) *corev1.Service {
+		return svc(func(s *corev1.Service) {
+			s.Annotations = map[string]string{corev1.DeprecatedAnnotationTopologyAwareHints: old, corev1.AnnotationTopologyMode: mode}
+		})
+	}
+	has(t, "one annotation by two names", validateService(modes("Auto", "Auto")))
+	has(t, "two annotations", validateService(modes("Auto", "Disabled")),
+		`metadata.annotations[service.kubernetes.io/topology-aware-hints]: Invalid value: "Auto": must match annotations[service.kubernetes.io/topology-mode] when both are specified`)
+
+	slice := func(h discoveryv1.EndpointHints) *discoveryv1.EndpointSlice {
+		return &discoveryv1.EndpointSlice{AddressType: discoveryv1.AddressTypeIPv4,
+			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}, Hints: &h}}}
+	}
+	zones := func(names ...string) (out []discoveryv1.ForZone) {
+		for _, n := range names {
+			out = append(out, discoveryv1.ForZone{Name: n})
+		}
+		return out
+	}
+	nodes := func(names ...string) (out []discoveryv1.ForNode) {
+		for _, n := range names {
+			out = append(out, discoveryv1.ForNode{Name: n})
+		}
+		return out
+	}
+	has(t, "hints", validateEndpointSlice(slice(discoveryv1.EndpointHints{ForZones: zones("a", "b"), ForNodes: nodes("w1", "w2.example")})))
+	has(t, "wrong names", validateEndpointSlice(slice(discoveryv1.EndpointHints{ForZones: zones("a/b"), ForNodes: nodes("W1")})),
+		`endpoints[0].hints.forZones[0].name: Invalid value: "a/b"`, `endpoints[0].hints.forNodes[0].name: Invalid value: "W1"`)
+	has(t, "twice", validateEndpointSlice(slice(discoveryv1.EndpointHints{ForZones: zones("a", "a"), ForNodes: nodes("w1", "w1")})),
+		`endpoints[0].hints.forZones[1].name: Duplicate value: "a"`, `endpoints[0].hints.forNodes[1].name: Duplicate value: "w1"`)
+	nine := []string{"a", "b", "c", "d", "e", "f", "g", "h", "i"}
+	has(t, "too many", validateEndpointSlice(slice(discoveryv1.EndpointHints{ForZones: zones(nine...), ForNodes: nodes(nine...)})),
+		`endpoints[0].hints.forZones: Too many: 9: must have at most 8 items`, `endpoints[0].hints.forNodes: Too many: 9: must have at most 8 items`)
+}

@@ -1,0 +1,252 @@
+package kinds
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+func autoscalerNames(gv schema.GroupVersion) names {
+	return names{
+		gv: gv, kind: "HorizontalPodAutoscaler", plural: "horizontalpodautoscalers", singular: "horizontalpodautoscaler",
+		short: []string{"hpa"}, all: true,
+	}
+}
+
+// autoscalerKinds are the two versions of an autoscaler. It is stored as v2; v1 has what it cannot say in annotations.
+func autoscalerKinds() []*api.Kind {
+	k := newKind(autoscalerNames(autoscalingv2.SchemeGroupVersion),
+		func(l *autoscalingv2.HorizontalPodAutoscalerList) *[]autoscalingv2.HorizontalPodAutoscaler {
+			return &l.Items
+		})
+	k.Default = defaults(defaultAutoscaler)
+	specAndStatus(k, func(h *autoscalingv2.HorizontalPodAutoscaler) *autoscalingv2.HorizontalPodAutoscalerSpec {
+		return &h.Spec
+	},
+		func(h *autoscalingv2.HorizontalPodAutoscaler) *autoscalingv2.HorizontalPodAutoscalerStatus {
+			return &h.Status
+		})
+	check(k, func(h *autoscalingv2.HorizontalPodAutoscaler) field.ErrorList {
+		return validateAutoscalerSpec(&h.Spec, field.NewPath("spec"))
+	})
+	k.Subresources["status"].ValidateUpdate = func(obj, old api.Object) field.ErrorList {
+		s := &obj.(*autoscalingv2.HorizontalPodAutoscaler).Status
+		return append(metaUpdate(obj, old), validateAutoscalerStatus(s.CurrentReplicas, s.DesiredReplicas)...)
+	}
+	k.Columns = columns(nameCol, col("Reference"), col("Targets"), col("MinPods"), col("MaxPods"), col("Replicas"), ageCol)
+	k.Row = row(autoscalerRow)
+	return []*api.Kind{k, firstAutoscalerKind(k)}
+}
+
+// firstAutoscalerKind is v1, another view of what is stored as v2.
+func firstAutoscalerKind(hub *api.Kind) *api.Kind {
+	type v1 = *autoscalingv1.HorizontalPodAutoscaler
+	k := newKind(autoscalerNames(autoscalingv1.SchemeGroupVersion),
+		func(l *autoscalingv1.HorizontalPodAutoscalerList) *[]autoscalingv1.HorizontalPodAutoscaler {
+			return &l.Items
+		})
+	k.Storage = hub.Storage
+	k.Default = defaults(func(h v1) { setDefaultPtr(&h.Spec.MinReplicas, 1) })
+	k.Storage.Known = append(k.Storage.Known, api.Version{
+		GVK: k.GVK, New: k.New, Shallow: k.Ops.Shallow, Default: k.Default,
+		ToHub: func(o api.Object) (api.Object, error) { return autoscalerFromV1(o.(v1)) },
+	})
+	k.Conversion = &api.Conversion{
+		From: api.EachFrom(func(o api.Object) (api.Object, error) {
+			return autoscalerToV1(o.(*autoscalingv2.HorizontalPodAutoscaler))
+		}),
+		To: func(_ context.Context, o api.Object) (api.Object, error) { return autoscalerFromV1(o.(v1)) },
+	}
+	hasStatus(k, func(h v1) *autoscalingv1.HorizontalPodAutoscalerStatus { return &h.Status }, halves[v1]{
+		spec: func(h v1) any { return [2]any{h.Spec, only(h.Annotations, autoscalerSpecNotes)} },
+		keep: func(obj, old v1) {
+			obj.Spec = *old.Spec.DeepCopy()
+			obj.Annotations = exchanged(obj.Annotations, old.Annotations, autoscalerSpecNotes)
+		},
+		status: func(obj, old v1) {
+			if old == nil {
+				obj.Status = autoscalingv1.HorizontalPodAutoscalerStatus{}
+				obj.Annotations = exchanged(obj.Annotations, nil, autoscalerStatusNotes)
+				return
+			}
+			obj.Status = *old.Status.DeepCopy()
+			obj.Annotations = exchanged(obj.Annotations, old.Annotations, autoscalerStatusNotes)
+		},
+	})
+	check(k, func(h v1) field.ErrorList {
+		whole, err := autoscalerFromV1(h)
+		if err != nil {
+			return field.ErrorList{field.Invalid(field.NewPath("metadata", "annotations"), field.OmitValueType{}, err.Error())}
+		}
+		return validateAutoscalerSpec(&whole.Spec, field.NewPath("spec"))
+	})
+	k.Subresources["status"].ValidateUpdate = func(obj, old api.Object) field.ErrorList {
+		s := &obj.(v1).Status
+		errs := append(metaUpdate(obj, old), validateAutoscalerStatus(s.CurrentReplicas, s.DesiredReplicas)...)
+		if _, err := autoscalerFromV1(obj.(v1)); err != nil {
+			errs = append(errs, field.Invalid(field.NewPath("metadata", "annotations"), field.OmitValueType{}, err.Error()))
+		}
+		return errs
+	}
+	k.Columns = hub.Columns
+	k.Row = row(func(h v1, now time.Time) []any {
+		whole, err := autoscalerFromV1(h)
+		if err != nil {
+			whole = &autoscalingv2.HorizontalPodAutoscaler{ObjectMeta: h.ObjectMeta}
+		}
+		return autoscalerRow(whole, now)
+	})
+	return k
+}
+
+const defaultCPUUtilization = 80
+
+func defaultAutoscaler(h *autoscalingv2.HorizontalPodAutoscaler) {
+	setDefaultPtr(&h.Spec.MinReplicas, 1)
+	if len(h.Spec.Metrics) == 0 {
+		h.Spec.Metrics = []autoscalingv2.MetricSpec{cpuMetric(defaultCPUUtilization)}
+	}
+	b := h.Spec.Behavior
+	if b == nil {
+		return
+	}
+	setDefaultPtr(&b.ScaleUp, autoscalingv2.HPAScalingRules{})
+	setDefaultPtr(&b.ScaleUp.StabilizationWindowSeconds, 0)
+	setDefaultPtr(&b.ScaleDown, autoscalingv2.HPAScalingRules{})
+	for _, r := range []*autoscalingv2.HPAScalingRules{b.ScaleUp, b.ScaleDown} {
+		setDefaultPtr(&r.SelectPolicy, autoscalingv2.MaxChangePolicySelect)
+		if r.Policies != nil {
+			continue
+		}
+		r.Policies = []autoscalingv2.HPAScalingPolicy{{Type: autoscalingv2.PercentScalingPolicy, Value: 100, PeriodSeconds: 15}}
+		if r == b.ScaleUp {
+			r.Policies = append([]autoscalingv2.HPAScalingPolicy{{Type: autoscalingv2.PodsScalingPolicy, Value: 4, PeriodSeconds: 15}}, r.Policies...)
+		}
+	}
+}
+
+// cpuMetric is the one metric that v1 has a field for.
+func cpuMetric(percent int32) autoscalingv2.MetricSpec {
+	return autoscalingv2.MetricSpec{
+		Type: autoscalingv2.ResourceMetricSourceType,
+		Resource: &autoscalingv2.ResourceMetricSource{
+			Name:   corev1.ResourceCPU,
+			Target: autoscalingv2.MetricTarget{Type: autoscalingv2.UtilizationMetricType, AverageUtilization: &percent},
+		},
+	}
+}
+
+func autoscalerRow(h *autoscalingv2.HorizontalPodAutoscaler, now time.Time) []any {
+	least := unset
+	if h.Spec.MinReplicas != nil {
+		least = fmt.Sprint(*h.Spec.MinReplicas)
+	}
+	return []any{h.Name, h.Spec.ScaleTargetRef.Kind + "/" + h.Spec.ScaleTargetRef.Name,
+		showMetrics(h.Spec.Metrics, h.Status.CurrentMetrics), least, int64(h.Spec.MaxReplicas), int64(h.Status.CurrentReplicas), age(h, now)}
+}
+
+// shownMetrics is how many metrics a table has room for.
+const shownMetrics = 2
+
+func showMetrics(specs []autoscalingv2.MetricSpec, statuses []autoscalingv2.MetricStatus) string {
+	if len(specs) == 0 {
+		return none
+	}
+	var list []string
+	for i := range specs {
+		var now autoscalingv2.MetricStatus
+		if i < len(statuses) {
+			now = statuses[i]
+		}
+		list = append(list, showMetric(&specs[i], &now))
+	}
+	if more := len(list) - shownMetrics; more > 0 {
+		return fmt.Sprintf("%s + %d more...", strings.Join(list[:shownMetrics], ", "), more)
+	}
+	return strings.Join(list, ", ")
+}
+
+// showMetric is "what is measured/what is wanted" of one metric.
+func showMetric(m *autoscalingv2.MetricSpec, now *autoscalingv2.MetricStatus) string {
+	var current *autoscalingv2.MetricValueStatus
+	switch {
+	case m.Type == autoscalingv2.ExternalMetricSourceType && m.External != nil:
+		if now.External != nil {
+			current = &now.External.Current
+		}
+		return showValue(&m.External.Target, current)
+	case m.Type == autoscalingv2.ObjectMetricSourceType && m.Object != nil:
+		if now.Object != nil {
+			current = &now.Object.Current
+		}
+		return showValue(&m.Object.Target, current)
+	case m.Type == autoscalingv2.PodsMetricSourceType && m.Pods != nil:
+		measured := unknown
+		if now.Pods != nil {
+			measured = showQuantity(now.Pods.Current.AverageValue)
+		}
+		return measured + "/" + showQuantity(m.Pods.Target.AverageValue)
+	case m.Type == autoscalingv2.ResourceMetricSourceType && m.Resource != nil:
+		if now.Resource != nil {
+			current = &now.Resource.Current
+		}
+		return showShare(m.Resource.Name, &m.Resource.Target, current)
+	case m.Type == autoscalingv2.ContainerResourceMetricSourceType && m.ContainerResource != nil:
+		if now.ContainerResource != nil {
+			current = &now.ContainerResource.Current
+		}
+		return showShare(m.ContainerResource.Name, &m.ContainerResource.Target, current)
+	}
+	return "<unknown type>"
+}
+
+func showValue(t *autoscalingv2.MetricTarget, current *autoscalingv2.MetricValueStatus) string {
+	measured := unknown
+	if t.AverageValue != nil {
+		if current != nil && current.AverageValue != nil {
+			measured = current.AverageValue.String()
+		}
+		return measured + "/" + t.AverageValue.String() + " (avg)"
+	}
+	if current != nil {
+		measured = showQuantity(current.Value)
+	}
+	return measured + "/" + showQuantity(t.Value)
+}
+
+func showShare(name corev1.ResourceName, t *autoscalingv2.MetricTarget, current *autoscalingv2.MetricValueStatus) string {
+	measured, wanted := unknown, "<auto>"
+	switch {
+	case t.AverageValue != nil:
+		if current != nil {
+			measured = showQuantity(current.AverageValue)
+		}
+		wanted = t.AverageValue.String()
+	default:
+		if current != nil && current.AverageUtilization != nil {
+			measured = fmt.Sprintf("%d%%", *current.AverageUtilization)
+		}
+		if t.AverageUtilization != nil {
+			wanted = fmt.Sprintf("%d%%", *t.AverageUtilization)
+		}
+	}
+	return fmt.Sprintf("%s: %s/%s", name, measured, wanted)
+}
+
+// showQuantity shows a quantity, as Kubernetes does one that is not there.
+func showQuantity(q *resource.Quantity) string {
+	if q == nil {
+		return "<nil>"
+	}
+	return q.String()
+}

@@ -1,0 +1,81 @@
+package kinds
+
+import (
+	"time"
+
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// maxIngressController is the longest name of an Ingress controller, in bytes.
+const maxIngressController = 250
+
+func ingressClassKind() *api.Kind {
+	k := newKind(names{
+		gv: networkingv1.SchemeGroupVersion, kind: "IngressClass", plural: "ingressclasses", singular: "ingressclass", global: true,
+	}, func(l *networkingv1.IngressClassList) *[]networkingv1.IngressClass { return &l.Items })
+	k.Default = defaults(func(c *networkingv1.IngressClass) {
+		if p := c.Spec.Parameters; p != nil {
+			setDefaultPtr(&p.Scope, networkingv1.IngressClassParametersReferenceScopeCluster)
+		}
+	})
+	countsGeneration(k, func(c *networkingv1.IngressClass) any { return c.Spec })
+	check(k, func(c *networkingv1.IngressClass) field.ErrorList {
+		at := field.NewPath("spec", "controller")
+		var errs field.ErrorList
+		switch n := c.Spec.Controller; {
+		case n == "":
+			errs = append(errs, field.Required(at, ""))
+		case len(n) > maxIngressController:
+			errs = append(errs, field.TooLong(at, n, maxIngressController))
+			fallthrough
+		default:
+			errs = append(errs, validation.IsDomainPrefixedPath(at, n)...)
+		}
+		if p := c.Spec.Parameters; p != nil {
+			errs = append(errs, validateIngressParameters(p, field.NewPath("spec", "parameters"))...)
+		}
+		return errs
+	})
+	checkUpdate(k, func(obj, old *networkingv1.IngressClass) field.ErrorList {
+		return sameOr(obj.Spec.Controller, old.Spec.Controller, field.NewPath("spec", "controller"))
+	})
+	k.Columns = columns(nameCol, col("Controller"), col("Parameters"), ageCol)
+	k.Row = row(func(c *networkingv1.IngressClass, now time.Time) []any {
+		parameters := none
+		if p := c.Spec.Parameters; p != nil {
+			parameters = p.Kind
+			if p.APIGroup != nil {
+				parameters += "." + *p.APIGroup
+			}
+			parameters += "/" + p.Name
+		}
+		return []any{c.Name, c.Spec.Controller, parameters, age(c, now)}
+	})
+	return k
+}
+
+func validateIngressParameters(p *networkingv1.IngressClassParametersReference, at *field.Path) field.ErrorList {
+	errs := validateTypedReference(p.APIGroup, p.Kind, p.Name, at)
+	if p.Scope == nil {
+		return append(errs, field.Required(at.Child("scope"), ""))
+	}
+	switch here := at.Child("namespace"); *p.Scope {
+	case networkingv1.IngressClassParametersReferenceScopeCluster:
+		if p.Namespace != nil {
+			errs = append(errs, field.Forbidden(here, "`parameters.scope` is set to 'Cluster'"))
+		}
+	case networkingv1.IngressClassParametersReferenceScopeNamespace:
+		if p.Namespace == nil {
+			return append(errs, field.Required(here, "`parameters.scope` is set to 'Namespace'"))
+		}
+		errs = append(errs, invalid(here, *p.Namespace, validation.IsDNS1123Label(*p.Namespace))...)
+	default:
+		errs = append(errs, field.NotSupported(at.Child("scope"), *p.Scope, []string{
+			networkingv1.IngressClassParametersReferenceScopeCluster, networkingv1.IngressClassParametersReferenceScopeNamespace}))
+	}
+	return errs
+}

@@ -1,0 +1,170 @@
+package kinds
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"strconv"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// The labels of a job's pods, each under its name of today and that of before Kubernetes 1.27.
+const (
+	legacyJobName       = "job-name"
+	legacyControllerUID = "controller-uid"
+)
+
+func jobKind() *api.Kind {
+	k := newKind(names{
+		gv: batchv1.SchemeGroupVersion, kind: "Job", plural: "jobs", singular: "job", all: true,
+	}, func(l *batchv1.JobList) *[]batchv1.Job { return &l.Items })
+	k.Default = defaults(func(j *batchv1.Job) {
+		defaultJobSpec(&j.Spec)
+		if len(j.Labels) == 0 && len(j.Spec.Template.Labels) > 0 {
+			j.Labels = maps.Clone(j.Spec.Template.Labels)
+		}
+	})
+	k.Propagation = metav1.DeletePropagationOrphan // as it was before there was a garbage collector
+	k.DeleteWarning = "pods of a job outlive it by default; ask for propagationPolicy=Background to delete them too, or for " +
+		"propagationPolicy=Orphan to keep them without this warning"
+	specAndStatus(k, func(j *batchv1.Job) *batchv1.JobSpec { return &j.Spec },
+		func(j *batchv1.Job) *batchv1.JobStatus { return &j.Status })
+	prepare(k, selectOwnPods)
+	check(k, validateJob)
+	checkUpdate(k, validateJobUpdate)
+	k.Subresources["status"].ValidateUpdate = func(obj, old api.Object) field.ErrorList {
+		return append(metaUpdate(obj, old), validateJobStatusUpdate(obj.(*batchv1.Job), old.(*batchv1.Job))...)
+	}
+	k.Columns = columns(nameCol, col("Status"), col("Completions"), col("Duration"), ageCol,
+		wide("Containers"), wide("Images"), wide("Selector"))
+	k.Row = row(func(j *batchv1.Job, now time.Time) []any {
+		containers, images := containersAndImages(&j.Spec.Template.Spec)
+		return []any{j.Name, jobState(j), jobCompletions(j), jobDuration(&j.Status, now), age(j, now),
+			containers, images, metav1.FormatLabelSelector(j.Spec.Selector)}
+	})
+	k.Fields = fieldsOf(func(j *batchv1.Job) fields.Set {
+		return fields.Set{"status.successful": strconv.Itoa(int(j.Status.Succeeded))}
+	})
+	return k
+}
+
+func defaultJobSpec(s *batchv1.JobSpec) {
+	if s.Completions == nil && s.Parallelism == nil {
+		setDefaultPtr(&s.Completions, 1)
+	}
+	setDefaultPtr(&s.Parallelism, 1)
+	if s.BackoffLimit == nil {
+		setDefaultPtr(&s.BackoffLimit, 6)
+		if s.BackoffLimitPerIndex != nil {
+			*s.BackoffLimit = math.MaxInt32
+		}
+	}
+	setDefaultPtr(&s.CompletionMode, batchv1.NonIndexedCompletion)
+	setDefaultPtr(&s.Suspend, false)
+	setDefaultPtr(&s.ManualSelector, false)
+	if s.PodFailurePolicy != nil {
+		setDefaultPtr(&s.PodReplacementPolicy, batchv1.Failed)
+	}
+	setDefaultPtr(&s.PodReplacementPolicy, batchv1.TerminatingOrFailed)
+	defaultFailurePolicy(s.PodFailurePolicy)
+	DefaultPodTemplate(&s.Template)
+}
+
+func defaultFailurePolicy(p *batchv1.PodFailurePolicy) {
+	if p == nil {
+		return
+	}
+	for i := range p.Rules {
+		patterns := p.Rules[i].OnPodConditions
+		for j := range patterns {
+			setDefault(&patterns[j].Status, corev1.ConditionTrue)
+		}
+	}
+}
+
+// selectOwnPods gives a job that has no selector of its own one that no other job has, by its UID, and the labels to its
+// template. What the user has put there stays, and is refused if it is another.
+func selectOwnPods(j *batchv1.Job) {
+	if isTrue(j.Spec.ManualSelector) {
+		return
+	}
+	t := &j.Spec.Template
+	follow := maps.Equal(j.Labels, t.Labels) // they came of the template
+	t.Labels = withMissing(t.Labels, map[string]string{
+		batchv1.JobNameLabel: j.Name, legacyJobName: j.Name,
+		batchv1.ControllerUidLabel: string(j.UID), legacyControllerUID: string(j.UID),
+	})
+	if follow {
+		j.Labels = maps.Clone(t.Labels)
+	}
+	s := &metav1.LabelSelector{}
+	if j.Spec.Selector != nil {
+		s = j.Spec.Selector.DeepCopy()
+	}
+	s.MatchLabels = withMissing(s.MatchLabels, map[string]string{batchv1.ControllerUidLabel: string(j.UID)})
+	j.Spec.Selector = s
+}
+
+// withMissing is a copy of m with those of more whose keys it lacks.
+func withMissing(m, more map[string]string) map[string]string {
+	out := maps.Clone(more)
+	maps.Copy(out, m)
+	return out
+}
+
+func hasJobCondition(s *batchv1.JobStatus, t batchv1.JobConditionType) bool {
+	for _, c := range s.Conditions {
+		if c.Type == t && c.Status == corev1.ConditionTrue {
+			return true
+		}
+	}
+	return false
+}
+
+func jobState(j *batchv1.Job) string {
+	has := func(t batchv1.JobConditionType) bool { return hasJobCondition(&j.Status, t) }
+	switch {
+	case has(batchv1.JobComplete):
+		return "Complete"
+	case has(batchv1.JobFailed):
+		return "Failed"
+	case j.DeletionTimestamp != nil:
+		return "Terminating"
+	case has(batchv1.JobSuspended):
+		return "Suspended"
+	case has(batchv1.JobFailureTarget):
+		return "FailureTarget"
+	case has(batchv1.JobSuccessCriteriaMet):
+		return "SuccessCriteriaMet"
+	}
+	return "Running"
+}
+
+func jobCompletions(j *batchv1.Job) string {
+	switch parallel := val(j.Spec.Parallelism); {
+	case j.Spec.Completions != nil:
+		return fmt.Sprintf("%d/%d", j.Status.Succeeded, *j.Spec.Completions)
+	case parallel > 1:
+		return fmt.Sprintf("%d/1 of %d", j.Status.Succeeded, parallel)
+	}
+	return fmt.Sprintf("%d/1", j.Status.Succeeded)
+}
+
+func jobDuration(s *batchv1.JobStatus, now time.Time) string {
+	switch {
+	case s.StartTime == nil:
+		return ""
+	case s.CompletionTime == nil:
+		return duration.HumanDuration(now.Sub(s.StartTime.Time))
+	}
+	return duration.HumanDuration(s.CompletionTime.Sub(s.StartTime.Time))
+}

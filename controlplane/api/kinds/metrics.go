@@ -1,0 +1,66 @@
+package kinds
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	metricsv1beta1 "k8s.io/metrics/pkg/apis/metrics/v1beta1"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// nodeMetricsKind and podMetricsKind are made of what agents said last, when somebody asks.
+
+func nodeMetricsKind() *api.Kind {
+	k := newVirtual[metricsv1beta1.NodeMetrics](names{
+		gv: metricsv1beta1.SchemeGroupVersion, kind: "NodeMetrics", plural: "nodes", singular: "node", global: true})
+	told[metricsv1beta1.NodeMetrics, metricsv1beta1.NodeMetricsList](k,
+		func(l *metricsv1beta1.NodeMetricsList) *[]metricsv1beta1.NodeMetrics { return &l.Items })
+	k.Row = row(func(m *metricsv1beta1.NodeMetrics, _ time.Time) []any {
+		return used(m.Name, m.Window.Duration, m.Usage)
+	})
+	return k
+}
+
+func podMetricsKind() *api.Kind {
+	k := newVirtual[metricsv1beta1.PodMetrics](names{
+		gv: metricsv1beta1.SchemeGroupVersion, kind: "PodMetrics", plural: "pods", singular: "pod"})
+	told[metricsv1beta1.PodMetrics, metricsv1beta1.PodMetricsList](k,
+		func(l *metricsv1beta1.PodMetricsList) *[]metricsv1beta1.PodMetrics { return &l.Items })
+	k.Row = row(func(m *metricsv1beta1.PodMetrics, _ time.Time) []any {
+		lists := make([]corev1.ResourceList, len(m.Containers))
+		for i := range m.Containers {
+			lists[i] = m.Containers[i].Usage
+		}
+		return used(m.Name, m.Window.Duration, lists...)
+	})
+	return k
+}
+
+// told makes a virtual kind one that is read, with the columns of metrics.
+func told[T, L any, P api.PtrTo[T], PL api.ListOf[L]](k *api.Kind, items func(*L) *[]T) {
+	k.Verbs = []string{string(api.VerbGet), string(api.VerbList)}
+	k.NewList = func() runtime.Object { return PL(new(L)) }
+	k.Ops = api.OpsOf[T, L, P, PL](items)
+	k.Columns = columns(nameCol, formed("cpu", "quantity"), formed("memory", "quantity"), formed("Window", "duration"))
+}
+
+func formed(name, format string) metav1.TableColumnDefinition {
+	c := col(name)
+	c.Format = format
+	return c
+}
+
+// used is a row of metrics: the sum of all, processors in thousandths.
+func used(name string, window time.Duration, of ...corev1.ResourceList) []any {
+	var cpu, memory resource.Quantity
+	for _, one := range of {
+		cpu.Add(one[corev1.ResourceCPU])
+		memory.Add(one[corev1.ResourceMemory])
+	}
+	return []any{name, resource.NewMilliQuantity(cpu.MilliValue(), resource.DecimalSI).String(),
+		memory.String(), window.String()}
+}

@@ -1,0 +1,89 @@
+package kinds
+
+import (
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// validatePodClaims judges the devices that a pod claims, and which container sees those of which claim. The names of the
+// entries are labels, so that a claim that is made for one can be named after it.
+func validatePodClaims(s *corev1.PodSpec, at *field.Path) field.ErrorList {
+	subdomain := func(name *string, at *field.Path) field.ErrorList {
+		if name == nil {
+			return nil
+		}
+		return invalid(at, *name, validation.NameIsDNSSubdomain(*name, false))
+	}
+	errs := each(s.ResourceClaims, -1, at.Child("resourceClaims"), func(c corev1.PodResourceClaim) string { return c.Name },
+		func(c corev1.PodResourceClaim, at *field.Path) field.ErrorList {
+			errs := labelOf(c.Name, at.Child("name"))
+			if c.Name == "" {
+				errs = field.ErrorList{field.Required(at.Child("name"), "")}
+			}
+			switch {
+			case c.ResourceClaimName != nil && c.ResourceClaimTemplateName != nil:
+				errs = append(errs, field.Invalid(at, c.Name, "at most one of `resourceClaimName` or `resourceClaimTemplateName` may be specified"))
+			case c.ResourceClaimName == nil && c.ResourceClaimTemplateName == nil:
+				errs = append(errs, field.Invalid(at, c.Name, "must specify one of: `resourceClaimName`, `resourceClaimTemplateName`"))
+			}
+			errs = append(errs, subdomain(c.ResourceClaimName, at.Child("resourceClaimName"))...)
+			return append(errs, subdomain(c.ResourceClaimTemplateName, at.Child("resourceClaimTemplateName"))...)
+		})
+	var names []string
+	for i := range s.ResourceClaims {
+		names = append(names, s.ResourceClaims[i].Name)
+	}
+	slices.Sort(names)
+	for _, list := range []struct {
+		name       string
+		containers []corev1.Container
+	}{{"containers", s.Containers}, {"initContainers", s.InitContainers}} {
+		for i := range list.containers {
+			errs = append(errs, validateClaimUses(list.containers[i].Resources.Claims, names, at.Child(list.name).Index(i).Child("resources", "claims"))...)
+		}
+	}
+	return errs
+}
+
+// validateClaimUses judges which of the pod's claims a container uses.
+func validateClaimUses(uses []corev1.ResourceClaim, names []string, at *field.Path) field.ErrorList {
+	return each(uses, -1, at, func(u corev1.ResourceClaim) string { return u.Name }, func(u corev1.ResourceClaim, at *field.Path) field.ErrorList {
+		if u.Name == "" {
+			return field.ErrorList{field.Required(at, "")}
+		}
+		var errs field.ErrorList
+		if !slices.Contains(names, u.Name) {
+			missing := field.NotFound(at, u.Name)
+			missing.Detail = "must be one of the names in pod.spec.resourceClaims"
+			if len(names) == 0 {
+				missing.Detail += " which is empty"
+			} else {
+				missing.Detail += ": " + strings.Join(names, ", ")
+			}
+			errs = append(errs, missing)
+		}
+		if u.Request != "" {
+			errs = append(errs, labelOf(u.Request, at.Child("request"))...)
+		}
+		return errs
+	})
+}
+
+// validateClaimStatuses judges which claims a pod's status names: they are those of its entries.
+func validateClaimStatuses(p *corev1.Pod, at *field.Path) field.ErrorList {
+	return each(p.Status.ResourceClaimStatuses, -1, at, func(s corev1.PodResourceClaimStatus) string { return s.Name },
+		func(s corev1.PodResourceClaimStatus, at *field.Path) field.ErrorList {
+			var errs field.ErrorList
+			if !slices.ContainsFunc(p.Spec.ResourceClaims, func(c corev1.PodResourceClaim) bool { return c.Name == s.Name }) {
+				errs = append(errs, field.Invalid(at.Child("name"), s.Name, "must match the name of an entry in `spec.resourceClaims`"))
+			}
+			if s.ResourceClaimName != nil {
+				errs = append(errs, invalid(at.Child("resourceClaimName"), *s.ResourceClaimName, validation.NameIsDNSSubdomain(*s.ResourceClaimName, false))...)
+			}
+			return errs
+		})
+}

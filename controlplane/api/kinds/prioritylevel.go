@@ -1,0 +1,192 @@
+package kinds
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// Defaults and limits of a priority level.
+const (
+	defaultShares      = 30
+	defaultQueues      = 64
+	defaultHandSize    = 8
+	defaultQueueLength = 50
+	maxQueues          = 10_000_000
+	// maxHashBits is how much of a flow's hash there is to deal a hand by.
+	maxHashBits = 60
+)
+
+func priorityLevelKind() *api.Kind {
+	k := newKind(names{
+		gv: flowcontrolv1.SchemeGroupVersion, kind: "PriorityLevelConfiguration", plural: "prioritylevelconfigurations",
+		singular: "prioritylevelconfiguration", global: true,
+	}, func(l *flowcontrolv1.PriorityLevelConfigurationList) *[]flowcontrolv1.PriorityLevelConfiguration {
+		return &l.Items
+	})
+	k.Default = defaults(defaultPriorityLevel)
+	hasStatus(k, func(o *flowcontrolv1.PriorityLevelConfiguration) *flowcontrolv1.PriorityLevelConfigurationStatus {
+		return &o.Status
+	}, halves[*flowcontrolv1.PriorityLevelConfiguration]{
+		spec: func(p *flowcontrolv1.PriorityLevelConfiguration) any { return p.Spec },
+		keep: func(obj, old *flowcontrolv1.PriorityLevelConfiguration) { obj.Spec = *old.Spec.DeepCopy() },
+		status: func(obj, old *flowcontrolv1.PriorityLevelConfiguration) {
+			obj.Status = flowcontrolv1.PriorityLevelConfigurationStatus{}
+			if old != nil {
+				obj.Status = *old.Status.DeepCopy()
+			}
+		},
+	})
+	check(k, func(p *flowcontrolv1.PriorityLevelConfiguration) field.ErrorList {
+		spec := field.NewPath("spec")
+		errs := validatePriorityLevel(p.Name, &p.Spec, spec)
+		if p.Name == flowcontrolv1.PriorityLevelConfigurationNameCatchAll && !semanticEqual(p.Spec, catchAllLevel()) {
+			errs = append(errs, field.Invalid(spec, p.Spec, fmt.Sprintf("spec of '%s' must equal the fixed value", p.Name)))
+		}
+		// Of the level that is exempt, what it lends may be changed.
+		fixed := p.Spec.Type == flowcontrolv1.PriorityLevelEnablementExempt && p.Spec.Limited == nil
+		if p.Name == flowcontrolv1.PriorityLevelConfigurationNameExempt && !fixed {
+			errs = append(errs, field.Invalid(spec, p.Spec,
+				fmt.Sprintf("spec of '%s' except the 'spec.exempt' field must equal the fixed value", p.Name)))
+		}
+		return errs
+	})
+	checkStatus(k, func(obj, _ *flowcontrolv1.PriorityLevelConfiguration) field.ErrorList {
+		types := make([]string, len(obj.Status.Conditions))
+		for i, c := range obj.Status.Conditions {
+			types[i] = string(c.Type)
+		}
+		return validateFlowConditions(types)
+	})
+	k.Columns = columns(nameCol, col("Type"), col("NominalConcurrencyShares"), col("Queues"), col("HandSize"), col("QueueLengthLimit"), ageCol)
+	k.Row = row(func(p *flowcontrolv1.PriorityLevelConfiguration, now time.Time) []any {
+		shares, queues, hand, length := any(none), any(none), any(none), any(none)
+		if l := p.Spec.Limited; l != nil {
+			shares = val(l.NominalConcurrencyShares)
+			if q := l.LimitResponse.Queuing; q != nil {
+				queues, hand, length = q.Queues, q.HandSize, q.QueueLengthLimit
+			}
+		}
+		return []any{p.Name, string(p.Spec.Type), shares, queues, hand, length, age(p, now)}
+	})
+	return k
+}
+
+func defaultPriorityLevel(p *flowcontrolv1.PriorityLevelConfiguration) {
+	if e := p.Spec.Exempt; e != nil {
+		setDefaultPtr(&e.NominalConcurrencyShares, 0)
+		setDefaultPtr(&e.LendablePercent, 0)
+	}
+	if l := p.Spec.Limited; l != nil {
+		setDefaultPtr(&l.NominalConcurrencyShares, defaultShares)
+		setDefaultPtr(&l.LendablePercent, 0)
+		if q := l.LimitResponse.Queuing; q != nil {
+			setDefault(&q.Queues, defaultQueues)
+			setDefault(&q.HandSize, defaultHandSize)
+			setDefault(&q.QueueLengthLimit, defaultQueueLength)
+		}
+	}
+}
+
+// catchAllLevel is the one value of the level that every cluster has for what no other is for.
+func catchAllLevel() flowcontrolv1.PriorityLevelConfigurationSpec {
+	shares, lend := int32(5), int32(0)
+	return flowcontrolv1.PriorityLevelConfigurationSpec{
+		Type: flowcontrolv1.PriorityLevelEnablementLimited,
+		Limited: &flowcontrolv1.LimitedPriorityLevelConfiguration{NominalConcurrencyShares: &shares, LendablePercent: &lend,
+			LimitResponse: flowcontrolv1.LimitResponse{Type: flowcontrolv1.LimitResponseTypeReject}},
+	}
+}
+
+func validatePriorityLevel(name string, s *flowcontrolv1.PriorityLevelConfigurationSpec, spec *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	exempt := s.Type == flowcontrolv1.PriorityLevelEnablementExempt
+	if (name == flowcontrolv1.PriorityLevelConfigurationNameExempt) != exempt {
+		errs = append(errs, field.Invalid(spec.Child("type"), s.Type, "type must be 'Exempt' if and only if name is 'exempt'"))
+	}
+	switch s.Type {
+	case flowcontrolv1.PriorityLevelEnablementExempt:
+		if s.Limited != nil {
+			errs = append(errs, field.Forbidden(spec.Child("limited"), "must be nil if the type is not Limited"))
+		}
+		if e := s.Exempt; e != nil {
+			errs = append(errs, validateShares(e.NominalConcurrencyShares, e.LendablePercent, spec.Child("exempt"))...)
+		}
+	case flowcontrolv1.PriorityLevelEnablementLimited:
+		if s.Exempt != nil {
+			errs = append(errs, field.Forbidden(spec.Child("exempt"), "must be nil if the type is Limited"))
+		}
+		if s.Limited == nil {
+			return append(errs, field.Required(spec.Child("limited"), "must not be empty when type is Limited"))
+		}
+		errs = append(errs, validateLimited(s.Limited, spec.Child("limited"))...)
+	default:
+		errs = append(errs, listed(s.Type, spec.Child("type"), flowcontrolv1.PriorityLevelEnablementExempt, flowcontrolv1.PriorityLevelEnablementLimited)...)
+	}
+	return errs
+}
+
+// validateShares judges what a level has of the server, and what it lends to others.
+func validateShares(shares, lendable *int32, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if val(shares) < 0 {
+		errs = append(errs, field.Invalid(at.Child("nominalConcurrencyShares"), *shares, "must be a non-negative integer"))
+	}
+	if p := val(lendable); p < 0 || p > 100 {
+		errs = append(errs, field.Invalid(at.Child("lendablePercent"), p, "must be between 0 and 100, inclusive"))
+	}
+	return errs
+}
+
+func validateLimited(l *flowcontrolv1.LimitedPriorityLevelConfiguration, at *field.Path) field.ErrorList {
+	errs := validateShares(l.NominalConcurrencyShares, l.LendablePercent, at)
+	if b := val(l.BorrowingLimitPercent); b < 0 {
+		errs = append(errs, field.Invalid(at.Child("borrowingLimitPercent"), b, "if specified, must be a non-negative integer"))
+	}
+	response := at.Child("limitResponse")
+	q, queuing := l.LimitResponse.Queuing, response.Child("queuing")
+	switch l.LimitResponse.Type {
+	case flowcontrolv1.LimitResponseTypeReject:
+		if q != nil {
+			errs = append(errs, field.Forbidden(queuing, "must be nil if limited.limitResponse.type is not Limited"))
+		}
+	case flowcontrolv1.LimitResponseTypeQueue:
+		if q == nil {
+			return append(errs, field.Required(queuing, "must not be empty if limited.limitResponse.type is Limited"))
+		}
+		errs = append(errs, validateQueuing(q, queuing)...)
+	default:
+		errs = append(errs, listed(l.LimitResponse.Type, response.Child("type"), flowcontrolv1.LimitResponseTypeQueue, flowcontrolv1.LimitResponseTypeReject)...)
+	}
+	return errs
+}
+
+// validateQueuing: a flow's queues are dealt to it by its hash, which must have bits enough for the hand.
+func validateQueuing(q *flowcontrolv1.QueuingConfiguration, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	wrong := func(name string, v int32, why string) { errs = append(errs, field.Invalid(at.Child(name), v, why)) }
+	if q.QueueLengthLimit <= 0 {
+		wrong("queueLengthLimit", q.QueueLengthLimit, "must be positive")
+	}
+	if q.Queues <= 0 {
+		wrong("queues", q.Queues, "must be positive")
+	} else if q.Queues > maxQueues {
+		wrong("queues", q.Queues, fmt.Sprintf("must not be greater than %d", maxQueues))
+	}
+	bits := int(math.Ceil(math.Log2(float64(q.Queues)) * float64(q.HandSize)))
+	switch {
+	case q.HandSize <= 0:
+		wrong("handSize", q.HandSize, "must be positive")
+	case q.HandSize > q.Queues:
+		wrong("handSize", q.HandSize, fmt.Sprintf("should not be greater than queues (%d)", q.Queues))
+	case bits > maxHashBits:
+		wrong("handSize", q.HandSize, fmt.Sprintf("required entropy bits of deckSize %d and handSize %d should not be greater than %d",
+			q.Queues, q.HandSize, maxHashBits))
+	}
+	return errs
+}

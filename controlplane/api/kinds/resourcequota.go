@@ -1,0 +1,211 @@
+package kinds
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/api/validation"
+	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+func resourceQuotaKind() *api.Kind {
+	k := newKind(names{
+		gv: corev1.SchemeGroupVersion, kind: "ResourceQuota", plural: "resourcequotas", singular: "resourcequota", short: []string{"quota"},
+	}, func(l *corev1.ResourceQuotaList) *[]corev1.ResourceQuota { return &l.Items })
+	k.Default = defaults(func(q *corev1.ResourceQuota) {
+		roundResources(q.Spec.Hard)
+		roundResources(q.Status.Hard)
+		roundResources(q.Status.Used)
+	})
+	specAndStatus(k, func(q *corev1.ResourceQuota) *corev1.ResourceQuotaSpec { return &q.Spec },
+		func(q *corev1.ResourceQuota) *corev1.ResourceQuotaStatus { return &q.Status })
+	uncounted(k)
+	check(k, func(q *corev1.ResourceQuota) field.ErrorList { return validateQuota(&q.Spec, field.NewPath("spec")) })
+	checkUpdate(k, func(obj, old *corev1.ResourceQuota) field.ErrorList {
+		if slices.Equal(scopesOf(&obj.Spec), scopesOf(&old.Spec)) {
+			return nil
+		}
+		return field.ErrorList{field.Invalid(field.NewPath("spec", "scopes"), obj.Spec.Scopes, validation.FieldImmutableErrorMsg)}
+	})
+	k.Subresources["status"].ValidateUpdate = func(obj, old api.Object) field.ErrorList {
+		s, at := &obj.(*corev1.ResourceQuota).Status, field.NewPath("status")
+		errs := append(metaUpdate(obj, old), validateQuotaResources(s.Hard, at.Child("hard"))...)
+		return append(errs, validateQuotaResources(s.Used, at.Child("used"))...)
+	}
+	k.Columns = columns(nameCol, col("Request"), col("Limit"), ageCol)
+	k.Row = row(func(q *corev1.ResourceQuota, now time.Time) []any {
+		var requests, limits []string
+		for _, name := range sorted(q.Status.Hard) {
+			used, hard := q.Status.Used[name], q.Status.Hard[name]
+			text := fmt.Sprintf("%s: %s/%s", name, used.String(), hard.String())
+			if strings.HasPrefix(string(name), "limits.") {
+				limits = append(limits, text)
+			} else {
+				requests = append(requests, text)
+			}
+		}
+		return []any{q.Name, strings.Join(requests, ", "), strings.Join(limits, ", "), age(q, now)}
+	})
+	return k
+}
+
+func scopesOf(s *corev1.ResourceQuotaSpec) []corev1.ResourceQuotaScope {
+	out := slices.Clone(s.Scopes)
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// quotaResources are the names without a domain that a quota may bound, beside counted objects and huge pages.
+var quotaResources = []corev1.ResourceName{
+	corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage,
+	corev1.ResourceRequestsCPU, corev1.ResourceRequestsMemory, corev1.ResourceRequestsStorage, corev1.ResourceRequestsEphemeralStorage,
+	corev1.ResourceLimitsCPU, corev1.ResourceLimitsMemory, corev1.ResourceLimitsEphemeralStorage,
+	corev1.ResourcePods, corev1.ResourceQuotas, corev1.ResourceServices, corev1.ResourceReplicationControllers,
+	corev1.ResourceSecrets, corev1.ResourcePersistentVolumeClaims, corev1.ResourceConfigMaps,
+	corev1.ResourceServicesNodePorts, corev1.ResourceServicesLoadBalancers,
+}
+
+// podResources are those of them that count by the pods of a scope.
+var podResources = []corev1.ResourceName{
+	corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage, corev1.ResourcePods,
+	corev1.ResourceRequestsCPU, corev1.ResourceRequestsMemory, corev1.ResourceRequestsEphemeralStorage,
+	corev1.ResourceLimitsCPU, corev1.ResourceLimitsMemory, corev1.ResourceLimitsEphemeralStorage,
+}
+
+// countedResources are whole numbers.
+var countedResources = []corev1.ResourceName{
+	corev1.ResourcePods, corev1.ResourceQuotas, corev1.ResourceServices, corev1.ResourceReplicationControllers,
+	corev1.ResourceSecrets, corev1.ResourceConfigMaps, corev1.ResourcePersistentVolumeClaims,
+	corev1.ResourceServicesNodePorts, corev1.ResourceServicesLoadBalancers,
+}
+
+func isHugePages(n string) bool {
+	return strings.HasPrefix(n, corev1.ResourceHugePagesPrefix) || strings.HasPrefix(n, corev1.ResourceRequestsHugePagesPrefix)
+}
+
+// validateResourceName judges a resource of any kind.
+func validateResourceName(name corev1.ResourceName, at *field.Path) field.ErrorList {
+	n := string(name)
+	if errs := invalid(at, n, utilvalidation.IsQualifiedName(n)); len(errs) > 0 {
+		return errs
+	}
+	if !strings.Contains(n, "/") && name != corev1.ResourceStorage && !slices.Contains(quotaResources, name) && !isHugePages(n) {
+		return field.ErrorList{field.Invalid(at, n, "must be a standard resource type or fully qualified")}
+	}
+	return nil
+}
+
+func validateQuotaResources(list corev1.ResourceList, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for _, name := range sorted(list) {
+		q, here := list[name], at.Key(string(name))
+		errs = append(errs, validateResourceName(name, here)...)
+		if n := string(name); !strings.Contains(n, "/") && !slices.Contains(quotaResources, name) && !isHugePages(n) {
+			errs = append(errs, field.Invalid(here, n, "must be a standard resource for quota"))
+		}
+		errs = append(errs, validateQuotaQuantity(name, q, here)...)
+	}
+	return errs
+}
+
+func validateQuotaQuantity(name corev1.ResourceName, q resource.Quantity, at *field.Path) field.ErrorList {
+	if q.Sign() < 0 {
+		return field.ErrorList{field.Invalid(at, q.String(), "must be greater than or equal to 0")}
+	}
+	extended := strings.Contains(string(name), "/") && !strings.HasPrefix(string(name), "count/")
+	if (slices.Contains(countedResources, name) || extended) && q.MilliValue()%1000 != 0 {
+		return field.ErrorList{field.Invalid(at, q.String(), "must be an integer")}
+	}
+	return nil
+}
+
+func validateQuota(s *corev1.ResourceQuotaSpec, at *field.Path) field.ErrorList {
+	errs := validateQuotaResources(s.Hard, at.Child("hard"))
+	here := at.Child("scopes")
+	for _, scope := range s.Scopes {
+		errs = append(errs, validateScope(scope, s.Hard, here, here, s.Scopes, s.Scopes)...)
+	}
+	errs = append(errs, conflictingScopes(s.Scopes, here, s.Scopes)...)
+	if s.ScopeSelector == nil {
+		return errs
+	}
+	here = at.Child("scopeSelector", "matchExpressions")
+	var scopes []corev1.ResourceQuotaScope
+	for i := range s.ScopeSelector.MatchExpressions {
+		r := &s.ScopeSelector.MatchExpressions[i]
+		errs = append(errs, validateScope(r.ScopeName, s.Hard, here.Child("scopeName"), here, r.ScopeName, s.ScopeSelector)...)
+		errs = append(errs, validateScopeRequirement(r, here)...)
+		scopes = append(scopes, r.ScopeName)
+	}
+	return append(errs, conflictingScopes(scopes, here, s.Scopes)...)
+}
+
+// validateScope refuses a scope that there is not, and one that has nothing to do with a resource that is bounded.
+func validateScope(
+	scope corev1.ResourceQuotaScope, hard corev1.ResourceList, at, all *field.Path, shown, shownAll any,
+) field.ErrorList {
+	var errs field.ErrorList
+	applies := podResources
+	switch scope {
+	case corev1.ResourceQuotaScopeTerminating, corev1.ResourceQuotaScopeNotTerminating, corev1.ResourceQuotaScopeNotBestEffort,
+		corev1.ResourceQuotaScopePriorityClass, corev1.ResourceQuotaScopeCrossNamespacePodAffinity:
+	case corev1.ResourceQuotaScopeBestEffort:
+		applies = []corev1.ResourceName{corev1.ResourcePods}
+	case corev1.ResourceQuotaScopeVolumeAttributesClass:
+		applies = []corev1.ResourceName{corev1.ResourcePersistentVolumeClaims, corev1.ResourceRequestsStorage}
+	default:
+		errs = append(errs, field.Invalid(at, shown, "unsupported scope"))
+		applies = quotaResources
+	}
+	for _, name := range sorted(hard) {
+		if slices.Contains(quotaResources, name) && !slices.Contains(applies, name) {
+			errs = append(errs, field.Invalid(all, shownAll, "unsupported scope applied to resource"))
+		}
+	}
+	return errs
+}
+
+func conflictingScopes(scopes []corev1.ResourceQuotaScope, at *field.Path, shown any) field.ErrorList {
+	var errs field.ErrorList
+	for _, pair := range [][2]corev1.ResourceQuotaScope{
+		{corev1.ResourceQuotaScopeBestEffort, corev1.ResourceQuotaScopeNotBestEffort},
+		{corev1.ResourceQuotaScopeTerminating, corev1.ResourceQuotaScopeNotTerminating},
+	} {
+		if slices.Contains(scopes, pair[0]) && slices.Contains(scopes, pair[1]) {
+			errs = append(errs, field.Invalid(at, shown, "conflicting scopes"))
+		}
+	}
+	return errs
+}
+
+func validateScopeRequirement(r *corev1.ScopedResourceSelectorRequirement, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	switch r.ScopeName {
+	case corev1.ResourceQuotaScopeBestEffort, corev1.ResourceQuotaScopeNotBestEffort, corev1.ResourceQuotaScopeTerminating,
+		corev1.ResourceQuotaScopeNotTerminating, corev1.ResourceQuotaScopeCrossNamespacePodAffinity:
+		if r.Operator != corev1.ScopeSelectorOpExists {
+			errs = append(errs, field.Invalid(at.Child("operator"), r.Operator, "must be 'Exist' when scope is any of ResourceQuotaScopeTerminating, "+
+				"ResourceQuotaScopeNotTerminating, ResourceQuotaScopeBestEffort, ResourceQuotaScopeNotBestEffort or ResourceQuotaScopeCrossNamespacePodAffinity"))
+		}
+	}
+	switch r.Operator {
+	case corev1.ScopeSelectorOpIn, corev1.ScopeSelectorOpNotIn:
+		if len(r.Values) == 0 {
+			errs = append(errs, field.Required(at.Child("values"), "must be at least one value when `operator` is 'In' or 'NotIn' for scope selector"))
+		}
+	case corev1.ScopeSelectorOpExists, corev1.ScopeSelectorOpDoesNotExist:
+		if len(r.Values) != 0 {
+			errs = append(errs, field.Invalid(at.Child("values"), r.Values, "must be no value when `operator` is 'Exist' or 'DoesNotExist' for scope selector"))
+		}
+	default:
+		errs = append(errs, field.Invalid(at.Child("operator"), r.Operator, "not a valid selector operator"))
+	}
+	return errs
+}

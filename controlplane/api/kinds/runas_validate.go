@@ -1,0 +1,176 @@
+package kinds
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// The limits of a container's rules for its restart.
+const (
+	maxRestartRules = 20
+	maxExitCodes    = 255
+)
+
+// maxHostname is what the kernel takes.
+const maxHostname = 64
+
+// validateRestarts judges a container's own restart policy and the rules that go before it.
+func validateRestarts(c *corev1.Container, at *field.Path) field.ErrorList {
+	rules := at.Child("restartPolicyRules")
+	if c.RestartPolicy == nil {
+		if len(c.RestartPolicyRules) > 0 {
+			return field.ErrorList{field.Required(at.Child("restartPolicy"), "must be set where `restartPolicyRules` is")}
+		}
+		return nil
+	}
+	errs := oneOf(*c.RestartPolicy, at.Child("restartPolicy"),
+		corev1.ContainerRestartPolicyAlways, corev1.ContainerRestartPolicyOnFailure, corev1.ContainerRestartPolicyNever)
+	if n := len(c.RestartPolicyRules); n > maxRestartRules {
+		errs = append(errs, field.TooMany(rules, n, maxRestartRules))
+	}
+	for i, r := range c.RestartPolicyRules {
+		errs = append(errs, oneOf(r.Action, rules.Index(i).Child("action"),
+			corev1.ContainerRestartRuleActionRestart, corev1.ContainerRestartRuleActionRestartAllContainers)...)
+		here := rules.Index(i).Child("exitCodes")
+		if r.ExitCodes == nil {
+			errs = append(errs, field.Required(here, ""))
+			continue
+		}
+		errs = append(errs, oneOf(r.ExitCodes.Operator, here.Child("operator"),
+			corev1.ContainerRestartRuleOnExitCodesOpIn, corev1.ContainerRestartRuleOnExitCodesOpNotIn)...)
+		if n := len(r.ExitCodes.Values); n > maxExitCodes {
+			errs = append(errs, field.TooMany(here.Child("values"), n, maxExitCodes))
+		}
+	}
+	return errs
+}
+
+// validateStopSignal judges the signal that asks a container to end; which signals there are depends on the system.
+func validateStopSignal(s *corev1.Signal, os *corev1.PodOS, at *field.Path) field.ErrorList {
+	if s == nil {
+		return nil
+	}
+	if os == nil || os.Name == "" {
+		return field.ErrorList{field.Forbidden(at, "may only be set for pods that name their system in spec.os.name")}
+	}
+	if !isSignal(string(*s)) {
+		return field.ErrorList{field.NotSupported(at, *s, plainSignals)}
+	}
+	return nil
+}
+
+var plainSignals = strings.Fields("SIGABRT SIGALRM SIGBUS SIGCHLD SIGCLD SIGCONT SIGFPE SIGHUP SIGILL SIGINT SIGIO SIGIOT SIGKILL " +
+	"SIGPIPE SIGPOLL SIGPROF SIGPWR SIGQUIT SIGRTMAX SIGRTMIN SIGSEGV SIGSTKFLT SIGSTOP SIGSYS SIGTERM SIGTRAP SIGTSTP SIGTTIN " +
+	"SIGTTOU SIGURG SIGUSR1 SIGUSR2 SIGVTALRM SIGWINCH SIGXCPU SIGXFSZ")
+
+// isSignal knows Linux's signals, those for programs' own use by their distance from the first or the last.
+func isSignal(s string) bool {
+	for prefix, most := range map[string]int{"SIGRTMINPLUS": 15, "SIGRTMAXMINUS": 14} {
+		if n, ok := strings.CutPrefix(s, prefix); ok {
+			for i := 1; i <= most; i++ {
+				if n == fmt.Sprint(i) {
+					return true
+				}
+			}
+		}
+	}
+	return slices.Contains(plainSignals, s)
+}
+
+// validateHostname judges a host name that takes the place of all else that names a pod.
+func validateHostname(s *corev1.PodSpec, at *field.Path) field.ErrorList {
+	if s.HostnameOverride == nil {
+		return nil
+	}
+	at, name := at.Child("hostnameOverride"), *s.HostnameOverride
+	errs := invalid(at, name, utilvalidation.IsDNS1123Subdomain(name))
+	if len(name) > maxHostname {
+		errs = append(errs, field.TooLong(at, name, maxHostname))
+	}
+	if s.HostNetwork {
+		errs = append(errs, field.Forbidden(at, "may not be set when `hostNetwork` is true"))
+	}
+	if isTrue(s.SetHostnameAsFQDN) {
+		errs = append(errs, field.Forbidden(at, "may not be set when `setHostnameAsFQDN` is true"))
+	}
+	return errs
+}
+
+func validateAppArmor(p *corev1.AppArmorProfile, at *field.Path) field.ErrorList {
+	if p == nil {
+		return nil
+	}
+	errs := oneOf(p.Type, at.Child("type"), corev1.AppArmorProfileTypeLocalhost, corev1.AppArmorProfileTypeRuntimeDefault,
+		corev1.AppArmorProfileTypeUnconfined)
+	local, name := p.Type == corev1.AppArmorProfileTypeLocalhost, val(p.LocalhostProfile)
+	switch {
+	case local && strings.TrimSpace(name) == "":
+		errs = append(errs, field.Required(at.Child("localhostProfile"), "must be set when AppArmor type is Localhost"))
+	case local && strings.TrimSpace(name) != name:
+		errs = append(errs, field.Invalid(at.Child("localhostProfile"), name, "must not be padded with whitespace"))
+	case !local && p.LocalhostProfile != nil:
+		errs = append(errs, field.Invalid(at.Child("localhostProfile"), name,
+			"can only be set when AppArmor type is Localhost"))
+	}
+	return errs
+}
+
+// validateMountKind judges how a mount is shared and how far it is read-only.
+func validateMountKind(m *corev1.VolumeMount, privileged bool, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if p := m.MountPropagation; p != nil {
+		errs = append(errs, oneOf(*p, at.Child("mountPropagation"),
+			corev1.MountPropagationBidirectional, corev1.MountPropagationHostToContainer, corev1.MountPropagationNone)...)
+		if *p == corev1.MountPropagationBidirectional && !privileged {
+			errs = append(errs, field.Forbidden(at.Child("mountPropagation"),
+				"Bidirectional mount propagation is available only to privileged containers"))
+		}
+	}
+	r, here := m.RecursiveReadOnly, at.Child("recursiveReadOnly")
+	if r == nil {
+		return errs
+	}
+	errs = append(errs, oneOf(*r, here, corev1.RecursiveReadOnlyDisabled, corev1.RecursiveReadOnlyIfPossible,
+		corev1.RecursiveReadOnlyEnabled)...)
+	if *r == corev1.RecursiveReadOnlyDisabled {
+		return errs
+	}
+	if !m.ReadOnly {
+		errs = append(errs, field.Forbidden(here, "may only be specified when `readOnly` is true"))
+	}
+	if p := m.MountPropagation; p != nil && *p != corev1.MountPropagationNone {
+		errs = append(errs, field.Forbidden(here, "may only be specified when `mountPropagation` is None or not set"))
+	}
+	return errs
+}
+
+// validateResourceRef judges which resource of a container a variable or a file tells, and in which unit.
+func validateResourceRef(r *corev1.ResourceFieldSelector, at *field.Path) field.ErrorList {
+	if r.Resource == "" {
+		return field.ErrorList{field.Required(at.Child("resource"), "")}
+	}
+	side, name, _ := strings.Cut(r.Resource, ".")
+	plain := []string{"cpu", "memory", "ephemeral-storage"}
+	if side != "limits" && side != "requests" || !slices.Contains(plain, name) &&
+		!strings.HasPrefix(name, corev1.ResourceHugePagesPrefix) {
+		return field.ErrorList{field.NotSupported(at.Child("resource"), r.Resource,
+			[]string{"limits.cpu", "limits.ephemeral-storage", "limits.memory",
+				"requests.cpu", "requests.ephemeral-storage", "requests.memory"})}
+	}
+	units := strings.Fields("1 1k 1M 1G 1T 1P 1E 1Ki 1Mi 1Gi 1Ti 1Pi 1Ei")
+	if name == "cpu" {
+		units = strings.Fields("1m 1")
+	}
+	if r.Divisor.IsZero() || slices.ContainsFunc(units,
+		func(u string) bool { return r.Divisor.Cmp(resource.MustParse(u)) == 0 }) {
+		return nil
+	}
+	return field.ErrorList{field.Invalid(at.Child("divisor"), r.Divisor.String(),
+		"only divisor's values "+strings.Join(units, ", ")+" are supported with "+name)}
+}

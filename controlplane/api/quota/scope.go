@@ -1,0 +1,112 @@
+package quota
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds"
+)
+
+// inScopes says whether an object is one of those that a quota is about. Scopes are of pods, and one of claims: with
+// any of them a quota is about no other objects.
+func inScopes(s *corev1.ResourceQuotaSpec, of schema.GroupResource, o api.Object) bool {
+	for _, name := range s.Scopes {
+		if !inScope(of, o, &corev1.ScopedResourceSelectorRequirement{ScopeName: name, Operator: corev1.ScopeSelectorOpExists}) {
+			return false
+		}
+	}
+	if s.ScopeSelector == nil {
+		return true
+	}
+	for i := range s.ScopeSelector.MatchExpressions {
+		if !inScope(of, o, &s.ScopeSelector.MatchExpressions[i]) {
+			return false
+		}
+	}
+	return true
+}
+
+func inScope(of schema.GroupResource, o api.Object, r *corev1.ScopedResourceSelectorRequirement) bool {
+	switch o := o.(type) {
+	case *corev1.Pod:
+		return of == Pods && podInScope(o, r)
+	case *corev1.PersistentVolumeClaim:
+		return of == Claims && r.ScopeName == corev1.ResourceQuotaScopeVolumeAttributesClass && selects(r, attributesClasses(o))
+	}
+	return false
+}
+
+func podInScope(pod *corev1.Pod, r *corev1.ScopedResourceSelectorRequirement) bool {
+	switch r.ScopeName {
+	case corev1.ResourceQuotaScopeTerminating:
+		return terminating(pod)
+	case corev1.ResourceQuotaScopeNotTerminating:
+		return !terminating(pod)
+	case corev1.ResourceQuotaScopeBestEffort:
+		return kinds.QOSClass(&pod.Spec) == corev1.PodQOSBestEffort
+	case corev1.ResourceQuotaScopeNotBestEffort:
+		return kinds.QOSClass(&pod.Spec) != corev1.PodQOSBestEffort
+	case corev1.ResourceQuotaScopePriorityClass:
+		if pod.Spec.PriorityClassName == "" {
+			return selects(r, nil)
+		}
+		return selects(r, []string{pod.Spec.PriorityClassName})
+	case corev1.ResourceQuotaScopeCrossNamespacePodAffinity:
+		return looksElsewhere(pod.Spec.Affinity)
+	}
+	return false
+}
+
+// selects compares what is required with the values that an object has: one of them has to meet it.
+func selects(r *corev1.ScopedResourceSelectorRequirement, have []string) bool {
+	switch r.Operator {
+	case corev1.ScopeSelectorOpExists:
+		return len(have) > 0
+	case corev1.ScopeSelectorOpDoesNotExist:
+		return len(have) == 0
+	case corev1.ScopeSelectorOpIn:
+		return slices.ContainsFunc(have, func(v string) bool { return slices.Contains(r.Values, v) })
+	case corev1.ScopeSelectorOpNotIn:
+		return len(have) == 0 || slices.ContainsFunc(have, func(v string) bool { return !slices.Contains(r.Values, v) })
+	}
+	return false
+}
+
+func terminating(pod *corev1.Pod) bool {
+	return pod.Spec.ActiveDeadlineSeconds != nil && *pod.Spec.ActiveDeadlineSeconds >= 0
+}
+
+// looksElsewhere says whether affinity is to pods of other namespaces.
+func looksElsewhere(a *corev1.Affinity) bool {
+	elsewhere := func(t corev1.PodAffinityTerm) bool { return len(t.Namespaces) > 0 || t.NamespaceSelector != nil }
+	weighted := func(t corev1.WeightedPodAffinityTerm) bool { return elsewhere(t.PodAffinityTerm) }
+	if a == nil {
+		return false
+	}
+	if p := a.PodAffinity; p != nil && (slices.ContainsFunc(p.RequiredDuringSchedulingIgnoredDuringExecution, elsewhere) ||
+		slices.ContainsFunc(p.PreferredDuringSchedulingIgnoredDuringExecution, weighted)) {
+		return true
+	}
+	p := a.PodAntiAffinity
+	return p != nil && (slices.ContainsFunc(p.RequiredDuringSchedulingIgnoredDuringExecution, elsewhere) ||
+		slices.ContainsFunc(p.PreferredDuringSchedulingIgnoredDuringExecution, weighted))
+}
+
+// attributesClasses are the classes that a claim has, is to have, or is being changed to.
+func attributesClasses(c *corev1.PersistentVolumeClaim) []string {
+	var out []string
+	add := func(name *string) {
+		if name != nil && *name != "" {
+			out = append(out, *name)
+		}
+	}
+	add(c.Spec.VolumeAttributesClassName)
+	add(c.Status.CurrentVolumeAttributesClassName)
+	if m := c.Status.ModifyVolumeStatus; m != nil {
+		add(&m.TargetVolumeAttributesClassName)
+	}
+	return out
+}

@@ -1,0 +1,146 @@
+package quota
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	podresources "k8s.io/component-helpers/resource"
+	"k8s.io/component-helpers/storage/volume"
+)
+
+// computed are the resources that are measured by what pods ask for.
+var computed = []corev1.ResourceName{
+	corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage,
+	corev1.ResourceRequestsCPU, corev1.ResourceRequestsMemory, corev1.ResourceRequestsEphemeralStorage,
+	corev1.ResourceLimitsCPU, corev1.ResourceLimitsMemory, corev1.ResourceLimitsEphemeralStorage,
+}
+
+// demanded are the resources that every container has to state where a quota bounds them.
+var demanded = []corev1.ResourceName{
+	corev1.ResourceCPU, corev1.ResourceLimitsCPU, corev1.ResourceLimitsMemory, corev1.ResourceMemory,
+	corev1.ResourceRequestsCPU, corev1.ResourceRequestsMemory,
+}
+
+// addPod adds what a pod asks for, unless it has ended.
+func addPod(u corev1.ResourceList, pod *corev1.Pod, now time.Time) {
+	if ended(pod, now) {
+		return
+	}
+	// What a pod holds while it is being resized is the larger of what it has and what it is to have.
+	options := podresources.PodResourcesOptions{UseStatusResources: true}
+	for name, q := range compute(podresources.PodRequests(pod, options), podresources.PodLimits(pod, options)) {
+		u[name] = q
+	}
+}
+
+// ended says that a pod holds nothing any more: it is terminal, or nobody heard of it when its time to end was over.
+func ended(pod *corev1.Pod, now time.Time) bool {
+	if pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded {
+		return true
+	}
+	at, stuck := Stuck(pod)
+	return stuck && now.After(at)
+}
+
+// Stuck says from when on a pod that is being deleted counts for nothing although it is still there.
+func Stuck(pod *corev1.Pod) (at time.Time, ok bool) {
+	if pod.DeletionTimestamp == nil || pod.DeletionGracePeriodSeconds == nil {
+		return time.Time{}, false
+	}
+	return pod.DeletionTimestamp.Add(time.Duration(*pod.DeletionGracePeriodSeconds) * time.Second), true
+}
+
+// compute names requests and limits as quotas do.
+func compute(requests, limits corev1.ResourceList) corev1.ResourceList {
+	u := corev1.ResourceList{corev1.ResourcePods: number(1)}
+	for name, q := range requests {
+		switch {
+		case name == corev1.ResourceCPU || name == corev1.ResourceMemory || name == corev1.ResourceEphemeralStorage,
+			strings.HasPrefix(string(name), corev1.ResourceHugePagesPrefix):
+			u[name] = q
+			u[requestPrefix+name] = q
+		case Extended(name):
+			u[requestPrefix+name] = q
+		}
+	}
+	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage} {
+		if q, ok := limits[name]; ok {
+			u["limits."+name] = q
+		}
+	}
+	return u
+}
+
+// Extended says whether a resource is none of Kubernetes' own.
+func Extended(name corev1.ResourceName) bool {
+	return !native(string(name)) && !strings.HasPrefix(string(name), requestPrefix)
+}
+
+// Unstated says which resources a pod's containers have to state for the quota and do not; "" when there are none.
+func Unstated(s *corev1.ResourceQuotaSpec, pod *corev1.Pod) string {
+	if podresources.IsPodLevelResourcesSet(pod) {
+		return ""
+	}
+	var parts []string
+	for _, name := range demanded {
+		if _, bounded := s.Hard[name]; !bounded {
+			continue
+		}
+		var lacking []string
+		for _, list := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} {
+			for i := range list {
+				if _, stated := compute(list[i].Resources.Requests, list[i].Resources.Limits)[name]; !stated {
+					lacking = append(lacking, list[i].Name)
+				}
+			}
+		}
+		if len(lacking) > 0 {
+			slices.Sort(lacking)
+			parts = append(parts, string(name)+" for: "+strings.Join(lacking, ","))
+		}
+	}
+	return strings.Join(parts, "; ")
+}
+
+func addClaim(u corev1.ResourceList, c *corev1.PersistentVolumeClaim) {
+	class := volume.GetPersistentVolumeClaimClass(c)
+	add := func(name corev1.ResourceName, q resource.Quantity) {
+		u[name] = q
+		if class != "" {
+			u[corev1.ResourceName(class+classSuffix)+name] = q
+		}
+	}
+	add(corev1.ResourcePersistentVolumeClaims, number(1))
+	size, ok := c.Spec.Resources.Requests[corev1.ResourceStorage]
+	if !ok {
+		return
+	}
+	if has, ok := c.Status.AllocatedResources[corev1.ResourceStorage]; ok && has.Cmp(size) > 0 {
+		size = has
+	}
+	size = size.DeepCopy()
+	size.RoundUp(0)
+	add(corev1.ResourceRequestsStorage, size)
+}
+
+func addService(u corev1.ResourceList, s *corev1.Service) {
+	ports := int64(0)
+	u[corev1.ResourceServices] = number(1)
+	u[corev1.ResourceServicesLoadBalancers] = number(0)
+	switch s.Spec.Type {
+	case corev1.ServiceTypeNodePort:
+		ports = int64(len(s.Spec.Ports))
+	case corev1.ServiceTypeLoadBalancer:
+		u[corev1.ResourceServicesLoadBalancers] = number(1)
+		gets := s.Spec.AllocateLoadBalancerNodePorts == nil || *s.Spec.AllocateLoadBalancerNodePorts
+		for i := range s.Spec.Ports {
+			if gets || s.Spec.Ports[i].NodePort != 0 {
+				ports++
+			}
+		}
+	}
+	u[corev1.ResourceServicesNodePorts] = number(ports)
+}

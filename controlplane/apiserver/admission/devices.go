@@ -1,0 +1,51 @@
+package admission
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds"
+)
+
+// deviceTaintTimes fills in when the taints of devices were added.
+func deviceTaintTimes(clock func() time.Time) func(context.Context, *Attempt) error {
+	return func(_ context.Context, a *Attempt) error {
+		if s, ok := a.Whole.(*resourcev1.ResourceSlice); ok && (a.Creates() || a.Updates()) {
+			old, _ := a.Stored.(*resourcev1.ResourceSlice)
+			kinds.TimeDeviceTaints(s, old, metav1.NewTime(clock().UTC().Truncate(time.Second)))
+		}
+		return nil
+	}
+}
+
+// deviceAdmins keeps administrative access to devices, which passes by who has them, to namespaces that are labelled for
+// it: claims, templates of claims, and allocations.
+func deviceAdmins(c Cluster) func(context.Context, *Attempt) error {
+	return func(ctx context.Context, a *Attempt) error {
+		if a.Kind.GVK.Group != resourcev1.GroupName || a.Whole == nil {
+			return nil
+		}
+		at := kinds.DeviceAdminAccess(a.Whole, a.Stored)
+		if at == nil {
+			return nil
+		}
+		var errs field.ErrorList
+		if o, ok := c.Get(ctx, "namespaces", "", a.Namespace); !ok {
+			errs = append(errs, field.InternalError(at, fmt.Errorf("could not retrieve namespace to verify admin access: %q is not there", a.Namespace)))
+		} else if o.(*corev1.Namespace).Labels[resourcev1.DRAAdminNamespaceLabelKey] != "true" {
+			errs = append(errs, field.Forbidden(at, fmt.Sprintf("admin access to devices requires the `%s: true` label on the containing namespace",
+				resourcev1.DRAAdminNamespaceLabelKey)))
+		}
+		if len(errs) == 0 {
+			return nil
+		}
+		return apierrors.NewInvalid(a.Kind.GVK.GroupKind(), a.Whole.GetName(), errs)
+	}
+}

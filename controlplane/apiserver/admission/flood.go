@@ -1,0 +1,107 @@
+package admission
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// What there may be of objects that anybody makes in passing and nobody takes away. Kubernetes has no such bounds: what
+// one requester or one namespace leaves behind must not fill the store of all.
+const (
+	// mostEvents is of one namespace. Events go an hour after they were last written.
+	mostEvents = 100_000
+	// mostUndecided is of the requests for certificates of one requester that nobody has approved or denied. They go after
+	// a day.
+	mostUndecided = 1000
+)
+
+// recount is how often the events of a full namespace are counted.
+const recount = 10 * time.Second
+
+// eventBound refuses new events in a namespace that has as many as it may have. Counting them all takes time: they are
+// counted when the first one comes, and again only where there might be too many.
+type eventBound struct {
+	cluster Cluster
+	clock   func() time.Time
+	most    int
+
+	mu     sync.Mutex
+	counts map[string]*eventCount
+}
+
+// eventCount is an upper bound of the events of a namespace: those counted, and those made since.
+type eventCount struct {
+	n       int
+	counted time.Time
+}
+
+// maxCounts is of how many namespaces a count is kept.
+const maxCounts = 16384
+
+func newEventBound(c Cluster, clock func() time.Time) *eventBound {
+	return &eventBound{cluster: c, clock: clock, most: mostEvents, counts: map[string]*eventCount{}}
+}
+
+func (b *eventBound) admit(ctx context.Context, a *Attempt) error {
+	if a.Kind.Resource != "events" || a.Kind.GVK.Group != "" && a.Kind.GVK.Group != "events.k8s.io" || !a.Creates() {
+		return nil
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now, ns := b.clock(), a.Request.Namespace
+	c := b.counts[ns]
+	if c == nil || c.n >= b.most && now.Sub(c.counted) >= recount {
+		list, err := b.cluster.List(ctx, "events", ns, false)
+		if err != nil {
+			return fmt.Errorf("counting the events of namespace %s: %w", ns, err)
+		}
+		if len(b.counts) >= maxCounts {
+			clear(b.counts)
+		}
+		c = &eventCount{n: len(list), counted: now}
+		b.counts[ns] = c
+	}
+	if c.n >= b.most {
+		return forbid(a, a.Whole, fmt.Errorf("namespace %s has %d events, which is the most that is kept: they go an hour after they were last written; delete some, or write fewer",
+			ns, b.most))
+	}
+	c.n++
+	return nil
+}
+
+// undecidedRequests refuses a request for a certificate where its requester has many that wait for a decision.
+func undecidedRequests(cluster Cluster, most int) func(ctx context.Context, a *Attempt) error {
+	return func(ctx context.Context, a *Attempt) error {
+		if _, ok := a.Whole.(*certificatesv1.CertificateSigningRequest); !ok || !a.Creates() || slices.Contains(a.User.Groups, api.GroupMasters) {
+			return nil
+		}
+		all, err := cluster.List(ctx, "certificatesigningrequests", "", false)
+		if err != nil {
+			return fmt.Errorf("counting requests for certificates: %w", err)
+		}
+		n := 0
+		for _, o := range all {
+			if c, ok := o.(*certificatesv1.CertificateSigningRequest); ok && c.Spec.Username == a.User.Name && undecided(c) {
+				n++
+			}
+		}
+		if n >= most {
+			return forbid(a, a.Whole, fmt.Errorf("%s has %d requests that nobody has approved or denied, which is the most: have them decided, or delete some; they go after a day",
+				a.User.Name, n))
+		}
+		return nil
+	}
+}
+
+func undecided(c *certificatesv1.CertificateSigningRequest) bool {
+	return !slices.ContainsFunc(c.Status.Conditions, func(k certificatesv1.CertificateSigningRequestCondition) bool {
+		return k.Type == certificatesv1.CertificateApproved || k.Type == certificatesv1.CertificateDenied || k.Type == certificatesv1.CertificateFailed
+	})
+}

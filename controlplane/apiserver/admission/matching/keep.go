@@ -1,0 +1,65 @@
+package matching
+
+import (
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// Keep gives an object that somebody outside has changed what is not theirs to change: what the server writes of the
+// metadata, and the status where it is written by itself. Who changes which object it is, is refused.
+func (v Versions) Keep(a *Attempt, gvk schema.GroupVersionKind, next, before runtime.Object) error {
+	to, ok := next.(metav1.Object)
+	from, same := before.(metav1.Object)
+	if !ok || !same {
+		return nil // what has no metadata, as the options of a connection
+	}
+	if errs := moved(to, from); len(errs) > 0 {
+		return apierrors.NewInvalid(gvk.GroupKind(), from.GetName(), errs)
+	}
+	to.SetGenerateName(from.GetGenerateName())
+	to.SetUID(from.GetUID())
+	to.SetResourceVersion(from.GetResourceVersion())
+	to.SetGeneration(from.GetGeneration())
+	to.SetSelfLink(from.GetSelfLink())
+	to.SetCreationTimestamp(from.GetCreationTimestamp())
+	to.SetDeletionTimestamp(from.GetDeletionTimestamp())
+	to.SetDeletionGracePeriodSeconds(from.GetDeletionGracePeriodSeconds())
+	to.SetManagedFields(from.GetManagedFields())
+	k := v.Kinds.ByGVK(gvk)
+	if k == nil || a.Subresource != "" || k.Ops.SetStatus == nil || k.Subresources["status"] == nil {
+		return nil
+	}
+	if kept, ok := before.(api.Object); ok {
+		k.Ops.SetStatus(next.(api.Object), kept)
+	}
+	return nil
+}
+
+func moved(to, from metav1.Object) (errs field.ErrorList) {
+	meta := field.NewPath("metadata")
+	if to.GetName() != from.GetName() {
+		errs = append(errs, field.Invalid(meta.Child("name"), api.Clip(to.GetName(), 256), "field is immutable"))
+	}
+	if to.GetNamespace() != from.GetNamespace() {
+		errs = append(errs, field.Invalid(meta.Child("namespace"), api.Clip(to.GetNamespace(), 256), "field is immutable"))
+	}
+	return errs
+}
+
+// Of is an attempt of the chain as those outside are told of it.
+func Of(a *api.Attempt) *Attempt {
+	out := &Attempt{
+		User: a.User, Operation: a.Operation, Kind: a.BodyKind(), Resource: a.Kind.GVR(), Subresource: a.Facet,
+		Namespace: a.Namespace, Name: a.Name, Object: a.Object, Old: a.OldObject, Options: a.Options(), DryRun: a.DryRun,
+	}
+	out.Leads = a.Request != nil && a.Request.Fence != 0
+	if out.isNamespace() {
+		out.Namespace = out.Name
+	}
+	return out
+}

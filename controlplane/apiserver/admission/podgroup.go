@@ -1,0 +1,82 @@
+package admission
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds"
+)
+
+// podGroupProtection marks new groups, so that none goes before its pods have ended.
+func podGroupProtection(_ context.Context, a *Attempt) error {
+	if g, ok := a.Whole.(*schedulingv1beta1.PodGroup); ok && a.Creates() {
+		addFinalizer(g, kinds.PodGroupProtection)
+	}
+	return nil
+}
+
+// groupPriority gives a new group the number of its class, and one that is written anew from its manifest what it has.
+func groupPriority(ctx context.Context, c Cluster, a *Attempt, g *schedulingv1beta1.PodGroup) error {
+	if was, ok := a.Stored.(*schedulingv1beta1.PodGroup); ok && a.Updates() {
+		if g.Spec.Priority == nil && was.Spec.Priority != nil {
+			value := *was.Spec.Priority
+			g.Spec.Priority = &value
+		}
+		if g.Spec.PriorityClassName == "" {
+			g.Spec.PriorityClassName = was.Spec.PriorityClassName
+		}
+	}
+	if !a.Creates() {
+		return nil
+	}
+	value, _, err := classOf(ctx, c, &g.Spec.PriorityClassName)
+	if err != nil {
+		return forbid(a, g, err)
+	}
+	if p := g.Spec.Priority; p != nil && *p != value {
+		return forbid(a, g, fmt.Errorf("the integer value of priority (%d) must not be provided in podGroup spec; priority admission "+
+			"controller computed %d from the given PriorityClass name", *p, value))
+	}
+	g.Spec.Priority = &value
+	return nil
+}
+
+// podGroupWorkloadExists refuses new groups of a template that there is none of.
+func podGroupWorkloadExists(c Cluster) func(ctx context.Context, a *Attempt) error {
+	return func(ctx context.Context, a *Attempt) error {
+		g, ok := a.Whole.(*schedulingv1beta1.PodGroup)
+		if !ok || !a.Creates() || g.Spec.WorkloadRef == nil {
+			return nil
+		}
+		ref := g.Spec.WorkloadRef
+		w, err := workloadOf(ctx, c, g.Namespace, ref.WorkloadName)
+		switch {
+		case err != nil:
+			return asStatus(err)
+		case w == nil || w.DeletionTimestamp != nil:
+			return forbid(a, g, fmt.Errorf("PodGroup rejected: Workload %q not found", ref.WorkloadName))
+		case !slices.ContainsFunc(w.Spec.PodGroupTemplates, func(t schedulingv1beta1.PodGroupTemplate) bool { return t.Name == ref.TemplateName }):
+			return forbid(a, g, fmt.Errorf("PodGroup rejected: PodGroupTemplate %q not found in Workload %q", ref.TemplateName, ref.WorkloadName))
+		}
+		return nil
+	}
+}
+
+// workloadOf looks a Workload up, nil when there is none: one that was made a moment ago through another replica counts.
+func workloadOf(ctx context.Context, c Cluster, namespace, name string) (*schedulingv1beta1.Workload, error) {
+	if o, ok := c.Get(ctx, "workloads", namespace, name); ok {
+		return o.(*schedulingv1beta1.Workload), nil
+	}
+	all, err := c.List(ctx, "workloads", namespace, true)
+	if err != nil {
+		return nil, err
+	}
+	if i := slices.IndexFunc(all, func(o api.Object) bool { return o.GetName() == name }); i >= 0 {
+		return all[i].(*schedulingv1beta1.Workload), nil
+	}
+	return nil, nil
+}

@@ -1,0 +1,116 @@
+package policies
+
+import (
+	"errors"
+
+	"github.com/google/cel-go/cel"
+	"github.com/google/cel-go/common/types"
+	arv1 "k8s.io/api/admissionregistration/v1"
+
+	"keelson.dev/keelson/controlplane/apiserver/admission/matching"
+	"keelson.dev/keelson/controlplane/apiserver/expression"
+)
+
+// source is what a policy of either kind says.
+type source struct {
+	name        string
+	param       *arv1.ParamKind
+	variables   []arv1.Variable
+	conditions  []arv1.MatchCondition
+	failure     *arv1.FailurePolicyType
+	validations []arv1.Validation
+	annotations []arv1.AuditAnnotation
+	mutations   []arv1.Mutation
+	again       bool // it wants to be asked again if needed
+}
+
+// policy is a policy with what is made of it when it is evaluated, and kept while there is room.
+type policy struct {
+	source
+	of       *Policies
+	criteria matching.Criteria
+	compiled func() *programs
+}
+
+// programs is what is compiled of a policy, all in one scope. It never changes.
+type programs struct {
+	scope      *expression.Scope
+	conditions *matching.Conditions
+	main       []compiled // one for each validation or mutation
+	messages   []compiled // one for each validation; empty where it has none
+	published  []compiled // one for each audit annotation
+}
+
+// compiled is an expression, or why it is none.
+type compiled struct {
+	program *expression.Program
+	err     error
+}
+
+func (p *Policies) newPolicy(s source, m *arv1.MatchResources) *policy {
+	out := &policy{source: s, of: p, criteria: matching.OfPolicy(m)}
+	out.compiled = expression.Keep(p.cfg.Expressions, func() (*programs, *expression.Scope) {
+		c := out.compile()
+		return c, c.scope
+	})
+	return out
+}
+
+func (p *policy) ignores() bool { return p.failure != nil && *p.failure == arv1.Ignore }
+
+// declared is what expressions of the policy may use.
+func (p *policy) declared() expression.Declared {
+	return expression.Declared{Params: p.param != nil, Authorizer: true}
+}
+
+func variables(of []arv1.Variable) []expression.Variable {
+	out := make([]expression.Variable, len(of))
+	for i, v := range of {
+		out[i] = expression.Variable{Name: v.Name, Expression: v.Expression}
+	}
+	return out
+}
+
+// The types of what patches evaluate to.
+var (
+	applyType = types.NewObjectType("Object")
+	patchType = cel.ListType(types.NewObjectType("JSONPatch"))
+)
+
+func (p *policy) compile() *programs {
+	d := p.declared()
+	out := &programs{scope: p.of.cfg.Expressions.NewScope(d, variables(p.variables))}
+	out.conditions = matching.NewConditions(p.conditions, out.scope)
+	make := func(text string, d expression.Declared, results ...*cel.Type) compiled {
+		program, err := out.scope.CompileWith(text, d, results...)
+		if err != nil {
+			err = errors.New("compilation error: " + err.Error())
+		}
+		return compiled{program, err}
+	}
+	said := d
+	said.Authorizer = false
+	for _, v := range p.validations {
+		out.main = append(out.main, make(v.Expression, d, cel.BoolType))
+		message := compiled{}
+		if v.MessageExpression != "" {
+			message = make(v.MessageExpression, said, cel.StringType)
+		}
+		out.messages = append(out.messages, message)
+	}
+	for _, a := range p.annotations {
+		out.published = append(out.published, make(a.ValueExpression, d, cel.StringType, cel.NullType))
+	}
+	d.Patches = true
+	for _, m := range p.mutations {
+		switch {
+		case m.JSONPatch != nil:
+			out.main = append(out.main, make(m.JSONPatch.Expression, d, patchType))
+		case m.ApplyConfiguration != nil:
+			out.main = append(out.main, make(m.ApplyConfiguration.Expression, d, applyType))
+		default:
+			out.main = append(out.main, compiled{err: errors.New("the mutation has no expression")})
+		}
+	}
+	return out
+}

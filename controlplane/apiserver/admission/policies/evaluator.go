@@ -1,0 +1,66 @@
+package policies
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/apiserver/admission/matching"
+	"keelson.dev/keelson/controlplane/apiserver/expression"
+)
+
+// evaluator makes the input of expressions about one attempt.
+type evaluator struct {
+	of      *Policies
+	attempt *matching.Attempt
+	authz   authorizer.UnconditionalAuthorizer
+	views   map[matching.Target]*matching.View
+	home    *corev1.Namespace
+	looked  bool
+}
+
+func (p *Policies) evaluator(ctx context.Context, a *matching.Attempt) *evaluator {
+	e := &evaluator{of: p, attempt: a}
+	if p.cfg.Authorizer != nil {
+		e.authz = p.cfg.Authorizer(ctx)
+	}
+	return e
+}
+
+// input is the attempt as it is looked at, with a parameter; param may be nil.
+func (e *evaluator) input(ctx context.Context, t matching.Target, param api.Object) (*expression.Input, error) {
+	v, err := e.view(ctx, t)
+	if err != nil {
+		return nil, err
+	}
+	if !e.looked {
+		if e.home, err = e.attempt.Home(ctx, e.of.cfg.Cluster); err != nil {
+			return nil, err
+		}
+		e.looked = true
+	}
+	in := &expression.Input{
+		Object: v.Object, Old: v.Old, Request: e.attempt.Request(t), Namespace: e.home, User: e.attempt.User, Authorizer: e.authz,
+	}
+	if param != nil {
+		in.Params = param
+	}
+	return in, nil
+}
+
+func (e *evaluator) view(ctx context.Context, t matching.Target) (*matching.View, error) {
+	if v := e.views[t]; v != nil {
+		return v, nil
+	}
+	v, err := e.of.cfg.Versions.View(ctx, e.attempt, t)
+	if err != nil {
+		return nil, err
+	}
+	if e.views == nil {
+		e.views = make(map[matching.Target]*matching.View, 1)
+	}
+	e.views[t] = v
+	return v, nil
+}

@@ -1,0 +1,101 @@
+package policies
+
+import (
+	"fmt"
+	"log/slog"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	arv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/apiserver/admission/matching"
+	"keelson.dev/keelson/controlplane/apiserver/expression"
+	"keelson.dev/keelson/internal/memory/memtest"
+)
+
+// crowd are policies, each alone. Each denies with its number the pods whose name is not good.
+func crowd(t testing.TB, in *expression.Admission, policies int) []*Policies {
+	t.Helper()
+	out := make([]*Policies, policies)
+	cluster := objects{"namespaces//default": &corev1.Namespace{}}
+	for i := range out {
+		out[i] = New(Config{Versions: matching.Versions{Kinds: kinds.All()}, Cluster: cluster, Params: cluster, Expressions: in,
+			Metrics: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)})
+		v := policyOf(fmt.Sprintf("v%d", i))
+		v.Spec.Variables = []arv1.Variable{{Name: "name", Expression: "object.metadata.name"}}
+		v.Spec.MatchConditions = []arv1.MatchCondition{{Name: "mine", Expression: fmt.Sprintf("variables.name != 'apart-%d'", i)}}
+		for e := range 8 {
+			v.Spec.Validations = append(v.Spec.Validations, arv1.Validation{
+				Expression: fmt.Sprintf("object.spec.containers.all(c, c.name != 'no-%d-%d' && size(c.image) < 1000)", i, e),
+			})
+		}
+		v.Spec.Validations = append(v.Spec.Validations, arv1.Validation{
+			Expression: "variables.name.startsWith('good')", MessageExpression: fmt.Sprintf("'%d does not want ' + variables.name", i),
+		})
+		out[i].add(v)
+		out[i].add(bindingOf(v.Name))
+	}
+	return out
+}
+
+// decided fails unless a policy admits what is good or set apart, and denies the rest in its words.
+func (p *Policies) decided(t testing.TB, number int) {
+	t.Helper()
+	for name, want := range map[string]string{
+		"good": "", fmt.Sprintf("apart-%d", number): "", "bad": fmt.Sprintf("%d does not want bad", number),
+	} {
+		a := podAttempt()
+		a.Name = name
+		a.Object.(*corev1.Pod).Name = name
+		if err := p.Validate(t.Context(), a); want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("policy %d, %s: got %v, want %q", number, name, err, want)
+		}
+	}
+}
+
+// Hundreds of policies with many expressions, each used once, do not stay compiled: what is kept is within the room, by
+// estimate and by what the heap has grown. All decide rightly afterwards, those that were dropped too.
+func TestManyPoliciesAreNotKept(t *testing.T) {
+	const most, policies = 2 << 20, 300
+	in := expression.Within(most).Admission()
+	all := crowd(t, in, policies)
+	crowd(t, in, 1)[0].decided(t, 0) // the environments, and what the libraries keep for all
+	before := memtest.Live()
+	for i, p := range all {
+		p.decided(t, i)
+	}
+	grown := memtest.Live() - before
+	taken, kept := in.Kept()
+	t.Logf("%d policies: %.1f MiB of heap; %d are kept, %.1f MiB by estimate", policies, float64(grown)/(1<<20), kept, float64(taken)/(1<<20))
+	if taken > most || grown > 2*most || kept == 0 || kept >= policies {
+		t.Errorf("the heap has grown by %d, %d are taken of %d by %d policies", grown, taken, most, kept)
+	}
+	for i, p := range all {
+		p.decided(t, i)
+	}
+	runtime.KeepAlive(all)
+}
+
+// Decisions are right while policies are dropped and compiled again under those who use them.
+func TestPoliciesDecideWhileTheyAreDropped(t *testing.T) {
+	in := expression.Within(1).Admission() // each new one drops all others
+	all := crowd(t, in, 5)
+	var using sync.WaitGroup
+	for g := range 6 {
+		using.Go(func() {
+			for i := range 10 {
+				n := (g + i) % len(all)
+				all[n].decided(t, n)
+			}
+		})
+	}
+	using.Wait()
+	if _, kept := in.Kept(); kept > 1 {
+		t.Errorf("%d policies are kept in a room for one", kept)
+	}
+}

@@ -1,0 +1,187 @@
+package policies
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	arv1 "k8s.io/api/admissionregistration/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	apiservercel "k8s.io/apiserver/pkg/cel"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/custom"
+	"keelson.dev/keelson/controlplane/apiserver/admission/matching"
+	"keelson.dev/keelson/controlplane/apiserver/expression"
+)
+
+// maxTypes is how many kinds a policy is checked against.
+const maxTypes = 10
+
+// Check says what is wrong with the expressions of a policy over the types that its rules name without wildcards. It
+// changes nothing about what the policy does.
+func Check(p *arv1.ValidatingAdmissionPolicy, kinds *api.Kinds, compiler *expression.Admission) []arv1.ExpressionWarning {
+	of := subjects(p, kinds)
+	types := make([]*apiservercel.DeclType, len(of))
+	for i, k := range of {
+		types[i] = typeOf(k)
+	}
+	params := typeOf(paramKind(p, kinds))
+	d := expression.Declared{Params: p.Spec.ParamKind != nil, Authorizer: true}
+	check := func(field, text string) (out []arv1.ExpressionWarning) {
+		var found []string
+		for i, k := range of {
+			t := types[i]
+			if t == nil || text == "" {
+				continue
+			}
+			said, err := compiler.Check(text, d, variables(p.Spec.Variables), t, params)
+			if err != nil {
+				said = "type checking error: " + err.Error()
+			}
+			if said != "" {
+				found = append(found, fmt.Sprintf("%v: %s\n", k.GVK, said))
+			}
+		}
+		if len(found) > 0 {
+			out = append(out, arv1.ExpressionWarning{FieldRef: field, Warning: strings.Join(found, "\n")})
+		}
+		return out
+	}
+	var all []arv1.ExpressionWarning
+	for i, v := range p.Spec.Validations {
+		all = append(all, check(fmt.Sprintf("spec.validations[%d].expression", i), v.Expression)...)
+		all = append(all, check(fmt.Sprintf("spec.validations[%d].messageExpression", i), v.MessageExpression)...)
+	}
+	return all
+}
+
+// Types are the kinds whose types a policy is checked against: what it was told of them is true for as long as these
+// very kinds are served. custom says that definitions make some of them, or may.
+func Types(p *arv1.ValidatingAdmissionPolicy, kinds *api.Kinds) (all []*api.Kind, custom bool) {
+	all = subjects(p, kinds)
+	c := matching.OfPolicy(p.Spec.MatchConstraints)
+	custom = len(all) < len(c.Resources())
+	if p.Spec.ParamKind != nil {
+		k := paramKind(p, kinds)
+		all = append(all, k)
+		custom = custom || k == nil
+	}
+	return all, custom || slices.ContainsFunc(all, func(k *api.Kind) bool { return k != nil && k.Definition != "" })
+}
+
+// subjects are the kinds that the rules of a policy name, in order.
+func subjects(p *arv1.ValidatingAdmissionPolicy, kinds *api.Kinds) (of []*api.Kind) {
+	c := matching.OfPolicy(p.Spec.MatchConstraints)
+	for _, gvr := range c.Resources() {
+		if k := kinds.ByResource(gvr); k != nil && !slices.Contains(of, k) && len(of) < maxTypes {
+			of = append(of, k)
+		}
+	}
+	slices.SortFunc(of, func(a, b *api.Kind) int { return strings.Compare(a.GVK.String(), b.GVK.String()) })
+	return of
+}
+
+// paramKind is the kind of a policy's parameters; nil = it has none, or there is no such kind.
+func paramKind(p *arv1.ValidatingAdmissionPolicy, kinds *api.Kinds) *api.Kind {
+	if p.Spec.ParamKind == nil {
+		return nil
+	}
+	gv, err := schema.ParseGroupVersion(p.Spec.ParamKind.APIVersion)
+	if err != nil {
+		return nil
+	}
+	return kinds.ByGVK(gv.WithKind(p.Spec.ParamKind.Kind))
+}
+
+// Declarer is a custom.Shape that knows the type of its objects in expressions, the caller's to change; nil = it has
+// no schema. Of metadata it knows the names alone.
+type Declarer interface {
+	Declared() *apiservercel.DeclType
+}
+
+// typeOf is the type of a kind's objects in expressions; nil = nothing is known of it.
+func typeOf(k *api.Kind) *apiservercel.DeclType {
+	if k == nil {
+		return nil
+	}
+	if o, is := k.New().(*custom.Object); is {
+		d, ok := o.Shape.(Declarer)
+		if !ok {
+			return nil
+		}
+		t := d.Declared()
+		if t != nil {
+			const meta = "metadata"
+			t.Fields[meta] = apiservercel.NewDeclField(meta, declared(reflect.TypeFor[metav1.ObjectMeta](), k.GVK.Kind+"."+meta, nil), false, nil, nil)
+		}
+		return t
+	}
+	return declared(reflect.TypeOf(k.New()).Elem(), k.GVK.Kind, nil)
+}
+
+// leaves are the types that have a form of their own in JSON.
+var leaves = map[reflect.Type]*apiservercel.DeclType{
+	reflect.TypeFor[metav1.Time]():          apiservercel.TimestampType,
+	reflect.TypeFor[metav1.MicroTime]():     apiservercel.TimestampType,
+	reflect.TypeFor[time.Time]():            apiservercel.TimestampType,
+	reflect.TypeFor[metav1.Duration]():      apiservercel.StringType,
+	reflect.TypeFor[resource.Quantity]():    apiservercel.DynType,
+	reflect.TypeFor[intstr.IntOrString]():   apiservercel.DynType,
+	reflect.TypeFor[runtime.RawExtension](): apiservercel.DynType,
+	reflect.TypeFor[metav1.FieldsV1]():      apiservercel.DynType,
+	reflect.TypeFor[[]byte]():               apiservercel.BytesType,
+}
+
+// declared is a Go type as expressions know it. A type within itself is dynamic.
+func declared(t reflect.Type, name string, within []reflect.Type) *apiservercel.DeclType {
+	if leaf := leaves[t]; leaf != nil {
+		return leaf
+	}
+	switch t.Kind() {
+	case reflect.Pointer:
+		return declared(t.Elem(), name, within)
+	case reflect.String:
+		return apiservercel.StringType
+	case reflect.Bool:
+		return apiservercel.BoolType
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64, reflect.Uint8, reflect.Uint16, reflect.Uint32:
+		return apiservercel.IntType
+	case reflect.Float32, reflect.Float64:
+		return apiservercel.DoubleType
+	case reflect.Slice:
+		return apiservercel.NewListType(declared(t.Elem(), name+".@idx", within), -1)
+	case reflect.Map:
+		return apiservercel.NewMapType(apiservercel.StringType, declared(t.Elem(), name+".@elem", within), -1)
+	case reflect.Struct:
+		if !slices.Contains(within, t) {
+			fields := map[string]*apiservercel.DeclField{}
+			addFields(fields, t, name, append(within[:len(within):len(within)], t))
+			return apiservercel.NewObjectType(name, fields)
+		}
+	}
+	return apiservercel.DynType
+}
+
+func addFields(to map[string]*apiservercel.DeclField, t reflect.Type, name string, within []reflect.Type) {
+	for i := range t.NumField() {
+		f := t.Field(i)
+		key, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		switch {
+		case key == "" && f.Anonymous:
+			addFields(to, f.Type, name, within)
+		case key != "" && key != "-":
+			escaped, ok := apiservercel.Escape(key)
+			if !ok {
+				continue
+			}
+			to[escaped] = apiservercel.NewDeclField(escaped, declared(f.Type, name+"."+key, within), false, nil, nil)
+		}
+	}
+}

@@ -1,0 +1,41 @@
+package admission
+
+import (
+	"context"
+	"testing"
+
+	arv1 "k8s.io/api/admissionregistration/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds"
+)
+
+// The cluster's administrators are not asked about, also where an authorizer knows nothing of them; everybody else is,
+// on the object itself and not on its status.
+func TestPolicyParamsAndAdministrators(t *testing.T) {
+	all := kinds.All()
+	admit := policyParams(Config{Kinds: all, Allowed: func(context.Context, api.User, string, schema.GroupVersionResource, string, string, string) (bool, string) {
+		return false, ""
+	}})
+	policy := &arv1.ValidatingAdmissionPolicy{}
+	policy.Spec.ParamKind = &arv1.ParamKind{APIVersion: "v1", Kind: "Secret"}
+	for _, c := range []struct {
+		group, facet string
+		operation    api.Operation
+		refused      bool
+	}{
+		{api.GroupMasters, "", api.Create, false},
+		{api.GroupMasters, "", api.Update, false},
+		{"authors", "", api.Create, true},
+		{"authors", "", api.Update, true},
+		{"authors", "status", api.Update, false},
+	} {
+		err := admit(t.Context(), &Attempt{Kind: all.ByType(policy), Whole: policy, Operation: c.operation, Facet: c.facet,
+			User: api.User{Name: "a", Groups: []string{c.group}}})
+		if c.refused != apierrors.IsInvalid(err) || !c.refused && err != nil {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}

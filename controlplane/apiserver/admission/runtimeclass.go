@@ -1,0 +1,84 @@
+package admission
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+)
+
+// runtimeClass gives new pods what their class adds: overhead, a node selector and tolerations. A later mutating plugin
+// may name another class; then the next round merges what that one adds, and the old one's stays.
+func runtimeClass(c Cluster) func(ctx context.Context, a *Attempt) error {
+	return func(ctx context.Context, a *Attempt) error {
+		pod, class, err := classOfRuntime(ctx, c, a)
+		if err != nil || class == nil {
+			return err
+		}
+		if class.Overhead != nil {
+			if len(pod.Spec.Overhead) > 0 && !equality.Semantic.DeepEqual(class.Overhead.PodFixed, pod.Spec.Overhead) {
+				return forbid(a, pod, errOtherOverhead)
+			}
+			pod.Spec.Overhead = class.Overhead.PodFixed.DeepCopy() // the class is shared
+		}
+		if class.Scheduling == nil {
+			return nil
+		}
+		for _, key := range slices.Sorted(maps.Keys(class.Scheduling.NodeSelector)) {
+			want := class.Scheduling.NodeSelector[key]
+			if have, ok := pod.Spec.NodeSelector[key]; ok && have != want {
+				return forbid(a, pod, fmt.Errorf(
+					"conflict: runtimeClass.scheduling.nodeSelector[%s] = %s; pod.spec.nodeSelector[%s] = %s", key, want, key, have))
+			}
+			if pod.Spec.NodeSelector == nil {
+				pod.Spec.NodeSelector = map[string]string{}
+			}
+			pod.Spec.NodeSelector[key] = want
+		}
+		if more := class.Scheduling.Tolerations; len(more) > 0 {
+			pod.Spec.Tolerations = mergeTolerations(pod.Spec.Tolerations, (&nodev1.Scheduling{Tolerations: more}).DeepCopy().Tolerations)
+		}
+		return nil
+	}
+}
+
+// runtimeOverhead refuses pods with an overhead that is not their class's, whoever gave it to them.
+func runtimeOverhead(c Cluster) func(ctx context.Context, a *Attempt) error {
+	return func(ctx context.Context, a *Attempt) error {
+		pod, class, err := classOfRuntime(ctx, c, a)
+		switch {
+		case err != nil || pod == nil || len(pod.Spec.Overhead) == 0:
+			return err
+		case class == nil || class.Overhead == nil:
+			return forbid(a, pod, errors.New("pod rejected: Pod Overhead set without corresponding RuntimeClass defined Overhead"))
+		case !equality.Semantic.DeepEqual(class.Overhead.PodFixed, pod.Spec.Overhead):
+			return forbid(a, pod, errOtherOverhead)
+		}
+		return nil
+	}
+}
+
+var errOtherOverhead = errors.New("pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead")
+
+// classOfRuntime returns a new pod and the class that it names: nil when it names none, and with "" too, which stands for
+// the node's own runtime. pod is nil for everything but new pods.
+func classOfRuntime(ctx context.Context, c Cluster, a *Attempt) (pod *corev1.Pod, class *nodev1.RuntimeClass, err error) {
+	if !a.Is("pods") || !a.Creates() {
+		return nil, nil, nil
+	}
+	pod = a.Whole.(*corev1.Pod)
+	name := pod.Spec.RuntimeClassName
+	if name == nil || *name == "" {
+		return pod, nil, nil
+	}
+	o, ok := c.Get(ctx, "runtimeclasses", "", *name)
+	if !ok {
+		return nil, nil, forbid(a, pod, fmt.Errorf("pod rejected: RuntimeClass %q not found", *name))
+	}
+	return pod, o.(*nodev1.RuntimeClass), nil
+}

@@ -1,0 +1,149 @@
+package admission
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds"
+)
+
+// serviceRange is where Services get addresses; cidr is the ServiceCIDR that says so, nil for the range that the
+// cluster was made with.
+type serviceRange struct {
+	netip.Prefix
+	cidr *networkingv1.ServiceCIDR
+}
+
+// serviceRanges are the range that the cluster was made with and those that ServiceCIDRs add, of IPv4.
+func serviceRanges(ctx context.Context, c Config) ([]serviceRange, error) {
+	out := []serviceRange{{Prefix: c.ServiceCIDR}}
+	if c.Cluster == nil {
+		return out, nil
+	}
+	all, err := c.Cluster.List(ctx, "servicecidrs", "", false)
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range all {
+		cidr := o.(*networkingv1.ServiceCIDR)
+		for _, p := range kinds.ServiceRanges(cidr) {
+			if p.Addr().Is4() && p != c.ServiceCIDR.Masked() {
+				out = append(out, serviceRange{p, cidr})
+			}
+		}
+	}
+	return out, nil
+}
+
+// rangeOf is the first of the ranges in which an address can be given out.
+func rangeOf(ranges []serviceRange, a netip.Addr) (serviceRange, bool) {
+	i := slices.IndexFunc(ranges, func(r serviceRange) bool { return usable(r.Prefix, a) })
+	if i < 0 {
+		return serviceRange{}, false
+	}
+	return ranges[i], true
+}
+
+// maxForeign bounds how many addresses are tried that something other than a Service has.
+const maxForeign = 1024
+
+// pick picks an address of the ranges, of which the cluster's own is used up first.
+func (a *allocator) pick() (netip.Addr, error) {
+	var err error
+	for _, r := range a.ranges {
+		for range maxForeign {
+			var ip netip.Addr
+			if ip, err = a.c.AllocateIP(a.attempt, r.Prefix); err != nil {
+				break
+			}
+			if _, foreign := a.foreign(ip); !foreign {
+				return ip, nil
+			}
+		}
+	}
+	return netip.Addr{}, err
+}
+
+// foreign is the IPAddress of an address, if there is one: no Service has it, or the registry would know.
+func (a *allocator) foreign(ip netip.Addr) (api.Object, bool) {
+	if a.c.Cluster == nil {
+		return nil, false
+	}
+	return a.c.Cluster.Get(a.ctx, "ipaddresses", "", ip.String())
+}
+
+// serviceAddresses keeps the IPAddresses of a Service in the commit that gives it addresses or takes them: those of
+// one that goes are the registry's to remove.
+func serviceAddresses(c Config) func(ctx context.Context, a *api.Attempt) error {
+	var kind *api.Kind
+	if c.Kinds != nil {
+		kind = c.Kinds.ByType(&networkingv1.IPAddress{})
+	}
+	return func(ctx context.Context, a *api.Attempt) error {
+		if kind == nil || !a.Is("services") || !a.Creates() && !a.Updates() {
+			return nil
+		}
+		svc := a.Whole.(*corev1.Service)
+		var had []string
+		if before, ok := a.Stored.(*corev1.Service); ok {
+			had = kinds.ClusterAddresses(before)
+		}
+		have := kinds.ClusterAddresses(svc)
+		ranges, err := serviceRanges(ctx, c)
+		if err != nil {
+			return asStatus(err)
+		}
+		for i, address := range have {
+			if slices.Contains(had, address) {
+				continue
+			}
+			a.Write(api.Change{Ref: api.Ref{Kind: kind, Name: address}, Next: take(a, svc, address, i)})
+			// Who ends a ServiceCIDR and who takes an address of it do not miss each other.
+			if ip, err := netip.ParseAddr(address); err == nil {
+				if r, ok := rangeOf(ranges, ip); ok && r.cidr != nil {
+					a.Require(api.Check{Ref: api.Ref{Kind: c.Kinds.ByType(r.cidr), Name: r.cidr.Name}, Seen: r.cidr})
+				}
+			}
+		}
+		for _, address := range had {
+			if !slices.Contains(have, address) {
+				a.Write(api.Change{Ref: api.Ref{Kind: kind, Name: address}, Next: release(svc)})
+			}
+		}
+		return nil
+	}
+}
+
+// take makes the IPAddress of a Service, unless the address is something else's.
+func take(a *api.Attempt, svc *corev1.Service, address string, i int) func(api.Object) (api.Object, error) {
+	return func(stored api.Object) (api.Object, error) {
+		have, ok := stored.(*networkingv1.IPAddress)
+		switch {
+		case !ok:
+			return kinds.AddressOf(svc, address), nil
+		case kinds.IsAddressOf(have, svc):
+			return stored, nil
+		case a.Picked(kinds.SpaceClusterIPs, address): // in the moment after it was looked at
+			return nil, apierrors.NewConflict(a.Kind.GVR().GroupResource(), svc.Name, errTaken)
+		}
+		return nil, apierrors.NewInvalid(a.Kind.GVK.GroupKind(), svc.Name, field.ErrorList{
+			field.Invalid(field.NewPath("spec", "clusterIPs").Index(i), address, "provided IP is already allocated")})
+	}
+}
+
+// release removes the IPAddress of a Service.
+func release(svc *corev1.Service) func(api.Object) (api.Object, error) {
+	return func(stored api.Object) (api.Object, error) {
+		if have, ok := stored.(*networkingv1.IPAddress); ok && kinds.IsAddressOf(have, svc) {
+			return nil, nil
+		}
+		return stored, nil
+	}
+}

@@ -1,0 +1,162 @@
+package admission
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+
+	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/quota"
+)
+
+// mergeTolerations joins two lists. Of two tolerations of which one tolerates all that the other does, it stays alone.
+func mergeTolerations(first, second []corev1.Toleration) []corev1.Toleration {
+	all := slices.Concat(first, second)
+	var out []corev1.Toleration
+	for i := range all {
+		covered := false
+		for j := range all {
+			if i != j && covers(&all[j], &all[i]) && (i > j || !covers(&all[i], &all[j])) {
+				covered = true
+			}
+		}
+		if !covered {
+			out = append(out, all[i])
+		}
+	}
+	return out
+}
+
+// covers says whether a tolerates all that b does.
+func covers(a, b *corev1.Toleration) bool {
+	if equality.Semantic.DeepEqual(a, b) {
+		return true
+	}
+	if a.Key != b.Key && (a.Key != "" || a.Operator != corev1.TolerationOpExists) || a.Effect != "" && a.Effect != b.Effect {
+		return false
+	}
+	if a.Effect == corev1.TaintEffectNoExecute && a.TolerationSeconds != nil {
+		if b.TolerationSeconds == nil || *a.TolerationSeconds < *b.TolerationSeconds {
+			return false
+		}
+	}
+	operator := func(t *corev1.Toleration) corev1.TolerationOperator {
+		return cmp.Or(t.Operator, corev1.TolerationOpEqual)
+	}
+	switch operator(a) {
+	case corev1.TolerationOpExists:
+		return true
+	case corev1.TolerationOpEqual:
+		return operator(b) == corev1.TolerationOpEqual && a.Value == b.Value
+	}
+	return false // by numbers: which values those are is not compared
+}
+
+// The annotations by which a namespace tells of its pods' tolerations.
+const (
+	namespaceTolerations = "scheduler.alpha.kubernetes.io/defaultTolerations"
+	namespaceAllowed     = "scheduler.alpha.kubernetes.io/tolerationsWhitelist"
+)
+
+// podTolerations gives new pods the tolerations of their namespace, and those that have memory of their own one for
+// nodes that run short of it.
+func podTolerations(c Cluster) func(ctx context.Context, a *Attempt) error {
+	return func(ctx context.Context, a *Attempt) error {
+		pod, ok := a.Whole.(*corev1.Pod)
+		if !ok || !a.Creates() && !a.Updates() {
+			return nil
+		}
+		if a.Creates() {
+			more, err := tolerationsOf(ctx, c, a, namespaceTolerations)
+			if err != nil {
+				return err
+			}
+			if len(more) > 0 {
+				pod.Spec.Tolerations = mergeTolerations(pod.Spec.Tolerations, more)
+			}
+		}
+		if kinds.QOSClass(&pod.Spec) != corev1.PodQOSBestEffort {
+			pod.Spec.Tolerations = mergeTolerations(pod.Spec.Tolerations, []corev1.Toleration{{
+				Key: corev1.TaintNodeMemoryPressure, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}})
+		}
+		return nil
+	}
+}
+
+// allowedTolerations refuses tolerations that a namespace does not allow.
+func allowedTolerations(c Cluster) func(ctx context.Context, a *Attempt) error {
+	return func(ctx context.Context, a *Attempt) error {
+		pod, ok := a.Whole.(*corev1.Pod)
+		if !ok || !a.Creates() && !a.Updates() || len(pod.Spec.Tolerations) == 0 {
+			return nil
+		}
+		allowed, err := tolerationsOf(ctx, c, a, namespaceAllowed)
+		if err != nil || len(allowed) == 0 {
+			return err
+		}
+		for i := range pod.Spec.Tolerations {
+			if !slices.ContainsFunc(allowed, func(t corev1.Toleration) bool { return covers(&t, &pod.Spec.Tolerations[i]) }) {
+				return forbid(a, pod, errors.New(
+					"pod tolerations (possibly merged with namespace default tolerations) conflict with its namespace whitelist"))
+			}
+		}
+		return nil
+	}
+}
+
+// tolerationsOf reads an annotation of the attempt's namespace.
+func tolerationsOf(ctx context.Context, c Cluster, a *Attempt, annotation string) ([]corev1.Toleration, error) {
+	ns, ok := c.Get(ctx, "namespaces", "", a.Namespace)
+	if !ok {
+		return nil, notFound("namespaces", a.Namespace)
+	}
+	text := ns.GetAnnotations()[annotation]
+	if text == "" {
+		return nil, nil
+	}
+	var out []corev1.Toleration
+	if err := json.Unmarshal([]byte(text), &out); err != nil {
+		return nil, forbid(a, a.Whole, fmt.Errorf("annotation %s of namespace %s is no list of tolerations: %w", annotation, a.Namespace, err))
+	}
+	return out, nil
+}
+
+// extendedResourceToleration lets pods onto the nodes that are kept for the extended resources that they ask for.
+func extendedResourceToleration(_ context.Context, a *Attempt) error {
+	pod, ok := a.Whole.(*corev1.Pod)
+	if !ok || !a.Creates() && !a.Updates() {
+		return nil
+	}
+	asked := map[string]bool{}
+	for _, list := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} {
+		for i := range list {
+			for name := range list[i].Resources.Requests {
+				if quota.Extended(name) {
+					asked[string(name)] = true
+				}
+			}
+		}
+	}
+	for _, name := range sortedKeys(asked) {
+		t := corev1.Toleration{Key: name, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}
+		if !slices.ContainsFunc(pod.Spec.Tolerations, func(have corev1.Toleration) bool { return equality.Semantic.DeepEqual(have, t) }) {
+			pod.Spec.Tolerations = append(pod.Spec.Tolerations, t)
+		}
+	}
+	return nil
+}
+
+func sortedKeys(m map[string]bool) []string {
+	out := make([]string, 0, len(m))
+	for k := range m {
+		out = append(out, k)
+	}
+	slices.Sort(out)
+	return out
+}

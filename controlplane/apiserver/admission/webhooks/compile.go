@@ -1,0 +1,165 @@
+package webhooks
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	arv1 "k8s.io/api/admissionregistration/v1"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/apiserver/admission/matching"
+	"keelson.dev/keelson/controlplane/apiserver/expression"
+	"keelson.dev/keelson/controlplane/apiserver/webhook"
+)
+
+// What a configuration leaves out, and the bounds of what it may say.
+const (
+	defaultTimeout = 10 * time.Second
+	maxTimeout     = 30 * time.Second
+	defaultPort    = 443
+)
+
+// hook is one webhook, ready to be asked.
+type hook struct {
+	configuration, name string
+	index               int
+	id                  string // its identity across changes of others
+	criteria            matching.Criteria
+	conditions          func() *matching.Conditions // compiled; nil = none
+	endpoint            *endpoint
+	home                string // the namespace of its service; "" = it is at a URL
+	timeout             time.Duration
+	ignores             bool // failures
+	sideEffects         bool // also in a dry run
+	again               bool
+	failures            *failures
+	review              string // the version of AdmissionReview; "" = none that is known
+}
+
+// compile reads a configuration.
+func (w *Webhooks) compile(o api.Object) *configuration {
+	hooks, again := hooksOf(o)
+	c := &configuration{name: o.GetName()}
+	for i := range hooks {
+		h := w.hook(c.name, &hooks[i])
+		h.id = fmt.Sprintf("%s/%s/%d", c.name, h.name, i)
+		h.again = again != nil && again[i] == arv1.IfNeededReinvocationPolicy
+		c.hooks = append(c.hooks, h)
+	}
+	return c
+}
+
+func (w *Webhooks) hook(configuration string, from *arv1.ValidatingWebhook) *hook {
+	h := &hook{
+		configuration: configuration, name: from.Name, timeout: defaultTimeout, failures: new(failures),
+		criteria: matching.OfWebhook(from.Rules, from.MatchPolicy, from.NamespaceSelector, from.ObjectSelector),
+		ignores:  from.FailurePolicy != nil && *from.FailurePolicy == arv1.Ignore,
+		endpoint: w.endpoint(from.ClientConfig),
+	}
+	if from.TimeoutSeconds != nil {
+		h.timeout = min(max(time.Duration(*from.TimeoutSeconds)*time.Second, time.Second), maxTimeout)
+	}
+	if s := from.ClientConfig.Service; s != nil {
+		h.home = s.Namespace
+	}
+	h.sideEffects = from.SideEffects == nil ||
+		*from.SideEffects != arv1.SideEffectClassNone && *from.SideEffects != arv1.SideEffectClassNoneOnDryRun
+	for _, v := range from.AdmissionReviewVersions {
+		if v == "v1" || v == "v1beta1" {
+			h.review = v
+			break
+		}
+	}
+	if len(from.MatchConditions) > 0 {
+		list := from.MatchConditions
+		h.conditions = expression.Keep(w.cfg.Expressions, func() (*matching.Conditions, *expression.Scope) {
+			s := w.cfg.Expressions.NewScope(expression.Declared{Authorizer: true}, nil)
+			return matching.NewConditions(list, s), s
+		})
+	}
+	return h
+}
+
+// endpoint is where a webhook is reached. Webhooks at the same address share its connections.
+type endpoint struct {
+	key  string
+	open func() (*webhook.Endpoint, error) // when it is asked first
+	mu   sync.Mutex
+	made *webhook.Endpoint
+}
+
+func (e *endpoint) get() (*webhook.Endpoint, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.made != nil {
+		return e.made, nil
+	}
+	var err error
+	e.made, err = e.open()
+	return e.made, err
+}
+
+func (e *endpoint) close() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.made != nil {
+		e.made.Close()
+	}
+}
+
+// endpoint finds or makes the endpoint of an address. The lock is held.
+func (w *Webhooks) endpoint(c arv1.WebhookClientConfig) *endpoint {
+	at := webhook.Address{CA: c.CABundle}
+	var fault error
+	switch s := c.Service; {
+	case s != nil:
+		port, path := int32(defaultPort), ""
+		if s.Port != nil {
+			port = *s.Port
+		}
+		if s.Path != nil {
+			path = *s.Path
+		}
+		at.ServerName = s.Name + "." + s.Namespace + ".svc"
+		at.URL = (&url.URL{Scheme: "https", Host: net.JoinHostPort(at.ServerName, strconv.Itoa(int(port))), Path: path}).String()
+		at.Dial = w.dialer(s.Namespace, s.Name, port)
+	case c.URL != nil:
+		at.URL = *c.URL
+		if !strings.HasPrefix(at.URL, "https://") {
+			fault = fmt.Errorf("%q is no https URL", api.Clip(at.URL, 256))
+		}
+	default:
+		fault = errors.New("webhook configuration must have either service or URL")
+	}
+	sum := sha256.Sum256(c.CABundle)
+	key := at.URL + " " + at.ServerName + " " + hex.EncodeToString(sum[:])
+	if e := w.endpoints[key]; e != nil {
+		return e
+	}
+	e := &endpoint{key: key, open: func() (*webhook.Endpoint, error) {
+		if fault != nil {
+			return nil, fault
+		}
+		return webhook.NewEndpoint(at)
+	}}
+	w.endpoints[key] = e
+	return e
+}
+
+func (w *Webhooks) dialer(namespace, name string, port int32) func(context.Context, string, string) (net.Conn, error) {
+	if w.cfg.Services != nil {
+		return w.cfg.Services.ForService(namespace, name, port)
+	}
+	return func(context.Context, string, string) (net.Conn, error) {
+		return nil, fmt.Errorf("this replica has no way to service %s/%s", namespace, name)
+	}
+}

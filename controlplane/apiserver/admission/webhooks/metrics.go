@@ -1,0 +1,91 @@
+package webhooks
+
+import (
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// How the two kinds of webhooks are called in metrics.
+const (
+	typeMutating   = "admit"
+	typeValidating = "validating"
+)
+
+// Why a webhook's answer, or its absence, ended a request.
+const (
+	errorCalling  = "calling_webhook_error"
+	errorInternal = "apiserver_internal_error"
+	errorNone     = "no_error"
+)
+
+// metrics count under Kubernetes' names.
+type metrics struct {
+	duration *prometheus.HistogramVec
+	total    *prometheus.CounterVec
+	rejected *prometheus.CounterVec
+	failOpen *prometheus.CounterVec
+
+	mu    sync.Mutex
+	names map[string]bool // of the webhooks that may have series
+}
+
+func newMetrics(reg prometheus.Registerer) *metrics {
+	m := &metrics{
+		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "apiserver_admission_webhook_admission_duration_seconds",
+			Help:    "Time that admission webhooks took, by name, type, operation and whether they rejected.",
+			Buckets: []float64{0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 10, 25},
+		}, []string{"name", "type", "operation", "rejected"}),
+		total: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "apiserver_admission_webhook_request_total",
+			Help: "Questions to admission webhooks by name, type, operation, code and whether they rejected.",
+		}, []string{"name", "type", "operation", "code", "rejected"}),
+		rejected: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "apiserver_admission_webhook_rejection_count",
+			Help: "Rejections by admission webhook, with their reason and code.",
+		}, []string{"name", "type", "operation", "error_type", "rejection_code"}),
+		failOpen: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "apiserver_admission_webhook_fail_open_count",
+			Help: "Failures of admission webhooks that were ignored.",
+		}, []string{"name", "type"}),
+	}
+	if reg != nil {
+		reg.MustRegister(m.duration, m.total, m.rejected, m.failOpen)
+	}
+	return m
+}
+
+// maxCode bounds the codes that webhooks may choose.
+const maxCode = 600
+
+func (m *metrics) answered(h *hook, kind, operation string, code int, rejected bool, took time.Duration) {
+	code = min(code, maxCode)
+	r := strconv.FormatBool(rejected)
+	m.duration.WithLabelValues(h.name, kind, operation, r).Observe(took.Seconds())
+	m.total.WithLabelValues(h.name, kind, operation, strconv.Itoa(code), r).Inc()
+}
+
+func (m *metrics) rejection(h *hook, kind, operation, why string, code int) {
+	m.rejected.WithLabelValues(h.name, kind, operation, why, strconv.Itoa(min(code, maxCode))).Inc()
+}
+
+func (m *metrics) open(h *hook, kind string) { m.failOpen.WithLabelValues(h.name, kind).Inc() }
+
+// keep drops the series of all webhooks but these.
+func (m *metrics) keep(names map[string]bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for name := range m.names {
+		if !names[name] {
+			gone := prometheus.Labels{"name": name}
+			m.duration.DeletePartialMatch(gone)
+			m.total.DeletePartialMatch(gone)
+			m.rejected.DeletePartialMatch(gone)
+			m.failOpen.DeletePartialMatch(gone)
+		}
+	}
+	m.names = names
+}

@@ -1,0 +1,155 @@
+package webhooks
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/input"
+	"keelson.dev/keelson/controlplane/apiserver/admission/matching"
+)
+
+// Bounds of an answer. That of a mutating webhook has a patch in it, in base64.
+const (
+	maxValidating  = 1 << 20
+	maxMutating    = 5 << 20
+	maxMessage     = 16 << 10
+	maxAnnotations = 32
+	maxWarnings    = 32
+)
+
+// The versions of AdmissionReview have the same form, and differ in what is asked of an answer.
+const (
+	reviewGroup = "admission.k8s.io/"
+	reviewKind  = "AdmissionReview"
+	reviewV1    = "v1"
+)
+
+// encoded is a view of an attempt in JSON, which all webhooks that look at it share.
+type encoded struct {
+	object, old json.RawMessage
+}
+
+func encode(v *matching.View) (e encoded, err error) {
+	if e.object, err = encodeObject(v.Object); err != nil {
+		return e, err
+	}
+	e.old, err = encodeObject(v.Old)
+	return e, err
+}
+
+func encodeObject(o runtime.Object) (json.RawMessage, error) {
+	if o == nil {
+		return nil, nil
+	}
+	return json.Marshal(o)
+}
+
+// question is an AdmissionReview.
+func question(version string, uid types.UID, a *matching.Attempt, v *matching.View, e encoded) ([]byte, error) {
+	r := a.Request(v.Target)
+	r.UID, r.Object.Raw, r.OldObject.Raw = uid, e.object, e.old
+	return json.Marshal(&admissionv1.AdmissionReview{
+		TypeMeta: metav1.TypeMeta{APIVersion: reviewGroup + version, Kind: reviewKind}, Request: r,
+	})
+}
+
+// answer is what is read of a response.
+type answer struct {
+	UID              types.UID         `json:"uid"`
+	Allowed          bool              `json:"allowed"`
+	Status           *metav1.Status    `json:"status"`
+	Patch            []byte            `json:"patch"`
+	PatchType        *string           `json:"patchType"`
+	AuditAnnotations map[string]string `json:"auditAnnotations"`
+	Warnings         []string          `json:"warnings"`
+}
+
+// readAnswer reads a response and checks that it is one to this question.
+func readAnswer(data []byte, version string, uid types.UID, mutating bool) (*answer, error) {
+	var review struct {
+		APIVersion string          `json:"apiVersion"`
+		Kind       string          `json:"kind"`
+		Response   json.RawMessage `json:"response"`
+	}
+	if err := json.Unmarshal(data, &review); err != nil {
+		return nil, fmt.Errorf("couldn't get version/kind; json parse error: %w", err)
+	}
+	if len(review.Response) == 0 || string(review.Response) == "null" {
+		return nil, errors.New("webhook response was absent")
+	}
+	if err := input.CheckJSON(review.Response); err != nil {
+		return nil, err
+	}
+	a := &answer{}
+	if err := json.Unmarshal(review.Response, a); err != nil {
+		return nil, err
+	}
+	if version != reviewV1 { // of older responses uid, version and type of patch are not looked at
+		if mutating && len(a.Patch) > 0 {
+			a.PatchType = new(string)
+			*a.PatchType = string(admissionv1.PatchTypeJSONPatch)
+		}
+		if !mutating {
+			a.Patch = nil
+		}
+		return a, nil
+	}
+	if a.UID != uid {
+		return nil, fmt.Errorf("expected response.uid=%q, got %q", uid, api.Clip(string(a.UID), 64))
+	}
+	if review.APIVersion != reviewGroup+reviewV1 || review.Kind != reviewKind {
+		return nil, fmt.Errorf("expected webhook response of %s, got %s, Kind=%s", reviewGroup+reviewV1+", Kind="+reviewKind,
+			api.Clip(review.APIVersion, 64), api.Clip(review.Kind, 64))
+	}
+	return a, a.checkPatch(mutating)
+}
+
+func (a *answer) checkPatch(mutating bool) error {
+	switch {
+	case !mutating && len(a.Patch) > 0:
+		return errors.New("validating webhook may not return response.patch")
+	case !mutating && a.PatchType != nil:
+		return errors.New("validating webhook may not return response.patchType")
+	case len(a.Patch) > 0 && a.PatchType == nil:
+		return errors.New("webhook returned response.patch but not response.patchType")
+	case len(a.Patch) == 0 && a.PatchType != nil:
+		return errors.New("webhook returned response.patchType but not response.patch")
+	case a.PatchType != nil && *a.PatchType == "":
+		return errors.New(`webhook returned invalid response.patchType of ""`)
+	}
+	return nil
+}
+
+// denial is the error of a request that a webhook denies.
+func denial(name string, said *metav1.Status) *apierrors.StatusError {
+	s := metav1.Status{}
+	if said != nil {
+		s = *said
+	}
+	if s.Code < http.StatusBadRequest || s.Code >= maxCode {
+		s.Code = http.StatusBadRequest
+	}
+	if s.Status == "" || s.Status == metav1.StatusSuccess {
+		s.Status = metav1.StatusFailure
+	}
+	s.Message, s.Reason = api.Clip(s.Message, maxMessage), metav1.StatusReason(api.Clip(string(s.Reason), 256))
+	by := fmt.Sprintf("admission webhook %q denied the request", name)
+	switch {
+	case s.Message != "":
+		s.Message = by + ": " + s.Message
+	case s.Reason != "":
+		s.Message = by + ": " + string(s.Reason)
+	default:
+		s.Message = by + " without explanation"
+	}
+	return &apierrors.StatusError{ErrStatus: s}
+}

@@ -1,0 +1,160 @@
+package aggregation
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"keelson.dev/keelson/controlplane/apiserver/dialer"
+)
+
+// attempts is how often a server that fails is asked before it is held unavailable: another endpoint may answer.
+const attempts = 5
+
+// Check finds out whether the server of an APIService is available, as its condition says it.
+func (l *Layer) Check(ctx context.Context, cluster dialer.Cluster, s *apiregistrationv1.APIService) apiregistrationv1.APIServiceCondition {
+	c := apiregistrationv1.APIServiceCondition{Type: apiregistrationv1.Available, LastTransitionTime: metav1.NewTime(l.cfg.Clock())}
+	c.Status, c.Reason, c.Message = apiregistrationv1.ConditionFalse, "", ""
+	if c.Reason, c.Message = missing(ctx, cluster, &s.Spec); c.Reason != "" {
+		return c
+	}
+	if err := l.reach(ctx, l.remote(s)); err != nil {
+		c.Reason, c.Message = "FailedDiscoveryCheck", err.Error()
+		return c
+	}
+	c.Status, c.Reason, c.Message = apiregistrationv1.ConditionTrue, "Passed", "all checks passed"
+	return c
+}
+
+// missing says what the Service lacks that a request could go to.
+func missing(ctx context.Context, cluster dialer.Cluster, spec *apiregistrationv1.APIServiceSpec) (reason, message string) {
+	namespace, name := spec.Service.Namespace, spec.Service.Name
+	o, _ := cluster.Get(ctx, "services", namespace, name)
+	svc, ok := o.(*corev1.Service)
+	if !ok {
+		return "ServiceNotFound", fmt.Sprintf("service/%s in %q is not present", name, namespace)
+	}
+	if svc.Spec.Type != corev1.ServiceTypeClusterIP && svc.Spec.Type != "" {
+		return "", ""
+	}
+	var found *corev1.ServicePort
+	for i := range svc.Spec.Ports {
+		if svc.Spec.Ports[i].Port == port(spec) {
+			found = &svc.Spec.Ports[i]
+		}
+	}
+	if found == nil {
+		return "ServicePortError", fmt.Sprintf("service/%s in %q is not listening on port %d", name, namespace, port(spec))
+	}
+	all, err := cluster.List(ctx, "endpointslices", namespace, false)
+	if err != nil {
+		return "EndpointsAccessError", fmt.Sprintf("service/%s in %q cannot be checked due to: %v", name, namespace, err)
+	}
+	seen, ready := false, false
+	for _, o := range all {
+		if es, ok := o.(*discoveryv1.EndpointSlice); ok && es.Labels[discoveryv1.LabelServiceName] == name {
+			seen = true
+			ready = ready || serves(es, found.Name)
+		}
+	}
+	switch {
+	case !seen:
+		return "EndpointsNotFound", fmt.Sprintf("cannot find endpointslices for service/%s in %q", name, namespace)
+	case !ready:
+		return "MissingEndpoints", fmt.Sprintf("endpointslices for service/%s in %q have no addresses with port name %q", name, namespace, found.Name)
+	}
+	return "", ""
+}
+
+func serves(es *discoveryv1.EndpointSlice, portName string) bool {
+	ready := false
+	for _, e := range es.Endpoints {
+		ready = ready || e.Conditions.Ready == nil || *e.Conditions.Ready
+	}
+	for _, p := range es.Ports {
+		if ready && p.Port != nil && (p.Name == nil && portName == "" || p.Name != nil && *p.Name == portName) {
+			return true
+		}
+	}
+	return false
+}
+
+// reach asks the server for its discovery document: once, and several times at once when that failed or takes long.
+// All of it has one time.
+func (l *Layer) reach(ctx context.Context, r *remote) error {
+	if r.err != nil {
+		return r.err
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	results := make(chan error, attempts)
+	ask := func() { results <- ask(ctx, r) }
+	go ask()
+	long := time.NewTimer(hedge)
+	defer long.Stop()
+	for asked, answered := 1, 0; ; {
+		var err error
+		select {
+		case err = <-results:
+			if answered++; err == nil || answered == attempts {
+				return err
+			}
+		case <-long.C:
+		}
+		for ; asked < attempts; asked++ {
+			go ask()
+		}
+	}
+}
+
+// hedge is when a first question is held to take long: another endpoint may be quick.
+const hedge = time.Second
+
+func ask(ctx context.Context, r *remote) error {
+	_, err := r.get(ctx, r.path(), "application/json", itself, 0)
+	if err != nil && ctx.Err() != nil {
+		return fmt.Errorf("timed out waiting for %s%s", r.base.String(), r.path())
+	}
+	return err
+}
+
+// SetCondition returns the conditions with c in the place of the one of its type; false when nothing but the time differs.
+func SetCondition(all []apiregistrationv1.APIServiceCondition, c apiregistrationv1.APIServiceCondition) ([]apiregistrationv1.APIServiceCondition, bool) {
+	out := append([]apiregistrationv1.APIServiceCondition(nil), all...)
+	for i := range out {
+		if out[i].Type != c.Type {
+			continue
+		}
+		if out[i].Status == c.Status {
+			c.LastTransitionTime = out[i].LastTransitionTime
+		}
+		changed := out[i].Status != c.Status || out[i].Reason != c.Reason
+		if c.Reason != "FailedDiscoveryCheck" { // whose words name ports and endpoints that are others each time
+			changed = changed || out[i].Message != c.Message
+		}
+		out[i] = c
+		return out, changed
+	}
+	return append(out, c), true
+}
+
+// When a server is looked at again of which nothing changed in the API: one that fails soon at first, for it may have
+// just begun, and ever less often as it goes on.
+const (
+	period    = 30 * time.Second
+	minPeriod = 250 * time.Millisecond
+	maxPeriod = 2 * time.Minute
+)
+
+// Again is when a server is looked at again that has failed so many times in a row since it was last heard of.
+func Again(failures int) time.Duration {
+	if failures == 0 {
+		return period
+	}
+	return min(minPeriod<<min(failures-1, 16), maxPeriod)
+}

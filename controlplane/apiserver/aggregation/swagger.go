@@ -1,0 +1,55 @@
+package aggregation
+
+import (
+	"context"
+
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"keelson.dev/keelson/controlplane/apiserver/openapi"
+)
+
+// The bounds of OpenAPI v2 documents: of one as a server sends it, and of what is kept of all.
+const (
+	maxSwagger  = 4 << 20
+	maxSwaggers = 16 << 20
+)
+
+// Swagger is what the servers in the cluster say of their group versions in OpenAPI v2, in the order of their names:
+// those that do not answer by what they said last, those that say nothing readable not at all.
+func (l *Layer) Swagger(ctx context.Context) []*openapi.Part {
+	remotes := l.Remotes(ctx)
+	heard := make([]*openapi.Part, len(remotes))
+	l.settle(ctx, remotes, func(i int, r *remote, s *apiregistrationv1.APIService) <-chan struct{} {
+		if !isAvailable(s) {
+			if is := look(l, r, &r.discovery, s, l.readResources(r)); !is.current {
+				r.mu.Lock()
+				defer r.mu.Unlock()
+				heard[i] = r.swagger.value
+				return is.soon
+			}
+		}
+		is := look(l, r, &r.swagger, s, l.readSwagger(r))
+		heard[i] = is.value
+		return is.soon
+	})
+	var out []*openapi.Part
+	room := maxSwaggers
+	for _, p := range heard {
+		if p != nil && p.Size() <= room {
+			out, room = append(out, p), room-p.Size()
+		}
+	}
+	return out
+}
+
+func (l *Layer) readSwagger(r *remote) func(context.Context) (*openapi.Part, error) {
+	return func(ctx context.Context) (*openapi.Part, error) {
+		data, err := r.get(ctx, "/openapi/v2", "application/json", reader, maxSwagger)
+		if err != nil {
+			return nil, err
+		}
+		l.parsing.Lock()
+		defer l.parsing.Unlock()
+		return openapi.NewPart(data, r.gv())
+	}
+}

@@ -1,0 +1,255 @@
+// Package issuer recognises tokens of OpenID Connect issuers: it finds an issuer's keys by discovery, follows their
+// rotation, and makes a user of a token's claims as an AuthenticationConfiguration says. What an issuer sends is
+// bounded in bytes and time, and so is how often it is asked: a token that nobody signed costs no more than a check.
+package issuer
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/coreos/go-oidc/v3/oidc"
+	"k8s.io/apiserver/pkg/apis/apiserver"
+	"k8s.io/apiserver/pkg/apis/apiserver/validation"
+	authenticationcel "k8s.io/apiserver/pkg/authentication/cel"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/apiserver/authn"
+	"keelson.dev/keelson/internal/wait"
+)
+
+// Algorithms are those by which tokens may be signed: none, and those with a shared secret, are not among them.
+func Algorithms() []string {
+	return []string{
+		oidc.RS256, oidc.RS384, oidc.RS512, oidc.ES256, oidc.ES384, oidc.ES512, oidc.PS256, oidc.PS384, oidc.PS512,
+	}
+}
+
+// Config is what an Issuer is made of.
+type Config struct {
+	JWT        apiserver.JWTAuthenticator
+	Compiler   authenticationcel.Compiler
+	Algorithms []string // default: all
+	// Disallowed are issuers that nobody may stand for: this cluster's own.
+	Disallowed []string
+	Clock      func() time.Time
+	Log        *slog.Logger
+}
+
+// Issuer recognises the tokens of one issuer, once it has been discovered.
+type Issuer struct {
+	conf     apiserver.JWTAuthenticator
+	algs     []string
+	mapper   authenticationcel.CELMapper
+	required map[string]string
+	client   *http.Client
+	clock    func() time.Time
+	log      *slog.Logger
+
+	keys  atomic.Pointer[keySet] // nil until they are known
+	ready chan struct{}
+}
+
+// Bounds of what an issuer sends, and of how long that may take.
+const (
+	maxDocument    = 1 << 20
+	fetchTimeout   = 10 * time.Second
+	discoverPeriod = 10 * time.Second
+)
+
+// New checks the configuration; its errors name the field that is wrong.
+func New(c Config) (*Issuer, error) {
+	if len(c.Algorithms) == 0 {
+		c.Algorithms = Algorithms()
+	}
+	for _, a := range c.Algorithms {
+		if !slices.Contains(Algorithms(), a) {
+			return nil, fmt.Errorf("signing algorithm %q: want some of %s", a, strings.Join(Algorithms(), ", "))
+		}
+	}
+	if e := c.JWT.Issuer.EgressSelectorType; e != "" {
+		return nil, fmt.Errorf("issuer.egressSelectorType: %q: issuers are asked directly: leave it out", e)
+	}
+	mapper, errs := validation.CompileAndValidateJWTAuthenticator(c.Compiler, c.JWT, c.Disallowed)
+	if err := errs.ToAggregate(); err != nil {
+		return nil, err
+	}
+	client, err := clientOf(c.JWT.Issuer)
+	if err != nil {
+		return nil, err
+	}
+	i := &Issuer{
+		conf: c.JWT, algs: c.Algorithms, mapper: mapper, client: client, clock: c.Clock, log: c.Log,
+		required: map[string]string{}, ready: make(chan struct{}),
+	}
+	for _, r := range c.JWT.ClaimValidationRules {
+		if r.Claim != "" {
+			i.required[r.Claim] = r.RequiredValue
+		}
+	}
+	return i, nil
+}
+
+// clientOf speaks to one issuer.
+func clientOf(c apiserver.Issuer) (*http.Client, error) {
+	var roots *x509.CertPool // nil = the system's
+	if c.CertificateAuthority != "" {
+		roots = x509.NewCertPool()
+		if !roots.AppendCertsFromPEM([]byte(c.CertificateAuthority)) {
+			return nil, errors.New("issuer.certificateAuthority: no certificate is in it")
+		}
+	}
+	bounded := &boundedTransport{next: &http.Transport{
+		Proxy:                  http.ProxyFromEnvironment,
+		DialContext:            (&net.Dialer{Timeout: fetchTimeout}).DialContext,
+		TLSClientConfig:        &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
+		TLSHandshakeTimeout:    fetchTimeout,
+		ForceAttemptHTTP2:      true,
+		MaxResponseHeaderBytes: 64 << 10,
+		MaxConnsPerHost:        2,
+		IdleConnTimeout:        30 * time.Second,
+	}}
+	if c.DiscoveryURL != "" {
+		to, err := url.Parse(c.DiscoveryURL)
+		if err != nil {
+			return nil, fmt.Errorf("issuer.discoveryURL: %w", err)
+		}
+		bounded.discovery, bounded.instead = strings.TrimSuffix(c.URL, "/")+"/.well-known/openid-configuration", to
+	}
+	return &http.Client{Transport: bounded, Timeout: fetchTimeout, CheckRedirect: onlyHTTPS}, nil
+}
+
+// onlyHTTPS follows an issuer to where its answers cannot be changed on the way.
+func onlyHTTPS(r *http.Request, before []*http.Request) error {
+	if r.URL.Scheme != "https" || len(before) > 3 {
+		return fmt.Errorf("the issuer leads on to %s://%s, after %d others", r.URL.Scheme, api.Clip(r.URL.Host, 128), len(before)-1)
+	}
+	return nil
+}
+
+// URL is that of the issuer.
+func (i *Issuer) URL() string { return i.conf.Issuer.URL }
+
+// Discover asks the issuer for its keys' address until it knows it, or ctx ends.
+func (i *Issuer) Discover(ctx context.Context) error {
+	for said := ""; ; {
+		err := i.discover(ctx)
+		if err == nil {
+			return nil
+		}
+		text := err.Error()
+		if text != said && ctx.Err() == nil {
+			said = text
+			i.log.Warn("an issuer of tokens does not tell its keys: its tokens are refused", "issuer", i.URL(), "err", err)
+		}
+		if err := wait.Delay(ctx, discoverPeriod); err != nil {
+			return err
+		}
+	}
+}
+
+func (i *Issuer) discover(ctx context.Context) error {
+	provider, err := oidc.NewProvider(oidc.ClientContext(ctx, i.client), i.URL())
+	if err != nil {
+		return errors.New(api.Clip(err.Error(), 1024)) // the issuer's text may be in it
+	}
+	var document struct {
+		Keys string `json:"jwks_uri"`
+	}
+	if err := provider.Claims(&document); err != nil {
+		return err
+	}
+	if u, err := url.Parse(document.Keys); err != nil || u.Scheme != "https" {
+		return fmt.Errorf("jwks_uri %q: want an https URL", api.Clip(document.Keys, 256))
+	}
+	i.keys.Store(newKeySet(document.Keys, i.client))
+	close(i.ready)
+	i.log.Info("tokens of an issuer are good now", "issuer", i.URL())
+	return nil
+}
+
+// Ready is closed when tokens can be verified.
+func (i *Issuer) Ready() <-chan struct{} { return i.ready }
+
+// VerifyToken is authn.TokenVerifier. Tokens of other issuers are others' business.
+func (i *Issuer) VerifyToken(ctx context.Context, token string, _ []string) (authn.TokenIdentity, bool, error) {
+	var none authn.TokenIdentity
+	if Of(token) != i.URL() {
+		return none, false, nil
+	}
+	keys := i.keys.Load()
+	if keys == nil {
+		return none, false, fmt.Errorf("oidc: the issuer %s does not tell its keys yet", i.URL())
+	}
+	once := &use{keySet: keys}
+	verified, err := oidc.NewVerifier(i.URL(), once, &oidc.Config{
+		SkipClientIDCheck: true, SupportedSigningAlgs: i.algs, Now: i.clock, // several audiences are checked below
+	}).Verify(ctx, token)
+	if err != nil && once.fault != nil {
+		return none, false, &authn.Fault{Public: fmt.Sprintf("oidc: the keys of issuer %s cannot be fetched", i.URL()), Err: once.fault}
+	}
+	if err != nil {
+		return none, false, fmt.Errorf("oidc: verify token: %w", err)
+	}
+	if !slices.ContainsFunc(verified.Audience, func(a string) bool { return slices.Contains(i.conf.Issuer.Audiences, a) }) {
+		return none, false, fmt.Errorf("oidc: expected audience in %q got %q", i.conf.Issuer.Audiences, clipAll(verified.Audience))
+	}
+	var c claims
+	if err := verified.Claims(&c); err != nil {
+		return none, false, fmt.Errorf("oidc: parse claims: %w", err)
+	}
+	u, err := i.user(ctx, c)
+	if err != nil {
+		return none, false, fmt.Errorf("oidc: %w", err)
+	}
+	return authn.TokenIdentity{User: u}, true, nil
+}
+
+func clipAll(texts []string) []string {
+	texts = slices.Clone(texts[:min(len(texts), 8)])
+	for n, t := range texts {
+		texts[n] = api.Clip(t, 128)
+	}
+	return texts
+}
+
+// Google's tokens may name it without the scheme.
+const google = "https://accounts.google.com"
+
+// Of reads the issuer of a token that nobody has verified.
+func Of(token string) string {
+	_, rest, _ := strings.Cut(token, ".")
+	payload, _, ok := strings.Cut(rest, ".")
+	if !ok {
+		return ""
+	}
+	data, err := base64.RawURLEncoding.DecodeString(payload)
+	if err != nil {
+		return ""
+	}
+	var c struct {
+		Issuer string `json:"iss"`
+	}
+	if json.Unmarshal(data, &c) != nil {
+		return ""
+	}
+	if "https://"+c.Issuer == google {
+		return google
+	}
+	return c.Issuer
+}
+
+// Close ends the connections to the issuer.
+func (i *Issuer) Close() { i.client.CloseIdleConnections() }

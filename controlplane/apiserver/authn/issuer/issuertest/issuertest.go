@@ -1,0 +1,197 @@
+// Package issuertest has an OpenID Connect issuer for tests, on loopback or where they say, that rotates keys, hangs and floods on request.
+package issuertest
+
+import (
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/tls"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+)
+
+// Provider is an OpenID Connect issuer.
+type Provider struct {
+	*httptest.Server
+	Fetches atomic.Int32 // of the keys
+
+	t      testing.TB
+	mu     sync.Mutex
+	signer jose.JSONWebKey // with the private key
+	does   Behaviour
+}
+
+// Behaviour is what a Provider does.
+type Behaviour struct {
+	Keys  []jose.JSONWebKey // the public ones that it tells
+	Raw   []string          // and what else it tells
+	Hang  chan struct{}     // no answer is given before it is closed; nil = at once
+	Flood bool              // answers have a gigabyte
+	Named string            // the issuer in the document; "" = its own URL
+	Moved string            // where whoever asks is sent; "" = nowhere
+}
+
+// New starts a provider on loopback with a key named "one".
+func New(t testing.TB) *Provider {
+	t.Helper()
+	p := &Provider{t: t}
+	p.Server = httptest.NewTLSServer(http.HandlerFunc(p.serve))
+	t.Cleanup(p.Close)
+	p.Rotate("one")
+	return p
+}
+
+// On is New at a listener of the caller's, whose address the certificate is for.
+func On(t testing.TB, l net.Listener, cert tls.Certificate) *Provider {
+	t.Helper()
+	p := &Provider{t: t}
+	p.Server = httptest.NewUnstartedServer(http.HandlerFunc(p.serve))
+	_ = p.Server.Listener.Close() // the one on loopback
+	p.Server.Listener, p.Server.TLS = l, &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
+	p.StartTLS()
+	t.Cleanup(p.Close)
+	p.Rotate("one")
+	return p
+}
+
+// Change changes what the provider does from now on.
+func (p *Provider) Change(f func(*Behaviour)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f(&p.does)
+}
+
+// Rotate has the provider sign with a new key, and forget those before.
+func (p *Provider) Rotate(id string) {
+	p.t.Helper()
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.Sign(id, jose.RS256, key, &key.PublicKey)
+}
+
+// Sign has the provider sign with a key, and tell its public half alone.
+func (p *Provider) Sign(id string, alg jose.SignatureAlgorithm, private, public any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.signer = jose.JSONWebKey{Key: private, KeyID: id, Algorithm: string(alg)}
+	p.does.Keys = []jose.JSONWebKey{{Key: public, KeyID: id, Algorithm: string(alg), Use: "sig"}}
+}
+
+func (p *Provider) serve(w http.ResponseWriter, r *http.Request) {
+	p.mu.Lock()
+	does := p.does
+	p.mu.Unlock()
+	if does.Hang != nil {
+		select {
+		case <-does.Hang:
+		case <-r.Context().Done():
+			return
+		}
+	}
+	if does.Moved != "" {
+		http.Redirect(w, r, does.Moved, http.StatusFound)
+		return
+	}
+	if r.URL.Path == "/keys" {
+		p.Fetches.Add(1)
+	}
+	if does.Flood {
+		chunk := make([]byte, 1<<20)
+		for range 1 << 10 {
+			if _, err := w.Write(chunk); err != nil {
+				return
+			}
+		}
+	}
+	switch r.URL.Path {
+	case "/.well-known/openid-configuration", "/elsewhere":
+		if does.Named == "" {
+			does.Named = p.URL
+		}
+		writeJSON(w, map[string]any{"issuer": does.Named, "jwks_uri": p.URL + "/keys"})
+	case "/keys":
+		all := []json.RawMessage{}
+		for _, k := range does.Keys {
+			data, err := k.MarshalJSON()
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusInternalServerError)
+				return
+			}
+			all = append(all, data)
+		}
+		for _, text := range does.Raw {
+			all = append(all, json.RawMessage(text))
+		}
+		writeJSON(w, map[string]any{"keys": all})
+	default:
+		http.NotFound(w, r)
+	}
+}
+
+func writeJSON(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(v)
+}
+
+// Token signs claims; iss, aud and exp are what they should be unless they are given.
+func (p *Provider) Token(c map[string]any) string {
+	p.t.Helper()
+	p.mu.Lock()
+	signer := p.signer
+	p.mu.Unlock()
+	s, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.SignatureAlgorithm(signer.Algorithm), Key: signer}, nil)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return p.SignedBy(s, c)
+}
+
+// SignedBy is Token by a signer of the caller's.
+func (p *Provider) SignedBy(s jose.Signer, c map[string]any) string {
+	p.t.Helper()
+	signed, err := s.Sign(p.payload(c))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	text, err := signed.CompactSerialize()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return text
+}
+
+func (p *Provider) payload(c map[string]any) []byte {
+	p.t.Helper()
+	all := map[string]any{"iss": p.URL, "aud": "keelson", "exp": time.Now().Add(time.Hour).Unix(), "sub": "alice"}
+	for k, v := range c {
+		all[k] = v
+	}
+	data, err := json.Marshal(all)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return data
+}
+
+// Unsigned is a token with a header of the caller's.
+func (p *Provider) Unsigned(header string, c map[string]any, signature []byte) string {
+	p.t.Helper()
+	enc := base64.RawURLEncoding.EncodeToString
+	return enc([]byte(header)) + "." + enc(p.payload(c)) + "." + enc(signature)
+}
+
+// CA is the authority of its certificate.
+func (p *Provider) CA() string {
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: p.Certificate().Raw}))
+}

@@ -1,0 +1,103 @@
+package authn
+
+import (
+	"crypto/x509"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// RequestHeader believes a proxy in front, which proves itself by a certificate of an authority of its own, whom it
+// has authenticated: the identity stands in headers.
+type RequestHeader struct {
+	CAs   func() *x509.CertPool // that only such proxies have certificates of
+	Clock func() time.Time
+	// AllowedNames are the common names of the proxies; empty = any.
+	AllowedNames []string
+	// The headers of user name, uid and groups, and how headers of further attributes begin.
+	UsernameHeaders, UIDHeaders, GroupHeaders, ExtraPrefixes []string
+}
+
+// Authenticate is Method. The headers are taken out of the request: nobody behind it is to believe them again.
+func (m RequestHeader) Authenticate(r *http.Request) (api.User, bool, error) {
+	name := first(r.Header, m.UsernameHeaders)
+	if name == "" || r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
+		return api.User{}, false, nil
+	}
+	leaf := r.TLS.PeerCertificates[0]
+	between := x509.NewCertPool()
+	for _, c := range r.TLS.PeerCertificates[1:] {
+		between.AddCert(c)
+	}
+	pool := m.CAs()
+	if pool == nil {
+		return api.User{}, false, nil
+	}
+	if _, err := leaf.Verify(x509.VerifyOptions{
+		Roots: pool, Intermediates: between, CurrentTime: m.Clock(),
+		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}); err != nil {
+		return api.User{}, false, nil // a client with a certificate of its own, whose headers mean nothing
+	}
+	if len(m.AllowedNames) > 0 && !slices.Contains(m.AllowedNames, leaf.Subject.CommonName) {
+		return api.User{}, false, fmt.Errorf(
+			"the proxy's certificate has the common name %q, which --requestheader-allowed-names does not list", leaf.Subject.CommonName)
+	}
+	u := api.User{Name: name, UID: first(r.Header, m.UIDHeaders), Extra: m.extra(r.Header)}
+	for _, h := range m.GroupHeaders {
+		u.Groups = append(u.Groups, r.Header.Values(h)...)
+	}
+	m.strip(r.Header)
+	return u, true, nil
+}
+
+func first(h http.Header, names []string) string {
+	for _, n := range names {
+		if v := strings.TrimSpace(h.Get(n)); v != "" {
+			return v
+		}
+	}
+	return ""
+}
+
+func (m RequestHeader) extra(h http.Header) map[string][]string {
+	var out map[string][]string
+	for name, values := range h {
+		for _, prefix := range m.ExtraPrefixes {
+			if !hasPrefixFold(name, prefix) {
+				continue
+			}
+			if out == nil {
+				out = map[string][]string{}
+			}
+			key := strings.ToLower(name[len(prefix):])
+			if plain, err := url.PathUnescape(key); err == nil {
+				key = plain
+			}
+			out[key] = append(out[key], values...)
+		}
+	}
+	return out
+}
+
+func (m RequestHeader) strip(h http.Header) {
+	for _, names := range [][]string{m.UsernameHeaders, m.UIDHeaders, m.GroupHeaders} {
+		for _, n := range names {
+			h.Del(n)
+		}
+	}
+	for name := range h {
+		if slices.ContainsFunc(m.ExtraPrefixes, func(p string) bool { return hasPrefixFold(name, p) }) {
+			delete(h, name)
+		}
+	}
+}
+
+func hasPrefixFold(s, prefix string) bool {
+	return len(s) >= len(prefix) && strings.EqualFold(s[:len(prefix)], prefix)
+}

@@ -1,0 +1,67 @@
+package authn
+
+import (
+	"bytes"
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/internal/filewatch"
+)
+
+// maxTokenFile bounds a file of static tokens.
+const maxTokenFile = 16 << 20
+
+// ReadTokenFile reads a file of static tokens: a line of CSV for each, "token,user,uid" and, where the user has
+// groups, those in a fourth column, separated by commas inside of quotes.
+func ReadTokenFile(path string) (*Static, error) {
+	data, err := filewatch.Read(path, maxTokenFile)
+	if err != nil {
+		return nil, fmt.Errorf("reading the static tokens: %w", err)
+	}
+	tokens, err := parseTokens(data)
+	if err != nil {
+		return nil, fmt.Errorf("static tokens %s: %w", path, err)
+	}
+	return NewStatic(tokens), nil
+}
+
+// parseTokens never repeats a token: its errors go to the log.
+func parseTokens(data []byte) (map[string]api.User, error) {
+	rows := csv.NewReader(bytes.NewReader(data))
+	rows.FieldsPerRecord = -1
+	out := map[string]api.User{}
+	for {
+		row, err := rows.Read()
+		if err == io.EOF {
+			return out, nil
+		}
+		if err != nil {
+			if bad := new(csv.ParseError); errors.As(err, &bad) {
+				return nil, fmt.Errorf("line %d: %w", bad.Line, bad.Err)
+			}
+			return nil, err
+		}
+		line, _ := rows.FieldPos(0)
+		switch {
+		case len(row) < 3:
+			return nil, fmt.Errorf("line %d has %d columns: want token, user name, user uid, and groups where there are any",
+				line, len(row))
+		case row[0] == "":
+			return nil, fmt.Errorf("line %d has no token", line)
+		case row[1] == "":
+			return nil, fmt.Errorf("line %d has no user name", line)
+		}
+		if _, twice := out[row[0]]; twice {
+			return nil, fmt.Errorf("line %d has a token that stands above already", line)
+		}
+		u := api.User{Name: row[1], UID: row[2]}
+		if len(row) > 3 && row[3] != "" {
+			u.Groups = strings.Split(row[3], ",")
+		}
+		out[row[0]] = u
+	}
+}

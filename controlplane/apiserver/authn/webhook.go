@@ -1,0 +1,176 @@
+package authn
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/internal/ttlcache"
+)
+
+// Asker puts a question to a service and decodes the answer.
+type Asker interface {
+	Post(ctx context.Context, question, answer any) error
+}
+
+// Webhook has tokens judged by a service that answers TokenReviews.
+type Webhook struct {
+	service    Asker
+	apiVersion string
+	audiences  []string // of this API
+	ttl        time.Duration
+	clock      func() time.Time
+	cache      *ttlcache.Cache[[sha256.Size]byte, *verdict]
+	flights    singleflight.Group
+}
+
+// verdict is what the service said of a token.
+type verdict struct {
+	identity TokenIdentity
+	ok       bool
+	err      error
+}
+
+// webhookCache bounds what is remembered of answers, in bytes.
+const webhookCache = 8 << 20
+
+// NewWebhook returns the verifier. version is that of authentication.k8s.io in which the service is spoken to, v1 or
+// v1beta1; answers are remembered for ttl.
+func NewWebhook(
+	service Asker, version string, audiences []string, ttl time.Duration, clock func() time.Time,
+) (*Webhook, error) {
+	if version != "v1" && version != "v1beta1" {
+		return nil, fmt.Errorf("version %q of TokenReview: want v1 or v1beta1", version)
+	}
+	return &Webhook{
+		service: service, apiVersion: authenticationv1.GroupName + "/" + version, audiences: audiences, ttl: ttl, clock: clock,
+		cache: ttlcache.New[[sha256.Size]byte, *verdict](webhookCache),
+	}, nil
+}
+
+// VerifyToken is TokenVerifier. The same token is asked about once at a time; faults of the service are not remembered.
+func (w *Webhook) VerifyToken(ctx context.Context, token string, audiences []string) (TokenIdentity, bool, error) {
+	if len(audiences) == 0 {
+		audiences = w.audiences
+	}
+	key := sha256.Sum256([]byte(strings.Join(audiences, "\x00") + "\x00\x00" + token))
+	if v, ok := w.cache.Get(key, w.clock()); ok {
+		return v.identity, v.ok, v.err
+	}
+	// The flight ends with the service's timeout and serves all who wait, so it must not end with the first of them.
+	done := w.flights.DoChan(string(key[:]), func() (any, error) {
+		v, err := w.ask(context.WithoutCancel(ctx), token, audiences)
+		if err == nil && w.ttl > 0 {
+			w.cache.Put(key, v, v.bytes(), w.clock().Add(w.ttl))
+		}
+		return v, err
+	})
+	select {
+	case r := <-done:
+		if r.Err != nil {
+			return TokenIdentity{}, false, &Fault{Public: "the webhook could not be asked about the token", Err: r.Err}
+		}
+		v := r.Val.(*verdict)
+		return v.identity, v.ok, v.err
+	case <-ctx.Done():
+		return TokenIdentity{}, false, ctx.Err()
+	}
+}
+
+func (w *Webhook) ask(ctx context.Context, token string, audiences []string) (*verdict, error) {
+	q := authenticationv1.TokenReview{
+		TypeMeta: metav1.TypeMeta{APIVersion: w.apiVersion, Kind: "TokenReview"},
+		Spec:     authenticationv1.TokenReviewSpec{Token: token, Audiences: audiences},
+	}
+	var a authenticationv1.TokenReview
+	if err := w.service.Post(ctx, &q, &a); err != nil {
+		return nil, err
+	}
+	s := &a.Status
+	switch {
+	case !s.Authenticated && s.Error != "":
+		return &verdict{err: errors.New(api.Clip(s.Error, 1024))}, nil
+	case !s.Authenticated:
+		return &verdict{}, nil
+	case s.User.Username == "":
+		return nil, errors.New("the webhook authenticated a token and named no user")
+	}
+	good := audiences
+	if len(s.Audiences) > 0 {
+		good = intersect(audiences, s.Audiences)
+	} else if len(w.audiences) > 0 {
+		// A service that knows nothing of audiences speaks for this API's only.
+		good = intersect(audiences, w.audiences)
+	}
+	if len(audiences) > 0 && len(good) == 0 {
+		return &verdict{}, nil
+	}
+	u := api.User{Name: s.User.Username, UID: s.User.UID, Groups: s.User.Groups}
+	for k, values := range s.User.Extra {
+		if u.Extra == nil {
+			u.Extra = make(map[string][]string, len(s.User.Extra))
+		}
+		u.Extra[k] = values
+	}
+	return &verdict{identity: TokenIdentity{User: u, Audiences: good}, ok: true}, nil
+}
+
+// bytes is about what the verdict takes.
+func (v *verdict) bytes() int64 {
+	u := &v.identity.User
+	n := len(u.Name) + len(u.UID)
+	add := func(texts []string) {
+		for _, t := range texts {
+			n += len(t) + 16
+		}
+	}
+	add(u.Groups)
+	add(v.identity.Audiences)
+	for k, values := range u.Extra {
+		n += len(k) + 64
+		add(values)
+	}
+	if v.err != nil {
+		n += len(v.err.Error())
+	}
+	return int64(n)
+}
+
+func intersect(asked, held []string) []string {
+	var out []string
+	for _, a := range asked {
+		if slices.Contains(held, a) {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// ForAPI recognises tokens that name no audience: they are good for this API's audiences and for no other.
+type ForAPI struct {
+	TokenVerifier
+	Audiences []string
+}
+
+// VerifyToken is TokenVerifier.
+func (f ForAPI) VerifyToken(ctx context.Context, token string, audiences []string) (TokenIdentity, bool, error) {
+	if len(audiences) == 0 {
+		return f.TokenVerifier.VerifyToken(ctx, token, nil)
+	}
+	good := intersect(audiences, f.Audiences)
+	if len(good) == 0 {
+		return TokenIdentity{}, false, nil
+	}
+	i, ok, err := f.TokenVerifier.VerifyToken(ctx, token, nil)
+	i.Audiences = good
+	return i, ok, err
+}

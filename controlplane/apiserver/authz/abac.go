@@ -1,0 +1,152 @@
+package authz
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/internal/filewatch"
+)
+
+// ABAC allows what a line of a policy file allows.
+type ABAC struct{ policies []abacPolicy }
+
+// abacPolicy is a line in the form of abac.authorization.kubernetes.io/v1beta1.
+type abacPolicy struct {
+	User            string `json:"user,omitempty"`
+	Group           string `json:"group,omitempty"`
+	Readonly        bool   `json:"readonly,omitempty"`
+	APIGroup        string `json:"apiGroup,omitempty"`
+	Resource        string `json:"resource,omitempty"`
+	Namespace       string `json:"namespace,omitempty"`
+	NonResourcePath string `json:"nonResourcePath,omitempty"`
+}
+
+const (
+	maxPolicyFile = 16 << 20
+	abacVersion   = "abac.authorization.kubernetes.io/v1beta1"
+)
+
+// ReadABAC reads a policy file: a JSON object a line; empty lines and those that begin with # are none.
+func ReadABAC(path string) (*ABAC, error) {
+	data, err := filewatch.Read(path, maxPolicyFile)
+	if err != nil {
+		return nil, err
+	}
+	z := &ABAC{}
+	lines := bufio.NewScanner(bytes.NewReader(data))
+	lines.Buffer(nil, maxPolicyFile)
+	for n := 1; lines.Scan(); n++ {
+		line := bytes.TrimSpace(lines.Bytes())
+		if len(line) == 0 || line[0] == '#' {
+			continue
+		}
+		p, err := parseABAC(line)
+		if err != nil {
+			return nil, fmt.Errorf("%s: line %d: %w", path, n, err)
+		}
+		z.policies = append(z.policies, p)
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return z, nil
+}
+
+func parseABAC(line []byte) (abacPolicy, error) {
+	var p struct {
+		APIVersion string     `json:"apiVersion"`
+		Kind       string     `json:"kind"`
+		Spec       abacPolicy `json:"spec"`
+		abacPolicy
+	}
+	d := json.NewDecoder(bytes.NewReader(line))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&p); err != nil {
+		return abacPolicy{}, err
+	}
+	if d.More() {
+		return abacPolicy{}, fmt.Errorf("a line holds one policy")
+	}
+	switch {
+	case p.APIVersion == "" && p.Kind == "":
+		return ofVersion0(p.abacPolicy), nil
+	case p.APIVersion != abacVersion || p.Kind != "Policy":
+		return abacPolicy{}, fmt.Errorf("%s, %s: want %s, Policy", p.APIVersion, p.Kind, abacVersion)
+	case p.abacPolicy != abacPolicy{}:
+		return abacPolicy{}, fmt.Errorf("the fields of a Policy stand in its spec")
+	}
+	return everybody(p.Spec), nil
+}
+
+// ofVersion0 reads a line without a version, in which what is left out is everything.
+func ofVersion0(p abacPolicy) abacPolicy {
+	if p.User == "" && p.Group == "" {
+		p.Group = "*"
+	}
+	if p.Namespace == "" && p.Resource == "" {
+		p.NonResourcePath = "*"
+	}
+	for _, f := range []*string{&p.Namespace, &p.Resource} {
+		if *f == "" {
+			*f = "*"
+		}
+	}
+	p.APIGroup = "*"
+	return everybody(p)
+}
+
+// everybody reads * as all who have authenticated.
+func everybody(p abacPolicy) abacPolicy {
+	if p.User == "*" || p.Group == "*" {
+		p.User, p.Group = "", api.GroupAuthenticated
+	}
+	return p
+}
+
+// Authorize is Authorizer.
+func (z *ABAC) Authorize(_ context.Context, a *Attributes) (Decision, string) {
+	for i := range z.policies {
+		if z.policies[i].allows(a) {
+			return Allow, ""
+		}
+	}
+	return NoOpinion, "No policy matched."
+}
+
+func (p *abacPolicy) allows(a *Attributes) bool {
+	if p.User == "" && p.Group == "" || p.User != "" && p.User != a.User.Name {
+		return false
+	}
+	if p.Group != "" && !slices.Contains(a.User.Groups, p.Group) {
+		return false
+	}
+	if p.Readonly && a.Verb != "get" && a.Verb != "list" && a.Verb != "watch" {
+		return false
+	}
+	if a.Resource == "" {
+		prefix, open := strings.CutSuffix(p.NonResourcePath, "*")
+		return p.NonResourcePath == a.Path && a.Path != "" || open && strings.HasPrefix(a.Path, prefix)
+	}
+	same := func(policy, asked string) bool { return policy == "*" || policy == asked }
+	return same(p.Namespace, a.Namespace) && p.Resource != "" && same(p.Resource, a.Resource) && same(p.APIGroup, a.APIGroup)
+}
+
+// AlwaysAllow allows everything to everybody.
+type AlwaysAllow struct{}
+
+// Authorize is Authorizer.
+func (AlwaysAllow) Authorize(context.Context, *Attributes) (Decision, string) { return Allow, "" }
+
+// AlwaysDeny allows nothing.
+type AlwaysDeny struct{}
+
+// Authorize is Authorizer.
+func (AlwaysDeny) Authorize(context.Context, *Attributes) (Decision, string) {
+	return NoOpinion, "Everything is forbidden."
+}

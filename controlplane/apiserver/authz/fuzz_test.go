@@ -1,0 +1,15 @@
+package authz
+
+import "testing"
+
+// Whatever a line of an ABAC file says, it is taken or refused; one that is taken judges every request.
+func FuzzABAC(f *testing.F) {
+	f.Add([]byte(`{"apiVersion":"abac.authorization.kubernetes.io/v1beta1","kind":"Policy","spec":{"user":"*","resource":"*","namespace":"*"}}`))
+	f.Add([]byte(`{"user":"alice","readonly":true}`))
+	f.Add([]byte(`{"kind":"Policy","spec":null}`))
+	f.Fuzz(func(t *testing.T, line []byte) {
+		if p, err := parseABAC(line); err == nil {
+			p.allows(&Attributes{})
+		}
+	})
+}

@@ -1,0 +1,202 @@
+package crd
+
+import (
+	"bytes"
+	"fmt"
+	"reflect"
+	"strings"
+	"sync"
+	"time"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/client-go/util/jsonpath"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/custom"
+)
+
+// maxDescents bounds how often a path may look at all that is below a place ("..", "[*]", a filter): each multiplies
+// the time that an object takes. A column of a path with more stays empty.
+const maxDescents = 3
+
+// column is a column of the table of a kind.
+type column struct {
+	metav1.TableColumnDefinition
+	find func(all map[string]any) (any, bool)
+}
+
+// columnsOf are the columns of a version besides the name. Paths are parsed when a row is first made.
+func columnsOf(v *apiextensionsv1.CustomResourceDefinitionVersion) []column {
+	list := v.AdditionalPrinterColumns
+	if len(list) == 0 {
+		list = []apiextensionsv1.CustomResourceColumnDefinition{{
+			Name: "Age", Type: "date", JSONPath: ".metadata.creationTimestamp",
+			Description: metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"],
+		}}
+	}
+	out := make([]column, len(list))
+	for i, c := range list {
+		about := c.Description
+		if about == "" {
+			about = "Custom resource definition column (in JSONPath format): " + c.JSONPath
+		}
+		out[i].TableColumnDefinition = metav1.TableColumnDefinition{
+			Name: c.Name, Type: c.Type, Format: c.Format, Description: about, Priority: c.Priority,
+		}
+		out[i].find = finder(c.JSONPath)
+	}
+	return out
+}
+
+// printed gives a kind its columns.
+func printed(k *api.Kind, v *apiextensionsv1.CustomResourceDefinitionVersion) {
+	cols := columnsOf(v)
+	k.Columns = []metav1.TableColumnDefinition{
+		{Name: "Name", Type: "string", Format: "name", Description: metav1.ObjectMeta{}.SwaggerDoc()["name"]},
+	}
+	for _, c := range cols {
+		k.Columns = append(k.Columns, c.TableColumnDefinition)
+	}
+	k.Row = func(obj api.Object, now time.Time) []any {
+		cells := []any{obj.GetName()}
+		all, err := obj.(*custom.Object).Map()
+		for _, c := range cols {
+			var cell any
+			if value, ok := c.find(all); ok && err == nil {
+				cell = shown(c.Type, value, now)
+			}
+			cells = append(cells, cell)
+		}
+		return cells
+	}
+}
+
+// finder finds the first value of a path in an object. A path that cannot be parsed finds nothing.
+func finder(path string) func(map[string]any) (any, bool) {
+	if simple(path) {
+		names := parts(path)
+		return func(all map[string]any) (any, bool) {
+			var at any = all
+			for _, name := range names {
+				m, ok := at.(map[string]any)
+				if !ok {
+					return nil, false
+				}
+				if at, ok = m[name]; !ok {
+					return nil, false
+				}
+			}
+			return at, true
+		}
+	}
+	if strings.Count(path, "..")+strings.Count(path, "*")+strings.Count(path, "?") > maxDescents {
+		return func(map[string]any) (any, bool) { return nil, false }
+	}
+	var mu sync.Mutex // a parsed path keeps where it is
+	parse := sync.OnceValue(func() *jsonpath.JSONPath {
+		p := jsonpath.New("path").AllowMissingKeys(true)
+		if p.Parse("{"+path+"}") != nil {
+			return nil
+		}
+		return p
+	})
+	return func(all map[string]any) (value any, ok bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		defer func() {
+			if recover() != nil { // a filter over values of other types
+				value, ok = nil, false
+			}
+		}()
+		p := parse()
+		if p == nil {
+			return nil, false
+		}
+		found, err := p.FindResults(all)
+		if err != nil || len(found) == 0 || len(found[0]) == 0 || !found[0][0].IsValid() || !found[0][0].CanInterface() {
+			return nil, false
+		}
+		return found[0][0].Interface(), true
+	}
+}
+
+// simple says that a path is names with dots between them.
+func simple(path string) bool {
+	return strings.HasPrefix(path, ".") && !strings.ContainsAny(path, `[]{}()*?@$'"\,|& `) && !strings.Contains(path, "..") && len(path) > 1
+}
+
+// shown is a value as a cell of a column; nil where it is of another type.
+func shown(as string, value any, now time.Time) any {
+	switch as {
+	case "string":
+		return text(value)
+	case "integer":
+		switch n := value.(type) {
+		case int64:
+			return n
+		case float64:
+			return int64(n)
+		}
+	case "number":
+		switch n := value.(type) {
+		case int64:
+			return float64(n)
+		case float64:
+			return n
+		}
+	case "boolean":
+		if b, ok := value.(bool); ok {
+			return b
+		}
+	case "date":
+		if s, ok := value.(string); ok {
+			return since(s, now)
+		}
+	}
+	return nil
+}
+
+// text writes a value as kubectl's JSONPath does: JSON where it is no scalar.
+func text(value any) any {
+	if s, ok := value.(string); ok {
+		return s
+	}
+	var buf bytes.Buffer
+	if err := jsonpath.New("cell").PrintResults(&buf, []reflect.Value{reflect.ValueOf(value)}); err != nil {
+		return nil
+	}
+	return buf.String()
+}
+
+func since(at string, now time.Time) string {
+	t, err := time.Parse(time.RFC3339, at)
+	switch {
+	case at == "" || at == "null":
+		return "<unknown>"
+	case err != nil:
+		return "<invalid>"
+	}
+	return duration.HumanDuration(now.Sub(t))
+}
+
+// selectable are the values of the selectable fields of an object, by name.
+type selectable struct {
+	name string
+	find func(map[string]any) (any, bool)
+}
+
+func selectables(v *apiextensionsv1.CustomResourceDefinitionVersion) (out []selectable) {
+	for _, f := range v.SelectableFields {
+		out = append(out, selectable{strings.TrimPrefix(f.JSONPath, "."), finder(f.JSONPath)})
+	}
+	return out
+}
+
+func (s *selectable) of(content map[string]any) string {
+	if value, ok := s.find(content); ok && value != nil {
+		return fmt.Sprint(value)
+	}
+	return ""
+}

@@ -1,0 +1,168 @@
+package crd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/validation"
+	structural "k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// Definitions is the admission of definitions, and of what is made of them while they end.
+type Definitions struct {
+	// Definition finds the newest state that this replica has of a definition.
+	Definition func(ctx context.Context, name string) (*apiextensionsv1.CustomResourceDefinition, bool)
+	// Kinds has the kind of definitions.
+	Kinds *api.Kinds
+}
+
+// Admit judges one attempt.
+func (d Definitions) Admit(ctx context.Context, a *api.Attempt) error {
+	if c, ok := a.Whole.(*apiextensionsv1.CustomResourceDefinition); ok {
+		return judgeDefinition(ctx, a, c)
+	}
+	if a.Kind.Definition == "" || !a.Creates() {
+		return nil
+	}
+	c, ok := d.Definition(ctx, a.Kind.Definition)
+	if !ok {
+		return nil // the kind's own condition refuses the commit
+	}
+	if c.DeletionTimestamp != nil {
+		return apierrors.NewForbidden(a.Kind.GroupResource(), a.Whole.GetName(),
+			errors.New("create not allowed while custom resource definition is terminating"))
+	}
+	// Nor may its end begin meanwhile: what is deleted with it is listed after that.
+	a.Require(api.Check{Ref: api.Ref{Kind: definitions(d.Kinds), Name: c.Name}, Seen: c})
+	return nil
+}
+
+func judgeDefinition(ctx context.Context, a *api.Attempt, c *apiextensionsv1.CustomResourceDefinition) error {
+	old, changed := a.Stored.(*apiextensionsv1.CustomResourceDefinition)
+	if changed && a.Facet == "status" {
+		// The schemas of thousands of properties are not this write's.
+		c, old = withoutVersions(c), withoutVersions(old)
+	}
+	now, err := internal(c)
+	if err != nil {
+		return apierrors.NewBadRequest(err.Error())
+	}
+	var errs field.ErrorList
+	withoutBlindSelection(now)
+	if !changed {
+		if errs := judgePatterns(now, nil); len(errs) > 0 { // the libraries would compile them
+			return apierrors.NewInvalid(a.Kind.GVK.GroupKind(), c.Name, errs)
+		}
+		errs = validation.ValidateCustomResourceDefinition(ctx, now)
+		warnOfSchemas(ctx, now, nil)
+	} else {
+		was, err := internal(old)
+		if err != nil {
+			return apierrors.NewInternalError(err)
+		}
+		if a.Facet == "status" {
+			errs = validation.ValidateUpdateCustomResourceDefinitionStatus(ctx, now, was)
+		} else {
+			if errs := judgePatterns(now, was); len(errs) > 0 {
+				return apierrors.NewInvalid(a.Kind.GVK.GroupKind(), c.Name, errs)
+			}
+			errs = validation.ValidateCustomResourceDefinitionUpdate(ctx, now, was)
+			warnOfSchemas(ctx, now, was)
+		}
+	}
+	errs = slices.DeleteFunc(errs, func(e *field.Error) bool { return e.Field == "metadata.resourceVersion" })
+	if len(errs) > 0 {
+		return apierrors.NewInvalid(a.Kind.GVK.GroupKind(), c.Name, errs)
+	}
+	return nil
+}
+
+// withoutVersions is a definition as those judge it who look at its metadata and status alone.
+func withoutVersions(c *apiextensionsv1.CustomResourceDefinition) *apiextensionsv1.CustomResourceDefinition {
+	out := *c
+	out.Spec.Versions = nil
+	return &out
+}
+
+// internal is a definition in the form that the libraries judge. It shares with the definition what both forms have
+// alike, and nobody changes it.
+func internal(c *apiextensionsv1.CustomResourceDefinition) (*apiextensions.CustomResourceDefinition, error) {
+	out := &apiextensions.CustomResourceDefinition{}
+	if err := apiextensionsv1.Convert_v1_CustomResourceDefinition_To_apiextensions_CustomResourceDefinition(c, out, nil); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// withoutBlindSelection takes the selectable fields from a definition whose schema cannot be read: the libraries refuse
+// such a schema, and would look for the fields in it nevertheless.
+func withoutBlindSelection(c *apiextensions.CustomResourceDefinition) {
+	selecting := len(c.Spec.SelectableFields) > 0
+	for i := range c.Spec.Versions {
+		selecting = selecting || len(c.Spec.Versions[i].SelectableFields) > 0
+	}
+	if !selecting {
+		return
+	}
+	readable := func(v *apiextensions.CustomResourceValidation) bool {
+		if v == nil || v.OpenAPIV3Schema == nil {
+			return true
+		}
+		_, err := structural.NewStructural(v.OpenAPIV3Schema)
+		return err == nil
+	}
+	all := readable(c.Spec.Validation)
+	if !all {
+		c.Spec.SelectableFields = nil
+	}
+	for i := range c.Spec.Versions {
+		if v := &c.Spec.Versions[i]; !all || !readable(v.Schema) {
+			v.SelectableFields = nil
+		}
+	}
+}
+
+// warnOfSchemas tells of what is allowed and is not what it looks like.
+func warnOfSchemas(ctx context.Context, now, was *apiextensions.CustomResourceDefinition) {
+	known := map[string]bool{}
+	for _, w := range schemaWarnings(was) {
+		known[w] = true
+	}
+	for _, w := range schemaWarnings(now) {
+		if !known[w] {
+			known[w] = true
+			api.Warn(ctx, w)
+		}
+	}
+}
+
+func schemaWarnings(c *apiextensions.CustomResourceDefinition) (out []string) {
+	if c == nil {
+		return nil
+	}
+	look := func(s *apiextensions.JSONSchemaProps) bool {
+		if s.XListType != nil && *s.XListType == "set" && s.Items != nil && s.Items.Schema != nil {
+			if t := s.Items.Schema.Type; t == "object" || t == "array" {
+				out = append(out, fmt.Sprintf("x-kubernetes-list-type: set for items of type %q is not supported by server-side apply or CEL validation rules", t))
+			}
+		}
+		return false
+	}
+	if c.Spec.Validation != nil && c.Spec.Validation.OpenAPIV3Schema != nil {
+		validation.SchemaHas(c.Spec.Validation.OpenAPIV3Schema, look)
+	}
+	for _, v := range c.Spec.Versions {
+		if v.Schema != nil && v.Schema.OpenAPIV3Schema != nil {
+			validation.SchemaHas(v.Schema.OpenAPIV3Schema, look)
+		}
+	}
+	return out
+}

@@ -1,0 +1,193 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"keelson.dev/keelson/internal/memory/memtest"
+	"keelson.dev/keelson/internal/wait"
+)
+
+// drop deletes a definition and returns once it is gone.
+func (r *replica) drop(c *http.Client, name string) {
+	r.t.Helper()
+	r.ok(r.call(c, "DELETE", definitionsPath+"/"+name, ""))
+	r.eventually(func() error {
+		if a := r.call(c, "GET", definitionsPath+"/"+name, ""); a.code != 404 {
+			return fmt.Errorf("%d %s", a.code, a.body)
+		}
+		return nil
+	})
+}
+
+func (r *replica) eventually(f func() error) {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	if err := wait.For(ctx, 2*time.Millisecond, f); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// F15: every verb, each kind of patch, both subresources and apply by the schema's list keys, as kinds have them that
+// are built in.
+func TestVerbsOfCustomResources(t *testing.T) {
+	r := withDefinitions(t)
+	c := r.adminHTTP()
+	r.establish(c, crontabs)
+	one := crontabsPath + "/a"
+	body := []string{"Content-Type", "application/json"}
+	merge, jsonPatch, apply := "application/merge-patch+json", "application/json-patch+json", "application/apply-patch+yaml"
+	r.ok(r.call(c, "POST", crontabsPath, crontab("a", `{"cronSpec":"* * * * *"}`), body...), `"uid"`)
+	r.refused(r.call(c, "POST", crontabsPath, crontab("a", `{"cronSpec":"* * * * *"}`), body...), 409, "already exists")
+	r.refused(r.call(c, "PATCH", one, `{}`, "Content-Type", "application/strategic-merge-patch+json"), 415, merge)
+	r.ok(r.call(c, "PATCH", one, `{"spec":{"replicas":3}}`, "Content-Type", merge), `"replicas":3`, `"generation":2`)
+	r.refused(r.call(c, "PATCH", one, `{"spec":{"replicas":2}}`, "Content-Type", merge), 422, "replicas only grow")
+	r.ok(r.call(c, "PATCH", one, `[{"op":"replace","path":"/spec/image","value":"i"}]`, "Content-Type", jsonPatch), `"image":"i"`)
+	r.refused(r.call(c, "PATCH", one+"?fieldValidation=Strict", `{"spec":{"bogus":2}}`, "Content-Type", merge), 400, `unknown field "spec.bogus"`)
+
+	ports := func(manager, list string) answer {
+		return r.call(c, "PATCH", one+"?fieldManager="+manager, strings.Replace(crontab("a", `{"ports":`+list+`}`), "\n", "", -1), "Content-Type", apply)
+	}
+	r.ok(ports("one", `[{"name":"x","number":1}]`))
+	if got := r.ok(ports("two", `[{"name":"y","number":2}]`)).body; !strings.Contains(got, `"name":"x"`) || !strings.Contains(got, `k:{\"name\":\"y\"}`) {
+		t.Errorf("ports are not merged by their names: %s", got)
+	}
+	r.refused(ports("two", `[{"name":"x","number":3}]`), 409, `conflict with "one": .spec.ports[name="x"].number`)
+	r.refused(ports("two", `[{"name":"z","colour":3}]`), 400, "colour")
+
+	status := r.ok(r.call(c, "PATCH", one+"/status", `{"status":{"replicas":2,"selector":"a=b"},"spec":{"image":"other"}}`, "Content-Type", merge), `"replicas":2`).body
+	if strings.Contains(status, "other") {
+		t.Errorf("the status changed the spec: %s", status)
+	}
+	r.refused(r.call(c, "PATCH", one+"/status", `{"status":{"replicas":"many"}}`, "Content-Type", merge), 422, "status.replicas")
+	r.ok(r.call(c, "GET", one+"/scale", ""), `"kind":"Scale"`, `"replicas":3`, `"selector":"a=b"`)
+	r.ok(r.call(c, "PATCH", one+"/scale", `{"spec":{"replicas":5}}`, "Content-Type", merge), `"replicas":5`)
+	r.ok(r.call(c, "GET", one, ""), `"replicas":5`)
+	r.refused(r.call(c, "PATCH", one+"/scale", `{"spec":{"replicas":50}}`, "Content-Type", merge), 422, "should be less than or equal to 10")
+
+	got := r.ok(r.call(c, "GET", one, "")).body
+	r.ok(r.call(c, "PUT", one, got, body...))
+	r.ok(r.call(c, "POST", crontabsPath, crontab("b", `{"cronSpec":"* * * * *"}`), body...))
+	r.ok(r.call(c, "DELETE", crontabsPath+"/b", ""))
+	r.ok(r.call(c, "DELETE", crontabsPath, ""))
+	if left := r.ok(r.call(c, "GET", crontabsPath, "")).body; !strings.Contains(left, `"items":[]`) {
+		t.Errorf("left: %s", left)
+	}
+}
+
+// F15: the schema of a definition is in both OpenAPI documents as soon as it is established, and changes with it.
+func TestModelsOfCustomResources(t *testing.T) {
+	r := withDefinitions(t)
+	c := r.adminHTTP()
+	r.establish(c, crontabs)
+	shown := func(what string) error {
+		for _, path := range []string{"/openapi/v2", "/openapi/v3/apis/stable.example.com/v1"} {
+			a := r.call(c, "GET", path, "")
+			for _, text := range []string{`"com.example.stable.v1.CronTab"`, `"com.example.stable.v1.CronTabList"`, what} {
+				if a.code != http.StatusOK || !strings.Contains(a.body, text) {
+					return fmt.Errorf("%s: %d, without %q", path, a.code, text)
+				}
+			}
+		}
+		return nil
+	}
+	r.eventually(func() error { return shown("When it runs.") })
+	r.ok(r.call(c, "PATCH", definitionsPath+"/crontabs.stable.example.com",
+		`[{"op":"replace","path":"/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/cronSpec/description","value":"Whenever."}]`,
+		"Content-Type", "application/json-patch+json"))
+	began := time.Now()
+	r.eventually(func() error { return shown("Whenever.") })
+	t.Logf("published after %v", time.Since(began))
+}
+
+// Definitions that nobody uses take little memory and no goroutine, large ones too: schemas are kept packed, and nothing is
+// compiled before it is needed.
+func TestManyDefinitions(t *testing.T) {
+	for _, c := range []struct {
+		name       string
+		n          int
+		properties int // that each schema has besides
+		most       int64
+	}{{"small", 500, 0, 60 << 20}, {"of 23 KB", 500, 100, 60 << 20}} {
+		t.Run(c.name, func(t *testing.T) { manyDefinitions(t, c.n, c.properties, c.most) })
+	}
+}
+
+func manyDefinitions(t *testing.T, n, properties int, most int64) {
+	r := withDefinitions(t)
+	c := r.adminHTTP()
+	r.establish(c, crontabs)
+	docs := make([]string, n)
+	for i := range docs {
+		docs[i] = manyOf(t, i, properties)
+	}
+	before := memtest.Live()
+	goroutines := runtime.NumGoroutine()
+	for _, doc := range docs {
+		r.ok(r.call(c, "POST", definitionsPath, doc, "Content-Type", "application/json"))
+	}
+	r.condition(c, fmt.Sprintf("c%d.stable.example.com", n-1), "Established", "True")
+	r.eventually(func() error {
+		if have := len(r.cfg.Kinds.All()); have < n {
+			return fmt.Errorf("%d kinds", have)
+		}
+		return nil
+	})
+	grown := memtest.Live() - before
+	t.Logf("%d definitions of %d bytes: %.1f MiB of heap, %d goroutines", n, len(docs[0]), float64(grown)/(1<<20), runtime.NumGoroutine()-goroutines)
+	if grown > most {
+		t.Errorf("%d definitions of %d bytes take %d MiB", n, len(docs[0]), grown>>20)
+	}
+	if more := runtime.NumGoroutine() - goroutines; more > 20 {
+		t.Errorf("%d definitions run %d goroutines", n, more)
+	}
+	runtime.KeepAlive(docs) // they count before and after
+}
+
+// manyOf is the definition of a kind of its own, with so many properties besides its own.
+func manyOf(t *testing.T, i, properties int) string {
+	t.Helper()
+	name := strconv.Itoa(i)
+	change := []string{"metadata/name", "c" + name + ".stable.example.com", "spec/names", "{plural: c" + name + ", kind: C" + name + "}"}
+	if properties > 0 {
+		more := make([]string, properties)
+		for p := range more {
+			more[p] = fmt.Sprintf("name%d: {type: object, description: Field %d of kind %d says how much of each part may be taken at once., "+
+				"properties: {a: {type: string, maxLength: 63}, b: {type: integer, format: int32}}}", p, p, i)
+		}
+		change = append(change, "spec/versions/0/schema/openAPIV3Schema/properties/more", "{type: object, properties: {"+strings.Join(more, ", ")+"}}")
+	}
+	return changed(t, crontabs, change...)
+}
+
+// A definition whose versions are all switched off is no kind to clients; its objects are there, and go with it.
+func TestDefinitionThatIsNotServed(t *testing.T) {
+	r := withDefinitions(t)
+	c := r.adminHTTP()
+	r.establish(c, crontabs)
+	r.ok(r.call(c, "POST", crontabsPath, crontab("a", `{"cronSpec":"* * * * *"}`), "Content-Type", "application/json"))
+	served := func(now string) {
+		r.ok(r.call(c, "PATCH", definitionsPath+"/crontabs.stable.example.com",
+			`[{"op":"replace","path":"/spec/versions/0/served","value":`+now+`}]`, "Content-Type", "application/json-patch+json"))
+	}
+	served("false")
+	r.eventually(func() error {
+		if a := r.call(c, "GET", crontabsPath+"/a", ""); a.code != 404 {
+			return fmt.Errorf("%d", a.code)
+		}
+		return nil
+	})
+	r.refused(r.call(c, "GET", "/apis/stable.example.com/v1", ""), 404)
+	r.drop(c, "crontabs.stable.example.com")
+	r.establish(c, crontabs)
+	if left := r.ok(r.call(c, "GET", crontabsPath, "")).body; !strings.Contains(left, `"items":[]`) {
+		t.Errorf("left: %s", left)
+	}
+}

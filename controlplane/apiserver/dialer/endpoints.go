@@ -1,0 +1,169 @@
+package dialer
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+// Endpoints lists the ready endpoints of a port of a Service. An error is a *apierrors.StatusError.
+func (d *Dialer) Endpoints(ctx context.Context, namespace, service string, port int32) ([]Endpoint, error) {
+	return d.endpoints(ctx, namespace, service, port, false)
+}
+
+// endpoints is Endpoints, of which strict takes those only that are pods of the Service's own namespace and are said
+// to be: neither a name nor an address that somebody wrote down.
+func (d *Dialer) endpoints(ctx context.Context, namespace, service string, port int32, strict bool) ([]Endpoint, error) {
+	svc, sp, err := d.service(ctx, namespace, service, port)
+	if err != nil {
+		return nil, err
+	}
+	if svc.Spec.Type == corev1.ServiceTypeExternalName {
+		if strict {
+			return nil, none(service)
+		}
+		return []Endpoint{{Address: svc.Spec.ExternalName, Port: port}}, nil
+	}
+	lists, err := d.cluster.List(ctx, "endpointslices", namespace, false)
+	if err != nil {
+		return nil, err
+	}
+	var out []Endpoint
+	for _, o := range lists {
+		s, ok := o.(*discoveryv1.EndpointSlice)
+		if !ok || s.Labels[discoveryv1.LabelServiceName] != service || s.AddressType == discoveryv1.AddressTypeFQDN {
+			continue
+		}
+		number := portOf(s, sp.Name)
+		if number == 0 {
+			continue
+		}
+		for i := range s.Endpoints {
+			if strict && !ofPod(&s.Endpoints[i], namespace) {
+				continue
+			}
+			if e, ok := d.endpoint(ctx, namespace, &s.Endpoints[i], number); ok {
+				out = append(out, e)
+			}
+		}
+	}
+	if len(out) == 0 {
+		return nil, none(service)
+	}
+	return out, nil
+}
+
+func none(service string) error {
+	return apierrors.NewServiceUnavailable(fmt.Sprintf("no endpoints available for service %q", service))
+}
+
+// ofPod says that an endpoint claims to be a pod of a namespace.
+func ofPod(ep *discoveryv1.Endpoint, namespace string) bool {
+	ref := ep.TargetRef
+	return ref != nil && ref.Kind == "Pod" && (ref.Namespace == "" || ref.Namespace == namespace)
+}
+
+func (d *Dialer) service(ctx context.Context, namespace, name string, port int32) (*corev1.Service, *corev1.ServicePort, error) {
+	o, _ := d.cluster.Get(ctx, "services", namespace, name)
+	svc, ok := o.(*corev1.Service)
+	if !ok {
+		return nil, nil, apierrors.NewServiceUnavailable(fmt.Sprintf("service %q not found", name))
+	}
+	if svc.Spec.Type == corev1.ServiceTypeExternalName {
+		return svc, nil, nil
+	}
+	for i := range svc.Spec.Ports {
+		if svc.Spec.Ports[i].Port == port {
+			return svc, &svc.Spec.Ports[i], nil
+		}
+	}
+	return nil, nil, apierrors.NewServiceUnavailable(fmt.Sprintf("no service port %d found for service %q", port, name))
+}
+
+// portOf is the number of the slice's TCP port of that name; 0 when it has none.
+func portOf(s *discoveryv1.EndpointSlice, name string) int32 {
+	for _, p := range s.Ports {
+		has := ""
+		if p.Name != nil {
+			has = *p.Name
+		}
+		if has == name && p.Port != nil && (p.Protocol == nil || *p.Protocol == corev1.ProtocolTCP) {
+			return *p.Port
+		}
+	}
+	return 0
+}
+
+// endpoint is where a ready endpoint is reached. What is said to be a pod is one: its node and addresses are those of
+// the Pod object.
+func (d *Dialer) endpoint(ctx context.Context, namespace string, ep *discoveryv1.Endpoint, port int32) (Endpoint, bool) {
+	if len(ep.Addresses) == 0 || ep.Conditions.Ready != nil && !*ep.Conditions.Ready {
+		return Endpoint{}, false
+	}
+	e := Endpoint{Address: ep.Addresses[0], Port: port}
+	addr, err := netip.ParseAddr(e.Address)
+	if err != nil || !Proxyable(addr) {
+		return Endpoint{}, false
+	}
+	if ref := ep.TargetRef; ref != nil && ref.Kind == "Pod" {
+		o, _ := d.cluster.Get(ctx, "pods", namespace, ref.Name)
+		pod, ok := o.(*corev1.Pod)
+		if !ok || ref.UID != "" && pod.UID != ref.UID || !hasAddress(pod, addr) {
+			return Endpoint{}, false
+		}
+		e.Node, e.Pod = pod.Spec.NodeName, pod.UID
+		return e, true
+	}
+	return d.placed(ctx, e, addr), true
+}
+
+// placed finds whose pod has a hand-made endpoint's address. Nodes report their pods' addresses: only those of the
+// node's own range count, or a node could draw to itself what is meant for others.
+func (d *Dialer) placed(ctx context.Context, e Endpoint, addr netip.Addr) Endpoint {
+	pods, _ := d.cluster.List(ctx, "pods", "", false) // unknown then: it is dialled directly
+	for _, o := range pods {
+		pod, ok := o.(*corev1.Pod)
+		if !ok || pod.Spec.HostNetwork || pod.Spec.NodeName == "" || !running(pod) || !hasAddress(pod, addr) {
+			continue
+		}
+		n, _ := d.cluster.Get(ctx, "nodes", "", pod.Spec.NodeName)
+		if node, ok := n.(*corev1.Node); ok && inRange(node, addr) {
+			e.Node, e.Pod = node.Name, pod.UID
+			return e
+		}
+	}
+	return e
+}
+
+func inRange(node *corev1.Node, addr netip.Addr) bool {
+	return slices.ContainsFunc(append(slices.Clone(node.Spec.PodCIDRs), node.Spec.PodCIDR), func(cidr string) bool {
+		p, err := netip.ParsePrefix(cidr)
+		return err == nil && p.Contains(addr.Unmap())
+	})
+}
+
+func running(pod *corev1.Pod) bool {
+	return pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed
+}
+
+func hasAddress(pod *corev1.Pod, addr netip.Addr) bool {
+	if same(pod.Status.PodIP, addr) {
+		return true
+	}
+	for _, ip := range pod.Status.PodIPs {
+		if same(ip.IP, addr) {
+			return true
+		}
+	}
+	return false
+}
+
+func same(ip string, addr netip.Addr) bool {
+	a, err := netip.ParseAddr(ip)
+	return err == nil && a.Unmap() == addr.Unmap()
+}

@@ -1,0 +1,185 @@
+package discovery
+
+import (
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+
+	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	apiversion "k8s.io/apimachinery/pkg/version"
+)
+
+// Remote is a group version that a server in the cluster has.
+type Remote struct {
+	GV        schema.GroupVersion
+	Resources []metav1.APIResource // as it told of them last: never changed
+	Stale     bool                 // it does not answer now
+}
+
+// Order is where a group version stands: larger numbers come first.
+type Order struct{ Group, Version int32 }
+
+// Priority is that of a group among the groups.
+func Priority(group string) int { return priority(group) }
+
+// BuiltIn says whether a group is Kubernetes' own.
+func BuiltIn(group string) bool { _, ok := priorities[group]; return ok }
+
+// ServeMerged is Serve with the group versions of servers in the cluster, which take the place of those that are
+// served here. orders are those that APIServices state; where there is none, the order is that of Serve.
+func (d *Documents) ServeMerged(w http.ResponseWriter, r *http.Request, remotes []Remote, orders map[schema.GroupVersion]Order) bool {
+	path := strings.TrimSuffix(r.URL.Path, "/")
+	if path != "/apis" && (!strings.HasPrefix(path, "/apis/") || strings.Count(path, "/") != 2) {
+		return d.Serve(w, r)
+	}
+	return d.serve(w, r, d.mergedWith(remotes, orders))
+}
+
+// mergedOf are merged documents with what they were made of.
+type mergedOf struct {
+	own     *documents
+	remotes []Remote
+	orders  map[schema.GroupVersion]Order
+	made    *documents
+}
+
+// mergedWith makes the documents anew when something of what they are made of is another.
+func (d *Documents) mergedWith(remotes []Remote, orders map[schema.GroupVersion]Order) *documents {
+	own := d.current()
+	d.merging.Lock()
+	defer d.merging.Unlock()
+	if is := d.merged; is == nil || is.own != own || !maps.Equal(is.orders, orders) || !slices.EqualFunc(is.remotes, remotes, sameRemote) {
+		d.merged = &mergedOf{own, remotes, orders, merged(own, remotes, orders)}
+	}
+	return d.merged.made
+}
+
+// sameRemote compares resources by where they lie: those of an answer are never changed.
+func sameRemote(a, b Remote) bool {
+	return a.GV == b.GV && a.Stale == b.Stale && len(a.Resources) == len(b.Resources) &&
+		(len(a.Resources) == 0 || &a.Resources[0] == &b.Resources[0])
+}
+
+// merged are documents of their own for /apis and the groups below it.
+func merged(own *documents, remotes []Remote, orders map[schema.GroupVersion]Order) *documents {
+	all := combined(own, remotes, orders)
+	out := &documents{plain: make(map[string]runtime.Object, len(all)+1), aggregated: map[string]aggregated{}}
+	list := &metav1.APIGroupList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIGroupList"}, Groups: []metav1.APIGroup{}}
+	for i := range all {
+		one := metav1.APIGroup{Name: all[i].Name}
+		for _, v := range all[i].Versions {
+			gv := schema.GroupVersion{Group: one.Name, Version: v.Version}
+			one.Versions = append(one.Versions, metav1.GroupVersionForDiscovery{GroupVersion: gv.String(), Version: v.Version})
+		}
+		one.PreferredVersion = one.Versions[0]
+		list.Groups = append(list.Groups, one)
+		one.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "APIGroup"}
+		out.plain["/apis/"+one.Name] = &one
+	}
+	out.plain["/apis"] = list
+	out.aggregated["/apis"] = tagged(&apidiscoveryv2.APIGroupDiscoveryList{Items: all})
+	return out
+}
+
+// combined is what is served here and there, in order.
+func combined(own *documents, remotes []Remote, orders map[schema.GroupVersion]Order) []apidiscoveryv2.APIGroupDiscovery {
+	versions := map[string][]apidiscoveryv2.APIVersionDiscovery{}
+	taken := map[schema.GroupVersion]bool{}
+	for _, rem := range remotes {
+		taken[rem.GV] = true
+		if rem.GV.Group == "" {
+			continue // it is below /api
+		}
+		v := apidiscoveryv2.APIVersionDiscovery{Version: rem.GV.Version, Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent, Resources: converted(rem)}
+		if rem.Stale {
+			v.Freshness = apidiscoveryv2.DiscoveryFreshnessStale
+		}
+		versions[rem.GV.Group] = append(versions[rem.GV.Group], v)
+	}
+	for _, g := range own.aggregated["/apis"].list.Items {
+		for _, v := range g.Versions {
+			if !taken[schema.GroupVersion{Group: g.Name, Version: v.Version}] {
+				versions[g.Name] = append(versions[g.Name], v)
+			}
+		}
+	}
+	out := make([]apidiscoveryv2.APIGroupDiscovery, 0, len(versions))
+	weights := make(map[string]int, len(versions))
+	for name, all := range versions {
+		weights[name] = weigh(name, all, orders)
+		slices.SortFunc(all, func(a, b apidiscoveryv2.APIVersionDiscovery) int {
+			pa := orders[schema.GroupVersion{Group: name, Version: a.Version}].Version
+			pb := orders[schema.GroupVersion{Group: name, Version: b.Version}].Version
+			if pa != pb {
+				return int(pb) - int(pa)
+			}
+			return apiversion.CompareKubeAwareVersionStrings(b.Version, a.Version)
+		})
+		out = append(out, apidiscoveryv2.APIGroupDiscovery{ObjectMeta: metav1.ObjectMeta{Name: name}, Versions: all})
+	}
+	slices.SortFunc(out, func(a, b apidiscoveryv2.APIGroupDiscovery) int {
+		if weights[a.Name] != weights[b.Name] {
+			return weights[b.Name] - weights[a.Name]
+		}
+		return strings.Compare(a.Name, b.Name)
+	})
+	return out
+}
+
+// weigh is the largest priority that one of a group's versions states for the group.
+func weigh(group string, versions []apidiscoveryv2.APIVersionDiscovery, orders map[schema.GroupVersion]Order) int {
+	most := 0
+	for _, v := range versions {
+		most = max(most, int(orders[schema.GroupVersion{Group: group, Version: v.Version}].Group))
+	}
+	if most == 0 {
+		return priority(group)
+	}
+	return most
+}
+
+// converted is a list of resources in the aggregated form: subresources stand below their resource.
+func converted(rem Remote) []apidiscoveryv2.APIResourceDiscovery {
+	var out []apidiscoveryv2.APIResourceDiscovery
+	at := map[string]int{}
+	for _, r := range rem.Resources {
+		if strings.Contains(r.Name, "/") {
+			continue
+		}
+		scope := apidiscoveryv2.ScopeCluster
+		if r.Namespaced {
+			scope = apidiscoveryv2.ScopeNamespace
+		}
+		at[r.Name] = len(out)
+		out = append(out, apidiscoveryv2.APIResourceDiscovery{
+			Resource: r.Name, ResponseKind: responseKind(rem.GV, r), Scope: scope, SingularResource: r.SingularName,
+			Verbs: r.Verbs, ShortNames: r.ShortNames, Categories: r.Categories,
+		})
+	}
+	for _, r := range rem.Resources {
+		name, sub, is := strings.Cut(r.Name, "/")
+		i, known := at[name]
+		if !is || !known {
+			continue
+		}
+		out[i].Subresources = append(out[i].Subresources, apidiscoveryv2.APISubresourceDiscovery{
+			Subresource: sub, ResponseKind: responseKind(rem.GV, r), Verbs: r.Verbs,
+		})
+	}
+	return out
+}
+
+func responseKind(gv schema.GroupVersion, r metav1.APIResource) *metav1.GroupVersionKind {
+	k := gv.WithKind(r.Kind)
+	if r.Group != "" {
+		k.Group = r.Group
+	}
+	if r.Version != "" {
+		k.Version = r.Version
+	}
+	return groupVersionKind(k)
+}

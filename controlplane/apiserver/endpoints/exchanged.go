@@ -1,0 +1,81 @@
+package endpoints
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// exchanges is how often a request begins anew because its kind was exchanged. Definitions change a few times at most
+// while one request is under way; who meets more is told to ask again.
+const exchanges = 8
+
+// withKindOfNow answers a request, and does it again where its kind has been exchanged meanwhile for another of its
+// name: definitions change under the requests of clients, who see nothing of it. The request is then what it was when
+// it came, with the kind of now; whether that has the subresource and the scope is looked at again.
+// Kinds without a definition are exchanged by nobody but a program that registers its own, so that bodies for them are
+// not kept (withBodyAgain): reads begin anew, writes are told to ask again.
+func (h *Handler) withKindOfNow(ctx context.Context, req *api.Request, answer func() error) error {
+	came := *req
+	for n := 0; ; n++ {
+		err := answer()
+		if err == nil || n == exchanges || !errors.Is(err, api.ErrKindExchanged) || ctx.Err() != nil {
+			return err
+		}
+		if came.Kind.Definition == "" && !reads(came.Verb) {
+			return err
+		}
+		now := h.Kinds.ByResource(came.Kind.GVR())
+		if now == nil || now == req.Kind || now.Hidden || now.Namespaced != came.Kind.Namespaced ||
+			came.Subresource != "" && now.Subresources[came.Subresource] == nil ||
+			!serves(now, Target{Namespace: came.Namespace, Name: came.Name, Subresource: came.Subresource}, came.Verb) {
+			return err
+		}
+		*req = came
+		req.Kind = now
+	}
+}
+
+// reads says whether a verb has no body.
+func reads(verb api.Verb) bool {
+	return verb == api.VerbGet || verb == api.VerbList || verb == api.VerbWatch
+}
+
+// withBodyAgain returns a request whose body, once it has been read to its end, is read from its beginning again.
+func withBodyAgain(r *http.Request) *http.Request {
+	if r.Body == nil || r.Body == http.NoBody {
+		return r
+	}
+	again := *r
+	again.Body = &bodyAgain{from: r.Body}
+	return &again
+}
+
+// bodyAgain keeps what was read of a body, which readBody bounds.
+type bodyAgain struct {
+	from io.ReadCloser
+	kept bytes.Buffer
+	next *bytes.Reader // of what was kept, from the second time on
+}
+
+func (b *bodyAgain) Read(p []byte) (int, error) {
+	if b.next != nil {
+		n, err := b.next.Read(p)
+		if errors.Is(err, io.EOF) {
+			b.next.Reset(b.kept.Bytes())
+		}
+		return n, err
+	}
+	n, err := b.from.Read(p)
+	b.kept.Write(p[:n])
+	if errors.Is(err, io.EOF) {
+		b.next = bytes.NewReader(b.kept.Bytes())
+	}
+	return n, err
+}
+
+func (b *bodyAgain) Close() error { return b.from.Close() }

@@ -1,0 +1,96 @@
+package apiserver
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"keelson.dev/keelson/raftstore"
+)
+
+const evictionOfP = `{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"p"}}`
+
+// held begins with a pod p that is pending, and a budget that can spare none.
+func held(t *testing.T, change func(*policyv1.PodDisruptionBudget)) (*replica, func(status string)) {
+	t.Helper()
+	r := start(t, nil)
+	p := newPod("p")
+	p.Labels = map[string]string{"app": "p"}
+	r.must(p)
+	all := intstr.FromInt32(1)
+	b := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "b"}, Spec: policyv1.PodDisruptionBudgetSpec{
+		MinAvailable: &all, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "p"}},
+	}}
+	if change != nil {
+		change(b)
+	}
+	r.must(b)
+	return r, func(status string) {
+		t.Helper()
+		_, err := r.admin().CoreV1().Pods("default").Patch(within(t), "p", types.MergePatchType, []byte(status), metav1.PatchOptions{}, "status")
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+const running, ready = `{"status":{"phase":"Running"}}`, `{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True"}]}}`
+
+// A pod that became ready is judged as ready, also by a replica that has not heard of it yet.
+func TestEvictionSeesWhatWasAcknowledged(t *testing.T) {
+	always := policyv1.AlwaysAllow
+	for name, c := range map[string]struct {
+		change func(*policyv1.PodDisruptionBudget)
+		before string
+	}{
+		"pending before":   {before: `{"status":{"phase":"Pending"}}`},
+		"unhealthy before": {before: running, change: func(b *policyv1.PodDisruptionBudget) { b.Spec.UnhealthyPodEvictionPolicy = &always }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, become := held(t, c.change)
+			become(c.before)
+			// The replica knows of the pod as it was.
+			if _, err := r.admin().CoreV1().Pods("default").Get(within(t), "p", metav1.GetOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			release, asked := r.store.hold()
+			defer release()
+			become(ready)
+			answered := make(chan answer, 1)
+			go func() {
+				answered <- r.call(r.adminHTTP(), "POST", "/api/v1/namespaces/default/pods/p/eviction", evictionOfP)
+			}()
+			select {
+			case <-asked:
+				release()
+				refused(t, <-answered, 429, "disruption budget")
+			case a := <-answered:
+				release()
+				t.Errorf("answered by what was known: %d %s", a.code, a.body)
+			}
+			if p, err := r.admin().CoreV1().Pods("default").Get(within(t), "p", metav1.GetOptions{}); err != nil || p.DeletionTimestamp != nil {
+				t.Errorf("%v, deleted %v", err, p.DeletionTimestamp)
+			}
+		})
+	}
+}
+
+// What is free because it serves nobody is judged anew when it begins to serve before it is deleted.
+func TestEvictionOfWhatBecomesReady(t *testing.T) {
+	r, become := held(t, nil)
+	r.store.first(func(c raftstore.Commit) {
+		if slices.ContainsFunc(c.Ops, func(o raftstore.Op) bool { return strings.HasSuffix(o.Key, "/pods/default/p") }) {
+			r.store.first(nil)
+			become(ready)
+		}
+	})
+	refused(t, r.call(r.adminHTTP(), "POST", "/api/v1/namespaces/default/pods/p/eviction", evictionOfP), 429, "disruption budget")
+	if p, err := r.admin().CoreV1().Pods("default").Get(within(t), "p", metav1.GetOptions{}); err != nil || p.DeletionTimestamp != nil {
+		t.Errorf("%v, deleted %v", err, p.DeletionTimestamp)
+	}
+}

@@ -1,0 +1,126 @@
+package apiserver
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/apiserver/admission"
+	"keelson.dev/keelson/controlplane/apiserver/authn"
+)
+
+// admissionMetrics are the times of admission as Kubernetes shows them: of each plugin, and of all of a step.
+type admissionMetrics struct {
+	plugins, steps *prometheus.HistogramVec
+}
+
+// How the steps are called, and the times that are told apart.
+const (
+	stepMutating   = "admit"
+	stepValidating = "validate"
+)
+
+var admissionBuckets = []float64{0.005, 0.025, 0.1, 0.5, 1.0, 2.5}
+
+func newAdmissionMetrics() *admissionMetrics {
+	return &admissionMetrics{
+		plugins: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "apiserver_admission_controller_admission_duration_seconds", Buckets: admissionBuckets,
+			Help: "Time that admission plugins took, by name, operation, step and whether they rejected.",
+		}, []string{"name", "type", "operation", "rejected"}),
+		steps: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "apiserver_admission_step_admission_duration_seconds", Buckets: admissionBuckets,
+			Help: "Time that a step of admission took, by operation, step and whether it rejected.",
+		}, []string{"type", "operation", "rejected"}),
+	}
+}
+
+// measured has the plugins of phases measured.
+func (m *admissionMetrics) measured(step string, phases []admission.Phase) {
+	for i := range phases {
+		phases[i].Plugins = slices.Clone(phases[i].Plugins) // they are the caller's
+		for j := range phases[i].Plugins {
+			p := &phases[i].Plugins[j]
+			p.Admit = timed(p.Admit, newSpans(m.plugins.MustCurryWith(prometheus.Labels{"name": p.Name, "type": step})))
+		}
+	}
+}
+
+// step measures all of a step.
+func (m *admissionMetrics) step(step string, admit func(context.Context, *admission.Attempt) error) func(context.Context, *admission.Attempt) error {
+	return timed(admit, newSpans(m.steps.MustCurryWith(prometheus.Labels{"type": step})))
+}
+
+// spans are the histograms of what is measured, looked up once: plugins are called with every write.
+type spans struct {
+	of    prometheus.ObserverVec
+	found [4][2]atomic.Pointer[prometheus.Observer]
+}
+
+func newSpans(of prometheus.ObserverVec) *spans { return &spans{of: of} }
+
+var operations = [4]api.Operation{api.Create, api.Update, api.Delete, api.Connect}
+
+func (s *spans) observe(op api.Operation, rejected bool, took time.Duration) {
+	for i := range operations {
+		if operations[i] != op {
+			continue
+		}
+		no, label := 0, "false"
+		if rejected {
+			no, label = 1, "true"
+		}
+		o := s.found[i][no].Load()
+		if o == nil {
+			made := s.of.With(prometheus.Labels{"operation": string(op), "rejected": label})
+			o = &made
+			s.found[i][no].Store(o)
+		}
+		(*o).Observe(took.Seconds())
+	}
+}
+
+func timed(admit func(context.Context, *admission.Attempt) error, s *spans) func(context.Context, *admission.Attempt) error {
+	return func(ctx context.Context, a *admission.Attempt) error {
+		began := time.Now()
+		err := admit(ctx, a)
+		s.observe(a.Operation, err != nil, time.Since(began))
+		return err
+	}
+}
+
+// authenticationMetrics count who could say who he is.
+type authenticationMetrics struct {
+	attempts *prometheus.CounterVec
+	duration *prometheus.HistogramVec
+}
+
+func newAuthenticationMetrics() *authenticationMetrics {
+	labels := []string{"result"}
+	return &authenticationMetrics{
+		attempts: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "authentication_attempts", Help: "Requests by whether who sent them was made out.",
+		}, labels),
+		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "authentication_duration_seconds", Help: "Time to make out who sent a request.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 2, 15),
+		}, labels),
+	}
+}
+
+// observe counts a request that was answered with err by those who look at credentials.
+func (m *authenticationMetrics) observe(err error, anonymous bool, took time.Duration) {
+	result := "success"
+	switch {
+	case err == authn.ErrNobody && !anonymous:
+		result = "failure"
+	case err != nil && err != authn.ErrNobody:
+		result = "error"
+	}
+	m.attempts.WithLabelValues(result).Inc()
+	m.duration.WithLabelValues(result).Observe(took.Seconds())
+}

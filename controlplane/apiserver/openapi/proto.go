@@ -1,0 +1,178 @@
+package openapi
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/google/gnostic-models/compiler"
+	openapi_v2 "github.com/google/gnostic-models/openapiv2"
+	openapi_v3 "github.com/google/gnostic-models/openapiv3"
+	"go.yaml.in/yaml/v3"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+)
+
+// The protobuf form of a document is made of pieces too: a message with repeated fields is the messages of its parts one
+// after the other, and the lengths before it are known of pieces that stay compressed.
+
+// The fields of documents, by the messages of the library.
+const (
+	v2Paths, v2Definitions, v2Parameters = 8, 9, 10
+	v3Paths, v3Components, v3Schemas     = 4, 5, 1
+)
+
+// inProto makes the protobuf form of what documents say of a kind.
+func (s *Spec) inProto(plain *described, v3 bool) (*described, error) {
+	var x sections
+	x.add(plain)
+	x, err := s.sectionsInProto(&x, v3)
+	if err != nil {
+		return nil, err
+	}
+	out := &described{types: plain.types}
+	if len(x.definitions) > 0 {
+		out.definitions = x.definitions[0]
+	}
+	if len(x.paths) > 0 {
+		out.paths = x.paths[0]
+	}
+	return out, nil
+}
+
+// sectionsInProto makes the protobuf form of sections, a piece for each that is not empty.
+func (s *Spec) sectionsInProto(plain *sections, v3 bool) (out sections, err error) {
+	var doc bytes.Buffer
+	if err := plain.plain(v3, s.info).writePlain(&doc); err != nil {
+		return out, err
+	}
+	definitions, paths, parameters, err := protoSections(doc.Bytes(), v3)
+	if err != nil {
+		return out, err
+	}
+	for _, one := range []struct {
+		data []byte
+		into *[]*piece
+	}{{definitions, &out.definitions}, {paths, &out.paths}, {parameters, &out.parameters}} {
+		if len(one.data) == 0 {
+			continue
+		}
+		p, err := s.pack(one.data)
+		if err != nil {
+			return out, err
+		}
+		*one.into = []*piece{p}
+	}
+	return out, nil
+}
+
+// protoSections are the sections of a document in JSON, each as a message. Replicas must agree on the bytes.
+func protoSections(doc []byte, v3 bool) (definitions, paths, parameters []byte, err error) {
+	root, err := nodes(json.NewDecoder(bytes.NewReader(doc)))
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	in := compiler.NewContextWithExtensions("$root", root, nil, nil)
+	out := proto.MarshalOptions{Deterministic: true}
+	var messages []proto.Message
+	if v3 {
+		d, err := openapi_v3.NewDocument(root, in)
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		messages = []proto.Message{d.GetComponents().GetSchemas(), d.GetPaths()}
+	} else {
+		d, err := openapi_v2.NewDocument(root, in)
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		messages = []proto.Message{d.GetDefinitions(), d.GetPaths(), d.GetParameters()}
+	}
+	var parts [3][]byte
+	for i, m := range messages {
+		if parts[i], err = out.Marshal(m); err != nil {
+			return nil, nil, nil, err
+		}
+	}
+	return parts[0], parts[1], parts[2], nil
+}
+
+// inProto puts a document together of sections that are messages.
+func (x *sections) inProto(v3 bool, version string) (sequence, error) {
+	var head proto.Message = &openapi_v2.Document{Swagger: "2.0", Info: &openapi_v2.Info{Title: title, Version: version}}
+	if v3 {
+		head = &openapi_v3.Document{Openapi: "3.0.0", Info: &openapi_v3.Info{Title: title, Version: version}}
+	}
+	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(head)
+	if err != nil {
+		return nil, err
+	}
+	out := sequence{words(string(data))}
+	if v3 {
+		out = append(out, field(v3Paths, x.paths)...)
+		return append(out, field(v3Components, field(v3Schemas, x.definitions))...), nil
+	}
+	out = append(append(out, field(v2Paths, x.paths)...), field(v2Definitions, x.definitions)...)
+	if len(x.parameters) > 0 {
+		out = append(out, field(v2Parameters, x.parameters)...)
+	}
+	return out, nil
+}
+
+// field is a field that is a message of pieces.
+func field(number protowire.Number, of sequence) sequence {
+	tag := protowire.AppendVarint(protowire.AppendTag(nil, number, protowire.BytesType), uint64(of.bytes()))
+	return append(sequence{words(string(tag))}, of...)
+}
+
+// nodes reads JSON as the nodes of YAML that the library makes documents of: its own way is to read it as YAML, which
+// takes several times as long.
+func nodes(in *json.Decoder) (*yaml.Node, error) {
+	in.UseNumber()
+	root, err := node(in)
+	if err != nil {
+		return nil, fmt.Errorf("decoding an OpenAPI document: %w", err)
+	}
+	if _, err := in.Token(); !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("more stands after an OpenAPI document: %w", err)
+	}
+	return root, nil
+}
+
+func node(in *json.Decoder) (*yaml.Node, error) {
+	token, err := in.Token()
+	if err != nil {
+		return nil, err
+	}
+	scalar := func(tag, value string) (*yaml.Node, error) {
+		return &yaml.Node{Kind: yaml.ScalarNode, Tag: tag, Value: value}, nil
+	}
+	switch v := token.(type) {
+	case string:
+		return scalar("!!str", v)
+	case bool:
+		return scalar("!!bool", fmt.Sprint(v))
+	case json.Number:
+		if _, err := v.Int64(); err == nil {
+			return scalar("!!int", v.String())
+		}
+		return scalar("!!float", v.String())
+	case nil:
+		return scalar("!!null", "null")
+	}
+	out := &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"}
+	if token == json.Delim('[') {
+		out.Kind, out.Tag = yaml.SequenceNode, "!!seq"
+	}
+	for in.More() { // the key of a member is a token like others
+		child, err := node(in)
+		if err != nil {
+			return nil, err
+		}
+		out.Content = append(out.Content, child)
+	}
+	_, err = in.Token()
+	return out, err
+}

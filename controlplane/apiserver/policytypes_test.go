@@ -1,0 +1,66 @@
+package apiserver
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+)
+
+const policiesPath = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+
+// Policies for kinds that definitions make are checked against the schema of the definition, and again when it changes,
+// comes or goes: F15.
+func TestPolicyTypesOfCustomResources(t *testing.T) {
+	r := withDefinitions(t)
+	c := r.adminHTTP()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- r.KeepPolicyTypes(ctx, 0) }()
+	t.Cleanup(func() { cancel(); <-done })
+	r.ok(r.call(c, "POST", policiesPath, `{"apiVersion":"admissionregistration.k8s.io/v1","kind":"ValidatingAdmissionPolicy","metadata":{"name":"p"},
+		"spec":{"paramKind":{"apiVersion":"stable.example.com/v1","kind":"CronTab"},"matchConstraints":{"resourceRules":[{"operations":["CREATE"],
+		"apiGroups":["stable.example.com"],"apiVersions":["v1"],"resources":["crontabs"]}]},
+		"validations":[{"expression":"object.spec.replica > 1"},{"expression":"object.spec.replicas < params.spec.replicas && object.metadata.labels['a'] == 'b'"}]}}`,
+		"Content-Type", "application/json"))
+	// warned waits until the policy has been looked at and what is told of it has these parts, and no others.
+	warned := func(want ...string) {
+		t.Helper()
+		r.eventually(func() error {
+			var p struct {
+				Status struct {
+					TypeChecking *struct {
+						ExpressionWarnings []struct{ FieldRef, Warning string }
+					}
+				}
+			}
+			body := r.ok(r.call(c, "GET", policiesPath+"/p", "")).body
+			if err := json.Unmarshal([]byte(body), &p); err != nil {
+				return err
+			}
+			if p.Status.TypeChecking == nil || len(p.Status.TypeChecking.ExpressionWarnings) != len(want) {
+				return fmt.Errorf("%s", body)
+			}
+			for i, w := range p.Status.TypeChecking.ExpressionWarnings {
+				if !strings.Contains(w.FieldRef+": "+w.Warning, want[i]) {
+					return fmt.Errorf("%+v", w)
+				}
+			}
+			return nil
+		})
+	}
+	warned() // nothing is known of the kind
+	const misspelt = "spec.validations[0].expression: stable.example.com/v1, Kind=CronTab: ERROR: <input>:1:12: undefined field 'replica'"
+	r.establish(c, crontabs)
+	warned(misspelt)
+	replica := `{"spec":{"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object","properties":
+		{"spec":{"type":"object","properties":{"replica":{"type":"integer"},"replicas":{"type":"string"}}}}}}}]}}`
+	r.ok(r.call(c, "PATCH", definitionsPath+"/crontabs.stable.example.com", replica, "Content-Type", "application/merge-patch+json"))
+	warned()
+	r.ok(r.call(c, "PATCH", definitionsPath+"/crontabs.stable.example.com", strings.Replace(replica, `"replica":`, `"copies":`, 1),
+		"Content-Type", "application/merge-patch+json"))
+	warned(misspelt)
+	r.drop(c, "crontabs.stable.example.com")
+	warned()
+}

@@ -1,0 +1,366 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/quota"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/registry"
+	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/storetest"
+)
+
+func quantities(pairs ...string) corev1.ResourceList {
+	out := corev1.ResourceList{}
+	for i := 0; i < len(pairs); i += 2 {
+		out[corev1.ResourceName(pairs[i])] = resource.MustParse(pairs[i+1])
+	}
+	return out
+}
+
+func newQuota(name string, pairs ...string) *corev1.ResourceQuota {
+	return &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+		Spec: corev1.ResourceQuotaSpec{Hard: quantities(pairs...)}}
+}
+
+// sized is a pod that asks for so much.
+func sized(name, cpu string) *corev1.Pod {
+	p := newPod(name)
+	p.Spec.Containers[0].Name = "main"
+	p.Spec.Containers[0].Resources.Requests = quantities("cpu", cpu)
+	return p
+}
+
+// What is refused, in Kubernetes' words, and what the quota shows then.
+func TestQuotaRefuses(t *testing.T) {
+	r := start(t, nil)
+	admin := r.known.client("admin")
+	for _, q := range []*corev1.ResourceQuota{
+		newQuota("numbers", "pods", "2", "configmaps", "4", "count/deployments.apps", "0", "services.nodeports", "1"),
+		newQuota("compute", "requests.cpu", "1"),
+		newQuota("storage", "requests.storage", "10Gi", "slow.storageclass.storage.k8s.io/persistentvolumeclaims", "0"),
+	} {
+		r.must(q)
+	}
+	// the namespace has kube-root-ca.crt only where its controller runs
+	claim := func(name, size string, class *string) *corev1.PersistentVolumeClaim {
+		return &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, StorageClassName: class,
+			Resources: corev1.VolumeResourceRequirements{Requests: quantities("storage", size)}}}
+	}
+	service := func(name string, ports ...int32) *corev1.Service {
+		s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort}}
+		for _, p := range ports {
+			s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint("p", p), Port: p})
+		}
+		return s
+	}
+	slow, none := "slow", ""
+	for _, c := range []struct {
+		what   string
+		object api.Object
+		want   string // "" = it is made
+	}{
+		{"the first pod", sized("a", "600m"), ""},
+		{"too much", sized("b", "500m"), `pods "b" is forbidden: exceeded quota: compute, requested: requests.cpu=500m, used: requests.cpu=600m, limited: requests.cpu=1`},
+		{"all that is left", sized("b", "400m"), ""},
+		{"the third pod", sized("c", "0"), `pods "c" is forbidden: exceeded quota: numbers, requested: pods=1, used: pods=2, limited: pods=2`},
+		{"nothing stated", newPod("d"), `pods "d" is forbidden: failed quota: compute: must specify requests.cpu for: c`},
+		{"none at all", aDeployment("x"), `deployments.apps "x" is forbidden: exceeded quota: numbers, requested: count/deployments.apps=1, used: count/deployments.apps=0, limited: count/deployments.apps=0`},
+		{"a claim", claim("small", "6Gi", &none), ""},
+		{"a large claim", claim("large", "5Gi", &none), `persistentvolumeclaims "large" is forbidden: exceeded quota: storage, requested: requests.storage=5Gi, used: requests.storage=6Gi, limited: requests.storage=10Gi`},
+		{"of a class", claim("slow", "1Gi", &slow), `persistentvolumeclaims "slow" is forbidden: exceeded quota: storage, requested: slow.storageclass.storage.k8s.io/persistentvolumeclaims=1, used: slow.storageclass.storage.k8s.io/persistentvolumeclaims=0, limited: slow.storageclass.storage.k8s.io/persistentvolumeclaims=0`},
+		{"a port", service("one", 1), ""},
+		{"more ports", service("two", 1, 2), `services "two" is forbidden: exceeded quota: numbers, requested: services.nodeports=2, used: services.nodeports=1, limited: services.nodeports=1`},
+	} {
+		err := tryNew(admin, c.object, false)
+		if got := text(err); got != c.want {
+			t.Errorf("%s: %s\nwant %s", c.what, got, c.want)
+		}
+		if err != nil && !apierrors.IsForbidden(err) {
+			t.Errorf("%s: %v is no 403", c.what, err)
+		}
+	}
+	used := func(name string) string {
+		q, err := client.Get[*corev1.ResourceQuota](t.Context(), admin, "default", name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return quota.Format(q.Status.Used)
+	}
+	for name, want := range map[string]string{
+		"numbers": "count/deployments.apps=0,pods=2,services.nodeports=1", "compute": "requests.cpu=1",
+		"storage": "requests.storage=6Gi,slow.storageclass.storage.k8s.io/persistentvolumeclaims=0",
+	} {
+		if got := strings.Replace(used(name), "configmaps=0,", "", 1); got != want {
+			t.Errorf("%s shows %s, want %s", name, got, want)
+		}
+	}
+	// What goes, ends or is evicted is given back in the same commit; a dry run takes nothing and is refused alike.
+	pod, err := client.Get[*corev1.Pod](t.Context(), admin, "default", "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := pod.DeepCopy()
+	ended.Status.Phase = corev1.PodSucceeded
+	if _, err := client.UpdateStatus(t.Context(), admin, ended); err != nil {
+		t.Fatal(err)
+	}
+	if got := used("compute"); got != "requests.cpu=400m" {
+		t.Errorf("after a pod has ended: %s", got)
+	}
+	if err := tryNew(admin, sized("e", "600m"), true); err != nil || used("compute") != "requests.cpu=400m" {
+		t.Errorf("a dry run: %v, %s", err, used("compute"))
+	}
+	if err := tryNew(admin, sized("e", "601m"), true); !apierrors.IsForbidden(err) {
+		t.Errorf("a dry run of too much: %v", err)
+	}
+	evict := &api.Request{Verb: api.VerbCreate, Kind: admin.Kinds().ByType(pod), Subresource: "eviction", Namespace: "default", Name: "b",
+		Object: &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "b"}}}
+	if _, err := admin.Do(t.Context(), evict); err != nil || used("compute") != "requests.cpu=0" {
+		t.Errorf("after an eviction: %v, %s", err, used("compute"))
+	}
+	if err := client.Delete[*corev1.Pod](t.Context(), admin, "default", "a", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := used("numbers"); !strings.Contains(got, ",pods=0,") {
+		t.Errorf("after all pods went: %s", got)
+	}
+}
+
+func text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+func tryNew(c *client.Client, o api.Object, dry bool) error {
+	r := &api.Request{Verb: api.VerbCreate, Kind: c.Kinds().ByType(o), Namespace: o.GetNamespace(), Name: o.GetName(), Object: o}
+	if dry {
+		r.Create.DryRun = []string{metav1.DryRunAll}
+	}
+	_, err := c.Do(context.Background(), r)
+	return err
+}
+
+// client is the chain without HTTP, as an administrator.
+func (k *known) client(name string) *client.Client {
+	return client.New(k.chain, k.chain.kinds).As(api.User{Name: name, Groups: []string{api.GroupMasters}})
+}
+
+// fleetOf are several replicas over one cluster of stores.
+func fleetOf(t *testing.T, change ...func(*Config)) (stores []raftstore.Store, clients []*client.Client) {
+	t.Helper()
+	c := storetest.NewCluster(t, 3, nil)
+	c.AwaitReady()
+	quiet := slog.New(slog.NewTextHandler(io.Discard, nil))
+	for _, name := range c.Names() {
+		all, scheme := kinds.All(), api.Scheme()
+		reg := registry.New(c.Replica(name), all, registry.WithScheme(scheme), registry.WithLog(quiet),
+			registry.WithCompanions(&corev1.Service{}, kinds.ServiceCompanions))
+		cfg := Config{Name: name, Registry: reg, Kinds: all, Scheme: scheme, Log: quiet}
+		for _, f := range change {
+			f(&cfg)
+		}
+		s := New(cfg)
+		ctx, cancel := context.WithCancel(context.Background())
+		var running sync.WaitGroup
+		running.Go(func() { _ = reg.Run(ctx) }) // it ends with the store
+		t.Cleanup(func() { cancel(); running.Wait() })
+		<-reg.Ready()
+		stores, clients = append(stores, c.Replica(name)), append(clients, s.known.client("admin"))
+	}
+	for _, o := range []api.Object{
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}},
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "default"}},
+	} {
+		if err := tryNew(clients[0], o, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return stores, clients
+}
+
+// Whatever many writers do through three replicas, a quota is never exceeded, and what it shows is what there is: with
+// deletions, pods that end, dry runs, and a quota that comes, goes and changes its bounds all the while.
+func TestQuotaIsExact(t *testing.T) {
+	for _, seed := range []uint64{7, rand.Uint64()} {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) { quotaUnderLoad(t, seed) })
+	}
+}
+
+func quotaUnderLoad(t *testing.T, seed uint64) {
+	_, clients := fleetOf(t)
+	ctx := t.Context()
+	before := newQuota("exact", "pods", "5", "requests.cpu", "2", "configmaps", "6", "count/pods", "7")
+	if err := tryNew(clients[1], before, false); err != nil {
+		t.Fatal(err)
+	}
+	var writers, others sync.WaitGroup
+	var mu sync.Mutex
+	refused := 0
+	for n := range 6 {
+		writers.Go(func() {
+			w := &quotaWriter{t: t, c: clients[n%3], rng: rand.New(rand.NewPCG(seed, uint64(n))), name: fmt.Sprint("w", n)}
+			for range 40 {
+				w.step(ctx)
+			}
+			mu.Lock()
+			refused += w.refused
+			mu.Unlock()
+		})
+	}
+	stop := make(chan struct{})
+	others.Go(func() { // another quota that comes and goes, counted by whoever writes next
+		rng := rand.New(rand.NewPCG(seed, 99))
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			q := newQuota("moving", "pods", fmt.Sprint(3+rng.IntN(3)))
+			if err := tryNew(clients[i%3], q, false); err != nil && !apierrors.IsAlreadyExists(err) {
+				t.Errorf("making a quota: %v", err)
+			}
+			if rng.IntN(3) > 0 {
+				now, err := client.Get[*corev1.ResourceQuota](ctx, clients[i%3], "default", "moving")
+				if err == nil {
+					now = now.DeepCopy()
+					now.Spec.Hard = quantities("pods", fmt.Sprint(3+rng.IntN(3)), "configmaps", "5")
+					_, err = client.Update(ctx, clients[(i+1)%3], now)
+				}
+				if err != nil && !apierrors.IsConflict(err) {
+					t.Errorf("changing a quota: %v", err)
+				}
+				continue
+			}
+			if err := client.Delete[*corev1.ResourceQuota](ctx, clients[i%3], "default", "moving", metav1.DeleteOptions{}); err != nil {
+				t.Errorf("removing a quota: %v", err)
+			}
+		}
+	})
+	writers.Wait()
+	close(stop)
+	others.Wait()
+	if refused == 0 {
+		t.Error("the limit was never met")
+	}
+	for i, c := range clients {
+		q, err := client.Get[*corev1.ResourceQuota](ctx, c, "default", "exact")
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := quota.Count(&q.Spec, time.Now(), func(of schema.GroupResource) ([]api.Object, bool, error) {
+			list, err := c.ListKind(ctx, c.Kinds().ByResource(of.WithVersion("v1")), "default")
+			return list, true, err
+		})
+		if err != nil || !equality.Semantic.DeepEqual(want, q.Status.Used) {
+			t.Errorf("replica %d: the quota shows %s, there is %s, %v", i, quota.Format(q.Status.Used), quota.Format(want), err)
+		}
+		for name, n := range want {
+			if limit := q.Spec.Hard[name]; n.Cmp(limit) > 0 {
+				t.Errorf("there is %s of %s, at most %s may be", n.String(), name, limit.String())
+			}
+		}
+	}
+}
+
+// quotaWriter makes, ends and removes pods and config maps.
+type quotaWriter struct {
+	t       *testing.T
+	c       *client.Client
+	rng     *rand.Rand
+	name    string
+	n       int
+	pods    []string
+	maps    []string
+	refused int
+}
+
+func (w *quotaWriter) step(ctx context.Context) {
+	w.n++
+	name := fmt.Sprintf("%s-%d", w.name, w.n)
+	switch w.rng.IntN(7) {
+	case 0, 1:
+		if w.made(tryNew(w.c, sized(name, []string{"100m", "500m", "1"}[w.rng.IntN(3)]), false)) {
+			w.pods = append(w.pods, name)
+		}
+	case 2:
+		if w.made(tryNew(w.c, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}, false)) {
+			w.maps = append(w.maps, name)
+		}
+	case 3:
+		w.made(tryNew(w.c, sized(name, "1"), true))
+	case 4:
+		if len(w.pods) > 0 {
+			w.end(ctx, w.pods[w.rng.IntN(len(w.pods))])
+		}
+	case 5:
+		if len(w.pods) > 0 {
+			gone := w.pods[0]
+			w.pods = w.pods[1:]
+			w.ok(client.Delete[*corev1.Pod](ctx, w.c, "default", gone, metav1.DeleteOptions{}))
+		}
+	case 6:
+		if len(w.maps) > 0 {
+			gone := w.maps[0]
+			w.maps = w.maps[1:]
+			w.ok(client.Delete[*corev1.ConfigMap](ctx, w.c, "default", gone, metav1.DeleteOptions{}))
+		}
+	}
+}
+
+func (w *quotaWriter) made(err error) bool {
+	if apierrors.IsForbidden(err) {
+		w.refused++
+		return false
+	}
+	return w.ok(err)
+}
+
+func (w *quotaWriter) ok(err error) bool {
+	if err != nil {
+		w.t.Errorf("%s: %v", w.name, err)
+	}
+	return err == nil
+}
+
+func (w *quotaWriter) end(ctx context.Context, name string) {
+	pod, err := client.Get[*corev1.Pod](ctx, w.c, "default", name)
+	if !w.ok(err) {
+		return
+	}
+	pod = pod.DeepCopy()
+	pod.Status.Phase = corev1.PodFailed
+	_, err = client.UpdateStatus(ctx, w.c, pod)
+	w.ok(err)
+}
+
+func aDeployment(name string) *appsv1.Deployment {
+	l := map[string]string{"a": "b"}
+	return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: appsv1.DeploymentSpec{
+		Selector: &metav1.LabelSelector{MatchLabels: l},
+		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: l}, Spec: newPod("x").Spec},
+	}}
+}

@@ -1,0 +1,165 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/controlplane/apiserver/authn"
+	"keelson.dev/keelson/controlplane/pki"
+)
+
+// secretTokens is a replica with an account and a Secret that holds its token, as the controller of tokens leaves them.
+type secretTokens struct {
+	*replica
+	ctx     context.Context
+	account *corev1.ServiceAccount
+	token   string
+}
+
+func (s *secretTokens) sign(secret string) string {
+	s.t.Helper()
+	token, err := s.tokens.SignForSecret(pki.SecretClaims{
+		Namespace: "default", ServiceAccount: pki.Ref{Name: s.account.Name, UID: string(s.account.UID)}, Secret: secret,
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return token
+}
+
+func (s *secretTokens) hold(name, token string) {
+	s.must(&corev1.Secret{Type: corev1.SecretTypeServiceAccountToken, ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name,
+		Annotations: map[string]string{corev1.ServiceAccountNameKey: s.account.Name}}, Data: map[string][]byte{"token": []byte(token)}})
+}
+
+func (s *secretTokens) patch(patch string) {
+	s.t.Helper()
+	if _, err := s.admin().CoreV1().Secrets("default").Patch(s.ctx, "held", types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// answers waits for what a request with a token of the account meets: a change counts at the latest when the cache has it.
+func (s *secretTokens) answers(token string, code int, words string) {
+	s.t.Helper()
+	c := s.http(nil)
+	eventually(s.t, func() error {
+		a := s.call(c, "GET", "/api/v1/namespaces/default/pods", "", "Authorization", "Bearer "+token)
+		if a.code != code || !strings.Contains(strings.ReplaceAll(a.body, `\"`, `"`), words) {
+			return fmt.Errorf("%d %s, want %d %s", a.code, a.body, code, words)
+		}
+		return nil
+	})
+}
+
+func startSecretTokens(t *testing.T, change func(*Config)) *secretTokens {
+	s := &secretTokens{replica: start(t, change), ctx: within(t)}
+	s.account = s.must(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "robot"}}).(*corev1.ServiceAccount)
+	s.token = s.sign("held")
+	s.hold("held", s.token)
+	return s
+}
+
+const robotIsKnown = `User "system:serviceaccount:default:robot" cannot list resource "pods"`
+
+// A token that a Secret holds says who it is for as long as the Secret holds it, is not marked, and the account lives.
+func TestTokensOfSecrets(t *testing.T) {
+	s := startSecretTokens(t, nil)
+	s.answers(s.token, 403, robotIsKnown)
+	review := func(audiences ...string) authenticationv1.TokenReviewStatus {
+		t.Helper()
+		got, err := s.admin().AuthenticationV1().TokenReviews().Create(s.ctx, &authenticationv1.TokenReview{
+			Spec: authenticationv1.TokenReviewSpec{Token: s.token, Audiences: audiences}}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got.Status
+	}
+	if got := review(); !got.Authenticated || got.User.UID != string(s.account.UID) || len(got.User.Extra) > 0 ||
+		strings.Join(got.User.Groups, " ") != "system:serviceaccounts system:serviceaccounts:default system:authenticated" {
+		t.Errorf("%+v", got)
+	}
+	if got := review("vault"); got.Authenticated {
+		t.Errorf("for another audience: %+v", got)
+	}
+
+	// Nobody is let in by a token that no Secret holds, even when its signature is good.
+	s.answers(s.sign("absent"), 401, "its Secret is gone")
+	s.hold("other", s.sign("held"))
+	s.answers(s.sign("other"), 401, "its Secret holds another one")
+
+	s.patch(`{"metadata":{"labels":{"kubernetes.io/legacy-token-invalid-since":"2026-01-01"}}}`)
+	s.answers(s.token, 401, "remove the label")
+	s.patch(`{"metadata":{"labels":{"kubernetes.io/legacy-token-invalid-since":null}}}`)
+	s.answers(s.token, 403, robotIsKnown)
+
+	s.patch(`{"data":{"token":null}}`)
+	s.answers(s.token, 401, "its Secret holds another one")
+	s.patch(`{"stringData":{"token":"` + s.token + `"}}`)
+	s.answers(s.token, 403, robotIsKnown)
+
+	// A Secret that is being deleted counts as gone at once.
+	s.patch(`{"metadata":{"finalizers":["example.com/wait"]}}`)
+	if err := s.admin().CoreV1().Secrets("default").Delete(s.ctx, "held", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.answers(s.token, 401, "its Secret is gone")
+}
+
+// The token of an account that was deleted does not prove the next one of its name.
+func TestTokensOfSecretsEndWithTheAccount(t *testing.T) {
+	s := startSecretTokens(t, nil)
+	s.answers(s.token, 403, robotIsKnown)
+	if err := s.admin().CoreV1().ServiceAccounts("default").Delete(s.ctx, "robot", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.answers(s.token, 401, `serviceaccount "robot" no longer exists`)
+	s.must(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "robot"}})
+	s.answers(s.token, 401, `serviceaccount "robot" is another object`)
+}
+
+// The Secret says on which day its token was used last; that costs one write a day.
+func TestUseOfTokensOfSecrets(t *testing.T) {
+	var ahead atomic.Int64
+	s := startSecretTokens(t, func(c *Config) {
+		c.Clock = func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
+	})
+	used := func() (day, version string) {
+		t.Helper()
+		o, err := s.admin().CoreV1().Secrets("default").Get(s.ctx, "held", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return o.Labels[authn.LastUsedLabel], o.ResourceVersion
+	}
+	today := func() string { return s.cfg.Clock().UTC().Format(time.DateOnly) }
+	if day, _ := used(); day != "" {
+		t.Errorf("used on %q before it was", day)
+	}
+	before := today()
+	s.answers(s.token, 403, robotIsKnown)
+	day, version := used()
+	if day != before && day != today() {
+		t.Errorf("used on %q, want %s", day, before)
+	}
+	for range 3 {
+		s.answers(s.token, 403, robotIsKnown)
+	}
+	if _, now := used(); now != version && today() == before {
+		t.Errorf("the same day wrote again: %s, then %s", version, now)
+	}
+	ahead.Store(int64(48 * time.Hour))
+	s.answers(s.token, 403, robotIsKnown)
+	if day, _ := used(); day != today() {
+		t.Errorf("two days later: used on %q, want %s", day, today())
+	}
+}

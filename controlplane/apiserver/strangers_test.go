@@ -1,0 +1,75 @@
+package apiserver
+
+import (
+	"crypto/tls"
+	"net"
+	"runtime"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"keelson.dev/keelson/internal/door"
+	"keelson.dev/keelson/internal/memory/memtest"
+)
+
+// A stranger announces a frame and sends nothing of it: no room is made for what has not come.
+func TestAnnouncedFrames(t *testing.T) {
+	const strangers = 100
+	r := start(t, func(c *Config) { c.Connections = door.Limits{Strangers: 2 * strangers, PerUnsure: 2 * strangers} })
+	before := memtest.Live()
+	var all []net.Conn
+	for range strangers {
+		c, err := tls.Dial("tcp", r.addr, &tls.Config{RootCAs: r.trust.Pool(), ServerName: "127.0.0.1", NextProtos: []string{"h2"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		all = append(all, c)
+		if err := c.SetDeadline(time.Now().Add(far)); err != nil {
+			t.Fatal(err)
+		}
+		const head = "\x10\x00\x00\x00\x00\x00\x00\x00\x01" // DATA of a megabyte
+		frames := http2.NewFramer(c, c)
+		if _, err := c.Write([]byte(http2.ClientPreface)); err != nil {
+			t.Fatal(err)
+		}
+		if err := frames.WriteSettings(); err != nil {
+			t.Fatal(err)
+		}
+		first, err := frames.ReadFrame()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if most, _ := first.(*http2.SettingsFrame).Value(http2.SettingMaxFrameSize); most != 16<<10 {
+			t.Errorf("frames may have %d bytes", most)
+		}
+		if _, err := c.Write([]byte(head)); err != nil {
+			t.Fatal(err)
+		}
+		// It answers a ping that came before, and a frame that is too large ends the connection: either way it was read.
+		for {
+			if f, err := frames.ReadFrame(); err != nil {
+				break
+			} else if _, ok := f.(*http2.GoAwayFrame); ok {
+				break
+			}
+		}
+	}
+	if grown := memtest.Live() - before; grown > strangers*128<<10 {
+		t.Errorf("%d strangers, each with nine bytes of a frame, take %d KiB", strangers, grown>>10)
+	}
+	runtime.KeepAlive(all)
+}
+
+// How many strangers there may be follows the memory limit, unless somebody says otherwise.
+func TestStrangersFollowTheMemoryLimit(t *testing.T) {
+	few, many, said := Config{MemoryLimit: 256 << 20}, Config{MemoryLimit: 8 << 30}, Config{Connections: door.Limits{Strangers: 7}}
+	few.defaults()
+	many.defaults()
+	said.defaults()
+	if few.Connections.Strangers != 128 || said.Connections.Strangers != 7 ||
+		many.Connections.Strangers != min(4096, door.Share(1, 4)) {
+		t.Errorf("%d, %d and %d strangers", few.Connections.Strangers, many.Connections.Strangers, said.Connections.Strangers)
+	}
+}

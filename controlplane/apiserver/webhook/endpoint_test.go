@@ -1,0 +1,59 @@
+package webhook
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+)
+
+// What is outside is asked by the proxy of the environment, where there is one; what is in the cluster never is. F72
+func TestProxies(t *testing.T) {
+	outside, err := NewEndpoint(Address{URL: "https://hooks.example.com/"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if outside.transport.Proxy == nil {
+		t.Error("a URL is asked past the proxy")
+	}
+	inside, err := NewEndpoint(Address{URL: "https://hooks.shop.svc/", Dial: func(context.Context, string, string) (net.Conn, error) {
+		return nil, net.ErrClosed
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if inside.transport.Proxy != nil {
+		t.Error("a Service is asked by a proxy")
+	}
+}
+
+// A service that is not asked any more keeps no connection, also where a token goes with each question. F72
+func TestServiceIsLetGo(t *testing.T) {
+	closed := make(chan struct{}, 1)
+	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "{}") }))
+	srv.Config.ConnState = func(_ net.Conn, s http.ConnState) {
+		if s == http.StateClosed {
+			closed <- struct{}{}
+		}
+	}
+	srv.Start()
+	defer srv.Close()
+	s, err := New(&rest.Config{Host: srv.URL, BearerToken: "token"}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Post(t.Context(), struct{}{}, &struct{}{}); err != nil {
+		t.Fatal(err)
+	}
+	s.Close()
+	select {
+	case <-closed:
+	case <-time.After(time.Minute):
+		t.Error("the connection is open still")
+	}
+}

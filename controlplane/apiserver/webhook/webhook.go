@@ -1,0 +1,193 @@
+// Package webhook asks services outside of the cluster by HTTPS: JSON out, JSON in, to the address and with the
+// credentials of a kubeconfig file. An answer is bounded in bytes and time, and so is how much is asked at once:
+// a service that hangs or floods costs its own callers their time and nobody memory.
+package webhook
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"keelson.dev/keelson/internal/filewatch"
+	"keelson.dev/keelson/internal/wait"
+)
+
+// Bounds of a service.
+const (
+	maxAnswer     = 1 << 20
+	maxKubeconfig = 1 << 20
+	maxAtOnce     = 128
+	// maxTimeout bounds a question together with its repetitions.
+	maxTimeout = 30 * time.Second
+)
+
+// The repetitions of a question that met a fault of the moment, as Kubernetes has them by default.
+const (
+	attempts   = 5
+	firstDelay = 500 * time.Millisecond
+	growth     = 1.5
+	jitter     = 0.2
+)
+
+// Service is one service that is asked.
+type Service struct {
+	url     string
+	client  *http.Client
+	timeout time.Duration
+	places  chan struct{}
+	delay   time.Duration // before the first repetition; tests shorten it
+}
+
+// FromKubeconfig returns the service that a kubeconfig's current context names. timeout bounds each question; 0 = 30 s.
+func FromKubeconfig(path string, timeout time.Duration) (*Service, error) {
+	data, err := filewatch.Read(path, maxKubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := clientcmd.Load(data); err != nil {
+		return nil, fmt.Errorf("kubeconfig %s: %w", path, err)
+	}
+	loading := &clientcmd.ClientConfigLoadingRules{ExplicitPath: path} // relative paths in the file are the file's
+	conf, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(loading, &clientcmd.ConfigOverrides{}).ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("kubeconfig %s: %w", path, err)
+	}
+	s, err := New(conf, timeout)
+	if err != nil {
+		return nil, fmt.Errorf("kubeconfig %s: %w", path, err)
+	}
+	return s, nil
+}
+
+// New returns the service at exactly the URL conf.Host.
+func New(conf *rest.Config, timeout time.Duration) (*Service, error) {
+	conf = rest.CopyConfig(conf)
+	conf.Timeout = 0 // the context's
+	if conf.Dial == nil {
+		conf.Dial = (&net.Dialer{Timeout: 10 * time.Second}).DialContext
+	}
+	client, err := rest.HTTPClientFor(conf)
+	if err != nil {
+		return nil, err
+	}
+	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	if timeout <= 0 || timeout > maxTimeout {
+		timeout = maxTimeout
+	}
+	return &Service{
+		url: conf.Host, client: client, timeout: timeout, places: make(chan struct{}, maxAtOnce), delay: firstDelay,
+	}, nil
+}
+
+// Post sends question and decodes the answer, which is asked for again when the service or the way to it failed for
+// the moment.
+func (s *Service) Post(ctx context.Context, question, answer any) error {
+	body, err := json.Marshal(question)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, s.timeout,
+		fmt.Errorf("%s did not answer within %v: %w", s.url, s.timeout, context.DeadlineExceeded))
+	defer cancel()
+	select {
+	case s.places <- struct{}{}:
+		defer func() { <-s.places }()
+	case <-ctx.Done():
+		return fmt.Errorf("%d questions to %s wait for answers: %w", maxAtOnce, s.url, context.Cause(ctx))
+	}
+	delay := s.delay
+	for attempt := 1; ; attempt++ {
+		err := s.once(ctx, body, answer)
+		var again *transient
+		if err == nil || attempt == attempts || !errors.As(err, &again) || ctx.Err() != nil {
+			return err
+		}
+		pause := time.Duration(float64(delay) * (1 + jitter*rand.Float64()))
+		if wait.Delay(ctx, max(pause, again.after)) != nil {
+			return err
+		}
+		delay = time.Duration(float64(delay) * growth)
+	}
+}
+
+// transient is a fault that may be gone a moment later.
+type transient struct {
+	err   error
+	after time.Duration // as the service asks
+}
+
+func (t *transient) Error() string { return t.err.Error() }
+func (t *transient) Unwrap() error { return t.err }
+
+// broke says whether a connection ended under a question. Where nobody listens, or somebody else, nobody will a moment
+// later, and who waits is answered at once, as in Kubernetes.
+func broke(err error) bool {
+	return utilnet.IsConnectionReset(err) || utilnet.IsHTTP2ConnectionLost(err) || utilnet.IsProbableEOF(err)
+}
+
+func (s *Service) once(ctx context.Context, body []byte, answer any) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Accept", "application/json")
+	resp, err := s.client.Do(req)
+	if err != nil {
+		if ctx.Err() != nil {
+			return fmt.Errorf("asking: %w", context.Cause(ctx))
+		}
+		if broke(err) {
+			return &transient{err: err}
+		}
+		return err
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+	switch {
+	case ctx.Err() != nil: // what is heard now the service may have said because it saw its time end
+		return fmt.Errorf("reading the answer: %w", context.Cause(ctx))
+	case err != nil:
+		return &transient{err: fmt.Errorf("reading the answer of %s: %w", s.url, err)}
+	case len(data) > maxAnswer:
+		return fmt.Errorf("the answer of %s is larger than %d bytes", s.url, maxAnswer)
+	}
+	if resp.StatusCode < 200 || resp.StatusCode > 299 {
+		return refused(s.url, resp, data)
+	}
+	if err := json.Unmarshal(data, answer); err != nil {
+		return fmt.Errorf("decoding the answer of %s: %w", s.url, err)
+	}
+	return nil
+}
+
+// quoted is how much of a refusal's text is repeated.
+const quoted = 256
+
+func refused(url string, resp *http.Response, data []byte) error {
+	if len(data) > quoted {
+		data = data[:quoted]
+	}
+	err := fmt.Errorf("%s answered %s: %q", url, resp.Status, data)
+	seconds, _ := strconv.Atoi(resp.Header.Get("Retry-After"))
+	after := min(max(time.Duration(seconds)*time.Second, 0), maxTimeout)
+	if resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode == http.StatusInternalServerError || after > 0 {
+		return &transient{err: err, after: after}
+	}
+	return err
+}
+
+// Close ends the connections that nobody uses.
+func (s *Service) Close() { utilnet.CloseIdleConnectionsFor(s.client.Transport) }

@@ -1,0 +1,125 @@
+package apiserver
+
+import (
+	"fmt"
+	"maps"
+	"mime"
+	"net/http"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// The pages about the process itself, for who may read their paths: text, or a kind of config.k8s.io for programs.
+const (
+	pathStatus = "/statusz"
+	pathFlags  = "/flagz"
+
+	pageGroup     = "config.k8s.io"
+	pageComponent = "apiserver"
+)
+
+// statusPage is config.k8s.io's Statusz.
+type statusPage struct {
+	metav1.TypeMeta  `json:",inline"`
+	Metadata         metav1.ObjectMeta `json:"metadata,omitzero"`
+	StartTime        metav1.Time       `json:"startTime"`
+	UptimeSeconds    int64             `json:"uptimeSeconds"`
+	GoVersion        string            `json:"goVersion"`
+	BinaryVersion    string            `json:"binaryVersion"`
+	EmulationVersion string            `json:"emulationVersion,omitempty"`
+	Paths            []string          `json:"paths"`
+}
+
+// flagPage is config.k8s.io's Flagz.
+type flagPage struct {
+	metav1.TypeMeta `json:",inline"`
+	Metadata        metav1.ObjectMeta `json:"metadata,omitzero"`
+	Flags           map[string]string `json:"flags,omitempty"`
+}
+
+// page answers /statusz and /flagz.
+func (s *Server) page(w http.ResponseWriter, r *http.Request) bool {
+	switch r.URL.Path {
+	case pathStatus:
+		s.servePage(w, r, "Statusz", s.statusPage)
+	case pathFlags:
+		s.servePage(w, r, "Flagz", s.flagPage)
+	default:
+		return false
+	}
+	return true
+}
+
+func (s *Server) statusPage(meta metav1.TypeMeta) (text string, object any) {
+	now := s.cfg.Clock()
+	p := statusPage{
+		TypeMeta: meta, Metadata: metav1.ObjectMeta{Name: pageComponent},
+		StartTime: metav1.NewTime(s.began.UTC().Truncate(time.Second)), UptimeSeconds: int64(now.Sub(s.began).Seconds()),
+		GoVersion: runtime.Version(), BinaryVersion: s.cfg.Version.GitVersion,
+		EmulationVersion: s.cfg.Version.Major + "." + s.cfg.Version.Minor,
+		Paths:            []string{"/debug/pprof", pathFlags, "/healthz", "/livez", "/metrics", "/readyz", "/version"},
+	}
+	return fmt.Sprintf("Started: %s\nUp: %s\nGo version: %s\nBinary version: %s\nEmulation version: %s\nPaths: %s\n",
+		p.StartTime.Format(time.UnixDate), now.Sub(s.began).Truncate(time.Second), p.GoVersion, p.BinaryVersion, p.EmulationVersion,
+		strings.Join(p.Paths, " ")), p
+}
+
+func (s *Server) flagPage(meta metav1.TypeMeta) (text string, object any) {
+	var b strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(s.cfg.Flags)) {
+		fmt.Fprintf(&b, "%s: %s\n", name, s.cfg.Flags[name])
+	}
+	return b.String(), flagPage{TypeMeta: meta, Metadata: metav1.ObjectMeta{Name: pageComponent}, Flags: s.cfg.Flags}
+}
+
+func (s *Server) servePage(w http.ResponseWriter, r *http.Request, kind string, page func(metav1.TypeMeta) (string, any)) {
+	media, meta, ok := pageForm(r.Header.Get("Accept"), kind)
+	if !ok {
+		s.resources.Error(w, r, status(http.StatusNotAcceptable, metav1.StatusReasonNotAcceptable, fmt.Sprintf(
+			"only the following media types are accepted: text/plain, and application/json or application/yaml with "+
+				";as=%s;v=v1beta1;g=%s", kind, pageGroup)))
+		return
+	}
+	text, object := page(meta)
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	switch media {
+	case "application/json":
+		writeJSON(w, object)
+	case "application/yaml":
+		data, err := yaml.Marshal(object)
+		s.document(w, r, media, data, err)
+	default:
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		fmt.Fprintf(w, "\n%s %s\nWarning: This endpoint is not meant to be machine parseable, "+
+			"has no formatting compatibility guarantees and is for debugging purposes only.\n\n%s", pageComponent, strings.ToLower(kind), text)
+	}
+}
+
+// pageForm is the first form that the client takes.
+func pageForm(accept, kind string) (media string, meta metav1.TypeMeta, ok bool) {
+	if strings.TrimSpace(accept) == "" {
+		return "text/plain", meta, true
+	}
+	for clause := range strings.SplitSeq(accept, ",") {
+		media, params, err := mime.ParseMediaType(clause)
+		if err != nil {
+			continue
+		}
+		switch media {
+		case "*/*", "text/*", "text/plain":
+			if params["as"] == "" {
+				return "text/plain", meta, true
+			}
+		case "application/json", "application/yaml":
+			if v := params["v"]; params["as"] == kind && params["g"] == pageGroup && (v == "v1beta1" || v == "v1alpha1") {
+				return media, metav1.TypeMeta{APIVersion: pageGroup + "/" + v, Kind: kind}, true
+			}
+		}
+	}
+	return "", meta, false
+}

@@ -1,0 +1,139 @@
+package client
+
+import (
+	"fmt"
+	"sync"
+
+	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// told is something that a handler has to hear of: a first state, or changes.
+type told struct {
+	initial api.View
+	changes []api.Delta
+}
+
+// listener calls one handler, from one goroutine, with everything that it is told, in order. What waits is what the
+// informer was told, shared by all its handlers; a first state is walked through when its turn comes.
+type listener struct {
+	handler cache.ResourceEventHandler
+	synced  done
+
+	mu     sync.Mutex
+	some   sync.Cond // of mu: something waits, or it is closed
+	queue  []told
+	closed bool
+}
+
+var _ cache.ResourceEventHandlerRegistration = (*listener)(nil)
+
+func newListener(h cache.ResourceEventHandler, k *api.Kind) *listener {
+	l := &listener{handler: h, synced: newDone(fmt.Sprintf("handler %T of %s", h, k.GVK))}
+	l.some.L = &l.mu
+	return l
+}
+
+// HasSynced implements cache.ResourceEventHandlerRegistration: the handler has heard of the first state.
+func (l *listener) HasSynced() bool { return l.synced.is() }
+
+// HasSyncedChecker implements cache.ResourceEventHandlerRegistration.
+func (l *listener) HasSyncedChecker() cache.DoneChecker { return l.synced }
+
+func (l *listener) push(t told) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.queue = append(l.queue, t)
+	l.some.Signal()
+}
+
+// close ends run after the call that is under way.
+func (l *listener) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed, l.queue = true, nil
+	l.some.Signal()
+}
+
+// next waits for what has been told; false when the listener is closed.
+func (l *listener) next() ([]told, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for len(l.queue) == 0 && !l.closed {
+		l.some.Wait()
+	}
+	all := l.queue
+	l.queue = nil
+	return all, !l.closed
+}
+
+func (l *listener) isClosed() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.closed
+}
+
+func (l *listener) run() {
+	for {
+		all, ok := l.next()
+		if !ok {
+			return
+		}
+		for i := range all {
+			l.tell(&all[i])
+			all[i] = told{} // what has been heard is kept no longer
+		}
+	}
+}
+
+func (l *listener) tell(t *told) {
+	if t.initial != nil {
+		t.initial.Scan("", func(_ string, obj api.Object) bool {
+			l.handler.OnAdd(obj, true)
+			return !l.isClosed()
+		})
+		l.synced.close()
+	}
+	for i := range t.changes {
+		if l.isClosed() {
+			return
+		}
+		switch c := &t.changes[i]; {
+		case c.Guessed:
+			l.handler.OnDelete(cache.DeletedFinalStateUnknown{Key: c.Key, Obj: c.New})
+		case c.Gone:
+			l.handler.OnDelete(c.New)
+		case c.Old == nil:
+			l.handler.OnAdd(c.New, false)
+		default:
+			l.handler.OnUpdate(c.Old, c.New)
+		}
+	}
+}
+
+// done is something that happens once; it is a cache.DoneChecker.
+type done struct {
+	name string
+	c    chan struct{}
+	once *sync.Once
+}
+
+func newDone(name string) done { return done{name: name, c: make(chan struct{}), once: new(sync.Once)} }
+
+func (d done) close() { d.once.Do(func() { close(d.c) }) }
+
+func (d done) is() bool {
+	select {
+	case <-d.c:
+		return true
+	default:
+		return false
+	}
+}
+
+// Name implements cache.DoneChecker.
+func (d done) Name() string { return d.name }
+
+// Done implements cache.DoneChecker.
+func (d done) Done() <-chan struct{} { return d.c }

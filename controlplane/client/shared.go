@@ -1,0 +1,468 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/internal/backoff"
+	"keelson.dev/keelson/internal/wait"
+)
+
+// shared is an informer whose objects are the registry's own snapshot: it holds one, and moves on to the next with the
+// changes in between (api.Follower). Of its own it has the indexes that are added to it, and a queue for each handler.
+// As with client-go's, whose interface it has, the store shows a change before handlers hear of it.
+type shared struct {
+	cache.SharedIndexInformer // nil: what is not below is not offered
+
+	client *Client
+	kind   *api.Kind
+	synced done
+
+	mu        sync.RWMutex
+	view      api.View // nil before the first
+	indexes   map[string]*index
+	listeners map[*listener]struct{}
+	began     bool
+	ended     bool
+	running   sync.WaitGroup // the listeners
+}
+
+var (
+	_ cache.SharedIndexInformer = (*shared)(nil)
+	_ cache.Indexer             = store{}
+)
+
+// quietTries is how often a watch may fail in a row before that is told.
+const quietTries = 3
+
+func newShared(c *Client, k *api.Kind) *shared {
+	return &shared{client: c, kind: k, synced: newDone(k.GVK.String()), indexes: map[string]*index{}, listeners: map[*listener]struct{}{}}
+}
+
+// RunWithContext follows the kind until ctx ends.
+func (s *shared) RunWithContext(ctx context.Context) {
+	s.mu.Lock()
+	s.began = true
+	for l := range s.listeners {
+		s.running.Go(l.run)
+	}
+	s.mu.Unlock()
+	defer s.running.Wait()
+	defer s.end()
+	pause := backoff.Backoff{Min: 10 * time.Millisecond, Max: 5 * time.Second, Jitter: 0.5}
+	for tries := 1; ; tries++ {
+		err := s.follow(ctx, func() {
+			tries = 0
+			pause.Reset()
+		})
+		if ctx.Err() != nil {
+			return
+		}
+		// A kind that is served no more is about to be ended here, and so is a replica whose cache has ended: that is not worth a word.
+		if tries > quietTries && s.client.kinds.Table().Has(s.kind) {
+			slog.Warn("an informer lost its watch and begins another", "kind", s.kind.GVK.String(), "error", err)
+		}
+		if wait.Delay(ctx, pause.Next()) != nil {
+			return
+		}
+	}
+}
+
+func (s *shared) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended = true
+	for l := range s.listeners {
+		l.close()
+	}
+	clear(s.listeners)
+}
+
+// follow takes in what one watch tells, until it fails.
+func (s *shared) follow(ctx context.Context, went func()) error {
+	w, err := s.client.backend.Watch(ctx, &api.Request{User: s.client.user, Verb: api.VerbWatch, Kind: s.kind, Follow: true, Light: true,
+		UserAgent: s.client.user.Name})
+	if err != nil {
+		return fmt.Errorf("watching %s: %w", s.kind.Resource, err)
+	}
+	defer w.Stop()
+	f, ok := w.(api.Follower)
+	if !ok {
+		return fmt.Errorf("watching %s: a %T does not tell the state", s.kind.Resource, w)
+	}
+	for first := true; ; first = false {
+		now, changes, err := f.Follow(ctx)
+		if err != nil {
+			return fmt.Errorf("watching %s: %w", s.kind.Resource, err)
+		}
+		went()
+		if before := s.view; first && before != nil { // only this goroutine writes it
+			changes = differences(before, now)
+		}
+		s.take(now, changes)
+	}
+}
+
+// take shows the next state and tells the handlers what has changed.
+func (s *shared) take(now api.View, changes []api.Delta) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	first := s.view == nil
+	s.view = now
+	for _, x := range s.indexes {
+		if first {
+			x.fill(now)
+			continue
+		}
+		for i := range changes {
+			x.take(&changes[i])
+		}
+	}
+	for l := range s.listeners {
+		if first {
+			l.push(told{initial: now})
+		} else if len(changes) > 0 {
+			l.push(told{changes: changes})
+		}
+	}
+	if first {
+		s.synced.close()
+	}
+}
+
+// differences is what has to change to make one state of a later one.
+func differences(from, to api.View) (changes []api.Delta) {
+	from.Scan("", func(key string, old api.Object) bool {
+		if now := to.Get(key); now == nil {
+			changes = append(changes, api.Delta{Key: key, Old: old, New: old, Gone: true, Guessed: true})
+		} else if now.GetResourceVersion() != old.GetResourceVersion() {
+			changes = append(changes, api.Delta{Key: key, Old: old, New: now})
+		}
+		return true
+	})
+	to.Scan("", func(key string, now api.Object) bool {
+		if from.Get(key) == nil {
+			changes = append(changes, api.Delta{Key: key, New: now})
+		}
+		return true
+	})
+	return changes
+}
+
+// AddEventHandler implements cache.SharedInformer.
+func (s *shared) AddEventHandler(h cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended {
+		return nil, fmt.Errorf("handler %v was not added to the informer of %s because that has stopped already", h, s.kind.Resource)
+	}
+	l := newListener(h, s.kind)
+	if s.view != nil {
+		l.push(told{initial: s.view})
+	}
+	s.listeners[l] = struct{}{}
+	if s.began {
+		s.running.Go(l.run)
+	}
+	return l, nil
+}
+
+// RemoveEventHandler implements cache.SharedInformer.
+func (s *shared) RemoveEventHandler(r cache.ResourceEventHandlerRegistration) error {
+	l, ok := r.(*listener)
+	if !ok {
+		return fmt.Errorf("a %T is no registration of this informer", r)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.listeners, l)
+	l.close()
+	return nil
+}
+
+// HasSynced implements cache.SharedInformer.
+func (s *shared) HasSynced() bool { return s.synced.is() }
+
+// HasSyncedChecker implements cache.SharedInformer.
+func (s *shared) HasSyncedChecker() cache.DoneChecker { return s.synced }
+
+// LastSyncResourceVersion implements cache.SharedInformer.
+func (s *shared) LastSyncResourceVersion() string {
+	return s.GetIndexer().LastStoreSyncResourceVersion()
+}
+
+// IsStopped implements cache.SharedInformer.
+func (s *shared) IsStopped() bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.ended
+}
+
+// GetStore implements cache.SharedInformer.
+func (s *shared) GetStore() cache.Store { return store{s} }
+
+// GetIndexer implements cache.SharedIndexInformer.
+func (s *shared) GetIndexer() cache.Indexer { return store{s} }
+
+// AddIndexers implements cache.SharedIndexInformer.
+func (s *shared) AddIndexers(more cache.Indexers) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name := range more {
+		if s.indexes[name] != nil || name == cache.NamespaceIndex {
+			return fmt.Errorf("the informer of %s has an index %s already", s.kind.Resource, name)
+		}
+	}
+	for name, of := range more {
+		x := &index{of: of, keys: map[string]map[string]struct{}{}}
+		if s.view != nil {
+			x.fill(s.view)
+		}
+		s.indexes[name] = x
+	}
+	return nil
+}
+
+// index finds the keys of objects by values that a function takes from them.
+type index struct {
+	of   cache.IndexFunc
+	keys map[string]map[string]struct{} // by value
+}
+
+func (x *index) fill(v api.View) {
+	v.Scan("", func(key string, obj api.Object) bool {
+		x.take(&api.Delta{Key: key, New: obj})
+		return true
+	})
+}
+
+// take follows one change.
+func (x *index) take(c *api.Delta) {
+	was, is := x.values(c.Old), x.values(c.New)
+	if c.Gone {
+		is = nil
+	}
+	for _, v := range was {
+		if !slices.Contains(is, v) {
+			if delete(x.keys[v], c.Key); len(x.keys[v]) == 0 {
+				delete(x.keys, v)
+			}
+		}
+	}
+	for _, v := range is {
+		if x.keys[v] == nil {
+			x.keys[v] = map[string]struct{}{}
+		}
+		x.keys[v][c.Key] = struct{}{}
+	}
+}
+
+// values are those of an object that is not nil. A function that cannot read an object has none for it.
+func (x *index) values(obj api.Object) []string {
+	if obj == nil {
+		return nil
+	}
+	v, err := x.of(obj)
+	if err != nil {
+		return nil
+	}
+	return v
+}
+
+// store is the objects of an informer, for reading.
+type store struct{ *shared }
+
+// read calls f with the present state, which may be nil, and keeps the indexes in step with it meanwhile.
+func (s store) read(f func(now api.View)) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	f(s.view)
+}
+
+// now is the present state; nil before the first.
+func (s store) now() (v api.View) {
+	s.read(func(now api.View) { v = now })
+	return v
+}
+
+func (s store) below(prefix string) []any {
+	v := s.now()
+	if v == nil {
+		return nil
+	}
+	n := 0
+	if prefix == "" {
+		n = v.Len()
+	}
+	out := make([]any, 0, n)
+	v.Scan(prefix, func(_ string, obj api.Object) bool {
+		out = append(out, obj)
+		return true
+	})
+	return out
+}
+
+// List implements cache.Store.
+func (s store) List() []any { return s.below("") }
+
+// ListKeys implements cache.Store.
+func (s store) ListKeys() (out []string) {
+	if v := s.now(); v != nil {
+		v.Scan("", func(key string, _ api.Object) bool {
+			out = append(out, key)
+			return true
+		})
+	}
+	return out
+}
+
+// Get implements cache.Store.
+func (s store) Get(obj any) (any, bool, error) {
+	key, err := cache.MetaNamespaceKeyFunc(obj)
+	if err != nil {
+		return nil, false, cache.KeyError{Obj: obj, Err: err}
+	}
+	return s.GetByKey(key)
+}
+
+// GetByKey implements cache.Store.
+func (s store) GetByKey(key string) (any, bool, error) {
+	if v := s.now(); v != nil {
+		if obj := v.Get(key); obj != nil {
+			return obj, true, nil
+		}
+	}
+	return nil, false, nil
+}
+
+// LastStoreSyncResourceVersion implements cache.Store.
+func (s store) LastStoreSyncResourceVersion() string {
+	if v := s.now(); v != nil {
+		return v.Revision()
+	}
+	return ""
+}
+
+// Index implements cache.Indexer.
+func (s store) Index(name string, obj any) ([]any, error) {
+	of := s.GetIndexers()[name]
+	if of == nil {
+		return nil, noIndex(name)
+	}
+	values, err := of(obj)
+	if err != nil {
+		return nil, err
+	}
+	var out []any
+	seen := map[string]bool{}
+	for _, value := range values {
+		keys, err := s.IndexKeys(name, value)
+		if err != nil {
+			return nil, err
+		}
+		for _, key := range keys {
+			if o, ok, _ := s.GetByKey(key); ok && !seen[key] {
+				seen[key] = true
+				out = append(out, o)
+			}
+		}
+	}
+	return out, nil
+}
+
+// ByIndex implements cache.Indexer.
+func (s store) ByIndex(name, value string) (out []any, err error) {
+	if name == cache.NamespaceIndex {
+		if !s.kind.Namespaced {
+			return nil, nil
+		}
+		return s.below(value + "/"), nil
+	}
+	s.read(func(now api.View) {
+		x := s.indexes[name]
+		if x == nil {
+			err = noIndex(name)
+			return
+		}
+		out = make([]any, 0, len(x.keys[value]))
+		for key := range x.keys[value] {
+			if obj := now.Get(key); obj != nil {
+				out = append(out, obj)
+			}
+		}
+	})
+	return out, err
+}
+
+// IndexKeys implements cache.Indexer.
+func (s store) IndexKeys(name, value string) (keys []string, err error) {
+	if name == cache.NamespaceIndex {
+		for _, key := range s.ListKeys() {
+			if strings.HasPrefix(key, value+"/") {
+				keys = append(keys, key)
+			}
+		}
+		return keys, nil
+	}
+	s.read(func(api.View) {
+		if x := s.indexes[name]; x != nil {
+			keys = slices.Collect(maps.Keys(x.keys[value]))
+		} else {
+			err = noIndex(name)
+		}
+	})
+	return keys, err
+}
+
+// ListIndexFuncValues implements cache.Indexer.
+func (s store) ListIndexFuncValues(name string) (values []string) {
+	s.read(func(api.View) {
+		if x := s.indexes[name]; x != nil {
+			values = slices.Collect(maps.Keys(x.keys))
+		}
+	})
+	return values
+}
+
+// GetIndexers implements cache.Indexer.
+func (s store) GetIndexers() cache.Indexers {
+	all := cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc}
+	s.read(func(api.View) {
+		for name, x := range s.indexes {
+			all[name] = x.of
+		}
+	})
+	return all
+}
+
+func noIndex(name string) error { return fmt.Errorf("index with name %s does not exist", name) }
+
+var errReadOnly = errors.New("the objects of an informer are those of the registry: they are changed through the API")
+
+// Add implements cache.Store.
+func (s store) Add(any) error { return errReadOnly }
+
+// Update implements cache.Store.
+func (s store) Update(any) error { return errReadOnly }
+
+// Delete implements cache.Store.
+func (s store) Delete(any) error { return errReadOnly }
+
+// Replace implements cache.Store.
+func (s store) Replace([]any, string) error { return errReadOnly }
+
+// Resync implements cache.Store.
+func (s store) Resync() error { return nil }
+
+// Bookmark implements cache.Store.
+func (s store) Bookmark(string) {}

@@ -1,0 +1,160 @@
+package certificate
+
+import (
+	"context"
+	"crypto/x509"
+	"fmt"
+	"time"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// Options of the controller.
+type Options struct {
+	// Sign signs a permitted request with the cluster's authority as it is at the time of the call.
+	Sign func(r *x509.CertificateRequest, usage x509.KeyUsage, extended []x509.ExtKeyUsage, life time.Duration, now time.Time) (chain []byte, err error)
+	// Reserved are organizations that no certificate may name.
+	Reserved []string
+}
+
+type request = certificatesv1.CertificateSigningRequest
+
+// New returns the controller.
+func New(d controllers.Deps, o Options) *controllers.Controller {
+	requests := client.Informer[*request](d.Informers)
+	group := []string{certificatesv1.GroupName}
+	return &controllers.Controller{
+		Name:    "certificate-controller",
+		Workers: 2,
+		Watches: []controllers.Watch{controllers.OnInformer(requests, controllers.Self[*request])},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: group, Resources: []string{"certificatesigningrequests"}, Verbs: []string{"delete", "get", "list", "watch"}},
+			{APIGroups: group, Resources: []string{"certificatesigningrequests/approval", "certificatesigningrequests/status"}, Verbs: []string{"update"}},
+			{APIGroups: group, Resources: []string{"signers"}, ResourceNames: []string{certificatesv1.KubeAPIServerClientKubeletSignerName},
+				Verbs: []string{"approve"}},
+			{APIGroups: group, Resources: []string{"signers"}, Verbs: []string{"sign"}, ResourceNames: []string{
+				certificatesv1.KubeAPIServerClientSignerName, certificatesv1.KubeAPIServerClientKubeletSignerName,
+				certificatesv1.KubeletServingSignerName}},
+			{APIGroups: []string{authorizationv1.GroupName}, Resources: []string{"subjectaccessreviews"}, Verbs: []string{"create"}},
+		},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			r := &reconciler{term: t, options: o, view: controllers.ViewOf[*request](t, requests)}
+			return r.reconcile
+		},
+	}
+}
+
+// reconciler is the thin shell of one leadership.
+type reconciler struct {
+	term    *controllers.Term
+	options Options
+	view    *controllers.View[*request]
+}
+
+func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+	c, ok := r.view.Get("", key.Name)
+	if !ok || c.DeletionTimestamp != nil {
+		return 0, nil
+	}
+	for {
+		deed, again := Plan(c, r.term.Now())
+		if deed == Wait {
+			return again, nil
+		}
+		next, err := r.act(ctx, deed, c)
+		switch {
+		case apierrors.IsNotFound(err):
+			return 0, nil
+		case err != nil:
+			return 0, fmt.Errorf("to %s CertificateSigningRequest %s: %w", deed, c.Name, err)
+		case next == nil: // nothing has changed
+			return again, nil
+		}
+		r.view.Wrote(next)
+		c = next
+	}
+}
+
+// act returns the request as it is written, nil when it is not.
+func (r *reconciler) act(ctx context.Context, deed Deed, c *request) (*request, error) {
+	if deed == Remove {
+		o := controllers.ByUID(c)
+		o.Preconditions.ResourceVersion = &c.ResourceVersion // who decides at this moment is not passed over
+		return nil, client.Delete[*request](ctx, r.term.Client, "", c.Name, o)
+	}
+	asked, err := parse(c.Spec.Request)
+	if err != nil {
+		return nil, err
+	}
+	if deed == Review {
+		return r.review(ctx, c, asked)
+	}
+	next := c.DeepCopy()
+	if err := Permitted(c.Spec.SignerName, asked, c.Spec.Usages, r.options.Reserved); err != nil {
+		r.set(next, certificatesv1.CertificateFailed, "SignerValidationFailure", err.Error())
+	} else {
+		usage, extended := x509Usages(c.Spec.Usages)
+		next.Status.Certificate, err = r.options.Sign(asked, usage, extended, Life(c.Spec.ExpirationSeconds), r.term.Now())
+		if err != nil {
+			return nil, err
+		}
+	}
+	return client.UpdateStatus(ctx, r.term.Client, next)
+}
+
+// review approves the request of a node whose maker has a right to it.
+func (r *reconciler) review(ctx context.Context, c *request, asked *x509.CertificateRequest) (*request, error) {
+	for _, right := range Rights(c, asked) {
+		allowed, err := r.allowed(ctx, c, right)
+		if err != nil {
+			return nil, err
+		}
+		if !allowed {
+			continue
+		}
+		message := "Auto approving kubelet client certificate after SubjectAccessReview."
+		if right == "selfnodeclient" {
+			message = "Auto approving self kubelet client certificate after SubjectAccessReview."
+		}
+		next := c.DeepCopy()
+		r.set(next, certificatesv1.CertificateApproved, "AutoApproved", message)
+		return client.UpdateSub(ctx, r.term.Client, next, "approval")
+	}
+	return nil, nil
+}
+
+// allowed asks whether the maker of a request may create that part of requests.
+func (r *reconciler) allowed(ctx context.Context, c *request, part string) (bool, error) {
+	ask := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+		User: c.Spec.Username, UID: c.Spec.UID, Groups: c.Spec.Groups,
+		ResourceAttributes: &authorizationv1.ResourceAttributes{
+			Group: certificatesv1.GroupName, Resource: "certificatesigningrequests", Verb: "create", Subresource: part, Version: "*",
+		},
+	}}
+	for k, v := range c.Spec.Extra {
+		if ask.Spec.Extra == nil {
+			ask.Spec.Extra = map[string]authorizationv1.ExtraValue{}
+		}
+		ask.Spec.Extra[k] = authorizationv1.ExtraValue(v)
+	}
+	answer, err := client.Create(ctx, r.term.Client, ask)
+	if err != nil {
+		return false, fmt.Errorf("reviewing what %s may: %w", c.Spec.Username, err)
+	}
+	return answer.Status.Allowed, nil
+}
+
+func (r *reconciler) set(c *request, t certificatesv1.RequestConditionType, reason, message string) {
+	now := metav1.NewTime(r.term.Now())
+	c.Status.Conditions = append(c.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
+		Type: t, Status: corev1.ConditionTrue, Reason: reason, Message: message, LastUpdateTime: now, LastTransitionTime: now,
+	})
+}

@@ -1,0 +1,155 @@
+package certificate
+
+import (
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// Lives of certificates: the longest, which is also that of requests that ask for none, and the shortest.
+const (
+	longestLife  = 365 * 24 * time.Hour
+	shortestLife = 10 * time.Minute
+)
+
+// signers are those that come with the cluster, and what each permits.
+var signers = map[string]func(r *x509.CertificateRequest, usages []certificatesv1.KeyUsage) error{
+	certificatesv1.KubeAPIServerClientSignerName: func(_ *x509.CertificateRequest, usages []certificatesv1.KeyUsage) error {
+		return permitUsages(certificatesv1.UsageClientAuth, false, usages)
+	},
+	certificatesv1.KubeAPIServerClientKubeletSignerName: nodeClient,
+	certificatesv1.KubeletServingSignerName:             nodeServing,
+}
+
+// Permitted says why the signer of that name may not sign; nil when it may. reserved are organizations that no
+// certificate may name.
+func Permitted(signer string, r *x509.CertificateRequest, usages []certificatesv1.KeyUsage, reserved []string) error {
+	permits, ok := signers[signer]
+	if !ok {
+		return fmt.Errorf("%q is no signer of this cluster", signer)
+	}
+	for _, o := range r.Subject.Organization {
+		if slices.Contains(reserved, o) {
+			return fmt.Errorf("subject organization %q is the cluster's own and in no certificate that is asked for", o)
+		}
+	}
+	return permits(r, usages)
+}
+
+// nodeClient permits what an agent needs to be known to the API as its node.
+func nodeClient(r *x509.CertificateRequest, usages []certificatesv1.KeyUsage) error {
+	if err := nodeSubject(r); err != nil {
+		return err
+	}
+	switch {
+	case len(r.DNSNames) > 0:
+		return errors.New("DNS subjectAltNames are not allowed")
+	case len(r.IPAddresses) > 0:
+		return errors.New("IP subjectAltNames are not allowed")
+	}
+	return first(noMailNorURI(r), permitUsages(certificatesv1.UsageClientAuth, true, usages))
+}
+
+// nodeServing permits what the HTTPS server of a node needs. Whether the names are the node's is for who approves to say.
+func nodeServing(r *x509.CertificateRequest, usages []certificatesv1.KeyUsage) error {
+	if err := nodeSubject(r); err != nil {
+		return err
+	}
+	if len(r.DNSNames)+len(r.IPAddresses) == 0 {
+		return errors.New("a DNS or IP subjectAltName is required")
+	}
+	return first(noMailNorURI(r), permitUsages(certificatesv1.UsageServerAuth, true, usages))
+}
+
+func nodeSubject(r *x509.CertificateRequest) error {
+	switch {
+	case !slices.Equal(r.Subject.Organization, []string{api.GroupNodes}):
+		return fmt.Errorf("subject organization is not %s", api.GroupNodes)
+	case !strings.HasPrefix(r.Subject.CommonName, api.NodeUserPrefix):
+		return fmt.Errorf("subject common name does not begin with %s", api.NodeUserPrefix)
+	}
+	return nil
+}
+
+func noMailNorURI(r *x509.CertificateRequest) error {
+	switch {
+	case len(r.EmailAddresses) > 0:
+		return errors.New("email subjectAltNames are not allowed")
+	case len(r.URIs) > 0:
+		return errors.New("URI subjectAltNames are not allowed")
+	}
+	return nil
+}
+
+// permitUsages permits a purpose, which must be there, to sign with the key, and to encipher keys with it. A node's
+// certificates must be good to sign with.
+func permitUsages(purpose certificatesv1.KeyUsage, signs bool, usages []certificatesv1.KeyUsage) error {
+	allowed := []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageKeyEncipherment, purpose}
+	for _, u := range usages {
+		if !slices.Contains(allowed, u) {
+			return fmt.Errorf("usage %q is not allowed with %q", u, purpose)
+		}
+	}
+	required := []certificatesv1.KeyUsage{purpose}
+	if signs {
+		required = append(required, certificatesv1.UsageDigitalSignature)
+	}
+	for _, u := range required {
+		if !slices.Contains(usages, u) {
+			return fmt.Errorf("usage %q is required and missing", u)
+		}
+	}
+	return nil
+}
+
+// first is the first of the errors.
+func first(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// x509Usages are the usages of a permitted request as certificates have them.
+func x509Usages(usages []certificatesv1.KeyUsage) (usage x509.KeyUsage, extended []x509.ExtKeyUsage) {
+	for _, u := range usages {
+		switch u {
+		case certificatesv1.UsageDigitalSignature:
+			usage |= x509.KeyUsageDigitalSignature
+		case certificatesv1.UsageKeyEncipherment:
+			usage |= x509.KeyUsageKeyEncipherment
+		case certificatesv1.UsageClientAuth:
+			extended = append(extended, x509.ExtKeyUsageClientAuth)
+		case certificatesv1.UsageServerAuth:
+			extended = append(extended, x509.ExtKeyUsageServerAuth)
+		}
+	}
+	return usage, extended
+}
+
+// Life is how long a certificate is good for that was asked for with these seconds.
+func Life(seconds *int32) time.Duration {
+	if seconds == nil {
+		return longestLife
+	}
+	return min(max(time.Duration(*seconds)*time.Second, shortestLife), longestLife)
+}
+
+// parse reads the request, which validation has read already.
+func parse(request []byte) (*x509.CertificateRequest, error) {
+	block, _ := pem.Decode(request)
+	if block == nil {
+		return nil, errors.New("the request is not PEM")
+	}
+	return x509.ParseCertificateRequest(block.Bytes)
+}

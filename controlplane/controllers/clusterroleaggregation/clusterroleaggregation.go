@@ -1,0 +1,107 @@
+// Package clusterroleaggregation gives cluster roles with an aggregation rule the rules of those that they select.
+package clusterroleaggregation
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"reflect"
+	"slices"
+	"time"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// Plan returns the rules that role shall have, and whether it has others: those of all roles that its rule selects,
+// in the order of their names, each rule once. A role does not select itself, nor does one without a rule change.
+func Plan(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole) (rules []rbacv1.PolicyRule, changed bool) {
+	if role.AggregationRule == nil {
+		return nil, false
+	}
+	rules = []rbacv1.PolicyRule{}
+	for _, one := range selected(role, all) {
+		for _, r := range one.Rules {
+			if !slices.ContainsFunc(rules, func(have rbacv1.PolicyRule) bool { return reflect.DeepEqual(have, r) }) {
+				rules = append(rules, r)
+			}
+		}
+	}
+	return rules, len(rules) != len(role.Rules) || len(rules) > 0 && !reflect.DeepEqual(rules, role.Rules)
+}
+
+// selected are the roles that any of the selectors matches, by name.
+func selected(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole) []*rbacv1.ClusterRole {
+	var out []*rbacv1.ClusterRole
+	for i := range role.AggregationRule.ClusterRoleSelectors {
+		s, err := metav1.LabelSelectorAsSelector(&role.AggregationRule.ClusterRoleSelectors[i])
+		if err != nil {
+			continue // which validation refuses
+		}
+		for _, one := range all {
+			if one.Name != role.Name && s.Matches(labels.Set(one.Labels)) && !slices.Contains(out, one) {
+				out = append(out, one)
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b *rbacv1.ClusterRole) int { return cmp.Compare(a.Name, b.Name) })
+	return out
+}
+
+// New returns the controller.
+func New(d controllers.Deps) *controllers.Controller {
+	roles := client.Informer[*rbacv1.ClusterRole](d.Informers)
+	return &controllers.Controller{
+		Name:    "clusterrole-aggregation-controller",
+		Workers: 1,
+		Watches: []controllers.Watch{controllers.OnInformer(roles, func(controllers.Change[*rbacv1.ClusterRole]) []controllers.Key {
+			var keys []controllers.Key
+			for _, r := range controllers.CachedAll[*rbacv1.ClusterRole](roles) {
+				if r.AggregationRule != nil {
+					keys = append(keys, controllers.KeyOf(r))
+				}
+			}
+			return keys
+		})},
+		Rules: []rbacv1.PolicyRule{
+			// What roles grant is passed on and not held.
+			{
+				APIGroups: []string{rbacv1.GroupName}, Resources: []string{"clusterroles"},
+				Verbs: []string{"escalate", "get", "list", "update", "watch"},
+			},
+		},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			view := controllers.ViewOf[*rbacv1.ClusterRole](t, roles)
+			return func(ctx context.Context, key controllers.Key) (time.Duration, error) {
+				return 0, reconcile(ctx, t, view, key.Name)
+			}
+		},
+	}
+}
+
+func reconcile(ctx context.Context, t *controllers.Term, view *controllers.View[*rbacv1.ClusterRole], name string) error {
+	role, ok := view.Get("", name)
+	if !ok || role.DeletionTimestamp != nil {
+		return nil
+	}
+	rules, changed := Plan(role, view.All())
+	if !changed {
+		return nil
+	}
+	next := role.DeepCopy()
+	next.Rules = rules
+	stored, err := client.Update(ctx, t.Client, next)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil
+	case err != nil:
+		return fmt.Errorf("writing the aggregated rules of cluster role %s: %w", name, err)
+	}
+	view.Wrote(stored)
+	return nil
+}

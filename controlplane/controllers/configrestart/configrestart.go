@@ -1,0 +1,206 @@
+package configrestart
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// settle is how long a change is waited with for others: who applies a folder changes several objects one after the other.
+const settle = 2 * time.Second
+
+// workload is a kind whose pods are replaced when its template changes.
+type workload struct {
+	kind     string
+	informer cache.SharedIndexInformer
+	template func(api.Object) *corev1.PodTemplateSpec
+	patch    func(ctx context.Context, c *client.Client, namespace, name string, patch []byte) error
+}
+
+func workloadOf[T api.Object](d controllers.Deps, kind string, template func(T) *corev1.PodTemplateSpec) workload {
+	w := workload{kind: kind, informer: client.Informer[T](d.Informers),
+		template: func(o api.Object) *corev1.PodTemplateSpec { return template(o.(T)) },
+		patch: func(ctx context.Context, c *client.Client, namespace, name string, patch []byte) error {
+			_, err := client.Patch[T](ctx, c, namespace, name, "", types.MergePatchType, patch)
+			return err
+		}}
+	controllers.Index(w.informer, refIndex, func(o api.Object) []string {
+		if !asked(o) {
+			return nil
+		}
+		var at []string
+		for _, r := range Refs(o.GetNamespace(), w.template(o)) {
+			at = append(at, o.GetNamespace()+"/"+string(r))
+		}
+		return at
+	})
+	return w
+}
+
+// refIndex finds the workloads that refer to an object: "namespace/configmaps/name".
+const refIndex = "config-restart"
+
+func asked(o api.Object) bool {
+	return o.GetAnnotations()[api.RestartAnnotation] == "true" && o.GetDeletionTimestamp() == nil
+}
+
+// New returns the controller.
+func New(d controllers.Deps) *controllers.Controller {
+	all := []workload{
+		workloadOf(d, "Deployment", func(o *appsv1.Deployment) *corev1.PodTemplateSpec { return &o.Spec.Template }),
+		workloadOf(d, "StatefulSet", func(o *appsv1.StatefulSet) *corev1.PodTemplateSpec { return &o.Spec.Template }),
+		workloadOf(d, "DaemonSet", func(o *appsv1.DaemonSet) *corev1.PodTemplateSpec { return &o.Spec.Template }),
+	}
+	r := &restarts{now: d.Clock(), byKind: map[string]workload{},
+		maps: client.Informer[*corev1.ConfigMap](d.Informers), secrets: client.Informer[*corev1.Secret](d.Informers)}
+	c := &controllers.Controller{
+		Name:    "config-restart-controller",
+		Workers: 2,
+		Watches: []controllers.Watch{
+			referred(r.maps, "configmaps", all, func(m *corev1.ConfigMap) string { return OfConfigMap(m) }),
+			referred(r.secrets, "secrets", all, func(s *corev1.Secret) string { return OfSecret(s) }),
+		},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{"apps"}, Resources: []string{"deployments", "statefulsets", "daemonsets"}, Verbs: []string{"get", "list", "patch", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"configmaps", "secrets"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
+		},
+		Lead: r.lead,
+	}
+	for _, w := range all {
+		r.byKind[w.kind] = w
+		c.Watches = append(c.Watches, controllers.OnInformer(w.informer, func(c controllers.Change[api.Object]) []controllers.Key {
+			if c.Type == controllers.Deleted || !asked(c.New) {
+				return nil
+			}
+			return []controllers.Key{{Kind: w.kind, Namespace: c.New.GetNamespace(), Name: c.New.GetName()}}
+		}))
+	}
+	return c
+}
+
+// referred has the workloads looked at that refer to an object whose contents have changed.
+func referred[T api.Object](inf cache.SharedIndexInformer, resource string, all []workload, contents func(T) string) controllers.Watch {
+	return controllers.OnInformer(inf, func(c controllers.Change[T]) (keys []controllers.Key) {
+		for _, w := range all {
+			for _, o := range controllers.CachedBy[api.Object](w.informer, refIndex, c.New.GetNamespace()+"/"+resource+"/"+c.New.GetName()) {
+				keys = append(keys, controllers.Key{Kind: w.kind, Namespace: o.GetNamespace(), Name: o.GetName()})
+			}
+		}
+		if len(keys) > 0 && c.Type == controllers.Updated && contents(c.New) == contents(c.Old) {
+			return nil
+		}
+		return keys
+	})
+}
+
+type restarts struct {
+	now           func() time.Time
+	byKind        map[string]workload
+	maps, secrets cache.SharedIndexInformer
+}
+
+func (r *restarts) lead(t *controllers.Term) controllers.Reconcile {
+	var mu sync.Mutex
+	since := map[controllers.Key]time.Time{} // of changes that are waited with
+	return func(ctx context.Context, key controllers.Key) (time.Duration, error) {
+		w := r.byKind[key.Kind]
+		o, ok := controllers.Cached[api.Object](w.informer, key.Namespace, key.Name)
+		if !ok || !asked(o) {
+			mu.Lock()
+			defer mu.Unlock()
+			delete(since, key)
+			return 0, nil
+		}
+		refs := Refs(key.Namespace, w.template(o))
+		before := o.GetAnnotations()[api.ConfigSeenAnnotation]
+		next, replace := Plan(refs, Parse(before), r.state(key.Namespace, refs))
+		mu.Lock()
+		first, waiting := since[key]
+		switch {
+		case !replace:
+			delete(since, key)
+		case !waiting:
+			first = r.now()
+			since[key] = first
+		}
+		mu.Unlock()
+		if next.String() == before {
+			return 0, nil
+		}
+		if left := first.Add(settle).Sub(r.now()); replace && left > 0 {
+			return left, nil
+		}
+		if err := w.patch(ctx, t.Client, key.Namespace, key.Name, patch(o, next, replace)); err != nil {
+			if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+				return 0, controllers.Race("%s: %w", key, err)
+			}
+			return 0, fmt.Errorf("noting the configuration of %s: %w", key, err)
+		}
+		mu.Lock()
+		delete(since, key)
+		mu.Unlock()
+		if replace {
+			t.Events.Eventf(o, corev1.EventTypeNormal, "ConfigChanged", "pods are replaced: changed is %s", strings.Join(changes(Parse(before), next), ", "))
+		}
+		return 0, nil
+	}
+}
+
+// state is what is known of the objects now.
+func (r *restarts) state(namespace string, refs []Ref) State {
+	s := State{}
+	for _, ref := range refs {
+		resource, name, _ := strings.Cut(string(ref), "/")
+		if resource == "secrets" {
+			if o, ok := controllers.Cached[*corev1.Secret](r.secrets, namespace, name); ok {
+				s[ref] = OfSecret(o)
+			}
+		} else if o, ok := controllers.Cached[*corev1.ConfigMap](r.maps, namespace, name); ok {
+			s[ref] = OfConfigMap(o)
+		}
+	}
+	return s
+}
+
+// changes are the objects whose contents are others now.
+func changes(seen, next State) (names []string) {
+	for _, ref := range next.refs() {
+		if was := seen[ref]; was != "" && was != next[ref] {
+			names = append(names, string(ref))
+		}
+	}
+	return names
+}
+
+// patch notes what was seen, and changes the template with it where pods are to be replaced, of the workload as it was
+// looked at.
+func patch(o api.Object, next State, replace bool) []byte {
+	body := map[string]any{"metadata": map[string]any{
+		"resourceVersion": o.GetResourceVersion(), "uid": o.GetUID(), "annotations": map[string]string{api.ConfigSeenAnnotation: next.String()}}}
+	if replace {
+		sum := sha256.New()
+		put(sum, next.String())
+		body["spec"] = map[string]any{"template": map[string]any{"metadata": map[string]any{"annotations": map[string]string{api.ConfigAnnotation: digest(sum)}}}}
+	}
+	raw, err := json.Marshal(body)
+	if err != nil {
+		panic(fmt.Sprintf("configrestart: a patch of strings: %v", err))
+	}
+	return raw
+}

@@ -1,0 +1,194 @@
+package cronjob
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// New returns the CronJob controller.
+func New(d controllers.Deps) *controllers.Controller {
+	crons := client.Informer[*batchv1.CronJob](d.Informers)
+	jobs := client.Informer[*batchv1.Job](d.Informers)
+	controllers.IndexControllers(jobs)
+	none := func(*batchv1.CronJob) labels.Selector { return nil } // it adopts nothing
+	return &controllers.Controller{
+		Name:    "cronjob-controller",
+		Workers: 5,
+		Watches: []controllers.Watch{
+			controllers.OnInformer(crons, controllers.Self[*batchv1.CronJob]),
+			controllers.OnInformer(jobs, controllers.OwnersOf[*batchv1.CronJob, *batchv1.Job](crons, kind.GroupKind(), none)),
+		},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{"batch"}, Resources: []string{"cronjobs"}, Verbs: []string{"get", "list", "update", "watch"}},
+			{APIGroups: []string{"batch"}, Resources: []string{"jobs"}, Verbs: []string{"create", "delete", "get", "list", "patch", "update", "watch"}},
+			{APIGroups: []string{"batch"}, Resources: []string{"cronjobs/status", "cronjobs/finalizers"}, Verbs: []string{"update"}},
+			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
+		},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			r := &reconciler{term: t, crons: controllers.ViewOf[*batchv1.CronJob](t, crons), jobs: controllers.ViewOf[*batchv1.Job](t, jobs)}
+			r.status = controllers.NewStatusWriter(t, r.crons, "cron job")
+			return r.reconcile
+		},
+	}
+}
+
+// reconciler is the thin shell of one leadership.
+type reconciler struct {
+	term   *controllers.Term
+	crons  *controllers.View[*batchv1.CronJob]
+	jobs   *controllers.View[*batchv1.Job]
+	status *controllers.StatusWriter[*batchv1.CronJob]
+
+	mu   sync.Mutex
+	told map[controllers.Key]map[Event]bool
+}
+
+func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+	c, ok := r.crons.Get(key.Namespace, key.Name)
+	if !ok {
+		r.tell(key, nil, nil)
+		return 0, nil
+	}
+	s := Snapshot{CronJob: c, Jobs: r.owned(c), Going: r.jobs.Going, Now: r.term.Now(), Local: time.Local}
+	step := Plan(s)
+	r.tell(key, c, step.Events)
+	ran, failure := r.perform(ctx, c, step)
+	if controllers.NamespaceEnds(failure) {
+		return 0, nil // nothing will ever be wanted here again
+	}
+	s.Jobs = r.owned(c)
+	wait, err := r.writeStatus(ctx, s, ran)
+	if err != nil || wait > 0 {
+		return wait, errors.Join(failure, err)
+	}
+	// Only what the status has taken in may go.
+	for _, j := range Past(s) {
+		failure = errors.Join(failure, r.delete(ctx, c, j))
+	}
+	return step.Again, failure
+}
+
+func (r *reconciler) owned(c *batchv1.CronJob) []*batchv1.Job {
+	return r.jobs.By(controllers.ControllerIndex, string(c.UID))
+}
+
+// perform makes the job of a step, after those are gone that it replaces. ran is the time that is dealt with.
+func (r *reconciler) perform(ctx context.Context, c *batchv1.CronJob, step Step) (ran *time.Time, err error) {
+	if step.Run == nil {
+		return nil, nil
+	}
+	for _, j := range step.Replace {
+		if err := r.delete(ctx, c, j); err != nil {
+			return nil, err
+		}
+	}
+	want := newJob(c, *step.Run)
+	start := r.term.Now()
+	made, err := client.Create(ctx, r.term.Client, want)
+	switch {
+	case apierrors.IsAlreadyExists(err):
+		return r.collided(ctx, c, want, step.Run)
+	case err != nil:
+		if !controllers.NamespaceEnds(err) && ctx.Err() == nil {
+			r.term.Events.Eventf(c, corev1.EventTypeWarning, "FailedCreate", "Error creating job: %v", err)
+		}
+		return nil, fmt.Errorf("creating job %s/%s of cron job %s: %w", want.Namespace, want.Name, c.Name, err)
+	}
+	r.jobs.Wrote(made)
+	r.term.Record("job created", made, "job", start, "of cron job "+c.Name)
+	r.term.Events.Eventf(c, corev1.EventTypeNormal, "SuccessfulCreate", "Created job %v", made.Name)
+	return step.Run, nil
+}
+
+// collided looks at the job that has the wanted name. One of the cron job's was made for the same minute; another's
+// keeps this one from running, which is told of.
+func (r *reconciler) collided(ctx context.Context, c *batchv1.CronJob, want *batchv1.Job, at *time.Time) (*time.Time, error) {
+	have, err := client.Get[*batchv1.Job](ctx, r.term.Client, want.Namespace, want.Name)
+	if err != nil {
+		return nil, fmt.Errorf("reading job %s/%s, whose name is taken: %w", want.Namespace, want.Name, err)
+	}
+	if metav1.IsControlledBy(have, c) {
+		r.jobs.Wrote(have)
+		return at, nil
+	}
+	err = fmt.Errorf("job %s exists and is not of this cron job: delete or rename it", want.Name)
+	r.term.Events.Eventf(c, corev1.EventTypeWarning, "FailedCreate", "Error creating job: %v", err)
+	return nil, controllers.Race("cron job %s/%s: %w", c.Namespace, c.Name, err)
+}
+
+func (r *reconciler) delete(ctx context.Context, c *batchv1.CronJob, j *batchv1.Job) error {
+	o, background := controllers.ByUID(j), metav1.DeletePropagationBackground
+	o.PropagationPolicy = &background
+	r.jobs.Deleting(j)
+	err := client.Delete[*batchv1.Job](ctx, r.term.Client, j.Namespace, j.Name, o)
+	switch {
+	case err == nil:
+		r.term.Events.Eventf(c, corev1.EventTypeNormal, "SuccessfulDelete", "Deleted job %v", j.Name)
+		return nil
+	case apierrors.IsNotFound(err):
+		return nil
+	}
+	r.jobs.Kept(j)
+	if ctx.Err() == nil {
+		r.term.Events.Eventf(c, corev1.EventTypeWarning, "FailedDelete", "Deleted job: %v", err)
+	}
+	return fmt.Errorf("deleting job %s/%s of cron job %s: %w", j.Namespace, j.Name, c.Name, err)
+}
+
+// writeStatus writes the status where it changed, judged after this reconcile's own writes.
+func (r *reconciler) writeStatus(ctx context.Context, s Snapshot, ran *time.Time) (wait time.Duration, err error) {
+	status, events := Status(s, ran)
+	if equality.Semantic.DeepEqual(status, s.CronJob.Status) {
+		return 0, nil
+	}
+	next := s.CronJob.DeepCopy()
+	next.Status = status
+	if ran != nil {
+		_, err = r.status.WriteNow(ctx, next)
+	} else {
+		_, wait, err = r.status.Write(ctx, next)
+	}
+	if err == nil && wait == 0 {
+		for _, e := range events {
+			r.term.Events.Event(s.CronJob, e.Type, e.Reason, e.Message)
+		}
+	}
+	return wait, err
+}
+
+// tell records those of the events that were not among those of the last time: what stays as it is is told once. A cron
+// job that is gone (nil) is forgotten.
+func (r *reconciler) tell(key controllers.Key, c *batchv1.CronJob, events []Event) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	before := r.told[key]
+	delete(r.told, key)
+	if len(events) == 0 {
+		return
+	}
+	if r.told == nil {
+		r.told = map[controllers.Key]map[Event]bool{}
+	}
+	now := map[Event]bool{}
+	for _, e := range events {
+		now[e] = true
+		if !before[e] {
+			r.term.Events.Event(c, e.Type, e.Reason, e.Message)
+		}
+	}
+	r.told[key] = now
+}

@@ -1,0 +1,264 @@
+// Package cronjob starts the Jobs of CronJobs when their time has come.
+package cronjob
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+var kind = batchv1.SchemeGroupVersion.WithKind("CronJob")
+
+// Snapshot is what a plan is made of.
+type Snapshot struct {
+	CronJob *batchv1.CronJob
+	Jobs    []*batchv1.Job // that it controls
+	Going   func(*batchv1.Job) bool
+	Now     time.Time
+	Local   *time.Location // of schedules that name no zone
+}
+
+// Step is what to do next, in this order: jobs that others replace, the new job, the status, and jobs of the past.
+type Step struct {
+	Replace []*batchv1.Job
+	Run     *time.Time // when the job was to start that is to be made now
+	Events  []Event
+	Again   time.Duration
+}
+
+// Event is what is told of a cron job, once for as long as it stays the same.
+type Event struct{ Type, Reason, Message string }
+
+// Plan decides the next step.
+func Plan(s Snapshot) Step {
+	var step Step
+	c := s.CronJob
+	for _, j := range s.Jobs {
+		if _, ok := scheduled(j); !ok && over(j) == nil && !listed(c, j.UID) {
+			step.tell(warning("UnexpectedJob", "Saw a job that the controller did not create or forgot: %s", j.Name))
+		}
+	}
+	if c.DeletionTimestamp != nil || c.Spec.Suspend != nil && *c.Spec.Suspend {
+		return step
+	}
+	t, wrong := timesOf(c, s.Local)
+	if wrong != nil {
+		step.tell(wrong)
+		return step
+	}
+	from := s.since()
+	due, ok := t.last(from, s.Now)
+	next := t.next(from)
+	if ok {
+		next = t.next(due)
+	}
+	if next.IsZero() {
+		step.tell(warning("InvalidSchedule", "invalid schedule: %q : no time of it comes within five years", c.Spec.Schedule))
+	} else {
+		step.Again = max(time.Millisecond, next.Sub(s.Now))
+	}
+	if ok {
+		s.start(&step, t, from, due)
+	}
+	return step
+}
+
+// start decides what becomes of the newest time that has come. Older ones that were missed are never made up for.
+func (s Snapshot) start(step *Step, t times, from, due time.Time) {
+	c := s.CronJob
+	if d := c.Spec.StartingDeadlineSeconds; d != nil {
+		earliest := s.Now.Add(-time.Duration(min(*d, longest)) * time.Second)
+		if due.Before(earliest) {
+			step.tell(warning("MissSchedule", "Missed scheduled time to start a job: %s", due.UTC().Format(time.RFC1123Z)))
+			return
+		}
+		if earliest.After(from) {
+			from = earliest
+		}
+	}
+	if t.tooMany(from, s.Now) {
+		step.tell(warning("TooManyMissedTimes", "too many missed start times. Set or decrease .spec.startingDeadlineSeconds or check clock skew"))
+	}
+	var running []*batchv1.Job
+	for _, j := range s.Jobs {
+		if s.counts(j) {
+			running = append(running, j)
+		}
+	}
+	switch {
+	case c.Spec.ConcurrencyPolicy == batchv1.ForbidConcurrent && len(running) > 0:
+		step.tell(&Event{corev1.EventTypeNormal, "JobAlreadyActive",
+			"Not starting job because prior execution is running and concurrency policy is Forbid"})
+		return
+	case c.Spec.ConcurrencyPolicy == batchv1.ReplaceConcurrent:
+		for _, j := range running {
+			if !s.Going(j) {
+				step.Replace = append(step.Replace, j)
+			}
+		}
+	}
+	step.Run = &due
+}
+
+// longest is the longest deadline in seconds that a duration holds.
+const longest = int64(1<<63-1) / int64(time.Second)
+
+func (step *Step) tell(e *Event) { step.Events = append(step.Events, *e) }
+
+// since is the time after which nothing has been started yet. A job that was made tells it even when its controller
+// came no further than that.
+func (s Snapshot) since() time.Time {
+	if last := s.lastRun(); last != nil {
+		return last.Time
+	}
+	return s.CronJob.CreationTimestamp.Time
+}
+
+// lastRun is the newest time for which a job was made; nil when there was none. An annotation that claims a time to come
+// is not the controller's.
+func (s Snapshot) lastRun() *metav1.Time {
+	last := s.CronJob.Status.LastScheduleTime
+	for _, j := range s.Jobs {
+		if at, ok := scheduled(j); ok && !at.After(s.Now) && (last == nil || at.After(last.Time)) {
+			last = &metav1.Time{Time: at}
+		}
+	}
+	return last
+}
+
+// counts says whether a job is one that runs for its cron job: it has been made for a time of the schedule, or stands in
+// the status, and is not over.
+func (s Snapshot) counts(j *batchv1.Job) bool {
+	_, made := scheduled(j)
+	return over(j) == nil && (made || listed(s.CronJob, j.UID))
+}
+
+// scheduled is the time of the schedule that a job was made for; one that was made by hand has none.
+func scheduled(j *batchv1.Job) (time.Time, bool) {
+	at, err := time.Parse(time.RFC3339, j.Annotations[batchv1.CronJobScheduledTimestampAnnotation])
+	return at, err == nil
+}
+
+func listed(c *batchv1.CronJob, uid types.UID) bool {
+	return slices.ContainsFunc(c.Status.Active, func(r corev1.ObjectReference) bool { return r.UID == uid })
+}
+
+// over is the condition by which a job has ended; nil while it has not.
+func over(j *batchv1.Job) *batchv1.JobCondition {
+	for i := range j.Status.Conditions {
+		c := &j.Status.Conditions[i]
+		if (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) && c.Status == corev1.ConditionTrue {
+			return c
+		}
+	}
+	return nil
+}
+
+// newJob is the job for a time. Its name is that of the minute, so that it cannot be made twice.
+func newJob(c *batchv1.CronJob, at time.Time) *batchv1.Job {
+	t := c.Spec.JobTemplate.DeepCopy()
+	j := &batchv1.Job{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: c.Namespace, Name: fmt.Sprintf("%s-%d", c.Name, at.Unix()/60),
+			Labels: t.Labels, Annotations: map[string]string{},
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(c, kind)},
+		},
+		Spec: t.Spec,
+	}
+	maps.Copy(j.Annotations, t.Annotations)
+	j.Annotations[batchv1.CronJobScheduledTimestampAnnotation] = at.Format(time.RFC3339)
+	controllers.CopyTrace(j, c)
+	return j
+}
+
+// Status is the status of a cron job with these jobs, and what is to be told of how it came to it. ran is the time that
+// was dealt with just now, by whichever job.
+func Status(s Snapshot, ran *time.Time) (batchv1.CronJobStatus, []Event) {
+	c := s.CronJob
+	out := batchv1.CronJobStatus{LastScheduleTime: s.lastRun(), LastSuccessfulTime: c.Status.LastSuccessfulTime}
+	if ran != nil && (out.LastScheduleTime == nil || ran.After(out.LastScheduleTime.Time)) {
+		out.LastScheduleTime = &metav1.Time{Time: *ran}
+	}
+	if equality.Semantic.DeepEqual(out.LastScheduleTime, c.Status.LastScheduleTime) {
+		out.LastScheduleTime = c.Status.LastScheduleTime // the same in its zone of then
+	}
+	known := map[types.UID]*batchv1.Job{}
+	jobs := slices.Clone(s.Jobs)
+	slices.SortFunc(jobs, func(a, b *batchv1.Job) int {
+		x, _ := scheduled(a)
+		y, _ := scheduled(b)
+		return cmp.Or(x.Compare(y), cmp.Compare(a.Name, b.Name))
+	})
+	for _, j := range jobs {
+		known[j.UID] = j
+		if done := j.Status.CompletionTime; done != nil && (out.LastSuccessfulTime == nil || done.After(out.LastSuccessfulTime.Time)) {
+			out.LastSuccessfulTime = done
+		}
+		if s.counts(j) && (j.DeletionTimestamp != nil || !s.Going(j)) {
+			out.Active = append(out.Active, s.reference(j))
+		}
+	}
+	var events []Event
+	for _, r := range c.Status.Active {
+		j := known[r.UID]
+		if j == nil {
+			events = append(events, Event{corev1.EventTypeNormal, "MissingJob", "Active job went missing: " + r.Name})
+		} else if end := over(j); end != nil {
+			events = append(events, Event{corev1.EventTypeNormal, "SawCompletedJob",
+				fmt.Sprintf("Saw completed job: %s, condition: %v", j.Name, end.Type)})
+		}
+	}
+	return out, events
+}
+
+// reference is how a status names a job: as it did before, where it did.
+func (s Snapshot) reference(j *batchv1.Job) corev1.ObjectReference {
+	for _, r := range s.CronJob.Status.Active {
+		if r.UID == j.UID {
+			return r
+		}
+	}
+	return corev1.ObjectReference{APIVersion: batchv1.SchemeGroupVersion.String(), Kind: "Job",
+		Namespace: j.Namespace, Name: j.Name, UID: j.UID, ResourceVersion: j.ResourceVersion}
+}
+
+// Past are the jobs that are over and more than are to be kept, the oldest first.
+func Past(s Snapshot) []*batchv1.Job {
+	var well, badly []*batchv1.Job
+	for _, j := range s.Jobs {
+		end := over(j)
+		switch {
+		case end == nil || s.Going(j):
+		case end.Type == batchv1.JobComplete:
+			well = append(well, j)
+		default:
+			badly = append(badly, j)
+		}
+	}
+	return append(beyond(well, s.CronJob.Spec.SuccessfulJobsHistoryLimit), beyond(badly, s.CronJob.Spec.FailedJobsHistoryLimit)...)
+}
+
+func beyond(jobs []*batchv1.Job, limit *int32) []*batchv1.Job {
+	if limit == nil || len(jobs) <= int(*limit) {
+		return nil
+	}
+	slices.SortFunc(jobs, func(a, b *batchv1.Job) int {
+		switch x, y := a.Status.StartTime, b.Status.StartTime; {
+		case x == nil || y == nil:
+			return cmp.Or(controllers.TrueFirst(x != nil, y != nil), cmp.Compare(a.Name, b.Name))
+		default:
+			return cmp.Or(x.Compare(y.Time), cmp.Compare(a.Name, b.Name))
+		}
+	})
+	return jobs[:len(jobs)-int(*limit)]
+}

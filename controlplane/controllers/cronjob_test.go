@@ -1,0 +1,179 @@
+package controllers_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/cronjob"
+	"keelson.dev/keelson/controlplane/controllers/garbagecollector"
+	"keelson.dev/keelson/controlplane/controllers/job"
+	"keelson.dev/keelson/internal/virtual"
+)
+
+// repeated is a CronJob of a work.
+func repeated(name, schedule string, of *batchv1.Job, change ...func(*batchv1.CronJobSpec)) *batchv1.CronJob {
+	c := &batchv1.CronJob{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+		Spec: batchv1.CronJobSpec{Schedule: schedule, JobTemplate: batchv1.JobTemplateSpec{Spec: of.Spec}}}
+	for _, f := range change {
+		f(&c.Spec)
+	}
+	return c
+}
+
+// runs notes the jobs of the default namespace that are made until the returned function is called.
+func (w *world) runs() func() []string {
+	w.t.Helper()
+	seen, err := w.calls.Watch(w.ctx, &api.Request{User: api.User{Name: "admin"}, Verb: api.VerbWatch,
+		Kind: w.admin.Kinds().ByType(&batchv1.Job{}), Namespace: "default"})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	var out []string
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ev := range seen.ResultChan() {
+			if j, ok := ev.Object.(*batchv1.Job); ok && ev.Type == watch.Added {
+				out = append(out, j.Name)
+			}
+		}
+	}()
+	return func() []string { seen.Stop(); <-done; return out }
+}
+
+// cronWorld is a world of cron jobs and jobs in virtual time, which begins at a full hour.
+func cronWorld(t *testing.T, change func(*controllers.Controller)) *world {
+	w := newWorld(t, options{quiet: true, change: change, only: func(d controllers.Deps) []*controllers.Controller {
+		return []*controllers.Controller{cronjob.New(d), job.New(d), garbagecollector.New(d)}
+	}})
+	w.node("w1")
+	return w
+}
+
+func (w *world) cronJob(name string) *batchv1.CronJob {
+	w.t.Helper()
+	c, err := client.Get[*batchv1.CronJob](w.ctx, w.admin, "default", name)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return c
+}
+
+// jobsNow are the names of the jobs that are there.
+func (w *world) jobsNow() []string {
+	w.t.Helper()
+	list, err := client.List[*batchv1.Job](w.ctx, w.admin, "default", metav1.ListOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	var out []string
+	for _, j := range list {
+		out = append(out, j.Name)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// A CronJob makes a Job at its times, also where its controller is cut off at any point and leaders change; none twice
+// and none is lost. Of those that are over so many are kept as is wanted. F125
+func TestCronJob(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := cronWorld(t, cutOff("cronjob-controller", 2, 2*time.Millisecond))
+		runs := w.runs()
+		stop := w.lead(controllers.Options{})
+		two, zero := int32(2), int32(0)
+		w.create(repeated("keep", "*/10 * * * *", work("", 1, 1, "well"), func(s *batchv1.CronJobSpec) { s.SuccessfulJobsHistoryLimit = &two }))
+		brief := work("", 1, 1, "well")
+		brief.Spec.TTLSecondsAfterFinished = &zero
+		w.create(repeated("brief", "*/10 * * * *", brief))
+		w.create(repeated("never", "0 0 30 2 *", work("", 1, 1, "well")))
+		for range 10 {
+			time.Sleep(13 * time.Minute)
+			stop()
+			time.Sleep(time.Minute) // no leader, less than a period
+			stop = w.lead(controllers.Options{})
+		}
+		time.Sleep(time.Minute)
+		virtual.Wait()
+		stop()
+		var want []string
+		first := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC).Unix() / 60
+		for i := int64(10); i <= 140; i += 10 {
+			want = append(want, fmt.Sprintf("brief-%d", first+i), fmt.Sprintf("keep-%d", first+i))
+		}
+		slices.Sort(want)
+		got := runs()
+		slices.Sort(got)
+		if !slices.Equal(got, want) {
+			t.Errorf("jobs were made\n%v, want\n%v", got, want)
+		}
+		if got, want := strings.Join(w.jobsNow(), " "), fmt.Sprintf("keep-%d keep-%d", first+130, first+140); got != want {
+			t.Errorf("kept are %s, want %s", got, want)
+		}
+		if s := w.cronJob("keep").Status; len(s.Active) != 0 || s.LastScheduleTime.Unix()/60 != first+140 || s.LastSuccessfulTime == nil {
+			t.Errorf("%+v", s)
+		}
+		w.event("InvalidSchedule", `invalid schedule: "0 0 30 2 *" : no time of it comes within five years`)
+	})
+}
+
+// What is still running when its cron job's next time comes is let be, waited for or replaced; suspended nothing is
+// made, and a job that was made by hand changes nothing.
+func TestCronJobPolicies(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := cronWorld(t, nil)
+		runs := w.runs()
+		w.lead(controllers.Options{})
+		policy := func(p batchv1.ConcurrencyPolicy) func(*batchv1.CronJobSpec) {
+			return func(s *batchv1.CronJobSpec) { s.ConcurrencyPolicy = p }
+		}
+		yes := true
+		w.create(repeated("allow", "*/10 * * * *", work("", 1, 1, ""), policy(batchv1.AllowConcurrent)))
+		w.create(repeated("forbid", "*/10 * * * *", work("", 1, 1, ""), policy(batchv1.ForbidConcurrent)))
+		w.create(repeated("replace", "*/10 * * * *", work("", 1, 1, ""), policy(batchv1.ReplaceConcurrent)))
+		w.create(repeated("wait", "*/10 * * * *", work("", 1, 1, ""), func(s *batchv1.CronJobSpec) { s.Suspend = &yes }))
+		time.Sleep(time.Minute)
+		manual := work("manual", 1, 1, "")
+		manual.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(w.cronJob("forbid"), batchv1.SchemeGroupVersion.WithKind("CronJob"))}
+		w.create(manual)
+		time.Sleep(30 * time.Minute)
+		virtual.Wait()
+		first := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC).Unix() / 60
+		at := func(name string, minute int64) string { return fmt.Sprintf("%s-%d", name, first+minute) }
+		want := []string{at("allow", 10), at("allow", 20), at("allow", 30), at("forbid", 10), "manual", at("replace", 30)}
+		if got := w.jobsNow(); !slices.Equal(got, want) {
+			t.Errorf("there are %v, want %v", got, want)
+		}
+		for name, n := range map[string]int{"allow": 3, "forbid": 1, "replace": 1, "wait": 0} {
+			if s := w.cronJob(name).Status; len(s.Active) != n {
+				t.Errorf("%s: %+v", name, s)
+			}
+		}
+		w.event("JobAlreadyActive", "Not starting job because prior execution is running and concurrency policy is Forbid")
+		w.event("UnexpectedJob", "Saw a job that the controller did not create or forgot: manual")
+		// What was waited for ends: the newest time is made up for.
+		background := metav1.DeletePropagationBackground
+		if err := client.Delete[*batchv1.Job](w.ctx, w.admin, "default", at("forbid", 10), metav1.DeleteOptions{PropagationPolicy: &background}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		virtual.Wait()
+		if got := w.jobsNow(); !slices.Contains(got, at("forbid", 30)) || slices.Contains(got, at("forbid", 20)) {
+			t.Errorf("there are %v", got)
+		}
+		w.event("MissingJob", "Active job went missing: "+at("forbid", 10))
+		if all := runs(); len(all) != 3+2+1+3 {
+			t.Errorf("jobs were made: %v", all)
+		}
+	})
+}

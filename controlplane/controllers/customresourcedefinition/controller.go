@@ -1,0 +1,192 @@
+package customresourcedefinition
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
+	v1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/custom"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// lookAgain is when a definition is looked at again whose objects are not gone, or not served here, yet.
+const lookAgain = time.Second
+
+// New returns the controller.
+func New(d controllers.Deps) *controllers.Controller {
+	definitions := client.Informer[*v1.CustomResourceDefinition](d.Informers)
+	return &controllers.Controller{
+		Name: "customresourcedefinition-controller",
+		// Names are given to whoever comes first, which takes one hand.
+		Workers: 1,
+		Watches: []controllers.Watch{controllers.OnInformer(definitions, func(c controllers.Change[*v1.CustomResourceDefinition]) []controllers.Key {
+			var keys []controllers.Key
+			if c.Type != controllers.Deleted {
+				keys = append(keys, controllers.KeyOf(c.New))
+			}
+			if c.Type == controllers.Added || c.Type == controllers.Updated &&
+				equality.Semantic.DeepEqual(c.Old.Status.AcceptedNames, c.New.Status.AcceptedNames) {
+				return keys
+			}
+			// Names may have become free.
+			for _, other := range controllers.CachedAll[*v1.CustomResourceDefinition](definitions) {
+				if other.Spec.Group == c.New.Spec.Group && !apihelpers.IsCRDConditionTrue(other, v1.NamesAccepted) {
+					keys = append(keys, controllers.KeyOf(other))
+				}
+			}
+			return keys
+		})},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"deletecollection", "list"}},
+			{APIGroups: []string{v1.GroupName}, Resources: []string{"customresourcedefinitions"}, Verbs: []string{"get", "list", "update", "watch"}},
+			{APIGroups: []string{v1.GroupName}, Resources: []string{"customresourcedefinitions/status"}, Verbs: []string{"update"}},
+		},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			r := &reconciler{term: t, view: controllers.ViewOf[*v1.CustomResourceDefinition](t, definitions), kinds: d.Client.Kinds()}
+			return r.reconcile
+		},
+	}
+}
+
+// reconciler is the thin shell of one leadership.
+type reconciler struct {
+	term  *controllers.Term
+	view  *controllers.View[*v1.CustomResourceDefinition]
+	kinds *api.Kinds
+
+	// What was found about the schemas of the definition that was last looked at: each is looked at several times in a
+	// row, as its status changes, and a schema may have thousands of properties.
+	looked struct {
+		uid        types.UID
+		generation int64
+		found      *v1.CustomResourceDefinitionCondition
+	}
+}
+
+// schemas is nonStructural of a definition. There is one worker.
+func (r *reconciler) schemas(c *v1.CustomResourceDefinition) *v1.CustomResourceDefinitionCondition {
+	if l := &r.looked; l.uid != c.UID || l.generation != c.Generation {
+		l.uid, l.generation, l.found = c.UID, c.Generation, nonStructural(c)
+	}
+	return r.looked.found.DeepCopy()
+}
+
+func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+	c, ok := r.view.Get("", key.Name)
+	switch {
+	case !ok:
+		return 0, nil
+	case c.DeletionTimestamp != nil:
+		if !apihelpers.CRDHasFinalizer(c, v1.CustomResourceCleanupFinalizer) {
+			return 0, nil
+		}
+		return r.finalize(ctx, c)
+	}
+	taken := TakenBy(c, r.view.All())
+	r.builtIn(c.Spec.Group, taken)
+	return 0, r.write(ctx, c, status(c, taken, r.schemas(c), metav1.NewTime(r.term.Now())))
+}
+
+// builtIn adds the names of the kinds that are always there.
+func (r *reconciler) builtIn(group string, t Taken) {
+	for _, k := range r.kinds.All() {
+		if k.GVK.Group != group || k.Definition != "" {
+			continue
+		}
+		for _, name := range append([]string{k.Resource, k.Singular}, k.ShortNames...) {
+			t.Resources[name] = true
+		}
+		t.Kinds[k.GVK.Kind], t.Kinds[k.ListGVK().Kind] = true, true
+	}
+}
+
+func (r *reconciler) write(ctx context.Context, c *v1.CustomResourceDefinition, status v1.CustomResourceDefinitionStatus) error {
+	if equality.Semantic.DeepEqual(c.Status, status) {
+		return nil
+	}
+	whole, err := custom.Unpacked(c)
+	if err != nil {
+		return fmt.Errorf("reading custom resource definition %s: %w", c.Name, err)
+	}
+	next := withStatus(whole)
+	next.Status = status
+	stored, err := client.UpdateStatus(ctx, r.term.Client, next)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil
+	case err != nil:
+		return fmt.Errorf("writing the status of custom resource definition %s: %w", c.Name, err)
+	}
+	r.view.Wrote(stored)
+	return nil
+}
+
+// finalize deletes the objects of a definition, and lets it go when there are none left.
+func (r *reconciler) finalize(ctx context.Context, c *v1.CustomResourceDefinition) (time.Duration, error) {
+	if apihelpers.IsCRDConditionTrue(c, v1.Established) {
+		left, err := r.empty(ctx, c)
+		if err != nil || left > 0 {
+			now := v1.CustomResourceDefinitionCondition{Type: v1.Terminating, Status: v1.ConditionTrue,
+				LastTransitionTime: metav1.NewTime(r.term.Now()), Reason: "InstanceDeletionInProgress",
+				Message: "CustomResource deletion is in progress"}
+			if err != nil {
+				now.Reason, now.Message = "InstanceDeletionFailed", fmt.Sprintf("could not issue all deletes: %v", err)
+			}
+			next := withStatus(c)
+			set(next, now)
+			return lookAgain, errors.Join(err, r.write(ctx, c, next.Status))
+		}
+	}
+	whole, err := custom.Unpacked(c)
+	if err != nil {
+		return 0, fmt.Errorf("reading custom resource definition %s: %w", c.Name, err)
+	}
+	next := whole.DeepCopy()
+	apihelpers.CRDRemoveFinalizer(next, v1.CustomResourceCleanupFinalizer)
+	if _, err := client.Update(ctx, r.term.Client, next); err != nil && !apierrors.IsNotFound(err) {
+		return 0, fmt.Errorf("finalizing custom resource definition %s: %w", c.Name, err)
+	}
+	return 0, nil
+}
+
+// empty deletes what there is of a definition's objects and counts what is still there.
+func (r *reconciler) empty(ctx context.Context, c *v1.CustomResourceDefinition) (left int, err error) {
+	stored := r.kinds.Table().Stored()
+	i := slices.IndexFunc(stored, func(k *api.Kind) bool { return k.Definition == c.Name })
+	if i < 0 {
+		return 1, nil // not served here yet
+	}
+	k := stored[i]
+	objs, err := r.term.Client.ListKind(ctx, k, "")
+	if err != nil {
+		return 0, err
+	}
+	done := map[string]bool{}
+	for _, o := range objs {
+		ns := o.GetNamespace()
+		if done[ns] || o.GetDeletionTimestamp() != nil {
+			continue
+		}
+		done[ns] = true
+		if _, err := r.term.Client.Do(ctx, &api.Request{Verb: api.VerbDeleteCollection, Kind: k, Namespace: ns}); err != nil {
+			return len(objs), err
+		}
+	}
+	if len(objs) == 0 {
+		return 0, nil
+	}
+	objs, err = r.term.Client.ListKind(ctx, k, "")
+	return len(objs), err
+}

@@ -1,0 +1,196 @@
+// Package customresourcedefinition accepts the names of custom resource definitions, tells in their conditions what
+// became of them, and empties those that are being deleted.
+package customresourcedefinition
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
+	v1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	structural "k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/custom"
+)
+
+// Taken are the names of a group that others have: resources with their singular and short names, and kinds with lists.
+type Taken struct{ Resources, Kinds map[string]bool }
+
+// TakenBy are the names that other definitions of the group have been accepted with.
+func TakenBy(c *v1.CustomResourceDefinition, all []*v1.CustomResourceDefinition) Taken {
+	t := Taken{Resources: map[string]bool{}, Kinds: map[string]bool{}}
+	for _, other := range all {
+		if other.Spec.Group != c.Spec.Group || other.Name == c.Name {
+			continue
+		}
+		n := &other.Status.AcceptedNames
+		for _, name := range append([]string{n.Plural, n.Singular}, n.ShortNames...) {
+			t.Resources[name] = true
+		}
+		t.Kinds[n.Kind], t.Kinds[n.ListKind] = true, true
+	}
+	return t
+}
+
+// Status is the status that a definition shall have: the names that it may have, and the conditions.
+func Status(c *v1.CustomResourceDefinition, t Taken, now metav1.Time) v1.CustomResourceDefinitionStatus {
+	return status(c, t, nonStructural(c), now)
+}
+
+// status is Status with what is to be said of the schemas, if anything is.
+func status(c *v1.CustomResourceDefinition, t Taken, schemas *v1.CustomResourceDefinitionCondition, now metav1.Time) v1.CustomResourceDefinitionStatus {
+	next := withStatus(c)
+	accepted := names(next, t)
+	accepted.LastTransitionTime = now
+	set(next, accepted)
+	switch established := apihelpers.IsCRDConditionTrue(next, v1.Established); {
+	case established: // for good: later names may be refused, the first ones stay
+	case accepted.Status == v1.ConditionTrue:
+		set(next, v1.CustomResourceDefinitionCondition{Type: v1.Established, Status: v1.ConditionTrue, LastTransitionTime: now,
+			Reason: "InitialNamesAccepted", Message: "the initial names have been accepted"})
+	default:
+		set(next, v1.CustomResourceDefinitionCondition{Type: v1.Established, Status: v1.ConditionFalse, LastTransitionTime: now,
+			Reason: "NotAccepted", Message: "not all names are accepted"})
+	}
+	for _, one := range []struct {
+		of  v1.CustomResourceDefinitionConditionType
+		now *v1.CustomResourceDefinitionCondition
+	}{{v1.NonStructuralSchema, schemas}, {v1.KubernetesAPIApprovalPolicyConformant, approval(next)}} {
+		if one.now == nil {
+			apihelpers.RemoveCRDCondition(next, one.of)
+			continue
+		}
+		one.now.Type, one.now.LastTransitionTime = one.of, now
+		set(next, *one.now)
+	}
+	return next.Status
+}
+
+// withStatus is a copy of a definition of which only the status is its own: schemas of thousands of properties are shared.
+func withStatus(c *v1.CustomResourceDefinition) *v1.CustomResourceDefinition {
+	next := *c
+	next.Status = *c.Status.DeepCopy()
+	return &next
+}
+
+// set is apihelpers.SetCRDCondition, which keeps the time of a condition that says the same as before.
+func set(c *v1.CustomResourceDefinition, to v1.CustomResourceDefinitionCondition) {
+	c.Status.Conditions = slices.Clone(c.Status.Conditions)
+	i := slices.IndexFunc(c.Status.Conditions, func(h v1.CustomResourceDefinitionCondition) bool { return h.Type == to.Type })
+	if i < 0 {
+		c.Status.Conditions = append(c.Status.Conditions, to)
+		return
+	}
+	if have := c.Status.Conditions[i]; have.Status == to.Status {
+		to.LastTransitionTime = have.LastTransitionTime
+	}
+	c.Status.Conditions[i] = to
+}
+
+// names accepts what is free of the names that are wanted, and says in the condition what is not.
+func names(c *v1.CustomResourceDefinition, t Taken) v1.CustomResourceDefinitionCondition {
+	want, have := &c.Spec.Names, &c.Status.AcceptedNames
+	out := v1.CustomResourceDefinitionCondition{Type: v1.NamesAccepted, Status: v1.ConditionTrue,
+		Reason: "NoConflicts", Message: "no conflicts found"}
+	refuse := func(reason string, names ...string) {
+		var all []string
+		for _, n := range names {
+			all = append(all, fmt.Sprintf("%q is already in use", n))
+		}
+		out.Status, out.Reason, out.Message = v1.ConditionFalse, reason, strings.Join(all, ", ")
+		if len(all) > 1 {
+			out.Message = "[" + out.Message + "]"
+		}
+	}
+	for _, one := range []struct {
+		reason     string
+		want, have *string
+		taken      map[string]bool
+	}{
+		{"PluralConflict", &want.Plural, &have.Plural, t.Resources},
+		{"SingularConflict", &want.Singular, &have.Singular, t.Resources},
+		{"", nil, nil, nil}, // the short names, in upstream's order
+		{"KindConflict", &want.Kind, &have.Kind, t.Kinds},
+		{"ListKindConflict", &want.ListKind, &have.ListKind, t.Kinds},
+	} {
+		if one.want == nil {
+			var conflicts []string
+			for _, s := range want.ShortNames {
+				if !slices.Contains(have.ShortNames, s) && t.Resources[s] {
+					conflicts = append(conflicts, s)
+				}
+			}
+			if len(conflicts) > 0 {
+				refuse("ShortNamesConflict", conflicts...)
+			} else {
+				have.ShortNames = slices.Clone(want.ShortNames)
+			}
+			continue
+		}
+		if *one.want != *one.have && one.taken[*one.want] {
+			refuse(one.reason, *one.want)
+			continue
+		}
+		*one.have = *one.want
+	}
+	have.Categories = slices.Clone(want.Categories)
+	return out
+}
+
+// approval tells whether a group that is the Kubernetes project's has its word for it; nil for other groups.
+func approval(c *v1.CustomResourceDefinition) *v1.CustomResourceDefinitionCondition {
+	if !apihelpers.IsProtectedCommunityGroup(c.Spec.Group) {
+		return nil
+	}
+	state, why := apihelpers.GetAPIApprovalState(c.Annotations)
+	out := &v1.CustomResourceDefinitionCondition{Status: v1.ConditionFalse, Message: why}
+	switch state {
+	case apihelpers.APIApproved:
+		out.Status, out.Reason = v1.ConditionTrue, "ApprovedAnnotation"
+	case apihelpers.APIApprovalInvalid:
+		out.Reason = "InvalidAnnotation"
+	case apihelpers.APIApprovalMissing:
+		out.Reason = "MissingAnnotation"
+	case apihelpers.APIApprovalBypassed:
+		out.Reason = "UnapprovedAnnotation"
+	default:
+		out.Status, out.Reason = v1.ConditionUnknown, "UnknownAnnotation"
+	}
+	return out
+}
+
+// nonStructural tells what of the schemas is not structural, which only old definitions are; nil when all is.
+func nonStructural(c *v1.CustomResourceDefinition) *v1.CustomResourceDefinitionCondition {
+	var errs field.ErrorList
+	if c.Spec.PreserveUnknownFields {
+		errs = append(errs, field.Invalid(field.NewPath("spec", "preserveUnknownFields"), true, "must be false"))
+	}
+	for i := range c.Spec.Versions {
+		v := &c.Spec.Versions[i]
+		schema, err := custom.SchemaOf(v)
+		if err == nil && schema == nil {
+			continue
+		}
+		props := &apiextensions.JSONSchemaProps{}
+		if err == nil {
+			err = v1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps(schema, props, nil)
+		}
+		var s *structural.Structural
+		if err == nil {
+			s, err = structural.NewStructural(props)
+		}
+		if err != nil {
+			return &v1.CustomResourceDefinitionCondition{Status: v1.ConditionUnknown, Reason: "StructuralError",
+				Message: fmt.Sprintf("failed to check validation schema for version %s: %v", v.Name, err)}
+		}
+		errs = append(errs, structural.ValidateStructural(field.NewPath("spec", "versions").Index(i).Child("schema", "openAPIV3Schema"), s)...)
+	}
+	if len(errs) == 0 {
+		return nil
+	}
+	return &v1.CustomResourceDefinitionCondition{Status: v1.ConditionTrue, Reason: "Violations", Message: errs.ToAggregate().Error()}
+}

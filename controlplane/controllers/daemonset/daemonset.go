@@ -1,0 +1,167 @@
+package daemonset
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"maps"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// New returns the DaemonSet controller.
+func New(d controllers.Deps) *controllers.Controller {
+	own := controllers.RevisedFrom(d, controllers.RevisedKind[*appsv1.DaemonSet]{
+		GVK: kind, Resource: "daemonsets", Word: "daemon set",
+		Selector: func(s *appsv1.DaemonSet) *metav1.LabelSelector { return s.Spec.Selector },
+		Template: func(s *appsv1.DaemonSet) *corev1.PodTemplateSpec { return &s.Spec.Template },
+		History: func(s *appsv1.DaemonSet) (collisions, limit *int32) {
+			return s.Status.CollisionCount, s.Spec.RevisionHistoryLimit
+		},
+	})
+	nodes := client.Informer[*corev1.Node](d.Informers)
+	return &controllers.Controller{
+		Name: "daemon-set-controller", Workers: 4,
+		Watches: own.Watches(controllers.OnInformer(nodes, func(c controllers.Change[*corev1.Node]) []controllers.Key { return ofNode(own.Owners, c) })),
+		Rules:   own.Rules(rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"list", "watch"}}),
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			return (&reconciler{RevisedOwners: own.Lead(t), nodes: nodes}).reconcile
+		},
+	}
+}
+
+// ofNode maps the change of a node to the sets for whose pods it makes a difference.
+func ofNode(sets cache.SharedIndexInformer, c controllers.Change[*corev1.Node]) []controllers.Key {
+	if c.Type == controllers.Updated && maps.Equal(c.Old.Labels, c.New.Labels) && equality.Semantic.DeepEqual(c.Old.Spec.Taints, c.New.Spec.Taints) {
+		return nil
+	}
+	var keys []controllers.Key
+	for _, set := range controllers.CachedAll[*appsv1.DaemonSet](sets) {
+		t := template(set)
+		run, stay := Wants(t, c.New)
+		if c.Type == controllers.Updated {
+			if ran, stayed := Wants(t, c.Old); ran == run && stayed == stay {
+				continue
+			}
+		} else if !run && !stay {
+			continue
+		}
+		keys = append(keys, controllers.KeyOf(set))
+	}
+	return keys
+}
+
+// reconciler is the thin shell of one leadership.
+type reconciler struct {
+	controllers.RevisedOwners[*appsv1.DaemonSet]
+	nodes cache.SharedIndexInformer
+}
+
+func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+	set, ok := r.Owners.Get(key.Namespace, key.Name)
+	if !ok || set.DeletionTimestamp != nil {
+		return 0, nil
+	}
+	selector := controllers.SelectorOf(set.Spec.Selector)
+	if selector == nil {
+		return 0, nil
+	}
+	s, history, err := r.snapshot(ctx, set, selector)
+	if controllers.NamespaceEnds(err) {
+		return 0, nil // nothing will ever be wanted here again
+	}
+	if err != nil {
+		return 0, err
+	}
+	again, failure := r.perform(ctx, s)
+	if controllers.NamespaceEnds(failure) {
+		return 0, nil
+	}
+	s.Pods = r.Owned(set)
+	wait, err := r.writeStatus(ctx, s, history)
+	if err == nil && failure == nil {
+		err = r.forget(ctx, s, history)
+	}
+	if again == 0 || wait != 0 && wait < again {
+		again = wait
+	}
+	return again, errors.Join(failure, err)
+}
+
+// snapshot claims what belongs to the set and makes its template a revision.
+func (r *reconciler) snapshot(ctx context.Context, set *appsv1.DaemonSet, selector labels.Selector) (Snapshot, controllers.History, error) {
+	s := Snapshot{Set: set, Nodes: controllers.CachedAll[*corev1.Node](r.nodes), Going: r.Pods.Going, Now: r.Term.Now()}
+	var h controllers.History
+	var err error
+	if s.Pods, err = r.Claim(ctx, set, selector, r.Pods.Candidates(set)); err != nil {
+		return s, h, err
+	}
+	if h, err = r.Sync(ctx, set); err != nil {
+		return s, h, err
+	}
+	s.Hash = h.Update.Labels[appsv1.ControllerRevisionHashLabelKey]
+	return s, h, nil
+}
+
+// perform makes the writes of the next step. again says when to look once more.
+func (r *reconciler) perform(ctx context.Context, s Snapshot) (again time.Duration, err error) {
+	step := Plan(s)
+	again = step.Again
+	for i, p := range step.Failed {
+		if wait := r.Replaced.Wait(string(s.Set.UID)+"/"+nodeOf(p), p, s.Now); wait > 0 {
+			if again == 0 || wait < again {
+				again = wait
+			}
+			continue
+		}
+		if i < controllers.MaxEvents {
+			r.Term.Events.Eventf(s.Set, corev1.EventTypeWarning, "FailedDaemonPod", "Replacing pod %s on node %s, which has ended as %s",
+				p.Name, nodeOf(p), controllers.HowEnded(p))
+		}
+		if err := r.Pods.Delete(ctx, s.Set, p, false); err != nil {
+			return again, err
+		}
+	}
+	failure := controllers.InBatches(ctx, func() int { return len(step.Delete) }, func(ctx context.Context, i int) error {
+		return r.Pods.Delete(ctx, s.Set, step.Delete[i], i < controllers.MaxEvents)
+	})
+	t := template(s.Set)
+	_, err = controllers.SlowStart(ctx, func() int { return len(step.Create) }, func(ctx context.Context, i int) error {
+		_, err := r.Pods.Create(ctx, s.Set, newPod(s.Set, t, s.Hash, step.Create[i]), i < controllers.MaxEvents)
+		return err
+	})
+	return again, errors.Join(failure, err)
+}
+
+// forget forgets revisions of which there are no pods any more.
+func (r *reconciler) forget(ctx context.Context, s Snapshot, h controllers.History) error {
+	live := map[string]bool{}
+	for _, p := range s.Pods {
+		live[p.Labels[appsv1.ControllerRevisionHashLabelKey]] = true
+	}
+	return r.Truncate(ctx, s.Set, h, func(r *appsv1.ControllerRevision) bool {
+		return live[r.Labels[appsv1.ControllerRevisionHashLabelKey]]
+	})
+}
+
+// writeStatus writes the status where it changed, judged after this reconcile's own writes.
+func (r *reconciler) writeStatus(ctx context.Context, s Snapshot, h controllers.History) (time.Duration, error) {
+	status, again := Status(s, h.Collisions)
+	if equality.Semantic.DeepEqual(status, s.Set.Status) {
+		return again, nil
+	}
+	next := s.Set.DeepCopy()
+	next.Status = status
+	_, wait, err := r.Status.Write(ctx, next)
+	return cmp.Or(wait, again), err
+}

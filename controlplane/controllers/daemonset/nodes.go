@@ -1,0 +1,120 @@
+package daemonset
+
+import (
+	"slices"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// tolerations are those that every daemon pod has besides its own: it belongs to its node, whatever the node's state.
+func tolerations(hostNetwork bool) []corev1.Toleration {
+	out := []corev1.Toleration{
+		{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
+		{Key: corev1.TaintNodeUnreachable, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
+		{Key: corev1.TaintNodeDiskPressure, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule},
+		{Key: corev1.TaintNodeMemoryPressure, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule},
+		{Key: corev1.TaintNodePIDPressure, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule},
+		{Key: corev1.TaintNodeUnschedulable, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule},
+	}
+	if hostNetwork {
+		out = append(out, corev1.Toleration{
+			Key: corev1.TaintNodeNetworkUnavailable, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule})
+	}
+	return out
+}
+
+// template is the set's template with the tolerations of daemon pods.
+func template(set *appsv1.DaemonSet) *corev1.PodTemplateSpec {
+	t := set.Spec.Template.DeepCopy()
+	for _, add := range tolerations(t.Spec.HostNetwork) {
+		has := false
+		for i := range t.Spec.Tolerations {
+			has = has || t.Spec.Tolerations[i].MatchToleration(&add)
+		}
+		if !has {
+			t.Spec.Tolerations = append(t.Spec.Tolerations, add)
+		}
+	}
+	return t
+}
+
+// newPod is the pod for a node. The scheduler binds it, to that node alone.
+func newPod(set *appsv1.DaemonSet, t *corev1.PodTemplateSpec, hash, node string) *corev1.Pod {
+	p := controllers.PodFrom(set, ownerRef(set), t)
+	if p.Labels == nil {
+		p.Labels = map[string]string{}
+	}
+	p.Labels[appsv1.ControllerRevisionHashLabelKey] = hash
+	if g := set.Annotations[appsv1.DeprecatedTemplateGeneration]; g != "" {
+		p.Labels[extensionsTemplateGeneration] = g
+	}
+	pin(p, node)
+	return p
+}
+
+// extensionsTemplateGeneration is the label by which pods were told apart before there were revisions.
+const extensionsTemplateGeneration = "pod-template-generation"
+
+// pin adds to a pod's required node affinity that it is this node. Terms that name nodes themselves lose to it.
+func pin(p *corev1.Pod, node string) {
+	if p.Spec.Affinity == nil {
+		p.Spec.Affinity = &corev1.Affinity{}
+	}
+	a := p.Spec.Affinity
+	if a.NodeAffinity == nil {
+		a.NodeAffinity = &corev1.NodeAffinity{}
+	}
+	a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+		MatchFields: []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}},
+	}}}
+}
+
+// nodeOf is the node of a daemon pod: that which it runs on, or is made for.
+func nodeOf(p *corev1.Pod) string {
+	if p.Spec.NodeName != "" {
+		return p.Spec.NodeName
+	}
+	if a := p.Spec.Affinity; a != nil && a.NodeAffinity != nil && a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil {
+		for _, t := range a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+			for _, f := range t.MatchFields {
+				if f.Key == metav1.ObjectNameField && f.Operator == corev1.NodeSelectorOpIn && len(f.Values) == 1 {
+					return f.Values[0]
+				}
+			}
+		}
+	}
+	return ""
+}
+
+// Wants says of a node whether the pods of a template are to run there, and whether one that runs there already may
+// stay: a taint that only keeps new pods away lets it.
+func Wants(t *corev1.PodTemplateSpec, n *corev1.Node) (run, stay bool) {
+	if t.Spec.NodeName != "" && t.Spec.NodeName != n.Name {
+		return false, false
+	}
+	ok, err := nodeaffinity.GetRequiredNodeAffinity(&corev1.Pod{Spec: t.Spec}).Match(n)
+	if err != nil || !ok {
+		return false, false
+	}
+	run, stay = true, true
+	for i := range n.Spec.Taints {
+		taint := &n.Spec.Taints[i]
+		if taint.Effect == corev1.TaintEffectPreferNoSchedule || tolerated(t.Spec.Tolerations, taint) {
+			continue
+		}
+		run = false
+		if taint.Effect == corev1.TaintEffectNoExecute {
+			stay = false
+		}
+	}
+	return run, stay
+}
+
+func tolerated(list []corev1.Toleration, taint *corev1.Taint) bool {
+	return slices.ContainsFunc(list, func(tol corev1.Toleration) bool { return controllers.Tolerates(&tol, taint) })
+}

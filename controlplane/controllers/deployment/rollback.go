@@ -1,0 +1,127 @@
+package deployment
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// CompletedAnnotation is the revision whose rollout was complete last, kept on Deployments that ask to be rolled back.
+const CompletedAnnotation = "keelson.dev/completed-revision"
+
+// crashes is how often a container has been restarted when its pod counts as one that will not come up.
+const crashes = 3
+
+// rollsBack says whether a Deployment asks to be set back to its last complete revision when a rollout fails.
+func rollsBack(d *appsv1.Deployment) bool {
+	return d.Annotations[api.RollbackAnnotation] == "true" && d.DeletionTimestamp == nil
+}
+
+// crashLoops says whether a container of the pod ends again and again.
+func crashLoops(p *corev1.Pod) bool {
+	for _, list := range [][]corev1.ContainerStatus{p.Status.InitContainerStatuses, p.Status.ContainerStatuses} {
+		for _, s := range list {
+			if s.State.Waiting != nil && s.State.Waiting.Reason == "CrashLoopBackOff" && s.RestartCount >= crashes {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Completed is the revision to remember as complete, where it is not remembered yet; 0 = none.
+func Completed(d *appsv1.Deployment, sets []*appsv1.ReplicaSet) int64 {
+	current, _ := split(d, sets)
+	if !rollsBack(d) || current == nil || !complete(d, d.Status) || lastCompleted(d) == revisionOf(current) {
+		return 0
+	}
+	return revisionOf(current)
+}
+
+func lastCompleted(d *appsv1.Deployment) int64 {
+	n, err := strconv.ParseInt(d.Annotations[CompletedAnnotation], 10, 64)
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// Rollback is the ReplicaSet of the last complete revision, and why the rollout of the current one is given up; nil
+// while it is not. crashing names a pod of the current template that ends again and again. Only a status that speaks of
+// the template as it is counts, and there is no way back from the last complete revision itself.
+func Rollback(d *appsv1.Deployment, sets []*appsv1.ReplicaSet, crashing string) (to *appsv1.ReplicaSet, why string) {
+	current, old := split(d, sets)
+	last := lastCompleted(d)
+	if !rollsBack(d) || d.Spec.Paused || d.Status.ObservedGeneration != d.Generation || current == nil || last == 0 ||
+		revisionOf(current) == last || complete(d, d.Status) {
+		return nil, ""
+	}
+	switch c := condition(d.Status, appsv1.DeploymentProgressing); {
+	case c != nil && c.Status == corev1.ConditionFalse && c.Reason == reasonTimedOut:
+		why = c.Message
+	case crashing != "":
+		why = fmt.Sprintf("Pod %q ends again and again.", crashing)
+	default:
+		return nil, ""
+	}
+	for _, rs := range old {
+		if revisionOf(rs) == last {
+			return rs, why
+		}
+	}
+	return nil, ""
+}
+
+// giveUp remembers what is complete and sets the template back where the rollout has failed. It returns whether the
+// Deployment was changed: then the rest is for the next time.
+func (r *reconciler) giveUp(ctx context.Context, d *appsv1.Deployment, sets []*appsv1.ReplicaSet) (bool, error) {
+	if !rollsBack(d) {
+		return false, nil
+	}
+	next := d.DeepCopy()
+	if n := Completed(d, sets); n != 0 {
+		next.Annotations = with(next.Annotations, CompletedAnnotation, fmt.Sprint(n))
+		return true, r.change(ctx, next, "remembering the complete revision of")
+	}
+	to, why := Rollback(d, sets, r.crashing(d, sets))
+	if to == nil {
+		return false, nil
+	}
+	next.Spec.Template = *to.Spec.Template.DeepCopy()
+	delete(next.Spec.Template.Labels, appsv1.DefaultDeploymentUniqueLabelKey)
+	if err := r.change(ctx, next, "rolling back"); err != nil {
+		return false, err
+	}
+	r.term.Events.Eventf(d, corev1.EventTypeWarning, "DeploymentRollback", "Rolled back to revision %d: %s", revisionOf(to), why)
+	return true, nil
+}
+
+func (r *reconciler) change(ctx context.Context, next *appsv1.Deployment, what string) error {
+	stored, err := client.Update(ctx, r.term.Client, next)
+	if err != nil {
+		return fmt.Errorf("%s deployment %s/%s: %w", what, next.Namespace, next.Name, err)
+	}
+	r.deployments.Wrote(stored)
+	return nil
+}
+
+// crashing names a pod of the current template that ends again and again; "" = there is none.
+func (r *reconciler) crashing(d *appsv1.Deployment, sets []*appsv1.ReplicaSet) string {
+	current, _ := split(d, sets)
+	if current == nil {
+		return ""
+	}
+	for _, p := range controllers.CachedBy[*corev1.Pod](r.pods, controllers.ControllerIndex, string(current.UID)) {
+		if p.DeletionTimestamp == nil && crashLoops(p) {
+			return p.Name
+		}
+	}
+	return ""
+}

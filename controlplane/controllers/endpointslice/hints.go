@@ -1,0 +1,259 @@
+package endpointslice
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math/big"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// Nodes are what slices say and hints need of nodes.
+type Nodes struct {
+	Zone map[string]string // of each node
+	// CPU is what the zones have, in thousandths; nil where it cannot be told, which is when a node has no zone or no CPU.
+	CPU map[string]int64
+}
+
+// The reasons of the Events by which a Service is told of its hints.
+const (
+	hintsEnabled  = "TopologyAwareHintsEnabled"
+	hintsDisabled = "TopologyAwareHintsDisabled"
+)
+
+// Note is an Event about the hints of a Service; the zero one is none.
+type Note struct{ Type, Reason, Message string }
+
+// spread says that a Service's annotation asks for endpoints to be shared out among zones; trafficDistribution does
+// not count then. The older annotation goes before the newer one, as in Kubernetes.
+func spread(svc *corev1.Service) bool {
+	mode, ok := svc.Annotations[corev1.DeprecatedAnnotationTopologyAwareHints]
+	if !ok {
+		mode = svc.Annotations[corev1.AnnotationTopologyMode]
+	}
+	return mode == "Auto" || mode == "auto"
+}
+
+// spreadIndex finds the Services whose endpoints are shared out.
+const spreadIndex = "keelson.spread"
+
+func spreadKey(o api.Object) []string {
+	if spread(o.(*corev1.Service)) {
+		return []string{"auto"}
+	}
+	return nil
+}
+
+// near is the hint that trafficDistribution asks for: a ready endpoint is for its own zone, or for its own node first.
+func near(svc *corev1.Service, e *discoveryv1.Endpoint) *discoveryv1.EndpointHints {
+	if !deref(e.Conditions.Ready) || spread(svc) {
+		return nil
+	}
+	var hints discoveryv1.EndpointHints
+	switch deref(svc.Spec.TrafficDistribution) {
+	case corev1.ServiceTrafficDistributionPreferSameNode:
+		if e.NodeName != nil {
+			hints.ForNodes = []discoveryv1.ForNode{{Name: *e.NodeName}}
+		}
+	case corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameZone:
+	default:
+		return nil
+	}
+	if e.Zone != nil {
+		hints.ForZones = []discoveryv1.ForZone{{Name: *e.Zone}}
+	}
+	if hints.ForNodes == nil && hints.ForZones == nil {
+		return nil
+	}
+	return &hints
+}
+
+// shareOut gives the ready endpoints of a family hints so that each zone gets its part of them, by the CPUs that it
+// has. A zone may have a fifth too few for its part: what the slices say now stays while that is so, and few of them are
+// written.
+func (a addresses) shareOut(family discoveryv1.AddressType, have []*discoveryv1.EndpointSlice, cpu map[string]int64) Note {
+	now := map[string]string{}
+	for _, s := range have {
+		for i := range s.Endpoints {
+			if h := s.Endpoints[i].Hints; h != nil && len(h.ForZones) == 1 && s.AddressType == family {
+				now[identity(s.Endpoints[i])] = h.ForZones[0].Name
+			}
+		}
+	}
+	ready := a.ready(family)
+	if why := unshared(ready, cpu); why != "" {
+		return Note{corev1.EventTypeWarning, hintsDisabled, fmt.Sprintf("no hints for %s endpoints: %s", family, why)}
+	}
+	for e, zone := range allot(ready, now, cpu) {
+		e.Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: zone}}}
+	}
+	if len(now) > 0 {
+		return Note{}
+	}
+	return Note{corev1.EventTypeNormal, hintsEnabled, fmt.Sprintf("%s endpoints are shared out among %d zones", family, len(cpu))}
+}
+
+// ready are the ready endpoints of a family, in order.
+func (a addresses) ready(family discoveryv1.AddressType) []*discoveryv1.Endpoint {
+	var out []*discoveryv1.Endpoint
+	for g, c := range a {
+		for i := range c.endpoints {
+			if g.family == family && deref(c.endpoints[i].Conditions.Ready) {
+				out = append(out, &c.endpoints[i])
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b *discoveryv1.Endpoint) int { return cmp.Compare(identity(*a), identity(*b)) })
+	return out
+}
+
+// unshared says why endpoints cannot be shared out; empty where they can.
+func unshared(ready []*discoveryv1.Endpoint, cpu map[string]int64) string {
+	switch {
+	case cpu == nil:
+		return "a node has no zone, or no allocatable CPU"
+	case len(cpu) < 2:
+		return "there are no ready nodes in two zones"
+	case len(ready) < len(cpu):
+		return fmt.Sprintf("there are %d ready endpoints for %d zones", len(ready), len(cpu))
+	case slices.ContainsFunc(ready, func(e *discoveryv1.Endpoint) bool { return deref(e.Zone) == "" }):
+		return "an endpoint is in no zone"
+	}
+	sum := 0
+	for _, least := range leastOf(len(ready), cpu) {
+		sum += least
+	}
+	if sum > len(ready) {
+		return fmt.Sprintf("%d ready endpoints cannot be divided among %d zones without too few in one", len(ready), len(cpu))
+	}
+	return ""
+}
+
+// leastOf is how many of n endpoints each zone must have: its part divided by 1.2, up to the next whole one.
+func leastOf(n int, cpu map[string]int64) map[string]int {
+	var total int64
+	for _, c := range cpu {
+		total += c
+	}
+	out := map[string]int{}
+	for zone, c := range cpu { // ceil(n·c·5 / total·6), in numbers that no cluster is too large for
+		num := new(big.Int).Mul(big.NewInt(int64(n)*5), big.NewInt(c))
+		den := new(big.Int).Mul(big.NewInt(6), big.NewInt(total))
+		num.Add(num, den).Sub(num, big.NewInt(1))
+		out[zone] = int(num.Div(num, den).Int64())
+	}
+	return out
+}
+
+// partsOf divides n endpoints: to each zone the least, and each that is left to the zone that lacks most of its part.
+func partsOf(n int, cpu map[string]int64) map[string]int {
+	var total int64
+	for _, c := range cpu {
+		total += c
+	}
+	parts := leastOf(n, cpu)
+	left := n
+	for _, p := range parts {
+		left -= p
+	}
+	zones := slices.Sorted(maps.Keys(cpu))
+	for range left {
+		lack := func(zone string) float64 { return float64(n)*float64(cpu[zone])/float64(total) - float64(parts[zone]) }
+		parts[slices.MaxFunc(zones, func(a, b string) int { return cmp.Compare(lack(a), lack(b)) })]++
+	}
+	return parts
+}
+
+// allot says for which zone each endpoint is. Who has a hint keeps it and who has none is for its own zone, as long as
+// no zone has too few by that. Else all are for their own zone, but for those of which a zone has more than its part:
+// first those go from it that went before, to where they went.
+func allot(ready []*discoveryv1.Endpoint, now map[string]string, cpu map[string]int64) map[*discoveryv1.Endpoint]string {
+	out, count := map[*discoveryv1.Endpoint]string{}, map[string]int{}
+	for _, e := range ready {
+		zone := now[identity(*e)]
+		if _, known := cpu[zone]; !known {
+			zone = *e.Zone
+		}
+		out[e] = zone
+		count[zone]++
+	}
+	enough := true
+	for zone, least := range leastOf(len(ready), cpu) {
+		enough = enough && count[zone] >= least
+	}
+	for zone := range count {
+		_, known := cpu[zone]
+		enough = enough && known
+	}
+	if enough {
+		return out
+	}
+	room := partsOf(len(ready), cpu)
+	clear(out)
+	take := func(zone func(e *discoveryv1.Endpoint) string) {
+		for _, e := range ready {
+			if z := zone(e); out[e] == "" && room[z] > 0 {
+				out[e] = z
+				room[z]--
+			}
+		}
+	}
+	stays := func(e *discoveryv1.Endpoint) string {
+		if now[identity(*e)] != *e.Zone {
+			return ""
+		}
+		return *e.Zone
+	}
+	take(stays)
+	// Who is elsewhere already stays there, where its own zone cannot have all of its own.
+	take(func(e *discoveryv1.Endpoint) string {
+		if now[identity(*e)] == "" || room[*e.Zone] > 0 {
+			return *e.Zone
+		}
+		return now[identity(*e)]
+	})
+	take(func(e *discoveryv1.Endpoint) string { return *e.Zone })
+	for _, zone := range slices.Sorted(maps.Keys(room)) {
+		take(func(*discoveryv1.Endpoint) string { return zone })
+	}
+	return out
+}
+
+// zoneCPUs adds up what ready nodes have in each zone; nil where a node tells of no zone or no CPU. Control-plane nodes
+// do not count, as people keep pods from them.
+func zoneCPUs(nodes []*corev1.Node) map[string]int64 {
+	out := map[string]int64{}
+	for _, n := range nodes {
+		zone, excluded, ready, cpu := capacity(n)
+		if excluded || !ready {
+			continue
+		}
+		if zone == "" || cpu == 0 {
+			return nil
+		}
+		out[zone] += cpu
+	}
+	return out
+}
+
+// capacity is what a node counts for.
+func capacity(n *corev1.Node) (zone string, excluded, ready bool, cpu int64) {
+	_, plane := n.Labels["node-role.kubernetes.io/control-plane"]
+	_, master := n.Labels["node-role.kubernetes.io/master"]
+	ready = slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+	return n.Labels[corev1.LabelTopologyZone], plane || master, ready, n.Status.Allocatable.Cpu().MilliValue()
+}
+
+// sameCapacity says that two states of a node count alike for how much a zone has.
+func sameCapacity(a, b *corev1.Node) bool {
+	zoneA, exA, readyA, cpuA := capacity(a)
+	zoneB, exB, readyB, cpuB := capacity(b)
+	return zoneA == zoneB && exA == exB && readyA == readyB && cpuA == cpuB
+}

@@ -1,0 +1,169 @@
+package endpointslice
+
+import (
+	"context"
+	"maps"
+	"net/netip"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// MirroredBy is the value of the label that marks slices as mirrors of Endpoints.
+const MirroredBy = "endpointslicemirroring-controller.k8s.io"
+
+// MaxMirrored is how many addresses of one subset are mirrored, ready ones first.
+const MaxMirrored = 1000
+
+// What keeps Endpoints from being mirrored, and what their mirrors do not show.
+const (
+	endpointsManagedBy = "endpoints.kubernetes.io/managed-by" // they are made of pods, as the Service's own slices are
+	leaderAnnotation   = "control-plane.alpha.kubernetes.io/leader"
+	mirrorIndex        = "keelson.mirrored-service"
+)
+
+// Skipped counts the addresses of Endpoints that no slice shows.
+type Skipped struct{ TooMany, Invalid int }
+
+// mirrors says whether the Endpoints of a Service are copied into slices: those that somebody keeps by hand, of a
+// Service that selects no pods.
+func mirrors(svc *corev1.Service, e *corev1.Endpoints) bool {
+	_, ours := e.Labels[endpointsManagedBy]
+	_, election := e.Annotations[leaderAnnotation]
+	return len(svc.Spec.Selector) == 0 && svc.Spec.Type != corev1.ServiceTypeExternalName && e.DeletionTimestamp == nil &&
+		!ours && !election && e.Labels[discoveryv1.LabelSkipMirror] != "true"
+}
+
+// Mirror compares the addresses of Endpoints with the slices that mirror them.
+func Mirror(e *corev1.Endpoints, have []*discoveryv1.EndpointSlice) (Plan, Skipped) {
+	labels, annotations := map[string]string{}, map[string]string{}
+	maps.Copy(labels, e.Labels)
+	labels[discoveryv1.LabelServiceName] = e.Name
+	labels[discoveryv1.LabelManagedBy] = MirroredBy
+	maps.Copy(annotations, e.Annotations)
+	delete(annotations, corev1.LastAppliedConfigAnnotation)
+	delete(annotations, corev1.EndpointsLastChangeTriggerTime)
+	src := source{
+		namespace: e.Namespace, name: e.Name, owner: *metav1.NewControllerRef(e, corev1.SchemeGroupVersion.WithKind("Endpoints")),
+		labels: labels, annotations: annotations, families: []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6},
+	}
+	wanted := addresses{}
+	var skipped Skipped
+	for i := range e.Subsets {
+		skipped.add(wanted.mirror(&e.Subsets[i]))
+	}
+	return src.plan(wanted, have), skipped
+}
+
+func (s *Skipped) add(more Skipped) {
+	s.TooMany, s.Invalid = s.TooMany+more.TooMany, s.Invalid+more.Invalid
+}
+
+// mirror adds what a subset has.
+func (a addresses) mirror(s *corev1.EndpointSubset) Skipped {
+	ports := make([]discoveryv1.EndpointPort, 0, len(s.Ports))
+	for i := range s.Ports {
+		p := &s.Ports[i]
+		ports = append(ports, discoveryv1.EndpointPort{Name: &p.Name, Port: &p.Port, Protocol: &p.Protocol, AppProtocol: p.AppProtocol})
+	}
+	var skipped Skipped
+	count := 0
+	add := func(from *corev1.EndpointAddress, ready bool) {
+		ip, err := netip.ParseAddr(from.IP)
+		if err != nil {
+			skipped.Invalid++
+			return
+		}
+		if count++; count > MaxMirrored {
+			skipped.TooMany++
+			return
+		}
+		family := discoveryv1.AddressTypeIPv4
+		if ip.Is6() {
+			family = discoveryv1.AddressTypeIPv6
+		}
+		e := discoveryv1.Endpoint{Addresses: []string{from.IP}, Conditions: discoveryv1.EndpointConditions{Ready: &ready},
+			TargetRef: from.TargetRef, NodeName: from.NodeName}
+		if from.Hostname != "" {
+			e.Hostname = &from.Hostname
+		}
+		a.add(family, ports, e)
+	}
+	for i := range s.Addresses {
+		add(&s.Addresses[i], true)
+	}
+	for i := range s.NotReadyAddresses {
+		add(&s.NotReadyAddresses[i], false)
+	}
+	return skipped
+}
+
+// NewMirror returns the controller that mirrors Endpoints which somebody keeps by hand.
+func NewMirror(d controllers.Deps) *controllers.Controller {
+	services := client.Informer[*corev1.Service](d.Informers)
+	objects := client.Informer[*corev1.Endpoints](d.Informers)
+	slices := client.Informer[*discoveryv1.EndpointSlice](d.Informers)
+	controllers.Index(slices, mirrorIndex, managedBy(MirroredBy))
+	return &controllers.Controller{
+		Name:    "endpointslicemirroring-controller",
+		Workers: 2,
+		Watches: []controllers.Watch{
+			controllers.OnInformer(services, controllers.Self[*corev1.Service]),
+			controllers.OnInformer(objects, controllers.Self[*corev1.Endpoints]),
+			controllers.OnInformer(slices, func(c controllers.Change[*discoveryv1.EndpointSlice]) []controllers.Key {
+				if c.New.Labels[discoveryv1.LabelManagedBy] != MirroredBy && (c.Old == nil || c.Old.Labels[discoveryv1.LabelManagedBy] != MirroredBy) {
+					return nil
+				}
+				return []controllers.Key{{Namespace: c.New.Namespace, Name: c.New.Labels[discoveryv1.LabelServiceName]}}
+			}),
+		},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"services", "endpoints"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"services/finalizers", "endpoints/finalizers"}, Verbs: []string{"update"}},
+			{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: []string{"create", "delete", "get", "list", "update", "watch"}},
+			{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices/restricted"}, Verbs: []string{"create"}},
+			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
+		},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			m := &mirror{term: t, services: services, objects: objects, slices: controllers.ViewOf[*discoveryv1.EndpointSlice](t, slices)}
+			return m.reconcile
+		},
+	}
+}
+
+// mirror is the thin shell of one leadership.
+type mirror struct {
+	term              *controllers.Term
+	services, objects cache.SharedIndexInformer
+	slices            *controllers.View[*discoveryv1.EndpointSlice]
+}
+
+func (m *mirror) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+	name := key.Namespace + "/" + key.Name
+	have := standing(m.slices, mirrorIndex, name)
+	e, ok := controllers.Cached[*corev1.Endpoints](m.objects, key.Namespace, key.Name)
+	svc, there := controllers.Cached[*corev1.Service](m.services, key.Namespace, key.Name)
+	if !ok || !there || !mirrors(svc, e) {
+		return 0, write(ctx, m.term, m.slices, name, Plan{Delete: have})
+	}
+	plan, skipped := Mirror(e, have)
+	if len(plan.Create)+len(plan.Update)+len(plan.Delete) == 0 {
+		return 0, nil
+	}
+	if skipped.Invalid > 0 {
+		m.term.Events.Eventf(e, corev1.EventTypeWarning, "InvalidIPAddress",
+			"%d addresses are no IP addresses and are not mirrored to EndpointSlices", skipped.Invalid)
+	}
+	if skipped.TooMany > 0 {
+		m.term.Events.Eventf(e, corev1.EventTypeWarning, "TooManyAddressesToMirror",
+			"%d addresses are not mirrored to EndpointSlices: those are %d of a subset at most", skipped.TooMany, MaxMirrored)
+	}
+	return 0, write(ctx, m.term, m.slices, name, plan)
+}

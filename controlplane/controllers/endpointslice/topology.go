@@ -1,0 +1,68 @@
+package endpointslice
+
+import (
+	"sync"
+	"sync/atomic"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// topology is what one leadership knows of zones, and what it told of them.
+type topology struct {
+	nodes cache.SharedIndexInformer
+	stale *atomic.Bool // a zone has more or less than before
+
+	mu   sync.Mutex
+	cpu  map[string]int64
+	said map[controllers.Key]string // what was last told of a Service
+}
+
+func newTopology(nodes cache.SharedIndexInformer, stale *atomic.Bool) *topology {
+	stale.Store(true)
+	return &topology{nodes: nodes, stale: stale, said: map[controllers.Key]string{}}
+}
+
+// cpus are what the zones have now. Nobody changes the map.
+func (t *topology) cpus() map[string]int64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.stale.Swap(false) {
+		var all []*corev1.Node
+		for _, n := range t.nodes.GetStore().List() {
+			all = append(all, n.(*corev1.Node))
+		}
+		t.cpu = zoneCPUs(all)
+	}
+	return t.cpu
+}
+
+// news says whether something has not just been told of a Service.
+func (t *topology) news(key controllers.Key, text string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.said[key] == text {
+		return false
+	}
+	if text == "" {
+		delete(t.said, key)
+		return false
+	}
+	t.said[key] = text
+	return true
+}
+
+// ofCapacity maps a node by which a zone has more or less than before to the Services that are shared out by that.
+func ofCapacity(services cache.SharedIndexInformer, stale *atomic.Bool, c controllers.Change[*corev1.Node]) []controllers.Key {
+	if c.Type == controllers.Updated && c.Old != nil && sameCapacity(c.Old, c.New) {
+		return nil
+	}
+	stale.Store(true)
+	var keys []controllers.Key
+	for _, svc := range controllers.CachedBy[*corev1.Service](services, spreadIndex, "auto") {
+		keys = append(keys, controllers.KeyOf(svc))
+	}
+	return keys
+}

@@ -1,0 +1,128 @@
+// Package ephemeralvolume makes the claims of pods' ephemeral volumes. A claim belongs to its pod, and garbage collection
+// removes it with that.
+package ephemeralvolume
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/storage/ephemeral"
+
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// Conflict is a volume whose claim's name is taken by a claim that was not made for the pod.
+type Conflict struct{ Volume, Why string }
+
+// Plan says which claims a pod lacks, and which it cannot have. claim finds one in the pod's namespace.
+func Plan(p *corev1.Pod, claim func(name string) (*corev1.PersistentVolumeClaim, bool)) (missing []*corev1.PersistentVolumeClaim, taken []Conflict) {
+	if p.DeletionTimestamp != nil || controllers.PodEnded(p) {
+		return nil, nil
+	}
+	for i := range p.Spec.Volumes {
+		v := &p.Spec.Volumes[i]
+		if v.Ephemeral == nil || v.Ephemeral.VolumeClaimTemplate == nil {
+			continue
+		}
+		have, ok := claim(ephemeral.VolumeClaimName(p, v))
+		if !ok {
+			missing = append(missing, claimFor(p, v))
+		} else if err := ephemeral.VolumeIsForPod(p, have); err != nil {
+			taken = append(taken, Conflict{v.Name, err.Error()})
+		}
+	}
+	return missing, taken
+}
+
+func claimFor(p *corev1.Pod, v *corev1.Volume) *corev1.PersistentVolumeClaim {
+	t := v.Ephemeral.VolumeClaimTemplate.DeepCopy()
+	c := &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: p.Namespace, Name: ephemeral.VolumeClaimName(p, v), Labels: t.Labels, Annotations: t.Annotations,
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(p, corev1.SchemeGroupVersion.WithKind("Pod"))},
+		},
+		Spec: t.Spec,
+	}
+	controllers.CopyTrace(c, p)
+	return c
+}
+
+// New returns the controller.
+func New(d controllers.Deps) *controllers.Controller {
+	pods := client.Informer[*corev1.Pod](d.Informers)
+	claims := client.Informer[*corev1.PersistentVolumeClaim](d.Informers)
+	controllers.Index(pods, controllers.PodClaimIndex, controllers.PodClaims)
+	return &controllers.Controller{
+		Name:    "ephemeral-volume-controller",
+		Workers: 4,
+		Watches: []controllers.Watch{
+			controllers.OnInformer(pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key {
+				if c.Type != controllers.Added || !hasEphemeral(c.New) { // volumes of a pod never change
+					return nil
+				}
+				return controllers.Self(c)
+			}),
+			controllers.OnInformer(claims, func(c controllers.Change[*corev1.PersistentVolumeClaim]) []controllers.Key {
+				if c.Type != controllers.Deleted {
+					return nil
+				}
+				var keys []controllers.Key
+				for _, p := range controllers.CachedBy[*corev1.Pod](pods, controllers.PodClaimIndex, c.New.Namespace+"/"+c.New.Name) {
+					keys = append(keys, controllers.KeyOf(p))
+				}
+				return keys
+			}),
+		},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"pods/finalizers"}, Verbs: []string{"update"}},
+			{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"create", "get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
+		},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			view := controllers.ViewOf[*corev1.PersistentVolumeClaim](t, claims)
+			return func(ctx context.Context, key controllers.Key) (time.Duration, error) {
+				p, ok := controllers.Cached[*corev1.Pod](pods, key.Namespace, key.Name)
+				if !ok {
+					return 0, nil
+				}
+				return 0, reconcile(ctx, t, view, p)
+			}
+		},
+	}
+}
+
+func hasEphemeral(p *corev1.Pod) bool {
+	for i := range p.Spec.Volumes {
+		if p.Spec.Volumes[i].Ephemeral != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// reconcile makes what is missing. Where a name is taken, the deletion of that claim leads here again.
+func reconcile(ctx context.Context, t *controllers.Term, view *controllers.View[*corev1.PersistentVolumeClaim], p *corev1.Pod) error {
+	missing, taken := Plan(p, func(name string) (*corev1.PersistentVolumeClaim, bool) { return view.Get(p.Namespace, name) })
+	for _, c := range taken {
+		t.Events.Eventf(p, corev1.EventTypeWarning, "FailedBinding", "ephemeral volume %s: %s", c.Volume, c.Why)
+	}
+	for _, c := range missing {
+		made, err := client.Create(ctx, t.Client, c)
+		switch {
+		case apierrors.IsAlreadyExists(err): // whose it is, the cache will tell
+			return controllers.Race("claim %s/%s of pod %s: %w", c.Namespace, c.Name, p.Name, err)
+		case err != nil:
+			t.Events.Eventf(p, corev1.EventTypeWarning, "FailedBinding", "ephemeral volume of claim %s: %v", c.Name, err)
+			return fmt.Errorf("creating claim %s/%s of pod %s: %w", c.Namespace, c.Name, p.Name, err)
+		}
+		view.Wrote(made)
+	}
+	return nil
+}

@@ -1,0 +1,116 @@
+package controllers_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// ephemeralPod is a pod with an ephemeral volume "tmp" of a size.
+func ephemeralPod(name, size string) *corev1.Pod {
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: app("x", 1, "x").Spec.Template.Spec}
+	p.Spec.Volumes = []corev1.Volume{{Name: "tmp", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{
+		VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{Spec: claim("", size).Spec}}}}}
+	return p
+}
+
+// ownClaim is nil when the claim of the pod's volume "tmp" is there and the pod's own.
+func (w *world) ownClaim(pod string) error {
+	p, err := client.Get[*corev1.Pod](w.ctx, w.admin, "default", pod)
+	if err != nil {
+		return err
+	}
+	c, err := client.Get[*corev1.PersistentVolumeClaim](w.ctx, w.admin, "default", pod+"-tmp")
+	if err != nil {
+		return err
+	}
+	if !metav1.IsControlledBy(c, p) || c.DeletionTimestamp != nil {
+		return fmt.Errorf("claim %s has owners %v, deleted %v", c.Name, c.OwnerReferences, c.DeletionTimestamp)
+	}
+	return nil
+}
+
+// A pod's ephemeral volume gets a claim of its own, which binds to a volume that somebody made, comes back when it is
+// deleted early, and goes with the pod. A claim of somebody else by that name is told of and never used.
+func TestEphemeralVolumes(t *testing.T) {
+	w := start(t, options{})
+	w.create(volume("v", "2Gi"))
+	w.create(ephemeralPod("web", "1Gi"))
+	w.eventually("the claim", func() error { return w.ownClaim("web") })
+	w.eventually("the volume", func() error { return w.volumeIs("v", corev1.VolumeBound) })
+	if err := client.Delete[*corev1.Pod](w.ctx, w.admin, "default", "web", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually("the claim goes with its pod", func() error { return gone[*corev1.PersistentVolumeClaim](w, "web-tmp") })
+	w.eventually("the volume is released", func() error { return w.volumeIs("v", corev1.VolumeReleased) })
+
+	w.create(claim("db-tmp", "1Gi")) // somebody's
+	w.create(ephemeralPod("db", "1Gi"))
+	w.eventually("the conflict is told", func() error {
+		list, err := client.List[*corev1.Event](w.ctx, w.admin, "default", metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, e := range list {
+			if e.Reason == "FailedBinding" && e.InvolvedObject.Kind == "Pod" && strings.Contains(e.Message,
+				"ephemeral volume tmp: PVC default/db-tmp was not created for pod default/db (pod is not owner)") {
+				return nil
+			}
+		}
+		return errors.New("no event")
+	})
+	if c, err := client.Get[*corev1.PersistentVolumeClaim](w.ctx, w.admin, "default", "db-tmp"); err != nil || len(c.OwnerReferences) > 0 {
+		t.Errorf("somebody's claim was taken: %v, %v", c, err)
+	}
+}
+
+// Whatever is lost, killed or led by another: each pod has its own claim in the end, also where a pod of the same name
+// was there before, and no claim outlives its pod.
+func TestEphemeralVolumesUnderFailures(t *testing.T) {
+	w := newWorld(t, options{quiet: true, change: failingAmong("ephemeral-volume-controller", 2, time.Millisecond)})
+	engine := controllers.Options{Resync: 30 * time.Millisecond}
+	stop := w.lead(engine)
+	w.node("w1")
+	const pods = 8
+	for round := range 3 {
+		for i := range pods {
+			w.create(ephemeralPod(fmt.Sprint("p", i), "1Gi"))
+		}
+		stop()
+		stop = w.lead(engine)
+		for i := range pods {
+			w.within(20*time.Second, "the claim", func() error { return w.ownClaim(fmt.Sprint("p", i)) })
+		}
+		if round == 2 {
+			break
+		}
+		for i := range pods {
+			now := int64(0)
+			err := client.Delete[*corev1.Pod](w.ctx, w.admin, "default", fmt.Sprint("p", i), metav1.DeleteOptions{GracePeriodSeconds: &now})
+			if err != nil && !apierrors.IsNotFound(err) {
+				t.Fatal(err)
+			}
+		}
+		w.within(20*time.Second, "the pods go", func() error {
+			if n := len(w.pods()); n > 0 {
+				return fmt.Errorf("%d pods", n)
+			}
+			return nil
+		})
+	}
+	for i := range pods {
+		if err := client.Delete[*corev1.Pod](w.ctx, w.admin, "default", fmt.Sprint("p", i), metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.within(20*time.Second, "the claim goes", func() error { return gone[*corev1.PersistentVolumeClaim](w, fmt.Sprintf("p%d-tmp", i)) })
+	}
+}

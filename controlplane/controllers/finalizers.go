@@ -1,0 +1,41 @@
+package controllers
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/client"
+)
+
+// Finalizers are the finalizers that an object shall have: with mark while it is not being deleted,
+// without once it is and inUse is false.
+func Finalizers(o metav1.Object, mark string, inUse bool) (want []string, changed bool) {
+	have := o.GetFinalizers()
+	marked := slices.Contains(have, mark)
+	switch {
+	case o.GetDeletionTimestamp() == nil && !marked:
+		return append(slices.Clone(have), mark), true
+	case o.GetDeletionTimestamp() != nil && marked && !inUse:
+		return slices.DeleteFunc(slices.Clone(have), func(f string) bool { return f == mark }), true
+	}
+	return have, false
+}
+
+// Protect writes the finalizers of an object that must not go while it is in use, when they are to change.
+func Protect[T api.Object](ctx context.Context, c *client.Client, obj T, finalizer string, inUse bool) error {
+	want, changed := Finalizers(obj, finalizer, inUse)
+	if !changed {
+		return nil
+	}
+	next := obj.DeepCopyObject().(T)
+	next.SetFinalizers(want)
+	if _, err := client.Update(ctx, c, next); err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("updating the finalizers of %s: %w", obj.GetName(), err)
+	}
+	return nil
+}

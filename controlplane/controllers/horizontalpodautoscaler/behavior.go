@@ -1,0 +1,170 @@
+package horizontalpodautoscaler
+
+import (
+	"math"
+	"time"
+
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+)
+
+// History is what an autoscaler did and wanted within the longest time that its rules look back. It is never stored:
+// with a new leadership it begins with the replicas that are there, which holds a scale down for a whole window.
+type History struct {
+	Wanted  []Moment // the recommendations, before rules
+	Added   []Moment // by how much the target was scaled up
+	Removed []Moment // by how much the target was scaled down
+}
+
+// Moment is a number of replicas at a time.
+type Moment struct {
+	At time.Time
+	N  int32
+}
+
+// memory is how long anything is remembered: the longest window and the longest period that are valid are below it.
+const memory = time.Hour
+
+// most is how many moments are remembered of each sort: an hour of recommendations with room for those that an event
+// causes in between.
+const most = 1024
+
+// with is the moments and one more, without those that no rule can ask for. It does not change the given ones.
+func with(list []Moment, m Moment) []Moment {
+	out := make([]Moment, 0, len(list)+1)
+	for _, old := range list {
+		if old.At.After(m.At.Add(-memory)) {
+			out = append(out, old)
+		}
+	}
+	out = append(out, m)
+	return out[max(0, len(out)-most):]
+}
+
+// since adds up what lies within a period before now.
+func since(list []Moment, period time.Duration, now time.Time) (n int64) {
+	for _, m := range list {
+		if m.At.After(now.Add(-period)) {
+			n += int64(m.N)
+		}
+	}
+	return n
+}
+
+// rules are the rules of one direction with everything filled in.
+type rules struct {
+	window   time.Duration
+	choose   autoscalingv2.ScalingPolicySelect
+	policies []autoscalingv2.HPAScalingPolicy
+}
+
+// rulesOf are the rules of both directions. An object that was stored with rules has them filled in; one without has
+// the documented ones: down any number after five minutes, up the double or four more every 15 seconds.
+func rulesOf(b *autoscalingv2.HorizontalPodAutoscalerBehavior, o Options) (down, up rules) {
+	double := autoscalingv2.HPAScalingPolicy{Type: autoscalingv2.PercentScalingPolicy, Value: 100, PeriodSeconds: 15}
+	four := autoscalingv2.HPAScalingPolicy{Type: autoscalingv2.PodsScalingPolicy, Value: 4, PeriodSeconds: 15}
+	down = rules{window: o.DownscaleStabilization, choose: autoscalingv2.MaxChangePolicySelect,
+		policies: []autoscalingv2.HPAScalingPolicy{double}}
+	up = rules{choose: autoscalingv2.MaxChangePolicySelect, policies: []autoscalingv2.HPAScalingPolicy{four, double}}
+	if b != nil {
+		down.set(b.ScaleDown)
+		up.set(b.ScaleUp)
+	}
+	return down, up
+}
+
+func (r *rules) set(h *autoscalingv2.HPAScalingRules) {
+	if h == nil {
+		return
+	}
+	if w := h.StabilizationWindowSeconds; w != nil {
+		r.window = time.Duration(*w) * time.Second
+	}
+	if h.SelectPolicy != nil {
+		r.choose = *h.SelectPolicy
+	}
+	if h.Policies != nil {
+		r.policies = h.Policies
+	}
+}
+
+// toleranceOf is the tolerance of both directions.
+func toleranceOf(b *autoscalingv2.HorizontalPodAutoscalerBehavior, o Options) tolerance {
+	t := tolerance{down: o.Tolerance, up: o.Tolerance}
+	if b == nil {
+		return t
+	}
+	if b.ScaleDown != nil && b.ScaleDown.Tolerance != nil {
+		t.down = b.ScaleDown.Tolerance.AsApproximateFloat64()
+	}
+	if b.ScaleUp != nil && b.ScaleUp.Tolerance != nil {
+		t.up = b.ScaleUp.Tolerance.AsApproximateFloat64()
+	}
+	return t
+}
+
+// stabilize is the wanted number as far as the windows let it: no more than everything that was wanted within the window
+// of scaling up asks for, no less than anything within that of scaling down does.
+func stabilize(wanted, current int32, past []Moment, down, up rules, now time.Time) int32 {
+	least, highest := wanted, wanted
+	for _, m := range past {
+		if m.At.After(now.Add(-up.window)) {
+			least = min(least, m.N)
+		}
+		if m.At.After(now.Add(-down.window)) {
+			highest = max(highest, m.N)
+		}
+	}
+	return min(max(current, least), highest)
+}
+
+// ceiling is the largest number that the policies of scaling up allow now; it is never below current.
+func (r rules) ceiling(current int32, h History, now time.Time) int32 {
+	limit := r.limit(current, h, now, func(start, value int64, percent bool) int64 {
+		if percent {
+			return start + (start*value+99)/100
+		}
+		return start + value
+	}, func(a, b int64) int64 {
+		if r.choose == autoscalingv2.MinChangePolicySelect {
+			return min(a, b)
+		}
+		return max(a, b)
+	})
+	return int32(min(math.MaxInt32, max(int64(current), limit)))
+}
+
+// floor is the smallest number that the policies of scaling down allow now; it is never above current.
+func (r rules) floor(current int32, h History, now time.Time) int32 {
+	limit := r.limit(current, h, now, func(start, value int64, percent bool) int64 {
+		if percent {
+			return start * (100 - min(100, value)) / 100
+		}
+		return start - value
+	}, func(a, b int64) int64 {
+		if r.choose == autoscalingv2.MinChangePolicySelect {
+			return max(a, b)
+		}
+		return min(a, b)
+	})
+	return int32(max(0, min(int64(current), limit)))
+}
+
+// limit is what the chosen one of the policies allows, each counted from the number at the beginning of its period.
+func (r rules) limit(current int32, h History, now time.Time, apply func(start, value int64, percent bool) int64,
+	choose func(a, b int64) int64) int64 {
+	if r.choose == autoscalingv2.DisabledPolicySelect || len(r.policies) == 0 {
+		return int64(current)
+	}
+	var out int64
+	for i, p := range r.policies {
+		period := time.Duration(p.PeriodSeconds) * time.Second
+		start := int64(current) - since(h.Added, period, now) + since(h.Removed, period, now)
+		start = min(math.MaxInt32, max(0, start))
+		n := apply(start, int64(p.Value), p.Type == autoscalingv2.PercentScalingPolicy)
+		if i == 0 {
+			out = n
+		}
+		out = choose(out, n)
+	}
+	return out
+}

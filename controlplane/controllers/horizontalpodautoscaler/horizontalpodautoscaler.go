@@ -1,0 +1,261 @@
+package horizontalpodautoscaler
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// Period is how often each autoscaler is judged.
+const Period = 15 * time.Second
+
+// Source is where metrics are read. All values are in thousandths of the metric's unit. Every call ends with its context.
+type Source interface {
+	// Resource is what each of the pods uses of a resource: in one container, or in all of them with "".
+	Resource(ctx context.Context, namespace string, of labels.Selector, name corev1.ResourceName, container string) (Samples, error)
+	// Pods is a metric of each of the pods.
+	Pods(ctx context.Context, namespace string, of labels.Selector, m autoscalingv2.MetricIdentifier) (Samples, error)
+	// Object is a metric of one object.
+	Object(ctx context.Context, namespace string, of autoscalingv2.CrossVersionObjectReference, m autoscalingv2.MetricIdentifier) (int64, error)
+	// External is a metric from outside the cluster: the sum of all that match.
+	External(ctx context.Context, namespace string, m autoscalingv2.MetricIdentifier) (int64, error)
+}
+
+// New returns the controller of autoscalers, which reads metrics from source.
+func New(d controllers.Deps, source Source, o Options) *controllers.Controller {
+	autoscalers := client.Informer[*autoscalingv2.HorizontalPodAutoscaler](d.Informers)
+	pods := client.Informer[*corev1.Pod](d.Informers)
+	read := []string{"get", "list", "watch"}
+	return &controllers.Controller{
+		Name:    "horizontal-pod-autoscaler",
+		Workers: 5,
+		Watches: []controllers.Watch{controllers.OnInformer(autoscalers, specChanges)},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{"autoscaling"}, Resources: []string{"horizontalpodautoscalers"}, Verbs: read},
+			{APIGroups: []string{"autoscaling"}, Resources: []string{"horizontalpodautoscalers/status"}, Verbs: []string{"update"}},
+			{APIGroups: []string{"*"}, Resources: []string{"*/scale"}, Verbs: []string{"get", "update"}},
+			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: read},
+			{APIGroups: []string{"metrics.k8s.io"}, Resources: []string{"pods"}, Verbs: []string{"list"}},
+			{APIGroups: []string{"custom.metrics.k8s.io", "external.metrics.k8s.io"}, Resources: []string{"*"}, Verbs: []string{"get", "list"}},
+			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
+		},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			r := &reconciler{term: t, source: source, options: o, pods: pods,
+				view: controllers.ViewOf[*autoscalingv2.HorizontalPodAutoscaler](t, autoscalers), known: map[controllers.Key]memo{}}
+			r.status = controllers.NewStatusWriter(t, r.view, "horizontal pod autoscaler")
+			return r.reconcile
+		},
+	}
+}
+
+// specChanges leaves out changes of the status, which are this controller's own: they would undo its period.
+func specChanges(c controllers.Change[*autoscalingv2.HorizontalPodAutoscaler]) []controllers.Key {
+	if c.Type == controllers.Updated && c.Old.UID == c.New.UID && c.Old.Generation == c.New.Generation {
+		return nil
+	}
+	return []controllers.Key{controllers.KeyOf(c.New)}
+}
+
+// memo is what is remembered of one autoscaler for as long as the leadership lasts.
+type memo struct {
+	uid      types.UID
+	history  History
+	selector labels.Selector // of its target; nil = not known
+}
+
+// reconciler is the thin shell of one leadership.
+type reconciler struct {
+	term    *controllers.Term
+	source  Source
+	options Options
+	pods    cache.SharedIndexInformer
+	view    *controllers.View[*autoscalingv2.HorizontalPodAutoscaler]
+	status  *controllers.StatusWriter[*autoscalingv2.HorizontalPodAutoscaler]
+
+	mu    sync.Mutex
+	known map[controllers.Key]memo
+}
+
+func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+	h, ok := r.view.Get(key.Namespace, key.Name)
+	if !ok || h.DeletionTimestamp != nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.known, key)
+		return 0, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, Period)
+	defer cancel()
+	s := Snapshot{Autoscaler: h, Options: r.options, Now: r.term.Now(), History: r.remembered(key, h.UID)}
+	kind, scale, err := r.scaleOf(ctx, h)
+	if s.TargetErr = err; err == nil {
+		s.Target = Target{Spec: scale.Spec.Replicas, Status: scale.Status.Replicas, Selector: scale.Status.Selector}
+		r.look(ctx, key, &s)
+	}
+	step := Plan(s)
+	if step.Rescale {
+		err := r.write(ctx, kind, h.Namespace, scale, step.Replicas)
+		if apierrors.IsConflict(err) {
+			return 0, controllers.Race("scaling %s %s/%s: %w", kind.GVK.Kind, h.Namespace, scale.Name, err)
+		}
+		step = s.Rescaled(step, err)
+	}
+	r.remember(key, step.History)
+	for _, e := range step.Events {
+		r.term.Events.Event(h, e.Type, e.Reason, e.Message)
+	}
+	if equality.Semantic.DeepEqual(step.Status, h.Status) {
+		return Period, nil
+	}
+	next := h.DeepCopy()
+	next.Status = step.Status
+	if _, err := r.status.WriteNow(ctx, next); err != nil {
+		return 0, err
+	}
+	return Period, nil
+}
+
+// look fills in what the selector of the target selects, and what was measured.
+func (r *reconciler) look(ctx context.Context, key controllers.Key, s *Snapshot) {
+	if s.Target.Selector == "" {
+		return
+	}
+	selector, err := labels.Parse(s.Target.Selector)
+	if err != nil {
+		s.PodsErr = err
+		return
+	}
+	for _, p := range controllers.CachedBy[*corev1.Pod](r.pods, controllers.NamespaceIndex, key.Namespace) {
+		if selector.Matches(labels.Set(p.Labels)) {
+			s.Pods = append(s.Pods, p)
+		}
+	}
+	s.Shared = r.sharing(key, s.Autoscaler.UID, selector, s.Pods)
+	if !Measures(s.Autoscaler, s.Target) || len(s.Shared) > 0 {
+		return
+	}
+	for i := range s.Autoscaler.Spec.Metrics {
+		s.Readings = append(s.Readings, r.measure(ctx, key.Namespace, selector, &s.Autoscaler.Spec.Metrics[i]))
+	}
+}
+
+func (r *reconciler) measure(ctx context.Context, namespace string, of labels.Selector, m *autoscalingv2.MetricSpec) (out Reading) {
+	switch {
+	case m.Resource != nil:
+		out.Samples, out.Err = r.source.Resource(ctx, namespace, of, m.Resource.Name, "")
+	case m.ContainerResource != nil:
+		out.Samples, out.Err = r.source.Resource(ctx, namespace, of, m.ContainerResource.Name, m.ContainerResource.Container)
+	case m.Pods != nil:
+		out.Samples, out.Err = r.source.Pods(ctx, namespace, of, m.Pods.Metric)
+	case m.Object != nil:
+		out.Value, out.Err = r.source.Object(ctx, namespace, m.Object.DescribedObject, m.Object.Metric)
+	case m.External != nil:
+		out.Value, out.Err = r.source.External(ctx, namespace, m.External.Metric)
+	}
+	return out
+}
+
+// remembered is the past of an autoscaler; another of the same name has none.
+func (r *reconciler) remembered(key controllers.Key, uid types.UID) History {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m, ok := r.known[key]
+	if !ok || m.uid != uid {
+		m = memo{uid: uid}
+		r.known[key] = m
+	}
+	return m.history
+}
+
+func (r *reconciler) remember(key controllers.Key, h History) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m := r.known[key]
+	m.history = h
+	r.known[key] = m
+}
+
+// sharing notes the selector of an autoscaler's target and names the other autoscalers whose targets select some of the
+// same pods.
+func (r *reconciler) sharing(key controllers.Key, uid types.UID, selector labels.Selector, pods []*corev1.Pod) []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m := r.known[key]
+	m.uid, m.selector = uid, selector
+	r.known[key] = m
+	var names []string
+	for other, m := range r.known {
+		if other == key || other.Namespace != key.Namespace || m.selector == nil {
+			continue
+		}
+		if slices.ContainsFunc(pods, func(p *corev1.Pod) bool { return m.selector.Matches(labels.Set(p.Labels)) }) {
+			names = append(names, other.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// scaleOf reads the scale of the target.
+func (r *reconciler) scaleOf(ctx context.Context, h *autoscalingv2.HorizontalPodAutoscaler) (*api.Kind, *autoscalingv1.Scale, error) {
+	ref := h.Spec.ScaleTargetRef
+	kind, err := kindOf(r.term.Client.Kinds(), ref)
+	if err != nil {
+		return nil, nil, err
+	}
+	if kind.Subresources["scale"] == nil || !kind.Namespaced {
+		return nil, nil, fmt.Errorf("a %s cannot be scaled: its kind has no subresource scale in a namespace", ref.Kind)
+	}
+	out, err := r.term.Client.Do(ctx, &api.Request{Verb: api.VerbGet, Kind: kind, Subresource: "scale", Namespace: h.Namespace, Name: ref.Name})
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading the scale of %s %s/%s: %w", ref.Kind, h.Namespace, ref.Name, err)
+	}
+	scale, ok := out.(*autoscalingv1.Scale)
+	if !ok {
+		return nil, nil, fmt.Errorf("reading the scale of %s %s/%s: it is a %T", ref.Kind, h.Namespace, ref.Name, out)
+	}
+	return kind, scale, nil
+}
+
+// kindOf is the kind that a reference means, in the version that it names where that is served, or in another.
+func kindOf(kinds *api.Kinds, ref autoscalingv2.CrossVersionObjectReference) (*api.Kind, error) {
+	gv, err := schema.ParseGroupVersion(ref.APIVersion)
+	if err != nil {
+		return nil, fmt.Errorf("apiVersion %q of %s %s: %w", ref.APIVersion, ref.Kind, ref.Name, err)
+	}
+	if kind := kinds.ByGVK(gv.WithKind(ref.Kind)); kind != nil {
+		return kind, nil
+	}
+	for _, k := range kinds.All() {
+		if k.GVK.Group == gv.Group && k.GVK.Kind == ref.Kind {
+			return k, nil
+		}
+	}
+	return nil, fmt.Errorf("no matches for kind %q in group %q", ref.Kind, gv.Group)
+}
+
+// write asks the target for another number of replicas, unless somebody else has changed it since it was read.
+func (r *reconciler) write(ctx context.Context, kind *api.Kind, namespace string, scale *autoscalingv1.Scale, replicas int32) error {
+	next := scale.DeepCopy()
+	next.Spec.Replicas = replicas
+	_, err := r.term.Client.Do(ctx, &api.Request{Verb: api.VerbUpdate, Kind: kind, Subresource: "scale", Namespace: namespace,
+		Name: scale.Name, Object: next})
+	return err
+}

@@ -1,0 +1,124 @@
+package horizontalpodautoscaler
+
+import (
+	"fmt"
+
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// proposal is what one metric calls for.
+type proposal struct {
+	replicas int32
+	name     string // of the metric, for people
+	status   autoscalingv2.MetricStatus
+	err      error
+}
+
+// failureReason is that of the event and the condition where a metric cannot be used.
+func failureReason(t autoscalingv2.MetricSourceType) string {
+	switch t {
+	case autoscalingv2.ResourceMetricSourceType, autoscalingv2.ContainerResourceMetricSourceType, autoscalingv2.PodsMetricSourceType,
+		autoscalingv2.ObjectMetricSourceType, autoscalingv2.ExternalMetricSourceType:
+		return "FailedGet" + string(t) + "Metric"
+	}
+	return "InvalidMetricSourceType"
+}
+
+// propose is what a metric calls for, by what was read of it.
+func (s Snapshot) propose(m *autoscalingv2.MetricSpec, r Reading) proposal {
+	p := proposal{status: autoscalingv2.MetricStatus{Type: m.Type}}
+	if r.Err != nil {
+		p.err = r.Err
+		return p
+	}
+	switch {
+	case m.Type == autoscalingv2.ResourceMetricSourceType && m.Resource != nil:
+		now := &autoscalingv2.ResourceMetricStatus{Name: m.Resource.Name}
+		p.status.Resource, p.name = now, string(m.Resource.Name)+" resource"
+		s.proposeResource(&p, m.Resource.Name, "", m.Resource.Target, r, &now.Current)
+	case m.Type == autoscalingv2.ContainerResourceMetricSourceType && m.ContainerResource != nil:
+		of := m.ContainerResource
+		now := &autoscalingv2.ContainerResourceMetricStatus{Name: of.Name, Container: of.Container}
+		p.status.ContainerResource, p.name = now, fmt.Sprintf("%s resource of container %s", of.Name, of.Container)
+		s.proposeResource(&p, of.Name, of.Container, of.Target, r, &now.Current)
+	case m.Type == autoscalingv2.PodsMetricSourceType && m.Pods != nil:
+		now := &autoscalingv2.PodsMetricStatus{Metric: m.Pods.Metric}
+		p.status.Pods, p.name = now, "pods metric "+m.Pods.Metric.Name
+		s.proposeAverage(&p, "", m.Pods.Target, r, &now.Current)
+	case m.Type == autoscalingv2.ObjectMetricSourceType && m.Object != nil:
+		now := &autoscalingv2.ObjectMetricStatus{Metric: m.Object.Metric, DescribedObject: m.Object.DescribedObject}
+		p.status.Object, p.name = now, m.Object.DescribedObject.Kind+" metric "+m.Object.Metric.Name
+		s.proposeValue(&p, m.Object.Target, r, &now.Current)
+	case m.Type == autoscalingv2.ExternalMetricSourceType && m.External != nil:
+		now := &autoscalingv2.ExternalMetricStatus{Metric: m.External.Metric}
+		p.status.External, p.name = now, "external metric "+m.External.Metric.Name
+		s.proposeValue(&p, m.External.Target, r, &now.Current)
+	default:
+		p.err = fmt.Errorf("metric source type %q is unknown or its part is missing", m.Type)
+	}
+	return p
+}
+
+// proposeResource is for a resource of pods, or of one container of each.
+func (s Snapshot) proposeResource(p *proposal, name corev1.ResourceName, container string, t autoscalingv2.MetricTarget, r Reading,
+	now *autoscalingv2.MetricValueStatus) {
+	if t.AverageUtilization == nil {
+		s.proposeAverage(p, name, t, r, now)
+		return
+	}
+	requests, err := requestsOf(s.Pods, container, name)
+	if err != nil {
+		p.err = err
+		return
+	}
+	p.name += " utilization (percentage of request)"
+	l := s.load(name, r)
+	l.measure = utilizationOf(*t.AverageUtilization, requests)
+	l.full = func(pod *corev1.Pod) int64 {
+		return whole(float64(requests[pod.Name]) * float64(max(100, *t.AverageUtilization)) / 100)
+	}
+	var u usage
+	p.replicas, u, p.err = l.replicas()
+	now.AverageUtilization, now.AverageValue = &u.percent, milli(u.average)
+}
+
+// proposeAverage is for the average of what pods use.
+func (s Snapshot) proposeAverage(p *proposal, name corev1.ResourceName, t autoscalingv2.MetricTarget, r Reading,
+	now *autoscalingv2.MetricValueStatus) {
+	if t.AverageValue == nil {
+		p.err = fmt.Errorf("the target of %s has no averageValue", p.name)
+		return
+	}
+	target := t.AverageValue.MilliValue()
+	l := s.load(name, r)
+	l.measure = averageOf(target)
+	l.full = func(*corev1.Pod) int64 { return target }
+	var u usage
+	p.replicas, u, p.err = l.replicas()
+	now.AverageValue = milli(u.average)
+}
+
+// proposeValue is for one value of the target as a whole, of an object or from outside the cluster.
+func (s Snapshot) proposeValue(p *proposal, t autoscalingv2.MetricTarget, r Reading, now *autoscalingv2.MetricValueStatus) {
+	tolerance := toleranceOf(s.Autoscaler.Spec.Behavior, s.Options)
+	switch {
+	case t.AverageValue != nil && (t.Value == nil || t.Type != autoscalingv2.ValueMetricType):
+		var average int64
+		p.replicas, average, p.err = byShare(r.Value, t.AverageValue.MilliValue(), s.Target.Status, tolerance)
+		now.AverageValue = milli(average)
+	case t.Value != nil:
+		p.replicas, p.err = byValue(r.Value, t.Value.MilliValue(), s.Target.Spec, s.Pods, tolerance)
+		now.Value = milli(r.Value)
+	default:
+		p.err = fmt.Errorf("the target of %s has neither value nor averageValue", p.name)
+	}
+}
+
+func (s Snapshot) load(name corev1.ResourceName, r Reading) load {
+	return load{current: s.Target.Spec, samples: r.Samples, sorted: sortPods(s.Pods, r.Samples, name, s.Now, s.Options),
+		tolerance: toleranceOf(s.Autoscaler.Spec.Behavior, s.Options)}
+}
+
+func milli(v int64) *resource.Quantity { return resource.NewMilliQuantity(v, resource.DecimalSI) }

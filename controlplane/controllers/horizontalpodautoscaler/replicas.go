@@ -1,0 +1,282 @@
+package horizontalpodautoscaler
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// Sample is one measured value. Value is in thousandths of the metric's unit, as resource.Quantity.MilliValue tells it.
+type Sample struct {
+	Value  int64
+	At     time.Time
+	Window time.Duration // what At ends; 0 = a value of one moment
+}
+
+// Samples are measured values by the name of the pod.
+type Samples map[string]Sample
+
+// tolerance is how far a ratio may be from 1 in either direction before it changes anything.
+type tolerance struct{ down, up float64 }
+
+func (t tolerance) covers(ratio float64) bool { return 1-t.down <= ratio && ratio <= 1+t.up }
+
+// count is a number of replicas out of a product, rounded up, within what an int32 holds.
+func count(f float64) int32 {
+	switch f = math.Ceil(f); {
+	case !(f > 0): // also what is not a number
+		return 0
+	case f >= math.MaxInt32:
+		return math.MaxInt32
+	}
+	return int32(f)
+}
+
+// errNoSamples is told where no pod of the target has a sample that counts.
+var errNoSamples = errors.New("no metrics of the target's pods: they may not be ready, or none are collected yet")
+
+// sorted are the pods of a target by what is known of them.
+type sorted struct {
+	ready   []*corev1.Pod // have a sample that counts
+	unready []*corev1.Pod // too young for their sample to say anything
+	missing []*corev1.Pod // have no sample
+}
+
+// sortPods sorts pods. Those that end or have failed are in none of the lists: their load moves to others.
+func sortPods(pods []*corev1.Pod, samples Samples, resource corev1.ResourceName, now time.Time, o Options) sorted {
+	var s sorted
+	for _, p := range pods {
+		sample, measured := samples[p.Name]
+		switch {
+		case p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodFailed:
+		case p.Status.Phase == corev1.PodPending:
+			s.unready = append(s.unready, p)
+		case !measured:
+			s.missing = append(s.missing, p)
+		case resource == corev1.ResourceCPU && starting(p, sample, now, o):
+			s.unready = append(s.unready, p)
+		default:
+			s.ready = append(s.ready, p)
+		}
+	}
+	return s
+}
+
+// starting says whether a pod's use of CPU is still that of its start. Within the initialization period that is so until
+// a whole window was measured while it was ready; after it, only of a pod that became unready within the initial
+// readiness delay, which is taken for one that was never ready.
+func starting(p *corev1.Pod, s Sample, now time.Time, o Options) bool {
+	ready := controllers.PodCondition(p, corev1.PodReady)
+	if ready == nil || p.Status.StartTime == nil {
+		return true
+	}
+	start, changed := p.Status.StartTime.Time, ready.LastTransitionTime.Time
+	if start.Add(o.CPUInitialization).After(now) {
+		return ready.Status == corev1.ConditionFalse || s.At.Before(changed.Add(s.Window))
+	}
+	return ready.Status == corev1.ConditionFalse && start.Add(o.InitialReadiness).After(changed)
+}
+
+// usage is what a set of pods uses against what it should.
+type usage struct {
+	ratio   float64
+	average int64 // of a pod, thousandths
+	percent int32 // of the requests; only of utilizations
+}
+
+// load is one metric of pods with a target: what it is worth in replicas.
+type load struct {
+	current int32
+	sorted
+	samples   Samples
+	tolerance tolerance
+	// measure is the usage of these pods, by name, which use these amounts.
+	measure func(use map[string]int64) (usage, error)
+	// full is what a pod without a sample is taken to use where that keeps the others from being removed.
+	full func(p *corev1.Pod) int64
+}
+
+// replicas is the number that brings the ratio to 1. Pods of which nothing is known are taken to use nothing where the
+// others call for more, and all they should where the others call for less: what is not known never makes the change
+// larger, and never turns it around.
+func (l load) replicas() (int32, usage, error) {
+	use := map[string]int64{}
+	for _, p := range l.ready {
+		use[p.Name] = l.samples[p.Name].Value
+	}
+	if len(use) == 0 {
+		return 0, usage{}, errNoSamples
+	}
+	known, err := l.measure(use)
+	if err != nil {
+		return 0, usage{}, err
+	}
+	growing := known.ratio > 1 && len(l.unready) > 0
+	if !growing && len(l.missing) == 0 {
+		if l.tolerance.covers(known.ratio) {
+			return l.current, known, nil
+		}
+		return count(known.ratio * float64(len(l.ready))), known, nil
+	}
+	for _, p := range l.missing {
+		switch {
+		case known.ratio < 1:
+			use[p.Name] = l.full(p)
+		case known.ratio > 1:
+			use[p.Name] = 0
+		}
+	}
+	if growing {
+		for _, p := range l.unready {
+			use[p.Name] = 0
+		}
+	}
+	careful, err := l.measure(use)
+	if err != nil {
+		return 0, usage{}, err
+	}
+	turned := (known.ratio < 1 && careful.ratio > 1) || (known.ratio > 1 && careful.ratio < 1)
+	if turned || l.tolerance.covers(careful.ratio) {
+		return l.current, known, nil
+	}
+	n := count(careful.ratio * float64(len(use)))
+	if (careful.ratio < 1 && n > l.current) || (careful.ratio > 1 && n < l.current) {
+		return l.current, known, nil
+	}
+	return n, known, nil
+}
+
+// averageOf measures against a target for the average of a pod.
+func averageOf(target int64) func(map[string]int64) (usage, error) {
+	return func(use map[string]int64) (usage, error) {
+		if target <= 0 {
+			return usage{}, errTarget
+		}
+		mean := sum(use) / float64(len(use))
+		return usage{ratio: mean / float64(target), average: whole(mean)}, nil
+	}
+}
+
+var errTarget = errors.New("the target must be greater than zero")
+
+// utilizationOf measures against a target in percent of what the pods request.
+func utilizationOf(percent int32, requests map[string]int64) func(map[string]int64) (usage, error) {
+	return func(use map[string]int64) (usage, error) {
+		if percent <= 0 {
+			return usage{}, errTarget
+		}
+		requested := map[string]int64{}
+		for name := range use {
+			requested[name] = requests[name]
+		}
+		all := sum(requested)
+		if all <= 0 {
+			return usage{}, errors.New("the pods that are measured request nothing of it")
+		}
+		used := sum(use)
+		now := int32(min(math.MaxInt32, max(0, used*100/all)))
+		return usage{ratio: float64(now) / float64(percent), average: whole(used / float64(len(use))), percent: now}, nil
+	}
+}
+
+func sum(values map[string]int64) float64 {
+	var s float64
+	for _, v := range values {
+		s += float64(v)
+	}
+	return s
+}
+
+// whole drops the part behind the point, within what an int64 holds.
+func whole(f float64) int64 {
+	const edge = 1 << 62
+	return int64(min(edge, max(-edge, f)))
+}
+
+// requestsOf is what each pod requests of a resource, in thousandths: the whole pod, or one container of it. A pod that
+// does not say leaves the utilization undefined, which is an error and not zero.
+func requestsOf(pods []*corev1.Pod, container string, resource corev1.ResourceName) (map[string]int64, error) {
+	out := make(map[string]int64, len(pods))
+	for _, p := range pods {
+		if r := p.Spec.Resources; container == "" && r != nil {
+			if q, ok := r.Requests[resource]; ok {
+				out[p.Name] = q.MilliValue()
+				continue
+			}
+		}
+		found := false
+		for _, c := range runningContainers(p) {
+			if container != "" && c.Name != container {
+				continue
+			}
+			found = true
+			q, ok := c.Resources.Requests[resource]
+			if !ok {
+				return nil, fmt.Errorf("missing request for %s in container %s of Pod %s", resource, c.Name, p.Name)
+			}
+			out[p.Name] += q.MilliValue()
+		}
+		if !found {
+			return nil, fmt.Errorf("container %s is not in Pod %s", container, p.Name)
+		}
+	}
+	return out, nil
+}
+
+// runningContainers are those that run as long as the pod: init containers that restart always are among them.
+func runningContainers(p *corev1.Pod) []*corev1.Container {
+	var out []*corev1.Container
+	for i := range p.Spec.InitContainers {
+		if r := p.Spec.InitContainers[i].RestartPolicy; r != nil && *r == corev1.ContainerRestartPolicyAlways {
+			out = append(out, &p.Spec.InitContainers[i])
+		}
+	}
+	for i := range p.Spec.Containers {
+		out = append(out, &p.Spec.Containers[i])
+	}
+	return out
+}
+
+// byValue is the number of replicas for one value that shrinks as replicas are added.
+func byValue(value, target int64, current int32, pods []*corev1.Pod, t tolerance) (int32, error) {
+	if target <= 0 {
+		return 0, errTarget
+	}
+	ratio := float64(value) / float64(target)
+	if current == 0 {
+		return count(ratio), nil
+	}
+	if t.covers(ratio) {
+		return current, nil
+	}
+	if len(pods) == 0 {
+		return 0, errors.New("the target's selector selects no pods")
+	}
+	ready := 0
+	for _, p := range pods {
+		if p.Status.Phase == corev1.PodRunning && controllers.PodReady(p) {
+			ready++
+		}
+	}
+	return count(ratio * float64(ready)), nil
+}
+
+// byShare is the number of replicas for one value of which each replica shall have so much; average is what each has now.
+func byShare(value, target int64, replicas int32, t tolerance) (n int32, average int64, err error) {
+	if target <= 0 {
+		return 0, 0, errTarget
+	}
+	n = replicas
+	if replicas == 0 || !t.covers(float64(value)/(float64(target)*float64(replicas))) {
+		n = count(float64(value) / float64(target))
+	}
+	if replicas > 0 {
+		average = whole(math.Ceil(float64(value) / float64(replicas)))
+	}
+	return n, average, nil
+}

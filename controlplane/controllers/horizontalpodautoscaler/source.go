@@ -1,0 +1,286 @@
+package horizontalpodautoscaler
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"net/url"
+	"strings"
+	"time"
+
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	metricsv1beta1 "k8s.io/metrics/pkg/apis/metrics/v1beta1"
+
+	"keelson.dev/keelson/controlplane/client"
+)
+
+// ErrNotRegistered says that no APIService points a group version to a server in the cluster.
+var ErrNotRegistered = errors.New("no APIService points it to a Service")
+
+// APIs is a Source that reads metrics as everybody else does: resources from metrics.k8s.io, which a metrics-server
+// answers where one is installed and this API where none is, the others from the servers of custom.metrics.k8s.io and
+// external.metrics.k8s.io.
+type APIs struct {
+	Client *client.Client
+	// Read reads a path of a server that an APIService names, ErrNotRegistered where none does. What it returns is bounded.
+	Read func(ctx context.Context, path string, query url.Values) ([]byte, error)
+}
+
+var _ Source = (*APIs)(nil)
+
+// aMinute is the window of a custom metric whose server does not tell it.
+const aMinute = time.Minute
+
+// Resource implements Source.
+func (a *APIs) Resource(ctx context.Context, namespace string, of labels.Selector, name corev1.ResourceName, container string) (Samples, error) {
+	list, err := a.podMetrics(ctx, namespace, of)
+	if err != nil {
+		return nil, fmt.Errorf("unable to get metrics for resource %s: %w", name, err)
+	}
+	if len(list) == 0 {
+		return nil, fmt.Errorf("unable to get metrics for resource %s: no metrics returned from resource metrics API", name)
+	}
+	out := make(Samples, len(list))
+	for i := range list {
+		m := &list[i]
+		value, measured, found := sumOf(m.Containers, name, container)
+		if !found && container != "" {
+			return nil, fmt.Errorf("container %s not present in metrics for pod %s/%s", container, namespace, m.Name)
+		}
+		if measured {
+			out[m.Name] = Sample{Value: value, At: m.Timestamp.Time, Window: m.Window.Duration}
+		}
+	}
+	return out, nil
+}
+
+// sumOf is what the containers use of a resource, or one of them; found says that there is such a container. A pod of
+// which one container is not measured is not measured.
+func sumOf(all []metricsv1beta1.ContainerMetrics, name corev1.ResourceName, container string) (value int64, measured, found bool) {
+	for _, c := range all {
+		if container != "" && c.Name != container {
+			continue
+		}
+		q, ok := c.Usage[name]
+		if !ok {
+			return 0, false, true
+		}
+		found = true
+		value = plus(value, q.MilliValue())
+	}
+	return value, found, found
+}
+
+// plus adds within what an int64 holds.
+func plus(a, b int64) int64 {
+	if b > 0 && a > math.MaxInt64-b {
+		return math.MaxInt64
+	}
+	if b < 0 && a < math.MinInt64-b {
+		return math.MinInt64
+	}
+	return a + b
+}
+
+// podMetrics are those of the pods: of an installed metrics-server, or of this API.
+func (a *APIs) podMetrics(ctx context.Context, namespace string, of labels.Selector) ([]metricsv1beta1.PodMetrics, error) {
+	body, err := a.Read(ctx, "/apis/metrics.k8s.io/v1beta1/namespaces/"+url.PathEscape(namespace)+"/pods", selecting("labelSelector", of.String()))
+	if err == nil {
+		return decodePodMetrics(body)
+	}
+	if !errors.Is(err, ErrNotRegistered) {
+		return nil, err
+	}
+	found, err := client.List[*metricsv1beta1.PodMetrics](ctx, a.Client, namespace, metav1.ListOptions{LabelSelector: of.String()})
+	if err != nil {
+		return nil, err
+	}
+	out := make([]metricsv1beta1.PodMetrics, len(found))
+	for i, m := range found {
+		out[i] = *m
+	}
+	return out, nil
+}
+
+// decodePodMetrics reads a list of a server that may say anything.
+func decodePodMetrics(body []byte) ([]metricsv1beta1.PodMetrics, error) {
+	var list struct {
+		Items []struct {
+			Metadata   struct{ Name string }
+			Timestamp  metav1.Time
+			Window     metav1.Duration
+			Containers []struct {
+				Name  string
+				Usage map[corev1.ResourceName]quantity
+			}
+		}
+	}
+	if err := json.Unmarshal(body, &list); err != nil {
+		return nil, fmt.Errorf("reading the answer of the metrics API: %w", err)
+	}
+	out := make([]metricsv1beta1.PodMetrics, len(list.Items))
+	for i, item := range list.Items {
+		m := &out[i]
+		m.Name, m.Timestamp, m.Window = item.Metadata.Name, item.Timestamp, item.Window
+		for _, c := range item.Containers {
+			use := make(corev1.ResourceList, len(c.Usage))
+			for name, q := range c.Usage {
+				use[name] = q.Quantity
+			}
+			m.Containers = append(m.Containers, metricsv1beta1.ContainerMetrics{Name: c.Name, Usage: use})
+		}
+	}
+	return out, nil
+}
+
+// value is an item of both versions of custom metrics, and of external metrics.
+type value struct {
+	DescribedObject struct{ Name string }
+	Timestamp       metav1.Time
+	Window          *int64 // of v1beta1 and of external metrics
+	WindowSeconds   *int64 // of v1beta2
+	Value           quantity
+}
+
+func (v *value) sample() Sample {
+	s := Sample{Value: v.Value.MilliValue(), At: v.Timestamp.Time, Window: aMinute}
+	for _, w := range []*int64{v.Window, v.WindowSeconds} {
+		if w != nil {
+			s.Window = time.Duration(max(0, min(*w, int64(time.Hour/time.Second)))) * time.Second
+		}
+	}
+	return s
+}
+
+// quantity is one that a server wrote, which may not cost more to read than to send.
+type quantity struct{ resource.Quantity }
+
+func (q *quantity) UnmarshalJSON(b []byte) error {
+	const most, digits = 64, 3
+	text := strings.Trim(string(b), `"`)
+	if i := strings.IndexAny(text, "eE"); len(text) > most || i >= 0 && len(strings.TrimLeft(text[i+1:], "+-0")) > digits {
+		return errors.New("a value that is too long")
+	}
+	return q.Quantity.UnmarshalJSON(b)
+}
+
+// Pods implements Source.
+func (a *APIs) Pods(ctx context.Context, namespace string, of labels.Selector, m autoscalingv2.MetricIdentifier) (Samples, error) {
+	items, err := a.custom(ctx, "namespaces/"+url.PathEscape(namespace)+"/pods/*/"+url.PathEscape(m.Name), of.String(), m)
+	if err == nil && len(items) == 0 {
+		err = errors.New("no metrics returned from custom metrics API")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("unable to get metric %s: %w", m.Name, err)
+	}
+	out := make(Samples, len(items))
+	for i := range items {
+		out[items[i].DescribedObject.Name] = items[i].sample()
+	}
+	return out, nil
+}
+
+// Object implements Source.
+func (a *APIs) Object(ctx context.Context, namespace string, of autoscalingv2.CrossVersionObjectReference, m autoscalingv2.MetricIdentifier) (int64, error) {
+	v, err := a.object(ctx, namespace, of, m)
+	if err != nil {
+		return 0, fmt.Errorf("unable to get metric %s: %s on %s %s: %w", m.Name, of.Kind, namespace, of.Name, err)
+	}
+	return v, nil
+}
+
+func (a *APIs) object(ctx context.Context, namespace string, of autoscalingv2.CrossVersionObjectReference, m autoscalingv2.MetricIdentifier) (int64, error) {
+	kind, err := kindOf(a.Client.Kinds(), of)
+	if err != nil {
+		return 0, err
+	}
+	path := "namespaces/" + url.PathEscape(namespace) + "/" + kind.GroupResource().String() + "/" + url.PathEscape(of.Name) + "/" + url.PathEscape(m.Name)
+	if kind.Resource == "namespaces" && kind.GVK.Group == "" {
+		path = "namespaces/" + url.PathEscape(of.Name) + "/metrics/" + url.PathEscape(m.Name)
+	}
+	items, err := a.custom(ctx, path, "", m)
+	switch {
+	case err != nil:
+		return 0, err
+	case len(items) != 1:
+		return 0, fmt.Errorf("the custom metrics API server returned %d results when we asked for exactly one", len(items))
+	}
+	return items[0].Value.MilliValue(), nil
+}
+
+// custom reads a path of custom.metrics.k8s.io, in the newest version that is registered.
+func (a *APIs) custom(ctx context.Context, path, of string, m autoscalingv2.MetricIdentifier) ([]value, error) {
+	metric, err := metav1.LabelSelectorAsSelector(m.Selector)
+	if err != nil {
+		return nil, fmt.Errorf("the metric's selector: %w", err)
+	}
+	query := selecting("labelSelector", of, "metricLabelSelector", metric.String())
+	for _, version := range []string{"v1beta2", "v1beta1"} {
+		body, err := a.Read(ctx, "/apis/custom.metrics.k8s.io/"+version+"/"+path, query)
+		if errors.Is(err, ErrNotRegistered) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		return decodeValues(body)
+	}
+	return nil, errors.New("no custom metrics API (custom.metrics.k8s.io) registered")
+}
+
+// External implements Source.
+func (a *APIs) External(ctx context.Context, namespace string, m autoscalingv2.MetricIdentifier) (int64, error) {
+	sum, err := a.external(ctx, namespace, m)
+	if err != nil {
+		return 0, fmt.Errorf("unable to get external metric %s/%s: %w", namespace, m.Name, err)
+	}
+	return sum, nil
+}
+
+func (a *APIs) external(ctx context.Context, namespace string, m autoscalingv2.MetricIdentifier) (sum int64, err error) {
+	metric, err := metav1.LabelSelectorAsSelector(m.Selector)
+	if err != nil {
+		return 0, fmt.Errorf("the metric's selector: %w", err)
+	}
+	body, err := a.Read(ctx, "/apis/external.metrics.k8s.io/v1beta1/namespaces/"+url.PathEscape(namespace)+"/"+url.PathEscape(m.Name),
+		selecting("labelSelector", metric.String()))
+	if errors.Is(err, ErrNotRegistered) {
+		return 0, errors.New("no external metrics API (external.metrics.k8s.io) registered")
+	}
+	if err != nil {
+		return 0, err
+	}
+	items, err := decodeValues(body)
+	if err == nil && len(items) == 0 {
+		err = errors.New("no metrics returned from external metrics API")
+	}
+	for i := range items {
+		sum = plus(sum, items[i].Value.MilliValue())
+	}
+	return sum, err
+}
+
+func decodeValues(body []byte) ([]value, error) {
+	var list struct{ Items []value }
+	if err := json.Unmarshal(body, &list); err != nil {
+		return nil, fmt.Errorf("reading the answer of the metrics API: %w", err)
+	}
+	return list.Items, nil
+}
+
+// selecting is a query of names and values, without those that are empty.
+func selecting(pairs ...string) url.Values {
+	q := url.Values{}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		if pairs[i+1] != "" {
+			q.Set(pairs[i], pairs[i+1])
+		}
+	}
+	return q
+}

@@ -1,0 +1,122 @@
+package job
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// indexes is a set of completion indexes, as ranges in ascending order that neither overlap nor touch.
+type indexes []span
+
+type span struct{ from, to int } // both are in it
+
+// parseIndexes reads "1,3-5,7", leaving out what is not below limit. What cannot be read is left out: validation
+// refuses it.
+func parseIndexes(text string, limit int) indexes {
+	var out indexes
+	for part := range strings.SplitSeq(text, ",") {
+		a, b, ranged := strings.Cut(part, "-")
+		from, err := strconv.Atoi(a)
+		if err != nil || from < 0 {
+			continue
+		}
+		to := from
+		if ranged {
+			if to, err = strconv.Atoi(b); err != nil {
+				continue
+			}
+		}
+		if to = min(to, limit-1); from <= to {
+			out = out.with(span{from, to})
+		}
+	}
+	return out
+}
+
+// with is the set and a range.
+func (x indexes) with(s span) indexes {
+	var out indexes
+	placed := false
+	for _, have := range x {
+		switch {
+		case have.to+1 < s.from:
+			out = append(out, have)
+		case s.to+1 < have.from:
+			if !placed {
+				out, placed = append(out, s), true
+			}
+			out = append(out, have)
+		default:
+			s = span{min(s.from, have.from), max(s.to, have.to)}
+		}
+	}
+	if !placed {
+		out = append(out, s)
+	}
+	return out
+}
+
+func (x indexes) add(i int) indexes { return x.with(span{i, i}) }
+
+func (x indexes) has(i int) bool {
+	_, found := slices.BinarySearchFunc(x, i, func(s span, i int) int {
+		switch {
+		case s.to < i:
+			return -1
+		case s.from > i:
+			return 1
+		}
+		return 0
+	})
+	return found
+}
+
+func (x indexes) count() int {
+	n := 0
+	for _, s := range x {
+		n += s.to - s.from + 1
+	}
+	return n
+}
+
+// String is the form of a status: "1,3-5,7". Two neighbours are written apart, as Kubernetes does.
+func (x indexes) String() string {
+	var b strings.Builder
+	for i, s := range x {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		b.WriteString(strconv.Itoa(s.from))
+		switch {
+		case s.to == s.from+1:
+			b.WriteByte(',')
+			b.WriteString(strconv.Itoa(s.to))
+		case s.to > s.from:
+			b.WriteByte('-')
+			b.WriteString(strconv.Itoa(s.to))
+		}
+	}
+	return b.String()
+}
+
+// missing are the first n indexes below limit that none of the sets has.
+func missing(n, limit int, sets ...indexes) []int {
+	var out []int
+	for i := 0; i < limit && len(out) < n; {
+		next := i
+		for _, x := range sets {
+			for _, s := range x {
+				if s.from <= next && next <= s.to {
+					next = s.to + 1
+				}
+			}
+		}
+		if next == i {
+			out = append(out, i)
+			next++
+		}
+		i = next
+	}
+	return out
+}

@@ -1,0 +1,251 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// orphan is the sort of key that names a pod whose job is gone, and whose finalizer nobody else takes off.
+const orphan = "Pod"
+
+// New returns the Job controller.
+func New(d controllers.Deps) *controllers.Controller {
+	jobs := client.Informer[*batchv1.Job](d.Informers)
+	pods := client.Informer[*corev1.Pod](d.Informers)
+	controllers.IndexControllers(pods)
+	owners := controllers.OwnersOf[*batchv1.Job, *corev1.Pod](jobs, kind.GroupKind(), selector)
+	return &controllers.Controller{
+		Name:    "job-controller",
+		Workers: 8,
+		Watches: []controllers.Watch{
+			controllers.OnInformer(jobs, func(c controllers.Change[*batchv1.Job]) []controllers.Key { return ofJob(pods, c) }),
+			controllers.OnInformer(pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key {
+				keys := owners(c)
+				if c.Type != controllers.Deleted && tracked(c.New) && !hasJob(jobs, c.New) {
+					keys = append(keys, orphanKey(c.New))
+				}
+				return keys
+			}),
+		},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{"batch"}, Resources: []string{"jobs"}, Verbs: []string{"delete", "get", "list", "update", "patch", "watch"}},
+			{APIGroups: []string{"batch"}, Resources: []string{"jobs/status", "jobs/finalizers"}, Verbs: []string{"update", "patch"}},
+			{APIGroups: []string{"batch"}, Resources: []string{"cronjobs"}, Verbs: []string{"get"}},
+			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"create", "delete", "get", "list", "patch", "update", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
+		},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			r := &reconciler{term: t, jobs: controllers.ViewOf[*batchv1.Job](t, jobs), pods: controllers.OwnedPodsOf(t, pods)}
+			r.status = controllers.NewStatusWriter(t, r.jobs, "job")
+			return r.reconcile
+		},
+	}
+}
+
+func selector(j *batchv1.Job) labels.Selector {
+	if othersManage(j) {
+		return nil
+	}
+	return controllers.SelectorOf(j.Spec.Selector)
+}
+
+// othersManage says whether a job is left to a controller of the user's.
+func othersManage(j *batchv1.Job) bool {
+	return j.Spec.ManagedBy != nil && *j.Spec.ManagedBy != batchv1.JobControllerName
+}
+
+// ofJob maps the change of a job to it, and its end to the pods that it leaves behind.
+func ofJob(pods cache.SharedIndexInformer, c controllers.Change[*batchv1.Job]) []controllers.Key {
+	keys := []controllers.Key{controllers.KeyOf(c.New)}
+	if c.Type == controllers.Deleted {
+		for _, p := range controllers.CachedBy[*corev1.Pod](pods, controllers.ControllerIndex, string(c.New.UID)) {
+			if tracked(p) {
+				keys = append(keys, orphanKey(p))
+			}
+		}
+	}
+	return keys
+}
+
+func orphanKey(p *corev1.Pod) controllers.Key {
+	return controllers.Key{Kind: orphan, Namespace: p.Namespace, Name: p.Name}
+}
+
+// hasJob says whether the job that controls a pod is there.
+func hasJob(jobs cache.SharedIndexInformer, p *corev1.Pod) bool {
+	ref := metav1.GetControllerOfNoCopy(p)
+	if ref == nil || ref.Kind != kind.Kind || controllers.GroupOf(ref) != kind.Group {
+		return false
+	}
+	j, ok := controllers.Cached[*batchv1.Job](jobs, p.Namespace, ref.Name)
+	return ok && j.UID == ref.UID
+}
+
+// reconciler is the thin shell of one leadership.
+type reconciler struct {
+	term *controllers.Term
+	jobs *controllers.View[*batchv1.Job]
+	pods *controllers.OwnedPods
+
+	status *controllers.StatusWriter[*batchv1.Job]
+}
+
+func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+	if key.Kind == orphan {
+		return 0, r.freeOrphan(ctx, key)
+	}
+	j, ok := r.jobs.Get(key.Namespace, key.Name)
+	if !ok || othersManage(j) {
+		return 0, nil
+	}
+	selector := controllers.SelectorOf(j.Spec.Selector)
+	if selector == nil {
+		return 0, nil
+	}
+	owned, err := controllers.Claim[*batchv1.Job](ctx, r.term.Client, r.pods.View, j, ownerRef(j),
+		controllers.SortClaims(j, selector, r.pods.Candidates(j)))
+	if err != nil {
+		return 0, err
+	}
+	step := Plan(Snapshot{Job: j, Pods: owned, Going: r.pods.Going, Now: r.term.Now()})
+	if step.Expired {
+		return r.expire(ctx, j)
+	}
+	failure := r.movePods(ctx, j, &step)
+	if controllers.NamespaceEnds(failure) {
+		failure = nil // no pod will ever be wanted again; those that are there are still counted
+	}
+	stored, wait, err := r.writeStatus(ctx, j, step)
+	if err != nil || wait > 0 {
+		return wait, errors.Join(failure, err)
+	}
+	for _, e := range step.Events {
+		r.term.Events.Event(stored, e.Type, e.Reason, e.Message)
+	}
+	err = controllers.InParallel(ctx, len(step.Release), func(ctx context.Context, i int) error {
+		return r.free(ctx, step.Release[i])
+	})
+	if err == nil && len(step.Release) > 0 {
+		return time.Millisecond, failure // what was counted is settled
+	}
+	return step.Again, errors.Join(failure, err)
+}
+
+// movePods makes and deletes pods. What fails is taken out of the numbers of the status.
+func (r *reconciler) movePods(ctx context.Context, j *batchv1.Job, step *Step) error {
+	var errs []error
+	// Those that are too many do not count as failed: their finalizer goes first.
+	errs = append(errs, controllers.InBatches(ctx, func() int { return len(step.Delete) }, func(ctx context.Context, i int) error {
+		p := step.Delete[i]
+		if err := r.free(ctx, p); err != nil {
+			return err
+		}
+		return r.pods.Delete(ctx, j, p, i < controllers.MaxEvents)
+	}))
+	errs = append(errs, controllers.InBatches(ctx, func() int { return len(step.End) }, func(ctx context.Context, i int) error {
+		return r.pods.Delete(ctx, j, step.End[i], i < controllers.MaxEvents)
+	}))
+	made, err := controllers.SlowStart(ctx, func() int { return r.wanted(j, step) }, func(ctx context.Context, i int) error {
+		_, err := r.pods.Create(ctx, j, newPod(j, step.Create[i]), i < controllers.MaxEvents)
+		return err
+	})
+	step.Status.Active -= int32(len(step.Create) - made)
+	return errors.Join(append(errs, err)...)
+}
+
+// wanted is how many of the planned pods are wanted still: the job may have changed while they are being made.
+func (r *reconciler) wanted(j *batchv1.Job, step *Step) int {
+	now, ok := r.jobs.Get(j.Namespace, j.Name)
+	if !ok || now.UID != j.UID || now.Generation != j.Generation || now.DeletionTimestamp != nil {
+		return 0
+	}
+	return len(step.Create)
+}
+
+// free takes off the finalizer that has held a pod until it was counted.
+func (r *reconciler) free(ctx context.Context, p *corev1.Pod) error {
+	if !tracked(p) {
+		return nil
+	}
+	patch := fmt.Sprintf(`{"metadata":{"uid":%q,"$deleteFromPrimitiveList/finalizers":[%q]}}`, p.UID, batchv1.JobTrackingFinalizer)
+	next, err := client.Patch[*corev1.Pod](ctx, r.term.Client, p.Namespace, p.Name, "", types.StrategicMergePatchType, []byte(patch))
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil
+	case err != nil:
+		return fmt.Errorf("letting pod %s/%s go: %w", p.Namespace, p.Name, err)
+	}
+	r.pods.Wrote(next)
+	return nil
+}
+
+// freeOrphan lets a pod go whose job is no more.
+func (r *reconciler) freeOrphan(ctx context.Context, key controllers.Key) error {
+	p, ok := r.pods.Get(key.Namespace, key.Name)
+	if !ok || !tracked(p) {
+		return nil
+	}
+	if ref := metav1.GetControllerOfNoCopy(p); ref != nil && ref.Kind == kind.Kind && controllers.GroupOf(ref) == kind.Group {
+		// Asked of the API: a cache that is behind must not lose a job its count.
+		j, err := client.Get[*batchv1.Job](ctx, r.term.Client, p.Namespace, ref.Name)
+		if err == nil && j.UID == ref.UID || err != nil && !apierrors.IsNotFound(err) {
+			return err
+		}
+	}
+	return r.free(ctx, p)
+}
+
+// unrecorded is how long a job outlives its time while its cron job's status does not know of it yet.
+const unrecorded = time.Second
+
+// expire deletes a job that has been over for as long as it was to be kept. One that a cron job made stays until the
+// status there says that its time has been dealt with: without both the same run would be made again.
+func (r *reconciler) expire(ctx context.Context, j *batchv1.Job) (again time.Duration, err error) {
+	ref := metav1.GetControllerOfNoCopy(j)
+	at, err := time.Parse(time.RFC3339, j.Annotations[batchv1.CronJobScheduledTimestampAnnotation])
+	if err == nil && ref != nil && ref.Kind == "CronJob" && controllers.GroupOf(ref) == kind.Group {
+		c, err := client.Get[*batchv1.CronJob](ctx, r.term.Client, j.Namespace, ref.Name)
+		switch {
+		case err != nil && !apierrors.IsNotFound(err):
+			return 0, fmt.Errorf("reading cron job %s/%s of job %s: %w", j.Namespace, ref.Name, j.Name, err)
+		case err == nil && c.UID == ref.UID && (c.Status.LastScheduleTime == nil || c.Status.LastScheduleTime.Time.Before(at)):
+			return unrecorded, nil
+		}
+	}
+	return 0, r.deleteExpired(ctx, j)
+}
+
+func (r *reconciler) deleteExpired(ctx context.Context, j *batchv1.Job) error {
+	o := controllers.ByUID(j)
+	policy := metav1.DeletePropagationForeground
+	o.PropagationPolicy, o.Preconditions.ResourceVersion = &policy, &j.ResourceVersion
+	if err := client.Delete[*batchv1.Job](ctx, r.term.Client, j.Namespace, j.Name, o); err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("deleting job %s/%s, whose time to live is over: %w", j.Namespace, j.Name, err)
+	}
+	return nil
+}
+
+// writeStatus stores the status. wait says that it has to wait, and with it all that follows from it.
+func (r *reconciler) writeStatus(ctx context.Context, j *batchv1.Job, step Step) (stored *batchv1.Job, wait time.Duration, err error) {
+	if equality.Semantic.DeepEqual(step.Status, j.Status) {
+		return j, 0, nil
+	}
+	next := j.DeepCopy()
+	next.Status = step.Status
+	return r.status.Write(ctx, next)
+}

@@ -1,0 +1,311 @@
+// Package job runs Jobs: pods until so many have succeeded.
+package job
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// Step is what to do next, in this order: pods, then the status, then the finalizers of what the status has counted.
+type Step struct {
+	Delete  []*corev1.Pod // too many: not counted
+	End     []*corev1.Pod // that end with the job: counted
+	Create  []Creation
+	Status  batchv1.JobStatus
+	Release []*corev1.Pod
+	Events  []Event
+	Again   time.Duration
+	Expired bool // the job is to be deleted
+}
+
+// Event is what is told of a job.
+type Event struct{ Type, Reason, Message string }
+
+// Plan decides the next step.
+func Plan(s Snapshot) Step {
+	j := s.Job
+	if over := cmp.Or(condition(&j.Status, batchv1.JobComplete), condition(&j.Status, batchv1.JobFailed)); over != nil {
+		return finished(s, over)
+	}
+	a := newAccount(s)
+	var step Step
+	if a.status.StartTime == nil && !suspended(j) {
+		now := metav1.NewTime(s.Now)
+		a.status.StartTime = &now
+	}
+	failing := condition(&a.status, batchv1.JobFailureTarget)
+	met := condition(&a.status, batchv1.JobSuccessCriteriaMet)
+	a.count(failing != nil || met != nil, failing != nil)
+	if failing == nil && met == nil {
+		a.verdict(&step)
+		failing, met = condition(&a.status, batchv1.JobFailureTarget), condition(&a.status, batchv1.JobSuccessCriteriaMet)
+	}
+	switch {
+	case failing != nil || met != nil:
+		step.End = a.active
+		a.going += len(a.active)
+		a.active = nil
+		a.end(&step, failing, met)
+	case j.DeletionTimestamp == nil:
+		a.manage(&step)
+	}
+	a.status.Active = int32(len(a.active) - len(step.Delete) + len(step.Create))
+	a.status.Ready = new(int32)
+	for _, p := range a.active {
+		if controllers.PodReady(p) && !slices.Contains(step.Delete, p) {
+			*a.status.Ready++
+		}
+	}
+	going := int32(a.going + len(step.Delete))
+	a.status.Terminating = &going
+	step.Status, step.Release = a.status, a.release
+	return step
+}
+
+// verdict says whether the job is to end, and how.
+func (a *account) verdict(step *Step) {
+	j := a.Job
+	for _, p := range a.Pods {
+		if p.Status.Phase != corev1.PodFailed {
+			continue
+		}
+		if v := judge(j, p); v.action == batchv1.PodFailurePolicyActionFailJob {
+			a.fail(step, batchv1.JobReasonPodFailurePolicy, v.why)
+			return
+		}
+	}
+	if rule := succeeds(j, a.done); rule != "" {
+		a.say(batchv1.JobSuccessCriteriaMet, corev1.ConditionTrue, batchv1.JobReasonSuccessPolicy, rule)
+		return
+	}
+	limit := valueOr(j.Spec.BackoffLimit, 6)
+	again := 0 // of containers, which count where pods outlive them
+	if j.Spec.Template.Spec.RestartPolicy == corev1.RestartPolicyOnFailure {
+		for _, p := range a.active {
+			again += restarts(p)
+		}
+	}
+	switch {
+	case a.failures() > limit, again > 0 && again >= limit:
+		a.fail(step, batchv1.JobReasonBackoffLimitExceeded, "Job has reached the specified backoff limit")
+		return
+	case perIndex(j) && j.Spec.MaxFailedIndexes != nil && a.lost.count() > int(*j.Spec.MaxFailedIndexes):
+		a.fail(step, batchv1.JobReasonMaxFailedIndexesExceeded, "Job has exceeded the specified maximal number of failed indexes")
+		return
+	case perIndex(j) && a.lost.count() > 0 && a.done.count()+a.lost.count() >= completions(j):
+		a.fail(step, batchv1.JobReasonFailedIndexes, "Job has failed indexes")
+		return
+	}
+	if j.Spec.ActiveDeadlineSeconds != nil && a.status.StartTime != nil && !suspended(j) {
+		left := a.status.StartTime.Add(time.Duration(*j.Spec.ActiveDeadlineSeconds) * time.Second).Sub(a.Now)
+		if left <= 0 {
+			a.fail(step, batchv1.JobReasonDeadlineExceeded, "Job was active longer than specified deadline")
+			return
+		}
+		step.wait(left)
+	}
+	n := a.successes()
+	if c := completions(j); c >= 0 && n >= c || c < 0 && n > 0 && len(a.active) == 0 {
+		a.say(batchv1.JobSuccessCriteriaMet, corev1.ConditionTrue, batchv1.JobReasonCompletionsReached, "Reached expected number of succeeded pods")
+	}
+}
+
+func (a *account) fail(step *Step, reason, message string) {
+	if a.say(batchv1.JobFailureTarget, corev1.ConditionTrue, reason, message) {
+		step.Events = append(step.Events, Event{corev1.EventTypeWarning, reason, message})
+	}
+	a.count(true, true) // what counts as failed now that the job has
+}
+
+// end says that the job is over once no pod of it is left that has not ended and been counted.
+func (a *account) end(step *Step, failing, met *batchv1.JobCondition) {
+	if a.going > 0 || a.counting() {
+		return
+	}
+	now := metav1.NewTime(a.Now)
+	if failing != nil {
+		a.say(batchv1.JobFailed, corev1.ConditionTrue, failing.Reason, failing.Message)
+	} else {
+		a.say(batchv1.JobComplete, corev1.ConditionTrue, met.Reason, met.Message)
+		a.status.CompletionTime = &now
+		step.Events = append(step.Events, Event{corev1.EventTypeNormal, "Completed", "Job completed"})
+	}
+	if ttl := a.Job.Spec.TTLSecondsAfterFinished; ttl != nil {
+		step.wait(max(time.Millisecond, time.Duration(*ttl)*time.Second))
+	}
+}
+
+func (step *Step) wait(d time.Duration) {
+	if d > 0 && (step.Again == 0 || d < step.Again) {
+		step.Again = d
+	}
+}
+
+// finished is the step of a job that is over: it may have had its time, and no pod of it is held back.
+func finished(s Snapshot, over *batchv1.JobCondition) Step {
+	step := Step{Status: s.Job.Status}
+	for _, p := range s.Pods {
+		if tracked(p) {
+			step.Release = append(step.Release, p)
+		}
+	}
+	if ttl := s.Job.Spec.TTLSecondsAfterFinished; ttl != nil && s.Job.DeletionTimestamp == nil {
+		left := over.LastTransitionTime.Add(time.Duration(*ttl) * time.Second).Sub(s.Now)
+		step.Expired = left <= 0
+		step.wait(left)
+	}
+	return step
+}
+
+// manage makes as many pods as are wanted, or deletes what is too much.
+func (a *account) manage(step *Step) {
+	j := a.Job
+	if suspended(j) {
+		if a.say(batchv1.JobSuspended, corev1.ConditionTrue, "JobSuspended", "Job suspended") {
+			step.Events = append(step.Events, Event{corev1.EventTypeNormal, "Suspended", "Job suspended"})
+		}
+		step.Delete = a.active
+		return
+	}
+	if a.say(batchv1.JobSuspended, corev1.ConditionFalse, "JobResumed", "Job resumed") {
+		step.Events = append(step.Events, Event{corev1.EventTypeNormal, "Resumed", "Job resumed"})
+		now := metav1.NewTime(a.Now)
+		a.status.StartTime = &now
+	}
+	keep := a.active
+	if indexed(j) {
+		keep, step.Delete = a.oneOfEach()
+	}
+	want := parallelism(j)
+	if c := completions(j); c >= 0 {
+		want = min(want, c-a.successes())
+		if perIndex(j) {
+			want = min(parallelism(j), c-a.successes()-a.lost.count())
+		}
+	} else if a.successes() > 0 {
+		want = min(want, len(keep)) // the work is done: those at work may end
+	}
+	if len(keep) > want {
+		step.Delete = append(step.Delete, leastMissed(keep)[:len(keep)-max(0, want)]...)
+		return
+	}
+	more := want - len(keep)
+	if waitsForEnd(j) {
+		more -= a.going
+	}
+	if more <= 0 {
+		return
+	}
+	if indexed(j) {
+		a.createIndexes(step, keep, more)
+		return
+	}
+	if pause := a.backoff(-1); pause > 0 {
+		step.wait(pause)
+		return
+	}
+	for range more {
+		step.Create = append(step.Create, Creation{Index: -1})
+	}
+}
+
+// createIndexes makes pods for the first indexes that have none and are not done.
+func (a *account) createIndexes(step *Step, keep []*corev1.Pod, more int) {
+	var busy indexes
+	for _, p := range keep {
+		busy = busy.add(indexOf(p))
+	}
+	if waitsForEnd(a.Job) {
+		for _, p := range a.Pods {
+			if a.Going(p) && !over(p) && indexOf(p) >= 0 {
+				busy = busy.add(indexOf(p))
+			}
+		}
+	}
+	if !perIndex(a.Job) {
+		if pause := a.backoff(-1); pause > 0 {
+			step.wait(pause)
+			return
+		}
+	}
+	for len(step.Create) < more {
+		next := missing(more-len(step.Create), completions(a.Job), a.done, a.lost, busy)
+		if len(next) == 0 {
+			return
+		}
+		for _, i := range next {
+			busy = busy.add(i)
+			c := Creation{Index: i}
+			if perIndex(a.Job) {
+				if pause := a.backoff(i); pause > 0 {
+					step.wait(pause)
+					continue
+				}
+				c.Failed, c.Ignored = a.failuresBefore(i)
+			}
+			step.Create = append(step.Create, c)
+		}
+	}
+}
+
+// failuresBefore are how many pods of an index have failed so far, as its last one says.
+func (a *account) failuresBefore(index int) (counted, ignored int) {
+	for _, p := range a.Pods {
+		if indexOf(p) != index || !a.failed(p) {
+			continue
+		}
+		c, i := failuresOf(p)
+		if judge(a.Job, p).action == batchv1.PodFailurePolicyActionIgnore {
+			i++
+		} else {
+			c++
+		}
+		if c+i > counted+ignored {
+			counted, ignored = c, i
+		}
+	}
+	return counted, ignored
+}
+
+// oneOfEach divides the active pods of an indexed job into one for each index that is still to do, and the others.
+func (a *account) oneOfEach() (keep, excess []*corev1.Pod) {
+	seen := map[int]bool{}
+	for _, p := range slices.Backward(leastMissed(a.active)) {
+		i := indexOf(p)
+		if i < 0 || i >= completions(a.Job) || seen[i] || a.done.has(i) || a.lost.has(i) {
+			excess = append(excess, p)
+			continue
+		}
+		seen[i] = true
+		keep = append(keep, p)
+	}
+	slices.Reverse(keep)
+	return keep, excess
+}
+
+// leastMissed sorts a copy of pods: those first that have come least far.
+func leastMissed(pods []*corev1.Pod) []*corev1.Pod {
+	rank := func(p *corev1.Pod) int {
+		switch {
+		case p.Spec.NodeName == "":
+			return 0
+		case p.Status.Phase == corev1.PodPending:
+			return 1
+		case !controllers.PodReady(p):
+			return 2
+		}
+		return 3
+	}
+	pods = slices.Clone(pods)
+	slices.SortStableFunc(pods, func(x, y *corev1.Pod) int {
+		return cmp.Or(cmp.Compare(rank(x), rank(y)), y.CreationTimestamp.Compare(x.CreationTimestamp.Time), cmp.Compare(y.Name, x.Name))
+	})
+	return pods
+}

@@ -1,0 +1,152 @@
+package job
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+var kind = batchv1.SchemeGroupVersion.WithKind("Job")
+
+func ownerRef(j *batchv1.Job) metav1.OwnerReference { return *metav1.NewControllerRef(j, kind) }
+
+func indexed(j *batchv1.Job) bool {
+	return j.Spec.CompletionMode != nil && *j.Spec.CompletionMode == batchv1.IndexedCompletion
+}
+
+func perIndex(j *batchv1.Job) bool { return indexed(j) && j.Spec.BackoffLimitPerIndex != nil }
+
+func suspended(j *batchv1.Job) bool { return j.Spec.Suspend != nil && *j.Spec.Suspend }
+
+// completions is how many pods must succeed; -1 where the pods themselves find out when the work is done.
+func completions(j *batchv1.Job) int { return valueOr(j.Spec.Completions, -1) }
+
+func parallelism(j *batchv1.Job) int { return valueOr(j.Spec.Parallelism, 1) }
+
+func valueOr(p *int32, otherwise int) int {
+	if p == nil {
+		return otherwise
+	}
+	return int(*p)
+}
+
+// waitsForEnd says that a pod that is being deleted is neither failed nor replaced before it has ended.
+func waitsForEnd(j *batchv1.Job) bool {
+	p := j.Spec.PodReplacementPolicy
+	return p != nil && *p == batchv1.Failed || p == nil && j.Spec.PodFailurePolicy != nil
+}
+
+// tracked says whether a pod is held back until it has been counted.
+func tracked(p *corev1.Pod) bool { return slices.Contains(p.Finalizers, batchv1.JobTrackingFinalizer) }
+
+// indexOf is the completion index of a pod; -1 for one that has none.
+func indexOf(p *corev1.Pod) int {
+	n, err := strconv.Atoi(p.Annotations[batchv1.JobCompletionIndexAnnotation])
+	if err != nil || n < 0 {
+		return -1
+	}
+	return n
+}
+
+// failuresOf are how many pods of its index had failed before a pod was made: those that count, and those that do not.
+func failuresOf(p *corev1.Pod) (counted, ignored int) {
+	counted, _ = strconv.Atoi(p.Annotations[batchv1.JobIndexFailureCountAnnotation])
+	ignored, _ = strconv.Atoi(p.Annotations[batchv1.JobIndexIgnoredFailureCountAnnotation])
+	return counted, ignored
+}
+
+// Creation is a pod to make.
+type Creation struct {
+	Index           int // -1 = the job has no indexes
+	Failed, Ignored int // pods of the index before
+}
+
+// indexVariable is where a container of an indexed job reads its index.
+const indexVariable = "JOB_COMPLETION_INDEX"
+
+func newPod(j *batchv1.Job, c Creation) *corev1.Pod {
+	p := controllers.PodFrom(j, ownerRef(j), &j.Spec.Template)
+	p.Finalizers = append(p.Finalizers, batchv1.JobTrackingFinalizer)
+	if c.Index < 0 {
+		return p
+	}
+	index := strconv.Itoa(c.Index)
+	p.Labels, p.Annotations = set(p.Labels, batchv1.JobCompletionIndexAnnotation, index), set(p.Annotations, batchv1.JobCompletionIndexAnnotation, index)
+	if perIndex(j) {
+		p.Annotations[batchv1.JobIndexFailureCountAnnotation] = strconv.Itoa(c.Failed)
+		if c.Ignored > 0 {
+			p.Annotations[batchv1.JobIndexIgnoredFailureCountAnnotation] = strconv.Itoa(c.Ignored)
+		}
+	}
+	p.GenerateName = podPrefix(j.Name, index)
+	p.Spec.Hostname = j.Name + "-" + index
+	env := corev1.EnvVar{Name: indexVariable, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{
+		FieldPath: "metadata.labels['" + batchv1.JobCompletionIndexAnnotation + "']"}}}
+	for _, list := range [][]corev1.Container{p.Spec.InitContainers, p.Spec.Containers} {
+		for i := range list {
+			if !slices.ContainsFunc(list[i].Env, func(e corev1.EnvVar) bool { return e.Name == indexVariable }) {
+				list[i].Env = append(list[i].Env, env)
+			}
+		}
+	}
+	return p
+}
+
+// podPrefix is how the names of an index' pods begin; shortened so that the index is not what the API cuts off.
+func podPrefix(job, index string) string {
+	const most = 58 // the API adds five characters
+	prefix := job + "-" + index + "-"
+	if len(prefix) > most {
+		prefix = strings.TrimRight(job[:most-len(index)-2], "-.") + "-" + index + "-"
+	}
+	return prefix
+}
+
+func set(m map[string]string, k, v string) map[string]string {
+	if m == nil {
+		m = map[string]string{}
+	}
+	m[k] = v
+	return m
+}
+
+// over says whether a pod runs no more: it has ended, or its node has confirmed its deletion, or it had none.
+func over(p *corev1.Pod) bool {
+	return controllers.PodEnded(p) || p.DeletionTimestamp != nil && p.DeletionGracePeriodSeconds != nil && *p.DeletionGracePeriodSeconds == 0
+}
+
+// ended is when a pod ended, as well as it can be told.
+func ended(p *corev1.Pod) time.Time {
+	var at time.Time
+	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
+		if t := c.State.Terminated; t != nil && t.FinishedAt.After(at) {
+			at = t.FinishedAt.Time
+		}
+	}
+	if !at.IsZero() {
+		return at
+	}
+	if c := controllers.PodCondition(p, corev1.PodReady); c != nil && !c.LastTransitionTime.IsZero() {
+		return c.LastTransitionTime.Time
+	}
+	if p.DeletionTimestamp != nil {
+		return p.DeletionTimestamp.Time
+	}
+	return p.CreationTimestamp.Time
+}
+
+// restarts are how often containers of a pod that goes on have been started again.
+func restarts(p *corev1.Pod) int {
+	n := 0
+	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
+		n += int(c.RestartCount)
+	}
+	return n
+}

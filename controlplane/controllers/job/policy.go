@@ -1,0 +1,98 @@
+package job
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// verdict is what a job's failure policy says of a pod that has failed.
+type verdict struct {
+	action batchv1.PodFailurePolicyAction // Count where no rule says otherwise
+	why    string                         // the rule, in words; "" where none matched
+}
+
+// judge says what becomes of a job by the failure of one of its pods: the first rule that matches decides.
+func judge(j *batchv1.Job, p *corev1.Pod) verdict {
+	if j.Spec.PodFailurePolicy == nil {
+		return verdict{action: batchv1.PodFailurePolicyActionCount}
+	}
+	for i := range j.Spec.PodFailurePolicy.Rules {
+		r := &j.Spec.PodFailurePolicy.Rules[i]
+		var what string
+		switch {
+		case r.OnExitCodes != nil:
+			what = byExitCode(r.OnExitCodes, p)
+		default:
+			what = byCondition(r.OnPodConditions, p)
+		}
+		if what != "" {
+			return verdict{r.Action, fmt.Sprintf("%s matching %s rule at index %d", what, r.Action, i)}
+		}
+	}
+	return verdict{action: batchv1.PodFailurePolicyActionCount}
+}
+
+func byExitCode(r *batchv1.PodFailurePolicyOnExitCodesRequirement, p *corev1.Pod) string {
+	for _, list := range [][]corev1.ContainerStatus{p.Status.ContainerStatuses, p.Status.InitContainerStatuses} {
+		for _, c := range list {
+			t := c.State.Terminated
+			if t == nil || t.ExitCode == 0 || r.ContainerName != nil && *r.ContainerName != c.Name {
+				continue
+			}
+			if in := slices.Contains(r.Values, t.ExitCode); in == (r.Operator == batchv1.PodFailurePolicyOnExitCodesOpIn) {
+				return fmt.Sprintf("Container %s for pod %s/%s failed with exit code %d", c.Name, p.Namespace, p.Name, t.ExitCode)
+			}
+		}
+	}
+	return ""
+}
+
+func byCondition(patterns []batchv1.PodFailurePolicyOnPodConditionsPattern, p *corev1.Pod) string {
+	for _, want := range patterns {
+		for _, c := range p.Status.Conditions {
+			if c.Type == want.Type && c.Status == want.Status {
+				return fmt.Sprintf("Pod %s/%s has condition %s", p.Namespace, p.Name, c.Type)
+			}
+		}
+	}
+	return ""
+}
+
+// succeeds says in words which rule of a job's success policy is met by the indexes that have succeeded; "" for none.
+func succeeds(j *batchv1.Job, done indexes) string {
+	if j.Spec.SuccessPolicy == nil {
+		return ""
+	}
+	for i, r := range j.Spec.SuccessPolicy.Rules {
+		of := done
+		want := 0
+		if r.SucceededIndexes != nil {
+			named := parseIndexes(*r.SucceededIndexes, completions(j))
+			of, want = both(done, named), named.count()
+		}
+		if r.SucceededCount != nil {
+			want = int(*r.SucceededCount)
+		}
+		if of.count() >= want {
+			return "Matched rules at index " + strconv.Itoa(i)
+		}
+	}
+	return ""
+}
+
+// both are the indexes that are in two sets.
+func both(a, b indexes) indexes {
+	var out indexes
+	for _, s := range a {
+		for _, t := range b {
+			if from, to := max(s.from, t.from), min(s.to, t.to); from <= to {
+				out = append(out, span{from, to})
+			}
+		}
+	}
+	return out
+}

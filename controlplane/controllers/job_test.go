@@ -1,0 +1,145 @@
+package controllers_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/internal/virtual"
+)
+
+// work is a Job whose pods end as soon as they run: "well" or "badly".
+func work(name string, n, parallel int32, ends string) *batchv1.Job {
+	return &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: batchv1.JobSpec{
+		Completions: &n, Parallelism: &parallel,
+		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"ends": ends}}, Spec: corev1.PodSpec{
+			RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{Name: "c", Image: "work:1"}}}},
+	}}
+}
+
+// jobIs waits until a job has a condition, and returns it.
+func (w *world) jobIs(name string, t batchv1.JobConditionType) *batchv1.Job {
+	w.t.Helper()
+	var out *batchv1.Job
+	w.within(20*time.Second, "job "+name+" is "+string(t), func() error {
+		j, err := client.Get[*batchv1.Job](w.ctx, w.admin, "default", name)
+		if err != nil {
+			return err
+		}
+		for _, c := range j.Status.Conditions {
+			if c.Type == t && c.Status == corev1.ConditionTrue {
+				out = j
+				return nil
+			}
+		}
+		return fmt.Errorf("%+v", j.Status)
+	})
+	return out
+}
+
+// F11: a Job runs until so many pods have succeeded, or fails; suspended it has none; deleted it leaves none behind,
+// unless it is said that they stay.
+func TestJob(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := start(t, options{})
+		w.create(work("once", 5, 2, "well"))
+		j := w.jobIs("once", batchv1.JobComplete)
+		if s := j.Status; s.Succeeded != 5 || s.Failed != 0 || s.Active != 0 || s.CompletionTime == nil || s.StartTime == nil || len(w.pods()) != 5 {
+			t.Errorf("%d pods, %+v", len(w.pods()), s)
+		}
+		for _, p := range w.pods() {
+			if len(p.Finalizers) > 0 || p.Labels[batchv1.JobNameLabel] != "once" {
+				t.Errorf("%s has %v, %v", p.Name, p.Finalizers, p.Labels)
+			}
+		}
+		w.event("Completed", "Job completed")
+
+		zero := int32(0)
+		bad := work("bad", 2, 2, "badly")
+		bad.Spec.BackoffLimit = &zero
+		w.create(bad)
+		if s := w.jobIs("bad", batchv1.JobFailed).Status; s.Failed != 2 || s.Conditions[len(s.Conditions)-1].Reason != batchv1.JobReasonBackoffLimitExceeded {
+			t.Errorf("%+v", s)
+		}
+
+		mode, yes := batchv1.IndexedCompletion, true
+		each := work("each", 4, 4, "well")
+		each.Spec.CompletionMode, each.Spec.Suspend = &mode, &yes
+		w.create(each)
+		w.jobIs("each", batchv1.JobSuspended)
+		w.eventually("resuming", func() error {
+			j, err := client.Get[*batchv1.Job](w.ctx, w.admin, "default", "each")
+			if err != nil {
+				return err
+			}
+			j = j.DeepCopy()
+			*j.Spec.Suspend = false
+			_, err = client.Update(w.ctx, w.admin, j)
+			return err
+		})
+		if s := w.jobIs("each", batchv1.JobComplete).Status; s.CompletedIndexes != "0-3" || s.Succeeded != 4 {
+			t.Errorf("%+v", s)
+		}
+
+		// One that is deleted while its pods run.
+		w.create(work("long", 3, 3, ""))
+		w.eventually("its pods run", func() error {
+			if j, err := client.Get[*batchv1.Job](w.ctx, w.admin, "default", "long"); err != nil || j.Status.Ready == nil || *j.Status.Ready != 3 {
+				return fmt.Errorf("%v, %v", j, err)
+			}
+			return nil
+		})
+		background := metav1.DeletePropagationBackground
+		if err := client.Delete[*batchv1.Job](w.ctx, w.admin, "default", "long", metav1.DeleteOptions{PropagationPolicy: &background}); err != nil {
+			t.Fatal(err)
+		}
+		w.eventually("its pods go", func() error { return w.noPodsOf("long") })
+
+		// One that is to live for no time after it is done.
+		brief := work("brief", 1, 1, "well")
+		brief.Spec.TTLSecondsAfterFinished = &zero
+		w.create(brief)
+		w.eventually("it goes with its pods", func() error {
+			if _, err := client.Get[*batchv1.Job](w.ctx, w.admin, "default", "brief"); err == nil {
+				return fmt.Errorf("the job is there")
+			}
+			return w.noPodsOf("brief")
+		})
+	})
+}
+
+// noPodsOf returns an error while there are pods of a job, going ones too.
+func (w *world) noPodsOf(job string) error {
+	list, err := client.List[*corev1.Pod](w.ctx, w.admin, "default", metav1.ListOptions{LabelSelector: batchv1.JobNameLabel + "=" + job})
+	if err != nil || len(list) > 0 {
+		return fmt.Errorf("%d pods, %v", len(list), err)
+	}
+	return nil
+}
+
+// However often the controller is cut off in the middle, each pod is counted once. F125
+func TestJobsAreCountedExactly(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := start(t, options{quiet: true, change: cutOff("job-controller", 2, 4*time.Millisecond)})
+		mode := batchv1.IndexedCompletion
+		for i := range 4 {
+			j := work(fmt.Sprint("w", i), 30, 7, "well")
+			if i%2 == 1 {
+				j.Spec.CompletionMode = &mode
+			}
+			w.create(j)
+		}
+		for i := range 4 {
+			s := w.jobIs(fmt.Sprint("w", i), batchv1.JobComplete).Status
+			pods, err := client.List[*corev1.Pod](w.ctx, w.admin, "default", metav1.ListOptions{LabelSelector: fmt.Sprintf("%s=w%d", batchv1.JobNameLabel, i)})
+			if err != nil || s.Succeeded != 30 || len(pods) != 30 || s.Failed != 0 {
+				t.Errorf("%d pods, %v, %+v", len(pods), err, s)
+			}
+		}
+	})
+}

@@ -1,0 +1,62 @@
+package controllers_test
+
+import (
+	"errors"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/podgroupprotection"
+)
+
+// A PodGroup that is deleted stays until the pods that name it have ended or are gone, and one without pods goes at once.
+func TestPodGroupProtection(t *testing.T) {
+	w := newWorld(t, options{quiet: true, only: func(d controllers.Deps) []*controllers.Controller {
+		return []*controllers.Controller{podgroupprotection.New(d)}
+	}})
+	w.lead(controllers.Options{})
+	for _, name := range []string{"g", "empty"} {
+		w.create(&schedulingv1beta1.PodGroup{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Finalizers: []string{kinds.PodGroupProtection}},
+			Spec: schedulingv1beta1.PodGroupSpec{SchedulingPolicy: schedulingv1beta1.PodGroupSchedulingPolicy{Basic: &schedulingv1beta1.BasicSchedulingPolicy{}}}})
+	}
+	group := "g"
+	for _, name := range []string{"ends", "goes"} {
+		w.create(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.PodSpec{
+			SchedulingGroup: &corev1.PodSchedulingGroup{PodGroupName: &group}, Containers: []corev1.Container{{Name: "c", Image: "i"}}}})
+	}
+	gone := func(name string) func() error {
+		return func() error {
+			_, err := client.Get[*schedulingv1beta1.PodGroup](w.ctx, w.admin, "default", name)
+			if apierrors.IsNotFound(err) {
+				return nil
+			}
+			return errors.Join(err, errors.New("it is there"))
+		}
+	}
+	remove := func(name string) {
+		t.Helper()
+		if err := client.Delete[*schedulingv1beta1.PodGroup](w.ctx, w.admin, "default", name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	remove("g")
+	remove("empty")
+	w.eventually("the group without pods", gone("empty"))
+	if gone("g")() == nil {
+		t.Fatal("the group is gone while its pods are there")
+	}
+	if _, err := client.Patch[*corev1.Pod](w.ctx, w.admin, "default", "ends", "status", types.MergePatchType, []byte(`{"status":{"phase":"Succeeded"}}`)); err != nil {
+		t.Fatal(err)
+	}
+	if err := client.Delete[*corev1.Pod](w.ctx, w.admin, "default", "goes", metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually("the group whose pods have ended", gone("g"))
+}

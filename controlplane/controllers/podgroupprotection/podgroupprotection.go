@@ -1,0 +1,97 @@
+// Package podgroupprotection keeps a PodGroup until the pods that name it have ended: its deletion waits behind a finalizer.
+package podgroupprotection
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// New returns the controller.
+func New(d controllers.Deps) *controllers.Controller {
+	groups := client.Informer[*schedulingv1beta1.PodGroup](d.Informers)
+	pods := client.Informer[*corev1.Pod](d.Informers)
+	controllers.Index(pods, controllers.PodGroupIndex, controllers.PodGroups)
+	return &controllers.Controller{
+		Name:    "podgroup-protection-controller",
+		Workers: 2,
+		Watches: []controllers.Watch{
+			controllers.OnInformer(groups, func(c controllers.Change[*schedulingv1beta1.PodGroup]) []controllers.Key {
+				return []controllers.Key{{Namespace: c.New.Namespace, Name: c.New.Name}}
+			}),
+			controllers.OnInformer(pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key { return ofPod(groups, c) }),
+		},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{"scheduling.k8s.io"}, Resources: []string{"podgroups"}, Verbs: []string{"get", "list", "update", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list", "watch"}},
+		},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			r := &reconciler{term: t, groups: groups, pods: pods}
+			return r.reconcile
+		},
+	}
+}
+
+// ofPod maps a pod that ended to its group, if that waits for it.
+func ofPod(groups cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) []controllers.Key {
+	if c.Type != controllers.Deleted && !controllers.PodEnded(c.New) {
+		return nil
+	}
+	var keys []controllers.Key
+	for _, name := range controllers.PodGroups(c.New) {
+		_, name, _ = strings.Cut(name, "/")
+		if g, ok := controllers.Cached[*schedulingv1beta1.PodGroup](groups, c.New.Namespace, name); ok && g.DeletionTimestamp != nil {
+			keys = append(keys, controllers.Key{Namespace: g.Namespace, Name: g.Name})
+		}
+	}
+	return keys
+}
+
+// reconciler is the thin shell of one leadership.
+type reconciler struct {
+	term         *controllers.Term
+	groups, pods cache.SharedIndexInformer
+}
+
+func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+	g, ok := controllers.Cached[*schedulingv1beta1.PodGroup](r.groups, key.Namespace, key.Name)
+	if !ok {
+		return 0, nil
+	}
+	inUse, err := r.inUse(ctx, g)
+	if err != nil {
+		return 0, err
+	}
+	return 0, controllers.Protect(ctx, r.term.Client, g, kinds.PodGroupProtection, inUse)
+}
+
+// inUse asks the cache, and before it says no the API: a pod may have come that the cache has not seen.
+func (r *reconciler) inUse(ctx context.Context, g *schedulingv1beta1.PodGroup) (bool, error) {
+	if g.DeletionTimestamp == nil || !slices.Contains(g.Finalizers, kinds.PodGroupProtection) {
+		return false, nil
+	}
+	name := g.Namespace + "/" + g.Name
+	of := func(p *corev1.Pod) bool {
+		return !controllers.PodEnded(p) && slices.Contains(controllers.PodGroups(p), name)
+	}
+	if slices.ContainsFunc(controllers.CachedBy[*corev1.Pod](r.pods, controllers.PodGroupIndex, name), of) {
+		return true, nil
+	}
+	live, err := client.List[*corev1.Pod](ctx, r.term.Client, g.Namespace, metav1.ListOptions{})
+	if err != nil {
+		return false, fmt.Errorf("listing the pods that may be of pod group %s: %w", name, err)
+	}
+	return slices.ContainsFunc(live, of), nil
+}

@@ -1,0 +1,58 @@
+// Package podtest plays the part of nodes in tests of plans: pods become ready, fail and go.
+package podtest
+
+import (
+	"math/rand/v2"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Ready is the condition of a pod that has been ready since then.
+func Ready(since time.Time) []corev1.PodCondition {
+	return []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(since)}}
+}
+
+// Live lets an hour's worth of things happen to pods before now: those that are going may be gone, those that are
+// pending may be ready, and one in so many of the others fails (0 = none). moved says whether anything happened or
+// still will.
+func Live(pods []*corev1.Pod, now time.Time, rnd *rand.Rand, fails int) (out []*corev1.Pod, moved bool) {
+	for _, p := range pods {
+		switch {
+		case p.DeletionTimestamp != nil:
+			moved = true
+			if rnd.IntN(2) == 0 {
+				continue
+			}
+		case p.Status.Phase == corev1.PodPending:
+			moved = true
+			if rnd.IntN(2) == 0 {
+				p.Status.Phase, p.Status.Conditions = corev1.PodRunning, Ready(now.Add(-time.Hour))
+			}
+		case fails > 0 && rnd.IntN(fails) == 0:
+			p.Status.Phase, p.Status.Conditions = corev1.PodFailed, nil
+		}
+		out = append(out, p)
+	}
+	return out, moved
+}
+
+// SetState gives a pod one of the states that tests name: "" is ready since an hour, "fresh" since 10 seconds,
+// "starting", "going" (and ready, where it was), "failed".
+func SetState(p *corev1.Pod, state string, now time.Time) {
+	p.Status.Phase = corev1.PodRunning
+	switch state {
+	case "starting":
+		p.Status.Phase = corev1.PodPending
+	case "failed":
+		p.Status.Phase = corev1.PodFailed
+	case "fresh":
+		p.Status.Conditions = Ready(now.Add(-10 * time.Second))
+	case "going":
+		at := metav1.NewTime(now)
+		p.DeletionTimestamp = &at
+	default:
+		p.Status.Conditions = Ready(now.Add(-time.Hour))
+	}
+}

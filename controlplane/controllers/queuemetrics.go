@@ -1,0 +1,181 @@
+package controllers
+
+import (
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/client-go/util/workqueue"
+)
+
+// QueueMetrics show the controllers' queues under Kubernetes' names, with the names that its controller manager gives
+// them. What changes by itself is computed when it is asked for: an idle queue costs nothing.
+type QueueMetrics struct {
+	adds, retries  *prometheus.CounterVec
+	queued, worked *prometheus.HistogramVec
+
+	mu     sync.Mutex
+	queues map[string]*queue // by the name that is shown
+}
+
+var (
+	queueLabels  = []string{"name"}
+	queueDepth   = prometheus.NewDesc("workqueue_depth", "Keys that wait for a worker.", queueLabels, nil)
+	queuePending = prometheus.NewDesc("workqueue_unfinished_work_seconds",
+		"How long the keys that workers have have been worked on, together.", queueLabels, nil)
+	queueLongest = prometheus.NewDesc("workqueue_longest_running_processor_seconds",
+		"How long the key has been worked on that has been so longest.", queueLabels, nil)
+)
+
+// NewQueueMetrics returns metrics that are to be registered.
+func NewQueueMetrics() *QueueMetrics {
+	counter := func(name, help string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, queueLabels)
+	}
+	times := func(name, help string) *prometheus.HistogramVec {
+		return prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: name, Help: help, Buckets: prometheus.ExponentialBuckets(10e-9, 10, 12)}, queueLabels)
+	}
+	return &QueueMetrics{
+		adds:    counter("workqueue_adds_total", "Keys that were put into the queue."),
+		retries: counter("workqueue_retries_total", "Keys that were put off to be worked on again."),
+		queued:  times("workqueue_queue_duration_seconds", "How long keys waited for a worker."),
+		worked:  times("workqueue_work_duration_seconds", "How long keys were worked on."),
+		queues:  map[string]*queue{},
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (m *QueueMetrics) Describe(ch chan<- *prometheus.Desc) {
+	for _, c := range []prometheus.Collector{m.adds, m.retries, m.queued, m.worked} {
+		c.Describe(ch)
+	}
+	ch <- queueDepth
+	ch <- queuePending
+	ch <- queueLongest
+}
+
+// Collect implements prometheus.Collector.
+func (m *QueueMetrics) Collect(ch chan<- prometheus.Metric) {
+	for _, c := range []prometheus.Collector{m.adds, m.retries, m.queued, m.worked} {
+		c.Collect(ch)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for name, q := range m.queues {
+		depth, all, longest := q.now()
+		ch <- prometheus.MustNewConstMetric(queueDepth, prometheus.GaugeValue, float64(depth), name)
+		ch <- prometheus.MustNewConstMetric(queuePending, prometheus.GaugeValue, all.Seconds(), name)
+		ch <- prometheus.MustNewConstMetric(queueLongest, prometheus.GaugeValue, longest.Seconds(), name)
+	}
+}
+
+// queueNames are those of Kubernetes' controller manager that do not follow from the controller's name.
+var queueNames = map[string]string{
+	"endpointslice-controller":           "endpoint_slice",
+	"generic-garbage-collector":          "garbage_collector_attempt_to_delete",
+	"service-account-controller":         "serviceaccount",
+	"serviceaccount-token-controller":    "serviceaccount_tokens_secret",
+	"resourcequota-controller":           "resourcequota_primary",
+	"node-controller":                    "node_lifecycle_controller",
+	"clusterrole-aggregation-controller": "ClusterRoleAggregator",
+}
+
+func queueName(controller string) string {
+	if name, ok := queueNames[controller]; ok {
+		return name
+	}
+	return strings.TrimSuffix(controller, "-controller")
+}
+
+// queue begins the queue of a controller's leadership in the place of that of the last one.
+func (m *QueueMetrics) queue(controller string, now func() time.Time) *queue {
+	name := queueName(controller)
+	q := &queue{
+		clock: now, adds: m.adds.WithLabelValues(name), retries: m.retries.WithLabelValues(name),
+		queued: m.queued.WithLabelValues(name), worked: m.worked.WithLabelValues(name), running: map[Key]time.Time{},
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.queues[name] = q
+	return q
+}
+
+// queue holds the keys that wait, in their order, and knows those that are worked on.
+type queue struct {
+	clock          func() time.Time
+	adds, retries  prometheus.Counter
+	queued, worked prometheus.Observer
+	mu             sync.Mutex
+	waiting        []waitingKey
+	running        map[Key]time.Time // since when
+}
+
+type waitingKey struct {
+	key   Key
+	since time.Time
+}
+
+var _ workqueue.Queue[Key] = (*queue)(nil)
+
+// Touch implements workqueue.Queue.
+func (q *queue) Touch(Key) {}
+
+// Push implements workqueue.Queue.
+func (q *queue) Push(k Key) {
+	q.adds.Inc()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.waiting = append(q.waiting, waitingKey{k, q.clock()})
+}
+
+// Len implements workqueue.Queue.
+func (q *queue) Len() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.waiting)
+}
+
+// Pop implements workqueue.Queue. It is asked only while something waits.
+func (q *queue) Pop() Key {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	one, now := q.waiting[0], q.clock()
+	q.waiting[0] = waitingKey{}
+	if q.waiting = q.waiting[1:]; len(q.waiting) == 0 {
+		q.waiting = nil
+	}
+	q.queued.Observe(now.Sub(one.since).Seconds())
+	q.running[one.key] = now
+	return one.key
+}
+
+// done is called when a worker has ended with a key.
+func (q *queue) done(k Key) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if since, ok := q.running[k]; ok {
+		q.worked.Observe(q.clock().Sub(since).Seconds())
+		delete(q.running, k)
+	}
+}
+
+// end forgets what nobody works on any more: the leadership has ended.
+func (q *queue) end() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.waiting, q.running = nil, map[Key]time.Time{}
+}
+
+// now is what waits, and what is worked on: how long in all, and the longest.
+func (q *queue) now() (depth int, all, longest time.Duration) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	now := q.clock()
+	for _, since := range q.running {
+		all += now.Sub(since)
+		longest = max(longest, now.Sub(since))
+	}
+	return len(q.waiting), all, longest
+}

@@ -1,0 +1,296 @@
+package rebalance
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// DefaultInterval is the pace: at least so long is between two evictions, in the whole cluster.
+const DefaultInterval = time.Minute
+
+// patience is for how many intervals others wait with a workload whose pod does not become ready again, and for how many
+// a pod is left alone whose eviction was refused.
+const patience = 10
+
+// Options of the controller.
+type Options struct {
+	// Trial takes the cluster as it is now.
+	Trial func() (Trial, error)
+	// Interval is the pace; 0 = DefaultInterval.
+	Interval time.Duration
+}
+
+// workload is a kind whose pods may be moved.
+type workload struct {
+	kind     string
+	informer cache.SharedIndexInformer
+	patch    func(ctx context.Context, c *client.Client, namespace, name string, patch []byte) error
+}
+
+func workloadOf[T api.Object](d controllers.Deps, kind string) workload {
+	return workload{kind: kind, informer: client.Informer[T](d.Informers),
+		patch: func(ctx context.Context, c *client.Client, namespace, name string, patch []byte) error {
+			_, err := client.Patch[T](ctx, c, namespace, name, "", types.MergePatchType, patch)
+			return err
+		}}
+}
+
+// asks says whether pods of the workload shall be moved. ReplicaSets of Deployments do not ask by themselves.
+func asks(o api.Object) bool {
+	if o.GetAnnotations()[api.RebalanceAnnotation] != "true" || o.GetDeletionTimestamp() != nil {
+		return false
+	}
+	_, isSet := o.(*appsv1.ReplicaSet)
+	return !isSet || metav1.GetControllerOf(o) == nil
+}
+
+// all is the one key: pods move one at a time in the whole cluster.
+var all = controllers.Key{Name: "cluster"}
+
+// New returns the controller.
+func New(d controllers.Deps, o Options) *controllers.Controller {
+	r := &rebalancing{
+		options: o,
+		kinds: []workload{
+			workloadOf[*appsv1.Deployment](d, "Deployment"), workloadOf[*appsv1.ReplicaSet](d, "ReplicaSet"), workloadOf[*appsv1.StatefulSet](d, "StatefulSet"),
+		},
+		pods: client.Informer[*corev1.Pod](d.Informers), nodes: client.Informer[*corev1.Node](d.Informers),
+		budgets: client.Informer[*policyv1.PodDisruptionBudget](d.Informers),
+	}
+	r.options.Interval = cmp.Or(o.Interval, DefaultInterval)
+	controllers.IndexControllers(r.pods)
+	read := []string{"get", "list", "watch"}
+	c := &controllers.Controller{
+		Name: "rebalance-controller", Workers: 1,
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{"apps"}, Resources: []string{"deployments", "replicasets", "statefulsets"}, Verbs: append([]string{"patch"}, read...)},
+			{APIGroups: []string{""}, Resources: []string{"pods", "nodes"}, Verbs: read},
+			{APIGroups: []string{""}, Resources: []string{"pods/eviction"}, Verbs: []string{"create"}},
+			{APIGroups: []string{"policy"}, Resources: []string{"poddisruptionbudgets"}, Verbs: read},
+			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
+		},
+		Lead: r.lead,
+	}
+	for _, w := range r.kinds {
+		c.Watches = append(c.Watches, controllers.OnInformer(w.informer, func(c controllers.Change[api.Object]) []controllers.Key {
+			if c.Type == controllers.Deleted || !asks(c.New) || c.Type == controllers.Updated && asks(c.Old) {
+				return nil // whoever asked before is looked at at every interval
+			}
+			return []controllers.Key{all}
+		}))
+	}
+	return c
+}
+
+type rebalancing struct {
+	options              Options
+	kinds                []workload
+	pods, nodes, budgets cache.SharedIndexInformer
+}
+
+// round is what one leadership remembers.
+type round struct {
+	*rebalancing
+	term *controllers.Term
+	last time.Time               // of an eviction
+	skip map[types.UID]time.Time // pods whose eviction was refused
+	from string                  // the workload that the next round begins after
+	turn int                     // of rounds: of more pods than are weighed in one, others are in each
+}
+
+func (r *rebalancing) lead(t *controllers.Term) controllers.Reconcile {
+	one := &round{rebalancing: r, term: t, skip: map[types.UID]time.Time{}}
+	return func(ctx context.Context, _ controllers.Key) (time.Duration, error) { return one.reconcile(ctx) }
+}
+
+// asking is a workload that asks.
+type asking struct {
+	workload
+	object api.Object
+	pods   []*corev1.Pod // also those that are going
+	moved  time.Time     // when a pod of it was last chosen
+}
+
+func (a asking) id() string { return a.kind + "/" + a.object.GetNamespace() + "/" + a.object.GetName() }
+
+func (r *round) reconcile(ctx context.Context) (time.Duration, error) {
+	list := r.asking()
+	if len(list) == 0 {
+		return 0, nil
+	}
+	now, interval := r.term.Now(), r.options.Interval
+	if wait := r.wait(list, now); wait > 0 {
+		return wait, nil
+	}
+	move, err := r.choose(ctx, list, now)
+	if err != nil {
+		return 0, fmt.Errorf("choosing a pod to move: %w", err)
+	}
+	if move == nil {
+		return interval, nil
+	}
+	return interval, r.move(ctx, *move)
+}
+
+// asking lists who asks, those first whose turn it is.
+func (r *round) asking() []asking {
+	var out []asking
+	for _, w := range r.kinds {
+		for _, o := range controllers.CachedAll[api.Object](w.informer) {
+			if !asks(o) {
+				continue
+			}
+			at, err := time.Parse(time.RFC3339, o.GetAnnotations()[api.RebalancedAnnotation])
+			if err != nil {
+				at = time.Time{} // not ours, or none yet
+			}
+			out = append(out, asking{w, o, r.podsOf(o), at})
+		}
+	}
+	slices.SortFunc(out, func(a, b asking) int { return cmp.Compare(a.id(), b.id()) })
+	i, _ := slices.BinarySearchFunc(out, r.from, func(a asking, id string) int {
+		return cmp.Or(cmp.Compare(a.id(), id), -1) // after the one itself
+	})
+	return append(out[i:len(out):len(out)], out[:i]...)
+}
+
+// podsOf are the pods that a workload owns and that did not run to their end.
+func (r *round) podsOf(o api.Object) (out []*corev1.Pod) {
+	owners := []types.UID{o.GetUID()}
+	if _, ok := o.(*appsv1.Deployment); ok {
+		owners = nil
+		for _, set := range controllers.CachedBy[*appsv1.ReplicaSet](r.kinds[1].informer, controllers.NamespaceIndex, o.GetNamespace()) {
+			if metav1.IsControlledBy(set, o) {
+				owners = append(owners, set.UID)
+			}
+		}
+	}
+	for _, uid := range owners {
+		for _, p := range controllers.CachedBy[*corev1.Pod](r.pods, controllers.ControllerIndex, string(uid)) {
+			if !controllers.PodEnded(p) {
+				out = append(out, p)
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b *corev1.Pod) int { return cmp.Compare(a.Name, b.Name) })
+	return out
+}
+
+// wait is how long to rest: an interval since the last eviction of any leader, and until the pod that was evicted has a
+// successor, within patience.
+func (r *round) wait(list []asking, now time.Time) time.Duration {
+	last := slices.MaxFunc(list, func(a, b asking) int { return a.moved.Compare(b.moved) })
+	interval, since := r.options.Interval, r.last
+	if last.moved.After(since) && !last.moved.After(now) {
+		since = last.moved
+	}
+	if left := since.Add(interval).Sub(now); left > 0 {
+		return left
+	}
+	if !last.moved.IsZero() && now.Sub(last.moved) < patience*interval && Unsettled(last.object, last.pods) != "" {
+		return interval
+	}
+	return 0
+}
+
+// choose asks the scheduler about the pods of those that can spare one.
+func (r *round) choose(ctx context.Context, list []asking, now time.Time) (*Move, error) {
+	for uid, until := range r.skip {
+		if !until.After(now) {
+			delete(r.skip, uid)
+		}
+	}
+	s := Surroundings{Now: now, Interval: r.options.Interval, Skip: r.skip,
+		Budgets: controllers.CachedAll[*policyv1.PodDisruptionBudget](r.budgets), Zone: r.zone}
+	r.turn++
+	var able []Workload
+	pods := 0
+	for _, a := range list {
+		if Unsettled(a.object, a.pods) != "" || !slices.ContainsFunc(a.pods, func(p *corev1.Pod) bool { return Unmovable(p, s) == "" }) {
+			continue
+		}
+		able = append(able, Workload{a.kind, a.object, turned(a.pods, r.turn*MostWeighed)})
+		if pods += len(a.pods); pods >= MostWeighed {
+			r.from = a.id()
+			break
+		}
+	}
+	if len(able) == 0 {
+		return nil, nil
+	}
+	t, err := r.options.Trial()
+	if err != nil {
+		return nil, err
+	}
+	return Choose(ctx, t, able, s)
+}
+
+// turned is a list that begins elsewhere.
+func turned(pods []*corev1.Pod, by int) []*corev1.Pod {
+	if len(pods) <= MostWeighed {
+		return pods
+	}
+	by %= len(pods)
+	return slices.Concat(pods[by:], pods[:by])
+}
+
+func (r *round) zone(node string) string {
+	if n, ok := controllers.Cached[*corev1.Node](r.nodes, "", node); ok {
+		return n.Labels[corev1.LabelTopologyZone]
+	}
+	return ""
+}
+
+// move notes with the workload that a pod of it goes, and evicts it then: whoever leads next keeps the pace. A crash
+// between the two costs an interval.
+func (r *round) move(ctx context.Context, m Move) error {
+	o := m.Workload.Object
+	i := slices.IndexFunc(r.kinds, func(w workload) bool { return w.kind == m.Workload.Kind })
+	now := r.term.Now()
+	r.last = now
+	note, err := json.Marshal(map[string]any{"metadata": map[string]any{"resourceVersion": o.GetResourceVersion(), "uid": o.GetUID(),
+		"annotations": map[string]string{api.RebalancedAnnotation: now.UTC().Format(time.RFC3339)}}})
+	if err != nil {
+		return fmt.Errorf("making a note for %s: %w", o.GetName(), err)
+	}
+	if err := r.kinds[i].patch(ctx, r.term.Client, o.GetNamespace(), o.GetName(), note); err != nil {
+		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+			return controllers.Race("%s %s: %w", m.Workload.Kind, o.GetName(), err)
+		}
+		return fmt.Errorf("noting with %s %s/%s that a pod moves: %w", m.Workload.Kind, o.GetNamespace(), o.GetName(), err)
+	}
+	p := m.Pod
+	by := controllers.ByUID(p)
+	_, err = client.Sub[*corev1.Pod](ctx, r.term.Client, p.Namespace, p.Name, "eviction",
+		&policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}, DeleteOptions: &by})
+	switch {
+	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
+		return nil // gone or another one: the next round sees
+	case err != nil:
+		r.skip[p.UID] = now.Add(patience * r.options.Interval)
+		if apierrors.IsTooManyRequests(err) {
+			return nil // its budget was spent by another
+		}
+		return fmt.Errorf("evicting pod %s/%s: %w", p.Namespace, p.Name, err)
+	}
+	r.term.Events.Eventf(p, corev1.EventTypeNormal, "Rebalanced", "leaves node %s so that it can go to node %s: %s", p.Spec.NodeName, m.To, m.Why)
+	r.term.Events.Eventf(o, corev1.EventTypeNormal, "Rebalanced", "pod %s leaves node %s so that one can go to node %s: %s", p.Name, p.Spec.NodeName, m.To, m.Why)
+	return nil
+}

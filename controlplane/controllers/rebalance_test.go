@@ -1,0 +1,237 @@
+package controllers_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/rebalance"
+	"keelson.dev/keelson/controlplane/scheduler"
+	"keelson.dev/keelson/internal/virtual"
+)
+
+// trial is the cluster as the world's scheduler knows it.
+func (w *world) trial() (rebalance.Trial, error) {
+	if w.scheduler == nil {
+		return nil, errors.New("this world has no scheduler")
+	}
+	t, err := w.scheduler.Trial()
+	return asTrial{t}, err
+}
+
+type asTrial struct {
+	*scheduler.Trial
+}
+
+// Weigh implements rebalance.Trial.
+func (t asTrial) Weigh(ctx context.Context, p *corev1.Pod) (rebalance.Verdict, error) {
+	v, err := t.Trial.Weigh(ctx, p)
+	return rebalance.Verdict(v), err
+}
+
+// roomy adds a ready node with room for pods.
+func (w *world) roomy(name string) {
+	w.node(name)
+	w.eventually("room on "+name, func() error {
+		n, err := client.Get[*corev1.Node](w.ctx, w.admin, "", name)
+		if err != nil {
+			return err
+		}
+		n = n.DeepCopy()
+		n.Labels[corev1.LabelHostname] = name
+		if n, err = client.Update(w.ctx, w.admin, n); err != nil {
+			return err
+		}
+		n = n.DeepCopy()
+		n.Status.Allocatable = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("4"), corev1.ResourceMemory: resource.MustParse("8Gi"), corev1.ResourcePods: resource.MustParse("110")}
+		_, err = client.UpdateStatus(w.ctx, w.admin, n)
+		return err
+	})
+}
+
+// evictions are what was evicted so far, and what was not as it should be then.
+type evictions struct {
+	mu    sync.Mutex
+	at    []time.Time
+	of    map[string]int // by app
+	wrong []string
+}
+
+func (w *world) watchEvictions(least time.Duration, pods func() []*corev1.Pod) *evictions {
+	e := &evictions{of: map[string]int{}}
+	// What an eviction leads to may be seen before it is answered.
+	var unready []string
+	asks := func(r *api.Request) {
+		if r.Subresource != "eviction" {
+			return
+		}
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		unready = nil
+		for _, p := range pods() {
+			if p.Name != r.Name && (p.DeletionTimestamp != nil || !controllers.PodReady(p)) {
+				unready = append(unready, fmt.Sprintf("%s was evicted while %s was not ready", r.Name, p.Name))
+			}
+		}
+	}
+	f := func(r *api.Request, _ runtime.Object) {
+		if r.Subresource != "eviction" {
+			return
+		}
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.wrong = append(e.wrong, unready...)
+		now := time.Now()
+		if n := len(e.at); n > 0 && now.Sub(e.at[n-1]) < least {
+			e.wrong = append(e.wrong, fmt.Sprintf("%s was evicted %v after the one before", r.Name, now.Sub(e.at[n-1])))
+		}
+		e.at = append(e.at, now)
+		e.of[r.Name[:3]]++
+	}
+	w.calls.asks.Store(&asks)
+	w.calls.wrote.Store(&f)
+	return e
+}
+
+func (e *evictions) check(t *testing.T) (n int, of map[string]int) {
+	t.Helper()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, what := range e.wrong {
+		t.Error(what)
+	}
+	return len(e.at), e.of
+}
+
+// cachedPods are the pods of default as the informer has them.
+func (w *world) cachedPods() []*corev1.Pod {
+	return controllers.CachedBy[*corev1.Pod](client.Informer[*corev1.Pod](w.informers), controllers.NamespaceIndex, "default")
+}
+
+// per counts an app's pods by node.
+func (w *world) per(app string) map[string]int {
+	out := map[string]int{}
+	for _, p := range w.pods() {
+		if p.Labels["app"] == app {
+			out[p.Spec.NodeName]++
+		}
+	}
+	return out
+}
+
+// rebalancedEvents waits until each of n moves is told of with the pod and with its workload.
+func (w *world) rebalancedEvents(n int) {
+	w.t.Helper()
+	w.eventually("events", func() error {
+		list, err := client.List[*corev1.Event](w.ctx, w.admin, "default", metav1.ListOptions{})
+		told := map[bool]int{}
+		for _, e := range list {
+			if e.Reason == "Rebalanced" && strings.Contains(e.Message, "go to node w3: more pods of ") {
+				told[e.InvolvedObject.Kind == "Pod"] += int(e.Count)
+			}
+		}
+		if err == nil && (told[true] != n || told[false] != n) {
+			err = fmt.Errorf("%d of pods and %d of workloads, want %d", told[true], told[false], n)
+		}
+		return err
+	})
+}
+
+var rebalanced = map[string]string{api.RebalanceAnnotation: "true"}
+
+// When a node comes, pods of those who ask move over to it, one at a time and each when the one before has a ready
+// successor; who does not ask, may miss none or is kept by its budget stays.
+func TestRebalance(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := newWorld(t, options{quiet: true, placed: true})
+		w.lead(controllers.Options{})
+		w.roomy("w1")
+		w.roomy("w2")
+		one, none := intstr.FromInt32(1), intstr.FromInt32(0)
+		web, stays, all := app("web", 6, "web:1"), app("not", 6, "web:1"), app("all", 3, "web:1")
+		db, kept := stateful("dbs", 3, "db:1"), stateful("bud", 3, "db:1")
+		for _, o := range []api.Object{web, all, db, kept} {
+			o.SetAnnotations(rebalanced)
+		}
+		web.Spec.Strategy.RollingUpdate = &appsv1.RollingUpdateDeployment{MaxUnavailable: &one, MaxSurge: &none}
+		all.Spec.Strategy.RollingUpdate = &appsv1.RollingUpdateDeployment{MaxUnavailable: &none, MaxSurge: &one}
+		for _, s := range []*appsv1.StatefulSet{db, kept} {
+			s.Spec.VolumeClaimTemplates = nil
+		}
+		w.create(&policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kept"}, Spec: policyv1.PodDisruptionBudgetSpec{
+			MaxUnavailable: &none, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "bud"}}}})
+		for _, o := range []api.Object{web, stays, all, db, kept} {
+			w.create(o)
+		}
+		w.rolledOut("web", 6)
+		w.rolledOut("not", 6)
+		w.rolledOut("all", 3)
+		w.statefulDone("dbs", 3)
+		w.statefulDone("bud", 3)
+		e := w.watchEvictions(rebalance.DefaultInterval-2*time.Second, w.cachedPods)
+		time.Sleep(10 * time.Minute)
+		if n, of := e.check(t); n > 0 {
+			t.Errorf("%d evictions where nothing is better: %v", n, of)
+		}
+		w.roomy("w3")
+		time.Sleep(30 * time.Minute)
+		n, of := e.check(t)
+		if web, db := w.per("web"), w.per("dbs"); web["w3"] != 2 || db["w3"] != 1 {
+			t.Errorf("web is on %v, dbs on %v", web, db)
+		}
+		if n != 3 || of["web"] != 2 || of["dbs"] != 1 {
+			t.Errorf("evictions: %v", of)
+		}
+		w.rebalancedEvents(n)
+		time.Sleep(30 * time.Minute)
+		if again, of := e.check(t); again != n {
+			t.Errorf("it does not come to rest: %v", of)
+		}
+	})
+}
+
+// Whatever is lost, killed or led by another, the pace holds, and in the end pods are where they shall be.
+func TestRebalanceUnderFailures(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := newWorld(t, options{quiet: true, placed: true, change: failing("rebalance-controller", 3, time.Millisecond)})
+		engine := controllers.Options{Resync: time.Second}
+		stop := w.lead(engine)
+		defer func() { stop() }()
+		w.roomy("w1")
+		web := app("web", 9, "web:1")
+		web.Annotations = rebalanced
+		w.create(web)
+		w.rolledOut("web", 9)
+		e := w.watchEvictions(rebalance.DefaultInterval-2*time.Second, w.cachedPods)
+		w.roomy("w2")
+		w.roomy("w3")
+		for range 60 {
+			time.Sleep(17 * time.Second)
+			stop()
+			stop = w.lead(engine)
+		}
+		time.Sleep(15 * time.Minute)
+		w.rolledOut("web", 9)
+		if per := w.per("web"); per["w1"] != 3 || per["w2"] != 3 || per["w3"] != 3 {
+			t.Errorf("web is on %v", per)
+		}
+		if n, _ := e.check(t); n != 6 {
+			t.Errorf("%d evictions for 6 pods in the wrong place", n)
+		}
+	})
+}

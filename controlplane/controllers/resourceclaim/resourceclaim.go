@@ -1,0 +1,283 @@
+// Package resourceclaim makes the ResourceClaims that pods ask for by templates, names them in the pods' statuses, and takes
+// claims back from pods that have ended: their reservation, the devices when nobody uses them any more, and the claim
+// itself where it was made for one pod.
+package resourceclaim
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+	names "k8s.io/dynamic-resource-allocation/resourceclaim"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// The two sorts of keys.
+const (
+	podKey   = "pod"
+	claimKey = "claim"
+)
+
+// claimsIndex finds pods by their claims, as namespace/name, and by the templates of those, as template:namespace/name.
+const claimsIndex = "keelson.resourceclaim"
+
+func claimsOf(o api.Object) []string {
+	p, ok := o.(*corev1.Pod)
+	if !ok || len(p.Spec.ResourceClaims) == 0 {
+		return nil
+	}
+	var out []string
+	for name := range names.PodClaims(p) {
+		out = append(out, p.Namespace+"/"+name)
+	}
+	for i := range p.Spec.ResourceClaims {
+		if t := p.Spec.ResourceClaims[i].ResourceClaimTemplateName; t != nil {
+			out = append(out, "template:"+p.Namespace+"/"+*t)
+		}
+	}
+	return out
+}
+
+func keyOf(kind, namespace, name string) controllers.Key {
+	return controllers.Key{Kind: kind, Namespace: namespace, Name: name}
+}
+
+// New returns the controller.
+func New(d controllers.Deps) *controllers.Controller {
+	pods := client.Informer[*corev1.Pod](d.Informers)
+	claims := client.Informer[*resourcev1.ResourceClaim](d.Informers)
+	templates := client.Informer[*resourcev1.ResourceClaimTemplate](d.Informers)
+	controllers.Index(pods, claimsIndex, claimsOf)
+	users := func(of string) []controllers.Key {
+		var keys []controllers.Key
+		for _, p := range controllers.CachedBy[*corev1.Pod](pods, claimsIndex, of) {
+			keys = append(keys, keyOf(podKey, p.Namespace, p.Name))
+		}
+		return keys
+	}
+	return &controllers.Controller{
+		Name:    "resourceclaim-controller",
+		Workers: 8,
+		Watches: []controllers.Watch{
+			controllers.OnInformer(pods, ofPod),
+			controllers.OnInformer(claims, func(c controllers.Change[*resourcev1.ResourceClaim]) []controllers.Key {
+				keys := users(c.New.Namespace + "/" + c.New.Name)
+				if name, _ := owningPod(c.New); name != "" {
+					keys = append(keys, keyOf(podKey, c.New.Namespace, name))
+				}
+				return append(keys, keyOf(claimKey, c.New.Namespace, c.New.Name))
+			}),
+			controllers.OnInformer(templates, func(c controllers.Change[*resourcev1.ResourceClaimTemplate]) []controllers.Key {
+				if c.Type != controllers.Added { // they do not change
+					return nil
+				}
+				return users("template:" + c.New.Namespace + "/" + c.New.Name)
+			}),
+		},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"pods/finalizers"}, Verbs: []string{"update"}},
+			{APIGroups: []string{""}, Resources: []string{"pods/status"}, Verbs: []string{"update"}},
+			{APIGroups: []string{resourcev1.GroupName}, Resources: []string{"resourceclaims"},
+				Verbs: []string{"create", "delete", "get", "list", "update", "watch"}},
+			{APIGroups: []string{resourcev1.GroupName}, Resources: []string{"resourceclaims/status"}, Verbs: []string{"update"}},
+			{APIGroups: []string{resourcev1.GroupName}, Resources: []string{"resourceclaimtemplates"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
+		},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			r := &reconciler{term: t, podCache: pods, templates: templates,
+				pods: controllers.ViewOf[*corev1.Pod](t, pods), claims: controllers.ViewOf[*resourcev1.ResourceClaim](t, claims)}
+			return r.reconcile
+		},
+	}
+}
+
+// ofPod: what a pod lacks is looked at when it comes, has got a node or has changed what it says of its claims; when it
+// ends or goes, its claims are.
+func ofPod(c controllers.Change[*corev1.Pod]) []controllers.Key {
+	p := c.New
+	if len(p.Spec.ResourceClaims) == 0 {
+		return nil
+	}
+	var keys []controllers.Key
+	if c.Type != controllers.Deleted {
+		keys = append(keys, keyOf(podKey, p.Namespace, p.Name))
+	}
+	if c.Type == controllers.Deleted || JudgeUser(p, string(p.UID)) != UserThere {
+		for name := range names.PodClaims(p) {
+			keys = append(keys, keyOf(claimKey, p.Namespace, name))
+		}
+	}
+	return keys
+}
+
+type reconciler struct {
+	term      *controllers.Term
+	podCache  cache.SharedIndexInformer
+	templates cache.SharedIndexInformer
+	pods      *controllers.View[*corev1.Pod]
+	claims    *controllers.View[*resourcev1.ResourceClaim]
+}
+
+func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+	if key.Kind == podKey {
+		p, ok := r.pods.Get(key.Namespace, key.Name)
+		if !ok {
+			return 0, nil
+		}
+		return 0, r.pod(ctx, p)
+	}
+	for {
+		c, ok := r.claims.Get(key.Namespace, key.Name)
+		if !ok {
+			return 0, nil
+		}
+		if again, err := r.claim(ctx, c); !again || err != nil {
+			return 0, err
+		}
+	}
+}
+
+func (r *reconciler) cluster(namespace string) Cluster {
+	return Cluster{
+		Claim: func(name string) (*resourcev1.ResourceClaim, bool) { return r.claims.Get(namespace, name) },
+		Template: func(name string) (*resourcev1.ResourceClaimTemplate, bool) {
+			return controllers.Cached[*resourcev1.ResourceClaimTemplate](r.templates, namespace, name)
+		},
+	}
+}
+
+// pod makes what a pod lacks, and then says in its status what it has.
+func (r *reconciler) pod(ctx context.Context, p *corev1.Pod) error {
+	cluster := r.cluster(p.Namespace)
+	plan := PlanPod(p, cluster)
+	for _, t := range plan.Troubles { // the claim or the template that mends it leads here again
+		r.term.Events.Eventf(p, corev1.EventTypeWarning, "FailedResourceClaimCreation", "PodResourceClaim %s: %s", t.Entry, t.Why)
+	}
+	for _, m := range plan.Missing {
+		if err := r.make(ctx, p, m); err != nil {
+			return err
+		}
+	}
+	if len(plan.Missing) > 0 && len(plan.Troubles) == 0 {
+		plan = PlanPod(p, cluster) // the view has seen them made
+	}
+	if plan.Statuses != nil {
+		next := p.DeepCopy()
+		next.Status.ResourceClaimStatuses = plan.Statuses
+		stored, err := client.UpdateStatus(ctx, r.term.Client, next)
+		switch {
+		case apierrors.IsNotFound(err):
+			return nil
+		case apierrors.IsConflict(err):
+			return controllers.Race("naming the claims of pod %s/%s: %w", p.Namespace, p.Name, err)
+		case err != nil:
+			return fmt.Errorf("naming the claims of pod %s/%s: %w", p.Namespace, p.Name, err)
+		}
+		r.pods.Wrote(stored)
+		plan = PlanPod(stored, cluster)
+	}
+	for _, c := range plan.Reserve {
+		next := c.DeepCopy()
+		next.Status.ReservedFor = append(next.Status.ReservedFor,
+			resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: p.Name, UID: p.UID})
+		if err := r.write(ctx, next); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *reconciler) make(ctx context.Context, p *corev1.Pod, m Missing) error {
+	made, err := client.Create(ctx, r.term.Client, m.Claim)
+	switch {
+	case apierrors.IsAlreadyExists(err): // whose it is, the cache will tell
+		return controllers.Race("claim %s/%s of pod %s: %w", m.Claim.Namespace, m.Claim.Name, p.Name, err)
+	case err != nil:
+		r.term.Events.Eventf(p, corev1.EventTypeWarning, "FailedResourceClaimCreation", "PodResourceClaim %s: %v", m.Entry, err)
+		return fmt.Errorf("creating claim %s/%s of pod %s: %w", m.Claim.Namespace, m.Claim.Name, p.Name, err)
+	}
+	r.claims.Wrote(made)
+	return nil
+}
+
+// claim takes one step with a claim; again says that another may follow.
+func (r *reconciler) claim(ctx context.Context, c *resourcev1.ResourceClaim) (again bool, err error) {
+	if r.claims.Going(c) && c.DeletionTimestamp == nil {
+		return false, nil
+	}
+	var failed error
+	plan := PlanClaim(c, func(name, uid string) User {
+		u, err := r.user(ctx, c.Namespace, name, uid)
+		if err != nil {
+			failed = err
+			return UserThere
+		}
+		return u
+	})
+	if failed != nil {
+		return false, failed
+	}
+	switch plan.Step {
+	case WriteState:
+		return true, r.write(ctx, plan.Next)
+	case Unprotect:
+		stored, err := client.Update(ctx, r.term.Client, plan.Next)
+		return false, r.wrote(plan.Next, stored, err)
+	case Remove:
+		r.claims.Deleting(c)
+		uid := c.UID
+		err := client.Delete[*resourcev1.ResourceClaim](ctx, r.term.Client, c.Namespace, c.Name,
+			metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			r.claims.Kept(c)
+			return false, fmt.Errorf("deleting claim %s/%s, whose pod will not run: %w", c.Namespace, c.Name, err)
+		}
+	}
+	return false, nil
+}
+
+// user looks a pod up in the cache, and asks for one that is not there: the scheduler may be faster than the cache.
+func (r *reconciler) user(ctx context.Context, namespace, name, uid string) (User, error) {
+	p, ok := controllers.Cached[*corev1.Pod](r.podCache, namespace, name)
+	if !ok || string(p.UID) != uid {
+		now, err := client.Get[*corev1.Pod](ctx, r.term.Client, namespace, name)
+		switch {
+		case apierrors.IsNotFound(err):
+			return UserGone, nil
+		case err != nil:
+			return UserThere, fmt.Errorf("looking for pod %s/%s, which has claims: %w", namespace, name, err)
+		}
+		p = now
+	}
+	return JudgeUser(p, uid), nil
+}
+
+// write stores a claim's status, and takes in what the API says of it.
+func (r *reconciler) write(ctx context.Context, next *resourcev1.ResourceClaim) error {
+	stored, err := client.UpdateStatus(ctx, r.term.Client, next)
+	return r.wrote(next, stored, err)
+}
+
+// wrote takes in what the API says of a write. What is gone needs none.
+func (r *reconciler) wrote(next, stored *resourcev1.ResourceClaim, err error) error {
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil
+	case apierrors.IsConflict(err):
+		return controllers.Race("updating claim %s/%s: %w", next.Namespace, next.Name, err)
+	case err != nil:
+		return fmt.Errorf("updating claim %s/%s: %w", next.Namespace, next.Name, err)
+	}
+	r.claims.Wrote(stored)
+	return nil
+}

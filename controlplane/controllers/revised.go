@@ -1,0 +1,124 @@
+package controllers
+
+import (
+	"context"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/client"
+)
+
+// RevisedKind is a kind whose objects keep pods of a template and remember its older versions as ControllerRevisions:
+// StatefulSets and DaemonSets.
+type RevisedKind[O api.Object] struct {
+	GVK      schema.GroupVersionKind
+	Resource string // "statefulsets"
+	Word     string // for errors: "stateful set"
+	Selector func(O) *metav1.LabelSelector
+	Template func(O) *corev1.PodTemplateSpec
+	// History are the collisions of the status and the limit of the spec.
+	History func(O) (collisions, limit *int32)
+}
+
+// RevisedInformers are what a controller of a RevisedKind watches.
+type RevisedInformers[O api.Object] struct {
+	Owners, Pods, Revisions cache.SharedIndexInformer
+	kind                    RevisedKind[O]
+}
+
+// RevisedFrom takes the informers of a kind and adds the indexes that they need.
+func RevisedFrom[O api.Object](d Deps, k RevisedKind[O]) RevisedInformers[O] {
+	i := RevisedInformers[O]{
+		Owners: client.Informer[O](d.Informers), Pods: client.Informer[*corev1.Pod](d.Informers),
+		Revisions: client.Informer[*appsv1.ControllerRevision](d.Informers), kind: k,
+	}
+	IndexControllers(i.Pods)
+	IndexControllers(i.Revisions)
+	return i
+}
+
+// Watches map the changes of owners, and of their pods and revisions, to the owners.
+func (i RevisedInformers[O]) Watches(more ...Watch) []Watch {
+	group, selector := i.kind.GVK.GroupKind(), func(o O) labels.Selector { return SelectorOf(i.kind.Selector(o)) }
+	return append(more,
+		OnInformer(i.Owners, Self[O]),
+		OnInformer(i.Pods, OwnersOf[O, *corev1.Pod](i.Owners, group, selector)),
+		OnInformer(i.Revisions, OwnersOf[O, *appsv1.ControllerRevision](i.Owners, group, selector)),
+	)
+}
+
+// Rules are the rights that keeping pods and revisions takes.
+func (i RevisedInformers[O]) Rules(more ...rbacv1.PolicyRule) []rbacv1.PolicyRule {
+	group := []string{i.kind.GVK.Group}
+	return append(more,
+		rbacv1.PolicyRule{APIGroups: group, Resources: []string{i.kind.Resource}, Verbs: []string{"get", "list", "watch"}},
+		rbacv1.PolicyRule{APIGroups: group, Resources: []string{i.kind.Resource + "/status", i.kind.Resource + "/finalizers"}, Verbs: []string{"update"}},
+		rbacv1.PolicyRule{APIGroups: []string{"apps"}, Resources: []string{"controllerrevisions"}, Verbs: []string{"create", "delete", "get", "list", "patch", "update", "watch"}},
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"create", "delete", "list", "patch", "update", "watch"}},
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
+	)
+}
+
+// RevisedOwners are the owners of a kind with what they keep, for one leadership.
+type RevisedOwners[O api.Object] struct {
+	Term      *Term
+	Owners    *View[O]
+	Pods      *OwnedPods
+	Revisions *Revisions
+	Replaced  Replacements
+	Status    *StatusWriter[O]
+	kind      RevisedKind[O]
+}
+
+// Lead returns the views of a term. Call it from Controller.Lead only.
+func (i RevisedInformers[O]) Lead(t *Term) RevisedOwners[O] {
+	owners := ViewOf[O](t, i.Owners)
+	return RevisedOwners[O]{
+		Term: t, Owners: owners, Pods: OwnedPodsOf(t, i.Pods), Revisions: RevisionsOf(t, i.Revisions),
+		Status: NewStatusWriter(t, owners, i.kind.Word), kind: i.kind,
+	}
+}
+
+// Claim takes and releases those of the candidates, and the revisions, that concern an owner, and returns the pods
+// that it controls afterwards.
+func (r *RevisedOwners[O]) Claim(ctx context.Context, owner O, selector labels.Selector, candidates []*corev1.Pod) ([]*corev1.Pod, error) {
+	ref := r.ref(owner)
+	pods, err := Claim[O](ctx, r.Term.Client, r.Pods.View, owner, ref, SortClaims(owner, selector, candidates))
+	if err != nil {
+		return nil, err
+	}
+	known := r.Revisions.By(ControllerIndex, string(owner.GetUID()), OrphansOf(owner.GetNamespace()))
+	_, err = Claim[O](ctx, r.Term.Client, r.Revisions.View, owner, ref, SortClaims(owner, selector, known))
+	return pods, err
+}
+
+// Sync makes the template of an owner its newest revision.
+func (r *RevisedOwners[O]) Sync(ctx context.Context, owner O) (History, error) {
+	collisions, _ := r.kind.History(owner)
+	return r.Revisions.Sync(ctx, Revised{Owner: owner, Ref: r.ref(owner), Template: r.kind.Template(owner), Collisions: collisions})
+}
+
+// Owned are the pods of an owner as they are after this reconcile's own writes.
+func (r *RevisedOwners[O]) Owned(owner O) []*corev1.Pod {
+	return r.Pods.By(ControllerIndex, string(owner.GetUID()))
+}
+
+// Truncate forgets the oldest revisions that are not live, beyond the owner's limit.
+func (r *RevisedOwners[O]) Truncate(ctx context.Context, owner O, h History, live func(*appsv1.ControllerRevision) bool) error {
+	limit := 10
+	if _, n := r.kind.History(owner); n != nil {
+		limit = int(*n)
+	}
+	return r.Revisions.Truncate(ctx, h, live, limit)
+}
+
+func (r *RevisedOwners[O]) ref(owner O) metav1.OwnerReference {
+	return *metav1.NewControllerRef(owner, r.kind.GVK)
+}

@@ -1,0 +1,215 @@
+package controllers
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"strconv"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/client"
+)
+
+// Revisions keeps the history of the pod templates of a controller's owners, as ControllerRevisions.
+type Revisions struct {
+	*View[*appsv1.ControllerRevision]
+	term *Term
+}
+
+// RevisionsOf returns the revisions of an informer that has ControllerIndex. Call it from Controller.Lead only.
+func RevisionsOf(t *Term, revisions cache.SharedIndexInformer) *Revisions {
+	return &Revisions{View: ViewOf[*appsv1.ControllerRevision](t, revisions), term: t}
+}
+
+// Revised is an owner of revisions: a StatefulSet or a DaemonSet.
+type Revised struct {
+	Owner      api.Object
+	Ref        metav1.OwnerReference
+	Template   *corev1.PodTemplateSpec
+	Collisions *int32 // of its status
+}
+
+// History is what is known of the templates of an owner.
+type History struct {
+	All        []*appsv1.ControllerRevision // oldest first
+	Update     *appsv1.ControllerRevision   // of the template as it is now
+	Collisions *int32
+}
+
+// Named finds a revision by its name; nil when there is none.
+func (h History) Named(name string) *appsv1.ControllerRevision {
+	for _, r := range h.All {
+		if r.Name == name {
+			return r
+		}
+	}
+	return nil
+}
+
+// Sync makes the newest revision of o that of its template and returns the history. A template that is asked for again
+// becomes the newest once more, under the name that it had.
+func (v *Revisions) Sync(ctx context.Context, o Revised) (History, error) {
+	h := History{All: v.of(o.Owner), Collisions: o.Collisions}
+	var next int64 = 1
+	if n := len(h.All); n > 0 {
+		next = h.All[n-1].Revision + 1
+	}
+	for i, r := range slices.Backward(h.All) {
+		if !HoldsTemplate(r, o.Template) {
+			continue
+		}
+		if i == len(h.All)-1 {
+			h.Update = r
+			return h, nil
+		}
+		again := r.DeepCopy()
+		again.Revision = next
+		again, err := client.Update(ctx, v.term.Client, again)
+		if err != nil {
+			return h, fmt.Errorf("making revision %s the newest: %w", storeKey(r), err)
+		}
+		v.Wrote(again)
+		h.All, h.Update = append(slices.Delete(h.All, i, i+1), again), again
+		return h, nil
+	}
+	return h, v.create(ctx, o, &h, next)
+}
+
+// create stores the template as a new revision, under another name where the name is that of another template.
+func (v *Revisions) create(ctx context.Context, o Revised, h *History, number int64) error {
+	for {
+		r := newRevision(o, number, h.Collisions)
+		made, err := client.Create(ctx, v.term.Client, r)
+		if apierrors.IsAlreadyExists(err) {
+			have, err := client.Get[*appsv1.ControllerRevision](ctx, v.term.Client, r.Namespace, r.Name)
+			if err != nil {
+				return fmt.Errorf("reading revision %s, whose name is taken: %w", storeKey(r), err)
+			}
+			if metav1.IsControlledBy(have, o.Owner) && HoldsTemplate(have, o.Template) {
+				v.Wrote(have)
+				return Race("revision %s exists already", storeKey(have))
+			}
+			n := int32(1)
+			if h.Collisions != nil {
+				n = *h.Collisions + 1
+			}
+			h.Collisions = &n
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("creating revision %s: %w", storeKey(r), err)
+		}
+		v.Wrote(made)
+		h.All, h.Update = append(h.All, made), made
+		return nil
+	}
+}
+
+// of are the revisions of an owner, oldest first.
+func (v *Revisions) of(owner api.Object) []*appsv1.ControllerRevision {
+	all := v.By(ControllerIndex, string(owner.GetUID()))
+	slices.SortFunc(all, func(a, b *appsv1.ControllerRevision) int {
+		return cmp.Or(cmp.Compare(a.Revision, b.Revision), a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
+	})
+	return all
+}
+
+// Truncate deletes the oldest revisions that are not live, until limit of those remain.
+func (v *Revisions) Truncate(ctx context.Context, h History, live func(*appsv1.ControllerRevision) bool, limit int) error {
+	var spare []*appsv1.ControllerRevision
+	for _, r := range h.All {
+		if r != h.Update && !live(r) && !v.Going(r) {
+			spare = append(spare, r)
+		}
+	}
+	for _, r := range spare[:max(0, len(spare)-limit)] {
+		v.Deleting(r)
+		err := client.Delete[*appsv1.ControllerRevision](ctx, v.term.Client, r.Namespace, r.Name, ByUID(r))
+		if err != nil && !apierrors.IsNotFound(err) {
+			v.Kept(r)
+			return fmt.Errorf("deleting old revision %s: %w", storeKey(r), err)
+		}
+	}
+	return nil
+}
+
+// newRevision is a template as a revision: a patch that makes an owner's template this one, which is what
+// `kubectl rollout undo` applies.
+func newRevision(o Revised, number int64, collisions *int32) *appsv1.ControllerRevision {
+	data := templatePatch(o.Template)
+	h := fnv.New32a()
+	_, _ = h.Write(data)
+	if collisions != nil {
+		_, _ = h.Write([]byte(strconv.Itoa(int(*collisions))))
+	}
+	hash := rand.SafeEncodeString(strconv.FormatUint(uint64(h.Sum32()), 10))
+	r := &appsv1.ControllerRevision{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: o.Owner.GetNamespace(), Name: o.Owner.GetName() + "-" + hash,
+			Labels: map[string]string{}, Annotations: map[string]string{}, OwnerReferences: []metav1.OwnerReference{o.Ref},
+		},
+		Data:     runtime.RawExtension{Raw: data},
+		Revision: number,
+	}
+	for k, v := range o.Template.Labels {
+		r.Labels[k] = v
+	}
+	r.Labels[appsv1.ControllerRevisionHashLabelKey] = hash
+	for k, v := range o.Owner.GetAnnotations() {
+		if k != corev1.LastAppliedConfigAnnotation {
+			r.Annotations[k] = v
+		}
+	}
+	return r
+}
+
+// templatePatch is the strategic merge patch that replaces an owner's template.
+func templatePatch(t *corev1.PodTemplateSpec) []byte {
+	var template map[string]any
+	data, err := json.Marshal(t)
+	if err == nil {
+		err = json.Unmarshal(data, &template)
+	}
+	if err == nil {
+		template["$patch"] = "replace"
+		data, err = json.Marshal(map[string]any{"spec": map[string]any{"template": template}})
+	}
+	if err != nil { // a decoded template always encodes
+		panic("controllers: encoding a pod template: " + err.Error())
+	}
+	return data
+}
+
+// TemplateOf reads the template that a revision holds; with the defaults of this release, which may have come to
+// know more fields than the one that stored it.
+func TemplateOf(r *appsv1.ControllerRevision) (*corev1.PodTemplateSpec, error) {
+	var patch struct {
+		Spec struct {
+			Template corev1.PodTemplateSpec `json:"template"`
+		} `json:"spec"`
+	}
+	if err := json.Unmarshal(r.Data.Raw, &patch); err != nil {
+		return nil, fmt.Errorf("reading the template of revision %s: %w", storeKey(r), err)
+	}
+	kinds.DefaultPodTemplate(&patch.Spec.Template)
+	return &patch.Spec.Template, nil
+}
+
+// HoldsTemplate says whether a revision holds this template. What it means counts, not how it was written.
+func HoldsTemplate(r *appsv1.ControllerRevision, t *corev1.PodTemplateSpec) bool {
+	have, err := TemplateOf(r)
+	return err == nil && equality.Semantic.DeepEqual(have, t)
+}

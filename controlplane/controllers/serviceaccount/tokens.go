@@ -1,0 +1,167 @@
+package serviceaccount
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// Sign makes the token of an account that a Secret of its namespace shall hold.
+type Sign func(account *corev1.ServiceAccount, secret string) (string, error)
+
+// accountIndex finds Secrets for tokens by their account, as namespace/name.
+const accountIndex = "keelson.token-account"
+
+// accountOf is the name of the account whose token a Secret is for, "" when it is for none.
+func accountOf(s *corev1.Secret) string {
+	if s.Type != corev1.SecretTypeServiceAccountToken {
+		return ""
+	}
+	return s.Annotations[corev1.ServiceAccountNameKey]
+}
+
+// Represents says whether a Secret is for a token of this very account, which may have had another of its name before it.
+func Represents(s *corev1.Secret, account *corev1.ServiceAccount) bool {
+	uid := s.Annotations[corev1.ServiceAccountUIDKey]
+	return accountOf(s) == account.Name && (uid == "" || uid == string(account.UID))
+}
+
+// PlanToken is a Secret with what it lacks of the root certificates, its namespace and its account's UID, nil when it
+// lacks nothing. token says whether it lacks a token too.
+func PlanToken(s *corev1.Secret, account *corev1.ServiceAccount, caPEM []byte) (next *corev1.Secret, token bool) {
+	token = len(s.Data[corev1.ServiceAccountTokenKey]) == 0
+	if !token && len(s.Data[corev1.ServiceAccountNamespaceKey]) > 0 && bytes.Equal(s.Data[corev1.ServiceAccountRootCAKey], caPEM) {
+		return nil, false
+	}
+	next = s.DeepCopy()
+	data := map[string][]byte{corev1.ServiceAccountRootCAKey: caPEM}
+	if len(s.Data[corev1.ServiceAccountNamespaceKey]) == 0 {
+		data[corev1.ServiceAccountNamespaceKey] = []byte(s.Namespace)
+	}
+	if next.Data == nil {
+		next.Data = map[string][]byte{}
+	}
+	maps.Copy(next.Data, data)
+	metav1.SetMetaDataAnnotation(&next.ObjectMeta, corev1.ServiceAccountUIDKey, string(account.UID))
+	return next, token
+}
+
+// NewTokens returns the controller that fills the Secrets which ask for an account's token, and deletes those whose
+// account is gone. caPEM are the cluster's root certificates.
+func NewTokens(d controllers.Deps, caPEM []byte, sign Sign) *controllers.Controller {
+	secrets := client.Informer[*corev1.Secret](d.Informers)
+	accounts := client.Informer[*corev1.ServiceAccount](d.Informers)
+	controllers.Index(secrets, accountIndex, func(o api.Object) []string {
+		if s, ok := o.(*corev1.Secret); ok && accountOf(s) != "" {
+			return []string{s.Namespace + "/" + accountOf(s)}
+		}
+		return nil
+	})
+	return &controllers.Controller{
+		Name:    "serviceaccount-token-controller",
+		Workers: 2,
+		Watches: []controllers.Watch{
+			controllers.OnInformer(secrets, func(c controllers.Change[*corev1.Secret]) []controllers.Key {
+				if c.Type == controllers.Deleted || accountOf(c.New) == "" {
+					return nil
+				}
+				return []controllers.Key{controllers.KeyOf(c.New)}
+			}),
+			controllers.OnInformer(accounts, func(c controllers.Change[*corev1.ServiceAccount]) []controllers.Key {
+				var keys []controllers.Key
+				for _, s := range controllers.CachedBy[*corev1.Secret](secrets, accountIndex, c.New.Namespace+"/"+c.New.Name) {
+					keys = append(keys, controllers.KeyOf(s))
+				}
+				return keys
+			}),
+		},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"delete", "get", "list", "update", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"serviceaccounts"}, Verbs: []string{"get", "list", "watch"}},
+		},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			r := &tokens{term: t, secrets: secrets, accounts: accounts, caPEM: caPEM, sign: sign}
+			return r.reconcile
+		},
+	}
+}
+
+// tokens is the thin shell of one leadership.
+type tokens struct {
+	term              *controllers.Term
+	secrets, accounts cache.SharedIndexInformer
+	caPEM             []byte
+	sign              Sign
+}
+
+func (r *tokens) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+	s, ok := controllers.Cached[*corev1.Secret](r.secrets, key.Namespace, key.Name)
+	if !ok || s.DeletionTimestamp != nil || accountOf(s) == "" {
+		return 0, nil
+	}
+	account, err := r.account(ctx, s)
+	switch {
+	case err != nil:
+		return 0, err
+	case account == nil:
+		return 0, r.drop(ctx, s)
+	}
+	return 0, r.fill(ctx, s, account)
+}
+
+// account is that of a Secret, nil when it is gone. Before it says so it asks the API: the cache may not have seen the
+// account yet.
+func (r *tokens) account(ctx context.Context, s *corev1.Secret) (*corev1.ServiceAccount, error) {
+	if a, ok := controllers.Cached[*corev1.ServiceAccount](r.accounts, s.Namespace, accountOf(s)); ok && Represents(s, a) {
+		return a, nil
+	}
+	a, err := client.Get[*corev1.ServiceAccount](ctx, r.term.Client, s.Namespace, accountOf(s))
+	switch {
+	case apierrors.IsNotFound(err) || err == nil && !Represents(s, a):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("reading the service account of Secret %s/%s: %w", s.Namespace, s.Name, err)
+	}
+	return a, nil
+}
+
+// drop deletes a Secret as it was judged. One that has changed comes again.
+func (r *tokens) drop(ctx context.Context, s *corev1.Secret) error {
+	err := client.Delete[*corev1.Secret](ctx, r.term.Client, s.Namespace, s.Name, metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{UID: &s.UID, ResourceVersion: &s.ResourceVersion},
+	})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("deleting Secret %s/%s, whose service account is gone: %w", s.Namespace, s.Name, err)
+	}
+	return nil
+}
+
+func (r *tokens) fill(ctx context.Context, s *corev1.Secret, account *corev1.ServiceAccount) error {
+	next, token := PlanToken(s, account, r.caPEM)
+	if next == nil {
+		return nil
+	}
+	if token {
+		text, err := r.sign(account, s.Name)
+		if err != nil {
+			return fmt.Errorf("making a token for Secret %s/%s: %w", s.Namespace, s.Name, err)
+		}
+		next.Data[corev1.ServiceAccountTokenKey] = []byte(text)
+	}
+	if _, err := client.Update(ctx, r.term.Client, next); err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("writing the token into Secret %s/%s: %w", s.Namespace, s.Name, err)
+	}
+	return nil
+}

@@ -1,0 +1,111 @@
+// Package servicecidr keeps the ranges and the addresses of Services: ServiceCIDRs are ready and do not go while an
+// address needs them (servicecidr.go), and each address of a Service has its IPAddress (repair.go).
+package servicecidr
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/api/kinds"
+)
+
+// Finalizer holds a ServiceCIDR until no address needs it.
+const Finalizer = "networking.k8s.io/service-cidr-finalizer"
+
+// grace is how old an IPAddress without its Service gets: the Service may be on its way to a cache.
+const grace = time.Minute
+
+// Step is what a ServiceCIDR needs next. One write is made at a time; the next look finds what is left.
+type Step struct {
+	Finalizers []string // nil leaves them
+	Ready      *metav1.Condition
+}
+
+// Next says what a ServiceCIDR needs. needed says that an address would be in no range without it.
+func Next(c *networkingv1.ServiceCIDR, needed bool) Step {
+	marked := slices.Contains(c.Finalizers, Finalizer)
+	switch {
+	case c.DeletionTimestamp == nil && !marked:
+		return Step{Finalizers: append(slices.Clone(c.Finalizers), Finalizer)}
+	case c.DeletionTimestamp == nil:
+		message := "Services get addresses from it"
+		if slices.ContainsFunc(kinds.RangesOf(c), func(p netip.Prefix) bool { return p.Addr().Is6() }) {
+			message = "Services get IPv4 addresses from it, and none of IPv6, which they do not have"
+		}
+		return Step{Ready: changed(c, metav1.ConditionTrue, "Ready", message)}
+	case !marked:
+		return Step{}
+	case needed:
+		return Step{Ready: changed(c, metav1.ConditionFalse, networkingv1.ServiceCIDRReasonTerminating,
+			"Services have addresses that are in no other ServiceCIDR: delete those Services, or create a ServiceCIDR that has their addresses")}
+	}
+	return Step{Finalizers: slices.DeleteFunc(slices.Clone(c.Finalizers), func(f string) bool { return f == Finalizer })}
+}
+
+// changed is the condition, nil where the ServiceCIDR has it.
+func changed(c *networkingv1.ServiceCIDR, status metav1.ConditionStatus, reason, message string) *metav1.Condition {
+	have := meta.FindStatusCondition(c.Status.Conditions, networkingv1.ServiceCIDRConditionReady)
+	if have != nil && have.Status == status && have.Reason == reason && have.Message == message {
+		return nil
+	}
+	return &metav1.Condition{Type: networkingv1.ServiceCIDRConditionReady, Status: status, Reason: reason, Message: message}
+}
+
+// Needed says whether an address is in c and in no other ServiceCIDR that stays.
+func Needed(c *networkingv1.ServiceCIDR, all []*networkingv1.ServiceCIDR, addresses []netip.Addr) bool {
+	own := kinds.RangesOf(c)
+	var others []netip.Prefix
+	for _, o := range all {
+		if o.Name != c.Name && o.DeletionTimestamp == nil {
+			others = append(others, kinds.RangesOf(o)...)
+		}
+	}
+	return slices.ContainsFunc(addresses, func(a netip.Addr) bool { return kinds.InRanges(a, own) && !kinds.InRanges(a, others) })
+}
+
+// Fault is what is wrong with an address of a Service.
+type Fault struct {
+	Reason, Message string // of the Event
+	Create          bool   // the IPAddress is to be made
+	Replace         bool   // the one that there is says something wrong
+}
+
+// Judge compares an address of a Service with the IPAddress that there is, nil for none. ranges are all that ServiceCIDRs
+// name. parent is the Service that the IPAddress names, nil for none.
+func Judge(svc *corev1.Service, address string, ranges []netip.Prefix, have *networkingv1.IPAddress, parent *corev1.Service) Fault {
+	ip, err := netip.ParseAddr(address)
+	family := corev1.IPv4Protocol
+	if ip.Is6() {
+		family = corev1.IPv6Protocol
+	}
+	switch {
+	case err != nil:
+		return Fault{Reason: "ClusterIPNotValid", Message: fmt.Sprintf("Cluster IP %s is no IP address; create the Service again", address)}
+	case !kinds.InRanges(ip, ranges):
+		return Fault{Reason: "ClusterIPOutOfRange", Message: fmt.Sprintf(
+			"Cluster IP [%s]: %s is in no ServiceCIDR; create one that has it, or the Service again", family, address)}
+	case have == nil:
+		return Fault{Reason: "ClusterIPNotAllocated", Create: true, Message: fmt.Sprintf(
+			"Cluster IP [%s]: %s had no IPAddress, which is made", family, address)}
+	case kinds.IsAddressOf(have, svc):
+		want := kinds.AddressOf(svc, address)
+		for k, v := range want.Labels {
+			if have.Labels[k] != v {
+				return Fault{Replace: true}
+			}
+		}
+		return Fault{}
+	case parent != nil && slices.Contains(kinds.ClusterAddresses(parent), address):
+		return Fault{Reason: "ClusterIPAlreadyAllocated", Message: fmt.Sprintf(
+			"Cluster IP [%s]: %s is that of Service %s/%s too; create this Service again", family, address, parent.Namespace, parent.Name)}
+	}
+	return Fault{Reason: "ClusterIPNotAllocated", Replace: true, Message: fmt.Sprintf(
+		"Cluster IP [%s]: %s had the IPAddress of something else, which is replaced", family, address)}
+}

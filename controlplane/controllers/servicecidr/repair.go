@@ -1,0 +1,202 @@
+package servicecidr
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// The sorts of keys.
+const (
+	serviceKey = "service"
+	addressKey = "address"
+	portsKey   = "ports"
+)
+
+// addressIndex finds Services by the addresses that they have.
+const addressIndex = "keelson.address"
+
+// NewRepair returns the controller that mends what does not fit between Services and IPAddresses. What a commit writes
+// fits: there is something to mend of Services that are older than their IPAddresses, that a replica of the release
+// before wrote, and when somebody changes IPAddresses by hand.
+func NewRepair(d controllers.Deps) *controllers.Controller {
+	cidrs := client.Informer[*networkingv1.ServiceCIDR](d.Informers)
+	addresses := client.Informer[*networkingv1.IPAddress](d.Informers)
+	services := client.Informer[*corev1.Service](d.Informers)
+	controllers.Index(services, addressIndex, func(o api.Object) []string { return kinds.ClusterAddresses(o.(*corev1.Service)) })
+	controllers.Index(services, portIndex, nodePorts)
+	return &controllers.Controller{
+		Name:    "ipallocator-repair-controller",
+		Workers: 2,
+		Watches: []controllers.Watch{
+			controllers.OnInformer(services, func(c controllers.Change[*corev1.Service]) []controllers.Key {
+				keys := []controllers.Key{{Kind: serviceKey, Namespace: c.New.Namespace, Name: c.New.Name}, {Kind: portsKey, Namespace: c.New.Namespace, Name: c.New.Name}}
+				if c.Type == controllers.Deleted {
+					for _, a := range kinds.ClusterAddresses(c.New) {
+						keys = append(keys, controllers.Key{Kind: addressKey, Name: a})
+					}
+				}
+				return keys
+			}),
+			controllers.OnInformer(addresses, func(c controllers.Change[*networkingv1.IPAddress]) []controllers.Key {
+				keys := []controllers.Key{{Kind: addressKey, Name: c.New.Name}}
+				for _, s := range controllers.CachedBy[*corev1.Service](services, addressIndex, c.New.Name) {
+					keys = append(keys, controllers.Key{Kind: serviceKey, Namespace: s.Namespace, Name: s.Name})
+				}
+				return keys
+			}),
+		},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"ipaddresses"}, Verbs: []string{"create", "delete", "get", "list", "update", "watch"}},
+			{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"servicecidrs"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"services"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
+		},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			r := &repair{term: t, cidrs: cidrs, addresses: addresses, services: services}
+			return r.reconcile
+		},
+	}
+}
+
+// repair is the thin shell of one leadership.
+type repair struct {
+	term                       *controllers.Term
+	cidrs, addresses, services cache.SharedIndexInformer
+}
+
+func (r *repair) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+	if key.Kind == addressKey {
+		return r.orphan(ctx, key.Name)
+	}
+	svc, ok := controllers.Cached[*corev1.Service](r.services, key.Namespace, key.Name)
+	if !ok {
+		return 0, nil
+	}
+	if key.Kind == portsKey {
+		r.ports(svc)
+		return 0, nil
+	}
+	ranges := r.ranges()
+	if len(ranges) == 0 {
+		return time.Second, nil // the default ServiceCIDR is on its way
+	}
+	var errs []error
+	for _, address := range kinds.ClusterAddresses(svc) {
+		have, _ := controllers.Cached[*networkingv1.IPAddress](r.addresses, "", address)
+		if f := Judge(svc, address, ranges, have, r.parent(have)); f != (Fault{}) {
+			errs = append(errs, r.mend(ctx, svc, address, ranges))
+		}
+	}
+	return 0, errors.Join(errs...)
+}
+
+// ports tells of what is wrong with a Service's node ports.
+func (r *repair) ports(svc *corev1.Service) {
+	for _, f := range JudgePorts(svc, func(port string) []*corev1.Service {
+		return controllers.CachedBy[*corev1.Service](r.services, portIndex, port)
+	}) {
+		r.term.Events.Event(svc, corev1.EventTypeWarning, f.Reason, f.Message)
+	}
+}
+
+func (r *repair) ranges() []netip.Prefix {
+	var out []netip.Prefix
+	for _, c := range controllers.CachedAll[*networkingv1.ServiceCIDR](r.cidrs) {
+		out = append(out, kinds.RangesOf(c)...)
+	}
+	return out
+}
+
+// parent is the Service that an IPAddress names.
+func (r *repair) parent(a *networkingv1.IPAddress) *corev1.Service {
+	if a == nil || a.Spec.ParentRef == nil || a.Spec.ParentRef.Group != "" || a.Spec.ParentRef.Resource != "services" {
+		return nil
+	}
+	svc, ok := controllers.Cached[*corev1.Service](r.services, a.Spec.ParentRef.Namespace, a.Spec.ParentRef.Name)
+	if !ok {
+		return nil
+	}
+	return svc
+}
+
+// mend judges an address again by what the API has now: caches of two kinds are not of one moment.
+func (r *repair) mend(ctx context.Context, cached *corev1.Service, address string, ranges []netip.Prefix) error {
+	svc, err := client.Get[*corev1.Service](ctx, r.term.Client, cached.Namespace, cached.Name)
+	if apierrors.IsNotFound(err) || err == nil && !slices.Contains(kinds.ClusterAddresses(svc), address) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("reading service %s/%s: %w", cached.Namespace, cached.Name, err)
+	}
+	have, err := client.Get[*networkingv1.IPAddress](ctx, r.term.Client, "", address)
+	if apierrors.IsNotFound(err) {
+		have = nil
+	} else if err != nil {
+		return fmt.Errorf("reading IPAddress %s: %w", address, err)
+	}
+	f := Judge(svc, address, ranges, have, r.parent(have))
+	if f.Reason != "" {
+		r.term.Events.Event(svc, corev1.EventTypeWarning, f.Reason, f.Message)
+	}
+	if f.Replace {
+		if err := r.remove(ctx, have); err != nil {
+			return err
+		}
+	}
+	if !f.Create && !f.Replace {
+		return nil
+	}
+	if _, err := client.Create(ctx, r.term.Client, kinds.AddressOf(svc, address)); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("creating IPAddress %s of service %s/%s: %w", address, svc.Namespace, svc.Name, err)
+	}
+	return nil
+}
+
+func (r *repair) remove(ctx context.Context, a *networkingv1.IPAddress) error {
+	err := client.Delete[*networkingv1.IPAddress](ctx, r.term.Client, "", a.Name, controllers.ByUID(a))
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("deleting IPAddress %s: %w", a.Name, err)
+	}
+	return nil
+}
+
+// orphan removes an IPAddress of the allocator's whose Service has not got the address, once it is old enough.
+func (r *repair) orphan(ctx context.Context, address string) (time.Duration, error) {
+	a, ok := controllers.Cached[*networkingv1.IPAddress](r.addresses, "", address)
+	if !ok || a.Labels[networkingv1.LabelManagedBy] != kinds.IPAllocator || a.DeletionTimestamp != nil {
+		return 0, nil
+	}
+	ref := a.Spec.ParentRef
+	if ref == nil || ref.Group != "" || ref.Resource != "services" {
+		return 0, nil
+	}
+	if svc := r.parent(a); svc != nil && slices.Contains(kinds.ClusterAddresses(svc), address) {
+		return 0, nil
+	}
+	if left := grace - r.term.Now().Sub(a.CreationTimestamp.Time); left > 0 {
+		return left, nil
+	}
+	svc, err := client.Get[*corev1.Service](ctx, r.term.Client, ref.Namespace, ref.Name)
+	if err == nil && slices.Contains(kinds.ClusterAddresses(svc), address) {
+		return 0, nil
+	}
+	if err != nil && !apierrors.IsNotFound(err) {
+		return 0, fmt.Errorf("reading service %s/%s: %w", ref.Namespace, ref.Name, err)
+	}
+	return 0, r.remove(ctx, a)
+}

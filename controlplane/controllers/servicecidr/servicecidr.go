@@ -1,0 +1,157 @@
+package servicecidr
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// lookAgain is how often the default ServiceCIDR is looked for.
+const lookAgain = time.Minute
+
+// defaultKey is about the default ServiceCIDR.
+var defaultKey = controllers.Key{Kind: "default", Name: kinds.DefaultServiceCIDR}
+
+// New returns the controller of ServiceCIDRs. serviceCIDR is the range that the cluster was made with.
+func New(d controllers.Deps, serviceCIDR string) *controllers.Controller {
+	cidrs := client.Informer[*networkingv1.ServiceCIDR](d.Informers)
+	addresses := client.Informer[*networkingv1.IPAddress](d.Informers)
+	services := client.Informer[*corev1.Service](d.Informers)
+	ending := func() []controllers.Key { // those that wait for an address to go
+		var keys []controllers.Key
+		for _, c := range controllers.CachedAll[*networkingv1.ServiceCIDR](cidrs) {
+			if c.DeletionTimestamp != nil {
+				keys = append(keys, controllers.KeyOf(c))
+			}
+		}
+		return keys
+	}
+	return &controllers.Controller{
+		Name:    "service-cidr-controller",
+		Workers: 1,
+		Watches: []controllers.Watch{
+			controllers.OnInformer(cidrs, func(c controllers.Change[*networkingv1.ServiceCIDR]) []controllers.Key {
+				return append(ending(), controllers.KeyOf(c.New), defaultKey)
+			}),
+			controllers.OnInformer(addresses, func(c controllers.Change[*networkingv1.IPAddress]) []controllers.Key { return ending() }),
+			controllers.OnInformer(services, func(c controllers.Change[*corev1.Service]) []controllers.Key {
+				if c.Type != controllers.Deleted {
+					return nil
+				}
+				return ending()
+			}),
+		},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"servicecidrs"}, Verbs: []string{"create", "get", "list", "update", "watch"}},
+			{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"servicecidrs/status", "servicecidrs/finalizers"}, Verbs: []string{"update"}},
+			{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"ipaddresses"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"services"}, Verbs: []string{"get", "list", "watch"}},
+		},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			r := &ranges{term: t, cidrs: cidrs, cluster: serviceCIDR}
+			t.Enqueue(defaultKey)
+			return r.reconcile
+		},
+	}
+}
+
+// ranges is the thin shell of one leadership.
+type ranges struct {
+	term    *controllers.Term
+	cidrs   cache.SharedIndexInformer
+	cluster string
+}
+
+func (r *ranges) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+	if key == defaultKey {
+		return lookAgain, r.ensure(ctx)
+	}
+	c, ok := controllers.Cached[*networkingv1.ServiceCIDR](r.cidrs, "", key.Name)
+	if !ok {
+		return 0, nil
+	}
+	needed := false
+	if c.DeletionTimestamp != nil {
+		var err error
+		if needed, err = r.needed(ctx, c); err != nil {
+			return 0, err
+		}
+	}
+	return 0, r.perform(ctx, c, Next(c, needed))
+}
+
+// ensure makes the default ServiceCIDR.
+func (r *ranges) ensure(ctx context.Context) error {
+	if _, ok := controllers.Cached[*networkingv1.ServiceCIDR](r.cidrs, "", kinds.DefaultServiceCIDR); ok {
+		return nil
+	}
+	c := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: kinds.DefaultServiceCIDR},
+		Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{r.cluster}}}
+	if _, err := client.Create(ctx, r.term.Client, c); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("creating the default ServiceCIDR %s: %w", r.cluster, err)
+	}
+	return nil
+}
+
+// needed asks the API, not the cache: who takes an address requires the ServiceCIDR to be as it was before its deletion
+// began, so what is listed now is all that there will be.
+func (r *ranges) needed(ctx context.Context, c *networkingv1.ServiceCIDR) (bool, error) {
+	all, err := client.List[*networkingv1.ServiceCIDR](ctx, r.term.Client, "", metav1.ListOptions{})
+	if err != nil {
+		return false, fmt.Errorf("listing ServiceCIDRs: %w", err)
+	}
+	var used []netip.Addr
+	addresses, err := client.List[*networkingv1.IPAddress](ctx, r.term.Client, "", metav1.ListOptions{
+		LabelSelector: networkingv1.LabelManagedBy + "=" + kinds.IPAllocator})
+	if err != nil {
+		return false, fmt.Errorf("listing IPAddresses: %w", err)
+	}
+	for _, a := range addresses {
+		if ip, err := netip.ParseAddr(a.Name); err == nil {
+			used = append(used, ip)
+		}
+	}
+	services, err := client.List[*corev1.Service](ctx, r.term.Client, "", metav1.ListOptions{})
+	if err != nil {
+		return false, fmt.Errorf("listing Services: %w", err)
+	}
+	for _, s := range services { // one that an older replica made may have no IPAddress yet
+		for _, a := range kinds.ClusterAddresses(s) {
+			used = append(used, netip.MustParseAddr(a))
+		}
+	}
+	return Needed(c, all, used), nil
+}
+
+func (r *ranges) perform(ctx context.Context, c *networkingv1.ServiceCIDR, step Step) error {
+	next := c.DeepCopy()
+	var err error
+	switch {
+	case step.Finalizers != nil && !slices.Equal(step.Finalizers, c.Finalizers):
+		next.Finalizers = step.Finalizers
+		_, err = client.Update(ctx, r.term.Client, next)
+	case step.Ready != nil:
+		cond := *step.Ready
+		cond.LastTransitionTime = metav1.NewTime(r.term.Now())
+		meta.SetStatusCondition(&next.Status.Conditions, cond)
+		_, err = client.UpdateStatus(ctx, r.term.Client, next)
+	}
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("updating ServiceCIDR %s: %w", c.Name, err)
+	}
+	return nil
+}

@@ -1,0 +1,171 @@
+package statefulset
+
+import (
+	"maps"
+	"strconv"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+var kind = appsv1.SchemeGroupVersion.WithKind("StatefulSet")
+
+func ownerRef(set *appsv1.StatefulSet) metav1.OwnerReference {
+	return *metav1.NewControllerRef(set, kind)
+}
+
+// first is the ordinal of a set's first pod.
+func first(set *appsv1.StatefulSet) int {
+	if set.Spec.Ordinals == nil {
+		return 0
+	}
+	return int(set.Spec.Ordinals.Start)
+}
+
+func replicas(set *appsv1.StatefulSet) int {
+	if set.Spec.Replicas == nil {
+		return 1
+	}
+	return int(*set.Spec.Replicas)
+}
+
+func podName(set *appsv1.StatefulSet, ordinal int) string {
+	return set.Name + "-" + strconv.Itoa(ordinal)
+}
+
+// ordinalOf is the ordinal that a pod's name has in a set; ok is false for a name that the set gives to no pod.
+func ordinalOf(set *appsv1.StatefulSet, pod string) (ordinal int, ok bool) {
+	digits, ok := strings.CutPrefix(pod, set.Name+"-")
+	if !ok {
+		return 0, false
+	}
+	n, err := strconv.Atoi(digits)
+	return n, err == nil && n >= 0 && podName(set, n) == pod
+}
+
+// claimName is the name of the claim that a pod has of a template.
+func claimName(set *appsv1.StatefulSet, template *corev1.PersistentVolumeClaim, ordinal int) string {
+	return template.Name + "-" + podName(set, ordinal)
+}
+
+// newPod is the pod of an ordinal by the template of a revision.
+func newPod(set *appsv1.StatefulSet, template *corev1.PodTemplateSpec, revision string, ordinal int) *corev1.Pod {
+	p := controllers.PodFrom(set, ownerRef(set), template)
+	p.GenerateName, p.Name = "", podName(set, ordinal)
+	p.Spec.Hostname, p.Spec.Subdomain = p.Name, set.Spec.ServiceName
+	identify(set, p, ordinal)
+	if p.Labels == nil {
+		p.Labels = map[string]string{}
+	}
+	p.Labels[appsv1.ControllerRevisionHashLabelKey] = revision
+	return p
+}
+
+// identity are the labels by which a pod of a set is known.
+func identity(set *appsv1.StatefulSet, ordinal int) map[string]string {
+	return map[string]string{
+		appsv1.StatefulSetPodNameLabel: podName(set, ordinal),
+		appsv1.PodIndexLabel:           strconv.Itoa(ordinal),
+	}
+}
+
+// identified says whether a pod has the labels and the claims of its ordinal.
+func identified(set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) bool {
+	for k, v := range identity(set, ordinal) {
+		if p.Labels[k] != v {
+			return false
+		}
+	}
+	return true
+}
+
+// identify gives a pod the labels of its ordinal and, while it is being made, the claims too.
+func identify(set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) {
+	if p.Labels == nil {
+		p.Labels = map[string]string{}
+	}
+	maps.Copy(p.Labels, identity(set, ordinal))
+	if p.UID != "" {
+		return
+	}
+	own := map[string]bool{}
+	var volumes []corev1.Volume
+	for i := range set.Spec.VolumeClaimTemplates {
+		t := &set.Spec.VolumeClaimTemplates[i]
+		own[t.Name] = true
+		volumes = append(volumes, corev1.Volume{Name: t.Name, VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claimName(set, t, ordinal)},
+		}})
+	}
+	for _, v := range p.Spec.Volumes { // a claim's template hides a volume of its name
+		if !own[v.Name] {
+			volumes = append(volumes, v)
+		}
+	}
+	p.Spec.Volumes = volumes
+}
+
+// newClaims are the claims of an ordinal.
+func newClaims(set *appsv1.StatefulSet, ordinal int) []*corev1.PersistentVolumeClaim {
+	var out []*corev1.PersistentVolumeClaim
+	for i := range set.Spec.VolumeClaimTemplates {
+		t := set.Spec.VolumeClaimTemplates[i].DeepCopy()
+		c := &corev1.PersistentVolumeClaim{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: set.Namespace, Name: claimName(set, t, ordinal), Annotations: t.Annotations, Labels: t.Labels,
+			},
+			Spec: t.Spec,
+		}
+		if c.Labels == nil {
+			c.Labels = map[string]string{}
+		}
+		if set.Spec.Selector != nil {
+			maps.Copy(c.Labels, set.Spec.Selector.MatchLabels)
+		}
+		controllers.CopyTrace(c, set)
+		if refs, changed := claimOwners(set, nil, c, false); changed {
+			c.OwnerReferences = refs
+		}
+		out = append(out, c)
+	}
+	return out
+}
+
+// claimOwners are the owners that a claim shall have so that it goes when its retention says so: with the set, or with
+// the pod that is one too many (condemned). A claim that something else controls is left as it is.
+func claimOwners(set *appsv1.StatefulSet, pod *corev1.Pod, c *corev1.PersistentVolumeClaim, condemned bool) (refs []metav1.OwnerReference, changed bool) {
+	policy := set.Spec.PersistentVolumeClaimRetentionPolicy
+	withPod := condemned && pod != nil && policy != nil && policy.WhenScaled == appsv1.DeletePersistentVolumeClaimRetentionPolicyType
+	withSet := !withPod && policy != nil && policy.WhenDeleted == appsv1.DeletePersistentVolumeClaimRetentionPolicyType
+	hasPod, hasSet := false, false
+	for _, r := range c.OwnerReferences {
+		switch {
+		case r.UID == set.UID:
+			if hasSet = true; !withSet {
+				changed = true
+				continue
+			}
+		case pod != nil && r.UID == pod.UID, r.Kind == "Pod" && r.APIVersion == "v1":
+			// That of a pod that has been replaced since is gone for good.
+			if isIt := pod != nil && r.UID == pod.UID; !isIt || !withPod {
+				changed = true
+				continue
+			}
+			hasPod = true
+		case r.Controller != nil && *r.Controller:
+			return nil, false
+		}
+		refs = append(refs, r)
+	}
+	if withSet && !hasSet {
+		refs, changed = append(refs, ownerRef(set)), true
+	}
+	if withPod && !hasPod {
+		refs, changed = append(refs, *metav1.NewControllerRef(pod, corev1.SchemeGroupVersion.WithKind("Pod"))), true
+	}
+	return refs, changed
+}

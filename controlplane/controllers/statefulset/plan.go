@@ -1,0 +1,271 @@
+// Package statefulset keeps the pods of StatefulSets: each with a name, a place in the order and claims of its own.
+package statefulset
+
+import (
+	"slices"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// Snapshot is what a plan is made of.
+type Snapshot struct {
+	Set     *appsv1.StatefulSet
+	Pods    []*corev1.Pod // that it controls
+	Going   func(*corev1.Pod) bool
+	Current string // revision that a rollout comes from; that of Update when there is none under way
+	Update  string // revision of the template
+	Now     time.Time
+}
+
+// Step is what to do next. Whatever cannot be done yet is looked at again when a pod changes.
+type Step struct {
+	Create  []Creation
+	Replace []*corev1.Pod // that have ended, for whom a successor will be made
+	Delete  []*corev1.Pod // that are too many, or of an older revision
+	Label   []*corev1.Pod // that lack the labels of their ordinal
+	Again   time.Duration // when a pod will have been ready for long enough; 0 = nothing to wait for
+}
+
+// Creation is a pod to make.
+type Creation struct {
+	Ordinal int
+	Current bool // by the revision that a rollout comes from, not by the newest
+}
+
+// state is one pod of a set as the plan sees it.
+type state struct {
+	pod       *corev1.Pod
+	ordinal   int
+	going     bool
+	ended     bool
+	ready     bool
+	available bool
+	wait      time.Duration // until it is available, if it only has to stay ready
+}
+
+func (s Snapshot) look(p *corev1.Pod, ordinal int) *state {
+	st := &state{pod: p, ordinal: ordinal, going: s.Going(p), ended: controllers.PodEnded(p)}
+	st.ready = !st.ended && !st.going && p.Status.Phase == corev1.PodRunning && controllers.PodReady(p)
+	if st.ready {
+		st.available, st.wait = controllers.PodAvailable(p, s.Set.Spec.MinReadySeconds, s.Now)
+	}
+	return st
+}
+
+// sort divides the pods into those of the wanted ordinals, by their place, and those that are too many, the highest first.
+func (s Snapshot) sort() (wanted, condemned []*state) {
+	from := first(s.Set)
+	wanted = make([]*state, replicas(s.Set))
+	for _, p := range s.Pods {
+		n, ok := ordinalOf(s.Set, p.Name)
+		switch {
+		case !ok:
+		case n >= from && n < from+len(wanted):
+			wanted[n-from] = s.look(p, n)
+		default:
+			condemned = append(condemned, s.look(p, n))
+		}
+	}
+	slices.SortFunc(condemned, func(a, b *state) int { return b.ordinal - a.ordinal })
+	return wanted, condemned
+}
+
+// Plan decides the next step. Ordered sets make one pod after the other, each when all before it are available, and
+// remove the highest first, each when all others are; an update replaces pods from the highest down to the partition.
+func Plan(s Snapshot) Step {
+	var step Step
+	if s.Set.DeletionTimestamp != nil {
+		return step
+	}
+	wanted, condemned := s.sort()
+	for _, st := range slices.Concat(wanted, condemned) {
+		if st != nil && !st.going && !st.ended && !identified(s.Set, st.pod, st.ordinal) {
+			step.Label = append(step.Label, st.pod)
+		}
+	}
+	if s.Set.Spec.PodManagementPolicy == appsv1.ParallelPodManagement {
+		s.parallel(&step, wanted, condemned)
+		return step
+	}
+	if s.fill(&step, wanted) && s.shrink(&step, condemned) {
+		s.update(&step, wanted, false)
+	}
+	return step
+}
+
+// fill makes the first pod that is missing. It returns true when all wanted pods are available.
+func (s Snapshot) fill(step *Step, wanted []*state) bool {
+	for i, st := range wanted {
+		switch {
+		case st == nil:
+			step.Create = []Creation{s.creation(i)}
+		case st.going:
+		case st.ended:
+			step.Replace = []*corev1.Pod{st.pod}
+		case st.available:
+			continue
+		default:
+			step.Again = st.wait
+		}
+		return false
+	}
+	return true
+}
+
+// shrink removes the highest pod that is too many. It returns true when there is none.
+func (s Snapshot) shrink(step *Step, condemned []*state) bool {
+	if len(condemned) == 0 {
+		return true
+	}
+	lowest := condemned[len(condemned)-1] // all wanted ones are well, so it is the first one that may not be
+	for _, st := range slices.Backward(condemned) {
+		if !st.available {
+			lowest = st
+			break
+		}
+	}
+	highest := condemned[0]
+	if highest.going || !highest.available && highest != lowest && !highest.ended {
+		step.Again = highest.wait
+		return false
+	}
+	step.Delete = append(step.Delete, highest.pod)
+	return false
+}
+
+// parallel makes and removes all pods at once, and updates as far as maxUnavailable allows.
+func (s Snapshot) parallel(step *Step, wanted, condemned []*state) {
+	for i, st := range wanted {
+		switch {
+		case st == nil:
+			step.Create = append(step.Create, s.creation(i))
+		case st.ended && !st.going:
+			step.Replace = append(step.Replace, st.pod)
+		}
+	}
+	for _, st := range condemned {
+		if !st.going {
+			step.Delete = append(step.Delete, st.pod)
+		}
+	}
+	s.update(step, wanted, true)
+}
+
+// update replaces pods of older revisions, from the highest down to the partition. Not more than maxUnavailable pods
+// are unavailable at a time; one that is so already costs nothing more. Unless outOfOrder, a pod waits until those
+// above it are done.
+func (s Snapshot) update(step *Step, wanted []*state, outOfOrder bool) {
+	if s.Set.Spec.UpdateStrategy.Type != appsv1.RollingUpdateStatefulSetStrategyType {
+		return
+	}
+	away := 0
+	for _, st := range wanted {
+		if st == nil || !st.available {
+			away++
+			if st != nil && st.wait > 0 && (step.Again == 0 || st.wait < step.Again) {
+				step.Again = st.wait
+			}
+		}
+	}
+	most := maxUnavailable(s.Set)
+	for i, st := range slices.Backward(wanted) {
+		if i < partition(s.Set) {
+			return
+		}
+		if st == nil || st.going || st.ended || revisionOf(st.pod) == s.Update {
+			continue
+		}
+		cost := 0
+		if st.available {
+			cost = 1
+		}
+		if away+cost > most {
+			if !outOfOrder {
+				return
+			}
+			continue
+		}
+		away += cost
+		step.Delete = append(step.Delete, st.pod)
+	}
+}
+
+func (s Snapshot) creation(place int) Creation {
+	c := Creation{Ordinal: first(s.Set) + place}
+	u := s.Set.Spec.UpdateStrategy
+	if u.Type == appsv1.RollingUpdateStatefulSetStrategyType && s.Current != s.Update {
+		if u.RollingUpdate == nil {
+			c.Current = place < int(s.Set.Status.CurrentReplicas)
+		} else {
+			c.Current = place < partition(s.Set)
+		}
+	}
+	return c
+}
+
+func revisionOf(p *corev1.Pod) string { return p.Labels[appsv1.ControllerRevisionHashLabelKey] }
+
+// partition is the place below which an update leaves pods alone.
+func partition(set *appsv1.StatefulSet) int {
+	if u := set.Spec.UpdateStrategy.RollingUpdate; u != nil && u.Partition != nil {
+		return int(*u.Partition)
+	}
+	return 0
+}
+
+// maxUnavailable is how many pods an update may take away at a time: at least one.
+func maxUnavailable(set *appsv1.StatefulSet) int {
+	u := set.Spec.UpdateStrategy.RollingUpdate
+	if u == nil || u.MaxUnavailable == nil {
+		return 1
+	}
+	n, err := intstr.GetScaledValueFromIntOrPercent(u.MaxUnavailable, replicas(set), false)
+	if err != nil {
+		return 1
+	}
+	return max(1, n)
+}
+
+// Status is the status of a set with these pods. again says when a ready pod will have become available.
+func Status(s Snapshot, collisions *int32) (out appsv1.StatefulSetStatus, again time.Duration) {
+	out = appsv1.StatefulSetStatus{
+		ObservedGeneration: s.Set.Generation, CollisionCount: collisions,
+		CurrentRevision: s.Current, UpdateRevision: s.Update, Conditions: s.Set.Status.Conditions,
+	}
+	for _, p := range s.Pods {
+		n, ok := ordinalOf(s.Set, p.Name)
+		if !ok {
+			continue
+		}
+		st := s.look(p, n)
+		out.Replicas++
+		if st.ready {
+			out.ReadyReplicas++
+		}
+		if st.available {
+			out.AvailableReplicas++
+		} else if st.wait > 0 && (again == 0 || st.wait < again) {
+			again = st.wait
+		}
+		if st.going {
+			continue
+		}
+		if revisionOf(p) == s.Current {
+			out.CurrentReplicas++
+		}
+		if revisionOf(p) == s.Update {
+			out.UpdatedReplicas++
+		}
+	}
+	n := int32(replicas(s.Set))
+	rolling := s.Set.Spec.UpdateStrategy.Type == appsv1.RollingUpdateStatefulSetStrategyType
+	if rolling && out.UpdatedReplicas == n && out.ReadyReplicas == n && out.Replicas == n {
+		out.CurrentRevision, out.CurrentReplicas = out.UpdateRevision, out.UpdatedReplicas
+	}
+	return out, again
+}

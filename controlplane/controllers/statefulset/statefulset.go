@@ -1,0 +1,304 @@
+package statefulset
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// New returns the StatefulSet controller.
+func New(d controllers.Deps) *controllers.Controller {
+	own := controllers.RevisedFrom(d, controllers.RevisedKind[*appsv1.StatefulSet]{
+		GVK: kind, Resource: "statefulsets", Word: "stateful set",
+		Selector: func(s *appsv1.StatefulSet) *metav1.LabelSelector { return s.Spec.Selector },
+		Template: func(s *appsv1.StatefulSet) *corev1.PodTemplateSpec { return &s.Spec.Template },
+		History: func(s *appsv1.StatefulSet) (collisions, limit *int32) {
+			return s.Status.CollisionCount, s.Spec.RevisionHistoryLimit
+		},
+	})
+	claims := client.Informer[*corev1.PersistentVolumeClaim](d.Informers)
+	return &controllers.Controller{
+		Name: "statefulset-controller", Workers: 8,
+		Watches: own.Watches(controllers.OnInformer(claims, func(c controllers.Change[*corev1.PersistentVolumeClaim]) []controllers.Key {
+			return ofClaim(own.Owners, c)
+		})),
+		Rules: own.Rules(
+			rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get"}},
+			rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods/finalizers"}, Verbs: []string{"update"}},
+			rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"create", "get", "list", "update", "watch"}},
+		),
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			return (&reconciler{RevisedOwners: own.Lead(t), claims: controllers.ViewOf[*corev1.PersistentVolumeClaim](t, claims)}).reconcile
+		},
+	}
+}
+
+// ofClaim maps the change of a claim to the sets that may wait for it.
+func ofClaim(sets cache.SharedIndexInformer, c controllers.Change[*corev1.PersistentVolumeClaim]) []controllers.Key {
+	if c.Type == controllers.Updated && equality.Semantic.DeepEqual(c.Old.OwnerReferences, c.New.OwnerReferences) {
+		return nil
+	}
+	var keys []controllers.Key
+	for _, set := range controllers.CachedBy[*appsv1.StatefulSet](sets, controllers.NamespaceIndex, c.New.Namespace) {
+		for i := range set.Spec.VolumeClaimTemplates {
+			if strings.HasPrefix(c.New.Name, set.Spec.VolumeClaimTemplates[i].Name+"-"+set.Name+"-") {
+				keys = append(keys, controllers.KeyOf(set))
+				break
+			}
+		}
+	}
+	return keys
+}
+
+// reconciler is the thin shell of one leadership.
+type reconciler struct {
+	controllers.RevisedOwners[*appsv1.StatefulSet]
+	claims *controllers.View[*corev1.PersistentVolumeClaim]
+}
+
+func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+	set, ok := r.Owners.Get(key.Namespace, key.Name)
+	if !ok {
+		return 0, nil
+	}
+	selector := controllers.SelectorOf(set.Spec.Selector)
+	if selector == nil {
+		return 0, nil
+	}
+	snapshot, history, err := r.snapshot(ctx, set, selector)
+	if controllers.NamespaceEnds(err) {
+		return 0, nil // nothing will ever be wanted here again
+	}
+	if err != nil {
+		return 0, err
+	}
+	again, failure := r.perform(ctx, snapshot, history)
+	if controllers.NamespaceEnds(failure) {
+		return 0, nil
+	}
+	failure = errors.Join(failure, r.tendClaims(ctx, snapshot))
+	snapshot.Pods = r.Owned(set)
+	wait, err := r.writeStatus(ctx, snapshot, history)
+	if err == nil && failure == nil {
+		live := func(rev *appsv1.ControllerRevision) bool {
+			for _, p := range snapshot.Pods {
+				if revisionOf(p) == rev.Name {
+					return true
+				}
+			}
+			return rev.Name == snapshot.Current
+		}
+		err = r.Truncate(ctx, set, history, live)
+	}
+	return sooner(again, wait), errors.Join(failure, err)
+}
+
+// sooner is the shorter of two waits, of which 0 is none.
+func sooner(a, b time.Duration) time.Duration {
+	if a == 0 || b != 0 && b < a {
+		return b
+	}
+	return a
+}
+
+// snapshot claims what belongs to the set and makes its template a revision.
+func (r *reconciler) snapshot(ctx context.Context, set *appsv1.StatefulSet, selector labels.Selector) (Snapshot, controllers.History, error) {
+	s := Snapshot{Set: set, Going: r.Pods.Going, Now: r.Term.Now()}
+	var candidates []*corev1.Pod
+	for _, p := range r.Pods.Candidates(set) {
+		if _, ok := ordinalOf(set, p.Name); ok {
+			candidates = append(candidates, p)
+		}
+	}
+	var h controllers.History
+	var err error
+	if s.Pods, err = r.Claim(ctx, set, selector, candidates); err != nil {
+		return s, h, err
+	}
+	if set.DeletionTimestamp != nil { // its history goes with it
+		s.Current, s.Update = set.Status.CurrentRevision, set.Status.UpdateRevision
+		return s, controllers.History{Collisions: set.Status.CollisionCount}, nil
+	}
+	if h, err = r.Sync(ctx, set); err != nil {
+		return s, h, err
+	}
+	s.Current, s.Update = h.Update.Name, h.Update.Name
+	if c := h.Named(set.Status.CurrentRevision); c != nil {
+		s.Current = c.Name
+	}
+	return s, h, nil
+}
+
+// perform makes the writes of the next step. again says when to look once more.
+func (r *reconciler) perform(ctx context.Context, s Snapshot, h controllers.History) (again time.Duration, err error) {
+	step := Plan(s)
+	again = step.Again
+	for _, p := range step.Label {
+		if err := r.label(ctx, s.Set, p); err != nil {
+			return again, err
+		}
+	}
+	_, err = controllers.SlowStart(ctx, func() int { return len(step.Create) }, func(ctx context.Context, i int) error {
+		return r.create(ctx, s, h, step.Create[i], i < controllers.MaxEvents)
+	})
+	if err != nil {
+		return again, err
+	}
+	for i, p := range step.Replace {
+		if wait := r.Replaced.Wait(p.Namespace+"/"+p.Name, p, s.Now); wait > 0 {
+			again = sooner(again, wait)
+			continue
+		}
+		if i < controllers.MaxEvents {
+			r.Term.Events.Eventf(s.Set, corev1.EventTypeWarning, "RecreatingFailedPod", "Replacing pod %s, which has ended as %s",
+				p.Name, controllers.HowEnded(p))
+		}
+		if err := r.Pods.Delete(ctx, s.Set, p, false); err != nil {
+			return again, err
+		}
+	}
+	return again, controllers.InBatches(ctx, func() int { return len(step.Delete) }, func(ctx context.Context, i int) error {
+		if err := r.releaseClaims(ctx, s, step.Delete[i]); err != nil {
+			return err
+		}
+		return r.Pods.Delete(ctx, s.Set, step.Delete[i], i < controllers.MaxEvents)
+	})
+}
+
+func (r *reconciler) label(ctx context.Context, set *appsv1.StatefulSet, p *corev1.Pod) error {
+	ordinal, _ := ordinalOf(set, p.Name)
+	next := p.DeepCopy()
+	identify(set, next, ordinal)
+	next, err := client.Update(ctx, r.Term.Client, next)
+	if err != nil {
+		return fmt.Errorf("labelling pod %s/%s of stateful set %s: %w", p.Namespace, p.Name, set.Name, err)
+	}
+	r.Pods.Wrote(next)
+	return nil
+}
+
+// create makes a pod after the claims that it names.
+func (r *reconciler) create(ctx context.Context, s Snapshot, h controllers.History, c Creation, tell bool) error {
+	if err := r.makeClaims(ctx, s.Set, c.Ordinal); err != nil {
+		return err
+	}
+	template, revision := &s.Set.Spec.Template, s.Update
+	if c.Current {
+		if have := h.Named(s.Current); have != nil {
+			t, err := controllers.TemplateOf(have)
+			if err != nil {
+				return err
+			}
+			template, revision = t, s.Current
+		}
+	}
+	_, err := r.Pods.Create(ctx, s.Set, newPod(s.Set, template, revision, c.Ordinal), tell)
+	return err
+}
+
+// makeClaims makes the claims of an ordinal that are missing. One that is being deleted would take its data along: no
+// pod is made until it is gone.
+func (r *reconciler) makeClaims(ctx context.Context, set *appsv1.StatefulSet, ordinal int) error {
+	for _, want := range newClaims(set, ordinal) {
+		have, ok := r.claims.Get(want.Namespace, want.Name)
+		if ok && have.DeletionTimestamp == nil {
+			continue
+		}
+		if ok {
+			err := fmt.Errorf("claim %s is being deleted: pod %s is made when it is gone", want.Name, podName(set, ordinal))
+			r.Term.Events.Event(set, corev1.EventTypeWarning, "FailedCreate", err.Error())
+			return controllers.Race("stateful set %s/%s: %w", set.Namespace, set.Name, err)
+		}
+		made, err := client.Create(ctx, r.Term.Client, want)
+		switch {
+		case apierrors.IsAlreadyExists(err):
+			return controllers.Race("claim %s/%s exists already", want.Namespace, want.Name)
+		case err != nil:
+			if !controllers.NamespaceEnds(err) && ctx.Err() == nil {
+				r.Term.Events.Eventf(set, corev1.EventTypeWarning, "FailedCreate", "Error creating claim %s: %v", want.Name, err)
+			}
+			return fmt.Errorf("creating claim %s/%s of stateful set %s: %w", want.Namespace, want.Name, set.Name, err)
+		}
+		r.claims.Wrote(made)
+		r.Term.Events.Eventf(set, corev1.EventTypeNormal, "SuccessfulCreate", "Created claim: %v", made.Name)
+	}
+	return nil
+}
+
+// tendClaims gives the claims of the pods that stay the owners that their retention asks for, and makes those that a
+// waiting pod lacks.
+func (r *reconciler) tendClaims(ctx context.Context, s Snapshot) error {
+	if len(s.Set.Spec.VolumeClaimTemplates) == 0 || s.Set.DeletionTimestamp != nil {
+		return nil
+	}
+	wanted, _ := s.sort()
+	var errs []error
+	for _, st := range wanted {
+		if st == nil || st.going {
+			continue
+		}
+		if st.pod.Status.Phase == corev1.PodPending {
+			errs = append(errs, r.makeClaims(ctx, s.Set, st.ordinal))
+		}
+		errs = append(errs, r.setOwners(ctx, s.Set, st.pod, st.ordinal, false))
+	}
+	return errors.Join(errs...)
+}
+
+// releaseClaims gives the claims of a pod that is one too many to it, where they shall go with it.
+func (r *reconciler) releaseClaims(ctx context.Context, s Snapshot, p *corev1.Pod) error {
+	ordinal, _ := ordinalOf(s.Set, p.Name)
+	from := first(s.Set)
+	if ordinal >= from && ordinal < from+replicas(s.Set) {
+		return nil // it is replaced
+	}
+	return r.setOwners(ctx, s.Set, p, ordinal, true)
+}
+
+func (r *reconciler) setOwners(ctx context.Context, set *appsv1.StatefulSet, p *corev1.Pod, ordinal int, condemned bool) error {
+	for i := range set.Spec.VolumeClaimTemplates {
+		c, ok := r.claims.Get(set.Namespace, claimName(set, &set.Spec.VolumeClaimTemplates[i], ordinal))
+		if !ok || c.DeletionTimestamp != nil {
+			continue
+		}
+		refs, changed := claimOwners(set, p, c, condemned)
+		if !changed {
+			continue
+		}
+		next := c.DeepCopy()
+		next.OwnerReferences = refs
+		next, err := client.Update(ctx, r.Term.Client, next)
+		if err != nil {
+			return fmt.Errorf("setting the owners of claim %s/%s of stateful set %s: %w", c.Namespace, c.Name, set.Name, err)
+		}
+		r.claims.Wrote(next)
+	}
+	return nil
+}
+
+// writeStatus writes the status where it changed, judged after this reconcile's own writes.
+func (r *reconciler) writeStatus(ctx context.Context, s Snapshot, h controllers.History) (time.Duration, error) {
+	status, again := Status(s, h.Collisions)
+	if equality.Semantic.DeepEqual(status, s.Set.Status) {
+		return again, nil
+	}
+	next := s.Set.DeepCopy()
+	next.Status = status
+	_, wait, err := r.Status.Write(ctx, next)
+	return cmp.Or(wait, again), err
+}

@@ -1,0 +1,121 @@
+package volumeexpansion
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// New returns the controller.
+func New(d controllers.Deps) *controllers.Controller {
+	claims, volumes := client.Informer[*corev1.PersistentVolumeClaim](d.Informers), client.Informer[*corev1.PersistentVolume](d.Informers)
+	return &controllers.Controller{
+		Name:    "expand-controller",
+		Workers: 2,
+		Watches: []controllers.Watch{
+			controllers.OnInformer(claims, func(c controllers.Change[*corev1.PersistentVolumeClaim]) []controllers.Key {
+				if c.Type == controllers.Deleted || c.New.Status.Phase != corev1.ClaimBound {
+					return nil
+				}
+				return controllers.Self(c)
+			}),
+			controllers.OnInformer(volumes, func(c controllers.Change[*corev1.PersistentVolume]) []controllers.Key {
+				ref := c.New.Spec.ClaimRef
+				if c.Type == controllers.Deleted || ref == nil {
+					return nil
+				}
+				return []controllers.Key{{Namespace: ref.Namespace, Name: ref.Name}}
+			}),
+		},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: []string{"get", "list", "update", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims/status"}, Verbs: []string{"update"}},
+			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
+		},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			g := &grower{term: t, claims: controllers.ViewOf[*corev1.PersistentVolumeClaim](t, claims),
+				volumes: controllers.ViewOf[*corev1.PersistentVolume](t, volumes), told: map[controllers.Key]string{}}
+			return g.reconcile
+		},
+	}
+}
+
+// grower is the thin shell of one leadership.
+type grower struct {
+	term    *controllers.Term
+	claims  *controllers.View[*corev1.PersistentVolumeClaim]
+	volumes *controllers.View[*corev1.PersistentVolume]
+
+	mu   sync.Mutex
+	told map[controllers.Key]string // what claims wait for, as it was told of
+}
+
+func (g *grower) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+	c, ok := g.claims.Get(key.Namespace, key.Name)
+	var step Step
+	if ok {
+		v, _ := g.volumes.Get("", c.Spec.VolumeName)
+		step = Plan(c, v, g.term.Now())
+	}
+	waits := ""
+	if step.Status == nil && step.Volume == nil {
+		waits = step.Message
+	}
+	if !g.isNew(key, waits) {
+		return 0, nil // it goes on waiting, or there is nothing to do
+	}
+	if err := g.write(ctx, c, step); err != nil {
+		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+			return 0, controllers.Race("%s: %w", key, err)
+		}
+		return 0, fmt.Errorf("growing the volume of claim %s: %w", key, err)
+	}
+	if step.Reason != "" {
+		g.term.Events.Event(c, corev1.EventTypeNormal, step.Reason, step.Message)
+	}
+	return 0, nil
+}
+
+// isNew says whether a claim waits for something else than it was told of, or does not wait.
+func (g *grower) isNew(key controllers.Key, waits string) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	before := g.told[key]
+	delete(g.told, key)
+	if waits != "" {
+		g.told[key] = waits
+	}
+	return waits == "" || waits != before
+}
+
+func (g *grower) write(ctx context.Context, c *corev1.PersistentVolumeClaim, step Step) error {
+	switch {
+	case step.Status != nil:
+		next := c.DeepCopy()
+		next.Status = *step.Status
+		return wrote(g.claims)(client.UpdateStatus(ctx, g.term.Client, next))
+	case step.Volume != nil:
+		return wrote(g.volumes)(client.Update(ctx, g.term.Client, step.Volume))
+	}
+	return nil
+}
+
+// wrote shows a view what was written through it: what comes next is decided by that.
+func wrote[T api.Object](v *controllers.View[T]) func(o T, err error) error {
+	return func(o T, err error) error {
+		if err == nil {
+			v.Wrote(o)
+		}
+		return err
+	}
+}

@@ -1,0 +1,99 @@
+package controllers_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/internal/virtual"
+)
+
+// driven is a volume of a CSI driver.
+func driven(name, driver string) *corev1.PersistentVolume {
+	v := volume(name, "1Gi")
+	v.Spec.HostPath = nil
+	v.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: name}
+	return v
+}
+
+// boundTo waits until a claim is bound.
+func (w *world) boundTo(name string) {
+	w.t.Helper()
+	w.claimIs(name, func(c *corev1.PersistentVolumeClaim) bool { return c.Status.Phase == corev1.ClaimBound })
+}
+
+func (w *world) claimIs(name string, is func(c *corev1.PersistentVolumeClaim) bool) {
+	w.t.Helper()
+	w.within(time.Minute, "claim "+name, func() error {
+		c, err := client.Get[*corev1.PersistentVolumeClaim](w.ctx, w.admin, "default", name)
+		if err == nil && !is(c) {
+			err = fmt.Errorf("it is %+v", c.Status)
+		}
+		return err
+	})
+}
+
+func (w *world) wants(claim, size string) {
+	w.t.Helper()
+	update(w, claim, func(c *corev1.PersistentVolumeClaim) { c.Spec.Resources.Requests = storage(size) })
+}
+
+func has(size string) func(c *corev1.PersistentVolumeClaim) bool {
+	return func(c *corev1.PersistentVolumeClaim) bool {
+		q := storage(size)[corev1.ResourceStorage]
+		return q.Cmp(c.Status.Capacity[corev1.ResourceStorage]) == 0 && len(c.Status.Conditions) == 0 && len(c.Status.AllocatedResourceStatuses) == 0
+	}
+}
+
+// A claim that asks for more gets it from the cluster's own driver; of another's it is told whom it waits for, once.
+func TestClaimsGrow(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})
+		for name, driver := range map[string]string{"own": "local.csi.keelson.dev", "theirs": "other.example.com"} {
+			v, c := driven(name, driver), claim(name, "1Gi")
+			c.Spec.VolumeName = name
+			w.create(v)
+			w.create(c)
+			w.boundTo(name)
+			w.wants(name, "3Gi")
+		}
+		w.claimIs("own", has("3Gi"))
+		w.event("VolumeResizeSuccessful", "volume own has 3Gi")
+		w.event("ExternalExpanding", "waiting for an external controller to expand volume theirs to 3Gi: that of CSI driver other.example.com")
+		time.Sleep(10 * time.Minute)
+		w.atRest()
+		list, err := client.Get[*corev1.PersistentVolume](w.ctx, w.admin, "", "theirs")
+		if q := storage("1Gi")[corev1.ResourceStorage]; err != nil || q.Cmp(list.Spec.Capacity[corev1.ResourceStorage]) != 0 {
+			t.Errorf("another's volume was changed: %+v, %v", list, err)
+		}
+		w.claimIs("theirs", has("1Gi"))
+	})
+}
+
+// Whatever is lost, killed or led by another, a claim has in the end what it asked for last.
+func TestClaimsGrowUnderFailures(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := newWorld(t, options{quiet: true, change: failing("expand-controller", 2, time.Millisecond)})
+		engine := controllers.Options{Resync: time.Second}
+		stop := w.lead(engine)
+		defer func() { stop() }()
+		w.create(driven("own", "local.csi.keelson.dev"))
+		w.create(claim("own", "1Gi"))
+		w.boundTo("own")
+		for i := range 12 {
+			w.wants("own", fmt.Sprintf("%dGi", i+2))
+			if i%2 == 1 {
+				stop()
+				stop = w.lead(engine)
+			}
+			if i%3 == 2 {
+				w.claimIs("own", has(fmt.Sprintf("%dGi", i+2)))
+			}
+		}
+		w.claimIs("own", has("13Gi"))
+	})
+}

@@ -1,0 +1,66 @@
+package pki
+
+import (
+	"fmt"
+
+	"github.com/go-jose/go-jose/v4/jwt"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// SecretIssuer is the issuer of tokens that are kept in Secrets.
+const SecretIssuer = "kubernetes/serviceaccount"
+
+// SecretClaims are what a token says that is kept in a Secret. It has no end and no audience: it is good for the API
+// server for as long as the Secret holds it.
+type SecretClaims struct {
+	Namespace      string
+	ServiceAccount Ref
+	Secret         string // in the same namespace
+}
+
+// User is the identity that a token proves.
+func (c *SecretClaims) User() api.User {
+	return (&Claims{Namespace: c.Namespace, ServiceAccount: c.ServiceAccount}).User()
+}
+
+// wireSecretClaims are the claims as they stand in the token.
+type wireSecretClaims struct {
+	jwt.Claims
+	Namespace string `json:"kubernetes.io/serviceaccount/namespace"`
+	Secret    string `json:"kubernetes.io/serviceaccount/secret.name"`
+	Account   string `json:"kubernetes.io/serviceaccount/service-account.name"`
+	UID       string `json:"kubernetes.io/serviceaccount/service-account.uid"`
+}
+
+// SignForSecret makes the token that a Secret shall hold.
+func (t *ServiceTokens) SignForSecret(c SecretClaims) (string, error) {
+	w := wireSecretClaims{Namespace: c.Namespace, Secret: c.Secret, Account: c.ServiceAccount.Name, UID: c.ServiceAccount.UID}
+	w.Issuer, w.Subject = SecretIssuer, api.ServiceAccountPrefix+c.Namespace+":"+c.ServiceAccount.Name
+	text, err := jwt.Signed(t.signer).Claims(w).Serialize()
+	if err != nil {
+		return "", fmt.Errorf("pki: signing the token of Secret %s/%s: %w", c.Namespace, c.Secret, err)
+	}
+	return text, nil
+}
+
+// VerifyOfSecret checks the signature and the claims of a token that is kept in a Secret. Whether the Secret still holds
+// it and the account lives is for the caller. The error wraps ErrMalformed, ErrSignature or ErrIssuer and never holds
+// the token.
+func (t *ServiceTokens) VerifyOfSecret(text string) (*SecretClaims, error) {
+	var w wireSecretClaims
+	err := t.open(text, &w)
+	switch {
+	case err != nil:
+	case w.Issuer != SecretIssuer:
+		err = ErrIssuer
+	case w.Namespace == "" || w.Secret == "" || w.Account == "" || w.UID == "":
+		err = fmt.Errorf("%w: it does not name its Secret and service account", ErrMalformed)
+	case w.Subject != api.ServiceAccountPrefix+w.Namespace+":"+w.Account:
+		err = fmt.Errorf("%w: its subject is not the service account it names", ErrMalformed)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("pki: service account token of a Secret: %w", err)
+	}
+	return &SecretClaims{Namespace: w.Namespace, ServiceAccount: Ref{Name: w.Account, UID: w.UID}, Secret: w.Secret}, nil
+}

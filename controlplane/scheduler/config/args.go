@@ -1,0 +1,257 @@
+package config
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	file "k8s.io/kube-scheduler/config/v1"
+	kjson "sigs.k8s.io/json"
+)
+
+// Args are what the file says of single plugins; what it says nothing of is nil.
+type Args struct {
+	Fit        *file.NodeResourcesFitArgs
+	Balanced   *file.NodeResourcesBalancedAllocationArgs
+	Spread     *file.PodTopologySpreadArgs
+	Affinity   *file.InterPodAffinityArgs
+	Nodes      *file.NodeAffinityArgs
+	Preemption *file.DefaultPreemptionArgs
+	Volumes    *file.VolumeBindingArgs
+}
+
+// readArgs reads the pluginConfig of a profile.
+func readArgs(profile string, list []file.PluginConfig) (Args, error) {
+	var a Args
+	seen := map[string]bool{}
+	for i, c := range list {
+		field := fmt.Sprintf("%s.pluginConfig[%d]", profile, i)
+		if seen[c.Name] {
+			return a, fmt.Errorf("%s.name: %s has arguments already: say all in one place", field, c.Name)
+		}
+		seen[c.Name] = true
+		if err := a.read(field, c); err != nil {
+			return a, err
+		}
+	}
+	return a, nil
+}
+
+func (a *Args) read(field string, c file.PluginConfig) error {
+	at := field + ".args"
+	switch c.Name {
+	case "NodeResourcesFit":
+		return one(at, c, &a.Fit, checkFit)
+	case "NodeResourcesBalancedAllocation":
+		return one(at, c, &a.Balanced, func(x *file.NodeResourcesBalancedAllocationArgs) error { return checkBalanced(x.Resources) })
+	case "PodTopologySpread":
+		return one(at, c, &a.Spread, checkSpread)
+	case "InterPodAffinity":
+		return one(at, c, &a.Affinity, func(x *file.InterPodAffinityArgs) error {
+			return between("hardPodAffinityWeight", x.HardPodAffinityWeight, 0, 100)
+		})
+	case "NodeAffinity":
+		return one(at, c, &a.Nodes, func(x *file.NodeAffinityArgs) error { return checkAdded(x.AddedAffinity) })
+	case "DefaultPreemption":
+		return one(at, c, &a.Preemption, checkPreemption)
+	case "VolumeBinding":
+		return one(at, c, &a.Volumes, checkVolumes)
+	}
+	return fmt.Errorf("%s.name: plugin %q takes no arguments here: leave it out; those that do are DefaultPreemption, InterPodAffinity, "+
+		"NodeAffinity, NodeResourcesBalancedAllocation, NodeResourcesFit, PodTopologySpread and VolumeBinding", field, c.Name)
+}
+
+// one reads the arguments of one plugin, which may say their own kind.
+func one[T any](field string, c file.PluginConfig, into **T, check func(*T) error) error {
+	*into = new(T)
+	if len(c.Args.Raw) == 0 || string(c.Args.Raw) == "null" {
+		return nil
+	}
+	if err := strict(c.Args.Raw, *into); err != nil {
+		return fmt.Errorf("%s: %w", field, err)
+	}
+	var own metav1.TypeMeta
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(c.Args.Raw, &own); err != nil {
+		return fmt.Errorf("%s: %w", field, err)
+	}
+	if kind := c.Name + "Args"; own.Kind != "" && own.Kind != kind || own.APIVersion != "" && own.APIVersion != file.SchemeGroupVersion.String() {
+		return fmt.Errorf("%s: apiVersion %q, kind %q: want %s, %s, or leave both out", field, own.APIVersion, own.Kind, file.SchemeGroupVersion, kind)
+	}
+	if err := check(*into); err != nil {
+		return fmt.Errorf("%s.%w", field, err)
+	}
+	return nil
+}
+
+func between(field string, n *int32, least, most int32) error {
+	if n != nil && (*n < least || *n > most) {
+		return fmt.Errorf("%s: %d: want %d to %d", field, *n, least, most)
+	}
+	return nil
+}
+
+func checkFit(a *file.NodeResourcesFitArgs) error {
+	for i, r := range a.IgnoredResources {
+		if !strings.Contains(r, "/") || strings.HasPrefix(r, v1.ResourceDefaultNamespacePrefix) || len(validation.IsQualifiedName(r)) > 0 {
+			return fmt.Errorf("ignoredResources[%d]: %q: want the name of an extended resource, such as example.com/gpu", i, r)
+		}
+	}
+	for i, g := range a.IgnoredResourceGroups {
+		if strings.Contains(g, "/") || len(validation.IsDNS1123Subdomain(g)) > 0 {
+			return fmt.Errorf("ignoredResourceGroups[%d]: %q: want what stands before the / of extended resources, such as example.com", i, g)
+		}
+	}
+	s := a.ScoringStrategy
+	if s == nil {
+		return nil
+	}
+	s.Type = cmp.Or(s.Type, file.LeastAllocated)
+	if err := checkResources("scoringStrategy.resources", s.Resources); err != nil {
+		return err
+	}
+	switch s.Type {
+	case file.LeastAllocated, file.MostAllocated:
+		if s.RequestedToCapacityRatio != nil {
+			return fmt.Errorf("scoringStrategy.requestedToCapacityRatio: type %s does not use it: leave it out", s.Type)
+		}
+	case file.RequestedToCapacityRatio:
+		if s.RequestedToCapacityRatio == nil {
+			return fmt.Errorf("scoringStrategy.requestedToCapacityRatio: type %s needs a shape", s.Type)
+		}
+		return checkShape("scoringStrategy.requestedToCapacityRatio.shape", s.RequestedToCapacityRatio.Shape)
+	default:
+		return fmt.Errorf("scoringStrategy.type: %q: want %s, %s or %s", s.Type, file.LeastAllocated, file.MostAllocated, file.RequestedToCapacityRatio)
+	}
+	return nil
+}
+
+// checkResources also sets the weights that are not said.
+func checkResources(field string, list []file.ResourceSpec) error {
+	for i := range list {
+		r := &list[i]
+		r.Weight = cmp.Or(r.Weight, 1)
+		switch {
+		case len(validation.IsQualifiedName(r.Name)) > 0:
+			return fmt.Errorf("%s[%d].name: %q: want a resource, such as cpu or example.com/gpu", field, i, r.Name)
+		case r.Weight < 1 || r.Weight > 100:
+			return fmt.Errorf("%s[%d].weight: %d: want 1 to 100", field, i, r.Weight)
+		case slices.ContainsFunc(list[:i], func(o file.ResourceSpec) bool { return o.Name == r.Name }):
+			return fmt.Errorf("%s[%d].name: %s is listed twice", field, i, r.Name)
+		}
+	}
+	return nil
+}
+
+func checkBalanced(list []file.ResourceSpec) error {
+	for i, r := range list {
+		if r.Weight != 0 && r.Weight != 1 {
+			return fmt.Errorf("resources[%d].weight: %d: balance weighs all resources alike: want 1", i, r.Weight)
+		}
+	}
+	return checkResources("resources", list)
+}
+
+func checkShape(field string, shape []file.UtilizationShapePoint) error {
+	if len(shape) == 0 || len(shape) > 101 {
+		return fmt.Errorf("%s: %d points: want 1 to 101", field, len(shape))
+	}
+	for i, p := range shape {
+		switch {
+		case p.Utilization < 0 || p.Utilization > 100:
+			return fmt.Errorf("%s[%d].utilization: %d: want 0 to 100", field, i, p.Utilization)
+		case i > 0 && p.Utilization <= shape[i-1].Utilization:
+			return fmt.Errorf("%s[%d].utilization: %d: want points by rising utilization", field, i, p.Utilization)
+		case p.Score < 0 || p.Score > 10:
+			return fmt.Errorf("%s[%d].score: %d: want 0 to 10", field, i, p.Score)
+		}
+	}
+	return nil
+}
+
+func checkSpread(a *file.PodTopologySpreadArgs) error {
+	a.DefaultingType = cmp.Or(a.DefaultingType, file.SystemDefaulting)
+	switch {
+	case a.DefaultingType != file.SystemDefaulting && a.DefaultingType != file.ListDefaulting:
+		return fmt.Errorf("defaultingType: %q: want System or List", a.DefaultingType)
+	case a.DefaultingType == file.SystemDefaulting && len(a.DefaultConstraints) > 0:
+		return errors.New("defaultConstraints: they hold with defaultingType: List only")
+	}
+	for i, c := range a.DefaultConstraints {
+		field := fmt.Sprintf("defaultConstraints[%d]", i)
+		switch {
+		case c.MaxSkew < 1:
+			return fmt.Errorf("%s.maxSkew: %d: want 1 or more", field, c.MaxSkew)
+		case len(validation.IsQualifiedName(c.TopologyKey)) > 0:
+			return fmt.Errorf("%s.topologyKey: %q: want the key of a label of nodes", field, c.TopologyKey)
+		case c.WhenUnsatisfiable != v1.DoNotSchedule && c.WhenUnsatisfiable != v1.ScheduleAnyway:
+			return fmt.Errorf("%s.whenUnsatisfiable: %q: want DoNotSchedule or ScheduleAnyway", field, c.WhenUnsatisfiable)
+		case c.LabelSelector != nil || len(c.MatchLabelKeys) > 0:
+			return fmt.Errorf("%s.labelSelector: whom it means follows from what the pod belongs to: leave it out, and matchLabelKeys", field)
+		case c.MinDomains != nil && (*c.MinDomains < 1 || c.WhenUnsatisfiable != v1.DoNotSchedule):
+			return fmt.Errorf("%s.minDomains: %d: want 1 or more, with DoNotSchedule", field, *c.MinDomains)
+		case slices.ContainsFunc(a.DefaultConstraints[:i], func(o v1.TopologySpreadConstraint) bool {
+			return o.TopologyKey == c.TopologyKey && o.WhenUnsatisfiable == c.WhenUnsatisfiable
+		}):
+			return fmt.Errorf("%s: %s is listed twice with %s", field, c.TopologyKey, c.WhenUnsatisfiable)
+		}
+		for name, p := range map[string]*v1.NodeInclusionPolicy{"nodeAffinityPolicy": c.NodeAffinityPolicy, "nodeTaintsPolicy": c.NodeTaintsPolicy} {
+			if p != nil && *p != v1.NodeInclusionPolicyHonor && *p != v1.NodeInclusionPolicyIgnore {
+				return fmt.Errorf("%s.%s: %q: want Honor or Ignore", field, name, *p)
+			}
+		}
+	}
+	return nil
+}
+
+func checkAdded(a *v1.NodeAffinity) error {
+	if a == nil {
+		return nil
+	}
+	if r := a.RequiredDuringSchedulingIgnoredDuringExecution; r != nil {
+		if _, err := nodeaffinity.NewNodeSelector(r); err != nil {
+			return fmt.Errorf("addedAffinity.requiredDuringSchedulingIgnoredDuringExecution: %w", err)
+		}
+		if len(r.NodeSelectorTerms) == 0 {
+			return errors.New("addedAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms: want one at least: none match no node")
+		}
+	}
+	const preferred = "addedAffinity.preferredDuringSchedulingIgnoredDuringExecution"
+	for i, t := range a.PreferredDuringSchedulingIgnoredDuringExecution {
+		if t.Weight < 1 || t.Weight > 100 {
+			return fmt.Errorf("%s[%d].weight: %d: want 1 to 100", preferred, i, t.Weight)
+		}
+	}
+	if _, err := nodeaffinity.NewPreferredSchedulingTerms(a.PreferredDuringSchedulingIgnoredDuringExecution); err != nil {
+		return fmt.Errorf("%s: %w", preferred, err)
+	}
+	return nil
+}
+
+func checkPreemption(a *file.DefaultPreemptionArgs) error {
+	if err := between("minCandidateNodesPercentage", a.MinCandidateNodesPercentage, 0, 100); err != nil {
+		return err
+	}
+	if n := a.MinCandidateNodesAbsolute; n != nil && *n < 0 {
+		return fmt.Errorf("minCandidateNodesAbsolute: %d: want 0 or more", *n)
+	}
+	if p, n := a.MinCandidateNodesPercentage, a.MinCandidateNodesAbsolute; p != nil && n != nil && *p == 0 && *n == 0 {
+		return errors.New("minCandidateNodesAbsolute: 0, and minCandidateNodesPercentage too: want one of them above 0")
+	}
+	return nil
+}
+
+func checkVolumes(a *file.VolumeBindingArgs) error {
+	if n := a.BindTimeoutSeconds; n != nil && (*n < 0 || *n > 24*3600) {
+		return fmt.Errorf("bindTimeoutSeconds: %d: want 0 to 86400", *n)
+	}
+	if len(a.Shape) > 0 {
+		return errors.New("shape: nodes are not rated by the size of their volumes: leave it out")
+	}
+	return nil
+}

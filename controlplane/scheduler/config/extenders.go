@@ -1,0 +1,102 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+	file "k8s.io/kube-scheduler/config/v1"
+)
+
+const (
+	maxExtenders = 16
+	// Pods are placed one after the other: each question holds up all that come after.
+	maxTimeout = 30 * time.Second
+)
+
+// checkExtenders also has profiles ignore the resources that extenders see to alone.
+func (c *Config) checkExtenders() error {
+	if len(c.Extenders) > maxExtenders {
+		return fmt.Errorf("extenders: %d of them: want %d at most", len(c.Extenders), maxExtenders)
+	}
+	binders := 0
+	for i := range c.Extenders {
+		e := &c.Extenders[i]
+		if err := checkExtender(e); err != nil {
+			return fmt.Errorf("extenders[%d].%w", i, err)
+		}
+		if e.BindVerb != "" {
+			if binders++; binders > 1 {
+				return fmt.Errorf("extenders[%d].bindVerb: another extender binds already: want one at most", i)
+			}
+		}
+		for _, r := range e.ManagedResources {
+			if r.IgnoredByScheduler {
+				c.ignore(r.Name)
+			}
+		}
+	}
+	return nil
+}
+
+// ignore has all profiles leave a resource to whoever manages it.
+func (c *Config) ignore(resource string) {
+	for i := range c.Profiles {
+		a := &c.Profiles[i].Args
+		if a.Fit == nil {
+			a.Fit = &file.NodeResourcesFitArgs{}
+		}
+		if !slices.Contains(a.Fit.IgnoredResources, resource) {
+			a.Fit.IgnoredResources = append(a.Fit.IgnoredResources, resource)
+		}
+	}
+}
+
+func checkExtender(e *file.Extender) error {
+	u, err := url.Parse(e.URLPrefix)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || u.RawQuery != "" || u.Fragment != "" {
+		return fmt.Errorf("urlPrefix: %q: want a URL such as https://host:8443/path", e.URLPrefix)
+	}
+	if u.User != nil {
+		return errors.New("urlPrefix: it holds a user: leave that out, and use tlsConfig's certificates")
+	}
+	verbs := 0
+	for field, verb := range map[string]string{"filterVerb": e.FilterVerb, "prioritizeVerb": e.PrioritizeVerb, "preemptVerb": e.PreemptVerb, "bindVerb": e.BindVerb} {
+		if verb != "" {
+			verbs++
+		}
+		if _, err := url.Parse(verb); err != nil || strings.ContainsAny(verb, "?#") || strings.HasPrefix(verb, "/") {
+			return fmt.Errorf("%s: %q: want what follows urlPrefix and a /, such as filter", field, verb)
+		}
+	}
+	switch {
+	case verbs == 0:
+		return errors.New("filterVerb: the extender does nothing: want one verb at least, or leave it out")
+	case e.PrioritizeVerb != "" && (e.Weight < 1 || e.Weight > 1<<20):
+		return fmt.Errorf("weight: %d: want 1 to %d where there is a prioritizeVerb", e.Weight, 1<<20)
+	case e.PrioritizeVerb == "" && e.Weight != 0:
+		return fmt.Errorf("weight: %d: it weighs what prioritizeVerb says, and there is none: leave it out", e.Weight)
+	case e.HTTPTimeout.Duration < 0 || e.HTTPTimeout.Duration > maxTimeout:
+		return fmt.Errorf("httpTimeout: %v: want 0s, which is 5s, to %v", e.HTTPTimeout.Duration, maxTimeout)
+	case (e.EnableHTTPS || e.TLSConfig != nil) && u.Scheme != "https":
+		return fmt.Errorf("urlPrefix: %q: want https:// with enableHTTPS and tlsConfig", e.URLPrefix)
+	}
+	if t := e.TLSConfig; t != nil {
+		if (t.CertFile != "" || len(t.CertData) > 0) != (t.KeyFile != "" || len(t.KeyData) > 0) {
+			return errors.New("tlsConfig.certFile: want both the certificate and its key, or neither")
+		}
+		if t.Insecure && (t.CAFile != "" || len(t.CAData) > 0) {
+			return errors.New("tlsConfig.insecure: it goes with no caFile: take one of them out")
+		}
+	}
+	for i, r := range e.ManagedResources {
+		if !strings.Contains(r.Name, "/") || len(validation.IsQualifiedName(r.Name)) > 0 {
+			return fmt.Errorf("managedResources[%d].name: %q: want the name of an extended resource, such as example.com/gpu", i, r.Name)
+		}
+	}
+	return nil
+}

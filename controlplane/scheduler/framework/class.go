@@ -1,0 +1,101 @@
+package framework
+
+import (
+	"hash/maphash"
+	"maps"
+	"math/bits"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// podClass are the pods on nodes that rules about pods cannot tell apart: of one namespace, with the same labels, and
+// either all or none of them being deleted. Who asks for pods looks at classes, of which there are mostly as many as
+// templates, and a pod that comes is matched with no selector when others of its class are there.
+type podClass struct {
+	subject
+	hash    uint64
+	pods    int
+	perNode counts    // by slot
+	sets    []*PodSet // that have these pods
+}
+
+func (c *podClass) shift(x *Index, slot int32, by int) {
+	c.pods += by
+	c.perNode.add(slot, by)
+	for _, s := range c.sets {
+		s.shift(slot, by)
+	}
+	if c.pods == 0 {
+		x.removeClass(c)
+	}
+}
+
+// classOf is the pod's class, which is made when it is new.
+func (x *Index) classOf(p *v1.Pod) *podClass {
+	s := subject{p.Namespace, p.Labels, p.DeletionTimestamp != nil}
+	hash := x.hash(&s)
+	ns := x.classes[s.namespace]
+	for _, c := range ns[hash] {
+		if c.ending == s.ending && maps.Equal(c.labels, s.labels) {
+			return c
+		}
+	}
+	if ns == nil {
+		ns = make(map[uint64][]*podClass)
+		x.classes[s.namespace] = ns
+	}
+	c := &podClass{subject: s, hash: hash}
+	x.setIndex.each(&s, x.namespaces, func(set *PodSet) {
+		if set.has(&s, x.namespaces) {
+			c.sets = append(c.sets, set)
+		}
+	})
+	ns[hash] = append(ns[hash], c)
+	return c
+}
+
+func (x *Index) removeClass(c *podClass) {
+	ns := x.classes[c.namespace]
+	if same := slices.DeleteFunc(ns[c.hash], func(other *podClass) bool { return other == c }); len(same) > 0 {
+		ns[c.hash] = same
+		return
+	}
+	if delete(ns, c.hash); len(ns) == 0 {
+		delete(x.classes, c.namespace)
+	}
+}
+
+// hash is equal for equal labels in whichever order.
+func (x *Index) hash(s *subject) uint64 {
+	sum := uint64(len(s.labels))
+	for k, v := range s.labels {
+		sum += maphash.String(x.seed, k) ^ bits.RotateLeft64(maphash.String(x.seed, v), 17)
+	}
+	if s.ending {
+		sum = ^sum
+	}
+	return sum
+}
+
+// eachClass calls f for the classes in the namespaces that the Peers mean.
+func (x *Index) eachClass(p *Peers, f func(*podClass)) {
+	each := func(ns map[uint64][]*podClass) {
+		for _, same := range ns {
+			for _, c := range same {
+				f(c)
+			}
+		}
+	}
+	if !p.BySelector() {
+		for _, ns := range p.namespaces {
+			each(x.classes[ns])
+		}
+		return
+	}
+	for ns, classes := range x.classes {
+		if p.HasNamespace(ns, x.namespaces[ns]) {
+			each(classes)
+		}
+	}
+}

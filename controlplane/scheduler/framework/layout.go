@@ -1,0 +1,73 @@
+package framework
+
+import "slices"
+
+// Point is an extension point, by its name in a KubeSchedulerConfiguration.
+type Point string
+
+const (
+	AtPreEnqueue Point = "preEnqueue"
+	AtQueueSort  Point = "queueSort"
+	AtPreFilter  Point = "preFilter"
+	AtFilter     Point = "filter"
+	AtPostFilter Point = "postFilter"
+	AtPreScore   Point = "preScore"
+	AtScore      Point = "score"
+	AtReserve    Point = "reserve"
+	AtPermit     Point = "permit"
+	AtPreBind    Point = "preBind"
+	AtBind       Point = "bind"
+	AtPostBind   Point = "postBind"
+)
+
+// Points are all of them, in the order in which a pod passes them.
+func Points() []Point {
+	return []Point{AtPreEnqueue, AtQueueSort, AtPreFilter, AtFilter, AtPostFilter, AtPreScore, AtScore, AtReserve, AtPermit,
+		AtPreBind, AtBind, AtPostBind}
+}
+
+// Has says whether the plugin implements the point.
+func (at Point) Has(p Plugin) bool {
+	ok := false
+	switch at {
+	case AtPreEnqueue:
+		_, ok = p.(PreEnqueue)
+	case AtQueueSort:
+		_, ok = p.(QueueSort)
+	case AtPreFilter:
+		_, ok = p.(PreFilter)
+	case AtFilter:
+		_, ok = p.(Filter)
+	case AtPostFilter:
+		_, ok = p.(PostFilter)
+	case AtPreScore:
+		_, ok = p.(PreScore)
+	case AtScore:
+		_, ok = p.(Score)
+	case AtReserve:
+		_, ok = p.(Reserve)
+	case AtPermit:
+		_, ok = p.(Permit)
+	case AtPreBind:
+		_, ok = p.(PreBind)
+	case AtBind:
+		_, ok = p.(Bind)
+	case AtPostBind:
+		_, ok = p.(PostBind)
+	}
+	return ok
+}
+
+// Layout says which plugins run at which point, in order. Weights count at AtScore only.
+type Layout map[Point][]Weighted
+
+// fill is the list as the interface of its point.
+func fill[T any](list []Weighted) []T {
+	var out []T
+	for _, w := range list {
+		if t, ok := w.Plugin.(T); ok {
+			out = append(out, t)
+		}
+	}
+	return slices.Clip(out)
+}

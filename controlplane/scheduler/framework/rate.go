@@ -1,0 +1,113 @@
+package framework
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// Rating is what a profile says of every node for one pod.
+type Rating struct {
+	// Scores are the totals of the nodes that fit.
+	Scores map[string]int64
+	// Refusal is why the node asked for does not fit; nil when it does.
+	Refusal *Status
+}
+
+// Best are the nodes with the highest score, in order of name.
+func (r Rating) Best() []string {
+	if len(r.Scores) == 0 {
+		return nil
+	}
+	most := slices.Max(slices.Collect(maps.Values(r.Scores)))
+	var out []string
+	for name, score := range r.Scores {
+		if score == most {
+			out = append(out, name)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// Rate judges all nodes for the cycle's pod, and says of one of them why it does not fit. Extenders are not asked.
+func (p *Profile) Rate(ctx context.Context, c *Cycle, node string) (Rating, error) {
+	out := Rating{Scores: map[string]int64{}}
+	nodes, refused, err := p.candidates(ctx, c)
+	if refused != nil || err != nil {
+		out.Refusal = refused
+		return out, err
+	}
+	r := p.borrow()
+	defer p.giveBack(r)
+	why := &FitError{Total: len(nodes), Reasons: make(map[string]int), Plugins: make(map[string]bool)}
+	if _, err = p.filter(ctx, c, nodes, Options{}, why, r); err != nil {
+		return out, err
+	}
+	if len(r.fit) > 0 {
+		totals, err := p.score(ctx, c, r)
+		if err != nil {
+			return out, err
+		}
+		for i, n := range r.fit {
+			out.Scores[n.Node.Name] = totals[i]
+		}
+	}
+	out.Refusal, err = p.takes(ctx, c, nodes, node)
+	return out, err
+}
+
+// Takes says whether one node takes the cycle's pod, and why not.
+func (p *Profile) Takes(ctx context.Context, c *Cycle, node string) (refusal *Status, err error) {
+	nodes, refusal, err := p.candidates(ctx, c)
+	if refusal != nil || err != nil {
+		return refusal, err
+	}
+	return p.takes(ctx, c, nodes, node)
+}
+
+// candidates are the nodes that PreFilter leaves; a refusal concerns all.
+func (p *Profile) candidates(ctx context.Context, c *Cycle) ([]*NodeInfo, *Status, error) {
+	why := &FitError{Total: len(c.Snapshot.Nodes), Reasons: make(map[string]int), Plugins: make(map[string]bool)}
+	only, err := p.preFilter(ctx, c, why)
+	if refused := (*FitError)(nil); errors.As(err, &refused) {
+		return nil, Refuse("PreFilter", refused.PreFilter), nil
+	}
+	if err != nil || only == nil {
+		return c.Snapshot.Nodes, nil, err
+	}
+	return restrict(c.Snapshot, only), nil, nil
+}
+
+func (p *Profile) takes(ctx context.Context, c *Cycle, nodes []*NodeInfo, node string) (*Status, error) {
+	n := c.Snapshot.ByName[node]
+	if n == nil || !slices.Contains(nodes, n) {
+		return Refuse("PreFilter", "node(s) didn't match what the pod asks of nodes"), nil
+	}
+	switch s, name := fits(ctx, p.active(c, nil), c, n); {
+	case s.OK():
+		return nil, nil
+	case s.Refused():
+		return named(s, name), nil
+	default:
+		return nil, fmt.Errorf("filter node %s: %w", node, s.AsError())
+	}
+}
+
+// Fullness is how much of the node is in use, in hundredths of the scarcer of processor and memory, with one more pod
+// unless that is nil. Containers that ask for nothing count as they do for scores.
+func (n *NodeInfo) Fullness(with *PodInfo) float64 {
+	cpu, memory := n.CountedCPU, n.CountedMem
+	if with != nil {
+		cpu, memory = cpu+with.CountedCPU, memory+with.CountedMemory
+	}
+	part := func(used, of int64) float64 {
+		if of <= 0 {
+			return 100
+		}
+		return 100 * float64(used) / float64(of)
+	}
+	return max(part(cpu, n.Allocatable.MilliCPU), part(memory, n.Allocatable.Memory))
+}

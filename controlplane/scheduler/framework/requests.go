@@ -1,0 +1,70 @@
+package framework
+
+import (
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	podresources "k8s.io/component-helpers/resource"
+)
+
+// What a container that asks for nothing is counted with, for scores only.
+var (
+	guess = v1.ResourceList{
+		v1.ResourceCPU:    *resource.NewMilliQuantity(guessCPU, resource.DecimalSI),
+		v1.ResourceMemory: *resource.NewQuantity(guessMemory, resource.BinarySI),
+	}
+)
+
+const (
+	guessCPU    = 100 // thousandths of a core
+	guessMemory = 200 << 20
+)
+
+// setRequests works out what the pod asks for. Of a pod that is being resized the most counts of what it asks for, was
+// granted and has.
+func (info *PodInfo) setRequests() {
+	p := info.Pod
+	if info.setPlainRequests() {
+		return
+	}
+	info.Requests = resourcesOf(podresources.PodRequests(p, podresources.PodResourcesOptions{UseStatusResources: true}))
+	counted := podresources.PodRequests(p, podresources.PodResourcesOptions{UseStatusResources: true, NonMissingContainerRequests: guess})
+	info.CountedCPU, info.CountedMemory = counted.Cpu().MilliValue(), counted.Memory().Value()
+}
+
+// setPlainRequests does so for the pods for which it is the sum over their containers, as it is for most that wait, and
+// without the many lists that it takes else. It says whether the pod is one of these.
+func (info *PodInfo) setPlainRequests() bool {
+	p := info.Pod
+	if len(p.Spec.InitContainers) > 0 || p.Spec.Resources != nil || len(p.Spec.Overhead) > 0 ||
+		len(p.Status.ContainerStatuses) > 0 || podresources.IsPodResizeInfeasible(p) {
+		return false
+	}
+	var sum Resources
+	var guessed [2]int64
+	for i := range p.Spec.Containers {
+		list := p.Spec.Containers[i].Resources.Requests
+		for name, q := range list {
+			if !exact(name, q) {
+				return false // what is rounded is the sum
+			}
+		}
+		sum.add(resourcesOf(list), 1)
+		if _, ok := list[v1.ResourceCPU]; !ok {
+			guessed[0] += guessCPU
+		}
+		if _, ok := list[v1.ResourceMemory]; !ok {
+			guessed[1] += guessMemory
+		}
+	}
+	info.Requests = sum
+	info.CountedCPU, info.CountedMemory = sum.MilliCPU+guessed[0], sum.Memory+guessed[1]
+	return true
+}
+
+// exact says whether an amount is a whole number in the unit in which it is counted.
+func exact(name v1.ResourceName, q resource.Quantity) bool {
+	if name == v1.ResourceCPU {
+		return resource.NewMilliQuantity(q.MilliValue(), q.Format).Cmp(q) == 0
+	}
+	return resource.NewQuantity(q.Value(), q.Format).Cmp(q) == 0
+}

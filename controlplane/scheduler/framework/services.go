@@ -1,0 +1,44 @@
+package framework
+
+import (
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+// Services finds the Services that select a pod, without looking at others.
+type Services struct {
+	byName map[string]*service
+	index  peerIndex[*service]
+}
+
+type service struct {
+	peers    *Peers
+	selector map[string]string
+}
+
+// NewServices knows none.
+func NewServices() *Services {
+	return &Services{byName: make(map[string]*service), index: newPeerIndex(func(s *service) *Peers { return s.peers })}
+}
+
+// Set takes a Service's selector; an empty one selects nothing.
+func (s *Services) Set(namespace, name string, selector map[string]string) {
+	key := namespace + "/" + name
+	if have := s.byName[key]; have != nil {
+		s.index.remove(have)
+		delete(s.byName, key)
+	}
+	if len(selector) == 0 {
+		return
+	}
+	one := &service{peers: PeersIn(namespace, labels.SelectorFromSet(selector)), selector: selector}
+	s.byName[key] = one
+	s.index.add(one)
+}
+
+// Of are the selectors of the Services that select the pod.
+func (s *Services) Of(pod *v1.Pod) []map[string]string {
+	var out []map[string]string
+	s.index.each(subjectOf(pod), nil, func(one *service) { out = append(out, one.selector) })
+	return out
+}

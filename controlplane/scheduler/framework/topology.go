@@ -1,0 +1,288 @@
+package framework
+
+import (
+	v1 "k8s.io/api/core/v1"
+)
+
+// Domain is the number of one value of a topology key among the nodes of an Index. A number that no node has any more
+// is given to another value.
+type Domain int32
+
+// NoDomain is that of a node without the key.
+const NoDomain Domain = 0
+
+// values numbers the values that the nodes have of one label, so that looking up and counting by value need no map.
+type values struct {
+	key   string
+	of    []Domain // by slot of the node
+	ids   map[string]Domain
+	nodes []int32 // by domain: how many have it
+	free  []Domain
+	users int // topologies and carried terms with this key
+
+	marks []uint32 // by domain: the last question for which it was seen
+	mark  uint32
+}
+
+func (v *values) add(n *NodeInfo) {
+	value, ok := n.Node.Labels[v.key]
+	if !ok {
+		return
+	}
+	id := v.ids[value]
+	if id == NoDomain {
+		if last := len(v.free) - 1; last >= 0 {
+			id, v.free = v.free[last], v.free[:last]
+		} else {
+			id = Domain(len(v.nodes))
+			v.nodes, v.marks = append(v.nodes, 0), append(v.marks, 0)
+		}
+		v.ids[value] = id
+	}
+	v.nodes[id]++
+	v.of = widen(v.of, n.slot)
+	v.of[n.slot] = id
+}
+
+func (v *values) remove(n *NodeInfo) {
+	id := v.at(n)
+	if id == NoDomain {
+		return
+	}
+	v.of[n.slot] = NoDomain
+	if v.nodes[id]--; v.nodes[id] == 0 {
+		delete(v.ids, n.Node.Labels[v.key])
+		v.free = append(v.free, id)
+	}
+}
+
+func (v *values) at(n *NodeInfo) Domain {
+	if int(n.slot) < len(v.of) {
+		return v.of[n.slot]
+	}
+	return NoDomain
+}
+
+// widen makes the list long enough for the index.
+func widen[T any](list []T, index int32) []T {
+	if more := int(index) + 1 - len(list); more > 0 {
+		return append(list, make([]T, more)...)
+	}
+	return list
+}
+
+// valuesOf numbers the values of a key for one user more.
+func (x *Index) valuesOf(key string) *values {
+	v := x.values[key]
+	if v == nil {
+		v = &values{key: key, ids: make(map[string]Domain), nodes: make([]int32, 1), marks: make([]uint32, 1)}
+		for _, n := range x.nodes {
+			if n != nil {
+				v.add(n)
+			}
+		}
+		x.values[key] = v
+	}
+	v.users++
+	return v
+}
+
+func (x *Index) release(v *values) {
+	if v.users--; v.users == 0 {
+		delete(x.values, v.key)
+	}
+}
+
+// Nodes chooses the nodes that a topology is made of.
+type Nodes struct {
+	ID  string // equal for equal choices
+	Has func(n *v1.Node) bool
+}
+
+// EveryNode chooses all nodes.
+var EveryNode = Nodes{Has: func(*v1.Node) bool { return true }}
+
+// Topology is the domains of a key that the chosen nodes make up.
+type Topology struct {
+	values  *values
+	choice  Nodes
+	in      []bool  // by slot: chosen, with the key
+	size    []int32 // by domain: chosen nodes
+	domains int     // that have any
+	used    uint64
+}
+
+func (t *Topology) add(n *NodeInfo) {
+	at := t.values.at(n)
+	if at == NoDomain || !t.choice.Has(n.Node) {
+		return
+	}
+	t.in = widen(t.in, n.slot)
+	t.in[n.slot] = true
+	t.size = widen(t.size, int32(at))
+	if t.size[at]++; t.size[at] == 1 {
+		t.domains++
+	}
+}
+
+func (t *Topology) remove(n *NodeInfo) {
+	if !t.has(n.slot) {
+		return
+	}
+	t.in[n.slot] = false
+	at := t.values.at(n)
+	if t.size[at]--; t.size[at] == 0 {
+		t.domains--
+	}
+}
+
+func (t *Topology) has(slot int32) bool { return int(slot) < len(t.in) && t.in[slot] }
+
+func (x *Index) topology(key string, choice Nodes) *Topology {
+	id := topologyID{key, choice.ID}
+	t := x.topologies[id]
+	if t == nil {
+		if len(x.topologies) >= maxTopologies {
+			x.forgetTopologies()
+		}
+		t = &Topology{values: x.valuesOf(key), choice: choice}
+		for _, n := range x.nodes {
+			if n != nil {
+				t.add(n)
+			}
+		}
+		x.topologies[id] = t
+	}
+	t.used = x.clock
+	return t
+}
+
+type topologyID struct{ key, choice string }
+
+func (x *Index) forgetTopologies() {
+	for _, t := range oldest(x.topologies, func(t *Topology) uint64 { return t.used }) {
+		delete(x.topologies, topologyID{t.values.key, t.choice.ID})
+		x.release(t.values)
+		for _, s := range x.sets {
+			delete(s.domains, t)
+		}
+	}
+}
+
+// Domains counts a set of pods per value of a topology key, on the chosen nodes.
+func (x *Index) Domains(s *PodSet, key string, choice Nodes) *Domains {
+	t := x.topology(key, choice)
+	d := s.domains[t]
+	if d == nil {
+		d = &Domains{topology: t, times: make(map[int]int)}
+		s.perNode.each(func(slot int32, n int) { d.shift(slot, n) })
+		s.domains[t] = d
+	}
+	return d
+}
+
+// Domains counts pods per domain. The least of all domains is known without looking at them.
+type Domains struct {
+	topology *Topology
+	pods     counts      // by domain
+	times    map[int]int // count → domains with it, where there are any
+	least    int         // of times
+	all      int
+}
+
+// shift counts pods on the node, if that is one of those chosen.
+func (d *Domains) shift(slot int32, by int) {
+	if !d.topology.has(slot) || by == 0 {
+		return
+	}
+	now := d.pods.add(int32(d.topology.values.of[slot]), by)
+	was := now - by
+	d.all += by
+	if was != 0 {
+		if d.times[was]--; d.times[was] == 0 {
+			delete(d.times, was)
+		}
+	}
+	if now != 0 {
+		d.times[now]++
+		if now < d.least || d.least == 0 {
+			d.least = now
+		}
+	}
+	if _, ok := d.times[d.least]; !ok {
+		d.least = lowest(d.times, 0)
+	}
+}
+
+// lowest is the lowest count that some domain other than one with the count without has; 0 when there is none.
+func lowest(times map[int]int, without int) int {
+	least := 0
+	for n, domains := range times {
+		if n == without {
+			domains--
+		}
+		if domains > 0 && (least == 0 || n < least) {
+			least = n
+		}
+	}
+	return least
+}
+
+// At is the domain in which the node lies by its label, also of a node that is none of the chosen ones.
+func (d *Domains) At(n *NodeInfo) Domain { return d.topology.values.at(n) }
+
+// Counts says whether the pods on the node are counted: it has the key and is one of the chosen nodes.
+func (d *Domains) Counts(n *NodeInfo) bool { return d.topology.has(n.slot) }
+
+// Pods is how many pods the domain holds.
+func (d *Domains) Pods(at Domain) int { return d.pods.get(int32(at)) }
+
+// All is how many pods there are in all domains.
+func (d *Domains) All() int { return d.all }
+
+// Size is how many domains there are.
+func (d *Domains) Size() int { return d.topology.domains }
+
+// Distinct is in how many domains these nodes lie. Nodes without the key make one together.
+func (d *Domains) Distinct(nodes []*NodeInfo) int {
+	v, found := d.topology.values, 0
+	if v.mark++; v.mark == 0 { // after four thousand million questions old marks are not told from new ones
+		clear(v.marks)
+		v.mark = 1
+	}
+	for _, n := range nodes {
+		if at := v.at(n); v.marks[at] != v.mark {
+			v.marks[at] = v.mark
+			found++
+		}
+	}
+	return found
+}
+
+// Least is how many pods the domain holds that has fewest.
+func (d *Domains) Least() int {
+	if d.pods.used < d.topology.domains {
+		return 0
+	}
+	return d.least
+}
+
+// LeastWith is Least if one domain held so many pods more.
+func (d *Domains) LeastWith(at Domain, more int) int {
+	if more == 0 || int(at) >= len(d.topology.size) || d.topology.size[at] == 0 {
+		return d.Least()
+	}
+	have := d.Pods(at)
+	others := d.topology.domains - 1
+	with := d.pods.used // other domains with pods
+	if have > 0 {
+		with--
+	}
+	switch {
+	case others == 0:
+		return have + more
+	case with < others:
+		return min(0, have+more)
+	}
+	return min(lowest(d.times, have), have+more)
+}

@@ -1,0 +1,256 @@
+package plugins
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	file "k8s.io/kube-scheduler/config/v1"
+
+	"keelson.dev/keelson/controlplane/scheduler/config"
+	"keelson.dev/keelson/controlplane/scheduler/framework"
+	"keelson.dev/keelson/controlplane/scheduler/plugins/balancedallocation"
+	"keelson.dev/keelson/controlplane/scheduler/plugins/defaultpreemption"
+	"keelson.dev/keelson/controlplane/scheduler/plugins/dynamicresources"
+	"keelson.dev/keelson/controlplane/scheduler/plugins/interpodaffinity"
+	"keelson.dev/keelson/controlplane/scheduler/plugins/nodeaffinity"
+	"keelson.dev/keelson/controlplane/scheduler/plugins/noderesourcesfit"
+	"keelson.dev/keelson/controlplane/scheduler/plugins/podtopologyspread"
+	"keelson.dev/keelson/controlplane/scheduler/plugins/volumebinding"
+)
+
+// Shared is what the profiles of one scheduler have in common.
+type Shared struct {
+	Promises *volumebinding.Promises
+	Ledger   *dynamicresources.Ledger
+}
+
+// NewShared is for a scheduler.
+func NewShared() *Shared {
+	return &Shared{Promises: volumebinding.NewPromises(), Ledger: dynamicresources.NewLedger()}
+}
+
+// elsewhere are the plugins of kube-scheduler that there are none of here. A profile may say that it does without them.
+var elsewhere = []string{"NodeDeclaredFeatures"}
+
+// Build lays out the plugins of a profile: the default ones, and what the profile says otherwise.
+func Build(h *framework.Handle, s *Shared, p config.Profile) (framework.Layout, error) {
+	defaults := Default(h)
+	b := builder{known: make(map[string]framework.Weighted)}
+	for _, w := range defaults {
+		w.Plugin = withArgs(w.Plugin, h, s, p.Args)
+		b.known[w.Plugin.Name()] = w
+		b.multi = append(b.multi, w)
+	}
+	field := p.Field + ".plugins."
+	for name, set := range map[string]file.PluginSet{"placementGenerate": p.Plugins.PlacementGenerate,
+		"placementScore": p.Plugins.PlacementScore, "podGroupPostFilter": p.Plugins.PodGroupPostFilter} {
+		if len(set.Enabled)+len(set.Disabled) > 0 {
+			return nil, fmt.Errorf("%s%s: no plugins place groups of pods here: leave it out", field, name)
+		}
+	}
+	var err error
+	if b.multi, err = b.everywhere(field+"multiPoint", p.Plugins.MultiPoint); err != nil {
+		return nil, err
+	}
+	out := make(framework.Layout)
+	sets := bySet(&p.Plugins)
+	for _, at := range framework.Points() {
+		if out[at], err = b.point(field+string(at), at, sets[at]); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+func bySet(p *file.Plugins) map[framework.Point]file.PluginSet {
+	return map[framework.Point]file.PluginSet{
+		framework.AtPreEnqueue: p.PreEnqueue, framework.AtQueueSort: p.QueueSort, framework.AtPreFilter: p.PreFilter,
+		framework.AtFilter: p.Filter, framework.AtPostFilter: p.PostFilter, framework.AtPreScore: p.PreScore, framework.AtScore: p.Score,
+		framework.AtReserve: p.Reserve, framework.AtPermit: p.Permit, framework.AtPreBind: p.PreBind, framework.AtBind: p.Bind,
+		framework.AtPostBind: p.PostBind,
+	}
+}
+
+type builder struct {
+	known map[string]framework.Weighted
+	multi []framework.Weighted // those that run at every point that they implement
+}
+
+// everywhere merges a profile's multiPoint into the defaults: what is disabled goes, unless it is enabled too; a default
+// that is enabled keeps its place and takes the weight that is said; others follow.
+func (b *builder) everywhere(field string, set file.PluginSet) ([]framework.Weighted, error) {
+	off, err := b.disabled(field, set.Disabled)
+	if err != nil {
+		return nil, err
+	}
+	on, err := b.enabled(field, "", set.Enabled)
+	if err != nil {
+		return nil, err
+	}
+	var out []framework.Weighted
+	for _, w := range b.multi {
+		i := slices.IndexFunc(on, func(x framework.Weighted) bool { return x.Plugin.Name() == w.Plugin.Name() })
+		switch {
+		case off["*"] || off[w.Plugin.Name()]:
+		case i >= 0:
+			out = append(out, on[i])
+			on = slices.Delete(on, i, i+1)
+		default:
+			out = append(out, w)
+		}
+	}
+	return append(out, on...), nil
+}
+
+// point lists the plugins of one point: those that the profile names there and has at many points, as ordered there;
+// then the others of many points; then the others that it names there.
+func (b *builder) point(field string, at framework.Point, set file.PluginSet) ([]framework.Weighted, error) {
+	off, err := b.disabled(field, set.Disabled)
+	if err != nil {
+		return nil, err
+	}
+	on, err := b.enabled(field, at, set.Enabled)
+	if err != nil || off["*"] {
+		return on, err
+	}
+	named := make(map[string]bool)
+	for _, w := range on {
+		named[w.Plugin.Name()] = true
+	}
+	override, multi := make(map[string]bool), []framework.Weighted(nil)
+	for _, w := range b.multi {
+		name := w.Plugin.Name()
+		switch {
+		case !at.Has(w.Plugin) || off[name]:
+		case named[name]:
+			override[name] = true
+		default:
+			multi = append(multi, w)
+		}
+	}
+	var first, last []framework.Weighted
+	for _, w := range on {
+		if override[w.Plugin.Name()] {
+			first = append(first, w)
+		} else {
+			last = append(last, w)
+		}
+	}
+	return slices.Concat(first, multi, last), nil
+}
+
+func (b *builder) disabled(field string, list []file.Plugin) (map[string]bool, error) {
+	out := make(map[string]bool)
+	for i, x := range list {
+		if _, ok := b.known[x.Name]; !ok && x.Name != "*" && !slices.Contains(elsewhere, x.Name) {
+			return nil, fmt.Errorf("%s.disabled[%d].name: there is no plugin %q: want * or some of %s", field, i, x.Name, b.names())
+		}
+		out[x.Name] = true
+	}
+	return out, nil
+}
+
+// enabled looks the plugins up; at "" is every point.
+func (b *builder) enabled(field string, at framework.Point, list []file.Plugin) ([]framework.Weighted, error) {
+	var out []framework.Weighted
+	for i, x := range list {
+		field := fmt.Sprintf("%s.enabled[%d]", field, i)
+		w, ok := b.known[x.Name]
+		switch {
+		case !ok:
+			return nil, fmt.Errorf("%s.name: there is no plugin %q: want some of %s", field, x.Name, b.names())
+		case at != "" && !at.Has(w.Plugin):
+			return nil, fmt.Errorf("%s.name: %s does nothing at %s: take it out", field, x.Name, at)
+		case slices.ContainsFunc(out, func(o framework.Weighted) bool { return o.Plugin.Name() == x.Name }):
+			return nil, fmt.Errorf("%s.name: %s is listed twice", field, x.Name)
+		}
+		w.Weight = 1
+		if x.Weight != nil && *x.Weight != 0 {
+			if *x.Weight < 0 {
+				return nil, fmt.Errorf("%s.weight: %d: want 1 or more", field, *x.Weight)
+			}
+			if !framework.AtScore.Has(w.Plugin) || at != "" && at != framework.AtScore {
+				return nil, fmt.Errorf("%s.weight: %s gives no score there: take it out", field, x.Name)
+			}
+			w.Weight = int64(*x.Weight)
+		}
+		out = append(out, w)
+	}
+	return out, nil
+}
+
+func (b *builder) names() string {
+	var out []string
+	for name := range b.known {
+		out = append(out, name)
+	}
+	slices.Sort(out)
+	return strings.Join(out, ", ")
+}
+
+// withArgs is the plugin as the arguments say.
+func withArgs(p framework.Plugin, h *framework.Handle, s *Shared, a config.Args) framework.Plugin {
+	switch p.Name() {
+	case noderesourcesfit.Name:
+		if a.Fit != nil {
+			return noderesourcesfit.Plugin{Ignored: a.Fit.IgnoredResources, IgnoredGroups: a.Fit.IgnoredResourceGroups, Strategy: strategy(a.Fit.ScoringStrategy)}
+		}
+	case balancedallocation.Name:
+		if a.Balanced != nil {
+			x := balancedallocation.Plugin{}
+			for _, r := range a.Balanced.Resources {
+				x.Resources = append(x.Resources, v1.ResourceName(r.Name))
+			}
+			return x
+		}
+	case podtopologyspread.Name:
+		if a.Spread != nil {
+			return podtopologyspread.Plugin{Listed: a.Spread.DefaultingType == file.ListDefaulting, Defaults: a.Spread.DefaultConstraints}
+		}
+	case interpodaffinity.Name:
+		if a.Affinity != nil {
+			return interpodaffinity.Plugin{HardWeight: a.Affinity.HardPodAffinityWeight, OwnOnly: a.Affinity.IgnorePreferredTermsOfExistingPods}
+		}
+	case nodeaffinity.Name:
+		if a.Nodes != nil {
+			return nodeaffinity.Plugin{Added: a.Nodes.AddedAffinity}
+		}
+	case defaultpreemption.Name:
+		if a.Preemption != nil {
+			return defaultpreemption.Plugin{H: h, Percent: a.Preemption.MinCandidateNodesPercentage, Least: a.Preemption.MinCandidateNodesAbsolute}
+		}
+	case volumebinding.Name:
+		patience := volumebinding.DefaultPatience
+		if a.Volumes != nil && a.Volumes.BindTimeoutSeconds != nil {
+			patience = time.Duration(*a.Volumes.BindTimeoutSeconds) * time.Second
+		}
+		return volumebinding.New(h, s.Promises, patience)
+	case dynamicresources.Name:
+		return dynamicresources.New(h, s.Ledger)
+	}
+	return p
+}
+
+func strategy(s *file.ScoringStrategy) *noderesourcesfit.Strategy {
+	if s == nil {
+		return nil
+	}
+	out := &noderesourcesfit.Strategy{}
+	for _, r := range s.Resources {
+		out.Resources = append(out.Resources, noderesourcesfit.Resource{Name: v1.ResourceName(r.Name), Weight: r.Weight})
+	}
+	switch s.Type {
+	case file.MostAllocated:
+		out.Kind = noderesourcesfit.Most
+	case file.RequestedToCapacityRatio:
+		out.Kind = noderesourcesfit.Ratio
+		for _, p := range s.RequestedToCapacityRatio.Shape {
+			// Shapes go to 10, scores of nodes to MaxScore.
+			out.Shape = append(out.Shape, noderesourcesfit.Step{Utilization: int64(p.Utilization), Score: int64(p.Score) * framework.MaxScore / 10})
+		}
+	}
+	return out
+}

@@ -1,0 +1,58 @@
+package defaultpreemption
+
+import (
+	v1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"keelson.dev/keelson/controlplane/scheduler/framework"
+)
+
+// ledger counts what PodDisruptionBudgets still allow, while one node is tried.
+type ledger struct {
+	budgets []*policyv1.PodDisruptionBudget
+	left    []int32
+}
+
+func newLedger(budgets []*policyv1.PodDisruptionBudget) *ledger {
+	l := &ledger{budgets: budgets, left: make([]int32, len(budgets))}
+	for i, b := range budgets {
+		l.left[i] = b.Status.DisruptionsAllowed
+	}
+	return l
+}
+
+// split tells the pods that no budget lets go any more from the others, in order.
+func (l *ledger) split(pods []*framework.PodInfo) (protected, free []*framework.PodInfo) {
+	for _, p := range pods {
+		if l.spend(p.Pod) {
+			free = append(free, p)
+		} else {
+			protected = append(protected, p)
+		}
+	}
+	return protected, free
+}
+
+// spend takes the pod's disruption from every budget that covers it, and says whether all allowed it. One that the
+// budget knows to be going counts already.
+func (l *ledger) spend(p *v1.Pod) bool {
+	allowed := true
+	for i, b := range l.budgets {
+		if b.Namespace != p.Namespace || len(p.Labels) == 0 {
+			continue
+		}
+		sel, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
+		if err != nil || sel.Empty() || !sel.Matches(labels.Set(p.Labels)) {
+			continue
+		}
+		if _, going := b.Status.DisruptedPods[p.Name]; going {
+			continue
+		}
+		if l.left[i]--; l.left[i] < 0 {
+			allowed = false
+		}
+	}
+	return allowed
+}

@@ -1,0 +1,291 @@
+// Package defaultpreemption makes room for a pod that fits nowhere, by ending pods of lower priority: as few and as
+// unimportant ones as will do, and within PodDisruptionBudgets where that is possible.
+package defaultpreemption
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"hash/fnv"
+	"math"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+
+	"keelson.dev/keelson/controlplane/scheduler/framework"
+)
+
+// Name of the plugin.
+const Name = "DefaultPreemption"
+
+// How many nodes are tried: a tenth of those where it may help, and not fewer than 100.
+const (
+	triedPercent = 10
+	triedLeast   = 100
+)
+
+const (
+	notHelpful = "Preemption is not helpful for scheduling"
+	noVictims  = "No preemption victims found for incoming pod"
+)
+
+// Plugin preempts.
+type Plugin struct {
+	H *framework.Handle
+	// Percent and Least are how many nodes are tried; nil is the default.
+	Percent, Least *int32
+}
+
+// Name implements framework.Plugin.
+func (Plugin) Name() string { return Name }
+
+// Candidate is a node where the pod would fit, and whom that costs.
+type Candidate struct {
+	Node    string
+	Victims []*framework.PodInfo // the most important first
+	// Violations is how many of the victims a PodDisruptionBudget protects.
+	Violations int
+}
+
+// PostFilter implements framework.PostFilter.
+func (p Plugin) PostFilter(ctx context.Context, c *framework.Cycle, why *framework.FitError) (string, *framework.Status) {
+	if reason := p.ineligible(c, why); reason != "" {
+		return "", framework.Refuse(Name, "preemption: not eligible due to "+reason)
+	}
+	found, refusals := p.Candidates(ctx, c, why)
+	found, err := p.agreed(ctx, c.Pod, found)
+	if err != nil {
+		return "", framework.Refuse(Name, "preemption: "+err.Error())
+	}
+	if len(found) == 0 {
+		p.H.Nominate(c.Pod.Pod, "")
+		return "", framework.Refuse(Name, "preemption: "+refusals.Error())
+	}
+	best := Best(found, p.startOf)
+	p.H.Preempt(ctx, c.Pod, best.Node, best.Victims)
+	return best.Node, nil
+}
+
+// agreed are the candidates that the extenders leave, with whom these would have go.
+func (p Plugin) agreed(ctx context.Context, pod *framework.PodInfo, found []Candidate) ([]Candidate, error) {
+	asked := framework.Asked(p.H.Extenders, framework.VerbPreempt, pod)
+	if len(asked) == 0 || len(found) == 0 {
+		return found, nil
+	}
+	nodes := make(map[string]framework.Victims, len(found))
+	for _, c := range found {
+		nodes[c.Node] = framework.Victims{Pods: c.Victims, Violations: c.Violations}
+	}
+	for _, e := range asked {
+		left, err := e.Preempt(ctx, pod.Pod, nodes)
+		if err != nil && !e.Ignorable() {
+			return nil, fmt.Errorf("%s: preempt: %s", e.Name(), framework.Brief(err.Error()))
+		}
+		if err == nil {
+			nodes = left
+		}
+	}
+	out := make([]Candidate, 0, len(nodes))
+	for _, c := range found { // in their order
+		if v, ok := nodes[c.Node]; ok {
+			slices.SortStableFunc(v.Pods, p.moreImportant)
+			out = append(out, Candidate{Node: c.Node, Victims: v.Pods, Violations: v.Violations})
+		}
+	}
+	return out, nil
+}
+
+// ineligible says why the pod may preempt nobody now; "" = it may.
+func (p Plugin) ineligible(c *framework.Cycle, why *framework.FitError) string {
+	if policy := c.Pod.Pod.Spec.PreemptionPolicy; policy != nil && *policy == v1.PreemptNever {
+		return "preemptionPolicy=Never."
+	}
+	node := c.Snapshot.NominationOf(c.Pod.Pod.UID)
+	n := c.Snapshot.ByName[node]
+	if n == nil || !why.MayMend(node) {
+		return ""
+	}
+	for _, victim := range n.Pods {
+		if victim.Priority < c.Pod.Priority && victim.Pod.DeletionTimestamp != nil && preempted(p.current(victim.Pod)) {
+			return "a terminating pod on the nominated node."
+		}
+	}
+	return ""
+}
+
+func preempted(p *v1.Pod) bool {
+	return slices.ContainsFunc(p.Status.Conditions, func(c v1.PodCondition) bool {
+		return c.Type == v1.DisruptionTarget && c.Status == v1.ConditionTrue && c.Reason == v1.PodReasonPreemptionByScheduler
+	})
+}
+
+// Candidates tries the nodes where it may help to end pods. Without a candidate the explanation says why not.
+func (p Plugin) Candidates(ctx context.Context, c *framework.Cycle, why *framework.FitError) ([]Candidate, *framework.FitError) {
+	refusals := &framework.FitError{Total: why.Total, Reasons: make(map[string]int), Plugins: make(map[string]bool)}
+	if n := why.Total - len(why.Mendable); n > 0 {
+		refusals.Reasons[notHelpful] = n
+	}
+	enough := p.tried(len(why.Mendable))
+	var budgets []*policyv1.PodDisruptionBudget
+	if p.H.Budgets != nil {
+		budgets = p.H.Budgets()
+	}
+	var found []Candidate
+	start := spot(c.Pod.Pod, len(why.Mendable))
+	for i := range why.Mendable {
+		if len(found) == enough || ctx.Err() != nil {
+			break
+		}
+		n := why.Mendable[(start+i)%len(why.Mendable)]
+		one, reasons := p.try(ctx, c, n, newLedger(budgets))
+		if one != nil {
+			found = append(found, *one)
+			continue
+		}
+		for _, r := range reasons {
+			refusals.Reasons[r]++
+		}
+	}
+	return found, refusals
+}
+
+// tried is how many candidates are enough, of so many nodes. One is needed.
+func (p Plugin) tried(nodes int) int {
+	percent, least := triedPercent, triedLeast
+	if p.Percent != nil {
+		percent = int(*p.Percent)
+	}
+	if p.Least != nil {
+		least = int(*p.Least)
+	}
+	return max(nodes*percent/100, least, 1)
+}
+
+// spot is where to begin in a list of n: for each pod elsewhere, so that not all preempt on the same nodes.
+func spot(p *v1.Pod, n int) int {
+	if n == 0 {
+		return 0
+	}
+	h := fnv.New32a()
+	h.Write([]byte(p.UID))
+	return int(h.Sum32() % uint32(n))
+}
+
+// try finds the victims on one node: all pods of lower priority are taken away in thought and given back one by one,
+// those that a budget protects first and the important before the others, as long as the pod still fits.
+func (p Plugin) try(ctx context.Context, c *framework.Cycle, n *framework.NodeInfo, budgets *ledger) (*Candidate, []string) {
+	trial := n.Clone()
+	var lower []*framework.PodInfo
+	for _, q := range n.Pods {
+		if q.Priority < c.Pod.Priority {
+			lower = append(lower, q)
+		}
+	}
+	if len(lower) == 0 {
+		return nil, []string{noVictims}
+	}
+	for _, q := range lower {
+		trial.RemovePod(q.Pod.UID)
+	}
+	c.Without = lower
+	defer func() { c.Without = nil }()
+	if s := p.H.Fits(ctx, c, trial); !s.OK() {
+		return nil, s.Reasons
+	}
+	slices.SortStableFunc(lower, p.moreImportant)
+	protected, free := budgets.split(lower)
+	out := &Candidate{Node: n.Node.Name}
+	c.Without = slices.Clone(lower)
+	back := func(q *framework.PodInfo) bool {
+		trial.AddPod(q)
+		i := slices.Index(c.Without, q)
+		c.Without = slices.Delete(c.Without, i, i+1)
+		if p.H.Fits(ctx, c, trial).OK() {
+			return true
+		}
+		trial.RemovePod(q.Pod.UID)
+		c.Without = append(c.Without, q)
+		out.Victims = append(out.Victims, q)
+		return false
+	}
+	for _, q := range protected {
+		if !back(q) {
+			out.Violations++
+		}
+	}
+	for _, q := range free {
+		back(q)
+	}
+	slices.SortStableFunc(out.Victims, p.moreImportant)
+	return out, nil
+}
+
+// moreImportant orders by priority, then by who runs longer; equals by something that does not change.
+func (p Plugin) moreImportant(a, b *framework.PodInfo) int {
+	if a.Priority != b.Priority {
+		return cmp.Compare(b.Priority, a.Priority)
+	}
+	return cmp.Or(p.startOf(a).Compare(p.startOf(b)), cmp.Compare(a.Pod.UID, b.Pod.UID))
+}
+
+// startOf is when the pod began to run; one that has not yet is the newest.
+func (p Plugin) startOf(q *framework.PodInfo) time.Time {
+	if t := p.current(q.Pod).Status.StartTime; t != nil {
+		return t.Time
+	}
+	return time.Unix(math.MaxInt32, 0)
+}
+
+// current is the pod's newest state: what is counted on a node may be as it was when it was bound.
+func (p Plugin) current(q *v1.Pod) *v1.Pod {
+	if p.H.Pod != nil {
+		if now, ok := p.H.Pod(q.Namespace, q.Name); ok && now.UID == q.UID {
+			return now
+		}
+	}
+	return q
+}
+
+// Best is the candidate that costs least: by budgets violated, then the priority of the most important victim, then
+// the sum of the victims' priorities, then their number, then the one whose most important victims began last, then
+// the first.
+func Best(list []Candidate, start func(*framework.PodInfo) time.Time) Candidate {
+	return slices.MinFunc(list, func(a, b Candidate) int {
+		return cmp.Or(
+			cmp.Compare(a.Violations, b.Violations),
+			cmp.Compare(a.top(), b.top()),
+			cmp.Compare(a.sum(), b.sum()),
+			cmp.Compare(len(a.Victims), len(b.Victims)),
+			b.earliest(start).Compare(a.earliest(start)),
+		)
+	})
+}
+
+func (c Candidate) top() int32 {
+	if len(c.Victims) == 0 {
+		return math.MinInt32
+	}
+	return c.Victims[0].Priority
+}
+
+// sum adds the priorities, each made positive: of two lists of low ones the shorter is to be the lesser.
+func (c Candidate) sum() int64 {
+	var sum int64
+	for _, v := range c.Victims {
+		sum += int64(v.Priority) + math.MaxInt32 + 1
+	}
+	return sum
+}
+
+// earliest is when the first of the victims with the highest priority began.
+func (c Candidate) earliest(start func(*framework.PodInfo) time.Time) time.Time {
+	var first time.Time
+	for i, v := range c.Victims {
+		if t := start(v); v.Priority == c.top() && (i == 0 || t.Before(first)) {
+			first = t
+		}
+	}
+	return first
+}

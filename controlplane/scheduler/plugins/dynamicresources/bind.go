@@ -1,0 +1,220 @@
+package dynamicresources
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+
+	"keelson.dev/keelson/controlplane/scheduler/framework"
+)
+
+// tries is how often a claim is read and written again that others write at the same time.
+const tries = 5
+
+// errLost is of a claim that is not what it was when the pod's node was chosen.
+var errLost = errors.New("is not what it was when the node was chosen")
+
+// Reserve implements framework.Reserve: it promises the devices that were found on the chosen node.
+func (p *Plugin) Reserve(_ context.Context, c *framework.Cycle, node string) *framework.Status {
+	st, ok := c.Get(Name).(*state)
+	if !ok || len(st.wanting) == 0 {
+		return nil
+	}
+	found := st.found[node]
+	if len(found) != len(st.wanting) {
+		return framework.Fail(Name, fmt.Errorf("no devices were chosen on node %s", node))
+	}
+	for _, one := range st.claims {
+		if i := slices.Index(st.wanting, one.claim); i >= 0 {
+			one.chosen = &found[i]
+			p.Promise(one.claim.UID, c.Pod.Pod.UID, one.chosen)
+		}
+	}
+	return nil
+}
+
+// PreBind implements framework.PreBind: it writes the devices into the claims, and that they are kept for the pod, and
+// waits until drivers have made ready what has to be.
+func (p *Plugin) PreBind(ctx context.Context, c *framework.Cycle, _ string) *framework.Status {
+	st, ok := c.Get(Name).(*state)
+	if !ok {
+		return nil
+	}
+	for _, one := range st.claims {
+		if err := p.bind(ctx, c.Pod.Pod, one); err != nil {
+			return framework.Fail(Name, err)
+		}
+	}
+	return p.awaitReady(ctx, st)
+}
+
+func (p *Plugin) bind(ctx context.Context, pod *v1.Pod, one *claimState) error {
+	claim, wrap := one.claim, func(err error) error {
+		return fmt.Errorf("claim %s/%s for pod %s: %w", one.claim.Namespace, one.claim.Name, pod.Name, err)
+	}
+	for try := 1; ; try++ {
+		stored, err := p.write(ctx, pod, claim, one)
+		if err == nil {
+			one.stored = stored
+			return nil
+		}
+		if !apierrors.IsConflict(err) || try == tries {
+			return wrap(err)
+		}
+		if claim, err = p.h.DeviceClaimNow(ctx, claim.Namespace, claim.Name); err != nil {
+			return wrap(err)
+		}
+		if claim.UID != one.claim.UID {
+			return wrap(errLost)
+		}
+	}
+}
+
+// write says in the claim which devices it has and that the pod uses it.
+func (p *Plugin) write(ctx context.Context, pod *v1.Pod, claim *resourcev1.ResourceClaim, one *claimState) (*resourcev1.ResourceClaim, error) {
+	if claim.DeletionTimestamp != nil || (claim.Status.Allocation == nil) != (one.chosen != nil) {
+		return nil, errLost
+	}
+	if one.chosen == nil && resourceclaim.IsReservedForPod(pod, claim, false) {
+		return claim, nil
+	}
+	if len(claim.Status.ReservedFor) >= resourcev1.ResourceClaimReservedForMaxSize {
+		return nil, errors.New("is in use by as many pods as can use one")
+	}
+	next := claim.DeepCopy()
+	if one.chosen != nil && !slices.Contains(claim.Finalizers, resourcev1.Finalizer) {
+		next.Finalizers = append(next.Finalizers, resourcev1.Finalizer)
+		stored, err := p.h.UpdateDeviceClaim(ctx, next)
+		if err != nil {
+			return nil, err
+		}
+		next = stored.DeepCopy()
+	}
+	if one.chosen != nil {
+		next.Status.Allocation = one.chosen.DeepCopy()
+		if conditional(one.chosen) {
+			next.Status.Allocation.AllocationTimestamp = &metav1.Time{Time: time.Now()}
+		}
+	}
+	next.Status.ReservedFor = append(next.Status.ReservedFor, user(pod))
+	one.asked = true
+	return p.h.UpdateDeviceClaimStatus(ctx, next)
+}
+
+func user(pod *v1.Pod) resourcev1.ResourceClaimConsumerReference {
+	return resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: pod.Name, UID: pod.UID}
+}
+
+// conditional says that the pod may not be bound before drivers have set conditions.
+func conditional(a *resourcev1.AllocationResult) bool {
+	return slices.ContainsFunc(a.Devices.Results, func(r resourcev1.DeviceRequestAllocationResult) bool { return len(r.BindingConditions) > 0 })
+}
+
+func (p *Plugin) awaitReady(ctx context.Context, st *state) *framework.Status {
+	var waiting []*claimState
+	for _, one := range st.claims {
+		if one.stored.Status.Allocation != nil && conditional(one.stored.Status.Allocation) {
+			waiting = append(waiting, one)
+		}
+	}
+	if len(waiting) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, p.patience)
+	defer cancel()
+	err := p.h.AwaitDevices(ctx, func() (bool, error) {
+		for _, one := range waiting {
+			claim, ok := p.h.DeviceClaim(one.claim.Namespace, one.claim.Name)
+			if !ok || claim.UID != one.claim.UID {
+				return false, fmt.Errorf("claim %s was deleted", one.claim.Name)
+			}
+			if ready, err := ready(claim); !ready || err != nil {
+				return false, err
+			}
+		}
+		return true, nil
+	})
+	if err == nil {
+		return nil
+	}
+	for _, one := range waiting {
+		one.failed = true
+	}
+	return framework.Fail(Name, fmt.Errorf("waiting for devices to become ready: %w", err))
+}
+
+// ready says that all conditions hold that the claim's devices have to meet. An error is a condition by which they never will.
+func ready(claim *resourcev1.ResourceClaim) (bool, error) {
+	a := claim.Status.Allocation
+	if a == nil {
+		return false, nil // not told of yet, or taken away: then time will tell
+	}
+	all := true
+	for i := range a.Devices.Results {
+		r := &a.Devices.Results[i]
+		var have []metav1.Condition
+		for _, d := range claim.Status.Devices {
+			if d.Driver == r.Driver && d.Pool == r.Pool && d.Device == r.Device && (d.ShareID == nil) == (r.ShareID == nil) &&
+				(d.ShareID == nil || types.UID(*d.ShareID) == *r.ShareID) {
+				have = d.Conditions
+			}
+		}
+		for _, name := range r.BindingFailureConditions {
+			if meta.IsStatusConditionTrue(have, name) {
+				return false, fmt.Errorf("device %s/%s/%s of claim %s: %s", r.Driver, r.Pool, r.Device, claim.Name, name)
+			}
+		}
+		for _, name := range r.BindingConditions {
+			all = all && meta.IsStatusConditionTrue(have, name)
+		}
+	}
+	return all, nil
+}
+
+// Unreserve implements framework.Reserve. A claim whose devices were written keeps them: only the pod's name goes.
+func (p *Plugin) Unreserve(ctx context.Context, c *framework.Cycle, _ string) {
+	st, ok := c.Get(Name).(*state)
+	if !ok {
+		return
+	}
+	pod := c.Pod.Pod
+	for _, one := range st.claims {
+		if one.chosen != nil {
+			p.Release(one.claim.UID, pod.UID, one.asked)
+		}
+		if one.stored != nil && !resourceclaim.IsReservedForPod(pod, one.claim, false) {
+			p.giveUp(ctx, pod, one)
+		}
+		one.chosen, one.stored, one.asked = nil, nil, false
+	}
+}
+
+// giveUp takes the pod's name out of a claim, and the devices too when they do not become ready. What cannot be written
+// is left: the pod's next attempt begins with what the claim says, and the controller takes it from a pod that is gone.
+func (p *Plugin) giveUp(ctx context.Context, pod *v1.Pod, one *claimState) {
+	claim := one.stored
+	for range tries {
+		next := claim.DeepCopy()
+		next.Status.ReservedFor = slices.DeleteFunc(next.Status.ReservedFor, func(r resourcev1.ResourceClaimConsumerReference) bool { return r.UID == pod.UID })
+		if one.failed && len(next.Status.ReservedFor) == 0 {
+			next.Status.Allocation = nil
+		}
+		_, err := p.h.UpdateDeviceClaimStatus(ctx, next)
+		if !apierrors.IsConflict(err) {
+			return
+		}
+		if claim, err = p.h.DeviceClaimNow(ctx, claim.Namespace, claim.Name); err != nil || claim.UID != one.claim.UID {
+			return
+		}
+	}
+}

@@ -1,0 +1,359 @@
+// Package dynamicresources gives pods the devices that they claim (resource.k8s.io): it keeps a pod to the nodes where
+// its claims have devices or can get some, chooses devices with Kubernetes' own allocator, and writes the choice into
+// the claims before the pod is bound.
+package dynamicresources
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"k8s.io/dynamic-resource-allocation/structured"
+
+	"keelson.dev/keelson/controlplane/scheduler/framework"
+)
+
+// Name of the plugin.
+const Name = "DynamicResources"
+
+// maxErrors of the allocator are told of in one attempt.
+const maxErrors = 8
+
+const (
+	// searchTime is how long devices are searched for in one attempt, on all nodes together. The allocator tries all
+	// combinations, and other pods wait meanwhile.
+	searchTime = 2 * time.Second
+	// patience bounds how long a pod keeps its place while drivers make its devices ready.
+	patience = 10 * time.Minute
+)
+
+// features are what the allocator may use: all but that devices need nothing done on the node, which agents know nothing of.
+var features = func() structured.Features {
+	f := structured.Features{AdminAccess: true, CompatibilityGroups: true, ConsumableCapacity: true, DerivedAttributes: true,
+		DeviceBindingAndStatus: true, DeviceTaints: true, FractionalCapacityRange: true, ListTypeAttributes: true,
+		PartitionableDevices: true, PrioritizedList: true}
+	return f
+}()
+
+var (
+	elsewhere = framework.RefuseForGood(Name, "resourceclaim not available on the node")
+	tooLong   = framework.RefuseForGood(Name, "timed out trying to allocate devices")
+)
+
+// Plugin filters by devices and gives them away.
+type Plugin struct {
+	h        *framework.Handle
+	patience time.Duration
+	search   time.Duration
+	explains time.Duration
+	*Ledger
+}
+
+// New returns the plugin.
+func New(h *framework.Handle, ledger *Ledger) *Plugin {
+	return &Plugin{h: h, patience: patience, search: searchTime, explains: explaining, Ledger: ledger}
+}
+
+// Name implements framework.Plugin.
+func (*Plugin) Name() string { return Name }
+
+// state is what one attempt knows of the pod's claims.
+type state struct {
+	claims    []*claimState
+	wanting   []*resourcev1.ResourceClaim // those without devices, in the order of claims
+	allocator structured.Allocator
+	classes   classes
+	until     time.Time // the search's
+	explains  time.Duration
+	explain   time.Time // until when refusals are explained; zero = none has been yet
+	errors    int       // that the allocator gave
+	found     map[string][]resourcev1.AllocationResult
+}
+
+// claimState is one claim of the pod.
+type claimState struct {
+	claim    *resourcev1.ResourceClaim
+	nodes    *nodeaffinity.NodeSelector // where its devices are; nil = everywhere, or not known yet
+	unusable bool                       // its devices keep the pod from some node
+
+	chosen *resourcev1.AllocationResult // by Reserve; nil = it has devices
+	asked  bool                         // the API was asked to write it
+	stored *resourcev1.ResourceClaim    // as it was written
+	failed bool                         // its devices do not become ready
+}
+
+// PreFilter implements framework.PreFilter.
+func (p *Plugin) PreFilter(ctx context.Context, c *framework.Cycle) (map[string]struct{}, *framework.Status) {
+	pod := c.Pod.Pod
+	if len(pod.Spec.ResourceClaims) == 0 {
+		return nil, framework.SkipStatus
+	}
+	st := &state{until: time.Now().Add(p.search), explains: p.explains, found: map[string][]resourcev1.AllocationResult{}, classes: classes{p.h}}
+	seen := map[types.UID]bool{}
+	for i := range pod.Spec.ResourceClaims {
+		claim, s := p.look(pod, &pod.Spec.ResourceClaims[i])
+		if s != nil {
+			return nil, s
+		}
+		if claim == nil || seen[claim.UID] {
+			continue
+		}
+		seen[claim.UID] = true
+		if s := p.take(st, pod, claim); s != nil {
+			return nil, s
+		}
+	}
+	if len(st.wanting) > 0 {
+		var err error
+		st.allocator, err = structured.NewAllocator(ctx, features, p.State(), st.classes, p.h.Slices(), p.compiled())
+		if err != nil {
+			return nil, framework.Fail(Name, fmt.Errorf("allocating devices: %w", err))
+		}
+	}
+	c.Put(Name, st)
+	return nil, nil
+}
+
+// look finds the claim of an entry, or says why the pod must wait. There is none when none was needed.
+func (p *Plugin) look(pod *v1.Pod, entry *v1.PodResourceClaim) (*resourcev1.ResourceClaim, *framework.Status) {
+	name, own, err := resourceclaim.Name(pod, entry)
+	switch {
+	case errors.Is(err, resourceclaim.ErrClaimNotFound):
+		return nil, framework.RefuseForGood(Name, fmt.Sprintf("waiting for dynamic resource controller to create the resourceclaim %q of the pod", entry.Name))
+	case err != nil:
+		return nil, framework.RefuseForGood(Name, err.Error())
+	case name == nil:
+		return nil, nil
+	}
+	claim, ok := p.h.DeviceClaim(pod.Namespace, *name)
+	switch {
+	case !ok:
+		return nil, framework.RefuseForGood(Name, fmt.Sprintf("resourceclaim %q not found", *name))
+	case claim.DeletionTimestamp != nil:
+		return nil, framework.RefuseForGood(Name, fmt.Sprintf("resourceclaim %q is being deleted", *name))
+	}
+	if own {
+		if err := resourceclaim.IsForPod(pod, claim, false); err != nil {
+			return nil, framework.RefuseForGood(Name, err.Error())
+		}
+	}
+	return claim, nil
+}
+
+// take sorts one claim into the state or says why the pod must wait.
+func (p *Plugin) take(st *state, pod *v1.Pod, claim *resourcev1.ResourceClaim) *framework.Status {
+	one := &claimState{claim: claim}
+	st.claims = append(st.claims, one)
+	a := claim.Status.Allocation
+	switch {
+	case a == nil && p.Promised(claim.UID):
+		return framework.RefuseForGood(Name, fmt.Sprintf("resourceclaim %q is in the process of being allocated", claim.Name))
+	case a == nil:
+		for i := range claim.Spec.Devices.Requests {
+			if s := st.known(&claim.Spec.Devices.Requests[i]); s != nil {
+				return s
+			}
+		}
+		st.wanting = append(st.wanting, claim)
+		return nil
+	case !resourceclaim.IsReservedForPod(pod, claim, false) && len(claim.Status.ReservedFor) >= resourcev1.ResourceClaimReservedForMaxSize:
+		return framework.RefuseForGood(Name, fmt.Sprintf("resourceclaim %q is in use by as many pods as can use one", claim.Name))
+	case a.NodeSelector == nil:
+		return nil
+	}
+	var err error
+	if one.nodes, err = nodeaffinity.NewNodeSelector(a.NodeSelector); err != nil {
+		return framework.Fail(Name, fmt.Errorf("node selector of the devices of claim %s/%s: %w", claim.Namespace, claim.Name, err))
+	}
+	return nil
+}
+
+// known refuses a request for a class that is not there.
+func (st *state) known(r *resourcev1.DeviceRequest) *framework.Status {
+	missing := func(request, class string) *framework.Status {
+		if _, ok := st.classes.h.DeviceClass(class); ok {
+			return nil
+		}
+		return framework.RefuseForGood(Name, fmt.Sprintf("request %s: device class %s does not exist", request, class))
+	}
+	if r.Exactly != nil {
+		return missing(r.Name, r.Exactly.DeviceClassName)
+	}
+	for i := range r.FirstAvailable {
+		if s := missing(r.Name+"/"+r.FirstAvailable[i].Name, r.FirstAvailable[i].DeviceClassName); s != nil {
+			return s
+		}
+	}
+	return nil
+}
+
+// classes lets the allocator look classes up.
+type classes struct{ h *framework.Handle }
+
+// List implements structured.DeviceClassLister.
+func (c classes) List() ([]*resourcev1.DeviceClass, error) { return c.h.DeviceClasses(), nil }
+
+// Get implements structured.DeviceClassLister.
+func (c classes) Get(name string) (*resourcev1.DeviceClass, error) {
+	if class, ok := c.h.DeviceClass(name); ok {
+		return class, nil
+	}
+	return nil, apierrors.NewNotFound(resourcev1.Resource("deviceclasses"), name)
+}
+
+// Filter implements framework.Filter.
+func (p *Plugin) Filter(ctx context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
+	st, ok := c.Get(Name).(*state)
+	if !ok {
+		return nil
+	}
+	fits := true
+	for _, one := range st.claims {
+		if one.nodes != nil && !one.nodes.Match(n.Node) {
+			one.unusable, fits = true, false
+		}
+	}
+	if !fits {
+		return elsewhere
+	}
+	if len(st.wanting) == 0 {
+		return nil
+	}
+	if _, ok := st.found[n.Node.Name]; ok { // the node is looked at again, with other pods
+		return nil
+	}
+	ctx, cancel := context.WithDeadline(ctx, st.until)
+	defer cancel()
+	found, err := st.allocator.Allocate(ctx, n.Node, st.wanting)
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return tooLong
+	case err != nil && ctx.Err() != nil:
+		return framework.Fail(Name, fmt.Errorf("allocating devices: %w", err))
+	case err != nil:
+		return st.wrong(err)
+	case found == nil:
+		return st.why(ctx, n.Node)
+	}
+	st.found[n.Node.Name] = found
+	return nil
+}
+
+// wrong refuses a node for which the allocator fails: by a selector that cannot be evaluated for a device of this one,
+// say, which is no reason not to look at the others. Errors name devices: what is told of many nodes would have no end.
+func (st *state) wrong(err error) *framework.Status {
+	if st.errors++; st.errors > maxErrors {
+		return unexplained
+	}
+	return framework.RefuseForGood(Name, "allocating devices: "+err.Error())
+}
+
+// PostFilter implements framework.PostFilter: devices that nobody else uses and that keep the pod from every node that it
+// could go to are given back, so that the claim can get others.
+func (p *Plugin) PostFilter(ctx context.Context, c *framework.Cycle, _ *framework.FitError) (string, *framework.Status) {
+	st, ok := c.Get(Name).(*state)
+	if !ok {
+		return "", framework.RefuseForGood(Name)
+	}
+	for _, one := range st.claims {
+		users := one.claim.Status.ReservedFor
+		if !one.unusable || len(users) > 1 || len(users) == 1 && users[0].UID != c.Pod.Pod.UID {
+			continue
+		}
+		next := one.claim.DeepCopy()
+		next.Status.Allocation, next.Status.ReservedFor = nil, nil
+		if _, err := p.h.UpdateDeviceClaimStatus(ctx, next); err != nil {
+			return "", framework.Fail(Name, fmt.Errorf("giving back the devices of claim %s/%s: %w", next.Namespace, next.Name, err))
+		}
+		return "", framework.RefuseForGood(Name, fmt.Sprintf("gave back the devices of resourceclaim %q, which no fitting node reaches.", next.Name))
+	}
+	return "", framework.RefuseForGood(Name)
+}
+
+// Score implements framework.Score: of alternatives the earlier are the better.
+func (p *Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) (int64, *framework.Status) {
+	st, ok := c.Get(Name).(*state)
+	if !ok {
+		return 0, nil
+	}
+	var sum int64
+	for i, a := range st.found[n.Node.Name] {
+		sum += preference(st.wanting[i], &a)
+	}
+	return sum, nil
+}
+
+// preference is higher where earlier alternatives were chosen.
+func preference(claim *resourcev1.ResourceClaim, a *resourcev1.AllocationResult) int64 {
+	var sum int64
+	for i := range claim.Spec.Devices.Requests {
+		r := &claim.Spec.Devices.Requests[i]
+		for j := range r.FirstAvailable {
+			if has(a, r.Name+"/"+r.FirstAvailable[j].Name) {
+				sum += int64(resourcev1.FirstAvailableDeviceRequestMaxSize - j)
+				break
+			}
+		}
+	}
+	return sum
+}
+
+func has(a *resourcev1.AllocationResult, request string) bool {
+	for i := range a.Devices.Results {
+		if a.Devices.Results[i].Request == request {
+			return true
+		}
+	}
+	return false
+}
+
+// NormalizeScore implements framework.NormalizeScore.
+func (p *Plugin) NormalizeScore(_ context.Context, _ *framework.Cycle, scores []int64) *framework.Status {
+	framework.Normalize(scores, false)
+	return nil
+}
+
+// PreScore implements framework.PreScore.
+func (p *Plugin) PreScore(_ context.Context, c *framework.Cycle, _ []*framework.NodeInfo) *framework.Status {
+	st, ok := c.Get(Name).(*state)
+	if !ok {
+		return framework.SkipStatus
+	}
+	for _, claim := range st.wanting {
+		for i := range claim.Spec.Devices.Requests {
+			if len(claim.Spec.Devices.Requests[i].FirstAvailable) > 1 {
+				return nil
+			}
+		}
+	}
+	return framework.SkipStatus
+}
+
+// MayHelp implements framework.Requeue.
+func (p *Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
+	switch e {
+	case framework.NodeAdded, framework.NodeLabels, framework.SliceChanged, framework.DeviceClassChanged:
+		return true
+	case framework.PodRemoved:
+		gone, ok := obj.(*v1.Pod)
+		return !ok || len(gone.Spec.ResourceClaims) > 0
+	case framework.DeviceClaimChanged:
+		c, ok := obj.(*resourcev1.ResourceClaim)
+		if !ok || c.Status.Allocation == nil || c.DeletionTimestamp != nil {
+			return true
+		}
+		for name := range resourceclaim.PodClaims(pod) {
+			if c.Namespace == pod.Namespace && c.Name == name {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,314 @@
+// Package interpodaffinity places pods beside other pods, or apart from them: by what the pod itself requires and
+// prefers, and by what pods that run already do.
+package interpodaffinity
+
+import (
+	"context"
+	"math"
+
+	v1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/controlplane/scheduler/framework"
+)
+
+// Name of the plugin.
+const Name = "InterPodAffinity"
+
+var (
+	noPeers  = framework.RefuseForGood(Name, "node(s) didn't match pod affinity rules")
+	shunned  = framework.Refuse(Name, "node(s) didn't match pod anti-affinity rules")
+	unwanted = framework.Refuse(Name, "node(s) didn't satisfy existing pods anti-affinity rules")
+)
+
+// defaultHardWeight is what a required affinity of a pod weighs for the pods that it wants beside it.
+const defaultHardWeight = 1
+
+// Plugin filters and scores by other pods. The zero value is the default.
+type Plugin struct {
+	// HardWeight is what required affinity of pods on nodes weighs; nil is 1.
+	HardWeight *int32
+	// OwnOnly rates nothing for a pod without preferred terms of its own: what pods on nodes prefer counts for others only.
+	OwnOnly bool
+}
+
+// Name implements framework.Plugin.
+func (Plugin) Name() string { return Name }
+
+// state is what one attempt knows.
+type state struct {
+	required []rule // together: the pods that count meet all of them
+	founder  bool   // the pod meets its own required terms: it may be the first of its group
+	avoided  []rule
+	existing []*framework.Carried
+
+	weights  []rule
+	weighing []*framework.Carried
+}
+
+// rule is a term with the pods that it is about.
+type rule struct {
+	framework.Term
+	domains *framework.Domains
+}
+
+// PreFilter implements framework.PreFilter.
+func (Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struct{}, *framework.Status) {
+	x, pod := c.Snapshot.Index, c.Pod.Pod
+	st := &state{existing: x.Avoiding(pod)}
+	if a := c.Pod.Affinity; a != nil {
+		if len(a.Required) > 0 {
+			peers := make([]*framework.Peers, 0, len(a.Required))
+			for _, t := range a.Required {
+				peers = append(peers, t.Peers)
+			}
+			set := x.Set(peers...)
+			for _, t := range a.Required {
+				st.required = append(st.required, rule{t, x.Domains(set, t.Key, framework.EveryNode)})
+			}
+			st.founder = meetsAll(c.Pod.Affinity.Required, pod, x.Namespaces())
+		}
+		for _, t := range a.Avoided {
+			st.avoided = append(st.avoided, rule{t, x.Domains(x.Set(t.Peers), t.Key, framework.EveryNode)})
+		}
+	}
+	// A pod that is nominated but on no node yet may refuse this one too.
+	if len(st.existing)+len(st.required)+len(st.avoided)+len(c.Snapshot.Nominated) == 0 {
+		return nil, framework.SkipStatus
+	}
+	c.Put(Name, st)
+	return nil, nil
+}
+
+func meetsAll(terms []framework.Term, pod *v1.Pod, namespaces framework.Namespaces) bool {
+	for _, t := range terms {
+		if !t.Has(pod, namespaces) {
+			return false
+		}
+	}
+	return true
+}
+
+// Filter implements framework.Filter.
+func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
+	st, ok := c.Get(Name).(*state)
+	if !ok {
+		return nil
+	}
+	switch {
+	case !st.besides(c, n):
+		return noPeers
+	case !st.apart(c, n):
+		return shunned
+	case !st.welcome(c, n):
+		return unwanted
+	}
+	return nil
+}
+
+// besides says whether the pods that are required are in the node's domains.
+func (st *state) besides(c *framework.Cycle, n *framework.NodeInfo) bool {
+	if len(st.required) == 0 {
+		return true
+	}
+	more := 0
+	if len(c.With)+len(c.Without) > 0 {
+		more = c.More(func(p *framework.PodInfo) bool {
+			return meetsAll(c.Pod.Affinity.Required, p.Pod, c.Snapshot.Index.Namespaces())
+		})
+	}
+	there, any := true, false
+	for i := range st.required {
+		r := &st.required[i]
+		at := r.domains.At(n)
+		if at == framework.NoDomain {
+			return false
+		}
+		there = there && r.domains.Pods(at)+more > 0
+		any = any || r.domains.All()+more > 0
+	}
+	return there || !any && st.founder
+}
+
+// apart says whether none of the pods that are avoided is in the node's domains.
+func (st *state) apart(c *framework.Cycle, n *framework.NodeInfo) bool {
+	changed := len(c.With)+len(c.Without) > 0
+	for i := range st.avoided {
+		r := &st.avoided[i]
+		at := r.domains.At(n)
+		if at == framework.NoDomain {
+			continue
+		}
+		pods := r.domains.Pods(at)
+		if changed {
+			pods += c.More(func(p *framework.PodInfo) bool { return r.Has(p.Pod, c.Snapshot.Index.Namespaces()) })
+		}
+		if pods > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// welcome says whether no pod in the node's domains avoids this one.
+func (st *state) welcome(c *framework.Cycle, n *framework.NodeInfo) bool {
+	for _, e := range st.existing {
+		at := e.At(n)
+		if at == framework.NoDomain {
+			continue
+		}
+		pods := e.Pods(at)
+		for _, p := range c.Without {
+			pods -= carries(p, e.Term())
+		}
+		if pods > 0 {
+			return false
+		}
+	}
+	for _, p := range c.With {
+		if p.Affinity == nil {
+			continue
+		}
+		for _, t := range p.Affinity.Avoided {
+			if _, ok := n.Node.Labels[t.Key]; ok && t.Has(c.Pod.Pod, c.Snapshot.Index.Namespaces()) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// carries is how often the pod has the anti-affinity term.
+func carries(p *framework.PodInfo, term framework.Term) int {
+	if p.Affinity == nil {
+		return 0
+	}
+	n := 0
+	for _, t := range p.Affinity.Avoided {
+		if t.ID == term.ID && t.Key == term.Key {
+			n++
+		}
+	}
+	return n
+}
+
+// PreScore implements framework.PreScore.
+func (p Plugin) PreScore(_ context.Context, c *framework.Cycle, _ []*framework.NodeInfo) *framework.Status {
+	x := c.Snapshot.Index
+	if p.OwnOnly && (c.Pod.Affinity == nil || len(c.Pod.Affinity.Preferred) == 0) {
+		return framework.SkipStatus
+	}
+	weighing := x.Weighing(c.Pod.Pod)
+	var weights []rule
+	if a := c.Pod.Affinity; a != nil {
+		for _, t := range a.Preferred {
+			if d := x.Domains(x.Set(t.Peers), t.Key, framework.EveryNode); d.All() > 0 {
+				weights = append(weights, rule{t, d})
+			}
+		}
+	}
+	if len(weights)+len(weighing) == 0 {
+		return framework.SkipStatus
+	}
+	st, ok := c.Get(Name).(*state)
+	if !ok {
+		st = &state{}
+		c.Put(Name, st)
+	}
+	st.weights, st.weighing = weights, weighing
+	return nil
+}
+
+// Score implements framework.Score: the weights of the terms, once for each pod in the node's domains that is meant
+// by one of this pod's, or means this pod by one of its own.
+func (p Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) (int64, *framework.Status) {
+	st, ok := c.Get(Name).(*state)
+	if !ok {
+		return 0, nil
+	}
+	var sum, hard int64 = 0, defaultHardWeight
+	if p.HardWeight != nil {
+		hard = int64(*p.HardWeight)
+	}
+	for i := range st.weights {
+		r := &st.weights[i]
+		if at := r.domains.At(n); at != framework.NoDomain {
+			sum += r.Weight * int64(r.domains.Pods(at))
+		}
+	}
+	for _, e := range st.weighing {
+		if at := e.At(n); at != framework.NoDomain {
+			sum += e.Weight(hard) * int64(e.Pods(at))
+		}
+	}
+	return sum, nil
+}
+
+// NormalizeScore implements framework.NormalizeScore: from the least, which may be below zero, to the most.
+func (Plugin) NormalizeScore(_ context.Context, _ *framework.Cycle, scores []int64) *framework.Status {
+	least, most := int64(math.MaxInt64), int64(math.MinInt64)
+	for _, s := range scores {
+		least, most = min(least, s), max(most, s)
+	}
+	for i, s := range scores {
+		if scores[i] = 0; most > least {
+			scores[i] = int64(float64(framework.MaxScore) * (float64(s-least) / float64(most-least)))
+		}
+	}
+	return nil
+}
+
+// MayHelp implements framework.Requeue: a pod that is required came, one that is avoided or avoids this one went, or
+// a node came by which there are new domains. Labels of namespaces may change who is meant.
+func (Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
+	own := framework.AffinityOf(pod)
+	switch o := obj.(type) {
+	case *v1.Pod:
+		switch e {
+		case framework.PodAdded:
+			return wants(own, o)
+		case framework.PodRemoved:
+			// With the last of its group gone, a pod may found it anew.
+			return parts(own, pod, o) || wants(own, o)
+		}
+	case framework.PodUpdate:
+		return o.Old == nil || !wants(own, o.Old) && wants(own, o.Now) || parts(own, pod, o.Old) && !parts(own, pod, o.Now)
+	case *v1.Node:
+		return e == framework.NodeAdded || e == framework.NodeLabels || e == framework.NodeTaints
+	case *v1.Namespace:
+		return e == framework.NamespaceLabels
+	}
+	return false
+}
+
+// wants says whether one of the required terms may mean the other pod. Without the labels of namespaces, all that a
+// term chooses by them may be meant.
+func wants(own *framework.Affinity, other *v1.Pod) bool {
+	if own == nil {
+		return false
+	}
+	for _, t := range own.Required {
+		if t.MayMean(other) {
+			return true
+		}
+	}
+	return false
+}
+
+// parts says whether one of the pods may avoid the other.
+func parts(own *framework.Affinity, pod, other *v1.Pod) bool {
+	if own != nil {
+		for _, t := range own.Avoided {
+			if t.MayMean(other) {
+				return true
+			}
+		}
+	}
+	if theirs := framework.AffinityOf(other); theirs != nil {
+		for _, t := range theirs.Avoided {
+			if t.MayMean(pod) {
+				return true
+			}
+		}
+	}
+	return false
+}

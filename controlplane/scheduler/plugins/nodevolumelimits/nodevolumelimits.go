@@ -1,0 +1,102 @@
+// Package nodevolumelimits keeps the volumes of a driver on a node within what the driver says the node takes.
+package nodevolumelimits
+
+import (
+	"context"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/component-helpers/storage/volume"
+
+	"keelson.dev/keelson/controlplane/scheduler/framework"
+)
+
+// Name of the plugin.
+const Name = "NodeVolumeLimits"
+
+var refused = framework.Refuse(Name, "node(s) exceed max volume count")
+
+// Plugin filters by the number of volumes.
+type Plugin struct{ H *framework.Handle }
+
+// Name implements framework.Plugin.
+func (Plugin) Name() string { return Name }
+
+// one is a volume of a driver, or the claim for which the driver is still to make it.
+type one struct{ driver, id string }
+
+// volumes lists the volumes of CSI drivers that the claims of a pod lead to.
+func (p Plugin) volumes(pod *framework.PodInfo) []one {
+	var out []one
+	for _, name := range pod.Claims {
+		claim, ok := p.H.Claim(pod.Pod.Namespace, name)
+		if !ok {
+			continue
+		}
+		if claim.Spec.VolumeName == "" {
+			class, ok := p.H.StorageClass(volume.GetPersistentVolumeClaimClass(claim))
+			if ok && class.Provisioner != "" {
+				out = append(out, one{class.Provisioner, "claim " + claim.Namespace + "/" + claim.Name})
+			}
+			continue
+		}
+		if pv, ok := p.H.PersistentVolume(claim.Spec.VolumeName); ok && pv.Spec.CSI != nil {
+			out = append(out, one{pv.Spec.CSI.Driver, pv.Spec.CSI.VolumeHandle})
+		}
+	}
+	return out
+}
+
+// PreFilter implements framework.PreFilter.
+func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struct{}, *framework.Status) {
+	wanted := p.volumes(c.Pod)
+	if len(wanted) == 0 || p.H.VolumeLimits == nil {
+		return nil, framework.SkipStatus
+	}
+	c.Put(Name, wanted)
+	return nil, nil
+}
+
+// Filter implements framework.Filter. A volume that several pods use counts once.
+func (p Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
+	wanted, _ := c.Get(Name).([]one)
+	limits := p.H.VolumeLimits(n.Node.Name)
+	if len(limits) == 0 {
+		return nil
+	}
+	there := make(map[one]bool)
+	for _, q := range n.Pods {
+		for _, v := range p.volumes(q) {
+			there[v] = true
+		}
+	}
+	count := make(map[string]int32)
+	for v := range there {
+		count[v.driver]++
+	}
+	for _, v := range wanted {
+		if there[v] {
+			continue
+		}
+		there[v] = true
+		count[v.driver]++
+		if limit, ok := limits[v.driver]; ok && count[v.driver] > limit {
+			return refused
+		}
+	}
+	return nil
+}
+
+// MayHelp implements framework.Requeue.
+func (Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
+	switch e {
+	case framework.NodeAdded, framework.DriversChanged, framework.VolumeChanged:
+		return true
+	case framework.PodRemoved:
+		p, ok := obj.(*v1.Pod)
+		return !ok || len(framework.ClaimsOf(p)) > 0
+	case framework.ClaimChanged:
+		c, ok := obj.(*v1.PersistentVolumeClaim)
+		return !ok || c.Namespace == pod.Namespace
+	}
+	return false
+}

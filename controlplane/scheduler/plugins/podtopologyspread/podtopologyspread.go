@@ -1,0 +1,263 @@
+// Package podtopologyspread keeps the pods of a group spread over zones, nodes or whatever labels of nodes say:
+// no domain may hold more than maxSkew pods above the one that holds fewest (DoNotSchedule), or should not
+// (ScheduleAnyway). Pods without constraints that belong to a Service, ReplicaSet, StatefulSet or
+// ReplicationController are spread a little over nodes and zones, as kube-scheduler does by default.
+package podtopologyspread
+
+import (
+	"context"
+	"math"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/controlplane/scheduler/framework"
+)
+
+// Name of the plugin.
+const Name = "PodTopologySpread"
+
+const unmatched = "node(s) didn't match pod topology spread constraints"
+
+var (
+	refused  = framework.Refuse(Name, unmatched)
+	labelled = framework.RefuseForGood(Name, unmatched+" (missing required label)")
+)
+
+// Plugin filters and scores by topology. The zero value is the default.
+type Plugin struct {
+	// Listed has pods without constraints follow Defaults instead of those that Kubernetes knows. Their selectors are
+	// empty: they follow from what a pod belongs to.
+	Listed   bool
+	Defaults []v1.TopologySpreadConstraint
+}
+
+// Name implements framework.Plugin.
+func (Plugin) Name() string { return Name }
+
+// state is what one attempt knows of its pod's constraints.
+type state struct {
+	hard []counted
+	soft *softState
+}
+
+// counted is a constraint with the pods that it is about.
+type counted struct {
+	constraint
+	set     *framework.PodSet
+	domains *framework.Domains
+	self    int // 1 when the pod is one of those counted
+	least   int // pods in any domain that counts; 0 where there are fewer domains than there must be
+}
+
+// PreFilter implements framework.PreFilter.
+func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struct{}, *framework.Status) {
+	list := constraintsOf(c.Pod.Pod, v1.DoNotSchedule)
+	if p.Listed && len(c.Pod.Pod.Spec.TopologySpreadConstraints) == 0 {
+		list = defaults(c, p.Defaults, v1.DoNotSchedule)
+	}
+	if len(list) == 0 {
+		return nil, framework.SkipStatus
+	}
+	c.Put(Name, &state{hard: count(c, list, true)})
+	return nil, nil
+}
+
+// count looks the constraints' pods up. With whole, only nodes with the keys of all constraints take part.
+func count(c *framework.Cycle, list []constraint, whole bool) []counted {
+	pod, x := c.Pod.Pod, c.Snapshot.Index
+	var keys []string
+	if whole {
+		for i := range list {
+			keys = append(keys, list[i].key)
+		}
+	}
+	out := make([]counted, 0, len(list))
+	for _, one := range list {
+		set := x.Set(one.peers)
+		k := counted{constraint: one, set: set, domains: x.Domains(set, one.key, one.nodes(pod, keys))}
+		if one.selector.Matches(podLabels(pod)) {
+			k.self = 1
+		}
+		if k.domains.Size() >= k.minDomains {
+			k.least = k.domains.Least()
+		}
+		out = append(out, k)
+	}
+	return out
+}
+
+// Filter implements framework.Filter.
+func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
+	st, ok := c.Get(Name).(*state)
+	if !ok {
+		return nil
+	}
+	changed := len(c.With)+len(c.Without) > 0
+	for i := range st.hard {
+		k := &st.hard[i]
+		at := k.domains.At(n)
+		if at == framework.NoDomain {
+			return labelled
+		}
+		more := 0
+		if changed && k.domains.Counts(n) {
+			more = c.More(func(p *framework.PodInfo) bool { return k.peers.Has(p.Pod, nil) })
+		}
+		least := k.least
+		if more != 0 && k.domains.Size() >= k.minDomains {
+			least = k.domains.LeastWith(at, more)
+		}
+		if k.domains.Pods(at)+more+k.self-least > k.maxSkew {
+			return refused
+		}
+	}
+	return nil
+}
+
+// softState is what PreScore works out.
+type softState struct {
+	list    []counted
+	weights []float64 // by topology: the more domains, the more a pod in one of them counts
+	whole   bool      // nodes that lack a key are not rated
+}
+
+// PreScore implements framework.PreScore.
+func (p Plugin) PreScore(_ context.Context, c *framework.Cycle, nodes []*framework.NodeInfo) *framework.Status {
+	list := constraintsOf(c.Pod.Pod, v1.ScheduleAnyway)
+	own := len(c.Pod.Pod.Spec.TopologySpreadConstraints) > 0
+	switch {
+	case own:
+	case p.Listed:
+		list = defaults(c, p.Defaults, v1.ScheduleAnyway)
+	default:
+		list = defaults(c, system, v1.ScheduleAnyway)
+	}
+	whole := own || p.Listed
+	if len(list) == 0 {
+		return framework.SkipStatus
+	}
+	st := &softState{list: count(c, list, whole), whole: whole, weights: make([]float64, len(list))}
+	rated := nodes
+	if whole && slices.ContainsFunc(nodes, st.lacks) {
+		rated = slices.DeleteFunc(slices.Clone(nodes), st.lacks)
+	}
+	for i := range st.list {
+		size := len(rated)
+		if list[i].key != v1.LabelHostname {
+			size = st.list[i].domains.Distinct(rated)
+		}
+		st.weights[i] = math.Log(float64(size + 2))
+	}
+	have, ok := c.Get(Name).(*state)
+	if !ok {
+		have = &state{}
+		c.Put(Name, have)
+	}
+	have.soft = st
+	return nil
+}
+
+// lacks says whether the node is without one of the keys.
+func (st *softState) lacks(n *framework.NodeInfo) bool {
+	for i := range st.list {
+		if st.list[i].domains.At(n) == framework.NoDomain {
+			return true
+		}
+	}
+	return false
+}
+
+func hasKeys(n *v1.Node, list []constraint) bool {
+	for i := range list {
+		if _, ok := n.Labels[list[i].key]; !ok {
+			return false
+		}
+	}
+	return true
+}
+
+// unrated marks a node that lacks a key: it comes last.
+const unrated = -1
+
+// Score implements framework.Score: the pods in the node's domains, weighed. Fewer are better.
+func (Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) (int64, *framework.Status) {
+	st, ok := c.Get(Name).(*state)
+	if !ok || st.soft == nil {
+		return 0, nil
+	}
+	var sum float64
+	for i := range st.soft.list {
+		k := &st.soft.list[i]
+		at := k.domains.At(n)
+		if at == framework.NoDomain {
+			if st.soft.whole {
+				return unrated, nil
+			}
+			continue
+		}
+		pods := 0
+		if k.key == v1.LabelHostname {
+			pods = k.set.OnNode(n)
+		} else {
+			pods = k.domains.Pods(at)
+		}
+		// A greater skew that is allowed makes differences between domains smaller in proportion.
+		sum += float64(pods)*st.soft.weights[i] + float64(k.maxSkew-1)
+	}
+	return int64(math.Round(sum)), nil
+}
+
+// NormalizeScore implements framework.NormalizeScore: the fewest pods are the best, what is not rated the worst.
+func (Plugin) NormalizeScore(_ context.Context, _ *framework.Cycle, scores []int64) *framework.Status {
+	least, most := int64(math.MaxInt64), int64(0)
+	for _, s := range scores {
+		if s != unrated {
+			least, most = min(least, s), max(most, s)
+		}
+	}
+	for i, s := range scores {
+		switch {
+		case s == unrated:
+			scores[i] = 0
+		case most == 0:
+			scores[i] = framework.MaxScore
+		default:
+			scores[i] = framework.MaxScore * (most + least - s) / most
+		}
+	}
+	return nil
+}
+
+// MayHelp implements framework.Requeue: pods that are counted came, went or changed, or a node that may take part.
+func (p Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
+	if p.Listed && len(pod.Spec.TopologySpreadConstraints) == 0 {
+		return true // who is counted follows from what the pod belongs to, which may have changed
+	}
+	list := constraintsOf(pod, v1.DoNotSchedule)
+	counts := func(p *v1.Pod) bool {
+		if p == nil {
+			return true
+		}
+		for i := range list {
+			if p.Namespace == pod.Namespace && list[i].selector.Matches(podLabels(p)) {
+				return true
+			}
+		}
+		return false
+	}
+	switch o := obj.(type) {
+	case *v1.Pod:
+		return counts(o)
+	case framework.PodUpdate:
+		return counts(o.Old) || counts(o.Now)
+	case *v1.Node:
+		switch e {
+		case framework.NodeAdded, framework.NodeTaints:
+			return hasKeys(o, list)
+		case framework.NodeLabels: // one that loses a key takes its empty domain along
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,61 @@
+package plugins_test
+
+import (
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+
+	"keelson.dev/keelson/controlplane/scheduler/framework"
+)
+
+// Volumes keep a pod to their zone, and off nodes that take no more of a driver's volumes.
+func TestVolumeFilters(t *testing.T) {
+	st := newStorage()
+	st.class("fast", "csi.example", storagev1.VolumeBindingWaitForFirstConsumer)
+	for _, name := range []string{"one", "two", "three"} {
+		v := st.volume(name, "fast", "")
+		v.Spec.CSI = &v1.CSIPersistentVolumeSource{Driver: "csi.example", VolumeHandle: name}
+		st.claim(name, "fast", name)
+	}
+	st.claim("new", "fast", "")
+	st.volumes["one"].Labels = map[string]string{v1.LabelTopologyZone: "x__y"}
+	h := st.handle()
+	h.VolumeLimits = func(node string) map[string]int32 {
+		if node == "free" {
+			return nil
+		}
+		return map[string]int32{"csi.example": 1, "other.example": 0}
+	}
+	zoned := func(name, z string) *framework.NodeInfo { return node(name, label(v1.LabelTopologyZone, z)) }
+	const full = "0/1 nodes are available: 1 node(s) exceed max volume count."
+	for _, tt := range []struct {
+		name string
+		pod  *v1.Pod
+		node *framework.NodeInfo
+		want string
+	}{
+		{"in the zone", pod(claims("one")), zoned("a", "y"), "a"},
+		{"by the older label", pod(claims("one")), node("a", label(v1.LabelFailureDomainBetaZone, "x")), "a"},
+		{"in another zone", pod(claims("one")), zoned("a", "z"), "0/1 nodes are available: 1 node(s) had no available volume zone."},
+		{"without zones", pod(claims("one")), node("a"), "a"},
+		{"no volume there", pod(claims("two")), node("a"), "a"},
+		{"as many as it takes", pod(claims("two")), with(node("a"), pod(claims("three"))), full},
+		{"the same volume", pod(claims("two")), with(node("a"), pod(claims("two"))), "a"},
+		{"one to be made", pod(claims("new")), with(node("a"), pod(claims("three"))), full},
+		{"two at once", pod(claims("two", "three")), node("a"), full},
+		{"a node without limits", pod(claims("two", "three")), with(node("free"), pod(claims("new"))), "free"},
+		{"no claims", pod(), with(node("a"), pod(claims("three"))), "a"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			res, err := schedule(profile(t, h), tt.pod, tt.node)
+			got := res.Node
+			if err != nil {
+				got = err.Error()
+			}
+			if got != tt.want {
+				t.Errorf("got  %s\nwant %s", got, tt.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,30 @@
+package server
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/registry"
+)
+
+// The alarm names what cannot be read, a bounded part of it, and says what to do.
+func TestUnreadableAlarm(t *testing.T) {
+	k := kinds.All().ByType(&v1.ConfigMap{})
+	var all []registry.Unreadable
+	for i := range 7 {
+		name := fmt.Sprintf("c%d", i)
+		all = append(all, registry.Unreadable{Kind: k, Namespace: "default", Name: name, Key: "/registry/configmaps/default/" + name,
+			Reason: "cut short", Seen: time.UnixMilli(int64(2000 - i))})
+	}
+	a := unreadableAlarm(all)
+	if a.Kind != "unreadable" || a.Since != 1994 || !strings.HasPrefix(a.Message, "7 stored objects cannot be read") ||
+		!strings.Contains(a.Message, "/registry/configmaps/default/c4 (cut short), and 2 more") ||
+		!strings.Contains(a.Remedy, "kubectl delete configmaps c0 -n default") {
+		t.Errorf("the alarm is %+v", a)
+	}
+}

@@ -1,0 +1,275 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/internal/backoff"
+	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/replica"
+)
+
+// The feature level of a cluster says in which forms its replicas may write what they store. A release reads every form
+// up to its own level; a form is written only once every replica has said that it reads it. The level lies in the store,
+// so that a backup carries it; the leader raises it, and nobody lowers it.
+//
+//	0  what was stored before there were levels
+//	1  managedFields in form 1 (registry/fieldform.go)
+const (
+	featureLevel     = 1 // the highest that this release understands
+	levelShortFields = 1
+)
+
+const (
+	levelKey    = api.StorageRoot + "keelson.dev/feature-level"
+	levelEvery  = time.Second // how often members are asked while the level is below the leader's own
+	maxLevelDoc = 4 << 10     // of the stored record
+)
+
+// levelRecord is what lies in the store, and beside it in levelFile. Later releases may add fields: unknown ones are
+// ignored, and what Level says is the same in every version.
+type levelRecord struct {
+	Version int    `json:"version"`
+	Level   uint32 `json:"level"`
+	Release string `json:"release,omitempty"` // that raised it, for a person
+}
+
+const levelRecordVersion = 1
+
+func decodeLevel(raw []byte) (levelRecord, error) {
+	var rec levelRecord
+	if len(raw) > maxLevelDoc {
+		return rec, fmt.Errorf("the stored feature level (%s): a record of %d bytes", levelKey, len(raw))
+	}
+	if err := json.Unmarshal(raw, &rec); err != nil {
+		return rec, fmt.Errorf("the stored feature level (%s): %w", levelKey, err)
+	}
+	return rec, nil
+}
+
+// errLevel says that this release must not work on what is stored.
+var errLevel = errors.New("this release is too old for what is stored")
+
+// understood refuses what a release that understands levels up to own cannot read.
+func (rec levelRecord) understood(own uint32) error {
+	if rec.Level <= own {
+		return nil
+	}
+	by := ""
+	if rec.Release != "" {
+		by = ", raised by release " + rec.Release
+	}
+	return fmt.Errorf("%w: the cluster stores forms of feature level %d%s, and this release understands levels up to %d: "+
+		"start the release that the other replicas run, or one after it", errLevel, rec.Level, by, own)
+}
+
+// raisedLevel is the level that the cluster may have: the highest that every member understands, as each has just said;
+// never less than it is. holding names who keeps it below own.
+func raisedLevel(now, own uint32, members []replica.MemberLevel) (to uint32, holding []string) {
+	to = own
+	for _, m := range members {
+		switch {
+		case !m.Heard:
+			to = 0
+			holding = append(holding, m.ID+" does not answer")
+		case m.Level < own:
+			to = min(to, m.Level)
+			holding = append(holding, fmt.Sprintf("%s understands levels up to %d", m.ID, m.Level))
+		}
+	}
+	if len(members) == 0 {
+		return now, nil
+	}
+	return max(now, to), holding
+}
+
+// levelStore is the part of the store in which the level lies.
+type levelStore interface {
+	raftstore.Store
+	HoldMembers(ctx context.Context, decide func(context.Context, []replica.MemberLevel) error) error
+}
+
+// level is what a replica knows of the cluster's feature level.
+type level struct {
+	store   levelStore
+	own     uint32 // what this release understands
+	release string
+	folder  string // of the replica's data
+	log     *slog.Logger
+
+	seen    atomic.Uint32 // the cluster's, as this replica has taken it in
+	checked atomic.Bool   // whether it has looked
+}
+
+// stored is the level in this replica's applied state, which what it has taken in may be behind.
+func (l *level) stored(ctx context.Context) (uint32, error) {
+	it, _, err := l.store.Get(ctx, levelKey, raftstore.ReadOptions{Local: true})
+	if errors.Is(err, raftstore.ErrNotFound) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	rec, err := decodeLevel(it.Value)
+	return rec.Level, err
+}
+
+// ready says whether this replica knows that it understands what is stored.
+func (l *level) ready() error {
+	if !l.checked.Load() {
+		return errors.New("the cluster's feature level is not known yet")
+	}
+	return nil
+}
+
+// Run follows the cluster's level until ctx ends. A level that this release does not understand ends the replica.
+func (l *level) Run(ctx context.Context) error {
+	pause := backoff.Backoff{Min: 10 * time.Millisecond, Max: time.Second, Jitter: 0.5}
+	for {
+		err := l.follow(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(err, errLevel), errors.Is(err, raftstore.ErrClosed):
+			return err
+		}
+		l.log.Warn("following the feature level", "err", err)
+		if err := wait.Delay(ctx, pause.Next()); err != nil {
+			return err
+		}
+	}
+}
+
+func (l *level) follow(ctx context.Context) error {
+	w, err := l.store.Watch(ctx, levelKey, 0)
+	if err != nil {
+		return err
+	}
+	defer w.Stop()
+	it, _, err := l.store.Get(ctx, levelKey, raftstore.ReadOptions{Local: true})
+	if err == nil {
+		err = l.take(it.Value)
+	} else if errors.Is(err, raftstore.ErrNotFound) {
+		err = nil
+	}
+	if err != nil {
+		return err
+	}
+	l.checked.Store(true)
+	for batch := range w.C() {
+		for _, ev := range batch.Events {
+			if ev.Kind != raftstore.EventPut || ev.Item.Key != levelKey {
+				continue
+			}
+			if err := l.take(ev.Item.Value); err != nil {
+				return err
+			}
+		}
+	}
+	return w.Err()
+}
+
+// take takes a stored record in. It is on this replica's own disk before this replica writes by it.
+func (l *level) take(raw []byte) error {
+	rec, err := decodeLevel(raw)
+	if err != nil {
+		return err
+	}
+	if rec.Level <= l.seen.Load() {
+		return nil
+	}
+	if err := keepLevel(l.folder, rec); err != nil {
+		return err
+	}
+	if err := rec.understood(l.own); err != nil {
+		return err
+	}
+	l.seen.Store(rec.Level)
+	l.log.Info("the cluster's feature level", "level", rec.Level, "raised by release", rec.Release)
+	return nil
+}
+
+// keep raises the cluster's level for as long as this replica leads under the fence, until it is what this release
+// understands. Then it does nothing.
+func (l *level) keep(ctx context.Context, fence raftstore.Fence) error {
+	said := ""
+	for {
+		to, holding, err := l.raise(ctx, fence)
+		switch {
+		case err != nil:
+			holding = []string{err.Error()}
+		case to >= l.own:
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		if why := strings.Join(holding, ", "); why != said {
+			said = why
+			l.log.Info("the cluster's feature level stays", "level", to, "understood here", l.own, "because", why)
+		}
+		if err := wait.Delay(ctx, levelEvery); err != nil {
+			return err
+		}
+	}
+}
+
+// raise raises the level as far as all members understand it, and returns where it is now.
+func (l *level) raise(ctx context.Context, fence raftstore.Fence) (to uint32, holding []string, err error) {
+	err = l.store.HoldMembers(ctx, func(ctx context.Context, members []replica.MemberLevel) error {
+		op := raftstore.Create(levelKey, nil)
+		var now levelRecord
+		it, _, err := l.store.Get(ctx, levelKey, raftstore.ReadOptions{})
+		switch {
+		case err == nil:
+			if now, err = decodeLevel(it.Value); err != nil {
+				return err
+			}
+			op = raftstore.Update(levelKey, nil, it.Modified)
+		case !errors.Is(err, raftstore.ErrNotFound):
+			return err
+		}
+		if to, holding = raisedLevel(now.Level, l.own, members); to <= now.Level {
+			return nil
+		}
+		if op.Value, err = json.Marshal(levelRecord{Version: levelRecordVersion, Level: to, Release: l.release}); err != nil {
+			return err
+		}
+		_, err = l.store.Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{op}, Fence: fence})
+		return err
+	})
+	return to, holding, err
+}
+
+// keepLevel writes a level down beside the store, where a release that does not understand it finds it before it
+// touches the store.
+func keepLevel(folder string, rec levelRecord) error {
+	if err := writeJSON(filepath.Join(folder, levelFile), rec); err != nil {
+		return fmt.Errorf("keeping the feature level: %w", err)
+	}
+	return nil
+}
+
+// keptLevel refuses a data folder whose store this release does not understand.
+func (c Config) keptLevel() error {
+	var rec levelRecord
+	if _, err := readJSON(filepath.Join(c.DataDir, levelFile), &rec); err != nil {
+		return err
+	}
+	return rec.understood(c.understands())
+}
+
+// understands is the highest feature level that this replica understands.
+func (c Config) understands() uint32 {
+	if c.featureLevel != nil {
+		return *c.featureLevel
+	}
+	return featureLevel
+}

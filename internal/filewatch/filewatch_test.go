@@ -1,0 +1,70 @@
+package filewatch
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A file that is written, replaced or removed is told of; one that changes between the reading and the first look too.
+func TestChangesAreTold(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	write(t, path, "one")
+	before := MarkOf(path, "")
+	write(t, path, "another")
+	told := make(chan struct{})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- Follow(ctx, time.Millisecond, before, func() { told <- struct{}{} })
+	}()
+	expect := func(what string) {
+		t.Helper()
+		select {
+		case <-told:
+		case <-time.After(20 * time.Second):
+			t.Fatalf("%s: nothing was told", what)
+		}
+	}
+	expect("changed before the first look")
+	write(t, path+".new", "another")
+	if err := os.Rename(path+".new", path); err != nil {
+		t.Fatal(err)
+	}
+	expect("replaced")
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	expect("removed")
+	cancel()
+	if err := <-done; err != context.Canceled {
+		t.Error(err)
+	}
+}
+
+// What is too large or no file is not read.
+func TestReadIsBounded(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	write(t, path, "12345")
+	if data, err := Read(path, 5); err != nil || string(data) != "12345" {
+		t.Errorf("%q, %v", data, err)
+	}
+	if _, err := Read(path, 4); err == nil {
+		t.Error("more than the bound was read")
+	}
+	if _, err := Read(filepath.Dir(path), 4); err == nil {
+		t.Error("a folder was read")
+	}
+	if _, err := Read("/dev/zero", 4); err == nil {
+		t.Error("a device was read")
+	}
+}

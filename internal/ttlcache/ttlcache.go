@@ -1,0 +1,91 @@
+// Package ttlcache remembers answers for a time, within a bound in bytes: what was used longest ago goes first.
+package ttlcache
+
+import (
+	"container/list"
+	"sync"
+	"time"
+)
+
+// Cache is safe for use by many. Keys are what the answers cost little beside: hashes, say.
+type Cache[K comparable, V any] struct {
+	max int64
+
+	mu    sync.Mutex
+	used  int64
+	byKey map[K]*list.Element
+	order *list.List // of *entry[K, V], the one used last in front
+}
+
+type entry[K comparable, V any] struct {
+	key   K
+	value V
+	bytes int64
+	until time.Time
+}
+
+// overhead is what an entry takes beside what its owner says.
+const overhead = 256
+
+// New returns a cache whose entries take at most max bytes.
+func New[K comparable, V any](max int64) *Cache[K, V] {
+	return &Cache[K, V]{max: max, byKey: make(map[K]*list.Element), order: list.New()}
+}
+
+// Get returns the value that was put for key and is still good at now.
+func (c *Cache[K, V]) Get(key K, now time.Time) (v V, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at := c.byKey[key]
+	if at == nil {
+		return v, false
+	}
+	e := at.Value.(*entry[K, V])
+	if !now.Before(e.until) {
+		c.remove(at)
+		return v, false
+	}
+	c.order.MoveToFront(at)
+	return e.value, true
+}
+
+// Put remembers a value of so many bytes until then. One that is larger than a hundredth of the cache is not
+// remembered: it would push out what many ask for.
+func (c *Cache[K, V]) Put(key K, v V, bytes int64, until time.Time) {
+	bytes += overhead
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if at := c.byKey[key]; at != nil {
+		c.remove(at)
+	}
+	if bytes > c.max/100 {
+		return
+	}
+	for c.used+bytes > c.max {
+		c.remove(c.order.Back())
+	}
+	c.byKey[key] = c.order.PushFront(&entry[K, V]{key: key, value: v, bytes: bytes, until: until})
+	c.used += bytes
+}
+
+// Len is how many entries there are, good or not.
+func (c *Cache[K, V]) Len() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.byKey)
+}
+
+// Clear forgets everything.
+func (c *Cache[K, V]) Clear() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	clear(c.byKey)
+	c.order.Init()
+	c.used = 0
+}
+
+func (c *Cache[K, V]) remove(at *list.Element) {
+	e := c.order.Remove(at).(*entry[K, V])
+	delete(c.byKey, e.key)
+	c.used -= e.bytes
+}

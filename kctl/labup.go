@@ -1,0 +1,106 @@
+package kctl
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/spf13/pflag"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"keelson.dev/keelson/deploy/lab"
+)
+
+// usableLab is the lab of this machine, or why it cannot be worked with.
+func usableLab(streams genericiooptions.IOStreams) (*lab.Lab, error) {
+	found, err := lab.Look(streams.Out)
+	if err == nil {
+		err = found.Err()
+	}
+	return found.Lab, err
+}
+
+// upFrom makes the lab that is wanted out of what there is: it builds one, starts one again that is down, or shows the one
+// that runs.
+func upFrom(ctx context.Context, out io.Writer, wanted *lab.Lab, flags *pflag.FlagSet) error {
+	found, err := lab.Look(out)
+	if err != nil {
+		return err
+	}
+	if err := found.BusyError(); err != nil {
+		return err
+	}
+	if why := uselessFor(found); why != "" {
+		fmt.Fprintf(out, "taking away the lab that is there: %s\n", why)
+		down, cancel := context.WithTimeout(ctx, time.Minute)
+		defer cancel()
+		if err := found.Lab.Down(down); err != nil {
+			return err
+		}
+		found = lab.Found{}
+	}
+	if found.State == lab.None {
+		return wanted.Up(ctx)
+	}
+	if err := sameFlags(found.Lab.Config, wanted.Config, flags); err != nil {
+		return err
+	}
+	if found.State == lab.Down {
+		fmt.Fprintln(out, "the lab that was there is down: starting it again from the disks of its hosts")
+		return found.Lab.StartAgain(ctx)
+	}
+	if !found.Lab.WayIn() {
+		fmt.Fprintf(out, "what leads to the API at %s has ended: starting it again\n", found.Lab.Config.Listen)
+		if err := found.Lab.RestoreWayIn(ctx); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintln(out, "the lab is up already:")
+	return lab.PrintStatus(out, found.Lab.Status(ctx))
+}
+
+// uselessFor says why a lab is of no use to a person, "" where it is.
+func uselessFor(f lab.Found) string {
+	switch {
+	case f.State == lab.Unfinished:
+		return "what built it or took it away was cut off"
+	case f.State == lab.Down && f.Test && !f.Lab.Config.Maker.Lives():
+		return "it is down, and the run of tests that made it has ended"
+	}
+	return ""
+}
+
+// sameFlags refuses a flag that was given and says otherwise than the lab that is there was made.
+func sameFlags(is, want lab.Config, flags *pflag.FlagSet) error {
+	for _, f := range []struct {
+		name     string
+		is, want any
+	}{
+		{"control-planes", is.ControlPlanes, want.ControlPlanes},
+		{"workers", is.Workers, want.Workers},
+		{"listen", is.Listen, want.Listen},
+		{"bin-dir", filepath.Clean(is.BinDir), want.BinDir},
+		{"cni-bin-dir", filepath.Clean(is.CNIBinDir), want.CNIBinDir},
+		{"image-dir", filepath.Clean(is.ImageDir), want.ImageDir},
+		{"cpu", is.CPU, want.CPU},
+		{"memory", is.Memory, want.Memory},
+		{"eviction-seconds", is.EvictionSeconds, want.EvictionSeconds},
+		{"control-plane-files", is.ControlPlaneFiles, want.ControlPlaneFiles},
+		{"kubeconfig-out", filepath.Clean(is.Kubeconfig), want.Kubeconfig},
+	} {
+		if flags.Changed(f.name) && f.is != f.want {
+			return otherFlag(f.name, f.is, f.want)
+		}
+	}
+	if name := "control-plane-flag"; flags.Changed(name) && !slices.Equal(is.ControlPlaneFlags, want.ControlPlaneFlags) {
+		return otherFlag(name, is.ControlPlaneFlags, want.ControlPlaneFlags)
+	}
+	return nil
+}
+
+func otherFlag(name string, is, want any) error {
+	return fmt.Errorf("lab: the lab that is there was made with --%s %v, not %v: leave the flag out, or take the lab away with 'kctl lab down' first", name, is, want)
+}

@@ -1,0 +1,318 @@
+package why
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Scaled is the target of an autoscaler, as far as it was read.
+type Scaled struct {
+	Kind   string   // as a command names it: "deployment"; "" = of a kind that is not read
+	Found  bool     // otherwise there is none of its name
+	Others []string // names of that kind in the namespace
+}
+
+// autoscaler explains a HorizontalPodAutoscaler that does not scale, or not as far as the load asks for.
+func (w *World) autoscaler(h *autoscalingv2.HorizontalPodAutoscaler) []Finding {
+	if f := deletedObject(h, "horizontalpodautoscaler"); f != nil {
+		return []Finding{*f}
+	}
+	if h.Status.ObservedGeneration == nil || *h.Status.ObservedGeneration < h.Generation {
+		return []Finding{{Object: hpa(h), What: "its last change is not taken up yet", Because: "the leader judges every autoscaler each 15 seconds, and this one not yet",
+			Mend: []string{"kctl cluster status"}}}
+	}
+	able, active := hpaCondition(h, autoscalingv2.AbleToScale), hpaCondition(h, autoscalingv2.ScalingActive)
+	switch {
+	case able.Status == corev1.ConditionFalse:
+		return []Finding{w.unscalable(h, able)}
+	case active.Status == corev1.ConditionFalse:
+		return []Finding{w.unmeasured(h, active)}
+	}
+	var out []Finding
+	for _, f := range []*Finding{w.partly(h), w.steadied(h, able), limited(h, hpaCondition(h, autoscalingv2.ScalingLimited))} {
+		if f != nil {
+			out = append(out, *f)
+		}
+	}
+	return out
+}
+
+func hpa(h *autoscalingv2.HorizontalPodAutoscaler) string { return name("horizontalpodautoscaler", h) }
+
+func hpaCondition(h *autoscalingv2.HorizontalPodAutoscaler, t autoscalingv2.HorizontalPodAutoscalerConditionType) autoscalingv2.HorizontalPodAutoscalerCondition {
+	for _, c := range h.Status.Conditions {
+		if c.Type == t {
+			return c
+		}
+	}
+	return autoscalingv2.HorizontalPodAutoscalerCondition{}
+}
+
+func autoscalerWell(h *autoscalingv2.HorizontalPodAutoscaler) string {
+	return fmt.Sprintf("%d replicas, which is what its metrics call for, within %d and %d", h.Status.CurrentReplicas, fewest(h), h.Spec.MaxReplicas)
+}
+
+func fewest(h *autoscalingv2.HorizontalPodAutoscaler) int32 { return replicas(h.Spec.MinReplicas) }
+
+// scaleTarget is the target as an argument of a command.
+func scaleTarget(h *autoscalingv2.HorizontalPodAutoscaler) string {
+	return strings.ToLower(h.Spec.ScaleTargetRef.Kind) + "/" + h.Spec.ScaleTargetRef.Name
+}
+
+// unscalable explains a target that cannot be read or written.
+func (w *World) unscalable(h *autoscalingv2.HorizontalPodAutoscaler, c autoscalingv2.HorizontalPodAutoscalerCondition) Finding {
+	f := Finding{Object: hpa(h), What: "cannot scale " + line(scaleTarget(h)), Since: at(c.LastTransitionTime), Because: line(c.Message),
+		Mend: []string{kctl(h, "get %s", scaleTarget(h)), kctl(h, "edit hpa %s   # spec.scaleTargetRef", h.Name)}}
+	if t := w.Scaled; t != nil && t.Kind != "" && !t.Found {
+		f.What = "has no target"
+		f.Because = fmt.Sprintf("there is no %s %s in the namespace", t.Kind, line(h.Spec.ScaleTargetRef.Name))
+		if near := nearestWord(h.Spec.ScaleTargetRef.Name, slices.Clone(t.Others)); near != "" {
+			f.Because += fmt.Sprintf("; there is one named %s", near)
+			f.Mend = []string{kctl(h, `patch hpa %s --type=merge -p '{"spec":{"scaleTargetRef":{"name":"%s"}}}'`, h.Name, near)}
+		} else {
+			f.Mend[0] = kctl(h, "get %ss", t.Kind)
+		}
+	}
+	return f
+}
+
+// unmeasured explains an autoscaler that has no load to go by.
+func (w *World) unmeasured(h *autoscalingv2.HorizontalPodAutoscaler, c autoscalingv2.HorizontalPodAutoscalerCondition) Finding {
+	f := Finding{Object: hpa(h), What: "does not scale", Since: at(c.LastTransitionTime), Because: line(c.Message)}
+	switch c.Reason {
+	case "ScalingDisabled":
+		f.What = "is switched off"
+		f.Because = line(scaleTarget(h)) + " is scaled to 0, which an autoscaler takes for a wish and leaves as it is"
+		f.Mend = []string{kctl(h, "scale %s --replicas=%d", scaleTarget(h), max(1, fewest(h)))}
+	case "InvalidSelector", "AmbiguousSelector":
+		f.Mend = []string{kctl(h, "get hpa"), kctl(h, "get %s -o yaml   # the pods that it selects must be its own", scaleTarget(h))}
+	default:
+		f.What = "does not know the load"
+		f.Details, f.Mend = w.missing(h)
+	}
+	return f
+}
+
+// missing names what metrics are not there: of which pods, and from which source.
+func (w *World) missing(h *autoscalingv2.HorizontalPodAutoscaler) (details, mend []string) {
+	add := func(detail string, commands ...string) {
+		details = append(details, detail)
+		for _, m := range commands {
+			if !slices.Contains(mend, m) {
+				mend = append(mend, m)
+			}
+		}
+	}
+	for i := range h.Spec.Metrics {
+		switch m := &h.Spec.Metrics[i]; m.Type {
+		case autoscalingv2.ResourceMetricSourceType, autoscalingv2.ContainerResourceMetricSourceType:
+			w.missingResource(h, m, add)
+		case autoscalingv2.PodsMetricSourceType:
+			add(fmt.Sprintf("pods metric %s comes from custom.metrics.k8s.io, which an adapter in the cluster serves", line(m.Pods.Metric.Name)), customAPI)
+		case autoscalingv2.ObjectMetricSourceType:
+			o := m.Object.DescribedObject
+			add(fmt.Sprintf("metric %s of %s %s comes from custom.metrics.k8s.io, which an adapter in the cluster serves", line(m.Object.Metric.Name), line(o.Kind), line(o.Name)), customAPI)
+		case autoscalingv2.ExternalMetricSourceType:
+			add(fmt.Sprintf("metric %s comes from external.metrics.k8s.io, which an adapter in the cluster serves", line(m.External.Metric.Name)), "kctl get apiservice v1beta1.external.metrics.k8s.io")
+		}
+	}
+	return bounded(details), mend
+}
+
+const customAPI = "kctl get apiservice v1beta2.custom.metrics.k8s.io v1beta1.custom.metrics.k8s.io"
+
+// missingResource names the pods that do not say how much of a resource they ask for, and those of which it is not
+// known how much they use.
+func (w *World) missingResource(h *autoscalingv2.HorizontalPodAutoscaler, m *autoscalingv2.MetricSpec, add func(string, ...string)) {
+	resource, container, goal := corev1.ResourceName(""), "", autoscalingv2.MetricTarget{}
+	if m.Resource != nil {
+		resource, goal = m.Resource.Name, m.Resource.Target
+	} else if m.ContainerResource != nil {
+		resource, container, goal = m.ContainerResource.Name, m.ContainerResource.Container, m.ContainerResource.Target
+	}
+	source := fmt.Sprintf("use of %s comes from metrics.k8s.io, which is answered by a metrics-server where one is installed and by this cluster's nodes otherwise", resource)
+	if !w.read(Pods) {
+		add(source, kctl(h, "top pods"))
+		return
+	}
+	if len(w.Pods) == 0 {
+		add("its target has no pods", kctl(h, "get %s", scaleTarget(h)))
+		return
+	}
+	var unmeasured []string
+	wrong := 0
+	for i := range w.Pods {
+		p := &w.Pods[i]
+		if p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded {
+			continue
+		}
+		if c, none := withoutRequest(p, container, resource); c != "" && (none || goal.AverageUtilization != nil) {
+			mend := kctl(h, "set resources %s --requests=%s=%s   # or as much as it needs: a utilization is a part of the request", scaleTarget(h), string(resource), some(resource))
+			if none {
+				mend = kctl(h, "edit hpa %s   # the container's name", h.Name)
+			}
+			if wrong++; wrong <= most {
+				add(fmt.Sprintf("pod %s: %s", p.Name, c), mend)
+			}
+		}
+		if w.read(PodMetrics) && w.NotServed == "" && !slices.Contains(w.Measured, p.Name) {
+			unmeasured = append(unmeasured, fmt.Sprintf("pod %s (%s) has no sample", p.Name, p.Status.Phase))
+		}
+	}
+	if w.NotServed != "" {
+		unmeasured = []string{"it does not answer: " + line(w.NotServed)}
+	}
+	if len(unmeasured) > 0 || !w.read(PodMetrics) {
+		add(source)
+	}
+	for _, text := range bounded(unmeasured) {
+		add(text, kctl(h, "top pods"), "kctl get apiservice v1beta1.metrics.k8s.io")
+	}
+	if wrong+len(unmeasured) == 0 && w.read(PodMetrics) {
+		add("every pod has a sample now: the next look, within 15 seconds, should find them", kctl(h, "why hpa %s", h.Name))
+	}
+}
+
+// some is an amount of a resource to begin with.
+func some(resource corev1.ResourceName) string {
+	if resource == corev1.ResourceMemory {
+		return "64Mi"
+	}
+	return "100m"
+}
+
+// withoutRequest says which of the containers asks for none of the resource, or that there is none of that name; "" = all
+// ask.
+func withoutRequest(p *corev1.Pod, container string, resource corev1.ResourceName) (text string, none bool) {
+	found := container == ""
+	for i := range p.Spec.Containers {
+		c := &p.Spec.Containers[i]
+		if container != "" && c.Name != container {
+			continue
+		}
+		found = true
+		if _, ok := c.Resources.Requests[resource]; !ok {
+			return fmt.Sprintf("container %s asks for no %s", c.Name, resource), false
+		}
+	}
+	if !found {
+		return "it has no container " + line(container), true
+	}
+	return "", false
+}
+
+// partly explains metrics that are left out while the others decide.
+func (w *World) partly(h *autoscalingv2.HorizontalPodAutoscaler) *Finding {
+	e := w.event(h.UID, "FailedGetResourceMetric", "FailedGetContainerResourceMetric", "FailedGetPodsMetric", "FailedGetObjectMetric",
+		"FailedGetExternalMetric", "InvalidMetricSourceType")
+	if e == nil || w.Now.Sub(seen(e)) > unread {
+		return nil
+	}
+	f := &Finding{Object: hpa(h), What: "goes by some of its metrics only, and scales up alone", Because: line(e.Message)}
+	f.Details, f.Mend = w.missing(h)
+	return f
+}
+
+// unread is how long after a failure a metric may still be missing: autoscalers are judged each 15 seconds, and an event
+// that repeats is written less often.
+const unread = time.Minute
+
+// steadied explains a window of stabilization that holds the number of replicas.
+func (w *World) steadied(h *autoscalingv2.HorizontalPodAutoscaler, able autoscalingv2.HorizontalPodAutoscalerCondition) *Finding {
+	way, window, wanted := "scaleDown", int32(300), "fewer"
+	switch able.Reason {
+	case "ScaleDownStabilized":
+	case "ScaleUpStabilized":
+		way, window, wanted = "scaleUp", 0, "more"
+	default:
+		return nil
+	}
+	if r := rulesFor(h, way); r != nil && r.StabilizationWindowSeconds != nil {
+		window = *r.StabilizationWindowSeconds
+	}
+	other := map[string]string{"fewer": "more", "more": "fewer"}[wanted]
+	return &Finding{Object: hpa(h), What: fmt.Sprintf("keeps %d replicas, though its metrics call for %s", h.Status.DesiredReplicas, wanted),
+		Because: fmt.Sprintf("within the stabilization window of %d s they called for %s: it waits until they have called for %s throughout it", window, other, wanted),
+		Mend: []string{kctl(h, `patch hpa %s --type=merge -p '{"spec":{"behavior":{"%s":{"stabilizationWindowSeconds":%d}}}}'   # a shorter window`,
+			h.Name, way, min(60, window/2))}}
+}
+
+func rulesFor(h *autoscalingv2.HorizontalPodAutoscaler, way string) *autoscalingv2.HPAScalingRules {
+	switch b := h.Spec.Behavior; {
+	case b == nil:
+		return nil
+	case way == "scaleUp":
+		return b.ScaleUp
+	default:
+		return b.ScaleDown
+	}
+}
+
+// limited explains bounds and policies that keep the number of replicas from what the metrics call for.
+func limited(h *autoscalingv2.HorizontalPodAutoscaler, c autoscalingv2.HorizontalPodAutoscalerCondition) *Finding {
+	if c.Status != corev1.ConditionTrue {
+		return nil
+	}
+	f := &Finding{Object: hpa(h), Since: at(c.LastTransitionTime), Because: line(c.Message)}
+	switch c.Reason {
+	case "TooManyReplicas":
+		f.What, f.Because = fmt.Sprintf("has its most replicas, %d", h.Spec.MaxReplicas), "its metrics call for more"
+		f.Mend = []string{kctl(h, `patch hpa %s --type=merge -p '{"spec":{"maxReplicas":%d}}'`, h.Name, 2*h.Spec.MaxReplicas)}
+	case "TooFewReplicas":
+		f.What, f.Because = fmt.Sprintf("has its fewest replicas, %d", fewest(h)), "its metrics call for fewer"
+		if fewest(h) > 1 {
+			f.Mend = []string{kctl(h, `patch hpa %s --type=merge -p '{"spec":{"minReplicas":%d}}'`, h.Name, fewest(h)/2)}
+		}
+	case "ScaleUpLimit":
+		slowed(h, f, "scaleUp", "up", "more")
+	case "ScaleDownLimit":
+		slowed(h, f, "scaleDown", "down", "fewer")
+	default:
+		f.What = "is limited (" + line(c.Reason) + ")"
+		f.Mend = []string{kctl(h, "describe hpa %s", h.Name)}
+	}
+	return f
+}
+
+// slowed explains the policies of a direction.
+func slowed(h *autoscalingv2.HorizontalPodAutoscaler, f *Finding, way, to, wanted string) {
+	rules := rulesFor(h, way)
+	f.What = fmt.Sprintf("scales %s no faster than its policies let it", to)
+	f.Because = fmt.Sprintf("its metrics call for %s, and spec.behavior.%s allows ", wanted, way)
+	f.Mend = []string{kctl(h, "edit hpa %s   # spec.behavior.%s.policies", h.Name, way)}
+	if rules == nil || len(rules.Policies) == 0 {
+		f.Because += map[string]string{"scaleUp": "the double or 4 pods more within 15 s, as nothing else is said", "scaleDown": "100% within 15 s, as nothing else is said"}[way]
+		return
+	}
+	choose := autoscalingv2.MaxChangePolicySelect
+	if rules.SelectPolicy != nil {
+		choose = *rules.SelectPolicy
+	}
+	if choose == autoscalingv2.DisabledPolicySelect {
+		f.What = fmt.Sprintf("does not scale %s", to)
+		f.Because = fmt.Sprintf("its metrics call for %s, and spec.behavior.%s.selectPolicy is Disabled", wanted, way)
+		f.Mend = []string{kctl(h, `patch hpa %s --type=merge -p '{"spec":{"behavior":{"%s":{"selectPolicy":"Max"}}}}'`, h.Name, way)}
+		return
+	}
+	var parts []string
+	for _, p := range rules.Policies {
+		much := fmt.Sprintf("%d%%", p.Value)
+		if p.Type == autoscalingv2.PodsScalingPolicy {
+			much = many(int(p.Value), "pod")
+		}
+		parts = append(parts, fmt.Sprintf("%s within %d s", much, p.PeriodSeconds))
+	}
+	most := "the greater of "
+	if choose == autoscalingv2.MinChangePolicySelect {
+		most = "the lesser of "
+	}
+	if len(parts) == 1 {
+		most = ""
+	}
+	f.Because += most + strings.Join(bounded(parts), " and ")
+}

@@ -1,0 +1,49 @@
+package why
+
+import (
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+func TestClaimsNamespacesNodes(t *testing.T) {
+	when := ago(time.Hour)
+	claim := func(phase corev1.PersistentVolumeClaimPhase) *corev1.PersistentVolumeClaim {
+		return &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "data", Namespace: "default", UID: "c", CreationTimestamp: when},
+			Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv-1"}, Status: corev1.PersistentVolumeClaimStatus{Phase: phase}}
+	}
+	told := func(reason, message string) World {
+		return World{Events: []corev1.Event{{InvolvedObject: corev1.ObjectReference{UID: "c"}, Reason: reason, Message: message, LastTimestamp: ago(time.Second)}}}
+	}
+	going := claim(corev1.ClaimBound)
+	going.DeletionTimestamp, going.Finalizers = &when, []string{"kubernetes.io/pvc-protection"}
+	user := pod("db-0", func(p *corev1.Pod) {
+		p.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}}
+	})
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "team", DeletionTimestamp: &when}}
+	namespace.Status.Conditions = []corev1.NamespaceCondition{
+		{Type: corev1.NamespaceContentRemaining, Status: corev1.ConditionTrue, Message: "Some resources are remaining: configmaps. has 1 resource instances (settings)"},
+		{Type: corev1.NamespaceDeletionContentFailure, Status: corev1.ConditionFalse, Message: "no"}}
+	silent := node("w1", func(n *corev1.Node) {
+		n.Spec.Unschedulable = true
+		n.Status.Conditions[0] = corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, LastTransitionTime: when,
+			LastHeartbeatTime: ago(61 * time.Minute), Message: "Kubelet stopped posting node status."}
+	})
+	full := node("w2", func(n *corev1.Node) {
+		n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: corev1.NodeDiskPressure, Status: corev1.ConditionTrue, Message: "the disk is full"})
+	})
+	good := node("w3")
+	transcript(t, "cluster", []subject{
+		{"no class", told("ProvisioningFailed", `storageclass.storage.k8s.io "fast" not found`), claim(corev1.ClaimPending)},
+		{"nobody uses it", told("WaitForFirstConsumer", "waiting for first consumer to be created before binding"), claim(corev1.ClaimPending)},
+		{"lost", World{}, claim(corev1.ClaimLost)},
+		{"in use", World{Pods: []corev1.Pod{*user}}, going},
+		{"bound", World{}, claim(corev1.ClaimBound)},
+		{"a namespace that does not go", World{}, namespace},
+		{"a node that says nothing", World{Placed: []corev1.Pod{*pod("a", on("w1")), *pod("b", on("w1"), deleted(0, 0))}}, &silent},
+		{"a node with a full disk", World{}, &full},
+		{"a node", World{}, &good},
+	})
+}

@@ -1,0 +1,244 @@
+package why
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+func allStatuses(p *corev1.Pod) []corev1.ContainerStatus {
+	return slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses)
+}
+
+// containers explains each container that does not run as it should.
+func (w *World) containers(p *corev1.Pod) []Finding {
+	var out []Finding
+	for _, s := range allStatuses(p) {
+		f := Finding{Object: name("pod", p)}
+		who := "container " + s.Name
+		if slices.ContainsFunc(p.Spec.InitContainers, func(c corev1.Container) bool { return c.Name == s.Name }) {
+			who = "init container " + s.Name
+		}
+		switch {
+		case s.State.Waiting != nil:
+			if !w.waiting(p, &s, who, &f) {
+				continue
+			}
+		case s.State.Terminated != nil && s.State.Terminated.ExitCode != 0:
+			f.What = who + " has ended"
+			f.Because, f.Since = w.exit(p, s.Name, s.State.Terminated), at(s.State.Terminated.FinishedAt)
+			f.Mend = []string{kctl(p, "logs %s -c %s", p.Name, s.Name)}
+		default:
+			continue
+		}
+		out = append(out, f)
+		if len(out) == most {
+			break
+		}
+	}
+	return out
+}
+
+// waiting explains a container that waits. It is false when the container waits for its turn only.
+func (w *World) waiting(p *corev1.Pod, s *corev1.ContainerStatus, who string, f *Finding) bool {
+	message := line(s.State.Waiting.Message)
+	switch reason := s.State.Waiting.Reason; reason {
+	case "", "ContainerCreating", "PodInitializing":
+		return false
+	case "ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull":
+		w.image(p, s, who, f)
+	case "CrashLoopBackOff":
+		w.crashes(p, s, who, f)
+	case "CreateContainerConfigError":
+		f.What, f.Because = who+" cannot be made", message
+		f.Mend = missing(p, s.State.Waiting.Message)
+	default:
+		f.What, f.Because = who+" does not start ("+reason+")", message
+		f.Mend = []string{kctl(p, "describe pod %s", p.Name)}
+	}
+	if f.Since == nil {
+		f.Since = p.Status.StartTime
+	}
+	return true
+}
+
+// image explains an image that does not come.
+func (w *World) image(p *corev1.Pod, s *corev1.ContainerStatus, who string, f *Finding) {
+	reason, message := s.State.Waiting.Reason, line(s.State.Waiting.Message)
+	image := s.Image
+	for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
+		if c.Name == s.Name {
+			image = c.Image
+		}
+	}
+	f.What = fmt.Sprintf("%s waits for image %s", who, image)
+	_, cause, backs := strings.Cut(message, "ErrImagePull: ")
+	if backs {
+		message = cause
+	}
+	f.Because = message
+	if reason == "ImagePullBackOff" {
+		f.Details = append(f.Details, "the node tries again at growing intervals, of five minutes at most")
+		if e := w.event(p.UID, "Pulling"); e != nil {
+			f.Details[0] += fmt.Sprintf("; last %s ago", short(w.Now.Sub(seen(e))))
+		}
+	}
+	object := template(p)
+	if object == "" {
+		object = "pod/" + p.Name
+	}
+	set := kctl(p, "set image %s %s=IMAGE", object, s.Name)
+	lower := strings.ToLower(message)
+	switch {
+	case reason == "ErrImageNeverPull":
+		f.Because = "its imagePullPolicy is Never, and node " + p.Spec.NodeName + " does not have it"
+		f.Mend = []string{set + "   # or imagePullPolicy: IfNotPresent"}
+	case reason == "InvalidImageName":
+		f.Mend = []string{set}
+	case strings.Contains(lower, "unauthorized") || strings.Contains(lower, "denied") || strings.Contains(lower, "401") || strings.Contains(lower, "403"):
+		f.Details = append(f.Details, pullSecrets(p))
+		f.Mend = []string{kctl(p, "create secret docker-registry NAME --docker-server=REGISTRY --docker-username=USER --docker-password=PASSWORD"),
+			kctl(p, `patch serviceaccount %s -p '{"imagePullSecrets":[{"name":"NAME"}]}'`, serviceAccount(p))}
+	case strings.Contains(lower, "not found") || strings.Contains(lower, "404") || strings.Contains(lower, "manifest unknown"):
+		f.Mend = []string{set + "   # the registry has no such image or tag"}
+	default:
+		f.Mend = []string{set + "   # or mend the way from node " + p.Spec.NodeName + " to the registry"}
+	}
+}
+
+func serviceAccount(p *corev1.Pod) string {
+	if p.Spec.ServiceAccountName == "" {
+		return "default"
+	}
+	return p.Spec.ServiceAccountName
+}
+
+func pullSecrets(p *corev1.Pod) string {
+	if len(p.Spec.ImagePullSecrets) == 0 {
+		return "the pod names no imagePullSecrets"
+	}
+	var names []string
+	for _, r := range p.Spec.ImagePullSecrets {
+		names = append(names, r.Name)
+	}
+	return "the pod's imagePullSecrets: " + strings.Join(names, ", ")
+}
+
+// crashes explains a container that ends again and again.
+func (w *World) crashes(p *corev1.Pod, s *corev1.ContainerStatus, who string, f *Finding) {
+	f.What = fmt.Sprintf("%s ends again and again (%s)", who, many(int(s.RestartCount), "restart"))
+	f.Mend = []string{kctl(p, "logs %s -c %s --previous", p.Name, s.Name)}
+	if delay, _, ok := strings.Cut(strings.TrimPrefix(s.State.Waiting.Message, "back-off "), " restarting"); ok {
+		f.Details = append(f.Details, "it is started again after "+delay)
+	}
+	t := s.LastTerminationState.Terminated
+	if t == nil {
+		return
+	}
+	f.Since = at(t.FinishedAt)
+	f.Because = w.exit(p, s.Name, t)
+	if t.Reason == "OOMKilled" {
+		object := template(p)
+		if object != "" {
+			f.Mend = append(f.Mend, kctl(p, "set resources %s -c %s --limits=memory=MORE", object, s.Name))
+		}
+		return
+	}
+	if e := w.probeEvent(p, s.Name); e != nil && strings.HasPrefix(e.Message, "Liveness") || e != nil && strings.HasPrefix(e.Message, "Startup") {
+		f.Because += "; before that: " + line(e.Message)
+		f.Details = append(f.Details, probeOf(p, s.Name, "liveness"))
+	}
+}
+
+// signals are the names of those that end containers.
+var signals = map[int32]string{1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL",
+	11: "SIGSEGV", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM"}
+
+// exit words how a container ended.
+func (w *World) exit(p *corev1.Pod, container string, t *corev1.ContainerStateTerminated) string {
+	after := ""
+	if !t.StartedAt.IsZero() && !t.FinishedAt.IsZero() {
+		after = " after " + short(t.FinishedAt.Sub(t.StartedAt.Time))
+	}
+	signal := t.Signal
+	if signal == 0 && t.ExitCode > 128 {
+		signal = t.ExitCode - 128
+	}
+	text := fmt.Sprintf("ended with exit code %d%s", t.ExitCode, after)
+	switch {
+	case t.Reason == "OOMKilled":
+		text = "was killed for lack of memory (OOMKilled)" + after + ": it has no limit of its own, so the node had none left"
+		if l := memoryLimit(p, container); l != "" {
+			text = "was killed for lack of memory (OOMKilled)" + after + ": its limit is " + l
+		}
+	case signals[signal] != "":
+		text = fmt.Sprintf("ended by signal %s (exit code %d)%s", signals[signal], t.ExitCode, after)
+	case t.ExitCode == 127 || t.ExitCode == 126:
+		text += ": its command is not there or not executable"
+	}
+	if m := line(t.Message); m != "" {
+		text += ": " + shortened(m)
+	}
+	return text
+}
+
+// shortened keeps what a container has left as its message to a line.
+func shortened(text string) string {
+	const longest = 200
+	if len(text) > longest {
+		return strings.ToValidUTF8(text[:longest], "") + "…"
+	}
+	return text
+}
+
+func memoryLimit(p *corev1.Pod, container string) string {
+	for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
+		if l, ok := c.Resources.Limits[corev1.ResourceMemory]; ok && c.Name == container {
+			return l.String()
+		}
+	}
+	return ""
+}
+
+// missing is what makes the ConfigMap, Secret, key or claim that a message misses.
+func missing(p *corev1.Pod, message string) []string {
+	lower := strings.ToLower(message)
+	object := ""
+	for _, kind := range []string{"configmap ", "secret ", "persistentvolumeclaim "} {
+		if i := strings.Index(lower, kind+`"`); i >= 0 {
+			object = quoted(message[i:])
+			object = object[strings.LastIndex(object, "/")+1:]
+			break
+		}
+	}
+	for _, kind := range []string{"ConfigMap", "Secret"} {
+		if _, of, ok := strings.Cut(message, " in "+kind+" "); ok && strings.Contains(lower, "couldn't find key ") {
+			_, key, _ := strings.Cut(message, "find key ")
+			key, _, _ = strings.Cut(key, " ")
+			of, _, _ = strings.Cut(of, " ")
+			_, object, _ := strings.Cut(of, "/")
+			return []string{kctl(p, "edit %s %s   # give it key %s", strings.ToLower(kind), object, key)}
+		}
+	}
+	switch {
+	case strings.Contains(lower, "not found") && strings.Contains(lower, "configmap") && object != "":
+		return []string{kctl(p, "create configmap %s --from-literal=KEY=VALUE", object)}
+	case strings.Contains(lower, "not found") && strings.Contains(lower, "secret") && object != "":
+		return []string{kctl(p, "create secret generic %s --from-literal=KEY=VALUE", object)}
+	case strings.Contains(lower, "persistentvolumeclaim") && object != "":
+		return []string{kctl(p, "why persistentvolumeclaim/%s", object)}
+	}
+	return []string{kctl(p, "describe pod %s", p.Name)}
+}
+
+// quoted is the first word in quotes.
+func quoted(text string) string {
+	_, rest, ok := strings.Cut(text, `"`)
+	word, _, ends := strings.Cut(rest, `"`)
+	if !ok || !ends {
+		return ""
+	}
+	return word
+}

@@ -1,0 +1,164 @@
+package why
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+// isReady says whether nodes send traffic to an endpoint: of one that does not say so they take it for ready.
+func isReady(e *discoveryv1.Endpoint) bool { return e.Conditions.Ready == nil || *e.Conditions.Ready }
+
+// slicesOf are the EndpointSlices of a Service, their endpoints and the ready ones among them.
+func (w *World) slicesOf(s *corev1.Service) (slices int, all, ready []*discoveryv1.Endpoint) {
+	for i := range w.Slices {
+		l := &w.Slices[i]
+		if l.Namespace != s.Namespace || l.Labels[discoveryv1.LabelServiceName] != s.Name {
+			continue
+		}
+		slices++
+		for j := range l.Endpoints {
+			e := &l.Endpoints[j]
+			all = append(all, e)
+			if isReady(e) {
+				ready = append(ready, e)
+			}
+		}
+	}
+	return slices, all, ready
+}
+
+// nobody explains a Service whose slices have nobody to send traffic to.
+func (w *World) nobody(s *corev1.Service) []Finding {
+	if !w.read(Slices) {
+		return nil
+	}
+	n, all, ready := w.slicesOf(s)
+	if len(ready) > 0 {
+		return nil
+	}
+	f := Finding{Object: name("service", s), What: "has no ready endpoint", Since: at(s.CreationTimestamp),
+		Mend: []string{kctl(s, "get endpointslices -l %s=%s", discoveryv1.LabelServiceName, s.Name)}}
+	switch {
+	case n == 0 && len(s.Spec.Selector) == 0:
+		f.Because = "it has no selector, and nobody has made an EndpointSlice for it"
+	case n == 0:
+		f.Because = "it has no EndpointSlice yet"
+	case len(all) == 0:
+		f.Because = fmt.Sprintf("its %s no endpoints", have(n, "EndpointSlice"))
+	default:
+		f.Because = fmt.Sprintf("none of the %s in its %s is ready", many(len(all), "endpoint"), many(n, "EndpointSlice"))
+	}
+	return []Finding{f}
+}
+
+func have(n int, thing string) string {
+	if n == 1 {
+		return thing + " has"
+	}
+	return many(n, thing) + " have"
+}
+
+// near explains what keeps traffic of a Service on a node or in a zone, for nodes that have no endpoint there.
+func (w *World) near(s *corev1.Service) []Finding {
+	if !w.read(Slices) || !w.read(Nodes) {
+		return nil
+	}
+	_, _, ready := w.slicesOf(s)
+	if len(ready) == 0 {
+		return nil
+	}
+	if p := s.Spec.InternalTrafficPolicy; p != nil && *p == corev1.ServiceInternalTrafficPolicyLocal {
+		bare := w.nodesWithout(func(n *corev1.Node) bool {
+			return slices.ContainsFunc(ready, func(e *discoveryv1.Endpoint) bool { return e.NodeName != nil && *e.NodeName == n.Name })
+		})
+		if len(bare) == 0 {
+			return nil
+		}
+		return []Finding{{Object: name("service", s), What: fmt.Sprintf("is not served on %s", many(len(bare), "node")),
+			Because: "internalTrafficPolicy Local keeps traffic on the node that it comes from, and there is no ready endpoint on: " + strings.Join(bounded(bare), ", "),
+			Mend:    []string{kctl(s, `patch service %s -p '{"spec":{"internalTrafficPolicy":"Cluster"}}'`, s.Name)}}}
+	}
+	zoned := !slices.ContainsFunc(ready, func(e *discoveryv1.Endpoint) bool { return e.Hints == nil || len(e.Hints.ForZones) == 0 })
+	if !zoned {
+		return nil
+	}
+	bare := w.nodesWithout(func(n *corev1.Node) bool {
+		zone := n.Labels[corev1.LabelTopologyZone]
+		return slices.ContainsFunc(ready, func(e *discoveryv1.Endpoint) bool {
+			return slices.ContainsFunc(e.Hints.ForZones, func(z discoveryv1.ForZone) bool { return z.Name == zone }) ||
+				slices.ContainsFunc(e.Hints.ForNodes, func(f discoveryv1.ForNode) bool { return f.Name == n.Name })
+		})
+	})
+	if len(bare) == 0 {
+		return nil
+	}
+	return []Finding{{Object: name("service", s), What: fmt.Sprintf("keeps no traffic near on %s", many(len(bare), "node")),
+		Because: "no endpoint is hinted for the zone of: " + strings.Join(bounded(bare), ", ") + "; traffic from there goes to all endpoints",
+		Mend:    []string{"kctl get nodes -L " + corev1.LabelTopologyZone}}}
+}
+
+// nodesWithout are the ready nodes for which served is not true, with their zones.
+func (w *World) nodesWithout(served func(n *corev1.Node) bool) []string {
+	var out []string
+	for i := range w.Nodes {
+		n := &w.Nodes[i]
+		ready := slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+		})
+		if !ready || served(n) {
+			continue
+		}
+		text := n.Name
+		if zone := n.Labels[corev1.LabelTopologyZone]; zone != "" {
+			text += " (zone " + zone + ")"
+		}
+		out = append(out, text)
+	}
+	return out
+}
+
+// endpointSlice explains a slice to which no traffic goes.
+func (w *World) endpointSlice(l *discoveryv1.EndpointSlice) []Finding {
+	if f := deletedObject(l, "endpointslice"); f != nil {
+		return []Finding{*f}
+	}
+	service := l.Labels[discoveryv1.LabelServiceName]
+	if service == "" {
+		return []Finding{{Object: name("endpointslice", l), What: "belongs to no Service", Since: at(l.CreationTimestamp),
+			Because: "it has no label " + discoveryv1.LabelServiceName,
+			Mend:    []string{kctl(l, "label endpointslice %s %s=SERVICE", l.Name, discoveryv1.LabelServiceName)}}}
+	}
+	if w.read(Services) && !slices.ContainsFunc(w.Services, func(s corev1.Service) bool { return s.Name == service && s.Namespace == l.Namespace }) {
+		return []Finding{{Object: name("endpointslice", l), What: "belongs to a Service that is not there", Since: at(l.CreationTimestamp),
+			Because: fmt.Sprintf("the namespace has no Service %s", word(service)),
+			Mend:    []string{kctl(l, "get services"), kctl(l, "delete endpointslice %s", l.Name)}}}
+	}
+	if slices.ContainsFunc(l.Endpoints, func(e discoveryv1.Endpoint) bool { return isReady(&e) }) {
+		return nil
+	}
+	f := Finding{Object: name("endpointslice", l), What: "has no ready endpoint", Since: at(l.CreationTimestamp),
+		Because: "it has no endpoints", Mend: []string{kctl(l, "why service/%s", service)}}
+	if len(l.Endpoints) > 0 {
+		f.Because = fmt.Sprintf("none of its %s is ready", many(len(l.Endpoints), "endpoint"))
+	}
+	for i := range l.Endpoints {
+		e := &l.Endpoints[i]
+		text := strings.Join(bounded(slices.Clone(e.Addresses)), ", ")
+		if e.TargetRef != nil {
+			text = strings.ToLower(e.TargetRef.Kind) + " " + e.TargetRef.Name + ", " + text
+		}
+		switch {
+		case e.Conditions.Terminating != nil && *e.Conditions.Terminating:
+			text += ": is going"
+		default:
+			text += ": is not ready"
+		}
+		f.Details = append(f.Details, text)
+	}
+	f.Details = bounded(f.Details)
+	return []Finding{f}
+}

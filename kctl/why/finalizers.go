@@ -1,0 +1,43 @@
+package why
+
+import (
+	"fmt"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// holders says who takes a finalizer away.
+var holders = map[string]string{
+	"kubernetes.io/pvc-protection":                        "a pod that uses the claim",
+	"kubernetes.io/pv-protection":                         "a claim that is bound to the volume",
+	"scheduling.k8s.io/podgroup-protection":               "the pods of the group, which have to end first",
+	"foregroundDeletion":                                  "dependents that are deleted first, by the garbage collector",
+	"orphan":                                              "dependents that are let go first, by the garbage collector",
+	"batch.kubernetes.io/job-tracking":                    "the Job controller, which has to count the pod",
+	"kubernetes":                                          "the namespace controller, which empties the namespace",
+	"service.kubernetes.io/load-balancer-cleanup":         "the load balancer's controller",
+	"customresourcecleanup.apiextensions.k8s.io":          "the objects of the kind, which are deleted first",
+	"external-provisioner.volume.kubernetes.io/finalizer": "the provisioner of the volume",
+}
+
+// owned names finalizers, each with what it waits for.
+func owned(finalizers []string) string {
+	var out []string
+	for _, f := range finalizers {
+		by := holders[f]
+		if domain, _, ok := strings.Cut(f, "/"); by == "" && ok {
+			by = "the controller of " + domain
+		}
+		if by != "" {
+			f = fmt.Sprintf("%s (%s)", f, by)
+		}
+		out = append(out, f)
+	}
+	return strings.Join(bounded(out), ", ")
+}
+
+// unfinalize is the command that takes all finalizers away.
+func unfinalize(o metav1.Object, kind string) string {
+	return kctl(o, `patch %s %s --type=merge -p '{"metadata":{"finalizers":null}}'   # only if their owners are gone for good`, kind, o.GetName())
+}

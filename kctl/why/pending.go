@@ -1,0 +1,331 @@
+package why
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	requests "k8s.io/component-helpers/resource"
+	scheduling "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+)
+
+// unscheduled explains a pod that has no node.
+func (w *World) unscheduled(p *corev1.Pod) Finding {
+	f := Finding{Object: name("pod", p), What: "has no node", Since: at(p.CreationTimestamp)}
+	c := podCondition(p, corev1.PodScheduled)
+	if c != nil {
+		f.Since = at(c.LastTransitionTime)
+	}
+	if len(p.Spec.SchedulingGates) > 0 {
+		var gates []string
+		for _, g := range p.Spec.SchedulingGates {
+			gates = append(gates, g.Name)
+		}
+		f.Because = "it is held back by " + many(len(gates), "scheduling gate") + ": " + strings.Join(gates, ", ")
+		f.Details = []string{"who has set a gate takes it away when its condition is met; by hand:"}
+		f.Mend = []string{kctl(p, `patch pod %s --type=json -p '[{"op":"remove","path":"/spec/schedulingGates"}]'`, p.Name)}
+		return f
+	}
+	if w.claims(p, &f) || w.group(p, &f) {
+		return f
+	}
+	if n := p.Status.NominatedNodeName; n != "" {
+		f.Because = fmt.Sprintf("pods of lower priority give way to it on node %s: it goes there when they have ended", n)
+		f.Mend = []string{"kctl get pods -A --field-selector=spec.nodeName=" + n}
+		return f
+	}
+	message := ""
+	if c != nil && c.Status == corev1.ConditionFalse {
+		message = c.Message
+	} else if e := w.event(p.UID, "FailedScheduling"); e != nil {
+		message = e.Message
+	}
+	if message == "" {
+		s := cmp.Or(p.Spec.SchedulerName, corev1.DefaultSchedulerName)
+		f.Because = fmt.Sprintf("the scheduler %q has said nothing of it yet", s)
+		f.Mend = []string{"kctl cluster status"}
+		switch {
+		case len(w.Schedulers) > 0 && !slices.Contains(w.Schedulers, s):
+			f.Because = fmt.Sprintf("it is for the scheduler %q, which this cluster does not serve itself, and no other has bound it", s)
+			f.Details = []string{"served here: " + strings.Join(bounded(w.Schedulers), ", "),
+				"a second scheduler of that name must run; or the pod is made anew with a spec.schedulerName that is served"}
+			f.Mend = []string{"kctl get pods -A | grep " + word(s) + "   # does it run?"}
+		case s != corev1.DefaultSchedulerName && len(w.Schedulers) == 0:
+			f.Details = []string{"a pod that names a scheduler of its own waits until one of that name runs"}
+			f.Mend = []string{"kctl get pods -A | grep " + word(s) + "   # does it run?"}
+		}
+		return f
+	}
+	message = together(p, message, &f)
+	of := f.Details
+	f.Because, f.Details = refusals(message)
+	f.Details = append(f.Details, of...)
+	if len(f.Mend) == 0 { // else another pod is in the way
+		w.nearest(p, &f)
+	}
+	return f
+}
+
+// claims explains a pod whose claims are missing, or on their way out.
+func (w *World) claims(p *corev1.Pod, f *Finding) bool {
+	if !w.read(Claims) {
+		return false
+	}
+	for _, v := range p.Spec.Volumes {
+		claim := ""
+		if v.PersistentVolumeClaim != nil {
+			claim = v.PersistentVolumeClaim.ClaimName
+		} else if v.Ephemeral != nil {
+			claim = p.Name + "-" + v.Name
+		}
+		if claim == "" {
+			continue
+		}
+		i := slices.IndexFunc(w.Claims, func(c corev1.PersistentVolumeClaim) bool {
+			return c.Name == claim && c.Namespace == p.Namespace
+		})
+		switch {
+		case i < 0 && v.Ephemeral != nil:
+			f.Because = fmt.Sprintf("persistentvolumeclaim %q of its ephemeral volume %q is still to be made", claim, v.Name)
+			if e := w.event(p.UID, "FailedBinding"); e != nil {
+				f.Because = line(e.Message)
+			}
+			f.Mend = []string{kctl(p, "describe resourcequotas"), "kctl cluster status   # the leader makes it"}
+			return true
+		case v.Ephemeral != nil && !metav1.IsControlledBy(&w.Claims[i], p):
+			f.Because = fmt.Sprintf("persistentvolumeclaim %q, which its ephemeral volume %q wants, was made by somebody else", claim, v.Name)
+			f.Mend = []string{kctl(p, "delete persistentvolumeclaim %s   # when its data is not needed; or give the pod another name", claim)}
+			return true
+		case i < 0:
+			f.Because = fmt.Sprintf("its volume %q wants persistentvolumeclaim %q, which does not exist", v.Name, claim)
+			if near := nearestWord(claim, claimNames(w.Claims)); near != "" {
+				f.Details = append(f.Details, fmt.Sprintf("the namespace has one named %q", near))
+			}
+			f.Mend = []string{kctl(p, "apply -f CLAIM.yaml   # a persistentvolumeclaim named %s", claim)}
+			return true
+		case w.Claims[i].DeletionTimestamp != nil:
+			f.Because = fmt.Sprintf("its persistentvolumeclaim %q is being deleted", claim)
+			f.Mend = []string{kctl(p, "why persistentvolumeclaim/%s", claim)}
+			return true
+		case w.Claims[i].Status.Phase == corev1.ClaimLost:
+			f.Because = fmt.Sprintf("its persistentvolumeclaim %q has lost its volume", claim)
+			f.Mend = []string{kctl(p, "why persistentvolumeclaim/%s", claim)}
+			return true
+		}
+	}
+	return false
+}
+
+func claimNames(claims []corev1.PersistentVolumeClaim) []string {
+	var out []string
+	for _, c := range claims {
+		out = append(out, c.Name)
+	}
+	return out
+}
+
+// refusals takes the scheduler's sentence apart: the sum of it, and how many nodes refused for which reason, the
+// commonest first.
+func refusals(message string) (sum string, reasons []string) {
+	message = line(message)
+	message, post, _ := strings.Cut(message, " preemption: ")
+	sum, rest, ok := strings.Cut(strings.TrimSuffix(message, "."), ": ")
+	if !ok || !strings.HasSuffix(sum, "nodes are available") {
+		return message, nil
+	}
+	type refusal struct {
+		nodes int
+		text  string
+	}
+	var all []refusal
+	for _, part := range strings.Split(rest, ", ") {
+		count, text, _ := strings.Cut(part, " ")
+		n, err := strconv.Atoi(count)
+		switch {
+		case err == nil:
+			all = append(all, refusal{n, text})
+		case len(all) > 0: // a reason with a comma in it
+			all[len(all)-1].text += ", " + part
+		default:
+			return "no node helps: " + rest, nil
+		}
+	}
+	slices.SortStableFunc(all, func(a, b refusal) int {
+		return cmp.Or(cmp.Compare(b.nodes, a.nodes), strings.Compare(a.text, b.text))
+	})
+	for _, r := range all {
+		reasons = append(reasons, many(r.nodes, "node")+": "+strings.TrimPrefix(r.text, "node(s) "))
+	}
+	reasons = bounded(reasons)
+	if strings.HasPrefix(post, "not eligible") {
+		reasons = append(reasons, "preemption: "+strings.TrimSuffix(post, "."))
+	}
+	return sum, reasons
+}
+
+// obstacle is what keeps a pod off one node.
+type obstacle struct {
+	text, mend string
+	weight     float64 // how far the node is from taking the pod
+}
+
+// nearest names the node that is the nearest to taking the pod, and what would have to change there.
+func (w *World) nearest(p *corev1.Pod, f *Finding) {
+	if !w.read(Nodes) {
+		return
+	}
+	if len(w.Nodes) == 0 {
+		f.Mend = []string{"kctl cluster token create --role node   # the cluster has no node: let one join"}
+		return
+	}
+	var best *corev1.Node
+	var bestObstacles []obstacle
+	least := 0.0
+	for i := range w.Nodes {
+		n := &w.Nodes[i]
+		all := w.obstacles(p, n)
+		sum := 0.0
+		for _, o := range all {
+			sum += o.weight
+		}
+		if len(all) > 0 && (best == nil || sum < least || sum == least && n.Name < best.Name) {
+			best, bestObstacles, least = n, all, sum
+		}
+	}
+	if best == nil {
+		f.Details = append(f.Details, "what keeps it off is not a matter of taints, selectors or room")
+		f.Mend = []string{kctl(p, "describe pod %s", p.Name)}
+		return
+	}
+	for i, o := range bestObstacles {
+		lead := "the nearest is node " + best.Name + ": "
+		if i > 0 {
+			lead = "and there: "
+		}
+		f.Details = append(f.Details, lead+o.text)
+		f.Mend = append(f.Mend, o.mend)
+	}
+}
+
+// obstacles are what keeps the pod off a node, as far as the node's object and the pods on it tell.
+func (w *World) obstacles(p *corev1.Pod, n *corev1.Node) []obstacle {
+	var out []obstacle
+	unschedulable := corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}
+	if n.Spec.Unschedulable && !tolerates(p, &unschedulable) {
+		out = append(out, obstacle{"it is cordoned", "kctl uncordon " + n.Name, 1})
+	}
+	for i := range n.Spec.Taints {
+		t := &n.Spec.Taints[i]
+		if t.Effect == corev1.TaintEffectPreferNoSchedule || tolerates(p, t) || t.Key == corev1.TaintNodeUnschedulable {
+			continue
+		}
+		o := obstacle{"it has taint " + t.ToString() + ", which the pod does not tolerate",
+			fmt.Sprintf("kctl taint node %s %s:%s-   # or give the pod a toleration", n.Name, t.Key, t.Effect), 1}
+		if strings.HasPrefix(t.Key, "node.kubernetes.io/") { // the node's state, not a person's wish
+			o.mend, o.weight = "kctl why node/"+n.Name, 2
+		}
+		out = append(out, o)
+	}
+	if ok, err := nodeaffinity.GetRequiredNodeAffinity(p).Match(n); err != nil || !ok {
+		out = append(out, w.unselected(p, n))
+	}
+	return append(out, w.room(p, n)...)
+}
+
+func tolerates(p *corev1.Pod, t *corev1.Taint) bool {
+	return scheduling.TolerationsTolerateTaint(logr.Discard(), p.Spec.Tolerations, t, false)
+}
+
+// unselected words a node that the pod's selector or affinity leaves out.
+func (w *World) unselected(p *corev1.Pod, n *corev1.Node) obstacle {
+	var want, have []string
+	for k, v := range p.Spec.NodeSelector {
+		if got, ok := n.Labels[k]; got != v || !ok {
+			want = append(want, k+"="+v)
+			if ok {
+				have = append(have, k+"="+got)
+			}
+		}
+	}
+	if len(want) == 0 {
+		return obstacle{"its labels do not match the pod's required node affinity", "kctl label node " + n.Name + " KEY=VALUE", 1.5}
+	}
+	slices.Sort(want)
+	slices.Sort(have)
+	text := "the pod selects nodes with " + strings.Join(want, ", ")
+	overwrite := ""
+	if len(have) > 0 {
+		text += "; it has " + strings.Join(have, ", ")
+		overwrite = " --overwrite"
+	}
+	return obstacle{text, "kctl label node " + n.Name + " " + strings.Join(want, " ") + overwrite, 1.5}
+}
+
+// room words what the node has too little of. Without the list of all pods only a pod that is larger than the whole
+// node is told.
+func (w *World) room(p *corev1.Pod, n *corev1.Node) []obstacle {
+	asked := requests.PodRequests(p, requests.PodResourcesOptions{})
+	asked[corev1.ResourcePods] = *resource.NewQuantity(1, resource.DecimalSI)
+	used := corev1.ResourceList{}
+	for i := range w.Placed {
+		q := &w.Placed[i]
+		if q.Spec.NodeName != n.Name || q.Status.Phase == corev1.PodSucceeded || q.Status.Phase == corev1.PodFailed {
+			continue
+		}
+		of := requests.PodRequests(q, requests.PodResourcesOptions{})
+		of[corev1.ResourcePods] = *resource.NewQuantity(1, resource.DecimalSI)
+		for r, v := range of {
+			sum := used[r]
+			sum.Add(v)
+			used[r] = sum
+		}
+	}
+	var names []string
+	for r := range asked {
+		names = append(names, string(r))
+	}
+	slices.Sort(names)
+	var out []obstacle
+	for _, r := range names {
+		want, have := asked[corev1.ResourceName(r)], n.Status.Allocatable[corev1.ResourceName(r)]
+		free := have.DeepCopy()
+		free.Sub(used[corev1.ResourceName(r)])
+		if want.IsZero() || want.Cmp(free) <= 0 {
+			continue
+		}
+		if free.Sign() < 0 {
+			free = resource.Quantity{}
+		}
+		o := obstacle{weight: 1 + lack(want, free)}
+		if want.Cmp(have) > 0 {
+			o.text = fmt.Sprintf("the pod asks for %s %s, and the whole node has %s", want.String(), r, have.String())
+			o.weight += 2
+		} else {
+			o.text = fmt.Sprintf("the pod asks for %s %s, and %s of %s are free", want.String(), r, free.String(), have.String())
+		}
+		o.mend = askLess(p, r, free)
+		out = append(out, o)
+	}
+	return out
+}
+
+// lack is the share of what is asked for that is not there.
+func lack(want, free resource.Quantity) float64 {
+	return 1 - free.AsApproximateFloat64()/want.AsApproximateFloat64()
+}
+
+// askLess is the command after which the pod would fit: where the pods come from asks for less, or room is made.
+func askLess(p *corev1.Pod, r string, free resource.Quantity) string {
+	owner := template(p)
+	if owner == "" || r == string(corev1.ResourcePods) || free.IsZero() || len(p.Spec.Containers) != 1 {
+		return "kctl cluster token create --role node   # another node; or remove pods that are not needed"
+	}
+	return kctl(p, "set resources %s --requests=%s=%s   # or let another node join", owner, r, free.String())
+}

@@ -1,0 +1,280 @@
+package why
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// pod explains a pod: the first thing that is in its way, and what of it cannot go on.
+func (w *World) pod(p *corev1.Pod) []Finding {
+	switch {
+	case p.DeletionTimestamp != nil:
+		return []Finding{w.terminatingPod(p)}
+	case p.Status.Phase == corev1.PodSucceeded:
+		return nil
+	case p.Status.Phase == corev1.PodFailed:
+		return []Finding{w.failed(p)}
+	case p.Spec.NodeName == "":
+		return []Finding{w.unscheduled(p)}
+	}
+	if f := w.lostNode(p); f != nil {
+		return []Finding{*f}
+	}
+	if all := w.containers(p); len(all) > 0 {
+		return all
+	}
+	if f := w.starting(p); f != nil {
+		return []Finding{*f}
+	}
+	if f := w.unready(p); f != nil {
+		return []Finding{*f}
+	}
+	return nil
+}
+
+// podWell says how a pod stands with which nothing is wrong.
+func (w *World) podWell(p *corev1.Pod) string {
+	if p.Status.Phase == corev1.PodSucceeded {
+		return "it has done its work (Succeeded)"
+	}
+	if c := podCondition(p, corev1.PodReady); c != nil && c.Status == corev1.ConditionTrue {
+		return string(p.Status.Phase) + " and Ready since " + w.age(c.LastTransitionTime)
+	}
+	return string(p.Status.Phase)
+}
+
+// failed explains a pod that has ended and does not come back.
+func (w *World) failed(p *corev1.Pod) Finding {
+	f := Finding{Object: name("pod", p), What: "has failed for good", Because: line(p.Status.Message)}
+	if c := podCondition(p, corev1.PodReady); c != nil {
+		f.Since = at(c.LastTransitionTime)
+	}
+	reason := p.Status.Reason
+	again := kctl(p, "delete pod %s   # and make it anew: nothing does that for a pod without an owner", p.Name)
+	owner := template(p)
+	switch {
+	case strings.HasPrefix(owner, "job/"): // which replaces it, or has failed with it
+		again = kctl(p, "describe %s", owner)
+	case owner != "":
+		f.Details = append(f.Details, owner+" replaces it")
+		again = kctl(p, "why %s", owner)
+	}
+	switch {
+	case strings.HasPrefix(reason, "OutOf"):
+		r := strings.TrimPrefix(reason, "OutOf")
+		f.What = fmt.Sprintf("was refused by node %s, which has too little %s (%s)", p.Spec.NodeName, r, reason)
+	case slices.Contains([]string{"NodeAffinity", "TaintToleration", "NodePorts", "PodSecurity", "UnexpectedAdmissionError"}, reason):
+		f.What = fmt.Sprintf("was refused by node %s (%s)", p.Spec.NodeName, reason)
+	case reason == "Evicted":
+		f.What = "was evicted by node " + p.Spec.NodeName
+	case reason == "DeadlineExceeded":
+		f.What = "ran longer than its activeDeadlineSeconds"
+	case reason != "":
+		f.What += " (" + reason + ")"
+	}
+	for _, s := range allStatuses(p) {
+		if t := s.State.Terminated; t != nil && t.ExitCode != 0 {
+			f.Details = append(f.Details, fmt.Sprintf("container %s %s", s.Name, w.exit(p, s.Name, t)))
+			f.Mend = append(f.Mend, kctl(p, "logs %s -c %s", p.Name, s.Name))
+		}
+	}
+	f.Mend = append(f.Mend, again)
+	return f
+}
+
+// terminatingPod explains a pod that is on its way out.
+func (w *World) terminatingPod(p *corev1.Pod) Finding {
+	f := Finding{Object: name("pod", p), What: "is being deleted", Since: at(*p.DeletionTimestamp)}
+	grace := int64(0)
+	if p.DeletionGracePeriodSeconds != nil {
+		grace = *p.DeletionGracePeriodSeconds
+	}
+	end := p.DeletionTimestamp.Time // the API adds the grace period to it
+	f.Since = at(metav1.NewTime(end.Add(-time.Duration(grace) * time.Second)))
+	node := w.node(p.Spec.NodeName)
+	force := kctl(p, "delete pod %s --grace-period=0 --force   # only when nothing of it runs any more", p.Name)
+	switch {
+	case len(p.Finalizers) > 0 && ended(p):
+		f.Because = "its containers have ended, and finalizers hold the object: " + owned(p.Finalizers)
+		f.Mend = []string{unfinalize(p, "pod")}
+	case p.Spec.NodeName != "" && w.read(Nodes) && node == nil:
+		f.Because = "its node " + p.Spec.NodeName + " is gone from the cluster, so nobody says that it has ended"
+		f.Mend = []string{force}
+	case node != nil && !nodeReady(node):
+		f.Because = "its node " + node.Name + " is not Ready, so nobody says that it has ended"
+		f.Mend = []string{"kctl why node/" + node.Name, force}
+	case w.Now.Before(end):
+		f.Because = fmt.Sprintf("it has %s of its grace period (%d s) left to end by itself", short(end.Sub(w.Now)), grace)
+	default:
+		f.Because = fmt.Sprintf("its grace period (%d s) ended %s ago, and its containers have not", grace, short(w.Now.Sub(end)))
+		f.Mend = []string{kctl(p, "describe pod %s", p.Name), "kctl why node/" + p.Spec.NodeName}
+	}
+	if len(p.Finalizers) > 0 && !ended(p) {
+		f.Details = append(f.Details, "after that its finalizers hold it: "+owned(p.Finalizers))
+	}
+	return f
+}
+
+func ended(p *corev1.Pod) bool {
+	if p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed || p.Spec.NodeName == "" {
+		return true
+	}
+	return !slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.State.Running != nil })
+}
+
+func (w *World) node(name string) *corev1.Node {
+	i := slices.IndexFunc(w.Nodes, func(n corev1.Node) bool { return n.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return &w.Nodes[i]
+}
+
+func nodeCondition(n *corev1.Node, t corev1.NodeConditionType) *corev1.NodeCondition {
+	i := slices.IndexFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == t })
+	if i < 0 {
+		return nil
+	}
+	return &n.Status.Conditions[i]
+}
+
+func nodeReady(n *corev1.Node) bool {
+	c := nodeCondition(n, corev1.NodeReady)
+	return c != nil && c.Status == corev1.ConditionTrue
+}
+
+// lostNode explains a pod whose node is gone or says nothing.
+func (w *World) lostNode(p *corev1.Pod) *Finding {
+	if !w.read(Nodes) {
+		return nil
+	}
+	n := w.node(p.Spec.NodeName)
+	f := &Finding{Object: name("pod", p), What: "has lost its node"}
+	switch {
+	case n == nil:
+		f.Because = fmt.Sprintf("node %s is not in the cluster: the pod is removed within a minute, or waits for a node of that name", p.Spec.NodeName)
+		f.Mend = []string{"kctl get nodes"}
+	case nodeReady(n):
+		return nil
+	default:
+		c := nodeCondition(n, corev1.NodeReady)
+		f.Because = "node " + n.Name + " is not Ready"
+		if c != nil {
+			f.Since, f.Because = at(c.LastTransitionTime), f.Because+": "+line(c.Message)
+		}
+		f.Mend = []string{"kctl why node/" + n.Name}
+	}
+	return f
+}
+
+// starting explains a pod that its node has taken and that has not come to its containers.
+func (w *World) starting(p *corev1.Pod) *Finding {
+	if p.Status.Phase != corev1.PodPending {
+		return nil
+	}
+	f := &Finding{Object: name("pod", p), What: "has not started its containers", Since: at(p.CreationTimestamp)}
+	if p.Status.StartTime != nil {
+		f.Since = p.Status.StartTime
+	}
+	if e := w.event(p.UID, "FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox"); e != nil {
+		switch e.Reason {
+		case "FailedCreatePodSandBox":
+			f.Because = "its sandbox (network, cgroup) cannot be made: " + line(e.Message)
+			f.Mend = []string{"kctl why node/" + p.Spec.NodeName}
+		default:
+			f.Because = "a volume cannot be mounted: " + line(e.Message)
+			f.Mend = missing(p, e.Message)
+		}
+		f.Details = []string{fmt.Sprintf("last tried %s ago", short(w.Now.Sub(seen(e))))}
+		return f
+	}
+	f.Because = "node " + p.Spec.NodeName + " is about it, and has told of no trouble"
+	if !w.read(Events) {
+		f.Because = "node " + p.Spec.NodeName + " is about it"
+	}
+	f.Mend = []string{kctl(p, "get pod %s -w", p.Name), kctl(p, "trace pod %s", p.Name)}
+	return f
+}
+
+// unready explains a pod whose containers run and that gets no traffic.
+func (w *World) unready(p *corev1.Pod) *Finding {
+	c := podCondition(p, corev1.PodReady)
+	if c != nil && c.Status == corev1.ConditionTrue {
+		return nil
+	}
+	f := &Finding{Object: name("pod", p), What: "runs and is not Ready: Services send it nothing"}
+	if c != nil {
+		f.Since = at(c.LastTransitionTime)
+	}
+	var not []string
+	for _, s := range p.Status.ContainerStatuses {
+		if s.State.Running == nil || s.Ready {
+			continue
+		}
+		not = append(not, s.Name)
+		f.Details = append(f.Details, probeOf(p, s.Name, "readiness"))
+	}
+	if len(not) == 0 {
+		for _, g := range p.Spec.ReadinessGates {
+			if c := podCondition(p, g.ConditionType); c == nil || c.Status != corev1.ConditionTrue {
+				f.Because = fmt.Sprintf("its readiness gate %q is not True: whoever set the gate sets the condition", g.ConditionType)
+				f.Mend = []string{kctl(p, "get pod %s -o jsonpath='{.status.conditions}'", p.Name)}
+				return f
+			}
+		}
+		return nil
+	}
+	f.Because = "the readiness probe of " + strings.Join(not, ", ") + " has not succeeded"
+	if e := w.probeEvent(p, not[0]); e != nil {
+		f.Because = line(e.Message)
+	}
+	f.Mend = []string{kctl(p, "logs %s -c %s", p.Name, not[0])}
+	return f
+}
+
+// probeEvent is the last word of a failed probe of a container.
+func (w *World) probeEvent(p *corev1.Pod, container string) *corev1.Event {
+	var best *corev1.Event
+	for i := range w.Events {
+		e := &w.Events[i]
+		if e.InvolvedObject.UID == p.UID && e.Reason == "Unhealthy" && strings.Contains(e.InvolvedObject.FieldPath, "{"+container+"}") &&
+			(best == nil || seen(best).Before(seen(e))) {
+			best = e
+		}
+	}
+	return best
+}
+
+// probeOf words what a probe asks.
+func probeOf(p *corev1.Pod, container, kind string) string {
+	i := slices.IndexFunc(p.Spec.Containers, func(c corev1.Container) bool { return c.Name == container })
+	if i < 0 {
+		return ""
+	}
+	probe := p.Spec.Containers[i].ReadinessProbe
+	if kind == "liveness" {
+		probe = p.Spec.Containers[i].LivenessProbe
+	}
+	text := "container " + container + " has no " + kind + " probe"
+	if probe == nil {
+		return text
+	}
+	what := "a command"
+	switch {
+	case probe.HTTPGet != nil:
+		what = fmt.Sprintf("GET %s on port %s", probe.HTTPGet.Path, probe.HTTPGet.Port.String())
+	case probe.TCPSocket != nil:
+		what = "TCP port " + probe.TCPSocket.Port.String()
+	case probe.GRPC != nil:
+		what = fmt.Sprintf("gRPC port %d", probe.GRPC.Port)
+	case probe.Exec != nil:
+		what = strings.Join(probe.Exec.Command, " ")
+	}
+	return fmt.Sprintf("container %s: %s probe asks %s every %d s, within %d s", container, kind, what,
+		max(probe.PeriodSeconds, 1), max(probe.TimeoutSeconds, 1))
+}

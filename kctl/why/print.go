@@ -1,0 +1,63 @@
+package why
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+	"unicode"
+
+	"k8s.io/apimachinery/pkg/util/duration"
+)
+
+func short(d time.Duration) string { return duration.HumanDuration(max(d, 0)) }
+
+// Print writes a report for a person.
+func (r Report) Print(out io.Writer, now time.Time) error {
+	var b strings.Builder
+	if len(r.Findings) == 0 {
+		fmt.Fprintf(&b, "nothing is wrong with %s", r.Object)
+		if r.Well != "" {
+			b.WriteString(": " + r.Well)
+		}
+		b.WriteByte('\n')
+	}
+	for i, f := range r.Findings {
+		if i > 0 {
+			b.WriteByte('\n')
+		}
+		f.print(&b, now)
+	}
+	if len(r.Unread) > 0 {
+		fmt.Fprintf(&b, "\nnot judged, for you may not read: %s\n", strings.Join(r.Unread, ", "))
+	}
+	_, err := io.WriteString(out, strings.Map(printable, b.String()))
+	return err
+}
+
+// printable keeps what containers and events say from steering the terminal.
+func printable(r rune) rune {
+	if r == '\n' || unicode.IsPrint(r) {
+		return r
+	}
+	return '?'
+}
+
+func (f Finding) print(b *strings.Builder, now time.Time) {
+	fmt.Fprintf(b, "%s: %s", f.Object, f.What)
+	if f.Since != nil {
+		fmt.Fprintf(b, ", since %s", short(now.Sub(f.Since.Time)))
+	}
+	b.WriteByte('\n')
+	row := func(title string, lines ...string) {
+		for _, l := range lines {
+			fmt.Fprintf(b, "  %-8s %s\n", title, l)
+			title = ""
+		}
+	}
+	if f.Because != "" {
+		row("because", f.Because)
+	}
+	row("", f.Details...)
+	row("mend", f.Mend...)
+}

@@ -1,0 +1,170 @@
+package why
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/intstr"
+)
+
+// service explains a Service that has no traffic to give, or nowhere to be reached.
+func (w *World) service(s *corev1.Service) []Finding {
+	if f := deletedObject(s, "service"); f != nil {
+		return []Finding{*f}
+	}
+	var out []Finding
+	if s.Spec.Type == corev1.ServiceTypeLoadBalancer && len(s.Status.LoadBalancer.Ingress) == 0 {
+		out = append(out, Finding{Object: name("service", s), What: "has no address from outside", Since: at(s.CreationTimestamp),
+			Because: "it is of type LoadBalancer, and no controller has given it one",
+			Mend: []string{"kctl get pods -A   # does a controller for load balancers run?",
+				kctl(s, `patch service %s -p '{"spec":{"type":"NodePort"}}'   # is reached at the nodes' addresses`, s.Name)}})
+	}
+	if s.Spec.Type == corev1.ServiceTypeExternalName {
+		return out // it has no endpoints
+	}
+	if len(s.Spec.Selector) == 0 || !w.read(Pods) {
+		return append(append(out, w.nobody(s)...), w.near(s)...) // whose pods they are is not to be judged
+	}
+	var selected, ready []*corev1.Pod
+	selector := labels.SelectorFromSet(s.Spec.Selector)
+	for i := range w.Pods {
+		p := &w.Pods[i]
+		if p.Namespace != s.Namespace || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed ||
+			!selector.Matches(labels.Set(p.Labels)) {
+			continue
+		}
+		selected = append(selected, p)
+		if c := podCondition(p, corev1.PodReady); c != nil && c.Status == corev1.ConditionTrue && p.DeletionTimestamp == nil {
+			ready = append(ready, p)
+		}
+	}
+	if len(selected) == 0 {
+		return append(out, w.selectsNothing(s))
+	}
+	if len(ready) == 0 && !s.Spec.PublishNotReadyAddresses {
+		out = append(out, Finding{Object: name("service", s), What: "has no pod that is Ready",
+			Because: fmt.Sprintf("%s selects %s, and none is Ready", selector, many(len(selected), "pod"))})
+		var below []corev1.Pod
+		for _, p := range selected {
+			below = append(below, *p)
+		}
+		return append(out, w.commonest(below, &out[len(out)-1])...)
+	}
+	out = append(append(out, w.nobody(s)...), w.near(s)...)
+	return append(out, unknownPorts(s, selected)...)
+}
+
+// selectsNothing explains a selector by the labels that pods of the namespace have.
+func (w *World) selectsNothing(s *corev1.Service) Finding {
+	f := Finding{Object: name("service", s), What: "selects no pod", Since: at(s.CreationTimestamp),
+		Mend: []string{kctl(s, "get pods --show-labels")}}
+	var parts []string
+	for k, v := range s.Spec.Selector {
+		parts = append(parts, k+"="+v)
+	}
+	slices.Sort(parts)
+	f.Because = strings.Join(parts, ",") + " selects 0 pods"
+	have := map[string]int{}
+	total := 0
+	for _, p := range w.Pods {
+		if p.Namespace != s.Namespace {
+			continue
+		}
+		total++
+		for k, v := range p.Labels {
+			have[k+"="+v]++
+		}
+	}
+	if total == 0 {
+		f.Because += ": the namespace has no pods"
+		return f
+	}
+	var words []string
+	for l := range have {
+		words = append(words, l)
+	}
+	patch := make([]string, 0, len(parts))
+	for _, part := range parts {
+		if have[part] > 0 {
+			continue
+		}
+		near := nearestWord(part, words)
+		if near == "" {
+			f.Details = append(f.Details, fmt.Sprintf("no pod of the namespace has %s", part))
+			continue
+		}
+		f.Details = append(f.Details, fmt.Sprintf("%s selects 0 pods; %s selects %s", part, near, many(have[near], "pod")))
+		key, value, _ := strings.Cut(near, "=")
+		if wrong, _, _ := strings.Cut(part, "="); wrong != key {
+			patch = append(patch, fmt.Sprintf("%q:null", wrong))
+		}
+		patch = append(patch, fmt.Sprintf("%q:%q", key, value))
+	}
+	if len(f.Details) == 0 {
+		f.Details = []string{"each of these labels is on a pod, and no pod has all of them"}
+	}
+	if len(parts) == 1 {
+		f.Because, f.Details = f.Details[0], nil
+	}
+	f.Details = bounded(f.Details)
+	if len(patch) > 0 {
+		f.Mend = append(f.Mend, kctl(s, `patch service %s --type=merge -p '{"spec":{"selector":{%s}}}'`, s.Name, strings.Join(patch, ",")))
+	}
+	return f
+}
+
+// unknownPorts explains ports that no container has by that name. A number needs no container to declare it: of a
+// number that no container declares it is said only where containers declare others.
+func unknownPorts(s *corev1.Service, pods []*corev1.Pod) []Finding {
+	var out []Finding
+	for _, port := range s.Spec.Ports {
+		found := false
+		var declared []string
+		for _, p := range pods {
+			for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
+				for _, has := range c.Ports {
+					text := fmt.Sprint(has.ContainerPort)
+					if has.Name != "" {
+						text = has.Name + " (" + text + ")"
+					}
+					if !slices.Contains(declared, text) {
+						declared = append(declared, text)
+					}
+					found = found || port.TargetPort.Type == intstr.String && has.Name == port.TargetPort.StrVal ||
+						port.TargetPort.Type == intstr.Int && has.ContainerPort == target(port)
+				}
+			}
+		}
+		if found || port.TargetPort.Type == intstr.Int && len(declared) == 0 {
+			continue
+		}
+		f := Finding{Object: name("service", s), What: fmt.Sprintf("sends port %d to %s, which no container has", port.Port, targetText(port)),
+			Because: "the containers of its pods declare: " + strings.Join(bounded(declared), ", "),
+			Mend:    []string{kctl(s, "edit service %s   # targetPort", s.Name)}}
+		if len(declared) == 0 {
+			f.Because = "the containers of its pods declare no ports, and a name is looked up there"
+		} else if port.TargetPort.Type == intstr.Int {
+			f.What = fmt.Sprintf("sends port %d to %s, which no container declares", port.Port, targetText(port))
+			f.Because += "; one may listen there all the same"
+		}
+		out = append(out, f)
+	}
+	return out
+}
+
+func target(p corev1.ServicePort) int32 {
+	if p.TargetPort.IntVal == 0 {
+		return p.Port
+	}
+	return p.TargetPort.IntVal
+}
+
+func targetText(p corev1.ServicePort) string {
+	if p.TargetPort.Type == intstr.String {
+		return "port " + p.TargetPort.StrVal
+	}
+	return fmt.Sprintf("port %d", target(p))
+}

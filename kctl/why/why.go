@@ -1,0 +1,239 @@
+// Package why explains in words why an object is not as it should be, with the command that would mend it. It is
+// pure: it judges objects that somebody else has read, and says what it could not judge because it was not read.
+package why
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	batchv1 "k8s.io/api/batch/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Finding is one thing that is not as it should be.
+type Finding struct {
+	Object  string       `json:"object"` // "pod default/web-0"
+	What    string       `json:"what"`
+	Since   *metav1.Time `json:"since,omitempty"` // nil = not known
+	Because string       `json:"because,omitempty"`
+	Mend    []string     `json:"mend,omitempty"` // commands, in order
+	Details []string     `json:"details,omitempty"`
+}
+
+// Report is what there is to say about one object.
+type Report struct {
+	Object   string    `json:"object"`
+	Well     string    `json:"well,omitempty"` // how it stands when nothing is wrong
+	Findings []Finding `json:"findings"`
+	Unread   []string  `json:"unread,omitempty"` // what the caller may not read, so that it was not judged
+}
+
+// World is what was read for one explanation. A list that is named in Unread is not known, rather than empty.
+type World struct {
+	Now    time.Time
+	Unread []string
+
+	Events []corev1.Event // of the subject and of the pods below it
+	Nodes  []corev1.Node
+	Pods   []corev1.Pod // of the subject's namespace
+	Placed []corev1.Pod // of all namespaces
+	Claims []corev1.PersistentVolumeClaim
+
+	ReplicaSets []appsv1.ReplicaSet
+	Groups      []schedulingv1beta1.PodGroup // of the subject's namespace
+	Mates       []corev1.Pod                 // of the subject's namespace, for a pod of a group
+	Schedulers  []string                     // the names that the cluster's own scheduler serves; none = not known
+
+	Slices   []discoveryv1.EndpointSlice // of the Service
+	Services []corev1.Service            // that the EndpointSlice names
+
+	Scaled   *Scaled  // the target of the autoscaler; nil = not known
+	Measured []string // names of pods that have a sample in metrics.k8s.io
+	// NotServed is why metrics.k8s.io does not answer; "" = it does.
+	NotServed string
+}
+
+// The lists as Unread names them.
+const (
+	Events = "events"
+	Nodes  = "nodes"
+	Pods   = "pods"
+	Placed = "pods in all namespaces"
+	Claims = "persistentvolumeclaims"
+
+	ReplicaSets = "replicasets"
+	Groups      = "podgroups"
+	Mates       = "the pods of the group"
+	Schedulers  = "the names of the schedulers that are served"
+
+	Slices   = "endpointslices"
+	Services = "services"
+
+	Target     = "the target"
+	PodMetrics = "metrics of pods"
+)
+
+// most bounds the details of one finding, and the objects below a subject that are gone into.
+const most = 10
+
+// recent is how long an event tells of how things are.
+const recent = 10 * time.Minute
+
+// Explain judges an object. Of a kind that it does not know it judges deletion and conditions.
+func Explain(w *World, subject runtime.Object) Report {
+	r := Report{Unread: w.Unread, Findings: []Finding{}}
+	switch o := subject.(type) {
+	case *corev1.Pod:
+		r.is("pod", o, w.podWell(o), w.pod(o))
+	case *appsv1.Deployment:
+		r.is("deployment", o, fmt.Sprintf("%d of %d ready", o.Status.ReadyReplicas, replicas(o.Spec.Replicas)), w.deployment(o))
+	case *appsv1.ReplicaSet:
+		r.is("replicaset", o, fmt.Sprintf("%d of %d ready", o.Status.ReadyReplicas, replicas(o.Spec.Replicas)), w.replicaSet(o))
+	case *appsv1.StatefulSet:
+		r.is("statefulset", o, fmt.Sprintf("%d of %d ready", o.Status.ReadyReplicas, replicas(o.Spec.Replicas)), w.statefulSet(o))
+	case *appsv1.DaemonSet:
+		r.is("daemonset", o, fmt.Sprintf("ready on %d of %d nodes", o.Status.NumberReady, o.Status.DesiredNumberScheduled), w.daemonSet(o))
+	case *batchv1.Job:
+		r.is("job", o, fmt.Sprintf("%d active, %d succeeded", o.Status.Active, o.Status.Succeeded), w.job(o))
+	case *corev1.Service:
+		r.is("service", o, "its selector, its pods, its endpoints and its ports fit together", w.service(o))
+		if len(o.Spec.Selector) == 0 {
+			r.Well = "it has no selector, so that its endpoints are made by somebody else"
+		}
+	case *discoveryv1.EndpointSlice:
+		r.is("endpointslice", o, fmt.Sprintf("has %s of service %s", many(len(o.Endpoints), "endpoint"), o.Labels[discoveryv1.LabelServiceName]), w.endpointSlice(o))
+	case *corev1.PersistentVolumeClaim:
+		r.is("persistentvolumeclaim", o, "bound to volume "+o.Spec.VolumeName, w.claim(o))
+	case *certificatesv1.CertificateSigningRequest:
+		r.is("certificatesigningrequest", o, "its certificate is issued", w.signingRequest(o))
+	case *autoscalingv2.HorizontalPodAutoscaler:
+		r.is("horizontalpodautoscaler", o, autoscalerWell(o), w.autoscaler(o))
+	case *corev1.Namespace:
+		r.is("namespace", o, string(o.Status.Phase), w.namespace(o))
+	case *corev1.Node:
+		r.is("node", o, "Ready", w.nodeOf(o))
+	default:
+		w.other(subject, &r)
+	}
+	if len(r.Findings) > 0 {
+		r.Well = ""
+	}
+	return r
+}
+
+func (r *Report) is(kind string, o metav1.Object, well string, findings []Finding) {
+	r.Object, r.Well = name(kind, o), well
+	r.Findings = append(r.Findings, findings...)
+}
+
+func (w *World) read(list string) bool { return !slices.Contains(w.Unread, list) }
+
+// age is how long ago something was, in kubectl's short form; "" when that is not known.
+func (w *World) age(t metav1.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return short(w.Now.Sub(t.Time))
+}
+
+func name(kind string, o metav1.Object) string {
+	if o.GetNamespace() == "" {
+		return kind + " " + o.GetName()
+	}
+	return kind + " " + o.GetNamespace() + "/" + o.GetName()
+}
+
+// kctl is a command in the namespace of an object. A person may paste it: what a shell would take for more than a word
+// stands in no argument.
+func kctl(o metav1.Object, format string, args ...any) string {
+	for i, a := range args {
+		if text, ok := a.(string); ok {
+			args[i] = word(text)
+		}
+	}
+	line := fmt.Sprintf(format, args...)
+	if ns := o.GetNamespace(); ns != "" {
+		return "kctl -n " + ns + " " + line
+	}
+	return "kctl " + line
+}
+
+// word is a text that a shell takes as it is, or NAME: names of some kinds, and what a message says, may be anything.
+func word(text string) string {
+	if text == "" || strings.ContainsFunc(text, func(r rune) bool {
+		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune(`._-/:@=,+%" `, r))
+	}) {
+		return "NAME"
+	}
+	return text
+}
+
+func at(t metav1.Time) *metav1.Time {
+	if t.IsZero() {
+		return nil
+	}
+	return &t
+}
+
+// event is the newest event of an object with one of the reasons; nil when there is none.
+func (w *World) event(uid types.UID, reasons ...string) *corev1.Event {
+	var best *corev1.Event
+	for i := range w.Events {
+		e := &w.Events[i]
+		if e.InvolvedObject.UID == uid && slices.Contains(reasons, e.Reason) &&
+			(best == nil || seen(best).Before(seen(e))) {
+			best = e
+		}
+	}
+	return best
+}
+
+// seen is when an event was last seen, whichever of its forms it has.
+func seen(e *corev1.Event) time.Time {
+	if e.Series != nil {
+		return e.Series.LastObservedTime.Time
+	}
+	for _, t := range []time.Time{e.LastTimestamp.Time, e.EventTime.Time} {
+		if !t.IsZero() {
+			return t
+		}
+	}
+	return e.CreationTimestamp.Time
+}
+
+func podCondition(p *corev1.Pod, t corev1.PodConditionType) *corev1.PodCondition {
+	i := slices.IndexFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == t })
+	if i < 0 {
+		return nil
+	}
+	return &p.Status.Conditions[i]
+}
+
+// bounded keeps a list within most, and says what it left out.
+func bounded(list []string) []string {
+	if len(list) <= most {
+		return list
+	}
+	return append(slices.Clip(list[:most]), fmt.Sprintf("and %d more", len(list)-most))
+}
+
+// many is "1 node", "2 nodes".
+func many(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}
+
+// line makes one line of what may be several.
+func line(text string) string { return strings.Join(strings.Fields(text), " ") }

@@ -1,0 +1,261 @@
+package why
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// workload is what the kinds that make pods have in common.
+type workload struct {
+	metav1.Object
+	kind  string
+	owner []metav1.Object // whose pods these are: the object itself, or its ReplicaSets
+	want  int32
+	ready int32
+}
+
+func (l *workload) name() string { return name(l.kind, l) }
+
+func replicas(n *int32) int32 {
+	if n == nil {
+		return 1
+	}
+	return *n
+}
+
+// deployment explains a Deployment.
+func (w *World) deployment(d *appsv1.Deployment) []Finding {
+	l := &workload{Object: d, kind: "deployment", want: replicas(d.Spec.Replicas), ready: d.Status.ReadyReplicas}
+	for i := range w.ReplicaSets {
+		if rs := &w.ReplicaSets[i]; metav1.IsControlledBy(rs, d) {
+			l.owner = append(l.owner, rs)
+		}
+	}
+	var first []Finding
+	if f := w.unseen(l, d.Generation, d.Status.ObservedGeneration); f != nil {
+		first = append(first, *f)
+	}
+	if d.Spec.Paused {
+		first = append(first, Finding{Object: l.name(), What: "is paused: changes of its template are not rolled out",
+			Mend: []string{kctl(d, "rollout resume deployment/%s", d.Name)}})
+	}
+	for _, c := range d.Status.Conditions {
+		switch {
+		case c.Type == appsv1.DeploymentReplicaFailure && c.Status == corev1.ConditionTrue:
+			first = append(first, w.refused(l, c.Message, at(c.LastTransitionTime)))
+		case c.Type == appsv1.DeploymentProgressing && c.Status == corev1.ConditionFalse:
+			first = append(first, Finding{Object: l.name(), What: "does not come on with its rollout (" + c.Reason + ")",
+				Since: at(c.LastTransitionTime), Because: line(c.Message),
+				Mend: []string{kctl(d, "rollout undo deployment/%s   # back to the revision before", d.Name)}})
+		}
+	}
+	updated := d.Status.UpdatedReplicas
+	text := fmt.Sprintf("%d of %d ready, %d of the newest template", d.Status.ReadyReplicas, l.want, updated)
+	return w.behind(l, first, text, l.ready < l.want || updated < l.want)
+}
+
+// replicaSet explains a ReplicaSet.
+func (w *World) replicaSet(rs *appsv1.ReplicaSet) []Finding {
+	l := &workload{Object: rs, kind: "replicaset", owner: []metav1.Object{rs}, want: replicas(rs.Spec.Replicas), ready: rs.Status.ReadyReplicas}
+	var first []Finding
+	if f := w.unseen(l, rs.Generation, rs.Status.ObservedGeneration); f != nil {
+		first = append(first, *f)
+	}
+	for _, c := range rs.Status.Conditions {
+		if c.Type == appsv1.ReplicaSetReplicaFailure && c.Status == corev1.ConditionTrue {
+			first = append(first, w.refused(l, c.Message, at(c.LastTransitionTime)))
+		}
+	}
+	return w.behind(l, first, fmt.Sprintf("%d of %d ready", l.ready, l.want), l.ready < l.want)
+}
+
+// statefulSet explains a StatefulSet.
+func (w *World) statefulSet(s *appsv1.StatefulSet) []Finding {
+	l := &workload{Object: s, kind: "statefulset", owner: []metav1.Object{s}, want: replicas(s.Spec.Replicas), ready: s.Status.ReadyReplicas}
+	var first []Finding
+	if f := w.unseen(l, s.Generation, s.Status.ObservedGeneration); f != nil {
+		first = append(first, *f)
+	}
+	if f := w.failedCreate(l); f != nil {
+		first = append(first, *f)
+	}
+	old := s.Status.UpdateRevision != "" && s.Status.UpdateRevision != s.Status.CurrentRevision && s.Status.UpdatedReplicas < l.want
+	if u := s.Spec.UpdateStrategy; old && u.Type == appsv1.OnDeleteStatefulSetStrategyType {
+		first = append(first, Finding{Object: l.name(), What: fmt.Sprintf("%d of %d pods have the old template", l.want-s.Status.UpdatedReplicas, l.want),
+			Because: "its update strategy is OnDelete: a pod gets the new template when somebody deletes it",
+			Mend:    []string{kctl(s, "delete pod %s-%d   # and so on", s.Name, l.want-1)}})
+	} else if r := u.RollingUpdate; old && r != nil && r.Partition != nil && *r.Partition > 0 {
+		first = append(first, Finding{Object: l.name(), What: fmt.Sprintf("%d of %d pods have the old template", l.want-s.Status.UpdatedReplicas, l.want),
+			Because: fmt.Sprintf("its partition is %d: pods of lower numbers keep the old template", *r.Partition),
+			Mend:    []string{kctl(s, `patch statefulset %s --type=merge -p '{"spec":{"updateStrategy":{"rollingUpdate":{"partition":0}}}}'`, s.Name)}})
+	}
+	out := w.behind(l, first, fmt.Sprintf("%d of %d ready", l.ready, l.want), l.ready < l.want)
+	if l.ready < l.want && s.Spec.PodManagementPolicy != appsv1.ParallelPodManagement && len(out) > 0 && len(out[0].Details) < most {
+		out[0].Details = append(out[0].Details, "its pods come one after the other: a pod waits until those before it are Ready")
+	}
+	return out
+}
+
+// daemonSet explains a DaemonSet.
+func (w *World) daemonSet(d *appsv1.DaemonSet) []Finding {
+	s := d.Status
+	l := &workload{Object: d, kind: "daemonset", owner: []metav1.Object{d}, want: s.DesiredNumberScheduled, ready: s.NumberReady}
+	var first []Finding
+	if f := w.unseen(l, d.Generation, s.ObservedGeneration); f != nil {
+		first = append(first, *f)
+	}
+	if f := w.failedCreate(l); f != nil {
+		first = append(first, *f)
+	}
+	if l.want == 0 && s.ObservedGeneration > 0 && len(first) == 0 {
+		first = append(first, Finding{Object: l.name(), What: "runs on no node", Because: "no node fits its selector, affinity and tolerations",
+			Mend: []string{"kctl get nodes --show-labels", kctl(d, "edit daemonset %s", d.Name)}})
+	}
+	if s.UpdatedNumberScheduled < l.want && d.Spec.UpdateStrategy.Type == appsv1.OnDeleteDaemonSetStrategyType {
+		first = append(first, Finding{Object: l.name(), What: fmt.Sprintf("%d of %d pods have the old template", l.want-s.UpdatedNumberScheduled, l.want),
+			Because: "its update strategy is OnDelete: a pod gets the new template when somebody deletes it"})
+	}
+	return w.behind(l, first, fmt.Sprintf("ready on %d of %d nodes", l.ready, l.want), l.ready < l.want)
+}
+
+// job explains a Job.
+func (w *World) job(j *batchv1.Job) []Finding {
+	l := &workload{Object: j, kind: "job", owner: []metav1.Object{j}}
+	for _, c := range j.Status.Conditions {
+		if c.Status != corev1.ConditionTrue {
+			continue
+		}
+		switch c.Type {
+		case batchv1.JobComplete:
+			return nil
+		case batchv1.JobFailed, batchv1.JobFailureTarget:
+			f := Finding{Object: l.name(), What: "has failed for good (" + c.Reason + ")", Since: at(c.LastTransitionTime), Because: line(c.Message),
+				Mend: []string{kctl(j, "logs job/%s", j.Name), kctl(j, "replace --force -f FILE   # runs it anew")}}
+			return w.behind(l, []Finding{f}, "", false)
+		case batchv1.JobSuspended:
+			return []Finding{{Object: l.name(), What: "is suspended", Since: at(c.LastTransitionTime), Because: line(c.Message),
+				Mend: []string{kctl(j, `patch job %s --type=merge -p '{"spec":{"suspend":false}}'`, j.Name)}}}
+		}
+	}
+	var first []Finding
+	if f := w.failedCreate(l); f != nil {
+		first = append(first, *f)
+	}
+	limit := int32(6)
+	if j.Spec.BackoffLimit != nil {
+		limit = *j.Spec.BackoffLimit
+	}
+	ready := int32(0)
+	if j.Status.Ready != nil {
+		ready = *j.Status.Ready
+	}
+	text := fmt.Sprintf("%d active (%d ready), %d succeeded, %d failed of the %d that it bears", j.Status.Active, ready, j.Status.Succeeded, j.Status.Failed, limit)
+	return w.behind(l, first, text, j.Status.Failed > 0 || j.Status.Active > ready)
+}
+
+// unseen tells of a change that no controller has looked at.
+func (w *World) unseen(l *workload, generation, observed int64) *Finding {
+	if observed >= generation {
+		return nil
+	}
+	return &Finding{Object: l.name(), What: "its last change is not taken up yet",
+		Because: fmt.Sprintf("its controller has seen generation %d, and the object is at %d", observed, generation),
+		Mend:    []string{"kctl cluster status"}}
+}
+
+// failedCreate tells of the last pod that could not be made, where no condition does.
+func (w *World) failedCreate(l *workload) *Finding {
+	e := w.event(l.GetUID(), "FailedCreate")
+	if e == nil || w.Now.Sub(seen(e)) > recent {
+		return nil
+	}
+	when := metav1.NewTime(seen(e))
+	f := w.refused(l, e.Message, &when)
+	return &f
+}
+
+// refused explains pods that the API does not let a controller make.
+func (w *World) refused(l *workload, message string, since *metav1.Time) Finding {
+	message = line(message)
+	f := Finding{Object: l.name(), What: "cannot make its pods", Since: since, Because: message, Mend: []string{kctl(l, "describe %s %s", l.kind, l.GetName())}}
+	switch {
+	case strings.Contains(message, "exceeded quota: "):
+		_, quota, _ := strings.Cut(message, "exceeded quota: ")
+		quota, _, _ = strings.Cut(quota, ",")
+		f.What = "cannot make its pods: quota " + quota + " is used up"
+		f.Mend = []string{kctl(l, "edit resourcequota %s   # or ask for less, or remove what is not needed", quota)}
+	case strings.Contains(message, "failed quota: "):
+		_, quota, _ := strings.Cut(message, "failed quota: ")
+		quota, _, _ = strings.Cut(quota, ":")
+		f.What = "cannot make its pods: quota " + quota + " wants requests or limits that they do not name"
+		f.Mend = []string{kctl(l, "set resources %s/%s --requests=cpu=100m,memory=64Mi --limits=cpu=1,memory=256Mi", l.kind, l.GetName())}
+	case strings.Contains(message, "violates PodSecurity"):
+		f.What = "cannot make its pods: the namespace's Pod Security level forbids them"
+		f.Mend = []string{kctl(l, "edit %s %s   # or kctl label namespace %s pod-security.kubernetes.io/enforce=LEVEL --overwrite",
+			l.kind, l.GetName(), l.GetNamespace())}
+	case strings.Contains(message, "serviceaccount") && strings.Contains(message, "not found"):
+		f.Mend = []string{kctl(l, "create serviceaccount NAME")}
+	}
+	return f
+}
+
+// behind adds why pods of a workload are not ready: one finding that sums it up, and those of the pods, the commonest
+// once. A workload that is as it should be gets none.
+func (w *World) behind(l *workload, first []Finding, text string, behind bool) []Finding {
+	if f := deletedObject(l, l.kind); f != nil {
+		first = append([]Finding{*f}, first...)
+	}
+	if behind && len(first) == 0 {
+		first = append(first, Finding{Object: l.name(), What: "is not as it was asked for", Because: text})
+	} else if behind {
+		first[0].Details = append(first[0].Details, text)
+	}
+	if !behind && len(first) == 0 {
+		return nil
+	}
+	return append(first, w.commonest(w.podsOf(l), &first[0])...)
+}
+
+// podsOf are the pods of a workload.
+func (w *World) podsOf(l *workload) []corev1.Pod {
+	var pods []corev1.Pod
+	for i := range w.Pods {
+		p := &w.Pods[i]
+		if slices.ContainsFunc(l.owner, func(o metav1.Object) bool { return metav1.IsControlledBy(p, o) }) {
+			pods = append(pods, *p)
+		}
+	}
+	return pods
+}
+
+// commonest explains those of the pods that are not well, newest first. Of pods with the same trouble the first is told,
+// and the others are counted in the finding above them.
+func (w *World) commonest(pods []corev1.Pod, above *Finding) []Finding {
+	slices.SortFunc(pods, func(a, b corev1.Pod) int {
+		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
+	})
+	var told []Finding
+	others, known := 0, map[string]bool{}
+	for i := range pods {
+		for _, f := range w.pod(&pods[i]) {
+			same := strings.ReplaceAll(f.What+"\n"+f.Because, pods[i].Name, "")
+			if known[same] || len(told) == most {
+				others++
+				continue
+			}
+			known[same] = true
+			told = append(told, f)
+		}
+	}
+	if others > 0 {
+		above.Details = append(above.Details, "the trouble of "+many(others, "more pod")+" is the same as below")
+	}
+	return told
+}

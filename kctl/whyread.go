@@ -1,0 +1,261 @@
+package kctl
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/kctl/why"
+)
+
+// mostRead bounds each list that an explanation reads.
+const mostRead = 5000
+
+// whyReader reads what an explanation needs, and no more.
+type whyReader struct {
+	ctx   context.Context
+	cs    kubernetes.Interface
+	world why.World
+	err   error // the first that is not a want of rights
+}
+
+// itemsOf reads a list. What the caller may not read is noted, and so is what is left out.
+func itemsOf[L metav1.ListInterface](r *whyReader, what string, options metav1.ListOptions,
+	list func(context.Context, metav1.ListOptions) (L, error)) (got L, ok bool) {
+	if r.err != nil {
+		return got, false
+	}
+	options.Limit = mostRead
+	got, err := list(r.ctx, options)
+	switch {
+	case apierrors.IsForbidden(err), apierrors.IsNotFound(err): // not found: the cluster does not serve the kind
+		r.world.Unread = append(r.world.Unread, what)
+		return got, false
+	case err != nil:
+		r.err = fmt.Errorf("reading %s: %w", what, err)
+		return got, false
+	}
+	if got.GetContinue() != "" {
+		r.world.Unread = append(r.world.Unread, fmt.Sprintf("%s after the first %d", what, mostRead))
+	}
+	return got, true
+}
+
+// readFor reads what the explanation of the object needs.
+func (r *whyReader) readFor(subject runtime.Object) {
+	switch o := subject.(type) {
+	case *corev1.Pod:
+		r.events(o.Namespace, fields.OneTermEqualSelector("involvedObject.uid", string(o.UID)).String())
+		r.around(o.Namespace, []corev1.Pod{*o})
+	case *appsv1.Deployment:
+		options := metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(o.Spec.Selector)}
+		if l, ok := itemsOf(r, why.ReplicaSets, options, r.cs.AppsV1().ReplicaSets(o.Namespace).List); ok {
+			r.world.ReplicaSets = l.Items
+		}
+		r.below(o.Namespace, o.Spec.Selector)
+	case *appsv1.ReplicaSet:
+		r.below(o.Namespace, o.Spec.Selector)
+	case *appsv1.StatefulSet:
+		r.below(o.Namespace, o.Spec.Selector)
+	case *appsv1.DaemonSet:
+		r.below(o.Namespace, o.Spec.Selector)
+	case *batchv1.Job:
+		r.below(o.Namespace, o.Spec.Selector)
+	case *autoscalingv2.HorizontalPodAutoscaler:
+		r.autoscaled(o)
+	case *corev1.PersistentVolumeClaim:
+		if l, ok := itemsOf(r, why.Pods, metav1.ListOptions{}, r.cs.CoreV1().Pods(o.Namespace).List); ok {
+			r.world.Pods = l.Items
+		}
+		r.events(o.Namespace, fields.OneTermEqualSelector("involvedObject.uid", string(o.UID)).String())
+	case *corev1.Node:
+		options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", o.Name).String()}
+		if l, ok := itemsOf(r, why.Placed, options, r.cs.CoreV1().Pods("").List); ok {
+			r.world.Placed = l.Items
+		}
+	case *corev1.Service:
+		if len(o.Spec.Selector) > 0 {
+			r.below(o.Namespace, nil)
+		} else if l, ok := itemsOf(r, why.Nodes, metav1.ListOptions{}, r.cs.CoreV1().Nodes().List); ok {
+			r.world.Nodes = l.Items
+		}
+		options := metav1.ListOptions{LabelSelector: labels.Set{discoveryv1.LabelServiceName: o.Name}.String()}
+		if l, ok := itemsOf(r, why.Slices, options, r.cs.DiscoveryV1().EndpointSlices(o.Namespace).List); ok {
+			r.world.Slices = l.Items
+		}
+	case *discoveryv1.EndpointSlice:
+		options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", o.Labels[discoveryv1.LabelServiceName]).String()}
+		if l, ok := itemsOf(r, why.Services, options, r.cs.CoreV1().Services(o.Namespace).List); ok {
+			r.world.Services = l.Items
+		}
+	}
+}
+
+// below reads the pods that a selector means, and what they depend on. No selector means all of the namespace.
+func (r *whyReader) below(namespace string, selector *metav1.LabelSelector) {
+	options := metav1.ListOptions{}
+	if selector != nil {
+		options.LabelSelector = metav1.FormatLabelSelector(selector)
+	}
+	if l, ok := itemsOf(r, why.Pods, options, r.cs.CoreV1().Pods(namespace).List); ok {
+		r.world.Pods = l.Items
+	}
+	r.events(namespace, "")
+	r.around(namespace, r.world.Pods)
+}
+
+func (r *whyReader) events(namespace, selector string) {
+	if l, ok := itemsOf(r, why.Events, metav1.ListOptions{FieldSelector: selector}, r.cs.CoreV1().Events(namespace).List); ok {
+		r.world.Events = l.Items
+	}
+}
+
+// around reads what pods depend on: nodes, claims, and for one without a node what is on the nodes.
+func (r *whyReader) around(namespace string, pods []corev1.Pod) {
+	if l, ok := itemsOf(r, why.Nodes, metav1.ListOptions{}, r.cs.CoreV1().Nodes().List); ok {
+		r.world.Nodes = l.Items
+	}
+	waits, claims, grouped := false, false, false
+	for _, p := range pods {
+		waits = waits || p.Spec.NodeName == "" && p.DeletionTimestamp == nil
+		grouped = grouped || p.Spec.NodeName == "" && p.Spec.SchedulingGroup != nil
+		for _, v := range p.Spec.Volumes {
+			claims = claims || v.PersistentVolumeClaim != nil || v.Ephemeral != nil
+		}
+	}
+	if waits && claims {
+		if l, ok := itemsOf(r, why.Claims, metav1.ListOptions{}, r.cs.CoreV1().PersistentVolumeClaims(namespace).List); ok {
+			r.world.Claims = l.Items
+		}
+	}
+	if grouped {
+		if l, ok := itemsOf(r, why.Groups, metav1.ListOptions{}, r.cs.SchedulingV1beta1().PodGroups(namespace).List); ok {
+			r.world.Groups = l.Items
+		}
+		if l, ok := itemsOf(r, why.Mates, metav1.ListOptions{}, r.cs.CoreV1().Pods(namespace).List); ok {
+			r.world.Mates = l.Items
+		}
+	}
+	if slices.ContainsFunc(pods, unheard) {
+		r.schedulers()
+	}
+	if waits {
+		running := fields.ParseSelectorOrDie("spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed").String()
+		if l, ok := itemsOf(r, why.Placed, metav1.ListOptions{FieldSelector: running}, r.cs.CoreV1().Pods("").List); ok {
+			r.world.Placed = l.Items
+		}
+	}
+}
+
+// unheard says whether a pod waits of which no scheduler has said anything.
+func unheard(p corev1.Pod) bool {
+	return p.Spec.NodeName == "" && p.DeletionTimestamp == nil &&
+		!slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodScheduled })
+}
+
+// schedulers reads which names the cluster's own scheduler serves. Many may not read that, and some clusters do not say.
+func (r *whyReader) schedulers() {
+	if r.err != nil {
+		return
+	}
+	raw, err := r.cs.CoreV1().RESTClient().Get().AbsPath(api.PathClusterStatus).Param("local", "true").DoRaw(r.ctx)
+	var s api.ClusterStatus
+	if err == nil {
+		err = json.Unmarshal(raw, &s)
+	}
+	if err != nil {
+		r.world.Unread = append(r.world.Unread, why.Schedulers)
+		return
+	}
+	r.world.Schedulers = s.Schedulers
+}
+
+// autoscaled reads the target of an autoscaler, its pods and which of them are measured.
+func (r *whyReader) autoscaled(h *autoscalingv2.HorizontalPodAutoscaler) {
+	r.events(h.Namespace, fields.OneTermEqualSelector("involvedObject.uid", string(h.UID)).String())
+	selector, ok := r.target(h)
+	if !ok {
+		r.world.Unread = append(r.world.Unread, why.Pods)
+		return
+	}
+	options := metav1.ListOptions{LabelSelector: selector}
+	if selector != "" {
+		if l, ok := itemsOf(r, why.Pods, options, r.cs.CoreV1().Pods(h.Namespace).List); ok {
+			r.world.Pods = l.Items
+		}
+	}
+	if r.err != nil {
+		return
+	}
+	var measured struct {
+		Items []metav1.PartialObjectMetadata
+	}
+	raw, err := r.cs.CoreV1().RESTClient().Get().AbsPath("/apis/metrics.k8s.io/v1beta1/namespaces", h.Namespace, "pods").VersionedParams(&options, scheme.ParameterCodec).DoRaw(r.ctx)
+	if err == nil {
+		err = json.Unmarshal(raw, &measured)
+	}
+	switch {
+	case apierrors.IsForbidden(err):
+		r.world.Unread = append(r.world.Unread, why.PodMetrics)
+	case err != nil:
+		r.world.NotServed = err.Error()
+	}
+	for _, m := range measured.Items {
+		r.world.Measured = append(r.world.Measured, m.Name)
+	}
+}
+
+// target reads what an autoscaler scales, among all of its kind, and what it selects; "" = there is none. Targets of
+// other kinds are not read.
+func (r *whyReader) target(h *autoscalingv2.HorizontalPodAutoscaler) (selector string, ok bool) {
+	var all runtime.Object
+	ref := h.Spec.ScaleTargetRef
+	switch apps := r.cs.AppsV1(); ref.APIVersion + " " + ref.Kind {
+	case "apps/v1 Deployment":
+		all, ok = itemsOf(r, why.Target, metav1.ListOptions{}, apps.Deployments(h.Namespace).List)
+	case "apps/v1 StatefulSet":
+		all, ok = itemsOf(r, why.Target, metav1.ListOptions{}, apps.StatefulSets(h.Namespace).List)
+	case "apps/v1 ReplicaSet":
+		all, ok = itemsOf(r, why.Target, metav1.ListOptions{}, apps.ReplicaSets(h.Namespace).List)
+	}
+	if !ok {
+		return "", false
+	}
+	t := why.Scaled{Kind: strings.ToLower(ref.Kind)}
+	is := func(name string, of *metav1.LabelSelector) {
+		t.Others = append(t.Others, name)
+		if name == ref.Name {
+			t.Found, selector = true, metav1.FormatLabelSelector(of)
+		}
+	}
+	_ = meta.EachListItem(all, func(o runtime.Object) error {
+		switch o := o.(type) {
+		case *appsv1.Deployment:
+			is(o.Name, o.Spec.Selector)
+		case *appsv1.StatefulSet:
+			is(o.Name, o.Spec.Selector)
+		case *appsv1.ReplicaSet:
+			is(o.Name, o.Spec.Selector)
+		}
+		return nil
+	})
+	r.world.Scaled = &t
+	return selector, true
+}

@@ -1,0 +1,137 @@
+package loopback
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/agent/session"
+)
+
+// Agent is a machine that says of every pod what it is told to do that it is done: of an agent it has the session alone.
+type Agent struct {
+	Name    string
+	Servers []string
+	Token   string
+	Dir     string // its disk
+	// Address is of the machine; "" = none. Its connections come from Source, which is nil or an address of loopback's.
+	Address string
+	Source  net.IP
+	Events  bool // tells an event of each pod, too
+	// CheckpointEvery is as in session.Config.
+	CheckpointEvery time.Duration
+	Shared          *session.Shared // may be nil
+	Log             *slog.Logger    // may be nil
+	// Confirmed is called when a control plane has told it everything; may be nil.
+	Confirmed func()
+}
+
+func (a Agent) session() *session.Session {
+	room := v1.ResourceList{v1.ResourceCPU: resource.MustParse("64"), v1.ResourceMemory: resource.MustParse("64Gi"), v1.ResourcePods: resource.MustParse("1000")}
+	facts := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: a.Name, Labels: map[string]string{v1.LabelHostname: a.Name}}}
+	facts.Status.Capacity, facts.Status.Allocatable = room, room
+	if a.Address != "" {
+		facts.Status.Addresses = []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: a.Address}}
+	}
+	cfg := session.Config{
+		NodeName: a.Name, Servers: a.Servers, Token: a.Token, StateDir: filepath.Join(a.Dir, "state"), RunDir: filepath.Join(a.Dir, "run"),
+		Facts: facts, Log: a.Log, CheckpointEvery: a.CheckpointEvery, Shared: a.Shared,
+	}
+	if a.Source != nil {
+		from := net.Dialer{LocalAddr: &net.TCPAddr{IP: a.Source}}
+		cfg.Dial = func(ctx context.Context, address string) (net.Conn, error) {
+			return from.DialContext(ctx, "tcp", address)
+		}
+	}
+	return session.New(cfg)
+}
+
+// Run runs the agent until ctx ends, or until it is sure that it can never join.
+func (a Agent) Run(ctx context.Context) error {
+	s := a.session()
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx); cancel() }()
+	var parts sync.WaitGroup
+	defer parts.Wait()
+	parts.Go(func() { a.obey(ctx, s) })
+	select {
+	case <-s.Confirmed():
+		if a.Confirmed != nil {
+			a.Confirmed()
+		}
+	case <-ctx.Done():
+	}
+	return <-ended
+}
+
+// obey tells of each pod what a kubelet whose containers start and end at once would.
+func (a Agent) obey(ctx context.Context, s *session.Session) {
+	running, gone := map[types.UID]bool{}, map[types.UID]bool{}
+	for kinds := range s.Changes(ctx) {
+		if _, pods := kinds["Pod"]; !pods {
+			continue
+		}
+		there := map[types.UID]bool{}
+		for _, p := range s.Pods() {
+			there[p.UID] = true
+			switch {
+			case p.DeletionTimestamp != nil && !gone[p.UID]:
+				gone[p.UID] = true
+				s.PodGone(p.Namespace, p.Name, p.UID)
+			case p.DeletionTimestamp == nil && !running[p.UID]:
+				running[p.UID] = true
+				s.PodStatus(runs(p))
+				if a.Events {
+					s.Event(started(p, a.Name))
+				}
+			}
+		}
+		keep(running, there)
+		keep(gone, there)
+	}
+}
+
+func keep(of, there map[types.UID]bool) {
+	for uid := range of {
+		if !there[uid] {
+			delete(of, uid)
+		}
+	}
+}
+
+// runs is what the agent reports of a pod whose containers run.
+func runs(p *v1.Pod) *v1.Pod {
+	out := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name, UID: p.UID}}
+	now := metav1.Now()
+	out.Status = v1.PodStatus{Phase: v1.PodRunning, PodIP: "10.244.0.9", StartTime: &now, Conditions: []v1.PodCondition{
+		{Type: v1.PodInitialized, Status: v1.ConditionTrue, LastTransitionTime: now},
+		{Type: v1.ContainersReady, Status: v1.ConditionTrue, LastTransitionTime: now},
+		{Type: v1.PodReady, Status: v1.ConditionTrue, LastTransitionTime: now},
+	}}
+	for _, c := range p.Spec.Containers {
+		out.Status.ContainerStatuses = append(out.Status.ContainerStatuses, v1.ContainerStatus{
+			Name: c.Name, Image: c.Image, Ready: true, State: v1.ContainerState{Running: &v1.ContainerStateRunning{StartedAt: now}},
+		})
+	}
+	return out
+}
+
+// started is the event that tells of it.
+func started(p *v1.Pod, node string) *v1.Event {
+	now := metav1.Now()
+	return &v1.Event{
+		ObjectMeta:     metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name + ".started"},
+		InvolvedObject: v1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: p.UID},
+		Reason:         "Started", Message: "Started container c", Type: v1.EventTypeNormal, FirstTimestamp: now, LastTimestamp: now, Count: 1,
+		Source: v1.EventSource{Component: "agent", Host: node},
+	}
+}

@@ -1,0 +1,68 @@
+package loopback
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// Names are those of the replicas, in the order of Configs.
+func (p *Plane) Names() []string {
+	var out []string
+	for _, cfg := range p.replicas {
+		out = append(out, cfg.Name)
+	}
+	return out
+}
+
+// FleetAddress is the port for agents of a replica, by its place among Names.
+func (p *Plane) FleetAddress(i int) string { return p.at(i, p.fleet) }
+
+// Config is the way to the API of a replica.
+func (p *Plane) Config(name string) *rest.Config { return p.Configs[slices.Index(p.Names(), name)] }
+
+// Status is what a replica says of the cluster.
+func (p *Plane) Status(ctx context.Context, replica string) (s api.ClusterStatus, err error) {
+	cs, err := kubernetes.NewForConfig(p.Config(replica))
+	if err != nil {
+		return s, err
+	}
+	raw, err := cs.RESTClient().Get().AbsPath(api.PathClusterStatus).DoRaw(ctx)
+	if err != nil {
+		return s, fmt.Errorf("status by replica %s: %w", replica, err)
+	}
+	return s, json.Unmarshal(raw, &s)
+}
+
+// Leader is the replica that leads, as any other one says.
+func (p *Plane) Leader(ctx context.Context) (string, error) {
+	var failed []error
+	for _, name := range p.Names() {
+		s, err := p.Status(ctx, name)
+		if err == nil && s.Leader != "" {
+			return s.Leader, nil
+		}
+		failed = append(failed, err)
+	}
+	return "", fmt.Errorf("no replica knows a leader: %w", errors.Join(failed...))
+}
+
+// StepDown lets another replica lead.
+func (p *Plane) StepDown(ctx context.Context) (r api.ClusterStepDownResult, err error) {
+	cs, err := kubernetes.NewForConfig(p.Configs[0])
+	if err != nil {
+		return r, err
+	}
+	raw, err := cs.RESTClient().Post().AbsPath(api.PathClusterStepDown).SetHeader("Content-Type", "application/json").Body([]byte("{}")).DoRaw(ctx)
+	if err != nil {
+		return r, fmt.Errorf("letting another replica lead: %w", err)
+	}
+	return r, json.Unmarshal(raw, &r)
+}

@@ -1,0 +1,303 @@
+package clients
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"keelson.dev/keelson/test/bed"
+)
+
+const wardle = "/apis/wardle.example.com/v1alpha1"
+
+// sample is Kubernetes' sample API server with its etcd in a pod.
+type sample struct {
+	*testing.T
+	ns, etc string
+}
+
+func (s sample) kctl(args ...string) string {
+	s.Helper()
+	return bed.Kctl(s, append([]string{"-n", s.ns}, args...)...)
+}
+
+func (s sample) try(args ...string) (string, error) {
+	s.Helper()
+	return bed.Try(s, filepath.Join(bed.Lab().Config.BinDir, "kctl"), append([]string{"-n", s.ns}, args...)...)
+}
+
+// apply puts a manifest into the test's namespace.
+func (s sample) apply(manifest string) {
+	s.Helper()
+	s.kctl("apply", "-f", s.file(manifest))
+}
+
+func (s sample) install() {
+	s.Helper()
+	files := map[string]string{}
+	err := filepath.WalkDir(s.etc, func(path string, d os.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() {
+			files[strings.TrimPrefix(path, s.etc+"/")] = path
+		}
+		return err
+	})
+	if err != nil {
+		s.Fatal(err)
+	}
+	bed.LoadImage(s, "example.com/sample-apiserver:v1", map[string]string{"sample-apiserver": program(s.T, "sample-apiserver")}, "/sample-apiserver")
+	bed.LoadImage(s, "example.com/etcd:v1", files, "/usr/bin/etcd", "--data-dir=/data/etcd")
+	cert, key := selfSigned(s.T, fmt.Sprintf("api.%s.svc", s.ns))
+	secret := &v1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "wardle-certs"}, Type: v1.SecretTypeTLS,
+		Data: map[string][]byte{v1.TLSCertKey: cert, v1.TLSPrivateKeyKey: key}}
+	if _, err := bed.Client(s).CoreV1().Secrets(s.ns).Create(context.Background(), secret, metav1.CreateOptions{}); err != nil {
+		s.Fatal(err)
+	}
+	manifest, err := os.ReadFile("testdata/wardle.yaml")
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() {
+		if s.Failed() {
+			for _, what := range [][]string{
+				{"logs", "deployment/wardle-server", "-c", "wardle-server", "--tail=8"}, {"logs", "deployment/wardle-server", "-c", "etcd", "--tail=10"},
+				{"get", "apiservice", "v1alpha1.wardle.example.com", "-o", "yaml"},
+			} {
+				out, _ := s.try(what...)
+				s.Logf("%s:\n%s", strings.Join(what, " "), out)
+			}
+		}
+		bed.Kctl(s, "delete", "--ignore-not-found", "apiservice", "v1alpha1.wardle.example.com")
+		bed.Kctl(s, "delete", "--ignore-not-found", "clusterrolebinding", s.ns+":system:auth-delegator", s.ns+"-aggregated-apiserver")
+		bed.Kctl(s, "delete", "--ignore-not-found", "clusterrole", s.ns+"-aggregated-apiserver")
+		bed.Kctl(s, "-n", "kube-system", "delete", "--ignore-not-found", "rolebinding", s.ns+"-auth-reader")
+	})
+	text := strings.ReplaceAll(string(manifest), "caBundle: CA", "caBundle: "+base64.StdEncoding.EncodeToString(cert))
+	bed.Kctl(s, "apply", "-f", s.file(strings.ReplaceAll(text, "NAMESPACE", s.ns))) // of several namespaces
+}
+
+// F15: Kubernetes' sample API server, as it is released, is part of the API: found in discovery, asked by kctl through
+// every replica, believing who asks because of the front proxy's certificate, and asking back what they may do. While
+// its pod is away it is said to be unavailable; when its APIService is deleted its group is no more.
+func TestSampleAPIServer(t *testing.T) {
+	etcd := filepath.Dir(filepath.Dir(filepath.Dir(program(t, "etcd/usr/bin/etcd"))))
+	s := sample{t, bed.Namespace(t), etcd}
+	s.install()
+	s.kctl("wait", "--for=condition=Available", "apiservice/v1alpha1.wardle.example.com", "--timeout=90s")
+	for _, want := range []string{"flunders", "fischers"} {
+		bed.Eventually(t, soon, func() error { // another replica may ask the server for what it has a moment later
+			out, err := bed.Try(t, filepath.Join(bed.Lab().Config.BinDir, "kctl"), "api-resources", "--cached=false", "--api-group=wardle.example.com")
+			if err == nil && !strings.Contains(out, want) {
+				err = fmt.Errorf("%s is not among the resources:\n%s", want, out)
+			}
+			return err
+		})
+	}
+	s.verbs()
+	s.watches()
+	s.everywhere(func(replica string, cs kubernetes.Interface) {
+		got, err := cs.CoreV1().RESTClient().Get().AbsPath(s.flunders("/first")).DoRaw(context.Background())
+		if err != nil || !strings.Contains(string(got), `"name":"first"`) {
+			t.Errorf("through %s: %v %s", replica, err, got)
+		}
+	})
+	if out := s.kctl("explain", "flunders.spec"); !strings.Contains(out, "referenceType") {
+		t.Errorf("explained as\n%s", out)
+	}
+	bed.Eventually(t, soon, func() error {
+		got, err := bed.Client(t).CoreV1().RESTClient().Get().AbsPath("/openapi/v2").SetHeader("Accept", "application/json").DoRaw(context.Background())
+		if err != nil || !strings.Contains(string(got), `"`+wardle+`/namespaces/{namespace}/flunders"`) {
+			return fmt.Errorf("OpenAPI v2 has no flunders: %w (%d bytes)", err, len(got))
+		}
+		return nil
+	})
+	s.delegates()
+	s.away()
+	s.kctl("delete", "apiservice", "v1alpha1.wardle.example.com")
+	s.everywhere(func(replica string, cs kubernetes.Interface) {
+		bed.Eventually(t, soon, func() error {
+			groups, err := cs.Discovery().ServerGroups()
+			if err == nil && strings.Contains(fmt.Sprint(groups.Groups), "wardle") {
+				err = errors.New("the group is still there")
+			}
+			if err != nil {
+				return fmt.Errorf("discovery of %s: %w", replica, err)
+			}
+			return nil
+		})
+	})
+}
+
+func (s sample) flunders(rest string) string {
+	return wardle + "/namespaces/" + s.ns + "/flunders" + rest
+}
+
+// everywhere does f with a client of each replica.
+func (s sample) everywhere(f func(replica string, cs kubernetes.Interface)) {
+	s.Helper()
+	for _, replica := range bed.Replicas() {
+		f(replica, bed.ClientAt(s, replica))
+	}
+}
+
+// verbs makes, reads, changes and deletes objects; the server's own admission refuses one.
+func (s sample) verbs() {
+	s.Helper()
+	const flunder = "apiVersion: wardle.example.com/v1alpha1\nkind: Flunder\nmetadata: {name: %s, labels: {a: b}}\n"
+	s.apply(fmt.Sprintf(flunder, "first") + "---\n" + fmt.Sprintf(flunder, "second"))
+	if out := s.kctl("get", "flunders", "-l", "a=b", "-o", "name"); strings.Count(out, "flunder.wardle.example.com/") != 2 {
+		s.Errorf("listed: %s", out)
+	}
+	s.apply(fmt.Sprintf(flunder, "first") + "spec: {reference: second, referenceType: Flunder}\n")
+	s.kctl("patch", "flunder", "first", "--type=merge", "-p", `{"metadata":{"annotations":{"c":"d"}}}`)
+	if got := s.kctl("get", "flunder", "first", "-o", "jsonpath={.spec.reference} {.metadata.annotations.c}"); !strings.HasSuffix(got, "second d") { // behind a warning
+		s.Errorf("after apply and patch: %q", got)
+	}
+	s.kctl("delete", "flunder", "second", "--timeout=60s")
+	if out, err := s.try("get", "flunder", "second"); err == nil || !strings.Contains(out, `flunders.wardle.example.com "second" not found`) {
+		s.Errorf("the deleted one: %v %s", err, out)
+	}
+	s.apply("apiVersion: wardle.example.com/v1alpha1\nkind: Fischer\nmetadata: {name: " + s.ns + "}\ndisallowedFlunders: [banned]\n")
+	bed.Eventually(s, soon, func() error { // it hears of the Fischer a moment later
+		out, err := s.try("create", "--dry-run=server", "-f", s.file(fmt.Sprintf(flunder, "banned")))
+		if err == nil || !strings.Contains(out, "this name may not be used, please change the resource name") {
+			return fmt.Errorf("not refused by the server's admission: %v %s", err, out)
+		}
+		return nil
+	})
+}
+
+func (s sample) file(content string) string {
+	file := filepath.Join(s.TempDir(), "f.yaml")
+	if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+		s.Fatal(err)
+	}
+	return file
+}
+
+// watches has a change arrive over a watch that is open.
+func (s sample) watches() {
+	s.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), soon)
+	defer cancel()
+	body, err := bed.Client(s).CoreV1().RESTClient().Get().AbsPath(s.flunders("")).Param("watch", "1").
+		Param("resourceVersion", "0").Stream(ctx) // from the server's cache: etcd 3.4 cannot tell it that it is up to date
+	if err != nil {
+		s.Fatal(err)
+	}
+	defer body.Close()
+	s.kctl("label", "flunder", "first", "seen=by-watch")
+	var all strings.Builder
+	for buf := make([]byte, 4096); !strings.Contains(all.String(), `"seen":"by-watch"`); {
+		n, err := body.Read(buf)
+		all.Write(buf[:n])
+		if err != nil {
+			s.Fatalf("the watch ended: %v after %s", err, all.String())
+		}
+	}
+}
+
+// delegates shows that who asks arrives under their name, and that the server asks back what they may: also when it is
+// asked past the API, with a token that only the API can judge.
+func (s sample) delegates() {
+	s.Helper()
+	if out, err := s.try("--as=stranger", "get", "flunders"); err == nil || !strings.Contains(out, `User "stranger" cannot list resource "flunders"`) {
+		s.Errorf("a stranger: %v %s", err, out)
+	}
+	s.kctl("create", "role", "reader", "--verb=get,list", "--resource=flunders.wardle.example.com")
+	s.kctl("create", "rolebinding", "reader", "--role=reader", "--user=alice", "--serviceaccount="+s.ns+":default")
+	bed.Eventually(s, soon, func() error {
+		if out, err := s.try("--as=alice", "get", "flunder", "first"); err != nil {
+			return fmt.Errorf("who may: %w %s", err, out)
+		}
+		return nil
+	})
+	if out := s.kctl("logs", "deployment/wardle-server", "-c", "wardle-server"); !strings.Contains(out, `"user":{"username":"alice"`) {
+		s.Errorf("the server did not hear of alice: %s", out)
+	}
+	pods, err := bed.Client(s).CoreV1().Pods(s.ns).List(context.Background(), metav1.ListOptions{LabelSelector: "apiserver=true"})
+	if err != nil || len(pods.Items) == 0 {
+		s.Fatal("no pod of the server: ", err)
+	}
+	for account, code := range map[string]int{"default": 200, "apiserver": 403} {
+		var got int
+		var said string
+		token := s.token(account)
+		bed.Eventually(s, soon, func() (err error) {
+			got, said, err = past(s, &pods.Items[0], s.flunders(""), token)
+			if err == nil && got != code { // refusals are remembered for a while
+				err = fmt.Errorf("%s: %d %s", account, got, said)
+			}
+			return err
+		})
+		if code == 403 && !strings.Contains(said, fmt.Sprintf(`User \"system:serviceaccount:%s:%s\" cannot list`, s.ns, account)) {
+			s.Errorf("%s is refused by %s", account, said)
+		}
+	}
+}
+
+func (s sample) token(account string) string {
+	s.Helper()
+	r, err := bed.Client(s).CoreV1().ServiceAccounts(s.ns).CreateToken(context.Background(), account, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		s.Fatal(err)
+	}
+	return r.Status.Token
+}
+
+// past asks the server from its node, without the API.
+func past(t testing.TB, pod *v1.Pod, path, token string) (int, string, error) {
+	c := bed.HTTP(bed.Host(t, pod.Spec.NodeName))
+	c.Transport.(*http.Transport).TLSClientConfig = &tls.Config{InsecureSkipVerify: true}
+	req, err := http.NewRequest(http.MethodGet, "https://"+pod.Status.PodIP+path, nil)
+	if err != nil {
+		return 0, "", err
+	}
+	req.Header.Set("Authorization", "Bearer "+token)
+	resp, err := c.Do(req)
+	if err != nil {
+		return 0, "", err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(body), err
+}
+
+// away takes the pod away and brings it back.
+func (s sample) away() {
+	s.Helper()
+	s.kctl("scale", "deployment/wardle-server", "--replicas=0")
+	s.kctl("wait", "--for=condition=Available=False", "apiservice/v1alpha1.wardle.example.com", "--timeout=60s")
+	if got := s.kctl("get", "apiservice", "v1alpha1.wardle.example.com", "-o", `jsonpath={.status.conditions[?(@.type=="Available")].reason}`); got != "MissingEndpoints" {
+		s.Errorf("unavailable because of %q", got)
+	}
+	s.everywhere(func(replica string, cs kubernetes.Interface) {
+		bed.Eventually(s, soon, func() error {
+			_, err := cs.CoreV1().RESTClient().Get().AbsPath(s.flunders("")).DoRaw(context.Background())
+			var status apierrors.APIStatus
+			if !apierrors.IsServiceUnavailable(err) || !errors.As(err, &status) || !strings.Contains(fmt.Sprint(status.Status().Details), "service unavailable") {
+				return fmt.Errorf("%s answers %w", replica, err)
+			}
+			return nil
+		})
+		if _, err := cs.CoreV1().Pods(s.ns).List(context.Background(), metav1.ListOptions{}); err != nil {
+			s.Errorf("and pods: %v", err)
+		}
+	})
+	s.kctl("scale", "deployment/wardle-server", "--replicas=1")
+	s.kctl("wait", "--for=condition=Available", "apiservice/v1alpha1.wardle.example.com", "--timeout=60s")
+	s.kctl("get", "flunders")
+}

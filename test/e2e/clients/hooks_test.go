@@ -1,0 +1,201 @@
+package clients
+
+import (
+	"context"
+	"encoding/base64"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/test/bed"
+)
+
+// hook is one webhook of a configuration. It is about the namespaces that selector selects.
+type hook struct {
+	name string // of several
+	url  string // or a path of the pods of servers
+	path string
+	from *servers
+	ca   []byte // of url
+
+	selector string // YAML; "" = the test's namespace alone
+	rules    string // YAML
+	more     string // fields in YAML, a line
+}
+
+func (h hook) yaml(ns string) string {
+	client := fmt.Sprintf("{url: %q, caBundle: %s}", h.url, base64.StdEncoding.EncodeToString(h.ca))
+	if h.from != nil {
+		client = fmt.Sprintf("{service: {namespace: %s, name: hooks, path: %s}, caBundle: %s}", h.from.ns, h.path,
+			base64.StdEncoding.EncodeToString(h.from.ca))
+	}
+	if h.selector == "" {
+		h.selector = "{matchLabels: {kubernetes.io/metadata.name: " + ns + "}}"
+	}
+	if h.name == "" {
+		h.name = "hook"
+	}
+	return fmt.Sprintf("- name: %s.%s.example.com\n  admissionReviewVersions: [v1]\n  sideEffects: None\n  timeoutSeconds: 5\n"+
+		"  namespaceSelector: %s\n  rules: %s\n  clientConfig: %s\n  %s\n", h.name, ns, h.selector, h.rules, client, h.more)
+}
+
+// validating installs a configuration until the test ends.
+func validating(t testing.TB, ns, name string, hooks ...hook) {
+	t.Helper()
+	configure(t, "ValidatingWebhookConfiguration", ns, name, hooks)
+}
+
+// mutating is validating for the others.
+func mutating(t testing.TB, ns, name string, hooks ...hook) {
+	t.Helper()
+	configure(t, "MutatingWebhookConfiguration", ns, name, hooks)
+}
+
+func configure(t testing.TB, kind, ns, name string, hooks []hook) {
+	t.Helper()
+	text := fmt.Sprintf("apiVersion: admissionregistration.k8s.io/v1\nkind: %s\nmetadata: {name: %s.%s}\nwebhooks:\n", kind, name, ns)
+	for _, h := range hooks {
+		text += h.yaml(ns)
+	}
+	bed.Kctl(t, "apply", "-f", written(t, text))
+	t.Cleanup(func() { bed.Kctl(t, "delete", kind, name+"."+ns) })
+}
+
+// written is a file with a manifest.
+func written(t testing.TB, text string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "m.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// servers is a Deployment of the webhook of this folder, and a Service, in a namespace of its own.
+type servers struct {
+	testing.TB
+	ns string
+	ca []byte // the certificate of the Service, in PEM
+}
+
+var loadHooks sync.Mutex // the image is made by whoever comes first
+var hooksLoaded bool
+
+// install makes so many pods of the webhook and waits for them.
+func install(t testing.TB, replicas int) *servers {
+	t.Helper()
+	loadHooks.Lock()
+	if !hooksLoaded {
+		program := filepath.Join(t.TempDir(), "hooks")
+		cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", program,
+			"keelson.dev/keelson/test/e2e/clients/hooks")
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			loadHooks.Unlock()
+			t.Fatalf("%v\n%s", err, out)
+		}
+		bed.LoadImage(t, "example.com/hooks:v1", map[string]string{"hooks": program}, "/hooks")
+		hooksLoaded = true
+	}
+	loadHooks.Unlock()
+	s := &servers{TB: t, ns: bed.Namespace(t)}
+	cert, key := selfSigned(t, fmt.Sprintf("hooks.%s.svc", s.ns))
+	s.ca = cert
+	secret := &v1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "hooks-certs"}, Type: v1.SecretTypeTLS,
+		Data: map[string][]byte{v1.TLSCertKey: cert, v1.TLSPrivateKeyKey: key}}
+	if _, err := bed.Client(t).CoreV1().Secrets(s.ns).Create(context.Background(), secret, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.apply("testdata/hooks.yaml", "REPLICAS", fmt.Sprint(replicas))
+	s.kctl("rollout", "status", "deployment/hooks", "--timeout=60s")
+	return s
+}
+
+func (s *servers) kctl(args ...string) string {
+	s.Helper()
+	return bed.Kctl(s, append([]string{"-n", s.ns}, args...)...)
+}
+
+// apply puts a manifest of testdata into the namespace, in which TESTS_OWN stands for it.
+func (s *servers) apply(file string, replace ...string) {
+	s.Helper()
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.kctl("apply", "-f", written(s, strings.NewReplacer(append(replace, "TESTS_OWN", s.ns)...).Replace(string(raw))))
+}
+
+// label puts labels on a namespace.
+func label(t testing.TB, ns, labels string) {
+	t.Helper()
+	_, err := bed.Client(t).CoreV1().Namespaces().Patch(context.Background(), ns, types.MergePatchType,
+		[]byte(`{"metadata":{"labels":`+labels+`}}`), metav1.PatchOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+const (
+	aboutPods = `[{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [pods]}]`
+	aboutMaps = `[{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [configmaps]}]`
+
+	plain = "apiVersion: v1\nkind: Pod\nmetadata: {name: NAME, labels: {app: NAME}}\nspec:\n  terminationGracePeriodSeconds: 0\n" +
+		"  containers: [{name: main, image: \"keelson.dev/tools:v1\", command: [sleep, \"1000000\"]}]\n"
+)
+
+// kctl runs the command line in a namespace and returns what it says, and whether it failed.
+func try(t testing.TB, ns string, args ...string) (string, error) {
+	t.Helper()
+	return bed.Try(t, filepath.Join(bed.Lab().Config.BinDir, "kctl"), append([]string{"-n", ns}, args...)...)
+}
+
+// F36: an injector of sidecars, in pods behind a Service, adds a container, one that prepares it and a volume to the pods
+// of namespaces with a label: all of it runs. Pods that do not want it and other namespaces stay as they are.
+func TestSidecarInjection(t *testing.T) {
+	t.Parallel()
+	s := install(t, 1)
+	meshed, bare := bed.Namespace(t), bed.Namespace(t)
+	mutating(t, meshed, "injector", hook{from: s, path: "/inject", rules: aboutPods, more: "reinvocationPolicy: IfNeeded",
+		selector: "{matchLabels: {sidecar.example.com/injection: " + meshed + "}}"})
+	label(t, meshed, `{"sidecar.example.com/injection":"`+meshed+`"}`)
+	web := strings.NewReplacer("NAME", "web").Replace("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: NAME}\nspec:\n  replicas: 2\n" +
+		"  selector: {matchLabels: {app: NAME}}\n  template:\n    metadata: {labels: {app: NAME}}\n    spec:\n" +
+		"      terminationGracePeriodSeconds: 0\n      containers: [{name: main, image: \"keelson.dev/hello:v1\"}]\n")
+	unlabelled := strings.NewReplacer(", labels: {app: NAME}", "", "NAME", "lone").Replace(plain)
+	free := strings.NewReplacer("{app: NAME}", `{sidecar.example.com/inject: "false"}`, "NAME", "free").Replace(plain)
+	for ns, manifests := range map[string][]string{meshed: {web, unlabelled, free}, bare: {strings.ReplaceAll(plain, "NAME", "one")}} {
+		bed.Kctl(t, "-n", ns, "apply", "-f", written(t, strings.Join(manifests, "---\n")))
+		bed.Kctl(t, "-n", ns, "wait", "--for=condition=Ready", "pods", "--all", "--timeout=60s")
+	}
+	bed.Kctl(t, "-n", meshed, "rollout", "status", "deployment/web", "--timeout=60s")
+	const shape = "jsonpath={range .items[*]}{.metadata.labels.app}:{.spec.initContainers[*].name}/{.spec.containers[*].name}/" +
+		"{.status.initContainerStatuses[*].state.terminated.reason}/{.status.containerStatuses[*].ready} {end}"
+	sidecar := "proxy-init/main proxy/Completed/true true"
+	wanting := []string{"-n", meshed, "get", "pods", "-l", "!sidecar.example.com/inject", "--sort-by=.metadata.labels.app", "-o", shape}
+	if got, want := bed.Kctl(t, wanting...), fmt.Sprintf(":%s web:%s web:%s ", sidecar, sidecar, sidecar); got != want {
+		t.Errorf("the pods are %q, want %q", got, want)
+	}
+	const parts = "jsonpath={.spec.containers[*].name}/{.spec.initContainers[*].name}"
+	if got := bed.Kctl(t, "-n", meshed, "get", "pods", "free", "-o", parts); got != "main/" {
+		t.Errorf("the pod that did not want it has %q", got)
+	}
+	if got := bed.Kctl(t, "-n", bare, "get", "pods", "-o", shape); got != "one:/main//true " {
+		t.Errorf("in another namespace there is %q", got)
+	}
+	if got := bed.Kctl(t, "-n", meshed, "logs", "deployment/web", "-c", "proxy"); !strings.HasSuffix(got, "redirect\n") {
+		t.Errorf("the sidecar says %q", got)
+	}
+	got := bed.Kctl(t, "-n", meshed, "get", "pods", "-l", "sidecar.example.com/status=injected", "-o", "name")
+	if strings.Count(got, "pod/") != 3 {
+		t.Errorf("labelled by the injector: %s", got)
+	}
+}

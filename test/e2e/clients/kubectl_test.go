@@ -1,0 +1,58 @@
+package clients
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"keelson.dev/keelson/test/bed"
+)
+
+// commandLines are kctl, and the oldest and the newest stock kubectl of the machine.
+func commandLines() []string {
+	out := []string{filepath.Join(bed.Lab().Config.BinDir, "kctl")}
+	stock := bed.StockKubectl()
+	if len(stock) == 0 {
+		return out
+	}
+	oldest, newest := stock[0], stock[0]
+	for _, s := range stock {
+		if filepath.Base(s) > filepath.Base(newest) {
+			newest = s
+		}
+	}
+	return append(out, oldest, newest)
+}
+
+// as runs a command line with a token and nothing else that would say who one is.
+func as(t testing.TB, program, token string, args ...string) (string, error) {
+	t.Helper()
+	dir := t.TempDir()
+	ca, nothing := filepath.Join(dir, "ca.pem"), filepath.Join(dir, "kubeconfig")
+	for file, content := range map[string][]byte{ca: bed.RestConfig(t).CAData, nothing: nil} {
+		if err := os.WriteFile(file, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	args = append([]string{"--kubeconfig", nothing, "--server", "https://" + bed.Lab().Config.Listen,
+		"--certificate-authority", ca, "--token", token}, args...)
+	return bed.Try(t, program, args...)
+}
+
+// whoami has a command line say who one is by a token.
+func whoami(t testing.TB, program, token string, wants ...string) {
+	t.Helper()
+	out, err := as(t, program, token, "auth", "whoami")
+	if filepath.Base(program) == "kubectl.1.27" { // which knows the preliminary versions only
+		if err == nil || !strings.Contains(out, "the selfsubjectreviews API is not enabled in the cluster") {
+			t.Errorf("kubectl 1.27 auth whoami: %v\n%s", err, out)
+		}
+		return
+	}
+	for _, want := range wants {
+		if err != nil || !strings.Contains(out, want) {
+			t.Errorf("%s auth whoami: %v, want %q in\n%s", filepath.Base(program), err, want, out)
+		}
+	}
+}

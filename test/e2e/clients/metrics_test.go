@@ -1,0 +1,205 @@
+package clients
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"io"
+	"net/http"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+
+	"keelson.dev/keelson/deploy/lab"
+	"keelson.dev/keelson/test/bed"
+)
+
+// metricsImage is the image that metrics-server's own manifests name.
+const metricsImage = "gcr.io/k8s-staging-metrics-server/metrics-server:master"
+
+// metrics-server, as it is released and with its manifests untouched, verifies the nodes' certificates by the
+// cluster's CA, is let in by its ServiceAccount, and becomes a part of the API; `top` then tells who burns and who
+// sleeps. What it reads is read through the API as well, by the agents' tunnels.
+func TestMetricsServer(t *testing.T) {
+	server := program(t, "metrics-server")
+	manifests := filepath.Join(filepath.Dir(server), "metrics-server-manifests")
+	ns := bed.Namespace(t)
+	bed.LoadImage(t, metricsImage, map[string]string{"metrics-server": server}, "/metrics-server")
+	t.Cleanup(func() {
+		if t.Failed() {
+			for _, what := range [][]string{{"logs", "deployment/metrics-server", "--tail=20"}, {"describe", "pod", "-l", "k8s-app=metrics-server"}} {
+				out, _ := bed.Try(t, filepath.Join(bed.Lab().Config.BinDir, "kctl"), append([]string{"-n", "kube-system"}, what...)...)
+				t.Logf("%s:\n%s", strings.Join(what, " "), out)
+			}
+		}
+		bed.Kctl(t, "delete", "--ignore-not-found", "-k", manifests)
+	})
+	bed.Kctl(t, "apply", "-k", manifests)
+	burn(t, ns, "busy", "while :; do :; done")
+	burn(t, ns, "asleep", "exec sleep 100000")
+	nodesAnswer(t)
+	strangers(t, ns)
+	bed.Kctl(t, "wait", "--for=condition=Available", "apiservice/v1beta1.metrics.k8s.io", "--timeout=120s")
+	bed.Eventually(t, soon, func() error { return topNodes(t) })
+	bed.Eventually(t, soon, func() error { return topPods(t, ns) })
+	bed.Kctl(t, "auth", "can-i", "list", "pods.metrics.k8s.io") // discovered
+}
+
+// burn runs a script in a pod that may use a tenth of a processor.
+func burn(t *testing.T, ns, name, script string) {
+	t.Helper()
+	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PodSpec{TerminationGracePeriodSeconds: new(int64), Containers: []v1.Container{{
+		Name: "app", Image: "keelson.dev/tools:v1", Command: []string{"sh", "-c", script},
+		Resources: v1.ResourceRequirements{Limits: v1.ResourceList{v1.ResourceCPU: resource.MustParse("100m")}},
+	}}}}
+	if _, err := bed.Client(t).CoreV1().Pods(ns).Create(context.Background(), pod, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// nodesAnswer asks each node's own server through the API, without naming a port.
+func nodesAnswer(t *testing.T) {
+	t.Helper()
+	for _, h := range bed.Lab().Config.Hosts {
+		if h.Role != lab.RoleWorker {
+			continue
+		}
+		for path, want := range map[string]string{
+			"metrics/resource": "\nnode_cpu_usage_seconds_total ", "stats/summary": `"nodeName":"` + h.Name + `"`,
+			"metrics": "\nprocess_resident_memory_bytes ", "healthz": "ok", "pods": `"kind":"PodList"`,
+		} {
+			bed.Eventually(t, soon, func() error { // a node that has just come has its certificate signed first
+				out, err := bed.Try(t, filepath.Join(bed.Lab().Config.BinDir, "kctl"), "get", "--raw", "/api/v1/nodes/"+h.Name+"/proxy/"+path)
+				if err != nil || !strings.Contains(out, want) {
+					return fmt.Errorf("%s of %s: %w %.300s", path, h.Name, err, out)
+				}
+				return nil
+			})
+		}
+	}
+}
+
+// strangers go to a node itself: by the certificate authority of the cluster they know it at its address, and it lets
+// in nobody whom it does not know, nor one who has no right.
+func strangers(t *testing.T, ns string) {
+	t.Helper()
+	nodes, err := bed.Client(t).CoreV1().Nodes().List(context.Background(), metav1.ListOptions{})
+	if err != nil || len(nodes.Items) == 0 {
+		t.Fatal("no nodes: ", err)
+	}
+	node := nodes.Items[0]
+	cfg := bed.RestConfig(t)
+	if err := rest.LoadTLSFiles(cfg); err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(cfg.CAData)
+	c := bed.HTTP(bed.Host(t, nodes.Items[len(nodes.Items)-1].Name)) // from another node
+	c.Transport.(*http.Transport).TLSClientConfig = &tls.Config{RootCAs: pool}
+	bed.Kctl(t, "-n", ns, "create", "serviceaccount", "poor")
+	token, err := bed.Client(t).CoreV1().ServiceAccounts(ns).CreateToken(context.Background(), "poor", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := fmt.Sprintf("https://%s:%d/metrics/resource", address(&node), node.Status.DaemonEndpoints.KubeletEndpoint.Port)
+	for bearer, want := range map[string]int{"": 401, "made-up": 401, token.Status.Token: 403} {
+		req, err := http.NewRequest(http.MethodGet, at, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bearer != "" {
+			req.Header.Set("Authorization", "Bearer "+bearer)
+		}
+		resp, err := c.Do(req)
+		if err != nil {
+			t.Fatalf("%s: %v", at, err)
+		}
+		said, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if resp.StatusCode != want {
+			t.Errorf("with token %.10q: %d %s", bearer, resp.StatusCode, said)
+		}
+	}
+}
+
+func address(n *v1.Node) string {
+	for _, a := range n.Status.Addresses {
+		if a.Type == v1.NodeInternalIP {
+			return a.Address
+		}
+	}
+	return ""
+}
+
+// top reads the lines of `kctl top` without their heading, by their first word.
+func top(t *testing.T, args ...string) (map[string][]string, error) {
+	t.Helper()
+	out, err := bed.Try(t, filepath.Join(bed.Lab().Config.BinDir, "kctl"), append([]string{"top"}, args...)...)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s", err, out)
+	}
+	lines := map[string][]string{}
+	for line := range strings.Lines(out) {
+		if f := strings.Fields(line); len(f) > 2 && f[0] != "NAME" {
+			lines[f[0]] = f
+		}
+	}
+	return lines, nil
+}
+
+// amount is the number of "12m" or "34Mi"; -1 where there is none, as of a node that is not known.
+func amount(word, unit string) int {
+	n, err := strconv.Atoi(strings.TrimSuffix(word, unit))
+	if err != nil {
+		return -1
+	}
+	return n
+}
+
+func topNodes(t *testing.T) error {
+	lines, err := top(t, "node")
+	if err != nil {
+		return err
+	}
+	workers := 0
+	for _, h := range bed.Lab().Config.Hosts {
+		if h.Role != lab.RoleWorker {
+			continue
+		}
+		workers++
+		f := lines[h.Name]
+		if len(f) < 5 || amount(f[1], "m") <= 0 || amount(f[3], "Mi") < 5 || amount(f[4], "%") < 0 || amount(f[4], "%") > 100 {
+			return fmt.Errorf("node %s uses %v", h.Name, f)
+		}
+	}
+	if workers == 0 {
+		return fmt.Errorf("no workers in %v", lines)
+	}
+	return nil
+}
+
+func topPods(t *testing.T, ns string) error {
+	lines, err := top(t, "pod", "-n", ns)
+	if err != nil {
+		return err
+	}
+	busy, asleep := lines["busy"], lines["asleep"]
+	if len(busy) < 3 || len(asleep) < 3 {
+		return fmt.Errorf("pods: %v", lines)
+	}
+	if n := amount(busy[1], "m"); n < 20 || n > 150 || amount(asleep[1], "m") > 5 || amount(asleep[1], "m") < 0 {
+		return fmt.Errorf("who burns a tenth of a processor uses %v, who sleeps %v", busy, asleep)
+	}
+	if n := amount(busy[2], "Mi"); n < 0 || n > 50 {
+		return fmt.Errorf("who burns holds %v", busy)
+	}
+	return nil
+}

@@ -1,0 +1,157 @@
+package clients
+
+import (
+	"context"
+	"encoding/base64"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/test/bed"
+)
+
+// operator is the operator of this folder, running as two pods.
+type operator struct {
+	*testing.T
+	ns string
+}
+
+func (o operator) kctl(args ...string) string {
+	o.Helper()
+	return bed.Kctl(o, append([]string{"-n", o.ns}, args...)...)
+}
+
+func (o operator) try(args ...string) (string, error) {
+	o.Helper()
+	return bed.Try(o, filepath.Join(bed.Lab().Config.BinDir, "kctl"), append([]string{"-n", o.ns}, args...)...)
+}
+
+// apply returns what the command says of a manifest, in which TESTS_OWN stands for the test's own.
+func (o operator) apply(manifest string) (string, error) {
+	o.Helper()
+	file := filepath.Join(o.TempDir(), "m.yaml")
+	if err := os.WriteFile(file, []byte(strings.ReplaceAll(manifest, "TESTS_OWN", o.ns)), 0o600); err != nil {
+		o.Fatal(err)
+	}
+	return o.try("apply", "-f", file)
+}
+
+func (o operator) shop(path string) string {
+	o.Helper()
+	return o.kctl("get", "shop", "corner", "-o", "jsonpath={"+path+"}")
+}
+
+// install puts the operator into the cluster with a certificate for its Service.
+func (o operator) install() {
+	o.Helper()
+	bed.LoadImage(o, "example.com/operator:v1", map[string]string{"operator": program(o.T, "operator")}, "/operator")
+	cert, key := selfSigned(o.T, fmt.Sprintf("operator.%s.svc", o.ns))
+	secret := &v1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "operator-certs"}, Type: v1.SecretTypeTLS,
+		Data: map[string][]byte{v1.TLSCertKey: cert, v1.TLSPrivateKeyKey: key}}
+	if _, err := bed.Client(o).CoreV1().Secrets(o.ns).Create(context.Background(), secret, metav1.CreateOptions{}); err != nil {
+		o.Fatal(err)
+	}
+	manifest, err := os.ReadFile("testdata/operator.yaml")
+	if err != nil {
+		o.Fatal(err)
+	}
+	text := strings.ReplaceAll(string(manifest), "caBundle: CA", "caBundle: "+base64.StdEncoding.EncodeToString(cert))
+	if out, err := o.apply(text); err != nil {
+		o.Fatalf("%v\n%s", err, out)
+	}
+	o.Cleanup(func() {
+		bed.Kctl(o, "delete", "mutatingwebhookconfigurations,validatingwebhookconfigurations", "shops.example.com")
+		bed.Kctl(o, "delete", "crd", "shops.example.com")
+	})
+	o.kctl("rollout", "status", "deployment/operator", "--timeout=60s")
+}
+
+// F15 F35: an operator made with controller-runtime, running as two pods behind a Service: its webhooks default and judge
+// by way of the agents' tunnel, two versions are one object by its conversion webhook, its finalizer holds up a deletion
+// until it has done its work, and when the leader is killed the other one takes over.
+func TestOperator(t *testing.T) {
+	o := operator{t, bed.Namespace(t)}
+	o.install()
+	const corner = "apiVersion: example.com/v1\nkind: Shop\nmetadata: {name: corner}\nspec: {replicas: 2}\n"
+	if out, err := o.apply(corner); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if got := o.shop(".spec.greeting"); got != "hello from corner" {
+		t.Errorf("the defaulting webhook left greeting %q", got)
+	}
+	bed.Eventually(t, soon, func() error {
+		if got := o.shop(".status.readyReplicas"); got != "2" {
+			return fmt.Errorf("%s replicas are ready", got)
+		}
+		return nil
+	})
+	o.refuses("a shop has at most 3, not 4", "patch", "shop", "corner", "--type=merge", "-p", `{"spec":{"replicas":4}}`)
+	o.refuses("stays as it is", "patch", "shop", "corner", "--type=merge", "-p", `{"spec":{"greeting":"other"}}`)
+	o.kctl("annotate", "shop", "corner", "example.com/keep=yes")
+	o.refuses("keeps the shop", "delete", "shop", "corner")
+	o.kctl("annotate", "shop", "corner", "example.com/keep-")
+	o.versions()
+	o.warns()
+	o.failover()
+	o.kctl("delete", "shop", "corner", "--timeout=60s")
+	ctx, cs := context.Background(), bed.Client(t)
+	if _, err := cs.CoreV1().ConfigMaps(o.ns).Get(ctx, "corner-receipt", metav1.GetOptions{}); err != nil {
+		t.Errorf("the shop is gone and there is no receipt: %v", err)
+	}
+	bed.Eventually(t, soon, func() error {
+		if _, err := cs.AppsV1().Deployments(o.ns).Get(ctx, "corner", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("the Deployment of the shop that is gone: %v", err)
+		}
+		return nil
+	})
+}
+
+func (o operator) refuses(why string, args ...string) {
+	o.Helper()
+	if out, err := o.try(args...); err == nil || !strings.Contains(out, "denied the request") || !strings.Contains(out, why) {
+		o.Errorf("kctl %s: %v, want a denial by %q\n%s", strings.Join(args, " "), err, why, out)
+	}
+}
+
+// versions reads and writes the object in both versions.
+func (o operator) versions() {
+	o.Helper()
+	if got := o.kctl("get", "shops.v1beta1.example.com", "corner", "-o", "jsonpath={.spec.size} {.spec.replicas}"); got != "2 " {
+		o.Errorf("in the older version it says %q", got)
+	}
+	o.kctl("patch", "shops.v1beta1.example.com", "corner", "--type=merge", "-p", `{"spec":{"size":1}}`)
+	if got := o.shop(".spec.replicas"); got != "1" {
+		o.Errorf("written in the older version, the newer one says %q", got)
+	}
+	// The webhooks ask for v1 only: matchPolicy Equivalent has them called for v1beta1 as well.
+	o.refuses("a shop has at most 3", "patch", "shops.v1beta1.example.com", "corner", "--type=merge", "-p", `{"spec":{"size":9}}`)
+}
+
+func (o operator) warns() {
+	o.Helper()
+	out, err := o.apply("apiVersion: example.com/v1\nkind: Shop\nmetadata: {name: shut}\nspec: {replicas: 0}\n")
+	if err != nil || !strings.Contains(out, "Warning: a shop without replicas is closed") {
+		o.Errorf("%v, the webhook's warning is not in\n%s", err, out)
+	}
+	o.kctl("delete", "shop", "shut", "--timeout=60s")
+}
+
+// failover kills the pod that leads: the other one works on.
+func (o operator) failover() {
+	o.Helper()
+	leader := o.shop(".status.leader")
+	o.kctl("delete", "pod", leader, "--grace-period=0", "--force")
+	o.kctl("scale", "shop", "corner", "--replicas=3")
+	bed.Eventually(o, soon, func() error {
+		if ready, now := o.shop(".status.readyReplicas"), o.shop(".status.leader"); ready != "3" || now == leader {
+			return fmt.Errorf("%s ready replicas by %s, it was %s", ready, now, leader)
+		}
+		return nil
+	})
+}

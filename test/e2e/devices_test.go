@@ -1,0 +1,167 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/test/bed"
+)
+
+const (
+	deviceDriver      = "gpu.example.com"
+	deviceDriverImage = "example.com/gpu/driver:v1"
+	deviceDriverDir   = "/var/lib/kubelet/plugins/gpu"
+	deviceClass       = "gpu.example.com"
+)
+
+// A pod with a DRA driver, two devices that the driver's node tells of, and pods that claim them by a template: each gets
+// a device of its own, one of its containers sees it and the other does not; who comes third waits until one has ended;
+// a new agent finds the devices prepared, and the driver gets each back once.
+func TestDevicesByClaims(t *testing.T) {
+	w := begin(t)
+	w.deviceDriver("w3")
+	w.devices("w3", 2)
+	ctx := context.Background()
+	template := &resourcev1.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Name: "gpu"}, Spec: resourcev1.ResourceClaimTemplateSpec{
+		Spec: resourcev1.ResourceClaimSpec{Devices: resourcev1.DeviceClaim{Requests: []resourcev1.DeviceRequest{
+			{Name: "r", Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: deviceClass}}}}}}}
+	if _, err := w.cs.ResourceV1().ResourceClaimTemplates(w.ns).Create(ctx, template, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	user := func(name string) {
+		p := pod(name, tools, "sh", "-c", "exec sleep 1000000")
+		p.Spec.RestartPolicy = v1.RestartPolicyNever
+		p.Spec.TerminationGracePeriodSeconds = ptr(int64(1))
+		p.Spec.ResourceClaims = []v1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: ptr("gpu")}}
+		without := *p.Spec.Containers[0].DeepCopy()
+		without.Name = "without"
+		p.Spec.Containers[0].Resources.Claims = []v1.ResourceClaim{{Name: "gpu"}}
+		p.Spec.Containers = append(p.Spec.Containers, without)
+		w.createPod(p)
+	}
+	user("one")
+	user("two")
+	first := w.waitPod("one", isReady)
+	w.waitPod("two", isReady)
+	seen := map[string]bool{}
+	for _, name := range []string{"one", "two"} {
+		p := w.pod(name)
+		claim := *p.Status.ResourceClaimStatuses[0].ResourceClaimName
+		c, err := w.cs.ResourceV1().ResourceClaims(w.ns).Get(ctx, claim, metav1.GetOptions{})
+		if err != nil || c.Status.Allocation == nil || p.Spec.NodeName != "w3" {
+			t.Fatalf("pod %s on %s: claim %+v, %v", name, p.Spec.NodeName, c, err)
+		}
+		seen[c.Status.Allocation.Devices.Results[0].Device] = true
+		inside := func(container string) string {
+			return strings.TrimSpace(bed.Kctl(t, "-n", w.ns, "exec", name, "-c", container, "--", "sh", "-c", `echo "$GPU_OF"; test -c /dev/gpu && echo there || echo none`))
+		}
+		if got := inside(p.Spec.Containers[0].Name); got != claim+"\nthere" {
+			t.Errorf("pod %s: its container sees %q", name, got)
+		}
+		if got := inside("without"); got != "none" {
+			t.Errorf("pod %s: the other container sees %q", name, got)
+		}
+	}
+	if len(seen) != 2 {
+		t.Errorf("devices %v for two pods", seen)
+	}
+	user("three")
+	bed.Eventually(t, soon, func() error {
+		for _, c := range w.pod("three").Status.Conditions {
+			if c.Type == v1.PodScheduled && strings.Contains(c.Message, "cannot allocate all claims: 0 of 1 devices of class "+deviceClass) {
+				return nil
+			}
+		}
+		return fmt.Errorf("conditions %+v", w.pod("three").Status.Conditions)
+	})
+	if bed.Owned() {
+		bed.Kctl(t, "lab", "restart", "--daemon", "w3")
+	}
+	w.deletePod("one")
+	w.waitPod("three", isReady)
+	for _, name := range []string{"two", "three"} {
+		w.deletePod(name)
+	}
+	bed.Eventually(t, soon, func() error {
+		list, err := w.cs.ResourceV1().ResourceClaims(w.ns).List(ctx, metav1.ListOptions{})
+		if err != nil || len(list.Items) > 0 {
+			return fmt.Errorf("%d claims, %v", len(list.Items), err)
+		}
+		return nil
+	})
+	b, err := bed.Host(t, "w3").Command(ctx, "cat", deviceDriverDir+"/log").Output()
+	out := string(b)
+	if err != nil || strings.Count(out, "\nprepare ") != 3 || strings.Count(out, "\nunprepare ") != 3 {
+		t.Errorf("the driver was asked (%v):\n%s", err, out)
+	}
+	if name := *first.Status.ResourceClaimStatuses[0].ResourceClaimName; !strings.Contains(out, "unprepare "+w.ns+"/"+name+" ") {
+		t.Errorf("the driver did not get back the devices of claim %s:\n%s", name, out)
+	}
+}
+
+// deviceDriver runs the driver in a pod of a node.
+func (w world) deviceDriver(node string) {
+	w.Helper()
+	binary := filepath.Join(w.TempDir(), "driver")
+	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", binary, "keelson.dev/keelson/test/e2e/devicedriver")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		w.Fatalf("building the driver: %v\n%s", err, out)
+	}
+	bed.LoadImage(w, deviceDriverImage, map[string]string{"driver": binary}, "/driver")
+	p := pod("driver", deviceDriverImage)
+	c := &p.Spec.Containers[0]
+	c.Command = nil
+	c.Args = []string{"--name=" + deviceDriver, "--registry=/var/lib/kubelet/plugins_registry", "--socket=" + deviceDriverDir + "/dra.sock",
+		"--cdi=/var/run/cdi", "--log=" + deviceDriverDir + "/log"}
+	c.SecurityContext = &v1.SecurityContext{Privileged: ptr(true)}
+	p.Spec.NodeName = node
+	p.Spec.TerminationGracePeriodSeconds = ptr(int64(1))
+	for name, path := range map[string]string{"registry": "/var/lib/kubelet/plugins_registry", "own": deviceDriverDir, "cdi": "/var/run/cdi"} {
+		p.Spec.Volumes = append(p.Spec.Volumes, v1.Volume{Name: name, VolumeSource: v1.VolumeSource{
+			HostPath: &v1.HostPathVolumeSource{Path: path, Type: ptr(v1.HostPathDirectoryOrCreate)}}})
+		c.VolumeMounts = append(c.VolumeMounts, v1.VolumeMount{Name: name, MountPath: path})
+	}
+	w.createPod(p)
+	w.waitPod("driver", isReady)
+	w.Cleanup(func() {
+		_ = bed.Host(w, node).Command(context.Background(), "rm", "-rf", deviceDriverDir, "/var/lib/kubelet/plugins_registry/"+deviceDriver+"-reg.sock").Run()
+	})
+}
+
+// devices tells of devices of a node as their driver would, and of a class of them.
+func (w world) devices(node string, n int) {
+	w.Helper()
+	ctx := context.Background()
+	class := &resourcev1.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: deviceClass}, Spec: resourcev1.DeviceClassSpec{Selectors: []resourcev1.DeviceSelector{
+		{CEL: &resourcev1.CELDeviceSelector{Expression: `device.driver == "` + deviceDriver + `"`}}}}}
+	slice := &resourcev1.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: node + "-gpu"}, Spec: resourcev1.ResourceSliceSpec{
+		Driver: deviceDriver, NodeName: &node, Pool: resourcev1.ResourcePool{Name: node, Generation: 1, ResourceSliceCount: 1}}}
+	for i := range n {
+		slice.Spec.Devices = append(slice.Spec.Devices, resourcev1.Device{Name: fmt.Sprint("gpu-", i)})
+	}
+	if _, err := w.cs.ResourceV1().DeviceClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil {
+		w.Fatal(err)
+	}
+	if _, err := w.cs.ResourceV1().ResourceSlices().Create(ctx, slice, metav1.CreateOptions{}); err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() {
+		for _, err := range []error{w.cs.ResourceV1().DeviceClasses().Delete(ctx, class.Name, metav1.DeleteOptions{}),
+			w.cs.ResourceV1().ResourceSlices().Delete(ctx, slice.Name, metav1.DeleteOptions{})} {
+			if err != nil && !apierrors.IsNotFound(err) {
+				w.Errorf("removing the devices: %v", err)
+			}
+		}
+	})
+}

@@ -1,0 +1,255 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"keelson.dev/keelson/test/bed"
+)
+
+const (
+	podDriver      = "pooled.csi.example"
+	podDriverImage = "example.com/storage/pooled:v1"
+	podDriverDir   = "/var/lib/kubelet/plugins/pooled"
+)
+
+// A driver in a pod, installed as drivers are for kubelet: its socket below plugins, a sidecar that registers it, another
+// for the liveness probe, mounts on pods and plugins with propagation Bidirectional, the node's /dev. What a pod writes
+// to its volume outlives the pod; a new agent finds the volume mounted and leaves it so; a new driver takes over from the
+// old one; when the driver is removed the node forgets it. F110
+func TestDriverInAPod(t *testing.T) {
+	w := begin(t)
+	w.loadDriver()
+	w.installDriver("w3")
+	w.driverOn("w3", true)
+	w.claimOf(podDriver, "pooled")
+	user := func(name, script string) *v1.Pod {
+		p := pod(name, tools, "sh", "-c", script)
+		p.Spec.NodeName = "w3"
+		p.Spec.TerminationGracePeriodSeconds = ptr(int64(1)) // so that it is gone only when its volumes are
+		p.Spec.Containers[0].VolumeMounts = []v1.VolumeMount{{Name: "data", MountPath: "/data"}}
+		p.Spec.Volumes = []v1.Volume{{Name: "data", VolumeSource: v1.VolumeSource{
+			PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "pooled"}}}}
+		w.createPod(p)
+		return w.waitPod(name, isReady)
+	}
+	add := func(word string) {
+		t.Helper()
+		bed.Kctl(t, "-n", w.ns, "exec", "writer", "--", "sh", "-c", "echo "+word+" >> /data/file")
+	}
+	writer := user("writer", "echo first > /data/file; exec sleep 1000000")
+	target := "/var/lib/kubelet/pods/" + string(writer.UID) + "/volumes/kubernetes.io~csi/" + w.ns + "-pooled/mount"
+	mount := w.mountAt("w3", target)
+	if bed.Owned() {
+		bed.Kctl(t, "lab", "restart", "--daemon", "w3")
+		bed.Eventually(t, soon, func() error {
+			return bed.Host(t, "w3").Command(context.Background(), "test", "-S", "/var/lib/kubelet/plugins_registry/"+podDriver+"-reg.sock").Run()
+		})
+		w.waitPod("writer", isReady)
+	}
+	add("agent")
+	old := w.pods("driver")[0]
+	if err := w.cs.CoreV1().Pods(w.ns).Delete(context.Background(), old.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	bed.Eventually(t, soon, func() error {
+		if now := w.pods("driver"); len(now) != 1 || now[0].UID == old.UID || !ready(&now[0]) {
+			return fmt.Errorf("there are %d pods of the driver, or the new one is not ready", len(now))
+		}
+		return nil
+	})
+	add("driver")
+	if now := w.mountAt("w3", target); now != mount {
+		t.Errorf("the volume of the running pod was mounted anew: %s, was %s", now, mount)
+	}
+	w.deletePod("writer")
+	if out, err := bed.Host(t, "w3").Command(context.Background(), "ls", "/var/lib/kubelet/pods/").Output(); err != nil || strings.Contains(string(out), string(writer.UID)) {
+		t.Errorf("left of the pod: %q, %v", out, err)
+	}
+	user("reader", "exec sleep 1000000")
+	if out := bed.Kctl(t, "-n", w.ns, "exec", "reader", "--", "cat", "/data/file"); strings.Join(strings.Fields(out), " ") != "first agent driver" {
+		t.Errorf("the second pod reads %q", out)
+	}
+	w.deletePod("reader")
+	if err := w.cs.AppsV1().Deployments(w.ns).Delete(context.Background(), "driver", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.driverOn("w3", false)
+}
+
+// loadDriver makes the image of the driver and its sidecars and loads it into the lab.
+func (w world) loadDriver() {
+	w.Helper()
+	dir := w.TempDir()
+	sidecar := filepath.Join(dir, "sidecar")
+	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", sidecar, "keelson.dev/keelson/test/e2e/sidecar")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		w.Fatalf("building the sidecar: %v\n%s", err, out)
+	}
+	driver := filepath.Join(bed.Lab().Config.BinDir, "keelson-csi-local")
+	bed.LoadImage(w, podDriverImage, map[string]string{"driver": driver, "sidecar": sidecar}, "/driver")
+}
+
+// driverPod is what the manifests of drivers have, for one node.
+func driverPod(node string) v1.PodSpec {
+	nodeName := v1.EnvVar{Name: "KUBE_NODE_NAME", ValueFrom: &v1.EnvVarSource{FieldRef: &v1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "spec.nodeName"}}}
+	privileged := &v1.SecurityContext{Privileged: ptr(true)}
+	host := func(name, path string, t v1.HostPathType) v1.Volume {
+		return v1.Volume{Name: name, VolumeSource: v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: path, Type: &t}}}
+	}
+	both := ptr(v1.MountPropagationBidirectional)
+	socket := v1.VolumeMount{Name: "socket-dir", MountPath: "/csi"}
+	return v1.PodSpec{
+		NodeName: node,
+		Containers: []v1.Container{
+			{
+				Name: "driver", Image: podDriverImage,
+				Args:            []string{"--name=" + podDriver, "--socket=$(CSI_ENDPOINT)", "--node-id=$(KUBE_NODE_NAME)", "--root=/csi-data-dir"},
+				Env:             []v1.EnvVar{{Name: "CSI_ENDPOINT", Value: "/csi/csi.sock"}, nodeName},
+				SecurityContext: privileged,
+				Ports:           []v1.ContainerPort{{Name: "healthz", ContainerPort: 9898, Protocol: v1.ProtocolTCP}},
+				LivenessProbe: &v1.Probe{
+					ProbeHandler:     v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Path: "/healthz", Port: intstr.FromString("healthz")}},
+					FailureThreshold: 5, InitialDelaySeconds: 2, TimeoutSeconds: 3, PeriodSeconds: 2,
+				},
+				VolumeMounts: []v1.VolumeMount{socket,
+					{Name: "mountpoint-dir", MountPath: "/var/lib/kubelet/pods", MountPropagation: both},
+					{Name: "plugins-dir", MountPath: "/var/lib/kubelet/plugins", MountPropagation: both},
+					{Name: "csi-data-dir", MountPath: "/csi-data-dir"}, {Name: "dev-dir", MountPath: "/dev"}},
+			},
+			{
+				Name: "node-driver-registrar", Image: podDriverImage, Command: []string{"/sidecar"},
+				Args:            []string{"--csi-address=/csi/csi.sock", "--kubelet-registration-path=" + podDriverDir + "/csi.sock"},
+				Env:             []v1.EnvVar{nodeName},
+				SecurityContext: privileged,
+				VolumeMounts:    []v1.VolumeMount{socket, {Name: "registration-dir", MountPath: "/registration"}},
+			},
+			{
+				Name: "liveness-probe", Image: podDriverImage, Command: []string{"/sidecar"},
+				Args: []string{"--csi-address=/csi/csi.sock", "--health-port=9898"}, VolumeMounts: []v1.VolumeMount{socket},
+			},
+		},
+		Volumes: []v1.Volume{
+			host("socket-dir", podDriverDir, v1.HostPathDirectoryOrCreate),
+			host("mountpoint-dir", "/var/lib/kubelet/pods", v1.HostPathDirectoryOrCreate),
+			host("registration-dir", "/var/lib/kubelet/plugins_registry", v1.HostPathDirectory),
+			host("plugins-dir", "/var/lib/kubelet/plugins", v1.HostPathDirectory),
+			host("csi-data-dir", podDriverDir+"/data", v1.HostPathDirectoryOrCreate),
+			host("dev-dir", "/dev", v1.HostPathDirectory),
+		},
+		TerminationGracePeriodSeconds: ptr(int64(5)),
+	}
+}
+
+func (w world) installDriver(node string) {
+	w.Helper()
+	labels := map[string]string{"app": "driver"}
+	w.createWeb(&appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: "driver"},
+		Spec: appsv1.DeploymentSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Strategy: appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType},
+			Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: driverPod(node)},
+		},
+	})
+	w.waitReplicas("driver", 1)
+}
+
+// driverOn waits until the node says that the driver is there, or is not.
+func (w world) driverOn(node string, want bool) {
+	w.Helper()
+	bed.Eventually(w, soon, func() error {
+		n, err := w.cs.StorageV1().CSINodes().Get(context.Background(), node, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		there := false
+		for _, d := range n.Spec.Drivers {
+			there = there || d.Name == podDriver && d.NodeID == node
+		}
+		if there != want {
+			return fmt.Errorf("drivers of %s: %+v", node, n.Spec.Drivers)
+		}
+		return nil
+	})
+}
+
+// claimOf makes a claim and a volume of a driver for it, by hand.
+func (w world) claimOf(driver, claim string) {
+	w.Helper()
+	w.createClaim(claim, w.volumeOf(driver, claim, v1.ReadWriteOnce))
+}
+
+// createClaim makes a claim.
+func (w world) createClaim(name string, spec v1.PersistentVolumeClaimSpec) {
+	w.Helper()
+	if _, err := w.cs.CoreV1().PersistentVolumeClaims(w.ns).Create(context.Background(), &v1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{}); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// volumeOf makes a volume of 1Gi by hand and returns what a claim says that wants it.
+func (w world) volumeOf(driver, name string, mode v1.PersistentVolumeAccessMode) v1.PersistentVolumeClaimSpec {
+	w.Helper()
+	ctx := context.Background()
+	size := v1.ResourceList{v1.ResourceStorage: resource.MustParse("1Gi")}
+	modes := []v1.PersistentVolumeAccessMode{mode}
+	volume := w.ns + "-" + name
+	pv := &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: volume}, Spec: v1.PersistentVolumeSpec{
+		Capacity: size, AccessModes: modes, PersistentVolumeReclaimPolicy: v1.PersistentVolumeReclaimRetain, StorageClassName: "by-hand",
+		PersistentVolumeSource: v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: volume}}}}
+	if _, err := w.cs.CoreV1().PersistentVolumes().Create(ctx, pv, metav1.CreateOptions{}); err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() {
+		if err := w.cs.CoreV1().PersistentVolumes().Delete(ctx, volume, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			w.Errorf("deleting the volume: %v", err)
+		}
+	})
+	return v1.PersistentVolumeClaimSpec{AccessModes: modes, StorageClassName: ptr("by-hand"), VolumeName: volume,
+		Resources: v1.VolumeResourceRequirements{Requests: size}}
+}
+
+// mountAt is the id of what is mounted at a path of a host.
+func (w world) mountAt(host, path string) string {
+	w.Helper()
+	out, err := bed.Host(w, host).Command(context.Background(), "cat", "/proc/self/mountinfo").Output()
+	if err != nil {
+		w.Fatal(err)
+	}
+	for line := range strings.Lines(string(out)) {
+		if f := strings.Fields(line); len(f) > 4 && f[4] == path {
+			return f[0]
+		}
+	}
+	w.Fatalf("nothing is mounted at %s", path)
+	return ""
+}
+
+func (w world) deletePod(name string) {
+	w.Helper()
+	if err := w.cs.CoreV1().Pods(w.ns).Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
+		w.Fatal(err)
+	}
+	bed.Eventually(w, soon, func() error {
+		_, err := w.cs.CoreV1().Pods(w.ns).Get(context.Background(), name, metav1.GetOptions{})
+		if !apierrors.IsNotFound(err) {
+			return fmt.Errorf("pod %s: %v", name, err)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,104 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/test/bed"
+)
+
+// perNode counts the pods of an app that are Ready on each node, and lists those without a node.
+func (w world) perNode(app string) (on map[string]int, waiting []string) {
+	w.Helper()
+	on = map[string]int{}
+	for _, p := range w.pods(app) {
+		switch {
+		case p.Spec.NodeName == "":
+			waiting = append(waiting, p.Name)
+		case ready(&p):
+			on[p.Spec.NodeName]++
+		}
+	}
+	return on, waiting
+}
+
+// F85 F87: of five replicas that stay apart from one another, each of the three workers runs one; the others wait and
+// say why.
+func TestOneReplicaPerHost(t *testing.T) {
+	w := begin(t)
+	d := web("apart", 5)
+	d.Spec.Template.Spec.Affinity = &v1.Affinity{PodAntiAffinity: &v1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{
+		{TopologyKey: v1.LabelHostname, LabelSelector: d.Spec.Selector}}}}
+	w.createWeb(d)
+	var waiting []string
+	bed.Eventually(w, soon, func() error {
+		var on map[string]int
+		on, waiting = w.perNode("apart")
+		if len(on) != 3 || len(waiting) != 2 || slices.Max([]int{on["w1"], on["w2"], on["w3"]}) != 1 {
+			return fmt.Errorf("ready on %v, waiting %v", on, waiting)
+		}
+		return nil
+	})
+	want := "0/3 nodes are available: 3 node(s) didn't match pod anti-affinity rules. preemption: 0/3 nodes are available: 3 No preemption victims found for incoming pod."
+	for _, name := range waiting {
+		if m := w.waitEvent(name, "FailedScheduling"); !strings.Contains(m, want) {
+			t.Errorf("event of %s: %q, want %q", name, m, want)
+		}
+	}
+}
+
+// F84: six replicas with a skew of one are two on each of the three workers.
+func TestReplicasAreSpread(t *testing.T) {
+	w := begin(t)
+	d := web("even", 6)
+	d.Spec.Template.Spec.TopologySpreadConstraints = []v1.TopologySpreadConstraint{{MaxSkew: 1, TopologyKey: v1.LabelHostname,
+		WhenUnsatisfiable: v1.DoNotSchedule, LabelSelector: d.Spec.Selector, MatchLabelKeys: []string{"pod-template-hash"}}}
+	w.createWeb(d)
+	w.waitReplicas("even", 6)
+	if on, _ := w.perNode("even"); on["w1"] != 2 || on["w2"] != 2 || on["w3"] != 2 {
+		t.Errorf("ready on %v, want two on each", on)
+	}
+}
+
+// A pod of an important PriorityClass takes the place of one without, which is told of it.
+func TestPreemption(t *testing.T) {
+	w := begin(t)
+	ctx := context.Background()
+	class := w.ns + "-important"
+	if _, err := w.cs.SchedulingV1().PriorityClasses().Create(ctx, &schedulingv1.PriorityClass{
+		ObjectMeta: metav1.ObjectMeta{Name: class}, Value: 1000}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = w.cs.SchedulingV1().PriorityClasses().Delete(ctx, class, metav1.DeleteOptions{}) })
+	n, err := w.cs.CoreV1().Nodes().Get(ctx, "w1", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	most := v1.ResourceList{v1.ResourceCPU: *resource.NewMilliQuantity(n.Status.Allocatable.Cpu().MilliValue()*3/4, resource.DecimalSI)}
+	greedy := func(name, class string) *v1.Pod {
+		p := sleeper(name)
+		p.Spec.PriorityClassName = class
+		p.Spec.NodeSelector = map[string]string{v1.LabelHostname: "w1"}
+		p.Spec.Containers[0].Resources.Requests = most
+		return p
+	}
+	w.createPod(greedy("low", ""))
+	w.waitPod("low", isReady)
+	p := w.createPod(greedy("high", class))
+	w.waitPod("high", isReady)
+	want := fmt.Sprintf("Preempted by pod %s on node w1", p.UID)
+	if m := w.waitEvent("low", "Preempted"); m != want {
+		t.Errorf("event of the victim: %q, want %q", m, want)
+	}
+	if left := w.pods("low"); len(left) != 0 {
+		t.Errorf("the victim is still there: %+v", left[0].Status)
+	}
+}

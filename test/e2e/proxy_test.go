@@ -1,0 +1,123 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"keelson.dev/keelson/deploy/lab"
+	"keelson.dev/keelson/test/bed"
+)
+
+// hostsOf lists the hosts of a role by name.
+func hostsOf(role lab.Role) (out []string) {
+	for _, h := range bed.Lab().Config.Hosts {
+		if h.Role == role {
+			out = append(out, h.Name)
+		}
+	}
+	return out
+}
+
+// slice is a hand-made EndpointSlice of a Service with a port named http; of is the pod that it says it is of, or nil.
+func (w world) slice(service, address string, port int32, of *v1.ObjectReference) {
+	w.Helper()
+	_, err := w.cs.DiscoveryV1().EndpointSlices(w.ns).Create(context.Background(), &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Name: service, Labels: map[string]string{discoveryv1.LabelServiceName: service}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: ptr("http"), Port: &port, Protocol: ptr(v1.ProtocolTCP)}},
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{address}, TargetRef: of}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		w.Fatalf("creating the EndpointSlice of %s: %v", service, err)
+	}
+}
+
+// proxied is what a path below the namespace answers by way of one replica.
+func (w world) proxied(cs kubernetes.Interface, path string) (string, error) {
+	data, err := cs.CoreV1().RESTClient().Get().AbsPath("/api/v1/namespaces/" + w.ns + path).DoRaw(context.Background())
+	return string(data), err
+}
+
+// Every replica hands requests on to pods of every worker and to Services, by the agents' tunnels: also to a pod in its
+// node's network, and to Services whose endpoints somebody wrote by hand, if they are pods.
+func TestProxyReachesPods(t *testing.T) {
+	w := begin(t)
+	want := map[string]string{} // by path below the namespace: what answers
+	for _, node := range hostsOf(lab.RoleWorker) {
+		p := pod("on-"+node, hello)
+		p.Spec.NodeName, p.Labels = node, map[string]string{"app": "web"}
+		w.createPod(p)
+		want["/pods/on-"+node+":8080/proxy/"] = p.Name
+	}
+	host := pod("in-host", hello)
+	host.Spec.NodeName, host.Spec.HostNetwork = "w2", true
+	w.createPod(host)
+	want["/pods/http:in-host:8080/proxy/"] = "" // it has the name of its node's host
+	w.createService(front("web", v1.ServiceTypeClusterIP))
+	for _, name := range []string{"by-hand", "elsewhere"} {
+		svc := front(name, v1.ServiceTypeClusterIP)
+		svc.Spec.Selector = nil
+		w.createService(svc)
+	}
+	for path := range want {
+		w.waitPod(strings.Split(strings.TrimPrefix(strings.TrimPrefix(path, "/pods/"), "http:"), ":")[0], isReady)
+	}
+	of := &v1.ObjectReference{Kind: "Pod", Namespace: w.ns, Name: "on-w1"}
+	w.slice("by-hand", w.pod("on-w1").Status.PodIP, 8080, of)
+	w.slice("elsewhere", bed.Host(t, "w2").IP.String(), 8080, nil) // no pod's address as far as the slice says
+	want["/services/web/proxy/"], want["/services/http:web:80/proxy/"], want["/services/web:http/proxy/"] = "on-", "on-", "on-"
+	want["/services/by-hand/proxy/"] = "on-w1"
+
+	for _, replica := range hostsOf(lab.RoleControlPlane) {
+		cs := bed.ClientAt(t, replica)
+		for path, who := range want {
+			var got string
+			bed.Eventually(t, soon, func() (err error) { // this replica hears of the pods a moment later
+				got, err = w.proxied(cs, path)
+				return err
+			})
+			if !strings.Contains(got, who) || !strings.Contains(strings.ToLower(got), "hello") {
+				t.Errorf("%s by way of %s: %q, want the answer of %q", path, replica, got, who)
+			}
+		}
+		for _, path := range []string{"/services/web:81/proxy/", "/pods/on-w1:1/proxy/", "/services/elsewhere:80/proxy/"} {
+			if got, err := w.proxied(cs, path); !apierrors.IsServiceUnavailable(err) {
+				t.Errorf("%s by way of %s: %v %q, want a 503", path, replica, err, got)
+			}
+		}
+	}
+	kctl := clients()["kctl"]
+	raw := fmt.Sprintf("/api/v1/namespaces/%s/services/http:web:80/proxy/", w.ns)
+	if out := bed.Must(t, kctl, "get", "--raw", raw); !strings.Contains(out, "on-") {
+		t.Errorf("kctl get --raw %s: %s", raw, out)
+	}
+	if out, err := bed.Try(t, kctl, "--as=nobody", "get", "--raw", raw); err == nil || !strings.Contains(out, `cannot get resource "services/proxy"`) {
+		t.Errorf("as nobody: %v %s", err, out)
+	}
+	w.clusterInfo(kctl)
+}
+
+// clusterInfo has kctl list a Service of the cluster itself, and asks the address that it is said to have.
+func (w world) clusterInfo(kctl string) {
+	w.Helper()
+	svc := front("web", v1.ServiceTypeClusterIP)
+	svc.Name, svc.Labels = w.ns, map[string]string{"kubernetes.io/cluster-service": "true", "kubernetes.io/name": "Web"}
+	svc.Spec.Selector = nil
+	services := w.cs.CoreV1().Services(metav1.NamespaceSystem)
+	if _, err := services.Create(context.Background(), svc, metav1.CreateOptions{}); err != nil {
+		w.Fatal(err)
+	}
+	defer func() { _ = services.Delete(context.Background(), svc.Name, metav1.DeleteOptions{}) }()
+	out := bed.Must(w, kctl, "cluster-info")
+	if path := "/api/v1/namespaces/kube-system/services/" + svc.Name + ":http/proxy"; !strings.Contains(out, path) {
+		w.Errorf("cluster-info does not name %s:\n%s", path, out)
+	}
+}

@@ -1,0 +1,167 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/test/bed"
+)
+
+// cgroupOf finds a pod's own cgroup in a hierarchy of this machine; "" is the only one, of cgroup v2.
+func cgroupOf(t *testing.T, controller string, uid types.UID) string {
+	t.Helper()
+	found := ""
+	err := filepath.WalkDir(filepath.Join("/sys/fs/cgroup", controller), func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() && d.Name() == "pod"+string(uid) {
+			found = path
+			return fs.SkipAll
+		}
+		return nil // others come and go meanwhile
+	})
+	if err != nil || found == "" {
+		t.Fatalf("no cgroup of pod %s in hierarchy %q (%v)", uid, controller, err)
+	}
+	return found
+}
+
+// kernelLimits are the limits of memory and the quotas of CPU in a pod's cgroup and in its only container's.
+func kernelLimits(t *testing.T, p *v1.Pod) (memory, cpu [2]string) {
+	t.Helper()
+	_, id, _ := strings.Cut(p.Status.ContainerStatuses[0].ContainerID, "://")
+	read := func(dir, file string) string {
+		b, err := os.ReadFile(filepath.Join(dir, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(string(b))
+	}
+	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil {
+		dir := cgroupOf(t, "", p.UID)
+		first := func(s string) string { s, _, _ = strings.Cut(s, " "); return s }
+		return [2]string{read(dir, "memory.max"), read(filepath.Join(dir, id), "memory.max")},
+			[2]string{first(read(dir, "cpu.max")), first(read(filepath.Join(dir, id), "cpu.max"))}
+	}
+	m, c := cgroupOf(t, "memory", p.UID), cgroupOf(t, "cpu", p.UID)
+	return [2]string{read(m, "memory.limit_in_bytes"), read(filepath.Join(m, id), "memory.limit_in_bytes")},
+		[2]string{read(c, "cpu.cfs_quota_us"), read(filepath.Join(c, id), "cpu.cfs_quota_us")}
+}
+
+func resizeCondition(p *v1.Pod) (pending *v1.PodCondition, open bool) {
+	for i := range p.Status.Conditions {
+		switch c := &p.Status.Conditions[i]; c.Type {
+		case v1.PodResizePending:
+			pending = c
+		case v1.PodResizeInProgress:
+			open = true
+		}
+	}
+	return pending, open
+}
+
+// A running pod is given more and less CPU and memory without a restart, by kubectl as it is documented; what its node
+// has not is waited for until another pod goes; what its node never has is said to be infeasible.
+func TestResizeInPlace(t *testing.T) {
+	w := begin(t)
+	onW1 := func(p *v1.Pod, cpu, memory, cpuLimit, memoryLimit string) *v1.Pod {
+		p.Spec.NodeSelector = map[string]string{v1.LabelHostname: "w1"}
+		p.Spec.Containers[0].Resources = v1.ResourceRequirements{
+			Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse(cpu), v1.ResourceMemory: resource.MustParse(memory)},
+			Limits:   v1.ResourceList{v1.ResourceCPU: resource.MustParse(cpuLimit), v1.ResourceMemory: resource.MustParse(memoryLimit)},
+		}
+		return p
+	}
+	node, err := bed.Client(t).CoreV1().Nodes().Get(context.Background(), "w1", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	most := node.Status.Allocatable.Cpu().MilliValue()
+	part := func(tenths int64) string { return fmt.Sprintf("%dm", most*tenths/10) }
+
+	w.createPod(onW1(sleeper("grows"), "100m", "32Mi", "200m", "64Mi"))
+	name := w.waitPod("grows", isReady).Spec.Containers[0].Name
+	resize := func(cpu, memory, cpuLimit, memoryLimit string) {
+		t.Helper()
+		bed.Kctl(t, "-n", w.ns, "patch", "pod", "grows", "--subresource", "resize", "-p", fmt.Sprintf(
+			`{"spec":{"containers":[{"name":%q,"resources":{"requests":{"cpu":%q,"memory":%q},"limits":{"cpu":%q,"memory":%q}}}]}}`,
+			name, cpu, memory, cpuLimit, memoryLimit))
+	}
+	settled := func(cpu, cpuLimit, memoryLimit string) *v1.Pod {
+		t.Helper()
+		p := w.waitPod("grows", func(p *v1.Pod) error {
+			cs := p.Status.ContainerStatuses[0]
+			pending, open := resizeCondition(p)
+			if pending != nil || open || p.Status.ObservedGeneration != p.Generation || cs.Resources == nil ||
+				cs.Resources.Requests.Cpu().String() != cpu || cs.AllocatedResources.Cpu().String() != cpu ||
+				cs.Resources.Limits.Cpu().String() != cpuLimit || cs.Resources.Limits.Memory().String() != memoryLimit {
+				return fmt.Errorf("conditions %+v, generation %d of %d, resources %+v", p.Status.Conditions, p.Status.ObservedGeneration, p.Generation, cs.Resources)
+			}
+			return nil
+		})
+		bytes, quota := resource.MustParse(memoryLimit), resource.MustParse(cpuLimit)
+		memory, cpus := kernelLimits(t, p)
+		wantMemory, wantCPU := fmt.Sprint(bytes.Value()), fmt.Sprint(quota.MilliValue()*100)
+		if memory != [2]string{wantMemory, wantMemory} || cpus != [2]string{wantCPU, wantCPU} {
+			t.Errorf("the kernel limits pod and container to %v bytes and %v µs, want %s and %s", memory, cpus, wantMemory, wantCPU)
+		}
+		if n := p.Status.ContainerStatuses[0].RestartCount; n != 0 {
+			t.Errorf("restarted %d times", n)
+		}
+		return p
+	}
+	before := settled("100m", "200m", "64Mi")
+	resize("150m", "48Mi", "400m", "128Mi")
+	settled("150m", "400m", "128Mi")
+	resize("50m", "16Mi", "100m", "48Mi")
+	small := settled("50m", "100m", "48Mi")
+	if small.Status.ContainerStatuses[0].ContainerID != before.Status.ContainerStatuses[0].ContainerID {
+		t.Errorf("another container: %s, then %s", before.Status.ContainerStatuses[0].ContainerID, small.Status.ContainerStatuses[0].ContainerID)
+	}
+	if m := w.waitEvent("grows", "ResizeStarted"); !strings.HasPrefix(m, "Pod resize started: {") {
+		t.Errorf("event: %q", m)
+	}
+	if m := w.waitEvent("grows", "ResizeCompleted"); !strings.Contains(m, `"generation":`) {
+		t.Errorf("event: %q", m)
+	}
+
+	pendingFor := func(reason, why string) {
+		t.Helper()
+		p := w.waitPod("grows", func(p *v1.Pod) error {
+			if c, _ := resizeCondition(p); c == nil || c.Reason != reason || c.ObservedGeneration != p.Generation {
+				return fmt.Errorf("conditions %+v", p.Status.Conditions)
+			}
+			return nil
+		})
+		c, _ := resizeCondition(p)
+		if c.Status != v1.ConditionTrue || !strings.HasPrefix(c.Message, why) {
+			t.Errorf("condition %+v, want %q", c, why)
+		}
+		if got := p.Status.ContainerStatuses[0].AllocatedResources.Cpu().String(); got != "50m" {
+			t.Errorf("allocated %s while it is %s", got, reason)
+		}
+		w.waitEvent("grows", "Resize"+reason)
+	}
+	w.createPod(onW1(sleeper("neighbour"), part(6), "16Mi", part(6), "16Mi"))
+	w.waitPod("neighbour", isReady)
+	resize(part(6), "16Mi", part(6), "48Mi")
+	pendingFor(v1.PodReasonDeferred, "Node didn't have enough resource: cpu, requested: ")
+	bed.Kctl(t, "-n", w.ns, "delete", "pod", "neighbour", "--grace-period=1")
+	cpu := resource.MustParse(part(6))
+	settled(cpu.String(), cpu.String(), "48Mi")
+
+	resize("50m", "16Mi", "100m", "48Mi")
+	settled("50m", "100m", "48Mi")
+	resize(part(20), "16Mi", part(20), "48Mi")
+	pendingFor(v1.PodReasonInfeasible, "Node didn't have enough capacity: cpu, requested: ")
+	resize("60m", "16Mi", "100m", "48Mi")
+	settled("60m", "100m", "48Mi")
+}

@@ -1,0 +1,118 @@
+package remains
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"keelson.dev/keelson/deploy/lab"
+	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/bed/borrow"
+)
+
+// A person's lab outlives the death of everything: 'lab up' has all of it again, after SIGKILL, after a reboot, and when it
+// was itself killed meanwhile. One that never came to be is built anew. Tests take nothing of it.
+func TestLabOfAPerson(t *testing.T) {
+	p := newPerson(t)
+	p.cutOff(func() bool { _, err := os.Stat("/var/lib/keelson-lab/hosts/cp1"); return err == nil })
+	p.refused("is unfinished", "lab", "status")
+	p.testsAreRefused("is unfinished")
+	p.saying("was cut off", p.up...)
+	p.fill()
+
+	killAll(t)
+	p.refused(isDown, "lab", "status")
+	p.refused(isDown, "lab", "exec", "w1", "true")
+	p.refused("--workers 1, not 2", "lab", "up", "--workers=2")
+	p.testsAreRefused(isDown)
+	p.upAgain()
+	p.saying("up already", "lab", "up")
+
+	p.loseWayIn()
+	p.testsAreRefused("mend the lab that is up")
+	p.saying("'kctl lab up' mends that", "lab", "status")
+	p.saying("starting it again", "lab", "up")
+	p.objects()
+
+	p.reboot()
+	p.forgetFields("maker", "built")
+	if err := os.Remove(p.kubeconfig); err != nil {
+		t.Fatal(err)
+	}
+	p.cutOff(lab.Alive)
+	p.refused(isDown, "lab", "status")
+	p.upAgain()
+}
+
+// The lab of a run of tests that was killed is taken away by the next run, with its temporary files, whether it lives or not;
+// that of a run that goes on is shared.
+func TestLabOfADeadTestRun(t *testing.T) {
+	for _, dead := range []string{"the run alone", "everything"} {
+		run := startLabMaker(t)
+		there, err := borrow.Find(t.Output())
+		if err != nil || there == nil || !there.Config.TestRun || there.Config.Maker.PID != run.Process.Pid {
+			t.Fatalf("the lab of a run that goes on: %+v %v", there, err)
+		}
+		_ = run.Process.Kill()
+		_ = run.Wait()
+		if dead == "everything" {
+			killAll(t)
+		}
+		began := time.Now()
+		loan, err := borrow.Find(t.Output())
+		if err != nil || loan != nil {
+			t.Fatalf("the lab of a dead run, dead is %s: %v %v", dead, loan, err)
+		}
+		t.Logf("dead was %s: taken away in %s", dead, time.Since(began).Round(time.Millisecond))
+		for _, path := range []string{filepath.Dir(there.Config.Kubeconfig), there.Config.ControlPlaneFiles} {
+			if _, err := os.Stat(path); path == "" || !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("folder %q of the dead run: %v, want it gone", path, err)
+			}
+		}
+		if left := lab.Leftovers(); len(left) > 0 {
+			t.Fatalf("left behind: %v", left)
+		}
+	}
+}
+
+// startLabMaker starts a run of tests and waits until it has its lab.
+func startLabMaker(t *testing.T) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), role+"="+labMaker)
+	cmd.Stderr = t.Output()
+	if _, err := cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		if lines.Text() == "made" {
+			return cmd
+		}
+		fmt.Fprintln(t.Output(), lines.Text())
+	}
+	t.Fatalf("the run made no lab: %v", cmd.Wait())
+	return nil
+}
+
+// killAll kills every process of the lab.
+func killAll(t *testing.T) {
+	t.Helper()
+	n, err := bed.KillEverything()
+	if least := 4; err != nil || n < least { // a replica, the registry, the supervisor and its forwarder
+		t.Fatalf("killed %d processes of the lab, want all of %d and more: %v", n, least, err)
+	}
+	t.Logf("killed all %d processes of the lab", n)
+}

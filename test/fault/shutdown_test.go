@@ -1,0 +1,60 @@
+package fault
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/test/bed"
+)
+
+// The leader is stopped in good order while clients write through it and through the others: through the others no
+// call fails, and through itself none that it heard, but those that it listens to no more.
+func TestLeaderStoppedUnderWrites(t *testing.T) {
+	voters(t)
+	ns := bed.Namespace(t)
+	victim, others := leader(t)
+	w := write(t, ns, others...)
+	cs := bed.ClientAt(t, victim)
+	var written atomic.Int32
+	var at sync.WaitGroup
+	for n := range 4 {
+		at.Go(func() {
+			for i := 0; ; i++ {
+				call, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+				cm := &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("victim-%d-%d", n, i)}}
+				_, err := cs.CoreV1().ConfigMaps(ns).Create(call, cm, metav1.CreateOptions{})
+				cancel()
+				if err == nil {
+					written.Add(1)
+					continue
+				}
+				if !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, syscall.ECONNRESET) {
+					t.Errorf("%s heard it and did not do it: %v", victim, err)
+				}
+				return
+			}
+		})
+	}
+	w.more(t, 100)
+	stopped := time.Now()
+	mustLab(t, bed.Lab().Stop, victim)
+	at.Wait()
+	w.more(t, 100)
+	acked := w.end(t)
+	t.Logf("%d creates through %s; the longest time without one through the others was %s",
+		written.Load(), victim, longestGap(acked, stopped).Round(time.Millisecond))
+	for _, replica := range others {
+		checkHolds(t, bed.ClientAt(t, replica), ns, acked, replica)
+	}
+	mustLab(t, bed.Lab().Restart, victim)
+	voters(t)
+}

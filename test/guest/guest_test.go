@@ -1,0 +1,124 @@
+// needs: qemu and a kernel of Debian's, which scripts/setup guest brings.
+
+package guest
+
+import (
+	"context"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"keelson.dev/keelson/test/guest/plan"
+)
+
+// Of the whole guest. On two quiet cores it takes a minute and a half, beside much else several times that.
+const limit = 15 * time.Minute
+
+// ociTests are those of agent/oci that look different on cgroup v2 or to a process that has every capability. All of the
+// others pass there too, but for the measured one: qemu is ten to twenty times slower than the machine that it runs on.
+var ociTests = flag.String("guest.oci", "^Test(ContainerFromCreateToExit|Resources|OutOfMemory|OOMScores|OtherDevices|UnifiedHierarchy|BestEffortComesLast|"+
+	"ForkBomb|ShimKilled|SecurityContext|AppArmor|Measure|LimitsChangeInPlace|LimitsComeAndGo|MemoryInUseIsNotTaken)$", "tests of agent/oci to run in the guest")
+
+var insideTests = flag.String("guest.inside", ".", "tests of test/guest/inside to run in the guest")
+
+// bin is where the daemons are.
+func bin() string {
+	if dir := os.Getenv("KEELSON_BIN"); dir != "" {
+		return dir
+	}
+	return filepath.Join("..", "..", "bin")
+}
+
+// needs finds qemu and a kernel. They are missing by right only where nobody can install them.
+func needs(t *testing.T) (qemu string, k *kernel) {
+	t.Helper()
+	qemu, err := exec.LookPath("qemu-system-x86_64")
+	if err == nil {
+		k, err = openKernel(filepath.Join("..", "..", "bin", "guest"))
+	}
+	if err == nil {
+		return qemu, k
+	}
+	if _, apt := exec.LookPath("apt-get"); apt == nil && os.Geteuid() == 0 {
+		t.Fatalf("qemu and a kernel for the guest are missing: run scripts/setup guest: %v", err)
+	}
+	t.Skipf("needs: qemu-system-x86_64 and a kernel in bin/guest, which scripts/setup guest installs as root from Debian's packages: %v", err)
+	return "", nil
+}
+
+// build makes a static program, or a static test binary of a package.
+func build(t *testing.T, out string, args ...string) {
+	t.Helper()
+	cmd := exec.Command("go", append([]string{args[0]}, append([]string{"-trimpath", "-ldflags=-s -w", "-o", out}, args[1:]...)...)...)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if text, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, text)
+	}
+}
+
+// modules are what the runtime, the pod network and the Service rules need of a kernel: here nobody loads them on demand.
+var modules = []string{"overlay", "veth", "bridge", "br_netfilter", "nf_tables", "nf_conntrack_netlink", "nft_chain_nat", "nft_nat", "nft_masq", "nft_ct",
+	"nft_numgen", "nft_reject_ipv4", "nft_reject_inet", "nft_fib_inet", "nft_redir", "nft_limit", "nft_hash"}
+
+// tools are programs of the host that go into the guest, with their libraries.
+var tools = []string{"nft", "nsenter", "unshare", "mount", "umount", "hostname"}
+
+func TestGuest(t *testing.T) {
+	qemu, k := needs(t)
+	dir := t.TempDir()
+	m := &machine{kernel: k, dir: dir, modules: modules, files: map[string]string{"/bin/busybox": "/bin/busybox"}}
+	for _, tool := range tools {
+		if err := m.addTool(tool); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Of the images the one that the tests use: unpacking takes a slow machine most of a minute each.
+	if err := m.addFolder("/opt/keelson", bin(), "guest", "clients", "images/hello.tar"); err != nil {
+		t.Fatal(err)
+	}
+	for name, args := range map[string][]string{
+		"/init":              {"build", "./init"},
+		"/guest/oci.test":    {"test", "-c", "../../agent/oci"},
+		"/guest/inside.test": {"test", "-c", "-tags=guest", "./inside"},
+	} {
+		m.files[name] = filepath.Join(dir, filepath.Base(name))
+		build(t, m.files[name], args...)
+	}
+	m.plan.Programs = []plan.Program{
+		{Name: "inside", Args: []string{"/guest/inside.test", "-test.v", "-test.run", *insideTests}, Seconds: 480},
+		{Name: "oci", Args: []string{"/guest/oci.test", "-test.v", "-test.run", *ociTests}, Env: []string{"KEELSON_OCI_BIN=/opt/keelson"}, Seconds: 360},
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	start := time.Now()
+	ended := map[string]bool{}
+	console, err := m.boot(ctx, qemu, func(r plan.Report) {
+		if r.Line != "" {
+			t.Logf("%6.2f %s: %s", time.Since(start).Seconds(), r.Program, r.Line)
+		}
+		if r.Exit != nil {
+			ended[r.Program] = true
+			if *r.Exit != 0 {
+				t.Errorf("%s: exit status %d", r.Program, *r.Exit)
+			}
+		}
+		if r.Fault != "" {
+			t.Errorf("the guest: %s", r.Fault)
+		}
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	for _, p := range m.plan.Programs {
+		if !ended[p.Name] {
+			t.Errorf("%s has not ended", p.Name)
+		}
+	}
+	if t.Failed() {
+		t.Logf("the kernel said:\n%s", console)
+	}
+}

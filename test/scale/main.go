@@ -1,0 +1,175 @@
+// Command scale measures a whole control plane with as many nodes as fit on a machine: three replicas as processes, and
+// agents in a few more, which have a real session each, and of an agent nothing else. It prints a table and writes JSON
+// lines, as the other benchmarks.
+//
+//	fleet       nodes join, Deployments fill them, then rest, churn, and the death of the leader
+//	deployment  one Deployment on nodes that nobody runs: until all its pods are bound, with one leader and with two
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"keelson.dev/keelson/controlplane/fleet"
+	"keelson.dev/keelson/controlplane/server/command"
+	"keelson.dev/keelson/internal/gcroom"
+	"keelson.dev/keelson/internal/memory"
+	"keelson.dev/keelson/test/bench/figures"
+)
+
+// The parts, in the order in which they run.
+const (
+	partDeployment = "deployment"
+	partFleet      = "fleet"
+)
+
+var parts = []string{partDeployment, partFleet}
+
+type options struct {
+	only     []string
+	jsonPath string
+	profiles string
+
+	nodes, pods     int // of the fleet
+	processes       int // of agents
+	rest, churn     time.Duration
+	rate            int // pods replaced in a second of churn
+	replicas        int // of the Deployment
+	deploymentNodes int
+	rounds          int // of each measure of the Deployment
+}
+
+func main() {
+	if asked, err := role(); asked {
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	var o options
+	only := flag.String("only", strings.Join(parts, ","), "the parts to run")
+	flag.StringVar(&o.jsonPath, "json", "scale.json", "write JSON lines to this file")
+	flag.StringVar(&o.profiles, "profiles", "", "folder for CPU and heap profiles of the replicas; none = none")
+	flag.IntVar(&o.nodes, "nodes", 500, "nodes with an agent's session")
+	flag.IntVar(&o.pods, "pods", 5000, "pods on them")
+	flag.IntVar(&o.processes, "processes", 4, "processes that the agents share")
+	flag.DurationVar(&o.rest, "rest", 20*time.Second, "how long nothing happens")
+	flag.DurationVar(&o.churn, "churn", 20*time.Second, "how long pods are replaced")
+	flag.IntVar(&o.rate, "rate", 100, "pods replaced in a second of churn")
+	flag.IntVar(&o.replicas, "replicas", 5000, "pods of the one Deployment")
+	flag.IntVar(&o.deploymentNodes, "deployment-nodes", 1000, "nodes that it is bound to; nobody runs on them")
+	flag.IntVar(&o.rounds, "rounds", 3, "times that the Deployment is made, for each measure")
+	flag.Parse()
+	o.only = strings.Split(*only, ",")
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, o, os.Stdout, os.Stderr); err != nil {
+		fmt.Fprintln(os.Stderr, "scale:", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+// asRole says in the environment of a process that it is a replica or a crowd of agents.
+const asRole = "KEELSON_SCALE_ROLE"
+
+const (
+	roleReplica = "replica"
+	roleCrowd   = "crowd"
+)
+
+// role runs what this process was begun for; asked is false where it is the one that measures.
+func role() (asked bool, err error) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	switch os.Getenv(asRole) {
+	case roleReplica:
+		go gcroom.Run(ctx, gcroom.Server, memory.Rest)
+		_, err = command.New("scale").ExecuteContextC(ctx)
+		return true, err
+	case roleCrowd:
+		return true, crowdProcess(ctx, os.Stdin)
+	}
+	return false, nil
+}
+
+func (o options) check() error {
+	for _, p := range o.only {
+		if !slices.Contains(parts, p) {
+			return fmt.Errorf("-only %s: the parts are %s", p, strings.Join(parts, ", "))
+		}
+	}
+	for flag, n := range map[string]int{
+		"nodes": o.nodes, "pods": o.pods, "processes": o.processes, "rate": o.rate, "replicas": o.replicas,
+		"deployment-nodes": o.deploymentNodes, "rounds": o.rounds,
+	} {
+		if n < 1 {
+			return fmt.Errorf("-%s %d: want 1 or more", flag, n)
+		}
+	}
+	if most := fleet.Connections().All; o.nodes+joiningAtOnce*o.processes > most && slices.Contains(o.only, partFleet) {
+		return fmt.Errorf("-nodes %d: a replica that may open so few files takes %d connections of agents: raise the limit (ulimit -n)", o.nodes, most)
+	}
+	if o.rest <= 0 || o.churn <= 0 {
+		return fmt.Errorf("-rest %s and -churn %s must be above zero", o.rest, o.churn)
+	}
+	return nil
+}
+
+// bench is one run: what was measured so far.
+type bench struct {
+	options
+	began    time.Time
+	progress io.Writer
+	records  []figures.Record
+	rows     []figures.Row
+}
+
+// run measures, and prints what it has also when a part fails.
+func run(ctx context.Context, o options, out, progress io.Writer) error {
+	if err := o.check(); err != nil {
+		return err
+	}
+	b := &bench{options: o, began: time.Now(), progress: progress}
+	var err error
+	for _, p := range []struct {
+		name string
+		do   func(context.Context) error
+	}{{partDeployment, b.deployments}, {partFleet, b.fleet}} {
+		if err == nil && slices.Contains(o.only, p.name) {
+			if err = p.do(ctx); err != nil {
+				err = fmt.Errorf("part %s: %w", p.name, err)
+			}
+		}
+	}
+	if len(b.rows) == 0 {
+		return err
+	}
+	fmt.Fprintln(out)
+	return errors.Join(err, figures.Print(out, b.rows), b.save())
+}
+
+// say tells the person who waits.
+func (b *bench) say(format string, args ...any) {
+	fmt.Fprintf(b.progress, "%6.1fs  %s\n", time.Since(b.began).Seconds(), fmt.Sprintf(format, args...))
+}
+
+func (b *bench) row(r figures.Row) { b.rows = append(b.rows, r) }
+
+func (b *bench) save() error {
+	f, err := os.Create(b.jsonPath)
+	if err != nil {
+		return fmt.Errorf("-json: %w", err)
+	}
+	return errors.Join(figures.WriteLines(f, b.records), f.Close())
+}

@@ -1,0 +1,67 @@
+package soak
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"keelson.dev/keelson/controlplane/server"
+	"keelson.dev/keelson/test/bed/loopback"
+)
+
+// shape is what a cluster consists of.
+type shape struct {
+	replicas, nodes int
+	heartbeat       time.Duration // of the nodes; 0 = as ever
+	store           server.StoreOptions
+	run             func(context.Context, server.Config) error // runs a replica; nil = in this process
+}
+
+// start runs a cluster until the end of the test. The client asks the first replica.
+func start(t *testing.T, s shape) *kubernetes.Clientset {
+	t.Helper()
+	dir := t.TempDir()
+	var nodes sync.WaitGroup
+	ctx, cancel := context.WithCancel(context.Background())
+	plane, err := loopback.Start(ctx, dir, loopback.Shape{
+		Name: "soak", Replicas: s.replicas, Heartbeat: s.heartbeat, Store: s.store, Run: s.run, Ready: patience,
+	})
+	if err != nil {
+		cancel()
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cancel()
+		nodes.Wait()
+		if err := plane.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	first, err := kubernetes.NewForConfig(plane.Configs[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range s.nodes {
+		name := fmt.Sprintf("w%d", i+1)
+		a := loopback.Agent{Name: name, Servers: []string{plane.Fleet}, Token: plane.Founded.NodeToken, Dir: filepath.Join(dir, name), Events: true}
+		nodes.Go(func() {
+			if err := a.Run(ctx); err != nil && ctx.Err() == nil {
+				t.Errorf("node %s: %v", name, err)
+			}
+		})
+	}
+	eventually(t, "the nodes", func() error {
+		list, err := first.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+		if err == nil && len(list.Items) < s.nodes {
+			err = fmt.Errorf("%d of %d", len(list.Items), s.nodes)
+		}
+		return err
+	})
+	return first
+}
