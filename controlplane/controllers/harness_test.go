@@ -18,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 
@@ -135,7 +136,7 @@ func newWorld(t *testing.T, o options) *world {
 		Client: c, Informers: w.informers, Log: slog.New(slog.NewTextHandler(testLog{t}, &slog.HandlerOptions{Level: slog.LevelWarn})),
 		Timeline: w.timeline, Replica: "cp1",
 	}
-	w.nodes = &fakeNodes{dead: map[string]bool{}, held: map[string]bool{}, placed: o.placed}
+	w.nodes = &fakeNodes{dead: map[string]bool{}, held: map[string]bool{}, turn: map[types.UID]int{}, placed: o.placed}
 	d := w.deps
 	if o.placed {
 		w.scheduler = scheduler.New(scheduler.Config{Client: c.As(api.User{Name: api.UserScheduler}), Informers: w.informers, Actor: "scheduler/cp1"})
@@ -266,15 +267,25 @@ func start(t *testing.T, o options) *world {
 	for i := range 3 {
 		w.node(fmt.Sprintf("w%d", i+1))
 	}
+	w.usable(3)
+	return w
+}
+
+// usable waits until whoever binds pods sees so many nodes, each ready and without a taint.
+func (w *world) usable(nodes int) {
+	w.t.Helper()
 	w.eventually("nodes without taints", func() error {
-		for _, n := range controllers.CachedAll[*corev1.Node](client.Informer[*corev1.Node](w.informers)) {
+		all := controllers.CachedAll[*corev1.Node](client.Informer[*corev1.Node](w.informers))
+		if len(all) != nodes {
+			return fmt.Errorf("%d nodes, want %d", len(all), nodes)
+		}
+		for _, n := range all {
 			if len(n.Spec.Taints) > 0 || len(n.Status.Conditions) == 0 {
 				return fmt.Errorf("%s has %v", n.Name, n.Spec.Taints)
 			}
 		}
 		return nil
 	})
-	return w
 }
 
 // create stores an object of any type in the table.
@@ -478,7 +489,8 @@ type fakeNodes struct {
 	held   map[string]bool // apps whose pods do not become ready
 	placed bool            // pods are bound by another
 	next   atomic.Int64    // address
-	bound  atomic.Int64
+	turns  int
+	turn   map[types.UID]int // of pods that are to be bound, the same at each try
 }
 
 func (f *fakeNodes) set(table map[string]bool, key string, v bool) {
@@ -491,6 +503,17 @@ func (f *fakeNodes) get(table map[string]bool, key string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return table[key]
+}
+
+// choose has pods take turns at the nodes. A binding that is tried again counts once: nodes get the same number.
+func (f *fakeNodes) choose(p *corev1.Pod, ready []*corev1.Node) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if _, ok := f.turn[p.UID]; !ok {
+		f.turns++
+		f.turn[p.UID] = f.turns
+	}
+	return ready[f.turn[p.UID]%len(ready)].Name
 }
 
 func (f *fakeNodes) controller(d controllers.Deps) *controllers.Controller {
@@ -535,7 +558,7 @@ func (f *fakeNodes) step(ctx context.Context, t *controllers.Term, view *control
 			return 20 * time.Millisecond, nil
 		}
 		slices.SortFunc(ready, func(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
-		name := ready[f.bound.Add(1)%int64(len(ready))].Name
+		name := f.choose(p, ready)
 		if only := pinnedTo(p); only != "" {
 			name = only
 		}

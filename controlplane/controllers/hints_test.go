@@ -54,6 +54,7 @@ func TestHintsFollowNodes(t *testing.T) {
 			return err
 		})
 	}
+	w.usable(2)
 	svc := service("web")
 	svc.Annotations = map[string]string{corev1.AnnotationTopologyMode: "Auto"}
 	w.create(svc)

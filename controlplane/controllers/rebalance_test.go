@@ -162,6 +162,8 @@ func TestRebalance(t *testing.T) {
 		w.lead(controllers.Options{})
 		w.roomy("w1")
 		w.roomy("w2")
+		w.usable(2)
+		time.Sleep(time.Second) // the scheduler knows both
 		one, none := intstr.FromInt32(1), intstr.FromInt32(0)
 		web, stays, all := app("web", 6, "web:1"), app("not", 6, "web:1"), app("all", 3, "web:1")
 		db, kept := stateful("dbs", 3, "db:1"), stateful("bud", 3, "db:1")
