@@ -33,6 +33,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers/customresourcedefinition"
 	"keelson.dev/keelson/controlplane/controllers/daemonset"
 	"keelson.dev/keelson/controlplane/controllers/deployment"
+	"keelson.dev/keelson/controlplane/controllers/devicetainteviction"
 	"keelson.dev/keelson/controlplane/controllers/disruption"
 	"keelson.dev/keelson/controlplane/controllers/endpoints"
 	"keelson.dev/keelson/controlplane/controllers/endpointslice"
@@ -153,7 +154,7 @@ func newWorld(t *testing.T, o options) *world {
 			persistentvolume.New(d), volumeprotection.New(d), podgroupprotection.New(d), volumeexpansion.New(d), podgc.New(d, podgc.Options{Quarantine: 200 * time.Millisecond}), disruption.New(d),
 			serviceaccount.New(d, []byte("PEM")), serviceaccount.NewTokens(d, []byte("PEM"), tokenOf), clusterroleaggregation.New(d), customresourcedefinition.New(d), resourcequota.New(d),
 			horizontalpodautoscaler.New(d, &meters{load: -1}, horizontalpodautoscaler.Defaults),
-			ephemeralvolume.New(d), resourceclaim.New(d), configrestart.New(d), rebalance.New(d, rebalance.Options{Trial: w.trial}),
+			ephemeralvolume.New(d), resourceclaim.New(d), devicetainteviction.New(d), configrestart.New(d), rebalance.New(d, rebalance.Options{Trial: w.trial}),
 			certificate.New(d, certificate.Options{Sign: signRequest}),
 		}
 	}

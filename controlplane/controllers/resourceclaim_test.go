@@ -61,7 +61,7 @@ func (w *world) deviceClaim(pod string) (*resourcev1.ResourceClaim, error) {
 }
 
 // allocate gives a claim a device, as a scheduler does, and reserves it for a pod, or with "" for none.
-func (w *world) allocate(claim, pod string) {
+func (w *world) allocate(claim, pod string, change ...func(d *resourcev1.DeviceRequestAllocationResult)) {
 	w.t.Helper()
 	w.eventually("allocation of "+claim, func() error {
 		c, err := client.Get[*resourcev1.ResourceClaim](w.ctx, w.admin, "default", claim)
@@ -77,6 +77,9 @@ func (w *world) allocate(claim, pod string) {
 		}
 		c.Status.Allocation = &resourcev1.AllocationResult{Devices: resourcev1.DeviceAllocationResult{
 			Results: []resourcev1.DeviceRequestAllocationResult{{Request: "r", Driver: "gpu.example.com", Pool: "w1", Device: "dev-0"}}}}
+		for _, f := range change {
+			f(&c.Status.Allocation.Devices.Results[0])
+		}
 		if pod != "" {
 			p, err := client.Get[*corev1.Pod](w.ctx, w.admin, "default", pod)
 			if err != nil {

@@ -26,6 +26,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers/customresourcedefinition"
 	"keelson.dev/keelson/controlplane/controllers/daemonset"
 	"keelson.dev/keelson/controlplane/controllers/deployment"
+	"keelson.dev/keelson/controlplane/controllers/devicetainteviction"
 	"keelson.dev/keelson/controlplane/controllers/disruption"
 	"keelson.dev/keelson/controlplane/controllers/endpoints"
 	"keelson.dev/keelson/controlplane/controllers/endpointslice"
@@ -73,7 +74,7 @@ func (r *Replica) wireLeader(placing *config.Config) {
 		serviceaccount.New(d, r.trust.CA.PEM()), serviceaccount.NewTokens(d, r.trust.CA.PEM(), r.secretToken), clusterroleaggregation.New(d),
 		customresourcedefinition.New(d), resourcequota.New(d),
 		horizontalpodautoscaler.New(d, r.autoscalerMetrics(), horizontalpodautoscaler.Defaults),
-		ephemeralvolume.New(d), resourceclaim.New(d), configrestart.New(d), rebalance.New(d, rebalance.Options{Trial: r.trial, Interval: r.cfg.RebalanceInterval}),
+		ephemeralvolume.New(d), resourceclaim.New(d), devicetainteviction.New(d), configrestart.New(d), rebalance.New(d, rebalance.Options{Trial: r.trial, Interval: r.cfg.RebalanceInterval}),
 		certificate.New(d, certificate.Options{Sign: r.trust.CA.SignRequest, Reserved: pki.ReservedOrganizations()}),
 	)
 	r.scheduler = scheduler.New(scheduler.Config{

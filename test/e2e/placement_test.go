@@ -9,6 +9,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
+	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -68,6 +70,74 @@ func TestReplicasAreSpread(t *testing.T) {
 	}
 }
 
+// most is more than half of what a worker has, so that one such pod fits on each.
+func (w world) most() v1.ResourceList {
+	w.Helper()
+	n, err := w.cs.CoreV1().Nodes().Get(context.Background(), "w1", metav1.GetOptions{})
+	if err != nil {
+		w.Fatal(err)
+	}
+	return v1.ResourceList{v1.ResourceCPU: *resource.NewMilliQuantity(n.Status.Allocatable.Cpu().MilliValue()*3/4, resource.DecimalSI)}
+}
+
+// Of a gang of three, for which there is room but for one, no pod gets a node, and each says why; when the room is there, all do.
+func TestGang(t *testing.T) {
+	w := begin(t)
+	ctx := context.Background()
+	large := func(name string) *v1.Pod {
+		p := sleeper(name)
+		p.Spec.Containers[0].Resources.Requests = w.most()
+		return p
+	}
+	w.createPod(large("before"))
+	w.waitPod("before", isReady)
+	groups := w.cs.SchedulingV1beta1().PodGroups(w.ns)
+	if _, err := groups.Create(ctx, &schedulingv1beta1.PodGroup{ObjectMeta: metav1.ObjectMeta{Name: "gang"}, Spec: schedulingv1beta1.PodGroupSpec{
+		SchedulingPolicy: schedulingv1beta1.PodGroupSchedulingPolicy{Gang: &schedulingv1beta1.GangSchedulingPolicy{MinCount: 3}}}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	placed := func() metav1.Condition {
+		g, err := groups.Get(ctx, "gang", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c := meta.FindStatusCondition(g.Status.Conditions, schedulingv1beta1.PodGroupInitiallyScheduled); c != nil {
+			return *c
+		}
+		return metav1.Condition{}
+	}
+	for i := range 3 {
+		p := large(fmt.Sprint("gang-", i))
+		p.Labels = map[string]string{"app": "gang"}
+		p.Spec.SchedulingGroup = &v1.PodSchedulingGroup{PodGroupName: ptr("gang")}
+		w.createPod(p)
+	}
+	for i := range 3 {
+		if m := w.waitEvent(fmt.Sprint("gang-", i), "FailedScheduling"); !strings.Contains(m, "pod group gang: only 2 of 3 pods had a node") {
+			t.Errorf("event of gang-%d: %q", i, m)
+		}
+	}
+	if on, waiting := w.perNode("gang"); len(waiting) != 3 {
+		t.Errorf("ready on %v, waiting %v, though there is no room for all", on, waiting)
+	}
+	if c := placed(); c.Status != metav1.ConditionFalse {
+		t.Errorf("the group says %+v", c)
+	}
+	if err := w.cs.CoreV1().Pods(w.ns).Delete(ctx, "before", metav1.DeleteOptions{GracePeriodSeconds: ptr(int64(0))}); err != nil {
+		t.Fatal(err)
+	}
+	w.waitReplicas("gang", 3)
+	if on, _ := w.perNode("gang"); on["w1"] != 1 || on["w2"] != 1 || on["w3"] != 1 {
+		t.Errorf("ready on %v", on)
+	}
+	bed.Eventually(w, soon, func() error {
+		if c := placed(); c.Status != metav1.ConditionTrue {
+			return fmt.Errorf("the group says %+v", c)
+		}
+		return nil
+	})
+}
+
 // A pod of an important PriorityClass takes the place of one without, which is told of it.
 func TestPreemption(t *testing.T) {
 	w := begin(t)
@@ -78,11 +148,7 @@ func TestPreemption(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = w.cs.SchedulingV1().PriorityClasses().Delete(ctx, class, metav1.DeleteOptions{}) })
-	n, err := w.cs.CoreV1().Nodes().Get(ctx, "w1", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	most := v1.ResourceList{v1.ResourceCPU: *resource.NewMilliQuantity(n.Status.Allocatable.Cpu().MilliValue()*3/4, resource.DecimalSI)}
+	most := w.most()
 	greedy := func(name, class string) *v1.Pod {
 		p := sleeper(name)
 		p.Spec.PriorityClassName = class

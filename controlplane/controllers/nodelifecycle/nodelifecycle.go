@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
 	"keelson.dev/keelson/controlplane/client"
@@ -22,6 +21,8 @@ const (
 	nodeKey = "node"
 	podKey  = "pod"
 )
+
+var eviction = controllers.Eviction{Reason: "DeletionByTaintManager", Message: "Taint manager: deleting due to NoExecute taint", Event: "TaintManagerEviction"}
 
 // New returns the node lifecycle controller. It reads condition Ready of nodes;
 // Unknown is written there by whoever watches over the nodes' sessions.
@@ -217,39 +218,5 @@ func (r *reconciler) pod(ctx context.Context, key controllers.Key) (time.Duratio
 			return again, nil
 		}
 	}
-	return 0, r.evict(ctx, p, n)
-}
-
-// evict marks a pod for deletion, with the reason in its status first.
-func (r *reconciler) evict(ctx context.Context, p *corev1.Pod, n *corev1.Node) error {
-	next := p.DeepCopy()
-	next.Status.Conditions = append(withoutCondition(next.Status.Conditions, corev1.DisruptionTarget), corev1.PodCondition{
-		Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "DeletionByTaintManager",
-		Message: "Taint manager: deleting due to NoExecute taint", LastTransitionTime: metav1.NewTime(r.term.Now()),
-	})
-	next, err := client.UpdateStatus(ctx, r.term.Client, next)
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("noting why pod %s/%s is deleted: %w", p.Namespace, p.Name, err)
-	}
-	r.pods.Wrote(next)
-	r.term.Events.Eventf(p, corev1.EventTypeNormal, "TaintManagerEviction", "Marking for deletion Pod %s/%s", p.Namespace, p.Name)
-	r.pods.Deleting(p)
-	if err := client.Delete[*corev1.Pod](ctx, r.term.Client, p.Namespace, p.Name, controllers.ByUID(p)); err != nil && !apierrors.IsNotFound(err) {
-		r.pods.Kept(p)
-		return fmt.Errorf("evicting pod %s/%s from node %s: %w", p.Namespace, p.Name, n.Name, err)
-	}
-	return nil
-}
-
-func withoutCondition(list []corev1.PodCondition, t corev1.PodConditionType) []corev1.PodCondition {
-	var out []corev1.PodCondition
-	for _, c := range list {
-		if c.Type != t {
-			out = append(out, c)
-		}
-	}
-	return out
+	return 0, eviction.Evict(ctx, r.term, r.pods, p)
 }

@@ -144,6 +144,8 @@ func Unmovable(p *corev1.Pod, s Surroundings) string {
 		return "nothing would replace it"
 	case p.Annotations[corev1.MirrorPodAnnotationKey] != "":
 		return "it is its node's own"
+	case p.Spec.SchedulingGroup != nil:
+		return "it runs with the others of its group, which one that goes would hold up"
 	case p.Spec.Priority != nil && *p.Spec.Priority >= systemCritical:
 		return "the cluster needs it"
 	case s.Skip[p.UID].After(s.Now):

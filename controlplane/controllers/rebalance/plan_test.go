@@ -71,6 +71,7 @@ func TestUnmovable(t *testing.T) {
 		{pod: pod("a", "n1", ready(now.Add(-time.Minute), corev1.ConditionTrue)), want: ""},
 		{pod: pod("a", "n1", func(p *corev1.Pod) { p.OwnerReferences = nil }), want: "nothing would replace it"},
 		{pod: pod("a", "n1", func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"} }), want: "it is its node's own"},
+		{pod: pod("a", "n1", func(p *corev1.Pod) { p.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{} }), want: "it runs with the others of its group, which one that goes would hold up"},
 		{pod: pod("a", "n1", priority(systemCritical)), want: "the cluster needs it"},
 		{pod: pod("a", "n1", priority(systemCritical-1)), want: ""},
 		{pod: pod("a", "n1", mounts(corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}})), want: "volume v holds data that would stay behind"},

@@ -1,0 +1,159 @@
+package devicetainteviction
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+var eviction = controllers.Eviction{Reason: "DeletionByDeviceTaintManager",
+	Message: "Device taint manager: deleting due to NoExecute taint of a device", Event: "DeviceTaintManagerEviction"}
+
+// poolIndex finds slices by their pool, and claims by the pools of their devices, as driver/pool.
+const poolIndex = "keelson.devicepool"
+
+func poolOf(driver, pool string) string { return driver + "/" + pool }
+
+func pools(o api.Object) (out []string) {
+	switch o := o.(type) {
+	case *resourcev1.ResourceSlice:
+		out = []string{poolOf(o.Spec.Driver, o.Spec.Pool.Name)}
+	case *resourcev1.ResourceClaim:
+		if o.Status.Allocation == nil {
+			return nil
+		}
+		seen := map[string]bool{}
+		for i := range o.Status.Allocation.Devices.Results {
+			d := &o.Status.Allocation.Devices.Results[i]
+			if p := poolOf(d.Driver, d.Pool); !seen[p] {
+				seen[p] = true
+				out = append(out, p)
+			}
+		}
+	}
+	return out
+}
+
+// New returns the controller.
+func New(d controllers.Deps) *controllers.Controller {
+	pods := client.Informer[*corev1.Pod](d.Informers)
+	claims := client.Informer[*resourcev1.ResourceClaim](d.Informers)
+	slices := client.Informer[*resourcev1.ResourceSlice](d.Informers)
+	controllers.Index(claims, poolIndex, pools)
+	controllers.Index(slices, poolIndex, pools)
+	return &controllers.Controller{
+		Name:    "device-taint-eviction-controller",
+		Workers: 8,
+		Watches: []controllers.Watch{
+			controllers.OnInformer(claims, func(c controllers.Change[*resourcev1.ResourceClaim]) []controllers.Key {
+				if c.Type == controllers.Deleted || len(c.New.Status.ReservedFor) == 0 || c.New.Status.Allocation == nil {
+					return nil
+				}
+				return []controllers.Key{controllers.KeyOf(c.New)}
+			}),
+			controllers.OnInformer(slices, func(c controllers.Change[*resourcev1.ResourceSlice]) []controllers.Key {
+				if c.Type == controllers.Deleted || !evicts(c.New) {
+					return nil // whoever waits for a taint looks again when its time has come
+				}
+				var keys []controllers.Key
+				for _, claim := range controllers.CachedBy[*resourcev1.ResourceClaim](claims, poolIndex, poolOf(c.New.Spec.Driver, c.New.Spec.Pool.Name)) {
+					keys = append(keys, controllers.KeyOf(claim))
+				}
+				return keys
+			}),
+		},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{resourcev1.GroupName}, Resources: []string{"resourceclaims", "resourceslices"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"delete", "get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"pods/status"}, Verbs: []string{"update"}},
+			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
+		},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			r := &reconciler{term: t, claims: claims, slices: slices, pods: controllers.ViewOf[*corev1.Pod](t, pods)}
+			return r.reconcile
+		},
+	}
+}
+
+// evicts says whether a device of the slice has a taint that pods must go for.
+func evicts(s *resourcev1.ResourceSlice) bool {
+	for i := range s.Spec.Devices {
+		for j := range s.Spec.Devices[i].Taints {
+			if s.Spec.Devices[i].Taints[j].Effect == resourcev1.DeviceTaintEffectNoExecute {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+type reconciler struct {
+	term           *controllers.Term
+	claims, slices cache.SharedIndexInformer
+	pods           *controllers.View[*corev1.Pod]
+}
+
+func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+	c, ok := controllers.Cached[*resourcev1.ResourceClaim](r.claims, key.Namespace, key.Name)
+	if !ok || len(c.Status.ReservedFor) == 0 {
+		return 0, nil
+	}
+	at, evict := Eviction(c, r.taints)
+	if !evict {
+		return 0, nil
+	}
+	if left := at.Sub(r.term.Now()); left > 0 {
+		return left, nil
+	}
+	for _, user := range c.Status.ReservedFor {
+		if user.APIGroup != "" || user.Resource != "pods" {
+			continue
+		}
+		if err := r.evict(ctx, c.Namespace, user); err != nil {
+			return 0, err
+		}
+	}
+	return 0, nil
+}
+
+// taints are those of a device; none when it is gone.
+func (r *reconciler) taints(driver, pool, device string) []resourcev1.DeviceTaint {
+	for _, s := range Newest(controllers.CachedBy[*resourcev1.ResourceSlice](r.slices, poolIndex, poolOf(driver, pool))) {
+		for i := range s.Spec.Devices {
+			if s.Spec.Devices[i].Name == device {
+				return s.Spec.Devices[i].Taints
+			}
+		}
+	}
+	return nil
+}
+
+// evict deletes a pod that a claim is reserved for. One that the cache does not know is asked for: the scheduler, which
+// reserves, may be faster.
+func (r *reconciler) evict(ctx context.Context, namespace string, user resourcev1.ResourceClaimConsumerReference) error {
+	p, ok := r.pods.Get(namespace, user.Name)
+	if !ok || p.UID != user.UID {
+		var err error
+		p, err = client.Get[*corev1.Pod](ctx, r.term.Client, namespace, user.Name)
+		switch {
+		case apierrors.IsNotFound(err):
+			return nil
+		case err != nil:
+			return fmt.Errorf("looking for pod %s/%s, whose device is tainted: %w", namespace, user.Name, err)
+		}
+	}
+	if p.UID != user.UID || controllers.PodEnded(p) || r.pods.Going(p) {
+		return nil
+	}
+	return eviction.Evict(ctx, r.term, r.pods, p)
+}

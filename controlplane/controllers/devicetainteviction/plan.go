@@ -1,0 +1,72 @@
+// Package devicetainteviction deletes pods whose devices have a NoExecute taint that their claim does not tolerate, or no
+// longer.
+package devicetainteviction
+
+import (
+	"time"
+
+	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+)
+
+// Eviction says when the pods that use a claim must go: at once or in the past = now. evict is false when they may stay
+// for ever. Whoever has a device as its administrator goes like the others.
+func Eviction(c *resourcev1.ResourceClaim, taints func(driver, pool, device string) []resourcev1.DeviceTaint) (at time.Time, evict bool) {
+	if c.Status.Allocation == nil {
+		return time.Time{}, false
+	}
+	for i := range c.Status.Allocation.Devices.Results {
+		d := &c.Status.Allocation.Devices.Results[i]
+		for _, t := range taints(d.Driver, d.Pool, d.Device) {
+			if t.Effect != resourcev1.DeviceTaintEffectNoExecute {
+				continue
+			}
+			stay, forever := tolerated(d.Tolerations, t)
+			if forever {
+				continue
+			}
+			leave := time.Time{}
+			if t.TimeAdded != nil {
+				leave = t.TimeAdded.Add(stay)
+			}
+			if !evict || leave.Before(at) {
+				at, evict = leave, true
+			}
+		}
+	}
+	return at, evict
+}
+
+// tolerated says how long a taint is borne: the shortest time that a toleration of it names.
+func tolerated(list []resourcev1.DeviceToleration, t resourcev1.DeviceTaint) (stay time.Duration, forever bool) {
+	forever = true
+	matches := false
+	for _, tol := range list {
+		if !resourceclaim.ToleratesTaint(tol, t) {
+			continue
+		}
+		matches = true
+		if tol.TolerationSeconds == nil {
+			continue
+		}
+		if d := time.Duration(max(0, *tol.TolerationSeconds)) * time.Second; forever || d < stay {
+			stay, forever = d, false
+		}
+	}
+	return stay, matches && forever
+}
+
+// Newest are the slices of a pool that count: those of its last generation. A driver that replaces them writes one after
+// the other.
+func Newest(pool []*resourcev1.ResourceSlice) (out []*resourcev1.ResourceSlice) {
+	for _, s := range pool {
+		switch {
+		case len(out) > 0 && s.Spec.Pool.Generation < out[0].Spec.Pool.Generation:
+			continue
+		case len(out) > 0 && s.Spec.Pool.Generation > out[0].Spec.Pool.Generation:
+			out = nil
+		}
+		out = append(out, s)
+	}
+	return out
+}

@@ -1,0 +1,40 @@
+package controllers
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/client"
+)
+
+// Eviction is a pod's deletion by a taint, which no budget holds up: reason and message of the pod's condition
+// DisruptionTarget, and the reason of the event.
+type Eviction struct{ Reason, Message, Event string }
+
+// Evict marks a pod for deletion, with the reason in its status first. A pod that is gone needs none.
+func (e Eviction) Evict(ctx context.Context, t *Term, pods *View[*corev1.Pod], p *corev1.Pod) error {
+	next := p.DeepCopy()
+	next.Status.Conditions = append(
+		slices.DeleteFunc(next.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.DisruptionTarget }),
+		corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: e.Reason, Message: e.Message, LastTransitionTime: metav1.NewTime(t.Now())})
+	next, err := client.UpdateStatus(ctx, t.Client, next)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil
+	case err != nil:
+		return fmt.Errorf("noting why pod %s/%s is deleted: %w", p.Namespace, p.Name, err)
+	}
+	pods.Wrote(next)
+	t.Events.Eventf(p, corev1.EventTypeNormal, e.Event, "Marking for deletion Pod %s/%s", p.Namespace, p.Name)
+	pods.Deleting(p)
+	if err := client.Delete[*corev1.Pod](ctx, t.Client, p.Namespace, p.Name, ByUID(p)); err != nil && !apierrors.IsNotFound(err) {
+		pods.Kept(p)
+		return fmt.Errorf("evicting pod %s/%s: %w", p.Namespace, p.Name, err)
+	}
+	return nil
+}
