@@ -128,6 +128,7 @@ func (b *bed) lead() (depose func()) {
 	return depose
 }
 
+// node makes a node, which the scheduler knows then.
 func (b *bed) node(name, cpu string, change ...func(*v1.Node)) {
 	b.t.Helper()
 	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{v1.LabelHostname: name}}}
@@ -140,9 +141,15 @@ func (b *bed) node(name, cpu string, change ...func(*v1.Node)) {
 		b.t.Fatal(err)
 	}
 	made.Status = n.Status
-	if _, err := client.UpdateStatus(b.ctx, b.client, made); err != nil {
+	if made, err = client.UpdateStatus(b.ctx, b.client, made); err != nil {
 		b.t.Fatal(err)
 	}
+	b.eventually("the scheduler knows node "+name, func() error {
+		if v := b.scheduler.NodeVersion(name); v != made.ResourceVersion {
+			return fmt.Errorf("version %q, want %s", v, made.ResourceVersion)
+		}
+		return nil
+	})
 }
 
 func (b *bed) pod(name, cpu string, change ...func(*v1.Pod)) *v1.Pod {

@@ -248,6 +248,30 @@ func TestDevicesBecomeReady(t *testing.T) {
 	b.awaitNode("a", "w1")
 }
 
+// A pod waits for its drivers as long as its profile says, and then goes elsewhere.
+func TestDevicesAreAwaitedForATime(t *testing.T) {
+	b := newBedOf(t, scheduler.Config{Settings: settings(t, "profiles: [{pluginConfig: [{name: DynamicResources, args: {bindingTimeout: 1s}}]}]")})
+	b.gpuClass()
+	b.node("w1", "8", func(n *v1.Node) { n.Labels["disk"] = "ssd" })
+	slow := gpus(1)
+	slow[0].BindingConditions, slow[0].BindingFailureConditions = []string{"Attached"}, []string{"Broken"}
+	b.slice("w1", slow...)
+	b.deviceClaim("one", 1)
+	b.lead()
+	b.pod("a", "100m", claiming("one"))
+	b.eventually("the pod says what it waited for", func() error {
+		for _, c := range b.get("a").Status.Conditions {
+			if c.Type == v1.PodScheduled && strings.Contains(c.Message, "waiting for devices to become ready") {
+				return nil
+			}
+		}
+		return fmt.Errorf("conditions %+v", b.get("a").Status.Conditions)
+	})
+	if node := b.get("a").Spec.NodeName; node != "" {
+		t.Errorf("on %s", node)
+	}
+}
+
 // Many pods, few devices, leaders that come and go: no device is given to two claims, and all devices find a user.
 func TestNoDeviceTwice(t *testing.T) {
 	b := newBedOf(t, scheduler.Config{})

@@ -25,6 +25,16 @@ func (s *Scheduler) Knows(node string, pod types.UID) (knowsNode, placed, queued
 	return n != nil && n.Node != nil, s.cluster.placed(pod), s.queue.pods[pod] != nil
 }
 
+// NodeVersion is the resource version at which the scheduler knows a node.
+func (s *Scheduler) NodeVersion(name string) string {
+	s.cluster.mu.Lock()
+	defer s.cluster.mu.Unlock()
+	if n := s.cluster.nodes[name]; n != nil && n.Node != nil {
+		return n.Node.ResourceVersion
+	}
+	return ""
+}
+
 // Requeue queues a pod as if it had just been made.
 func (s *Scheduler) Requeue(p *v1.Pod) { s.queue.add(context.Background(), p) }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -24,6 +25,7 @@ type Args struct {
 	Nodes      *file.NodeAffinityArgs
 	Preemption *file.DefaultPreemptionArgs
 	Volumes    *file.VolumeBindingArgs
+	Devices    *file.DynamicResourcesArgs
 }
 
 // readArgs reads the pluginConfig of a profile.
@@ -62,8 +64,10 @@ func (a *Args) read(field string, c file.PluginConfig) error {
 		return one(at, c, &a.Preemption, checkPreemption)
 	case "VolumeBinding":
 		return one(at, c, &a.Volumes, checkVolumes)
+	case "DynamicResources":
+		return one(at, c, &a.Devices, checkDevices)
 	}
-	return fmt.Errorf("%s.name: plugin %q takes no arguments here: leave it out; those that do are DefaultPreemption, InterPodAffinity, "+
+	return fmt.Errorf("%s.name: plugin %q takes no arguments here: leave it out; those that do are DefaultPreemption, DynamicResources, InterPodAffinity, "+
 		"NodeAffinity, NodeResourcesBalancedAllocation, NodeResourcesFit, PodTopologySpread and VolumeBinding", field, c.Name)
 }
 
@@ -252,6 +256,19 @@ func checkVolumes(a *file.VolumeBindingArgs) error {
 	}
 	if len(a.Shape) > 0 {
 		return errors.New("shape: nodes are not rated by the size of their volumes: leave it out")
+	}
+	return nil
+}
+
+// maxSearch bounds filterTimeout: other pods wait while devices are searched for.
+const maxSearch = 10 * time.Second
+
+func checkDevices(a *file.DynamicResourcesArgs) error {
+	if d := a.FilterTimeout; d != nil && (d.Duration <= 0 || d.Duration > maxSearch) {
+		return fmt.Errorf("filterTimeout: %v: want more than 0s and %v at most, because other pods wait meanwhile", d.Duration, maxSearch)
+	}
+	if d := a.BindingTimeout; d != nil && (d.Duration < time.Second || d.Duration > 24*time.Hour) {
+		return fmt.Errorf("bindingTimeout: %v: want 1s to 24h", d.Duration)
 	}
 	return nil
 }

@@ -229,7 +229,14 @@ func withArgs(p framework.Plugin, h *framework.Handle, s *Shared, a config.Args)
 		}
 		return volumebinding.New(h, s.Promises, patience)
 	case dynamicresources.Name:
-		return dynamicresources.New(h, s.Ledger)
+		search, patience := dynamicresources.DefaultSearch, dynamicresources.DefaultPatience
+		if a.Devices != nil && a.Devices.FilterTimeout != nil {
+			search = a.Devices.FilterTimeout.Duration
+		}
+		if a.Devices != nil && a.Devices.BindingTimeout != nil {
+			patience = a.Devices.BindingTimeout.Duration
+		}
+		return dynamicresources.New(h, s.Ledger, search, patience)
 	}
 	return p
 }

@@ -43,7 +43,7 @@ func Default(h *framework.Handle) []framework.Weighted {
 		{Plugin: volumezone.Plugin{H: h}},
 		{Plugin: podtopologyspread.Plugin{}, Weight: 2},
 		{Plugin: interpodaffinity.Plugin{}, Weight: 2},
-		{Plugin: dynamicresources.New(h, dynamicresources.NewLedger()), Weight: 2},
+		{Plugin: dynamicresources.New(h, dynamicresources.NewLedger(), dynamicresources.DefaultSearch, dynamicresources.DefaultPatience), Weight: 2},
 		{Plugin: defaultpreemption.Plugin{H: h}},
 		{Plugin: balancedallocation.Plugin{}, Weight: 1},
 		{Plugin: imagelocality.Plugin{}, Weight: 1},

@@ -27,11 +27,11 @@ const Name = "DynamicResources"
 const maxErrors = 8
 
 const (
-	// searchTime is how long devices are searched for in one attempt, on all nodes together. The allocator tries all
+	// DefaultSearch is how long devices are searched for in one attempt, on all nodes together. The allocator tries all
 	// combinations, and other pods wait meanwhile.
-	searchTime = 2 * time.Second
-	// patience bounds how long a pod keeps its place while drivers make its devices ready.
-	patience = 10 * time.Minute
+	DefaultSearch = 2 * time.Second
+	// DefaultPatience bounds how long a pod keeps its place while drivers make its devices ready.
+	DefaultPatience = 10 * time.Minute
 )
 
 // features are what the allocator may use: all but that devices need nothing done on the node, which agents know nothing of.
@@ -56,9 +56,9 @@ type Plugin struct {
 	*Ledger
 }
 
-// New returns the plugin.
-func New(h *framework.Handle, ledger *Ledger) *Plugin {
-	return &Plugin{h: h, patience: patience, search: searchTime, explains: explaining, Ledger: ledger}
+// New returns the plugin, which searches and waits for so long.
+func New(h *framework.Handle, ledger *Ledger, search, patience time.Duration) *Plugin {
+	return &Plugin{h: h, patience: patience, search: search, explains: explaining, Ledger: ledger}
 }
 
 // Name implements framework.Plugin.

@@ -75,8 +75,8 @@ func newShop() *shop {
 			return write(c, true)
 		},
 	}}
-	s.plugin = New(h, NewLedger())
-	s.plugin.search, s.plugin.explains = time.Hour, time.Hour // the machine may be busy
+	s.plugin = New(h, NewLedger(), time.Hour, DefaultPatience)
+	s.plugin.explains = time.Hour // the machine may be busy
 	return s
 }
 
