@@ -158,6 +158,7 @@ func forbidden(from, to string) string {
 	return "no rule names " + from + ": add the room to the law first"
 }
 
+// F77: among others, no controller and no scheduler is part of the API server.
 func TestImportLaw(t *testing.T) {
 	for _, p := range listPackages(t) {
 		from := strings.TrimPrefix(strings.TrimPrefix(p.ImportPath, module), "/")

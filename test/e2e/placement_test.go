@@ -80,7 +80,8 @@ func (w world) most() v1.ResourceList {
 	return v1.ResourceList{v1.ResourceCPU: *resource.NewMilliQuantity(n.Status.Allocatable.Cpu().MilliValue()*3/4, resource.DecimalSI)}
 }
 
-// Of a gang of three, for which there is room but for one, no pod gets a node, and each says why; when the room is there, all do.
+// Of a gang of three, for which there is room but for one, no pod gets a node, and each says why; when the room is there,
+// all do. F57: until then no worker has a cgroup of theirs.
 func TestGang(t *testing.T) {
 	w := begin(t)
 	ctx := context.Background()
@@ -89,8 +90,11 @@ func TestGang(t *testing.T) {
 		p.Spec.Containers[0].Resources.Requests = w.most()
 		return p
 	}
-	w.createPod(large("before"))
+	before := w.createPod(large("before"))
 	w.waitPod("before", isReady)
+	if len(cgroupsOf(t, "", before.UID)) == 0 {
+		t.Error("a pod that runs has no cgroup")
+	}
 	groups := w.cs.SchedulingV1beta1().PodGroups(w.ns)
 	if _, err := groups.Create(ctx, &schedulingv1beta1.PodGroup{ObjectMeta: metav1.ObjectMeta{Name: "gang"}, Spec: schedulingv1beta1.PodGroupSpec{
 		SchedulingPolicy: schedulingv1beta1.PodGroupSchedulingPolicy{Gang: &schedulingv1beta1.GangSchedulingPolicy{MinCount: 3}}}}, metav1.CreateOptions{}); err != nil {
@@ -106,11 +110,12 @@ func TestGang(t *testing.T) {
 		}
 		return metav1.Condition{}
 	}
+	var gang []*v1.Pod
 	for i := range 3 {
 		p := large(fmt.Sprint("gang-", i))
 		p.Labels = map[string]string{"app": "gang"}
 		p.Spec.SchedulingGroup = &v1.PodSchedulingGroup{PodGroupName: ptr("gang")}
-		w.createPod(p)
+		gang = append(gang, w.createPod(p))
 	}
 	for i := range 3 {
 		if m := w.waitEvent(fmt.Sprint("gang-", i), "FailedScheduling"); !strings.Contains(m, "pod group gang: only 2 of 3 pods had a node") {
@@ -119,6 +124,11 @@ func TestGang(t *testing.T) {
 	}
 	if on, waiting := w.perNode("gang"); len(waiting) != 3 {
 		t.Errorf("ready on %v, waiting %v, though there is no room for all", on, waiting)
+	}
+	for _, p := range gang {
+		if found := cgroupsOf(t, "", p.UID); len(found) > 0 {
+			t.Errorf("pod %s has no node, and cgroups %q", p.Name, found)
+		}
 	}
 	if c := placed(); c.Status != metav1.ConditionFalse {
 		t.Errorf("the group says %+v", c)

@@ -20,16 +20,24 @@ import (
 // cgroupOf finds a pod's own cgroup in a hierarchy of this machine; "" is the only one, of cgroup v2.
 func cgroupOf(t *testing.T, controller string, uid types.UID) string {
 	t.Helper()
-	found := ""
+	found := cgroupsOf(t, controller, uid)
+	if len(found) == 0 {
+		t.Fatalf("no cgroup of pod %s in hierarchy %q", uid, controller)
+	}
+	return found[0]
+}
+
+// cgroupsOf finds all of a pod's own cgroups, of all workers, in a hierarchy, or with "" in all of them.
+func cgroupsOf(t *testing.T, controller string, uid types.UID) (found []string) {
+	t.Helper()
 	err := filepath.WalkDir(filepath.Join("/sys/fs/cgroup", controller), func(path string, d fs.DirEntry, err error) error {
 		if err == nil && d.IsDir() && d.Name() == "pod"+string(uid) {
-			found = path
-			return fs.SkipAll
+			found = append(found, path)
 		}
 		return nil // others come and go meanwhile
 	})
-	if err != nil || found == "" {
-		t.Fatalf("no cgroup of pod %s in hierarchy %q (%v)", uid, controller, err)
+	if err != nil {
+		t.Fatal(err)
 	}
 	return found
 }
