@@ -14,6 +14,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -58,6 +59,7 @@ func TestQuotaRefuses(t *testing.T) {
 		newQuota("numbers", "pods", "2", "configmaps", "4", "count/deployments.apps", "0", "services.nodeports", "1"),
 		newQuota("compute", "requests.cpu", "1"),
 		newQuota("storage", "requests.storage", "10Gi", "slow.storageclass.storage.k8s.io/persistentvolumeclaims", "0"),
+		newQuota("devices", "gpu.example.com.deviceclass.resource.k8s.io/devices", "3"),
 	} {
 		r.must(q)
 	}
@@ -74,6 +76,10 @@ func TestQuotaRefuses(t *testing.T) {
 		}
 		return s
 	}
+	devices := func(name string, n int64) *resourcev1.ResourceClaim {
+		return &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: resourcev1.ResourceClaimSpec{
+			Devices: resourcev1.DeviceClaim{Requests: []resourcev1.DeviceRequest{{Name: "r", Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: "gpu.example.com", Count: n}}}}}}
+	}
 	slow, none := "slow", ""
 	for _, c := range []struct {
 		what   string
@@ -89,6 +95,8 @@ func TestQuotaRefuses(t *testing.T) {
 		{"a claim", claim("small", "6Gi", &none), ""},
 		{"a large claim", claim("large", "5Gi", &none), `persistentvolumeclaims "large" is forbidden: exceeded quota: storage, requested: requests.storage=5Gi, used: requests.storage=6Gi, limited: requests.storage=10Gi`},
 		{"of a class", claim("slow", "1Gi", &slow), `persistentvolumeclaims "slow" is forbidden: exceeded quota: storage, requested: slow.storageclass.storage.k8s.io/persistentvolumeclaims=1, used: slow.storageclass.storage.k8s.io/persistentvolumeclaims=0, limited: slow.storageclass.storage.k8s.io/persistentvolumeclaims=0`},
+		{"devices", devices("two", 2), ""},
+		{"more devices", devices("four", 2), `resourceclaims.resource.k8s.io "four" is forbidden: exceeded quota: devices, requested: gpu.example.com.deviceclass.resource.k8s.io/devices=2, used: gpu.example.com.deviceclass.resource.k8s.io/devices=2, limited: gpu.example.com.deviceclass.resource.k8s.io/devices=3`},
 		{"a port", service("one", 1), ""},
 		{"more ports", service("two", 1, 2), `services "two" is forbidden: exceeded quota: numbers, requested: services.nodeports=2, used: services.nodeports=1, limited: services.nodeports=1`},
 	} {

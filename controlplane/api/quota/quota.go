@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -20,15 +21,18 @@ var (
 	Pods     = schema.GroupResource{Resource: "pods"}
 	Claims   = schema.GroupResource{Resource: "persistentvolumeclaims"}
 	Services = schema.GroupResource{Resource: "services"}
+	Devices  = schema.GroupResource{Group: resourcev1.GroupName, Resource: "resourceclaims"}
 )
 
-// Varies says whether an update of an object can change what it counts for: of all others the number alone counts.
+// Varies says whether an update of an object can change what it counts for: of all others the number alone counts, or
+// what never changes.
 func Varies(of schema.GroupResource) bool { return of == Pods || of == Claims || of == Services }
 
 const (
 	countPrefix   = "count/"
 	requestPrefix = corev1.DefaultResourceRequestsPrefix
 	classSuffix   = ".storageclass.storage.k8s.io/"
+	devicesSuffix = corev1.ResourceClaimsPerClass
 )
 
 // short are the names for numbers of objects that are older than count/RESOURCE.GROUP.
@@ -55,6 +59,8 @@ func Measured(name corev1.ResourceName) (of schema.GroupResource, ok bool) {
 		return of, true
 	}
 	switch {
+	case strings.HasSuffix(n, devicesSuffix):
+		return Devices, true
 	case strings.HasSuffix(n, classSuffix+string(corev1.ResourceRequestsStorage)),
 		strings.HasSuffix(n, classSuffix+string(corev1.ResourcePersistentVolumeClaims)):
 		return Claims, true
@@ -99,6 +105,8 @@ func Usage(of schema.GroupResource, o api.Object, now time.Time) corev1.Resource
 		addClaim(u, o)
 	case *corev1.Service:
 		addService(u, o)
+	case *resourcev1.ResourceClaim:
+		addDevices(u, o)
 	default:
 		if name := corev1.ResourceName(of.Resource); short[name] == of {
 			u[name] = number(1)

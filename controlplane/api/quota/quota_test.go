@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -71,6 +72,10 @@ func TestUsage(t *testing.T) {
 		{"persistentvolumeclaims", claim("1Gi", "", nil), "count/persistentvolumeclaims=1,persistentvolumeclaims=1,requests.storage=1Gi"},
 		{"persistentvolumeclaims", claim("1Gi", "storage=2Gi", &slow), "count/persistentvolumeclaims=1,persistentvolumeclaims=1,requests.storage=2Gi," +
 			"slow.storageclass.storage.k8s.io/persistentvolumeclaims=1,slow.storageclass.storage.k8s.io/requests.storage=2Gi"},
+		{"resourceclaims.resource.k8s.io", devicesOf(ask("gpu", 2), ask("gpu", 3), ask("nic", 0)), "count/resourceclaims.resource.k8s.io=1," +
+			"gpu.deviceclass.resource.k8s.io/devices=5,nic.deviceclass.resource.k8s.io/devices=32"},
+		{"resourceclaims.resource.k8s.io", devicesOf(ask("gpu", 1), anyOf(ask("gpu", 2), ask("gpu", 4), ask("nic", 3))), "count/resourceclaims.resource.k8s.io=1," +
+			"gpu.deviceclass.resource.k8s.io/devices=5,nic.deviceclass.resource.k8s.io/devices=3"},
 		{"configmaps", &corev1.ConfigMap{}, "configmaps=1,count/configmaps=1"},
 		{"leases.coordination.k8s.io", &corev1.ConfigMap{}, "count/leases.coordination.k8s.io=1"},
 	} {
@@ -78,6 +83,28 @@ func TestUsage(t *testing.T) {
 			t.Errorf("%s: %s\nwant %s", c.of, got, c.want)
 		}
 	}
+}
+
+// ask asks for n devices of a class; 0 = for all that there are.
+func ask(class string, n int64) resourcev1.DeviceRequest {
+	mode := resourcev1.DeviceAllocationModeExactCount
+	if n == 0 {
+		mode = resourcev1.DeviceAllocationModeAll
+	}
+	return resourcev1.DeviceRequest{Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: class, AllocationMode: mode, Count: n}}
+}
+
+// anyOf asks for one of several.
+func anyOf(list ...resourcev1.DeviceRequest) (r resourcev1.DeviceRequest) {
+	for _, one := range list {
+		r.FirstAvailable = append(r.FirstAvailable, resourcev1.DeviceSubRequest{
+			DeviceClassName: one.Exactly.DeviceClassName, AllocationMode: one.Exactly.AllocationMode, Count: one.Exactly.Count})
+	}
+	return r
+}
+
+func devicesOf(list ...resourcev1.DeviceRequest) *resourcev1.ResourceClaim {
+	return &resourcev1.ResourceClaim{Spec: resourcev1.ResourceClaimSpec{Devices: resourcev1.DeviceClaim{Requests: list}}}
 }
 
 func ending(p *corev1.Pod, at time.Time, grace int64) {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	podresources "k8s.io/component-helpers/resource"
 	"k8s.io/component-helpers/storage/volume"
@@ -124,6 +125,35 @@ func addClaim(u corev1.ResourceList, c *corev1.PersistentVolumeClaim) {
 	size = size.DeepCopy()
 	size.RoundUp(0)
 	add(corev1.ResourceRequestsStorage, size)
+}
+
+// addDevices adds by class how many devices a claim may get at most: of alternatives the largest of each class.
+func addDevices(u corev1.ResourceList, c *resourcev1.ResourceClaim) {
+	sum := map[string]int64{}
+	for i := range c.Spec.Devices.Requests {
+		r := &c.Spec.Devices.Requests[i]
+		if r.Exactly != nil {
+			sum[r.Exactly.DeviceClassName] += devices(r.Exactly.AllocationMode, r.Exactly.Count)
+		}
+		most := map[string]int64{}
+		for j := range r.FirstAvailable {
+			s := &r.FirstAvailable[j]
+			most[s.DeviceClassName] = max(most[s.DeviceClassName], devices(s.AllocationMode, s.Count))
+		}
+		for class, n := range most {
+			sum[class] += n
+		}
+	}
+	for class, n := range sum {
+		u[corev1.ResourceName(class+devicesSuffix)] = number(n)
+	}
+}
+
+func devices(mode resourcev1.DeviceAllocationMode, count int64) int64 {
+	if mode == resourcev1.DeviceAllocationModeAll {
+		return resourcev1.AllocationResultsMaxSize
+	}
+	return count
 }
 
 func addService(u corev1.ResourceList, s *corev1.Service) {
