@@ -18,23 +18,50 @@ const maxBatch = 500
 // calls, for what a new one costs is the growth of its stack, which goes deep in a call of the API.
 const atOnce = 128
 
-// SlowStart calls do in batches of 1, 2, 4, 8 ... 500 calls, until as many have succeeded as want says. want
-// is asked before every batch: what is wanted may have changed meanwhile. SlowStart stops after the first batch with a
-// failure and returns how many calls succeeded and the first error: a quota or an admission refusal then costs few
-// calls, not all.
+// SlowStart calls do, one call first and with each that succeeds one more at a time, up to atOnce, until as many have
+// succeeded as want says. want is asked after every maxBatch calls at the latest: what is wanted may have changed
+// meanwhile. After a failure no further call begins, so that there are at most twice as many calls as succeeded, and one:
+// a quota or an admission refusal then costs few calls, not all. It returns how many calls succeeded and the first error.
 func SlowStart(ctx context.Context, want func() int, do func(ctx context.Context, i int) error) (int, error) {
-	done := 0
-	for size := 1; ctx.Err() == nil; size = min(2*size, maxBatch) {
-		n := min(size, want()-done)
-		if n <= 0 {
-			return done, nil
+	var (
+		wg                   sync.WaitGroup
+		calls, ends          = make(chan int), make(chan error, atOnce)
+		workers, begun, done int
+		wanted, asked        int // as want said last, and how many had begun then
+		first                error
+	)
+	defer func() { close(calls); wg.Wait() }()
+	begin := func() {
+		if running := begun - done; workers == running {
+			workers++
+			wg.Go(func() {
+				for i := range calls {
+					ends <- do(ctx, i)
+				}
+			})
 		}
-		failed, err := batch(ctx, done, n, do)
-		if done += n - failed; err != nil {
-			return done, err
+		calls <- begun
+		begun++
+	}
+	for running := 0; ; running-- {
+		for first == nil && ctx.Err() == nil && running < min(done+1, atOnce) {
+			if begun >= wanted || begun-asked >= maxBatch {
+				if wanted, asked = want(), begun; begun >= wanted {
+					break
+				}
+			}
+			begin()
+			running++
+		}
+		if running == 0 {
+			return done, cmp.Or(first, ctx.Err())
+		}
+		if err := <-ends; err != nil {
+			first = cmp.Or(first, err)
+		} else {
+			done++
 		}
 	}
-	return done, ctx.Err()
 }
 
 // InBatches calls do in batches of 500 calls, until as many have been made as want says, which is asked before

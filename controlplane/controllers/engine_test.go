@@ -265,24 +265,50 @@ func TestAgainAndResync(t *testing.T) {
 	}
 }
 
+// While calls succeed, more and more are made at once; the first failure is the end: nothing that fails from the start
+// costs more than one call, and nothing more than twice as many as succeeded, and one.
 func TestSlowStart(t *testing.T) {
-	for _, c := range []struct{ n, failAt, calls, done int }{
-		{0, -1, 0, 0}, {1, -1, 1, 1}, {10, -1, 10, 10}, {1000, -1, 1000, 1000},
-		{1000, 0, 1, 0}, // nothing works: one call, not a thousand
-		{1000, 5, 7, 6}, // the third batch fails in one of its calls
-		{3, 2, 3, 2},
-	} {
-		var calls atomic.Int64
-		done, err := SlowStart(t.Context(), func() int { return c.n }, func(_ context.Context, i int) error {
-			calls.Add(1)
-			if i == c.failAt {
-				return errors.New("no")
+	for _, c := range []struct{ n, failAt int }{{0, -1}, {1, -1}, {10, -1}, {1000, -1}, {1000, 0}, {1000, 1}, {1000, 5}, {3, 2}, {1000, 300}} {
+		virtual.Test(t, func(t *testing.T) {
+			var made [1000]atomic.Int64
+			var calls, succeeded, now, most, late atomic.Int64
+			var failed atomic.Bool
+			began := time.Now()
+			done, err := SlowStart(t.Context(), func() int { return c.n }, func(_ context.Context, i int) error {
+				calls.Add(1)
+				made[i].Add(1)
+				if n := now.Add(1); n > succeeded.Load()+1 {
+					t.Errorf("call %d is the %dth at once, and %d have succeeded", i, n, succeeded.Load())
+				} else if n > most.Load() {
+					most.Store(n)
+				}
+				if failed.Load() {
+					late.Add(1)
+				}
+				time.Sleep(time.Second + time.Duration(i)*time.Microsecond) // they end one after the other
+				defer now.Add(-1)
+				if i == c.failAt {
+					failed.Store(true)
+					return errors.New("no")
+				}
+				succeeded.Add(1)
+				return nil
+			})
+			if done != int(succeeded.Load()) || (err != nil) != (c.failAt >= 0) || late.Load() > 0 {
+				t.Errorf("%d, failing at %d: %d done, %d succeeded, %v, %d began after the failure", c.n, c.failAt, done, succeeded.Load(), err, late.Load())
 			}
-			return nil
+			if c.failAt < 0 && done != c.n || c.failAt >= 0 && int(calls.Load()) > 2*done+1 || done < c.failAt {
+				t.Errorf("%d, failing at %d: %d calls, %d done", c.n, c.failAt, calls.Load(), done)
+			}
+			for i := range made[:calls.Load()] {
+				if n := made[i].Load(); n != 1 {
+					t.Fatalf("%d, failing at %d: call %d was made %d times", c.n, c.failAt, i, n)
+				}
+			}
+			if c.n == 1000 && c.failAt < 0 && (most.Load() != atOnce || time.Since(began) > 20*time.Second) {
+				t.Errorf("%d at once, %v", most.Load(), time.Since(began))
+			}
 		})
-		if int(calls.Load()) != c.calls || done != c.done || (err != nil) != (c.failAt >= 0) {
-			t.Errorf("%d, failing at %d: %d calls, %d done, %v", c.n, c.failAt, calls.Load(), done, err)
-		}
 	}
 }
 
