@@ -58,7 +58,7 @@ func New(cfg Config) *Devices {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Devices{cfg: cfg, registry: &registry{dir: cfg.Registration, log: cfg.Log, known: map[string]plugin{}}}
+	return &Devices{cfg: cfg, registry: newRegistry(cfg.Registration, cfg.Log)}
 }
 
 // record is what is known of a claim of which drivers were asked.

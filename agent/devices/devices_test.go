@@ -160,7 +160,7 @@ func TestPrepareAndRelease(t *testing.T) {
 		t.Errorf("driver a was asked %q", logOf(t, dir, "a.example.com"))
 	}
 	stop()
-	d.scan(ctx)
+	d.folder.Scan(ctx)
 	if err := d.Release(ctx, "pod-p"); !errors.Is(err, ErrNoDriver) || !strings.Contains(err.Error(), "resourceclaim ns/one") {
 		t.Errorf("without its driver: %v", err)
 	}
@@ -270,7 +270,7 @@ func TestReleaseFails(t *testing.T) {
 	}
 	stop()
 	spawn(t, dir, "a.example.com", "")
-	d.scan(t.Context())
+	d.folder.Scan(t.Context())
 	if err := d.Release(t.Context(), p.UID); err != nil {
 		t.Error(err)
 	}

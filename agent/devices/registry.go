@@ -23,26 +23,27 @@ var ErrNoDriver = errors.New("driver name not found in the list of registered DR
 // scanEvery is the time between two looks at the registration folder.
 const scanEvery = 5 * time.Second
 
-// maxPlugins is how many sockets of the registration folder are looked at.
-const maxPlugins = 256
-
 // registry knows the DRA drivers of this node by the sockets at which they register, as they do with a kubelet.
 type registry struct {
-	dir string // where they register; "" = nowhere
-	log *slog.Logger
+	folder csi.Folder
+	log    *slog.Logger
 
-	scanning sync.Mutex // one scan at a time
-	mu       sync.Mutex
-	known    map[string]plugin // by registration socket
-	order    int
+	mu    sync.Mutex
+	known map[string]plugin // by registration socket
+	order int
 }
 
-// plugin is what is behind a registration socket.
+// plugin is a driver that registered.
 type plugin struct {
-	id       string // of the socket's file
-	name     string // "" for what is no DRA driver
+	name     string
 	endpoint string
 	order    int // the newest of a name is used: the older one is about to end
+}
+
+func newRegistry(dir string, log *slog.Logger) *registry {
+	r := &registry{log: log, known: map[string]plugin{}}
+	r.folder = csi.Folder{Dir: dir, Kind: registration.DRAPlugin, Came: r.came, Gone: r.gone, Log: log}
+	return r
 }
 
 // Run looks for drivers that come and go until ctx ends.
@@ -50,7 +51,7 @@ func (r *registry) Run(ctx context.Context) error {
 	t := time.NewTicker(scanEvery)
 	defer t.Stop()
 	for {
-		r.scan(ctx)
+		r.folder.Scan(ctx)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -59,54 +60,23 @@ func (r *registry) Run(ctx context.Context) error {
 	}
 }
 
-// scan looks at the folder once. What does not answer is logged and tried again at the next scan.
-func (r *registry) scan(ctx context.Context) {
-	if r.dir == "" {
-		return
-	}
-	r.scanning.Lock()
-	defer r.scanning.Unlock()
-	sockets, err := filepath.Glob(filepath.Join(r.dir, "*.sock"))
+func (r *registry) came(_ context.Context, socket string, info *registration.PluginInfo) error {
+	name, endpoint, err := usable(info)
 	if err != nil {
-		return
-	}
-	if len(sockets) > maxPlugins {
-		r.log.Warn("too many plugins register: the rest is not looked at", "folder", r.dir, "sockets", len(sockets), "most", maxPlugins)
-		sockets = sockets[:maxPlugins]
+		return err
 	}
 	r.mu.Lock()
-	for s := range r.known {
-		if !slices.Contains(sockets, s) {
-			delete(r.known, s)
-		}
-	}
-	r.mu.Unlock()
-	for _, s := range sockets {
-		id := csi.FileID(s)
-		r.mu.Lock()
-		same := r.known[s].id == id
-		r.mu.Unlock()
-		if id == "" || same {
-			continue
-		}
-		p := plugin{id: id}
-		is, err := csi.Register(ctx, s, registration.DRAPlugin, func(_ context.Context, info *registration.PluginInfo) (err error) {
-			p.name, p.endpoint, err = usable(info)
-			return err
-		})
-		if err != nil {
-			r.log.Warn("DRA driver does not register", "socket", s, "err", err)
-			continue
-		}
-		r.mu.Lock()
-		if is {
-			r.order++
-			p.order = r.order
-			r.log.Info("DRA driver found", "driver", p.name, "socket", p.endpoint)
-		}
-		r.known[s] = p
-		r.mu.Unlock()
-	}
+	defer r.mu.Unlock()
+	r.order++
+	r.known[socket] = plugin{name: name, endpoint: endpoint, order: r.order}
+	r.log.Info("DRA driver found", "driver", name, "socket", endpoint)
+	return nil
+}
+
+func (r *registry) gone(socket string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.known, socket)
 }
 
 // usable judges what a driver says of itself.
@@ -130,7 +100,7 @@ func (r *registry) endpoint(ctx context.Context, name string) (string, error) {
 	if e := r.newest(name); e != "" {
 		return e, nil
 	}
-	r.scan(ctx)
+	r.folder.Scan(ctx)
 	if e := r.newest(name); e != "" {
 		return e, nil
 	}

@@ -1,0 +1,342 @@
+package deviceplugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"keelson.dev/keelson/agent"
+)
+
+// errShort says that there are not devices enough.
+var errShort = errors.New("requested number of devices unavailable")
+
+// need is what one container asks for of one resource.
+type need struct {
+	container string
+	resource  string
+	count     int64
+	passes    bool // the container ends before the next begins, and leaves its devices to it
+}
+
+// needs are the devices that a pod asks for, in the order in which its containers begin. The lock is held.
+func (m *Manager) needs(pod *v1.Pod) []need {
+	m.load()
+	var out []need
+	add := func(c *v1.Container, passes bool) {
+		var names []string
+		for name, q := range c.Resources.Limits {
+			if m.resources[string(name)] != nil && q.Sign() > 0 {
+				names = append(names, string(name))
+			}
+		}
+		slices.Sort(names)
+		for _, name := range names {
+			q := c.Resources.Limits[v1.ResourceName(name)]
+			out = append(out, need{container: c.Name, resource: name, count: q.Value(), passes: passes})
+		}
+	}
+	for i := range pod.Spec.InitContainers {
+		c := &pod.Spec.InitContainers[i]
+		add(c, c.RestartPolicy == nil || *c.RestartPolicy != v1.ContainerRestartPolicyAlways)
+	}
+	for i := range pod.Spec.Containers {
+		add(&pod.Spec.Containers[i], false)
+	}
+	return out
+}
+
+// Allocate implements agent.Plugins.
+func (m *Manager) Allocate(ctx context.Context, pod *v1.Pod) error {
+	defer m.locks.Lock(string(pod.UID))()
+	m.mu.Lock()
+	needs, r := m.needs(pod), m.pods[pod.UID].copy(pod)
+	m.mu.Unlock()
+	defer m.unreserve(pod.UID)
+	until, fresh := time.Now().Add(m.cfg.Patience), false
+	left := map[string][]string{} // by resource: of init containers that have ended by the time of the next
+	for _, n := range needs {
+		has, ok := r.Containers[n.container][n.resource]
+		if !ok {
+			var err error
+			if has, err = m.give(ctx, pod, n, left[n.resource], until); err != nil {
+				return err
+			}
+			if r.Containers[n.container] == nil {
+				r.Containers[n.container] = map[string]given{}
+			}
+			r.Containers[n.container][n.resource] = has
+			fresh = true
+		}
+		rest := slices.DeleteFunc(slices.Clone(left[n.resource]), func(id string) bool { return slices.Contains(has.IDs, id) })
+		if n.passes {
+			rest = append(rest, has.IDs...)
+		}
+		left[n.resource] = rest
+	}
+	if !fresh {
+		return nil
+	}
+	// Before the pod is told that it has them: nothing is made for it that would not be found again.
+	if err := save(m.file(pod.UID), r); err != nil {
+		return fmt.Errorf("writing down the devices of pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.pods[pod.UID] = r
+	m.changed()
+	return nil
+}
+
+// copy is a record that may be changed; that of a pod without one is empty.
+func (r *record) copy(pod *v1.Pod) *record {
+	out := &record{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Containers: map[string]map[string]given{}}
+	if r != nil {
+		for c, has := range r.Containers {
+			out.Containers[c] = maps.Clone(has)
+		}
+	}
+	return out
+}
+
+// give chooses devices for a container and asks their plugin what it needs to see them.
+func (m *Manager) give(ctx context.Context, pod *v1.Pod, n need, left []string, until time.Time) (g given, err error) {
+	ids, p, err := m.choose(ctx, pod.UID, n, left, until)
+	if err != nil {
+		return g, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, m.cfg.AllocateLimit)
+	defer cancel()
+	res, err := p.client.Allocate(ctx, &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: ids}}})
+	if err != nil {
+		return g, p.failed("Allocate", err)
+	}
+	a, err := taken(res)
+	if err != nil {
+		return g, p.failed("Allocate", err)
+	}
+	return given{IDs: ids, Answer: a, Prepare: p.options.GetPreStartRequired()}, nil
+}
+
+// failed words what a plugin did wrong.
+func (p *plugin) failed(call string, err error) error {
+	return fmt.Errorf("device plugin of %s: %s: %s", p.resource, call, shortened(err.Error()))
+}
+
+// choose reserves devices for a container: those that are left to it first. It waits until the time given for a plugin
+// that has only just gone, and for pods that are about to end.
+func (m *Manager) choose(ctx context.Context, pod types.UID, n need, left []string, until time.Time) ([]string, *plugin, error) {
+	waiting, stop := context.WithDeadline(ctx, until)
+	defer stop()
+	var news <-chan struct{}
+	for {
+		ids, p, err := m.tryChoose(ctx, pod, n, left)
+		if !errors.Is(err, errShort) || !m.passing(n.resource) {
+			return ids, p, err
+		}
+		if news == nil {
+			news = m.Changes(waiting)
+			continue // what has changed before is seen now
+		}
+		select {
+		case <-news:
+		case <-waiting.Done():
+			return nil, nil, err
+		}
+	}
+}
+
+func (m *Manager) tryChoose(ctx context.Context, pod types.UID, n need, left []string) ([]string, *plugin, error) {
+	free, p, err := m.free(pod, n, left)
+	if err != nil {
+		return nil, nil, err
+	}
+	ids := left[:min(int64(len(left)), n.count)]
+	missing := n.count - int64(len(ids))
+	var preferred []string
+	if missing > 0 && p.options.GetGetPreferredAllocationAvailable() {
+		if preferred, err = p.preferred(ctx, m.cfg.AskLimit, slices.Concat(ids, free), ids, n.count); err != nil {
+			return nil, nil, err
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	used := m.used(n.resource)
+	ids = pick(ids, int(n.count), preferred, slices.DeleteFunc(free, func(id string) bool { return used[id] }))
+	if int64(len(ids)) < n.count { // another pod was faster
+		return nil, nil, fmt.Errorf("%w for %s. Requested: %d, Available: %d", errShort, n.resource, n.count, len(ids))
+	}
+	if m.reserved[pod] == nil {
+		m.reserved[pod] = map[string]map[string]bool{}
+	}
+	if m.reserved[pod][n.resource] == nil {
+		m.reserved[pod][n.resource] = map[string]bool{}
+	}
+	for _, id := range ids {
+		m.reserved[pod][n.resource][id] = true
+	}
+	return ids, p, nil
+}
+
+// free are the devices that nobody has, and their plugin; an error when they are too few.
+func (m *Manager) free(pod types.UID, n need, left []string) ([]string, *plugin, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for uid, err := range m.damaged {
+		return nil, nil, fmt.Errorf("which devices pod %s has is not known: end that pod: %w", uid, err)
+	}
+	r := m.resources[n.resource]
+	if r == nil {
+		return nil, nil, fmt.Errorf("%s: %w", n.resource, errGone)
+	}
+	used := m.used(n.resource)
+	out := slices.DeleteFunc(r.healthy(), func(id string) bool { return used[id] })
+	if have := int64(len(out) + len(left)); have < n.count {
+		return nil, nil, fmt.Errorf("%w for %s. Requested: %d, Available: %d", errShort, n.resource, n.count, have)
+	}
+	if r.plugin == nil { // what is left by an init container would do, and nobody can say how it is seen
+		return nil, nil, fmt.Errorf("%w for %s: %w", errShort, n.resource, errGone)
+	}
+	return out, r.plugin, nil
+}
+
+// pick completes a choice: with those that the plugin prefers and that are free, then with the first of the free. Pure.
+func pick(chosen []string, count int, preferred, free []string) []string {
+	out, open := slices.Clone(chosen), map[string]bool{}
+	for _, id := range free {
+		open[id] = true
+	}
+	for _, id := range slices.Concat(preferred, free) {
+		if len(out) < count && open[id] {
+			out = append(out, id)
+			delete(open, id)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// preferred asks the plugin which devices it would take. Its answer is a wish.
+func (p *plugin) preferred(ctx context.Context, limit time.Duration, available, must []string, count int64) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	res, err := p.client.GetPreferredAllocation(ctx, &api.PreferredAllocationRequest{ContainerRequests: []*api.ContainerPreferredAllocationRequest{
+		{AvailableDeviceIDs: available, MustIncludeDeviceIDs: must, AllocationSize: int32(count)}}}) // there are as many: it fits
+	if err != nil {
+		return nil, p.failed("GetPreferredAllocation", err)
+	}
+	if len(res.GetContainerResponses()) == 0 {
+		return nil, nil
+	}
+	return res.ContainerResponses[0].GetDeviceIDs(), nil
+}
+
+// used are the devices of a resource that pods have or are about to have. The lock is held.
+func (m *Manager) used(name string) map[string]bool {
+	out := map[string]bool{}
+	for _, r := range m.pods {
+		for _, has := range r.Containers {
+			for _, id := range has[name].IDs {
+				out[id] = true
+			}
+		}
+	}
+	for _, by := range m.reserved {
+		maps.Copy(out, by[name])
+	}
+	return out
+}
+
+// unreserve ends the reservations of a pod: it has what it has by its record.
+func (m *Manager) unreserve(pod types.UID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.reserved[pod] != nil {
+		delete(m.reserved, pod)
+		m.changed()
+	}
+}
+
+// passing says that a lack of devices may be over soon: their plugin has only just gone, as when it or the agent begins
+// again, or a pod that has some of them is being ended.
+func (m *Manager) passing(name string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if r := m.resources[name]; r != nil && r.plugin == nil && time.Since(r.gone) < m.cfg.Patience {
+		return true
+	}
+	for uid, r := range m.pods {
+		for _, has := range r.Containers {
+			if len(has[name].IDs) == 0 || m.cfg.Objects == nil {
+				continue
+			}
+			if p, ok := m.cfg.Objects.Pod(uid); !ok || p.DeletionTimestamp != nil {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Container implements agent.Plugins.
+func (m *Manager) Container(ctx context.Context, pod *v1.Pod, container string) (out agent.PluginDevices, err error) {
+	m.mu.Lock()
+	var missing bool
+	for _, n := range m.needs(pod) {
+		_, has := m.pods[pod.UID].of(container)[n.resource]
+		missing = missing || n.container == container && !has
+	}
+	m.mu.Unlock()
+	if missing { // a pod of before its resource had a plugin
+		if err := m.Allocate(ctx, pod); err != nil {
+			return out, err
+		}
+	}
+	m.mu.Lock()
+	has := m.pods[pod.UID].of(container)
+	m.mu.Unlock()
+	seen := map[string]bool{}
+	for _, name := range slices.Sorted(maps.Keys(has)) {
+		g := has[name]
+		if g.Prepare {
+			if err := m.prepare(ctx, name, g.IDs); err != nil {
+				return agent.PluginDevices{}, err
+			}
+		}
+		g.Answer.add(&out, seen)
+	}
+	return out, nil
+}
+
+func (r *record) of(container string) map[string]given {
+	if r == nil {
+		return nil
+	}
+	return r.Containers[container]
+}
+
+// prepare has the plugin make devices ready for a container that starts.
+func (m *Manager) prepare(ctx context.Context, name string, ids []string) error {
+	m.mu.Lock()
+	var p *plugin
+	if r := m.resources[name]; r != nil {
+		p = r.plugin
+	}
+	m.mu.Unlock()
+	if p == nil {
+		return fmt.Errorf("devices of %s are to be prepared before each start: %w", name, errGone)
+	}
+	ctx, cancel := context.WithTimeout(ctx, m.cfg.AllocateLimit)
+	defer cancel()
+	if _, err := p.client.PreStartContainer(ctx, &api.PreStartContainerRequest{DevicesIds: ids}); err != nil {
+		return p.failed("PreStartContainer", err)
+	}
+	return nil
+}

@@ -1,0 +1,114 @@
+package deviceplugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+	"unicode/utf8"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"keelson.dev/keelson/internal/wait"
+)
+
+// plugin is one registration of a plugin.
+type plugin struct {
+	resource string
+	endpoint string
+	end      context.CancelFunc
+
+	// Set by follow before the first list.
+	client  api.DevicePluginClient
+	options *api.DevicePluginOptions
+}
+
+// How many lists of a plugin are read at once, and one more each: who says more waits. Each list may change the node.
+const (
+	listsAtOnce = 10
+	listEvery   = time.Second
+)
+
+// follow reads the lists of a plugin until that ends, and says why it did.
+func (m *Manager) follow(ctx context.Context, p *plugin) error {
+	conn, err := grpc.NewClient("unix://"+p.endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)), grpc.WithMaxHeaderListSize(maxText),
+		// a plugin may begin to serve after it has registered
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 2, MaxDelay: time.Second},
+			MinConnectTimeout: time.Second}))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	p.client = api.NewDevicePluginClient(conn)
+	if err := p.ask(ctx, m.cfg.AskLimit); err != nil {
+		return err
+	}
+	stream, err := p.client.ListAndWatch(ctx, &api.Empty{}, grpc.MaxCallRecvMsgSize(maxList))
+	if err != nil {
+		return fmt.Errorf("ListAndWatch: %w", err)
+	}
+	left, since := listsAtOnce, time.Now()
+	for {
+		res, err := stream.Recv()
+		if err != nil {
+			return fmt.Errorf("ListAndWatch: %w", err)
+		}
+		devices, err := judged(res.GetDevices())
+		if err != nil {
+			return fmt.Errorf("ListAndWatch: %w", err)
+		}
+		m.listed(p, devices)
+		if earned := int(time.Since(since) / listEvery); earned > 0 {
+			left, since = min(listsAtOnce, left+earned), time.Now()
+		}
+		if left--; left <= 0 {
+			if err := wait.Delay(ctx, listEvery); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// ask waits until the plugin answers, and asks for its options unless it has told them.
+func (p *plugin) ask(ctx context.Context, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	got, err := p.client.GetDevicePluginOptions(ctx, &api.Empty{}, grpc.WaitForReady(true))
+	switch {
+	case status.Code(err) == codes.Unimplemented:
+		got = &api.DevicePluginOptions{}
+	case err != nil:
+		return fmt.Errorf("GetDevicePluginOptions: %w", err)
+	}
+	if p.options == nil {
+		p.options = got
+	}
+	return nil
+}
+
+// judged are the devices of a list, and whether each is well.
+func judged(list []*api.Device) (map[string]bool, error) {
+	if len(list) > maxDevices {
+		return nil, fmt.Errorf("%d devices: a plugin has %d at most", len(list), maxDevices)
+	}
+	out := make(map[string]bool, len(list))
+	for _, d := range list {
+		id := d.GetID()
+		switch _, twice := out[id]; {
+		case id == "":
+			return nil, errors.New("a device has no name")
+		case len(id) > maxID || !utf8.ValidString(id):
+			return nil, fmt.Errorf("device %q: names have %d bytes of UTF-8 at most", shortened(id), maxID)
+		case twice:
+			return nil, fmt.Errorf("device %q is listed twice", id)
+		}
+		out[id] = d.GetHealth() == api.Healthy
+	}
+	return out, nil
+}

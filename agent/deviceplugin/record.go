@@ -1,0 +1,164 @@
+package deviceplugin
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/internal/wholefile"
+)
+
+// version of what is on disk. Fields are added under new names and never change their meaning; who reads skips those
+// that it does not know.
+const version = 1
+
+// maxRecord is how many bytes of a record are read.
+const maxRecord = 16 << 20
+
+// namesFile holds the names of resources, beside a file for each pod.
+const namesFile = "resources.json"
+
+// record is what a pod was given: by container and resource.
+type record struct {
+	UID        types.UID                   `json:"uid"`
+	Namespace  string                      `json:"namespace"`
+	Name       string                      `json:"name"`
+	Containers map[string]map[string]given `json:"containers"`
+}
+
+// given is what one container was given of one resource.
+type given struct {
+	IDs     []string `json:"ids"`
+	Answer  answer   `json:"answer"`
+	Prepare bool     `json:"prepare,omitempty"` // the plugin is asked before each start
+}
+
+// envelope is a file: a whole one says what its checksum says.
+type envelope struct {
+	Version  int             `json:"version"`
+	Checksum string          `json:"checksum"` // SHA-256 of the bytes of content
+	Content  json.RawMessage `json:"content"`
+}
+
+func save(file string, content any) error {
+	b, err := json.Marshal(content)
+	if err != nil {
+		return err
+	}
+	sum := sha256.Sum256(b)
+	if b, err = json.Marshal(envelope{Version: version, Checksum: hex.EncodeToString(sum[:]), Content: b}); err != nil {
+		return err
+	}
+	if len(b) > maxRecord {
+		return fmt.Errorf("%d bytes: %d at most", len(b), maxRecord)
+	}
+	return wholefile.Write(file, b)
+}
+
+func read(file string, content any) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxRecord+1))
+	if err != nil {
+		return err
+	}
+	var e envelope
+	if err := json.Unmarshal(b, &e); err != nil {
+		return err
+	}
+	sum := sha256.Sum256(e.Content)
+	switch {
+	case e.Version != version:
+		return fmt.Errorf("version %d: this agent knows version %d", e.Version, version)
+	case hex.EncodeToString(sum[:]) != e.Checksum:
+		return errors.New("the checksum is another")
+	}
+	return json.Unmarshal(e.Content, content)
+}
+
+func (m *Manager) file(pod types.UID) string {
+	return filepath.Join(m.cfg.State, "pod-"+filepath.Base(string(pod))+".json")
+}
+
+// load reads what an earlier life wrote, once. The lock is held.
+func (m *Manager) load() {
+	if m.loaded {
+		return
+	}
+	m.loaded = true
+	now := time.Now()
+	var names []string
+	if err := read(filepath.Join(m.cfg.State, namesFile), &names); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		m.cfg.Log.Error("the names of plugins' resources of an earlier life", "err", err)
+	}
+	files, err := filepath.Glob(filepath.Join(m.cfg.State, "pod-*.json"))
+	if err != nil {
+		m.cfg.Log.Error("what pods have of plugins' devices", "err", err)
+	}
+	for _, f := range files {
+		uid := types.UID(strings.TrimSuffix(strings.TrimPrefix(filepath.Base(f), "pod-"), ".json"))
+		r := &record{}
+		if err := read(f, r); err != nil {
+			m.cfg.Log.Error("which devices a pod has is not known: none are given out until it is gone", "uid", uid, "file", f, "err", err)
+			m.damaged[uid] = fmt.Errorf("record %s: %w", f, err)
+			continue
+		}
+		m.pods[uid] = r
+		for _, has := range r.Containers {
+			names = append(names, slices.Collect(maps.Keys(has))...)
+		}
+	}
+	for _, n := range names {
+		if extended(n) == nil && len(m.resources) < maxResources {
+			m.resources[n] = &pool{gone: now}
+		}
+	}
+	if len(m.resources) > 0 {
+		time.AfterFunc(m.cfg.Grace, m.again)
+	}
+}
+
+func (m *Manager) saveNames() error {
+	return save(filepath.Join(m.cfg.State, namesFile), slices.Sorted(maps.Keys(m.resources)))
+}
+
+// Pods implements agent.Plugins.
+func (m *Manager) Pods() ([]types.UID, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.load()
+	return slices.Concat(slices.Sorted(maps.Keys(m.pods)), slices.Sorted(maps.Keys(m.damaged))), nil
+}
+
+// Release implements agent.Plugins.
+func (m *Manager) Release(pod types.UID) error {
+	defer m.locks.Lock(string(pod))()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.load()
+	if m.pods[pod] == nil && m.damaged[pod] == nil {
+		return nil
+	}
+	if err := os.Remove(m.file(pod)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("taking back the devices of plugins: %w", err)
+	}
+	delete(m.pods, pod)
+	delete(m.damaged, pod)
+	m.changed()
+	return nil
+}

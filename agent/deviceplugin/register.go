@@ -1,0 +1,203 @@
+package deviceplugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/net/netutil"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+	"k8s.io/apimachinery/pkg/util/validation"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"keelson.dev/keelson/csi"
+)
+
+const (
+	socketName = "kubelet.sock" // by which plugins know whom to register with
+	scanEvery  = 5 * time.Second
+
+	maxStrangers = 64       // connections of those who register
+	maxRequest   = 64 << 10 // bytes of what they say
+)
+
+// Run lets plugins register until ctx ends. The sockets of an earlier life are removed first: by that plugins see that
+// they have to register anew.
+func (m *Manager) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer m.serving.Wait()
+	defer cancel()
+	m.mu.Lock()
+	m.load()
+	m.anew()
+	m.run = ctx
+	m.mu.Unlock()
+	defer func() {
+		m.mu.Lock()
+		m.run = nil
+		m.mu.Unlock()
+	}()
+	failed := make(chan error, 1)
+	if m.cfg.Dir != "" {
+		l, err := m.listen()
+		if err != nil {
+			return fmt.Errorf("letting device plugins register: %w", err)
+		}
+		s := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest), grpc.MaxConcurrentStreams(4), grpc.ConnectionTimeout(5*time.Second),
+			grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: time.Minute}))
+		api.RegisterRegistrationServer(s, registrar{m: m})
+		go func() { failed <- s.Serve(netutil.LimitListener(l, maxStrangers)) }()
+		defer s.Stop()
+	}
+	folder := m.registrations()
+	t := time.NewTicker(scanEvery)
+	defer t.Stop()
+	for {
+		folder.Scan(ctx)
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case err := <-failed:
+			return fmt.Errorf("letting device plugins register: %w", err)
+		case <-t.C:
+		}
+	}
+}
+
+func (m *Manager) listen() (net.Listener, error) {
+	if err := os.MkdirAll(m.cfg.Dir, 0o750); err != nil {
+		return nil, err
+	}
+	files, err := os.ReadDir(m.cfg.Dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range files {
+		if f.Type()&fs.ModeSocket == 0 {
+			continue
+		}
+		if err := os.Remove(filepath.Join(m.cfg.Dir, f.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+	}
+	return net.Listen("unix", filepath.Join(m.cfg.Dir, socketName))
+}
+
+// registrar translates for those who register by themselves.
+type registrar struct {
+	api.UnimplementedRegistrationServer
+	m *Manager
+}
+
+// Register implements the Registration service.
+func (r registrar) Register(_ context.Context, q *api.RegisterRequest) (*api.Empty, error) {
+	if err := r.m.register(q); err != nil {
+		r.m.cfg.Log.Warn("a device plugin is refused", "resource", shortened(q.GetResourceName()), "err", err)
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	return &api.Empty{}, nil
+}
+
+func (m *Manager) register(q *api.RegisterRequest) error {
+	if !slices.Contains(api.SupportedVersions[:], q.GetVersion()) {
+		return fmt.Errorf("version %q of the device plugin API is not known: it has to be one of %q", shortened(q.GetVersion()), api.SupportedVersions)
+	}
+	name := q.GetEndpoint()
+	if name == "" || name != filepath.Base(name) || name == "." || name == ".." || name == socketName {
+		return fmt.Errorf("endpoint %q: it has to be the name of a socket in the folder %s", shortened(name), m.cfg.Dir)
+	}
+	_, err := m.begin(q.GetResourceName(), filepath.Join(m.cfg.Dir, name), q.GetOptions())
+	return err
+}
+
+// registrations is the folder where plugins wait for the agent to come.
+func (m *Manager) registrations() *csi.Folder {
+	return &csi.Folder{Dir: m.cfg.Registration, Kind: registration.DevicePlugin, Log: m.cfg.Log,
+		Came: func(_ context.Context, socket string, info *registration.PluginInfo) error {
+			if !slices.ContainsFunc(info.GetSupportedVersions(), func(v string) bool { return slices.Contains(api.SupportedVersions[:], v) }) {
+				return fmt.Errorf("device plugin %s speaks %q, of which none is %s", shortened(info.GetName()),
+					info.GetSupportedVersions(), api.Version)
+			}
+			endpoint := filepath.Clean(strings.TrimPrefix(info.GetEndpoint(), "unix://"))
+			if !filepath.IsAbs(endpoint) {
+				return fmt.Errorf("device plugin %s registers with the endpoint %q: it has to be the path of a socket on the node",
+					shortened(info.GetName()), shortened(info.GetEndpoint()))
+			}
+			p, err := m.begin(info.GetName(), endpoint, nil)
+			if err != nil {
+				return err
+			}
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			m.sockets[socket] = p
+			return nil
+		},
+		Gone: func(socket string) {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			if p := m.sockets[socket]; p != nil {
+				p.end()
+				delete(m.sockets, socket)
+			}
+		}}
+}
+
+// begin listens to a plugin of a resource from now on. options is nil when the plugin is to be asked.
+func (m *Manager) begin(name, endpoint string, options *api.DevicePluginOptions) (*plugin, error) {
+	if err := extended(name); err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.run == nil {
+		return nil, errors.New("the agent is ending")
+	}
+	if err := m.known(name); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(m.run)
+	p := &plugin{resource: name, endpoint: endpoint, end: cancel, options: options}
+	if before := m.pending[name]; before != nil {
+		before.end()
+	}
+	m.pending[name] = p
+	m.cfg.Log.Info("a device plugin registers", "resource", name, "socket", endpoint)
+	m.serving.Go(func() {
+		defer cancel()
+		m.lost(p, m.follow(ctx, p))
+	})
+	return p, nil
+}
+
+// extended says why a name is not that of an extended resource, as Kubernetes has it.
+func extended(name string) error {
+	domain, _, ok := strings.Cut(name, "/")
+	switch {
+	case !ok, strings.Contains(domain, "kubernetes.io"), strings.HasPrefix(name, "requests."):
+		return fmt.Errorf("resource %q: a device plugin's is named DOMAIN/NAME, with a domain of its own", shortened(name))
+	}
+	if msgs := validation.IsQualifiedName("requests." + name); len(msgs) > 0 {
+		return fmt.Errorf("resource %q: %s", shortened(name), msgs[0])
+	}
+	return nil
+}
+
+// shortened bounds the words of others, which become events.
+func shortened(s string) string {
+	const most = 512
+	if len(s) > most {
+		s = s[:most] + "..."
+	}
+	return strings.ToValidUTF8(s, "?")
+}
