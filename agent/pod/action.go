@@ -10,7 +10,8 @@ type Kind int
 
 // The actions, in the order of a pod's life.
 const (
-	MountVolumes    Kind = iota // prepare all volumes
+	AllocateDevices Kind = iota // have the node's device plugins give out devices
+	MountVolumes                // prepare all volumes
 	CreateSandbox               // network namespace, address, pause
 	EnsureImage                 // look the container's image up, or pull it
 	StartContainer              // create, start, postStart hook
@@ -27,7 +28,7 @@ const (
 )
 
 func (k Kind) String() string {
-	return [...]string{"mount-volumes", "create-sandbox", "ensure-image", "start", "kill", "remove", "await-gate", "stop-sandbox",
+	return [...]string{"allocate-devices", "mount-volumes", "create-sandbox", "ensure-image", "start", "kill", "remove", "await-gate", "stop-sandbox",
 		"unmount-volumes", "remove-sandbox", "report-gone", "cancel", "refresh-volumes", "resize"}[k]
 }
 

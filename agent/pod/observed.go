@@ -39,6 +39,7 @@ type Observed struct {
 	Early      string                      // the pod's first sandbox while its network is being attached: containers can be created in it
 	Containers []Container                 // of each name newest first
 	Volumes    Volumes                     // prepared volumes
+	Devices    Devices                     // of device plugins
 	Images     map[string]Image            // by container name
 	Failures   map[string]Failure          // by action key: the last failure of what is retried
 	Probes     map[string]agent.ProbeState // by container id
@@ -91,6 +92,13 @@ type Container struct {
 	Limits            *cri.LinuxContainerResources // those it has now; nil: the runtime does not tell
 	Hash              string                       // of the spec it was created from
 	Delay             time.Duration                // the restart delay it was created after; -1 = the first, or after a reset
+}
+
+// Devices is what the pod has of the node's device plugins.
+type Devices struct {
+	Missing bool                           // it asks for some that have yet to be given to it
+	Held    bool                           // it has some
+	Health  map[string][]v1.ResourceStatus // of those, by container
 }
 
 // Volumes says whether the pod's volumes are prepared.

@@ -22,6 +22,8 @@ const gateLimit = time.Second
 // perform does one action. Events are worded here; retries are Step's.
 func (w *worker) perform(ctx context.Context, a Action) error {
 	switch a.Kind {
+	case AllocateDevices:
+		return w.allocateDevices(ctx)
 	case MountVolumes:
 		return w.mountVolumes(ctx)
 	case CreateSandbox:
@@ -163,6 +165,9 @@ func (w *worker) unmountVolumes(ctx context.Context) error {
 		}
 	}
 	err := errors.Join(w.cfg.Devices.Release(ctx, uid), w.cfg.Volumes.UnmountAll(ctx, uid)) // neither waits for the other's driver
+	if w.cfg.Plugins != nil {
+		err = errors.Join(err, w.cfg.Plugins.Release(uid))
+	}
 	if err != nil {
 		return err
 	}

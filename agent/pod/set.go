@@ -32,6 +32,7 @@ type Config struct {
 	Images   agent.Images
 	Volumes  agent.Volumes
 	Devices  agent.Devices
+	Plugins  agent.Plugins // nil: no device plugins
 	Objects  agent.Objects
 	Reporter agent.Reporter
 	Prober   agent.Prober
@@ -68,7 +69,7 @@ func (c *Config) admit(p *v1.Pod, others []*v1.Pod) *Stop {
 	if refused := Incapable(p); refused != nil {
 		return refused
 	}
-	return Admit(p, others, c.Node())
+	return Admit(p, others, c.unmanaged(c.Node()))
 }
 
 func (c *Config) now() time.Time {
@@ -145,6 +146,10 @@ func (s *Set) Run(ctx context.Context) error {
 	defer cancel()
 	events := s.cfg.Runtime.Events(ctx)
 	changes := s.cfg.Objects.Changes(ctx)
+	var devices <-chan struct{}
+	if s.cfg.Plugins != nil {
+		devices = s.cfg.Plugins.Changes(ctx)
+	}
 	relist := time.NewTicker(s.cfg.Relist)
 	defer relist.Stop()
 	// Before the first decision: who was here already is admitted without a question.
@@ -184,6 +189,8 @@ func (s *Set) Run(ctx context.Context) error {
 			s.mu.Unlock()
 		case uid := <-s.done:
 			s.ended(ctx, uid)
+		case <-devices:
+			s.each(func(e *entry) { e.w.devicesChanged() })
 		case <-s.recheck:
 			s.reconcile(ctx)
 		case <-relist.C:
@@ -417,6 +424,13 @@ func (s *Set) adopt(ctx context.Context) error {
 		return err
 	}
 	uids = append(uids, having...)
+	if s.cfg.Plugins != nil {
+		if having, err = s.cfg.Plugins.Pods(); err != nil {
+			s.cfg.Log.Warn("looking for pods of an earlier life: listing devices of plugins", "err", err)
+			return err
+		}
+		uids = append(uids, having...)
+	}
 	dirs, err := os.ReadDir(filepath.Join(s.cfg.Paths.State, "pods"))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("looking for pods of an earlier life: %w", err)

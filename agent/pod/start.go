@@ -44,6 +44,13 @@ func (w *worker) startContainer(ctx context.Context, a Action) error {
 		return fail("CreateContainerConfigError", err)
 	}
 	cfg.CDIDevices = devicesOf(spec, devices)
+	if w.cfg.Plugins != nil {
+		has, err := w.cfg.Plugins.Container(ctx, pod, spec.Name)
+		if err != nil {
+			return fail("CreateContainerConfigError", err)
+		}
+		withPlugins(cfg, has)
+	}
 	attached := w.attachment(a.ID)
 	asked := w.cfg.now()
 	res, err := w.cfg.Runtime.CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: a.ID, Config: cfg, SandboxConfig: sb})

@@ -107,6 +107,7 @@ func (g *gen) containers(specs []v1.Container) []v1.ContainerStatus {
 			continue
 		}
 		cs := g.container(&specs[i])
+		g.devices(&cs)
 		if cs.Resources == nil && (g.pendingResize() || g.openResize()) {
 			g.resources(&specs[i], &cs) // or it would count for nothing meanwhile
 		}
@@ -348,12 +349,20 @@ func (g *gen) mounts(spec *v1.Container, cs *v1.ContainerStatus) {
 	}
 }
 
+// devices tells of the health of the container's devices; how it was stays on record when they are given back.
+func (g *gen) devices(cs *v1.ContainerStatus) {
+	cs.AllocatedResourcesStatus = g.o.Devices.Health[cs.Name]
+	if old, had := lastStatus(&g.last, cs.Name); had && !g.o.Devices.Held {
+		cs.AllocatedResourcesStatus = old.AllocatedResourcesStatus
+	}
+}
+
 // phase follows Kubernetes' rules: what waits, runs and has ended decides.
 // phase holds back the end of a pod whose devices have yet to be taken back: once it is told, they are given to others.
 func (g *gen) phase(st *v1.PodStatus) (phase v1.PodPhase, reason, message string) {
 	phase, reason, message = g.reached(st)
 	refused := g.d.Stop != nil && g.d.Stop.Refused
-	if terminal(phase) && !terminal(g.last.Phase) && !final(g.pod) && len(g.pod.Spec.ResourceClaims) > 0 && !g.o.Volumes.Away && !refused {
+	if terminal(phase) && !terminal(g.last.Phase) && !final(g.pod) && (len(g.pod.Spec.ResourceClaims) > 0 || g.o.Devices.Held) && !g.o.Volumes.Away && !refused {
 		return v1.PodRunning, reason, message
 	}
 	return phase, reason, message

@@ -99,6 +99,9 @@ func failedInit(pod *v1.Pod, o *Observed) bool {
 // run brings the pod up and keeps it up.
 func (s *step) run() {
 	s.collect()
+	if !s.allocated() {
+		return
+	}
 	s.mount()
 	sb, ok := s.ensureSandbox()
 	if !ok {
@@ -151,6 +154,18 @@ func (s *step) start(due []Action) {
 		}
 		s.plan.add(a)
 	}
+}
+
+// allocated says that the pod has the devices that it asks for, or plans that it gets them: whether it does decides
+// whether it may run here at all. Who has begun has them, or began before there was anybody to give them.
+func (s *step) allocated() bool {
+	if !s.o.Devices.Missing || len(s.o.Sandboxes)+len(s.o.Containers) > 0 {
+		return true
+	}
+	if a := (Action{Kind: AllocateDevices}); !s.o.busy(a.Key()) {
+		s.plan.add(a)
+	}
+	return false
 }
 
 func (s *step) mount() {

@@ -35,7 +35,7 @@ func (s *step) cancelUpward() bool {
 	var keys []string
 	for key, b := range s.o.Busy {
 		switch b.Kind {
-		case MountVolumes, RefreshVolumes, CreateSandbox, EnsureImage, StartContainer:
+		case AllocateDevices, MountVolumes, RefreshVolumes, CreateSandbox, EnsureImage, StartContainer:
 			keys = append(keys, key)
 		}
 	}

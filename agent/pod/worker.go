@@ -65,6 +65,7 @@ func newWorker(cfg *Config, d Desired) *worker {
 	w.events = &recorder{reporter: cfg.Reporter, node: cfg.NodeName, mute: d.Stop != nil && d.Stop.Orphan, now: cfg.now, seen: map[string]*v1.Event{}}
 	w.o.StartTime, w.o.Since = w.received, w.received
 	w.o.Deadline = deletionDeadline(d.Pod, time.Time{}, w.received)
+	w.o.Devices.Missing = cfg.wantsDevices(d.Pod)
 	if t := d.Pod.Status.StartTime; t != nil {
 		// Acknowledged in an earlier life: its way to Ready has been told.
 		w.o.StartTime, w.o.Since, w.quiet = t.Time, anchor(t.Time, time.Time{}, w.received), true
@@ -203,6 +204,7 @@ func (w *worker) turn(ctx context.Context) Plan {
 		w.syncProbes(ctx)
 	}
 	w.o.Resize = w.resizeState()
+	w.lookAtDevices()
 	d, o := w.desired, w.o
 	// The maps are written by actions: Step gets copies.
 	o.Images, o.Failures, o.Probes = maps.Clone(o.Images), maps.Clone(o.Failures), maps.Clone(o.Probes)
@@ -306,6 +308,8 @@ func (w *worker) settle(a Action, err error, cancelled bool) {
 		switch a.Kind {
 		case StopSandbox, AwaitGate, ReportGone:
 			w.o.Settled[key] = true
+		case AllocateDevices:
+			w.o.Devices.Missing = false
 		case MountVolumes:
 			w.o.Volumes = Volumes{Mounted: true}
 		case UnmountVolumes:

@@ -1,0 +1,166 @@
+package fake
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/agent"
+)
+
+// Thing is the resource of the fake plugin.
+const Thing v1.ResourceName = "example.com/thing"
+
+// Plugins implements agent.Plugins: so many devices of one resource, named 0, 1 and so on.
+type Plugins struct {
+	Script
+	Clock  Clock
+	Number int
+
+	mu       sync.Mutex
+	given    map[types.UID]map[string][]string
+	sick     map[string]bool
+	watchers map[chan struct{}]bool
+}
+
+var _ agent.Plugins = (*Plugins)(nil)
+
+// Manages implements agent.Plugins.
+func (p *Plugins) Manages(name v1.ResourceName) bool { return name == Thing }
+
+// Allocate implements agent.Plugins.
+func (p *Plugins) Allocate(ctx context.Context, pod *v1.Pod) error {
+	if err := p.enter(ctx, p.Clock, "Allocate", pod.Name); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	used := map[string]bool{}
+	for uid, by := range p.given {
+		for _, ids := range by {
+			for _, id := range ids {
+				used[id] = uid != pod.UID
+			}
+		}
+	}
+	mine := map[string][]string{}
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		q, ok := c.Resources.Limits[Thing]
+		if !ok {
+			continue
+		}
+		for i := 0; i < p.Number && int64(len(mine[c.Name])) < q.Value(); i++ {
+			if id := fmt.Sprint(i); !used[id] {
+				used[id] = true
+				mine[c.Name] = append(mine[c.Name], id)
+			}
+		}
+		if int64(len(mine[c.Name])) < q.Value() {
+			return fmt.Errorf("too few devices of %s for container %s", Thing, c.Name)
+		}
+	}
+	if p.given == nil {
+		p.given = map[types.UID]map[string][]string{}
+	}
+	p.given[pod.UID] = mine
+	p.changed()
+	return nil
+}
+
+// Container implements agent.Plugins: a device is seen by a variable of its name.
+func (p *Plugins) Container(ctx context.Context, pod *v1.Pod, container string) (out agent.PluginDevices, err error) {
+	if err := p.enter(ctx, p.Clock, "Container", pod.Name+"/"+container); err != nil {
+		return out, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, id := range p.given[pod.UID][container] {
+		out.Envs = append(out.Envs, &cri.KeyValue{Key: "THING_" + id, Value: []byte("yes")})
+	}
+	return out, nil
+}
+
+// Sick says whether a device is not well.
+func (p *Plugins) Sick(id string, is bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.sick == nil {
+		p.sick = map[string]bool{}
+	}
+	p.sick[id] = is
+	p.changed()
+}
+
+// Health implements agent.Plugins.
+func (p *Plugins) Health(pod types.UID) map[string][]v1.ResourceStatus {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var out map[string][]v1.ResourceStatus
+	for c, ids := range p.given[pod] {
+		s := v1.ResourceStatus{Name: Thing}
+		for _, id := range ids {
+			h := v1.ResourceHealth{ResourceID: v1.ResourceID(id), Health: v1.ResourceHealthStatusHealthy}
+			if p.sick[id] {
+				h.Health = v1.ResourceHealthStatusUnhealthy
+			}
+			s.Resources = append(s.Resources, h)
+		}
+		if out == nil {
+			out = map[string][]v1.ResourceStatus{}
+		}
+		out[c] = append(out[c], s)
+	}
+	return out
+}
+
+// Release implements agent.Plugins.
+func (p *Plugins) Release(pod types.UID) error {
+	if err := p.enter(context.Background(), p.Clock, "Release", string(pod)); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.given, pod)
+	p.changed()
+	return nil
+}
+
+// Pods implements agent.Plugins.
+func (p *Plugins) Pods() ([]types.UID, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Sorted(maps.Keys(p.given)), nil
+}
+
+// Changes implements agent.Plugins.
+func (p *Plugins) Changes(ctx context.Context) <-chan struct{} {
+	c := make(chan struct{}, 1)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.watchers == nil {
+		p.watchers = map[chan struct{}]bool{}
+	}
+	p.watchers[c] = true
+	context.AfterFunc(ctx, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(p.watchers, c)
+	})
+	return c
+}
+
+// changed wakes who waits for changes. The lock is held.
+func (p *Plugins) changed() {
+	for c := range p.watchers {
+		select {
+		case c <- struct{}{}:
+		default:
+		}
+	}
+}

@@ -1,0 +1,221 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/fake"
+	"keelson.dev/keelson/internal/virtual"
+)
+
+// envs notes the variables that containers are made with.
+type envs struct {
+	*fake.Runtime
+	mu  sync.Mutex
+	all map[string][]string
+}
+
+func (e *envs) CreateContainer(ctx context.Context, q *cri.CreateContainerRequest) (*cri.CreateContainerResponse, error) {
+	e.mu.Lock()
+	for _, kv := range q.Config.Envs {
+		if strings.HasPrefix(kv.Key, "THING_") {
+			e.all[q.Config.Labels[agent.LabelPodUID]] = append(e.all[q.Config.Labels[agent.LabelPodUID]], q.Config.Metadata.Name+":"+kv.Key)
+		}
+	}
+	e.mu.Unlock()
+	return e.Runtime.CreateContainer(ctx, q)
+}
+
+func (e *envs) of(uid string) string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return strings.Join(e.all[uid], " ")
+}
+
+func withThings(uid string, n int64) *v1.Pod {
+	q := v1.ResourceList{fake.Thing: *resource.NewQuantity(n, resource.DecimalSI)}
+	p := simplePod(uid, v1.Container{Name: "app", Image: "hello:1", Resources: v1.ResourceRequirements{Requests: q, Limits: q}}, v1.Container{Name: "other", Image: "hello:1"})
+	p.Spec.RestartPolicy = v1.RestartPolicyNever
+	return p
+}
+
+// newThings is a node with a device plugin of so many devices.
+func newThings(t *testing.T, count int) (*node, *fake.Plugins, *envs) {
+	n := newNode(t)
+	plugins, rt := &fake.Plugins{Number: count}, &envs{Runtime: n.rt, all: map[string][]string{}}
+	n.cfg.Plugins, n.cfg.Runtime = plugins, rt
+	n.cfg.Node = func() *v1.Node {
+		return &v1.Node{Status: v1.NodeStatus{Allocatable: v1.ResourceList{fake.Thing: resource.MustParse("1"), v1.ResourcePods: resource.MustParse("10")}}}
+	}
+	return n, plugins, rt
+}
+
+// A pod is given its devices before anything of it is made, and its container sees them, the other does not. Who cannot be
+// given them fails with kubelet's reason, and nothing of it is made. What a pod had is free when its end is told. F92
+func TestDevicesOfPlugins(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		n, plugins, rt := newThings(t, 3)
+		plugins.Delay("Allocate", time.Second)
+		n.start()
+		defer func() { n.stop() }()
+		n.cluster.Put(withThings("u1", 2))
+		virtual.Wait()
+		if n.rt.Count("RunPodSandbox") != 0 || n.vol.Count("MountAll") != 0 {
+			t.Error("something of the pod is made before it has its devices")
+		}
+		time.Sleep(2 * time.Second)
+		virtual.Wait()
+		if got := rt.of("u1"); got != "app:THING_0 app:THING_1" {
+			t.Errorf("its containers see %s", got)
+		}
+		n.cluster.Put(withThings("u2", 2))
+		time.Sleep(2 * time.Second)
+		virtual.Wait()
+		st := n.pod("u2").Status
+		const why = "Pod was rejected: Allocate failed due to too few devices of example.com/thing for container app, which is unexpected"
+		if st.Phase != v1.PodFailed || st.Reason != "UnexpectedAdmissionError" || st.Message != why || len(st.ContainerStatuses) > 0 {
+			t.Errorf("a pod without devices: %+v", st)
+		}
+		if e := strings.Join(n.cluster.Events("u2"), "\n"); !strings.Contains(e, "UnexpectedAdmissionError") || !strings.Contains(e, why) {
+			t.Errorf("events %s", e)
+		}
+		if n.rt.Count("RunPodSandbox web-u2") != 0 {
+			t.Error("something of it was made")
+		}
+		plugins.Fail("Release", errors.New("disk full"))
+		n.rt.Exit("u1", "app", 0, "")
+		n.rt.Exit("u1", "other", 0, "")
+		virtual.Wait()
+		if pods, _ := plugins.Pods(); len(pods) != 1 || n.pod("u1").Status.Phase != v1.PodRunning {
+			t.Errorf("the end of a pod is told (%s) while its devices are with %v", n.pod("u1").Status.Phase, pods)
+		}
+		time.Sleep(time.Minute)
+		virtual.Wait()
+		if pods, _ := plugins.Pods(); len(pods) != 0 || n.pod("u1").Status.Phase != v1.PodSucceeded {
+			t.Errorf("%s, devices are with %v", n.pod("u1").Status.Phase, pods)
+		}
+		if h := n.pod("u1").Status.ContainerStatuses[0].AllocatedResourcesStatus; len(h) != 1 || len(h[0].Resources) != 2 {
+			t.Errorf("which devices it had is no longer on record: %v", h)
+		}
+		n.cluster.Put(withThings("u3", 3))
+		time.Sleep(2 * time.Second)
+		virtual.Wait()
+		if got := rt.of("u3"); got != "app:THING_0 app:THING_1 app:THING_2" {
+			t.Errorf("the next pod sees %s", got)
+		}
+	})
+}
+
+// Health of devices is told in the status of the containers that have them, as it changes. F92
+func TestHealthOfDevices(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		n, plugins, _ := newThings(t, 2)
+		n.start()
+		defer func() { n.stop() }()
+		n.cluster.Put(withThings("u1", 2))
+		is := func(want string) {
+			t.Helper()
+			time.Sleep(time.Second)
+			virtual.Wait()
+			var got []string
+			for _, cs := range n.pod("u1").Status.ContainerStatuses {
+				for _, s := range cs.AllocatedResourcesStatus {
+					for _, d := range s.Resources {
+						got = append(got, fmt.Sprint(cs.Name, ":", s.Name, ":", d.ResourceID, ":", d.Health))
+					}
+				}
+			}
+			if strings.Join(got, " ") != want {
+				t.Errorf("%v, want %s", got, want)
+			}
+		}
+		is("app:example.com/thing:0:Healthy app:example.com/thing:1:Healthy")
+		plugins.Sick("1", true)
+		is("app:example.com/thing:0:Healthy app:example.com/thing:1:Unhealthy")
+		plugins.Sick("1", false)
+		is("app:example.com/thing:0:Healthy app:example.com/thing:1:Healthy")
+	})
+}
+
+// A pod that is deleted while it waits for devices is gone at once. What an earlier life of the agent gave to a pod that
+// is no more is taken back, and a pod that runs is not asked about again. F92
+func TestDevicesAndTheEndOfThings(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		n, plugins, _ := newThings(t, 2)
+		plugins.Delay("Allocate", time.Hour)
+		n.start()
+		defer func() { n.stop() }()
+		n.cluster.Put(withThings("u1", 1))
+		time.Sleep(time.Second)
+		deletePod(n, "u1", 30)
+		time.Sleep(time.Second)
+		virtual.Wait()
+		if _, there := n.cluster.Pod("u1"); there || plugins.Count("Release u1") == 0 {
+			t.Errorf("it is there: %t; journal %v", there, plugins.Journal())
+		}
+		plugins.Delay("Allocate", 0)
+		n.cluster.Put(withThings("u2", 1))
+		time.Sleep(time.Second)
+		virtual.Wait()
+		n.stop()
+		if err := plugins.Allocate(t.Context(), withThings("u9", 1)); err != nil {
+			t.Fatal(err)
+		}
+		asked := plugins.Count("Allocate")
+		n.start()
+		time.Sleep(time.Minute)
+		virtual.Wait()
+		if pods, _ := plugins.Pods(); fmt.Sprint(pods) != "[u2]" || plugins.Count("Allocate") != asked {
+			t.Errorf("devices are with %v; journal %v", pods, plugins.Journal())
+		}
+	})
+}
+
+// A device that cannot be prepared holds up its container, which tries again. F92
+func TestDevicesThatAreNotReady(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		n, plugins, _ := newThings(t, 2)
+		plugins.FailAlways("Container", errors.New("it is too hot"))
+		n.start()
+		defer func() { n.stop() }()
+		n.cluster.Put(withThings("u1", 1))
+		time.Sleep(time.Second)
+		virtual.Wait()
+		if w := n.pod("u1").Status.ContainerStatuses[0].State.Waiting; w == nil || w.Reason != "CreateContainerConfigError" || w.Message != "it is too hot" {
+			t.Errorf("%+v", n.pod("u1").Status.ContainerStatuses)
+		}
+		plugins.FailAlways("Container", nil)
+		time.Sleep(time.Minute)
+		virtual.Wait()
+		if n.pod("u1").Status.Phase != v1.PodRunning {
+			t.Errorf("%+v", n.pod("u1").Status)
+		}
+	})
+}
+
+// What the pod says wins over what a plugin says, and nothing of a plugin is taken for the agent's own. F92
+func TestWithPlugins(t *testing.T) {
+	c := &cri.ContainerConfig{Envs: []*cri.KeyValue{{Key: "A", Value: []byte("pod")}}, Mounts: []*cri.Mount{{ContainerPath: "/a"}},
+		CDIDevices: []*cri.CDIDevice{{Name: "v/c=1"}}, Annotations: map[string]string{annHash: "h"}}
+	withPlugins(c, agent.PluginDevices{Envs: []*cri.KeyValue{{Key: "A", Value: []byte("plugin")}}, Mounts: []*cri.Mount{{ContainerPath: "/b"}},
+		Devices: []*cri.Device{{HostPath: "/dev/null"}}, CDI: []*cri.CDIDevice{{Name: "v/c=1"}, {Name: "v/c=2"}},
+		Annotations: map[string]string{annHash: "x", annTermFile: "/etc/shadow", annRestartCount: "9", "example.com/a": "1"}})
+	if string(c.Envs[1].Value) != "pod" || c.Mounts[1].ContainerPath != "/a" || len(c.Devices) != 1 || len(c.CDIDevices) != 2 {
+		t.Errorf("%+v", c)
+	}
+	if got := slices.Sorted(maps.Keys(c.Annotations)); fmt.Sprint(got) != "[example.com/a "+annHash+"]" || c.Annotations[annHash] != "h" {
+		t.Errorf("annotations %v", c.Annotations)
+	}
+}
