@@ -50,8 +50,9 @@ type Config struct {
 	CNIConfDir, CNIBinDir    string
 	ArchivesDir              string // image archives imported at start
 	RuntimeDir               string // folder of keelson-shim, keelson-oci and keelson-pause
-	KubeletDir               string // folder whose layout third-party CSI drivers know
+	KubeletDir               string // folder whose layout third-party CSI drivers and device plugins know
 	PluginRegistration       string // folder where they register; "" = plugins_registry below it
+	DevicePlugins            string // folder where device plugins find the agent; "" = device-plugins below it
 	Capacity                 v1.ResourceList
 	Labels                   map[string]string
 	Taints                   []v1.Taint
@@ -121,9 +122,9 @@ func Flags(fs *flag.FlagSet) *Config {
 	fs.StringVar(&c.ArchivesDir, "archives-dir", "", "folder of image archives to import (default STATE-DIR/images.d)")
 	fs.StringVar(&c.RuntimeDir, "runtime-dir", "", "folder of keelson-shim, keelson-oci and keelson-pause (default: that of this program)")
 	fs.StringVar(&c.KubeletDir, "kubelet-dir", "/var/lib/kubelet",
-		"folder where CSI drivers find kubelet's: plugins, plugins_registry and pods")
+		"folder where CSI drivers and device plugins find kubelet's: plugins, plugins_registry, pods and device-plugins")
 	fs.StringVar(&c.PluginRegistration, "plugin-registration-dir", "",
-		"folder where CSI drivers register themselves (default KUBELET-DIR/plugins_registry)")
+		"folder where drivers and plugins wait to be registered (default KUBELET-DIR/plugins_registry)")
 	fs.Var(list{&c.InsecureRegistries}, "insecure-registry", "registry HOST[:PORT] spoken to over plain HTTP (repeatable)")
 	fs.Func("registry-mirror", "REGISTRY=HOST[:PORT]: a host that is asked for the images of a registry before the registry itself; "+
 		"* stands for every registry that is not named (repeatable, tried in order)", func(s string) error { return c.addMirror(s) })
@@ -182,6 +183,9 @@ func (c *Config) Complete() error {
 	}
 	if c.PluginRegistration == "" && c.KubeletDir != "" {
 		c.PluginRegistration = filepath.Join(c.KubeletDir, "plugins_registry")
+	}
+	if c.DevicePlugins == "" && c.KubeletDir != "" {
+		c.DevicePlugins = filepath.Join(c.KubeletDir, "device-plugins")
 	}
 	if c.RuntimeDir == "" && c.Runtime == nil {
 		self, err := os.Executable()

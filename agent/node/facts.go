@@ -18,6 +18,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/deviceplugin"
 	"keelson.dev/keelson/csi"
 )
 
@@ -71,6 +72,7 @@ type watched struct {
 	network agent.Network
 	csi     *csi.Registry
 	session Session
+	plugins *deviceplugin.Manager // nil: none
 	trouble *troubles
 }
 
@@ -84,6 +86,8 @@ type observed struct {
 	drivers     []*csi.Driver // nil = not known
 	networkDown string        // what ails the way of pods' traffic; "" = nothing
 	degraded    string        // what else fails
+
+	devices, healthy v1.ResourceList // of device plugins: all, and those that can be given out
 
 	handlers []v1.NodeRuntimeHandler // nil = not known
 	features *v1.NodeFeatures
@@ -108,6 +112,10 @@ func (f *facts) run(ctx context.Context, w watched) error {
 		}
 	})
 	news := w.session.Changes(ctx)
+	var devices <-chan struct{}
+	if w.plugins != nil {
+		devices = w.plugins.Changes(ctx)
+	}
 	var sent *v1.Node
 	for ready := false; ; {
 		changes := news
@@ -118,6 +126,7 @@ func (f *facts) run(ctx context.Context, w watched) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-w.csi.Changed():
+		case <-devices:
 		case <-w.trouble.changed:
 		case <-started:
 			started = nil
@@ -152,6 +161,9 @@ func (f *facts) look(ctx context.Context, w watched) observed {
 	o := f.machine()
 	if w.csi != nil {
 		o.drivers = w.csi.Drivers()
+	}
+	if w.plugins != nil {
+		o.devices, o.healthy = w.plugins.Resources()
 	}
 	o.notReady = o.askRuntime(ctx, w)
 	f.ailing(&o, w.trouble)
@@ -257,6 +269,8 @@ func (f *facts) compose(o observed, old *v1.Node, now time.Time) *v1.Node {
 	n.Status.NodeInfo = f.info
 	n.Status.DaemonEndpoints.KubeletEndpoint.Port = f.cfg.KubeletPort
 	n.Status.Capacity, n.Status.Allocatable = f.resources()
+	maps.Copy(n.Status.Capacity, o.devices)
+	maps.Copy(n.Status.Allocatable, o.healthy)
 	for _, ip := range f.cfg.NodeIPs {
 		n.Status.Addresses = append(n.Status.Addresses, v1.NodeAddress{Type: v1.NodeInternalIP, Address: ip})
 	}

@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/deviceplugin"
 	"keelson.dev/keelson/agent/devices"
 	"keelson.dev/keelson/agent/image"
 	"keelson.dev/keelson/agent/oci"
@@ -40,6 +41,7 @@ type Node struct {
 	parts   []lifecycle.Part
 	network agent.Network
 	csi     *csi.Registry
+	plugins *deviceplugin.Manager // nil on a fake node
 	server  agent.NodeServer
 	trouble *troubles
 }
@@ -79,12 +81,19 @@ func New(cfg Config) (*Node, error) {
 			return n.csi.Run(ctx)
 		})
 	}
+	var plugins agent.Plugins // a fake node has none
 	dev := cfg.Devices
 	if dev == nil {
 		drivers := devices.New(devices.Config{Registration: cfg.PluginRegistration, State: filepath.Join(cfg.StateDir, "devices"), Objects: n.session,
 			Log: cfg.Log.With("part", "devices")})
 		dev = drivers
 		n.own("devices", drivers.Run)
+	}
+	if cfg.Runtime == nil {
+		n.plugins = deviceplugin.New(deviceplugin.Config{Dir: cfg.DevicePlugins, Registration: cfg.PluginRegistration,
+			State: filepath.Join(cfg.StateDir, "deviceplugins"), Objects: n.session, Log: cfg.Log.With("part", "device plugins")})
+		plugins = n.plugins
+		n.own("device plugins", n.plugins.Run)
 	}
 	prober := cfg.Prober
 	if prober == nil {
@@ -94,14 +103,14 @@ func New(cfg Config) (*Node, error) {
 	if serve != nil {
 		serve(n.server)
 	}
-	pods := pod.New(pod.Config{NodeName: cfg.NodeName, HostIPs: cfg.NodeIPs, Paths: cfg.paths(), Runtime: runtime, Images: images, Volumes: volumes, Devices: dev, Objects: n.session, Reporter: n.session,
+	pods := pod.New(pod.Config{NodeName: cfg.NodeName, HostIPs: cfg.NodeIPs, Paths: cfg.paths(), Runtime: runtime, Images: images, Volumes: volumes, Devices: dev, Plugins: plugins, Objects: n.session, Reporter: n.session,
 		Prober: prober, Node: n.facts.admitting(n.session), Written: written,
 		ClusterDNS: clusterDNS(cfg.ClusterDNS, n.session), ResolvConf: cfg.ResolvConf, SeccompDefault: cfg.SeccompDefault,
 		PodPIDs: cfg.PodPIDs, SingleProcessOOMKill: cfg.SingleProcessOOMKill, Ceiling: cfg.PodSecurity, Log: cfg.Log.With("part", "pods")})
 	n.part("pods", pods.Run)
 	n.part("facts", func(ctx context.Context) error {
 		return n.facts.run(ctx, watched{runtime: runtime, images: images, network: n.network, csi: n.csi, session: n.session,
-			trouble: n.trouble})
+			plugins: n.plugins, trouble: n.trouble})
 	})
 	if rt, ok := runtime.(agent.TieredRuntime); ok {
 		t := &tiers{runtime: rt, objects: n.session, allocatable: func() v1.ResourceList { return n.facts.node().Status.Allocatable }}

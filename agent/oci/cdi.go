@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -26,6 +27,16 @@ func (in *specInput) addCDI(spec *specs.Spec) error {
 	var names []string
 	for _, d := range in.config.GetCDIDevices() {
 		names = append(names, d.GetName())
+	}
+	// Device plugins of before the field for them name them in annotations of the container, below cdi.k8s.io.
+	_, noted, err := cdi.ParseAnnotations(in.config.GetAnnotations())
+	if err != nil {
+		return fmt.Errorf("devices in annotations: %w", err)
+	}
+	for _, name := range noted {
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
 	}
 	if len(names) == 0 {
 		return nil

@@ -165,9 +165,9 @@ func (in *specInput) addDevices(l *specs.Linux) error {
 		}
 		l.Devices = devs
 		l.Resources.Devices = []specs.LinuxDeviceCgroup{{Allow: true, Access: "rwm"}}
-		return nil
+	} else {
+		l.Resources.Devices = []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}
 	}
-	l.Resources.Devices = []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}
 	for _, d := range in.config.GetDevices() {
 		access := d.GetPermissions()
 		if access == "" {
@@ -181,8 +181,13 @@ func (in *specInput) addDevices(l *specs.Linux) error {
 		if err != nil {
 			return err
 		}
-		l.Devices = append(l.Devices, devs...)
-		l.Resources.Devices = append(l.Resources.Devices, rules...)
+		for _, dev := range devs { // what the request says of a path counts more than what the host has there
+			l.Devices = slices.DeleteFunc(l.Devices, func(o specs.LinuxDevice) bool { return o.Path == dev.Path })
+			l.Devices = append(l.Devices, dev)
+		}
+		if !in.privileged() {
+			l.Resources.Devices = append(l.Resources.Devices, rules...)
+		}
 	}
 	return nil
 }

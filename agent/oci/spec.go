@@ -99,6 +99,8 @@ func (in *specInput) build() (*bundle.Create, error) {
 		Process: process,
 		Root:    &specs.Root{Path: in.root.Path, Readonly: in.security().GetReadonlyRootfs()},
 		Linux:   &specs.Linux{CgroupsPath: in.cgroup},
+		// for hooks, which are told of them
+		Annotations: in.config.GetAnnotations(),
 	}}
 	if !in.root.Mounted {
 		b.Overlay = &bundle.Overlay{Lower: in.root.Lower, Upper: in.root.Upper, Work: in.root.Work}

@@ -34,6 +34,7 @@ func main() {
 	flag.StringVar(&p.file, "list", "", "file that holds the names instead; it is read again on SIGUSR1")
 	flag.StringVar(&p.cdi, "cdi", "", "folder for a CDI specification of the devices")
 	flag.StringVar(&p.mount, "mount", "", "HOST:CONTAINER that each container gets")
+	flag.StringVar(&p.device, "device", "/dev/zero", "of the host that each container may read, by the name of what it was given")
 	flag.StringVar(&p.log, "log", "", "file for what it is asked")
 	flag.BoolVar(&p.prepare, "prepare", false, "whether it is asked before each start of a container")
 	flag.BoolVar(&p.prefer, "prefer", false, "whether it says which devices it would take: the last ones")
@@ -49,8 +50,8 @@ func main() {
 type plugin struct {
 	api.UnimplementedDevicePluginServer
 	registration.UnimplementedRegistrationServer
-	resource, folder, name, registry, list, file, cdi, mount, log, mode string
-	prepare, prefer                                                     bool
+	resource, folder, name, registry, list, file, cdi, mount, device, log, mode string
+	prepare, prefer                                                             bool
 
 	mu       sync.Mutex
 	watching map[chan struct{}]bool
@@ -290,7 +291,7 @@ func (p *plugin) allocated(ids []string) *api.ContainerAllocateResponse {
 		r.Mounts = []*api.Mount{{HostPath: host, ContainerPath: container, ReadOnly: true}}
 	}
 	for _, id := range ids {
-		r.Devices = append(r.Devices, &api.DeviceSpec{HostPath: "/dev/zero", ContainerPath: "/dev/thing-" + id, Permissions: "r"})
+		r.Devices = append(r.Devices, &api.DeviceSpec{HostPath: p.device, ContainerPath: "/dev/thing-" + id, Permissions: "r"})
 		if p.cdi != "" {
 			r.CdiDevices = append(r.CdiDevices, &api.CDIDevice{Name: p.kind() + "=" + id})
 		}

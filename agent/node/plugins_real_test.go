@@ -1,0 +1,165 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/agent"
+)
+
+// thing is what the plugin of the test has.
+const thing v1.ResourceName = "example.com/thing"
+
+// things is a device plugin that runs as a process beside the agent.
+type things struct {
+	*bed
+	list string
+	cmd  *exec.Cmd
+}
+
+func (b *bed) things(devices string, args ...string) *things {
+	b.t.Helper()
+	dir := filepath.Dir(b.cfg.StateDir)
+	bin := filepath.Join(dir, "deviceplugin")
+	if out, err := exec.Command("go", "build", "-o", bin, "keelson.dev/keelson/test/e2e/deviceplugin").CombinedOutput(); err != nil {
+		b.t.Fatalf("building the plugin: %v\n%s", err, out)
+	}
+	p := &things{bed: b, list: filepath.Join(dir, "list")}
+	if err := os.WriteFile(p.list, []byte(devices), 0o600); err != nil {
+		b.t.Fatal(err)
+	}
+	p.cmd = exec.Command(bin, append([]string{"--folder=" + b.cfg.DevicePlugins, "--list=" + p.list}, args...)...)
+	p.cmd.Stderr = logWriter{b.t}
+	if err := p.cmd.Start(); err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(func() { _, _ = p.cmd.Process.Kill(), p.cmd.Wait() })
+	return p
+}
+
+// node waits until the node tells of so many devices.
+func (p *things) node(capacity, allocatable int64) {
+	p.t.Helper()
+	ctx, cancel := context.WithTimeout(p.t.Context(), 30*time.Second)
+	defer cancel()
+	if err := p.cluster.Await(ctx, fmt.Sprintf("%d devices, %d of them to be given out", capacity, allocatable), func() bool {
+		n := p.cluster.Node()
+		if n == nil {
+			return false
+		}
+		c, has := n.Status.Capacity[thing]
+		a := n.Status.Allocatable[thing]
+		return has && c.Value() == capacity && a.Value() == allocatable
+	}); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func (p *things) pod(uid string, count int64, script string) *v1.Pod {
+	c := shell("app", script)
+	c.Resources.Limits = v1.ResourceList{thing: *resource.NewQuantity(count, resource.DecimalSI)}
+	c.Resources.Requests = c.Resources.Limits
+	pod := realPod(uid, c)
+	pod.Spec.RestartPolicy = v1.RestartPolicyNever
+	p.cluster.Put(pod)
+	return pod
+}
+
+// A device plugin beside the whole agent: the node tells of its devices, a container has the variable, the mount and the
+// device that the plugin named, the device as far as the plugin permits; a pod that finds none left fails; a new agent
+// leaves the container as it is and gives its device to nobody else; what the plugin says of its health is in the pod's
+// status; and when the pod has ended, the device is given to another. F92
+func TestRealDevicePlugin(t *testing.T) {
+	b := newBed(t)
+	share := filepath.Join(filepath.Dir(b.cfg.StateDir), "share")
+	if err := os.Mkdir(share, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(share, "driver"), []byte("mounted"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	// one that no container has anyway, and whose opening does nothing
+	device := "/dev/loop-control"
+	if _, err := os.Stat(device); err != nil {
+		device = "/dev/fuse"
+	}
+	p := b.things("a,b!", "--device="+device, "--mount="+share+":/opt/thing", "--prepare")
+	p.node(2, 1)
+	p.pod("one", 1, `exec /bin/busybox sleep 1000`)
+	first := b.until("Ready", "one", isReady)
+	inside := func(uid string) string {
+		t.Helper()
+		var out bytes.Buffer
+		err := newServer(b).Exec(t.Context(), types.UID(uid), "app", []string{"/bin/sh", "-c", `echo "$THINGS"; /bin/busybox cat /opt/thing/driver; echo
+			/bin/busybox touch /opt/thing/x || echo ro
+			(: < /dev/thing-a) && echo open
+			(: > /dev/thing-a) 2>/dev/null || echo denied`}, false, false, agent.Streams{Stdout: &out})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Join(strings.Fields(out.String()), " ")
+	}
+	const sees = "a mounted ro open denied"
+	if got := inside("one"); got != sees {
+		t.Errorf("the container sees %q, want %q", got, sees)
+	}
+	p.pod("two", 1, "exit 0")
+	two := b.until("its refusal", "two", func(p *v1.Pod) bool { return p.Status.Phase == v1.PodFailed })
+	if two.Status.Reason != "UnexpectedAdmissionError" || !strings.Contains(two.Status.Message, "unavailable for example.com/thing. Requested: 1, Available: 0") {
+		t.Errorf("%s: %s", two.Status.Reason, two.Status.Message)
+	}
+	b.delete("two", 0)
+
+	b.stop()
+	b.start()
+	p.node(2, 1)
+	again := b.until("the pod", "one", isReady)
+	if again.Status.ContainerStatuses[0].ContainerID != first.Status.ContainerStatuses[0].ContainerID {
+		t.Error("the new agent made the container anew")
+	}
+	p.pod("three", 1, "exit 0")
+	b.until("its refusal by the new agent", "three", func(p *v1.Pod) bool { return p.Status.Reason == "UnexpectedAdmissionError" })
+	b.delete("three", 0)
+
+	if err := os.WriteFile(p.list, []byte("a!,b!"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.cmd.Process.Signal(syscall.SIGUSR1); err != nil {
+		t.Fatal(err)
+	}
+	p.node(2, 0)
+	b.until("the health of its device", "one", func(p *v1.Pod) bool {
+		s := p.Status.ContainerStatuses[0].AllocatedResourcesStatus
+		return len(s) == 1 && s[0].Name == thing && len(s[0].Resources) == 1 && s[0].Resources[0].ResourceID == "a" && s[0].Resources[0].Health == v1.ResourceHealthStatusUnhealthy
+	})
+	if err := os.WriteFile(p.list, []byte("a"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.cmd.Process.Signal(syscall.SIGUSR1); err != nil {
+		t.Fatal(err)
+	}
+	p.node(1, 1)
+	b.delete("one", 0)
+	if err := b.cluster.Await(t.Context(), "the end of the first", func() bool { _, ok := b.cluster.Pod("one"); return !ok }); err != nil {
+		t.Fatal(err)
+	}
+	p.pod("four", 1, "exec /bin/busybox sleep 1000")
+	b.until("Ready", "four", isReady)
+	if got := inside("four"); got != sees {
+		t.Errorf("the next container sees %q, want %q", got, sees)
+	}
+	_, _ = p.cmd.Process.Kill(), p.cmd.Wait()
+	p.node(1, 0)
+}
