@@ -370,6 +370,9 @@ func TestHealth(t *testing.T) {
 			for _, s := range r.m.Health("1")["x"] {
 				for _, d := range s.Resources {
 					got = append(got, fmt.Sprintf("%s/%s=%s", s.Name, d.ResourceID, d.Health))
+					if d.Message != nil {
+						got = append(got, "("+*d.Message+")")
+					}
 				}
 			}
 			if strings.Join(got, " ") != want {
@@ -384,9 +387,9 @@ func TestHealth(t *testing.T) {
 	is(thing + "/a=Healthy " + thing + "/b=Unhealthy")
 	put(t, list, "b,c")
 	p.signal(t)
-	is(thing + "/a=Unknown " + thing + "/b=Healthy")
+	is(thing + "/a=Unknown (its device plugin no longer lists it) " + thing + "/b=Healthy")
 	p.once()
-	is(thing + "/a=Unknown " + thing + "/b=Unknown")
+	is(thing + "/a=Unknown (its device plugin is not registered) " + thing + "/b=Unknown (its device plugin is not registered)")
 	if r.m.Health("2") != nil {
 		t.Error("a pod without devices")
 	}
