@@ -151,7 +151,7 @@ func (m *Manager) Health(uid types.UID) map[string][]v1.ResourceStatus {
 		for _, name := range slices.Sorted(maps.Keys(has)) {
 			s := v1.ResourceStatus{Name: v1.ResourceName(name)}
 			for _, id := range has[name].IDs {
-				s.Resources = append(s.Resources, m.resources[name].health(id))
+				s.Resources = append(s.Resources, v1.ResourceHealth{ResourceID: v1.ResourceID(id), Health: m.resources[name].health(id)})
 			}
 			out[container] = append(out[container], s)
 		}
@@ -160,22 +160,18 @@ func (m *Manager) Health(uid types.UID) map[string][]v1.ResourceStatus {
 }
 
 // health of a device is not known while its plugin is not there, nor that of one of which the plugin has stopped to speak.
-func (p *pool) health(id string) v1.ResourceHealth {
-	h := v1.ResourceHealth{ResourceID: v1.ResourceID(id), Health: v1.ResourceHealthStatusUnhealthy}
-	unknown := func(why string) v1.ResourceHealth {
-		h.Health, h.Message = v1.ResourceHealthStatusUnknown, &why
-		return h
-	}
+func (p *pool) health(id string) v1.ResourceHealthStatus {
 	if p == nil || p.plugin == nil {
-		return unknown("its device plugin is not registered")
+		return v1.ResourceHealthStatusUnknown
 	}
 	switch well, known := p.devices[id]; {
 	case !known:
-		return unknown("its device plugin no longer lists it")
+		return v1.ResourceHealthStatusUnknown
 	case well:
-		h.Health = v1.ResourceHealthStatusHealthy
+		return v1.ResourceHealthStatusHealthy
+	default:
+		return v1.ResourceHealthStatusUnhealthy
 	}
-	return h
 }
 
 // Changes implements agent.Plugins.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -131,13 +132,32 @@ func (r *rig) plugin(name string, args ...string) *process {
 	return p
 }
 
-func (p *process) lines(t *testing.T) string {
+// asked is what the plugin was asked. That it has registered it writes down on its own time.
+func (p *process) asked(t *testing.T) string {
+	t.Helper()
+	return strings.Join(slices.DeleteFunc(p.lines(t), func(l string) bool { return l == "" || strings.HasPrefix(l, "registered ") }), "; ")
+}
+
+// registered waits until the plugin has heard so often what became of its registration.
+func (r *rig) registered(p *process, well bool, times int) {
+	r.Helper()
+	want := fmt.Sprint("registered ", well)
+	r.eventually(func() error {
+		all := p.lines(r.T)
+		if got := len(all) - len(slices.DeleteFunc(slices.Clone(all), func(l string) bool { return l == want })); got != times {
+			return fmt.Errorf("%q %d times, want %d", want, got, times)
+		}
+		return nil
+	})
+}
+
+func (p *process) lines(t *testing.T) []string {
 	t.Helper()
 	b, err := os.ReadFile(p.log)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		t.Fatal(err)
 	}
-	return strings.Join(strings.Split(strings.TrimSpace(string(b)), "\n"), "; ")
+	return strings.Split(strings.TrimSpace(string(b)), "\n")
 }
 
 // eventually waits until f is nil.
