@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -392,5 +393,51 @@ func TestHealth(t *testing.T) {
 	is(thing + "/a=Unknown " + thing + "/b=Unknown")
 	if r.m.Health("2") != nil {
 		t.Error("a pod without devices")
+	}
+}
+
+// Whoever comes at the same time: no device is given to two pods, and who is refused was so for a lack of devices. F92
+func TestNoDeviceTwice(t *testing.T) {
+	r := newRig(t)
+	r.plugin("thing", "--devices=a,b,c,d,e,f,g", "--prefer")
+	r.has(thing, 7, 7)
+	for round := range 8 {
+		var wg sync.WaitGroup
+		var mu sync.Mutex
+		owner, refused := map[string]string{}, 0
+		for i := range 8 {
+			wg.Go(func() {
+				p := podOf(fmt.Sprint(i), asks("init-1", 1), asks("x", 1), asks("y", int64(1+(i+round)%2)))
+				err := r.m.Allocate(t.Context(), p)
+				mu.Lock()
+				defer mu.Unlock()
+				if err != nil {
+					refused++
+					if !errors.Is(err, errShort) {
+						t.Error(err)
+					}
+					return
+				}
+				r.m.mu.Lock()
+				defer r.m.mu.Unlock()
+				for _, c := range []string{"x", "y"} {
+					for _, id := range r.m.pods[p.UID].of(c)[thing].IDs {
+						if owner[id] != "" {
+							t.Errorf("round %d: device %s is with pod %s and %s/%s", round, id, owner[id], p.UID, c)
+						}
+						owner[id] = string(p.UID)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		if refused == 0 || len(r.m.used(thing)) != len(owner) {
+			t.Errorf("round %d: %d of 8 refused; %d devices with pods, %d counted", round, refused, len(owner), len(r.m.used(thing)))
+		}
+		for i := range 8 {
+			if err := r.m.Release(types.UID(fmt.Sprint(i))); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 }

@@ -52,7 +52,7 @@ func (s *Set) resize() {
 	for _, e := range asking {
 		reason, message := "", ""
 		if s.cfg.Node != nil {
-			reason, message = Grant(e.pod, e.w.granted().of(e.pod), s.others(e), s.cfg.Node())
+			reason, message = Grant(e.pod, e.w.granted().of(e.pod), s.others(e), s.cfg.unmanaged(s.cfg.Node()))
 		}
 		if reason != "" {
 			e.w.refuseResize(e.pod, reason, message)
