@@ -25,6 +25,7 @@ type Plugins struct {
 
 	mu       sync.Mutex
 	given    map[types.UID]map[string][]string
+	asks     map[types.UID]int // under way
 	sick     map[string]bool
 	watchers map[chan struct{}]bool
 }
@@ -36,6 +37,8 @@ func (p *Plugins) Manages(name v1.ResourceName) bool { return name == Thing }
 
 // Allocate implements agent.Plugins.
 func (p *Plugins) Allocate(ctx context.Context, pod *v1.Pod) error {
+	p.asking(pod.UID, 1)
+	defer p.asking(pod.UID, -1)
 	if err := p.enter(ctx, p.Clock, "Allocate", pod.Name); err != nil {
 		return err
 	}
@@ -71,6 +74,15 @@ func (p *Plugins) Allocate(ctx context.Context, pod *v1.Pod) error {
 	p.given[pod.UID] = mine
 	p.changed()
 	return nil
+}
+
+func (p *Plugins) asking(pod types.UID, n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.asks == nil {
+		p.asks = map[types.UID]int{}
+	}
+	p.asks[pod] += n
 }
 
 // Container implements agent.Plugins: a device is seen by a variable of its name.
@@ -126,6 +138,9 @@ func (p *Plugins) Release(pod types.UID) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.asks[pod] > 0 {
+		return fmt.Errorf("pod %s is being given devices", pod) // the real one waits
+	}
 	delete(p.given, pod)
 	p.changed()
 	return nil

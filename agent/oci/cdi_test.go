@@ -48,9 +48,9 @@ func TestCDI(t *testing.T) {
 	if len(s.Mounts) != 1 || s.Mounts[0].Destination != "/opt/lib" || s.Hooks == nil || len(s.Hooks.CreateContainer) != 1 {
 		t.Errorf("mounts %+v, hooks %+v", s.Mounts, s.Hooks)
 	}
-	noted := &specInput{cdi: both, config: &cri.ContainerConfig{Annotations: map[string]string{"cdi.k8s.io/plugin": "example.com/gpu=1", "example.com/x": "y"},
-		CDIDevices: []*cri.CDIDevice{{Name: "example.com/gpu=1"}}}}
-	if s := (&specs.Spec{Process: &specs.Process{}}); noted.addCDI(s) != nil || len(s.Process.Env) != 1 || s.Process.Env[0] != "ONE=1" {
+	noted := &specInput{cdi: both, config: &cri.ContainerConfig{Annotations: map[string]string{"cdi.k8s.io/plugin": "example.com/gpu=1,example.com/gpu=0", "example.com/x": "y"},
+		CDIDevices: []*cri.CDIDevice{{Name: "example.com/gpu=0"}}}}
+	if s := (&specs.Spec{Process: &specs.Process{}}); noted.addCDI(s) != nil || fmt.Sprint(s.Process.Env) != "[FROM=run ONE=1]" {
 		t.Errorf("named in an annotation: %v", s.Process.Env) // F92
 	}
 	noted.config.Annotations["cdi.k8s.io/plugin"] = "../../etc/shadow"
