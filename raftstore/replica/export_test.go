@@ -87,3 +87,8 @@ func (f *Forwards) Close() {
 	f.f.close()
 	f.peers.close()
 }
+
+// OnLeader does something on this replica, which leads, as a call about members does.
+func (r *Replica) OnLeader(ctx context.Context, do func() error) error {
+	return r.onLeader(ctx, r.cfg.Name, do, nil)
+}

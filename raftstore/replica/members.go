@@ -149,6 +149,7 @@ func (r *Replica) onLeader(ctx context.Context, name string, here func() error, 
 			return err
 		}
 	}
+	var said error // by the attempt before: that time was up meanwhile tells less
 	for {
 		var err error
 		switch id, address, _ := r.role.current(); id {
@@ -162,12 +163,18 @@ func (r *Replica) onLeader(ctx context.Context, name string, here func() error, 
 				err = there(client)
 			}
 		}
-		if err == nil || refusal(err) || ctx.Err() != nil {
+		switch {
+		case err == nil || refusal(err):
+			return err
+		case ctx.Err() != nil && said != nil:
+			return fmt.Errorf("%w (the attempt before: %w)", err, said)
+		case ctx.Err() != nil:
 			return err
 		}
 		if stop := r.pause(ctx); stop != nil {
 			return fmt.Errorf("%w (last attempt: %w)", stop, err)
 		}
+		said = err
 	}
 }
 

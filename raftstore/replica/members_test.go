@@ -270,3 +270,21 @@ func TestStepDown(t *testing.T) {
 		}
 	}
 }
+
+// A call that is tried again until its time is up tells what the attempt before has met with: the last one only knows that
+// time was up.
+func TestCallThatIsLateTellsWhy(t *testing.T) {
+	c := storetest.NewCluster(t, 1, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	attempts := 0
+	err := c.Replica("r1").OnLeader(ctx, func() error {
+		if attempts++; attempts == 1 {
+			return errors.New("nobody answers at the address")
+		}
+		cancel()
+		return ctx.Err()
+	})
+	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "nobody answers at the address") || attempts != 2 {
+		t.Errorf("after %d attempts: %v", attempts, err)
+	}
+}

@@ -101,7 +101,7 @@ func TestQuotaMakesReadOnly(t *testing.T) {
 // However many update a full store at once, through every replica, none of them is
 // refused, nothing comes near to filling a disk, and all replicas stay the same.
 func TestUpdatesOfAFullStoreAreBounded(t *testing.T) {
-	const quota, block, writers, rounds = 1 << 20, 64 << 10, 12, 60
+	const quota, block, writers, rounds = 1 << 20, 64 << 10, 12, 24
 	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) { cfg.Quota = quota })
 	value := bytes.Repeat([]byte("x"), block)
 	for i := 0; len(c.Replica("r1").Status().Alarms) == 0; i++ {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 
 	"keelson.dev/keelson/raftstore"
 )
@@ -210,7 +211,7 @@ func conflicts(t *testing.T, s Subject) {
 // snapshots: two keys that always change together are never seen apart.
 func snapshots(t *testing.T, s Subject) {
 	c := call(t, s)
-	const rounds = 150
+	const rounds, readBurst = 150, 8
 	both := func(n int) []raftstore.Op {
 		v := []byte(fmt.Sprint(n))
 		return []raftstore.Op{raftstore.Put("/s/left", v), raftstore.Put("/s/right", v)}
@@ -224,7 +225,10 @@ func snapshots(t *testing.T, s Subject) {
 		go func() {
 			defer readers.Done()
 			last := raftstore.Revision(0)
-			for {
+			// Bursts with a pause between them: reads that never cease keep a processor from the commits that they are to meet.
+			pause := time.NewTicker(2 * time.Millisecond)
+			defer pause.Stop()
+			for n := 1; ; n++ {
 				l, err := s.Store.List(c.ctx, "/s/", raftstore.ListOptions{ReadOptions: raftstore.ReadOptions{Local: local}})
 				if err != nil {
 					t.Errorf("list: %v", err)
@@ -236,10 +240,13 @@ func snapshots(t *testing.T, s Subject) {
 					return
 				}
 				last = l.Revision
+				if n%readBurst != 0 {
+					continue
+				}
 				select {
 				case <-done:
 					return
-				default:
+				case <-pause.C:
 				}
 			}
 		}()

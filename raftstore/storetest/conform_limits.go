@@ -93,6 +93,9 @@ func names(t *testing.T, s Subject) {
 	}
 }
 
+// quotaChunks is how many large values fill a quota.
+const quotaChunks = 24
+
 // quota: a store that is full takes deletions, reads and small changes of what is
 // there, says so, and takes new keys again when there is room.
 func quota(t *testing.T, s Subject) {
@@ -100,24 +103,24 @@ func quota(t *testing.T, s Subject) {
 		return
 	}
 	c := call(t, s)
-	chunk := bytes.Repeat([]byte{7}, 1<<20)
+	chunk := bytes.Repeat([]byte{7}, int(s.Quota/quotaChunks))
 	var seeds []raftstore.Op
 	for i := range raftstore.MaxCommitOps - 8 {
 		seeds = append(seeds, raftstore.Put(fmt.Sprintf("/seed/%d", i), nil))
 	}
 	c.commit(seeds...)
 	full, n := false, 0
-	for ; !full && int64(n) < 2*s.Quota>>20+16; n++ {
+	for ; !full && n < 2*quotaChunks+16; n++ {
 		_, err := s.Store.Commit(c.ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put(fmt.Sprintf("/q/%d", n), chunk)}})
 		if full = errors.Is(err, raftstore.ErrNoSpace); err != nil && !full {
 			t.Fatalf("put %d: %v", n, err)
 		}
 	}
 	if !full {
-		t.Fatalf("%d MiB are stored with a quota of %d bytes", n, s.Quota)
+		t.Fatalf("%d values of %d bytes are stored with a quota of %d bytes", n, len(chunk), s.Quota)
 	}
-	if int64(n)<<20 < s.Quota/2 {
-		t.Errorf("full after %d MiB with a quota of %d bytes", n, s.Quota)
+	if n < quotaChunks/2 {
+		t.Errorf("full after %d values of %d bytes with a quota of %d bytes", n, len(chunk), s.Quota)
 	}
 	c.refused(raftstore.ErrNoSpace, raftstore.Put("/small", nil))
 	c.refused(raftstore.ErrNoSpace, raftstore.Delete("/q/1"), raftstore.Put("/small", nil))
@@ -125,7 +128,7 @@ func quota(t *testing.T, s Subject) {
 		t.Errorf("%d items of %d when full", len(l.Items), n-1)
 	}
 	c.commit(raftstore.Op{Kind: raftstore.OpCheck, Key: "/q/0"})
-	updatesWhenFull(t, c, n-1, seeds)
+	updatesWhenFull(t, c, n-1, len(chunk), seeds)
 	for i := range n - 1 {
 		c.commit(raftstore.Delete(fmt.Sprintf("/q/%d", i)))
 	}
@@ -142,11 +145,11 @@ func quota(t *testing.T, s Subject) {
 	c.value("/small", "fits")
 }
 
-// updatesWhenFull: of a full store with n values of 1 MiB at /q/0 and so on, and
-// small ones at the keys of seeds, what is there can be marked and changed for as
+// updatesWhenFull: of a full store with n large values of one size at /q/0 and so on,
+// and small ones at the keys of seeds, what is there can be marked and changed for as
 // long as one likes; the state as a whole grows by little.
-func updatesWhenFull(t *testing.T, c caller, n int, seeds []raftstore.Op) {
-	value := bytes.Repeat([]byte{8}, 1<<20)
+func updatesWhenFull(t *testing.T, c caller, n, size int, seeds []raftstore.Op) {
+	value := bytes.Repeat([]byte{8}, size)
 	at := c.commit(raftstore.Put("/q/0", append(value, make([]byte, 1<<10)...)))
 	c.refused(raftstore.ErrNoSpace, raftstore.Put("/q/1", append(value, make([]byte, 1<<10+1)...)))
 	c.refused(raftstore.ErrNoSpace, raftstore.Put("/q/1", value), raftstore.Put("/small", nil))
@@ -155,12 +158,14 @@ func updatesWhenFull(t *testing.T, c caller, n int, seeds []raftstore.Op) {
 	c.conflict("/q/0", raftstore.Update("/q/0", value, at+1000))
 	c.conflict("/q/0", raftstore.Create("/q/0", nil))
 	c.conflict("/small", raftstore.Update("/small", nil, at))
-	for i := range 20 {
+	// More than the reserve: history has the room of a commit, and the state may grow by a MiB.
+	replaced := (raftstore.MaxCommitBytes + 4<<20) / size
+	for i := range replaced {
 		at = c.commit(raftstore.Put(fmt.Sprintf("/q/%d", i%n), value))
 	}
 	c.value("/q/0", string(value))
-	if _, err := c.s.List(c.ctx, "/q/", raftstore.ListOptions{At: at - 19}); !errors.Is(err, raftstore.ErrCompacted) {
-		t.Errorf("20 MiB were replaced in a full store, and all of them are still kept: %v", err)
+	if _, err := c.s.List(c.ctx, "/q/", raftstore.ListOptions{At: at - raftstore.Revision(replaced-1)}); !errors.Is(err, raftstore.ErrCompacted) {
+		t.Errorf("%d values of %d bytes were replaced in a full store, and all of them are still kept: %v", replaced, size, err)
 	}
 	// Small values grow in turn until that would be much together.
 	var err error

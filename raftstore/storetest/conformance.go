@@ -14,7 +14,7 @@ type Subject struct {
 	Store raftstore.Store
 	// Compact forgets history up to and including a revision.
 	Compact func(raftstore.Revision)
-	// Quota is the space quota of the store in bytes, at most 64 MiB; 0 when it has none.
+	// Quota is the space quota of the store in bytes, from 6 MiB to 36 MiB; 0 when it has none.
 	Quota int64
 }
 
