@@ -122,6 +122,16 @@ func (k *known) Get(ctx context.Context, resource, namespace, name string) (api.
 	return k.get(ctx, &api.Request{Verb: api.VerbGet, Kind: kind, Namespace: namespace, Name: name})
 }
 
+// Newest is admission.Cluster.
+func (k *known) Newest(ctx context.Context, resource, namespace, name string) (api.Object, bool) {
+	kind := k.byName[resource]
+	if kind == nil || name == "" {
+		return nil, false
+	}
+	o, err := k.chain.registry.Get(ctx, &api.Request{Verb: api.VerbGet, Kind: kind, Namespace: namespace, Name: name})
+	return o, err == nil
+}
+
 func (k *known) get(ctx context.Context, r *api.Request) (api.Object, bool) {
 	r.Get.ResourceVersion = "0"
 	o, err := k.chain.registry.Get(ctx, r)

@@ -38,6 +38,7 @@ type replica struct {
 	stop     func()
 	stopped  chan error
 	bare     *http.Client
+	root     *http.Client
 }
 
 // historyKept is how many changes of a kind can be watched again.
@@ -217,6 +218,14 @@ func (r *replica) call(c *http.Client, method, path, body string, headers ...str
 func (r *replica) adminHTTP() *http.Client {
 	cert := r.cert(pki.Client("admin", api.GroupMasters))
 	return r.http(&cert)
+}
+
+// sameAdmin is a client of the administrator, the same each time: a new one costs a key and a handshake.
+func (r *replica) sameAdmin() *http.Client {
+	if r.root == nil {
+		r.root = r.adminHTTP()
+	}
+	return r.root
 }
 
 // kubeconfig writes one for the user and returns its path.

@@ -42,3 +42,31 @@ func TestNobodyIsRefusedByOldRules(t *testing.T) {
 	r.must(newPod("p"))
 	refused(t, alice("DELETE", pods+"/p", ""), 403, "cannot delete resource")
 }
+
+// Who was told that a namespace is labelled for administrative access to devices may claim it at once, also at a replica
+// that has not heard of the label yet. F30
+func TestNoDeviceAdminIsRefusedByAnOldLabel(t *testing.T) {
+	r := start(t, nil)
+	c := r.adminHTTP()
+	const claims = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+	const claim = `{"metadata":{"name":"c"},"spec":{"devices":{"requests":[{"name":"r","exactly":{"deviceClassName":"c","adminAccess":true}}]}}}`
+	refused(t, r.call(c, "POST", claims, claim), 422, "admin access to devices requires")
+	release, asked := r.store.hold()
+	defer release()
+	label := r.call(c, "PATCH", "/api/v1/namespaces/default", `{"metadata":{"labels":{"resource.kubernetes.io/admin-access":"true"}}}`,
+		"Content-Type", "application/merge-patch+json")
+	if label.code != http.StatusOK {
+		t.Fatalf("%d %s", label.code, label.body)
+	}
+	answered := make(chan answer, 1)
+	go func() { answered <- r.call(c, "POST", claims, claim) }()
+	select {
+	case <-asked:
+		release()
+	case a := <-answered:
+		t.Fatalf("answered by what was known: %d %s", a.code, a.body)
+	}
+	if a := <-answered; a.code != http.StatusCreated {
+		t.Errorf("%d %s", a.code, a.body)
+	}
+}

@@ -95,7 +95,7 @@ func hire(t *testing.T, r *replica) map[string]*http.Client {
 			}
 		}
 	}
-	clients := map[string]*http.Client{"root": r.adminHTTP()}
+	clients := map[string]*http.Client{"root": r.sameAdmin()}
 	for _, a := range authors {
 		cert := r.cert(pki.Client(a.name))
 		clients[a.name] = r.http(&cert)
@@ -133,7 +133,7 @@ func tried(t *testing.T, r *replica, c *http.Client, method, path, body, words s
 func atItsVersion(t *testing.T, r *replica, path, body string) string {
 	t.Helper()
 	var have, next map[string]any
-	got := r.call(r.adminHTTP(), "GET", policyPath+path, "")
+	got := r.call(r.sameAdmin(), "GET", policyPath+path, "")
 	if err := errors.Join(json.Unmarshal([]byte(got.body), &have), json.Unmarshal([]byte(body), &next)); err != nil {
 		t.Fatalf("%s: %d %s: %v", path, got.code, got.body, err)
 	}

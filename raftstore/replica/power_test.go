@@ -66,6 +66,7 @@ func TestLinearizableThroughPowerCuts(t *testing.T) {
 			c := storetest.NewCluster(t, 3, func(cfg *replica.Config) {
 				cfg.LogStore = kind
 				disks[cfg.Name].Put(cfg)
+				replica.SmallFiles(cfg) // after each start a new one is made, sector by sector
 				cfg.SnapshotBytes, cfg.TrailingBytes = 64<<10, 1
 				cfg.HeartbeatTimeout, cfg.ElectionTimeout = 250*time.Millisecond, 250*time.Millisecond
 			})

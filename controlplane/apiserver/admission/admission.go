@@ -32,6 +32,8 @@ type Plugin struct {
 type Cluster interface {
 	// Get returns a shared object; ok is false when there is none.
 	Get(ctx context.Context, resource, namespace, name string) (o api.Object, ok bool)
+	// Newest is Get of the store as it is now, for who would else refuse what an acknowledged change allows.
+	Newest(ctx context.Context, resource, namespace, name string) (o api.Object, ok bool)
 	// List returns the shared objects of a namespace ("" = all): those of now when fresh, else those of the cache.
 	List(ctx context.Context, resource, namespace string, fresh bool) ([]api.Object, error)
 }

@@ -5,12 +5,12 @@ import (
 	"fmt"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds"
 )
 
@@ -36,10 +36,14 @@ func deviceAdmins(c Cluster) func(context.Context, *Attempt) error {
 		if at == nil {
 			return nil
 		}
+		o, ok := c.Get(ctx, "namespaces", "", a.Namespace)
+		if !ok || !forDeviceAdmins(o) { // it may have been labelled a moment ago
+			o, ok = c.Newest(ctx, "namespaces", "", a.Namespace)
+		}
 		var errs field.ErrorList
-		if o, ok := c.Get(ctx, "namespaces", "", a.Namespace); !ok {
+		if !ok {
 			errs = append(errs, field.InternalError(at, fmt.Errorf("could not retrieve namespace to verify admin access: %q is not there", a.Namespace)))
-		} else if o.(*corev1.Namespace).Labels[resourcev1.DRAAdminNamespaceLabelKey] != "true" {
+		} else if !forDeviceAdmins(o) {
 			errs = append(errs, field.Forbidden(at, fmt.Sprintf("admin access to devices requires the `%s: true` label on the containing namespace",
 				resourcev1.DRAAdminNamespaceLabelKey)))
 		}
@@ -48,4 +52,8 @@ func deviceAdmins(c Cluster) func(context.Context, *Attempt) error {
 		}
 		return apierrors.NewInvalid(a.Kind.GVK.GroupKind(), a.Whole.GetName(), errs)
 	}
+}
+
+func forDeviceAdmins(namespace api.Object) bool {
+	return namespace.GetLabels()[resourcev1.DRAAdminNamespaceLabelKey] == "true"
 }
