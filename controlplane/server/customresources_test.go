@@ -65,6 +65,7 @@ func (p *plane) read(configs map[string]*rest.Config) *readers {
 				switch {
 				case code == http.StatusOK:
 					n.Add(1)
+					_ = wait.Delay(ctx, 2*time.Millisecond) // the replica that starts beside it needs a processor too
 				case code == http.StatusServiceUnavailable && after != "":
 					r.later.Add(1)
 				case code != 0:

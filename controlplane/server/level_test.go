@@ -210,18 +210,22 @@ func (p *plane) testLevelRaised(t *testing.T) {
 	made := writers.end()
 	t.Logf("%d objects were written meanwhile", len(made))
 	// What was written before, while and after the level rose reads the same at each replica.
+	fields := map[string]map[string][]metav1.ManagedFieldsEntry{} // by replica and name
+	for at := range p.members {
+		list, err := p.client(at).CoreV1().ConfigMaps("default").List(context.Background(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		fields[at] = map[string][]metav1.ManagedFieldsEntry{}
+		for _, cm := range list.Items {
+			fields[at][cm.Name] = cm.ManagedFields
+		}
+	}
 	for _, name := range append(made, "long") {
-		var seen []metav1.ManagedFieldsEntry
+		seen := fields["cp1"][name]
 		for at := range p.members {
-			cm, err := p.client(at).CoreV1().ConfigMaps("default").Get(context.Background(), name, metav1.GetOptions{})
-			if err != nil {
-				t.Fatalf("%s at %s: %v", name, at, err)
-			}
-			got := cm.ManagedFields
-			if seen == nil {
-				seen = got
-			}
-			if len(got) != 1 || got[0].FieldsType != "FieldsV1" || got[0].Manager != seen[0].Manager || !slices.Equal(got[0].FieldsV1.Raw, seen[0].FieldsV1.Raw) {
+			got := fields[at][name]
+			if len(got) != 1 || got[0].FieldsType != "FieldsV1" || len(seen) != 1 || got[0].Manager != seen[0].Manager || !slices.Equal(got[0].FieldsV1.Raw, seen[0].FieldsV1.Raw) {
 				t.Fatalf("%s at %s: managedFields %v, elsewhere %v", name, at, got, seen)
 			}
 		}

@@ -34,25 +34,30 @@ func TestNamespaceDeletedUnderCreations(t *testing.T) {
 		}
 		var made, refused atomic.Int64
 		var wg sync.WaitGroup
-		half := make(chan struct{})
+		begun := make(chan struct{})
+		begin := sync.OnceFunc(func() { close(begun) })
 		for worker := range 12 {
 			cs := clients[worker%3]
 			wg.Go(func() {
-				for i := range 1000 / 12 {
+				// Until long after it is refused, at whatever moment the deletion gets its turn.
+				for i, more := 0, 20; i < 1000 && more > 0; i++ {
 					switch err := createIn(ctx, cs, ns, fmt.Sprintf("o%d-%d", worker, i)); {
 					case err == nil:
 						if made.Add(1) == 200 {
-							close(half)
+							begin()
 						}
 					case ending(err):
 						refused.Add(1)
+						more--
 					default:
 						t.Errorf("creating in %s: %v", ns, err)
+						more--
 					}
 				}
 			})
 		}
-		<-half
+		go func() { wg.Wait(); begin() }()
+		<-begun
 		began := p.deleteNamespace(clients[round%3], ns)
 		wg.Wait()
 		t.Logf("round %d: %d creations succeeded, %d were refused; gone after %v", round, made.Load(), refused.Load(), began())

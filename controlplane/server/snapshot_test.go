@@ -2,7 +2,9 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -60,6 +62,12 @@ func TestStateComesFromASnapshot(t *testing.T) {
 		}
 		return seen
 	}
+	eventually(t, func() error { // its controller says once that there is nothing to scale
+		if now := do("GET", "/apis/autoscaling/v2/namespaces/default/horizontalpodautoscalers/h", asJSON, ""); !strings.Contains(now, `"AbleToScale"`) {
+			return errors.New(now)
+		}
+		return nil
+	})
 	before := look()
 	backup := p.backup("cp1")
 	p.stop("cp1")
