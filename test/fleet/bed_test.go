@@ -109,11 +109,11 @@ type replica struct {
 
 func newBed(t *testing.T, names ...string) *bed {
 	t.Helper()
-	return newBedWith(t, clocks{heartbeat, suspect, grace}, names...)
+	return newBedWith(t, clocks{heartbeat: heartbeat, suspect: suspect, grace: grace}, names...)
 }
 
 // clocks of a bed; zero is what production has.
-type clocks struct{ heartbeat, suspect, grace time.Duration }
+type clocks struct{ heartbeat, suspect, grace, stopGate time.Duration }
 
 func newBedWith(t *testing.T, with clocks, names ...string) *bed {
 	t.Helper()
@@ -226,7 +226,7 @@ func (b *bed) start(name string) *replica {
 		Audit:           b.audit,
 		Log:             slog.New(slog.NewTextHandler(testLog{b.t, name}, &slog.HandlerOptions{Level: slog.LevelDebug})),
 
-		Heartbeat: b.clocks.heartbeat, Suspect: b.clocks.suspect, Grace: b.clocks.grace,
+		Heartbeat: b.clocks.heartbeat, Suspect: b.clocks.suspect, Grace: b.clocks.grace, StopGate: b.clocks.stopGate,
 	})
 	var wg sync.WaitGroup
 	wg.Go(func() {

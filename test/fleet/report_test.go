@@ -61,8 +61,9 @@ func TestEventsAndStages(t *testing.T) {
 }
 
 // P20: a terminating pod behind a Service may be stopped once every node's proxy has applied its removal, and not before.
+// No clock opens the gate or takes a node for lost here: a busy machine must not look like proxies that have answered.
 func TestStopGate(t *testing.T) {
-	b := newBed(t, "cp1", "cp2")
+	b := newBedWith(t, clocks{heartbeat: heartbeat, suspect: time.Hour, grace: time.Hour, stopGate: time.Hour}, "cp1", "cp2")
 	w1, w2 := b.join("w1", nil), b.join("w2", nil)
 	b.awaitReady("w1", v1.ConditionTrue)
 	b.awaitReady("w2", v1.ConditionTrue)
@@ -106,8 +107,8 @@ func TestStopGate(t *testing.T) {
 	select {
 	case <-w1.StopGate(alone.UID):
 		t.Logf("a pod in no slice: gate after %s", time.Since(began))
-	case <-time.After(900 * time.Millisecond):
-		t.Error("a pod in no slice was not let go at once")
+	case <-time.After(patience):
+		t.Error("a pod in no slice was not let go before its gate's bound")
 	}
 	slice = slice.DeepCopy()
 	slice.Endpoints[0].Conditions.Ready = &no
@@ -119,9 +120,7 @@ func TestStopGate(t *testing.T) {
 	proxy(w1)
 	select {
 	case <-w1.StopGate(p.UID):
-		if time.Since(began) < 900*time.Millisecond {
-			t.Error("the gate opened though a proxy may still route to the pod")
-		}
+		t.Error("the gate opened though a proxy may still route to the pod")
 	case <-time.After(100 * time.Millisecond):
 	}
 	b.eventually("revision on w2", func() error { proxy(w2); return nil })
@@ -131,27 +130,41 @@ func TestStopGate(t *testing.T) {
 	case <-time.After(patience):
 		t.Error("the gate stayed closed")
 	}
-	// A proxy that never answers cannot hold a pod for ever.
+}
+
+// P20: a proxy that never answers cannot hold a pod for ever.
+func TestStopGateIsBounded(t *testing.T) {
+	b := newBedWith(t, clocks{heartbeat: heartbeat, suspect: time.Hour, grace: time.Hour}, "cp1", "cp2") // the gate as in production
+	w1 := b.join("w1", nil)
+	b.join("w2", nil)
+	b.awaitReady("w1", v1.ConditionTrue)
+	b.awaitReady("w2", v1.ConditionTrue)
 	q := b.pod("q", "w1", nil)
-	slice = slice.DeepCopy()
-	slice.Name, slice.ResourceVersion, slice.UID = "svc-2", "", ""
-	slice.Endpoints[0].Conditions.Ready, slice.Endpoints[0].TargetRef.UID = &yes, q.UID
-	if _, err := client.Create(b.ctx, b.client, slice); err != nil {
+	yes, n := true, int64(30)
+	if _, err := client.Create(b.ctx, b.client, &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: "svc-2", Labels: map[string]string{discoveryv1.LabelServiceName: "svc"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Endpoints: []discoveryv1.Endpoint{{
+			Addresses: []string{"10.0.1.2"}, Conditions: discoveryv1.EndpointConditions{Ready: &yes},
+			TargetRef: &v1.ObjectReference{Kind: "Pod", Namespace: "default", Name: "q", UID: q.UID},
+		}},
+	}); err != nil {
 		t.Fatal(err)
 	}
-	b.eventually("second slice on w1", func() error {
-		if len(w1.EndpointSlices()) != 2 {
+	b.eventually("the slice on w1", func() error {
+		if len(w1.EndpointSlices()) != 1 {
 			return errors.New("not there")
 		}
 		return nil
 	})
-	began = time.Now()
+	began := time.Now()
 	if err := client.Delete[*v1.Pod](b.ctx, b.client, "default", "q", metav1.DeleteOptions{GracePeriodSeconds: &n}); err != nil {
 		t.Fatal(err)
 	}
 	select {
 	case <-w1.StopGate(q.UID):
-		if took := time.Since(began); took < 800*time.Millisecond || took > 3*time.Second {
+		// That it is a second and no more, fleet's own test of the gate shows on a clock that does not depend on the machine.
+		if took := time.Since(began); took < 800*time.Millisecond {
 			t.Errorf("the bound of 1 s took %s", took)
 		}
 	case <-time.After(patience):
