@@ -32,6 +32,10 @@ func (w world) Get(_ context.Context, resource, namespace, name string) (api.Obj
 	return nil, false
 }
 
+func (w world) Newest(ctx context.Context, resource, namespace, name string) (api.Object, bool) {
+	return w.Get(ctx, resource, namespace, name)
+}
+
 func (w world) List(_ context.Context, resource, namespace string, _ bool) ([]api.Object, error) {
 	var out []api.Object
 	for _, o := range w[resource] {
