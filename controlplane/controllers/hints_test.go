@@ -55,11 +55,12 @@ func TestHintsFollowNodes(t *testing.T) {
 		})
 	}
 	w.usable(2)
+	w.create(app("web", 12, "web:1"))
+	w.rolledOut("web", 12)
+	// After its pods: hints that were given while some were not ready stay as long as no zone has much too few.
 	svc := service("web")
 	svc.Annotations = map[string]string{corev1.AnnotationTopologyMode: "Auto"}
 	w.create(svc)
-	w.create(app("web", 12, "web:1"))
-	w.rolledOut("web", 12)
 	hinted := func(what string, want map[string]int) {
 		t.Helper()
 		w.eventually(what, func() error {
