@@ -3,11 +3,12 @@ package door
 import (
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"testing"
 	"time"
+
+	"keelson.dev/keelson/internal/virtual"
 )
 
 // bed is a door on a loopback address and those who come to it from addresses of their own.
@@ -187,36 +188,54 @@ func TestForgets(t *testing.T) {
 	}
 }
 
-// A reader that does not read fails the write; one that reads slowly gets everything.
+// A reader that does not read fails the write after a Stall; one that reads slowly gets everything. In virtual time, over a
+// pipe, which takes nothing that is not read.
 func TestStall(t *testing.T) {
-	b := newBed(t, Limits{Stall: 200 * time.Millisecond})
-	_, deaf := b.come(2, 0)
-	if _, err := deaf.Write(make([]byte, 64<<20)); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("writing to one that does not read: %v", err)
-	}
-	theirs, slow := b.come(2, 0)
-	const much = 4 << 20
-	read := make(chan int64)
-	go func() {
-		n, _ := io.Copy(io.Discard, io.LimitReader(theirs, much))
-		read <- n
-	}()
-	if err := slow.SetWriteDeadline(time.Time{}); err != nil {
-		t.Fatal(err)
-	}
-	if n, err := slow.Write(make([]byte, much)); n != much || err != nil {
-		t.Errorf("writing to one that reads: %d %v", n, err)
-	}
-	if n := <-read; n != much {
-		t.Errorf("%d bytes arrived", n)
-	}
-	// The user's own deadline counts when it is earlier.
-	if err := slow.SetDeadline(time.Now().Add(-time.Second)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := slow.Write([]byte("x")); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("after the user's deadline: %v", err)
-	}
+	const stall = 200 * time.Millisecond
+	virtual.Test(t, func(t *testing.T) {
+		d := New(nil, Limits{Stall: stall})
+		pair := func() (theirs net.Conn, ours *Conn) {
+			theirs, inner := net.Pipe()
+			t.Cleanup(func() { theirs.Close(); inner.Close() })
+			return theirs, &Conn{Conn: inner, door: d}
+		}
+		_, deaf := pair()
+		began := time.Now()
+		if _, err := deaf.Write(make([]byte, 2*piece)); !errors.Is(err, os.ErrDeadlineExceeded) || time.Since(began) != stall {
+			t.Errorf("writing to one that does not read: %v after %v", err, time.Since(began))
+		}
+		theirs, slow := pair()
+		const much = 20 * piece
+		read := make(chan int)
+		go func() {
+			n := 0
+			for buf := make([]byte, piece); n < much; {
+				time.Sleep(stall * 3 / 4)
+				m, err := theirs.Read(buf)
+				if n += m; err != nil {
+					break
+				}
+			}
+			read <- n
+		}()
+		if err := slow.SetWriteDeadline(time.Time{}); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := slow.Write(make([]byte, much)); n != much || err != nil {
+			t.Errorf("writing to one that reads: %d %v", n, err)
+			theirs.Close()
+		}
+		if n := <-read; n != much {
+			t.Errorf("%d bytes arrived", n)
+		}
+		// The user's own deadline counts when it is earlier.
+		if err := slow.SetDeadline(time.Now().Add(-time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := slow.Write([]byte("x")); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("after the user's deadline: %v", err)
+		}
+	})
 }
 
 // How many strangers there may be follows the memory there is.
