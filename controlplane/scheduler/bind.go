@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"sync"
 	"time"
 
@@ -99,7 +100,10 @@ func (s *Scheduler) report(p *queued, reason, message string) {
 	}
 }
 
-func (s *Scheduler) note(n *note) { s.tell(s.notes, n) }
+// note has something written after all that was to be written of the same object before.
+func (s *Scheduler) note(n *note) {
+	s.tell(s.notes[crc32.ChecksumIEEE([]byte(n.about()))%noteWorkers], n)
+}
 
 func (s *Scheduler) tell(to chan<- *note, n *note) {
 	select {
@@ -117,10 +121,10 @@ func (n *note) about() string {
 }
 
 // writeNotes writes events and conditions until ctx ends.
-func (s *Scheduler) writeNotes(ctx context.Context) error {
+func (s *Scheduler) writeNotes(ctx context.Context, notes <-chan *note) error {
 	for {
 		select {
-		case n := <-s.notes:
+		case n := <-notes:
 			if n.condition != "" || n.nominates {
 				write := s.writeCondition
 				if n.group != nil {

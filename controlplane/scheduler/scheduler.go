@@ -48,7 +48,7 @@ const (
 	maxBindings = 256  // API calls
 	maxHeld     = 4096 // pods that wait for volumes, devices or Permit
 	maxNotes    = 16384
-	noteWorkers = 8
+	noteWorkers = 8                     // each writes of pods of its own: a pod's notes are written in their order
 	maxEvents   = 128                   // that are written at once
 	eventDelay  = 50 * time.Millisecond // for which they wait for each other
 )
@@ -71,10 +71,10 @@ type Scheduler struct {
 	fence     atomic.Uint64                 // of the last Run
 	bindings  chan struct{}
 	held      chan struct{}
-	evictions sync.WaitGroup // of victims of preemption
-	notes     chan *note     // by reference: an empty queue of so many takes 128 KiB
-	placed    chan *note     // of pods that got a node
-	start     int            // the node to look at first; the loop's
+	evictions sync.WaitGroup          // of victims of preemption
+	notes     [noteWorkers]chan *note // by reference: empty queues of so many take 128 KiB
+	placed    chan *note              // of pods that got a node
+	start     int                     // the node to look at first; the loop's
 }
 
 // New prepares a scheduler and registers its informers. Nothing runs until Run.
@@ -87,7 +87,10 @@ func New(cfg Config) *Scheduler {
 	}
 	s := &Scheduler{
 		cfg: cfg, log: cfg.Log, waiting: newWaitingPods(), volumes: newBroadcast(), devices: newBroadcast(),
-		bindings: make(chan struct{}, maxBindings), held: make(chan struct{}, maxHeld), notes: make(chan *note, maxNotes), placed: make(chan *note, maxNotes),
+		bindings: make(chan struct{}, maxBindings), held: make(chan struct{}, maxHeld), placed: make(chan *note, maxNotes),
+	}
+	for i := range s.notes {
+		s.notes[i] = make(chan *note, maxNotes/noteWorkers)
 	}
 	if s.profiles, s.err = s.makeProfiles(); s.err != nil {
 		return s
@@ -141,8 +144,8 @@ func (s *Scheduler) Run(ctx context.Context, fence uint64) error {
 		{Name: "scheduler: overdue", Run: s.overdue},
 		{Name: "scheduler: events", Run: s.writePlaced},
 	}
-	for range noteWorkers {
-		parts = append(parts, lifecycle.Part{Name: "scheduler: notes", Run: s.writeNotes})
+	for _, notes := range s.notes {
+		parts = append(parts, lifecycle.Part{Name: "scheduler: notes", Run: func(ctx context.Context) error { return s.writeNotes(ctx, notes) }})
 	}
 	return lifecycle.Run(ctx, parts...)
 }
