@@ -17,7 +17,9 @@ func TestCrew(t *testing.T) {
 		c := newCrew()
 		var done, at, most atomic.Int64
 		task := func() {
-			most.Store(max(most.Load(), at.Add(1)))
+			for n := at.Add(1); n > most.Load(); {
+				most.CompareAndSwap(most.Load(), n)
+			}
 			time.Sleep(10 * time.Millisecond)
 			at.Add(-1)
 			done.Add(1)

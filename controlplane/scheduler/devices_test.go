@@ -282,8 +282,9 @@ func TestNoDeviceTwice(t *testing.T) {
 		b.node(name, "64")
 		b.slice(name, gpus(each)...)
 	}
+	var tries atomic.Int64
 	b.binds = func(string) error {
-		if time.Now().UnixNano()%5 == 0 {
+		if tries.Add(1)%5 == 0 {
 			return apierrors.NewInternalError(errors.New("no"))
 		}
 		return nil
@@ -298,10 +299,18 @@ func TestNoDeviceTwice(t *testing.T) {
 			depose = b.lead()
 		}
 	}
+	// Pods are read first, and then all claims at once: the devices of a pod that is bound change no more.
 	check := func() (bound int) {
-		seen := map[string]string{}
+		nodeOf := map[string]string{}
 		for i := range pods {
-			c := b.deviceClaimNow(fmt.Sprint("c", i))
+			nodeOf[fmt.Sprint("c", i)] = b.get(fmt.Sprint("p", i)).Spec.NodeName
+		}
+		claims, err := client.List[*resourcev1.ResourceClaim](b.ctx, b.client, "default", metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen := map[string]string{}
+		for _, c := range claims {
 			if c.Status.Allocation == nil {
 				continue
 			}
@@ -310,9 +319,9 @@ func TestNoDeviceTwice(t *testing.T) {
 				t.Fatalf("device %s/%s was given to %s and %s", r.Pool, r.Device, other, c.Name)
 			}
 			seen[r.Pool+"/"+r.Device] = c.Name
-			if node := b.get(fmt.Sprint("p", i)).Spec.NodeName; node != "" {
+			if node := nodeOf[c.Name]; node != "" {
 				if bound++; node != r.Pool {
-					t.Fatalf("pod p%d is on %s, its device on %s", i, node, r.Pool)
+					t.Fatalf("the pod of %s is on %s, its device on %s", c.Name, node, r.Pool)
 				}
 			}
 		}
