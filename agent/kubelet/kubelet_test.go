@@ -28,6 +28,7 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/internal/door"
+	"keelson.dev/keelson/internal/wait"
 )
 
 // authority signs certificates for tests.
@@ -277,8 +278,15 @@ func TestIdleConnections(t *testing.T) {
 	if code, body, _ := b.ask(b.client(2), "GET", "/metrics/resource", "token-of-scraper"); code != 200 {
 		t.Errorf("beside them: %d %s", code, body)
 	}
-	if n := runtime.NumGoroutine() - before; n > 200 {
-		t.Errorf("%d goroutines for them", n)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if err := wait.For(ctx, time.Millisecond, func() error { // those that were shown out have to end
+		if n := runtime.NumGoroutine() - before; n > 200 {
+			return fmt.Errorf("%d goroutines for them", n)
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
 	}
 	from := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 3)}}
 	conn, err := tls.DialWithDialer(from, "tcp", b.at, &tls.Config{RootCAs: b.ca.pool()})
