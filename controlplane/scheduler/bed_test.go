@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds"
@@ -36,6 +38,7 @@ type bed struct {
 	store     *storetest.Memory
 	binds     func(node string) error // a fault on the way of a binding
 	calls     func(r *api.Request)    // sees every call; may be nil
+	late      atomic.Bool             // informers do not hear of pods
 	binding   func(pod string)        // is told of each binding before it is made
 	mu        sync.Mutex
 	bound     map[string]int
@@ -107,6 +110,31 @@ func (x backend) Do(ctx context.Context, r *api.Request) (runtime.Object, error)
 		x.b.mu.Unlock()
 	}
 	return out, err
+}
+
+// Watch implements api.Backend: what informers hear of pods may come late.
+func (x backend) Watch(ctx context.Context, r *api.Request) (watch.Interface, error) {
+	w, err := x.Backend.Watch(ctx, r)
+	f, ok := w.(api.Follower)
+	if err != nil || !ok || r.Kind.Resource != "pods" {
+		return w, err
+	}
+	return &lateFollower{Interface: w, follow: f.Follow, late: &x.b.late}, nil
+}
+
+type lateFollower struct {
+	watch.Interface
+	follow func(context.Context) (api.View, []api.Delta, error)
+	late   *atomic.Bool
+}
+
+// Follow implements api.Follower.
+func (l *lateFollower) Follow(ctx context.Context) (api.View, []api.Delta, error) {
+	v, changes, err := l.follow(ctx)
+	for err == nil && l.late.Load() {
+		err = wait.Delay(ctx, time.Millisecond)
+	}
+	return v, changes, err
 }
 
 // lead runs the scheduler until the returned function is called.

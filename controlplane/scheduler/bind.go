@@ -87,6 +87,7 @@ type note struct {
 	message   string
 	condition string // reason of PodScheduled=False; "" = no condition
 	nominates bool   // status.nominatedNodeName is to follow the cluster's
+	again     bool   // something else was told before, which the cache may not show yet
 
 	group  *schedulingv1beta1.PodGroup // it is about this one, not about a pod
 	status metav1.ConditionStatus      // of the group's condition
@@ -94,9 +95,10 @@ type note struct {
 
 // report tells of a failure, unless the same has been told of this pod already.
 func (s *Scheduler) report(p *queued, reason, message string) {
+	again := s.queue.told(p.Pod.UID)
 	if s.queue.said(p.Pod.UID, message+"\x00"+s.cluster.nomination(p.Pod.UID)) {
 		s.note(&note{pod: p.Pod, at: time.Now(), kind: v1.EventTypeWarning, reason: "FailedScheduling", message: message,
-			condition: reason, nominates: true})
+			condition: reason, nominates: true, again: again})
 	}
 }
 
@@ -177,7 +179,7 @@ func (s *Scheduler) writePlaced(ctx context.Context) error {
 // writeCondition sets PodScheduled=False with the reason, and the node where room is kept, unless the pod says so
 // already or has a node by now.
 func (s *Scheduler) writeCondition(ctx context.Context, n *note) error {
-	return updateStatus(ctx, s, n.pod, func(pod *v1.Pod) (*v1.Pod, bool) {
+	return updateStatus(ctx, s, n.pod, n.again, func(pod *v1.Pod) (*v1.Pod, bool) {
 		if pod.Spec.NodeName != "" {
 			return pod, false
 		}
@@ -197,8 +199,8 @@ func (s *Scheduler) writeCondition(ctx context.Context, n *note) error {
 }
 
 // updateStatus writes what change makes of the object, also when others write at the same time. One that is gone needs
-// nothing.
-func updateStatus[T api.Object](ctx context.Context, s *Scheduler, of T, change func(T) (next T, changed bool)) error {
+// nothing. Sure asks the API where the cache shows nothing to be changed: it may be behind what was written before.
+func updateStatus[T api.Object](ctx context.Context, s *Scheduler, of T, sure bool, change func(T) (next T, changed bool)) error {
 	namespace, name := of.GetNamespace(), of.GetName()
 	failed := func(err error) error { return fmt.Errorf("write status of %T %s/%s: %w", of, namespace, name, err) }
 	have, ok := client.Cached[T](s.cfg.Informers, namespace, name)
@@ -207,16 +209,20 @@ func updateStatus[T api.Object](ctx context.Context, s *Scheduler, of T, change 
 			return nil
 		}
 		next, changed := change(have)
-		if !changed {
+		if !changed && !sure {
 			return nil
 		}
-		_, err := client.UpdateStatus(ctx, s.writer.Load(), next)
-		switch {
-		case err == nil, apierrors.IsNotFound(err):
-			return nil
-		case !apierrors.IsConflict(err):
-			return failed(err)
+		var err error
+		if changed {
+			_, err = client.UpdateStatus(ctx, s.writer.Load(), next)
+			if err == nil || apierrors.IsNotFound(err) {
+				return nil
+			}
+			if !apierrors.IsConflict(err) {
+				return failed(err)
+			}
 		}
+		sure = false
 		if have, err = client.Get[T](ctx, s.writer.Load(), namespace, name); err != nil {
 			if apierrors.IsNotFound(err) {
 				return nil

@@ -283,7 +283,7 @@ func (s *Scheduler) groupRefused(p *v1.Pod, reason, message string) {
 
 // writeGroup writes the condition of a group.
 func (s *Scheduler) writeGroup(ctx context.Context, n *note) error {
-	return updateStatus(ctx, s, n.group, func(g *schedulingv1beta1.PodGroup) (*schedulingv1beta1.PodGroup, bool) {
+	return updateStatus(ctx, s, n.group, true, func(g *schedulingv1beta1.PodGroup) (*schedulingv1beta1.PodGroup, bool) {
 		if meta.IsStatusConditionTrue(g.Status.Conditions, schedulingv1beta1.PodGroupInitiallyScheduled) {
 			return g, false
 		}

@@ -8,8 +8,11 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/internal/virtual"
 )
 
@@ -37,5 +40,39 @@ func TestTheLastReasonStays(t *testing.T) {
 		b.node("w2", "1")
 		time.Sleep(10 * time.Second)
 		b.awaitReason("big", noRoom(2))
+	})
+}
+
+// F87: what a pod is told again is written also where the informer has not seen what was told in between.
+func TestAReasonThatComesBack(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		b := newBed(t, nil)
+		b.node("w1", "1")
+		b.lead()
+		p := b.pod("big", "2")
+		b.awaitReason("big", noRoom(1))
+		b.eventually("the informer shows it", func() error {
+			if have, _ := client.Cached[*v1.Pod](b.informers, "default", "big"); have.ResourceVersion == p.ResourceVersion {
+				return fmt.Errorf("it has revision %s", have.ResourceVersion)
+			}
+			return nil
+		})
+		b.late.Store(true)
+		defer b.late.Store(false)
+		b.node("w2", "1")
+		b.awaitReason("big", noRoom(2))
+		if err := client.Delete[*v1.Node](b.ctx, b.client, "", "w2", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w1, err := client.Get[*v1.Node](b.ctx, b.client, "", "w1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		w1 = w1.DeepCopy()
+		w1.Status.Allocatable[v1.ResourceCPU] = resource.MustParse("1500m") // more, and not enough
+		if _, err := client.UpdateStatus(b.ctx, b.client, w1); err != nil {
+			t.Fatal(err)
+		}
+		b.awaitReason("big", noRoom(1))
 	})
 }

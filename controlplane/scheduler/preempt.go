@@ -42,7 +42,7 @@ func (s *Scheduler) preempt(ctx context.Context, info *framework.PodInfo, node s
 // nominate implements framework.Handle.Nominate.
 func (s *Scheduler) nominate(p *v1.Pod, node string) {
 	if s.cluster.nominate(framework.NewPodInfo(p), node) {
-		s.note(&note{pod: p, at: time.Now(), nominates: true})
+		s.note(&note{pod: p, at: time.Now(), nominates: true, again: true})
 	}
 }
 
@@ -57,7 +57,7 @@ func (s *Scheduler) evict(ctx context.Context, victim, preemptor *v1.Pod, node s
 		return withCondition(p, v1.PodCondition{Type: v1.DisruptionTarget, Status: v1.ConditionTrue,
 			Reason: v1.PodReasonPreemptionByScheduler, Message: why, LastTransitionTime: metav1.Now()})
 	}
-	if err := updateStatus(ctx, s, victim, mark); err != nil {
+	if err := updateStatus(ctx, s, victim, false, mark); err != nil {
 		return err
 	}
 	err := client.Delete[*v1.Pod](ctx, s.writer.Load(), victim.Namespace, victim.Name,

@@ -342,6 +342,14 @@ func (q *queue) restart(ctx context.Context) {
 	}
 }
 
+// told says whether a failure of the pod was written.
+func (q *queue) told(uid types.UID) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	p := q.pods[uid]
+	return p != nil && p.message != ""
+}
+
 // said remembers the message of a failure and reports whether it is new.
 func (q *queue) said(uid types.UID, message string) bool {
 	q.mu.Lock()
