@@ -1,0 +1,183 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/test/bed"
+)
+
+const (
+	thing            v1.ResourceName = "example.com/thing"
+	thingPluginImage                 = "example.com/thing/plugin:v1"
+	thingDir                         = "/var/lib/thing"
+	pluginsDir                       = "/var/lib/kubelet/device-plugins"
+)
+
+// A device plugin in a DaemonSet, as vendors ship them: its node tells of two devices; of three pods that ask for one
+// each, two see theirs (a variable, a mount, a device, a CDI description) and one waits; a new agent leaves who has what;
+// who ends leaves its device to the one that waits; who is bound by hand to a node without free devices is refused; and
+// the API refuses who would share a device. F91 F92
+func TestDevicePlugin(t *testing.T) {
+	w := begin(t)
+	w.thingPlugin("w3")
+	w.things("w3", 2, 2)
+	user := func(name, node string) *v1.Pod {
+		p := pod(name, tools, "sh", "-c", "exec sleep 1000000")
+		p.Spec.RestartPolicy = v1.RestartPolicyNever
+		p.Spec.TerminationGracePeriodSeconds = ptr(int64(1))
+		p.Spec.NodeName = node
+		p.Spec.Containers[0].Resources.Limits = v1.ResourceList{thing: resource.MustParse("1")}
+		return w.createPod(p)
+	}
+	user("one", "")
+	user("two", "")
+	has := map[string]string{}
+	see := func(name string) {
+		t.Helper()
+		p := w.waitPod(name, isReady)
+		if p.Spec.NodeName != "w3" {
+			t.Errorf("pod %s is on %s", name, p.Spec.NodeName)
+		}
+		var health []v1.ResourceHealth
+		for _, s := range p.Status.ContainerStatuses[0].AllocatedResourcesStatus {
+			if s.Name == thing {
+				health = append(health, s.Resources...)
+			}
+		}
+		if len(health) != 1 || health[0].Health != v1.ResourceHealthStatusHealthy {
+			t.Fatalf("pod %s: status of its devices %+v", name, p.Status.ContainerStatuses)
+		}
+		id := string(health[0].ResourceID)
+		has[name] = id
+		got := bed.Kctl(t, "-n", w.ns, "exec", name, "--", "sh", "-c", fmt.Sprintf(
+			`echo "$THINGS $CDI_%[1]s"; cat /opt/thing/driver; head -c 3 /dev/thing-%[1]s | wc -c; ls /dev | grep -c ^thing-; touch /opt/thing/x 2>/dev/null || echo ro`, id))
+		if want := id + " yes driver 3 1 ro"; strings.Join(strings.Fields(got), " ") != want {
+			t.Errorf("pod %s sees %q, want %q", name, strings.Fields(got), want)
+		}
+	}
+	see("one")
+	see("two")
+	if has["one"] == has["two"] {
+		t.Errorf("one device for two pods: %v", has)
+	}
+	user("three", "")
+	w.waitPod("three", func(p *v1.Pod) error {
+		for _, c := range p.Status.Conditions {
+			if c.Type == v1.PodScheduled && strings.Contains(c.Message, "Insufficient "+string(thing)) {
+				return nil
+			}
+		}
+		return fmt.Errorf("conditions %+v", p.Status.Conditions)
+	})
+	user("byhand", "w3")
+	refused := w.waitPod("byhand", func(p *v1.Pod) error {
+		if p.Status.Phase != v1.PodFailed {
+			return fmt.Errorf("%+v", p.Status)
+		}
+		return nil
+	})
+	if refused.Status.Reason != "UnexpectedAdmissionError" || !strings.Contains(refused.Status.Message, "Requested: 1, Available: 0") {
+		t.Errorf("%s: %s", refused.Status.Reason, refused.Status.Message)
+	}
+	w.waitEvent("byhand", "UnexpectedAdmissionError")
+	before := w.pod("two").Status.ContainerStatuses[0]
+	if bed.Owned() {
+		bed.Kctl(t, "lab", "restart", "--daemon", "w3")
+		w.things("w3", 2, 2) // the plugin has registered again by itself
+	}
+	w.deletePod("one")
+	see("three")
+	if has["three"] != has["one"] {
+		t.Errorf("devices %v", has)
+	}
+	if after := w.pod("two").Status.ContainerStatuses[0]; after.ContainerID != before.ContainerID || after.RestartCount != 0 {
+		t.Errorf("another pod's container: %+v, before %+v", after, before)
+	}
+	see("two")
+	for words, res := range map[string]v1.ResourceRequirements{
+		"Limit must be set for non overcommitable resources": {Requests: v1.ResourceList{thing: resource.MustParse("1")}},
+		"must be equal to " + string(thing) + " limit":       {Requests: v1.ResourceList{thing: resource.MustParse("1")}, Limits: v1.ResourceList{thing: resource.MustParse("2")}},
+		"must be an integer":                                 {Limits: v1.ResourceList{thing: resource.MustParse("500m")}},
+	} {
+		p := sleeper("shares")
+		p.Spec.Containers[0].Resources = res
+		if _, err := w.cs.CoreV1().Pods(w.ns).Create(context.Background(), p, metav1.CreateOptions{}); err == nil || !strings.Contains(err.Error(), words) {
+			t.Errorf("%v: %v, want %q", res, err, words)
+		}
+	}
+	if err := w.cs.AppsV1().DaemonSets(w.ns).Delete(context.Background(), "thing-plugin", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.things("w3", 2, 0)
+	w.waitPod("two", func(p *v1.Pod) error {
+		s := p.Status.ContainerStatuses[0].AllocatedResourcesStatus
+		if len(s) != 1 || s[0].Resources[0].Health != v1.ResourceHealthStatusUnknown {
+			return fmt.Errorf("status of its devices %+v", s)
+		}
+		return nil
+	})
+}
+
+// things waits until a node tells of so many devices, and so many that can be given out.
+func (w world) things(node string, capacity, allocatable int64) {
+	w.Helper()
+	bed.Eventually(w, soon, func() error {
+		n, err := w.cs.CoreV1().Nodes().Get(context.Background(), node, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		c, a := n.Status.Capacity[thing], n.Status.Allocatable[thing]
+		if c.Value() != capacity || a.Value() != allocatable {
+			return fmt.Errorf("node %s has %s things, %s of them to be given out: want %d and %d", node, c.String(), a.String(), capacity, allocatable)
+		}
+		return nil
+	})
+}
+
+// thingPlugin runs the plugin on a node.
+func (w world) thingPlugin(node string) {
+	w.Helper()
+	binary := filepath.Join(w.TempDir(), "plugin")
+	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", binary, "keelson.dev/keelson/test/e2e/deviceplugin")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		w.Fatalf("building the plugin: %v\n%s", err, out)
+	}
+	bed.LoadImage(w, thingPluginImage, map[string]string{"plugin": binary}, "/plugin")
+	host := bed.Host(w, node)
+	if out, err := host.Command(context.Background(), "sh", "-c", "mkdir -p "+thingDir+" && echo driver > "+thingDir+"/driver").CombinedOutput(); err != nil {
+		w.Fatalf("%v: %s", err, out)
+	}
+	labels := map[string]string{"app": "thing-plugin"}
+	d := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "thing-plugin"}, Spec: appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: labels}}}
+	d.Spec.Template.Labels = labels
+	d.Spec.Template.Spec = pod("plugin", thingPluginImage).Spec
+	spec := &d.Spec.Template.Spec
+	spec.NodeSelector = map[string]string{v1.LabelHostname: node}
+	spec.TerminationGracePeriodSeconds = ptr(int64(1))
+	c := &spec.Containers[0]
+	c.Command = nil
+	c.Args = []string{"--resource=" + string(thing), "--devices=a,b", "--mount=" + thingDir + ":/opt/thing", "--cdi=/var/run/cdi", "--prepare", "--prefer"}
+	for name, path := range map[string]string{"plugins": pluginsDir, "cdi": "/var/run/cdi"} {
+		spec.Volumes = append(spec.Volumes, v1.Volume{Name: name, VolumeSource: v1.VolumeSource{
+			HostPath: &v1.HostPathVolumeSource{Path: path, Type: ptr(v1.HostPathDirectoryOrCreate)}}})
+		c.VolumeMounts = append(c.VolumeMounts, v1.VolumeMount{Name: name, MountPath: path})
+	}
+	if _, err := w.cs.AppsV1().DaemonSets(w.ns).Create(context.Background(), d, metav1.CreateOptions{}); err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() {
+		_ = host.Command(context.Background(), "rm", "-rf", thingDir, pluginsDir+"/thing.sock", "/var/run/cdi/thing.json").Run()
+	})
+}
