@@ -117,10 +117,16 @@ func TestGang(t *testing.T) {
 		p.Spec.SchedulingGroup = &v1.PodSchedulingGroup{PodGroupName: ptr("gang")}
 		gang = append(gang, w.createPod(p))
 	}
+	// The first pods to come are told that there are too few of them; what is told last is of them all.
 	for i := range 3 {
-		if m := w.waitEvent(fmt.Sprint("gang-", i), "FailedScheduling"); !strings.Contains(m, "pod group gang: only 2 of 3 pods had a node") {
-			t.Errorf("event of gang-%d: %q", i, m)
-		}
+		w.waitPod(fmt.Sprint("gang-", i), func(p *v1.Pod) error {
+			for _, c := range p.Status.Conditions {
+				if c.Type == v1.PodScheduled && strings.Contains(c.Message, "pod group gang: only 2 of 3 pods had a node") {
+					return nil
+				}
+			}
+			return fmt.Errorf("its conditions are %+v", p.Status.Conditions)
+		})
 	}
 	if on, waiting := w.perNode("gang"); len(waiting) != 3 {
 		t.Errorf("ready on %v, waiting %v, though there is no room for all", on, waiting)
