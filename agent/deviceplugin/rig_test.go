@@ -26,24 +26,14 @@ import (
 
 const thing = "example.com/thing"
 
-// binary is built once: plugins are processes of their own, as on a node.
-var binary = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "deviceplugin")
-	if err != nil {
-		return "", err
-	}
-	path := filepath.Join(dir, "plugin")
-	out, err := exec.Command("go", "build", "-o", path, "keelson.dev/keelson/test/e2e/deviceplugin").CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("building the plugin: %w: %s", err, out)
-	}
-	return path, nil
-})
+// binary is run as processes of its own, as on a node.
+var binary = fake.Program{Package: "test/e2e/deviceplugin"}
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if path, err := binary(); err == nil {
-		os.RemoveAll(filepath.Dir(path))
+	if err := binary.Remove(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
 	}
 	os.Exit(code)
 }
@@ -117,7 +107,7 @@ type process struct {
 // plugin runs one until the test ends.
 func (r *rig) plugin(name string, args ...string) *process {
 	r.Helper()
-	path, err := binary()
+	path, err := binary.Path()
 	if err != nil {
 		r.Fatal(err)
 	}

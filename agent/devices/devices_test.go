@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -23,24 +22,14 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// driverBinary is built once: drivers are processes of their own, as on a node.
-var driverBinary = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "dradriver")
-	if err != nil {
-		return "", err
-	}
-	path := filepath.Join(dir, "driver")
-	out, err := exec.Command("go", "build", "-o", path, "keelson.dev/keelson/test/e2e/devicedriver").CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("building the driver: %w: %s", err, out)
-	}
-	return path, nil
-})
+// driverBinary is run as processes of its own, as on a node.
+var driverBinary = fake.Program{Package: "test/e2e/devicedriver"}
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if path, err := driverBinary(); err == nil {
-		os.RemoveAll(filepath.Dir(path))
+	if err := driverBinary.Remove(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
 	}
 	os.Exit(code)
 }
@@ -48,7 +37,7 @@ func TestMain(m *testing.M) {
 // spawn runs a driver until the returned function is called. Its registration socket is there when spawn returns.
 func spawn(t *testing.T, dir, name, mode string) (stop func()) {
 	t.Helper()
-	path, err := driverBinary()
+	path, err := driverBinary.Path()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -108,13 +108,7 @@ func TestQuotaRefuses(t *testing.T) {
 			t.Errorf("%s: %v is no 403", c.what, err)
 		}
 	}
-	used := func(name string) string {
-		q, err := client.Get[*corev1.ResourceQuota](t.Context(), admin, "default", name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return quota.Format(q.Status.Used)
-	}
+	used := func(name string) string { return quotaShows(t, admin, name) }
 	for name, want := range map[string]string{
 		"numbers": "count/deployments.apps=0,pods=2,services.nodeports=1", "compute": "requests.cpu=1",
 		"storage": "requests.storage=6Gi,slow.storageclass.storage.k8s.io/persistentvolumeclaims=0",
@@ -123,7 +117,23 @@ func TestQuotaRefuses(t *testing.T) {
 			t.Errorf("%s shows %s, want %s", name, got, want)
 		}
 	}
-	// What goes, ends or is evicted is given back in the same commit; a dry run takes nothing and is refused alike.
+	quotaGivesBack(t, admin, used)
+}
+
+// quotaShows is what a quota says is used.
+func quotaShows(t *testing.T, c *client.Client, name string) string {
+	t.Helper()
+	q, err := client.Get[*corev1.ResourceQuota](t.Context(), c, "default", name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return quota.Format(q.Status.Used)
+}
+
+// quotaGivesBack: what goes, ends or is evicted is given back in the same commit; a dry run takes nothing and is refused
+// alike. There are the pods a, of 600m, and b, of 400m.
+func quotaGivesBack(t *testing.T, admin *client.Client, used func(name string) string) {
+	t.Helper()
 	pod, err := client.Get[*corev1.Pod](t.Context(), admin, "default", "a")
 	if err != nil {
 		t.Fatal(err)
