@@ -215,13 +215,17 @@ type Volumes interface {
 	Pods() ([]types.UID, error)
 }
 
+// ErrDamagedRecord says that what lies on disk about devices cannot be read; it is wrapped with the file and what to do.
+var ErrDamagedRecord = errors.New("damaged record")
+
 // Devices has drivers prepare the devices that pods claim. All calls are idempotent.
 type Devices interface {
 	// Prepare makes ready all that the pod claims. A claim that cannot be used, or a driver that is not there, is an
 	// error that names it; calling again later is the retry.
 	Prepare(ctx context.Context, pod *v1.Pod) (ClaimedDevices, error)
 	// Release gives the pod's devices back, those of a claim when no other pod of the node uses it; safe when there is nothing.
-	Release(ctx context.Context, pod types.UID) error
+	// Of a pod of an earlier life no more need be given than its uid. ErrDamagedRecord when what it has is not known.
+	Release(ctx context.Context, pod *v1.Pod) error
 	// Pods lists the pods for which devices may be prepared, for clean-up after a crash.
 	Pods() ([]types.UID, error)
 }

@@ -5,14 +5,13 @@ package devices
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -26,7 +25,6 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/internal/keylock"
-	"keelson.dev/keelson/internal/wholefile"
 )
 
 // Bounds of what a driver may take and answer.
@@ -51,6 +49,9 @@ type Devices struct {
 	cfg   Config
 	locks keylock.Locks // by claim
 	*registry
+
+	mu   sync.Mutex
+	told map[types.UID]bool // of which damaged records the log speaks
 }
 
 // New starts nothing.
@@ -58,19 +59,7 @@ func New(cfg Config) *Devices {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Devices{cfg: cfg, registry: newRegistry(cfg.Registration, cfg.Log)}
-}
-
-// record is what is known of a claim of which drivers were asked.
-type record struct {
-	Version   int                   `json:"version"`
-	Namespace string                `json:"namespace"`
-	Name      string                `json:"name"`
-	UID       types.UID             `json:"uid"`
-	Drivers   []string              `json:"drivers"`
-	Pods      []types.UID           `json:"pods"` // that use it here
-	Prepared  bool                  `json:"prepared,omitempty"`
-	Devices   []agent.ClaimedDevice `json:"devices,omitempty"`
+	return &Devices{cfg: cfg, registry: newRegistry(cfg.Registration, cfg.Log), told: map[types.UID]bool{}}
 }
 
 // Prepare implements agent.Devices.
@@ -122,12 +111,12 @@ func (d *Devices) claim(pod *v1.Pod, entry *v1.PodResourceClaim) (*resourcev1.Re
 func (d *Devices) prepare(ctx context.Context, pod types.UID, claim *resourcev1.ResourceClaim) ([]agent.ClaimedDevice, error) {
 	defer d.locks.Lock(string(claim.UID))()
 	file := d.file(claim.UID)
-	r, err := read(file)
+	r, err := d.read(claim.UID)
 	if err != nil {
 		return nil, err
 	}
 	if r == nil {
-		r = &record{Version: 1, Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID, Drivers: drivers(claim)}
+		r = &record{Version: recordVersion, Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID, Drivers: drivers(claim)}
 	}
 	if !slices.Contains(r.Pods, pod) {
 		r.Pods = append(r.Pods, pod)
@@ -199,10 +188,6 @@ func (d *Devices) ask(ctx context.Context, name string, r *record) (out []agent.
 	return out, err
 }
 
-func (r *record) wire() *dra.Claim {
-	return &dra.Claim{Namespace: r.Namespace, Name: r.Name, Uid: string(r.UID)}
-}
-
 // taken judges the devices of an answer.
 func taken(list []*dra.Device) ([]agent.ClaimedDevice, error) {
 	if len(list) > maxDevices {
@@ -234,15 +219,20 @@ func shortened(s string) string {
 }
 
 // Release implements agent.Devices.
-func (d *Devices) Release(ctx context.Context, pod types.UID) error {
-	all, err := d.records()
+func (d *Devices) Release(ctx context.Context, pod *v1.Pod) error {
+	all, damaged, err := d.records()
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, r := range all {
-		if slices.Contains(r.Pods, pod) {
-			errs = append(errs, d.release(ctx, pod, r.UID))
+		if slices.Contains(r.Pods, pod.UID) {
+			errs = append(errs, d.release(ctx, pod.UID, r.UID))
+		}
+	}
+	for claim, why := range damaged {
+		if d.mayConcern(claim, pod) {
+			errs = append(errs, why)
 		}
 	}
 	return errors.Join(errs...)
@@ -251,7 +241,7 @@ func (d *Devices) Release(ctx context.Context, pod types.UID) error {
 func (d *Devices) release(ctx context.Context, pod, claim types.UID) error {
 	defer d.locks.Lock(string(claim))()
 	file := d.file(claim)
-	r, err := read(file)
+	r, err := d.read(claim)
 	if err != nil || r == nil {
 		return err
 	}
@@ -286,68 +276,4 @@ func (d *Devices) release(ctx context.Context, pod, claim types.UID) error {
 		}
 	}
 	return os.Remove(file)
-}
-
-// Pods implements agent.Devices.
-func (d *Devices) Pods() ([]types.UID, error) {
-	all, err := d.records()
-	if err != nil {
-		return nil, err
-	}
-	pods := map[types.UID]bool{}
-	for _, r := range all {
-		for _, p := range r.Pods {
-			pods[p] = true
-		}
-	}
-	return slices.Sorted(maps.Keys(pods)), nil
-}
-
-func (d *Devices) file(claim types.UID) string {
-	return filepath.Join(d.cfg.State, filepath.Base(string(claim))+".json")
-}
-
-func (d *Devices) write(file string, r *record) error {
-	b, err := json.Marshal(r)
-	if err != nil {
-		return err
-	}
-	if err := wholefile.Write(file, b); err != nil {
-		return fmt.Errorf("writing down the devices of resourceclaim %s/%s: %w", r.Namespace, r.Name, err)
-	}
-	return nil
-}
-
-// read returns nil when there is no record.
-func read(file string) (*record, error) {
-	b, err := os.ReadFile(file)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("the devices of a resourceclaim: %w", err)
-	}
-	var r record
-	if err := json.Unmarshal(b, &r); err != nil {
-		return nil, fmt.Errorf("the devices of a resourceclaim: record %s: %w", file, err)
-	}
-	return &r, nil
-}
-
-func (d *Devices) records() ([]*record, error) {
-	files, err := filepath.Glob(filepath.Join(d.cfg.State, "*.json"))
-	if err != nil {
-		return nil, err
-	}
-	var out []*record
-	for _, f := range files {
-		r, err := read(f)
-		if err != nil {
-			return nil, err
-		}
-		if r != nil {
-			out = append(out, r)
-		}
-	}
-	return out, nil
 }

@@ -1,9 +1,11 @@
 package devices
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"os/exec"
@@ -18,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/fake"
 	"keelson.dev/keelson/internal/wait"
 )
@@ -150,7 +153,7 @@ func TestPrepareAndRelease(t *testing.T) {
 	}
 	stop()
 	d.folder.Scan(ctx)
-	if err := d.Release(ctx, "pod-p"); !errors.Is(err, ErrNoDriver) || !strings.Contains(err.Error(), "resourceclaim ns/one") {
+	if err := d.Release(ctx, p); !errors.Is(err, ErrNoDriver) || !strings.Contains(err.Error(), "resourceclaim ns/one") {
 		t.Errorf("without its driver: %v", err)
 	}
 	if pods, err := d.Pods(); err != nil || !slices.Equal(pods, []types.UID{"pod-p", "pod-q"}) {
@@ -159,7 +162,7 @@ func TestPrepareAndRelease(t *testing.T) {
 	spawn(t, dir, "a.example.com", "")
 	d = New(Config{Registration: dir, State: state, Objects: fake.NewCluster()}) // which knows nothing of the claims
 	for _, pod := range []types.UID{"pod-p", "pod-p", "pod-q", "pod-x"} {
-		if err := d.Release(ctx, pod); err != nil {
+		if err := d.Release(ctx, &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: pod}}); err != nil {
 			t.Errorf("release of %s: %v", pod, err)
 		}
 	}
@@ -234,7 +237,7 @@ func TestHostileDrivers(t *testing.T) {
 				}
 				return
 			}
-			if err := d.Release(t.Context(), p.UID); err != nil { // what it may have done is taken back
+			if err := d.Release(t.Context(), p); err != nil { // what it may have done is taken back
 				t.Error(err)
 			}
 			if log := logOf(t, dir, "a.example.com"); !slices.Contains(log, "unprepare ns/c uid-c") {
@@ -255,16 +258,71 @@ func TestReleaseFails(t *testing.T) {
 	if _, err := d.Prepare(t.Context(), p); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Release(t.Context(), p.UID); err == nil || !strings.Contains(err.Error(), "in use") {
+	if err := d.Release(t.Context(), p); err == nil || !strings.Contains(err.Error(), "in use") {
 		t.Errorf("%v", err)
 	}
 	stop()
 	spawn(t, dir, "a.example.com", "")
 	d.folder.Scan(t.Context())
-	if err := d.Release(t.Context(), p.UID); err != nil {
+	if err := d.Release(t.Context(), p); err != nil {
 		t.Error(err)
 	}
 	if pods, err := d.Pods(); err != nil || len(pods) > 0 {
 		t.Errorf("pods %v, %v", pods, err)
+	}
+}
+
+// A record that cannot be read holds the pods that it may be about, tells them which file it is and what to do, and the log
+// once. The others begin and end, in another life of the agent too; when the file is gone, so are the rest.
+func TestDamagedRecord(t *testing.T) {
+	for name, content := range map[string]string{
+		"empty": "", "cut": `{"version":1,"uid":"uid-bad","na`, "of another version": `{"version":7,"uid":"uid-bad"}`, "of another claim": `{"version":1,"uid":"uid-good"}`,
+		"huge": `{"version":1,"uid":"uid-bad","name":"` + strings.Repeat("x", maxRecord) + `"}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, state, cluster := short(t), t.TempDir(), fake.NewCluster()
+			spawn(t, dir, "a.example.com", "")
+			bad, good := claimOf("bad", "a.example.com"), claimOf("good", "a.example.com")
+			held, free, none := podOf("held", bad), podOf("free", good), podOf("none")
+			for _, p := range []*v1.Pod{held, free, none} {
+				p.Spec.Containers = []v1.Container{{Name: "c"}}
+			}
+			cluster.Put(bad, good)
+			ctx := t.Context()
+			d := New(Config{Registration: dir, State: state, Objects: cluster})
+			for _, p := range []*v1.Pod{held, free} {
+				if _, err := d.Prepare(ctx, p); err != nil {
+					t.Fatal(err)
+				}
+			}
+			file := filepath.Join(state, "uid-bad.json")
+			if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			var log bytes.Buffer
+			d = New(Config{Registration: dir, State: state, Objects: cluster, Log: slog.New(slog.NewTextHandler(&log, nil))})
+			if pods, err := d.Pods(); err != nil || !slices.Equal(pods, []types.UID{"pod-free"}) {
+				t.Errorf("pods %v, %v", pods, err)
+			}
+			if err := errors.Join(d.Release(ctx, free), d.Release(ctx, none)); err != nil {
+				t.Errorf("pods without a part in it: %v", err)
+			}
+			_, again := d.Prepare(ctx, held)
+			gone := &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: held.UID}} // of which nothing else is known any more
+			for _, err := range []error{again, d.Release(ctx, held), d.Release(ctx, gone)} {
+				if !errors.Is(err, agent.ErrDamagedRecord) || !strings.Contains(err.Error(), file) || !strings.Contains(err.Error(), "then remove the file") || len(err.Error()) > 1000 {
+					t.Errorf("a pod that it may be about: %v", err)
+				}
+			}
+			if n := strings.Count(log.String(), file); n != 1 {
+				t.Errorf("the log tells %d times: %s", n, log.String())
+			}
+			if err := os.Remove(file); err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(d.Release(ctx, held), d.Release(ctx, gone)); err != nil {
+				t.Errorf("without the file: %v", err)
+			}
+		})
 	}
 }

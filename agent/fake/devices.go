@@ -47,13 +47,13 @@ func (d *Devices) Prepare(ctx context.Context, pod *v1.Pod) (agent.ClaimedDevice
 }
 
 // Release implements agent.Devices.
-func (d *Devices) Release(ctx context.Context, pod types.UID) error {
-	if err := d.enter(ctx, d.Clock, "Release", string(pod)); err != nil {
+func (d *Devices) Release(ctx context.Context, pod *v1.Pod) error {
+	if err := d.enter(ctx, d.Clock, "Release", string(pod.UID)); err != nil {
 		return err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	delete(d.prepared, pod)
+	delete(d.prepared, pod.UID)
 	return nil
 }
 

@@ -87,12 +87,16 @@ func TestDevicesOfAPod(t *testing.T) {
 		if got := fmt.Sprint(rt.all); got != "map[one:[fake.example.com/dev=gpu-a]]" {
 			t.Errorf("devices %s", got)
 		}
-		n.dev.Fail("Release", errors.New("in use"))
+		n.dev.Fail("Release", fmt.Errorf("%w: devices/x.json: remove the file", agent.ErrDamagedRecord))
 		n.rt.Exit("u1", "one", 0, "")
 		n.rt.Exit("u1", "none", 0, "")
 		virtual.Wait()
 		if pods, _ := n.dev.Pods(); len(pods) != 1 || n.pod("u1").Status.Phase != v1.PodRunning {
 			t.Errorf("the end of a pod is told (%s) while its devices are with %v", n.pod("u1").Status.Phase, pods)
+		}
+		const why = "Failed to unprepare dynamic resources: damaged record: devices/x.json: remove the file"
+		if e := strings.Join(n.cluster.Events("u1"), "\n"); !strings.Contains(e, why) {
+			t.Errorf("nobody is told why the pod does not end: %s", e)
 		}
 		time.Sleep(time.Minute)
 		virtual.Wait()

@@ -157,14 +157,15 @@ func (w *worker) address(ctx context.Context, id string) string {
 }
 
 func (w *worker) unmountVolumes(ctx context.Context) error {
-	uid := w.pod().UID
+	pod := w.pod() // whose status names the claims that were made for it
+	uid := pod.UID
 	dir := directory(w.cfg.Paths, uid)
 	if !noSubPaths(dir) {
 		if err := w.cfg.SubPaths.Release(dir); err != nil {
 			return err
 		}
 	}
-	err := errors.Join(w.cfg.Devices.Release(ctx, uid), w.cfg.Volumes.UnmountAll(ctx, uid)) // neither waits for the other's driver
+	err := errors.Join(w.releaseDevices(ctx, pod), w.cfg.Volumes.UnmountAll(ctx, uid)) // neither waits for the other's driver
 	if w.cfg.Plugins != nil {
 		err = errors.Join(err, w.cfg.Plugins.Release(uid))
 	}
@@ -175,6 +176,15 @@ func (w *worker) unmountVolumes(ctx context.Context) error {
 	w.mountsBy, w.devices = nil, nil
 	w.mu.Unlock()
 	return nil
+}
+
+// releaseDevices gives back what the pod claimed. A record that cannot be read holds the pod until somebody acts, who is told.
+func (w *worker) releaseDevices(ctx context.Context, pod *v1.Pod) error {
+	err := w.cfg.Devices.Release(ctx, pod)
+	if errors.Is(err, agent.ErrDamagedRecord) {
+		w.events.event(pod, "", v1.EventTypeWarning, "FailedUnprepareDynamicResources", "Failed to unprepare dynamic resources: "+err.Error())
+	}
+	return err
 }
 
 // reportGone removes the pod's own files and says that nothing is left.

@@ -1,0 +1,165 @@
+package devices
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	dra "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/internal/wholefile"
+)
+
+// recordVersion is that of what is on disk. Fields are added under new names and never change their meaning; who reads
+// skips those that it does not know.
+const recordVersion = 1
+
+// maxRecord is how many bytes of a record are read.
+const maxRecord = 16 << 20
+
+// record is what is known of a claim of which drivers were asked.
+type record struct {
+	Version   int                   `json:"version"`
+	Namespace string                `json:"namespace"`
+	Name      string                `json:"name"`
+	UID       types.UID             `json:"uid"`
+	Drivers   []string              `json:"drivers"`
+	Pods      []types.UID           `json:"pods"` // that use it here
+	Prepared  bool                  `json:"prepared,omitempty"`
+	Devices   []agent.ClaimedDevice `json:"devices,omitempty"`
+}
+
+func (r *record) wire() *dra.Claim {
+	return &dra.Claim{Namespace: r.Namespace, Name: r.Name, Uid: string(r.UID)}
+}
+
+func (d *Devices) file(claim types.UID) string {
+	return filepath.Join(d.cfg.State, filepath.Base(string(claim))+".json")
+}
+
+func (d *Devices) write(file string, r *record) error {
+	b, err := json.Marshal(r)
+	if err == nil && len(b) > maxRecord {
+		err = fmt.Errorf("%d bytes: %d at most", len(b), maxRecord)
+	}
+	if err == nil {
+		err = wholefile.Write(file, b)
+	}
+	if err != nil {
+		return fmt.Errorf("writing down the devices of resourceclaim %s/%s: %w", r.Namespace, r.Name, err)
+	}
+	return nil
+}
+
+// read returns nil when there is no record of a claim. One that cannot be used is agent.ErrDamagedRecord.
+func (d *Devices) read(claim types.UID) (*record, error) {
+	file := d.file(claim)
+	r, err := readFile(file)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case err == nil && r.Version != recordVersion:
+		err = fmt.Errorf("version %d: this agent knows version %d", r.Version, recordVersion)
+	case err == nil && r.UID != claim:
+		err = fmt.Errorf("it speaks of uid %q", shortened(string(r.UID)))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: which pods use the resourceclaim of uid %s and what its drivers prepared is not known (%w): "+
+			"see that its drivers take the devices back, by a restart of the node for one, then remove the file", agent.ErrDamagedRecord, file, claim, err)
+	}
+	return r, nil
+}
+
+func readFile(name string) (*record, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxRecord))
+	if err != nil {
+		return nil, err
+	}
+	var r record
+	return &r, json.Unmarshal(b, &r)
+}
+
+// records are those of all claims; damaged says why the others cannot be read, by their claims.
+func (d *Devices) records() (all []*record, damaged map[types.UID]error, err error) {
+	files, err := filepath.Glob(filepath.Join(d.cfg.State, "*.json"))
+	if err != nil {
+		return nil, nil, err
+	}
+	damaged = map[types.UID]error{}
+	for _, f := range files {
+		claim := types.UID(strings.TrimSuffix(filepath.Base(f), ".json"))
+		switch r, err := d.read(claim); {
+		case err != nil:
+			damaged[claim] = err
+		case r != nil:
+			all = append(all, r)
+		}
+	}
+	d.tell(damaged)
+	return all, damaged, nil
+}
+
+// tell has the log speak of each damaged record once.
+func (d *Devices) tell(damaged map[types.UID]error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	maps.DeleteFunc(d.told, func(claim types.UID, _ bool) bool { return damaged[claim] == nil })
+	for claim, why := range damaged {
+		if !d.told[claim] {
+			d.told[claim] = true
+			d.cfg.Log.Error("pods that may have devices of a claim cannot end", "err", why)
+		}
+	}
+}
+
+// mayConcern says whether the pod may have devices by the record of a claim that cannot be read. Of a pod of an earlier life
+// nothing is known but its name, of others which claims they use.
+func (d *Devices) mayConcern(claim types.UID, pod *v1.Pod) bool {
+	if len(pod.Spec.Containers) == 0 {
+		return true
+	}
+	for i := range pod.Spec.ResourceClaims {
+		name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i])
+		if err != nil {
+			return true
+		}
+		if name == nil {
+			continue
+		}
+		if c, ok := d.cfg.Objects.ResourceClaim(pod.Namespace, *name); !ok || c.UID == claim {
+			return true
+		}
+	}
+	return false
+}
+
+// Pods implements agent.Devices.
+func (d *Devices) Pods() ([]types.UID, error) {
+	all, _, err := d.records()
+	if err != nil {
+		return nil, err
+	}
+	pods := map[types.UID]bool{}
+	for _, r := range all {
+		for _, p := range r.Pods {
+			pods[p] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(pods)), nil
+}
