@@ -254,6 +254,7 @@ type Objects interface {
 	Services() []*v1.Service
 	Service(namespace, name string) (*v1.Service, bool)
 	EndpointSlices() []*discoveryv1.EndpointSlice
+	EndpointSlice(namespace, name string) (*discoveryv1.EndpointSlice, bool)
 	Nodes() []*v1.Node
 	// Token returns a bound service account token, cached until 80% of its life.
 	Token(ctx context.Context, pod *v1.Pod, audience string, expirationSeconds int64) (token string, expires time.Time, err error)
@@ -267,8 +268,49 @@ type Objects interface {
 	// Changes delivers the kinds that changed ("Pod", "Service", "EndpointSlice", "Node", "ConfigMap" ...), coalesced,
 	// until ctx ends. The first value arrives at once and names every kind.
 	Changes(ctx context.Context) <-chan map[string]struct{}
+	// Follow delivers which objects of the kinds changed, coalesced, from the first complete view until ctx ends. A view
+	// that is complete up to another revision is told also where none of them changed. The first value is All.
+	Follow(ctx context.Context, kinds ...string) <-chan Changed
 	// Cluster facts from Welcome.
 	Cluster() Cluster
+}
+
+// ObjectKey names one object of the view.
+type ObjectKey struct{ Kind, Namespace, Name string }
+
+// Changed is what a follower has not seen yet. What it reads from the view afterwards shows Revision at least.
+type Changed struct {
+	Revision uint64
+	All      bool // any object may have changed: this is the first value, or there were too many to name
+	Keys     map[ObjectKey]struct{}
+}
+
+// MaxChanged is how many objects a Changed names before it says All instead.
+const MaxChanged = 4096
+
+// And adds what happened later.
+func (c *Changed) And(later Changed) {
+	c.Revision, c.All = later.Revision, c.All || later.All
+	if c.All {
+		c.Keys = nil
+		return
+	}
+	for k := range later.Keys {
+		c.Name(k)
+	}
+}
+
+// Name adds an object.
+func (c *Changed) Name(k ObjectKey) {
+	if c.All {
+		return
+	}
+	if c.Keys == nil {
+		c.Keys = make(map[ObjectKey]struct{})
+	}
+	if c.Keys[k] = struct{}{}; len(c.Keys) > MaxChanged {
+		c.All, c.Keys = true, nil
+	}
 }
 
 // Cluster is what every node must know.

@@ -30,6 +30,7 @@ type Cluster struct {
 	objects     map[string]any // "Kind/namespace/name"
 	revision    uint64
 	watchers    map[chan map[string]struct{}]map[string]struct{}
+	followers   map[chan agent.Changed]func(agent.ObjectKey) bool
 	synced      chan struct{}
 	unconfirmed chan struct{} // nil: confirmed from the start
 	cond        chan struct{} // closed and replaced at each report
@@ -52,7 +53,7 @@ var (
 // NewCluster returns an empty cluster that is synced already.
 func NewCluster() *Cluster {
 	c := &Cluster{About: agent.Cluster{Name: "fake", Domain: "cluster.local", ServiceCIDR: "10.96.0.0/12", ClusterCIDR: "10.88.0.0/16"},
-		objects: map[string]any{}, watchers: map[chan map[string]struct{}]map[string]struct{}{}, synced: make(chan struct{}), cond: make(chan struct{}),
+		objects: map[string]any{}, watchers: map[chan map[string]struct{}]map[string]struct{}{}, followers: map[chan agent.Changed]func(agent.ObjectKey) bool{}, synced: make(chan struct{}), cond: make(chan struct{}),
 		gates: map[types.UID]chan struct{}{}, history: map[types.UID][]v1.PodStatus{}, gone: map[types.UID]bool{}, events: map[string]*v1.Event{}}
 	close(c.synced)
 	return c
@@ -64,8 +65,7 @@ func (c *Cluster) Put(objs ...any) {
 	defer c.mu.Unlock()
 	for _, o := range objs {
 		c.objects[key(o)] = o
-		kind, _, _ := strings.Cut(key(o), "/")
-		c.changed(kind)
+		c.changed(key(o))
 	}
 }
 
@@ -75,8 +75,7 @@ func (c *Cluster) Delete(objs ...any) {
 	defer c.mu.Unlock()
 	for _, o := range objs {
 		delete(c.objects, key(o))
-		kind, _, _ := strings.Cut(key(o), "/")
-		c.changed(kind)
+		c.changed(key(o))
 	}
 }
 
@@ -108,8 +107,23 @@ func key(o any) string {
 	panic(fmt.Sprintf("fake cluster does not hold %T", o))
 }
 
-func (c *Cluster) changed(kind string) {
+func (c *Cluster) changed(key string) {
 	c.revision++
+	part := strings.SplitN(key, "/", 4)
+	kind := part[0]
+	for ch, wants := range c.followers {
+		news := agent.Changed{Revision: c.revision}
+		if k := (agent.ObjectKey{Kind: kind, Namespace: part[1], Name: part[2]}); wants(k) {
+			news.Name(k)
+		}
+		select {
+		case old := <-ch:
+			old.And(news)
+			news = old
+		default:
+		}
+		ch <- news
+	}
 	for ch, pending := range c.watchers {
 		pending[kind] = struct{}{}
 		select {
@@ -207,6 +221,11 @@ func (c *Cluster) EndpointSlices() []*discoveryv1.EndpointSlice {
 	return list[*discoveryv1.EndpointSlice](c)
 }
 
+// EndpointSlice implements agent.Objects.
+func (c *Cluster) EndpointSlice(ns, name string) (*discoveryv1.EndpointSlice, bool) {
+	return lookup[*discoveryv1.EndpointSlice](c, "EndpointSlice/"+ns+"/"+name)
+}
+
 // Nodes implements agent.Objects.
 func (c *Cluster) Nodes() []*v1.Node { return list[*v1.Node](c) }
 
@@ -246,6 +265,22 @@ func (c *Cluster) Unconfirmed() (confirm func()) {
 
 // Cluster implements agent.Objects.
 func (c *Cluster) Cluster() agent.Cluster { return c.About }
+
+// Follow implements agent.Objects.
+func (c *Cluster) Follow(ctx context.Context, kinds ...string) <-chan agent.Changed {
+	ch := make(chan agent.Changed, 1)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ch <- agent.Changed{Revision: c.revision, All: true}
+	c.followers[ch] = func(k agent.ObjectKey) bool { return slices.Contains(kinds, k.Kind) }
+	context.AfterFunc(ctx, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.followers, ch)
+		close(ch)
+	})
+	return ch
+}
 
 // Changes implements agent.Objects.
 func (c *Cluster) Changes(ctx context.Context) <-chan map[string]struct{} {

@@ -69,6 +69,7 @@ type view struct {
 	now       *contents
 	next      *contents           // a full assignment on its way; nil otherwise
 	changed   map[string]struct{} // kinds changed since readers were last told
+	named     agent.Changed       // the same, object by object
 	revision  uint64
 	cluster   agent.Cluster
 	known     bool // a full assignment or checkpoint has been loaded
@@ -76,6 +77,7 @@ type view struct {
 	confirmed chan struct{} // closed at the first complete assignment from a control plane
 	live      bool
 	readers   map[*reader]struct{}
+	followers map[*follower]struct{}
 	shared    *Shared                      // nil = nothing is shared
 	podsGone  func(map[types.UID]struct{}) // told which pods went away; called without the lock
 }
@@ -83,7 +85,7 @@ type view struct {
 func newView() *view {
 	return &view{
 		now: newContents(), changed: make(map[string]struct{}), synced: make(chan struct{}), confirmed: make(chan struct{}),
-		readers: make(map[*reader]struct{}), podsGone: func(map[types.UID]struct{}) {},
+		readers: make(map[*reader]struct{}), followers: make(map[*follower]struct{}), podsGone: func(map[types.UID]struct{}) {},
 	}
 }
 
@@ -121,6 +123,7 @@ func (v *view) apply(set *fleetv1.ObjectSet) error {
 		into.put(k, held{o.Revision, obj})
 		if !set.Full {
 			v.changed[o.Kind] = struct{}{}
+			v.named.Name(agent.ObjectKey{Kind: k.kind, Namespace: k.namespace, Name: k.name})
 		}
 	}
 	for _, r := range set.Deletes {
@@ -128,6 +131,7 @@ func (v *view) apply(set *fleetv1.ObjectSet) error {
 		if h, ok := into.get(k); ok && string(h.object.GetUID()) == r.Uid {
 			into.remove(k)
 			v.changed[r.Kind] = struct{}{}
+			v.named.Name(agent.ObjectKey{Kind: k.kind, Namespace: k.namespace, Name: k.name})
 		}
 	}
 	return nil
@@ -150,7 +154,7 @@ func (v *view) complete(revision uint64, full bool) {
 		if v.next == nil {
 			v.next = newContents()
 		}
-		differing(v.now, v.next, v.changed)
+		differing(v.now, v.next, v.changed, &v.named)
 		v.now, v.next = v.next, nil
 	}
 	if v.revision != revision { // the proxy reports the revision that it shows: wake it even when nothing else changed
@@ -166,6 +170,11 @@ func (v *view) complete(revision uint64, full bool) {
 	for r := range v.readers {
 		r.tell(changed)
 	}
+	v.named.Revision = revision
+	for f := range v.followers {
+		f.tell(v.named)
+	}
+	v.named = agent.Changed{}
 	_, pods := changed["Pod"]
 	live := make(map[types.UID]struct{})
 	if pods {
@@ -186,14 +195,22 @@ func (v *view) discard() {
 	v.next = nil
 }
 
-// differing adds the kinds of which the two differ.
-func differing(a, b *contents, into map[string]struct{}) {
+// differing adds the kinds, and the objects, of which the two differ.
+func differing(a, b *contents, into map[string]struct{}, named *agent.Changed) {
 	for _, kind := range kindNames {
-		same := maps.EqualFunc(a.byKind[kind], b.byKind[kind], func(x, y held) bool {
-			return x.revision == y.revision && x.object.GetUID() == y.object.GetUID()
-		})
-		if !same {
+		tell := func(k objectKey) {
 			into[kind] = struct{}{}
+			named.Name(agent.ObjectKey{Kind: k.kind, Namespace: k.namespace, Name: k.name})
+		}
+		for k, x := range a.byKind[kind] {
+			if y, ok := b.byKind[kind][k]; !ok || x.revision != y.revision || x.object.GetUID() != y.object.GetUID() {
+				tell(k)
+			}
+		}
+		for k := range b.byKind[kind] {
+			if _, ok := a.byKind[kind][k]; !ok {
+				tell(k)
+			}
 		}
 	}
 }
@@ -353,6 +370,11 @@ func (s *Session) Service(namespace, name string) (*v1.Service, bool) {
 // EndpointSlices implements agent.Objects.
 func (s *Session) EndpointSlices() []*discoveryv1.EndpointSlice {
 	return list[*discoveryv1.EndpointSlice](s, "EndpointSlice")
+}
+
+// EndpointSlice implements agent.Objects.
+func (s *Session) EndpointSlice(namespace, name string) (*discoveryv1.EndpointSlice, bool) {
+	return get[*discoveryv1.EndpointSlice](s, "EndpointSlice", namespace, name)
 }
 
 // Nodes implements agent.Objects.

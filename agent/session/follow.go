@@ -1,0 +1,89 @@
+package session
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	"keelson.dev/keelson/agent"
+)
+
+// follower is one listener of Follow. What it has not taken yet is bounded by agent.MaxChanged.
+type follower struct {
+	kinds []string
+
+	mu      sync.Mutex
+	pending agent.Changed
+	due     bool
+	wake    chan struct{}
+}
+
+// tell adds a batch, which is complete.
+func (f *follower) tell(c agent.Changed) {
+	mine := agent.Changed{Revision: c.Revision, All: c.All}
+	for k := range c.Keys {
+		if slices.Contains(f.kinds, k.Kind) {
+			mine.Name(k)
+		}
+	}
+	f.mu.Lock()
+	f.due = f.due || mine.All || len(mine.Keys) > 0 || mine.Revision != f.pending.Revision
+	f.pending.And(mine)
+	f.mu.Unlock()
+	select {
+	case f.wake <- struct{}{}:
+	default:
+	}
+}
+
+// take returns what is due.
+func (f *follower) take() (agent.Changed, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.due {
+		return agent.Changed{}, false
+	}
+	out := f.pending
+	f.pending, f.due = agent.Changed{Revision: out.Revision}, false
+	return out, true
+}
+
+// Follow implements agent.Objects.
+func (s *Session) Follow(ctx context.Context, kinds ...string) <-chan agent.Changed {
+	out := make(chan agent.Changed)
+	f := &follower{kinds: kinds, wake: make(chan struct{}, 1)}
+	v := s.view
+	v.mu.Lock()
+	v.followers[f] = struct{}{}
+	if v.known {
+		f.tell(agent.Changed{Revision: v.revision, All: true})
+	} else {
+		f.pending.All = true // due with the first batch
+	}
+	v.mu.Unlock()
+	go func() {
+		defer close(out)
+		defer func() {
+			v.mu.Lock()
+			delete(v.followers, f)
+			v.mu.Unlock()
+		}()
+		for {
+			select {
+			case <-f.wake:
+			case <-ctx.Done():
+				return
+			}
+			c, due := f.take()
+			if !due {
+				continue
+			}
+			select {
+			case out <- c:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return out
+}
