@@ -9,6 +9,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/netip"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -255,7 +256,10 @@ type Objects interface {
 	Service(namespace, name string) (*v1.Service, bool)
 	EndpointSlices() []*discoveryv1.EndpointSlice
 	EndpointSlice(namespace, name string) (*discoveryv1.EndpointSlice, bool)
-	Nodes() []*v1.Node
+	// Node is the node's own object, once the control plane has it.
+	Node() (*v1.Node, bool)
+	// Peers are the other nodes, in no order. They are shared: do not modify.
+	Peers() []*Peer
 	// Token returns a bound service account token, cached until 80% of its life.
 	Token(ctx context.Context, pod *v1.Pod, audience string, expirationSeconds int64) (token string, expires time.Time, err error)
 	// Revision up to which the view is complete.
@@ -265,7 +269,7 @@ type Objects interface {
 	// Confirmed is closed once a control plane has confirmed the view since this process started. A checkpoint
 	// may be a moment older than the last pods that were started: what it lacks is not to be removed before.
 	Confirmed() <-chan struct{}
-	// Changes delivers the kinds that changed ("Pod", "Service", "EndpointSlice", "Node", "ConfigMap" ...), coalesced,
+	// Changes delivers the kinds that changed ("Pod", "Service", "EndpointSlice", "ConfigMap" ...; "Node" is the own one, "Peer" the others), coalesced,
 	// until ctx ends. The first value arrives at once and names every kind.
 	Changes(ctx context.Context) <-chan map[string]struct{}
 	// Follow delivers which objects of the kinds changed, coalesced, from the first complete view until ctx ends. A view
@@ -311,6 +315,14 @@ func (c *Changed) Name(k ObjectKey) {
 	if c.Keys[k] = struct{}{}; len(c.Keys) > MaxChanged {
 		c.All, c.Keys = true, nil
 	}
+}
+
+// Peer is what a node knows of another one.
+type Peer struct {
+	Name      string
+	UID       types.UID
+	PodCIDRs  []netip.Prefix // at least one
+	Addresses []netip.Addr   // internal ones, at least one
 }
 
 // Cluster is what every node must know.

@@ -103,6 +103,8 @@ func key(o any) string {
 		return "EndpointSlice/" + o.Namespace + "/" + o.Name
 	case *v1.Node:
 		return "Node//" + o.Name
+	case *agent.Peer:
+		return "Peer//" + o.Name
 	}
 	panic(fmt.Sprintf("fake cluster does not hold %T", o))
 }
@@ -226,8 +228,16 @@ func (c *Cluster) EndpointSlice(ns, name string) (*discoveryv1.EndpointSlice, bo
 	return lookup[*discoveryv1.EndpointSlice](c, "EndpointSlice/"+ns+"/"+name)
 }
 
-// Nodes implements agent.Objects.
-func (c *Cluster) Nodes() []*v1.Node { return list[*v1.Node](c) }
+// Node implements agent.Objects: a Node that is put here is the own one.
+func (c *Cluster) Node() (*v1.Node, bool) {
+	for _, n := range list[*v1.Node](c) {
+		return n, true
+	}
+	return nil, false
+}
+
+// Peers implements agent.Objects.
+func (c *Cluster) Peers() []*agent.Peer { return list[*agent.Peer](c) }
 
 // Token implements agent.Objects: a token that names pod, audience and time of issue.
 func (c *Cluster) Token(_ context.Context, pod *v1.Pod, audience string, seconds int64) (string, time.Time, error) {
@@ -286,7 +296,7 @@ func (c *Cluster) Follow(ctx context.Context, kinds ...string) <-chan agent.Chan
 func (c *Cluster) Changes(ctx context.Context) <-chan map[string]struct{} {
 	ch := make(chan map[string]struct{}, 1)
 	all := map[string]struct{}{}
-	for _, k := range []string{"Pod", "Service", "EndpointSlice", "Node", "ConfigMap", "Secret", "PersistentVolumeClaim", "PersistentVolume", "CSIDriver", "RuntimeClass"} {
+	for _, k := range []string{"Pod", "Service", "EndpointSlice", "Node", "Peer", "ConfigMap", "Secret", "PersistentVolumeClaim", "PersistentVolume", "CSIDriver", "RuntimeClass"} {
 		all[k] = struct{}{}
 	}
 	ch <- all

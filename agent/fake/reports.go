@@ -116,8 +116,8 @@ func (c *Cluster) Facts(n *v1.Node) {
 	c.reported()
 }
 
-// Node returns the last facts, nil before the first.
-func (c *Cluster) Node() *v1.Node {
+// NodeFacts returns the last facts, nil before the first.
+func (c *Cluster) NodeFacts() *v1.Node {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.node

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	v1 "k8s.io/api/core/v1"
 
 	"keelson.dev/keelson/agent"
 )
@@ -27,24 +26,12 @@ type Route struct {
 }
 
 // Wanted computes the routes to all other nodes' pods. Pure.
-func Wanted(nodes []*v1.Node, self string) map[netip.Prefix]Route {
-	out := map[netip.Prefix]Route{}
-	for _, n := range nodes {
-		if n.Name == self {
-			continue
-		}
-		cidrs := n.Spec.PodCIDRs
-		if len(cidrs) == 0 && n.Spec.PodCIDR != "" {
-			cidrs = []string{n.Spec.PodCIDR}
-		}
-		for _, c := range cidrs {
-			p, err := netip.ParsePrefix(c)
-			if err != nil {
-				continue
-			}
-			for _, a := range n.Status.Addresses {
-				ip, err := netip.ParseAddr(a.Address)
-				if a.Type == v1.NodeInternalIP && err == nil && ip.Is4() == p.Addr().Is4() {
+func Wanted(peers []*agent.Peer) map[netip.Prefix]Route {
+	out := make(map[netip.Prefix]Route, len(peers))
+	for _, n := range peers {
+		for _, p := range n.PodCIDRs {
+			for _, ip := range n.Addresses {
+				if ip.Is4() == p.Addr().Is4() {
 					out[p.Masked()] = Route{p.Masked(), ip}
 					break
 				}
@@ -56,7 +43,6 @@ func Wanted(nodes []*v1.Node, self string) map[netip.Prefix]Route {
 
 // Routes keeps the routes to other nodes' pods.
 type Routes struct {
-	Node    string
 	Objects agent.Objects
 	// Foreign says that pods are attached by a network product: routes are its affair, and ours are taken away.
 	Foreign func() bool
@@ -81,7 +67,7 @@ func (r *Routes) Run(ctx context.Context) error {
 		foreign := r.Foreign()
 		want := map[netip.Prefix]Route{}
 		if !foreign {
-			want = Wanted(r.Objects.Nodes(), r.Node)
+			want = Wanted(r.Objects.Peers())
 		}
 		if err := errors.Join(enableForwarding(!foreign), syncRoutes(want)); err != nil {
 			return err
@@ -94,7 +80,7 @@ func (r *Routes) Run(ctx context.Context) error {
 				if !ok {
 					return ctx.Err()
 				}
-				_, relevant = kinds["Node"]
+				_, relevant = kinds["Peer"]
 			case <-tick.C:
 				relevant = true
 			}

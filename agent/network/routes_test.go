@@ -8,24 +8,22 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
-	v1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/agent"
 )
 
-func node(name, cidr, ip string) *v1.Node {
-	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.NodeSpec{PodCIDR: cidr}}
-	n.Status.Addresses = []v1.NodeAddress{{Type: v1.NodeHostName, Address: name}, {Type: v1.NodeInternalIP, Address: ip}}
-	return n
+func peer(name, cidr, ip string) *agent.Peer {
+	return &agent.Peer{Name: name, PodCIDRs: []netip.Prefix{netip.MustParsePrefix(cidr)}, Addresses: []netip.Addr{netip.MustParseAddr(ip)}}
 }
 
-// F108: a route to every other node that has pods and an address, none to ourselves.
+// F108: a route to every other node that has pods and an address of their family.
 func TestWanted(t *testing.T) {
-	got := Wanted([]*v1.Node{
-		node("w1", "10.244.0.0/24", "10.89.0.101"),
-		node("w2", "10.244.1.0/24", "10.89.0.102"),
-		node("w3", "", "10.89.0.103"),
-		node("w4", "10.244.3.0/24", "not an address"),
-	}, "w1")
+	got := Wanted([]*agent.Peer{
+		peer("w2", "10.244.1.0/24", "10.89.0.102"),
+		peer("w3", "fd00::/64", "10.89.0.103"),
+		{Name: "w4", PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.3.0/24")}},
+		{Name: "w5", Addresses: []netip.Addr{netip.MustParseAddr("10.89.0.105")}},
+	})
 	want := netip.MustParsePrefix("10.244.1.0/24")
 	if len(got) != 1 || got[want].Via != netip.MustParseAddr("10.89.0.102") {
 		t.Errorf("got %v", got)

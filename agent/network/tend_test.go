@@ -172,8 +172,8 @@ func TestForeignNetworkHasItsOwnRoutes(t *testing.T) {
 	}
 	var foreign atomic.Bool
 	objects := fake.NewCluster()
-	objects.Put(node("w1", "10.244.0.0/24", "10.89.0.101"), node("w2", "10.244.1.0/24", "10.89.0.102"))
-	r := &Routes{Node: "w1", Objects: objects, Foreign: foreign.Load}
+	objects.Put(peer("w2", "10.244.1.0/24", "10.89.0.102"))
+	r := &Routes{Objects: objects, Foreign: foreign.Load}
 	ctx, stop := context.WithCancel(t.Context())
 	ready, done := make(chan netns.NsHandle, 1), make(chan error, 1)
 	go func() {
@@ -198,7 +198,7 @@ func TestForeignNetworkHasItsOwnRoutes(t *testing.T) {
 	defer nl.Close()
 	for i, has := range []int{1, 0, 1} {
 		foreign.Store(has == 0)
-		objects.Put(node("w1", "10.244.0.0/24", "10.89.0.101")) // any news of nodes: the timer is slower
+		objects.Put(peer("w2", "10.244.1.0/24", "10.89.0.102")) // any news of nodes: the timer is slower
 		wctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 		if err := wait.For(wctx, time.Millisecond, func() error {
 			got, err := nl.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: routeProtocol}, netlink.RT_FILTER_PROTOCOL)

@@ -33,7 +33,7 @@ func (c *Config) WithNetwork() {
 		"udp flows":      func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return flows.Run(ctx) },
 		"service health": (&proxy.HealthChecks{Node: c.NodeName, Log: log.With("part", "proxy")}).Run,
 		partRoutes: func(ctx context.Context, o agent.Objects, _ agent.Reporter) error {
-			return (&network.Routes{Node: c.NodeName, Objects: o, Foreign: foreign, Log: log.With("part", "network")}).Run(ctx)
+			return (&network.Routes{Objects: o, Foreign: foreign, Log: log.With("part", "network")}).Run(ctx)
 		},
 	}
 }

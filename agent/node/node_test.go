@@ -92,7 +92,7 @@ func condition(n *v1.Node, t v1.NodeConditionType) v1.NodeCondition {
 }
 
 func readyNode(c *fake.Cluster) bool {
-	n := c.Node()
+	n := c.NodeFacts()
 	return n != nil && condition(n, v1.NodeReady).Status == v1.ConditionTrue
 }
 
@@ -122,7 +122,7 @@ func TestFacts(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- n.Run(run) }()
 	if err := c.Await(ctx, "facts that say why", func() bool {
-		return c.Node() != nil && strings.Contains(condition(c.Node(), v1.NodeReady).Message, "no pod CIDR yet")
+		return c.NodeFacts() != nil && strings.Contains(condition(c.NodeFacts(), v1.NodeReady).Message, "no pod CIDR yet")
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +132,7 @@ func TestFacts(t *testing.T) {
 	}
 	stop()
 	<-done
-	got := c.Node()
+	got := c.NodeFacts()
 	for key, want := range map[string]string{v1.LabelHostname: "w1", v1.LabelOSStable: "linux", v1.LabelArchStable: runtime.GOARCH, "zone": "a"} {
 		if got.Labels[key] != want {
 			t.Errorf("label %s = %q", key, got.Labels[key])
@@ -240,7 +240,7 @@ func TestStoredNodeAdmits(t *testing.T) {
 	stored := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1", Labels: map[string]string{"disk": "ssd"}}}
 	stored.Spec.Taints = []v1.Taint{{Key: "broken", Effect: v1.TaintEffectNoExecute}}
 	stored.Status.Allocatable = v1.ResourceList{v1.ResourceCPU: resource.MustParse("64"), "example.com/dongle": resource.MustParse("4")}
-	c.Put(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w0", Labels: map[string]string{"other": "node"}}}, stored)
+	c.Put(stored)
 	n := admitting()
 	if n.Labels["disk"] != "ssd" || len(n.Labels) != 1 || len(n.Spec.Taints) != 1 {
 		t.Errorf("labels %v, taints %v", n.Labels, n.Spec.Taints)

@@ -55,7 +55,7 @@ func (p *things) node(capacity, allocatable int64) {
 	ctx, cancel := context.WithTimeout(p.t.Context(), 30*time.Second)
 	defer cancel()
 	if err := p.cluster.Await(ctx, fmt.Sprintf("%d devices, %d of them to be given out", capacity, allocatable), func() bool {
-		n := p.cluster.Node()
+		n := p.cluster.NodeFacts()
 		if n == nil {
 			return false
 		}

@@ -12,25 +12,25 @@ import (
 // object says: labels and taints, which belong to the administrator once the node is registered, and extended resources
 // that somebody wrote into its status. While the view has no such object, which a checkpoint has too, the node goes by
 // what it says of itself. Pure.
-func admission(facts *v1.Node, nodes []*v1.Node) *v1.Node {
-	for _, stored := range nodes {
-		if stored.Name != facts.Name {
-			continue
-		}
-		n := &v1.Node{ObjectMeta: facts.ObjectMeta, Spec: facts.Spec, Status: facts.Status}
-		n.Labels, n.Annotations, n.Spec.Taints = stored.Labels, stored.Annotations, stored.Spec.Taints
-		n.Status.Allocatable = maps.Clone(facts.Status.Allocatable)
-		for name, q := range stored.Status.Allocatable { // as sent, extended resources alone
-			if _, own := n.Status.Allocatable[name]; !own {
-				n.Status.Allocatable[name] = q
-			}
-		}
-		return n
+func admission(facts, stored *v1.Node) *v1.Node {
+	if stored == nil {
+		return facts
 	}
-	return facts
+	n := &v1.Node{ObjectMeta: facts.ObjectMeta, Spec: facts.Spec, Status: facts.Status}
+	n.Labels, n.Annotations, n.Spec.Taints = stored.Labels, stored.Annotations, stored.Spec.Taints
+	n.Status.Allocatable = maps.Clone(facts.Status.Allocatable)
+	for name, q := range stored.Status.Allocatable { // as sent, extended resources alone
+		if _, own := n.Status.Allocatable[name]; !own {
+			n.Status.Allocatable[name] = q
+		}
+	}
+	return n
 }
 
 // admitting returns the node as pods are admitted to it now. Shared: do not modify.
 func (f *facts) admitting(objects agent.Objects) func() *v1.Node {
-	return func() *v1.Node { return admission(f.node(), objects.Nodes()) }
+	return func() *v1.Node {
+		stored, _ := objects.Node()
+		return admission(f.node(), stored)
+	}
 }

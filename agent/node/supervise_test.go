@@ -52,12 +52,12 @@ func TestPartFails(t *testing.T) {
 		virtual.Wait()
 		for cond, want := range map[v1.NodeConditionType]string{
 			v1.NodeNetworkUnavailable: "proxy: Service rules need nftables: install nft", NodeDegraded: "udp flows: no such thing: modprobe it"} {
-			if got := condition(c.Node(), cond); got.Status != v1.ConditionTrue || got.Message != want {
+			if got := condition(c.NodeFacts(), cond); got.Status != v1.ConditionTrue || got.Message != want {
 				t.Errorf("%s: %+v", cond, got)
 			}
 		}
 		if !readyNode(c) {
-			t.Errorf("the node is not ready: %+v", condition(c.Node(), v1.NodeReady))
+			t.Errorf("the node is not ready: %+v", condition(c.NodeFacts(), v1.NodeReady))
 		}
 		c.Put(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", UID: "u"},
 			Spec: v1.PodSpec{RestartPolicy: v1.RestartPolicyAlways, Containers: []v1.Container{{Name: "app", Image: "hello:1"}}}})
@@ -78,7 +78,7 @@ func TestPartFails(t *testing.T) {
 		time.Sleep(time.Minute)
 		virtual.Wait()
 		for _, cond := range []v1.NodeConditionType{v1.NodeNetworkUnavailable, NodeDegraded} {
-			if got := condition(c.Node(), cond); got.Status != v1.ConditionFalse {
+			if got := condition(c.NodeFacts(), cond); got.Status != v1.ConditionFalse {
 				t.Errorf("after the cure: %+v", got)
 			}
 		}

@@ -83,27 +83,28 @@ func (p *Proxy) Run(ctx context.Context, objects agent.Objects, reports agent.Re
 				if !ok {
 					return ctx.Err()
 				}
-				relevant = s.concerns(kinds, objects.Nodes)
+				relevant = s.concerns(kinds, objects)
 			}
 		}
 	}
 }
 
 // concerns says whether a change of kinds may change the rules: of nodes only that of the own one's zone does.
-func (s *state) concerns(kinds map[string]struct{}, nodes func() []*v1.Node) bool {
+func (s *state) concerns(kinds map[string]struct{}, objects standing) bool {
 	_, svc := kinds["Service"]
 	_, eps := kinds["EndpointSlice"]
 	_, node := kinds["Node"]
-	return svc || eps || node && placeOf(s.place.Node, nodes()) != s.place
+	return svc || eps || node && placeOf(s.place.Node, objects) != s.place
 }
 
+// standing is who knows the node's own object.
+type standing interface{ Node() (*v1.Node, bool) }
+
 // placeOf is where a node stands, as its labels tell.
-func placeOf(node string, nodes []*v1.Node) Place {
+func placeOf(node string, objects standing) Place {
 	at := Place{Node: node}
-	for _, n := range nodes {
-		if n.Name == node {
-			at.Zone = n.Labels[v1.LabelTopologyZone]
-		}
+	if n, ok := objects.Node(); ok {
+		at.Zone = n.Labels[v1.LabelTopologyZone]
 	}
 	return at
 }
@@ -123,7 +124,7 @@ func (p *Proxy) apply(ctx context.Context, s *state, objects agent.Objects, repo
 	revision := objects.Revision() // before reading: the rules show at least this
 	begin := time.Now()
 	parts := objects.EndpointSlices()
-	s.place = placeOf(s.place.Node, objects.Nodes())
+	s.place = placeOf(s.place.Node, objects)
 	services := objects.Services()
 	model := Compute(services, parts, s.place)
 	want := render(model)

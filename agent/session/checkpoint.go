@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protodelim"
@@ -24,6 +26,7 @@ import (
 const (
 	checkpointFile = "assignment.checkpoint"
 	secretsFile    = "secrets.checkpoint"
+	recordedPeers  = 1000 // in one part of a checkpoint
 )
 
 // save writes the checkpoint whenever something has changed, at most once per interval.
@@ -76,17 +79,18 @@ func (s *Session) writeCheckpoint() error {
 			}
 		}
 	}
+	peers := slices.Collect(maps.Values(s.view.now.peers))
 	c, revision := s.view.cluster, s.view.revision
 	s.view.mu.RUnlock()
 
 	welcome := &fleetv1.Welcome{ClusterName: c.Name, PodCidr: c.PodCIDR, ClusterCidr: c.ClusterCIDR, ServiceCidr: c.ServiceCIDR, ClusterDomain: c.Domain}
-	if err := writeRecording(filepath.Join(s.cfg.StateDir, checkpointFile), welcome, plain, kindOf, revision); err != nil {
+	if err := writeRecording(filepath.Join(s.cfg.StateDir, checkpointFile), welcome, plain, kindOf, peers, revision); err != nil {
 		return err
 	}
-	return writeRecording(filepath.Join(s.cfg.RunDir, secretsFile), welcome, secret, kindOf, revision)
+	return writeRecording(filepath.Join(s.cfg.RunDir, secretsFile), welcome, secret, kindOf, nil, revision)
 }
 
-func writeRecording(path string, welcome *fleetv1.Welcome, objs []held, kindOf map[wireObject]string, revision uint64) error {
+func writeRecording(path string, welcome *fleetv1.Welcome, objs []held, kindOf map[wireObject]string, peers []*heldPeer, revision uint64) error {
 	var b bytes.Buffer
 	put := func(m *fleetv1.ControlMessage) error {
 		_, err := protodelim.MarshalTo(&b, m)
@@ -103,6 +107,15 @@ func writeRecording(path string, welcome *fleetv1.Welcome, objs []held, kindOf m
 		}
 		o := &fleetv1.Object{Kind: kind, Namespace: h.object.GetNamespace(), Name: h.object.GetName(), Revision: h.revision, Raw: raw}
 		set := &fleetv1.ObjectSet{Full: true, Upserts: []*fleetv1.Object{o}}
+		if err := put(&fleetv1.ControlMessage{Kind: &fleetv1.ControlMessage_Objects{Objects: set}}); err != nil {
+			return fmt.Errorf("checkpoint %s: %w", path, err)
+		}
+	}
+	for part := range slices.Chunk(peers, recordedPeers) {
+		set := &fleetv1.ObjectSet{Full: true}
+		for _, h := range part {
+			set.Peers = append(set.Peers, h.message())
+		}
 		if err := put(&fleetv1.ControlMessage{Kind: &fleetv1.ControlMessage_Objects{Objects: set}}); err != nil {
 			return fmt.Errorf("checkpoint %s: %w", path, err)
 		}

@@ -39,7 +39,7 @@ func applied(t *testing.T, v *view, set *fleetv1.ObjectSet, revision uint64) {
 
 // F110: a follower is told which objects changed, each revision, and to look at everything where it is too much to tell.
 func TestFollow(t *testing.T) {
-	s := &Session{view: newView()}
+	s := &Session{view: newView("w1")}
 	news := s.Follow(t.Context(), "Service")
 	key := func(name string) agent.ObjectKey {
 		return agent.ObjectKey{Kind: "Service", Namespace: "default", Name: name}

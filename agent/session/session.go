@@ -87,7 +87,7 @@ func New(cfg Config) *Session {
 		cfg.CheckpointEvery = time.Second
 	}
 	s := &Session{
-		cfg: cfg, log: cfg.Log, view: newView(), reporter: newReporter(cfg.Facts),
+		cfg: cfg, log: cfg.Log, view: newView(cfg.NodeName), reporter: newReporter(cfg.Facts),
 		replicas: newReplicas(cfg.Log, cfg.StateDir, cfg.Servers),
 		gates:    &gates{byPod: make(map[types.UID]*gate)}, proxy: newProgress(), used: newUsedLately(), linked: make(chan struct{}, 1),
 		identified: make(chan struct{}),

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"net/netip"
 	"sync"
 
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
@@ -10,8 +11,9 @@ import (
 // each session of such a process would hold the whole cluster's nodes and Services for itself. The zero value is ready to
 // use; it forgets nothing, and is not for the agent of a machine.
 type Shared struct {
-	mu   sync.Mutex
-	held map[objectKey]sharedObject
+	mu    sync.Mutex
+	held  map[objectKey]sharedObject
+	peers map[string]*heldPeer // by name
 }
 
 type sharedObject struct {
@@ -21,7 +23,7 @@ type sharedObject struct {
 
 // sharable are the kinds of which every node is sent the same.
 func sharable(kind string) bool {
-	return kind == "Node" || kind == "Service" || kind == "EndpointSlice"
+	return kind == "Service" || kind == "EndpointSlice"
 }
 
 // decode is decode, with the key of the object. It may be called on nil.
@@ -49,4 +51,43 @@ func (s *Shared) decode(o *fleetv1.Object) (objectKey, wireObject, error) {
 	}
 	s.held[k] = sharedObject{k, held{o.Revision, obj}}
 	return k, obj, nil
+}
+
+// peer is newHeldPeer. It may be called on nil.
+func (s *Shared) peer(p *fleetv1.Peer) (*heldPeer, error) {
+	if s == nil {
+		return newHeldPeer(p)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if have := s.peers[p.Name]; have != nil && have.is(p) {
+		return have, nil
+	}
+	h, err := newHeldPeer(p)
+	if err != nil {
+		return nil, err
+	}
+	if s.peers == nil {
+		s.peers = make(map[string]*heldPeer)
+	}
+	s.peers[h.Name] = h
+	return h, nil
+}
+
+// is says whether what was sent is this, without a word that only others know.
+func (h *heldPeer) is(p *fleetv1.Peer) bool {
+	if string(h.UID) != p.Uid || len(h.PodCIDRs) != len(p.PodCidrs) || len(h.Addresses) != len(p.Addresses) || len(p.ProtoReflect().GetUnknown()) > 0 {
+		return false
+	}
+	for i, c := range p.PodCidrs {
+		if cidr, err := netip.ParsePrefix(c); err != nil || cidr != h.PodCIDRs[i] {
+			return false
+		}
+	}
+	for i, a := range p.Addresses {
+		if ip, err := netip.ParseAddr(a); err != nil || ip != h.Addresses[i] {
+			return false
+		}
+	}
+	return true
 }

@@ -10,25 +10,25 @@ func TestSharedObjects(t *testing.T) {
 	apply := func(i int, revision uint64) {
 		t.Helper()
 		v := sessions[i].view
-		if err := v.apply(full(wire(t, "Node", "", "w1", revision), wire(t, "Pod", "d", "p", revision))); err != nil {
+		if err := v.apply(full(wire(t, "Service", "d", "s", revision), wire(t, "Pod", "d", "p", revision))); err != nil {
 			t.Fatal(err)
 		}
 		v.complete(revision, true)
 	}
-	same := func() (nodes, pods bool) {
-		return sessions[0].Nodes()[0] == sessions[1].Nodes()[0], sessions[0].Pods()[0] == sessions[1].Pods()[0]
+	same := func() (services, pods bool) {
+		return sessions[0].Services()[0] == sessions[1].Services()[0], sessions[0].Pods()[0] == sessions[1].Pods()[0]
 	}
 	apply(0, 1)
 	apply(1, 1)
-	if nodes, pods := same(); !nodes || pods {
-		t.Errorf("sessions share nodes: %v, and pods: %v", nodes, pods)
+	if services, pods := same(); !services || pods {
+		t.Errorf("sessions share Services: %v, and pods: %v", services, pods)
 	}
 	apply(0, 2)
-	if nodes, _ := same(); nodes {
+	if services, _ := same(); services {
 		t.Error("sessions at different revisions share an object")
 	}
 	apply(1, 2)
-	if nodes, _ := same(); !nodes {
+	if services, _ := same(); !services {
 		t.Error("sessions at the same revision again share nothing")
 	}
 }

@@ -24,7 +24,8 @@ const (
 	shunFor         = 10 * time.Second // how long to avoid a replica that failed us
 	widenAfter      = 15 * time.Second // how long to try the learnt replicas alone
 	missedBeats     = 3
-	settleLimit     = time.Second // how long an agent that comes back may be silent about itself
+	leastBeat       = 50 * time.Millisecond // between heartbeats
+	settleLimit     = time.Second           // how long an agent that comes back may be silent about itself
 )
 
 // sessions keeps one session with one of the replicas until ctx ends. A session that breaks moves
@@ -155,7 +156,8 @@ func (s *Session) sessionWith(ctx context.Context, l *link) error {
 	s.view.setCluster(clusterOf(w))
 	c := &conversation{
 		s: s, stream: stream, epoch: w.Epoch,
-		beat: max(time.Duration(w.HeartbeatMillis)*time.Millisecond, 50*time.Millisecond), full: true,
+		beat: max(time.Duration(w.HeartbeatMillis)*time.Millisecond, leastBeat), full: true,
+		paced: make(chan time.Duration, 1),
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -194,6 +196,7 @@ func (s *Session) hello() (*fleetv1.Hello, error) {
 	if s.known() && !forget {
 		h.ResumeRevision = s.Revision()
 	}
+	h.PeersDigest = s.view.peersDigest().bytes()
 	if facts != nil {
 		raw, err := encode("Node", facts)
 		if err != nil {
@@ -219,6 +222,8 @@ type conversation struct {
 	beat   time.Duration
 	full   bool // the full assignment is not complete yet; hear's alone
 
+	paced chan time.Duration // what the control plane says of the beat: the newest
+
 	mu       sync.Mutex
 	unanswer int // heartbeats since the last answer
 }
@@ -240,6 +245,8 @@ func (c *conversation) speak(ctx context.Context) error {
 			if err := c.heartbeat(); err != nil {
 				return err
 			}
+		case c.beat = <-c.paced:
+			beat.Reset(c.beat)
 		case <-ctx.Done():
 			return nil
 		}
@@ -257,6 +264,15 @@ func (c *conversation) heartbeat() error {
 	rev, _ := c.s.proxy.get()
 	return c.send(&fleetv1.AgentMessage{Kind: &fleetv1.AgentMessage_Heartbeat{Heartbeat: &fleetv1.Heartbeat{
 		SentUnixNano: time.Now().UnixNano(), ProxyRevision: rev}}})
+}
+
+// pace changes how often the node says that it lives.
+func (c *conversation) pace(every time.Duration) {
+	select {
+	case <-c.paced: // one that speak has not seen yet
+	default:
+	}
+	c.paced <- max(every, leastBeat) // hear is the only one that sends
 }
 
 func (c *conversation) send(m *fleetv1.AgentMessage) error {
@@ -282,6 +298,7 @@ func (c *conversation) sendDue() error {
 
 // hear takes what the control plane says until the stream breaks.
 func (c *conversation) hear() error {
+	paced := c.beat
 	for {
 		m, err := c.stream.Recv()
 		if err != nil {
@@ -304,6 +321,10 @@ func (c *conversation) hear() error {
 			c.mu.Lock()
 			c.unanswer = 0
 			c.mu.Unlock()
+			if every := time.Duration(k.HeartbeatAck.HeartbeatMillis) * time.Millisecond; every > 0 && every != paced {
+				paced = every
+				c.pace(every)
+			}
 		case *fleetv1.ControlMessage_Token:
 			s.tokens.answered(k.Token)
 		case *fleetv1.ControlMessage_StopGate:

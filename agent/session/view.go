@@ -30,10 +30,11 @@ type held struct {
 type contents struct {
 	byKind map[string]map[objectKey]held
 	pods   map[types.UID]*v1.Pod
+	peers  map[string]*heldPeer // by name
 }
 
 func newContents() *contents {
-	return &contents{byKind: make(map[string]map[objectKey]held), pods: make(map[types.UID]*v1.Pod)}
+	return &contents{byKind: make(map[string]map[objectKey]held), pods: make(map[types.UID]*v1.Pod), peers: make(map[string]*heldPeer)}
 }
 
 func (c *contents) get(k objectKey) (held, bool) {
@@ -65,6 +66,8 @@ func (c *contents) remove(k objectKey) {
 
 // view is what the node knows of the cluster. Sets are applied as they come; readers are told when a batch is complete.
 type view struct {
+	node string // the own one
+
 	mu        sync.RWMutex
 	now       *contents
 	next      *contents           // a full assignment on its way; nil otherwise
@@ -82,9 +85,9 @@ type view struct {
 	podsGone  func(map[types.UID]struct{}) // told which pods went away; called without the lock
 }
 
-func newView() *view {
+func newView(node string) *view {
 	return &view{
-		now: newContents(), changed: make(map[string]struct{}), synced: make(chan struct{}), confirmed: make(chan struct{}),
+		node: node, now: newContents(), changed: make(map[string]struct{}), synced: make(chan struct{}), confirmed: make(chan struct{}),
 		readers: make(map[*reader]struct{}), followers: make(map[*follower]struct{}), podsGone: func(map[types.UID]struct{}) {},
 	}
 }
@@ -103,6 +106,9 @@ func (v *view) apply(set *fleetv1.ObjectSet) error {
 		}
 		into = v.next
 	}
+	if set.PeersHeld {
+		into.peers = v.now.peers // which nobody changes before the assignment is complete
+	}
 	for _, o := range set.Upserts {
 		k := objectKey{o.Kind, o.Namespace, o.Name}
 		if len(o.Raw) == 0 {
@@ -120,13 +126,31 @@ func (v *view) apply(set *fleetv1.ObjectSet) error {
 		if obj == nil {
 			continue
 		}
+		if n, ok := obj.(*v1.Node); ok && n.Name != v.node {
+			if err := v.applyNode(into, n, set.Full); err != nil {
+				return err
+			}
+			continue
+		}
 		into.put(k, held{o.Revision, obj})
 		if !set.Full {
 			v.changed[o.Kind] = struct{}{}
 			v.named.Name(agent.ObjectKey{Kind: k.kind, Namespace: k.namespace, Name: k.name})
 		}
 	}
+	for _, p := range set.Peers {
+		if err := v.putPeer(into, p); err != nil {
+			return err
+		}
+		if !set.Full {
+			v.peerChanged(p.Name)
+		}
+	}
 	for _, r := range set.Deletes {
+		if r.Kind == kindPeer || r.Kind == "Node" && r.Name != v.node {
+			v.removePeer(into, r.Name, r.Uid)
+			continue
+		}
 		k := objectKey{r.Kind, r.Namespace, r.Name}
 		if h, ok := into.get(k); ok && string(h.object.GetUID()) == r.Uid {
 			into.remove(k)
@@ -213,6 +237,10 @@ func differing(a, b *contents, into map[string]struct{}, named *agent.Changed) {
 			}
 		}
 	}
+	differingPeers(a.peers, b.peers, func(name string) {
+		into[kindPeer] = struct{}{}
+		named.Name(agent.ObjectKey{Kind: kindPeer, Name: name})
+	})
 }
 
 func (v *view) setCluster(c agent.Cluster) {
@@ -377,8 +405,8 @@ func (s *Session) EndpointSlice(namespace, name string) (*discoveryv1.EndpointSl
 	return get[*discoveryv1.EndpointSlice](s, "EndpointSlice", namespace, name)
 }
 
-// Nodes implements agent.Objects.
-func (s *Session) Nodes() []*v1.Node { return list[*v1.Node](s, "Node") }
+// Node implements agent.Objects.
+func (s *Session) Node() (*v1.Node, bool) { return get[*v1.Node](s, "Node", "", s.cfg.NodeName) }
 
 // Revision implements agent.Objects.
 func (s *Session) Revision() uint64 {
@@ -395,7 +423,7 @@ func (s *Session) Confirmed() <-chan struct{} { return s.view.confirmed }
 
 // Cluster implements agent.Objects. The pod CIDR is that of the node's own object once it has one.
 func (s *Session) Cluster() agent.Cluster {
-	own, ok := get[*v1.Node](s, "Node", "", s.cfg.NodeName)
+	own, ok := s.Node()
 	s.view.mu.RLock()
 	defer s.view.mu.RUnlock()
 	c := s.view.cluster

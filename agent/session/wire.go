@@ -57,7 +57,7 @@ func newObject(kind string) wireObject {
 }
 
 // kindNames are all kinds that Changes may name.
-var kindNames = []string{"Pod", "Node", "Service", "EndpointSlice", "ConfigMap", "Secret", "ServiceAccount",
+var kindNames = []string{"Pod", "Node", kindPeer, "Service", "EndpointSlice", "ConfigMap", "Secret", "ServiceAccount",
 	"PersistentVolumeClaim", "PersistentVolume", "StorageClass", "CSIDriver", "RuntimeClass", "ResourceClaim", "Namespace"}
 
 // apiVersions by kind; the rest is v1.

@@ -21,8 +21,8 @@ type objectSource interface {
 	// returned, every change marks the key dirty.
 	watch(k key)
 	unwatch(k key)
-	// since returns what has changed of the kinds that every node holds (board.since).
-	since(at uint64) ([]post, uint64, error)
+	// read tells what has changed of what every node is told (board.read).
+	read(reader) (now uint64, held bool, err error)
 }
 
 // assignment knows what one agent holds and computes what it must be told next. It is a pure
@@ -31,7 +31,8 @@ type objectSource interface {
 type assignment struct {
 	node string
 	src  objectSource
-	read uint64              // of what every node holds
+	has  resumption          // what the agent held when it came
+	read uint64              // of what every node is told
 	held map[key]*heldObject // of what it holds besides
 	refs map[key]int         // how many held objects reference the key
 
@@ -47,9 +48,15 @@ type heldObject struct {
 	stopping bool // a pod whose deletion the agent knows of
 }
 
-func newAssignment(node string, src objectSource) *assignment {
+// resumption is what an agent says that it holds.
+type resumption struct {
+	revision uint64  // of Services and EndpointSlices; 0 = none of them
+	peers    *digest // of other nodes; nil: it does not know peers, and is told of Nodes
+}
+
+func newAssignment(node string, src objectSource, has resumption) *assignment {
 	return &assignment{
-		node: node, src: src,
+		node: node, src: src, has: has,
 		held: make(map[key]*heldObject), refs: make(map[key]int),
 		echo: func(types.UID, uint64, uint64) bool { return false },
 	}
@@ -57,6 +64,8 @@ func newAssignment(node string, src objectSource) *assignment {
 
 // change is what one flush sends.
 type change struct {
+	shared  [][]byte // fields of ObjectSets, encoded once for all sessions; each for a message of its own
+	held    bool     // the agent holds all peers
 	upserts []*fleetv1.Object
 	deletes []*fleetv1.Ref
 	// stopping are the pods of which the agent learns by this change that they terminate.
@@ -124,24 +133,53 @@ func (a *assignment) step(keys []key) (change, error) {
 
 // everyones reads on where it stopped the last time.
 func (a *assignment) everyones() (c change, ups []upsert, err error) {
-	posts, read, err := a.src.since(a.read)
-	if err != nil {
+	var whole []key // of Nodes, for an agent that does not know peers
+	take := func(n *notice) {
+		k := n.key
+		switch {
+		case k.kind == kindNode && k.name == a.node: // held like what pods reference
+		case n.wire == nil:
+			name := kinds[k.kind].name
+			if k.kind == kindNode && a.has.peers != nil {
+				name = kindPeer
+			}
+			c.deletes = append(c.deletes, &fleetv1.Ref{Kind: name, Namespace: k.namespace, Name: k.name, Uid: string(n.uid)})
+		case k.kind == kindNode && a.has.peers == nil:
+			whole = append(whole, k)
+		case k.kind != kindNode && a.read == 0 && n.revision != 0 && n.revision <= a.has.revision:
+			wire, e := n.thin()
+			err = cmp.Or(err, e)
+			c.share(wire)
+		default:
+			c.share(n.wire)
+		}
+	}
+	var cerr error
+	a.read, c.held, cerr = a.src.read(reader{a.read, a.node, a.has.peers, take})
+	if err = cmp.Or(cerr, err); err != nil {
 		return c, nil, err
 	}
-	for _, p := range posts {
-		o, ok := a.src.lookup(p.key)
+	for _, k := range whole {
+		o, ok := a.src.lookup(k)
 		if !ok {
-			c.deletes = append(c.deletes, &fleetv1.Ref{Kind: kinds[p.key.kind].name, Namespace: p.key.namespace, Name: p.key.name, Uid: string(p.uid)})
-			continue
+			continue // a later post says so
 		}
-		enc, err := a.src.encoded(p.key.kind, o)
+		enc, err := a.src.encoded(k.kind, o)
 		if err != nil {
 			return c, nil, err
 		}
-		ups = append(ups, upsert{p.key, enc})
+		ups = append(ups, upsert{k, enc})
 	}
-	a.read = read
 	return c, ups, nil
+}
+
+// share adds what all sessions are sent alike.
+func (c *change) share(wire []byte) {
+	last := len(c.shared) - 1
+	if last < 0 || len(c.shared[last])+len(wire) > partBytes {
+		c.shared, last = append(c.shared, nil), last+1
+	}
+	c.shared[last] = append(c.shared[last], wire...)
 }
 
 type upsert struct {
@@ -163,9 +201,12 @@ func (a *assignment) ordered(ups []upsert) []*fleetv1.Object {
 
 // wants says whether this node must hold the object.
 func (a *assignment) wants(k key, o api.Object) bool {
-	if k.kind == kindPod {
+	switch k.kind {
+	case kindPod:
 		p, ok := o.(*v1.Pod)
 		return ok && p.Spec.NodeName == a.node
+	case kindNode:
+		return k.name == a.node
 	}
 	return a.refs[k] > 0
 }
@@ -207,6 +248,14 @@ func (c change) parts(full bool) []*fleetv1.ObjectSet {
 		cur  = &fleetv1.ObjectSet{Full: full}
 		size int
 	)
+	if c.held {
+		sets = append(sets, &fleetv1.ObjectSet{Full: full, PeersHeld: true})
+	}
+	for _, raw := range c.shared {
+		set := &fleetv1.ObjectSet{Full: full}
+		set.ProtoReflect().SetUnknown(raw) // fields that are encoded already are sent as they are
+		sets = append(sets, set)
+	}
 	for _, o := range c.upserts {
 		if size > 0 && size+len(o.Raw) > partBytes {
 			sets = append(sets, cur)
@@ -220,19 +269,4 @@ func (c change) parts(full bool) []*fleetv1.ObjectSet {
 		sets = append(sets, cur)
 	}
 	return sets
-}
-
-// thin leaves out the bytes of what the agent says it holds: objects that every node receives and that have not
-// changed since resume. Should the agent not hold one at this revision, it starts a session with resume 0.
-func (c *change) thin(resume uint64) {
-	for i, o := range c.upserts {
-		if o.Revision != 0 && o.Revision <= resume && resumable(o.Kind) {
-			c.upserts[i] = &fleetv1.Object{Kind: o.Kind, Namespace: o.Namespace, Name: o.Name, Revision: o.Revision}
-		}
-	}
-}
-
-// resumable kinds are held by every node at every revision. Nodes are not: most of their revisions are not sent.
-func resumable(name string) bool {
-	return name == kinds[kindService].name || name == kinds[kindEndpointSlice].name
 }

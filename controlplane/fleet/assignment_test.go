@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"testing"
 
+	"google.golang.org/protobuf/proto"
 	v1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -32,7 +33,7 @@ func (w *world) lookup(k key) (api.Object, bool) { o, ok := w.objects[k]; return
 func (w *world) encoded(k kind, o api.Object) (*fleetv1.Object, error) {
 	return encode(k, o)
 }
-func (w *world) since(at uint64) ([]post, uint64, error) { return w.board.since(at) }
+func (w *world) read(r reader) (uint64, bool, error) { return w.board.read(r) }
 
 func (w *world) watch(k key)   { w.watched[k]++ }
 func (w *world) unwatch(k key) { w.watched[k]-- }
@@ -42,8 +43,9 @@ func (w *world) set(k key, o api.Object) {
 	o.SetName(k.name)
 	o.SetUID(types.UID(fmt.Sprint(k.kind, k.name)))
 	o.SetResourceVersion(strconv.Itoa(w.rev))
+	old := w.objects[k]
 	w.objects[k] = o
-	w.tell(k, o.GetUID())
+	w.tell(k, old, o)
 }
 
 func (w *world) remove(k key) {
@@ -52,23 +54,56 @@ func (w *world) remove(k key) {
 		return
 	}
 	delete(w.objects, k)
-	w.tell(k, o.GetUID())
+	w.tell(k, o, nil)
 }
 
 // tell writes on the board what everyone is told, as the view does.
-func (w *world) tell(k key, uid types.UID) {
-	if _, there := w.objects[k]; kinds[k.kind].everyone {
-		w.board.put(k, uid, !there)
+func (w *world) tell(k key, old, now api.Object) {
+	v := &view{board: w.board}
+	switch {
+	case k.kind == kindNode:
+		v.nodeChanged(k, old, now)
+	case kinds[k.kind].everyone && now == nil:
+		v.post(k.kind, nil, old)
+	case kinds[k.kind].everyone:
+		v.post(k.kind, now, now)
 	}
 }
 
+// sets are the parts of a change as they arrive.
+func sets(t rapid.TB, c change, full bool) []*fleetv1.ObjectSet {
+	t.Helper()
+	var out []*fleetv1.ObjectSet
+	for _, set := range c.parts(full) {
+		raw, err := proto.Marshal(set)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(raw) > 2*partBytes {
+			t.Errorf("a part has %d bytes", len(raw))
+		}
+		got := &fleetv1.ObjectSet{}
+		if err := proto.Unmarshal(raw, got); err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, got)
+	}
+	return out
+}
+
 // F93: whatever changes in whatever order, after each step the agent holds exactly what it must: all Services, its own pods, and the
-// closure of what those reference, each at its present revision.
+// closure of what those reference, each at its present revision; its own Node, and what it must know of the others.
 func TestAssignmentFollowsTheWorld(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	for name, peers := range map[string]*digest{"an agent": {}, "an agent that does not know peers": nil} {
+		t.Run(name, func(t *testing.T) { rapid.Check(t, func(t *rapid.T) { followsTheWorld(t, resumption{peers: peers}) }) })
+	}
+}
+
+func followsTheWorld(t *rapid.T, has resumption) {
+	{
 		w := newWorld(2)
-		a := newAssignment("w1", w)
-		held := make(map[key]uint64)
+		a := newAssignment("w1", w, has)
+		held := make(map[key]string)
 		dirty := make(map[key]bool)
 		name := func(of string) string { return fmt.Sprint(of, rapid.IntRange(0, 2).Draw(t, of)) }
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
@@ -78,29 +113,31 @@ func TestAssignmentFollowsTheWorld(t *testing.T) {
 			} else {
 				w.set(k, o)
 			}
-			// As the view does: pods always, what everyone is told never, the rest when watched.
-			if k.kind == kindPod || w.watched[k] > 0 {
+			// As the view does: pods and the own Node always, what everyone is told never, the rest when watched.
+			if k.kind == kindPod || k == ownNode || w.watched[k] > 0 {
 				dirty[k] = true
 			}
 			if rapid.Bool().Draw(t, "coalesce") {
 				continue
 			}
 			a = flush(t, a, dirty, held)
-			check(t, w, held)
+			check(t, w, held, has.peers != nil)
 		}
 		a = flush(t, a, dirty, held)
-		check(t, w, held)
+		check(t, w, held, has.peers != nil)
 		a.release()
 		for k, n := range w.watched {
 			if n != 0 {
 				t.Fatalf("%v is watched %d times after release", k, n)
 			}
 		}
-	})
+	}
 }
 
+var ownNode = key{kind: kindNode, name: "w1"}
+
 func drawObject(t *rapid.T, name func(string) string) (key, api.Object) {
-	switch rapid.IntRange(0, 6).Draw(t, "kind") {
+	switch rapid.IntRange(0, 7).Draw(t, "kind") {
 	case 0:
 		p := &v1.Pod{Spec: v1.PodSpec{NodeName: rapid.SampledFrom([]string{"w1", "w2", ""}).Draw(t, "node")}}
 		p.Spec.Volumes = []v1.Volume{
@@ -122,13 +159,22 @@ func drawObject(t *rapid.T, name func(string) string) (key, api.Object) {
 		return key{kindSecret, "default", name("secret")}, &v1.Secret{}
 	case 5:
 		return key{kindRuntimeClass, "", name("class")}, &nodev1.RuntimeClass{Handler: "h"}
+	case 6:
+		n := &v1.Node{}
+		if rapid.Bool().Draw(t, "has pods") {
+			n.Spec.PodCIDR = "10." + rapid.SampledFrom([]string{"1", "2"}).Draw(t, "cidr") + ".0.0/24"
+		}
+		if rapid.Bool().Draw(t, "has an address") {
+			n.Status.Addresses = []v1.NodeAddress{{Type: v1.NodeHostName, Address: "h"}, {Type: v1.NodeInternalIP, Address: "192.0.2.1"}}
+		}
+		return key{kindNode, "", name("w")}, n
 	}
 	return key{kindService, "default", name("svc")}, &v1.Service{}
 }
 
 // flush performs a step and plays the agent. One that was not told of a deletion for too long begins anew: the assignment
 // that goes on is returned.
-func flush(t *rapid.T, a *assignment, dirty map[key]bool, held map[key]uint64) *assignment {
+func flush(t *rapid.T, a *assignment, dirty map[key]bool, held map[key]string) *assignment {
 	var keys []key
 	for k := range dirty {
 		keys = append(keys, k)
@@ -137,6 +183,7 @@ func flush(t *rapid.T, a *assignment, dirty map[key]bool, held map[key]uint64) *
 	c, err := a.step(keys)
 	if errors.Is(err, errBehind) {
 		w := a.src.(*world)
+		keys = append(keys, ownNode)
 		for k := range w.objects {
 			if k.kind == kindPod {
 				keys = append(keys, k)
@@ -144,18 +191,24 @@ func flush(t *rapid.T, a *assignment, dirty map[key]bool, held map[key]uint64) *
 		}
 		a.release()
 		clear(held)
-		a = newAssignment("w1", w)
+		a = newAssignment("w1", w, a.has)
 		c, err = a.step(keys)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	find := func(name string) kind {
+		if name == kindPeer {
+			return kindNode
+		}
 		return kind(slices.IndexFunc(kinds[:], func(i kindInfo) bool { return i.name == name }))
 	}
-	for _, set := range c.parts(false) {
+	for _, set := range sets(t, c, false) {
 		for _, o := range set.Upserts {
-			held[key{find(o.Kind), o.Namespace, o.Name}] = o.Revision
+			held[key{find(o.Kind), o.Namespace, o.Name}] = fmt.Sprint(o.Revision)
+		}
+		for _, p := range set.Peers {
+			held[key{kind: kindNode, name: p.Name}] = told(p)
 		}
 		for _, r := range set.Deletes {
 			delete(held, key{find(r.Kind), r.Namespace, r.Name})
@@ -164,26 +217,37 @@ func flush(t *rapid.T, a *assignment, dirty map[key]bool, held map[key]uint64) *
 	return a
 }
 
+// told is what is said of a peer.
+func told(p *fleetv1.Peer) string { return fmt.Sprint(p.Uid, p.PodCidrs, p.Addresses) }
+
 // check compares with the closure worked out from nothing.
-func check(t *rapid.T, w *world, held map[key]uint64) {
-	want := make(map[key]uint64)
+func check(t *rapid.T, w *world, held map[key]string, peers bool) {
+	want := make(map[key]string)
 	var add func(k key)
 	add = func(k key) {
 		if o, ok := w.objects[k]; ok {
-			want[k] = revisionOf(o)
+			want[k] = fmt.Sprint(revisionOf(o))
 			for _, r := range references(o) {
 				add(r)
 			}
 		}
 	}
 	for k, o := range w.objects {
-		if p, ok := o.(*v1.Pod); kinds[k.kind].everyone || ok && p.Spec.NodeName == "w1" {
+		p, isPod := o.(*v1.Pod)
+		n, isNode := o.(*v1.Node)
+		switch {
+		case isNode && k != ownNode && peerOf(n) == nil:
+		case isNode && k != ownNode && peers:
+			want[k] = told(peerOf(n))
+		case isNode && k != ownNode:
+			want[k] = "whole"
+		case kinds[k.kind].everyone, isPod && p.Spec.NodeName == "w1":
 			add(k)
 		}
 	}
-	for k, rev := range want {
-		if held[k] != rev {
-			t.Fatalf("%v is held at %d, want %d", k, held[k], rev)
+	for k, what := range want {
+		if have, ok := held[k]; !ok || what != "whole" && have != what {
+			t.Fatalf("%v is held as %q, want %q", k, have, what)
 		}
 	}
 	for k := range held {
@@ -191,4 +255,53 @@ func check(t *rapid.T, w *world, held map[key]uint64) {
 			t.Fatalf("%v is held for no reason", k)
 		}
 	}
+}
+
+// Who comes back is not sent what it holds: of Services and EndpointSlices at a revision their names, of peers nothing. It is
+// sent all when one peer is another.
+func TestResumption(t *testing.T) {
+	w := newWorld(mostGone)
+	node := func(name, cidr string) {
+		n := &v1.Node{Spec: v1.NodeSpec{PodCIDR: cidr}}
+		n.Status.Addresses = []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: "192.0.2.1"}}
+		w.set(key{kind: kindNode, name: name}, n)
+	}
+	for i := range 3 {
+		node(fmt.Sprint("w", i), fmt.Sprintf("10.%d.0.0/24", i))
+		w.set(service(i), &v1.Service{})
+	}
+	first := func(has resumption) (upserts, thin, peers int, kept bool) {
+		c, err := newAssignment("w1", w, has).step([]key{ownNode})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, set := range sets(t, c, true) {
+			kept = kept || set.PeersHeld
+			peers += len(set.Peers)
+			for _, o := range set.Upserts {
+				if upserts++; len(o.Raw) == 0 {
+					thin++
+				}
+			}
+		}
+		return upserts, thin, peers, kept
+	}
+	expect := func(has resumption, upserts, thin, peers int, kept bool) {
+		t.Helper()
+		if u, n, p, k := first(has); u != upserts || n != thin || p != peers || k != kept {
+			t.Errorf("%d objects, %d of them thin, %d peers, peers held: %v; want %d, %d, %d, %v", u, n, p, k, upserts, thin, peers, kept)
+		}
+	}
+	has := w.board.peersOf("w1") // of the other two
+	expect(resumption{peers: &digest{}}, 4, 0, 2, false)
+	expect(resumption{peers: &has, revision: 4}, 4, 2, 0, true)
+	expect(resumption{}, 6, 0, 0, false)
+	node("w1", "10.9.0.0/24") // its own
+	expect(resumption{peers: &has, revision: 100}, 4, 3, 0, true)
+	node("w2", "10.9.0.0/24")
+	expect(resumption{peers: &has, revision: 100}, 4, 3, 2, false)
+	node("w2", "10.2.0.0/24")
+	expect(resumption{peers: &has, revision: 100}, 4, 3, 0, true)
+	w.remove(key{kind: kindNode, name: "w0"})
+	expect(resumption{peers: &has, revision: 100}, 4, 3, 1, false)
 }

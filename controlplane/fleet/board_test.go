@@ -14,12 +14,26 @@ import (
 
 func service(i int) key { return key{kindService, "default", fmt.Sprint("s", i)} }
 
+func serviceNotice(i int, uid string, gone bool) notice {
+	n := notice{key: service(i), uid: types.UID(uid)}
+	if !gone {
+		n.wire = []byte{0}
+	}
+	return n
+}
+
+// since is all that a board tells.
+func since(b *board, at uint64) (all []notice, now uint64, err error) {
+	now, _, err = b.read(reader{at: at, take: func(n *notice) { all = append(all, *n) }})
+	return all, now, err
+}
+
 // A reader is told of what has changed since it read last, once each, and who begins of what there is.
 func TestBoard(t *testing.T) {
 	b := newBoard(2)
 	read := func(at uint64, want ...string) uint64 {
 		t.Helper()
-		posts, now, err := b.since(at)
+		posts, now, err := since(b, at)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -37,7 +51,7 @@ func TestBoard(t *testing.T) {
 		}
 		return now
 	}
-	put := func(i int, uid string, gone bool) { b.put(service(i), types.UID(uid), gone) }
+	put := func(i int, uid string, gone bool) { b.put(serviceNotice(i, uid, gone)) }
 	read(0)
 	put(1, "a", false)
 	put(2, "b", false)
@@ -60,23 +74,23 @@ func TestBoard(t *testing.T) {
 // Deletions are remembered in a bounded number. Who has not read for longer must begin anew, and nobody else.
 func TestBoardForgetsDeletions(t *testing.T) {
 	b := newBoard(3)
-	b.put(service(0), "0", false)
-	_, before, _ := b.since(0)
+	b.put(serviceNotice(0, "0", false))
+	_, before, _ := since(b, 0)
 	for i := 1; i <= 1000; i++ {
-		_, at, _ := b.since(0)
-		b.put(service(i), "x", false)
-		b.put(service(i), "x", true)
-		if posts, _, err := b.since(at); err != nil || len(posts) != 1 {
+		_, at, _ := since(b, 0)
+		b.put(serviceNotice(i, "x", false))
+		b.put(serviceNotice(i, "x", true))
+		if posts, _, err := since(b, at); err != nil || len(posts) != 1 {
 			t.Fatalf("who has just read is told of %d posts, %v", len(posts), err)
 		}
 	}
 	if len(b.posts) != 4 || b.order.Len() != 4 || b.gone.Len() != 3 {
 		t.Errorf("%d posts in %d places, %d of them gone", len(b.posts), b.order.Len(), b.gone.Len())
 	}
-	if _, _, err := b.since(before); !errors.Is(err, errBehind) {
+	if _, _, err := since(b, before); !errors.Is(err, errBehind) {
 		t.Errorf("who has missed deletions is told %v", err)
 	}
-	if posts, _, err := b.since(0); err != nil || len(posts) != 1 {
+	if posts, _, err := since(b, 0); err != nil || len(posts) != 1 {
 		t.Errorf("who begins is told of %d posts, %v", len(posts), err)
 	}
 }
@@ -117,16 +131,22 @@ func TestAssignmentDoesNotGrowWithTheCluster(t *testing.T) {
 	for i := range 1000 {
 		w.set(service(i), &v1.Service{})
 	}
-	a := newAssignment("w1", w)
-	if c, err := a.step(nil); err != nil || len(c.upserts) != 1000 {
-		t.Fatalf("%d objects, %v", len(c.upserts), err)
+	told := func(c change) (n int) {
+		for _, set := range sets(t, c, false) {
+			n += len(set.Upserts)
+		}
+		return n
+	}
+	a := newAssignment("w1", w, resumption{})
+	if c, err := a.step(nil); err != nil || told(c) != 1000 {
+		t.Fatalf("%d objects, %v", told(c), err)
 	}
 	if len(a.held) != 0 || len(a.refs) != 0 {
 		t.Errorf("the session remembers %d objects and %d references", len(a.held), len(a.refs))
 	}
 	w.set(service(7), &v1.Service{})
 	w.remove(service(8))
-	if c, err := a.step(nil); err != nil || len(c.upserts) != 1 || len(c.deletes) != 1 {
-		t.Errorf("%d and %d objects, %v", len(c.upserts), len(c.deletes), err)
+	if c, err := a.step(nil); err != nil || told(c) != 1 || len(c.deletes) != 1 {
+		t.Errorf("%d and %d objects, %v", told(c), len(c.deletes), err)
 	}
 }

@@ -19,7 +19,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/internal/virtual"
-	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
 func sliceOf(ready map[types.UID]bool) *discoveryv1.EndpointSlice {
@@ -384,27 +383,6 @@ func TestEncodings(t *testing.T) {
 	e.forget("u")
 	if len(e.byUID) != 0 {
 		t.Error("not forgotten")
-	}
-}
-
-// A resumed assignment leaves out the bytes of what the agent holds, and of nothing else.
-func TestThin(t *testing.T) {
-	c := change{upserts: []*fleetv1.Object{
-		{Kind: "Service", Revision: 5, Raw: []byte("a")}, {Kind: "EndpointSlice", Revision: 6, Raw: []byte("b")},
-		{Kind: "Node", Revision: 1, Raw: []byte("c")}, {Kind: "Pod", Revision: 1, Raw: []byte("d")},
-	}}
-	shared := c.upserts[0]
-	c.thin(5)
-	var got []string
-	for _, o := range c.upserts {
-		got = append(got, fmt.Sprintf("%s %d %q", o.Kind, o.Revision, o.Raw))
-	}
-	want := []string{`Service 5 ""`, `EndpointSlice 6 "b"`, `Node 1 "c"`, `Pod 1 "d"`}
-	if !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
-	}
-	if string(shared.Raw) != "a" {
-		t.Error("the shared encoding was changed")
 	}
 }
 

@@ -66,8 +66,9 @@ func (x *session) heartbeat(h *fleetv1.Heartbeat, now time.Time) {
 	if !x.srv.cfg.Connected() {
 		return
 	}
+	every, _ := x.srv.pace()
 	x.mu.Lock()
-	x.ack = &fleetv1.HeartbeatAck{SentUnixNano: h.SentUnixNano, ReplicaUnixNano: now.UnixNano()}
+	x.ack = &fleetv1.HeartbeatAck{SentUnixNano: h.SentUnixNano, ReplicaUnixNano: now.UnixNano(), HeartbeatMillis: every.Milliseconds()}
 	x.mu.Unlock()
 	x.poke()
 }

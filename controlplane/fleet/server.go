@@ -86,7 +86,7 @@ type Config struct {
 	Timeline *api.Timeline // may be nil
 	Log      *slog.Logger  // may be nil
 
-	Heartbeat time.Duration // what agents are told; default 1 s
+	Heartbeat time.Duration // what agents are told; default 1 s. Both are up to twice as long in large clusters (paceOf)
 	Suspect   time.Duration // silence after which a session is given up; default 4 s
 	Grace     time.Duration // from loss of the session to Ready=Unknown; default 5 s
 	StopGate  time.Duration // most that a terminating pod waits for proxies; default 1 s
@@ -133,6 +133,7 @@ type Server struct {
 	refusals *refusals
 	visitors *visitors
 	reviews  reviewed
+	joins    turns
 	spending chan struct{} // holds one who takes down the use of a join token
 
 	deleted   sync.Mutex
@@ -162,9 +163,9 @@ func New(cfg Config) *Server {
 		cfg: cfg, gate: newGate(cfg.StopGate), standbys: newStandbys(), refusals: newRefusals(cfg.Log),
 		visitors: &visitors{byNode: make(map[string]map[*tls.Conn]*x509.Certificate)}, deletion: make(chan struct{}, 1),
 		tunnels: newTunnels(), events: newEventIndex(), heard: newHeard(), used: newUsed(),
-		spending: make(chan struct{}, 1), synced: make(chan struct{}), stopping: make(chan struct{}),
+		joins: make(turns, joinsAtOnce), spending: make(chan struct{}, 1), synced: make(chan struct{}), stopping: make(chan struct{}),
 	}
-	s.view = newView(cfg.Informers, s.gate)
+	s.view = newView(cfg.Informers, s.gate, cfg.Log)
 	s.losses = newLosses(cfg.Log, func(ctx context.Context, node string, epoch uint64) error {
 		if s.view.session(node) != nil {
 			return nil

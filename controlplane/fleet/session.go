@@ -36,6 +36,9 @@ type session struct {
 	end   context.CancelCauseFunc
 	clock offset
 	wake  chan struct{}
+	begun func() // the agent has been sent its assignment: it is another's turn
+
+	silence time.Duration // after which it was given up; 0 = it ended otherwise
 
 	mu     sync.Mutex
 	dirty  map[key]struct{}
@@ -94,6 +97,12 @@ func (s *Server) Session(stream fleetv1.Fleet_SessionServer) error {
 	if err := sess.setFacts(hello.Facts); err != nil {
 		return status.Errorf(codes.InvalidArgument, "fleet: session of node %s: %v", node, err)
 	}
+	begun, err := s.joins.take(ctx, joinPatience)
+	if err != nil {
+		return err
+	}
+	defer begun()
+	sess.begun = begun
 	if sess.epoch, err = s.joinRecord(ctx, node); err != nil {
 		return status.Errorf(codes.Unavailable, "fleet: session of node %s: %v", node, err)
 	}
@@ -107,7 +116,7 @@ func (s *Server) Session(stream fleetv1.Fleet_SessionServer) error {
 	s.losses.disarm(node)
 	defer s.leave(sess)
 	sess.log.Info("node joined", "epoch", sess.epoch, "replica", s.cfg.Replica)
-	return sess.run(ctx, stream, hello.ResumeRevision)
+	return sess.run(ctx, stream, resumption{hello.ResumeRevision, digestOf(hello.PeersDigest)})
 }
 
 func errSuperseded(node string) error {
@@ -121,19 +130,20 @@ func (s *Server) leave(sess *session) {
 			s.gate.silent(sess.node)
 		}
 		sess.log.Info("session ended", "epoch", sess.epoch)
-		s.losses.arm(sess.node, sess.epoch, s.cfg.Grace)
+		s.losses.arm(sess.node, sess.epoch, s.graceAfter(sess.silence))
 	}
 }
 
-func (x *session) run(ctx context.Context, stream fleetv1.Fleet_SessionServer, resume uint64) error {
+func (x *session) run(ctx context.Context, stream fleetv1.Fleet_SessionServer, has resumption) error {
 	if err := stream.Send(&fleetv1.ControlMessage{Kind: &fleetv1.ControlMessage_Welcome{Welcome: x.welcome()}}); err != nil {
 		return err
 	}
 	x.syncNode()
 	// A blocked Send returns only when this handler has: the server waits for the two, not the handler.
 	x.srv.children.Go(func() { x.end(x.receive(stream)) })
-	x.srv.children.Go(func() { x.end(x.send(ctx, stream, resume)) })
-	silence := time.NewTimer(x.srv.cfg.Suspect)
+	x.srv.children.Go(func() { x.end(x.send(ctx, stream, has)) })
+	_, suspect := x.srv.pace()
+	silence := time.NewTimer(suspect)
 	defer silence.Stop()
 	for {
 		select {
@@ -145,10 +155,11 @@ func (x *session) run(ctx context.Context, stream fleetv1.Fleet_SessionServer, r
 			x.mu.Lock()
 			quiet := time.Since(x.heard)
 			x.mu.Unlock()
-			if quiet >= x.srv.cfg.Suspect {
+			if _, suspect = x.srv.pace(); quiet >= suspect {
+				x.silence = suspect
 				return status.Errorf(codes.Unavailable, "fleet: node %s has been silent for %s", x.node, quiet.Round(time.Millisecond))
 			}
-			silence.Reset(x.srv.cfg.Suspect - quiet)
+			silence.Reset(suspect - quiet)
 		}
 	}
 }
@@ -166,10 +177,11 @@ func sessionError(err error) error {
 
 func (x *session) welcome() *fleetv1.Welcome {
 	c := x.srv.cfg
+	every, _ := x.srv.pace()
 	w := &fleetv1.Welcome{
 		Epoch: x.epoch, ClusterName: c.Cluster.Name, ClusterCidr: c.Cluster.ClusterCIDR,
 		ServiceCidr: c.Cluster.ServiceCIDR, ClusterDomain: c.Cluster.Domain,
-		HeartbeatMillis: c.Heartbeat.Milliseconds(), Replica: c.Replica,
+		HeartbeatMillis: every.Milliseconds(), Replica: c.Replica,
 	}
 	if n, ok := x.srv.view.nodeObject(x.node); ok {
 		w.PodCidr = n.Spec.PodCIDR
@@ -205,18 +217,23 @@ func (x *session) poke() {
 }
 
 // send owns the stream's sending half: the full assignment first, then what changes.
-func (x *session) send(ctx context.Context, stream fleetv1.Fleet_SessionServer, resume uint64) error {
+func (x *session) send(ctx context.Context, stream fleetv1.Fleet_SessionServer, has resumption) error {
 	v := x.srv.view
-	a := newAssignment(x.node, source{v, x})
+	a := newAssignment(x.node, source{v, x}, has)
 	defer a.release()
 	a.echo = x.isEcho
 	var synced uint64
 	full := true
 	for {
+		if ack := x.takeAck(); ack != nil { // first: an agent that waits for it too long goes elsewhere
+			if err := stream.Send(ack); err != nil {
+				return err
+			}
+		}
 		rev := v.routed.Load() // before the keys are taken: what is marked later is not promised
 		keys := x.takeDirty()
 		if full {
-			keys = v.podsOf(x.node)
+			keys = v.keysOf(x.node)
 		}
 		c, err := a.step(keys)
 		if errors.Is(err, errBehind) {
@@ -224,9 +241,6 @@ func (x *session) send(ctx context.Context, stream fleetv1.Fleet_SessionServer, 
 		}
 		if err != nil {
 			return fmt.Errorf("fleet: assignment of node %s: %w", x.node, err)
-		}
-		if full {
-			c.thin(resume)
 		}
 		parts := c.parts(full)
 		for _, set := range parts {
@@ -239,6 +253,9 @@ func (x *session) send(ctx context.Context, stream fleetv1.Fleet_SessionServer, 
 				return err
 			}
 			synced = rev
+		}
+		if full {
+			x.begun()
 		}
 		full = false
 		for _, uid := range c.stopping {
@@ -278,11 +295,18 @@ func (x *session) takeOutbox() []*fleetv1.ControlMessage {
 	defer x.mu.Unlock()
 	out := x.outbox
 	x.outbox = nil
-	if x.ack != nil {
-		out = append(out, &fleetv1.ControlMessage{Kind: &fleetv1.ControlMessage_HeartbeatAck{HeartbeatAck: x.ack}})
-		x.ack = nil
-	}
 	return out
+}
+
+func (x *session) takeAck() *fleetv1.ControlMessage {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.ack == nil {
+		return nil
+	}
+	ack := x.ack
+	x.ack = nil
+	return &fleetv1.ControlMessage{Kind: &fleetv1.ControlMessage_HeartbeatAck{HeartbeatAck: ack}}
 }
 
 // wrote remembers a status write of this node.

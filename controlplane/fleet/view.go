@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"sync"
 	"sync/atomic"
 
@@ -26,6 +27,7 @@ const podsByNode = "fleet.podsByNode"
 type view struct {
 	stores   [kindCount]cache.Indexer
 	handlers []cache.ResourceEventHandlerRegistration
+	log      *slog.Logger
 	enc      *encodings
 	gate     *gate
 	board    *board
@@ -39,9 +41,9 @@ type view struct {
 	interest map[key]map[*session]struct{}
 }
 
-func newView(i *client.Informers, g *gate) *view {
+func newView(i *client.Informers, g *gate, log *slog.Logger) *view {
 	v := &view{
-		enc: newEncodings(), gate: g, board: newBoard(mostGone),
+		log: log, enc: newEncodings(), gate: g, board: newBoard(mostGone),
 		sessions: make(map[string]*session),
 		interest: make(map[key]map[*session]struct{}),
 	}
@@ -111,14 +113,11 @@ func (v *view) changed(k kind, old, now api.Object) {
 	}
 	id := keyOf(k, any)
 	switch {
-	case k == kindNode && old != nil && now != nil && sameSlim(old.(*v1.Node), now.(*v1.Node)):
+	case k == kindNode:
+		v.nodeChanged(id, old, now)
 	case kinds[k].everyone:
-		v.board.put(id, any.GetUID(), now == nil)
-		if k == kindNode {
-			v.tellSoon(id.name)
-		} else {
-			v.tellAll()
-		}
+		v.post(k, now, any)
+		v.tellAll()
 	case k == kindPod:
 		v.markPod(id, old)
 		v.markPod(id, now)
@@ -150,6 +149,51 @@ func (v *view) changed(k kind, old, now api.Object) {
 			s.syncNode() // it may say something of the node that is not so
 		}
 	}
+}
+
+// post writes an object of a kind that every node holds on the board.
+func (v *view) post(k kind, now, any api.Object) {
+	n := goneNotice(k, any)
+	if now != nil {
+		var err error
+		if n, err = noticeOf(k, now); err != nil {
+			v.log.Error("no node is told of an object", "err", err)
+			return
+		}
+	}
+	v.board.put(n)
+}
+
+// nodeChanged tells a node of itself, and the others of their peer when that is new.
+func (v *view) nodeChanged(id key, before, after api.Object) {
+	old, _ := before.(*v1.Node)
+	now, _ := after.(*v1.Node)
+	if old == nil || now == nil || !sameSlim(old, now) {
+		if s := v.session(id.name); s != nil {
+			s.mark(id)
+		}
+	}
+	var was, is *fleetv1.Peer
+	if old != nil {
+		was = peerOf(old)
+	}
+	if now != nil {
+		is = peerOf(now)
+	}
+	switch {
+	case is == nil && was == nil, is != nil && was != nil && samePeer(was, is):
+		return
+	case is == nil:
+		v.board.put(goneNotice(kindNode, before))
+	default:
+		n, err := noticeOfPeer(now, is)
+		if err != nil {
+			v.log.Error("no node is told of a peer", "err", err)
+			return
+		}
+		v.board.put(n)
+	}
+	v.waves.ask(v.tellAll)
 }
 
 func (v *view) markPod(id key, o api.Object) {
@@ -195,9 +239,9 @@ func (v *view) session(node string) *session {
 	return v.sessions[node]
 }
 
-// podsOf lists the pods of a node.
-func (v *view) podsOf(node string) []key {
-	var keys []key
+// keysOf are the node's own object and its pods.
+func (v *view) keysOf(node string) []key {
+	keys := []key{{kind: kindNode, name: node}}
 	pods, _ := v.stores[kindPod].ByIndex(podsByNode, node) // the index exists since newView
 	for _, o := range pods {
 		if obj, ok := o.(api.Object); ok {
@@ -215,14 +259,6 @@ func (v *view) tellAll() int {
 		s.poke()
 	}
 	return len(v.sessions)
-}
-
-// tellSoon has a node's own session read the board now, and all others when the next wave goes out.
-func (v *view) tellSoon(node string) {
-	if s := v.session(node); s != nil {
-		s.poke()
-	}
-	v.waves.ask(v.tellAll)
 }
 
 func (v *view) lookup(k key) (api.Object, bool) {
@@ -254,7 +290,7 @@ type source struct {
 
 func (x source) encoded(k kind, o api.Object) (*fleetv1.Object, error) { return x.enc.get(k, o) }
 
-func (x source) since(at uint64) ([]post, uint64, error) { return x.board.since(at) }
+func (x source) read(r reader) (now uint64, held bool, err error) { return x.board.read(r) }
 
 func (x source) watch(k key) {
 	x.mu.Lock()

@@ -856,8 +856,11 @@ type Hello struct {
 	AgentVersion   string                 `protobuf:"bytes,3,opt,name=agent_version,json=agentVersion,proto3" json:"agent_version,omitempty"`
 	BootId         string                 `protobuf:"bytes,4,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
 	Facts          *NodeFacts             `protobuf:"bytes,5,opt,name=facts,proto3" json:"facts,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The digest of the peers that the agent holds (ObjectSet.peers_held), 16 bytes: zeros while it holds none. An agent
+	// that says nothing does not know peers: it is sent the Node objects of all others instead.
+	PeersDigest   []byte `protobuf:"bytes,6,opt,name=peers_digest,json=peersDigest,proto3" json:"peers_digest,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Hello) Reset() {
@@ -921,6 +924,13 @@ func (x *Hello) GetBootId() string {
 func (x *Hello) GetFacts() *NodeFacts {
 	if x != nil {
 		return x.Facts
+	}
+	return nil
+}
+
+func (x *Hello) GetPeersDigest() []byte {
+	if x != nil {
+		return x.PeersDigest
 	}
 	return nil
 }
@@ -1638,12 +1648,17 @@ func (x *Welcome) GetReplica() string {
 }
 
 // ObjectSet is part of the assignment. With full=true (first parts after Hello)
-// it replaces everything held, once Synced arrives.
+// it replaces everything held, once Synced arrives. Deletes name a peer by the kind "Peer".
 type ObjectSet struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Full          bool                   `protobuf:"varint,1,opt,name=full,proto3" json:"full,omitempty"`
-	Upserts       []*Object              `protobuf:"bytes,2,rep,name=upserts,proto3" json:"upserts,omitempty"`
-	Deletes       []*Ref                 `protobuf:"bytes,3,rep,name=deletes,proto3" json:"deletes,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Full    bool                   `protobuf:"varint,1,opt,name=full,proto3" json:"full,omitempty"`
+	Upserts []*Object              `protobuf:"bytes,2,rep,name=upserts,proto3" json:"upserts,omitempty"`
+	Deletes []*Ref                 `protobuf:"bytes,3,rep,name=deletes,proto3" json:"deletes,omitempty"`
+	Peers   []*Peer                `protobuf:"bytes,4,rep,name=peers,proto3" json:"peers,omitempty"`
+	// Of a full assignment: the peers are those that Hello.peers_digest stands for, and are not sent again. The digest of
+	// peers is the sum of those of each, where a peer's are the first 16 bytes of the SHA-256 of its encoding, as two
+	// big-endian numbers that are each added modulo 2^64.
+	PeersHeld     bool `protobuf:"varint,5,opt,name=peers_held,json=peersHeld,proto3" json:"peers_held,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1699,8 +1714,92 @@ func (x *ObjectSet) GetDeletes() []*Ref {
 	return nil
 }
 
-// Object is one API object. Kinds sent: Pod (bound to this node), Node (all, for
-// routes and the admission of pods: metadata, spec, addresses and allocatable extended resources only), Service, EndpointSlice, and those that the node's pods reference:
+func (x *ObjectSet) GetPeers() []*Peer {
+	if x != nil {
+		return x.Peers
+	}
+	return nil
+}
+
+func (x *ObjectSet) GetPeersHeld() bool {
+	if x != nil {
+		return x.PeersHeld
+	}
+	return false
+}
+
+// Peer is what a node must know of another one to reach its pods. A node is nobody's peer before it has pod CIDRs and an
+// address.
+type Peer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Uid           string                 `protobuf:"bytes,2,opt,name=uid,proto3" json:"uid,omitempty"`
+	PodCidrs      []string               `protobuf:"bytes,3,rep,name=pod_cidrs,json=podCidrs,proto3" json:"pod_cidrs,omitempty"`
+	Addresses     []string               `protobuf:"bytes,4,rep,name=addresses,proto3" json:"addresses,omitempty"` // internal ones, in the Node's order
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Peer) Reset() {
+	*x = Peer{}
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Peer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Peer) ProtoMessage() {}
+
+func (x *Peer) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Peer.ProtoReflect.Descriptor instead.
+func (*Peer) Descriptor() ([]byte, []int) {
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *Peer) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Peer) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *Peer) GetPodCidrs() []string {
+	if x != nil {
+		return x.PodCidrs
+	}
+	return nil
+}
+
+func (x *Peer) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+// Object is one API object. Kinds sent: Pod (bound to this node), the own Node (for the admission of pods: metadata, spec,
+// addresses and allocatable extended resources only), Service, EndpointSlice, and those that the node's pods reference:
 // ConfigMap, Secret, ServiceAccount, PersistentVolumeClaim, PersistentVolume, CSIDriver, StorageClass, RuntimeClass, Namespace.
 type Object struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -1718,7 +1817,7 @@ type Object struct {
 
 func (x *Object) Reset() {
 	*x = Object{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[23]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1730,7 +1829,7 @@ func (x *Object) String() string {
 func (*Object) ProtoMessage() {}
 
 func (x *Object) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[23]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1743,7 +1842,7 @@ func (x *Object) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Object.ProtoReflect.Descriptor instead.
 func (*Object) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{23}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Object) GetKind() string {
@@ -1793,7 +1892,7 @@ type Ref struct {
 
 func (x *Ref) Reset() {
 	*x = Ref{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[24]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1805,7 +1904,7 @@ func (x *Ref) String() string {
 func (*Ref) ProtoMessage() {}
 
 func (x *Ref) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[24]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1818,7 +1917,7 @@ func (x *Ref) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ref.ProtoReflect.Descriptor instead.
 func (*Ref) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{24}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Ref) GetKind() string {
@@ -1859,7 +1958,7 @@ type Synced struct {
 
 func (x *Synced) Reset() {
 	*x = Synced{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[25]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1871,7 +1970,7 @@ func (x *Synced) String() string {
 func (*Synced) ProtoMessage() {}
 
 func (x *Synced) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[25]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1884,7 +1983,7 @@ func (x *Synced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Synced.ProtoReflect.Descriptor instead.
 func (*Synced) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{25}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Synced) GetRevision() uint64 {
@@ -1898,13 +1997,15 @@ type HeartbeatAck struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	SentUnixNano    int64                  `protobuf:"varint,1,opt,name=sent_unix_nano,json=sentUnixNano,proto3" json:"sent_unix_nano,omitempty"`          // echo
 	ReplicaUnixNano int64                  `protobuf:"varint,2,opt,name=replica_unix_nano,json=replicaUnixNano,proto3" json:"replica_unix_nano,omitempty"` // the replica's clock at that moment
+	// How often the node is to be heard of from now on; 0 = as before. It grows with the cluster.
+	HeartbeatMillis int64 `protobuf:"varint,3,opt,name=heartbeat_millis,json=heartbeatMillis,proto3" json:"heartbeat_millis,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
 
 func (x *HeartbeatAck) Reset() {
 	*x = HeartbeatAck{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[26]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1916,7 +2017,7 @@ func (x *HeartbeatAck) String() string {
 func (*HeartbeatAck) ProtoMessage() {}
 
 func (x *HeartbeatAck) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[26]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1929,7 +2030,7 @@ func (x *HeartbeatAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatAck.ProtoReflect.Descriptor instead.
 func (*HeartbeatAck) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{26}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *HeartbeatAck) GetSentUnixNano() int64 {
@@ -1946,6 +2047,13 @@ func (x *HeartbeatAck) GetReplicaUnixNano() int64 {
 	return 0
 }
 
+func (x *HeartbeatAck) GetHeartbeatMillis() int64 {
+	if x != nil {
+		return x.HeartbeatMillis
+	}
+	return 0
+}
+
 type Token struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -1958,7 +2066,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[27]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1970,7 +2078,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[27]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1983,7 +2091,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{27}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Token) GetId() uint64 {
@@ -2025,7 +2133,7 @@ type StopGate struct {
 
 func (x *StopGate) Reset() {
 	*x = StopGate{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[28]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2037,7 +2145,7 @@ func (x *StopGate) String() string {
 func (*StopGate) ProtoMessage() {}
 
 func (x *StopGate) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[28]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2050,7 +2158,7 @@ func (x *StopGate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopGate.ProtoReflect.Descriptor instead.
 func (*StopGate) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{28}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *StopGate) GetUid() string {
@@ -2070,7 +2178,7 @@ type StatusAck struct {
 
 func (x *StatusAck) Reset() {
 	*x = StatusAck{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[29]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2082,7 +2190,7 @@ func (x *StatusAck) String() string {
 func (*StatusAck) ProtoMessage() {}
 
 func (x *StatusAck) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[29]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2095,7 +2203,7 @@ func (x *StatusAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusAck.ProtoReflect.Descriptor instead.
 func (*StatusAck) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{29}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *StatusAck) GetUid() string {
@@ -2120,7 +2228,7 @@ type StandbyUp struct {
 
 func (x *StandbyUp) Reset() {
 	*x = StandbyUp{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[30]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2132,7 +2240,7 @@ func (x *StandbyUp) String() string {
 func (*StandbyUp) ProtoMessage() {}
 
 func (x *StandbyUp) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[30]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2145,7 +2253,7 @@ func (x *StandbyUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StandbyUp.ProtoReflect.Descriptor instead.
 func (*StandbyUp) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{30}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *StandbyUp) GetKind() isStandbyUp_Kind {
@@ -2231,7 +2339,7 @@ type NodeUsage struct {
 
 func (x *NodeUsage) Reset() {
 	*x = NodeUsage{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[31]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2243,7 +2351,7 @@ func (x *NodeUsage) String() string {
 func (*NodeUsage) ProtoMessage() {}
 
 func (x *NodeUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[31]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2256,7 +2364,7 @@ func (x *NodeUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUsage.ProtoReflect.Descriptor instead.
 func (*NodeUsage) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{31}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *NodeUsage) GetAgeNano() int64 {
@@ -2290,7 +2398,7 @@ type PodUsage struct {
 
 func (x *PodUsage) Reset() {
 	*x = PodUsage{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[32]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2302,7 +2410,7 @@ func (x *PodUsage) String() string {
 func (*PodUsage) ProtoMessage() {}
 
 func (x *PodUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[32]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2315,7 +2423,7 @@ func (x *PodUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodUsage.ProtoReflect.Descriptor instead.
 func (*PodUsage) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{32}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PodUsage) GetUid() string {
@@ -2342,7 +2450,7 @@ type ContainerUsage struct {
 
 func (x *ContainerUsage) Reset() {
 	*x = ContainerUsage{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[33]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2354,7 +2462,7 @@ func (x *ContainerUsage) String() string {
 func (*ContainerUsage) ProtoMessage() {}
 
 func (x *ContainerUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[33]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2367,7 +2475,7 @@ func (x *ContainerUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerUsage.ProtoReflect.Descriptor instead.
 func (*ContainerUsage) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{33}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ContainerUsage) GetName() string {
@@ -2395,7 +2503,7 @@ type Used struct {
 
 func (x *Used) Reset() {
 	*x = Used{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[34]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2407,7 +2515,7 @@ func (x *Used) String() string {
 func (*Used) ProtoMessage() {}
 
 func (x *Used) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[34]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2420,7 +2528,7 @@ func (x *Used) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Used.ProtoReflect.Descriptor instead.
 func (*Used) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{34}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Used) GetCpuNano() uint64 {
@@ -2453,7 +2561,7 @@ type StandbyHello struct {
 
 func (x *StandbyHello) Reset() {
 	*x = StandbyHello{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[35]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2465,7 +2573,7 @@ func (x *StandbyHello) String() string {
 func (*StandbyHello) ProtoMessage() {}
 
 func (x *StandbyHello) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[35]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2478,7 +2586,7 @@ func (x *StandbyHello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StandbyHello.ProtoReflect.Descriptor instead.
 func (*StandbyHello) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{35}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *StandbyHello) GetNodeName() string {
@@ -2498,7 +2606,7 @@ type TunnelRefused struct {
 
 func (x *TunnelRefused) Reset() {
 	*x = TunnelRefused{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[36]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2510,7 +2618,7 @@ func (x *TunnelRefused) String() string {
 func (*TunnelRefused) ProtoMessage() {}
 
 func (x *TunnelRefused) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[36]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2523,7 +2631,7 @@ func (x *TunnelRefused) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelRefused.ProtoReflect.Descriptor instead.
 func (*TunnelRefused) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{36}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *TunnelRefused) GetId() string {
@@ -2553,7 +2661,7 @@ type StandbyDown struct {
 
 func (x *StandbyDown) Reset() {
 	*x = StandbyDown{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[37]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2565,7 +2673,7 @@ func (x *StandbyDown) String() string {
 func (*StandbyDown) ProtoMessage() {}
 
 func (x *StandbyDown) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[37]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2578,7 +2686,7 @@ func (x *StandbyDown) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StandbyDown.ProtoReflect.Descriptor instead.
 func (*StandbyDown) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{37}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *StandbyDown) GetKind() isStandbyDown_Kind {
@@ -2631,7 +2739,7 @@ type ReplicaList struct {
 
 func (x *ReplicaList) Reset() {
 	*x = ReplicaList{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[38]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2643,7 +2751,7 @@ func (x *ReplicaList) String() string {
 func (*ReplicaList) ProtoMessage() {}
 
 func (x *ReplicaList) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[38]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2656,7 +2764,7 @@ func (x *ReplicaList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaList.ProtoReflect.Descriptor instead.
 func (*ReplicaList) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{38}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ReplicaList) GetReplicas() []*Replica {
@@ -2683,7 +2791,7 @@ type TunnelAsk struct {
 
 func (x *TunnelAsk) Reset() {
 	*x = TunnelAsk{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[39]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2695,7 +2803,7 @@ func (x *TunnelAsk) String() string {
 func (*TunnelAsk) ProtoMessage() {}
 
 func (x *TunnelAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[39]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2708,7 +2816,7 @@ func (x *TunnelAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelAsk.ProtoReflect.Descriptor instead.
 func (*TunnelAsk) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{39}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *TunnelAsk) GetId() string {
@@ -2807,7 +2915,7 @@ type ExecAsk struct {
 
 func (x *ExecAsk) Reset() {
 	*x = ExecAsk{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[40]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2819,7 +2927,7 @@ func (x *ExecAsk) String() string {
 func (*ExecAsk) ProtoMessage() {}
 
 func (x *ExecAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[40]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2832,7 +2940,7 @@ func (x *ExecAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecAsk.ProtoReflect.Descriptor instead.
 func (*ExecAsk) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{40}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ExecAsk) GetPodUid() string {
@@ -2923,7 +3031,7 @@ type LogAsk struct {
 
 func (x *LogAsk) Reset() {
 	*x = LogAsk{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[41]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2935,7 +3043,7 @@ func (x *LogAsk) String() string {
 func (*LogAsk) ProtoMessage() {}
 
 func (x *LogAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[41]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2948,7 +3056,7 @@ func (x *LogAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogAsk.ProtoReflect.Descriptor instead.
 func (*LogAsk) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{41}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *LogAsk) GetPodUid() string {
@@ -3031,7 +3139,7 @@ type PortForwardAsk struct {
 
 func (x *PortForwardAsk) Reset() {
 	*x = PortForwardAsk{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[42]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3043,7 +3151,7 @@ func (x *PortForwardAsk) String() string {
 func (*PortForwardAsk) ProtoMessage() {}
 
 func (x *PortForwardAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[42]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3056,7 +3164,7 @@ func (x *PortForwardAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortForwardAsk.ProtoReflect.Descriptor instead.
 func (*PortForwardAsk) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{42}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PortForwardAsk) GetPodUid() string {
@@ -3086,7 +3194,7 @@ type DialAsk struct {
 
 func (x *DialAsk) Reset() {
 	*x = DialAsk{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[43]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3098,7 +3206,7 @@ func (x *DialAsk) String() string {
 func (*DialAsk) ProtoMessage() {}
 
 func (x *DialAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[43]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3111,7 +3219,7 @@ func (x *DialAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DialAsk.ProtoReflect.Descriptor instead.
 func (*DialAsk) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{43}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *DialAsk) GetPodUid() string {
@@ -3155,7 +3263,7 @@ type TunnelFrame struct {
 
 func (x *TunnelFrame) Reset() {
 	*x = TunnelFrame{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[44]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3167,7 +3275,7 @@ func (x *TunnelFrame) String() string {
 func (*TunnelFrame) ProtoMessage() {}
 
 func (x *TunnelFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[44]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3180,7 +3288,7 @@ func (x *TunnelFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelFrame.ProtoReflect.Descriptor instead.
 func (*TunnelFrame) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{44}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *TunnelFrame) GetKind() isTunnelFrame_Kind {
@@ -3323,7 +3431,7 @@ type TunnelOpen struct {
 
 func (x *TunnelOpen) Reset() {
 	*x = TunnelOpen{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[45]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3335,7 +3443,7 @@ func (x *TunnelOpen) String() string {
 func (*TunnelOpen) ProtoMessage() {}
 
 func (x *TunnelOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[45]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3348,7 +3456,7 @@ func (x *TunnelOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelOpen.ProtoReflect.Descriptor instead.
 func (*TunnelOpen) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{45}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *TunnelOpen) GetId() string {
@@ -3368,7 +3476,7 @@ type Resize struct {
 
 func (x *Resize) Reset() {
 	*x = Resize{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[46]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3380,7 +3488,7 @@ func (x *Resize) String() string {
 func (*Resize) ProtoMessage() {}
 
 func (x *Resize) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[46]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3393,7 +3501,7 @@ func (x *Resize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resize.ProtoReflect.Descriptor instead.
 func (*Resize) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{46}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Resize) GetWidth() uint32 {
@@ -3421,7 +3529,7 @@ type TunnelExit struct {
 
 func (x *TunnelExit) Reset() {
 	*x = TunnelExit{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[47]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3433,7 +3541,7 @@ func (x *TunnelExit) String() string {
 func (*TunnelExit) ProtoMessage() {}
 
 func (x *TunnelExit) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[47]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3446,7 +3554,7 @@ func (x *TunnelExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelExit.ProtoReflect.Descriptor instead.
 func (*TunnelExit) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{47}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *TunnelExit) GetCode() int32 {
@@ -3524,13 +3632,14 @@ const file_proto_fleet_v1_fleet_proto_rawDesc = "" +
 	"\x06stages\x18\a \x01(\v2\x1c.keelson.fleet.v1.StageTimesH\x00R\x06stages\x12E\n" +
 	"\rtoken_request\x18\b \x01(\v2\x1e.keelson.fleet.v1.TokenRequestH\x00R\ftokenRequest\x126\n" +
 	"\bpod_gone\x18\t \x01(\v2\x19.keelson.fleet.v1.PodGoneH\x00R\apodGoneB\x06\n" +
-	"\x04kind\"\xbe\x01\n" +
+	"\x04kind\"\xe1\x01\n" +
 	"\x05Hello\x12\x1b\n" +
 	"\tnode_name\x18\x01 \x01(\tR\bnodeName\x12'\n" +
 	"\x0fresume_revision\x18\x02 \x01(\x04R\x0eresumeRevision\x12#\n" +
 	"\ragent_version\x18\x03 \x01(\tR\fagentVersion\x12\x17\n" +
 	"\aboot_id\x18\x04 \x01(\tR\x06bootId\x121\n" +
-	"\x05facts\x18\x05 \x01(\v2\x1b.keelson.fleet.v1.NodeFactsR\x05facts\"\x1f\n" +
+	"\x05facts\x18\x05 \x01(\v2\x1b.keelson.fleet.v1.NodeFactsR\x05facts\x12!\n" +
+	"\fpeers_digest\x18\x06 \x01(\fR\vpeersDigest\"\x1f\n" +
 	"\tNodeFacts\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\fR\x04node\"X\n" +
 	"\tHeartbeat\x12$\n" +
@@ -3581,11 +3690,19 @@ const file_proto_fleet_v1_fleet_proto_rawDesc = "" +
 	"\fservice_cidr\x18\x05 \x01(\tR\vserviceCidr\x12%\n" +
 	"\x0ecluster_domain\x18\x06 \x01(\tR\rclusterDomain\x12)\n" +
 	"\x10heartbeat_millis\x18\a \x01(\x03R\x0fheartbeatMillis\x12\x18\n" +
-	"\areplica\x18\b \x01(\tR\areplica\"\x84\x01\n" +
+	"\areplica\x18\b \x01(\tR\areplica\"\xd1\x01\n" +
 	"\tObjectSet\x12\x12\n" +
 	"\x04full\x18\x01 \x01(\bR\x04full\x122\n" +
 	"\aupserts\x18\x02 \x03(\v2\x18.keelson.fleet.v1.ObjectR\aupserts\x12/\n" +
-	"\adeletes\x18\x03 \x03(\v2\x15.keelson.fleet.v1.RefR\adeletes\"|\n" +
+	"\adeletes\x18\x03 \x03(\v2\x15.keelson.fleet.v1.RefR\adeletes\x12,\n" +
+	"\x05peers\x18\x04 \x03(\v2\x16.keelson.fleet.v1.PeerR\x05peers\x12\x1d\n" +
+	"\n" +
+	"peers_held\x18\x05 \x01(\bR\tpeersHeld\"g\n" +
+	"\x04Peer\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
+	"\x03uid\x18\x02 \x01(\tR\x03uid\x12\x1b\n" +
+	"\tpod_cidrs\x18\x03 \x03(\tR\bpodCidrs\x12\x1c\n" +
+	"\taddresses\x18\x04 \x03(\tR\taddresses\"|\n" +
 	"\x06Object\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
@@ -3598,10 +3715,11 @@ const file_proto_fleet_v1_fleet_proto_rawDesc = "" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12\x10\n" +
 	"\x03uid\x18\x04 \x01(\tR\x03uid\"$\n" +
 	"\x06Synced\x12\x1a\n" +
-	"\brevision\x18\x01 \x01(\x04R\brevision\"`\n" +
+	"\brevision\x18\x01 \x01(\x04R\brevision\"\x8b\x01\n" +
 	"\fHeartbeatAck\x12$\n" +
 	"\x0esent_unix_nano\x18\x01 \x01(\x03R\fsentUnixNano\x12*\n" +
-	"\x11replica_unix_nano\x18\x02 \x01(\x03R\x0freplicaUnixNano\"f\n" +
+	"\x11replica_unix_nano\x18\x02 \x01(\x03R\x0freplicaUnixNano\x12)\n" +
+	"\x10heartbeat_millis\x18\x03 \x01(\x03R\x0fheartbeatMillis\"f\n" +
 	"\x05Token\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\tR\x05token\x12!\n" +
@@ -3732,7 +3850,7 @@ func file_proto_fleet_v1_fleet_proto_rawDescGZIP() []byte {
 	return file_proto_fleet_v1_fleet_proto_rawDescData
 }
 
-var file_proto_fleet_v1_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
+var file_proto_fleet_v1_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
 var file_proto_fleet_v1_fleet_proto_goTypes = []any{
 	(*EnrollRequest)(nil),         // 0: keelson.fleet.v1.EnrollRequest
 	(*EnrollResponse)(nil),        // 1: keelson.fleet.v1.EnrollResponse
@@ -3757,36 +3875,37 @@ var file_proto_fleet_v1_fleet_proto_goTypes = []any{
 	(*ControlMessage)(nil),        // 20: keelson.fleet.v1.ControlMessage
 	(*Welcome)(nil),               // 21: keelson.fleet.v1.Welcome
 	(*ObjectSet)(nil),             // 22: keelson.fleet.v1.ObjectSet
-	(*Object)(nil),                // 23: keelson.fleet.v1.Object
-	(*Ref)(nil),                   // 24: keelson.fleet.v1.Ref
-	(*Synced)(nil),                // 25: keelson.fleet.v1.Synced
-	(*HeartbeatAck)(nil),          // 26: keelson.fleet.v1.HeartbeatAck
-	(*Token)(nil),                 // 27: keelson.fleet.v1.Token
-	(*StopGate)(nil),              // 28: keelson.fleet.v1.StopGate
-	(*StatusAck)(nil),             // 29: keelson.fleet.v1.StatusAck
-	(*StandbyUp)(nil),             // 30: keelson.fleet.v1.StandbyUp
-	(*NodeUsage)(nil),             // 31: keelson.fleet.v1.NodeUsage
-	(*PodUsage)(nil),              // 32: keelson.fleet.v1.PodUsage
-	(*ContainerUsage)(nil),        // 33: keelson.fleet.v1.ContainerUsage
-	(*Used)(nil),                  // 34: keelson.fleet.v1.Used
-	(*StandbyHello)(nil),          // 35: keelson.fleet.v1.StandbyHello
-	(*TunnelRefused)(nil),         // 36: keelson.fleet.v1.TunnelRefused
-	(*StandbyDown)(nil),           // 37: keelson.fleet.v1.StandbyDown
-	(*ReplicaList)(nil),           // 38: keelson.fleet.v1.ReplicaList
-	(*TunnelAsk)(nil),             // 39: keelson.fleet.v1.TunnelAsk
-	(*ExecAsk)(nil),               // 40: keelson.fleet.v1.ExecAsk
-	(*LogAsk)(nil),                // 41: keelson.fleet.v1.LogAsk
-	(*PortForwardAsk)(nil),        // 42: keelson.fleet.v1.PortForwardAsk
-	(*DialAsk)(nil),               // 43: keelson.fleet.v1.DialAsk
-	(*TunnelFrame)(nil),           // 44: keelson.fleet.v1.TunnelFrame
-	(*TunnelOpen)(nil),            // 45: keelson.fleet.v1.TunnelOpen
-	(*Resize)(nil),                // 46: keelson.fleet.v1.Resize
-	(*TunnelExit)(nil),            // 47: keelson.fleet.v1.TunnelExit
-	nil,                           // 48: keelson.fleet.v1.EnrollReplicaResponse.FilesEntry
+	(*Peer)(nil),                  // 23: keelson.fleet.v1.Peer
+	(*Object)(nil),                // 24: keelson.fleet.v1.Object
+	(*Ref)(nil),                   // 25: keelson.fleet.v1.Ref
+	(*Synced)(nil),                // 26: keelson.fleet.v1.Synced
+	(*HeartbeatAck)(nil),          // 27: keelson.fleet.v1.HeartbeatAck
+	(*Token)(nil),                 // 28: keelson.fleet.v1.Token
+	(*StopGate)(nil),              // 29: keelson.fleet.v1.StopGate
+	(*StatusAck)(nil),             // 30: keelson.fleet.v1.StatusAck
+	(*StandbyUp)(nil),             // 31: keelson.fleet.v1.StandbyUp
+	(*NodeUsage)(nil),             // 32: keelson.fleet.v1.NodeUsage
+	(*PodUsage)(nil),              // 33: keelson.fleet.v1.PodUsage
+	(*ContainerUsage)(nil),        // 34: keelson.fleet.v1.ContainerUsage
+	(*Used)(nil),                  // 35: keelson.fleet.v1.Used
+	(*StandbyHello)(nil),          // 36: keelson.fleet.v1.StandbyHello
+	(*TunnelRefused)(nil),         // 37: keelson.fleet.v1.TunnelRefused
+	(*StandbyDown)(nil),           // 38: keelson.fleet.v1.StandbyDown
+	(*ReplicaList)(nil),           // 39: keelson.fleet.v1.ReplicaList
+	(*TunnelAsk)(nil),             // 40: keelson.fleet.v1.TunnelAsk
+	(*ExecAsk)(nil),               // 41: keelson.fleet.v1.ExecAsk
+	(*LogAsk)(nil),                // 42: keelson.fleet.v1.LogAsk
+	(*PortForwardAsk)(nil),        // 43: keelson.fleet.v1.PortForwardAsk
+	(*DialAsk)(nil),               // 44: keelson.fleet.v1.DialAsk
+	(*TunnelFrame)(nil),           // 45: keelson.fleet.v1.TunnelFrame
+	(*TunnelOpen)(nil),            // 46: keelson.fleet.v1.TunnelOpen
+	(*Resize)(nil),                // 47: keelson.fleet.v1.Resize
+	(*TunnelExit)(nil),            // 48: keelson.fleet.v1.TunnelExit
+	nil,                           // 49: keelson.fleet.v1.EnrollReplicaResponse.FilesEntry
 }
 var file_proto_fleet_v1_fleet_proto_depIdxs = []int32{
 	4,  // 0: keelson.fleet.v1.EnrollResponse.replicas:type_name -> keelson.fleet.v1.Replica
-	48, // 1: keelson.fleet.v1.EnrollReplicaResponse.files:type_name -> keelson.fleet.v1.EnrollReplicaResponse.FilesEntry
+	49, // 1: keelson.fleet.v1.EnrollReplicaResponse.files:type_name -> keelson.fleet.v1.EnrollReplicaResponse.FilesEntry
 	4,  // 2: keelson.fleet.v1.EnrollReplicaResponse.replicas:type_name -> keelson.fleet.v1.Replica
 	12, // 3: keelson.fleet.v1.AgentMessage.hello:type_name -> keelson.fleet.v1.Hello
 	13, // 4: keelson.fleet.v1.AgentMessage.facts:type_name -> keelson.fleet.v1.NodeFacts
@@ -3799,51 +3918,52 @@ var file_proto_fleet_v1_fleet_proto_depIdxs = []int32{
 	18, // 11: keelson.fleet.v1.StageTimes.stages:type_name -> keelson.fleet.v1.StageTime
 	21, // 12: keelson.fleet.v1.ControlMessage.welcome:type_name -> keelson.fleet.v1.Welcome
 	22, // 13: keelson.fleet.v1.ControlMessage.objects:type_name -> keelson.fleet.v1.ObjectSet
-	25, // 14: keelson.fleet.v1.ControlMessage.synced:type_name -> keelson.fleet.v1.Synced
-	26, // 15: keelson.fleet.v1.ControlMessage.heartbeat_ack:type_name -> keelson.fleet.v1.HeartbeatAck
-	27, // 16: keelson.fleet.v1.ControlMessage.token:type_name -> keelson.fleet.v1.Token
-	28, // 17: keelson.fleet.v1.ControlMessage.stop_gate:type_name -> keelson.fleet.v1.StopGate
-	29, // 18: keelson.fleet.v1.ControlMessage.status_ack:type_name -> keelson.fleet.v1.StatusAck
-	23, // 19: keelson.fleet.v1.ObjectSet.upserts:type_name -> keelson.fleet.v1.Object
-	24, // 20: keelson.fleet.v1.ObjectSet.deletes:type_name -> keelson.fleet.v1.Ref
-	35, // 21: keelson.fleet.v1.StandbyUp.hello:type_name -> keelson.fleet.v1.StandbyHello
-	36, // 22: keelson.fleet.v1.StandbyUp.refused:type_name -> keelson.fleet.v1.TunnelRefused
-	31, // 23: keelson.fleet.v1.StandbyUp.usage:type_name -> keelson.fleet.v1.NodeUsage
-	34, // 24: keelson.fleet.v1.NodeUsage.node:type_name -> keelson.fleet.v1.Used
-	32, // 25: keelson.fleet.v1.NodeUsage.pods:type_name -> keelson.fleet.v1.PodUsage
-	33, // 26: keelson.fleet.v1.PodUsage.containers:type_name -> keelson.fleet.v1.ContainerUsage
-	34, // 27: keelson.fleet.v1.ContainerUsage.used:type_name -> keelson.fleet.v1.Used
-	39, // 28: keelson.fleet.v1.StandbyDown.ask:type_name -> keelson.fleet.v1.TunnelAsk
-	38, // 29: keelson.fleet.v1.StandbyDown.replicas:type_name -> keelson.fleet.v1.ReplicaList
-	4,  // 30: keelson.fleet.v1.ReplicaList.replicas:type_name -> keelson.fleet.v1.Replica
-	40, // 31: keelson.fleet.v1.TunnelAsk.exec:type_name -> keelson.fleet.v1.ExecAsk
-	41, // 32: keelson.fleet.v1.TunnelAsk.log:type_name -> keelson.fleet.v1.LogAsk
-	42, // 33: keelson.fleet.v1.TunnelAsk.port_forward:type_name -> keelson.fleet.v1.PortForwardAsk
-	43, // 34: keelson.fleet.v1.TunnelAsk.dial:type_name -> keelson.fleet.v1.DialAsk
-	45, // 35: keelson.fleet.v1.TunnelFrame.open:type_name -> keelson.fleet.v1.TunnelOpen
-	46, // 36: keelson.fleet.v1.TunnelFrame.resize:type_name -> keelson.fleet.v1.Resize
-	47, // 37: keelson.fleet.v1.TunnelFrame.exit:type_name -> keelson.fleet.v1.TunnelExit
-	0,  // 38: keelson.fleet.v1.Enrollment.Enroll:input_type -> keelson.fleet.v1.EnrollRequest
-	2,  // 39: keelson.fleet.v1.Enrollment.EnrollReplica:input_type -> keelson.fleet.v1.EnrollReplicaRequest
-	11, // 40: keelson.fleet.v1.Fleet.Session:input_type -> keelson.fleet.v1.AgentMessage
-	30, // 41: keelson.fleet.v1.Fleet.Standby:input_type -> keelson.fleet.v1.StandbyUp
-	44, // 42: keelson.fleet.v1.Fleet.Tunnel:input_type -> keelson.fleet.v1.TunnelFrame
-	5,  // 43: keelson.fleet.v1.Fleet.RenewCertificate:input_type -> keelson.fleet.v1.RenewRequest
-	7,  // 44: keelson.fleet.v1.Fleet.SignServing:input_type -> keelson.fleet.v1.ServingRequest
-	9,  // 45: keelson.fleet.v1.Fleet.Review:input_type -> keelson.fleet.v1.ReviewRequest
-	1,  // 46: keelson.fleet.v1.Enrollment.Enroll:output_type -> keelson.fleet.v1.EnrollResponse
-	3,  // 47: keelson.fleet.v1.Enrollment.EnrollReplica:output_type -> keelson.fleet.v1.EnrollReplicaResponse
-	20, // 48: keelson.fleet.v1.Fleet.Session:output_type -> keelson.fleet.v1.ControlMessage
-	37, // 49: keelson.fleet.v1.Fleet.Standby:output_type -> keelson.fleet.v1.StandbyDown
-	44, // 50: keelson.fleet.v1.Fleet.Tunnel:output_type -> keelson.fleet.v1.TunnelFrame
-	6,  // 51: keelson.fleet.v1.Fleet.RenewCertificate:output_type -> keelson.fleet.v1.RenewResponse
-	8,  // 52: keelson.fleet.v1.Fleet.SignServing:output_type -> keelson.fleet.v1.ServingResponse
-	10, // 53: keelson.fleet.v1.Fleet.Review:output_type -> keelson.fleet.v1.ReviewResponse
-	46, // [46:54] is the sub-list for method output_type
-	38, // [38:46] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	26, // 14: keelson.fleet.v1.ControlMessage.synced:type_name -> keelson.fleet.v1.Synced
+	27, // 15: keelson.fleet.v1.ControlMessage.heartbeat_ack:type_name -> keelson.fleet.v1.HeartbeatAck
+	28, // 16: keelson.fleet.v1.ControlMessage.token:type_name -> keelson.fleet.v1.Token
+	29, // 17: keelson.fleet.v1.ControlMessage.stop_gate:type_name -> keelson.fleet.v1.StopGate
+	30, // 18: keelson.fleet.v1.ControlMessage.status_ack:type_name -> keelson.fleet.v1.StatusAck
+	24, // 19: keelson.fleet.v1.ObjectSet.upserts:type_name -> keelson.fleet.v1.Object
+	25, // 20: keelson.fleet.v1.ObjectSet.deletes:type_name -> keelson.fleet.v1.Ref
+	23, // 21: keelson.fleet.v1.ObjectSet.peers:type_name -> keelson.fleet.v1.Peer
+	36, // 22: keelson.fleet.v1.StandbyUp.hello:type_name -> keelson.fleet.v1.StandbyHello
+	37, // 23: keelson.fleet.v1.StandbyUp.refused:type_name -> keelson.fleet.v1.TunnelRefused
+	32, // 24: keelson.fleet.v1.StandbyUp.usage:type_name -> keelson.fleet.v1.NodeUsage
+	35, // 25: keelson.fleet.v1.NodeUsage.node:type_name -> keelson.fleet.v1.Used
+	33, // 26: keelson.fleet.v1.NodeUsage.pods:type_name -> keelson.fleet.v1.PodUsage
+	34, // 27: keelson.fleet.v1.PodUsage.containers:type_name -> keelson.fleet.v1.ContainerUsage
+	35, // 28: keelson.fleet.v1.ContainerUsage.used:type_name -> keelson.fleet.v1.Used
+	40, // 29: keelson.fleet.v1.StandbyDown.ask:type_name -> keelson.fleet.v1.TunnelAsk
+	39, // 30: keelson.fleet.v1.StandbyDown.replicas:type_name -> keelson.fleet.v1.ReplicaList
+	4,  // 31: keelson.fleet.v1.ReplicaList.replicas:type_name -> keelson.fleet.v1.Replica
+	41, // 32: keelson.fleet.v1.TunnelAsk.exec:type_name -> keelson.fleet.v1.ExecAsk
+	42, // 33: keelson.fleet.v1.TunnelAsk.log:type_name -> keelson.fleet.v1.LogAsk
+	43, // 34: keelson.fleet.v1.TunnelAsk.port_forward:type_name -> keelson.fleet.v1.PortForwardAsk
+	44, // 35: keelson.fleet.v1.TunnelAsk.dial:type_name -> keelson.fleet.v1.DialAsk
+	46, // 36: keelson.fleet.v1.TunnelFrame.open:type_name -> keelson.fleet.v1.TunnelOpen
+	47, // 37: keelson.fleet.v1.TunnelFrame.resize:type_name -> keelson.fleet.v1.Resize
+	48, // 38: keelson.fleet.v1.TunnelFrame.exit:type_name -> keelson.fleet.v1.TunnelExit
+	0,  // 39: keelson.fleet.v1.Enrollment.Enroll:input_type -> keelson.fleet.v1.EnrollRequest
+	2,  // 40: keelson.fleet.v1.Enrollment.EnrollReplica:input_type -> keelson.fleet.v1.EnrollReplicaRequest
+	11, // 41: keelson.fleet.v1.Fleet.Session:input_type -> keelson.fleet.v1.AgentMessage
+	31, // 42: keelson.fleet.v1.Fleet.Standby:input_type -> keelson.fleet.v1.StandbyUp
+	45, // 43: keelson.fleet.v1.Fleet.Tunnel:input_type -> keelson.fleet.v1.TunnelFrame
+	5,  // 44: keelson.fleet.v1.Fleet.RenewCertificate:input_type -> keelson.fleet.v1.RenewRequest
+	7,  // 45: keelson.fleet.v1.Fleet.SignServing:input_type -> keelson.fleet.v1.ServingRequest
+	9,  // 46: keelson.fleet.v1.Fleet.Review:input_type -> keelson.fleet.v1.ReviewRequest
+	1,  // 47: keelson.fleet.v1.Enrollment.Enroll:output_type -> keelson.fleet.v1.EnrollResponse
+	3,  // 48: keelson.fleet.v1.Enrollment.EnrollReplica:output_type -> keelson.fleet.v1.EnrollReplicaResponse
+	20, // 49: keelson.fleet.v1.Fleet.Session:output_type -> keelson.fleet.v1.ControlMessage
+	38, // 50: keelson.fleet.v1.Fleet.Standby:output_type -> keelson.fleet.v1.StandbyDown
+	45, // 51: keelson.fleet.v1.Fleet.Tunnel:output_type -> keelson.fleet.v1.TunnelFrame
+	6,  // 52: keelson.fleet.v1.Fleet.RenewCertificate:output_type -> keelson.fleet.v1.RenewResponse
+	8,  // 53: keelson.fleet.v1.Fleet.SignServing:output_type -> keelson.fleet.v1.ServingResponse
+	10, // 54: keelson.fleet.v1.Fleet.Review:output_type -> keelson.fleet.v1.ReviewResponse
+	47, // [47:55] is the sub-list for method output_type
+	39, // [39:47] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_proto_fleet_v1_fleet_proto_init() }
@@ -3870,23 +3990,23 @@ func file_proto_fleet_v1_fleet_proto_init() {
 		(*ControlMessage_StopGate)(nil),
 		(*ControlMessage_StatusAck)(nil),
 	}
-	file_proto_fleet_v1_fleet_proto_msgTypes[30].OneofWrappers = []any{
+	file_proto_fleet_v1_fleet_proto_msgTypes[31].OneofWrappers = []any{
 		(*StandbyUp_Hello)(nil),
 		(*StandbyUp_ProxyRevision)(nil),
 		(*StandbyUp_Refused)(nil),
 		(*StandbyUp_Usage)(nil),
 	}
-	file_proto_fleet_v1_fleet_proto_msgTypes[37].OneofWrappers = []any{
+	file_proto_fleet_v1_fleet_proto_msgTypes[38].OneofWrappers = []any{
 		(*StandbyDown_Ask)(nil),
 		(*StandbyDown_Replicas)(nil),
 	}
-	file_proto_fleet_v1_fleet_proto_msgTypes[39].OneofWrappers = []any{
+	file_proto_fleet_v1_fleet_proto_msgTypes[40].OneofWrappers = []any{
 		(*TunnelAsk_Exec)(nil),
 		(*TunnelAsk_Log)(nil),
 		(*TunnelAsk_PortForward)(nil),
 		(*TunnelAsk_Dial)(nil),
 	}
-	file_proto_fleet_v1_fleet_proto_msgTypes[44].OneofWrappers = []any{
+	file_proto_fleet_v1_fleet_proto_msgTypes[45].OneofWrappers = []any{
 		(*TunnelFrame_Open)(nil),
 		(*TunnelFrame_Stdin)(nil),
 		(*TunnelFrame_Stdout)(nil),
@@ -3902,7 +4022,7 @@ func file_proto_fleet_v1_fleet_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_proto_fleet_v1_fleet_proto_rawDesc), len(file_proto_fleet_v1_fleet_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   49,
+			NumMessages:   50,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -1,0 +1,134 @@
+package session
+
+import (
+	"log/slog"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	v1 "k8s.io/api/core/v1"
+
+	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
+)
+
+func sentPeer(name, uid, cidr, address string) *fleetv1.Peer {
+	return &fleetv1.Peer{Name: name, Uid: uid, PodCidrs: []string{cidr}, Addresses: []string{address}}
+}
+
+// names are the peers that a session shows.
+func names(s *Session) (out []string) {
+	for _, p := range s.Peers() {
+		out = append(out, p.Name)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// Other nodes are told of as peers, by increments and by their end, and are kept when the control plane says that they are
+// held; readers hear of it.
+func TestPeers(t *testing.T) {
+	s := New(Config{NodeName: "w1"})
+	v := s.view
+	apply := func(set *fleetv1.ObjectSet, want ...string) {
+		t.Helper()
+		if err := v.apply(set); err != nil {
+			t.Fatal(err)
+		}
+		v.complete(1, set.Full)
+		if got := names(s); !slices.Equal(got, want) {
+			t.Errorf("peers %v, want %v", got, want)
+		}
+	}
+	changes := s.Changes(t.Context())
+	<-changes
+	if d := v.peersDigest(); d != (digest{}) {
+		t.Errorf("of none the digest is %v", d)
+	}
+	w2, w3 := sentPeer("w2", "2", "10.1.0.0/24", "192.0.2.2"), sentPeer("w3", "3", "10.2.0.0/24", "192.0.2.3")
+	apply(&fleetv1.ObjectSet{Full: true, Peers: []*fleetv1.Peer{w2}}, "w2")
+	apply(&fleetv1.ObjectSet{Peers: []*fleetv1.Peer{w3}}, "w2", "w3")
+	if _, told := (<-changes)[kindPeer]; !told {
+		t.Error("readers are not told of peers")
+	}
+	both := v.peersDigest()
+	apply(&fleetv1.ObjectSet{Deletes: []*fleetv1.Ref{{Kind: kindPeer, Name: "w2", Uid: "another"}}}, "w2", "w3")
+	apply(&fleetv1.ObjectSet{Deletes: []*fleetv1.Ref{{Kind: kindPeer, Name: "w2", Uid: "2"}}}, "w3")
+	apply(&fleetv1.ObjectSet{Peers: []*fleetv1.Peer{w2}}, "w2", "w3")
+	if got := v.peersDigest(); got != both || len(got.bytes()) != 16 {
+		t.Errorf("the digest %v depends on the order, was %v", got, both)
+	}
+	apply(&fleetv1.ObjectSet{Full: true, PeersHeld: true}, "w2", "w3")
+	apply(&fleetv1.ObjectSet{Full: true})
+	// What a later release says besides does not keep the rest from being understood, and counts in the digest.
+	more := sentPeer("w2", "2", "10.1.0.0/24", "192.0.2.2")
+	more.PodCidrs, more.Addresses = append(more.PodCidrs, "of a new form"), append(more.Addresses, "fd00::2")
+	more.ProtoReflect().SetUnknown(protowire.AppendString(protowire.AppendTag(nil, 100, protowire.BytesType), "new"))
+	apply(&fleetv1.ObjectSet{Peers: []*fleetv1.Peer{more, w3}}, "w2", "w3")
+	if v.peersDigest() == both {
+		t.Error("the digest does not show all that is said of a peer")
+	}
+	for _, p := range s.Peers() {
+		if p.Name == "w2" && (len(p.PodCIDRs) != 1 || len(p.Addresses) != 2 || p.Addresses[1] != netip.MustParseAddr("fd00::2")) {
+			t.Errorf("w2 is %+v", p)
+		}
+	}
+}
+
+// A replica of the release before sends the Nodes of all others whole; the own one is no peer.
+func TestPeersFromNodes(t *testing.T) {
+	s := New(Config{NodeName: "w1"})
+	node := func(name string, cidr string) *fleetv1.Object {
+		n := &v1.Node{Spec: v1.NodeSpec{PodCIDR: cidr}, Status: v1.NodeStatus{Addresses: []v1.NodeAddress{
+			{Type: v1.NodeHostName, Address: name}, {Type: v1.NodeInternalIP, Address: "192.0.2.1"}}}}
+		n.Name, n.UID = name, "uid"
+		raw, err := encode("Node", n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &fleetv1.Object{Kind: "Node", Name: name, Revision: 1, Raw: raw}
+	}
+	apply := func(set *fleetv1.ObjectSet, want ...string) {
+		t.Helper()
+		if err := s.view.apply(set); err != nil {
+			t.Fatal(err)
+		}
+		s.view.complete(1, set.Full)
+		if got := names(s); !slices.Equal(got, want) {
+			t.Errorf("peers %v, want %v", got, want)
+		}
+	}
+	apply(full(node("w1", "10.1.0.0/24"), node("w2", "10.2.0.0/24"), node("w3", "")), "w2")
+	if n, ok := s.Node(); !ok || n.Name != "w1" || s.Cluster().PodCIDR != "10.1.0.0/24" {
+		t.Errorf("the own node is %v, with pods of %s", n, s.Cluster().PodCIDR)
+	}
+	apply(&fleetv1.ObjectSet{Upserts: []*fleetv1.Object{node("w3", "10.3.0.0/24")}}, "w2", "w3")
+	apply(&fleetv1.ObjectSet{Upserts: []*fleetv1.Object{node("w3", "")}}, "w2")
+	apply(&fleetv1.ObjectSet{Deletes: []*fleetv1.Ref{{Kind: "Node", Name: "w2", Uid: "uid"}}})
+}
+
+// Peers are in the checkpoint, with the digest that they have, and in a process of many nodes they are there once.
+func TestPeersAreKept(t *testing.T) {
+	dir := t.TempDir()
+	var shared Shared
+	cfg := Config{NodeName: "w1", StateDir: dir, RunDir: dir, Shared: &shared, Log: slog.New(slog.DiscardHandler)}
+	a := New(cfg)
+	if err := a.view.apply(&fleetv1.ObjectSet{Full: true, Peers: []*fleetv1.Peer{
+		sentPeer("w2", "2", "10.1.0.0/24", "192.0.2.2"), sentPeer("w3", "3", "fd00:1::/64", "fd00::3")}}); err != nil {
+		t.Fatal(err)
+	}
+	a.view.complete(4, true)
+	if err := a.writeCheckpoint(); err != nil {
+		t.Fatal(err)
+	}
+	b := New(cfg)
+	if err := b.load(); err != nil {
+		t.Fatal(err)
+	}
+	if got := names(b); !slices.Equal(got, []string{"w2", "w3"}) || b.view.peersDigest() != a.view.peersDigest() {
+		t.Errorf("loaded %v", got)
+	}
+	if a.view.now.peers["w2"] != b.view.now.peers["w2"] {
+		t.Error("sessions that share hold a peer twice")
+	}
+}
