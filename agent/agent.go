@@ -10,6 +10,8 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -229,12 +231,27 @@ type Devices interface {
 	Release(ctx context.Context, pod *v1.Pod) error
 	// Pods lists the pods for which devices may be prepared, for clean-up after a crash.
 	Pods() ([]types.UID, error)
+	// Health tells of the prepared devices of a pod's containers, by the containers' names; nil when the pod has none.
+	Health(pod *v1.Pod) map[string][]v1.ResourceStatus
+	// Changes has a value when drivers came or went, or what they tell has changed, until ctx ends.
+	Changes(ctx context.Context) <-chan struct{}
 }
 
 // ClaimedDevice is one prepared device of a pod.
 type ClaimedDevice struct {
 	Requests []string // of the claim that it was allocated for: "request" or "request/alternative"; none = all
 	CDI      []string // what the runtime knows it by: "vendor/class=name"
+	// Its names in the cluster; empty when it was prepared by an agent that did not note them.
+	Driver, Pool, Device string `json:",omitempty"`
+	ShareID              string `json:",omitempty"` // of a device that several claims share
+}
+
+// For says whether the device belongs to a request of its claim; "" is the whole claim.
+func (d *ClaimedDevice) For(request string) bool {
+	return request == "" || len(d.Requests) == 0 || slices.ContainsFunc(d.Requests, func(name string) bool {
+		main, _, _ := strings.Cut(name, "/")
+		return main == request
+	})
 }
 
 // ClaimedDevices are a pod's, by the name of the entry of spec.resourceClaims.

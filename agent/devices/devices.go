@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"os"
 	"slices"
 	"sync"
 	"time"
@@ -33,7 +32,7 @@ const (
 	maxAnswer  = 1 << 20 // bytes
 	maxDevices = 128     // of a claim
 	maxCDI     = 64      // names of one device
-	maxName    = 256     // bytes of one
+	maxName    = 256     // bytes of one, and of any other name
 )
 
 // Config says where things are.
@@ -44,6 +43,8 @@ type Config struct {
 	Log          *slog.Logger // may be nil
 }
 
+var _ agent.Devices = (*Devices)(nil)
+
 // Devices implements agent.Devices.
 type Devices struct {
 	cfg   Config
@@ -51,7 +52,8 @@ type Devices struct {
 	*registry
 
 	mu   sync.Mutex
-	told map[types.UID]bool // of which damaged records the log speaks
+	told map[types.UID]bool    // of which damaged records the log speaks
+	held map[types.UID]*record // what the files say, once somebody has asked; shared: not modified
 }
 
 // New starts nothing.
@@ -182,14 +184,14 @@ func (d *Devices) ask(ctx context.Context, name string, r *record) (out []agent.
 		case answer.GetError() != "":
 			return fmt.Errorf("NodePrepareResources: %s", shortened(answer.GetError()))
 		}
-		out, err = taken(answer.GetDevices())
+		out, err = taken(name, answer.GetDevices())
 		return err
 	})
 	return out, err
 }
 
 // taken judges the devices of an answer.
-func taken(list []*dra.Device) ([]agent.ClaimedDevice, error) {
+func taken(driver string, list []*dra.Device) ([]agent.ClaimedDevice, error) {
 	if len(list) > maxDevices {
 		return nil, fmt.Errorf("NodePrepareResources: %d devices: %d at most", len(list), maxDevices)
 	}
@@ -204,7 +206,13 @@ func taken(list []*dra.Device) ([]agent.ClaimedDevice, error) {
 				return nil, fmt.Errorf("NodePrepareResources: device %s: %q is no name of a CDI device, as vendor/class=name", shortened(dev.GetDeviceName()), shortened(id))
 			}
 		}
-		out = append(out, agent.ClaimedDevice{Requests: dev.GetRequestNames(), CDI: dev.GetCdiDeviceIds()})
+		for _, name := range slices.Concat(dev.GetRequestNames(), []string{dev.GetPoolName(), dev.GetDeviceName(), dev.GetShareId()}) {
+			if len(name) > maxName {
+				return nil, fmt.Errorf("NodePrepareResources: device %s: the name %q: %d bytes at most", shortened(dev.GetDeviceName()), shortened(name), maxName)
+			}
+		}
+		out = append(out, agent.ClaimedDevice{Requests: dev.GetRequestNames(), CDI: dev.GetCdiDeviceIds(),
+			Driver: driver, Pool: dev.GetPoolName(), Device: dev.GetDeviceName(), ShareID: dev.GetShareId()})
 	}
 	return out, nil
 }
@@ -275,5 +283,5 @@ func (d *Devices) release(ctx context.Context, pod, claim types.UID) error {
 			return fmt.Errorf("taking back the devices of resourceclaim %s/%s: %w", r.Namespace, r.Name, err)
 		}
 	}
-	return os.Remove(file)
+	return d.remove(claim)
 }

@@ -38,13 +38,13 @@ func TestMain(m *testing.M) {
 }
 
 // spawn runs a driver until the returned function is called. Its registration socket is there when spawn returns.
-func spawn(t *testing.T, dir, name, mode string) (stop func()) {
+func spawn(t *testing.T, dir, name, mode string, more ...string) (stop func()) {
 	t.Helper()
 	path, err := driverBinary.Path()
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(path, "--name="+name, "--registry="+dir, "--socket="+filepath.Join(dir, name+".sock.dra"), "--log="+filepath.Join(dir, name+".log"), "--mode="+mode)
+	cmd := exec.Command(path, append(more, "--name="+name, "--registry="+dir, "--socket="+filepath.Join(dir, name+".sock.dra"), "--log="+filepath.Join(dir, name+".log"), "--mode="+mode)...)
 	cmd.Stderr = os.Stderr
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

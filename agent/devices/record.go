@@ -59,7 +59,48 @@ func (d *Devices) write(file string, r *record) error {
 	if err != nil {
 		return fmt.Errorf("writing down the devices of resourceclaim %s/%s: %w", r.Namespace, r.Name, err)
 	}
+	d.mu.Lock()
+	if d.held != nil {
+		now := *r
+		now.Pods = slices.Clone(r.Pods)
+		d.held[r.UID] = &now
+	}
+	d.mu.Unlock()
+	d.changed()
 	return nil
+}
+
+func (d *Devices) remove(claim types.UID) error {
+	if err := os.Remove(d.file(claim)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	d.mu.Lock()
+	delete(d.held, claim)
+	d.mu.Unlock()
+	return nil
+}
+
+// of are the records of the prepared claims of a pod, by the names of the claims.
+func (d *Devices) of(pod types.UID) map[string]*record {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.held == nil {
+		all, _, err := d.scan()
+		if err != nil {
+			return nil
+		}
+		d.held = map[types.UID]*record{}
+		for _, r := range all {
+			d.held[r.UID] = r
+		}
+	}
+	out := map[string]*record{}
+	for _, r := range d.held {
+		if r.Prepared && slices.Contains(r.Pods, pod) {
+			out[r.Name] = r
+		}
+	}
+	return out
 }
 
 // read returns nil when there is no record of a claim. One that cannot be used is agent.ErrDamagedRecord.
@@ -95,8 +136,15 @@ func readFile(name string) (*record, error) {
 	return &r, json.Unmarshal(b, &r)
 }
 
-// records are those of all claims; damaged says why the others cannot be read, by their claims.
+// records are those of all claims; damaged says why the others cannot be read, by their claims, and the log too.
 func (d *Devices) records() (all []*record, damaged map[types.UID]error, err error) {
+	if all, damaged, err = d.scan(); err == nil {
+		d.tell(damaged)
+	}
+	return all, damaged, err
+}
+
+func (d *Devices) scan() (all []*record, damaged map[types.UID]error, err error) {
 	files, err := filepath.Glob(filepath.Join(d.cfg.State, "*.json"))
 	if err != nil {
 		return nil, nil, err
@@ -111,7 +159,6 @@ func (d *Devices) records() (all []*record, damaged map[types.UID]error, err err
 			all = append(all, r)
 		}
 	}
-	d.tell(damaged)
 	return all, damaged, nil
 }
 

@@ -5,12 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	dra "k8s.io/kubelet/pkg/apis/dra/v1"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
@@ -28,26 +31,53 @@ type registry struct {
 	folder csi.Folder
 	log    *slog.Logger
 
-	mu    sync.Mutex
-	known map[string]plugin // by registration socket
-	order int
+	health *health
+
+	mu       sync.Mutex
+	known    map[string]*plugin // by registration socket
+	order    int
+	run      context.Context // of Run; nil while it does not run
+	serving  sync.WaitGroup
+	watchers map[chan struct{}]bool
 }
 
 // plugin is a driver that registered.
 type plugin struct {
 	name     string
 	endpoint string
+	services []string
 	order    int // the newest of a name is used: the older one is about to end
+
+	connected bool
+	end       context.CancelFunc // nil while nobody follows it
 }
 
 func newRegistry(dir string, log *slog.Logger) *registry {
-	r := &registry{log: log, known: map[string]plugin{}}
+	r := &registry{log: log, known: map[string]*plugin{}, watchers: map[chan struct{}]bool{}}
+	r.health = newHealth(r.changed)
 	r.folder = csi.Folder{Dir: dir, Kind: registration.DRAPlugin, Came: r.came, Gone: r.gone, Log: log}
 	return r
 }
 
-// Run looks for drivers that come and go until ctx ends.
+// Run looks for drivers that come and go until ctx ends, and follows those that are there.
 func (r *registry) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer r.serving.Wait()
+	defer cancel()
+	r.mu.Lock()
+	r.run = ctx
+	for _, p := range r.known {
+		r.begin(p)
+	}
+	r.mu.Unlock()
+	defer func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.run = nil
+		for _, p := range r.known {
+			p.end = nil
+		}
+	}()
 	t := time.NewTicker(scanEvery)
 	defer t.Stop()
 	for {
@@ -60,39 +90,114 @@ func (r *registry) Run(ctx context.Context) error {
 	}
 }
 
+// begin follows a plugin while Run runs. The lock is held.
+func (r *registry) begin(p *plugin) {
+	if r.run == nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(r.run)
+	p.end = cancel
+	r.serving.Go(func() {
+		defer cancel()
+		r.follow(ctx, p)
+	})
+}
+
 func (r *registry) came(_ context.Context, socket string, info *registration.PluginInfo) error {
-	name, endpoint, err := usable(info)
+	p, err := usable(info)
 	if err != nil {
 		return err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.drop(socket)
 	r.order++
-	r.known[socket] = plugin{name: name, endpoint: endpoint, order: r.order}
-	r.log.Info("DRA driver found", "driver", name, "socket", endpoint)
+	p.order = r.order
+	r.known[socket] = p
+	r.begin(p)
+	r.log.Info("DRA driver found", "driver", p.name, "socket", p.endpoint)
 	return nil
 }
 
 func (r *registry) gone(socket string) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.drop(socket)
+	r.mu.Unlock()
+	r.changed()
+}
+
+// drop forgets what registered at a socket. The lock is held.
+func (r *registry) drop(socket string) {
+	if p := r.known[socket]; p != nil && p.end != nil {
+		p.end()
+	}
 	delete(r.known, socket)
 }
 
+func (r *registry) connected(p *plugin, is bool) {
+	r.mu.Lock()
+	news := p.connected != is
+	p.connected = is
+	r.mu.Unlock()
+	if news {
+		r.changed()
+	}
+}
+
+// Drivers are the names of those that are there, in order.
+func (r *registry) Drivers() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all := map[string]bool{}
+	for _, p := range r.known {
+		if p.connected {
+			all[p.name] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(all))
+}
+
+// Changes implements agent.Devices.
+func (r *registry) Changes(ctx context.Context) <-chan struct{} {
+	c := make(chan struct{}, 1)
+	r.mu.Lock()
+	r.watchers[c] = true
+	r.mu.Unlock()
+	context.AfterFunc(ctx, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.watchers, c)
+	})
+	return c
+}
+
+// changed wakes who waits for changes.
+func (r *registry) changed() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for c := range r.watchers {
+		select {
+		case c <- struct{}{}:
+		default:
+		}
+	}
+}
+
 // usable judges what a driver says of itself.
-func usable(info *registration.PluginInfo) (name, endpoint string, err error) {
+func usable(info *registration.PluginInfo) (*plugin, error) {
+	name := info.GetName()
+	if msgs := validation.IsDNS1123Subdomain(name); len(msgs) > 0 || len(name) > resourcev1.DriverNameMaxLength {
+		return nil, fmt.Errorf("a DRA driver registers as %q: a driver's name is a DNS subdomain of %d bytes at most", shortened(name), resourcev1.DriverNameMaxLength)
+	}
 	if !slices.Contains(info.GetSupportedVersions(), dra.DRAPluginService) {
-		return "", "", fmt.Errorf("DRA driver %s speaks %q, of which none is %s: a newer release of the driver is needed", info.GetName(),
+		return nil, fmt.Errorf("DRA driver %s speaks %q, of which none is %s: a newer release of the driver is needed", name,
 			info.GetSupportedVersions(), dra.DRAPluginService)
 	}
-	if info.GetName() == "" {
-		return "", "", errors.New("a DRA driver registers without a name")
-	}
-	endpoint = filepath.Clean(strings.TrimPrefix(info.GetEndpoint(), "unix://"))
+	endpoint := filepath.Clean(strings.TrimPrefix(info.GetEndpoint(), "unix://"))
 	if !filepath.IsAbs(endpoint) {
-		return "", "", fmt.Errorf("DRA driver %s registers with the endpoint %q: it has to be the path of a socket on the node", info.GetName(), info.GetEndpoint())
+		return nil, fmt.Errorf("DRA driver %s registers with the endpoint %q: it has to be the path of a socket on the node", name, shortened(info.GetEndpoint()))
 	}
-	return info.GetName(), endpoint, nil
+	return &plugin{name: name, endpoint: endpoint, services: info.GetSupportedVersions()}, nil
 }
 
 // endpoint is the socket of a driver. One that the last look at the folder did not find is looked for.
@@ -110,7 +215,7 @@ func (r *registry) endpoint(ctx context.Context, name string) (string, error) {
 func (r *registry) newest(name string) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var best plugin
+	best := &plugin{}
 	for _, p := range r.known {
 		if p.name == name && p.order > best.order {
 			best = p

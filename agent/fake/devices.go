@@ -19,6 +19,8 @@ type Devices struct {
 
 	mu       sync.Mutex
 	prepared map[types.UID]bool
+	sick     bool
+	watchers map[chan struct{}]bool
 }
 
 var _ agent.Devices = (*Devices)(nil)
@@ -62,4 +64,55 @@ func (d *Devices) Pods() ([]types.UID, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.Sorted(maps.Keys(d.prepared)), nil
+}
+
+// Health implements agent.Devices.
+func (d *Devices) Health(pod *v1.Pod) map[string][]v1.ResourceStatus {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.prepared[pod.UID] {
+		return nil
+	}
+	h := v1.ResourceHealth{Health: v1.ResourceHealthStatusHealthy}
+	if d.sick {
+		h.Health = v1.ResourceHealthStatusUnhealthy
+	}
+	out := map[string][]v1.ResourceStatus{}
+	for _, c := range pod.Spec.Containers {
+		for _, use := range c.Resources.Claims {
+			h.ResourceID = v1.ResourceID("fake.example.com/pool/" + use.Name)
+			out[c.Name] = append(out[c.Name], v1.ResourceStatus{Name: v1.ResourceName("claim:" + use.Name), Resources: []v1.ResourceHealth{h}})
+		}
+	}
+	return out
+}
+
+// Sicken says how all devices are from now on.
+func (d *Devices) Sicken(sick bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.sick = sick
+	for c := range d.watchers {
+		select {
+		case c <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// Changes implements agent.Devices.
+func (d *Devices) Changes(ctx context.Context) <-chan struct{} {
+	c := make(chan struct{}, 1)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.watchers == nil {
+		d.watchers = map[chan struct{}]bool{}
+	}
+	d.watchers[c] = true
+	context.AfterFunc(ctx, func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		delete(d.watchers, c)
+	})
+	return c
 }

@@ -30,6 +30,9 @@ const (
 	CSIDriversAnnotation = "keelson.dev/csi-drivers"
 )
 
+// DRADriversAnnotation names the DRA drivers that can be asked on the node, with commas: ResourceSlices of others are removed.
+const DRADriversAnnotation = "keelson.dev/dra-drivers"
+
 // NodeDegraded is the condition of a node of which a part fails that pods can do without; its message says what to do.
 const NodeDegraded v1.NodeConditionType = "keelson.dev/Degraded"
 
@@ -73,7 +76,14 @@ type watched struct {
 	csi     *csi.Registry
 	session Session
 	plugins *deviceplugin.Manager // nil: none
+	devices claimed               // nil: none
 	trouble *troubles
+}
+
+// claimed are the DRA drivers of the node.
+type claimed interface {
+	Drivers() []string
+	Changes(ctx context.Context) <-chan struct{}
 }
 
 // observed is one look at the machine.
@@ -86,6 +96,7 @@ type observed struct {
 	drivers     []*csi.Driver // nil = not known
 	networkDown string        // what ails the way of pods' traffic; "" = nothing
 	degraded    string        // what else fails
+	claimed     string        // names of DRA drivers
 
 	devices, healthy v1.ResourceList // of device plugins: all, and those that can be given out
 
@@ -112,9 +123,12 @@ func (f *facts) run(ctx context.Context, w watched) error {
 		}
 	})
 	news := w.session.Changes(ctx)
-	var devices <-chan struct{}
+	var devices, asked <-chan struct{}
 	if w.plugins != nil {
 		devices = w.plugins.Changes(ctx)
+	}
+	if w.devices != nil {
+		asked = w.devices.Changes(ctx)
 	}
 	var sent *v1.Node
 	for ready := false; ; {
@@ -127,6 +141,7 @@ func (f *facts) run(ctx context.Context, w watched) error {
 			return ctx.Err()
 		case <-w.csi.Changed():
 		case <-devices:
+		case <-asked:
 		case <-w.trouble.changed:
 		case <-started:
 			started = nil
@@ -161,6 +176,9 @@ func (f *facts) look(ctx context.Context, w watched) observed {
 	o := f.machine()
 	if w.csi != nil {
 		o.drivers = w.csi.Drivers()
+	}
+	if w.devices != nil {
+		o.claimed = strings.Join(w.devices.Drivers(), ",")
 	}
 	if w.plugins != nil {
 		o.devices, o.healthy = w.plugins.Resources()
@@ -278,6 +296,9 @@ func (f *facts) compose(o observed, old *v1.Node, now time.Time) *v1.Node {
 	n.Status.Images = o.images
 	n.Status.RuntimeHandlers, n.Status.Features = o.handlers, o.features
 	drivers(n, o.drivers)
+	if f.cfg.Devices == nil {
+		n.Annotations[DRADriversAnnotation] = o.claimed
+	}
 	set := func(t v1.NodeConditionType, bad bool, good, badReason, goodMessage, badMessage string) {
 		c := v1.NodeCondition{Type: t, Status: v1.ConditionFalse, Reason: good, Message: goodMessage}
 		if bad {

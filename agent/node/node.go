@@ -83,8 +83,9 @@ func New(cfg Config) (*Node, error) {
 	}
 	var plugins agent.Plugins // a fake node has none
 	dev := cfg.Devices
+	var drivers *devices.Devices
 	if dev == nil {
-		drivers := devices.New(devices.Config{Registration: cfg.PluginRegistration, State: filepath.Join(cfg.StateDir, "devices"), Objects: n.session,
+		drivers = devices.New(devices.Config{Registration: cfg.PluginRegistration, State: filepath.Join(cfg.StateDir, "devices"), Objects: n.session,
 			Log: cfg.Log.With("part", "devices")})
 		dev = drivers
 		n.own("devices", drivers.Run)
@@ -108,9 +109,13 @@ func New(cfg Config) (*Node, error) {
 		ClusterDNS: clusterDNS(cfg.ClusterDNS, n.session), ResolvConf: cfg.ResolvConf, SeccompDefault: cfg.SeccompDefault,
 		PodPIDs: cfg.PodPIDs, SingleProcessOOMKill: cfg.SingleProcessOOMKill, Ceiling: cfg.PodSecurity, Log: cfg.Log.With("part", "pods")})
 	n.part("pods", pods.Run)
+	var asked claimed
+	if drivers != nil {
+		asked = drivers
+	}
 	n.part("facts", func(ctx context.Context) error {
 		return n.facts.run(ctx, watched{runtime: runtime, images: images, network: n.network, csi: n.csi, session: n.session,
-			plugins: n.plugins, trouble: n.trouble})
+			plugins: n.plugins, devices: asked, trouble: n.trouble})
 	})
 	if rt, ok := runtime.(agent.TieredRuntime); ok {
 		t := &tiers{runtime: rt, objects: n.session, allocatable: func() v1.ResourceList { return n.facts.node().Status.Allocatable }}

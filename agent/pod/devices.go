@@ -1,9 +1,6 @@
 package pod
 
 import (
-	"slices"
-	"strings"
-
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -17,8 +14,7 @@ func devicesOf(spec *v1.Container, all agent.ClaimedDevices) []*cri.CDIDevice {
 	seen := map[string]bool{}
 	for _, use := range spec.Resources.Claims {
 		for _, d := range all[use.Name] {
-			of := func(name string) bool { request, _, _ := strings.Cut(name, "/"); return request == use.Request }
-			if use.Request != "" && len(d.Requests) > 0 && !slices.ContainsFunc(d.Requests, of) {
+			if !d.For(use.Request) {
 				continue
 			}
 			for _, name := range d.CDI {

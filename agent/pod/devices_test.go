@@ -87,6 +87,18 @@ func TestDevicesOfAPod(t *testing.T) {
 		if got := fmt.Sprint(rt.all); got != "map[one:[fake.example.com/dev=gpu-a]]" {
 			t.Errorf("devices %s", got)
 		}
+		for _, sick := range []bool{false, true} {
+			n.dev.Sicken(sick)
+			time.Sleep(time.Second)
+			virtual.Wait()
+			want := "[{claim:gpu [{fake.example.com/pool/gpu Healthy <nil>}]}]"
+			if sick {
+				want = strings.Replace(want, "Healthy", "Unhealthy", 1)
+			}
+			if st := n.pod("u1").Status.ContainerStatuses; fmt.Sprint(st[0].AllocatedResourcesStatus) != want || st[1].AllocatedResourcesStatus != nil {
+				t.Errorf("health %v and %v, want %s", st[0].AllocatedResourcesStatus, st[1].AllocatedResourcesStatus, want)
+			}
+		}
 		n.dev.Fail("Release", fmt.Errorf("%w: devices/x.json: remove the file", agent.ErrDamagedRecord))
 		n.rt.Exit("u1", "one", 0, "")
 		n.rt.Exit("u1", "none", 0, "")

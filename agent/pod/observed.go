@@ -39,7 +39,7 @@ type Observed struct {
 	Early      string                      // the pod's first sandbox while its network is being attached: containers can be created in it
 	Containers []Container                 // of each name newest first
 	Volumes    Volumes                     // prepared volumes
-	Devices    Devices                     // of device plugins
+	Devices    Devices                     // of device plugins, and by claims
 	Images     map[string]Image            // by container name
 	Failures   map[string]Failure          // by action key: the last failure of what is retried
 	Probes     map[string]agent.ProbeState // by container id
@@ -94,7 +94,7 @@ type Container struct {
 	Delay             time.Duration                // the restart delay it was created after; -1 = the first, or after a reset
 }
 
-// Devices is what the pod has of the node's device plugins.
+// Devices is what the pod has of the node's device plugins and, but for Missing, by its claims.
 type Devices struct {
 	Missing bool                           // it asks for some that have yet to be given to it
 	Held    bool                           // it has some

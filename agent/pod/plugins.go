@@ -69,7 +69,7 @@ func (w *worker) refuse(pod *v1.Pod, why *Stop) {
 	}
 }
 
-// devicesChanged has a pod with devices of plugins looked at.
+// devicesChanged has a pod with devices looked at.
 func (w *worker) devicesChanged() {
 	w.mu.Lock()
 	concerned := w.o.Devices.Held
@@ -79,13 +79,18 @@ func (w *worker) devicesChanged() {
 	}
 }
 
-// lookAtDevices notes which devices of plugins the pod has. The lock is held.
+// lookAtDevices notes which devices the pod has, of plugins and by its claims. The lock is held.
 func (w *worker) lookAtDevices() {
-	if w.cfg.Plugins == nil {
-		return
+	health := w.cfg.Devices.Health(w.desired.Pod)
+	if w.cfg.Plugins != nil {
+		for c, of := range w.cfg.Plugins.Health(w.desired.Pod.UID) {
+			if health == nil {
+				health = map[string][]v1.ResourceStatus{}
+			}
+			health[c] = slices.Concat(of, health[c])
+		}
 	}
-	w.o.Devices.Health = w.cfg.Plugins.Health(w.desired.Pod.UID)
-	w.o.Devices.Held = w.o.Devices.Health != nil
+	w.o.Devices.Health, w.o.Devices.Held = health, health != nil
 }
 
 // withPlugins gives a container what its devices need to be seen. What the pod itself says of a variable or a path counts

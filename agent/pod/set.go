@@ -146,6 +146,7 @@ func (s *Set) Run(ctx context.Context) error {
 	defer cancel()
 	events := s.cfg.Runtime.Events(ctx)
 	changes := s.cfg.Objects.Changes(ctx)
+	claimed := s.cfg.Devices.Changes(ctx)
 	var devices <-chan struct{}
 	if s.cfg.Plugins != nil {
 		devices = s.cfg.Plugins.Changes(ctx)
@@ -190,6 +191,8 @@ func (s *Set) Run(ctx context.Context) error {
 		case uid := <-s.done:
 			s.ended(ctx, uid)
 		case <-devices:
+			s.each(func(e *entry) { e.w.devicesChanged() })
+		case <-claimed:
 			s.each(func(e *entry) { e.w.devicesChanged() })
 		case <-s.recheck:
 			s.reconcile(ctx)

@@ -23,6 +23,7 @@
 //	customresourcedefinition.New(d)    rebalance.New(d, rebalance.Options{Trial: ...})
 //	volumeexpansion.New(d)
 //	resourceclaim.New(d)               devicetainteviction.New(d)
+//	resourceslice.New(d)
 //	resourcequota.New(d)               serviceaccount.NewTokens(d, caPEM, sign)
 //	certificate.New(d, certificate.Options{Sign: ca.SignRequest})
 //	servicecidr.New(d, "10.96.0.0/16")  servicecidr.NewRepair(d)

@@ -48,6 +48,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers/replicaset"
 	"keelson.dev/keelson/controlplane/controllers/resourceclaim"
 	"keelson.dev/keelson/controlplane/controllers/resourcequota"
+	"keelson.dev/keelson/controlplane/controllers/resourceslice"
 	"keelson.dev/keelson/controlplane/controllers/serviceaccount"
 	"keelson.dev/keelson/controlplane/controllers/servicecidr"
 	"keelson.dev/keelson/controlplane/controllers/statefulset"
@@ -151,7 +152,7 @@ func newWorld(t *testing.T, o options) *world {
 			persistentvolume.New(d), volumeprotection.New(d), podgroupprotection.New(d), volumeexpansion.New(d), podgc.New(d, podgc.Options{Quarantine: 200 * time.Millisecond}), disruption.New(d),
 			serviceaccount.New(d, []byte("PEM")), serviceaccount.NewTokens(d, []byte("PEM"), tokenOf), clusterroleaggregation.New(d), customresourcedefinition.New(d), resourcequota.New(d),
 			horizontalpodautoscaler.New(d, &meters{load: -1}, horizontalpodautoscaler.Defaults),
-			ephemeralvolume.New(d), resourceclaim.New(d), devicetainteviction.New(d), configrestart.New(d), rebalance.New(d, rebalance.Options{Trial: w.trial}),
+			ephemeralvolume.New(d), resourceclaim.New(d), resourceslice.New(d), devicetainteviction.New(d), configrestart.New(d), rebalance.New(d, rebalance.Options{Trial: w.trial}),
 			certificate.New(d, certificate.Options{Sign: signRequest}),
 		}
 	}

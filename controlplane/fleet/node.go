@@ -100,11 +100,14 @@ func owned(name string) bool {
 	return ok && (domain == "csi.volume.kubernetes.io" || domain == "kubernetes.io" || domain == "beta.kubernetes.io" || domain == "keelson.dev" || strings.HasSuffix(domain, ".keelson.dev"))
 }
 
+// draDrivers is the annotation in which an agent names the DRA drivers that it can ask; agents of before leave it out.
+const draDrivers = "keelson.dev/dra-drivers"
+
 // labelPatch is a merge patch of the metadata that the node owns; nil when all is right.
 func labelPatch(stored, facts *v1.Node) []byte {
 	topology := topologyKeys(facts)
-	differing := func(have, want map[string]string) map[string]string {
-		out := make(map[string]string)
+	differing := func(have, want map[string]string) map[string]any {
+		out := make(map[string]any)
 		for k, v := range want {
 			if (owned(k) || topology[k]) && have[k] != v {
 				out[k] = v
@@ -116,7 +119,12 @@ func labelPatch(stored, facts *v1.Node) []byte {
 	if l := differing(stored.Labels, facts.Labels); len(l) > 0 {
 		meta["labels"] = l
 	}
-	if a := differing(stored.Annotations, facts.Annotations); len(a) > 0 {
+	a := differing(stored.Annotations, facts.Annotations)
+	_, stands := stored.Annotations[draDrivers]
+	if _, tells := facts.Annotations[draDrivers]; stands && !tells {
+		a[draDrivers] = nil // of a newer agent: this one does not know
+	}
+	if len(a) > 0 {
 		meta["annotations"] = a
 	}
 	if len(meta) == 0 {

@@ -44,6 +44,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers/replicaset"
 	"keelson.dev/keelson/controlplane/controllers/resourceclaim"
 	"keelson.dev/keelson/controlplane/controllers/resourcequota"
+	"keelson.dev/keelson/controlplane/controllers/resourceslice"
 	"keelson.dev/keelson/controlplane/controllers/serviceaccount"
 	"keelson.dev/keelson/controlplane/controllers/servicecidr"
 	"keelson.dev/keelson/controlplane/controllers/statefulset"
@@ -74,7 +75,7 @@ func (r *Replica) wireLeader(placing *config.Config) {
 		serviceaccount.New(d, r.trust.CA.PEM()), serviceaccount.NewTokens(d, r.trust.CA.PEM(), r.secretToken), clusterroleaggregation.New(d),
 		customresourcedefinition.New(d), resourcequota.New(d),
 		horizontalpodautoscaler.New(d, r.autoscalerMetrics(), horizontalpodautoscaler.Defaults),
-		ephemeralvolume.New(d), resourceclaim.New(d), devicetainteviction.New(d), configrestart.New(d), rebalance.New(d, rebalance.Options{Trial: r.trial, Interval: r.cfg.RebalanceInterval}),
+		ephemeralvolume.New(d), resourceclaim.New(d), resourceslice.New(d), devicetainteviction.New(d), configrestart.New(d), rebalance.New(d, rebalance.Options{Trial: r.trial, Interval: r.cfg.RebalanceInterval}),
 		certificate.New(d, certificate.Options{Sign: r.trust.CA.SignRequest, Reserved: pki.ReservedOrganizations()}),
 	)
 	r.scheduler = scheduler.New(scheduler.Config{

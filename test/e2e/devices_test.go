@@ -84,6 +84,8 @@ func TestDevicesByClaims(t *testing.T) {
 		}
 		return fmt.Errorf("conditions %+v", w.pod("three").Status.Conditions)
 	})
+	w.deviceHealth("two", "HEALTHY", "Healthy")
+	w.deviceHealth("two", "UNHEALTHY", "Unhealthy")
 	if bed.Owned() {
 		bed.Kctl(t, "lab", "restart", "--daemon", "w3")
 	}
@@ -99,6 +101,13 @@ func TestDevicesByClaims(t *testing.T) {
 		}
 		return nil
 	})
+	w.deletePod("driver")
+	bed.Eventually(t, 3*soon, func() error {
+		if _, err := w.cs.ResourceV1().ResourceSlices().Get(ctx, "w3-gpu", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("devices are told of whose driver is gone: %v", err)
+		}
+		return nil
+	})
 	b, err := bed.Host(t, "w3").Command(ctx, "cat", deviceDriverDir+"/log").Output()
 	out := string(b)
 	if err != nil || strings.Count(out, "\nprepare ") != 3 || strings.Count(out, "\nunprepare ") != 3 {
@@ -107,6 +116,29 @@ func TestDevicesByClaims(t *testing.T) {
 	if name := *first.Status.ResourceClaimStatuses[0].ResourceClaimName; !strings.Contains(out, "unprepare "+w.ns+"/"+name+" ") {
 		t.Errorf("the driver did not get back the devices of claim %s:\n%s", name, out)
 	}
+}
+
+// deviceHealth has the driver tell of its devices, and waits until the status of a pod has it.
+func (w world) deviceHealth(pod, told string, want v1.ResourceHealthStatus) {
+	w.Helper()
+	lines := ""
+	for i := range 2 {
+		lines += fmt.Sprintf("gpu-%d %s 3600 as the driver says\n", i, told)
+	}
+	file := deviceDriverDir + "/health"
+	if out, err := bed.Host(w, "w3").Command(context.Background(), "sh", "-c", fmt.Sprintf("printf '%s' > %s.new && mv %s.new %s", lines, file, file, file)).CombinedOutput(); err != nil {
+		w.Fatalf("%v: %s", err, out)
+	}
+	bed.Eventually(w, soon, func() error {
+		for _, c := range w.pod(pod).Status.ContainerStatuses {
+			for _, s := range c.AllocatedResourcesStatus {
+				if s.Name == "claim:gpu" && len(s.Resources) == 1 && s.Resources[0].Health == want && *s.Resources[0].Message == "as the driver says" {
+					return nil
+				}
+			}
+		}
+		return fmt.Errorf("statuses %+v", w.pod(pod).Status.ContainerStatuses)
+	})
 }
 
 // deviceDriver runs the driver in a pod of a node.
@@ -123,7 +155,7 @@ func (w world) deviceDriver(node string) {
 	c := &p.Spec.Containers[0]
 	c.Command = nil
 	c.Args = []string{"--name=" + deviceDriver, "--registry=/var/lib/kubelet/plugins_registry", "--socket=" + deviceDriverDir + "/dra.sock",
-		"--cdi=/var/run/cdi", "--log=" + deviceDriverDir + "/log"}
+		"--cdi=/var/run/cdi", "--log=" + deviceDriverDir + "/log", "--services=v1.DRAResourceHealth", "--health=" + deviceDriverDir + "/health"}
 	c.SecurityContext = &v1.SecurityContext{Privileged: ptr(true)}
 	p.Spec.NodeName = node
 	p.Spec.TerminationGracePeriodSeconds = ptr(int64(1))

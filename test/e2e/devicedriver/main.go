@@ -14,6 +14,8 @@ import (
 	"strings"
 
 	"google.golang.org/grpc"
+	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1"
+	drahealthalpha "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 	dra "k8s.io/kubelet/pkg/apis/dra/v1"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
@@ -25,11 +27,19 @@ func main() {
 	flag.StringVar(&d.socket, "socket", "", "at which it prepares devices, as the node sees it")
 	flag.StringVar(&d.cdi, "cdi", "", "folder for CDI specifications; none are written without it")
 	flag.StringVar(&d.log, "log", "", "file for what it is asked")
-	flag.StringVar(&d.mode, "mode", "", "what it does wrong: old, hangs, silent, refuses, floods, huge, path, keeps")
+	flag.StringVar(&d.mode, "mode", "", "what it does wrong: old, hangs, silent, refuses, floods, huge, path, keeps, health-floods, health-huge, health-nameless, health-raves")
+	flag.StringVar(&d.services, "services", "", "of health, that it names when it registers, with commas")
+	flag.StringVar(&d.health, "health", "", "file of lines DEVICE HEALTHY|UNHEALTHY|UNKNOWN SECONDS MESSAGE, told when it changes; nothing is told of health without it")
 	flag.Parse()
 	failed := make(chan error, 2)
 	go func() {
-		failed <- serve(d.socket, func(s *grpc.Server) { dra.RegisterDRAPluginServer(s, d) })
+		failed <- serve(d.socket, func(s *grpc.Server) {
+			dra.RegisterDRAPluginServer(s, d)
+			if d.health != "" {
+				drahealth.RegisterDRAResourceHealthServer(s, d)
+				drahealthalpha.RegisterDRAResourceHealthServer(s, drahealth.V1ServerWrapper{Server: d})
+			}
+		})
 	}()
 	go func() {
 		failed <- serve(filepath.Join(d.registry, d.name+"-reg.sock"), func(s *grpc.Server) { registration.RegisterRegistrationServer(s, d) })
@@ -54,7 +64,8 @@ func serve(socket string, register func(*grpc.Server)) error {
 type driver struct {
 	dra.UnimplementedDRAPluginServer
 	registration.UnimplementedRegistrationServer
-	name, registry, socket, cdi, log, mode string
+	drahealth.UnimplementedDRAResourceHealthServer
+	name, registry, socket, cdi, log, mode, services, health string
 }
 
 // GetInfo implements the registration service.
@@ -63,7 +74,7 @@ func (d *driver) GetInfo(context.Context, *registration.InfoRequest) (*registrat
 	if d.mode == "old" {
 		version = "v1beta1.DRAPlugin"
 	}
-	return &registration.PluginInfo{Type: registration.DRAPlugin, Name: d.name, Endpoint: d.socket, SupportedVersions: []string{version}}, nil
+	return &registration.PluginInfo{Type: registration.DRAPlugin, Name: d.name, Endpoint: d.socket, SupportedVersions: append([]string{version}, strings.FieldsFunc(d.services, func(r rune) bool { return r == ',' })...)}, nil
 }
 
 // NotifyRegistrationStatus implements the registration service.

@@ -1,0 +1,127 @@
+package devices
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1"
+	drahealthalpha "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
+
+	"keelson.dev/keelson/internal/wait"
+)
+
+// A driver tells of its devices by a stream. What it may say there:
+const (
+	maxReport   = 4 << 20 // bytes of one
+	maxReported = 4096    // devices
+	atOnce      = 10      // reports that are read at once, and
+	reportEvery = time.Second
+	askAgain    = 5 * time.Second // after a stream has ended
+)
+
+// follow keeps a connection to a driver until ctx ends: that it stands says that the driver is there, and over it come
+// reports of the health of its devices, if it tells any.
+func (r *registry) follow(ctx context.Context, p *plugin) {
+	conn, err := grpc.NewClient("unix://"+p.endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReport)), grpc.WithIdleTimeout(0), grpc.WithMaxHeaderListSize(maxName*16),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 2, MaxDelay: 2 * time.Second},
+			MinConnectTimeout: time.Second}))
+	if err != nil {
+		r.log.Warn("a DRA driver cannot be followed", "driver", p.name, "err", err)
+		return
+	}
+	defer conn.Close()
+	defer r.connected(p, false)
+	r.serving.Go(func() { r.listen(ctx, p, conn) })
+	for {
+		state := conn.GetState()
+		r.connected(p, state == connectivity.Ready)
+		if state == connectivity.Idle {
+			conn.Connect()
+		}
+		if !conn.WaitForStateChange(ctx, state) {
+			return
+		}
+	}
+}
+
+// listen reads a driver's reports, and asks again when they end. One without that service is not asked again.
+func (r *registry) listen(ctx context.Context, p *plugin, conn *grpc.ClientConn) {
+	var client drahealth.DRAResourceHealthClient = drahealth.V1Alpha1ClientWrapper{Client: drahealthalpha.NewDRAResourceHealthClient(conn)}
+	if slices.Contains(p.services, drahealth.DRAResourceHealthService) {
+		client = drahealth.NewDRAResourceHealthClient(conn)
+	}
+	defer r.health.forget(p)
+	told := ""
+	for {
+		err := r.reports(ctx, p, client)
+		if ctx.Err() != nil || status.Code(err) == codes.Unimplemented {
+			return
+		}
+		if why := shortened(err.Error()); why != told {
+			told = why
+			r.log.Warn("a DRA driver does not tell of the health of its devices: it is asked again", "driver", p.name, "again in", askAgain, "err", why)
+		}
+		if wait.Delay(ctx, askAgain) != nil {
+			return
+		}
+	}
+}
+
+// reports reads one stream until it ends, and says why it did. A driver that says more than one report a second waits.
+func (r *registry) reports(ctx context.Context, p *plugin, client drahealth.DRAResourceHealthClient) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := client.NodeWatchResources(ctx, &drahealth.NodeWatchResourcesRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		return err
+	}
+	left, since := atOnce, time.Now()
+	for {
+		res, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		devices, err := judged(res.GetDevices())
+		if err != nil {
+			return err
+		}
+		r.health.report(p, devices, time.Now())
+		if earned := int(time.Since(since) / reportEvery); earned > 0 {
+			left, since = min(atOnce, left+earned), time.Now()
+		}
+		if left--; left <= 0 {
+			if err := wait.Delay(ctx, reportEvery); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// judged are the devices of a report.
+func judged(list []*drahealth.DeviceHealth) (map[device]wellness, error) {
+	if len(list) > maxReported {
+		return nil, fmt.Errorf("a report of %d devices: %d at most", len(list), maxReported)
+	}
+	out := make(map[device]wellness, len(list))
+	for _, h := range list {
+		d := device{h.GetDevice().GetPoolName(), h.GetDevice().GetDeviceName()}
+		if d.pool == "" || d.name == "" {
+			return nil, errors.New("a report of a device without a pool or a name")
+		}
+		if len(d.pool) > maxName || len(d.name) > maxName {
+			return nil, fmt.Errorf("a report of device %q of pool %q: names have %d bytes at most", shortened(d.name), shortened(d.pool), maxName)
+		}
+		out[d] = wellness{status: statusOf(h.GetHealth()), message: message(h.GetMessage()), lasts: lasting(h.GetHealthCheckTimeoutSeconds())}
+	}
+	return out, nil
+}

@@ -1,0 +1,156 @@
+// Package resourceslice removes ResourceSlices that nobody keeps any more: those of drivers that the agent of their node
+// cannot ask, for longer than a restart takes, and those of nodes that no longer exist. Otherwise pods would be placed
+// where nothing can prepare their devices.
+package resourceslice
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// Drivers is the annotation of a Node in which its agent names the DRA drivers that it can ask, with commas.
+const Drivers = "keelson.dev/dra-drivers"
+
+// Grace is for how long a driver or a node must have been away, as a kubelet has it.
+const Grace = 30 * time.Second
+
+// nodeIndex finds slices by their node.
+const nodeIndex = "resourceslice-node"
+
+// Why says why a driver's slices of a node count as left behind; empty when they do not.
+type Why string
+
+// The reasons.
+const (
+	Kept       Why = ""
+	NoNode     Why = "their node no longer exists"
+	DriverGone Why = "their driver is not registered on the node"
+)
+
+// Judge decides about the slices of a driver on a node, nil when there is none. An agent that names no drivers at all is of an
+// earlier release, or has never been heard. Pure.
+func Judge(node *corev1.Node, driver string) Why {
+	if node == nil {
+		return NoNode
+	}
+	names, tells := node.Annotations[Drivers]
+	if !tells || slices.Contains(strings.Split(names, ","), driver) {
+		return Kept
+	}
+	return DriverGone
+}
+
+// New returns the controller.
+func New(d controllers.Deps) *controllers.Controller {
+	all := client.Informer[*resourcev1.ResourceSlice](d.Informers)
+	nodes := client.Informer[*corev1.Node](d.Informers)
+	controllers.Index(all, nodeIndex, func(o api.Object) []string {
+		if s, ok := o.(*resourcev1.ResourceSlice); ok && s.Spec.NodeName != nil {
+			return []string{*s.Spec.NodeName}
+		}
+		return nil
+	})
+	return &controllers.Controller{
+		Name:    "resourceslice-cleanup-controller",
+		Workers: 2,
+		Watches: []controllers.Watch{
+			controllers.OnInformer(all, func(c controllers.Change[*resourcev1.ResourceSlice]) []controllers.Key {
+				if c.New.Spec.NodeName == nil {
+					return nil
+				}
+				return []controllers.Key{{Name: *c.New.Spec.NodeName}}
+			}),
+			controllers.OnInformer(nodes, func(c controllers.Change[*corev1.Node]) []controllers.Key {
+				if c.Type == controllers.Updated {
+					now, tells := c.New.Annotations[Drivers]
+					if before, told := c.Old.Annotations[Drivers]; tells == told && now == before {
+						return nil
+					}
+				}
+				return []controllers.Key{{Name: c.New.Name}}
+			}),
+		},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceslices"}, Verbs: []string{"get", "list", "watch", "delete"}},
+			{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list", "watch"}},
+		},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			c := &cleaner{term: t, slices: all, nodes: nodes, since: map[string]map[string]time.Time{}}
+			return c.reconcile
+		},
+	}
+}
+
+// cleaner is the thin shell of one leadership.
+type cleaner struct {
+	term          *controllers.Term
+	slices, nodes cache.SharedIndexInformer
+
+	mu    sync.Mutex
+	since map[string]map[string]time.Time // when it was first seen that nobody keeps them: by node and driver
+}
+
+// reconcile looks at all slices of a node.
+func (c *cleaner) reconcile(ctx context.Context, key controllers.Key) (again time.Duration, err error) {
+	node, _ := controllers.Cached[*corev1.Node](c.nodes, "", key.Name)
+	all := controllers.CachedBy[*resourcev1.ResourceSlice](c.slices, nodeIndex, key.Name)
+	left := map[string]Why{}
+	for _, s := range all {
+		if why := Judge(node, s.Spec.Driver); why != Kept {
+			left[s.Spec.Driver] = why
+		}
+	}
+	due, again := c.due(key.Name, left, c.term.Now())
+	for _, s := range all {
+		if !due[s.Spec.Driver] || s.DeletionTimestamp != nil {
+			continue
+		}
+		err := client.Delete[*resourcev1.ResourceSlice](ctx, c.term.Client, "", s.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &s.UID}})
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			return 0, fmt.Errorf("removing resourceslice %s of driver %s on node %s: %w", s.Name, s.Spec.Driver, key.Name, err)
+		}
+		c.term.Log.Info("a ResourceSlice is removed", "resourceslice", s.Name, "driver", s.Spec.Driver, "node", key.Name, "because", left[s.Spec.Driver])
+	}
+	return again, nil
+}
+
+// due are the drivers of a node whose slices have been left behind for long enough; the others are looked at again after a time.
+func (c *cleaner) due(node string, left map[string]Why, now time.Time) (due map[string]bool, again time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before, next := c.since[node], map[string]time.Time{}
+	delete(c.since, node)
+	due = map[string]bool{}
+	for driver := range left {
+		since, known := before[driver]
+		if !known {
+			since = now
+		}
+		next[driver] = since
+		switch wait := since.Add(Grace).Sub(now); {
+		case wait <= 0:
+			due[driver] = true
+		case again == 0 || wait < again:
+			again = wait
+		}
+	}
+	if len(next) > 0 {
+		c.since[node] = next
+	}
+	return due, again
+}

@@ -1,0 +1,88 @@
+package controllers_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/resourceslice"
+	"keelson.dev/keelson/internal/virtual"
+)
+
+// The slices of a driver that the agent of their node cannot ask go after half a minute, not sooner, and not when it is back by
+// then; those of a node that is gone likewise, and those of an agent that says nothing of drivers, of no node or of other
+// drivers stay. A new leader counts the time anew.
+func TestResourceSlicesLeftBehind(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := newWorld(t, options{quiet: true, only: func(d controllers.Deps) []*controllers.Controller {
+			return []*controllers.Controller{resourceslice.New(d)}
+		}})
+		depose := w.lead(controllers.Options{})
+		tell := func(node, drivers string) {
+			update(w, node, func(n *corev1.Node) { n.Annotations = map[string]string{resourceslice.Drivers: drivers} })
+		}
+		for _, name := range []string{"w1", "w2", "old"} {
+			w.create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
+		}
+		tell("w1", "")
+		tell("w2", "a.example.com,b.example.com")
+		put := func(name, driver, node string) {
+			s := &resourcev1.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourcev1.ResourceSliceSpec{Driver: driver,
+				Pool: resourcev1.ResourcePool{Name: name, Generation: 1, ResourceSliceCount: 1}, Devices: []resourcev1.Device{{Name: "d"}}}}
+			if s.Spec.NodeName = &node; node == "" {
+				all := true
+				s.Spec.NodeName, s.Spec.AllNodes = nil, &all
+			}
+			w.create(s)
+		}
+		put("w1-a", "a.example.com", "w1")
+		put("w1-b", "b.example.com", "w1")
+		put("w1-b-more", "b.example.com", "w1")
+		put("w2-a", "a.example.com", "w2")
+		put("old-a", "a.example.com", "old")
+		put("no-node", "a.example.com", "")
+		is := func(after time.Duration, want ...string) {
+			t.Helper()
+			time.Sleep(after)
+			virtual.Wait()
+			list, err := client.List[*resourcev1.ResourceSlice](w.ctx, w.admin, "", metav1.ListOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, s := range list {
+				got = append(got, s.Name)
+			}
+			slices.Sort(got)
+			if slices.Sort(want); !slices.Equal(got, want) {
+				t.Errorf("there are %s, want %s", strings.Join(got, " "), strings.Join(want, " "))
+			}
+		}
+		is(20*time.Second, "w1-a", "w1-b", "w1-b-more", "w2-a", "old-a", "no-node")
+		tell("w1", "a.example.com") // in time, of which b knows nothing
+		is(20*time.Second, "w1-a", "w2-a", "old-a", "no-node")
+		tell("w1", "")
+		is(20*time.Second, "w1-a", "w2-a", "old-a", "no-node")
+		tell("w1", "a.example.com,b.example.com")
+		put("w1-b", "b.example.com", "w1")
+		is(5*time.Second, "w1-a", "w1-b", "w2-a", "old-a", "no-node")
+		tell("w1", "b.example.com") // away again: the time before does not count
+		is(20*time.Second, "w1-a", "w1-b", "w2-a", "old-a", "no-node")
+		depose()
+		w.lead(controllers.Options{})
+		is(20*time.Second, "w1-a", "w1-b", "w2-a", "old-a", "no-node")
+		is(20*time.Second, "w1-b", "w2-a", "old-a", "no-node")
+		if err := client.Delete[*corev1.Node](w.ctx, w.admin, "", "w2", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		is(20*time.Second, "w1-b", "w2-a", "old-a", "no-node")
+		is(20*time.Second, "w1-b", "old-a", "no-node")
+	})
+}

@@ -1,0 +1,34 @@
+package fleet
+
+import (
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// What an agent says of its DRA drivers stands in its Node, none too; when the agent becomes one of the release before, which
+// says nothing of them, what its successor said is taken away: ResourceSlices are judged by it.
+func TestDRADriversOfANode(t *testing.T) {
+	node := func(kv ...string) *v1.Node {
+		n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{}}}
+		for i := 0; i < len(kv); i += 2 {
+			n.Annotations[kv[i]] = kv[i+1]
+		}
+		return n
+	}
+	for _, c := range []struct {
+		stored, facts *v1.Node
+		want          string
+	}{
+		{node(), node(draDrivers, "a,b"), `{"metadata":{"annotations":{"keelson.dev/dra-drivers":"a,b"}}}`},
+		{node(draDrivers, "a,b"), node(draDrivers, "a,b"), ""},
+		{node(draDrivers, "a"), node(draDrivers, ""), `{"metadata":{"annotations":{"keelson.dev/dra-drivers":""}}}`},
+		{node(draDrivers, "a", "example.com/x", "y"), node(), `{"metadata":{"annotations":{"keelson.dev/dra-drivers":null}}}`},
+		{node("example.com/x", "y"), node(), ""},
+	} {
+		if got := string(labelPatch(c.stored, c.facts)); got != c.want {
+			t.Errorf("%v to %v: %s, want %s", c.stored.Annotations, c.facts.Annotations, got, c.want)
+		}
+	}
+}
