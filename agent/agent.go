@@ -246,6 +246,12 @@ type ClaimedDevice struct {
 	ShareID              string `json:",omitempty"` // of a device that several claims share
 }
 
+// ContainerClaim is what a container has of a claim.
+type ContainerClaim struct {
+	Namespace, Name string
+	Devices         []ClaimedDevice
+}
+
 // For says whether the device belongs to a request of its claim; "" is the whole claim.
 func (d *ClaimedDevice) For(request string) bool {
 	return request == "" || len(d.Requests) == 0 || slices.ContainsFunc(d.Requests, func(name string) bool {

@@ -35,3 +35,9 @@ type PluginDevices struct {
 	CDI         []*cri.CDIDevice
 	Annotations map[string]string
 }
+
+// PluginDevice is one device of a plugin.
+type PluginDevice struct {
+	ID    string
+	Nodes []int64 // the NUMA nodes that it is near to; none = not known
+}

@@ -28,6 +28,7 @@ const (
 	maxResources = 64      // names
 	maxDevices   = 1 << 14 // of one plugin
 	maxID        = 256     // bytes of a device's name
+	maxNodes     = 64      // NUMA nodes of a device; more are not told of
 	maxList      = 4 << 20 // bytes of one list
 	maxAnswer    = 1 << 20 // bytes of any other answer
 	maxThings    = 1024    // variables, mounts, devices, annotations and CDI devices of one container, each
@@ -174,6 +175,50 @@ func (p *pool) health(id string) v1.ResourceHealthStatus {
 	}
 }
 
+// Given are the devices of a pod's containers, by container and resource.
+func (m *Manager) Given(pod types.UID) map[string]map[string][]agent.PluginDevice {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.load()
+	r := m.pods[pod]
+	if r == nil {
+		return nil
+	}
+	out := map[string]map[string][]agent.PluginDevice{}
+	for container, has := range r.Containers {
+		out[container] = map[string][]agent.PluginDevice{}
+		for name, g := range has {
+			for _, id := range g.IDs {
+				out[container][name] = append(out[container][name], m.resources[name].told(id))
+			}
+		}
+	}
+	return out
+}
+
+// Allocatable are the devices that may be given out, those that pods have included, by resource.
+func (m *Manager) Allocatable() map[string][]agent.PluginDevice {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.load()
+	out := map[string][]agent.PluginDevice{}
+	for name, p := range m.resources {
+		for _, id := range p.healthy() {
+			out[name] = append(out[name], p.told(id))
+		}
+	}
+	return out
+}
+
+// told is a device with what its plugin said of it.
+func (p *pool) told(id string) agent.PluginDevice {
+	d := agent.PluginDevice{ID: id}
+	if p != nil && p.plugin != nil {
+		d.Nodes = p.plugin.numa[id]
+	}
+	return d
+}
+
 // Changes implements agent.Plugins.
 func (m *Manager) Changes(ctx context.Context) <-chan struct{} {
 	c := make(chan struct{}, 1)
@@ -199,7 +244,7 @@ func (m *Manager) changed() {
 }
 
 // listed takes over what a plugin tells. The first list of a plugin puts it in the place of the one before.
-func (m *Manager) listed(p *plugin, devices map[string]bool) {
+func (m *Manager) listed(p *plugin, devices map[string]bool, numa map[string][]int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.load()
@@ -220,6 +265,7 @@ func (m *Manager) listed(p *plugin, devices map[string]bool) {
 	if m.pending[p.resource] == p {
 		delete(m.pending, p.resource)
 	}
+	p.numa = numa
 	if r.plugin == p && maps.Equal(r.devices, devices) {
 		return
 	}

@@ -26,6 +26,8 @@ type plugin struct {
 	// Set by follow before the first list.
 	client  api.DevicePluginClient
 	options *api.DevicePluginOptions
+
+	numa map[string][]int64 // nodes of the devices listed last, of those that have any; read and written with the manager's lock
 }
 
 // How many lists of a plugin are read at once, and one more each: who says more waits. Each list may change the node.
@@ -63,7 +65,7 @@ func (m *Manager) follow(ctx context.Context, p *plugin) error {
 		if err != nil {
 			return fmt.Errorf("ListAndWatch: %w", err)
 		}
-		m.listed(p, devices)
+		m.listed(p, devices, nodes(res.GetDevices()))
 		if earned := int(time.Since(since) / listEvery); earned > 0 {
 			left, since = min(listsAtOnce, left+earned), time.Now()
 		}
@@ -111,4 +113,17 @@ func judged(list []*api.Device) (map[string]bool, error) {
 		out[id] = d.GetHealth() == api.Healthy
 	}
 	return out, nil
+}
+
+// nodes are the NUMA nodes of the devices of a list.
+func nodes(list []*api.Device) map[string][]int64 {
+	out := map[string][]int64{}
+	for _, d := range list {
+		for _, n := range d.GetTopology().GetNodes() {
+			if len(out[d.ID]) < maxNodes {
+				out[d.ID] = append(out[d.ID], n.GetID())
+			}
+		}
+	}
+	return out
 }

@@ -10,6 +10,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1"
+
+	"keelson.dev/keelson/agent"
 )
 
 // For how long a report counts: unless the driver says otherwise, and at most.
@@ -154,12 +156,12 @@ func lasting(seconds int64) time.Duration {
 	return min(time.Duration(min(seconds, int64(reportMost/time.Second)))*time.Second, reportMost)
 }
 
-// Health implements agent.Devices.
-func (d *Devices) Health(pod *v1.Pod) map[string][]v1.ResourceStatus {
+// entries are the records of a pod's prepared claims, by the names of the entries of spec.resourceClaims.
+func (d *Devices) entries(pod *v1.Pod) map[string]*record {
 	if len(pod.Spec.ResourceClaims) == 0 {
 		return nil
 	}
-	mine, has := d.of(pod.UID), map[string]*record{} // by entry
+	mine, has := d.of(pod.UID), map[string]*record{}
 	for i := range pod.Spec.ResourceClaims {
 		entry := &pod.Spec.ResourceClaims[i]
 		if name, _, err := resourceclaim.Name(pod, entry); err == nil && name != nil {
@@ -168,19 +170,56 @@ func (d *Devices) Health(pod *v1.Pod) map[string][]v1.ResourceStatus {
 			}
 		}
 	}
-	if len(has) == 0 {
-		return nil
-	}
-	out, now := map[string][]v1.ResourceStatus{}, time.Now()
+	return has
+}
+
+// uses calls back for each prepared claim that a container names.
+func uses(pod *v1.Pod, has map[string]*record, each func(container string, r *record, use v1.ResourceClaim)) {
 	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range list {
 			for _, use := range list[i].Resources.Claims {
 				if r := has[use.Name]; r != nil {
-					out[list[i].Name] = append(out[list[i].Name], d.status(r, use, now))
+					each(list[i].Name, r, use)
 				}
 			}
 		}
 	}
+}
+
+// Health implements agent.Devices.
+func (d *Devices) Health(pod *v1.Pod) map[string][]v1.ResourceStatus {
+	has := d.entries(pod)
+	if len(has) == 0 {
+		return nil
+	}
+	out, now := map[string][]v1.ResourceStatus{}, time.Now()
+	uses(pod, has, func(container string, r *record, use v1.ResourceClaim) {
+		out[container] = append(out[container], d.status(r, use, now))
+	})
+	return out
+}
+
+// Claimed is what a pod's containers have of its claims, by the containers' names; of a claim that a container names more than
+// once, each device is there once.
+func (d *Devices) Claimed(pod *v1.Pod) map[string][]agent.ContainerClaim {
+	out := map[string][]agent.ContainerClaim{}
+	uses(pod, d.entries(pod), func(container string, r *record, use v1.ResourceClaim) {
+		all := out[container]
+		i := slices.IndexFunc(all, func(c agent.ContainerClaim) bool { return c.Name == r.Name })
+		if i < 0 {
+			i = len(all)
+			all = append(all, agent.ContainerClaim{Namespace: r.Namespace, Name: r.Name})
+		}
+		for _, dev := range r.Devices {
+			same := func(o agent.ClaimedDevice) bool {
+				return o.Driver == dev.Driver && o.Pool == dev.Pool && o.Device == dev.Device && o.ShareID == dev.ShareID && slices.Equal(o.CDI, dev.CDI)
+			}
+			if dev.For(use.Request) && !slices.ContainsFunc(all[i].Devices, same) {
+				all[i].Devices = append(all[i].Devices, dev)
+			}
+		}
+		out[container] = all
+	})
 	return out
 }
 

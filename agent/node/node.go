@@ -25,6 +25,7 @@ import (
 	"keelson.dev/keelson/agent/image"
 	"keelson.dev/keelson/agent/oci"
 	"keelson.dev/keelson/agent/pod"
+	"keelson.dev/keelson/agent/podresources"
 	"keelson.dev/keelson/agent/probe"
 	"keelson.dev/keelson/agent/session"
 	"keelson.dev/keelson/agent/stream"
@@ -95,6 +96,10 @@ func New(cfg Config) (*Node, error) {
 			State: filepath.Join(cfg.StateDir, "deviceplugins"), Objects: n.session, Log: cfg.Log.With("part", "device plugins")})
 		plugins = n.plugins
 		n.own("device plugins", n.plugins.Run)
+	}
+	if n.plugins != nil && drivers != nil && cfg.KubeletDir != "" {
+		n.own("pod resources", podresources.New(podresources.Config{Socket: filepath.Join(cfg.KubeletDir, "pod-resources", "kubelet.sock"),
+			Pods: n.session.Pods, Plugins: n.plugins, Claims: drivers}).Run)
 	}
 	prober := cfg.Prober
 	if prober == nil {

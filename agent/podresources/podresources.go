@@ -1,0 +1,222 @@
+// Package podresources answers kubelet's pod resources API (v1) on a socket of the node: which devices the containers of the
+// node's pods have, of device plugins and by claims. Monitoring agents ask it whose device is whose. No processor or memory
+// is any container's own here, so that their lists are empty.
+package podresources
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/net/netutil"
+	"golang.org/x/time/rate"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	api "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"keelson.dev/keelson/agent"
+)
+
+// Bounds of who asks; the rates are kubelet's.
+const (
+	perSecond  = 100 // questions
+	atOnce     = 10
+	maxClients = 64       // connections
+	maxStreams = 8        // questions under way of one connection
+	maxRequest = 4 << 10  // bytes
+	maxAnswer  = 16 << 20 // bytes
+	idle       = 5 * time.Minute
+)
+
+// Plugins tells of the devices of device plugins.
+type Plugins interface {
+	// Given are the devices of a pod's containers, by container and resource.
+	Given(pod types.UID) map[string]map[string][]agent.PluginDevice
+	// Allocatable are those that may be given out, those that pods have included, by resource.
+	Allocatable() map[string][]agent.PluginDevice
+}
+
+// Claims tells what the containers of a pod have of its claims, by the containers' names.
+type Claims interface {
+	Claimed(pod *v1.Pod) map[string][]agent.ContainerClaim
+}
+
+// Config says where things are.
+type Config struct {
+	Socket  string // path
+	Pods    func() []*v1.Pod
+	Plugins Plugins
+	Claims  Claims
+}
+
+// Server answers on a socket.
+type Server struct {
+	api.UnimplementedPodResourcesListerServer
+	cfg   Config
+	limit *rate.Limiter
+}
+
+// New starts nothing.
+func New(cfg Config) *Server {
+	return &Server{cfg: cfg, limit: rate.NewLimiter(perSecond, atOnce)}
+}
+
+// Run answers until ctx ends.
+func (s *Server) Run(ctx context.Context) error {
+	if err := os.MkdirAll(filepath.Dir(s.cfg.Socket), 0o750); err != nil {
+		return fmt.Errorf("pod resources: %w", err)
+	}
+	if err := os.Remove(s.cfg.Socket); err != nil && !errors.Is(err, fs.ErrNotExist) { // of an earlier life
+		return fmt.Errorf("pod resources: %w", err)
+	}
+	l, err := net.Listen("unix", s.cfg.Socket)
+	if err != nil {
+		return fmt.Errorf("pod resources: %w", err)
+	}
+	g := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest), grpc.MaxSendMsgSize(maxAnswer), grpc.MaxConcurrentStreams(maxStreams),
+		grpc.MaxHeaderListSize(maxRequest), grpc.ConnectionTimeout(5*time.Second), grpc.UnaryInterceptor(s.admit),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: idle}))
+	api.RegisterPodResourcesListerServer(g, s)
+	stop := context.AfterFunc(ctx, g.Stop)
+	defer stop()
+	if err := g.Serve(netutil.LimitListener(l, maxClients)); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("pod resources: %w", err)
+	}
+	return ctx.Err()
+}
+
+// admit lets in no more questions than a kubelet does.
+func (s *Server) admit(ctx context.Context, q any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	if !s.limit.Allow() {
+		return nil, status.Errorf(codes.ResourceExhausted, "rejected by rate limit: %d questions each second and %d at once", perSecond, atOnce)
+	}
+	return next(ctx, q)
+}
+
+// List implements the service: all pods that have not ended.
+func (s *Server) List(context.Context, *api.ListPodResourcesRequest) (*api.ListPodResourcesResponse, error) {
+	out := &api.ListPodResourcesResponse{}
+	for _, p := range s.cfg.Pods() {
+		if active(p) {
+			out.PodResources = append(out.PodResources, s.of(p))
+		}
+	}
+	slices.SortFunc(out.PodResources, func(a, b *api.PodResources) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return out, nil
+}
+
+// Get implements the service.
+func (s *Server) Get(_ context.Context, q *api.GetPodResourcesRequest) (*api.GetPodResourcesResponse, error) {
+	for _, p := range s.cfg.Pods() {
+		if p.Namespace != q.GetPodNamespace() || p.Name != q.GetPodName() {
+			continue
+		}
+		if !active(p) {
+			return nil, status.Errorf(codes.NotFound, "pod %s/%s has ended", p.Namespace, p.Name)
+		}
+		return &api.GetPodResourcesResponse{PodResources: s.of(p)}, nil
+	}
+	return nil, status.Errorf(codes.NotFound, "pod %s/%s is not on this node", shortened(q.GetPodNamespace()), shortened(q.GetPodName()))
+}
+
+// GetAllocatableResources implements the service: the devices of plugins, whether pods have them or not. Those of DRA drivers
+// are told of by their ResourceSlices.
+func (s *Server) GetAllocatableResources(context.Context, *api.AllocatableResourcesRequest) (*api.AllocatableResourcesResponse, error) {
+	out := &api.AllocatableResourcesResponse{}
+	all := s.cfg.Plugins.Allocatable()
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		out.Devices = append(out.Devices, devices(name, all[name])...)
+	}
+	return out, nil
+}
+
+// of are the resources of the containers of a pod that may run side by side: sidecars, which are init containers, among them.
+func (s *Server) of(p *v1.Pod) *api.PodResources {
+	out := &api.PodResources{Namespace: p.Namespace, Name: p.Name}
+	given, claimed := s.cfg.Plugins.Given(p.UID), s.cfg.Claims.Claimed(p)
+	add := func(c *v1.Container) {
+		r := &api.ContainerResources{Name: c.Name}
+		for _, name := range slices.Sorted(maps.Keys(given[c.Name])) {
+			r.Devices = append(r.Devices, devices(name, given[c.Name][name])...)
+		}
+		for _, claim := range claimed[c.Name] {
+			r.DynamicResources = append(r.DynamicResources, dynamic(claim))
+		}
+		out.Containers = append(out.Containers, r)
+	}
+	for i := range p.Spec.InitContainers {
+		if c := &p.Spec.InitContainers[i]; c.RestartPolicy != nil && *c.RestartPolicy == v1.ContainerRestartPolicyAlways {
+			add(c)
+		}
+	}
+	for i := range p.Spec.Containers {
+		add(&p.Spec.Containers[i])
+	}
+	return out
+}
+
+// devices are an entry for each set of NUMA nodes, in order.
+func devices(resource string, list []agent.PluginDevice) []*api.ContainerDevices {
+	var out []*api.ContainerDevices
+	by := map[string]*api.ContainerDevices{}
+	for _, d := range list {
+		key := fmt.Sprint(d.Nodes)
+		e := by[key]
+		if e == nil {
+			e = &api.ContainerDevices{ResourceName: resource}
+			for _, n := range d.Nodes {
+				if e.Topology == nil {
+					e.Topology = &api.TopologyInfo{}
+				}
+				e.Topology.Nodes = append(e.Topology.Nodes, &api.NUMANode{ID: n})
+			}
+			by[key] = e
+			out = append(out, e)
+		}
+		e.DeviceIds = append(e.DeviceIds, d.ID)
+	}
+	return out
+}
+
+func dynamic(claim agent.ContainerClaim) *api.DynamicResource {
+	out := &api.DynamicResource{ClaimNamespace: claim.Namespace, ClaimName: claim.Name}
+	for i := range claim.Devices {
+		d := &claim.Devices[i]
+		r := &api.ClaimResource{DriverName: d.Driver, PoolName: d.Pool, DeviceName: d.Device}
+		if d.ShareID != "" {
+			r.ShareId = &d.ShareID
+		}
+		for _, name := range d.CDI {
+			r.CdiDevices = append(r.CdiDevices, &api.CDIDevice{Name: name})
+		}
+		out.ClaimResources = append(out.ClaimResources, r)
+	}
+	return out
+}
+
+func active(p *v1.Pod) bool {
+	return p.Status.Phase != v1.PodSucceeded && p.Status.Phase != v1.PodFailed
+}
+
+// shortened bounds the words of who asks.
+func shortened(s string) string {
+	const most = 256
+	if len(s) > most {
+		s = s[:most] + "..."
+	}
+	return s
+}
