@@ -21,8 +21,11 @@ type objectSource interface {
 	// returned, every change marks the key dirty.
 	watch(k key)
 	unwatch(k key)
-	// read tells what has changed of what every node is told (board.read).
-	read(reader) (now uint64, held bool, err error)
+	// objects and peers tell what has changed of what every node is told (board.read).
+	objects(reader) (now uint64, held bool, err error)
+	peers(reader) (now uint64, held bool, err error)
+	// wave is another number when it is time to look for peers.
+	wave() uint64
 }
 
 // assignment knows what one agent holds and computes what it must be told next. It is a pure
@@ -32,7 +35,10 @@ type assignment struct {
 	node string
 	src  objectSource
 	has  resumption          // what the agent held when it came
-	read uint64              // of what every node is told
+	read uint64              // of the objects that every node is told
+	met  uint64              // of peers
+	wave uint64              // when it looked for them
+	sent bool                // something, or that there is nothing
 	held map[key]*heldObject // of what it holds besides
 	refs map[key]int         // how many held objects reference the key
 
@@ -133,6 +139,8 @@ func (a *assignment) step(keys []key) (change, error) {
 
 // everyones reads on where it stopped the last time.
 func (a *assignment) everyones() (c change, ups []upsert, err error) {
+	first := !a.sent
+	a.sent = true
 	var whole []key // of Nodes, for an agent that does not know peers
 	take := func(n *notice) {
 		k := n.key
@@ -146,7 +154,7 @@ func (a *assignment) everyones() (c change, ups []upsert, err error) {
 			c.deletes = append(c.deletes, &fleetv1.Ref{Kind: name, Namespace: k.namespace, Name: k.name, Uid: string(n.uid)})
 		case k.kind == kindNode && a.has.peers == nil:
 			whole = append(whole, k)
-		case k.kind != kindNode && a.read == 0 && n.revision != 0 && n.revision <= a.has.revision:
+		case k.kind != kindNode && first && n.revision != 0 && n.revision <= a.has.revision:
 			wire, e := n.thin()
 			err = cmp.Or(err, e)
 			c.share(wire)
@@ -154,10 +162,20 @@ func (a *assignment) everyones() (c change, ups []upsert, err error) {
 			c.share(n.wire)
 		}
 	}
-	var cerr error
-	a.read, c.held, cerr = a.src.read(reader{a.read, a.node, a.has.peers, take})
-	if err = cmp.Or(cerr, err); err != nil {
+	var failed error
+	a.read, _, failed = a.src.objects(reader{a.read, "", nil, take})
+	if err = cmp.Or(failed, err); err != nil {
 		return c, nil, err
+	}
+	if wave := a.src.wave(); first || wave != a.wave {
+		a.wave = wave
+		var holds *digest
+		if first {
+			holds = a.has.peers
+		}
+		if a.met, c.held, err = a.src.peers(reader{a.met, a.node, holds, take}); err != nil {
+			return c, nil, err
+		}
 	}
 	for _, k := range whole {
 		o, ok := a.src.lookup(k)

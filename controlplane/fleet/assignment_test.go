@@ -19,21 +19,25 @@ import (
 
 // world is a source that a test changes at will.
 type world struct {
-	objects map[key]api.Object
+	there   map[key]api.Object
 	watched map[key]int
 	board   *board
+	nodes   *board
+	waves   uint64
 	rev     int
 }
 
 func newWorld(mostGone int) *world {
-	return &world{objects: make(map[key]api.Object), watched: make(map[key]int), board: newBoard(mostGone)}
+	return &world{there: make(map[key]api.Object), watched: make(map[key]int), board: newBoard(mostGone), nodes: newBoard(mostGone)}
 }
 
-func (w *world) lookup(k key) (api.Object, bool) { o, ok := w.objects[k]; return o, ok }
+func (w *world) lookup(k key) (api.Object, bool) { o, ok := w.there[k]; return o, ok }
 func (w *world) encoded(k kind, o api.Object) (*fleetv1.Object, error) {
 	return encode(k, o)
 }
-func (w *world) read(r reader) (uint64, bool, error) { return w.board.read(r) }
+func (w *world) objects(r reader) (uint64, bool, error) { return w.board.read(r) }
+func (w *world) peers(r reader) (uint64, bool, error)   { return w.nodes.read(r) }
+func (w *world) wave() uint64                           { return w.waves }
 
 func (w *world) watch(k key)   { w.watched[k]++ }
 func (w *world) unwatch(k key) { w.watched[k]-- }
@@ -43,23 +47,24 @@ func (w *world) set(k key, o api.Object) {
 	o.SetName(k.name)
 	o.SetUID(types.UID(fmt.Sprint(k.kind, k.name)))
 	o.SetResourceVersion(strconv.Itoa(w.rev))
-	old := w.objects[k]
-	w.objects[k] = o
+	old := w.there[k]
+	w.there[k] = o
 	w.tell(k, old, o)
 }
 
 func (w *world) remove(k key) {
-	o, ok := w.objects[k]
+	o, ok := w.there[k]
 	if !ok {
 		return
 	}
-	delete(w.objects, k)
+	delete(w.there, k)
 	w.tell(k, o, nil)
 }
 
 // tell writes on the board what everyone is told, as the view does.
 func (w *world) tell(k key, old, now api.Object) {
-	v := &view{board: w.board}
+	v := &view{board: w.board, peers: w.nodes}
+	w.waves++
 	switch {
 	case k.kind == kindNode:
 		v.nodeChanged(k, old, now)
@@ -184,7 +189,7 @@ func flush(t *rapid.T, a *assignment, dirty map[key]bool, held map[key]string) *
 	if errors.Is(err, errBehind) {
 		w := a.src.(*world)
 		keys = append(keys, ownNode)
-		for k := range w.objects {
+		for k := range w.there {
 			if k.kind == kindPod {
 				keys = append(keys, k)
 			}
@@ -225,14 +230,14 @@ func check(t *rapid.T, w *world, held map[key]string, peers bool) {
 	want := make(map[key]string)
 	var add func(k key)
 	add = func(k key) {
-		if o, ok := w.objects[k]; ok {
+		if o, ok := w.there[k]; ok {
 			want[k] = fmt.Sprint(revisionOf(o))
 			for _, r := range references(o) {
 				add(r)
 			}
 		}
 	}
-	for k, o := range w.objects {
+	for k, o := range w.there {
 		p, isPod := o.(*v1.Pod)
 		n, isNode := o.(*v1.Node)
 		switch {
@@ -292,7 +297,7 @@ func TestResumption(t *testing.T) {
 			t.Errorf("%d objects, %d of them thin, %d peers, peers held: %v; want %d, %d, %d, %v", u, n, p, k, upserts, thin, peers, kept)
 		}
 	}
-	has := w.board.peersOf("w1") // of the other two
+	has := w.nodes.peersOf("w1") // of the other two
 	expect(resumption{peers: &digest{}}, 4, 0, 2, false)
 	expect(resumption{peers: &has, revision: 4}, 4, 2, 0, true)
 	expect(resumption{}, 6, 0, 0, false)

@@ -12,6 +12,8 @@ import (
 
 // board says of what every node is told which object changed when, and how it is told: each once, in the order of its last
 // change. A session remembers how far it has read and nothing else, so that what it costs does not grow with the cluster.
+// There are two: that of Services and EndpointSlices, which sessions read at once, and that of nodes, which they read when a
+// wave goes out.
 type board struct {
 	most int // posts of objects that are gone
 

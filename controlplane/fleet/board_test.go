@@ -101,7 +101,7 @@ func TestWaves(t *testing.T) {
 	for _, c := range []struct {
 		sessions int
 		next     time.Duration // from the first wave to the second
-	}{{10, 10 * time.Millisecond}, {500, 500 * time.Millisecond}, {100000, 2 * time.Second}} {
+	}{{10, 20 * time.Millisecond}, {500, time.Second}, {100000, 2 * time.Second}} {
 		virtual.Test(t, func(t *testing.T) {
 			var w waves
 			var sent []time.Duration

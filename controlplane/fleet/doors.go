@@ -44,7 +44,7 @@ const (
 // Connections is what a door in front of agents lets in by default: a fourth of
 // the files that the process may open, and few strangers.
 func Connections() door.Limits {
-	return door.Limits{All: door.Share(1, 4), Strangers: 256, PerUnsure: 64}
+	return door.Limits{All: door.Share(3, 8), Strangers: 256, PerUnsure: 64}
 }
 
 // serve takes connections and hands each, once it has shown who it is, to the

@@ -36,7 +36,7 @@ func paceOf(beat, suspect time.Duration, nodes int) (every, silence time.Duratio
 
 // pace is that of this cluster now.
 func (s *Server) pace() (every, silence time.Duration) {
-	return paceOf(s.cfg.Heartbeat, s.cfg.Suspect, s.view.board.size())
+	return paceOf(s.cfg.Heartbeat, s.cfg.Suspect, s.view.peers.size())
 }
 
 // graceAfter is how long a node has to come back. One that was waited for because it was silent has had a part of that.

@@ -31,7 +31,9 @@ type view struct {
 	enc      *encodings
 	gate     *gate
 	board    *board
+	peers    *board
 	waves    waves
+	waved    atomic.Uint64 // how many waves have gone out
 
 	// routed is the revision up to which every EndpointSlice change has been marked in all sessions.
 	routed atomic.Uint64
@@ -43,7 +45,7 @@ type view struct {
 
 func newView(i *client.Informers, g *gate, log *slog.Logger) *view {
 	v := &view{
-		log: log, enc: newEncodings(), gate: g, board: newBoard(mostGone),
+		log: log, enc: newEncodings(), gate: g, board: newBoard(mostGone), peers: newBoard(mostGone),
 		sessions: make(map[string]*session),
 		interest: make(map[key]map[*session]struct{}),
 	}
@@ -184,16 +186,16 @@ func (v *view) nodeChanged(id key, before, after api.Object) {
 	case is == nil && was == nil, is != nil && was != nil && samePeer(was, is):
 		return
 	case is == nil:
-		v.board.put(goneNotice(kindNode, before))
+		v.peers.put(goneNotice(kindNode, before))
 	default:
 		n, err := noticeOfPeer(now, is)
 		if err != nil {
 			v.log.Error("no node is told of a peer", "err", err)
 			return
 		}
-		v.board.put(n)
+		v.peers.put(n)
 	}
-	v.waves.ask(v.tellAll)
+	v.waves.ask(v.wave)
 }
 
 func (v *view) markPod(id key, o api.Object) {
@@ -261,6 +263,12 @@ func (v *view) tellAll() int {
 	return len(v.sessions)
 }
 
+// wave has every session look for peers.
+func (v *view) wave() int {
+	v.waved.Add(1)
+	return v.tellAll()
+}
+
 func (v *view) lookup(k key) (api.Object, bool) {
 	o, ok, err := v.stores[k.kind].GetByKey(k.storeKey())
 	if err != nil || !ok {
@@ -290,7 +298,11 @@ type source struct {
 
 func (x source) encoded(k kind, o api.Object) (*fleetv1.Object, error) { return x.enc.get(k, o) }
 
-func (x source) read(r reader) (now uint64, held bool, err error) { return x.board.read(r) }
+func (x source) objects(r reader) (now uint64, held bool, err error) { return x.view.board.read(r) }
+
+func (x source) peers(r reader) (now uint64, held bool, err error) { return x.view.peers.read(r) }
+
+func (x source) wave() uint64 { return x.waved.Load() }
 
 func (x source) watch(k key) {
 	x.mu.Lock()

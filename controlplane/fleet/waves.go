@@ -8,9 +8,8 @@ import (
 const (
 	// wavePause is the time after a wave for each session that it has reached. Thousands of nodes that join one after the
 	// other would otherwise each be told of to all others at once, which costs the square of their number.
-	wavePause = time.Millisecond
-	// maxWavePause is the longest time for which a node is not known to the others. What else a session is sent, such as the
-	// answer to a heartbeat, brings it earlier.
+	wavePause = 2 * time.Millisecond
+	// maxWavePause is the longest time for which a node is not known to the others.
 	maxWavePause = 2 * time.Second
 )
 

@@ -40,7 +40,7 @@ func (l Limits) complete() Limits {
 			*v = max(1, d)
 		}
 	}
-	set(&l.All, Share(1, 2))
+	set(&l.All, Share(3, 8))
 	set(&l.PerSource, l.All/2)
 	set(&l.Strangers, min(4096, l.All/2))
 	set(&l.PerUnsure, max(l.Strangers/4, min(32, l.Strangers)))

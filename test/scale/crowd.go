@@ -46,6 +46,8 @@ func (c crowd) run(ctx context.Context) error {
 		slots  = make(chan struct{}, joiningAtOnce)
 	)
 	defer all.Wait()
+	why := &reasons{count: make(map[string]int)}
+	all.Go(func() { why.tell(ctx, os.Stderr) })
 	for i := c.First; i < c.First+c.Count; i++ {
 		select {
 		case slots <- struct{}{}:
@@ -55,7 +57,7 @@ func (c crowd) run(ctx context.Context) error {
 		a := loopback.Agent{
 			Name: nodeName(i), Servers: c.Servers, Token: c.Token, Dir: filepath.Join(c.Dir, nodeName(i)),
 			Address: fmt.Sprintf("100.%d.%d.%d", 64+i>>16, i>>8&0xff, i&0xff), Source: net.IPv4(127, byte(64+i>>16), byte(i>>8), byte(i)),
-			CheckpointEvery: checkpointEvery, Shared: &shared, Log: slog.New(slog.DiscardHandler), Confirmed: func() { <-slots },
+			CheckpointEvery: checkpointEvery, Shared: &shared, Log: slog.New(why), Confirmed: func() { <-slots },
 		}
 		all.Go(func() {
 			if err := a.Run(ctx); err != nil && ctx.Err() == nil {

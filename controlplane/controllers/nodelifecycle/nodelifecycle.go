@@ -127,10 +127,10 @@ func (r *reconciler) look(now time.Time) {
 }
 
 func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
-	r.look(r.term.Now())
 	if key.Kind == nodeKey {
 		return 0, r.node(ctx, key.Name)
 	}
+	r.look(r.term.Now()) // at all nodes, which matters to pods alone
 	return r.pod(ctx, key)
 }
 
