@@ -31,6 +31,9 @@ type lossTimer struct {
 	epoch uint64
 }
 
+// firesAtOnce is how many nodes are written lost at once: a store that answers nobody is not to be asked by thousands.
+const firesAtOnce = 32
+
 func newLosses(log *slog.Logger, lost func(ctx context.Context, node string, epoch uint64) error) *losses {
 	return &losses{log: log, retry: 500 * time.Millisecond, lost: lost, wake: make(chan struct{}, 1), timers: make(map[string]lossTimer)}
 }
@@ -72,10 +75,15 @@ func (l *losses) run(ctx context.Context) error {
 	defer t.Stop()
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	turn := make(chan struct{}, firesAtOnce)
 	for {
 		due, next := l.take(time.Now())
 		for node, timer := range due {
-			wg.Go(func() { l.fire(ctx, node, timer.epoch) })
+			wg.Go(func() {
+				turn <- struct{}{} // who fires ends by itself
+				defer func() { <-turn }()
+				l.fire(ctx, node, timer.epoch)
+			})
 		}
 		t.Reset(next)
 		select {
