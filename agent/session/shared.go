@@ -1,7 +1,7 @@
 package session
 
 import (
-	"net/netip"
+	"slices"
 	"sync"
 
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
@@ -13,7 +13,12 @@ import (
 type Shared struct {
 	mu    sync.Mutex
 	held  map[objectKey]sharedObject
-	peers map[string]*heldPeer // by name
+	peers map[string]sharedPeer // by name
+}
+
+type sharedPeer struct {
+	sent *fleetv1.Peer
+	held *heldPeer
 }
 
 type sharedObject struct {
@@ -60,34 +65,22 @@ func (s *Shared) peer(p *fleetv1.Peer) (*heldPeer, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if have := s.peers[p.Name]; have != nil && have.is(p) {
-		return have, nil
+	if have := s.peers[p.Name]; have.held != nil && samePeer(have.sent, p) {
+		return have.held, nil
 	}
 	h, err := newHeldPeer(p)
 	if err != nil {
 		return nil, err
 	}
 	if s.peers == nil {
-		s.peers = make(map[string]*heldPeer)
+		s.peers = make(map[string]sharedPeer)
 	}
-	s.peers[h.Name] = h
+	s.peers[h.Name] = sharedPeer{p, h}
 	return h, nil
 }
 
-// is says whether what was sent is this, without a word that only others know.
-func (h *heldPeer) is(p *fleetv1.Peer) bool {
-	if string(h.UID) != p.Uid || len(h.PodCIDRs) != len(p.PodCidrs) || len(h.Addresses) != len(p.Addresses) || len(p.ProtoReflect().GetUnknown()) > 0 {
-		return false
-	}
-	for i, c := range p.PodCidrs {
-		if cidr, err := netip.ParsePrefix(c); err != nil || cidr != h.PodCIDRs[i] {
-			return false
-		}
-	}
-	for i, a := range p.Addresses {
-		if ip, err := netip.ParseAddr(a); err != nil || ip != h.Addresses[i] {
-			return false
-		}
-	}
-	return true
+// samePeer says whether the two say the same, and nothing that only a later version knows.
+func samePeer(a, b *fleetv1.Peer) bool {
+	return a.Name == b.Name && a.Uid == b.Uid && slices.Equal(a.PodCidrs, b.PodCidrs) && slices.Equal(a.Addresses, b.Addresses) &&
+		len(a.ProtoReflect().GetUnknown()) == 0 && len(b.ProtoReflect().GetUnknown()) == 0
 }

@@ -15,7 +15,7 @@ import (
 
 // Limits of a Door. Zero values mean the defaults.
 type Limits struct {
-	All       int // connections; default half of the files that the process may open
+	All       int // connections; default three eighths of the files that the process may open
 	PerSource int // connections of one source; default half of All
 	Strangers int // strangers; default 4096, at most half of All
 	// strangers of one source; default a quarter of Strangers, and 32 at least where there are so many

@@ -14,6 +14,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"keelson.dev/keelson/agent/session"
 	"keelson.dev/keelson/test/bed/loopback"
 )
@@ -25,6 +27,7 @@ type crowd struct {
 	Servers []string `json:"servers"`
 	Token   string   `json:"token"`
 	Dir     string   `json:"dir"`
+	Rate    float64  `json:"rate"` // that come within a second, at most
 }
 
 const (
@@ -32,7 +35,6 @@ const (
 	joiningAtOnce = 10
 	// checkpoints are rare: what they cost is not what is measured, and thousands of agents have one disk here.
 	checkpointEvery = time.Hour
-	agentsNice      = "10"
 )
 
 func nodeName(i int) string { return fmt.Sprintf("agent-%05d", i) }
@@ -45,6 +47,7 @@ func (c crowd) run(ctx context.Context) error {
 		failed error
 		shared session.Shared
 		slots  = make(chan struct{}, joiningAtOnce)
+		pace   = rate.NewLimiter(rate.Limit(c.Rate), 1)
 	)
 	defer all.Wait()
 	why := &reasons{count: make(map[string]int)}
@@ -54,6 +57,9 @@ func (c crowd) run(ctx context.Context) error {
 		case slots <- struct{}{}:
 		case <-ctx.Done():
 			return ctx.Err()
+		}
+		if err := pace.Wait(ctx); err != nil {
+			return err
 		}
 		a := loopback.Agent{
 			Name: nodeName(i), Servers: c.Servers, Token: c.Token, Dir: filepath.Join(c.Dir, nodeName(i)),
@@ -96,8 +102,7 @@ func (c crowd) process(ctx context.Context) (pid int, wait func() error, err err
 	if err != nil {
 		return 0, nil, err
 	}
-	// Agents have machines of their own in a cluster: here they must not take the control plane's processor away from it.
-	cmd := exec.CommandContext(ctx, "nice", "-n", agentsNice, self)
+	cmd := exec.CommandContext(ctx, self)
 	cmd.Env = append(os.Environ(), asRole+"="+roleCrowd)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()

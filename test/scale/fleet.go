@@ -57,7 +57,7 @@ func (b *bench) fleet(ctx context.Context) (err error) {
 	n := &nodes{plane: p, nodes: b.nodes, pods: b.pods, say: b.say}
 	for i := range b.processes {
 		first, next := i*b.nodes/b.processes, (i+1)*b.nodes/b.processes
-		pid, end, err := n.crowd(first, next-first).process(ctx)
+		pid, end, err := n.crowd(first, next-first, float64(b.arrivals)/float64(b.processes)).process(ctx)
 		if err != nil {
 			return err
 		}
@@ -72,8 +72,8 @@ func (b *bench) fleet(ctx context.Context) (err error) {
 }
 
 // crowd are agents of this control plane, each with all replicas to begin with.
-func (n *nodes) crowd(first, count int) crowd {
-	c := crowd{First: first, Count: count, Token: n.Founded.NodeToken, Dir: filepath.Join(n.dir, "agents")}
+func (n *nodes) crowd(first, count int, rate float64) crowd {
+	c := crowd{First: first, Count: count, Rate: rate, Token: n.Founded.NodeToken, Dir: filepath.Join(n.dir, "agents")}
 	for i := range n.Names() {
 		c.Servers = append(c.Servers, n.FleetAddress((i+first)%replicas))
 	}

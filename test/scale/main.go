@@ -41,6 +41,7 @@ type options struct {
 
 	nodes, pods     int // of the fleet
 	processes       int // of agents
+	arrivals        int // of agents within a second
 	rest, churn     time.Duration
 	rate            int // pods replaced in a second of churn
 	replicas        int // of the Deployment
@@ -63,6 +64,7 @@ func main() {
 	flag.IntVar(&o.nodes, "nodes", 500, "nodes with an agent's session")
 	flag.IntVar(&o.pods, "pods", 5000, "pods on them")
 	flag.IntVar(&o.processes, "processes", 4, "processes that the agents share")
+	flag.IntVar(&o.arrivals, "arrivals", 50, "agents that come within a second, at most")
 	flag.DurationVar(&o.rest, "rest", 20*time.Second, "how long nothing happens")
 	flag.DurationVar(&o.churn, "churn", 20*time.Second, "how long pods are replaced")
 	flag.IntVar(&o.rate, "rate", 100, "pods replaced in a second of churn")
@@ -110,7 +112,7 @@ func (o options) check() error {
 		}
 	}
 	for flag, n := range map[string]int{
-		"nodes": o.nodes, "pods": o.pods, "processes": o.processes, "rate": o.rate, "replicas": o.replicas,
+		"nodes": o.nodes, "pods": o.pods, "processes": o.processes, "arrivals": o.arrivals, "rate": o.rate, "replicas": o.replicas,
 		"deployment-nodes": o.deploymentNodes, "rounds": o.rounds,
 	} {
 		if n < 1 {

@@ -89,7 +89,7 @@ func TestSmallFleet(t *testing.T) {
 		t.Fatal(err)
 	}
 	agents, cancel := context.WithCancel(ctx)
-	pid, end, err := n.crowd(0, count).process(agents)
+	pid, end, err := n.crowd(0, count, float64(count)).process(agents)
 	if err != nil {
 		t.Fatal(err)
 	}
