@@ -16,6 +16,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	nodev1 "k8s.io/api/node/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -279,6 +280,12 @@ type Objects interface {
 	Service(namespace, name string) (*v1.Service, bool)
 	EndpointSlices() []*discoveryv1.EndpointSlice
 	EndpointSlice(namespace, name string) (*discoveryv1.EndpointSlice, bool)
+	// NetworkPolicies are those that select a pod of this node, in no order. The annotation AddressGroups of each names the
+	// groups of its peers. Shared: do not modify.
+	NetworkPolicies() []*networkingv1.NetworkPolicy
+	// AddressGroup are the pods that a peer of a policy stands for: addresses, and with each subset of them the ports that
+	// their containers name. A group that a policy names is there before the policy is.
+	AddressGroup(name string) (*v1.Endpoints, bool)
 	// Node is the node's own object, once the control plane has it.
 	Node() (*v1.Node, bool)
 	// Peers are the other nodes, in no order. They are shared: do not modify.
@@ -292,7 +299,8 @@ type Objects interface {
 	// Confirmed is closed once a control plane has confirmed the view since this process started. A checkpoint
 	// may be a moment older than the last pods that were started: what it lacks is not to be removed before.
 	Confirmed() <-chan struct{}
-	// Changes delivers the kinds that changed ("Pod", "Service", "EndpointSlice", "ConfigMap" ...; "Node" is the own one, "Peer" the others), coalesced,
+	// Changes delivers the kinds that changed ("Pod", "Service", "EndpointSlice", "ConfigMap" ...;
+	// "Node" is the own one, "Peer" the others), coalesced,
 	// until ctx ends. The first value arrives at once and names every kind.
 	Changes(ctx context.Context) <-chan map[string]struct{}
 	// Follow delivers which objects of the kinds changed, coalesced, from the first complete view until ctx ends. A view
@@ -301,6 +309,10 @@ type Objects interface {
 	// Cluster facts from Welcome.
 	Cluster() Cluster
 }
+
+// AddressGroups is the annotation of a NetworkPolicy, as nodes are sent it, that names a group for each of its peers that
+// has selectors: those of the ingress rules in their order, then those of egress, with commas between.
+const AddressGroups = "keelson.dev/address-groups"
 
 // ObjectKey names one object of the view.
 type ObjectKey struct{ Kind, Namespace, Name string }

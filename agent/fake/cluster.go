@@ -11,6 +11,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	nodev1 "k8s.io/api/node/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -103,6 +104,10 @@ func key(o any) string {
 		return "EndpointSlice/" + o.Namespace + "/" + o.Name
 	case *v1.Node:
 		return "Node//" + o.Name
+	case *networkingv1.NetworkPolicy:
+		return "NetworkPolicy/" + o.Namespace + "/" + o.Name
+	case *v1.Endpoints: // as groups of addresses travel
+		return "AddressGroup//" + o.Name
 	case *agent.Peer:
 		return "Peer//" + o.Name
 	}
@@ -228,6 +233,16 @@ func (c *Cluster) EndpointSlice(ns, name string) (*discoveryv1.EndpointSlice, bo
 	return lookup[*discoveryv1.EndpointSlice](c, "EndpointSlice/"+ns+"/"+name)
 }
 
+// NetworkPolicies implements agent.Objects.
+func (c *Cluster) NetworkPolicies() []*networkingv1.NetworkPolicy {
+	return list[*networkingv1.NetworkPolicy](c)
+}
+
+// AddressGroup implements agent.Objects.
+func (c *Cluster) AddressGroup(name string) (*v1.Endpoints, bool) {
+	return lookup[*v1.Endpoints](c, "AddressGroup//"+name)
+}
+
 // Node implements agent.Objects: a Node that is put here is the own one.
 func (c *Cluster) Node() (*v1.Node, bool) {
 	for _, n := range list[*v1.Node](c) {
@@ -296,7 +311,7 @@ func (c *Cluster) Follow(ctx context.Context, kinds ...string) <-chan agent.Chan
 func (c *Cluster) Changes(ctx context.Context) <-chan map[string]struct{} {
 	ch := make(chan map[string]struct{}, 1)
 	all := map[string]struct{}{}
-	for _, k := range []string{"Pod", "Service", "EndpointSlice", "Node", "Peer", "ConfigMap", "Secret", "PersistentVolumeClaim", "PersistentVolume", "CSIDriver", "RuntimeClass"} {
+	for _, k := range []string{"Pod", "Service", "EndpointSlice", "Node", "Peer", "ConfigMap", "Secret", "PersistentVolumeClaim", "PersistentVolume", "CSIDriver", "RuntimeClass", "NetworkPolicy", "AddressGroup"} {
 		all[k] = struct{}{}
 	}
 	ch <- all

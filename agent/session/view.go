@@ -8,6 +8,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	nodev1 "k8s.io/api/node/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -403,6 +404,16 @@ func (s *Session) EndpointSlices() []*discoveryv1.EndpointSlice {
 // EndpointSlice implements agent.Objects.
 func (s *Session) EndpointSlice(namespace, name string) (*discoveryv1.EndpointSlice, bool) {
 	return get[*discoveryv1.EndpointSlice](s, "EndpointSlice", namespace, name)
+}
+
+// NetworkPolicies implements agent.Objects.
+func (s *Session) NetworkPolicies() []*networkingv1.NetworkPolicy {
+	return list[*networkingv1.NetworkPolicy](s, "NetworkPolicy")
+}
+
+// AddressGroup implements agent.Objects.
+func (s *Session) AddressGroup(name string) (*v1.Endpoints, bool) {
+	return get[*v1.Endpoints](s, kindAddressGroup, "", name)
 }
 
 // Node implements agent.Objects.

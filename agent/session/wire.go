@@ -5,6 +5,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	nodev1 "k8s.io/api/node/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -50,20 +51,28 @@ func newObject(kind string) wireObject {
 		return &nodev1.RuntimeClass{}
 	case "ResourceClaim":
 		return &resourcev1.ResourceClaim{}
+	case "NetworkPolicy":
+		return &networkingv1.NetworkPolicy{}
+	case kindAddressGroup:
+		return &v1.Endpoints{}
 	case "Namespace":
 		return &v1.Namespace{}
 	}
 	return nil
 }
 
+// kindAddressGroup is a kind that travels as Endpoints: the pods that a peer of a NetworkPolicy stands for.
+const kindAddressGroup = "AddressGroup"
+
 // kindNames are all kinds that Changes may name.
 var kindNames = []string{"Pod", "Node", kindPeer, "Service", "EndpointSlice", "ConfigMap", "Secret", "ServiceAccount",
-	"PersistentVolumeClaim", "PersistentVolume", "StorageClass", "CSIDriver", "RuntimeClass", "ResourceClaim", "Namespace"}
+	"PersistentVolumeClaim", "PersistentVolume", "StorageClass", "CSIDriver", "RuntimeClass", "ResourceClaim", "Namespace",
+	"NetworkPolicy", kindAddressGroup}
 
 // apiVersions by kind; the rest is v1.
 var apiVersions = map[string]string{
 	"EndpointSlice": "discovery.k8s.io/v1", "StorageClass": "storage.k8s.io/v1", "CSIDriver": "storage.k8s.io/v1",
-	"RuntimeClass": "node.k8s.io/v1", "ResourceClaim": "resource.k8s.io/v1",
+	"RuntimeClass": "node.k8s.io/v1", "ResourceClaim": "resource.k8s.io/v1", "NetworkPolicy": "networking.k8s.io/v1",
 }
 
 const magic = "k8s\x00" // opens the protobuf envelope of Kubernetes objects

@@ -1801,6 +1801,8 @@ func (x *Peer) GetAddresses() []string {
 // Object is one API object. Kinds sent: Pod (bound to this node), the own Node (for the admission of pods: metadata, spec,
 // addresses and allocatable extended resources only), Service, EndpointSlice, and those that the node's pods reference:
 // ConfigMap, Secret, ServiceAccount, PersistentVolumeClaim, PersistentVolume, CSIDriver, StorageClass, RuntimeClass, Namespace.
+// A NetworkPolicy goes to the nodes that have a pod which it selects; its annotation keelson.dev/address-groups names, for
+// each peer with selectors, ingress before egress, an AddressGroup: the pods that are meant, as v1.Endpoints.
 type Object struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Kind      string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
