@@ -106,6 +106,9 @@ func TestHealth(t *testing.T) {
 			p := using(d, t, cluster)
 			stop := following(t, d)
 			until(t, saying(d, p, "Unknown", ""))
+			if got := fmt.Sprintf("%+v", d.Claimed(p)); got != "map[app:[{Namespace:ns Name:c Devices:[{Requests:[r] CDI:[a.example.com/gpu=uid-c] Driver:a.example.com Pool:w1 Device:gpu-0 ShareID:}]}]]" {
+				t.Errorf("the pod has %s", got)
+			}
 			say(t, file, "gpu-0 HEALTHY 3600\n")
 			until(t, saying(d, p, "Healthy", ""))
 			news := d.Changes(t.Context())

@@ -53,6 +53,7 @@ type Config struct {
 	KubeletDir               string // folder whose layout third-party CSI drivers and device plugins know
 	PluginRegistration       string // folder where they register; "" = plugins_registry below it
 	DevicePlugins            string // folder where device plugins find the agent; "" = device-plugins below it
+	PodResources             string // socket of the pod resources API; "" = pod-resources/kubelet.sock below it
 	Capacity                 v1.ResourceList
 	Labels                   map[string]string
 	Taints                   []v1.Taint
@@ -186,6 +187,9 @@ func (c *Config) Complete() error {
 	}
 	if c.DevicePlugins == "" && c.KubeletDir != "" {
 		c.DevicePlugins = filepath.Join(c.KubeletDir, "device-plugins")
+	}
+	if c.PodResources == "" && c.KubeletDir != "" {
+		c.PodResources = filepath.Join(c.KubeletDir, "pod-resources", "kubelet.sock")
 	}
 	if c.RuntimeDir == "" && c.Runtime == nil {
 		self, err := os.Executable()

@@ -97,8 +97,8 @@ func New(cfg Config) (*Node, error) {
 		plugins = n.plugins
 		n.own("device plugins", n.plugins.Run)
 	}
-	if n.plugins != nil && drivers != nil && cfg.KubeletDir != "" {
-		n.own("pod resources", podresources.New(podresources.Config{Socket: filepath.Join(cfg.KubeletDir, "pod-resources", "kubelet.sock"),
+	if n.plugins != nil && drivers != nil && cfg.PodResources != "" {
+		n.own("pod resources", podresources.New(podresources.Config{Socket: cfg.PodResources,
 			Pods: n.session.Pods, Plugins: n.plugins, Claims: drivers}).Run)
 	}
 	prober := cfg.Prober

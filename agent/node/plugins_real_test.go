@@ -12,9 +12,12 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"keelson.dev/keelson/agent"
 )
@@ -77,6 +80,42 @@ func (p *things) pod(uid string, count int64, script string) *v1.Pod {
 	return pod
 }
 
+// resources asks kubelet's pod resources API about the only pod.
+func (p *things) resources() string {
+	p.t.Helper()
+	conn, err := grpc.NewClient("unix://"+p.cfg.PodResources, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer conn.Close()
+	c := podresources.NewPodResourcesListerClient(conn)
+	pod, err := c.Get(p.t.Context(), &podresources.GetPodResourcesRequest{PodNamespace: p.cluster.Pods()[0].Namespace, PodName: p.cluster.Pods()[0].Name})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	all, err := c.GetAllocatableResources(p.t.Context(), &podresources.AllocatableResourcesRequest{})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	var out strings.Builder
+	told := func(list []*podresources.ContainerDevices) {
+		for _, d := range list {
+			var nodes []int64
+			for _, n := range d.GetTopology().GetNodes() {
+				nodes = append(nodes, n.ID)
+			}
+			fmt.Fprintf(&out, "%s of %v", strings.Join(d.DeviceIds, ","), nodes)
+		}
+	}
+	for _, c := range pod.PodResources.Containers {
+		fmt.Fprintf(&out, "%s %s ", c.Name, c.Devices[0].ResourceName)
+		told(c.Devices)
+	}
+	out.WriteString("; allocatable ")
+	told(all.Devices)
+	return out.String()
+}
+
 // A device plugin beside the whole agent: the node tells of its devices, a container has the variable, the mount and the
 // device that the plugin named, the device as far as the plugin permits; a pod that finds none left fails; a new agent
 // leaves the container as it is and gives its device to nobody else; what the plugin says of its health is in the pod's
@@ -114,6 +153,9 @@ func TestRealDevicePlugin(t *testing.T) {
 	const sees = "a mounted ro open denied"
 	if got := inside("one"); got != sees {
 		t.Errorf("the container sees %q, want %q", got, sees)
+	}
+	if got, want := p.resources(), `app example.com/thing a of [0]; allocatable a of [0]`; got != want {
+		t.Errorf("who has what is told as %q, want %q", got, want)
 	}
 	p.pod("two", 1, "exit 0")
 	two := b.until("its refusal", "two", func(p *v1.Pod) bool { return p.Status.Phase == v1.PodFailed })
