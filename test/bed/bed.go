@@ -91,6 +91,9 @@ func Host(t testing.TB, name string) lab.Host {
 	return h
 }
 
+// Hosts are all hosts of the lab.
+func Hosts() []lab.Host { return current.Config.Hosts }
+
 // Client talks to the API through the forwarder, as the administrator.
 func Client(t testing.TB) kubernetes.Interface {
 	t.Helper()

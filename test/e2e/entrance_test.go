@@ -1,0 +1,152 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+
+	"keelson.dev/keelson/deploy/lab"
+	storev1 "keelson.dev/keelson/proto/store/v1"
+	"keelson.dev/keelson/test/bed"
+)
+
+// listening are the TCP ports at which processes of a host listen for others than themselves.
+func listening(t *testing.T, host string) (ports []int) {
+	t.Helper()
+	for _, table := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
+		out, err := bed.Host(t, host).Command(t.Context(), "cat", table).Output()
+		if err != nil {
+			t.Fatalf("%s: %v", host, err)
+		}
+		lines := bufio.NewScanner(bytes.NewReader(out))
+		for lines.Scan() {
+			f := strings.Fields(lines.Text())
+			if len(f) < 4 || f[3] != "0A" { // LISTEN
+				continue
+			}
+			ip, port, _ := strings.Cut(f[1], ":")
+			n, err := strconv.ParseUint(port, 16, 16)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if raw, err := hex.DecodeString(ip); err == nil && len(raw) == 4 && raw[3] == 127 {
+				continue
+			}
+			if !slices.Contains(ports, int(n)) {
+				ports = append(ports, int(n))
+			}
+		}
+	}
+	slices.Sort(ports)
+	return ports
+}
+
+// The API is the only way in for state: at every other port of every host, replicas and workers, nobody writes, neither a stranger
+// nor the administrator nor a worker, by the API's own requests or by those of the store. Workers have no port of a store at all. F19
+func TestOnlyTheAPITakesState(t *testing.T) {
+	w := begin(t)
+	admin, err := rest.TLSConfigFor(bed.RestConfig(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	stranger := &tls.Config{InsecureSkipVerify: true} // whom it talks to is all the same to it
+	admin.InsecureSkipVerify = true
+	raw, err := bed.Host(t, "w1").Command(t.Context(), "cat", "/var/lib/keelson/session/node.pem").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := tls.X509KeyPair(raw, raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	worker := &tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{pair}}
+	asked := 0
+	for _, h := range bed.Hosts() {
+		ports := listening(t, h.Name)
+		want := []int{10250}
+		if h.Role == lab.RoleControlPlane {
+			want = []int{lab.APIPort, lab.FleetPort, lab.PeerPort}
+		}
+		if !slices.Equal(ports, want) {
+			t.Errorf("%s listens at %v, want %v", h.Name, ports, want)
+		}
+		for _, port := range ports {
+			if h.Role == lab.RoleControlPlane && port == lab.APIPort {
+				continue
+			}
+			for who, as := range map[string]*tls.Config{"a stranger": stranger, "the administrator": admin, "a worker": worker} {
+				asked++
+				if got := w.post(h, port, as); got/100 == 2 {
+					t.Errorf("%s:%d took an object of %s: %d", h.Name, port, who, got)
+				}
+				if err := commit(t, h, port, as); err != nil {
+					t.Errorf("%s:%d, asked for a commit by %s: %v", h.Name, port, who, err)
+				}
+			}
+		}
+	}
+	list, err := w.cs.CoreV1().ConfigMaps(w.ns).List(context.Background(), metav1.ListOptions{})
+	if err != nil || len(list.Items) != 1 || list.Items[0].Name != "kube-root-ca.crt" {
+		t.Errorf("there are %d objects, %v", len(list.Items), err)
+	}
+	if asked < 6 {
+		t.Errorf("%d ports were asked", asked/3)
+	}
+	// and the same request is taken by the API: it is where it goes that keeps the others out
+	if got := w.post(bed.Host(t, "cp1"), lab.APIPort, admin); got != http.StatusCreated {
+		t.Errorf("the API answers %d", got)
+	}
+}
+
+// post asks a port of a host to create a ConfigMap; 0 when it is not asked in the end.
+func (w world) post(h lab.Host, port int, as *tls.Config) int {
+	w.Helper()
+	as = as.Clone()
+	as.NextProtos = []string{"http/1.1"}
+	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: as,
+		DialContext: func(ctx context.Context, _, address string) (net.Conn, error) { return h.Dial(ctx, address) }}}
+	body := strings.NewReader(`{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "slipped-in"}}`)
+	res, err := client.Post(fmt.Sprintf("https://%s:%d/api/v1/namespaces/%s/configmaps", h.IP, port, w.ns), "application/json", body)
+	if err != nil {
+		return 0
+	}
+	defer res.Body.Close()
+	_, _ = io.Copy(io.Discard, io.LimitReader(res.Body, 1<<16))
+	return res.StatusCode
+}
+
+// commit asks a port of a host as replicas ask each other's stores; an error when a store answers, be it by a refusal.
+func commit(t *testing.T, h lab.Host, port int, as *tls.Config) error {
+	t.Helper()
+	conn, err := grpc.NewClient("passthrough:///"+net.JoinHostPort(h.IP.String(), strconv.Itoa(port)), grpc.WithTransportCredentials(credentials.NewTLS(as.Clone())),
+		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) { return h.Dial(ctx, address) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	_, err = storev1.NewPeerClient(conn).Forward(ctx, &storev1.ForwardRequest{})
+	if code := status.Code(err); code == codes.Unavailable || code == codes.Unimplemented || code == codes.DeadlineExceeded {
+		return nil
+	}
+	return fmt.Errorf("a store answers: %w", err)
+}
