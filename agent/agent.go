@@ -360,9 +360,34 @@ type Peer struct {
 	Addresses []netip.Addr   // internal ones, at least one
 }
 
-// Cluster is what every node must know.
+// Cluster is what every node must know: PodCIDR is of this node's pods, ClusterCIDR of all pods. The plural forms hold a
+// prefix of each family, the first family's first; where they are empty there is one family, and the singular form says it.
 type Cluster struct {
 	Name, PodCIDR, ClusterCIDR, ServiceCIDR, Domain string
+
+	PodCIDRs, ClusterCIDRs, ServiceCIDRs []string
+}
+
+// PodPrefixes are the addresses of this node's pods, none while it has none.
+func (c Cluster) PodPrefixes() []netip.Prefix { return prefixes(c.PodCIDRs, c.PodCIDR) }
+
+// ClusterPrefixes are the addresses of all pods.
+func (c Cluster) ClusterPrefixes() []netip.Prefix { return prefixes(c.ClusterCIDRs, c.ClusterCIDR) }
+
+// ServicePrefixes are the addresses of Services.
+func (c Cluster) ServicePrefixes() []netip.Prefix { return prefixes(c.ServiceCIDRs, c.ServiceCIDR) }
+
+func prefixes(all []string, first string) []netip.Prefix {
+	if len(all) == 0 {
+		all = []string{first}
+	}
+	var out []netip.Prefix
+	for _, s := range all {
+		if p, err := netip.ParsePrefix(s); err == nil {
+			out = append(out, p.Masked())
+		}
+	}
+	return out
 }
 
 // Reporter takes what the node has to say. Nothing blocks: the newest status per pod wins and is

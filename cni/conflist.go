@@ -24,9 +24,9 @@ const (
 
 // Options are what the own configuration depends on.
 type Options struct {
-	PodCIDR netip.Prefix // of this node
-	IPAMDir string       // where host-local keeps addresses; emptied by a reboot, as the pods are
-	MTU     int          // 0 = that of the link
+	PodCIDRs []netip.Prefix // of this node, one of each family that its pods have, the first family's first
+	IPAMDir  string         // where host-local keeps addresses; emptied by a reboot, as the pods are
+	MTU      int            // 0 = that of the link
 	// Ports adds the portmap plugin: pods without host ports save an exec without it.
 	Ports bool
 }
@@ -36,16 +36,24 @@ type plugin map[string]any
 // Conflist renders Keelson's own configuration list: bridge with host-local
 // addresses, and portmap where asked for.
 func Conflist(o Options) ([]byte, error) {
-	if !o.PodCIDR.IsValid() {
+	if len(o.PodCIDRs) == 0 {
 		return nil, errors.New("cni: the node has no pod CIDR")
+	}
+	var ranges [][]plugin
+	var routes []plugin
+	for _, p := range o.PodCIDRs {
+		all := plugin{"subnet": p.String()}
+		out := "0.0.0.0/0"
+		if p.Addr().Is6() {
+			out = "::/0"
+			all["rangeEnd"] = beforeLast(p).String() // the last one is the node's own end of the tunnel to others
+		}
+		ranges = append(ranges, []plugin{all})
+		routes = append(routes, plugin{"dst": out})
 	}
 	bridge := plugin{
 		"type": "bridge", "bridge": Bridge, "isGateway": true, "hairpinMode": true, "ipMasq": false,
-		"ipam": plugin{
-			"type": "host-local", "dataDir": o.IPAMDir,
-			"ranges": [][]plugin{{{"subnet": o.PodCIDR.String()}}},
-			"routes": []plugin{{"dst": "0.0.0.0/0"}},
-		},
+		"ipam": plugin{"type": "host-local", "dataDir": o.IPAMDir, "ranges": ranges, "routes": routes},
 	}
 	if o.MTU > 0 {
 		bridge["mtu"] = o.MTU
@@ -55,6 +63,15 @@ func Conflist(o Options) ([]byte, error) {
 		plugins = append(plugins, plugin{"type": "portmap", "backend": "nftables", "snat": true, "capabilities": plugin{"portMappings": true}})
 	}
 	return json.Marshal(plugin{"cniVersion": Version, "name": Name, "plugins": plugins})
+}
+
+// beforeLast is the last address but one of an IPv6 range.
+func beforeLast(p netip.Prefix) netip.Addr {
+	raw := p.Masked().Addr().As16()
+	for i := p.Bits(); i < 128; i++ {
+		raw[i/8] |= 1 << (7 - i%8)
+	}
+	return netip.AddrFrom16(raw).Prev()
 }
 
 // Foreign returns the path of the configuration an operator (or another network

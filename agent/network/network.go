@@ -11,7 +11,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
-	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -28,8 +28,10 @@ type Config struct {
 	ConfDir string // a configuration in here wins over our own
 	BinDirs []string
 	RunDir  string // addresses and cached results; emptied by a reboot
-	// PodCIDR returns this node's, "" while none is allocated.
-	PodCIDR func() string
+	// PodCIDRs returns this node's, one of each family that pods have; none while none is allocated.
+	PodCIDRs func() []netip.Prefix
+	// MTU returns that of pods' interfaces; 0 or nil: that of the plugin.
+	MTU func() int
 	// Deadline is how long one call of a verb may take, all plugins together; default 1 min.
 	Deadline time.Duration
 	Log      *slog.Logger
@@ -43,6 +45,7 @@ type Network struct {
 
 	mu    sync.Mutex
 	cache map[string]*libcni.NetworkConfigList // by what it was made from
+	last  statuses
 	// attached are the sandboxes that this process has attached or is attaching: a list of sandboxes may be older.
 	attached map[string]bool
 
@@ -72,10 +75,53 @@ func (n *Network) limited(ctx context.Context, verb string) (context.Context, co
 	return context.WithTimeoutCause(ctx, n.cfg.Deadline, fmt.Errorf("CNI %s took longer than %s", verb, n.cfg.Deadline))
 }
 
-// Ready is nil when there is a configuration.
+// Ready is nil when there is a configuration whose plugins are there and, where they know the verb, say that they are ready.
 func (n *Network) Ready() error {
-	_, err := n.list(false)
-	return err
+	list, err := n.list(false)
+	if err != nil {
+		return err
+	}
+	for _, p := range list.Plugins {
+		if _, err := n.exec.FindInPath(p.Network.Type, n.cfg.BinDirs); err != nil {
+			return fmt.Errorf("network %q: plugin %s is not in %s: install it there", list.Name, p.Network.Type, strings.Join(n.cfg.BinDirs, ", "))
+		}
+	}
+	if list.Name == cni.Name {
+		return nil // ours need nothing but their files
+	}
+	return n.last.of(string(list.Bytes), func() error {
+		ctx, cancel := context.WithTimeoutCause(context.Background(), statusLimit, fmt.Errorf("CNI STATUS took longer than %s", statusLimit))
+		defer cancel()
+		if err := n.cni.GetStatusNetworkList(ctx, list); err != nil {
+			return fmt.Errorf("network %q is not ready: CNI STATUS: %w", list.Name, err)
+		}
+		return nil
+	})
+}
+
+// The bounds of the STATUS verb: it is asked by whoever wants to know of the node, and a plugin is a process.
+const (
+	statusLimit = 10 * time.Second
+	statusEvery = 5 * time.Second
+)
+
+// statuses keeps what plugins said of themselves last.
+type statuses struct {
+	mu   sync.Mutex
+	list string // the configuration of which they are
+	at   time.Time
+	said error
+}
+
+// of asks, or says what was said a moment ago.
+func (s *statuses) of(list string, ask func() error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.list != list || time.Since(s.at) > statusEvery {
+		s.said = ask()
+		s.list, s.at = list, time.Now()
+	}
+	return s.said
 }
 
 // list is the configuration in force: a foreign one, else our own.
@@ -85,27 +131,23 @@ func (n *Network) list(ports bool) (*libcni.NetworkConfigList, error) {
 		return nil, err
 	}
 	if path != "" {
-		list, err := load(path)
-		if err != nil {
-			return nil, fmt.Errorf("network configuration %s: %w", path, err)
-		}
-		return list, nil
+		return load(path)
 	}
-	cidr := n.cfg.PodCIDR()
-	if cidr == "" {
+	cidrs := n.cfg.PodCIDRs()
+	if len(cidrs) == 0 {
 		return nil, errors.New("network is not ready: the node has no pod CIDR yet and there is no configuration in " + n.cfg.ConfDir)
+	}
+	mtu := 0
+	if n.cfg.MTU != nil {
+		mtu = n.cfg.MTU()
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	key := cidr + " " + strconv.FormatBool(ports)
+	key := fmt.Sprint(cidrs, mtu, ports)
 	if l := n.cache[key]; l != nil {
 		return l, nil
 	}
-	prefix, err := netip.ParsePrefix(cidr)
-	if err != nil {
-		return nil, fmt.Errorf("the node's pod CIDR %q: %w", cidr, err)
-	}
-	raw, err := cni.Conflist(cni.Options{PodCIDR: prefix, IPAMDir: n.ipamDir(), Ports: ports})
+	raw, err := cni.Conflist(cni.Options{PodCIDRs: cidrs, MTU: mtu, IPAMDir: n.ipamDir(), Ports: ports})
 	if err != nil {
 		return nil, err
 	}
@@ -113,19 +155,11 @@ func (n *Network) list(ports bool) (*libcni.NetworkConfigList, error) {
 	if err != nil {
 		return nil, fmt.Errorf("own network configuration: %w", err)
 	}
+	if len(n.cache) > 8 {
+		clear(n.cache) // of what was before
+	}
 	n.cache[key] = l
 	return l, nil
-}
-
-func load(path string) (*libcni.NetworkConfigList, error) {
-	if filepath.Ext(path) == ".conflist" {
-		return libcni.ConfListFromFile(path)
-	}
-	one, err := libcni.ConfFromFile(path)
-	if err != nil {
-		return nil, err
-	}
-	return libcni.ConfListFromConf(one)
 }
 
 func runtimeConf(r agent.NetworkRequest) *libcni.RuntimeConf {
@@ -186,6 +220,9 @@ func (n *Network) Add(ctx context.Context, r agent.NetworkRequest) (agent.Networ
 	if err != nil {
 		return agent.NetworkStatus{}, err
 	}
+	if err := canShape(list, r); err != nil {
+		return agent.NetworkStatus{}, err
+	}
 	rt := runtimeConf(r)
 	n.adding.RLock()
 	defer n.adding.RUnlock()
@@ -193,11 +230,14 @@ func (n *Network) Add(ctx context.Context, r agent.NetworkRequest) (agent.Networ
 	adding, cancel := n.limited(ctx, "ADD")
 	defer cancel()
 	if cached, err := n.cni.GetNetworkListCachedResult(list, rt); err == nil && cached != nil {
-		if n.cni.CheckNetworkList(adding, list, rt) == nil {
+		if unchecked(list) || n.cni.CheckNetworkList(adding, list, rt) == nil {
 			return status(cached)
 		}
 	}
 	res, err := n.cni.AddNetworkList(adding, list, rt)
+	if err == nil && list.Name == cni.Name {
+		err = n.shape(res, r)
+	}
 	if err != nil {
 		// A failed ADD may have got half-way; the specification asks for a DEL.
 		undoing, cancel := n.limited(context.WithoutCancel(ctx), "DEL")

@@ -75,7 +75,7 @@ func onHost(t testing.TB, f func(h *host)) {
 		t.Fatal(err)
 	}
 	c := Config{ConfDir: filepath.Join(dir, "conf"), BinDirs: []string{own, bin}, RunDir: filepath.Join(dir, "run"),
-		PodCIDR: func() string { return "10.244.3.0/28" }, Log: slog.New(slog.DiscardHandler)}
+		PodCIDRs: func() []netip.Prefix { return []netip.Prefix{netip.MustParsePrefix("10.244.3.0/28")} }, Log: slog.New(slog.DiscardHandler)}
 	h := &host{TB: t, Network: New(c), dir: dir}
 	t.Cleanup(func() {
 		mounts, _ := filepath.Glob(filepath.Join(dir, "ns", "*"))

@@ -5,55 +5,46 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/netip"
-	"os"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
-
-	"github.com/vishvananda/netlink"
 
 	"keelson.dev/keelson/agent"
 )
 
-// routeProtocol marks our routes in the kernel's table, so that stale ones are found after a crash.
-const routeProtocol = 75
-
-// Route says that pods of a prefix are behind a node.
-type Route struct {
-	Pods netip.Prefix
-	Via  netip.Addr
-}
-
-// Wanted computes the routes to all other nodes' pods. Pure.
-func Wanted(peers []*agent.Peer) map[netip.Prefix]Route {
-	out := make(map[netip.Prefix]Route, len(peers))
-	for _, n := range peers {
-		for _, p := range n.PodCIDRs {
-			for _, ip := range n.Addresses {
-				if ip.Is4() == p.Addr().Is4() {
-					out[p.Masked()] = Route{p.Masked(), ip}
-					break
-				}
-			}
-		}
-	}
-	return out
-}
-
-// Routes keeps the routes to other nodes' pods.
+// Routes keeps the way to other nodes' pods: routes where nodes share a link, a tunnel to all others, and refusals for
+// whatever else is an address of the cluster.
 type Routes struct {
+	Node    string
+	NodeIPs []netip.Addr // of this node, the first one first
+	Mode    Mode
 	Objects agent.Objects
 	// Foreign says that pods are attached by a network product: routes are its affair, and ours are taken away.
 	Foreign func() bool
 	Log     *slog.Logger
+
+	laid     atomic.Pointer[laid] // last
+	problems string               // that were told last
+	source   source
 }
 
-// resync is how often the kernel's routes are looked at without cause.
-const resync = 5 * time.Second
+// laid is what was planned, and the links that it follows from.
+type laid struct {
+	layout Layout
+	links  map[string]bool
+}
 
-// Run checks forwarding and keeps the kernel's routes as the nodes demand, until ctx ends or that is not possible.
-// The routes stay when it ends: traffic outlives the agent.
+// The bounds of Run in time.
+const (
+	resync      = 5 * time.Second  // between looks at the kernel without cause
+	nftLimit    = 30 * time.Second // for one transaction
+	sourceEvery = 30 * time.Second // between looks at whether the tunnel's rule is still there
+)
+
+// Run checks forwarding and keeps the kernel as the nodes demand, until ctx ends or that is not possible. What somebody
+// else changes of it is mended when the kernel tells of the change. All of it stays when Run ends: traffic outlives the agent.
 func (r *Routes) Run(ctx context.Context) error {
 	tick := time.NewTicker(resync)
 	defer tick.Stop()
@@ -64,12 +55,23 @@ func (r *Routes) Run(ctx context.Context) error {
 		return ctx.Err()
 	}
 	for {
-		foreign := r.Foreign()
-		want := map[netip.Prefix]Route{}
-		if !foreign {
-			want = Wanted(r.Objects.Peers())
+		if err := r.keep(ctx, changes, tick.C); err != nil {
+			return err
 		}
-		if err := errors.Join(enableForwarding(!foreign), syncRoutes(want)); err != nil {
+	}
+}
+
+// keep does Run's work for as long as the kernel tells of changes. It returns nil when it no longer does.
+func (r *Routes) keep(ctx context.Context, changes <-chan map[string]struct{}, tick <-chan time.Time) error {
+	watching, stop := context.WithCancel(ctx)
+	defer stop()
+	damage := make(chan struct{}, 1)
+	cut, err := r.watch(watching, damage)
+	if err != nil {
+		return err
+	}
+	for {
+		if err := r.sync(ctx); err != nil {
 			return err
 		}
 		for relevant := false; !relevant; {
@@ -80,76 +82,87 @@ func (r *Routes) Run(ctx context.Context) error {
 				if !ok {
 					return ctx.Err()
 				}
-				_, relevant = kinds["Peer"]
-			case <-tick.C:
+				_, peers := kinds["Peer"]
+				_, own := kinds["Node"] // which may have got addresses for pods
+				relevant = peers || own
+			case <-damage:
+				relevant = true
+			case <-cut:
+				return nil
+			case <-tick:
 				relevant = true
 			}
 		}
 	}
 }
 
-// enableForwarding sets the switches without which pods do not reach each other, the second one on a bridge.
-// Both are per network namespace.
-func enableForwarding(bridged bool) error {
-	for _, s := range []struct {
-		path, remedy string
-		needed       bool
-	}{
-		{"/proc/sys/net/ipv4/ip_forward", "set net.ipv4.ip_forward=1", true},
-		{"/proc/sys/net/bridge/bridge-nf-call-iptables", "load it with 'modprobe br_netfilter'", bridged},
-	} {
-		if !s.needed {
-			continue
+// sync brings the kernel to what the view shows now.
+func (r *Routes) sync(ctx context.Context) error {
+	layout, links := Layout{}, map[string]bool{}
+	if foreign := r.Foreign(); !foreign {
+		cluster := r.Objects.Cluster()
+		six := slices.ContainsFunc(cluster.ClusterPrefixes(), func(p netip.Prefix) bool { return p.Addr().Is6() })
+		if err := enableForwarding(true, six); err != nil {
+			return err
 		}
-		if raw, err := os.ReadFile(s.path); err == nil && strings.TrimSpace(string(raw)) == "1" {
-			continue
+		var err error
+		if layout, links, err = r.plan(); err != nil {
+			return err
 		}
-		if err := os.WriteFile(s.path, []byte("1"), 0o644); err != nil {
-			return fmt.Errorf("enabling pod traffic: %w: %s", err, s.remedy)
+	} else if err := enableForwarding(false, false); err != nil {
+		return err
+	}
+	r.laid.Store(&laid{layout, links})
+	problems, err := install(layout)
+	if err == nil {
+		err = r.source.sync(ctx, layout.Tunnel != nil)
+	}
+	if err != nil {
+		return err
+	}
+	slices.Sort(problems)
+	if told := strings.Join(problems, "; "); told != r.problems {
+		r.problems = told
+		if told != "" {
+			r.Log.Warn("pods of some nodes are not reached", "why", told)
+		} else {
+			r.Log.Info("pods of all nodes are reached again")
 		}
 	}
 	return nil
 }
 
-// syncRoutes makes the kernel's table show exactly the wanted routes among ours.
-func syncRoutes(want map[netip.Prefix]Route) error {
-	have, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: routeProtocol}, netlink.RT_FILTER_PROTOCOL)
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // the next look sees what this one missed
-		return fmt.Errorf("listing routes: %w", err)
+func (r *Routes) plan() (Layout, map[string]bool, error) {
+	links, err := linksOf(r.NodeIPs)
+	if err != nil {
+		return Layout{}, nil, err
 	}
-	var errs []error
-	fine := map[netip.Prefix]bool{}
-	for _, h := range have {
-		p, ok := prefix(h.Dst)
-		if via, is := netip.AddrFromSlice(h.Gw); ok && is && want[p].Via == via.Unmap() {
-			fine[p] = true
-			continue
-		}
-		if _, again := want[p]; ok && again {
-			continue // replaced below
-		}
-		if err := netlink.RouteDel(&h); err != nil {
-			errs = append(errs, fmt.Errorf("removing route %s: %w", h.Dst, err))
-		}
+	names := map[string]bool{}
+	for _, l := range links {
+		names[l.Name] = true
 	}
-	for p, w := range want {
-		if fine[p] {
-			continue
-		}
-		dst := &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
-		route := &netlink.Route{Dst: dst, Gw: w.Via.AsSlice(), Protocol: routeProtocol}
-		if err := netlink.RouteReplace(route); err != nil {
-			errs = append(errs, fmt.Errorf("route to pods %s via node %s: %w", p, w.Via, err))
-		}
-	}
-	return errors.Join(errs...)
+	cluster := r.Objects.Cluster()
+	return Plan(Situation{Mode: r.Mode, Self: r.Node, NodeIPs: r.NodeIPs, Links: links, Own: cluster.PodPrefixes(),
+		Nodes: r.Objects.Peers(), Pods: cluster.ClusterPrefixes(), Services: cluster.ServicePrefixes()}), names, nil
 }
 
-func prefix(n *net.IPNet) (netip.Prefix, bool) {
-	if n == nil {
-		return netip.Prefix{}, false
+// MTU is that of pods' interfaces, 0 where it follows from nothing.
+func (r *Routes) MTU() int {
+	if l := r.laid.Load(); l != nil {
+		return l.layout.MTU
 	}
-	ip, ok := netip.AddrFromSlice(n.IP)
-	bits, _ := n.Mask.Size()
-	return netip.PrefixFrom(ip.Unmap(), bits), ok
+	l, _, err := r.plan() // a pod is faster than the first sync
+	if err != nil {
+		return 0
+	}
+	return l.MTU
+}
+
+// Remove takes away what leads to other nodes' pods, and the bridge of the own ones unless some are on it: for a node that
+// leaves its cluster.
+func Remove(ctx context.Context) error {
+	if _, err := install(Layout{}); err != nil {
+		return fmt.Errorf("removing what leads to other nodes' pods: %w", err)
+	}
+	return errors.Join(new(source).sync(ctx, false), removeBridge())
 }

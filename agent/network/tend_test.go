@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -172,8 +174,8 @@ func TestForeignNetworkHasItsOwnRoutes(t *testing.T) {
 	}
 	var foreign atomic.Bool
 	objects := fake.NewCluster()
-	objects.Put(peer("w2", "10.244.1.0/24", "10.89.0.102"))
-	r := &Routes{Objects: objects, Foreign: foreign.Load}
+	objects.Put(node("w2", "10.244.1.0/24", "10.89.0.102"))
+	r := &Routes{Node: "w1", NodeIPs: []netip.Addr{netip.MustParseAddr("10.89.0.101")}, Objects: objects, Foreign: foreign.Load, Log: slog.New(slog.DiscardHandler)}
 	ctx, stop := context.WithCancel(t.Context())
 	ready, done := make(chan netns.NsHandle, 1), make(chan error, 1)
 	go func() {
@@ -196,9 +198,9 @@ func TestForeignNetworkHasItsOwnRoutes(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer nl.Close()
-	for i, has := range []int{1, 0, 1} {
+	for i, has := range []int{3, 0, 3} { // to w2, and refusals for the other pods and for Services
 		foreign.Store(has == 0)
-		objects.Put(peer("w2", "10.244.1.0/24", "10.89.0.102")) // any news of nodes: the timer is slower
+		objects.Put(node("w2", "10.244.1.0/24", "10.89.0.102")) // any news of nodes: the timer is slower
 		wctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 		if err := wait.For(wctx, time.Millisecond, func() error {
 			got, err := nl.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: routeProtocol}, netlink.RT_FILTER_PROTOCOL)

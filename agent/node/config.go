@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/network"
 	"keelson.dev/keelson/agent/oci"
 	"keelson.dev/keelson/agent/pod"
 )
@@ -72,6 +73,7 @@ type Config struct {
 	// Network makes the pod network on top of the view; nil: only pods on the host's network run.
 	Network        func(agent.Objects) agent.Network
 	foreignNetwork func() bool // set with it: the network is somebody else's
+	podNetwork     network.Mode
 	// Proxy may be nil: no Service rules.
 	Proxy Proxy
 	// Extra runs beside the rest, by name: routes, DNS.
@@ -120,6 +122,11 @@ func Flags(fs *flag.FlagSet) *Config {
 	fs.StringVar(&c.CgroupRoot, "cgroup-root", "/keelson", "cgroup below which all pods live")
 	fs.StringVar(&c.CNIConfDir, "cni-conf-dir", "/etc/cni/net.d", "folder of network configurations; one in it wins over Keelson's own")
 	fs.StringVar(&c.CNIBinDir, "cni-bin-dir", "/opt/cni/bin", "folder of CNI plugins")
+	fs.Func("pod-network", "how pods reach those of other nodes: routes to nodes on the same link and VXLAN to all others (auto), routes alone (routes) "+
+		"or VXLAN alone (vxlan); the same on all nodes (default auto)", func(s string) (err error) {
+		c.podNetwork, err = network.ParseMode(s)
+		return err
+	})
 	fs.StringVar(&c.ArchivesDir, "archives-dir", "", "folder of image archives to import (default STATE-DIR/images.d)")
 	fs.StringVar(&c.RuntimeDir, "runtime-dir", "", "folder of keelson-shim, keelson-oci and keelson-pause (default: that of this program)")
 	fs.StringVar(&c.KubeletDir, "kubelet-dir", "/var/lib/kubelet",

@@ -17,10 +17,17 @@ func (c *Config) WithNetwork() {
 	log := c.Log
 	foreign := func() bool { path, err := cni.Foreign(c.CNIConfDir); return err == nil && path != "" }
 	c.foreignNetwork = foreign
+	routes := &network.Routes{Node: c.NodeName, Mode: c.podNetwork, Foreign: foreign, Log: log.With("part", "network")}
+	for _, s := range c.NodeIPs {
+		if ip, err := netip.ParseAddr(s); err == nil {
+			routes.NodeIPs = append(routes.NodeIPs, ip.Unmap())
+		}
+	}
 	c.Network = func(o agent.Objects) agent.Network {
+		routes.Objects = o
 		return network.New(network.Config{
 			ConfDir: c.CNIConfDir, BinDirs: []string{c.CNIBinDir}, RunDir: filepath.Join(c.RunDir, "cni"),
-			PodCIDR: func() string { return o.Cluster().PodCIDR }, Log: log.With("part", "network"),
+			PodCIDRs: func() []netip.Prefix { return o.Cluster().PodPrefixes() }, MTU: routes.MTU, Log: log.With("part", "network"),
 		})
 	}
 	var ip netip.Addr
@@ -32,8 +39,6 @@ func (c *Config) WithNetwork() {
 	c.Extra = map[string]func(context.Context, agent.Objects, agent.Reporter) error{
 		"udp flows":      func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return flows.Run(ctx) },
 		"service health": (&proxy.HealthChecks{Node: c.NodeName, Log: log.With("part", "proxy")}).Run,
-		partRoutes: func(ctx context.Context, o agent.Objects, _ agent.Reporter) error {
-			return (&network.Routes{Objects: o, Foreign: foreign, Log: log.With("part", "network")}).Run(ctx)
-		},
+		partRoutes:       func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return routes.Run(ctx) },
 	}
 }

@@ -59,16 +59,35 @@ func (s *sandbox) networkRequest(r *Runtime) agent.NetworkRequest {
 	m := s.config.GetMetadata()
 	q := agent.NetworkRequest{SandboxID: s.rec.ID, NetNS: r.netnsPath(s.rec.ID), Namespace: m.GetNamespace(),
 		Name: m.GetName(), UID: podUID(m.GetUid()), Ports: s.config.GetPortMappings()}
-	q.Ingress = bandwidth(s.config.GetAnnotations()["kubernetes.io/ingress-bandwidth"])
-	q.Egress = bandwidth(s.config.GetAnnotations()["kubernetes.io/egress-bandwidth"])
+	q.Ingress = bandwidth(s.config.GetAnnotations()[ingressBandwidth])
+	q.Egress = bandwidth(s.config.GetAnnotations()[egressBandwidth])
 	return q
 }
 
-// bandwidth reads the annotation; the API server has refused what does not parse.
-func bandwidth(v string) int64 {
-	if v == "" {
-		return 0
+// The annotations that limit a pod's bandwidth, and what they may be, in bits a second, as with Kubernetes.
+const (
+	ingressBandwidth = "kubernetes.io/ingress-bandwidth"
+	egressBandwidth  = "kubernetes.io/egress-bandwidth"
+	leastBandwidth   = 1_000
+	mostBandwidth    = 1_000_000_000_000_000
+)
+
+// checkBandwidth refuses annotations that limit nothing.
+func checkBandwidth(annotations map[string]string) error {
+	for _, name := range []string{ingressBandwidth, egressBandwidth} {
+		v, ok := annotations[name]
+		if !ok {
+			continue
+		}
+		if q, err := resource.ParseQuantity(v); err != nil || q.Value() < leastBandwidth || q.Value() > mostBandwidth {
+			return fmt.Errorf("annotation %s=%q: want bits a second, from 1k to 1P, such as 10M", name, v)
+		}
 	}
+	return nil
+}
+
+// bandwidth reads an annotation that was checked.
+func bandwidth(v string) int64 {
 	q, err := resource.ParseQuantity(v)
 	if err != nil {
 		return 0
@@ -90,6 +109,9 @@ func (r *Runtime) RunPodSandboxEarly(ctx context.Context, q *cri.RunPodSandboxRe
 	config := q.GetConfig()
 	if err := checkSandboxConfig(config); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	if err := checkBandwidth(config.GetAnnotations()); err != nil {
+		return nil, err
 	}
 	if err := r.cfg.checkHandler(q.GetRuntimeHandler(), config.GetMetadata()); err != nil {
 		return nil, err

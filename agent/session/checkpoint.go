@@ -83,7 +83,8 @@ func (s *Session) writeCheckpoint() error {
 	c, revision := s.view.cluster, s.view.revision
 	s.view.mu.RUnlock()
 
-	welcome := &fleetv1.Welcome{ClusterName: c.Name, PodCidr: c.PodCIDR, ClusterCidr: c.ClusterCIDR, ServiceCidr: c.ServiceCIDR, ClusterDomain: c.Domain}
+	welcome := &fleetv1.Welcome{ClusterName: c.Name, PodCidr: c.PodCIDR, ClusterCidr: c.ClusterCIDR, ServiceCidr: c.ServiceCIDR, ClusterDomain: c.Domain,
+		PodCidrs: c.PodCIDRs, ClusterCidrs: c.ClusterCIDRs, ServiceCidrs: c.ServiceCIDRs}
 	if err := writeRecording(filepath.Join(s.cfg.StateDir, checkpointFile), welcome, plain, kindOf, peers, revision); err != nil {
 		return err
 	}
@@ -221,5 +222,6 @@ func writeFile(path string, data []byte) error {
 }
 
 func clusterOf(w *fleetv1.Welcome) agent.Cluster {
-	return agent.Cluster{Name: w.ClusterName, PodCIDR: w.PodCidr, ClusterCIDR: w.ClusterCidr, ServiceCIDR: w.ServiceCidr, Domain: w.ClusterDomain}
+	return agent.Cluster{Name: w.ClusterName, PodCIDR: w.PodCidr, ClusterCIDR: w.ClusterCidr, ServiceCIDR: w.ServiceCidr, Domain: w.ClusterDomain,
+		PodCIDRs: w.PodCidrs, ClusterCIDRs: w.ClusterCidrs, ServiceCIDRs: w.ServiceCidrs}
 }

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -159,7 +160,7 @@ func TestRecording(t *testing.T) {
 	if err := b.load(); err != nil {
 		t.Fatal(err)
 	}
-	if len(b.Pods()) != 1 || len(b.EndpointSlices()) != 1 || b.Revision() != 4 || b.Cluster() != a.Cluster() {
+	if len(b.Pods()) != 1 || len(b.EndpointSlices()) != 1 || b.Revision() != 4 || !reflect.DeepEqual(b.Cluster(), a.Cluster()) {
 		t.Errorf("loaded %d pods, %d slices, revision %d, %+v", len(b.Pods()), len(b.EndpointSlices()), b.Revision(), b.Cluster())
 	}
 	if _, ok := b.Secret("d", "s"); !ok {

@@ -439,7 +439,7 @@ func (s *Session) Cluster() agent.Cluster {
 	defer s.view.mu.RUnlock()
 	c := s.view.cluster
 	if ok && own.Spec.PodCIDR != "" {
-		c.PodCIDR = own.Spec.PodCIDR
+		c.PodCIDR, c.PodCIDRs = own.Spec.PodCIDR, own.Spec.PodCIDRs
 	}
 	return c
 }

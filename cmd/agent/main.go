@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"syscall"
 
+	"keelson.dev/keelson/agent/network"
 	"keelson.dev/keelson/agent/node"
 	"keelson.dev/keelson/internal/memory"
 )
@@ -26,8 +27,14 @@ func main() {
 	if err := memory.Shield(memory.Daemon); err != nil {
 		cfg.Log.Warn("the agent cannot be shielded from the OOM killer", "error", err)
 	}
+	if flag.NArg() == 1 && flag.Arg(0) == "remove-network" {
+		if err := network.Remove(context.Background()); err != nil {
+			fail(1, err.Error())
+		}
+		return
+	}
 	if flag.NArg() > 0 {
-		fail(2, "unexpected argument "+flag.Arg(0)+": see --help")
+		fail(2, "unexpected argument "+flag.Arg(0)+": there is remove-network alone, for a node that leaves its cluster; see --help")
 	}
 	if err := cfg.Complete(); err != nil {
 		fail(2, err.Error())

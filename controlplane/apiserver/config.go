@@ -65,8 +65,9 @@ type Config struct {
 	Authorization *authzfile.Authorization
 
 	// ServiceCIDR is where ClusterIPs come from (default 10.96.0.0/16), NodePorts the inclusive range of node ports (default 30000-32767).
-	ServiceCIDR netip.Prefix
-	NodePorts   [2]int
+	// SecondServiceCIDR is that of the other family; the zero value: Services have one family.
+	ServiceCIDR, SecondServiceCIDR netip.Prefix
+	NodePorts                      [2]int
 
 	// LostNodeToleration is the tolerationSeconds that pods get which say nothing about lost and not ready nodes
 	// (default 300 s).

@@ -92,7 +92,7 @@ type Config struct {
 	StopGate  time.Duration // most that a terminating pod waits for proxies; default 1 s
 }
 
-// Cluster is what Welcome tells every node.
+// Cluster is what Welcome tells every node. ClusterCIDR and ServiceCIDR may be one prefix of each family with a comma between.
 type Cluster struct {
 	Name, ClusterCIDR, ServiceCIDR, Domain string
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -178,15 +179,25 @@ func sessionError(err error) error {
 func (x *session) welcome() *fleetv1.Welcome {
 	c := x.srv.cfg
 	every, _ := x.srv.pace()
+	pods, services := families(c.Cluster.ClusterCIDR), families(c.Cluster.ServiceCIDR)
 	w := &fleetv1.Welcome{
-		Epoch: x.epoch, ClusterName: c.Cluster.Name, ClusterCidr: c.Cluster.ClusterCIDR,
-		ServiceCidr: c.Cluster.ServiceCIDR, ClusterDomain: c.Cluster.Domain,
+		Epoch: x.epoch, ClusterName: c.Cluster.Name, ClusterDomain: c.Cluster.Domain,
+		ClusterCidr: pods[0], ClusterCidrs: pods, ServiceCidr: services[0], ServiceCidrs: services,
 		HeartbeatMillis: every.Milliseconds(), Replica: c.Replica,
 	}
 	if n, ok := x.srv.view.nodeObject(x.node); ok {
-		w.PodCidr = n.Spec.PodCIDR
+		w.PodCidr, w.PodCidrs = n.Spec.PodCIDR, n.Spec.PodCIDRs
 	}
 	return w
+}
+
+// families are the prefixes of a list with commas between.
+func families(list string) []string {
+	out := strings.Split(list, ",")
+	for i := range out {
+		out[i] = strings.TrimSpace(out[i])
+	}
+	return out
 }
 
 // mark says that the object may have changed. It never blocks.

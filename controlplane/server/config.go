@@ -65,8 +65,8 @@ const defaultPodEviction = 20 * time.Second
 // and handed to every joining replica.
 type Cluster struct {
 	Name        string `json:"name"`
-	ClusterCIDR string `json:"clusterCIDR"`
-	ServiceCIDR string `json:"serviceCIDR"`
+	ClusterCIDR string `json:"clusterCIDR"` // one prefix, or one of each family with a comma between
+	ServiceCIDR string `json:"serviceCIDR"` // of the same families in the same order
 	Domain      string `json:"domain"`
 	APIPort     int    `json:"apiPort"`
 	FleetPort   int    `json:"fleetPort"`
@@ -98,29 +98,6 @@ func (c *Cluster) defaults() {
 			*p.port = p.v
 		}
 	}
-}
-
-// validate names the field that is wrong.
-func (c Cluster) validate() error {
-	for _, f := range []struct{ name, value string }{{"--cluster-cidr", c.ClusterCIDR}, {"--service-cidr", c.ServiceCIDR}} {
-		p, err := netip.ParsePrefix(f.value)
-		if err != nil {
-			return fmt.Errorf("%s %q: %w: give a prefix such as 10.244.0.0/16", f.name, f.value, err)
-		}
-		if !p.Addr().Is4() || p.Bits() > 24 {
-			return fmt.Errorf("%s %q: want an IPv4 prefix of at least 256 addresses", f.name, f.value)
-		}
-	}
-	a, b := netip.MustParsePrefix(c.ClusterCIDR), netip.MustParsePrefix(c.ServiceCIDR)
-	if a.Overlaps(b) {
-		return fmt.Errorf("--cluster-cidr %s and --service-cidr %s overlap: give different ranges", a, b)
-	}
-	return nil
-}
-
-// serviceIP is the address of Service default/kubernetes: the first of the range.
-func (c Cluster) serviceIP() netip.Addr {
-	return netip.MustParsePrefix(c.ServiceCIDR).Masked().Addr().Next()
 }
 
 // The files of a replica below its data folder.

@@ -75,6 +75,9 @@ func Init(c Config, cluster Cluster, o Founding) (Founded, error) {
 	if err := cluster.validate(); err != nil {
 		return Founded{}, err
 	}
+	if err := cluster.reaches(c.Advertise); err != nil {
+		return Founded{}, err
+	}
 	if err := o.defaults(c, cluster); err != nil {
 		return Founded{}, err
 	}

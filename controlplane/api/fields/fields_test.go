@@ -172,10 +172,11 @@ func TestCheck(t *testing.T) {
 		{"stored", pod(responders), pod(responders), nil, 0},
 		{"stored in another place", pod("volumes: [{name: a, emptyDir: {}}, {name: v, csi: {driver: d}}]"), pod("volumes: [{name: v, csi: {driver: d}}]"), nil, 0},
 		{"stored once", pod("volumes: [{name: a, csi: {driver: d}}, {name: v, csi: {driver: d}}]"), pod("volumes: [{name: v, csi: {driver: d}}]"), []string{"spec.volumes[1].csi"}, 0},
-		{"one of a list", object[corev1.Service](t, "{spec: {ipFamilies: [IPv4, IPv6]}}"), nil, []string{"spec.ipFamilies[1]"}, 0},
+		{"one of a list", object[corev1.Service](t, "{status: {loadBalancer: {ingress: [{ipMode: VIP}, {ipMode: Proxy}]}}}"), nil, []string{"status.loadBalancer.ingress[1].ipMode"}, 0},
 		{"key", object[corev1.ServiceAccount](t, "{metadata: {annotations: {kubernetes.io/enforce-mountable-secrets: 'true'}}}"), nil, []string{"metadata.annotations[kubernetes.io/enforce-mountable-secrets]"}, 0},
 		{"key with another value", object[corev1.ServiceAccount](t, "{metadata: {annotations: {kubernetes.io/enforce-mountable-secrets: 'false'}}}"), nil, nil, 0},
-		{"key in a template", object[appsv1.Deployment](t, "{spec: {template: {metadata: {annotations: {kubernetes.io/ingress-bandwidth: 1M}}}}}"), nil, nil, 1},
+		{"key in a template", object[appsv1.Deployment](t, "{spec: {template: {metadata: {annotations: {container.apparmor.security.beta.kubernetes.io/c: runtime/default}}}}}"), nil,
+			[]string{"spec.template.metadata.annotations[container.apparmor.security.beta.kubernetes.io/c]"}, 0},
 		{"inert hook", pod("containers: [{name: c, lifecycle: {preStop: {tcpSocket: {port: 80}}}}]"), nil, nil, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {

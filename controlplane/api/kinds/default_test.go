@@ -143,8 +143,6 @@ spec:
   type: ClusterIP
   sessionAffinity: None
   internalTrafficPolicy: Cluster
-  ipFamilyPolicy: SingleStack
-  ipFamilies: [IPv4]
   selector: {app: a}
   ports: [{port: 80, protocol: TCP, targetPort: 80}]
 `)
@@ -159,8 +157,6 @@ spec:
   internalTrafficPolicy: Cluster
   externalTrafficPolicy: Cluster
   allocateLoadBalancerNodePorts: true
-  ipFamilyPolicy: SingleStack
-  ipFamilies: [IPv4]
   clusterIP: 10.96.0.9
   clusterIPs: [10.96.0.9]
   ports: [{port: 80, protocol: TCP, targetPort: http}]

@@ -67,6 +67,9 @@ func validateNode(n *corev1.Node) field.ErrorList {
 	for i, cidr := range n.Spec.PodCIDRs {
 		errs = append(errs, validation.IsValidCIDR(spec.Child("podCIDRs").Index(i), cidr)...)
 	}
+	if len(n.Spec.PodCIDRs) > 2 || len(n.Spec.PodCIDRs) == 2 && strings.Contains(n.Spec.PodCIDRs[0], ":") == strings.Contains(n.Spec.PodCIDRs[1], ":") {
+		errs = append(errs, field.Invalid(spec.Child("podCIDRs"), n.Spec.PodCIDRs, "may specify no more than one CIDR for each IP family"))
+	}
 	if len(n.Spec.PodCIDRs) > 0 && n.Spec.PodCIDR != n.Spec.PodCIDRs[0] {
 		errs = append(errs, field.Invalid(spec.Child("podCIDR"), n.Spec.PodCIDR, "must be the first of podCIDRs"))
 	}
@@ -90,13 +93,18 @@ func validateNodeStatus(n *corev1.Node) field.ErrorList {
 func validateNodeUpdate(obj, old *corev1.Node) field.ErrorList {
 	spec := field.NewPath("spec")
 	var errs field.ErrorList
-	if len(old.Spec.PodCIDRs) > 0 && !slices.Equal(obj.Spec.PodCIDRs, old.Spec.PodCIDRs) {
+	if len(old.Spec.PodCIDRs) > 0 && !slices.Equal(obj.Spec.PodCIDRs, old.Spec.PodCIDRs) && !addsFamily(obj.Spec.PodCIDRs, old.Spec.PodCIDRs) {
 		errs = append(errs, field.Forbidden(spec.Child("podCIDRs"), "node updates may not change podCIDR except from \"\" to valid"))
 	}
 	if old.Spec.ProviderID != "" && obj.Spec.ProviderID != old.Spec.ProviderID {
 		errs = append(errs, field.Forbidden(spec.Child("providerID"), "node updates may not change providerID except from \"\" to valid"))
 	}
 	return errs
+}
+
+// addsFamily says that a node which had addresses of one family gets some of the other.
+func addsFamily(cidrs, old []string) bool {
+	return len(old) == 1 && len(cidrs) == 2 && cidrs[0] == old[0] && strings.Contains(cidrs[0], ":") != strings.Contains(cidrs[1], ":")
 }
 
 func validateTaints(taints []corev1.Taint, at *field.Path) field.ErrorList {

@@ -231,6 +231,9 @@ func validateServiceUpdate(obj, old *corev1.Service) field.ErrorList {
 	if old.Spec.ClusterIP != "" && obj.Spec.ClusterIP != old.Spec.ClusterIP {
 		errs = append(errs, field.Invalid(at.Index(0), obj.Spec.ClusterIP, "may not change once set"))
 	}
+	if len(old.Spec.ClusterIPs) == 2 && len(obj.Spec.ClusterIPs) == 2 && obj.Spec.ClusterIPs[1] != old.Spec.ClusterIPs[1] {
+		errs = append(errs, field.Invalid(at.Index(1), obj.Spec.ClusterIPs[1], "may not change once set"))
+	}
 	if len(old.Spec.IPFamilies) > 0 && len(obj.Spec.IPFamilies) > 0 && !slices.Equal(obj.Spec.IPFamilies[:1], old.Spec.IPFamilies[:1]) {
 		errs = append(errs, field.Invalid(field.NewPath("spec", "ipFamilies").Index(0), obj.Spec.IPFamilies[0], "may not change once set"))
 	}

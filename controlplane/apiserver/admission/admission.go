@@ -43,9 +43,10 @@ type Config struct {
 	Cluster Cluster
 	Kinds   *api.Kinds
 	// Held lists the shared objects of a namespace as the cache has them at a resourceVersion or later (registry.Held).
-	Held        func(ctx context.Context, k *api.Kind, namespace, resourceVersion string) ([]api.Object, error)
-	ServiceCIDR netip.Prefix
-	NodePorts   [2]int
+	Held func(ctx context.Context, k *api.Kind, namespace, resourceVersion string) ([]api.Object, error)
+	// ServiceCIDR and that of the other family, where there is one, are what the cluster was made with.
+	ServiceCIDR, SecondServiceCIDR netip.Prefix
+	NodePorts                      [2]int
 	// LostNodeToleration is how long pods that say nothing about it tolerate that their node is lost or not ready.
 	LostNodeToleration time.Duration
 	Clock              func() time.Time

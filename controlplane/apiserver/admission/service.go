@@ -29,6 +29,16 @@ func serviceAllocation(c Config) func(ctx context.Context, a *api.Attempt) error
 		svc := a.Whole.(*corev1.Service)
 		if before, ok := a.Stored.(*corev1.Service); ok {
 			keepAllocated(svc, before)
+			keepFamilies(svc, before)
+		}
+		if svc.Spec.ClusterIP == "" && len(svc.Spec.ClusterIPs) > 0 {
+			svc.Spec.ClusterIP = svc.Spec.ClusterIPs[0]
+		}
+		if svc.Spec.ClusterIP != "" && len(svc.Spec.ClusterIPs) == 0 {
+			svc.Spec.ClusterIPs = []string{svc.Spec.ClusterIP}
+		}
+		if errs := chooseFamilies(svc, serviceFamilies(c)); len(errs) > 0 {
+			return apierrors.NewInvalid(a.Kind.GVK.GroupKind(), svc.Name, errs)
 		}
 		ranges, err := serviceRanges(ctx, c)
 		if err != nil {
@@ -120,12 +130,17 @@ func inRange(svc *corev1.Service, stored api.Object, ranges []serviceRange, port
 	var errs field.ErrorList
 	spec := field.NewPath("spec")
 	before, _ := stored.(*corev1.Service)
-	if ip := svc.Spec.ClusterIP; needsIP(svc) && ip != "" && ip != corev1.ClusterIPNone && (before == nil || before.Spec.ClusterIP != ip) {
+	for _, ip := range svc.Spec.ClusterIPs {
+		if !needsIP(svc) || before != nil && (before.Spec.ClusterIP == ip || slices.Contains(before.Spec.ClusterIPs, ip)) {
+			continue
+		}
 		a, err := netip.ParseAddr(ip)
 		if _, ok := rangeOf(ranges, a); err == nil && !ok {
 			var cidr []string
 			for _, r := range ranges {
-				cidr = append(cidr, r.String())
+				if r.Addr().Is4() == a.Is4() {
+					cidr = append(cidr, r.String())
+				}
 			}
 			errs = append(errs, field.Invalid(spec.Child("clusterIPs"), []string{ip}, fmt.Sprintf(
 				"failed to allocate IP %s: the provided IP (%s) is not in the valid range. The range of valid IPs is %s", ip, ip, strings.Join(cidr, ","))))
@@ -200,33 +215,20 @@ func (a *allocator) allocate(svc *corev1.Service) error {
 }
 
 func (a *allocator) address(svc *corev1.Service) error {
-	if svc.Spec.ClusterIP == "" && len(svc.Spec.ClusterIPs) > 0 {
-		svc.Spec.ClusterIP = svc.Spec.ClusterIPs[0]
+	if svc.Spec.ClusterIP == corev1.ClusterIPNone {
+		return nil
 	}
 	if svc.Spec.ClusterIP == "" && isAPIService(svc) {
-		svc.Spec.ClusterIP = apiAddress(a.c.ServiceCIDR).String()
+		svc.Spec.ClusterIPs = []string{apiAddress(a.c.ServiceCIDR).String()}
 	}
-	if svc.Spec.ClusterIP == "" {
-		ip, err := a.pick()
+	for i := len(svc.Spec.ClusterIPs); i < len(svc.Spec.IPFamilies); i++ {
+		ip, err := a.pick(svc.Spec.IPFamilies[i])
 		if err != nil {
 			return asStatus(err)
 		}
-		svc.Spec.ClusterIP = ip.String()
+		svc.Spec.ClusterIPs = append(svc.Spec.ClusterIPs, ip.String())
 	}
-	if len(svc.Spec.ClusterIPs) == 0 {
-		svc.Spec.ClusterIPs = []string{svc.Spec.ClusterIP}
-	}
-	if svc.Spec.IPFamilyPolicy == nil {
-		single := corev1.IPFamilyPolicySingleStack
-		svc.Spec.IPFamilyPolicy = &single
-	}
-	if len(svc.Spec.IPFamilies) == 0 {
-		family := corev1.IPv4Protocol
-		if a.c.ServiceCIDR.Addr().Is6() {
-			family = corev1.IPv6Protocol
-		}
-		svc.Spec.IPFamilies = []corev1.IPFamily{family}
-	}
+	svc.Spec.ClusterIP = svc.Spec.ClusterIPs[0]
 	return nil
 }
 

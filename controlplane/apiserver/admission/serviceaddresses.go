@@ -21,9 +21,13 @@ type serviceRange struct {
 	cidr *networkingv1.ServiceCIDR
 }
 
-// serviceRanges are the range that the cluster was made with and those that ServiceCIDRs add, of IPv4.
+// serviceRanges are the ranges that the cluster was made with and those that ServiceCIDRs add to them, of its families.
 func serviceRanges(ctx context.Context, c Config) ([]serviceRange, error) {
 	out := []serviceRange{{Prefix: c.ServiceCIDR}}
+	if c.SecondServiceCIDR.IsValid() {
+		out = append(out, serviceRange{Prefix: c.SecondServiceCIDR})
+	}
+	families := serviceFamilies(c)
 	if c.Cluster == nil {
 		return out, nil
 	}
@@ -34,7 +38,7 @@ func serviceRanges(ctx context.Context, c Config) ([]serviceRange, error) {
 	for _, o := range all {
 		cidr := o.(*networkingv1.ServiceCIDR)
 		for _, p := range kinds.ServiceRanges(cidr) {
-			if p.Addr().Is4() && p != c.ServiceCIDR.Masked() {
+			if slices.Contains(families, familyOf(p.Addr())) && p != c.ServiceCIDR.Masked() && p != c.SecondServiceCIDR {
 				out = append(out, serviceRange{p, cidr})
 			}
 		}
@@ -54,10 +58,13 @@ func rangeOf(ranges []serviceRange, a netip.Addr) (serviceRange, bool) {
 // maxForeign bounds how many addresses are tried that something other than a Service has.
 const maxForeign = 1024
 
-// pick picks an address of the ranges, of which the cluster's own is used up first.
-func (a *allocator) pick() (netip.Addr, error) {
+// pick picks an address of a family's ranges, of which the cluster's own is used up first.
+func (a *allocator) pick(family corev1.IPFamily) (netip.Addr, error) {
 	var err error
 	for _, r := range a.ranges {
+		if familyOf(r.Addr()) != family {
+			continue
+		}
 		for range maxForeign {
 			var ip netip.Addr
 			if ip, err = a.c.AllocateIP(a.attempt, r.Prefix); err != nil {

@@ -2,8 +2,10 @@ package nodecidr
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	"pgregory.net/rapid"
 )
 
@@ -100,4 +102,25 @@ func TestAllocationNeverOverlaps(t *testing.T) {
 			at = (position + 1) % r.Size()
 		}
 	})
+}
+
+// F108: a node gets a block of each family that it lacks, and keeps what it has.
+func TestMissing(t *testing.T) {
+	ranges, err := Options{ClusterCIDR: "10.244.0.0/16,fd44::/48"}.Ranges()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		spec corev1.NodeSpec
+		want []int
+	}{
+		{corev1.NodeSpec{}, []int{0, 1}},
+		{corev1.NodeSpec{PodCIDR: "10.244.3.0/24"}, []int{1}},
+		{corev1.NodeSpec{PodCIDRs: []string{"fd44::/64"}}, []int{0}},
+		{corev1.NodeSpec{PodCIDRs: []string{"10.244.3.0/24", "fd44::/64"}}, nil},
+	} {
+		if got := Missing(&corev1.Node{Spec: c.spec}, ranges); !slices.Equal(got, c.want) {
+			t.Errorf("%+v: %v, want %v", c.spec, got, c.want)
+		}
+	}
 }

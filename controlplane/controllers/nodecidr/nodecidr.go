@@ -62,7 +62,7 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 		Name:    "node-ipam-controller",
 		Workers: 1, // two at once could choose the same block
 		Watches: []controllers.Watch{controllers.OnInformer(nodes, func(c controllers.Change[*corev1.Node]) []controllers.Key {
-			if c.Type == controllers.Deleted || len(c.New.Spec.PodCIDRs) > 0 {
+			if c.Type == controllers.Deleted || len(Missing(c.New, ranges)) == 0 {
 				return nil
 			}
 			return []controllers.Key{{Name: c.New.Name}}
@@ -88,13 +88,21 @@ type reconciler struct {
 
 func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	n, ok := r.nodes.Get("", key.Name)
-	if !ok || n.DeletionTimestamp != nil || n.Spec.PodCIDR != "" || len(n.Spec.PodCIDRs) > 0 {
+	if !ok || n.DeletionTimestamp != nil {
+		return 0, nil
+	}
+	missing := Missing(n, r.ranges)
+	if len(missing) == 0 {
 		return 0, nil
 	}
 	used := Used(r.nodes.All())
 	node := n.DeepCopy()
-	at := make([]int, len(r.ranges))
-	for i, rng := range r.ranges {
+	if len(node.Spec.PodCIDRs) == 0 && node.Spec.PodCIDR != "" {
+		node.Spec.PodCIDRs = []string{node.Spec.PodCIDR}
+	}
+	at := map[int]int{}
+	for _, i := range missing {
+		rng := r.ranges[i]
 		block, position, ok := rng.Next(used, r.next[i])
 		if !ok {
 			r.term.Events.Eventf(n, corev1.EventTypeWarning, "CIDRNotAvailable", "Node %s status is now: CIDRNotAvailable: no block left in %s", n.Name, rng)
@@ -103,9 +111,6 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 		node.Spec.PodCIDRs = append(node.Spec.PodCIDRs, block.String())
 		at[i] = position
 	}
-	if len(node.Spec.PodCIDRs) == 0 {
-		return 0, nil
-	}
 	node.Spec.PodCIDR = node.Spec.PodCIDRs[0]
 	node, err := client.Update(ctx, r.term.Client, node)
 	switch {
@@ -113,16 +118,34 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 		return 0, nil
 	case err != nil && !apierrors.IsConflict(err) && !errors.Is(err, context.Canceled):
 		// The answer may be lost although the write was not: do not offer this block to another node soon.
-		copy(r.next, at)
+		for i, position := range at {
+			r.next[i] = position
+		}
 		return 0, fmt.Errorf("giving node %s its pod CIDR: %w", key.Name, err)
 	case err != nil:
 		return 0, fmt.Errorf("giving node %s its pod CIDR: %w", key.Name, err)
 	}
 	r.nodes.Wrote(node)
-	for i := range at {
-		r.next[i] = (at[i] + 1) % r.ranges[i].Size()
+	for i, position := range at {
+		r.next[i] = (position + 1) % r.ranges[i].Size()
 	}
 	return 0, nil
+}
+
+// Missing are the ranges, by their place, of whose family a node has no block yet: all of a new one's, the second one's
+// when a cluster has got a second family.
+func Missing(n *corev1.Node, ranges []Range) []int {
+	has := map[bool]bool{}
+	for _, p := range Used([]*corev1.Node{n}) {
+		has[p.Addr().Is4()] = true
+	}
+	var out []int
+	for i, r := range ranges {
+		if !has[r.cluster.Addr().Is4()] {
+			out = append(out, i)
+		}
+	}
+	return out
 }
 
 // Used are the blocks that nodes have.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -94,13 +95,25 @@ func (r *ranges) reconcile(ctx context.Context, key controllers.Key) (time.Durat
 	return 0, r.perform(ctx, c, Next(c, needed))
 }
 
-// ensure makes the default ServiceCIDR.
+// ensure makes the default ServiceCIDR, and gives it the range of a family that the cluster has got since.
 func (r *ranges) ensure(ctx context.Context) error {
-	if _, ok := controllers.Cached[*networkingv1.ServiceCIDR](r.cidrs, "", kinds.DefaultServiceCIDR); ok {
+	cidrs := strings.Split(r.cluster, ",")
+	for i := range cidrs {
+		cidrs[i] = strings.TrimSpace(cidrs[i])
+	}
+	if have, ok := controllers.Cached[*networkingv1.ServiceCIDR](r.cidrs, "", kinds.DefaultServiceCIDR); ok {
+		if len(have.Spec.CIDRs) != 1 || len(cidrs) != 2 || have.Spec.CIDRs[0] != cidrs[0] || have.DeletionTimestamp != nil {
+			return nil
+		}
+		next := have.DeepCopy()
+		next.Spec.CIDRs = cidrs
+		if _, err := client.Update(ctx, r.term.Client, next); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("giving the default ServiceCIDR the range %s: %w", cidrs[1], err)
+		}
 		return nil
 	}
 	c := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: kinds.DefaultServiceCIDR},
-		Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{r.cluster}}}
+		Spec: networkingv1.ServiceCIDRSpec{CIDRs: cidrs}}
 	if _, err := client.Create(ctx, r.term.Client, c); err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("creating the default ServiceCIDR %s: %w", r.cluster, err)
 	}

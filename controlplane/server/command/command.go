@@ -30,7 +30,7 @@ func New(version string) *cobra.Command {
 		SilenceErrors: true, SilenceUsage: true,
 	}
 	root.AddCommand(initCommand(), joinCommand(), runCommand(version),
-		restoreCommand(), verifyCommand(), recoverCommand(), rebuildCommand(), convertCommand(), group(keysCommand()), group(peerCACommand()), inspectCommand())
+		restoreCommand(), verifyCommand(), recoverCommand(), rebuildCommand(), convertCommand(), group(keysCommand()), group(peerCACommand()), inspectCommand(), addFamilyCommand())
 	return callAs(root, os.Args[0])
 }
 
@@ -76,8 +76,8 @@ func initCommand() *cobra.Command {
 	identity(c, &cfg)
 	f := c.Flags()
 	f.StringVar(&cluster.Name, "cluster-name", "keelson", "name of the cluster")
-	f.StringVar(&cluster.ClusterCIDR, "cluster-cidr", "10.244.0.0/16", "addresses of pods")
-	f.StringVar(&cluster.ServiceCIDR, "service-cidr", "10.96.0.0/16", "addresses of Services")
+	f.StringVar(&cluster.ClusterCIDR, "cluster-cidr", "10.244.0.0/16", "addresses of pods: a prefix, or one of IPv4 and one of IPv6 with a comma between, the first family in front")
+	f.StringVar(&cluster.ServiceCIDR, "service-cidr", "10.96.0.0/16", "addresses of Services, of the same families in the same order")
 	f.StringVar(&cluster.Domain, "cluster-domain", "cluster.local", "DNS domain of the cluster")
 	f.IntVar(&founding.NodeTokenUses, "node-token-uses", 100, "how many workers may join with the token that is printed")
 	f.IntVar(&founding.ReplicaTokenUses, "replica-token-uses", 1, "how many further replicas may join with the token that is printed")

@@ -1557,8 +1557,13 @@ type Welcome struct {
 	ClusterDomain   string                 `protobuf:"bytes,6,opt,name=cluster_domain,json=clusterDomain,proto3" json:"cluster_domain,omitempty"`
 	HeartbeatMillis int64                  `protobuf:"varint,7,opt,name=heartbeat_millis,json=heartbeatMillis,proto3" json:"heartbeat_millis,omitempty"`
 	Replica         string                 `protobuf:"bytes,8,opt,name=replica,proto3" json:"replica,omitempty"` // who serves this session
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// The prefixes of each family, the first family's first; pod_cidr, cluster_cidr and service_cidr are the first of each.
+	// Empty from a replica that knows of one family only.
+	PodCidrs      []string `protobuf:"bytes,9,rep,name=pod_cidrs,json=podCidrs,proto3" json:"pod_cidrs,omitempty"`
+	ClusterCidrs  []string `protobuf:"bytes,10,rep,name=cluster_cidrs,json=clusterCidrs,proto3" json:"cluster_cidrs,omitempty"`
+	ServiceCidrs  []string `protobuf:"bytes,11,rep,name=service_cidrs,json=serviceCidrs,proto3" json:"service_cidrs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Welcome) Reset() {
@@ -1645,6 +1650,27 @@ func (x *Welcome) GetReplica() string {
 		return x.Replica
 	}
 	return ""
+}
+
+func (x *Welcome) GetPodCidrs() []string {
+	if x != nil {
+		return x.PodCidrs
+	}
+	return nil
+}
+
+func (x *Welcome) GetClusterCidrs() []string {
+	if x != nil {
+		return x.ClusterCidrs
+	}
+	return nil
+}
+
+func (x *Welcome) GetServiceCidrs() []string {
+	if x != nil {
+		return x.ServiceCidrs
+	}
+	return nil
 }
 
 // ObjectSet is part of the assignment. With full=true (first parts after Hello)
@@ -3683,7 +3709,7 @@ const file_proto_fleet_v1_fleet_proto_rawDesc = "" +
 	"\tstop_gate\x18\x06 \x01(\v2\x1a.keelson.fleet.v1.StopGateH\x00R\bstopGate\x12<\n" +
 	"\n" +
 	"status_ack\x18\a \x01(\v2\x1b.keelson.fleet.v1.StatusAckH\x00R\tstatusAckB\x06\n" +
-	"\x04kind\"\x8f\x02\n" +
+	"\x04kind\"\xf6\x02\n" +
 	"\aWelcome\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12!\n" +
 	"\fcluster_name\x18\x02 \x01(\tR\vclusterName\x12\x19\n" +
@@ -3692,7 +3718,11 @@ const file_proto_fleet_v1_fleet_proto_rawDesc = "" +
 	"\fservice_cidr\x18\x05 \x01(\tR\vserviceCidr\x12%\n" +
 	"\x0ecluster_domain\x18\x06 \x01(\tR\rclusterDomain\x12)\n" +
 	"\x10heartbeat_millis\x18\a \x01(\x03R\x0fheartbeatMillis\x12\x18\n" +
-	"\areplica\x18\b \x01(\tR\areplica\"\xd1\x01\n" +
+	"\areplica\x18\b \x01(\tR\areplica\x12\x1b\n" +
+	"\tpod_cidrs\x18\t \x03(\tR\bpodCidrs\x12#\n" +
+	"\rcluster_cidrs\x18\n" +
+	" \x03(\tR\fclusterCidrs\x12#\n" +
+	"\rservice_cidrs\x18\v \x03(\tR\fserviceCidrs\"\xd1\x01\n" +
 	"\tObjectSet\x12\x12\n" +
 	"\x04full\x18\x01 \x01(\bR\x04full\x122\n" +
 	"\aupserts\x18\x02 \x03(\v2\x18.keelson.fleet.v1.ObjectR\aupserts\x12/\n" +

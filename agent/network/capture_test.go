@@ -1,0 +1,89 @@
+package network
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// packet is what passed an interface.
+type packet struct {
+	from, to  netip.Addr
+	length    int
+	fragment  bool
+	tunnelled int  // bytes of VXLAN, 0: it is none
+	chatter   bool // of neighbours with each other, multicast, ICMP
+	arp       bool
+}
+
+// capture notes what passes interfaces until its result is called.
+func (m *machine) capture(names ...string) func() []packet {
+	m.t.Helper()
+	var fd int
+	m.in(func() (err error) {
+		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, int(htons(unix.ETH_P_ALL)))
+		if err == nil {
+			err = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 20000})
+		}
+		return err
+	})
+	wanted := map[int]bool{}
+	for _, n := range names {
+		wanted[m.link(n).Attrs().Index] = true
+	}
+	var ended atomic.Bool
+	out := make(chan []packet, 1)
+	go func() {
+		var all []packet
+		buf := make([]byte, 65536)
+		for {
+			n, from, err := unix.Recvfrom(fd, buf, 0)
+			if err != nil && ended.Load() { // nothing waits any more
+				break
+			}
+			if ll, ok := from.(*unix.SockaddrLinklayer); err == nil && ok && wanted[ll.Ifindex] {
+				all = append(all, read(buf[:n], htons(ll.Protocol)))
+			}
+		}
+		unix.Close(fd)
+		out <- all
+	}()
+	return func() []packet {
+		ended.Store(true)
+		return <-out
+	}
+}
+
+func htons(v uint16) uint16 { return v<<8 | v>>8 }
+
+func read(b []byte, protocol uint16) packet {
+	p := packet{length: len(b)}
+	var next byte
+	var payload []byte
+	switch {
+	case protocol == unix.ETH_P_IP && len(b) >= 20:
+		p.from, _ = netip.AddrFromSlice(b[12:16])
+		p.to, _ = netip.AddrFromSlice(b[16:20])
+		p.fragment = binary.BigEndian.Uint16(b[6:])&0x3fff != 0
+		next, payload = b[9], b[int(b[0]&15)*4:]
+	case protocol == unix.ETH_P_IPV6 && len(b) >= 40:
+		p.from, _ = netip.AddrFromSlice(b[8:24])
+		p.to, _ = netip.AddrFromSlice(b[24:40])
+		next, payload = b[6], b[40:]
+		p.fragment = next == 44
+	case protocol == unix.ETH_P_ARP && len(b) >= 28:
+		p.to, _ = netip.AddrFromSlice(b[24:28])
+		p.arp, p.chatter = true, true
+		return p
+	default:
+		p.chatter = true
+		return p
+	}
+	p.chatter = next == unix.IPPROTO_ICMPV6 || next == unix.IPPROTO_ICMP || p.to.IsMulticast() || next == 0
+	if next == unix.IPPROTO_UDP && len(payload) >= 8 && binary.BigEndian.Uint16(payload[2:]) == tunnelPort {
+		p.tunnelled = len(payload) - 8
+	}
+	return p
+}

@@ -1,0 +1,160 @@
+package network
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/version"
+)
+
+// configurationLimit bounds a file that somebody put into the folder of network configurations.
+const configurationLimit = 1 << 20
+
+// load reads a configuration of somebody else. What is wrong with it is said with the file and the line.
+func load(path string) (*libcni.NetworkConfigList, error) {
+	raw, err := readLimited(path)
+	if err != nil {
+		return nil, fmt.Errorf("network configuration %s: %w", path, err)
+	}
+	if at, err := flaw(raw, filepath.Ext(path) == ".conflist"); err != nil {
+		return nil, fmt.Errorf("network configuration %s, line %d: %w: correct the file, or take it away and pods get Keelson's own network",
+			path, 1+bytes.Count(raw[:min(at, len(raw))], []byte("\n")), err)
+	}
+	list, err := parse(path, raw)
+	if err != nil {
+		return nil, fmt.Errorf("network configuration %s, line 1: %w", path, err)
+	}
+	return list, nil
+}
+
+func parse(path string, raw []byte) (*libcni.NetworkConfigList, error) {
+	if filepath.Ext(path) != ".conflist" {
+		one, err := libcni.ConfFromBytes(raw)
+		if err != nil {
+			return nil, err
+		}
+		return libcni.ConfListFromConf(one)
+	}
+	list, err := libcni.NetworkConfFromBytes(raw)
+	if err != nil || list.LoadOnlyInlinedPlugins {
+		return list, err
+	}
+	// Plugins that other files add stand in a folder of the network's name beside its file.
+	more, err := libcni.NetworkPluginConfsFromFiles(filepath.Dir(path), list.Name)
+	if err != nil {
+		return nil, err
+	}
+	list.Plugins = append(list.Plugins, more...)
+	if len(list.Plugins) == 0 {
+		return nil, errors.New("it has no plugins")
+	}
+	return list, nil
+}
+
+func readLimited(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	raw, err := io.ReadAll(io.LimitReader(f, configurationLimit+1))
+	if err == nil && len(raw) > configurationLimit {
+		err = fmt.Errorf("it is over %d bytes", configurationLimit)
+	}
+	return raw, err
+}
+
+// flaw finds what libcni would refuse, and where: a byte of the file.
+func flaw(raw []byte, list bool) (at int, err error) {
+	var top map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &top); err != nil {
+		return offsetOf(err, len(raw)), err
+	}
+	where := func(part []byte) int { return max(0, bytes.Index(raw, part)) }
+	text := func(in map[string]json.RawMessage, key string) (string, int, error) {
+		value, ok := in[key]
+		if !ok {
+			return "", 0, nil
+		}
+		var s string
+		if err := json.Unmarshal(value, &s); err != nil {
+			return "", where(value), fmt.Errorf("%s: want a string", key)
+		}
+		return s, where(value), nil
+	}
+	for _, key := range []string{"name", "cniVersion"} {
+		s, at, err := text(top, key)
+		if err != nil {
+			return at, err
+		}
+		if key == "name" && s == "" {
+			return at, errors.New("it has no name")
+		}
+		if known := version.All.SupportedVersions(); key == "cniVersion" && s != "" && !slices.Contains(known, s) {
+			return at, fmt.Errorf("cniVersion %q is none of those that are known: %s", s, strings.Join(known, ", "))
+		}
+	}
+	if !list {
+		return typed(raw, 0)
+	}
+	value, ok := top["plugins"]
+	if !ok {
+		if _, others := top["loadOnlyInlinedPlugins"]; others {
+			return 0, nil
+		}
+		return 0, errors.New("it has no plugins")
+	}
+	var plugins []json.RawMessage
+	if err := json.Unmarshal(value, &plugins); err != nil {
+		return where(value), errors.New("plugins: want a list")
+	}
+	if len(plugins) == 0 {
+		return where(value), errors.New("it has no plugins")
+	}
+	from := where(value)
+	for _, p := range plugins {
+		i := bytes.Index(raw[from:], p)
+		from += max(0, i)
+		if at, err := typed(p, from); err != nil {
+			return at, err
+		}
+		from += len(p)
+	}
+	return 0, nil
+}
+
+// typed says whether a plugin, which begins at a byte of the file, names its type.
+func typed(plugin []byte, at int) (int, error) {
+	var p struct {
+		Type string `json:"type"`
+	}
+	if err := json.Unmarshal(plugin, &p); err != nil {
+		return at, fmt.Errorf("a plugin: %w", err)
+	}
+	if p.Type == "" {
+		return at, errors.New("a plugin has no type")
+	}
+	if filepath.Base(p.Type) != p.Type {
+		return at, fmt.Errorf("type %q of a plugin: want the name of a program without its folder", p.Type)
+	}
+	return 0, nil
+}
+
+// offsetOf is the byte at which a file is no JSON, or not of the form that it should have.
+func offsetOf(err error, end int) int {
+	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
+		return max(0, int(syntax.Offset)-1)
+	}
+	if form, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		return max(0, int(form.Offset)-1)
+	}
+	return end
+}

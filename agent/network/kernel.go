@@ -1,0 +1,386 @@
+package network
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"keelson.dev/keelson/cni"
+)
+
+const (
+	// routeProtocol marks our routes in the kernel's table, so that stale ones are found after a crash.
+	routeProtocol = 75
+	// refusedMetric is of routes that lead nowhere: any other route to the same range comes before them.
+	refusedMetric = 8192
+)
+
+// families that the kernel has.
+func families() []int {
+	out := []int{netlink.FAMILY_V4}
+	if _, err := os.Stat("/proc/sys/net/ipv6"); err == nil {
+		out = append(out, netlink.FAMILY_V6)
+	}
+	return out
+}
+
+// linksOf are the interfaces that hold an address of the node.
+func linksOf(nodeIPs []netip.Addr) ([]Link, error) {
+	all, err := netlink.LinkList()
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // pods come and go meanwhile; the node's links do not
+		return nil, fmt.Errorf("listing interfaces: %w", err)
+	}
+	addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		return nil, fmt.Errorf("listing addresses: %w", err)
+	}
+	var out []Link
+	for _, l := range all {
+		link, ours := Link{Name: l.Attrs().Name, MTU: l.Attrs().MTU}, false
+		if link.Name == tunnelName || link.Name == cni.Bridge {
+			continue
+		}
+		for _, a := range addrs {
+			p, ok := prefix(a.IPNet)
+			if !ok || a.LinkIndex != l.Attrs().Index || p.Addr().IsLinkLocalUnicast() {
+				continue
+			}
+			link.Addrs = append(link.Addrs, p)
+			ours = ours || slices.Contains(nodeIPs, p.Addr())
+		}
+		if ours {
+			out = append(out, link)
+		}
+	}
+	return out, nil
+}
+
+// switchOn writes a sysctl that has to be 1, and says how else it can be set.
+type switchOn struct {
+	path, remedy string
+	needed       bool
+}
+
+// enableForwarding sets the switches without which pods do not reach each other, those of bridges on a bridge. All are per
+// network namespace.
+func enableForwarding(bridged, six bool) error {
+	if six {
+		keepRouters()
+	}
+	for _, s := range []switchOn{
+		{"/proc/sys/net/ipv4/ip_forward", "set net.ipv4.ip_forward=1", true},
+		{"/proc/sys/net/ipv6/conf/all/forwarding", "set net.ipv6.conf.all.forwarding=1", six},
+		{"/proc/sys/net/bridge/bridge-nf-call-iptables", "load it with 'modprobe br_netfilter'", bridged},
+		{"/proc/sys/net/bridge/bridge-nf-call-ip6tables", "load it with 'modprobe br_netfilter'", bridged && six},
+	} {
+		if !s.needed {
+			continue
+		}
+		if raw, err := os.ReadFile(s.path); err == nil && strings.TrimSpace(string(raw)) == "1" {
+			continue
+		}
+		if err := os.WriteFile(s.path, []byte("1"), 0o644); err != nil {
+			return fmt.Errorf("enabling pod traffic: %w: %s", err, s.remedy)
+		}
+	}
+	return nil
+}
+
+// keepRouters has links go on hearing router advertisements that they heard before: a host that forwards ignores them
+// otherwise, and would lose its own way out.
+func keepRouters() {
+	if raw, err := os.ReadFile("/proc/sys/net/ipv6/conf/all/forwarding"); err == nil && strings.TrimSpace(string(raw)) == "1" {
+		return
+	}
+	links, err := netlink.LinkList()
+	if err != nil {
+		return
+	}
+	for _, l := range links {
+		path := "/proc/sys/net/ipv6/conf/" + l.Attrs().Name + "/accept_ra"
+		if raw, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(raw)) == "1" {
+			_ = os.WriteFile(path, []byte("2"), 0o644)
+		}
+	}
+}
+
+// install makes the kernel show the layout. What concerns one node alone does not keep it from the rest: it is in problems.
+func install(l Layout) (problems []string, err error) {
+	problems = slices.Clone(l.Missing)
+	index, err := installTunnel(l.Tunnel)
+	if err != nil {
+		return problems, err
+	}
+	if l.Tunnel != nil {
+		problems = append(problems, installPeers(index, l.Peers)...)
+	}
+	refused, err := installRoutes(l.Routes, index)
+	if err != nil {
+		return problems, err
+	}
+	return append(problems, refused...), fitBridge(l.MTU)
+}
+
+// installTunnel makes this node's end of the tunnel as it should be, or removes it.
+func installTunnel(want *Tunnel) (index int, err error) {
+	have, err := netlink.LinkByName(tunnelName)
+	if err != nil {
+		if _, absent := errors.AsType[netlink.LinkNotFoundError](err); !absent {
+			return 0, fmt.Errorf("looking for the tunnel: %w", err)
+		}
+		have = nil
+	}
+	if have != nil && (want == nil || !sameTunnel(have, want)) {
+		if err := netlink.LinkDel(have); err != nil && !errors.Is(err, unix.ENODEV) {
+			return 0, fmt.Errorf("removing the tunnel %s: %w", tunnelName, err)
+		}
+		have = nil
+	}
+	if want == nil {
+		return 0, nil
+	}
+	if have == nil {
+		mac, err := net.ParseMAC(want.MAC)
+		if err != nil {
+			return 0, err
+		}
+		made := &netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: tunnelName, HardwareAddr: mac, MTU: want.MTU},
+			VxlanId: tunnelVNI, Port: tunnelPort, SrcAddr: want.Local.AsSlice(), Learning: false}
+		if err := netlink.LinkAdd(made); err != nil {
+			return 0, fmt.Errorf("making the tunnel to nodes on other links: %w: load it with 'modprobe vxlan', or put all nodes on one link", err)
+		}
+		if have, err = netlink.LinkByName(tunnelName); err != nil {
+			return 0, fmt.Errorf("making the tunnel: %w", err)
+		}
+	}
+	if have.Attrs().MTU != want.MTU {
+		if err := netlink.LinkSetMTU(have, want.MTU); err != nil {
+			return 0, fmt.Errorf("setting the tunnel's MTU to %d: %w", want.MTU, err)
+		}
+	}
+	if have.Attrs().Flags&net.FlagUp == 0 {
+		if err := netlink.LinkSetUp(have); err != nil {
+			return 0, fmt.Errorf("setting the tunnel up: %w", err)
+		}
+	}
+	return have.Attrs().Index, tunnelAddrs(have, want.Addrs)
+}
+
+func sameTunnel(have netlink.Link, want *Tunnel) bool {
+	v, ok := have.(*netlink.Vxlan)
+	if !ok {
+		return false
+	}
+	local, _ := netip.AddrFromSlice(v.SrcAddr)
+	return v.VxlanId == tunnelVNI && v.Port == tunnelPort && !v.Learning && local.Unmap() == want.Local &&
+		v.Attrs().HardwareAddr.String() == want.MAC
+}
+
+// tunnelAddrs gives the tunnel the addresses as which the node speaks through it, and no others.
+func tunnelAddrs(l netlink.Link, want []netip.Addr) error {
+	have, err := netlink.AddrList(l, netlink.FAMILY_ALL)
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		return fmt.Errorf("addresses of the tunnel: %w", err)
+	}
+	there := map[netip.Addr]bool{}
+	for _, a := range have {
+		p, ok := prefix(a.IPNet)
+		if !ok || p.Addr().IsLinkLocalUnicast() {
+			continue
+		}
+		if p.IsSingleIP() && slices.Contains(want, p.Addr()) {
+			there[p.Addr()] = true
+		} else if err := netlink.AddrDel(l, &a); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+			return fmt.Errorf("removing %s from the tunnel: %w", p, err)
+		}
+	}
+	for _, a := range want {
+		if there[a] {
+			continue
+		}
+		addr := &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(a, a.BitLen()))}
+		if a.Is6() {
+			addr.Flags = unix.IFA_F_NODAD
+		}
+		if err := netlink.AddrReplace(l, addr); err != nil {
+			return fmt.Errorf("giving the tunnel the address %s: %w", a, err)
+		}
+	}
+	return nil
+}
+
+// installPeers makes the neighbours and forwarding entries of the tunnel exactly those of the peers.
+func installPeers(index int, peers []Peer) (problems []string) {
+	type entry struct {
+		family int
+		mac    string
+		ip     netip.Addr
+	}
+	want := map[entry]string{}
+	for _, p := range peers {
+		want[entry{unix.AF_BRIDGE, p.MAC, p.Outer}] = p.Node
+		for _, ip := range p.Inner {
+			f := netlink.FAMILY_V4
+			if ip.Is6() {
+				f = netlink.FAMILY_V6
+			}
+			want[entry{f, p.MAC, ip}] = p.Node
+		}
+	}
+	neigh := func(e entry) *netlink.Neigh {
+		mac, _ := net.ParseMAC(e.mac)
+		n := &netlink.Neigh{LinkIndex: index, Family: e.family, State: netlink.NUD_PERMANENT, IP: e.ip.AsSlice(), HardwareAddr: mac}
+		if e.family == unix.AF_BRIDGE {
+			n.Flags = netlink.NTF_SELF
+		}
+		return n
+	}
+	for _, f := range append(families(), unix.AF_BRIDGE) {
+		have, err := netlink.NeighList(index, f)
+		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+			problems = append(problems, fmt.Sprintf("listing the tunnel's neighbours: %v", err))
+			continue
+		}
+		for _, n := range have {
+			ip, _ := netip.AddrFromSlice(n.IP)
+			e := entry{f, n.HardwareAddr.String(), ip.Unmap()}
+			if _, ok := want[e]; ok && n.State&netlink.NUD_PERMANENT != 0 {
+				delete(want, e)
+			} else if n.State&(netlink.NUD_PERMANENT|netlink.NUD_REACHABLE|netlink.NUD_STALE) != 0 && !ip.IsMulticast() {
+				_ = netlink.NeighDel(&n) // it goes by itself, or is replaced below
+			}
+		}
+	}
+	for e, node := range want {
+		if err := netlink.NeighSet(neigh(e)); err != nil {
+			problems = append(problems, fmt.Sprintf("tunnel to node %s at %s: %v", node, e.ip, err))
+		}
+	}
+	return problems
+}
+
+// installRoutes makes the kernel's table show exactly the wanted routes among ours.
+func installRoutes(want map[netip.Prefix]Route, tunnel int) (problems []string, err error) {
+	var have []netlink.Route
+	for _, f := range families() {
+		list, err := netlink.RouteListFiltered(f, &netlink.Route{Protocol: routeProtocol}, netlink.RT_FILTER_PROTOCOL)
+		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // the next look sees what this one missed
+			return nil, fmt.Errorf("listing routes: %w", err)
+		}
+		have = append(have, list...)
+	}
+	var errs []error
+	fine := map[netip.Prefix]bool{}
+	for _, h := range have {
+		p, ok := prefix(h.Dst)
+		w, wanted := want[p]
+		if ok && wanted && !fine[p] && sameRoute(h, w, tunnel) {
+			fine[p] = true
+			continue
+		}
+		if err := netlink.RouteDel(&h); err != nil && !errors.Is(err, unix.ESRCH) {
+			errs = append(errs, fmt.Errorf("removing route %s: %w", h.Dst, err))
+		}
+	}
+	for p, w := range want {
+		if fine[p] {
+			continue
+		}
+		if p.Addr().Is6() && len(families()) < 2 {
+			errs = append(errs, fmt.Errorf("route to pods %s: this kernel has no IPv6: enable it, or make the cluster with IPv4 alone", p))
+			continue
+		}
+		if err := netlink.RouteReplace(routeOf(w, tunnel)); err != nil {
+			if w.Via.IsValid() {
+				problems = append(problems, fmt.Sprintf("route to pods %s via node %s: %v", p, w.Via, err))
+			} else {
+				errs = append(errs, fmt.Errorf("keeping %s from the uplink: %w", p, err))
+			}
+		}
+	}
+	return problems, errors.Join(errs...)
+}
+
+func routeOf(w Route, tunnel int) *netlink.Route {
+	r := &netlink.Route{Dst: ipNet(w.Pods), Protocol: routeProtocol}
+	switch {
+	case !w.Via.IsValid():
+		r.Type, r.Priority = unix.RTN_UNREACHABLE, refusedMetric
+	case w.Tunnel:
+		r.Gw, r.LinkIndex, r.Flags = w.Via.AsSlice(), tunnel, int(netlink.FLAG_ONLINK)
+	default:
+		r.Gw = w.Via.AsSlice()
+	}
+	return r
+}
+
+func sameRoute(h netlink.Route, w Route, tunnel int) bool {
+	if !w.Via.IsValid() {
+		return h.Type == unix.RTN_UNREACHABLE && h.Priority == refusedMetric
+	}
+	via, ok := netip.AddrFromSlice(h.Gw)
+	return ok && via.Unmap() == w.Via && h.Type == unix.RTN_UNICAST && (h.LinkIndex == tunnel && tunnel != 0) == w.Tunnel
+}
+
+// removeBridge removes the bridge of our own network when no pod is on it.
+func removeBridge() error {
+	bridge, err := netlink.LinkByName(cni.Bridge)
+	if err != nil {
+		return nil
+	}
+	links, err := netlink.LinkList()
+	if err != nil {
+		return fmt.Errorf("listing interfaces: %w", err)
+	}
+	if slices.ContainsFunc(links, func(l netlink.Link) bool { return l.Attrs().MasterIndex == bridge.Attrs().Index }) {
+		return nil
+	}
+	if err := netlink.LinkDel(bridge); err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("removing bridge %s: %w", cni.Bridge, err)
+	}
+	return nil
+}
+
+// fitBridge gives the bridge the MTU of pods, or of the pod with the smallest one: what it routes to a pod must pass.
+func fitBridge(mtu int) error {
+	bridge, err := netlink.LinkByName(cni.Bridge)
+	if err != nil || mtu == 0 {
+		return nil // there is none yet: the first pod makes it
+	}
+	links, err := netlink.LinkList()
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		return fmt.Errorf("listing interfaces: %w", err)
+	}
+	for _, l := range links {
+		if l.Attrs().MasterIndex == bridge.Attrs().Index {
+			mtu = min(mtu, l.Attrs().MTU)
+		}
+	}
+	if bridge.Attrs().MTU == mtu {
+		return nil
+	}
+	if err := netlink.LinkSetMTU(bridge, mtu); err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("setting the MTU of %s to %d: %w", cni.Bridge, mtu, err)
+	}
+	return nil
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+func prefix(n *net.IPNet) (netip.Prefix, bool) {
+	if n == nil {
+		return netip.Prefix{}, false
+	}
+	ip, ok := netip.AddrFromSlice(n.IP)
+	bits, _ := n.Mask.Size()
+	return netip.PrefixFrom(ip.Unmap(), bits), ok
+}

@@ -1,0 +1,102 @@
+package network
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/cni"
+)
+
+// canShape refuses a limit of bandwidth that a network of somebody else would not keep.
+func canShape(list *libcni.NetworkConfigList, r agent.NetworkRequest) error {
+	if r.Ingress == 0 && r.Egress == 0 || list.Name == cni.Name {
+		return nil
+	}
+	for _, p := range list.Plugins {
+		if p.Network.Capabilities["bandwidth"] {
+			return nil
+		}
+	}
+	return fmt.Errorf("network %q: pod %s/%s asks for limits of bandwidth, and no plugin of the network has the capability bandwidth: "+
+		"add the bandwidth plugin to its configuration, or take the pod's annotations away", list.Name, r.Namespace, r.Name)
+}
+
+// shape limits what a sandbox of our own network receives, at the host's end of its cable, and what it sends, at its own.
+func (n *Network) shape(res types.Result, r agent.NetworkRequest) error {
+	if r.Ingress == 0 && r.Egress == 0 {
+		return nil
+	}
+	result, err := types100.GetResult(res)
+	if err != nil {
+		return fmt.Errorf("limiting bandwidth: %w", err)
+	}
+	if r.Ingress > 0 {
+		for _, i := range result.Interfaces {
+			if l, err := netlink.LinkByName(i.Name); i.Sandbox == "" && err == nil && l.Type() == "veth" {
+				if err := limit(nil, l, r.Ingress); err != nil {
+					return fmt.Errorf("limiting what pod %s/%s receives to %d bit/s: %w", r.Namespace, r.Name, r.Ingress, err)
+				}
+			}
+		}
+	}
+	if r.Egress > 0 {
+		if err := limitInside(r.NetNS, r.Egress); err != nil {
+			return fmt.Errorf("limiting what pod %s/%s sends to %d bit/s: %w", r.Namespace, r.Name, r.Egress, err)
+		}
+	}
+	return nil
+}
+
+func limitInside(path string, rate int64) error {
+	ns, err := netns.GetFromPath(path)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	l, err := h.LinkByName(ifName)
+	if err != nil {
+		return err
+	}
+	return limit(h, l, rate)
+}
+
+// The limits of a token bucket: packets wait a quarter of a second at most, and as much as a packet of any size passes at once.
+const (
+	queueMicros = 250_000
+	leastBurst  = 128 << 10 // bytes: segments that the kernel has not cut yet are up to 64 KiB
+)
+
+// limit gives a link a token bucket of so many bits a second.
+func limit(h *netlink.Handle, l netlink.Link, rate int64) error {
+	bytes := uint64(max(rate/8, 1))
+	burst := uint32(min(max(bytes/100, leastBurst), 1<<30)) // of 10 ms
+	tbf := &netlink.Tbf{
+		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
+		Rate:       bytes, Buffer: netlink.Xmittime(bytes, burst),
+		Limit: uint32(min(bytes*queueMicros/1_000_000+uint64(burst), 1<<31)),
+	}
+	replace := netlink.QdiscReplace
+	if h != nil {
+		replace = h.QdiscReplace
+	}
+	if err := replace(tbf); err != nil {
+		if errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("%w: this kernel has no token buckets: load them with 'modprobe sch_tbf'", err)
+		}
+		return err
+	}
+	return nil
+}
