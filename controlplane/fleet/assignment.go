@@ -15,6 +15,9 @@ import (
 type objectSource interface {
 	// lookup returns the present state of an object.
 	lookup(k key) (api.Object, bool)
+	// references lists what a node must hold besides an object because it holds that. It may become another list while the
+	// object stays as it is; then its key is marked.
+	references(o api.Object) []key
 	// encoded returns its wire form, shared.
 	encoded(k kind, o api.Object) (*fleetv1.Object, error)
 	// watch and unwatch say that changes of a referenced object matter from now on, or no more. After watch
@@ -100,6 +103,10 @@ func (a *assignment) step(keys []key) (change, error) {
 		}
 		rev := revisionOf(o)
 		if h != nil && h.uid == o.GetUID() && h.revision == rev {
+			if refs := a.src.references(o); k.kind == kindPod && !slices.Equal(refs, h.refs) {
+				keys = a.swapRefs(h.refs, refs, keys)
+				h.refs = refs
+			}
 			continue
 		}
 		if h == nil {
@@ -112,7 +119,7 @@ func (a *assignment) step(keys []key) (change, error) {
 		}
 		fresh := h.uid != o.GetUID()
 		h.uid, h.revision = o.GetUID(), rev
-		refs := references(o)
+		refs := a.src.references(o)
 		keys = a.swapRefs(h.refs, refs, keys)
 		h.refs = refs
 		if k.kind == kindPod {

@@ -9,11 +9,14 @@ import (
 
 	"google.golang.org/protobuf/proto"
 	v1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	nodev1 "k8s.io/api/node/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"pgregory.net/rapid"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/fleet/policy"
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
@@ -24,20 +27,45 @@ type world struct {
 	board   *board
 	nodes   *board
 	waves   uint64
+	policed *policy.Index
+	marks   []key // that a change has marked besides its own object
 	rev     int
 }
 
 func newWorld(mostGone int) *world {
-	return &world{there: make(map[key]api.Object), watched: make(map[key]int), board: newBoard(mostGone), nodes: newBoard(mostGone)}
+	w := &world{there: make(map[key]api.Object), watched: make(map[key]int), board: newBoard(mostGone), nodes: newBoard(mostGone)}
+	w.policed = policy.New(w)
+	return w
 }
 
-func (w *world) lookup(k key) (api.Object, bool) { o, ok := w.there[k]; return o, ok }
+func (w *world) lookup(k key) (api.Object, bool) {
+	if k.kind == kindAddressGroup || k.kind == kindNetworkPolicy {
+		return (&view{policies: w.policed}).lookup(k)
+	}
+	o, ok := w.there[k]
+	return o, ok
+}
+func (w *world) references(o api.Object) []key {
+	return source{view: &view{policies: w.policed}}.references(o)
+}
 func (w *world) encoded(k kind, o api.Object) (*fleetv1.Object, error) {
 	return encode(k, o)
 }
 func (w *world) objects(r reader) (uint64, bool, error) { return w.board.read(r) }
 func (w *world) peers(r reader) (uint64, bool, error)   { return w.nodes.read(r) }
 func (w *world) wave() uint64                           { return w.waves }
+
+// Pods, Namespace and Namespaces are what the index of policies reads: there is one namespace.
+func (w *world) Pods(string) (pods []*v1.Pod) {
+	for _, o := range w.there {
+		if p, ok := o.(*v1.Pod); ok {
+			pods = append(pods, p)
+		}
+	}
+	return pods
+}
+func (w *world) Namespace(string) (*v1.Namespace, bool) { return nil, false }
+func (w *world) Namespaces() []*v1.Namespace            { return nil }
 
 func (w *world) watch(k key)   { w.watched[k]++ }
 func (w *world) unwatch(k key) { w.watched[k]-- }
@@ -68,6 +96,21 @@ func (w *world) tell(k key, old, now api.Object) {
 	switch {
 	case k.kind == kindNode:
 		v.nodeChanged(k, old, now)
+	case k.kind == kindPod:
+		was, _ := old.(*v1.Pod)
+		is, _ := now.(*v1.Pod)
+		for _, g := range w.policed.Pod(was, is) {
+			w.marks = append(w.marks, key{kindAddressGroup, "", g})
+		}
+	case k.kind == kindNetworkPolicy:
+		is, _ := now.(*networkingv1.NetworkPolicy)
+		w.policed.Policy(k.namespace, k.name, is)
+		w.marks = append(w.marks, k)
+		for k := range w.there {
+			if k.kind == kindPod {
+				w.marks = append(w.marks, k)
+			}
+		}
 	case kinds[k.kind].everyone && now == nil:
 		v.post(k.kind, nil, old)
 	case kinds[k.kind].everyone:
@@ -122,6 +165,12 @@ func followsTheWorld(t *rapid.T, has resumption) {
 			if k.kind == kindPod || k == ownNode || w.watched[k] > 0 {
 				dirty[k] = true
 			}
+			for _, k := range w.marks {
+				if k.kind == kindPod || w.watched[k] > 0 {
+					dirty[k] = true
+				}
+			}
+			w.marks = nil
 			if rapid.Bool().Draw(t, "coalesce") {
 				continue
 			}
@@ -142,9 +191,13 @@ func followsTheWorld(t *rapid.T, has resumption) {
 var ownNode = key{kind: kindNode, name: "w1"}
 
 func drawObject(t *rapid.T, name func(string) string) (key, api.Object) {
-	switch rapid.IntRange(0, 7).Draw(t, "kind") {
+	switch rapid.IntRange(0, 8).Draw(t, "kind") {
 	case 0:
 		p := &v1.Pod{Spec: v1.PodSpec{NodeName: rapid.SampledFrom([]string{"w1", "w2", ""}).Draw(t, "node")}}
+		p.Labels = map[string]string{"app": name("app")}
+		if rapid.Bool().Draw(t, "has an address") {
+			p.Status.PodIP = "192.0.2.9"
+		}
 		p.Spec.Volumes = []v1.Volume{
 			{Name: "c", VolumeSource: v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: v1.LocalObjectReference{Name: name("cm")}}}},
 			{Name: "p", VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: name("pvc")}}},
@@ -173,6 +226,14 @@ func drawObject(t *rapid.T, name func(string) string) (key, api.Object) {
 			n.Status.Addresses = []v1.NodeAddress{{Type: v1.NodeHostName, Address: "h"}, {Type: v1.NodeInternalIP, Address: "192.0.2.1"}}
 		}
 		return key{kindNode, "", name("w")}, n
+	case 7:
+		p := &networkingv1.NetworkPolicy{}
+		p.Spec.PodSelector.MatchLabels = map[string]string{"app": name("app")}
+		for range rapid.IntRange(0, 2).Draw(t, "peers") {
+			p.Spec.Ingress = append(p.Spec.Ingress, networkingv1.NetworkPolicyIngressRule{From: []networkingv1.NetworkPolicyPeer{{
+				PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": name("app")}}}}})
+		}
+		return key{kindNetworkPolicy, "default", name("np")}, p
 	}
 	return key{kindService, "default", name("svc")}, &v1.Service{}
 }
@@ -230,9 +291,9 @@ func check(t *rapid.T, w *world, held map[key]string, peers bool) {
 	want := make(map[key]string)
 	var add func(k key)
 	add = func(k key) {
-		if o, ok := w.there[k]; ok {
+		if o, ok := w.lookup(k); ok {
 			want[k] = fmt.Sprint(revisionOf(o))
-			for _, r := range references(o) {
+			for _, r := range w.references(o) {
 				add(r)
 			}
 		}

@@ -10,6 +10,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	nodev1 "k8s.io/api/node/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -42,6 +43,8 @@ const (
 	kindServiceAccount
 	kindConfigMap
 	kindSecret
+	kindAddressGroup // before the policies that name them
+	kindNetworkPolicy
 	kindPod
 	kindCount
 )
@@ -51,7 +54,7 @@ type kindInfo struct {
 	name, apiVersion string
 	// everyone is true for the kinds of which every node receives every object.
 	everyone bool
-	informer func(*client.Informers) cache.SharedIndexInformer
+	informer func(*client.Informers) cache.SharedIndexInformer // nil: there is none
 }
 
 var kinds = [kindCount]kindInfo{
@@ -67,6 +70,8 @@ var kinds = [kindCount]kindInfo{
 	kindServiceAccount:   {"ServiceAccount", "v1", false, client.Informer[*v1.ServiceAccount]},
 	kindConfigMap:        {"ConfigMap", "v1", false, client.Informer[*v1.ConfigMap]},
 	kindSecret:           {"Secret", "v1", false, client.Informer[*v1.Secret]},
+	kindAddressGroup:     {"AddressGroup", "v1", false, nil}, // made here (fleet/policy)
+	kindNetworkPolicy:    {"NetworkPolicy", "networking.k8s.io/v1", false, client.Informer[*networkingv1.NetworkPolicy]},
 	kindPod:              {"Pod", "v1", false, client.Informer[*v1.Pod]},
 }
 

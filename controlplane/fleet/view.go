@@ -13,6 +13,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/fleet/policy"
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
@@ -35,6 +36,10 @@ type view struct {
 	waves    waves
 	waved    atomic.Uint64 // how many waves have gone out
 
+	policies   *policy.Index
+	namespaces cache.Indexer
+	regroup    regroup
+
 	// routed is the revision up to which every EndpointSlice change has been marked in all sessions.
 	routed atomic.Uint64
 
@@ -50,7 +55,11 @@ func newView(i *client.Informers, g *gate, log *slog.Logger) *view {
 		interest: make(map[key]map[*session]struct{}),
 	}
 	v.routed.Store(1)
+	v.policies = policy.New(policySource{v})
 	for k := range kindCount {
+		if kinds[k].informer == nil {
+			continue
+		}
 		inf := kinds[k].informer(i)
 		if k == kindPod {
 			// The index name is ours alone and the informer has not started: this cannot fail.
@@ -65,6 +74,7 @@ func newView(i *client.Informers, g *gate, log *slog.Logger) *view {
 		}
 		v.handlers = append(v.handlers, reg)
 	}
+	v.watchNamespaces(i)
 	return v
 }
 
@@ -121,19 +131,20 @@ func (v *view) changed(k kind, old, now api.Object) {
 		v.post(k, now, any)
 		v.tellAll()
 	case k == kindPod:
+		v.podChanged(old, now)
 		v.markPod(id, old)
 		v.markPod(id, now)
+	case k == kindNetworkPolicy:
+		v.policyChanged(id, old, now)
 	default:
-		v.mu.RLock()
-		for s := range v.interest[id] {
-			s.mark(id)
-		}
-		v.mu.RUnlock()
+		v.markInterested(id)
 	}
 	if now == nil {
 		v.enc.forget(old.GetUID())
 	}
 	switch k {
+	case kindService:
+		v.dnsChanged(id, now)
 	case kindEndpointSlice:
 		rev := revisionOf(any)
 		for {
@@ -269,7 +280,25 @@ func (v *view) wave() int {
 	return v.tellAll()
 }
 
+// markInterested marks an object in the sessions whose nodes hold something that refers to it, and says how many they are.
+func (v *view) markInterested(id key) int {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	for s := range v.interest[id] {
+		s.mark(id)
+	}
+	return len(v.interest[id])
+}
+
 func (v *view) lookup(k key) (api.Object, bool) {
+	switch k.kind {
+	case kindAddressGroup:
+		g, ok := v.policies.Group(k.name)
+		return g, ok
+	case kindNetworkPolicy:
+		p, ok := v.policies.Sent(k.namespace, k.name)
+		return p, ok
+	}
 	o, ok, err := v.stores[k.kind].GetByKey(k.storeKey())
 	if err != nil || !ok {
 		return nil, false
@@ -303,6 +332,10 @@ func (x source) objects(r reader) (now uint64, held bool, err error) { return x.
 func (x source) peers(r reader) (now uint64, held bool, err error) { return x.view.peers.read(r) }
 
 func (x source) wave() uint64 { return x.waved.Load() }
+
+func (x source) references(o api.Object) []key {
+	return append(references(o), x.policyReferences(o)...)
+}
 
 func (x source) watch(k key) {
 	x.mu.Lock()

@@ -1,0 +1,199 @@
+package policy
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// peer says which pods a peer of a policy stands for.
+type peer struct {
+	namespace  string          // whose pods, where namespaces is nil
+	namespaces labels.Selector // nil: one only
+	pods       labels.Selector
+}
+
+// name is the same for peers that mean the same.
+func (p peer) name() string {
+	text := "pods " + p.pods.String()
+	if p.namespaces != nil {
+		text += "\nof namespaces " + p.namespaces.String()
+	} else {
+		text += "\nof namespace " + p.namespace
+	}
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:16])
+}
+
+// selector reads what validation has let pass; what it has not selects nothing.
+func selector(s *metav1.LabelSelector) labels.Selector {
+	out, err := metav1.LabelSelectorAsSelector(s)
+	if err != nil {
+		return labels.Nothing()
+	}
+	return out
+}
+
+// peersOf are the peers of a policy that have selectors, in the order of Annotation.
+func peersOf(p *networkingv1.NetworkPolicy) (out []peer) {
+	add := func(peers []networkingv1.NetworkPolicyPeer) {
+		for _, at := range peers {
+			if at.PodSelector == nil && at.NamespaceSelector == nil {
+				continue
+			}
+			one := peer{namespace: p.Namespace, pods: labels.Everything()}
+			if at.PodSelector != nil {
+				one.pods = selector(at.PodSelector)
+			}
+			if at.NamespaceSelector != nil {
+				one.namespace, one.namespaces = "", selector(at.NamespaceSelector)
+			}
+			out = append(out, one)
+		}
+	}
+	for _, r := range p.Spec.Ingress {
+		add(r.From)
+	}
+	for _, r := range p.Spec.Egress {
+		add(r.To)
+	}
+	return out
+}
+
+// annotated is a policy as nodes are sent it.
+func annotated(p *networkingv1.NetworkPolicy, groups []string) *networkingv1.NetworkPolicy {
+	return &networkingv1.NetworkPolicy{
+		ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion,
+			Annotations: map[string]string{Annotation: strings.Join(groups, ",")}},
+		Spec: p.Spec,
+	}
+}
+
+// group are the pods of a peer.
+type group struct {
+	peer
+	name     string
+	users    int                           // policies that name it, each as often as it does
+	members  map[string]map[string]*member // by namespace and name
+	revision uint64
+	built    *v1.Endpoints // what it is sent as; nil: it has changed
+}
+
+// member is a pod as a group shows it. It is immutable.
+type member struct {
+	addresses []string
+	ports     []v1.EndpointPort // that containers name, by name, protocol and number
+}
+
+// memberOf is nil for a pod that has no address of its own, or no more.
+func memberOf(p *v1.Pod) *member {
+	if p.Spec.HostNetwork || p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed {
+		return nil
+	}
+	m := &member{}
+	for _, ip := range p.Status.PodIPs {
+		m.addresses = append(m.addresses, ip.IP)
+	}
+	if len(m.addresses) == 0 && p.Status.PodIP != "" {
+		m.addresses = []string{p.Status.PodIP}
+	}
+	if len(m.addresses) == 0 {
+		return nil
+	}
+	name := func(containers []v1.Container, all bool) {
+		for i := range containers {
+			if r := containers[i].RestartPolicy; !all && (r == nil || *r != v1.ContainerRestartPolicyAlways) {
+				continue
+			}
+			for _, port := range containers[i].Ports {
+				if port.Name != "" {
+					m.ports = append(m.ports, v1.EndpointPort{Name: port.Name, Port: port.ContainerPort, Protocol: cmp.Or(port.Protocol, v1.ProtocolTCP)})
+				}
+			}
+		}
+	}
+	name(p.Spec.InitContainers, false) // those that go on beside the others
+	name(p.Spec.Containers, true)
+	slices.SortFunc(m.ports, func(a, b v1.EndpointPort) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
+	})
+	m.ports = slices.Compact(m.ports)
+	return m
+}
+
+func (m *member) equal(o *member) bool {
+	return slices.Equal(m.addresses, o.addresses) && slices.Equal(m.ports, o.ports)
+}
+
+// sameMember says that a change of a pod is none for any group. What its containers name cannot change.
+func sameMember(a, b *v1.Pod) bool {
+	ended := func(p *v1.Pod) bool { return p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed }
+	return a.UID == b.UID && ended(a) == ended(b) && a.Status.PodIP == b.Status.PodIP &&
+		slices.Equal(a.Status.PodIPs, b.Status.PodIPs) && maps.Equal(a.Labels, b.Labels)
+}
+
+// UID is that of a group, of whatever revision.
+func UID(group string) types.UID { return types.UID("addresses-of-" + group) }
+
+// put says whether that changed anything.
+func (g *group) put(namespace, name string, m *member) bool {
+	if old := g.members[namespace][name]; old != nil && old.equal(m) {
+		return false
+	}
+	if g.members[namespace] == nil {
+		g.members[namespace] = make(map[string]*member)
+	}
+	g.members[namespace][name] = m
+	return true
+}
+
+// remove says whether that changed anything.
+func (g *group) remove(namespace, name string) bool {
+	if g.members[namespace][name] == nil {
+		return false
+	}
+	delete(g.members[namespace], name)
+	if len(g.members[namespace]) == 0 {
+		delete(g.members, namespace)
+	}
+	return true
+}
+
+// endpoints has a subset for each list of ports, in order. It is called under the index' lock, and shared.
+func (g *group) endpoints() *v1.Endpoints {
+	if g.built != nil {
+		return g.built
+	}
+	subsets := make(map[string]*v1.EndpointSubset)
+	for _, members := range g.members {
+		for _, m := range members {
+			k := fmt.Sprint(m.ports)
+			if subsets[k] == nil {
+				subsets[k] = &v1.EndpointSubset{Ports: m.ports}
+			}
+			for _, a := range m.addresses {
+				subsets[k].Addresses = append(subsets[k].Addresses, v1.EndpointAddress{IP: a})
+			}
+		}
+	}
+	e := &v1.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: g.name, UID: UID(g.name), ResourceVersion: strconv.FormatUint(g.revision, 10)}}
+	for _, k := range slices.Sorted(maps.Keys(subsets)) {
+		s := subsets[k]
+		slices.SortFunc(s.Addresses, func(a, b v1.EndpointAddress) int { return cmp.Compare(a.IP, b.IP) })
+		s.Addresses = slices.CompactFunc(s.Addresses, func(a, b v1.EndpointAddress) bool { return a.IP == b.IP })
+		e.Subsets = append(e.Subsets, *s)
+	}
+	g.built = e
+	return e
+}

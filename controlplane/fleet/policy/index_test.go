@@ -1,0 +1,261 @@
+package policy
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"pgregory.net/rapid"
+)
+
+// world is a cluster that a test changes at will.
+type world struct {
+	pods       map[string]map[string]*v1.Pod
+	namespaces map[string]*v1.Namespace
+	policies   map[string]*networkingv1.NetworkPolicy
+}
+
+func newWorld() *world {
+	return &world{pods: map[string]map[string]*v1.Pod{}, namespaces: map[string]*v1.Namespace{}, policies: map[string]*networkingv1.NetworkPolicy{}}
+}
+
+func (w *world) Pods(namespace string) []*v1.Pod {
+	return slices.Collect(maps.Values(w.pods[namespace]))
+}
+func (w *world) Namespace(name string) (*v1.Namespace, bool) {
+	ns, ok := w.namespaces[name]
+	return ns, ok
+}
+func (w *world) Namespaces() []*v1.Namespace { return slices.Collect(maps.Values(w.namespaces)) }
+
+// meant are the addresses that a peer stands for, worked out from nothing.
+func (w *world) meant(p peer) []string {
+	var out []string
+	for name, ns := range w.namespaces {
+		if p.namespaces == nil && name != p.namespace || p.namespaces != nil && !p.namespaces.Matches(labels.Set(ns.Labels)) {
+			continue
+		}
+		for _, pod := range w.pods[name] {
+			if pod.Spec.HostNetwork || pod.Status.PodIP == "" || pod.Status.Phase == v1.PodFailed || !p.pods.Matches(labels.Set(pod.Labels)) {
+				continue
+			}
+			port := "none"
+			if c := pod.Spec.Containers; len(c) > 0 && len(c[0].Ports) > 0 && c[0].Ports[0].Name != "" {
+				port = fmt.Sprint(c[0].Ports[0].Name, c[0].Ports[0].ContainerPort)
+			}
+			out = append(out, pod.Status.PodIP+" "+port)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+func shown(e *v1.Endpoints) []string {
+	var out []string
+	for _, s := range e.Subsets {
+		port := "none"
+		if len(s.Ports) > 0 {
+			port = fmt.Sprint(s.Ports[0].Name, s.Ports[0].Port)
+		}
+		for _, a := range s.Addresses {
+			out = append(out, a.IP+" "+port)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// Whatever changes in whatever order, each group is what its selectors mean, each pod has the policies that select it, and a
+// group that changed is named.
+func TestIndexFollowsTheWorld(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld()
+		x := New(w)
+		before := map[string]string{}
+		for range rapid.IntRange(1, 40).Draw(t, "steps") {
+			changed := step(t, w, x)
+			checkWorld(t, w, x)
+			now := map[string]string{}
+			for name := range x.groups {
+				e, _ := x.Group(name)
+				now[name] = e.ResourceVersion + fmt.Sprint(shown(e))
+				if old, known := before[name]; known && old != now[name] && !slices.Contains(changed, name) {
+					t.Fatalf("group %s became %s from %s, and is not named in %v", name, now[name], old, changed)
+				}
+				if old, known := before[name]; known && old == now[name] && slices.Contains(changed, name) {
+					t.Fatalf("group %s is named and did not change", name)
+				}
+			}
+			before = now
+		}
+		left := len(x.groups)
+		for _, p := range w.policies {
+			left -= len(x.Policy(p.Namespace, p.Name, nil))
+		}
+		if left != 0 {
+			t.Fatalf("%d groups went without a word", left)
+		}
+		if len(x.groups)+len(x.within)+len(x.across)+len(x.policies) > 0 {
+			t.Fatalf("without policies %d groups are left", len(x.groups))
+		}
+	})
+}
+
+func step(t *rapid.T, w *world, x *Index) []string {
+	labelled := func(what string) map[string]string {
+		return map[string]string{"app": rapid.SampledFrom([]string{"a", "b"}).Draw(t, what)}
+	}
+	ns := fmt.Sprint("n", rapid.IntRange(0, 2).Draw(t, "namespace"))
+	gone := rapid.IntRange(0, 4).Draw(t, "gone") == 0
+	switch rapid.IntRange(0, 2).Draw(t, "kind") {
+	case 0:
+		old := w.namespaces[ns]
+		if gone {
+			if old == nil {
+				return nil
+			}
+			delete(w.namespaces, ns)
+			changed := x.Namespace(old, nil)
+			for name, p := range w.pods[ns] { // it is empty when it goes
+				delete(w.pods[ns], name)
+				changed = append(changed, x.Pod(p, nil)...)
+			}
+			return changed
+		}
+		now := &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns, Labels: labelled("namespace's label")}}
+		w.namespaces[ns] = now
+		return x.Namespace(old, now)
+	case 1:
+		if w.namespaces[ns] == nil {
+			return nil
+		}
+		name := fmt.Sprint("p", rapid.IntRange(0, 3).Draw(t, "pod"))
+		old := w.pods[ns][name]
+		if gone {
+			if old == nil {
+				return nil
+			}
+			delete(w.pods[ns], name)
+			return x.Pod(old, nil)
+		}
+		p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name, Labels: labelled("label"), UID: types.UID(ns + name)}}
+		p.Spec.HostNetwork = name == "p3"
+		p.Spec.Containers = []v1.Container{{Ports: []v1.ContainerPort{{Name: strings.TrimPrefix(ns, "n0"), ContainerPort: 80}}}}
+		if rapid.Bool().Draw(t, "has an address") {
+			p.Status.PodIP = "10.0.0." + strings.TrimPrefix(name, "p")
+		}
+		if rapid.IntRange(0, 3).Draw(t, "failed") == 0 {
+			p.Status.Phase = v1.PodFailed
+		}
+		if w.pods[ns] == nil {
+			w.pods[ns] = map[string]*v1.Pod{}
+		}
+		w.pods[ns][name] = p
+		return x.Pod(old, p)
+	}
+	name := fmt.Sprint("np", rapid.IntRange(0, 2).Draw(t, "policy"))
+	if gone {
+		delete(w.policies, ns+"/"+name)
+		x.Policy(ns, name, nil)
+		return nil
+	}
+	p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}}
+	p.Spec.PodSelector.MatchLabels = labelled("selects")
+	for range rapid.IntRange(0, 2).Draw(t, "peers") {
+		var at networkingv1.NetworkPolicyPeer
+		if rapid.Bool().Draw(t, "of pods") {
+			at.PodSelector = &metav1.LabelSelector{MatchLabels: labelled("of")}
+		}
+		if rapid.Bool().Draw(t, "of namespaces") {
+			at.NamespaceSelector = &metav1.LabelSelector{}
+			if rapid.Bool().Draw(t, "of some") {
+				at.NamespaceSelector.MatchLabels = labelled("in")
+			}
+		}
+		if at.PodSelector == nil && at.NamespaceSelector == nil {
+			at.IPBlock = &networkingv1.IPBlock{CIDR: "192.0.2.0/24"}
+		}
+		if rapid.Bool().Draw(t, "ingress") {
+			p.Spec.Ingress = append(p.Spec.Ingress, networkingv1.NetworkPolicyIngressRule{From: []networkingv1.NetworkPolicyPeer{at}})
+		} else {
+			p.Spec.Egress = append(p.Spec.Egress, networkingv1.NetworkPolicyEgressRule{To: []networkingv1.NetworkPolicyPeer{at}})
+		}
+	}
+	w.policies[ns+"/"+name] = p
+	x.Policy(ns, name, p)
+	return nil
+}
+
+func checkWorld(t *rapid.T, w *world, x *Index) {
+	used := map[string]bool{}
+	for _, p := range w.policies {
+		sent, ok := x.Sent(p.Namespace, p.Name)
+		if !ok {
+			t.Fatalf("policy %s/%s is not there", p.Namespace, p.Name)
+		}
+		groups := x.Groups(p.Namespace, p.Name)
+		peers := peersOf(p)
+		if len(groups) != len(peers) || sent.Annotations[Annotation] != strings.Join(groups, ",") {
+			t.Fatalf("policy %s/%s has groups %v for %d peers", p.Namespace, p.Name, groups, len(peers))
+		}
+		for i, g := range groups {
+			used[g] = true
+			e, ok := x.Group(g)
+			if got, want := shown(e), w.meant(peers[i]); !ok || !slices.Equal(got, want) {
+				t.Fatalf("peer %d of %s/%s is %v, want %v", i, p.Namespace, p.Name, got, want)
+			}
+		}
+	}
+	if len(used) != len(x.groups) {
+		t.Fatalf("%d groups, of which %d are used", len(x.groups), len(used))
+	}
+	for _, pods := range w.pods {
+		for _, pod := range pods {
+			var want []string
+			for _, p := range w.policies {
+				if p.Namespace == pod.Namespace && !pod.Spec.HostNetwork && p.Spec.PodSelector.MatchLabels["app"] == pod.Labels["app"] {
+					want = append(want, p.Name)
+				}
+			}
+			slices.Sort(want)
+			if got := x.Selecting(pod); !slices.Equal(got, want) {
+				t.Fatalf("pod %s/%s is selected by %v, want %v", pod.Namespace, pod.Name, got, want)
+			}
+		}
+	}
+}
+
+// A policy that lets pods ask the cluster's DNS by its usual label means the addresses at which nodes answer.
+func TestDNSIsAPeer(t *testing.T) {
+	w := newWorld()
+	w.namespaces[DNSNamespace] = &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: DNSNamespace, Labels: map[string]string{v1.LabelMetadataName: DNSNamespace}}}
+	p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "dns"}}
+	p.Spec.Egress = []networkingv1.NetworkPolicyEgressRule{{To: []networkingv1.NetworkPolicyPeer{{
+		NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{v1.LabelMetadataName: DNSNamespace}},
+		PodSelector:       &metav1.LabelSelector{MatchLabels: map[string]string{"k8s-app": "kube-dns"}}}}}}
+	x := New(w)
+	x.Policy("n", "dns", p)
+	name := x.Groups("n", "dns")[0]
+	expect := func(want string) {
+		t.Helper()
+		e, _ := x.Group(name)
+		if got := fmt.Sprint(shown(e)); got != want {
+			t.Errorf("the group is %s, want %s", got, want)
+		}
+	}
+	expect("[]")
+	if changed := x.DNS([]string{"10.96.0.10", "169.254.20.10"}); !slices.Equal(changed, []string{name}) {
+		t.Errorf("changed %v", changed)
+	}
+	expect("[10.96.0.10 dns53 169.254.20.10 dns53]")
+	x.Policy("n", "dns", nil)
+	x.Policy("n", "dns", p)
+	expect("[10.96.0.10 dns53 169.254.20.10 dns53]")
+}
