@@ -37,7 +37,8 @@ var law = []rule{
 	{"controlplane/client", []string{"controlplane/api"}, "the server injects the backend"},
 	{"controlplane/controllers", []string{"controlplane/api", "controlplane/client", "=controlplane/controllers"}, "a controller uses the engine and the API, never another controller, the store or the agents"},
 	{"controlplane/scheduler", []string{"controlplane/api", "controlplane/client", "=controlplane/scheduler", "=controlplane/scheduler/framework", "=controlplane/scheduler/plugins", "=controlplane/scheduler/config", "=controlplane/scheduler/extender"}, "a plugin uses the framework; the scheduler writes through the API only"},
-	{"controlplane/fleet", []string{"controlplane/api", "controlplane/client", "controlplane/pki", "proto/fleet"}, "the fleet holds no truth: it reads and writes through the API"},
+	{"controlplane/fleet/policy", nil, "which pods a policy means is worked out from objects alone"},
+	{"controlplane/fleet", []string{"=controlplane/fleet/policy", "controlplane/api", "controlplane/client", "controlplane/pki", "proto/fleet"}, "the fleet holds no truth: it reads and writes through the API"},
 	{"controlplane/pki", []string{"=controlplane/api"}, "keys and certificates, nothing else"},
 
 	{"agent/node", []string{"agent", "proto/fleet", "cni", "csi"}, "wiring"},
