@@ -5,9 +5,12 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -19,6 +22,7 @@ import (
 	"keelson.dev/keelson/agent/network"
 	"keelson.dev/keelson/agent/oci"
 	"keelson.dev/keelson/agent/pod"
+	"keelson.dev/keelson/agent/proxy"
 )
 
 // Version is what the node says of its agent; it names the Kubernetes version whose pod behaviour it has.
@@ -76,6 +80,10 @@ type Config struct {
 	podNetwork     network.Mode
 	// Proxy may be nil: no Service rules.
 	Proxy Proxy
+	// ProxyMode is what the real one writes rules in; NodePortAddresses where it serves node ports, empty: everywhere.
+	ProxyMode         proxy.Mode
+	NodePortAddresses []netip.Prefix
+	proxyMetrics      func(context.Context, io.Writer) error // nil: none
 	// Extra runs beside the rest, by name: routes, DNS.
 	Extra map[string]func(context.Context, agent.Objects, agent.Reporter) error
 
@@ -142,6 +150,14 @@ func Flags(fs *flag.FlagSet) *Config {
 			c.PodSecurity, err = pod.ParseCeiling(s)
 			return err
 		})
+	c.ProxyMode = proxy.ModeNFTables
+	fs.Func("proxy-mode", "what Service rules are written in: nftables, iptables, ipvs, or none where somebody else makes Services reachable; "+
+		"rules of another mode are removed (default nftables)", func(s string) (err error) {
+		c.ProxyMode, err = proxy.ParseMode(s)
+		return err
+	})
+	fs.Func("nodeport-addresses", "ranges of the node's addresses at which node ports are served, CIDR,... (repeatable; default: all but loopback)",
+		func(s string) error { return c.addNodePortAddresses(s) })
 	fs.Var(list{&c.ClusterDNS}, "cluster-dns", "DNS server of the cluster for pods (repeatable; default: the address of Service kube-system/kube-dns, where there is one)")
 	fs.StringVar(&c.ResolvConf, "resolv-conf", "/etc/resolv.conf", "resolver configuration that pods inherit")
 	fs.Func("runtime-handler",
@@ -252,6 +268,22 @@ func (c *Config) addHandler(s string) error {
 		return fmt.Errorf("a node has %d names of its own at most", maxHandlers)
 	}
 	c.RuntimeHandlers = append(c.RuntimeHandlers, name)
+	return nil
+}
+
+// addNodePortAddresses reads CIDR,...
+func (c *Config) addNodePortAddresses(s string) error {
+	for part := range strings.SplitSeq(s, ",") {
+		p, err := netip.ParsePrefix(strings.TrimSpace(part))
+		if err != nil {
+			return fmt.Errorf("%q is no range of addresses: want for example 10.0.0.0/8 or 192.0.2.7/32", part)
+		}
+		p = p.Masked()
+		if slices.ContainsFunc(c.NodePortAddresses, p.Overlaps) {
+			return fmt.Errorf("%s overlaps a range that is given already", p)
+		}
+		c.NodePortAddresses = append(c.NodePortAddresses, p)
+	}
 	return nil
 }
 

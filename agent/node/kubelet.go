@@ -1,6 +1,8 @@
 package node
 
 import (
+	"context"
+	"io"
 	"net"
 	"strconv"
 	"time"
@@ -24,6 +26,16 @@ func (n *Node) statistics(rt agent.MeasuredRuntime, pods *pod.Set) *stats.Source
 // kubelet is the node's own HTTPS server, on every address of the node.
 func (n *Node) kubelet(source *stats.Source, trust agent.Trust) *kubelet.Server {
 	return kubelet.New(kubelet.Config{Listen: net.JoinHostPort("", strconv.Itoa(int(n.cfg.KubeletPort))), Trust: trust,
-		Resource: source.Resource, Metrics: source.Own, Summary: source.Summary, Pods: n.session.Pods,
+		Resource: source.Resource, Metrics: n.metrics(source), Summary: source.Summary, Pods: n.session.Pods,
 		Log: n.cfg.Log.With("part", "kubelet API")})
+}
+
+// metrics is what /metrics says: of the agent, and of the proxy where there is one.
+func (n *Node) metrics(source *stats.Source) func(context.Context, io.Writer) error {
+	return func(ctx context.Context, to io.Writer) error {
+		if err := source.Own(ctx, to); err != nil || n.cfg.proxyMetrics == nil {
+			return err
+		}
+		return n.cfg.proxyMetrics(ctx, to)
+	}
 }

@@ -34,11 +34,13 @@ func (c *Config) WithNetwork() {
 	if len(c.NodeIPs) > 0 {
 		ip, _ = netip.ParseAddr(c.NodeIPs[0]) // the invalid one was refused by Complete
 	}
-	flows := proxy.NewFlows()
-	c.Proxy = &proxy.Proxy{Node: c.NodeName, NodeIP: ip, Foreign: foreign, Flows: flows, Log: log.With("part", "proxy")}
+	flows, health := proxy.NewFlows(), proxy.NewHealthChecks(log.With("part", "proxy"))
+	rules := &proxy.Proxy{Node: c.NodeName, NodeIP: ip, Mode: c.ProxyMode, NodePorts: c.NodePortAddresses, Foreign: foreign,
+		Flows: flows, Health: health, Metrics: proxy.NewMetrics(), Log: log.With("part", "proxy")}
+	c.Proxy, c.proxyMetrics = rules, rules.WriteMetrics
 	c.Extra = map[string]func(context.Context, agent.Objects, agent.Reporter) error{
 		"udp flows":      func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return flows.Run(ctx) },
-		"service health": (&proxy.HealthChecks{Node: c.NodeName, Log: log.With("part", "proxy")}).Run,
+		"service health": func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return health.Run(ctx) },
 		partRoutes:       func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return routes.Run(ctx) },
 	}
 }

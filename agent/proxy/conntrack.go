@@ -20,13 +20,30 @@ const (
 
 // sweep deletes the stale flows of the network namespace.
 func sweep(s staleFlows) error {
+	families := map[uint8]bool{}
+	for at := range s.picture {
+		family := uint8(unix.AF_INET)
+		if at.Addr().Is6() {
+			family = unix.AF_INET6
+		}
+		families[family] = true
+	}
+	for family := range families {
+		if err := s.sweep(family); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s staleFlows) sweep(family uint8) error {
 	for range sweepRounds {
-		found, more, err := s.find()
+		found, more, err := s.find(family)
 		if err != nil {
 			return err
 		}
 		for _, flow := range found {
-			r := conntrackRequest(nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK)
+			r := conntrackRequest(family, nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK)
 			r.AddRawData(flow)
 			if _, err := r.Execute(unix.NETLINK_NETFILTER, 0); err != nil && !errors.Is(err, unix.ENOENT) {
 				return err
@@ -40,8 +57,8 @@ func sweep(s staleFlows) error {
 }
 
 // find gathers stale flows as the kernel words them; more says that there may be others.
-func (s staleFlows) find() (found [][]byte, more bool, err error) {
-	err = conntrackRequest(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP).ExecuteIter(unix.NETLINK_NETFILTER, 0,
+func (s staleFlows) find(family uint8) (found [][]byte, more bool, err error) {
+	err = conntrackRequest(family, nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP).ExecuteIter(unix.NETLINK_NETFILTER, 0,
 		func(m []byte) bool {
 			if len(m) < nl.SizeofNfgenmsg {
 				return true
@@ -59,9 +76,9 @@ func (s staleFlows) find() (found [][]byte, more bool, err error) {
 	return found, more, err
 }
 
-func conntrackRequest(operation, flags int) *nl.NetlinkRequest {
+func conntrackRequest(family uint8, operation, flags int) *nl.NetlinkRequest {
 	r := nl.NewNetlinkRequest(int(netlink.ConntrackTable)<<8|operation, flags)
-	r.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_INET, Version: nl.NFNETLINK_V0})
+	r.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0})
 	return r
 }
 
@@ -80,15 +97,19 @@ func udpTuple(tuple []byte) (source, destination netip.AddrPort, ok bool) {
 	if n := proto[nl.CTA_PROTO_NUM]; len(n) != 1 || n[0] != unix.IPPROTO_UDP {
 		return source, destination, false
 	}
-	end := func(address, port uint16) (netip.AddrPort, bool) {
-		ip, ok := netip.AddrFromSlice(ips[address])
+	end := func(v4, v6, port uint16) (netip.AddrPort, bool) {
+		raw := ips[v4]
+		if raw == nil {
+			raw = ips[v6]
+		}
+		ip, ok := netip.AddrFromSlice(raw)
 		if p := proto[port]; ok && len(p) == 2 {
 			return netip.AddrPortFrom(ip, binary.BigEndian.Uint16(p)), true
 		}
 		return netip.AddrPort{}, false
 	}
-	source, okSource := end(nl.CTA_IP_V4_SRC, nl.CTA_PROTO_SRC_PORT)
-	destination, okDestination := end(nl.CTA_IP_V4_DST, nl.CTA_PROTO_DST_PORT)
+	source, okSource := end(nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC, nl.CTA_PROTO_SRC_PORT)
+	destination, okDestination := end(nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST, nl.CTA_PROTO_DST_PORT)
 	return source, destination, okSource && okDestination
 }
 

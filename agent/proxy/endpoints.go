@@ -19,12 +19,19 @@ type candidate struct {
 // terminate but still serve, which take it where there is none of the others.
 type candidates struct{ ready, ending []candidate }
 
-// endpointsOf reads the endpoints of a port as the node at a place sees them.
-func endpointsOf(portName string, parts []*discoveryv1.EndpointSlice, at Place) candidates {
+// endpointsOf reads the endpoints of a port, in one address family, as the node at a place sees them.
+func endpointsOf(portName string, parts map[string]*discoveryv1.EndpointSlice, v6 bool, at Place) candidates {
 	var out candidates
+	family := discoveryv1.AddressTypeIPv4
+	if v6 {
+		family = discoveryv1.AddressTypeIPv6
+	}
 	for _, s := range parts {
+		if s.AddressType != family {
+			continue
+		}
 		port := portOf(portName, s)
-		if port == 0 {
+		if port < 1 || port > 65535 {
 			continue
 		}
 		for i := range s.Endpoints {
@@ -32,7 +39,7 @@ func endpointsOf(portName string, parts []*discoveryv1.EndpointSlice, at Place) 
 			c := candidateOf(e, at)
 			for _, a := range e.Addresses {
 				ip, err := netip.ParseAddr(a)
-				if err != nil {
+				if err != nil || ip.Is6() != v6 || ip.Zone() != "" || special(ip) {
 					continue
 				}
 				c.IP, c.Port = ip, port
@@ -46,6 +53,12 @@ func endpointsOf(portName string, parts []*discoveryv1.EndpointSlice, at Place) 
 		}
 	}
 	return out
+}
+
+// special says that an address means something else on each node, or is nobody's. Who may write EndpointSlices would reach
+// by it what listens on the loopback of nodes, or metadata servers beside them.
+func special(ip netip.Addr) bool {
+	return ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsMulticast() || ip.IsUnspecified() || ip.Is4In6()
 }
 
 // portOf is the number that a slice gives to a port of the Service, 0 for none.
@@ -127,6 +140,14 @@ func distinct(all []candidate) []Backend {
 	for _, c := range all {
 		out = append(out, c.Backend)
 	}
-	slices.SortFunc(out, func(a, b Backend) int { return cmp.Or(a.IP.Compare(b.IP), cmp.Compare(a.Port, b.Port)) })
+	slices.SortFunc(out, func(a, b Backend) int {
+		if c := cmp.Or(a.IP.Compare(b.IP), cmp.Compare(a.Port, b.Port)); c != 0 || a.Local == b.Local {
+			return c
+		}
+		if a.Local {
+			return -1
+		}
+		return 1
+	})
 	return slices.CompactFunc(out, func(a, b Backend) bool { return a.IP == b.IP && a.Port == b.Port })
 }

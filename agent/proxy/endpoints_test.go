@@ -7,6 +7,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/fake"
 )
 
@@ -75,32 +76,38 @@ func TestHints(t *testing.T) {
 			if got := addresses(p.Cluster); got != c.internal {
 				t.Errorf("cluster traffic goes to %q, want %q", got, c.internal)
 			}
-			if got := addresses(p.Outside); got != c.outside {
+			if got := addresses(p.taking()); got != c.outside {
 				t.Errorf("outside traffic goes to %q, want %q", got, c.outside)
 			}
 		})
 	}
 }
 
-// The rules are made anew when the node's own zone changes, and not for each change of a node.
+// F117: the rules follow the zone of the node itself, and a change of another node changes none.
 func TestRulesFollowTheZone(t *testing.T) {
-	node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1", Labels: map[string]string{v1.LabelTopologyZone: "a"}}}
 	objects := fake.NewCluster()
-	objects.Put(node)
-	s := &state{place: placeOf("w1", objects)}
-	if s.place != (Place{"w1", "a"}) {
-		t.Fatalf("the node is at %v", s.place)
+	node := func(name, zone string) *v1.Node {
+		return &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{v1.LabelTopologyZone: zone}}}
 	}
-	concerns := func(kind string) bool {
-		return s.concerns(map[string]struct{}{kind: {}}, objects)
+	objects.Put(node("w1", "a"), service("web", "10.96.0.10", 0),
+		slice("web", hint(endpoint("10.244.0.2", "w1", true, true, false), "a", ""), hint(endpoint("10.244.1.2", "w2", true, true, false), "b", "")))
+	s := newState(nil, "w1")
+	take := func(news agent.Changed) (changes []Change) {
+		s.take(objects, news)
+		return s.model.Settle()
 	}
-	for kind, want := range map[string]bool{"Service": true, "EndpointSlice": true, "Node": false, "Pod": false} {
-		if got := concerns(kind); got != want {
-			t.Errorf("a change of a %s concerns the rules: %v", kind, got)
-		}
+	named := func(name string) (c agent.Changed) {
+		c.Name(agent.ObjectKey{Kind: "Node", Name: name})
+		return c
 	}
-	node.Labels[v1.LabelTopologyZone] = "b"
-	if !concerns("Node") {
-		t.Error("the zone of the node does not concern the rules")
+	if take(agent.Changed{All: true}); addresses(only(t, s.model).Cluster) != "10.244.0.2:8080" {
+		t.Error(addresses(only(t, s.model).Cluster))
+	}
+	if c := take(named("w0")); len(c) != 0 {
+		t.Errorf("another node's zone changes %v", c)
+	}
+	objects.Put(node("w1", "b"))
+	if c := take(named("w1")); len(c) != 1 || addresses(c[0].New.Cluster) != "10.244.1.2:8080" {
+		t.Errorf("the node's own zone changes %v", c)
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"net"
 	"net/netip"
-	"slices"
 	"sync"
 )
 
@@ -21,57 +20,60 @@ type Flows struct {
 }
 
 // NewFlows returns Flows that know of nothing yet.
-func NewFlows() *Flows { return &Flows{gone: picture{}, news: make(chan struct{}, 1)} }
+func NewFlows() *Flows { return &Flows{want: picture{}, gone: picture{}, news: make(chan struct{}, 1)} }
 
 // picture says which addresses may answer what was sent to a UDP frontend: an address and port, or a node port, for
 // which the address is the zero one.
 type picture map[netip.AddrPort]map[netip.AddrPort]bool
 
-// pictureOf is what a model says of UDP. Pure.
-func pictureOf(m Model) picture {
-	out := picture{}
-	add := func(p Port, fronts []Frontend) {
-		if p.Proto != "udp" {
-			return
-		}
-		serving := make(map[netip.AddrPort]bool, len(p.Serving))
-		for _, b := range p.Serving {
-			serving[netip.AddrPortFrom(b.IP, uint16(b.Port))] = true
-		}
-		for _, f := range fronts {
-			ip := f.IP
-			if !ip.IsValid() {
-				ip = netip.IPv4Unspecified()
-			}
-			if at := netip.AddrPortFrom(ip, uint16(f.Port)); out[at] == nil {
-				out[at] = serving
-			}
-		}
+// take adds what a Port says of UDP.
+func (p picture) take(port *Port) {
+	serving := make(map[netip.AddrPort]bool, len(port.Serving))
+	for _, b := range port.Serving {
+		serving[netip.AddrPortFrom(b.IP, uint16(b.Port))] = true
 	}
-	ids := slices.Sorted(maps.Keys(m)) // whose a frontend is, the rules say in this order
-	for _, id := range ids {
-		add(m[id], m[id].Internal)
+	for _, f := range fronts(port) {
+		p[f] = serving
 	}
-	for _, id := range ids {
-		add(m[id], m[id].External)
+}
+
+// fronts are where a Port is knocked at.
+func fronts(p *Port) []netip.AddrPort {
+	var out []netip.AddrPort
+	for _, list := range [][]Frontend{p.Internal, p.External} {
+		for _, f := range list {
+			out = append(out, netip.AddrPortFrom(f.IP, uint16(f.Port)))
+		}
 	}
 	return out
 }
 
-// show tells what the rules say from now on.
-func (f *Flows) show(m Model) {
-	next := pictureOf(m)
+// show tells what changed in what the rules say.
+func (f *Flows) show(changes []Change) {
+	news := false
 	f.mu.Lock()
-	same := f.want != nil && maps.EqualFunc(f.want, next,
-		func(a, b map[netip.AddrPort]bool) bool { return maps.Equal(a, b) })
-	for front := range f.want {
-		if next[front] == nil {
-			f.gone[front] = map[netip.AddrPort]bool{}
+	for _, c := range changes {
+		if c.Old != nil && c.Old.Proto == "udp" {
+			news = true
+			for _, front := range fronts(c.Old) {
+				delete(f.want, front)
+				f.gone[front] = map[netip.AddrPort]bool{}
+			}
 		}
 	}
-	f.want = next
+	for _, c := range changes { // what one Service leaves another may take
+		if c.New != nil && c.New.Proto == "udp" {
+			news = true
+			f.want.take(c.New)
+		}
+	}
+	for front := range f.gone {
+		if f.want[front] != nil {
+			delete(f.gone, front)
+		}
+	}
 	f.mu.Unlock()
-	if !same {
+	if news {
 		f.wake()
 	}
 }
@@ -155,7 +157,11 @@ type staleFlows struct {
 func (s staleFlows) stale(to, answers netip.AddrPort) bool {
 	serving, ok := s.picture[to]
 	if !ok && s.own[to.Addr()] {
-		serving, ok = s.picture[netip.AddrPortFrom(netip.IPv4Unspecified(), to.Port())]
+		any := netip.IPv4Unspecified()
+		if to.Addr().Is6() {
+			any = netip.IPv6Unspecified()
+		}
+		serving, ok = s.picture[netip.AddrPortFrom(any, to.Port())]
 	}
 	return ok && !serving[answers]
 }

@@ -6,26 +6,34 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/netutil"
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-
-	"keelson.dev/keelson/agent"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // HealthChecks answers load balancers at the health check node ports of Services with externalTrafficPolicy Local:
 // whether this node has ready endpoints, since it sends their traffic to no other.
 type HealthChecks struct {
-	Node string
-	Log  *slog.Logger // may be nil
+	Log *slog.Logger // may be nil
 
+	mu     sync.Mutex
+	want   map[int32]health
+	news   chan struct{}
 	listen func(port int32) (net.Listener, error) // nil: on all addresses of the node
+}
+
+// NewHealthChecks returns HealthChecks that have been told of no Service.
+func NewHealthChecks(log *slog.Logger) *HealthChecks {
+	return &HealthChecks{Log: log, news: make(chan struct{}, 1)}
 }
 
 // The bounds of what strangers can take of a node here.
@@ -37,6 +45,7 @@ const (
 
 // health is what is said of a Service at its port.
 type health struct {
+	port    int32
 	Service struct {
 		Namespace string `json:"namespace"`
 		Name      string `json:"name"`
@@ -44,62 +53,72 @@ type health struct {
 	LocalEndpoints int `json:"localEndpoints"`
 }
 
-// healthOf says what to answer at which port. Pure.
-func healthOf(services []*v1.Service, parts []*discoveryv1.EndpointSlice, node string) map[int32]health {
-	out := map[int32]health{}
-	for _, s := range services {
-		port := s.Spec.HealthCheckNodePort
-		if port == 0 || s.Spec.Type != v1.ServiceTypeLoadBalancer ||
-			s.Spec.ExternalTrafficPolicy != v1.ServiceExternalTrafficPolicyLocal {
-			continue
-		}
-		var h health
-		h.Service.Namespace, h.Service.Name = s.Namespace, s.Name
-		local := map[string]bool{}
-		for _, p := range parts {
-			if p.Namespace != s.Namespace || p.Labels[discoveryv1.LabelServiceName] != s.Name ||
-				p.AddressType != discoveryv1.AddressTypeIPv4 {
-				continue
-			}
-			for _, e := range p.Endpoints {
-				if e.NodeName != nil && *e.NodeName == node && (e.Conditions.Ready == nil || *e.Conditions.Ready) &&
-					len(e.Addresses) > 0 {
-					local[e.Addresses[0]] = true
-				}
-			}
-		}
-		h.LocalEndpoints = len(local)
-		out[port] = h
+// healthOf says what to answer for a Service, if anything.
+func healthOf(s *v1.Service, parts map[string]*discoveryv1.EndpointSlice, node string) (h health, ok bool) {
+	h.port = s.Spec.HealthCheckNodePort
+	if h.port == 0 || s.Spec.Type != v1.ServiceTypeLoadBalancer ||
+		s.Spec.ExternalTrafficPolicy != v1.ServiceExternalTrafficPolicyLocal {
+		return h, false
 	}
-	return out
+	h.Service.Namespace, h.Service.Name = s.Namespace, s.Name
+	local := map[discoveryv1.AddressType]map[string]bool{}
+	for _, p := range parts {
+		if local[p.AddressType] == nil {
+			local[p.AddressType] = map[string]bool{}
+		}
+		for _, e := range p.Endpoints {
+			if e.NodeName != nil && *e.NodeName == node && (e.Conditions.Ready == nil || *e.Conditions.Ready) &&
+				len(e.Addresses) > 0 {
+				local[p.AddressType][e.Addresses[0]] = true
+			}
+		}
+	}
+	// The same pods stand in the slices of each family.
+	h.LocalEndpoints = max(len(local[discoveryv1.AddressTypeIPv4]), len(local[discoveryv1.AddressTypeIPv6]))
+	return h, true
+}
+
+// show tells what to answer from now on.
+func (c *HealthChecks) show(of map[types.NamespacedName]health) {
+	want := make(map[int32]health, len(of))
+	for _, h := range of {
+		if have, ok := want[h.port]; !ok || h.Service.Namespace+"/"+h.Service.Name < have.Service.Namespace+"/"+have.Service.Name {
+			want[h.port] = h
+		}
+	}
+	c.mu.Lock()
+	same := maps.Equal(c.want, want)
+	c.want = want
+	c.mu.Unlock()
+	if same {
+		return
+	}
+	select {
+	case c.news <- struct{}{}:
+	default:
+	}
 }
 
 // Run answers until ctx ends.
-func (c *HealthChecks) Run(ctx context.Context, objects agent.Objects, _ agent.Reporter) error {
+func (c *HealthChecks) Run(ctx context.Context) error {
 	open := map[int32]*healthPort{}
 	defer func() {
 		for _, p := range open {
 			p.close()
 		}
 	}()
-	changes := objects.Changes(ctx)
-	select {
-	case <-objects.Synced():
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 	retry := time.NewTicker(healthRetry)
 	defer retry.Stop()
 	for {
-		c.follow(open, healthOf(objects.Services(), objects.EndpointSlices(), c.Node))
+		c.mu.Lock()
+		want := maps.Clone(c.want)
+		c.mu.Unlock()
+		c.follow(open, want)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-retry.C:
-		case _, ok := <-changes:
-			if !ok {
-				return ctx.Err()
-			}
+		case <-c.news:
 		}
 	}
 }
@@ -139,7 +158,7 @@ type healthPort struct {
 func (c *HealthChecks) open(port int32) (*healthPort, error) {
 	listen := c.listen
 	if listen == nil {
-		listen = func(port int32) (net.Listener, error) { return net.Listen("tcp4", fmt.Sprintf("0.0.0.0:%d", port)) }
+		listen = func(port int32) (net.Listener, error) { return net.Listen("tcp", fmt.Sprintf(":%d", port)) }
 	}
 	ln, err := listen(port)
 	if err != nil {

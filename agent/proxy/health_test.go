@@ -25,7 +25,8 @@ func TestHealthCheckNodePort(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	objects := fake.NewCluster()
 	opened := make(chan string, 8)
-	checks := &HealthChecks{Node: "w1", listen: func(port int32) (net.Listener, error) {
+	checks := NewHealthChecks(nil)
+	checks.listen = func(port int32) (net.Listener, error) {
 		if port != 31000 {
 			return nil, fmt.Errorf("port %d was asked for", port)
 		}
@@ -34,9 +35,15 @@ func TestHealthCheckNodePort(t *testing.T) {
 			opened <- ln.Addr().String()
 		}
 		return ln, err
-	}}
+	}
+	model := NewModel(Place{Node: "w1"})
+	show := func() {
+		model.Replace(objects.Services(), objects.EndpointSlices())
+		model.Settle()
+		checks.show(model.health)
+	}
 	done := make(chan error, 1)
-	go func() { done <- checks.Run(ctx, objects, nil) }()
+	go func() { done <- checks.Run(ctx) }()
 	defer func() {
 		cancel()
 		if err := <-done; !errors.Is(err, context.Canceled) {
@@ -46,6 +53,7 @@ func TestHealthCheckNodePort(t *testing.T) {
 	svc := &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: v1.ServiceSpec{
 		Type: v1.ServiceTypeLoadBalancer, ExternalTrafficPolicy: v1.ServiceExternalTrafficPolicyLocal, HealthCheckNodePort: 31000}}
 	objects.Put(svc)
+	show()
 	address := <-opened
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 10 * time.Second}
 	says := func(code int, text string) {
@@ -72,14 +80,17 @@ func TestHealthCheckNodePort(t *testing.T) {
 			{Addresses: []string{"10.244.1.5"}, NodeName: &here}, {Addresses: []string{"10.244.2.5"}, NodeName: &there},
 			{Addresses: []string{"10.244.1.6"}, NodeName: &here, Conditions: discoveryv1.EndpointConditions{Ready: &no}}}}
 	objects.Put(slice)
+	show()
 	says(200, `{"service":{"namespace":"default","name":"web"},"localEndpoints":1}`)
 	gone := slice.DeepCopy()
 	gone.Endpoints = gone.Endpoints[1:]
 	objects.Put(gone)
+	show()
 	says(503, `"localEndpoints":0`)
 	cluster := svc.DeepCopy()
 	cluster.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyCluster
 	objects.Put(cluster)
+	show()
 	if err := wait.For(ctx, time.Millisecond, func() error {
 		c, err := net.Dial("tcp", address)
 		if err == nil {

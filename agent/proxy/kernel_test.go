@@ -19,8 +19,8 @@ import (
 	"github.com/vishvananda/netns"
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	"sigs.k8s.io/knftables"
 
+	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/fake"
 )
 
@@ -151,8 +151,9 @@ func TestKernel(t *testing.T) {
 	addr(t, node, "up", "10.89.0.101/24", "")
 	addr(t, outside, "eth0", "10.89.0.7/24", "")
 
-	p := &Proxy{Node: "w1", NodeIP: netip.MustParseAddr("10.89.0.101")}
-	cidr, pods := netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("10.244.0.0/16")
+	p := &Proxy{Node: "w1", NodeIP: netip.MustParseAddr("10.89.0.101"), Log: slog.New(slog.DiscardHandler)}
+	objects := fake.NewCluster()
+	objects.About.ServiceCIDR, objects.About.ClusterCIDR = "10.96.0.0/16", "10.244.0.0/16"
 	services := []*v1.Service{service("web", "10.96.0.10", 30080), service("self", "10.96.0.11", 0), service("far", "10.97.0.5", 0), service("none", "10.96.0.12", 30081, func(s *v1.Service) {
 		// One address of each kind: another machine's, where somebody listens, and one of the node itself, where somebody does too.
 		s.Spec.ExternalIPs = []string{"10.89.0.7", "10.89.0.101"}
@@ -162,19 +163,15 @@ func TestKernel(t *testing.T) {
 		slice("web", endpoint("10.244.0.2", "w1", true, true, false), endpoint("10.244.0.6", "w1", true, true, false)),
 		slice("self", endpoint("10.244.0.2", "w1", true, true, false)), slice("far", endpoint("10.244.0.2", "w1", true, true, false)),
 	}
-	var rules state
+	for _, svc := range services {
+		objects.Put(svc)
+	}
+	for _, part := range parts {
+		objects.Put(part)
+	}
+	rules := newState(newNFT(), "w1")
 	if err := in(node, func() error {
-		if err := p.follow(&rules, routesFor(services, cidr)); err != nil {
-			return err
-		}
-		nft, err := knftables.New(knftables.IPv4Family, Table)
-		if err != nil {
-			return err
-		}
-		tx := nft.NewTransaction()
-		base(tx, cidr, pods)
-		change(tx, ruleset{}, render(Compute(services, parts, Place{Node: "w1"})))
-		return nft.Run(context.Background(), tx)
+		return p.apply(t.Context(), rules, objects, objects, agent.Changed{All: true})
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -213,19 +210,19 @@ func TestKernel(t *testing.T) {
 	if got, err := ask(a, "10.89.0.7:8080"); err != nil || got != "10.89.0.101" {
 		t.Errorf("pod to a server beyond the cluster: seen as %q, %v", got, err)
 	}
-	reachesAddedRanges(t, p, &rules, node, a, services, cidr)
+	reachesAddedRanges(t, p, rules, node, a, objects, services)
 	refusesWithoutBackends(t, node, a, outside)
 }
 
 // reachesAddedRanges asks at an address beyond the range that the cluster was made with, whose route goes with its Service.
-func reachesAddedRanges(t *testing.T, p *Proxy, rules *state, node, pod netns.NsHandle, services []*v1.Service, cidr netip.Prefix) {
+func reachesAddedRanges(t *testing.T, p *Proxy, rules *state, node, pod netns.NsHandle, objects *fake.Cluster, services []*v1.Service) {
 	for who, ns := range map[string]netns.NsHandle{"host": node, "pod": pod} {
 		if got, err := ask(ns, "10.97.0.5:80"); err != nil || !strings.HasPrefix(got, "a ") {
 			t.Errorf("%s to a Service of an added range: %q, %v", who, got, err)
 		}
 	}
-	without := slices.DeleteFunc(slices.Clone(services), func(s *v1.Service) bool { return s.Name == "far" })
-	if err := in(node, func() error { return p.follow(rules, routesFor(without, cidr)) }); err != nil {
+	objects.Delete(services[slices.IndexFunc(services, func(s *v1.Service) bool { return s.Name == "far" })])
+	if err := in(node, func() error { return p.apply(t.Context(), rules, objects, objects, agent.Changed{All: true}) }); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := ask(node, "10.97.0.5:80"); err == nil || !strings.Contains(err.Error(), "unreachable") {
@@ -296,23 +293,18 @@ func TestUDPFlows(t *testing.T) {
 	objects.About.ServiceCIDR, objects.About.ClusterCIDR = "10.96.0.0/16", "10.244.0.0/16"
 	udp := service("dns", "10.96.0.10", 30053, func(s *v1.Service) { s.Spec.Ports[0].Protocol = v1.ProtocolUDP })
 	objects.Put(udp)
-	st := &state{seen: map[string]string{}}
+	st := newState(newNFT(), "w1")
 	route := func(endpoints ...discoveryv1.Endpoint) {
 		t.Helper()
 		part, proto := slice("dns", endpoints...), v1.ProtocolUDP
 		part.Ports[0].Protocol = &proto
 		objects.Put(part)
 		if err := in(node, func() (err error) {
-			if st.nft == nil {
-				if st.nft, err = knftables.New(knftables.IPv4Family, Table); err != nil {
-					return err
-				}
-			}
-			if err := p.apply(context.Background(), st, objects, objects); err != nil {
+			if err := p.apply(context.Background(), st, objects, objects, agent.Changed{All: true}); err != nil {
 				return err
 			}
-			if !st.intact(context.Background()) {
-				t.Error("the kernel's rules are not found")
+			if ok, err := st.writer.Intact(context.Background()); !ok || err != nil {
+				t.Error("the kernel's rules are not as they were made", err)
 			}
 			return p.Flows.forget()
 		}); err != nil {
@@ -429,3 +421,27 @@ func flowsTo(t *testing.T, ns netns.NsHandle, ip string) (n int) {
 	}
 	return n
 }
+
+// echo sends back what comes.
+func echo(t *testing.T, ns netns.NsHandle, address string) {
+	t.Helper()
+	var ln net.Listener
+	if err := in(ns, func() (err error) { ln, err = net.Listen("tcp4", address); return err }); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ln.Close() })
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				_, _ = io.Copy(c, c)
+			}()
+		}
+	}()
+}
+
+func sliceList(all ...*discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice { return all }

@@ -1,116 +1,269 @@
-// Package proxy makes Services reachable on a worker: a pure model of what
-// traffic goes where, computed from Services and EndpointSlices, and nftables
-// rules that express it as maps, so that the cost of a packet does not grow with
-// the number of Services.
+// Package proxy makes Services reachable on a worker: a pure model of what traffic goes where, which follows Services
+// and EndpointSlices one Service at a time, and writers that express it in the kernel: nftables (the cost of a
+// packet does not grow with the number of Services), iptables and IPVS.
 package proxy
 
 import (
-	"cmp"
-	"crypto/sha256"
-	"encoding/hex"
-	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Frontend is where clients knock.
 type Frontend struct {
-	IP    netip.Addr // invalid for a node port
+	IP    netip.Addr // unspecified (0.0.0.0, ::) for a node port
 	Proto string     // "tcp", "udp", "sctp"
 	Port  int32
 }
 
-// Backend is one pod's port.
+// NodePort says that any of the node's addresses is meant.
+func (f Frontend) NodePort() bool { return f.IP.IsUnspecified() }
+
+// anywhere is the node port of the same number.
+func (f Frontend) anywhere() Frontend {
+	ip := netip.IPv4Unspecified()
+	if f.IP.Is6() {
+		ip = netip.IPv6Unspecified()
+	}
+	return Frontend{ip, f.Proto, f.Port}
+}
+
+// Backend is one endpoint's port.
 type Backend struct {
 	IP    netip.Addr
 	Port  int32
 	Local bool // on this node
 }
 
-// Port is one port of one Service as this node serves it.
+// Port is one port of one Service in one address family, as this node serves it. It is not changed once it is made.
 type Port struct {
-	Name     string // "namespace/service:port", for comments
+	Name     string // "namespace/service:port", for comments and metrics
 	ID       string // stable and short, names the chains
 	Proto    string
+	V6       bool
 	Internal []Frontend // cluster traffic
 	External []Frontend // traffic from outside: node port, external and load balancer addresses
-	// Cluster are the backends of internal traffic, Outside those of external traffic.
-	Cluster []Backend
-	Outside []Backend
-	// Serving are all that may still answer what was sent to them, those that terminate too.
+	// Guarded are those of External that only clients of Sources may use.
+	Guarded []Frontend
+	Sources []netip.Prefix
+	// Cluster are the backends of internal traffic, Outside those of external traffic that may go to any node, Here those
+	// on this node, where external traffic is to stay on it (KeepSource).
+	Cluster, Outside, Here []Backend
+	// Serving are all that may still answer what was sent to them, those that terminate and those of other nodes too.
 	Serving []Backend
+	// StayInside: internal traffic is to stay on the node (internalTrafficPolicy Local).
+	StayInside bool
 	// KeepSource leaves the client's address on external traffic (externalTrafficPolicy Local).
 	KeepSource bool
 	Affinity   int32 // seconds for which a client stays with a backend; 0 = none
 }
 
-// Model is everything this node's rules say.
-type Model map[string]Port // by ID
+func (p *Port) equal(q *Port) bool {
+	return p.Name == q.Name && p.ID == q.ID && p.Proto == q.Proto && p.V6 == q.V6 && p.StayInside == q.StayInside &&
+		p.KeepSource == q.KeepSource && p.Affinity == q.Affinity &&
+		slices.Equal(p.Internal, q.Internal) && slices.Equal(p.External, q.External) && slices.Equal(p.Guarded, q.Guarded) &&
+		slices.Equal(p.Sources, q.Sources) && slices.Equal(p.Cluster, q.Cluster) && slices.Equal(p.Outside, q.Outside) &&
+		slices.Equal(p.Here, q.Here) && slices.Equal(p.Serving, q.Serving)
+}
+
+// Change is what became of one Port; nil = it was not there, or is not any more.
+type Change struct{ Old, New *Port }
+
+// ID names the Port that changed.
+func (c Change) ID() string {
+	if c.New != nil {
+		return c.New.ID
+	}
+	return c.Old.ID
+}
 
 // Place is where a node stands: hints of endpoints name nodes and zones.
 type Place struct{ Node, Zone string }
 
-// Compute derives the model. Pure: same input, same output.
-func Compute(services []*v1.Service, slicesOf []*discoveryv1.EndpointSlice, at Place) Model {
-	byService := map[string][]*discoveryv1.EndpointSlice{}
-	for _, s := range slicesOf {
-		if s.AddressType == discoveryv1.AddressTypeIPv4 {
-			key := s.Namespace + "/" + s.Labels[discoveryv1.LabelServiceName]
-			byService[key] = append(byService[key], s)
-		}
-	}
-	m := Model{}
-	for _, svc := range services {
-		if svc.Spec.Type == v1.ServiceTypeExternalName || svc.Spec.ClusterIP == v1.ClusterIPNone || svc.Spec.ClusterIP == "" {
-			continue
-		}
-		for _, p := range svc.Spec.Ports {
-			port := servicePort(svc, p, byService[svc.Namespace+"/"+svc.Name], at)
-			m[port.ID] = port
-		}
-	}
+// Model is everything this node's rules say, kept up to date Service by Service: what a change costs does not depend on how
+// many Services there are. It is deterministic: however it came to know of some objects, it says the same. One
+// goroutine uses it.
+type Model struct {
+	at     Place
+	known  map[types.NamespacedName]*known
+	parts  map[types.NamespacedName]types.NamespacedName // EndpointSlice → Service
+	claims claims
+	wanted map[string]*Port // what Services ask for, by ID
+	ports  map[string]*Port // what they get
+	dirty  map[types.NamespacedName]struct{}
+	health map[types.NamespacedName]health
+}
+
+// known is what there is of one Service: either may come first.
+type known struct {
+	service *v1.Service
+	parts   map[string]*discoveryv1.EndpointSlice // by name
+	ids     []string
+}
+
+// NewModel returns the model of a node where there are no Services.
+func NewModel(at Place) *Model {
+	return &Model{at: at, known: map[types.NamespacedName]*known{}, parts: map[types.NamespacedName]types.NamespacedName{},
+		claims: claims{}, wanted: map[string]*Port{}, ports: map[string]*Port{}, dirty: map[types.NamespacedName]struct{}{},
+		health: map[types.NamespacedName]health{}}
+}
+
+// Compute is the model of what there is, from nothing.
+func Compute(services []*v1.Service, parts []*discoveryv1.EndpointSlice, at Place) *Model {
+	m := NewModel(at)
+	m.Replace(services, parts)
+	m.Settle()
 	return m
 }
 
-func servicePort(svc *v1.Service, p v1.ServicePort, parts []*discoveryv1.EndpointSlice, at Place) Port {
-	proto := strings.ToLower(string(cmp.Or(p.Protocol, v1.ProtocolTCP)))
-	out := Port{Name: fmt.Sprintf("%s/%s:%s", svc.Namespace, svc.Name, cmp.Or(p.Name, fmt.Sprint(p.Port))), Proto: proto}
-	sum := sha256.Sum256([]byte(out.Name + proto))
-	out.ID = hex.EncodeToString(sum[:6])
-	if ip, err := netip.ParseAddr(svc.Spec.ClusterIP); err == nil {
-		out.Internal = append(out.Internal, Frontend{ip, proto, p.Port})
+// Ports are all that the model says, by ID. Who gets them changes nothing in them.
+func (m *Model) Ports() map[string]*Port { return m.ports }
+
+// Move says where the node stands from now on.
+func (m *Model) Move(at Place) {
+	if m.at == at {
+		return
 	}
-	outside := slices.Clone(svc.Spec.ExternalIPs)
-	for _, in := range svc.Status.LoadBalancer.Ingress {
-		outside = append(outside, in.IP)
+	m.at = at
+	for key := range m.known {
+		m.dirty[key] = struct{}{}
 	}
-	for _, a := range outside {
-		if ip, err := netip.ParseAddr(a); err == nil && ip.Is4() {
-			out.External = append(out.External, Frontend{ip, proto, p.Port})
+}
+
+// At is where the node stands.
+func (m *Model) At() Place { return m.at }
+
+// Service takes a Service as it is now; nil = it is gone.
+func (m *Model) Service(key types.NamespacedName, s *v1.Service) {
+	k := m.know(key)
+	if k.service == s {
+		return
+	}
+	k.service = s
+	m.dirty[key] = struct{}{}
+}
+
+func (m *Model) know(key types.NamespacedName) *known {
+	k := m.known[key]
+	if k == nil {
+		k = &known{}
+		m.known[key] = k
+		m.dirty[key] = struct{}{}
+	}
+	return k
+}
+
+// Slice takes an EndpointSlice as it is now; nil = it is gone.
+func (m *Model) Slice(key types.NamespacedName, s *discoveryv1.EndpointSlice) {
+	was, had := m.parts[key]
+	var is types.NamespacedName
+	if s != nil {
+		is = types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]}
+	}
+	if had && was != is {
+		delete(m.known[was].parts, key.Name)
+		delete(m.parts, key)
+		m.dirty[was] = struct{}{}
+	}
+	if s == nil || is.Name == "" {
+		return
+	}
+	k := m.know(is)
+	if k.parts[key.Name] == s {
+		return
+	}
+	if k.parts == nil {
+		k.parts = make(map[string]*discoveryv1.EndpointSlice, 1)
+	}
+	k.parts[key.Name] = s
+	m.parts[key] = is
+	m.dirty[is] = struct{}{}
+}
+
+// Replace takes all that there is; what it does not name is gone.
+func (m *Model) Replace(services []*v1.Service, parts []*discoveryv1.EndpointSlice) {
+	is := make(map[types.NamespacedName]struct{}, len(services))
+	for _, s := range services {
+		key := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
+		is[key] = struct{}{}
+		m.Service(key, s)
+	}
+	for key, k := range m.known {
+		if _, ok := is[key]; !ok && k.service != nil {
+			m.Service(key, nil)
 		}
 	}
-	if p.NodePort != 0 {
-		out.External = append(out.External, Frontend{Proto: proto, Port: p.NodePort})
+	clear(is)
+	for _, s := range parts {
+		key := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
+		is[key] = struct{}{}
+		m.Slice(key, s)
 	}
-	if svc.Spec.SessionAffinity == v1.ServiceAffinityClientIP {
-		out.Affinity = 10800
-		if c := svc.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
-			out.Affinity = *c.ClientIP.TimeoutSeconds
+	for key := range m.parts {
+		if _, ok := is[key]; !ok {
+			m.Slice(key, nil)
 		}
 	}
-	found := endpointsOf(p.Name, parts, at)
-	out.Serving = found.serving()
-	out.Cluster = found.cluster()
-	out.Outside = out.Cluster
-	if t := svc.Spec.InternalTrafficPolicy; t != nil && *t == v1.ServiceInternalTrafficPolicyLocal {
-		out.Cluster = found.local()
+}
+
+// Settle works out what changed since it was called last, in the order of IDs.
+func (m *Model) Settle() []Change {
+	touched := map[string]struct{}{}
+	for key := range m.dirty {
+		m.settle(key, touched)
 	}
-	if svc.Spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal {
-		out.Outside, out.KeepSource = found.local(), true
+	clear(m.dirty)
+	var out []Change
+	for _, id := range slices.Sorted(maps.Keys(touched)) {
+		old, now := m.ports[id], m.claims.granted(m.wanted[id])
+		if old == nil && now == nil || old != nil && now != nil && old.equal(now) {
+			continue
+		}
+		if now == nil {
+			delete(m.ports, id)
+		} else {
+			m.ports[id] = now
+		}
+		out = append(out, Change{old, now})
 	}
 	return out
+}
+
+// settle derives one Service anew, and names the ports that this may concern: those of others too, where two want the
+// same address.
+func (m *Model) settle(key types.NamespacedName, touched map[string]struct{}) {
+	k := m.known[key]
+	if k == nil {
+		return
+	}
+	var ports []*Port
+	delete(m.health, key)
+	if k.service != nil {
+		ports = portsOf(k.service, k.parts, m.at)
+		if h, ok := healthOf(k.service, k.parts, m.at.Node); ok {
+			m.health[key] = h
+		}
+	}
+	ids := make([]string, len(ports))
+	for i, p := range ports {
+		ids[i] = p.ID
+		touched[p.ID] = struct{}{}
+		m.claims.move(m.wanted[p.ID], p, touched)
+		m.wanted[p.ID] = p
+	}
+	for _, id := range k.ids {
+		if !slices.Contains(ids, id) {
+			touched[id] = struct{}{}
+			m.claims.move(m.wanted[id], nil, touched)
+			delete(m.wanted, id)
+		}
+	}
+	k.ids = ids
+	if k.service == nil && len(k.parts) == 0 {
+		delete(m.known, key)
+	}
 }

@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -11,10 +10,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"pgregory.net/rapid"
-	"sigs.k8s.io/knftables"
-
-	"keelson.dev/keelson/agent/fake"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 func service(name, ip string, nodePort int32, change ...func(*v1.Service)) *v1.Service {
@@ -42,12 +38,12 @@ func slice(svc string, endpoints ...discoveryv1.Endpoint) *discoveryv1.EndpointS
 	}
 }
 
-func only(t *testing.T, m Model) Port {
+func only(t *testing.T, m *Model) *Port {
 	t.Helper()
-	if len(m) != 1 {
-		t.Fatalf("want one port, got %v", m)
+	if len(m.Ports()) != 1 {
+		t.Fatalf("want one port, got %v", m.Ports())
 	}
-	for _, p := range m {
+	for _, p := range m.Ports() {
 		return p
 	}
 	panic("unreachable")
@@ -86,187 +82,109 @@ func TestComputeBackends(t *testing.T) {
 			if got := addresses(p.Cluster); got != c.internal {
 				t.Errorf("cluster traffic goes to %q, want %q", got, c.internal)
 			}
-			if got := addresses(p.Outside); got != c.outside {
+			if got := addresses(p.taking()); got != c.outside {
 				t.Errorf("outside traffic goes to %q, want %q", got, c.outside)
 			}
 		})
 	}
 	for _, none := range []*v1.Service{service("headless", v1.ClusterIPNone, 0), service("ext", "", 0, func(s *v1.Service) { s.Spec.Type = v1.ServiceTypeExternalName })} {
-		if m := Compute([]*v1.Service{none}, nil, Place{Node: "w1"}); len(m) != 0 {
-			t.Errorf("service %s got rules: %v", none.Name, m)
+		if m := Compute([]*v1.Service{none}, nil, Place{Node: "w1"}); len(m.Ports()) != 0 {
+			t.Errorf("service %s got rules: %v", none.Name, m.Ports())
 		}
 	}
 }
 
-// Whatever the order of changes, the kernel ends with what the last model says:
-// the incremental path is checked against building from nothing, on knftables' fake.
-func TestChangesConverge(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		ctx := t.Context()
-		cidr, pods := netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("10.244.0.0/16")
-		fake := knftables.NewFake(knftables.IPv4Family, Table)
-		tx := fake.NewTransaction()
-		base(tx, cidr, pods)
-		if err := fake.Run(ctx, tx); err != nil {
-			t.Fatal(err)
-		}
-		var have ruleset
-		for range rapid.IntRange(1, 6).Draw(t, "steps") {
-			want := render(drawModel(t))
-			tx := fake.NewTransaction()
-			change(tx, have, want)
-			if tx.NumOperations() > 0 {
-				if err := fake.Run(ctx, tx); err != nil {
-					t.Fatalf("%v\n%s", err, tx.String())
-				}
-			}
-			have = want
-			fresh := knftables.NewFake(knftables.IPv4Family, Table)
-			ftx := fresh.NewTransaction()
-			base(ftx, cidr, pods)
-			change(ftx, ruleset{}, want)
-			if err := fresh.Run(ctx, ftx); err != nil {
-				t.Fatal(err)
-			}
-			if got, wanted := sortedElements(fake.Dump()), sortedElements(fresh.Dump()); got != wanted {
-				t.Fatalf("after the change:\n%s\nfrom nothing:\n%s", got, wanted)
-			}
-		}
-	})
+// taking are the backends of clients outside of the cluster.
+func (p *Port) taking() []Backend {
+	if p.KeepSource {
+		return p.Here
+	}
+	return p.Outside
 }
 
-// sortedElements orders map elements, which have no order; rules keep theirs.
-func sortedElements(dump string) string {
-	var lines, elements []string
-	for line := range strings.SplitSeq(dump, "\n") {
-		if strings.HasPrefix(line, "add element") {
-			elements = append(elements, line)
-		} else {
-			lines = append(lines, line)
+// F112 F117: endpoints at which something else would be reached, or nothing, are left out.
+func TestHostileEndpoints(t *testing.T) {
+	good := endpoint("10.244.0.2", "w1", true, true, false)
+	for _, bad := range []string{"127.0.0.1", "169.254.169.254", "224.0.0.1", "0.0.0.0", "fd00::1", "::ffff:10.244.0.9", "10.244.0.300", "", "fe80::1%eth0"} {
+		p := only(t, Compute([]*v1.Service{service("a", "10.96.0.10", 0)}, []*discoveryv1.EndpointSlice{slice("a", good, endpoint(bad, "w1", true, true, false))}, Place{Node: "w1"}))
+		if got := addresses(p.Cluster); got != "10.244.0.2:8080" {
+			t.Errorf("%q: %s", bad, got)
 		}
 	}
-	slices.Sort(elements)
-	lines = append(lines, elements...)
-	return strings.Join(lines, "\n")
-}
-
-func drawModel(t *rapid.T) Model {
-	var services []*v1.Service
-	var parts []*discoveryv1.EndpointSlice
-	for i := range 4 {
-		name := fmt.Sprintf("s%d", i)
-		if !rapid.Bool().Draw(t, name) {
-			continue
-		}
-		var nodePort int32
-		if rapid.Bool().Draw(t, name+" node port") {
-			nodePort = 30000 + int32(i)
-		}
-		services = append(services, service(name, fmt.Sprintf("10.96.0.%d", 10+i), nodePort, func(s *v1.Service) {
-			if rapid.Bool().Draw(t, name+" sticky") {
-				s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
-			}
-			if rapid.Bool().Draw(t, name+" local") {
-				s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
-			}
-		}))
-		var endpoints []discoveryv1.Endpoint
-		for e := range rapid.IntRange(0, 3).Draw(t, name+" endpoints") {
-			endpoints = append(endpoints, endpoint(fmt.Sprintf("10.244.%d.%d", i, e+2), rapid.SampledFrom([]string{"w1", "w2"}).Draw(t, "node"), true, true, false))
-		}
-		parts = append(parts, slice(name, endpoints...))
-	}
-	return Compute(services, parts, Place{Node: "w1"})
-}
-
-// With a foreign network the rules give pods' traffic to the world no address of ours; they do again when it leaves.
-func TestForeignNetworkMasquerades(t *testing.T) {
-	const rule = "ip saddr 10.244.0.0/16 ip daddr != 10.244.0.0/16 masquerade"
-	objects := fake.NewCluster()
-	objects.About.ServiceCIDR, objects.About.ClusterCIDR = "10.96.0.0/16", "10.244.0.0/16"
-	objects.Put(service("web", "10.96.0.10", 30080), slice("web", endpoint("10.244.0.2", "w1", true, true, false)))
-	foreign := false
-	p := &Proxy{Node: "w1", Foreign: func() bool { return foreign }}
-	nft := knftables.NewFake(knftables.IPv4Family, Table)
-	s := &state{nft: nft, seen: map[string]string{}}
-	for _, foreign = range []bool{false, true, false} {
-		if err := p.apply(t.Context(), s, objects, objects); err != nil {
-			t.Fatal(err)
-		}
-		if dump := nft.Dump(); strings.Contains(dump, rule) == foreign || !strings.Contains(dump, "10.244.0.2") {
-			t.Errorf("foreign %v:\n%s", foreign, dump)
+	for _, port := range []int32{0, -1, 65536, 1 << 30} {
+		part := slice("a", good)
+		part.Ports[0].Port = &port
+		p := only(t, Compute([]*v1.Service{service("a", "10.96.0.10", 0)}, []*discoveryv1.EndpointSlice{part}, Place{Node: "w1"}))
+		if len(p.Cluster) != 0 {
+			t.Errorf("port %d: %s", port, addresses(p.Cluster))
 		}
 	}
-}
-
-// Rules that somebody else took away are noticed and made anew.
-func TestFlushedRules(t *testing.T) {
-	objects := fake.NewCluster()
-	objects.Put(service("web", "10.96.0.10", 0), slice("web", endpoint("10.244.0.2", "w1", true, true, false)))
-	p := &Proxy{Node: "w1"}
-	nft := knftables.NewFake(knftables.IPv4Family, Table)
-	s := &state{nft: nft, seen: map[string]string{}}
-	if err := p.apply(t.Context(), s, objects, objects); err != nil {
-		t.Fatal(err)
+	long := service(strings.Repeat("n", 63), "10.96.0.10", 0)
+	long.Namespace = strings.Repeat("m", 63)
+	if got := comment(only(t, Compute([]*v1.Service{long}, nil, Place{})).Name); len(got) > 127 {
+		t.Errorf("a comment of %d bytes", len(got))
 	}
-	before := sortedElements(nft.Dump())
-	if !s.intact(t.Context()) {
-		t.Error("what was made is not found")
-	}
-	tx := nft.NewTransaction()
-	tx.Delete(&knftables.Table{})
-	if err := nft.Run(t.Context(), tx); err != nil {
-		t.Fatal(err)
-	}
-	if s.intact(t.Context()) {
-		t.Fatal("what was flushed is not missed")
-	}
-	s.built = false
-	if err := p.apply(t.Context(), s, objects, objects); err != nil || sortedElements(nft.Dump()) != before {
-		t.Errorf("%v\n%s", err, nft.Dump())
-	}
-}
-
-// Without nft the proxy says so at once, with the remedy, for the node's conditions.
-func TestWithoutNft(t *testing.T) {
-	t.Setenv("PATH", t.TempDir())
-	objects := fake.NewCluster()
-	err := (&Proxy{Node: "w1"}).Run(t.Context(), objects, objects)
-	if err == nil || !strings.Contains(err.Error(), "nft") || !strings.Contains(err.Error(), "install nft") {
-		t.Errorf("%v", err)
+	if got := comment("a\" }; flush ruleset; {"); got != "aflushruleset" {
+		t.Errorf("%q", got)
 	}
 }
 
 // The address that the cluster gave to a Service stays its own, whoever writes it as an external one, also while it
-// has no endpoint.
+// has no endpoint; and who loses an address to somebody gets it when that one goes.
 func TestClusterAddressesAreNotTaken(t *testing.T) {
-	for _, ready := range []bool{true, false} {
-		victim := service("victim", "10.96.0.1", 0)
-		services := []*v1.Service{victim}
-		parts := []*discoveryv1.EndpointSlice{slice("victim", endpoint("10.244.0.2", "w1", ready, ready, false))}
-		for i := range 10 { // the order of names is not that of rules
-			name := fmt.Sprint("thief", i)
-			services = append(services, service(name, fmt.Sprint("10.96.1.", i), 0, func(s *v1.Service) { s.Spec.ExternalIPs = []string{"10.96.0.1"} }))
-			parts = append(parts, slice(name, endpoint("10.244.0.9", "w1", true, true, false)))
+	m := NewModel(Place{Node: "w1"})
+	key := func(name string) types.NamespacedName { return types.NamespacedName{Namespace: "default", Name: name} }
+	at := Frontend{netip.MustParseAddr("10.96.0.1"), "tcp", 80}
+	owner := func() (out string) {
+		m.Settle()
+		for _, p := range m.Ports() {
+			if slices.Contains(p.Internal, at) || slices.Contains(p.External, at) {
+				out += p.Name
+			}
 		}
-		const key = "10.96.0.1 . tcp . 80"
-		alone, r := render(Compute([]*v1.Service{victim}, parts[:1], Place{Node: "w1"})), render(Compute(services, parts, Place{Node: "w1"}))
-		if got, want := pictureOf(asUDP(Compute(services, parts, Place{Node: "w1"}))), pictureOf(asUDP(Compute(services[:1], parts[:1], Place{Node: "w1"}))); !maps.Equal(
-			got[netip.MustParseAddrPort("10.96.0.1:80")], want[netip.MustParseAddrPort("10.96.0.1:80")]) {
-			t.Errorf("flows of the address would be judged by %v, want %v", got, want)
-		}
-		if r.services[key] != alone.services[key] || r.refused[key] != alone.refused[key] {
-			t.Errorf("with endpoints %v: %q and %q, alone %q and %q", ready, r.services[key], r.refused[key], alone.services[key], alone.refused[key])
-		}
+		return out
+	}
+	for i := range 10 { // the order of names is not that of rules
+		name := fmt.Sprint("thief", i)
+		m.Service(key(name), service(name, fmt.Sprint("10.96.1.", i), 0, func(s *v1.Service) { s.Spec.ExternalIPs = []string{"10.96.0.1"} }))
+	}
+	first := owner()
+	if !strings.HasPrefix(first, "default/thief") || strings.Count(first, "thief") != 1 {
+		t.Errorf("before there is a victim %q has the address, want one", first)
+	}
+	m.Service(key("victim"), service("victim", "10.96.0.1", 0))
+	if got := owner(); got != "default/victim:http" {
+		t.Errorf("%s has the address of the victim", got)
+	}
+	m.Service(key("victim"), nil)
+	if got := owner(); got != first {
+		t.Errorf("after the victim is gone %s has the address, want %s", got, first)
 	}
 }
 
-// asUDP is the same model for the other protocol.
-func asUDP(m Model) Model {
-	out := Model{}
-	for id, p := range m {
-		p.Proto = "udp"
-		out[id] = p
+// F117: what a Service says beyond its backends.
+func TestFrontends(t *testing.T) {
+	proxyMode, vip := v1.LoadBalancerIPModeProxy, v1.LoadBalancerIPModeVIP
+	six := slice("a", endpoint("fd00:10::2", "w1", true, true, false))
+	six.AddressType, six.Name = discoveryv1.AddressTypeIPv6, "a-6"
+	m := Compute([]*v1.Service{service("a", "10.96.0.10", 30080, func(s *v1.Service) {
+		s.Spec.Type = v1.ServiceTypeLoadBalancer
+		s.Spec.ClusterIPs = []string{"10.96.0.10", "fd00:96::10"}
+		s.Spec.ExternalIPs = []string{"192.0.2.1", "2001:db8::1", "nonsense", "0.0.0.0"}
+		s.Spec.LoadBalancerSourceRanges = []string{"198.51.100.0/24", " 198.51.100.128/25", "2001:db8:1::/48"}
+		s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
+		s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "192.0.2.80", IPMode: &vip}, {IP: "192.0.2.81", IPMode: &proxyMode}, {Hostname: "lb"}, {IP: "2001:db8::80"}}
+	})}, []*discoveryv1.EndpointSlice{slice("a", endpoint("10.244.0.2", "w1", true, true, false)), six}, Place{Node: "w1"})
+	var got []string
+	for _, p := range m.Ports() {
+		got = append(got, strings.TrimSpace(fmt.Sprintln(p.V6, p.Internal, p.External, p.Guarded, p.Sources, addresses(p.Cluster), p.Affinity)))
 	}
-	return out
+	slices.Sort(got)
+	want := []string{
+		"false [{10.96.0.10 tcp 80}] [{192.0.2.1 tcp 80} {192.0.2.80 tcp 80} {0.0.0.0 tcp 30080}] [{192.0.2.80 tcp 80}] [198.51.100.0/24] 10.244.0.2:8080 10800",
+		"true [{fd00:96::10 tcp 80}] [{2001:db8::1 tcp 80} {2001:db8::80 tcp 80} {:: tcp 30080}] [{2001:db8::80 tcp 80}] [2001:db8:1::/48] fd00:10::2:8080 10800",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
 }

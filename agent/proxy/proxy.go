@@ -2,15 +2,17 @@ package proxy
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
-	"slices"
+	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	"sigs.k8s.io/knftables"
+	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/agent"
 )
@@ -22,79 +24,135 @@ const traceParent = "keelson.dev/traceparent"
 type Proxy struct {
 	Node   string
 	NodeIP netip.Addr
+	Mode   Mode // "" is nftables
+	// NodePorts are where node ports are served; empty: at all addresses of the node but loopback.
+	NodePorts []netip.Prefix
 	// Foreign says that pods are attached by a network product, which then gives their traffic to the world its source
 	// address; nil: they are not.
 	Foreign func() bool
-	Flows   *Flows // told of what the rules say; may be nil
+	Flows   *Flows        // told of what the rules say; may be nil
+	Health  *HealthChecks // the same
+	Metrics *Metrics      // the same
 	Log     *slog.Logger
+
+	writer func(Mode) (Writer, error) // nil: NewWriter
+
+	mu  sync.Mutex // held while rules are written or read
+	now *state
 }
 
 // state is what one Run has programmed.
 type state struct {
-	nft     knftables.Interface
-	applied ruleset
-	built   bool  // the base is in the kernel
-	foreign bool  // it was made for a foreign network
-	place   Place // where the node stood
-	routed  map[netip.Prefix]bool
-	seen    map[string]string // EndpointSlice → resourceVersion that was reported
+	writer   Writer
+	model    *Model
+	base     Base
+	built    bool // the kernel shows the model
+	foreign  bool // the base is that of a foreign network
+	routed   map[netip.Prefix]bool
+	outlying map[netip.Prefix]int // addresses of Services beyond the range, and how many Ports have them
+	seen     map[types.NamespacedName]string
 }
 
 // The bounds of Run in time.
 const (
 	foreignEvery = 5 * time.Second  // between looks at whose network it is
-	intactEvery  = 30 * time.Second // between looks at whether the rules are still there
-	nftLimit     = 30 * time.Second // for one transaction
+	intactEvery  = 10 * time.Second // between looks at whether the rules are still there
+	writeLimit   = 30 * time.Second // for one transaction
 )
 
-// Run programs rules until ctx ends or that fails; Run again builds the table anew. Rules stay when it ends: traffic
+// Run programs rules until ctx ends or that fails; Run again begins with all of them. Rules stay when it ends: traffic
 // outlives the agent.
 func (p *Proxy) Run(ctx context.Context, objects agent.Objects, reports agent.Reporter) error {
-	nft, err := knftables.New(knftables.IPv4Family, Table)
+	mode := p.Mode
+	if mode == "" {
+		mode = ModeNFTables
+	}
+	if mode == ModeNone {
+		return p.idle(ctx, objects, reports)
+	}
+	open := p.writer
+	if open == nil {
+		open = NewWriter
+	}
+	w, err := open(mode)
 	if err != nil {
-		return fmt.Errorf("Service rules need nftables: %w: install nft and a kernel with nf_tables", err)
+		return err
 	}
-	s := &state{nft: nft, seen: map[string]string{}, place: Place{Node: p.Node}}
-	changes := objects.Changes(ctx)
-	select {
-	case <-objects.Synced():
-	case <-ctx.Done():
-		return ctx.Err()
+	if err := w.Check(ctx); err != nil {
+		return err
 	}
+	s := newState(w, p.Node)
+	p.mu.Lock()
+	p.now = s
+	p.mu.Unlock()
+	changes := objects.Follow(ctx, "Service", "EndpointSlice", "Node")
 	tick, check := time.NewTicker(foreignEvery), time.NewTicker(intactEvery)
 	defer tick.Stop()
 	defer check.Stop()
-	for {
-		if err := p.apply(ctx, s, objects, reports); err != nil {
+	for cleaned := false; ; {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+			if s.built && p.foreign() != s.foreign {
+				err = p.apply(ctx, s, objects, reports, agent.Changed{})
+			}
+		case <-check.C:
+			err = p.mend(ctx, s)
+		case c, ok := <-changes:
+			if !ok {
+				return ctx.Err()
+			}
+			err = p.apply(ctx, s, objects, reports, c)
+		}
+		if err != nil {
 			return fmt.Errorf("programming Service rules: %w", err)
 		}
-		for relevant := false; !relevant; {
-			select {
-			case <-ctx.Done():
-				return ctx.Err()
-			case <-tick.C:
-				relevant = p.foreign() != s.foreign
-			case <-check.C:
-				if !s.intact(ctx) {
-					p.Log.Warn("the Service rules are gone from the kernel and are made anew: does something flush nftables?")
-					s.built, relevant = false, true
-				}
-			case kinds, ok := <-changes:
-				if !ok {
-					return ctx.Err()
-				}
-				relevant = s.concerns(kinds, objects)
+		if s.built && !cleaned { // after ours are there, so that no connection finds none
+			cleaned = true
+			if err := cleanOthers(ctx, mode); err != nil {
+				p.Log.Warn("rules of another proxy mode may be left", "err", err)
 			}
 		}
 	}
 }
 
-// concerns says whether a change of kinds may change the rules: of nodes only that of the own one's zone does.
-func (s *state) concerns(kinds map[string]struct{}, objects standing) bool {
-	_, svc := kinds["Service"]
-	_, eps := kinds["EndpointSlice"]
-	_, node := kinds["Node"]
-	return svc || eps || node && placeOf(s.place.Node, objects) != s.place
+func newState(w Writer, node string) *state {
+	return &state{writer: w, model: NewModel(Place{Node: node}), outlying: map[netip.Prefix]int{},
+		seen: map[types.NamespacedName]string{}}
+}
+
+// idle is a node whose Services somebody else serves: it has no rules of ours, and keeps nobody waiting for them.
+func (p *Proxy) idle(ctx context.Context, objects agent.Objects, reports agent.Reporter) error {
+	if err := cleanOthers(ctx, ModeNone); err != nil {
+		return err
+	}
+	for c := range objects.Follow(ctx) {
+		reports.ProxyApplied(c.Revision)
+	}
+	return ctx.Err()
+}
+
+func (p *Proxy) foreign() bool { return p.Foreign != nil && p.Foreign() }
+
+// mend writes all rules again where somebody has taken some of them away.
+func (p *Proxy) mend(ctx context.Context, s *state) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !s.built {
+		return nil
+	}
+	ok, err := s.writer.Intact(ctx)
+	if err != nil {
+		p.Log.Warn("the Service rules cannot be looked at", "err", err)
+		return nil
+	}
+	if ok {
+		return nil
+	}
+	p.Log.Warn("the Service rules are not as they were made and are made anew: does something change or flush them?")
+	s.built = false
+	return p.sync(ctx, s)
 }
 
 // standing is who knows the node's own object.
@@ -109,69 +167,134 @@ func placeOf(node string, objects standing) Place {
 	return at
 }
 
-// intact says whether our table is still in the kernel: firewalls that are reloaded flush more than their own rules.
-func (s *state) intact(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, nftLimit)
-	defer cancel()
-	chains, err := s.nft.List(ctx, "chains")
-	return err == nil && slices.Contains(chains, chainDispatch)
+// baseOf is what the cluster tells of addresses.
+func (p *Proxy) baseOf(c agent.Cluster, foreign bool) Base {
+	b := Base{ServiceCIDRs: c.ServicePrefixes(), NodePorts: p.NodePorts}
+	if !foreign {
+		b.PodCIDRs = c.ClusterPrefixes()
+	}
+	return b
 }
 
-func (p *Proxy) foreign() bool { return p.Foreign != nil && p.Foreign() }
-
-// apply brings the kernel to the view that objects shows now.
-func (p *Proxy) apply(ctx context.Context, s *state, objects agent.Objects, reports agent.Reporter) error {
-	revision := objects.Revision() // before reading: the rules show at least this
+// apply brings the kernel to what the view shows of the objects that changed.
+func (p *Proxy) apply(ctx context.Context, s *state, objects agent.Objects, reports agent.Reporter, news agent.Changed) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	begin := time.Now()
-	parts := objects.EndpointSlices()
-	s.place = placeOf(s.place.Node, objects)
-	services := objects.Services()
-	model := Compute(services, parts, s.place)
-	want := render(model)
-	tx := s.nft.NewTransaction()
-	from := s.applied
-	cidr, _ := netip.ParsePrefix(objects.Cluster().ServiceCIDR)
-	if foreign := p.foreign(); !s.built || foreign != s.foreign {
-		s.built, s.foreign = false, foreign
-		s.routed = nil
-		pods, _ := netip.ParsePrefix(objects.Cluster().ClusterCIDR)
-		if foreign {
-			pods = netip.Prefix{}
-		}
-		base(tx, cidr, pods)
-		from = ruleset{}
+	foreign := p.foreign()
+	base := p.baseOf(objects.Cluster(), foreign)
+	if s.foreign = foreign; !base.equal(s.base) {
+		s.base, s.built, s.routed = base, false, nil
+		s.recount()
 	}
-	if err := p.follow(s, routesFor(services, cidr)); err != nil {
+	fresh := s.take(objects, news)
+	changes := s.model.Settle()
+	s.outlie(changes)
+	if err := p.follow(s, s.routes()); err != nil {
 		return err
 	}
-	change(tx, from, want)
-	if tx.NumOperations() > 0 {
-		ctx, cancel := context.WithTimeout(ctx, nftLimit)
-		defer cancel()
-		if err := s.nft.Run(ctx, tx); err != nil {
-			return fmt.Errorf("nft transaction of %d steps: %w", tx.NumOperations(), err)
+	if err := p.write(ctx, s, changes); err != nil {
+		return err
+	}
+	if p.Flows != nil {
+		p.Flows.show(changes)
+	}
+	if p.Health != nil {
+		p.Health.show(s.model.health)
+	}
+	if news.Revision > 0 {
+		reports.ProxyApplied(news.Revision)
+	}
+	s.report(p.Node, fresh, reports, begin, p.Metrics)
+	return nil
+}
+
+// take brings the model to the view, and returns the slices among what changed.
+func (s *state) take(objects agent.Objects, news agent.Changed) (fresh []*discoveryv1.EndpointSlice) {
+	if news.All {
+		s.model.Move(placeOf(s.model.At().Node, objects))
+		fresh = objects.EndpointSlices()
+		s.model.Replace(objects.Services(), fresh)
+		maps.DeleteFunc(s.seen, func(k types.NamespacedName, _ string) bool {
+			_, ok := objects.EndpointSlice(k.Namespace, k.Name)
+			return !ok
+		})
+		return fresh
+	}
+	for k := range news.Keys {
+		key := types.NamespacedName{Namespace: k.Namespace, Name: k.Name}
+		switch k.Kind {
+		case "Service":
+			svc, _ := objects.Service(k.Namespace, k.Name)
+			s.model.Service(key, svc)
+		case "EndpointSlice":
+			part, ok := objects.EndpointSlice(k.Namespace, k.Name)
+			s.model.Slice(key, part)
+			if ok {
+				fresh = append(fresh, part)
+			} else {
+				delete(s.seen, key)
+			}
+		case "Node":
+			if k.Name == s.model.At().Node {
+				s.model.Move(placeOf(k.Name, objects))
+			}
 		}
 	}
-	s.applied, s.built = want, true
-	if p.Flows != nil {
-		p.Flows.show(model)
+	return fresh
+}
+
+// write makes the changes in the kernel, or all rules where it does not show the model. What was refused as a change is
+// tried as a whole.
+func (p *Proxy) write(ctx context.Context, s *state, changes []Change) error {
+	if s.built && len(changes) == 0 {
+		return nil
 	}
-	reports.ProxyApplied(revision)
-	s.report(p.Node, parts, reports, begin)
+	if s.built {
+		begin := time.Now()
+		err := s.writer.Apply(ctx, changes)
+		if err == nil {
+			p.Metrics.synced(time.Since(begin), false)
+			return nil
+		}
+		if ctx.Err() != nil {
+			return errors.Join(ctx.Err(), err)
+		}
+		s.built = false
+		p.Metrics.failed()
+		p.Log.Warn("a change of Service rules was refused: all are written anew", "err", err)
+	}
+	return p.sync(ctx, s)
+}
+
+func (p *Proxy) sync(ctx context.Context, s *state) error {
+	begin := time.Now()
+	if err := s.writer.Sync(ctx, s.base, maps.Values(s.model.Ports())); err != nil {
+		p.Metrics.failed()
+		return err
+	}
+	s.built = true
+	p.Metrics.synced(time.Since(begin), true)
 	return nil
 }
 
 // report tells the timeline which new EndpointSlices this node routes by now.
-func (s *state) report(node string, parts []*discoveryv1.EndpointSlice, reports agent.Reporter, begin time.Time) {
-	current := make(map[string]string, len(parts))
-	for _, e := range parts {
-		key := e.Namespace + "/" + e.Name
-		current[key] = e.ResourceVersion
-		if tp := e.Annotations[traceParent]; tp != "" && s.seen[key] != e.ResourceVersion {
-			reports.Stages(tp, "endpointslice/"+key, []agent.StageTime{{
-				Name: "proxy programmed", Start: begin, Duration: time.Since(begin), Detail: "on " + node,
+func (s *state) report(node string, fresh []*discoveryv1.EndpointSlice, reports agent.Reporter, begin time.Time, m *Metrics) {
+	now := time.Now()
+	for _, e := range fresh {
+		tp, trigger := e.Annotations[traceParent], e.Annotations[v1.EndpointsLastChangeTriggerTime]
+		key := types.NamespacedName{Namespace: e.Namespace, Name: e.Name}
+		if tp == "" && trigger == "" || s.seen[key] == e.ResourceVersion {
+			continue
+		}
+		s.seen[key] = e.ResourceVersion
+		if at, err := time.Parse(time.RFC3339Nano, trigger); err == nil {
+			m.programmed(at, now)
+		}
+		if tp != "" {
+			reports.Stages(tp, "endpointslice/"+e.Namespace+"/"+e.Name, []agent.StageTime{{
+				Name: "proxy programmed", Start: begin, Duration: now.Sub(begin), Detail: "on " + node,
 			}})
 		}
 	}
-	s.seen = current
 }

@@ -10,21 +10,56 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-	v1 "k8s.io/api/core/v1"
 )
 
-// routesFor are where Services have their addresses: the range that the cluster was made with, and each address of a
-// range that was added to it (ServiceCIDR) by itself.
-func routesFor(services []*v1.Service, cidr netip.Prefix) map[netip.Prefix]bool {
-	out := map[netip.Prefix]bool{}
-	if cidr.IsValid() {
-		out[cidr] = true
-	}
-	for _, s := range services {
-		ip, err := netip.ParseAddr(s.Spec.ClusterIP)
-		if err == nil && ip.Is4() && s.Spec.Type != v1.ServiceTypeExternalName && !cidr.Contains(ip) {
-			out[netip.PrefixFrom(ip, 32)] = true
+// Services have their addresses in the range that the cluster was made with; each address of a range that was added to
+// it (ServiceCIDR) is routed by itself.
+
+// beyond are the addresses of a Port that no range holds.
+func (s *state) beyond(p *Port) []netip.Prefix {
+	var out []netip.Prefix
+	for _, at := range p.Internal {
+		if !slices.ContainsFunc(s.base.ServiceCIDRs, func(c netip.Prefix) bool { return c.Contains(at.IP) }) {
+			out = append(out, netip.PrefixFrom(at.IP, at.IP.BitLen()))
 		}
+	}
+	return out
+}
+
+// outlie counts the addresses beyond the ranges.
+func (s *state) outlie(changes []Change) {
+	for _, c := range changes {
+		if c.New != nil {
+			for _, ip := range s.beyond(c.New) {
+				s.outlying[ip]++
+			}
+		}
+		if c.Old != nil {
+			for _, ip := range s.beyond(c.Old) {
+				if s.outlying[ip]--; s.outlying[ip] == 0 {
+					delete(s.outlying, ip)
+				}
+			}
+		}
+	}
+}
+
+// recount counts them for other ranges.
+func (s *state) recount() {
+	clear(s.outlying)
+	for _, p := range s.model.Ports() {
+		s.outlie([]Change{{New: p}})
+	}
+}
+
+// routes are where Services have their addresses.
+func (s *state) routes() map[netip.Prefix]bool {
+	out := map[netip.Prefix]bool{}
+	for _, c := range s.base.ServiceCIDRs {
+		out[c] = true
+	}
+	for ip := range s.outlying {
+		out[ip] = true
 	}
 	return out
 }
@@ -41,8 +76,15 @@ func (p *Proxy) follow(s *state, want map[netip.Prefix]bool) error {
 		return err
 	}
 	route := func(to netip.Prefix) *netlink.Route {
-		return &netlink.Route{Dst: &net.IPNet{IP: to.Addr().AsSlice(), Mask: net.CIDRMask(to.Bits(), 32)}, LinkIndex: link,
-			Src: p.NodeIP.AsSlice(), Scope: netlink.SCOPE_LINK, Priority: 100}
+		r := &netlink.Route{Dst: &net.IPNet{IP: to.Addr().AsSlice(), Mask: net.CIDRMask(to.Bits(), to.Addr().BitLen())},
+			LinkIndex: link, Priority: 100}
+		if to.Addr().Is4() == p.NodeIP.Is4() {
+			r.Src = p.NodeIP.AsSlice()
+		}
+		if to.Addr().Is4() {
+			r.Scope = netlink.SCOPE_LINK
+		}
+		return r
 	}
 	next := maps.Clone(s.routed)
 	if next == nil {
@@ -77,7 +119,7 @@ func (p *Proxy) link() (int, error) {
 		return 0, fmt.Errorf("listing interfaces: %w", err)
 	}
 	for _, l := range links {
-		addrs, err := netlink.AddrList(l, netlink.FAMILY_V4)
+		addrs, err := netlink.AddrList(l, netlink.FAMILY_ALL)
 		if err != nil {
 			continue
 		}

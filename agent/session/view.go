@@ -182,9 +182,6 @@ func (v *view) complete(revision uint64, full bool) {
 		differing(v.now, v.next, v.changed, &v.named)
 		v.now, v.next = v.next, nil
 	}
-	if v.revision != revision { // the proxy reports the revision that it shows: wake it even when nothing else changed
-		v.changed["EndpointSlice"] = struct{}{}
-	}
 	v.revision = revision
 	if !v.known {
 		v.known = true

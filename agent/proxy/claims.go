@@ -1,0 +1,83 @@
+package proxy
+
+import (
+	"cmp"
+	"slices"
+)
+
+// claims say which Port wants which address. Anybody may write any address as an external one: what the cluster gave to a
+// Service stays that Service's, and among equals the first by ID has it.
+type claims map[Frontend][]claim
+
+type claim struct {
+	external bool
+	id       string
+}
+
+func (c claim) compare(d claim) int {
+	class := func(c claim) int {
+		if c.external {
+			return 1
+		}
+		return 0
+	}
+	return cmp.Or(cmp.Compare(class(c), class(d)), cmp.Compare(c.id, d.id))
+}
+
+// move takes the claims of one state of a Port for those of the next, and names the Ports that gain or lose by it.
+// Either may be nil.
+func (c claims) move(old, now *Port, touched map[string]struct{}) {
+	if old != nil && now != nil && slices.Equal(old.Internal, now.Internal) && slices.Equal(old.External, now.External) {
+		return
+	}
+	each := func(p *Port, do func(Frontend, claim)) {
+		if p == nil {
+			return
+		}
+		for _, f := range p.Internal {
+			do(f, claim{false, p.ID})
+		}
+		for _, f := range p.External {
+			do(f, claim{true, p.ID})
+		}
+	}
+	each(old, func(f Frontend, by claim) {
+		at, ok := slices.BinarySearchFunc(c[f], by, claim.compare)
+		if !ok {
+			return
+		}
+		if c[f] = slices.Delete(c[f], at, at+1); len(c[f]) == 0 {
+			delete(c, f)
+		} else {
+			touched[c[f][0].id] = struct{}{}
+		}
+	})
+	each(now, func(f Frontend, by claim) {
+		at, ok := slices.BinarySearchFunc(c[f], by, claim.compare)
+		if ok {
+			return
+		}
+		if len(c[f]) > 0 {
+			touched[c[f][0].id] = struct{}{}
+		}
+		c[f] = slices.Insert(c[f], at, by)
+	})
+}
+
+// granted is a Port with those of its addresses that are its own.
+func (c claims) granted(p *Port) *Port {
+	if p == nil {
+		return nil
+	}
+	lost := func(external bool) func(Frontend) bool {
+		return func(f Frontend) bool { return len(c[f]) == 0 || c[f][0] != claim{external, p.ID} }
+	}
+	if !slices.ContainsFunc(p.Internal, lost(false)) && !slices.ContainsFunc(p.External, lost(true)) {
+		return p
+	}
+	out := *p
+	out.Internal = slices.DeleteFunc(slices.Clone(p.Internal), lost(false))
+	out.External = slices.DeleteFunc(slices.Clone(p.External), lost(true))
+	out.Guarded = slices.DeleteFunc(slices.Clone(p.Guarded), lost(true))
+	return &out
+}

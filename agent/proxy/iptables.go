@@ -1,0 +1,401 @@
+package proxy
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// iptables writes by iptables-restore: everything of ours is in chains named KEELSON-*, which the chains of the kernel
+// jump to.
+type iptables struct{ tables []*iptFamily }
+
+// iptFamily is the rules of one address family.
+type iptFamily struct {
+	family
+	base    Base
+	built   bool
+	hairpin map[netip.Addr]int
+	text    map[string]int // chain → how many rules it should have
+	run     func(ctx context.Context, input string, program string, args ...string) (string, error)
+}
+
+func newIPTables() *iptables {
+	return &iptables{tables: []*iptFamily{{family: ipv4, run: execute}, {family: ipv6, run: execute}}}
+}
+
+// maxOutput bounds what a program may say.
+const maxOutput = 64 << 20
+
+// execute runs a program with an input, within writeLimit.
+func execute(ctx context.Context, input, program string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, writeLimit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Stdin = strings.NewReader(input)
+	var out limited
+	var problem limited
+	cmd.Stdout, cmd.Stderr = &out, &problem
+	if err := cmd.Run(); err != nil {
+		said := strings.TrimSpace(problem.String())
+		return "", fmt.Errorf("%s %s: %w: %.500s", program, strings.Join(args, " "), err, said)
+	}
+	if out.Len() >= maxOutput {
+		return "", fmt.Errorf("%s says more than %d bytes", program, maxOutput)
+	}
+	return out.String(), nil
+}
+
+// limited forgets what is beyond maxOutput.
+type limited struct{ bytes.Buffer }
+
+func (l *limited) Write(p []byte) (int, error) {
+	if room := maxOutput - l.Len(); room > 0 {
+		l.Buffer.Write(p[:min(len(p), room)])
+	}
+	return len(p), nil
+}
+
+// program is the family's word for one of iptables' programs.
+func (f family) program(suffix string) string {
+	if f.v6 {
+		return "ip6tables" + suffix
+	}
+	return "iptables" + suffix
+}
+
+// Check implements Writer.
+func (w *iptables) Check(context.Context) error {
+	for _, p := range []string{"iptables", "iptables-save", "iptables-restore"} {
+		if _, err := exec.LookPath(p); err != nil {
+			return fmt.Errorf("--proxy-mode=iptables needs %s: install the package iptables, or choose another --proxy-mode", p)
+		}
+	}
+	return nil
+}
+
+// The tables of iptables in which there is something of ours, in the order in which they are written.
+var iptTables = []string{"mangle", "nat", "filter"}
+
+// Sync implements Writer.
+func (w *iptables) Sync(ctx context.Context, base Base, ports iter.Seq[*Port]) error {
+	for _, t := range w.tables {
+		needed := t.wanted(base)
+		for range t.ports(ports) {
+			needed = true
+			break
+		}
+		if !needed {
+			t.base = base
+			if err := t.clean(ctx); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := t.sync(ctx, base, t.ports(ports)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *iptFamily) sync(ctx context.Context, base Base, ports iter.Seq[*Port]) error {
+	t.built, t.base = false, base
+	t.hairpin, t.text = map[netip.Addr]int{}, map[string]int{}
+	all := t.iptSkeleton(base)
+	for p := range ports {
+		t.add(all, p)
+	}
+	for ip := range t.hairpin {
+		all.rule("nat", chainPostrouting, t.hairpinRule(ip))
+	}
+	there, err := t.save(ctx)
+	if err != nil {
+		return err
+	}
+	var b strings.Builder
+	for _, table := range iptTables {
+		all.write(&b, table, there)
+	}
+	if _, err := t.run(ctx, b.String(), t.program("-restore"), "--noflush", "-w", "5"); err != nil {
+		return fmt.Errorf("writing Service rules: %w", err)
+	}
+	for name, rules := range all.flat() {
+		t.text[name] = len(rules)
+	}
+	t.built = true
+	return nil
+}
+
+// add renders a port into a set of chains, and counts who may reach himself.
+func (t *iptFamily) add(into iptRules, p *Port) {
+	local := t.ipt(into, p)
+	for _, ip := range local {
+		t.hairpin[ip]++
+	}
+}
+
+// save reads what there is of ours: "table chain" → its rules, and the jumps to them from chains of the kernel.
+func (t *iptFamily) save(ctx context.Context) (map[string][]string, error) {
+	out := map[string][]string{}
+	for _, table := range iptTables {
+		text, err := t.run(ctx, "", t.program("-save"), "-t", table)
+		if err != nil {
+			return nil, fmt.Errorf("looking at the Service rules: %w", err)
+		}
+		for line := range strings.SplitSeq(text, "\n") {
+			f := strings.Fields(line)
+			switch {
+			case len(f) > 1 && strings.HasPrefix(f[0], ":"+chainPrefix):
+				if key := table + " " + f[0][1:]; out[key] == nil {
+					out[key] = []string{}
+				}
+			case len(f) > 1 && f[0] == "-A" && strings.HasPrefix(f[1], chainPrefix):
+				key := table + " " + f[1]
+				out[key] = append(out[key], line)
+			case len(f) > 1 && f[0] == "-A" && strings.Contains(line, "-j "+chainPrefix):
+				key := table + " " + f[1]
+				out[key] = append(out[key], line)
+			}
+		}
+	}
+	return out, nil
+}
+
+// Apply implements Writer.
+func (w *iptables) Apply(ctx context.Context, changes []Change) error {
+	for _, t := range w.tables {
+		mine := t.changes(changes)
+		if len(mine) == 0 {
+			continue
+		}
+		if !t.built {
+			if err := t.sync(ctx, t.base, added(mine)); err != nil {
+				return err
+			}
+			continue
+		}
+		text := t.change(mine)
+		if text == "" {
+			continue
+		}
+		if _, err := t.run(ctx, text, t.program("-restore"), "--noflush", "-w", "5"); err != nil {
+			t.built = false
+			return fmt.Errorf("writing Service rules: %w", err)
+		}
+	}
+	return nil
+}
+
+// change is the input of iptables-restore that turns the kernel from one state of some ports into another.
+func (t *iptFamily) change(changes []Change) string {
+	before := maps.Clone(t.hairpin)
+	old, now := iptRules{}, iptRules{}
+	for _, c := range changes {
+		if c.Old != nil {
+			for _, ip := range t.ipt(old, c.Old) {
+				if t.hairpin[ip]--; t.hairpin[ip] == 0 {
+					delete(t.hairpin, ip)
+				}
+			}
+		}
+		if c.New != nil {
+			t.add(now, c.New)
+		}
+	}
+	for _, ip := range slices.SortedFunc(maps.Keys(before), netip.Addr.Compare) {
+		if t.hairpin[ip] == 0 {
+			old.rule("nat", chainPostrouting, t.hairpinRule(ip))
+		}
+	}
+	for _, ip := range slices.SortedFunc(maps.Keys(t.hairpin), netip.Addr.Compare) {
+		if before[ip] == 0 {
+			now.rule("nat", chainPostrouting, t.hairpinRule(ip))
+		}
+	}
+	var b strings.Builder
+	for _, table := range iptTables {
+		t.changeTable(&b, table, old, now)
+	}
+	return b.String()
+}
+
+// changeTable writes one table's part. Chains that all share lose and gain single rules; chains of one port are written anew.
+func (t *iptFamily) changeTable(b *strings.Builder, table string, old, now iptRules) {
+	var heads, drops, adds, gone []string
+	for _, name := range slices.Sorted(maps.Keys(now[table])) {
+		rules := now[table][name]
+		if sharedChain(name) {
+			for _, r := range rules {
+				if !slices.Contains(old[table][name], r) {
+					adds = append(adds, "-A "+name+" "+r)
+					t.text[table+" "+name]++
+				}
+			}
+			continue
+		}
+		if was, ok := old[table][name]; ok && slices.Equal(was, rules) {
+			continue
+		}
+		heads = append(heads, ":"+name+" - [0:0]")
+		for _, r := range rules {
+			adds = append(adds, "-A "+name+" "+r)
+		}
+		t.text[table+" "+name] = len(rules)
+	}
+	for _, name := range slices.Sorted(maps.Keys(old[table])) {
+		if sharedChain(name) {
+			for _, r := range old[table][name] {
+				if !slices.Contains(now[table][name], r) {
+					drops = append(drops, "-D "+name+" "+r)
+					t.text[table+" "+name]--
+				}
+			}
+		} else if _, ok := now[table][name]; !ok {
+			heads = append(heads, ":"+name+" - [0:0]")
+			gone = append(gone, "-X "+name)
+			delete(t.text, table+" "+name)
+		}
+	}
+	if len(heads)+len(drops)+len(adds) == 0 {
+		return
+	}
+	b.WriteString("*" + table + "\n")
+	for _, lines := range [][]string{heads, drops, adds, gone} {
+		for _, l := range lines {
+			b.WriteString(l + "\n")
+		}
+	}
+	b.WriteString("COMMIT\n")
+}
+
+// Intact implements Writer. It counts rules by chain.
+func (w *iptables) Intact(ctx context.Context) (bool, error) {
+	for _, t := range w.tables {
+		if !t.built {
+			continue
+		}
+		there, err := t.save(ctx)
+		if err != nil {
+			return false, err
+		}
+		for name, n := range t.text {
+			if rules, ok := there[name]; !ok || len(rules) != n {
+				return false, nil
+			}
+		}
+		for _, j := range t.jumps() {
+			if !slices.ContainsFunc(there[j.table+" "+j.from], func(r string) bool { return strings.HasSuffix(r, "-j "+j.to) }) {
+				return false, nil
+			}
+		}
+	}
+	return true, nil
+}
+
+// Clean implements Writer.
+func (w *iptables) Clean(ctx context.Context) error {
+	var errs []error
+	for _, t := range w.tables {
+		errs = append(errs, t.clean(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+func (t *iptFamily) clean(ctx context.Context) error {
+	t.built = false
+	if _, err := exec.LookPath(t.program("-save")); err != nil {
+		return nil //nolint:nilerr // without the program there are no such rules
+	}
+	there, err := t.save(ctx)
+	if err != nil {
+		if t.v6 || errors.Is(err, unix.ENOENT) {
+			return nil // a kernel without IPv6 has none
+		}
+		return err
+	}
+	var b strings.Builder
+	for _, table := range iptTables {
+		var heads, drops, gone []string
+		for _, key := range slices.Sorted(maps.Keys(there)) {
+			in, name, _ := strings.Cut(key, " ")
+			if in != table {
+				continue
+			}
+			if strings.HasPrefix(name, chainPrefix) {
+				heads, gone = append(heads, ":"+name+" - [0:0]"), append(gone, "-X "+name)
+				continue
+			}
+			for _, r := range there[key] {
+				drops = append(drops, "-D"+strings.TrimPrefix(r, "-A"))
+			}
+		}
+		if len(heads)+len(drops) == 0 {
+			continue
+		}
+		b.WriteString("*" + table + "\n" + strings.Join(slices.Concat(heads, drops, gone), "\n") + "\nCOMMIT\n")
+	}
+	if b.Len() == 0 {
+		return nil
+	}
+	_, err = t.run(ctx, b.String(), t.program("-restore"), "--noflush", "-w", "5")
+	return err
+}
+
+// Connections implements Writer: the packets that came by the rules which lead to a Port's chains, of which each connection has one.
+func (w *iptables) Connections(ctx context.Context) (map[Frontend]uint64, error) {
+	out := map[Frontend]uint64{}
+	for _, t := range w.tables {
+		if !t.built {
+			continue
+		}
+		text, err := t.run(ctx, "", t.program("-save"), "-c", "-t", "nat")
+		if err != nil {
+			return out, err
+		}
+		for line := range strings.SplitSeq(text, "\n") {
+			if at, n, ok := t.counter(line); ok {
+				out[at] += n
+			}
+		}
+	}
+	return out, nil
+}
+
+// counter reads a rule with its counters: [packets:bytes] -A KEELSON-SERVICES -d IP/32 -p tcp -m tcp --dport N -j ...
+func (f family) counter(line string) (at Frontend, n uint64, ok bool) {
+	words := strings.Fields(line)
+	if len(words) < 3 || words[1] != "-A" || words[2] != chainServices && words[2] != chainNodePorts {
+		return at, 0, false
+	}
+	packets, _, _ := strings.Cut(strings.TrimPrefix(words[0], "["), ":")
+	n, err := strconv.ParseUint(packets, 10, 64)
+	at.IP = netip.IPv4Unspecified()
+	if f.v6 {
+		at.IP = netip.IPv6Unspecified()
+	}
+	for i := 3; i+1 < len(words); i++ {
+		switch words[i] {
+		case "-d":
+			if p, err := netip.ParsePrefix(words[i+1]); err == nil {
+				at.IP = p.Addr()
+			}
+		case "-p":
+			at.Proto = words[i+1]
+		case "--dport":
+			port, _ := strconv.Atoi(words[i+1])
+			at.Port = int32(port)
+		}
+	}
+	return at, n, err == nil && at.Port > 0
+}

@@ -1,0 +1,503 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+
+	moby "github.com/moby/ipvs"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// ipvs writes virtual servers, whose addresses are held by an interface of its own. What IPVS cannot say (whose source
+// becomes the node's, what is refused, which clients may come) stands in a table of nftables.
+//
+// Deviations from the other modes, which Kubernetes' own proxy has too: a Service with externalTrafficPolicy Local is served from this
+// node's endpoints for pods and the node as well.
+type ipvs struct {
+	beside  *nft
+	base    Base
+	node    []netip.Addr // where node ports are
+	servers map[virtual]pool
+	holders map[netip.Addr]int // addresses → how many servers
+	door    func() (ipvsDoor, error)
+	own     func() (map[netip.Addr]bool, error)
+	check   func() error
+}
+
+// virtual is a virtual server.
+type virtual struct {
+	Frontend
+	affinity int32
+}
+
+// pool is the real servers of a virtual one, with their weights: 1, or 0 where connections end that there are.
+type pool map[netip.AddrPort]int
+
+// ipvsLink is the interface that holds the addresses.
+const ipvsLink = "keelson-ipvs0"
+
+// ipvsTable is the nftables table beside IPVS.
+const ipvsTable = "keelson-ipvs"
+
+// ipvsDoor is the kernel.
+type ipvsDoor interface {
+	Do(ipvsCommand) error
+	// Read is what there is, by address.
+	Read() (servers map[virtual]pool, addresses map[netip.Addr]bool, err error)
+	Close()
+}
+
+func newIPVS() *ipvs {
+	return &ipvs{beside: speaking(dialect{table: ipvsTable, frame: besideIPVS, piece: besideIPVSPort}), servers: map[virtual]pool{},
+		holders: map[netip.Addr]int{}, door: openIPVS, own: ownAddresses, check: hasIPVS}
+}
+
+// Check implements Writer.
+func (w *ipvs) Check(ctx context.Context) error {
+	if err := w.check(); err != nil {
+		return err
+	}
+	return w.beside.Check(ctx)
+}
+
+func hasIPVS() error {
+	if _, err := os.Stat("/proc/net/ip_vs"); err != nil {
+		return errors.New("--proxy-mode=ipvs needs a kernel with IPVS, and this one has none: load ip_vs and ip_vs_rr (modprobe), or choose another --proxy-mode")
+	}
+	return nil
+}
+
+// ipvsCommand is one step. Its text is that of ip and ipvsadm.
+type ipvsCommand struct {
+	verb   string // "address add", "address del", "-A", "-D", "-a", "-e", "-d"
+	server virtual
+	to     netip.AddrPort
+	weight int
+}
+
+func (c ipvsCommand) String() string {
+	if strings.HasPrefix(c.verb, "address") {
+		return fmt.Sprintf("ip %s %s dev %s", c.verb, netip.PrefixFrom(c.server.IP, c.server.IP.BitLen()), ipvsLink)
+	}
+	kind := map[string]string{"tcp": "-t", "udp": "-u", "sctp": "--sctp-service"}[c.server.Proto]
+	text := fmt.Sprintf("ipvsadm %s %s %s", c.verb, kind, netip.AddrPortFrom(c.server.IP, uint16(c.server.Port)))
+	switch c.verb {
+	case "-A":
+		text += " -s rr"
+		if c.server.affinity > 0 {
+			text += fmt.Sprintf(" -p %d", c.server.affinity)
+		}
+	case "-a", "-e":
+		text += fmt.Sprintf(" -r %s -m -w %d", c.to, c.weight)
+	case "-d":
+		text += fmt.Sprintf(" -r %s", c.to)
+	}
+	return text
+}
+
+// virtuals are the servers of a Port. Pure.
+func virtuals(p *Port, node []netip.Addr) map[virtual]pool {
+	out := map[virtual]pool{}
+	add := func(at Frontend, to []Backend) {
+		if len(to) == 0 {
+			return // nftables answers
+		}
+		servers := pool{}
+		for _, b := range p.Serving {
+			servers[netip.AddrPortFrom(b.IP, uint16(b.Port))] = 0
+		}
+		for _, b := range to {
+			servers[netip.AddrPortFrom(b.IP, uint16(b.Port))] = 1
+		}
+		out[virtual{at, p.Affinity}] = servers
+	}
+	for _, at := range p.Internal {
+		add(at, p.Cluster)
+	}
+	outside := p.Outside
+	if p.KeepSource {
+		outside = p.Here
+	}
+	for _, at := range p.External {
+		if !at.NodePort() {
+			add(at, outside)
+			continue
+		}
+		for _, ip := range node {
+			if ip.Is6() == p.V6 {
+				add(Frontend{ip, at.Proto, at.Port}, outside)
+			}
+		}
+	}
+	return out
+}
+
+// ipvsPlan is the way from some servers to others, and from some held addresses to others. Pure.
+func ipvsPlan(from, to map[virtual]pool, held, wanted map[netip.Addr]bool) []ipvsCommand {
+	var out []ipvsCommand
+	byAddress := func(a, b netip.Addr) int { return a.Compare(b) }
+	for _, ip := range slices.SortedFunc(maps.Keys(wanted), byAddress) {
+		if !held[ip] {
+			out = append(out, ipvsCommand{verb: "address add", server: virtual{Frontend: Frontend{IP: ip}}})
+		}
+	}
+	for _, v := range slices.SortedFunc(maps.Keys(from), virtual.compare) {
+		if _, ok := to[v]; !ok {
+			out = append(out, ipvsCommand{verb: "-D", server: v})
+		}
+	}
+	for _, v := range slices.SortedFunc(maps.Keys(to), virtual.compare) {
+		old, ok := from[v]
+		if !ok {
+			out = append(out, ipvsCommand{verb: "-A", server: v})
+		}
+		for _, at := range slices.SortedFunc(maps.Keys(to[v]), netip.AddrPort.Compare) {
+			was, ok := old[at]
+			switch {
+			case !ok:
+				out = append(out, ipvsCommand{"-a", v, at, to[v][at]})
+			case was != to[v][at]:
+				out = append(out, ipvsCommand{"-e", v, at, to[v][at]})
+			}
+		}
+		for _, at := range slices.SortedFunc(maps.Keys(old), netip.AddrPort.Compare) {
+			if _, ok := to[v][at]; !ok {
+				out = append(out, ipvsCommand{verb: "-d", server: v, to: at})
+			}
+		}
+	}
+	for _, ip := range slices.SortedFunc(maps.Keys(held), byAddress) {
+		if !wanted[ip] {
+			out = append(out, ipvsCommand{verb: "address del", server: virtual{Frontend: Frontend{IP: ip}}})
+		}
+	}
+	return out
+}
+
+func (v virtual) compare(w virtual) int {
+	return strings.Compare(fmt.Sprint(v.IP.StringExpanded(), v.Proto, 100000+v.Port, v.affinity),
+		fmt.Sprint(w.IP.StringExpanded(), w.Proto, 100000+w.Port, w.affinity))
+}
+
+// nodeAddresses are where node ports are served, in order.
+func (w *ipvs) nodeAddresses() ([]netip.Addr, error) {
+	own, err := w.own()
+	if err != nil {
+		return nil, err
+	}
+	var out []netip.Addr
+	for ip := range own {
+		in := func(p netip.Prefix) bool { return p.Contains(ip) }
+		if w.holders[ip] == 0 && !ip.IsLinkLocalUnicast() && (len(w.base.NodePorts) == 0 || slices.ContainsFunc(w.base.NodePorts, in)) {
+			out = append(out, ip)
+		}
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return out, nil
+}
+
+// Sync implements Writer.
+func (w *ipvs) Sync(ctx context.Context, base Base, ports iter.Seq[*Port]) error {
+	if err := w.Check(ctx); err != nil {
+		return err
+	}
+	door, err := w.door()
+	if err != nil {
+		return err
+	}
+	defer door.Close()
+	w.base = base
+	there, held, err := door.Read()
+	if err != nil {
+		return err
+	}
+	w.holders = map[netip.Addr]int{}
+	for ip := range held {
+		w.holders[ip] = 1
+	}
+	if w.node, err = w.nodeAddresses(); err != nil {
+		return err
+	}
+	want := map[virtual]pool{}
+	for p := range ports {
+		maps.Copy(want, virtuals(p, w.node))
+	}
+	// Before servers there are the rules that they need: whose source becomes the node's.
+	if err := w.beside.Sync(ctx, base, ports); err != nil {
+		return err
+	}
+	w.servers, w.holders = want, w.holdersOf(want)
+	return run(door, ipvsPlan(there, want, held, keysOf(w.holders)))
+}
+
+// holdersOf counts the servers by address; the node holds its own itself.
+func (w *ipvs) holdersOf(servers map[virtual]pool) map[netip.Addr]int {
+	out := map[netip.Addr]int{}
+	for v := range servers {
+		if !slices.Contains(w.node, v.IP) {
+			out[v.IP]++
+		}
+	}
+	return out
+}
+
+func keysOf(counts map[netip.Addr]int) map[netip.Addr]bool {
+	out := make(map[netip.Addr]bool, len(counts))
+	for ip := range counts {
+		out[ip] = true
+	}
+	return out
+}
+
+func run(door ipvsDoor, plan []ipvsCommand) error {
+	for _, c := range plan {
+		if err := door.Do(c); err != nil {
+			return fmt.Errorf("%s: %w", c, err)
+		}
+	}
+	return nil
+}
+
+// Apply implements Writer.
+func (w *ipvs) Apply(ctx context.Context, changes []Change) error {
+	if err := w.beside.Apply(ctx, changes); err != nil {
+		return err
+	}
+	door, err := w.door()
+	if err != nil {
+		return err
+	}
+	defer door.Close()
+	from, to := map[virtual]pool{}, map[virtual]pool{}
+	for _, c := range changes {
+		if c.Old != nil {
+			maps.Copy(from, virtuals(c.Old, w.node))
+		}
+		if c.New != nil {
+			maps.Copy(to, virtuals(c.New, w.node))
+		}
+	}
+	held, wanted := map[netip.Addr]bool{}, map[netip.Addr]bool{}
+	for _, side := range []struct {
+		servers map[virtual]pool
+		by      int
+	}{{to, 1}, {from, -1}} {
+		for ip, n := range w.holdersOf(side.servers) {
+			if w.holders[ip] > 0 {
+				held[ip] = true
+			}
+			w.holders[ip] += side.by * n
+		}
+	}
+	for _, servers := range []map[virtual]pool{from, to} {
+		for ip := range w.holdersOf(servers) {
+			if w.holders[ip] > 0 {
+				wanted[ip] = true
+			} else {
+				delete(w.holders, ip)
+			}
+		}
+	}
+	for v := range from {
+		delete(w.servers, v)
+	}
+	maps.Copy(w.servers, to)
+	return run(door, ipvsPlan(from, to, held, wanted))
+}
+
+// Intact implements Writer.
+func (w *ipvs) Intact(ctx context.Context) (bool, error) {
+	if ok, err := w.beside.Intact(ctx); !ok || err != nil {
+		return ok, err
+	}
+	now, err := w.nodeAddresses()
+	if err != nil || !slices.Equal(now, w.node) {
+		return false, err
+	}
+	door, err := w.door()
+	if err != nil {
+		return false, err
+	}
+	defer door.Close()
+	there, held, err := door.Read()
+	return err == nil && len(ipvsPlan(there, w.servers, held, keysOf(w.holders))) == 0, err
+}
+
+// Clean implements Writer.
+func (w *ipvs) Clean(ctx context.Context) error {
+	if err := w.beside.Clean(ctx); err != nil {
+		return err
+	}
+	door, err := w.door()
+	if err != nil {
+		return err
+	}
+	defer door.Close()
+	there, held, err := door.Read()
+	if err != nil {
+		return err
+	}
+	if err := run(door, ipvsPlan(there, nil, held, nil)); err != nil {
+		return err
+	}
+	link, err := netlink.LinkByName(ipvsLink)
+	if err != nil {
+		return nil //nolint:nilerr // there is none
+	}
+	return netlink.LinkDel(link)
+}
+
+// Connections implements Writer.
+func (w *ipvs) Connections(context.Context) (map[Frontend]uint64, error) {
+	h, err := moby.New("")
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	all, err := h.GetServices()
+	out := map[Frontend]uint64{}
+	for _, s := range all {
+		if v, ok := virtualOf(s); ok {
+			out[v.Frontend] += uint64(s.Stats.Connections)
+		}
+	}
+	return out, err
+}
+
+// virtualOf reads a server of the kernel.
+func virtualOf(s *moby.Service) (virtual, bool) {
+	ip, ok := netip.AddrFromSlice(s.Address)
+	v := virtual{Frontend: Frontend{IP: ip.Unmap(), Proto: protocolName(byte(s.Protocol)), Port: int32(s.Port)}}
+	if s.Flags&ipvsPersistent != 0 {
+		v.affinity = int32(s.Timeout)
+	}
+	return v, ok && s.FWMark == 0 && v.Proto != ""
+}
+
+// ipvsPersistent is IP_VS_SVC_F_PERSISTENT of linux/ip_vs.h.
+const ipvsPersistent = 1
+
+// ipvsKernel is the kernel's IPVS and the interface that holds addresses.
+type ipvsKernel struct {
+	h    *moby.Handle
+	link netlink.Link
+}
+
+func openIPVS() (ipvsDoor, error) {
+	link, err := netlink.LinkByName(ipvsLink)
+	if err != nil {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = ipvsLink
+		if err := netlink.LinkAdd(&netlink.Dummy{LinkAttrs: attrs}); err != nil {
+			return nil, fmt.Errorf("making %s, which holds Service addresses: %w: load the kernel's dummy module", ipvsLink, err)
+		}
+		if link, err = netlink.LinkByName(ipvsLink); err != nil {
+			return nil, fmt.Errorf("%s: %w", ipvsLink, err)
+		}
+	}
+	// Replies are changed back on their way, which needs the kernel's list of connections.
+	if err := os.WriteFile("/proc/sys/net/ipv4/vs/conntrack", []byte("1"), 0); err != nil {
+		return nil, fmt.Errorf("IPVS cannot be told to track connections: %w", err)
+	}
+	h, err := moby.New("")
+	if err != nil {
+		return nil, fmt.Errorf("IPVS: %w", err)
+	}
+	return &ipvsKernel{h, link}, nil
+}
+
+func (k *ipvsKernel) Close() { k.h.Close() }
+
+// Read implements ipvsDoor. Servers at addresses that neither the interface nor the node holds are somebody else's.
+func (k *ipvsKernel) Read() (map[virtual]pool, map[netip.Addr]bool, error) {
+	list, err := netlink.AddrList(k.link, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, nil, err
+	}
+	held := map[netip.Addr]bool{}
+	for _, a := range list {
+		if ip, ok := netip.AddrFromSlice(a.IP); ok && !ip.IsLinkLocalUnicast() {
+			held[ip.Unmap()] = true
+		}
+	}
+	own, err := ownAddresses()
+	if err != nil {
+		return nil, nil, err
+	}
+	all, err := k.h.GetServices()
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading virtual servers: %w", err)
+	}
+	out := map[virtual]pool{}
+	for _, s := range all {
+		v, ok := virtualOf(s)
+		if !ok || !held[v.IP] && !own[v.IP] {
+			continue
+		}
+		real, err := k.h.GetDestinations(s)
+		if err != nil {
+			return nil, nil, fmt.Errorf("reading a virtual server: %w", err)
+		}
+		out[v] = pool{}
+		for _, d := range real {
+			if ip, ok := netip.AddrFromSlice(d.Address); ok {
+				out[v][netip.AddrPortFrom(ip.Unmap(), d.Port)] = d.Weight
+			}
+		}
+	}
+	return out, held, nil
+}
+
+// Do implements ipvsDoor.
+func (k *ipvsKernel) Do(c ipvsCommand) error {
+	switch c.verb {
+	case "address add", "address del":
+		bits := c.server.IP.BitLen()
+		a := &netlink.Addr{IPNet: &net.IPNet{IP: c.server.IP.AsSlice(), Mask: net.CIDRMask(bits, bits)}}
+		if c.verb == "address add" {
+			return netlink.AddrReplace(k.link, a)
+		}
+		return netlink.AddrDel(k.link, a)
+	}
+	s, d := c.message()
+	switch c.verb {
+	case "-A":
+		return k.h.NewService(s)
+	case "-D":
+		return k.h.DelService(s)
+	case "-a":
+		return k.h.NewDestination(s, d)
+	case "-e":
+		return k.h.UpdateDestination(s, d)
+	default:
+		return k.h.DelDestination(s, d)
+	}
+}
+
+// message is the command as the kernel is told it.
+func (c ipvsCommand) message() (*moby.Service, *moby.Destination) {
+	family, bits := uint16(unix.AF_INET), ^uint32(0)
+	if c.server.IP.Is6() {
+		family, bits = unix.AF_INET6, 128
+	}
+	proto := map[string]uint16{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP}[c.server.Proto]
+	s := &moby.Service{Address: c.server.IP.AsSlice(), Protocol: proto, Port: uint16(c.server.Port), SchedName: moby.RoundRobin,
+		AddressFamily: family, Netmask: bits}
+	if c.server.affinity > 0 {
+		s.Flags, s.Timeout = ipvsPersistent, uint32(c.server.affinity)
+	}
+	if !c.to.IsValid() {
+		return s, nil
+	}
+	return s, &moby.Destination{Address: c.to.Addr().AsSlice(), Port: c.to.Port(), Weight: c.weight,
+		ConnectionFlags: moby.ConnectionFlagMasq, AddressFamily: family}
+}

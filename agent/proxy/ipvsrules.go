@@ -1,0 +1,72 @@
+package proxy
+
+import "sigs.k8s.io/knftables"
+
+// What stands in nftables beside IPVS: traffic to frontends in the map "services" is marked, and takes the node's address when
+// it leaves; refusals and load balancers' sources are as in mode nftables.
+
+const chainMarked = "mark"
+
+// besideIPVSPort says what a Port needs there. Pure.
+func besideIPVSPort(f family, p *Port) piece {
+	out := piece{elements: map[string][]element{}}
+	add := func(m string, at Frontend, value string) {
+		m = mapFor(m, at)
+		out.elements[m] = append(out.elements[m], element{f.key(at), value, comment(p.Name)})
+	}
+	if len(p.Cluster) == 0 {
+		for _, at := range p.Internal {
+			add(mapRefused, at, without(p.StayInside, p))
+		}
+	}
+	for _, at := range p.External {
+		switch {
+		case len(p.Outside) == 0, p.KeepSource && len(p.Here) == 0:
+			add(mapRefused, at, without(p.KeepSource, p))
+		case !p.KeepSource:
+			add(mapServices, at, "goto "+chainMarked)
+		}
+	}
+	made := map[string]bool{}
+	for _, at := range p.Guarded {
+		out.own = append(out.own, f.guard(p, made)...)
+		add(mapFirewall, at, "goto fw-"+p.ID)
+	}
+	for _, list := range [][]Backend{p.Cluster, p.Outside, p.Here} {
+		for _, b := range list {
+			if b.Local {
+				out.hairpin = append(out.hairpin, b.IP)
+			}
+		}
+	}
+	return out
+}
+
+// besideIPVS is the table without Services. Pure.
+func besideIPVS(f family, b Base) *skeleton {
+	full := f.skeletonOf(b)
+	s := &skeleton{maps: full.maps, sets: full.sets}
+	address := f.ip + " daddr . meta l4proto . th dport"
+	local := "fib daddr type local " + f.ip + " daddr != " + f.loopback
+	s.chain(chainRefuse)
+	s.chain(chainMarked)
+	s.rule(chainMarked, markStatement)
+	for _, hook := range []knftables.BaseChainHook{knftables.PreroutingHook, knftables.OutputHook} {
+		name := "guard-" + string(hook)
+		s.hook(name, knftables.FilterType, hook, knftables.DNATPriority+"-10")
+		s.rule(name, "ct state new %s vmap @%s", address, mapFirewall)
+		s.rule(name, "%s vmap @%s", address, mapServices)
+		s.rule(name, "%s meta l4proto . th dport vmap @%s", local, nodePortPrefix+mapServices)
+	}
+	const name = "nat-postrouting"
+	s.hook(name, knftables.NATType, knftables.PostroutingHook, knftables.SNATPriority)
+	s.rule(name, "meta mark and %s != 0 meta mark set meta mark xor %s masquerade", markMasquerade, markMasquerade)
+	// IPVS has changed the destination: a pod that reached itself would see its own address.
+	s.rule(name, "%s saddr . %s daddr @%s masquerade", f.ip, f.ip, setHairpin)
+	pods := f.of(b.PodCIDRs)
+	for _, p := range pods {
+		s.rule(name, "%s saddr %s %s daddr != { %s } masquerade", f.ip, p, f.ip, joined(pods))
+	}
+	s.refusals(f, address, local, nil)
+	return s
+}

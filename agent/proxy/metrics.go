@@ -1,0 +1,201 @@
+package proxy
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Metrics are what the proxy says of itself, under the names that kube-proxy gave them, and how many connections each
+// Service had. The nil one counts nothing.
+type Metrics struct {
+	mu                              sync.Mutex
+	all, full, partial, programming histogram
+	lastSync                        time.Time
+	failures                        uint64
+	began                           time.Time
+}
+
+// NewMetrics returns Metrics that begin now: what changed before is not counted as waiting.
+func NewMetrics() *Metrics {
+	sync := exponential(0.001, 2, 15)
+	programming := slices.Concat(linear(0.25, 0.25, 2), linear(1, 1, 59), linear(60, 5, 12), linear(120, 30, 7))
+	return &Metrics{all: histogram{bounds: sync}, full: histogram{bounds: sync}, partial: histogram{bounds: sync},
+		programming: histogram{bounds: programming}, began: time.Now()}
+}
+
+func exponential(start, factor float64, n int) (out []float64) {
+	for range n {
+		out = append(out, start)
+		start *= factor
+	}
+	return out
+}
+
+func linear(start, width float64, n int) (out []float64) {
+	for i := range n {
+		out = append(out, start+float64(i)*width)
+	}
+	return out
+}
+
+// synced says that rules were written, all or some of them.
+func (m *Metrics) synced(took time.Duration, all bool) {
+	if m == nil {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.lastSync = time.Now()
+	m.all.observe(took)
+	if all {
+		m.full.observe(took)
+	} else {
+		m.partial.observe(took)
+	}
+}
+
+func (m *Metrics) failed() {
+	if m == nil {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.failures++
+}
+
+// programmed says that what a pod or Service became at one time is in the rules at another.
+func (m *Metrics) programmed(changed, now time.Time) {
+	if m == nil || changed.Before(m.began) {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.programming.observe(now.Sub(changed))
+}
+
+// histogram counts durations in seconds.
+type histogram struct {
+	bounds []float64
+	counts []uint64
+	sum    float64
+	n      uint64
+}
+
+func (h *histogram) observe(d time.Duration) {
+	if h.counts == nil {
+		h.counts = make([]uint64, len(h.bounds))
+	}
+	v := d.Seconds()
+	h.sum += v
+	h.n++
+	if at, _ := slices.BinarySearch(h.bounds, v); at < len(h.counts) {
+		h.counts[at]++
+	}
+}
+
+func (h *histogram) write(w io.Writer, name, help string) {
+	fmt.Fprintf(w, "# HELP %s %s\n# TYPE %s histogram\n", name, help, name)
+	var sum uint64
+	for i, le := range h.bounds {
+		if h.counts != nil {
+			sum += h.counts[i]
+		}
+		fmt.Fprintf(w, "%s_bucket{le=\"%s\"} %d\n", name, strconv.FormatFloat(le, 'g', -1, 64), sum)
+	}
+	fmt.Fprintf(w, "%s_bucket{le=\"+Inf\"} %d\n%s_sum %g\n%s_count %d\n", name, h.n, name, h.sum, name, h.n)
+}
+
+// WriteMetrics writes what the proxy says of itself, in Prometheus' text form.
+func (p *Proxy) WriteMetrics(ctx context.Context, to io.Writer) error {
+	w := bufio.NewWriter(to)
+	if m := p.Metrics; m != nil {
+		m.write(w, p.Mode)
+	}
+	p.connections(ctx, w)
+	return w.Flush()
+}
+
+func (m *Metrics) write(w io.Writer, mode Mode) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.programming.write(w, "kubeproxy_network_programming_duration_seconds", "In Cluster Network Programming Latency in seconds")
+	m.full.write(w, "kubeproxy_sync_full_proxy_rules_duration_seconds", "SyncProxyRules latency in seconds for full resyncs")
+	m.partial.write(w, "kubeproxy_sync_partial_proxy_rules_duration_seconds", "SyncProxyRules latency in seconds for partial syncs")
+	m.all.write(w, "kubeproxy_sync_proxy_rules_duration_seconds", "SyncProxyRules latency in seconds")
+	const last = "kubeproxy_sync_proxy_rules_last_timestamp_seconds"
+	at := 0.0
+	if !m.lastSync.IsZero() {
+		at = float64(m.lastSync.UnixNano()) / 1e9
+	}
+	fmt.Fprintf(w, "# HELP %s The last time proxy rules were successfully synced\n# TYPE %s gauge\n%s %f\n", last, last, last, at)
+	failures := "kubeproxy_sync_proxy_rules_nftables_sync_failures_total"
+	if mode == ModeIPTables {
+		failures = "kubeproxy_sync_proxy_rules_iptables_restore_failures_total"
+	}
+	fmt.Fprintf(w, "# HELP %s Cumulative proxy rules that could not be written\n# TYPE %s counter\n%s %d\n", failures, failures, failures, m.failures)
+}
+
+// connections writes how many connections came by the Services' rules since they were made.
+func (p *Proxy) connections(ctx context.Context, w io.Writer) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.now == nil || !p.now.built {
+		return
+	}
+	counts, err := p.now.writer.Connections(ctx)
+	if err != nil {
+		p.Log.Debug("connections of Services cannot be counted", "err", err)
+		return
+	}
+	const name = "keelson_service_connections_total"
+	fmt.Fprintf(w, "# HELP %s Connections for which this node chose an endpoint, by where clients knocked\n# TYPE %s counter\n", name, name)
+	by := countsByPort(p.now.model.Ports(), counts)
+	for _, l := range slices.SortedFunc(maps.Keys(by), func(a, b label) int {
+		return cmp.Or(cmp.Compare(a.port, b.port), cmp.Compare(a.proto, b.proto), cmp.Compare(a.from, b.from))
+	}) {
+		ns, rest, _ := strings.Cut(l.port, "/")
+		svc, port, _ := strings.Cut(rest, ":")
+		fmt.Fprintf(w, "%s{namespace=%q,service=%q,port=%q,protocol=%q,from=%q} %d\n", name, ns, svc, port, l.proto, l.from, by[l])
+	}
+}
+
+type label struct{ port, proto, from string }
+
+// countsByPort says whose the counted connections are. Pure.
+func countsByPort(ports map[string]*Port, counts map[Frontend]uint64) map[label]uint64 {
+	out := map[label]uint64{}
+	nodePorts := map[Frontend]label{}
+	for _, p := range ports {
+		for _, f := range p.Internal {
+			if n := counts[f]; n > 0 {
+				out[label{p.Name, p.Proto, "cluster"}] += n
+			}
+		}
+		for _, f := range p.External {
+			if f.NodePort() {
+				nodePorts[f] = label{p.Name, p.Proto, "outside"}
+			}
+			if n := counts[f]; n > 0 {
+				out[label{p.Name, p.Proto, "outside"}] += n
+			}
+		}
+	}
+	for f, n := range counts { // node ports are counted at the node's addresses
+		if f.NodePort() {
+			continue
+		}
+		if l, ok := nodePorts[f.anywhere()]; ok {
+			out[l] += n
+		}
+	}
+	return out
+}

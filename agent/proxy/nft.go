@@ -1,0 +1,493 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"sigs.k8s.io/knftables"
+)
+
+// nft writes nftables: a table per address family, each change of which is one transaction.
+type nft struct {
+	dialect
+	tables []*nftTable
+	open   func(knftables.Family) (knftables.Interface, error)
+}
+
+// dialect is what a table says: all of what Services need, or what another mode leaves to nftables.
+type dialect struct {
+	table string
+	frame func(family, Base) *skeleton
+	piece func(family, *Port) piece
+}
+
+// nftTable is one table, and what the kernel shows of it.
+type nftTable struct {
+	family
+	dialect
+	nft      knftables.Interface
+	base     Base
+	built    bool
+	shared   map[string]int     // chains → how many Ports use them
+	hairpin  map[netip.Addr]int // pods → how many Ports may lead them to themselves
+	elements map[string]int     // map → how many elements it should have
+	rules    map[string]int     // chain → how many rules it should have
+	checked  uint32             // generation of all rules at which these were found as they should be
+}
+
+func newNFT() *nft {
+	return speaking(dialect{table: Table, frame: family.skeletonOf, piece: family.render})
+}
+
+func speaking(d dialect) *nft {
+	n := &nft{dialect: d, tables: []*nftTable{{family: ipv4, dialect: d}, {family: ipv6, dialect: d}}}
+	n.open = func(f knftables.Family) (knftables.Interface, error) { return knftables.New(f, d.table) }
+	return n
+}
+
+// handle is how the table is spoken to.
+func (t *nftTable) handle(n *nft) error {
+	if t.nft != nil {
+		return nil
+	}
+	var err error
+	name := knftables.IPv4Family
+	if t.v6 {
+		name = knftables.IPv6Family
+	}
+	t.nft, err = n.open(name)
+	return err
+}
+
+// Check implements Writer.
+func (n *nft) Check(context.Context) error {
+	if err := n.tables[0].handle(n); err != nil {
+		return fmt.Errorf("Service rules need nftables: %w: install nft and a kernel with nf_tables, or choose another --proxy-mode", err)
+	}
+	return nil
+}
+
+// Sync implements Writer.
+func (n *nft) Sync(ctx context.Context, base Base, ports iter.Seq[*Port]) error {
+	if err := n.Check(ctx); err != nil {
+		return err
+	}
+	for _, t := range n.tables {
+		needed := t.wanted(base)
+		for range t.ports(ports) {
+			needed = true
+			break
+		}
+		if !needed {
+			if err := n.drop(ctx, t); err != nil {
+				return err
+			}
+			t.base = base
+			continue
+		}
+		if err := n.sync(ctx, t, base, t.ports(ports)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sync replaces a table's contents in one transaction. What remembers clients is kept.
+func (n *nft) sync(ctx context.Context, t *nftTable, base Base, ports iter.Seq[*Port]) error {
+	if err := t.handle(n); err != nil {
+		return err
+	}
+	frame := t.frame(t.family, base)
+	there, err := t.look(ctx)
+	if err != nil {
+		return err
+	}
+	t.built, t.base = false, base
+	t.shared, t.hairpin, t.elements, t.rules = map[string]int{}, map[netip.Addr]int{}, map[string]int{}, map[string]int{}
+	t.checked = 0
+	for _, r := range frame.rules {
+		t.rules[r.Chain]++
+	}
+	tx := t.nft.NewTransaction()
+	if !there.chains[frame.marker()] {
+		there = contents{}
+		tx.Add(&knftables.Table{})
+		tx.Delete(&knftables.Table{})
+	}
+	frame.begin(tx, there)
+	wanted := contents{chains: map[string]bool{frame.marker(): true}, sets: map[string]bool{}}
+	for _, c := range frame.chains {
+		wanted.chains[c.Name] = true
+	}
+	t.fill(tx, ports, there, wanted)
+	there.prune(tx, wanted)
+	if err := t.run(ctx, tx); err != nil {
+		return err
+	}
+	t.built = true
+	return nil
+}
+
+// contents are the names of what a table has: chains, and the sets that remember clients.
+type contents struct{ chains, sets map[string]bool }
+
+// look reads what there is; nothing where there is no table.
+func (t *nftTable) look(ctx context.Context) (contents, error) {
+	out := contents{chains: map[string]bool{}, sets: map[string]bool{}}
+	all, err := t.nft.ListAll(ctx)
+	if knftables.IsNotFound(err) {
+		return out, nil
+	}
+	if err != nil {
+		return out, fmt.Errorf("looking at the Service rules: %w", err)
+	}
+	for _, c := range all["chain"] {
+		out.chains[c] = true
+	}
+	for _, s := range all["set"] {
+		if strings.HasPrefix(s, "ep-") {
+			out.sets[s] = true
+		}
+	}
+	return out, nil
+}
+
+// begin writes the skeleton, and empties what was in it.
+func (s *skeleton) begin(tx *knftables.Transaction, there contents) {
+	old := len(there.chains) > 0
+	if !old {
+		tx.Add(&knftables.Table{Comment: knftables.PtrTo("Keelson Service rules")})
+	}
+	for _, m := range s.maps {
+		tx.Add(m)
+		if old {
+			tx.Flush(&knftables.Map{Name: m.Name})
+		}
+	}
+	for _, set := range s.sets {
+		tx.Add(set)
+		if old && set.Name != setConnections {
+			tx.Flush(&knftables.Set{Name: set.Name})
+		}
+	}
+	for _, c := range s.chains {
+		tx.Add(c)
+	}
+	tx.Add(&knftables.Chain{Name: s.marker()})
+	for _, name := range slices.Sorted(maps.Keys(there.chains)) {
+		tx.Flush(&knftables.Chain{Name: name})
+	}
+	for _, r := range s.rules {
+		tx.Add(r)
+	}
+}
+
+// prune removes what is there and not wanted; nothing refers to it any more.
+func (c contents) prune(tx *knftables.Transaction, wanted contents) {
+	for _, name := range slices.Sorted(maps.Keys(c.chains)) {
+		if !wanted.chains[name] {
+			tx.Delete(&knftables.Chain{Name: name})
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.sets)) {
+		if !wanted.sets[name] {
+			tx.Delete(&knftables.Set{Name: name})
+		}
+	}
+}
+
+// fill writes all ports.
+func (t *nftTable) fill(tx *knftables.Transaction, ports iter.Seq[*Port], there, wanted contents) {
+	var order []*Port
+	for p := range ports {
+		order = append(order, p)
+	}
+	slices.SortFunc(order, func(a, b *Port) int { return strings.Compare(a.ID, b.ID) })
+	for _, p := range order {
+		of := t.piece(t.family, p)
+		for _, c := range of.own {
+			wanted.chains[c.name] = true
+			t.rules[c.name] = len(c.rules)
+			if c.affinity > 0 {
+				wanted.sets[c.name] = true
+				if there.sets[c.name] && there.chains[c.name] {
+					continue // with the clients that it remembers
+				}
+				tx.Add(t.clients(c))
+			}
+		}
+		t.count(of, 1)
+		t.ensure(tx, of, func(chain) bool { return true })
+		for _, m := range slices.Sorted(maps.Keys(of.elements)) {
+			t.elements[m] += len(of.elements[m])
+			for _, e := range of.elements[m] {
+				tx.Add(e.of(m))
+			}
+		}
+	}
+	for _, ip := range slices.SortedFunc(maps.Keys(t.hairpin), netip.Addr.Compare) {
+		tx.Add(hairpinOf(ip))
+	}
+	for name := range t.shared {
+		wanted.chains[name] = true
+	}
+}
+
+// ensure makes the chains of a piece that make says are not there.
+func (t *nftTable) ensure(tx *knftables.Transaction, p piece, changed func(chain) bool) {
+	var rules []*knftables.Rule
+	write := func(c chain) {
+		tx.Add(&knftables.Chain{Name: c.name})
+		for _, r := range c.rules {
+			rules = append(rules, &knftables.Rule{Chain: c.name, Rule: r})
+		}
+	}
+	for _, c := range p.shared {
+		if t.shared[c.name] == 1 {
+			write(c)
+		}
+	}
+	for _, c := range p.own {
+		if changed(c) {
+			write(c)
+		}
+	}
+	for _, r := range rules { // after all chains: they refer to each other
+		tx.Add(r)
+	}
+}
+
+// count adds to how many use what is shared.
+func (t *nftTable) count(p piece, by int) {
+	for _, c := range p.shared {
+		t.rules[c.name] = len(c.rules)
+		if t.shared[c.name] += by; t.shared[c.name] == 0 {
+			delete(t.shared, c.name)
+			delete(t.rules, c.name)
+		}
+	}
+	for _, ip := range distinctAddrs(p.hairpin) {
+		if t.hairpin[ip] += by; t.hairpin[ip] == 0 {
+			delete(t.hairpin, ip)
+		}
+	}
+}
+
+func distinctAddrs(all []netip.Addr) []netip.Addr {
+	out := slices.Clone(all)
+	slices.SortFunc(out, netip.Addr.Compare)
+	return slices.Compact(out)
+}
+
+func hairpinOf(ip netip.Addr) *knftables.Element {
+	return &knftables.Element{Set: setHairpin, Key: []string{ip.String(), ip.String()}}
+}
+
+// of is the element as a map of a name has it.
+func (e element) of(m string) *knftables.Element {
+	out := &knftables.Element{Map: m, Key: strings.Split(e.key, " . "), Value: strings.Split(e.value, " . ")}
+	if e.comment != "" {
+		out.Comment = &e.comment
+	}
+	return out
+}
+
+// Apply implements Writer.
+func (n *nft) Apply(ctx context.Context, changes []Change) error {
+	for _, t := range n.tables {
+		mine := t.changes(changes)
+		if len(mine) == 0 {
+			continue
+		}
+		if !t.built { // the first ports of this family
+			if err := n.sync(ctx, t, t.base, added(mine)); err != nil {
+				return err
+			}
+			continue
+		}
+		tx := t.nft.NewTransaction()
+		t.change(tx, mine)
+		if tx.NumOperations() == 0 {
+			continue
+		}
+		if err := t.run(ctx, tx); err != nil {
+			t.built = false
+			return err
+		}
+	}
+	return nil
+}
+
+// change adds what turns the kernel from one state of some ports into another. Elements may move from one port to
+// another; all that go go first.
+func (t *nftTable) change(tx *knftables.Transaction, changes []Change) {
+	type place struct{ m, key string }
+	gone, come := map[place]element{}, map[place]element{}
+	oldChains, newChains := map[string]chain{}, map[string]chain{}
+	shared, hairpin := maps.Clone(t.shared), maps.Clone(t.hairpin)
+	var pieces []piece
+	gather := func(p *Port, into map[place]element, chains map[string]chain, by int) {
+		if p == nil {
+			return
+		}
+		of := t.piece(t.family, p)
+		for m, list := range of.elements {
+			t.elements[m] += by * len(list)
+			for _, e := range list {
+				into[place{m, e.key}] = e
+			}
+		}
+		for _, c := range of.own {
+			chains[c.name] = c
+		}
+		t.count(of, by)
+		if by > 0 {
+			pieces = append(pieces, of)
+		}
+	}
+	for _, c := range changes {
+		gather(c.New, come, newChains, 1)
+	}
+	for _, c := range changes {
+		gather(c.Old, gone, oldChains, -1)
+	}
+	for name := range oldChains {
+		delete(t.rules, name)
+	}
+	for name, c := range newChains {
+		t.rules[name] = len(c.rules)
+	}
+	differs := func(c chain) bool {
+		old, ok := oldChains[c.name]
+		return !ok || !slices.Equal(old.rules, c.rules)
+	}
+	t.rechain(tx, pieces, shared, oldChains, differs)
+	order := func(a, b place) int { return strings.Compare(a.m+" "+a.key, b.m+" "+b.key) }
+	for _, at := range slices.SortedFunc(maps.Keys(gone), order) {
+		if e, ok := come[at]; !ok || e != gone[at] {
+			tx.Delete(gone[at].of(at.m))
+		}
+	}
+	for _, at := range slices.SortedFunc(maps.Keys(come), order) {
+		if e, ok := gone[at]; !ok || e != come[at] {
+			tx.Add(come[at].of(at.m))
+		}
+	}
+	t.rehair(tx, hairpin)
+	var dead []chain
+	for name := range shared {
+		if t.shared[name] == 0 {
+			dead = append(dead, chain{name: name})
+		}
+	}
+	for name, c := range oldChains {
+		if _, ok := newChains[name]; !ok {
+			dead = append(dead, c)
+		}
+	}
+	remove(tx, dead)
+}
+
+// rechain makes the chains that are new or differ.
+func (t *nftTable) rechain(tx *knftables.Transaction, pieces []piece, before map[string]int, old map[string]chain, differs func(chain) bool) {
+	var rules []*knftables.Rule
+	made := map[string]bool{}
+	for _, p := range pieces {
+		for _, c := range p.shared {
+			if before[c.name] == 0 && !made[c.name] {
+				made[c.name] = true
+				tx.Add(&knftables.Chain{Name: c.name})
+				for _, r := range c.rules {
+					rules = append(rules, &knftables.Rule{Chain: c.name, Rule: r})
+				}
+			}
+		}
+		for _, c := range p.own {
+			if !differs(c) {
+				continue
+			}
+			if _, ok := old[c.name]; c.affinity > 0 && !ok {
+				tx.Add(t.clients(c))
+			}
+			tx.Add(&knftables.Chain{Name: c.name})
+			tx.Flush(&knftables.Chain{Name: c.name})
+			for _, r := range c.rules {
+				rules = append(rules, &knftables.Rule{Chain: c.name, Rule: r})
+			}
+		}
+	}
+	for _, r := range rules {
+		tx.Add(r)
+	}
+}
+
+func (t *nftTable) rehair(tx *knftables.Transaction, before map[netip.Addr]int) {
+	for _, ip := range slices.SortedFunc(maps.Keys(before), netip.Addr.Compare) {
+		if t.hairpin[ip] == 0 {
+			tx.Delete(hairpinOf(ip))
+		}
+	}
+	for _, ip := range slices.SortedFunc(maps.Keys(t.hairpin), netip.Addr.Compare) {
+		if before[ip] == 0 {
+			tx.Add(hairpinOf(ip))
+		}
+	}
+}
+
+// remove takes chains away, which may refer to each other.
+func remove(tx *knftables.Transaction, dead []chain) {
+	slices.SortFunc(dead, func(a, b chain) int { return strings.Compare(b.name, a.name) })
+	for _, c := range dead {
+		tx.Flush(&knftables.Chain{Name: c.name})
+	}
+	for _, c := range dead {
+		tx.Delete(&knftables.Chain{Name: c.name})
+	}
+	for _, c := range dead {
+		if c.affinity > 0 {
+			tx.Delete(&knftables.Set{Name: c.name})
+		}
+	}
+}
+
+func (t *nftTable) run(ctx context.Context, tx *knftables.Transaction) error {
+	ctx, cancel := context.WithTimeout(ctx, writeLimit)
+	defer cancel()
+	if err := t.nft.Run(ctx, tx); err != nil {
+		return fmt.Errorf("nft transaction of %d steps: %w", tx.NumOperations(), err)
+	}
+	return nil
+}
+
+// drop removes a table.
+func (n *nft) drop(ctx context.Context, t *nftTable) error {
+	if err := t.handle(n); err != nil {
+		if t.v6 { // a kernel without IPv6 has no such table
+			return nil
+		}
+		return err
+	}
+	t.built = false
+	there, err := t.look(ctx)
+	if err != nil || len(there.chains) == 0 {
+		return err
+	}
+	tx := t.nft.NewTransaction()
+	tx.Delete(&knftables.Table{})
+	return t.run(ctx, tx)
+}
+
+// Clean implements Writer.
+func (n *nft) Clean(ctx context.Context) error {
+	var errs []error
+	for _, t := range n.tables {
+		errs = append(errs, n.drop(ctx, t))
+	}
+	return errors.Join(errs...)
+}

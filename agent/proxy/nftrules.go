@@ -1,0 +1,368 @@
+package proxy
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+
+	"sigs.k8s.io/knftables"
+)
+
+// Table is the name of our nftables tables, one per address family; nothing else on the node is touched.
+const Table = "keelson"
+
+// markMasquerade is the packet mark of traffic whose source becomes the node's: replies must come back through the node that
+// changed the destination.
+const markMasquerade = "0x4000"
+
+// The maps and sets. Those of node ports have the same names behind a prefix, and no address in their keys.
+//
+//	services ─▶ goto pick-N ─▶ endpoints (the address knocked at and a random number below N → a backend)
+//	         ─▶ goto outside-N: the same, with the node's address as source
+//	         ─▶ goto short ─▶ inside: pods and the node itself, to whichever node; local: everybody else, to this one
+//
+// A Service is thus a few elements and no rule of its own, unless clients stay with their backends.
+const (
+	mapServices       = "services"
+	mapInside         = "inside"
+	mapLocal          = "local"
+	mapEndpoints      = "endpoints-" // and the protocol
+	mapLocalEndpoints = "local-endpoints-"
+	mapRefused        = "refused"
+	mapFirewall       = "firewall"
+	setHairpin        = "hairpin"
+	setConnections    = "connections"
+	chainRefuse       = "refuse"
+	chainDispatch     = "dispatch"
+	chainShort        = "short"
+	nodePortPrefix    = "nodeport-"
+	markStatement     = "meta mark set meta mark or " + markMasquerade
+)
+
+// element of a map, or of a set where value is empty.
+type element struct{ key, value, comment string }
+
+// chain of a Port's own, or of all that have so many backends.
+type chain struct {
+	name     string
+	rules    []string
+	affinity int32 // seconds: a set of the chain's name remembers clients
+}
+
+// piece is what a Port needs in the kernel.
+type piece struct {
+	elements map[string][]element // by map
+	own      []chain
+	shared   []chain
+	hairpin  []netip.Addr // may reach themselves through a Service
+}
+
+func (f family) key(at Frontend) string {
+	if at.NodePort() {
+		return at.Proto + " . " + strconv.Itoa(int(at.Port))
+	}
+	return at.IP.String() + " . " + at.Proto + " . " + strconv.Itoa(int(at.Port))
+}
+
+// mapFor is the map of a name that knows a frontend.
+func mapFor(name string, at Frontend) string {
+	if at.NodePort() {
+		return nodePortPrefix + name
+	}
+	return name
+}
+
+// render says what a Port needs. Pure.
+func (f family) render(p *Port) piece {
+	out := piece{elements: map[string][]element{}}
+	add := func(m string, at Frontend, value string) {
+		m = mapFor(m, at)
+		out.elements[m] = append(out.elements[m], element{f.key(at), value, comment(p.Name)})
+	}
+	chains := map[string]bool{}
+	for _, at := range p.Internal {
+		if to := f.balance(&out, p, at, "svc-", p.Cluster, mapEndpoints, chains); to != "" {
+			add(mapServices, at, "goto "+to)
+		} else {
+			add(mapRefused, at, without(p.StayInside, p))
+		}
+	}
+	for _, at := range p.External {
+		to := f.balance(&out, p, at, "out-", p.Outside, mapEndpoints, chains)
+		if to == "" {
+			add(mapRefused, at, without(p.KeepSource, p))
+			continue
+		}
+		if !p.KeepSource {
+			add(mapServices, at, "goto "+f.masked(&out, to, chains))
+			continue
+		}
+		add(mapServices, at, "goto "+mapFor(chainShort, at))
+		add(mapInside, at, "goto "+to)
+		if here := f.balance(&out, p, at, "loc-", p.Here, mapLocalEndpoints, chains); here != "" {
+			add(mapLocal, at, "goto "+here)
+		} else {
+			add(mapRefused, at, "drop") // other nodes have backends: as documented, this one keeps silent
+		}
+	}
+	for _, at := range p.Guarded {
+		out.own = append(out.own, f.guard(p, chains)...)
+		add(mapFirewall, at, "goto fw-"+p.ID)
+	}
+	for _, list := range [][]Backend{p.Cluster, p.Outside, p.Here} {
+		for _, b := range list {
+			if b.Local {
+				out.hairpin = append(out.hairpin, b.IP)
+			}
+		}
+	}
+	return out
+}
+
+// without is what becomes of traffic that has no backend to go to: where it must not leave the node and others could
+// serve it, Kubernetes says that it is dropped.
+func without(stays bool, p *Port) string {
+	if stays && len(p.Serving) > 0 {
+		return "drop"
+	}
+	return "goto " + chainRefuse
+}
+
+// balance names the chain that chooses one of the backends for who knocks there; "" where there is none.
+func (f family) balance(out *piece, p *Port, at Frontend, prefix string, to []Backend, endpoints string, made map[string]bool) string {
+	if len(to) == 0 {
+		return ""
+	}
+	if p.Affinity > 0 {
+		return f.sticky(out, p, prefix, to, made)
+	}
+	m, key := mapFor(endpoints+at.Proto, at), strconv.Itoa(int(at.Port))
+	if !at.NodePort() {
+		key = at.IP.String() + " . " + key
+	}
+	for i, b := range to {
+		out.elements[m] = append(out.elements[m], element{key: key + " . " + strconv.Itoa(i),
+			value: b.IP.String() + " . " + strconv.Itoa(int(b.Port))})
+	}
+	c := f.pick(m, at, len(to))
+	if !made[c.name] {
+		made[c.name] = true
+		out.shared = append(out.shared, c)
+	}
+	return c.name
+}
+
+// chosenBy is by what of a packet its backend is chosen.
+func (f family) chosenBy(nodePort bool, proto string) string {
+	if nodePort {
+		return proto + " dport"
+	}
+	return f.ip + " daddr . " + proto + " dport"
+}
+
+// pick is the chain of all frontends in a map that have so many backends.
+func (f family) pick(endpoints string, at Frontend, n int) chain {
+	return chain{name: "pick-" + strings.Replace(endpoints, mapEndpoints, "", 1) + "-" + strconv.Itoa(n), rules: []string{
+		f.counting(),
+		fmt.Sprintf("meta l4proto %s dnat %s to %s . numgen random mod %d map @%s", at.Proto, f.ip, f.chosenBy(at.NodePort(), at.Proto), n, endpoints),
+	}}
+}
+
+func (f family) counting() string {
+	return fmt.Sprintf("update @%s { %s daddr . meta l4proto . th dport counter }", setConnections, f.ip)
+}
+
+// masked names the chain that does what another does, with the node's address as source.
+func (f family) masked(out *piece, to string, made map[string]bool) string {
+	c := chain{name: "masked-" + to, rules: []string{markStatement, "goto " + to}}
+	if !made[c.name] {
+		made[c.name] = true
+		if strings.HasPrefix(to, "pick-") {
+			out.shared = append(out.shared, c)
+		} else {
+			out.own = append(out.own, c)
+		}
+	}
+	return c.name
+}
+
+// sticky gives every backend a chain and a set of the clients that belong to it.
+func (f family) sticky(out *piece, p *Port, prefix string, to []Backend, made map[string]bool) string {
+	front := chain{name: prefix + p.ID, rules: []string{f.counting()}}
+	if made[front.name] {
+		return front.name
+	}
+	made[front.name] = true
+	choice := make([]string, len(to))
+	for i, b := range to {
+		own := "ep-" + p.ID + "-" + short(fmt.Sprint(b.target(), p.Affinity)) // a set keeps the timeout that it was made with
+		if !made[own] {
+			made[own] = true
+			out.own = append(out.own, chain{name: own, affinity: p.Affinity, rules: []string{
+				fmt.Sprintf("update @%s { %s saddr }", own, f.ip),
+				fmt.Sprintf("meta l4proto %s dnat to %s", p.Proto, b.target()),
+			}})
+		}
+		front.rules = append(front.rules, fmt.Sprintf("%s saddr @%s goto %s", f.ip, own, own))
+		choice[i] = fmt.Sprintf("%d : goto %s", i, own)
+	}
+	front.rules = append(front.rules, fmt.Sprintf("numgen random mod %d vmap { %s }", len(to), strings.Join(choice, " , ")))
+	out.own = append(out.own, front)
+	return front.name
+}
+
+// guard lets through the clients that a Service names.
+func (f family) guard(p *Port, made map[string]bool) []chain {
+	name := "fw-" + p.ID
+	if made[name] {
+		return nil
+	}
+	made[name] = true
+	rule := "drop"
+	if len(p.Sources) > 0 {
+		rule = fmt.Sprintf("%s saddr != { %s } drop", f.ip, joined(p.Sources))
+	}
+	return []chain{{name: name, rules: []string{rule}}}
+}
+
+func joined(all []netip.Prefix) string {
+	out := make([]string, len(all))
+	for i, p := range all {
+		out[i] = p.String()
+	}
+	return strings.Join(out, ", ")
+}
+
+// short is a name for something longer.
+func short(s string) string {
+	sum := sha256.Sum256([]byte(s))
+	return hex.EncodeToString(sum[:6])
+}
+
+// skeleton is the table without Services: maps, and base chains with their rules in order.
+type skeleton struct {
+	maps   []*knftables.Map
+	sets   []*knftables.Set
+	chains []*knftables.Chain
+	rules  []*knftables.Rule
+}
+
+// marker is a chain that tells which skeleton a table has.
+func (s *skeleton) marker() string {
+	sum := sha256.New()
+	for _, m := range s.maps {
+		fmt.Fprintln(sum, m.Name, m.Type, m.TypeOf)
+	}
+	for _, r := range s.rules {
+		fmt.Fprintln(sum, r.Chain, r.Rule)
+	}
+	return "version-" + hex.EncodeToString(sum.Sum(nil)[:6])
+}
+
+func (s *skeleton) hook(name string, kind knftables.BaseChainType, hook knftables.BaseChainHook, priority knftables.BaseChainPriority) {
+	s.chains = append(s.chains, &knftables.Chain{Name: name, Type: knftables.PtrTo(kind), Hook: knftables.PtrTo(hook),
+		Priority: knftables.PtrTo(priority)})
+}
+
+func (s *skeleton) chain(name string) { s.chains = append(s.chains, &knftables.Chain{Name: name}) }
+
+func (s *skeleton) rule(chain, format string, args ...any) {
+	s.rules = append(s.rules, &knftables.Rule{Chain: chain, Rule: fmt.Sprintf(format, args...)})
+}
+
+// skeletonOf is the table of a family. Pure.
+func (f family) skeletonOf(b Base) *skeleton {
+	s := &skeleton{}
+	address := f.ip + " daddr . meta l4proto . th dport"
+	for _, kind := range []struct{ prefix, of string }{{"", f.addr + " . inet_proto . inet_service"},
+		{nodePortPrefix, "inet_proto . inet_service"}} {
+		for _, m := range []string{mapServices, mapInside, mapLocal, mapRefused, mapFirewall} {
+			s.maps = append(s.maps, &knftables.Map{Name: kind.prefix + m, Type: kind.of + " : verdict"})
+		}
+		// One per protocol: nft 1.0.6 takes "th dport" in such a map for a contradiction to the protocol of a rule that is added later.
+		for _, proto := range []string{"tcp", "udp", "sctp"} {
+			for _, m := range []string{mapEndpoints, mapLocalEndpoints} {
+				s.maps = append(s.maps, &knftables.Map{Name: kind.prefix + m + proto,
+					TypeOf: fmt.Sprintf("%s . numgen random mod 2 : %s daddr . %s dport", f.chosenBy(kind.prefix != "", proto), f.ip, proto)})
+			}
+		}
+	}
+	s.sets = append(s.sets, &knftables.Set{Name: setHairpin, Type: f.addr + " . " + f.addr},
+		&knftables.Set{Name: setConnections, Type: f.addr + " . inet_proto . inet_service",
+			Flags: []knftables.SetFlag{knftables.DynamicFlag}, Size: knftables.PtrTo(uint64(65535))})
+	at := fmt.Sprintf("fib daddr type local %s daddr != %s", f.ip, f.loopback)
+	if chosen := f.of(b.NodePorts); len(chosen) > 0 {
+		at += fmt.Sprintf(" %s daddr { %s }", f.ip, joined(chosen))
+	} else if len(b.NodePorts) > 0 {
+		at = "" // none of this family
+	}
+	s.chain(chainRefuse)
+	s.chain(chainDispatch)
+	s.rule(chainDispatch, "%s vmap @%s", address, mapServices)
+	if at != "" {
+		s.rule(chainDispatch, "%s meta l4proto . th dport vmap @%s", at, nodePortPrefix+mapServices)
+	}
+	s.shortcuts(f, "", address, f.of(b.PodCIDRs))
+	s.shortcuts(f, nodePortPrefix, "meta l4proto . th dport", f.of(b.PodCIDRs))
+	for _, hook := range []knftables.BaseChainHook{knftables.PreroutingHook, knftables.OutputHook} {
+		s.hook("guard-"+string(hook), knftables.FilterType, hook, knftables.DNATPriority+"-10")
+		s.rule("guard-"+string(hook), "ct state new %s vmap @%s", address, mapFirewall)
+		s.hook("nat-"+string(hook), knftables.NATType, hook, knftables.DNATPriority)
+		s.rule("nat-"+string(hook), "jump %s", chainDispatch)
+	}
+	s.masquerades(f, f.of(b.PodCIDRs))
+	s.refusals(f, address, at, f.of(b.ServiceCIDRs))
+	return s
+}
+
+// shortcuts choose for external traffic that must stay on the node: pods and the node itself may use any endpoint, as
+// they may by the cluster address.
+func (s *skeleton) shortcuts(f family, prefix, key string, pods []netip.Prefix) {
+	name := prefix + chainShort
+	s.chain(name)
+	if len(pods) > 0 {
+		s.rule(name, "%s saddr { %s } %s vmap @%s", f.ip, joined(pods), key, prefix+mapInside)
+	}
+	s.rule(name, "fib saddr type local %s %s vmap @%s", markStatement, key, prefix+mapInside)
+	s.rule(name, "%s vmap @%s", key, prefix+mapLocal)
+}
+
+func (s *skeleton) masquerades(f family, pods []netip.Prefix) {
+	const name = "nat-postrouting"
+	s.hook(name, knftables.NATType, knftables.PostroutingHook, knftables.SNATPriority)
+	s.rule(name, "meta mark and %s != 0 meta mark set meta mark xor %s masquerade", markMasquerade, markMasquerade)
+	s.rule(name, "ct status dnat %s saddr . %s daddr @%s masquerade", f.ip, f.ip, setHairpin)
+	for _, p := range pods {
+		// Beyond the cluster nobody knows the way to a pod: such traffic takes the node's address.
+		s.rule(name, "%s saddr %s %s daddr != { %s } masquerade", f.ip, p, f.ip, joined(pods))
+	}
+}
+
+// refusals answer what has no backend at once, before it is routed or delivered: addresses of whatever kind and node
+// ports by what the model says of them, and an address of the Services' range that no rule changed.
+func (s *skeleton) refusals(f family, address, nodePort string, services []netip.Prefix) {
+	// the kernel limits the rate of ICMP
+	s.rule(chainRefuse, "meta l4proto tcp reject with tcp reset")
+	s.rule(chainRefuse, "reject")
+	for _, hook := range []knftables.BaseChainHook{knftables.InputHook, knftables.ForwardHook, knftables.OutputHook} {
+		name := "refuse-" + string(hook)
+		s.hook(name, knftables.FilterType, hook, knftables.FilterPriority)
+		s.rule(name, "ct state new %s vmap @%s", address, mapRefused)
+		if hook == knftables.InputHook && nodePort != "" {
+			s.rule(name, "ct state new %s meta l4proto . th dport vmap @%s", nodePort, nodePortPrefix+mapRefused)
+		}
+		if hook != knftables.InputHook && len(services) > 0 {
+			s.rule(name, "%s daddr { %s } goto %s", f.ip, joined(services), chainRefuse)
+		}
+	}
+}
+
+// clients is the set that remembers who belongs to a chain's backend.
+func (f family) clients(c chain) *knftables.Set {
+	return &knftables.Set{Name: c.name, Type: f.addr, Flags: []knftables.SetFlag{knftables.DynamicFlag, knftables.TimeoutFlag},
+		Timeout: knftables.PtrTo(time.Duration(c.affinity) * time.Second), Size: knftables.PtrTo(uint64(65535))}
+}

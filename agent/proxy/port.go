@@ -1,0 +1,156 @@
+package proxy
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+// defaultAffinity is how long a client stays with a backend where the Service does not say, in seconds.
+const defaultAffinity = 10800
+
+// portsOf are the ports of a Service that nodes serve, in each family in which it has an address.
+func portsOf(svc *v1.Service, parts map[string]*discoveryv1.EndpointSlice, at Place) []*Port {
+	if svc.Spec.Type == v1.ServiceTypeExternalName {
+		return nil
+	}
+	var out []*Port
+	for _, ip := range clusterIPs(svc) {
+		for _, p := range svc.Spec.Ports {
+			out = append(out, servicePort(svc, p, ip, parts, at))
+		}
+	}
+	return out
+}
+
+// clusterIPs are the addresses that the cluster gave to a Service, one per family; none where it is headless.
+func clusterIPs(svc *v1.Service) []netip.Addr {
+	given := svc.Spec.ClusterIPs
+	if len(given) == 0 {
+		given = []string{svc.Spec.ClusterIP}
+	}
+	var out []netip.Addr
+	for _, s := range given {
+		ip, err := netip.ParseAddr(s)
+		if err == nil && !slices.ContainsFunc(out, func(o netip.Addr) bool { return o.Is4() == ip.Is4() }) {
+			out = append(out, ip)
+		}
+	}
+	return out
+}
+
+func servicePort(svc *v1.Service, p v1.ServicePort, ip netip.Addr, parts map[string]*discoveryv1.EndpointSlice, at Place) *Port {
+	proto := strings.ToLower(string(cmp.Or(p.Protocol, v1.ProtocolTCP)))
+	out := &Port{Name: svc.Namespace + "/" + svc.Name + ":" + cmp.Or(p.Name, fmt.Sprint(p.Port)), Proto: proto, V6: ip.Is6()}
+	unique := out.Name + proto
+	if out.V6 {
+		unique += "6"
+	}
+	sum := sha256.Sum256([]byte(unique))
+	out.ID = hex.EncodeToString(sum[:6])
+	out.Internal = []Frontend{{ip, proto, p.Port}}
+	out.external(svc, p)
+	if svc.Spec.SessionAffinity == v1.ServiceAffinityClientIP {
+		out.Affinity = defaultAffinity
+		if c := svc.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
+			out.Affinity = *c.ClientIP.TimeoutSeconds
+		}
+	}
+	out.route(svc, endpointsOf(p.Name, parts, out.V6, at))
+	return out
+}
+
+// external adds where clients from outside knock.
+func (p *Port) external(svc *v1.Service, port v1.ServicePort) {
+	add := func(s string) (Frontend, bool) {
+		ip, err := netip.ParseAddr(s)
+		if err != nil || ip.Is6() != p.V6 || ip.Is4In6() || ip.IsUnspecified() {
+			return Frontend{}, false
+		}
+		f := Frontend{ip, p.Proto, port.Port}
+		if !slices.Contains(p.External, f) {
+			p.External = append(p.External, f)
+		}
+		return f, true
+	}
+	for _, a := range svc.Spec.ExternalIPs {
+		add(a)
+	}
+	if svc.Spec.Type == v1.ServiceTypeLoadBalancer {
+		p.Sources = sources(svc, p.V6)
+	}
+	for _, in := range svc.Status.LoadBalancer.Ingress {
+		if in.IPMode != nil && *in.IPMode == v1.LoadBalancerIPModeProxy {
+			continue // the load balancer wants to see this traffic itself
+		}
+		if f, ok := add(in.IP); ok && p.Sources != nil && !slices.Contains(p.Guarded, f) {
+			p.Guarded = append(p.Guarded, f)
+		}
+	}
+	if port.NodePort != 0 {
+		any := netip.IPv4Unspecified()
+		if p.V6 {
+			any = netip.IPv6Unspecified()
+		}
+		p.External = append(p.External, Frontend{any, p.Proto, port.NodePort})
+	}
+}
+
+// sources are the clients that a load balancer lets through, in order; nil = all. Where they are all of the other
+// family there are none in this one.
+func sources(svc *v1.Service, v6 bool) []netip.Prefix {
+	if len(svc.Spec.LoadBalancerSourceRanges) == 0 {
+		return nil
+	}
+	out := []netip.Prefix{}
+	for _, s := range svc.Spec.LoadBalancerSourceRanges {
+		r, err := netip.ParsePrefix(strings.TrimSpace(s))
+		if err != nil || r.Addr().Is6() != v6 {
+			continue
+		}
+		if r.Bits() == 0 {
+			return nil // everybody
+		}
+		out = append(out, r.Masked())
+	}
+	slices.SortFunc(out, netip.Prefix.Compare)
+	return distinctPrefixes(out)
+}
+
+// distinctPrefixes leaves out what lies in another of the sorted prefixes: sets of ranges must not overlap.
+func distinctPrefixes(sorted []netip.Prefix) []netip.Prefix {
+	out := sorted[:0]
+	for _, p := range sorted {
+		if n := len(out); n > 0 && out[n-1].Contains(p.Addr()) && out[n-1].Bits() <= p.Bits() {
+			continue
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+// route says which endpoints take which traffic. Equal lists are one list.
+func (p *Port) route(svc *v1.Service, found candidates) {
+	shared := func(a, b []Backend) []Backend {
+		if slices.Equal(a, b) {
+			return a
+		}
+		return b
+	}
+	p.Outside = found.cluster()
+	p.Cluster = p.Outside
+	p.Serving = shared(p.Outside, found.serving())
+	if t := svc.Spec.InternalTrafficPolicy; t != nil && *t == v1.ServiceInternalTrafficPolicyLocal {
+		p.StayInside, p.Cluster = true, shared(p.Outside, found.local())
+	}
+	if svc.Spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal {
+		p.KeepSource, p.Here = true, shared(p.Outside, found.local())
+	}
+}
