@@ -87,7 +87,7 @@ func (s *Scheduler) attemptGroup(ctx context.Context, p *queued, g framework.Gro
 	}
 	s.groups.turned(g.GroupKey, t.enough, func(failures int) time.Time { return s.queue.rest(failures) })
 	if !t.enough {
-		s.giveUp(ctx, t)
+		s.giveUp(ctx, t, func() string { return s.makeRoom(ctx, t, members, ties) })
 		done = true
 		return
 	}
@@ -197,14 +197,18 @@ func (s *Scheduler) chooseGuarded(ctx context.Context, p *queued, ties *rand.Ran
 	return s.choose(ctx, p, ties)
 }
 
-// giveUp ends a turn that placed too few. Those that found no node wait for what refused them; the others wait for these.
-func (s *Scheduler) giveUp(ctx context.Context, t *turn) {
+// giveUp ends a turn that placed too few. Those that found no node wait for what refused them; the others wait for these. room
+// is asked, once nobody holds a node any more, what becomes of others for the sake of the group.
+func (s *Scheduler) giveUp(ctx context.Context, t *turn, room func() string) {
 	had := len(t.held)
 	s.giveBack(ctx, t)
 	if ctx.Err() != nil {
 		return
 	}
 	summary := fmt.Sprintf("pod group %s: only %d of %d pods had a node", t.group.Name, t.group.Placed+had, t.group.Least)
+	if said := room(); said != "" {
+		summary += "; " + said
+	}
 	reason, message := schedulingv1beta1.PodGroupReasonUnschedulable, summary
 	for i, f := range t.failed {
 		why, by := f.explain()
@@ -232,8 +236,8 @@ func (s *Scheduler) release(ctx context.Context, p *queued, c *framework.Cycle, 
 	s.cluster.forget(p.Pod.UID)
 }
 
-// explain says why the pod found no node, and which plugins refused it: none when the attempt itself failed. Pods of a
-// group that is not placed make nobody go: that may help the pod and not the group.
+// explain says why the pod found no node, and which plugins refused it: none when the attempt itself failed. A pod of a
+// group that is not placed makes nobody go by itself: that may help the pod and not the group, for which makeRoom looks.
 func (f *failure) explain() (string, map[string]bool) {
 	var fit *framework.FitError
 	switch {

@@ -30,6 +30,7 @@ type group struct {
 	failures int       // turns that placed too few, one after the other
 	rest     time.Time // no turn before
 	told     string    // the status that was written last
+	clearing bool      // others are being ended for it
 }
 
 // member is a live pod of a group.
@@ -182,6 +183,22 @@ func (s *groups) restart() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, g := range s.all {
-		g.failures, g.rest, g.told = 0, time.Time{}, ""
+		g.failures, g.rest, g.told, g.clearing = 0, time.Time{}, "", false
 	}
+}
+
+// setClearing notes whether others are being ended for a group.
+func (s *groups) setClearing(key framework.GroupKey, is bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if g := s.all[key]; g != nil {
+		g.clearing = is
+	}
+}
+
+func (s *groups) isClearing(key framework.GroupKey) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	g := s.all[key]
+	return g != nil && g.clearing
 }

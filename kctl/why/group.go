@@ -91,6 +91,11 @@ func together(p *corev1.Pod, message string, f *Finding) string {
 		return strings.TrimSpace(message[:i])
 	case i == 0: // of one that had a node
 		sum, other, _ := strings.Cut(message, "; ")
+		if strings.HasPrefix(other, "preemption: ") {
+			var said string
+			said, other, _ = strings.Cut(other, "; ")
+			f.Details = append(f.Details, line(said))
+		}
 		if name, _, ok := strings.Cut(strings.TrimPrefix(other, "pod "), ": "); ok {
 			f.Details = append(f.Details, line(other))
 			f.Mend = []string{kctl(p, "why pod/%s", name)}

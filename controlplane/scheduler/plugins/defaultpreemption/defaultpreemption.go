@@ -289,3 +289,16 @@ func (c Candidate) earliest(start func(*framework.PodInfo) time.Time) time.Time 
 	}
 	return first
 }
+
+// Order are pods by how important they are, those first that a budget protects: the order in which they are given back. count is
+// how many are protected.
+func (p Plugin) Order(pods []*framework.PodInfo) (ordered []*framework.PodInfo, count int) {
+	var budgets []*policyv1.PodDisruptionBudget
+	if p.H.Budgets != nil {
+		budgets = p.H.Budgets()
+	}
+	pods = slices.Clone(pods)
+	slices.SortStableFunc(pods, p.moreImportant)
+	protected, free := newLedger(budgets).split(pods)
+	return slices.Concat(protected, free), len(protected)
+}
