@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/controlplane/scheduler/framework"
-	"keelson.dev/keelson/controlplane/scheduler/plugins/defaultpreemption"
 )
 
 // Bounds of the search for room: how long it takes at most, for others wait meanwhile, and how many priorities are told apart.
@@ -255,11 +254,7 @@ func (s *Scheduler) makeRoom(ctx context.Context, t *turn, members []*queued, ti
 	}
 	limited, cancel := context.WithTimeout(ctx, roomLimit)
 	defer cancel()
-	by := defaultpreemption.Plugin{H: s.newHandle()}
-	room, err := r.find(limited, func(list []*framework.PodInfo) []*framework.PodInfo {
-		ordered, _ := by.Order(list)
-		return ordered
-	})
+	room, err := r.find(limited, preempts(s.profiles.of(chosen[0].Pod)).Order)
 	switch {
 	case ctx.Err() != nil:
 		return ""
@@ -273,6 +268,16 @@ func (s *Scheduler) makeRoom(ctx context.Context, t *turn, members []*queued, ti
 	}
 	s.clear(ctx, chosen, room)
 	return "preemption: pods of lower priority are being ended to make room for the group"
+}
+
+// preempts is the plugin by which pods of a profile preempt; nil when they do not.
+func preempts(p *profile) framework.Preempts {
+	for _, x := range p.PostFilters {
+		if by, ok := x.(framework.Preempts); ok {
+			return by
+		}
+	}
+	return nil
 }
 
 // nothing is to be said of others.
@@ -291,7 +296,7 @@ func (s *Scheduler) mayMakeRoom(t *turn, members []*queued, need int) string {
 	for _, m := range members {
 		p, profile := m.Pod, s.profiles.of(m.Pod)
 		switch {
-		case !slices.ContainsFunc(profile.PostFilters, func(x framework.PostFilter) bool { return x.Name() == defaultpreemption.Name }):
+		case preempts(profile) == nil:
 			return nothing
 		case p.Spec.PreemptionPolicy != nil && *p.Spec.PreemptionPolicy == v1.PreemptNever:
 			return "preemption: a pod of the group has preemptionPolicy=Never"

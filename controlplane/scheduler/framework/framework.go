@@ -135,6 +135,13 @@ type PostFilter interface {
 	PostFilter(ctx context.Context, c *Cycle, why *FitError) (nominatedNode string, s *Status)
 }
 
+// Preempts is a PostFilter that ends pods of lower priority, and says in which order these are spared.
+type Preempts interface {
+	PostFilter
+	// Order are pods by how important they are, those first that a budget protects.
+	Order(pods []*PodInfo) []*PodInfo
+}
+
 // PreScore looks at the nodes that fit once per cycle. Skip spares the plugin's Score.
 type PreScore interface {
 	Plugin

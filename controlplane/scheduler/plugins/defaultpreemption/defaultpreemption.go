@@ -290,9 +290,8 @@ func (c Candidate) earliest(start func(*framework.PodInfo) time.Time) time.Time 
 	return first
 }
 
-// Order are pods by how important they are, those first that a budget protects: the order in which they are given back. count is
-// how many are protected.
-func (p Plugin) Order(pods []*framework.PodInfo) (ordered []*framework.PodInfo, count int) {
+// Order implements framework.Preempts.
+func (p Plugin) Order(pods []*framework.PodInfo) []*framework.PodInfo {
 	var budgets []*policyv1.PodDisruptionBudget
 	if p.H.Budgets != nil {
 		budgets = p.H.Budgets()
@@ -300,5 +299,5 @@ func (p Plugin) Order(pods []*framework.PodInfo) (ordered []*framework.PodInfo, 
 	pods = slices.Clone(pods)
 	slices.SortStableFunc(pods, p.moreImportant)
 	protected, free := newLedger(budgets).split(pods)
-	return slices.Concat(protected, free), len(protected)
+	return slices.Concat(protected, free)
 }
