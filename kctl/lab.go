@@ -87,6 +87,8 @@ func labUpFlags(f *pflag.FlagSet, cfg *lab.Config) {
 	f.StringVar(&cfg.CPU, "cpu", "4", "CPUs that a worker reports")
 	f.StringVar(&cfg.Memory, "memory", "2Gi", "memory that a worker reports")
 	f.IntVar(&cfg.EvictionSeconds, "eviction-seconds", 5, "seconds after which pods leave a node that was lost")
+	f.IntVar(&cfg.Links, "links", 1, "links on which the workers are in turn, with a router between that knows no pods")
+	f.StringVar(&cfg.Families, "families", lab.FamilyIPv4, "addresses of hosts, pods and Services: ipv4, dual (IPv4 first) or ipv6")
 	f.StringArrayVar(&cfg.ControlPlaneFlags, "control-plane-flag", nil,
 		"flag of 'keelson-controlplane run' that every replica has, such as --audit-log-maxsize=10 (repeatable)")
 	f.StringVar(&cfg.ControlPlaneFiles, "control-plane-files", "",

@@ -1,6 +1,7 @@
 package kctl
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -86,6 +87,8 @@ func sameFlags(is, want lab.Config, flags *pflag.FlagSet) error {
 		{"cni-bin-dir", filepath.Clean(is.CNIBinDir), want.CNIBinDir},
 		{"image-dir", filepath.Clean(is.ImageDir), want.ImageDir},
 		{"cpu", is.CPU, want.CPU},
+		{"links", max(1, is.Links), want.Links},
+		{"families", cmp.Or(is.Families, lab.FamilyIPv4), want.Families},
 		{"memory", is.Memory, want.Memory},
 		{"eviction-seconds", is.EvictionSeconds, want.EvictionSeconds},
 		{"control-plane-files", is.ControlPlaneFiles, want.ControlPlaneFiles},

@@ -34,7 +34,7 @@ func (l *Lab) StartAgain(ctx context.Context) (err error) {
 	if err := l.powerOnAll(func(Host) error { return nil }); err != nil {
 		return fmt.Errorf("lab: %w", err)
 	}
-	step("%d hosts on %s have power again", len(l.Config.Hosts), Subnet)
+	step("%d hosts on %s have power again", len(l.Config.Hosts), l.Config.network())
 	if err := l.startHosts(ctx, step); err != nil {
 		return fmt.Errorf("lab: starting it again: %w", err)
 	}

@@ -24,7 +24,7 @@ func (l *Lab) daemon(h Host) []string {
 		return append(args, l.Config.ControlPlaneFlags...)
 	case RoleWorker:
 		args := []string{l.bin("keelson-agent"),
-			"--node-name=" + h.Name, "--node-ip=" + ip,
+			"--node-name=" + h.Name, "--node-ip=" + h.nodeIPs(),
 			"--token-file=/etc/keelson/token",
 			"--cgroup-root=" + h.CgroupPath(),
 			"--capacity=cpu=" + l.Config.CPU + ",memory=" + l.Config.Memory,
@@ -32,7 +32,7 @@ func (l *Lab) daemon(h Host) []string {
 			"--insecure-registry=" + l.registryAddress(), "--registry-mirror=*=" + l.registryAddress(),
 		}
 		for _, cp := range l.hosts(RoleControlPlane) {
-			args = append(args, fmt.Sprintf("--server=%s:%d", cp.IP, FleetPort))
+			args = append(args, "--server="+cp.At(FleetPort))
 		}
 		return args
 	default:
@@ -48,7 +48,7 @@ func (l *Lab) csiDriver(h Host) []string {
 
 func (l *Lab) registryAddress() string {
 	h, _ := l.Host("registry")
-	return fmt.Sprintf("%s:%d", h.IP, RegistryPort)
+	return h.At(RegistryPort)
 }
 
 // adminKubeconfig is where 'init' writes the administrator's kubeconfig on the first replica's disk.
@@ -64,9 +64,10 @@ type initResult struct {
 // initCluster makes the trust of the cluster on the first replica's disk.
 func (l *Lab) initCluster(ctx context.Context) (initResult, []byte, error) {
 	first := l.hosts(RoleControlPlane)[0]
+	pods, services := l.Config.Ranges()
 	cmd := first.Command(ctx, l.bin("keelson-controlplane"), "init",
 		"--name="+first.Name, "--data-dir=/var/lib/keelson/controlplane", "--advertise-address="+first.IP.String(),
-		"--cluster-name=keelson-lab", "--cluster-cidr="+ClusterCIDR, "--service-cidr="+ServiceCIDR,
+		"--cluster-name=keelson-lab", "--cluster-cidr="+pods, "--service-cidr="+services,
 		"--kubeconfig-server=https://"+l.Config.Listen, "--output=json",
 		"--node-token-uses="+strconv.Itoa(max(1, len(l.hosts(RoleWorker)))),
 		"--replica-token-uses="+strconv.Itoa(max(1, len(l.hosts(RoleControlPlane))-1)))
@@ -88,7 +89,7 @@ func (l *Lab) joinReplica(ctx context.Context, h Host, token string) error {
 	first := l.hosts(RoleControlPlane)[0]
 	cmd := h.Command(ctx, l.bin("keelson-controlplane"), "join",
 		"--name="+h.Name, "--data-dir=/var/lib/keelson/controlplane", "--advertise-address="+h.IP.String(),
-		"--token="+token, fmt.Sprintf("--server=%s:%d", first.IP, FleetPort))
+		"--token="+token, "--server="+first.At(FleetPort))
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("joining replica %s: %w: %s", h.Name, err, out)
 	}

@@ -56,7 +56,7 @@ func (l *Lab) Restart(ctx context.Context, name string) error {
 		return err
 	}
 	if !exists(h.NetNS()) {
-		if err := h.plug(); err != nil {
+		if err := l.plug(h); err != nil {
 			return fmt.Errorf("lab: %w", err)
 		}
 	}

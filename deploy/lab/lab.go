@@ -31,9 +31,11 @@ const (
 
 // Host is one machine of the lab.
 type Host struct {
-	Name string     `json:"name"`
-	Role Role       `json:"role"`
-	IP   netip.Addr `json:"ip"`
+	Name   string     `json:"name"`
+	Role   Role       `json:"role"`
+	IP     netip.Addr `json:"ip"`
+	Second netip.Addr `json:"second,omitzero"` // of the other family, where the lab has two
+	Link   int        `json:"link,omitempty"`  // that its cable leads to, from 0
 }
 
 // Config says what to build. The zero values of sizes mean the defaults of Defaults.
@@ -46,7 +48,9 @@ type Config struct {
 	ImageDir        string `json:"imageDir"`  // archives (*.tar) that every worker and the registry hold from the start
 	CPU             string `json:"cpu"`       // capacity that a worker reports
 	Memory          string `json:"memory"`
-	EvictionSeconds int    `json:"evictionSeconds"` // after which pods leave a lost node
+	EvictionSeconds int    `json:"evictionSeconds"`    // after which pods leave a lost node
+	Links           int    `json:"links,omitempty"`    // on which the workers are in turn, with a router between; 0 = 1
+	Families        string `json:"families,omitempty"` // of addresses: ipv4, dual or ipv6; "" = ipv4
 	Kubeconfig      string `json:"kubeconfig"`
 
 	ControlPlaneFlags []string `json:"controlPlaneFlags,omitempty"` // that every replica runs with, besides the lab's own
@@ -62,10 +66,12 @@ type Config struct {
 
 // Defaults of a lab.
 const (
-	Subnet      = "10.89.0.0/24"
-	gatewayIP   = "10.89.0.1"
+	Subnet      = "10.89.0.0/24" // of the first link
 	ClusterCIDR = "10.244.0.0/16"
 	ServiceCIDR = "10.96.0.0/16"
+	// The same with IPv6.
+	ClusterCIDR6 = "fd44::/48"
+	ServiceCIDR6 = "fd96::/112"
 
 	APIPort      = 6443
 	FleetPort    = 6444
@@ -104,15 +110,17 @@ func New(c Config, out io.Writer) (*Lab, error) {
 		}
 		*path = full
 	}
+	if err := c.checkNetwork(); err != nil {
+		return nil, err
+	}
 	c.Hosts = nil
-	ip := func(n int) netip.Addr { return netip.AddrFrom4([4]byte{10, 89, 0, byte(n)}) }
 	for i := 1; i <= c.ControlPlanes; i++ {
-		c.Hosts = append(c.Hosts, Host{fmt.Sprintf("cp%d", i), RoleControlPlane, ip(10 + i)})
+		c.Hosts = append(c.Hosts, c.host(fmt.Sprintf("cp%d", i), RoleControlPlane, 0, 10+i))
 	}
 	for i := 1; i <= c.Workers; i++ {
-		c.Hosts = append(c.Hosts, Host{fmt.Sprintf("w%d", i), RoleWorker, ip(100 + i)})
+		c.Hosts = append(c.Hosts, c.host(fmt.Sprintf("w%d", i), RoleWorker, (i-1)%max(1, c.Links), 100+i))
 	}
-	c.Hosts = append(c.Hosts, Host{"registry", RoleRegistry, ip(5)})
+	c.Hosts = append(c.Hosts, c.host("registry", RoleRegistry, 0, 5))
 	return &Lab{Config: c, out: out}, nil
 }
 

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -14,10 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bridgeHost is the namespace that holds the bridge; the forwarder lives in it.
-var bridgeHost = Host{Name: "bridge", Role: "bridge", IP: netip.MustParseAddr(gatewayIP)}
-
-const bridgeName = "lab0"
+// bridgeHost is the namespace that holds the bridges, one for each link, and is the router between them; the forwarder
+// lives in it.
+var bridgeHost = Host{Name: "bridge", Role: "bridge"}
 
 // inNetNS runs f on a thread inside the namespace. The thread is given up afterwards.
 func inNetNS(path string, f func() error) error {
@@ -70,35 +68,49 @@ func prepareNetNS() error {
 	return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0)
 }
 
-// makeBridge makes the bridge's own namespace. It has no link to the machine.
-func makeBridge() error {
+// makeBridges makes the bridges' own namespace. It has no link to the machine.
+func (l *Lab) makeBridges() error {
 	if err := bridgeHost.makeNetNS(); err != nil {
 		return err
 	}
 	return inNetNS(bridgeHost.NetNS(), func() error {
-		br := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: bridgeName}}
-		if err := netlink.LinkAdd(br); err != nil {
-			return fmt.Errorf("making bridge: %w", err)
+		for i := range max(1, l.Config.Links) {
+			br := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: bridgeName(i)}}
+			if err := netlink.LinkAdd(br); err != nil {
+				return fmt.Errorf("making bridge %s: %w", br.Name, err)
+			}
+			// It is the router of its link, with the addresses that hosts of the lab's families know it by.
+			if err := address(br, l.Config.host("", bridgeHost.Role, i, 1)); err != nil {
+				return err
+			}
 		}
-		return address(br, bridgeHost.IP)
+		if l.Config.Families == FamilyIPv4 || l.Config.Families == "" {
+			return nil
+		}
+		return os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0)
 	})
 }
 
-func address(l netlink.Link, ip netip.Addr) error {
-	prefix := netip.MustParsePrefix(Subnet)
-	a := &netlink.Addr{IPNet: &net.IPNet{IP: ip.AsSlice(), Mask: net.CIDRMask(prefix.Bits(), 32)}}
-	if err := netlink.AddrAdd(l, a); err != nil {
-		return fmt.Errorf("address %s: %w", ip, err)
+// address gives a link the addresses of a host, and sets it up.
+func address(l netlink.Link, h Host) error {
+	for _, ip := range h.addresses() {
+		a := &netlink.Addr{IPNet: &net.IPNet{IP: ip.AsSlice(), Mask: net.CIDRMask(24, 32)}}
+		if ip.Is6() {
+			a.Mask, a.Flags = net.CIDRMask(64, 128), unix.IFA_F_NODAD // nobody else has it, and daemons listen on it at once
+		}
+		if err := netlink.AddrAdd(l, a); err != nil {
+			return fmt.Errorf("address %s: %w", ip, err)
+		}
 	}
 	return netlink.LinkSetUp(l)
 }
 
 func (h Host) portName() string { return "p-" + h.Name }
 
-// plug makes the host's namespace and its cable to the bridge. Pod and service
-// addresses that are not routed end in a blackhole: with no default route they
+// plug makes the host's namespace and its cable to its link's bridge, behind which are the other links. Pod and service
+// addresses that are not routed end in a blackhole, after whatever a daemon does with them: with no default route they
 // could not leave anyway, and this says so in the table.
-func (h Host) plug() error {
+func (l *Lab) plug(h Host) error {
 	if err := h.makeNetNS(); err != nil {
 		return err
 	}
@@ -108,7 +120,7 @@ func (h Host) plug() error {
 	}
 	defer hostNS.Close()
 	err = inNetNS(bridgeHost.NetNS(), func() error {
-		br, err := netlink.LinkByName(bridgeName)
+		br, err := netlink.LinkByName(bridgeName(h.Link))
 		if err != nil {
 			return err
 		}
@@ -134,16 +146,10 @@ func (h Host) plug() error {
 			if err != nil {
 				return err
 			}
-			if err := address(eth0, h.IP); err != nil {
+			if err := address(eth0, h); err != nil {
 				return err
 			}
-			for _, cidr := range []string{ClusterCIDR, ServiceCIDR} {
-				_, dst, _ := net.ParseCIDR(cidr)
-				if err := netlink.RouteAdd(&netlink.Route{Dst: dst, Type: unix.RTN_BLACKHOLE, Priority: 4096}); err != nil {
-					return fmt.Errorf("blackhole for %s: %w", cidr, err)
-				}
-			}
-			return nil
+			return l.routes(h)
 		})
 	}
 	if err != nil {

@@ -45,7 +45,7 @@ func dialLab(ctx context.Context, address string) (net.Conn, error) {
 	return bridgeHost.Dial(ctx, address)
 }
 
-func (h Host) apiAddress() string { return fmt.Sprintf("%s:%d", h.IP, APIPort) }
+func (h Host) apiAddress() string { return h.At(APIPort) }
 
 // ready is nil when the replica answers /readyz with 200. Identity does not
 // matter here: the answer is used only to choose where to send bytes, and the

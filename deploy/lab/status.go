@@ -64,7 +64,7 @@ func PrintStatus(w io.Writer, hosts []HostStatus) error {
 		if ready == "" {
 			ready = "-"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d MiB\t%s\t%s\n", h.Name, h.Role, h.IP, daemon, h.Processes, h.RSS>>20, state, ready)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d MiB\t%s\t%s\n", h.Name, h.Role, h.nodeIPs(), daemon, h.Processes, h.RSS>>20, state, ready)
 	}
 	return t.Flush()
 }

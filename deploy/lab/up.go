@@ -38,7 +38,7 @@ func (l *Lab) Up(ctx context.Context) (err error) {
 	if err := l.powerOnAll(l.giveImages); err != nil {
 		return fmt.Errorf("lab: %w", err)
 	}
-	step("%d hosts on %s, no route out", len(l.Config.Hosts), Subnet)
+	step("%d hosts on %s, no route out", len(l.Config.Hosts), l.Config.network())
 	if err := l.startAll(ctx, step); err != nil {
 		return fmt.Errorf("lab: %w", err)
 	}
@@ -82,13 +82,13 @@ func (l *Lab) steps() func(format string, args ...any) {
 
 // powerOnAll makes the bridge and all hosts, with cables and power; workers are given something besides.
 func (l *Lab) powerOnAll(give func(worker Host) error) error {
-	if err := makeBridge(); err != nil {
+	if err := l.makeBridges(); err != nil {
 		return err
 	}
 	var g errgroup.Group
 	for _, h := range l.Config.Hosts {
 		g.Go(func() error {
-			if err := h.plug(); err != nil {
+			if err := l.plug(h); err != nil {
 				return err
 			}
 			if err := l.powerOn(h); err != nil {

@@ -44,6 +44,10 @@ func MainWith(flags []string, files string, m *testing.M) int {
 	return on(3, func(c *lab.Config) { c.ControlPlaneFlags, c.ControlPlaneFiles = flags, files }, m)
 }
 
+// MainOn is Main on a lab of three workers that is changed before it is made. A lab that is up already stays as it is: the
+// tests ask Lab().Config whether it is what they need.
+func MainOn(change func(*lab.Config), m *testing.M) int { return on(3, change, m) }
+
 func on(workers int, change func(*lab.Config), m *testing.M, after ...func() error) int {
 	if os.Geteuid() != 0 {
 		fmt.Println("skipped: a lab needs root")
@@ -118,7 +122,7 @@ func TokenClientAt(t testing.TB, replica, token string) kubernetes.Interface {
 func at(t testing.TB, cfg *rest.Config, replica string) *rest.Config {
 	t.Helper()
 	h := Host(t, replica)
-	cfg.Host = fmt.Sprintf("https://%s:%d", h.IP, lab.APIPort)
+	cfg.Host = "https://" + h.At(lab.APIPort)
 	cfg.Dial = func(ctx context.Context, _, address string) (net.Conn, error) { return h.Dial(ctx, address) }
 	return cfg
 }

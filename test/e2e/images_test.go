@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"context"
-	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -29,7 +28,7 @@ func (h hub) options() []remote.Option {
 
 func (h hub) reference(path string) name.Reference {
 	h.t.Helper()
-	ref, err := name.ParseReference(fmt.Sprintf("%s:%d/%s", h.IP, lab.RegistryPort, path), name.Insecure)
+	ref, err := name.ParseReference(h.At(lab.RegistryPort)+"/"+path, name.Insecure)
 	if err != nil {
 		h.t.Fatal(err)
 	}

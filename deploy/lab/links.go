@@ -1,0 +1,121 @@
+package lab
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// The families of addresses that a lab may have.
+const (
+	FamilyIPv4 = "ipv4"
+	FamilyDual = "dual" // IPv4 first
+	FamilyIPv6 = "ipv6"
+)
+
+const mostLinks = 9
+
+// lastMetric is of routes that come after those of every daemon.
+const lastMetric = 1 << 16
+
+func bridgeName(link int) string { return "lab" + strconv.Itoa(link) }
+
+func (c *Config) checkNetwork() error {
+	if c.Links < 0 || c.Links > mostLinks {
+		return fmt.Errorf("lab: %d links: want 1 to %d", c.Links, mostLinks)
+	}
+	if !slices.Contains([]string{"", FamilyIPv4, FamilyDual, FamilyIPv6}, c.Families) {
+		return fmt.Errorf("lab: families %q: want ipv4, dual or ipv6", c.Families)
+	}
+	return nil
+}
+
+// host is one with the n-th addresses of a link.
+func (c *Config) host(name string, role Role, link, n int) Host {
+	four := netip.AddrFrom4([4]byte{10, 89, byte(link), byte(n)})
+	six := netip.MustParseAddr(fmt.Sprintf("fd89:0:0:%d::%d", link, n))
+	h := Host{Name: name, Role: role, Link: link, IP: four}
+	switch c.Families {
+	case FamilyDual:
+		h.Second = six
+	case FamilyIPv6:
+		h.IP = six
+	}
+	return h
+}
+
+func (h Host) addresses() []netip.Addr {
+	if h.Second.IsValid() {
+		return []netip.Addr{h.IP, h.Second}
+	}
+	return []netip.Addr{h.IP}
+}
+
+// nodeIPs are the host's addresses with commas between.
+func (h Host) nodeIPs() string {
+	var out []string
+	for _, ip := range h.addresses() {
+		out = append(out, ip.String())
+	}
+	return strings.Join(out, ",")
+}
+
+// At is a port of the host as host:port.
+func (h Host) At(port int) string { return net.JoinHostPort(h.IP.String(), strconv.Itoa(port)) }
+
+// Ranges are the addresses of pods and of Services, as 'keelson-controlplane init' wants them.
+func (c *Config) Ranges() (pods, services string) {
+	switch c.Families {
+	case FamilyDual:
+		return ClusterCIDR + "," + ClusterCIDR6, ServiceCIDR + "," + ServiceCIDR6
+	case FamilyIPv6:
+		return ClusterCIDR6, ServiceCIDR6
+	}
+	return ClusterCIDR, ServiceCIDR
+}
+
+// routes leads a host to the lab's other links, and addresses of the cluster nowhere.
+func (l *Lab) routes(h Host) error {
+	router := l.Config.host("", bridgeHost.Role, h.Link, 1)
+	if l.Config.Links > 1 {
+		for _, ip := range router.addresses() {
+			all := "10.89.0.0/16"
+			if ip.Is6() {
+				all = "fd89::/48"
+			}
+			_, dst, _ := net.ParseCIDR(all)
+			if err := netlink.RouteAdd(&netlink.Route{Dst: dst, Gw: ip.AsSlice()}); err != nil {
+				return fmt.Errorf("route to the other links: %w", err)
+			}
+		}
+	}
+	pods, services := l.Config.Ranges()
+	for cidr := range strings.SplitSeq(pods+","+services, ",") {
+		_, dst, _ := net.ParseCIDR(cidr)
+		if err := netlink.RouteAdd(&netlink.Route{Dst: dst, Type: unix.RTN_BLACKHOLE, Priority: lastMetric}); err != nil {
+			return fmt.Errorf("blackhole for %s: %w", cidr, err)
+		}
+	}
+	return nil
+}
+
+// network is where the hosts are, for people.
+func (c *Config) network() string {
+	where := Subnet
+	if c.Links > 1 {
+		where = strconv.Itoa(c.Links) + " links of 10.89.0.0/16"
+	}
+	switch c.Families {
+	case FamilyDual:
+		where += " with IPv6"
+	case FamilyIPv6:
+		where = strings.NewReplacer(Subnet, "fd89::/64", "10.89.0.0/16", "fd89::/48").Replace(where)
+	}
+	return where
+}
