@@ -164,6 +164,7 @@ func controllerRules() []rbacv1.PolicyRule {
 		rule("create", "storage.k8s.io", "volumeattachments csinodes csistoragecapacities"),
 		rule("create", "resource.k8s.io", "resourceclaims"),
 		rule("create", "policy", "poddisruptionbudgets"),
+		rule("create", "networking.k8s.io", "servicecidrs ipaddresses"),
 		rule("create", "authentication.k8s.io", "tokenreviews"),
 		rule("create", "authorization.k8s.io", "subjectaccessreviews"),
 		rule("escalate", rbacv1.GroupName, "clusterroles"), // aggregated ones get what others have

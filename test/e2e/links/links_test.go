@@ -14,6 +14,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
@@ -131,6 +132,13 @@ func TestPodsOfBothFamiliesAcrossLinks(t *testing.T) {
 	if routes := on(t, "w1", "ip", "route", "show", "proto", "75"); !strings.Contains(routes, "dev keelson-vx") || !strings.Contains(routes, "via 10.89.0.103 dev eth0") {
 		t.Errorf("w1 shares a link with w3 and none with w2, and has the routes\n%s", routes)
 	}
+	bed.Eventually(t, soon, func() error {
+		ranges, err := bed.Client(t).NetworkingV1().ServiceCIDRs().Get(t.Context(), "kubernetes", metav1.GetOptions{})
+		if err == nil && (!slices.Equal(ranges.Spec.CIDRs, []string{lab.ServiceCIDR, lab.ServiceCIDR6}) || !meta.IsStatusConditionTrue(ranges.Status.Conditions, "Ready")) {
+			err = fmt.Errorf("the ranges of Services: %+v", ranges)
+		}
+		return err
+	})
 	both := v1.IPFamilyPolicyRequireDualStack
 	svc, err := bed.Client(t).CoreV1().Services(ns).Create(t.Context(), &v1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: v1.ServiceSpec{
 		IPFamilyPolicy: &both, Selector: map[string]string{"app": "web"}, Ports: []v1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080)}}}}, metav1.CreateOptions{})
