@@ -15,7 +15,7 @@ cni_path_host-local := plugins/ipam/host-local
 cni_path_loopback := plugins/main/loopback
 cni_path_portmap := plugins/meta/portmap
 
-.PHONY: up down test build setup install images unit e2e attack clients guest fault soak soak-idle bench bench-store bench-sched bench-api bench-node bench-scale proto fmt vet clean
+.PHONY: bench-net up down test build setup install images unit e2e attack clients guest fault soak soak-idle bench bench-store bench-sched bench-api bench-node bench-scale proto fmt vet clean
 
 up: build ## a lab cluster with the example running; says so when it is up already, starts it again when it is down
 	@scripts/up $(BIN) $(PREFIX)
@@ -70,6 +70,8 @@ bench-api: build ; @scripts/bench -only api
 bench-node: build ; @scripts/bench -only node
 bench-scale: setup ## a Deployment of 5,000 while leaders change, and a cluster of many nodes at rest, in churn and after its leader's death; ARGS="-nodes 4800 -pods 50000" its size
 	@scripts/bench scale $(ARGS)
+bench-net: setup ## what Service rules cost, to write and to traffic; ARGS="services -help" tells the flags
+	@scripts/bench net $(ARGS)
 bench-kubectl: ## how long kubectl takes to list 1,000 pods, to explain all of a pod, to apply 100 objects: medians, by version
 	@$(GO) test -count=1 -run '^$$' -bench Kubectl -benchtime 7x ./controlplane/apiserver
 

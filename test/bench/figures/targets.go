@@ -52,6 +52,14 @@ var Targets = map[string]Target{
 	"store put 256 rate":      {Bound: 2, AtLeast: true, Relative: true, Source: etcd},
 	"store put 256 p99_ms":    {Bound: 0.7, Relative: true, Source: etcd},
 
+	"services full sync":   {Bound: 3000, Source: ownBound},
+	"services change p50":  {Bound: 20, Source: ownBound},
+	"services change p99":  {Bound: 50, Source: ownBound},
+	"services memory":      {Bound: 120, Source: ownBound},
+	"services stream":      {Bound: 0.95, AtLeast: true, Relative: true, Source: "pod to pod"},
+	"services connections": {Bound: 0.85, AtLeast: true, Relative: true, Source: "pod to pod"},
+	"services many":        {Bound: 0.95, AtLeast: true, Relative: true, Source: "few Services"},
+
 	"scale rest writes":        {Bound: 0, Source: "an idle cluster writes nothing"},
 	"scale call p99_ms":        {Bound: 1000, Source: "Kubernetes' objective for 5,000 nodes"},
 	"deployment bound":         {Bound: 3, Source: ownBound + "; 19.4 s in Kubernetes 1.36, on 100 nodes"},

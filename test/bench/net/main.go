@@ -1,0 +1,39 @@
+// Command net measures what traffic of pods meets on a node, beside what it replaces, in the same run.
+//
+//	net services [FLAG...]    what Service rules cost: to write, to keep, and to the traffic that meets them
+//
+// scripts/bench builds it and the references.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+// commands are the measures by name, and the processes that they consist of.
+var commands = map[string]func(context.Context, []string) error{
+	"services":      benchServices,
+	"services-node": servicesNode,
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	err := errors.New("which measure? services")
+	if len(os.Args) > 1 {
+		do, ok := commands[os.Args[1]]
+		if err = fmt.Errorf("%s is no measure: services", os.Args[1]); ok {
+			err = do(ctx, os.Args[2:])
+		}
+	}
+	if err != nil && !errors.Is(err, flag.ErrHelp) {
+		fmt.Fprintln(os.Stderr, "bench-net:", err)
+		stop()
+		os.Exit(1)
+	}
+}

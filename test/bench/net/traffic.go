@@ -1,0 +1,261 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"runtime"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	v1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/test/bench/figures"
+)
+
+const (
+	nodeIP    = "10.89.0.101"
+	serviceIP = "10.96.255.10"
+	podA      = "10.244.0.2"
+	podB      = "10.244.0.6"
+)
+
+// town are namespaces below that of the process, which is the node: two pods routed by the node, two ends of a plain veth,
+// and two on a bridge. Each pair has a client and a server.
+type town struct{ pods, veth, bridge [2]netns.NsHandle }
+
+// inside runs f on a thread in a namespace, which is given up.
+func inside(ns netns.NsHandle, f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		if err := netns.Set(ns); err != nil {
+			done <- err
+			return
+		}
+		done <- f()
+	}()
+	return <-done
+}
+
+func newNamespace() (ns netns.NsHandle, err error) {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		ns, err = netns.New()
+		done <- err
+	}()
+	return ns, <-done
+}
+
+// cable joins this namespace's end to another's, whose end is eth0 with an address and a gateway, if any.
+func cable(to netns.NsHandle, name, ip, gateway string) error {
+	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(to))}); err != nil {
+		return err
+	}
+	if err := up(name, ""); err != nil {
+		return err
+	}
+	return inside(to, func() error {
+		if err := up("lo", ""); err != nil {
+			return err
+		}
+		if err := up("eth0", ip); err != nil || gateway == "" {
+			return err
+		}
+		return netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP(gateway)})
+	})
+}
+
+func up(name, cidr string) error {
+	l, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	if cidr != "" {
+		a, err := netlink.ParseAddr(cidr)
+		if err != nil {
+			return err
+		}
+		if err := netlink.AddrAdd(l, a); err != nil {
+			return err
+		}
+	}
+	return netlink.LinkSetUp(l)
+}
+
+func newTown() (*town, error) {
+	t := &town{}
+	for _, pair := range []*[2]netns.NsHandle{&t.pods, &t.veth, &t.bridge} {
+		for i := range pair {
+			var err error
+			if pair[i], err = newNamespace(); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for path, value := range map[string]string{"/proc/sys/net/ipv4/ip_forward": "1",
+		"/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close": "1"} { // connections of a measure are gone before the next
+		if err := os.WriteFile(path, []byte(value), 0); err != nil {
+			return nil, err
+		}
+	}
+	steps := []func() error{
+		func() error { return up("lo", nodeIP+"/32") },
+		func() error { return cable(t.pods[0], "a", podA+"/30", "10.244.0.1") }, func() error { return up("a", "10.244.0.1/30") },
+		func() error { return cable(t.pods[1], "b", podB+"/30", "10.244.0.5") }, func() error { return up("b", "10.244.0.5/30") },
+		func() error {
+			return netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0"}})
+		},
+		func() error { return up("br0", "") },
+		func() error { return cable(t.bridge[0], "p0", "10.91.0.1/24", "") }, func() error { return cable(t.bridge[1], "p1", "10.91.0.2/24", "") },
+		func() error { return enslave("p0") }, func() error { return enslave("p1") },
+		func() error {
+			return inside(t.veth[0], func() error {
+				if err := cable(t.veth[1], "eth0", "10.92.0.2/24", ""); err != nil {
+					return err
+				}
+				return up("eth0", "10.92.0.1/24")
+			})
+		},
+		func() error { return serve(t.pods[1]) }, func() error { return serve(t.veth[1]) }, func() error { return serve(t.bridge[1]) },
+	}
+	for i, do := range steps {
+		if err := do(); err != nil {
+			return nil, fmt.Errorf("step %d: %w", i, err)
+		}
+	}
+	return t, nil
+}
+
+func enslave(name string) error {
+	bridge, err := netlink.LinkByName("br0")
+	if err != nil {
+		return err
+	}
+	l, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	return netlink.LinkSetMaster(l, bridge)
+}
+
+// serve swallows what comes at port 8081, and ends connections to 8080.
+func serve(ns netns.NsHandle) error {
+	for port, do := range map[string]func(net.Conn){"8080": func(net.Conn) {}, "8081": func(c net.Conn) {
+		buf := make([]byte, 128<<10)
+		for {
+			if _, err := c.Read(buf); err != nil {
+				return
+			}
+		}
+	}} {
+		var ln net.Listener
+		if err := inside(ns, func() (err error) { ln, err = net.Listen("tcp4", "0.0.0.0:"+port); return err }); err != nil {
+			return err
+		}
+		go func() {
+			for {
+				c, err := ln.Accept()
+				if err != nil {
+					return
+				}
+				go func() {
+					defer c.Close()
+					do(c)
+				}()
+			}
+		}()
+	}
+	return nil
+}
+
+// backend is the slice of the Service that is measured.
+func (t *town) backend() *discoveryv1.EndpointSlice {
+	s := sliceOf(0, 0)
+	name, port, proto, node, yes := "sink", int32(8081), v1.ProtocolTCP, "w1", true
+	s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: &name, Port: &port, Protocol: &proto})
+	s.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{podB}, NodeName: &node, Conditions: discoveryv1.EndpointConditions{Ready: &yes, Serving: &yes}}}
+	return s
+}
+
+// measure takes the ways in turn, round by round, so that what else the machine does meets all of them.
+func (t *town) measure(out map[string]float64, few *town, rounds int) error {
+	ways := []struct {
+		name            string
+		from            netns.NsHandle
+		connect, stream string
+	}{
+		{"pod", t.pods[0], podB + ":8080", podB + ":8081"}, {"service", t.pods[0], serviceIP + ":80", serviceIP + ":81"},
+		{"few", few.pods[0], serviceIP + ":80", serviceIP + ":81"},
+		{"veth", t.veth[0], "10.92.0.2:8080", "10.92.0.2:8081"}, {"bridge", t.bridge[0], "10.91.0.2:8080", "10.91.0.2:8081"},
+	}
+	samples := map[string][]float64{}
+	for range rounds {
+		for _, w := range ways {
+			rate, err := connections(w.from, w.connect, 400*time.Millisecond)
+			if err != nil {
+				return fmt.Errorf("connections of %s: %w", w.name, err)
+			}
+			speed, err := stream(w.from, w.stream, 400*time.Millisecond)
+			if err != nil {
+				return fmt.Errorf("stream of %s: %w", w.name, err)
+			}
+			samples["connect_"+w.name] = append(samples["connect_"+w.name], rate)
+			samples["stream_"+w.name] = append(samples["stream_"+w.name], speed)
+		}
+	}
+	for name, s := range samples {
+		out[name] = figures.Quantile(s, 0.9) // what else the machine does only ever slows a round
+	}
+	return nil
+}
+
+// connections opens one after the other, each until the server has ended it, and says how many a second.
+func connections(from netns.NsHandle, to string, during time.Duration) (rate float64, err error) {
+	err = inside(from, func() error {
+		n, begin, one := 0, time.Now(), make([]byte, 1)
+		for time.Since(begin) < during {
+			c, err := net.DialTimeout("tcp4", to, 5*time.Second)
+			if err != nil {
+				return err
+			}
+			if _, err := c.Read(one); err != io.EOF {
+				c.Close()
+				return fmt.Errorf("want the end: %w", err)
+			}
+			_ = c.(*net.TCPConn).SetLinger(0) // no port waits for stragglers
+			c.Close()
+			n++
+		}
+		rate = float64(n) / time.Since(begin).Seconds()
+		return nil
+	})
+	return rate, err
+}
+
+// stream sends as fast as it can, and says how many MiB a second.
+func stream(from netns.NsHandle, to string, during time.Duration) (speed float64, err error) {
+	err = inside(from, func() error {
+		c, err := net.DialTimeout("tcp4", to, 5*time.Second)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		buf, sent, begin := make([]byte, 128<<10), 0, time.Now()
+		for time.Since(begin) < during {
+			n, err := c.Write(buf)
+			if err != nil {
+				return err
+			}
+			sent += n
+		}
+		speed = float64(sent) / (1 << 20) / time.Since(begin).Seconds()
+		return nil
+	})
+	return speed, err
+}
