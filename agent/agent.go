@@ -198,6 +198,14 @@ type Network interface {
 	Ready() error
 }
 
+// PolicyGuard holds back what would run before its network policies are in force.
+type PolicyGuard interface {
+	// Guard is told that a pod of this node has these addresses, and returns once what policies say of them is in the
+	// kernel: at once for a pod that no policy selects, and for one whose rules are there. It waits ten seconds at most;
+	// its error says why they are not.
+	Guard(ctx context.Context, pod *v1.Pod, addresses []string) error
+}
+
 // Mount is a prepared volume.
 type Mount struct {
 	HostPath string

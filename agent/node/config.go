@@ -78,6 +78,8 @@ type Config struct {
 	Network        func(agent.Objects) agent.Network
 	foreignNetwork func() bool // set with it: the network is somebody else's
 	podNetwork     network.Mode
+	// NetworkPolicy puts network policies in force, on the real pod network.
+	NetworkPolicy bool
 	// Proxy may be nil: no Service rules.
 	Proxy Proxy
 	// ProxyMode is what the real one writes rules in; NodePortAddresses where it serves node ports, empty: everywhere.
@@ -144,6 +146,8 @@ func Flags(fs *flag.FlagSet) *Config {
 	fs.Var(list{&c.InsecureRegistries}, "insecure-registry", "registry HOST[:PORT] spoken to over plain HTTP (repeatable)")
 	fs.Func("registry-mirror", "REGISTRY=HOST[:PORT]: a host that is asked for the images of a registry before the registry itself; "+
 		"* stands for every registry that is not named (repeatable, tried in order)", func(s string) error { return c.addMirror(s) })
+	fs.BoolVar(&c.NetworkPolicy, "network-policy", true,
+		"put network policies in force; false leaves that to another product (one with a configuration in --cni-conf-dir does it by itself)")
 	fs.BoolVar(&c.SeccompDefault, "seccomp-default", false, "give containers without a seccomp profile the runtime's default")
 	fs.Func("pod-security", "most that pods may ask for on this node: privileged, baseline or restricted, with :VERSION if need be (default privileged)",
 		func(s string) (err error) {

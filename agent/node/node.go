@@ -26,6 +26,7 @@ import (
 	"keelson.dev/keelson/agent/oci"
 	"keelson.dev/keelson/agent/pod"
 	"keelson.dev/keelson/agent/podresources"
+	"keelson.dev/keelson/agent/policy"
 	"keelson.dev/keelson/agent/probe"
 	"keelson.dev/keelson/agent/session"
 	"keelson.dev/keelson/agent/stream"
@@ -109,8 +110,15 @@ func New(cfg Config) (*Node, error) {
 	if serve != nil {
 		serve(n.server)
 	}
+	var guard agent.PolicyGuard
+	if foreign := cfg.foreignNetwork; foreign != nil && cfg.Network != nil {
+		policies := policy.New(policy.Config{Objects: n.session, Sandboxes: runtime, Off: func() bool { return !n.cfg.NetworkPolicy || foreign() },
+			Log: cfg.Log.With("part", "network policies")})
+		guard = policies
+		n.own(partPolicies, policies.Run)
+	}
 	pods := pod.New(pod.Config{NodeName: cfg.NodeName, HostIPs: cfg.NodeIPs, Paths: cfg.paths(), Runtime: runtime, Images: images, Volumes: volumes, Devices: dev, Plugins: plugins, Objects: n.session, Reporter: n.session,
-		Prober: prober, Node: n.facts.admitting(n.session), Written: written,
+		Prober: prober, Policies: guard, Node: n.facts.admitting(n.session), Written: written,
 		ClusterDNS: clusterDNS(cfg.ClusterDNS, n.session), ResolvConf: cfg.ResolvConf, SeccompDefault: cfg.SeccompDefault,
 		PodPIDs: cfg.PodPIDs, SingleProcessOOMKill: cfg.SingleProcessOOMKill, Ceiling: cfg.PodSecurity, Log: cfg.Log.With("part", "pods")})
 	n.part("pods", pods.Run)
@@ -155,6 +163,8 @@ const (
 	partImages  = "images"
 	partProxy   = "proxy"
 	partRoutes  = "routes"
+
+	partPolicies = "network policies"
 )
 
 // Server answers exec, logs and port-forward for this node's pods. The agent's own session has it already;

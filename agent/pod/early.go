@@ -120,3 +120,23 @@ func (w *worker) awaitNetwork(ctx context.Context, pod *v1.Pod, at *attachment) 
 	}
 	return &p, nil
 }
+
+// awaitPolicies waits until the network policies of a pod hold for the addresses of its sandbox.
+func (w *worker) awaitPolicies(ctx context.Context, pod *v1.Pod, sandbox string, at *attachment) error {
+	if w.cfg.Policies == nil || pod.Spec.HostNetwork {
+		return nil
+	}
+	var ips []string
+	if at != nil {
+		ips = at.ips
+	} else {
+		w.mu.Lock()
+		for _, sb := range w.o.Sandboxes {
+			if sb.ID == sandbox {
+				ips = sb.IPs
+			}
+		}
+		w.mu.Unlock()
+	}
+	return w.cfg.Policies.Guard(ctx, pod, ips)
+}

@@ -36,7 +36,8 @@ type Config struct {
 	Objects  agent.Objects
 	Reporter agent.Reporter
 	Prober   agent.Prober
-	SubPaths SubPaths // nil: BindSubPaths
+	Policies agent.PolicyGuard // nil: network policies are not this agent's affair
+	SubPaths SubPaths          // nil: BindSubPaths
 	// Written lists the folders on disk that a container writes to, its own and those it shares with the pod's
 	// others, beside volumes and logs; nil: only those two are measured.
 	Written func(containerID string) (own, shared []string)

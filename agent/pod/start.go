@@ -71,6 +71,12 @@ func (w *worker) startContainer(ctx context.Context, a Action) error {
 			return err
 		}
 	}
+	if err := w.awaitPolicies(ctx, pod, a.ID, attached); err != nil {
+		if ctx.Err() != nil {
+			return err
+		}
+		return fail("NetworkPolicyNotReady", err)
+	}
 	if _, err := w.cfg.Runtime.StartContainer(ctx, &cri.StartContainerRequest{ContainerId: res.ContainerId}); err != nil {
 		return fail("RunContainerError", err)
 	}

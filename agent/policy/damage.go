@@ -1,0 +1,187 @@
+package policy
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os/exec"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// generation asks the kernel how often the tables of this network namespace were changed, by anybody.
+func generation() (uint32, error) {
+	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0)
+	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
+	msgs, err := req.Execute(unix.NETLINK_NETFILTER, 0)
+	if err != nil {
+		return 0, fmt.Errorf("asking for the generation of nftables: %w", err)
+	}
+	for _, m := range msgs {
+		if len(m) < nl.SizeofNfgenmsg {
+			continue
+		}
+		attrs, err := nl.ParseRouteAttr(m[nl.SizeofNfgenmsg:])
+		if err != nil {
+			return 0, fmt.Errorf("the generation of nftables: %w", err)
+		}
+		for _, a := range attrs {
+			if a.Attr.Type == unix.NFTA_GEN_ID && len(a.Value) >= 4 {
+				return binary.BigEndian.Uint32(a.Value), nil
+			}
+		}
+	}
+	return 0, errors.New("the kernel does not tell the generation of nftables")
+}
+
+// tableContents is what a table holds, as nft tells it.
+type tableContents struct {
+	rules    map[string]int             // how many a chain has
+	elements map[string]map[string]bool // of sets; of maps "key : target"
+}
+
+// listTable asks nft for what is in our table.
+func listTable(ctx context.Context) (tableContents, error) {
+	var complaint bytes.Buffer
+	cmd := exec.CommandContext(ctx, "nft", "-j", "list", "table", "inet", Table)
+	cmd.Stderr = &complaint
+	raw, err := cmd.Output()
+	if err != nil {
+		return tableContents{}, fmt.Errorf("listing table %s: %w: %s", Table, err, bytes.TrimSpace(complaint.Bytes()))
+	}
+	return parseTable(raw)
+}
+
+type listing struct {
+	Nftables []struct {
+		Chain *struct {
+			Name, Hook string
+		}
+		Rule *struct{ Chain string }
+		Set  *listedSet
+		Map  *listedSet
+	}
+}
+
+type listedSet struct {
+	Name string
+	Elem []json.RawMessage
+}
+
+// parseTable reads nft's JSON.
+func parseTable(raw []byte) (tableContents, error) {
+	out := tableContents{rules: map[string]int{}, elements: map[string]map[string]bool{}}
+	var l listing
+	if err := json.Unmarshal(raw, &l); err != nil {
+		return out, fmt.Errorf("reading what nft lists: %w", err)
+	}
+	for _, o := range l.Nftables {
+		switch {
+		case o.Chain != nil:
+			name := o.Chain.Name
+			if o.Chain.Hook != "" {
+				name += " " + o.Chain.Hook
+			}
+			if _, ok := out.rules[name]; !ok {
+				out.rules[name] = 0
+			}
+		case o.Rule != nil:
+			out.rules[o.Rule.Chain]++
+		case o.Set != nil:
+			out.elements[o.Set.Name] = map[string]bool{}
+			for _, e := range o.Set.Elem {
+				out.elements[o.Set.Name][word(e)] = true
+			}
+		case o.Map != nil:
+			out.elements[o.Map.Name] = map[string]bool{}
+			for _, e := range o.Map.Elem {
+				out.elements[o.Map.Name][pair(e)] = true
+			}
+		}
+	}
+	for _, c := range baseChains { // their rules are counted by the name alone
+		if n, ok := out.rules[c.name]; ok {
+			delete(out.rules, c.name)
+			out.rules[c.name+" "+string(c.hook)] += n
+		}
+	}
+	return out, nil
+}
+
+// word is a key as our rulesets write it.
+func word(raw json.RawMessage) string {
+	var text string
+	if json.Unmarshal(raw, &text) == nil {
+		return text
+	}
+	var o struct {
+		Concat []json.RawMessage
+		Elem   *struct{ Val json.RawMessage }
+	}
+	if json.Unmarshal(raw, &o) == nil {
+		switch {
+		case o.Elem != nil:
+			return word(o.Elem.Val)
+		case len(o.Concat) > 0:
+			var parts []string
+			for _, c := range o.Concat {
+				parts = append(parts, word(c))
+			}
+			return strings.Join(parts, " . ")
+		}
+	}
+	return string(raw)
+}
+
+// pair is "key : goto chain".
+func pair(raw json.RawMessage) string {
+	var kv []json.RawMessage
+	if json.Unmarshal(raw, &kv) != nil || len(kv) != 2 {
+		return string(raw)
+	}
+	var verdict struct{ Goto struct{ Target string } }
+	if json.Unmarshal(kv[1], &verdict) != nil {
+		return string(raw)
+	}
+	return word(kv[0]) + " : goto " + verdict.Goto.Target
+}
+
+// differs says what is not as the ruleset says; nil when all is.
+func (t tableContents) differs(want ruleset) error {
+	rules := map[string]int{}
+	for _, c := range baseChains {
+		rules[c.name+" "+string(c.hook)] = len(baseRules(c, bridge))
+	}
+	for name, lines := range want.chains {
+		rules[name] = len(lines)
+	}
+	for _, name := range slices.Sorted(maps.Keys(rules)) {
+		if n, ok := t.rules[name]; !ok || n != rules[name] {
+			return fmt.Errorf("chain %s has %d rules where %d were made", name, n, rules[name])
+		}
+	}
+	elements := map[string]map[string]bool{}
+	for name, m := range want.maps {
+		elements[name] = map[string]bool{}
+		for key, verdict := range m {
+			elements[name][key+" : "+verdict] = true
+		}
+	}
+	maps.Copy(elements, want.selves)
+	for name, s := range want.sets {
+		elements[name] = s.elements
+	}
+	for _, name := range slices.Sorted(maps.Keys(elements)) {
+		if !maps.Equal(t.elements[name], elements[name]) {
+			return fmt.Errorf("%s has other elements than were made", name)
+		}
+	}
+	return nil
+}

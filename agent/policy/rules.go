@@ -1,0 +1,197 @@
+package policy
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"sigs.k8s.io/knftables"
+)
+
+// Table is the name of our nftables table, in the inet family; nothing else on the node is touched.
+const Table = "keelson-policy"
+
+// baseChain is a chain of ours that the kernel calls by itself. Its name changes when its hook or priority do.
+type baseChain struct {
+	name     string
+	hook     knftables.BaseChainHook
+	priority string
+	way      direction
+}
+
+// Each way is judged in a chain of its own: one that accepts a packet says nothing for the other.
+// What pods send to the node itself is judged where it comes in; what the node sends to its own pods, nowhere.
+var baseChains = []baseChain{
+	{"egress-forward", knftables.ForwardHook, "filter", directions[1]},
+	{"ingress-forward", knftables.ForwardHook, "filter + 1", directions[0]},
+	{"egress-input", knftables.InputHook, "filter", directions[1]},
+}
+
+// base adds table, maps and base chains where they are missing, and makes the rules of the latter anew.
+func base(tx *knftables.Transaction, bridge string) {
+	tx.Add(&knftables.Table{Comment: knftables.PtrTo("Keelson NetworkPolicies")})
+	for _, f := range families {
+		addr := content{six: f.six}.kind()
+		tx.Add(&knftables.Set{Name: selves(f), Type: addr + " . " + addr})
+		for _, d := range directions {
+			tx.Add(&knftables.Map{Name: verdicts(d, f), Type: addr + " : verdict"})
+		}
+	}
+	for _, c := range baseChains {
+		tx.Add(&knftables.Chain{Name: c.name, Type: knftables.PtrTo(knftables.FilterType), Hook: knftables.PtrTo(c.hook),
+			Priority: knftables.PtrTo(knftables.BaseChainPriority(c.priority))})
+		tx.Flush(&knftables.Chain{Name: c.name})
+		for _, line := range baseRules(c, bridge) {
+			tx.Add(&knftables.Rule{Chain: c.name, Rule: line})
+		}
+	}
+}
+
+func baseRules(c baseChain, bridge string) []string {
+	own := "saddr"
+	if c.way.peer == own {
+		own = "daddr"
+	}
+	rules := []string{"ct state established,related accept"}
+	if c.hook == knftables.ForwardHook && c.way.letter == "e" {
+		// Pods have link-local addresses that no policy names: they are good for finding each other, and for nothing else.
+		from := `iifname "` + bridge + `" ip6 `
+		rules = append(rules, from+"saddr fe80::/10 "+exempt, from+"saddr fe80::/10 drop", from+"daddr fe80::/10 drop")
+	}
+	for _, f := range families {
+		rules = append(rules, f.ip+" "+own+" vmap @"+verdicts(c.way, f))
+	}
+	return rules
+}
+
+// rebuild adds to tx what turns whatever is in our table into the ruleset, at once: no packet sees less than one of both.
+// have are the names of what is there, by kind.
+func rebuild(tx *knftables.Transaction, have map[string][]string, to ruleset, bridge string) {
+	// The kernel knows the names of what goes: the table is added first, where it is there already nothing happens.
+	tx.Add(&knftables.Table{Comment: knftables.PtrTo("Keelson NetworkPolicies")})
+	for _, m := range have["map"] {
+		tx.Flush(&knftables.Map{Name: m})
+	}
+	for _, c := range have["chain"] {
+		tx.Flush(&knftables.Chain{Name: c})
+	}
+	for _, s := range have["set"] {
+		tx.Flush(&knftables.Set{Name: s})
+	}
+	base(tx, bridge)
+	change(tx, ruleset{}, to)
+	kept := map[string]bool{}
+	for _, c := range baseChains {
+		kept[c.name] = true
+	}
+	for _, f := range families {
+		kept[selves(f)] = true
+		for _, d := range directions {
+			kept[verdicts(d, f)] = true
+		}
+	}
+	for name := range to.chains {
+		kept[name] = true
+	}
+	for _, c := range have["chain"] {
+		if !kept[c] {
+			tx.Delete(&knftables.Chain{Name: c})
+		}
+	}
+	for _, m := range have["map"] {
+		if !kept[m] {
+			tx.Delete(&knftables.Map{Name: m})
+		}
+	}
+	for _, s := range have["set"] {
+		if !kept[s] && to.sets[s] == nil {
+			tx.Delete(&knftables.Set{Name: s})
+		}
+	}
+}
+
+// change adds to tx what turns the kernel from one ruleset into another.
+func change(tx *knftables.Transaction, from, to ruleset) {
+	// New sets and chains first, so that rules and maps may refer to them; the old go last.
+	for _, name := range slices.Sorted(maps.Keys(to.sets)) {
+		changeSet(tx, name, from.sets[name], to.sets[name])
+	}
+	var rewritten []string
+	for _, name := range slices.Sorted(maps.Keys(to.chains)) {
+		old, ok := from.chains[name]
+		if ok && slices.Equal(old, to.chains[name]) {
+			continue
+		}
+		rewritten = append(rewritten, name)
+		tx.Add(&knftables.Chain{Name: name})
+		tx.Flush(&knftables.Chain{Name: name})
+	}
+	for _, name := range rewritten {
+		for _, line := range to.chains[name] {
+			tx.Add(&knftables.Rule{Chain: name, Rule: line})
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(to.selves)) {
+		changeElements(tx, name, from.selves[name], to.selves[name])
+	}
+	for _, name := range slices.Sorted(maps.Keys(to.maps)) {
+		changeMap(tx, name, from.maps[name], to.maps[name])
+	}
+	var gone []string
+	for name := range from.chains {
+		if _, ok := to.chains[name]; !ok {
+			gone = append(gone, name)
+		}
+	}
+	slices.Sort(gone)
+	for _, name := range gone { // they refer to each other: empty all, then delete all
+		tx.Flush(&knftables.Chain{Name: name})
+	}
+	for _, name := range gone {
+		tx.Delete(&knftables.Chain{Name: name})
+	}
+	for _, name := range slices.Sorted(maps.Keys(from.sets)) {
+		if to.sets[name] == nil {
+			tx.Delete(&knftables.Set{Name: name})
+		}
+	}
+}
+
+func changeSet(tx *knftables.Transaction, name string, from, to *set) {
+	if from == to {
+		return
+	}
+	var old map[string]bool
+	if from == nil {
+		tx.Add(&knftables.Set{Name: name, Type: to.kind()})
+	} else {
+		old = from.elements
+	}
+	changeElements(tx, name, old, to.elements)
+}
+
+func changeElements(tx *knftables.Transaction, name string, from, to map[string]bool) {
+	for _, e := range slices.Sorted(maps.Keys(from)) {
+		if !to[e] {
+			tx.Delete(&knftables.Element{Set: name, Key: strings.Split(e, " . ")})
+		}
+	}
+	for _, e := range slices.Sorted(maps.Keys(to)) {
+		if !from[e] {
+			tx.Add(&knftables.Element{Set: name, Key: strings.Split(e, " . ")})
+		}
+	}
+}
+
+func changeMap(tx *knftables.Transaction, name string, from, to map[string]string) {
+	for _, key := range slices.Sorted(maps.Keys(from)) {
+		if to[key] != from[key] {
+			tx.Delete(&knftables.Element{Map: name, Key: []string{key}, Value: []string{from[key]}})
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(to)) {
+		if from[key] != to[key] {
+			tx.Add(&knftables.Element{Map: name, Key: []string{key}, Value: []string{to[key]}})
+		}
+	}
+}
