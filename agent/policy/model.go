@@ -43,8 +43,11 @@ type NamedPort struct {
 // podOf takes from a pod what policies ask of it.
 func podOf(p *v1.Pod, addresses []netip.Addr) Pod {
 	out := Pod{UID: p.UID, Namespace: p.Namespace, Labels: p.Labels, Addresses: addresses}
-	for _, list := range [][]v1.Container{p.Spec.InitContainers, p.Spec.Containers} {
+	for n, list := range [][]v1.Container{p.Spec.InitContainers, p.Spec.Containers} {
 		for i := range list {
+			if r := list[i].RestartPolicy; n == 0 && (r == nil || *r != v1.ContainerRestartPolicyAlways) {
+				continue // it is gone before the pod serves
+			}
 			for _, port := range list[i].Ports {
 				if port.Name != "" && port.ContainerPort > 0 && port.ContainerPort < 1<<16 {
 					out.Ports = append(out.Ports, NamedPort{port.Name, protocol(port.Protocol), uint16(port.ContainerPort)})
@@ -132,6 +135,9 @@ func (r *reader) rule(peers []networkingv1.NetworkPolicyPeer, ports []networking
 			}
 			out.blocks = append(out.blocks, spans...)
 			continue
+		}
+		if p.PodSelector == nil && p.NamespaceSelector == nil {
+			continue // nobody
 		}
 		if len(r.groups) == 0 {
 			r.fail("a peer has no group of addresses")
