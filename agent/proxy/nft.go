@@ -36,7 +36,7 @@ type nftTable struct {
 	built    bool
 	shared   map[string]int     // chains → how many Ports use them
 	hairpin  map[netip.Addr]int // pods → how many Ports may lead them to themselves
-	elements map[string]int     // map → how many elements it should have
+	elements map[string]digest  // map → what elements it should have
 	rules    map[string]int     // chain → how many rules it should have
 	checked  uint32             // generation of all rules at which these were found as they should be
 }
@@ -109,7 +109,7 @@ func (n *nft) sync(ctx context.Context, t *nftTable, base Base, ports iter.Seq[*
 		return err
 	}
 	t.built, t.base = false, base
-	t.shared, t.hairpin, t.elements, t.rules = map[string]int{}, map[netip.Addr]int{}, map[string]int{}, map[string]int{}
+	t.shared, t.hairpin, t.elements, t.rules = map[string]int{}, map[netip.Addr]int{}, map[string]digest{}, map[string]int{}
 	t.checked = 0
 	for _, r := range frame.rules {
 		t.rules[r.Chain]++
@@ -225,7 +225,7 @@ func (t *nftTable) fill(tx *knftables.Transaction, ports iter.Seq[*Port], there,
 		t.count(of, 1)
 		t.ensure(tx, of, func(chain) bool { return true })
 		for _, m := range slices.Sorted(maps.Keys(of.elements)) {
-			t.elements[m] += len(of.elements[m])
+			t.elements[m] = t.elements[m].with(of.elements[m], 1)
 			for _, e := range of.elements[m] {
 				tx.Add(e.of(m))
 			}
@@ -338,7 +338,7 @@ func (t *nftTable) change(tx *knftables.Transaction, changes []Change) {
 		}
 		of := t.piece(t.family, p)
 		for m, list := range of.elements {
-			t.elements[m] += by * len(list)
+			t.elements[m] = t.elements[m].with(list, by)
 			for _, e := range list {
 				into[place{m, e.key}] = e
 			}

@@ -5,7 +5,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/fnv"
+	"io"
 	"net/netip"
+	"strconv"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -24,7 +28,13 @@ const (
 	nftaElementKey   = 1
 	nftaElementExpr  = 7
 	nftaElementExprs = 11
+	nftaElementData  = 2
 	nftaDataValue    = 1
+	nftaDataVerdict  = 2
+	nftaVerdictCode  = 1
+	nftaVerdictChain = 2
+	nftGoto          = -4
+	nftDrop          = 0
 	nftaExprName     = 1
 	nftaExprData     = 2
 	nftaCounterPkts  = 2
@@ -78,7 +88,67 @@ func (f family) elements(table, set string, each func(element []byte)) error {
 	return nil
 }
 
-// Intact implements Writer. It counts: rules by chain, and elements by map.
+// digest tells sets of elements apart, in whatever order they come.
+type digest struct {
+	n   int
+	sum uint64
+}
+
+// with is the digest of more elements, or of fewer where by is -1.
+func (d digest) with(list []element, by int) digest {
+	for _, e := range list {
+		h := fnv.New64a()
+		_, _ = io.WriteString(h, e.key+" : "+e.value)
+		d.sum ^= h.Sum64()
+	}
+	d.n += by * len(list)
+	return d
+}
+
+// element reads what the kernel says of one of a map's: the key and value that it was written with.
+func (f family) element(m string, e map[uint16][]byte) (out element) {
+	key, data := attributes(e[nftaElementKey])[nftaDataValue], attributes(e[nftaElementData])
+	name, nodePort := strings.CutPrefix(m, nodePortPrefix)
+	chosen := strings.HasPrefix(name, mapEndpoints) || strings.HasPrefix(name, mapLocalEndpoints)
+	var parts []string
+	take := func(n int) []byte { // each part takes whole words
+		if len(key) < n {
+			return make([]byte, n)
+		}
+		part := key[:n]
+		key = key[n:]
+		return part
+	}
+	if !nodePort {
+		ip, _ := netip.AddrFromSlice(take(f.bits / 8))
+		parts = append(parts, ip.String())
+	}
+	if !chosen {
+		parts = append(parts, protocolName(take(4)[0]))
+	}
+	parts = append(parts, strconv.Itoa(int(binary.BigEndian.Uint16(take(4)))))
+	if chosen {
+		parts = append(parts, strconv.Itoa(int(binary.NativeEndian.Uint32(take(4)))))
+	}
+	out.key = strings.Join(parts, " . ")
+	if v := data[nftaDataValue]; chosen && len(v) == f.bits/8+4 {
+		ip, _ := netip.AddrFromSlice(v[:f.bits/8])
+		out.value = ip.String() + " . " + strconv.Itoa(int(binary.BigEndian.Uint16(v[f.bits/8:])))
+		return out
+	}
+	verdict := attributes(data[nftaDataVerdict])
+	if code := verdict[nftaVerdictCode]; len(code) == 4 {
+		switch int32(binary.BigEndian.Uint32(code)) {
+		case nftGoto:
+			out.value = "goto " + cString(verdict[nftaVerdictChain])
+		case nftDrop:
+			out.value = "drop"
+		}
+	}
+	return out
+}
+
+// Intact implements Writer. It counts the rules of each chain, and reads the elements of each map.
 func (n *nft) Intact(context.Context) (bool, error) {
 	for _, t := range n.tables {
 		if !t.built {
@@ -124,11 +194,13 @@ func (t *nftTable) intact() (bool, error) {
 		}
 	}
 	for _, m := range t.frame(t.family, t.base).maps {
-		count := 0
-		if err := t.family.elements(t.table, m.Name, func([]byte) { count++ }); err != nil {
+		var shown digest
+		if err := t.family.elements(t.table, m.Name, func(e []byte) {
+			shown = shown.with([]element{t.element(m.Name, attributes(e))}, 1)
+		}); err != nil {
 			return false, err
 		}
-		if count != t.elements[m.Name] {
+		if shown != t.elements[m.Name] {
 			return false, nil
 		}
 	}

@@ -167,7 +167,9 @@ func TestConfirms(t *testing.T) {
 func TestDamageIsMended(t *testing.T) {
 	for mode, damages := range map[Mode][][]string{
 		ModeNFTables: {{"nft", "flush ruleset"}, {"nft", "delete element ip keelson services { 10.96.0.10 . tcp . 80 }"},
-			{"nft", "add element ip keelson services { 10.96.9.9 . tcp . 80 : drop }"}, {"nft", "flush chain ip keelson dispatch"}, {"nft", "flush map ip keelson endpoints-tcp"}},
+			{"nft", "add element ip keelson services { 10.96.9.9 . tcp . 80 : drop }"}, {"nft", "flush chain ip keelson dispatch"},
+			{"nft", "delete element ip keelson services { 10.96.0.10 . tcp . 80 } ; add element ip keelson services { 10.96.0.10 . tcp . 80 : drop }"},
+			{"nft", "delete element ip keelson endpoints-tcp { 10.96.0.10 . 80 . 0 } ; add element ip keelson endpoints-tcp { 10.96.0.10 . 80 . 0 : 10.244.0.6 . 8080 }"}, {"nft", "flush map ip keelson endpoints-tcp"}},
 		ModeIPTables: {{"iptables", "-t", "nat", "-F"}, {"iptables", "-t", "nat", "-D", "KEELSON-SERVICES", "1"}, {"iptables", "-t", "nat", "-D", "PREROUTING", "1"}},
 	} {
 		t.Run(string(mode), func(t *testing.T) {
