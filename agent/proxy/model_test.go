@@ -119,6 +119,12 @@ func TestHostileEndpoints(t *testing.T) {
 			t.Errorf("port %d: %s", port, addresses(p.Cluster))
 		}
 	}
+	for _, bad := range []v1.ServicePort{{Port: 0}, {Port: 65536}, {Port: 80, NodePort: 1 << 20}, {Port: -1}, {Port: 80, Protocol: "TCP } ; flush ruleset"}} {
+		m := Compute([]*v1.Service{service("a", "10.96.0.10", 0, func(s *v1.Service) { s.Spec.Ports = append(s.Spec.Ports, bad) })}, nil, Place{Node: "w1"})
+		if len(m.Ports()) != 1 {
+			t.Errorf("%+v: %v", bad, m.Ports())
+		}
+	}
 	long := service(strings.Repeat("n", 63), "10.96.0.10", 0)
 	long.Namespace = strings.Repeat("m", 63)
 	if got := comment(only(t, Compute([]*v1.Service{long}, nil, Place{})).Name); len(got) > 127 {

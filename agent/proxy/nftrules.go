@@ -43,6 +43,9 @@ const (
 	markStatement     = "meta mark set meta mark or " + markMasquerade
 )
 
+// countedFor is how long after its last connection a frontend is counted: those of Services that are gone go too.
+const countedFor = 24 * time.Hour
+
 // element of a map, or of a set where value is empty.
 type element struct{ key, value, comment string }
 
@@ -257,6 +260,9 @@ func (s *skeleton) marker() string {
 	for _, m := range s.maps {
 		fmt.Fprintln(sum, m.Name, m.Type, m.TypeOf)
 	}
+	for _, set := range s.sets {
+		fmt.Fprintln(sum, set.Name, set.Type, set.Flags, set.Timeout != nil)
+	}
 	for _, r := range s.rules {
 		fmt.Fprintln(sum, r.Chain, r.Rule)
 	}
@@ -293,7 +299,8 @@ func (f family) skeletonOf(b Base) *skeleton {
 	}
 	s.sets = append(s.sets, &knftables.Set{Name: setHairpin, Type: f.addr + " . " + f.addr},
 		&knftables.Set{Name: setConnections, Type: f.addr + " . inet_proto . inet_service",
-			Flags: []knftables.SetFlag{knftables.DynamicFlag}, Size: knftables.PtrTo(uint64(65535))})
+			Flags: []knftables.SetFlag{knftables.DynamicFlag, knftables.TimeoutFlag}, Timeout: knftables.PtrTo(countedFor),
+			Size: knftables.PtrTo(uint64(65535))})
 	at := fmt.Sprintf("fib daddr type local %s daddr != %s", f.ip, f.loopback)
 	if chosen := f.of(b.NodePorts); len(chosen) > 0 {
 		at += fmt.Sprintf(" %s daddr { %s }", f.ip, joined(chosen))

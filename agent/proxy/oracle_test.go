@@ -290,6 +290,13 @@ func TestKernelAgainstOracle(t *testing.T) {
 					tryAll(t, town, services[name], parts, fmt.Sprint("step ", step))
 				}
 			}
+			do(func() error {
+				counts, err := w.Connections(t.Context())
+				if sum := len(countsByPort(m.Ports(), counts)); err == nil && sum == 0 {
+					err = fmt.Errorf("no connection is counted: %v", counts)
+				}
+				return err
+			})
 			// The next agent knows nothing and finds all this.
 			next, _ := NewWriter(mode)
 			do(func() error { return next.Sync(t.Context(), base, maps.Values(m.Ports())) })

@@ -24,10 +24,22 @@ func portsOf(svc *v1.Service, parts map[string]*discoveryv1.EndpointSlice, at Pl
 	var out []*Port
 	for _, ip := range clusterIPs(svc) {
 		for _, p := range svc.Spec.Ports {
+			if !sane(p) {
+				continue // one Service must not spoil the rules of all
+			}
 			out = append(out, servicePort(svc, p, ip, parts, at))
 		}
 	}
 	return out
+}
+
+// sane says that rules can be written for a port: the API server has seen to it, and this does not count on it.
+func sane(p v1.ServicePort) bool {
+	switch p.Protocol {
+	case "", v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP:
+		return p.Port > 0 && p.Port <= 65535 && p.NodePort >= 0 && p.NodePort <= 65535
+	}
+	return false
 }
 
 // clusterIPs are the addresses that the cluster gave to a Service, one per family; none where it is headless.
@@ -39,7 +51,7 @@ func clusterIPs(svc *v1.Service) []netip.Addr {
 	var out []netip.Addr
 	for _, s := range given {
 		ip, err := netip.ParseAddr(s)
-		if err == nil && !slices.ContainsFunc(out, func(o netip.Addr) bool { return o.Is4() == ip.Is4() }) {
+		if err == nil && ip.Zone() == "" && !ip.Is4In6() && !slices.ContainsFunc(out, func(o netip.Addr) bool { return o.Is4() == ip.Is4() }) {
 			out = append(out, ip)
 		}
 	}
@@ -60,7 +72,7 @@ func servicePort(svc *v1.Service, p v1.ServicePort, ip netip.Addr, parts map[str
 	if svc.Spec.SessionAffinity == v1.ServiceAffinityClientIP {
 		out.Affinity = defaultAffinity
 		if c := svc.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
-			out.Affinity = *c.ClientIP.TimeoutSeconds
+			out.Affinity = min(max(*c.ClientIP.TimeoutSeconds, 1), 86400)
 		}
 	}
 	out.route(svc, endpointsOf(p.Name, parts, out.V6, at))
@@ -71,7 +83,8 @@ func servicePort(svc *v1.Service, p v1.ServicePort, ip netip.Addr, parts map[str
 func (p *Port) external(svc *v1.Service, port v1.ServicePort) {
 	add := func(s string) (Frontend, bool) {
 		ip, err := netip.ParseAddr(s)
-		if err != nil || ip.Is6() != p.V6 || ip.Is4In6() || ip.IsUnspecified() {
+		if err != nil || ip.Is6() != p.V6 || ip.Is4In6() || ip.Zone() != "" ||
+			ip.IsUnspecified() || ip.IsLoopback() || ip.IsMulticast() {
 			return Frontend{}, false
 		}
 		f := Frontend{ip, p.Proto, port.Port}
