@@ -329,6 +329,25 @@ func sameRoute(h netlink.Route, w Route, tunnel int) bool {
 	return ok && via.Unmap() == w.Via && h.Type == unix.RTN_UNICAST && (h.LinkIndex == tunnel && tunnel != 0) == w.Tunnel
 }
 
+// prepareBridge makes the bridge of our own network before its plugin does where pods have IPv6: the kernel would try for a
+// second whether somebody else has the bridge's addresses, and nobody could be reached from the node meanwhile.
+func prepareBridge() error {
+	if _, err := netlink.LinkByName(cni.Bridge); err == nil {
+		return nil
+	}
+	err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: cni.Bridge}})
+	if errors.Is(err, unix.EEXIST) {
+		return nil
+	}
+	if err == nil {
+		err = os.WriteFile("/proc/sys/net/ipv6/conf/"+cni.Bridge+"/accept_dad", []byte("0"), 0o644)
+	}
+	if err != nil {
+		return fmt.Errorf("making bridge %s: %w", cni.Bridge, err)
+	}
+	return nil
+}
+
 // removeBridge removes the bridge of our own network when no pod is on it.
 func removeBridge() error {
 	bridge, err := netlink.LinkByName(cni.Bridge)

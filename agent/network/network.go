@@ -234,6 +234,11 @@ func (n *Network) Add(ctx context.Context, r agent.NetworkRequest) (agent.Networ
 			return status(cached)
 		}
 	}
+	if list.Name == cni.Name && slices.ContainsFunc(n.cfg.PodCIDRs(), func(p netip.Prefix) bool { return p.Addr().Is6() }) {
+		if err := prepareBridge(); err != nil {
+			return agent.NetworkStatus{}, err
+		}
+	}
 	res, err := n.cni.AddNetworkList(adding, list, rt)
 	if err == nil && list.Name == cni.Name {
 		err = n.shape(res, r)
