@@ -332,7 +332,9 @@ func (s *Scheduler) clearing(r *roomSearch) bool {
 // clear keeps the room for the pods of a group and ends the victims beside the loop.
 func (s *Scheduler) clear(ctx context.Context, chosen []*queued, room *gangRoom) {
 	group, _ := framework.GroupOf(chosen[0].Pod)
+	var pods []*v1.Pod // as they are now: the queue changes its own when they are back in it
 	for _, m := range chosen {
+		pods = append(pods, m.Pod)
 		node := room.places[m.Pod.UID]
 		s.nominate(m.Pod, node)
 		for _, p := range s.cluster.nominatedBelow(node, m.Priority) {
@@ -353,11 +355,11 @@ func (s *Scheduler) clear(ctx context.Context, chosen []*queued, room *gangRoom)
 		defer func() { <-s.bindings }()
 		defer s.groups.setClearing(group, false)
 		for _, v := range room.victims {
-			if err := s.evict(ctx, v.Pod, chosen[0].Pod, v.node); err != nil && ctx.Err() == nil {
+			if err := s.evict(ctx, v.Pod, pods[0], v.node); err != nil && ctx.Err() == nil {
 				s.log.Warn("preemption for a group failed, will retry", "group", group.Namespace+"/"+group.Name, "err", err)
-				for _, m := range chosen {
-					s.nominate(m.Pod, "")
-					s.queue.again(ctx, m.Pod)
+				for _, p := range pods {
+					s.nominate(p, "")
+					s.queue.again(ctx, p)
 				}
 				return
 			}

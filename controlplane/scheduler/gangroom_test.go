@@ -139,12 +139,15 @@ func TestGangPreemptsWithinBudgets(t *testing.T) {
 }
 
 // In small random clusters somebody is ended for a group when, and only when, the whole group fits with that, as one finds who
-// tries every way, and nobody who is as important.
+// tries every way, and nobody who is as important or would have room beside the group.
 func TestGangRoomEqualsTwin(t *testing.T) {
 	for seed := range uint64(40) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 11))
 			w := newGangWorld(r, 1)
+			if seed%2 == 0 {
+				w.least[0] = len(w.groups[0])
+			}
 			b := newBed(t, nil)
 			for i, size := range w.nodes {
 				b.node(fmt.Sprintf("n%d", i), fmt.Sprint(size))
@@ -199,7 +202,22 @@ func TestGangRoomEqualsTwin(t *testing.T) {
 				}
 				return nil
 			})
+			free := slices.Clone(w.nodes)
+			for name, p := range there {
+				if !slices.Contains(ended, name) {
+					free[p.node] -= p.size
+				}
+			}
+			for i, size := range w.groups[0] {
+				var n int
+				if _, err := fmt.Sscanf(b.get(fmt.Sprintf("g0-%d", i)).Spec.NodeName, "n%d", &n); err == nil {
+					free[n] -= size
+				}
+			}
 			for _, name := range ended {
+				if p := there[name]; w.least[0] == len(w.groups[0]) && free[p.node] >= p.size { // otherwise pods beyond the least number preempt too
+					t.Errorf("%s of %d was ended, and its node has %d left", name, p.size, free[p.node])
+				}
 				if there[name].priority >= 2 {
 					t.Errorf("%s of priority %d was ended", name, there[name].priority)
 				}

@@ -1,0 +1,25 @@
+package resourceslice
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// A slice is judged by what the agent of its node says of drivers; one that says nothing is not asked.
+func TestJudge(t *testing.T) {
+	node := func(drivers string) *corev1.Node {
+		n := &corev1.Node{}
+		n.Annotations = map[string]string{Drivers: drivers}
+		return n
+	}
+	for _, c := range []struct {
+		node *corev1.Node
+		want Why
+	}{{nil, NoNode}, {&corev1.Node{}, Kept}, {node(""), DriverGone}, {node("a.example.com"), Kept}, {node("b.example.com,a.example.com"), Kept},
+		{node("a.example.com.org,xa.example.com"), DriverGone}} {
+		if got := Judge(c.node, "a.example.com"); got != c.want {
+			t.Errorf("%+v: %q, want %q", c.node, got, c.want)
+		}
+	}
+}
