@@ -17,7 +17,7 @@ import (
 
 // own are the verbs that are not kubectl's. Their errors are returned and printed by Main; kubectl's commands print
 // their own and end the process.
-var own = []string{"lab", "trace", "why", "cluster", "version"}
+var own = []string{"lab", "trace", "why", "net", "cluster", "version"}
 
 // group makes a command that only holds others: alone it shows its help, and a word that is none of its commands is
 // an error. Without this cobra shows the help for any word, and exits with 0.

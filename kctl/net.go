@@ -1,0 +1,181 @@
+package kctl
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/kubernetes"
+	cmdutil "k8s.io/kubectl/pkg/cmd/util"
+
+	"keelson.dev/keelson/kctl/nettrace"
+)
+
+// mostBehind bounds the pods behind a Service that are read one by one.
+const mostBehind = 100
+
+func netCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	c := &cobra.Command{
+		Use:     "net",
+		Short:   "Look into the cluster's network",
+		Example: "  kctl net trace web-0 db:5432",
+	}
+	group(c, netTraceCommand(f, streams))
+	return c
+}
+
+func netTraceCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "trace POD SERVICE|NAME|ADDRESS[:PORT][/PROTOCOL]",
+		Short: "Follow a connection from a pod, and say where it stops",
+		Long: "Follow a connection from a pod step by step: what the name means in that pod, which address that is, where the\n" +
+			"Service's rule leads, which endpoints are ready, the way to their nodes, and what the NetworkPolicies of both\n" +
+			"sides say. It judges what the cluster says of itself and sends no packet.\n\n" +
+			"Exit codes: 0 nothing stands in the way, 1 the question could not be answered (no such pod, no cluster),\n" +
+			"2 the connection stops, or some connections do.",
+		Example: "  kctl net trace web-0 db                       # the Service db of the same namespace\n" +
+			"  kctl net trace -n shop web-0 db.data:5432     # a port of one of another namespace\n" +
+			"  kctl net trace web-0 10.244.1.7:8080          # a pod's, Service's or node's address\n" +
+			"  kctl net trace web-0 kube-dns.kube-system:53/udp -o json",
+	}
+	output := outputFlag(c)
+	domain := c.Flags().String("cluster-domain", "cluster.local", "the domain of the cluster's names")
+	c.Args = cobra.ExactArgs(2)
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		target, err := nettrace.ParseTarget(args[1])
+		if err != nil {
+			return err
+		}
+		info, err := oneObject(f, "net trace follows", []string{"pod", args[0]})
+		if err != nil {
+			return err
+		}
+		pod, ok := typed(info.Object).(*corev1.Pod)
+		if !ok {
+			return fmt.Errorf("%s is no pod", info.ObjectName())
+		}
+		cs, err := f.KubernetesClientSet()
+		if err != nil {
+			return err
+		}
+		ctx := cmd.Context()
+		if ctx == nil {
+			ctx = context.Background()
+		}
+		r := &netReader{ctx: ctx, cs: cs, world: nettrace.World{Domain: *domain, Pod: pod}}
+		r.read(target)
+		if r.err != nil {
+			return fmt.Errorf("tracing from pod %s: %w", pod.Name, r.err)
+		}
+		report := nettrace.Trace(&r.world, target)
+		done, err := printJSON(streams.Out, *output, report)
+		if !done {
+			err = report.Print(streams.Out)
+		}
+		if err == nil && (report.Stops != "" || report.Partly) {
+			err = errFound
+		}
+		return err
+	}
+	return c
+}
+
+// netReader reads what a trace needs.
+type netReader struct {
+	ctx   context.Context
+	cs    kubernetes.Interface
+	world nettrace.World
+	err   error // the first that is not a want of rights
+}
+
+// list reads a list. What the caller may not read is noted, and so is what is left out.
+func list[L metav1.ListInterface](r *netReader, what string, o metav1.ListOptions, read func(context.Context, metav1.ListOptions) (L, error)) (got L, ok bool) {
+	if r.err != nil {
+		return got, false
+	}
+	o.Limit = mostRead
+	got, err := read(r.ctx, o)
+	switch {
+	case apierrors.IsForbidden(err), apierrors.IsNotFound(err):
+		r.unread(what)
+		return got, false
+	case err != nil:
+		r.err = fmt.Errorf("reading %s: %w", what, err)
+		return got, false
+	}
+	if got.GetContinue() != "" {
+		r.unread(what)
+	}
+	return got, true
+}
+
+func (r *netReader) unread(what string) {
+	if !slices.Contains(r.world.Unread, what) {
+		r.world.Unread = append(r.world.Unread, what)
+	}
+}
+
+func (r *netReader) read(t nettrace.Target) {
+	w := &r.world
+	if l, ok := list(r, nettrace.Nodes, metav1.ListOptions{}, r.cs.CoreV1().Nodes().List); ok {
+		w.Nodes = l.Items
+	}
+	if l, ok := list(r, nettrace.Namespaces, metav1.ListOptions{}, r.cs.CoreV1().Namespaces().List); ok {
+		w.Namespaces = l.Items
+	}
+	if l, ok := list(r, nettrace.Services, metav1.ListOptions{}, r.cs.CoreV1().Services("").List); ok {
+		w.Services = l.Items
+	}
+	if l, ok := list(r, nettrace.Policies, metav1.ListOptions{}, r.cs.NetworkingV1().NetworkPolicies("").List); ok {
+		w.Policies = l.Items
+	}
+	if ip, err := netip.ParseAddr(t.Host); err == nil {
+		o := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("status.podIP", ip.String()).String()}
+		if l, ok := list(r, nettrace.Pods, o, r.cs.CoreV1().Pods("").List); ok {
+			w.Pods = l.Items
+		}
+	}
+	for _, svc := range nettrace.Meant(w, t) {
+		o := metav1.ListOptions{LabelSelector: labels.Set{discoveryv1.LabelServiceName: svc.Name}.String()}
+		if l, ok := list(r, nettrace.Slices, o, r.cs.DiscoveryV1().EndpointSlices(svc.Namespace).List); ok {
+			w.Slices = append(w.Slices, l.Items...)
+		}
+	}
+	r.behind()
+}
+
+// behind reads the pods that the endpoints name.
+func (r *netReader) behind() {
+	n := 0
+	for _, s := range r.world.Slices {
+		for _, e := range s.Endpoints {
+			if e.TargetRef == nil || e.TargetRef.Kind != "Pod" || r.err != nil {
+				continue
+			}
+			if n++; n > mostBehind {
+				r.unread(nettrace.Pods)
+				return
+			}
+			p, err := r.cs.CoreV1().Pods(s.Namespace).Get(r.ctx, e.TargetRef.Name, metav1.GetOptions{})
+			switch {
+			case apierrors.IsForbidden(err):
+				r.unread(nettrace.Pods)
+				return
+			case apierrors.IsNotFound(err): // the endpoint is about to go
+			case err != nil:
+				r.err = fmt.Errorf("reading pod %s/%s: %w", s.Namespace, e.TargetRef.Name, err)
+			default:
+				r.world.Pods = append(r.world.Pods, *p)
+			}
+		}
+	}
+}

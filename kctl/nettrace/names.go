@@ -1,0 +1,157 @@
+package nettrace
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// fewDots is how many dots a name must have in a pod to be asked for as it is before the search domains are tried.
+const fewDots = 5
+
+// resolve finds the Service that a name means in the pod, and the host before it, where it names one; ok is false where the
+// way ends or leaves the cluster.
+func (x *tracer) resolve() (svc *corev1.Service, host string, ok bool) {
+	name := strings.ToLower(strings.TrimSuffix(x.target.Host, "."))
+	policy := x.Pod.Spec.DNSPolicy
+	if policy == "" {
+		policy = corev1.DNSClusterFirst
+	}
+	if policy == corev1.DNSDefault || policy == corev1.DNSNone || policy == corev1.DNSClusterFirst && x.Pod.Spec.HostNetwork {
+		return nil, "", x.otherResolver(policy)
+	}
+	if !x.mayAsk() {
+		return nil, "", false
+	}
+	var tried []string
+	for _, full := range x.candidates(name) {
+		service, namespace, before, within := x.split(full)
+		if !within {
+			continue
+		}
+		tried = append(tried, full)
+		for i := range x.Services {
+			s := &x.Services[i]
+			if s.Namespace == namespace && s.Name == service {
+				x.step(Step{Name: "name", Says: fmt.Sprintf("%s is %s: service %s/%s", x.target.Host, full, namespace, service)})
+				return s, before, true
+			}
+		}
+	}
+	if len(tried) == 0 || x.foreign(name) {
+		x.step(Step{Name: "name", Says: fmt.Sprintf("%s is no name of the cluster: the node's DNS forwards it, and the connection leaves the cluster", x.target.Host)})
+		return nil, "", false
+	}
+	x.step(x.noSuchService(tried))
+	return nil, "", false
+}
+
+// foreign says whether a name that is no Service's means something outside of the cluster.
+func (x *tracer) foreign(name string) bool {
+	dots := strings.Count(name, ".")
+	switch {
+	case dots == 0, strings.HasSuffix(name, "."+x.Domain), strings.HasSuffix(name, ".svc"):
+		return false
+	case dots > 1:
+		return true
+	}
+	_, namespace, _ := strings.Cut(name, ".")
+	return !slices.ContainsFunc(x.Namespaces, func(ns corev1.Namespace) bool { return ns.Name == namespace })
+}
+
+// otherResolver says that the pod does not ask the cluster for names.
+func (x *tracer) otherResolver(policy corev1.DNSPolicy) bool {
+	why, mend := "its dnsPolicy is "+string(policy), string(corev1.DNSClusterFirst)
+	if policy == corev1.DNSClusterFirst {
+		why, mend = "it is in its node's network with dnsPolicy ClusterFirst, which means Default there", string(corev1.DNSClusterFirstWithHostNet)
+	}
+	asked := "the node's own servers"
+	if c := x.Pod.Spec.DNSConfig; policy == corev1.DNSNone && c != nil {
+		asked = strings.Join(c.Nameservers, ", ")
+	}
+	return x.step(Step{Name: "name", Stops: true, Says: fmt.Sprintf("the pod does not ask the cluster for names: %s; it asks %s", why, asked),
+		Mend: []string{"# set spec.dnsPolicy of the pod's template to " + mend}})
+}
+
+// mayAsk says whether policies let the pod ask the cluster's DNS.
+func (x *tracer) mayAsk() bool {
+	dns := endpoint{namespace: dnsNamespace, labels: map[string]string{"k8s-app": "kube-dns"}, port: 53, proto: corev1.ProtocolUDP}
+	v := x.judge(x.Pod, egress, dns)
+	if v.allowed {
+		return true
+	}
+	return x.step(Step{Name: "name", Stops: true,
+		Says:    fmt.Sprintf("the pod may not ask for names: %s let it send to nobody who is named there, and the cluster's DNS is not", v.policies()),
+		Details: []string{"a rule of egress to namespace kube-system, pods k8s-app=kube-dns, ports 53/UDP and 53/TCP, allows it"},
+		Mend:    []string{fmt.Sprintf("kctl -n %s edit networkpolicy/%s", x.Pod.Namespace, v.by[0])}})
+}
+
+// dnsNamespace is where policies look for the cluster's DNS.
+const dnsNamespace = "kube-system"
+
+// candidates are the names that the pod's resolver asks for, in order.
+func (x *tracer) candidates(name string) []string {
+	search := []string{x.Pod.Namespace + ".svc." + x.Domain, "svc." + x.Domain, x.Domain}
+	dots := fewDots
+	if c := x.Pod.Spec.DNSConfig; c != nil {
+		search = append(search, c.Searches...)
+		for _, o := range c.Options {
+			if o.Name == "ndots" && o.Value != nil {
+				_, _ = fmt.Sscanf(*o.Value, "%d", &dots)
+			}
+		}
+	}
+	var out []string
+	for _, s := range search {
+		out = append(out, name+"."+s)
+	}
+	switch {
+	case strings.HasSuffix(x.target.Host, "."):
+		return []string{name}
+	case strings.Count(name, ".") >= dots:
+		return append([]string{name}, out...)
+	}
+	return append(out, name)
+}
+
+// split takes a name of the form [HOST.]SERVICE.NAMESPACE.svc.DOMAIN apart.
+func (x *tracer) split(full string) (service, namespace, host string, ok bool) {
+	rest, ok := strings.CutSuffix(full, ".svc."+x.Domain)
+	parts := strings.Split(rest, ".")
+	switch {
+	case !ok:
+		return "", "", "", false
+	case len(parts) == 2:
+		return parts[0], parts[1], "", true
+	case len(parts) == 3:
+		return parts[1], parts[2], parts[0], true
+	case len(parts) == 4 && strings.HasPrefix(parts[0], "_") && strings.HasPrefix(parts[1], "_"):
+		return parts[2], parts[3], "", true
+	}
+	return "", "", "", false
+}
+
+// noSuchService says where a Service of that name is.
+func (x *tracer) noSuchService(tried []string) Step {
+	s := Step{Name: "name", Stops: true, Says: fmt.Sprintf("%s is nobody's name: NXDOMAIN", x.target.Host)}
+	for _, full := range tried {
+		s.Details = append(s.Details, "asked for "+full)
+	}
+	if len(x.Unread) > 0 && slices.Contains(x.Unread, Services) {
+		s.Stops, s.Says = true, "services may not be read, so that it is not known what "+x.target.Host+" means"
+		return s
+	}
+	bare, _, _ := strings.Cut(x.target.Host, ".")
+	for _, svc := range x.Services {
+		if svc.Name == bare {
+			s.Details = append(s.Details, fmt.Sprintf("there is a service of that name in namespace %s", svc.Namespace))
+			s.Mend = append(s.Mend, fmt.Sprintf("# ask for %s.%s", svc.Name, svc.Namespace))
+		}
+	}
+	if len(s.Mend) == 0 {
+		s.Mend = []string{fmt.Sprintf("kctl -n %s get services", x.Pod.Namespace)}
+	}
+	return s
+}

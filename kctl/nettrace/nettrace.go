@@ -1,0 +1,260 @@
+// Package nettrace follows a connection from a pod on its way through the cluster's network, from the name to the pod that
+// answers, and says where it stops. It is pure: it judges objects that somebody else has read.
+package nettrace
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+)
+
+// World is what was read for one trace. A list that is named in Unread is not known, rather than empty.
+type World struct {
+	Domain string // of the cluster's names
+	Unread []string
+
+	Pod        *corev1.Pod // from which the connection begins
+	Nodes      []corev1.Node
+	Namespaces []corev1.Namespace
+	Services   []corev1.Service
+	Slices     []discoveryv1.EndpointSlice // of the Services that the target may mean
+	Pods       []corev1.Pod                // behind the endpoints, or with the address that was asked for
+	Policies   []networkingv1.NetworkPolicy
+}
+
+// The lists as Unread names them.
+const (
+	Nodes      = "nodes"
+	Namespaces = "namespaces"
+	Services   = "services"
+	Slices     = "endpointslices"
+	Pods       = "pods"
+	Policies   = "networkpolicies"
+)
+
+// Step is one part of the way.
+type Step struct {
+	Name    string   `json:"name"` // "name", "address", "rule", "endpoint", "route", "policy"
+	Says    string   `json:"says"`
+	Stops   bool     `json:"stops,omitempty"`
+	Partly  bool     `json:"partly,omitempty"` // for some of the ends
+	Details []string `json:"details,omitempty"`
+	Mend    []string `json:"mend,omitempty"` // commands, in order
+}
+
+// Report is the way, up to where it stops.
+type Report struct {
+	From   string   `json:"from"`
+	To     string   `json:"to"`
+	Steps  []Step   `json:"steps"`
+	Stops  string   `json:"stops,omitempty"`  // the name of the step; "" = it gets through
+	Partly bool     `json:"partly,omitempty"` // some connections get through, and some do not
+	Unread []string `json:"unread,omitempty"`
+}
+
+// Target is where a connection is to go.
+type Target struct {
+	Host  string
+	Port  int32           // 0 = any
+	Proto corev1.Protocol // "" = that of the port
+}
+
+// most bounds the endpoints that are told one by one.
+const most = 10
+
+// ParseTarget reads HOST, HOST:PORT or HOST:PORT/PROTOCOL; an IPv6 address with a port stands in brackets. HOST may be
+// svc/NAME or service/NAME, too.
+func ParseTarget(s string) (Target, error) {
+	t := Target{Host: s}
+	rest, proto, has := strings.Cut(s, "/")
+	if has && rest != "svc" && rest != "service" && rest != "services" {
+		t.Proto = corev1.Protocol(strings.ToUpper(proto))
+		if t.Proto != corev1.ProtocolTCP && t.Proto != corev1.ProtocolUDP && t.Proto != corev1.ProtocolSCTP {
+			return t, fmt.Errorf("target %q: %q is no protocol: tcp, udp or sctp", s, proto)
+		}
+		t.Host = rest
+	} else if has {
+		t.Host = proto
+	}
+	if _, err := netip.ParseAddr(t.Host); err == nil {
+		return t, nil
+	}
+	if i := strings.LastIndexByte(t.Host, ':'); i >= 0 {
+		var port uint16
+		if _, err := fmt.Sscanf(t.Host[i+1:], "%d", &port); err != nil || port == 0 || fmt.Sprint(port) != t.Host[i+1:] {
+			return t, fmt.Errorf("target %q: %q is no port: a number from 1 to 65535", s, t.Host[i+1:])
+		}
+		t.Host, t.Port = strings.Trim(t.Host[:i], "[]"), int32(port)
+	}
+	if t.Host == "" {
+		return t, fmt.Errorf("target %q names no host", s)
+	}
+	return t, nil
+}
+
+// tracer walks.
+type tracer struct {
+	*World
+	target Target
+	report Report
+}
+
+// Trace follows the connection.
+func Trace(w *World, t Target) Report {
+	x := &tracer{World: w, target: t}
+	x.report = Report{From: x.from(), To: t.String(), Steps: []Step{}, Unread: w.Unread}
+	x.walk()
+	return x.report
+}
+
+// String is the target as it was asked for.
+func (t Target) String() string {
+	s := t.Host
+	if t.Port != 0 {
+		if strings.Contains(s, ":") {
+			s = "[" + s + "]"
+		}
+		s = fmt.Sprintf("%s:%d", s, t.Port)
+	}
+	if t.Proto != "" {
+		s += "/" + strings.ToLower(string(t.Proto))
+	}
+	return s
+}
+
+func (x *tracer) from() string {
+	s := "pod " + x.Pod.Namespace + "/" + x.Pod.Name
+	switch {
+	case x.Pod.Status.PodIP != "" && x.Pod.Spec.HostNetwork:
+		s += fmt.Sprintf(" (in the network of node %s, %s)", x.Pod.Spec.NodeName, x.Pod.Status.PodIP)
+	case x.Pod.Status.PodIP != "":
+		s += fmt.Sprintf(" (%s on node %s)", x.Pod.Status.PodIP, x.Pod.Spec.NodeName)
+	}
+	return s
+}
+
+// step adds a part of the way, and says whether it goes on.
+func (x *tracer) step(s Step) bool {
+	x.report.Steps = append(x.report.Steps, s)
+	x.report.Partly = x.report.Partly || s.Partly
+	if s.Stops {
+		x.report.Stops = s.Name
+	}
+	return !s.Stops
+}
+
+// walk goes from the name to the pods.
+func (x *tracer) walk() {
+	if x.Pod.Status.PodIP == "" {
+		x.step(Step{Name: "pod", Stops: true, Says: "it has no address: it does not run",
+			Mend: []string{fmt.Sprintf("kctl -n %s why pod/%s", x.Pod.Namespace, x.Pod.Name)}})
+		return
+	}
+	if ip, err := netip.ParseAddr(x.target.Host); err == nil {
+		x.toAddress(ip.Unmap())
+		return
+	}
+	if svc, host, ok := x.resolve(); ok {
+		x.toService(svc, host, "")
+	}
+}
+
+// toAddress is a connection to an address without a name.
+func (x *tracer) toAddress(ip netip.Addr) {
+	for i := range x.Services {
+		svc := &x.Services[i]
+		if what := addressOf(svc, ip); what != "" {
+			x.step(Step{Name: "address", Says: fmt.Sprintf("%s is %s of service %s/%s", ip, what, svc.Namespace, svc.Name)})
+			x.toService(svc, "", what)
+			return
+		}
+	}
+	for i := range x.Pods {
+		p := &x.Pods[i]
+		if !p.Spec.HostNetwork && slices.Contains(addresses(p), ip.String()) {
+			x.step(Step{Name: "address", Says: fmt.Sprintf("%s is pod %s/%s", ip, p.Namespace, p.Name)})
+			x.toBackends([]backend{{ip: ip, port: x.target.Port, proto: x.proto(), pod: p}})
+			return
+		}
+	}
+	for _, n := range x.Nodes {
+		for _, a := range n.Status.Addresses {
+			if a.Address == ip.String() {
+				x.step(Step{Name: "address", Says: fmt.Sprintf("%s is node %s", ip, n.Name)})
+				x.toBackends([]backend{{ip: ip, port: x.target.Port, proto: x.proto()}})
+				return
+			}
+		}
+	}
+	says := fmt.Sprintf("%s is no service, pod or node that is known", ip)
+	if len(x.Unread) > 0 {
+		says += " to whom may read as much as you"
+	}
+	x.step(Step{Name: "address", Says: says + ": the connection leaves the cluster, with the node's address as its source"})
+	x.toBackends([]backend{{ip: ip, port: x.target.Port, proto: x.proto()}})
+}
+
+func (x *tracer) proto() corev1.Protocol {
+	if x.target.Proto == "" {
+		return corev1.ProtocolTCP
+	}
+	return x.target.Proto
+}
+
+// addressOf says what of a Service an address is; "" = nothing.
+func addressOf(svc *corev1.Service, ip netip.Addr) string {
+	is := func(s string) bool {
+		a, err := netip.ParseAddr(s)
+		return err == nil && a.Unmap() == ip
+	}
+	for _, a := range append(slices.Clone(svc.Spec.ClusterIPs), svc.Spec.ClusterIP) {
+		if is(a) {
+			return "the cluster address"
+		}
+	}
+	if slices.ContainsFunc(svc.Spec.ExternalIPs, is) {
+		return "an external address"
+	}
+	for _, in := range svc.Status.LoadBalancer.Ingress {
+		if is(in.IP) {
+			return "the load balancer's address"
+		}
+	}
+	return ""
+}
+
+func addresses(p *corev1.Pod) (out []string) {
+	for _, ip := range p.Status.PodIPs {
+		out = append(out, ip.IP)
+	}
+	if len(out) == 0 && p.Status.PodIP != "" {
+		out = append(out, p.Status.PodIP)
+	}
+	return out
+}
+
+// Meant are the Services that a target may mean, whose EndpointSlices a trace needs.
+func Meant(w *World, t Target) (out []corev1.Service) {
+	x := &tracer{World: w, target: t}
+	ip, err := netip.ParseAddr(t.Host)
+	for _, svc := range w.Services {
+		if err == nil {
+			if addressOf(&svc, ip.Unmap()) != "" {
+				out = append(out, svc)
+			}
+			continue
+		}
+		for _, full := range x.candidates(strings.ToLower(strings.TrimSuffix(t.Host, "."))) {
+			if name, namespace, _, ok := x.split(full); ok && name == svc.Name && namespace == svc.Namespace {
+				out = append(out, svc)
+				break
+			}
+		}
+	}
+	return out
+}

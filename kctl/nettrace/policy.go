@@ -1,0 +1,211 @@
+package nettrace
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/intstr"
+)
+
+// endpoint is the other side of a connection as a policy sees it.
+type endpoint struct {
+	ip        netip.Addr // may be invalid: only selectors can mean it
+	namespace string     // "" = it is no pod
+	labels    map[string]string
+	ports     []corev1.ContainerPort // of the pod at which the connection arrives
+	port      int32                  // 0 = any
+	proto     corev1.Protocol
+}
+
+// direction is what of a policy counts.
+type direction networkingv1.PolicyType
+
+const (
+	ingress = direction(networkingv1.PolicyTypeIngress)
+	egress  = direction(networkingv1.PolicyTypeEgress)
+)
+
+// verdict is what the policies of a pod say of a connection.
+type verdict struct {
+	allowed bool
+	by      []string // the policies that allow it, or all that isolate the pod; none: it is not isolated
+}
+
+func (v verdict) policies() string {
+	if len(v.by) == 1 {
+		return "policy " + v.by[0]
+	}
+	return "policies " + strings.Join(v.by, ", ")
+}
+
+// policy says what the policies of both sides say.
+func (x *tracer) policy(all []backend) Step {
+	s := Step{Name: "policy"}
+	if slices.Contains(x.Unread, Policies) || slices.Contains(x.Unread, Namespaces) {
+		s.Says = "not judged: policies or namespaces may not be read"
+		return s
+	}
+	passed := 0
+	by := map[string]bool{}
+	tell := func(line string) {
+		if !by[line] && len(by) < most {
+			by[line] = true
+			s.Details = append(s.Details, line)
+		}
+	}
+	for _, b := range all {
+		out := x.judge(x.Pod, egress, x.far(b))
+		if !out.allowed {
+			tell(fmt.Sprintf("pod %s/%s may not send to %s: %s isolate it, and no rule of egress allows that", x.Pod.Namespace, x.Pod.Name, x.called(b), out.policies()))
+			s.Mend = append(s.Mend, fmt.Sprintf("kctl -n %s edit networkpolicy/%s", x.Pod.Namespace, out.by[0]))
+		} else if len(out.by) > 0 {
+			tell("sending is allowed by " + out.policies())
+		}
+		in := verdict{allowed: true}
+		if b.pod != nil && !(x.Pod.Spec.HostNetwork && x.Pod.Spec.NodeName == b.pod.Spec.NodeName) { // a node reaches its own pods
+			in = x.judge(b.pod, ingress, x.near(b))
+		}
+		if !in.allowed {
+			tell(fmt.Sprintf("pod %s/%s does not take it: %s isolate it, and no rule of ingress allows that", b.pod.Namespace, b.pod.Name, in.policies()))
+			s.Mend = append(s.Mend, fmt.Sprintf("kctl -n %s edit networkpolicy/%s", b.pod.Namespace, in.by[0]))
+		} else if len(in.by) > 0 {
+			tell("taking it is allowed by " + in.policies())
+		}
+		if out.allowed && in.allowed {
+			passed++
+		}
+	}
+	slices.Sort(s.Mend)
+	s.Mend = slices.Compact(s.Mend)
+	switch {
+	case passed == len(all) && len(s.Details) == 0:
+		s.Says = "no policy isolates either side"
+	case passed == len(all):
+		s.Says = "allowed"
+	case passed > 0:
+		s.Partly, s.Says = true, fmt.Sprintf("only %d of %d are allowed: connections to the others hang", passed, len(all))
+	default:
+		s.Stops, s.Says = true, "dropped"
+	}
+	return s
+}
+
+// far is a backend as the policies of the sender see it.
+func (x *tracer) far(b backend) endpoint {
+	e := endpoint{ip: b.ip, port: b.port, proto: b.proto}
+	if b.pod != nil && !b.pod.Spec.HostNetwork {
+		e.namespace, e.labels, e.ports = b.pod.Namespace, b.pod.Labels, portsOf(b.pod)
+	}
+	return e
+}
+
+// near is the sender as the policies of a backend see it.
+func (x *tracer) near(b backend) endpoint {
+	e := endpoint{port: b.port, proto: b.proto, ports: portsOf(b.pod)}
+	e.ip, _ = netip.ParseAddr(x.Pod.Status.PodIP)
+	if !x.Pod.Spec.HostNetwork {
+		e.namespace, e.labels = x.Pod.Namespace, x.Pod.Labels
+	}
+	return e
+}
+
+func portsOf(p *corev1.Pod) (out []corev1.ContainerPort) {
+	for _, c := range p.Spec.Containers {
+		out = append(out, c.Ports...)
+	}
+	return out
+}
+
+// judge is what the policies of a pod say of a connection with the other side.
+func (x *tracer) judge(p *corev1.Pod, d direction, other endpoint) verdict {
+	if p.Spec.HostNetwork {
+		return verdict{allowed: true} // policies do not apply there
+	}
+	var isolating []string
+	for i := range x.Policies {
+		np := &x.Policies[i]
+		if np.Namespace != p.Namespace || !about(np, d) || !matches(&np.Spec.PodSelector, p.Labels) {
+			continue
+		}
+		isolating = append(isolating, np.Name)
+		if x.allows(np, d, other) {
+			return verdict{allowed: true, by: []string{np.Name}}
+		}
+	}
+	return verdict{allowed: len(isolating) == 0, by: isolating}
+}
+
+// about says whether a policy is about a direction.
+func about(np *networkingv1.NetworkPolicy, d direction) bool {
+	if len(np.Spec.PolicyTypes) == 0 {
+		return d == ingress || len(np.Spec.Egress) > 0
+	}
+	return slices.Contains(np.Spec.PolicyTypes, networkingv1.PolicyType(d))
+}
+
+func (x *tracer) allows(np *networkingv1.NetworkPolicy, d direction, other endpoint) bool {
+	rule := func(peers []networkingv1.NetworkPolicyPeer, ports []networkingv1.NetworkPolicyPort) bool {
+		return (len(peers) == 0 || slices.ContainsFunc(peers, func(p networkingv1.NetworkPolicyPeer) bool { return x.means(np, p, other) })) &&
+			(len(ports) == 0 || slices.ContainsFunc(ports, func(p networkingv1.NetworkPolicyPort) bool { return portMeant(p, other) }))
+	}
+	if d == ingress {
+		return slices.ContainsFunc(np.Spec.Ingress, func(r networkingv1.NetworkPolicyIngressRule) bool { return rule(r.From, r.Ports) })
+	}
+	return slices.ContainsFunc(np.Spec.Egress, func(r networkingv1.NetworkPolicyEgressRule) bool { return rule(r.To, r.Ports) })
+}
+
+// means says whether a peer of a policy is the other side.
+func (x *tracer) means(np *networkingv1.NetworkPolicy, p networkingv1.NetworkPolicyPeer, other endpoint) bool {
+	if b := p.IPBlock; b != nil {
+		within := func(cidr string) bool {
+			c, err := netip.ParsePrefix(cidr)
+			return err == nil && c.Contains(other.ip)
+		}
+		return other.ip.IsValid() && within(b.CIDR) && !slices.ContainsFunc(b.Except, within)
+	}
+	if other.namespace == "" || p.PodSelector != nil && !matches(p.PodSelector, other.labels) {
+		return false
+	}
+	if p.NamespaceSelector == nil {
+		return other.namespace == np.Namespace
+	}
+	for _, ns := range x.Namespaces {
+		if ns.Name == other.namespace {
+			return matches(p.NamespaceSelector, ns.Labels)
+		}
+	}
+	return false
+}
+
+// portMeant says whether a port of a policy is the one at which the connection arrives. A connection to any port is allowed
+// where one is.
+func portMeant(p networkingv1.NetworkPolicyPort, other endpoint) bool {
+	proto := corev1.ProtocolTCP
+	if p.Protocol != nil {
+		proto = *p.Protocol
+	}
+	switch {
+	case proto != other.proto:
+		return false
+	case p.Port == nil || other.port == 0:
+		return true
+	case p.Port.Type == intstr.String:
+		return slices.ContainsFunc(other.ports, func(c corev1.ContainerPort) bool {
+			return c.Name == p.Port.StrVal && c.ContainerPort == other.port && (c.Protocol == proto || c.Protocol == "" && proto == corev1.ProtocolTCP)
+		})
+	case p.EndPort != nil:
+		return p.Port.IntVal <= other.port && other.port <= *p.EndPort
+	}
+	return p.Port.IntVal == other.port
+}
+
+func matches(s *metav1.LabelSelector, has map[string]string) bool {
+	sel, err := metav1.LabelSelectorAsSelector(s)
+	return err == nil && sel.Matches(labels.Set(has))
+}

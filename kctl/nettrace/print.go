@@ -1,0 +1,51 @@
+package nettrace
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"unicode"
+)
+
+// Print writes a report for a person.
+func (r Report) Print(out io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "from %s\nto   %s\n\n", r.From, r.To)
+	for _, s := range r.Steps {
+		fmt.Fprintf(&b, "  %-9s %s\n", s.Name, s.Says)
+		for _, d := range s.Details {
+			fmt.Fprintf(&b, "  %-9s   %s\n", "", d)
+		}
+	}
+	b.WriteByte('\n')
+	switch last := r.Steps[len(r.Steps)-1]; {
+	case r.Stops != "":
+		fmt.Fprintf(&b, "stops at %s: %s\n", r.Stops, last.Says)
+		for i, m := range last.Mend {
+			title := ""
+			if i == 0 {
+				title = "mend"
+			}
+			fmt.Fprintf(&b, "  %-9s %s\n", title, m)
+		}
+	case r.Partly:
+		b.WriteString("some connections get through, and some hang\n")
+	case last.Name == "policy" || last.Name == "route":
+		b.WriteString("nothing stands in the way: whether anything answers is the pod's own affair\n")
+	default:
+		b.WriteString("goes on outside of the cluster\n")
+	}
+	if len(r.Unread) > 0 {
+		fmt.Fprintf(&b, "not judged, for you may not read: %s\n", strings.Join(r.Unread, ", "))
+	}
+	_, err := io.WriteString(out, strings.Map(printable, b.String()))
+	return err
+}
+
+// printable keeps what objects say from steering the terminal.
+func printable(r rune) rune {
+	if r == '\n' || unicode.IsPrint(r) {
+		return r
+	}
+	return '?'
+}

@@ -1,0 +1,120 @@
+package nettrace
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// toBackends goes on from the ends: the way to their nodes, and what policies say of it.
+func (x *tracer) toBackends(all []backend) {
+	route, reached := x.routes(all)
+	if !x.step(route) {
+		return
+	}
+	x.step(x.policy(reached))
+}
+
+// routes says how each end is reached, and which are.
+func (x *tracer) routes(all []backend) (s Step, reached []backend) {
+	s = Step{Name: "route"}
+	if slices.Contains(x.Unread, Nodes) {
+		s.Says = "nodes may not be read, so that it is not known whether the way is there"
+		return s, all
+	}
+	if n := x.node(x.Pod.Spec.NodeName); n != nil && !ready(n) {
+		s.Details = append(s.Details, fmt.Sprintf("node %s of this pod is not Ready: its rules may be those of some time ago", n.Name))
+	}
+	told := map[string]bool{}
+	for _, b := range all {
+		says, ok := x.route(b)
+		if ok {
+			reached = append(reached, b)
+		}
+		if !told[says] && len(told) < most {
+			told[says] = true
+			s.Details = append(s.Details, says)
+		}
+	}
+	switch {
+	case len(reached) == len(all) && len(s.Details) == 1:
+		s.Says, s.Details = s.Details[0], nil
+	case len(reached) == len(all):
+		s.Says = "there is a way to each"
+	case len(reached) > 0:
+		s.Partly, s.Says = true, fmt.Sprintf("%d of %d are reached: connections to the others hang until they are taken out", len(reached), len(all))
+	default:
+		s.Stops, s.Says = true, "there is no way"
+		for _, b := range all[:1] {
+			if n := x.nodeOf(b); n != "" {
+				s.Mend = []string{"kctl why node/" + n}
+			}
+		}
+	}
+	return s, reached
+}
+
+// route is the way to one end.
+func (x *tracer) route(b backend) (says string, ok bool) {
+	name := x.nodeOf(b)
+	if name == "" {
+		for _, n := range x.Nodes {
+			for _, a := range n.Status.Addresses {
+				if a.Address == b.ip.String() {
+					return "node " + n.Name + " itself", true
+				}
+			}
+		}
+		return fmt.Sprintf("%s is outside of the cluster: by the node's own routes", b.ip), true
+	}
+	if name == x.Pod.Spec.NodeName {
+		return "on the same node " + name, true
+	}
+	n := x.node(name)
+	switch {
+	case n == nil:
+		return fmt.Sprintf("node %s is gone", name), false
+	case !ready(n):
+		return fmt.Sprintf("node %s is not Ready: nothing arrives there", name), false
+	}
+	via := ""
+	for _, a := range n.Status.Addresses {
+		if ip, err := netip.ParseAddr(a.Address); a.Type == corev1.NodeInternalIP && err == nil && ip.Is4() == b.ip.Is4() {
+			via = a.Address
+			break
+		}
+	}
+	if via == "" {
+		return fmt.Sprintf("node %s has no internal address of the family of %s", name, b.ip), false
+	}
+	if b.pod != nil && b.pod.Spec.HostNetwork {
+		return fmt.Sprintf("node %s itself, %s", name, via), true
+	}
+	cidrs := n.Spec.PodCIDRs
+	if len(cidrs) == 0 && n.Spec.PodCIDR != "" {
+		cidrs = []string{n.Spec.PodCIDR}
+	}
+	for _, c := range cidrs {
+		if p, err := netip.ParsePrefix(c); err == nil && p.Contains(b.ip) {
+			return fmt.Sprintf("pods %s are behind node %s, %s", c, name, via), true
+		}
+	}
+	return fmt.Sprintf("%s is not among the pods of node %s (%v): the node's own network product leads there, if one does", b.ip, name, cidrs), true
+}
+
+func (x *tracer) node(name string) *corev1.Node {
+	for i := range x.Nodes {
+		if x.Nodes[i].Name == name {
+			return &x.Nodes[i]
+		}
+	}
+	return nil
+}
+
+func ready(n *corev1.Node) bool {
+	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+}

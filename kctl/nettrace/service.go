@@ -1,0 +1,209 @@
+package nettrace
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+// backend is one end at which a connection may arrive.
+type backend struct {
+	ip    netip.Addr
+	port  int32
+	proto corev1.Protocol
+	node  string
+	pod   *corev1.Pod // nil: it is no pod that is known
+}
+
+// toService goes on from a Service. host is the pod of a headless one that was asked for; what is by which address it was
+// asked, "" by its name.
+func (x *tracer) toService(svc *corev1.Service, host, what string) {
+	if svc.Spec.Type == corev1.ServiceTypeExternalName {
+		x.step(Step{Name: "address", Says: fmt.Sprintf("service %s/%s is another name for %s: the connection goes where that leads", svc.Namespace, svc.Name, svc.Spec.ExternalName)})
+		return
+	}
+	headless := svc.Spec.ClusterIP == corev1.ClusterIPNone || svc.Spec.ClusterIP == ""
+	if what == "" {
+		says := strings.Join(svc.Spec.ClusterIPs, ", ")
+		if headless {
+			says = "the addresses of its pods: the service is headless, no rule stands between"
+		}
+		x.step(Step{Name: "address", Says: says})
+	}
+	port, ok := x.port(svc, headless)
+	if !ok {
+		return
+	}
+	all, ready := x.endpoints(svc, port, host)
+	if !x.tellEndpoints(svc, host, all, ready) {
+		return
+	}
+	if local := svc.Spec.InternalTrafficPolicy; local != nil && *local == corev1.ServiceInternalTrafficPolicyLocal && what != "an external address" && !headless {
+		ready = slices.DeleteFunc(ready, func(b backend) bool { return b.node != x.Pod.Spec.NodeName })
+		if len(ready) == 0 {
+			x.step(Step{Name: "endpoint", Stops: true, Says: fmt.Sprintf("internalTrafficPolicy is Local, and node %s has no endpoint that is ready", x.Pod.Spec.NodeName),
+				Mend: []string{fmt.Sprintf(`kctl -n %s patch service %s -p '{"spec":{"internalTrafficPolicy":"Cluster"}}'`, svc.Namespace, svc.Name)}})
+			return
+		}
+	}
+	x.toBackends(ready)
+}
+
+// port finds the Service's port that is meant.
+func (x *tracer) port(svc *corev1.Service, headless bool) (*corev1.ServicePort, bool) {
+	var have []string
+	for i := range svc.Spec.Ports {
+		p := &svc.Spec.Ports[i]
+		proto := p.Protocol
+		if proto == "" {
+			proto = corev1.ProtocolTCP
+		}
+		if (x.target.Port == 0 || p.Port == x.target.Port) && (x.target.Proto == "" || proto == x.target.Proto) {
+			text := fmt.Sprintf("%d/%s leads to port %s of its pods", p.Port, proto, p.TargetPort.String())
+			if p.TargetPort.String() == "0" || p.TargetPort.String() == "" {
+				text = fmt.Sprintf("%d/%s leads to the same port of its pods", p.Port, proto)
+			}
+			if !headless {
+				x.step(Step{Name: "rule", Says: text})
+			}
+			return p, true
+		}
+		have = append(have, fmt.Sprintf("%d/%s", p.Port, proto))
+	}
+	if headless { // nothing stands between: what the pods listen on counts
+		return nil, true
+	}
+	return nil, x.step(Step{Name: "rule", Stops: true, Says: fmt.Sprintf("service %s/%s has no port %s: nobody answers there", svc.Namespace, svc.Name, x.wanted()),
+		Details: []string{"it has " + strings.Join(have, ", ")}, Mend: []string{fmt.Sprintf("kctl -n %s edit service/%s", svc.Namespace, svc.Name)}})
+}
+
+func (x *tracer) wanted() string {
+	s := ""
+	if x.target.Port != 0 {
+		s = fmt.Sprint(x.target.Port)
+	}
+	return s + "/" + string(x.proto())
+}
+
+// endpoints are those of a Service's port, and the ready ones of them.
+func (x *tracer) endpoints(svc *corev1.Service, port *corev1.ServicePort, host string) (all, ready []backend) {
+	var last []backend // that terminate and still answer: they are used when there is no other
+	for i := range x.Slices {
+		s := &x.Slices[i]
+		if s.Namespace != svc.Namespace || s.Labels[discoveryv1.LabelServiceName] != svc.Name {
+			continue
+		}
+		number, proto := x.target.Port, x.proto()
+		if port != nil {
+			p := portOf(s, port.Name)
+			if p == nil || p.Port == nil {
+				continue
+			}
+			number = *p.Port
+			if p.Protocol != nil {
+				proto = *p.Protocol
+			}
+		}
+		for _, e := range s.Endpoints {
+			if host != "" && (e.Hostname == nil || *e.Hostname != host) {
+				continue
+			}
+			for _, b := range x.backends(e, s.Namespace, number, proto) {
+				all = append(all, b)
+				switch {
+				case e.Conditions.Ready == nil || *e.Conditions.Ready:
+					ready = append(ready, b)
+				case e.Conditions.Serving != nil && *e.Conditions.Serving && e.Conditions.Terminating != nil && *e.Conditions.Terminating:
+					last = append(last, b)
+				}
+			}
+		}
+	}
+	if len(ready) == 0 {
+		ready = last
+	}
+	return all, ready
+}
+
+func portOf(s *discoveryv1.EndpointSlice, name string) *discoveryv1.EndpointPort {
+	for i := range s.Ports {
+		if n := s.Ports[i].Name; n == nil && name == "" || n != nil && *n == name {
+			return &s.Ports[i]
+		}
+	}
+	return nil
+}
+
+func (x *tracer) backends(e discoveryv1.Endpoint, namespace string, port int32, proto corev1.Protocol) (out []backend) {
+	for _, a := range e.Addresses {
+		ip, err := netip.ParseAddr(a)
+		if err != nil {
+			continue
+		}
+		b := backend{ip: ip, port: port, proto: proto}
+		if e.NodeName != nil {
+			b.node = *e.NodeName
+		}
+		for i := range x.Pods {
+			if p := &x.Pods[i]; e.TargetRef != nil && e.TargetRef.Kind == "Pod" && p.Name == e.TargetRef.Name && p.Namespace == namespace {
+				b.pod = p
+			}
+		}
+		out = append(out, b)
+	}
+	return out
+}
+
+// tellEndpoints says which there are.
+func (x *tracer) tellEndpoints(svc *corev1.Service, host string, all, ready []backend) bool {
+	if slices.Contains(x.Unread, Slices) {
+		return x.step(Step{Name: "endpoint", Stops: true, Says: "endpointslices may not be read, so that it is not known who answers"})
+	}
+	s := Step{Name: "endpoint"}
+	for _, b := range ready[:min(len(ready), most)] {
+		s.Details = append(s.Details, x.called(b))
+	}
+	if more := len(ready) - most; more > 0 {
+		s.Details = append(s.Details, fmt.Sprintf("and %d more", more))
+	}
+	switch {
+	case len(ready) > 0:
+		s.Says = fmt.Sprintf("%d of %d ready", len(ready), len(all))
+	case len(all) > 0:
+		s.Stops, s.Says = true, fmt.Sprintf("none of %d is ready: a connection is refused", len(all))
+	case host != "":
+		s.Stops, s.Says = true, fmt.Sprintf("service %s/%s has no endpoint with hostname %s", svc.Namespace, svc.Name, host)
+	default:
+		s.Stops, s.Says = true, fmt.Sprintf("service %s/%s has none: a connection is refused", svc.Namespace, svc.Name)
+	}
+	if s.Stops {
+		s.Mend = []string{fmt.Sprintf("kctl -n %s why service/%s", svc.Namespace, svc.Name)}
+	}
+	return x.step(s)
+}
+
+// called is how a backend is told of.
+func (x *tracer) called(b backend) string {
+	s := b.ip.String()
+	if b.port != 0 {
+		s = netip.AddrPortFrom(b.ip, uint16(b.port)).String()
+	}
+	if b.pod != nil {
+		s += fmt.Sprintf(" pod %s/%s", b.pod.Namespace, b.pod.Name)
+	}
+	if n := x.nodeOf(b); n != "" {
+		s += " on node " + n
+	}
+	return s
+}
+
+func (x *tracer) nodeOf(b backend) string {
+	if b.node == "" && b.pod != nil {
+		return b.pod.Spec.NodeName
+	}
+	return b.node
+}
