@@ -24,7 +24,13 @@ func load(path string) (*libcni.NetworkConfigList, error) {
 	if err != nil {
 		return nil, fmt.Errorf("network configuration %s: %w", path, err)
 	}
-	if at, err := flaw(raw, filepath.Ext(path) == ".conflist"); err != nil {
+	at, err := flaw(raw, filepath.Ext(path) == ".conflist")
+	if errors.Is(err, errNoPlugins) {
+		if list, err := parse(path, raw); err == nil {
+			return list, nil // they stand in other files
+		}
+	}
+	if err != nil {
 		return nil, fmt.Errorf("network configuration %s, line %d: %w: correct the file, or take it away and pods get Keelson's own network",
 			path, 1+bytes.Count(raw[:min(at, len(raw))], []byte("\n")), err)
 	}
@@ -54,7 +60,7 @@ func parse(path string, raw []byte) (*libcni.NetworkConfigList, error) {
 	}
 	list.Plugins = append(list.Plugins, more...)
 	if len(list.Plugins) == 0 {
-		return nil, errors.New("it has no plugins")
+		return nil, errNoPlugins
 	}
 	return list, nil
 }
@@ -71,6 +77,8 @@ func readLimited(path string) ([]byte, error) {
 	}
 	return raw, err
 }
+
+var errNoPlugins = errors.New("it has no plugins")
 
 // flaw finds what libcni would refuse, and where: a byte of the file.
 func flaw(raw []byte, list bool) (at int, err error) {
@@ -107,17 +115,14 @@ func flaw(raw []byte, list bool) (at int, err error) {
 	}
 	value, ok := top["plugins"]
 	if !ok {
-		if _, others := top["loadOnlyInlinedPlugins"]; others {
-			return 0, nil
-		}
-		return 0, errors.New("it has no plugins")
+		return 0, errNoPlugins
 	}
 	var plugins []json.RawMessage
 	if err := json.Unmarshal(value, &plugins); err != nil {
 		return where(value), errors.New("plugins: want a list")
 	}
 	if len(plugins) == 0 {
-		return where(value), errors.New("it has no plugins")
+		return where(value), errNoPlugins
 	}
 	from := where(value)
 	for _, p := range plugins {

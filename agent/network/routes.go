@@ -38,7 +38,8 @@ type laid struct {
 
 // The bounds of Run in time.
 const (
-	resync      = 5 * time.Second  // between looks at the kernel without cause
+	resync      = 30 * time.Second // between looks at the kernel without cause
+	lookAgain   = 5 * time.Second  // between looks at whose network it is, and at the kernel while something is missing
 	nftLimit    = 30 * time.Second // for one transaction
 	sourceEvery = 30 * time.Second // between looks at whether the tunnel's rule is still there
 )
@@ -46,7 +47,7 @@ const (
 // Run checks forwarding and keeps the kernel as the nodes demand, until ctx ends or that is not possible. What somebody
 // else changes of it is mended when the kernel tells of the change. All of it stays when Run ends: traffic outlives the agent.
 func (r *Routes) Run(ctx context.Context) error {
-	tick := time.NewTicker(resync)
+	tick := time.NewTicker(lookAgain)
 	defer tick.Stop()
 	changes := r.Objects.Changes(ctx)
 	select {
@@ -71,7 +72,8 @@ func (r *Routes) keep(ctx context.Context, changes <-chan map[string]struct{}, t
 		return err
 	}
 	for {
-		if err := r.sync(ctx); err != nil {
+		foreign, looked := r.Foreign(), time.Now()
+		if err := r.sync(ctx, foreign); err != nil {
 			return err
 		}
 		for relevant := false; !relevant; {
@@ -90,16 +92,16 @@ func (r *Routes) keep(ctx context.Context, changes <-chan map[string]struct{}, t
 			case <-cut:
 				return nil
 			case <-tick:
-				relevant = true
+				relevant = r.problems != "" || r.Foreign() != foreign || time.Since(looked) >= resync
 			}
 		}
 	}
 }
 
 // sync brings the kernel to what the view shows now.
-func (r *Routes) sync(ctx context.Context) error {
+func (r *Routes) sync(ctx context.Context, foreign bool) error {
 	layout, links := Layout{}, map[string]bool{}
-	if foreign := r.Foreign(); !foreign {
+	if !foreign {
 		cluster := r.Objects.Cluster()
 		six := slices.ContainsFunc(cluster.ClusterPrefixes(), func(p netip.Prefix) bool { return p.Addr().Is6() })
 		if err := enableForwarding(true, six); err != nil {

@@ -196,6 +196,20 @@ func TestBrokenConfigurations(t *testing.T) {
 	}
 }
 
+// F109: plugins of a configuration may stand in files of their own, in a folder of its name beside it.
+func TestPluginsInFilesOfTheirOwn(t *testing.T) {
+	dir := t.TempDir()
+	beside := filepath.Join(dir, "many")
+	path := filepath.Join(dir, "10-many.conflist")
+	if err := errors.Join(os.Mkdir(beside, 0o755), os.WriteFile(path, []byte(`{"cniVersion":"1.1.0","name":"many"}`), 0o644),
+		os.WriteFile(filepath.Join(beside, "a.conf"), []byte(`{"type":"ptp"}`), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	if list, err := load(path); err != nil || len(list.Plugins) != 1 || list.Plugins[0].Network.Type != "ptp" {
+		t.Errorf("%v, %v", list, err)
+	}
+}
+
 // F107: a plugin that says that it is not ready is asked again, and keeps pods waiting until it is.
 func TestStatusVerb(t *testing.T) {
 	onHost(t, func(h *host) {

@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -28,6 +29,31 @@ func TestNewNamesHosts(t *testing.T) {
 		t.Errorf("an unknown host: %v, want its name and what there is", err)
 	}
 	for _, c := range []Config{{ControlPlanes: 0}, {ControlPlanes: 1, Workers: 100}} {
+		if _, err := New(c, io.Discard); err == nil {
+			t.Errorf("%+v was accepted", c)
+		}
+	}
+}
+
+// Workers are on links in turn and replicas on the first; no address is given twice in either family.
+func TestLinksAndFamilies(t *testing.T) {
+	for families, want := range map[string][]string{
+		"":         {"w1 0 10.89.0.101", "w2 1 10.89.1.102", "w3 0 10.89.0.103", "cp1 0 10.89.0.11"},
+		FamilyDual: {"w1 0 10.89.0.101,fd89::101", "w2 1 10.89.1.102,fd89:0:0:1::102", "w3 0 10.89.0.103,fd89::103", "cp1 0 10.89.0.11,fd89::11"},
+		FamilyIPv6: {"w1 0 fd89::101", "w2 1 fd89:0:0:1::102", "w3 0 fd89::103", "cp1 0 fd89::11"},
+	} {
+		l, err := New(Config{ControlPlanes: 1, Workers: 3, Links: 2, Families: families}, io.Discard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, w := range want {
+			name, _, _ := strings.Cut(w, " ")
+			if h, err := l.Host(name); err != nil || fmt.Sprintf("%s %d %s", h.Name, h.Link, h.nodeIPs()) != w {
+				t.Errorf("%s: %+v, %v, want %s", families, h, err, w)
+			}
+		}
+	}
+	for _, c := range []Config{{ControlPlanes: 1, Links: mostLinks + 1}, {ControlPlanes: 1, Links: -1}, {ControlPlanes: 1, Families: "ipx"}} {
 		if _, err := New(c, io.Discard); err == nil {
 			t.Errorf("%+v was accepted", c)
 		}
