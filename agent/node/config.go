@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/dns"
 	"keelson.dev/keelson/agent/network"
 	"keelson.dev/keelson/agent/oci"
 	"keelson.dev/keelson/agent/pod"
@@ -68,6 +69,7 @@ type Config struct {
 	SeccompDefault           bool
 	PodSecurity              *pod.Ceiling // nil: every pod may run
 	ClusterDNS               []string     // of pods; none: Service kube-system/kube-dns
+	DNSLocal                 string       // where the agent's DNS is served besides; "none": only at the Service's address
 	ResolvConf               string
 	MaxPods                  int64
 	PodPIDs                  int64 // processes and threads that one pod may have; negative = no limit
@@ -80,6 +82,7 @@ type Config struct {
 	podNetwork     network.Mode
 	// NetworkPolicy puts network policies in force, on the real pod network.
 	NetworkPolicy bool
+	dns           *dns.Server // set with it
 	// Proxy may be nil: no Service rules.
 	Proxy Proxy
 	// ProxyMode is what the real one writes rules in; NodePortAddresses where it serves node ports, empty: everywhere.
@@ -163,6 +166,8 @@ func Flags(fs *flag.FlagSet) *Config {
 	fs.Func("nodeport-addresses", "ranges of the node's addresses at which node ports are served, CIDR,... (repeatable; default: all but loopback)",
 		func(s string) error { return c.addNodePortAddresses(s) })
 	fs.Var(list{&c.ClusterDNS}, "cluster-dns", "DNS server of the cluster for pods (repeatable; default: the address of Service kube-system/kube-dns, where there is one)")
+	fs.StringVar(&c.DNSLocal, "dns-local-address", dns.LinkLocal.String(),
+		"address of this node at which the agent's DNS is served besides that of Service kube-system/kube-dns; none: only there")
 	fs.StringVar(&c.ResolvConf, "resolv-conf", "/etc/resolv.conf", "resolver configuration that pods inherit")
 	fs.Func("runtime-handler",
 		"another name by which RuntimeClasses may ask for this node's runtime; it has keelson and runc anyway (repeatable)", c.addHandler)
@@ -202,6 +207,9 @@ func (c *Config) Complete() error {
 	}
 	if c.Session == nil && len(c.Servers) == 0 {
 		return errors.New("--server is missing: the address of a control-plane replica, HOST:PORT")
+	}
+	if a, err := netip.ParseAddr(c.DNSLocal); err != nil && c.DNSLocal != "" && c.DNSLocal != "none" || err == nil && !a.IsLinkLocalUnicast() && !a.IsLoopback() {
+		return fmt.Errorf("--dns-local-address %q: want a link-local address such as %s, or none", c.DNSLocal, dns.LinkLocal)
 	}
 	if c.MaxPods == 0 {
 		c.MaxPods = 110

@@ -30,12 +30,16 @@ func (n *Node) kubelet(source *stats.Source, trust agent.Trust) *kubelet.Server 
 		Log: n.cfg.Log.With("part", "kubelet API")})
 }
 
-// metrics is what /metrics says: of the agent, and of the proxy where there is one.
+// metrics is what /metrics says: of the agent, and of the proxy and the DNS server where there are any.
 func (n *Node) metrics(source *stats.Source) func(context.Context, io.Writer) error {
 	return func(ctx context.Context, to io.Writer) error {
-		if err := source.Own(ctx, to); err != nil || n.cfg.proxyMetrics == nil {
-			return err
+		err := source.Own(ctx, to)
+		if err == nil && n.cfg.proxyMetrics != nil {
+			err = n.cfg.proxyMetrics(ctx, to)
 		}
-		return n.cfg.proxyMetrics(ctx, to)
+		if err == nil && n.cfg.dns != nil {
+			err = n.cfg.dns.Metrics(to)
+		}
+		return err
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/dns"
 	"keelson.dev/keelson/agent/network"
 	"keelson.dev/keelson/agent/proxy"
 	"keelson.dev/keelson/cni"
@@ -38,7 +39,11 @@ func (c *Config) WithNetwork() {
 	rules := &proxy.Proxy{Node: c.NodeName, NodeIP: ip, Mode: c.ProxyMode, NodePorts: c.NodePortAddresses, Foreign: foreign,
 		Flows: flows, Health: health, Metrics: proxy.NewMetrics(), Log: log.With("part", "proxy")}
 	c.Proxy, c.proxyMetrics = rules, rules.WriteMetrics
+	local, _ := netip.ParseAddr(c.DNSLocal) // none, where it is none
+	c.dns = dns.New(dns.Config{Node: c.NodeName, StateDir: filepath.Join(c.StateDir, "dns"), RunDir: c.RunDir, ResolvConf: c.ResolvConf,
+		Local: local, Foreign: foreign, Log: log.With("part", "dns")})
 	c.Extra = map[string]func(context.Context, agent.Objects, agent.Reporter) error{
+		"dns":            c.dns.Run,
 		"udp flows":      func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return flows.Run(ctx) },
 		"service health": func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return health.Run(ctx) },
 		partRoutes:       func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return routes.Run(ctx) },

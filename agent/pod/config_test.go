@@ -1,11 +1,13 @@
 package pod
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -280,7 +282,9 @@ func TestDNS(t *testing.T) {
 		t.Fatal(err)
 	}
 	var servers []string
-	w := &worker{cfg: &Config{Objects: fake.NewCluster(), ResolvConf: file, ClusterDNS: func() []string { return servers }}}
+	cluster := fake.NewCluster()
+	w := &worker{cfg: &Config{Objects: cluster, ResolvConf: file, ClusterDNS: func() []string { return servers }},
+		events: &recorder{reporter: cluster, node: "w1", now: time.Now, seen: map[string]*v1.Event{}}}
 	text := func(p *v1.Pod) string {
 		c, err := w.dns(p)
 		if err != nil {
@@ -305,6 +309,15 @@ func TestDNS(t *testing.T) {
 	p.Spec.DNSPolicy, p.Spec.DNSConfig = v1.DNSNone, &v1.PodDNSConfig{Nameservers: []string{"192.0.2.7"}, Searches: []string{"a"}, Options: []v1.PodDNSConfigOption{{Name: "ndots", Value: &v}}}
 	if got := text(p); got != "192.0.2.7|a|ndots:3" {
 		t.Errorf("None: %s", got)
+	}
+	p = simplePod("u2")
+	p.Spec.HostNetwork, p.Spec.DNSPolicy = true, v1.DNSClusterFirstWithHostNet
+	if got := text(p); got != "10.96.0.10|default.svc.cluster.local,svc.cluster.local,cluster.local,example.com|ndots:5" {
+		t.Errorf("ClusterFirstWithHostNet: %s", got)
+	}
+	p.Spec.HostNetwork, p.Spec.DNSPolicy = false, v1.DNSDefault
+	if got := text(p); got != host {
+		t.Errorf("Default: %s", got)
 	}
 }
 
@@ -374,3 +387,29 @@ func TestSubPaths(t *testing.T) {
 }
 
 var _ agent.Prober = prober{}
+
+// What a resolver would not read of a resolv.conf is left out, and told; options of the pod replace those of the same name.
+func TestDNSLimits(t *testing.T) {
+	p := simplePod("u1")
+	two := "2"
+	p.Spec.DNSConfig = &v1.PodDNSConfig{Nameservers: []string{"192.0.2.1", "192.0.2.2", "192.0.2.1", "192.0.2.3"},
+		Options: []v1.PodDNSConfigOption{{Name: "ndots", Value: &two}, {Name: "edns0"}}}
+	for i := range 40 {
+		p.Spec.DNSConfig.Searches = append(p.Spec.DNSConfig.Searches, fmt.Sprintf("d%d.example", i))
+	}
+	c, told := resolvers(p, "search node.example\noptions rotate\noptions timeout:1\n", []string{"10.96.0.10"}, "cluster.local")
+	if len(c.Servers) != 3 || c.Servers[2] != "192.0.2.2" || len(c.Searches) != 32 || c.Searches[3] != "node.example" || strings.Join(c.Options, " ") != "ndots:2 edns0" {
+		t.Errorf("%v", c)
+	}
+	if len(told) != 2 || told[0].reason != "DNSConfigForming" || !strings.HasSuffix(told[0].message, "10.96.0.10 192.0.2.1 192.0.2.2") {
+		t.Errorf("told: %v", told)
+	}
+	p.Spec.DNSConfig.Searches = []string{strings.Repeat("a.", 600), strings.Repeat("b.", 600)}
+	if c, told := resolvers(p, "", []string{"10.96.0.10"}, "cluster.local"); len(c.Searches) != 4 || len(told) != 2 {
+		t.Errorf("long domains: %d, %v", len(c.Searches), told)
+	}
+	p.Spec.DNSConfig = nil
+	if c, told := resolvers(p, "nameserver 192.0.2.9\noptions rotate\noptions timeout:1\n", nil, "cluster.local"); len(told) != 1 || told[0].reason != "MissingClusterDNS" || strings.Join(c.Options, " ") != "rotate timeout:1" {
+		t.Errorf("a cluster without DNS: %v %v", c, told)
+	}
+}

@@ -12,23 +12,27 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// The documented limits of resolv.conf.
+// The documented limits of a pod's resolv.conf.
 const (
 	maxNameservers = 3
 	maxSearches    = 32
+	maxSearchChars = 2048
 )
 
-// dns is the pod's resolv.conf. ClusterFirst without a cluster DNS server is the node's own.
+// The reasons of Events about a pod's resolv.conf, as kubelet has them.
+const (
+	reasonDNSForming  = "DNSConfigForming"
+	reasonDNSFallback = "MissingClusterDNS"
+)
+
+// dns is the pod's resolv.conf. What had to be left out of it, or is not as the pod wants it, is told in Events.
 func (w *worker) dns(pod *v1.Pod) (*cri.DNSConfig, error) {
-	policy := pod.Spec.DNSPolicy
-	if policy == v1.DNSClusterFirst && pod.Spec.HostNetwork {
-		policy = v1.DNSDefault
-	}
 	var servers []string
 	if w.cfg.ClusterDNS != nil {
 		servers = w.cfg.ClusterDNS()
 	}
-	c := &cri.DNSConfig{}
+	policy := dnsPolicy(pod)
+	var host string
 	if policy != v1.DNSNone {
 		file := w.cfg.ResolvConf
 		if file == "" {
@@ -38,27 +42,92 @@ func (w *worker) dns(pod *v1.Pod) (*cri.DNSConfig, error) {
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("reading the node's resolver configuration: %w", err)
 		}
-		c = parseResolv(string(b))
+		host = string(b)
 	}
-	if len(servers) > 0 && (policy == v1.DNSClusterFirst || policy == v1.DNSClusterFirstWithHostNet) {
-		domain := w.cfg.Objects.Cluster().Domain
-		c.Servers = servers
-		c.Searches = append([]string{pod.Namespace + ".svc." + domain, "svc." + domain, domain}, c.Searches...)
-		c.Options = []string{"ndots:5"}
+	c, told := resolvers(pod, host, servers, w.cfg.Objects.Cluster().Domain)
+	for _, e := range told {
+		if e.reason == reasonDNSFallback && w.cfg.ClusterDNS == nil {
+			continue // nobody has said that there should be one
+		}
+		w.events.event(pod, "", v1.EventTypeWarning, e.reason, e.message)
 	}
-	return mergeDNS(c, pod.Spec.DNSConfig), nil
+	return c, nil
 }
 
+// dnsPolicy is the pod's policy: ClusterFirst is for pods with a network of their own.
+func dnsPolicy(pod *v1.Pod) v1.DNSPolicy {
+	if (pod.Spec.DNSPolicy == v1.DNSClusterFirst || pod.Spec.DNSPolicy == "") && pod.Spec.HostNetwork {
+		return v1.DNSDefault
+	}
+	return pod.Spec.DNSPolicy
+}
+
+// dnsEvent is something to be told of a pod's resolv.conf.
+type dnsEvent struct{ reason, message string }
+
+// resolvers forms the pod's resolv.conf of the node's, host, and of the cluster's servers.
+func resolvers(pod *v1.Pod, host string, servers []string, domain string) (*cri.DNSConfig, []dnsEvent) {
+	c := &cri.DNSConfig{}
+	var told []dnsEvent
+	policy := dnsPolicy(pod)
+	if policy != v1.DNSNone {
+		c = parseResolv(host)
+	}
+	if policy == v1.DNSClusterFirst || policy == v1.DNSClusterFirstWithHostNet || policy == "" {
+		if len(servers) == 0 {
+			told = append(told, dnsEvent{reasonDNSFallback, fmt.Sprintf(
+				"the cluster has no DNS (Service kube-system/kube-dns), so that dnsPolicy %s is treated as Default", cmpPolicy(policy))})
+		} else {
+			c.Servers = slices.Clone(servers)
+			c.Searches = append([]string{pod.Namespace + ".svc." + domain, "svc." + domain, domain}, c.Searches...)
+			c.Options = []string{"ndots:5"}
+		}
+	}
+	c = mergeDNS(c, pod.Spec.DNSConfig)
+	return c, append(told, limitDNS(c)...)
+}
+
+func cmpPolicy(p v1.DNSPolicy) v1.DNSPolicy {
+	if p == "" {
+		return v1.DNSClusterFirst
+	}
+	return p
+}
+
+// limitDNS cuts a resolv.conf to what resolvers read of it, and says what is left.
+func limitDNS(c *cri.DNSConfig) (told []dnsEvent) {
+	if len(c.Servers) > maxNameservers {
+		c.Servers = c.Servers[:maxNameservers]
+		told = append(told, dnsEvent{reasonDNSForming, fmt.Sprintf(
+			"resolv.conf has %d nameservers at most; some were left out, in force is: %s", maxNameservers, strings.Join(c.Servers, " "))})
+	}
+	cut := len(c.Searches) > maxSearches
+	if cut {
+		c.Searches = c.Searches[:maxSearches]
+	}
+	for len(c.Searches) > 0 && len(strings.Join(c.Searches, " ")) > maxSearchChars {
+		c.Searches = c.Searches[:len(c.Searches)-1]
+		cut = true
+	}
+	if cut {
+		told = append(told, dnsEvent{reasonDNSForming, fmt.Sprintf(
+			"resolv.conf has %d search domains at most, of %d characters together; some were left out, in force is: %s", maxSearches, maxSearchChars, strings.Join(c.Searches, " "))})
+	}
+	return told
+}
+
+// mergeDNS adds what the pod itself says: servers and domains come after those of its policy, options replace those of
+// the same name.
 func mergeDNS(c *cri.DNSConfig, extra *v1.PodDNSConfig) *cri.DNSConfig {
 	if extra != nil {
 		c.Servers = append(c.Servers, extra.Nameservers...)
 		c.Searches = append(c.Searches, extra.Searches...)
 		for _, o := range extra.Options {
 			text := o.Name
-			if o.Value != nil {
+			if o.Value != nil && *o.Value != "" {
 				text += ":" + *o.Value
 			}
-			c.Options = slices.DeleteFunc(c.Options, func(old string) bool {
+			c.Options = slices.DeleteFunc(slices.Clone(c.Options), func(old string) bool {
 				name, _, _ := strings.Cut(old, ":")
 				return name == o.Name
 			})
@@ -66,7 +135,6 @@ func mergeDNS(c *cri.DNSConfig, extra *v1.PodDNSConfig) *cri.DNSConfig {
 		}
 	}
 	c.Servers, c.Searches = unique(c.Servers), unique(c.Searches)
-	c.Servers, c.Searches = c.Servers[:min(len(c.Servers), maxNameservers)], c.Searches[:min(len(c.Searches), maxSearches)]
 	return c
 }
 
@@ -80,6 +148,7 @@ func unique(in []string) []string {
 	return out
 }
 
+// parseResolv reads a resolv.conf as resolvers do: the last search line counts, and options add up.
 func parseResolv(text string) *cri.DNSConfig {
 	c := &cri.DNSConfig{}
 	for line := range strings.Lines(text) {
@@ -90,7 +159,7 @@ func parseResolv(text string) *cri.DNSConfig {
 		switch f[0] {
 		case "nameserver":
 			c.Servers = append(c.Servers, f[1])
-		case "search":
+		case "search", "domain":
 			c.Searches = nil
 			for _, s := range f[1:] {
 				if s != "." {
@@ -98,7 +167,7 @@ func parseResolv(text string) *cri.DNSConfig {
 				}
 			}
 		case "options":
-			c.Options = f[1:]
+			c.Options = append(c.Options, f[1:]...)
 		}
 	}
 	return c

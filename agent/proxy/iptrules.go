@@ -110,7 +110,7 @@ func (f family) iptSkeleton(b Base) iptRules {
 	r.rule("filter", chainDeny, "-p tcp -j REJECT --reject-with tcp-reset")
 	r.rule("filter", chainDeny, "-j REJECT")
 	for _, c := range f.of(b.ServiceCIDRs) {
-		r.rule("filter", chainRange, fmt.Sprintf("-d %s -j %s", c, chainDeny))
+		r.rule("filter", chainRange, fmt.Sprintf("-d %s -m addrtype ! --dst-type LOCAL -j %s", c, chainDeny))
 	}
 	return r
 }

@@ -11,6 +11,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/agent"
 )
 
 // Frontend is where clients knock.
@@ -242,7 +244,7 @@ func (m *Model) settle(key types.NamespacedName, touched map[string]struct{}) {
 	}
 	var ports []*Port
 	delete(m.health, key)
-	if k.service != nil {
+	if k.service != nil && !agent.ServesDNS(k.service) { // the address of that one is the node's own, where the agent answers
 		ports = portsOf(k.service, k.parts, m.at)
 		if h, ok := healthOf(k.service, k.parts, m.at.Node); ok {
 			m.health[key] = h

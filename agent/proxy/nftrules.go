@@ -350,7 +350,8 @@ func (s *skeleton) masquerades(f family, pods []netip.Prefix) {
 }
 
 // refusals answer what has no backend at once, before it is routed or delivered: addresses of whatever kind and node
-// ports by what the model says of them, and an address of the Services' range that no rule changed.
+// ports by what the model says of them, and an address of the Services' range that no rule changed and
+// that is not the node's own: the agent answers DNS at one of them.
 func (s *skeleton) refusals(f family, address, nodePort string, services []netip.Prefix) {
 	// the kernel limits the rate of ICMP
 	s.rule(chainRefuse, "meta l4proto tcp reject with tcp reset")
@@ -363,7 +364,7 @@ func (s *skeleton) refusals(f family, address, nodePort string, services []netip
 			s.rule(name, "ct state new %s meta l4proto . th dport vmap @%s", nodePort, nodePortPrefix+mapRefused)
 		}
 		if hook != knftables.InputHook && len(services) > 0 {
-			s.rule(name, "%s daddr { %s } goto %s", f.ip, joined(services), chainRefuse)
+			s.rule(name, "%s daddr { %s } fib daddr type != local goto %s", f.ip, joined(services), chainRefuse)
 		}
 	}
 }

@@ -2,10 +2,15 @@ package fleet
 
 import (
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/podref"
 )
+
+// everywhere are objects of which every node is told, whatever runs there: the configuration of the cluster's DNS, which
+// agents serve. They are no more than that: a kind of which every node is told costs each the whole of it.
+var everywhere = []key{{kindConfigMap, metav1.NamespaceSystem, "coredns"}}
 
 // references lists what a node must hold besides o because it holds o: pods lead to their
 // configuration and claims, claims to volumes, volumes to drivers and their secrets. The graph has no cycles.

@@ -244,7 +244,7 @@ func (x *session) send(ctx context.Context, stream fleetv1.Fleet_SessionServer, 
 		rev := v.routed.Load() // before the keys are taken: what is marked later is not promised
 		keys := x.takeDirty()
 		if full {
-			keys = v.keysOf(x.node)
+			keys = a.swapRefs(nil, everywhere, v.keysOf(x.node))
 		}
 		c, err := a.step(keys)
 		if errors.Is(err, errBehind) {

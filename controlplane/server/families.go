@@ -125,6 +125,15 @@ func (c Cluster) secondService() netip.Prefix {
 	return netip.Prefix{}
 }
 
+// dnsIP is the address of Service kube-system/kube-dns: the tenth of the first range, as installations of Kubernetes have it.
+func (c Cluster) dnsIP() netip.Addr {
+	ip := c.servicePrefixes()[0].Addr()
+	for range 10 {
+		ip = ip.Next()
+	}
+	return ip
+}
+
 // serviceIP is the address of Service default/kubernetes: the first of the first range.
 func (c Cluster) serviceIP() netip.Addr { return c.servicePrefixes()[0].Addr().Next() }
 

@@ -162,7 +162,7 @@ const (
 func (r *Replica) firstDefaults(ctx context.Context, term uint64) {
 	ctx, cancel := context.WithTimeout(ctx, defaultsPatience)
 	defer cancel()
-	if err := r.api.EnsureBootstrap(ctx, term); err != nil && ctx.Err() == nil {
+	if err := errors.Join(r.api.EnsureBootstrap(ctx, term), r.api.EnsureDNSService(ctx, term, r.cluster.dnsIP())); err != nil && ctx.Err() == nil {
 		r.log.Warn("not all default objects are written yet", "err", err)
 	}
 }
@@ -176,7 +176,7 @@ func (r *Replica) keepDefaults(ctx context.Context, term uint64) error {
 		if err := wait.Delay(ctx, defaultsPeriod); err != nil {
 			return err
 		}
-		if err := errors.Join(r.api.EnsureSystemObjects(ctx, term), r.api.EnsureFlowControl(ctx, term)); err != nil {
+		if err := errors.Join(r.api.EnsureSystemObjects(ctx, term), r.api.EnsureFlowControl(ctx, term), r.api.EnsureDNSService(ctx, term, r.cluster.dnsIP())); err != nil {
 			return fmt.Errorf("writing the default objects: %w", err)
 		}
 	}

@@ -60,6 +60,10 @@ var Targets = map[string]Target{
 	"services connections": {Bound: 0.85, AtLeast: true, Relative: true, Source: "pod to pod"},
 	"services many":        {Bound: 0.95, AtLeast: true, Relative: true, Source: "few Services"},
 
+	"dns per core": {Bound: 20000, AtLeast: true, Source: ownBound},
+	"dns rate":     {Bound: 1, AtLeast: true, Relative: true, Source: "CoreDNS"},
+	"dns p99_ms":   {Bound: 1, Relative: true, Source: "CoreDNS"},
+
 	"scale rest writes":        {Bound: 0, Source: "an idle cluster writes nothing"},
 	"scale call p99_ms":        {Bound: 1000, Source: "Kubernetes' objective for 5,000 nodes"},
 	"deployment bound":         {Bound: 3, Source: ownBound + "; 19.4 s in Kubernetes 1.36, on 100 nodes"},

@@ -1,5 +1,6 @@
 // Command net measures what traffic of pods meets on a node, beside what it replaces, in the same run.
 //
+//	net dns [FLAG...]         the agent's DNS server beside CoreDNS
 //	net services [FLAG...]    what Service rules cost: to write, to keep, and to the traffic that meets them
 //
 // scripts/bench builds it and the references.
@@ -17,6 +18,8 @@ import (
 
 // commands are the measures by name, and the processes that they consist of.
 var commands = map[string]func(context.Context, []string) error{
+	"dns":           benchDNS,
+	"serve-dns":     serveDNS,
 	"services":      benchServices,
 	"services-node": servicesNode,
 }
@@ -24,10 +27,10 @@ var commands = map[string]func(context.Context, []string) error{
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	err := errors.New("which measure? services")
+	err := errors.New("which measure? dns or services")
 	if len(os.Args) > 1 {
 		do, ok := commands[os.Args[1]]
-		if err = fmt.Errorf("%s is no measure: services", os.Args[1]); ok {
+		if err = fmt.Errorf("%s is no measure: dns or services", os.Args[1]); ok {
 			err = do(ctx, os.Args[2:])
 		}
 	}

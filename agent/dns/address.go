@@ -1,0 +1,162 @@
+package dns
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"sigs.k8s.io/knftables"
+)
+
+// Table is the name of the nftables table of the DNS server.
+const Table = "keelson-dns"
+
+// holder keeps the server's addresses on the node's loopback device, and keeps connection tracking away from their
+// port: a question and its answer are two packets, of which tracking would make an entry, and with which it has lost
+// questions that a client sends twice at once. A record on disk says which addresses are ours: an agent that comes
+// after takes those away that are not wanted any more. They stay when the agent ends.
+type holder struct {
+	file string // of the record; emptied by a reboot, as the device is
+	nft  knftables.Interface
+	have []netip.Addr
+	read bool
+}
+
+// hold brings device and rules to the addresses.
+func (h *holder) hold(ctx context.Context, want []netip.Addr) error {
+	if err := h.recall(); err != nil {
+		return err
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("the loopback device: %w", err)
+	}
+	// The record is written before addresses are added and after they are taken away: none is ever forgotten.
+	all := slices.Clone(h.have)
+	for _, a := range want {
+		if !slices.Contains(all, a) {
+			all = append(all, a)
+		}
+	}
+	if err := h.record(all); err != nil {
+		return err
+	}
+	for _, a := range want {
+		if err := netlink.AddrAdd(lo, address(a)); err != nil && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("adding %s to the loopback device: %w", a, err)
+		}
+	}
+	for _, a := range all {
+		if !slices.Contains(want, a) {
+			if err := netlink.AddrDel(lo, address(a)); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+				return fmt.Errorf("taking %s off the loopback device: %w", a, err)
+			}
+		}
+	}
+	if err := h.rules(ctx, want); err != nil {
+		return err
+	}
+	return h.record(want)
+}
+
+func address(a netip.Addr) *netlink.Addr {
+	return &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}, Scope: unix.RT_SCOPE_HOST}
+}
+
+// recall reads the record once.
+func (h *holder) recall() error {
+	if h.read {
+		return nil
+	}
+	raw, err := os.ReadFile(h.file)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("the record of the DNS server's addresses: %w", err)
+	}
+	if err == nil {
+		// A record that cannot be read is that of a crash: what it said is wanted again, or comes off with the next reboot.
+		_ = json.Unmarshal(raw, &h.have)
+	}
+	h.read = true
+	return nil
+}
+
+func (h *holder) record(all []netip.Addr) error {
+	if slices.Equal(all, h.have) {
+		return nil
+	}
+	raw, err := json.Marshal(all)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(h.file), 0o755); err != nil {
+		return fmt.Errorf("the record of the DNS server's addresses: %w", err)
+	}
+	if err := os.WriteFile(h.file, raw, 0o644); err != nil {
+		return fmt.Errorf("the record of the DNS server's addresses: %w", err)
+	}
+	h.have = slices.Clone(all)
+	return nil
+}
+
+// rules writes the table anew: it is short. While no agent runs, a client whose question meets no socket would be told
+// so at once, and would give up; without that word it asks again a moment later.
+func (h *holder) rules(ctx context.Context, all []netip.Addr) error {
+	if h.nft == nil {
+		nft, err := knftables.New(knftables.InetFamily, Table)
+		if err != nil {
+			return fmt.Errorf("DNS without connection tracking needs nftables: %w: install nft and a kernel with nf_tables", err)
+		}
+		h.nft = nft
+	}
+	tx := h.nft.NewTransaction()
+	tx.Add(&knftables.Table{})
+	tx.Delete(&knftables.Table{})
+	tx.Add(&knftables.Table{Comment: knftables.PtrTo("cluster DNS on this node")})
+	for _, family := range []string{"ip", "ip6"} {
+		set := "servers-" + family
+		kind := map[string]string{"ip": "ipv4_addr", "ip6": "ipv6_addr"}[family]
+		tx.Add(&knftables.Set{Name: set, Type: kind})
+		for _, a := range all {
+			if a.Is4() == (family == "ip") {
+				tx.Add(&knftables.Element{Set: set, Key: []string{a.String()}})
+			}
+		}
+	}
+	for chain, hook := range map[string]knftables.BaseChainHook{"in": knftables.PreroutingHook, "out": knftables.OutputHook} {
+		tx.Add(&knftables.Chain{Name: chain, Type: knftables.PtrTo(knftables.FilterType), Hook: knftables.PtrTo(hook), Priority: knftables.PtrTo(knftables.RawPriority)})
+		for _, family := range []string{"ip", "ip6"} {
+			for _, rule := range []string{
+				family + " daddr @servers-" + family + " udp dport 53 notrack",
+				family + " daddr @servers-" + family + " tcp dport 53 notrack",
+				family + " saddr @servers-" + family + " udp sport 53 notrack",
+				family + " saddr @servers-" + family + " tcp sport 53 notrack",
+			} {
+				tx.Add(&knftables.Rule{Chain: chain, Rule: rule})
+			}
+		}
+	}
+	tx.Add(&knftables.Rule{Chain: "out", Rule: "ip saddr @servers-ip icmp type destination-unreachable icmp code port-unreachable drop"})
+	tx.Add(&knftables.Rule{Chain: "out", Rule: "ip6 saddr @servers-ip6 icmpv6 type destination-unreachable icmpv6 code port-unreachable drop"})
+	if err := h.nft.Run(ctx, tx); err != nil {
+		return fmt.Errorf("rules that keep connection tracking away from DNS: %w", err)
+	}
+	return nil
+}
+
+// intact says whether the rules are still there: firewalls that are reloaded flush more than their own.
+func (h *holder) intact(ctx context.Context) bool {
+	if h.nft == nil {
+		return true
+	}
+	chains, err := h.nft.List(ctx, "chains")
+	return err == nil && slices.Contains(chains, "in")
+}

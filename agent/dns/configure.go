@@ -1,0 +1,271 @@
+package dns
+
+import (
+	"crypto/tls"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/dns/corefile"
+	"keelson.dev/keelson/agent/dns/forward"
+	"keelson.dev/keelson/agent/dns/zone"
+	"keelson.dev/keelson/internal/within"
+)
+
+// The ConfigMap of the Corefile, as every installation of CoreDNS names it.
+const (
+	configMap   = "coredns"
+	corefileKey = "Corefile"
+	etcCoreDNS  = "/etc/coredns" // where CoreDNS' pods see the ConfigMap's keys as files
+)
+
+// source is what a chain was made of: as long as it is the same, the chain is good.
+type source struct {
+	text    string            // of the Corefile
+	files   map[string]string // that it names, by path
+	servers string            // addresses that are served
+	said    string            // what was last told of the Corefile
+}
+
+// maxFile bounds a file that a Corefile names, in bytes.
+const maxFile = 1 << 20
+
+// configure makes a new chain where the Corefile, or what it names, has changed. A Corefile that is refused leaves the
+// last good one in force.
+func (s *Server) configure(objects agent.Objects, reports agent.Reporter) {
+	var keys map[string]string
+	var about *v1.ConfigMap
+	text := corefile.DefaultFor(domain(objects))
+	if cm, ok := objects.ConfigMap(agent.DNSNamespace, configMap); ok {
+		keys, about = cm.Data, cm
+		if t := cm.Data[corefileKey]; t != "" {
+			text = t
+		}
+	}
+	cfg, err := corefile.Read(text)
+	if err != nil {
+		s.refuse(about, reports, err)
+		if s.chain.Load() != nil && s.source.text != "" {
+			text = s.source.text
+		} else if text, err = s.lastGood(); err != nil {
+			text = corefile.DefaultFor(domain(objects))
+		}
+		if cfg, err = corefile.Read(text); err != nil { // what was good once, to another release
+			text = corefile.DefaultFor(domain(objects))
+			if cfg, err = corefile.Read(text); err != nil {
+				s.cfg.Log.Error("the Corefile of a cluster without one is refused", "err", err)
+				return
+			}
+		}
+	} else {
+		s.warn(about, reports, cfg.Warnings)
+		s.keepGood(about, text)
+	}
+	files := s.files(cfg, keys)
+	servers := fmt.Sprint(s.wanted(objects))
+	if s.chain.Load() != nil && text == s.source.text && maps.Equal(files, s.source.files) && servers == s.source.servers {
+		return
+	}
+	next := s.build(cfg, files, s.wanted(objects))
+	old := s.chain.Swap(next)
+	s.source.text, s.source.files, s.source.servers = text, files, servers
+	if old != nil {
+		old.close()
+		s.cfg.Log.Info("the DNS configuration has changed", "server blocks", len(next.blocks))
+	}
+}
+
+func domain(objects agent.Objects) string {
+	if d := objects.Cluster().Domain; d != "" {
+		return d
+	}
+	return "cluster.local"
+}
+
+// lastGood is the Corefile that was in force before this process.
+func (s *Server) lastGood() (string, error) {
+	raw, err := os.ReadFile(filepath.Join(s.cfg.StateDir, "Corefile"))
+	return string(raw), err
+}
+
+func (s *Server) keepGood(about *v1.ConfigMap, text string) {
+	if about == nil || text == s.source.text {
+		return
+	}
+	file := filepath.Join(s.cfg.StateDir, "Corefile")
+	err := os.MkdirAll(s.cfg.StateDir, 0o755)
+	if err == nil {
+		err = os.WriteFile(file, []byte(text), 0o644)
+	}
+	if err != nil {
+		s.cfg.Log.Warn("the Corefile could not be kept for the next start", "err", err)
+	}
+}
+
+// files reads what a configuration names: keys of the ConfigMap where CoreDNS' pods would see them, or files of the
+// node. What cannot be read is empty.
+func (s *Server) files(cfg *corefile.Config, keys map[string]string) map[string]string {
+	out := map[string]string{}
+	read := func(name string) {
+		if _, ok := out[name]; ok || name == "" {
+			return
+		}
+		if dir, key := path.Split(path.Clean(name)); path.Clean(dir) == etcCoreDNS {
+			out[name] = keys[key]
+			return
+		}
+		from := name
+		if from == "/etc/resolv.conf" && s.cfg.ResolvConf != "" {
+			from = s.cfg.ResolvConf
+		}
+		out[name] = ""
+		f, err := within.Regular(from)
+		if err != nil {
+			return
+		}
+		defer f.Close()
+		if raw, err := io.ReadAll(io.LimitReader(f, maxFile)); err == nil {
+			out[name] = string(raw)
+		}
+	}
+	for _, b := range cfg.Servers {
+		if b.Hosts != nil {
+			read(b.Hosts.File)
+		}
+		for _, f := range b.Forwards {
+			for _, to := range f.To {
+				if strings.HasPrefix(to, "/") {
+					read(to)
+				}
+			}
+		}
+	}
+	return out
+}
+
+// build makes a chain.
+func (s *Server) build(cfg *corefile.Config, files map[string]string, own []netip.Addr) *chain {
+	c := &chain{index: s.index, byZone: map[string]*block{}, health: cfg.Health, ready: cfg.Ready, prom: cfg.Prometheus}
+	for _, b := range cfg.Servers {
+		next := &block{cfg: b, counts: s.countsOf(b.Zones[0], b.Errors)}
+		if k := b.Kubernetes; k != nil {
+			next.options = zone.Options{TTL: k.TTL, Pods: k.Pods, PodNames: k.PodNames, IgnoreEmpty: k.IgnoreEmpty, Namespaces: k.Namespaces, Servers: own}
+		}
+		if h := b.Hosts; h != nil {
+			next.hosts = parseHosts(append([]string{files[h.File]}, h.Inline...)...)
+		}
+		if k := b.Cache; k != nil {
+			next.cache = forward.NewCache(forward.CacheConfig{Capacity: k.Capacity, Denied: k.CapacityDenied, Least: k.Least, Most: k.Most,
+				LeastDenied: k.LeastDenied, MostDenied: k.MostDenied, ServFail: k.ServFail, Stale: k.Stale})
+		}
+		for _, f := range b.Forwards {
+			next.forwards = append(next.forwards, &route{from: f.From, except: f.Except, to: forward.New(forward.Config{
+				Targets: s.targets(f, files, own), Policy: f.Policy, MaxFails: f.MaxFails, MaxConcurrent: int64(f.MaxConcurrent),
+				HealthEvery: f.HealthEvery, TCP: f.ForceTCP, Log: s.cfg.Log})})
+		}
+		c.blocks = append(c.blocks, next)
+		for _, z := range b.Zones {
+			c.byZone[z] = next
+		}
+	}
+	return c
+}
+
+// close ends what looks after servers that are down, and waits for answers that are being renewed.
+func (c *chain) close() {
+	for _, b := range c.blocks {
+		for _, f := range b.forwards {
+			f.to.Close()
+		}
+		b.refreshes.Wait()
+	}
+}
+
+// targets are the servers of a forward. This server itself is none: what it does not know, it would ask itself.
+func (s *Server) targets(f corefile.Forward, files map[string]string, own []netip.Addr) (out []forward.Target) {
+	add := func(text string) {
+		u, err := corefile.ServerAddress(text)
+		if err != nil || u.Path != "" {
+			return
+		}
+		if u.Address.Port() == s.cfg.Port && slices.Contains(own, u.Address.Addr()) {
+			s.cfg.Log.Warn("a forward that leads back to this server is left out", "server", text, "zone", f.From)
+			return
+		}
+		t := forward.Target{Address: u.Address}
+		if u.TLS {
+			name := u.Server
+			if name == "" {
+				name = f.TLSServer
+			}
+			if name == "" {
+				name = u.Address.Addr().String()
+			}
+			t.TLS = &tls.Config{ServerName: name, MinVersion: tls.VersionTLS12}
+		}
+		out = append(out, t)
+	}
+	for _, to := range f.To {
+		if !strings.HasPrefix(to, "/") {
+			add(to)
+			continue
+		}
+		for line := range strings.Lines(files[to]) {
+			if w := strings.Fields(line); len(w) > 1 && w[0] == "nameserver" && len(out) < 15 {
+				ip, _, _ := strings.Cut(w[1], "%")
+				add(ip)
+			}
+		}
+	}
+	return out
+}
+
+// refuse tells that a Corefile is refused, once.
+func (s *Server) refuse(about *v1.ConfigMap, reports agent.Reporter, err error) {
+	s.say(about, reports, "CorefileRefused", fmt.Sprintf("%v: nodes go on with the last Corefile that was good", err), func() { s.refused.Add(1) })
+}
+
+// warn tells what of a Corefile has no effect, once.
+func (s *Server) warn(about *v1.ConfigMap, reports agent.Reporter, all []corefile.Warning) {
+	if len(all) == 0 {
+		s.source.said = ""
+		return
+	}
+	var lines []string
+	for _, w := range all {
+		lines = append(lines, w.String())
+	}
+	s.say(about, reports, "CorefileNotUnderstood", "A part of the Corefile has no effect: "+strings.Join(lines, "; "), func() {})
+}
+
+// say makes an Event of the ConfigMap, where it says anything new. All nodes say the same: it is one Event with a count.
+func (s *Server) say(about *v1.ConfigMap, reports agent.Reporter, reason, message string, first func()) {
+	const limit = 1024 // as the API's validation
+	if len(message) > limit {
+		message = message[:limit-3] + "..."
+	}
+	if about == nil || s.source.said == message {
+		return
+	}
+	s.source.said = message
+	first()
+	s.cfg.Log.Warn("the Corefile in ConfigMap kube-system/coredns", "reason", reason, "message", message)
+	now := metav1.NewTime(time.Now())
+	reports.Event(&v1.Event{
+		ObjectMeta:     metav1.ObjectMeta{Name: fmt.Sprintf("%s.%016x", about.Name, now.UnixNano()), Namespace: about.Namespace},
+		InvolvedObject: v1.ObjectReference{Kind: "ConfigMap", APIVersion: "v1", Namespace: about.Namespace, Name: about.Name, UID: about.UID},
+		Reason:         reason, Message: message, Type: v1.EventTypeWarning, FirstTimestamp: now, LastTimestamp: now, Count: 1,
+		Source: v1.EventSource{Component: "dns", Host: s.cfg.Node}, ReportingController: "keelson.dev/dns", ReportingInstance: s.cfg.Node,
+	})
+}

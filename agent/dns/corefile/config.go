@@ -1,0 +1,379 @@
+package corefile
+
+import (
+	"fmt"
+	"net/netip"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+// Default is what a cluster without a Corefile does.
+const Default = `.:53 {
+    errors
+    health
+    ready
+    kubernetes cluster.local in-addr.arpa ip6.arpa {
+        pods insecure
+        fallthrough in-addr.arpa ip6.arpa
+        ttl 30
+    }
+    prometheus :9153
+    hosts /etc/coredns/NodeHosts {
+        fallthrough
+    }
+    forward . /etc/resolv.conf
+    cache 30
+    loop
+    reload
+    loadbalance
+}
+`
+
+// DefaultFor is Default for a cluster of another domain.
+func DefaultFor(domain string) string {
+	return strings.ReplaceAll(Default, "cluster.local", strings.TrimSuffix(domain, "."))
+}
+
+// Warning is what is written and has no effect.
+type Warning struct {
+	Line int
+	What string
+}
+
+func (w Warning) String() string { return fmt.Sprintf("line %d: %s", w.Line, w.What) }
+
+// Config is what a Corefile means.
+type Config struct {
+	Servers    []Server
+	Warnings   []Warning
+	Health     bool // GET :8080/health
+	Ready      bool // GET :8181/ready
+	Prometheus bool // GET :9153/metrics
+	LameDuck   time.Duration
+}
+
+// Server is a server block: names of its zones are answered by its plugins, in CoreDNS' order.
+type Server struct {
+	Zones       []string // lower case, fully qualified
+	Log, Errors bool
+	Loadbalance bool
+	Cache       *Cache
+	Rewrites    []Rewrite
+	Hosts       *Hosts
+	Kubernetes  *Kubernetes
+	Forwards    []Forward
+	BufferSize  int // of UDP answers, bytes
+}
+
+// Kubernetes is the plugin of that name.
+type Kubernetes struct {
+	Zones       []string // of Services
+	Reverse     []string // reverse zones
+	TTL         uint32
+	Pods        bool
+	PodNames    bool
+	IgnoreEmpty bool
+	Namespaces  []string
+	Fall        Fall
+}
+
+// Fall says for which names the next plugin is asked when this one knows nothing.
+type Fall struct{ Zones []string } // nil = for none
+
+// Through says whether the next one is asked for the name.
+func (f Fall) Through(name string) bool { return Matches(f.Zones, name) != "" }
+
+// Matches is the longest of the zones that the name lies in; "" when it lies in none.
+func Matches(zones []string, name string) string {
+	best := ""
+	for _, z := range zones {
+		if len(z) > len(best) && In(z, name) {
+			best = z
+		}
+	}
+	return best
+}
+
+// In says whether a name in lower case lies in a zone, both fully qualified.
+func In(zone, name string) bool {
+	if zone == "." {
+		return true
+	}
+	return strings.HasSuffix(name, zone) && (len(name) == len(zone) || name[len(name)-len(zone)-1] == '.')
+}
+
+// Hosts are entries of the form of a hosts file.
+type Hosts struct {
+	Zones   []string
+	File    string // a path; "" = none
+	Inline  []string
+	TTL     uint32
+	Reverse bool
+	Fall    Fall
+}
+
+// Cache bounds what is remembered of upstreams' answers.
+type Cache struct {
+	Zones            []string
+	Most, MostDenied time.Duration
+	Least            time.Duration
+	LeastDenied      time.Duration
+	Capacity         int // answers
+	CapacityDenied   int
+	Stale            time.Duration // how long an answer that has expired may still be given
+	StaleVerify      bool          // only when the upstream does not answer
+	ServFail         time.Duration
+	Disabled         []string // zones of which no answers are kept
+	DisabledDenial   []string // zones of which it is not kept that there is nothing
+}
+
+// Forward sends questions to other servers.
+type Forward struct {
+	From          string
+	To            []string // addresses, HOST:PORT with tls:// before it, or paths of resolv.conf files
+	Except        []string
+	Policy        string // random, round_robin, sequential
+	MaxFails      int    // 0 = an upstream never counts as down
+	MaxConcurrent int    // 0 = the server's own bound
+	ForceTCP      bool
+	PreferUDP     bool
+	TLSServer     string
+	HealthEvery   time.Duration
+}
+
+// Rewrite changes what is asked. Names are fully qualified and lower case.
+type Rewrite struct {
+	Continue bool // the rules below are tried too
+	Kind     string
+	From, To string
+	Pattern  *regexp.Regexp // of kind regex
+	Answers  []AnswerRule
+	FromType uint16
+	ToType   uint16
+}
+
+// AnswerRule changes names in answers.
+type AnswerRule struct {
+	Pattern *regexp.Regexp
+	To      string
+	Values  bool // names in records' data, not owners
+}
+
+// Read reads a Corefile whole: what it means, or a *Error that refuses it.
+func Read(text string) (*Config, error) {
+	blocks, err := Parse(text)
+	if err != nil {
+		return nil, err
+	}
+	c := &Config{}
+	taken := map[string]bool{}
+	for _, b := range blocks {
+		zones := c.zones(b)
+		if len(zones) == 0 {
+			continue
+		}
+		for _, z := range zones {
+			if taken[z] {
+				return nil, wrong(b.Line, "zone %s is configured twice", z)
+			}
+			taken[z] = true
+		}
+		s := Server{Zones: zones}
+		r := &reader{c: c, s: &s}
+		for _, d := range b.Directives {
+			if err := r.directive(d); err != nil {
+				return nil, err
+			}
+		}
+		c.Servers = append(c.Servers, s)
+	}
+	if len(c.Servers) == 0 {
+		return nil, wrong(1, "no server block is for port 53: begin with .:53 { ... }")
+	}
+	return c, nil
+}
+
+// maxWarnings bounds what is told of one Corefile.
+const maxWarnings = 64
+
+func (c *Config) warn(line int, format string, args ...any) {
+	if len(c.Warnings) < maxWarnings {
+		c.Warnings = append(c.Warnings, Warning{line, fmt.Sprintf(format, args...)})
+	}
+}
+
+// zones reads the keys of a block; what agents do not serve is left out and told.
+func (c *Config) zones(b Block) (out []string) {
+	if strings.HasPrefix(b.Keys[0], "(") {
+		c.warn(b.Line, "snippets are not understood: %s has no effect", b.Keys[0])
+		return nil
+	}
+	if b.Keys[0] == "import" {
+		c.warn(b.Line, "import is not understood: write what it would read into the Corefile")
+		return nil
+	}
+	for _, k := range b.Keys {
+		key := k
+		if scheme, rest, ok := strings.Cut(k, "://"); ok {
+			if scheme != "dns" {
+				c.warn(b.Line, "%s: only plain DNS is served; the key has no effect", k)
+				continue
+			}
+			key = rest
+		}
+		if i := strings.LastIndexByte(key, ':'); i > strings.IndexByte(key, '/') { // a range of IPv6 has colons of its own
+			if key[i+1:] != "53" {
+				c.warn(b.Line, "%s: only port 53 is served; the key has no effect", k)
+				continue
+			}
+			key = key[:i]
+		}
+		z, err := zoneOf(key)
+		if err != nil {
+			c.warn(b.Line, "%s: %v; the key has no effect", k, err)
+			continue
+		}
+		out = append(out, z)
+	}
+	return out
+}
+
+// zoneOf reads a zone: a name, or a range of addresses, which is a reverse zone.
+func zoneOf(s string) (string, error) {
+	if strings.Contains(s, "/") {
+		p, err := netip.ParsePrefix(s)
+		if err != nil {
+			return "", fmt.Errorf("no range of addresses")
+		}
+		return reverseZone(p)
+	}
+	if s == "" {
+		s = "."
+	}
+	if _, ok := dns.IsDomainName(s); !ok {
+		return "", fmt.Errorf("no name of a zone")
+	}
+	return strings.ToLower(dns.Fqdn(s)), nil
+}
+
+func reverseZone(p netip.Prefix) (string, error) {
+	step, whole := 8, p.Addr().Is4()
+	if !whole {
+		step = 4
+	}
+	if p.Bits()%step != 0 || p.Bits() == 0 {
+		return "", fmt.Errorf("a range ends at a multiple of %d bits", step)
+	}
+	name, err := dns.ReverseAddr(p.Masked().Addr().String())
+	if err != nil {
+		return "", err
+	}
+	labels := dns.SplitDomainName(name)
+	total := 4
+	if !whole {
+		total = 32
+	}
+	return dns.Fqdn(strings.Join(labels[total-p.Bits()/step:], ".")), nil
+}
+
+// reader reads the directives of one server block.
+type reader struct {
+	c *Config
+	s *Server
+}
+
+// directive reads one plugin.
+func (r *reader) directive(d Directive) error {
+	switch d.Name {
+	case "errors":
+		r.s.Errors = true
+		r.ignoreLines(d)
+	case "log":
+		r.s.Log = true
+		r.ignoreLines(d)
+	case "health":
+		r.c.Health = true
+		return r.health(d)
+	case "ready":
+		r.c.Ready = true
+		r.address(d, ":8181")
+	case "prometheus":
+		r.c.Prometheus = true
+		r.address(d, ":9153")
+	case "loadbalance":
+		r.s.Loadbalance = true
+		if len(d.Args) > 0 && d.Args[0] != "round_robin" {
+			r.c.warn(d.Line, "loadbalance %s is not understood: answers go round", d.Args[0])
+		}
+	case "loop", "reload", "cancel", "metadata", "nsid":
+		// the agent looks for loops itself, a changed Corefile is read at once, and every question has a deadline
+		r.ignoreLines(d)
+	case "bufsize":
+		return r.bufsize(d)
+	case "kubernetes":
+		return r.kubernetes(d)
+	case "hosts":
+		return r.hosts(d)
+	case "cache":
+		return r.cache(d)
+	case "forward":
+		return r.forward(d)
+	case "rewrite":
+		return r.rewrite(d)
+	default:
+		r.c.warn(d.Line, "plugin %s is not understood and has no effect", d.Name)
+	}
+	return nil
+}
+
+// ignoreLines tells of lines in braces that nothing is made of.
+func (r *reader) ignoreLines(d Directive) {
+	for _, l := range d.Lines {
+		if d.Name == "log" && l.Name == "class" || d.Name == "errors" && l.Name == "consolidate" {
+			r.c.warn(l.Line, "%s: %s is not understood: all is logged, a part of it where it is much", d.Name, l.Name)
+			continue
+		}
+		r.c.warn(l.Line, "%s: %s is not understood and has no effect", d.Name, l.Name)
+	}
+}
+
+// address reads where a plugin listens, which cannot be chosen.
+func (r *reader) address(d Directive, fixed string) {
+	if len(d.Args) > 0 && strings.TrimPrefix(d.Args[0], "0.0.0.0") != fixed {
+		r.c.warn(d.Line, "%s %s: it is served at the DNS server's addresses and port %s", d.Name, d.Args[0], fixed[1:])
+	}
+}
+
+func (r *reader) health(d Directive) error {
+	r.address(d, ":8080")
+	for _, l := range d.Lines {
+		if l.Name != "lameduck" || len(l.Args) != 1 {
+			r.c.warn(l.Line, "health: %s is not understood and has no effect", l.Name)
+			continue
+		}
+		t, err := seconds(l.Args[0])
+		if err != nil {
+			return wrong(l.Line, "health: lameduck %s: %v", l.Args[0], err)
+		}
+		r.c.LameDuck = t // nothing waits for it: the node's server has no successor that it could make way for
+	}
+	return nil
+}
+
+func (r *reader) bufsize(d Directive) error {
+	n := 1232
+	if len(d.Args) > 0 {
+		var err error
+		if n, err = number(d.Args[0], 512, 4096); err != nil {
+			return wrong(d.Line, "bufsize %s: %v", d.Args[0], err)
+		}
+	}
+	if n > 1232 {
+		r.c.warn(d.Line, "bufsize %d: UDP answers have 1232 bytes at most", n)
+	}
+	r.s.BufferSize = min(n, 1232)
+	return nil
+}

@@ -1,0 +1,189 @@
+package forward
+
+import (
+	"container/list"
+	"sync"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+// CacheConfig bounds a Cache.
+type CacheConfig struct {
+	Bytes                   int64 // of each of both parts; 0 = 8 MiB
+	Capacity, Denied        int   // answers of each part; 0 = none is kept
+	Least, Most             time.Duration
+	LeastDenied, MostDenied time.Duration
+	ServFail                time.Duration
+	Stale                   time.Duration // an answer that has expired is kept for so long
+}
+
+// Cache remembers answers, those that say there is something apart from those that say there is nothing: questions
+// for names that nobody has must not push out those that are used. Safe for concurrent use.
+type Cache struct {
+	cfg  CacheConfig
+	mu   sync.Mutex
+	good part
+	none part
+}
+
+type part struct {
+	bytes int64
+	most  int
+	by    map[Question]*list.Element
+	order list.List // of *stored, latest used first
+}
+
+type stored struct {
+	q      Question
+	packed []byte
+	at     time.Time
+	until  time.Time
+}
+
+// cost is what an entry takes, its place in map and list included.
+func (s *stored) cost() int64 { return int64(len(s.packed)+len(s.q.Name)) + 256 }
+
+const defaultBytes = 8 << 20
+
+// NewCache returns an empty cache.
+func NewCache(cfg CacheConfig) *Cache {
+	if cfg.Bytes == 0 {
+		cfg.Bytes = defaultBytes
+	}
+	c := &Cache{cfg: cfg}
+	c.good = part{most: cfg.Capacity, by: map[Question]*list.Element{}}
+	c.none = part{most: cfg.Denied, by: map[Question]*list.Element{}}
+	return c
+}
+
+// Get returns what is remembered: TTLs are what is left of them. stale says that the answer has expired.
+func (c *Cache) Get(q Question, now time.Time) (m *dns.Msg, stale bool) {
+	c.mu.Lock()
+	s := c.good.find(q)
+	if s == nil || now.After(s.until) {
+		if n := c.none.find(q); n != nil && (s == nil || n.until.After(s.until)) {
+			s = n
+		}
+	}
+	c.mu.Unlock()
+	if s == nil || now.After(s.until.Add(c.cfg.Stale)) {
+		return nil, false
+	}
+	m = &dns.Msg{}
+	if err := m.Unpack(s.packed); err != nil {
+		return nil, false
+	}
+	left := uint32(max(0, s.until.Sub(now)/time.Second))
+	setTTL(m, func(uint32) uint32 { return left })
+	return m, now.After(s.until)
+}
+
+func (p *part) find(q Question) *stored {
+	e := p.by[q]
+	if e == nil {
+		return nil
+	}
+	p.order.MoveToFront(e)
+	return e.Value.(*stored)
+}
+
+// Put remembers an answer for as long as its records say, within the bounds of the configuration. The answer that is
+// given on has the same times.
+func (c *Cache) Put(q Question, m *dns.Msg, now time.Time) {
+	if m.Truncated {
+		return
+	}
+	p, life := &c.good, clamp(leastTTL(m.Answer), c.cfg.Least, c.cfg.Most)
+	switch {
+	case m.Rcode == dns.RcodeSuccess && len(m.Answer) > 0:
+	case m.Rcode == dns.RcodeNameError || m.Rcode == dns.RcodeSuccess:
+		p, life = &c.none, clamp(denialTTL(m), c.cfg.LeastDenied, c.cfg.MostDenied)
+	case m.Rcode == dns.RcodeServerFailure:
+		p, life = &c.none, c.cfg.ServFail
+	default:
+		return
+	}
+	if p.most == 0 || life <= 0 {
+		return
+	}
+	seconds := uint32(life / time.Second)
+	setTTL(m, func(uint32) uint32 { return seconds })
+	packed, err := m.Pack()
+	if err != nil {
+		return
+	}
+	s := &stored{q, packed, now, now.Add(life)}
+	if s.cost() > c.cfg.Bytes/16 {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p.put(s, c.cfg.Bytes)
+}
+
+func (p *part) put(s *stored, bytes int64) {
+	if e := p.by[s.q]; e != nil {
+		p.drop(e)
+	}
+	p.by[s.q] = p.order.PushFront(s)
+	p.bytes += s.cost()
+	for p.bytes > bytes || p.order.Len() > p.most {
+		p.drop(p.order.Back())
+	}
+}
+
+func (p *part) drop(e *list.Element) {
+	s := p.order.Remove(e).(*stored)
+	p.bytes -= s.cost()
+	delete(p.by, s.q)
+}
+
+// Len is how many answers of each part there are.
+func (c *Cache) Len() (good, none int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.good.order.Len(), c.none.order.Len()
+}
+
+// Bytes is what all entries take by estimate.
+func (c *Cache) Bytes() int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.good.bytes + c.none.bytes
+}
+
+func clamp(t, least, most time.Duration) time.Duration { return min(max(t, least), most) }
+
+// leastTTL is the shortest of the records' times.
+func leastTTL(rrs []dns.RR) time.Duration {
+	least := uint32(1 << 31)
+	for _, rr := range rrs {
+		least = min(least, rr.Header().Ttl)
+	}
+	if len(rrs) == 0 {
+		least = 0
+	}
+	return time.Duration(least) * time.Second
+}
+
+// denialTTL is how long nothing is nothing: what the zone's SOA says (RFC 2308).
+func denialTTL(m *dns.Msg) time.Duration {
+	for _, rr := range m.Ns {
+		if soa, ok := rr.(*dns.SOA); ok {
+			return time.Duration(min(soa.Hdr.Ttl, soa.Minttl)) * time.Second
+		}
+	}
+	return 0
+}
+
+// setTTL changes the times of all records.
+func setTTL(m *dns.Msg, to func(uint32) uint32) {
+	for _, section := range [][]dns.RR{m.Answer, m.Ns, m.Extra} {
+		for _, rr := range section {
+			if h := rr.Header(); h.Rrtype != dns.TypeOPT {
+				h.Ttl = to(h.Ttl)
+			}
+		}
+	}
+}

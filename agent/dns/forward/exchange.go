@@ -1,0 +1,226 @@
+// Package forward asks other DNS servers: over UDP and then TCP, or TLS, with checked answers, in bounds of time and of how
+// much is asked at once; and it remembers what they said, in bounds of bytes.
+package forward
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+// The bounds of one exchange.
+const (
+	answerTime = 2 * time.Second // of one try
+	udpSize    = 1232            // bytes that a server may answer over UDP
+	maxStray   = 64              // packets that are no answer to the question, before the try is given up
+	maxRecords = 2048            // of one answer that are looked at
+)
+
+// Target is one server.
+type Target struct {
+	Address netip.AddrPort
+	TLS     *tls.Config // nil = plain
+}
+
+func (t Target) String() string {
+	if t.TLS != nil {
+		return "tls://" + t.Address.String()
+	}
+	return t.Address.String()
+}
+
+// errStray says that nothing but other packets came.
+var errStray = errors.New("only packets came that do not answer the question")
+
+// Question is what is asked elsewhere.
+type Question struct {
+	Name   string // lower case, fully qualified
+	Type   uint16
+	DNSSEC bool // records of DNSSEC are wanted
+	CD     bool // checking disabled: the client checks signatures itself
+}
+
+// message is the question on the wire, with an id that nobody can guess.
+func (q Question) message() (*dns.Msg, error) {
+	var id [2]byte
+	if _, err := rand.Read(id[:]); err != nil {
+		return nil, fmt.Errorf("an id for a question: %w", err)
+	}
+	m := &dns.Msg{}
+	m.SetQuestion(q.Name, q.Type)
+	m.Id = binary.BigEndian.Uint16(id[:])
+	m.CheckingDisabled = q.CD
+	m.SetEdns0(udpSize, q.DNSSEC)
+	return m, nil
+}
+
+// answers says whether m answers the question that was asked.
+func answers(m, asked *dns.Msg) bool {
+	if m.Id != asked.Id || !m.Response || m.Opcode != dns.OpcodeQuery {
+		return false
+	}
+	if len(m.Question) == 0 { // servers that understand nothing leave it out
+		return m.Rcode == dns.RcodeFormatError || m.Rcode == dns.RcodeServerFailure || m.Rcode == dns.RcodeRefused || m.Rcode == dns.RcodeNotImplemented
+	}
+	a, b := m.Question[0], asked.Question[0]
+	return len(m.Question) == 1 && a.Qtype == b.Qtype && a.Qclass == b.Qclass && strings.EqualFold(a.Name, b.Name)
+}
+
+// exchange asks one server once. An answer that was cut is asked for again over TCP.
+func exchange(ctx context.Context, t Target, q Question, tcp bool) (*dns.Msg, error) {
+	asked, err := q.message()
+	if err != nil {
+		return nil, err
+	}
+	packed, err := asked.Pack()
+	if err != nil {
+		return nil, fmt.Errorf("question for %q: %w", q.Name, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
+	if t.TLS == nil && !tcp {
+		m, err := overUDP(ctx, t, asked, packed)
+		if err != nil || !m.Truncated {
+			return m, err
+		}
+	}
+	return overTCP(ctx, t, asked, packed)
+}
+
+// overUDP uses a socket, and with it a random port, for this question alone: only the server's own packets reach it.
+func overUDP(ctx context.Context, t Target, asked *dns.Msg, packed []byte) (*dns.Msg, error) {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "udp", t.Address.String())
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	deadline, _ := ctx.Deadline()
+	if err := conn.SetDeadline(deadline); err != nil {
+		return nil, err
+	}
+	if _, err := conn.Write(packed); err != nil {
+		return nil, err
+	}
+	buf := make([]byte, udpSize+1)
+	for range maxStray {
+		n, err := conn.Read(buf)
+		if err != nil {
+			return nil, err
+		}
+		m := &dns.Msg{}
+		if n > udpSize || n < 12 || binary.BigEndian.Uint16(buf) != asked.Id {
+			continue
+		}
+		if err := m.Unpack(buf[:n]); err != nil {
+			if !m.Truncated { // one that was cut may end anywhere
+				continue
+			}
+		}
+		if answers(m, asked) {
+			return m, nil
+		}
+	}
+	return nil, errStray
+}
+
+func overTCP(ctx context.Context, t Target, asked *dns.Msg, packed []byte) (*dns.Msg, error) {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "tcp", t.Address.String())
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	deadline, _ := ctx.Deadline()
+	if err := conn.SetDeadline(deadline); err != nil {
+		return nil, err
+	}
+	if t.TLS != nil {
+		conn = tls.Client(conn, t.TLS)
+	}
+	if _, err := conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(packed))), packed...)); err != nil {
+		return nil, err
+	}
+	var size [2]byte
+	if _, err := io.ReadFull(conn, size[:]); err != nil {
+		return nil, err
+	}
+	buf := make([]byte, binary.BigEndian.Uint16(size[:]))
+	if _, err := io.ReadFull(conn, buf); err != nil {
+		return nil, err
+	}
+	m := &dns.Msg{}
+	if err := m.Unpack(buf); err != nil {
+		return nil, err
+	}
+	if !answers(m, asked) {
+		return nil, errStray
+	}
+	m.Truncated = false
+	return m, nil
+}
+
+// Clean leaves in an answer what belongs to the question: the records of its name, and of the names that these lead to.
+// What a server adds of its own, a client must not take for an answer to what it did not ask.
+func Clean(m *dns.Msg, q Question) {
+	wanted := map[string]struct{}{q.Name: {}}
+	if len(m.Answer) > maxRecords {
+		m.Answer = m.Answer[:maxRecords]
+	}
+	// An alias may stand after what it leads to: look again as long as names are found.
+	for before := 0; before != len(wanted); {
+		before = len(wanted)
+		for _, rr := range m.Answer {
+			h := rr.Header()
+			owner := strings.ToLower(h.Name)
+			switch rr := rr.(type) {
+			case *dns.CNAME:
+				if _, ok := wanted[owner]; ok {
+					wanted[strings.ToLower(rr.Target)] = struct{}{}
+				}
+			case *dns.DNAME:
+				for name := range wanted {
+					if name != owner && dns.IsSubDomain(owner, name) {
+						wanted[owner] = struct{}{}
+					}
+				}
+			}
+		}
+		if before > 32 {
+			break
+		}
+	}
+	m.Answer = slices.DeleteFunc(m.Answer, func(rr dns.RR) bool {
+		_, ok := wanted[strings.ToLower(rr.Header().Name)]
+		return !ok || rr.Header().Class != dns.ClassINET
+	})
+	if len(m.Ns) > maxRecords {
+		m.Ns = m.Ns[:maxRecords]
+	}
+	m.Ns = slices.DeleteFunc(m.Ns, func(rr dns.RR) bool {
+		switch rr.Header().Rrtype {
+		case dns.TypeSOA, dns.TypeNS:
+			for name := range wanted {
+				if dns.IsSubDomain(rr.Header().Name, name) {
+					return false
+				}
+			}
+			return true
+		case dns.TypeNSEC, dns.TypeNSEC3, dns.TypeRRSIG, dns.TypeDS:
+			return !q.DNSSEC
+		}
+		return true
+	})
+	m.Extra = nil
+}

@@ -1,0 +1,74 @@
+package dns
+
+import (
+	"net"
+	"net/netip"
+	"strings"
+
+	"github.com/miekg/dns"
+
+	"keelson.dev/keelson/agent/dns/zone"
+)
+
+// hostsTable is what the texts of a hosts plugin say.
+type hostsTable struct {
+	byName    map[string][]netip.Addr // fully qualified, lower case
+	byAddress map[netip.Addr][]string
+}
+
+// maxHostNames bounds a table.
+const maxHostNames = 50000
+
+// parseHosts reads texts in the form of a hosts file: an address and its names per line, # begins a comment. Lines that
+// are none are left out, as every reader of hosts files does.
+func parseHosts(texts ...string) *hostsTable {
+	t := &hostsTable{byName: map[string][]netip.Addr{}, byAddress: map[netip.Addr][]string{}}
+	count := 0
+	for _, text := range texts {
+		for line := range strings.Lines(text) {
+			line, _, _ = strings.Cut(line, "#")
+			f := strings.Fields(line)
+			if len(f) < 2 {
+				continue
+			}
+			ip, err := netip.ParseAddr(f[0])
+			if err != nil {
+				continue
+			}
+			ip = ip.WithZone("").Unmap()
+			for _, name := range f[1:] {
+				if _, ok := dns.IsDomainName(name); !ok || count >= maxHostNames {
+					continue
+				}
+				count++
+				fqdn := strings.ToLower(dns.Fqdn(name))
+				t.byName[fqdn] = append(t.byName[fqdn], ip)
+				t.byAddress[ip] = append(t.byAddress[ip], fqdn)
+			}
+		}
+	}
+	return t
+}
+
+// answer returns the records of a name, and whether there are any of whichever type.
+func (t *hostsTable) answer(owner, name string, kind uint16, ttl uint32, reverse bool) (out []dns.RR, found bool) {
+	h := dns.RR_Header{Name: owner, Rrtype: kind, Class: dns.ClassINET, Ttl: ttl}
+	if reverse && kind == dns.TypePTR {
+		if addr, ok := zone.ReverseAddress(name); ok {
+			for _, n := range t.byAddress[addr] {
+				out = append(out, &dns.PTR{Hdr: h, Ptr: n})
+			}
+			return out, len(out) > 0
+		}
+	}
+	all, found := t.byName[name]
+	for _, a := range all {
+		switch {
+		case kind == dns.TypeA && a.Is4():
+			out = append(out, &dns.A{Hdr: h, A: net.IP(a.AsSlice())})
+		case kind == dns.TypeAAAA && a.Is6():
+			out = append(out, &dns.AAAA{Hdr: h, AAAA: net.IP(a.AsSlice())})
+		}
+	}
+	return out, found
+}

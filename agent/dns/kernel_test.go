@@ -1,0 +1,238 @@
+package dns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+
+	"keelson.dev/keelson/agent/fake"
+	"keelson.dev/keelson/internal/wait"
+)
+
+// in runs f on a thread inside ns, which is given up afterwards.
+func in(ns netns.NsHandle, f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		if err := netns.Set(ns); err != nil {
+			done <- err
+			return
+		}
+		done <- f()
+	}()
+	return <-done
+}
+
+// newNS makes a namespace of which only loopback is up; it goes with the test.
+func newNS(t *testing.T) netns.NsHandle {
+	t.Helper()
+	var ns netns.NsHandle
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		var err error
+		if ns, err = netns.New(); err == nil {
+			var lo netlink.Link
+			if lo, err = netlink.LinkByName("lo"); err == nil {
+				err = netlink.LinkSetUp(lo)
+			}
+		}
+		done <- err
+	}()
+	if err := <-done; err != nil {
+		t.Fatalf("making a namespace: %v", err)
+	}
+	t.Cleanup(func() { ns.Close() })
+	return ns
+}
+
+// pair joins a pod's namespace to the node's.
+func pair(t *testing.T, node, pod netns.NsHandle) {
+	t.Helper()
+	up := func(ns netns.NsHandle, name, address string, gateway net.IP) error {
+		return in(ns, func() error {
+			l, err := netlink.LinkByName(name)
+			if err != nil {
+				return err
+			}
+			a, err := netlink.ParseAddr(address)
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(netlink.AddrAdd(l, a), netlink.LinkSetUp(l)); err != nil || gateway == nil {
+				return err
+			}
+			return netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Gw: gateway})
+		})
+	}
+	err := in(node, func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "pod0"
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(pod))})
+	})
+	if err == nil {
+		err = up(node, "pod0", "10.88.0.1/24", nil)
+	}
+	if err == nil {
+		err = up(pod, "eth0", "10.88.0.2/24", net.IPv4(10, 88, 0, 1))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A pod reaches its node's DNS at the Service's address and at the link-local one, without an entry of connection
+// tracking; the next agent finds the addresses, and one that is not wanted any more is taken away.
+//
+// P22
+func TestOnANode(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	if _, err := exec.LookPath("nft"); err != nil {
+		t.Skip("needs nft")
+	}
+	node, pod := newNS(t), newNS(t)
+	pair(t, node, pod)
+	// a rule that looks at connections has the kernel track those that nobody excepts
+	if err := in(node, func() error {
+		c := exec.Command("nft", "-f", "-")
+		c.Stdin = strings.NewReader("table ip t { chain c { type filter hook input priority 0; ct state invalid counter; }; }")
+		out, err := c.CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	cluster := fake.NewCluster()
+	svc := service("kube-system", "kube-dns", "10.96.0.10")
+	svc.Annotations = map[string]string{"keelson.dev/served-by": "agent"}
+	cluster.Put(svc, service("default", "web", "10.96.0.7"))
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "resolv.conf"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	agent := func() (stop func()) {
+		s := New(Config{Node: "w1", StateDir: dir, RunDir: dir, ResolvConf: filepath.Join(dir, "resolv.conf"), Local: LinkLocal, Log: slog.New(slog.DiscardHandler)})
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan error, 1)
+		go func() { done <- in(node, func() error { return s.Run(ctx, cluster, cluster) }) }()
+		return func() {
+			cancel()
+			if err := <-done; !errors.Is(err, context.Canceled) {
+				t.Errorf("the server: %v", err)
+			}
+		}
+	}
+	ask := func(network string, at netip.Addr) error {
+		return in(pod, func() error {
+			m := &dns.Msg{}
+			m.SetQuestion("web.default.svc.cluster.local.", dns.TypeA)
+			conn, err := net.Dial(network, netip.AddrPortFrom(at, 53).String())
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			c := dns.Client{Net: network, Timeout: time.Second} // asked again until it is answered
+			out, _, err := c.ExchangeWithConn(m, &dns.Conn{Conn: conn})
+			if err != nil {
+				return err
+			}
+			if got := short(out); got != "NOERROR, web.default.svc.cluster.local. A 10.96.0.7" {
+				return errors.New(got)
+			}
+			return nil
+		})
+	}
+	until := func(cond func() error) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := wait.For(ctx, 10*time.Millisecond, cond); err != nil {
+			t.Fatal(err)
+		}
+	}
+	own := netip.MustParseAddr("10.96.0.10")
+	stop := agent()
+	for _, network := range []string{"udp", "tcp"} {
+		for _, at := range []netip.Addr{own, LinkLocal} {
+			until(func() error { return ask(network, at) })
+		}
+	}
+	if err := in(node, func() error {
+		raw, err := os.ReadFile("/proc/thread-self/net/nf_conntrack")
+		if errors.Is(err, os.ErrNotExist) {
+			raw, err = os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_count")
+			if strings.TrimSpace(string(raw)) != "0" && err == nil {
+				return fmt.Errorf("%s connections are tracked", strings.TrimSpace(string(raw)))
+			}
+			return err
+		}
+		if strings.Contains(string(raw), "dport=53") {
+			return fmt.Errorf("questions are tracked:\n%s", raw)
+		}
+		return err
+	}); err != nil {
+		t.Error(err)
+	}
+	stop()
+	// Between two agents nobody is told that there is no server: who asks then asks again.
+	if err := in(pod, func() error {
+		c, err := net.Dial("udp", "10.96.0.10:53")
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		if err := c.SetDeadline(time.Now().Add(300 * time.Millisecond)); err != nil {
+			return err
+		}
+		if _, err := c.Write(make([]byte, 20)); err != nil {
+			return err
+		}
+		if _, err := c.Read(make([]byte, 100)); errors.Is(err, syscall.ECONNREFUSED) {
+			return err
+		}
+		return nil
+	}); err != nil {
+		t.Errorf("while no agent runs: %v", err)
+	}
+	stop = agent()
+	until(func() error { return ask("udp", own) })
+	addon := svc.DeepCopy()
+	addon.Spec.Selector = map[string]string{"k8s-app": "kube-dns"}
+	cluster.Put(addon)
+	until(func() error {
+		return in(node, func() error {
+			lo, err := netlink.LinkByName("lo")
+			if err != nil {
+				return err
+			}
+			all, err := netlink.AddrList(lo, netlink.FAMILY_V4)
+			if err != nil {
+				return err
+			}
+			if got := fmt.Sprint(all); strings.Contains(got, "10.96.0.10") || !strings.Contains(got, "169.254.20.10") {
+				return fmt.Errorf("addresses once an add-on has the Service: %s", got)
+			}
+			return nil
+		})
+	})
+	stop()
+}

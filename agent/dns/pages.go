@@ -1,0 +1,24 @@
+package dns
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"time"
+
+	"keelson.dev/keelson/internal/door"
+)
+
+// page serves one path until the front is closed. Connections, headers and time are bounded.
+func (f *front) page(ctx context.Context, l net.Listener, path string, h http.HandlerFunc) {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+path, h)
+	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second, WriteTimeout: 10 * time.Second,
+		IdleTimeout: time.Minute, MaxHeaderBytes: 8 << 10}
+	f.servers = append(f.servers, srv)
+	f.done.Go(func() {
+		stop := context.AfterFunc(ctx, func() { srv.Close() })
+		defer stop()
+		_ = srv.Serve(door.New(l, door.Limits{All: 32, PerSource: 16, Strangers: 32, PerUnsure: 16})) // it ends when it is closed
+	})
+}

@@ -1,0 +1,151 @@
+package dns
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/miekg/dns"
+
+	"keelson.dev/keelson/agent/dns/corefile"
+	"keelson.dev/keelson/agent/dns/zone"
+)
+
+// rewritten is a question as rules made it, and how answers are changed back.
+type rewritten struct {
+	name  string
+	kind  uint16
+	rules []corefile.AnswerRule
+}
+
+// rewrite applies rules to a question in order. The first that matches is the last, unless it says continue.
+func rewrite(rules []corefile.Rewrite, name string, kind uint16) rewritten {
+	out := rewritten{name: name, kind: kind}
+	for i := range rules {
+		r := &rules[i]
+		if r.Kind == "type" {
+			if r.FromType != out.kind {
+				continue
+			}
+			out.kind = r.ToType
+		} else {
+			to, ok := renamed(r, out.name)
+			if !ok {
+				continue
+			}
+			out.name = to
+		}
+		out.rules = append(out.rules, r.Answers...)
+		if !r.Continue {
+			break
+		}
+	}
+	return out
+}
+
+// renamed is the name that a rule makes of another; ok is false when it does not match or makes none.
+func renamed(r *corefile.Rewrite, name string) (to string, ok bool) {
+	switch r.Kind {
+	case "exact":
+		to, ok = r.To, name == r.From
+	case "prefix":
+		to, ok = strings.CutPrefix(name, r.From)
+		to = r.To + to
+	case "suffix":
+		to, ok = strings.CutSuffix(name, r.From)
+		to += r.To
+	case "substring":
+		ok = strings.Contains(name, r.From)
+		to = strings.ReplaceAll(name, r.From, r.To)
+	case "regex":
+		if m := r.Pattern.FindStringSubmatch(name); m != nil {
+			to, ok = filled(r.To, m), true
+		}
+	}
+	if !ok {
+		return "", false
+	}
+	to = strings.ToLower(dns.Fqdn(to))
+	if _, valid := dns.IsDomainName(to); !valid || len(to) > 254 {
+		return "", false
+	}
+	return to, true
+}
+
+// filled puts what groups matched into {1}, {2} ...
+func filled(to string, groups []string) string {
+	for i := 1; i < len(groups); i++ {
+		to = strings.ReplaceAll(to, "{"+strconv.Itoa(i)+"}", groups[i])
+	}
+	return to
+}
+
+// back changes the names in an answer: those of the question as it was rewritten become those that were asked for, and
+// then what the rules say.
+func (w rewritten) back(m *dns.Msg, asked string) {
+	for _, section := range [][]dns.RR{m.Answer, m.Extra} {
+		for _, rr := range section {
+			h := rr.Header()
+			if h.Rrtype == dns.TypeOPT {
+				continue
+			}
+			if w.name != strings.ToLower(asked) && strings.EqualFold(h.Name, w.name) {
+				h.Name = asked
+			}
+			for _, r := range w.rules {
+				if r.Values {
+					changeValue(rr, r)
+				} else if n, ok := replaced(h.Name, r); ok {
+					h.Name = n
+				}
+			}
+		}
+	}
+}
+
+func replaced(name string, r corefile.AnswerRule) (string, bool) {
+	m := r.Pattern.FindStringSubmatch(name)
+	if m == nil {
+		return "", false
+	}
+	to := dns.Fqdn(filled(r.To, m))
+	_, ok := dns.IsDomainName(to)
+	return to, ok && len(to) <= 254
+}
+
+func changeValue(rr dns.RR, r corefile.AnswerRule) {
+	var to *string
+	switch rr := rr.(type) {
+	case *dns.CNAME:
+		to = &rr.Target
+	case *dns.SRV:
+		to = &rr.Target
+	case *dns.PTR:
+		to = &rr.Ptr
+	case *dns.MX:
+		to = &rr.Mx
+	default:
+		return
+	}
+	if n, ok := replaced(*to, r); ok {
+		*to = n
+	}
+}
+
+// turned lets the addresses at the end of an answer begin with another one each time, so that clients that take the
+// first spread over all.
+func turned(rrs []dns.RR, turn uint32) {
+	first := slices.IndexFunc(rrs, func(rr dns.RR) bool {
+		t := rr.Header().Rrtype
+		return t == dns.TypeA || t == dns.TypeAAAA
+	})
+	if first < 0 {
+		return
+	}
+	tail := rrs[first:]
+	kind := tail[0].Header().Rrtype
+	if slices.ContainsFunc(tail, func(rr dns.RR) bool { return rr.Header().Rrtype != kind }) {
+		return
+	}
+	zone.Rotate(tail, turn)
+}

@@ -1,0 +1,350 @@
+package dns
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/miekg/dns"
+	"golang.org/x/sys/unix"
+
+	"keelson.dev/keelson/internal/door"
+)
+
+// The bounds of clients.
+const (
+	maxWaiting       = 2000             // questions that wait for other servers, of all clients
+	maxWaitingEach   = 200              // of one client
+	readTime         = 5 * time.Second  // for a question over TCP, once it has begun
+	idleTime         = 10 * time.Second // between two
+	writeTime        = 5 * time.Second
+	maxOnConnection  = 1000    // questions on one connection
+	maxQuestion      = 4096    // bytes of one
+	receiveBuffer    = 1 << 20 // bytes of questions that wait to be read
+	maxSockets       = 4       // that share an address
+	maxConnections   = 256
+	connectionsOfOne = 32
+)
+
+// waiting bounds what waits for other servers.
+type waiting struct {
+	mu  sync.Mutex
+	all int
+	of  map[netip.Addr]int
+}
+
+func (w *waiting) enter(a netip.Addr) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.all >= maxWaiting || w.of[a] >= maxWaitingEach {
+		return false
+	}
+	w.all++
+	w.of[a]++
+	return true
+}
+
+func (w *waiting) leave(a netip.Addr) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.all--
+	if w.of[a]--; w.of[a] == 0 {
+		delete(w.of, a)
+	}
+}
+
+// clients says whom the server is for: pods and processes of its node. An address of a node can be reached from outside
+// of it; whoever comes from there gets no answer, for answers are larger than questions, and senders can be forged.
+type clients struct {
+	prefixes []netip.Prefix
+	local    map[netip.Addr]struct{}
+}
+
+func (c *clients) permits(a netip.Addr) bool {
+	for _, p := range c.prefixes {
+		if p.Contains(a) {
+			return true
+		}
+	}
+	if a.IsLoopback() {
+		return true
+	}
+	_, ok := c.local[a]
+	return ok
+}
+
+// front is what is served at one address.
+type front struct {
+	udp     []*net.UDPConn
+	tcp     net.Listener
+	servers []*http.Server
+	cancel  context.CancelFunc
+	done    sync.WaitGroup
+}
+
+// listen takes the address: nothing is answered yet.
+func listen(ctx context.Context, at netip.AddrPort) (*front, error) {
+	f := &front{}
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var failed error
+		err := c.Control(func(fd uintptr) {
+			failed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
+			// more than the system allows everybody; without the right to it what is allowed has to do
+			_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer)
+		})
+		return errors.Join(err, failed)
+	}}
+	for range min(runtime.GOMAXPROCS(0), maxSockets) {
+		c, err := lc.ListenPacket(ctx, "udp", at.String())
+		if err != nil {
+			f.close()
+			return nil, fmt.Errorf("serving DNS at %s: %w", at, err)
+		}
+		f.udp = append(f.udp, c.(*net.UDPConn))
+		if at.Port() == 0 { // of tests: all sockets have the port that the first one got
+			at = c.LocalAddr().(*net.UDPAddr).AddrPort()
+		}
+	}
+	l, err := lc.Listen(ctx, "tcp", at.String())
+	if err != nil {
+		f.close()
+		return nil, fmt.Errorf("serving DNS at %s: %w", at, err)
+	}
+	f.tcp = l
+	return f, nil
+}
+
+func (f *front) close() {
+	if f.cancel != nil {
+		f.cancel()
+	}
+	for _, c := range f.udp {
+		c.Close()
+	}
+	if f.tcp != nil {
+		f.tcp.Close()
+	}
+	for _, s := range f.servers {
+		s.Close()
+	}
+	f.done.Wait()
+}
+
+// start answers at the address until the front is closed.
+func (s *Server) start(ctx context.Context, f *front) {
+	ctx, f.cancel = context.WithCancel(ctx)
+	for _, c := range f.udp {
+		f.done.Go(func() { s.packets(ctx, c, &f.done) })
+	}
+	f.done.Go(func() {
+		s.connections(ctx, door.New(f.tcp, door.Limits{All: maxConnections, PerSource: connectionsOfOne, Strangers: maxConnections, PerUnsure: connectionsOfOne}), &f.done)
+	})
+}
+
+// packets answers what comes over one UDP socket. What is known is answered at once, in this goroutine.
+func (s *Server) packets(ctx context.Context, c *net.UDPConn, more *sync.WaitGroup) {
+	buf, out, seen := make([]byte, maxQuestion), make([]byte, mostUDP), newMemo()
+	for {
+		n, from, err := c.ReadFromUDPAddrPort(buf)
+		if err != nil {
+			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
+				return
+			}
+			continue // a client's port that is closed shows up here
+		}
+		from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
+		if !s.clients.Load().permits(from.Addr()) {
+			s.dropped.Add(1)
+			continue
+		}
+		in := &incoming{began: time.Now()}
+		force, serial := s.chain.Load(), s.index.Serial() // before the answer is made of them
+		if old := seen.find(buf[:n], force, serial); old != nil {
+			out = append(out[:0], old.reply...)
+			out[0], out[1] = buf[0], buf[1]
+			_, _ = c.WriteToUDPAddrPort(out, from)
+			old.block.counts.count(old.kind, false, from.Addr().Is6(), old.rcode, n, len(out), time.Since(in.began))
+			continue
+		}
+		reply, later := s.take(force, buf[:n], false, in)
+		if later != nil {
+			s.wait(ctx, c, from, in, later, more)
+			continue
+		}
+		if reply == nil {
+			continue
+		}
+		if packed := s.finish(in, reply, from.Addr(), out[:cap(out)]); packed != nil {
+			_, _ = c.WriteToUDPAddrPort(packed, from) // a client that is gone is no fault
+			seen.put(buf[:n], packed, in, force, serial, reply.Rcode)
+		}
+	}
+}
+
+// wait answers when it is known, in a goroutine of its own.
+func (s *Server) wait(ctx context.Context, c *net.UDPConn, from netip.AddrPort, in *incoming, later func(context.Context) *dns.Msg, more *sync.WaitGroup) {
+	if !s.waiting.enter(from.Addr()) {
+		if packed := s.finish(in, in.reply(result{rcode: dns.RcodeServerFailure}), from.Addr(), nil); packed != nil {
+			_, _ = c.WriteToUDPAddrPort(packed, from)
+		}
+		return
+	}
+	more.Go(func() {
+		defer s.waiting.leave(from.Addr())
+		if packed := s.finish(in, s.guarded(ctx, in, later), from.Addr(), nil); packed != nil {
+			_, _ = c.WriteToUDPAddrPort(packed, from)
+		}
+	})
+}
+
+// take reads a message and answers it. A fault in that is this message's alone.
+func (s *Server) take(c *chain, packet []byte, tcp bool, in *incoming) (reply *dns.Msg, later func(context.Context) *dns.Msg) {
+	defer func() {
+		if p := recover(); p != nil {
+			s.fault(p)
+			reply, later = nil, nil
+		}
+	}()
+	refused, ok := c.read(packet, tcp, in)
+	if !ok {
+		return nil, nil
+	}
+	if refused != nil {
+		return refused, nil
+	}
+	return c.reply(in)
+}
+
+// guarded runs what takes time.
+func (s *Server) guarded(ctx context.Context, in *incoming, later func(context.Context) *dns.Msg) (reply *dns.Msg) {
+	defer func() {
+		if p := recover(); p != nil {
+			s.fault(p)
+			reply = in.reply(result{rcode: dns.RcodeServerFailure})
+		}
+	}()
+	return later(ctx)
+}
+
+func (s *Server) fault(p any) {
+	if s.panics.Add(1)%1000 == 1 {
+		s.cfg.Log.Error("a question met a fault of the DNS server and was not answered", "fault", p, "stack", string(debug.Stack()))
+	}
+}
+
+// finish packs an answer and counts it; nil when there is none to be sent.
+func (s *Server) finish(in *incoming, m *dns.Msg, from netip.Addr, buf []byte) []byte {
+	size := in.size
+	if size == 0 {
+		size = plainUDP
+	}
+	packed, err := pack(m, size, buf)
+	if err != nil {
+		m = in.reply(result{rcode: dns.RcodeServerFailure})
+		if packed, err = m.Pack(); err != nil {
+			return nil
+		}
+	}
+	if in.block != nil {
+		took := time.Since(in.began)
+		in.block.counts.count(in.ask.kind, in.tcp, from.Is6(), m.Rcode, in.bytes, len(packed), took)
+		if in.block.cfg.Log {
+			s.cfg.Log.LogAttrs(context.Background(), slog.LevelInfo, "answered", slog.String("client", from.String()), slog.String("name", in.ask.owner),
+				slog.String("type", dns.TypeToString[in.ask.kind]), slog.String("code", dns.RcodeToString[m.Rcode]), slog.Int("bytes", len(packed)), slog.Duration("took", took))
+		}
+	}
+	return packed
+}
+
+// connections takes TCP connections until the listener is closed.
+func (s *Server) connections(ctx context.Context, l net.Listener, more *sync.WaitGroup) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
+				return
+			}
+			continue
+		}
+		more.Go(func() {
+			defer c.Close()
+			stop := context.AfterFunc(ctx, func() { c.Close() })
+			defer stop()
+			s.connection(ctx, c)
+		})
+	}
+}
+
+// connection answers the questions of one connection, one after the other.
+func (s *Server) connection(ctx context.Context, c net.Conn) {
+	at, err := netip.ParseAddrPort(c.RemoteAddr().String())
+	if err != nil {
+		return
+	}
+	from := at.Addr().Unmap()
+	if !s.clients.Load().permits(from) {
+		s.dropped.Add(1)
+		return
+	}
+	var size [2]byte
+	for range maxOnConnection {
+		if c.SetReadDeadline(time.Now().Add(idleTime)) != nil {
+			return
+		}
+		if _, err := io.ReadFull(c, size[:]); err != nil {
+			return
+		}
+		n := int(binary.BigEndian.Uint16(size[:]))
+		if n > maxQuestion || c.SetReadDeadline(time.Now().Add(readTime)) != nil {
+			return
+		}
+		packet := make([]byte, n)
+		if _, err := io.ReadFull(c, packet); err != nil {
+			return
+		}
+		in := &incoming{began: time.Now()}
+		reply, later := s.take(s.chain.Load(), packet, true, in)
+		if later != nil {
+			if !s.waiting.enter(from) {
+				reply = in.reply(result{rcode: dns.RcodeServerFailure})
+			} else {
+				reply = s.guarded(ctx, in, later)
+				s.waiting.leave(from)
+			}
+		}
+		if reply == nil {
+			return
+		}
+		packed := s.finish(in, reply, from, nil)
+		if packed == nil || c.SetWriteDeadline(time.Now().Add(writeTime)) != nil {
+			return
+		}
+		if _, err := c.Write(append(binary.BigEndian.AppendUint16(make([]byte, 0, len(packed)+2), uint16(len(packed))), packed...)); err != nil {
+			return
+		}
+	}
+}
+
+// counters of a server.
+type counters struct {
+	panics, refused, dropped atomic.Uint64
+}
+
+// waits is how many questions wait for other servers.
+func (s *Server) waits() int {
+	s.waiting.mu.Lock()
+	defer s.waiting.mu.Unlock()
+	return s.waiting.all
+}

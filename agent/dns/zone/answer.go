@@ -1,0 +1,531 @@
+package zone
+
+import (
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"github.com/miekg/dns"
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+// Version of the specification of names that is kept.
+const Version = "1.1.0"
+
+// Options are what a Corefile says of the cluster's names.
+type Options struct {
+	TTL         uint32 // seconds
+	Pods        bool   // names of pods are answered, whether or not there is such a pod
+	PodNames    bool   // endpoints without a hostname are called as their pods
+	IgnoreEmpty bool   // a Service without endpoints has no name
+	Namespaces  []string
+	Servers     []netip.Addr // where this DNS is served: what ns.dns.ZONE says
+}
+
+// Answer is what the zone says to a question.
+type Answer struct {
+	Rcode   int
+	Records []dns.RR
+	Extra   []dns.RR
+	// Alias is the name that the last record, a CNAME, leads to, when the question was not for the CNAME itself: who
+	// answers has to find what is there.
+	Alias string
+	// Cut says that there are more records than were wanted.
+	Cut bool
+}
+
+// question is one question as it is being answered.
+type question struct {
+	x     *Index
+	o     *Options
+	zone  string // "cluster.local."
+	owner string // as it was asked
+	kind  uint16
+	turn  uint32
+	most  int
+	seen  map[string]struct{} // targets of SRV records
+	out   Answer
+}
+
+// Answer answers a name of the zone. owner is the name as it was asked, name the same in lower case, which ends in zone;
+// both are fully qualified. Records of a set begin with another one as turn moves on; of endpoints there are not many more
+// than most.
+func (x *Index) Answer(o *Options, zone, owner, name string, kind uint16, turn uint32, most int) Answer {
+	q := question{x: x, o: o, zone: zone, owner: owner, kind: kind, turn: turn, most: most}
+	rel := strings.TrimSuffix(strings.TrimSuffix(name, zone), ".")
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	q.find(rel)
+	return q.out
+}
+
+// find looks at the name below the zone.
+func (q *question) find(rel string) {
+	switch rel {
+	case "":
+		q.apex()
+		return
+	case "svc", "dns":
+		return
+	case "dns-version":
+		if q.kind == dns.TypeTXT {
+			q.add(&dns.TXT{Hdr: q.header(q.owner, dns.TypeTXT), Txt: []string{Version}})
+		}
+		return
+	case "ns.dns":
+		q.addresses(q.o.Servers)
+		return
+	case "pod":
+		if !q.o.Pods {
+			q.out.Rcode = dns.RcodeNameError
+		}
+		return
+	}
+	if rest, ok := strings.CutSuffix(rel, ".svc"); ok {
+		q.below(rest)
+		return
+	}
+	if rest, ok := strings.CutSuffix(rel, ".pod"); ok && q.o.Pods {
+		q.pod(rest)
+		return
+	}
+	q.out.Rcode = dns.RcodeNameError
+}
+
+func (q *question) apex() {
+	switch q.kind {
+	case dns.TypeSOA:
+		q.add(SOA(q.zone, q.o.TTL, q.x.serial.Load()))
+	case dns.TypeNS:
+		q.add(&dns.NS{Hdr: q.header(q.owner, dns.TypeNS), Ns: "ns.dns." + q.zone})
+		for _, a := range q.o.Servers {
+			q.out.Extra = append(q.out.Extra, q.address("ns.dns."+q.zone, a))
+		}
+	}
+}
+
+// SOA is the record by which a negative answer of the zone says how long it holds.
+func SOA(zone string, ttl, serial uint32) *dns.SOA {
+	return &dns.SOA{Hdr: dns.RR_Header{Name: zone, Rrtype: dns.TypeSOA, Class: dns.ClassINET, Ttl: ttl},
+		Ns: "ns.dns." + zone, Mbox: "hostmaster." + zone, Serial: serial, Refresh: 7200, Retry: 1800, Expire: 86400, Minttl: ttl}
+}
+
+// Serial counts the changes of the index.
+func (x *Index) Serial() uint32 { return x.serial.Load() }
+
+// below answers what stands before ".svc": NS, SERVICE.NS, HOST.SERVICE.NS, _PROTO.SERVICE.NS, _PORT._PROTO.SERVICE.NS.
+func (q *question) below(rest string) {
+	rest, namespace := cutLast(rest)
+	if q.hidden(namespace) {
+		q.out.Rcode = dns.RcodeNameError
+		return
+	}
+	if rest == "" {
+		if q.x.namespaces[namespace] == 0 {
+			q.out.Rcode = dns.RcodeNameError
+		}
+		return
+	}
+	rest, service := cutLast(rest)
+	e := q.x.services[Key{namespace, service}]
+	if e == nil || q.o.IgnoreEmpty && e.empty() {
+		q.out.Rcode = dns.RcodeNameError
+		return
+	}
+	if e.service.Spec.Type == v1.ServiceTypeExternalName {
+		q.external(e, rest)
+		return
+	}
+	first, second := cutLast(rest)
+	switch {
+	case rest == "":
+		q.service(e)
+	case first == "" && strings.HasPrefix(second, "_"):
+		if !e.speaks(second[1:]) {
+			q.out.Rcode = dns.RcodeNameError
+		}
+	case first == "":
+		q.endpoint(e, second)
+	case strings.HasPrefix(first, "_") && strings.HasPrefix(second, "_") && !strings.Contains(first, "."):
+		q.port(e, first[1:], second[1:])
+	default:
+		q.out.Rcode = dns.RcodeNameError
+	}
+}
+
+// hidden says that the Corefile leaves the namespace out.
+func (q *question) hidden(namespace string) bool {
+	if len(q.o.Namespaces) == 0 {
+		return false
+	}
+	for _, n := range q.o.Namespaces {
+		if n == namespace {
+			return false
+		}
+	}
+	return true
+}
+
+// cutLast takes the last label off: "a.b.c" is "a.b" and "c".
+func cutLast(name string) (rest, last string) {
+	if i := strings.LastIndexByte(name, '.'); i >= 0 {
+		return name[:i], name[i+1:]
+	}
+	return "", name
+}
+
+// empty says that no endpoint is ready, of a Service that should have some.
+func (e *entry) empty() bool {
+	if e.headless || e.service.Spec.Type == v1.ServiceTypeExternalName {
+		return false
+	}
+	for range e.ready {
+		return false
+	}
+	return true
+}
+
+// speaks says whether a named port of the Service has the protocol, in lower case.
+func (e *entry) speaks(proto string) bool {
+	for i := range e.service.Spec.Ports {
+		if p := &e.service.Spec.Ports[i]; p.Name != "" && strings.EqualFold(protocol(p.Protocol), proto) {
+			return true
+		}
+	}
+	return false
+}
+
+func protocol(p v1.Protocol) string {
+	if p == "" {
+		return string(v1.ProtocolTCP)
+	}
+	return string(p)
+}
+
+// external is a Service that is a name elsewhere.
+func (q *question) external(e *entry, rest string) {
+	target := dns.Fqdn(strings.ToLower(e.service.Spec.ExternalName))
+	if rest != "" || target == "." {
+		q.out.Rcode = dns.RcodeNameError
+		return
+	}
+	q.add(&dns.CNAME{Hdr: q.header(q.owner, dns.TypeCNAME), Target: target})
+	if q.kind != dns.TypeCNAME {
+		q.out.Alias = target
+	}
+}
+
+// service answers the Service's own name.
+func (q *question) service(e *entry) {
+	if q.kind == dns.TypeSRV {
+		q.ports(e, nil)
+		return
+	}
+	var all []netip.Addr
+	if e.headless {
+		seen := map[netip.Addr]struct{}{}
+		for _, ep := range e.ready {
+			if all = appendNew(all, ep.Addresses, seen); len(all) >= q.most {
+				q.out.Cut = true
+				break
+			}
+		}
+	} else {
+		e.own(func(a netip.Addr) { all = append(all, a) })
+	}
+	q.addresses(all)
+}
+
+// appendNew appends the addresses of texts that have not been seen: an endpoint may stand in two EndpointSlices for a
+// moment.
+func appendNew(all []netip.Addr, texts []string, seen map[netip.Addr]struct{}) []netip.Addr {
+	for _, t := range texts {
+		a, err := netip.ParseAddr(t)
+		if err != nil {
+			continue
+		}
+		if _, ok := seen[a]; !ok {
+			seen[a] = struct{}{}
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
+// endpoint answers HOST.SERVICE.NS.
+func (q *question) endpoint(e *entry, host string) {
+	found := false
+	var all []netip.Addr
+	seen := map[netip.Addr]struct{}{}
+	e.host(host, q.o.PodNames, func(p *discoveryv1.EndpointSlice, ep *discoveryv1.Endpoint) {
+		found = true
+		if q.kind == dns.TypeSRV {
+			for i := range p.Ports {
+				q.portOf(e, ep, &p.Ports[i])
+			}
+			return
+		}
+		all = appendNew(all, ep.Addresses, seen)
+	})
+	if !found {
+		q.out.Rcode = dns.RcodeNameError
+		return
+	}
+	if q.kind == dns.TypeSRV {
+		q.weigh()
+		return
+	}
+	q.addresses(all)
+}
+
+// port answers _PORT._PROTO.SERVICE.NS. The name exists as long as the Service has the port.
+func (q *question) port(e *entry, name, proto string) {
+	for i := range e.service.Spec.Ports {
+		p := &e.service.Spec.Ports[i]
+		if p.Name != "" && strings.EqualFold(p.Name, name) && strings.EqualFold(protocol(p.Protocol), proto) {
+			if q.kind == dns.TypeSRV {
+				q.ports(e, p)
+			}
+			return
+		}
+	}
+	q.out.Rcode = dns.RcodeNameError
+}
+
+// ports adds the SRV records of one port, or of all when only is nil.
+func (q *question) ports(e *entry, only *v1.ServicePort) {
+	if e.headless {
+		for p, ep := range e.ready {
+			for i := range p.Ports {
+				if only == nil || is(&p.Ports[i], only) {
+					q.portOf(e, ep, &p.Ports[i])
+				}
+			}
+			if len(q.out.Records) >= q.most {
+				q.out.Cut = true
+				break
+			}
+		}
+		q.weigh()
+		return
+	}
+	target := e.key.Name + "." + e.key.Namespace + ".svc." + q.zone
+	for i := range e.service.Spec.Ports {
+		p := &e.service.Spec.Ports[i]
+		if only == nil || p == only {
+			q.add(&dns.SRV{Hdr: q.header(q.owner, dns.TypeSRV), Port: uint16(p.Port), Target: target})
+		}
+	}
+	if len(q.out.Records) > 0 {
+		e.own(func(a netip.Addr) { q.out.Extra = append(q.out.Extra, q.address(target, a)) })
+	}
+	q.weigh()
+}
+
+// is says whether an EndpointSlice's port is the Service's.
+func is(p *discoveryv1.EndpointPort, of *v1.ServicePort) bool {
+	proto := v1.ProtocolTCP
+	if p.Protocol != nil {
+		proto = *p.Protocol
+	}
+	return p.Name != nil && *p.Name == of.Name && strings.EqualFold(string(proto), protocol(of.Protocol))
+}
+
+// portOf adds the SRV record of an endpoint's port, with its addresses.
+func (q *question) portOf(e *entry, ep *discoveryv1.Endpoint, p *discoveryv1.EndpointPort) {
+	if p.Port == nil {
+		return
+	}
+	target := hostOf(ep, q.o.PodNames) + "." + e.key.Name + "." + e.key.Namespace + ".svc." + q.zone
+	at := target + strconv.Itoa(int(*p.Port))
+	if _, ok := q.seen[at]; ok {
+		return // the same endpoint in another EndpointSlice
+	}
+	if q.seen == nil {
+		q.seen = map[string]struct{}{}
+	}
+	q.seen[at] = struct{}{}
+	q.add(&dns.SRV{Hdr: q.header(q.owner, dns.TypeSRV), Port: uint16(*p.Port), Target: target})
+	for _, t := range ep.Addresses {
+		if a, err := netip.ParseAddr(t); err == nil {
+			q.out.Extra = append(q.out.Extra, q.address(target, a))
+		}
+	}
+}
+
+// weigh gives all SRV records the same weight.
+func (q *question) weigh() {
+	n := len(q.out.Records)
+	if n == 0 {
+		return
+	}
+	w := uint16(max(100/n, 1))
+	for _, rr := range q.out.Records {
+		rr.(*dns.SRV).Weight = w
+	}
+}
+
+// pod answers A-B-C-D.NS.pod: the address that the name spells.
+func (q *question) pod(rest string) {
+	rest, namespace := cutLast(rest)
+	if q.hidden(namespace) {
+		q.out.Rcode = dns.RcodeNameError
+		return
+	}
+	if rest == "" {
+		return
+	}
+	a, err := netip.ParseAddr(strings.ReplaceAll(rest, "-", "."))
+	if err != nil {
+		a, err = netip.ParseAddr(strings.ReplaceAll(rest, "-", ":"))
+	}
+	if err != nil || strings.ContainsAny(rest, ".:%") {
+		q.out.Rcode = dns.RcodeNameError
+		return
+	}
+	q.addresses([]netip.Addr{a})
+}
+
+// addresses adds the records of the family that was asked for.
+func (q *question) addresses(all []netip.Addr) {
+	if q.kind != dns.TypeA && q.kind != dns.TypeAAAA {
+		return
+	}
+	for _, a := range all {
+		if a.Is4() == (q.kind == dns.TypeA) {
+			q.add(q.address(q.owner, a))
+		}
+	}
+	Rotate(q.out.Records, q.turn)
+}
+
+// Rotate moves the first n records of a set to its end, where n is turn as far as it matters.
+func Rotate(rrs []dns.RR, turn uint32) {
+	if len(rrs) < 2 {
+		return
+	}
+	n := int(turn % uint32(len(rrs)))
+	if n == 0 {
+		return
+	}
+	turned := append(append(make([]dns.RR, 0, len(rrs)), rrs[n:]...), rrs[:n]...)
+	copy(rrs, turned)
+}
+
+func (q *question) address(owner string, a netip.Addr) dns.RR {
+	if a.Is4() {
+		b := a.As4()
+		return &dns.A{Hdr: q.header(owner, dns.TypeA), A: net.IP(b[:])}
+	}
+	b := a.As16()
+	return &dns.AAAA{Hdr: q.header(owner, dns.TypeAAAA), AAAA: net.IP(b[:])}
+}
+
+func (q *question) header(owner string, kind uint16) dns.RR_Header {
+	return dns.RR_Header{Name: owner, Rrtype: kind, Class: dns.ClassINET, Ttl: q.o.TTL}
+}
+
+func (q *question) add(rr dns.RR) { q.out.Records = append(q.out.Records, rr) }
+
+// Reverse answers a name below in-addr.arpa or ip6.arpa, given as name in lower case; found is false when no Service
+// has the address. zone is where the names that it answers with lie.
+func (x *Index) Reverse(o *Options, zone, owner, name string, kind uint16) (out Answer, found bool) {
+	addr, ok := reversed(name)
+	if !ok {
+		return out, false
+	}
+	q := question{x: x, o: o, zone: zone, owner: owner, kind: kind}
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	for _, e := range x.byAddress[addr] {
+		if q.hidden(e.key.Namespace) {
+			continue
+		}
+		found = true
+		if kind != dns.TypePTR {
+			continue
+		}
+		base := e.key.Name + "." + e.key.Namespace + ".svc." + zone
+		if !e.headless {
+			q.add(&dns.PTR{Hdr: q.header(owner, dns.TypePTR), Ptr: base})
+			continue
+		}
+		text := addr.String()
+		for _, ep := range e.ready {
+			for _, a := range ep.Addresses {
+				if a == text || same(a, addr) {
+					q.pointer(hostOf(ep, o.PodNames) + "." + base)
+				}
+			}
+		}
+	}
+	return q.out, found
+}
+
+// same says whether a text is the address in another spelling, which IPv6 has.
+func same(text string, a netip.Addr) bool {
+	if a.Is4() {
+		return false
+	}
+	b, err := netip.ParseAddr(text)
+	return err == nil && a == b
+}
+
+// pointer adds a PTR record once.
+func (q *question) pointer(to string) {
+	for _, rr := range q.out.Records {
+		if rr.(*dns.PTR).Ptr == to {
+			return
+		}
+	}
+	q.add(&dns.PTR{Hdr: q.header(q.owner, dns.TypePTR), Ptr: to})
+}
+
+// ReverseAddress is the address that a name of the reverse zones, in lower case, stands for.
+func ReverseAddress(name string) (netip.Addr, bool) { return reversed(name) }
+
+// reversed is the address that a name of the reverse zones stands for.
+func reversed(name string) (netip.Addr, bool) {
+	if rest, ok := strings.CutSuffix(name, ".in-addr.arpa."); ok {
+		var b [4]byte
+		for i := range b {
+			var label string
+			if rest, label = cutLast(rest); !octet(label, &b[i]) {
+				return netip.Addr{}, false
+			}
+		}
+		return netip.AddrFrom4(b), rest == ""
+	}
+	rest, ok := strings.CutSuffix(name, ".ip6.arpa.")
+	if !ok || len(rest) != 63 {
+		return netip.Addr{}, false
+	}
+	var b [16]byte
+	for i := range 32 {
+		at := 62 - 2*i
+		d := strings.IndexByte("0123456789abcdef", rest[at])
+		if d < 0 || at > 0 && rest[at-1] != '.' {
+			return netip.Addr{}, false
+		}
+		b[i/2] = b[i/2]<<4 | byte(d)
+	}
+	return netip.AddrFrom16(b), true
+}
+
+// octet reads a number of 0 to 255 without leading zeros.
+func octet(s string, to *byte) bool {
+	if s == "" || len(s) > 3 || len(s) > 1 && s[0] == '0' {
+		return false
+	}
+	n := 0
+	for _, c := range []byte(s) {
+		if c < '0' || c > '9' {
+			return false
+		}
+		n = 10*n + int(c-'0')
+	}
+	*to = byte(n)
+	return n < 256
+}

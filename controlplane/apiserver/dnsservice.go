@@ -1,0 +1,45 @@
+package apiserver
+
+import (
+	"context"
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/registry"
+)
+
+// EnsureDNSService creates the Service of the cluster's DNS, kube-system/kube-dns, where there is none. What somebody has
+// made of it stays: with a selector it leads to pods, and agents no longer answer at its address themselves. It has the
+// address ip unless another Service has that already. fence is the term of leadership, 0 for none.
+func (s *Server) EnsureDNSService(ctx context.Context, fence uint64, ip netip.Addr) error {
+	const name = "kube-dns"
+	if _, ok := s.known.Get(ctx, "services", metav1.NamespaceSystem, name); ok {
+		return nil
+	}
+	svc := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: metav1.NamespaceSystem, Name: name, Labels: map[string]string{"k8s-app": name},
+			Annotations: map[string]string{"keelson.dev/served-by": "agent"},
+		},
+		Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeClusterIP,
+			Ports: []corev1.ServicePort{
+				{Name: "dns", Protocol: corev1.ProtocolUDP, Port: 53, TargetPort: intstr.FromInt32(53)},
+				{Name: "dns-tcp", Protocol: corev1.ProtocolTCP, Port: 53, TargetPort: intstr.FromInt32(53)},
+				{Name: "metrics", Protocol: corev1.ProtocolTCP, Port: 9153, TargetPort: intstr.FromInt32(9153)},
+			},
+		},
+	}
+	if !s.cfg.Registry.Reserved(registry.SpaceClusterIPs, ip.String()) {
+		svc.Spec.ClusterIP, svc.Spec.ClusterIPs = ip.String(), []string{ip.String()}
+	}
+	if err := s.write(ctx, fence, api.VerbCreate, svc); err != nil && !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	return nil
+}

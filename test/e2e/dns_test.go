@@ -1,0 +1,193 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/deploy/lab"
+	"keelson.dev/keelson/test/bed"
+)
+
+// clusterDNS is the address of the cluster's DNS.
+func (w world) clusterDNS() string {
+	w.Helper()
+	svc, err := w.cs.CoreV1().Services(metav1.NamespaceSystem).Get(context.Background(), "kube-dns", metav1.GetOptions{})
+	if err != nil {
+		w.Fatal(err)
+	}
+	return svc.Spec.ClusterIP
+}
+
+// resolves waits until a pod's own resolver answers args as want says.
+func (w world) resolves(pod, want string, args ...string) {
+	w.Helper()
+	kctl := filepath.Join(bed.Lab().Config.BinDir, "kctl")
+	bed.Eventually(w, soon, func() error {
+		out, _ := bed.Try(w, kctl, append([]string{"-n", w.ns, "exec", pod, "--", "nslookup"}, args...)...)
+		if !regexp.MustCompile(want).MatchString(out) {
+			return fmt.Errorf("nslookup %s:\n%s\nwant %s", strings.Join(args, " "), out, want)
+		}
+		return nil
+	})
+}
+
+// Every kind of record, asked for from a pod by the resolver that it has: Services with an address, headless ones, pods
+// of a StatefulSet by name, named ports, names elsewhere, pods, and addresses.
+func TestDNSRecords(t *testing.T) {
+	w := begin(t)
+	dns := w.clusterDNS()
+	if !strings.HasSuffix(dns, ".10") {
+		t.Errorf("the cluster's DNS is at %s, want the tenth address of the range", dns)
+	}
+	svc := w.createService(front("web", v1.ServiceTypeClusterIP))
+	headless := front("db", v1.ServiceTypeClusterIP)
+	headless.Spec.ClusterIP = v1.ClusterIPNone
+	w.createService(headless)
+	alias := front("alias", v1.ServiceTypeExternalName)
+	alias.Spec.Selector, alias.Spec.Ports, alias.Spec.ExternalName = nil, nil, "web."+w.ns+".svc.cluster.local"
+	w.createService(alias)
+	labels := map[string]string{"app": "db"}
+	set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "db"}, Spec: appsv1.StatefulSetSpec{
+		ServiceName: "db", Replicas: ptr(int32(2)), Selector: &metav1.LabelSelector{MatchLabels: labels},
+		Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod("x", hello).Spec}}}
+	if _, err := w.cs.AppsV1().StatefulSets(w.ns).Create(context.Background(), set, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	client := sleeper("client")
+	client.Spec.NodeName = "w1"
+	w.createPod(client)
+	host := sleeper("on-host")
+	host.Spec.NodeName, host.Spec.HostNetwork, host.Spec.DNSPolicy = "w2", true, v1.DNSClusterFirstWithHostNet
+	w.createPod(host)
+	w.waitPod("client", isReady)
+	w.waitPod("on-host", isReady)
+	ip := w.waitPod("db-1", isReady).Status.PodIP
+	q := regexp.QuoteMeta
+	for _, from := range []string{"client", "on-host"} {
+		w.resolves(from, `Address:\s+`+q("10.")+`\d+\.\d+\.1\n`, "kubernetes.default.svc.cluster.local")
+		w.resolves(from, q(svc.Spec.ClusterIP), "web."+w.ns+".svc.cluster.local")
+		w.resolves(from, q(ip), "db."+w.ns+".svc.cluster.local")
+		w.resolves(from, q(ip), "db-1.db."+w.ns+".svc.cluster.local")
+	}
+	w.resolves("client", q("kubernetes.default"), "kubernetes.default") // by the search domains
+	w.resolves("client", q("web."+w.ns+".svc.cluster.local"), svc.Spec.ClusterIP)
+	w.resolves("client", q("db-1.db."+w.ns), ip)
+	w.resolves("client", q(svc.Spec.ClusterIP), "alias."+w.ns+".svc.cluster.local")
+	w.resolves("client", `80 web\.`+q(w.ns), "-type=srv", "_http._tcp.web."+w.ns+".svc.cluster.local")
+	w.resolves("client", `8080 db-1\.db\.`, "-type=srv", "_http._tcp.db."+w.ns+".svc.cluster.local")
+	w.resolves("client", q(ip), strings.ReplaceAll(ip, ".", "-")+"."+w.ns+".pod.cluster.local")
+	w.resolves("client", "NXDOMAIN", "none."+w.ns+".svc.cluster.local")
+	w.resolves("client", q("169.254.20.10"), "web."+w.ns+".svc.cluster.local", "169.254.20.10")
+	if got := bed.Kctl(t, "-n", w.ns, "exec", "client", "--", "cat", "/etc/resolv.conf"); !strings.Contains(got, "nameserver "+dns+"\n") ||
+		!strings.Contains(got, "search "+w.ns+".svc.cluster.local svc.cluster.local cluster.local") || !strings.Contains(got, "ndots:5") {
+		t.Errorf("the pod's resolv.conf: %s", got)
+	}
+}
+
+// What the ConfigMap says is in force on every node, what it says wrongly is told and changes nothing.
+func TestDNSCorefile(t *testing.T) {
+	w := begin(t)
+	client := sleeper("client")
+	w.createPod(client)
+	w.waitPod("client", isReady)
+	maps := w.cs.CoreV1().ConfigMaps(metav1.NamespaceSystem)
+	cm := &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "coredns"}, Data: map[string]string{"NodeHosts": "192.0.2.20 host.lan\n", "Corefile": `.:53 {
+    errors
+    kubernetes cluster.local in-addr.arpa ip6.arpa {
+        pods insecure
+    }
+    hosts /etc/coredns/NodeHosts {
+        fallthrough
+    }
+    rewrite name exact api.lan kubernetes.default.svc.cluster.local
+}
+`}}
+	cm, err := maps.Create(context.Background(), cm, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = maps.Delete(context.Background(), "coredns", metav1.DeleteOptions{}) })
+	w.resolves("client", regexp.QuoteMeta("192.0.2.20"), "host.lan.")
+	w.resolves("client", `Address:\s+10\.`, "api.lan.")
+	cm.Data["Corefile"] = strings.Replace(cm.Data["Corefile"], "errors", "forward . nowhere", 1)
+	if _, err := maps.Update(context.Background(), cm, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	bed.Eventually(t, soon, func() error {
+		all, err := w.cs.CoreV1().Events(metav1.NamespaceSystem).List(context.Background(), metav1.ListOptions{FieldSelector: "involvedObject.name=coredns"})
+		if err != nil {
+			return err
+		}
+		for i := range all.Items {
+			if all.Items[i].Reason == "CorefileRefused" && strings.Contains(all.Items[i].Message, "line 2: forward") {
+				return nil
+			}
+		}
+		return errors.New("no Event says what is wrong")
+	})
+	w.resolves("client", regexp.QuoteMeta("192.0.2.20"), "host.lan.")
+}
+
+// Names are answered while no control plane is up, also by an agent that starts meanwhile.
+//
+// P22
+func TestDNSOutlivesTheControlPlane(t *testing.T) {
+	w := begin(t)
+	dns := w.clusterDNS()
+	svc := w.createService(front("web", v1.ServiceTypeClusterIP))
+	client := sleeper("client")
+	client.Spec.NodeName = "w1"
+	w.createPod(client)
+	w.waitPod("client", isReady)
+	name := "web." + w.ns + ".svc.cluster.local"
+	w.resolves("client", regexp.QuoteMeta(svc.Spec.ClusterIP), name)
+	node := bed.Host(t, "w1")
+	ask := func() {
+		t.Helper()
+		bed.Eventually(t, soon, func() error {
+			out, err := node.Command(context.Background(), "busybox", "nslookup", name, dns).CombinedOutput()
+			if err != nil || !strings.Contains(string(out), svc.Spec.ClusterIP) {
+				return fmt.Errorf("%v: %s", err, out)
+			}
+			return nil
+		})
+	}
+	// An agent that starts alone knows what is in its checkpoint, which is written every few seconds.
+	bed.Eventually(t, soon, func() error {
+		return node.Command(context.Background(), "grep", "-q", w.ns, "/var/lib/keelson/session/assignment.checkpoint").Run()
+	})
+	replicas := hostsOf(lab.RoleControlPlane)
+	for _, r := range replicas {
+		if err := bed.Lab().KillDaemon(context.Background(), r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	defer func() {
+		for _, r := range replicas {
+			if err := bed.Lab().RestartDaemon(context.Background(), r); err != nil {
+				t.Error(err)
+			}
+		}
+		bed.Eventually(t, 2*soon, func() error {
+			_, err := w.cs.CoreV1().Services(w.ns).Get(context.Background(), "web", metav1.GetOptions{})
+			return err
+		})
+	}()
+	ask()
+	if err := bed.Lab().KillDaemon(context.Background(), "w1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := bed.Lab().RestartDaemon(context.Background(), "w1"); err != nil {
+		t.Fatal(err)
+	}
+	ask()
+}
