@@ -291,7 +291,8 @@ func hairpinOf(ip netip.Addr) *knftables.Element {
 
 // of is the element as a map of a name has it.
 func (e element) of(m string) *knftables.Element {
-	out := &knftables.Element{Map: m, Key: strings.Split(e.key, " . "), Value: strings.Split(e.value, " . ")}
+	// Key and value are whole, not in parts: there are hundreds of thousands of them in one transaction.
+	out := &knftables.Element{Map: m, Key: []string{e.key}, Value: []string{e.value}}
 	if e.comment != "" {
 		out.Comment = &e.comment
 	}

@@ -34,7 +34,7 @@ func benchServices(ctx context.Context, args []string) error {
 	fs := flag.NewFlagSet("services", flag.ContinueOnError)
 	path := fs.String("json", "bench.json", "write JSON lines to this file")
 	mode := fs.String("mode", "nftables", "what rules are written in: nftables or iptables")
-	rounds := fs.Int("rounds", 7, "rounds of each measure of traffic, of which the ninth decile counts: other work of the machine only slows a round")
+	rounds := fs.Int("rounds", 40, "rounds of each measure of traffic, a tenth of a second each, of which the median counts")
 	sizes := fs.String("sizes", "10,1000,10000", "how many Services there are, with 5 endpoints each; the first and the last also meet traffic")
 	if err := fs.Parse(args); err != nil {
 		return err
@@ -98,9 +98,13 @@ func serviceRows(records []figures.Record) []figures.Row {
 		row("stream pod to Service, beside pod to pod", "services stream", "MiB/s", v["stream_service"], v["stream_pod"])
 		row("stream pod to pod, beside a plain veth", "", "MiB/s", v["stream_pod"], v["stream_veth"])
 		row("stream pod to pod, beside a bridge", "", "MiB/s", v["stream_pod"], v["stream_bridge"])
+		row("processor time of a MiB to a Service, beside pod to pod", "services stream cpu", "µs", v["stream_cpu_service"], v["stream_cpu_pod"])
+		row("processor time of a MiB to a Service, beside a node with few", "services many cpu", "µs", v["stream_cpu_service"], v["stream_cpu_few"])
 		row("connections pod to Service, beside pod to pod", "services connections", "/s", v["connect_service"], v["connect_pod"])
 		row("connections pod to pod, beside a plain veth", "", "/s", v["connect_pod"], v["connect_veth"])
 		row("connections pod to pod, beside a bridge", "", "/s", v["connect_pod"], v["connect_bridge"])
+		row("processor time of a connection to a Service, beside pod to pod", "services connections cpu", "µs", v["connect_cpu_service"], v["connect_cpu_pod"])
+		row("processor time of a connection to a Service, beside a node with few", "services many cpu", "µs", v["connect_cpu_service"], v["connect_cpu_few"])
 		row("stream to a Service, beside a node with few Services", "services many", "MiB/s", v["stream_service"], v["stream_few"])
 		row("connections to a Service, beside a node with few", "services many", "/s", v["connect_service"], v["connect_few"])
 	}
