@@ -225,7 +225,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 		return fmt.Errorf("network policies need nftables: %w: install nft and a kernel with nf_tables", err)
 	}
 	changes := e.cfg.Objects.Follow(ctx, "NetworkPolicy", "AddressGroup", "Pod")
-	t := &turn{e: e, nft: nft, generation: generation, listed: listTable}
+	t := &turn{e: e, nft: nft, generation: generation, listed: listTable, bridges: filterBridges}
 	if err := e.adopt(ctx); err != nil {
 		return err
 	}

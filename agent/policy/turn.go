@@ -24,6 +24,7 @@ type turn struct {
 
 	generation func() (uint32, error)                       // of all tables; moves with each change by anybody
 	listed     func(context.Context) (tableContents, error) // of ours
+	bridges    func() error                                 // has bridged traffic filtered
 }
 
 // follow programs until ctx ends or something fails.
@@ -158,7 +159,7 @@ func (t *turn) apply(ctx context.Context, due agent.Changed, certain bool) error
 
 // build makes the table from whatever is there.
 func (t *turn) build(ctx context.Context, to ruleset) error {
-	if err := filterBridges(); err != nil {
+	if err := t.bridges(); err != nil {
 		return err
 	}
 	have, err := t.present(ctx)

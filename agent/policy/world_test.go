@@ -100,7 +100,7 @@ func grouped(p *networkingv1.NetworkPolicy, places []*place) (*networkingv1.Netw
 				own = p.Namespace
 			}
 			name := "group-of " + own + metav1.FormatLabelSelector(peers[i].NamespaceSelector) + "/" + metav1.FormatLabelSelector(peers[i].PodSelector)
-			name = strings.ReplaceAll(name, ",", "+")
+			name = strings.NewReplacer(",", "+", "/", "|").Replace(name)
 			names = append(names, name)
 			g := &v1.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: name}}
 			for _, at := range places {

@@ -1,0 +1,226 @@
+package policy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/knftables"
+
+	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/fake"
+)
+
+// recorded is a table in memory that tells what the last transactions were.
+type recorded struct {
+	*knftables.Fake
+	said []string // a line for each step
+	fail error    // of the next transaction
+	deaf bool     // nothing is kept
+}
+
+func (r *recorded) Run(ctx context.Context, tx *knftables.Transaction) error {
+	if err := r.fail; err != nil {
+		r.fail = nil
+		return err
+	}
+	for line := range strings.Lines(tx.String()) {
+		r.said = append(r.said, strings.TrimSpace(line))
+	}
+	if r.deaf {
+		return nil
+	}
+	return r.Fake.Run(ctx, tx)
+}
+
+// memory is an enforcer with a table in memory, of which a test takes each turn itself.
+func memory(cluster *fake.Cluster) (*turn, *recorded) {
+	e := New(Config{Objects: cluster, Sandboxes: sandboxes{}, Off: func() bool { return false }, Log: slog.New(slog.DiscardHandler)})
+	nft := &recorded{Fake: knftables.NewFake(knftables.InetFamily, Table)}
+	return &turn{e: e, nft: nft, bridges: func() error { return nil }}, nft
+}
+
+func (t *turn) own(p *place) {
+	t.e.mu.Lock()
+	defer t.e.mu.Unlock()
+	t.e.attach(p.uid(), p.addresses)
+}
+
+// sorted is what a table holds: rules in their order, elements, which have none, in that of the alphabet.
+func sorted(r *recorded) string {
+	lines := strings.Split(r.Dump(), "\n")
+	var elements []string
+	lines = slices.DeleteFunc(lines, func(l string) bool {
+		is := strings.HasPrefix(l, "add element")
+		if is {
+			elements = append(elements, l)
+		}
+		return is
+	})
+	slices.Sort(elements)
+	return strings.Join(append(lines, elements...), "\n")
+}
+
+// After any history of changes the table is the one that is made from nothing, and no change writes what it does not concern.
+func TestIncrementalIsFromScratch(t *testing.T) {
+	for range 60 {
+		seed := rand.Uint64()
+		rnd := rand.New(rand.NewPCG(seed, 2))
+		var places []*place
+		for i := range 6 {
+			places = append(places, &place{name: fmt.Sprint("p", i), local: i < 4, addresses: addrs(fmt.Sprintf("10.88.0.%d", 10+i), fmt.Sprintf("fd88::%x", 10+i))})
+		}
+		randomPlaces(rnd, places)
+		r := &rig{site: &site{places: places}, cluster: fake.NewCluster(), shown: map[string]bool{}, groups: map[string]bool{}}
+		changes := r.cluster.Follow(t.Context(), "NetworkPolicy", "AddressGroup", "Pod")
+		r.putPods()
+		it, nft := memory(r.cluster)
+		var policies []*networkingv1.NetworkPolicy
+		for step := range 25 {
+			switch rnd.IntN(4) {
+			case 0:
+				randomPlaces(rnd, places)
+				r.putPods()
+			case 1:
+				it.own(pick(rnd, places...))
+			case 2:
+				if rnd.IntN(5) == 0 {
+					nft.fail = errors.New("refused")
+				}
+			}
+			policies = slices.DeleteFunc(policies, func(*networkingv1.NetworkPolicy) bool { return rnd.IntN(5) == 0 })
+			p := randomPolicy(rnd, fmt.Sprint("p", rnd.IntN(3)))
+			policies = append(slices.DeleteFunc(policies, func(o *networkingv1.NetworkPolicy) bool { return o.Name == p.Name && o.Namespace == p.Namespace }), p)
+			r.put(policies...)
+			due := <-changes
+			if err := it.apply(t.Context(), due, true); err != nil {
+				due.All = true // what Run does: it begins again
+				must(t, it.apply(t.Context(), due, true))
+			}
+			again, scratch := memory(r.cluster)
+			again.e.owners, again.e.of = it.e.owners, it.e.of
+			must(t, again.apply(t.Context(), agent.Changed{All: true}, true))
+			if got, want := sorted(nft), sorted(scratch); got != want {
+				t.Fatalf("seed %d, step %d:\n%s\nfrom scratch:\n%s", seed, step, got, want)
+			}
+			nft.said = nil
+			must(t, it.apply(t.Context(), agent.Changed{All: true}, true))
+			if len(nft.said) > 0 {
+				t.Fatalf("seed %d, step %d: nothing has changed, and was written:\n%s", seed, step, strings.Join(nft.said, "\n"))
+			}
+		}
+	}
+}
+
+// A change of one group costs its elements and nothing else, among a thousand policies and groups of ten thousand.
+func TestManyPoliciesAndLargeGroups(t *testing.T) {
+	cluster := fake.NewCluster()
+	web := &place{name: "web", namespace: "a", local: true, labels: map[string]string{"app": "web"}, addresses: addrs("10.88.0.10")}
+	cluster.Put(web.object())
+	large := func(n int, more ...string) *v1.Endpoints {
+		g := &v1.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: "large"}}
+		for i := range n {
+			more = append(more, fmt.Sprintf("10.%d.%d.%d", 90+i>>16, i>>8&255, i&255))
+		}
+		for _, ip := range more {
+			g.Subsets = append(g.Subsets, v1.EndpointSubset{Addresses: []v1.EndpointAddress{{IP: ip}}})
+		}
+		return g
+	}
+	cluster.Put(large(10000))
+	for i := range 1000 {
+		cluster.Put(&networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: fmt.Sprintf("p%d", i), Annotations: map[string]string{agent.AddressGroups: "large"}},
+			Spec: networkingv1.NetworkPolicySpec{Ingress: []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}}}}}}})
+	}
+	it, nft := memory(cluster)
+	nft.deaf = true
+	it.own(web)
+	must(t, it.apply(t.Context(), agent.Changed{All: true}, true))
+	nft.said = nil
+	cluster.Put(large(10000, "10.95.0.1"))
+	due := agent.Changed{}
+	due.Name(agent.ObjectKey{Kind: "AddressGroup", Name: "large"})
+	must(t, it.apply(t.Context(), due, true))
+	if len(nft.said) != 1 || !strings.Contains(nft.said[0], "{ 10.95.0.1 }") {
+		t.Errorf("one address came, and %d steps were made: %.200s", len(nft.said), strings.Join(nft.said, "; "))
+	}
+	if n := len(it.applied.sets); n != 1 {
+		t.Errorf("a thousand policies of one group have %d sets", n)
+	}
+}
+
+// What no policy may do to a node: names of any letters, peers that cannot be read, addresses that are none.
+func TestHostilePolicies(t *testing.T) {
+	cluster := fake.NewCluster()
+	web := &place{name: "web", namespace: "a", local: true, labels: map[string]string{}, addresses: addrs("10.88.0.10")}
+	cluster.Put(web.object())
+	bad := "x\"; flush ruleset; }\n\\" + strings.Repeat("é", 300)
+	p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: bad, Annotations: map[string]string{agent.AddressGroups: bad + ", ,,"}}}
+	var from []networkingv1.NetworkPolicyPeer
+	for range 5 {
+		from = append(from, networkingv1.NetworkPolicyPeer{PodSelector: &metav1.LabelSelector{}})
+	}
+	from = append(from, networkingv1.NetworkPolicyPeer{}, networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: bad}},
+		networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: "11.0.0.0/8", Except: []string{bad}}},
+		networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: "10.1.2.3/8", Except: []string{"::/0", "9.0.0.0/8"}}})
+	p.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: from, Ports: []networkingv1.NetworkPolicyPort{{Protocol: new(v1.Protocol(bad))}, randomPort(rand.New(rand.NewPCG(1, 1)))}},
+		{From: from}}
+	g := &v1.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: bad}, Subsets: []v1.EndpointSubset{{Addresses: []v1.EndpointAddress{
+		{IP: bad}, {IP: "fe80::1%eth0"}, {IP: "::ffff:10.9.9.9"}, {IP: "fd00::1"}, {IP: ""}}, Ports: []v1.EndpointPort{{Name: bad, Port: 1 << 20}, {Name: bad, Port: -1}}}}}
+	cluster.Put(p, g)
+	it, nft := memory(cluster)
+	it.own(web)
+	must(t, it.apply(t.Context(), agent.Changed{All: true}, true))
+	var held []string
+	for _, s := range it.applied.sets {
+		held = slices.AppendSeq(held, maps.Keys(s.elements))
+	}
+	if slices.Sort(held); !slices.Equal(held, []string{"10.9.9.9"}) {
+		t.Errorf("the group holds %v", held)
+	}
+	for _, line := range nft.said {
+		if strings.Contains(line, "flush ruleset") && !strings.Contains(line, "comment") || len(line) > 400 {
+			t.Errorf("written: %s", line)
+		}
+	}
+	said := strings.Join(nft.said, "\n")
+	if !strings.Contains(said, "10.0.0.0-10.255.255.255") || strings.Contains(said, "11.0.0.0") {
+		t.Errorf("of the blocks the one that can be read lets through, the others nobody: %s", said)
+	}
+}
+
+// The addresses of a block are those of its range that no exception holds, whatever the exceptions are.
+func FuzzBlock(f *testing.F) {
+	f.Add(uint8(24), uint32(0x0a000000), uint8(26), uint32(0x0a000040), uint8(32), uint32(0x0a0000ff), uint32(0x0a000041))
+	f.Fuzz(func(t *testing.T, bits uint8, base uint32, b1 uint8, e1 uint32, b2 uint8, e2, probe uint32) {
+		cidr := func(ip uint32, bits uint8) string {
+			return fmt.Sprintf("%d.%d.%d.%d/%d", ip>>24, ip>>16&255, ip>>8&255, ip&255, bits%33)
+		}
+		within := func(ip, base uint32, bits uint8) bool { return ip>>(32-bits%33) == base>>(32-bits%33) }
+		spans, err := block(cidr(base, bits), []string{cidr(e1, b1), cidr(e2, b2)})
+		must(t, err)
+		ip := addrs(strings.Split(cidr(probe, 0), "/")[0])[0]
+		in := 0
+		for i, s := range spans {
+			if s.to.Less(s.from) || i > 0 && !spans[i-1].to.Less(s.from) {
+				t.Fatalf("spans %v", spans)
+			}
+			if !ip.Less(s.from) && !s.to.Less(ip) {
+				in++
+			}
+		}
+		want := within(probe, base, bits) && !within(probe, e1, b1) && !within(probe, e2, b2)
+		if (in == 1) != want || in > 1 {
+			t.Errorf("%s without %s and %s holds %s: %v, want %v", cidr(base, bits), cidr(e1, b1), cidr(e2, b2), ip, in, want)
+		}
+	})
+}

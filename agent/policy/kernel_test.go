@@ -1,0 +1,300 @@
+package policy
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"keelson.dev/keelson/agent"
+)
+
+func denyAll(namespace string) *networkingv1.NetworkPolicy {
+	return &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "deny"}, Spec: networkingv1.NetworkPolicySpec{
+		PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}}}
+}
+
+// settled makes a site with pods p0, p1 of namespace a, and p2, p3 of namespace b.
+func settled(t *testing.T) *rig {
+	t.Helper()
+	needsKernel(t)
+	r := newRig(newSite(t, 4))
+	for i, p := range r.places {
+		p.namespace, p.labels = []string{"a", "a", "b", "b", "c", "c"}[i], map[string]string{"app": p.name}
+	}
+	r.putPods()
+	return r
+}
+
+// nft runs nft in the node's namespace.
+func (r *rig) nft(t *testing.T, args ...string) string {
+	t.Helper()
+	var out []byte
+	must(t, in(r.node, func() (err error) {
+		if out, err = exec.Command("nft", args...).CombinedOutput(); err != nil {
+			err = fmt.Errorf("nft %s: %w: %s", strings.Join(args, " "), err, out)
+		}
+		return err
+	}))
+	return string(out)
+}
+
+// once makes one connection.
+func (r *rig) once(t *testing.T, from, to *place, port int) *try {
+	t.Helper()
+	a := &try{from: from, to: to, client: from.addresses[0], server: to.addresses[0], proto: "tcp", port: port}
+	must(t, in(from.ns, a.begin))
+	t.Cleanup(a.end)
+	return a
+}
+
+// The first packet that a pod sends meets its policies: when Guard returns, they are in the kernel. So it is for the
+// next pod that gets the same address.
+func TestFirstPacket(t *testing.T) {
+	r := settled(t)
+	r.put(denyAll("a"))
+	r.start(t, nil)
+	a, b, free := r.places[0], r.places[1], r.places[2]
+	for range 5 {
+		must(t, r.e.Guard(t.Context(), a.object(), a.strings()))
+		denied := r.once(t, a, free, 80)
+		// The same addresses are another pod's, to which no policy says anything.
+		next := &place{name: "next", namespace: "b", labels: map[string]string{}, ns: a.ns, addresses: a.addresses, local: true}
+		r.cluster.Put(next.object())
+		must(t, r.e.Guard(t.Context(), next.object(), next.strings()))
+		if allowed := r.once(t, next, free, 80); !allowed.reached(patience) {
+			t.Fatal("the pod after one with policies is held by them")
+		}
+		denied.end() // before it tries again: its address is somebody else's now
+	}
+	must(t, r.e.Guard(t.Context(), b.object(), b.strings()))
+	denied := r.once(t, b, free, 80)
+	must(t, r.e.Guard(t.Context(), free.object(), free.strings()))
+	if allowed := r.once(t, free, r.places[3], 80); !allowed.reached(patience) || denied.reached(0) {
+		t.Error("a first packet passed, or one that may was held")
+	}
+}
+
+// A pod that no policy selects does not wait for anything, and one that waits says why it does.
+func TestGuardIsBounded(t *testing.T) {
+	r := settled(t)
+	r.put(denyAll("a"))
+	r.e = New(Config{Objects: r.cluster, Sandboxes: sandboxes{}, Off: func() bool { return r.off }})
+	if err := r.e.Guard(t.Context(), r.places[2].object(), r.places[2].strings()); err != nil {
+		t.Errorf("a pod without policies: %v", err)
+	}
+	host := r.places[0].object()
+	host.Spec.HostNetwork = true
+	must(t, r.e.Guard(t.Context(), host, nil))
+	r.e.say("nft is missing")
+	ctx, cancel := context.WithDeadline(t.Context(), time.Now())
+	defer cancel()
+	err := r.e.Guard(ctx, r.places[0].object(), r.places[0].strings())
+	if err == nil || !strings.Contains(err.Error(), "nft is missing") {
+		t.Errorf("a pod whose policies are not in force: %v", err)
+	}
+	r.off = true
+	must(t, r.e.Guard(t.Context(), r.places[0].object(), r.places[0].strings()))
+}
+
+// Connections that were allowed go on through changes of policy and restarts of the agent, and what is denied never
+// passes meanwhile: the rules stay, and are turned into the new ones at once.
+func TestRestartUnderTraffic(t *testing.T) {
+	r := settled(t)
+	confirm := r.cluster.Unconfirmed()
+	allow := denyAll("a")
+	allow.Name = "allow"
+	allow.Spec.Egress = []networkingv1.NetworkPolicyEgressRule{{To: []networkingv1.NetworkPolicyPeer{{NamespaceSelector: &metav1.LabelSelector{}}},
+		Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(80))}}}}
+	r.put(denyAll("a"), allow)
+	r.start(t, nil)
+	r.guard(t) // nothing is in the kernel yet: a view that is not confirmed will do
+	a, b := r.places[0], r.places[2]
+	long := r.once(t, a, b, 80)
+	if !long.reached(patience) {
+		t.Fatal("what is allowed does not pass")
+	}
+	before := sandboxes{}
+	for _, p := range r.places[:4] {
+		before[p.uid()] = p.strings()
+	}
+	// Somebody knocks all the time at what is denied.
+	ctx, cancel := context.WithCancel(t.Context())
+	passed := make(chan int)
+	go func() {
+		n := 0
+		for ctx.Err() == nil {
+			x := try{from: a, to: b, client: a.addresses[0], server: b.addresses[0], proto: "tcp", port: 81}
+			if in(a.ns, x.begin) == nil && x.reached(time.Millisecond) {
+				n++
+			}
+			x.end()
+		}
+		passed <- n
+	}()
+	table := r.nft(t, "list", "table", "inet", Table)
+	r.stop()
+	if after := r.nft(t, "list", "table", "inet", Table); after != table {
+		t.Error("the rules went with the agent")
+	}
+	// The checkpoint of the next agent lacks the policy that allows: what is in the kernel counts until it is confirmed.
+	r.put(denyAll("a"))
+	r.start(t, before)
+	r.putPods() // whatever happens, the view is not certain
+	if x := r.once(t, a, b, 80); !x.reached(patience) {
+		t.Error("a view that is not confirmed was programmed")
+	}
+	r.put(denyAll("a"), allow)
+	confirm()
+	r.settle(t)
+	for range 5 {
+		r.stop()
+		r.start(t, before)
+		r.settle(t)
+		r.put(denyAll("a"))
+		r.settle(t)
+		r.put(denyAll("a"), allow)
+		r.settle(t)
+	}
+	cancel()
+	if n := <-passed; n > 0 {
+		t.Errorf("%d connections came about that are denied at all times", n)
+	}
+	must(t, long.send())
+	if !(&try{proto: "udp", fd: long.fd}).reached(patience) { // readable: the echo came
+		t.Error("a connection did not outlive the restarts")
+	}
+	if x := r.once(t, a, b, 80); !x.reached(patience) {
+		t.Error("what is allowed does not pass any more")
+	}
+}
+
+// What others do to the table is seen and mended, whatever of it they took; foreign tables are not touched.
+func TestDamageIsMended(t *testing.T) {
+	r := settled(t)
+	open := denyAll("a")
+	open.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{NamespaceSelector: &metav1.LabelSelector{}}},
+		Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromString("http"))}}}}
+	open.Spec.Egress = []networkingv1.NetworkPolicyEgressRule{{To: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}}},
+		Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromString("http"))}}}}
+	for _, p := range r.places {
+		p.ports = []NamedPort{{"http", "tcp", 80}}
+	}
+	r.putPods()
+	r.put(open)
+	r.start(t, nil)
+	r.guard(t)
+	r.settle(t)
+	whole := r.nft(t, "-s", "list", "table", "inet", Table)
+	r.nft(t, "add table inet somebody; add chain inet somebody c { type filter hook forward priority 5; }; add rule inet somebody c counter accept")
+	var names []string
+	for name := range r.tableNames(t) {
+		names = append(names, name)
+	}
+	damage := []string{"delete table inet " + Table, "flush table inet " + Table, "flush chain inet " + Table + " ingress-forward",
+		"delete element inet " + Table + " pods-i4 { 10.88.0.10 }", "add rule inet " + Table + " egress-forward accept"}
+	for _, n := range names {
+		if strings.HasPrefix(n, "group-4") || strings.HasPrefix(n, "ports-6") {
+			damage = append(damage, "flush set inet "+Table+" "+n)
+		}
+		if strings.HasPrefix(n, "policy-i4") {
+			damage = append(damage, "flush chain inet "+Table+" "+n)
+		}
+	}
+	for _, d := range damage {
+		r.nft(t, d)
+		deadline := time.Now().Add(patience)
+		for r.differs(t) != nil && time.Now().Before(deadline) {
+			r.e.mu.Lock()
+			moved := r.e.moved
+			r.e.mu.Unlock()
+			if r.differs(t) == nil {
+				break
+			}
+			select {
+			case <-moved:
+			case <-time.After(time.Until(deadline)):
+			}
+		}
+		if got := r.nft(t, "-s", "list", "table", "inet", Table); len(got) != len(whole) {
+			t.Errorf("after %q:\n%s\nwas\n%s", d, got, whole)
+		}
+	}
+	if !strings.Contains(r.nft(t, "list", "ruleset"), "table inet somebody") {
+		t.Error("a foreign table is gone")
+	}
+	r.judge(t, r.every(), func(a try) bool { return permitted([]*networkingv1.NetworkPolicy{open}, a) })
+
+	r.off = true // a network product comes: the table goes, by the next look
+	deadline := time.Now().Add(patience)
+	for strings.Contains(r.nft(t, "list", "tables"), Table) && time.Now().Before(deadline) {
+		r.e.poke()
+	}
+	if left := r.nft(t, "list", "tables"); strings.Contains(left, Table) {
+		t.Errorf("switched off, and still there: %s", left)
+	}
+}
+
+func (r *rig) tableNames(t *testing.T) map[string]bool {
+	t.Helper()
+	out := map[string]bool{}
+	for line := range strings.Lines(r.nft(t, "list", "table", "inet", Table)) {
+		if f := strings.Fields(line); len(f) > 1 && (f[0] == "set" || f[0] == "chain" || f[0] == "map") {
+			out[f[1]] = true
+		}
+	}
+	return out
+}
+
+// differs compares the kernel with what the enforcer was told, from scratch.
+func (r *rig) differs(t *testing.T) error {
+	t.Helper()
+	pods, _, _ := r.e.pods(true)
+	want := compile(pods, r.e.read.all(r.cluster.NetworkPolicies(), r.e.cfg.Log)).withSets(nil, func(string) bool { return true }, r.cluster.AddressGroup)
+	return in(r.node, func() error {
+		have, err := listTable(t.Context())
+		if err != nil {
+			return err
+		}
+		return have.differs(want)
+	})
+}
+
+// A thousand policies and groups of ten thousand addresses go into the kernel.
+func TestLargeInTheKernel(t *testing.T) {
+	r := settled(t)
+	g := &v1.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: "large"}, Subsets: []v1.EndpointSubset{{}}}
+	for i := range 10000 {
+		g.Subsets[0].Addresses = append(g.Subsets[0].Addresses, v1.EndpointAddress{IP: netip.AddrFrom4([4]byte{10, 90, byte(i >> 8), byte(i)}).String()})
+	}
+	g.Subsets[0].Addresses = append(g.Subsets[0].Addresses, v1.EndpointAddress{IP: "10.88.0.13"})
+	r.cluster.Put(g)
+	for i := range 1000 {
+		p := denyAll("a")
+		p.Name, p.Annotations = fmt.Sprint("p", i), map[string]string{agent.AddressGroups: "large"}
+		p.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}}},
+			Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(int32(1000 + i)))}}}}
+		if i == 999 {
+			p.Spec.Ingress[0].Ports[0].Port = new(intstr.FromInt32(80))
+		}
+		r.cluster.Put(p)
+	}
+	r.start(t, nil)
+	r.guard(t)
+	r.settle(t)
+	denied, other := r.once(t, r.places[3], r.places[0], 81), r.once(t, r.places[2], r.places[0], 80)
+	if x := r.once(t, r.places[3], r.places[0], 80); !x.reached(patience) {
+		t.Error("what the last of a thousand policies allows does not pass")
+	}
+	if denied.reached(0) || other.reached(0) {
+		t.Error("what none of a thousand policies allows passes")
+	}
+}
