@@ -27,9 +27,11 @@ func serviceAllocation(c Config) func(ctx context.Context, a *api.Attempt) error
 			return nil
 		}
 		svc := a.Whole.(*corev1.Service)
+		var had []corev1.IPFamily
 		if before, ok := a.Stored.(*corev1.Service); ok {
 			keepAllocated(svc, before)
 			keepFamilies(svc, before)
+			had = before.Spec.IPFamilies
 		}
 		if svc.Spec.ClusterIP == "" && len(svc.Spec.ClusterIPs) > 0 {
 			svc.Spec.ClusterIP = svc.Spec.ClusterIPs[0]
@@ -37,7 +39,7 @@ func serviceAllocation(c Config) func(ctx context.Context, a *api.Attempt) error
 		if svc.Spec.ClusterIP != "" && len(svc.Spec.ClusterIPs) == 0 {
 			svc.Spec.ClusterIPs = []string{svc.Spec.ClusterIP}
 		}
-		if errs := chooseFamilies(svc, serviceFamilies(c)); len(errs) > 0 {
+		if errs := chooseFamilies(svc, serviceFamilies(c), had); len(errs) > 0 {
 			return apierrors.NewInvalid(a.Kind.GVK.GroupKind(), svc.Name, errs)
 		}
 		ranges, err := serviceRanges(ctx, c)

@@ -62,8 +62,9 @@ func keepFamilies(svc, before *corev1.Service) {
 	}
 }
 
-// chooseFamilies completes what a Service says of its families, or says why it cannot be so. cluster are those that there are.
-func chooseFamilies(svc *corev1.Service, cluster []corev1.IPFamily) field.ErrorList {
+// chooseFamilies completes what a Service says of its families, or says why it cannot be so. cluster are those that there
+// are; what the Service has already, had, it keeps all the same: a replica may be told of the second family after others.
+func chooseFamilies(svc *corev1.Service, cluster, had []corev1.IPFamily) field.ErrorList {
 	spec, at := &svc.Spec, field.NewPath("spec")
 	if !needsIP(svc) {
 		return nil
@@ -93,13 +94,13 @@ func chooseFamilies(svc *corev1.Service, cluster []corev1.IPFamily) field.ErrorL
 		return field.ErrorList{field.Invalid(at.Child("ipFamilyPolicy"), *spec.IPFamilyPolicy,
 			"may be SingleStack with one family and one address only: give RequireDualStack or PreferDualStack, or leave the second ones out")}
 	}
-	if *spec.IPFamilyPolicy == corev1.IPFamilyPolicyRequireDualStack && len(cluster) == 1 {
+	if *spec.IPFamilyPolicy == corev1.IPFamilyPolicyRequireDualStack && len(cluster) == 1 && len(had) < 2 {
 		return field.ErrorList{field.Invalid(at.Child("ipFamilyPolicy"), *spec.IPFamilyPolicy,
 			"this cluster is not configured for dual-stack services: use SingleStack or PreferDualStack")}
 	}
 	errs := append(familiesOfAddresses(spec, at), twice(spec, at)...)
 	for i, f := range spec.IPFamilies {
-		if !slices.Contains(cluster, f) {
+		if !slices.Contains(cluster, f) && !slices.Contains(had, f) {
 			errs = append(errs, field.Invalid(at.Child("ipFamilies").Index(i), f,
 				fmt.Sprintf("not configured on this cluster, whose Services have addresses of %v", cluster)))
 		}

@@ -1,0 +1,26 @@
+package admission
+
+import (
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// F117: a replica that was not told of the second family yet lets Services keep it, and gives it to no other.
+func TestFamiliesThatAServiceHas(t *testing.T) {
+	both := corev1.IPFamilyPolicyRequireDualStack
+	four, six := corev1.IPv4Protocol, corev1.IPv6Protocol
+	made := func() *corev1.Service {
+		return &corev1.Service{Spec: corev1.ServiceSpec{Selector: map[string]string{"a": "b"}, IPFamilyPolicy: &both,
+			IPFamilies: []corev1.IPFamily{four, six}, ClusterIP: "10.96.0.9", ClusterIPs: []string{"10.96.0.9", "fd96::9"}}}
+	}
+	one := []corev1.IPFamily{four}
+	kept := made()
+	if errs := chooseFamilies(kept, one, []corev1.IPFamily{four, six}); len(errs) > 0 || !slices.Equal(kept.Spec.ClusterIPs, made().Spec.ClusterIPs) {
+		t.Errorf("%v: %+v", errs, kept.Spec)
+	}
+	if errs := chooseFamilies(made(), one, one); len(errs) != 1 {
+		t.Errorf("a second family that there is not: %v", errs)
+	}
+}
