@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -87,7 +88,7 @@ func TestFirstPacket(t *testing.T) {
 func TestGuardIsBounded(t *testing.T) {
 	r := settled(t)
 	r.put(denyAll("a"))
-	r.e = New(Config{Objects: r.cluster, Sandboxes: sandboxes{}, Off: func() bool { return r.off }})
+	r.e = New(Config{Objects: r.cluster, Sandboxes: sandboxes{}, Off: r.off.Load})
 	if err := r.e.Guard(t.Context(), r.places[2].object(), r.places[2].strings()); err != nil {
 		t.Errorf("a pod without policies: %v", err)
 	}
@@ -101,7 +102,7 @@ func TestGuardIsBounded(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "nft is missing") {
 		t.Errorf("a pod whose policies are not in force: %v", err)
 	}
-	r.off = true
+	r.off.Store(true)
 	must(t, r.e.Guard(t.Context(), r.places[0].object(), r.places[0].strings()))
 }
 
@@ -233,7 +234,7 @@ func TestDamageIsMended(t *testing.T) {
 	}
 	r.judge(t, r.every(), func(a try) bool { return permitted([]*networkingv1.NetworkPolicy{open}, a) })
 
-	r.off = true // a network product comes: the table goes, by the next look
+	r.off.Store(true) // a network product comes: the table goes, by the next look
 	deadline := time.Now().Add(patience)
 	for strings.Contains(r.nft(t, "list", "tables"), Table) && time.Now().Before(deadline) {
 		r.e.poke()
@@ -296,5 +297,90 @@ func TestLargeInTheKernel(t *testing.T) {
 	}
 	if denied.reached(0) || other.reached(0) {
 		t.Error("what none of a thousand policies allows passes")
+	}
+}
+
+// Behind the address of a Service the pod counts to which it leads, and a pod reaches itself there whatever policies say.
+// What came with a release before, base chains of other names among it, goes when the table is made anew.
+func TestServicesAndOldTables(t *testing.T) {
+	r := settled(t)
+	r.nft(t, "add table inet "+Table+"; add chain inet "+Table+" elder { type filter hook input priority 7; }; add chain inet "+Table+" x; add map inet "+Table+
+		" m { type ipv4_addr : verdict; }; add element inet "+Table+" m { 10.0.0.1 : goto x }; add rule inet "+Table+" elder ip saddr vmap @m; add set inet "+Table+
+		" pods-e4 { type inet_service; }") // a map of ours is a set there: nothing but a new table helps
+	r.nft(t, "add table ip nat; add chain ip nat pre { type nat hook prerouting priority dstnat; }; add chain ip nat post { type nat hook postrouting priority srcnat; };"+
+		"add rule ip nat pre ip daddr 10.96.0.1 tcp dport 80 dnat to 10.88.0.10:8080; add rule ip nat pre ip daddr 10.96.0.2 tcp dport 80 dnat to 10.89.0.7:8080;"+
+		"add rule ip nat post ct status dnat masquerade")
+	allow := denyAll("a")
+	allow.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "p1"}}}},
+		Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(8080))}}}}
+	allow.Spec.Egress = []networkingv1.NetworkPolicyEgressRule{{To: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "p0"}}}},
+		Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(8080))}}}}
+	r.put(allow)
+	r.start(t, nil)
+	r.guard(t)
+	r.settle(t)
+	service := func(from *place, ip string) *try {
+		a := &try{from: from, client: from.addresses[0], server: addrs(ip)[0], proto: "tcp", port: 80}
+		must(t, in(from.ns, a.begin))
+		t.Cleanup(a.end)
+		return a
+	}
+	stranger, beyond := service(r.places[2], "10.96.0.1"), service(r.places[1], "10.96.0.2")
+	for _, from := range []*place{r.places[1], r.places[0]} {
+		if !service(from, "10.96.0.1").reached(patience) {
+			t.Errorf("%s does not reach the pod behind the Service", from.name)
+		}
+	}
+	if !service(r.places[2], "10.96.0.2").reached(patience) {
+		t.Error("who has no policies does not reach a Service")
+	}
+	if stranger.reached(0) || beyond.reached(0) {
+		t.Error("a Service leads past the policies of its pod, or of its client")
+	}
+	if list := r.nft(t, "list", "table", "inet", Table); strings.Contains(list, "elder") {
+		t.Errorf("what an elder release made is still there:\n%s", list)
+	}
+}
+
+// What the node sends with the address of somebody else, as IPVS does for clients of Services, is judged as theirs.
+func TestSentForOthers(t *testing.T) {
+	r := settled(t)
+	allow := denyAll("a")
+	allow.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "10.89.0.128/25"}}}}}
+	r.put(allow)
+	r.start(t, nil)
+	r.guard(t)
+	r.settle(t)
+	r.nft(t, "add table inet watch; add chain inet watch out { type filter hook postrouting priority 0; }; add rule inet watch out meta l4proto udp counter")
+	for _, c := range []struct {
+		from, to string
+		passes   bool
+	}{
+		{"10.89.0.7", "10.88.0.10", false}, {"10.89.0.130", "10.88.0.10", true}, {"10.89.0.7", "10.88.0.12", true}, {"10.88.0.1", "10.88.0.10", true},
+		{"10.88.0.10", "10.89.0.7", false}, {"10.88.0.12", "10.89.0.7", true}, {"10.88.0.12", "10.88.0.11", false},
+	} {
+		must(t, in(r.node, func() error {
+			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+			if err != nil {
+				return err
+			}
+			defer unix.Close(fd)
+			if err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_TRANSPARENT, 1); err != nil {
+				return err
+			}
+			if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: addrs(c.from)[0].As4()}); err != nil {
+				return err
+			}
+			err = unix.Sendto(fd, []byte("x"), 0, &unix.SockaddrInet4{Port: 80, Addr: addrs(c.to)[0].As4()})
+			if err != nil && err != unix.EPERM { // what a rule drops on its way out is told
+				return err
+			}
+			return nil
+		}))
+		sent := r.nft(t, "list", "table", "inet", "watch") // a packet has met all rules when the call returns
+		if passes := !strings.Contains(sent, "packets 0 "); passes != c.passes {
+			t.Errorf("%s to %s: passes=%v, want %v", c.from, c.to, passes, c.passes)
+		}
+		r.nft(t, "flush chain inet watch out; add rule inet watch out meta l4proto udp counter")
 	}
 }

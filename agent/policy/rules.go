@@ -21,10 +21,14 @@ type baseChain struct {
 
 // Each way is judged in a chain of its own: one that accepts a packet says nothing for the other.
 // What pods send to the node itself is judged where it comes in; what the node sends to its own pods, nowhere.
+// IPVS takes what is for a Service where it comes in, before the chain there, changes its destination and sends it as the
+// node would: there it is judged, by the source that is not the node's.
 var baseChains = []baseChain{
 	{"egress-forward", knftables.ForwardHook, "filter", directions[1]},
 	{"ingress-forward", knftables.ForwardHook, "filter + 1", directions[0]},
-	{"egress-input", knftables.InputHook, "filter", directions[1]},
+	{"egress-local", knftables.InputHook, "filter + 120", directions[1]},
+	{"egress-sent", knftables.OutputHook, "filter", directions[1]},
+	{"ingress-sent", knftables.OutputHook, "filter + 1", directions[0]},
 }
 
 // base adds table, maps and base chains where they are missing, and makes the rules of the latter anew.
@@ -57,6 +61,9 @@ func baseRules(c baseChain, bridge string) []string {
 		// Pods have link-local addresses that no policy names: they are good for finding each other, and for nothing else.
 		from := `iifname "` + bridge + `" ip6 `
 		rules = append(rules, from+"saddr fe80::/10 "+exempt, from+"saddr fe80::/10 drop", from+"daddr fe80::/10 drop")
+	}
+	if c.hook == knftables.OutputHook {
+		rules = append(rules, "fib saddr type local accept")
 	}
 	for _, f := range families {
 		rules = append(rules, f.ip+" "+own+" vmap @"+verdicts(c.way, f))

@@ -17,10 +17,11 @@ type turn struct {
 	e       *Enforcer
 	nft     knftables.Interface
 	applied ruleset
-	built   bool   // the table is in the kernel as applied says
-	off     bool   // it was taken away, for it is not our affair
-	seen    uint32 // the generation of all tables in which ours was known to be whole
-	pods    []Pod  // of applied
+	built   bool      // the table is in the kernel as applied says
+	off     bool      // it was taken away, for it is not our affair
+	seen    uint32    // the generation of all tables in which ours was known to be whole
+	pods    []Pod     // of applied
+	rest    time.Time // until when the table is not read again: reading a large one takes its time
 
 	generation func() (uint32, error)                       // of all tables; moves with each change by anybody
 	listed     func(context.Context) (tableContents, error) // of ours
@@ -210,7 +211,8 @@ func (t *turn) away(ctx context.Context) error {
 // check looks after damage: firewalls that are reloaded flush more than their own rules. As long as nobody has changed
 // any table since the last look, which the kernel counts, there is none.
 func (t *turn) check(ctx context.Context) error {
-	if !t.built {
+	began := time.Now()
+	if !t.built || began.Before(t.rest) {
 		return nil
 	}
 	at, err := t.generation()
@@ -220,6 +222,7 @@ func (t *turn) check(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, nftLimit)
 	defer cancel()
 	have, err := t.listed(ctx)
+	t.rest = time.Now().Add(lookShare * time.Since(began))
 	if err == nil {
 		err = have.differs(t.applied)
 	}

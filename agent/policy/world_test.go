@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -241,6 +242,9 @@ func (s *site) attach(t testing.TB, p *place) {
 		if err := netlink.LinkAdd(v); err != nil {
 			return err
 		}
+		if err := netlink.LinkSetHairpin(v, true); err != nil { // as our own network configuration
+			return err
+		}
 		return netlink.LinkSetUp(v)
 	}))
 	configure(t, p.ns, "eth0", s.gateway, p.addresses[0].String()+"/24", p.addresses[1].String()+"/64")
@@ -466,7 +470,7 @@ type rig struct {
 	cluster *fake.Cluster
 	e       *Enforcer
 	stop    func()
-	off     bool
+	off     atomic.Bool
 	shown   map[string]bool // policies and groups that the cluster holds
 	groups  map[string]bool
 }
@@ -498,7 +502,7 @@ func newRig(s *site) *rig {
 // start runs an enforcer in the node's namespace.
 func (r *rig) start(t testing.TB, before sandboxes) {
 	t.Helper()
-	r.e = New(Config{Objects: r.cluster, Sandboxes: before, Off: func() bool { return r.off }, Log: slog.New(slog.DiscardHandler)})
+	r.e = New(Config{Objects: r.cluster, Sandboxes: before, Off: r.off.Load, Log: slog.New(slog.DiscardHandler)})
 	r.e.every = 20 * time.Millisecond
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
