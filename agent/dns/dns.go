@@ -13,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -146,6 +145,7 @@ func (s *Server) follow(ctx context.Context, c agent.Changed, objects agent.Obje
 		s.configure(objects, reports)
 	}
 	if !addressed {
+		s.pages(ctx)
 		return nil
 	}
 	return s.serve(ctx, objects, false)
@@ -217,8 +217,8 @@ func (s *Server) serve(ctx context.Context, objects agent.Objects, tended bool) 
 		}
 		s.fronts[a] = f
 		s.start(ctx, f)
-		s.pages(ctx, f, a)
 	}
+	s.pages(ctx)
 	if err := errors.Join(errs...); err != nil && err.Error() != s.told {
 		s.told = err.Error()
 		s.cfg.Log.Error("DNS is not served everywhere", "err", err)
@@ -261,44 +261,44 @@ const (
 	metricsPort = 9153
 )
 
-// pages serves health, ready and metrics at an address, to whom DNS is served to. A port that is taken is no reason to
-// serve no DNS.
-func (s *Server) pages(ctx context.Context, f *front, a netip.Addr) {
-	if s.cfg.Port != 53 {
+// pages serves what the Corefile turns on of health, ready and metrics at each address, to whom DNS is served to. The ports
+// of other pages are left to the pods in the node's network: who listens at one address of a node takes a port from all who
+// want it at any. A port that is taken is no reason to serve no DNS.
+func (s *Server) pages(ctx context.Context) {
+	c := s.chain.Load()
+	if s.cfg.Port != 53 || c == nil {
 		return
 	}
-	mux := map[uint16]http.HandlerFunc{
-		healthPort: func(w http.ResponseWriter, _ *http.Request) {
-			s.page(w, s.chain.Load().health, func() { _, _ = w.Write([]byte("OK")) })
-		},
-		readyPort: func(w http.ResponseWriter, _ *http.Request) {
-			s.page(w, s.chain.Load().ready, func() { _, _ = w.Write([]byte("OK")) })
-		},
-		metricsPort: func(w http.ResponseWriter, _ *http.Request) {
-			s.page(w, s.chain.Load().prom, func() {
-				w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-				_ = s.Metrics(w) // who went away in the middle misses the rest
-			})
-		},
-	}
-	for _, port := range slices.Sorted(maps.Keys(mux)) {
-		path := map[uint16]string{healthPort: "/health", readyPort: "/ready", metricsPort: "/metrics"}[port]
-		var lc net.ListenConfig
-		l, err := lc.Listen(ctx, "tcp", netip.AddrPortFrom(a, port).String())
-		if err != nil {
-			s.cfg.Log.Warn("a page of the DNS server is not served", "path", path, "err", err)
-			continue
+	ok := func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("OK")) }
+	for a, f := range s.fronts {
+		for _, p := range []struct {
+			on   bool
+			port uint16
+			path string
+			show http.HandlerFunc
+		}{
+			{c.health, healthPort, "/health", ok}, {c.ready, readyPort, "/ready", ok}, {c.prom, metricsPort, "/metrics", s.metricsPage},
+		} {
+			switch have := f.pages[p.port]; {
+			case !p.on && have != nil:
+				have.Close()
+				delete(f.pages, p.port)
+			case p.on && have == nil:
+				var lc net.ListenConfig
+				l, err := lc.Listen(ctx, "tcp", netip.AddrPortFrom(a, p.port).String())
+				if err != nil {
+					s.cfg.Log.Warn("a page of the DNS server is not served", "path", p.path, "err", err)
+					continue
+				}
+				f.page(ctx, l, p.port, p.path, s.onlyClients(p.show))
+			}
 		}
-		f.page(ctx, l, path, s.onlyClients(mux[port]))
 	}
 }
 
-func (s *Server) page(w http.ResponseWriter, on bool, write func()) {
-	if !on {
-		http.Error(w, "the Corefile does not turn this page on", http.StatusNotFound)
-		return
-	}
-	write()
+func (s *Server) metricsPage(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+	_ = s.Metrics(w) // who went away in the middle misses the rest
 }
 
 // onlyClients refuses those whom DNS is not served to.

@@ -19,6 +19,8 @@ import (
 	"github.com/miekg/dns"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/agent/fake"
 	"keelson.dev/keelson/internal/wait"
@@ -175,6 +177,40 @@ func TestOnANode(t *testing.T) {
 		for _, at := range []netip.Addr{own, LinkLocal} {
 			until(func() error { return ask(network, at) })
 		}
+	}
+	// The ports of its pages are those of pods in the node's network, unless the Corefile asks for a page.
+	listens := func() (yes bool) {
+		if err := in(node, func() error {
+			c, err := net.Dial("tcp", netip.AddrPortFrom(own, metricsPort).String())
+			if errors.Is(err, syscall.ECONNREFUSED) {
+				return nil
+			}
+			if err == nil {
+				yes = true
+				c.Close()
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return yes
+	}
+	if listens() {
+		t.Error("the port of a page is taken that nobody asked for")
+	}
+	config := &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "coredns"},
+		Data: map[string]string{"Corefile": ".:53 {\n kubernetes cluster.local\n prometheus :9153\n}\n"}}
+	for _, step := range []struct {
+		do   func(...any)
+		want bool
+	}{{cluster.Put, true}, {cluster.Delete, false}} {
+		step.do(config)
+		until(func() error {
+			if listens() != step.want {
+				return fmt.Errorf("it listens: %v", !step.want)
+			}
+			return nil
+		})
 	}
 	if err := in(node, func() error {
 		raw, err := os.ReadFile("/proc/thread-self/net/nf_conntrack")

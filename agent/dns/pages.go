@@ -9,13 +9,16 @@ import (
 	"keelson.dev/keelson/internal/door"
 )
 
-// page serves one path until the front is closed. Connections, headers and time are bounded.
-func (f *front) page(ctx context.Context, l net.Listener, path string, h http.HandlerFunc) {
+// page serves one path until it or the front is closed. Connections, headers and time are bounded.
+func (f *front) page(ctx context.Context, l net.Listener, port uint16, path string, h http.HandlerFunc) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+path, h)
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second, WriteTimeout: 10 * time.Second,
 		IdleTimeout: time.Minute, MaxHeaderBytes: 8 << 10}
-	f.servers = append(f.servers, srv)
+	if f.pages == nil {
+		f.pages = make(map[uint16]*http.Server)
+	}
+	f.pages[port] = srv
 	f.done.Go(func() {
 		stop := context.AfterFunc(ctx, func() { srv.Close() })
 		defer stop()

@@ -87,11 +87,11 @@ func (c *clients) permits(a netip.Addr) bool {
 
 // front is what is served at one address.
 type front struct {
-	udp     []*net.UDPConn
-	tcp     net.Listener
-	servers []*http.Server
-	cancel  context.CancelFunc
-	done    sync.WaitGroup
+	udp    []*net.UDPConn
+	tcp    net.Listener
+	pages  map[uint16]*http.Server // by port
+	cancel context.CancelFunc
+	done   sync.WaitGroup
 }
 
 // listen takes the address: nothing is answered yet.
@@ -136,7 +136,7 @@ func (f *front) close() {
 	if f.tcp != nil {
 		f.tcp.Close()
 	}
-	for _, s := range f.servers {
+	for _, s := range f.pages {
 		s.Close()
 	}
 	f.done.Wait()

@@ -84,7 +84,7 @@ func TestOnlyTheAPITakesState(t *testing.T) {
 			continue
 		}
 		ports := listening(t, h.Name)
-		want := []int{10250}
+		want := []int{53, 10250} // names, for its own pods, and the agent's own server
 		if h.Role == lab.RoleControlPlane {
 			want = []int{lab.APIPort, lab.FleetPort, lab.PeerPort}
 		}

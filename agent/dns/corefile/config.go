@@ -13,14 +13,11 @@ import (
 // Default is what a cluster without a Corefile does.
 const Default = `.:53 {
     errors
-    health
-    ready
     kubernetes cluster.local in-addr.arpa ip6.arpa {
         pods insecure
         fallthrough in-addr.arpa ip6.arpa
         ttl 30
     }
-    prometheus :9153
     hosts /etc/coredns/NodeHosts {
         fallthrough
     }

@@ -53,7 +53,7 @@ consul.local:53 {
 	}
 	s := c.Servers[0]
 	if fmt.Sprint(s.Zones, s.Kubernetes.Zones, s.Kubernetes.Reverse, s.Kubernetes.Fall.Zones) != "[.] [prod.example.] [in-addr.arpa. ip6.arpa.] [in-addr.arpa. ip6.arpa.]" ||
-		s.Kubernetes.TTL != 30 || s.Cache.Most != 30*time.Second || s.Cache.MostDenied != 30*time.Second || s.Forwards[0].To[0] != "/etc/resolv.conf" || !c.Ready || !c.Prometheus {
+		s.Kubernetes.TTL != 30 || s.Cache.Most != 30*time.Second || s.Cache.MostDenied != 30*time.Second || s.Forwards[0].To[0] != "/etc/resolv.conf" || c.Health || c.Ready || c.Prometheus {
 		t.Errorf("%+v %+v %+v", s, s.Kubernetes, s.Cache)
 	}
 }
