@@ -98,6 +98,44 @@ func pair(t *testing.T, node, pod netns.NsHandle) {
 	}
 }
 
+// pagesOnDemand sees that the ports of pages are left to pods in the node's network, unless the Corefile asks for a page.
+func pagesOnDemand(t *testing.T, node netns.NsHandle, at netip.Addr, cluster *fake.Cluster, until func(func() error)) {
+	t.Helper()
+	listens := func() (yes bool) {
+		if err := in(node, func() error {
+			c, err := net.Dial("tcp", netip.AddrPortFrom(at, metricsPort).String())
+			if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET) { // it closes just now
+				return nil
+			}
+			if err == nil {
+				yes = true
+				c.Close()
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return yes
+	}
+	if listens() {
+		t.Error("the port of a page is taken that nobody asked for")
+	}
+	config := &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "coredns"},
+		Data: map[string]string{"Corefile": ".:53 {\n kubernetes cluster.local\n prometheus :9153\n}\n"}}
+	for _, step := range []struct {
+		do   func(...any)
+		want bool
+	}{{cluster.Put, true}, {cluster.Delete, false}} {
+		step.do(config)
+		until(func() error {
+			if listens() != step.want {
+				return fmt.Errorf("it listens: %v", !step.want)
+			}
+			return nil
+		})
+	}
+}
+
 // A pod reaches its node's DNS at the Service's address and at the link-local one, without an entry of connection
 // tracking; the next agent finds the addresses, and one that is not wanted any more is taken away.
 //
@@ -178,40 +216,7 @@ func TestOnANode(t *testing.T) {
 			until(func() error { return ask(network, at) })
 		}
 	}
-	// The ports of its pages are those of pods in the node's network, unless the Corefile asks for a page.
-	listens := func() (yes bool) {
-		if err := in(node, func() error {
-			c, err := net.Dial("tcp", netip.AddrPortFrom(own, metricsPort).String())
-			if errors.Is(err, syscall.ECONNREFUSED) {
-				return nil
-			}
-			if err == nil {
-				yes = true
-				c.Close()
-			}
-			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
-		return yes
-	}
-	if listens() {
-		t.Error("the port of a page is taken that nobody asked for")
-	}
-	config := &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "coredns"},
-		Data: map[string]string{"Corefile": ".:53 {\n kubernetes cluster.local\n prometheus :9153\n}\n"}}
-	for _, step := range []struct {
-		do   func(...any)
-		want bool
-	}{{cluster.Put, true}, {cluster.Delete, false}} {
-		step.do(config)
-		until(func() error {
-			if listens() != step.want {
-				return fmt.Errorf("it listens: %v", !step.want)
-			}
-			return nil
-		})
-	}
+	pagesOnDemand(t, node, own, cluster, until)
 	if err := in(node, func() error {
 		raw, err := os.ReadFile("/proc/thread-self/net/nf_conntrack")
 		if errors.Is(err, os.ErrNotExist) {

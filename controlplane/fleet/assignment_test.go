@@ -104,7 +104,10 @@ func (w *world) tell(k key, old, now api.Object) {
 		}
 	case k.kind == kindNetworkPolicy:
 		is, _ := now.(*networkingv1.NetworkPolicy)
-		w.policed.Policy(k.namespace, k.name, is)
+		made, _ := w.policed.Policy(k.namespace, k.name, is)
+		for _, g := range made {
+			w.marks = append(w.marks, key{kindAddressGroup, "", g})
+		}
 		w.marks = append(w.marks, k)
 		for k := range w.there {
 			if k.kind == kindPod {

@@ -88,8 +88,12 @@ func (v *view) podChanged(old, now api.Object) {
 func (v *view) policyChanged(id key, old, now api.Object) {
 	was, _ := old.(*networkingv1.NetworkPolicy)
 	is, _ := now.(*networkingv1.NetworkPolicy)
-	for _, gone := range v.policies.Policy(id.namespace, id.name, is) {
-		v.enc.forget(policy.UID(gone))
+	made, gone := v.policies.Policy(id.namespace, id.name, is)
+	for _, name := range gone {
+		v.enc.forget(policy.UID(name))
+	}
+	for _, name := range made { // a session may hold what it was before it was gone
+		v.markInterested(key{kindAddressGroup, "", name})
 	}
 	v.markInterested(id)
 	for _, p := range (policySource{v}).Pods(id.namespace) {

@@ -63,8 +63,9 @@ func New(src Source) *Index {
 	}
 }
 
-// Policy takes a policy that is new, has changed (now) or is gone (now is nil), and names the groups that are no more.
-func (x *Index) Policy(namespace, name string, now *networkingv1.NetworkPolicy) (gone []string) {
+// Policy takes a policy that is new, has changed (now) or is gone (now is nil), and names the groups that are
+// new, which may have been there before and gone, and those that are no more.
+func (x *Index) Policy(namespace, name string, now *networkingv1.NetworkPolicy) (made, gone []string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	old := x.policies[namespace][name]
@@ -76,7 +77,10 @@ func (x *Index) Policy(namespace, name string, now *networkingv1.NetworkPolicy) 
 	} else {
 		p := &policy{pods: selector(&now.Spec.PodSelector)}
 		for _, s := range peersOf(now) {
-			p.groups = append(p.groups, x.use(s))
+			g, fresh := x.use(s)
+			if p.groups = append(p.groups, g); fresh {
+				made = append(made, g)
+			}
 		}
 		p.sent = annotated(now, p.groups)
 		if x.policies[namespace] == nil {
@@ -91,7 +95,7 @@ func (x *Index) Policy(namespace, name string, now *networkingv1.NetworkPolicy) 
 			}
 		}
 	}
-	return gone
+	return made, gone
 }
 
 // Selecting names the policies of a pod's namespace that select it, in order. A pod in its node's network has none.
@@ -229,10 +233,10 @@ func (x *Index) DNS(addresses []string) (changed []string) {
 }
 
 // use returns the name of the group of a peer, and makes it when it is new. It is called under the lock.
-func (x *Index) use(s peer) string {
-	name := s.name()
+func (x *Index) use(s peer) (name string, fresh bool) {
+	name = s.name()
 	g := x.groups[name]
-	if g == nil {
+	if fresh = g == nil; fresh {
 		g = &group{name: name, peer: s, members: make(map[string]map[string]*member)}
 		x.groups[name] = g
 		if s.namespaces == nil {
@@ -252,7 +256,7 @@ func (x *Index) use(s peer) string {
 		x.touch(g)
 	}
 	g.users++
-	return name
+	return name, fresh
 }
 
 // leave says whether nobody uses the group any more. It is called under the lock.
