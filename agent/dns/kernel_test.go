@@ -136,6 +136,67 @@ func pagesOnDemand(t *testing.T, node netns.NsHandle, at netip.Addr, cluster *fa
 	}
 }
 
+// silentBetweenAgents sees that between two agents nobody is told that there is no server: who asks then asks again.
+func silentBetweenAgents(t *testing.T, pod netns.NsHandle) {
+	t.Helper()
+	if err := in(pod, func() error {
+		c, err := net.Dial("udp", "10.96.0.10:53")
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		if err := c.SetDeadline(time.Now().Add(300 * time.Millisecond)); err != nil {
+			return err
+		}
+		if _, err := c.Write(make([]byte, 20)); err != nil {
+			return err
+		}
+		if _, err := c.Read(make([]byte, 100)); errors.Is(err, syscall.ECONNREFUSED) {
+			return err
+		}
+		return nil
+	}); err != nil {
+		t.Errorf("while no agent runs: %v", err)
+	}
+}
+
+// untracked sees that no question has an entry of connection tracking.
+func untracked(t *testing.T, node netns.NsHandle) {
+	t.Helper()
+	if err := in(node, func() error {
+		raw, err := os.ReadFile("/proc/thread-self/net/nf_conntrack")
+		if errors.Is(err, os.ErrNotExist) {
+			raw, err = os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_count")
+			if strings.TrimSpace(string(raw)) != "0" && err == nil {
+				return fmt.Errorf("%s connections are tracked", strings.TrimSpace(string(raw)))
+			}
+			return err
+		}
+		if strings.Contains(string(raw), "dport=53") {
+			return fmt.Errorf("questions are tracked:\n%s", raw)
+		}
+		return err
+	}); err != nil {
+		t.Error(err)
+	}
+}
+
+// track has a rule that looks at connections, so that the kernel tracks those that nobody excepts.
+func track(t *testing.T, node netns.NsHandle) {
+	t.Helper()
+	if err := in(node, func() error {
+		c := exec.Command("nft", "-f", "-")
+		c.Stdin = strings.NewReader("table ip t { chain c { type filter hook input priority 0; ct state invalid counter; }; }")
+		out, err := c.CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // A pod reaches its node's DNS at the Service's address and at the link-local one, without an entry of connection
 // tracking; the next agent finds the addresses, and one that is not wanted any more is taken away.
 //
@@ -149,18 +210,7 @@ func TestOnANode(t *testing.T) {
 	}
 	node, pod := newNS(t), newNS(t)
 	pair(t, node, pod)
-	// a rule that looks at connections has the kernel track those that nobody excepts
-	if err := in(node, func() error {
-		c := exec.Command("nft", "-f", "-")
-		c.Stdin = strings.NewReader("table ip t { chain c { type filter hook input priority 0; ct state invalid counter; }; }")
-		out, err := c.CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("%w: %s", err, out)
-		}
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	track(t, node)
 	cluster := fake.NewCluster()
 	svc := service("kube-system", "kube-dns", "10.96.0.10")
 	svc.Annotations = map[string]string{"keelson.dev/served-by": "agent"}
@@ -217,43 +267,9 @@ func TestOnANode(t *testing.T) {
 		}
 	}
 	pagesOnDemand(t, node, own, cluster, until)
-	if err := in(node, func() error {
-		raw, err := os.ReadFile("/proc/thread-self/net/nf_conntrack")
-		if errors.Is(err, os.ErrNotExist) {
-			raw, err = os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_count")
-			if strings.TrimSpace(string(raw)) != "0" && err == nil {
-				return fmt.Errorf("%s connections are tracked", strings.TrimSpace(string(raw)))
-			}
-			return err
-		}
-		if strings.Contains(string(raw), "dport=53") {
-			return fmt.Errorf("questions are tracked:\n%s", raw)
-		}
-		return err
-	}); err != nil {
-		t.Error(err)
-	}
+	untracked(t, node)
 	stop()
-	// Between two agents nobody is told that there is no server: who asks then asks again.
-	if err := in(pod, func() error {
-		c, err := net.Dial("udp", "10.96.0.10:53")
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		if err := c.SetDeadline(time.Now().Add(300 * time.Millisecond)); err != nil {
-			return err
-		}
-		if _, err := c.Write(make([]byte, 20)); err != nil {
-			return err
-		}
-		if _, err := c.Read(make([]byte, 100)); errors.Is(err, syscall.ECONNREFUSED) {
-			return err
-		}
-		return nil
-	}); err != nil {
-		t.Errorf("while no agent runs: %v", err)
-	}
+	silentBetweenAgents(t, pod)
 	stop = agent()
 	until(func() error { return ask("udp", own) })
 	addon := svc.DeepCopy()

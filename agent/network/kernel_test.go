@@ -347,8 +347,13 @@ func TestKernelIsKept(t *testing.T) {
 		w.has("w1", routesOfW1)
 		w.eventually(name, tunnel)
 	}
+	nodesComeAndGo(t, w)
+}
 
-	// Nodes come, move and go.
+// nodesComeAndGo sees that the kernel follows nodes, and that what is there outlives the agent.
+func nodesComeAndGo(t *testing.T, w *world) {
+	t.Helper()
+	m := w.nodes["w1"]
 	moved := nodeOf("w3")
 	moved.Addresses = node("w3", "", "10.89.0.103,fd89::103").Addresses
 	w.objects.Put(moved)

@@ -83,25 +83,7 @@ func New(cfg Config) (*Node, error) {
 			return n.csi.Run(ctx)
 		})
 	}
-	var plugins agent.Plugins // a fake node has none
-	dev := cfg.Devices
-	var drivers *devices.Devices
-	if dev == nil {
-		drivers = devices.New(devices.Config{Registration: cfg.PluginRegistration, State: filepath.Join(cfg.StateDir, "devices"), Objects: n.session,
-			Log: cfg.Log.With("part", "devices")})
-		dev = drivers
-		n.own("devices", drivers.Run)
-	}
-	if cfg.Runtime == nil {
-		n.plugins = deviceplugin.New(deviceplugin.Config{Dir: cfg.DevicePlugins, Registration: cfg.PluginRegistration,
-			State: filepath.Join(cfg.StateDir, "deviceplugins"), Objects: n.session, Log: cfg.Log.With("part", "device plugins")})
-		plugins = n.plugins
-		n.own("device plugins", n.plugins.Run)
-	}
-	if n.plugins != nil && drivers != nil && cfg.PodResources != "" {
-		n.own("pod resources", podresources.New(podresources.Config{Socket: cfg.PodResources,
-			Pods: n.session.Pods, Plugins: n.plugins, Claims: drivers}).Run)
-	}
+	dev, drivers, plugins := n.deviceParts()
 	prober := cfg.Prober
 	if prober == nil {
 		prober = probe.New(probe.Config{Runtime: runtime, Log: cfg.Log.With("part", "probes")})
@@ -110,15 +92,8 @@ func New(cfg Config) (*Node, error) {
 	if serve != nil {
 		serve(n.server)
 	}
-	var guard agent.PolicyGuard
-	if foreign := cfg.foreignNetwork; foreign != nil && cfg.Network != nil {
-		policies := policy.New(policy.Config{Objects: n.session, Sandboxes: runtime, Off: func() bool { return !n.cfg.NetworkPolicy || foreign() },
-			Log: cfg.Log.With("part", "network policies")})
-		guard = policies
-		n.own(partPolicies, policies.Run)
-	}
 	pods := pod.New(pod.Config{NodeName: cfg.NodeName, HostIPs: cfg.NodeIPs, Paths: cfg.paths(), Runtime: runtime, Images: images, Volumes: volumes, Devices: dev, Plugins: plugins, Objects: n.session, Reporter: n.session,
-		Prober: prober, Policies: guard, Node: n.facts.admitting(n.session), Written: written,
+		Prober: prober, Policies: n.policies(runtime), Node: n.facts.admitting(n.session), Written: written,
 		ClusterDNS: clusterDNS(cfg.ClusterDNS, n.session), ResolvConf: cfg.ResolvConf, SeccompDefault: cfg.SeccompDefault,
 		PodPIDs: cfg.PodPIDs, SingleProcessOOMKill: cfg.SingleProcessOOMKill, Ceiling: cfg.PodSecurity, Log: cfg.Log.With("part", "pods")})
 	n.part("pods", pods.Run)
@@ -155,6 +130,40 @@ func New(cfg Config) (*Node, error) {
 		n.own("pod networks", t.run)
 	}
 	return n, nil
+}
+
+// deviceParts are what asks the drivers and the plugins of devices. A fake node has neither of its own.
+func (n *Node) deviceParts() (dev agent.Devices, drivers *devices.Devices, plugins agent.Plugins) {
+	cfg := &n.cfg
+	if dev = cfg.Devices; dev == nil {
+		drivers = devices.New(devices.Config{Registration: cfg.PluginRegistration, State: filepath.Join(cfg.StateDir, "devices"), Objects: n.session,
+			Log: cfg.Log.With("part", "devices")})
+		dev = drivers
+		n.own("devices", drivers.Run)
+	}
+	if cfg.Runtime == nil {
+		n.plugins = deviceplugin.New(deviceplugin.Config{Dir: cfg.DevicePlugins, Registration: cfg.PluginRegistration,
+			State: filepath.Join(cfg.StateDir, "deviceplugins"), Objects: n.session, Log: cfg.Log.With("part", "device plugins")})
+		plugins = n.plugins
+		n.own("device plugins", n.plugins.Run)
+	}
+	if n.plugins != nil && drivers != nil && cfg.PodResources != "" {
+		n.own("pod resources", podresources.New(podresources.Config{Socket: cfg.PodResources,
+			Pods: n.session.Pods, Plugins: n.plugins, Claims: drivers}).Run)
+	}
+	return dev, drivers, plugins
+}
+
+// policies are what holds containers back until the policies of their pod are in force; nil where no network is ours.
+func (n *Node) policies(runtime agent.Runtime) agent.PolicyGuard {
+	foreign := n.cfg.foreignNetwork
+	if foreign == nil || n.cfg.Network == nil {
+		return nil
+	}
+	policies := policy.New(policy.Config{Objects: n.session, Sandboxes: runtime, Off: func() bool { return !n.cfg.NetworkPolicy || foreign() },
+		Log: n.cfg.Log.With("part", "network policies")})
+	n.own(partPolicies, policies.Run)
+	return policies
 }
 
 // The parts of which the node's conditions speak by name.

@@ -58,21 +58,17 @@ func aPolicy(namespace, name string, spec networkingv1.NetworkPolicySpec) networ
 	return networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: spec}
 }
 
-// Where a connection stops, and what is said of it.
-func TestTrace(t *testing.T) {
-	ofShop := []networkingv1.NetworkPolicyPeer{{NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: "shop"}},
-		PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}}}
-	toDNS := networkingv1.NetworkPolicyEgressRule{To: []networkingv1.NetworkPolicyPeer{{NamespaceSelector: &metav1.LabelSelector{},
-		PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"k8s-app": "kube-dns"}}}},
-		Ports: []networkingv1.NetworkPolicyPort{{Protocol: ptr(corev1.ProtocolUDP), Port: ptr(intstr.FromInt32(53))}}}
-	in := []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}
-	out := []networkingv1.PolicyType{networkingv1.PolicyTypeEgress}
-	for name, c := range map[string]struct {
-		to    string
-		with  func(*World)
-		stops string
-		says  []string // of the report as it is printed
-	}{
+// traced is a connection, in a world that differs from aWorld.
+type traced struct {
+	to    string
+	with  func(*World)
+	stops string
+	says  []string // of the report as it is printed
+}
+
+// ways are connections that no policy is about.
+func ways() map[string]traced {
+	return map[string]traced{
 		"by name": {"db.data:5432", nil, "", []string{"db.data.svc.cluster.local: service data/db", "10.96.3.4", "5432/TCP leads to port pg", "2 of 2 ready",
 			"pods 10.244.2.0/24 are behind node w2, 192.0.2.2", "on the same node w1", "no policy isolates either side", "nothing stands in the way"}},
 		"in another namespace":  {"db", nil, "name", []string{"NXDOMAIN", "asked for db.shop.svc.cluster.local", "of that name in namespace data", "ask for db.data"}},
@@ -111,6 +107,19 @@ func TestTrace(t *testing.T) {
 		"no way":         {"10.244.2.7:5432", func(w *World) { w.Nodes = w.Nodes[:1] }, "route", []string{"node w2 is gone"}},
 		"no rights":      {"db.data", func(w *World) { w.Policies, w.Unread = nil, []string{Policies} }, "", []string{"not judged: policies", "not judged, for you may not read: networkpolicies"}},
 		"steers no tty":  {"db\x1b[2J.data", nil, "name", []string{"db?[2j"}},
+	}
+}
+
+// policed are connections that policies are about.
+func policed() map[string]traced {
+	ofShop := []networkingv1.NetworkPolicyPeer{{NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: "shop"}},
+		PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}}}
+	toDNS := networkingv1.NetworkPolicyEgressRule{To: []networkingv1.NetworkPolicyPeer{{NamespaceSelector: &metav1.LabelSelector{},
+		PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"k8s-app": "kube-dns"}}}},
+		Ports: []networkingv1.NetworkPolicyPort{{Protocol: ptr(corev1.ProtocolUDP), Port: ptr(intstr.FromInt32(53))}}}
+	in := []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}
+	out := []networkingv1.PolicyType{networkingv1.PolicyTypeEgress}
+	return map[string]traced{
 		"ingress is shut": {"db.data:5432", func(w *World) {
 			w.Policies = []networkingv1.NetworkPolicy{aPolicy("data", "deny", networkingv1.NetworkPolicySpec{PolicyTypes: in})}
 		}, "policy", []string{"pod data/db-0 does not take it: policy deny", "kctl -n data edit networkpolicy/deny"}},
@@ -137,33 +146,43 @@ func TestTrace(t *testing.T) {
 			block := &networkingv1.IPBlock{CIDR: "10.244.0.0/16", Except: []string{"10.244.2.0/24"}}
 			w.Policies = []networkingv1.NetworkPolicy{aPolicy("shop", "block", networkingv1.NetworkPolicySpec{Egress: []networkingv1.NetworkPolicyEgressRule{{To: []networkingv1.NetworkPolicyPeer{{IPBlock: block}}}}})}
 		}, "policy", []string{"may not send"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			w := aWorld()
-			if c.with != nil {
-				c.with(w)
-			}
-			target, err := ParseTarget(c.to)
-			if err != nil {
-				t.Fatal(err)
-			}
-			r := Trace(w, target)
-			var b strings.Builder
-			if err := r.Print(&b); err != nil {
-				t.Fatal(err)
-			}
-			if r.Stops != c.stops {
-				t.Errorf("it stops at %q, want %q", r.Stops, c.stops)
-			}
-			for _, want := range c.says {
-				if !strings.Contains(b.String(), want) {
-					t.Errorf("nothing is said of %q", want)
-				}
-			}
-			if t.Failed() {
-				t.Log(b.String())
-			}
-		})
+	}
+}
+
+// Where a connection stops, and what is said of it.
+func TestTrace(t *testing.T) {
+	for name, c := range ways() {
+		t.Run(name, func(t *testing.T) { trace(t, c) })
+	}
+	for name, c := range policed() {
+		t.Run(name, func(t *testing.T) { trace(t, c) })
+	}
+}
+
+func trace(t *testing.T, c traced) {
+	w := aWorld()
+	if c.with != nil {
+		c.with(w)
+	}
+	target, err := ParseTarget(c.to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := Trace(w, target)
+	var b strings.Builder
+	if err := r.Print(&b); err != nil {
+		t.Fatal(err)
+	}
+	if r.Stops != c.stops {
+		t.Errorf("it stops at %q, want %q", r.Stops, c.stops)
+	}
+	for _, want := range c.says {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("nothing is said of %q", want)
+		}
+	}
+	if t.Failed() {
+		t.Log(b.String())
 	}
 }
 
