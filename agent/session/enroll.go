@@ -163,9 +163,14 @@ func (s *Session) dial(address string, creds credentials.TransportCredentials) (
 		grpc.WithStaticStreamWindowSize(streamWindow), grpc.WithStaticConnWindowSize(connWindow),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
 	}
-	if s.cfg.Dial != nil {
-		opts = append(opts, grpc.WithContextDialer(s.cfg.Dial))
+	dial := s.cfg.Dial
+	if dial == nil {
+		kept := net.Dialer{KeepAliveConfig: vanished}
+		dial = func(ctx context.Context, address string) (net.Conn, error) {
+			return kept.DialContext(ctx, "tcp", address)
+		}
 	}
+	opts = append(opts, grpc.WithContextDialer(dial))
 	conn, err := grpc.NewClient("passthrough:///"+address, opts...)
 	if err != nil {
 		return nil, fmt.Errorf("connect to replica at %s: %w", address, err)

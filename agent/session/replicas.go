@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -34,7 +35,10 @@ const (
 )
 
 var (
-	clientKeepalive = keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 4 * time.Second, PermitWithoutStream: true}
+	// vanished has the kernel find connections whose other end is gone without a word; clientKeepalive finds programs that
+	// hang, which costs much more.
+	vanished        = net.KeepAliveConfig{Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 3}
+	clientKeepalive = keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}
 	connectParams   = grpc.ConnectParams{
 		Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.3, MaxDelay: 2 * time.Second},
 		MinConnectTimeout: 2 * time.Second,

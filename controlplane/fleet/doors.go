@@ -90,8 +90,9 @@ func (s *Server) fleetService() *grpc.Server {
 		grpc.MaxConcurrentStreams(sessionStreams),
 		// Windows that grow are measured with a ping after what is received, which is what thousands of heartbeats are.
 		grpc.StaticStreamWindowSize(streamWindow), grpc.StaticConnWindowSize(connWindow), grpc.ReadBufferSize(sessionBuffer),
-		// A node that vanished without a word is noticed by its silence; these find dead tunnels and standbys.
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 5 * time.Second, Timeout: 4 * time.Second}),
+		// A node that vanished without a word is noticed by its silence, or by the kernel (vanished); these find programs that
+		// hang. They cost much more than the kernel's own questions.
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 5 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 2 * time.Second, PermitWithoutStream: true}),
 	)
 	fleetv1.RegisterFleetServer(g, s)
@@ -121,6 +122,7 @@ func (s *Server) admit(ctx context.Context, d *door.Door, conf *tls.Config, node
 			return err
 		}
 		s.children.Go(func() {
+			noticeVanished(c)
 			t := tls.Server(c, conf)
 			limit, cancel := context.WithTimeout(ctx, handshakePatience)
 			defer cancel()
@@ -143,6 +145,20 @@ func (s *Server) admit(ctx context.Context, d *door.Door, conf *tls.Config, node
 			end := time.AfterFunc(enrollPatience, func() { c.Close() })
 			strangers.enter(shownConn{Conn: t, end: end})
 		})
+	}
+}
+
+// vanished has the kernel find connections whose other end is gone without a word, within five seconds.
+var vanished = net.KeepAliveConfig{Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 3}
+
+func noticeVanished(c net.Conn) {
+	if d := door.Of(c); d != nil {
+		c = d.Conn
+	}
+	if k, ok := c.(interface {
+		SetKeepAliveConfig(net.KeepAliveConfig) error
+	}); ok {
+		_ = k.SetKeepAliveConfig(vanished) // a connection that has ended says so to who reads
 	}
 }
 

@@ -10,10 +10,12 @@ import (
 )
 
 const (
-	// nodesPerBeat is how many nodes are heard of as often as configured; in larger clusters each says less often that it
-	// lives, down to half as often.
-	nodesPerBeat = 2500
-	slowestBeat  = 2 // times the configured one
+	// fullPace is up to how many nodes each is heard of as often as configured. In larger clusters nodes say less often
+	// that they live, down to a third as often at slowPace nodes, and are waited for up to twice as long.
+	fullPace    = 1000
+	slowPace    = 5000
+	slowestBeat = 3 // times the configured one
+	longestWait = 2 // times the configured one
 
 	// joinsAtOnce is how many sessions a replica begins at once, and joinPatience for how long others wait for their turn,
 	// less than agents wait for their welcome. When thousands come together, those that are in are served first: a
@@ -28,10 +30,11 @@ const (
 
 // paceOf is how often a node says that it lives in a cluster of so many, and after which silence it is given up.
 func paceOf(beat, suspect time.Duration, nodes int) (every, silence time.Duration) {
-	of := func(d time.Duration) time.Duration {
-		return min(max(d, d*time.Duration(nodes)/nodesPerBeat), slowestBeat*d)
+	over := min(max(0, nodes-fullPace), slowPace-fullPace)
+	longer := func(d time.Duration, most int) time.Duration {
+		return d + d*time.Duration((most-1)*over)/(slowPace-fullPace)
 	}
-	return of(beat), of(suspect)
+	return longer(beat, slowestBeat), longer(suspect, longestWait)
 }
 
 // pace is that of this cluster now.

@@ -17,8 +17,8 @@ func TestPace(t *testing.T) {
 	for _, c := range []struct {
 		nodes         int
 		beat, silence time.Duration
-	}{{0, time.Second, 4 * time.Second}, {2500, time.Second, 4 * time.Second}, {3750, 1500 * time.Millisecond, 6 * time.Second},
-		{5000, 2 * time.Second, 8 * time.Second}, {1 << 20, 2 * time.Second, 8 * time.Second}} {
+	}{{0, time.Second, 4 * time.Second}, {1000, time.Second, 4 * time.Second}, {3000, 2 * time.Second, 6 * time.Second},
+		{5000, 3 * time.Second, 8 * time.Second}, {1 << 20, 3 * time.Second, 8 * time.Second}} {
 		beat, silence := paceOf(time.Second, 4*time.Second, c.nodes)
 		if beat != c.beat || silence != c.silence {
 			t.Errorf("%d nodes: each %s, given up after %s; want %s and %s", c.nodes, beat, silence, c.beat, c.silence)

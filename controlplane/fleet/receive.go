@@ -57,7 +57,7 @@ func (x *session) handle(m *fleetv1.AgentMessage) error {
 	return nil
 }
 
-// heartbeat answers at once, unless this replica could not write what the node reports:
+// heartbeat answers at once, from the goroutine that reads, unless this replica could not write what the node reports:
 // then silence makes the agent move to one that can.
 func (x *session) heartbeat(h *fleetv1.Heartbeat, now time.Time) {
 	x.clock.sample(now.UnixNano() - h.SentUnixNano)
@@ -67,10 +67,10 @@ func (x *session) heartbeat(h *fleetv1.Heartbeat, now time.Time) {
 		return
 	}
 	every, _ := x.srv.pace()
-	x.mu.Lock()
-	x.ack = &fleetv1.HeartbeatAck{SentUnixNano: h.SentUnixNano, ReplicaUnixNano: now.UnixNano(), HeartbeatMillis: every.Milliseconds()}
-	x.mu.Unlock()
-	x.poke()
+	if err := x.tell(&fleetv1.ControlMessage{Kind: &fleetv1.ControlMessage_HeartbeatAck{HeartbeatAck: &fleetv1.HeartbeatAck{
+		SentUnixNano: h.SentUnixNano, ReplicaUnixNano: now.UnixNano(), HeartbeatMillis: every.Milliseconds()}}}); err != nil {
+		x.end(err)
+	}
 }
 
 func (x *session) setFacts(f *fleetv1.NodeFacts) error {

@@ -24,7 +24,7 @@ import (
 
 // session is one agent's working connection to this replica.
 //
-// Goroutines: the gRPC handler waits for the end; receive reads; send drains dirty and
+// Goroutines: the gRPC handler waits for the end; receive reads, and answers heartbeats; send drains dirty and
 // outbox; work performs writes. All end with ctx.
 type session struct {
 	srv   *Server
@@ -41,10 +41,12 @@ type session struct {
 
 	silence time.Duration // after which it was given up; 0 = it ended otherwise
 
+	down   sync.Mutex // held by who sends; no other is taken below it
+	stream fleetv1.Fleet_SessionServer
+
 	mu     sync.Mutex
 	dirty  map[key]struct{}
 	outbox []*fleetv1.ControlMessage
-	ack    *fleetv1.HeartbeatAck
 	facts  *v1.Node
 	echoes map[types.UID]echo
 	heard  time.Time // of the last message up; monotonic
@@ -136,13 +138,14 @@ func (s *Server) leave(sess *session) {
 }
 
 func (x *session) run(ctx context.Context, stream fleetv1.Fleet_SessionServer, has resumption) error {
-	if err := stream.Send(&fleetv1.ControlMessage{Kind: &fleetv1.ControlMessage_Welcome{Welcome: x.welcome()}}); err != nil {
+	x.stream = stream
+	if err := x.tell(&fleetv1.ControlMessage{Kind: &fleetv1.ControlMessage_Welcome{Welcome: x.welcome()}}); err != nil {
 		return err
 	}
 	x.syncNode()
 	// A blocked Send returns only when this handler has: the server waits for the two, not the handler.
 	x.srv.children.Go(func() { x.end(x.receive(stream)) })
-	x.srv.children.Go(func() { x.end(x.send(ctx, stream, has)) })
+	x.srv.children.Go(func() { x.end(x.send(ctx, has)) })
 	_, suspect := x.srv.pace()
 	silence := time.NewTimer(suspect)
 	defer silence.Stop()
@@ -227,8 +230,15 @@ func (x *session) poke() {
 	}
 }
 
-// send owns the stream's sending half: the full assignment first, then what changes.
-func (x *session) send(ctx context.Context, stream fleetv1.Fleet_SessionServer, has resumption) error {
+// tell sends one message. It waits while the agent does not read.
+func (x *session) tell(m *fleetv1.ControlMessage) error {
+	x.down.Lock()
+	defer x.down.Unlock()
+	return x.stream.Send(m)
+}
+
+// send sends the full assignment first, then what changes.
+func (x *session) send(ctx context.Context, has resumption) error {
 	v := x.srv.view
 	a := newAssignment(x.node, source{v, x}, has)
 	defer a.release()
@@ -236,11 +246,6 @@ func (x *session) send(ctx context.Context, stream fleetv1.Fleet_SessionServer, 
 	var synced uint64
 	full := true
 	for {
-		if ack := x.takeAck(); ack != nil { // first: an agent that waits for it too long goes elsewhere
-			if err := stream.Send(ack); err != nil {
-				return err
-			}
-		}
 		rev := v.routed.Load() // before the keys are taken: what is marked later is not promised
 		keys := x.takeDirty()
 		if full {
@@ -255,12 +260,12 @@ func (x *session) send(ctx context.Context, stream fleetv1.Fleet_SessionServer, 
 		}
 		parts := c.parts(full)
 		for _, set := range parts {
-			if err := stream.Send(&fleetv1.ControlMessage{Kind: &fleetv1.ControlMessage_Objects{Objects: set}}); err != nil {
+			if err := x.tell(&fleetv1.ControlMessage{Kind: &fleetv1.ControlMessage_Objects{Objects: set}}); err != nil {
 				return err
 			}
 		}
 		if full || len(parts) > 0 || rev > synced {
-			if err := stream.Send(&fleetv1.ControlMessage{Kind: &fleetv1.ControlMessage_Synced{Synced: &fleetv1.Synced{Revision: rev}}}); err != nil {
+			if err := x.tell(&fleetv1.ControlMessage{Kind: &fleetv1.ControlMessage_Synced{Synced: &fleetv1.Synced{Revision: rev}}}); err != nil {
 				return err
 			}
 			synced = rev
@@ -273,7 +278,7 @@ func (x *session) send(ctx context.Context, stream fleetv1.Fleet_SessionServer, 
 			v.gate.ask(uid, func() { x.openGate(uid) })
 		}
 		for _, m := range x.takeOutbox() {
-			if err := stream.Send(m); err != nil {
+			if err := x.tell(m); err != nil {
 				return err
 			}
 		}
@@ -307,17 +312,6 @@ func (x *session) takeOutbox() []*fleetv1.ControlMessage {
 	out := x.outbox
 	x.outbox = nil
 	return out
-}
-
-func (x *session) takeAck() *fleetv1.ControlMessage {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.ack == nil {
-		return nil
-	}
-	ack := x.ack
-	x.ack = nil
-	return &fleetv1.ControlMessage{Kind: &fleetv1.ControlMessage_HeartbeatAck{HeartbeatAck: ack}}
 }
 
 // wrote remembers a status write of this node.
