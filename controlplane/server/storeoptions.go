@@ -1,6 +1,7 @@
 package server
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -105,7 +106,10 @@ func (o StoreOptions) storeKeys(now time.Time) ([]byte, error) {
 	case NoKeys:
 		return nil, nil
 	case "":
-		return disk.NewKeys("init-" + now.UTC().Format("20060102-150405"))
+		// Keys of two clusters may come together where one takes the other's backup: those of one second have other names, too.
+		var own [4]byte
+		_, _ = rand.Read(own[:]) // it never fails
+		return disk.NewKeys(fmt.Sprintf("init-%s-%x", now.UTC().Format("20060102-150405"), own))
 	}
 	_, err := o.keyring()
 	return nil, err

@@ -103,7 +103,7 @@ var vary = []struct {
 }{
 	{regexp.MustCompile(`keelson-[0-9a-f]{16}`), "keelson-<id>"},
 	{regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ`), "<time>"},
-	{regexp.MustCompile(`init-\d{8}-\d{6}`), "init-<time>"},
+	{regexp.MustCompile(`init-\d{8}-\d{6}-[0-9a-f]{8}`), "init-<time>"},
 	{regexp.MustCompile(`aside-[0-9T.]+`), "aside-<time>"},
 	{regexp.MustCompile(`127\.0\.0\.21:\d+`), "127.0.0.21:<port>"},
 	{regexp.MustCompile(`(last entry +)\d+`), "$1<n>"},
