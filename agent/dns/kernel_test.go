@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -24,50 +23,14 @@ import (
 
 	"keelson.dev/keelson/agent/fake"
 	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/test/bed/space"
 )
-
-// in runs f on a thread inside ns, which is given up afterwards.
-func in(ns netns.NsHandle, f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		if err := netns.Set(ns); err != nil {
-			done <- err
-			return
-		}
-		done <- f()
-	}()
-	return <-done
-}
-
-// newNS makes a namespace of which only loopback is up; it goes with the test.
-func newNS(t *testing.T) netns.NsHandle {
-	t.Helper()
-	var ns netns.NsHandle
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		var err error
-		if ns, err = netns.New(); err == nil {
-			var lo netlink.Link
-			if lo, err = netlink.LinkByName("lo"); err == nil {
-				err = netlink.LinkSetUp(lo)
-			}
-		}
-		done <- err
-	}()
-	if err := <-done; err != nil {
-		t.Fatalf("making a namespace: %v", err)
-	}
-	t.Cleanup(func() { ns.Close() })
-	return ns
-}
 
 // pair joins a pod's namespace to the node's.
 func pair(t *testing.T, node, pod netns.NsHandle) {
 	t.Helper()
 	up := func(ns netns.NsHandle, name, address string, gateway net.IP) error {
-		return in(ns, func() error {
+		return space.In(ns, func() error {
 			l, err := netlink.LinkByName(name)
 			if err != nil {
 				return err
@@ -82,7 +45,7 @@ func pair(t *testing.T, node, pod netns.NsHandle) {
 			return netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Gw: gateway})
 		})
 	}
-	err := in(node, func() error {
+	err := space.In(node, func() error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = "pod0"
 		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(pod))})
@@ -102,7 +65,7 @@ func pair(t *testing.T, node, pod netns.NsHandle) {
 func pagesOnDemand(t *testing.T, node netns.NsHandle, at netip.Addr, cluster *fake.Cluster, until func(func() error)) {
 	t.Helper()
 	listens := func() (yes bool) {
-		if err := in(node, func() error {
+		if err := space.In(node, func() error {
 			c, err := net.Dial("tcp", netip.AddrPortFrom(at, metricsPort).String())
 			if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET) { // it closes just now
 				return nil
@@ -139,7 +102,7 @@ func pagesOnDemand(t *testing.T, node netns.NsHandle, at netip.Addr, cluster *fa
 // silentBetweenAgents sees that between two agents nobody is told that there is no server: who asks then asks again.
 func silentBetweenAgents(t *testing.T, pod netns.NsHandle) {
 	t.Helper()
-	if err := in(pod, func() error {
+	if err := space.In(pod, func() error {
 		c, err := net.Dial("udp", "10.96.0.10:53")
 		if err != nil {
 			return err
@@ -163,7 +126,7 @@ func silentBetweenAgents(t *testing.T, pod netns.NsHandle) {
 // untracked sees that no question has an entry of connection tracking.
 func untracked(t *testing.T, node netns.NsHandle) {
 	t.Helper()
-	if err := in(node, func() error {
+	if err := space.In(node, func() error {
 		raw, err := os.ReadFile("/proc/thread-self/net/nf_conntrack")
 		if errors.Is(err, os.ErrNotExist) {
 			raw, err = os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_count")
@@ -184,7 +147,7 @@ func untracked(t *testing.T, node netns.NsHandle) {
 // track has a rule that looks at connections, so that the kernel tracks those that nobody excepts.
 func track(t *testing.T, node netns.NsHandle) {
 	t.Helper()
-	if err := in(node, func() error {
+	if err := space.In(node, func() error {
 		c := exec.Command("nft", "-f", "-")
 		c.Stdin = strings.NewReader("table ip t { chain c { type filter hook input priority 0; ct state invalid counter; }; }")
 		out, err := c.CombinedOutput()
@@ -208,7 +171,7 @@ func TestOnANode(t *testing.T) {
 	if _, err := exec.LookPath("nft"); err != nil {
 		t.Skip("needs nft")
 	}
-	node, pod := newNS(t), newNS(t)
+	node, pod := space.New(t), space.New(t)
 	pair(t, node, pod)
 	track(t, node)
 	cluster := fake.NewCluster()
@@ -223,7 +186,7 @@ func TestOnANode(t *testing.T) {
 		s := New(Config{Node: "w1", StateDir: dir, RunDir: dir, ResolvConf: filepath.Join(dir, "resolv.conf"), Local: LinkLocal, Log: slog.New(slog.DiscardHandler)})
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error, 1)
-		go func() { done <- in(node, func() error { return s.Run(ctx, cluster, cluster) }) }()
+		go func() { done <- space.In(node, func() error { return s.Run(ctx, cluster, cluster) }) }()
 		return func() {
 			cancel()
 			if err := <-done; !errors.Is(err, context.Canceled) {
@@ -232,7 +195,7 @@ func TestOnANode(t *testing.T) {
 		}
 	}
 	ask := func(network string, at netip.Addr) error {
-		return in(pod, func() error {
+		return space.In(pod, func() error {
 			m := &dns.Msg{}
 			m.SetQuestion("web.default.svc.cluster.local.", dns.TypeA)
 			conn, err := net.Dial(network, netip.AddrPortFrom(at, 53).String())
@@ -276,7 +239,7 @@ func TestOnANode(t *testing.T) {
 	addon.Spec.Selector = map[string]string{"k8s-app": "kube-dns"}
 	cluster.Put(addon)
 	until(func() error {
-		return in(node, func() error {
+		return space.In(node, func() error {
 			lo, err := netlink.LinkByName("lo")
 			if err != nil {
 				return err

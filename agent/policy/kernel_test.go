@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/test/bed/space"
 )
 
 func denyAll(namespace string) *networkingv1.NetworkPolicy {
@@ -39,7 +40,7 @@ func settled(t *testing.T) *rig {
 func (r *rig) nft(t *testing.T, args ...string) string {
 	t.Helper()
 	var out []byte
-	must(t, in(r.node, func() (err error) {
+	must(t, space.In(r.node, func() (err error) {
 		if out, err = exec.Command("nft", args...).CombinedOutput(); err != nil {
 			err = fmt.Errorf("nft %s: %w: %s", strings.Join(args, " "), err, out)
 		}
@@ -52,7 +53,7 @@ func (r *rig) nft(t *testing.T, args ...string) string {
 func (r *rig) once(t *testing.T, from, to *place, port int) *try {
 	t.Helper()
 	a := &try{from: from, to: to, client: from.addresses[0], server: to.addresses[0], proto: "tcp", port: port}
-	must(t, in(from.ns, a.begin))
+	must(t, space.In(from.ns, a.begin))
 	t.Cleanup(a.end)
 	return a
 }
@@ -134,7 +135,7 @@ func TestRestartUnderTraffic(t *testing.T) {
 		n := 0
 		for ctx.Err() == nil {
 			x := try{from: a, to: b, client: a.addresses[0], server: b.addresses[0], proto: "tcp", port: 81}
-			if in(a.ns, x.begin) == nil && x.reached(time.Millisecond) {
+			if space.In(a.ns, x.begin) == nil && x.reached(time.Millisecond) {
 				n++
 			}
 			x.end()
@@ -260,7 +261,7 @@ func (r *rig) differs(t *testing.T) error {
 	t.Helper()
 	pods, _, _ := r.e.pods(true)
 	want := compile(pods, r.e.read.all(r.cluster.NetworkPolicies(), r.e.cfg.Log)).withSets(nil, func(string) bool { return true }, r.cluster.AddressGroup)
-	return in(r.node, func() error {
+	return space.In(r.node, func() error {
 		have, err := listTable(t.Context())
 		if err != nil {
 			return err
@@ -321,7 +322,7 @@ func TestServicesAndOldTables(t *testing.T) {
 	r.settle(t)
 	service := func(from *place, ip string) *try {
 		a := &try{from: from, client: from.addresses[0], server: addrs(ip)[0], proto: "tcp", port: 80}
-		must(t, in(from.ns, a.begin))
+		must(t, space.In(from.ns, a.begin))
 		t.Cleanup(a.end)
 		return a
 	}
@@ -359,7 +360,7 @@ func TestSentForOthers(t *testing.T) {
 		{"10.89.0.7", "10.88.0.10", false}, {"10.89.0.130", "10.88.0.10", true}, {"10.89.0.7", "10.88.0.12", true}, {"10.88.0.1", "10.88.0.10", true},
 		{"10.88.0.10", "10.89.0.7", false}, {"10.88.0.12", "10.89.0.7", true}, {"10.88.0.12", "10.88.0.11", false},
 	} {
-		must(t, in(r.node, func() error {
+		must(t, space.In(r.node, func() error {
 			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 			if err != nil {
 				return err

@@ -13,6 +13,8 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"keelson.dev/keelson/test/bed/space"
 )
 
 // permitted says by Kubernetes' words alone whether a connection may be made.
@@ -227,7 +229,7 @@ func (s *site) every() []try {
 // had at least as long as all others when they are looked at.
 func (r *rig) judge(t *testing.T, attempts []try, may func(try) bool) (allowed, denied int) {
 	t.Helper()
-	must(t, in(r.node, func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
+	must(t, space.In(r.node, func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
 	var closed, open []*try
 	for i := range attempts {
 		if a := &attempts[i]; may(*a) {
@@ -241,7 +243,7 @@ func (r *rig) judge(t *testing.T, attempts []try, may func(try) bool) (allowed, 
 		if a.from != nil {
 			ns = a.from.ns
 		}
-		must(t, in(ns, a.begin))
+		must(t, space.In(ns, a.begin))
 		defer a.end()
 	}
 	for _, a := range open {

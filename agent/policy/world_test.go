@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -28,6 +27,7 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/fake"
+	"keelson.dev/keelson/test/bed/space"
 )
 
 // place is a machine of the test: a pod of the node, a pod of another node, or somebody else.
@@ -135,42 +135,6 @@ func (p *place) subset() v1.EndpointSubset {
 	return out
 }
 
-// in runs f on a thread inside ns, which is given up afterwards.
-func in(ns netns.NsHandle, f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		if err := netns.Set(ns); err != nil {
-			done <- err
-			return
-		}
-		done <- f()
-	}()
-	return <-done
-}
-
-func newNS(t testing.TB) netns.NsHandle {
-	t.Helper()
-	var ns netns.NsHandle
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		var err error
-		if ns, err = netns.New(); err == nil {
-			var lo netlink.Link
-			if lo, err = netlink.LinkByName("lo"); err == nil {
-				err = netlink.LinkSetUp(lo)
-			}
-		}
-		done <- err
-	}()
-	if err := <-done; err != nil {
-		t.Fatalf("making a namespace: %v", err)
-	}
-	t.Cleanup(func() { ns.Close() })
-	return ns
-}
-
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -203,8 +167,8 @@ func needsKernel(t testing.TB) {
 
 func newSite(t testing.TB, pods int) *site {
 	t.Helper()
-	s := &site{node: newNS(t), outside: newNS(t), gateway: addrs("10.88.0.1", "fd88::1")}
-	must(t, in(s.node, func() error {
+	s := &site{node: space.New(t), outside: space.New(t), gateway: addrs("10.88.0.1", "fd88::1")}
+	must(t, space.In(s.node, func() error {
 		for _, f := range []string{"/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"} {
 			if err := os.WriteFile(f, []byte("1"), 0); err != nil {
 				return err
@@ -221,7 +185,7 @@ func newSite(t testing.TB, pods int) *site {
 	serve(t, s.outside)
 	serve(t, s.node)
 	for i := range pods {
-		p := &place{name: fmt.Sprint("p", i), local: true, ns: newNS(t), addresses: addrs(fmt.Sprintf("10.88.0.%d", 10+i), fmt.Sprintf("fd88::%x", 10+i))}
+		p := &place{name: fmt.Sprint("p", i), local: true, ns: space.New(t), addresses: addrs(fmt.Sprintf("10.88.0.%d", 10+i), fmt.Sprintf("fd88::%x", 10+i))}
 		s.attach(t, p)
 		s.places = append(s.places, p)
 	}
@@ -233,7 +197,7 @@ func newSite(t testing.TB, pods int) *site {
 // attach joins a pod to the bridge.
 func (s *site) attach(t testing.TB, p *place) {
 	t.Helper()
-	must(t, in(s.node, func() error {
+	must(t, space.In(s.node, func() error {
 		br, err := netlink.LinkByName(bridge)
 		if err != nil {
 			return err
@@ -261,7 +225,7 @@ func addrs(in ...string) []netip.Addr {
 
 func configure(t testing.TB, ns netns.NsHandle, link string, gateways []netip.Addr, cidrs ...string) {
 	t.Helper()
-	must(t, in(ns, func() error {
+	must(t, space.In(ns, func() error {
 		l, err := netlink.LinkByName(link)
 		if err != nil {
 			return err
@@ -296,7 +260,7 @@ func serve(t testing.TB, ns netns.NsHandle) {
 	for _, port := range testPorts {
 		var ln net.Listener
 		var udp *net.UDPConn
-		must(t, in(ns, func() (err error) {
+		must(t, space.In(ns, func() (err error) {
 			if ln, err = net.Listen("tcp", fmt.Sprintf("[::]:%d", port)); err != nil {
 				return err
 			}
@@ -313,7 +277,7 @@ func serve(t testing.TB, ns netns.NsHandle) {
 			}
 		}()
 		for _, network := range []string{"udp4", "udp6"} {
-			must(t, in(ns, func() (err error) {
+			must(t, space.In(ns, func() (err error) {
 				udp, err = net.ListenUDP(network, &net.UDPAddr{Port: port})
 				return err
 			}))
@@ -506,7 +470,7 @@ func (r *rig) start(t testing.TB, before sandboxes) {
 	r.e.every = 20 * time.Millisecond
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- in(r.node, func() error { return r.e.Run(ctx) }) }()
+	go func() { done <- space.In(r.node, func() error { return r.e.Run(ctx) }) }()
 	r.stop = func() {
 		cancel()
 		if err := <-done; err != nil && err != context.Canceled {

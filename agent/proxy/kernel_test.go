@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -22,47 +21,12 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/fake"
+	"keelson.dev/keelson/test/bed/space"
 )
-
-// in runs f on a thread inside ns, which is given up afterwards.
-func in(ns netns.NsHandle, f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		if err := netns.Set(ns); err != nil {
-			done <- err
-			return
-		}
-		done <- f()
-	}()
-	return <-done
-}
-
-func newNS(t *testing.T) netns.NsHandle {
-	t.Helper()
-	var ns netns.NsHandle
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		var err error
-		if ns, err = netns.New(); err == nil {
-			var lo netlink.Link
-			if lo, err = netlink.LinkByName("lo"); err == nil {
-				err = netlink.LinkSetUp(lo)
-			}
-		}
-		done <- err
-	}()
-	if err := <-done; err != nil {
-		t.Fatalf("making a namespace: %v", err)
-	}
-	t.Cleanup(func() { ns.Close() })
-	return ns
-}
 
 func addr(t *testing.T, ns netns.NsHandle, link, cidr, gateway string) {
 	t.Helper()
-	if err := in(ns, func() error {
+	if err := space.In(ns, func() error {
 		l, err := netlink.LinkByName(link)
 		if err != nil {
 			return err
@@ -86,8 +50,8 @@ func addr(t *testing.T, ns netns.NsHandle, link, cidr, gateway string) {
 // pod makes a namespace joined to node by a cable, with a server that answers its own name.
 func pod(t *testing.T, node netns.NsHandle, name, ip, gateway string) netns.NsHandle {
 	t.Helper()
-	ns := newNS(t)
-	if err := in(node, func() error {
+	ns := space.New(t)
+	if err := space.In(node, func() error {
 		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(ns))})
 	}); err != nil {
 		t.Fatal(err)
@@ -95,7 +59,7 @@ func pod(t *testing.T, node netns.NsHandle, name, ip, gateway string) netns.NsHa
 	addr(t, node, name, gateway+"/30", "")
 	addr(t, ns, "eth0", ip+"/30", gateway)
 	var ln net.Listener
-	if err := in(ns, func() (err error) { ln, err = net.Listen("tcp4", "0.0.0.0:8080"); return err }); err != nil {
+	if err := space.In(ns, func() (err error) { ln, err = net.Listen("tcp4", "0.0.0.0:8080"); return err }); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { ln.Close() })
@@ -113,7 +77,7 @@ func pod(t *testing.T, node netns.NsHandle, name, ip, gateway string) netns.NsHa
 }
 
 func ask(ns netns.NsHandle, address string) (answer string, err error) {
-	err = in(ns, func() error {
+	err = space.In(ns, func() error {
 		c, err := (&net.Dialer{Timeout: 3 * time.Second}).Dial("tcp4", address)
 		if err != nil {
 			return err
@@ -136,11 +100,11 @@ func TestKernel(t *testing.T) {
 	if _, err := exec.LookPath("nft"); err != nil {
 		t.Skip("needs nft")
 	}
-	node := newNS(t)
+	node := space.New(t)
 	a := pod(t, node, "a", "10.244.0.2", "10.244.0.1")
 	pod(t, node, "b", "10.244.0.6", "10.244.0.5")
-	outside := newNS(t)
-	if err := in(node, func() error {
+	outside := space.New(t)
+	if err := space.In(node, func() error {
 		if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
 			return err
 		}
@@ -170,7 +134,7 @@ func TestKernel(t *testing.T) {
 		objects.Put(part)
 	}
 	rules := newState(newNFT(), "w1")
-	if err := in(node, func() error {
+	if err := space.In(node, func() error {
 		return p.apply(t.Context(), rules, objects, objects, agent.Changed{All: true})
 	}); err != nil {
 		t.Fatal(err)
@@ -197,7 +161,7 @@ func TestKernel(t *testing.T) {
 	}
 	// A server beyond the cluster has no route to pods: it must see the node's address.
 	var ln net.Listener
-	if err := in(outside, func() (err error) { ln, err = net.Listen("tcp4", "10.89.0.7:8080"); return err }); err != nil {
+	if err := space.In(outside, func() (err error) { ln, err = net.Listen("tcp4", "10.89.0.7:8080"); return err }); err != nil {
 		t.Fatal(err)
 	}
 	defer ln.Close()
@@ -222,7 +186,7 @@ func reachesAddedRanges(t *testing.T, p *Proxy, rules *state, node, pod netns.Ns
 		}
 	}
 	objects.Delete(services[slices.IndexFunc(services, func(s *v1.Service) bool { return s.Name == "far" })])
-	if err := in(node, func() error { return p.apply(t.Context(), rules, objects, objects, agent.Changed{All: true}) }); err != nil {
+	if err := space.In(node, func() error { return p.apply(t.Context(), rules, objects, objects, agent.Changed{All: true}) }); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := ask(node, "10.97.0.5:80"); err == nil || !strings.Contains(err.Error(), "unreachable") {
@@ -232,10 +196,10 @@ func reachesAddedRanges(t *testing.T, p *Proxy, rules *state, node, pod netns.Ns
 
 // refusesWithoutBackends asks a Service without backends at every address that it has, whoever listens there.
 func refusesWithoutBackends(t *testing.T, node, pod, outside netns.NsHandle) {
-	if err := in(outside, func() error { return netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP("10.89.0.101")}) }); err != nil {
+	if err := space.In(outside, func() error { return netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP("10.89.0.101")}) }); err != nil {
 		t.Fatal(err)
 	}
-	if err := in(node, func() error { return netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP("10.89.0.7")}) }); err != nil {
+	if err := space.In(node, func() error { return netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP("10.89.0.7")}) }); err != nil {
 		t.Fatal(err)
 	}
 	for ns, address := range map[netns.NsHandle]string{node: "0.0.0.0:80", outside: "10.89.0.7:80"} {
@@ -262,7 +226,7 @@ func refusesWithoutBackends(t *testing.T, node, pod, outside netns.NsHandle) {
 func listen(t *testing.T, ns netns.NsHandle, address string) {
 	t.Helper()
 	var ln net.Listener
-	if err := in(ns, func() (err error) { ln, err = net.Listen("tcp4", address); return err }); err != nil {
+	if err := space.In(ns, func() (err error) { ln, err = net.Listen("tcp4", address); return err }); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { ln.Close() })
@@ -283,7 +247,7 @@ func TestUDPFlows(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root for network namespaces")
 	}
-	node := newNS(t)
+	node := space.New(t)
 	for name, ip := range map[string]string{"a": "10.244.0.2", "b": "10.244.0.6"} {
 		answers(t, pod(t, node, name, ip, netip.MustParseAddr(ip).Prev().String()), name)
 	}
@@ -299,7 +263,7 @@ func TestUDPFlows(t *testing.T) {
 		part, proto := slice("dns", endpoints...), v1.ProtocolUDP
 		part.Ports[0].Protocol = &proto
 		objects.Put(part)
-		if err := in(node, func() (err error) {
+		if err := space.In(node, func() (err error) {
 			if err := p.apply(context.Background(), st, objects, objects, agent.Changed{All: true}); err != nil {
 				return err
 			}
@@ -345,7 +309,7 @@ func TestUDPFlows(t *testing.T) {
 func answers(t *testing.T, ns netns.NsHandle, name string) {
 	t.Helper()
 	var pc net.PacketConn
-	if err := in(ns, func() (err error) { pc, err = net.ListenPacket("udp4", "0.0.0.0:8080"); return err }); err != nil {
+	if err := space.In(ns, func() (err error) { pc, err = net.ListenPacket("udp4", "0.0.0.0:8080"); return err }); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { pc.Close() })
@@ -367,7 +331,7 @@ type asker struct{ c net.Conn }
 func newAsker(t *testing.T, ns netns.NsHandle, to string) *asker {
 	t.Helper()
 	a := &asker{}
-	if err := in(ns, func() (err error) { a.c, err = net.Dial("udp4", to); return err }); err != nil {
+	if err := space.In(ns, func() (err error) { a.c, err = net.Dial("udp4", to); return err }); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { a.c.Close() })
@@ -392,7 +356,7 @@ func (a *asker) ask() string {
 func overflow(t *testing.T, ns netns.NsHandle, to string, flows int) {
 	t.Helper()
 	for range flows {
-		if err := in(ns, func() error {
+		if err := space.In(ns, func() error {
 			c, err := net.Dial("udp4", to)
 			if err == nil {
 				_, err = c.Write([]byte("?"))
@@ -408,7 +372,7 @@ func overflow(t *testing.T, ns netns.NsHandle, to string, flows int) {
 // flowsTo counts the flows that an address answers.
 func flowsTo(t *testing.T, ns netns.NsHandle, ip string) (n int) {
 	t.Helper()
-	if err := in(ns, func() error {
+	if err := space.In(ns, func() error {
 		all, err := netlink.ConntrackTableList(netlink.ConntrackTable, netlink.FAMILY_V4)
 		for _, f := range all {
 			if f.Reverse.SrcIP.String() == ip {
@@ -426,7 +390,7 @@ func flowsTo(t *testing.T, ns netns.NsHandle, ip string) (n int) {
 func echo(t *testing.T, ns netns.NsHandle, address string) {
 	t.Helper()
 	var ln net.Listener
-	if err := in(ns, func() (err error) { ln, err = net.Listen("tcp4", address); return err }); err != nil {
+	if err := space.In(ns, func() (err error) { ln, err = net.Listen("tcp4", address); return err }); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { ln.Close() })

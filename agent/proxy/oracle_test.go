@@ -23,6 +23,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/test/bed/space"
 )
 
 // town is a node with pods of its own and of another node, and a client outside, in both families.
@@ -46,8 +48,8 @@ func newTown(t *testing.T) town {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root for network namespaces")
 	}
-	out := town{node: newNS(t), clients: map[string]netns.NsHandle{}}
-	if err := in(out.node, func() error {
+	out := town{node: space.New(t), clients: map[string]netns.NsHandle{}}
+	if err := space.In(out.node, func() error {
 		return errors.Join(os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0),
 			os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0))
 	}); err != nil {
@@ -62,8 +64,8 @@ func newTown(t *testing.T) town {
 		serve(t, ns, "tcp6", "[::]:8080", name)
 		out.clients[name] = ns
 	}
-	outside := newNS(t)
-	if err := in(out.node, func() error {
+	outside := space.New(t)
+	if err := space.In(out.node, func() error {
 		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "up"}, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(outside))})
 	}); err != nil {
 		t.Fatal(err)
@@ -83,7 +85,7 @@ func newTown(t *testing.T) town {
 
 func addr6(t *testing.T, ns netns.NsHandle, link, cidr, gateway string) {
 	t.Helper()
-	if err := in(ns, func() error {
+	if err := space.In(ns, func() error {
 		l, err := netlink.LinkByName(link)
 		if err != nil {
 			return err
@@ -111,7 +113,7 @@ func serve(t *testing.T, ns netns.NsHandle, network, address, name string) {
 		_ = c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1) })
 		return err
 	}}
-	if err := in(ns, func() (err error) { ln, err = lc.Listen(context.Background(), network, address); return err }); err != nil {
+	if err := space.In(ns, func() (err error) { ln, err = lc.Listen(context.Background(), network, address); return err }); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { ln.Close() })
@@ -214,7 +216,7 @@ func try(from netns.NsHandle, address string, want expected) error {
 		limit = 100 * time.Millisecond // who is slower to refuse is not noticed: a slow machine fails no test
 	}
 	var answer string
-	err := in(from, func() error {
+	err := space.In(from, func() error {
 		c, err := (&net.Dialer{Timeout: limit}).Dial("tcp", address)
 		if err != nil {
 			return err
@@ -265,7 +267,7 @@ func TestKernelAgainstOracle(t *testing.T) {
 			base.NodePorts = []netip.Prefix{netip.MustParsePrefix(nodeV4 + "/32"), netip.MustParsePrefix(nodeV6 + "/128")}
 			do := func(f func() error) {
 				t.Helper()
-				if err := in(town.node, f); err != nil {
+				if err := space.In(town.node, f); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -22,6 +22,7 @@ import (
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/fake"
 	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/test/bed/space"
 )
 
 type inside = fake.Cluster
@@ -188,7 +189,7 @@ func TestDamageIsMended(t *testing.T) {
 			s := newState(w, "w1")
 			do := func(f func() error) {
 				t.Helper()
-				if err := in(town.node, f); err != nil {
+				if err := space.In(town.node, f); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -246,7 +247,7 @@ func TestTakeOverUnderTraffic(t *testing.T) {
 	m.Settle()
 	do := func(f func() error) {
 		t.Helper()
-		if err := in(town.node, f); err != nil {
+		if err := space.In(town.node, f); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -7,8 +7,9 @@
 //	agent ──Standby──▶ every replica: applied proxy revision up, tunnels asked down
 //	agent ──Tunnel───▶ the replica that asked: exec, attach, logs, port-forward
 //
-// One goroutine per session sends; it drains a set of dirty keys and looks at the
-// informers' present state, so that a slow agent costs one set and blocks nobody.
+// One goroutine per session sends what changes; it drains a set of dirty keys and looks at the
+// informers' present state, so that a slow agent costs one set and blocks nobody. The one that reads
+// answers heartbeats.
 package fleet
 
 import (
