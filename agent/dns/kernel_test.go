@@ -230,6 +230,15 @@ func TestOnANode(t *testing.T) {
 		}
 	}
 	pagesOnDemand(t, node, own, cluster, until)
+	// What was asked before there was a server to answer met no rule either, and may be remembered: begin anew.
+	if err := space.In(node, func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }); err != nil {
+		t.Fatal(err)
+	}
+	for _, network := range []string{"udp", "tcp"} {
+		for _, at := range []netip.Addr{own, LinkLocal} {
+			until(func() error { return ask(network, at) })
+		}
+	}
 	untracked(t, node)
 	stop()
 	silentBetweenAgents(t, pod)
