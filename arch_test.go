@@ -47,6 +47,9 @@ var law = []rule{
 	{"agent", []string{"=agent", "proto/fleet", "cni", "csi"}, "agent packages share the vocabulary and do not know each other; the agent never sees the control plane's code"},
 	{"cni", []string{"cni"}, "a CNI plugin serves either side and knows neither"},
 	{"csi", []string{"csi"}, "the CSI client serves either side and knows neither"},
+	{"entry/route", nil, "what a proxy does with a request is worked out without sockets and without objects"},
+	{"entry/serve", []string{"entry/route"}, "the data plane goes by a table, whoever has made it"},
+	{"entry", []string{"entry"}, "the proxy is a pod: it has the API's public clients, and knows neither the control plane's code nor a node's"},
 	{"kctl", []string{"controlplane/api", "deploy/lab", "kctl"}, "the command line talks to the API; it borrows columns and the lab"},
 	{"deploy/lab", nil, "the lab runs binaries, it does not link them"},
 	{"proto", []string{"proto"}, "generated code only"},
@@ -252,6 +255,8 @@ func TestImportLawRefuses(t *testing.T) {
 		{"agent/pod", "agent/oci"},
 		{"agent/session", "controlplane/pki"},
 		{"kctl", "controlplane/registry"},
+		{"entry/serve", "entry/ingress"},
+		{"entry/ingress", "controlplane/api"},
 	} {
 		if forbidden(edge[0], edge[1]) == "" {
 			t.Errorf("the law allows %s", fmt.Sprint(edge))
