@@ -39,11 +39,12 @@ func Command(args []string) *cobra.Command {
 		"  kctl lab       a whole cluster on this machine, and faults in it\n" +
 		"  kctl trace     where the time of an apply went\n" +
 		"  kctl net trace follow a connection from a pod, and say where it stops\n" +
+		"  kctl gateway   have the cluster serve Gateway API\n" +
 		"  kctl why       why an object is not as it should be, and what mends it\n" +
 		"  kctl cluster   replicas of the control plane, its store, backups, join tokens"
 	f := cmdutil.NewFactory(cmdutil.NewMatchVersionFlags(flags))
 	replace(root, versionCommand(f, streams))
-	root.AddCommand(labCommand(streams), traceCommand(f, streams), whyCommand(f, streams), netCommand(f, streams), clusterCommand(f, streams))
+	root.AddCommand(labCommand(streams), traceCommand(f, streams), whyCommand(f, streams), netCommand(f, streams), gatewayCommand(f, streams), clusterCommand(f, streams))
 	plainArguments(root)
 	return root
 }
