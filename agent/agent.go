@@ -426,6 +426,12 @@ type NodeServer interface {
 	Dial(ctx context.Context, pod types.UID, address string, port int32) (net.Conn, error)
 }
 
+// DriverCalls passes calls of the control plane on to CSI drivers of this node.
+type DriverCalls interface {
+	// Call makes one call, encoded as it is. The error is a gRPC status, or says that there is no such driver.
+	Call(ctx context.Context, driver, method string, request []byte, timeout time.Duration) ([]byte, error)
+}
+
 // LogRequest selects a container's log.
 type LogRequest struct {
 	PodUID     types.UID

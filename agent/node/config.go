@@ -60,6 +60,8 @@ type Config struct {
 	PluginRegistration       string // folder where they register; "" = plugins_registry below it
 	DevicePlugins            string // folder where device plugins find the agent; "" = device-plugins below it
 	PodResources             string // socket of the pod resources API; "" = pod-resources/kubelet.sock below it
+	LocalVolumes             bool   // serve volumes on the node's own disk (driver local.csi.keelson.dev)
+	LocalVolumesLimit        int64  // bytes that they may have together; 0 = what the disk has
 	Capacity                 v1.ResourceList
 	Labels                   map[string]string
 	Taints                   []v1.Taint
@@ -146,6 +148,15 @@ func Flags(fs *flag.FlagSet) *Config {
 		"folder where CSI drivers and device plugins find kubelet's: plugins, plugins_registry, pods and device-plugins")
 	fs.StringVar(&c.PluginRegistration, "plugin-registration-dir", "",
 		"folder where drivers and plugins wait to be registered (default KUBELET-DIR/plugins_registry)")
+	fs.BoolVar(&c.LocalVolumes, "local-volumes", true, "serve volumes on this node's own disk, below STATE-DIR/local-volumes (driver local.csi.keelson.dev)")
+	fs.Func("local-volumes-limit", "how much all of them may have together, such as 100Gi (default: what the disk has, but for a tenth)", func(s string) error {
+		q, err := resource.ParseQuantity(s)
+		if err != nil || q.Sign() <= 0 {
+			return fmt.Errorf("%q is no size above zero", s)
+		}
+		c.LocalVolumesLimit = q.Value()
+		return nil
+	})
 	fs.Var(list{&c.InsecureRegistries}, "insecure-registry", "registry HOST[:PORT] spoken to over plain HTTP (repeatable)")
 	fs.Func("registry-mirror", "REGISTRY=HOST[:PORT]: a host that is asked for the images of a registry before the registry itself; "+
 		"* stands for every registry that is not named (repeatable, tried in order)", func(s string) error { return c.addMirror(s) })

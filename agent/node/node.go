@@ -32,6 +32,7 @@ import (
 	"keelson.dev/keelson/agent/stream"
 	"keelson.dev/keelson/agent/volume"
 	"keelson.dev/keelson/csi"
+	"keelson.dev/keelson/csi/local"
 	"keelson.dev/keelson/internal/lifecycle"
 )
 
@@ -70,9 +71,12 @@ func New(cfg Config) (*Node, error) {
 		n.network = cfg.Network(n.session)
 	}
 	n.part("session", n.session.Run)
+	n.csi = csi.NewRegistry(csi.RegistryConfig{Plugins: filepath.Join(cfg.StateDir, "plugins"), Registration: cfg.PluginRegistration, Log: cfg.Log.With("part", "csi")})
+	if s, ok := n.session.(interface{ ServeDrivers(agent.DriverCalls) }); ok {
+		s.ServeDrivers(n.csi)
+	}
 	images := n.images()
 	runtime, written := n.runtime(images)
-	n.csi = csi.NewRegistry(csi.RegistryConfig{Plugins: filepath.Join(cfg.StateDir, "plugins"), Registration: cfg.PluginRegistration, Log: cfg.Log.With("part", "csi")})
 	volumes := cfg.Volumes
 	if volumes == nil {
 		volumes = volume.New(volume.Config{Paths: cfg.paths(), Objects: n.session, CSI: n.csi, Allocatable: func() v1.ResourceList { return n.facts.node().Status.Allocatable }, Log: cfg.Log.With("part", "volumes")})
@@ -82,6 +86,7 @@ func New(cfg Config) (*Node, error) {
 			}
 			return n.csi.Run(ctx)
 		})
+		n.localVolumes()
 	}
 	dev, drivers, plugins := n.deviceParts()
 	prober := cfg.Prober
@@ -130,6 +135,17 @@ func New(cfg Config) (*Node, error) {
 		n.own("pod networks", t.run)
 	}
 	return n, nil
+}
+
+// localVolumes has the node serve volumes on its own disk. The driver is found by its socket, as any other.
+func (n *Node) localVolumes() {
+	if !n.cfg.LocalVolumes {
+		return
+	}
+	d := local.New(local.Config{Root: filepath.Join(n.cfg.StateDir, "local-volumes"), Limit: n.cfg.LocalVolumesLimit,
+		Socket: filepath.Join(n.cfg.StateDir, "plugins", local.DriverName, "csi.sock"), NodeID: n.cfg.NodeName,
+		Listening: func() { n.csi.Scan(context.Background()) }, Log: n.cfg.Log.With("part", "local volumes")})
+	n.own("local volumes", d.Run)
 }
 
 // deviceParts are what asks the drivers and the plugins of devices. A fake node has neither of its own.

@@ -40,9 +40,10 @@ type Config struct {
 	NodeIPs []string
 	Facts   *v1.Node // what the node says of itself at first; Facts replaces it
 
-	Server agent.NodeServer                                            // answers tunnels; may be set by Serve before Run
-	Dial   func(ctx context.Context, address string) (net.Conn, error) // nil: TCP
-	Log    *slog.Logger                                                // may be nil
+	Server  agent.NodeServer                                            // answers tunnels; may be set by Serve before Run
+	Drivers agent.DriverCalls                                           // likewise, by ServeDrivers
+	Dial    func(ctx context.Context, address string) (net.Conn, error) // nil: TCP
+	Log     *slog.Logger                                                // may be nil
 	// Shared is what this session has in common with others of this process; nil = nothing.
 	Shared *Shared
 	// CheckpointEvery is the least time between two checkpoints; default 1 s.
@@ -103,6 +104,9 @@ func New(cfg Config) *Session {
 
 // Serve sets who answers tunnels. Call it before Run.
 func (s *Session) Serve(n agent.NodeServer) { s.cfg.Server = n }
+
+// ServeDrivers has calls of CSI drivers answered. To be called before Run.
+func (s *Session) ServeDrivers(d agent.DriverCalls) { s.cfg.Drivers = d }
 
 // Run loads the checkpoint, enrols when there is no certificate yet, and keeps the session until ctx
 // ends. It returns an error early only when the node cannot ever join: a refused token, an unusable state folder.

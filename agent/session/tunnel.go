@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/agent"
@@ -74,10 +76,31 @@ func (s *Session) serve(ctx context.Context, t *tunnel, ask *fleetv1.TunnelAsk) 
 	case *fleetv1.TunnelAsk_PortForward:
 		return s.cfg.Server.PortForward(ctx, types.UID(k.PortForward.PodUid), k.PortForward.Port, portConn{t})
 	}
-	if k, ok := ask.Kind.(*fleetv1.TunnelAsk_Dial); ok {
+	switch k := ask.Kind.(type) {
+	case *fleetv1.TunnelAsk_Dial:
 		return s.connect(ctx, t, k.Dial)
+	case *fleetv1.TunnelAsk_Driver:
+		return s.callDriver(ctx, t, k.Driver)
 	}
 	return fmt.Errorf("this agent does not know tunnels of kind %T", ask.Kind)
+}
+
+// callDriver passes a call on to a CSI driver and sends what it says.
+func (s *Session) callDriver(ctx context.Context, t *tunnel, ask *fleetv1.DriverAsk) error {
+	if s.cfg.Drivers == nil {
+		return errors.New("this agent has no CSI drivers")
+	}
+	response, err := s.cfg.Drivers.Call(ctx, ask.Driver, ask.Method, ask.Request, time.Duration(ask.TimeoutNano))
+	answer := &fleetv1.DriverAnswer{Response: response}
+	if err != nil {
+		answer.Code, answer.Message = int32(codes.NotFound), err.Error()
+		if said, ok := status.FromError(err); ok {
+			answer.Code, answer.Message = int32(said.Code()), said.Message()
+		} else {
+			answer.Missing = true
+		}
+	}
+	return t.send(&fleetv1.TunnelFrame{Kind: &fleetv1.TunnelFrame_DriverAnswer{DriverAnswer: answer}})
 }
 
 // connect joins the tunnel to a connection, and says that there is one before any of its bytes.

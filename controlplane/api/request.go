@@ -137,6 +137,20 @@ type NodeStreams interface {
 	PortForward(ctx context.Context, node string, pod types.UID, port int32, conn io.ReadWriteCloser) error
 }
 
+// NodeDrivers calls CSI drivers on nodes, by way of their agents. The fleet implements it.
+type NodeDrivers interface {
+	// CallDriver makes one call of a driver's Identity or Controller service ("/csi.v1.Controller/CreateVolume"), with
+	// request and answer encoded, 1 MiB at most. It ends with ctx, and after two minutes. The error is a gRPC status as
+	// the driver gave it, *DriverMissing, or anything else where the node was not reached or the answer was lost: then
+	// the call may have been made.
+	CallDriver(ctx context.Context, node, driver, method string, request []byte) ([]byte, error)
+}
+
+// DriverMissing says that no CSI driver of a name has registered on a node, and where it was looked for.
+type DriverMissing struct{ Node, Message string }
+
+func (e *DriverMissing) Error() string { return "node " + e.Node + ": " + e.Message }
+
 // NodeDialer connects to pods and nodes by way of the agent of a node: from every replica that the node has a
 // connection to, also when no packet finds its way from the replica to the node. The fleet implements it.
 type NodeDialer interface {

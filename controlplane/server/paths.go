@@ -41,6 +41,11 @@ func (l lateStreams) DialNode(ctx context.Context, node string, pod types.UID, a
 	return l.r.fleet.DialNode(ctx, node, pod, address, port)
 }
 
+// CallDriver implements api.NodeDrivers.
+func (l lateStreams) CallDriver(ctx context.Context, node, driver, method string, request []byte) ([]byte, error) {
+	return l.r.fleet.CallDriver(ctx, node, driver, method, request)
+}
+
 func answer(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(v) // the client has gone when this fails

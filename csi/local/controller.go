@@ -7,14 +7,16 @@ import (
 	"path/filepath"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"keelson.dev/keelson/internal/within"
 )
 
-// CreateVolume makes the folder. The name is the id: asking again finds the same volume.
-func (d *Driver) CreateVolume(_ context.Context, q *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
-	dir, err := d.folder(q.GetName())
-	if err != nil {
+// CreateVolume makes an image of the size asked for. The name is the id: asking again finds the same volume.
+func (d *Driver) CreateVolume(ctx context.Context, q *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+	if _, err := d.folder(q.GetName()); err != nil {
 		return nil, err
 	}
 	if err := supported(q.GetVolumeCapabilities()...); err != nil {
@@ -23,15 +25,85 @@ func (d *Driver) CreateVolume(_ context.Context, q *csi.CreateVolumeRequest) (*c
 	if q.GetVolumeContentSource() != nil {
 		return nil, status.Error(codes.InvalidArgument, "volumes cannot be made from snapshots or other volumes")
 	}
+	for k := range q.GetParameters() {
+		return nil, status.Errorf(codes.InvalidArgument, "parameter %q of the class is not known: this driver has none", k)
+	}
 	if !d.reachable(q.GetAccessibilityRequirements()) {
 		return nil, status.Errorf(codes.ResourceExhausted, "the volume is wanted elsewhere: this is node %s", d.cfg.NodeID)
 	}
-	if err := makeFolder(dir); err != nil {
-		return nil, status.Errorf(codes.Internal, "making volume %s: %v", q.GetName(), err)
+	size, err := sizeOf(q.GetCapacityRange())
+	if err != nil {
+		return nil, err
 	}
-	return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: q.GetName(), CapacityBytes: q.GetCapacityRange().GetRequiredBytes(),
-		VolumeContext: q.GetParameters(), AccessibleTopology: []*csi.Topology{d.topology()}}}, nil
+	defer d.locks.Lock(q.GetName())()
+	if size, err = d.make(ctx, q.GetName(), size, q.GetCapacityRange()); err != nil {
+		return nil, err
+	}
+	return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: q.GetName(), CapacityBytes: size,
+		VolumeContext: map[string]string{sizedContext: "true"}, AccessibleTopology: []*csi.Topology{d.topology()}}}, nil
 }
+
+// make makes a volume unless it is there. The volume is locked.
+func (d *Driver) make(ctx context.Context, id string, size int64, want *csi.CapacityRange) (int64, error) {
+	failed := func(err error) (int64, error) {
+		return 0, status.Errorf(codes.Internal, "making volume %s: %v", id, err)
+	}
+	have, known, err := d.volume(id)
+	if err != nil {
+		return failed(err)
+	}
+	if known && have.Ready {
+		if most := want.GetLimitBytes(); have.Size < want.GetRequiredBytes() || most > 0 && have.Size > most {
+			return 0, status.Errorf(codes.AlreadyExists, "volume %s exists and has %d bytes", id, have.Size)
+		}
+		return have.Size, nil
+	}
+	// One at a time: room is what no other takes.
+	d.making.Lock()
+	defer d.making.Unlock()
+	if known { // begun, and its driver ended
+		if err := d.removeImage(id); err != nil {
+			return failed(err)
+		}
+	}
+	if err := d.fits(id, size); err != nil {
+		return 0, err
+	}
+	if err := d.keep(id, record{Size: size}); err != nil {
+		return failed(err)
+	}
+	if err := makeImage(ctx, d.image(id), size); err != nil {
+		if undo := d.removeImage(id); undo != nil {
+			return failed(errors.Join(err, undo))
+		}
+		switch {
+		case errors.Is(err, unix.ENOSPC):
+			return 0, status.Errorf(codes.ResourceExhausted, "making volume %s on node %s: %v", id, d.cfg.NodeID, err)
+		case errors.Is(err, errTool):
+			return 0, status.Errorf(codes.FailedPrecondition, "making volume %s on node %s: %v", id, d.cfg.NodeID, err)
+		}
+		return failed(err)
+	}
+	if err := d.keep(id, record{Size: size, Ready: true}); err != nil {
+		return failed(err)
+	}
+	return size, nil
+}
+
+// fits says why there is no room for more bytes.
+func (d *Driver) fits(id string, more int64) error {
+	room, err := d.room()
+	if err != nil {
+		return status.Errorf(codes.Internal, "making room for volume %s: %v", id, err)
+	}
+	if more > room {
+		return status.Errorf(codes.ResourceExhausted, "volume %s wants %d MiB, and node %s has %d MiB left for volumes", id, more/mib, d.cfg.NodeID, room/mib)
+	}
+	return nil
+}
+
+// sizedContext is in the context of volumes that CreateVolume made: where one is missing, no folder takes its place.
+const sizedContext = "keelson.dev/sized"
 
 func (d *Driver) topology() *csi.Topology {
 	return &csi.Topology{Segments: map[string]string{d.topologyKey(): d.cfg.NodeID}}
@@ -59,31 +131,123 @@ func makeFolder(dir string) error {
 	return os.Chmod(dir, 0o777) // pods write as any user, whatever our mask says
 }
 
-// DeleteVolume removes the folder and what is in it. A volume that is still published is refused.
+// DeleteVolume removes a volume and what is in it. One that is still staged or published is refused.
 func (d *Driver) DeleteVolume(_ context.Context, q *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
-	dir, err := d.folder(q.GetVolumeId())
+	id := q.GetVolumeId()
+	dir, err := d.folder(id)
 	if err != nil {
 		return nil, err
 	}
+	defer d.locks.Lock(id)()
 	used, err := mountsOf(dir)
+	if err == nil && len(used) == 0 {
+		used, err = d.shownAt(id)
+	}
 	if err != nil {
-		return nil, status.Errorf(codes.Internal, "deleting volume %s: %v", q.GetVolumeId(), err)
+		return nil, status.Errorf(codes.Internal, "deleting volume %s: %v", id, err)
 	}
 	if len(used) > 0 {
-		return nil, status.Errorf(codes.FailedPrecondition, "volume %s is in use at %s", q.GetVolumeId(), used[0])
+		return nil, status.Errorf(codes.FailedPrecondition, "volume %s is in use at %s", id, used[0])
 	}
-	// First out of sight, so that half of a volume is never found under its name.
-	trash := filepath.Join(d.cfg.Root, ".deleted-"+q.GetVolumeId())
-	if err := os.RemoveAll(trash); err != nil {
-		return nil, status.Errorf(codes.Internal, "deleting volume %s: %v", q.GetVolumeId(), err)
-	}
-	if err := os.Rename(dir, trash); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, status.Errorf(codes.Internal, "deleting volume %s: %v", q.GetVolumeId(), err)
-	}
-	if err := os.RemoveAll(trash); err != nil {
-		return nil, status.Errorf(codes.Internal, "deleting volume %s: %v", q.GetVolumeId(), err)
+	if err := d.remove(id); err != nil {
+		return nil, status.Errorf(codes.Internal, "deleting volume %s: %v", id, err)
 	}
 	return &csi.DeleteVolumeResponse{}, nil
+}
+
+// shownAt names the block device that shows the volume's image: whoever has it mounted.
+func (d *Driver) shownAt(id string) ([]string, error) {
+	l, err := attached(d.image(id))
+	if errors.Is(err, os.ErrNotExist) || l == nil {
+		if errors.Is(err, os.ErrNotExist) {
+			err = nil
+		}
+		return nil, err
+	}
+	defer l.Close()
+	return []string{l.Name()}, nil
+}
+
+// remove takes away a volume that nobody uses. Nothing is removed from another mount.
+func (d *Driver) remove(id string) error {
+	// First out of sight, so that half of a volume is never found under its name.
+	trash := filepath.Join(d.cfg.Root, ".deleted-"+id)
+	if err := within.RemoveAll(trash); err != nil {
+		return err
+	}
+	if err := os.Rename(filepath.Join(d.cfg.Root, id), trash); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if err := within.RemoveAll(trash); err != nil {
+		return err
+	}
+	return d.removeImage(id)
+}
+
+// removeImage takes away an image, its record last.
+func (d *Driver) removeImage(id string) error {
+	for _, path := range []string{d.image(id), d.recordFile(id)} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// exists says whether there is such a volume, of either sort.
+func (d *Driver) exists(id, dir string) (r record, sized bool, err error) {
+	r, sized, err = d.volume(id)
+	if err != nil {
+		return r, sized, status.Error(codes.Internal, err.Error())
+	}
+	if sized && r.Ready {
+		return r, true, nil
+	}
+	if _, err := os.Stat(dir); err != nil || sized {
+		return r, false, status.Errorf(codes.NotFound, "volume %s does not exist on node %s", id, d.cfg.NodeID)
+	}
+	return r, false, nil
+}
+
+// ControllerExpandVolume implements the Controller service. The file system grows with the volume, while it is mounted or
+// when it is again: there is nothing left to do on the node.
+func (d *Driver) ControllerExpandVolume(_ context.Context, q *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
+	id := q.GetVolumeId()
+	dir, err := d.folder(id)
+	if err != nil {
+		return nil, err
+	}
+	if q.GetCapacityRange() == nil {
+		return nil, status.Error(codes.InvalidArgument, "capacity range is missing")
+	}
+	size, err := sizeOf(q.GetCapacityRange())
+	if err != nil {
+		return nil, err
+	}
+	defer d.locks.Lock(id)()
+	have, sized, err := d.exists(id, dir)
+	if err != nil {
+		return nil, err
+	}
+	if !sized { // a folder has the room of its disk
+		return &csi.ControllerExpandVolumeResponse{CapacityBytes: q.GetCapacityRange().GetRequiredBytes()}, nil
+	}
+	d.making.Lock()
+	defer d.making.Unlock()
+	if more := size - have.Size; more > 0 {
+		if err := d.fits(id, more); err != nil {
+			return nil, err
+		}
+		// Promised before it is taken: an end in between leaves no room counted twice.
+		have.Size = size
+		if err := d.keep(id, have); err != nil {
+			return nil, status.Error(codes.Internal, err.Error())
+		}
+	}
+	if err := growImage(d.image(id), have.Size); err != nil {
+		return nil, status.Errorf(codes.Internal, "growing volume %s on node %s: %v", id, d.cfg.NodeID, err)
+	}
+	return &csi.ControllerExpandVolumeResponse{CapacityBytes: have.Size}, nil
 }
 
 // ValidateVolumeCapabilities implements the Controller service.
@@ -95,17 +259,23 @@ func (d *Driver) ValidateVolumeCapabilities(_ context.Context, q *csi.ValidateVo
 	if len(q.GetVolumeCapabilities()) == 0 {
 		return nil, status.Error(codes.InvalidArgument, "volume capabilities are missing")
 	}
-	if _, err := os.Stat(dir); err != nil {
-		return nil, status.Errorf(codes.NotFound, "volume %s does not exist", q.GetVolumeId())
+	if _, _, err := d.exists(q.GetVolumeId(), dir); err != nil {
+		return nil, err
 	}
 	if err := supported(q.GetVolumeCapabilities()...); err != nil {
 		return &csi.ValidateVolumeCapabilitiesResponse{Message: status.Convert(err).Message()}, nil
 	}
-	return &csi.ValidateVolumeCapabilitiesResponse{Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{VolumeCapabilities: q.GetVolumeCapabilities(), VolumeContext: q.GetVolumeContext()}}, nil
+	return &csi.ValidateVolumeCapabilitiesResponse{Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
+		VolumeCapabilities: q.GetVolumeCapabilities(), VolumeContext: q.GetVolumeContext()}}, nil
 }
 
 // ControllerGetCapabilities implements the Controller service.
 func (d *Driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
-	return &csi.ControllerGetCapabilitiesResponse{Capabilities: []*csi.ControllerServiceCapability{{Type: &csi.ControllerServiceCapability_Rpc{
-		Rpc: &csi.ControllerServiceCapability_RPC{Type: csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME}}}}}, nil
+	var out []*csi.ControllerServiceCapability
+	for _, t := range []csi.ControllerServiceCapability_RPC_Type{csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
+		csi.ControllerServiceCapability_RPC_GET_CAPACITY, csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
+		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER} {
+		out = append(out, &csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: t}}})
+	}
+	return &csi.ControllerGetCapabilitiesResponse{Capabilities: out}, nil
 }

@@ -1,8 +1,10 @@
-// Package local is a small CSI driver for volumes on a node's own disk: one folder for
-// each volume below a root, bind-mounted where it is asked for. Data stay on the node; topology says so.
+// Package local is a small CSI driver for volumes on a node's own disk. A volume that is asked for is a file with a file
+// system in it, which is as large as the volume from the beginning and shown by a loop device while it is staged: its size
+// is kept to, and no other volume's growth takes its room. A volume that nobody asked for, behind a PersistentVolume that
+// somebody wrote by hand, is a folder. Data stay on the node; topology says so.
 //
-// Every call is idempotent and no state is kept beside the folders and the kernel's
-// mount table, so the driver may be killed at any moment.
+// Every call is idempotent, and what is known lies in a record for each volume and in the kernel's tables: the driver may
+// be killed at any moment.
 package local
 
 import (
@@ -14,11 +16,14 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"keelson.dev/keelson/internal/keylock"
 )
 
 // DriverName is the name by which PersistentVolumes and StorageClasses refer to the driver, unless it is given another.
@@ -32,10 +37,13 @@ func (d *Driver) topologyKey() string { return "topology." + d.cfg.Name + "/node
 // Config is what the driver needs.
 type Config struct {
 	Name   string // "" = DriverName; every driver of a node needs a name of its own
-	Root   string // folders of volumes, made when missing
+	Root   string // folder of volumes, made when missing
+	Limit  int64  // bytes that all volumes may have together; 0 = what the disk has
 	Socket string // listened on
 	NodeID string
-	Log    *slog.Logger // may be nil
+	// Listening is called once the driver answers; may be nil.
+	Listening func()
+	Log       *slog.Logger // may be nil
 }
 
 // Driver implements the Identity, Controller and Node services.
@@ -43,7 +51,9 @@ type Driver struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedControllerServer
 	csi.UnimplementedNodeServer
-	cfg Config
+	cfg    Config
+	locks  keylock.Locks // by volume
+	making sync.Mutex    // what takes room of the disk, one at a time
 }
 
 // New starts nothing.
@@ -79,6 +89,9 @@ func (d *Driver) Run(ctx context.Context) error {
 	csi.RegisterNodeServer(s, d)
 	stop := context.AfterFunc(ctx, s.GracefulStop)
 	defer stop()
+	if d.cfg.Listening != nil {
+		go d.cfg.Listening() // it is asked back meanwhile
+	}
 	d.cfg.Log.Info("serving", "socket", d.cfg.Socket, "root", d.cfg.Root, "node", d.cfg.NodeID)
 	if err := s.Serve(l); err != nil {
 		return fmt.Errorf("CSI driver: %w", err)
@@ -99,7 +112,7 @@ func (d *Driver) folder(id string) (string, error) {
 	if id == "" {
 		return "", status.Error(codes.InvalidArgument, "volume id is missing")
 	}
-	if len(id) > 128 || id == "." || id == ".." || strings.ContainsAny(id, "/\x00") {
+	if len(id) > 128 || strings.HasPrefix(id, ".") || strings.ContainsAny(id, "/\x00") {
 		return "", status.Errorf(codes.InvalidArgument, "volume id %q is not a plain name", id)
 	}
 	return filepath.Join(d.cfg.Root, id), nil
@@ -116,7 +129,8 @@ func (d *Driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabiliti
 		return &csi.PluginCapability{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}}}
 	}
 	return &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{
-		can(csi.PluginCapability_Service_CONTROLLER_SERVICE), can(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS)}}, nil
+		can(csi.PluginCapability_Service_CONTROLLER_SERVICE), can(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS),
+		{Type: &csi.PluginCapability_VolumeExpansion_{VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: csi.PluginCapability_VolumeExpansion_ONLINE}}}}}, nil
 }
 
 // Probe implements the Identity service.
@@ -124,7 +138,7 @@ func (d *Driver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, 
 	return &csi.ProbeResponse{}, nil
 }
 
-// supported checks what a volume is asked to be. Blocks and writers on several nodes are beyond a folder.
+// supported checks what a volume is asked to be. Blocks and writers on several nodes are beyond it.
 func supported(caps ...*csi.VolumeCapability) error {
 	if len(caps) == 0 {
 		return status.Error(codes.InvalidArgument, "volume capability is missing")
@@ -135,6 +149,9 @@ func supported(caps ...*csi.VolumeCapability) error {
 		}
 		if c.GetBlock() != nil {
 			return status.Error(codes.InvalidArgument, "raw block volumes are not offered by this driver")
+		}
+		if t := c.GetMount().GetFsType(); t != "" && t != "ext4" {
+			return status.Errorf(codes.InvalidArgument, "file system %q is not offered by this driver: its volumes have ext4", t)
 		}
 		switch m := c.GetAccessMode().GetMode(); m {
 		case csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,

@@ -164,9 +164,7 @@ func TestCreateDelete(t *testing.T) {
 		_, err = c.DeleteVolume(t.Context(), &spec.DeleteVolumeRequest{VolumeId: "pvc-1"})
 		must(t, err)
 	}
-	if left, _ := os.ReadDir(root); len(left) != 0 {
-		t.Errorf("left: %v", left)
-	}
+	nothingLeft(t, root)
 	many := csi.Volume{ID: "pvc-3", StagingPath: filepath.Join(dir, "s3"), AccessMode: "ReadWriteMany"}
 	if err := d.Stage(t.Context(), many); err == nil || !strings.Contains(err.Error(), "a volume is on one node") {
 		t.Errorf("a volume for writers on many nodes: %v", err)

@@ -14,10 +14,11 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// NodeStageVolume binds the volume's folder to the staging path. The folder is made when it is
+// NodeStageVolume mounts the volume's image at the staging path, or binds its folder there. The folder is made when it is
 // missing: behind a PersistentVolume that somebody wrote by hand there was no CreateVolume.
-func (d *Driver) NodeStageVolume(_ context.Context, q *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
-	dir, err := d.folder(q.GetVolumeId())
+func (d *Driver) NodeStageVolume(ctx context.Context, q *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+	id := q.GetVolumeId()
+	dir, err := d.folder(id)
 	if err != nil {
 		return nil, err
 	}
@@ -27,13 +28,45 @@ func (d *Driver) NodeStageVolume(_ context.Context, q *csi.NodeStageVolumeReques
 	if err := supported(q.GetVolumeCapability()); err != nil {
 		return nil, err
 	}
-	if err := makeFolder(dir); err != nil {
-		return nil, status.Errorf(codes.Internal, "making volume %s: %v", q.GetVolumeId(), err)
+	defer d.locks.Lock(id)()
+	r, sized, err := d.volume(id)
+	switch {
+	case err != nil:
+		return nil, status.Error(codes.Internal, err.Error())
+	case sized && !r.Ready || !sized && q.GetVolumeContext()[sizedContext] != "":
+		return nil, status.Errorf(codes.NotFound, "volume %s has no data on node %s: its file is gone, and no empty one takes its place", id, d.cfg.NodeID)
+	case sized:
+		err = d.stageImage(ctx, id, r, q)
+	default:
+		if err = makeFolder(dir); err == nil {
+			err = bind(dir, q.GetStagingTargetPath(), false)
+		}
 	}
-	if err := bind(dir, q.GetStagingTargetPath(), false); err != nil {
-		return nil, status.Errorf(codes.Internal, "staging volume %s: %v", q.GetVolumeId(), err)
+	if err != nil {
+		return nil, status.Errorf(codes.Internal, "staging volume %s: %v", id, err)
 	}
 	return &csi.NodeStageVolumeResponse{}, nil
+}
+
+// stageImage mounts an image. The first time its root is made such that pods write as any user, and empty: programs that
+// want an empty folder for their data take lost+found for somebody's.
+func (d *Driver) stageImage(ctx context.Context, id string, r record, q *csi.NodeStageVolumeRequest) error {
+	path := q.GetStagingTargetPath()
+	if err := mountImage(ctx, d.image(id), path, q.GetVolumeCapability().GetMount().GetMountFlags()); err != nil || r.Used {
+		return err
+	}
+	err := os.Chmod(path, 0o777)
+	if gone := os.Remove(filepath.Join(path, "lost+found")); err == nil && !errors.Is(gone, os.ErrNotExist) {
+		err = gone
+	}
+	if errors.Is(err, unix.EROFS) {
+		return nil // the next time
+	}
+	if err != nil {
+		return errors.Join(err, unbind(path))
+	}
+	r.Used = true
+	return d.keep(id, r)
 }
 
 // NodeUnstageVolume implements the Node service.
@@ -44,6 +77,7 @@ func (d *Driver) NodeUnstageVolume(_ context.Context, q *csi.NodeUnstageVolumeRe
 	if q.GetStagingTargetPath() == "" {
 		return nil, status.Error(codes.InvalidArgument, "staging target path is missing")
 	}
+	defer d.locks.Lock(q.GetVolumeId())()
 	if err := unbind(q.GetStagingTargetPath()); err != nil {
 		return nil, status.Errorf(codes.Internal, "unstaging volume %s: %v", q.GetVolumeId(), err)
 	}
@@ -59,14 +93,20 @@ func (d *Driver) NodePublishVolume(_ context.Context, q *csi.NodePublishVolumeRe
 	if q.GetTargetPath() == "" {
 		return nil, status.Error(codes.InvalidArgument, "target path is missing")
 	}
-	if q.GetStagingTargetPath() == "" {
-		return nil, status.Error(codes.FailedPrecondition, "staging target path is missing: the volume has to be staged first")
-	}
 	if err := supported(q.GetVolumeCapability()); err != nil {
 		return nil, err
 	}
-	if ok, err := same(dir, q.GetStagingTargetPath()); err != nil || !ok {
+	if q.GetStagingTargetPath() == "" {
+		return nil, status.Error(codes.FailedPrecondition, "staging target path is missing: the volume has to be staged first")
+	}
+	defer d.locks.Lock(q.GetVolumeId())()
+	if ok, err := d.staged(q.GetVolumeId(), dir, q.GetStagingTargetPath()); err != nil || !ok {
 		return nil, status.Errorf(codes.FailedPrecondition, "volume %s is not staged at %s (%v)", q.GetVolumeId(), q.GetStagingTargetPath(), err)
+	}
+	if q.GetVolumeCapability().GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER {
+		if other, err := elsewhere(dir, q.GetStagingTargetPath(), q.GetTargetPath()); err != nil || other != "" {
+			return nil, status.Errorf(codes.FailedPrecondition, "volume %s is for one pod and is published at %s already (%v)", q.GetVolumeId(), other, err)
+		}
 	}
 	if err := bind(q.GetStagingTargetPath(), q.GetTargetPath(), q.GetReadonly()); err != nil {
 		return nil, status.Errorf(codes.Internal, "publishing volume %s: %v", q.GetVolumeId(), err)
@@ -82,6 +122,7 @@ func (d *Driver) NodeUnpublishVolume(_ context.Context, q *csi.NodeUnpublishVolu
 	if q.GetTargetPath() == "" {
 		return nil, status.Error(codes.InvalidArgument, "target path is missing")
 	}
+	defer d.locks.Lock(q.GetVolumeId())()
 	err := unbind(q.GetTargetPath())
 	if err == nil {
 		err = os.Remove(q.GetTargetPath()) // never RemoveAll: what is in there is somebody's data
@@ -92,10 +133,57 @@ func (d *Driver) NodeUnpublishVolume(_ context.Context, q *csi.NodeUnpublishVolu
 	return &csi.NodeUnpublishVolumeResponse{}, nil
 }
 
+// staged says whether the volume is at its staging path.
+func (d *Driver) staged(id, dir, path string) (bool, error) {
+	switch _, sized, err := d.volume(id); {
+	case err != nil:
+		return false, err
+	case sized:
+		return shown(d.image(id), path)
+	}
+	return same(dir, path)
+}
+
+// elsewhere finds a mount of a staged volume besides its own places; "" when there is none.
+func elsewhere(dir, staging, target string) (string, error) {
+	all, err := mountsOf(staging)
+	for _, m := range all {
+		if m = filepath.Clean(m); m != filepath.Clean(staging) && m != filepath.Clean(target) && m != filepath.Clean(dir) {
+			return m, nil
+		}
+	}
+	return "", err
+}
+
+// NodeGetVolumeStats implements the Node service.
+func (d *Driver) NodeGetVolumeStats(_ context.Context, q *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+	dir, err := d.folder(q.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	if q.GetVolumePath() == "" {
+		return nil, status.Error(codes.InvalidArgument, "volume path is missing")
+	}
+	if _, _, err := d.exists(q.GetVolumeId(), dir); err != nil {
+		return nil, err
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(q.GetVolumePath(), &fs); err != nil {
+		return nil, status.Errorf(codes.NotFound, "volume %s at %s: %v", q.GetVolumeId(), q.GetVolumePath(), err)
+	}
+	return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{
+		{Unit: csi.VolumeUsage_BYTES, Total: int64(fs.Blocks) * fs.Bsize, Available: int64(fs.Bavail) * fs.Bsize, Used: int64(fs.Blocks-fs.Bfree) * fs.Bsize},
+		{Unit: csi.VolumeUsage_INODES, Total: int64(fs.Files), Available: int64(fs.Ffree), Used: int64(fs.Files - fs.Ffree)}}}, nil
+}
+
 // NodeGetCapabilities implements the Node service.
 func (d *Driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
-	return &csi.NodeGetCapabilitiesResponse{Capabilities: []*csi.NodeServiceCapability{{Type: &csi.NodeServiceCapability_Rpc{
-		Rpc: &csi.NodeServiceCapability_RPC{Type: csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME}}}}}, nil
+	var out []*csi.NodeServiceCapability
+	for _, t := range []csi.NodeServiceCapability_RPC_Type{csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
+		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS, csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER} {
+		out = append(out, &csi.NodeServiceCapability{Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}}})
+	}
+	return &csi.NodeGetCapabilitiesResponse{Capabilities: out}, nil
 }
 
 // NodeGetInfo implements the Node service.
@@ -159,7 +247,7 @@ func same(a, b string) (bool, error) {
 	return os.SameFile(x, y), nil
 }
 
-// mountsOf lists where a folder is bound to.
+// mountsOf lists where else a folder is mounted.
 func mountsOf(dir string) ([]string, error) {
 	st, err := os.Stat(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -174,8 +262,8 @@ func mountsOf(dir string) ([]string, error) {
 	}
 	var out []string
 	for _, m := range all {
-		if m.Root == "/" || filepath.Clean(m.Mountpoint) == filepath.Clean(dir) {
-			continue // not a bind of a folder
+		if m.Root == "/" && m.Major != loopMajor || filepath.Clean(m.Mountpoint) == filepath.Clean(dir) {
+			continue // neither a bind of a folder nor an image
 		}
 		if x, err := os.Stat(m.Mountpoint); err == nil && os.SameFile(st, x) {
 			out = append(out, m.Mountpoint)

@@ -41,11 +41,6 @@ func (l *Lab) daemon(h Host) []string {
 	}
 }
 
-// csiDriver is the command line of the local-volume driver, which every worker runs.
-func (l *Lab) csiDriver(h Host) []string {
-	return []string{l.bin("keelson-csi-local"), "--node-id=" + h.Name}
-}
-
 func (l *Lab) registryAddress() string {
 	h, _ := l.Host("registry")
 	return h.At(RegistryPort)

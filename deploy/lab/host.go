@@ -147,15 +147,8 @@ func (h Host) Command(ctx context.Context, args ...string) *exec.Cmd {
 	return exec.CommandContext(ctx, "sh", append([]string{"-c", script, "sh"}, h.enter(args...)...)...)
 }
 
-// start starts the host's daemons: the one that the host is for, and what goes with it.
-func (l *Lab) start(h Host) error {
-	if h.Role == RoleWorker && pidIn(h.csiPidFile(), h) == 0 {
-		if err := l.spawn(h, l.csiDriver(h), filepath.Join(h.stateDir(), "csi-local.log"), h.csiPidFile()); err != nil {
-			return err
-		}
-	}
-	return l.spawn(h, l.daemon(h), h.LogFile(), h.pidFile())
-}
+// start starts the host's daemon.
+func (l *Lab) start(h Host) error { return l.spawn(h, l.daemon(h), h.LogFile(), h.pidFile()) }
 
 // spawn starts a daemon as a process of its own session whose output goes to a
 // log file, and remembers its pid.

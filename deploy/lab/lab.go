@@ -247,8 +247,6 @@ func (h Host) stateDir() string { return filepath.Join(stateRoot, "hosts", h.Nam
 func (h Host) runDir() string   { return filepath.Join(runRoot, "hosts", h.Name) }
 func (h Host) pidFile() string  { return filepath.Join(h.runDir(), "daemon.pid") }
 
-func (h Host) csiPidFile() string { return filepath.Join(h.runDir(), "csi-local.pid") }
-
 // LogFile is where the host's daemon writes.
 func (h Host) LogFile() string { return filepath.Join(h.stateDir(), "daemon.log") }
 

@@ -48,7 +48,7 @@ func (l *Lab) Preflight() error {
 	if _, err := exec.LookPath("nft"); err != nil {
 		return fmt.Errorf("lab: nft is missing (Services are nftables rules): install it with 'apt-get install nftables'")
 	}
-	for _, b := range []string{"keelson-controlplane", "keelson-agent", "keelson-shim", "keelson-oci", "keelson-pause", "keelson-csi-local", "kctl"} {
+	for _, b := range []string{"keelson-controlplane", "keelson-agent", "keelson-shim", "keelson-oci", "keelson-pause", "kctl"} {
 		if _, err := os.Stat(l.bin(b)); err != nil {
 			return fmt.Errorf("lab: %s is not in %s: build it with 'make build' or name its folder with --bin-dir", b, l.Config.BinDir)
 		}

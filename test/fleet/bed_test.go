@@ -419,6 +419,9 @@ func (b *bed) rejoin(n *node, serve agent.NodeServer, servers []string) {
 		Log:             slog.New(slog.NewTextHandler(testLog{b.t, n.name}, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		CheckpointEvery: 50 * time.Millisecond,
 	})
+	if d, ok := serve.(agent.DriverCalls); ok {
+		n.Session.ServeDrivers(d)
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	n.ended = ended

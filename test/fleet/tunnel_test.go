@@ -126,6 +126,69 @@ func TestTunnels(t *testing.T) {
 	}
 }
 
+// Call implements agent.DriverCalls.
+func (containers) Call(ctx context.Context, driver, method string, request []byte, timeout time.Duration) ([]byte, error) {
+	switch {
+	case driver == "none.example":
+		return nil, errors.New("none.example was looked for")
+	case timeout <= 0 || timeout > 2*time.Minute:
+		return nil, fmt.Errorf("a timeout of %s", timeout)
+	case string(request) == "fail":
+		return nil, status.Error(codes.ResourceExhausted, "full"+strings.Repeat("!", 10_000))
+	case string(request) == "large":
+		return make([]byte, 1<<20+1), nil
+	case string(request) == "hang":
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return append([]byte(driver+" "+method+" "), request...), nil
+}
+
+// F110: a CSI driver on a node is called through every replica. What it refuses keeps its code; what is not there, too
+// large or hangs is told apart.
+func TestDriverCalls(t *testing.T) {
+	b := newBed(t, "cp1", "cp2")
+	n := b.join("w1", containers{})
+	b.awaitReady("w1", v1.ConditionTrue)
+	for name, r := range b.replicas {
+		t.Run(name, func(t *testing.T) {
+			call := func(node, driver, request string) (string, error) {
+				ctx, cancel := context.WithTimeout(b.ctx, patience)
+				defer cancel()
+				out, err := r.fleet.CallDriver(ctx, node, driver, "/m", []byte(request))
+				return string(out), err
+			}
+			if out, err := call("w1", "a.example", "ok"); err != nil || out != "a.example /m ok" {
+				t.Errorf("a call: %q, %v", out, err)
+			}
+			if _, err := call("w1", "a.example", "fail"); status.Code(err) != codes.ResourceExhausted || len(err.Error()) > 5000 {
+				t.Errorf("a refusal: %.200v", err)
+			}
+			var missing *api.DriverMissing
+			if _, err := call("w1", "none.example", ""); !errors.As(err, &missing) || err.Error() != "node w1: none.example was looked for" {
+				t.Errorf("a driver that is not there: %v", err)
+			}
+			if _, err := call("w1", "a.example", "large"); err == nil || !strings.Contains(err.Error(), "1048577 bytes") {
+				t.Errorf("a large answer: %v", err)
+			}
+			if _, err := call("w1", "a.example", strings.Repeat("x", 1<<20+1)); status.Code(err) != codes.InvalidArgument {
+				t.Errorf("a large request: %v", err)
+			}
+			if _, err := call("w9", "a.example", ""); err == nil || !strings.Contains(err.Error(), "node w9 is not connected to replica "+name) {
+				t.Errorf("a node that is not there: %v", err)
+			}
+			ctx, cancel := context.WithTimeout(b.ctx, 50*time.Millisecond)
+			defer cancel()
+			if _, err := r.fleet.CallDriver(ctx, "w1", "a.example", "/m", []byte("hang")); err == nil {
+				t.Error("a driver that hangs has answered")
+			}
+		})
+	}
+	if err := n.stop(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // A dialled connection carries bytes both ways, obeys deadlines, outlives the context that it was dialled with, and
 // ends at the other end when it is closed.
 func TestDialThroughTunnel(t *testing.T) {

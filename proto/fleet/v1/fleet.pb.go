@@ -2812,6 +2812,7 @@ type TunnelAsk struct {
 	//	*TunnelAsk_Log
 	//	*TunnelAsk_PortForward
 	//	*TunnelAsk_Dial
+	//	*TunnelAsk_Driver
 	Kind          isTunnelAsk_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2897,6 +2898,15 @@ func (x *TunnelAsk) GetDial() *DialAsk {
 	return nil
 }
 
+func (x *TunnelAsk) GetDriver() *DriverAsk {
+	if x != nil {
+		if x, ok := x.Kind.(*TunnelAsk_Driver); ok {
+			return x.Driver
+		}
+	}
+	return nil
+}
+
 type isTunnelAsk_Kind interface {
 	isTunnelAsk_Kind()
 }
@@ -2917,6 +2927,10 @@ type TunnelAsk_Dial struct {
 	Dial *DialAsk `protobuf:"bytes,5,opt,name=dial,proto3,oneof"`
 }
 
+type TunnelAsk_Driver struct {
+	Driver *DriverAsk `protobuf:"bytes,6,opt,name=driver,proto3,oneof"`
+}
+
 func (*TunnelAsk_Exec) isTunnelAsk_Kind() {}
 
 func (*TunnelAsk_Log) isTunnelAsk_Kind() {}
@@ -2924,6 +2938,8 @@ func (*TunnelAsk_Log) isTunnelAsk_Kind() {}
 func (*TunnelAsk_PortForward) isTunnelAsk_Kind() {}
 
 func (*TunnelAsk_Dial) isTunnelAsk_Kind() {}
+
+func (*TunnelAsk_Driver) isTunnelAsk_Kind() {}
 
 type ExecAsk struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3271,6 +3287,146 @@ func (x *DialAsk) GetPort() int32 {
 	return 0
 }
 
+// DriverAsk asks for one call of a CSI driver's Identity or Controller service at its socket on the node; of no other
+// service. It is answered by one DriverAnswer. An agent that does not know it answers TunnelExit with an error.
+type DriverAsk struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Driver        string                 `protobuf:"bytes,1,opt,name=driver,proto3" json:"driver,omitempty"`
+	Method        string                 `protobuf:"bytes,2,opt,name=method,proto3" json:"method,omitempty"`                               // "/csi.v1.Controller/CreateVolume"
+	Request       []byte                 `protobuf:"bytes,3,opt,name=request,proto3" json:"request,omitempty"`                             // the encoded request, 1 MiB at most
+	TimeoutNano   int64                  `protobuf:"varint,4,opt,name=timeout_nano,json=timeoutNano,proto3" json:"timeout_nano,omitempty"` // how long the driver may take; the agent allows 2 min at most, and that where it is 0
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DriverAsk) Reset() {
+	*x = DriverAsk{}
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DriverAsk) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DriverAsk) ProtoMessage() {}
+
+func (x *DriverAsk) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DriverAsk.ProtoReflect.Descriptor instead.
+func (*DriverAsk) Descriptor() ([]byte, []int) {
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *DriverAsk) GetDriver() string {
+	if x != nil {
+		return x.Driver
+	}
+	return ""
+}
+
+func (x *DriverAsk) GetMethod() string {
+	if x != nil {
+		return x.Method
+	}
+	return ""
+}
+
+func (x *DriverAsk) GetRequest() []byte {
+	if x != nil {
+		return x.Request
+	}
+	return nil
+}
+
+func (x *DriverAsk) GetTimeoutNano() int64 {
+	if x != nil {
+		return x.TimeoutNano
+	}
+	return 0
+}
+
+// DriverAnswer is what the driver said, or why it could not be asked: then code is NOT_FOUND where the node has no such
+// driver (missing says so), or what gRPC says.
+type DriverAnswer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Code          int32                  `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"` // of gRPC; 0 = it went well
+	Message       string                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	Response      []byte                 `protobuf:"bytes,3,opt,name=response,proto3" json:"response,omitempty"` // encoded, 1 MiB at most
+	Missing       bool                   `protobuf:"varint,4,opt,name=missing,proto3" json:"missing,omitempty"`  // no driver of that name has registered on the node
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DriverAnswer) Reset() {
+	*x = DriverAnswer{}
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DriverAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DriverAnswer) ProtoMessage() {}
+
+func (x *DriverAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DriverAnswer.ProtoReflect.Descriptor instead.
+func (*DriverAnswer) Descriptor() ([]byte, []int) {
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *DriverAnswer) GetCode() int32 {
+	if x != nil {
+		return x.Code
+	}
+	return 0
+}
+
+func (x *DriverAnswer) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *DriverAnswer) GetResponse() []byte {
+	if x != nil {
+		return x.Response
+	}
+	return nil
+}
+
+func (x *DriverAnswer) GetMissing() bool {
+	if x != nil {
+		return x.Missing
+	}
+	return false
+}
+
 // TunnelFrame is one piece of a tunnel, in either direction.
 type TunnelFrame struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3284,6 +3440,7 @@ type TunnelFrame struct {
 	//	*TunnelFrame_CloseStdin
 	//	*TunnelFrame_Exit
 	//	*TunnelFrame_Data
+	//	*TunnelFrame_DriverAnswer
 	Kind          isTunnelFrame_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3291,7 +3448,7 @@ type TunnelFrame struct {
 
 func (x *TunnelFrame) Reset() {
 	*x = TunnelFrame{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[45]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3303,7 +3460,7 @@ func (x *TunnelFrame) String() string {
 func (*TunnelFrame) ProtoMessage() {}
 
 func (x *TunnelFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[45]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3316,7 +3473,7 @@ func (x *TunnelFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelFrame.ProtoReflect.Descriptor instead.
 func (*TunnelFrame) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{45}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *TunnelFrame) GetKind() isTunnelFrame_Kind {
@@ -3398,6 +3555,15 @@ func (x *TunnelFrame) GetData() []byte {
 	return nil
 }
 
+func (x *TunnelFrame) GetDriverAnswer() *DriverAnswer {
+	if x != nil {
+		if x, ok := x.Kind.(*TunnelFrame_DriverAnswer); ok {
+			return x.DriverAnswer
+		}
+	}
+	return nil
+}
+
 type isTunnelFrame_Kind interface {
 	isTunnelFrame_Kind()
 }
@@ -3434,6 +3600,10 @@ type TunnelFrame_Data struct {
 	Data []byte `protobuf:"bytes,8,opt,name=data,proto3,oneof"` // port-forward and dial, both directions
 }
 
+type TunnelFrame_DriverAnswer struct {
+	DriverAnswer *DriverAnswer `protobuf:"bytes,9,opt,name=driver_answer,json=driverAnswer,proto3,oneof"` // agent → replica
+}
+
 func (*TunnelFrame_Open) isTunnelFrame_Kind() {}
 
 func (*TunnelFrame_Stdin) isTunnelFrame_Kind() {}
@@ -3450,6 +3620,8 @@ func (*TunnelFrame_Exit) isTunnelFrame_Kind() {}
 
 func (*TunnelFrame_Data) isTunnelFrame_Kind() {}
 
+func (*TunnelFrame_DriverAnswer) isTunnelFrame_Kind() {}
+
 type TunnelOpen struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -3459,7 +3631,7 @@ type TunnelOpen struct {
 
 func (x *TunnelOpen) Reset() {
 	*x = TunnelOpen{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[46]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3471,7 +3643,7 @@ func (x *TunnelOpen) String() string {
 func (*TunnelOpen) ProtoMessage() {}
 
 func (x *TunnelOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[46]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3484,7 +3656,7 @@ func (x *TunnelOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelOpen.ProtoReflect.Descriptor instead.
 func (*TunnelOpen) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{46}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *TunnelOpen) GetId() string {
@@ -3504,7 +3676,7 @@ type Resize struct {
 
 func (x *Resize) Reset() {
 	*x = Resize{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[47]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3516,7 +3688,7 @@ func (x *Resize) String() string {
 func (*Resize) ProtoMessage() {}
 
 func (x *Resize) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[47]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3529,7 +3701,7 @@ func (x *Resize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resize.ProtoReflect.Descriptor instead.
 func (*Resize) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{47}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Resize) GetWidth() uint32 {
@@ -3557,7 +3729,7 @@ type TunnelExit struct {
 
 func (x *TunnelExit) Reset() {
 	*x = TunnelExit{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[48]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3569,7 +3741,7 @@ func (x *TunnelExit) String() string {
 func (*TunnelExit) ProtoMessage() {}
 
 func (x *TunnelExit) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[48]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3582,7 +3754,7 @@ func (x *TunnelExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelExit.ProtoReflect.Descriptor instead.
 func (*TunnelExit) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{48}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *TunnelExit) GetCode() int32 {
@@ -3794,13 +3966,14 @@ const file_proto_fleet_v1_fleet_proto_rawDesc = "" +
 	"\breplicas\x18\x02 \x01(\v2\x1d.keelson.fleet.v1.ReplicaListH\x00R\breplicasB\x06\n" +
 	"\x04kind\"D\n" +
 	"\vReplicaList\x125\n" +
-	"\breplicas\x18\x01 \x03(\v2\x19.keelson.fleet.v1.ReplicaR\breplicas\"\xfa\x01\n" +
+	"\breplicas\x18\x01 \x03(\v2\x19.keelson.fleet.v1.ReplicaR\breplicas\"\xb1\x02\n" +
 	"\tTunnelAsk\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12/\n" +
 	"\x04exec\x18\x02 \x01(\v2\x19.keelson.fleet.v1.ExecAskH\x00R\x04exec\x12,\n" +
 	"\x03log\x18\x03 \x01(\v2\x18.keelson.fleet.v1.LogAskH\x00R\x03log\x12E\n" +
 	"\fport_forward\x18\x04 \x01(\v2 .keelson.fleet.v1.PortForwardAskH\x00R\vportForward\x12/\n" +
-	"\x04dial\x18\x05 \x01(\v2\x19.keelson.fleet.v1.DialAskH\x00R\x04dialB\x06\n" +
+	"\x04dial\x18\x05 \x01(\v2\x19.keelson.fleet.v1.DialAskH\x00R\x04dial\x125\n" +
+	"\x06driver\x18\x06 \x01(\v2\x1b.keelson.fleet.v1.DriverAskH\x00R\x06driverB\x06\n" +
 	"\x04kind\"\xfa\x01\n" +
 	"\aExecAsk\x12\x17\n" +
 	"\apod_uid\x18\x01 \x01(\tR\x06podUid\x12\x1c\n" +
@@ -3836,7 +4009,17 @@ const file_proto_fleet_v1_fleet_proto_rawDesc = "" +
 	"\aDialAsk\x12\x17\n" +
 	"\apod_uid\x18\x01 \x01(\tR\x06podUid\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x12\n" +
-	"\x04port\x18\x03 \x01(\x05R\x04port\"\xb6\x02\n" +
+	"\x04port\x18\x03 \x01(\x05R\x04port\"x\n" +
+	"\tDriverAsk\x12\x16\n" +
+	"\x06driver\x18\x01 \x01(\tR\x06driver\x12\x16\n" +
+	"\x06method\x18\x02 \x01(\tR\x06method\x12\x18\n" +
+	"\arequest\x18\x03 \x01(\fR\arequest\x12!\n" +
+	"\ftimeout_nano\x18\x04 \x01(\x03R\vtimeoutNano\"r\n" +
+	"\fDriverAnswer\x12\x12\n" +
+	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x18\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\x12\x1a\n" +
+	"\bresponse\x18\x03 \x01(\fR\bresponse\x12\x18\n" +
+	"\amissing\x18\x04 \x01(\bR\amissing\"\xfd\x02\n" +
 	"\vTunnelFrame\x122\n" +
 	"\x04open\x18\x01 \x01(\v2\x1c.keelson.fleet.v1.TunnelOpenH\x00R\x04open\x12\x16\n" +
 	"\x05stdin\x18\x02 \x01(\fH\x00R\x05stdin\x12\x18\n" +
@@ -3846,7 +4029,8 @@ const file_proto_fleet_v1_fleet_proto_rawDesc = "" +
 	"\vclose_stdin\x18\x06 \x01(\bH\x00R\n" +
 	"closeStdin\x122\n" +
 	"\x04exit\x18\a \x01(\v2\x1c.keelson.fleet.v1.TunnelExitH\x00R\x04exit\x12\x14\n" +
-	"\x04data\x18\b \x01(\fH\x00R\x04dataB\x06\n" +
+	"\x04data\x18\b \x01(\fH\x00R\x04data\x12E\n" +
+	"\rdriver_answer\x18\t \x01(\v2\x1e.keelson.fleet.v1.DriverAnswerH\x00R\fdriverAnswerB\x06\n" +
 	"\x04kind\"\x1c\n" +
 	"\n" +
 	"TunnelOpen\x12\x0e\n" +
@@ -3882,7 +4066,7 @@ func file_proto_fleet_v1_fleet_proto_rawDescGZIP() []byte {
 	return file_proto_fleet_v1_fleet_proto_rawDescData
 }
 
-var file_proto_fleet_v1_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
+var file_proto_fleet_v1_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
 var file_proto_fleet_v1_fleet_proto_goTypes = []any{
 	(*EnrollRequest)(nil),         // 0: keelson.fleet.v1.EnrollRequest
 	(*EnrollResponse)(nil),        // 1: keelson.fleet.v1.EnrollResponse
@@ -3929,15 +4113,17 @@ var file_proto_fleet_v1_fleet_proto_goTypes = []any{
 	(*LogAsk)(nil),                // 42: keelson.fleet.v1.LogAsk
 	(*PortForwardAsk)(nil),        // 43: keelson.fleet.v1.PortForwardAsk
 	(*DialAsk)(nil),               // 44: keelson.fleet.v1.DialAsk
-	(*TunnelFrame)(nil),           // 45: keelson.fleet.v1.TunnelFrame
-	(*TunnelOpen)(nil),            // 46: keelson.fleet.v1.TunnelOpen
-	(*Resize)(nil),                // 47: keelson.fleet.v1.Resize
-	(*TunnelExit)(nil),            // 48: keelson.fleet.v1.TunnelExit
-	nil,                           // 49: keelson.fleet.v1.EnrollReplicaResponse.FilesEntry
+	(*DriverAsk)(nil),             // 45: keelson.fleet.v1.DriverAsk
+	(*DriverAnswer)(nil),          // 46: keelson.fleet.v1.DriverAnswer
+	(*TunnelFrame)(nil),           // 47: keelson.fleet.v1.TunnelFrame
+	(*TunnelOpen)(nil),            // 48: keelson.fleet.v1.TunnelOpen
+	(*Resize)(nil),                // 49: keelson.fleet.v1.Resize
+	(*TunnelExit)(nil),            // 50: keelson.fleet.v1.TunnelExit
+	nil,                           // 51: keelson.fleet.v1.EnrollReplicaResponse.FilesEntry
 }
 var file_proto_fleet_v1_fleet_proto_depIdxs = []int32{
 	4,  // 0: keelson.fleet.v1.EnrollResponse.replicas:type_name -> keelson.fleet.v1.Replica
-	49, // 1: keelson.fleet.v1.EnrollReplicaResponse.files:type_name -> keelson.fleet.v1.EnrollReplicaResponse.FilesEntry
+	51, // 1: keelson.fleet.v1.EnrollReplicaResponse.files:type_name -> keelson.fleet.v1.EnrollReplicaResponse.FilesEntry
 	4,  // 2: keelson.fleet.v1.EnrollReplicaResponse.replicas:type_name -> keelson.fleet.v1.Replica
 	12, // 3: keelson.fleet.v1.AgentMessage.hello:type_name -> keelson.fleet.v1.Hello
 	13, // 4: keelson.fleet.v1.AgentMessage.facts:type_name -> keelson.fleet.v1.NodeFacts
@@ -3972,30 +4158,32 @@ var file_proto_fleet_v1_fleet_proto_depIdxs = []int32{
 	42, // 33: keelson.fleet.v1.TunnelAsk.log:type_name -> keelson.fleet.v1.LogAsk
 	43, // 34: keelson.fleet.v1.TunnelAsk.port_forward:type_name -> keelson.fleet.v1.PortForwardAsk
 	44, // 35: keelson.fleet.v1.TunnelAsk.dial:type_name -> keelson.fleet.v1.DialAsk
-	46, // 36: keelson.fleet.v1.TunnelFrame.open:type_name -> keelson.fleet.v1.TunnelOpen
-	47, // 37: keelson.fleet.v1.TunnelFrame.resize:type_name -> keelson.fleet.v1.Resize
-	48, // 38: keelson.fleet.v1.TunnelFrame.exit:type_name -> keelson.fleet.v1.TunnelExit
-	0,  // 39: keelson.fleet.v1.Enrollment.Enroll:input_type -> keelson.fleet.v1.EnrollRequest
-	2,  // 40: keelson.fleet.v1.Enrollment.EnrollReplica:input_type -> keelson.fleet.v1.EnrollReplicaRequest
-	11, // 41: keelson.fleet.v1.Fleet.Session:input_type -> keelson.fleet.v1.AgentMessage
-	31, // 42: keelson.fleet.v1.Fleet.Standby:input_type -> keelson.fleet.v1.StandbyUp
-	45, // 43: keelson.fleet.v1.Fleet.Tunnel:input_type -> keelson.fleet.v1.TunnelFrame
-	5,  // 44: keelson.fleet.v1.Fleet.RenewCertificate:input_type -> keelson.fleet.v1.RenewRequest
-	7,  // 45: keelson.fleet.v1.Fleet.SignServing:input_type -> keelson.fleet.v1.ServingRequest
-	9,  // 46: keelson.fleet.v1.Fleet.Review:input_type -> keelson.fleet.v1.ReviewRequest
-	1,  // 47: keelson.fleet.v1.Enrollment.Enroll:output_type -> keelson.fleet.v1.EnrollResponse
-	3,  // 48: keelson.fleet.v1.Enrollment.EnrollReplica:output_type -> keelson.fleet.v1.EnrollReplicaResponse
-	20, // 49: keelson.fleet.v1.Fleet.Session:output_type -> keelson.fleet.v1.ControlMessage
-	38, // 50: keelson.fleet.v1.Fleet.Standby:output_type -> keelson.fleet.v1.StandbyDown
-	45, // 51: keelson.fleet.v1.Fleet.Tunnel:output_type -> keelson.fleet.v1.TunnelFrame
-	6,  // 52: keelson.fleet.v1.Fleet.RenewCertificate:output_type -> keelson.fleet.v1.RenewResponse
-	8,  // 53: keelson.fleet.v1.Fleet.SignServing:output_type -> keelson.fleet.v1.ServingResponse
-	10, // 54: keelson.fleet.v1.Fleet.Review:output_type -> keelson.fleet.v1.ReviewResponse
-	47, // [47:55] is the sub-list for method output_type
-	39, // [39:47] is the sub-list for method input_type
-	39, // [39:39] is the sub-list for extension type_name
-	39, // [39:39] is the sub-list for extension extendee
-	0,  // [0:39] is the sub-list for field type_name
+	45, // 36: keelson.fleet.v1.TunnelAsk.driver:type_name -> keelson.fleet.v1.DriverAsk
+	48, // 37: keelson.fleet.v1.TunnelFrame.open:type_name -> keelson.fleet.v1.TunnelOpen
+	49, // 38: keelson.fleet.v1.TunnelFrame.resize:type_name -> keelson.fleet.v1.Resize
+	50, // 39: keelson.fleet.v1.TunnelFrame.exit:type_name -> keelson.fleet.v1.TunnelExit
+	46, // 40: keelson.fleet.v1.TunnelFrame.driver_answer:type_name -> keelson.fleet.v1.DriverAnswer
+	0,  // 41: keelson.fleet.v1.Enrollment.Enroll:input_type -> keelson.fleet.v1.EnrollRequest
+	2,  // 42: keelson.fleet.v1.Enrollment.EnrollReplica:input_type -> keelson.fleet.v1.EnrollReplicaRequest
+	11, // 43: keelson.fleet.v1.Fleet.Session:input_type -> keelson.fleet.v1.AgentMessage
+	31, // 44: keelson.fleet.v1.Fleet.Standby:input_type -> keelson.fleet.v1.StandbyUp
+	47, // 45: keelson.fleet.v1.Fleet.Tunnel:input_type -> keelson.fleet.v1.TunnelFrame
+	5,  // 46: keelson.fleet.v1.Fleet.RenewCertificate:input_type -> keelson.fleet.v1.RenewRequest
+	7,  // 47: keelson.fleet.v1.Fleet.SignServing:input_type -> keelson.fleet.v1.ServingRequest
+	9,  // 48: keelson.fleet.v1.Fleet.Review:input_type -> keelson.fleet.v1.ReviewRequest
+	1,  // 49: keelson.fleet.v1.Enrollment.Enroll:output_type -> keelson.fleet.v1.EnrollResponse
+	3,  // 50: keelson.fleet.v1.Enrollment.EnrollReplica:output_type -> keelson.fleet.v1.EnrollReplicaResponse
+	20, // 51: keelson.fleet.v1.Fleet.Session:output_type -> keelson.fleet.v1.ControlMessage
+	38, // 52: keelson.fleet.v1.Fleet.Standby:output_type -> keelson.fleet.v1.StandbyDown
+	47, // 53: keelson.fleet.v1.Fleet.Tunnel:output_type -> keelson.fleet.v1.TunnelFrame
+	6,  // 54: keelson.fleet.v1.Fleet.RenewCertificate:output_type -> keelson.fleet.v1.RenewResponse
+	8,  // 55: keelson.fleet.v1.Fleet.SignServing:output_type -> keelson.fleet.v1.ServingResponse
+	10, // 56: keelson.fleet.v1.Fleet.Review:output_type -> keelson.fleet.v1.ReviewResponse
+	49, // [49:57] is the sub-list for method output_type
+	41, // [41:49] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_proto_fleet_v1_fleet_proto_init() }
@@ -4037,8 +4225,9 @@ func file_proto_fleet_v1_fleet_proto_init() {
 		(*TunnelAsk_Log)(nil),
 		(*TunnelAsk_PortForward)(nil),
 		(*TunnelAsk_Dial)(nil),
+		(*TunnelAsk_Driver)(nil),
 	}
-	file_proto_fleet_v1_fleet_proto_msgTypes[45].OneofWrappers = []any{
+	file_proto_fleet_v1_fleet_proto_msgTypes[47].OneofWrappers = []any{
 		(*TunnelFrame_Open)(nil),
 		(*TunnelFrame_Stdin)(nil),
 		(*TunnelFrame_Stdout)(nil),
@@ -4047,6 +4236,7 @@ func file_proto_fleet_v1_fleet_proto_init() {
 		(*TunnelFrame_CloseStdin)(nil),
 		(*TunnelFrame_Exit)(nil),
 		(*TunnelFrame_Data)(nil),
+		(*TunnelFrame_DriverAnswer)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -4054,7 +4244,7 @@ func file_proto_fleet_v1_fleet_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_proto_fleet_v1_fleet_proto_rawDesc), len(file_proto_fleet_v1_fleet_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   50,
+			NumMessages:   52,
 			NumExtensions: 0,
 			NumServices:   2,
 		},
