@@ -70,7 +70,7 @@ bench-api: build ; @scripts/bench -only api
 bench-node: build ; @scripts/bench -only node
 bench-scale: setup ## a Deployment of 5,000 while leaders change, and a cluster of many nodes at rest, in churn and after its leader's death; ARGS="-nodes 4800 -pods 50000" its size
 	@scripts/bench scale $(ARGS)
-bench-net: setup ## what Service rules cost, to write and to traffic; ARGS=dns: the agent's DNS beside CoreDNS; ARGS="services -help" tells the flags
+bench-net: setup ## what Service rules cost, to write and to traffic; ARGS=dns: the agent's DNS beside CoreDNS; ARGS=policies: with 1,000 network policies beside none; ARGS="services -help" tells the flags
 	@scripts/bench net $(ARGS)
 bench-kubectl: ## how long kubectl takes to list 1,000 pods, to explain all of a pod, to apply 100 objects: medians, by version
 	@$(GO) test -count=1 -run '^$$' -bench Kubectl -benchtime 7x ./controlplane/apiserver

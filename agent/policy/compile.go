@@ -65,7 +65,8 @@ const exempt = "icmpv6 type { mld-listener-query, mld-listener-report, mld-liste
 
 // compile derives the rules. Pure: same input, same output, in whatever order. The sets are named and still empty.
 func compile(pods []Pod, policies []*policy) ruleset {
-	r := ruleset{chains: map[string][]string{}, maps: map[string]map[string]string{}, selves: map[string]map[string]bool{}, sets: map[string]*set{}}
+	r := compiler{made: map[made]string{},
+		ruleset: ruleset{chains: map[string][]string{}, maps: map[string]map[string]string{}, selves: map[string]map[string]bool{}, sets: map[string]*set{}}}
 	for _, f := range families {
 		r.selves[selves(f)] = map[string]bool{}
 		for _, d := range directions {
@@ -82,11 +83,20 @@ func compile(pods []Pod, policies []*policy) ruleset {
 	for _, pod := range pods {
 		r.pod(pod, byNamespace[pod.Namespace])
 	}
-	return r
+	return r.ruleset
 }
 
+// compiler writes a ruleset, and each chain of it once: all pods of a node may have a thousand policies in common.
+type compiler struct {
+	ruleset
+	made map[made]string
+}
+
+// made is what a chain follows from: policies by their keys, and what the pod calls its ports.
+type made struct{ way, family, policies, ports string }
+
 // pod sends what a pod sends and gets to the chains of its policies.
-func (r *ruleset) pod(pod Pod, policies []*policy) {
+func (r *compiler) pod(pod Pod, policies []*policy) {
 	for _, d := range directions {
 		var mine []*policy
 		for _, p := range policies {
@@ -120,13 +130,21 @@ func (l labelSet) Get(name string) string                 { return l[name] }
 func (l labelSet) Lookup(name string) (v string, ok bool) { v, ok = l[name]; return v, ok }
 
 // together writes the chain of all pods with these policies, unless it is there, and returns its name.
-func (r *ruleset) together(d direction, f family, policies []*policy, ports []NamedPort) string {
-	var names, keys []string
+func (r *compiler) together(d direction, f family, policies []*policy, ports []NamedPort) string {
+	keys := make([]string, 0, 2*len(policies))
 	for _, p := range policies {
-		names = append(names, r.chain(d, f, p, ports))
 		keys = append(keys, p.key)
 	}
-	name := "pods-" + d.letter + f.digit + "-" + id(append(keys, names...)...)
+	of := made{d.letter, f.digit, strings.Join(keys, " "), fmt.Sprintf("%#v", ports)}
+	if name, ok := r.made[of]; ok {
+		return name
+	}
+	var parts []string
+	for _, p := range policies {
+		parts = append(parts, r.part(d, f, p, ports))
+	}
+	name := "pods-" + d.letter + f.digit + "-" + id(append(keys, parts...)...)
+	r.made[of] = name
 	if r.chains[name] != nil {
 		return name
 	}
@@ -134,9 +152,9 @@ func (r *ruleset) together(d direction, f family, policies []*policy, ports []Na
 	if f.six {
 		rules = append(rules, exempt)
 	}
-	for i, n := range names {
-		if n != "" {
-			rules = append(rules, fmt.Sprintf("jump %s comment %q", n, remark(keys[i])))
+	for i, part := range parts {
+		if part != "" {
+			rules = append(rules, fmt.Sprintf("%s comment %q", part, remark(keys[i])))
 		}
 	}
 	r.chains[name] = append(rules, "drop")
@@ -155,9 +173,9 @@ func remark(key string) string {
 	return key[:min(len(key), limit)]
 }
 
-// chain writes the chain of one policy, for pods that call their ports alike, and returns its name; "" when the policy
-// lets nothing through.
-func (r *ruleset) chain(d direction, f family, p *policy, ports []NamedPort) string {
+// part is the rule by which the chain of pods asks one policy: what it lets through where that is one rule, which is the
+// cheapest, a jump to a chain of its own otherwise, which pods that call their ports alike share; "" when it lets nothing through.
+func (r *compiler) part(d direction, f family, p *policy, ports []NamedPort) string {
 	var called []string // what the names of ports mean here
 	var lines []string
 	for i, rule := range *d.rules(p) {
@@ -169,12 +187,15 @@ func (r *ruleset) chain(d direction, f family, p *policy, ports []NamedPort) str
 		}
 		lines = append(lines, r.lines(d, f, rule)...)
 	}
-	if len(lines) == 0 {
+	switch len(lines) {
+	case 0:
 		return ""
+	case 1:
+		return lines[0]
 	}
 	name := "policy-" + d.letter + f.digit + "-" + id(append([]string{p.key}, called...)...)
 	r.chains[name] = lines
-	return name
+	return "jump " + name
 }
 
 // lines are the nft rules of a rule, in one family.

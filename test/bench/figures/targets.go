@@ -63,6 +63,11 @@ var Targets = map[string]Target{
 	"services many cpu":        {Bound: 1 / 0.95, Relative: true, Source: "few Services"},
 	"services many":            {Bound: 0.95, AtLeast: true, Relative: true, Source: "few Services"},
 
+	"policies full sync":   {Bound: 3000, Source: ownBound},
+	"policies stream":      {Bound: 0.95, AtLeast: true, Relative: true, Source: "no policies"},
+	"policies connections": {Bound: 0.95, AtLeast: true, Relative: true, Source: "no policies"},
+	"policies cpu":         {Bound: 1 / 0.95, Relative: true, Source: "no policies"},
+
 	"dns per core": {Bound: 20000, AtLeast: true, Source: ownBound},
 	"dns rate":     {Bound: 1, AtLeast: true, Relative: true, Source: "CoreDNS"},
 	"dns p99_ms":   {Bound: 1, Relative: true, Source: "CoreDNS"},

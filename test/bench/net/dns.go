@@ -104,17 +104,20 @@ func benchDNS(ctx context.Context, args []string) (err error) {
 		return err
 	}
 	servers := []*server{ours}
-	defer func() {
+	stop := func() {
 		for _, s := range servers {
 			s.stop()
 		}
-	}()
+		servers = nil
+	}
+	defer stop()
 	if o.reference != "" {
 		api, err := serveAPI(c)
 		if err != nil {
 			return err
 		}
 		defer func() {
+			stop()                       // it would begin new watches, and the API waits for all
 			api.CloseClientConnections() // watches never end by themselves
 			api.Close()
 		}()

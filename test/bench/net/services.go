@@ -36,10 +36,7 @@ func benchServices(ctx context.Context, args []string) error {
 	mode := fs.String("mode", "nftables", "what rules are written in: nftables or iptables")
 	rounds := fs.Int("rounds", 40, "rounds of each measure of traffic, a tenth of a second each, of which the median counts")
 	sizes := fs.String("sizes", "10,1000,10000", "how many Services there are, with 5 endpoints each; the first and the last also meet traffic")
-	if err := fs.Parse(args); err != nil {
-		return err
-	}
-	self, err := os.Executable()
+	err := fs.Parse(args)
 	if err != nil {
 		return err
 	}
@@ -47,21 +44,37 @@ func benchServices(ctx context.Context, args []string) error {
 	all := strings.Split(*sizes, ",")
 	for i, size := range all {
 		fmt.Fprintf(os.Stderr, "%s Services in mode %s\n", size, *mode)
-		cmd := exec.CommandContext(ctx, self, "services-node", "-mode", *mode, "-services", size, fmt.Sprint("-rounds=", *rounds),
-			fmt.Sprint("-traffic=", i == 0 || i == len(all)-1))
-		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
-		cmd.Stderr = os.Stderr
-		out, err := cmd.Output()
-		if err != nil {
-			return fmt.Errorf("%s Services: %w: it needs root, for network namespaces, and nft", size, err)
-		}
 		r := figures.Record{Measure: "services", Params: map[string]any{"services": size, "endpoints each": perService, "mode": *mode}}
-		if err := json.Unmarshal(out, &r.Values); err != nil {
-			return err
+		if r.Values, err = asNode(ctx, "services-node", "-mode", *mode, "-services", size, fmt.Sprint("-rounds=", *rounds),
+			fmt.Sprint("-traffic=", i == 0 || i == len(all)-1)); err != nil {
+			return fmt.Errorf("%s Services: %w", size, err)
 		}
 		records = append(records, r)
 	}
-	file, err := os.OpenFile(*path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+	if err := appendLines(*path, records); err != nil {
+		return err
+	}
+	return figures.Compare(os.Stdout, serviceRows(records), "reference")
+}
+
+// asNode runs a command of this program in a network namespace of its own, and returns the figures that it prints.
+func asNode(ctx context.Context, args ...string) (values map[string]float64, err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, self, args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("%w: it needs root, for network namespaces, and nft", err)
+	}
+	return values, json.Unmarshal(out, &values)
+}
+
+func appendLines(path string, records []figures.Record) error {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
 		return err
 	}
@@ -69,10 +82,7 @@ func benchServices(ctx context.Context, args []string) error {
 		file.Close()
 		return err
 	}
-	if err := file.Close(); err != nil {
-		return err
-	}
-	return figures.Compare(os.Stdout, serviceRows(records), "reference")
+	return file.Close()
 }
 
 // serviceRows are the table of all sizes.
@@ -190,7 +200,7 @@ func servicesNode(ctx context.Context, args []string) error {
 		if err != nil {
 			return fmt.Errorf("making a node with few Services: %w", err)
 		}
-		if err := t.measure(out, few, *rounds); err != nil {
+		if err := measure(out, append([]way{t.toPod("pod"), t.toService("service"), few.toService("few")}, t.references()...), *rounds); err != nil {
 			return err
 		}
 	}
@@ -209,18 +219,23 @@ func fewServices(ctx context.Context, mode proxy.Mode) (t *town, err error) {
 		if t, err = newTown(); err != nil {
 			return err
 		}
-		services, parts := []*v1.Service{serviceOf(0)}, []*discoveryv1.EndpointSlice{t.backend()}
-		for i := 1; i < 10; i++ {
-			services, parts = append(services, serviceOf(i)), append(parts, sliceOf(i, 0))
-		}
-		w, err := proxy.NewWriter(mode)
-		if err != nil {
-			return err
-		}
-		base := proxy.Base{ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/14")}}
-		return w.Sync(ctx, base, maps.Values(proxy.Compute(services, parts, proxy.Place{Node: "w1"}).Ports()))
+		return t.serveFew(ctx, mode)
 	})
 	return t, err
+}
+
+// serveFew writes rules of ten Services, of which one leads to the town's server.
+func (t *town) serveFew(ctx context.Context, mode proxy.Mode) error {
+	services, parts := []*v1.Service{serviceOf(0)}, []*discoveryv1.EndpointSlice{t.backend()}
+	for i := 1; i < 10; i++ {
+		services, parts = append(services, serviceOf(i)), append(parts, sliceOf(i, 0))
+	}
+	w, err := proxy.NewWriter(mode)
+	if err != nil {
+		return err
+	}
+	base := proxy.Base{ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/14")}}
+	return w.Sync(ctx, base, maps.Values(proxy.Compute(services, parts, proxy.Place{Node: "w1"}).Ports()))
 }
 
 // held is the memory of this process's heap and stacks that the system gave and that is in use.

@@ -196,17 +196,27 @@ func processor() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
+// way is where a client is, and the addresses at which a server ends connections and swallows what comes.
+type way struct {
+	name            string
+	from            netns.NsHandle
+	connect, stream string
+}
+
+// toPod and toService are the ways of a town's client.
+func (t *town) toPod(name string) way { return way{name, t.pods[0], podB + ":8080", podB + ":8081"} }
+
+func (t *town) toService(name string) way {
+	return way{name, t.pods[0], serviceIP + ":80", serviceIP + ":81"}
+}
+
+// references are what the way from pod to pod is compared with: a plain veth and a bridge.
+func (t *town) references() []way {
+	return []way{{"veth", t.veth[0], "10.92.0.2:8080", "10.92.0.2:8081"}, {"bridge", t.bridge[0], "10.91.0.2:8080", "10.91.0.2:8081"}}
+}
+
 // measure takes the ways in turn, round by round, so that what else the machine does meets all of them.
-func (t *town) measure(out map[string]float64, few *town, rounds int) error {
-	ways := []struct {
-		name            string
-		from            netns.NsHandle
-		connect, stream string
-	}{
-		{"pod", t.pods[0], podB + ":8080", podB + ":8081"}, {"service", t.pods[0], serviceIP + ":80", serviceIP + ":81"},
-		{"few", few.pods[0], serviceIP + ":80", serviceIP + ":81"},
-		{"veth", t.veth[0], "10.92.0.2:8080", "10.92.0.2:8081"}, {"bridge", t.bridge[0], "10.91.0.2:8080", "10.91.0.2:8081"},
-	}
+func measure(out map[string]float64, ways []way, rounds int) error {
 	samples := map[string][]float64{}
 	for range rounds {
 		for _, w := range ways {
