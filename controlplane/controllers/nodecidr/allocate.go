@@ -66,25 +66,30 @@ func shiftLeft(n uint64, by int) (hi, lo uint64) {
 	return n >> (64 - by), n << by
 }
 
-// Next is the first free block at or after position from, wrapping around. used
-// are the blocks that nodes have, of whatever size; ok is false when none is free.
-// Starting behind the newest allocation lets a freed block rest: routes to the
-// node that had it may still be there.
-func (r Range) Next(used []netip.Prefix, from int) (block netip.Prefix, position int, ok bool) {
-	taken := make([]uint64, (r.Size()+63)/64)
-	for _, u := range used {
-		first, last, in := r.span(u)
-		for i := first; in && i <= last; i++ {
-			taken[i/64] |= 1 << (i % 64)
+// Next is the first free block at or after position from, wrapping around. Taken says whether a node has the block at a
+// position; wide are blocks of nodes that reach over several. ok is false when none is free. Starting behind the newest
+// allocation lets a freed block rest: routes to the node that had it may still be there.
+func (r Range) Next(taken func(position int) bool, wide []netip.Prefix, from int) (block netip.Prefix, position int, ok bool) {
+	under := func(i int) bool {
+		for _, w := range wide {
+			if first, last, in := r.span(w); in && first <= i && i <= last {
+				return true
+			}
 		}
+		return false
 	}
 	for n := range r.Size() {
-		i := (from + n) % r.Size()
-		if taken[i/64]&(1<<(i%64)) == 0 {
+		if i := (from + n) % r.Size(); !under(i) && !taken(i) {
 			return r.Block(i), i, true
 		}
 	}
 	return netip.Prefix{}, 0, false
+}
+
+// place says at which position of the range a prefix lies; wide when it reaches over several.
+func (r Range) place(p netip.Prefix) (position int, wide, in bool) {
+	first, last, in := r.span(p)
+	return first, last > first, in
 }
 
 // span is the first and last position that a prefix touches.

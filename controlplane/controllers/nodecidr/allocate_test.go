@@ -80,7 +80,16 @@ func TestAllocationNeverOverlaps(t *testing.T) {
 			if rapid.IntRange(0, 9).Draw(t, "restart") == 0 {
 				at = 0 // a new leader remembers nothing but what the nodes say
 			}
-			block, position, ok := r.Next(used, at)
+			taken, wide := map[string]bool{}, []netip.Prefix(nil)
+			for _, u := range used {
+				for _, k := range blocksOf(&corev1.Node{Spec: corev1.NodeSpec{PodCIDR: u.String()}}, []Range{r}) {
+					taken[k] = true
+					if k == wideBlocks {
+						wide = append(wide, u)
+					}
+				}
+			}
+			block, position, ok := r.Next(func(i int) bool { return taken[blockKey(0, i)] }, wide, at)
 			if !ok {
 				for i := range r.Size() {
 					free := true

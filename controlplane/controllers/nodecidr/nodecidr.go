@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -13,6 +15,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
 )
@@ -58,6 +61,7 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 		panic("nodecidr: " + err.Error())
 	}
 	nodes := client.Informer[*corev1.Node](d.Informers)
+	controllers.Index(nodes, byBlock, func(o api.Object) []string { return blocksOf(o.(*corev1.Node), ranges) })
 	return &controllers.Controller{
 		Name:    "node-ipam-controller",
 		Workers: 1, // two at once could choose the same block
@@ -78,7 +82,34 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 	}
 }
 
-// reconciler is the thin shell of one leadership. What is taken is read from the nodes each time; next only says where to look first.
+// byBlock finds nodes by what they have of the ranges: by the range and the position of a block, or, those with a block that
+// reaches over several, under wideBlocks. Somebody set such a block by hand: they are few.
+const (
+	byBlock    = "pod-network-block"
+	wideBlocks = "wide"
+)
+
+func blockKey(rng, position int) string { return strconv.Itoa(rng) + "/" + strconv.Itoa(position) }
+
+// blocksOf is where byBlock finds a node.
+func blocksOf(n *corev1.Node, ranges []Range) []string {
+	var out []string
+	for _, p := range Used([]*corev1.Node{n}) {
+		for i, r := range ranges {
+			switch position, wide, in := r.place(p); {
+			case wide:
+				out = append(out, wideBlocks)
+			case in:
+				out = append(out, blockKey(i, position))
+			}
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// reconciler is the thin shell of one leadership. What is taken is looked up at the nodes each time; next only says where to
+// look first.
 type reconciler struct {
 	term   *controllers.Term
 	ranges []Range
@@ -95,15 +126,15 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	if len(missing) == 0 {
 		return 0, nil
 	}
-	used := Used(r.nodes.All())
 	node := n.DeepCopy()
 	if len(node.Spec.PodCIDRs) == 0 && node.Spec.PodCIDR != "" {
 		node.Spec.PodCIDRs = []string{node.Spec.PodCIDR}
 	}
+	wide := Used(r.nodes.By(byBlock, wideBlocks))
 	at := map[int]int{}
 	for _, i := range missing {
 		rng := r.ranges[i]
-		block, position, ok := rng.Next(used, r.next[i])
+		block, position, ok := rng.Next(func(at int) bool { return len(r.nodes.By(byBlock, blockKey(i, at))) > 0 }, wide, r.next[i])
 		if !ok {
 			r.term.Events.Eventf(n, corev1.EventTypeWarning, "CIDRNotAvailable", "Node %s status is now: CIDRNotAvailable: no block left in %s", n.Name, rng)
 			return retryFull, nil
