@@ -146,6 +146,10 @@ func (b *bench) untilBound(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	// The cluster is to be idle: thousand nodes that came leave events to write for a while.
+	if err := settled(ctx, plane); err != nil {
+		return err
+	}
 	if err := b.boundInTurn(ctx, c, o, namespace); err != nil {
 		return err
 	}
@@ -177,6 +181,12 @@ func smallPod(name string) *v1.Pod {
 		Containers: []v1.Container{{Name: "main", Image: helloImage, Resources: v1.ResourceRequirements{Requests: v1.ResourceList{
 			v1.ResourceCPU: resource.MustParse("100m"), v1.ResourceMemory: resource.MustParse("64Mi")}}}},
 	}}
+}
+
+func settled(ctx context.Context, plane *loopback.Plane) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	return plane.Settle(ctx, time.Second)
 }
 
 // boundInTurn creates one pod after the other, each when the one before is bound.

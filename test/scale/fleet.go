@@ -247,14 +247,7 @@ func (n *nodes) revision(ctx context.Context) (uint64, error) {
 func (n *nodes) settle(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, settleWithin)
 	defer cancel()
-	last := uint64(0)
-	return wait.For(ctx, quietFor, func() error {
-		now, err := n.revision(ctx)
-		if err == nil && now != last {
-			last, err = now, fmt.Errorf("the store is at revision %d and goes on", now)
-		}
-		return err
-	})
+	return n.Settle(ctx, quietFor)
 }
 
 // rest lets time pass.

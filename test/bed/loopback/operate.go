@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/internal/wait"
 )
 
 // Names are those of the replicas, in the order of Configs.
@@ -52,6 +54,22 @@ func (p *Plane) Leader(ctx context.Context) (string, error) {
 		failed = append(failed, err)
 	}
 	return "", fmt.Errorf("no replica knows a leader: %w", errors.Join(failed...))
+}
+
+// Settle waits until nothing has been written for so long.
+func (p *Plane) Settle(ctx context.Context, quiet time.Duration) error {
+	last := uint64(0)
+	return wait.For(ctx, quiet, func() error {
+		leader, err := p.Leader(ctx)
+		if err != nil {
+			return err
+		}
+		s, err := p.Status(ctx, leader)
+		if err == nil && s.Revision != last {
+			last, err = s.Revision, fmt.Errorf("the store is at revision %d and goes on", s.Revision)
+		}
+		return err
+	})
 }
 
 // StepDown lets another replica lead.
