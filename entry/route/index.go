@@ -34,6 +34,7 @@ type paths struct {
 	exact  map[string][]*entry
 	regex  []*entry
 	prefix map[string][]*entry
+	late   []*entry
 }
 
 // entry is one match of one rule.
@@ -150,7 +151,7 @@ func compileListener(l *Listener) (*listenerIndex, []error) {
 func compileMatch(r *Rule, m *Match, place int) (*entry, error) {
 	e := &entry{rule: r, match: m, place: place}
 	var err error
-	if m.Path.Kind == Regex {
+	if m.Path.Kind == Regex || m.Path.Kind == LateRegex {
 		if e.path, err = whole(m.Path.Value); err != nil {
 			return nil, fmt.Errorf("path: %w", err)
 		}
@@ -205,6 +206,8 @@ func (p *paths) add(e *entry) {
 		p.exact[e.match.Path.Value] = append(p.exact[e.match.Path.Value], e)
 	case Regex:
 		p.regex = append(p.regex, e)
+	case LateRegex:
+		p.late = append(p.late, e)
 	default:
 		key := prefixOf(e.match.Path.Value)
 		p.prefix[key] = append(p.prefix[key], e)
@@ -212,9 +215,11 @@ func (p *paths) add(e *entry) {
 }
 
 func (p *paths) sort() {
-	slices.SortStableFunc(p.regex, func(a, b *entry) int {
-		return cmp.Or(cmp.Compare(len(b.match.Path.Value), len(a.match.Path.Value)), order(a, b))
-	})
+	for _, list := range [][]*entry{p.regex, p.late} {
+		slices.SortStableFunc(list, func(a, b *entry) int {
+			return cmp.Or(cmp.Compare(len(b.match.Path.Value), len(a.match.Path.Value)), order(a, b))
+		})
+	}
 	for _, m := range []map[string][]*entry{p.exact, p.prefix} {
 		for _, list := range m {
 			slices.SortStableFunc(list, order)
@@ -314,20 +319,27 @@ func (p *paths) find(q *question) *entry {
 	if e := first(p.exact[path], q); e != nil {
 		return e
 	}
-	for _, e := range p.regex {
-		if e.path.MatchString(path) && e.holds(q) {
-			return e
-		}
+	if e := expression(p.regex, path, q); e != nil {
+		return e
 	}
 	for at := prefixOf(path); ; {
 		if e := first(p.prefix[at], q); e != nil {
 			return e
 		}
 		if at == "/" {
-			return nil
+			return expression(p.late, path, q)
 		}
 		at = prefixOf(at[:strings.LastIndexByte(at, '/')+1])
 	}
+}
+
+func expression(list []*entry, path string, q *question) *entry {
+	for _, e := range list {
+		if e.path.MatchString(path) && e.holds(q) {
+			return e
+		}
+	}
+	return nil
 }
 
 func first(list []*entry, q *question) *entry {

@@ -84,6 +84,8 @@ const (
 	Exact
 	// Regex is an RE2 expression for the whole path. It comes after Exact and before Prefix, longer ones first.
 	Regex
+	// LateRegex is such an expression that comes after Prefix, longer ones first.
+	LateRegex
 )
 
 // PathMatch is asked of the decoded path.
