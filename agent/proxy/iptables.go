@@ -352,20 +352,23 @@ func (t *iptFamily) clean(ctx context.Context) error {
 	return err
 }
 
-// Connections implements Writer: the packets that came by the rules which lead to a Port's chains, of which each connection has one.
-func (w *iptables) Connections(ctx context.Context) (map[Frontend]uint64, error) {
-	out := map[Frontend]uint64{}
+// Counts implements Writer: the packets that came by the rules which lead to a Port's chains, of which each connection has
+// one, and by those that refuse.
+func (w *iptables) Counts(ctx context.Context) (Counts, error) {
+	out := newCounts()
 	for _, t := range w.tables {
 		if !t.built {
 			continue
 		}
-		text, err := t.run(ctx, "", t.program("-save"), "-c", "-t", "nat")
-		if err != nil {
-			return out, err
-		}
-		for line := range strings.SplitSeq(text, "\n") {
-			if at, n, ok := t.counter(line); ok {
-				out[at] += n
+		for table, into := range map[string]map[Frontend]uint64{"nat": out.Connections, "filter": out.Unserved} {
+			text, err := t.run(ctx, "", t.program("-save"), "-c", "-t", table)
+			if err != nil {
+				return out, err
+			}
+			for line := range strings.SplitSeq(text, "\n") {
+				if at, n, ok := t.counter(line); ok {
+					into[at] += n
+				}
 			}
 		}
 	}
@@ -375,7 +378,7 @@ func (w *iptables) Connections(ctx context.Context) (map[Frontend]uint64, error)
 // counter reads a rule with its counters: [packets:bytes] -A KEELSON-SERVICES -d IP/32 -p tcp -m tcp --dport N -j ...
 func (f family) counter(line string) (at Frontend, n uint64, ok bool) {
 	words := strings.Fields(line)
-	if len(words) < 3 || words[1] != "-A" || words[2] != chainServices && words[2] != chainNodePorts {
+	if len(words) < 3 || words[1] != "-A" || !slices.Contains([]string{chainServices, chainNodePorts, chainRefusals, chainRefusedNode}, words[2]) {
 		return at, 0, false
 	}
 	packets, _, _ := strings.Cut(strings.TrimPrefix(words[0], "["), ":")

@@ -154,10 +154,10 @@ func (t *iptFamily) ipt(into iptRules, p *Port) (local []netip.Addr) {
 		if at.NodePort() {
 			from = chainRefusedNode
 		}
-		if verdict != "drop" {
-			verdict = chainDeny
-		} else {
+		if verdict == "goto "+chainSilent {
 			verdict = "DROP"
+		} else {
+			verdict = chainDeny
 		}
 		into.rule("filter", from, matching(at)+" -j "+verdict)
 	}
@@ -204,7 +204,7 @@ func (t *iptFamily) outside(into iptRules, p *Port, all string, dispatch, refuse
 			refuse(at, without(p.KeepSource, p))
 			continue
 		case p.KeepSource && len(p.Here) == 0:
-			refuse(at, "drop")
+			refuse(at, "goto "+chainSilent)
 		}
 		dispatch(at, ext)
 	}

@@ -356,18 +356,21 @@ func (w *ipvs) Clean(ctx context.Context) error {
 	return netlink.LinkDel(link)
 }
 
-// Connections implements Writer.
-func (w *ipvs) Connections(context.Context) (map[Frontend]uint64, error) {
+// Counts implements Writer: connections as IPVS counts them, refusals as nftables does.
+func (w *ipvs) Counts(ctx context.Context) (Counts, error) {
+	out, err := w.beside.Counts(ctx)
+	if err != nil {
+		return out, err
+	}
 	h, err := moby.New("")
 	if err != nil {
-		return nil, err
+		return out, err
 	}
 	defer h.Close()
 	all, err := h.GetServices()
-	out := map[Frontend]uint64{}
 	for _, s := range all {
 		if v, ok := virtualOf(s); ok {
-			out[v.Frontend] += uint64(s.Stats.Connections)
+			out.Connections[v.Frontend] += uint64(s.Stats.Connections)
 		}
 	}
 	return out, err

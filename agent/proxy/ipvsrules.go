@@ -49,6 +49,8 @@ func besideIPVS(f family, b Base) *skeleton {
 	address := f.ip + " daddr . meta l4proto . th dport"
 	local := "fib daddr type local " + f.ip + " daddr != " + f.loopback
 	s.chain(chainRefuse)
+	s.chain(chainUnserved)
+	s.chain(chainSilent)
 	s.chain(chainMarked)
 	s.rule(chainMarked, markStatement)
 	for _, hook := range []knftables.BaseChainHook{knftables.PreroutingHook, knftables.OutputHook} {

@@ -144,29 +144,41 @@ func (m *Metrics) write(w io.Writer, mode Mode) {
 	fmt.Fprintf(w, "# HELP %s Cumulative proxy rules that could not be written\n# TYPE %s counter\n%s %d\n", failures, failures, failures, m.failures)
 }
 
-// connections writes how many connections came by the Services' rules since they were made.
+// connections writes how many connections came by the Services' rules since they were made, and how many met nobody. The
+// kernel is read when somebody asks, and counts by itself.
 func (p *Proxy) connections(ctx context.Context, w io.Writer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.now == nil || !p.now.built {
 		return
 	}
-	counts, err := p.now.writer.Connections(ctx)
+	counts, err := p.now.writer.Counts(ctx)
 	if err != nil {
 		p.Log.Debug("connections of Services cannot be counted", "err", err)
 		return
 	}
-	const name = "keelson_service_connections_total"
-	fmt.Fprintf(w, "# HELP %s Connections for which this node chose an endpoint, by where clients knocked\n# TYPE %s counter\n", name, name)
-	by := countsByPort(p.now.model.Ports(), counts)
-	for _, l := range slices.SortedFunc(maps.Keys(by), func(a, b label) int {
-		return cmp.Or(cmp.Compare(a.port, b.port), cmp.Compare(a.proto, b.proto), cmp.Compare(a.from, b.from))
-	}) {
-		ns, rest, _ := strings.Cut(l.port, "/")
-		svc, port, _ := strings.Cut(rest, ":")
-		fmt.Fprintf(w, "%s{namespace=%q,service=%q,port=%q,protocol=%q,from=%q} %d\n", name, ns, svc, port, l.proto, l.from, by[l])
+	for _, m := range []struct {
+		name, help string
+		counts     map[Frontend]uint64
+	}{{MetricConnections, "Connections for which this node chose an endpoint, by where clients knocked", counts.Connections},
+		{MetricUnserved, "Packets that met a Service without an endpoint for them, by where clients knocked", counts.Unserved}} {
+		fmt.Fprintf(w, "# HELP %s %s\n# TYPE %s counter\n", m.name, m.help, m.name)
+		by := countsByPort(p.now.model.Ports(), m.counts)
+		for _, l := range slices.SortedFunc(maps.Keys(by), func(a, b label) int {
+			return cmp.Or(cmp.Compare(a.port, b.port), cmp.Compare(a.proto, b.proto), cmp.Compare(a.from, b.from))
+		}) {
+			ns, rest, _ := strings.Cut(l.port, "/")
+			svc, port, _ := strings.Cut(rest, ":")
+			fmt.Fprintf(w, "%s{namespace=%q,service=%q,port=%q,protocol=%q,from=%q} %d\n", m.name, ns, svc, port, l.proto, l.from, by[l])
+		}
 	}
 }
+
+// The names of what is counted for each Service.
+const (
+	MetricConnections = "keelson_service_connections_total"
+	MetricUnserved    = "keelson_service_unserved_packets_total"
+)
 
 type label struct{ port, proto, from string }
 

@@ -172,7 +172,7 @@ func (s *skeleton) begin(tx *knftables.Transaction, there contents) {
 	}
 	for _, set := range s.sets {
 		tx.Add(set)
-		if old && set.Name != setConnections {
+		if old && set.Name != setConnections && set.Name != setUnserved {
 			tx.Flush(&knftables.Set{Name: set.Name})
 		}
 	}

@@ -221,20 +221,22 @@ func cString(b []byte) string {
 	return string(b)
 }
 
-// Connections implements Writer.
-func (n *nft) Connections(context.Context) (map[Frontend]uint64, error) {
-	out := map[Frontend]uint64{}
+// Counts implements Writer.
+func (n *nft) Counts(context.Context) (Counts, error) {
+	out := newCounts()
 	for _, t := range n.tables {
 		if !t.built {
 			continue
 		}
-		err := t.family.elements(t.table, setConnections, func(e []byte) {
-			if at, count, ok := t.counted(attributes(e)); ok {
-				out[at] += count
+		for set, into := range map[string]map[Frontend]uint64{setConnections: out.Connections, setUnserved: out.Unserved} {
+			err := t.family.elements(t.table, set, func(e []byte) {
+				if at, count, ok := t.counted(attributes(e)); ok {
+					into[at] += count
+				}
+			})
+			if err != nil {
+				return out, err
 			}
-		})
-		if err != nil {
-			return out, err
 		}
 	}
 	return out, nil

@@ -36,7 +36,10 @@ const (
 	mapFirewall       = "firewall"
 	setHairpin        = "hairpin"
 	setConnections    = "connections"
+	setUnserved       = "unserved" // counts what met no backend, as setConnections does what met one
 	chainRefuse       = "refuse"
+	chainUnserved     = "no-backend"
+	chainSilent       = "silent"
 	chainDispatch     = "dispatch"
 	chainShort        = "short"
 	nodePortPrefix    = "nodeport-"
@@ -109,7 +112,7 @@ func (f family) render(p *Port) piece {
 		if here := f.balance(&out, p, at, "loc-", p.Here, mapLocalEndpoints, chains); here != "" {
 			add(mapLocal, at, "goto "+here)
 		} else {
-			add(mapRefused, at, "drop") // other nodes have backends: as documented, this one keeps silent
+			add(mapRefused, at, "goto "+chainSilent) // other nodes have backends: as documented, this one keeps silent
 		}
 	}
 	for _, at := range p.Guarded {
@@ -130,9 +133,9 @@ func (f family) render(p *Port) piece {
 // serve it, Kubernetes says that it is dropped.
 func without(stays bool, p *Port) string {
 	if stays && len(p.Serving) > 0 {
-		return "drop"
+		return "goto " + chainSilent
 	}
-	return "goto " + chainRefuse
+	return "goto " + chainUnserved
 }
 
 // balance names the chain that chooses one of the backends for who knocks there; "" where there is none.
@@ -170,13 +173,13 @@ func (f family) chosenBy(nodePort bool, proto string) string {
 // pick is the chain of all frontends in a map that have so many backends.
 func (f family) pick(endpoints string, at Frontend, n int) chain {
 	return chain{name: "pick-" + strings.Replace(endpoints, mapEndpoints, "", 1) + "-" + strconv.Itoa(n), rules: []string{
-		f.counting(),
+		f.counting(setConnections),
 		fmt.Sprintf("meta l4proto %s dnat %s to %s . numgen random mod %d map @%s", at.Proto, f.ip, f.chosenBy(at.NodePort(), at.Proto), n, endpoints),
 	}}
 }
 
-func (f family) counting() string {
-	return fmt.Sprintf("update @%s { %s daddr . meta l4proto . th dport counter }", setConnections, f.ip)
+func (f family) counting(set string) string {
+	return fmt.Sprintf("update @%s { %s daddr . meta l4proto . th dport counter }", set, f.ip)
 }
 
 // masked names the chain that does what another does, with the node's address as source.
@@ -195,7 +198,7 @@ func (f family) masked(out *piece, to string, made map[string]bool) string {
 
 // sticky gives every backend a chain and a set of the clients that belong to it.
 func (f family) sticky(out *piece, p *Port, prefix string, to []Backend, made map[string]bool) string {
-	front := chain{name: prefix + p.ID, rules: []string{f.counting()}}
+	front := chain{name: prefix + p.ID, rules: []string{f.counting(setConnections)}}
 	if made[front.name] {
 		return front.name
 	}
@@ -297,10 +300,12 @@ func (f family) skeletonOf(b Base) *skeleton {
 			}
 		}
 	}
-	s.sets = append(s.sets, &knftables.Set{Name: setHairpin, Type: f.addr + " . " + f.addr},
-		&knftables.Set{Name: setConnections, Type: f.addr + " . inet_proto . inet_service",
+	s.sets = append(s.sets, &knftables.Set{Name: setHairpin, Type: f.addr + " . " + f.addr})
+	for _, name := range []string{setConnections, setUnserved} {
+		s.sets = append(s.sets, &knftables.Set{Name: name, Type: f.addr + " . inet_proto . inet_service",
 			Flags: []knftables.SetFlag{knftables.DynamicFlag, knftables.TimeoutFlag}, Timeout: knftables.PtrTo(countedFor),
 			Size: knftables.PtrTo(uint64(65535))})
+	}
 	at := fmt.Sprintf("fib daddr type local %s daddr != %s", f.ip, f.loopback)
 	if chosen := f.of(b.NodePorts); len(chosen) > 0 {
 		at += fmt.Sprintf(" %s daddr { %s }", f.ip, joined(chosen))
@@ -308,6 +313,8 @@ func (f family) skeletonOf(b Base) *skeleton {
 		at = "" // none of this family
 	}
 	s.chain(chainRefuse)
+	s.chain(chainUnserved)
+	s.chain(chainSilent)
 	s.chain(chainDispatch)
 	s.rule(chainDispatch, "%s vmap @%s", address, mapServices)
 	if at != "" {
@@ -356,6 +363,10 @@ func (s *skeleton) refusals(f family, address, nodePort string, services []netip
 	// the kernel limits the rate of ICMP
 	s.rule(chainRefuse, "meta l4proto tcp reject with tcp reset")
 	s.rule(chainRefuse, "reject")
+	s.rule(chainUnserved, "%s", f.counting(setUnserved))
+	s.rule(chainUnserved, "goto %s", chainRefuse)
+	s.rule(chainSilent, "%s", f.counting(setUnserved))
+	s.rule(chainSilent, "drop")
 	for _, hook := range []knftables.BaseChainHook{knftables.InputHook, knftables.ForwardHook, knftables.OutputHook} {
 		name := "refuse-" + string(hook)
 		s.hook(name, knftables.FilterType, hook, knftables.FilterPriority)

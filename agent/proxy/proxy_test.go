@@ -57,8 +57,9 @@ type recorder struct {
 
 func (r *recorder) Check(context.Context) error { return nil }
 func (r *recorder) Clean(context.Context) error { return nil }
-func (r *recorder) Connections(context.Context) (map[Frontend]uint64, error) {
-	return map[Frontend]uint64{{netip.MustParseAddr("10.96.0.10"), "tcp", 80}: 7, {netip.MustParseAddr("10.89.0.101"), "tcp", 30080}: 2}, nil
+func (r *recorder) Counts(context.Context) (Counts, error) {
+	web := netip.MustParseAddr("10.96.0.10")
+	return Counts{map[Frontend]uint64{{web, "tcp", 80}: 7, {netip.MustParseAddr("10.89.0.101"), "tcp", 30080}: 2}, map[Frontend]uint64{{web, "tcp", 80}: 3}}, nil
 }
 
 func (r *recorder) Sync(_ context.Context, _ Base, ports iter.Seq[*Port]) error {
@@ -156,7 +157,7 @@ func TestConfirms(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{`keelson_service_connections_total{namespace="default",service="web",port="http",protocol="tcp",from="cluster"} 7`,
-		`from="outside"} 2`, "kubeproxy_sync_proxy_rules_duration_seconds_count 5", "kubeproxy_network_programming_duration_seconds_count 0",
+		`from="outside"} 2`, `keelson_service_unserved_packets_total{namespace="default",service="web",port="http",protocol="tcp",from="cluster"} 3`, "kubeproxy_sync_proxy_rules_duration_seconds_count 5", "kubeproxy_network_programming_duration_seconds_count 0",
 		"kubeproxy_sync_proxy_rules_nftables_sync_failures_total 1", "kubeproxy_sync_full_proxy_rules_duration_seconds_count 2"} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("no %q in\n%s", want, text.String())

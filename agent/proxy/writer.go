@@ -58,9 +58,17 @@ type Writer interface {
 	Intact(ctx context.Context) (bool, error)
 	// Clean takes everything of ours away. It may be called at any time, and where there is nothing.
 	Clean(ctx context.Context) error
-	// Connections counts those that Services were chosen for since their rules were made, by where the clients knocked.
-	Connections(ctx context.Context) (map[Frontend]uint64, error)
+	// Counts reads what was counted since the rules were made.
+	Counts(ctx context.Context) (Counts, error)
 }
+
+// Counts are what a node counted, by where the clients knocked.
+type Counts struct {
+	Connections map[Frontend]uint64 // for which a backend was chosen
+	Unserved    map[Frontend]uint64 // packets that would have begun one, and met no backend
+}
+
+func newCounts() Counts { return Counts{map[Frontend]uint64{}, map[Frontend]uint64{}} }
 
 // NewWriter returns the writer of a mode.
 func NewWriter(m Mode) (Writer, error) {

@@ -82,6 +82,10 @@ func TestLoadBalancerPolicies(t *testing.T) {
 			t.Errorf("the node's metrics lack %s", want)
 		}
 	}
+	used := bed.Must(t, clients()["kctl"], "net", "services", "-n", w.ns, "web", "--nodes")
+	if fields := strings.Fields(used); len(fields) < 19 || fields[0] != "NAMESPACE" || !strings.Contains(used, " 1/1 ") || !strings.Contains(used, " w1 ") {
+		t.Errorf("kctl net services shows no use of node w1, or not its endpoint:\n%s", used)
+	}
 	svc.Spec.LoadBalancerSourceRanges = []string{"192.0.2.0/24"}
 	if _, err := w.cs.CoreV1().Services(w.ns).Update(context.Background(), svc, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)

@@ -1,0 +1,311 @@
+package kctl
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/kubernetes"
+	cmdutil "k8s.io/kubectl/pkg/cmd/util"
+)
+
+// What each node's metrics page is read for, and the bounds of that.
+const (
+	metricConnections = "keelson_service_connections_total"
+	metricUnserved    = "keelson_service_unserved_packets_total"
+	nodesAtOnce       = 8
+	nodeTime          = 15 * time.Second
+	mostMetrics       = 64 << 20 // bytes of a node's page
+)
+
+// ServiceUse is what a node, or all of them, counted for a Service.
+type ServiceUse struct {
+	Namespace   string `json:"namespace"`
+	Name        string `json:"name"`
+	Type        string `json:"type"`
+	Address     string `json:"address"`
+	Ready       int    `json:"readyEndpoints"`
+	Endpoints   int    `json:"endpoints"`
+	Node        string `json:"node,omitempty"` // "" = all that could be read
+	Connections uint64 `json:"connections"`    // of clients inside the cluster
+	Outside     uint64 `json:"outside"`        // and of others
+	Unserved    uint64 `json:"unservedPackets"`
+}
+
+func netServicesCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "services [NAME]",
+		Short: "Show what Services were used: connections by where clients are, and packets that met no endpoint",
+		Long: "Show what Services were used. Each node counts the connections for which it chose an endpoint, and the packets that\n" +
+			"met a Service without an endpoint for them, since its rules were made; it is asked now, and counts nothing more for\n" +
+			"being asked. An address that nobody used for a day begins anew.\n\n" +
+			"Exit codes: 0 all nodes were read, 1 the question could not be answered, 2 some nodes could not be read.",
+		Example: "  kctl net services                # of the namespace\n" +
+			"  kctl net services -A             # of all\n" +
+			"  kctl net services -n shop db --nodes   # a row for each node that counted something",
+	}
+	output := outputFlag(c)
+	everywhere := c.Flags().BoolP("all-namespaces", "A", false, "Services of all namespaces")
+	perNode := c.Flags().Bool("nodes", false, "a row for each node that counted something")
+	c.Args = cobra.MaximumNArgs(1)
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		ns, _, err := f.ToRawKubeConfigLoader().Namespace()
+		if err != nil {
+			return err
+		}
+		if *everywhere && len(args) > 0 {
+			return fmt.Errorf("service %s: -A shows all Services of all namespaces: leave out the name, or name its namespace with -n", args[0])
+		}
+		if *everywhere {
+			ns = metav1.NamespaceAll
+		}
+		cs, err := f.KubernetesClientSet()
+		if err != nil {
+			return err
+		}
+		ctx := cmp.Or(cmd.Context(), context.Background())
+		services, err := readUses(ctx, cs, ns, strings.Join(args, ""))
+		if err != nil {
+			return err
+		}
+		counts, unread, err := readCounts(ctx, cs)
+		if err != nil {
+			return err
+		}
+		uses := joinUses(services, counts, *perNode)
+		done, err := printJSON(streams.Out, *output, uses)
+		if !done {
+			err = printUses(streams.Out, uses, *perNode)
+		}
+		for _, u := range unread {
+			fmt.Fprintln(streams.ErrOut, "not read:", u)
+		}
+		if err == nil && len(unread) > 0 {
+			err = errFound
+		}
+		return err
+	}
+	return c
+}
+
+// readUses reads Services and counts their endpoints.
+func readUses(ctx context.Context, cs kubernetes.Interface, ns, name string) ([]ServiceUse, error) {
+	var services []corev1.Service
+	if name != "" {
+		s, err := cs.CoreV1().Services(ns).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return nil, err
+		}
+		services = append(services, *s)
+	}
+	slicesOf := metav1.ListOptions{Limit: mostRead}
+	if name != "" {
+		slicesOf.LabelSelector = discoveryv1.LabelServiceName + "=" + name
+	}
+	for o := (metav1.ListOptions{Limit: mostRead}); name == ""; {
+		l, err := cs.CoreV1().Services(ns).List(ctx, o)
+		if err != nil {
+			return nil, fmt.Errorf("reading Services: %w", err)
+		}
+		services = append(services, l.Items...)
+		if o.Continue = l.Continue; o.Continue == "" {
+			break
+		}
+	}
+	type key struct{ ns, name, address string }
+	ready := map[key]bool{} // of each endpoint
+	for {
+		l, err := cs.DiscoveryV1().EndpointSlices(ns).List(ctx, slicesOf)
+		if err != nil {
+			return nil, fmt.Errorf("reading EndpointSlices: %w", err)
+		}
+		for _, s := range l.Items {
+			for _, e := range s.Endpoints {
+				if len(e.Addresses) > 0 {
+					k := key{s.Namespace, s.Labels[discoveryv1.LabelServiceName], e.Addresses[0]}
+					ready[k] = ready[k] || e.Conditions.Ready == nil || *e.Conditions.Ready
+				}
+			}
+		}
+		if slicesOf.Continue = l.Continue; slicesOf.Continue == "" {
+			break
+		}
+	}
+	all, some := map[key]int{}, map[key]int{}
+	for k, is := range ready {
+		k.address = ""
+		all[k]++
+		if is {
+			some[k]++
+		}
+	}
+	var out []ServiceUse
+	for _, s := range services {
+		k := key{s.Namespace, s.Name, ""}
+		out = append(out, ServiceUse{Namespace: s.Namespace, Name: s.Name, Type: string(s.Spec.Type),
+			Address: cmp.Or(s.Spec.ClusterIP, s.Spec.ExternalName), Ready: some[k], Endpoints: all[k]})
+	}
+	return out, nil
+}
+
+// useOf is what one node counted for one Service.
+type useOf struct{ namespace, name, node string }
+
+// readCounts asks all nodes, a few at a time; unread says which did not answer, and why.
+func readCounts(ctx context.Context, cs kubernetes.Interface) (counts map[useOf]ServiceUse, unread []string, err error) {
+	nodes, err := cs.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading nodes: %w", err)
+	}
+	counts = map[useOf]ServiceUse{}
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	room := make(chan struct{}, nodesAtOnce)
+	for i := range nodes.Items {
+		node := nodes.Items[i].Name
+		all.Go(func() {
+			room <- struct{}{}
+			defer func() { <-room }()
+			got, err := readNode(ctx, cs, node)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				unread = append(unread, fmt.Sprintf("node %s: %v", node, err))
+				return
+			}
+			maps.Copy(counts, got)
+		})
+	}
+	all.Wait()
+	slices.Sort(unread)
+	return counts, unread, nil
+}
+
+func readNode(ctx context.Context, cs kubernetes.Interface, node string) (map[useOf]ServiceUse, error) {
+	ctx, cancel := context.WithTimeout(ctx, nodeTime)
+	defer cancel()
+	body, err := cs.CoreV1().RESTClient().Get().Resource("nodes").Name(node).SubResource("proxy").Suffix("metrics").Stream(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer body.Close()
+	return parseCounts(io.LimitReader(body, mostMetrics), node)
+}
+
+// parseCounts reads what a page of metrics says of Services.
+func parseCounts(r io.Reader, node string) (map[useOf]ServiceUse, error) {
+	out := map[useOf]ServiceUse{}
+	lines := bufio.NewScanner(r)
+	lines.Buffer(make([]byte, 64<<10), 1<<20)
+	for lines.Scan() {
+		name, rest, ok := strings.Cut(lines.Text(), "{")
+		if !ok || name != metricConnections && name != metricUnserved {
+			continue
+		}
+		labels, value, ok := parseSample(rest)
+		if !ok {
+			return nil, fmt.Errorf("its metrics have a line that cannot be read: %.120q", lines.Text())
+		}
+		at := useOf{labels["namespace"], labels["service"], node}
+		u := out[at]
+		switch {
+		case name == metricUnserved:
+			u.Unserved += value
+		case labels["from"] == "outside":
+			u.Outside += value
+		default:
+			u.Connections += value
+		}
+		out[at] = u
+	}
+	return out, lines.Err()
+}
+
+// parseSample reads what follows the brace of a line: name="value",...} number
+func parseSample(s string) (labels map[string]string, value uint64, ok bool) {
+	labels = map[string]string{}
+	for {
+		name, rest, ok := strings.Cut(s, "=")
+		if !ok {
+			return nil, 0, false
+		}
+		quoted, err := strconv.QuotedPrefix(rest)
+		if err != nil {
+			return nil, 0, false
+		}
+		if labels[name], err = strconv.Unquote(quoted); err != nil {
+			return nil, 0, false
+		}
+		s = rest[len(quoted):]
+		if after, more := strings.CutPrefix(s, ","); more {
+			s = after
+			continue
+		}
+		number, ok := strings.CutPrefix(s, "} ")
+		if !ok {
+			return nil, 0, false
+		}
+		v, err := strconv.ParseUint(number, 10, 64)
+		return labels, v, err == nil
+	}
+}
+
+// joinUses are the rows, in the order of their names. Pure.
+func joinUses(services []ServiceUse, counts map[useOf]ServiceUse, perNode bool) []ServiceUse {
+	nodes := map[[2]string][]string{}
+	for at := range counts {
+		k := [2]string{at.namespace, at.name}
+		nodes[k] = append(nodes[k], at.node)
+	}
+	out := []ServiceUse{}
+	for _, s := range services {
+		whole := s
+		for _, node := range slices.Sorted(slices.Values(nodes[[2]string{s.Namespace, s.Name}])) {
+			c := counts[useOf{s.Namespace, s.Name, node}]
+			whole.Connections, whole.Outside, whole.Unserved = whole.Connections+c.Connections, whole.Outside+c.Outside, whole.Unserved+c.Unserved
+			if perNode {
+				one := s
+				one.Node, one.Connections, one.Outside, one.Unserved = node, c.Connections, c.Outside, c.Unserved
+				out = append(out, one)
+			}
+		}
+		if !perNode {
+			out = append(out, whole)
+		}
+	}
+	slices.SortStableFunc(out, func(a, b ServiceUse) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Node, b.Node))
+	})
+	return out
+}
+
+func printUses(w io.Writer, uses []ServiceUse, perNode bool) error {
+	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
+	node := ""
+	if perNode {
+		node = "\tNODE"
+	}
+	fmt.Fprintf(t, "NAMESPACE\tNAME\tTYPE\tADDRESS\tREADY%s\tCONNECTIONS\tFROM OUTSIDE\tUNSERVED\n", node)
+	for _, u := range uses {
+		if perNode {
+			node = "\t" + u.Node
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d/%d%s\t%d\t%d\t%d\n", u.Namespace, u.Name, u.Type, cmp.Or(u.Address, "-"), u.Ready, u.Endpoints, node,
+			u.Connections, u.Outside, u.Unserved)
+	}
+	return t.Flush()
+}
