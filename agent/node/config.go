@@ -90,6 +90,7 @@ type Config struct {
 	// ProxyMode is what the real one writes rules in; NodePortAddresses where it serves node ports, empty: everywhere.
 	ProxyMode         proxy.Mode
 	NodePortAddresses []netip.Prefix
+	announces         bool                                   // the node answers for addresses of load balancers
 	proxyMetrics      func(context.Context, io.Writer) error // nil: none
 	// Extra runs beside the rest, by name: routes, DNS.
 	Extra map[string]func(context.Context, agent.Objects, agent.Reporter) error

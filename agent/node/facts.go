@@ -33,6 +33,9 @@ const (
 // DRADriversAnnotation names the DRA drivers that can be asked on the node, with commas: ResourceSlices of others are removed.
 const DRADriversAnnotation = "keelson.dev/dra-drivers"
 
+// AnnouncesAnnotation says that the agent answers for addresses of load balancers when it is asked to.
+const AnnouncesAnnotation = "keelson.dev/announces"
+
 // NodeDegraded is the condition of a node of which a part fails that pods can do without; its message says what to do.
 const NodeDegraded v1.NodeConditionType = "keelson.dev/Degraded"
 
@@ -298,6 +301,9 @@ func (f *facts) compose(o observed, old *v1.Node, now time.Time) *v1.Node {
 	drivers(n, o.drivers)
 	if f.cfg.Devices == nil {
 		n.Annotations[DRADriversAnnotation] = o.claimed
+	}
+	if f.cfg.announces {
+		n.Annotations[AnnouncesAnnotation] = "true"
 	}
 	set := func(t v1.NodeConditionType, bad bool, good, badReason, goodMessage, badMessage string) {
 		c := v1.NodeCondition{Type: t, Status: v1.ConditionFalse, Reason: good, Message: goodMessage}

@@ -2,10 +2,12 @@ package node
 
 import (
 	"context"
+	"log/slog"
 	"net/netip"
 	"path/filepath"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/announce"
 	"keelson.dev/keelson/agent/dns"
 	"keelson.dev/keelson/agent/network"
 	"keelson.dev/keelson/agent/proxy"
@@ -46,6 +48,25 @@ func (c *Config) WithNetwork() {
 		"dns":            c.dns.Run,
 		"udp flows":      func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return flows.Run(ctx) },
 		"service health": func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return health.Run(ctx) },
+		"announcements":  c.announcements(log),
 		partRoutes:       func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return routes.Run(ctx) },
 	}
+}
+
+// announcements answers for addresses of load balancers, for which the node says that it does. One without Service rules has nowhere
+// to send what would come.
+func (c *Config) announcements(log *slog.Logger) func(context.Context, agent.Objects, agent.Reporter) error {
+	if c.announces = c.ProxyMode != proxy.ModeNone; !c.announces {
+		return func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+	}
+	n := &announce.Announcer{Node: c.NodeName, Log: log.With("part", "announcements")}
+	for _, s := range c.NodeIPs {
+		if ip, err := netip.ParseAddr(s); err == nil {
+			n.NodeIPs = append(n.NodeIPs, ip.Unmap())
+		}
+	}
+	return n.Run
 }

@@ -411,6 +411,12 @@ func openIPVS() (ipvsDoor, error) {
 	if err := os.WriteFile("/proc/sys/net/ipv4/vs/conntrack", []byte("1"), 0); err != nil {
 		return nil, fmt.Errorf("IPVS cannot be told to track connections: %w", err)
 	}
+	// The interface has the addresses of load balancers on every node, of which one alone is to answer for each.
+	for name, value := range map[string]string{"arp_ignore": "1", "arp_announce": "2"} {
+		if err := os.WriteFile("/proc/sys/net/ipv4/conf/all/"+name, []byte(value), 0); err != nil {
+			return nil, fmt.Errorf("the node cannot be kept from answering for addresses of Services: %w", err)
+		}
+	}
 	h, err := moby.New("")
 	if err != nil {
 		return nil, fmt.Errorf("IPVS: %w", err)

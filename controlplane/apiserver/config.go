@@ -67,7 +67,9 @@ type Config struct {
 	// ServiceCIDR is where ClusterIPs come from (default 10.96.0.0/16), NodePorts the inclusive range of node ports (default 30000-32767).
 	// SecondServiceCIDR is that of the other family; the zero value: Services have one family.
 	ServiceCIDR, SecondServiceCIDR netip.Prefix
-	NodePorts                      [2]int
+	// PodCIDRs are where pods have their addresses: nothing else gets one of them.
+	PodCIDRs  []netip.Prefix
+	NodePorts [2]int
 
 	// LostNodeToleration is the tolerationSeconds that pods get which say nothing about lost and not ready nodes
 	// (default 300 s).

@@ -512,10 +512,10 @@ func TestStoredValuesAreLetBe(t *testing.T) {
 // What Kubernetes gives no effect by itself is accepted, and its client is told.
 func TestInertFieldsAreToldOf(t *testing.T) {
 	r := start(t, nil)
-	a := r.call(r.adminHTTP(), "POST", "/api/v1/namespaces/default/services", `{"kind":"Service","apiVersion":"v1",
-		"metadata":{"name":"lb"},"spec":{"type":"LoadBalancer","ports":[{"port":80}]}}`, "Content-Type", "application/json")
+	a := r.call(r.adminHTTP(), "POST", "/api/v1/namespaces/default/secrets", `{"kind":"Secret","apiVersion":"v1",
+		"metadata":{"name":"token"},"type":"bootstrap.kubernetes.io/token"}`, "Content-Type", "application/json")
 	said := strings.Join(a.header.Values("Warning"), "\n")
-	if a.code != 201 || !strings.Contains(said, "spec.type: Kubernetes leaves load balancers to a controller") {
+	if a.code != 201 || !strings.Contains(said, "type: it authenticates at the API where --enable-bootstrap-token-auth says so") {
 		t.Errorf("%d %q", a.code, said)
 	}
 }

@@ -100,7 +100,7 @@ func New(cfg Config) *Server {
 		cfg.Registry.LoadFirst(k, s.custom.Begin)
 	}
 	plugins := admission.Config{
-		Cluster: s.known, Kinds: cfg.Kinds, Held: cfg.Registry.Held, ServiceCIDR: cfg.ServiceCIDR, SecondServiceCIDR: cfg.SecondServiceCIDR, NodePorts: cfg.NodePorts, Clock: cfg.Clock,
+		Cluster: s.known, Kinds: cfg.Kinds, Held: cfg.Registry.Held, ServiceCIDR: cfg.ServiceCIDR, SecondServiceCIDR: cfg.SecondServiceCIDR, PodCIDRs: cfg.PodCIDRs, NodePorts: cfg.NodePorts, Clock: cfg.Clock,
 		LostNodeToleration: cfg.LostNodeToleration,
 		Plugins:            cfg.AdmissionPlugins, Allowed: s.known.may,
 		Authorized: s.known.authorized, Signer: s.known.signer, NodeOf: authz.NameOf, Bind: s.chain.verbs.BindByWrite,

@@ -27,6 +27,7 @@
 //	resourcequota.New(d)               serviceaccount.NewTokens(d, caPEM, sign)
 //	certificate.New(d, certificate.Options{Sign: ca.SignRequest})
 //	servicecidr.New(d, "10.96.0.0/16")  servicecidr.NewRepair(d)
+//	loadbalancer.New(d)
 //	horizontalpodautoscaler.New(d, source, horizontalpodautoscaler.Defaults)
 //
 // Engine.Run runs them for one leadership.

@@ -38,6 +38,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers/garbagecollector"
 	"keelson.dev/keelson/controlplane/controllers/horizontalpodautoscaler"
 	"keelson.dev/keelson/controlplane/controllers/job"
+	"keelson.dev/keelson/controlplane/controllers/loadbalancer"
 	"keelson.dev/keelson/controlplane/controllers/namespace"
 	"keelson.dev/keelson/controlplane/controllers/nodecidr"
 	"keelson.dev/keelson/controlplane/controllers/nodelifecycle"
@@ -148,7 +149,7 @@ func newWorld(t *testing.T, o options) *world {
 			endpointslice.New(d), endpointslice.NewMirror(d), endpoints.New(d),
 			garbagecollector.New(d), namespace.New(d),
 			nodelifecycle.New(d), nodecidr.New(d, nodecidr.Options{ClusterCIDR: "10.244.0.0/16"}),
-			servicecidr.New(d, "10.96.0.0/16"), servicecidr.NewRepair(d),
+			servicecidr.New(d, "10.96.0.0/16"), servicecidr.NewRepair(d), loadbalancer.New(d),
 			persistentvolume.New(d), volumeprotection.New(d), podgroupprotection.New(d), volumeexpansion.New(d), podgc.New(d, podgc.Options{Quarantine: 200 * time.Millisecond}), disruption.New(d),
 			serviceaccount.New(d, []byte("PEM")), serviceaccount.NewTokens(d, []byte("PEM"), tokenOf), clusterroleaggregation.New(d), customresourcedefinition.New(d), resourcequota.New(d),
 			horizontalpodautoscaler.New(d, &meters{load: -1}, horizontalpodautoscaler.Defaults),

@@ -167,6 +167,7 @@ func (s *Server) leaseSeen(o any) {
 	}
 	if r.replica != s.cfg.Replica {
 		s.losses.disarm(l.Name)
+		s.doubts.disarm(l.Name)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"keelson.dev/keelson/controlplane/api/balancer"
 	"keelson.dev/keelson/controlplane/client"
 )
 
@@ -120,9 +121,11 @@ func labelPatch(stored, facts *v1.Node) []byte {
 		meta["labels"] = l
 	}
 	a := differing(stored.Annotations, facts.Annotations)
-	_, stands := stored.Annotations[draDrivers]
-	if _, tells := facts.Annotations[draDrivers]; stands && !tells {
-		a[draDrivers] = nil // of a newer agent: this one does not know
+	for _, name := range []string{draDrivers, balancer.Announces} {
+		_, stands := stored.Annotations[name]
+		if _, tells := facts.Annotations[name]; stands && !tells {
+			a[name] = nil // of a newer agent: this one does not know
+		}
 	}
 	if len(a) > 0 {
 		meta["annotations"] = a

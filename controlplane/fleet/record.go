@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"keelson.dev/keelson/controlplane/api/balancer"
 	"keelson.dev/keelson/controlplane/client"
 )
 
@@ -40,6 +41,7 @@ func (r record) writeTo(l *coordinationv1.Lease) {
 	if l.Annotations == nil {
 		l.Annotations = make(map[string]string)
 	}
+	delete(l.Annotations, balancer.Unheard) // who has a session is heard
 	l.Annotations[replicaAnnotation] = r.replica
 	l.Annotations[epochAnnotation] = strconv.FormatUint(r.epoch, 10)
 }

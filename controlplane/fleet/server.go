@@ -130,6 +130,7 @@ type Server struct {
 	view     *view
 	gate     *gate
 	losses   *losses
+	doubts   *losses // the same, of nodes that are suspected
 	standbys *standbys
 	refusals *refusals
 	visitors *visitors
@@ -145,6 +146,7 @@ type Server struct {
 	heard     *heard
 	used      *used
 	leases    cache.Indexer
+	services  cache.Indexer
 	csiNodes  cache.Indexer
 
 	synced   chan struct{} // closed when the informers hold their initial lists
@@ -174,6 +176,8 @@ func New(cfg Config) *Server {
 		cfg.Log.Info("node lost: its session did not come back", "node", node, "epoch", epoch)
 		return markLost(ctx, cfg.Client.As(cfg.System), node, epoch)
 	})
+	s.doubts = newLosses(cfg.Log, s.doubt)
+	s.services = client.Informer[*v1.Service](cfg.Informers).GetIndexer()
 	leases := client.Informer[*coordinationv1.Lease](cfg.Informers)
 	s.leases = leases.GetIndexer()
 	reg, err := leases.AddEventHandler(s.leaseHandler())
@@ -203,6 +207,7 @@ func (s *Server) Run(ctx context.Context) error {
 	return lifecycle.Run(ctx,
 		lifecycle.Part{Name: "fleet: serve", Run: s.serve},
 		lifecycle.Part{Name: "fleet: deleted nodes", Run: s.revokeDeleted},
+		lifecycle.Part{Name: "fleet: doubts", Run: s.doubts.run},
 		lifecycle.Part{Name: "fleet: losses", Run: func(ctx context.Context) error {
 			if err := s.view.waitForSync(ctx); err != nil {
 				return err

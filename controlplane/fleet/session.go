@@ -40,6 +40,7 @@ type session struct {
 	begun func() // the agent has been sent its assignment: it is another's turn
 
 	silence time.Duration // after which it was given up; 0 = it ended otherwise
+	doubted bool          // it was suspected (unheard.go); the handler's own
 
 	down   sync.Mutex // held by who sends; no other is taken below it
 	stream fleetv1.Fleet_SessionServer
@@ -117,6 +118,7 @@ func (s *Server) Session(stream fleetv1.Fleet_SessionServer) error {
 		older.end(errSuperseded(node))
 	}
 	s.losses.disarm(node)
+	s.doubts.disarm(node)
 	defer s.leave(sess)
 	sess.log.Info("node joined", "epoch", sess.epoch, "replica", s.cfg.Replica)
 	return sess.run(ctx, stream, resumption{hello.ResumeRevision, digestOf(hello.PeersDigest)})
@@ -134,6 +136,7 @@ func (s *Server) leave(sess *session) {
 		}
 		sess.log.Info("session ended", "epoch", sess.epoch)
 		s.losses.arm(sess.node, sess.epoch, s.graceAfter(sess.silence))
+		s.doubts.arm(sess.node, sess.epoch, s.doubtAfter()) // an agent that is begun again keeps its addresses
 	}
 }
 
@@ -147,18 +150,19 @@ func (x *session) run(ctx context.Context, stream fleetv1.Fleet_SessionServer, h
 	x.srv.children.Go(func() { x.end(x.receive(stream)) })
 	x.srv.children.Go(func() { x.end(x.send(ctx, has)) })
 	_, suspect := x.srv.pace()
-	silence := time.NewTimer(suspect)
+	silence, listen := time.NewTimer(suspect), time.NewTimer(x.srv.doubtAfter())
 	defer silence.Stop()
+	defer listen.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return sessionError(context.Cause(ctx))
 		case <-x.srv.stopping:
 			return status.Errorf(codes.Unavailable, "fleet: replica %s is stopping", x.srv.cfg.Replica)
+		case <-listen.C:
+			listen.Reset(x.listen(x.quiet()))
 		case <-silence.C:
-			x.mu.Lock()
-			quiet := time.Since(x.heard)
-			x.mu.Unlock()
+			quiet := x.quiet()
 			if _, suspect = x.srv.pace(); quiet >= suspect {
 				x.silence = suspect
 				return status.Errorf(codes.Unavailable, "fleet: node %s has been silent for %s", x.node, quiet.Round(time.Millisecond))
@@ -166,6 +170,13 @@ func (x *session) run(ctx context.Context, stream fleetv1.Fleet_SessionServer, h
 			silence.Reset(suspect - quiet)
 		}
 	}
+}
+
+// quiet is for how long the node has said nothing.
+func (x *session) quiet() time.Duration {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return time.Since(x.heard)
 }
 
 // sessionError keeps gRPC's codes and turns the rest into one.

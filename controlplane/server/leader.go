@@ -34,6 +34,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers/garbagecollector"
 	"keelson.dev/keelson/controlplane/controllers/horizontalpodautoscaler"
 	"keelson.dev/keelson/controlplane/controllers/job"
+	"keelson.dev/keelson/controlplane/controllers/loadbalancer"
 	"keelson.dev/keelson/controlplane/controllers/namespace"
 	"keelson.dev/keelson/controlplane/controllers/nodecidr"
 	"keelson.dev/keelson/controlplane/controllers/nodelifecycle"
@@ -70,7 +71,7 @@ func (r *Replica) wireLeader(placing *config.Config) {
 		garbagecollector.New(d), namespace.New(d),
 		nodelifecycle.New(d),
 		nodecidr.New(d, nodecidr.Options{ClusterCIDR: r.cluster.ClusterCIDR}),
-		servicecidr.New(d, r.cluster.ServiceCIDR), servicecidr.NewRepair(d),
+		servicecidr.New(d, r.cluster.ServiceCIDR), servicecidr.NewRepair(d), loadbalancer.New(d),
 		persistentvolume.New(d), volumeprotection.New(d), podgroupprotection.New(d), volumeexpansion.New(d), podgc.New(d, podgc.Options{}), disruption.New(d),
 		serviceaccount.New(d, r.trust.CA.PEM()), serviceaccount.NewTokens(d, r.trust.CA.PEM(), r.secretToken), clusterroleaggregation.New(d),
 		customresourcedefinition.New(d), resourcequota.New(d),

@@ -307,6 +307,7 @@ func (r *Replica) wireAPI(ln net.Listener, serving *pki.Rotator, all *api.Kinds)
 		ServiceTokens: tokens, Authentication: r.authentication, Authorization: r.authorization,
 		ServiceCIDR:       r.cluster.servicePrefixes()[0],
 		SecondServiceCIDR: r.cluster.secondService(),
+		PodCIDRs:          r.cluster.clusterPrefixes(),
 		PodSecurity:       security,
 		AdmissionPlugins:  r.cfg.AdmissionPlugins,
 		MemoryLimit:       r.cfg.MemoryLimit,

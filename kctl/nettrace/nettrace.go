@@ -11,6 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+
+	"keelson.dev/keelson/controlplane/api/balancer"
 )
 
 // World is what was read for one trace. A list that is named in Unread is not known, rather than empty.
@@ -169,7 +171,11 @@ func (x *tracer) toAddress(ip netip.Addr) {
 	for i := range x.Services {
 		svc := &x.Services[i]
 		if what := addressOf(svc, ip); what != "" {
-			x.step(Step{Name: "address", Says: fmt.Sprintf("%s is %s of service %s/%s", ip, what, svc.Namespace, svc.Name)})
+			says := fmt.Sprintf("%s is %s of service %s/%s", ip, what, svc.Namespace, svc.Name)
+			if node := svc.Annotations[balancer.AnnouncedBy]; node != "" && what == balancersAddress {
+				says += fmt.Sprintf("; for clients outside node %s answers for it, and clients inside never leave their own", node)
+			}
+			x.step(Step{Name: "address", Says: says})
 			x.toService(svc, "", what)
 			return
 		}
@@ -206,6 +212,8 @@ func (x *tracer) proto() corev1.Protocol {
 	return x.target.Proto
 }
 
+const balancersAddress = "the load balancer's address"
+
 // addressOf says what of a Service an address is; "" = nothing.
 func addressOf(svc *corev1.Service, ip netip.Addr) string {
 	is := func(s string) bool {
@@ -222,7 +230,7 @@ func addressOf(svc *corev1.Service, ip netip.Addr) string {
 	}
 	for _, in := range svc.Status.LoadBalancer.Ingress {
 		if is(in.IP) {
-			return "the load balancer's address"
+			return balancersAddress
 		}
 	}
 	return ""

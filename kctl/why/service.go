@@ -6,8 +6,12 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"keelson.dev/keelson/controlplane/api/balancer"
 )
 
 // service explains a Service that has no traffic to give, or nowhere to be reached.
@@ -16,11 +20,8 @@ func (w *World) service(s *corev1.Service) []Finding {
 		return []Finding{*f}
 	}
 	var out []Finding
-	if s.Spec.Type == corev1.ServiceTypeLoadBalancer && len(s.Status.LoadBalancer.Ingress) == 0 {
-		out = append(out, Finding{Object: name("service", s), What: "has no address from outside", Since: at(s.CreationTimestamp),
-			Because: "it is of type LoadBalancer, and no controller has given it one",
-			Mend: []string{"kctl get pods -A   # does a controller for load balancers run?",
-				kctl(s, `patch service %s -p '{"spec":{"type":"NodePort"}}'   # is reached at the nodes' addresses`, s.Name)}})
+	if f := balanced(s); f != nil {
+		out = append(out, *f)
 	}
 	if s.Spec.Type == corev1.ServiceTypeExternalName {
 		return out // it has no endpoints
@@ -55,6 +56,41 @@ func (w *World) service(s *corev1.Service) []Finding {
 	}
 	out = append(append(out, w.nobody(s)...), w.near(s)...)
 	return append(out, unknownPorts(s, selected)...)
+}
+
+// balanced explains a Service of type LoadBalancer that is not reached at an address of its own; nil for any other.
+func balanced(s *corev1.Service) *Finding {
+	if s.Spec.Type != corev1.ServiceTypeLoadBalancer {
+		return nil
+	}
+	f := &Finding{Object: name("service", s), What: "has no address from outside", Since: at(s.CreationTimestamp)}
+	pools := fmt.Sprintf("kctl -n %s edit configmap %s", balancer.Namespace, balancer.ConfigMap)
+	nodePort := kctl(s, `patch service %s -p '{"spec":{"type":"NodePort"}}'   # is reached at the nodes' addresses`, s.Name)
+	c := meta.FindStatusCondition(s.Status.Conditions, balancer.Condition)
+	switch {
+	case c != nil && c.Status != metav1.ConditionTrue:
+		if len(s.Status.LoadBalancer.Ingress) > 0 {
+			f.What = "has not all addresses from outside that it asks for"
+		}
+		f.Since, f.Because, f.Mend = at(c.LastTransitionTime), c.Message, []string{pools, nodePort}
+	case c != nil && c.Reason == balancer.ReasonOutside:
+		f.What, f.Because, f.Mend = "has an address of no pool", c.Message, []string{pools}
+	case len(s.Status.LoadBalancer.Ingress) == 0 && !balancer.Ours(s):
+		f.Because = fmt.Sprintf("its loadBalancerClass is %s, whose controller has given it none", *s.Spec.LoadBalancerClass)
+		f.Mend = []string{"kctl get pods -A   # does that controller run?", nodePort}
+	case len(s.Status.LoadBalancer.Ingress) == 0:
+		f.Because = fmt.Sprintf("there is no pool of addresses for load balancers (ConfigMap %s/%s), and no other controller has given it one", balancer.Namespace, balancer.ConfigMap)
+		f.Mend = []string{fmt.Sprintf("kctl -n %s create configmap %s --from-literal=first='addresses: [...]'", balancer.Namespace, balancer.ConfigMap), nodePort}
+	case c != nil && s.Annotations[balancer.AnnouncedBy] == "":
+		f.What, f.Because = "is answered for by no node", "no node that is Ready, heard of and not cordoned answers for addresses"
+		if s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal {
+			f.Because += ", or none of them has a ready endpoint, which externalTrafficPolicy Local demands"
+		}
+		f.Mend = []string{"kctl get nodes", kctl(s, "describe service %s", s.Name)}
+	default:
+		return nil
+	}
+	return f
 }
 
 // selectsNothing explains a selector by the labels that pods of the namespace have.

@@ -7,6 +7,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"keelson.dev/keelson/controlplane/api/balancer"
 )
 
 func TestServices(t *testing.T) {
@@ -45,6 +47,15 @@ func TestServices(t *testing.T) {
 		*pod("nr-2", app("nr"), on("w1"), waits("CreateContainerConfigError", `secret "key" not found`))}
 	outside := service(map[string]string{"app": "nr"}, http)
 	outside.Spec.Type = corev1.ServiceTypeLoadBalancer
+	told := func(status metav1.ConditionStatus, reason, message string, ingress ...corev1.LoadBalancerIngress) *corev1.Service {
+		s := outside.DeepCopy()
+		s.Status.LoadBalancer.Ingress = ingress
+		s.Status.Conditions = []metav1.Condition{{Type: balancer.Condition, Status: status, Reason: reason, Message: message, LastTransitionTime: ago(0)}}
+		return s
+	}
+	one := corev1.LoadBalancerIngress{IP: "192.0.2.1"}
+	answered := told(metav1.ConditionTrue, balancer.ReasonReady, "", one)
+	answered.Annotations = map[string]string{balancer.AnnouncedBy: "w1"}
 	with := func(change func(w *World)) World { w := good; change(&w); return w }
 	zone := func(z string) func(*corev1.Node) {
 		return func(n *corev1.Node) { n.Labels[corev1.LabelTopologyZone] = z }
@@ -57,6 +68,10 @@ func TestServices(t *testing.T) {
 	known := World{Services: []corev1.Service{*service(nil, http)}}
 	empty := part()
 	transcript(t, "services", []subject{
+		{"a pool that is used up", good, told(metav1.ConditionFalse, balancer.ReasonFull, "no IPv4 address is free in pool a: add addresses to ConfigMap kube-system/load-balancer-pools")},
+		{"an address of no pool", good, told(metav1.ConditionTrue, balancer.ReasonOutside, "address 192.0.2.1 is in no pool any more", one)},
+		{"nobody answers for its address", good, told(metav1.ConditionTrue, balancer.ReasonReady, "", one)},
+		{"w1 answers for its address", good, answered},
 		{"no slices", with(func(w *World) { w.Slices = nil }), service(map[string]string{"app": "nr"}, http)},
 		{"slices with no ready endpoint", with(func(w *World) { w.Slices = []discoveryv1.EndpointSlice{part(notReady), part()} }), service(map[string]string{"app": "nr"}, http)},
 		{"slices that may not be read", with(func(w *World) { w.Slices, w.Unread = nil, []string{Slices} }), service(map[string]string{"app": "nr"}, http)},

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -92,4 +93,75 @@ func TestLoadBalancerPolicies(t *testing.T) {
 	}
 	expect("a client that is not named", vip, 0)
 	expect("the node port, which names no clients", fmt.Sprintf("http://%s:%d/", w1.IP, nodePort), 200)
+}
+
+// F117 F118: a Service gets an address of a pool, a node answers for it on the link, and clients outside of the cluster reach its
+// pods there; one for which no address is left is told so, and takes the first that is free.
+func TestLoadBalancerAddresses(t *testing.T) {
+	w := begin(t)
+	outside := bed.Host(t, "registry")
+	raw := outside.IP.As4()
+	raw[3] = 240
+	vip := netip.AddrFrom4(raw)
+	w.pool(fmt.Sprintf("{addresses: [%s], namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: %s}}}", vip, w.ns))
+	p := pod("web", hello)
+	p.Labels = map[string]string{"app": "web"}
+	w.createPod(p)
+	w.createPod(sleeper("client"))
+	w.createService(front("web", v1.ServiceTypeLoadBalancer))
+	w.waitPod("web", isReady)
+	w.waitPod("client", isReady)
+	client := bed.HTTP(outside)
+	bed.Eventually(t, soon, func() error {
+		resp, err := client.Get("http://" + vip.String() + "/")
+		if err == nil {
+			err = resp.Body.Close()
+		}
+		return err
+	})
+	svc, err := w.cs.CoreV1().Services(w.ns).Get(t.Context(), "web", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	node, ingress := svc.Annotations["keelson.dev/announced-by"], svc.Status.LoadBalancer.Ingress
+	if node == "" || len(ingress) != 1 || ingress[0].IP != vip.String() || ingress[0].IPMode == nil || *ingress[0].IPMode != v1.LoadBalancerIPModeVIP {
+		t.Errorf("node %q answers, status %+v", node, ingress)
+	}
+	kctl := clients()["kctl"]
+	if out := bed.Must(t, kctl, "-n", w.ns, "net", "trace", "client", vip.String()+":80"); !strings.Contains(out, "node "+node+" answers for it") {
+		t.Errorf("the trace does not tell who answers: %s", out)
+	}
+	w.createService(front("second", v1.ServiceTypeLoadBalancer))
+	bed.Eventually(t, soon, func() error {
+		out, err := bed.Try(t, kctl, "-n", w.ns, "why", "service/second")
+		if !strings.Contains(out, "no IPv4 address is free in pool e2e") {
+			return fmt.Errorf("why says: %v %s", err, out)
+		}
+		return nil
+	})
+	if err := w.cs.CoreV1().Services(w.ns).Delete(t.Context(), "web", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	bed.Eventually(t, soon, func() error {
+		s, err := w.cs.CoreV1().Services(w.ns).Get(t.Context(), "second", metav1.GetOptions{})
+		if err == nil && (len(s.Status.LoadBalancer.Ingress) != 1 || s.Status.LoadBalancer.Ingress[0].IP != vip.String()) {
+			err = fmt.Errorf("second has %+v", s.Status.LoadBalancer.Ingress)
+		}
+		return err
+	})
+}
+
+// pool makes the lab's only pool of addresses for load balancers, which goes with the test.
+func (w world) pool(text string) {
+	w.Helper()
+	maps := w.cs.CoreV1().ConfigMaps("kube-system")
+	_, err := maps.Create(context.Background(), &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "load-balancer-pools"}, Data: map[string]string{"e2e": text}}, metav1.CreateOptions{})
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() {
+		if err := maps.Delete(context.Background(), "load-balancer-pools", metav1.DeleteOptions{}); err != nil {
+			w.Error(err)
+		}
+	})
 }

@@ -11,11 +11,13 @@ import (
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"keelson.dev/keelson/controlplane/api/balancer"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/pki"
 )
@@ -228,6 +230,40 @@ func TestLostAndFound(t *testing.T) {
 	}
 	b.rejoin(n, nil, b.addresses())
 	b.awaitReady("w1", v1.ConditionTrue)
+}
+
+// F117: a node that answers for addresses of load balancers is suspected when it has been quiet for two heartbeats, long
+// before it is lost, and no more once it is back; one that answers for nothing is not.
+func TestQuietAnnouncerIsSuspected(t *testing.T) {
+	b := newBed(t, "cp1")
+	b.create(&v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", Annotations: map[string]string{balancer.AnnouncedBy: "w1"}},
+		Spec: v1.ServiceSpec{Type: v1.ServiceTypeLoadBalancer, Ports: []v1.ServicePort{{Port: 80}}}})
+	nodes := map[string]*node{"w1": b.join("w1", nil), "w2": b.join("w2", nil)}
+	suspected := func(node string, want bool) func() error {
+		return func() error {
+			l, err := client.Get[*coordinationv1.Lease](b.ctx, b.client, v1.NamespaceNodeLease, node)
+			if err == nil && (l.Annotations[balancer.Unheard] != "") != want {
+				err = fmt.Errorf("%s: suspected: %v", node, !want)
+			}
+			return err
+		}
+	}
+	for name, n := range nodes {
+		b.awaitReady(name, v1.ConditionTrue)
+		if err := n.stop(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.eventually("w1 is suspected", suspected("w1", true))
+	if err := b.isReady("w1", v1.ConditionTrue)(); err != nil {
+		t.Errorf("it was lost before it was suspected: %v", err)
+	}
+	b.awaitReady("w2", v1.ConditionUnknown)
+	if err := suspected("w2", false)(); err != nil {
+		t.Error(err)
+	}
+	b.rejoin(nodes["w1"], nil, b.addresses())
+	b.eventually("w1 is heard again", suspected("w1", false))
 }
 
 // P6: nodes of a dead replica that come back elsewhere are kept; the one that does not is written lost by the leader, also by a

@@ -10,6 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/balancer"
 )
 
 // maxAffinitySeconds is a day, the longest session affinity.
@@ -46,7 +48,33 @@ func validateService(s *corev1.Service) field.ErrorList {
 		}
 	}
 	errs = append(errs, validateTopologyMode(s)...)
+	errs = append(errs, validateBalancerWish(s)...)
 	return append(errs, validateTrafficPolicies(&s.Spec, spec)...)
+}
+
+// validateBalancerWish refuses what nobody could follow in the annotations by which a Service asks for addresses.
+func validateBalancerWish(s *corev1.Service) field.ErrorList {
+	at := field.NewPath("metadata", "annotations")
+	text, asked := s.Annotations[balancer.AddressesAnnotation]
+	if !asked {
+		return nil // spec.loadBalancerIP is text to Kubernetes
+	}
+	var errs field.ErrorList
+	wish, err := balancer.WishOf(s)
+	if err != nil {
+		return append(errs, field.Invalid(at.Key(balancer.AddressesAnnotation), text, err.Error()))
+	}
+	for _, a := range wish.Addresses {
+		family := corev1.IPv4Protocol
+		if a.Is6() {
+			family = corev1.IPv6Protocol
+		}
+		if s.Spec.Type == corev1.ServiceTypeLoadBalancer && len(s.Spec.IPFamilies) > 0 && !slices.Contains(s.Spec.IPFamilies, family) {
+			errs = append(errs, field.Invalid(at.Key(balancer.AddressesAnnotation), text,
+				fmt.Sprintf("the Service has no %s: ask for no %s address, or add it to spec.ipFamilies", family, family)))
+		}
+	}
+	return errs
 }
 
 // validateTopologyMode wants the two names of one annotation to say the same.

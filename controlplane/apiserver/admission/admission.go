@@ -46,7 +46,9 @@ type Config struct {
 	Held func(ctx context.Context, k *api.Kind, namespace, resourceVersion string) ([]api.Object, error)
 	// ServiceCIDR and that of the other family, where there is one, are what the cluster was made with.
 	ServiceCIDR, SecondServiceCIDR netip.Prefix
-	NodePorts                      [2]int
+	// PodCIDRs are where pods have their addresses.
+	PodCIDRs  []netip.Prefix
+	NodePorts [2]int
 	// LostNodeToleration is how long pods that say nothing about it tolerate that their node is lost or not ready.
 	LostNodeToleration time.Duration
 	Clock              func() time.Time
@@ -108,6 +110,7 @@ func Validating(c Config) Phase {
 		{"MirrorPods", mirrorPods(c.Cluster)},
 		{"NodeRestriction", nodeRestriction(c)},
 		{"ServiceAddresses", serviceAddresses(c)},
+		{"LoadBalancerPools", balancerPools(c)},
 		{"PersistentVolumeClaimResize", claimGrowth(c.Cluster)},
 		{"Priority", oneDefaultPriority(c.Cluster)},
 		{"PodGroupWorkloadExists", podGroupWorkloadExists(c.Cluster)},

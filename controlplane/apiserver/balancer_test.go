@@ -1,0 +1,60 @@
+package apiserver
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// F117 F118: pools of load balancers that overlap each other, pods, Services or a node are refused in one sentence, which
+// changes nothing; so are ServiceCIDRs that overlap a pool, and wishes of Services that nobody can follow.
+func TestBalancerPoolsAreJudged(t *testing.T) {
+	r := start(t, func(c *Config) { c.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")} })
+	ctx := within(t)
+	core := r.admin().CoreV1()
+	if _, err := core.Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1"}, Spec: corev1.NodeSpec{PodCIDR: "10.55.1.0/24", PodCIDRs: []string{"10.55.1.0/24"}},
+		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.9"}}}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	pools := func(data map[string]string) *corev1.ConfigMap {
+		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "load-balancer-pools"}, Data: data}
+	}
+	if _, err := core.ConfigMaps("kube-system").Create(ctx, pools(map[string]string{"good": "addresses: [198.51.100.0/28]"}), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for addresses, want := range map[string]string{
+		"10.244.9.0/24": "pool bad: 10.244.9.0-10.244.9.255 overlaps the addresses of pods 10.244.0.0/16: give the pool other addresses",
+		"10.96.0.77":    "pool bad: 10.96.0.77 overlaps the addresses of Services 10.96.0.0/16",
+		"10.55.1.4":     "overlaps the pods' addresses of node w1 10.55.1.0/24",
+		"198.51.100.3":  "pool good: 198.51.100.0-198.51.100.15 overlaps 198.51.100.3 of pool bad",
+		"nonsense":      `pool bad: address "nonsense": give a CIDR`,
+	} {
+		_, err := core.ConfigMaps("kube-system").Update(ctx, pools(map[string]string{"good": "addresses: [198.51.100.0/28]", "bad": "addresses: [" + addresses + "]"}), metav1.UpdateOptions{})
+		if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", addresses, err, want)
+		}
+	}
+	if have, err := core.ConfigMaps("kube-system").Get(ctx, "load-balancer-pools", metav1.GetOptions{}); err != nil || len(have.Data) != 1 {
+		t.Errorf("a refusal changed something: %v %v", have, err)
+	}
+	_, err := r.admin().NetworkingV1().ServiceCIDRs().Create(ctx, &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "more"},
+		Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"198.51.0.0/16"}}}, metav1.CreateOptions{})
+	if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "load balancers have addresses of it: pool good") {
+		t.Errorf("a ServiceCIDR over a pool: %v", err)
+	}
+	for wish, want := range map[string]string{
+		"x": `"x" is no IP address`, "198.51.100.1,198.51.100.2": "two addresses of one family", "2001:db8::1": "the Service has no IPv6",
+	} {
+		_, err := core.Services("default").Create(ctx, &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Name: "web", Annotations: map[string]string{"keelson.dev/load-balancer-ips": wish}},
+			Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Ports: []corev1.ServicePort{{Port: 80}}}}, metav1.CreateOptions{})
+		if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", wish, err, want)
+		}
+	}
+}

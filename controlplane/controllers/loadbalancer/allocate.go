@@ -1,0 +1,193 @@
+package loadbalancer
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/api/balancer"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// patience is for how long a Service without a class may wait, where there are no pools, before it is told so: another
+// controller may give it an address.
+const patience = 15 * time.Second
+
+// pools are those of the ConfigMap; a refusal says why they cannot be read, which admission does not let happen.
+func (r *reconciler) pools() ([]*balancer.Pool, error) {
+	c, ok := controllers.Cached[*corev1.ConfigMap](r.configs, balancer.Namespace, balancer.ConfigMap)
+	if !ok {
+		return nil, nil
+	}
+	return balancer.Parse(c.Data)
+}
+
+// reserved are the IPAddresses of a Service.
+func (r *reconciler) reserved(key controllers.Key) []*networkingv1.IPAddress {
+	var out []*networkingv1.IPAddress
+	for _, a := range r.held.By(heldIndex, key.String()) {
+		if !r.held.Going(a) {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// free says whether nobody but the Service has an address.
+func (r *reconciler) free(key controllers.Key, a netip.Addr) bool {
+	if held, ok := r.held.Get("", a.String()); ok {
+		if by, ours := holder(held); !ours || by != key || r.held.Going(held) {
+			return false
+		}
+	}
+	if len(controllers.CachedBy[*corev1.Node](r.nodes, nodeAddressIndex, a.String())) > 0 {
+		return false
+	}
+	others := controllers.CachedBy[*corev1.Service](r.services, serviceIndex, atAddress(a.String()))
+	return !slices.ContainsFunc(others, func(s *corev1.Service) bool { return controllers.KeyOf(s) != key })
+}
+
+// allocate gives a Service its addresses: it reserves them, writes the status, and gives back what is not wanted any
+// more. Whoever is stopped in between leaves reservations that the next call finds by the Service's name.
+func (r *reconciler) allocate(ctx context.Context, s *corev1.Service) (now *corev1.Service, foreign bool, again time.Duration, err error) {
+	key := controllers.KeyOf(s)
+	pools, broken := r.pools()
+	var labels map[string]string
+	if ns, ok := controllers.Cached[*corev1.Namespace](r.namespaces, "", s.Namespace); ok {
+		labels = ns.Labels
+	}
+	answer, foreign, err := r.reserve(ctx, s, pools, labels)
+	if err != nil || foreign {
+		return s, foreign, 0, err
+	}
+	if broken != nil && answer.Refusal != nil {
+		answer.Refusal = &balancer.Refusal{Reason: balancer.ReasonNone, Message: fmt.Sprintf("ConfigMap %s/%s cannot be read: %s", balancer.Namespace, balancer.ConfigMap, broken)}
+	}
+	if len(pools) == 0 && broken == nil && len(answer.Addresses) == 0 && !balancer.Asked(s) && !refused(s) {
+		return s, false, r.lonely(s, answer), nil
+	}
+	next := s.DeepCopy()
+	next.Status = Status(s, answer, pools, metav1.NewTime(r.term.Now()))
+	if !sameStatus(next.Status, s.Status) {
+		stored, err := client.UpdateStatus(ctx, r.term.Client, next)
+		if err != nil {
+			if apierrors.IsNotFound(err) {
+				err = controllers.Race("service %s is gone", key)
+			}
+			return s, false, 0, fmt.Errorf("writing the status of service %s: %w", key, err)
+		}
+		r.view.Wrote(stored)
+		if kind, reason, message := news(s.Status, next.Status); reason != "" {
+			r.term.Events.Event(s, kind, reason, message)
+		}
+		s = stored
+	}
+	for _, a := range r.reserved(key) {
+		ip, err := netip.ParseAddr(a.Name)
+		if err == nil && slices.Contains(answer.Addresses, ip) {
+			continue
+		}
+		if err := r.remove(ctx, a); err != nil {
+			return s, false, 0, err
+		}
+	}
+	return s, false, 0, nil
+}
+
+// reserve chooses the addresses of a Service and makes their IPAddresses.
+func (r *reconciler) reserve(ctx context.Context, s *corev1.Service, pools []*balancer.Pool, labels map[string]string) (balancer.Answer, bool, error) {
+	key := controllers.KeyOf(s)
+	r.allocating.Lock()
+	defer r.allocating.Unlock()
+	free := func(a netip.Addr) bool { return r.free(key, a) }
+	var reserved []netip.Addr
+	for _, a := range r.reserved(key) {
+		if ip, err := netip.ParseAddr(a.Name); err == nil {
+			reserved = append(reserved, ip)
+		}
+	}
+	slices.SortFunc(reserved, func(a, b netip.Addr) int { // what its status names goes before what was reserved in vain
+		in := func(a netip.Addr) int { return slices.Index(append(given(s), a), a) }
+		return in(a) - in(b)
+	})
+	had, foreign := has(s, reserved, pools, free)
+	if foreign {
+		return balancer.Answer{}, true, nil
+	}
+	answer := balancer.Choose(balancer.Question{Service: s, Namespace: labels, Pools: pools, Has: had, Free: free, After: r.after})
+	for _, a := range answer.Addresses {
+		if slices.Contains(reserved, a) {
+			continue
+		}
+		made, err := client.Create(ctx, r.term.Client, Reservation(s, a))
+		if apierrors.IsAlreadyExists(err) {
+			return balancer.Answer{}, false, controllers.Race("address %s was taken in this moment", a)
+		}
+		if err != nil {
+			return balancer.Answer{}, false, fmt.Errorf("reserving address %s for service %s: %w", a, key, err)
+		}
+		r.held.Wrote(made)
+		if p := balancer.PoolOf(pools, a); p != nil {
+			r.after[p.Name] = a
+		}
+	}
+	return answer, false, nil
+}
+
+// lonely tells a Service that there are no pools, once, when nobody else has given it an address for a while.
+func (r *reconciler) lonely(s *corev1.Service, answer balancer.Answer) (again time.Duration) {
+	if left := patience - r.term.Now().Sub(s.CreationTimestamp.Time); left > 0 {
+		return left
+	}
+	key := controllers.KeyOf(s)
+	r.mu.Lock()
+	told := r.told[key]
+	r.told[key] = true
+	r.mu.Unlock()
+	if !told && answer.Refusal != nil {
+		r.term.Events.Event(s, corev1.EventTypeNormal, answer.Refusal.Reason, answer.Refusal.Message)
+	}
+	return 0
+}
+
+// release gives back all that is reserved for a Service that is gone or wants none, which the API confirms.
+func (r *reconciler) release(ctx context.Context, key controllers.Key) error {
+	r.mu.Lock()
+	delete(r.told, key)
+	r.mu.Unlock()
+	held := r.reserved(key)
+	if len(held) == 0 {
+		return nil
+	}
+	s, err := client.Get[*corev1.Service](ctx, r.term.Client, key.Namespace, key.Name)
+	switch {
+	case err == nil && balancer.Ours(s):
+		return controllers.Race("service %s is back", key)
+	case err != nil && !apierrors.IsNotFound(err):
+		return fmt.Errorf("reading service %s: %w", key, err)
+	}
+	for _, a := range held {
+		if err := r.remove(ctx, a); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *reconciler) remove(ctx context.Context, a *networkingv1.IPAddress) error {
+	r.held.Deleting(a)
+	err := client.Delete[*networkingv1.IPAddress](ctx, r.term.Client, "", a.Name, controllers.ByUID(a))
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		r.held.Kept(a)
+		return fmt.Errorf("giving back address %s: %w", a.Name, err)
+	}
+	return nil
+}

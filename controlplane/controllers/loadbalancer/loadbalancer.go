@@ -1,0 +1,287 @@
+// Package loadbalancer gives Services of type LoadBalancer addresses of the configured pools (allocate.go), and says
+// which node answers for them on its link (announce.go). The agents of those nodes do (agent/announce).
+package loadbalancer
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/balancer"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// Indexes of the informers that this controller reads.
+const (
+	// serviceIndex finds Services: see balanced.
+	serviceIndex = "keelson.balanced"
+	// heldIndex finds IPAddresses by the Service that they are reserved for.
+	heldIndex = "keelson.balanced-by"
+	// nodeAddressIndex finds Nodes by their addresses.
+	nodeAddressIndex = "keelson.node-address"
+	// sliceIndex finds EndpointSlices by their Service.
+	sliceIndex = "keelson.slice-of"
+)
+
+// Values of serviceIndex.
+const (
+	allOurs = "ours"    // those that get their addresses here
+	pending = "pending" // those of them that have less than they want
+)
+
+func atAddress(a string) string  { return "address/" + a }
+func announced(by string) string { return "node/" + by }
+
+// balanced is the index function of serviceIndex.
+func balanced(o api.Object) []string {
+	s := o.(*corev1.Service)
+	var out []string
+	for _, a := range given(s) {
+		out = append(out, atAddress(a.String()))
+	}
+	for _, text := range s.Spec.ExternalIPs {
+		if a, err := netip.ParseAddr(text); err == nil {
+			out = append(out, atAddress(a.String()))
+		}
+	}
+	if !balancer.Ours(s) {
+		return out
+	}
+	out = append(out, allOurs, announced(s.Annotations[balancer.AnnouncedBy]))
+	if len(s.Status.LoadBalancer.Ingress) == 0 || refused(s) {
+		out = append(out, pending)
+	}
+	return out
+}
+
+func refused(s *corev1.Service) bool {
+	for _, c := range s.Status.Conditions {
+		if c.Type == balancer.Condition {
+			return c.Status != "True"
+		}
+	}
+	return false
+}
+
+// caches are the informers that the controller reads.
+type caches struct {
+	services, addresses, nodes, leases, slices, namespaces, configs cache.SharedIndexInformer
+}
+
+func (c caches) keys(value string) []controllers.Key {
+	var out []controllers.Key
+	for _, s := range controllers.CachedBy[*corev1.Service](c.services, serviceIndex, value) {
+		out = append(out, controllers.KeyOf(s))
+	}
+	return out
+}
+
+// fit says why a node is not to answer; "" = it may.
+func (c caches) fit(node string) string {
+	n, ok := controllers.Cached[*corev1.Node](c.nodes, "", node)
+	if !ok {
+		return Fit(nil, nil)
+	}
+	l, _ := controllers.Cached[*coordinationv1.Lease](c.leases, corev1.NamespaceNodeLease, node)
+	return Fit(n, l)
+}
+
+// misplaced are the Services for which no node answers that is fit to.
+func (c caches) misplaced() []controllers.Key {
+	var out []controllers.Key
+	for _, s := range controllers.CachedBy[*corev1.Service](c.services, serviceIndex, allOurs) {
+		if c.fit(s.Annotations[balancer.AnnouncedBy]) != "" {
+			out = append(out, controllers.KeyOf(s))
+		}
+	}
+	return out
+}
+
+// New returns the controller.
+func New(d controllers.Deps) *controllers.Controller {
+	c := caches{
+		services: client.Informer[*corev1.Service](d.Informers), addresses: client.Informer[*networkingv1.IPAddress](d.Informers),
+		nodes: client.Informer[*corev1.Node](d.Informers), leases: client.Informer[*coordinationv1.Lease](d.Informers),
+		slices: client.Informer[*discoveryv1.EndpointSlice](d.Informers), namespaces: client.Informer[*corev1.Namespace](d.Informers),
+		configs: client.Informer[*corev1.ConfigMap](d.Informers),
+	}
+	controllers.Index(c.services, serviceIndex, balanced)
+	controllers.Index(c.addresses, heldIndex, func(o api.Object) []string {
+		if k, ok := holder(o.(*networkingv1.IPAddress)); ok {
+			return []string{k.String()}
+		}
+		return nil
+	})
+	controllers.Index(c.nodes, nodeAddressIndex, func(o api.Object) []string { return addressesOf(o.(*corev1.Node)) })
+	controllers.Index(c.slices, sliceIndex, func(o api.Object) []string {
+		return []string{o.GetNamespace() + "/" + o.GetLabels()[discoveryv1.LabelServiceName]}
+	})
+	return &controllers.Controller{
+		Name:    "load-balancer-controller",
+		Workers: 8, // a node that falls silent may answer for many Services
+		Watches: c.watches(),
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"services"}, Verbs: []string{"get", "list", "patch", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"services/status"}, Verbs: []string{"update"}},
+			{APIGroups: []string{""}, Resources: []string{"configmaps", "namespaces", "nodes"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"ipaddresses"}, Verbs: []string{"create", "delete", "get", "list", "watch"}},
+			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
+		},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			r := &reconciler{
+				term: t, caches: c, view: controllers.ViewOf[*corev1.Service](t, c.services), held: controllers.ViewOf[*networkingv1.IPAddress](t, c.addresses),
+				after: map[string]netip.Addr{}, told: map[controllers.Key]bool{}, by: map[controllers.Key]string{}, load: map[string]int{},
+			}
+			return r.reconcile
+		},
+	}
+}
+
+// watches map what changes to the Services that it concerns.
+func (c caches) watches() []controllers.Watch {
+	return []controllers.Watch{
+		controllers.OnInformer(c.services, func(n controllers.Change[*corev1.Service]) []controllers.Key {
+			keys := []controllers.Key{controllers.KeyOf(n.New)}
+			if n.Type == controllers.Deleted || n.Type == controllers.Updated && len(given(n.Old)) > len(given(n.New)) {
+				keys = append(keys, c.keys(pending)...)
+			}
+			return keys
+		}),
+		controllers.OnInformer(c.addresses, func(n controllers.Change[*networkingv1.IPAddress]) []controllers.Key {
+			var keys []controllers.Key
+			if k, ok := holder(n.New); ok {
+				keys = append(keys, k)
+			}
+			if n.Type == controllers.Deleted {
+				keys = append(keys, c.keys(pending)...)
+			}
+			return keys
+		}),
+		controllers.OnInformer(c.configs, func(n controllers.Change[*corev1.ConfigMap]) []controllers.Key {
+			if n.New.Namespace != balancer.Namespace || n.New.Name != balancer.ConfigMap {
+				return nil
+			}
+			return c.keys(allOurs)
+		}),
+		controllers.OnInformer(c.namespaces, func(n controllers.Change[*corev1.Namespace]) []controllers.Key {
+			if n.Type == controllers.Deleted {
+				return nil
+			}
+			return c.keys(pending)
+		}),
+		controllers.OnInformer(c.slices, func(n controllers.Change[*discoveryv1.EndpointSlice]) []controllers.Key {
+			key := controllers.Key{Namespace: n.New.Namespace, Name: n.New.Labels[discoveryv1.LabelServiceName]}
+			if s, ok := controllers.Cached[*corev1.Service](c.services, key.Namespace, key.Name); !ok || !balancer.Ours(s) || !local(s) {
+				return nil
+			}
+			return []controllers.Key{key}
+		}),
+		controllers.OnInformer(c.nodes, func(n controllers.Change[*corev1.Node]) []controllers.Key {
+			lease, _ := controllers.Cached[*coordinationv1.Lease](c.leases, corev1.NamespaceNodeLease, n.New.Name)
+			switch {
+			case n.Type == controllers.Updated && n.Old != n.New && Fit(n.Old, lease) == Fit(n.New, lease):
+				return nil
+			case n.Type == controllers.Deleted || Fit(n.New, lease) != "":
+				return c.keys(announced(n.New.Name))
+			}
+			return c.misplaced()
+		}),
+		controllers.OnInformer(c.leases, func(n controllers.Change[*coordinationv1.Lease]) []controllers.Key {
+			switch {
+			case n.New.Namespace != corev1.NamespaceNodeLease || n.Type == controllers.Added && n.New.Annotations[balancer.Unheard] == "":
+				return nil
+			case n.Type == controllers.Updated && n.Old.Annotations[balancer.Unheard] == n.New.Annotations[balancer.Unheard]:
+				return nil
+			case n.Type != controllers.Deleted && n.New.Annotations[balancer.Unheard] != "":
+				return c.keys(announced(n.New.Name))
+			}
+			return c.misplaced()
+		}),
+	}
+}
+
+// addressesOf are the addresses of a node's machine.
+func addressesOf(n *corev1.Node) []string {
+	var out []string
+	for _, a := range n.Status.Addresses {
+		if ip, err := netip.ParseAddr(a.Address); err == nil {
+			out = append(out, ip.Unmap().String())
+		}
+	}
+	return out
+}
+
+// reconciler is the thin shell of one leadership.
+type reconciler struct {
+	caches
+	term *controllers.Term
+	view *controllers.View[*corev1.Service]
+	held *controllers.View[*networkingv1.IPAddress]
+
+	allocating sync.Mutex            // held from the choice of an address to its reservation, so that two do not race for one
+	after      map[string]netip.Addr // of each pool, the address that was given out last
+
+	mu   sync.Mutex
+	told map[controllers.Key]bool   // of having no pool
+	by   map[controllers.Key]string // who answers, as it was written last
+	load map[string]int             // for how many Services a node answers
+
+	seeded bool // by and load know what was written before this term
+}
+
+func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+	s, ok := r.view.Get(key.Namespace, key.Name)
+	switch {
+	case !ok:
+		r.place(key, "")
+		return 0, r.release(ctx, key)
+	case s.DeletionTimestamp != nil:
+		return 0, nil // it has what it has until it is gone
+	case !balancer.Ours(s):
+		if err := r.release(ctx, key); err != nil {
+			return 0, err
+		}
+		return 0, r.forget(ctx, s)
+	}
+	s, foreign, again, err := r.allocate(ctx, s)
+	if err != nil {
+		return 0, err
+	}
+	if foreign {
+		_, err = r.assign(ctx, s, "")
+		return again, err
+	}
+	return again, r.announce(ctx, s)
+}
+
+// forget takes what was written of a Service that wants no address any more.
+func (r *reconciler) forget(ctx context.Context, s *corev1.Service) error {
+	if meta.FindStatusCondition(s.Status.Conditions, balancer.Condition) != nil {
+		next := s.DeepCopy()
+		meta.RemoveStatusCondition(&next.Status.Conditions, balancer.Condition)
+		stored, err := client.UpdateStatus(ctx, r.term.Client, next)
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("writing the status of service %s/%s: %w", s.Namespace, s.Name, err)
+		}
+		if err == nil {
+			r.view.Wrote(stored)
+		}
+	}
+	_, err := r.assign(ctx, s, "")
+	return err
+}

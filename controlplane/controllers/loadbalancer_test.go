@@ -1,0 +1,439 @@
+package controllers_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/balancer"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/loadbalancer"
+)
+
+// onlyBalancer is a world with this controller and no other.
+func onlyBalancer(change func(c *controllers.Controller)) options {
+	return options{quiet: true, change: change, only: func(d controllers.Deps) []*controllers.Controller {
+		return []*controllers.Controller{loadbalancer.New(d)}
+	}}
+}
+
+// balanced is a Service that wants an address.
+func balanced(name string) *corev1.Service {
+	s := service(name)
+	s.Spec.Type, s.Spec.ClusterIP, s.Spec.ClusterIPs = corev1.ServiceTypeLoadBalancer, "", nil
+	return s
+}
+
+// setPools makes the pools be those, each "name=addresses".
+func (w *world) setPools(pools ...string) {
+	w.t.Helper()
+	data := map[string]string{}
+	for _, p := range pools {
+		name, addresses, _ := strings.Cut(p, "=")
+		data[name] = "addresses: [" + addresses + "]"
+	}
+	err := apply(w, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: balancer.Namespace, Name: balancer.ConfigMap}, Data: data})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func apply(w *world, c *corev1.ConfigMap) error {
+	have, err := client.Get[*corev1.ConfigMap](w.ctx, w.admin, c.Namespace, c.Name)
+	if apierrors.IsNotFound(err) {
+		_, err = client.Create(w.ctx, w.admin, c)
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	have = have.DeepCopy()
+	have.Data = c.Data
+	_, err = client.Update(w.ctx, w.admin, have)
+	return err
+}
+
+// announcer makes a node that answers for addresses.
+func (w *world) announcer(name string) {
+	w.t.Helper()
+	w.create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{balancer.Announces: "true"}}})
+	w.setReady(name, corev1.ConditionTrue)
+}
+
+func (w *world) balancers() map[string]*corev1.Service {
+	w.t.Helper()
+	list, err := client.List[*corev1.Service](w.ctx, w.admin, "default", metav1.ListOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	out := map[string]*corev1.Service{}
+	for _, s := range list {
+		out[s.Name] = s
+	}
+	return out
+}
+
+func outside(s *corev1.Service) string {
+	var out []string
+	for _, in := range s.Status.LoadBalancer.Ingress {
+		out = append(out, in.IP)
+	}
+	return strings.Join(out, " ")
+}
+
+// accounts says what does not fit between Services and reservations: an address that two have, one that nobody reserved,
+// one that is reserved for nobody, and a Service that has none although one is free.
+func (w *world) accounts(free int) error {
+	services := w.balancers()
+	reserved, err := client.List[*networkingv1.IPAddress](w.ctx, w.admin, "", metav1.ListOptions{LabelSelector: networkingv1.LabelManagedBy + "=" + balancer.Allocator})
+	if err != nil {
+		return err
+	}
+	of := map[string]string{}
+	for _, a := range reserved {
+		of[a.Name] = a.Spec.ParentRef.Name
+	}
+	used, waiting := map[string]string{}, 0
+	for name, s := range services {
+		for _, ip := range strings.Fields(outside(s)) {
+			if other := used[ip]; other != "" {
+				return fmt.Errorf("%s is that of %s and %s", ip, other, name)
+			}
+			if used[ip] = name; of[ip] != name {
+				return fmt.Errorf("%s of %s is reserved for %q", ip, name, of[ip])
+			}
+		}
+		if s.Spec.Type == corev1.ServiceTypeLoadBalancer && outside(s) == "" {
+			waiting++
+			if c := meta.FindStatusCondition(s.Status.Conditions, balancer.Condition); c == nil || c.Reason != balancer.ReasonFull {
+				return fmt.Errorf("%s has none, and the condition %+v", name, c)
+			}
+		}
+	}
+	if len(of) != len(used) {
+		return fmt.Errorf("%d addresses are reserved, %d used: %v %v", len(of), len(used), of, used)
+	}
+	if free -= len(used); waiting > 0 && free > 0 {
+		return fmt.Errorf("%d Services wait while %d addresses are free", waiting, free)
+	}
+	return nil
+}
+
+// F117 F125: whatever Services come and go, change their type and ask for, and wherever the controller is cut off, loses
+// events or its leadership, no address is ever that of two Services, and none is lost.
+func TestBalancerAddressesAreGivenOnce(t *testing.T) {
+	w := newWorld(t, onlyBalancer(failing("load-balancer-controller", 3, 2*time.Millisecond)))
+	w.setPools("a=192.0.2.1-192.0.2.4", "b=198.51.100.1")
+	w.announcer("w1")
+	k := w.admin.Kinds().ByType(&corev1.Service{})
+	watching, err := w.calls.Watch(w.ctx, &api.Request{User: api.User{Name: "admin"}, Verb: api.VerbWatch, Kind: k, Namespace: "default"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watching.Stop()
+	twice := make(chan error, 1)
+	go func() { // each state that there ever was
+		has := map[string]string{} // of each Service
+		for e := range watching.ResultChan() {
+			s, ok := e.Object.(*corev1.Service)
+			if !ok {
+				continue
+			}
+			if has[s.Name] = outside(s); e.Type == "DELETED" {
+				delete(has, s.Name)
+			}
+			for other, ip := range has {
+				if other != s.Name && ip != "" && ip == has[s.Name] {
+					select {
+					case twice <- fmt.Errorf("%s and %s have %s at once", other, s.Name, ip):
+					default:
+					}
+				}
+			}
+		}
+	}()
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	dice := rand.New(rand.NewPCG(seed, 0))
+	stop := w.lead(controllers.Options{Resync: 50 * time.Millisecond})
+	for range 120 {
+		name := fmt.Sprint("s", dice.IntN(8))
+		s, exists := w.balancers()[name]
+		switch n := dice.IntN(8); {
+		case !exists:
+			w.create(balanced(name))
+		case n == 0:
+			update(w, name, func(s *corev1.Service) {
+				s.Spec.Type = corev1.ServiceTypeClusterIP
+				s.Spec.AllocateLoadBalancerNodePorts, s.Spec.ExternalTrafficPolicy = nil, ""
+			})
+		case n == 1:
+			update(w, name, func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeLoadBalancer })
+		case n == 2:
+			update(w, name, func(s *corev1.Service) {
+				s.Annotations = map[string]string{balancer.AddressesAnnotation: fmt.Sprint("192.0.2.", 1+dice.IntN(4))}
+			})
+		case n == 3:
+			update(w, name, func(s *corev1.Service) { s.Annotations = nil })
+		case n == 4 && outside(s) != "": // somebody takes a reservation away
+			_ = client.Delete[*networkingv1.IPAddress](w.ctx, w.admin, "", strings.Fields(outside(s))[0], metav1.DeleteOptions{})
+		case n == 5:
+			stop()
+			stop = w.lead(controllers.Options{Resync: 50 * time.Millisecond})
+		default:
+			if err := client.Delete[*corev1.Service](w.ctx, w.admin, "default", name, metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		select {
+		case err := <-twice:
+			t.Fatal(err)
+		default:
+		}
+	}
+	for name, s := range w.balancers() { // wishes are followed or not: here it is about numbers
+		if s.Annotations[balancer.AddressesAnnotation] != "" {
+			update(w, name, func(s *corev1.Service) { delete(s.Annotations, balancer.AddressesAnnotation) })
+		}
+	}
+	w.eventually("the accounts fit", func() error { return w.accounts(5) })
+	select {
+	case err := <-twice:
+		t.Fatal(err)
+	default:
+	}
+}
+
+// F117: a Service waits while the pools are used up, is told once what to do, and takes the first address that is free:
+// one that was given back, or one of a pool that has grown. What a pool loses stays with the Service that has it.
+func TestBalancerPools(t *testing.T) {
+	w := newWorld(t, onlyBalancer(nil))
+	w.lead(controllers.Options{})
+	w.announcer("w1")
+	w.setPools("a=192.0.2.1")
+	has := func(name, want string) {
+		t.Helper()
+		w.eventually(name+" has "+want, func() error {
+			if got := outside(w.balancers()[name]); got != want {
+				return fmt.Errorf("it has %q", got)
+			}
+			return nil
+		})
+	}
+	told := func(name, reason, part string) {
+		t.Helper()
+		w.eventually(name+" is told of "+reason, func() error {
+			events, err := client.List[*corev1.Event](w.ctx, w.admin, "default", metav1.ListOptions{})
+			for _, e := range events {
+				if e.Reason == reason && e.InvolvedObject.Name == name && strings.Contains(e.Message, part) {
+					if e.Count > 1 {
+						return fmt.Errorf("%d times", e.Count)
+					}
+					return nil
+				}
+			}
+			return errors.Join(err, fmt.Errorf("no such event among %d", len(events)))
+		})
+	}
+	w.create(balanced("one"))
+	has("one", "192.0.2.1")
+	w.create(balanced("two"))
+	told("two", balancer.ReasonFull, "no IPv4 address is free in pool a: add addresses to ConfigMap kube-system/load-balancer-pools")
+	if err := client.Delete[*corev1.Service](w.ctx, w.admin, "default", "one", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	has("two", "192.0.2.1")
+	w.create(balanced("three"))
+	told("three", balancer.ReasonFull, "in pool a")
+	w.setPools("a=192.0.2.1-192.0.2.2")
+	has("three", "192.0.2.2")
+	w.setPools("b=198.51.100.7")
+	told("two", balancer.ReasonOutside, "192.0.2.1 is in no pool any more; the Service keeps it")
+	has("two", "192.0.2.1")
+	update(w, "two", func(s *corev1.Service) {
+		s.Annotations = map[string]string{balancer.AddressesAnnotation: "198.51.100.7"}
+	})
+	has("two", "198.51.100.7")
+	w.eventually("the accounts fit", func() error { return w.accounts(1) })
+	foreign := balanced("foreign") // another controller is in charge of it
+	class := "example.org/balancer"
+	foreign.Spec.LoadBalancerClass = &class
+	w.create(foreign)
+	w.setPools("b=198.51.100.7-198.51.100.9")
+	w.create(balanced("last"))
+	has("last", "198.51.100.8")
+	has("foreign", "")
+}
+
+// by is which node answers for a Service.
+func (w *world) by(name string) string { return w.balancers()[name].Annotations[balancer.AnnouncedBy] }
+
+// F117 F118: one fit node answers for each address, spread evenly; it goes on while it is fit; when it falls silent, is
+// cordoned, excluded or lost, another takes its place at once, and it gets nothing back when it returns.
+func TestBalancerAnnouncers(t *testing.T) {
+	w := newWorld(t, onlyBalancer(nil))
+	w.lead(controllers.Options{})
+	w.setPools("a=192.0.2.1-192.0.2.20")
+	w.create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "old"}}) // its agent answers for nothing
+	w.setReady("old", corev1.ConditionTrue)
+	for i := range 9 {
+		w.create(balanced(fmt.Sprint("s", i)))
+	}
+	w.eventually("addresses", func() error { return w.accounts(20) })
+	if got := w.by("s0"); got != "" {
+		t.Fatalf("%s answers, whose agent cannot", got)
+	}
+	spread := func(want map[string]int) error {
+		got := map[string]int{}
+		for i := range 9 {
+			got[w.by(fmt.Sprint("s", i))]++
+		}
+		for n, most := range want {
+			if got[n] != most {
+				return fmt.Errorf("%v, want %v", got, want)
+			}
+		}
+		return nil
+	}
+	for _, n := range []string{"w1", "w2", "w3"} {
+		w.create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n, Annotations: map[string]string{balancer.Announces: "true"}}})
+		w.create(&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: corev1.NamespaceNodeLease, Name: n}})
+	}
+	w.setReady("w1", corev1.ConditionTrue)
+	w.eventually("the only one answers", func() error { return spread(map[string]int{"w1": 9}) })
+	w.setReady("w2", corev1.ConditionTrue)
+	w.setReady("w3", corev1.ConditionTrue)
+	unheard := func(node, since string) {
+		t.Helper()
+		w.eventually("lease of "+node, func() error {
+			l, err := client.Get[*coordinationv1.Lease](w.ctx, w.admin, corev1.NamespaceNodeLease, node)
+			if err != nil {
+				return err
+			}
+			l = l.DeepCopy()
+			if l.Annotations = nil; since != "" {
+				l.Annotations = map[string]string{balancer.Unheard: since}
+			}
+			_, err = client.Update(w.ctx, w.admin, l)
+			return err
+		})
+	}
+	unheard("w1", "2026-01-02T03:04:05Z")
+	w.eventually("the others share", func() error {
+		if err := spread(map[string]int{"w1": 0}); err != nil {
+			return err
+		}
+		a, b := 0, 0
+		for i := range 9 {
+			switch w.by(fmt.Sprint("s", i)) {
+			case "w2":
+				a++
+			case "w3":
+				b++
+			}
+		}
+		if a+b != 9 || a-b > 1 || b-a > 1 {
+			return fmt.Errorf("w2 has %d, w3 %d", a, b)
+		}
+		return nil
+	})
+	before := map[string]string{}
+	for i := range 9 {
+		before[fmt.Sprint("s", i)] = w.by(fmt.Sprint("s", i))
+	}
+	unheard("w1", "")
+	w.create(balanced("another"))
+	w.eventually("who has least gets the next", func() error {
+		if got := w.by("another"); got != "w1" {
+			return fmt.Errorf("%q answers", got)
+		}
+		return nil
+	})
+	for name, node := range before {
+		if got := w.by(name); got != node {
+			t.Errorf("%s went from %s to %s for no reason", name, node, got)
+		}
+	}
+	update(w, "w2", func(n *corev1.Node) { n.Spec.Unschedulable = true })
+	w.eventually("a cordoned node gives its own away", func() error { return spread(map[string]int{"w2": 0}) })
+	update(w, "w3", func(n *corev1.Node) { n.Labels = map[string]string{corev1.LabelNodeExcludeBalancers: ""} })
+	w.eventually("an excluded node too", func() error { return spread(map[string]int{"w1": 9}) })
+	w.setReady("w1", corev1.ConditionUnknown)
+	update(w, "w3", func(n *corev1.Node) { n.Labels = nil })
+	w.eventually("a lost one too", func() error { return spread(map[string]int{"w3": 9}) })
+	update(w, "another", func(s *corev1.Service) { s.Annotations = nil })
+	w.eventually("what somebody took away comes back", func() error {
+		if w.by("another") != "w3" {
+			return errors.New("nobody answers")
+		}
+		return nil
+	})
+	update(w, "another", func(s *corev1.Service) {
+		s.Spec.Type, s.Spec.ExternalTrafficPolicy, s.Spec.AllocateLoadBalancerNodePorts = corev1.ServiceTypeClusterIP, "", nil
+	})
+	w.eventually("nobody answers for a Service without addresses", func() error {
+		if _, there := w.balancers()["another"].Annotations[balancer.AnnouncedBy]; there {
+			return errors.New("somebody does")
+		}
+		return nil
+	})
+}
+
+// F117: for a Service with externalTrafficPolicy Local a node with ready endpoints answers, and nobody where there is none.
+func TestBalancerAnnouncesWhereEndpointsAre(t *testing.T) {
+	w := newWorld(t, onlyBalancer(nil))
+	w.lead(controllers.Options{})
+	w.setPools("a=192.0.2.1-192.0.2.20")
+	for _, n := range []string{"w1", "w2"} {
+		w.announcer(n)
+	}
+	s := balanced("web")
+	s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+	w.create(s)
+	w.create(slice("web", "w2", true))
+	expect := func(what, want string) {
+		t.Helper()
+		w.eventually(what, func() error {
+			if got := w.by("web"); got != want || outside(w.balancers()["web"]) == "" {
+				return fmt.Errorf("%q answers", got)
+			}
+			return nil
+		})
+	}
+	expect("the node with the endpoint", "w2")
+	setSlice(w, "web", "w1", true)
+	expect("where it went", "w1")
+	setSlice(w, "web", "w1", false)
+	expect("nobody", "")
+	if _, err := netip.ParseAddr(outside(w.balancers()["web"])); err != nil {
+		t.Errorf("the address went too: %v", err)
+	}
+}
+
+// slice is the EndpointSlice of a Service with one endpoint.
+func slice(service, node string, ready bool) *discoveryv1.EndpointSlice {
+	return &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: service, Labels: map[string]string{discoveryv1.LabelServiceName: service}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.244.0.9"}, NodeName: &node, Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
+	}
+}
+
+func setSlice(w *world, service, node string, ready bool) {
+	w.t.Helper()
+	update(w, service, func(e *discoveryv1.EndpointSlice) { e.Endpoints = slice(service, node, ready).Endpoints })
+}

@@ -1,0 +1,121 @@
+package fault
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"keelson.dev/keelson/test/bed"
+)
+
+// F117: when the node that answers for an address of a load balancer is cut off, which looks to others as if its power were,
+// another one does within seconds, before the node is called lost, and clients on the link that knew the old one reach the
+// pods there. When it is back, it stays with the new one.
+func TestAnnouncerCutOff(t *testing.T) {
+	ns, cs := bed.Namespace(t), bed.Client(t)
+	outside := bed.Host(t, "registry")
+	raw := outside.IP.As4()
+	raw[3] = 241
+	at := netip.AddrPortFrom(netip.AddrFrom4(raw), 80).String()
+	maps := cs.CoreV1().ConfigMaps("kube-system")
+	if _, err := maps.Create(t.Context(), &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "load-balancer-pools"},
+		Data: map[string]string{"fault": fmt.Sprintf("addresses: [%s]", netip.AddrFrom4(raw))}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = maps.Delete(context.Background(), "load-balancer-pools", metav1.DeleteOptions{}) })
+	if _, err := cs.CoreV1().Services(ns).Create(t.Context(), &v1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: v1.ServiceSpec{
+		Type: v1.ServiceTypeLoadBalancer, Selector: map[string]string{"app": "web"},
+		Ports: []v1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080)}}}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	answers := func(not string) (node string) {
+		t.Helper()
+		bed.Eventually(t, soon, func() error {
+			s, err := cs.CoreV1().Services(ns).Get(t.Context(), "web", metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if node = s.Annotations["keelson.dev/announced-by"]; node == not {
+				return fmt.Errorf("node %q answers", node)
+			}
+			return nil
+		})
+		return node
+	}
+	first := answers("")
+	p := sleeper("web", map[string]string{"w1": "w2", "w2": "w3", "w3": "w1"}[first])
+	p.Labels = map[string]string{"app": "web"}
+	p.Spec.Containers[0].Image, p.Spec.Containers[0].Command = "keelson.dev/hello:v1", nil
+	create(t, cs, ns, p)
+	waitPod(t, cs, ns, "web", running)
+	knock := func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		c, err := outside.Dial(ctx, at)
+		if err != nil {
+			return err
+		}
+		return c.Close()
+	}
+	bed.Eventually(t, soon, knock)
+	stop, longest := make(chan struct{}), make(chan time.Duration)
+	go func() {
+		last, most := time.Now(), time.Duration(0)
+		for {
+			if knock() != nil && t.Context().Err() == nil {
+				continue
+			}
+			most, last = max(most, time.Since(last)), time.Now()
+			select {
+			case <-stop:
+				longest <- most
+				return
+			default:
+			}
+		}
+	}()
+	if err := bed.Lab().Partition(first); err != nil {
+		t.Fatal(err)
+	}
+	healed := false
+	defer func() {
+		if !healed {
+			_ = bed.Lab().Heal(first)
+		}
+	}()
+	second := answers(first)
+	bed.Eventually(t, soon, knock)
+	close(stop)
+	t.Logf("%s answers for the address of %s, which was cut off: for %s nobody did", second, first, (<-longest).Round(10*time.Millisecond))
+	n, err := cs.CoreV1().Nodes().Get(t.Context(), first, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range n.Status.Conditions {
+		if c.Type == v1.NodeReady && c.Status != v1.ConditionTrue {
+			t.Logf("node %s is lost already: the machine was too busy to tell the difference", first)
+		}
+	}
+	if err := bed.Lab().Heal(first); err != nil {
+		t.Fatal(err)
+	}
+	healed = true
+	bed.Eventually(t, soon, func() error { // it has a session, is heard again and Ready
+		l, err := cs.CoordinationV1().Leases("kube-node-lease").Get(t.Context(), first, metav1.GetOptions{})
+		if err == nil && l.Annotations["keelson.dev/unheard-since"] != "" {
+			err = fmt.Errorf("%s is not heard yet", first)
+		}
+		return err
+	})
+	nodesReady(t, cs, map[string]v1.ConditionStatus{first: v1.ConditionTrue})
+	if got := answers(""); got != second {
+		t.Errorf("%s answers after the link of %s was healed, not %s", got, first, second)
+	}
+	bed.Eventually(t, soon, knock)
+}
