@@ -98,15 +98,16 @@ func (s *Server) Session(stream fleetv1.Fleet_SessionServer) error {
 	sess.work.fails = func(key string, tries int, err error) { grumble.note(key, tries, err, time.Now()) }
 	defer sess.work.wait()
 	defer end(nil)
-	if err := sess.setFacts(hello.Facts); err != nil {
-		return status.Errorf(codes.InvalidArgument, "fleet: session of node %s: %v", node, err)
-	}
 	begun, err := s.joins.take(ctx, joinPatience)
 	if err != nil {
 		return err
 	}
 	defer begun()
 	sess.begun = begun
+	// Not before: thousands may ask for a turn again and again.
+	if err := sess.setFacts(hello.Facts); err != nil {
+		return status.Errorf(codes.InvalidArgument, "fleet: session of node %s: %v", node, err)
+	}
 	if sess.epoch, err = s.joinRecord(ctx, node); err != nil {
 		return status.Errorf(codes.Unavailable, "fleet: session of node %s: %v", node, err)
 	}
