@@ -35,7 +35,7 @@ var changes = []change{
 // deployments measures one Deployment from its creation until all its pods are bound, with one leader and with two.
 func (b *bench) deployments(ctx context.Context) (err error) {
 	b.say("three replicas, each a process, and %d nodes on which nobody runs", b.deploymentNodes)
-	p, err := startPlane(ctx)
+	p, err := startPlane(ctx, b.memory)
 	if err != nil {
 		return err
 	}

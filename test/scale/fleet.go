@@ -43,7 +43,7 @@ type nodes struct {
 func (b *bench) fleet(ctx context.Context) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	b.say("three replicas, and %d agents in %d processes", b.nodes, b.processes)
-	p, err := startPlane(ctx)
+	p, err := startPlane(ctx, b.memory)
 	if err != nil {
 		cancel()
 		return err

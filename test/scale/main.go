@@ -39,9 +39,10 @@ type options struct {
 	jsonPath string
 	profiles string
 
-	nodes, pods     int // of the fleet
-	processes       int // of agents
-	arrivals        int // of agents within a second
+	nodes, pods     int    // of the fleet
+	processes       int    // of agents
+	arrivals        int    // of agents within a second
+	memory          string // that a replica may take
 	rest, churn     time.Duration
 	rate            int // pods replaced in a second of churn
 	replicas        int // of the Deployment
@@ -65,6 +66,7 @@ func main() {
 	flag.IntVar(&o.pods, "pods", 5000, "pods on them")
 	flag.IntVar(&o.processes, "processes", 4, "processes that the agents share")
 	flag.IntVar(&o.arrivals, "arrivals", 50, "agents that come within a second, at most")
+	flag.StringVar(&o.memory, "memory", replicaMemory, "memory that a replica may take, its --memory-limit")
 	flag.DurationVar(&o.rest, "rest", 20*time.Second, "how long nothing happens")
 	flag.DurationVar(&o.churn, "churn", 20*time.Second, "how long pods are replaced")
 	flag.IntVar(&o.rate, "rate", 100, "pods replaced in a second of churn")

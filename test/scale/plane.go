@@ -25,10 +25,10 @@ import (
 )
 
 const (
-	replicas     = 3
-	readyWithin  = time.Minute
-	maxNodes     = 10000 // that a token lets in
-	replicaLimit = "8Gi"
+	replicas      = 3
+	readyWithin   = time.Minute
+	maxNodes      = 10000 // that a token lets in
+	replicaMemory = "8Gi"
 )
 
 // plane is three replicas, each a process.
@@ -39,7 +39,7 @@ type plane struct {
 	meter     procfs.Meter
 }
 
-func startPlane(ctx context.Context) (*plane, error) {
+func startPlane(ctx context.Context, memory string) (*plane, error) {
 	dir, err := os.MkdirTemp("", "keelson-scale-")
 	if err != nil {
 		return nil, err
@@ -49,7 +49,7 @@ func startPlane(ctx context.Context) (*plane, error) {
 		return nil, err
 	}
 	p := &plane{dir: dir, processes: &loopback.Processes{
-		Program: self, Env: []string{asRole + "=" + roleReplica}, Args: []string{"--memory-limit", replicaLimit},
+		Program: self, Env: []string{asRole + "=" + roleReplica}, Args: []string{"--memory-limit", memory},
 	}}
 	p.Plane, err = loopback.Start(ctx, dir, loopback.Shape{
 		Name: "scale", Replicas: replicas, Ready: readyWithin, Run: p.processes.Run,

@@ -29,7 +29,7 @@ func testPlane(t *testing.T) (context.Context, *plane) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
-	p, err := startPlane(ctx)
+	p, err := startPlane(ctx, replicaMemory)
 	if err != nil {
 		t.Fatal(err)
 	}
