@@ -35,6 +35,7 @@ var law = []rule{
 	{"controlplane/registry", []string{"=raftstore", "controlplane/api"}, "objects on a store"},
 	{"controlplane/apiserver", []string{"controlplane/registry", "controlplane/api", "controlplane/pki", "controlplane/apiserver"}, "HTTP in front of the registry; the store and the leader's work are behind it"},
 	{"controlplane/client", []string{"controlplane/api"}, "the server injects the backend"},
+	{"controlplane/controllers/gateway", []string{"controlplane/api", "controlplane/client", "=controlplane/controllers", "=entry/gateway", "=entry/route"}, "what a Gateway's status says and what its proxy does is one judgement, which is pure"},
 	{"controlplane/controllers", []string{"controlplane/api", "controlplane/client", "=controlplane/controllers"}, "a controller uses the engine and the API, never another controller, the store or the agents"},
 	{"controlplane/scheduler", []string{"controlplane/api", "controlplane/client", "=controlplane/scheduler", "=controlplane/scheduler/framework", "=controlplane/scheduler/plugins", "=controlplane/scheduler/config", "=controlplane/scheduler/extender"}, "a plugin uses the framework; the scheduler writes through the API only"},
 	{"controlplane/fleet/policy", nil, "which pods a policy means is worked out from objects alone"},

@@ -28,6 +28,7 @@
 //	certificate.New(d, certificate.Options{Sign: ca.SignRequest})
 //	servicecidr.New(d, "10.96.0.0/16")  servicecidr.NewRepair(d)
 //	loadbalancer.New(d)
+//	gateway.New(d, gateway.Options{})
 //	horizontalpodautoscaler.New(d, source, horizontalpodautoscaler.Defaults)
 //
 // Engine.Run runs them for one leadership.

@@ -32,6 +32,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers/endpointslice"
 	"keelson.dev/keelson/controlplane/controllers/ephemeralvolume"
 	"keelson.dev/keelson/controlplane/controllers/garbagecollector"
+	"keelson.dev/keelson/controlplane/controllers/gateway"
 	"keelson.dev/keelson/controlplane/controllers/horizontalpodautoscaler"
 	"keelson.dev/keelson/controlplane/controllers/job"
 	"keelson.dev/keelson/controlplane/controllers/loadbalancer"
@@ -77,6 +78,7 @@ func (r *Replica) wireLeader(placing *config.Config) {
 		customresourcedefinition.New(d), resourcequota.New(d),
 		horizontalpodautoscaler.New(d, r.autoscalerMetrics(), horizontalpodautoscaler.Defaults),
 		ephemeralvolume.New(d), resourceclaim.New(d), resourceslice.New(d), devicetainteviction.New(d), configrestart.New(d), rebalance.New(d, rebalance.Options{Trial: r.trial, Interval: r.cfg.RebalanceInterval}),
+		gateway.New(d, gateway.Options{Image: r.cfg.EntryImage}),
 		certificate.New(d, certificate.Options{Sign: r.trust.CA.SignRequest, Reserved: pki.ReservedOrganizations()}),
 	)
 	r.scheduler = scheduler.New(scheduler.Config{

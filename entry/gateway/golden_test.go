@@ -146,7 +146,7 @@ func readCluster(t *testing.T, path string) *cluster {
 	}
 }
 
-// Clusters as files, what the statuses say of them and what the proxies serve. -rewrite writes them anew. F117
+// Clusters as files, what the statuses say of them and what the proxies serve. -rewrite writes them anew.
 func TestTranscripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.yaml")
 	if err != nil || len(files) == 0 {

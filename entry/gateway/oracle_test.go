@@ -187,7 +187,7 @@ func earlier(o *gw.HTTPRoute, i int, than string) bool {
 }
 
 // Random Gateways and routes: every request that tells them apart goes where the specification's sentences, tried one by
-// one, send it. F117
+// one, send it.
 func TestAgainstOracle(t *testing.T) {
 	for seed := range uint64(400) {
 		r := rand.New(rand.NewPCG(seed, 1))

@@ -232,6 +232,9 @@ func BootstrapObjects() []api.Object {
 	bind("system:kube-controller-manager", "system:kube-controller-manager", user(api.UserController))
 	role("system:service-account-issuer-discovery", paths("get", "/.well-known/openid-configuration", "/openid/v1/jwks", "/openid/v1/jwks/"))
 	bind("system:service-account-issuer-discovery", "system:service-account-issuer-discovery", group(api.GroupServiceAccounts))
+	role("keelson:gateway-proxy", rule("get list watch", "gateway.networking.k8s.io", "gatewayclasses gateways httproutes grpcroutes referencegrants"),
+		rule("get list watch", "", "services namespaces"), rule("get list watch", "discovery.k8s.io", "endpointslices"))
+	bind("keelson:gateway-proxy", "keelson:gateway-proxy", group(api.GroupServiceAccounts+":keelson-entry"))
 	role("keelson:timeline", paths("get", "/timeline/*"))
 	return out
 }

@@ -1,0 +1,251 @@
+// Package gateway serves the GatewayClasses of Keelson's own controller: it writes what entry/gateway judges into the
+// statuses of classes, Gateways and routes, and keeps the proxies that serve them.
+//
+// The proxies run in a namespace of their own and not in the Gateway's: whoever may make pods in a namespace has the
+// rights of every ServiceAccount there, and a proxy reads Services and routes of all namespaces. It reads no Secrets:
+// it is given the certificates that its Gateway may refer to, and no others.
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+	gw "sigs.k8s.io/gateway-api/apis/v1"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/custom"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/entry/gateway"
+)
+
+// settle is when kinds are looked at again that were defined a moment ago, and again when it is seen to that what served
+// Gateways of a kind that went without a word goes as well.
+const (
+	settle = time.Second
+	again  = time.Minute
+)
+
+// all is the one key: what a Gateway's status says depends on routes and grants of all namespaces.
+var all = []controllers.Key{{Name: "all"}}
+
+// DefaultImage is the proxies', as bin/images/entry.tar brings it to nodes.
+const DefaultImage = "keelson.dev/entry:v1"
+
+// Options of New.
+type Options struct {
+	Image string // of the proxies; "" = DefaultImage
+}
+
+// New returns the controller.
+func New(d controllers.Deps, o Options) *controllers.Controller {
+	inf := informers{
+		services: client.Informer[*corev1.Service](d.Informers), secrets: client.Informer[*corev1.Secret](d.Informers),
+		namespaces: client.Informer[*corev1.Namespace](d.Informers), deployments: client.Informer[*appsv1.Deployment](d.Informers),
+		accounts: client.Informer[*corev1.ServiceAccount](d.Informers), budgets: client.Informer[*policyv1.PodDisruptionBudget](d.Informers),
+		kinds: client.Every(d.Informers, ours, func(cache.SharedIndexInformer) {}),
+	}
+	if o.Image == "" {
+		o.Image = DefaultImage
+	}
+	asked := &atomic.Bool{}
+	return &controllers.Controller{
+		Name: "gateway-controller",
+		Watches: []controllers.Watch{
+			when[*corev1.Service](asked, inf.services), when[*corev1.Secret](asked, inf.secrets), when[*corev1.Namespace](asked, inf.namespaces),
+			when[*appsv1.Deployment](asked, inf.deployments), when[*corev1.ServiceAccount](asked, inf.accounts),
+			when[*policyv1.PodDisruptionBudget](asked, inf.budgets),
+		},
+		Every: &controllers.Every{Now: inf.kinds.Now, Keys: func(*api.Kind, controllers.Change[api.Object]) []controllers.Key { return all }},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{gw.GroupName}, Resources: []string{"gatewayclasses", "gateways", "httproutes", "grpcroutes", "referencegrants"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{gw.GroupName}, Resources: []string{"gatewayclasses/status", "gateways/status", "httproutes/status", "grpcroutes/status"}, Verbs: []string{"update"}},
+			{APIGroups: []string{""}, Resources: []string{"services", "secrets", "serviceaccounts"}, Verbs: []string{"create", "delete", "get", "list", "update", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"create", "get", "list", "watch"}},
+			{APIGroups: []string{"apps"}, Resources: []string{"deployments"}, Verbs: []string{"create", "delete", "get", "list", "update", "watch"}},
+			{APIGroups: []string{"policy"}, Resources: []string{"poddisruptionbudgets"}, Verbs: []string{"create", "delete", "get", "list", "update", "watch"}},
+		},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			t.Enqueue(all[0])
+			r := &reconciler{term: t, inf: inf, options: o, asked: asked, read: map[types.UID]decoded{}}
+			return r.reconcile
+		},
+	}
+}
+
+// ours says whether a kind is one of Gateway API that this controller reads.
+func ours(k *api.Kind) bool {
+	if k.GVK.Group != gw.GroupName {
+		return false
+	}
+	switch k.GVK.Kind {
+	case "GatewayClass", "Gateway", "HTTPRoute", "GRPCRoute", "ReferenceGrant":
+		return true
+	}
+	return false
+}
+
+// when wakes the controller for changes of a kind while there is a Gateway.
+func when[T api.Object](asked *atomic.Bool, inf cache.SharedIndexInformer) controllers.Watch {
+	return controllers.OnInformer(inf, func(controllers.Change[T]) []controllers.Key {
+		if !asked.Load() {
+			return nil
+		}
+		return all
+	})
+}
+
+type informers struct {
+	services, secrets, namespaces, deployments, accounts, budgets cache.SharedIndexInformer
+	kinds                                                         *client.EveryKind
+}
+
+// decoded is an object as its Go type, and the revision that it was made of.
+type decoded struct {
+	revision string
+	object   any
+}
+
+// reconciler is the thin shell of one leadership. There is one worker.
+type reconciler struct {
+	term    *controllers.Term
+	inf     informers
+	options Options
+	asked   *atomic.Bool
+	keys    gateway.Keys
+	read    map[types.UID]decoded
+}
+
+// kinds are the kinds of Gateway API that the cluster has, by name; ok is false while one is not known whole.
+func (r *reconciler) kinds() (found map[string]client.KindInformer, ok bool) {
+	found, ok = map[string]client.KindInformer{}, true
+	for _, one := range r.inf.kinds.Now().Kinds {
+		ok = ok && one.Informer.HasSynced()
+		found[one.Kind.GVK.Kind] = one
+	}
+	return found, ok
+}
+
+func (r *reconciler) reconcile(ctx context.Context, _ controllers.Key) (time.Duration, error) {
+	kinds, ok := r.kinds()
+	if !ok {
+		return settle, nil
+	}
+	before := r.read
+	r.read = make(map[types.UID]decoded, len(before))
+	w := &gateway.World{Namespace: r.namespace, Service: r.service, Secret: r.secret, Reserved: []int32{statusPort}, Keys: &r.keys}
+	err := errors.Join(
+		decode(r, before, kinds["GatewayClass"], &w.Classes), decode(r, before, kinds["Gateway"], &w.Gateways),
+		decode(r, before, kinds["HTTPRoute"], &w.HTTPRoutes), decode(r, before, kinds["GRPCRoute"], &w.GRPCRoutes),
+		decode(r, before, kinds["ReferenceGrant"], &w.Grants))
+	if err != nil {
+		return 0, err
+	}
+	j := gateway.Judge(w)
+	r.asked.Store(len(j.Gateways) > 0)
+	now := metav1.NewTime(r.term.Now())
+	var errs []error
+	for _, c := range w.Classes {
+		if c.Spec.ControllerName == gateway.Controller {
+			errs = append(errs, writeStatus(ctx, r, kinds["GatewayClass"], c, c.Status, gateway.ClassStatus(c, now)))
+		}
+	}
+	errs = append(errs, r.sweep(ctx, j, kinds))
+	for _, g := range j.Gateways {
+		err := r.provide(ctx, w, g)
+		errs = append(errs, err, writeStatus(ctx, r, kinds["Gateway"], g.Object, g.Object.Status, g.Status(r.serving(g, err), now)))
+	}
+	for _, route := range j.Routes {
+		next := route.Status(now)
+		switch {
+		case route.HTTP != nil:
+			errs = append(errs, writeStatus(ctx, r, kinds["HTTPRoute"], route.HTTP, route.HTTP.Status, gw.HTTPRouteStatus{RouteStatus: next}))
+		case route.GRPC != nil:
+			errs = append(errs, writeStatus(ctx, r, kinds["GRPCRoute"], route.GRPC, route.GRPC.Status, gw.GRPCRouteStatus{RouteStatus: next}))
+		}
+	}
+	if r.asked.Load() {
+		return again, errors.Join(errs...)
+	}
+	return 0, errors.Join(errs...)
+}
+
+// decode reads the objects of a kind, those that did not change since the last time by what was made of them then.
+func decode[T any](r *reconciler, before map[types.UID]decoded, one client.KindInformer, into *[]*T) error {
+	if one.Kind == nil {
+		return nil
+	}
+	for _, o := range controllers.CachedAll[*custom.Object](one.Informer) {
+		have, ok := before[o.UID]
+		if !ok || have.revision != o.ResourceVersion {
+			m, err := o.Map()
+			if err != nil {
+				return fmt.Errorf("reading %s %s: %w", one.Kind.GVK.Kind, controllers.KeyOf(o), err)
+			}
+			out := new(T)
+			if err := runtime.DefaultUnstructuredConverter.FromUnstructured(m, out); err != nil {
+				// Its definition has let it in: it is of another release, and of no use to this one.
+				r.term.Log.Warn("an object is not understood", "kind", one.Kind.GVK.String(), "object", controllers.KeyOf(o), "err", err)
+				continue
+			}
+			have = decoded{revision: o.ResourceVersion, object: out}
+		}
+		r.read[o.UID] = have
+		*into = append(*into, have.object.(*T))
+	}
+	return nil
+}
+
+// writeStatus writes a status that is another one. What changes meanwhile is looked at again by its own event.
+func writeStatus[S any](ctx context.Context, r *reconciler, one client.KindInformer, o metav1.Object, have, want S) error {
+	if equality.Semantic.DeepEqual(have, want) {
+		return nil
+	}
+	stored, ok := controllers.Cached[*custom.Object](one.Informer, o.GetNamespace(), o.GetName())
+	if !ok || stored.ResourceVersion != o.GetResourceVersion() {
+		return nil
+	}
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&want)
+	if err != nil {
+		return fmt.Errorf("the status of %s %s: %w", one.Kind.GVK.Kind, controllers.KeyOf(stored), err)
+	}
+	next := stored.DeepCopy()
+	next.Set("status", content)
+	_, err = r.term.Client.Do(ctx, &api.Request{Verb: api.VerbUpdate, Kind: one.Kind, Subresource: "status",
+		Namespace: next.Namespace, Name: next.Name, Object: next})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("writing the status of %s %s: %w", one.Kind.GVK.Kind, controllers.KeyOf(stored), err)
+	}
+	return nil
+}
+
+func (r *reconciler) namespace(name string) (map[string]string, bool) {
+	n, ok := controllers.Cached[*corev1.Namespace](r.inf.namespaces, "", name)
+	if !ok {
+		return nil, false
+	}
+	return n.Labels, true
+}
+
+func (r *reconciler) service(namespace, name string) *corev1.Service {
+	s, _ := controllers.Cached[*corev1.Service](r.inf.services, namespace, name)
+	return s
+}
+
+func (r *reconciler) secret(namespace, name string) *corev1.Secret {
+	s, _ := controllers.Cached[*corev1.Secret](r.inf.secrets, namespace, name)
+	return s
+}

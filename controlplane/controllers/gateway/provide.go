@@ -1,0 +1,202 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+	gw "sigs.k8s.io/gateway-api/apis/v1"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/entry/gateway"
+)
+
+// provide makes what serves a Gateway, or takes it away where nothing is to be served.
+func (r *reconciler) provide(ctx context.Context, w *gateway.World, g *gateway.Gateway) error {
+	ports := g.Serves()
+	if len(ports) == 0 {
+		return r.remove(ctx, nameOf(g.Object.Namespace, g.Object.Name))
+	}
+	if _, ok := r.namespace(Namespace); !ok {
+		_, err := client.Create(ctx, r.term.Client, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: Namespace}})
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("making namespace %s: %w", Namespace, err)
+		}
+	}
+	var errs []error
+	for _, o := range proxy(g, ports, r.options.Image, gateway.Certificates(w, g)) {
+		var err error
+		switch o := o.(type) {
+		case *corev1.ServiceAccount:
+			err = ensure(ctx, r, r.inf.accounts, o, func(next, _ *corev1.ServiceAccount) {}, func(*corev1.ServiceAccount) bool { return true })
+		case *corev1.Service:
+			err = ensure(ctx, r, r.inf.services, o, func(next, want *corev1.Service) {
+				next.Spec.Type, next.Spec.Selector, next.Spec.Ports, next.Spec.LoadBalancerIP = want.Spec.Type, want.Spec.Selector, want.Spec.Ports, want.Spec.LoadBalancerIP
+			}, func(have *corev1.Service) bool { return equality.Semantic.DeepDerivative(o.Spec, have.Spec) })
+		case *policyv1.PodDisruptionBudget:
+			err = ensure(ctx, r, r.inf.budgets, o, func(next, want *policyv1.PodDisruptionBudget) { next.Spec = want.Spec },
+				func(have *policyv1.PodDisruptionBudget) bool {
+					return equality.Semantic.DeepDerivative(o.Spec, have.Spec)
+				})
+		case *corev1.Secret:
+			err = ensure(ctx, r, r.inf.secrets, o, func(next, want *corev1.Secret) { next.Data = want.Data },
+				func(have *corev1.Secret) bool { return equality.Semantic.DeepEqual(o.Data, have.Data) })
+		case *appsv1.Deployment:
+			err = ensure(ctx, r, r.inf.deployments, o, func(next, want *appsv1.Deployment) {
+				count := next.Spec.Replicas // how many there are is somebody else's to choose
+				next.Spec = want.Spec
+				next.Spec.Replicas = count
+			}, func(have *appsv1.Deployment) bool {
+				return equality.Semantic.DeepDerivative(o.Spec.Template.Spec, have.Spec.Template.Spec)
+			})
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// ensure makes an object, or makes it again what it was to be.
+func ensure[T api.Object](ctx context.Context, r *reconciler, inf cache.SharedIndexInformer, want T, into func(next, want T), same func(have T) bool) error {
+	have, ok := controllers.Cached[T](inf, want.GetNamespace(), want.GetName())
+	if !ok {
+		_, err := client.Create(ctx, r.term.Client, want)
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("making %T %s: %w", want, controllers.KeyOf(want), err)
+		}
+		return nil
+	}
+	if have.GetLabels()[ofLabel] != want.GetName() {
+		return fmt.Errorf("%T %s was not made for Gateways: remove or rename it", want, controllers.KeyOf(want))
+	}
+	if have.GetAnnotations()[madeOf] == want.GetAnnotations()[madeOf] && same(have) {
+		return nil
+	}
+	next := have.DeepCopyObject().(T)
+	into(next, want)
+	next.SetLabels(want.GetLabels())
+	notes := want.GetAnnotations()
+	for k, v := range have.GetAnnotations() {
+		if _, ours := notes[k]; !ours && strings.Contains(k, "kubernetes.io/") {
+			notes[k] = v
+		}
+	}
+	next.SetAnnotations(notes)
+	if _, err := client.Update(ctx, r.term.Client, next); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("updating %T %s: %w", want, controllers.KeyOf(want), err)
+	}
+	return nil
+}
+
+// remove takes away what was made for a Gateway.
+func (r *reconciler) remove(ctx context.Context, name string) error {
+	return errors.Join(
+		drop[*appsv1.Deployment](ctx, r, r.inf.deployments, name), drop[*corev1.Service](ctx, r, r.inf.services, name),
+		drop[*policyv1.PodDisruptionBudget](ctx, r, r.inf.budgets, name), drop[*corev1.Secret](ctx, r, r.inf.secrets, name),
+		drop[*corev1.ServiceAccount](ctx, r, r.inf.accounts, name))
+}
+
+func drop[T api.Object](ctx context.Context, r *reconciler, inf cache.SharedIndexInformer, name string) error {
+	o, ok := controllers.Cached[T](inf, Namespace, name)
+	if !ok || o.GetLabels()[ofLabel] != name || o.GetDeletionTimestamp() != nil {
+		return nil
+	}
+	uid := o.GetUID()
+	if err := client.Delete[T](ctx, r.term.Client, Namespace, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}); err != nil &&
+		!apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("removing %T %s/%s: %w", o, Namespace, name, err)
+	}
+	return nil
+}
+
+// sweep takes away what was made for Gateways that are gone. It believes the store alone: a kind whose objects are not
+// known here would look like one without any.
+func (r *reconciler) sweep(ctx context.Context, j *gateway.Judgement, kinds map[string]client.KindInformer) error {
+	wanted := map[string]bool{}
+	for _, g := range j.Gateways {
+		wanted[nameOf(g.Object.Namespace, g.Object.Name)] = true
+	}
+	gone := map[string]string{}
+	collect(r.inf.deployments, wanted, gone)
+	collect(r.inf.services, wanted, gone)
+	collect(r.inf.secrets, wanted, gone)
+	collect(r.inf.budgets, wanted, gone)
+	collect(r.inf.accounts, wanted, gone)
+	var errs []error
+	for name, of := range gone {
+		if k := r.gatewayKind(); k != nil {
+			namespace, object, _ := strings.Cut(of, "/")
+			_, err := r.term.Client.Do(ctx, &api.Request{Verb: api.VerbGet, Kind: k, Namespace: namespace, Name: object})
+			if err == nil && kinds["Gateway"].Kind == nil {
+				continue // its informer has not begun
+			}
+			if err != nil && !apierrors.IsNotFound(err) {
+				errs = append(errs, fmt.Errorf("looking for Gateway %s: %w", of, err))
+				continue
+			}
+		}
+		errs = append(errs, r.remove(ctx, name))
+	}
+	return errors.Join(errs...)
+}
+
+// gatewayKind is the kind of Gateways, nil where none is served.
+func (r *reconciler) gatewayKind() *api.Kind {
+	for _, k := range r.term.Client.Kinds().Table().Stored() {
+		if k.GVK.Group == gw.GroupName && k.GVK.Kind == "Gateway" {
+			return k
+		}
+	}
+	return nil
+}
+
+// collect finds the names of what was made for Gateways that are not wanted, and the Gateway of each.
+func collect(inf cache.SharedIndexInformer, wanted map[string]bool, gone map[string]string) {
+	list, _ := inf.GetIndexer().ByIndex(cache.NamespaceIndex, Namespace)
+	for _, found := range list {
+		o, ok := found.(api.Object)
+		if name := ""; ok {
+			if name = o.GetLabels()[ofLabel]; name != "" && name == o.GetName() && !wanted[name] {
+				gone[name] = o.GetAnnotations()[gatewayNote]
+			}
+		}
+	}
+}
+
+// serving is what is known of a Gateway's proxies.
+func (r *reconciler) serving(g *gateway.Gateway, failed error) (s gateway.Serving) {
+	name := nameOf(g.Object.Namespace, g.Object.Name)
+	if failed != nil {
+		s.Waiting = failed.Error()
+	}
+	service, ok := controllers.Cached[*corev1.Service](r.inf.services, Namespace, name)
+	if ok {
+		for _, i := range service.Status.LoadBalancer.Ingress {
+			a := gw.GatewayStatusAddress{Value: i.IP}
+			kind := gw.IPAddressType
+			if i.IP == "" {
+				a.Value, kind = i.Hostname, gw.HostnameAddressType
+			}
+			a.Type = &kind
+			s.Addresses = append(s.Addresses, a)
+		}
+	}
+	if len(s.Addresses) == 0 {
+		s.Unaddressed = fmt.Sprintf("Service %s/%s of type LoadBalancer has no address: is there a pool of addresses? 'kubectl describe service -n %s %s' says more",
+			Namespace, name, Namespace, name)
+	}
+	d, ok := controllers.Cached[*appsv1.Deployment](r.inf.deployments, Namespace, name)
+	if s.Waiting == "" && (!ok || d.Status.AvailableReplicas == 0) {
+		s.Waiting = fmt.Sprintf("no pod of Deployment %s/%s is ready: 'kctl why deployment/%s -n %s' says why", Namespace, name, name, Namespace)
+	}
+	return s
+}

@@ -1,0 +1,250 @@
+package controllers_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/custom"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/gateway"
+)
+
+// gatewayKinds are the kinds of Gateway API as their definitions make them, without schemas.
+func gatewayKinds() map[string]*api.Kind {
+	out := map[string]*api.Kind{}
+	for kind, plural := range map[string]string{"GatewayClass": "gatewayclasses", "Gateway": "gateways", "HTTPRoute": "httproutes",
+		"GRPCRoute": "grpcroutes", "ReferenceGrant": "referencegrants"} {
+		of := custom.Resource{Group: "gateway.networking.k8s.io", Kind: kind, Plural: plural, Singular: strings.ToLower(kind), Namespaced: kind != "GatewayClass"}
+		out[kind] = custom.NewKind(of, "v1", kind != "ReferenceGrant", custom.NewStorage(of, "v1"))
+	}
+	return out
+}
+
+func (w *world) custom(k *api.Kind, text string) {
+	w.t.Helper()
+	var all map[string]any
+	if err := yaml.Unmarshal([]byte(text), &all); err != nil {
+		w.t.Fatal(err)
+	}
+	all["apiVersion"], all["kind"] = k.GVK.GroupVersion().String(), k.GVK.Kind
+	o, err := custom.FromMap(all)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if k.Namespaced && o.Namespace == "" {
+		o.Namespace = "default"
+	}
+	if _, err := w.admin.Do(w.ctx, &api.Request{Verb: api.VerbCreate, Kind: k, Namespace: o.Namespace, Object: o}); err != nil {
+		w.t.Fatalf("%s: %v", text, err)
+	}
+}
+
+// said is the status of a custom object as YAML, without times.
+func (w *world) said(k *api.Kind, namespace, name string) (string, error) {
+	o, err := w.admin.Do(w.ctx, &api.Request{Verb: api.VerbGet, Kind: k, Namespace: namespace, Name: name})
+	if err != nil {
+		return "", err
+	}
+	data, err := yaml.Marshal(o.(*custom.Object).Content["status"])
+	return string(data), err
+}
+
+// says waits until a status has conditions, as "Programmed False AddressNotAssigned".
+func (w *world) says(k *api.Kind, namespace, name string, want ...string) {
+	w.t.Helper()
+	w.eventually(fmt.Sprintf("the status of %s", name), func() error {
+		text, err := w.said(k, namespace, name)
+		if err != nil {
+			return err
+		}
+		for _, c := range want {
+			f := strings.Fields(c)
+			if !strings.Contains(text, fmt.Sprintf("reason: %s\n", f[2])) || !strings.Contains(text, fmt.Sprintf("reason: %s\n    status: %q\n    type: %s\n", f[2], f[1], f[0])) &&
+				!strings.Contains(text, fmt.Sprintf("reason: %s\n  status: %q\n  type: %s\n", f[2], f[1], f[0])) {
+				return fmt.Errorf("no %s in\n%s", c, text)
+			}
+		}
+		return nil
+	})
+}
+
+// made is the one object of a type that was made for Gateways.
+func made[T api.Object](w *world) (out T, err error) {
+	list, err := client.List[T](w.ctx, w.admin, gateway.Namespace, metav1.ListOptions{})
+	if err != nil {
+		return out, err
+	}
+	list = slices.DeleteFunc(list, func(o T) bool { return o.GetLabels()["keelson.dev/gateway"] == "" })
+	if len(list) != 1 {
+		return out, fmt.Errorf("%d of %T", len(list), out)
+	}
+	return list[0], nil
+}
+
+func anyMade(w *world) error {
+	var errs []error
+	look := func(_ any, err error) {
+		if err == nil || !strings.HasPrefix(err.Error(), "0 of") {
+			errs = append(errs, errors.New("something is left"))
+		}
+	}
+	d, err := made[*appsv1.Deployment](w)
+	look(d, err)
+	s, err := made[*corev1.Service](w)
+	look(s, err)
+	x, err := made[*corev1.Secret](w)
+	look(x, err)
+	a, err := made[*corev1.ServiceAccount](w)
+	look(a, err)
+	b, err := made[*policyv1.PodDisruptionBudget](w)
+	look(b, err)
+	return errors.Join(errs...)
+}
+
+// newGateways is a world with the Gateway controller, which acts with its own rights.
+func newGateways(t *testing.T, image string) *world {
+	w := newWorld(t, options{only: func(d controllers.Deps) []*controllers.Controller {
+		return []*controllers.Controller{gateway.New(d, gateway.Options{Image: image})}
+	}})
+	w.lead(controllers.Options{OwnIdentity: true})
+	return w
+}
+
+// A Gateway has proxies and a status as soon as its kind is there, and loses them with itself, its class or its kind.
+func TestGateways(t *testing.T) {
+	w := newGateways(t, "keelson-entry:test")
+	kinds := gatewayKinds()
+	for _, k := range kinds {
+		if err := w.admin.Kinds().Register(k); err != nil {
+			t.Fatal(err)
+		}
+	}
+	class, gw, route := kinds["GatewayClass"], kinds["Gateway"], kinds["HTTPRoute"]
+	w.custom(class, "metadata: {name: k}\nspec: {controllerName: keelson.dev/gateway}")
+	w.custom(class, "metadata: {name: theirs}\nspec: {controllerName: example.com/x}")
+	w.says(class, "", "k", "Accepted True Accepted")
+	w.custom(gw, `metadata: {name: web, namespace: default}
+spec:
+  gatewayClassName: k
+  infrastructure: {labels: {team: red}, annotations: {a.example/b: c}}
+  listeners: [{name: http, port: 80, protocol: HTTP}, {name: https, port: 443, protocol: HTTPS, tls: {certificateRefs: [{name: pair}]}}]`)
+	w.custom(gw, "metadata: {name: foreign}\nspec: {gatewayClassName: theirs, listeners: [{name: http, port: 80, protocol: HTTP}]}")
+	w.custom(route, "metadata: {name: r}\nspec: {parentRefs: [{name: web}], rules: [{backendRefs: [{name: shop, port: 80}]}]}")
+	w.says(gw, "default", "web", "Accepted True ListenersNotValid", "Programmed False AddressNotAssigned")
+	w.says(route, "default", "r", "Accepted True Accepted", "ResolvedRefs False BackendNotFound")
+	w.create(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "shop"}, Spec: corev1.ServiceSpec{
+		Selector: map[string]string{"a": "b"}, Ports: []corev1.ServicePort{{Port: 80}}}})
+	w.says(route, "default", "r", "Accepted True Accepted", "ResolvedRefs True ResolvedRefs")
+	w.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "pair"}, Type: corev1.SecretTypeTLS, Data: gatewayPair(t)})
+	w.says(gw, "default", "web", "Accepted True Accepted")
+
+	var service *corev1.Service
+	w.eventually("the Service", func() (err error) {
+		if service, err = made[*corev1.Service](w); err == nil && len(service.Spec.Ports) != 2 {
+			err = fmt.Errorf("ports %v", service.Spec.Ports)
+		}
+		return err
+	})
+	if service.Labels["team"] != "red" || service.Annotations["a.example/b"] != "c" || service.Spec.Type != corev1.ServiceTypeLoadBalancer {
+		t.Errorf("the Service is %+v", service)
+	}
+	next := service.DeepCopy()
+	next.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.7"}}
+	if _, err := client.UpdateStatus(w.ctx, w.admin, next); err != nil {
+		t.Fatal(err)
+	}
+	w.says(gw, "default", "web", "Programmed False Pending")
+	d, err := made[*appsv1.Deployment](w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if pod := d.Spec.Template; pod.Labels["team"] != "red" || pod.Spec.Containers[0].Image != "keelson-entry:test" {
+		t.Errorf("the pods are %+v", pod)
+	}
+	x, err := made[*corev1.Secret](w)
+	if err != nil || len(x.Data) != 2 {
+		t.Errorf("%d files of certificates, %v", len(x.Data), err)
+	}
+	ready := d.DeepCopy()
+	ready.Status.Replicas, ready.Status.ReadyReplicas, ready.Status.AvailableReplicas = 1, 1, 1
+	if _, err := client.UpdateStatus(w.ctx, w.admin, ready); err != nil {
+		t.Fatal(err)
+	}
+	w.says(gw, "default", "web", "Programmed True Programmed")
+	if text, err := w.said(gw, "default", "web"); err != nil || !strings.Contains(text, "value: 192.0.2.7") {
+		t.Errorf("no address in\n%s\n%v", text, err)
+	}
+	if text, err := w.said(gw, "default", "foreign"); err != nil || text != "null\n" {
+		t.Errorf("another controller's Gateway has status\n%s\n%v", text, err)
+	}
+	// What somebody takes away comes again.
+	if err := client.Delete[*corev1.Service](w.ctx, w.admin, gateway.Namespace, service.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually("the Service again", func() error { _, err := made[*corev1.Service](w); return err })
+
+	if _, err := w.admin.Do(w.ctx, &api.Request{Verb: api.VerbDelete, Kind: gw, Namespace: "default", Name: "web"}); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually("all goes with the Gateway", func() error { return anyMade(w) })
+	w.eventually("the route is nobody's", func() error {
+		if text, err := w.said(route, "default", "r"); err != nil || strings.Contains(text, "keelson.dev") {
+			return fmt.Errorf("%s %w", text, err)
+		}
+		return nil
+	})
+	w.withinRules(t)
+}
+
+// Definitions may go with all their objects, and come again.
+func TestGatewayKindsGo(t *testing.T) {
+	w := newGateways(t, "keelson-entry:test")
+	for range 2 {
+		kinds := gatewayKinds()
+		for _, k := range kinds {
+			if err := w.admin.Kinds().Register(k); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.custom(kinds["GatewayClass"], "metadata: {name: k}\nspec: {controllerName: keelson.dev/gateway}")
+		w.custom(kinds["Gateway"], "metadata: {name: web}\nspec: {gatewayClassName: k, listeners: [{name: http, port: 80, protocol: HTTP}]}")
+		w.eventually("the Deployment", func() error { _, err := made[*appsv1.Deployment](w); return err })
+		for _, o := range []struct{ kind, namespace, name string }{{"Gateway", "default", "web"}, {"GatewayClass", "", "k"}} {
+			if _, err := w.admin.Do(w.ctx, &api.Request{Verb: api.VerbDelete, Kind: kinds[o.kind], Namespace: o.namespace, Name: o.name}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.eventually("all goes with the objects", func() error { return anyMade(w) })
+		for _, k := range kinds {
+			if err := w.admin.Kinds().Drop(k); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// withinRules checks that controllers did nothing that their rules do not allow.
+func (w *world) withinRules(t *testing.T) {
+	t.Helper()
+	w.calls.mu.Lock()
+	defer w.calls.mu.Unlock()
+	for _, c := range w.all {
+		for a := range w.calls.asked {
+			if a.user == controllers.Identity(c).Name && !slices.ContainsFunc(c.Rules, func(r rbacv1.PolicyRule) bool { return allows(r, a) }) {
+				t.Errorf("%s has no right to %s %s.%s", a.user, a.verb, a.resource, a.group)
+			}
+		}
+	}
+}
