@@ -25,6 +25,7 @@ var (
 // onFakes are nftables in memory.
 func onFakes(d dialect) (*nft, func() string) {
 	n := speaking(d)
+	n.read = nil
 	fakes := map[knftables.Family]*knftables.Fake{}
 	n.open = func(f knftables.Family) (knftables.Interface, error) {
 		fakes[f] = knftables.NewFake(f, d.table)
@@ -295,6 +296,7 @@ func TestIncrementalIsFromScratch(t *testing.T) {
 			}
 			// A new agent finds the old one's rules, and leaves the same.
 			n3 := speaking(nftDialect)
+			n3.read = nil
 			n3.open = func(f knftables.Family) (knftables.Interface, error) {
 				for _, t := range n.tables {
 					if t.v6 == (f == knftables.IPv6Family) {

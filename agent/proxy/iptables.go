@@ -26,7 +26,8 @@ type iptFamily struct {
 	base    Base
 	built   bool
 	hairpin map[netip.Addr]int
-	text    map[string]int // chain → how many rules it should have
+	text    map[string]int    // chain → how many rules it should have
+	seen    map[string]string // the same chains → what was shown of them at the last look, if they were not written since
 	run     func(ctx context.Context, input string, program string, args ...string) (string, error)
 }
 
@@ -111,7 +112,7 @@ func (w *iptables) Sync(ctx context.Context, base Base, ports iter.Seq[*Port]) e
 
 func (t *iptFamily) sync(ctx context.Context, base Base, ports iter.Seq[*Port]) error {
 	t.built, t.base = false, base
-	t.hairpin, t.text = map[netip.Addr]int{}, map[string]int{}
+	t.hairpin, t.text, t.seen = map[netip.Addr]int{}, map[string]int{}, map[string]string{}
 	all := t.iptSkeleton(base)
 	for p := range ports {
 		t.add(all, p)
@@ -240,6 +241,7 @@ func (t *iptFamily) changeTable(b *strings.Builder, table string, old, now iptRu
 				if !slices.Contains(old[table][name], r) {
 					adds = append(adds, "-A "+name+" "+r)
 					t.text[table+" "+name]++
+					delete(t.seen, table+" "+name)
 				}
 			}
 			continue
@@ -252,6 +254,7 @@ func (t *iptFamily) changeTable(b *strings.Builder, table string, old, now iptRu
 			adds = append(adds, "-A "+name+" "+r)
 		}
 		t.text[table+" "+name] = len(rules)
+		delete(t.seen, table+" "+name)
 	}
 	for _, name := range slices.Sorted(maps.Keys(old[table])) {
 		if sharedChain(name) {
@@ -259,12 +262,14 @@ func (t *iptFamily) changeTable(b *strings.Builder, table string, old, now iptRu
 				if !slices.Contains(now[table][name], r) {
 					drops = append(drops, "-D "+name+" "+r)
 					t.text[table+" "+name]--
+					delete(t.seen, table+" "+name)
 				}
 			}
 		} else if _, ok := now[table][name]; !ok {
 			heads = append(heads, ":"+name+" - [0:0]")
 			gone = append(gone, "-X "+name)
 			delete(t.text, table+" "+name)
+			delete(t.seen, table+" "+name)
 		}
 	}
 	if len(heads)+len(drops)+len(adds) == 0 {
@@ -279,7 +284,8 @@ func (t *iptFamily) changeTable(b *strings.Builder, table string, old, now iptRu
 	b.WriteString("COMMIT\n")
 }
 
-// Intact implements Writer. It counts rules by chain.
+// Intact implements Writer. It counts rules by chain, and compares those of chains that were not written since the last look
+// with what they were then: what iptables-save shows is not the text that was written.
 func (w *iptables) Intact(ctx context.Context) (bool, error) {
 	for _, t := range w.tables {
 		if !t.built {
@@ -290,9 +296,12 @@ func (w *iptables) Intact(ctx context.Context) (bool, error) {
 			return false, err
 		}
 		for name, n := range t.text {
-			if rules, ok := there[name]; !ok || len(rules) != n {
+			rules, ok := there[name]
+			text := strings.Join(rules, "\n")
+			if was, looked := t.seen[name]; !ok || len(rules) != n || looked && was != text {
 				return false, nil
 			}
+			t.seen[name] = text
 		}
 		for _, j := range t.jumps() {
 			if !slices.ContainsFunc(there[j.table+" "+j.from], func(r string) bool { return strings.HasSuffix(r, "-j "+j.to) }) {

@@ -18,6 +18,7 @@ type nft struct {
 	dialect
 	tables []*nftTable
 	open   func(knftables.Family) (knftables.Interface, error)
+	read   func(f family, table, chain string) (map[string]shown, error) // nil: not the kernel's, there is nothing to compare
 }
 
 // dialect is what a table says: all of what Services need, or what another mode leaves to nftables.
@@ -32,12 +33,15 @@ type nftTable struct {
 	family
 	dialect
 	nft      knftables.Interface
+	read     func(f family, table, chain string) (map[string]shown, error)
 	base     Base
 	built    bool
 	shared   map[string]int     // chains → how many Ports use them
 	hairpin  map[netip.Addr]int // pods → how many Ports may lead them to themselves
 	elements map[string]digest  // map → what elements it should have
 	rules    map[string]int     // chain → how many rules it should have
+	proven   map[string]shown   // chain → what the kernel showed of it after it was written, where that could be read
+	fresh    []string           // chains that the transaction at hand writes
 	checked  uint32             // generation of all rules at which these were found as they should be
 }
 
@@ -46,7 +50,7 @@ func newNFT() *nft {
 }
 
 func speaking(d dialect) *nft {
-	n := &nft{dialect: d, tables: []*nftTable{{family: ipv4, dialect: d}, {family: ipv6, dialect: d}}}
+	n := &nft{dialect: d, read: kernelRules, tables: []*nftTable{{family: ipv4, dialect: d}, {family: ipv6, dialect: d}}}
 	n.open = func(f knftables.Family) (knftables.Interface, error) { return knftables.New(f, d.table) }
 	return n
 }
@@ -61,6 +65,7 @@ func (t *nftTable) handle(n *nft) error {
 	if t.v6 {
 		name = knftables.IPv6Family
 	}
+	t.read = n.read
 	t.nft, err = n.open(name)
 	return err
 }
@@ -108,14 +113,20 @@ func (n *nft) sync(ctx context.Context, t *nftTable, base Base, ports iter.Seq[*
 	if err != nil {
 		return err
 	}
+	fine := true
+	if t.read != nil && len(there.chains) > 0 {
+		if fine, err = sound(t.family, t.table); err != nil {
+			return fmt.Errorf("looking at the Service rules: %w", err)
+		}
+	}
 	t.built, t.base = false, base
 	t.shared, t.hairpin, t.elements, t.rules = map[string]int{}, map[netip.Addr]int{}, map[string]digest{}, map[string]int{}
-	t.checked = 0
+	t.checked, t.proven = 0, map[string]shown{}
 	for _, r := range frame.rules {
 		t.rules[r.Chain]++
 	}
 	tx := t.nft.NewTransaction()
-	if !there.chains[frame.marker()] {
+	if !there.chains[frame.marker()] || !fine {
 		there = contents{}
 		tx.Add(&knftables.Table{})
 		tx.Delete(&knftables.Table{})
@@ -131,7 +142,7 @@ func (n *nft) sync(ctx context.Context, t *nftTable, base Base, ports iter.Seq[*
 		return err
 	}
 	t.built = true
-	return nil
+	return t.learn()
 }
 
 // contents are the names of what a table has: chains, and the sets that remember clients.
@@ -313,11 +324,16 @@ func (n *nft) Apply(ctx context.Context, changes []Change) error {
 			continue
 		}
 		tx := t.nft.NewTransaction()
+		t.fresh = nil
 		t.change(tx, mine)
 		if tx.NumOperations() == 0 {
 			continue
 		}
-		if err := t.run(ctx, tx); err != nil {
+		err := t.run(ctx, tx)
+		if err == nil && len(t.fresh) > 0 {
+			err = t.learn(t.fresh...)
+		}
+		if err != nil {
 			t.built = false
 			return err
 		}
@@ -393,6 +409,12 @@ func (t *nftTable) change(tx *knftables.Transaction, changes []Change) {
 		}
 	}
 	remove(tx, dead)
+	for _, c := range dead {
+		delete(t.proven, c.name)
+	}
+	for _, c := range t.fresh {
+		delete(t.proven, c)
+	}
 }
 
 // rechain makes the chains that are new or differ.
@@ -403,6 +425,7 @@ func (t *nftTable) rechain(tx *knftables.Transaction, pieces []piece, before map
 		for _, c := range p.shared {
 			if before[c.name] == 0 && !made[c.name] {
 				made[c.name] = true
+				t.fresh = append(t.fresh, c.name)
 				tx.Add(&knftables.Chain{Name: c.name})
 				for _, r := range c.rules {
 					rules = append(rules, &knftables.Rule{Chain: c.name, Rule: r})
@@ -416,6 +439,7 @@ func (t *nftTable) rechain(tx *knftables.Transaction, pieces []piece, before map
 			if _, ok := old[c.name]; c.affinity > 0 && !ok {
 				tx.Add(t.clients(c))
 			}
+			t.fresh = append(t.fresh, c.name)
 			tx.Add(&knftables.Chain{Name: c.name})
 			tx.Flush(&knftables.Chain{Name: c.name})
 			for _, r := range c.rules {

@@ -19,11 +19,19 @@ import (
 // The kernel's words for what is read of nftables (linux/netfilter/nf_tables.h).
 const (
 	nfnlNFTables     = 10
+	nftGetTable      = 1
+	nftGetChain      = 4
 	nftGetRule       = 7
 	nftGetElements   = 13
 	nftGetGeneration = 16
 	nftaTable        = 1 // of rules, and of lists of elements
 	nftaName         = 2 // of a rule's chain, and of a list's set
+	nftaRuleHandle   = 3
+	nftaTableFlags   = 2
+	nftaRuleCode     = 4
+	nftaChainPolicy  = 5
+	nftAccept        = 1
+	nftDormant       = 1
 	nftaListElements = 3
 	nftaElementKey   = 1
 	nftaElementExpr  = 7
@@ -148,7 +156,7 @@ func (f family) element(m string, e map[uint16][]byte) (out element) {
 	return out
 }
 
-// Intact implements Writer. It counts the rules of each chain, and reads the elements of each map.
+// Intact implements Writer. It reads the rules of each chain, and the elements of each map.
 func (n *nft) Intact(context.Context) (bool, error) {
 	for _, t := range n.tables {
 		if !t.built {
@@ -176,22 +184,8 @@ func (t *nftTable) intact() (bool, error) {
 	if now == t.checked {
 		return true, nil
 	}
-	rules := map[string]int{}
-	err = t.ask(nftGetRule, unix.NLM_F_DUMP, []*nl.RtAttr{nl.NewRtAttr(nftaTable, nl.ZeroTerminated(t.table))}, func(a map[uint16][]byte) {
-		if cString(a[nftaTable]) == t.table {
-			rules[cString(a[nftaName])]++
-		}
-	})
-	if err != nil {
+	if ok, err := t.compare(); !ok || err != nil {
 		return false, err
-	}
-	if len(rules) != len(t.rules) {
-		return false, nil
-	}
-	for name, n := range t.rules {
-		if rules[name] != n {
-			return false, nil
-		}
 	}
 	for _, m := range t.frame(t.family, t.base).maps {
 		var shown digest

@@ -171,8 +171,12 @@ func TestDamageIsMended(t *testing.T) {
 		ModeNFTables: {{"nft", "flush ruleset"}, {"nft", "delete element ip keelson services { 10.96.0.10 . tcp . 80 }"},
 			{"nft", "add element ip keelson services { 10.96.9.9 . tcp . 80 : drop }"}, {"nft", "flush chain ip keelson dispatch"},
 			{"nft", "delete element ip keelson services { 10.96.0.10 . tcp . 80 } ; add element ip keelson services { 10.96.0.10 . tcp . 80 : drop }"},
-			{"nft", "delete element ip keelson endpoints-tcp { 10.96.0.10 . 80 . 0 } ; add element ip keelson endpoints-tcp { 10.96.0.10 . 80 . 0 : 10.244.0.6 . 8080 }"}, {"nft", "flush map ip keelson endpoints-tcp"}},
-		ModeIPTables: {{"iptables", "-t", "nat", "-F"}, {"iptables", "-t", "nat", "-D", "KEELSON-SERVICES", "1"}, {"iptables", "-t", "nat", "-D", "PREROUTING", "1"}},
+			{"nft", "delete element ip keelson endpoints-tcp { 10.96.0.10 . 80 . 0 } ; add element ip keelson endpoints-tcp { 10.96.0.10 . 80 . 0 : 10.244.0.6 . 8080 }"}, {"nft", "flush map ip keelson endpoints-tcp"},
+			{"sh", "-c", `h=$(nft -a list chain ip keelson refuse | sed -n 's/.*reset # handle //p') && nft replace rule ip keelson refuse handle $h drop`},
+			{"sh", "-c", `h=$(nft -a list chain ip keelson pick-tcp-1 | sed -n 's/.*dnat.*# handle //p') && nft replace rule ip keelson pick-tcp-1 handle $h accept`},
+			{"nft", "add chain ip keelson refuse-forward { policy drop; }"}, {"nft", "add table ip keelson { flags dormant; }"}},
+		ModeIPTables: {{"iptables", "-t", "nat", "-F"}, {"iptables", "-t", "nat", "-D", "KEELSON-SERVICES", "1"}, {"iptables", "-t", "nat", "-D", "PREROUTING", "1"},
+			{"iptables", "-t", "nat", "-R", "KEELSON-SERVICES", "1", "-j", "RETURN"}},
 	} {
 		t.Run(string(mode), func(t *testing.T) {
 			if _, err := exec.LookPath(damages[0][0]); err != nil {
