@@ -44,6 +44,7 @@ func generation() (uint32, error) {
 // tableContents is what a table holds, as nft tells it.
 type tableContents struct {
 	rules    map[string]int             // how many a chain has
+	code     map[string]string          // what they are, as nft writes it, and their numbers, which the kernel gives once
 	elements map[string]map[string]bool // of sets; of maps "key : target"
 }
 
@@ -64,9 +65,13 @@ type listing struct {
 		Chain *struct {
 			Name, Hook string
 		}
-		Rule *struct{ Chain string }
-		Set  *listedSet
-		Map  *listedSet
+		Rule *struct {
+			Chain  string
+			Handle int64
+			Expr   json.RawMessage
+		}
+		Set *listedSet
+		Map *listedSet
 	}
 }
 
@@ -77,7 +82,7 @@ type listedSet struct {
 
 // parseTable reads nft's JSON.
 func parseTable(raw []byte) (tableContents, error) {
-	out := tableContents{rules: map[string]int{}, elements: map[string]map[string]bool{}}
+	out := tableContents{rules: map[string]int{}, code: map[string]string{}, elements: map[string]map[string]bool{}}
 	var l listing
 	if err := json.Unmarshal(raw, &l); err != nil {
 		return out, fmt.Errorf("reading what nft lists: %w", err)
@@ -94,6 +99,7 @@ func parseTable(raw []byte) (tableContents, error) {
 			}
 		case o.Rule != nil:
 			out.rules[o.Rule.Chain]++
+			out.code[o.Rule.Chain] = id(out.code[o.Rule.Chain], fmt.Sprint(o.Rule.Handle), string(o.Rule.Expr))
 		case o.Set != nil:
 			out.elements[o.Set.Name] = map[string]bool{}
 			for _, e := range o.Set.Elem {
@@ -151,6 +157,16 @@ func pair(raw json.RawMessage) string {
 		return string(raw)
 	}
 	return word(kv[0]) + " : goto " + verdict.Goto.Target
+}
+
+// replaced says which chain has other rules than it had at the last look; nil when none has.
+func (t tableContents) replaced(before map[string]string) error {
+	for _, name := range slices.Sorted(maps.Keys(before)) {
+		if now, ok := t.code[name]; ok && now != before[name] {
+			return fmt.Errorf("chain %s has other rules than were made", name)
+		}
+	}
+	return nil
 }
 
 // differs says what is not as the ruleset says; nil when all is.

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -242,5 +243,61 @@ func TestPoliciesInCommonAreCompiledOnce(t *testing.T) {
 	made := func(pods []Pod) float64 { return testing.AllocsPerRun(3, func() { compile(pods, policies) }) }
 	if one, all := made(pods[:1]), made(pods); all > 3*one {
 		t.Fatalf("rules of %d pods with the same policies take %.0f allocations, those of one %.0f", len(pods), all, one)
+	}
+}
+
+// F113: a rule that somebody replaced by another one is damage, where the chain was not written in between by ourselves.
+func TestReplacedRulesAreDamage(t *testing.T) {
+	cluster := fake.NewCluster()
+	it, _ := memory(cluster)
+	it.e.cfg.Log = slog.New(slog.DiscardHandler)
+	at, pod := uint32(0), Pod{Namespace: "a", Addresses: addrs("10.88.0.10")}
+	it.generation = func() (uint32, error) { at++; return at, nil }
+	var policies []*policy
+	for i := range 2 {
+		p, err := read(&networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: fmt.Sprint("p", i)}, Spec: networkingv1.NetworkPolicySpec{
+			PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}}})
+		must(t, err)
+		policies = append(policies, p)
+	}
+	it.applied, it.built = compile([]Pod{pod}, policies[:1]), true
+	listing := func(verdict string, handle int) (out tableContents) {
+		var parts []string
+		for _, c := range baseChains {
+			parts = append(parts, fmt.Sprintf(`{"chain":{"name":%q,"hook":%q}}`, c.name, c.hook))
+			for range baseRules(c, bridge) {
+				parts = append(parts, fmt.Sprintf(`{"rule":{"chain":%q,"handle":7,"expr":[]}}`, c.name))
+			}
+		}
+		for _, name := range slices.Sorted(maps.Keys(it.applied.chains)) {
+			for range it.applied.chains[name] {
+				parts = append(parts, fmt.Sprintf(`{"rule":{"chain":%q,"handle":%d,"expr":[{%q:null}]}}`, name, handle, verdict))
+			}
+		}
+		out, err := parseTable([]byte(`{"nftables":[` + strings.Join(parts, ",") + `]}`))
+		must(t, err)
+		for name, m := range it.applied.maps {
+			out.elements[name] = map[string]bool{}
+			for key, verdict := range m {
+				out.elements[name][key+" : "+verdict] = true
+			}
+		}
+		maps.Copy(out.elements, it.applied.selves)
+		return out
+	}
+	for i, step := range []struct {
+		verdict string
+		handle  int
+		fine    bool
+	}{{"drop", 1, true}, {"drop", 1, true}, {"accept", 1, false}, {"accept", 1, true}, {"accept", 2, false}} {
+		it.built, it.rest = true, time.Time{}
+		if i == 3 {
+			it.proven = nil // what building it anew does
+		}
+		it.listed = func(context.Context) (tableContents, error) { return listing(step.verdict, step.handle), nil }
+		must(t, it.check(t.Context()))
+		if it.built != step.fine {
+			t.Fatalf("step %d, %v: taken for whole: %v", i, step, it.built)
+		}
 	}
 }

@@ -207,7 +207,7 @@ func TestDamageIsMended(t *testing.T) {
 		if strings.HasPrefix(n, "group-4") || strings.HasPrefix(n, "ports-6") {
 			damage = append(damage, "flush set inet "+Table+" "+n)
 		}
-		if strings.HasPrefix(n, "policy-i4") {
+		if strings.HasPrefix(n, "pods-i4-") {
 			damage = append(damage, "flush chain inet "+Table+" "+n)
 		}
 	}
@@ -229,6 +229,20 @@ func TestDamageIsMended(t *testing.T) {
 		if got := r.nft(t, "-s", "list", "table", "inet", Table); len(got) != len(whole) {
 			t.Errorf("after %q:\n%s\nwas\n%s", d, got, whole)
 		}
+	}
+	contents := func() (out tableContents) {
+		must(t, space.In(r.node, func() (err error) { out, err = listTable(t.Context()); return err }))
+		return out
+	}
+	was := contents()
+	must(t, contents().replaced(was.code))
+	_, handle, ok := strings.Cut(r.nft(t, "-a", "list", "chain", "inet", Table, "ingress-sent"), "established,related accept # handle ")
+	if handle, _, _ = strings.Cut(handle, "\n"); !ok {
+		t.Fatal("the base chain's first rule is not found")
+	}
+	r.nft(t, "replace rule inet "+Table+" ingress-sent handle "+handle+" ct state established,related drop")
+	if contents().replaced(was.code) == nil {
+		t.Error("a rule that was replaced by another one is not noticed")
 	}
 	if !strings.Contains(r.nft(t, "list", "ruleset"), "table inet somebody") {
 		t.Error("a foreign table is gone")

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
+	"slices"
 	"time"
 
 	"sigs.k8s.io/knftables"
@@ -17,11 +19,12 @@ type turn struct {
 	e       *Enforcer
 	nft     knftables.Interface
 	applied ruleset
-	built   bool      // the table is in the kernel as applied says
-	off     bool      // it was taken away, for it is not our affair
-	seen    uint32    // the generation of all tables in which ours was known to be whole
-	pods    []Pod     // of applied
-	rest    time.Time // until when the table is not read again: reading a large one takes its time
+	built   bool              // the table is in the kernel as applied says
+	proven  map[string]string // the chains that were not written since the last look, as it showed them
+	off     bool              // it was taken away, for it is not our affair
+	seen    uint32            // the generation of all tables in which ours was known to be whole
+	pods    []Pod             // of applied
+	rest    time.Time         // until when the table is not read again: reading a large one takes its time
 
 	generation func() (uint32, error)                       // of all tables; moves with each change by anybody
 	listed     func(context.Context) (tableContents, error) // of ours
@@ -143,10 +146,12 @@ func (t *turn) apply(ctx context.Context, due agent.Changed, certain bool) error
 	}
 	var err error
 	if t.built {
+		maps.DeleteFunc(t.proven, func(name, _ string) bool { return !slices.Equal(t.applied.chains[name], to.chains[name]) })
 		tx := t.nft.NewTransaction()
 		change(tx, t.applied, to)
 		err = t.run(ctx, tx)
 	} else {
+		t.proven = nil
 		err = t.build(ctx, to)
 	}
 	if err != nil {
@@ -224,13 +229,13 @@ func (t *turn) check(ctx context.Context) error {
 	have, err := t.listed(ctx)
 	t.rest = time.Now().Add(lookShare * time.Since(began))
 	if err == nil {
-		err = have.differs(t.applied)
+		err = errors.Join(have.differs(t.applied), have.replaced(t.proven))
 	}
 	if err != nil {
 		t.e.cfg.Log.Warn("the rules of network policies are not as they were made, and are made anew: does something flush nftables?", "err", err)
 		t.built = false
 		return nil
 	}
-	t.seen = at
+	t.seen, t.proven = at, have.code
 	return nil
 }
