@@ -47,7 +47,7 @@ func (r *recorded) Run(ctx context.Context, tx *knftables.Transaction) error {
 func memory(cluster *fake.Cluster) (*turn, *recorded) {
 	e := New(Config{Objects: cluster, Sandboxes: sandboxes{}, Off: func() bool { return false }, Log: slog.New(slog.DiscardHandler)})
 	nft := &recorded{Fake: knftables.NewFake(knftables.InetFamily, Table)}
-	return &turn{e: e, nft: nft, bridges: func() error { return nil }}, nft
+	return &turn{e: e, nft: nft, bridges: func() error { return nil }, generation: func() (uint32, error) { return 0, nil }}, nft
 }
 
 func (t *turn) own(p *place) {

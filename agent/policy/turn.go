@@ -145,7 +145,8 @@ func (t *turn) apply(ctx context.Context, due agent.Changed, certain bool) error
 		to = to.withSets(t.applied.sets, func(g string) bool { return due.All || groups[g] }, t.e.cfg.Objects.AddressGroup)
 	}
 	var err error
-	if t.built {
+	anew := !t.built
+	if !anew {
 		maps.DeleteFunc(t.proven, func(name, _ string) bool { return !slices.Equal(t.applied.chains[name], to.chains[name]) })
 		tx := t.nft.NewTransaction()
 		change(tx, t.applied, to)
@@ -159,8 +160,12 @@ func (t *turn) apply(ctx context.Context, due agent.Changed, certain bool) error
 		return err
 	}
 	t.applied, t.built, t.off, t.pods = to, true, false, pods
+	if anew { // what the table shows now is what was made
+		t.rest = time.Time{}
+		err = t.check(ctx)
+	}
 	t.e.show(asked, due.Revision, to)
-	return nil
+	return err
 }
 
 // build makes the table from whatever is there.
