@@ -124,7 +124,7 @@ func newState(w Writer, node string) *state {
 
 // idle is a node whose Services somebody else serves: it has no rules of ours, and keeps nobody waiting for them.
 func (p *Proxy) idle(ctx context.Context, objects agent.Objects, reports agent.Reporter) error {
-	if err := cleanOthers(ctx, ModeNone); err != nil {
+	if err := errors.Join(cleanOthers(ctx, ModeNone), removeSink()); err != nil {
 		return err
 	}
 	for c := range objects.Follow(ctx) {
@@ -141,6 +141,13 @@ func (p *Proxy) mend(ctx context.Context, s *state) error {
 	defer p.mu.Unlock()
 	if !s.built {
 		return nil
+	}
+	if len(s.routed) > 0 && !sunk() {
+		p.Log.Warn("interface " + sinkName + " was taken away or shut, and is made anew")
+		s.routed = nil
+		if err := p.follow(s, s.routes()); err != nil {
+			return err
+		}
 	}
 	ok, err := s.writer.Intact(ctx)
 	if err != nil {

@@ -65,21 +65,26 @@ func (s *state) routes() map[netip.Prefix]bool {
 }
 
 // follow gives Service addresses a way out of the host's own sockets, and takes it from those that are gone: the
-// destination is rewritten in the output hook, but only for packets that have a route before. Nothing ever leaves by
-// it: what was not rewritten is refused.
+// destination is rewritten in the output hook, but only for packets that have a route before. The route leads to an
+// interface with nothing behind it: what no rule rewrote, because somebody flushed the rules for one, ends there, and
+// does not leave by the uplink.
 func (p *Proxy) follow(s *state, want map[netip.Prefix]bool) error {
 	if maps.Equal(want, s.routed) || !p.NodeIP.IsValid() {
 		return nil
 	}
-	link, err := p.link()
+	up, err := p.uplink()
+	if err != nil {
+		return err
+	}
+	link, err := sinkLike(up.link)
 	if err != nil {
 		return err
 	}
 	route := func(to netip.Prefix) *netlink.Route {
 		r := &netlink.Route{Dst: &net.IPNet{IP: to.Addr().AsSlice(), Mask: net.CIDRMask(to.Bits(), to.Addr().BitLen())},
 			LinkIndex: link, Priority: 100}
-		if to.Addr().Is4() == p.NodeIP.Is4() {
-			r.Src = p.NodeIP.AsSlice()
+		if from := up.source(p.NodeIP, to.Addr().Is4()); from.IsValid() {
+			r.Src = from.AsSlice()
 		}
 		if to.Addr().Is4() {
 			r.Scope = netlink.SCOPE_LINK
@@ -112,22 +117,89 @@ func (p *Proxy) follow(s *state, want map[netip.Prefix]bool) error {
 	return nil
 }
 
-// link is the interface that has the node's address.
-func (p *Proxy) link() (int, error) {
+// uplink is the interface that has the node's address, and its addresses.
+type uplink struct {
+	link  netlink.Link
+	addrs []netip.Addr
+}
+
+// source is the address from which the host's own connections to a family come.
+func (u uplink) source(node netip.Addr, four bool) netip.Addr {
+	if node.Is4() == four {
+		return node
+	}
+	for _, a := range u.addrs {
+		if a.Is4() == four && a.IsGlobalUnicast() {
+			return a
+		}
+	}
+	return netip.Addr{}
+}
+
+func (p *Proxy) uplink() (uplink, error) {
 	links, err := netlink.LinkList()
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // pods come and go meanwhile; the node's link does not
-		return 0, fmt.Errorf("listing interfaces: %w", err)
+		return uplink{}, fmt.Errorf("listing interfaces: %w", err)
 	}
 	for _, l := range links {
 		addrs, err := netlink.AddrList(l, netlink.FAMILY_ALL)
 		if err != nil {
 			continue
 		}
+		u := uplink{link: l}
 		for _, a := range addrs {
-			if ip, ok := netip.AddrFromSlice(a.IP); ok && ip.Unmap() == p.NodeIP {
-				return l.Attrs().Index, nil
+			if ip, ok := netip.AddrFromSlice(a.IP); ok && a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DEPRECATED) == 0 {
+				u.addrs = append(u.addrs, ip.Unmap())
 			}
 		}
+		if slices.Contains(u.addrs, p.NodeIP) {
+			return u, nil
+		}
 	}
-	return 0, fmt.Errorf("no interface holds the node's address %s: check --node-ip", p.NodeIP)
+	return uplink{}, fmt.Errorf("no interface holds the node's address %s: check --node-ip", p.NodeIP)
+}
+
+// sinkName is the interface with nothing behind it.
+const sinkName = "keelson-sink"
+
+// sinkMTU is the largest that a bridge can have; loopback has a larger one.
+const sinkMTU = 65535
+
+// sinkLike makes it, with the MTU of the uplink: the kernel cuts what the host sends to Services by that. It is a bridge
+// without ports, which each kernel has that can attach pods, and asks nobody where an address is.
+func sinkLike(up netlink.Link) (int, error) {
+	l, err := netlink.LinkByName(sinkName)
+	if err != nil {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = sinkName
+		if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil && !errors.Is(err, unix.EEXIST) {
+			return 0, fmt.Errorf("making %s, where packets for Services end that no rule took: %w", sinkName, err)
+		}
+		if l, err = netlink.LinkByName(sinkName); err != nil {
+			return 0, fmt.Errorf("%s: %w", sinkName, err)
+		}
+	}
+	err = errors.Join(netlink.LinkSetARPOff(l), netlink.LinkSetMTU(l, min(up.Attrs().MTU, sinkMTU)), netlink.LinkSetUp(l))
+	if err != nil {
+		return 0, fmt.Errorf("setting up %s: %w", sinkName, err)
+	}
+	return l.Attrs().Index, nil
+}
+
+// sunk says whether the routes are still there: they go with the interface.
+func sunk() bool {
+	l, err := netlink.LinkByName(sinkName)
+	return err == nil && l.Attrs().Flags&net.FlagUp != 0
+}
+
+// removeSink takes it away, and the routes with it: for a node that has no Service rules.
+func removeSink() error {
+	l, err := netlink.LinkByName(sinkName)
+	if err != nil {
+		return nil // there is none
+	}
+	if err := netlink.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("removing %s: %w", sinkName, err)
+	}
+	return nil
 }

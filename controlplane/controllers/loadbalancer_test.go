@@ -279,6 +279,23 @@ func TestBalancerPools(t *testing.T) {
 	has("foreign", "")
 }
 
+// unheard writes since when a node was not heard.
+func (w *world) unheard(node, since string) {
+	w.t.Helper()
+	w.eventually("lease of "+node, func() error {
+		l, err := client.Get[*coordinationv1.Lease](w.ctx, w.admin, corev1.NamespaceNodeLease, node)
+		if err != nil {
+			return err
+		}
+		l = l.DeepCopy()
+		if l.Annotations = nil; since != "" {
+			l.Annotations = map[string]string{balancer.Unheard: since}
+		}
+		_, err = client.Update(w.ctx, w.admin, l)
+		return err
+	})
+}
+
 // by is which node answers for a Service.
 func (w *world) by(name string) string { return w.balancers()[name].Annotations[balancer.AnnouncedBy] }
 
@@ -317,22 +334,7 @@ func TestBalancerAnnouncers(t *testing.T) {
 	w.eventually("the only one answers", func() error { return spread(map[string]int{"w1": 9}) })
 	w.setReady("w2", corev1.ConditionTrue)
 	w.setReady("w3", corev1.ConditionTrue)
-	unheard := func(node, since string) {
-		t.Helper()
-		w.eventually("lease of "+node, func() error {
-			l, err := client.Get[*coordinationv1.Lease](w.ctx, w.admin, corev1.NamespaceNodeLease, node)
-			if err != nil {
-				return err
-			}
-			l = l.DeepCopy()
-			if l.Annotations = nil; since != "" {
-				l.Annotations = map[string]string{balancer.Unheard: since}
-			}
-			_, err = client.Update(w.ctx, w.admin, l)
-			return err
-		})
-	}
-	unheard("w1", "2026-01-02T03:04:05Z")
+	w.unheard("w1", "2026-01-02T03:04:05Z")
 	w.eventually("the others share", func() error {
 		if err := spread(map[string]int{"w1": 0}); err != nil {
 			return err
@@ -355,7 +357,7 @@ func TestBalancerAnnouncers(t *testing.T) {
 	for i := range 9 {
 		before[fmt.Sprint("s", i)] = w.by(fmt.Sprint("s", i))
 	}
-	unheard("w1", "")
+	w.unheard("w1", "")
 	w.create(balanced("another"))
 	w.eventually("who has least gets the next", func() error {
 		if got := w.by("another"); got != "w1" {

@@ -64,22 +64,7 @@ func TestAnnouncerCutOff(t *testing.T) {
 		return c.Close()
 	}
 	bed.Eventually(t, soon, knock)
-	stop, longest := make(chan struct{}), make(chan time.Duration)
-	go func() {
-		last, most := time.Now(), time.Duration(0)
-		for {
-			if knock() != nil && t.Context().Err() == nil {
-				continue
-			}
-			most, last = max(most, time.Since(last)), time.Now()
-			select {
-			case <-stop:
-				longest <- most
-				return
-			default:
-			}
-		}
-	}()
+	longest := longestSilence(t, knock)
 	if err := bed.Lab().Partition(first); err != nil {
 		t.Fatal(err)
 	}
@@ -91,8 +76,7 @@ func TestAnnouncerCutOff(t *testing.T) {
 	}()
 	second := answers(first)
 	bed.Eventually(t, soon, knock)
-	close(stop)
-	t.Logf("%s answers for the address of %s, which was cut off: for %s nobody did", second, first, (<-longest).Round(10*time.Millisecond))
+	t.Logf("%s answers for the address of %s, which was cut off: for %s nobody did", second, first, longest().Round(10*time.Millisecond))
 	n, err := cs.CoreV1().Nodes().Get(t.Context(), first, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -118,4 +102,31 @@ func TestAnnouncerCutOff(t *testing.T) {
 		t.Errorf("%s answers after the link of %s was healed, not %s", got, first, second)
 	}
 	bed.Eventually(t, soon, knock)
+}
+
+// longestSilence does something all the time until the function that it returns is called, which returns the longest time
+// between two successes.
+func longestSilence(t *testing.T, do func() error) func() time.Duration {
+	stop, longest := make(chan struct{}), make(chan time.Duration, 1)
+	go func() {
+		last, most := time.Now(), time.Duration(0)
+		for {
+			if do() != nil && t.Context().Err() == nil {
+				continue
+			}
+			most, last = max(most, time.Since(last)), time.Now()
+			select {
+			case <-stop:
+				longest <- most
+				return
+			case <-t.Context().Done():
+				return
+			default:
+			}
+		}
+	}()
+	return func() time.Duration {
+		close(stop)
+		return <-longest
+	}
 }
