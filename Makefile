@@ -29,7 +29,7 @@ test: build ## unit, integration and end-to-end tests
 setup: ## what is missing of the machine's packages
 	@scripts/setup
 
-build: setup ## the binaries, the CNI plugins and the example images, below bin/
+build: setup ## the binaries, the CNI plugins and the images, below bin/
 	@mkdir -p $(BIN)/cni $(BIN)/images
 	@echo "building (the first time takes some minutes)"
 	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/kctl ./cmd/kctl
@@ -38,9 +38,10 @@ build: setup ## the binaries, the CNI plugins and the example images, below bin/
 	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(BIN)/keelson-shim ./cmd/shim
 	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -E main.start' -o $(BIN)/keelson-pause ./cmd/pause
 	@CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o $(BIN)/keelson-csi-local ./cmd/csi-local
+	@CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o $(BIN)/keelson-entry ./cmd/entry
 	@CGO_ENABLED=1 $(GO) build -trimpath -tags seccomp,netgo,osusergo -ldflags '-s -w -linkmode external -extldflags -static' -o $(BIN)/keelson-oci ./cmd/oci
 	@$(foreach p,$(CNI),CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(BIN)/cni/$(p) github.com/containernetworking/plugins/$(cni_path_$(p)) &&) true
-	@CGO_ENABLED=0 $(GO) run -trimpath ./examples/images/build --out $(BIN)/images
+	@CGO_ENABLED=0 $(GO) run -trimpath ./examples/images/build --out $(BIN)/images --entry $(BIN)/keelson-entry
 
 install: build ## the binaries to $(PREFIX)/bin
 	@scripts/install $(BIN) $(PREFIX)

@@ -1,9 +1,10 @@
-// Command build makes the example images as OCI archives:
+// Command build makes the example images, and that of the proxy in front of Services, as OCI archives:
 //
-//	go run ./examples/images/build [-out bin/images] [-busybox /bin/busybox]
+//	go run ./examples/images/build [-out bin/images] [-busybox /bin/busybox] [-entry bin/keelson-entry]
 //
 //	hello.tar  keelson.dev/hello:v1 and :v2, the web server of examples/images/hello
 //	tools.tar  keelson.dev/tools:v1, busybox with its applets, and the wget of examples/images/wget
+//	entry.tar  keelson.dev/entry:v1, the program of cmd/entry; only with -entry
 //
 // The same sources give the same bytes.
 package main
@@ -34,14 +35,15 @@ import (
 func main() {
 	out := flag.String("out", "bin/images", "folder for the archives")
 	busybox := flag.String("busybox", "/bin/busybox", "a static busybox (Debian: busybox-static)")
+	entry := flag.String("entry", "", "the program keelson-entry")
 	flag.Parse()
-	if err := build(*out, *busybox); err != nil {
+	if err := build(*out, *busybox, *entry); err != nil {
 		fmt.Fprintln(os.Stderr, "build:", err)
 		os.Exit(1)
 	}
 }
 
-func build(out, busybox string) error {
+func build(out, busybox, entry string) error {
 	if err := os.MkdirAll(out, 0o755); err != nil {
 		return err
 	}
@@ -69,7 +71,28 @@ func build(out, busybox string) error {
 	if err != nil {
 		return err
 	}
-	return writeArchive(filepath.Join(out, "tools.tar"), map[string]v1.Image{"keelson.dev/tools:v1": img})
+	if err := writeArchive(filepath.Join(out, "tools.tar"), map[string]v1.Image{"keelson.dev/tools:v1": img}); err != nil || entry == "" {
+		return err
+	}
+	if img, err = entryImage(entry); err != nil {
+		return fmt.Errorf("build entry: %w", err)
+	}
+	return writeArchive(filepath.Join(out, "entry.tar"), map[string]v1.Image{"keelson.dev/entry:v1": img})
+}
+
+func entryImage(program string) (v1.Image, error) {
+	content, err := os.ReadFile(program)
+	if err != nil {
+		return nil, err
+	}
+	l := newLayer()
+	l.accounts()
+	l.file("keelson-entry", 0o755, content)
+	layer, err := l.close()
+	if err != nil {
+		return nil, err
+	}
+	return image(layer, v1.Config{Entrypoint: []string{"/keelson-entry"}, User: "65534:65534"})
 }
 
 // layerTar collects the files of a layer.
