@@ -29,6 +29,7 @@
 //	servicecidr.New(d, "10.96.0.0/16")  servicecidr.NewRepair(d)
 //	loadbalancer.New(d)
 //	gateway.New(d, gateway.Options{})
+//	ingress.New(d, ingress.Options{})
 //	horizontalpodautoscaler.New(d, source, horizontalpodautoscaler.Defaults)
 //
 // Engine.Run runs them for one leadership.

@@ -38,6 +38,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers/garbagecollector"
 	"keelson.dev/keelson/controlplane/controllers/gateway"
 	"keelson.dev/keelson/controlplane/controllers/horizontalpodautoscaler"
+	"keelson.dev/keelson/controlplane/controllers/ingress"
 	"keelson.dev/keelson/controlplane/controllers/job"
 	"keelson.dev/keelson/controlplane/controllers/loadbalancer"
 	"keelson.dev/keelson/controlplane/controllers/namespace"
@@ -155,7 +156,7 @@ func newWorld(t *testing.T, o options) *world {
 			serviceaccount.New(d, []byte("PEM")), serviceaccount.NewTokens(d, []byte("PEM"), tokenOf), clusterroleaggregation.New(d), customresourcedefinition.New(d), resourcequota.New(d),
 			horizontalpodautoscaler.New(d, &meters{load: -1}, horizontalpodautoscaler.Defaults),
 			ephemeralvolume.New(d), resourceclaim.New(d), resourceslice.New(d), devicetainteviction.New(d), configrestart.New(d), rebalance.New(d, rebalance.Options{Trial: w.trial}),
-			certificate.New(d, certificate.Options{Sign: signRequest}), gateway.New(d, gateway.Options{}),
+			certificate.New(d, certificate.Options{Sign: signRequest}), gateway.New(d, gateway.Options{}), ingress.New(d, ingress.Options{}),
 		}
 	}
 	w.all = append(w.all, w.nodes.controller(d))

@@ -34,6 +34,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers/garbagecollector"
 	"keelson.dev/keelson/controlplane/controllers/gateway"
 	"keelson.dev/keelson/controlplane/controllers/horizontalpodautoscaler"
+	"keelson.dev/keelson/controlplane/controllers/ingress"
 	"keelson.dev/keelson/controlplane/controllers/job"
 	"keelson.dev/keelson/controlplane/controllers/loadbalancer"
 	"keelson.dev/keelson/controlplane/controllers/namespace"
@@ -79,6 +80,7 @@ func (r *Replica) wireLeader(placing *config.Config) {
 		horizontalpodautoscaler.New(d, r.autoscalerMetrics(), horizontalpodautoscaler.Defaults),
 		ephemeralvolume.New(d), resourceclaim.New(d), resourceslice.New(d), devicetainteviction.New(d), configrestart.New(d), rebalance.New(d, rebalance.Options{Trial: r.trial, Interval: r.cfg.RebalanceInterval}),
 		gateway.New(d, gateway.Options{Image: r.cfg.EntryImage}),
+		ingress.New(d, ingress.Options{Image: r.cfg.EntryImage}),
 		certificate.New(d, certificate.Options{Sign: r.trust.CA.SignRequest, Reserved: pki.ReservedOrganizations()}),
 	)
 	r.scheduler = scheduler.New(scheduler.Config{

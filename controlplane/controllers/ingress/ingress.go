@@ -1,0 +1,388 @@
+// Package ingress runs a proxy for each IngressClass of controller keelson.dev/ingress, and tells the Ingresses of such
+// classes their addresses and what is wrong with them. What Ingresses mean stands in entry/ingress, which the proxy and
+// this controller share.
+package ingress
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"strings"
+	"sync"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/entry/ingress"
+)
+
+// DefaultImage is the proxy's, as bin/images/entry.tar brings it to nodes.
+const DefaultImage = "keelson.dev/entry:v1"
+
+// Options of New.
+type Options struct {
+	Image string // "" = DefaultImage
+}
+
+// The kinds of keys.
+const (
+	classKey   = "IngressClass"
+	ingressKey = "Ingress"
+)
+
+// calm is how long an Ingress must have had a problem before it is told: what is applied together comes one after the other.
+const calm = 3 * time.Second
+
+type controller struct {
+	image                                string
+	classes, ingresses, services, slices cache.SharedIndexInformer
+	secrets, deployments, budgets, nodes cache.SharedIndexInformer
+	accounts                             cache.SharedIndexInformer
+
+	mu   sync.Mutex
+	told map[controllers.Key]told
+}
+
+// told is what an Ingress is known to suffer from.
+type told struct {
+	problems string
+	since    time.Time
+	done     bool
+}
+
+// New returns the controller.
+func New(d controllers.Deps, o Options) *controllers.Controller {
+	if o.Image == "" {
+		o.Image = DefaultImage
+	}
+	c := &controller{
+		image:   o.Image,
+		classes: client.Informer[*networkingv1.IngressClass](d.Informers), ingresses: client.Informer[*networkingv1.Ingress](d.Informers),
+		services: client.Informer[*corev1.Service](d.Informers), slices: client.Informer[*discoveryv1.EndpointSlice](d.Informers),
+		secrets: client.Informer[*corev1.Secret](d.Informers), deployments: client.Informer[*appsv1.Deployment](d.Informers),
+		budgets: client.Informer[*policyv1.PodDisruptionBudget](d.Informers), nodes: client.Informer[*corev1.Node](d.Informers),
+		accounts: client.Informer[*corev1.ServiceAccount](d.Informers),
+	}
+	controllers.Index(c.slices, sliceIndex, func(o api.Object) []string {
+		if name := o.GetLabels()[discoveryv1.LabelServiceName]; name != "" {
+			return []string{o.GetNamespace() + "/" + name}
+		}
+		return nil
+	})
+	read := []string{"get", "list", "watch"}
+	write := []string{"create", "delete", "get", "list", "update", "watch"}
+	return &controllers.Controller{
+		Name: "ingress-controller", Workers: 1, Watches: c.watches(),
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"ingressclasses", "ingresses"}, Verbs: read},
+			{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"ingressclasses/finalizers"}, Verbs: []string{"update"}},
+			{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"ingresses/status"}, Verbs: []string{"update"}},
+			{APIGroups: []string{""}, Resources: []string{"services"}, Verbs: write},
+			{APIGroups: []string{""}, Resources: []string{"serviceaccounts"}, Verbs: []string{"create", "get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"secrets", "nodes"}, Verbs: read},
+			{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"create", "get"}},
+			{APIGroups: []string{"apps"}, Resources: []string{"deployments"}, Verbs: write},
+			{APIGroups: []string{"policy"}, Resources: []string{"poddisruptionbudgets"}, Verbs: write},
+			{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: read},
+			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
+		},
+		Lead: c.lead,
+	}
+}
+
+// sliceIndex is of EndpointSlices, by namespace/service.
+const sliceIndex = "ingress/slices-by-service"
+
+func (c *controller) watches() []controllers.Watch {
+	class := func(name string) []controllers.Key { return []controllers.Key{{Kind: classKey, Name: name}} }
+	ours := func(o api.Object) []controllers.Key {
+		if o.GetNamespace() != Namespace {
+			return nil
+		}
+		return class(o.GetName())
+	}
+	return []controllers.Watch{
+		controllers.OnInformer(c.classes, func(ch controllers.Change[*networkingv1.IngressClass]) []controllers.Key {
+			return append(class(ch.New.Name), c.ingressKeys(func(i *networkingv1.Ingress) bool { return ingress.ClassOf(i) == ch.New.Name })...)
+		}),
+		controllers.OnInformer(c.ingresses, func(ch controllers.Change[*networkingv1.Ingress]) []controllers.Key {
+			return []controllers.Key{keyOf(ch.New)}
+		}),
+		controllers.OnInformer(c.services, func(ch controllers.Change[*corev1.Service]) []controllers.Key {
+			if ch.New.Namespace == Namespace {
+				return append(ours(ch.New), c.ingressKeys(func(i *networkingv1.Ingress) bool { return ingress.ClassOf(i) == ch.New.Name })...)
+			}
+			return c.naming(ch.New.Namespace)
+		}),
+		controllers.OnInformer(c.slices, func(ch controllers.Change[*discoveryv1.EndpointSlice]) []controllers.Key {
+			return c.naming(ch.New.Namespace)
+		}),
+		controllers.OnInformer(c.secrets, func(ch controllers.Change[*corev1.Secret]) []controllers.Key {
+			if ch.New.Type != corev1.SecretTypeTLS {
+				return nil
+			}
+			return c.naming(ch.New.Namespace)
+		}),
+		controllers.OnInformer(c.deployments, func(ch controllers.Change[*appsv1.Deployment]) []controllers.Key { return ours(ch.New) }),
+		controllers.OnInformer(c.budgets, func(ch controllers.Change[*policyv1.PodDisruptionBudget]) []controllers.Key { return ours(ch.New) }),
+		controllers.OnInformer(c.nodes, func(ch controllers.Change[*corev1.Node]) []controllers.Key {
+			if ch.Type == controllers.Updated {
+				return nil
+			}
+			var keys []controllers.Key
+			for _, cl := range controllers.CachedAll[*networkingv1.IngressClass](c.classes) {
+				keys = append(keys, class(cl.Name)...)
+			}
+			return keys
+		}),
+	}
+}
+
+func keyOf(i *networkingv1.Ingress) controllers.Key {
+	return controllers.Key{Kind: ingressKey, Namespace: i.Namespace, Name: i.Name}
+}
+
+func (c *controller) ingressKeys(of func(*networkingv1.Ingress) bool) []controllers.Key {
+	var keys []controllers.Key
+	for _, i := range controllers.CachedAll[*networkingv1.Ingress](c.ingresses) {
+		if of(i) {
+			keys = append(keys, keyOf(i))
+		}
+	}
+	return keys
+}
+
+// naming are the Ingresses of a namespace; most clusters have few, and most namespaces none.
+func (c *controller) naming(namespace string) []controllers.Key {
+	list, err := c.ingresses.GetIndexer().ByIndex(cache.NamespaceIndex, namespace)
+	if err != nil {
+		return c.ingressKeys(func(i *networkingv1.Ingress) bool { return i.Namespace == namespace })
+	}
+	keys := make([]controllers.Key, 0, len(list))
+	for _, o := range list {
+		if i, ok := o.(*networkingv1.Ingress); ok {
+			keys = append(keys, keyOf(i))
+		}
+	}
+	return keys
+}
+
+func (c *controller) lead(t *controllers.Term) controllers.Reconcile {
+	c.mu.Lock()
+	c.told = map[controllers.Key]told{}
+	c.mu.Unlock()
+	l := &leading{
+		controller: c, t: t,
+		madeDeployments: controllers.ViewOf[*appsv1.Deployment](t, c.deployments),
+		madeServices:    controllers.ViewOf[*corev1.Service](t, c.services),
+		madeBudgets:     controllers.ViewOf[*policyv1.PodDisruptionBudget](t, c.budgets),
+		seen:            controllers.ViewOf[*networkingv1.Ingress](t, c.ingresses),
+	}
+	return func(ctx context.Context, key controllers.Key) (time.Duration, error) {
+		if key.Kind == classKey {
+			return 0, l.class(ctx, key.Name)
+		}
+		return l.ingress(ctx, key)
+	}
+}
+
+// leading is the controller in one leadership.
+type leading struct {
+	*controller
+	t               *controllers.Term
+	madeDeployments *controllers.View[*appsv1.Deployment]
+	madeServices    *controllers.View[*corev1.Service]
+	madeBudgets     *controllers.View[*policyv1.PodDisruptionBudget]
+	seen            *controllers.View[*networkingv1.Ingress]
+}
+
+// class makes what a class needs. What a class needed that is gone belongs to it, and garbage collection removes it.
+func (l *leading) class(ctx context.Context, name string) error {
+	class, ok := controllers.Cached[*networkingv1.IngressClass](l.classes, "", name)
+	if !ok || class.DeletionTimestamp != nil || class.Spec.Controller != ingress.Controller {
+		return nil
+	}
+	if class.Spec.Parameters != nil {
+		l.t.Events.Eventf(class, corev1.EventTypeWarning, "ParametersNotRead", "spec.parameters are not read by controller %s", ingress.Controller)
+	}
+	if err := l.home(ctx); err != nil {
+		return err
+	}
+	want := Plan(class, l.image, len(controllers.CachedAll[*corev1.Node](l.nodes)))
+	if err := ensure(ctx, l.t, class, l.madeDeployments, want.Deployment, func(have, want *appsv1.Deployment) { have.Spec = want.Spec }); err != nil {
+		return err
+	}
+	err := ensure(ctx, l.t, class, l.madeServices, want.Service, func(have, want *corev1.Service) {
+		have.Spec.Type, have.Spec.Selector = want.Spec.Type, want.Spec.Selector
+		for i := range want.Spec.Ports { // node ports stay
+			for _, p := range have.Spec.Ports {
+				if p.Name == want.Spec.Ports[i].Name {
+					want.Spec.Ports[i].NodePort = p.NodePort
+				}
+			}
+		}
+		have.Spec.Ports = want.Spec.Ports
+	})
+	if err != nil {
+		return err
+	}
+	if want.Budget == nil {
+		if b, ok := l.madeBudgets.Get(Namespace, name); ok && metav1.IsControlledBy(b, class) && !l.madeBudgets.Going(b) {
+			err := client.Delete[*policyv1.PodDisruptionBudget](ctx, l.t.Client, Namespace, name, controllers.ByUID(b))
+			if err != nil && !apierrors.IsNotFound(err) {
+				return fmt.Errorf("deleting PodDisruptionBudget %s/%s: %w", Namespace, name, err)
+			}
+			l.madeBudgets.Deleting(b)
+		}
+		return nil
+	}
+	return ensure(ctx, l.t, class, l.madeBudgets, want.Budget, func(have, want *policyv1.PodDisruptionBudget) { have.Spec = want.Spec })
+}
+
+// home makes the namespace and the account.
+func (l *leading) home(ctx context.Context) error {
+	if _, ok := controllers.Cached[*corev1.ServiceAccount](l.accounts, Namespace, Account); ok {
+		return nil
+	}
+	_, err := client.Create(ctx, l.t.Client, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: Namespace}})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("creating namespace %s: %w", Namespace, err)
+	}
+	_, err = client.Create(ctx, l.t.Client, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: Account}})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("creating ServiceAccount %s/%s: %w", Namespace, Account, err)
+	}
+	return nil
+}
+
+// ensure creates an object, or changes it where it was made as something else.
+func ensure[T api.Object](ctx context.Context, t *controllers.Term, class *networkingv1.IngressClass, view *controllers.View[T], want T, change func(have, want T)) error {
+	what := fmt.Sprintf("%T %s/%s", want, want.GetNamespace(), want.GetName())
+	what = what[strings.LastIndexByte(what[:strings.IndexByte(what, ' ')], '.')+1:]
+	have, ok := view.Get(want.GetNamespace(), want.GetName())
+	if !ok {
+		made, err := client.Create(ctx, t.Client, want)
+		switch {
+		case apierrors.IsAlreadyExists(err):
+			return controllers.Race("creating %s: %w", what, err)
+		case err != nil:
+			t.Events.Eventf(class, corev1.EventTypeWarning, "FailedCreate", "%s: %v", what, err)
+			return fmt.Errorf("creating %s: %w", what, err)
+		}
+		view.Wrote(made)
+		return nil
+	}
+	if view.Going(have) {
+		return nil // its end leads here again
+	}
+	if !metav1.IsControlledBy(have, class) {
+		t.Events.Eventf(class, corev1.EventTypeWarning, "NameTaken", "%s is there and does not belong to this class: delete it, or name the class otherwise", what)
+		return nil
+	}
+	made := want.GetAnnotations()[madeAnnotation]
+	if have.GetAnnotations()[madeAnnotation] == made {
+		return nil
+	}
+	next := have.DeepCopyObject().(T)
+	change(next, want)
+	annotations := next.GetAnnotations()
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	annotations[madeAnnotation] = made
+	next.SetAnnotations(annotations)
+	stored, err := client.Update(ctx, t.Client, next)
+	if err != nil {
+		return fmt.Errorf("updating %s: %w", what, err)
+	}
+	view.Wrote(stored)
+	return nil
+}
+
+// ingress tells an Ingress where it is reached, and what is wrong with it.
+func (l *leading) ingress(ctx context.Context, key controllers.Key) (again time.Duration, err error) {
+	i, ok := l.seen.Get(key.Namespace, key.Name)
+	if !ok || i.DeletionTimestamp != nil {
+		l.forget(key)
+		return 0, nil
+	}
+	name := ingress.ClassOf(i)
+	class, ok := controllers.Cached[*networkingv1.IngressClass](l.classes, "", name)
+	if !ok || class.Spec.Controller != ingress.Controller {
+		l.forget(key)
+		return 0, nil
+	}
+	if service, ok := l.madeServices.Get(Namespace, name); ok {
+		if now := Addresses(service); !reflect.DeepEqual(now, i.Status.LoadBalancer.Ingress) && len(now)+len(i.Status.LoadBalancer.Ingress) > 0 {
+			next := i.DeepCopy()
+			next.Status.LoadBalancer.Ingress = now
+			stored, err := client.UpdateStatus(ctx, l.t.Client, next)
+			if err != nil && !apierrors.IsNotFound(err) {
+				return 0, fmt.Errorf("writing the status of Ingress %s: %w", key, err)
+			}
+			if err == nil {
+				l.seen.Wrote(stored)
+			}
+		}
+	}
+	return l.tell(i, key), nil
+}
+
+func (l *leading) tell(i *networkingv1.Ingress, key controllers.Key) (again time.Duration) {
+	problems := ingress.Problems(i, l.controller)
+	if len(problems) == 0 {
+		l.forget(key)
+		return 0
+	}
+	text := strings.Join(problems, " ")
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now, was := l.t.Now(), l.told[key]
+	if was.problems != text {
+		was = told{problems: text, since: now}
+	}
+	if wait := was.since.Add(calm).Sub(now); !was.done && wait > 0 {
+		l.told[key] = was
+		return wait
+	}
+	if !was.done {
+		l.t.Events.Event(i, corev1.EventTypeWarning, "NotServed", text)
+		was.done = true
+	}
+	l.told[key] = was
+	return 0
+}
+
+func (c *controller) forget(key controllers.Key) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.told, key)
+}
+
+// Service implements entry/ingress.World.
+func (c *controller) Service(namespace, name string) *corev1.Service {
+	s, _ := controllers.Cached[*corev1.Service](c.services, namespace, name)
+	return s
+}
+
+// Slices implements entry/ingress.World.
+func (c *controller) Slices(namespace, service string) []*discoveryv1.EndpointSlice {
+	return controllers.CachedBy[*discoveryv1.EndpointSlice](c.slices, sliceIndex, namespace+"/"+service)
+}
+
+// Secret implements entry/ingress.World.
+func (c *controller) Secret(namespace, name string) *corev1.Secret {
+	s, _ := controllers.Cached[*corev1.Secret](c.secrets, namespace, name)
+	return s
+}

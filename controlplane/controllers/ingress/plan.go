@@ -1,0 +1,126 @@
+package ingress
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/entry/ingress"
+)
+
+const (
+	// Namespace is where proxies run, and Account their ServiceAccount there: the subject of the default
+	// ClusterRoleBinding "keelson:entry".
+	Namespace = "keelson-entry"
+	Account   = "entry"
+	// madeAnnotation keeps a digest of what was made, so that what others change stays until something else is wanted.
+	madeAnnotation = "keelson.dev/made-as"
+)
+
+// Made are the objects that serve one IngressClass. All are named after it and belong to it: they go with it.
+type Made struct {
+	Deployment *appsv1.Deployment
+	Service    *corev1.Service
+	Budget     *policyv1.PodDisruptionBudget // nil where one node has all pods
+}
+
+// Plan is what a class needs in a cluster of that many nodes.
+func Plan(class *networkingv1.IngressClass, image string, nodes int) Made {
+	labels := map[string]string{"app.kubernetes.io/name": "keelson-entry", "keelson.dev/ingress-class": class.Name}
+	meta := metav1.ObjectMeta{Namespace: Namespace, Name: class.Name, Labels: labels,
+		OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(class, networkingv1.SchemeGroupVersion.WithKind("IngressClass"))}}
+	selector := &metav1.LabelSelector{MatchLabels: labels}
+	replicas := int32(1)
+	if nodes > 1 {
+		replicas = 2
+	}
+	m := Made{
+		Deployment: &appsv1.Deployment{ObjectMeta: *meta.DeepCopy(), Spec: appsv1.DeploymentSpec{
+			Replicas: &replicas, Selector: selector,
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: podSpec(class.Name, image, selector)},
+		}},
+		Service: &corev1.Service{ObjectMeta: *meta.DeepCopy(), Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeLoadBalancer, Selector: labels, Ports: []corev1.ServicePort{
+				{Name: "http", Port: ingress.HTTPPort, TargetPort: intstr.FromInt32(ingress.HTTPPort), Protocol: corev1.ProtocolTCP},
+				{Name: "https", Port: ingress.HTTPSPort, TargetPort: intstr.FromInt32(ingress.HTTPSPort), Protocol: corev1.ProtocolTCP},
+			},
+		}},
+	}
+	if replicas > 1 {
+		one := intstr.FromInt32(1)
+		m.Budget = &policyv1.PodDisruptionBudget{ObjectMeta: *meta.DeepCopy(), Spec: policyv1.PodDisruptionBudgetSpec{MaxUnavailable: &one, Selector: selector}}
+	}
+	digest(m.Deployment, m.Deployment.Spec)
+	digest(m.Service, m.Service.Spec)
+	if m.Budget != nil {
+		digest(m.Budget, m.Budget.Spec)
+	}
+	return m
+}
+
+func digest(o api.Object, spec any) {
+	text, err := json.Marshal(spec)
+	if err != nil {
+		panic("ingress: a spec that was just made is no JSON: " + err.Error())
+	}
+	o.SetAnnotations(map[string]string{madeAnnotation: fmt.Sprintf("%x", sha256.Sum256(text))[:16]})
+}
+
+// podSpec runs a proxy without any privilege: low ports are opened to it by its own network namespace.
+func podSpec(class, image string, selector *metav1.LabelSelector) corev1.PodSpec {
+	no, yes, grace := false, true, int64(45)
+	nobody := int64(65534)
+	get := func(path string) corev1.ProbeHandler {
+		return corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: path, Port: intstr.FromString("status")}}
+	}
+	return corev1.PodSpec{
+		ServiceAccountName:            Account,
+		TerminationGracePeriodSeconds: &grace,
+		SecurityContext: &corev1.PodSecurityContext{
+			RunAsNonRoot: &yes, RunAsUser: &nobody, RunAsGroup: &nobody,
+			SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+			Sysctls:        []corev1.Sysctl{{Name: "net.ipv4.ip_unprivileged_port_start", Value: "0"}},
+		},
+		TopologySpreadConstraints: []corev1.TopologySpreadConstraint{{
+			MaxSkew: 1, TopologyKey: corev1.LabelHostname, WhenUnsatisfiable: corev1.ScheduleAnyway, LabelSelector: selector,
+		}},
+		Containers: []corev1.Container{{
+			Name: "entry", Image: image, ImagePullPolicy: corev1.PullIfNotPresent, Args: []string{"--ingress-class=" + class},
+			Env: []corev1.EnvVar{{Name: "GOMEMLIMIT", Value: "900MiB"}},
+			Ports: []corev1.ContainerPort{
+				{Name: "http", ContainerPort: ingress.HTTPPort}, {Name: "https", ContainerPort: ingress.HTTPSPort}, {Name: "status", ContainerPort: 10254},
+			},
+			Resources: corev1.ResourceRequirements{
+				Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("50m"), corev1.ResourceMemory: resource.MustParse("64Mi")},
+				Limits:   corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("1Gi")},
+			},
+			ReadinessProbe: &corev1.Probe{ProbeHandler: get("/readyz"), PeriodSeconds: 2},
+			LivenessProbe:  &corev1.Probe{ProbeHandler: get("/healthz"), PeriodSeconds: 10, FailureThreshold: 6, TimeoutSeconds: 5},
+			SecurityContext: &corev1.SecurityContext{
+				AllowPrivilegeEscalation: &no, ReadOnlyRootFilesystem: &yes, Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+			},
+		}},
+	}
+}
+
+// Addresses are what the status of an Ingress says of the Service before its proxies.
+func Addresses(s *corev1.Service) []networkingv1.IngressLoadBalancerIngress {
+	var out []networkingv1.IngressLoadBalancerIngress
+	for _, in := range s.Status.LoadBalancer.Ingress {
+		entry := networkingv1.IngressLoadBalancerIngress{IP: in.IP, Hostname: in.Hostname}
+		for _, p := range in.Ports {
+			entry.Ports = append(entry.Ports, networkingv1.IngressPortStatus{Port: p.Port, Protocol: p.Protocol, Error: p.Error})
+		}
+		out = append(out, entry)
+	}
+	return out
+}

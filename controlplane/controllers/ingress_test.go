@@ -1,0 +1,122 @@
+package controllers_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/ingress"
+)
+
+func ingressClass(name, controller string) *networkingv1.IngressClass {
+	return &networkingv1.IngressClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: networkingv1.IngressClassSpec{Controller: controller}}
+}
+
+func ingressTo(name, class, service string) *networkingv1.Ingress {
+	return &networkingv1.Ingress{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: networkingv1.IngressSpec{
+		IngressClassName: &class, DefaultBackend: &networkingv1.IngressBackend{Service: &networkingv1.IngressServiceBackend{
+			Name: service, Port: networkingv1.ServiceBackendPort{Number: 80}}},
+	}}
+}
+
+// A class gets its proxies, with the rights that the controller declares, and loses them as it goes; its Ingresses are
+// told where they are reached and, once, what is wrong. Nothing is made for a class of somebody else.
+func TestIngressClasses(t *testing.T) {
+	w := start(t, options{engine: controllers.Options{OwnIdentity: true}})
+	w.create(ingressClass("own", "keelson.dev/ingress"))
+	w.create(ingressClass("other", "example.com/ingress"))
+	made := func(class string) error {
+		d, err := client.Get[*appsv1.Deployment](w.ctx, w.admin, ingress.Namespace, class)
+		if err != nil {
+			return err
+		}
+		_, service := client.Get[*corev1.Service](w.ctx, w.admin, ingress.Namespace, class)
+		_, budget := client.Get[*policyv1.PodDisruptionBudget](w.ctx, w.admin, ingress.Namespace, class)
+		if *d.Spec.Replicas != 2 {
+			err = fmt.Errorf("%d replicas", *d.Spec.Replicas)
+		}
+		return errors.Join(err, service, budget)
+	}
+	w.eventually("the proxy of the class", func() error { return made("own") })
+	if err := made("other"); !apierrors.IsNotFound(err) {
+		t.Errorf("somebody else's class: %v", err)
+	}
+	w.create(ingressTo("web", "own", "lost"))
+	w.create(ingressTo("foreign", "other", "lost"))
+	told := func() (count int32, of []string) {
+		list, err := client.List[*corev1.Event](w.ctx, w.admin, "default", metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range list {
+			if e.Reason == "NotServed" && strings.Contains(e.Message, "Service lost does not exist") {
+				count, of = count+e.Count, append(of, e.InvolvedObject.Name)
+			}
+		}
+		return count, of
+	}
+	w.eventually("the event", func() error {
+		if n, _ := told(); n == 0 {
+			return errors.New("no event")
+		}
+		return nil
+	})
+	s, err := client.Get[*corev1.Service](w.ctx, w.admin, ingress.Namespace, "own")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s = s.DeepCopy()
+	s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}
+	if _, err := client.UpdateStatus(w.ctx, w.admin, s); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually("the address", func() error {
+		i, err := client.Get[*networkingv1.Ingress](w.ctx, w.admin, "default", "web")
+		if err == nil && fmt.Sprint(i.Status.LoadBalancer.Ingress) != "[{192.0.2.1  []}]" {
+			err = fmt.Errorf("%v", i.Status.LoadBalancer.Ingress)
+		}
+		return err
+	})
+	if n, of := told(); n != 1 || of[0] != "web" {
+		t.Errorf("%d events, of %v", n, of)
+	}
+	// What somebody tunes stays, what was deleted comes back.
+	d, err := client.Get[*appsv1.Deployment](w.ctx, w.admin, ingress.Namespace, "own")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, three := d.DeepCopy(), int32(3)
+	d.Spec.Replicas = &three
+	if _, err := client.Update(w.ctx, w.admin, d); err != nil {
+		t.Fatal(err)
+	}
+	if err := client.Delete[*corev1.Service](w.ctx, w.admin, ingress.Namespace, "own", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually("the Service again", func() error {
+		_, err := client.Get[*corev1.Service](w.ctx, w.admin, ingress.Namespace, "own")
+		return err
+	})
+	if d, err := client.Get[*appsv1.Deployment](w.ctx, w.admin, ingress.Namespace, "own"); err != nil || *d.Spec.Replicas != 3 {
+		t.Errorf("%v, %v", d, err)
+	}
+	if err := client.Delete[*networkingv1.IngressClass](w.ctx, w.admin, "", "own", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually("the proxy goes with its class", func() error {
+		if err := made("own"); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("there: %v", err)
+		}
+		return nil
+	})
+}
