@@ -1,0 +1,193 @@
+package e2e
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/test/bed"
+)
+
+// keyPair is a Secret for hosts, with a certificate of that serial number.
+func keyPair(t *testing.T, serial int64, hosts ...string) *v1.Secret {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(serial), DNSNames: hosts, NotAfter: time.Now().Add(time.Hour)}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &v1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "web-tls"}, Type: v1.SecretTypeTLS, Data: map[string][]byte{
+		v1.TLSCertKey:       pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		v1.TLSPrivateKeyKey: pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}),
+	}}
+}
+
+// entrance asks proxies at an address from the host outside, under any name.
+type entrance struct {
+	dial func(ctx context.Context, network, address string) (net.Conn, error)
+	at   string
+}
+
+func (e entrance) client() *http.Client {
+	return &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
+		DisableKeepAlives: true, ForceAttemptHTTP2: true,
+		// Which certificate is shown is what is asked here.
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			_, port, _ := net.SplitHostPort(address)
+			return e.dial(ctx, network, net.JoinHostPort(e.at, port))
+		},
+	}}
+}
+
+// get says status and body, and the serial number of the certificate that was shown.
+func (e entrance) get(url string) (code int, body string, serial int64, err error) {
+	resp, err := e.client().Get(url)
+	if err != nil {
+		return 0, "", 0, err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if resp.TLS != nil {
+		serial = resp.TLS.PeerCertificates[0].SerialNumber.Int64()
+	}
+	return resp.StatusCode, string(text), serial, err
+}
+
+func (e entrance) expect(t *testing.T, url string, code int, part string, serial int64) {
+	t.Helper()
+	bed.Eventually(t, soon, func() error {
+		got, body, shown, err := e.get(url)
+		if err == nil && (got != code || !strings.Contains(body, part) || shown != serial) {
+			err = fmt.Errorf("%s: %d %q by certificate %d, want %d %q by %d", url, got, body, shown, code, part, serial)
+		}
+		return err
+	})
+}
+
+func pathTo(path string, kind networkingv1.PathType, service string) networkingv1.HTTPIngressPath {
+	return networkingv1.HTTPIngressPath{Path: path, PathType: &kind, Backend: networkingv1.IngressBackend{
+		Service: &networkingv1.IngressServiceBackend{Name: service, Port: networkingv1.ServiceBackendPort{Name: "http"}}}}
+}
+
+func hostRule(host string, paths ...networkingv1.HTTPIngressPath) networkingv1.IngressRule {
+	return networkingv1.IngressRule{Host: host, IngressRuleValue: networkingv1.IngressRuleValue{HTTP: &networkingv1.HTTPIngressRuleValue{Paths: paths}}}
+}
+
+// An IngressClass gets proxies with an address of a pool; hosts and paths lead to their Services there and at node ports, key pairs are
+// exchanged without a restart, a proxy that dies is missed by nobody who asks again, and all goes with the class.
+func TestIngress(t *testing.T) {
+	w := begin(t)
+	outside := bed.Host(t, "registry")
+	raw := outside.IP.As4()
+	raw[3] = 241
+	vip := netip.AddrFrom4(raw)
+	w.pool(fmt.Sprintf("{addresses: [%s], namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: keelson-entry}}}", vip))
+	class := w.ns
+	_, err := w.cs.NetworkingV1().IngressClasses().Create(t.Context(), &networkingv1.IngressClass{
+		ObjectMeta: metav1.ObjectMeta{Name: class}, Spec: networkingv1.IngressClassSpec{Controller: "keelson.dev/ingress"}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	deleteClass := func() error {
+		return w.cs.NetworkingV1().IngressClasses().Delete(context.Background(), class, metav1.DeleteOptions{})
+	}
+	w.Cleanup(func() { _ = deleteClass() })
+	for _, name := range []string{"one", "two"} {
+		p := pod(name, hello)
+		w.createPod(p)
+		w.createService(front(name, v1.ServiceTypeClusterIP))
+	}
+	secrets := w.cs.CoreV1().Secrets(w.ns)
+	if _, err := secrets.Create(t.Context(), keyPair(t, 1, "one.example"), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = w.cs.NetworkingV1().Ingresses(w.ns).Create(t.Context(), &networkingv1.Ingress{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: networkingv1.IngressSpec{
+		IngressClassName: &class,
+		TLS:              []networkingv1.IngressTLS{{Hosts: []string{"one.example"}, SecretName: "web-tls"}},
+		Rules: []networkingv1.IngressRule{
+			hostRule("one.example", pathTo("/", networkingv1.PathTypeExact, "one"), pathTo("/lost", networkingv1.PathTypePrefix, "lost")),
+			hostRule("*.two.example", pathTo("/", networkingv1.PathTypePrefix, "two")),
+		},
+	}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.waitPod("one", isReady)
+	w.waitPod("two", isReady)
+	dial := bed.HTTP(outside).Transport.(*http.Transport).DialContext
+	door := entrance{dial: dial, at: vip.String()}
+	door.expect(t, "http://one.example/", 200, "one", 0)
+	door.expect(t, "http://x.two.example/", 200, "two", 0)
+	door.expect(t, "http://one.example/other", 404, "", 0)
+	door.expect(t, "http://one.example/lost", 503, "", 0)
+	door.expect(t, "http://elsewhere.example/", 404, "", 0)
+	door.expect(t, "https://one.example/", 200, "one", 1)
+	if told := w.waitEvent("web", "NotServed"); !strings.Contains(told, "Service lost does not exist") {
+		t.Errorf("the event says %s", told)
+	}
+	bed.Eventually(t, soon, func() error {
+		i, err := w.cs.NetworkingV1().Ingresses(w.ns).Get(t.Context(), "web", metav1.GetOptions{})
+		if err == nil && (len(i.Status.LoadBalancer.Ingress) != 1 || i.Status.LoadBalancer.Ingress[0].IP != vip.String()) {
+			err = fmt.Errorf("the status says %+v", i.Status.LoadBalancer.Ingress)
+		}
+		return err
+	})
+	service, err := w.cs.CoreV1().Services("keelson-entry").Get(t.Context(), class, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	entrance{dial: dial, at: bed.Host(t, "w1").IP.String()}.expect(t, fmt.Sprintf("http://one.example:%d/", service.Spec.Ports[0].NodePort), 200, "one", 0)
+
+	if _, err := secrets.Update(t.Context(), keyPair(t, 2, "one.example"), metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	door.expect(t, "https://one.example/", 200, "one", 2)
+
+	proxies := w.cs.CoreV1().Pods("keelson-entry")
+	list, err := proxies.List(t.Context(), metav1.ListOptions{LabelSelector: "keelson.dev/ingress-class=" + class})
+	if err != nil || len(list.Items) != 2 || list.Items[0].Spec.NodeName == list.Items[1].Spec.NodeName {
+		t.Fatalf("want two proxies on two nodes: %v, %v", list, err)
+	}
+	now := int64(0)
+	if err := proxies.Delete(t.Context(), list.Items[0].Name, metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
+		t.Fatal(err)
+	}
+	door.expect(t, "http://one.example/", 200, "one", 0)
+
+	if err := deleteClass(); err != nil {
+		t.Fatal(err)
+	}
+	bed.Eventually(t, 2*soon, func() error {
+		left, err := proxies.List(t.Context(), metav1.ListOptions{LabelSelector: "keelson.dev/ingress-class=" + class})
+		if err == nil && len(left.Items) > 0 {
+			err = fmt.Errorf("%d proxies are left", len(left.Items))
+		}
+		return err
+	})
+}
