@@ -1,0 +1,97 @@
+package dns
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// F101: what docs/dns.md says of others at the server's port: another address of the node is free, all addresses are for those
+// who share ports as the server does, and questions for the server's address come to the server even then.
+func TestOthersAtThePort(t *testing.T) {
+	own, err := listen(t.Context(), netip.MustParseAddrPort("127.0.0.1:0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.close()
+	port := own.udp[0].LocalAddr().(*net.UDPAddr).AddrPort().Port()
+	sharing := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var failed error
+		err := c.Control(func(fd uintptr) { failed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) })
+		return errors.Join(err, failed)
+	}}
+	for _, c := range []struct {
+		name, at string
+		how      net.ListenConfig
+		want     error
+	}{{"another address", "127.0.0.2", net.ListenConfig{}, nil}, {"all addresses", "0.0.0.0", net.ListenConfig{}, unix.EADDRINUSE},
+		{"all addresses, sharing", "0.0.0.0", sharing, nil}} {
+		at := netip.AddrPortFrom(netip.MustParseAddr(c.at), port)
+		l, err := c.how.Listen(t.Context(), "tcp4", at.String())
+		if !errors.Is(err, c.want) {
+			t.Errorf("%s, TCP: %v, want %v", c.name, err, c.want)
+		}
+		if err == nil {
+			l.Close()
+		}
+		p, err := c.how.ListenPacket(t.Context(), "udp4", at.String())
+		if !errors.Is(err, c.want) {
+			t.Errorf("%s, UDP: %v, want %v", c.name, err, c.want)
+		}
+		if err == nil {
+			heard(t, own, p, port)
+			p.Close()
+		}
+	}
+}
+
+// heard sees that packets to the server's address come to the server and not to somebody else.
+func heard(t *testing.T, own *front, other net.PacketConn, port uint16) {
+	t.Helper()
+	const n = 16
+	for range n {
+		c, err := net.Dial("udp4", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port).String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Write([]byte("question")); err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+	}
+	got := make(chan struct{}, n)
+	var readers sync.WaitGroup
+	for _, u := range own.udp {
+		_ = u.SetReadDeadline(time.Time{})
+		readers.Go(func() {
+			for buf := make([]byte, 64); ; {
+				if _, _, err := u.ReadFrom(buf); err != nil {
+					return
+				}
+				got <- struct{}{}
+			}
+		})
+	}
+	patience := time.After(10 * time.Second)
+	for i := range n {
+		select {
+		case <-got:
+		case <-patience:
+			t.Fatalf("%d of %d questions came to the server", i, n)
+		}
+	}
+	for _, u := range own.udp {
+		_ = u.SetReadDeadline(time.Now())
+	}
+	readers.Wait()
+	_ = other.SetReadDeadline(time.Now())
+	if _, _, err := other.ReadFrom(make([]byte, 64)); err == nil {
+		t.Error("a question for the server came to somebody else")
+	}
+}
