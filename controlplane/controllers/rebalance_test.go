@@ -211,7 +211,7 @@ func TestRebalance(t *testing.T) {
 func TestRebalanceUnderFailures(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := newWorld(t, options{quiet: true, placed: true, change: failing("rebalance-controller", 3, time.Millisecond)})
-		engine := controllers.Options{Resync: time.Second}
+		engine := controllers.Options{Resync: 5 * time.Second}
 		stop := w.lead(engine)
 		defer func() { stop() }()
 		w.roomy("w1")
