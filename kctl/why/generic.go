@@ -2,6 +2,7 @@ package why
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -24,7 +25,10 @@ func deletedObject(o metav1.Object, kind string) *Finding {
 }
 
 // healthy are the conditions that are True of a healthy object, whatever its kind.
-var healthy = []string{"Ready", "Available", "Established", "Healthy", "Synced", "Accepted", "Programmed"}
+var healthy = []string{"Ready", "Available", "Established", "Healthy", "Synced", "Accepted", "Programmed", "ResolvedRefs"}
+
+// unhealthy are those that are True of one that is not.
+var unhealthy = []string{"PartiallyInvalid", "OverlappingTLSConfig"}
 
 // other explains an object of a kind that nothing more is known of: deletion, and conditions that do not hold.
 func (w *World) other(subject runtime.Object, r *Report) {
@@ -42,19 +46,21 @@ func (w *World) other(subject runtime.Object, r *Report) {
 	if err != nil {
 		return
 	}
-	conditions, _, _ := unstructured.NestedSlice(content, "status", "conditions")
-	for _, c := range conditions[:min(len(conditions), 10*most)] {
-		fields, ok := c.(map[string]any)
-		if !ok {
-			continue
-		}
-		text := func(key string) string { s, _ := fields[key].(string); return s }
-		for _, t := range healthy {
-			if text("type") != t || text("status") == "True" {
+	described := kctl(o, "describe %s %s", kind, o.GetName())
+	for _, l := range conditionLists(content) {
+		for _, c := range l.conditions[:min(len(l.conditions), 10*most)] {
+			fields, ok := c.(map[string]any)
+			if !ok {
 				continue
 			}
-			f := Finding{Object: r.Object, What: fmt.Sprintf("condition %s is %s", t, text("status")),
-				Because: line(text("reason") + ": " + text("message")), Mend: []string{kctl(o, "describe %s %s", kind, o.GetName())}}
+			text := func(key string) string { s, _ := fields[key].(string); return s }
+			bad := slices.Contains(healthy, text("type")) && text("status") != "True" ||
+				slices.Contains(unhealthy, text("type")) && text("status") == "True"
+			if !bad {
+				continue
+			}
+			f := Finding{Object: r.Object, What: fmt.Sprintf("condition %s%s is %s", text("type"), l.of, text("status")),
+				Because: line(text("reason") + ": " + text("message")), Mend: []string{described}}
 			var since metav1.Time
 			if since.UnmarshalQueryParameter(text("lastTransitionTime")) == nil {
 				f.Since = at(since)
@@ -62,4 +68,31 @@ func (w *World) other(subject runtime.Object, r *Report) {
 			r.Findings = append(r.Findings, f)
 		}
 	}
+}
+
+// conditionList is conditions, and of what in the object they are.
+type conditionList struct {
+	of         string
+	conditions []any
+}
+
+// conditionLists are the conditions of an object, and those that Gateway API has of listeners and of routes' parents.
+func conditionLists(content map[string]any) []conditionList {
+	own, _, _ := unstructured.NestedSlice(content, "status", "conditions")
+	out := []conditionList{{conditions: own}}
+	part := func(field, word string, path ...string) {
+		list, _, _ := unstructured.NestedSlice(content, "status", field)
+		for _, l := range list[:min(len(list), 10*most)] {
+			m, ok := l.(map[string]any)
+			if !ok {
+				continue
+			}
+			of, _, _ := unstructured.NestedString(m, path...)
+			conditions, _, _ := unstructured.NestedSlice(m, "conditions")
+			out = append(out, conditionList{fmt.Sprintf(" %s %s", word, of), conditions})
+		}
+	}
+	part("listeners", "of listener", "name")
+	part("parents", "for", "parentRef", "name")
+	return out
 }
