@@ -1,4 +1,5 @@
-// Keelson-entry is the proxy in front of Services. It runs in a pod that the control plane makes for an IngressClass.
+// Keelson-entry is the proxy in front of Services. It runs in pods that the control plane makes for an IngressClass or
+// for a Gateway.
 package main
 
 import (
@@ -7,10 +8,12 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/netip"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -22,6 +25,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"keelson.dev/keelson/entry/live"
+	"keelson.dev/keelson/entry/live/gateways"
 	"keelson.dev/keelson/entry/serve"
 )
 
@@ -40,6 +44,8 @@ func main() {
 func run(ctx context.Context, log *slog.Logger, args []string) error {
 	f := flag.NewFlagSet("keelson-entry", flag.ContinueOnError)
 	class := f.String("ingress-class", "", "serve the Ingresses of this IngressClass")
+	of := f.String("gateway", "", "serve this Gateway, as NAMESPACE/NAME")
+	certificates := f.String("certificates", "/certificates", "folder in which the certificates of the Gateway's listeners are")
 	status := f.String("status-address", ":10254", "where /healthz, /readyz and /metrics are")
 	access := f.Bool("access-log", false, "write a line for each request")
 	trusted := f.String("trusted-proxies", "", "prefixes, with commas between, whose X-Forwarded headers are believed")
@@ -47,8 +53,9 @@ func run(ctx context.Context, log *slog.Logger, args []string) error {
 	if err := f.Parse(args); err != nil {
 		return fmt.Errorf("reading the flags: %w", err)
 	}
-	if *class == "" || f.NArg() > 0 {
-		return errors.New("usage: keelson-entry --ingress-class NAME [--access-log] [--trusted-proxies PREFIX,...] [--status-address :PORT] [--linger DURATION]")
+	namespace, name, isName := strings.Cut(*of, "/")
+	if (*class == "") == (*of == "") || *of != "" && (!isName || namespace == "" || name == "") || f.NArg() > 0 {
+		return errors.New("usage: keelson-entry --ingress-class NAME | --gateway NAMESPACE/NAME [--certificates FOLDER] [--access-log] [--trusted-proxies PREFIX,...] [--status-address :PORT] [--linger DURATION]")
 	}
 	opts := serve.Options{Log: log, Linger: *linger}
 	if *access {
@@ -70,12 +77,22 @@ func run(ctx context.Context, log *slog.Logger, args []string) error {
 	}
 	api.UserAgent = "keelson-entry/" + version
 	s := serve.New(opts)
-	log.Info("starting", "version", version, "class", *class)
+	log.Info("starting", "version", version, "class", *class, "gateway", *of)
 	g, ctx := errgroup.WithContext(ctx)
 	pages := statusServer(*status, s)
 	served := make(chan struct{})
 	g.Go(func() error { defer close(served); return s.Run(ctx) })
-	g.Go(func() error { return live.Run(ctx, live.Config{API: api, Class: *class, Swap: s.Swap, Log: log}) })
+	g.Go(func() error {
+		if *of == "" {
+			return live.Run(ctx, live.Config{API: api, Class: *class, Swap: s.Swap, Log: log})
+		}
+		own, err := portOf(*status)
+		if err != nil {
+			return fmt.Errorf("--status-address: %w", err)
+		}
+		return gateways.Run(ctx, gateways.Config{API: api, Namespace: namespace, Name: name, Certificates: *certificates,
+			Reserved: []int32{own}, Swap: s.Swap, Log: log})
+	})
 	g.Go(func() error {
 		if err := pages.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
 			return fmt.Errorf("serving %s: %w", *status, err)
@@ -87,6 +104,16 @@ func run(ctx context.Context, log *slog.Logger, args []string) error {
 		return pages.Close()
 	})
 	return g.Wait()
+}
+
+// portOf is the port of an address.
+func portOf(address string) (int32, error) {
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return 0, err
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	return int32(n), err
 }
 
 func statusServer(at string, s *serve.Server) *http.Server {
