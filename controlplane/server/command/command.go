@@ -146,7 +146,7 @@ func runCommand(version string) *cobra.Command {
 	c.Flags().StringVar(&cfg.SchedulerConfig, "scheduler-config", "",
 		"file with the scheduler's profiles: a KubeSchedulerConfiguration (docs/scheduling.md); the same on every replica")
 	rebalances := rebalanceFlag(c, &cfg)
-	c.Flags().StringVar(&cfg.EntryImage, "entry-image", "keelson.dev/entry:v1", "image of the proxies that serve the Ingresses of classes of controller keelson.dev/ingress (docs/ingress.md)")
+	c.Flags().StringVar(&cfg.EntryImage, "entry-image", "keelson.dev/entry:v1", "image of the proxies that serve Ingresses and Gateways (docs/ingress.md, docs/gateway.md)")
 	plugins := pluginFlags(c, &cfg)
 	auditFlags(c, &cfg.Audit)
 	access := accessFlags(c, &cfg)
