@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -160,6 +161,58 @@ func track(t *testing.T, node netns.NsHandle) {
 	}
 }
 
+// again is when musl's resolver asks a second time; others wait longer.
+const again = 2500 * time.Millisecond
+
+// gap is the longest time between two answers that a pod gets while something is done, of questions all two milliseconds.
+func gap(t *testing.T, pod netns.NsHandle, at netip.Addr, do func()) (longest time.Duration) {
+	t.Helper()
+	var conn net.Conn
+	if err := space.In(pod, func() (err error) {
+		conn, err = net.Dial("udp", netip.AddrPortFrom(at, 53).String())
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	m := &dns.Msg{}
+	m.SetQuestion("web.default.svc.cluster.local.", dns.TypeA)
+	packet, err := m.Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var both sync.WaitGroup
+	ended := make(chan struct{})
+	both.Go(func() {
+		tick := time.NewTicker(2 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				_, _ = conn.Write(packet) // while nobody listens there may be an error
+			case <-ended:
+				return
+			}
+		}
+	})
+	both.Go(func() {
+		last := time.Now()
+		for buf := make([]byte, 1500); ; {
+			_, err := conn.Read(buf)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err == nil {
+				longest, last = max(longest, time.Since(last)), time.Now()
+			}
+		}
+	})
+	do()
+	close(ended)
+	conn.Close()
+	both.Wait()
+	return longest
+}
+
 // A pod reaches its node's DNS at the Service's address and at the link-local one, without an entry of connection
 // tracking; the next agent finds the addresses, and one that is not wanted any more is taken away.
 //
@@ -244,6 +297,15 @@ func TestOnANode(t *testing.T) {
 	silentBetweenAgents(t, pod)
 	stop = agent()
 	until(func() error { return ask("udp", own) })
+	unanswered := gap(t, pod, own, func() {
+		stop()
+		stop = agent()
+		until(func() error { return ask("udp", own) })
+	})
+	t.Logf("nobody answers for %s when the server is replaced by another one", unanswered)
+	if unanswered > again {
+		t.Errorf("nobody answers for %s when the server is replaced: resolvers ask again after %s", unanswered, again)
+	}
 	addon := svc.DeepCopy()
 	addon.Spec.Selector = map[string]string{"k8s-app": "kube-dns"}
 	cluster.Put(addon)
