@@ -53,6 +53,7 @@ func has(size string) func(c *corev1.PersistentVolumeClaim) bool {
 func TestClaimsGrow(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})
+		w.driverOn("w1", "w2", "w3")
 		for name, driver := range map[string]string{"own": "local.csi.keelson.dev", "theirs": "other.example.com"} {
 			v, c := driven(name, driver), claim(name, "1Gi")
 			c.Spec.VolumeName = name
@@ -62,6 +63,9 @@ func TestClaimsGrow(t *testing.T) {
 			w.wants(name, "3Gi")
 		}
 		w.claimIs("own", has("3Gi"))
+		if m := w.drivers.get("own"); m == nil || m.size != 3<<30 {
+			t.Errorf("the driver has %+v", m)
+		}
 		w.event("VolumeResizeSuccessful", "volume own has 3Gi")
 		w.event("ExternalExpanding", "waiting for an external controller to expand volume theirs to 3Gi: that of CSI driver other.example.com")
 		time.Sleep(10 * time.Minute)
@@ -81,6 +85,8 @@ func TestClaimsGrowUnderFailures(t *testing.T) {
 		engine := controllers.Options{Resync: time.Second}
 		stop := w.lead(engine)
 		defer func() { stop() }()
+		w.node("w1")
+		w.driverOn("w1")
 		w.create(driven("own", "local.csi.keelson.dev"))
 		w.create(claim("own", "1Gi"))
 		w.boundTo("own")

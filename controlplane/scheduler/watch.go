@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"runtime/debug"
+	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
@@ -44,6 +45,12 @@ func (s *Scheduler) watch() {
 		s.queue.happened(context.Background(), framework.DriversChanged, pick(old, now))
 	})
 	handle[*storagev1.StorageClass](s, func(old, now *storagev1.StorageClass) {
+		s.storageChanged(framework.StorageClassChange, pick(old, now))
+	})
+	handle[*storagev1.CSIDriver](s, func(old, now *storagev1.CSIDriver) {
+		s.storageChanged(framework.StorageClassChange, pick(old, now))
+	})
+	handle[*storagev1.CSIStorageCapacity](s, func(old, now *storagev1.CSIStorageCapacity) {
 		s.storageChanged(framework.StorageClassChange, pick(old, now))
 	})
 	handle[*resourcev1.ResourceClaim](s, s.deviceClaimChanged)
@@ -360,6 +367,14 @@ func (s *Scheduler) storage() framework.Volumes {
 		PersistentVolumes: func() []*v1.PersistentVolume { return client.CachedList[*v1.PersistentVolume](i, "", nil) },
 		StorageClass: func(name string) (*storagev1.StorageClass, bool) {
 			return client.Cached[*storagev1.StorageClass](i, "", name)
+		},
+		KnowsRoom: func(driver string) bool {
+			d, ok := client.Cached[*storagev1.CSIDriver](i, "", driver)
+			return ok && d.Spec.StorageCapacity != nil && *d.Spec.StorageCapacity
+		},
+		RoomFor: func(class string) []*storagev1.CSIStorageCapacity {
+			return slices.DeleteFunc(client.CachedList[*storagev1.CSIStorageCapacity](i, "", nil),
+				func(c *storagev1.CSIStorageCapacity) bool { return c.StorageClassName != class })
 		},
 	}
 }

@@ -51,8 +51,10 @@ import (
 	"keelson.dev/keelson/controlplane/controllers/serviceaccount"
 	"keelson.dev/keelson/controlplane/controllers/servicecidr"
 	"keelson.dev/keelson/controlplane/controllers/statefulset"
+	"keelson.dev/keelson/controlplane/controllers/volumecapacity"
 	"keelson.dev/keelson/controlplane/controllers/volumeexpansion"
 	"keelson.dev/keelson/controlplane/controllers/volumeprotection"
+	"keelson.dev/keelson/controlplane/controllers/volumeprovision"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/controlplane/scheduler"
 	"keelson.dev/keelson/controlplane/scheduler/config"
@@ -74,7 +76,7 @@ func (r *Replica) wireLeader(placing *config.Config) {
 		nodelifecycle.New(d),
 		nodecidr.New(d, nodecidr.Options{ClusterCIDR: r.cluster.ClusterCIDR}),
 		servicecidr.New(d, r.cluster.ServiceCIDR), servicecidr.NewRepair(d), loadbalancer.New(d),
-		persistentvolume.New(d), volumeprotection.New(d), podgroupprotection.New(d), volumeexpansion.New(d), podgc.New(d, podgc.Options{}), disruption.New(d),
+		persistentvolume.New(d), volumeprotection.New(d), podgroupprotection.New(d), volumeexpansion.New(d, lateStreams{r}), volumeprovision.New(d, lateStreams{r}), volumecapacity.New(d, lateStreams{r}), podgc.New(d, podgc.Options{}), disruption.New(d),
 		serviceaccount.New(d, r.trust.CA.PEM()), serviceaccount.NewTokens(d, r.trust.CA.PEM(), r.secretToken), clusterroleaggregation.New(d),
 		customresourcedefinition.New(d), resourcequota.New(d),
 		horizontalpodautoscaler.New(d, r.autoscalerMetrics(), horizontalpodautoscaler.Defaults),
@@ -167,7 +169,7 @@ const (
 func (r *Replica) firstDefaults(ctx context.Context, term uint64) {
 	ctx, cancel := context.WithTimeout(ctx, defaultsPatience)
 	defer cancel()
-	if err := errors.Join(r.api.EnsureBootstrap(ctx, term), r.api.EnsureDNSService(ctx, term, r.cluster.dnsIP())); err != nil && ctx.Err() == nil {
+	if err := errors.Join(r.api.EnsureBootstrap(ctx, term), r.api.EnsureStorage(ctx, term), r.api.EnsureDNSService(ctx, term, r.cluster.dnsIP())); err != nil && ctx.Err() == nil {
 		r.log.Warn("not all default objects are written yet", "err", err)
 	}
 }
@@ -181,7 +183,7 @@ func (r *Replica) keepDefaults(ctx context.Context, term uint64) error {
 		if err := wait.Delay(ctx, defaultsPeriod); err != nil {
 			return err
 		}
-		if err := errors.Join(r.api.EnsureSystemObjects(ctx, term), r.api.EnsureFlowControl(ctx, term), r.api.EnsureDNSService(ctx, term, r.cluster.dnsIP())); err != nil {
+		if err := errors.Join(r.api.EnsureSystemObjects(ctx, term), r.api.EnsureStorage(ctx, term), r.api.EnsureFlowControl(ctx, term), r.api.EnsureDNSService(ctx, term, r.cluster.dnsIP())); err != nil {
 			return fmt.Errorf("writing the default objects: %w", err)
 		}
 	}

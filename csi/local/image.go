@@ -108,11 +108,17 @@ func attached(image string) (*loop, error) {
 	return nil, nil
 }
 
-// attach has a loop device show an image. The device is free again by itself when nobody has it open or mounted.
-func attach(image string) (*loop, error) {
+// attach has a loop device show an image. The device is free again by itself when nobody has it open or mounted. fresh is
+// false for one that showed the image already: it may be mounted.
+func attach(image string) (l *loop, fresh bool, err error) {
 	if l, err := attached(image); l != nil || err != nil {
-		return l, err
+		return l, false, err
 	}
+	l, err = show(image)
+	return l, true, err
+}
+
+func show(image string) (*loop, error) {
 	f, err := os.OpenFile(image, os.O_RDWR|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil, err
@@ -179,11 +185,16 @@ func mountImage(ctx context.Context, image, path string, flags []string) error {
 		}
 		return err
 	}
-	l, err := attach(image)
+	l, fresh, err := attach(image)
 	if err != nil {
 		return err
 	}
 	defer l.Close()
+	if fresh {
+		if err := fillUnmounted(ctx, l); err != nil {
+			return fmt.Errorf("growing the file system in %s: %w", image, err)
+		}
+	}
 	bits, data := mountOptions(flags)
 	try := func() error { return unix.Mount(l.Name(), path, "ext4", bits, data) }
 	if err = try(); err != nil && !errors.Is(err, unix.EINVAL) {
@@ -195,12 +206,6 @@ func mountImage(ctx context.Context, image, path string, flags []string) error {
 	if err != nil {
 		return fmt.Errorf("mounting %s at %s with options %q: %w", image, path, flags, err)
 	}
-	if bits&unix.MS_RDONLY != 0 {
-		return nil
-	}
-	if err := fill(l, path); err != nil {
-		return errors.Join(err, unbind(path))
-	}
 	return nil
 }
 
@@ -210,20 +215,26 @@ func mended(err error) bool {
 	return errors.As(err, &exit) && exit.ExitCode() == 1
 }
 
-// fill has a mounted file system take all of its device, unless it does.
-func fill(l *loop, path string) error {
+// short says whether a file system does not take all of its device, and how many blocks that has.
+func short(l *loop) (blocks uint64, is bool, err error) {
 	size, err := l.Seek(0, io.SeekEnd)
 	if err != nil {
-		return err
+		return 0, false, err
 	}
 	var super [0x154]byte // of its superblock
 	if _, err := l.ReadAt(super[:], 1024); err != nil {
-		return fmt.Errorf("reading the superblock of %s: %w", l.Name(), err)
+		return 0, false, fmt.Errorf("reading the superblock of %s: %w", l.Name(), err)
 	}
 	has := uint64(binary.LittleEndian.Uint32(super[0x150:]))<<32 | uint64(binary.LittleEndian.Uint32(super[4:]))
-	blocks := uint64(size) / blockSize
-	if has >= blocks {
-		return nil
+	blocks = uint64(size) / blockSize
+	return blocks, has < blocks, nil
+}
+
+// fill has a mounted file system take all of its device, unless it does.
+func fill(l *loop, path string) error {
+	blocks, is, err := short(l)
+	if err != nil || !is {
+		return err
 	}
 	dir, err := os.Open(path)
 	if err != nil {
@@ -232,12 +243,25 @@ func fill(l *loop, path string) error {
 	defer dir.Close()
 	err = ioctl(dir, growFS, &blocks)
 	if errors.Is(err, unix.EPERM) {
-		return fmt.Errorf("growing the file system at %s: %w: the agent needs the capability CAP_SYS_RESOURCE", path, err)
+		return fmt.Errorf("growing the file system at %s while it is mounted: %w: the agent needs the capability CAP_SYS_RESOURCE; "+
+			"without it the volume grows when all pods that use it have ended", path, err)
 	}
 	if err != nil {
 		return fmt.Errorf("growing the file system at %s to %d blocks: %w", path, blocks, err)
 	}
 	return nil
+}
+
+// fillUnmounted does so with a file system that is not mounted.
+func fillUnmounted(ctx context.Context, l *loop) error {
+	_, is, err := short(l)
+	if err != nil || !is {
+		return err
+	}
+	if err := tool(ctx, "e2fsck", "-f", "-p", l.Name()); err != nil && !mended(err) {
+		return err
+	}
+	return tool(ctx, "resize2fs", l.Name())
 }
 
 // growImage makes an image larger, and the file system in it where that is mounted; otherwise it grows when it is.

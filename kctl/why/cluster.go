@@ -123,8 +123,12 @@ func (w *World) claim(c *corev1.PersistentVolumeClaim) []Finding {
 	switch {
 	case e.Reason == "WaitForFirstConsumer":
 		f.Mend = []string{kctl(c, "get pods   # it gets its volume with the first pod that uses it")}
-	case e.Reason == "ProvisioningFailed" && strings.Contains(e.Message, "not found"):
+	case e.Reason == "ProvisioningFailed" && strings.HasPrefix(e.Message, "storageclass") && strings.Contains(e.Message, "not found"):
 		f.Mend = []string{"kctl get storageclasses   # the class of a claim cannot be changed: make the class, or the claim anew"}
+	case e.Reason == "ProvisioningFailed" && strings.Contains(e.Message, "a driver registers"):
+		f.Mend = []string{"kctl get csinodes -o yaml   # the drivers that have registered, by node", "kctl get pods -A   # does the driver run?"}
+	case e.Reason == "ProvisioningFailed" && strings.Contains(e.Message, "ResourceExhausted"):
+		f.Mend = []string{"kctl get csistoragecapacities -A   # the room of each node; delete claims that are not needed, or add a disk"}
 	case e.Reason == "ExternalProvisioning":
 		f.Mend = []string{"kctl get csidrivers", "kctl get pods -A   # does the provisioner run?"}
 	case e.Reason == "FailedBinding" || e.Reason == "VolumeMismatch":

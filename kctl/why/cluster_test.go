@@ -37,6 +37,8 @@ func TestClaimsNamespacesNodes(t *testing.T) {
 	good := node("w3")
 	transcript(t, "cluster", []subject{
 		{"no class", told("ProvisioningFailed", `storageclass.storage.k8s.io "fast" not found`), claim(corev1.ClaimPending)},
+		{"no driver", told("ProvisioningFailed", "failed to provision volume: no node has CSI driver a.example: a driver registers by a socket in its kubelet folder's plugins_registry (kubectl get csinodes -o yaml lists those that have)"), claim(corev1.ClaimPending)},
+		{"no room", told("ProvisioningFailed", `failed to provision volume: StorageClass "standard": ResourceExhausted: volume pvc-1 wants 20 MiB, and node w1 has 4 MiB left for volumes`), claim(corev1.ClaimPending)},
 		{"nobody uses it", told("WaitForFirstConsumer", "waiting for first consumer to be created before binding"), claim(corev1.ClaimPending)},
 		{"lost", World{}, claim(corev1.ClaimLost)},
 		{"in use", World{Pods: []corev1.Pod{*user}}, going},

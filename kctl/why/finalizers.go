@@ -19,6 +19,7 @@ var holders = map[string]string{
 	"service.kubernetes.io/load-balancer-cleanup":         "the load balancer's controller",
 	"customresourcecleanup.apiextensions.k8s.io":          "the objects of the kind, which are deleted first",
 	"external-provisioner.volume.kubernetes.io/finalizer": "the provisioner of the volume",
+	"keelson.dev/provisioning":                            "the driver that was asked for a volume, which has to delete what it may have made",
 }
 
 // owned names finalizers, each with what it waits for.

@@ -1,5 +1,6 @@
-// Package volumeexpansion grows the volumes of claims that ask for more. Volumes of the cluster's own driver it grows by
-// itself; those of other drivers are left to the resizer that comes with the driver, which keeps the claim's states.
+// Package volumeexpansion grows the volumes of claims that ask for more. Volumes of drivers that the agents serve
+// (controllers.Served) it has their driver grow, by the agent of a node that reaches them; those of other drivers are left
+// to the resizer that comes with the driver, which keeps the claim's states.
 package volumeexpansion
 
 import (
@@ -13,26 +14,23 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// OwnDriver is the driver that comes with the cluster. Its volumes are folders: they have the room of their disk, and
-// there is nothing to do on the node when they grow.
-const OwnDriver = "local.csi.keelson.dev"
-
 // Step is what to do next about a claim. At most one of Status and Volume is set.
 type Step struct {
 	Status *corev1.PersistentVolumeClaimStatus
-	Volume *corev1.PersistentVolume
+	Volume *corev1.PersistentVolume // as it is to be written once its driver has grown it
 	// Event is told of once what is written has been written.
 	Reason, Message string
 }
 
-// Plan decides the next step of a claim with the volume that it is bound to; nil where there is none.
-func Plan(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, now time.Time) Step {
+// Plan decides the next step of a claim with the volume that it is bound to; nil where there is none. served says that
+// the volume's driver is.
+func Plan(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, served bool, now time.Time) Step {
 	if v == nil || c.DeletionTimestamp != nil || c.Status.Phase != corev1.ClaimBound || c.Spec.VolumeName != v.Name ||
 		v.Spec.ClaimRef == nil || v.Spec.ClaimRef.UID != c.UID {
 		return Step{}
 	}
 	want, has, size := c.Spec.Resources.Requests[corev1.ResourceStorage], c.Status.Capacity[corev1.ResourceStorage], v.Spec.Capacity[corev1.ResourceStorage]
-	if v.Spec.CSI == nil || v.Spec.CSI.Driver != OwnDriver {
+	if v.Spec.CSI == nil || !served {
 		if want.Cmp(size) <= 0 {
 			return Step{}
 		}

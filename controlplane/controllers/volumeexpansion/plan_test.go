@@ -30,7 +30,7 @@ func bound(asks, driver string) (*corev1.PersistentVolumeClaim, *corev1.Persiste
 // grow takes steps until there is none, with the states that the claim was in.
 func grow(t *testing.T, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) (steps []string) {
 	for range 10 {
-		s := Plan(c, v, time.Unix(1, 0))
+		s := Plan(c, v, v.Spec.CSI != nil && v.Spec.CSI.Driver == local.DriverName, time.Unix(1, 0))
 		switch {
 		case s.Status != nil && s.Volume != nil:
 			t.Fatal("two writes in one step")
@@ -49,10 +49,7 @@ func grow(t *testing.T, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVol
 }
 
 func TestOwnVolumesGrow(t *testing.T) {
-	if OwnDriver != local.DriverName {
-		t.Errorf("the cluster's own driver is %s", local.DriverName)
-	}
-	c, v := bound("3Gi", OwnDriver)
+	c, v := bound("3Gi", local.DriverName)
 	want := []string{"ControllerResizeInProgress Resizing", "volume", " VolumeResizeSuccessful"}
 	if steps := grow(t, c, v); !equality.Semantic.DeepEqual(steps, want) {
 		t.Errorf("steps %q", steps)
@@ -62,8 +59,8 @@ func TestOwnVolumesGrow(t *testing.T) {
 		t.Errorf("%+v", c.Status)
 	}
 	// Half way the claim says what goes on, and another wish changes it.
-	c, v = bound("3Gi", OwnDriver)
-	c.Status = *Plan(c, v, time.Unix(1, 0)).Status
+	c, v = bound("3Gi", local.DriverName)
+	c.Status = *Plan(c, v, v.Spec.CSI != nil && v.Spec.CSI.Driver == local.DriverName, time.Unix(1, 0)).Status
 	if n := len(c.Status.Conditions); n != 1 || c.Status.Conditions[0].Type != corev1.PersistentVolumeClaimResizing {
 		t.Errorf("conditions %+v", c.Status.Conditions)
 	}
@@ -73,8 +70,8 @@ func TestOwnVolumesGrow(t *testing.T) {
 		t.Errorf("%+v", c.Status)
 	}
 	// Or it is taken back before the volume has grown.
-	c, v = bound("3Gi", OwnDriver)
-	c.Status = *Plan(c, v, time.Unix(1, 0)).Status
+	c, v = bound("3Gi", local.DriverName)
+	c.Status = *Plan(c, v, v.Spec.CSI != nil && v.Spec.CSI.Driver == local.DriverName, time.Unix(1, 0)).Status
 	c.Spec.Resources.Requests = storage("1Gi")
 	grow(t, c, v)
 	wanted = corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound, Capacity: storage("1Gi"), AllocatedResources: storage("1Gi")}
@@ -96,10 +93,10 @@ func TestOthersAreLeftAlone(t *testing.T) {
 		"another one's volume": func(_ *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) { v.Spec.ClaimRef.UID = "other" },
 		"another volume":       func(c *corev1.PersistentVolumeClaim, _ *corev1.PersistentVolume) { c.Spec.VolumeName = "w" },
 	} {
-		for _, driver := range []string{OwnDriver, "other"} {
+		for _, driver := range []string{local.DriverName, "other"} {
 			c, v := bound("3Gi", driver)
 			change(c, v)
-			if s := Plan(c, v, time.Unix(1, 0)); s != (Step{}) {
+			if s := Plan(c, v, v.Spec.CSI != nil && v.Spec.CSI.Driver == local.DriverName, time.Unix(1, 0)); s != (Step{}) {
 				t.Errorf("%s: %+v", name, s)
 			}
 		}
@@ -107,19 +104,19 @@ func TestOthersAreLeftAlone(t *testing.T) {
 	c, v := bound("3Gi", "other.example.com")
 	c.Status.AllocatedResourceStatuses = map[corev1.ResourceName]corev1.ClaimResourceStatus{corev1.ResourceStorage: corev1.PersistentVolumeClaimNodeResizePending}
 	want := Step{Reason: "ExternalExpanding", Message: "waiting for an external controller to expand volume v to 3Gi: that of CSI driver other.example.com"}
-	if s := Plan(c, v, time.Unix(1, 0)); s != want {
+	if s := Plan(c, v, v.Spec.CSI != nil && v.Spec.CSI.Driver == local.DriverName, time.Unix(1, 0)); s != want {
 		t.Errorf("%+v", s)
 	}
 	v.Spec.CSI, v.Spec.HostPath = nil, &corev1.HostPathVolumeSource{}
 	want.Message = "waiting for an external controller to expand volume v to 3Gi: nothing in this cluster grows volumes of its kind"
-	if s := Plan(c, v, time.Unix(1, 0)); s != want {
+	if s := Plan(c, v, v.Spec.CSI != nil && v.Spec.CSI.Driver == local.DriverName, time.Unix(1, 0)); s != want {
 		t.Errorf("%+v", s)
 	}
 	v.Spec.Capacity = storage("3Gi") // its resizer has been there: the rest is the node's
-	if s := Plan(c, v, time.Unix(1, 0)); s != (Step{}) {
+	if s := Plan(c, v, v.Spec.CSI != nil && v.Spec.CSI.Driver == local.DriverName, time.Unix(1, 0)); s != (Step{}) {
 		t.Errorf("%+v", s)
 	}
-	if s := Plan(c, nil, time.Unix(1, 0)); s != (Step{}) {
+	if s := Plan(c, nil, false, time.Unix(1, 0)); s != (Step{}) {
 		t.Errorf("%+v", s)
 	}
 }

@@ -6,17 +6,23 @@ import (
 	"sync"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/client-go/tools/cache"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// New returns the controller.
-func New(d controllers.Deps) *controllers.Controller {
+// New returns the controller. Without calls no driver is served.
+func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
+	drivers, csiNodes := client.Informer[*storagev1.CSIDriver](d.Informers), client.Informer[*storagev1.CSINode](d.Informers)
+	nodes := client.Informer[*corev1.Node](d.Informers)
 	claims, volumes := client.Informer[*corev1.PersistentVolumeClaim](d.Informers), client.Informer[*corev1.PersistentVolume](d.Informers)
 	return &controllers.Controller{
 		Name:    "expand-controller",
@@ -35,15 +41,21 @@ func New(d controllers.Deps) *controllers.Controller {
 				}
 				return []controllers.Key{{Namespace: ref.Namespace, Name: ref.Name}}
 			}),
+			// What is not done yet is tried again by itself.
+			controllers.OnInformer(drivers, func(controllers.Change[*storagev1.CSIDriver]) []controllers.Key { return nil }),
+			controllers.OnInformer(csiNodes, func(controllers.Change[*storagev1.CSINode]) []controllers.Key { return nil }),
+			controllers.OnInformer(nodes, func(controllers.Change[*corev1.Node]) []controllers.Key { return nil }),
 		},
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: []string{"get", "list", "update", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims/status"}, Verbs: []string{"update"}},
+			{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{"storage.k8s.io"}, Resources: []string{"csidrivers", "csinodes"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
-			g := &grower{term: t, claims: controllers.ViewOf[*corev1.PersistentVolumeClaim](t, claims),
+			g := &grower{term: t, calls: calls, drivers: drivers, csiNodes: csiNodes, nodes: nodes, claims: controllers.ViewOf[*corev1.PersistentVolumeClaim](t, claims),
 				volumes: controllers.ViewOf[*corev1.PersistentVolume](t, volumes), told: map[controllers.Key]string{}}
 			return g.reconcile
 		},
@@ -52,7 +64,11 @@ func New(d controllers.Deps) *controllers.Controller {
 
 // grower is the thin shell of one leadership.
 type grower struct {
-	term    *controllers.Term
+	term  *controllers.Term
+	calls api.NodeDrivers
+
+	drivers, csiNodes, nodes cache.SharedIndexInformer
+
 	claims  *controllers.View[*corev1.PersistentVolumeClaim]
 	volumes *controllers.View[*corev1.PersistentVolume]
 
@@ -65,7 +81,7 @@ func (g *grower) reconcile(ctx context.Context, key controllers.Key) (time.Durat
 	var step Step
 	if ok {
 		v, _ := g.volumes.Get("", c.Spec.VolumeName)
-		step = Plan(c, v, g.term.Now())
+		step = Plan(c, v, g.served(v), g.term.Now())
 	}
 	waits := ""
 	if step.Status == nil && step.Volume == nil {
@@ -84,6 +100,34 @@ func (g *grower) reconcile(ctx context.Context, key controllers.Key) (time.Durat
 		g.term.Events.Event(c, corev1.EventTypeNormal, step.Reason, step.Message)
 	}
 	return 0, nil
+}
+
+func (g *grower) served(v *corev1.PersistentVolume) bool {
+	if g.calls == nil || v == nil || v.Spec.CSI == nil {
+		return false
+	}
+	d, _ := controllers.Cached[*storagev1.CSIDriver](g.drivers, "", v.Spec.CSI.Driver)
+	return controllers.Served(d)
+}
+
+// grow has the driver grow a volume to what the claim asks for, and notes what it has then.
+func (g *grower) grow(ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) error {
+	node, err := controllers.NodeReaching(v, g.csiNodes, g.nodes)
+	if err != nil {
+		return err
+	}
+	want := c.Spec.Resources.Requests[corev1.ResourceStorage]
+	res, err := controllers.DriverController(g.calls, node, v.Spec.CSI.Driver).ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
+		VolumeId: v.Spec.CSI.VolumeHandle, CapacityRange: &csi.CapacityRange{RequiredBytes: want.Value()}})
+	switch {
+	case err != nil:
+		return fmt.Errorf("node %s: %w", node, err)
+	case res.GetNodeExpansionRequired():
+		return fmt.Errorf("CSI driver %s wants the node to grow the file system, which nodes do not: install the driver's own resizer and a driver that grows mounted volumes by itself", v.Spec.CSI.Driver)
+	case res.GetCapacityBytes() > want.Value():
+		v.Spec.Capacity[corev1.ResourceStorage] = *resource.NewQuantity(res.GetCapacityBytes(), resource.BinarySI)
+	}
+	return nil
 }
 
 // isNew says whether a claim waits for something else than it was told of, or does not wait.
@@ -105,6 +149,11 @@ func (g *grower) write(ctx context.Context, c *corev1.PersistentVolumeClaim, ste
 		next.Status = *step.Status
 		return wrote(g.claims)(client.UpdateStatus(ctx, g.term.Client, next))
 	case step.Volume != nil:
+		if err := g.grow(ctx, c, step.Volume); err != nil {
+			g.term.Events.Event(c, corev1.EventTypeWarning, "VolumeResizeFailed",
+				fmt.Sprintf("resize volume %s failed: %s", step.Volume.Name, controllers.Words(err)))
+			return err
+		}
 		return wrote(g.volumes)(client.Update(ctx, g.term.Client, step.Volume))
 	}
 	return nil

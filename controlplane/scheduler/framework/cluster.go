@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
@@ -297,6 +298,9 @@ type Volumes struct {
 	PersistentVolume  func(name string) (*v1.PersistentVolume, bool)
 	PersistentVolumes func() []*v1.PersistentVolume
 	StorageClass      StorageClassLookup
+	// KnowsRoom says whether a driver has CSIStorageCapacity objects, and RoomFor lists those of a class; nil: none has.
+	KnowsRoom func(driver string) bool
+	RoomFor   func(class string) []*storagev1.CSIStorageCapacity
 }
 
 // NewSnapshot is a snapshot of these nodes, for tests and tools.

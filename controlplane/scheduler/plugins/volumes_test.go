@@ -5,6 +5,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
@@ -46,6 +48,66 @@ func TestVolumeFilters(t *testing.T) {
 		{"two at once", pod(claims("two", "three")), node("a"), full},
 		{"a node without limits", pod(claims("two", "three")), with(node("free"), pod(claims("new"))), "free"},
 		{"no claims", pod(), with(node("a"), pod(claims("three"))), "a"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			res, err := schedule(profile(t, h), tt.pod, tt.node)
+			got := res.Node
+			if err != nil {
+				got = err.Error()
+			}
+			if got != tt.want {
+				t.Errorf("got  %s\nwant %s", got, tt.want)
+			}
+		})
+	}
+}
+
+// A volume is made only where its driver has room, for drivers that say how much they have.
+func TestRoomForVolumes(t *testing.T) {
+	st := newStorage()
+	st.class("told", "told.example", storagev1.VolumeBindingWaitForFirstConsumer)
+	st.class("silent", "silent.example", storagev1.VolumeBindingWaitForFirstConsumer)
+	st.claim("a", "told", "")
+	st.claim("b", "told", "")
+	st.claim("silent", "silent", "")
+	st.claim("begun", "told", "").Annotations = map[string]string{"volume.kubernetes.io/selected-node": "full"}
+	h := st.handle()
+	room := func(class, zone, capacity, most string) *storagev1.CSIStorageCapacity {
+		q := resource.MustParse(capacity)
+		c := &storagev1.CSIStorageCapacity{StorageClassName: class, Capacity: &q, NodeTopology: &metav1.LabelSelector{MatchLabels: map[string]string{"zone": zone}}}
+		if most != "" {
+			q := resource.MustParse(most)
+			c.MaximumVolumeSize = &q
+		}
+		return c
+	}
+	all := []*storagev1.CSIStorageCapacity{room("told", "full", "1023Mi", ""), room("told", "one", "1Gi", ""), room("told", "two", "2Gi", ""),
+		room("told", "small", "9Gi", "512Mi"), room("other", "full", "9Gi", "")}
+	h.KnowsRoom = func(driver string) bool { return driver == "told.example" }
+	h.RoomFor = func(class string) (out []*storagev1.CSIStorageCapacity) {
+		for _, c := range all {
+			if c.StorageClassName == class {
+				out = append(out, c)
+			}
+		}
+		return out
+	}
+	const full = "0/1 nodes are available: 1 node(s) did not have enough free storage."
+	at := func(zone string) *framework.NodeInfo { return node(zone, label("zone", zone)) }
+	for _, tt := range []struct {
+		name string
+		pod  *v1.Pod
+		node *framework.NodeInfo
+		want string
+	}{
+		{"less than is wanted", pod(claims("a")), at("full"), full},
+		{"as much as is wanted", pod(claims("a")), at("one"), "one"},
+		{"for one of two", pod(claims("a", "b")), at("one"), full},
+		{"for both", pod(claims("a", "b")), at("two"), "two"},
+		{"no volume as large", pod(claims("a")), at("small"), full},
+		{"nobody has said", pod(claims("a")), at("unknown"), full},
+		{"a driver that says nothing", pod(claims("silent")), at("full"), "full"},
+		{"it is being made there", pod(claims("begun")), at("full"), "full"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			res, err := schedule(profile(t, h), tt.pod, tt.node)

@@ -33,6 +33,7 @@ var (
 	wrongNode = framework.RefuseForGood(Name, "node(s) didn't match PersistentVolume's node affinity")
 	noVolume  = framework.RefuseForGood(Name, "node(s) didn't find available persistent volumes to bind")
 	unbound   = framework.RefuseForGood(Name, "pod has unbound immediate PersistentVolumeClaims")
+	full      = framework.RefuseForGood(Name, "node(s) did not have enough free storage")
 	topology  = framework.RefuseForGood(Name, "node(s) didn't match the allowed topologies of the StorageClass")
 )
 
@@ -149,7 +150,7 @@ func (p *Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.Node
 
 // choose finds, for a node, a volume for each waiting claim or says that it is to be made there.
 func (p *Plugin) choose(pod types.UID, claims []waitingClaim, node *v1.Node) (found map[string]*v1.PersistentVolume, made []*v1.PersistentVolumeClaim, s *framework.Status) {
-	taken := p.takenFrom(pod)
+	taken, wanted := p.takenFrom(pod), make(map[string]int64)
 	for _, w := range claims {
 		if sel := w.claim.Annotations[volume.AnnSelectedNode]; sel != "" && sel != node.Name {
 			return nil, nil, wrongNode // a volume is being made elsewhere already
@@ -169,11 +170,33 @@ func (p *Plugin) choose(pod types.UID, claims []waitingClaim, node *v1.Node) (fo
 			return nil, nil, noVolume
 		case !allowed(w.class.AllowedTopologies, node.Labels):
 			return nil, nil, topology
+		case w.claim.Annotations[volume.AnnSelectedNode] != node.Name && !p.hasRoom(w, wanted, node): // else it is being made there
+			return nil, nil, full
 		default:
 			made = append(made, w.claim)
 		}
 	}
 	return found, made, nil
+}
+
+// hasRoom says whether a driver that tells how much room it has can make a volume on a node, besides those of the same
+// class that the pod wants as well: their sizes are summed up in wanted.
+func (p *Plugin) hasRoom(w waitingClaim, wanted map[string]int64, node *v1.Node) bool {
+	if p.h.KnowsRoom == nil || !p.h.KnowsRoom(w.class.Provisioner) {
+		return true
+	}
+	size := w.claim.Spec.Resources.Requests[v1.ResourceStorage]
+	wanted[w.class.Name] += size.Value()
+	for _, c := range p.h.RoomFor(w.class.Name) {
+		if c.NodeTopology == nil || c.Capacity == nil || c.Capacity.Value() < wanted[w.class.Name] ||
+			c.MaximumVolumeSize != nil && c.MaximumVolumeSize.Cmp(size) < 0 {
+			continue
+		}
+		if sel, err := metav1.LabelSelectorAsSelector(c.NodeTopology); err == nil && sel.Matches(labels.Set(node.Labels)) {
+			return true
+		}
+	}
+	return false
 }
 
 // takenFrom are the volumes promised to other pods.

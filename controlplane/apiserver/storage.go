@@ -1,0 +1,65 @@
+package apiserver
+
+import (
+	"context"
+	"errors"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+const (
+	localDriver       = "local.csi.keelson.dev"
+	localClass        = "standard"
+	defaultClass      = "storageclass.kubernetes.io/is-default-class"
+	storageClassGiven = "keelson.dev/storage-class-given"
+)
+
+// EnsureStorage makes every cluster able to make volumes. The CSIDriver of the driver that agents have is made wherever it
+// is missing: the cluster goes by it. StorageClass "standard" is made once in a cluster's life, which an annotation of
+// Namespace kube-system remembers: who deletes or changes it has it so for good. It is the default unless another is.
+func (s *Server) EnsureStorage(ctx context.Context, fence uint64) error {
+	yes, no, policy := true, false, storagev1.FileFSGroupPolicy
+	driver := &storagev1.CSIDriver{
+		ObjectMeta: metav1.ObjectMeta{Name: localDriver, Annotations: map[string]string{"keelson.dev/served-by": "agent"}},
+		Spec: storagev1.CSIDriverSpec{AttachRequired: &no, PodInfoOnMount: &no, StorageCapacity: &yes, FSGroupPolicy: &policy,
+			VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent}},
+	}
+	return errors.Join(s.ensure(ctx, fence, driver), s.giveStorageClass(ctx, fence))
+}
+
+func (s *Server) giveStorageClass(ctx context.Context, fence uint64) error {
+	o, ok := s.known.Get(ctx, "namespaces", "", metav1.NamespaceSystem)
+	system, isNamespace := o.(*corev1.Namespace)
+	if !ok || !isNamespace || system.Annotations[storageClassGiven] != "" {
+		return nil // without the namespace, the next time
+	}
+	wait, reclaim, grows := storagev1.VolumeBindingWaitForFirstConsumer, corev1.PersistentVolumeReclaimDelete, true
+	class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: localClass, Annotations: map[string]string{defaultClass: "true"}},
+		Provisioner: localDriver, VolumeBindingMode: &wait, ReclaimPolicy: &reclaim, AllowVolumeExpansion: &grows}
+	kind, err := s.kindOf(class)
+	if kind == nil || err != nil {
+		return err
+	}
+	list, err := s.chain.Do(ctx, &api.Request{User: itself(), Verb: api.VerbList, Kind: kind, Pointers: true})
+	if err != nil {
+		return err
+	}
+	if all, ok := list.(*api.ObjectList); ok {
+		for _, o := range all.Items {
+			if o.GetAnnotations()[defaultClass] == "true" {
+				delete(class.Annotations, defaultClass)
+			}
+		}
+	}
+	if err := s.write(ctx, fence, api.VerbCreate, class); err != nil && !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	next := system.DeepCopy()
+	metav1.SetMetaDataAnnotation(&next.ObjectMeta, storageClassGiven, localClass)
+	return s.write(ctx, fence, api.VerbUpdate, next)
+}

@@ -1,0 +1,149 @@
+package controllers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-helpers/storage/volume"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// ServedByAnnotation with the value "agent" on a CSIDriver says that the cluster itself has the driver's volumes made,
+// grown and deleted, by calls that the agents pass on to the driver's socket. A driver with a provisioner of its own has
+// no such annotation, and is left to that.
+const (
+	ServedByAnnotation = "keelson.dev/served-by"
+	ServedByAgent      = "agent"
+)
+
+// Served says that the cluster itself does a driver's work; nil is a driver without an object.
+func Served(d *storagev1.CSIDriver) bool {
+	return d != nil && d.Annotations[ServedByAnnotation] == ServedByAgent
+}
+
+// DriverOn is what a node says of a driver; nil when it has none of that name.
+func DriverOn(n *storagev1.CSINode, driver string) *storagev1.CSINodeDriver {
+	if n == nil {
+		return nil
+	}
+	i := slices.IndexFunc(n.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.Name == driver })
+	if i < 0 {
+		return nil
+	}
+	return &n.Spec.Drivers[i]
+}
+
+// Segments are where a driver says that a node is, from the node's labels; nil for a driver that does not care.
+func Segments(d *storagev1.CSINodeDriver, node *corev1.Node) map[string]string {
+	if d == nil || node == nil || len(d.TopologyKeys) == 0 {
+		return nil
+	}
+	out := make(map[string]string, len(d.TopologyKeys))
+	for _, k := range d.TopologyKeys {
+		out[k] = node.Labels[k]
+	}
+	return out
+}
+
+// ErrNoNode says that no node of the cluster reaches a volume.
+var ErrNoNode = errors.New("no node of the cluster reaches the volume")
+
+// NodeReaching finds a node that reaches a CSI volume and has its driver: the first by name.
+func NodeReaching(v *corev1.PersistentVolume, csiNodes, nodes cache.SharedIndexInformer) (string, error) {
+	found, reaches := "", ""
+	for _, n := range CachedAll[*corev1.Node](nodes) {
+		if volume.CheckNodeAffinity(v, n.Labels) != nil {
+			continue
+		}
+		reaches = n.Name
+		has, _ := Cached[*storagev1.CSINode](csiNodes, "", n.Name)
+		if DriverOn(has, v.Spec.CSI.Driver) != nil && (found == "" || n.Name < found) {
+			found = n.Name
+		}
+	}
+	switch {
+	case found != "":
+		return found, nil
+	case reaches == "":
+		return "", ErrNoNode
+	}
+	return "", fmt.Errorf("no node that reaches the volume has CSI driver %s: %s, for example, lists what has registered in kubectl get csinode %s -o yaml",
+		v.Spec.CSI.Driver, reaches, reaches)
+}
+
+// DriverController calls the Controller service of a driver on a node.
+func DriverController(calls api.NodeDrivers, node, driver string) csi.ControllerClient {
+	return csi.NewControllerClient(onNode{calls, node, driver})
+}
+
+// onNode is a connection whose calls the node's agent passes on.
+type onNode struct {
+	calls        api.NodeDrivers
+	node, driver string
+}
+
+func (c onNode) Invoke(ctx context.Context, method string, q, answer any, _ ...grpc.CallOption) error {
+	in, ok := q.(proto.Message)
+	out, ok2 := answer.(proto.Message)
+	if !ok || !ok2 {
+		return fmt.Errorf("call %s of CSI driver %s: %T is no message", method, c.driver, q)
+	}
+	b, err := proto.Marshal(in)
+	if err != nil {
+		return fmt.Errorf("call %s of CSI driver %s: %w", method, c.driver, err)
+	}
+	if b, err = c.calls.CallDriver(ctx, c.node, c.driver, method, b); err != nil {
+		return err
+	}
+	if err := proto.Unmarshal(b, out); err != nil {
+		return fmt.Errorf("the answer of CSI driver %s on node %s to %s: %w", c.driver, c.node, method, err)
+	}
+	return nil
+}
+
+func (c onNode) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
+	return nil, status.Error(codes.Unimplemented, "drivers are called, and do not stream")
+}
+
+// Refused says of the error of a call that it was not made, or changed nothing and is not under way.
+func Refused(err error) bool {
+	var missing *api.DriverMissing
+	if errors.As(err, &missing) {
+		return true
+	}
+	s, ok := status.FromError(err)
+	if !ok {
+		return false
+	}
+	switch s.Code() {
+	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Aborted, codes.Unknown, codes.Internal:
+		return false
+	}
+	return true
+}
+
+// Exhausted says that a driver has no room on its node, or that the node has no such driver: it may go well elsewhere.
+func Exhausted(err error) bool {
+	var missing *api.DriverMissing
+	return errors.As(err, &missing) || status.Code(err) == codes.ResourceExhausted
+}
+
+// Words are what an error of a driver says to a user.
+func Words(err error) string {
+	var said interface{ GRPCStatus() *status.Status }
+	if errors.As(err, &said) {
+		return said.GRPCStatus().Code().String() + ": " + said.GRPCStatus().Message()
+	}
+	return err.Error()
+}

@@ -1,0 +1,203 @@
+package controllers_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/client"
+)
+
+const (
+	ownDriver   = "local.csi.keelson.dev"
+	nodeSegment = "topology." + ownDriver + "/node"
+)
+
+// drivers are those of all nodes: each node holds volumes of its own, as the driver that comes with the cluster does.
+type drivers struct {
+	mu      sync.Mutex
+	volumes map[string]*onDisk // by name
+	room    int64              // of each node
+	full    map[string]bool    // nodes without room
+	err     error              // of every call
+	flaky   *rand.Rand         // loses calls before or after they were made; nil = no
+}
+
+type onDisk struct {
+	node string
+	size int64
+}
+
+func (d *drivers) get(name string) *onDisk {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.volumes[name]
+}
+
+func (d *drivers) count() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.volumes)
+}
+
+func (d *drivers) set(f func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	f()
+}
+
+// CallDriver implements api.NodeDrivers.
+func (d *drivers) CallDriver(ctx context.Context, node, driver, method string, request []byte) ([]byte, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	if driver != ownDriver {
+		return nil, &api.DriverMissing{Node: node, Message: driver + " was looked for"}
+	}
+	if d.err != nil {
+		return nil, d.err
+	}
+	lost := 0
+	if d.flaky != nil {
+		lost = d.flaky.IntN(4)
+	}
+	if lost == 1 {
+		return nil, errors.New("the node was not reached")
+	}
+	answer, err := d.do(node, method, request)
+	if lost == 2 {
+		return nil, errors.New("the tunnel broke")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return proto.Marshal(answer)
+}
+
+func (d *drivers) do(node, method string, request []byte) (proto.Message, error) {
+	used := int64(0)
+	for _, v := range d.volumes {
+		if v.node == node {
+			used += v.size
+		}
+	}
+	left := d.room - used
+	if d.full[node] {
+		left = 0
+	}
+	switch method[strings.LastIndex(method, "/")+1:] {
+	case "CreateVolume":
+		q := &csi.CreateVolumeRequest{}
+		if err := proto.Unmarshal(request, q); err != nil {
+			return nil, err
+		}
+		size := q.CapacityRange.RequiredBytes
+		v := d.volumes[q.Name]
+		switch {
+		case v != nil && v.node != node:
+			return nil, status.Errorf(codes.Internal, "volume %s is made a second time, on node %s as well as on %s", q.Name, node, v.node)
+		case q.AccessibilityRequirements.GetRequisite()[0].Segments[nodeSegment] != node:
+			return nil, status.Errorf(codes.ResourceExhausted, "node %s is not where the volume is wanted", node)
+		case v == nil && size > left:
+			return nil, status.Errorf(codes.ResourceExhausted, "node %s is full", node)
+		case v == nil:
+			d.volumes[q.Name] = &onDisk{node, size}
+		}
+		return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: q.Name, CapacityBytes: d.volumes[q.Name].size,
+			AccessibleTopology: []*csi.Topology{{Segments: map[string]string{nodeSegment: node}}}}}, nil
+	case "DeleteVolume":
+		q := &csi.DeleteVolumeRequest{}
+		if err := proto.Unmarshal(request, q); err != nil {
+			return nil, err
+		}
+		if v := d.volumes[q.VolumeId]; v != nil && v.node == node {
+			delete(d.volumes, q.VolumeId)
+		}
+		return &csi.DeleteVolumeResponse{}, nil
+	case "ControllerExpandVolume":
+		q := &csi.ControllerExpandVolumeRequest{}
+		if err := proto.Unmarshal(request, q); err != nil {
+			return nil, err
+		}
+		v := d.volumes[q.VolumeId]
+		if v == nil { // made by hand
+			v = &onDisk{node: node}
+			d.volumes[q.VolumeId] = v
+		}
+		v.size = max(v.size, q.CapacityRange.RequiredBytes)
+		return &csi.ControllerExpandVolumeResponse{CapacityBytes: v.size}, nil
+	case "GetCapacity":
+		return &csi.GetCapacityResponse{AvailableCapacity: max(0, left)}, nil
+	}
+	return nil, status.Error(codes.Unimplemented, method)
+}
+
+// driverOn has the driver that agents have registered on nodes, with the objects that every cluster has for it.
+func (w *world) driverOn(nodes ...string) {
+	w.t.Helper()
+	yes := true
+	w.create(&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: ownDriver, Annotations: map[string]string{"keelson.dev/served-by": "agent"}},
+		Spec: storagev1.CSIDriverSpec{StorageCapacity: &yes, AttachRequired: new(bool)}})
+	for _, n := range nodes {
+		w.eventually("label of "+n, func() error {
+			node, err := client.Get[*corev1.Node](w.ctx, w.admin, "", n)
+			if err != nil {
+				return err
+			}
+			next := node.DeepCopy()
+			metav1.SetMetaDataLabel(&next.ObjectMeta, nodeSegment, n)
+			_, err = client.Update(w.ctx, w.admin, next)
+			return err
+		})
+		w.create(&storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: n}, Spec: storagev1.CSINodeSpec{
+			Drivers: []storagev1.CSINodeDriver{{Name: ownDriver, NodeID: n, TopologyKeys: []string{nodeSegment}}}}})
+	}
+}
+
+// class makes a StorageClass of the driver that agents have.
+func (w *world) class(name string, mode storagev1.VolumeBindingMode, reclaim corev1.PersistentVolumeReclaimPolicy) {
+	w.t.Helper()
+	yes := true
+	w.create(&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: ownDriver, VolumeBindingMode: &mode,
+		ReclaimPolicy: &reclaim, AllowVolumeExpansion: &yes})
+}
+
+func classed(name, class, size string) *corev1.PersistentVolumeClaim {
+	c := claim(name, size)
+	c.Spec.StorageClassName = &class
+	return c
+}
+
+// selected has the scheduler have chosen a node for a claim.
+func (w *world) selected(name, node string) {
+	w.t.Helper()
+	update(w, name, func(c *corev1.PersistentVolumeClaim) {
+		metav1.SetMetaDataAnnotation(&c.ObjectMeta, "volume.kubernetes.io/selected-node", node)
+	})
+}
+
+// noVolumes is nil when there is no volume left, of objects and of the drivers.
+func (w *world) noVolumes() error {
+	list, err := client.List[*corev1.PersistentVolume](w.ctx, w.admin, "", metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	if len(list) > 0 || w.drivers.count() > 0 {
+		return fmt.Errorf("%d objects, %d volumes", len(list), w.drivers.count())
+	}
+	return nil
+}

@@ -1,0 +1,217 @@
+// Package volumecapacity keeps CSIStorageCapacity objects: how much room the drivers that the agents serve
+// (controllers.Served) have for new volumes of each class, on each node. The scheduler goes by them.
+package volumecapacity
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"math/bits"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// Namespace is where the objects are.
+const Namespace = metav1.NamespaceSystem
+
+// nodeLabel names the node that an object is about; managedLabel says that this controller keeps it.
+const (
+	nodeLabel    = "keelson.dev/node"
+	managedLabel = "csi.storage.k8s.io/managed-by"
+	manager      = "keelson"
+)
+
+// asked is how often a node is asked at least; with many nodes it is rarer, so that the cluster asks 20 a second.
+const asked = time.Minute
+
+// New returns the controller. Without calls no driver is served.
+func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
+	i := d.Informers
+	nodes, csiNodes := client.Informer[*corev1.Node](i), client.Informer[*storagev1.CSINode](i)
+	classes, drivers := client.Informer[*storagev1.StorageClass](i), client.Informer[*storagev1.CSIDriver](i)
+	objects, volumes := client.Informer[*storagev1.CSIStorageCapacity](i), client.Informer[*corev1.PersistentVolume](i)
+	every := func() []controllers.Key {
+		var keys []controllers.Key
+		for _, n := range controllers.CachedAll[*storagev1.CSINode](csiNodes) {
+			keys = append(keys, controllers.Key{Name: n.Name})
+		}
+		return keys
+	}
+	return &controllers.Controller{
+		Name:    "volume-capacity",
+		Workers: 4,
+		Watches: []controllers.Watch{
+			controllers.OnInformer(csiNodes, controllers.Self[*storagev1.CSINode]),
+			controllers.OnInformer(nodes, func(controllers.Change[*corev1.Node]) []controllers.Key { return nil }),
+			controllers.OnInformer(classes, func(controllers.Change[*storagev1.StorageClass]) []controllers.Key { return every() }),
+			controllers.OnInformer(drivers, func(controllers.Change[*storagev1.CSIDriver]) []controllers.Key { return every() }),
+			controllers.OnInformer(objects, func(c controllers.Change[*storagev1.CSIStorageCapacity]) []controllers.Key {
+				if name := c.New.Labels[nodeLabel]; name != "" && c.Type != controllers.Updated {
+					return []controllers.Key{{Name: name}}
+				}
+				return nil
+			}),
+			// A volume that comes or goes takes or leaves room.
+			controllers.OnInformer(volumes, func(c controllers.Change[*corev1.PersistentVolume]) []controllers.Key {
+				if c.Type == controllers.Updated || c.New.Spec.CSI == nil {
+					return nil
+				}
+				return onNodes(c.New)
+			}),
+		},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{"storage.k8s.io"}, Resources: []string{"csistoragecapacities"}, Verbs: []string{"create", "delete", "get", "list", "update", "watch"}},
+			{APIGroups: []string{"storage.k8s.io"}, Resources: []string{"storageclasses", "csidrivers", "csinodes"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"nodes", "persistentvolumes"}, Verbs: []string{"get", "list", "watch"}},
+		},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			k := &keeper{term: t, calls: calls}
+			k.list = func(node string) (*storagev1.CSINode, *corev1.Node, []*storagev1.StorageClass, []*storagev1.CSIStorageCapacity) {
+				c, _ := controllers.Cached[*storagev1.CSINode](csiNodes, "", node)
+				n, _ := controllers.Cached[*corev1.Node](nodes, "", node)
+				return c, n, controllers.CachedAll[*storagev1.StorageClass](classes), controllers.CachedAll[*storagev1.CSIStorageCapacity](objects)
+			}
+			k.wanted = func(driver string) bool {
+				d, _ := controllers.Cached[*storagev1.CSIDriver](drivers, "", driver)
+				return controllers.Served(d) && d.Spec.StorageCapacity != nil && *d.Spec.StorageCapacity
+			}
+			k.period = func() time.Duration { return max(asked, time.Duration(len(every()))*time.Second/20) }
+			return k.reconcile
+		},
+	}
+}
+
+// onNodes are the nodes that a volume's affinity names by driver topology with the node's name as value.
+func onNodes(v *corev1.PersistentVolume) []controllers.Key {
+	var keys []controllers.Key
+	if v.Spec.NodeAffinity == nil || v.Spec.NodeAffinity.Required == nil {
+		return nil
+	}
+	for _, t := range v.Spec.NodeAffinity.Required.NodeSelectorTerms {
+		for _, e := range t.MatchExpressions {
+			for _, value := range e.Values {
+				keys = append(keys, controllers.Key{Name: value})
+			}
+		}
+	}
+	return keys
+}
+
+// keeper is the thin shell of one leadership.
+type keeper struct {
+	term   *controllers.Term
+	calls  api.NodeDrivers
+	list   func(node string) (*storagev1.CSINode, *corev1.Node, []*storagev1.StorageClass, []*storagev1.CSIStorageCapacity)
+	wanted func(driver string) bool
+	period func() time.Duration
+}
+
+func (k *keeper) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+	if k.calls == nil {
+		return 0, nil
+	}
+	csiNode, node, classes, have := k.list(key.Name)
+	want := map[string]*storagev1.CSIStorageCapacity{}
+	var failed error
+	asks := false
+	for _, class := range classes {
+		d := controllers.DriverOn(csiNode, class.Provisioner)
+		if d == nil || node == nil || len(d.TopologyKeys) == 0 || !k.wanted(class.Provisioner) {
+			continue
+		}
+		asks = true
+		o, err := k.ask(ctx, node, d, class)
+		if err != nil {
+			failed = fmt.Errorf("room for volumes of StorageClass %s on node %s: %w", class.Name, node.Name, err)
+			o = nil // what was known stays until the node answers
+		}
+		want[name(node.Name, class.Name)] = o
+	}
+	for _, o := range have {
+		if o.Namespace != Namespace || o.Labels[nodeLabel] != key.Name || o.Labels[managedLabel] != manager {
+			continue
+		}
+		next, ok := want[o.Name]
+		delete(want, o.Name)
+		var err error
+		switch {
+		case !ok:
+			err = client.Delete[*storagev1.CSIStorageCapacity](ctx, k.term.Client, o.Namespace, o.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &o.UID}})
+		case next != nil && !same(o, next):
+			up := o.DeepCopy()
+			up.Capacity, up.MaximumVolumeSize = next.Capacity, next.MaximumVolumeSize
+			_, err = client.Update(ctx, k.term.Client, up)
+		}
+		if err != nil && !apierrors.IsNotFound(err) {
+			return 0, err
+		}
+	}
+	for _, o := range want {
+		if o == nil {
+			continue
+		}
+		if _, err := client.Create(ctx, k.term.Client, o); err != nil && !apierrors.IsAlreadyExists(err) {
+			return 0, err
+		}
+	}
+	if failed != nil || !asks {
+		return 0, failed
+	}
+	return k.period(), nil
+}
+
+func same(a, b *storagev1.CSIStorageCapacity) bool {
+	return equality.Semantic.DeepEqual(a.Capacity, b.Capacity) && equality.Semantic.DeepEqual(a.MaximumVolumeSize, b.MaximumVolumeSize)
+}
+
+// ask asks the driver of a node how much room it has.
+func (k *keeper) ask(ctx context.Context, node *corev1.Node, d *storagev1.CSINodeDriver, class *storagev1.StorageClass) (*storagev1.CSIStorageCapacity, error) {
+	segments := controllers.Segments(d, node)
+	res, err := controllers.DriverController(k.calls, node.Name, d.Name).GetCapacity(ctx, &csi.GetCapacityRequest{
+		Parameters: class.Parameters, AccessibleTopology: &csi.Topology{Segments: segments}})
+	if err != nil {
+		return nil, err
+	}
+	o := &storagev1.CSIStorageCapacity{
+		ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: name(node.Name, class.Name),
+			Labels:          map[string]string{managedLabel: manager, nodeLabel: node.Name, "csi.storage.k8s.io/drivername": d.Name},
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}}},
+		NodeTopology: &metav1.LabelSelector{MatchLabels: segments}, StorageClassName: class.Name,
+		Capacity: quantity(res.GetAvailableCapacity()),
+	}
+	if most := res.GetMaximumVolumeSize(); most != nil {
+		o.MaximumVolumeSize = quantity(most.GetValue())
+	}
+	return o, nil
+}
+
+// name is that of the object about a class on a node.
+func name(node, class string) string {
+	h := fnv.New64a()
+	fmt.Fprintf(h, "%s\x00%s", node, class)
+	return fmt.Sprintf("csisc-%016x", h.Sum64())
+}
+
+// quantity is a capacity with its six highest bits, the rest rounded away: free space moves all the time, and nobody
+// decides by a hundredth of it.
+func quantity(n int64) *resource.Quantity {
+	if n < 0 {
+		n = 0
+	}
+	if drop := bits.Len64(uint64(n)) - 6; drop > 0 {
+		n = n >> drop << drop
+	}
+	return resource.NewQuantity(n, resource.BinarySI)
+}

@@ -1,0 +1,282 @@
+// Package volumeprovision makes volumes for claims, and deletes those whose claim is gone, with CSI drivers that have no
+// provisioner of their own (controllers.Served): the agent of a node passes the calls on to the driver's socket.
+//
+// A volume is never lost sight of. Before a driver is first called for a claim, the claim gets a finalizer and an
+// annotation that says which driver is asked, on which node and with which parameters; both go when the PersistentVolume
+// is there, or when the driver has no such volume. The PersistentVolume keeps a finalizer until the driver has deleted
+// the volume. Every call can be repeated: a volume's name follows from its claim's UID.
+package volumeprovision
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/component-helpers/storage/volume"
+
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+const (
+	// ClaimFinalizer is on claims for which a driver has been, or is about to be, asked for a volume.
+	ClaimFinalizer = "keelson.dev/provisioning"
+	// begunAnnotation holds a begun as JSON.
+	begunAnnotation = "keelson.dev/provisioning"
+	// VolumeFinalizer is what provisioners put on their volumes.
+	VolumeFinalizer = "external-provisioner.volume.kubernetes.io/finalizer"
+	// reserved begins the parameters of a class that are for who calls the driver.
+	reserved    = "csi.storage.k8s.io/"
+	fsTypeParam = reserved + "fstype"
+)
+
+// begun is what a driver is asked for.
+type begun struct {
+	Driver     string            `json:"driver"`
+	Node       string            `json:"node"`
+	Parameters map[string]string `json:"parameters,omitempty"`
+	Segments   map[string]string `json:"segments,omitempty"` // where the node is
+}
+
+// begunFor reads what was begun for a claim; nil when nothing was.
+func begunFor(c *corev1.PersistentVolumeClaim) (*begun, error) {
+	if !slices.Contains(c.Finalizers, ClaimFinalizer) {
+		return nil, nil
+	}
+	b := &begun{}
+	if err := json.Unmarshal([]byte(c.Annotations[begunAnnotation]), b); err != nil {
+		return nil, fmt.Errorf("annotation %s of claim %s/%s: %w", begunAnnotation, c.Namespace, c.Name, err)
+	}
+	return b, nil
+}
+
+// volumeName is that of the volume made for a claim.
+func volumeName(c *corev1.PersistentVolumeClaim) string { return "pvc-" + string(c.UID) }
+
+// What is to be done for a claim.
+type act int
+
+const (
+	nothing act = iota
+	begin       // choose a node and note it
+	create      // ask the driver, and make the PersistentVolume
+	undo        // have the driver delete what it may have made
+	finish      // take the note away: the PersistentVolume is there
+)
+
+// plan decides about a claim. made says that the PersistentVolume of its name is there; class is the claim's, nil when
+// there is none; served says that the class' driver is.
+func plan(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, noted, made, served bool) act {
+	wanted := c.DeletionTimestamp == nil && c.Spec.VolumeName == "" && class != nil && served &&
+		c.Annotations[volume.AnnStorageProvisioner] == class.Provisioner && volume.GetPersistentVolumeClaimClass(c) == class.Name &&
+		(!waits(class) || c.Annotations[volume.AnnSelectedNode] != "")
+	switch {
+	case noted && made:
+		return finish
+	case noted && !wanted:
+		return undo
+	case made || !wanted:
+		return nothing
+	case noted:
+		return create
+	}
+	return begin
+}
+
+// waits says that volumes of a class are made where a pod is to run.
+func waits(class *storagev1.StorageClass) bool {
+	return class.VolumeBindingMode != nil && *class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer
+}
+
+// noted is a claim with the note of what is begun for it.
+func noted(c *corev1.PersistentVolumeClaim, b begun) (*corev1.PersistentVolumeClaim, error) {
+	text, err := json.Marshal(b)
+	if err != nil {
+		return nil, err
+	}
+	next := c.DeepCopy()
+	metav1.SetMetaDataAnnotation(&next.ObjectMeta, begunAnnotation, string(text))
+	if !slices.Contains(next.Finalizers, ClaimFinalizer) {
+		next.Finalizers = append(next.Finalizers, ClaimFinalizer)
+	}
+	return next, nil
+}
+
+// unnoted is a claim without it. elsewhere has the scheduler choose another node.
+func unnoted(c *corev1.PersistentVolumeClaim, elsewhere bool) *corev1.PersistentVolumeClaim {
+	next := c.DeepCopy()
+	delete(next.Annotations, begunAnnotation)
+	if elsewhere {
+		delete(next.Annotations, volume.AnnSelectedNode)
+	}
+	next.Finalizers = slices.DeleteFunc(next.Finalizers, func(f string) bool { return f == ClaimFinalizer })
+	return next
+}
+
+// unknownParameter names a parameter of a class that nobody here understands; "" when there is none.
+func unknownParameter(class *storagev1.StorageClass) string {
+	for _, k := range slices.Sorted(maps.Keys(class.Parameters)) {
+		if strings.HasPrefix(k, reserved) && k != fsTypeParam {
+			return k
+		}
+	}
+	return ""
+}
+
+// request is what the driver is asked for a claim.
+func request(c *corev1.PersistentVolumeClaim, b *begun) *csi.CreateVolumeRequest {
+	size := c.Spec.Resources.Requests[corev1.ResourceStorage]
+	most := c.Spec.Resources.Limits[corev1.ResourceStorage]
+	q := &csi.CreateVolumeRequest{Name: volumeName(c), Parameters: map[string]string{},
+		CapacityRange: &csi.CapacityRange{RequiredBytes: size.Value(), LimitBytes: most.Value()}}
+	for k, v := range b.Parameters {
+		if !strings.HasPrefix(k, reserved) {
+			q.Parameters[k] = v
+		}
+	}
+	for _, m := range c.Spec.AccessModes {
+		q.VolumeCapabilities = append(q.VolumeCapabilities, capability(c, m, b.Parameters[fsTypeParam]))
+	}
+	if len(b.Segments) > 0 {
+		here := []*csi.Topology{{Segments: b.Segments}}
+		q.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: here, Preferred: here}
+	}
+	return q
+}
+
+func capability(c *corev1.PersistentVolumeClaim, mode corev1.PersistentVolumeAccessMode, fsType string) *csi.VolumeCapability {
+	m := csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
+	switch mode {
+	case corev1.ReadOnlyMany:
+		m = csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
+	case corev1.ReadWriteMany:
+		m = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
+	}
+	out := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: m}}
+	if c.Spec.VolumeMode != nil && *c.Spec.VolumeMode == corev1.PersistentVolumeBlock {
+		out.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
+	} else {
+		out.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: fsType}}
+	}
+	return out
+}
+
+// volumeOf is the PersistentVolume of what a driver has made for a claim.
+func volumeOf(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, b *begun, v *csi.Volume) *corev1.PersistentVolume {
+	size := c.Spec.Resources.Requests[corev1.ResourceStorage]
+	if v.GetCapacityBytes() > 0 {
+		size = *resource.NewQuantity(v.GetCapacityBytes(), resource.BinarySI)
+	}
+	reclaim := corev1.PersistentVolumeReclaimDelete
+	if class.ReclaimPolicy != nil {
+		reclaim = *class.ReclaimPolicy
+	}
+	pv := &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: volumeName(c), Finalizers: []string{VolumeFinalizer},
+			Annotations: map[string]string{volume.AnnDynamicallyProvisioned: b.Driver}},
+		Spec: corev1.PersistentVolumeSpec{
+			Capacity: corev1.ResourceList{corev1.ResourceStorage: size}, AccessModes: c.Spec.AccessModes, VolumeMode: c.Spec.VolumeMode,
+			PersistentVolumeReclaimPolicy: reclaim, StorageClassName: class.Name, MountOptions: class.MountOptions,
+			ClaimRef: &corev1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: c.Namespace, Name: c.Name, UID: c.UID},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: b.Driver, VolumeHandle: v.GetVolumeId(),
+				FSType: b.Parameters[fsTypeParam], VolumeAttributes: v.GetVolumeContext()}},
+		},
+	}
+	var terms []corev1.NodeSelectorTerm
+	for _, t := range v.GetAccessibleTopology() {
+		var term corev1.NodeSelectorTerm
+		for _, k := range slices.Sorted(maps.Keys(t.GetSegments())) {
+			term.MatchExpressions = append(term.MatchExpressions, corev1.NodeSelectorRequirement{Key: k, Operator: corev1.NodeSelectorOpIn, Values: []string{t.GetSegments()[k]}})
+		}
+		if len(term.MatchExpressions) > 0 {
+			terms = append(terms, term)
+		}
+	}
+	if len(terms) > 0 {
+		pv.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: terms}}
+	}
+	return pv
+}
+
+// What is to be done about a volume that was made for a claim.
+type end int
+
+const (
+	leave  end = iota
+	forget     // let the object go, and leave the data to whoever kept them
+	remove     // have the driver delete it, then let the object go
+)
+
+// planVolume decides about a volume of a served driver.
+func planVolume(v *corev1.PersistentVolume) end {
+	ours := slices.Contains(v.Finalizers, VolumeFinalizer)
+	if !metav1.HasAnnotation(v.ObjectMeta, volume.AnnDynamicallyProvisioned) || v.Spec.CSI == nil ||
+		v.Spec.CSI.Driver != v.Annotations[volume.AnnDynamicallyProvisioned] {
+		return leave
+	}
+	free := v.Status.Phase == corev1.VolumeReleased || v.Status.Phase == corev1.VolumeFailed ||
+		v.DeletionTimestamp != nil && (v.Status.Phase == corev1.VolumeAvailable || v.Spec.ClaimRef == nil)
+	switch {
+	case v.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete && free && (ours || v.DeletionTimestamp == nil):
+		return remove
+	case v.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete && v.DeletionTimestamp != nil && ours:
+		return forget
+	}
+	return leave
+}
+
+// choose finds the node for a claim: that which the scheduler chose or, for a class that does not wait, the one with most
+// room of those that the class allows. why says what is in the way of all.
+func choose(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, nodes []candidate) (b begun, why string) {
+	b = begun{Driver: class.Provisioner, Parameters: class.Parameters}
+	selected := c.Annotations[volume.AnnSelectedNode]
+	best := -1
+	for i, n := range nodes {
+		switch {
+		case selected != "" && n.node.Name != selected, selected == "" && !allowed(class.AllowedTopologies, n.node.Labels):
+			continue
+		case best < 0 || n.room > nodes[best].room || n.room == nodes[best].room && n.node.Name < nodes[best].node.Name:
+			best = i
+		}
+	}
+	switch {
+	case best >= 0:
+		b.Node, b.Segments = nodes[best].node.Name, controllers.Segments(nodes[best].driver, nodes[best].node)
+		return b, ""
+	case selected != "":
+		return b, fmt.Sprintf("node %s, which was chosen for the pod, has no CSI driver %s: a driver registers by a socket in its kubelet folder's plugins_registry "+
+			"(kubectl get csinode %s -o yaml lists those that have)", selected, class.Provisioner, selected)
+	case len(nodes) > 0:
+		return b, fmt.Sprintf("no node with CSI driver %s is within the allowedTopologies of StorageClass %s", class.Provisioner, class.Name)
+	}
+	return b, fmt.Sprintf("no node has CSI driver %s: a driver registers by a socket in its kubelet folder's plugins_registry "+
+		"(kubectl get csinodes -o yaml lists those that have)", class.Provisioner)
+}
+
+// candidate is a node with the driver.
+type candidate struct {
+	node   *corev1.Node
+	driver *storagev1.CSINodeDriver
+	room   int64 // bytes, as far as known
+}
+
+// allowed says whether a node is within the topologies of a class; none allow every node.
+func allowed(terms []corev1.TopologySelectorTerm, labels map[string]string) bool {
+	if len(terms) == 0 {
+		return true
+	}
+	return slices.ContainsFunc(terms, func(t corev1.TopologySelectorTerm) bool {
+		return !slices.ContainsFunc(t.MatchLabelExpressions, func(e corev1.TopologySelectorLabelRequirement) bool {
+			return !slices.Contains(e.Values, labels[e.Key])
+		})
+	})
+}
+
+func labelsOf(n *corev1.Node) labels.Set { return labels.Set(n.Labels) }

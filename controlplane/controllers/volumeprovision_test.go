@@ -1,0 +1,201 @@
+package controllers_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/internal/virtual"
+)
+
+// volumeOf is the volume that a claim is bound to.
+func (w *world) volumeOf(name string) *corev1.PersistentVolume {
+	w.t.Helper()
+	w.boundTo(name)
+	c, err := client.Get[*corev1.PersistentVolumeClaim](w.ctx, w.admin, "default", name)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	v, err := client.Get[*corev1.PersistentVolume](w.ctx, w.admin, "", c.Spec.VolumeName)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return v
+}
+
+func (w *world) deleteClaim(name string) {
+	w.t.Helper()
+	if err := client.Delete[*corev1.PersistentVolumeClaim](w.ctx, w.admin, "default", name, metav1.DeleteOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// F110: a claim of a class gets a volume where it is wanted, which grows and goes with the claim unless it is kept.
+func TestVolumesAreMade(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})
+		w.driverOn("w1", "w2", "w3")
+		w.class("waits", storagev1.VolumeBindingWaitForFirstConsumer, corev1.PersistentVolumeReclaimDelete)
+		w.class("kept", storagev1.VolumeBindingImmediate, corev1.PersistentVolumeReclaimRetain)
+		w.drivers.set(func() { w.drivers.full = map[string]bool{"w1": true, "w3": true} })
+		time.Sleep(2 * time.Minute) // until the nodes have been asked how much room they have
+		w.create(classed("data", "waits", "1Gi"))
+		w.create(classed("kept", "kept", "1Gi"))
+		w.event("WaitForFirstConsumer", "waiting for first consumer to be created before binding")
+		w.selected("data", "w2")
+		for _, name := range []string{"data", "kept"} {
+			v := w.volumeOf(name)
+			terms := v.Spec.NodeAffinity.Required.NodeSelectorTerms
+			if len(terms) != 1 || terms[0].MatchExpressions[0].Key != nodeSegment || !slices.Equal(terms[0].MatchExpressions[0].Values, []string{"w2"}) {
+				t.Errorf("volume of claim %s is for %+v", name, terms)
+			}
+		}
+		w.event("ProvisioningSucceeded", "Successfully provisioned volume "+w.volumeOf("data").Name)
+		w.wants("data", "2Gi")
+		w.claimIs("data", has("2Gi"))
+		if m := w.drivers.get(w.volumeOf("data").Name); m == nil || m.size != 2<<30 {
+			t.Errorf("the driver has %+v", m)
+		}
+		keep := w.volumeOf("kept").Name
+		w.deleteClaim("data")
+		w.deleteClaim("kept")
+		w.eventually("one volume", func() error {
+			list, err := client.List[*corev1.PersistentVolume](w.ctx, w.admin, "", metav1.ListOptions{})
+			if err == nil && (len(list) != 1 || list[0].Name != keep || list[0].Status.Phase != corev1.VolumeReleased || w.drivers.count() != 1) {
+				err = fmt.Errorf("%d objects, %d volumes", len(list), w.drivers.count())
+			}
+			return err
+		})
+		// Its object may go; what the user wanted kept stays.
+		if err := client.Delete[*corev1.PersistentVolume](w.ctx, w.admin, "", keep, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.eventually("no object", func() error {
+			list, err := client.List[*corev1.PersistentVolume](w.ctx, w.admin, "", metav1.ListOptions{})
+			if err == nil && len(list) > 0 {
+				err = errors.New("it is there")
+			}
+			return err
+		})
+		if w.drivers.get(keep) == nil {
+			t.Error("a volume of class Retain was deleted")
+		}
+	})
+}
+
+// A claim that gets no volume says why; with the cause its wait ends.
+func TestClaimsSayWhyTheyWait(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})
+		w.driverOn("w1")
+		w.class("now", storagev1.VolumeBindingImmediate, corev1.PersistentVolumeReclaimDelete)
+		w.class("waits", storagev1.VolumeBindingWaitForFirstConsumer, corev1.PersistentVolumeReclaimDelete)
+		w.create(&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "secret"}, Provisioner: ownDriver,
+			Parameters: map[string]string{"csi.storage.k8s.io/provisioner-secret-name": "s"}})
+		w.create(classed("nowhere", "missing", "1Gi"))
+		w.event("ProvisioningFailed", `storageclass.storage.k8s.io "missing" not found`)
+		w.create(classed("secret", "secret", "1Gi"))
+		w.event("ProvisioningFailed", "failed to provision volume: parameter csi.storage.k8s.io/provisioner-secret-name of StorageClass secret is not served for drivers that the agents serve: leave it out")
+		w.create(classed("there", "waits", "1Gi"))
+		w.selected("there", "w2")
+		w.event("ProvisioningFailed", "failed to provision volume: node w2, which was chosen for the pod, has no CSI driver "+ownDriver+
+			": a driver registers by a socket in its kubelet folder's plugins_registry (kubectl get csinode w2 -o yaml lists those that have)")
+		w.claimIs("there", func(c *corev1.PersistentVolumeClaim) bool {
+			return c.Annotations["volume.kubernetes.io/selected-node"] == ""
+		})
+		w.drivers.set(func() { w.drivers.full = map[string]bool{"w1": true} })
+		w.create(classed("full", "now", "1Gi"))
+		w.event("ProvisioningFailed", `failed to provision volume: StorageClass "now": ResourceExhausted: node w1 is full`)
+		w.drivers.set(func() { w.drivers.full = nil })
+		w.boundTo("full")
+		w.drivers.set(func() { w.drivers.err = status.Error(codes.InvalidArgument, "no such file system") })
+		w.create(classed("refused", "now", "1Gi"))
+		w.event("ProvisioningFailed", `failed to provision volume: StorageClass "now": node w1: InvalidArgument: no such file system`)
+		w.deleteClaim("refused")
+		w.eventually("the claim goes", func() error { return gone[*corev1.PersistentVolumeClaim](w, "refused") })
+		w.drivers.set(func() { w.drivers.err = nil })
+		for _, name := range []string{"nowhere", "secret", "there", "full"} {
+			w.deleteClaim(name)
+		}
+		w.eventually("nothing is left", w.noVolumes)
+	})
+}
+
+// A driver with a provisioner of its own is left to that.
+func TestOthersProvisioners(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := start(t, options{quiet: true})
+		w.driverOn("w1")
+		w.class("now", storagev1.VolumeBindingImmediate, corev1.PersistentVolumeReclaimDelete)
+		update(w, ownDriver, func(d *storagev1.CSIDriver) { d.Annotations = nil })
+		w.create(classed("data", "now", "1Gi"))
+		w.event("ExternalProvisioning", fmt.Sprintf("waiting for a volume to be made by the external provisioner %q or by an administrator", ownDriver))
+		time.Sleep(10 * time.Minute)
+		if n := w.drivers.count(); n != 0 {
+			t.Errorf("%d volumes were made", n)
+		}
+	})
+}
+
+// Whatever is lost, killed or led by another: claims that stay get one volume each, and of those that go, at whatever
+// moment, nothing is left, neither an object nor a volume of a driver.
+func TestVolumesUnderFailures(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := newWorld(t, options{quiet: true, change: failing("volume-provisioner", 2, 2*time.Millisecond)})
+		engine := controllers.Options{Resync: time.Second}
+		stop := w.lead(engine)
+		defer func() { stop() }()
+		w.node("w1")
+		w.node("w2")
+		w.driverOn("w1", "w2")
+		w.class("now", storagev1.VolumeBindingImmediate, corev1.PersistentVolumeReclaimDelete)
+		w.class("waits", storagev1.VolumeBindingWaitForFirstConsumer, corev1.PersistentVolumeReclaimDelete)
+		r := rand.New(rand.NewPCG(3, 4))
+		w.drivers.set(func() { w.drivers.flaky = rand.New(rand.NewPCG(5, 6)) })
+		var live []string
+		for i := range 40 {
+			name, class := fmt.Sprint("c", i), []string{"now", "waits"}[i%2]
+			w.create(classed(name, class, "1Gi"))
+			if class == "waits" {
+				w.selected(name, fmt.Sprint("w", 1+r.IntN(2)))
+			}
+			live = append(live, name)
+			time.Sleep(time.Duration(r.IntN(30)) * time.Millisecond)
+			if r.IntN(2) == 0 {
+				k := r.IntN(len(live))
+				w.deleteClaim(live[k])
+				live = slices.Delete(live, k, k+1)
+			}
+			if i%8 == 7 {
+				stop()
+				stop = w.lead(engine)
+			}
+		}
+		w.drivers.set(func() { w.drivers.flaky = nil })
+		for _, name := range live {
+			w.boundTo(name)
+		}
+		w.within(5*time.Minute, "one volume for each claim", func() error {
+			list, err := client.List[*corev1.PersistentVolume](w.ctx, w.admin, "", metav1.ListOptions{})
+			if err == nil && (len(list) != len(live) || w.drivers.count() != len(live)) {
+				err = fmt.Errorf("%d claims, %d objects, %d volumes", len(live), len(list), w.drivers.count())
+			}
+			return err
+		})
+		for _, name := range live {
+			w.deleteClaim(name)
+		}
+		w.within(5*time.Minute, "nothing is left", w.noVolumes)
+	})
+}
