@@ -307,8 +307,8 @@ func TestTellsNothingUnconfirmed(t *testing.T) {
 	})
 }
 
-// F117: a flood of questions and of what looks like some costs a bounded part of the machine, and who asks is answered.
-func TestFloodIsBounded(t *testing.T) {
+// F117: who asks is answered while somebody else floods the link with questions.
+func TestAnswersInAFlood(t *testing.T) {
 	at := hosts(t, "client", "w1", "flood")
 	c := &cluster{}
 	at["w1"].runs(t, "w1", "192.0.2.2", view{cluster: c, confirmed: confirmed()})

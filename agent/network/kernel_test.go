@@ -20,6 +20,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/fake"
@@ -153,6 +154,7 @@ type world struct {
 	nodes   map[string]*machine
 	objects *fake.Cluster
 	stop    map[string]func()
+	detach  map[string]func() // of pods
 }
 
 const (
@@ -171,7 +173,7 @@ func nodeOf(name string) *agent.Peer {
 }
 
 func newWorld(t *testing.T) *world {
-	w := &world{t: t, router: newMachine(t, "router"), nodes: map[string]*machine{}, objects: fake.NewCluster(), stop: map[string]func(){}}
+	w := &world{t: t, router: newMachine(t, "router"), nodes: map[string]*machine{}, objects: fake.NewCluster(), stop: map[string]func(){}, detach: map[string]func(){}}
 	pods, services := strings.Split(podRanges, ","), strings.Split(serviceRanges, ",")
 	w.objects.About = agent.Cluster{Name: "t", ClusterCIDR: pods[0], ServiceCIDR: services[0], ClusterCIDRs: pods, ServiceCIDRs: services}
 	for _, b := range []string{"0", "1"} {
@@ -382,7 +384,7 @@ func nodesComeAndGo(t *testing.T, w *world) {
 }
 
 // pod makes a sandbox on a node with the standard plugins and our own configuration.
-func (w *world) pod(name string, r *Routes, id string) (*machine, agent.NetworkStatus) {
+func (w *world) pod(name string, r *Routes, id string, ports ...*cri.PortMapping) (*machine, agent.NetworkStatus) {
 	w.t.Helper()
 	bin, err := plugins()
 	if err != nil {
@@ -400,10 +402,12 @@ func (w *world) pod(name string, r *Routes, id string) (*machine, agent.NetworkS
 	n := New(Config{ConfDir: filepath.Join(dir, "none"), BinDirs: []string{bin}, RunDir: filepath.Join(dir, "run"),
 		PodCIDRs: func() []netip.Prefix { return podPrefixes(own) }, MTU: r.MTU, Log: slog.New(slog.DiscardHandler)})
 	var st agent.NetworkStatus
+	q := agent.NetworkRequest{SandboxID: id, NetNS: path, Namespace: "default", Name: id, UID: "u", Ports: ports}
 	w.nodes[name].in(func() (err error) {
-		st, err = n.Add(context.Background(), agent.NetworkRequest{SandboxID: id, NetNS: path, Namespace: "default", Name: id, UID: "u"})
+		st, err = n.Add(context.Background(), q)
 		return err
 	})
+	w.detach[id] = func() { w.nodes[name].in(func() error { return n.Del(context.Background(), q) }) }
 	return p, st
 }
 

@@ -25,14 +25,14 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// plugins builds the real bridge and host-local once for all tests.
+// plugins builds the real bridge, host-local and portmap once for all tests.
 var plugins = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "keelson-cni-test-")
 	if err != nil {
 		return "", err
 	}
 	pluginDir = dir
-	for _, p := range []string{"plugins/main/bridge", "plugins/ipam/host-local"} {
+	for _, p := range []string{"plugins/main/bridge", "plugins/ipam/host-local", "plugins/meta/portmap"} {
 		cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(dir, filepath.Base(p)), "github.com/containernetworking/plugins/"+p)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {

@@ -71,12 +71,16 @@ func ways() map[string]traced {
 	return map[string]traced{
 		"by name": {"db.data:5432", nil, "", []string{"db.data.svc.cluster.local: service data/db", "10.96.3.4", "5432/TCP leads to port pg", "2 of 2 ready",
 			"pods 10.244.2.0/24 are behind node w2, 192.0.2.2", "on the same node w1", "no policy isolates either side", "nothing stands in the way"}},
-		"in another namespace":  {"db", nil, "name", []string{"NXDOMAIN", "asked for db.shop.svc.cluster.local", "of that name in namespace data", "ask for db.data"}},
-		"by the whole name":     {"db.data.svc.cluster.local.", nil, "", []string{"service data/db"}},
-		"outside":               {"example.com", nil, "", []string{"no name of the cluster", "goes on outside"}},
-		"no such port":          {"db.data:80", nil, "rule", []string{"has no port 80/TCP", "it has 5432/TCP"}},
-		"another protocol":      {"db.data:5432/udp", nil, "rule", []string{"has no port 5432/UDP"}},
-		"by the Service's":      {"10.96.3.4:5432", nil, "", []string{"the cluster address of service data/db", "2 of 2 ready"}},
+		"in another namespace": {"db", nil, "name", []string{"NXDOMAIN", "asked for db.shop.svc.cluster.local", "of that name in namespace data", "ask for db.data"}},
+		"by the whole name":    {"db.data.svc.cluster.local.", nil, "", []string{"service data/db"}},
+		"outside":              {"example.com", nil, "", []string{"no name of the cluster", "goes on outside"}},
+		"no such port":         {"db.data:80", nil, "rule", []string{"has no port 80/TCP", "it has 5432/TCP"}},
+		"another protocol":     {"db.data:5432/udp", nil, "rule", []string{"has no port 5432/UDP"}},
+		"by the Service's":     {"10.96.3.4:5432", nil, "", []string{"the cluster address of service data/db", "2 of 2 ready"}},
+		"by the load balancer's": {"192.0.2.90:5432", func(w *World) {
+			w.Services[0].Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.90"}}
+			w.Services[0].Annotations = map[string]string{"keelson.dev/announced-by": "w2"}
+		}, "", []string{"the load balancer's address of service data/db; for clients outside node w2 answers for it", "2 of 2 ready"}},
 		"by the pod's":          {"10.244.2.7:5432", nil, "", []string{"is pod data/db-1", "behind node w2"}},
 		"by a node's":           {"192.0.2.2:22", nil, "", []string{"is node w2"}},
 		"to the world":          {"203.0.113.9:443", nil, "", []string{"leaves the cluster, with the node's address"}},
