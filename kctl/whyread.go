@@ -12,6 +12,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -100,11 +101,34 @@ func (r *whyReader) readFor(subject runtime.Object) {
 		if l, ok := itemsOf(r, why.Slices, options, r.cs.DiscoveryV1().EndpointSlices(o.Namespace).List); ok {
 			r.world.Slices = l.Items
 		}
+	case *networkingv1.Ingress:
+		r.ingress(o)
 	case *discoveryv1.EndpointSlice:
 		options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", o.Labels[discoveryv1.LabelServiceName]).String()}
 		if l, ok := itemsOf(r, why.Services, options, r.cs.CoreV1().Services(o.Namespace).List); ok {
 			r.world.Services = l.Items
 		}
+	}
+}
+
+// ingress reads what an Ingress names. Of Secrets no others are read.
+func (r *whyReader) ingress(i *networkingv1.Ingress) {
+	if l, ok := itemsOf(r, why.Classes, metav1.ListOptions{}, r.cs.NetworkingV1().IngressClasses().List); ok {
+		r.world.Classes = l.Items
+	}
+	if l, ok := itemsOf(r, why.Services, metav1.ListOptions{}, r.cs.CoreV1().Services(i.Namespace).List); ok {
+		r.world.Services = l.Items
+	}
+	if l, ok := itemsOf(r, why.Slices, metav1.ListOptions{}, r.cs.DiscoveryV1().EndpointSlices(i.Namespace).List); ok {
+		r.world.Slices = l.Items
+	}
+	for _, t := range i.Spec.TLS {
+		options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", t.SecretName).String()}
+		l, ok := itemsOf(r, why.Secrets, options, r.cs.CoreV1().Secrets(i.Namespace).List)
+		if !ok {
+			return
+		}
+		r.world.Secrets = append(r.world.Secrets, l.Items...)
 	}
 }
 

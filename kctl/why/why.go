@@ -14,6 +14,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -55,7 +56,9 @@ type World struct {
 	Schedulers  []string                     // the names that the cluster's own scheduler serves; none = not known
 
 	Slices   []discoveryv1.EndpointSlice // of the Service
-	Services []corev1.Service            // that the EndpointSlice names
+	Services []corev1.Service            // that the EndpointSlice or the Ingress names
+	Secrets  []corev1.Secret             // that the Ingress names
+	Classes  []networkingv1.IngressClass
 
 	Scaled   *Scaled  // the target of the autoscaler; nil = not known
 	Measured []string // names of pods that have a sample in metrics.k8s.io
@@ -78,6 +81,8 @@ const (
 
 	Slices   = "endpointslices"
 	Services = "services"
+	Secrets  = "secrets"
+	Classes  = "ingressclasses"
 
 	Target     = "the target"
 	PodMetrics = "metrics of pods"
@@ -110,6 +115,8 @@ func Explain(w *World, subject runtime.Object) Report {
 		if len(o.Spec.Selector) == 0 {
 			r.Well = "it has no selector, so that its endpoints are made by somebody else"
 		}
+	case *networkingv1.Ingress:
+		r.is("ingress", o, w.ingressWell(o), w.ingress(o))
 	case *discoveryv1.EndpointSlice:
 		r.is("endpointslice", o, fmt.Sprintf("has %s of service %s", many(len(o.Endpoints), "endpoint"), o.Labels[discoveryv1.LabelServiceName]), w.endpointSlice(o))
 	case *corev1.PersistentVolumeClaim:

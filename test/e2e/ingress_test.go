@@ -151,6 +151,9 @@ func TestIngress(t *testing.T) {
 	if told := w.waitEvent("web", "NotServed"); !strings.Contains(told, "Service lost does not exist") {
 		t.Errorf("the event says %s", told)
 	}
+	if out, err := bed.Try(t, clients()["kctl"], "-n", w.ns, "why", "ingress/web"); !strings.Contains(out, "Service lost does not exist") || strings.Contains(out, "Secret") {
+		t.Errorf("why says: %v %s", err, out)
+	}
 	bed.Eventually(t, soon, func() error {
 		i, err := w.cs.NetworkingV1().Ingresses(w.ns).Get(t.Context(), "web", metav1.GetOptions{})
 		if err == nil && (len(i.Status.LoadBalancer.Ingress) != 1 || i.Status.LoadBalancer.Ingress[0].IP != vip.String()) {

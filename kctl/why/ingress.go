@@ -1,0 +1,115 @@
+package why
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+
+	"keelson.dev/keelson/entry/ingress"
+)
+
+// ingress explains an Ingress that nobody serves, or not all of it.
+func (w *World) ingress(i *networkingv1.Ingress) []Finding {
+	if f := deletedObject(i, "ingress"); f != nil {
+		return []Finding{*f}
+	}
+	if f := w.unclassed(i); f != nil {
+		return []Finding{*f}
+	}
+	if !w.read(Classes) || !w.read(Services) || !w.read(Slices) {
+		return nil
+	}
+	judged := i
+	if !w.read(Secrets) {
+		judged = i.DeepCopy()
+		judged.Spec.TLS = nil
+	}
+	var out []Finding
+	if class := w.class(ingress.ClassOf(i)); class == nil || class.Spec.Controller != ingress.Controller {
+		return nil // what is wrong for another controller is not known
+	}
+	for _, problem := range ingress.Problems(judged, ingressWorld{w}) {
+		out = append(out, Finding{Object: name("ingress", i), What: "is not served as it says", Because: problem,
+			Mend: []string{kctl(i, "get services,endpointslices"), kctl(i, "edit ingress %s", i.Name)}})
+	}
+	if len(i.Status.LoadBalancer.Ingress) == 0 {
+		out = append(out, Finding{Object: name("ingress", i), What: "has no address", Since: at(i.CreationTimestamp),
+			Because: "the Service of its proxies has none; they serve at its node ports all the same",
+			Mend:    []string{fmt.Sprintf("kctl -n keelson-entry get service,pods   # of class %s", ingress.ClassOf(i)), fmt.Sprintf("kctl -n keelson-entry why service/%s", word(ingress.ClassOf(i)))}})
+	}
+	return out
+}
+
+// ingressWell is what there is to say of an Ingress without findings.
+func (w *World) ingressWell(i *networkingv1.Ingress) string {
+	if !w.read(Classes) || !w.read(Services) || !w.read(Slices) {
+		return "whether it is served was not judged"
+	}
+	if class := w.class(ingress.ClassOf(i)); class != nil && class.Spec.Controller != ingress.Controller {
+		return "it is the business of controller " + class.Spec.Controller + ", for which this does not judge"
+	}
+	return "its class, its Services and its Secrets fit together"
+}
+
+func (w *World) class(name string) *networkingv1.IngressClass {
+	for i := range w.Classes {
+		if w.Classes[i].Name == name {
+			return &w.Classes[i]
+		}
+	}
+	return nil
+}
+
+// unclassed is about an Ingress that no controller takes for its own.
+func (w *World) unclassed(i *networkingv1.Ingress) *Finding {
+	if !w.read(Classes) {
+		return nil
+	}
+	f := &Finding{Object: name("ingress", i), What: "is served by nobody", Since: at(i.CreationTimestamp)}
+	class := ingress.ClassOf(i)
+	switch {
+	case class == "":
+		f.Because = "it names no class, and there was no default class when it was made"
+	case w.class(class) == nil:
+		f.Because = fmt.Sprintf("there is no IngressClass %s", class)
+	default:
+		return nil
+	}
+	f.Mend = []string{"kctl get ingressclasses", kctl(i, `patch ingress %s -p '{"spec":{"ingressClassName":"CLASS"}}'`, i.Name)}
+	return f
+}
+
+// ingressWorld is a World as what Ingresses mean is judged by.
+type ingressWorld struct{ w *World }
+
+// Service implements ingress.World.
+func (v ingressWorld) Service(namespace, name string) *corev1.Service {
+	for i := range v.w.Services {
+		if s := &v.w.Services[i]; s.Namespace == namespace && s.Name == name {
+			return s
+		}
+	}
+	return nil
+}
+
+// Slices implements ingress.World.
+func (v ingressWorld) Slices(namespace, service string) (out []*discoveryv1.EndpointSlice) {
+	for i := range v.w.Slices {
+		if s := &v.w.Slices[i]; s.Namespace == namespace && s.Labels[discoveryv1.LabelServiceName] == service {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// Secret implements ingress.World.
+func (v ingressWorld) Secret(namespace, name string) *corev1.Secret {
+	for i := range v.w.Secrets {
+		if s := &v.w.Secrets[i]; s.Namespace == namespace && s.Name == name {
+			return s
+		}
+	}
+	return nil
+}
