@@ -132,6 +132,31 @@ func TestClaimsSayWhyTheyWait(t *testing.T) {
 	})
 }
 
+// A claim that goes while nobody knows whether its volume was made stays until that is known, and takes the volume with it.
+func TestVolumeOfWhichNobodyHeard(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := start(t, options{engine: controllers.Options{Resync: time.Minute}, quiet: true})
+		w.driverOn("w1")
+		w.class("now", storagev1.VolumeBindingImmediate, corev1.PersistentVolumeReclaimDelete)
+		w.drivers.set(func() { w.drivers.mute = true })
+		w.create(classed("data", "now", "1Gi"))
+		w.eventually("the volume", func() error {
+			if n := w.drivers.count(); n != 1 {
+				return fmt.Errorf("%d volumes", n)
+			}
+			return nil
+		})
+		w.deleteClaim("data")
+		time.Sleep(time.Minute)
+		if err := gone[*corev1.PersistentVolumeClaim](w, "data"); err == nil {
+			t.Error("the claim went though nobody knows what became of its volume")
+		}
+		w.drivers.set(func() { w.drivers.mute = false })
+		w.within(10*time.Minute, "the claim goes", func() error { return gone[*corev1.PersistentVolumeClaim](w, "data") })
+		w.eventually("nothing is left", w.noVolumes)
+	})
+}
+
 // A driver with a provisioner of its own is left to that.
 func TestOthersProvisioners(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
