@@ -160,6 +160,21 @@ spec:
 	if service.Labels["team"] != "red" || service.Annotations["a.example/b"] != "c" || service.Spec.Type != corev1.ServiceTypeLoadBalancer {
 		t.Errorf("the Service is %+v", service)
 	}
+	// What somebody else changes is put right, and what other controllers note stays.
+	bent := service.DeepCopy()
+	bent.Annotations["keelson.dev/noted"], bent.Spec.Selector = "kept", map[string]string{"x": "y"}
+	if _, err := client.Update(w.ctx, w.admin, bent); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually("the selector again", func() (err error) {
+		if service, err = made[*corev1.Service](w); err == nil && service.Spec.Selector["x"] != "" {
+			err = errors.New("bent")
+		}
+		return err
+	})
+	if service.Annotations["keelson.dev/noted"] != "kept" {
+		t.Errorf("the annotations are %v", service.Annotations)
+	}
 	next := service.DeepCopy()
 	next.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.7"}}
 	if _, err := client.UpdateStatus(w.ctx, w.admin, next); err != nil {

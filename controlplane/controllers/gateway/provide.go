@@ -86,7 +86,8 @@ func ensure[T api.Object](ctx context.Context, r *reconciler, inf cache.SharedIn
 	next.SetLabels(want.GetLabels())
 	notes := want.GetAnnotations()
 	for k, v := range have.GetAnnotations() {
-		if _, ours := notes[k]; !ours && strings.Contains(k, "kubernetes.io/") {
+		// Other controllers note there what they did; what a Gateway once asked for goes.
+		if _, ours := notes[k]; !ours && (strings.Contains(k, "kubernetes.io/") || strings.HasPrefix(k, "keelson.dev/")) {
 			notes[k] = v
 		}
 	}
