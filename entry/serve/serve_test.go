@@ -342,17 +342,22 @@ func value(t *testing.T, b *bed, name string) (sum float64) {
 // A request that a backend has dropped is asked again only where that does no harm.
 func TestOnlySafeRequestsAreAskedTwice(t *testing.T) {
 	var asked atomic.Int32
-	breaks := backend(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	drops := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
 		asked.Add(1)
 		c, _, _ := http.NewResponseController(w).Hijack()
 		c.Close()
-	}))
-	b := begin(t, Options{}, to(at(breaks)))
+	})
+	breaks := backend(t, drops)
+	b := begin(t, Options{}, to(at(breaks, backend(t, drops))))
 	c := b.client(80, nil, nil)
-	if got := ask(t, c, "POST", "http://a.x/", "body"); got.code != 502 || asked.Load() != 1 {
-		t.Errorf("POST: %+v, asked %d times", got, asked.Load())
+	for what, body := range map[string]string{"POST": "body", "DELETE": "", "GET": "body"} {
+		asked.Store(0)
+		if got := ask(t, c, what, "http://a.x/", body); got.code != 502 || asked.Load() != 1 {
+			t.Errorf("%s: %+v, asked %d times", what, got, asked.Load())
+		}
 	}
+	asked.Store(0)
 	b.swap(to(at(breaks, named(t, "alive"))))
 	for range 20 {
 		if got := ask(t, c, "GET", "http://a.x/", ""); got.code != 200 {
