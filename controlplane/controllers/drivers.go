@@ -61,24 +61,33 @@ var ErrNoNode = errors.New("no node of the cluster reaches the volume")
 
 // NodeReaching finds a node that reaches a CSI volume and has its driver: the first by name.
 func NodeReaching(v *corev1.PersistentVolume, csiNodes, nodes cache.SharedIndexInformer) (string, error) {
-	found, reaches := "", ""
+	all, err := NodesReaching(v, csiNodes, nodes)
+	if err != nil {
+		return "", err
+	}
+	return all[0], nil
+}
+
+// NodesReaching lists the nodes that reach a CSI volume and have its driver, by name; without an error there is one.
+func NodesReaching(v *corev1.PersistentVolume, csiNodes, nodes cache.SharedIndexInformer) (found []string, err error) {
+	reaches := ""
 	for _, n := range CachedAll[*corev1.Node](nodes) {
 		if volume.CheckNodeAffinity(v, n.Labels) != nil {
 			continue
 		}
 		reaches = n.Name
-		has, _ := Cached[*storagev1.CSINode](csiNodes, "", n.Name)
-		if DriverOn(has, v.Spec.CSI.Driver) != nil && (found == "" || n.Name < found) {
-			found = n.Name
+		if has, _ := Cached[*storagev1.CSINode](csiNodes, "", n.Name); DriverOn(has, v.Spec.CSI.Driver) != nil {
+			found = append(found, n.Name)
 		}
 	}
+	slices.Sort(found)
 	switch {
-	case found != "":
+	case len(found) > 0:
 		return found, nil
 	case reaches == "":
-		return "", ErrNoNode
+		return nil, ErrNoNode
 	}
-	return "", fmt.Errorf("no node that reaches the volume has CSI driver %s: %s, for example, lists what has registered in kubectl get csinode %s -o yaml",
+	return nil, fmt.Errorf("no node that reaches the volume has CSI driver %s: %s, for example, lists what has registered in kubectl get csinode %s -o yaml",
 		v.Spec.CSI.Driver, reaches, reaches)
 }
 

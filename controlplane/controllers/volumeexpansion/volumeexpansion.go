@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -110,15 +112,25 @@ func (g *grower) served(v *corev1.PersistentVolume) bool {
 	return controllers.Served(d)
 }
 
+// mostNodes is how many nodes are asked for a volume that does not say where it is.
+const mostNodes = 32
+
 // grow has the driver grow a volume to what the claim asks for, and notes what it has then.
 func (g *grower) grow(ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) error {
-	node, err := controllers.NodeReaching(v, g.csiNodes, g.nodes)
+	nodes, err := controllers.NodesReaching(v, g.csiNodes, g.nodes)
 	if err != nil {
 		return err
 	}
-	want := c.Spec.Resources.Requests[corev1.ResourceStorage]
-	res, err := controllers.DriverController(g.calls, node, v.Spec.CSI.Driver).ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
-		VolumeId: v.Spec.CSI.VolumeHandle, CapacityRange: &csi.CapacityRange{RequiredBytes: want.Value()}})
+	want, node := c.Spec.Resources.Requests[corev1.ResourceStorage], ""
+	var res *csi.ControllerExpandVolumeResponse
+	// Volumes written by hand may not say on which node they are.
+	for _, node = range nodes[:min(len(nodes), mostNodes)] {
+		res, err = controllers.DriverController(g.calls, node, v.Spec.CSI.Driver).ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
+			VolumeId: v.Spec.CSI.VolumeHandle, CapacityRange: &csi.CapacityRange{RequiredBytes: want.Value()}})
+		if status.Code(err) != codes.NotFound {
+			break
+		}
+	}
 	switch {
 	case err != nil:
 		return fmt.Errorf("node %s: %w", node, err)
