@@ -213,6 +213,30 @@ func gap(t *testing.T, pod netns.NsHandle, at netip.Addr, do func()) (longest ti
 	return longest
 }
 
+// goesToAddOn sees that the Service's address leaves the node once an add-on has the Service.
+func goesToAddOn(t *testing.T, node netns.NsHandle, svc *v1.Service, cluster *fake.Cluster, until func(func() error)) {
+	t.Helper()
+	addon := svc.DeepCopy()
+	addon.Spec.Selector = map[string]string{"k8s-app": "kube-dns"}
+	cluster.Put(addon)
+	until(func() error {
+		return space.In(node, func() error {
+			lo, err := netlink.LinkByName("lo")
+			if err != nil {
+				return err
+			}
+			all, err := netlink.AddrList(lo, netlink.FAMILY_V4)
+			if err != nil {
+				return err
+			}
+			if got := fmt.Sprint(all); strings.Contains(got, "10.96.0.10") || !strings.Contains(got, "169.254.20.10") {
+				return fmt.Errorf("addresses once an add-on has the Service: %s", got)
+			}
+			return nil
+		})
+	})
+}
+
 // A pod reaches its node's DNS at the Service's address and at the link-local one, without an entry of connection
 // tracking; the next agent finds the addresses, and one that is not wanted any more is taken away.
 //
@@ -306,24 +330,6 @@ func TestOnANode(t *testing.T) {
 	if unanswered > again {
 		t.Errorf("nobody answers for %s when the server is replaced: resolvers ask again after %s", unanswered, again)
 	}
-	addon := svc.DeepCopy()
-	addon.Spec.Selector = map[string]string{"k8s-app": "kube-dns"}
-	cluster.Put(addon)
-	until(func() error {
-		return space.In(node, func() error {
-			lo, err := netlink.LinkByName("lo")
-			if err != nil {
-				return err
-			}
-			all, err := netlink.AddrList(lo, netlink.FAMILY_V4)
-			if err != nil {
-				return err
-			}
-			if got := fmt.Sprint(all); strings.Contains(got, "10.96.0.10") || !strings.Contains(got, "169.254.20.10") {
-				return fmt.Errorf("addresses once an add-on has the Service: %s", got)
-			}
-			return nil
-		})
-	})
+	goesToAddOn(t, node, svc, cluster, until)
 	stop()
 }

@@ -161,11 +161,9 @@ spec:
 		t.Errorf("the Service is %+v", service)
 	}
 	// What somebody else changes is put right, and what other controllers note stays.
-	bent := service.DeepCopy()
-	bent.Annotations["keelson.dev/noted"], bent.Spec.Selector = "kept", map[string]string{"x": "y"}
-	if _, err := client.Update(w.ctx, w.admin, bent); err != nil {
-		t.Fatal(err)
-	}
+	edit(w, service, client.Update, func(o *corev1.Service) {
+		o.Annotations["keelson.dev/noted"], o.Spec.Selector = "kept", map[string]string{"x": "y"}
+	})
 	w.eventually("the selector again", func() (err error) {
 		if service, err = made[*corev1.Service](w); err == nil && service.Spec.Selector["x"] != "" {
 			err = errors.New("bent")
@@ -175,11 +173,9 @@ spec:
 	if service.Annotations["keelson.dev/noted"] != "kept" {
 		t.Errorf("the annotations are %v", service.Annotations)
 	}
-	next := service.DeepCopy()
-	next.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.7"}}
-	if _, err := client.UpdateStatus(w.ctx, w.admin, next); err != nil {
-		t.Fatal(err)
-	}
+	edit(w, service, client.UpdateStatus, func(o *corev1.Service) {
+		o.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.7"}}
+	})
 	w.says(gw, "default", "web", "Programmed False Pending")
 	d, err := made[*appsv1.Deployment](w)
 	if err != nil {
@@ -192,11 +188,9 @@ spec:
 	if err != nil || len(x.Data) != 2 {
 		t.Errorf("%d files of certificates, %v", len(x.Data), err)
 	}
-	ready := d.DeepCopy()
-	ready.Status.Replicas, ready.Status.ReadyReplicas, ready.Status.AvailableReplicas = 1, 1, 1
-	if _, err := client.UpdateStatus(w.ctx, w.admin, ready); err != nil {
-		t.Fatal(err)
-	}
+	edit(w, d, client.UpdateStatus, func(o *appsv1.Deployment) {
+		o.Status.Replicas, o.Status.ReadyReplicas, o.Status.AvailableReplicas = 1, 1, 1
+	})
 	w.says(gw, "default", "web", "Programmed True Programmed")
 	if text, err := w.said(gw, "default", "web"); err != nil || !strings.Contains(text, "value: 192.0.2.7") {
 		t.Errorf("no address in\n%s\n%v", text, err)

@@ -324,6 +324,21 @@ func (w *world) setReady(name string, status corev1.ConditionStatus) {
 	})
 }
 
+// edit changes an object as an administrator does, again where a controller wrote it meanwhile.
+func edit[T api.Object](w *world, o T, write func(context.Context, *client.Client, T) (T, error), change func(T)) {
+	w.t.Helper()
+	w.eventually("the administrator's change of "+o.GetName(), func() error {
+		now, err := client.Get[T](w.ctx, w.admin, o.GetNamespace(), o.GetName())
+		if err != nil {
+			return err
+		}
+		next := now.DeepCopyObject().(T)
+		change(next)
+		_, err = write(w.ctx, w.admin, next)
+		return err
+	})
+}
+
 // eventually waits until cond returns nil.
 func (w *world) eventually(what string, cond func() error) {
 	w.t.Helper()

@@ -75,11 +75,9 @@ func TestIngressClasses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s = s.DeepCopy()
-	s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}
-	if _, err := client.UpdateStatus(w.ctx, w.admin, s); err != nil {
-		t.Fatal(err)
-	}
+	edit(w, s, client.UpdateStatus, func(o *corev1.Service) {
+		o.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}
+	})
 	w.eventually("the address", func() error {
 		i, err := client.Get[*networkingv1.Ingress](w.ctx, w.admin, "default", "web")
 		if err == nil && fmt.Sprint(i.Status.LoadBalancer.Ingress) != "[{192.0.2.1  []}]" {
@@ -95,11 +93,8 @@ func TestIngressClasses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, three := d.DeepCopy(), int32(3)
-	d.Spec.Replicas = &three
-	if _, err := client.Update(w.ctx, w.admin, d); err != nil {
-		t.Fatal(err)
-	}
+	three := int32(3)
+	edit(w, d, client.Update, func(o *appsv1.Deployment) { o.Spec.Replicas = &three })
 	if err := client.Delete[*corev1.Service](w.ctx, w.admin, ingress.Namespace, "own", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}

@@ -69,6 +69,26 @@ func (g gatewayAPI) says(t *testing.T, resource, name string, words ...string) {
 	})
 }
 
+// backends makes two Services here, one in the other namespace, and a key pair.
+func (w world) backends(t *testing.T, other string) {
+	t.Helper()
+	for _, name := range []string{"one", "two"} {
+		w.createPod(pod(name, hello))
+		w.createService(front(name, v1.ServiceTypeClusterIP))
+	}
+	far := pod("far", hello)
+	far.Namespace = other
+	if _, err := w.cs.CoreV1().Pods(other).Create(t.Context(), far, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.cs.CoreV1().Services(other).Create(t.Context(), front("far", v1.ServiceTypeClusterIP), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.cs.CoreV1().Secrets(w.ns).Create(t.Context(), keyPair(t, 1, "a.example"), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // A Gateway of Keelson's class gets proxies with an address of a pool. HTTP and HTTPS listeners, shares, headers, redirects and backends
 // that another namespace grants work there; what is refused says so; all goes with the Gateway.
 func TestGateway(t *testing.T) {
@@ -93,21 +113,7 @@ func TestGateway(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.Cleanup(func() { _ = w.cs.CoreV1().Namespaces().Delete(context.Background(), other, metav1.DeleteOptions{}) })
-	for _, name := range []string{"one", "two"} {
-		w.createPod(pod(name, hello))
-		w.createService(front(name, v1.ServiceTypeClusterIP))
-	}
-	far := pod("far", hello)
-	far.Namespace = other
-	if _, err := w.cs.CoreV1().Pods(other).Create(t.Context(), far, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.cs.CoreV1().Services(other).Create(t.Context(), front("far", v1.ServiceTypeClusterIP), metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.cs.CoreV1().Secrets(w.ns).Create(t.Context(), keyPair(t, 1, "a.example"), metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	w.backends(t, other)
 	port := fmt.Sprint(front("one", v1.ServiceTypeClusterIP).Spec.Ports[0].Port)
 	g.make(t, "gateways", "Gateway", w.ns, fmt.Sprintf(`metadata: {name: web}
 spec:
@@ -162,6 +168,23 @@ spec:
   to: [{group: "", kind: Service, name: far}]`)
 	door.expect(t, "http://far.example/", 200, "far", 0)
 
+	asksOfRoutes(t, door)
+
+	if err := g.of("gateways").Namespace(w.ns).Delete(t.Context(), "web", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	bed.Eventually(t, 2*soon, func() error {
+		left, err := w.cs.CoreV1().Services("keelson-entry").List(t.Context(), metav1.ListOptions{LabelSelector: "gateway.networking.k8s.io/gateway-class-name=" + class})
+		if err == nil && len(left.Items) > 0 {
+			err = fmt.Errorf("%d Services are left", len(left.Items))
+		}
+		return err
+	})
+}
+
+// asksOfRoutes asks for what the routes say of headers, redirects and shares.
+func asksOfRoutes(t *testing.T, door entrance) {
+	t.Helper()
 	ask := func(url string, header ...string) (*http.Response, string) {
 		t.Helper()
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
@@ -201,15 +224,4 @@ spec:
 	if !seen["one"] || !seen["two"] {
 		t.Errorf("of equal shares only %v was met in 60 requests", seen)
 	}
-
-	if err := g.of("gateways").Namespace(w.ns).Delete(t.Context(), "web", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	bed.Eventually(t, 2*soon, func() error {
-		left, err := w.cs.CoreV1().Services("keelson-entry").List(t.Context(), metav1.ListOptions{LabelSelector: "gateway.networking.k8s.io/gateway-class-name=" + class})
-		if err == nil && len(left.Items) > 0 {
-			err = fmt.Errorf("%d Services are left", len(left.Items))
-		}
-		return err
-	})
 }
