@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -65,8 +66,16 @@ func TestVolumesOutOfTheBox(t *testing.T) {
 	if err := bed.Lab().RestartDaemon(ctx, node); err != nil {
 		t.Fatal(err)
 	}
-	w.deletePod("db-0")
-	w.waitPod("db-0", isReady)
+	old := w.pod("db-0").UID
+	if err := w.cs.CoreV1().Pods(w.ns).Delete(ctx, "db-0", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.waitPod("db-0", func(p *v1.Pod) error { // its name is hardly ever free
+		if p.UID == old {
+			return errors.New("it is the pod of before")
+		}
+		return isReady(p)
+	})
 	if out := strings.TrimSpace(sh("cat /data/file")); out != "kept" {
 		t.Errorf("after the pod and the agent the file says %q", out)
 	}
