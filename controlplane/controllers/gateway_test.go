@@ -19,6 +19,7 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
 	"keelson.dev/keelson/controlplane/controllers/gateway"
+	"keelson.dev/keelson/test/bed/keypair"
 )
 
 // gatewayKinds are the kinds of Gateway API as their definitions make them, without schemas.
@@ -147,7 +148,7 @@ spec:
 	w.create(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "shop"}, Spec: corev1.ServiceSpec{
 		Selector: map[string]string{"a": "b"}, Ports: []corev1.ServicePort{{Port: 80}}}})
 	w.says(route, "default", "r", "Accepted True Accepted", "ResolvedRefs True ResolvedRefs")
-	w.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "pair"}, Type: corev1.SecretTypeTLS, Data: gatewayPair(t)})
+	w.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "pair"}, Type: corev1.SecretTypeTLS, Data: keypair.Data(t, "a.example")})
 	w.says(gw, "default", "web", "Accepted True Accepted")
 
 	var service *corev1.Service

@@ -2,13 +2,12 @@ package gateway
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	gw "sigs.k8s.io/gateway-api/apis/v1"
 
+	"keelson.dev/keelson/entry/backends"
 	"keelson.dev/keelson/entry/route"
 )
 
@@ -44,7 +43,7 @@ func (w *World) target(r *Route, ref gw.BackendObjectReference) (target, *proble
 	if ref.Port == nil {
 		return target{}, problemf(gw.RouteReasonUnsupportedValue, "no port of Service %s/%s is named", in, ref.Name)
 	}
-	i := slices.IndexFunc(s.Spec.Ports, func(p corev1.ServicePort) bool { return p.Port == *ref.Port && isTCP(p.Protocol) })
+	i := slices.IndexFunc(s.Spec.Ports, func(p corev1.ServicePort) bool { return p.Port == *ref.Port && backends.TCP(p.Protocol) })
 	if i < 0 {
 		return target{}, problemf(gw.RouteReasonBackendNotFound, "Service %s/%s has no TCP port %d", in, ref.Name, *ref.Port)
 	}
@@ -56,8 +55,6 @@ func (w *World) target(r *Route, ref gw.BackendObjectReference) (target, *proble
 	}
 	return t, nil
 }
-
-func isTCP(p corev1.Protocol) bool { return p == corev1.ProtocolTCP || p == "" }
 
 // spoken is what an appProtocol means.
 func spoken(kind, appProtocol string) (route.BackendProtocol, bool) {
@@ -75,73 +72,18 @@ func spoken(kind, appProtocol string) (route.BackendProtocol, bool) {
 	return "", false
 }
 
-// pool is a target's endpoints: the ready ones, or where there are none, those that end and still serve.
+// pool is a target's endpoints.
 func (w *World) pool(t target) route.Pool {
 	out := route.Pool{Protocol: t.protocol}
 	s := w.Service(t.namespace, t.service)
 	if s == nil {
 		return out
 	}
-	i := slices.IndexFunc(s.Spec.Ports, func(p corev1.ServicePort) bool { return p.Port == t.port && isTCP(p.Protocol) })
+	i := slices.IndexFunc(s.Spec.Ports, func(p corev1.ServicePort) bool { return p.Port == t.port && backends.TCP(p.Protocol) })
 	if i < 0 {
 		return out
 	}
-	all := w.Slices(t.namespace, t.service)
-	for _, family := range families(s, all) {
-		var ready, ending []netip.AddrPort
-		for _, slice := range all {
-			if slice.AddressType == family {
-				ready, ending = endpoints(slice, s.Spec.Ports[i].Name, ready, ending)
-			}
-		}
-		if out.Endpoints = ready; len(ready) == 0 {
-			out.Endpoints = ending
-		}
-		if len(out.Endpoints) > 0 {
-			break
-		}
-	}
-	slices.SortFunc(out.Endpoints, netip.AddrPort.Compare)
-	out.Endpoints = slices.Compact(out.Endpoints)
+	out.Endpoints = backends.Of(s, &s.Spec.Ports[i], w.Slices(t.namespace, t.service))
 	out.ByClient = s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP
 	return out
-}
-
-// families are those of a Service, the first one in front: an endpoint that has both is asked by one.
-func families(s *corev1.Service, all []*discoveryv1.EndpointSlice) []discoveryv1.AddressType {
-	var out []discoveryv1.AddressType
-	for _, f := range s.Spec.IPFamilies {
-		out = append(out, discoveryv1.AddressType(f))
-	}
-	for _, slice := range all {
-		if !slices.Contains(out, slice.AddressType) && slice.AddressType != discoveryv1.AddressTypeFQDN {
-			out = append(out, slice.AddressType)
-		}
-	}
-	return out
-}
-
-func endpoints(slice *discoveryv1.EndpointSlice, port string, ready, ending []netip.AddrPort) (_, _ []netip.AddrPort) {
-	for _, p := range slice.Ports {
-		if p.Port == nil || deref(p.Name, "") != port || p.Protocol != nil && !isTCP(*p.Protocol) {
-			continue
-		}
-		for _, e := range slice.Endpoints {
-			if len(e.Addresses) == 0 {
-				continue
-			}
-			addr, err := netip.ParseAddr(e.Addresses[0])
-			if err != nil {
-				continue
-			}
-			at := netip.AddrPortFrom(addr, uint16(*p.Port))
-			c := e.Conditions
-			if c.Ready == nil || *c.Ready {
-				ready = append(ready, at)
-			} else if c.Serving != nil && *c.Serving && c.Terminating != nil && *c.Terminating {
-				ending = append(ending, at)
-			}
-		}
-	}
-	return ready, ending
 }

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bufio"
 	"bytes"
 	"errors"
 	"flag"
@@ -22,6 +23,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"keelson.dev/keelson/entry/route"
+	"keelson.dev/keelson/test/bed/keypair"
 )
 
 var rewrite = flag.Bool("rewrite", false, "write the transcripts anew")
@@ -118,7 +120,7 @@ func (c *cluster) add(t *testing.T, data []byte) {
 		o := &corev1.Secret{}
 		into(o)
 		if o.Type == corev1.SecretTypeTLS && len(o.Data) == 0 {
-			o.Data = keysFor(t, o.StringData["for"])
+			o.Data = keypair.Data(t, strings.Split(o.StringData["for"], ",")...)
 		}
 		c.secrets = append(c.secrets, o)
 	default:
@@ -133,7 +135,7 @@ func readCluster(t *testing.T, path string) *cluster {
 		t.Fatal(err)
 	}
 	c := &cluster{namespaces: map[string]map[string]string{"default": {}}}
-	for r := utilyaml.NewYAMLReader(bufioReader(data)); ; {
+	for r := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(data))); ; {
 		doc, err := r.Read()
 		if errors.Is(err, io.EOF) {
 			return c

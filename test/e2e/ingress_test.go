@@ -2,15 +2,9 @@ package e2e
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"encoding/pem"
 	"fmt"
 	"io"
-	"math/big"
 	"net"
 	"net/http"
 	"net/netip"
@@ -23,28 +17,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/bed/keypair"
 )
 
 // keyPair is a Secret for hosts, with a certificate of that serial number.
 func keyPair(t *testing.T, serial int64, hosts ...string) *v1.Secret {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(serial), DNSNames: hosts, NotAfter: time.Now().Add(time.Hour)}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	private, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &v1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "web-tls"}, Type: v1.SecretTypeTLS, Data: map[string][]byte{
-		v1.TLSCertKey:       pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
-		v1.TLSPrivateKeyKey: pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}),
-	}}
+	return &v1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "web-tls"}, Type: v1.SecretTypeTLS, Data: keypair.Numbered(t, serial, hosts...)}
 }
 
 // entrance asks proxies at an address from the host outside, under any name.

@@ -1,4 +1,5 @@
-package controllers_test
+// Package keypair makes key pairs for tests: self-signed certificates that live for an hour.
+package keypair
 
 import (
 	"crypto/ecdsa"
@@ -13,14 +14,17 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// gatewayPair is the data of a Secret with a key pair.
-func gatewayPair(t *testing.T) map[string][]byte {
+// Data is the data of a Secret of type kubernetes.io/tls for the hosts.
+func Data(t testing.TB, hosts ...string) map[string][]byte { return Numbered(t, 1, hosts...) }
+
+// Numbered is Data with a certificate of that serial number.
+func Numbered(t testing.TB, serial int64, hosts ...string) map[string][]byte {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{"a.example"}, NotAfter: time.Now().Add(time.Hour)}
+	c := &x509.Certificate{SerialNumber: big.NewInt(serial), DNSNames: hosts, NotAfter: time.Now().Add(time.Hour)}
 	der, err := x509.CreateCertificate(rand.Reader, c, c, &key.PublicKey, key)
 	if err != nil {
 		t.Fatal(err)

@@ -1,0 +1,74 @@
+// Package backends says at which addresses a port of a Service is served.
+package backends
+
+import (
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+// TCP says whether a protocol is TCP, which is also what none means.
+func TCP(p corev1.Protocol) bool { return p == corev1.ProtocolTCP || p == "" }
+
+// Of is the endpoints behind a port of a Service, in order of their addresses: the ready ones or, where there are none, those
+// that end and still serve. An endpoint of two families is in one: the Service's first of which there are any.
+func Of(s *corev1.Service, port *corev1.ServicePort, all []*discoveryv1.EndpointSlice) []netip.AddrPort {
+	for _, family := range families(s, all) {
+		var ready, ending []netip.AddrPort
+		for _, slice := range all {
+			if slice.AddressType == family {
+				ready, ending = add(slice, port.Name, ready, ending)
+			}
+		}
+		out := ready
+		if len(ready) == 0 {
+			out = ending
+		}
+		if len(out) > 0 {
+			slices.SortFunc(out, netip.AddrPort.Compare)
+			return slices.Compact(out)
+		}
+	}
+	return nil
+}
+
+// families are those of a Service, the first one in front.
+func families(s *corev1.Service, all []*discoveryv1.EndpointSlice) []discoveryv1.AddressType {
+	var out []discoveryv1.AddressType
+	for _, f := range s.Spec.IPFamilies {
+		out = append(out, discoveryv1.AddressType(f))
+	}
+	for _, slice := range all {
+		if !slices.Contains(out, slice.AddressType) && slice.AddressType != discoveryv1.AddressTypeFQDN {
+			out = append(out, slice.AddressType)
+		}
+	}
+	return out
+}
+
+func add(slice *discoveryv1.EndpointSlice, port string, ready, ending []netip.AddrPort) (_, _ []netip.AddrPort) {
+	is := func(b *bool, unset bool) bool { return b == nil && unset || b != nil && *b }
+	for _, p := range slice.Ports {
+		if p.Port == nil || p.Name == nil && port != "" || p.Name != nil && *p.Name != port || p.Protocol != nil && !TCP(*p.Protocol) {
+			continue
+		}
+		for _, e := range slice.Endpoints {
+			if len(e.Addresses) == 0 {
+				continue
+			}
+			addr, err := netip.ParseAddr(e.Addresses[0]) // all addresses of an endpoint lead to the same place
+			if err != nil {
+				continue
+			}
+			switch at := netip.AddrPortFrom(addr, uint16(*p.Port)); {
+			case is(e.Conditions.Ready, true):
+				ready = append(ready, at)
+			case is(e.Conditions.Serving, false) && is(e.Conditions.Terminating, false):
+				ending = append(ending, at)
+			}
+		}
+	}
+	return ready, ending
+}
