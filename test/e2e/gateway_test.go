@@ -145,7 +145,8 @@ spec:
   parentRefs: [{name: web, sectionName: http}]
   hostnames: [far.example]
   rules: [{backendRefs: [{name: far, namespace: `+other+`, port: `+port+`}]}]`)
-	g.make(t, "grpcroutes", "GRPCRoute", w.ns, `metadata: {name: calls}
+	// Of two routes of one second the first by name has a host.
+	g.make(t, "grpcroutes", "GRPCRoute", w.ns, `metadata: {name: talks}
 spec:
   parentRefs: [{name: web, sectionName: http}]
   hostnames: [a.example]
@@ -161,7 +162,7 @@ spec:
 	door.expect(t, "http://far.example/", 500, "", 0) // not granted
 	g.says(t, "httproutes", "far", "RefNotPermitted")
 	g.says(t, "gateways", "web", "value: "+vip.String(), "reason: Programmed", "reason: UnsupportedProtocol", "reason: ListenersNotValid")
-	g.says(t, "grpcroutes", "calls", "reason: HostnameConflict")
+	g.says(t, "grpcroutes", "talks", "reason: HostnameConflict")
 	g.make(t, "referencegrants", "ReferenceGrant", other, `metadata: {name: g}
 spec:
   from: [{group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: `+w.ns+`}]
