@@ -32,7 +32,8 @@ func (l *Lab) KillDaemon(ctx context.Context, name string) error {
 	})
 }
 
-// Kill cuts the host's power: every process, mount and everything in its /run is gone. Its disk stays.
+// Kill cuts the host's power: every process, mount and everything in its /run is gone. Its disk stays. The machine's kernel
+// lives on and closes what the processes had open, which others hear: Partition first makes the end a silent one.
 func (l *Lab) Kill(ctx context.Context, name string) error {
 	h, err := l.Host(name)
 	if err != nil {
