@@ -257,9 +257,12 @@ func (b *block) fetch(ctx context.Context, f *route, q forward.Question) (*dns.M
 			return nil, ctx.Err()
 		}
 	} else {
-		c.m, c.err = f.to.Ask(ctx, q)
-		if c.err == nil && b.keeps(q.Name, c.m) {
-			b.cache.Put(q, c.m, time.Now())
+		// Who looked into the cache before another's answer was put there, and came here after that one left, finds it now.
+		if c.m = b.fresh(q); c.m == nil {
+			c.m, c.err = f.to.Ask(ctx, q)
+			if c.err == nil && b.keeps(q.Name, c.m) {
+				b.cache.Put(q, c.m, time.Now())
+			}
 		}
 		b.calls.Delete(q)
 		close(c.done)
@@ -268,6 +271,17 @@ func (b *block) fetch(ctx context.Context, f *route, q forward.Question) (*dns.M
 		return nil, c.err
 	}
 	return c.m.Copy(), nil
+}
+
+// fresh is what the cache remembers of a question and has not expired, nil without.
+func (b *block) fresh(q forward.Question) *dns.Msg {
+	if b.cache == nil || corefile.Matches(b.cfg.Cache.Zones, q.Name) == "" {
+		return nil
+	}
+	if m, stale := b.cache.Get(q, time.Now()); !stale {
+		return m
+	}
+	return nil
 }
 
 // keeps says whether an answer may be remembered.
