@@ -25,7 +25,6 @@ import (
 	"k8s.io/client-go/rest"
 
 	"keelson.dev/keelson/entry/live"
-	"keelson.dev/keelson/entry/live/gateways"
 	"keelson.dev/keelson/entry/serve"
 )
 
@@ -45,7 +44,7 @@ func run(ctx context.Context, log *slog.Logger, args []string) error {
 	f := flag.NewFlagSet("keelson-entry", flag.ContinueOnError)
 	class := f.String("ingress-class", "", "serve the Ingresses of this IngressClass")
 	of := f.String("gateway", "", "serve this Gateway, as NAMESPACE/NAME")
-	certificates := f.String("certificates", "/certificates", "folder in which the certificates of the Gateway's listeners are")
+	certificates := f.String("certificates", "/certificates", "folder of the key pairs that the control plane has put there")
 	status := f.String("status-address", ":10254", "where /healthz, /readyz and /metrics are")
 	access := f.Bool("access-log", false, "write a line for each request")
 	trusted := f.String("trusted-proxies", "", "prefixes, with commas between, whose X-Forwarded headers are believed")
@@ -83,15 +82,15 @@ func run(ctx context.Context, log *slog.Logger, args []string) error {
 	served := make(chan struct{})
 	g.Go(func() error { defer close(served); return s.Run(ctx) })
 	g.Go(func() error {
-		if *of == "" {
-			return live.Run(ctx, live.Config{API: api, Class: *class, Swap: s.Swap, Log: log})
+		source := live.Ingresses(*class)
+		if *of != "" {
+			own, err := portOf(*status)
+			if err != nil {
+				return fmt.Errorf("--status-address: %w", err)
+			}
+			source = live.Gateway(namespace, name, []int32{own})
 		}
-		own, err := portOf(*status)
-		if err != nil {
-			return fmt.Errorf("--status-address: %w", err)
-		}
-		return gateways.Run(ctx, gateways.Config{API: api, Namespace: namespace, Name: name, Certificates: *certificates,
-			Reserved: []int32{own}, Swap: s.Swap, Log: log})
+		return live.Run(ctx, live.Config{API: api, Source: source, Certificates: *certificates, Swap: s.Swap, Log: log})
 	})
 	g.Go(func() error {
 		if err := pages.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {

@@ -35,6 +35,9 @@ func (s *Server) EnsureBootstrap(ctx context.Context, fence uint64) error {
 	for _, o := range authz.BootstrapObjects() {
 		errs = append(errs, s.reconcileRole(ctx, fence, o))
 	}
+	for _, name := range authz.Retired {
+		errs = append(errs, s.retire(ctx, fence, "clusterrolebindings", name), s.retire(ctx, fence, "clusterroles", name))
+	}
 	errs = append(errs, s.EnsureFlowControl(ctx, fence))
 	return errors.Join(errs...)
 }

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/apiserver/authz"
 	"keelson.dev/keelson/controlplane/registry"
 )
 
@@ -317,5 +318,42 @@ func TestNamespaceRolesAreAggregated(t *testing.T) {
 	after.Rules = []rbacv1.PolicyRule{own}
 	if _, err := r.client(api.UserController).RbacV1().ClusterRoles().Update(ctx, after, metav1.UpdateOptions{}); err != nil {
 		t.Errorf("the controllers: %v", err)
+	}
+}
+
+// A default role of an earlier release and its binding go, so that nobody keeps its rights, unless an administrator keeps them
+// or has made them.
+func TestRetiredDefaultsGo(t *testing.T) {
+	r := start(t, nil)
+	ctx := within(t)
+	roles, bindings := r.admin().RbacV1().ClusterRoles(), r.admin().RbacV1().ClusterRoleBindings()
+	for _, c := range []struct {
+		label, update string
+		stays         bool
+	}{{"rbac-defaults", "true", false}, {"rbac-defaults", "false", true}, {"", "", true}} {
+		meta := metav1.ObjectMeta{Name: authz.Retired[0], Labels: map[string]string{defaultRole: c.label}, Annotations: map[string]string{autoUpdate: c.update}}
+		if c.label == "" {
+			meta.Labels, meta.Annotations = nil, nil
+		}
+		if _, err := roles.Create(ctx, &rbacv1.ClusterRole{ObjectMeta: meta}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := bindings.Create(ctx, &rbacv1.ClusterRoleBinding{ObjectMeta: meta, RoleRef: rbacv1.RoleRef{
+			APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: meta.Name}}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.EnsureBootstrap(ctx, 0); err != nil {
+			t.Fatal(err)
+		}
+		_, role := roles.Get(ctx, meta.Name, metav1.GetOptions{})
+		_, binding := bindings.Get(ctx, meta.Name, metav1.GetOptions{})
+		if (role == nil) != c.stays || (binding == nil) != c.stays {
+			t.Errorf("with label %q and auto-update %q: role %v, binding %v", c.label, c.update, role, binding)
+		}
+		if c.stays {
+			if err := errors.Join(roles.Delete(ctx, meta.Name, metav1.DeleteOptions{}), bindings.Delete(ctx, meta.Name, metav1.DeleteOptions{})); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 }

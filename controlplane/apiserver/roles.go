@@ -16,6 +16,9 @@ import (
 	"keelson.dev/keelson/controlplane/registry"
 )
 
+// defaultRole is the label of default roles and bindings, whose value is "rbac-defaults".
+const defaultRole = "kubernetes.io/bootstrapping"
+
 // autoUpdate is the annotation by which an administrator keeps a default role as it is: "false".
 const autoUpdate = "rbac.authorization.kubernetes.io/autoupdate"
 
@@ -76,6 +79,19 @@ func (s *Server) completeDefault(ctx context.Context, fence uint64, want, found 
 		return nil
 	}
 	return s.write(ctx, fence, api.VerbUpdate, next)
+}
+
+// retire takes away a default role or binding of an earlier release, unless an administrator keeps it or has made one of
+// that name.
+func (s *Server) retire(ctx context.Context, fence uint64, resource, name string) error {
+	found, ok := s.known.Get(ctx, resource, "", name)
+	if !ok || found.GetLabels()[defaultRole] != "rbac-defaults" || found.GetAnnotations()[autoUpdate] == "false" {
+		return nil
+	}
+	if err := s.write(ctx, fence, api.VerbDelete, found); err != nil && !apierrors.IsNotFound(err) {
+		return err
+	}
+	return nil
 }
 
 // completeRole is have with the rights of want that it lacks; nil when it lacks nothing.

@@ -1,8 +1,11 @@
 package controllers_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,6 +19,8 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
 	"keelson.dev/keelson/controlplane/controllers/ingress"
+	"keelson.dev/keelson/entry/pairs"
+	"keelson.dev/keelson/test/bed/keypair"
 )
 
 func ingressClass(name, controller string) *networkingv1.IngressClass {
@@ -114,4 +119,75 @@ func TestIngressClasses(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// The key pairs that Ingresses of a class name are given to its proxies, as they change, and nothing that anybody else puts
+// there stays; they go with the Ingresses.
+func TestIngressPairs(t *testing.T) {
+	w := newWorld(t, options{only: func(d controllers.Deps) []*controllers.Controller {
+		return []*controllers.Controller{ingress.New(d, ingress.Options{})}
+	}})
+	w.lead(controllers.Options{OwnIdentity: true})
+	w.create(ingressClass("own", "keelson.dev/ingress"))
+	i := ingressTo("web", "own", "shop")
+	i.Spec.TLS = []networkingv1.IngressTLS{{SecretName: "pair"}}
+	w.create(i)
+	pair := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "pair"}, Type: corev1.SecretTypeTLS, Data: keypair.Data(t, "a.example")}
+	given := func() map[string][]byte {
+		out := map[string][]byte{}
+		list, err := client.List[*corev1.Secret](w.ctx, w.admin, ingress.Namespace, metav1.ListOptions{LabelSelector: "keelson.dev/ingress-class=own"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range list {
+			maps.Copy(out, s.Data)
+		}
+		return out
+	}
+	certificate, key := pairs.Files("default", "pair")
+	is := func(what string, of map[string][]byte) {
+		t.Helper()
+		w.eventually(what, func() error {
+			want := map[string][]byte{}
+			if of != nil {
+				want = map[string][]byte{certificate: of[corev1.TLSCertKey], key: of[corev1.TLSPrivateKeyKey]}
+			}
+			if got := given(); !maps.EqualFunc(got, want, bytes.Equal) {
+				return fmt.Errorf("given are %d files", len(got))
+			}
+			return nil
+		})
+	}
+	w.create(pair)
+	is("the pair", pair.Data)
+	next := keypair.Data(t, "a.example")
+	stored, err := client.Get[*corev1.Secret](w.ctx, w.admin, "default", "pair")
+	if err != nil {
+		t.Fatal(err)
+	}
+	edit(w, stored, client.Update, func(s *corev1.Secret) { s.Data = next })
+	is("the new pair", next)
+	shard, err := client.List[*corev1.Secret](w.ctx, w.admin, ingress.Namespace, metav1.ListOptions{LabelSelector: "keelson.dev/ingress-class=own"})
+	if err != nil || len(shard) != 1 {
+		t.Fatal(shard, err)
+	}
+	edit(w, shard[0], client.Update, func(s *corev1.Secret) { s.Data["more"] = []byte("x") })
+	is("the pair alone", next)
+	if err := client.Delete[*corev1.Secret](w.ctx, w.admin, ingress.Namespace, shard[0].Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	is("the pair again", next)
+	if d, err := client.Get[*appsv1.Deployment](w.ctx, w.admin, ingress.Namespace, "own"); err != nil ||
+		!slices.ContainsFunc(d.Spec.Template.Spec.Volumes[0].Projected.Sources, func(p corev1.VolumeProjection) bool { return p.Secret.Name == shard[0].Name }) {
+		t.Errorf("the proxies do not mount %s: %v", shard[0].Name, err)
+	}
+	// An Ingress that goes to another class takes its pairs along.
+	web, err := client.Get[*networkingv1.Ingress](w.ctx, w.admin, "default", "web")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := "other"
+	edit(w, web, client.Update, func(i *networkingv1.Ingress) { i.Spec.IngressClassName = &other })
+	is("nothing", nil)
+	w.withinRules(t)
 }

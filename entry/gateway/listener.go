@@ -236,7 +236,7 @@ func (w *World) certificate(namespace string, ref gw.SecretObjectReference) (*tl
 	if s == nil {
 		return nil, problemf(gw.ListenerReasonInvalidCertificateRef, "Secret %s/%s does not exist", in, ref.Name)
 	}
-	pair, err := w.Keys.pair(s)
+	pair, err := w.Keys.Of(s)
 	if err != nil {
 		return nil, problemf(gw.ListenerReasonInvalidCertificateRef, "Secret %s/%s holds no key pair in tls.crt and tls.key: %v", in, ref.Name, err)
 	}

@@ -7,16 +7,16 @@ package gateway
 
 import (
 	"cmp"
-	"crypto/tls"
 	"fmt"
 	"slices"
-	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	gw "sigs.k8s.io/gateway-api/apis/v1"
+
+	"keelson.dev/keelson/entry/pairs"
 )
 
 // Controller is the controllerName of the classes that Keelson serves.
@@ -46,7 +46,7 @@ type World struct {
 	// Reserved are ports that the proxy has for itself.
 	Reserved []int32
 	// Keys keeps key pairs that were read before; nil reads them each time.
-	Keys *Keys
+	Keys *pairs.Keys
 }
 
 // Judgement is what is so in a World.
@@ -188,45 +188,4 @@ func deref[S ~string](p *S, without string) string {
 		return without
 	}
 	return string(*p)
-}
-
-// Keys remembers the key pairs of Secrets: reading one costs more than everything else of a judgement.
-type Keys struct {
-	mu   sync.Mutex
-	kept map[types.UID]keptPair
-}
-
-type keptPair struct {
-	revision string
-	pair     *tls.Certificate
-	err      error
-}
-
-// mostKeys bounds what Keys remembers; beyond it, it begins anew.
-const mostKeys = 4096
-
-// pair reads the key pair of a Secret.
-func (k *Keys) pair(s *corev1.Secret) (*tls.Certificate, error) {
-	if k == nil || s.UID == "" {
-		return keyPair(s)
-	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if have, ok := k.kept[s.UID]; ok && have.revision == s.ResourceVersion {
-		return have.pair, have.err
-	}
-	if k.kept == nil || len(k.kept) >= mostKeys {
-		k.kept = map[types.UID]keptPair{}
-	}
-	pair, err := keyPair(s)
-	k.kept[s.UID] = keptPair{revision: s.ResourceVersion, pair: pair, err: err}
-	return pair, err
-}
-
-func keyPair(s *corev1.Secret) (*tls.Certificate, error) {
-	pair, err := tls.X509KeyPair(s.Data[corev1.TLSCertKey], s.Data[corev1.TLSPrivateKeyKey])
-	if err != nil {
-		return nil, err
-	}
-	return &pair, nil
 }

@@ -4,7 +4,6 @@ package ingress
 import (
 	"cmp"
 	"crypto/tls"
-	"crypto/x509"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,6 +12,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 
+	"keelson.dev/keelson/entry/pairs"
 	"keelson.dev/keelson/entry/route"
 )
 
@@ -41,36 +41,6 @@ func ClassOf(i *networkingv1.Ingress) string {
 	return i.Annotations[classAnnotation]
 }
 
-// Pairs keeps key pairs that were read, so that a Secret is read once. The zero value is ready; it is not for concurrent use.
-type Pairs struct {
-	now, before map[string]*tls.Certificate
-}
-
-func (p *Pairs) of(s *corev1.Secret) (*tls.Certificate, error) {
-	key := s.Namespace + "/" + s.Name + "/" + s.ResourceVersion
-	c := p.before[key]
-	if have := p.now[key]; have != nil {
-		c = have
-	}
-	if c == nil || s.ResourceVersion == "" {
-		pair, err := tls.X509KeyPair(s.Data[corev1.TLSCertKey], s.Data[corev1.TLSPrivateKeyKey])
-		if err != nil {
-			return nil, err
-		}
-		if pair.Leaf == nil {
-			if pair.Leaf, err = x509.ParseCertificate(pair.Certificate[0]); err != nil {
-				return nil, err
-			}
-		}
-		c = &pair
-	}
-	if p.now == nil {
-		p.now = map[string]*tls.Certificate{}
-	}
-	p.now[key] = c
-	return c, nil
-}
-
 // Ports of the two listeners.
 const (
 	HTTPPort  = 80
@@ -78,8 +48,20 @@ const (
 )
 
 // Translate makes the table of those Ingresses that are of class. Where two claim one host and path, the older one has it.
-func Translate(class string, all []*networkingv1.Ingress, w World, pairs *Pairs) *route.Table {
-	var own []*networkingv1.Ingress
+func Translate(class string, all []*networkingv1.Ingress, w World, keys *pairs.Keys) *route.Table {
+	t := &translation{world: w, keys: keys, pools: map[string]route.Pool{}}
+	for _, i := range ofClass(class, all) {
+		t.add(i)
+	}
+	plain := route.Listener{Name: "http", Port: HTTPPort, Protocol: route.HTTP}
+	plain.Rules = append(append(plain.Rules, t.plain...), t.last...)
+	secure := route.Listener{Name: "https", Port: HTTPSPort, Protocol: route.HTTPS, Certificates: t.certificates, Default: t.standard}
+	secure.Rules = append(append(secure.Rules, t.rules...), t.last...)
+	return &route.Table{Listeners: []route.Listener{plain, secure}, Pools: t.pools}
+}
+
+// ofClass are the Ingresses of a class, the older first.
+func ofClass(class string, all []*networkingv1.Ingress) (own []*networkingv1.Ingress) {
 	for _, i := range all {
 		if ClassOf(i) == class && i.DeletionTimestamp == nil {
 			own = append(own, i)
@@ -88,21 +70,12 @@ func Translate(class string, all []*networkingv1.Ingress, w World, pairs *Pairs)
 	slices.SortFunc(own, func(a, b *networkingv1.Ingress) int {
 		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
-	t := &translation{world: w, pairs: pairs, pools: map[string]route.Pool{}}
-	for _, i := range own {
-		t.add(i)
-	}
-	pairs.before, pairs.now = pairs.now, nil
-	plain := route.Listener{Name: "http", Port: HTTPPort, Protocol: route.HTTP}
-	plain.Rules = append(append(plain.Rules, t.plain...), t.last...)
-	secure := route.Listener{Name: "https", Port: HTTPSPort, Protocol: route.HTTPS, Certificates: t.certificates, Default: t.standard}
-	secure.Rules = append(append(secure.Rules, t.rules...), t.last...)
-	return &route.Table{Listeners: []route.Listener{plain, secure}, Pools: t.pools}
+	return own
 }
 
 // Problems are what is wrong with one Ingress, a sentence each.
 func Problems(i *networkingv1.Ingress, w World) []string {
-	t := &translation{world: w, pairs: &Pairs{}, pools: map[string]route.Pool{}}
+	t := &translation{world: w, pools: map[string]route.Pool{}}
 	t.add(i)
 	slices.Sort(t.problems)
 	return slices.Compact(t.problems)
@@ -110,7 +83,7 @@ func Problems(i *networkingv1.Ingress, w World) []string {
 
 type translation struct {
 	world        World
-	pairs        *Pairs
+	keys         *pairs.Keys
 	pools        map[string]route.Pool
 	rules, plain []route.Rule // by HTTPS, by HTTP
 	last         []route.Rule // default backends, after all others
@@ -180,18 +153,9 @@ func (t *translation) certify(i *networkingv1.Ingress) (secured []route.Host) {
 			t.wrong("tls without secretName is served only where another Ingress of the class brings a certificate for its hosts.")
 			continue
 		}
-		secret := t.world.Secret(i.Namespace, s.SecretName)
-		if secret == nil {
-			t.wrong("Secret %s of tls does not exist, or is not of type %s: HTTPS is refused for %s.", s.SecretName, corev1.SecretTypeTLS, hostList(s.Hosts))
-			continue
-		}
-		if secret.Type != corev1.SecretTypeTLS {
-			t.wrong("Secret %s of tls is of type %s, not %s: HTTPS is refused for %s.", s.SecretName, secret.Type, corev1.SecretTypeTLS, hostList(s.Hosts))
-			continue
-		}
-		pair, err := t.pairs.of(secret)
-		if err != nil {
-			t.wrong("Secret %s of tls holds no key pair that fits (%v): HTTPS is refused for %s.", s.SecretName, err, hostList(s.Hosts))
+		pair, problem := keyPair(t.world.Secret(i.Namespace, s.SecretName), t.keys)
+		if problem != "" {
+			t.wrong("Secret %s of tls %s: HTTPS is refused for %s.", s.SecretName, problem, hostList(s.Hosts))
 			continue
 		}
 		if len(s.Hosts) == 0 {
@@ -214,6 +178,23 @@ func (t *translation) certify(i *networkingv1.Ingress) (secured []route.Host) {
 		}
 	}
 	return secured
+}
+
+// keyPair reads the key pair of a Secret, or says why that is none.
+func keyPair(s *corev1.Secret, keys *pairs.Keys) (pair *tls.Certificate, problem string) {
+	switch {
+	case s == nil:
+		return nil, fmt.Sprintf("does not exist, or is not of type %s", corev1.SecretTypeTLS)
+	case s.Type != corev1.SecretTypeTLS:
+		return nil, fmt.Sprintf("is of type %s, not %s", s.Type, corev1.SecretTypeTLS)
+	case pairSize(s) > mostPair:
+		return nil, fmt.Sprintf("holds more than %d KiB of certificates and key", mostPair>>10)
+	}
+	pair, err := keys.Of(s)
+	if err != nil {
+		return nil, fmt.Sprintf("holds no key pair that fits (%v)", err)
+	}
+	return pair, ""
 }
 
 func hostList(hosts []string) string {

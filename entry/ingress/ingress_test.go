@@ -9,8 +9,10 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 
+	"keelson.dev/keelson/entry/pairs"
 	"keelson.dev/keelson/entry/route"
 	"keelson.dev/keelson/test/bed/keypair"
 )
@@ -35,7 +37,7 @@ func parse[T any](t *testing.T, text string) *T {
 
 func secret(t *testing.T, name, version string, hosts ...string) *corev1.Secret {
 	t.Helper()
-	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, ResourceVersion: version}, Type: corev1.SecretTypeTLS, Data: keypair.Data(t, hosts...)}
+	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, ResourceVersion: version, UID: types.UID(name)}, Type: corev1.SecretTypeTLS, Data: keypair.Data(t, hosts...)}
 }
 
 func shop(t *testing.T) world {
@@ -80,8 +82,8 @@ func TestTranslate(t *testing.T) {
 	younger.Name, younger.CreationTimestamp = "a-rival", metav1.Now()
 	other := older.DeepCopy()
 	*other.Spec.IngressClassName, other.Name = "other", "other"
-	var pairs Pairs
-	table := Translate("own", []*networkingv1.Ingress{younger, older, other}, w, &pairs)
+	var keys pairs.Keys
+	table := Translate("own", []*networkingv1.Ingress{younger, older, other}, w, &keys)
 	x, wrong := route.Compile(table)
 	if len(wrong) > 0 {
 		t.Fatal(wrong)
@@ -120,12 +122,12 @@ func TestTranslate(t *testing.T) {
 	if first == nil || x.Certificate(443, "q.w.x") != first || x.Certificate(443, "b.x") != nil {
 		t.Error("other certificates")
 	}
-	again, _ := route.Compile(Translate("own", []*networkingv1.Ingress{older}, w, &pairs))
+	again, _ := route.Compile(Translate("own", []*networkingv1.Ingress{older}, w, &keys))
 	if again.Certificate(443, "a.x") != first {
 		t.Error("a key pair was read twice")
 	}
 	w.secrets["shop/good"] = secret(t, "good", "2", "a.x")
-	if rotated, _ := route.Compile(Translate("own", []*networkingv1.Ingress{older}, w, &pairs)); rotated.Certificate(443, "a.x") == first {
+	if rotated, _ := route.Compile(Translate("own", []*networkingv1.Ingress{older}, w, &keys)); rotated.Certificate(443, "a.x") == first {
 		t.Error("a new key pair is not seen")
 	}
 }

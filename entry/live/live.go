@@ -1,11 +1,14 @@
 // Package live keeps a proxy's table what the objects of the cluster say. It watches the API with the rights of its pod's
-// ServiceAccount; while the API cannot be reached, the last table is served.
+// ServiceAccount; while the API cannot be reached, the last table is served. Key pairs are files that the control plane
+// has put there: no right to any Secret is needed.
 package live
 
 import (
 	"context"
 	"fmt"
 	"log/slog"
+	"path/filepath"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -18,180 +21,231 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	gw "sigs.k8s.io/gateway-api/apis/v1"
 
-	"keelson.dev/keelson/entry/ingress"
 	"keelson.dev/keelson/entry/route"
+	"keelson.dev/keelson/internal/filewatch"
 )
 
 // Config of Run.
 type Config struct {
-	API   *rest.Config
-	Class string // name of the IngressClass
-	Swap  func(*route.Table) []error
-	Log   *slog.Logger
+	API    *rest.Config
+	Source Source
+	// Certificates is the folder of the files that pairs.Files names.
+	Certificates string
+	Swap         func(*route.Table) []error
+	Log          *slog.Logger
 }
 
-// settle is how long changes are gathered before they become one table.
-const settle = 50 * time.Millisecond
+// Source is what tables are made of, and how: Ingresses or Gateway.
+type Source struct {
+	kinds []kind
+	// table makes one of all that is known; nil while too little is.
+	table func(*Objects) *route.Table
+}
 
-// bySlice is the index of EndpointSlices by their Service.
-const bySlice = "service"
+// kind is what is watched of the API. Kinds of Gateway API may be missing, and may be served in an older version only.
+type kind struct {
+	name     string
+	versions []schema.GroupVersion
+	of       runtime.Object
+}
 
-// Objects are informers of what a table is made of, as an ingress.World. Each tells changed of every change.
+// services and slices are what every table is made of.
+var (
+	services = kind{"services", []schema.GroupVersion{corev1.SchemeGroupVersion}, &corev1.Service{}}
+	slices   = kind{"endpointslices", []schema.GroupVersion{discoveryv1.SchemeGroupVersion}, &discoveryv1.EndpointSlice{}}
+)
+
+const (
+	// settle is how long changes are gathered before they become one table.
+	settle = 50 * time.Millisecond
+	// look is how often it is looked whether the cluster has kinds by now that it did not have.
+	look = 10 * time.Second
+	// bySlice is the index of EndpointSlices by their Service.
+	bySlice = "service"
+)
+
+// Objects are what is known of the cluster. They are an ingress.World.
 type Objects struct {
-	services, slices, secrets, ingresses cache.SharedIndexInformer
-	changed                              chan struct{}
+	by    map[string]cache.SharedIndexInformer // of kinds that are served
+	files *files
+}
+
+// follower has the informers.
+type follower struct {
+	Config
+	Objects
+	scheme  *runtime.Scheme
+	changed chan struct{}
+	running sync.WaitGroup
 }
 
 // Run gives Swap a table when all objects are known, and another after each change, until ctx ends.
 func Run(ctx context.Context, c Config) error {
-	o, err := watch(c.API)
-	if err != nil {
-		return err
-	}
-	all := []cache.SharedIndexInformer{o.services, o.slices, o.secrets, o.ingresses}
-	synced := make([]cache.InformerSynced, 0, len(all))
-	done := make(chan struct{})
-	defer func() {
-		for range all {
-			<-done
+	f := &follower{Config: c, scheme: runtime.NewScheme(), changed: make(chan struct{}, 1),
+		Objects: Objects{by: map[string]cache.SharedIndexInformer{}, files: &files{folder: c.Certificates}}}
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme, gw.Install} {
+		if err := add(f.scheme); err != nil {
+			return fmt.Errorf("registering types: %w", err)
 		}
-	}()
+	}
+	f.scheme.AddKnownTypes(beta, &gw.ReferenceGrant{}, &gw.ReferenceGrantList{})
+	metav1.AddToGroupVersion(f.scheme, beta)
 	ctx, cancel := context.WithCancel(ctx)
+	defer f.running.Wait()
 	defer cancel()
-	for _, i := range all {
-		synced = append(synced, i.HasSynced)
-		go func() { i.RunWithContext(ctx); done <- struct{}{} }()
-	}
-	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
-		return ctx.Err()
-	}
-	var pairs ingress.Pairs
+	seen := filewatch.MarkOf(f.Certificates, filepath.Join(f.Certificates, "..data"))
+	f.running.Go(func() {
+		_ = filewatch.Follow(ctx, filewatch.Every, seen, func() { f.files.forget(); f.tell() })
+	})
+	looked := time.NewTicker(look)
+	defer looked.Stop()
 	for {
-		table := ingress.Translate(c.Class, o.all(), o, &pairs)
-		for _, err := range c.Swap(table) {
-			c.Log.Warn("a part of the table is not served", "err", err)
+		whole, err := f.watch(ctx)
+		if err != nil && ctx.Err() == nil {
+			f.Log.Warn("the kinds of the cluster are not known", "err", err)
+		}
+		if err == nil && f.synced(ctx) {
+			if table := f.Source.table(&f.Objects); table != nil {
+				for _, err := range f.Swap(table) {
+					f.Log.Warn("a part of the table is not served", "err", err)
+				}
+			}
+		}
+		again := looked.C
+		if whole {
+			again = nil
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-o.changed:
+		case <-again:
+		case <-f.changed:
 		}
-		select {
+		select { // what is applied together comes one after the other
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-time.After(settle):
 		}
 		select {
-		case <-o.changed:
+		case <-f.changed:
 		default:
 		}
 	}
 }
 
-func watch(api *rest.Config) (*Objects, error) {
-	o := &Objects{changed: make(chan struct{}, 1)}
-	known := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme} {
-		if err := add(known); err != nil {
-			return nil, fmt.Errorf("registering types: %w", err)
-		}
+func (f *follower) tell() {
+	select {
+	case f.changed <- struct{}{}:
+	default:
 	}
-	for _, k := range []struct {
-		into     *cache.SharedIndexInformer
-		group    schema.GroupVersion
-		resource string
-		selector string
-		of       runtime.Object
-	}{
-		{&o.services, corev1.SchemeGroupVersion, "services", "", &corev1.Service{}},
-		{&o.slices, discoveryv1.SchemeGroupVersion, "endpointslices", "", &discoveryv1.EndpointSlice{}},
-		{&o.secrets, corev1.SchemeGroupVersion, "secrets", "type=" + string(corev1.SecretTypeTLS), &corev1.Secret{}},
-		{&o.ingresses, networkingv1.SchemeGroupVersion, "ingresses", "", &networkingv1.Ingress{}},
-	} {
-		config := rest.CopyConfig(api)
-		config.GroupVersion, config.APIPath, config.NegotiatedSerializer = &k.group, "/apis", serializer.NewCodecFactory(known).WithoutConversion()
-		if k.group.Group == "" {
-			config.APIPath = "/api"
+}
+
+// watch begins to follow the kinds that are served; whole says that none is missing.
+func (f *follower) watch(ctx context.Context) (whole bool, err error) {
+	whole = true
+	served := map[schema.GroupVersion]map[string]bool{}
+	for _, k := range f.Source.kinds {
+		if f.by[k.name] != nil {
+			continue
 		}
-		config.ContentType = runtime.ContentTypeProtobuf
-		client, err := rest.RESTClientFor(config)
-		if err != nil {
-			return nil, fmt.Errorf("a client for %s: %w", k.resource, err)
+		found := false
+		for _, gv := range k.versions {
+			if served[gv] == nil && gv.Group == gw.GroupName {
+				if served[gv], err = f.served(ctx, gv); err != nil {
+					return false, err
+				}
+			}
+			if gv.Group == gw.GroupName && !served[gv][k.name] {
+				continue
+			}
+			if err := f.follow(ctx, k.name, gv, k.of); err != nil {
+				return false, err
+			}
+			found = true
+			break
 		}
-		source := cache.NewFilteredListWatchFromClient(client, k.resource, metav1.NamespaceAll, func(l *metav1.ListOptions) { l.FieldSelector = k.selector })
-		i := cache.NewSharedIndexInformer(source, k.of, 0, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
-		if err := o.follow(i); err != nil {
-			return nil, fmt.Errorf("an informer of %s: %w", k.resource, err)
-		}
-		*k.into = i
+		whole = whole && found
 	}
-	return o, o.slices.AddIndexers(cache.Indexers{bySlice: func(obj any) ([]string, error) {
-		s, ok := obj.(*discoveryv1.EndpointSlice)
+	return whole, nil
+}
+
+// client is one for a version of a group.
+func (f *follower) client(gv schema.GroupVersion) (*rest.RESTClient, error) {
+	c := rest.CopyConfig(f.API)
+	c.GroupVersion, c.APIPath, c.NegotiatedSerializer = &gv, "/apis", serializer.NewCodecFactory(f.scheme).WithoutConversion()
+	if gv.Group == "" {
+		c.APIPath = "/api"
+	}
+	if gv.Group != gw.GroupName {
+		c.ContentType = runtime.ContentTypeProtobuf
+	}
+	client, err := rest.RESTClientFor(c)
+	if err != nil {
+		return nil, fmt.Errorf("a client for %s: %w", gv, err)
+	}
+	return client, nil
+}
+
+// served are the resources of a version, none where it is not served.
+func (f *follower) served(ctx context.Context, gv schema.GroupVersion) (map[string]bool, error) {
+	client, err := f.client(gv)
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]bool{}
+	list := &metav1.APIResourceList{}
+	result := client.Get().AbsPath("/apis", gv.Group, gv.Version).Timeout(look).Do(ctx)
+	var code int
+	if result.StatusCode(&code); code == 404 {
+		return out, nil
+	}
+	if err := result.Into(list); err != nil {
+		return nil, fmt.Errorf("asking what %s has: %w", gv, err)
+	}
+	for _, r := range list.APIResources {
+		out[r.Name] = true
+	}
+	return out, nil
+}
+
+func (f *follower) follow(ctx context.Context, name string, gv schema.GroupVersion, of runtime.Object) error {
+	client, err := f.client(gv)
+	if err != nil {
+		return err
+	}
+	source := cache.NewFilteredListWatchFromClient(client, name, metav1.NamespaceAll, func(*metav1.ListOptions) {})
+	i := cache.NewSharedIndexInformer(source, of, 0, cache.Indexers{bySlice: func(o any) ([]string, error) {
+		s, ok := o.(*discoveryv1.EndpointSlice)
 		if !ok || s.Labels[discoveryv1.LabelServiceName] == "" {
 			return nil, nil
 		}
 		return []string{s.Namespace + "/" + s.Labels[discoveryv1.LabelServiceName]}, nil
 	}})
-}
-
-func (o *Objects) follow(i cache.SharedIndexInformer) error {
-	err := i.SetTransform(func(obj any) (any, error) {
-		if m, err := meta.Accessor(obj); err == nil {
+	err = i.SetTransform(func(o any) (any, error) {
+		if m, err := meta.Accessor(o); err == nil {
 			m.SetManagedFields(nil)
 		}
-		return obj, nil
+		return o, nil
 	})
 	if err != nil {
-		return err
+		return fmt.Errorf("following %s: %w", name, err)
 	}
-	tell := func(any) {
-		select {
-		case o.changed <- struct{}{}:
-		default:
-		}
+	tell := func(any) { f.tell() }
+	if _, err := i.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: tell, UpdateFunc: func(_, o any) { tell(o) }, DeleteFunc: tell}); err != nil {
+		return fmt.Errorf("following %s: %w", name, err)
 	}
-	_, err = i.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: tell, UpdateFunc: func(_, now any) { tell(now) }, DeleteFunc: tell})
-	return err
+	f.by[name] = i
+	f.running.Go(func() { i.RunWithContext(ctx) })
+	return nil
 }
 
-func (o *Objects) all() []*networkingv1.Ingress {
-	var out []*networkingv1.Ingress
-	for _, obj := range o.ingresses.GetStore().List() {
-		if i, ok := obj.(*networkingv1.Ingress); ok {
-			out = append(out, i)
-		}
+// synced waits until what is followed is known.
+func (f *follower) synced(ctx context.Context) bool {
+	all := make([]cache.InformerSynced, 0, len(f.by))
+	for _, i := range f.by {
+		all = append(all, i.HasSynced)
 	}
-	return out
-}
-
-// get finds an object, or the nil of its type.
-func get[T any](i cache.SharedIndexInformer, namespace, name string) (out T) {
-	obj, ok, _ := i.GetStore().GetByKey(namespace + "/" + name)
-	if ok {
-		out, _ = obj.(T)
-	}
-	return out
-}
-
-// Service implements ingress.World.
-func (o *Objects) Service(namespace, name string) *corev1.Service {
-	return get[*corev1.Service](o.services, namespace, name)
-}
-
-// Secret implements ingress.World.
-func (o *Objects) Secret(namespace, name string) *corev1.Secret {
-	return get[*corev1.Secret](o.secrets, namespace, name)
-}
-
-// Slices implements ingress.World.
-func (o *Objects) Slices(namespace, service string) []*discoveryv1.EndpointSlice {
-	list, _ := o.slices.GetIndexer().ByIndex(bySlice, namespace+"/"+service)
-	out := make([]*discoveryv1.EndpointSlice, 0, len(list))
-	for _, obj := range list {
-		if s, ok := obj.(*discoveryv1.EndpointSlice); ok {
-			out = append(out, s)
-		}
-	}
-	return out
+	return cache.WaitForCacheSync(ctx.Done(), all...)
 }

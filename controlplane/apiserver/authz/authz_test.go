@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -197,5 +198,42 @@ func TestBootstrapIsWhole(t *testing.T) {
 	}
 	if missing := Uncovered(editRules(), viewRules()); len(missing) > 0 {
 		t.Errorf("edit lacks %s", fmt.Sprint(missing))
+	}
+}
+
+// The proxies in front of Services, those of Ingress classes and those of Gateways, read what they serve and no Secret, in
+// no namespace; nor may they get a token of somebody who may, or begin something in a pod.
+func TestProxiesReadNoSecret(t *testing.T) {
+	roles := map[string][]rbacv1.PolicyRule{}
+	for _, o := range BootstrapObjects() {
+		if r, ok := o.(*rbacv1.ClusterRole); ok {
+			roles[r.Name] = r.Rules
+		}
+	}
+	for _, account := range []string{"entry", "gw-web-0123456789"} {
+		user := api.User{Name: "system:serviceaccount:keelson-entry:" + account, Groups: []string{api.GroupServiceAccounts, api.GroupServiceAccounts + ":keelson-entry", api.GroupAuthenticated}}
+		var rules []rbacv1.PolicyRule
+		for _, o := range BootstrapObjects() {
+			if b, ok := o.(*rbacv1.ClusterRoleBinding); ok && slices.ContainsFunc(b.Subjects, func(s rbacv1.Subject) bool {
+				return s.Kind == rbacv1.GroupKind && slices.Contains(user.Groups, s.Name) || s.Kind == rbacv1.ServiceAccountKind && "system:serviceaccount:"+s.Namespace+":"+s.Name == user.Name
+			}) {
+				rules = append(rules, roles[b.RoleRef.Name]...)
+			}
+		}
+		may := func(verb, group, resource, subresource string) bool {
+			a := Attributes{User: user, Verb: verb, APIGroup: group, Resource: resource, Subresource: subresource, Namespace: "keelson-entry", Name: "x"}
+			return slices.ContainsFunc(rules, func(r rbacv1.PolicyRule) bool { return allows(&r, &a) })
+		}
+		for _, verb := range []string{"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"} {
+			if may(verb, "", "secrets", "") {
+				t.Errorf("%s may %s Secrets", account, verb)
+			}
+			if verb == "create" && (may(verb, "", "pods", "") || may(verb, "", "pods", "exec") || may(verb, "", "serviceaccounts", "token")) {
+				t.Errorf("%s may come by the rights of others", account)
+			}
+		}
+		if !may("watch", "discovery.k8s.io", "endpointslices", "") || may("watch", "networking.k8s.io", "ingresses", "") != (account == "entry") {
+			t.Errorf("%s has other rights than it needs", account)
+		}
 	}
 }

@@ -30,6 +30,7 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
 	"keelson.dev/keelson/entry/gateway"
+	"keelson.dev/keelson/entry/pairs"
 )
 
 // settle is when kinds are looked at again that were defined a moment ago, and again when it is seen to that what served
@@ -125,7 +126,7 @@ type reconciler struct {
 	inf     informers
 	options Options
 	asked   *atomic.Bool
-	keys    gateway.Keys
+	keys    pairs.Keys
 	read    map[types.UID]decoded
 }
 

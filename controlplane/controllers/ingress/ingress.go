@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -25,6 +26,7 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
 	"keelson.dev/keelson/entry/ingress"
+	"keelson.dev/keelson/entry/pairs"
 )
 
 // DefaultImage is the proxy's, as bin/images/entry.tar brings it to nodes.
@@ -52,6 +54,8 @@ type controller struct {
 
 	mu   sync.Mutex
 	told map[controllers.Key]told
+	left map[string]map[string]bool // by class: Secrets that its proxies have no room for
+	keys pairs.Keys
 }
 
 // told is what an Ingress is known to suffer from.
@@ -90,7 +94,8 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 			{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"ingresses/status"}, Verbs: []string{"update"}},
 			{APIGroups: []string{""}, Resources: []string{"services"}, Verbs: write},
 			{APIGroups: []string{""}, Resources: []string{"serviceaccounts"}, Verbs: []string{"create", "get", "list", "watch"}},
-			{APIGroups: []string{""}, Resources: []string{"secrets", "nodes"}, Verbs: read},
+			{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: read},
+			{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: write},
 			{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"create", "get"}},
 			{APIGroups: []string{"apps"}, Resources: []string{"deployments"}, Verbs: write},
 			{APIGroups: []string{"policy"}, Resources: []string{"poddisruptionbudgets"}, Verbs: write},
@@ -117,7 +122,11 @@ func (c *controller) watches() []controllers.Watch {
 			return append(class(ch.New.Name), c.ingressKeys(func(i *networkingv1.Ingress) bool { return ingress.ClassOf(i) == ch.New.Name })...)
 		}),
 		controllers.OnInformer(c.ingresses, func(ch controllers.Change[*networkingv1.Ingress]) []controllers.Key {
-			return []controllers.Key{keyOf(ch.New)}
+			keys := append(class(ingress.ClassOf(ch.New)), keyOf(ch.New)) // the class gives its proxies the key pairs
+			if ch.Type == controllers.Updated && ingress.ClassOf(ch.Old) != ingress.ClassOf(ch.New) {
+				keys = append(keys, class(ingress.ClassOf(ch.Old))...)
+			}
+			return keys
 		}),
 		controllers.OnInformer(c.services, func(ch controllers.Change[*corev1.Service]) []controllers.Key {
 			if ch.New.Namespace == Namespace {
@@ -129,10 +138,17 @@ func (c *controller) watches() []controllers.Watch {
 			return c.naming(ch.New.Namespace)
 		}),
 		controllers.OnInformer(c.secrets, func(ch controllers.Change[*corev1.Secret]) []controllers.Key {
+			if of := ch.New.Labels[classLabel]; of != "" && ch.New.Namespace == Namespace {
+				return class(of)
+			}
 			if ch.New.Type != corev1.SecretTypeTLS {
 				return nil
 			}
-			return c.naming(ch.New.Namespace)
+			keys := c.naming(ch.New.Namespace)
+			for _, i := range c.securedBy(ch.New) {
+				keys = append(keys, class(ingress.ClassOf(i))...)
+			}
+			return keys
 		}),
 		controllers.OnInformer(c.deployments, func(ch controllers.Change[*appsv1.Deployment]) []controllers.Key { return ours(ch.New) }),
 		controllers.OnInformer(c.budgets, func(ch controllers.Change[*policyv1.PodDisruptionBudget]) []controllers.Key { return ours(ch.New) }),
@@ -178,15 +194,26 @@ func (c *controller) naming(namespace string) []controllers.Key {
 	return keys
 }
 
+// securedBy are the Ingresses that name a Secret.
+func (c *controller) securedBy(s *corev1.Secret) (out []*networkingv1.Ingress) {
+	for _, i := range controllers.CachedAll[*networkingv1.Ingress](c.ingresses) {
+		if i.Namespace == s.Namespace && slices.ContainsFunc(i.Spec.TLS, func(t networkingv1.IngressTLS) bool { return t.SecretName == s.Name }) {
+			out = append(out, i)
+		}
+	}
+	return out
+}
+
 func (c *controller) lead(t *controllers.Term) controllers.Reconcile {
 	c.mu.Lock()
-	c.told = map[controllers.Key]told{}
+	c.told, c.left = map[controllers.Key]told{}, map[string]map[string]bool{}
 	c.mu.Unlock()
 	l := &leading{
 		controller: c, t: t,
 		madeDeployments: controllers.ViewOf[*appsv1.Deployment](t, c.deployments),
 		madeServices:    controllers.ViewOf[*corev1.Service](t, c.services),
 		madeBudgets:     controllers.ViewOf[*policyv1.PodDisruptionBudget](t, c.budgets),
+		madeSecrets:     controllers.ViewOf[*corev1.Secret](t, c.secrets),
 		seen:            controllers.ViewOf[*networkingv1.Ingress](t, c.ingresses),
 	}
 	return func(ctx context.Context, key controllers.Key) (time.Duration, error) {
@@ -204,6 +231,7 @@ type leading struct {
 	madeDeployments *controllers.View[*appsv1.Deployment]
 	madeServices    *controllers.View[*corev1.Service]
 	madeBudgets     *controllers.View[*policyv1.PodDisruptionBudget]
+	madeSecrets     *controllers.View[*corev1.Secret]
 	seen            *controllers.View[*networkingv1.Ingress]
 }
 
@@ -211,12 +239,18 @@ type leading struct {
 func (l *leading) class(ctx context.Context, name string) error {
 	class, ok := controllers.Cached[*networkingv1.IngressClass](l.classes, "", name)
 	if !ok || class.DeletionTimestamp != nil || class.Spec.Controller != ingress.Controller {
+		l.mu.Lock()
+		delete(l.left, name)
+		l.mu.Unlock()
 		return nil
 	}
 	if class.Spec.Parameters != nil {
 		l.t.Events.Eventf(class, corev1.EventTypeWarning, "ParametersNotRead", "spec.parameters are not read by controller %s", ingress.Controller)
 	}
 	if err := l.home(ctx); err != nil {
+		return err
+	}
+	if err := l.givePairs(ctx, class); err != nil {
 		return err
 	}
 	want := Plan(class, l.image, len(controllers.CachedAll[*corev1.Node](l.nodes)))
@@ -238,16 +272,22 @@ func (l *leading) class(ctx context.Context, name string) error {
 		return err
 	}
 	if want.Budget == nil {
-		if b, ok := l.madeBudgets.Get(Namespace, name); ok && metav1.IsControlledBy(b, class) && !l.madeBudgets.Going(b) {
-			err := client.Delete[*policyv1.PodDisruptionBudget](ctx, l.t.Client, Namespace, name, controllers.ByUID(b))
-			if err != nil && !apierrors.IsNotFound(err) {
-				return fmt.Errorf("deleting PodDisruptionBudget %s/%s: %w", Namespace, name, err)
-			}
-			l.madeBudgets.Deleting(b)
-		}
-		return nil
+		return drop(ctx, l.t, class, l.madeBudgets, name)
 	}
 	return ensure(ctx, l.t, class, l.madeBudgets, want.Budget, func(have, want *policyv1.PodDisruptionBudget) { have.Spec = want.Spec })
+}
+
+// drop takes away what was made for a class and is not wanted any more.
+func drop[T api.Object](ctx context.Context, t *controllers.Term, class *networkingv1.IngressClass, view *controllers.View[T], name string) error {
+	o, ok := view.Get(Namespace, name)
+	if !ok || !metav1.IsControlledBy(o, class) || view.Going(o) {
+		return nil
+	}
+	if err := client.Delete[T](ctx, t.Client, Namespace, name, controllers.ByUID(o)); err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("deleting %T %s/%s: %w", o, Namespace, name, err)
+	}
+	view.Deleting(o)
+	return nil
 }
 
 // home makes the namespace and the account.
@@ -340,7 +380,7 @@ func (l *leading) ingress(ctx context.Context, key controllers.Key) (again time.
 }
 
 func (l *leading) tell(i *networkingv1.Ingress, key controllers.Key) (again time.Duration) {
-	problems := ingress.Problems(i, l.controller)
+	problems := append(ingress.Problems(i, l.controller), l.unplaced(i)...)
 	if len(problems) == 0 {
 		l.forget(key)
 		return 0

@@ -19,11 +19,15 @@ import (
 
 const (
 	// Namespace is where proxies run, and Account their ServiceAccount there: the subject of the default
-	// ClusterRoleBinding "keelson:entry".
+	// ClusterRoleBinding "keelson:ingress-proxy".
 	Namespace = "keelson-entry"
 	Account   = "entry"
 	// madeAnnotation keeps a digest of what was made, so that what others change stays until something else is wanted.
 	madeAnnotation = "keelson.dev/made-as"
+	// classLabel is on everything that is made for a class.
+	classLabel = "keelson.dev/ingress-class"
+	// pairsFolder is where proxies find their key pairs.
+	pairsFolder = "/certificates"
 )
 
 // Made are the objects that serve one IngressClass. All are named after it and belong to it: they go with it.
@@ -33,11 +37,30 @@ type Made struct {
 	Budget     *policyv1.PodDisruptionBudget // nil where one node has all pods
 }
 
+// PlanPairs are the Secrets of key pairs that the proxies of a class mount, by their shard; nil where a shard is empty.
+func PlanPairs(class *networkingv1.IngressClass, given [ingress.Shards]map[string][]byte) (out [ingress.Shards]*corev1.Secret) {
+	for i, data := range given {
+		if len(data) > 0 {
+			meta := metaOf(class)
+			meta.Name = ingress.ShardName(class.Name, i)
+			out[i] = &corev1.Secret{ObjectMeta: meta, Type: corev1.SecretTypeOpaque, Data: data}
+		}
+	}
+	return out
+}
+
+func metaOf(class *networkingv1.IngressClass) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: Namespace, Name: class.Name, Labels: labelsOf(class.Name),
+		OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(class, networkingv1.SchemeGroupVersion.WithKind("IngressClass"))}}
+}
+
+func labelsOf(class string) map[string]string {
+	return map[string]string{"app.kubernetes.io/name": "keelson-entry", classLabel: class}
+}
+
 // Plan is what a class needs in a cluster of that many nodes.
 func Plan(class *networkingv1.IngressClass, image string, nodes int) Made {
-	labels := map[string]string{"app.kubernetes.io/name": "keelson-entry", "keelson.dev/ingress-class": class.Name}
-	meta := metav1.ObjectMeta{Namespace: Namespace, Name: class.Name, Labels: labels,
-		OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(class, networkingv1.SchemeGroupVersion.WithKind("IngressClass"))}}
+	labels, meta := labelsOf(class.Name), metaOf(class)
 	selector := &metav1.LabelSelector{MatchLabels: labels}
 	replicas := int32(1)
 	if nodes > 1 {
@@ -82,20 +105,27 @@ func podSpec(class, image string, selector *metav1.LabelSelector) corev1.PodSpec
 	get := func(path string) corev1.ProbeHandler {
 		return corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: path, Port: intstr.FromString("status")}}
 	}
+	given := &corev1.ProjectedVolumeSource{}
+	for i := range ingress.Shards {
+		given.Sources = append(given.Sources, corev1.VolumeProjection{Secret: &corev1.SecretProjection{
+			LocalObjectReference: corev1.LocalObjectReference{Name: ingress.ShardName(class, i)}, Optional: &yes}})
+	}
 	return corev1.PodSpec{
 		ServiceAccountName:            Account,
 		TerminationGracePeriodSeconds: &grace,
 		SecurityContext: &corev1.PodSecurityContext{
-			RunAsNonRoot: &yes, RunAsUser: &nobody, RunAsGroup: &nobody,
+			RunAsNonRoot: &yes, RunAsUser: &nobody, RunAsGroup: &nobody, FSGroup: &nobody,
 			SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 			Sysctls:        []corev1.Sysctl{{Name: "net.ipv4.ip_unprivileged_port_start", Value: "0"}},
 		},
 		TopologySpreadConstraints: []corev1.TopologySpreadConstraint{{
 			MaxSkew: 1, TopologyKey: corev1.LabelHostname, WhenUnsatisfiable: corev1.ScheduleAnyway, LabelSelector: selector,
 		}},
+		Volumes: []corev1.Volume{{Name: "pairs", VolumeSource: corev1.VolumeSource{Projected: given}}},
 		Containers: []corev1.Container{{
-			Name: "entry", Image: image, ImagePullPolicy: corev1.PullIfNotPresent, Args: []string{"--ingress-class=" + class},
-			Env: []corev1.EnvVar{{Name: "GOMEMLIMIT", Value: "900MiB"}},
+			Name: "entry", Image: image, ImagePullPolicy: corev1.PullIfNotPresent, Args: []string{"--ingress-class=" + class, "--certificates=" + pairsFolder},
+			VolumeMounts: []corev1.VolumeMount{{Name: "pairs", MountPath: pairsFolder, ReadOnly: true}},
+			Env:          []corev1.EnvVar{{Name: "GOMEMLIMIT", Value: "900MiB"}},
 			Ports: []corev1.ContainerPort{
 				{Name: "http", ContainerPort: ingress.HTTPPort}, {Name: "https", ContainerPort: ingress.HTTPSPort}, {Name: "status", ContainerPort: 10254},
 			},

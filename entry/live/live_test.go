@@ -1,18 +1,21 @@
-package gateways
+package live
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -70,41 +73,111 @@ func (b *bed) await(what string, is func(*route.Table) bool) {
 	}
 }
 
-// A proxy follows its Gateway, with the rights that proxies have.
-func TestFollowsTheCluster(t *testing.T) {
+// begin has a control plane, and a proxy that follows it with the rights of a ServiceAccount of the proxies.
+func begin(t *testing.T, account string, source Source) (b *bed, plane, proxy *kubernetes.Clientset, folder string) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	plane, err := loopback.Start(ctx, t.TempDir(), loopback.Shape{Name: "gateways", Replicas: 1, Ready: time.Minute})
+	t.Cleanup(cancel)
+	p, err := loopback.Start(ctx, t.TempDir(), loopback.Shape{Name: "entry", Replicas: 1, Ready: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
-		if err := plane.Stop(); err != nil {
+	t.Cleanup(func() {
+		if err := p.Stop(); err != nil {
 			t.Error(err)
 		}
-	}()
-	cluster, err := dynamic.NewForConfig(plane.Configs[0])
+	})
+	cluster, err := dynamic.NewForConfig(p.Configs[0])
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := definitions.Gateway.Install(ctx, cluster, func(definitions.Outcome) {}); err != nil {
 		t.Fatal(err)
 	}
-	cs, err := kubernetes.NewForConfig(plane.Configs[0])
-	if err != nil {
+	as := rest.CopyConfig(p.Configs[0])
+	as.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:keelson-entry:" + account,
+		Groups: []string{"system:serviceaccounts", "system:serviceaccounts:keelson-entry", "system:authenticated"}}
+	if plane, err = kubernetes.NewForConfig(p.Configs[0]); err != nil {
 		t.Fatal(err)
 	}
-	as := rest.CopyConfig(plane.Configs[0])
-	as.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:keelson-entry:gw-x",
-		Groups: []string{"system:serviceaccounts", "system:serviceaccounts:keelson-entry", "system:authenticated"}}
-	b := &bed{t: t, ctx: ctx, cluster: cluster, tables: make(chan *route.Table, 100)}
-	dir := t.TempDir()
+	if proxy, err = kubernetes.NewForConfig(as); err != nil {
+		t.Fatal(err)
+	}
+	b = &bed{t: t, ctx: ctx, cluster: cluster, tables: make(chan *route.Table, 100)}
+	folder = t.TempDir()
 	run, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() {
-		ended <- Run(run, Config{API: as, Namespace: "default", Name: "web", Certificates: dir, Log: slog.New(slog.DiscardHandler),
+		ended <- Run(run, Config{API: as, Source: source, Certificates: folder, Log: slog.New(slog.DiscardHandler),
 			Swap: func(t *route.Table) []error { b.tables <- t; return nil }})
 	}()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("it ended with %v", err)
+		}
+	})
+	return b, plane, proxy, folder
+}
+
+// readsNoSecret asks the API itself, of every namespace and of the proxies' own.
+func readsNoSecret(t *testing.T, b *bed, proxy *kubernetes.Clientset) {
+	t.Helper()
+	for _, namespace := range []string{"", "default", "keelson-entry", "kube-system"} {
+		for _, verb := range []string{"get", "list", "watch"} {
+			r, err := proxy.AuthorizationV1().SelfSubjectAccessReviews().Create(b.ctx, &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
+				ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: namespace, Verb: verb, Resource: "secrets"}}}, metav1.CreateOptions{})
+			if err != nil || r.Status.Allowed {
+				t.Errorf("a proxy may %s Secrets of namespace %q: %v", verb, namespace, err)
+			}
+		}
+	}
+	if _, err := proxy.CoreV1().Secrets("").List(b.ctx, metav1.ListOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("a proxy lists Secrets: %v", err)
+	}
+}
+
+// A proxy follows the Ingresses of its class and its key pairs, with the rights that it has, which are to no Secret.
+func TestFollowsIngresses(t *testing.T) {
+	b, plane, proxy, folder := begin(t, "entry", Ingresses("own"))
+	b.await("no rules", func(t *route.Table) bool { return len(t.Listeners) == 2 && len(t.Listeners[0].Rules) == 0 })
+	class := "own"
+	_, err := plane.NetworkingV1().Ingresses("default").Create(b.ctx, &networkingv1.Ingress{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: networkingv1.IngressSpec{
+		IngressClassName: &class, TLS: []networkingv1.IngressTLS{{Hosts: []string{"a.example"}, SecretName: "pair"}},
+		DefaultBackend: &networkingv1.IngressBackend{Service: &networkingv1.IngressServiceBackend{Name: "shop", Port: networkingv1.ServiceBackendPort{Number: 80}}}}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.await("a rule without certificate", func(t *route.Table) bool {
+		return len(t.Listeners[1].Rules) == 1 && len(t.Listeners[1].Certificates) == 0
+	})
+	shown := func(t *route.Table) []byte {
+		if len(t.Listeners[1].Certificates) == 0 {
+			return nil
+		}
+		return t.Listeners[1].Certificates[0].Pair.Certificate[0]
+	}
+	var first []byte
+	writePair(t, folder, "default", "pair")
+	b.await("the certificate", func(t *route.Table) bool { first = shown(t); return first != nil })
+	files, err := filepath.Glob(filepath.Join(folder, "*"))
+	if err != nil || len(files) != 2 {
+		t.Fatal(files, err)
+	}
+	for _, f := range files {
+		if err := os.Remove(f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	writePair(t, folder, "default", "pair")
+	b.await("another certificate", func(t *route.Table) bool { now := shown(t); return now != nil && !bytes.Equal(now, first) })
+	readsNoSecret(t, b, proxy)
+}
+
+// A proxy follows its Gateway, with the rights that proxies have.
+func TestFollowsAGateway(t *testing.T) {
+	b, cs, proxy, dir := begin(t, "gw-x", Gateway("default", "web", nil))
+	ctx, cluster := b.ctx, b.cluster
 	b.await("nothing", func(t *route.Table) bool { return len(t.Listeners) == 0 })
 	b.create("gatewayclasses", "kind: GatewayClass\nmetadata: {name: k}\nspec: {controllerName: keelson.dev/gateway}")
 	b.create("gateways", "kind: Gateway\nmetadata: {name: other}\nspec: {gatewayClassName: k, listeners: [{name: http, port: 81, protocol: HTTP}]}")
@@ -142,28 +215,21 @@ spec:
 		t.Fatal(err)
 	}
 	b.await("nothing again", func(t *route.Table) bool { return len(t.Listeners) == 0 })
-	stop()
-	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Errorf("it ended with %v", err)
-	}
-	// The rights are enough, and no more than that.
-	other, err := kubernetes.NewForConfig(as)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := other.CoreV1().Secrets("").List(ctx, metav1.ListOptions{}); err == nil || !strings.Contains(err.Error(), "forbidden") {
-		t.Errorf("a proxy may read Secrets: %v", err)
-	}
+	readsNoSecret(t, b, proxy)
 }
 
 // Files that are none, too large, or a pipe are no certificate.
 func TestHostileCertificates(t *testing.T) {
 	dir := t.TempDir()
-	f := &follower{Config: Config{Certificates: dir}}
+	f := &files{folder: dir}
 	if f.secret("a", "b") != nil {
 		t.Error("a Secret of nothing")
 	}
 	writePair(t, dir, "a", "b")
+	if f.secret("a", "b") != nil {
+		t.Error("files are read though nobody said that they changed")
+	}
+	f.forget()
 	first := f.secret("a", "b")
 	if first == nil {
 		t.Fatal("no Secret of a pair")
@@ -175,6 +241,7 @@ func TestHostileCertificates(t *testing.T) {
 	if err := os.WriteFile(files[0], make([]byte, mostFile+1), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	f.forget()
 	if f.secret("a", "b") != nil {
 		t.Error("a key of more than a MiB was read")
 	}

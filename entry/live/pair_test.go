@@ -1,4 +1,4 @@
-package gateways
+package live
 
 import (
 	"os"
@@ -7,7 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"keelson.dev/keelson/entry/gateway"
+	"keelson.dev/keelson/entry/pairs"
 	"keelson.dev/keelson/test/bed/keypair"
 )
 
@@ -15,7 +15,7 @@ import (
 func writePair(t *testing.T, dir, namespace, name string) {
 	t.Helper()
 	data := keypair.Data(t, "a.example")
-	certificate, key := gateway.CertificateFiles(namespace, name)
+	certificate, key := pairs.Files(namespace, name)
 	for file, pem := range map[string][]byte{certificate: data[corev1.TLSCertKey], key: data[corev1.TLSPrivateKeyKey]} {
 		if err := os.WriteFile(filepath.Join(dir, file), pem, 0o600); err != nil {
 			t.Fatal(err)
