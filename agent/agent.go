@@ -212,6 +212,8 @@ type Mount struct {
 	ReadOnly bool
 	// IsFile is true for a hostPath that names a file or device.
 	IsFile bool
+	// Block: HostPath is, or leads to, a block device, for containers' volumeDevices.
+	Block bool
 }
 
 // Volumes prepares the volumes of a pod on the node. All calls are idempotent.

@@ -26,7 +26,7 @@ func (r *Registry) Call(ctx context.Context, driver, method string, request []by
 	}
 	d, err := r.Driver(ctx, driver)
 	if err != nil {
-		return nil, fmt.Errorf("%w (looked for in %s/*/csi.sock and %s/*.sock)", err, r.cfg.Plugins, r.cfg.Registration)
+		return nil, err
 	}
 	if timeout <= 0 || timeout > callLimit {
 		timeout = callLimit

@@ -38,6 +38,10 @@ type Driver struct {
 	stages  bool // volumes are staged before they are published
 	fsGroup bool // the driver applies the group itself
 	shares  bool // the driver tells a volume of one pod from one of several pods of the node
+	grows   bool // what the driver grows on the node has to be grown there
+	counts  bool // the driver says how full volumes are
+	judges  bool // the driver says so of CSI 1.12 and before whether volumes are well
+	health  bool // the driver says so of CSI 1.13 and later
 
 	mu    sync.Mutex
 	locks map[string]*volumeLock
@@ -51,8 +55,9 @@ type volumeLock struct {
 // Volume is one volume as a pod uses it.
 type Volume struct {
 	ID             string
-	StagingPath    string
-	TargetPath     string
+	StagingPath    string // "" = it is published without being staged
+	TargetPath     string // a folder, or of a block device a file
+	Block          bool   // it is given as a block device: FSType, MountFlags and FSGroup mean nothing
 	FSType         string
 	MountFlags     []string
 	AccessMode     string // "ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"
@@ -103,6 +108,10 @@ func (d *Driver) identify(ctx context.Context) error {
 	d.stages = can(spec.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME)
 	d.fsGroup = can(spec.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP)
 	d.shares = can(spec.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER)
+	d.grows = can(spec.NodeServiceCapability_RPC_EXPAND_VOLUME)
+	d.counts = can(spec.NodeServiceCapability_RPC_GET_VOLUME_STATS)
+	d.judges = can(volumeCondition)
+	d.health = can(spec.NodeServiceCapability_RPC_GET_VOLUME_HEALTH)
 	return nil
 }
 
@@ -141,7 +150,7 @@ func (d *Driver) Publish(ctx context.Context, v Volume) error {
 		q := &spec.NodePublishVolumeRequest{VolumeId: v.ID, TargetPath: v.TargetPath, VolumeCapability: d.capability(v), Readonly: v.ReadOnly,
 			VolumeContext: v.VolumeContext, PublishContext: v.PublishContext, Secrets: v.PublishSecrets}
 		if d.stages {
-			q.StagingTargetPath = v.StagingPath
+			q.StagingTargetPath = v.StagingPath // "" for a volume that a pod has for itself
 		}
 		_, err := d.node.NodePublishVolume(ctx, q)
 		return err
@@ -171,10 +180,6 @@ func (d *Driver) Unstage(ctx context.Context, id, staging string) error {
 func IsUnknownVolume(err error) bool { return status.Code(err) == codes.NotFound }
 
 func (d *Driver) capability(v Volume) *spec.VolumeCapability {
-	m := &spec.VolumeCapability_MountVolume{FsType: v.FSType, MountFlags: v.MountFlags}
-	if d.fsGroup && v.FSGroup != nil {
-		m.VolumeMountGroup = fmt.Sprint(*v.FSGroup)
-	}
 	mode := spec.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
 	switch v.AccessMode {
 	case "ReadOnlyMany":
@@ -190,7 +195,17 @@ func (d *Driver) capability(v Volume) *spec.VolumeCapability {
 			mode = spec.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 		}
 	}
-	return &spec.VolumeCapability{AccessType: &spec.VolumeCapability_Mount{Mount: m}, AccessMode: &spec.VolumeCapability_AccessMode{Mode: mode}}
+	out := &spec.VolumeCapability{AccessMode: &spec.VolumeCapability_AccessMode{Mode: mode}}
+	if v.Block {
+		out.AccessType = &spec.VolumeCapability_Block{Block: &spec.VolumeCapability_BlockVolume{}}
+		return out
+	}
+	m := &spec.VolumeCapability_MountVolume{FsType: v.FSType, MountFlags: v.MountFlags}
+	if d.fsGroup && v.FSGroup != nil {
+		m.VolumeMountGroup = fmt.Sprint(*v.FSGroup)
+	}
+	out.AccessType = &spec.VolumeCapability_Mount{Mount: m}
+	return out
 }
 
 // call runs one verb of a volume; the specification asks callers for one at a time for each volume.

@@ -89,7 +89,8 @@ func (r *Registry) Drivers() []*Driver {
 	return out
 }
 
-// Driver returns a driver, looking for it now when it is not known yet. The error is ErrNoDriver with the name.
+// Driver returns a driver, looking for it now when it is not known yet. The error is ErrNoDriver with the name and where
+// it was looked for.
 func (r *Registry) Driver(ctx context.Context, name string) (*Driver, error) {
 	if d := r.get(name); d != nil {
 		return d, nil
@@ -98,7 +99,11 @@ func (r *Registry) Driver(ctx context.Context, name string) (*Driver, error) {
 	if d := r.get(name); d != nil {
 		return d, nil
 	}
-	return nil, fmt.Errorf("%w: %s", ErrNoDriver, name)
+	where := filepath.Join(r.cfg.Plugins, "*", "csi.sock")
+	if r.cfg.Registration != "" {
+		where += " and " + filepath.Join(r.cfg.Registration, "*.sock")
+	}
+	return nil, fmt.Errorf("%w: %s (looked for in %s)", ErrNoDriver, name, where)
 }
 
 func (r *Registry) get(name string) *Driver {

@@ -153,6 +153,10 @@ func (w *worker) containerConfig(pod *v1.Pod, spec *v1.Container, a Action, imag
 	if err != nil {
 		return nil, err
 	}
+	devices, err := blockDevices(spec, mounts)
+	if err != nil {
+		return nil, err
+	}
 	c := &cri.ContainerConfig{
 		Metadata:   &cri.ContainerMetadata{Name: spec.Name, Attempt: a.Attempt},
 		Image:      &cri.ImageSpec{Image: ref, UserSpecifiedImage: spec.Image},
@@ -161,6 +165,7 @@ func (w *worker) containerConfig(pod *v1.Pod, spec *v1.Container, a Action, imag
 		WorkingDir: spec.WorkingDir,
 		Envs:       envs,
 		Mounts:     m,
+		Devices:    devices,
 		Labels:     podLabels(pod),
 		LogPath:    logPath(spec.Name, a.Attempt),
 		Stdin:      spec.Stdin, StdinOnce: spec.StdinOnce, Tty: spec.TTY,
@@ -198,15 +203,15 @@ func expandAll(in []string, lookup func(string) (string, bool)) []string {
 
 // mounts are the container's volume mounts, and /etc/hosts.
 func (w *worker) mounts(pod *v1.Pod, spec *v1.Container, volumes map[string]agent.Mount, lookup func(string) (string, bool)) ([]*cri.Mount, error) {
-	if len(spec.VolumeDevices) > 0 {
-		return nil, fmt.Errorf("volumeDevices: raw block volume %q cannot be given to container %q on this node", spec.VolumeDevices[0].Name, spec.Name)
-	}
 	var out []*cri.Mount
 	hosts := false
 	for i, vm := range spec.VolumeMounts {
 		v, ok := volumes[vm.Name]
 		if !ok {
 			return nil, fmt.Errorf("cannot find volume %q to mount into container %q", vm.Name, spec.Name)
+		}
+		if v.Block {
+			return nil, fmt.Errorf("volume %q of container %q is a block device: name it in volumeDevices", vm.Name, spec.Name)
 		}
 		sub := vm.SubPath
 		if vm.SubPathExpr != "" {

@@ -1,6 +1,9 @@
 package pod
 
 import (
+	"fmt"
+	"path"
+
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -26,4 +29,25 @@ func devicesOf(spec *v1.Container, all agent.ClaimedDevices) []*cri.CDIDevice {
 		}
 	}
 	return out
+}
+
+// blockDevices are the volumes that a container has as block devices. One that is read-only may be read, and may be made
+// a device file of, and no more.
+func blockDevices(spec *v1.Container, volumes map[string]agent.Mount) ([]*cri.Device, error) {
+	var out []*cri.Device
+	for _, d := range spec.VolumeDevices {
+		v, ok := volumes[d.Name]
+		if !ok {
+			return nil, fmt.Errorf("cannot find volume %q to give to container %q", d.Name, spec.Name)
+		}
+		if !v.Block {
+			return nil, fmt.Errorf("volume %q of container %q is no block device: name it in volumeMounts", d.Name, spec.Name)
+		}
+		access := "rwm"
+		if v.ReadOnly {
+			access = "rm"
+		}
+		out = append(out, &cri.Device{ContainerPath: path.Join("/", d.DevicePath), HostPath: v.HostPath, Permissions: access})
+	}
+	return out, nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -16,55 +17,117 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// claim prepares the PersistentVolume that a claim is bound to.
-func (v *Volumes) claim(ctx context.Context, pod *v1.Pod, vol *v1.Volume, name string, readonly bool) (agent.Mount, error) {
+// claimName is the claim of a volume, "" when it has none, and whether the pod only reads from it.
+func claimName(pod *v1.Pod, vol *v1.Volume) (name string, readonly bool) {
+	switch {
+	case vol.PersistentVolumeClaim != nil:
+		return vol.PersistentVolumeClaim.ClaimName, vol.PersistentVolumeClaim.ReadOnly
+	case vol.Ephemeral != nil:
+		return pod.Name + "-" + vol.Name, false
+	}
+	return "", false
+}
+
+// bound is a claim of a pod with the PersistentVolume that it is bound to.
+func (v *Volumes) bound(pod *v1.Pod, vol *v1.Volume, name string) (*v1.PersistentVolumeClaim, *v1.PersistentVolume, error) {
 	ns := pod.Namespace
 	pvc, ok := v.cfg.Objects.Claim(ns, name)
 	if !ok {
-		return agent.Mount{}, fmt.Errorf("persistentvolumeclaim \"%s/%s\" not found", ns, name)
+		return nil, nil, fmt.Errorf("persistentvolumeclaim \"%s/%s\" not found", ns, name)
 	}
 	if vol.Ephemeral != nil {
 		if err := ephemeral.VolumeIsForPod(pod, pvc); err != nil { // somebody else's, by its name
-			return agent.Mount{}, err
+			return nil, nil, err
 		}
 	}
 	if pvc.Spec.VolumeName == "" || pvc.Status.Phase == v1.ClaimPending {
-		return agent.Mount{}, fmt.Errorf("persistentvolumeclaim \"%s/%s\" is not bound", ns, name)
+		return nil, nil, fmt.Errorf("persistentvolumeclaim \"%s/%s\" is not bound", ns, name)
 	}
 	pv, ok := v.cfg.Objects.PersistentVolume(pvc.Spec.VolumeName)
 	if !ok {
-		return agent.Mount{}, fmt.Errorf("persistentvolume %q of claim \"%s/%s\" not found", pvc.Spec.VolumeName, ns, name)
+		return nil, nil, fmt.Errorf("persistentvolume %q of claim \"%s/%s\" not found", pvc.Spec.VolumeName, ns, name)
 	}
 	if r := pv.Spec.ClaimRef; r == nil || r.Namespace != ns || r.Name != name || r.UID != "" && r.UID != pvc.UID {
-		return agent.Mount{}, fmt.Errorf("persistentvolume %q is not bound to claim \"%s/%s\"", pv.Name, ns, name)
+		return nil, nil, fmt.Errorf("persistentvolume %q is not bound to claim \"%s/%s\"", pv.Name, ns, name)
 	}
-	if pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode == v1.PersistentVolumeBlock {
-		return agent.Mount{}, fmt.Errorf("persistentvolume %q is a raw block device, which this node cannot give to pods", pv.Name)
+	return pvc, pv, nil
+}
+
+// claim prepares the PersistentVolume that a claim is bound to.
+func (v *Volumes) claim(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (agent.Mount, error) {
+	name, readonly := claimName(pod, vol)
+	pvc, pv, err := v.bound(pod, vol, name)
+	if err != nil {
+		return agent.Mount{}, err
+	}
+	if err := rightMode(pod, vol.Name, pv); err != nil {
+		return agent.Mount{}, err
 	}
 	if err := v.alone(pod, pvc); err != nil {
 		return agent.Mount{}, err
 	}
 	switch s := &pv.Spec; {
+	case s.HostPath != nil && isBlock(pv):
+		return agent.Mount{}, fmt.Errorf("persistentvolume %q: a hostPath is given with volumeMode Filesystem: use local for a block device of the node", pv.Name)
 	case s.HostPath != nil:
 		m, err := hostPath(s.HostPath)
 		m.ReadOnly = readonly
 		return m, err
 	case s.Local != nil:
-		st, err := os.Stat(s.Local.Path)
-		if err != nil {
-			return agent.Mount{}, fmt.Errorf("local persistentvolume %q: %w", pv.Name, err)
-		}
-		if st.IsDir() && !readonly && fsGroup(pod) != nil {
-			err := v.once(pod.UID, vol.Name, func() error { return applyGroup(s.Local.Path, pod) })
-			if err != nil {
-				return agent.Mount{}, fmt.Errorf("local persistentvolume %q: %w", pv.Name, err)
-			}
-		}
-		return agent.Mount{HostPath: s.Local.Path, ReadOnly: readonly, IsFile: !st.IsDir()}, nil
+		return v.local(pod, vol.Name, pv, readonly)
 	case s.CSI != nil:
-		return v.csi(ctx, pod, vol.Name, pv, readonly || s.CSI.ReadOnly)
+		return v.csi(ctx, pod, vol.Name, persistent(pv, pvc, readonly))
 	}
 	return agent.Mount{}, fmt.Errorf("persistentvolume %q is of a kind that this node does not support", pv.Name)
+}
+
+// isBlock says that a volume is given to containers as a block device.
+func isBlock(pv *v1.PersistentVolume) bool {
+	return pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode == v1.PersistentVolumeBlock
+}
+
+// rightMode says that containers ask for a volume in the other mode: a file system is mounted, a block device is not.
+func rightMode(pod *v1.Pod, volume string, pv *v1.PersistentVolume) error {
+	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range list {
+			c := &list[i]
+			mounts := slices.ContainsFunc(c.VolumeMounts, func(m v1.VolumeMount) bool { return m.Name == volume })
+			devices := slices.ContainsFunc(c.VolumeDevices, func(d v1.VolumeDevice) bool { return d.Name == volume })
+			switch {
+			case mounts && isBlock(pv):
+				return fmt.Errorf("persistentvolume %q has volumeMode Block, but container %q has it in volumeMounts: name it in volumeDevices, or use a claim with volumeMode Filesystem",
+					pv.Name, c.Name)
+			case devices && !isBlock(pv):
+				return fmt.Errorf("persistentvolume %q has volumeMode Filesystem, but container %q has it in volumeDevices: name it in volumeMounts, or use a claim with volumeMode Block",
+					pv.Name, c.Name)
+			}
+		}
+	}
+	return nil
+}
+
+// local gives what is at a path of the node: a folder or a file, or a block device as such.
+func (v *Volumes) local(pod *v1.Pod, name string, pv *v1.PersistentVolume, readonly bool) (agent.Mount, error) {
+	path := pv.Spec.Local.Path
+	st, err := os.Stat(path)
+	if err != nil {
+		return agent.Mount{}, fmt.Errorf("local persistentvolume %q: %w", pv.Name, err)
+	}
+	switch device := st.Mode()&os.ModeDevice != 0 && st.Mode()&os.ModeCharDevice == 0; {
+	case isBlock(pv) && !device:
+		return agent.Mount{}, fmt.Errorf("local persistentvolume %q has volumeMode Block, but %s is no block device", pv.Name, path)
+	case isBlock(pv):
+		return agent.Mount{HostPath: path, ReadOnly: readonly, Block: true}, nil
+	case device:
+		return agent.Mount{}, fmt.Errorf("local persistentvolume %q has volumeMode Filesystem, but %s is a block device: "+
+			"nodes do not make file systems of devices: mount it on the node and name that folder, or use volumeMode Block", pv.Name, path)
+	}
+	if st.IsDir() && !readonly && fsGroup(pod) != nil {
+		if err := v.once(pod.UID, name, func() error { return applyGroup(path, pod) }); err != nil {
+			return agent.Mount{}, fmt.Errorf("local persistentvolume %q: %w", pv.Name, err)
+		}
+	}
+	return agent.Mount{HostPath: path, ReadOnly: readonly, IsFile: !st.IsDir()}, nil
 }
 
 // once does what is done to a pod's volume a single time, however often the agent starts anew: afterwards the volume

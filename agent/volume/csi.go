@@ -6,12 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
-	"time"
 
 	"github.com/moby/sys/mountinfo"
 	v1 "k8s.io/api/core/v1"
@@ -29,7 +26,11 @@ type record struct {
 	Volume  string `json:"volume"`
 	Staging string `json:"staging"`
 	Target  string `json:"target"`
-	Ready   bool   `json:"ready,omitempty"` // all that is done to it before a container sees it has been done
+	Block   bool   `json:"block,omitempty"`
+	// Inline: it is the pod's own and was not staged. Staging is a place all the same: a release from before there were
+	// such volumes has the driver unstage there, which changes nothing.
+	Inline bool `json:"inline,omitempty"`
+	Ready  bool `json:"ready,omitempty"` // all that is done to it before a container sees it has been done
 }
 
 // kubelet is the folder whose layout drivers know.
@@ -40,21 +41,32 @@ func (v *Volumes) kubelet() string {
 	return filepath.Join(v.cfg.Paths.State, "kubelet")
 }
 
-func (v *Volumes) stagingPath(driver, handle string) string {
-	return filepath.Join(v.kubelet(), "plugins", "kubernetes.io", "csi", driver,
-		fmt.Sprintf("%x", sha256.Sum256([]byte(handle))), "globalmount")
+// blocks is the folder of block devices, below which drivers stage and publish them.
+func (v *Volumes) blocks(sub string) string {
+	return filepath.Join(v.kubelet(), "plugins", "kubernetes.io", "csi", "volumeDevices", sub)
 }
 
-func (v *Volumes) targetPath(pod types.UID, name string) string {
-	return filepath.Join(v.kubelet(), "pods", string(pod), "volumes", "kubernetes.io~csi", name, "mount")
+func (v *Volumes) stagingPath(s source) string {
+	if s.block {
+		return filepath.Join(v.blocks("staging"), s.name)
+	}
+	return filepath.Join(v.kubelet(), "plugins", "kubernetes.io", "csi", s.driver,
+		fmt.Sprintf("%x", sha256.Sum256([]byte(s.handle))), "globalmount")
+}
+
+// targetPath is where a volume is published for a pod; of one that it has twice, the second has a suffix.
+func (v *Volumes) targetPath(pod types.UID, s source, suffix string) string {
+	if s.block {
+		return filepath.Join(v.blocks("publish"), s.name, string(pod)+suffix)
+	}
+	return filepath.Join(v.kubelet(), "pods", string(pod), "volumes", "kubernetes.io~csi", s.name+suffix, "mount")
 }
 
 // place says where a volume is staged and published for a pod: where that was done already, by this release or one with
 // other paths, else where kubelet would. The volume is locked.
-func (v *Volumes) place(pod types.UID, name string, pv *v1.PersistentVolume) (record, error) {
-	src := pv.Spec.CSI
-	r := record{Driver: src.Driver, Volume: src.VolumeHandle, Staging: v.stagingPath(src.Driver, src.VolumeHandle),
-		Target: v.targetPath(pod, pv.Name)}
+func (v *Volumes) place(pod types.UID, name string, s source) (record, error) {
+	r := record{Driver: s.driver, Volume: s.handle, Block: s.block, Inline: s.inline, Staging: v.stagingPath(s),
+		Target: v.targetPath(pod, s, "")}
 	pods, err := v.Pods()
 	if err != nil {
 		return r, err
@@ -68,6 +80,10 @@ func (v *Volumes) place(pod types.UID, name string, pv *v1.PersistentVolume) (re
 			if o.Driver != r.Driver || o.Volume != r.Volume {
 				continue
 			}
+			if o.Block != r.Block {
+				return r, fmt.Errorf("CSI volume %s of driver %s is in use on this node in another volumeMode, by pod %s: it has one at a time",
+					r.Volume, r.Driver, p)
+			}
 			r.Staging = o.Staging
 			switch {
 			case p != pod:
@@ -75,7 +91,7 @@ func (v *Volumes) place(pod types.UID, name string, pv *v1.PersistentVolume) (re
 				r.Target = o.Target
 				return r, nil
 			case o.Target == r.Target: // two volumes of the pod are one claim
-				r.Target = v.targetPath(pod, pv.Name+"~"+name)
+				r.Target = v.targetPath(pod, s, "~"+name)
 			}
 		}
 	}
@@ -86,65 +102,87 @@ func (v *Volumes) recordFile(pod types.UID, name string) string {
 	return filepath.Join(v.podDir(pod), "csi", name+".json")
 }
 
-func (v *Volumes) csi(ctx context.Context, pod *v1.Pod, name string, pv *v1.PersistentVolume,
-	readonly bool) (agent.Mount, error) {
-	src := pv.Spec.CSI
+// csi prepares a volume of a CSI driver.
+func (v *Volumes) csi(ctx context.Context, pod *v1.Pod, name string, s source) (agent.Mount, error) {
 	if v.cfg.CSI == nil {
-		return agent.Mount{}, fmt.Errorf("persistentvolume %q: %w: %s", pv.Name, csi.ErrNoDriver, src.Driver)
+		return agent.Mount{}, fmt.Errorf("%s: %w: %s", s, csi.ErrNoDriver, s.driver)
 	}
-	if strings.ContainsAny(src.Driver, "/\x00") || src.Driver == "" || strings.HasPrefix(src.Driver, ".") {
-		return agent.Mount{}, fmt.Errorf("persistentvolume %q: %q is no name of a driver", pv.Name, src.Driver)
+	if strings.ContainsAny(s.driver, "/\x00") || s.driver == "" || strings.HasPrefix(s.driver, ".") {
+		return agent.Mount{}, fmt.Errorf("%s: %q is no name of a driver", s, s.driver)
 	}
-	defer v.locks.Lock(src.Driver + "\x00" + src.VolumeHandle)()
-	r, err := v.place(pod.UID, name, pv)
+	defer v.locks.Lock(s.driver + "\x00" + s.handle)()
+	r, err := v.place(pod.UID, name, s)
 	if err != nil {
-		return agent.Mount{}, fmt.Errorf("persistentvolume %q: %w", pv.Name, err)
+		return agent.Mount{}, fmt.Errorf("%s: %w", s, err)
 	}
-	file := v.recordFile(pod.UID, name)
+	file, m := v.recordFile(pod.UID, name), agent.Mount{HostPath: r.Target, ReadOnly: s.readonly, Block: s.block}
 	if v.ready(file, r) {
-		return agent.Mount{HostPath: r.Target, ReadOnly: readonly}, nil
+		return m, nil
 	}
-	d, err := v.cfg.CSI.Driver(ctx, src.Driver)
-	if err != nil {
-		return agent.Mount{}, fmt.Errorf("persistentvolume %q: %w", pv.Name, err)
+	about, _ := v.cfg.Objects.CSIDriver(s.driver)
+	if err := s.allowedBy(about); err != nil {
+		return agent.Mount{}, fmt.Errorf("%s: %w", s, err)
 	}
-	about, _ := v.cfg.Objects.CSIDriver(src.Driver)
-	cv, err := v.describe(pod, pv, r, readonly)
+	d, err := v.cfg.CSI.Driver(ctx, s.driver)
 	if err != nil {
-		return agent.Mount{}, fmt.Errorf("persistentvolume %q: %w", pv.Name, err)
+		return agent.Mount{}, fmt.Errorf("%s: %w", s, err)
+	}
+	cv, err := v.describe(pod, s, r)
+	if err != nil {
+		return agent.Mount{}, fmt.Errorf("%s: %w", s, err)
 	}
 	// On disk before the driver hears of it: what it does is undone even when we are killed in the middle.
 	if err := writeRecord(file, r); err != nil {
 		return agent.Mount{}, err
 	}
-	for _, dir := range []string{r.Staging, filepath.Dir(r.Target)} {
-		if err := os.MkdirAll(dir, 0o750); err != nil {
-			return agent.Mount{}, err
-		}
-	}
-	if err := d.Stage(ctx, cv); err != nil {
+	if err := v.publish(ctx, pod, d, s, r, cv, about); err != nil {
 		return agent.Mount{}, err
-	}
-	if err := v.addressedTo(ctx, &cv, pod, about); err != nil {
-		return agent.Mount{}, fmt.Errorf("persistentvolume %q: %w", pv.Name, err)
-	}
-	if err := d.Publish(ctx, cv); err != nil {
-		return agent.Mount{}, err
-	}
-	if !isMounted(r.Target) {
-		return agent.Mount{}, fmt.Errorf("persistentvolume %q: CSI driver %s says that volume %s is published, but nothing is mounted at %s: "+
-			"a driver in a container needs %s with mountPropagation Bidirectional", pv.Name, r.Driver, r.Volume, r.Target, v.kubelet())
-	}
-	if !readonly && !d.AppliesGroup() && groupWanted(about, pv) {
-		if err := applyGroup(r.Target, pod); err != nil {
-			return agent.Mount{}, fmt.Errorf("persistentvolume %q: %w", pv.Name, err)
-		}
 	}
 	r.Ready = true
 	if err := writeRecord(file, r); err != nil {
 		return agent.Mount{}, err
 	}
-	return agent.Mount{HostPath: r.Target, ReadOnly: readonly}, nil
+	v.published(file)
+	return m, nil
+}
+
+// publish has the driver stage the volume and publish it, and proves that it did.
+func (v *Volumes) publish(ctx context.Context, pod *v1.Pod, d *csi.Driver, s source, r record, cv csi.Volume, about *storagev1.CSIDriver) error {
+	dirs := []string{r.Staging, filepath.Dir(r.Target)}
+	if s.inline {
+		dirs = dirs[1:]
+	}
+	for _, dir := range dirs {
+		if err := os.MkdirAll(dir, 0o750); err != nil {
+			return err
+		}
+	}
+	if !s.inline {
+		if err := d.Stage(ctx, cv); err != nil {
+			return err
+		}
+	}
+	if err := v.addressedTo(ctx, &cv, pod, about, s.inline); err != nil {
+		return fmt.Errorf("%s: %w", s, err)
+	}
+	if err := d.Publish(ctx, cv); err != nil {
+		return err
+	}
+	switch {
+	case s.block && !isBlockDevice(r.Target):
+		return fmt.Errorf("%s: CSI driver %s says that volume %s is published, but there is no block device at %s: "+
+			"a driver in a container needs %s with mountPropagation Bidirectional, and /dev of the node", s, r.Driver, r.Volume, r.Target, v.kubelet())
+	case !s.block && !isMounted(r.Target):
+		return fmt.Errorf("%s: CSI driver %s says that volume %s is published, but nothing is mounted at %s: "+
+			"a driver in a container needs %s with mountPropagation Bidirectional", s, r.Driver, r.Volume, r.Target, v.kubelet())
+	}
+	v.growPublished(ctx, d, s, cv)
+	if !s.block && !s.readonly && !d.AppliesGroup() && groupWanted(about, s) {
+		if err := applyGroup(r.Target, pod); err != nil {
+			return fmt.Errorf("%s: %w", s, err)
+		}
+	}
+	return nil
 }
 
 // ready says that the volume was set up by an earlier run and is still mounted: the pod may be running on it.
@@ -158,99 +196,15 @@ func (v *Volumes) ready(file string, r record) bool {
 		return false
 	}
 	r.Ready = true
-	return old == r && isMounted(r.Target)
+	return old == r && r.there()
 }
 
-// describe puts together what the driver is told of the volume, for whichever pod.
-func (v *Volumes) describe(pod *v1.Pod, pv *v1.PersistentVolume, r record, readonly bool) (csi.Volume, error) {
-	src := pv.Spec.CSI
-	cv := csi.Volume{ID: r.Volume, StagingPath: r.Staging, TargetPath: r.Target, FSType: src.FSType,
-		MountFlags: pv.Spec.MountOptions, ReadOnly: readonly, FSGroup: fsGroup(pod), VolumeContext: map[string]string{}}
-	for k, s := range src.VolumeAttributes {
-		cv.VolumeContext[k] = s
+// there says that what was published is still there.
+func (r record) there() bool {
+	if r.Block {
+		return isBlockDevice(r.Target)
 	}
-	if len(pv.Spec.AccessModes) > 0 {
-		cv.AccessMode = string(pv.Spec.AccessModes[0])
-	}
-	var err error
-	if cv.StageSecrets, err = v.driverSecret(src.NodeStageSecretRef); err != nil {
-		return cv, err
-	}
-	cv.PublishSecrets, err = v.driverSecret(src.NodePublishSecretRef)
-	return cv, err
-}
-
-// addressedTo adds what a driver asks to be told of the pod when a volume is published for it: who the pod is
-// (podInfoOnMount), and tokens of its service account (tokenRequests).
-func (v *Volumes) addressedTo(ctx context.Context, cv *csi.Volume, pod *v1.Pod, about *storagev1.CSIDriver) error {
-	if about == nil {
-		return nil
-	}
-	cv.VolumeContext = maps.Clone(cv.VolumeContext)
-	if p := about.Spec.PodInfoOnMount; p != nil && *p {
-		cv.VolumeContext["csi.storage.k8s.io/pod.name"] = pod.Name
-		cv.VolumeContext["csi.storage.k8s.io/pod.namespace"] = pod.Namespace
-		cv.VolumeContext["csi.storage.k8s.io/pod.uid"] = string(pod.UID)
-		cv.VolumeContext["csi.storage.k8s.io/serviceAccount.name"] = pod.Spec.ServiceAccountName
-		cv.VolumeContext["csi.storage.k8s.io/ephemeral"] = "false"
-	}
-	if len(about.Spec.TokenRequests) == 0 {
-		return nil
-	}
-	type token struct {
-		Token   string    `json:"token"`
-		Expires time.Time `json:"expirationTimestamp"`
-	}
-	tokens := map[string]token{}
-	for _, want := range about.Spec.TokenRequests {
-		seconds := int64(3600)
-		if want.ExpirationSeconds != nil {
-			seconds = *want.ExpirationSeconds
-		}
-		text, expires, err := v.cfg.Objects.Token(ctx, pod, want.Audience, seconds)
-		if err != nil {
-			return fmt.Errorf("a token of service account %s/%s for CSI driver %s: %w", pod.Namespace,
-				pod.Spec.ServiceAccountName, about.Name, err)
-		}
-		tokens[want.Audience] = token{text, expires.UTC()}
-	}
-	data, err := json.Marshal(tokens)
-	if err != nil {
-		return err
-	}
-	cv.VolumeContext["csi.storage.k8s.io/serviceAccount.tokens"] = string(data)
-	return nil
-}
-
-func (v *Volumes) driverSecret(ref *v1.SecretReference) (map[string]string, error) {
-	if ref == nil {
-		return nil, nil
-	}
-	s, ok := v.cfg.Objects.Secret(ref.Namespace, ref.Name)
-	if !ok {
-		return nil, fmt.Errorf("secret \"%s/%s\" not found", ref.Namespace, ref.Name)
-	}
-	out := map[string]string{}
-	for k, b := range s.Data {
-		out[k] = string(b)
-	}
-	return out, nil
-}
-
-// groupWanted follows fsGroupPolicy; by default a group is applied to volumes with a file system for one node.
-func groupWanted(about *storagev1.CSIDriver, pv *v1.PersistentVolume) bool {
-	policy := storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy
-	if about != nil && about.Spec.FSGroupPolicy != nil {
-		policy = *about.Spec.FSGroupPolicy
-	}
-	switch policy {
-	case storagev1.NoneFSGroupPolicy:
-		return false
-	case storagev1.FileFSGroupPolicy:
-		return true
-	default:
-		return pv.Spec.CSI.FSType != "" && slices.Contains(pv.Spec.AccessModes, v1.ReadWriteOnce)
-	}
+	return isMounted(r.Target)
 }
 
 func writeRecord(path string, r record) error {
@@ -312,21 +266,30 @@ func (v *Volumes) release(ctx context.Context, uid types.UID, file string, r rec
 	d, err := v.cfg.CSI.Driver(ctx, r.Driver)
 	if err != nil {
 		// Without the driver only what is not mounted (any more) can be forgotten.
-		if isMounted(r.Target) || last && isMounted(r.Staging) {
-			return fmt.Errorf("CSI volume %s: %w", r.Volume, err)
+		for _, at := range r.places(last) {
+			if is, unclear := mounted(at); is || unclear != nil {
+				return fmt.Errorf("CSI volume %s: %w", r.Volume, errors.Join(err, unclear))
+			}
 		}
 		if err := v.leave(r, last); err != nil {
 			return err
 		}
+		v.forgetPublished(file)
 		return os.Remove(file)
 	}
 	// A volume that the driver does not know was never published, or is gone: with nothing mounted nothing is to be
 	// undone.
-	undone := func(err error, at string) bool { return err == nil || csi.IsUnknownVolume(err) && !isMounted(at) }
+	undone := func(err error, at string) bool {
+		if err == nil || !csi.IsUnknownVolume(err) {
+			return err == nil
+		}
+		is, unclear := mounted(at)
+		return !is && unclear == nil
+	}
 	if err := d.Unpublish(ctx, r.Volume, r.Target); !undone(err, r.Target) {
 		return err
 	}
-	if last {
+	if last && !r.Inline {
 		if err := d.Unstage(ctx, r.Volume, r.Staging); !undone(err, r.Staging) {
 			return err
 		}
@@ -334,21 +297,22 @@ func (v *Volumes) release(ctx context.Context, uid types.UID, file string, r rec
 	if err := v.leave(r, last); err != nil {
 		return err
 	}
+	v.forgetPublished(file)
 	return os.Remove(file)
 }
 
 // leave removes the folders of a volume that is mounted no more. What is still in one of them is somebody's data:
 // nothing is removed but what is empty.
 func (v *Volumes) leave(r record, last bool) error {
-	paths := []string{r.Target}
-	if last {
-		paths = append(paths, r.Staging)
-	}
-	for _, p := range paths {
-		if isMounted(p) {
+	for _, p := range r.places(last) {
+		is, err := mounted(p)
+		if err != nil {
+			return fmt.Errorf("volume %s of CSI driver %s: nobody knows whether it is still mounted at %s: %w", r.Volume, r.Driver, p, err)
+		}
+		if is {
 			return fmt.Errorf("volume %s of CSI driver %s is still mounted at %s", r.Volume, r.Driver, p)
 		}
-		if err := os.Remove(p); err != nil && !errors.Is(err, os.ErrNotExist) {
+		if err := removeEmpty(p); err != nil {
 			return fmt.Errorf("volume %s of CSI driver %s is not mounted any more, and there is something left at its place, "+
 				"which is not removed: move it away and remove the folder: %w", r.Volume, r.Driver, err)
 		}
@@ -358,8 +322,19 @@ func (v *Volumes) leave(r record, last bool) error {
 	return nil
 }
 
+// places are where the volume is for the pod, and where it is staged when no other pod uses it.
+func (r record) places(last bool) []string {
+	if last && !r.Inline {
+		return []string{r.Target, r.Staging}
+	}
+	return []string{r.Target}
+}
+
 // ours says that a folder stands for one pod or one volume, and goes when it is empty.
 func (v *Volumes) ours(dir string) bool {
+	if all := v.blocks(""); dir == all || filepath.Dir(dir) == all {
+		return false // those of all block devices
+	}
 	for _, root := range []string{filepath.Join(v.kubelet(), "pods"),
 		filepath.Join(v.kubelet(), "plugins", "kubernetes.io", "csi"),
 		filepath.Join(v.cfg.Paths.State, "csi"), filepath.Join(v.cfg.Paths.State, "volumes")} {
@@ -395,8 +370,47 @@ func (v *Volumes) sweepCSI(pod types.UID) error {
 }
 
 func isMounted(path string) bool {
-	ok, err := mountinfo.Mounted(path)
+	ok, err := mounted(path)
 	return err == nil && ok
+}
+
+// mounted says whether a path is a mount. What is mounted there is not touched: it may hang, as the file system of a
+// server or of a process that is gone.
+func mounted(path string) (bool, error) {
+	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	found, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(filepath.Join(dir, filepath.Base(path))))
+	return len(found) > 0, err
+}
+
+// isBlockDevice says that there is a block device at a path, or where it leads.
+func isBlockDevice(path string) bool {
+	st, err := os.Stat(path)
+	return err == nil && st.Mode()&os.ModeDevice != 0 && st.Mode()&os.ModeCharDevice == 0
+}
+
+// removeEmpty removes what holds nothing at the place of a volume that is mounted no more: an empty folder, an empty
+// file on which a device was mounted, a link to a device.
+func removeEmpty(path string) error {
+	st, err := os.Lstat(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if st.Mode().IsRegular() && st.Size() > 0 {
+		return fmt.Errorf("%s is a file of %d bytes", path, st.Size())
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
 }
 
 // lastUser says that nothing else on the node uses the volume: no other pod, and no other volume of the same pod.

@@ -29,10 +29,26 @@ type driver struct {
 	spec.UnimplementedIdentityServer
 	spec.UnimplementedNodeServer
 	publish, unpublish func(target string) error
+	unstage            func(staging string) error
+	can                []spec.NodeServiceCapability_RPC_Type // beside staging
+	expand             func(*spec.NodeExpandVolumeRequest) (int64, error)
+	stats              func(*spec.NodeGetVolumeStatsRequest) (*spec.NodeGetVolumeStatsResponse, error)
 
 	mu               sync.Mutex
 	staged, unstaged []string
 	targets          []string
+	asked            []*spec.NodePublishVolumeRequest
+	grown            []*spec.NodeExpandVolumeRequest
+}
+
+// last is what the driver was asked last to publish, and how often it was asked.
+func (d *driver) last() (*spec.NodePublishVolumeRequest, int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.asked) == 0 {
+		return nil, 0
+	}
+	return d.asked[len(d.asked)-1], len(d.asked)
 }
 
 func (d *driver) GetPluginInfo(context.Context, *spec.GetPluginInfoRequest) (*spec.GetPluginInfoResponse, error) {
@@ -44,8 +60,23 @@ func (d *driver) NodeGetInfo(context.Context, *spec.NodeGetInfoRequest) (*spec.N
 }
 
 func (d *driver) NodeGetCapabilities(context.Context, *spec.NodeGetCapabilitiesRequest) (*spec.NodeGetCapabilitiesResponse, error) {
-	return &spec.NodeGetCapabilitiesResponse{Capabilities: []*spec.NodeServiceCapability{{Type: &spec.NodeServiceCapability_Rpc{
-		Rpc: &spec.NodeServiceCapability_RPC{Type: spec.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME}}}}}, nil
+	out := &spec.NodeGetCapabilitiesResponse{}
+	for _, can := range append([]spec.NodeServiceCapability_RPC_Type{spec.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME}, d.can...) {
+		out.Capabilities = append(out.Capabilities, &spec.NodeServiceCapability{Type: &spec.NodeServiceCapability_Rpc{Rpc: &spec.NodeServiceCapability_RPC{Type: can}}})
+	}
+	return out, nil
+}
+
+func (d *driver) NodeExpandVolume(_ context.Context, q *spec.NodeExpandVolumeRequest) (*spec.NodeExpandVolumeResponse, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.grown = append(d.grown, q)
+	n, err := d.expand(q)
+	return &spec.NodeExpandVolumeResponse{CapacityBytes: n}, err
+}
+
+func (d *driver) NodeGetVolumeStats(_ context.Context, q *spec.NodeGetVolumeStatsRequest) (*spec.NodeGetVolumeStatsResponse, error) {
+	return d.stats(q)
 }
 
 func (d *driver) NodeStageVolume(_ context.Context, q *spec.NodeStageVolumeRequest) (*spec.NodeStageVolumeResponse, error) {
@@ -59,6 +90,9 @@ func (d *driver) NodeUnstageVolume(_ context.Context, q *spec.NodeUnstageVolumeR
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.unstaged = append(d.unstaged, q.StagingTargetPath)
+	if d.unstage != nil {
+		return &spec.NodeUnstageVolumeResponse{}, d.unstage(q.StagingTargetPath)
+	}
 	for _, target := range d.targets {
 		if isMounted(target) {
 			return nil, fmt.Errorf("%s is still published", target)
@@ -69,8 +103,8 @@ func (d *driver) NodeUnstageVolume(_ context.Context, q *spec.NodeUnstageVolumeR
 
 func (d *driver) NodePublishVolume(_ context.Context, q *spec.NodePublishVolumeRequest) (*spec.NodePublishVolumeResponse, error) {
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.targets = append(d.targets, q.TargetPath)
+	d.targets, d.asked = append(d.targets, q.TargetPath), append(d.asked, q)
+	d.mu.Unlock()
 	return &spec.NodePublishVolumeResponse{}, d.publish(q.TargetPath)
 }
 
@@ -94,11 +128,11 @@ func unmounts(target string) error {
 }
 
 // withDriver is a node on which the driver runs, and a pod's claim on a volume of it.
-func withDriver(t *testing.T) (*Volumes, *fake.Cluster, *driver, v1.Volume) {
+func withDriver(t *testing.T, can ...spec.NodeServiceCapability_RPC_Type) (*Volumes, *fake.Cluster, *driver, v1.Volume) {
 	v, c, dir := newVolumes(t)
 	v.cfg.Paths.Kubelet = filepath.Join(dir, "kubelet")
 	must(t, Share(v.cfg.Paths.Kubelet))
-	d := &driver{publish: mounts, unpublish: unmounts}
+	d := &driver{publish: mounts, unpublish: unmounts, can: can}
 	socket := filepath.Join(dir, "plugins", "odd.example", "csi.sock")
 	must(t, os.MkdirAll(filepath.Dir(socket), 0o755))
 	l, err := net.Listen("unix", socket)

@@ -1,5 +1,5 @@
 // Package volume prepares the volumes of pods: emptyDir, hostPath, configMap, secret,
-// projected, downwardAPI and persistentVolumeClaim (hostPath, local and CSI volumes).
+// projected, downwardAPI, csi (inline) and persistentVolumeClaim (hostPath, local and CSI volumes).
 //
 // What it makes is found again by its place on disk:
 //
@@ -10,8 +10,9 @@
 //	STATE/volumes/UID/csi/NAME.json  a CSI volume: written before the driver is first called
 //	KUBELET/pods/UID/volumes/kubernetes.io~csi/PV/mount           where it is published
 //	KUBELET/plugins/kubernetes.io/csi/DRIVER/HASH/globalmount   where it is staged, once for all pods of the node
+//	KUBELET/plugins/kubernetes.io/csi/volumeDevices/publish/PV/UID, staging/PV   both of these, of a block device
 //
-// The last two are kubelet's, since drivers know them. A record names them: one of a release with other paths is kept
+// The last ones are kubelet's, since drivers know them. A record names them: one of a release with other paths is kept
 // to.
 //
 // Nothing else is remembered: after a crash every call can be made again, and UnmountAll
@@ -28,6 +29,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	v1 "k8s.io/api/core/v1"
@@ -54,7 +56,9 @@ type Volumes struct {
 	cfg   Config
 	mu    sync.Mutex
 	tmpfs bool // RUN/secrets is mounted
-	locks keylock.Locks
+	// publishedAt is when the driver of a CSI volume was last called to publish it, by its record.
+	publishedAt map[string]time.Time
+	locks       keylock.Locks
 }
 
 var _ agent.Volumes = (*Volumes)(nil)
@@ -122,10 +126,10 @@ func (v *Volumes) mount(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (agent
 		return hostPath(vol.HostPath)
 	case vol.ConfigMap != nil, vol.DownwardAPI != nil, vol.Secret != nil, vol.Projected != nil:
 		return v.files(ctx, pod, vol)
-	case vol.PersistentVolumeClaim != nil:
-		return v.claim(ctx, pod, vol, vol.PersistentVolumeClaim.ClaimName, vol.PersistentVolumeClaim.ReadOnly)
-	case vol.Ephemeral != nil:
-		return v.claim(ctx, pod, vol, pod.Name+"-"+vol.Name, false)
+	case vol.PersistentVolumeClaim != nil, vol.Ephemeral != nil:
+		return v.claim(ctx, pod, vol)
+	case vol.CSI != nil:
+		return v.csi(ctx, pod, vol.Name, inline(pod, vol))
 	case sourceless(vol):
 		return v.emptyDir(pod, vol) // the API's default
 	}
@@ -143,10 +147,14 @@ func (v *Volumes) Refresh(ctx context.Context, pod *v1.Pod) error {
 	var errs []error
 	for i := range pod.Spec.Volumes {
 		vol := &pod.Spec.Volumes[i]
-		if vol.ConfigMap == nil && vol.Secret == nil && vol.Projected == nil && vol.DownwardAPI == nil {
-			continue
+		var err error
+		switch {
+		case vol.ConfigMap != nil, vol.Secret != nil, vol.Projected != nil, vol.DownwardAPI != nil:
+			_, err = v.files(ctx, pod, vol)
+		case vol.CSI != nil, vol.PersistentVolumeClaim != nil, vol.Ephemeral != nil:
+			err = v.republish(ctx, pod, vol)
 		}
-		if _, err := v.files(ctx, pod, vol); err != nil {
+		if err != nil {
 			errs = append(errs, fmt.Errorf("refreshing volume %q of pod %s/%s: %w", vol.Name, pod.Namespace, pod.Name, err))
 		}
 	}

@@ -302,7 +302,7 @@ func TestClaimOnCSIVolume(t *testing.T) {
 	if got := read(t, filepath.Join(two["data"].HostPath, "f")); got != "kept" {
 		t.Errorf("the second pod sees %q", got)
 	}
-	staging := v.stagingPath(local.DriverName, "vol-1")
+	staging := v.stagingPath(source{driver: local.DriverName, handle: "vol-1"})
 	v = New(v.cfg) // the agent is killed
 	must(t, v.UnmountAll(t.Context(), "u1"))
 	if !isMounted(staging) || !isMounted(two["data"].HostPath) {
@@ -336,7 +336,7 @@ func TestDriversAreToldOfPods(t *testing.T) {
 	p := pod("u1")
 	staged := csi.Volume{VolumeContext: map[string]string{"size": "big"}}
 	cv := staged
-	must(t, v.addressedTo(t.Context(), &cv, p, about))
+	must(t, v.addressedTo(t.Context(), &cv, p, about, false))
 	if len(staged.VolumeContext) != 1 || cv.VolumeContext["size"] != "big" || cv.VolumeContext["csi.storage.k8s.io/pod.uid"] != "u1" {
 		t.Errorf("staged with %v, published with %v", staged.VolumeContext, cv.VolumeContext)
 	}
@@ -346,8 +346,8 @@ func TestDriversAreToldOfPods(t *testing.T) {
 		t.Errorf("tokens %+v", tokens)
 	}
 	plain := staged
-	must(t, v.addressedTo(t.Context(), &plain, p, &storagev1.CSIDriver{}))
-	must(t, v.addressedTo(t.Context(), &plain, p, nil))
+	must(t, v.addressedTo(t.Context(), &plain, p, &storagev1.CSIDriver{}, false))
+	must(t, v.addressedTo(t.Context(), &plain, p, nil, false))
 	if len(plain.VolumeContext) != 1 {
 		t.Errorf("a driver that asks for nothing is told %v", plain.VolumeContext)
 	}
@@ -360,7 +360,7 @@ func TestDriverMissing(t *testing.T) {
 		&v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: v1.PersistentVolumeSpec{ClaimRef: &v1.ObjectReference{Namespace: "default", Name: "disk"},
 			PersistentVolumeSource: v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{Driver: "gone.example", VolumeHandle: "x"}}}})
 	_, err := v.MountAll(t.Context(), pod("u1", volume("data", v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "disk"}})))
-	if !errors.Is(err, csi.ErrNoDriver) || !strings.Contains(err.Error(), "gone.example") {
+	if err == nil || !strings.Contains(err.Error(), csi.ErrNoDriver.Error()+": gone.example (looked for in "+dir+"/plugins/*/csi.sock)") {
 		t.Errorf("got %v", err)
 	}
 }

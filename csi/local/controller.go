@@ -35,8 +35,12 @@ func (d *Driver) CreateVolume(ctx context.Context, q *csi.CreateVolumeRequest) (
 	if err != nil {
 		return nil, err
 	}
+	block, err := wantsBlock(q.GetVolumeCapabilities()...)
+	if err != nil {
+		return nil, err
+	}
 	defer d.locks.Lock(q.GetName())()
-	if size, err = d.make(ctx, q.GetName(), size, q.GetCapacityRange()); err != nil {
+	if size, err = d.make(ctx, q.GetName(), record{Size: size, Block: block}, q.GetCapacityRange()); err != nil {
 		return nil, err
 	}
 	return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: q.GetName(), CapacityBytes: size,
@@ -44,7 +48,7 @@ func (d *Driver) CreateVolume(ctx context.Context, q *csi.CreateVolumeRequest) (
 }
 
 // make makes a volume unless it is there. The volume is locked.
-func (d *Driver) make(ctx context.Context, id string, size int64, want *csi.CapacityRange) (int64, error) {
+func (d *Driver) make(ctx context.Context, id string, r record, want *csi.CapacityRange) (int64, error) {
 	failed := func(err error) (int64, error) {
 		return 0, status.Errorf(codes.Internal, "making volume %s: %v", id, err)
 	}
@@ -56,6 +60,9 @@ func (d *Driver) make(ctx context.Context, id string, size int64, want *csi.Capa
 		if most := want.GetLimitBytes(); have.Size < want.GetRequiredBytes() || most > 0 && have.Size > most {
 			return 0, status.Errorf(codes.AlreadyExists, "volume %s exists and has %d bytes", id, have.Size)
 		}
+		if have.Block != r.Block {
+			return 0, status.Errorf(codes.AlreadyExists, "volume %s exists, and is a block device: %v", id, have.Block)
+		}
 		return have.Size, nil
 	}
 	// One at a time: room is what no other takes.
@@ -66,13 +73,18 @@ func (d *Driver) make(ctx context.Context, id string, size int64, want *csi.Capa
 			return failed(err)
 		}
 	}
-	if err := d.fits(id, size); err != nil {
+	if err := d.fits(id, r.Size); err != nil {
 		return 0, err
 	}
-	if err := d.keep(id, record{Size: size}); err != nil {
+	if err := d.keep(id, r); err != nil {
 		return failed(err)
 	}
-	if err := makeImage(ctx, d.image(id), size); err != nil {
+	if r.Block {
+		err = makeBlank(d.image(id), r.Size)
+	} else {
+		err = makeImage(ctx, d.image(id), r.Size)
+	}
+	if err != nil {
 		if undo := d.removeImage(id); undo != nil {
 			return failed(errors.Join(err, undo))
 		}
@@ -84,10 +96,11 @@ func (d *Driver) make(ctx context.Context, id string, size int64, want *csi.Capa
 		}
 		return failed(err)
 	}
-	if err := d.keep(id, record{Size: size, Ready: true}); err != nil {
+	r.Ready = true
+	if err := d.keep(id, r); err != nil {
 		return failed(err)
 	}
-	return size, nil
+	return r.Size, nil
 }
 
 // fits says why there is no room for more bytes.
@@ -210,7 +223,7 @@ func (d *Driver) exists(id, dir string) (r record, sized bool, err error) {
 }
 
 // ControllerExpandVolume implements the Controller service. The file system grows with the volume, while it is mounted or
-// when it is again: there is nothing left to do on the node.
+// when it is again. Where it cannot while it is mounted, that is left to be done on the node.
 func (d *Driver) ControllerExpandVolume(_ context.Context, q *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
 	id := q.GetVolumeId()
 	dir, err := d.folder(id)
@@ -244,10 +257,11 @@ func (d *Driver) ControllerExpandVolume(_ context.Context, q *csi.ControllerExpa
 			return nil, status.Error(codes.Internal, err.Error())
 		}
 	}
-	if err := growImage(d.image(id), have.Size); err != nil {
+	err = growImage(d.image(id), have.Size)
+	if err != nil && !errors.Is(err, errOffline) {
 		return nil, status.Errorf(codes.Internal, "growing volume %s on node %s: %v", id, d.cfg.NodeID, err)
 	}
-	return &csi.ControllerExpandVolumeResponse{CapacityBytes: have.Size}, nil
+	return &csi.ControllerExpandVolumeResponse{CapacityBytes: have.Size, NodeExpansionRequired: err != nil}, nil
 }
 
 // ValidateVolumeCapabilities implements the Controller service.

@@ -230,6 +230,9 @@ func short(l *loop) (blocks uint64, is bool, err error) {
 	return blocks, has < blocks, nil
 }
 
+// errOffline says that a volume is larger than its file system, which cannot grow before it is unmounted.
+var errOffline = errors.New("while it is mounted")
+
 // fill has a mounted file system take all of its device, unless it does.
 func fill(l *loop, path string) error {
 	blocks, is, err := short(l)
@@ -243,8 +246,8 @@ func fill(l *loop, path string) error {
 	defer dir.Close()
 	err = ioctl(dir, growFS, &blocks)
 	if errors.Is(err, unix.EPERM) {
-		return fmt.Errorf("growing the file system at %s while it is mounted: %w: the agent needs the capability CAP_SYS_RESOURCE; "+
-			"without it the volume grows when all pods that use it have ended", path, err)
+		return fmt.Errorf("growing the file system at %s %w: %w: the agent needs the capability CAP_SYS_RESOURCE; "+
+			"without it the volume grows when all pods that use it have ended", path, errOffline, err)
 	}
 	if err != nil {
 		return fmt.Errorf("growing the file system at %s to %d blocks: %w", path, blocks, err)

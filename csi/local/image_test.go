@@ -144,15 +144,25 @@ func TestVolumesGrow(t *testing.T) {
 	must(t, b.create("v", 20*mib))
 	must(t, b.stage("v"))
 	at := filepath.Join(b.dir, "staging")
-	err := b.expand("v", 40*mib)
+	res, err := b.ControllerExpandVolume(t.Context(), &spec.ControllerExpandVolumeRequest{VolumeId: "v", CapacityRange: &spec.CapacityRange{RequiredBytes: 40 * mib}})
+	must(t, err)
+	onNode := &spec.NodeExpandVolumeRequest{VolumeId: "v", VolumePath: at, CapacityRange: &spec.CapacityRange{RequiredBytes: 40 * mib}}
+	_, err = b.NodeExpandVolume(t.Context(), onNode)
+	if res.NodeExpansionRequired == canGrow(t) {
+		t.Errorf("the node has to grow it: %v", res.NodeExpansionRequired)
+	}
 	if !canGrow(t) {
-		if err == nil || !strings.Contains(err.Error(), "CAP_SYS_RESOURCE") {
+		if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "CAP_SYS_RESOURCE") {
 			t.Errorf("growing without the capability: %v", err)
 		}
 		must(t, b.unstage("v"))
 		must(t, b.stage("v"))
-	} else {
-		must(t, err)
+		_, err = b.NodeExpandVolume(t.Context(), onNode)
+	}
+	must(t, err)
+	onNode.CapacityRange.RequiredBytes = 41 * mib
+	if _, err := b.NodeExpandVolume(t.Context(), onNode); status.Code(err) != codes.OutOfRange {
+		t.Errorf("growing on the node beyond the volume: %v", err)
 	}
 	must(t, b.expand("v", 40*mib))
 	must(t, os.WriteFile(filepath.Join(at, "large"), make([]byte, 24*mib), 0o600))

@@ -138,7 +138,7 @@ func (d *Driver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, 
 	return &csi.ProbeResponse{}, nil
 }
 
-// supported checks what a volume is asked to be. Blocks and writers on several nodes are beyond it.
+// supported checks what a volume is asked to be. Writers on several nodes are beyond it.
 func supported(caps ...*csi.VolumeCapability) error {
 	if len(caps) == 0 {
 		return status.Error(codes.InvalidArgument, "volume capability is missing")
@@ -146,9 +146,6 @@ func supported(caps ...*csi.VolumeCapability) error {
 	for _, c := range caps {
 		if c == nil {
 			return status.Error(codes.InvalidArgument, "volume capability is missing")
-		}
-		if c.GetBlock() != nil {
-			return status.Error(codes.InvalidArgument, "raw block volumes are not offered by this driver")
 		}
 		if t := c.GetMount().GetFsType(); t != "" && t != "ext4" {
 			return status.Errorf(codes.InvalidArgument, "file system %q is not offered by this driver: its volumes have ext4", t)

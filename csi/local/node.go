@@ -30,11 +30,18 @@ func (d *Driver) NodeStageVolume(ctx context.Context, q *csi.NodeStageVolumeRequ
 	}
 	defer d.locks.Lock(id)()
 	r, sized, err := d.volume(id)
+	if err == nil && (sized || q.GetVolumeContext()[sizedContext] == "") {
+		if err := rightSort(id, r, sized, q.GetVolumeCapability()); err != nil {
+			return nil, err
+		}
+	}
 	switch {
 	case err != nil:
 		return nil, status.Error(codes.Internal, err.Error())
 	case sized && !r.Ready || !sized && q.GetVolumeContext()[sizedContext] != "":
 		return nil, status.Errorf(codes.NotFound, "volume %s has no data on node %s: its file is gone, and no empty one takes its place", id, d.cfg.NodeID)
+	case r.Block:
+		err = hold(d.image(id))
 	case sized:
 		err = d.stageImage(ctx, id, r, q)
 	default:
@@ -78,7 +85,11 @@ func (d *Driver) NodeUnstageVolume(_ context.Context, q *csi.NodeUnstageVolumeRe
 		return nil, status.Error(codes.InvalidArgument, "staging target path is missing")
 	}
 	defer d.locks.Lock(q.GetVolumeId())()
-	if err := unbind(q.GetStagingTargetPath()); err != nil {
+	r, _, err := d.volume(q.GetVolumeId())
+	if err == nil && r.Block {
+		err = release(d.image(q.GetVolumeId()))
+	}
+	if err = errors.Join(err, unbind(q.GetStagingTargetPath())); err != nil {
 		return nil, status.Errorf(codes.Internal, "unstaging volume %s: %v", q.GetVolumeId(), err)
 	}
 	return &csi.NodeUnstageVolumeResponse{}, nil
@@ -102,6 +113,12 @@ func (d *Driver) NodePublishVolume(_ context.Context, q *csi.NodePublishVolumeRe
 	defer d.locks.Lock(q.GetVolumeId())()
 	if ok, err := d.staged(q.GetVolumeId(), dir, q.GetStagingTargetPath()); err != nil || !ok {
 		return nil, status.Errorf(codes.FailedPrecondition, "volume %s is not staged at %s (%v)", q.GetVolumeId(), q.GetStagingTargetPath(), err)
+	}
+	if q.GetVolumeCapability().GetBlock() != nil {
+		if err := d.publishBlock(q); err != nil {
+			return nil, err
+		}
+		return &csi.NodePublishVolumeResponse{}, nil
 	}
 	if q.GetVolumeCapability().GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER {
 		if other, err := elsewhere(dir, q.GetStagingTargetPath(), q.GetTargetPath()); err != nil || other != "" {
@@ -135,9 +152,15 @@ func (d *Driver) NodeUnpublishVolume(_ context.Context, q *csi.NodeUnpublishVolu
 
 // staged says whether the volume is at its staging path.
 func (d *Driver) staged(id, dir, path string) (bool, error) {
-	switch _, sized, err := d.volume(id); {
+	switch r, sized, err := d.volume(id); {
 	case err != nil:
 		return false, err
+	case r.Block:
+		l, err := attached(d.image(id))
+		if l != nil {
+			l.Close()
+		}
+		return l != nil, err
 	case sized:
 		return shown(d.image(id), path)
 	}
@@ -164,8 +187,16 @@ func (d *Driver) NodeGetVolumeStats(_ context.Context, q *csi.NodeGetVolumeStats
 	if q.GetVolumePath() == "" {
 		return nil, status.Error(codes.InvalidArgument, "volume path is missing")
 	}
-	if _, _, err := d.exists(q.GetVolumeId(), dir); err != nil {
+	r, _, err := d.exists(q.GetVolumeId(), dir)
+	if err != nil {
 		return nil, err
+	}
+	if r.Block {
+		size, err := deviceSize(q.GetVolumePath())
+		if err != nil {
+			return nil, status.Errorf(codes.NotFound, "volume %s at %s: %v", q.GetVolumeId(), q.GetVolumePath(), err)
+		}
+		return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: size}}}, nil
 	}
 	var fs unix.Statfs_t
 	if err := unix.Statfs(q.GetVolumePath(), &fs); err != nil {
@@ -180,7 +211,7 @@ func (d *Driver) NodeGetVolumeStats(_ context.Context, q *csi.NodeGetVolumeStats
 func (d *Driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
 	var out []*csi.NodeServiceCapability
 	for _, t := range []csi.NodeServiceCapability_RPC_Type{csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
-		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS, csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER} {
+		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS, csi.NodeServiceCapability_RPC_EXPAND_VOLUME, csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER} {
 		out = append(out, &csi.NodeServiceCapability{Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}}})
 	}
 	return &csi.NodeGetCapabilitiesResponse{Capabilities: out}, nil

@@ -23,6 +23,7 @@ const (
 type record struct {
 	Size  int64 `json:"size"`            // bytes
 	Ready bool  `json:"ready,omitempty"` // false: it was begun and is to be made anew
+	Block bool  `json:"block,omitempty"` // it is a block device, and nothing was made of its content
 	Used  bool  `json:"used,omitempty"`  // it was staged once: what it looks like is its users'
 }
 

@@ -1,6 +1,7 @@
 package local
 
 import (
+	"os"
 	"path/filepath"
 	"testing"
 
@@ -8,6 +9,9 @@ import (
 
 	"keelson.dev/keelson/csi/privatemounts"
 )
+
+// sanityAccess says as what volumes are wanted: "mount" or "block".
+const sanityAccess = "KEELSON_TEST_SANITY_ACCESS"
 
 // F110: what the authors of CSI ask of every driver (csi-sanity), whole.
 func TestSanity(t *testing.T) {
@@ -20,5 +24,8 @@ func TestSanity(t *testing.T) {
 	cfg.TargetPath, cfg.StagingPath = filepath.Join(dir, "target"), filepath.Join(dir, "staging")
 	cfg.TestVolumeSize, cfg.TestVolumeExpandSize = 32*mib, 48*mib
 	cfg.IdempotentCount = 3
+	if access := os.Getenv(sanityAccess); access != "" {
+		cfg.TestVolumeAccessType = access
+	}
 	sanity.Test(t, cfg)
 }

@@ -164,14 +164,14 @@ func TestCheck(t *testing.T) {
 		warned   int
 	}{
 		{"nothing", pod("containers: [{name: c}]"), nil, nil, 0},
-		{"two containers", pod("containers: [{name: a}, {name: b, volumeDevices: [{name: v}]}]"), nil, []string{"spec.containers[1].volumeDevices"}, 0},
+		{"two containers", pod("containers: [{name: a}, {name: b, securityContext: {seLinuxOptions: {}}}]"), nil, []string{"spec.containers[1].securityContext.seLinuxOptions"}, 0},
 		{"by value", pod("hostUsers: false"), nil, []string{"spec.hostUsers"}, 0},
 		{"by another value", pod("hostUsers: true"), nil, nil, 0},
-		{"empty but there", pod("volumes: [{name: v, csi: {}}]"), nil, []string{"spec.volumes[0].csi"}, 0},
+		{"empty but there", pod("volumes: [{name: v, rbd: {}}]"), nil, []string{"spec.volumes[0].rbd"}, 0},
 		{"template", object[appsv1.Deployment](t, "{spec: {template: {spec: {"+responders+"}}}}"), nil, []string{"spec.template.spec.evictionResponders"}, 0},
 		{"stored", pod(responders), pod(responders), nil, 0},
-		{"stored in another place", pod("volumes: [{name: a, emptyDir: {}}, {name: v, csi: {driver: d}}]"), pod("volumes: [{name: v, csi: {driver: d}}]"), nil, 0},
-		{"stored once", pod("volumes: [{name: a, csi: {driver: d}}, {name: v, csi: {driver: d}}]"), pod("volumes: [{name: v, csi: {driver: d}}]"), []string{"spec.volumes[1].csi"}, 0},
+		{"stored in another place", pod("volumes: [{name: a, emptyDir: {}}, {name: v, rbd: {image: d}}]"), pod("volumes: [{name: v, rbd: {image: d}}]"), nil, 0},
+		{"stored once", pod("volumes: [{name: a, rbd: {image: d}}, {name: v, rbd: {image: d}}]"), pod("volumes: [{name: v, rbd: {image: d}}]"), []string{"spec.volumes[1].rbd"}, 0},
 		{"one of a list", pod("containers: [{name: a, securityContext: {appArmorProfile: {type: Localhost}}}, {name: b, securityContext: {appArmorProfile: {type: RuntimeDefault}}}]"), nil,
 			[]string{"spec.containers[1].securityContext.appArmorProfile.type"}, 0},
 		{"key", object[corev1.ServiceAccount](t, "{metadata: {annotations: {kubernetes.io/enforce-mountable-secrets: 'true'}}}"), nil, []string{"metadata.annotations[kubernetes.io/enforce-mountable-secrets]"}, 0},

@@ -1,0 +1,218 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// wantsBlock says whether a volume is wanted as a block device. It is one or a file system, for its whole life.
+func wantsBlock(caps ...*csi.VolumeCapability) (bool, error) {
+	blocks := 0
+	for _, c := range caps {
+		if c.GetBlock() != nil {
+			blocks++
+		}
+	}
+	if blocks != 0 && blocks != len(caps) {
+		return false, status.Error(codes.InvalidArgument, "a volume is a block device or a file system, and not both")
+	}
+	return blocks > 0, nil
+}
+
+// rightSort says that a volume is wanted as what it is not.
+func rightSort(id string, r record, sized bool, want *csi.VolumeCapability) error {
+	block := want.GetBlock() != nil
+	switch {
+	case !sized && block:
+		return status.Errorf(codes.InvalidArgument, "volume %s is a folder of the node, and no block device", id)
+	case sized && block && !r.Block:
+		return status.Errorf(codes.InvalidArgument, "volume %s was made with a file system, and is not given as a block device", id)
+	case sized && !block && r.Block:
+		return status.Errorf(codes.InvalidArgument, "volume %s was made as a block device, and is not mounted", id)
+	}
+	return nil
+}
+
+// makeBlank makes the file that holds a block device: zeros, all of whose blocks are its own from the beginning.
+func makeBlank(path string, size int64) (err error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if err := unix.Fallocate(int(f.Fd()), 0, 0, size); err != nil {
+		return fmt.Errorf("taking %d bytes of the disk: %w", size, err)
+	}
+	return f.Sync()
+}
+
+// hold has a loop device show an image until release, whether anybody has it open or not.
+func hold(image string) error {
+	l, _, err := attach(image)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	i, err := unix.IoctlLoopGetStatus64(int(l.Fd()))
+	if err != nil {
+		return fmt.Errorf("looking at %s: %w", l.Name(), err)
+	}
+	if i.Flags&unix.LO_FLAGS_AUTOCLEAR == 0 {
+		return nil
+	}
+	i.Flags &^= unix.LO_FLAGS_AUTOCLEAR
+	if err := unix.IoctlLoopSetStatus64(int(l.Fd()), i); err != nil {
+		return fmt.Errorf("keeping %s: %w", l.Name(), err)
+	}
+	return nil
+}
+
+// release takes the loop device from an image. One that somebody still has open goes when he closes it, and is an error.
+func release(image string) error {
+	l, err := attached(image)
+	if errors.Is(err, os.ErrNotExist) || l == nil && err == nil {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	name := l.Name()
+	err = unix.IoctlSetInt(int(l.Fd()), unix.LOOP_CLR_FD, 0)
+	if err = errors.Join(err, l.Close()); err != nil && !errors.Is(err, unix.ENXIO) {
+		return fmt.Errorf("taking %s away: %w", name, err)
+	}
+	if l, err = attached(image); l != nil {
+		l.Close()
+		return fmt.Errorf("%s is still open somewhere on the node", name)
+	}
+	return err
+}
+
+// bindDevice shows the device of an image at a path, once however often it is asked.
+func bindDevice(image, target string) error {
+	l, err := attached(image)
+	if err != nil {
+		return err
+	}
+	if l == nil {
+		return fmt.Errorf("no device shows %s", image)
+	}
+	defer l.Close()
+	if err := os.MkdirAll(filepath.Dir(target), 0o750); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(target, os.O_CREATE|os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
+	if err != nil {
+		return err
+	}
+	f.Close()
+	is, err := mountinfo.Mounted(target)
+	if err != nil {
+		return err
+	}
+	if !is {
+		if err := unix.Mount(l.Name(), target, "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("binding %s to %s: %w", l.Name(), target, err)
+		}
+		return nil
+	}
+	if ok, err := isDevice(target, l.number); err != nil || !ok {
+		return errors.Join(err, fmt.Errorf("something else is mounted at %s", target))
+	}
+	return nil
+}
+
+// isDevice says whether a path is a loop device of a number.
+func isDevice(path string, number uint64) (bool, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return false, err
+	}
+	return st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev == unix.Mkdev(loopMajor, uint32(number)), nil
+}
+
+// publishBlock shows a staged block device at the target path.
+func (d *Driver) publishBlock(q *csi.NodePublishVolumeRequest) error {
+	id := q.GetVolumeId()
+	if q.GetVolumeCapability().GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER {
+		if other, err := d.deviceElsewhere(id, q.GetTargetPath()); err != nil || other != "" {
+			return status.Errorf(codes.FailedPrecondition, "volume %s is for one pod and is published at %s already (%v)", id, other, err)
+		}
+	}
+	if err := bindDevice(d.image(id), q.GetTargetPath()); err != nil {
+		return status.Errorf(codes.Internal, "publishing volume %s: %v", id, err)
+	}
+	return nil
+}
+
+// deviceElsewhere finds where else a volume's device is shown; "" when nowhere.
+func (d *Driver) deviceElsewhere(id, target string) (string, error) {
+	l, err := attached(d.image(id))
+	if l == nil || err != nil {
+		return "", err
+	}
+	defer l.Close()
+	root := "/" + filepath.Base(l.Name())
+	all, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
+		return m.Root != root || filepath.Clean(m.Mountpoint) == filepath.Clean(target), false
+	})
+	for _, m := range all {
+		if ok, err := isDevice(m.Mountpoint, l.number); err == nil && ok {
+			return m.Mountpoint, nil
+		}
+	}
+	return "", err
+}
+
+// NodeExpandVolume implements the Node service: the file system of a mounted volume takes all of what the volume has.
+func (d *Driver) NodeExpandVolume(_ context.Context, q *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
+	id := q.GetVolumeId()
+	dir, err := d.folder(id)
+	if err != nil {
+		return nil, err
+	}
+	if q.GetVolumePath() == "" {
+		return nil, status.Error(codes.InvalidArgument, "volume path is missing")
+	}
+	defer d.locks.Lock(id)()
+	r, sized, err := d.exists(id, dir)
+	if err != nil {
+		return nil, err
+	}
+	if !sized { // a folder has the room of its disk
+		return &csi.NodeExpandVolumeResponse{CapacityBytes: q.GetCapacityRange().GetRequiredBytes()}, nil
+	}
+	if want := q.GetCapacityRange().GetRequiredBytes(); want > r.Size {
+		return nil, status.Errorf(codes.OutOfRange, "volume %s has %d bytes, and %d are wanted: it is to be made larger first", id, r.Size, want)
+	}
+	if err := growImage(d.image(id), r.Size); err != nil {
+		if errors.Is(err, errOffline) {
+			return nil, status.Errorf(codes.FailedPrecondition, "growing volume %s on node %s: %v", id, d.cfg.NodeID, err)
+		}
+		return nil, status.Errorf(codes.Internal, "growing volume %s on node %s: %v", id, d.cfg.NodeID, err)
+	}
+	return &csi.NodeExpandVolumeResponse{CapacityBytes: r.Size}, nil
+}
+
+// deviceSize is that of the block device at a path.
+func deviceSize(path string) (int64, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	return f.Seek(0, io.SeekEnd)
+}
