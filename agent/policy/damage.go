@@ -130,11 +130,22 @@ func word(raw json.RawMessage) string {
 	var o struct {
 		Concat []json.RawMessage
 		Elem   *struct{ Val json.RawMessage }
+		Range  []string
+		Prefix *struct {
+			Addr string
+			Len  int
+		}
 	}
 	if json.Unmarshal(raw, &o) == nil {
 		switch {
 		case o.Elem != nil:
 			return word(o.Elem.Val)
+		case len(o.Range) == 2:
+			return o.Range[0] + "-" + o.Range[1]
+		case o.Prefix != nil:
+			if s, err := spanOf(fmt.Sprintf("%s/%d", o.Prefix.Addr, o.Prefix.Len)); err == nil {
+				return s.String()
+			}
 		case len(o.Concat) > 0:
 			var parts []string
 			for _, c := range o.Concat {
@@ -146,17 +157,20 @@ func word(raw json.RawMessage) string {
 	return string(raw)
 }
 
-// pair is "key : goto chain".
+// pair is "key : goto chain", or "key : jump chain".
 func pair(raw json.RawMessage) string {
 	var kv []json.RawMessage
 	if json.Unmarshal(raw, &kv) != nil || len(kv) != 2 {
 		return string(raw)
 	}
-	var verdict struct{ Goto struct{ Target string } }
-	if json.Unmarshal(kv[1], &verdict) != nil {
-		return string(raw)
+	var verdict struct{ Goto, Jump *struct{ Target string } }
+	switch err := json.Unmarshal(kv[1], &verdict); {
+	case err == nil && verdict.Goto != nil:
+		return word(kv[0]) + " : goto " + verdict.Goto.Target
+	case err == nil && verdict.Jump != nil:
+		return word(kv[0]) + " : jump " + verdict.Jump.Target
 	}
-	return word(kv[0]) + " : goto " + verdict.Goto.Target
+	return string(raw)
 }
 
 // replaced says which chain has other rules than it had at the last look; nil when none has.
@@ -193,6 +207,12 @@ func (t tableContents) differs(want ruleset) error {
 	maps.Copy(elements, want.selves)
 	for name, s := range want.sets {
 		elements[name] = s.elements
+	}
+	for name, owners := range want.owners {
+		elements[name] = map[string]bool{}
+		for address := range owners {
+			elements[name][address] = true
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(elements)) {
 		if !maps.Equal(t.elements[name], elements[name]) {

@@ -230,9 +230,9 @@ func FuzzBlock(f *testing.F) {
 // this node would have it think for minutes otherwise.
 func TestPoliciesInCommonAreCompiledOnce(t *testing.T) {
 	var policies []*policy
-	for i := range 200 {
+	for i := range 1000 {
 		p, err := read(&networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: fmt.Sprint("p", i)}, Spec: networkingv1.NetworkPolicySpec{
-			Ingress: []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: fmt.Sprintf("10.1.%d.0/24", i)}}}}}}})
+			Ingress: []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: fmt.Sprintf("10.%d.%d.0/25", i>>8, i&255)}}}}}}})
 		must(t, err)
 		policies = append(policies, p)
 	}
@@ -260,7 +260,7 @@ func TestReplacedRulesAreDamage(t *testing.T) {
 		must(t, err)
 		policies = append(policies, p)
 	}
-	it.applied, it.built = compile([]Pod{pod}, policies[:1]), true
+	it.applied, it.built = compile([]Pod{pod}, policies[:1]).withSets(nil, func(string) bool { return true }, nil), true
 	listing := func(verdict string, handle int) (out tableContents) {
 		var parts []string
 		for _, c := range baseChains {
@@ -283,6 +283,12 @@ func TestReplacedRulesAreDamage(t *testing.T) {
 			}
 		}
 		maps.Copy(out.elements, it.applied.selves)
+		for name, owners := range it.applied.owners {
+			out.elements[name] = map[string]bool{}
+			for address := range owners {
+				out.elements[name][address] = true
+			}
+		}
 		return out
 	}
 	for i, step := range []struct {

@@ -142,9 +142,9 @@ func TestRestartUnderTraffic(t *testing.T) {
 		}
 		passed <- n
 	}()
-	table := r.nft(t, "list", "table", "inet", Table)
+	table := r.nft(t, "-s", "list", "table", "inet", Table)
 	r.stop()
-	if after := r.nft(t, "list", "table", "inet", Table); after != table {
+	if after := r.nft(t, "-s", "list", "table", "inet", Table); after != table {
 		t.Error("the rules went with the agent")
 	}
 	// The checkpoint of the next agent lacks the policy that allows: what is in the kernel counts until it is confirmed.
@@ -201,8 +201,8 @@ func TestDamageIsMended(t *testing.T) {
 	for name := range r.tableNames(t) {
 		names = append(names, name)
 	}
-	damage := []string{"delete table inet " + Table, "flush table inet " + Table, "flush chain inet " + Table + " ingress-forward",
-		"delete element inet " + Table + " pods-i4 { 10.88.0.10 }", "add rule inet " + Table + " egress-forward accept"}
+	damage := []string{"delete table inet " + Table, "flush table inet " + Table, "flush chain inet " + Table + " forward",
+		"delete element inet " + Table + " pods-i4 { 10.88.0.10 }", "add rule inet " + Table + " sent accept"}
 	for _, n := range names {
 		if strings.HasPrefix(n, "group-4") || strings.HasPrefix(n, "ports-6") {
 			damage = append(damage, "flush set inet "+Table+" "+n)
@@ -233,12 +233,12 @@ func TestDamageIsMended(t *testing.T) {
 	r.putPods() // a turn after the one that mended last
 	r.settle(t)
 	const first = "established,related accept # handle "
-	chain := func() string { return r.nft(t, "-a", "list", "chain", "inet", Table, "ingress-sent") }
+	chain := func() string { return r.nft(t, "-a", "list", "chain", "inet", Table, "sent") }
 	_, handle, ok := strings.Cut(chain(), first)
 	if handle, _, _ = strings.Cut(handle, "\n"); !ok {
 		t.Fatal("the base chain's first rule is not found")
 	}
-	r.nft(t, "replace rule inet "+Table+" ingress-sent handle "+handle+" ct state established,related drop")
+	r.nft(t, "replace rule inet "+Table+" sent handle "+handle+" ct state established,related drop")
 	for deadline := time.Now().Add(patience); !strings.Contains(chain(), first); {
 		r.e.mu.Lock()
 		moved := r.e.moved

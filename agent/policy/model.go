@@ -3,7 +3,9 @@
 // addresses, so that a packet of a pod without policies costs one lookup each way and an established connection none.
 //
 // A connection is judged twice, as it leaves a pod of this node and as it reaches one, after the destination was
-// changed (the pod that a Service leads to counts) and before the source is. Pods with the same policies share a chain.
+// changed (the pod that a Service leads to counts) and before the source is. Pods with the same policies share a chain, in
+// which peers that may reach the same ports are one set, whichever policies say so: what a first packet costs does not
+// depend on how many policies there are.
 package policy
 
 import (
@@ -66,6 +68,7 @@ type policy struct {
 	selector       labels.Selector
 	ingress        *[]rule // nil: the policy says nothing of this direction
 	egress         *[]rule
+	named          bool // rules of ingress name ports: what they mean differs by pod
 }
 
 // rule lets through what matches one of its peers and one of its ports.
@@ -98,6 +101,7 @@ func read(p *networkingv1.NetworkPolicy) (*policy, error) {
 	for i := range p.Spec.Ingress {
 		from := &p.Spec.Ingress[i]
 		in = append(in, r.rule(from.From, from.Ports))
+		out.named = out.named || len(in[i].named) > 0
 	}
 	for i := range p.Spec.Egress {
 		to := &p.Spec.Egress[i]

@@ -16,19 +16,17 @@ type baseChain struct {
 	name     string
 	hook     knftables.BaseChainHook
 	priority string
-	way      direction
+	ways     []direction // that are judged, in this order
 }
 
-// Each way is judged in a chain of its own: one that accepts a packet says nothing for the other.
+// One chain judges both ways: what a pod may send returns to it and is judged by the pod that gets it.
 // What pods send to the node itself is judged where it comes in; what the node sends to its own pods, nowhere.
 // IPVS takes what is for a Service where it comes in, before the chain there, changes its destination and sends it as the
 // node would: there it is judged, by the source that is not the node's.
 var baseChains = []baseChain{
-	{"egress-forward", knftables.ForwardHook, "filter", directions[1]},
-	{"ingress-forward", knftables.ForwardHook, "filter + 1", directions[0]},
-	{"egress-local", knftables.InputHook, "filter + 120", directions[1]},
-	{"egress-sent", knftables.OutputHook, "filter", directions[1]},
-	{"ingress-sent", knftables.OutputHook, "filter + 1", directions[0]},
+	{"forward", knftables.ForwardHook, "filter", []direction{directions[1], directions[0]}},
+	{"local", knftables.InputHook, "filter + 120", []direction{directions[1]}},
+	{"sent", knftables.OutputHook, "filter", []direction{directions[1], directions[0]}},
 }
 
 // base adds table, maps and base chains where they are missing, and makes the rules of the latter anew.
@@ -39,6 +37,7 @@ func base(tx *knftables.Transaction, bridge string) {
 		tx.Add(&knftables.Set{Name: selves(f), Type: addr + " . " + addr})
 		for _, d := range directions {
 			tx.Add(&knftables.Map{Name: verdicts(d, f), Type: addr + " : verdict"})
+			tx.Add(&knftables.Set{Name: dropped(d, f), Type: addr + " ; counter"}) // each element counts
 		}
 	}
 	for _, c := range baseChains {
@@ -52,21 +51,19 @@ func base(tx *knftables.Transaction, bridge string) {
 }
 
 func baseRules(c baseChain, bridge string) []string {
-	own := "saddr"
-	if c.way.peer == own {
-		own = "daddr"
-	}
 	rules := []string{"ct state established,related accept"}
-	if c.hook == knftables.ForwardHook && c.way.letter == "e" {
+	if c.hook == knftables.ForwardHook {
 		// Pods have link-local addresses that no policy names: they are good for finding each other, and for nothing else.
 		from := `iifname "` + bridge + `" ip6 `
-		rules = append(rules, from+"saddr fe80::/10 "+exempt, from+"saddr fe80::/10 drop", from+"daddr fe80::/10 drop")
+		rules = append(rules, from+"saddr fe80::/10 "+exempt+"accept", from+"saddr fe80::/10 drop", from+"daddr fe80::/10 drop")
 	}
 	if c.hook == knftables.OutputHook {
 		rules = append(rules, "fib saddr type local accept")
 	}
-	for _, f := range families {
-		rules = append(rules, f.ip+" "+own+" vmap @"+verdicts(c.way, f))
+	for _, d := range c.ways {
+		for _, f := range families {
+			rules = append(rules, f.ip+" "+d.own+" vmap @"+verdicts(d, f))
+		}
 	}
 	return rules
 }
@@ -94,7 +91,7 @@ func rebuild(tx *knftables.Transaction, have map[string][]string, to ruleset, br
 	for _, f := range families {
 		kept[selves(f)] = true
 		for _, d := range directions {
-			kept[verdicts(d, f)] = true
+			kept[verdicts(d, f)], kept[dropped(d, f)] = true, true
 		}
 	}
 	for name := range to.chains {
@@ -141,6 +138,9 @@ func change(tx *knftables.Transaction, from, to ruleset) {
 	for _, name := range slices.Sorted(maps.Keys(to.selves)) {
 		changeElements(tx, name, from.selves[name], to.selves[name])
 	}
+	for _, name := range slices.Sorted(maps.Keys(to.owners)) {
+		changeOwners(tx, name, from.owners[name], to.owners[name])
+	}
 	for _, name := range slices.Sorted(maps.Keys(to.maps)) {
 		changeMap(tx, name, from.maps[name], to.maps[name])
 	}
@@ -170,7 +170,11 @@ func changeSet(tx *knftables.Transaction, name string, from, to *set) {
 	}
 	var old map[string]bool
 	if from == nil {
-		tx.Add(&knftables.Set{Name: name, Type: to.kind()})
+		s := &knftables.Set{Name: name, Type: to.kind()}
+		if len(to.spans) > 0 {
+			s.Flags = []knftables.SetFlag{knftables.IntervalFlag}
+		}
+		tx.Add(s)
 	} else {
 		old = from.elements
 	}
@@ -178,14 +182,35 @@ func changeSet(tx *knftables.Transaction, name string, from, to *set) {
 }
 
 func changeElements(tx *knftables.Transaction, name string, from, to map[string]bool) {
-	for _, e := range slices.Sorted(maps.Keys(from)) {
-		if !to[e] {
-			tx.Delete(&knftables.Element{Set: name, Key: strings.Split(e, " . ")})
+	for _, e := range lacking(from, to) {
+		tx.Delete(&knftables.Element{Set: name, Key: strings.Split(e, " . ")})
+	}
+	for _, e := range lacking(to, from) {
+		tx.Add(&knftables.Element{Set: name, Key: strings.Split(e, " . ")})
+	}
+}
+
+// lacking are the elements of one set that another lacks.
+func lacking(of, in map[string]bool) (out []string) {
+	for e := range of {
+		if !in[e] {
+			out = append(out, e)
 		}
 	}
-	for _, e := range slices.Sorted(maps.Keys(to)) {
-		if !from[e] {
-			tx.Add(&knftables.Element{Set: name, Key: strings.Split(e, " . ")})
+	slices.Sort(out)
+	return out
+}
+
+// changeOwners has what is counted for an address begin anew when it becomes another pod's.
+func changeOwners(tx *knftables.Transaction, name string, from, to map[string]string) {
+	for _, key := range slices.Sorted(maps.Keys(from)) {
+		if now, ok := to[key]; !ok || now != from[key] {
+			tx.Delete(&knftables.Element{Set: name, Key: []string{key}})
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(to)) {
+		if was, ok := from[key]; !ok || was != to[key] {
+			tx.Add(&knftables.Element{Set: name, Key: []string{key}})
 		}
 	}
 }

@@ -139,10 +139,10 @@ func (t *turn) apply(ctx context.Context, due agent.Changed, certain bool) error
 	}
 	to := t.applied
 	if shape {
-		to = compile(pods, t.e.read.all(t.e.cfg.Objects.NetworkPolicies(), t.e.cfg.Log))
+		to.shape = compile(pods, t.e.read.all(t.e.cfg.Objects.NetworkPolicies(), t.e.cfg.Log))
 	}
 	if shape || len(groups) > 0 {
-		to = to.withSets(t.applied.sets, func(g string) bool { return due.All || groups[g] }, t.e.cfg.Objects.AddressGroup)
+		to = to.shape.withSets(t.applied.sets, func(g string) bool { return due.All || groups[g] }, t.e.cfg.Objects.AddressGroup)
 	}
 	var err error
 	anew := !t.built
@@ -158,6 +158,10 @@ func (t *turn) apply(ctx context.Context, due agent.Changed, certain bool) error
 	if err != nil {
 		t.built = false // whatever is there: it is looked at
 		return err
+	}
+	if to.split > 0 && t.applied.split == 0 {
+		t.e.cfg.Log.Warn("there is no room to merge all groups that network policies name: more rules than usual are walked by the first packet of a connection",
+			"sets", to.split, "limit", mergedLimit)
 	}
 	t.applied, t.built, t.off, t.pods = to, true, false, pods
 	if anew { // what the table shows now is what was made

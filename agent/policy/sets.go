@@ -1,0 +1,279 @@
+package policy
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// ruleset is what the kernel should hold beyond the base.
+type ruleset struct {
+	shape
+	chains map[string][]string // rules in order
+	sets   map[string]*set
+	split  int // sets that would have been too large: each of their groups is asked by a rule of its own
+}
+
+// set is what a set of nftables holds. It is not changed once made.
+type set struct {
+	content
+	elements map[string]bool   // concatenations with " . "
+	parts    []map[string]bool // of each source
+}
+
+// content says what a set holds: what some groups hold, or blocks of addresses.
+type content struct {
+	six     bool
+	ports   bool     // of addresses with a protocol and port, not of addresses alone
+	sources []source // in order, none twice
+	spans   []string
+}
+
+// source is what a set takes from a group: its addresses, those with one of their ports that is called so, or with a port.
+type source struct {
+	group string
+	six   bool
+	named NamedPort // without a number
+	port  onePort
+}
+
+type onePort struct {
+	proto  string
+	number uint16
+}
+
+func (c *content) sort() {
+	slices.SortFunc(c.sources, func(a, b source) int {
+		return cmp.Or(cmp.Compare(a.group, b.group), cmp.Compare(a.named.Proto, b.named.Proto), cmp.Compare(a.named.Name, b.named.Name),
+			cmp.Compare(a.port.proto, b.port.proto), cmp.Compare(a.port.number, b.port.number))
+	})
+}
+
+// name follows from what the set holds: chains and directions that need the same share it.
+func (c content) name() string {
+	f := families[0]
+	if c.six {
+		f = families[1]
+	}
+	if len(c.spans) > 0 {
+		return "blocks-" + f.digit + "-" + id(c.spans...)
+	}
+	kind := "group-"
+	if c.ports {
+		kind = "ports-"
+	}
+	var words []string
+	for _, s := range c.sources {
+		words = append(words, s.group)
+		if c.ports {
+			words = append(words, s.named.Proto, s.named.Name, s.port.proto, fmt.Sprint(s.port.number))
+		}
+	}
+	return kind + f.digit + "-" + id(words...)
+}
+
+// kind is the nft type of the set.
+func (c content) kind() string {
+	kind := "ipv4_addr"
+	if c.six {
+		kind = "ipv6_addr"
+	}
+	if c.ports {
+		kind += " . inet_proto . inet_service"
+	}
+	return kind
+}
+
+// fill is what a source takes from its group as it is now; nil is a group that is not there, of which nobody is.
+func (s source) fill(group *v1.Endpoints) map[string]bool {
+	out := map[string]bool{}
+	if group == nil {
+		return out
+	}
+	for i := range group.Subsets {
+		part := &group.Subsets[i]
+		var suffixes []string
+		switch {
+		case s.port != onePort{}:
+			suffixes = []string{fmt.Sprintf(" . %s . %d", s.port.proto, s.port.number)}
+		case s.named == NamedPort{}:
+			suffixes = []string{""}
+		default:
+			for _, p := range part.Ports {
+				if p.Name == s.named.Name && protocol(p.Protocol) == s.named.Proto && p.Port > 0 && p.Port < 1<<16 {
+					suffixes = append(suffixes, fmt.Sprintf(" . %s . %d", s.named.Proto, p.Port))
+				}
+			}
+		}
+		if len(suffixes) == 0 {
+			continue
+		}
+		for _, list := range [][]v1.EndpointAddress{part.Addresses, part.NotReadyAddresses} {
+			for _, a := range list {
+				ip, err := netip.ParseAddr(a.IP)
+				if ip = ip.Unmap(); err != nil || ip.Is6() != s.six || ip.Zone() != "" {
+					continue
+				}
+				for _, suffix := range suffixes {
+					out[ip.String()+suffix] = true
+				}
+			}
+		}
+	}
+	return out
+}
+
+// filler fills sets from groups as they are now. What was filled before from groups that have not changed is taken over.
+type filler struct {
+	before  map[string]*set
+	changed func(group string) bool
+	group   func(name string) (*v1.Endpoints, bool)
+	parts   map[source]map[string]bool
+	limit   int // elements of all sets of several sources
+}
+
+// withSets returns the rules with all sets filled; those of before whose groups have not changed are taken over.
+func (r shape) withSets(before map[string]*set, changed func(group string) bool, group func(name string) (*v1.Endpoints, bool)) ruleset {
+	return r.filled(&filler{before, changed, group, map[source]map[string]bool{}, mergedLimit})
+}
+
+func (r shape) filled(f *filler) ruleset {
+	for _, s := range f.before {
+		for i, of := range s.sources {
+			if !f.changed(of.group) {
+				f.parts[of] = s.parts[i]
+			}
+		}
+	}
+	out := ruleset{shape: r, chains: make(map[string][]string, len(r.chains)), sets: make(map[string]*set, len(r.sets))}
+	large := f.tooLarge(r.sets)
+	for name, c := range r.sets {
+		if !large[name] {
+			out.sets[name] = f.set(name, c)
+		}
+	}
+	out.split = len(large)
+	for name, lines := range r.chains {
+		texts := make([]string, 0, len(lines))
+		for _, l := range lines {
+			if !large[l.set] {
+				texts = append(texts, l.text)
+				continue
+			}
+			for _, s := range l.instead {
+				texts = append(texts, s.text)
+				if out.sets[s.set] == nil {
+					out.sets[s.set] = f.set(s.set, s.of)
+				}
+			}
+		}
+		out.chains[name] = texts
+	}
+	return out
+}
+
+func (f *filler) part(of source) map[string]bool {
+	p, ok := f.parts[of]
+	if !ok {
+		g, _ := f.group(of.group)
+		p = of.fill(g)
+		f.parts[of] = p
+	}
+	return p
+}
+
+// tooLarge are the sets of several sources that there is no room for: the smallest come first.
+func (f *filler) tooLarge(sets map[string]content) map[string]bool {
+	type sized struct {
+		name string
+		size int
+	}
+	var all []sized
+	sum := 0
+	for name, c := range sets {
+		if len(c.sources) < 2 {
+			continue
+		}
+		s := sized{name: name}
+		for _, of := range c.sources {
+			s.size += f.size(of)
+		}
+		sum += s.size
+		all = append(all, s)
+	}
+	large := map[string]bool{}
+	if sum <= f.limit {
+		return large
+	}
+	slices.SortFunc(all, func(a, b sized) int { return cmp.Or(cmp.Compare(a.size, b.size), cmp.Compare(a.name, b.name)) })
+	sum = 0
+	for _, s := range all {
+		if sum += s.size; sum > f.limit {
+			large[s.name] = true
+		}
+	}
+	return large
+}
+
+// size is how many elements a source gives at most. What has ports is not made for that: it may be too large to be made.
+func (f *filler) size(of source) int {
+	if p, ok := f.parts[of]; ok {
+		return len(p)
+	}
+	of.port = onePort{}
+	return len(f.part(of))
+}
+
+// set fills one.
+func (f *filler) set(name string, c content) *set {
+	old := f.before[name]
+	if old != nil && !slices.ContainsFunc(c.sources, func(of source) bool { return f.changed(of.group) }) {
+		return old
+	}
+	out := &set{content: c}
+	if len(c.spans) > 0 {
+		out.elements = make(map[string]bool, len(c.spans))
+		for _, s := range c.spans {
+			out.elements[s] = true
+		}
+		return out
+	}
+	for _, of := range c.sources {
+		out.parts = append(out.parts, f.part(of))
+	}
+	switch {
+	case len(out.parts) == 1:
+		out.elements = out.parts[0]
+	case old != nil:
+		out.follow(old, f.changed)
+	default:
+		out.elements = map[string]bool{}
+		for _, p := range out.parts {
+			maps.Copy(out.elements, p)
+		}
+	}
+	return out
+}
+
+// follow derives the elements from those of before and from the parts that are others now.
+func (s *set) follow(old *set, changed func(group string) bool) {
+	s.elements = maps.Clone(old.elements)
+	for i, part := range s.parts {
+		if !changed(s.sources[i].group) {
+			continue
+		}
+		was := old.parts[i]
+		for e := range was {
+			if !part[e] && !slices.ContainsFunc(s.parts, func(p map[string]bool) bool { return p[e] }) {
+				delete(s.elements, e)
+			}
+		}
+		for e := range part {
+			s.elements[e] = true
+		}
+	}
+}
