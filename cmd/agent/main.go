@@ -12,10 +12,17 @@ import (
 
 	"keelson.dev/keelson/agent/network"
 	"keelson.dev/keelson/agent/node"
+	"keelson.dev/keelson/csi/local"
 	"keelson.dev/keelson/internal/memory"
 )
 
 func main() {
+	if len(os.Args) == 2 && os.Args[1] == local.GuardCommand {
+		if err := local.Guard(); err != nil {
+			fail(1, err.Error())
+		}
+		return
+	}
 	cfg := node.Flags(flag.CommandLine)
 	verbose := flag.Bool("verbose", false, "log every action")
 	flag.Parse()

@@ -15,6 +15,13 @@ import (
 
 func main() {
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	if len(os.Args) == 2 && os.Args[1] == local.GuardCommand {
+		if err := local.Guard(); err != nil {
+			log.Error(err.Error())
+			os.Exit(1)
+		}
+		return
+	}
 	host, _ := os.Hostname() // --node-id is there for machines without one
 	cfg := local.Config{Log: log}
 	flag.StringVar(&cfg.Name, "name", local.DriverName, "name of the driver")

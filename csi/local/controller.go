@@ -22,9 +22,6 @@ func (d *Driver) CreateVolume(ctx context.Context, q *csi.CreateVolumeRequest) (
 	if err := supported(q.GetVolumeCapabilities()...); err != nil {
 		return nil, err
 	}
-	if q.GetVolumeContentSource() != nil {
-		return nil, status.Error(codes.InvalidArgument, "volumes cannot be made from snapshots or other volumes")
-	}
 	for k := range q.GetParameters() {
 		return nil, status.Errorf(codes.InvalidArgument, "parameter %q of the class is not known: this driver has none", k)
 	}
@@ -39,11 +36,16 @@ func (d *Driver) CreateVolume(ctx context.Context, q *csi.CreateVolumeRequest) (
 	if err != nil {
 		return nil, err
 	}
-	defer d.locks.Lock(q.GetName())()
-	if size, err = d.make(ctx, q.GetName(), record{Size: size, Block: block}, q.GetCapacityRange()); err != nil {
+	if q.GetVolumeContentSource() != nil {
+		size, err = d.makeOf(ctx, q, size, block)
+	} else {
+		defer d.locks.Lock(q.GetName())()
+		size, err = d.make(ctx, q.GetName(), record{Size: size, Block: block}, q.GetCapacityRange())
+	}
+	if err != nil {
 		return nil, err
 	}
-	return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: q.GetName(), CapacityBytes: size,
+	return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: q.GetName(), CapacityBytes: size, ContentSource: q.GetVolumeContentSource(),
 		VolumeContext: map[string]string{sizedContext: "true"}, AccessibleTopology: []*csi.Topology{d.topology()}}}, nil
 }
 
@@ -57,13 +59,7 @@ func (d *Driver) make(ctx context.Context, id string, r record, want *csi.Capaci
 		return failed(err)
 	}
 	if known && have.Ready {
-		if most := want.GetLimitBytes(); have.Size < want.GetRequiredBytes() || most > 0 && have.Size > most {
-			return 0, status.Errorf(codes.AlreadyExists, "volume %s exists and has %d bytes", id, have.Size)
-		}
-		if have.Block != r.Block {
-			return 0, status.Errorf(codes.AlreadyExists, "volume %s exists, and is a block device: %v", id, have.Block)
-		}
-		return have.Size, nil
+		return have.Size, compatible(id, have, r, want)
 	}
 	// One at a time: room is what no other takes.
 	d.making.Lock()
@@ -73,7 +69,7 @@ func (d *Driver) make(ctx context.Context, id string, r record, want *csi.Capaci
 			return failed(err)
 		}
 	}
-	if err := d.fits(id, r.Size); err != nil {
+	if err := d.fits("volume "+id, r.Size); err != nil {
 		return 0, err
 	}
 	if err := d.keep(id, r); err != nil {
@@ -103,14 +99,28 @@ func (d *Driver) make(ctx context.Context, id string, r record, want *csi.Capaci
 	return r.Size, nil
 }
 
-// fits says why there is no room for more bytes.
-func (d *Driver) fits(id string, more int64) error {
+// compatible says why a volume that is there is not what is asked for.
+func compatible(id string, have, asked record, want *csi.CapacityRange) error {
+	if most := want.GetLimitBytes(); have.Size < want.GetRequiredBytes() || most > 0 && have.Size > most {
+		return status.Errorf(codes.AlreadyExists, "volume %s exists and has %d bytes", id, have.Size)
+	}
+	if have.Block != asked.Block {
+		return status.Errorf(codes.AlreadyExists, "volume %s exists, and is a block device: %v", id, have.Block)
+	}
+	if have.From != asked.From || have.FromRecord != asked.FromRecord {
+		return status.Errorf(codes.AlreadyExists, "volume %s exists and was made of something else", id)
+	}
+	return nil
+}
+
+// fits says why there is no room for more bytes. what is "volume x", or "snapshot x".
+func (d *Driver) fits(what string, more int64) error {
 	room, err := d.room()
 	if err != nil {
-		return status.Errorf(codes.Internal, "making room for volume %s: %v", id, err)
+		return status.Errorf(codes.Internal, "making room for %s: %v", what, err)
 	}
 	if more > room {
-		return status.Errorf(codes.ResourceExhausted, "volume %s wants %d MiB, and node %s has %d MiB left for volumes", id, more/mib, d.cfg.NodeID, room/mib)
+		return status.Errorf(codes.ResourceExhausted, "%s wants %d MiB, and node %s has %d MiB left for volumes", what, more/mib, d.cfg.NodeID, room/mib)
 	}
 	return nil
 }
@@ -248,7 +258,7 @@ func (d *Driver) ControllerExpandVolume(_ context.Context, q *csi.ControllerExpa
 	d.making.Lock()
 	defer d.making.Unlock()
 	if more := size - have.Size; more > 0 {
-		if err := d.fits(id, more); err != nil {
+		if err := d.fits("volume "+id, more); err != nil {
 			return nil, err
 		}
 		// Promised before it is taken: an end in between leaves no room counted twice.
@@ -288,7 +298,8 @@ func (d *Driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCa
 	var out []*csi.ControllerServiceCapability
 	for _, t := range []csi.ControllerServiceCapability_RPC_Type{csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
 		csi.ControllerServiceCapability_RPC_GET_CAPACITY, csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
-		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER} {
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT, csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS,
+		csi.ControllerServiceCapability_RPC_CLONE_VOLUME, csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER} {
 		out = append(out, &csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: t}}})
 	}
 	return &csi.ControllerGetCapabilitiesResponse{Capabilities: out}, nil

@@ -52,8 +52,18 @@ type Driver struct {
 	csi.UnimplementedControllerServer
 	csi.UnimplementedNodeServer
 	cfg    Config
-	locks  keylock.Locks // by volume
-	making sync.Mutex    // what takes room of the disk, one at a time
+	locks  keylock.Locks   // by volume
+	making sync.Mutex      // what takes room of the disk, one at a time
+	jobs   jobs            // copies
+	until  context.Context // the end of Run; nil before
+}
+
+// life is how long a copy may go on.
+func (d *Driver) life() context.Context {
+	if d.until == nil {
+		return context.Background()
+	}
+	return d.until
 }
 
 // New starts nothing.
@@ -71,6 +81,11 @@ func New(cfg Config) *Driver {
 func (d *Driver) Run(ctx context.Context) error {
 	if err := os.MkdirAll(d.cfg.Root, 0o711); err != nil {
 		return fmt.Errorf("CSI driver: %w", err)
+	}
+	d.until = ctx
+	defer d.jobs.running.Wait()
+	if err := d.thawAll(); err != nil {
+		d.cfg.Log.Error("looking for volumes that were left frozen", "err", err)
 	}
 	if err := os.MkdirAll(filepath.Dir(d.cfg.Socket), 0o750); err != nil {
 		return fmt.Errorf("CSI driver: %w", err)

@@ -24,7 +24,15 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-func TestMain(m *testing.M) { privatemounts.Main(m) }
+func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == GuardCommand {
+		if err := Guard(); err != nil {
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	privatemounts.Main(m)
+}
 
 // serve runs a driver until the test ends, or stop is called.
 func serve(t *testing.T, root, socket string) (stop func()) {

@@ -20,12 +20,12 @@ func (d *Driver) room() (int64, error) {
 	if err := unix.Statfs(d.cfg.Root, &fs); err != nil {
 		return 0, fmt.Errorf("free space of %s: %w", d.cfg.Root, err)
 	}
-	free := int64(fs.Bavail)*fs.Bsize - int64(fs.Blocks)*fs.Bsize/100*keptFree
+	sum, shared, err := d.promised()
+	if err != nil {
+		return 0, err
+	}
+	free := int64(fs.Bavail)*fs.Bsize - int64(fs.Blocks)*fs.Bsize/100*keptFree - shared
 	if d.cfg.Limit > 0 {
-		sum, err := d.promised()
-		if err != nil {
-			return 0, err
-		}
 		free = min(free, d.cfg.Limit-sum)
 	}
 	return max(0, free/mib*mib), nil
