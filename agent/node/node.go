@@ -72,14 +72,12 @@ func New(cfg Config) (*Node, error) {
 	}
 	n.part("session", n.session.Run)
 	n.csi = csi.NewRegistry(csi.RegistryConfig{Plugins: filepath.Join(cfg.StateDir, "plugins"), Registration: cfg.PluginRegistration, Log: cfg.Log.With("part", "csi")})
-	if s, ok := n.session.(interface{ ServeDrivers(agent.DriverCalls) }); ok {
-		s.ServeDrivers(n.csi)
-	}
 	images := n.images()
 	runtime, written := n.runtime(images)
-	volumes := cfg.Volumes
+	volumes, calls := cfg.Volumes, agent.DriverCalls(n.csi)
 	if volumes == nil {
-		volumes = volume.New(volume.Config{Paths: cfg.paths(), Objects: n.session, CSI: n.csi, Allocatable: func() v1.ResourceList { return n.facts.node().Status.Allocatable }, Log: cfg.Log.With("part", "volumes")})
+		own := volume.New(volume.Config{Paths: cfg.paths(), Objects: n.session, CSI: n.csi, Allocatable: func() v1.ResourceList { return n.facts.node().Status.Allocatable }, Log: cfg.Log.With("part", "volumes")})
+		volumes, calls = own, own
 		n.own("csi", func(ctx context.Context) error {
 			if err := n.shareKubelet(); err != nil {
 				return err
@@ -87,6 +85,9 @@ func New(cfg Config) (*Node, error) {
 			return n.csi.Run(ctx)
 		})
 		n.localVolumes()
+	}
+	if s, ok := n.session.(interface{ ServeDrivers(agent.DriverCalls) }); ok {
+		s.ServeDrivers(calls)
 	}
 	dev, drivers, plugins := n.deviceParts()
 	prober := cfg.Prober

@@ -96,6 +96,12 @@ func DriverController(calls api.NodeDrivers, node, driver string) csi.Controller
 	return csi.NewControllerClient(onNode{calls, node, driver})
 }
 
+// DriverNode calls the Node service of a driver on a node, as far as the node's agent passes such calls on: for the growth
+// of volumes that it has mounted, of which it knows where they are.
+func DriverNode(calls api.NodeDrivers, node, driver string) csi.NodeClient {
+	return csi.NewNodeClient(onNode{calls, node, driver})
+}
+
 // onNode is a connection whose calls the node's agent passes on.
 type onNode struct {
 	calls        api.NodeDrivers

@@ -34,7 +34,11 @@ type drivers struct {
 	err     error              // of every call
 	mute    bool               // calls are made, and their answers lost
 	flaky   *rand.Rand         // loses calls before or after they were made; nil = no
+	onNodes error              // volumes have to grow on nodes as well, which answer so; nil = no
 }
+
+// errGrows is the answer of a node that does grow a volume.
+var errGrows = errors.New("it grows")
 
 type onDisk struct {
 	node string
@@ -139,8 +143,24 @@ func (d *drivers) do(node, method string, request []byte) (proto.Message, error)
 			v = &onDisk{node: node}
 			d.volumes[q.VolumeId] = v
 		}
+		if q.CapacityRange.RequiredBytes > 1<<50 {
+			return nil, status.Error(codes.OutOfRange, "there is no such disk")
+		}
 		v.size = max(v.size, q.CapacityRange.RequiredBytes)
-		return &csi.ControllerExpandVolumeResponse{CapacityBytes: v.size}, nil
+		return &csi.ControllerExpandVolumeResponse{CapacityBytes: v.size, NodeExpansionRequired: d.onNodes != nil}, nil
+	case "NodeExpandVolume":
+		q := &csi.NodeExpandVolumeRequest{}
+		if err := proto.Unmarshal(request, q); err != nil {
+			return nil, err
+		}
+		if v := d.volumes[q.VolumeId]; v == nil || v.size < q.CapacityRange.RequiredBytes {
+			return nil, status.Errorf(codes.Internal, "volume %s is grown on node %s before it is larger", q.VolumeId, node)
+		}
+		if !errors.Is(d.onNodes, errGrows) {
+			return nil, d.onNodes
+		}
+		d.volumes[q.VolumeId].node = node
+		return &csi.NodeExpandVolumeResponse{}, nil
 	case "GetCapacity":
 		return &csi.GetCapacityResponse{AvailableCapacity: max(0, left)}, nil
 	}

@@ -2,10 +2,15 @@ package controllers_test
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
@@ -101,5 +106,46 @@ func TestClaimsGrowUnderFailures(t *testing.T) {
 			}
 		}
 		w.claimIs("own", has("13Gi"))
+	})
+}
+
+// What nodes have of a volume grows after it where a pod has it mounted, and not before; what a node says is told; who
+// asked for too much may ask for less.
+func TestClaimsGrowOnNodes(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})
+		w.driverOn("w1", "w2", "w3")
+		w.drivers.set(func() { w.drivers.onNodes = status.Error(codes.FailedPrecondition, "not while it is mounted") })
+		w.create(driven("own", "local.csi.keelson.dev"))
+		w.create(claim("own", "1Gi"))
+		w.boundTo("own")
+		w.wants("own", "900Pi")
+		says := func(state corev1.ClaimResourceStatus, kind corev1.PersistentVolumeClaimConditionType, words string) {
+			t.Helper()
+			w.claimIs("own", func(c *corev1.PersistentVolumeClaim) bool {
+				return c.Status.AllocatedResourceStatuses[corev1.ResourceStorage] == state && slices.ContainsFunc(c.Status.Conditions, func(c corev1.PersistentVolumeClaimCondition) bool {
+					return c.Type == kind && strings.Contains(c.Message, words)
+				})
+			})
+		}
+		says(corev1.PersistentVolumeClaimControllerResizeInfeasible, corev1.PersistentVolumeClaimControllerResizeError, "there is no such disk")
+		w.wants("own", "3Gi")
+		says(corev1.PersistentVolumeClaimNodeResizePending, corev1.PersistentVolumeClaimFileSystemResizePending, "")
+		time.Sleep(10 * time.Minute)
+		w.atRest()
+		if m := w.drivers.get("own"); m.size != 3<<30 || m.node == "w2" {
+			t.Errorf("before a pod has it: %+v", m)
+		}
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "user"}, Spec: corev1.PodSpec{NodeName: "w2",
+			Containers: []corev1.Container{{Name: "c", Image: "i"}}, Volumes: []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
+				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "own"}}}}}}
+		w.create(p)
+		says(corev1.PersistentVolumeClaimNodeResizePending, corev1.PersistentVolumeClaimNodeResizeError, "not while it is mounted")
+		w.drivers.set(func() { w.drivers.onNodes = errGrows })
+		w.claimIs("own", has("3Gi"))
+		if m := w.drivers.get("own"); m.node != "w2" {
+			t.Errorf("it was grown on %s", m.node)
+		}
+		w.event("FileSystemResizeSuccessful", "volume own has 3Gi, and so has what its node has of it")
 	})
 }

@@ -27,22 +27,31 @@ func bound(asks, driver string) (*corev1.PersistentVolumeClaim, *corev1.Persiste
 	return c, v
 }
 
-// grow takes steps until there is none, with the states that the claim was in.
-func grow(t *testing.T, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) (steps []string) {
+var now = time.Unix(1, 0)
+
+func own(v *corev1.PersistentVolume) bool {
+	return v.Spec.CSI != nil && v.Spec.CSI.Driver == local.DriverName
+}
+
+// grow takes steps until there is none, with the states that the claim was in. byNodes says that nodes have a part.
+func grow(t *testing.T, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, byNodes bool) (steps []string) {
 	for range 10 {
-		s := Plan(c, v, v.Spec.CSI != nil && v.Spec.CSI.Driver == local.DriverName, time.Unix(1, 0))
+		s := Plan(c, v, own(v), now)
+		word := "volume "
 		switch {
-		case s.Status != nil && s.Volume != nil:
-			t.Fatal("two writes in one step")
-		case s.Status != nil:
-			c.Status = *s.Status
-			steps = append(steps, string(c.Status.AllocatedResourceStatuses[corev1.ResourceStorage])+" "+s.Reason)
-		case s.Volume != nil:
-			v = s.Volume
-			steps = append(steps, "volume")
-		default:
+		case s.Grow:
+			v.Spec.Capacity = storage(c.Spec.Resources.Requests.Storage().String())
+			s = Grown(c, v, byNodes, now)
+		case s.OnNodes:
+			word = "nodes "
+			s = settled(c, v.Spec.Capacity)
+		case s.Status == nil:
 			return steps
+		default:
+			word = ""
 		}
+		c.Status = *s.Status
+		steps = append(steps, word+string(c.Status.AllocatedResourceStatuses[corev1.ResourceStorage])+" "+s.Reason)
 	}
 	t.Fatal("it does not come to rest")
 	return nil
@@ -50,8 +59,8 @@ func grow(t *testing.T, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVol
 
 func TestOwnVolumesGrow(t *testing.T) {
 	c, v := bound("3Gi", local.DriverName)
-	want := []string{"ControllerResizeInProgress Resizing", "volume", " VolumeResizeSuccessful"}
-	if steps := grow(t, c, v); !equality.Semantic.DeepEqual(steps, want) {
+	want := []string{"ControllerResizeInProgress Resizing", "volume  VolumeResizeSuccessful"}
+	if steps := grow(t, c, v, false); !equality.Semantic.DeepEqual(steps, want) {
 		t.Errorf("steps %q", steps)
 	}
 	wanted := corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound, Capacity: storage("3Gi"), AllocatedResources: storage("3Gi")}
@@ -60,20 +69,20 @@ func TestOwnVolumesGrow(t *testing.T) {
 	}
 	// Half way the claim says what goes on, and another wish changes it.
 	c, v = bound("3Gi", local.DriverName)
-	c.Status = *Plan(c, v, v.Spec.CSI != nil && v.Spec.CSI.Driver == local.DriverName, time.Unix(1, 0)).Status
+	c.Status = *Plan(c, v, own(v), now).Status
 	if n := len(c.Status.Conditions); n != 1 || c.Status.Conditions[0].Type != corev1.PersistentVolumeClaimResizing {
 		t.Errorf("conditions %+v", c.Status.Conditions)
 	}
 	c.Spec.Resources.Requests = storage("5Gi")
-	grow(t, c, v)
+	grow(t, c, v, false)
 	if !equality.Semantic.DeepEqual(c.Status.Capacity, storage("5Gi")) || len(c.Status.Conditions) != 0 {
 		t.Errorf("%+v", c.Status)
 	}
 	// Or it is taken back before the volume has grown.
 	c, v = bound("3Gi", local.DriverName)
-	c.Status = *Plan(c, v, v.Spec.CSI != nil && v.Spec.CSI.Driver == local.DriverName, time.Unix(1, 0)).Status
+	c.Status = *Plan(c, v, own(v), now).Status
 	c.Spec.Resources.Requests = storage("1Gi")
-	grow(t, c, v)
+	grow(t, c, v, false)
 	wanted = corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound, Capacity: storage("1Gi"), AllocatedResources: storage("1Gi")}
 	if !equality.Semantic.DeepEqual(c.Status, wanted) {
 		t.Errorf("%+v", c.Status)
@@ -96,27 +105,97 @@ func TestOthersAreLeftAlone(t *testing.T) {
 		for _, driver := range []string{local.DriverName, "other"} {
 			c, v := bound("3Gi", driver)
 			change(c, v)
-			if s := Plan(c, v, v.Spec.CSI != nil && v.Spec.CSI.Driver == local.DriverName, time.Unix(1, 0)); s != (Step{}) {
+			if s := Plan(c, v, own(v), now); s != (Step{}) {
 				t.Errorf("%s: %+v", name, s)
 			}
 		}
 	}
 	c, v := bound("3Gi", "other.example.com")
-	c.Status.AllocatedResourceStatuses = map[corev1.ResourceName]corev1.ClaimResourceStatus{corev1.ResourceStorage: corev1.PersistentVolumeClaimNodeResizePending}
 	want := Step{Reason: "ExternalExpanding", Message: "waiting for an external controller to expand volume v to 3Gi: that of CSI driver other.example.com"}
-	if s := Plan(c, v, v.Spec.CSI != nil && v.Spec.CSI.Driver == local.DriverName, time.Unix(1, 0)); s != want {
+	if s := Plan(c, v, own(v), now); s != want {
 		t.Errorf("%+v", s)
 	}
 	v.Spec.CSI, v.Spec.HostPath = nil, &corev1.HostPathVolumeSource{}
 	want.Message = "waiting for an external controller to expand volume v to 3Gi: nothing in this cluster grows volumes of its kind"
-	if s := Plan(c, v, v.Spec.CSI != nil && v.Spec.CSI.Driver == local.DriverName, time.Unix(1, 0)); s != want {
+	if s := Plan(c, v, own(v), now); s != want {
 		t.Errorf("%+v", s)
 	}
-	v.Spec.Capacity = storage("3Gi") // its resizer has been there: the rest is the node's
-	if s := Plan(c, v, v.Spec.CSI != nil && v.Spec.CSI.Driver == local.DriverName, time.Unix(1, 0)); s != (Step{}) {
+	v.Spec.Capacity = storage("3Gi")
+	if s := Plan(c, v, own(v), now); s != (Step{}) {
 		t.Errorf("%+v", s)
 	}
-	if s := Plan(c, nil, false, time.Unix(1, 0)); s != (Step{}) {
+	if s := Plan(c, nil, false, now); s != (Step{}) {
+		t.Errorf("%+v", s)
+	}
+}
+
+// What is left for nodes is asked of them, whoever has made the volume larger; the claim says so meanwhile.
+func TestNodesFollow(t *testing.T) {
+	c, v := bound("3Gi", local.DriverName)
+	want := []string{"ControllerResizeInProgress Resizing", "volume NodeResizePending FileSystemResizeRequired", "nodes  "}
+	if steps := grow(t, c, v, true); !equality.Semantic.DeepEqual(steps, want) {
+		t.Errorf("steps %q", steps)
+	}
+	if !equality.Semantic.DeepEqual(c.Status, corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound, Capacity: storage("3Gi"), AllocatedResources: storage("3Gi")}) {
+		t.Errorf("%+v", c.Status)
+	}
+	// The resizer of another driver has made it larger, in the words of today and of before.
+	for _, mark := range []func(*corev1.PersistentVolumeClaimStatus){
+		func(s *corev1.PersistentVolumeClaimStatus) { state(s, corev1.PersistentVolumeClaimNodeResizePending) },
+		func(s *corev1.PersistentVolumeClaimStatus) {
+			condition(s, corev1.PersistentVolumeClaimFileSystemResizePending, "", now)
+		},
+	} {
+		c, v = bound("3Gi", "other.example.com")
+		v.Spec.Capacity = storage("3Gi")
+		mark(&c.Status)
+		if s := Plan(c, v, false, now); s != (Step{OnNodes: true}) {
+			t.Errorf("%+v: %+v", c.Status, s)
+		}
+	}
+	// More is asked for before the nodes have done it: first the volume, then they.
+	c, v = bound("3Gi", local.DriverName)
+	v.Spec.Capacity = storage("3Gi")
+	c.Status = *Grown(c, v, true, now).Status
+	c.Spec.Resources.Requests = storage("4Gi")
+	if s := Plan(c, v, true, now); s.Status == nil || s.Status.AllocatedResourceStatuses[corev1.ResourceStorage] != corev1.PersistentVolumeClaimControllerResizeInProgress {
+		t.Errorf("%+v", s)
+	}
+}
+
+// A claim that asked for what cannot be is told so, and gets what it asks for instead (RecoverVolumeExpansionFailure).
+func TestInfeasible(t *testing.T) {
+	c, v := bound("900Ti", local.DriverName)
+	c.Status = *Plan(c, v, true, now).Status
+	c.Status = *Failed(c, false, true, "too much", now).Status
+	if st := c.Status.AllocatedResourceStatuses[corev1.ResourceStorage]; st != corev1.PersistentVolumeClaimControllerResizeInfeasible || len(c.Status.Conditions) != 2 ||
+		c.Status.Conditions[1].Type != corev1.PersistentVolumeClaimControllerResizeError || c.Status.Conditions[1].Message != "too much" {
+		t.Errorf("%+v", c.Status)
+	}
+	if s := Failed(c, false, true, "too much", now.Add(time.Hour)); s != (Step{}) {
+		t.Errorf("told again: %+v", s)
+	}
+	if s := Plan(c, v, true, now); s != (Step{Grow: true}) {
+		t.Errorf("it is not tried again: %+v", s)
+	}
+	c.Spec.Resources.Requests = storage("2Gi")
+	grow(t, c, v, false)
+	if !equality.Semantic.DeepEqual(c.Status, corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound, Capacity: storage("2Gi"), AllocatedResources: storage("2Gi")}) {
+		t.Errorf("%+v", c.Status)
+	}
+	// On a node it is over: only another size begins again.
+	c, v = bound("3Gi", local.DriverName)
+	v.Spec.Capacity = storage("3Gi")
+	c.Status = *Grown(c, v, true, now).Status
+	c.Status = *Failed(c, true, true, "never", now).Status
+	if len(c.Status.Conditions) != 2 || c.Status.Conditions[1].Type != corev1.PersistentVolumeClaimNodeResizeError {
+		t.Errorf("%+v", c.Status.Conditions)
+	}
+	if s := Plan(c, v, true, now); s != (Step{}) {
+		t.Errorf("%+v", s)
+	}
+	c.Spec.Resources.Requests = storage("4Gi")
+	if s := Plan(c, v, true, now); s.Status == nil {
 		t.Errorf("%+v", s)
 	}
 }

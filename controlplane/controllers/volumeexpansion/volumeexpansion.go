@@ -3,6 +3,7 @@ package volumeexpansion
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -26,6 +27,8 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 	drivers, csiNodes := client.Informer[*storagev1.CSIDriver](d.Informers), client.Informer[*storagev1.CSINode](d.Informers)
 	nodes := client.Informer[*corev1.Node](d.Informers)
 	claims, volumes := client.Informer[*corev1.PersistentVolumeClaim](d.Informers), client.Informer[*corev1.PersistentVolume](d.Informers)
+	pods := client.Informer[*corev1.Pod](d.Informers)
+	controllers.Index(pods, controllers.PodClaimIndex, controllers.PodClaims)
 	return &controllers.Controller{
 		Name:    "expand-controller",
 		Workers: 2,
@@ -43,6 +46,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 				}
 				return []controllers.Key{{Namespace: ref.Namespace, Name: ref.Name}}
 			}),
+			controllers.OnInformer(pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key { return waitingFor(claims, c) }),
 			// What is not done yet is tried again by itself.
 			controllers.OnInformer(drivers, func(controllers.Change[*storagev1.CSIDriver]) []controllers.Key { return nil }),
 			controllers.OnInformer(csiNodes, func(controllers.Change[*storagev1.CSINode]) []controllers.Key { return nil }),
@@ -52,16 +56,35 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 			{APIGroups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: []string{"get", "list", "update", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims/status"}, Verbs: []string{"update"}},
-			{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"nodes", "pods"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{"storage.k8s.io"}, Resources: []string{"csidrivers", "csinodes"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
-			g := &grower{term: t, calls: calls, drivers: drivers, csiNodes: csiNodes, nodes: nodes, claims: controllers.ViewOf[*corev1.PersistentVolumeClaim](t, claims),
+			g := &grower{term: t, calls: calls, drivers: drivers, csiNodes: csiNodes, nodes: nodes, pods: pods, claims: controllers.ViewOf[*corev1.PersistentVolumeClaim](t, claims),
 				volumes: controllers.ViewOf[*corev1.PersistentVolume](t, volumes), told: map[controllers.Key]string{}}
 			return g.reconcile
 		},
 	}
+}
+
+// waitingFor maps a pod that has its volumes to those of its claims that wait for a node.
+func waitingFor(claims cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) (keys []controllers.Key) {
+	if c.Type == controllers.Deleted || !mounts(c.New) {
+		return nil
+	}
+	for _, name := range controllers.PodClaims(c.New) {
+		name = name[len(c.New.Namespace)+1:]
+		if pvc, ok := controllers.Cached[*corev1.PersistentVolumeClaim](claims, c.New.Namespace, name); ok && onNodes(pvc) {
+			keys = append(keys, controllers.Key{Namespace: pvc.Namespace, Name: pvc.Name})
+		}
+	}
+	return keys
+}
+
+// mounts says that a pod's node has its volumes: its containers run.
+func mounts(p *corev1.Pod) bool {
+	return p.Spec.NodeName != "" && p.Status.Phase == corev1.PodRunning
 }
 
 // grower is the thin shell of one leadership.
@@ -69,7 +92,7 @@ type grower struct {
 	term  *controllers.Term
 	calls api.NodeDrivers
 
-	drivers, csiNodes, nodes cache.SharedIndexInformer
+	drivers, csiNodes, nodes, pods cache.SharedIndexInformer
 
 	claims  *controllers.View[*corev1.PersistentVolumeClaim]
 	volumes *controllers.View[*corev1.PersistentVolume]
@@ -81,27 +104,49 @@ type grower struct {
 func (g *grower) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	c, ok := g.claims.Get(key.Namespace, key.Name)
 	var step Step
+	var v *corev1.PersistentVolume
 	if ok {
-		v, _ := g.volumes.Get("", c.Spec.VolumeName)
+		v, _ = g.volumes.Get("", c.Spec.VolumeName)
 		step = Plan(c, v, g.served(v), g.term.Now())
 	}
 	waits := ""
-	if step.Status == nil && step.Volume == nil {
+	if step.Status == nil && !step.Grow && !step.OnNodes {
 		waits = step.Message
 	}
 	if !g.isNew(key, waits) {
 		return 0, nil // it goes on waiting, or there is nothing to do
 	}
-	if err := g.write(ctx, c, step); err != nil {
+	var err error
+	switch {
+	case step.Grow:
+		err = g.grow(ctx, c, v.DeepCopy())
+	case step.OnNodes:
+		err = g.growOnNodes(ctx, c, v)
+	default:
+		err = g.note(ctx, c, step)
+	}
+	if err != nil {
 		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 			return 0, controllers.Race("%s: %w", key, err)
 		}
 		return 0, fmt.Errorf("growing the volume of claim %s: %w", key, err)
 	}
+	return 0, nil
+}
+
+// note writes what a claim is to be told, and tells of it.
+func (g *grower) note(ctx context.Context, c *corev1.PersistentVolumeClaim, step Step) error {
+	if step.Status != nil {
+		next := c.DeepCopy()
+		next.Status = *step.Status
+		if err := wrote(g.claims)(client.UpdateStatus(ctx, g.term.Client, next)); err != nil {
+			return err
+		}
+	}
 	if step.Reason != "" {
 		g.term.Events.Event(c, corev1.EventTypeNormal, step.Reason, step.Message)
 	}
-	return 0, nil
+	return nil
 }
 
 func (g *grower) served(v *corev1.PersistentVolume) bool {
@@ -117,29 +162,110 @@ const mostNodes = 32
 
 // grow has the driver grow a volume to what the claim asks for, and notes what it has then.
 func (g *grower) grow(ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) error {
+	got, byNodes, err := g.expand(ctx, c, v)
+	if err != nil {
+		return g.failed(ctx, c, v, false, err)
+	}
+	if has := v.Spec.Capacity[corev1.ResourceStorage]; got.Cmp(has) > 0 {
+		v.Spec.Capacity[corev1.ResourceStorage] = got
+		if v, err = client.Update(ctx, g.term.Client, v); err != nil {
+			return err
+		}
+		g.volumes.Wrote(v)
+	}
+	return g.note(ctx, c, Grown(c, v, byNodes, g.term.Now()))
+}
+
+// expand calls the driver.
+func (g *grower) expand(ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) (got resource.Quantity, byNodes bool, err error) {
+	want := c.Spec.Resources.Requests[corev1.ResourceStorage]
 	nodes, err := controllers.NodesReaching(v, g.csiNodes, g.nodes)
 	if err != nil {
-		return err
+		return got, false, err
 	}
-	want, node := c.Spec.Resources.Requests[corev1.ResourceStorage], ""
+	q := &csi.ControllerExpandVolumeRequest{VolumeId: v.Spec.CSI.VolumeHandle, CapacityRange: &csi.CapacityRange{RequiredBytes: want.Value()}}
+	if v.Spec.VolumeMode != nil && *v.Spec.VolumeMode == corev1.PersistentVolumeBlock {
+		q.VolumeCapability = &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
+			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}}
+	}
+	node := ""
 	var res *csi.ControllerExpandVolumeResponse
 	// Volumes written by hand may not say on which node they are.
 	for _, node = range nodes[:min(len(nodes), mostNodes)] {
-		res, err = controllers.DriverController(g.calls, node, v.Spec.CSI.Driver).ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
-			VolumeId: v.Spec.CSI.VolumeHandle, CapacityRange: &csi.CapacityRange{RequiredBytes: want.Value()}})
+		res, err = controllers.DriverController(g.calls, node, v.Spec.CSI.Driver).ControllerExpandVolume(ctx, q)
 		if status.Code(err) != codes.NotFound {
 			break
 		}
 	}
 	switch {
+	case status.Code(err) == codes.Unimplemented: // it grows volumes on nodes alone
+		return want, true, nil
 	case err != nil:
-		return fmt.Errorf("node %s: %w", node, err)
-	case res.GetNodeExpansionRequired():
-		return fmt.Errorf("CSI driver %s wants the node to grow the file system, which nodes do not: install the driver's own resizer and a driver that grows mounted volumes by itself", v.Spec.CSI.Driver)
+		return got, false, fmt.Errorf("node %s: %w", node, err)
 	case res.GetCapacityBytes() > want.Value():
-		v.Spec.Capacity[corev1.ResourceStorage] = *resource.NewQuantity(res.GetCapacityBytes(), resource.BinarySI)
+		want = *resource.NewQuantity(res.GetCapacityBytes(), resource.BinarySI)
 	}
-	return nil
+	return want, res.GetNodeExpansionRequired(), nil
+}
+
+// growOnNodes has every node where pods use the volume make use of all of it. While there is none, the claim waits: the
+// node that mounts it next does so, and is asked then.
+func (g *grower) growOnNodes(ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) error {
+	if g.calls == nil {
+		return nil
+	}
+	var nodes []string
+	for _, p := range controllers.CachedBy[*corev1.Pod](g.pods, controllers.PodClaimIndex, c.Namespace+"/"+c.Name) {
+		if mounts(p) && !slices.Contains(nodes, p.Spec.NodeName) {
+			nodes = append(nodes, p.Spec.NodeName)
+		}
+	}
+	if len(nodes) == 0 {
+		return nil
+	}
+	slices.Sort(nodes)
+	size := v.Spec.Capacity[corev1.ResourceStorage]
+	for _, node := range nodes {
+		_, err := controllers.DriverNode(g.calls, node, v.Spec.CSI.Driver).NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{
+			VolumeId: v.Spec.CSI.VolumeHandle, CapacityRange: &csi.CapacityRange{RequiredBytes: size.Value()}})
+		if err != nil {
+			return g.failed(ctx, c, v, true, fmt.Errorf("node %s: %w", node, err))
+		}
+	}
+	step := settled(c, v.Spec.Capacity)
+	step.Reason, step.Message = "FileSystemResizeSuccessful", fmt.Sprintf("volume %s has %s, and so has what its node has of it", v.Name, size.String())
+	return g.note(ctx, c, step)
+}
+
+// failed tells of a driver's no, and returns it.
+func (g *grower) failed(ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, byNode bool, err error) error {
+	words := fmt.Sprintf("resize volume %s failed: %s", v.Name, controllers.Words(err))
+	g.term.Events.Event(c, corev1.EventTypeWarning, "VolumeResizeFailed", words)
+	if !said(err) {
+		return err
+	}
+	if noted := g.note(ctx, c, Failed(c, byNode, infeasible(err), words, g.term.Now())); noted != nil {
+		return noted
+	}
+	return err
+}
+
+// said says of an error that a driver has answered, and will say the same of the same call for now.
+func said(err error) bool {
+	switch status.Code(err) {
+	case codes.Unknown, codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Aborted:
+		return false
+	}
+	return true
+}
+
+// infeasible says of an error that it will be the same however often the driver is asked for as much.
+func infeasible(err error) bool {
+	switch status.Code(err) {
+	case codes.InvalidArgument, codes.OutOfRange, codes.NotFound:
+		return true
+	}
+	return false
 }
 
 // isNew says whether a claim waits for something else than it was told of, or does not wait.
@@ -152,23 +278,6 @@ func (g *grower) isNew(key controllers.Key, waits string) bool {
 		g.told[key] = waits
 	}
 	return waits == "" || waits != before
-}
-
-func (g *grower) write(ctx context.Context, c *corev1.PersistentVolumeClaim, step Step) error {
-	switch {
-	case step.Status != nil:
-		next := c.DeepCopy()
-		next.Status = *step.Status
-		return wrote(g.claims)(client.UpdateStatus(ctx, g.term.Client, next))
-	case step.Volume != nil:
-		if err := g.grow(ctx, c, step.Volume); err != nil {
-			g.term.Events.Event(c, corev1.EventTypeWarning, "VolumeResizeFailed",
-				fmt.Sprintf("resize volume %s failed: %s", step.Volume.Name, controllers.Words(err)))
-			return err
-		}
-		return wrote(g.volumes)(client.Update(ctx, g.term.Client, step.Volume))
-	}
-	return nil
 }
 
 // wrote shows a view what was written through it: what comes next is decided by that.
