@@ -71,6 +71,7 @@ func (x *session) ackPod(uid types.UID) {
 // writeStatus writes the status when it differs from what is stored. nil also means that it can never
 // be written: the pod is gone, is another one of the same name, or is not this node's.
 func (x *session) writeStatus(ctx context.Context, namespace, name string, uid types.UID, reported *v1.PodStatus) error {
+	x.says(uid, reported)
 	pod, ok := x.newest(namespace, name, uid)
 	for range 5 {
 		if !ok {
@@ -202,6 +203,7 @@ func (x *session) podGone(m *fleetv1.PodGone) error {
 		}
 		x.mu.Lock()
 		delete(x.echoes, uid)
+		delete(x.said, uid)
 		x.mu.Unlock()
 		x.ackPod(uid)
 		return nil

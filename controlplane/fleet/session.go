@@ -50,8 +50,9 @@ type session struct {
 	outbox []*fleetv1.ControlMessage
 	facts  *v1.Node
 	echoes map[types.UID]echo
-	heard  time.Time // of the last message up; monotonic
-	tokens int       // token requests in flight
+	said   map[types.UID]v1.ConditionStatus // whether its pods are ready, as it told last
+	heard  time.Time                        // of the last message up; monotonic
+	tokens int                              // token requests in flight
 }
 
 // echo is a status write of this session: the pod went from one revision to the next by it.
@@ -92,7 +93,7 @@ func (s *Server) Session(stream fleetv1.Fleet_SessionServer) error {
 		api:  s.cfg.Client.As(api.NodeUser(node)),
 		work: newWork(ctx, 16), end: end,
 		wake: make(chan struct{}, 1), dirty: make(map[key]struct{}), echoes: make(map[types.UID]echo),
-		heard: time.Now(),
+		said: make(map[types.UID]v1.ConditionStatus), heard: time.Now(),
 	}
 	grumble := &complaints{log: sess.log}
 	sess.work.fails = func(key string, tries int, err error) { grumble.note(key, tries, err, time.Now()) }
@@ -270,6 +271,7 @@ func (x *session) send(ctx context.Context, has resumption) error {
 		if err != nil {
 			return fmt.Errorf("fleet: assignment of node %s: %w", x.node, err)
 		}
+		x.uphold(keys)
 		parts := c.parts(full)
 		for _, set := range parts {
 			if err := x.tell(&fleetv1.ControlMessage{Kind: &fleetv1.ControlMessage_Objects{Objects: set}}); err != nil {

@@ -160,6 +160,9 @@ func (v *view) changed(k kind, old, now api.Object) {
 		v.gate.nodeReady(id.name, ok && nodeIsReady(n))
 		if s := v.session(id.name); s != nil {
 			s.syncNode() // it may say something of the node that is not so
+			if was, _ := old.(*v1.Node); ok && nodeIsReady(n) && (was == nil || !nodeIsReady(was)) {
+				s.uphold(v.keysOf(id.name)) // they were marked meanwhile
+			}
 		}
 	}
 }
