@@ -27,9 +27,9 @@ func netCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Co
 	c := &cobra.Command{
 		Use:     "net",
 		Short:   "Look into the cluster's network",
-		Example: "  kctl net trace web-0 db:5432\n  kctl net services -A",
+		Example: "  kctl net trace web-0 db:5432\n  kctl net services -A\n  kctl net policies -A",
 	}
-	group(c, netTraceCommand(f, streams), netServicesCommand(f, streams))
+	group(c, netTraceCommand(f, streams), netServicesCommand(f, streams), netPoliciesCommand(f, streams))
 	return c
 }
 

@@ -82,7 +82,7 @@ func netServicesCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 		if err != nil {
 			return err
 		}
-		counts, unread, err := readCounts(ctx, cs)
+		counts, unread, err := readCounts(ctx, cs, parseCounts)
 		if err != nil {
 			return err
 		}
@@ -165,13 +165,13 @@ func readUses(ctx context.Context, cs kubernetes.Interface, ns, name string) ([]
 // useOf is what one node counted for one Service.
 type useOf struct{ namespace, name, node string }
 
-// readCounts asks all nodes, a few at a time; unread says which did not answer, and why.
-func readCounts(ctx context.Context, cs kubernetes.Interface) (counts map[useOf]ServiceUse, unread []string, err error) {
+// readCounts asks all nodes, a few at a time, and has their pages parsed; unread says which did not answer, and why.
+func readCounts[M ~map[K]V, K comparable, V any](ctx context.Context, cs kubernetes.Interface, parse func(io.Reader, string) (M, error)) (counts M, unread []string, err error) {
 	nodes, err := cs.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading nodes: %w", err)
 	}
-	counts = map[useOf]ServiceUse{}
+	counts = M{}
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	room := make(chan struct{}, nodesAtOnce)
@@ -180,7 +180,7 @@ func readCounts(ctx context.Context, cs kubernetes.Interface) (counts map[useOf]
 		all.Go(func() {
 			room <- struct{}{}
 			defer func() { <-room }()
-			got, err := readNode(ctx, cs, node)
+			got, err := readNode(ctx, cs, node, parse)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
@@ -195,15 +195,15 @@ func readCounts(ctx context.Context, cs kubernetes.Interface) (counts map[useOf]
 	return counts, unread, nil
 }
 
-func readNode(ctx context.Context, cs kubernetes.Interface, node string) (map[useOf]ServiceUse, error) {
+func readNode[M any](ctx context.Context, cs kubernetes.Interface, node string, parse func(io.Reader, string) (M, error)) (got M, err error) {
 	ctx, cancel := context.WithTimeout(ctx, nodeTime)
 	defer cancel()
 	body, err := cs.CoreV1().RESTClient().Get().Resource("nodes").Name(node).SubResource("proxy").Suffix("metrics").Stream(ctx)
 	if err != nil {
-		return nil, err
+		return got, err
 	}
 	defer body.Close()
-	return parseCounts(io.LimitReader(body, mostMetrics), node)
+	return parse(io.LimitReader(body, mostMetrics), node)
 }
 
 // parseCounts reads what a page of metrics says of Services.

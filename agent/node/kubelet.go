@@ -30,12 +30,15 @@ func (n *Node) kubelet(source *stats.Source, trust agent.Trust) *kubelet.Server 
 		Log: n.cfg.Log.With("part", "kubelet API")})
 }
 
-// metrics is what /metrics says: of the agent, and of the proxy and the DNS server where there are any.
+// metrics is what /metrics says: of the agent, and of the proxy, network policies and the DNS server where there are any.
 func (n *Node) metrics(source *stats.Source) func(context.Context, io.Writer) error {
 	return func(ctx context.Context, to io.Writer) error {
 		err := source.Own(ctx, to)
 		if err == nil && n.cfg.proxyMetrics != nil {
 			err = n.cfg.proxyMetrics(ctx, to)
+		}
+		if err == nil && n.policyMetrics != nil {
+			err = n.policyMetrics(ctx, to)
 		}
 		if err == nil && n.cfg.dns != nil {
 			err = n.cfg.dns.Metrics(to)

@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -47,6 +48,8 @@ type Node struct {
 	plugins *deviceplugin.Manager // nil on a fake node
 	server  agent.NodeServer
 	trouble *troubles
+
+	policyMetrics func(context.Context, io.Writer) error // nil: none
 }
 
 // New puts an agent together; nothing runs, and nothing on disk is touched, until Run.
@@ -179,6 +182,7 @@ func (n *Node) policies(runtime agent.Runtime) agent.PolicyGuard {
 	}
 	policies := policy.New(policy.Config{Objects: n.session, Sandboxes: runtime, Off: func() bool { return !n.cfg.NetworkPolicy || foreign() },
 		Log: n.cfg.Log.With("part", "network policies")})
+	n.policyMetrics = policies.WriteMetrics
 	n.own(partPolicies, policies.Run)
 	return policies
 }

@@ -54,6 +54,7 @@ type Enforcer struct {
 	awaited  int             // how many wait
 	moved    chan struct{}   // closed and replaced when shown or why change
 	kernel   map[string]bool // addresses that have rules in the kernel, as far as this process wrote them
+	split    int             // sets that the kernel had no room for
 	why      string          // the kernel does not know more, while somebody waits
 }
 
@@ -249,7 +250,7 @@ func (e *Enforcer) show(asked, revision uint64, r ruleset) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.shown, e.revision, e.why = asked, revision, "the last change is being programmed"
-	e.kernel = map[string]bool{}
+	e.split, e.kernel = r.split, map[string]bool{}
 	for _, m := range r.maps {
 		for a := range m {
 			e.kernel[a] = true

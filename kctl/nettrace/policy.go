@@ -141,6 +141,23 @@ func (x *tracer) judge(p *corev1.Pod, d direction, other endpoint) verdict {
 	return verdict{allowed: len(isolating) == 0, by: isolating}
 }
 
+// Isolating are the names of the policies that isolate a pod, by direction. A pod on the host's network is isolated by none.
+func Isolating(policies []networkingv1.NetworkPolicy, p *corev1.Pod) (in, out []string) {
+	for i := range policies {
+		np := &policies[i]
+		if p.Spec.HostNetwork || np.Namespace != p.Namespace || !matches(&np.Spec.PodSelector, p.Labels) {
+			continue
+		}
+		if about(np, ingress) {
+			in = append(in, np.Name)
+		}
+		if about(np, egress) {
+			out = append(out, np.Name)
+		}
+	}
+	return in, out
+}
+
 // about says whether a policy is about a direction.
 func about(np *networkingv1.NetworkPolicy, d direction) bool {
 	if len(np.Spec.PolicyTypes) == 0 {

@@ -1,0 +1,201 @@
+package kctl
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/kubernetes"
+	cmdutil "k8s.io/kubectl/pkg/cmd/util"
+
+	"keelson.dev/keelson/kctl/nettrace"
+)
+
+// What each node's metrics page is read for.
+const (
+	metricDroppedPackets = "keelson_network_policy_dropped_packets_total"
+	metricDroppedBytes   = "keelson_network_policy_dropped_bytes_total"
+)
+
+// PolicyUse is a pod that policies isolate, and what its node did not let through.
+type PolicyUse struct {
+	Namespace string   `json:"namespace"`
+	Pod       string   `json:"pod"`
+	Node      string   `json:"node"`
+	Ingress   []string `json:"ingressPolicies"`
+	Egress    []string `json:"egressPolicies"`
+	In        Dropped  `json:"droppedIn"`
+	Out       Dropped  `json:"droppedOut"`
+}
+
+// Dropped counts first packets of connections that policies did not let through: a client that tries again is counted again.
+type Dropped struct {
+	Packets uint64 `json:"packets"`
+	Bytes   uint64 `json:"bytes"`
+}
+
+func netPoliciesCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "policies [POD]",
+		Short: "Show which pods NetworkPolicies isolate, by which, and how many packets were dropped for that",
+		Long: "Show which pods NetworkPolicies isolate, by which policies in each direction, and how many packets were dropped\n" +
+			"because none of them lets the connection through. Each node counts for its own pods, since the pod has its address\n" +
+			"or its rules were made anew; a client that tries again is counted again.\n\n" +
+			"Exit codes: 0 all nodes were read, 1 the question could not be answered, 2 some nodes could not be read.",
+		Example: "  kctl net policies                # of the namespace\n" +
+			"  kctl net policies -A             # of all\n" +
+			"  kctl net policies -n shop db-0 -o json",
+	}
+	output := outputFlag(c)
+	everywhere := c.Flags().BoolP("all-namespaces", "A", false, "pods of all namespaces")
+	c.Args = cobra.MaximumNArgs(1)
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		ns, _, err := f.ToRawKubeConfigLoader().Namespace()
+		if err != nil {
+			return err
+		}
+		if *everywhere && len(args) > 0 {
+			return fmt.Errorf("pod %s: -A shows all pods of all namespaces: leave out the name, or name its namespace with -n", args[0])
+		}
+		if *everywhere {
+			ns = metav1.NamespaceAll
+		}
+		cs, err := f.KubernetesClientSet()
+		if err != nil {
+			return err
+		}
+		ctx := cmp.Or(cmd.Context(), context.Background())
+		uses, err := readIsolated(ctx, cs, ns, strings.Join(args, ""))
+		if err != nil {
+			return err
+		}
+		counts, unread, err := readCounts(ctx, cs, parseDrops)
+		if err != nil {
+			return err
+		}
+		for i := range uses {
+			u := &uses[i]
+			at := dropOf{u.Namespace, u.Pod, u.Node, "ingress"}
+			u.In = counts[at]
+			at.direction = "egress"
+			u.Out = counts[at]
+		}
+		done, err := printJSON(streams.Out, *output, uses)
+		if !done {
+			err = printPolicyUses(streams.Out, uses)
+		}
+		for _, u := range unread {
+			fmt.Fprintln(streams.ErrOut, "not read:", u)
+		}
+		if err == nil && len(unread) > 0 {
+			err = errFound
+		}
+		return err
+	}
+	return c
+}
+
+// readIsolated reads policies, and the pods that they isolate.
+func readIsolated(ctx context.Context, cs kubernetes.Interface, ns, name string) ([]PolicyUse, error) {
+	var policies []networkingv1.NetworkPolicy
+	for o := (metav1.ListOptions{Limit: mostRead}); ; {
+		l, err := cs.NetworkingV1().NetworkPolicies(ns).List(ctx, o)
+		if err != nil {
+			return nil, fmt.Errorf("reading NetworkPolicies: %w", err)
+		}
+		policies = append(policies, l.Items...)
+		if o.Continue = l.Continue; o.Continue == "" {
+			break
+		}
+	}
+	slices.SortFunc(policies, func(a, b networkingv1.NetworkPolicy) int { return cmp.Compare(a.Name, b.Name) })
+	out := []PolicyUse{}
+	take := func(p *corev1.Pod) {
+		in, eg := nettrace.Isolating(policies, p)
+		if len(in)+len(eg) > 0 && p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed || name != "" {
+			out = append(out, PolicyUse{Namespace: p.Namespace, Pod: p.Name, Node: p.Spec.NodeName, Ingress: in, Egress: eg})
+		}
+	}
+	if name != "" {
+		p, err := cs.CoreV1().Pods(ns).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return nil, err
+		}
+		take(p)
+		return out, nil
+	}
+	for o := (metav1.ListOptions{Limit: mostRead}); len(policies) > 0; {
+		l, err := cs.CoreV1().Pods(ns).List(ctx, o)
+		if err != nil {
+			return nil, fmt.Errorf("reading pods: %w", err)
+		}
+		for i := range l.Items {
+			take(&l.Items[i])
+		}
+		if o.Continue = l.Continue; o.Continue == "" {
+			break
+		}
+	}
+	slices.SortFunc(out, func(a, b PolicyUse) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod))
+	})
+	return out, nil
+}
+
+// dropOf is what one node counted for one pod and direction.
+type dropOf struct{ namespace, pod, node, direction string }
+
+// parseDrops reads what a page of metrics says of network policies.
+func parseDrops(r io.Reader, node string) (map[dropOf]Dropped, error) {
+	out := map[dropOf]Dropped{}
+	lines := bufio.NewScanner(r)
+	lines.Buffer(make([]byte, 64<<10), 1<<20)
+	for lines.Scan() {
+		name, rest, ok := strings.Cut(lines.Text(), "{")
+		if !ok || name != metricDroppedPackets && name != metricDroppedBytes {
+			continue
+		}
+		labels, value, ok := parseSample(rest)
+		if !ok {
+			return nil, fmt.Errorf("its metrics have a line that cannot be read: %.120q", lines.Text())
+		}
+		at := dropOf{labels["namespace"], labels["pod"], node, labels["direction"]}
+		d := out[at]
+		if name == metricDroppedBytes {
+			d.Bytes = value
+		} else {
+			d.Packets = value
+		}
+		out[at] = d
+	}
+	return out, lines.Err()
+}
+
+func printPolicyUses(w io.Writer, uses []PolicyUse) error {
+	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
+	fmt.Fprint(t, "NAMESPACE\tPOD\tNODE\tINGRESS BY\tEGRESS BY\tDROPPED IN\tDROPPED OUT\n")
+	for _, u := range uses {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%d\n", u.Namespace, u.Pod, cmp.Or(u.Node, "-"), briefly(u.Ingress), briefly(u.Egress), u.In.Packets, u.Out.Packets)
+	}
+	return t.Flush()
+}
+
+// briefly names a few, and says how many more there are.
+func briefly(names []string) string {
+	const most = 3
+	text := strings.Join(names[:min(len(names), most)], ",")
+	if n := len(names) - most; n > 0 {
+		text += fmt.Sprintf(" and %d more", n)
+	}
+	return cmp.Or(text, "-")
+}
