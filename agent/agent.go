@@ -368,6 +368,8 @@ type Peer struct {
 	UID       types.UID
 	PodCIDRs  []netip.Prefix // at least one
 	Addresses []netip.Addr   // internal ones, at least one
+	// WireGuardKey is the public key by which the node is spoken to encrypted; zeros: it has told none.
+	WireGuardKey [32]byte
 }
 
 // Cluster is what every node must know: PodCIDR is of this node's pods, ClusterCIDR of all pods. The plural forms hold a

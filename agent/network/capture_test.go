@@ -14,6 +14,7 @@ type packet struct {
 	length    int
 	fragment  bool
 	tunnelled int  // bytes of VXLAN, 0: it is none
+	port      int  // of UDP, to which it goes
 	chatter   bool // of neighbours with each other, multicast, ICMP
 	arp       bool
 }
@@ -82,8 +83,10 @@ func read(b []byte, protocol uint16) packet {
 		return p
 	}
 	p.chatter = next == unix.IPPROTO_ICMPV6 || next == unix.IPPROTO_ICMP || p.to.IsMulticast() || next == 0
-	if next == unix.IPPROTO_UDP && len(payload) >= 8 && binary.BigEndian.Uint16(payload[2:]) == tunnelPort {
-		p.tunnelled = len(payload) - 8
+	if next == unix.IPPROTO_UDP && len(payload) >= 8 {
+		if p.port = int(binary.BigEndian.Uint16(payload[2:])); p.port == tunnelPort {
+			p.tunnelled = len(payload) - 8
+		}
 	}
 	return p
 }

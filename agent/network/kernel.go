@@ -3,6 +3,7 @@ package network
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -44,7 +45,7 @@ func linksOf(nodeIPs []netip.Addr) ([]Link, error) {
 	var out []Link
 	for _, l := range all {
 		link, ours := Link{Name: l.Attrs().Name, MTU: l.Attrs().MTU}, false
-		if link.Name == tunnelName || link.Name == cni.Bridge {
+		if link.Name == tunnelName || link.Name == wireguardName || link.Name == cni.Bridge {
 			continue
 		}
 		for _, a := range addrs {
@@ -121,8 +122,17 @@ func install(l Layout) (problems []string, err error) {
 	if l.Tunnel != nil {
 		problems = append(problems, installPeers(index, l.Peers)...)
 	}
-	refused, err := installRoutes(l.Routes, index)
-	if err != nil {
+	secure, failed := installWireGuard(l.WireGuard)
+	routes := l.Routes
+	if l.WireGuard != nil {
+		if index = secure; index == 0 {
+			// What another mode led past the tunnel does not stay because there is none.
+			routes = maps.Clone(routes)
+			maps.DeleteFunc(routes, func(_ netip.Prefix, r Route) bool { return r.Tunnel })
+		}
+	}
+	refused, err := installRoutes(routes, index)
+	if err = errors.Join(failed, err); err != nil {
 		return problems, err
 	}
 	return append(problems, refused...), fitBridge(l.MTU)
@@ -130,16 +140,13 @@ func install(l Layout) (problems []string, err error) {
 
 // installTunnel makes this node's end of the tunnel as it should be, or removes it.
 func installTunnel(want *Tunnel) (index int, err error) {
-	have, err := netlink.LinkByName(tunnelName)
+	have, err := linkNamed(tunnelName)
 	if err != nil {
-		if _, absent := errors.AsType[netlink.LinkNotFoundError](err); !absent {
-			return 0, fmt.Errorf("looking for the tunnel: %w", err)
-		}
-		have = nil
+		return 0, err
 	}
 	if have != nil && (want == nil || !sameTunnel(have, want)) {
-		if err := netlink.LinkDel(have); err != nil && !errors.Is(err, unix.ENODEV) {
-			return 0, fmt.Errorf("removing the tunnel %s: %w", tunnelName, err)
+		if err := removeLink(have); err != nil {
+			return 0, err
 		}
 		have = nil
 	}

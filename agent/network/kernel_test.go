@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -71,7 +72,7 @@ func newMachine(t testing.TB, name string) *machine {
 	if err := <-made; err != nil {
 		t.Fatal(err)
 	}
-	nl, err := netlink.NewHandleAt(m.ns)
+	nl, err := netlink.NewHandleAt(m.ns, unix.NETLINK_ROUTE)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +138,7 @@ func (m *machine) ours() string {
 			to := "nowhere"
 			if r.Type == unix.RTN_UNICAST {
 				l, _ := m.nl.LinkByIndex(r.LinkIndex)
-				if to = r.Gw.String(); l != nil && l.Attrs().Name == tunnelName {
+				if to = r.Gw.String(); l != nil && (l.Attrs().Name == tunnelName || l.Attrs().Name == wireguardName) {
 					to = "tunnel " + to
 				}
 			}
@@ -218,7 +219,12 @@ func (s seenFrom) Cluster() agent.Cluster {
 // keep runs Routes on a node until the test ends.
 func (w *world) keep(name string, foreign func() bool) *Routes {
 	w.t.Helper()
-	r := &Routes{Node: name, Objects: seenFrom{w.objects, name}, Foreign: foreign, Log: slog.New(slog.DiscardHandler)}
+	return w.run(name, &Routes{Foreign: foreign})
+}
+
+func (w *world) run(name string, r *Routes) *Routes {
+	w.t.Helper()
+	r.Node, r.Objects, r.Log = name, seenFrom{w.objects, name}, slog.New(slog.DiscardHandler)
 	r.NodeIPs = nodeOf(name).Addresses
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -230,13 +236,14 @@ func (w *world) keep(name string, foreign func() bool) *Routes {
 		}
 		done <- err
 	}()
-	w.stop[name] = func() {
+	stop := sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; !errors.Is(err, context.Canceled) {
 			w.t.Errorf("%s: %v", name, err)
 		}
-	}
-	w.t.Cleanup(func() { w.stop[name]() })
+	})
+	w.stop[name] = stop
+	w.t.Cleanup(stop)
 	return r
 }
 

@@ -3,7 +3,6 @@ package network
 import (
 	"cmp"
 	"crypto/sha256"
-	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -17,11 +16,13 @@ import (
 // Mode says how pods of one node reach those of another. It is the same on all nodes of a cluster.
 type Mode string
 
-// The modes. WireGuard needs a kernel that has it and keys that nodes tell each other, of which there are none.
+// The modes.
 const (
 	ModeAuto   Mode = "auto"   // routes to nodes on the same link, VXLAN to all others
 	ModeRoutes Mode = "routes" // nodes on other links are not reached
 	ModeVXLAN  Mode = "vxlan"  // to all nodes, for links that carry no pod addresses
+	// ModeWireGuard encrypts what goes to any other node. Nodes that have told no key are not reached.
+	ModeWireGuard Mode = "wireguard"
 )
 
 // ParseMode reads a mode; "" is auto.
@@ -29,13 +30,10 @@ func ParseMode(s string) (Mode, error) {
 	switch m := Mode(s); m {
 	case "":
 		return ModeAuto, nil
-	case ModeAuto, ModeRoutes, ModeVXLAN:
+	case ModeAuto, ModeRoutes, ModeVXLAN, ModeWireGuard:
 		return m, nil
-	case "wireguard":
-		return "", errors.New("pod network wireguard: this release does not encrypt what pods of different nodes say to each other; " +
-			"use auto, routes or vxlan on a network that you trust, or a network product that encrypts")
 	}
-	return "", fmt.Errorf("pod network %q: want auto, routes or vxlan", s)
+	return "", fmt.Errorf("pod network %q: want auto, routes, vxlan or wireguard", s)
 }
 
 // What the tunnel is in the kernel. Port and number are the same on all nodes.
@@ -46,6 +44,8 @@ const (
 	// overhead is what VXLAN puts around a packet: the frame's header, its own, and those of UDP and IP.
 	overhead4, overhead6 = 14 + 8 + 8 + 20, 14 + 8 + 8 + 40
 	leastMTU6            = 1280 // RFC 8200: IPv6 needs it
+
+	noUplink = "no interface of this node holds its address: check --node-ip"
 )
 
 // Link is an interface of this node that holds one of its addresses.
@@ -65,6 +65,7 @@ type Situation struct {
 	Nodes   []*agent.Peer  // the others
 	// Pods and Services are the ranges of the cluster.
 	Pods, Services []netip.Prefix
+	Encryption     Encryption // in ModeWireGuard
 }
 
 // Layout is what the kernel of this node is to know of other nodes' pods.
@@ -72,7 +73,9 @@ type Layout struct {
 	Routes map[netip.Prefix]Route
 	Tunnel *Tunnel // nil: no node needs it
 	Peers  []Peer  // other ends of the tunnel, by name
-	MTU    int     // of pods; 0 while this node's link is not known
+	// WireGuard is the encrypted tunnel; nil: nothing is encrypted. With it there is no other tunnel.
+	WireGuard *WireGuard
+	MTU       int // of pods; 0 while this node's link is not known
 	// Missing says why pods of a node are not reached, a sentence each.
 	Missing []string
 }
@@ -81,7 +84,7 @@ type Layout struct {
 type Route struct {
 	Pods netip.Prefix
 	Via  netip.Addr // invalid: nowhere, whoever sends to it is told so
-	// Tunnel says that Via is the other end of the tunnel, not a node on a link.
+	// Tunnel says that Via is the other end of the tunnel, encrypted or not, and no node on a link.
 	Tunnel bool
 }
 
@@ -151,7 +154,10 @@ func Plan(s Situation) Layout {
 		}
 	}
 	l.MTU = uplink.MTU
-	if len(tunneled) > 0 {
+	switch {
+	case s.Mode == ModeWireGuard:
+		l.encrypt(s, uplink, outer, tunneled)
+	case len(tunneled) > 0:
 		l.dig(s, uplink, outer, tunneled)
 	}
 	if l.MTU > 0 && l.MTU < leastMTU6 && slices.ContainsFunc(s.Pods, func(p netip.Prefix) bool { return p.Addr().Is6() }) {
@@ -160,14 +166,14 @@ func Plan(s Situation) Layout {
 	return l
 }
 
-// reach routes to a node's pods, and says whether that takes the tunnel, whose routes are added by dig.
+// reach routes to a node's pods, and says whether that takes a tunnel, whose routes are added by dig or encrypt.
 func (l *Layout) reach(s Situation, n *agent.Peer) (tunnel bool) {
 	for _, p := range podPrefixes(n) {
 		if slices.Contains(s.Own, p) || l.Routes[p].Via.IsValid() {
 			l.Missing = append(l.Missing, fmt.Sprintf("node %s has pods in %s, which is another node's", n.Name, p))
 			continue
 		}
-		if s.Mode == ModeVXLAN {
+		if s.Mode == ModeVXLAN || s.Mode == ModeWireGuard {
 			tunnel = true
 			continue
 		}
@@ -188,7 +194,7 @@ func (l *Layout) reach(s Situation, n *agent.Peer) (tunnel bool) {
 // dig makes the tunnel and routes to the pods of nodes that nothing else leads to.
 func (l *Layout) dig(s Situation, uplink Link, outer netip.Addr, nodes []*agent.Peer) {
 	if !outer.IsValid() {
-		l.Missing = append(l.Missing, "no interface of this node holds its address: check --node-ip")
+		l.Missing = append(l.Missing, noUplink)
 		return
 	}
 	overhead := overhead4
@@ -302,6 +308,9 @@ func (l Layout) String() string {
 	}
 	for _, p := range l.Peers {
 		fmt.Fprintf(&b, "peer %s %s at %s: %v\n", p.Node, p.MAC, p.Outer, p.Inner)
+	}
+	if w := l.WireGuard; w != nil {
+		b.WriteString(w.String())
 	}
 	fmt.Fprintf(&b, "pods %d bytes\n", l.MTU)
 	for _, m := range l.Missing {

@@ -194,12 +194,12 @@ func TestPlanHoldsTogether(t *testing.T) {
 
 // F108: modes are read, and one that is not there is refused with a word.
 func TestParseMode(t *testing.T) {
-	for text, want := range map[string]string{"": "auto", "auto": "auto", "routes": "routes", "vxlan": "vxlan"} {
+	for text, want := range map[string]string{"": "auto", "auto": "auto", "routes": "routes", "vxlan": "vxlan", "wireguard": "wireguard"} {
 		if got, err := ParseMode(text); string(got) != want || err != nil {
 			t.Errorf("%q is %q, %v", text, got, err)
 		}
 	}
-	for text, want := range map[string]string{"wireguard": "does not encrypt", "ipip": "want auto, routes or vxlan"} {
+	for text, want := range map[string]string{"ipip": "want auto, routes, vxlan or wireguard", "WireGuard": "want auto"} {
 		if _, err := ParseMode(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", text, err)
 		}

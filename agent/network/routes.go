@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"keelson.dev/keelson/agent"
 )
 
@@ -20,13 +22,15 @@ type Routes struct {
 	Node    string
 	NodeIPs []netip.Addr // of this node, the first one first
 	Mode    Mode
-	Objects agent.Objects
+	// Encryption is needed in ModeWireGuard.
+	Encryption Encryption
+	Objects    agent.Objects
 	// Foreign says that pods are attached by a network product: routes are its affair, and ours are taken away.
 	Foreign func() bool
 	Log     *slog.Logger
 
-	laid     atomic.Pointer[laid] // last
-	problems string               // that were told last
+	laid     atomic.Pointer[laid]   // last
+	problems atomic.Pointer[string] // that were told last; nil: none were
 	source   source
 }
 
@@ -71,9 +75,14 @@ func (r *Routes) keep(ctx context.Context, changes <-chan map[string]struct{}, t
 	if err != nil {
 		return err
 	}
-	for {
+	for vanished := false; ; {
 		foreign, looked := r.Foreign(), time.Now()
-		if err := r.sync(ctx, foreign); err != nil {
+		err := r.sync(ctx, foreign)
+		if gone := errors.Is(err, unix.ENODEV); gone && !vanished {
+			vanished = true
+			continue // somebody took an interface away meanwhile
+		}
+		if vanished = false; err != nil {
 			return err
 		}
 		for relevant := false; !relevant; {
@@ -92,7 +101,7 @@ func (r *Routes) keep(ctx context.Context, changes <-chan map[string]struct{}, t
 			case <-cut:
 				return nil
 			case <-tick:
-				relevant = r.problems != "" || r.Foreign() != foreign || time.Since(looked) >= resync
+				relevant = r.Unreached() != "" || r.Foreign() != foreign || time.Since(looked) >= resync
 			}
 		}
 	}
@@ -117,14 +126,14 @@ func (r *Routes) sync(ctx context.Context, foreign bool) error {
 	r.laid.Store(&laid{layout, links})
 	problems, err := install(layout)
 	if err == nil {
-		err = r.source.sync(ctx, layout.Tunnel != nil)
+		err = r.source.sync(ctx, rulesOf(layout))
 	}
 	if err != nil {
 		return err
 	}
 	slices.Sort(problems)
-	if told := strings.Join(problems, "; "); told != r.problems {
-		r.problems = told
+	if told := strings.Join(problems, "; "); told != r.Unreached() {
+		r.problems.Store(&told)
 		if told != "" {
 			r.Log.Warn("pods of some nodes are not reached", "why", told)
 		} else {
@@ -145,7 +154,16 @@ func (r *Routes) plan() (Layout, map[string]bool, error) {
 	}
 	cluster := r.Objects.Cluster()
 	return Plan(Situation{Mode: r.Mode, Self: r.Node, NodeIPs: r.NodeIPs, Links: links, Own: cluster.PodPrefixes(),
-		Nodes: r.Objects.Peers(), Pods: cluster.ClusterPrefixes(), Services: cluster.ServicePrefixes()}), names, nil
+		Nodes: r.Objects.Peers(), Pods: cluster.ClusterPrefixes(), Services: cluster.ServicePrefixes(),
+		Encryption: r.Encryption}), names, nil
+}
+
+// Unreached says of which nodes the pods are not reached, and why, as far as is known; "" when all are.
+func (r *Routes) Unreached() string {
+	if p := r.problems.Load(); p != nil {
+		return *p
+	}
+	return ""
 }
 
 // MTU is that of pods' interfaces, 0 where it follows from nothing.
@@ -166,5 +184,5 @@ func Remove(ctx context.Context) error {
 	if _, err := install(Layout{}); err != nil {
 		return fmt.Errorf("removing what leads to other nodes' pods: %w", err)
 	}
-	return errors.Join(new(source).sync(ctx, false), removeBridge())
+	return errors.Join(new(source).sync(ctx, rules{}), removeBridge())
 }

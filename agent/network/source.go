@@ -3,31 +3,74 @@ package network
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"sigs.k8s.io/knftables"
+
+	"keelson.dev/keelson/cni"
 )
 
-// tunnelTable has the one rule that belongs to the tunnel.
+// tunnelTable has the rules that belong to a tunnel.
 const tunnelTable = "keelson-tunnel"
 
+// The chains of the table. Which are there says which tunnel they are for.
+const (
+	chainSource    = "source"    // of the tunnel of VXLAN
+	chainEncrypted = "encrypted" // the same of the encrypted one
+	chainGuard     = "guard"     // against what comes past the encrypted one
+)
+
 // source is the rule by which the node itself speaks through the tunnel as its end of it: answers to another of its
-// addresses would come back by the links between, as a pod's packets that those may not carry.
+// addresses would come back by the links between, as a pod's packets that those may not carry. With an encrypted tunnel
+// there is a second: what a link brings from one pod to another is dropped, for it came in the clear, and from anybody.
 type source struct {
 	nft    knftables.Interface
-	on     bool
+	is     rules
 	looked time.Time // zero: never
 }
 
-// sync makes the rule or removes it.
-func (s *source) sync(ctx context.Context, on bool) error {
-	if !s.looked.IsZero() && s.on == on && (!on || time.Since(s.looked) < sourceEvery) {
+// rules are what a layout needs; the zero value is none.
+type rules struct {
+	device string // of the tunnel
+	pods   string // ranges of the cluster, with spaces between; for the guard
+}
+
+func rulesOf(l Layout) rules {
+	switch {
+	case l.WireGuard != nil:
+		var all []string
+		for _, p := range l.WireGuard.Pods {
+			all = append(all, p.String())
+		}
+		return rules{wireguardName, strings.Join(all, " ")}
+	case l.Tunnel != nil:
+		return rules{device: tunnelName}
+	}
+	return rules{}
+}
+
+func (r rules) chains() []string {
+	switch r.device {
+	case wireguardName:
+		return []string{chainEncrypted, chainGuard}
+	case tunnelName:
+		return []string{chainSource}
+	}
+	return nil
+}
+
+// sync makes the rules or removes them.
+func (s *source) sync(ctx context.Context, want rules) error {
+	known := !s.looked.IsZero() && s.is == want
+	if known && (want == rules{} || time.Since(s.looked) < sourceEvery) {
 		return nil
 	}
 	if s.nft == nil {
 		nft, err := knftables.New(knftables.InetFamily, tunnelTable)
-		if err != nil && on {
+		if err != nil && want != (rules{}) {
 			return fmt.Errorf("the tunnel needs nftables: %w: install nft and a kernel with nf_tables", err)
 		}
 		if err != nil {
@@ -38,25 +81,50 @@ func (s *source) sync(ctx context.Context, on bool) error {
 	ctx, cancel := context.WithTimeout(ctx, nftLimit)
 	defer cancel()
 	chains, err := s.nft.List(ctx, "chains")
-	if there := err == nil && slices.Contains(chains, "source"); there != on {
-		if err := s.nft.Run(ctx, s.change(on)); err != nil {
-			return fmt.Errorf("rule of the tunnel: %w", err)
+	if err != nil {
+		chains = nil // there is no such table
+	}
+	slices.Sort(chains)
+	// Ranges do not follow from chains: those of an agent before this one are written anew.
+	if same := slices.Equal(chains, want.chains()); !same || want.pods != "" && !known {
+		if err := s.nft.Run(ctx, s.change(want)); err != nil {
+			return fmt.Errorf("rules of the tunnel: %w", err)
 		}
 	}
-	s.on, s.looked = on, time.Now()
+	s.is, s.looked = want, time.Now()
 	return nil
 }
 
-func (s *source) change(on bool) *knftables.Transaction {
+func (s *source) change(want rules) *knftables.Transaction {
 	tx := s.nft.NewTransaction()
-	tx.Add(&knftables.Table{Comment: knftables.PtrTo("Keelson pod network")})
-	if !on {
-		tx.Delete(&knftables.Table{})
+	table := &knftables.Table{Comment: knftables.PtrTo("Keelson pod network")}
+	tx.Add(table) // so that there is one to delete
+	tx.Delete(&knftables.Table{})
+	if want == (rules{}) {
 		return tx
 	}
-	tx.Add(&knftables.Chain{Name: "source", Type: knftables.PtrTo(knftables.NATType), Hook: knftables.PtrTo(knftables.PostroutingHook),
-		Priority: knftables.PtrTo(knftables.SNATPriority)})
-	tx.Flush(&knftables.Chain{Name: "source"})
-	tx.Add(&knftables.Rule{Chain: "source", Rule: "oifname " + tunnelName + " fib saddr type local masquerade"})
+	tx.Add(table)
+	chain := func(name string, t knftables.BaseChainType, h knftables.BaseChainHook, p knftables.BaseChainPriority) {
+		tx.Add(&knftables.Chain{Name: name, Type: &t, Hook: &h, Priority: &p})
+	}
+	name := want.chains()[0]
+	chain(name, knftables.NATType, knftables.PostroutingHook, knftables.SNATPriority)
+	tx.Add(&knftables.Rule{Chain: name, Rule: "oifname " + want.device + " fib saddr type local masquerade"})
+	if want.pods == "" {
+		return tx
+	}
+	chain(chainGuard, knftables.FilterType, knftables.PreroutingHook, knftables.RawPriority)
+	for text := range strings.FieldsSeq(want.pods) {
+		pods, err := netip.ParsePrefix(text)
+		if err != nil {
+			continue // it was one
+		}
+		ip := "ip"
+		if pods.Addr().Is6() {
+			ip = "ip6"
+		}
+		tx.Add(&knftables.Rule{Chain: chainGuard, Rule: knftables.Concat(
+			"iifname != {", want.device, ",", cni.Bridge, ", lo }", ip, "saddr", pods, ip, "daddr", pods, "counter drop")})
+	}
 	return tx
 }

@@ -72,7 +72,7 @@ func (r *Routes) concernsRoute(u netlink.RouteUpdate) bool {
 // concernsLink spares the ports of pods, which come and go.
 func (r *Routes) concernsLink(u netlink.LinkUpdate) bool {
 	name := u.Attrs().Name
-	if name == tunnelName || name == cni.Bridge {
+	if name == tunnelName || name == wireguardName || name == cni.Bridge {
 		return true
 	}
 	l := r.laid.Load()

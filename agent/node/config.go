@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -82,6 +83,9 @@ type Config struct {
 	Network        func(agent.Objects) agent.Network
 	foreignNetwork func() bool // set with it: the network is somebody else's
 	podNetwork     network.Mode
+	wireguard      network.Encryption
+	publicKey      string        // of wireguard, where that is the pod network
+	unreached      func() string // of which nodes pods are not reached, and why; set with Network
 	// NetworkPolicy puts network policies in force, on the real pod network.
 	NetworkPolicy bool
 	dns           *dns.Server // set with it
@@ -138,11 +142,16 @@ func Flags(fs *flag.FlagSet) *Config {
 	fs.StringVar(&c.CgroupRoot, "cgroup-root", "/keelson", "cgroup below which all pods live")
 	fs.StringVar(&c.CNIConfDir, "cni-conf-dir", "/etc/cni/net.d", "folder of network configurations; one in it wins over Keelson's own")
 	fs.StringVar(&c.CNIBinDir, "cni-bin-dir", "/opt/cni/bin", "folder of CNI plugins")
-	fs.Func("pod-network", "how pods reach those of other nodes: routes to nodes on the same link and VXLAN to all others (auto), routes alone (routes) "+
-		"or VXLAN alone (vxlan); the same on all nodes (default auto)", func(s string) (err error) {
+	fs.Func("pod-network", "how pods reach those of other nodes: routes to nodes on the same link and VXLAN to all others (auto), routes alone (routes), "+
+		"VXLAN alone (vxlan) or WireGuard, which encrypts (wireguard); the same on all nodes (default auto)", func(s string) (err error) {
 		c.podNetwork, err = network.ParseMode(s)
 		return err
 	})
+	c.wireguard.Port = network.DefaultWireGuardPort
+	fs.Func("wireguard-port", fmt.Sprintf("UDP port of WireGuard between nodes; the same on all nodes (default %d)", network.DefaultWireGuardPort),
+		func(s string) error { return c.setWireGuardPort(s) })
+	fs.Func("wireguard-keepalive", "how often a node says something to each other one by WireGuard, such as 25s, where a firewall between forgets who spoke; "+
+		"0: only when pods do (default 0)", func(s string) error { return c.setKeepalive(s) })
 	fs.StringVar(&c.ArchivesDir, "archives-dir", "", "folder of image archives to import (default STATE-DIR/images.d)")
 	fs.StringVar(&c.RuntimeDir, "runtime-dir", "", "folder of keelson-shim, keelson-oci and keelson-pause (default: that of this program)")
 	fs.StringVar(&c.KubeletDir, "kubelet-dir", "/var/lib/kubelet",
@@ -258,6 +267,24 @@ func (c *Config) Complete() error {
 func (c *Config) paths() agent.Paths {
 	return agent.Paths{State: c.StateDir, Run: c.RunDir, Logs: c.LogDir, CNIConf: c.CNIConfDir, CNIBin: c.CNIBinDir,
 		Archives: c.ArchivesDir, Kubelet: c.KubeletDir}
+}
+
+func (c *Config) setWireGuardPort(s string) error {
+	n, err := strconv.ParseUint(s, 10, 16)
+	if err != nil || n == 0 {
+		return fmt.Errorf("%q is no port: want 1 to 65535", s)
+	}
+	c.wireguard.Port = int(n)
+	return nil
+}
+
+func (c *Config) setKeepalive(s string) error {
+	d, err := time.ParseDuration(s)
+	if err != nil || d < 0 || d > 65535*time.Second || d%time.Second != 0 {
+		return fmt.Errorf("%q: want whole seconds, 65535 at most, such as 25s, or 0", s)
+	}
+	c.wireguard.Keepalive = d
+	return nil
 }
 
 func parseResources(s string) (v1.ResourceList, error) {

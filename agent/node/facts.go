@@ -33,6 +33,9 @@ const (
 // DRADriversAnnotation names the DRA drivers that can be asked on the node, with commas: ResourceSlices of others are removed.
 const DRADriversAnnotation = "keelson.dev/dra-drivers"
 
+// WireGuardKeyAnnotation is the node's public key, as base64, by which others speak to it encrypted.
+const WireGuardKeyAnnotation = "keelson.dev/wireguard-key"
+
 // AnnouncesAnnotation says that the agent answers for addresses of load balancers when it is asked to.
 const AnnouncesAnnotation = "keelson.dev/announces"
 
@@ -208,6 +211,21 @@ func (f *facts) ailing(o *observed, t *troubles) {
 	}
 	o.networkDown = t.of(traffic)
 	o.degraded = t.of(func(part string) bool { return !vital(part) && !traffic(part) })
+	if f.cfg.unreached == nil || f.cfg.foreignNetwork() {
+		return
+	}
+	if why := f.cfg.unreached(); why != "" {
+		o.degraded = strings.TrimPrefix(o.degraded+"; pods of some nodes are not reached: "+shortened(why), "; ")
+	}
+}
+
+// shortened is what a condition says of something that may concern every node of a cluster.
+func shortened(why string) string {
+	const limit = 1024
+	if len(why) <= limit {
+		return why
+	}
+	return strings.ToValidUTF8(why[:limit], "") + " ... (the agent's log says all)"
 }
 
 // machine looks at what is left of the machine.
@@ -301,6 +319,9 @@ func (f *facts) compose(o observed, old *v1.Node, now time.Time) *v1.Node {
 	drivers(n, o.drivers)
 	if f.cfg.Devices == nil {
 		n.Annotations[DRADriversAnnotation] = o.claimed
+	}
+	if f.cfg.publicKey != "" {
+		n.Annotations[WireGuardKeyAnnotation] = f.cfg.publicKey
 	}
 	if f.cfg.announces {
 		n.Annotations[AnnouncesAnnotation] = "true"

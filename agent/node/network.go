@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"path/filepath"
@@ -15,12 +16,18 @@ import (
 )
 
 // WithNetwork gives the agent the real pod network, routes and Service rules. A
-// fake node leaves it out.
-func (c *Config) WithNetwork() {
+// fake node leaves it out. A machine that cannot do what it is to do is refused.
+func (c *Config) WithNetwork() error {
 	log := c.Log
+	if c.podNetwork == network.ModeWireGuard {
+		if err := c.encrypt(); err != nil {
+			return err
+		}
+	}
 	foreign := func() bool { path, err := cni.Foreign(c.CNIConfDir); return err == nil && path != "" }
 	c.foreignNetwork = foreign
-	routes := &network.Routes{Node: c.NodeName, Mode: c.podNetwork, Foreign: foreign, Log: log.With("part", "network")}
+	routes := &network.Routes{Node: c.NodeName, Mode: c.podNetwork, Encryption: c.wireguard, Foreign: foreign, Log: log.With("part", "network")}
+	c.unreached = routes.Unreached
 	for _, s := range c.NodeIPs {
 		if ip, err := netip.ParseAddr(s); err == nil {
 			routes.NodeIPs = append(routes.NodeIPs, ip.Unmap())
@@ -51,6 +58,19 @@ func (c *Config) WithNetwork() {
 		"announcements":  c.announcements(log),
 		partRoutes:       func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return routes.Run(ctx) },
 	}
+	return nil
+}
+
+// encrypt opens the node's own key, of which others are told the public half.
+func (c *Config) encrypt() (err error) {
+	if err := network.NeedWireGuard(); err != nil {
+		return err
+	}
+	if c.wireguard.Key, err = network.OpenKey(c.StateDir); err != nil {
+		return fmt.Errorf("--pod-network=wireguard: %w", err)
+	}
+	c.publicKey = c.wireguard.Key.PublicKey().String()
+	return nil
 }
 
 // announcements answers for addresses of load balancers, for which the node says that it does. One without Service rules has nowhere

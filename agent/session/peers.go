@@ -51,6 +51,9 @@ func newHeldPeer(p *fleetv1.Peer) (*heldPeer, error) {
 			h.Addresses = append(h.Addresses, ip)
 		}
 	}
+	if len(p.WireguardKey) == len(h.WireGuardKey) {
+		h.WireGuardKey = [32]byte(p.WireguardKey)
+	}
 	return h, nil
 }
 
@@ -62,6 +65,9 @@ func (h *heldPeer) message() *fleetv1.Peer {
 	}
 	for _, a := range h.Addresses {
 		p.Addresses = append(p.Addresses, a.String())
+	}
+	if h.WireGuardKey != [32]byte{} {
+		p.WireguardKey = h.WireGuardKey[:]
 	}
 	return p
 }

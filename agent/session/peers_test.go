@@ -1,6 +1,7 @@
 package session
 
 import (
+	"bytes"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -111,10 +112,12 @@ func TestPeersFromNodes(t *testing.T) {
 func TestPeersAreKept(t *testing.T) {
 	dir := t.TempDir()
 	var shared Shared
+	w2 := sentPeer("w2", "2", "10.1.0.0/24", "192.0.2.2")
+	w2.WireguardKey = bytes.Repeat([]byte{7}, 32)
 	cfg := Config{NodeName: "w1", StateDir: dir, RunDir: dir, Shared: &shared, Log: slog.New(slog.DiscardHandler)}
 	a := New(cfg)
 	if err := a.view.apply(&fleetv1.ObjectSet{Full: true, Peers: []*fleetv1.Peer{
-		sentPeer("w2", "2", "10.1.0.0/24", "192.0.2.2"), sentPeer("w3", "3", "fd00:1::/64", "fd00::3")}}); err != nil {
+		w2, sentPeer("w3", "3", "fd00:1::/64", "fd00::3")}}); err != nil {
 		t.Fatal(err)
 	}
 	a.view.complete(4, true)
@@ -130,5 +133,21 @@ func TestPeersAreKept(t *testing.T) {
 	}
 	if a.view.now.peers["w2"] != b.view.now.peers["w2"] {
 		t.Error("sessions that share hold a peer twice")
+	}
+	shared = Shared{}
+	c := New(cfg)
+	if err := c.load(); err != nil || c.view.now.peers["w2"].WireGuardKey != [32]byte(w2.WireguardKey) || c.view.peersDigest() != a.view.peersDigest() {
+		t.Errorf("of the key the checkpoint knows %v, %v", c.view.now.peers["w2"].WireGuardKey, err)
+	}
+	// Another key is another peer, and a key of a form that this release does not know is none.
+	for _, key := range [][]byte{bytes.Repeat([]byte{8}, 32), make([]byte, 33)} {
+		w2 = sentPeer("w2", "2", "10.1.0.0/24", "192.0.2.2")
+		w2.WireguardKey = key
+		if err := c.view.apply(&fleetv1.ObjectSet{Peers: []*fleetv1.Peer{w2}}); err != nil {
+			t.Fatal(err)
+		}
+		if got := c.view.now.peers["w2"].WireGuardKey; got != ([32]byte{}) != (len(key) == 32) || len(key) == 32 && got != [32]byte(key) {
+			t.Errorf("told %v, it is %v", key, got)
+		}
 	}
 }

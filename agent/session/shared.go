@@ -1,6 +1,7 @@
 package session
 
 import (
+	"bytes"
 	"slices"
 	"sync"
 
@@ -82,5 +83,6 @@ func (s *Shared) peer(p *fleetv1.Peer) (*heldPeer, error) {
 // samePeer says whether the two say the same, and nothing that only a later version knows.
 func samePeer(a, b *fleetv1.Peer) bool {
 	return a.Name == b.Name && a.Uid == b.Uid && slices.Equal(a.PodCidrs, b.PodCidrs) && slices.Equal(a.Addresses, b.Addresses) &&
+		bytes.Equal(a.WireguardKey, b.WireguardKey) &&
 		len(a.ProtoReflect().GetUnknown()) == 0 && len(b.ProtoReflect().GetUnknown()) == 0
 }

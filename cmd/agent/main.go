@@ -46,7 +46,9 @@ func main() {
 	if err := cfg.Complete(); err != nil {
 		fail(2, err.Error())
 	}
-	cfg.WithNetwork()
+	if err := cfg.WithNetwork(); err != nil {
+		fail(2, err.Error())
+	}
 	n, err := node.New(*cfg)
 	if err != nil {
 		fail(2, err.Error())

@@ -121,10 +121,10 @@ func labelPatch(stored, facts *v1.Node) []byte {
 		meta["labels"] = l
 	}
 	a := differing(stored.Annotations, facts.Annotations)
-	for _, name := range []string{draDrivers, balancer.Announces} {
+	for _, name := range []string{draDrivers, balancer.Announces, wireguardKey} {
 		_, stands := stored.Annotations[name]
 		if _, tells := facts.Annotations[name]; stands && !tells {
-			a[name] = nil // of a newer agent: this one does not know
+			a[name] = nil // of a newer agent, or of other flags: this one does not know
 		}
 	}
 	if len(a) > 0 {

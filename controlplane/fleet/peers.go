@@ -1,7 +1,9 @@
 package fleet
 
 import (
+	"bytes"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/binary"
 	"fmt"
 	"slices"
@@ -16,6 +18,9 @@ import (
 
 // kindPeer is what deletions call other nodes.
 const kindPeer = "Peer"
+
+// wireguardKey is the annotation in which an agent tells its node's public key; others leave it out.
+const wireguardKey = "keelson.dev/wireguard-key"
 
 // Numbers of fields of ObjectSet.
 const (
@@ -51,11 +56,15 @@ func peerOf(n *v1.Node) *fleetv1.Peer {
 	if len(p.PodCidrs) == 0 || len(p.Addresses) == 0 {
 		return nil
 	}
+	if key, err := base64.StdEncoding.DecodeString(n.Annotations[wireguardKey]); err == nil && len(key) == 32 {
+		p.WireguardKey = key
+	}
 	return p
 }
 
 func samePeer(a, b *fleetv1.Peer) bool {
-	return a.Name == b.Name && a.Uid == b.Uid && slices.Equal(a.PodCidrs, b.PodCidrs) && slices.Equal(a.Addresses, b.Addresses)
+	return a.Name == b.Name && a.Uid == b.Uid && slices.Equal(a.PodCidrs, b.PodCidrs) && slices.Equal(a.Addresses, b.Addresses) &&
+		bytes.Equal(a.WireguardKey, b.WireguardKey)
 }
 
 // field is a message as a field of an ObjectSet.

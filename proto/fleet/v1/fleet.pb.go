@@ -1757,11 +1757,14 @@ func (x *ObjectSet) GetPeersHeld() bool {
 // Peer is what a node must know of another one to reach its pods. A node is nobody's peer before it has pod CIDRs and an
 // address.
 type Peer struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Uid           string                 `protobuf:"bytes,2,opt,name=uid,proto3" json:"uid,omitempty"`
-	PodCidrs      []string               `protobuf:"bytes,3,rep,name=pod_cidrs,json=podCidrs,proto3" json:"pod_cidrs,omitempty"`
-	Addresses     []string               `protobuf:"bytes,4,rep,name=addresses,proto3" json:"addresses,omitempty"` // internal ones, in the Node's order
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Name      string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Uid       string                 `protobuf:"bytes,2,opt,name=uid,proto3" json:"uid,omitempty"`
+	PodCidrs  []string               `protobuf:"bytes,3,rep,name=pod_cidrs,json=podCidrs,proto3" json:"pod_cidrs,omitempty"`
+	Addresses []string               `protobuf:"bytes,4,rep,name=addresses,proto3" json:"addresses,omitempty"` // internal ones, in the Node's order
+	// By which the node is spoken to encrypted, 32 bytes. Nodes that do not encrypt, or whose agent is of a release that
+	// does not know it, have none.
+	WireguardKey  []byte `protobuf:"bytes,5,opt,name=wireguard_key,json=wireguardKey,proto3" json:"wireguard_key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1820,6 +1823,13 @@ func (x *Peer) GetPodCidrs() []string {
 func (x *Peer) GetAddresses() []string {
 	if x != nil {
 		return x.Addresses
+	}
+	return nil
+}
+
+func (x *Peer) GetWireguardKey() []byte {
+	if x != nil {
+		return x.WireguardKey
 	}
 	return nil
 }
@@ -3901,12 +3911,13 @@ const file_proto_fleet_v1_fleet_proto_rawDesc = "" +
 	"\adeletes\x18\x03 \x03(\v2\x15.keelson.fleet.v1.RefR\adeletes\x12,\n" +
 	"\x05peers\x18\x04 \x03(\v2\x16.keelson.fleet.v1.PeerR\x05peers\x12\x1d\n" +
 	"\n" +
-	"peers_held\x18\x05 \x01(\bR\tpeersHeld\"g\n" +
+	"peers_held\x18\x05 \x01(\bR\tpeersHeld\"\x8c\x01\n" +
 	"\x04Peer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\tR\x03uid\x12\x1b\n" +
 	"\tpod_cidrs\x18\x03 \x03(\tR\bpodCidrs\x12\x1c\n" +
-	"\taddresses\x18\x04 \x03(\tR\taddresses\"|\n" +
+	"\taddresses\x18\x04 \x03(\tR\taddresses\x12#\n" +
+	"\rwireguard_key\x18\x05 \x01(\fR\fwireguardKey\"|\n" +
 	"\x06Object\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +

@@ -1,0 +1,192 @@
+package network
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/wgctrl"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+)
+
+// NeedWireGuard says in a sentence why this machine cannot encrypt; nil where it can.
+func NeedWireGuard() error {
+	if have, err := linkNamed(wireguardName); err == nil && have != nil && have.Type() == kindWireGuard {
+		return nil
+	}
+	try := &netlink.Wireguard{LinkAttrs: netlink.LinkAttrs{Name: wireguardName + "-try"}}
+	err := netlink.LinkAdd(try)
+	if err == nil || errors.Is(err, unix.EEXIST) {
+		err = netlink.LinkDel(try)
+	}
+	switch {
+	case errors.Is(err, unix.EOPNOTSUPP):
+		return errors.New("--pod-network=wireguard: this machine's kernel has no WireGuard: load it with 'modprobe wireguard' " +
+			"(Linux has it from 5.6 on), or start the agents of all nodes with auto, routes or vxlan")
+	case err != nil:
+		return fmt.Errorf("--pod-network=wireguard: trying whether the kernel has it: %w", err)
+	}
+	return nil
+}
+
+const kindWireGuard = "wireguard"
+
+// linkNamed is nil where there is none.
+func linkNamed(name string) (netlink.Link, error) {
+	l, err := netlink.LinkByName(name)
+	if _, absent := errors.AsType[netlink.LinkNotFoundError](err); absent {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("looking for interface %s: %w", name, err)
+	}
+	return l, nil
+}
+
+// removeLink takes an interface away that may be gone by itself.
+func removeLink(l netlink.Link) error {
+	if err := netlink.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("removing interface %s: %w", l.Attrs().Name, err)
+	}
+	return nil
+}
+
+// installWireGuard makes this node's end of the encrypted tunnel as it should be, or removes it. The index is 0 while there is
+// none, and not for an error alone.
+func installWireGuard(want *WireGuard) (index int, err error) {
+	have, err := linkNamed(wireguardName)
+	if err != nil {
+		return 0, err
+	}
+	if have != nil && (want == nil || have.Type() != kindWireGuard) {
+		if err := removeLink(have); err != nil {
+			return 0, err
+		}
+		have = nil
+	}
+	if want == nil {
+		return 0, nil
+	}
+	if have == nil {
+		if err := netlink.LinkAdd(&netlink.Wireguard{LinkAttrs: netlink.LinkAttrs{Name: wireguardName, MTU: want.MTU}}); err != nil {
+			return 0, fmt.Errorf("making the encrypted tunnel %s: %w: load it with 'modprobe wireguard'", wireguardName, err)
+		}
+		if have, err = netlink.LinkByName(wireguardName); err != nil {
+			return 0, fmt.Errorf("making the encrypted tunnel: %w", err)
+		}
+	}
+	return have.Attrs().Index, fitWireGuard(have, want)
+}
+
+func fitWireGuard(have netlink.Link, want *WireGuard) error {
+	if have.Attrs().MTU != want.MTU {
+		if err := netlink.LinkSetMTU(have, want.MTU); err != nil {
+			return fmt.Errorf("setting the MTU of %s to %d: %w", wireguardName, want.MTU, err)
+		}
+	}
+	if err := configure(want); err != nil {
+		return err
+	}
+	if have.Attrs().Flags&net.FlagUp == 0 {
+		if err := netlink.LinkSetUp(have); err != nil {
+			return fmt.Errorf("setting %s up: %w", wireguardName, portTaken(err, want.Port))
+		}
+	}
+	return tunnelAddrs(have, want.Addrs)
+}
+
+func portTaken(err error, port int) error {
+	if errors.Is(err, unix.EADDRINUSE) {
+		return fmt.Errorf("%w: UDP port %d is another program's: end that, or give the agents of all nodes another --wireguard-port", err, port)
+	}
+	return err
+}
+
+// configure gives the tunnel its keys and peers.
+func configure(want *WireGuard) error {
+	c, err := wgctrl.New()
+	if err != nil {
+		return fmt.Errorf("asking the kernel about WireGuard: %w", err)
+	}
+	defer c.Close()
+	have, err := c.Device(wireguardName)
+	if errors.Is(err, os.ErrNotExist) {
+		err = unix.ENODEV
+	}
+	if err != nil {
+		return fmt.Errorf("reading the encrypted tunnel %s: %w", wireguardName, err)
+	}
+	cfg, same := changes(have, want)
+	if same {
+		return nil
+	}
+	if err = c.ConfigureDevice(wireguardName, cfg); errors.Is(err, os.ErrNotExist) {
+		err = unix.ENODEV
+	}
+	if err != nil {
+		return fmt.Errorf("configuring the encrypted tunnel %s: %w", wireguardName, portTaken(err, want.Port))
+	}
+	return nil
+}
+
+// changes makes of a device what it should be; same says that it is that already. Peers that go come first: what they were
+// allowed others may get. Pure.
+func changes(have *wgtypes.Device, want *WireGuard) (cfg wgtypes.Config, same bool) {
+	same = true
+	if have.PrivateKey.PublicKey() != want.Key.PublicKey() { // the kernel keeps the private one without the bits that do not count
+		cfg.PrivateKey, same = &want.Key, false
+	}
+	if have.ListenPort != want.Port {
+		cfg.ListenPort, same = &want.Port, false
+	}
+	if have.FirewallMark != 0 {
+		cfg.FirewallMark, same = new(int), false
+	}
+	missing := map[wgtypes.Key]bool{}
+	for _, p := range want.Peers {
+		missing[p.Key] = true
+	}
+	there := map[wgtypes.Key]wgtypes.Peer{}
+	for _, p := range have.Peers {
+		there[p.PublicKey] = p
+		if !missing[p.PublicKey] {
+			cfg.Peers = append(cfg.Peers, wgtypes.PeerConfig{PublicKey: p.PublicKey, Remove: true})
+		}
+	}
+	for _, p := range want.Peers {
+		if is, ok := there[p.Key]; ok && is.PresharedKey == (wgtypes.Key{}) && is.PersistentKeepaliveInterval == want.Keepalive &&
+			is.Endpoint != nil && sameEndpoint(is.Endpoint.AddrPort(), p.Endpoint) && sameAllowed(is.AllowedIPs, p.Allowed) {
+			continue
+		}
+		cfg.Peers = append(cfg.Peers, wgtypes.PeerConfig{PublicKey: p.Key, PresharedKey: &wgtypes.Key{}, Endpoint: net.UDPAddrFromAddrPort(p.Endpoint),
+			PersistentKeepaliveInterval: &want.Keepalive, ReplaceAllowedIPs: true, AllowedIPs: ipNets(p.Allowed)})
+	}
+	return cfg, same && len(cfg.Peers) == 0
+}
+
+func sameEndpoint(have, want netip.AddrPort) bool {
+	return have.Addr().Unmap() == want.Addr() && have.Port() == want.Port()
+}
+
+func sameAllowed(have []net.IPNet, want []netip.Prefix) bool {
+	is := map[netip.Prefix]bool{}
+	for _, n := range have {
+		if p, ok := prefix(&n); ok {
+			is[p] = true
+		}
+	}
+	return len(have) == len(want) && len(is) == len(want) && slices.Equal(slices.SortedFunc(maps.Keys(is), netip.Prefix.Compare), slices.SortedFunc(slices.Values(want), netip.Prefix.Compare))
+}
+
+func ipNets(all []netip.Prefix) (out []net.IPNet) {
+	for _, p := range all {
+		out = append(out, *ipNet(p))
+	}
+	return out
+}
