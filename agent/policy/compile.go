@@ -69,7 +69,9 @@ const exempt = "icmpv6 type { mld-listener-query, mld-listener-report, mld-liste
 
 // compile derives the rules. Pure: same input, same output, in whatever order.
 func compile(pods []Pod, policies []*policy) shape {
-	r := compiler{made: map[made]string{}, shape: shape{chains: map[string][]line{}, maps: map[string]map[string]string{},
+	pods = slices.Clone(pods)
+	slices.SortStableFunc(pods, func(a, b Pod) int { return slices.CompareFunc(a.Addresses, b.Addresses, netip.Addr.Compare) })
+	r := compiler{made: map[made]string{}, named: map[string]string{}, shape: shape{chains: map[string][]line{}, maps: map[string]map[string]string{},
 		selves: map[string]map[string]bool{}, owners: map[string]map[string]string{}, sets: map[string]content{}}}
 	for _, f := range families {
 		r.selves[selves(f)] = map[string]bool{}
@@ -92,9 +94,12 @@ func compile(pods []Pod, policies []*policy) shape {
 }
 
 // compiler writes a shape, and each chain of it once: all pods of a node may have a thousand policies in common.
+// A chain and its sets are named after the first of their pods: they keep their names when policies come and go, so that
+// such a change writes what one policy says and not what all do.
 type compiler struct {
 	shape
-	made map[made]string
+	made  map[made]string
+	named map[string]string // sets of several groups, by what they hold
 }
 
 // made is what a chain follows from: policies by their keys, and what the pod calls its ports.
@@ -117,7 +122,7 @@ func (r *compiler) pod(pod Pod, policies []*policy) {
 			if a.Is6() {
 				f = families[1]
 			}
-			r.maps[verdicts(d, f)][a.String()] = d.call + " " + r.together(d, f, mine, pod.Ports)
+			r.maps[verdicts(d, f)][a.String()] = d.call + " " + r.together(d, f, a, mine, pod.Ports)
 			r.selves[selves(f)][a.String()+" . "+a.String()] = true
 			r.owners[dropped(d, f)][a.String()] = string(pod.UID)
 		}
@@ -135,8 +140,9 @@ func (l labelSet) Has(name string) bool                   { _, ok := l[name]; re
 func (l labelSet) Get(name string) string                 { return l[name] }
 func (l labelSet) Lookup(name string) (v string, ok bool) { v, ok = l[name]; return v, ok }
 
-// together writes the chain of all pods with these policies, unless it is there, and returns its name.
-func (r *compiler) together(d direction, f family, policies []*policy, ports []NamedPort) string {
+// together writes the chain of all pods with these policies, unless it is there, and returns its name. Of those pods, the
+// one with the address first comes first.
+func (r *compiler) together(d direction, f family, first netip.Addr, policies []*policy, ports []NamedPort) string {
 	keys := make([]string, 0, len(policies))
 	named := false
 	for _, p := range policies {
@@ -159,13 +165,28 @@ func (r *compiler) together(d direction, f family, policies []*policy, ports []N
 			m.add(p.key, rule)
 		}
 	}
-	name := "pods-" + d.letter + f.digit + "-" + id(append(keys, of.ports)...)
+	name := verdicts(d, f) + "-" + id(first.String())
 	r.made[of] = name
 	lines := []line{{text: fmt.Sprintf("%s saddr . %s daddr @%s %s", f.ip, f.ip, selves(f), d.allow)}}
 	if f.six {
 		lines = append(lines, line{text: exempt + d.allow})
 	}
-	lines = append(lines, m.lines(r.sets)...)
+	lines = append(lines, m.lines(func(c content, ports string) string { return r.use(c, name, ports) })...)
 	r.chains[name] = append(lines, line{text: fmt.Sprintf("%s %s @%s drop", f.ip, d.own, dropped(d, f))}, line{text: "drop"})
+	return name
+}
+
+// use notes a set of a chain for some ports, and returns its name.
+func (r *compiler) use(c content, chain, ports string) string {
+	same := c.name()
+	if len(c.sources) < 2 {
+		r.sets[same] = c
+		return same
+	}
+	name, ok := r.named[same]
+	if !ok {
+		name = c.prefix() + id(chain, ports)
+		r.named[same], r.sets[name] = name, c
+	}
 	return name
 }

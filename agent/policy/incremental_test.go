@@ -307,3 +307,49 @@ func TestReplacedRulesAreDamage(t *testing.T) {
 		}
 	}
 }
+
+// F113: a policy that comes to, changes or leaves a thousand that select the same pods costs what it says, not what they say.
+func TestOneOfManyPolicies(t *testing.T) {
+	cluster := fake.NewCluster()
+	it, nft := memory(cluster)
+	nft.deaf = true
+	for i := range 5 {
+		p := &place{name: fmt.Sprint("web", i), namespace: "a", local: true, addresses: addrs(fmt.Sprintf("10.88.0.%d", 10+i))}
+		cluster.Put(p.object())
+		it.own(p)
+	}
+	group := func(i, n int) *v1.Endpoints {
+		g := &v1.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("g", i)}, Subsets: []v1.EndpointSubset{{}}}
+		for j := range n {
+			g.Subsets[0].Addresses = append(g.Subsets[0].Addresses, v1.EndpointAddress{IP: fmt.Sprintf("10.%d.%d.%d", 100+i>>8, i&255, j)})
+		}
+		return g
+	}
+	policy := func(i int) *networkingv1.NetworkPolicy {
+		return &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: fmt.Sprintf("p%d", i), Annotations: map[string]string{agent.AddressGroups: fmt.Sprint("g", i)}},
+			Spec: networkingv1.NetworkPolicySpec{Ingress: []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}}}}}}}
+	}
+	for i := range 1000 {
+		cluster.Put(group(i, 20), policy(i))
+	}
+	must(t, it.apply(t.Context(), agent.Changed{All: true}, true))
+	step := func(what string, most int, due agent.Changed) {
+		t.Helper()
+		nft.said = nil
+		must(t, it.apply(t.Context(), due, true))
+		if n := len(nft.said); n == 0 || n > most {
+			t.Errorf("%s: %d steps were made, at most %d are due: %.300s", what, n, most, strings.Join(nft.said, "; "))
+		}
+	}
+	changed := func(kind, name string) (due agent.Changed) {
+		due.Name(agent.ObjectKey{Kind: kind, Namespace: map[bool]string{true: "a"}[kind == "NetworkPolicy"], Name: name})
+		return due
+	}
+	const chain = 8 // steps that write the rules of the pods' chain: they name the policies
+	cluster.Put(group(1000, 20), policy(1000))
+	step("one comes", 20+chain, changed("NetworkPolicy", "p1000"))
+	cluster.Put(group(7, 21))
+	step("a group grows", 1, changed("AddressGroup", "g7"))
+	cluster.Delete(policy(1000))
+	step("one goes", 20+chain, changed("NetworkPolicy", "p1000"))
+}

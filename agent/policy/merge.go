@@ -119,8 +119,11 @@ type alike struct {
 	keys   map[string]bool
 }
 
+// namer notes a set that is needed for some ports, and returns its name.
+type namer func(c content, ports string) string
+
 // lines are the rules. The sets that they name are noted.
-func (m *merged) lines(sets map[string]content) []line {
+func (m *merged) lines(use namer) []line {
 	var out []line
 	if len(m.anybody.keys) > 0 {
 		for _, port := range portMatches(m.anybody.rule()) {
@@ -130,10 +133,10 @@ func (m *merged) lines(sets map[string]content) []line {
 			return out
 		}
 	}
-	out = append(out, m.groupLines(sets)...)
+	out = append(out, m.groupLines(use)...)
 	for _, same := range slices.Sorted(maps.Keys(m.blocks)) {
 		b := m.blocks[same]
-		peer := m.blockMatch(join(b.spans), sets)
+		peer := m.blockMatch(join(b.spans), use)
 		for _, port := range portMatches(b.rule()) {
 			out = append(out, line{text: words(peer, port, m.d.allow, remark(b.keys))})
 		}
@@ -141,7 +144,7 @@ func (m *merged) lines(sets map[string]content) []line {
 	return out
 }
 
-func (m *merged) blockMatch(spans []span, sets map[string]content) string {
+func (m *merged) blockMatch(spans []span, use namer) string {
 	texts := make([]string, 0, len(spans))
 	for _, s := range spans {
 		texts = append(texts, s.String())
@@ -150,12 +153,11 @@ func (m *merged) blockMatch(spans []span, sets map[string]content) string {
 		return fmt.Sprintf("%s %s { %s }", m.f.ip, m.d.peer, strings.Join(texts, ", "))
 	}
 	c := content{six: m.f.six, spans: texts}
-	sets[c.name()] = c
-	return fmt.Sprintf("%s %s @%s", m.f.ip, m.d.peer, c.name())
+	return fmt.Sprintf("%s %s @%s", m.f.ip, m.d.peer, use(c, ""))
 }
 
 // groupLines are the rules about groups.
-func (m *merged) groupLines(sets map[string]content) []line {
+func (m *merged) groupLines(use namer) []line {
 	bySignature := map[string]*alike{}
 	rules := 0
 	for _, g := range slices.Sorted(maps.Keys(m.groups)) {
@@ -186,7 +188,7 @@ func (m *merged) groupLines(sets map[string]content) []line {
 			maps.Copy(exactKeys, same.keys)
 			continue
 		}
-		out = append(out, m.alikeLines(same, sets)...)
+		out = append(out, m.alikeLines(same, use)...)
 	}
 	for of, keys := range m.named {
 		one := content{six: m.f.six, ports: true, sources: []source{of}}
@@ -199,8 +201,7 @@ func (m *merged) groupLines(sets map[string]content) []line {
 	}
 	exact.sort()
 	slices.SortFunc(exactInstead, func(a, b substitute) int { return strings.Compare(a.text, b.text) })
-	name := exact.name()
-	sets[name] = exact
+	name := use(exact, "")
 	return append(out, line{words(m.exactMatch(name), m.d.allow, remark(exactKeys)), name, exactInstead})
 }
 
@@ -209,14 +210,13 @@ func (m *merged) exactMatch(set string) string {
 }
 
 // alikeLines are the rules about groups that may reach the same.
-func (m *merged) alikeLines(same *alike, sets map[string]content) []line {
+func (m *merged) alikeLines(same *alike, use namer) []line {
 	c := content{six: m.f.six}
 	for _, g := range same.groups {
 		c.sources = append(c.sources, source{group: g, six: m.f.six})
 	}
 	c.sort()
-	name := c.name()
-	sets[name] = c
+	name := use(c, same.rule.signature())
 	var out []line
 	for _, port := range portMatches(same.rule) {
 		var instead []substitute

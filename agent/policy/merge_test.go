@@ -3,6 +3,7 @@ package policy
 import (
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -103,4 +104,39 @@ func TestRulesDoNotGrowWithPolicies(t *testing.T) {
 			}
 		}
 	}
+}
+
+// F113: sets of many blocks, and of addresses with ports, are in the kernel what they were made as, in both families: what
+// nft lists is not taken for damage, and they let through what the policies allow.
+func TestMergedSetsInTheKernel(t *testing.T) {
+	r := settled(t)
+	open := denyAll("a")
+	for i := range 12 {
+		port := []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt(80 + i))}}
+		open.Spec.Ingress = append(open.Spec.Ingress, networkingv1.NetworkPolicyIngressRule{Ports: port,
+			From: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}, NamespaceSelector: &metav1.LabelSelector{MatchLabels: nsLabels[[]string{"b", "c"}[i%2]]}},
+				{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": fmt.Sprint("p", i)}}}}})
+		for _, cidr := range []string{fmt.Sprintf("10.%d.0.0/16", 100+2*i), fmt.Sprintf("10.89.%d.7/32", 2*i), fmt.Sprintf("fd00:%x::/32", i), fmt.Sprintf("fd89::%x/128", 2*i+1)} {
+			peer := networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: cidr}}
+			if i == 3 {
+				peer.IPBlock.CIDR = map[bool]string{true: "fd00:ff::/32", false: "11.0.0.0/8"}[strings.Contains(cidr, ":")]
+				peer.IPBlock.Except = map[bool][]string{true: {"fd00:ff:1::/48"}, false: {"11.0.0.9/32", "11.2.0.0/15"}}[strings.Contains(cidr, ":")]
+			}
+			open.Spec.Egress = append(open.Spec.Egress, networkingv1.NetworkPolicyEgressRule{To: []networkingv1.NetworkPolicyPeer{peer}})
+		}
+	}
+	r.put(open)
+	r.start(t, nil)
+	r.guard(t)
+	r.settle(t)
+	table := r.nft(t, "-s", "list", "table", "inet", Table)
+	for _, set := range []string{"set blocks-4-", "set blocks-6-", "set ports-4-", "set ports-6-"} {
+		if !strings.Contains(table, set) {
+			t.Errorf("there is no %s:\n%s", set, table)
+		}
+	}
+	if err := r.differs(t); err != nil {
+		t.Errorf("what was made is taken for damage: %v\n%s", err, table)
+	}
+	r.judge(t, r.every(), func(a try) bool { return permitted([]*networkingv1.NetworkPolicy{open}, a) })
 }

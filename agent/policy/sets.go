@@ -53,18 +53,10 @@ func (c *content) sort() {
 	})
 }
 
-// name follows from what the set holds: chains and directions that need the same share it.
+// name follows from what the set holds.
 func (c content) name() string {
-	f := families[0]
-	if c.six {
-		f = families[1]
-	}
 	if len(c.spans) > 0 {
-		return "blocks-" + f.digit + "-" + id(c.spans...)
-	}
-	kind := "group-"
-	if c.ports {
-		kind = "ports-"
+		return c.prefix() + id(c.spans...)
 	}
 	var words []string
 	for _, s := range c.sources {
@@ -73,7 +65,22 @@ func (c content) name() string {
 			words = append(words, s.named.Proto, s.named.Name, s.port.proto, fmt.Sprint(s.port.number))
 		}
 	}
-	return kind + f.digit + "-" + id(words...)
+	return c.prefix() + id(words...)
+}
+
+// prefix is the same for sets of one kind alone.
+func (c content) prefix() string {
+	f := families[0]
+	if c.six {
+		f = families[1]
+	}
+	switch {
+	case len(c.spans) > 0:
+		return "blocks-" + f.digit + "-"
+	case c.ports:
+		return "ports-" + f.digit + "-"
+	}
+	return "group-" + f.digit + "-"
 }
 
 // kind is the nft type of the set.
@@ -231,7 +238,7 @@ func (f *filler) size(of source) int {
 // set fills one.
 func (f *filler) set(name string, c content) *set {
 	old := f.before[name]
-	if old != nil && !slices.ContainsFunc(c.sources, func(of source) bool { return f.changed(of.group) }) {
+	if old != nil && slices.Equal(old.sources, c.sources) && !slices.ContainsFunc(c.sources, func(of source) bool { return f.changed(of.group) }) {
 		return old
 	}
 	out := &set{content: c}
@@ -259,21 +266,29 @@ func (f *filler) set(name string, c content) *set {
 	return out
 }
 
-// follow derives the elements from those of before and from the parts that are others now.
+// follow derives the elements from those of before, and from the parts that have come, gone or changed.
 func (s *set) follow(old *set, changed func(group string) bool) {
 	s.elements = maps.Clone(old.elements)
-	for i, part := range s.parts {
-		if !changed(s.sources[i].group) {
+	had, stays := make(map[source]bool, len(old.sources)), make(map[source]bool, len(s.sources))
+	for _, of := range old.sources {
+		had[of] = true
+	}
+	for _, of := range s.sources {
+		stays[of] = had[of] && !changed(of.group)
+	}
+	for i, part := range old.parts {
+		if stays[old.sources[i]] {
 			continue
 		}
-		was := old.parts[i]
-		for e := range was {
-			if !part[e] && !slices.ContainsFunc(s.parts, func(p map[string]bool) bool { return p[e] }) {
+		for e := range part {
+			if !slices.ContainsFunc(s.parts, func(p map[string]bool) bool { return p[e] }) {
 				delete(s.elements, e)
 			}
 		}
-		for e := range part {
-			s.elements[e] = true
+	}
+	for i, part := range s.parts {
+		if !stays[s.sources[i]] {
+			maps.Copy(s.elements, part)
 		}
 	}
 }
