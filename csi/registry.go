@@ -106,6 +106,9 @@ func (r *Registry) Driver(ctx context.Context, name string) (*Driver, error) {
 	return nil, fmt.Errorf("%w: %s (looked for in %s)", ErrNoDriver, name, where)
 }
 
+// Known returns a driver that has been found, and nil where there is none of that name.
+func (r *Registry) Known(name string) *Driver { return r.get(name) }
+
 func (r *Registry) get(name string) *Driver {
 	r.mu.Lock()
 	defer r.mu.Unlock()

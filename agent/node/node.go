@@ -78,9 +78,11 @@ func New(cfg Config) (*Node, error) {
 	images := n.images()
 	runtime, written := n.runtime(images)
 	volumes, calls := cfg.Volumes, agent.DriverCalls(n.csi)
+	var disk func(context.Context, types.UID, string) (agent.Disk, bool, error)
 	if volumes == nil {
-		own := volume.New(volume.Config{Paths: cfg.paths(), Objects: n.session, CSI: n.csi, Allocatable: func() v1.ResourceList { return n.facts.node().Status.Allocatable }, Log: cfg.Log.With("part", "volumes")})
-		volumes, calls = own, own
+		own := volume.New(volume.Config{Paths: cfg.paths(), Objects: n.session, CSI: n.csi, Allocatable: func() v1.ResourceList { return n.facts.node().Status.Allocatable }, Report: n.session.Event, Log: cfg.Log.With("part", "volumes")})
+		volumes, calls, disk = own, own, own.Disk
+		n.own("volumes", own.Run)
 		n.own("csi", func(ctx context.Context) error {
 			if err := n.shareKubelet(); err != nil {
 				return err
@@ -102,7 +104,7 @@ func New(cfg Config) (*Node, error) {
 		serve(n.server)
 	}
 	pods := pod.New(pod.Config{NodeName: cfg.NodeName, HostIPs: cfg.NodeIPs, Paths: cfg.paths(), Runtime: runtime, Images: images, Volumes: volumes, Devices: dev, Plugins: plugins, Objects: n.session, Reporter: n.session,
-		Prober: prober, Policies: n.policies(runtime), Node: n.facts.admitting(n.session), Written: written,
+		Prober: prober, Policies: n.policies(runtime), Node: n.facts.admitting(n.session), Written: written, VolumeDisk: disk,
 		ClusterDNS: clusterDNS(cfg.ClusterDNS, n.session), ResolvConf: cfg.ResolvConf, SeccompDefault: cfg.SeccompDefault,
 		PodPIDs: cfg.PodPIDs, SingleProcessOOMKill: cfg.SingleProcessOOMKill, Ceiling: cfg.PodSecurity, Log: cfg.Log.With("part", "pods")})
 	n.part("pods", pods.Run)

@@ -1,6 +1,7 @@
 package pod
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"sync"
@@ -75,6 +76,12 @@ func (d *disks) all(paths []string, of func(string) (agent.Disk, error)) {
 	d.mu.Unlock()
 }
 
+// volumeAt is a volume of a pod.
+type volumeAt struct {
+	pod    types.UID
+	volume string
+}
+
 // Storage is what the pods have on disk and in their volumes, as far as it is known without measuring more: what is
 // held against limits was measured a moment ago, and file systems know how full they are.
 func (s *Set) Storage() map[types.UID]agent.PodStorage {
@@ -87,15 +94,25 @@ func (s *Set) Storage() map[types.UID]agent.PodStorage {
 	out := make(map[types.UID]agent.PodStorage, len(workers))
 	places := map[types.UID]map[string]string{}
 	var paths []string
+	of := map[string]volumeAt{}
 	for _, w := range workers {
 		p, own := w.storage()
 		uid := w.pod().UID
 		out[uid], places[uid] = p, own
-		for _, path := range own {
+		for name, path := range own {
 			paths = append(paths, path)
+			of[path] = volumeAt{uid, name}
 		}
 	}
-	found := s.disks.look(paths, DiskOf)
+	found := s.disks.look(paths, func(path string) (agent.Disk, error) {
+		if s.cfg.VolumeDisk != nil {
+			disk, ok, err := s.cfg.VolumeDisk(context.Background(), of[path].pod, of[path].volume)
+			if ok || err != nil {
+				return disk, err
+			}
+		}
+		return DiskOf(path)
+	})
 	for uid, p := range out {
 		known := p.Volumes[:0]
 		for _, v := range p.Volumes {

@@ -42,6 +42,10 @@ type Config struct {
 	// others, beside volumes and logs; nil: only those two are measured.
 	Written func(containerID string) (own, shared []string)
 
+	// VolumeDisk says how full a volume of a pod is where something else than its file system knows; an error is that
+	// nothing does. nil: the file systems are asked.
+	VolumeDisk func(ctx context.Context, pod types.UID, volume string) (disk agent.Disk, ok bool, err error)
+
 	// Node returns the node as it would be reported: labels, taints, allocatable. nil admits every pod.
 	Node func() *v1.Node
 	// ClusterDNS returns the addresses of the cluster's DNS; nil or empty: pods use the node's.

@@ -136,6 +136,7 @@ func (v *Volumes) csi(ctx context.Context, pod *v1.Pod, name string, s source) (
 		return agent.Mount{}, err
 	}
 	if err := v.publish(ctx, pod, d, s, r, cv, about); err != nil {
+		v.unanswered(file)
 		return agent.Mount{}, err
 	}
 	r.Ready = true
@@ -274,7 +275,7 @@ func (v *Volumes) release(ctx context.Context, uid types.UID, file string, r rec
 		if err := v.leave(r, last); err != nil {
 			return err
 		}
-		v.forgetPublished(file)
+		v.released(file, r.Target)
 		return os.Remove(file)
 	}
 	// A volume that the driver does not know was never published, or is gone: with nothing mounted nothing is to be
@@ -289,6 +290,10 @@ func (v *Volumes) release(ctx context.Context, uid types.UID, file string, r rec
 	if err := d.Unpublish(ctx, r.Volume, r.Target); !undone(err, r.Target) {
 		return err
 	}
+	// No driver is to unstage below what is still mounted, whatever it says.
+	if is, err := mounted(r.Target); is || err != nil {
+		return errors.Join(fmt.Errorf("CSI driver %s says that volume %s is unpublished, and it is still mounted at %s", r.Driver, r.Volume, r.Target), err)
+	}
 	if last && !r.Inline {
 		if err := d.Unstage(ctx, r.Volume, r.Staging); !undone(err, r.Staging) {
 			return err
@@ -297,7 +302,7 @@ func (v *Volumes) release(ctx context.Context, uid types.UID, file string, r rec
 	if err := v.leave(r, last); err != nil {
 		return err
 	}
-	v.forgetPublished(file)
+	v.released(file, r.Target)
 	return os.Remove(file)
 }
 

@@ -33,6 +33,7 @@ type driver struct {
 	can                []spec.NodeServiceCapability_RPC_Type // beside staging
 	expand             func(*spec.NodeExpandVolumeRequest) (int64, error)
 	stats              func(*spec.NodeGetVolumeStatsRequest) (*spec.NodeGetVolumeStatsResponse, error)
+	health             func() *spec.VolumeHealth
 
 	mu               sync.Mutex
 	staged, unstaged []string
@@ -110,6 +111,10 @@ func (d *driver) NodePublishVolume(_ context.Context, q *spec.NodePublishVolumeR
 
 func (d *driver) NodeUnpublishVolume(_ context.Context, q *spec.NodeUnpublishVolumeRequest) (*spec.NodeUnpublishVolumeResponse, error) {
 	return &spec.NodeUnpublishVolumeResponse{}, d.unpublish(q.TargetPath)
+}
+
+func (d *driver) NodeGetVolumeHealth(context.Context, *spec.NodeGetVolumeHealthRequest) (*spec.NodeGetVolumeHealthResponse, error) {
+	return &spec.NodeGetVolumeHealthResponse{VolumeHealth: d.health()}, nil
 }
 
 // mounts is how a driver publishes.

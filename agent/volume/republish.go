@@ -21,13 +21,6 @@ func (v *Volumes) published(file string) {
 	v.publishedAt[file] = time.Now()
 }
 
-// forgetPublished forgets a volume that is no more.
-func (v *Volumes) forgetPublished(file string) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	delete(v.publishedAt, file)
-}
-
 // republish calls drivers that ask for it (requiresRepublish) once more for a volume that is published: with new tokens
 // and secrets, of which they make what the pod sees. What fails leaves the pod what it has.
 func (v *Volumes) republish(ctx context.Context, pod *v1.Pod, vol *v1.Volume) error {

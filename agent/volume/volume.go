@@ -48,7 +48,9 @@ type Config struct {
 	CSI     *csi.Registry // may be nil: no CSI volumes
 	// Allocatable is the node's, for resources in downwardAPI volumes; may be nil.
 	Allocatable func() v1.ResourceList
-	Log         *slog.Logger // may be nil
+	// Report takes events about pods' volumes; may be nil.
+	Report func(*v1.Event)
+	Log    *slog.Logger // may be nil
 }
 
 // Volumes implements agent.Volumes.
@@ -58,6 +60,8 @@ type Volumes struct {
 	tmpfs bool // RUN/secrets is mounted
 	// publishedAt is when the driver of a CSI volume was last called to publish it, by its record.
 	publishedAt map[string]time.Time
+	doubtful    map[string]bool      // records of volumes whose driver did not say that it published them
+	late        map[string]time.Time // places of such that are gone, since when
 	locks       keylock.Locks
 }
 

@@ -1,0 +1,130 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/test/bed"
+)
+
+// F110: a StatefulSet whose claims are block devices writes to its device, and the pod that is made again reads what the
+// one before wrote; who may only read the device cannot write to it.
+func TestBlockDevices(t *testing.T) {
+	w := begin(t)
+	ctx := context.Background()
+	block := v1.PersistentVolumeBlock
+	spec := wanting("24Mi")
+	spec.VolumeMode = &block
+	p := sleeper("x")
+	p.Spec.Containers[0].VolumeDevices = []v1.VolumeDevice{{Name: "disk", DevicePath: "/dev/disk"}}
+	labels := map[string]string{"app": "raw"}
+	set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "raw"}, Spec: appsv1.StatefulSetSpec{
+		Replicas: ptr(int32(1)), ServiceName: "raw", Selector: &metav1.LabelSelector{MatchLabels: labels},
+		Template:             v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: p.Spec},
+		VolumeClaimTemplates: []v1.PersistentVolumeClaim{{ObjectMeta: metav1.ObjectMeta{Name: "disk"}, Spec: spec}},
+	}}
+	if _, err := w.cs.AppsV1().StatefulSets(w.ns).Create(ctx, set, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.waitPod("raw-0", isReady)
+	sh := func(pod, script string) string {
+		return strings.TrimSpace(bed.Kctl(t, "-n", w.ns, "exec", pod, "--", "sh", "-c", script))
+	}
+	if out := sh("raw-0", "test -b /dev/disk && echo kept | dd of=/dev/disk bs=512 seek=2048 conv=sync,fsync 2>/dev/null && wc -c < /dev/disk"); out != fmt.Sprint(24<<20) {
+		t.Errorf("the device is %q", out)
+	}
+	old := w.pod("raw-0").UID
+	if err := w.cs.CoreV1().Pods(w.ns).Delete(ctx, "raw-0", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.waitPod("raw-0", func(p *v1.Pod) error {
+		if p.UID == old {
+			return errors.New("it is the pod of before")
+		}
+		return isReady(p)
+	})
+	const look = "dd if=/dev/disk bs=512 skip=2048 count=1 2>/dev/null | head -c 4"
+	if out := sh("raw-0", look); out != "kept" {
+		t.Errorf("the pod that is made again reads %q", out)
+	}
+	reader := sleeper("reader")
+	reader.Spec.Containers[0].VolumeDevices = []v1.VolumeDevice{{Name: "disk", DevicePath: "/dev/disk"}}
+	reader.Spec.Volumes = []v1.Volume{{Name: "disk", VolumeSource: v1.VolumeSource{
+		PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "disk-raw-0", ReadOnly: true}}}}
+	w.createPod(reader)
+	w.waitPod("reader", isReady)
+	if out := sh("reader", look+"; dd if=/dev/zero of=/dev/disk bs=512 count=1 2>&1 || true"); !strings.HasPrefix(out, "kept") || !strings.Contains(out, "ermi") {
+		t.Errorf("a pod that may only read: %q", out)
+	}
+	wrong := mounting(sleeper("wrong"), ofClaim("disk-raw-0"))
+	w.createPod(wrong)
+	if m := w.waitEvent("wrong", "FailedMount"); !strings.Contains(m, "volumeMode Block") {
+		t.Errorf("a pod that mounts a device: %q", m)
+	}
+}
+
+// F110: a pod's own volume of a driver, of which the driver is told for whom it is; with the pod it goes.
+func TestInlineVolume(t *testing.T) {
+	w := begin(t)
+	ctx := context.Background()
+	name := w.ns + ".inline.example"
+	yes := true
+	if _, err := w.cs.StorageV1().CSIDrivers().Create(ctx, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: storagev1.CSIDriverSpec{
+		AttachRequired: new(bool), PodInfoOnMount: &yes, VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecycleEphemeral}}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = w.cs.StorageV1().CSIDrivers().Delete(ctx, name, metav1.DeleteOptions{}) })
+	user := mounting(sleeper("user"), v1.VolumeSource{CSI: &v1.CSIVolumeSource{Driver: name, VolumeAttributes: map[string]string{"word": "hello"},
+		NodePublishSecretRef: &v1.LocalObjectReference{Name: "key"}}})
+	user.Spec.NodeName = "w3"
+	user.Spec.TerminationGracePeriodSeconds = ptr(int64(1))
+	if _, err := w.cs.CoreV1().Secrets(w.ns).Create(ctx, &v1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "key"}, Data: map[string][]byte{"key": []byte("secret")}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	made := w.createPod(user)
+	if m := w.waitEvent("user", "FailedMount"); !strings.Contains(m, name) || !strings.Contains(m, "looked for in") {
+		t.Errorf("without the driver: %q", m)
+	}
+	const image = "example.com/storage/inline:v1"
+	program := filepath.Join(t.TempDir(), "driver")
+	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", program, "keelson.dev/keelson/test/e2e/inlinedriver")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("building the driver: %v\n%s", err, out)
+	}
+	bed.LoadImage(t, image, map[string]string{"driver": program}, "/driver")
+	dir, both := "/var/lib/keelson/plugins/"+name, ptr(v1.MountPropagationBidirectional)
+	host := func(name, path string) v1.Volume {
+		return v1.Volume{Name: name, VolumeSource: v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: path, Type: ptr(v1.HostPathDirectoryOrCreate)}}}
+	}
+	driver := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "driver"}, Spec: v1.PodSpec{NodeName: "w3", Containers: []v1.Container{{
+		Name: "driver", Image: image, Args: []string{name, "w3", "/csi/csi.sock"}, SecurityContext: &v1.SecurityContext{Privileged: &yes},
+		VolumeMounts: []v1.VolumeMount{{Name: "socket", MountPath: "/csi"}, {Name: "pods", MountPath: "/var/lib/kubelet/pods", MountPropagation: both}}}},
+		Volumes: []v1.Volume{host("socket", dir), host("pods", "/var/lib/kubelet/pods")}}}
+	w.createPod(driver)
+	w.waitPod("driver", isReady)
+	w.waitPod("user", isReady)
+	if out := bed.Kctl(t, "-n", w.ns, "exec", "user", "--", "cat", "/data/pod"); out != w.ns+"/user hello secret" {
+		t.Errorf("the volume says %q", out)
+	}
+	w.deletePod("user")
+	out, err := bed.Host(t, "w3").Command(ctx, "sh", "-c", "ls /var/lib/kubelet/pods; cat /proc/self/mountinfo").Output()
+	if err != nil || strings.Contains(string(out), string(made.UID)) {
+		t.Errorf("left of the pod: %s, %v", out, err)
+	}
+	w.deletePod("driver")
+	if err := bed.Host(t, "w3").Command(ctx, "rm", "-rf", dir).Run(); err != nil {
+		t.Error(err)
+	}
+}
