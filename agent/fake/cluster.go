@@ -94,6 +94,8 @@ func key(o any) string {
 		return "PersistentVolume//" + o.Name
 	case *storagev1.CSIDriver:
 		return "CSIDriver//" + o.Name
+	case *storagev1.VolumeAttachment:
+		return "VolumeAttachment//" + o.Name
 	case *nodev1.RuntimeClass:
 		return "RuntimeClass//" + o.Name
 	case *resourcev1.ResourceClaim:
@@ -205,6 +207,15 @@ func (c *Cluster) CSIDriver(name string) (*storagev1.CSIDriver, bool) {
 	return lookup[*storagev1.CSIDriver](c, "CSIDriver//"+name)
 }
 
+// VolumeAttachment implements agent.Objects: the node is the own one where there is one.
+func (c *Cluster) VolumeAttachment(driver, volume string) (*storagev1.VolumeAttachment, bool) {
+	node := ""
+	if n, ok := c.Node(); ok {
+		node = n.Name
+	}
+	return agent.AttachmentTo(list[*storagev1.VolumeAttachment](c), node, driver, volume)
+}
+
 // RuntimeClass implements agent.Objects.
 func (c *Cluster) RuntimeClass(name string) (*nodev1.RuntimeClass, bool) {
 	return lookup[*nodev1.RuntimeClass](c, "RuntimeClass//"+name)
@@ -311,7 +322,7 @@ func (c *Cluster) Follow(ctx context.Context, kinds ...string) <-chan agent.Chan
 func (c *Cluster) Changes(ctx context.Context) <-chan map[string]struct{} {
 	ch := make(chan map[string]struct{}, 1)
 	all := map[string]struct{}{}
-	for _, k := range []string{"Pod", "Service", "EndpointSlice", "Node", "Peer", "ConfigMap", "Secret", "PersistentVolumeClaim", "PersistentVolume", "CSIDriver", "RuntimeClass", "NetworkPolicy", "AddressGroup"} {
+	for _, k := range []string{"Pod", "Service", "EndpointSlice", "Node", "Peer", "ConfigMap", "Secret", "PersistentVolumeClaim", "PersistentVolume", "CSIDriver", "VolumeAttachment", "RuntimeClass", "NetworkPolicy", "AddressGroup"} {
 		all[k] = struct{}{}
 	}
 	ch <- all

@@ -43,6 +43,9 @@ type Session interface {
 	Run(ctx context.Context) error
 }
 
+// leastFence is longer than any silence of a control plane that is well.
+const leastFence = 10 * time.Second
+
 // Config is everything an agent is started with.
 type Config struct {
 	Servers []string // fleet addresses, host:port
@@ -61,23 +64,25 @@ type Config struct {
 	PluginRegistration       string // folder where they register; "" = plugins_registry below it
 	DevicePlugins            string // folder where device plugins find the agent; "" = device-plugins below it
 	PodResources             string // socket of the pod resources API; "" = pod-resources/kubelet.sock below it
-	LocalVolumes             bool   // serve volumes on the node's own disk (driver local.csi.keelson.dev)
-	LocalVolumesLimit        int64  // bytes that they may have together; 0 = what the disk has
-	Capacity                 v1.ResourceList
-	Labels                   map[string]string
-	Taints                   []v1.Taint
-	RuntimeHandlers          []string // more names of this node's runtime for RuntimeClasses
-	InsecureRegistries       []string
-	RegistryMirrors          map[string][]string // registry, or "*" for those not named → hosts asked before it, in order
-	SeccompDefault           bool
-	PodSecurity              *pod.Ceiling // nil: every pod may run
-	ClusterDNS               []string     // of pods; none: Service kube-system/kube-dns
-	DNSLocal                 string       // where the agent's DNS is served besides; "none": only at the Service's address
-	ResolvConf               string
-	MaxPods                  int64
-	PodPIDs                  int64 // processes and threads that one pod may have; negative = no limit
-	SingleProcessOOMKill     bool  // out of memory a container loses one process, not all
-	KubeletPort              int32 // of the node's own HTTPS server; 0: there is none
+	// FenceAfter is after which silence of the control plane pods with attached volumes are ended; 0 = never.
+	FenceAfter           time.Duration
+	LocalVolumes         bool  // serve volumes on the node's own disk (driver local.csi.keelson.dev)
+	LocalVolumesLimit    int64 // bytes that they may have together; 0 = what the disk has
+	Capacity             v1.ResourceList
+	Labels               map[string]string
+	Taints               []v1.Taint
+	RuntimeHandlers      []string // more names of this node's runtime for RuntimeClasses
+	InsecureRegistries   []string
+	RegistryMirrors      map[string][]string // registry, or "*" for those not named → hosts asked before it, in order
+	SeccompDefault       bool
+	PodSecurity          *pod.Ceiling // nil: every pod may run
+	ClusterDNS           []string     // of pods; none: Service kube-system/kube-dns
+	DNSLocal             string       // where the agent's DNS is served besides; "none": only at the Service's address
+	ResolvConf           string
+	MaxPods              int64
+	PodPIDs              int64 // processes and threads that one pod may have; negative = no limit
+	SingleProcessOOMKill bool  // out of memory a container loses one process, not all
+	KubeletPort          int32 // of the node's own HTTPS server; 0: there is none
 
 	// Network makes the pod network on top of the view; nil: only pods on the host's network run.
 	Network        func(agent.Objects) agent.Network
@@ -158,6 +163,7 @@ func Flags(fs *flag.FlagSet) *Config {
 		"folder where CSI drivers and device plugins find kubelet's: plugins, plugins_registry, pods and device-plugins")
 	fs.StringVar(&c.PluginRegistration, "plugin-registration-dir", "",
 		"folder where drivers and plugins wait to be registered (default KUBELET-DIR/plugins_registry)")
+	fs.DurationVar(&c.FenceAfter, "fence-after", 20*time.Second, "end pods with attached volumes when no control plane that can write has been heard for so long, whole seconds: then other nodes may have the volumes; 0 = never, and then a lost node's volumes move only when somebody says that it is out of service")
 	fs.BoolVar(&c.LocalVolumes, "local-volumes", true, "serve volumes on this node's own disk, below STATE-DIR/local-volumes (driver local.csi.keelson.dev)")
 	fs.Func("local-volumes-limit", "how much all of them may have together, such as 100Gi (default: what the disk has, but for a tenth)", func(s string) error {
 		q, err := resource.ParseQuantity(s)
@@ -231,6 +237,9 @@ func (c *Config) Complete() error {
 	}
 	if a, err := netip.ParseAddr(c.DNSLocal); err != nil && c.DNSLocal != "" && c.DNSLocal != "none" || err == nil && !a.IsLinkLocalUnicast() && !a.IsLoopback() {
 		return fmt.Errorf("--dns-local-address %q: want a link-local address such as %s, or none", c.DNSLocal, dns.LinkLocal)
+	}
+	if c.FenceAfter != 0 && (c.FenceAfter < leastFence || c.FenceAfter%time.Second != 0) {
+		return fmt.Errorf("--fence-after %s: want whole seconds, %s at least, or 0 for never", c.FenceAfter, leastFence)
 	}
 	if c.MaxPods == 0 {
 		c.MaxPods = 110

@@ -55,12 +55,16 @@ type facts struct {
 	cfg  *Config
 	info v1.NodeSystemInfo
 
+	fence   *fence // nil: attached volumes are not this node's affair
 	mu      sync.Mutex
 	current *v1.Node
 }
 
 func newFacts(cfg *Config) *facts {
 	f := &facts{cfg: cfg, info: systemInfo()}
+	if cfg.Volumes == nil {
+		f.fence = &fence{after: cfg.FenceAfter, file: fenceFile(cfg.RunDir), boot: f.info.BootID}
+	}
 	o := f.machine()
 	o.notReady = "the agent is starting"
 	f.current = f.compose(o, nil, time.Now())
@@ -81,6 +85,7 @@ type watched struct {
 	network agent.Network
 	csi     *csi.Registry
 	session Session
+	volumes agent.AttachedVolumes // nil: none
 	plugins *deviceplugin.Manager // nil: none
 	devices claimed               // nil: none
 	trouble *troubles
@@ -103,6 +108,8 @@ type observed struct {
 	networkDown string        // what ails the way of pods' traffic; "" = nothing
 	degraded    string        // what else fails
 	claimed     string        // names of DRA drivers
+
+	inUse []v1.UniqueVolumeName // attached volumes; nil = not known
 
 	devices, healthy v1.ResourceList // of device plugins: all, and those that can be given out
 
@@ -136,6 +143,10 @@ func (f *facts) run(ctx context.Context, w watched) error {
 	if w.devices != nil {
 		asked = w.devices.Changes(ctx)
 	}
+	var uses <-chan struct{}
+	if w.volumes != nil {
+		uses = w.volumes.UsesChanged()
+	}
 	var sent *v1.Node
 	for ready := false; ; {
 		changes := news
@@ -147,6 +158,7 @@ func (f *facts) run(ctx context.Context, w watched) error {
 			return ctx.Err()
 		case <-w.csi.Changed():
 		case <-devices:
+		case <-uses:
 		case <-asked:
 		case <-w.trouble.changed:
 		case <-started:
@@ -182,6 +194,11 @@ func (f *facts) look(ctx context.Context, w watched) observed {
 	o := f.machine()
 	if w.csi != nil {
 		o.drivers = w.csi.Drivers()
+	}
+	if w.volumes != nil {
+		if names, err := w.volumes.InUse(); err == nil { // else the control plane goes by what it knows
+			o.inUse = names
+		}
 	}
 	if w.devices != nil {
 		o.claimed = strings.Join(w.devices.Drivers(), ",")
@@ -322,6 +339,9 @@ func (f *facts) compose(o observed, old *v1.Node, now time.Time) *v1.Node {
 	}
 	if f.cfg.publicKey != "" {
 		n.Annotations[WireGuardKeyAnnotation] = f.cfg.publicKey
+	}
+	if f.fence != nil {
+		f.fence.tells(n, o.inUse)
 	}
 	if f.cfg.announces {
 		n.Annotations[AnnouncesAnnotation] = "true"

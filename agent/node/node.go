@@ -79,9 +79,11 @@ func New(cfg Config) (*Node, error) {
 	runtime, written := n.runtime(images)
 	volumes, calls := cfg.Volumes, agent.DriverCalls(n.csi)
 	var disk func(context.Context, types.UID, string) (agent.Disk, bool, error)
+	fence := n.facts.fence
+	var attached agent.AttachedVolumes
 	if volumes == nil {
-		own := volume.New(volume.Config{Paths: cfg.paths(), Objects: n.session, CSI: n.csi, Allocatable: func() v1.ResourceList { return n.facts.node().Status.Allocatable }, Report: n.session.Event, Log: cfg.Log.With("part", "volumes")})
-		volumes, calls, disk = own, own, own.Disk
+		own := volume.New(volume.Config{Fenced: fence.closed, Paths: cfg.paths(), Objects: n.session, CSI: n.csi, Allocatable: func() v1.ResourceList { return n.facts.node().Status.Allocatable }, Report: n.session.Event, Log: cfg.Log.With("part", "volumes")})
+		volumes, calls, attached, disk = own, own, own, own.Disk
 		n.own("volumes", own.Run)
 		n.own("csi", func(ctx context.Context) error {
 			if err := n.shareKubelet(); err != nil {
@@ -108,13 +110,17 @@ func New(cfg Config) (*Node, error) {
 		ClusterDNS: clusterDNS(cfg.ClusterDNS, n.session), ResolvConf: cfg.ResolvConf, SeccompDefault: cfg.SeccompDefault,
 		PodPIDs: cfg.PodPIDs, SingleProcessOOMKill: cfg.SingleProcessOOMKill, Ceiling: cfg.PodSecurity, Log: cfg.Log.With("part", "pods")})
 	n.part("pods", pods.Run)
+	if attached != nil {
+		fence.wire(n.session, attached, pods.Fence, cfg.Log.With("part", "fence"))
+		n.own("fence", fence.run)
+	}
 	var asked claimed
 	if drivers != nil {
 		asked = drivers
 	}
 	n.part("facts", func(ctx context.Context) error {
 		return n.facts.run(ctx, watched{runtime: runtime, images: images, network: n.network, csi: n.csi, session: n.session,
-			plugins: n.plugins, devices: asked, trouble: n.trouble})
+			volumes: attached, plugins: n.plugins, devices: asked, trouble: n.trouble})
 	})
 	if rt, ok := runtime.(agent.TieredRuntime); ok {
 		t := &tiers{runtime: rt, objects: n.session, allocatable: func() v1.ResourceList { return n.facts.node().Status.Allocatable }}

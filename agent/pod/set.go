@@ -223,8 +223,11 @@ func (s *Set) changed(ctx context.Context, kinds map[string]struct{}) {
 			break
 		}
 	}
-	if _, ok := kinds["RuntimeClass"]; ok {
-		s.each(func(e *entry) { e.w.retrySoon() })
+	for _, k := range []string{"RuntimeClass", "VolumeAttachment", "Node"} { // the last two say what is attached
+		if _, ok := kinds[k]; ok {
+			s.each(func(e *entry) { e.w.retrySoon() })
+			break
+		}
 	}
 	_, pods := kinds["Pod"]
 	if _, node := kinds["Node"]; pods || node && s.doubts() {

@@ -27,6 +27,7 @@ type worker struct {
 	mu       sync.Mutex
 	desired  Desired
 	evicted  *Stop  // why the pod was ended by this worker
+	fenced   bool   // by Fence
 	grant    grant  // of resources; desired has them in place of those that the spec asks for
 	recorded bool   // the grant is on disk
 	doubtful bool   // there was no record: what runs may have been given something else

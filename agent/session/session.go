@@ -61,6 +61,7 @@ type Session struct {
 	gates    *gates
 	proxy    *progress
 	used     *usedLately
+	heard    heard
 	linked   chan struct{} // buffered: links have appeared
 	children sync.WaitGroup
 	id       *identity // set by Run before anything connects, which closes identified

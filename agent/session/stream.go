@@ -321,6 +321,7 @@ func (c *conversation) hear() error {
 			c.mu.Lock()
 			c.unanswer = 0
 			c.mu.Unlock()
+			s.heard.answered(time.Since(time.Unix(0, k.HeartbeatAck.SentUnixNano)))
 			if every := time.Duration(k.HeartbeatAck.HeartbeatMillis) * time.Millisecond; every > 0 && every != paced {
 				paced = every
 				c.pace(every)

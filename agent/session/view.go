@@ -385,6 +385,11 @@ func (s *Session) CSIDriver(name string) (*storagev1.CSIDriver, bool) {
 	return get[*storagev1.CSIDriver](s, "CSIDriver", "", name)
 }
 
+// VolumeAttachment implements agent.Objects.
+func (s *Session) VolumeAttachment(driver, volume string) (*storagev1.VolumeAttachment, bool) {
+	return agent.AttachmentTo(list[*storagev1.VolumeAttachment](s, "VolumeAttachment"), s.cfg.NodeName, driver, volume)
+}
+
 // Services implements agent.Objects.
 func (s *Session) Services() []*v1.Service { return list[*v1.Service](s, "Service") }
 

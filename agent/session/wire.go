@@ -47,6 +47,8 @@ func newObject(kind string) wireObject {
 		return &storagev1.StorageClass{}
 	case "CSIDriver":
 		return &storagev1.CSIDriver{}
+	case "VolumeAttachment":
+		return &storagev1.VolumeAttachment{}
 	case "RuntimeClass":
 		return &nodev1.RuntimeClass{}
 	case "ResourceClaim":
@@ -66,13 +68,14 @@ const kindAddressGroup = "AddressGroup"
 
 // kindNames are all kinds that Changes may name.
 var kindNames = []string{"Pod", "Node", kindPeer, "Service", "EndpointSlice", "ConfigMap", "Secret", "ServiceAccount",
-	"PersistentVolumeClaim", "PersistentVolume", "StorageClass", "CSIDriver", "RuntimeClass", "ResourceClaim", "Namespace",
+	"PersistentVolumeClaim", "PersistentVolume", "StorageClass", "CSIDriver", "VolumeAttachment", "RuntimeClass", "ResourceClaim", "Namespace",
 	"NetworkPolicy", kindAddressGroup}
 
 // apiVersions by kind; the rest is v1.
 var apiVersions = map[string]string{
 	"EndpointSlice": "discovery.k8s.io/v1", "StorageClass": "storage.k8s.io/v1", "CSIDriver": "storage.k8s.io/v1",
-	"RuntimeClass": "node.k8s.io/v1", "ResourceClaim": "resource.k8s.io/v1", "NetworkPolicy": "networking.k8s.io/v1",
+	"VolumeAttachment": "storage.k8s.io/v1",
+	"RuntimeClass":     "node.k8s.io/v1", "ResourceClaim": "resource.k8s.io/v1", "NetworkPolicy": "networking.k8s.io/v1",
 }
 
 const magic = "k8s\x00" // opens the protobuf envelope of Kubernetes objects

@@ -30,7 +30,8 @@ type record struct {
 	// Inline: it is the pod's own and was not staged. Staging is a place all the same: a release from before there were
 	// such volumes has the driver unstage there, which changes nothing.
 	Inline bool `json:"inline,omitempty"`
-	Ready  bool `json:"ready,omitempty"` // all that is done to it before a container sees it has been done
+	Attach bool `json:"attach,omitempty"` // it is attached to the node, which tells that it uses it
+	Ready  bool `json:"ready,omitempty"`  // all that is done to it before a container sees it has been done
 }
 
 // kubelet is the folder whose layout drivers know.
@@ -123,6 +124,7 @@ func (v *Volumes) csi(ctx context.Context, pod *v1.Pod, name string, s source) (
 	if err := s.allowedBy(about); err != nil {
 		return agent.Mount{}, fmt.Errorf("%s: %w", s, err)
 	}
+	r.Attach = !s.inline && attachRequired(s.driver, about)
 	d, err := v.cfg.CSI.Driver(ctx, s.driver)
 	if err != nil {
 		return agent.Mount{}, fmt.Errorf("%s: %w", s, err)
@@ -134,6 +136,11 @@ func (v *Volumes) csi(ctx context.Context, pod *v1.Pod, name string, s source) (
 	// On disk before the driver hears of it: what it does is undone even when we are killed in the middle.
 	if err := writeRecord(file, r); err != nil {
 		return agent.Mount{}, err
+	}
+	if r.Attach {
+		if cv.PublishContext, err = v.attached(ctx, s); err != nil {
+			return agent.Mount{}, err
+		}
 	}
 	if err := v.publish(ctx, pod, d, s, r, cv, about); err != nil {
 		v.unanswered(file)
@@ -196,7 +203,7 @@ func (v *Volumes) ready(file string, r record) bool {
 	if json.Unmarshal(b, &old) != nil {
 		return false
 	}
-	r.Ready = true
+	r.Ready, r.Attach = true, old.Attach
 	return old == r && r.there()
 }
 
@@ -246,6 +253,7 @@ func (v *Volumes) releaseCSI(ctx context.Context, uid types.UID) error {
 	if err != nil {
 		return err
 	}
+	defer v.useChanged()
 	var errs []error
 	for file, r := range recs {
 		if err := v.release(ctx, uid, file, r); err != nil {

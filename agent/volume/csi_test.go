@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/agent/fake"
@@ -40,6 +41,7 @@ type driver struct {
 	targets          []string
 	asked            []*spec.NodePublishVolumeRequest
 	grown            []*spec.NodeExpandVolumeRequest
+	context          map[string]string // of publishing, as told when a volume was staged last
 }
 
 // last is what the driver was asked last to publish, and how often it was asked.
@@ -84,6 +86,7 @@ func (d *driver) NodeStageVolume(_ context.Context, q *spec.NodeStageVolumeReque
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.staged = append(d.staged, q.StagingTargetPath)
+	d.context = q.PublishContext
 	return &spec.NodeStageVolumeResponse{}, nil
 }
 
@@ -149,8 +152,9 @@ func withDriver(t *testing.T, can ...spec.NodeServiceCapability_RPC_Type) (*Volu
 	go func() { defer close(ended); _ = g.Serve(l) }()
 	t.Cleanup(func() { g.Stop(); <-ended })
 	v.cfg.CSI = csi.NewRegistry(csi.RegistryConfig{Plugins: filepath.Join(dir, "plugins")})
-	c.Put(&v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "disk", UID: "c1"},
-		Spec: v1.PersistentVolumeClaimSpec{VolumeName: "pv"}, Status: v1.PersistentVolumeClaimStatus{Phase: v1.ClaimBound}},
+	c.Put(&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "odd.example"}, Spec: storagev1.CSIDriverSpec{AttachRequired: new(bool)}},
+		&v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "disk", UID: "c1"},
+			Spec: v1.PersistentVolumeClaimSpec{VolumeName: "pv"}, Status: v1.PersistentVolumeClaimStatus{Phase: v1.ClaimBound}},
 		&v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: v1.PersistentVolumeSpec{
 			AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce}, ClaimRef: &v1.ObjectReference{Namespace: "default", Name: "disk", UID: "c1"},
 			PersistentVolumeSource: v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{Driver: "odd.example", VolumeHandle: "vol-1"}}}})

@@ -19,7 +19,7 @@ func named(name, uid string) metav1.ObjectMeta {
 
 // about is what the cluster knows of the driver of withDriver.
 func about(change func(*storagev1.CSIDriverSpec)) *storagev1.CSIDriver {
-	d := &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "odd.example"}}
+	d := &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "odd.example"}, Spec: storagev1.CSIDriverSpec{AttachRequired: new(bool)}}
 	change(&d.Spec)
 	return d
 }
@@ -28,6 +28,7 @@ func about(change func(*storagev1.CSIDriverSpec)) *storagev1.CSIDriver {
 // the driver serves such volumes; otherwise the pod's event names the driver and what it serves. It goes with the pod.
 func TestInlineVolumes(t *testing.T) {
 	v, c, d, _ := withDriver(t)
+	c.Delete(about(func(*storagev1.CSIDriverSpec) {}))
 	yes, ext4 := true, "ext4"
 	vol := volume("scratch", v1.VolumeSource{CSI: &v1.CSIVolumeSource{Driver: "odd.example", FSType: &ext4, ReadOnly: &yes,
 		VolumeAttributes: map[string]string{"size": "1Gi", "csi.storage.k8s.io/pod.name": "a lie"}, NodePublishSecretRef: &v1.LocalObjectReference{Name: "key"}}})

@@ -50,6 +50,9 @@ type Config struct {
 	Allocatable func() v1.ResourceList
 	// Report takes events about pods' volumes; may be nil.
 	Report func(*v1.Event)
+	// Fenced says that the control plane has not been heard for so long that attached volumes may be another node's by
+	// now; nil: never.
+	Fenced func() bool
 	Log    *slog.Logger // may be nil
 }
 
@@ -63,16 +66,20 @@ type Volumes struct {
 	doubtful    map[string]bool      // records of volumes whose driver did not say that it published them
 	late        map[string]time.Time // places of such that are gone, since when
 	locks       keylock.Locks
+	uses        chan struct{} // buffered: attached volumes are used, or are no more
 }
 
-var _ agent.Volumes = (*Volumes)(nil)
+var (
+	_ agent.Volumes         = (*Volumes)(nil)
+	_ agent.AttachedVolumes = (*Volumes)(nil)
+)
 
 // New touches nothing.
 func New(cfg Config) *Volumes {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Volumes{cfg: cfg}
+	return &Volumes{cfg: cfg, uses: make(chan struct{}, 1)}
 }
 
 func (v *Volumes) podDir(uid types.UID) string {

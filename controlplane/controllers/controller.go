@@ -22,7 +22,7 @@
 //	ephemeralvolume.New(d)             configrestart.New(d)
 //	customresourcedefinition.New(d)    rebalance.New(d, rebalance.Options{Trial: ...})
 //	volumeexpansion.New(d, fleet)      volumeprovision.New(d, fleet)
-//	volumecapacity.New(d, fleet)
+//	volumecapacity.New(d, fleet)       volumeattach.New(d, fleet)
 //	resourceclaim.New(d)               devicetainteviction.New(d)
 //	resourceslice.New(d)
 //	resourcequota.New(d)               serviceaccount.NewTokens(d, caPEM, sign)

@@ -35,6 +35,7 @@ type drivers struct {
 	mute    bool               // calls are made, and their answers lost
 	flaky   *rand.Rand         // loses calls before or after they were made; nil = no
 	onNodes error              // volumes have to grow on nodes as well, which answer so; nil = no
+	disks   *disks             // of the driver that attaches; nil: it is nowhere
 }
 
 // errGrows is the answer of a node that does grow a volume.
@@ -69,6 +70,9 @@ func (d *drivers) CallDriver(ctx context.Context, node, driver, method string, r
 	defer d.mu.Unlock()
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
+	}
+	if driver == diskDriver && d.disks != nil {
+		return d.disks.call(method, request)
 	}
 	if driver != ownDriver {
 		return nil, &api.DriverMissing{Node: node, Message: driver + " was looked for"}

@@ -103,7 +103,7 @@ func (a *assignment) step(keys []key) (change, error) {
 		}
 		rev := revisionOf(o)
 		if h != nil && h.uid == o.GetUID() && h.revision == rev {
-			if refs := a.src.references(o); k.kind == kindPod && !slices.Equal(refs, h.refs) {
+			if refs := a.references(o); k.kind == kindPod && !slices.Equal(refs, h.refs) {
 				keys = a.swapRefs(h.refs, refs, keys)
 				h.refs = refs
 			}
@@ -119,7 +119,7 @@ func (a *assignment) step(keys []key) (change, error) {
 		}
 		fresh := h.uid != o.GetUID()
 		h.uid, h.revision = o.GetUID(), rev
-		refs := a.src.references(o)
+		refs := a.references(o)
 		keys = a.swapRefs(h.refs, refs, keys)
 		h.refs = refs
 		if k.kind == kindPod {
@@ -222,6 +222,15 @@ func (a *assignment) ordered(ups []upsert) []*fleetv1.Object {
 		}
 	}
 	return out
+}
+
+// references are those of an object on this node: a volume leads to what attaches it here as well.
+func (a *assignment) references(o api.Object) []key {
+	refs := a.src.references(o)
+	if v, ok := o.(*v1.PersistentVolume); ok && v.Spec.CSI != nil {
+		refs = append(refs, key{kindVolumeAttachment, "", api.AttachmentName(v.Spec.CSI.VolumeHandle, v.Spec.CSI.Driver, a.node)})
+	}
+	return refs
 }
 
 // wants says whether this node must hold the object.

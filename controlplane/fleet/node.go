@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/balancer"
 	"keelson.dev/keelson/controlplane/client"
 )
@@ -49,7 +50,7 @@ func (x *session) writeNode(ctx context.Context, facts *v1.Node) (*v1.Node, erro
 				return nil, x.failed(err, "label node")
 			}
 		}
-		want := mergeNodeStatus(&node.Status, &facts.Status, metav1.Now())
+		want := mergeNodeStatus(&node.Status, &facts.Status, tellsVolumes(facts), metav1.Now())
 		if equality.Semantic.DeepEqual(&node.Status, want) {
 			return node, nil
 		}
@@ -82,7 +83,7 @@ func (x *session) getOrCreateNode(ctx context.Context, facts *v1.Node) (*v1.Node
 	n := &v1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: x.node, Labels: facts.Labels, Annotations: facts.Annotations},
 		Spec:       v1.NodeSpec{Taints: facts.Spec.Taints, ProviderID: facts.Spec.ProviderID},
-		Status:     *mergeNodeStatus(&v1.NodeStatus{}, &facts.Status, metav1.Now()),
+		Status:     *mergeNodeStatus(&v1.NodeStatus{}, &facts.Status, tellsVolumes(facts), metav1.Now()),
 	}
 	node, err = client.Create(ctx, x.api, n)
 	if apierrors.IsAlreadyExists(err) {
@@ -104,6 +105,15 @@ func owned(name string) bool {
 // draDrivers is the annotation in which an agent names the DRA drivers that it can ask; agents of before leave it out.
 const draDrivers = "keelson.dev/dra-drivers"
 
+// volumesInUse is the annotation in which an agent says that it tells of the volumes that it uses: an empty list is as
+// good as none on the wire.
+const volumesInUse = "keelson.dev/volumes-in-use"
+
+func tellsVolumes(facts *v1.Node) bool {
+	_, tells := facts.Annotations[volumesInUse]
+	return tells
+}
+
 // labelPatch is a merge patch of the metadata that the node owns; nil when all is right.
 func labelPatch(stored, facts *v1.Node) []byte {
 	topology := topologyKeys(facts)
@@ -121,7 +131,7 @@ func labelPatch(stored, facts *v1.Node) []byte {
 		meta["labels"] = l
 	}
 	a := differing(stored.Annotations, facts.Annotations)
-	for _, name := range []string{draDrivers, balancer.Announces, wireguardKey} {
+	for _, name := range []string{draDrivers, balancer.Announces, wireguardKey, api.AnnotationFencesAfter} {
 		_, stands := stored.Annotations[name]
 		if _, tells := facts.Annotations[name]; stands && !tells {
 			a[name] = nil // of a newer agent, or of other flags: this one does not know
@@ -141,13 +151,13 @@ func labelPatch(stored, facts *v1.Node) []byte {
 }
 
 // mergeNodeStatus is the status of a node with a session: the facts, Ready unless they say otherwise, and
-// what others wrote. Conditions that say the same keep their times.
-func mergeNodeStatus(stored, facts *v1.NodeStatus, now metav1.Time) *v1.NodeStatus {
+// what others wrote; with tells the volumes in use are those that the facts name, also none. Conditions that say the same keep their times.
+func mergeNodeStatus(stored, facts *v1.NodeStatus, tells bool, now metav1.Time) *v1.NodeStatus {
 	out := *facts
 	out.Phase = stored.Phase
 	out.VolumesAttached = stored.VolumesAttached
 	out.Capacity, out.Allocatable = keepExtended(stored, facts)
-	if out.VolumesInUse == nil {
+	if !tells {
 		out.VolumesInUse = stored.VolumesInUse
 	}
 	if out.RuntimeHandlers == nil { // an agent that starts has not asked its runtime yet

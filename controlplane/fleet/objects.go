@@ -37,6 +37,7 @@ const (
 	kindStorageClass
 	kindCSIDriver
 	kindRuntimeClass
+	kindVolumeAttachment
 	kindPersistentVolume
 	kindClaim
 	kindDeviceClaim
@@ -64,6 +65,7 @@ var kinds = [kindCount]kindInfo{
 	kindStorageClass:     {"StorageClass", "storage.k8s.io/v1", false, client.Informer[*storagev1.StorageClass]},
 	kindCSIDriver:        {"CSIDriver", "storage.k8s.io/v1", false, client.Informer[*storagev1.CSIDriver]},
 	kindRuntimeClass:     {"RuntimeClass", "node.k8s.io/v1", false, client.Informer[*nodev1.RuntimeClass]},
+	kindVolumeAttachment: {"VolumeAttachment", "storage.k8s.io/v1", false, client.Informer[*storagev1.VolumeAttachment]},
 	kindPersistentVolume: {"PersistentVolume", "v1", false, client.Informer[*v1.PersistentVolume]},
 	kindClaim:            {"PersistentVolumeClaim", "v1", false, client.Informer[*v1.PersistentVolumeClaim]},
 	kindDeviceClaim:      {"ResourceClaim", "resource.k8s.io/v1", false, client.Informer[*resourcev1.ResourceClaim]},
@@ -107,14 +109,24 @@ type marshaler interface{ Marshal() ([]byte, error) }
 var k8sMagic = []byte{'k', '8', 's', 0}
 
 // slimNode is what agents need of nodes: who they are, their CIDRs and addresses; and, for the node's own admission of
-// pods, labels, taints and the extended resources that somebody gave it. The rest, above all the images, is long and
+// pods, labels, taints and the extended resources that somebody gave it; and what is attached to it. The rest, above all the images, is long and
 // changes often.
 func slimNode(n *v1.Node) *v1.Node {
 	return &v1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion, Labels: n.Labels, Annotations: n.Annotations},
 		Spec:       n.Spec,
-		Status:     v1.NodeStatus{Addresses: n.Status.Addresses, Allocatable: extended(n.Status.Allocatable)},
+		Status: v1.NodeStatus{Addresses: n.Status.Addresses, Allocatable: extended(n.Status.Allocatable),
+			VolumesInUse: n.Status.VolumesInUse, VolumesAttached: n.Status.VolumesAttached, Conditions: attaching(n)},
 	}
+}
+
+// attaching is, for a node that uses attached volumes, whether it is known to be there: it mounts none before it is.
+func attaching(n *v1.Node) []v1.NodeCondition {
+	ready := findNodeCondition(n.Status.Conditions, v1.NodeReady)
+	if len(n.Status.VolumesInUse) == 0 || ready == nil {
+		return nil
+	}
+	return []v1.NodeCondition{{Type: ready.Type, Status: ready.Status}}
 }
 
 // extended picks the extended resources of a list; nil when there are none.
@@ -142,7 +154,9 @@ func isExtended(name v1.ResourceName) bool {
 func sameSlim(a, b *v1.Node) bool {
 	return a.UID == b.UID && maps.Equal(a.Labels, b.Labels) && maps.Equal(a.Annotations, b.Annotations) &&
 		equality.Semantic.DeepEqual(a.Spec, b.Spec) && slices.Equal(a.Status.Addresses, b.Status.Addresses) &&
-		equality.Semantic.DeepEqual(extended(a.Status.Allocatable), extended(b.Status.Allocatable))
+		equality.Semantic.DeepEqual(extended(a.Status.Allocatable), extended(b.Status.Allocatable)) &&
+		slices.Equal(a.Status.VolumesInUse, b.Status.VolumesInUse) && slices.Equal(a.Status.VolumesAttached, b.Status.VolumesAttached) &&
+		slices.EqualFunc(attaching(a), attaching(b), func(x, y v1.NodeCondition) bool { return x.Status == y.Status })
 }
 
 // encode puts an object into its wire form.

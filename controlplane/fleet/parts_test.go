@@ -424,6 +424,37 @@ func TestSlimNode(t *testing.T) {
 	}
 }
 
+// A node reads of itself what is attached to it and whether the control plane knows that it uses that; of the volumes in
+// use an agent that knows them says the whole. F110
+func TestNodesKnowWhatIsAttached(t *testing.T) {
+	n := &v1.Node{Status: v1.NodeStatus{VolumesInUse: []v1.UniqueVolumeName{"a"}, VolumesAttached: []v1.AttachedVolume{{Name: "a"}},
+		Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue, Message: "m"}}}}
+	slim := slimNode(n).Status
+	if len(slim.VolumesInUse) != 1 || len(slim.VolumesAttached) != 1 || len(slim.Conditions) != 1 || slim.Conditions[0].Message != "" {
+		t.Errorf("%+v", slim)
+	}
+	for what, change := range map[string]func(*v1.NodeStatus){
+		"volumes in use":   func(s *v1.NodeStatus) { s.VolumesInUse = nil },
+		"attached volumes": func(s *v1.NodeStatus) { s.VolumesAttached = nil },
+		"being lost":       func(s *v1.NodeStatus) { s.Conditions[0].Status = v1.ConditionUnknown },
+	} {
+		other := n.DeepCopy()
+		if change(&other.Status); sameSlim(n, other) {
+			t.Errorf("a change of %s does not travel", what)
+		}
+	}
+	for _, tells := range []bool{false, true} {
+		facts := &v1.Node{}
+		if tells {
+			facts.Annotations = map[string]string{volumesInUse: "told"}
+		}
+		got := mergeNodeStatus(&n.Status, &facts.Status, tellsVolumes(facts), metav1.Now())
+		if len(got.VolumesAttached) != 1 || (len(got.VolumesInUse) == 0) != tells {
+			t.Errorf("tells %v: %v in use, %v attached", tells, got.VolumesInUse, got.VolumesAttached)
+		}
+	}
+}
+
 // What others wrote into a node's status stays: an extended resource is in capacity, allocatable follows it, and goes with it.
 func TestExtendedResourcesStay(t *testing.T) {
 	own := v1.ResourceList{v1.ResourceCPU: resource.MustParse("2"), "example.com/gpu": resource.MustParse("1")}
@@ -432,7 +463,7 @@ func TestExtendedResourcesStay(t *testing.T) {
 		Capacity:    v1.ResourceList{v1.ResourceCPU: resource.MustParse("8"), "example.com/gpu": resource.MustParse("9"), "example.com/dongle": resource.MustParse("4")},
 		Allocatable: v1.ResourceList{"example.com/dongle": resource.MustParse("1"), "example.com/gone": resource.MustParse("1")},
 	}
-	got := mergeNodeStatus(stored, facts, metav1.Now())
+	got := mergeNodeStatus(stored, facts, false, metav1.Now())
 	want := v1.ResourceList{v1.ResourceCPU: resource.MustParse("2"), "example.com/gpu": resource.MustParse("1"), "example.com/dongle": resource.MustParse("4")}
 	if !equality.Semantic.DeepEqual(got.Capacity, want) || !equality.Semantic.DeepEqual(got.Allocatable, want) {
 		t.Errorf("capacity %v, allocatable %v, want %v", got.Capacity, got.Allocatable, want)
@@ -440,7 +471,7 @@ func TestExtendedResourcesStay(t *testing.T) {
 	if len(facts.Capacity) != 2 || len(facts.Allocatable) != 2 {
 		t.Error("the facts were changed")
 	}
-	again := mergeNodeStatus(got, facts, metav1.Now())
+	again := mergeNodeStatus(got, facts, false, metav1.Now())
 	if !equality.Semantic.DeepEqual(again, got) {
 		t.Error("the second look writes again")
 	}

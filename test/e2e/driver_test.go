@@ -11,6 +11,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -156,6 +157,7 @@ func driverPod(node string) v1.PodSpec {
 
 func (w world) installDriver(node string) {
 	w.Helper()
+	w.csiDriver(podDriver, nil, false)
 	labels := map[string]string{"app": "driver"}
 	w.createWeb(&appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Name: "driver"},
@@ -166,6 +168,21 @@ func (w world) installDriver(node string) {
 		},
 	})
 	w.waitReplicas("driver", 1)
+}
+
+// csiDriver says of a driver whether its volumes are attached.
+func (w world) csiDriver(name string, annotations map[string]string, attached bool) {
+	w.Helper()
+	ctx, drivers := context.Background(), w.cs.StorageV1().CSIDrivers()
+	if _, err := drivers.Create(ctx, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: annotations},
+		Spec: storagev1.CSIDriverSpec{AttachRequired: &attached}}, metav1.CreateOptions{}); err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() {
+		if err := drivers.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+			w.Errorf("deleting the CSIDriver: %v", err)
+		}
+	})
 }
 
 // driverOn waits until the node says that the driver is there, or is not.

@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
+	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
 )
@@ -56,18 +57,10 @@ func Judge(p *corev1.Pod, node *corev1.Node) Why {
 		return Stays
 	case node == nil:
 		return Orphaned
-	case p.DeletionTimestamp != nil && outOfService(node):
+	case p.DeletionTimestamp != nil && api.OutOfService(node):
 		return OutOfService
 	}
 	return Stays
-}
-
-// outOfService says whether the node is marked dead by an operator and indeed not ready.
-func outOfService(n *corev1.Node) bool {
-	if c := controllers.NodeCondition(n, corev1.NodeReady); c != nil && c.Status == corev1.ConditionTrue {
-		return false
-	}
-	return slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeOutOfService })
 }
 
 // Surplus are the finished pods beyond the limit, evicted ones first, then the oldest.
@@ -111,7 +104,7 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 				if c.Type != controllers.Deleted {
 					missing.end(c.New.Name)
 				}
-				if c.Type == controllers.Added || c.Type == controllers.Updated && !outOfService(c.New) {
+				if c.Type == controllers.Added || c.Type == controllers.Updated && !api.OutOfService(c.New) {
 					return nil
 				}
 				var keys []controllers.Key

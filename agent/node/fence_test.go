@@ -1,0 +1,70 @@
+package node
+
+import (
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// using are pods with attached volumes.
+type using struct{ pods []types.UID }
+
+func (u *using) InUse() ([]v1.UniqueVolumeName, error) { return nil, nil }
+func (u *using) Attached() ([]types.UID, error)        { return u.pods, nil }
+func (u *using) UsesChanged() <-chan struct{}          { return nil }
+
+// F110: pods with attached volumes end when the control plane has been silent for too long, counted from what the agent
+// before heard.
+func TestFence(t *testing.T) {
+	var now, heard time.Duration
+	var ended []types.UID
+	u := &using{}
+	file := filepath.Join(t.TempDir(), "heard.json")
+	begin := func(boot string) *fence {
+		f := &fence{after: 20 * time.Second, heard: func() time.Duration { return heard }, clock: func() time.Duration { return now }, volumes: u,
+			end: func(uid types.UID, _ string) { ended = append(ended, uid) }, file: file, boot: boot, log: slog.New(slog.DiscardHandler)}
+		f.load()
+		return f
+	}
+	at := func(f *fence, when, last int, want ...types.UID) {
+		t.Helper()
+		now, heard, ended = time.Duration(when)*time.Second, time.Duration(last)*time.Second, nil
+		if err := f.look(); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(ended, want) {
+			t.Errorf("at %d s: ended %v, want %v", when, ended, want)
+		}
+	}
+	now = 100 * time.Second
+	f := begin("b1")
+	at(f, 119, 0)
+	at(f, 121, 0) // no pod is concerned
+	if !f.closed() {
+		t.Error("volumes may be mounted after 21 s of silence")
+	}
+	u.pods = []types.UID{"u1"}
+	at(f, 130, 129)
+	at(f, 148, 129)
+	at(f, 149, 129, "u1")
+	at(f, 150, 150)
+	// The next agent hears nothing: it counts from what the one before heard.
+	heard, now = 0, 160*time.Second
+	f = begin("b1")
+	at(f, 169, 0)
+	at(f, 171, 0, "u1")
+	// After a reboot it counts from its own start: nothing runs that could be ended.
+	now = 5 * time.Second
+	f = begin("b2")
+	at(f, 24, 0)
+	at(f, 25, 0, "u1")
+	f.after = 0
+	if f.closed() {
+		t.Error("a node that never fences does")
+	}
+}

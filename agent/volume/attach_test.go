@@ -1,0 +1,122 @@
+package volume
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/agent/fake"
+)
+
+const odd = v1.UniqueVolumeName("kubernetes.io/csi/odd.example^vol-1")
+
+// attachment puts what attaches the volume to the node.
+func attachment(c *fake.Cluster, change func(*storagev1.VolumeAttachment)) {
+	name := "pv"
+	a := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "csi-1"},
+		Spec:   storagev1.VolumeAttachmentSpec{Attacher: "odd.example", NodeName: "here", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &name}},
+		Status: storagev1.VolumeAttachmentStatus{Attached: true, AttachmentMetadata: map[string]string{"device": "/dev/odd"}}}
+	change(a)
+	c.Put(a)
+}
+
+// known puts what the control plane says of the node.
+func known(c *fake.Cluster, ready v1.ConditionStatus, inUse, attached bool) {
+	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here"}, Status: v1.NodeStatus{Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: ready}}}}
+	if inUse {
+		n.Status.VolumesInUse = []v1.UniqueVolumeName{odd}
+	}
+	if attached {
+		n.Status.VolumesAttached = []v1.AttachedVolume{{Name: odd}}
+	}
+	c.Put(n)
+}
+
+// F110: why a node may not mount a volume yet, in words.
+func TestMayMount(t *testing.T) {
+	v, c, _, _ := withDriver(t)
+	disk := source{name: "pv", driver: "odd.example", handle: "vol-1"}
+	says := func(want string) {
+		t.Helper()
+		_, why := v.mayMount(disk)
+		if want == "" && why != "" || !strings.Contains(why, want) {
+			t.Errorf("%q does not say %q", why, want)
+		}
+	}
+	known(c, v1.ConditionTrue, false, false)
+	says("no VolumeAttachment to this node yet")
+	attachment(c, func(a *storagev1.VolumeAttachment) { a.Status.Attached = false })
+	says("waiting for the attacher of CSI driver odd.example (VolumeAttachment csi-1)")
+	attachment(c, func(a *storagev1.VolumeAttachment) {
+		a.Status = storagev1.VolumeAttachmentStatus{AttachError: &storagev1.VolumeError{Message: "no such disk"}}
+	})
+	says("CSI driver odd.example: no such disk")
+	attachment(c, func(a *storagev1.VolumeAttachment) { a.Spec.NodeName = "there" })
+	says("no VolumeAttachment to this node yet")
+	attachment(c, func(a *storagev1.VolumeAttachment) {})
+	says("waiting for the control plane to know that this node uses it")
+	known(c, v1.ConditionTrue, true, false)
+	says("status.volumesAttached does not name it")
+	known(c, v1.ConditionUnknown, true, true)
+	says("waiting for the control plane to know that this node uses it")
+	known(c, v1.ConditionTrue, true, true)
+	says("")
+	v.cfg.Fenced = func() bool { return true }
+	says("not been heard for too long")
+	v.cfg.Fenced = nil
+	confirm := c.Unconfirmed()
+	says("not been heard since the agent began")
+	confirm()
+	says("")
+}
+
+// F110: a node tells that it uses a volume before the driver is first called, mounts it once it is attached, and tells so
+// until it is unmounted; the next agent knows as much.
+func TestAttachedVolume(t *testing.T) {
+	v, c, d, claim := withDriver(t)
+	c.Put(&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "odd.example"}})
+	known(c, v1.ConditionTrue, false, false)
+	uses := func(v *Volumes, want bool) {
+		t.Helper()
+		names, err := v.InUse()
+		must(t, err)
+		pods, err := v.Attached()
+		must(t, err)
+		if slices.Equal(names, []v1.UniqueVolumeName{odd}) != want || slices.Equal(pods, []types.UID{"u1"}) != want || !want && len(names)+len(pods) > 0 {
+			t.Errorf("in use %v by %v, want %v", names, pods, want)
+		}
+	}
+	uses(v, false)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		_, err := v.MountAll(ctx, pod("u1", claim))
+		done <- err
+	}()
+	<-v.UsesChanged()
+	uses(v, true)
+	cancel()
+	if err := <-done; err == nil || len(d.staged) > 0 {
+		t.Fatalf("staged %v: %v", d.staged, err)
+	}
+	attachment(c, func(*storagev1.VolumeAttachment) {})
+	known(c, v1.ConditionTrue, true, true)
+	_, err := v.MountAll(t.Context(), pod("u1", claim))
+	must(t, err)
+	if d.context["device"] != "/dev/odd" {
+		t.Errorf("the driver was told %v", d.context)
+	}
+	next := New(v.cfg)
+	uses(next, true)
+	known(c, v1.ConditionUnknown, true, false) // a pod that runs on it keeps it
+	_, err = next.MountAll(t.Context(), pod("u1", claim))
+	must(t, err)
+	must(t, next.UnmountAll(t.Context(), "u1"))
+	uses(next, false)
+}

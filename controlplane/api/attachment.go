@@ -1,0 +1,53 @@
+package api
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+)
+
+// AnnotationFencesAfter on a Node is told by its agent: when it has not heard the control plane for so many seconds, it
+// ends its pods with attached volumes by itself; "0" says that it never does.
+const AnnotationFencesAfter = "keelson.dev/fences-after"
+
+// FencesAfter is after which silence of the control plane a node ends its pods with attached volumes; 0 = never, or it
+// does not say.
+func FencesAfter(n *corev1.Node) time.Duration {
+	seconds, err := strconv.Atoi(n.Annotations[AnnotationFencesAfter])
+	if err != nil || seconds < 0 {
+		return 0
+	}
+	return time.Duration(seconds) * time.Second
+}
+
+// OutOfService says that an operator has declared a node dead, and that it does not say otherwise.
+func OutOfService(n *corev1.Node) bool {
+	for _, c := range n.Status.Conditions {
+		if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
+			return false
+		}
+	}
+	return slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeOutOfService })
+}
+
+// AttachmentName is the name of the VolumeAttachment of a CSI volume to a node, as in Kubernetes: drivers' attachers and
+// people look for it.
+func AttachmentName(handle, driver, node string) string {
+	return fmt.Sprintf("csi-%x", sha256.Sum256([]byte(handle+driver+node)))
+}
+
+// AttachedName is how the status of a Node names a CSI volume, as in Kubernetes.
+func AttachedName(driver, handle string) corev1.UniqueVolumeName {
+	return corev1.UniqueVolumeName("kubernetes.io/csi/" + driver + "^" + handle)
+}
+
+// AttachRequired says whether volumes of a driver are attached to nodes before these mount them. As documented it is so
+// unless the driver's object says otherwise, and where there is none.
+func AttachRequired(d *storagev1.CSIDriver) bool {
+	return d == nil || d.Spec.AttachRequired == nil || *d.Spec.AttachRequired
+}

@@ -1,0 +1,307 @@
+package volumeattach
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/storage/volume"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+const (
+	// finalizer holds an attachment from before its driver is first called until the driver has taken the volume away.
+	finalizer = "keelson.dev/attached"
+	// foreign begins the finalizers of drivers' own attachers.
+	foreign = "external-attacher/"
+	// publishedAnnotation is what the driver was asked for: by that it is undone, whatever has become of the volume and of
+	// the node meanwhile.
+	publishedAnnotation = "keelson.dev/published"
+	// mostNodes is how many nodes are asked to reach a driver.
+	mostNodes = 8
+)
+
+// published is what the annotation says. Fields may be added; those that are unknown are ignored.
+type published struct {
+	Handle string                  `json:"handle"`
+	NodeID string                  `json:"nodeID"`
+	Secret *corev1.SecretReference `json:"secret,omitempty"`
+}
+
+// todo is what an attachment needs of the control plane as its attacher.
+type todo int
+
+const (
+	nothing todo = iota
+	hold         // note what will be asked
+	publish
+	unpublish
+	clash // an attacher of the driver's own is at work as well
+)
+
+// duty decides about an attachment of a driver.
+func duty(a *storagev1.VolumeAttachment, served bool) todo {
+	held := slices.Contains(a.Finalizers, finalizer)
+	others := slices.ContainsFunc(a.Finalizers, func(f string) bool { return strings.HasPrefix(f, foreign) })
+	switch {
+	case a.DeletionTimestamp != nil && held:
+		return unpublish // also where the driver is served by another now: who has asked undoes it
+	case a.DeletionTimestamp != nil || !served:
+		return nothing
+	case others && !held:
+		return clash
+	case a.Status.Attached:
+		return nothing
+	case !held:
+		return hold
+	}
+	return publish
+}
+
+// serve is what an attacher does for one attachment.
+func (r *reconciler) serve(ctx context.Context, name string) error {
+	a, ok := r.attachments.Get("", name)
+	if !ok || r.calls == nil {
+		return nil
+	}
+	d, _ := controllers.Cached[*storagev1.CSIDriver](r.drivers, "", a.Spec.Attacher)
+	switch duty(a, controllers.Served(d)) {
+	case hold:
+		return r.hold(ctx, a)
+	case publish:
+		return r.publish(ctx, a)
+	case unpublish:
+		return r.unpublish(ctx, a)
+	case clash:
+		r.term.Events.Event(a, corev1.EventTypeWarning, "FailedAttachVolume", fmt.Sprintf("CSI driver %s has an attacher of its own, and annotation %s of its CSIDriver asks "+
+			"the cluster to be it: remove the annotation", a.Spec.Attacher, controllers.ServedByAnnotation))
+	}
+	return nil
+}
+
+// hold notes what the driver will be asked for, before it is.
+func (r *reconciler) hold(ctx context.Context, a *storagev1.VolumeAttachment) error {
+	v, ok := controllers.Cached[*corev1.PersistentVolume](r.volumes, "", volumeOf(a))
+	if !ok || v.Spec.CSI == nil || v.Spec.CSI.Driver != a.Spec.Attacher {
+		return r.failed(ctx, a, fmt.Errorf("persistentvolume %q is not there, or is none of CSI driver %s", volumeOf(a), a.Spec.Attacher))
+	}
+	has, _ := controllers.Cached[*storagev1.CSINode](r.csiNodes, "", a.Spec.NodeName)
+	d := controllers.DriverOn(has, a.Spec.Attacher)
+	if d == nil {
+		return r.failed(ctx, a, fmt.Errorf("node %s has no CSI driver %s: a driver registers by a socket in its kubelet folder's plugins_registry", a.Spec.NodeName, a.Spec.Attacher))
+	}
+	note, err := json.Marshal(published{Handle: v.Spec.CSI.VolumeHandle, NodeID: d.NodeID, Secret: v.Spec.CSI.ControllerPublishSecretRef})
+	if err != nil {
+		return err
+	}
+	next := a.DeepCopy()
+	metav1.SetMetaDataAnnotation(&next.ObjectMeta, publishedAnnotation, string(note))
+	next.Finalizers = append(next.Finalizers, finalizer)
+	return r.wrote(client.Update(ctx, r.term.Client, next))
+}
+
+// wrote remembers an attachment as it is now, and has it looked at again.
+func (r *reconciler) wrote(a *storagev1.VolumeAttachment, err error) error {
+	if err != nil {
+		return err
+	}
+	r.attachments.Wrote(a)
+	r.term.Enqueue(controllers.Key{Kind: attachmentKey, Name: a.Name})
+	for _, k := range keysOf(volumeOf(a)) {
+		r.term.Enqueue(k)
+	}
+	return nil
+}
+
+// noted is what an attachment's annotation says, with the secret that it names.
+func (r *reconciler) noted(ctx context.Context, a *storagev1.VolumeAttachment) (published, map[string]string, error) {
+	var p published
+	if err := json.Unmarshal([]byte(a.Annotations[publishedAnnotation]), &p); err != nil {
+		return p, nil, fmt.Errorf("annotation %s of VolumeAttachment %s: %w", publishedAnnotation, a.Name, err)
+	}
+	if p.Secret == nil {
+		return p, nil, nil
+	}
+	s, err := client.Get[*corev1.Secret](ctx, r.term.Client, p.Secret.Namespace, p.Secret.Name)
+	if err != nil {
+		return p, nil, fmt.Errorf("secret \"%s/%s\" (controllerPublishSecretRef of the volume): %v", p.Secret.Namespace, p.Secret.Name, err)
+	}
+	out := make(map[string]string, len(s.Data))
+	for k, b := range s.Data {
+		out[k] = string(b)
+	}
+	return p, out, nil
+}
+
+// publish has the driver attach a volume.
+func (r *reconciler) publish(ctx context.Context, a *storagev1.VolumeAttachment) error {
+	v, ok := controllers.Cached[*corev1.PersistentVolume](r.volumes, "", volumeOf(a))
+	if !ok || v.Spec.CSI == nil {
+		return nil // the attachment goes as well
+	}
+	p, secrets, err := r.noted(ctx, a)
+	if err != nil {
+		return r.failed(ctx, a, err)
+	}
+	var res *csi.ControllerPublishVolumeResponse
+	err = r.ask(a, func(driver csi.ControllerClient) error {
+		can, err := driver.ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
+		if err != nil {
+			return err
+		}
+		if !able(can, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME) {
+			res = &csi.ControllerPublishVolumeResponse{} // nothing is to be done for it
+			return nil
+		}
+		readonly := v.Spec.CSI.ReadOnly && able(can, csi.ControllerServiceCapability_RPC_PUBLISH_READONLY)
+		res, err = driver.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: p.Handle, NodeId: p.NodeID, Readonly: readonly,
+			Secrets: secrets, VolumeContext: v.Spec.CSI.VolumeAttributes, VolumeCapability: capability(v, can)})
+		return err
+	})
+	if err != nil {
+		return r.failed(ctx, a, err)
+	}
+	next := a.DeepCopy()
+	next.Status = storagev1.VolumeAttachmentStatus{Attached: true, AttachmentMetadata: res.GetPublishContext()}
+	return r.wrote(client.UpdateStatus(ctx, r.term.Client, next))
+}
+
+// unpublish has the driver take a volume away, and lets the attachment go.
+func (r *reconciler) unpublish(ctx context.Context, a *storagev1.VolumeAttachment) error {
+	p, secrets, err := r.noted(ctx, a)
+	if err != nil {
+		return r.failed(ctx, a, err)
+	}
+	err = r.ask(a, func(driver csi.ControllerClient) error {
+		can, err := driver.ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
+		if err != nil || !able(can, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME) {
+			return err
+		}
+		_, err = driver.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: p.Handle, NodeId: p.NodeID, Secrets: secrets})
+		if status.Code(err) == codes.NotFound { // volume or node are no more
+			return nil
+		}
+		return err
+	})
+	if err != nil {
+		return r.failed(ctx, a, err)
+	}
+	next := a.DeepCopy()
+	next.Finalizers = slices.DeleteFunc(next.Finalizers, func(f string) bool { return f == finalizer })
+	return r.wrote(client.Update(ctx, r.term.Client, next))
+}
+
+// failed writes into an attachment why it is not done, and returns that.
+func (r *reconciler) failed(ctx context.Context, a *storagev1.VolumeAttachment, err error) error {
+	words := controllers.Words(err)
+	next := a.DeepCopy()
+	said := &storagev1.VolumeError{Time: metav1.NewTime(r.term.Now()), Message: words}
+	was := &next.Status.AttachError
+	if a.DeletionTimestamp != nil {
+		was = &next.Status.DetachError
+	}
+	if *was == nil || (*was).Message != words {
+		*was = said
+		next, wrong := client.UpdateStatus(ctx, r.term.Client, next)
+		if wrong != nil {
+			return errors.Join(err, wrong)
+		}
+		r.attachments.Wrote(next)
+		for _, k := range keysOf(volumeOf(a)) {
+			r.term.Enqueue(k)
+		}
+	}
+	return fmt.Errorf("volume %s on node %s: %w", volumeOf(a), a.Spec.NodeName, err)
+}
+
+// ask calls the driver by way of the first node that reaches it. One that was reached has the last word.
+func (r *reconciler) ask(a *storagev1.VolumeAttachment, call func(csi.ControllerClient) error) error {
+	nodes := r.ways(a)
+	if len(nodes) == 0 {
+		return fmt.Errorf("no node of the cluster is ready and has CSI driver %s (kubectl get csinodes -o yaml lists those that have)", a.Spec.Attacher)
+	}
+	var err error
+	for _, node := range nodes[:min(len(nodes), mostNodes)] {
+		err = call(controllers.DriverController(r.calls, node, a.Spec.Attacher))
+		if err == nil {
+			return nil
+		}
+		err = fmt.Errorf("node %s: %w", node, err)
+		var missing *api.DriverMissing
+		if !errors.As(err, &missing) {
+			break // the next try begins where it can
+		}
+	}
+	return err
+}
+
+// ways are the ready nodes with the driver: first the one that it is about, then those that reach the volume.
+func (r *reconciler) ways(a *storagev1.VolumeAttachment) []string {
+	v, _ := controllers.Cached[*corev1.PersistentVolume](r.volumes, "", volumeOf(a))
+	rank := func(n *corev1.Node) int {
+		switch {
+		case n.Name == a.Spec.NodeName:
+			return 0
+		case v != nil && volume.CheckNodeAffinity(v, n.Labels) == nil:
+			return 1
+		}
+		return 2
+	}
+	var found []*corev1.Node
+	for _, n := range controllers.CachedAll[*corev1.Node](r.nodes) {
+		has, _ := controllers.Cached[*storagev1.CSINode](r.csiNodes, "", n.Name)
+		ready := controllers.NodeCondition(n, corev1.NodeReady)
+		if ready != nil && ready.Status == corev1.ConditionTrue && controllers.DriverOn(has, a.Spec.Attacher) != nil {
+			found = append(found, n)
+		}
+	}
+	slices.SortFunc(found, func(a, b *corev1.Node) int { return cmp.Or(rank(a)-rank(b), strings.Compare(a.Name, b.Name)) })
+	out := make([]string, len(found))
+	for i, n := range found {
+		out[i] = n.Name
+	}
+	return out
+}
+
+func able(c *csi.ControllerGetCapabilitiesResponse, t csi.ControllerServiceCapability_RPC_Type) bool {
+	return slices.ContainsFunc(c.GetCapabilities(), func(x *csi.ControllerServiceCapability) bool { return x.GetRpc().GetType() == t })
+}
+
+// capability is how a volume will be used.
+func capability(v *corev1.PersistentVolume, can *csi.ControllerGetCapabilitiesResponse) *csi.VolumeCapability {
+	mode := csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
+	has := func(m corev1.PersistentVolumeAccessMode) bool { return slices.Contains(v.Spec.AccessModes, m) }
+	tells := able(can, csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER)
+	switch {
+	case has(corev1.ReadWriteMany):
+		mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
+	case has(corev1.ReadOnlyMany) && has(corev1.ReadWriteOnce):
+		mode = csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER
+	case has(corev1.ReadOnlyMany):
+		mode = csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
+	case has(corev1.ReadWriteOncePod) && tells:
+		mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
+	case tells:
+		mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
+	}
+	out := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: mode}}
+	if v.Spec.VolumeMode != nil && *v.Spec.VolumeMode == corev1.PersistentVolumeBlock {
+		out.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
+	} else {
+		out.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: v.Spec.CSI.FSType, MountFlags: v.Spec.MountOptions}}
+	}
+	return out
+}

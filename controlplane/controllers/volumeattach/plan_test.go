@@ -1,0 +1,195 @@
+package volumeattach
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+const driver = "disk.example"
+
+func disk(modes ...corev1.PersistentVolumeAccessMode) *corev1.PersistentVolume {
+	v := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "v"}}
+	v.Spec.AccessModes = modes
+	v.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: "h"}
+	return v
+}
+
+// user is a pod: its name says how old it is.
+func user(name, node string, going bool) *corev1.Pod {
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name)}, Spec: corev1.PodSpec{NodeName: node}}
+	if going {
+		p.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
+	}
+	return p
+}
+
+// to is an attachment, of which state names: "attached", "going".
+func to(node string, state ...string) *storagev1.VolumeAttachment {
+	a := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: api.AttachmentName("h", driver, node), Annotations: map[string]string{handleAnnotation: "h"}}}
+	a.Spec.Attacher, a.Spec.NodeName = driver, node
+	a.Status.Attached = slices.Contains(state, "attached")
+	if slices.Contains(state, "going") {
+		a.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
+	}
+	return a
+}
+
+// host is a node, which uses the volume where it says so.
+func host(name string, uses bool) Host {
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	if uses {
+		n.Status.VolumesInUse = []corev1.UniqueVolumeName{"kubernetes.io/csi/disk.example^h"}
+	}
+	return Host{Node: n}
+}
+
+// show is a step in one line.
+func show(s Step) string {
+	var out []string
+	for _, n := range s.Attach {
+		out = append(out, "attach "+n)
+	}
+	for _, a := range s.Detach {
+		out = append(out, "detach "+a.Spec.NodeName)
+	}
+	for _, n := range s.Listed {
+		out = append(out, "listed "+n)
+	}
+	for _, p := range s.Remove {
+		out = append(out, "remove "+p.Name)
+	}
+	for _, r := range s.Refused {
+		out = append(out, r.Pod.Name+": "+strings.TrimPrefix(r.Message, `Multi-Attach error for volume "v": its access modes let one node have it, and `))
+	}
+	if s.Again > 0 {
+		out = append(out, fmt.Sprint("again ", s.Again))
+	}
+	return strings.Join(out, "; ")
+}
+
+// F110: who has a volume, and who gets it next.
+func TestPlan(t *testing.T) {
+	one, many := disk(corev1.ReadWriteOnce), disk(corev1.ReadWriteOnce, corev1.ReadWriteMany)
+	lostFor := func(left time.Duration) Host { h := host("w1", true); h.Fences = left; return h }
+	fenced := host("w1", true)
+	fenced.Fenced = true
+	pods := func(p ...*corev1.Pod) []*corev1.Pod { return p }
+	has := func(a ...*storagev1.VolumeAttachment) []*storagev1.VolumeAttachment { return a }
+	for _, c := range []struct {
+		name string
+		in   State
+		want string
+	}{
+		{"nobody", State{Volume: one, Required: true}, ""},
+		{"a pod came", State{Volume: one, Required: true, Pods: pods(user("a", "w1", false))}, "attach w1"},
+		{"two of one node", State{Volume: one, Required: true, Pods: pods(user("a", "w1", false), user("b", "w1", false))}, "attach w1"},
+		{"its driver attaches nothing", State{Volume: one, Pods: pods(user("a", "w1", false))}, ""},
+		{"asked for", State{Volume: one, Required: true, Pods: pods(user("a", "w1", false)), Attachments: has(to("w1"))}, ""},
+		{"attached", State{Volume: one, Required: true, Pods: pods(user("a", "w1", false)), Attachments: has(to("w1", "attached"))}, "listed w1"},
+		{"wanted again while it goes", State{Volume: one, Required: true, Pods: pods(user("a", "w1", false)), Attachments: has(to("w1", "attached", "going"))}, ""},
+		{"two nodes: the older pod's", State{Volume: one, Required: true, Pods: pods(user("b", "w1", false), user("a", "w2", false))},
+			"attach w2; b: node w2 has it for pod default/a: it moves when that pod is gone"},
+		{"two nodes may", State{Volume: many, Required: true, Pods: pods(user("b", "w1", false), user("a", "w2", false))}, "attach w2; attach w1"},
+		{"another has it", State{Volume: one, Required: true, Pods: pods(user("a", "w1", false), user("b", "w2", false)), Attachments: has(to("w2", "attached"))},
+			"listed w2; a: node w2 has it for pod default/b: it moves when that pod is gone"},
+		{"still mounted", State{Volume: one, Required: true, Pods: pods(user("a", "w2", false)), Attachments: has(to("w1", "attached")), Hosts: map[string]Host{"w1": host("w1", true)}},
+			"listed w1; a: node w1 has not unmounted it yet"},
+		{"unmounted", State{Volume: one, Required: true, Pods: pods(user("a", "w2", false)), Attachments: has(to("w1", "attached")), Hosts: map[string]Host{"w1": host("w1", false)}}, "detach w1"},
+		{"on its way from there", State{Volume: one, Required: true, Pods: pods(user("a", "w2", false)), Attachments: has(to("w1", "attached", "going"))}, ""},
+		{"never attached, wanted no more", State{Volume: one, Required: true, Attachments: has(to("w1")), Hosts: map[string]Host{"w1": host("w1", false)}}, "detach w1"},
+		{"its node is lost", State{Volume: one, Required: true, Pods: pods(user("a", "w1", true), user("b", "w2", false)), Attachments: has(to("w1", "attached")),
+			Hosts: map[string]Host{"w1": lostFor(9 * time.Second)}}, "listed w1; b: lost node w1 has it for pod default/a, and loses it in 9s at the latest; again 9s"},
+		{"its node is fenced", State{Volume: one, Required: true, Pods: pods(user("a", "w1", true), user("b", "w2", false)), Attachments: has(to("w1", "attached")),
+			Hosts: map[string]Host{"w1": fenced}}, "listed w1; remove a; b: node w1 has it for pod default/a: it moves when that pod is gone"},
+		{"nobody of a fenced node is left", State{Volume: one, Required: true, Attachments: has(to("w1", "attached")), Hosts: map[string]Host{"w1": fenced}}, "detach w1"},
+		{"a pod that stays on a fenced node", State{Volume: one, Required: true, Pods: pods(user("a", "w1", false)), Attachments: has(to("w1", "attached")),
+			Hosts: map[string]Host{"w1": fenced}}, "listed w1"},
+		{"its node is gone", State{Volume: one, Required: true, Attachments: has(to("w1", "attached")), Hosts: map[string]Host{"w1": {Fences: time.Second}}}, "listed w1; again 1s"},
+		{"the volume is gone, and mounted", State{Attachments: has(to("w1", "attached")), Hosts: map[string]Host{"w1": host("w1", true)}}, "listed w1"},
+		{"the volume is gone", State{Attachments: has(to("w1", "attached")), Hosts: map[string]Host{"w1": host("w1", false)}}, "detach w1"},
+	} {
+		if got := show(Plan(c.in)); got != c.want {
+			t.Errorf("%s:\n got %s\nwant %s", c.name, got, c.want)
+		}
+	}
+}
+
+// F110: a node is fenced when its own time is over, of which only this leader's clock tells.
+func TestSilences(t *testing.T) {
+	s := &silences{since: map[string]time.Time{}}
+	at := func(sec int) time.Time { return time.Unix(int64(sec), 0) }
+	node := func(ready corev1.ConditionStatus, after string, taints ...string) *corev1.Node {
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1"}, Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready}}}}
+		if after != "" {
+			n.Annotations = map[string]string{api.AnnotationFencesAfter: after}
+		}
+		for _, k := range taints {
+			n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: k})
+		}
+		return n
+	}
+	silent := node(corev1.ConditionUnknown, "20")
+	for i, c := range []struct {
+		node   *corev1.Node
+		at     int
+		fenced bool
+		in     int
+	}{
+		{node(corev1.ConditionTrue, "20"), 0, false, 0},
+		{silent, 10, false, 25},
+		{silent, 34, false, 1},
+		{silent, 35, true, 0},
+		{node(corev1.ConditionFalse, "20"), 36, false, 0}, // it speaks
+		{silent, 37, false, 25},
+		{node(corev1.ConditionUnknown, "20", corev1.TaintNodeOutOfService), 38, true, 0},
+		{node(corev1.ConditionTrue, "20", corev1.TaintNodeOutOfService), 39, false, 0}, // alive
+		{node(corev1.ConditionUnknown, "0"), 40, false, 0},                             // never by itself
+		{node(corev1.ConditionUnknown, ""), 4000, false, 0},
+		{nil, 5000, false, 40},
+		{nil, 5040, true, 0},
+	} {
+		h := s.host("w1", c.node, at(c.at))
+		if h.Fenced != c.fenced || h.Fences != time.Duration(c.in)*time.Second {
+			t.Errorf("step %d: fenced %v, in %s", i, h.Fenced, h.Fences)
+		}
+	}
+}
+
+// F110: never two attachers for one driver, and what was asked is undone by who has asked.
+func TestDuty(t *testing.T) {
+	mine, theirs := []string{finalizer}, []string{foreign + "disk-example"}
+	for _, c := range []struct {
+		name       string
+		finalizers []string
+		state      string
+		served     bool
+		want       todo
+	}{
+		{"new", nil, "", true, hold},
+		{"new, of another's driver", nil, "", false, nothing},
+		{"held", mine, "", true, publish},
+		{"attached", mine, "attached", true, nothing},
+		{"a sidecar is at work as well", theirs, "", true, clash},
+		{"a sidecar's", theirs, "", false, nothing},
+		{"going", mine, "going", true, unpublish},
+		{"going, and a sidecar has taken over", append(theirs, mine...), "going", false, unpublish},
+		{"going, a sidecar's", theirs, "going", true, nothing},
+		{"gone", nil, "going", true, nothing},
+	} {
+		a := to("w1", c.state)
+		a.Finalizers = c.finalizers
+		if got := duty(a, c.served); got != c.want {
+			t.Errorf("%s: %d, want %d", c.name, got, c.want)
+		}
+	}
+}

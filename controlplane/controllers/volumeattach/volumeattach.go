@@ -1,0 +1,407 @@
+// Package volumeattach decides which nodes have which volumes: it makes and deletes the VolumeAttachments that the
+// attacher of a CSI driver serves, and keeps what Nodes say is attached to them. For drivers without an attacher of their
+// own (controllers.Served) it is the attacher too.
+//
+// Who mounts and who takes away agree by the Node's object, which both write: a node tells in status.volumesInUse what it
+// is about to mount, and mounts what one revision of the object has there and in status.volumesAttached; a volume is
+// taken out of the latter, by a write that fails when the object has changed, before its attachment is deleted.
+package volumeattach
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/internal/keylock"
+)
+
+// The two sorts of keys: a PersistentVolume, and a VolumeAttachment that the control plane itself serves.
+const (
+	volumeKey     = "volume"
+	attachmentKey = "attachment"
+)
+
+// Indexes of VolumeAttachments.
+const (
+	byVolume = "keelson.attachedVolume"
+	byNode   = "keelson.attachedNode"
+)
+
+// New returns the controller. Without calls no driver is served, and attachers of their own are still told what to do.
+func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
+	r := &reconciler{calls: calls, silences: &silences{since: map[string]time.Time{}},
+		informers: informers{
+			claims: client.Informer[*corev1.PersistentVolumeClaim](d.Informers), volumes: client.Informer[*corev1.PersistentVolume](d.Informers),
+			pods: client.Informer[*corev1.Pod](d.Informers), nodes: client.Informer[*corev1.Node](d.Informers),
+			drivers: client.Informer[*storagev1.CSIDriver](d.Informers), csiNodes: client.Informer[*storagev1.CSINode](d.Informers),
+			attachments: client.Informer[*storagev1.VolumeAttachment](d.Informers),
+		}}
+	i := r.informers
+	controllers.Index(i.pods, controllers.PodClaimIndex, controllers.PodClaims)
+	controllers.Index(i.attachments, byVolume, func(o api.Object) []string { return []string{volumeOf(o)} })
+	controllers.Index(i.attachments, byNode, func(o api.Object) []string {
+		if a, ok := o.(*storagev1.VolumeAttachment); ok {
+			return []string{a.Spec.NodeName}
+		}
+		return nil
+	})
+	return &controllers.Controller{
+		Name: "attachdetach-controller", Workers: 8,
+		Watches: i.watches(r.silences),
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"persistentvolumes", "persistentvolumeclaims", "nodes"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"nodes/status", "pods/status"}, Verbs: []string{"update"}},
+			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"delete", "get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get"}},
+			{APIGroups: []string{"storage.k8s.io"}, Resources: []string{"csidrivers", "csinodes"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{"storage.k8s.io"}, Resources: []string{"volumeattachments"}, Verbs: []string{"create", "delete", "get", "list", "update", "watch"}},
+			{APIGroups: []string{"storage.k8s.io"}, Resources: []string{"volumeattachments/status"}, Verbs: []string{"update"}},
+			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
+		},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			l := &reconciler{term: t, calls: calls, silences: r.silences, informers: i, told: map[types.UID]string{},
+				pods:        controllers.ViewOf[*corev1.Pod](t, i.pods),
+				attachments: controllers.ViewOf[*storagev1.VolumeAttachment](t, i.attachments)}
+			l.silences.clear()
+			return l.reconcile
+		},
+	}
+}
+
+// informers are what is watched.
+type informers struct {
+	claims, volumes, pods, nodes, drivers, csiNodes, attachments cache.SharedIndexInformer
+}
+
+func (i informers) watches(silences *silences) []controllers.Watch {
+	return []controllers.Watch{
+		controllers.OnInformer(i.pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key { return i.ofPod(c.New) }),
+		controllers.OnInformer(i.claims, func(c controllers.Change[*corev1.PersistentVolumeClaim]) []controllers.Key {
+			return keysOf(c.New.Spec.VolumeName)
+		}),
+		controllers.OnInformer(i.volumes, func(c controllers.Change[*corev1.PersistentVolume]) []controllers.Key {
+			return keysOf(c.New.Name)
+		}),
+		controllers.OnInformer(i.attachments, func(c controllers.Change[*storagev1.VolumeAttachment]) []controllers.Key {
+			return append(keysOf(volumeOf(c.New)), controllers.Key{Kind: attachmentKey, Name: c.New.Name})
+		}),
+		controllers.OnInformer(i.nodes, func(c controllers.Change[*corev1.Node]) []controllers.Key {
+			if c.Type != controllers.Deleted {
+				silences.heard(c.New)
+			}
+			if c.Type == controllers.Updated && c.Old != nil && sameHost(c.Old, c.New) {
+				return nil
+			}
+			var keys []controllers.Key
+			for _, a := range controllers.CachedBy[*storagev1.VolumeAttachment](i.attachments, byNode, c.New.Name) {
+				keys = append(keys, keysOf(volumeOf(a))...)
+			}
+			return keys
+		}),
+		controllers.OnInformer(i.drivers, func(c controllers.Change[*storagev1.CSIDriver]) []controllers.Key {
+			var keys []controllers.Key
+			for _, v := range controllers.CachedAll[*corev1.PersistentVolume](i.volumes) {
+				if v.Spec.CSI != nil && v.Spec.CSI.Driver == c.New.Name {
+					keys = append(keys, keysOf(v.Name)...)
+				}
+			}
+			for _, a := range controllers.CachedAll[*storagev1.VolumeAttachment](i.attachments) {
+				if a.Spec.Attacher == c.New.Name {
+					keys = append(keys, controllers.Key{Kind: attachmentKey, Name: a.Name})
+				}
+			}
+			return keys
+		}),
+		controllers.OnInformer(i.csiNodes, func(c controllers.Change[*storagev1.CSINode]) []controllers.Key {
+			var keys []controllers.Key
+			for _, a := range controllers.CachedBy[*storagev1.VolumeAttachment](i.attachments, byNode, c.New.Name) {
+				keys = append(keys, controllers.Key{Kind: attachmentKey, Name: a.Name})
+			}
+			return keys
+		}),
+	}
+}
+
+// sameHost says that nothing has changed of a node by which volumes are attached and detached.
+func sameHost(a, b *corev1.Node) bool {
+	return lost(a) == lost(b) && api.OutOfService(a) == api.OutOfService(b) && a.Annotations[api.AnnotationFencesAfter] == b.Annotations[api.AnnotationFencesAfter] &&
+		slices.Equal(a.Status.VolumesInUse, b.Status.VolumesInUse) && slices.Equal(a.Status.VolumesAttached, b.Status.VolumesAttached)
+}
+
+func keysOf(volume string) []controllers.Key {
+	if volume == "" {
+		return nil
+	}
+	return []controllers.Key{{Kind: volumeKey, Name: volume}}
+}
+
+// volumeOf is the PersistentVolume that an attachment is about.
+func volumeOf(o api.Object) string {
+	if a, ok := o.(*storagev1.VolumeAttachment); ok && a.Spec.Source.PersistentVolumeName != nil {
+		return *a.Spec.Source.PersistentVolumeName
+	}
+	return ""
+}
+
+// ofPod are the volumes that a pod's claims are bound to.
+func (i informers) ofPod(p *corev1.Pod) []controllers.Key {
+	if p.Spec.NodeName == "" {
+		return nil
+	}
+	var keys []controllers.Key
+	for _, name := range controllers.PodClaims(p) {
+		if c, ok := controllers.Cached[*corev1.PersistentVolumeClaim](i.claims, p.Namespace, strings.TrimPrefix(name, p.Namespace+"/")); ok {
+			keys = append(keys, keysOf(c.Spec.VolumeName)...)
+		}
+	}
+	return keys
+}
+
+// reconciler is the thin shell of one leadership.
+type reconciler struct {
+	informers
+	term        *controllers.Term
+	calls       api.NodeDrivers
+	silences    *silences
+	pods        *controllers.View[*corev1.Pod]
+	attachments *controllers.View[*storagev1.VolumeAttachment]
+
+	writing keylock.Locks // a Node's status is written by one worker at a time
+
+	mu   sync.Mutex
+	told map[types.UID]string // what pods were told last
+}
+
+func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (again time.Duration, err error) {
+	if key.Kind == attachmentKey {
+		err = r.serve(ctx, key.Name)
+	} else {
+		again, err = r.volume(ctx, key.Name)
+	}
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		err = controllers.Race("%s: %w", key, err)
+	}
+	return again, err
+}
+
+// state gathers what is known of a volume.
+func (r *reconciler) state(name string) State {
+	in := State{Attachments: r.attachments.By(byVolume, name), Hosts: map[string]Host{}}
+	v, ok := controllers.Cached[*corev1.PersistentVolume](r.volumes, "", name)
+	if ok && v.Spec.CSI != nil {
+		in.Volume = v
+		d, _ := controllers.Cached[*storagev1.CSIDriver](r.drivers, "", v.Spec.CSI.Driver)
+		in.Required = api.AttachRequired(d)
+		in.Pods = r.users(v)
+	}
+	now := r.term.Now()
+	judge := func(node string) {
+		if _, ok := in.Hosts[node]; !ok {
+			n, _ := controllers.Cached[*corev1.Node](r.nodes, "", node)
+			in.Hosts[node] = r.silences.host(node, n, now)
+		}
+	}
+	in.Attachments = slices.DeleteFunc(in.Attachments, func(a *storagev1.VolumeAttachment) bool { return !ours(a, in.Volume) })
+	for _, a := range in.Attachments {
+		judge(a.Spec.NodeName)
+	}
+	for _, p := range in.Pods {
+		judge(p.Spec.NodeName)
+	}
+	return in
+}
+
+// ours says that an attachment has the name that this controller gives. Others are whose they are.
+func ours(a *storagev1.VolumeAttachment, v *corev1.PersistentVolume) bool {
+	handle := a.Annotations[handleAnnotation]
+	if v != nil {
+		handle = v.Spec.CSI.VolumeHandle
+	}
+	return a.Name == api.AttachmentName(handle, a.Spec.Attacher, a.Spec.NodeName)
+}
+
+// users are the pods on nodes that use a volume.
+func (r *reconciler) users(v *corev1.PersistentVolume) []*corev1.Pod {
+	ref := v.Spec.ClaimRef
+	if ref == nil {
+		return nil
+	}
+	c, ok := controllers.Cached[*corev1.PersistentVolumeClaim](r.claims, ref.Namespace, ref.Name)
+	if !ok || c.Spec.VolumeName != v.Name || ref.UID != "" && ref.UID != c.UID {
+		return nil
+	}
+	return slices.DeleteFunc(r.pods.By(controllers.PodClaimIndex, ref.Namespace+"/"+ref.Name), func(p *corev1.Pod) bool {
+		return p.Spec.NodeName == "" || controllers.PodEnded(p)
+	})
+}
+
+// volume brings the attachments of one volume closer to what its pods need.
+func (r *reconciler) volume(ctx context.Context, name string) (time.Duration, error) {
+	in := r.state(name)
+	step := Plan(in)
+	for _, p := range step.Remove {
+		if err := r.removePod(ctx, p); err != nil {
+			return 0, err
+		}
+	}
+	for _, a := range step.Detach {
+		if err := r.detach(ctx, in, a); err != nil {
+			return 0, err
+		}
+	}
+	for _, node := range step.Listed {
+		if err := r.list(ctx, node, api.AttachedName(in.driver(), in.handle()), true, nil); err != nil {
+			return 0, fmt.Errorf("noting volume %s as attached to node %s: %w", name, node, err)
+		}
+	}
+	for _, node := range step.Attach {
+		if err := r.attach(ctx, in.Volume, node); err != nil {
+			return 0, err
+		}
+	}
+	r.tell(in, step)
+	return step.Again, nil
+}
+
+func (in State) driver() string {
+	if in.Volume != nil {
+		return in.Volume.Spec.CSI.Driver
+	}
+	if len(in.Attachments) > 0 {
+		return in.Attachments[0].Spec.Attacher
+	}
+	return ""
+}
+
+func (in State) handle() string {
+	if in.Volume != nil {
+		return in.Volume.Spec.CSI.VolumeHandle
+	}
+	if len(in.Attachments) > 0 {
+		return in.Attachments[0].Annotations[handleAnnotation]
+	}
+	return ""
+}
+
+// attach asks for a volume to be attached to a node.
+func (r *reconciler) attach(ctx context.Context, v *corev1.PersistentVolume, node string) error {
+	src := v.Spec.CSI
+	a, err := client.Create(ctx, r.term.Client, &storagev1.VolumeAttachment{
+		ObjectMeta: metav1.ObjectMeta{Name: api.AttachmentName(src.VolumeHandle, src.Driver, node), Annotations: map[string]string{handleAnnotation: src.VolumeHandle}},
+		Spec:       storagev1.VolumeAttachmentSpec{Attacher: src.Driver, NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &v.Name}}})
+	if err != nil {
+		return fmt.Errorf("attaching volume %s to node %s: %w", v.Name, node, err)
+	}
+	r.attachments.Wrote(a)
+	return nil
+}
+
+// detach takes a volume from a node, first in what its Node says.
+func (r *reconciler) detach(ctx context.Context, in State, a *storagev1.VolumeAttachment) error {
+	node, name := a.Spec.NodeName, volumeName(a, in.Volume)
+	err := r.list(ctx, node, name, false, func(n *corev1.Node) error {
+		if slices.Contains(n.Status.VolumesInUse, name) && !r.silences.host(node, n, r.term.Now()).Fenced {
+			return controllers.Race("node %s uses volume %s again", node, name)
+		}
+		return nil
+	})
+	if err == nil {
+		err = client.Delete[*storagev1.VolumeAttachment](ctx, r.term.Client, "", a.Name, controllers.ByUID(a))
+	}
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("detaching volume %s from node %s: %w", volumeOf(a), node, err)
+	}
+	return nil
+}
+
+// list writes into a Node's status whether it has a volume. What check says of the object is so until that is written.
+func (r *reconciler) list(ctx context.Context, node string, name corev1.UniqueVolumeName, has bool, check func(*corev1.Node) error) error {
+	if n, ok := controllers.Cached[*corev1.Node](r.nodes, "", node); ok && has && listed(n, name) {
+		return nil
+	}
+	defer r.writing.Lock(node)()
+	n, err := client.Get[*corev1.Node](ctx, r.term.Client, "", node)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil
+	case err != nil:
+		return err
+	case check != nil:
+		if err := check(n); err != nil {
+			return err
+		}
+	}
+	if listed(n, name) == has {
+		return nil
+	}
+	next := n.DeepCopy()
+	if has {
+		next.Status.VolumesAttached = append(next.Status.VolumesAttached, corev1.AttachedVolume{Name: name})
+	} else {
+		next.Status.VolumesAttached = slices.DeleteFunc(next.Status.VolumesAttached, func(v corev1.AttachedVolume) bool { return v.Name == name })
+	}
+	_, err = client.UpdateStatus(ctx, r.term.Client, next)
+	return err
+}
+
+func listed(n *corev1.Node, name corev1.UniqueVolumeName) bool {
+	return slices.ContainsFunc(n.Status.VolumesAttached, func(v corev1.AttachedVolume) bool { return v.Name == name })
+}
+
+// tell says to pods what becomes of the volume, once for each news.
+func (r *reconciler) tell(in State, step Step) {
+	refused := map[types.UID]string{}
+	for _, x := range step.Refused {
+		refused[x.Pod.UID] = x.Message
+	}
+	at := map[string]*storagev1.VolumeAttachment{}
+	for _, a := range in.Attachments {
+		at[a.Spec.NodeName] = a
+	}
+	for _, p := range in.Pods {
+		a := at[p.Spec.NodeName]
+		switch why := refused[p.UID]; {
+		case why != "":
+			r.once(p, in, corev1.EventTypeWarning, "FailedAttachVolume", why)
+		case a != nil && a.Status.Attached:
+			r.once(p, in, corev1.EventTypeNormal, "SuccessfulAttachVolume", fmt.Sprintf("AttachVolume.Attach succeeded for volume %q", in.Volume.Name))
+		case a != nil && a.Status.AttachError != nil:
+			r.once(p, in, corev1.EventTypeWarning, "FailedAttachVolume", fmt.Sprintf("AttachVolume.Attach failed for volume %q : %s", in.Volume.Name, a.Status.AttachError.Message))
+		}
+	}
+}
+
+// maxTold bounds what is remembered of what pods were told.
+const maxTold = 50_000
+
+// once records an event of a pod's volume unless the pod was told the same last. A pod that runs is not told anew by each
+// leader.
+func (r *reconciler) once(p *corev1.Pod, in State, kind, reason, message string) {
+	key := types.UID(string(p.UID) + "/" + in.Volume.Name)
+	r.mu.Lock()
+	same := r.told[key] == reason+message
+	_, before := r.told[key]
+	if len(r.told) >= maxTold {
+		clear(r.told)
+	}
+	r.told[key] = reason + message
+	r.mu.Unlock()
+	if same || !before && kind == corev1.EventTypeNormal && p.Status.Phase == corev1.PodRunning {
+		return
+	}
+	r.term.Events.Event(p, kind, reason, message)
+}
