@@ -2,8 +2,10 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -96,6 +98,7 @@ func (p policies) ingress(at string, everybody []string) {
 		p.asks(c, at, false)
 		p.asks(c, p.service.Spec.ClusterIP, false)
 	}
+	p.counted()
 	chosen := metav1.LabelSelector{MatchLabels: map[string]string{"app": "server"}}
 	allow := func(name string, peer networkingv1.NetworkPolicyPeer, ports ...networkingv1.NetworkPolicyPort) {
 		p.Helper()
@@ -122,6 +125,31 @@ func (p policies) ingress(at string, everybody []string) {
 	for _, c := range everybody {
 		p.asks(c, at, true)
 	}
+}
+
+// counted looks at what is told of the server: which policy isolates it, and that packets were dropped for that.
+func (p policies) counted() {
+	p.Helper()
+	out := bed.Must(p, bed.Lab().Config.BinDir+"/kctl", "-n", p.ns, "net", "policies", "-o", "json")
+	var told []struct {
+		Pod, Node       string
+		IngressPolicies []string
+		EgressPolicies  []string
+		DroppedIn       struct{ Packets, Bytes uint64 }
+		DroppedOut      struct{ Packets uint64 }
+	}
+	if err := json.Unmarshal([]byte(out), &told); err != nil {
+		p.Fatalf("kctl net policies: %v: %s", err, out)
+	}
+	for _, u := range told {
+		if u.Pod == "server" {
+			if u.DroppedIn.Packets == 0 || u.DroppedIn.Bytes == 0 || u.DroppedOut.Packets != 0 || u.Node != "w2" || !slices.Equal(u.IngressPolicies, []string{"deny"}) || len(u.EgressPolicies) != 0 {
+				p.Errorf("clients were held back by policy deny on node w2, and told is %+v", u)
+			}
+			return
+		}
+	}
+	p.Errorf("nothing is told of the server: %s", out)
 }
 
 func (p policies) egress(at string) {
