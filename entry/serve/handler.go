@@ -34,6 +34,7 @@ type exchange struct {
 	pool   *pool
 	out    *recorder
 	slow   atomic.Bool // the body stopped coming
+	stop   func()      // ends a Read of the request's body that waits
 }
 
 // serve answers a request that came to a port.
@@ -342,10 +343,15 @@ func (w *recorder) Write(p []byte) (int, error) {
 // watchBody gives each piece of a body in HTTP/1.1 its time. Streams of HTTP/2 may be silent for as long as they like,
 // as calls of gRPC are: they are few per connection, and a dead peer's connection is closed.
 func (x *exchange) watchBody(w http.ResponseWriter, r *http.Request) {
-	if r.ProtoMajor != 1 || r.Body == nil || r.Body == http.NoBody {
+	if r.Body == nil || r.Body == http.NoBody {
 		return
 	}
-	r.Body = &timedBody{ReadCloser: r.Body, at: http.NewResponseController(w), limit: x.limits.BodyIdle, slow: &x.slow}
+	if r.ProtoMajor != 1 {
+		x.stop = func() { x.in.Body.Close() }
+		return
+	}
+	timed := &timedBody{ReadCloser: r.Body, at: http.NewResponseController(w), limit: x.limits.BodyIdle, slow: &x.slow}
+	r.Body, x.stop = timed, timed.stop // Close would wait for the Read
 }
 
 type timedBody struct {
@@ -370,3 +376,6 @@ func (b *timedBody) Read(p []byte) (int, error) {
 	}
 	return n, err
 }
+
+// stop ends a Read that waits for the client. Nothing more is read of the connection.
+func (b *timedBody) stop() { _ = b.at.SetReadDeadline(time.Unix(1, 0)) }

@@ -203,7 +203,7 @@ func calls(t testing.TB) netip.AddrPort {
 		stream.SetTrailer(metadata.Pairs("tail", "1"))
 		for {
 			var m []byte
-			if err := stream.RecvMsg(&m); err == io.EOF {
+			if err := stream.RecvMsg(&m); err == io.EOF || string(m) == "end" {
 				return status.Error(codes.DataLoss, "all is said")
 			} else if err != nil {
 				return err
@@ -219,7 +219,8 @@ func calls(t testing.TB) netip.AddrPort {
 	return netip.MustParseAddrPort(l.Addr().String())
 }
 
-// Messages go both ways while a call runs; its trailer and status arrive, over TLS and without.
+// Messages go both ways while a call runs; its trailer and status arrive, over TLS and without, whether the client has ended its
+// side or not.
 func TestGRPC(t *testing.T) {
 	pair, roots := certificate(t, 1, "a.x")
 	table := to(route.Pool{Protocol: route.H2C, Endpoints: []netip.AddrPort{calls(t)}})
@@ -235,24 +236,33 @@ func TestGRPC(t *testing.T) {
 		defer c.Close()
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
-		stream, err := c.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, "/echo.Echo/Both")
-		if err != nil {
-			t.Fatal(err)
-		}
-		for i := range 3 {
-			out := fmt.Appendf(nil, "message %d", i)
-			if err := stream.SendMsg(&out); err != nil {
+		for _, early := range []bool{false, true} {
+			stream, err := c.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, "/echo.Echo/Both")
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range 3 {
+				out := fmt.Appendf(nil, "message %d", i)
+				if err := stream.SendMsg(&out); err != nil {
+					t.Fatal(err)
+				}
+				var in []byte
+				if err := stream.RecvMsg(&in); err != nil || !bytes.Equal(in, out) {
+					t.Fatalf("port %d: %q came back as %q: %v", port, out, in, err)
+				}
+			}
+			if last := []byte("end"); early {
+				err = stream.SendMsg(&last)
+			} else {
+				err = stream.CloseSend()
+			}
+			if err != nil {
 				t.Fatal(err)
 			}
 			var in []byte
-			if err := stream.RecvMsg(&in); err != nil || !bytes.Equal(in, out) {
-				t.Fatalf("port %d: %q came back as %q: %v", port, out, in, err)
+			if err := stream.RecvMsg(&in); status.Code(err) != codes.DataLoss || fmt.Sprint(stream.Trailer()["tail"]) != "[1]" {
+				t.Errorf("port %d, early %v: %v, %v", port, early, err, stream.Trailer())
 			}
-		}
-		stream.CloseSend()
-		var in []byte
-		if err := stream.RecvMsg(&in); status.Code(err) != codes.DataLoss || fmt.Sprint(stream.Trailer()["tail"]) != "[1]" {
-			t.Errorf("port %d: %v, %v", port, err, stream.Trailer())
 		}
 	}
 }

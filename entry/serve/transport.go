@@ -150,8 +150,10 @@ func (a *attempt) once(r *http.Request, e *endpoint) (*http.Response, error) {
 	target := *r.URL
 	target.Host = e.addr.String()
 	out.URL = &target
+	body := &kept{}
 	if r.Body != nil {
-		out.Body = &kept{Reader: r.Body}
+		body.Reader, body.stop = r.Body, a.x.stop
+		out.Body = body
 	}
 	e.pending.Add(1)
 	done := sync.OnceFunc(func() {
@@ -166,6 +168,7 @@ func (a *attempt) once(r *http.Request, e *endpoint) (*http.Response, error) {
 		}
 		return nil, fmt.Errorf("endpoint %s: %w", e.addr, err)
 	}
+	body.answered()
 	if both, ok := answer.Body.(io.ReadWriteCloser); ok {
 		answer.Body = &counted2{ReadWriteCloser: both, done: done}
 	} else {
@@ -176,12 +179,42 @@ func (a *attempt) once(r *http.Request, e *endpoint) (*http.Response, error) {
 
 func (x *exchange) backendTimeout() time.Duration { return x.found.Rule.Timeouts.Backend }
 
-// kept is a body that a failed try does not close.
+// kept is a body that a failed try does not close. Once there is an answer, closing it ends a Read that waits: a backend that
+// has said all it had to say while its client may still speak, as calls of gRPC end, would else not be heard to its end.
 type kept struct {
 	io.Reader
+	stop func()
+
+	mu                  sync.Mutex
+	given, closed, over bool
 }
 
-func (kept) Close() error { return nil }
+func (k *kept) Read(p []byte) (int, error) {
+	n, err := k.Reader.Read(p)
+	if err != nil {
+		k.mu.Lock()
+		k.over = true
+		k.mu.Unlock()
+	}
+	return n, err
+}
+
+// Close implements io.Closer; it stops a body only that has an answer and goes on.
+func (k *kept) Close() error { return k.note(&k.closed) }
+
+func (k *kept) answered() { _ = k.note(&k.given) }
+
+func (k *kept) note(what *bool) error {
+	k.mu.Lock()
+	*what = true
+	stop := k.given && k.closed && !k.over && k.stop != nil
+	k.over = k.over || stop
+	k.mu.Unlock()
+	if stop {
+		k.stop()
+	}
+	return nil
+}
 
 // counted is an answer's body that tells when it ends.
 type counted struct {
