@@ -54,17 +54,10 @@ func refusedGateway(o *gw.Gateway, class *gw.GatewayClass) *problem {
 	if s.Infrastructure != nil && s.Infrastructure.ParametersRef != nil {
 		return problemf(gw.GatewayReasonInvalidParameters, "spec.infrastructure.parametersRef: this class takes no parameters; leave it out")
 	}
-	values := 0
 	for i, a := range s.Addresses {
 		if t := deref(a.Type, string(gw.IPAddressType)); t != string(gw.IPAddressType) {
 			return problemf(gw.GatewayReasonUnsupportedAddress, "spec.addresses[%d]: type %s is not supported; use %s", i, t, gw.IPAddressType)
 		}
-		if a.Value != "" {
-			values++
-		}
-	}
-	if values > 1 {
-		return problemf(gw.GatewayReasonUnsupportedAddress, "spec.addresses: one address may be asked for, not %d", values)
 	}
 	if s.AllowedListeners != nil && s.AllowedListeners.Namespaces != nil && deref(s.AllowedListeners.Namespaces.From, "None") != "None" {
 		return problemf(gw.GatewayReasonInvalid, "spec.allowedListeners: ListenerSets are not supported; leave it out")
@@ -78,14 +71,21 @@ func refusedGateway(o *gw.Gateway, class *gw.GatewayClass) *problem {
 	return nil
 }
 
-// Address is the address that a Gateway asks for, "" for any.
+// Address is the first address that a Gateway asks for, "" for any. One is all that it can have.
 func (g *Gateway) Address() string {
-	for _, a := range g.Object.Spec.Addresses {
-		if a.Value != "" {
-			return a.Value
-		}
+	if asked := g.addresses(); len(asked) > 0 {
+		return asked[0]
 	}
 	return ""
+}
+
+func (g *Gateway) addresses() (out []string) {
+	for _, a := range g.Object.Spec.Addresses {
+		if a.Value != "" {
+			out = append(out, a.Value)
+		}
+	}
+	return out
 }
 
 // refusedClass says what of a class cannot be served.

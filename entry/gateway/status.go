@@ -64,8 +64,9 @@ func judged[T, R ~string](c *conditions, kind T, p *problem, reason R, message s
 func ClassStatus(o *gw.GatewayClass, now metav1.Time) gw.GatewayClassStatus {
 	out := *o.Status.DeepCopy()
 	c := &conditions{list: out.Conditions, generation: o.Generation, now: now}
-	judged(c, gw.GatewayClassConditionStatusAccepted, refusedClass(o), gw.GatewayClassReasonAccepted, "Gateways of this class are served")
-	out.Conditions = c.list
+	refused := refusedClass(o)
+	judged(c, gw.GatewayClassConditionStatusAccepted, refused, gw.GatewayClassReasonAccepted, "Gateways of this class are served")
+	out.Conditions, out.SupportedFeatures = c.list, features(refused)
 	return out
 }
 
@@ -138,14 +139,23 @@ func (g *Gateway) programmed(s Serving) *problem {
 		return problemf(gw.GatewayReasonInvalid, "it is not accepted: %s", g.refused.message)
 	case len(g.Serves()) == 0:
 		return problemf(gw.GatewayReasonInvalid, "no listener can be served: see their conditions")
-	case len(s.Addresses) == 0:
+	case len(g.addresses()) > 1:
+		return problemf(gw.GatewayReasonAddressNotUsable, "spec.addresses: a Gateway can have one address, not %d", len(g.addresses()))
+	case len(s.Addresses) == 0 && g.Address() == "":
 		return problemf(gw.GatewayReasonAddressNotAssigned, "%s", s.Unaddressed)
 	case g.Address() != "" && !slices.ContainsFunc(s.Addresses, func(a gw.GatewayStatusAddress) bool { return a.Value == g.Address() }):
-		return problemf(gw.GatewayReasonAddressNotUsable, "address %s could not be had", g.Address())
+		return problemf(gw.GatewayReasonAddressNotUsable, "address %s could not be had%s", g.Address(), unaddressed(s))
 	case s.Waiting != "":
 		return problemf(gw.GatewayReasonPending, "%s", s.Waiting)
 	}
 	return nil
+}
+
+func unaddressed(s Serving) string {
+	if len(s.Addresses) > 0 || s.Unaddressed == "" {
+		return ""
+	}
+	return ": " + s.Unaddressed
 }
 
 func (l *Listener) status(g *Gateway, programmed *problem, before []gw.ListenerStatus, now metav1.Time) gw.ListenerStatus {
