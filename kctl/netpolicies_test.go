@@ -21,7 +21,7 @@ import (
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 )
 
-// F113: pods that policies isolate are shown with those policies and with what their node dropped; a node that does not
+// Pods that policies isolate are shown with those policies and with what their node dropped; a node that does not
 // answer is named, and the exit code says so.
 func TestNetPolicies(t *testing.T) {
 	meta := func(name string) metav1.ObjectMeta {

@@ -37,7 +37,7 @@ func (r *rig) to(t *testing.T, from *place, client int, ip string, port int) *tr
 	return a
 }
 
-// F113: policies hold behind rules of others: with a Service by somebody's iptables, in both of its forms, with rules that
+// Policies hold behind rules of others: with a Service by somebody's iptables, in both of its forms, with rules that
 // accept before ours, and with a host port by the plugin portmap, a policy judges the real peer and the real port.
 func TestBehindForeignRules(t *testing.T) {
 	for _, program := range []string{"iptables-legacy", "iptables-nft"} {

@@ -226,7 +226,7 @@ func FuzzBlock(f *testing.F) {
 	})
 }
 
-// F113: pods that have many policies in common cost little more than one: anybody who may write policies in a namespace of
+// Pods that have many policies in common cost little more than one: anybody who may write policies in a namespace of
 // this node would have it think for minutes otherwise.
 func TestPoliciesInCommonAreCompiledOnce(t *testing.T) {
 	var policies []*policy
@@ -246,7 +246,7 @@ func TestPoliciesInCommonAreCompiledOnce(t *testing.T) {
 	}
 }
 
-// F113: a rule that somebody replaced by another one is damage, where the chain was not written in between by ourselves.
+// A rule that somebody replaced by another one is damage, where the chain was not written in between by ourselves.
 func TestReplacedRulesAreDamage(t *testing.T) {
 	cluster := fake.NewCluster()
 	it, _ := memory(cluster)
@@ -308,7 +308,7 @@ func TestReplacedRulesAreDamage(t *testing.T) {
 	}
 }
 
-// F113: a policy that comes to, changes or leaves a thousand that select the same pods costs what it says, not what they say.
+// A policy that comes to, changes or leaves a thousand that select the same pods costs what it says, not what they say.
 func TestOneOfManyPolicies(t *testing.T) {
 	cluster := fake.NewCluster()
 	it, nft := memory(cluster)

@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// F113: whatever is merged, and wherever there is no room for that, the rules let through what Kubernetes' words allow.
+// Whatever is merged, and wherever there is no room for that, the rules let through what Kubernetes' words allow.
 func TestMergedAgainstOracle(t *testing.T) {
 	for trial := range 60 {
 		seed := rand.Uint64()
@@ -66,7 +66,7 @@ func TestMergedAgainstOracle(t *testing.T) {
 	}
 }
 
-// F113: how many rules a first packet meets does not depend on how many policies there are, be the ports the same, others
+// How many rules a first packet meets does not depend on how many policies there are, be the ports the same, others
 // for each, or in blocks.
 func TestRulesDoNotGrowWithPolicies(t *testing.T) {
 	groups := map[string]*v1.Endpoints{}
@@ -106,7 +106,7 @@ func TestRulesDoNotGrowWithPolicies(t *testing.T) {
 	}
 }
 
-// F113: sets of many blocks, and of addresses with ports, are in the kernel what they were made as, in both families: what
+// Sets of many blocks, and of addresses with ports, are in the kernel what they were made as, in both families: what
 // nft lists is not taken for damage, and they let through what the policies allow.
 func TestMergedSetsInTheKernel(t *testing.T) {
 	r := settled(t)
