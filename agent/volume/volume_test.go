@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -256,12 +257,26 @@ func TestHostPathTypes(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
 	must(t, os.WriteFile(file, nil, 0o600))
+	socket, disk, link := filepath.Join(dir, "s"), filepath.Join(dir, "disk"), filepath.Join(dir, "link")
+	l, err := net.Listen("unix", socket)
+	must(t, err)
+	defer l.Close()
+	privatemounts.Need(t)
+	must(t, device(disk))
+	must(t, os.Symlink(disk, link))
 	for _, c := range []struct {
 		path string
 		kind v1.HostPathType
 		want string // "" = fine
 	}{
 		{dir, v1.HostPathDirectory, ""}, {file, v1.HostPathFile, ""}, {"/dev/null", v1.HostPathCharDev, ""},
+		{socket, v1.HostPathSocket, ""}, {disk, v1.HostPathBlockDev, ""}, {link, v1.HostPathBlockDev, ""}, {dir, v1.HostPathDirectoryOrCreate, ""},
+		{file, v1.HostPathFileOrCreate, ""}, {socket, v1.HostPathUnset, ""}, {disk, v1.HostPathUnset, ""},
+		{disk, v1.HostPathCharDev, "hostPath type check failed: " + disk + " is not a character device"},
+		{socket, v1.HostPathFile, "hostPath type check failed: " + socket + " is not a file"},
+		{file, v1.HostPathDirectoryOrCreate, "mkdir " + file + ": not a directory"},
+		{dir, v1.HostPathFileOrCreate, "hostPath type check failed: " + dir + " is not a file"},
+		{"/absent", v1.HostPathBlockDev, "hostPath type check failed: /absent is not a block device"},
 		{filepath.Join(dir, "new/deep"), v1.HostPathDirectoryOrCreate, ""}, {filepath.Join(dir, "newfile"), v1.HostPathFileOrCreate, ""}, {filepath.Join(dir, "unset"), v1.HostPathUnset, ""},
 		{file, v1.HostPathDirectory, "hostPath type check failed: " + file + " is not a directory"},
 		{dir, v1.HostPathFile, "hostPath type check failed: " + dir + " is not a file"},

@@ -3,7 +3,7 @@
 // A figure stands beside the one to beat and, where there is one, beside a
 // reference measured in the same run: machines drift, ratios do not.
 //
-//	scripts/bench [-only store,sched,bound,node,idle,api] [-json FILE] [-kubeconfig FILE]
+//	scripts/bench [-only store,sched,bound,node,idle,api,storage] [-json FILE] [-kubeconfig FILE]
 package main
 
 import (
@@ -34,9 +34,14 @@ const (
 	partNode  = "node"
 	partIdle  = "idle"
 	partAPI   = "api"
+
+	partStorage = "storage" // not run unless it is asked for
 )
 
-var parts = []string{partStore, partSched, partBound, partNode, partIdle, partAPI}
+var (
+	parts    = []string{partStore, partSched, partBound, partNode, partIdle, partAPI}
+	allParts = append(slices.Clone(parts), partStorage)
+)
 
 type options struct {
 	only       []string
@@ -76,8 +81,8 @@ func main() {
 // check names the flag that is wrong.
 func (o options) check() error {
 	for _, p := range o.only {
-		if !slices.Contains(parts, p) {
-			return fmt.Errorf("-only %s: the parts are %s", p, strings.Join(parts, ", "))
+		if !slices.Contains(allParts, p) {
+			return fmt.Errorf("-only %s: the parts are %s", p, strings.Join(allParts, ", "))
 		}
 	}
 	if o.kubeconfig != "" && !slices.Equal(o.only, []string{partAPI}) {
@@ -144,7 +149,7 @@ func (b *bench) all(ctx context.Context) (err error) {
 			return fmt.Errorf("part %s: %w", partBound, err)
 		}
 	}
-	if !b.runs(partNode) && !b.runs(partIdle) && !b.runs(partAPI) {
+	if !b.runs(partNode) && !b.runs(partIdle) && !b.runs(partAPI) && !b.runs(partStorage) {
 		return nil
 	}
 	c, err := b.openCluster(ctx)
@@ -160,7 +165,7 @@ func (b *bench) all(ctx context.Context) (err error) {
 	for _, p := range []struct {
 		name string
 		do   func(context.Context, *cluster) error
-	}{{partNode, b.node}, {partIdle, b.idle}, {partAPI, b.api}} {
+	}{{partNode, b.node}, {partStorage, b.storage}, {partIdle, b.idle}, {partAPI, b.api}} {
 		if !b.runs(p.name) {
 			continue
 		}
