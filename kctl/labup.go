@@ -89,6 +89,7 @@ func sameFlags(is, want lab.Config, flags *pflag.FlagSet) error {
 		{"cpu", is.CPU, want.CPU},
 		{"links", max(1, is.Links), want.Links},
 		{"families", cmp.Or(is.Families, lab.FamilyIPv4), want.Families},
+		{"pod-network", cmp.Or(is.PodNetwork, "auto"), want.PodNetwork},
 		{"memory", is.Memory, want.Memory},
 		{"eviction-seconds", is.EvictionSeconds, want.EvictionSeconds},
 		{"control-plane-files", is.ControlPlaneFiles, want.ControlPlaneFiles},

@@ -34,6 +34,9 @@ func (l *Lab) daemon(h Host) []string {
 		for _, cp := range l.hosts(RoleControlPlane) {
 			args = append(args, "--server="+cp.At(FleetPort))
 		}
+		if l.Config.PodNetwork != "" {
+			args = append(args, "--pod-network="+l.Config.PodNetwork)
+		}
 		return args
 	default:
 		return []string{l.bin("kctl"), "lab", "serve-registry", "--listen=" + l.registryAddress(),

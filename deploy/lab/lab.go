@@ -48,9 +48,10 @@ type Config struct {
 	ImageDir        string `json:"imageDir"`  // archives (*.tar) that every worker and the registry hold from the start
 	CPU             string `json:"cpu"`       // capacity that a worker reports
 	Memory          string `json:"memory"`
-	EvictionSeconds int    `json:"evictionSeconds"`    // after which pods leave a lost node
-	Links           int    `json:"links,omitempty"`    // on which the workers are in turn, with a router between; 0 = 1
-	Families        string `json:"families,omitempty"` // of addresses: ipv4, dual or ipv6; "" = ipv4
+	EvictionSeconds int    `json:"evictionSeconds"`      // after which pods leave a lost node
+	Links           int    `json:"links,omitempty"`      // on which the workers are in turn, with a router between; 0 = 1
+	Families        string `json:"families,omitempty"`   // of addresses: ipv4, dual or ipv6; "" = ipv4
+	PodNetwork      string `json:"podNetwork,omitempty"` // of the agents: how pods reach those of other workers; "" = auto
 	Kubeconfig      string `json:"kubeconfig"`
 
 	ControlPlaneFlags []string `json:"controlPlaneFlags,omitempty"` // that every replica runs with, besides the lab's own

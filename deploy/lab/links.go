@@ -33,6 +33,9 @@ func (c *Config) checkNetwork() error {
 	if !slices.Contains([]string{"", FamilyIPv4, FamilyDual, FamilyIPv6}, c.Families) {
 		return fmt.Errorf("lab: families %q: want ipv4, dual or ipv6", c.Families)
 	}
+	if !slices.Contains([]string{"", "auto", "routes", "vxlan", "wireguard"}, c.PodNetwork) {
+		return fmt.Errorf("lab: pod network %q: want auto, routes, vxlan or wireguard", c.PodNetwork)
+	}
 	return nil
 }
 

@@ -73,6 +73,16 @@ func TestDaemonCommandLines(t *testing.T) {
 			t.Errorf("%q is missing in %s", want, line)
 		}
 	}
+	if strings.Contains(line, "--pod-network") {
+		t.Errorf("unasked, a worker runs %s", line)
+	}
+	l.Config.PodNetwork = "wireguard"
+	if line := strings.Join(l.daemon(w), " "); !strings.HasSuffix(line, " --pod-network=wireguard") {
+		t.Errorf("a worker runs %s", line)
+	}
+	if _, err := New(Config{ControlPlanes: 1, PodNetwork: "ipsec"}, io.Discard); err == nil || !strings.Contains(err.Error(), `pod network "ipsec": want auto`) {
+		t.Errorf("a network that there is not: %v", err)
+	}
 }
 
 // What an operator chooses for the control plane is told to every replica and to nobody else; what the lab itself says stays.
