@@ -157,7 +157,7 @@ func driverPod(node string) v1.PodSpec {
 
 func (w world) installDriver(node string) {
 	w.Helper()
-	w.csiDriver(podDriver, nil, false)
+	w.csiDriver(podDriver, map[string]string{"keelson.dev/served-by": "agent"}, true)
 	labels := map[string]string{"app": "driver"}
 	w.createWeb(&appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Name: "driver"},

@@ -158,7 +158,7 @@ func (r *reconciler) publish(ctx context.Context, a *storagev1.VolumeAttachment)
 	}
 	var res *csi.ControllerPublishVolumeResponse
 	err = r.ask(a, func(driver csi.ControllerClient) error {
-		can, err := driver.ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
+		can, err := abilities(ctx, driver)
 		if err != nil {
 			return err
 		}
@@ -186,7 +186,7 @@ func (r *reconciler) unpublish(ctx context.Context, a *storagev1.VolumeAttachmen
 		return r.failed(ctx, a, err)
 	}
 	err = r.ask(a, func(driver csi.ControllerClient) error {
-		can, err := driver.ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
+		can, err := abilities(ctx, driver)
 		if err != nil || !able(can, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME) {
 			return err
 		}
@@ -274,6 +274,15 @@ func (r *reconciler) ways(a *storagev1.VolumeAttachment) []string {
 		out[i] = n.Name
 	}
 	return out
+}
+
+// abilities are what a driver's Controller service can do; one without such a service can do nothing.
+func abilities(ctx context.Context, driver csi.ControllerClient) (*csi.ControllerGetCapabilitiesResponse, error) {
+	can, err := driver.ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
+	if status.Code(err) == codes.Unimplemented {
+		return &csi.ControllerGetCapabilitiesResponse{}, nil
+	}
+	return can, err
 }
 
 func able(c *csi.ControllerGetCapabilitiesResponse, t csi.ControllerServiceCapability_RPC_Type) bool {
