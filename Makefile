@@ -41,7 +41,7 @@ build: setup ## the binaries, the CNI plugins and the images, below bin/
 	@CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o $(BIN)/keelson-entry ./cmd/entry
 	@CGO_ENABLED=1 $(GO) build -trimpath -tags seccomp,netgo,osusergo -ldflags '-s -w -linkmode external -extldflags -static' -o $(BIN)/keelson-oci ./cmd/oci
 	@$(foreach p,$(CNI),CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(BIN)/cni/$(p) github.com/containernetworking/plugins/$(cni_path_$(p)) &&) true
-	@CGO_ENABLED=0 $(GO) run -trimpath ./examples/images/build --out $(BIN)/images --entry $(BIN)/keelson-entry
+	@CGO_ENABLED=0 $(GO) run -trimpath ./examples/images/build --out $(BIN)/images --entry $(BIN)/keelson-entry --version $(subst +,-,$(VERSION))
 
 install: build ## the binaries to $(PREFIX)/bin
 	@scripts/install $(BIN) $(PREFIX)

@@ -36,7 +36,7 @@ type Config struct {
 	SchedulerConfig string
 	// RebalanceInterval is how long at least is between two pods that are moved on request; 0 = a minute.
 	RebalanceInterval time.Duration
-	// EntryImage is the image of the proxies that serve Ingresses and Gateways; "" = keelson.dev/entry:v1. All replicas should be given the same.
+	// EntryImage is the image of the proxies that serve Ingresses and Gateways; "" = keelson.dev/entry:dev. All replicas should be given the same.
 	EntryImage string
 	// AdmissionPlugins are those that run on request (admission.Choose).
 	AdmissionPlugins []string

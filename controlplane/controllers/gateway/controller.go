@@ -43,8 +43,8 @@ const (
 // all is the one key: what a Gateway's status says depends on routes and grants of all namespaces.
 var all = []controllers.Key{{Name: "all"}}
 
-// DefaultImage is the proxies', as bin/images/entry.tar brings it to nodes.
-const DefaultImage = "keelson.dev/entry:v1"
+// DefaultImage is that of proxies of no release, which bin/images/entry.tar has beside that of its own.
+const DefaultImage = "keelson.dev/entry:dev"
 
 // Options of New.
 type Options struct {

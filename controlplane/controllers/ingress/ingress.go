@@ -29,8 +29,8 @@ import (
 	"keelson.dev/keelson/entry/pairs"
 )
 
-// DefaultImage is the proxy's, as bin/images/entry.tar brings it to nodes.
-const DefaultImage = "keelson.dev/entry:v1"
+// DefaultImage is that of proxies of no release, which bin/images/entry.tar has beside that of its own.
+const DefaultImage = "keelson.dev/entry:dev"
 
 // Options of New.
 type Options struct {

@@ -1,6 +1,8 @@
 package ingress
 
 import (
+	"slices"
+	"strings"
 	"testing"
 
 	networkingv1 "k8s.io/api/networking/v1"
@@ -25,5 +27,17 @@ func TestPlanBySize(t *testing.T) {
 	}
 	if again := Plan(class, DefaultImage, 3); again.Deployment.Annotations[madeAnnotation] != two.Deployment.Annotations[madeAnnotation] {
 		t.Error("the same Deployment has another digest")
+	}
+}
+
+// Proxies of the release before, which --entry-image may name, end at a flag that they do not know.
+func TestProxiesOfTheReleaseBeforeKnowTheirFlags(t *testing.T) {
+	known := []string{"ingress-class", "gateway", "certificates", "status-address", "access-log", "trusted-proxies", "linger"}
+	class := &networkingv1.IngressClass{ObjectMeta: metav1.ObjectMeta{Name: "own", UID: "u"}}
+	for _, arg := range Plan(class, DefaultImage, 1).Deployment.Spec.Template.Spec.Containers[0].Args {
+		name, _, _ := strings.Cut(strings.TrimLeft(arg, "-"), "=")
+		if !slices.Contains(known, name) {
+			t.Errorf("proxies are given --%s, which those of the release before do not know: read it in one release, and give it in the next", name)
+		}
 	}
 }

@@ -127,6 +127,12 @@ func joinCommand() *cobra.Command {
 	return c
 }
 
+// entryImage is the image of the proxies of a release, as its bin/images/entry.tar has it: a replica of another release that
+// leads has other proxies made. A tag has no '+'.
+func entryImage(version string) string {
+	return "keelson.dev/entry:" + strings.ReplaceAll(version, "+", "-")
+}
+
 func runCommand(version string) *cobra.Command {
 	cfg := server.Config{Version: version}
 	eviction, debug := 0, false
@@ -146,7 +152,7 @@ func runCommand(version string) *cobra.Command {
 	c.Flags().StringVar(&cfg.SchedulerConfig, "scheduler-config", "",
 		"file with the scheduler's profiles: a KubeSchedulerConfiguration (docs/scheduling.md); the same on every replica")
 	rebalances := rebalanceFlag(c, &cfg)
-	c.Flags().StringVar(&cfg.EntryImage, "entry-image", "keelson.dev/entry:v1", "image of the proxies that serve Ingresses and Gateways (docs/ingress.md, docs/gateway.md)")
+	c.Flags().StringVar(&cfg.EntryImage, "entry-image", entryImage(version), "image of the proxies that serve Ingresses and Gateways (docs/ingress.md, docs/gateway.md)")
 	plugins := pluginFlags(c, &cfg)
 	auditFlags(c, &cfg.Audit)
 	access := accessFlags(c, &cfg)

@@ -1,10 +1,10 @@
 // Command build makes the example images, and that of the proxy in front of Services, as OCI archives:
 //
-//	go run ./examples/images/build [-out bin/images] [-busybox /bin/busybox] [-entry bin/keelson-entry]
+//	go run ./examples/images/build [-out bin/images] [-busybox /bin/busybox] [-entry bin/keelson-entry] [-version VERSION]
 //
 //	hello.tar  keelson.dev/hello:v1 and :v2, the web server of examples/images/hello
 //	tools.tar  keelson.dev/tools:v1, busybox with its applets, and the wget of examples/images/wget
-//	entry.tar  keelson.dev/entry:v1, the program of cmd/entry; only with -entry
+//	entry.tar  keelson.dev/entry:VERSION and :dev, the program of cmd/entry; only with -entry
 //
 // The same sources give the same bytes.
 package main
@@ -36,14 +36,15 @@ func main() {
 	out := flag.String("out", "bin/images", "folder for the archives")
 	busybox := flag.String("busybox", "/bin/busybox", "a static busybox (Debian: busybox-static)")
 	entry := flag.String("entry", "", "the program keelson-entry")
+	version := flag.String("version", "dev", "the release whose proxies these are: their image's tag")
 	flag.Parse()
-	if err := build(*out, *busybox, *entry); err != nil {
+	if err := build(*out, *busybox, *entry, *version); err != nil {
 		fmt.Fprintln(os.Stderr, "build:", err)
 		os.Exit(1)
 	}
 }
 
-func build(out, busybox, entry string) error {
+func build(out, busybox, entry, version string) error {
 	if err := os.MkdirAll(out, 0o755); err != nil {
 		return err
 	}
@@ -77,7 +78,7 @@ func build(out, busybox, entry string) error {
 	if img, err = entryImage(entry); err != nil {
 		return fmt.Errorf("build entry: %w", err)
 	}
-	return writeArchive(filepath.Join(out, "entry.tar"), map[string]v1.Image{"keelson.dev/entry:v1": img})
+	return writeArchive(filepath.Join(out, "entry.tar"), map[string]v1.Image{"keelson.dev/entry:" + version: img, "keelson.dev/entry:dev": img})
 }
 
 func entryImage(program string) (v1.Image, error) {
