@@ -15,6 +15,8 @@ import (
 	"k8s.io/kubectl/pkg/cmd"
 	"k8s.io/kubectl/pkg/cmd/plugin"
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
+
+	"keelson.dev/keelson/deploy/lab"
 )
 
 // Version is set by the linker.
@@ -65,7 +67,7 @@ func LabKubeconfig() string {
 	if err != nil {
 		home = "/root"
 	}
-	return filepath.Join(home, ".kube", "keelson-lab")
+	return filepath.Join(home, ".kube", lab.Root())
 }
 
 // useLabWhereNothingElse points at the lab when neither KUBECONFIG nor

@@ -58,7 +58,7 @@ func (h Host) makeCgroups() error {
 		}
 	}
 	if unified() {
-		for _, dir := range []string{"", "keelson-lab", "keelson-lab/" + h.Name} {
+		for _, dir := range []string{"", root, root + "/" + h.Name} {
 			handDown(dir, "cpu", "memory", "pids", "cpuset", "io")
 		}
 	}
@@ -75,7 +75,7 @@ func handDown(dir string, controllers ...string) {
 // setWeights gives the lab the share of the CPUs that its machines would have of
 // their own: without it seven hosts together weigh as much as one process outside.
 func (h Host) setWeights() error {
-	weights := map[string]int{"/keelson-lab": 16, h.CgroupPath() + "/system": 4} // in units of the default
+	weights := map[string]int{CgroupRoot(): 16, h.CgroupPath() + "/system": 4} // in units of the default
 	if h.Role == RoleControlPlane {
 		weights[h.CgroupPath()] = 4
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 )
 
 func (l *Lab) bin(name string) string { return filepath.Join(l.Config.BinDir, name) }
@@ -65,7 +66,7 @@ func (l *Lab) initCluster(ctx context.Context) (initResult, []byte, error) {
 	pods, services := l.Config.Ranges()
 	cmd := first.Command(ctx, l.bin("keelson-controlplane"), "init",
 		"--name="+first.Name, "--data-dir=/var/lib/keelson/controlplane", "--advertise-address="+first.IP.String(),
-		"--cluster-name=keelson-lab", "--cluster-cidr="+pods, "--service-cidr="+services,
+		"--cluster-name="+strings.ReplaceAll(root, "@", "-"), "--cluster-cidr="+pods, "--service-cidr="+services,
 		"--kubeconfig-server=https://"+l.Config.Listen, "--output=json",
 		"--node-token-uses="+strconv.Itoa(max(1, len(l.hosts(RoleWorker)))),
 		"--replica-token-uses="+strconv.Itoa(max(1, len(l.hosts(RoleControlPlane))-1)))

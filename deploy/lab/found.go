@@ -151,7 +151,7 @@ func (f facts) state() State {
 }
 
 // Alive says whether any process of a lab lives.
-func Alive() bool { return alive("/keelson-lab") }
+func Alive() bool { return alive(CgroupRoot()) }
 
 func alive(path string) bool {
 	return slices.ContainsFunc(processes(path), func(pid int) bool { return !isZombie(pid) })

@@ -57,9 +57,9 @@ func (l *Lab) powerOn(h Host) error {
 		}
 	}
 	var script strings.Builder
-	// Pins of other hosts must not live on in this one's copy of the mount table:
+	// Pins of other hosts, of other labs too, must not live on in this one's copy of the mount table:
 	// their namespaces would outlive them.
-	script.WriteString("umount -lR /run/netns " + runRoot + " 2>/dev/null\n")
+	script.WriteString("umount -lR /run/netns /run/keelson-lab*/ns 2>/dev/null\n")
 	script.WriteString("set -e\nmount -t tmpfs -o mode=755,size=256m keelson-lab /run\nmkdir -p /run/lock /run/netns\n")
 	for _, b := range binds {
 		fmt.Fprintf(&script, "mount --bind %s %s\n", filepath.Join(h.stateDir(), b[1]), b[0])

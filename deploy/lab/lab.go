@@ -81,9 +81,6 @@ const (
 
 	// ReplicaMemory is the memory limit of a replica, in bytes: the default, half of the machine, is not for three on one.
 	ReplicaMemory = 2 << 30
-
-	stateRoot = "/var/lib/keelson-lab"
-	runRoot   = "/run/keelson-lab"
 )
 
 // Lab is one lab, up or not. Its state is on disk: any process may open it.
@@ -94,6 +91,9 @@ type Lab struct {
 
 // New returns a lab to be built by Up.
 func New(c Config, out io.Writer) (*Lab, error) {
+	if errName != nil {
+		return nil, errName
+	}
 	if c.ControlPlanes < 1 || c.Workers < 0 || c.ControlPlanes > 9 || c.Workers > 99 {
 		return nil, fmt.Errorf("lab: %d control planes and %d workers: want 1 to 9 and 0 to 99", c.ControlPlanes, c.Workers)
 	}
@@ -160,6 +160,9 @@ var ErrNotUp = errors.New("lab is not up: start it with 'kctl lab up'")
 
 // Open reads what a lab of this machine is made of, or ErrNotUp. Whether it runs says Look.
 func Open(out io.Writer) (*Lab, error) {
+	if errName != nil {
+		return nil, errName
+	}
 	raw, err := os.ReadFile(configFile())
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, ErrNotUp
@@ -252,9 +255,9 @@ func (h Host) pidFile() string  { return filepath.Join(h.runDir(), "daemon.pid")
 func (h Host) LogFile() string { return filepath.Join(h.stateDir(), "daemon.log") }
 
 // NetNS, MountNS and UTSNS are the pins of the host's namespaces.
-func (h Host) NetNS() string   { return filepath.Join("/run/netns", "keelson-lab-"+h.Name) }
+func (h Host) NetNS() string   { return filepath.Join("/run/netns", root+"-"+h.Name) }
 func (h Host) MountNS() string { return filepath.Join(runRoot, "ns", h.Name+".mnt") }
 func (h Host) UTSNS() string   { return filepath.Join(runRoot, "ns", h.Name+".uts") }
 
 // CgroupPath is the host's cgroup below every hierarchy.
-func (h Host) CgroupPath() string { return "/keelson-lab/" + h.Name }
+func (h Host) CgroupPath() string { return CgroupRoot() + "/" + h.Name }

@@ -22,9 +22,9 @@ func leftoverHosts() []Host {
 			out = append(out, Host{Name: name})
 		}
 	}
-	pins, _ := filepath.Glob("/run/netns/keelson-lab-*")
+	pins, _ := filepath.Glob("/run/netns/" + root + "-*")
 	for _, p := range pins {
-		add(strings.TrimPrefix(filepath.Base(p), "keelson-lab-"))
+		add(strings.TrimPrefix(filepath.Base(p), root+"-"))
 	}
 	pins, _ = filepath.Glob(filepath.Join(runRoot, "ns", "*.mnt"))
 	for _, p := range pins {
@@ -42,7 +42,7 @@ func unmountBelow(dir string) error {
 	var points []string
 	for line := range strings.Lines(string(raw)) {
 		f := strings.Fields(line)
-		if len(f) > 4 && (f[4] == dir || strings.HasPrefix(f[4], dir+"/")) {
+		if len(f) > 4 && within(f[4], dir) {
 			points = append(points, f[4])
 		}
 	}
@@ -56,21 +56,24 @@ func unmountBelow(dir string) error {
 	return errors.Join(errs...)
 }
 
+// within says whether a path is a folder or below it.
+func within(path, dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") }
+
 // Leftovers lists what of a lab is still on the machine; empty after Down.
 func Leftovers() []string {
 	var out []string
 	for _, h := range leftoverHosts() {
 		out = append(out, "namespace of host "+h.Name)
 	}
-	for _, dir := range cgroupDirs("/keelson-lab") {
+	for _, dir := range cgroupDirs(CgroupRoot()) {
 		out = append(out, "cgroup "+dir)
 	}
-	for _, pid := range processes("/keelson-lab") {
+	for _, pid := range processes(CgroupRoot()) {
 		out = append(out, fmt.Sprintf("process %d", pid))
 	}
 	if raw, err := os.ReadFile("/proc/self/mountinfo"); err == nil {
 		for line := range strings.Lines(string(raw)) {
-			if f := strings.Fields(line); len(f) > 4 && (strings.HasPrefix(f[4], runRoot) || strings.HasPrefix(f[4], stateRoot)) {
+			if f := strings.Fields(line); len(f) > 4 && (within(f[4], runRoot) || within(f[4], stateRoot)) {
 				out = append(out, "mount "+f[4])
 			}
 		}

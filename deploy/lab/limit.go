@@ -14,7 +14,7 @@ import (
 // and the machine goes on. It holds until the lab is taken down or started again, or another limit is set; 0 takes the limit
 // away.
 func (l *Lab) LimitMemory(bytes int64) error {
-	return limitMemory("keelson-lab", bytes)
+	return limitMemory(root, bytes)
 }
 
 // Confine moves this process, and what it starts from now on, into a cgroup of its own below the machine's root with so

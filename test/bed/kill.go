@@ -48,7 +48,7 @@ func KillGroup(name string) []int {
 // labProcesses are the pids of a group, by its cgroups: in the hierarchy that counts processes, or the only one.
 func labProcesses(group string) []int {
 	var out []int
-	for _, root := range []string{"/sys/fs/cgroup/pids/keelson-lab", "/sys/fs/cgroup/keelson-lab"} {
+	for _, root := range []string{"/sys/fs/cgroup/pids" + lab.CgroupRoot(), "/sys/fs/cgroup" + lab.CgroupRoot()} {
 		_ = filepath.WalkDir(filepath.Join(root, group), func(path string, d fs.DirEntry, err error) error {
 			if err != nil || d.Name() != "cgroup.procs" {
 				return nil // a group that went meanwhile

@@ -119,7 +119,7 @@ func build(out io.Writer, workers int, change []func(*lab.Config)) (*Loan, error
 		return nil, err
 	}
 	config := lab.Config{
-		ControlPlanes: 3, Workers: workers, Listen: "127.0.0.1:6443",
+		ControlPlanes: 3, Workers: workers, Listen: lab.Listen(),
 		BinDir: bin, CNIBinDir: filepath.Join(bin, "cni"), ImageDir: filepath.Join(bin, "images"),
 		CPU: "4", Memory: "2Gi", EvictionSeconds: 5, Kubeconfig: filepath.Join(dir, "kubeconfig"), TestRun: true,
 	}
