@@ -40,11 +40,13 @@ func (w words) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func up(t *testing.T) *lab.Lab {
+func up(t *testing.T, change func(*lab.Config)) *lab.Lab {
 	t.Helper()
-	l, err := lab.New(lab.Config{ControlPlanes: 1, Workers: 1, Listen: "127.0.0.1:6443", BinDir: programs,
+	cfg := lab.Config{ControlPlanes: 1, Workers: 1, Listen: "127.0.0.1:6443", BinDir: programs,
 		CNIBinDir: filepath.Join(programs, "cni"), ImageDir: filepath.Join(programs, "images"), CPU: "2", Memory: "512Mi",
-		EvictionSeconds: 5, Kubeconfig: kubeconfig}, words{t})
+		EvictionSeconds: 5, Kubeconfig: kubeconfig}
+	change(&cfg)
+	l, err := lab.New(cfg, words{t})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +90,7 @@ func pod(name, requests, limits string, command ...string) *v1.Pod {
 			Resources: v1.ResourceRequirements{Requests: list(requests), Limits: list(limits)}}}}}
 }
 
-func client(t *testing.T) typed.PodInterface {
+func client(t *testing.T) *typed.CoreV1Client {
 	t.Helper()
 	cfg, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
@@ -98,16 +100,16 @@ func client(t *testing.T) typed.PodInterface {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c.Pods("default")
+	return c
 }
 
 // A daemon is ended for want of memory after every pod, and pods in the order of their classes; a container that takes
 // more than its limit ends as a whole. The tiers hold what the node allots. F104
 func TestWhoIsEndedFirst(t *testing.T) {
-	l := up(t)
+	l := up(t, func(*lab.Config) {})
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	defer cancel()
-	pods := client(t)
+	pods := client(t).Pods("default")
 	for _, p := range []*v1.Pod{
 		pod("besteffort", "", "", "sleep", "1000"),
 		pod("burstable", "cpu 100m memory 128Mi", "", "sleep", "1000"),
