@@ -46,7 +46,7 @@ func Command(args []string) *cobra.Command {
 		"  kctl cluster   replicas of the control plane, its store, backups, join tokens"
 	f := cmdutil.NewFactory(cmdutil.NewMatchVersionFlags(flags))
 	replace(root, versionCommand(f, streams))
-	root.AddCommand(labCommand(streams), traceCommand(f, streams), whyCommand(f, streams), netCommand(f, streams), gatewayCommand(f, streams), clusterCommand(f, streams))
+	root.AddCommand(labCommand(streams), traceCommand(f, streams), whyCommand(f, streams), netCommand(f, streams), gatewayCommand(f, streams), snapshotCommand(f, streams), clusterCommand(f, streams))
 	plainArguments(root)
 	return root
 }

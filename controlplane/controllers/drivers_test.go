@@ -7,11 +7,13 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -29,6 +31,9 @@ const (
 type drivers struct {
 	mu      sync.Mutex
 	volumes map[string]*onDisk // by name
+	snaps   map[string]*onDisk // snapshots, by name
+	slow    int                // calls until a snapshot is ready
+	told    map[string]string  // secrets that came with the last CreateSnapshot
 	room    int64              // of each node
 	full    map[string]bool    // nodes without room
 	err     error              // of every call
@@ -44,6 +49,8 @@ var errGrows = errors.New("it grows")
 type onDisk struct {
 	node string
 	size int64
+	of   string // what it was made of
+	left int    // calls until it is ready
 }
 
 func (d *drivers) get(name string) *onDisk {
@@ -116,6 +123,10 @@ func (d *drivers) do(node, method string, request []byte) (proto.Message, error)
 		}
 		size := q.CapacityRange.RequiredBytes
 		v := d.volumes[q.Name]
+		source, err := d.source(node, q)
+		if v == nil && err != nil {
+			return nil, err
+		}
 		switch {
 		case v != nil && v.node != node:
 			return nil, status.Errorf(codes.Internal, "volume %s is made a second time, on node %s as well as on %s", q.Name, node, v.node)
@@ -124,7 +135,7 @@ func (d *drivers) do(node, method string, request []byte) (proto.Message, error)
 		case v == nil && size > left:
 			return nil, status.Errorf(codes.ResourceExhausted, "node %s is full", node)
 		case v == nil:
-			d.volumes[q.Name] = &onDisk{node, size}
+			d.volumes[q.Name] = &onDisk{node: node, size: size, of: source}
 		}
 		return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: q.Name, CapacityBytes: d.volumes[q.Name].size,
 			AccessibleTopology: []*csi.Topology{{Segments: map[string]string{nodeSegment: node}}}}}, nil
@@ -165,10 +176,69 @@ func (d *drivers) do(node, method string, request []byte) (proto.Message, error)
 		}
 		d.volumes[q.VolumeId].node = node
 		return &csi.NodeExpandVolumeResponse{}, nil
+	case "CreateSnapshot", "DeleteSnapshot", "ListSnapshots":
+		return d.snapshot(node, method, request)
 	case "GetCapacity":
 		return &csi.GetCapacityResponse{AvailableCapacity: max(0, left)}, nil
 	}
 	return nil, status.Error(codes.Unimplemented, method)
+}
+
+// source is what a volume is to be made of, which has to be on its node.
+func (d *drivers) source(node string, q *csi.CreateVolumeRequest) (string, error) {
+	from, all := q.GetVolumeContentSource().GetSnapshot().GetSnapshotId(), d.snaps
+	if id := q.GetVolumeContentSource().GetVolume().GetVolumeId(); id != "" {
+		from, all = id, d.volumes
+	}
+	if from == "" {
+		return "", nil
+	}
+	if s := all[from]; s == nil || s.node != node {
+		return "", status.Errorf(codes.NotFound, "%s is not on node %s", from, node)
+	}
+	return from, nil
+}
+
+func (d *drivers) snapshot(node, method string, request []byte) (proto.Message, error) {
+	answer := func(id string, s *onDisk) *csi.Snapshot {
+		return &csi.Snapshot{SnapshotId: id, SourceVolumeId: s.of, SizeBytes: s.size, CreationTime: timestamppb.New(time.Unix(1e9, 0)), ReadyToUse: s.left == 0}
+	}
+	switch method[strings.LastIndex(method, "/")+1:] {
+	case "CreateSnapshot":
+		q := &csi.CreateSnapshotRequest{}
+		if err := proto.Unmarshal(request, q); err != nil {
+			return nil, err
+		}
+		d.told = q.Secrets
+		v, s := d.volumes[q.SourceVolumeId], d.snaps[q.Name]
+		if s == nil && (v == nil || v.node != node) {
+			return nil, status.Errorf(codes.NotFound, "volume %s is not on node %s", q.SourceVolumeId, node)
+		}
+		if s == nil {
+			s = &onDisk{node: node, size: v.size, of: q.SourceVolumeId, left: d.slow}
+			d.snaps[q.Name] = s
+		} else if s.left > 0 {
+			s.left--
+		}
+		return &csi.CreateSnapshotResponse{Snapshot: answer(q.Name, s)}, nil
+	case "DeleteSnapshot":
+		q := &csi.DeleteSnapshotRequest{}
+		if err := proto.Unmarshal(request, q); err != nil {
+			return nil, err
+		}
+		if s := d.snaps[q.SnapshotId]; s != nil && s.node == node {
+			delete(d.snaps, q.SnapshotId)
+		}
+		return &csi.DeleteSnapshotResponse{}, nil
+	}
+	q, res := &csi.ListSnapshotsRequest{}, &csi.ListSnapshotsResponse{}
+	if err := proto.Unmarshal(request, q); err != nil {
+		return nil, err
+	}
+	if s := d.snaps[q.SnapshotId]; s != nil && s.node == node {
+		res.Entries = append(res.Entries, &csi.ListSnapshotsResponse_Entry{Snapshot: answer(q.SnapshotId, s)})
+	}
+	return res, nil
 }
 
 // driverOn has the driver that agents have registered on nodes, with the objects that every cluster has for it.

@@ -60,6 +60,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers/volumeexpansion"
 	"keelson.dev/keelson/controlplane/controllers/volumeprotection"
 	"keelson.dev/keelson/controlplane/controllers/volumeprovision"
+	"keelson.dev/keelson/controlplane/controllers/volumesnapshot"
 	"keelson.dev/keelson/controlplane/registry"
 	"keelson.dev/keelson/controlplane/scheduler"
 	"keelson.dev/keelson/internal/wait"
@@ -143,7 +144,7 @@ func newWorld(t *testing.T, o options) *world {
 		Timeline: w.timeline, Replica: "cp1",
 	}
 	w.nodes = &fakeNodes{dead: map[string]bool{}, held: map[string]bool{}, turn: map[types.UID]int{}, placed: o.placed}
-	w.drivers = &drivers{volumes: map[string]*onDisk{}, room: 1 << 50}
+	w.drivers = &drivers{volumes: map[string]*onDisk{}, snaps: map[string]*onDisk{}, room: 1 << 50}
 	d := w.deps
 	if o.placed {
 		w.scheduler = scheduler.New(scheduler.Config{Client: c.As(api.User{Name: api.UserScheduler}), Informers: w.informers, Actor: "scheduler/cp1"})
@@ -157,7 +158,7 @@ func newWorld(t *testing.T, o options) *world {
 			garbagecollector.New(d), namespace.New(d),
 			nodelifecycle.New(d), nodecidr.New(d, nodecidr.Options{ClusterCIDR: "10.244.0.0/16"}),
 			servicecidr.New(d, "10.96.0.0/16"), servicecidr.NewRepair(d), loadbalancer.New(d),
-			persistentvolume.New(d), volumeprotection.New(d), podgroupprotection.New(d), volumeexpansion.New(d, w.drivers), volumeprovision.New(d, w.drivers), volumecapacity.New(d, w.drivers), volumeattach.New(d, w.drivers), podgc.New(d, podgc.Options{Quarantine: 200 * time.Millisecond}), disruption.New(d),
+			persistentvolume.New(d), volumeprotection.New(d), podgroupprotection.New(d), volumeexpansion.New(d, w.drivers), volumeprovision.New(d, w.drivers), volumecapacity.New(d, w.drivers), volumeattach.New(d, w.drivers), volumesnapshot.New(d, w.drivers), podgc.New(d, podgc.Options{Quarantine: 200 * time.Millisecond}), disruption.New(d),
 			serviceaccount.New(d, []byte("PEM")), serviceaccount.NewTokens(d, []byte("PEM"), tokenOf), clusterroleaggregation.New(d), customresourcedefinition.New(d), resourcequota.New(d),
 			horizontalpodautoscaler.New(d, &meters{load: -1}, horizontalpodautoscaler.Defaults),
 			ephemeralvolume.New(d), resourceclaim.New(d), resourceslice.New(d), devicetainteviction.New(d), configrestart.New(d), rebalance.New(d, rebalance.Options{Trial: w.trial}),

@@ -13,12 +13,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 )
 
-//go:embed gateway
+//go:embed gateway snapshot
 var folders embed.FS
 
 // mostUnpacked bounds a folder's definitions, in bytes of YAML.
@@ -37,6 +38,8 @@ type Bundle struct {
 	// ReleaseKey is the annotation in which a definition says its release, ChannelKey the one in which it says how stable
 	// it is; either is "" where the project has none.
 	ReleaseKey, ChannelKey string
+	// Notes are annotations for this cluster's controllers that the definitions are given besides.
+	Notes map[string]string
 }
 
 // Gateway is the standard channel of Gateway API, of which it has the kinds that Keelson's controller serves.
@@ -52,8 +55,20 @@ var Gateway = Bundle{
 	ReleaseKey: "gateway.networking.k8s.io/bundle-version", ChannelKey: "gateway.networking.k8s.io/channel",
 }
 
+// Snapshot is the kinds of snapshots of volumes. The note has the control plane bind them: who runs a snapshot controller
+// of his own brings definitions without it.
+var Snapshot = Bundle{
+	Name: "snapshot", Module: "github.com/kubernetes-csi/external-snapshotter/client/v8", Release: "v8.7.0",
+	Files: []string{
+		"config/crd/snapshot.storage.k8s.io_volumesnapshotclasses.yaml",
+		"config/crd/snapshot.storage.k8s.io_volumesnapshotcontents.yaml",
+		"config/crd/snapshot.storage.k8s.io_volumesnapshots.yaml",
+	},
+	Notes: map[string]string{"keelson.dev/served-by": "control-plane"},
+}
+
 // All are the bundles that there are.
-var All = []Bundle{Gateway}
+var All = []Bundle{Gateway, Snapshot}
 
 // packed is where the definitions lie.
 func (b Bundle) packed() string { return b.Name + "/definitions.yaml.gz" }
@@ -100,14 +115,15 @@ func (b Bundle) Definitions() ([]*unstructured.Unstructured, error) {
 			continue
 		}
 		unstructured.RemoveNestedField(u.Object, "status")
-		if u.GetAnnotations()[b.releaseKey()] == "" {
-			notes := u.GetAnnotations()
-			if notes == nil {
-				notes = map[string]string{}
-			}
-			notes[b.releaseKey()] = b.Release
-			u.SetAnnotations(notes)
+		notes := u.GetAnnotations()
+		if notes == nil {
+			notes = map[string]string{}
 		}
+		if notes[b.releaseKey()] == "" {
+			notes[b.releaseKey()] = b.Release
+		}
+		maps.Copy(notes, b.Notes)
+		u.SetAnnotations(notes)
 		out = append(out, u)
 	}
 }

@@ -1,0 +1,279 @@
+package volumesnapshot
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	snap "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/api/custom"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// content has the driver take, look at or delete what a content stands for.
+func (r *reconciler) content(ctx context.Context, c content) (time.Duration, error) {
+	switch {
+	case goes(c.Typed) && slices.Contains(c.Typed.Finalizers, contentFinalizer):
+		return r.remove(ctx, c)
+	case c.Typed.DeletionTimestamp != nil, c.Typed.Spec.VolumeSnapshotRef.UID == "", metav1.HasAnnotation(c.Object.ObjectMeta, beingDeleted):
+		return 0, nil // as long as a snapshot has it, or none has it yet
+	case c.Typed.Status != nil && c.Typed.Status.ReadyToUse != nil && *c.Typed.Status.ReadyToUse:
+		return 0, r.mark(ctx, c, false)
+	case c.Typed.Spec.Source.SnapshotHandle != nil:
+		return r.find(ctx, c)
+	}
+	return r.take(ctx, c)
+}
+
+// mark notes that a driver is being asked for a snapshot, or takes the note away.
+func (r *reconciler) mark(ctx context.Context, c content, on bool) error {
+	if metav1.HasAnnotation(c.Object.ObjectMeta, beingCreated) == on {
+		return nil
+	}
+	_, err := r.write(ctx, c.Object, func(o *custom.Object) {
+		if on {
+			metav1.SetMetaDataAnnotation(&o.ObjectMeta, beingCreated, "yes")
+		} else {
+			delete(o.Annotations, beingCreated)
+		}
+	})
+	return err
+}
+
+// take asks the driver for a snapshot, again until it is ready.
+func (r *reconciler) take(ctx context.Context, c content) (time.Duration, error) {
+	q, err := r.request(ctx, c)
+	if err != nil {
+		return 0, r.refused(ctx, c, err)
+	}
+	nodes, err := r.reaching(c)
+	if err != nil {
+		return 0, r.refused(ctx, c, err)
+	}
+	if !metav1.HasAnnotation(c.Object.ObjectMeta, beingCreated) {
+		if err := r.mark(ctx, c, true); err != nil {
+			return 0, err
+		}
+		return time.Millisecond, nil // and go on by what is stored
+	}
+	res, err := controllers.DriverController(r.calls, nodes[0], c.Typed.Spec.Driver).CreateSnapshot(ctx, q)
+	switch {
+	case status.Code(err) == codes.Aborted:
+		return poll, nil // it is being made
+	case err != nil:
+		return 0, r.refused(ctx, c, fmt.Errorf("node %s: %s", nodes[0], controllers.Words(err)))
+	case res.GetSnapshot().GetSnapshotId() == "":
+		return 0, r.refused(ctx, c, errors.New("the driver made a snapshot without an id"))
+	}
+	if err := r.writeStatus(ctx, c.Object, contentStatus(res.GetSnapshot())); err != nil {
+		return 0, err
+	}
+	if !res.GetSnapshot().GetReadyToUse() {
+		return poll, nil
+	}
+	return 0, nil
+}
+
+func contentStatus(s *csi.Snapshot) *snap.VolumeSnapshotContentStatus {
+	id, ready, size := s.GetSnapshotId(), s.GetReadyToUse(), s.GetSizeBytes()
+	out := &snap.VolumeSnapshotContentStatus{SnapshotHandle: &id, ReadyToUse: &ready, RestoreSize: &size}
+	if s.GetCreationTime() != nil {
+		at := s.GetCreationTime().AsTime().UnixNano()
+		out.CreationTime = &at
+	}
+	return out
+}
+
+// request is what a driver is asked for.
+func (r *reconciler) request(ctx context.Context, c content) (*csi.CreateSnapshotRequest, error) {
+	q := &csi.CreateSnapshotRequest{Name: driverName(c.Typed), SourceVolumeId: *c.Typed.Spec.Source.VolumeHandle}
+	if name := c.Typed.Spec.VolumeSnapshotClassName; name != nil {
+		class, err := controllers.GetTyped[snap.VolumeSnapshotClass](ctx, r.term.Client, r.kind("VolumeSnapshotClass"), "", *name)
+		if err != nil {
+			return nil, fmt.Errorf("VolumeSnapshotClass %s: %w", *name, err)
+		}
+		if q.Parameters, err = parameters(class.Typed); err != nil {
+			return nil, err
+		}
+	}
+	secrets, err := r.secrets(ctx, c)
+	q.Secrets = secrets
+	return q, err
+}
+
+// secrets are what the driver is given for a content.
+func (r *reconciler) secrets(ctx context.Context, c content) (map[string]string, error) {
+	name, namespace := c.Object.Annotations[secretName], c.Object.Annotations[secretNamespace]
+	if name == "" {
+		return nil, nil
+	}
+	s, err := client.Get[*corev1.Secret](ctx, r.term.Client, namespace, name)
+	if err != nil {
+		return nil, fmt.Errorf("Secret %s/%s for CSI driver %s: %w", namespace, name, c.Typed.Spec.Driver, err)
+	}
+	out := make(map[string]string, len(s.Data))
+	for k, v := range s.Data {
+		out[k] = string(v)
+	}
+	return out, nil
+}
+
+// refused tells a content and its snapshot why it is not taken, and returns that.
+func (r *reconciler) refused(ctx context.Context, c content, cause error) error {
+	message := "snapshot is not taken: " + cause.Error()
+	r.event(c.Object, corev1.EventTypeWarning, "SnapshotCreationFailed", message)
+	if have := c.Typed.Status; have == nil || have.Error == nil || have.Error.Message == nil || *have.Error.Message != message {
+		next := &snap.VolumeSnapshotContentStatus{}
+		if have != nil {
+			next = have.DeepCopy()
+		}
+		no, now := false, metav1.NewTime(r.term.Now())
+		next.Error, next.ReadyToUse = &snap.VolumeSnapshotError{Time: &now, Message: &message}, &no
+		if err := r.writeStatus(ctx, c.Object, next); err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("VolumeSnapshotContent %s: %w", c.Typed.Name, cause)
+}
+
+// reaching are the nodes by whose driver the snapshot of a content is taken, found or deleted.
+func (r *reconciler) reaching(c content) ([]string, error) {
+	from, err := controllers.ReachedFrom(c.Object)
+	if err != nil {
+		return nil, err
+	}
+	v := &corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{NodeAffinity: from,
+		PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: c.Typed.Spec.Driver}}}}
+	return controllers.NodesReaching(v, r.csiNodes, r.nodes)
+}
+
+// find looks for a snapshot that somebody made without the cluster, on every node that has the driver: where it is
+// is noted.
+func (r *reconciler) find(ctx context.Context, c content) (time.Duration, error) {
+	nodes, err := r.reaching(c)
+	if err != nil {
+		return 0, r.refused(ctx, c, err)
+	}
+	secrets, err := r.secrets(ctx, c)
+	if err != nil {
+		return 0, r.refused(ctx, c, err)
+	}
+	handle := *c.Typed.Spec.Source.SnapshotHandle
+	for _, name := range nodes {
+		res, err := controllers.DriverController(r.calls, name, c.Typed.Spec.Driver).ListSnapshots(ctx, &csi.ListSnapshotsRequest{SnapshotId: handle, Secrets: secrets})
+		if status.Code(err) == codes.Unimplemented { // who cannot list is believed
+			yes := true
+			return 0, r.writeStatus(ctx, c.Object, &snap.VolumeSnapshotContentStatus{SnapshotHandle: &handle, ReadyToUse: &yes})
+		}
+		if err != nil {
+			return 0, r.refused(ctx, c, fmt.Errorf("node %s: %s", name, controllers.Words(err)))
+		}
+		for _, e := range res.GetEntries() {
+			if e.GetSnapshot().GetSnapshotId() == handle {
+				return r.found(ctx, c, name, e.GetSnapshot())
+			}
+		}
+	}
+	return again, r.refused(ctx, c, fmt.Errorf("CSI driver %s has no snapshot %s on any node", c.Typed.Spec.Driver, handle))
+}
+
+func (r *reconciler) found(ctx context.Context, c content, name string, s *csi.Snapshot) (time.Duration, error) {
+	node, _ := controllers.Cached[*corev1.Node](r.nodes, "", name)
+	on, _ := controllers.Cached[*storagev1.CSINode](r.csiNodes, "", name)
+	if at := controllers.Segments(controllers.DriverOn(on, c.Typed.Spec.Driver), node); len(at) > 0 && !metav1.HasAnnotation(c.Object.ObjectMeta, controllers.ReachedFromAnnotation) {
+		var term corev1.NodeSelectorTerm
+		for k, v := range at {
+			term.MatchExpressions = append(term.MatchExpressions, corev1.NodeSelectorRequirement{Key: k, Operator: corev1.NodeSelectorOpIn, Values: []string{v}})
+		}
+		text, err := json.Marshal(corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{term}}})
+		if err != nil {
+			return 0, err
+		}
+		_, err = r.write(ctx, c.Object, func(o *custom.Object) {
+			metav1.SetMetaDataAnnotation(&o.ObjectMeta, controllers.ReachedFromAnnotation, string(text))
+		})
+		return time.Millisecond, err
+	}
+	if err := r.writeStatus(ctx, c.Object, contentStatus(s)); err != nil {
+		return 0, err
+	}
+	if !s.GetReadyToUse() {
+		return poll, nil
+	}
+	return 0, nil
+}
+
+// remove has the driver delete a snapshot where that is the policy, and lets the content go. A snapshot that was being
+// made is asked for once more: only then is it known.
+func (r *reconciler) remove(ctx context.Context, c content) (time.Duration, error) {
+	if c.Typed.Spec.DeletionPolicy == snap.VolumeSnapshotContentDelete {
+		if err := r.delete(ctx, c); err != nil {
+			if status.Code(err) == codes.Aborted {
+				return poll, nil
+			}
+			r.event(c.Object, corev1.EventTypeWarning, "SnapshotDeleteError", "snapshot is not deleted: "+controllers.Words(err))
+			return 0, fmt.Errorf("deleting the snapshot of VolumeSnapshotContent %s: %w", c.Typed.Name, err)
+		}
+	}
+	_, err := r.write(ctx, c.Object, func(o *custom.Object) {
+		delete(o.Annotations, beingCreated)
+		o.Finalizers = slices.DeleteFunc(o.Finalizers, func(f string) bool { return f == contentFinalizer })
+	})
+	if apierrors.IsNotFound(err) {
+		return 0, nil
+	}
+	return 0, err
+}
+
+// delete has the driver delete the snapshot of a content.
+func (r *reconciler) delete(ctx context.Context, c content) error {
+	handle := ""
+	switch {
+	case c.Typed.Status != nil && c.Typed.Status.SnapshotHandle != nil:
+		handle = *c.Typed.Status.SnapshotHandle
+	case c.Typed.Spec.Source.SnapshotHandle != nil:
+		handle = *c.Typed.Spec.Source.SnapshotHandle
+	case !metav1.HasAnnotation(c.Object.ObjectMeta, beingCreated):
+		return nil // nobody was asked
+	}
+	nodes, err := r.reaching(c)
+	if errors.Is(err, controllers.ErrNoNode) {
+		return nil // it went with its nodes
+	}
+	if err != nil {
+		return err
+	}
+	driver := controllers.DriverController(r.calls, nodes[0], c.Typed.Spec.Driver)
+	secrets, err := r.secrets(ctx, c)
+	if err != nil {
+		return err
+	}
+	if handle == "" {
+		q, err := r.request(ctx, c)
+		if err != nil {
+			return err
+		}
+		res, err := driver.CreateSnapshot(ctx, q)
+		if err != nil && controllers.Refused(err) {
+			return nil // there is none
+		}
+		if err != nil {
+			return err
+		}
+		handle = res.GetSnapshot().GetSnapshotId()
+	}
+	_, err = driver.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: handle, Secrets: secrets})
+	return err
+}

@@ -1,0 +1,195 @@
+// Package volumesnapshot does two things for snapshots of volumes (snapshot.storage.k8s.io/v1), which elsewhere are two
+// programs. It binds VolumeSnapshots and VolumeSnapshotContents, where the definition of VolumeSnapshots says that the
+// control plane does (ServedBy): who brings a controller of his own brings definitions without that. And it has drivers
+// take and delete snapshots which have no snapshotter of their own (controllers.Served).
+//
+// No snapshot is lost sight of. Before a driver is first called, the content has a finalizer and says that a snapshot is
+// being made; a content that goes meanwhile stays until the driver has said what it made, and has deleted it. Names follow
+// from UIDs, so that every call and every write can be repeated.
+package volumesnapshot
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	snap "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// ServedBy on the definition of VolumeSnapshots, with the value ControlPlane, has this controller bind them.
+const (
+	ServedBy     = controllers.ServedByAnnotation
+	ControlPlane = "control-plane"
+	// Definition is the name of that definition.
+	Definition = "volumesnapshots." + controllers.SnapshotGroup
+)
+
+// Names that all programs which serve snapshots agree upon.
+const (
+	prefix = "snapshot.storage.kubernetes.io/"
+
+	boundFinalizer   = prefix + "volumesnapshot-bound-protection"
+	sourceFinalizer  = prefix + "volumesnapshot-as-source-protection"
+	contentFinalizer = prefix + "volumesnapshotcontent-bound-protection"
+	claimFinalizer   = prefix + "pvc-as-source-protection"
+
+	beingCreated    = prefix + "volumesnapshot-being-created"
+	beingDeleted    = prefix + "volumesnapshot-being-deleted"
+	defaultClass    = prefix + "is-default-class"
+	secretName      = prefix + "deletion-secret-name"
+	secretNamespace = prefix + "deletion-secret-namespace"
+
+	reserved             = "csi.storage.k8s.io/"
+	secretNameParam      = reserved + "snapshotter-secret-name"
+	secretNamespaceParam = reserved + "snapshotter-secret-namespace"
+)
+
+// contentName is that of the content made for a snapshot, driverName what the driver is told.
+func contentName(s *snap.VolumeSnapshot) string { return "snapcontent-" + string(s.UID) }
+
+func driverName(c *snap.VolumeSnapshotContent) string {
+	return "snapshot-" + string(c.Spec.VolumeSnapshotRef.UID)
+}
+
+// classFor finds the class of a snapshot: that which it names, or the driver's default.
+func classFor(s *snap.VolumeSnapshot, driver string, all []*snap.VolumeSnapshotClass) (*snap.VolumeSnapshotClass, error) {
+	if name := s.Spec.VolumeSnapshotClassName; name != nil && *name != "" {
+		i := slices.IndexFunc(all, func(c *snap.VolumeSnapshotClass) bool { return c.Name == *name })
+		switch {
+		case i < 0:
+			return nil, fmt.Errorf("VolumeSnapshotClass %q does not exist", *name)
+		case all[i].Driver != driver:
+			return nil, fmt.Errorf("VolumeSnapshotClass %q is of CSI driver %s, and the volume of the claim is of %s: name a class of that driver", *name, all[i].Driver, driver)
+		}
+		return all[i], nil
+	}
+	var defaults []*snap.VolumeSnapshotClass
+	var names []string
+	for _, c := range all {
+		if c.Driver == driver && c.Annotations[defaultClass] == "true" {
+			defaults, names = append(defaults, c), append(names, c.Name)
+		}
+	}
+	switch len(defaults) {
+	case 0:
+		return nil, fmt.Errorf("no VolumeSnapshotClass is the default of CSI driver %s: name one in spec.volumeSnapshotClassName, or annotate one with %s=true", driver, defaultClass)
+	case 1:
+		return defaults[0], nil
+	}
+	slices.Sort(names)
+	return nil, fmt.Errorf("VolumeSnapshotClasses %s are all the default of CSI driver %s: name one in spec.volumeSnapshotClassName, or leave the annotation to one",
+		strings.Join(names, ", "), driver)
+}
+
+// source is the volume of the claim that a snapshot is to be of.
+func source(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) error {
+	switch {
+	case claim.DeletionTimestamp != nil:
+		return fmt.Errorf("PersistentVolumeClaim %s is being deleted", claim.Name)
+	case claim.Status.Phase != corev1.ClaimBound || claim.Spec.VolumeName == "":
+		return fmt.Errorf("PersistentVolumeClaim %s is not bound to a volume yet", claim.Name)
+	case v == nil:
+		return fmt.Errorf("PersistentVolume %s of claim %s does not exist", claim.Spec.VolumeName, claim.Name)
+	case v.Spec.ClaimRef == nil || v.Spec.ClaimRef.UID != claim.UID:
+		return fmt.Errorf("PersistentVolume %s is not that of claim %s", v.Name, claim.Name)
+	case v.Spec.CSI == nil:
+		return fmt.Errorf("PersistentVolume %s is not one of a CSI driver: there are snapshots of such alone", v.Name)
+	}
+	return nil
+}
+
+// contentOf is the content made for a snapshot of a claim.
+func contentOf(s *snap.VolumeSnapshot, class *snap.VolumeSnapshotClass, v *corev1.PersistentVolume) (*snap.VolumeSnapshotContent, error) {
+	mode := corev1.PersistentVolumeFilesystem
+	if v.Spec.VolumeMode != nil {
+		mode = *v.Spec.VolumeMode
+	}
+	c := &snap.VolumeSnapshotContent{
+		ObjectMeta: metav1.ObjectMeta{Name: contentName(s), Finalizers: []string{contentFinalizer}},
+		Spec: snap.VolumeSnapshotContentSpec{
+			VolumeSnapshotRef: corev1.ObjectReference{APIVersion: snap.GroupName + "/v1", Kind: "VolumeSnapshot", Namespace: s.Namespace, Name: s.Name, UID: s.UID},
+			DeletionPolicy:    class.DeletionPolicy, Driver: class.Driver, VolumeSnapshotClassName: &class.Name,
+			Source: snap.VolumeSnapshotContentSource{VolumeHandle: &v.Spec.CSI.VolumeHandle}, SourceVolumeMode: &mode,
+		},
+	}
+	name, namespace, err := secretOf(s, class)
+	if err != nil {
+		return nil, err
+	}
+	if name != "" {
+		metav1.SetMetaDataAnnotation(&c.ObjectMeta, secretName, name)
+		metav1.SetMetaDataAnnotation(&c.ObjectMeta, secretNamespace, namespace)
+	}
+	if v.Spec.NodeAffinity != nil {
+		text, err := json.Marshal(v.Spec.NodeAffinity)
+		if err != nil {
+			return nil, err
+		}
+		metav1.SetMetaDataAnnotation(&c.ObjectMeta, controllers.ReachedFromAnnotation, string(text))
+	}
+	return c, nil
+}
+
+// secretOf is the Secret that a class gives to the driver for a snapshot; "" without one.
+func secretOf(s *snap.VolumeSnapshot, class *snap.VolumeSnapshotClass) (name, namespace string, err error) {
+	name, namespace = class.Parameters[secretNameParam], class.Parameters[secretNamespaceParam]
+	if (name == "") != (namespace == "") {
+		return "", "", fmt.Errorf("VolumeSnapshotClass %s has one of the parameters %s and %s: both belong together", class.Name, secretNameParam, secretNamespaceParam)
+	}
+	fill := strings.NewReplacer("${volumesnapshot.name}", s.Name, "${volumesnapshot.namespace}", s.Namespace, "${volumesnapshotcontent.name}", contentName(s))
+	name, namespace = fill.Replace(name), fill.Replace(namespace)
+	if strings.Contains(name+namespace, "${") {
+		return "", "", fmt.Errorf("VolumeSnapshotClass %s: its Secret %s/%s has a variable that there is not", class.Name, namespace, name)
+	}
+	return name, namespace, nil
+}
+
+// parameters are what the driver is told of its class. What begins with csi.storage.k8s.io/ is for who calls it.
+func parameters(class *snap.VolumeSnapshotClass) (map[string]string, error) {
+	out := map[string]string{}
+	for _, k := range slices.Sorted(maps.Keys(class.Parameters)) {
+		switch {
+		case !strings.HasPrefix(k, reserved):
+			out[k] = class.Parameters[k]
+		case k != secretNameParam && k != secretNamespaceParam:
+			return nil, fmt.Errorf("parameter %s of VolumeSnapshotClass %s is not served for drivers that the agents serve: leave it out", k, class.Name)
+		}
+	}
+	return out, nil
+}
+
+// belongs says why a content that a snapshot names is not its own.
+func belongs(s *snap.VolumeSnapshot, c *snap.VolumeSnapshotContent) error {
+	ref := c.Spec.VolumeSnapshotRef
+	switch {
+	case ref.Namespace != s.Namespace || ref.Name != s.Name:
+		return fmt.Errorf("VolumeSnapshotContent %s is for VolumeSnapshot %s/%s", c.Name, ref.Namespace, ref.Name)
+	case ref.UID != "" && ref.UID != s.UID:
+		return fmt.Errorf("VolumeSnapshotContent %s belongs to an earlier VolumeSnapshot of this name", c.Name)
+	case c.Spec.Source.SnapshotHandle == nil && s.Spec.Source.VolumeSnapshotContentName != nil:
+		return fmt.Errorf("VolumeSnapshotContent %s is one that was made for a claim, and has no source.snapshotHandle", c.Name)
+	case c.DeletionTimestamp != nil:
+		return errors.New("VolumeSnapshotContent " + c.Name + " is being deleted")
+	}
+	return nil
+}
+
+// goes says whether the data of a content that is being deleted are its driver's to delete, if its policy is that: nobody
+// has them any more.
+func goes(c *snap.VolumeSnapshotContent) bool {
+	return c.DeletionTimestamp != nil && (c.Spec.VolumeSnapshotRef.UID == "" || metav1.HasAnnotation(c.ObjectMeta, beingDeleted))
+}
+
+// isSourceOf says whether a claim is having its volume made of a snapshot.
+func isSourceOf(s *snap.VolumeSnapshot, c *corev1.PersistentVolumeClaim) bool {
+	from := c.Spec.DataSource
+	return c.Namespace == s.Namespace && c.Spec.VolumeName == "" && from != nil && from.Kind == "VolumeSnapshot" &&
+		from.APIGroup != nil && *from.APIGroup == snap.GroupName && from.Name == s.Name
+}

@@ -1,0 +1,347 @@
+package volumesnapshot
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	snap "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/custom"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// snapshot brings a snapshot to its content, and has it say what that says.
+func (r *reconciler) snapshot(ctx context.Context, s snapshot) (time.Duration, error) {
+	if s.Typed.DeletionTimestamp != nil {
+		return r.deleted(ctx, s)
+	}
+	if !slices.Contains(s.Typed.Finalizers, boundFinalizer) || !slices.Contains(s.Typed.Finalizers, sourceFinalizer) {
+		next, err := r.write(ctx, s.Object, func(o *custom.Object) {
+			for _, f := range []string{boundFinalizer, sourceFinalizer} {
+				if !slices.Contains(o.Finalizers, f) {
+					o.Finalizers = append(o.Finalizers, f)
+				}
+			}
+		})
+		if err != nil {
+			return 0, err
+		}
+		if s, err = controllers.TypedOf[snap.VolumeSnapshot](next); err != nil {
+			return 0, err
+		}
+	}
+	var c *snap.VolumeSnapshotContent
+	var err error
+	if s.Typed.Spec.Source.VolumeSnapshotContentName != nil {
+		c, err = r.given(ctx, s)
+	} else {
+		s, c, err = r.dynamic(ctx, s)
+	}
+	if apierrors.IsConflict(err) {
+		return 0, err
+	}
+	if err != nil {
+		return again, r.failed(ctx, s, err)
+	}
+	return 0, r.told(ctx, s, c)
+}
+
+// failed tells a snapshot why it has no content, and tries again later.
+func (r *reconciler) failed(ctx context.Context, s snapshot, cause error) error {
+	r.event(s.Object, corev1.EventTypeWarning, "SnapshotContentMissing", cause.Error())
+	next := &snap.VolumeSnapshotStatus{}
+	if s.Typed.Status != nil {
+		next = s.Typed.Status.DeepCopy()
+	}
+	if next.Error != nil && next.Error.Message != nil && *next.Error.Message == cause.Error() {
+		return nil
+	}
+	no, now, message := false, metav1.NewTime(r.term.Now()), cause.Error()
+	next.Error, next.ReadyToUse = &snap.VolumeSnapshotError{Time: &now, Message: &message}, &no
+	return r.writeStatus(ctx, s.Object, next)
+}
+
+// given is the content that a snapshot names.
+func (r *reconciler) given(ctx context.Context, s snapshot) (*snap.VolumeSnapshotContent, error) {
+	name := *s.Typed.Spec.Source.VolumeSnapshotContentName
+	c, err := r.contentNamed(ctx, name)
+	switch {
+	case err != nil:
+		return nil, err
+	case c == nil:
+		return nil, fmt.Errorf("VolumeSnapshotContent %s does not exist", name)
+	}
+	if err := belongs(s.Typed, c.Typed); err != nil {
+		return nil, err
+	}
+	if c.Typed.Spec.VolumeSnapshotRef.UID == "" || !slices.Contains(c.Typed.Finalizers, contentFinalizer) {
+		next, err := r.write(ctx, c.Object, func(o *custom.Object) {
+			spec := o.Content["spec"].(map[string]any)
+			spec["volumeSnapshotRef"].(map[string]any)["uid"] = string(s.Typed.UID)
+			if !slices.Contains(o.Finalizers, contentFinalizer) {
+				o.Finalizers = append(o.Finalizers, contentFinalizer)
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+		bound, err := controllers.TypedOf[snap.VolumeSnapshotContent](next)
+		return bound.Typed, err
+	}
+	return c.Typed, nil
+}
+
+// dynamic makes the content of a snapshot of a claim unless it is there. The snapshot is as it was written on the way.
+func (r *reconciler) dynamic(ctx context.Context, s snapshot) (snapshot, *snap.VolumeSnapshotContent, error) {
+	c, err := r.contentNamed(ctx, contentName(s.Typed))
+	if err != nil {
+		return s, nil, err
+	}
+	if c != nil {
+		return s, c.Typed, belongs(s.Typed, c.Typed)
+	}
+	if s.Typed.Status != nil && s.Typed.Status.BoundVolumeSnapshotContentName != nil {
+		return s, nil, fmt.Errorf("VolumeSnapshotContent %s is gone: somebody deleted it", *s.Typed.Status.BoundVolumeSnapshotContentName)
+	}
+	name := *s.Typed.Spec.Source.PersistentVolumeClaimName
+	claim, err := client.Get[*corev1.PersistentVolumeClaim](ctx, r.term.Client, s.Typed.Namespace, name)
+	if err != nil {
+		return s, nil, fmt.Errorf("PersistentVolumeClaim %s cannot be read: %w", name, err)
+	}
+	var v *corev1.PersistentVolume
+	if claim.Spec.VolumeName != "" {
+		if v, err = client.Get[*corev1.PersistentVolume](ctx, r.term.Client, "", claim.Spec.VolumeName); err != nil {
+			v = nil
+		}
+	}
+	if err := source(claim, v); err != nil {
+		return s, nil, err
+	}
+	list, err := controllers.ListTyped[snap.VolumeSnapshotClass](ctx, r.term.Client, r.kind("VolumeSnapshotClass"), "")
+	if err != nil {
+		return s, nil, err
+	}
+	var classes []*snap.VolumeSnapshotClass
+	for _, one := range list {
+		classes = append(classes, one.Typed)
+	}
+	class, err := classFor(s.Typed, v.Spec.CSI.Driver, classes)
+	if err != nil {
+		return s, nil, err
+	}
+	if s.Typed.Spec.VolumeSnapshotClassName == nil {
+		next, err := r.write(ctx, s.Object, func(o *custom.Object) {
+			o.Content["spec"].(map[string]any)["volumeSnapshotClassName"] = class.Name
+		})
+		if err != nil {
+			return s, nil, err
+		}
+		if s, err = controllers.TypedOf[snap.VolumeSnapshot](next); err != nil {
+			return s, nil, err
+		}
+	}
+	made, err := contentOf(s.Typed, class, v)
+	if err != nil {
+		return s, nil, err
+	}
+	if !slices.Contains(claim.Finalizers, claimFinalizer) {
+		held := claim.DeepCopy()
+		held.Finalizers = append(held.Finalizers, claimFinalizer)
+		if _, err := client.Update(ctx, r.term.Client, held); err != nil {
+			return s, nil, err
+		}
+	}
+	return s, made, r.createContent(ctx, made)
+}
+
+func (r *reconciler) createContent(ctx context.Context, c *snap.VolumeSnapshotContent) error {
+	k := r.kind("VolumeSnapshotContent")
+	m, err := runtime.DefaultUnstructuredConverter.ToUnstructured(c)
+	if err != nil {
+		return err
+	}
+	m["apiVersion"], m["kind"] = k.GVK.GroupVersion().String(), k.GVK.Kind
+	delete(m, "status")
+	o, err := custom.FromMap(m)
+	if err != nil {
+		return err
+	}
+	_, err = r.term.Client.Do(ctx, &api.Request{Verb: api.VerbCreate, Kind: k, Object: o})
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
+}
+
+// contentNamed reads a content; nil when there is none.
+func (r *reconciler) contentNamed(ctx context.Context, name string) (*content, error) {
+	c, err := controllers.GetTyped[snap.VolumeSnapshotContent](ctx, r.term.Client, r.kind("VolumeSnapshotContent"), "", name)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	return &c, err
+}
+
+// told has a snapshot say what its content does, and lets go of a claim that is no longer needed.
+func (r *reconciler) told(ctx context.Context, s snapshot, c *snap.VolumeSnapshotContent) error {
+	next := statusOf(s.Typed, c)
+	if !equality.Semantic.DeepEqual(s.Typed.Status, next) {
+		if next.ReadyToUse != nil && *next.ReadyToUse && !controllers.IsReady(s.Typed) {
+			r.event(s.Object, corev1.EventTypeNormal, "SnapshotReady", fmt.Sprintf("Snapshot %s is ready to use", controllers.KeyOf(s.Object)))
+		}
+		if err := r.writeStatus(ctx, s.Object, next); err != nil {
+			return err
+		}
+	}
+	if c.Status == nil || c.Status.CreationTime == nil {
+		return nil // not taken yet
+	}
+	return r.release(ctx, s.Typed)
+}
+
+// statusOf is what a snapshot says of its content.
+func statusOf(s *snap.VolumeSnapshot, c *snap.VolumeSnapshotContent) *snap.VolumeSnapshotStatus {
+	next := &snap.VolumeSnapshotStatus{}
+	if s.Status != nil {
+		next = s.Status.DeepCopy()
+	}
+	no := false
+	next.BoundVolumeSnapshotContentName, next.ReadyToUse, next.Error = &c.Name, &no, nil
+	if c.Status == nil {
+		return next
+	}
+	if t := c.Status.CreationTime; t != nil {
+		at := metav1.NewTime(time.Unix(0, *t).Truncate(time.Second))
+		if next.CreationTime == nil || !next.CreationTime.Equal(&at) {
+			next.CreationTime = &at
+		}
+	}
+	if n := c.Status.RestoreSize; n != nil {
+		next.RestoreSize = resource.NewQuantity(*n, resource.BinarySI)
+	}
+	if c.Status.ReadyToUse != nil {
+		next.ReadyToUse = c.Status.ReadyToUse
+	}
+	next.Error = c.Status.Error
+	return next
+}
+
+// release takes the protection off a claim of which no snapshot is being taken any more.
+func (r *reconciler) release(ctx context.Context, of *snap.VolumeSnapshot) error {
+	name := of.Spec.Source.PersistentVolumeClaimName
+	if name == nil {
+		return nil
+	}
+	claim, err := client.Get[*corev1.PersistentVolumeClaim](ctx, r.term.Client, of.Namespace, *name)
+	if apierrors.IsNotFound(err) || err == nil && !slices.Contains(claim.Finalizers, claimFinalizer) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	all, err := controllers.ListTyped[snap.VolumeSnapshot](ctx, r.term.Client, r.kind("VolumeSnapshot"), of.Namespace)
+	if err != nil {
+		return err
+	}
+	for _, other := range all {
+		o := other.Typed
+		if o.UID != of.UID && o.Spec.Source.PersistentVolumeClaimName != nil && *o.Spec.Source.PersistentVolumeClaimName == *name &&
+			o.DeletionTimestamp == nil && (o.Status == nil || o.Status.CreationTime == nil) {
+			return nil
+		}
+	}
+	next := claim.DeepCopy()
+	next.Finalizers = slices.DeleteFunc(next.Finalizers, func(f string) bool { return f == claimFinalizer })
+	_, err = client.Update(ctx, r.term.Client, next)
+	return err
+}
+
+// deleted lets a snapshot go: its content first, unless that is to be kept.
+func (r *reconciler) deleted(ctx context.Context, s snapshot) (time.Duration, error) {
+	if !slices.Contains(s.Typed.Finalizers, boundFinalizer) && !slices.Contains(s.Typed.Finalizers, sourceFinalizer) {
+		return 0, nil
+	}
+	claims, err := client.List[*corev1.PersistentVolumeClaim](ctx, r.term.Client, s.Typed.Namespace, metav1.ListOptions{})
+	if err != nil {
+		return 0, err
+	}
+	for _, c := range claims {
+		if isSourceOf(s.Typed, c) {
+			r.event(s.Object, corev1.EventTypeWarning, "SnapshotDeletePending", "the volume of claim "+c.Name+" is to be made of this snapshot, which goes after that")
+			return again, nil
+		}
+	}
+	name := contentName(s.Typed)
+	if s.Typed.Spec.Source.VolumeSnapshotContentName != nil {
+		name = *s.Typed.Spec.Source.VolumeSnapshotContentName
+	}
+	c, err := r.contentNamed(ctx, name)
+	if err != nil {
+		return 0, err
+	}
+	if c != nil && c.Typed.Spec.VolumeSnapshotRef.UID == s.Typed.UID {
+		stays, err := r.doomed(ctx, *c)
+		if err != nil || !stays && c.Typed.Spec.DeletionPolicy == snap.VolumeSnapshotContentDelete {
+			return again, err // until it is gone, which wakes this
+		}
+	}
+	if err := r.release(ctx, s.Typed); err != nil {
+		return 0, err
+	}
+	_, err = r.write(ctx, s.Object, func(o *custom.Object) {
+		o.Finalizers = slices.DeleteFunc(o.Finalizers, func(f string) bool { return f == boundFinalizer || f == sourceFinalizer })
+	})
+	return 0, err
+}
+
+// doomed notes on a content that its snapshot goes, and deletes it where that is its policy; stays says that it is not.
+func (r *reconciler) doomed(ctx context.Context, c content) (stays bool, err error) {
+	o := c.Object
+	if !metav1.HasAnnotation(o.ObjectMeta, beingDeleted) {
+		if o, err = r.write(ctx, o, func(o *custom.Object) { metav1.SetMetaDataAnnotation(&o.ObjectMeta, beingDeleted, "yes") }); err != nil {
+			return false, err
+		}
+	}
+	if c.Typed.Spec.DeletionPolicy != snap.VolumeSnapshotContentDelete {
+		return true, nil
+	}
+	if o.DeletionTimestamp != nil {
+		return false, nil
+	}
+	_, err = r.term.Client.Do(ctx, &api.Request{Verb: api.VerbDelete, Kind: r.kind("VolumeSnapshotContent"), Name: o.Name,
+		Delete: metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &o.UID}}})
+	if apierrors.IsNotFound(err) {
+		err = nil
+	}
+	return false, err
+}
+
+// bound has a content go whose snapshot is gone for good.
+func (r *reconciler) bound(ctx context.Context, c content) (content, error) {
+	ref := c.Typed.Spec.VolumeSnapshotRef
+	if ref.UID == "" || metav1.HasAnnotation(c.Object.ObjectMeta, beingDeleted) && c.Typed.DeletionTimestamp != nil {
+		return c, nil
+	}
+	s, err := controllers.GetTyped[snap.VolumeSnapshot](ctx, r.term.Client, r.kind("VolumeSnapshot"), ref.Namespace, ref.Name)
+	if err == nil && s.Typed.UID == ref.UID || err != nil && !apierrors.IsNotFound(err) {
+		return c, err
+	}
+	if stays, err := r.doomed(ctx, c); err != nil || stays {
+		return c, err
+	}
+	next, err := r.contentNamed(ctx, c.Typed.Name)
+	if next == nil {
+		return content{}, err
+	}
+	return *next, err
+}

@@ -1,0 +1,217 @@
+package volumesnapshot
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	snap "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	extensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/custom"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// The two sorts of keys.
+const (
+	snapshotKey = "snapshot"
+	contentKey  = "content"
+)
+
+const (
+	// poll is how often a driver is asked again for a snapshot that is not ready.
+	poll = 5 * time.Second
+	// again is how often what waits for others is looked at, besides their events.
+	again = 15 * time.Second
+)
+
+// New returns the controller. Without calls no driver is served.
+func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
+	i := d.Informers
+	claims, drivers := client.Informer[*corev1.PersistentVolumeClaim](i), client.Informer[*storagev1.CSIDriver](i)
+	csiNodes, nodes := client.Informer[*storagev1.CSINode](i), client.Informer[*corev1.Node](i)
+	definitions := client.Informer[*extensionsv1.CustomResourceDefinition](i)
+	kinds := client.Every(i, controllers.IsSnapshotKind, func(cache.SharedIndexInformer) {})
+	all := func() []controllers.Key {
+		var keys []controllers.Key
+		for _, one := range kinds.Now().Kinds {
+			for _, o := range controllers.CachedAll[*custom.Object](one.Informer) {
+				keys = append(keys, keysOf(one.Kind, o)...)
+			}
+		}
+		return keys
+	}
+	return &controllers.Controller{
+		Name:    "volume-snapshotter",
+		Workers: 8,
+		Watches: []controllers.Watch{
+			controllers.OnInformer(definitions, func(c controllers.Change[*extensionsv1.CustomResourceDefinition]) []controllers.Key {
+				if c.New.Name != Definition {
+					return nil
+				}
+				return all()
+			}),
+			controllers.OnInformer(drivers, func(controllers.Change[*storagev1.CSIDriver]) []controllers.Key { return all() }),
+			controllers.OnInformer(claims, func(controllers.Change[*corev1.PersistentVolumeClaim]) []controllers.Key { return nil }),
+			controllers.OnInformer(csiNodes, func(controllers.Change[*storagev1.CSINode]) []controllers.Key { return nil }),
+			controllers.OnInformer(nodes, func(controllers.Change[*corev1.Node]) []controllers.Key { return nil }),
+		},
+		Every: &controllers.Every{Now: kinds.Now, Keys: func(k *api.Kind, c controllers.Change[api.Object]) []controllers.Key {
+			o, ok := c.New.(*custom.Object)
+			if !ok {
+				return nil
+			}
+			if k.GVK.Kind == "VolumeSnapshotClass" {
+				return all()
+			}
+			return keysOf(k, o)
+		}},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{snap.GroupName}, Resources: []string{"volumesnapshots", "volumesnapshotcontents"}, Verbs: []string{"create", "delete", "get", "list", "update", "watch"}},
+			{APIGroups: []string{snap.GroupName}, Resources: []string{"volumesnapshotclasses"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{snap.GroupName}, Resources: []string{"volumesnapshots/status", "volumesnapshotcontents/status"}, Verbs: []string{"update"}},
+			{APIGroups: []string{"apiextensions.k8s.io"}, Resources: []string{"customresourcedefinitions"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"get", "list", "update", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: []string{"get"}},
+			{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get"}},
+			{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{"storage.k8s.io"}, Resources: []string{"csidrivers", "csinodes"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
+		},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			r := &reconciler{term: t, calls: calls, claims: claims, drivers: drivers, csiNodes: csiNodes, nodes: nodes, definitions: definitions}
+			return r.reconcile
+		},
+	}
+}
+
+// keysOf are the keys that a changed object wakes: its own, and of a content that of its snapshot.
+func keysOf(k *api.Kind, o *custom.Object) []controllers.Key {
+	switch k.GVK.Kind {
+	case "VolumeSnapshot":
+		keys := []controllers.Key{{Kind: snapshotKey, Namespace: o.Namespace, Name: o.Name}}
+		if s, err := controllers.TypedOf[snap.VolumeSnapshot](o); err == nil && s.Typed.Status != nil && s.Typed.Status.BoundVolumeSnapshotContentName != nil {
+			keys = append(keys, controllers.Key{Kind: contentKey, Name: *s.Typed.Status.BoundVolumeSnapshotContentName})
+		}
+		return keys
+	case "VolumeSnapshotContent":
+		keys := []controllers.Key{{Kind: contentKey, Name: o.Name}}
+		if c, err := controllers.TypedOf[snap.VolumeSnapshotContent](o); err == nil {
+			ref := c.Typed.Spec.VolumeSnapshotRef
+			keys = append(keys, controllers.Key{Kind: snapshotKey, Namespace: ref.Namespace, Name: ref.Name})
+		}
+		return keys
+	}
+	return nil
+}
+
+// reconciler is the thin shell of one leadership. Snapshots are few: what decides is read from the API, and no cache lags.
+type reconciler struct {
+	term  *controllers.Term
+	calls api.NodeDrivers
+
+	claims, drivers, csiNodes, nodes, definitions cache.SharedIndexInformer
+}
+
+type (
+	snapshot = controllers.Stored[snap.VolumeSnapshot]
+	content  = controllers.Stored[snap.VolumeSnapshotContent]
+)
+
+func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (next time.Duration, err error) {
+	snapshots, contents := r.kind("VolumeSnapshot"), r.kind("VolumeSnapshotContent")
+	if snapshots == nil || contents == nil || r.kind("VolumeSnapshotClass") == nil {
+		return 0, nil
+	}
+	if key.Kind == snapshotKey {
+		if !r.binds() {
+			return 0, nil
+		}
+		s, err := controllers.GetTyped[snap.VolumeSnapshot](ctx, r.term.Client, snapshots, key.Namespace, key.Name)
+		if apierrors.IsNotFound(err) {
+			return 0, nil
+		}
+		if err == nil {
+			next, err = r.snapshot(ctx, s)
+		}
+		return next, raced(key, err)
+	}
+	c, err := controllers.GetTyped[snap.VolumeSnapshotContent](ctx, r.term.Client, contents, "", key.Name)
+	if apierrors.IsNotFound(err) {
+		return 0, nil
+	}
+	if err == nil && r.binds() {
+		c, err = r.bound(ctx, c)
+	}
+	if err == nil && c.Object != nil && r.served(c.Typed.Spec.Driver) {
+		next, err = r.content(ctx, c)
+	}
+	return next, raced(key, err)
+}
+
+func raced(key controllers.Key, err error) error {
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) || apierrors.IsAlreadyExists(err) {
+		return controllers.Race("%s: %w", key, err)
+	}
+	return err
+}
+
+func (r *reconciler) kind(name string) *api.Kind {
+	return controllers.SnapshotKind(r.term.Client, name)
+}
+
+// binds says whether snapshots and contents are bound by this controller.
+func (r *reconciler) binds() bool {
+	d, ok := controllers.Cached[*extensionsv1.CustomResourceDefinition](r.definitions, "", Definition)
+	return ok && d.Annotations[ServedBy] == ControlPlane
+}
+
+func (r *reconciler) served(driver string) bool {
+	d, _ := controllers.Cached[*storagev1.CSIDriver](r.drivers, "", driver)
+	return r.calls != nil && controllers.Served(d)
+}
+
+// write stores an object whose metadata or spec was changed; what its type does not know stays.
+func (r *reconciler) write(ctx context.Context, o *custom.Object, change func(*custom.Object)) (*custom.Object, error) {
+	next := o.DeepCopy()
+	change(next)
+	k := r.kind(o.Kind)
+	if k == nil {
+		return nil, fmt.Errorf("%s is not served any more", o.Kind)
+	}
+	out, err := r.term.Client.Do(ctx, &api.Request{Verb: api.VerbUpdate, Kind: k, Namespace: o.Namespace, Name: o.Name, Object: next})
+	if err != nil {
+		return nil, fmt.Errorf("updating %s %s: %w", o.Kind, controllers.KeyOf(o), err)
+	}
+	return out.(*custom.Object), nil
+}
+
+// writeStatus stores another status.
+func (r *reconciler) writeStatus(ctx context.Context, o *custom.Object, status any) error {
+	m, err := runtime.DefaultUnstructuredConverter.ToUnstructured(status)
+	if err != nil {
+		return fmt.Errorf("the status of %s %s: %w", o.Kind, controllers.KeyOf(o), err)
+	}
+	next, k := o.DeepCopy(), r.kind(o.Kind)
+	if k == nil {
+		return fmt.Errorf("%s is not served any more", o.Kind)
+	}
+	next.Set("status", m)
+	_, err = r.term.Client.Do(ctx, &api.Request{Verb: api.VerbUpdate, Kind: k, Subresource: "status", Namespace: o.Namespace, Name: o.Name, Object: next})
+	if err != nil {
+		return fmt.Errorf("writing the status of %s %s: %w", o.Kind, controllers.KeyOf(o), err)
+	}
+	return nil
+}
+
+func (r *reconciler) event(o *custom.Object, kind, reason, message string) {
+	r.term.Events.Event(o, kind, reason, message)
+}

@@ -1,0 +1,281 @@
+package controllers_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	snap "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	extensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/custom"
+	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/internal/virtual"
+)
+
+// snapshots has the kinds of snapshots, served by the control plane, and a default class that has a Secret.
+func (w *world) snapshots() map[string]*api.Kind {
+	w.t.Helper()
+	out := map[string]*api.Kind{}
+	for kind, plural := range map[string]string{"VolumeSnapshot": "volumesnapshots", "VolumeSnapshotContent": "volumesnapshotcontents", "VolumeSnapshotClass": "volumesnapshotclasses"} {
+		of := custom.Resource{Group: snap.GroupName, Kind: kind, Plural: plural, Singular: strings.ToLower(kind), Namespaced: kind == "VolumeSnapshot"}
+		out[kind] = custom.NewKind(of, "v1", kind != "VolumeSnapshotClass", custom.NewStorage(of, "v1"))
+		if err := w.admin.Kinds().Register(out[kind]); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	w.create(&extensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: "volumesnapshots." + snap.GroupName,
+		Annotations: map[string]string{"keelson.dev/served-by": "control-plane"}},
+		Spec: extensionsv1.CustomResourceDefinitionSpec{Group: snap.GroupName, Scope: extensionsv1.NamespaceScoped,
+			Names: extensionsv1.CustomResourceDefinitionNames{Plural: "volumesnapshots", Singular: "volumesnapshot", Kind: "VolumeSnapshot"}}})
+	w.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "s-key"}, Data: map[string][]byte{"key": []byte("open")}})
+	w.custom(out["VolumeSnapshotClass"], "metadata: {name: std, annotations: {snapshot.storage.kubernetes.io/is-default-class: 'true'}}\ndriver: "+ownDriver+
+		"\ndeletionPolicy: Delete\nparameters: {csi.storage.k8s.io/snapshotter-secret-name: s-key, csi.storage.k8s.io/snapshotter-secret-namespace: '${volumesnapshot.namespace}'}")
+	return out
+}
+
+func (w *world) snapshotOf(kinds map[string]*api.Kind, name, claim string) {
+	w.t.Helper()
+	w.custom(kinds["VolumeSnapshot"], fmt.Sprintf("metadata: {name: %s}\nspec: {source: {persistentVolumeClaimName: %s}}", name, claim))
+}
+
+func (w *world) remove(k *api.Kind, name string) {
+	w.t.Helper()
+	namespace := ""
+	if k.Namespaced {
+		namespace = "default"
+	}
+	if _, err := w.admin.Do(w.ctx, &api.Request{Verb: api.VerbDelete, Kind: k, Namespace: namespace, Name: name}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// isSo waits until a snapshot is as wanted.
+func (w *world) isSo(kinds map[string]*api.Kind, name string, is func(*snap.VolumeSnapshot) error) {
+	w.t.Helper()
+	w.within(5*time.Minute, "snapshot "+name, func() error {
+		s, err := controllers.GetTyped[snap.VolumeSnapshot](w.ctx, w.admin, kinds["VolumeSnapshot"], "default", name)
+		if err == nil {
+			err = is(s.Typed)
+		}
+		return err
+	})
+}
+
+func ready(s *snap.VolumeSnapshot) error {
+	if !controllers.IsReady(s) || s.Status.Error != nil || s.Status.RestoreSize.String() != "1Gi" || s.Status.CreationTime.Unix() != 1e9 {
+		return fmt.Errorf("its status is %+v", s.Status)
+	}
+	return nil
+}
+
+func failedWith(words string) func(*snap.VolumeSnapshot) error {
+	return func(s *snap.VolumeSnapshot) error {
+		if s.Status == nil || s.Status.Error == nil || !strings.Contains(*s.Status.Error.Message, words) || controllers.IsReady(s) {
+			return fmt.Errorf("its status is %+v", s.Status)
+		}
+		return nil
+	}
+}
+
+// contents is nil when there are that many contents, and that many snapshots of drivers.
+func (w *world) contents(kinds map[string]*api.Kind, contents, onDisk int) error {
+	list, err := w.admin.ListKind(w.ctx, kinds["VolumeSnapshotContent"], "")
+	w.drivers.mu.Lock()
+	defer w.drivers.mu.Unlock()
+	if err == nil && (len(list) != contents || len(w.drivers.snaps) != onDisk) {
+		err = fmt.Errorf("%d contents, %d snapshots", len(list), len(w.drivers.snaps))
+	}
+	return err
+}
+
+func (w *world) goneOf(k *api.Kind, name string) {
+	w.t.Helper()
+	w.within(5*time.Minute, name+" goes", func() error {
+		_, err := w.admin.Do(w.ctx, &api.Request{Verb: api.VerbGet, Kind: k, Namespace: "default", Name: name})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return errors.New("it is there")
+	})
+}
+
+// F110: a snapshot of a claim is taken with what its class says, is ready when its driver says so, and goes with its
+// object; a snapshot that is kept can be named again, and is found where it is.
+func TestSnapshots(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})
+		w.driverOn("w1", "w2")
+		w.class("now", storagev1.VolumeBindingImmediate, corev1.PersistentVolumeReclaimDelete)
+		kinds := w.snapshots()
+		w.create(classed("data", "now", "1Gi"))
+		w.boundTo("data")
+		w.drivers.set(func() { w.drivers.slow = 3 })
+		w.snapshotOf(kinds, "s", "data")
+		w.isSo(kinds, "s", ready)
+		w.drivers.set(func() {
+			if w.drivers.told["key"] != "open" {
+				t.Errorf("the driver was given %v", w.drivers.told)
+			}
+		})
+		w.claimIs("data", func(c *corev1.PersistentVolumeClaim) bool {
+			return !strings.Contains(strings.Join(c.Finalizers, " "), "pvc-as-source")
+		})
+		if err := w.contents(kinds, 1, 1); err != nil {
+			t.Error(err)
+		}
+		w.remove(kinds["VolumeSnapshot"], "s")
+		w.goneOf(kinds["VolumeSnapshot"], "s")
+		w.eventually("nothing is left", func() error { return w.contents(kinds, 0, 0) })
+
+		// One that somebody made before there was a cluster.
+		w.drivers.set(func() { w.drivers.snaps["old"] = &onDisk{node: "w2", size: 1 << 30, of: "x"} })
+		given := "metadata: {name: %s}\nspec: {deletionPolicy: %s, driver: " + ownDriver + ", source: {snapshotHandle: %s}, volumeSnapshotRef: {namespace: default, name: %s}}"
+		w.custom(kinds["VolumeSnapshotContent"], fmt.Sprintf(given, "old", "Retain", "old", "old"))
+		w.custom(kinds["VolumeSnapshot"], "metadata: {name: old}\nspec: {source: {volumeSnapshotContentName: old}}")
+		w.isSo(kinds, "old", ready)
+		c, err := controllers.GetTyped[snap.VolumeSnapshotContent](w.ctx, w.admin, kinds["VolumeSnapshotContent"], "", "old")
+		if err != nil || !strings.Contains(c.Object.Annotations[controllers.ReachedFromAnnotation], `"w2"`) {
+			t.Errorf("where it is: %v, %v", c.Object, err)
+		}
+		w.remove(kinds["VolumeSnapshot"], "old")
+		w.goneOf(kinds["VolumeSnapshot"], "old")
+		w.remove(kinds["VolumeSnapshotContent"], "old")
+		w.eventually("its data are kept", func() error { return w.contents(kinds, 0, 1) })
+	})
+}
+
+// A snapshot that is not taken says why, and is once the cause is gone.
+func TestSnapshotsSayWhyTheyWait(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})
+		w.driverOn("w1")
+		w.class("now", storagev1.VolumeBindingImmediate, corev1.PersistentVolumeReclaimDelete)
+		kinds := w.snapshots()
+		w.snapshotOf(kinds, "early", "data")
+		w.isSo(kinds, "early", failedWith(`"data" not found`))
+		w.create(classed("data", "now", "1Gi"))
+		w.isSo(kinds, "early", ready)
+		w.custom(kinds["VolumeSnapshotClass"], "metadata: {name: second, annotations: {snapshot.storage.kubernetes.io/is-default-class: 'true'}}\ndriver: "+ownDriver+"\ndeletionPolicy: Delete")
+		w.snapshotOf(kinds, "two", "data")
+		w.isSo(kinds, "two", failedWith("VolumeSnapshotClasses second, std are all the default of CSI driver "+ownDriver))
+		w.remove(kinds["VolumeSnapshotClass"], "second")
+		w.isSo(kinds, "two", ready)
+		w.custom(kinds["VolumeSnapshot"], "metadata: {name: nameless}\nspec: {source: {volumeSnapshotContentName: none}}")
+		w.isSo(kinds, "nameless", failedWith("VolumeSnapshotContent none does not exist"))
+		w.custom(kinds["VolumeSnapshot"], "metadata: {name: unclassed}\nspec: {volumeSnapshotClassName: none, source: {persistentVolumeClaimName: data}}")
+		w.isSo(kinds, "unclassed", failedWith(`VolumeSnapshotClass "none" does not exist`))
+		for _, name := range []string{"early", "two", "nameless", "unclassed"} {
+			w.remove(kinds["VolumeSnapshot"], name)
+			w.goneOf(kinds["VolumeSnapshot"], name)
+		}
+		w.eventually("nothing is left", func() error { return w.contents(kinds, 0, 0) })
+	})
+}
+
+// Whoever brings definitions of his own has a snapshot controller of his own, and a driver with a snapshotter is left to that.
+func TestOthersSnapshots(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := start(t, options{quiet: true})
+		w.driverOn("w1")
+		w.class("now", storagev1.VolumeBindingImmediate, corev1.PersistentVolumeReclaimDelete)
+		kinds := w.snapshots()
+		w.create(classed("data", "now", "1Gi"))
+		w.boundTo("data")
+		update(w, ownDriver, func(d *storagev1.CSIDriver) { d.Annotations = nil })
+		w.snapshotOf(kinds, "bound", "data")
+		time.Sleep(time.Minute)
+		if err := w.contents(kinds, 1, 0); err != nil {
+			t.Errorf("a driver with a snapshotter: %v", err)
+		}
+		update(w, "volumesnapshots."+snap.GroupName, func(d *extensionsv1.CustomResourceDefinition) { d.Annotations = nil })
+		w.snapshotOf(kinds, "theirs", "data")
+		time.Sleep(time.Minute)
+		if err := w.contents(kinds, 1, 0); err != nil {
+			t.Errorf("definitions of somebody else: %v", err)
+		}
+	})
+}
+
+// Whatever is lost, killed or led by another: snapshots that stay are ready, and of those that go, at whatever moment,
+// nothing is left.
+func TestSnapshotsUnderFailures(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := newWorld(t, options{quiet: true, change: failing("volume-snapshotter", 2, 2*time.Millisecond)})
+		engine := controllers.Options{Resync: time.Second}
+		stop := w.lead(engine)
+		defer func() { stop() }()
+		w.node("w1")
+		w.node("w2")
+		w.driverOn("w1", "w2")
+		w.class("now", storagev1.VolumeBindingImmediate, corev1.PersistentVolumeReclaimDelete)
+		kinds := w.snapshots()
+		for _, c := range []string{"a", "b", "c"} {
+			w.create(classed(c, "now", "1Gi"))
+			w.boundTo(c)
+		}
+		r := rand.New(rand.NewPCG(7, 8))
+		w.drivers.set(func() { w.drivers.flaky, w.drivers.slow = rand.New(rand.NewPCG(5, 6)), 1 })
+		var live []string
+		for i := range 30 {
+			name := fmt.Sprint("s", i)
+			w.snapshotOf(kinds, name, []string{"a", "b", "c"}[i%3])
+			live = append(live, name)
+			time.Sleep(time.Duration(r.IntN(30)) * time.Millisecond)
+			if r.IntN(2) == 0 {
+				k := r.IntN(len(live))
+				w.remove(kinds["VolumeSnapshot"], live[k])
+				live = append(live[:k:k], live[k+1:]...)
+			}
+			if i%8 == 7 {
+				stop()
+				stop = w.lead(engine)
+			}
+		}
+		w.drivers.set(func() { w.drivers.flaky = nil })
+		for _, name := range live {
+			w.isSo(kinds, name, ready)
+		}
+		w.within(5*time.Minute, "one for each", func() error { return w.contents(kinds, len(live), len(live)) })
+		for _, name := range live {
+			w.remove(kinds["VolumeSnapshot"], name)
+		}
+		w.within(5*time.Minute, "nothing is left", func() error { return w.contents(kinds, 0, 0) })
+		for _, c := range []string{"a", "b", "c"} {
+			w.claimIs(c, func(c *corev1.PersistentVolumeClaim) bool {
+				return !strings.Contains(strings.Join(c.Finalizers, " "), "pvc-as-source")
+			})
+		}
+	})
+}
+
+// A snapshot that goes while nobody knows whether it was taken takes along what was.
+func TestSnapshotOfWhichNobodyHeard(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := start(t, options{engine: controllers.Options{Resync: time.Minute}, quiet: true})
+		w.driverOn("w1")
+		w.class("now", storagev1.VolumeBindingImmediate, corev1.PersistentVolumeReclaimDelete)
+		kinds := w.snapshots()
+		w.create(classed("data", "now", "1Gi"))
+		w.boundTo("data")
+		w.drivers.set(func() { w.drivers.mute = true })
+		w.snapshotOf(kinds, "s", "data")
+		w.eventually("it is taken", func() error { return w.contents(kinds, 1, 1) })
+		w.remove(kinds["VolumeSnapshot"], "s")
+		time.Sleep(time.Minute)
+		if err := w.contents(kinds, 1, 1); err != nil {
+			t.Errorf("while nobody knows what became of it: %v", err)
+		}
+		w.drivers.set(func() { w.drivers.mute = false })
+		w.goneOf(kinds["VolumeSnapshot"], "s")
+		w.within(10*time.Minute, "nothing is left", func() error { return w.contents(kinds, 0, 0) })
+	})
+}

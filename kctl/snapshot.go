@@ -1,0 +1,101 @@
+package kctl
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/dynamic"
+	cmdutil "k8s.io/kubectl/pkg/cmd/util"
+
+	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/kctl/definitions"
+)
+
+// localDriver is the CSI driver that every agent serves itself.
+const localDriver = "local.csi.keelson.dev"
+
+var snapshotClasses = schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshotclasses"}
+
+func snapshotCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	c := &cobra.Command{
+		Use:     "snapshot",
+		Short:   "Snapshots of volumes",
+		Example: "  kctl snapshot install",
+	}
+	return group(c, snapshotInstallCommand(f, streams))
+}
+
+func snapshotInstallCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "install",
+		Short: "Have the cluster serve snapshots of volumes, with a class for the nodes' own disks",
+		Long: "Have the cluster serve VolumeSnapshot, VolumeSnapshotContent and VolumeSnapshotClass (snapshot.storage.k8s.io/v1, release " +
+			definitions.Snapshot.Release + "),\n" +
+			"and make a VolumeSnapshotClass of the driver " + localDriver + ", its default. Definitions that the cluster has\n" +
+			"already and that were not made by this command stay as they are: a snapshot controller may go by them. To have the\n" +
+			"control plane go by them: kctl annotate crd volumesnapshots.snapshot.storage.k8s.io keelson.dev/served-by=control-plane\n\n" +
+			"'kctl delete crd' takes a kind away again, with all its objects.",
+		Example: "  kctl snapshot install\n  kctl snapshot install --class nightly\n  kctl snapshot install --class ''   # the kinds alone",
+		Args:    cobra.NoArgs,
+	}
+	class := c.Flags().String("class", "standard", "the name of the VolumeSnapshotClass; an empty one makes none")
+	c.RunE = func(*cobra.Command, []string) error {
+		ctx, cancel := interruptible()
+		defer cancel()
+		ctx, cancel = context.WithTimeout(ctx, mostInstalling)
+		defer cancel()
+		cluster, err := f.DynamicClient()
+		if err != nil {
+			return err
+		}
+		err = definitions.Snapshot.Install(ctx, cluster, func(o definitions.Outcome) {
+			fmt.Fprintf(streams.Out, "customresourcedefinition/%s %s", o.Name, o.Verdict)
+			if o.Reason != "" {
+				fmt.Fprintf(streams.Out, ": %s", o.Reason)
+			}
+			fmt.Fprintln(streams.Out)
+		})
+		if err != nil || *class == "" {
+			return err
+		}
+		return makeSnapshotClass(ctx, cluster, streams, *class)
+	}
+	return c
+}
+
+// makeSnapshotClass makes the class unless it is there. A replica may serve a new kind a little later than another.
+func makeSnapshotClass(ctx context.Context, cluster dynamic.Interface, streams genericiooptions.IOStreams, name string) error {
+	class := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": snapshotClasses.GroupVersion().String(), "kind": "VolumeSnapshotClass",
+		"metadata": map[string]any{"name": name, "annotations": map[string]any{"snapshot.storage.kubernetes.io/is-default-class": "true"}},
+		"driver":   localDriver, "deletionPolicy": "Delete",
+	}}
+	var refused error
+	err := wait.For(ctx, 100*time.Millisecond, func() error {
+		_, err := cluster.Resource(snapshotClasses).Create(ctx, class, metav1.CreateOptions{})
+		if apierrors.IsNotFound(err) {
+			return err
+		}
+		refused = err
+		return nil
+	})
+	if err == nil {
+		err = refused
+	}
+	switch {
+	case err == nil:
+		fmt.Fprintf(streams.Out, "volumesnapshotclass/%s created\n", name)
+	case apierrors.IsAlreadyExists(err):
+		fmt.Fprintf(streams.Out, "volumesnapshotclass/%s unchanged\n", name)
+	default:
+		return fmt.Errorf("making VolumeSnapshotClass %s: %w", name, err)
+	}
+	return nil
+}
