@@ -197,6 +197,7 @@ func TestOthersSnapshots(t *testing.T) {
 			t.Errorf("a driver with a snapshotter: %v", err)
 		}
 		update(w, "volumesnapshots."+snap.GroupName, func(d *extensionsv1.CustomResourceDefinition) { d.Annotations = nil })
+		time.Sleep(time.Second) // virtual: until the leader has heard of it
 		w.snapshotOf(kinds, "theirs", "data")
 		time.Sleep(time.Minute)
 		if err := w.contents(kinds, 1, 0); err != nil {
