@@ -280,3 +280,53 @@ func TestSnapshotOfWhichNobodyHeard(t *testing.T) {
 		w.within(10*time.Minute, "nothing is left", func() error { return w.contents(kinds, 0, 0) })
 	})
 }
+
+// F110: a claim gets a volume with what a snapshot or another claim holds, where that is, whatever node was chosen before;
+// one that cannot says why.
+func TestVolumesOfSnapshots(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})
+		w.driverOn("w1", "w2")
+		w.class("waits", storagev1.VolumeBindingWaitForFirstConsumer, corev1.PersistentVolumeReclaimDelete)
+		kinds := w.snapshots()
+		w.create(classed("data", "waits", "1Gi"))
+		w.selected("data", "w2")
+		w.boundTo("data")
+		group := snap.GroupName
+		from := func(name, size, kind, source string) {
+			c := classed(name, "waits", size)
+			c.Spec.DataSource = &corev1.TypedLocalObjectReference{Kind: kind, Name: source}
+			if kind == "VolumeSnapshot" {
+				c.Spec.DataSource.APIGroup = &group
+			}
+			w.create(c)
+		}
+		from("restored", "2Gi", "VolumeSnapshot", "s")
+		w.event("ProvisioningFailed", `failed to provision volume: VolumeSnapshot s cannot be read: volumesnapshots.snapshot.storage.k8s.io "s" not found`)
+		w.snapshotOf(kinds, "s", "data")
+		w.isSo(kinds, "s", ready)
+		from("clone", "1Gi", "PersistentVolumeClaim", "data")
+		from("small", "512Mi", "VolumeSnapshot", "s")
+		w.event("ProvisioningFailed", "failed to provision volume: the claim wants 512Mi, and VolumeSnapshot s has 1Gi: request that or more")
+		for _, name := range []string{"restored", "clone"} {
+			w.claimIs(name, func(c *corev1.PersistentVolumeClaim) bool {
+				return strings.Contains(c.Annotations[controllers.ReachedFromAnnotation], `"w2"`)
+			})
+			w.selected(name, "w1")
+			w.claimIs(name, func(c *corev1.PersistentVolumeClaim) bool {
+				return c.Annotations["volume.kubernetes.io/selected-node"] == ""
+			})
+			w.selected(name, "w2")
+			if m := w.drivers.get(w.volumeOf(name).Name); m == nil || m.node != "w2" || m.of == "" {
+				t.Errorf("the volume of claim %s is %+v", name, m)
+			}
+		}
+		w.remove(kinds["VolumeSnapshot"], "s")
+		time.Sleep(time.Minute)
+		if err := w.contents(kinds, 1, 1); err != nil {
+			t.Errorf("a snapshot of which a claim waits for its volume: %v", err)
+		}
+		w.deleteClaim("small")
+		w.goneOf(kinds["VolumeSnapshot"], "s")
+	})
+}

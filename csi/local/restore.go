@@ -28,6 +28,12 @@ func (d *Driver) makeOf(ctx context.Context, q *csi.CreateVolumeRequest, size in
 	}
 	switch {
 	case source == nil || !source.Ready:
+		if known { // begun, and of no use to anybody
+			defer d.locks.Lock(id)()
+			if err := d.removeImage(id); err != nil {
+				return 0, status.Errorf(codes.Internal, "taking away what was begun of volume %s: %v", id, err)
+			}
+		}
 		return 0, status.Errorf(codes.NotFound, "%s, of which volume %s is to be made, does not exist on node %s", nameOf(r), id, d.cfg.NodeID)
 	case source.Block != block:
 		return 0, status.Errorf(codes.InvalidArgument, "%s is a block device: %v; volume %s, which is to be made of it, cannot be another thing", nameOf(r), source.Block, id)

@@ -43,6 +43,8 @@ type begun struct {
 	Node       string            `json:"node"`
 	Parameters map[string]string `json:"parameters,omitempty"`
 	Segments   map[string]string `json:"segments,omitempty"` // where the node is
+	Snapshot   string            `json:"snapshot,omitempty"` // the driver's id of what the volume is to be made of
+	Volume     string            `json:"volume,omitempty"`
 }
 
 // begunFor reads what was begun for a claim; nil when nothing was.
@@ -143,6 +145,14 @@ func request(c *corev1.PersistentVolumeClaim, b *begun) *csi.CreateVolumeRequest
 	}
 	for _, m := range c.Spec.AccessModes {
 		q.VolumeCapabilities = append(q.VolumeCapabilities, capability(c, m, b.Parameters[fsTypeParam]))
+	}
+	switch {
+	case b.Snapshot != "":
+		q.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
+			Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: b.Snapshot}}}
+	case b.Volume != "":
+		q.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
+			Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: b.Volume}}}
 	}
 	if len(b.Segments) > 0 {
 		here := []*csi.Topology{{Segments: b.Segments}}

@@ -68,6 +68,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 			{APIGroups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: []string{"create", "delete", "get", "list", "update", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"get", "list", "update", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{controllers.SnapshotGroup}, Resources: []string{"volumesnapshots", "volumesnapshotcontents"}, Verbs: []string{"get"}},
 			{APIGroups: []string{"storage.k8s.io"}, Resources: []string{"storageclasses", "csidrivers", "csinodes", "csistoragecapacities"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
@@ -121,6 +122,18 @@ func (p *provisioner) claim(ctx context.Context, key controllers.Key) error {
 	}
 	class, _ := controllers.Cached[*storagev1.StorageClass](p.classes, "", volume.GetPersistentVolumeClaimClass(c))
 	_, made := p.volumes.Get("", volumeName(c))
+	if b == nil && !made && populated(c) {
+		return nil
+	}
+	if b == nil && !made && c.Spec.VolumeName == "" && c.Spec.DataSource != nil && c.DeletionTimestamp == nil && class != nil && p.served(class.Provisioner) &&
+		waits(class) && c.Annotations[volume.AnnSelectedNode] == "" {
+		o, err := p.origin(ctx, c, class)
+		if err != nil {
+			return p.failed(c, err)
+		}
+		_, err = p.place(ctx, c, o)
+		return err
+	}
 	switch plan(c, class, b != nil, made, class != nil && p.served(class.Provisioner)) {
 	case begin:
 		return p.begin(ctx, c, class)
@@ -139,7 +152,20 @@ func (p *provisioner) begin(ctx context.Context, c *corev1.PersistentVolumeClaim
 	if k := unknownParameter(class); k != "" {
 		return p.failed(c, fmt.Errorf("parameter %s of StorageClass %s is not served for drivers that the agents serve: leave it out", k, class.Name))
 	}
-	b, why := choose(c, class, p.candidates(class))
+	o, err := p.origin(ctx, c, class)
+	if err != nil {
+		return p.failed(c, err)
+	}
+	if done, err := p.place(ctx, c, o); err != nil || !done {
+		return err
+	}
+	nodes := p.candidates(class)
+	reach := slices.DeleteFunc(slices.Clone(nodes), func(n candidate) bool { return !o.reaches(n.node) })
+	b, why := choose(c, class, reach)
+	if why != "" && len(reach) < len(nodes) {
+		why = "what the volume is to be made of is on other nodes: its claim's annotation " + controllers.ReachedFromAnnotation + " says on which; " + why
+	}
+	b.Snapshot, b.Volume = o.snapshot, o.volume
 	if why != "" {
 		if err := p.failed(c, errors.New(why)); !waits(class) {
 			return err
@@ -191,6 +217,9 @@ func (p *provisioner) create(ctx context.Context, c *corev1.PersistentVolumeClai
 		err = p.failed(c, fmt.Errorf("StorageClass %q: %s", class.Name, controllers.Words(err)))
 		if waits(class) {
 			return p.updateClaim(ctx, unnoted(c, true)) // the scheduler's turn
+		}
+		if b.Snapshot != "" || b.Volume != "" {
+			return err // its data are where they are
 		}
 		next, why := choose(c, class, p.candidates(class))
 		if why != "" || next.Node == b.Node {

@@ -5,6 +5,7 @@ package volumebinding
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"sync"
 	"time"
@@ -34,6 +35,7 @@ var (
 	noVolume  = framework.RefuseForGood(Name, "node(s) didn't find available persistent volumes to bind")
 	unbound   = framework.RefuseForGood(Name, "pod has unbound immediate PersistentVolumeClaims")
 	full      = framework.RefuseForGood(Name, "node(s) did not have enough free storage")
+	elsewhere = framework.RefuseForGood(Name, "node(s) didn't reach what the claim's volume is to be made of")
 	topology  = framework.RefuseForGood(Name, "node(s) didn't match the allowed topologies of the StorageClass")
 )
 
@@ -168,6 +170,8 @@ func (p *Plugin) choose(pod types.UID, claims []waitingClaim, node *v1.Node) (fo
 			found[w.claim.Name] = pv
 		case w.class.Provisioner == noProvisioner || w.class.Provisioner == "":
 			return nil, nil, noVolume
+		case !reaches(w.claim, node.Labels):
+			return nil, nil, elsewhere
 		case !allowed(w.class.AllowedTopologies, node.Labels):
 			return nil, nil, topology
 		case w.claim.Annotations[volume.AnnSelectedNode] != node.Name && !p.hasRoom(w, wanted, node): // else it is being made there
@@ -220,6 +224,23 @@ func (p *Plugin) ofClass(class string) []*v1.PersistentVolume {
 		}
 	}
 	return out
+}
+
+// reachedFrom is written by the control plane on claims whose volume is to be made of a snapshot or of another volume:
+// the node affinity of that, in JSON.
+const reachedFrom = "keelson.dev/reached-from"
+
+// reaches says whether a node reaches what a claim's volume is to be made of. What is not understood is left to who makes it.
+func reaches(c *v1.PersistentVolumeClaim, have map[string]string) bool {
+	text := c.Annotations[reachedFrom]
+	if text == "" {
+		return true
+	}
+	pv := &v1.PersistentVolume{}
+	if json.Unmarshal([]byte(text), &pv.Spec.NodeAffinity) != nil {
+		return true
+	}
+	return volume.CheckNodeAffinity(pv, have) == nil
 }
 
 // allowed says whether the node's labels meet one of the terms; no terms allow every node.

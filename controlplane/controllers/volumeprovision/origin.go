@@ -1,0 +1,142 @@
+package volumeprovision
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	snap "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/storage/volume"
+
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// origin is what a claim's volume is to be made of; both handles are "" for an empty volume.
+type origin struct {
+	snapshot, volume string
+	from             *corev1.VolumeNodeAffinity // nil: every node reaches it
+}
+
+// reaches says whether a node does.
+func (o origin) reaches(n *corev1.Node) bool {
+	v := &corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{NodeAffinity: o.from}}
+	return volume.CheckNodeAffinity(v, n.Labels) == nil
+}
+
+// populated says that somebody else fills the volume of a claim: what it is to be made of is no snapshot and no claim.
+func populated(c *corev1.PersistentVolumeClaim) bool {
+	from, ref := c.Spec.DataSource, c.Spec.DataSourceRef
+	if from == nil {
+		return ref != nil
+	}
+	group := ""
+	if from.APIGroup != nil {
+		group = *from.APIGroup
+	}
+	return !(group == snap.GroupName && from.Kind == "VolumeSnapshot" || group == "" && from.Kind == "PersistentVolumeClaim")
+}
+
+// origin finds what a claim's volume is to be made of, or says why that cannot be.
+func (p *provisioner) origin(ctx context.Context, c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) (origin, error) {
+	switch from := c.Spec.DataSource; {
+	case from == nil:
+		return origin{}, nil
+	case from.Kind == "VolumeSnapshot":
+		return p.ofSnapshot(ctx, c, class, from.Name)
+	default:
+		return p.ofClaim(ctx, c, class, from.Name)
+	}
+}
+
+func (p *provisioner) ofSnapshot(ctx context.Context, c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, name string) (o origin, err error) {
+	snapshots, contents := controllers.SnapshotKind(p.term.Client, "VolumeSnapshot"), controllers.SnapshotKind(p.term.Client, "VolumeSnapshotContent")
+	if snapshots == nil || contents == nil {
+		return o, errors.New("the cluster does not serve VolumeSnapshots: 'kctl snapshot install' brings them")
+	}
+	s, err := controllers.GetTyped[snap.VolumeSnapshot](ctx, p.term.Client, snapshots, c.Namespace, name)
+	switch {
+	case err != nil:
+		return o, fmt.Errorf("VolumeSnapshot %s cannot be read: %w", name, err)
+	case s.Typed.DeletionTimestamp != nil:
+		return o, fmt.Errorf("VolumeSnapshot %s is being deleted", name)
+	case !controllers.IsReady(s.Typed):
+		return o, fmt.Errorf("VolumeSnapshot %s is not ready to use", name)
+	}
+	content, err := controllers.GetTyped[snap.VolumeSnapshotContent](ctx, p.term.Client, contents, "", *s.Typed.Status.BoundVolumeSnapshotContentName)
+	if err != nil {
+		return o, fmt.Errorf("the content of VolumeSnapshot %s cannot be read: %w", name, err)
+	}
+	t := content.Typed
+	switch {
+	case t.Spec.VolumeSnapshotRef.UID != s.Typed.UID || t.Status == nil || t.Status.SnapshotHandle == nil:
+		return o, fmt.Errorf("VolumeSnapshotContent %s is not that of VolumeSnapshot %s", t.Name, name)
+	case t.Spec.Driver != class.Provisioner:
+		return o, fmt.Errorf("VolumeSnapshot %s is one of CSI driver %s, and StorageClass %s is of %s: use a class of that driver", name, t.Spec.Driver, class.Name, class.Provisioner)
+	case t.Spec.SourceVolumeMode != nil && *t.Spec.SourceVolumeMode != modeOf(c) && t.Annotations["snapshot.storage.kubernetes.io/allow-volume-mode-change"] != "true":
+		return o, fmt.Errorf("VolumeSnapshot %s is one of a volume of mode %s, and the claim wants %s", name, *t.Spec.SourceVolumeMode, modeOf(c))
+	}
+	if err := fits(c, "VolumeSnapshot "+name, s.Typed.Status.RestoreSize); err != nil {
+		return o, err
+	}
+	o.snapshot = *t.Status.SnapshotHandle
+	o.from, err = controllers.ReachedFrom(content.Object)
+	return o, err
+}
+
+func (p *provisioner) ofClaim(ctx context.Context, c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, name string) (o origin, err error) {
+	from, err := client.Get[*corev1.PersistentVolumeClaim](ctx, p.term.Client, c.Namespace, name)
+	switch {
+	case err != nil:
+		return o, fmt.Errorf("PersistentVolumeClaim %s cannot be read: %w", name, err)
+	case from.DeletionTimestamp != nil:
+		return o, fmt.Errorf("PersistentVolumeClaim %s is being deleted", name)
+	case from.Status.Phase != corev1.ClaimBound:
+		return o, fmt.Errorf("PersistentVolumeClaim %s, of which the volume is to be a copy, is not bound to a volume yet", name)
+	case modeOf(from) != modeOf(c):
+		return o, fmt.Errorf("PersistentVolumeClaim %s is of mode %s, and the claim wants %s", name, modeOf(from), modeOf(c))
+	}
+	v, err := client.Get[*corev1.PersistentVolume](ctx, p.term.Client, "", from.Spec.VolumeName)
+	switch {
+	case err != nil:
+		return o, fmt.Errorf("PersistentVolume %s of claim %s cannot be read: %w", from.Spec.VolumeName, name, err)
+	case v.Spec.CSI == nil || v.Spec.CSI.Driver != class.Provisioner:
+		return o, fmt.Errorf("the volume of claim %s is not one of CSI driver %s: use a StorageClass of its driver", name, class.Provisioner)
+	}
+	size := v.Spec.Capacity[corev1.ResourceStorage]
+	return origin{volume: v.Spec.CSI.VolumeHandle, from: v.Spec.NodeAffinity}, fits(c, "PersistentVolumeClaim "+name, &size)
+}
+
+// fits says why a volume is too small for what it is to hold.
+func fits(c *corev1.PersistentVolumeClaim, what string, size *resource.Quantity) error {
+	if want := c.Spec.Resources.Requests[corev1.ResourceStorage]; size != nil && want.Cmp(*size) < 0 {
+		return fmt.Errorf("the claim wants %s, and %s has %s: request that or more", want.String(), what, size.String())
+	}
+	return nil
+}
+
+func modeOf(c *corev1.PersistentVolumeClaim) corev1.PersistentVolumeMode {
+	if c.Spec.VolumeMode != nil {
+		return *c.Spec.VolumeMode
+	}
+	return corev1.PersistentVolumeFilesystem
+}
+
+// place notes on a claim from which nodes its data are reached, which the scheduler goes by; done says that it stands there.
+func (p *provisioner) place(ctx context.Context, c *corev1.PersistentVolumeClaim, o origin) (done bool, err error) {
+	if o.from == nil {
+		return true, nil
+	}
+	text, err := json.Marshal(o.from)
+	if err != nil || c.Annotations[controllers.ReachedFromAnnotation] == string(text) {
+		return true, err
+	}
+	next := c.DeepCopy()
+	metav1.SetMetaDataAnnotation(&next.ObjectMeta, controllers.ReachedFromAnnotation, string(text))
+	return false, p.updateClaim(ctx, next)
+}
