@@ -62,6 +62,34 @@ func TestVolumeFilters(t *testing.T) {
 	}
 }
 
+// A volume that is to be made of a snapshot, or of another volume, is made where that is.
+func TestOriginsOfVolumes(t *testing.T) {
+	st := newStorage()
+	st.class("late", "csi.example", storagev1.VolumeBindingWaitForFirstConsumer)
+	from := func(name, text string) { st.claim(name, "late", "").Annotations = map[string]string{"keelson.dev/reached-from": text} }
+	from("there", `{"required":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"disk","operator":"In","values":["there"]}]}]}}`)
+	from("anywhere", `null`)
+	from("garbled", `{"required":`)
+	st.claim("empty", "late", "")
+	const elsewhere = "0/1 nodes are available: 1 node(s) didn't reach what the claim's volume is to be made of."
+	for _, tt := range []struct{ claim, disk, want string }{
+		{"there", "there", "a"},
+		{"there", "here", elsewhere},
+		{"anywhere", "here", "a"},
+		{"garbled", "here", "a"}, // who makes it says so
+		{"empty", "here", "a"},
+	} {
+		res, err := schedule(profile(t, st.handle()), pod(claims(tt.claim)), node("a", label("disk", tt.disk)))
+		got := res.Node
+		if err != nil {
+			got = err.Error()
+		}
+		if got != tt.want {
+			t.Errorf("%s on a node with the disk %q: got %s, want %s", tt.claim, tt.disk, got, tt.want)
+		}
+	}
+}
+
 // A volume is made only where its driver has room, for drivers that say how much they have.
 func TestRoomForVolumes(t *testing.T) {
 	st := newStorage()
