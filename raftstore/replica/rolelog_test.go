@@ -120,7 +120,9 @@ func TestRolesTellTheirReasons(t *testing.T) {
 	lines.await(t, c, mark, old+": leader -> none: ", "")
 	// Who misses it first says so. The other may have heard of that before it stands itself.
 	lines.await(t, c, mark, next+": follower -> candidate: ", "leader "+old+" is silent", "no leader is known")
-	if !slices.ContainsFunc(lines.since(mark), func(line string) bool { return strings.HasSuffix(line, ": follower -> candidate: leader "+old+" is silent") }) {
+	if !slices.ContainsFunc(lines.since(mark), func(line string) bool {
+		return strings.HasSuffix(line, ": follower -> candidate: leader "+old+" is silent")
+	}) {
 		t.Errorf("nobody says that %s is silent: %q", old, lines.since(mark))
 	}
 	c.Start(old)
