@@ -43,7 +43,7 @@ func (w world) installer(node string) {
 	spec.NodeSelector = map[string]string{v1.LabelHostname: node}
 	spec.HostNetwork = true
 	spec.Tolerations = []v1.Toleration{{Operator: v1.TolerationOpExists}}
-	spec.TerminationGracePeriodSeconds = ptr(int64(10))
+	spec.TerminationGracePeriodSeconds = ptr(int64(3))
 	var mounts []v1.VolumeMount
 	for name, path := range map[string]string{"bin": "/opt/cni/bin", "conf": "/etc/cni/net.d"} {
 		spec.Volumes = append(spec.Volumes, v1.Volume{Name: name, VolumeSource: v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: path, Type: ptr(v1.HostPathDirectoryOrCreate)}}})
@@ -119,10 +119,12 @@ func TestNetworkOfADaemonSet(t *testing.T) {
 		t.Fatal(err)
 	}
 	bed.Eventually(t, soon, func() error {
-		if left := w.pods("theirs"); len(left) > 0 {
-			return fmt.Errorf("there is still %s", left[0].Name)
+		// Terminating ones too: the hook that takes the configuration away is a part of that.
+		left, err := w.cs.CoreV1().Pods(w.ns).List(context.Background(), metav1.ListOptions{LabelSelector: "app=theirs"})
+		if err == nil && len(left.Items) > 0 {
+			err = fmt.Errorf("there is still %s", left.Items[0].Name)
 		}
-		return nil
+		return err
 	})
 	after := start("after")
 	if theirs(after) {
