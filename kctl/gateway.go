@@ -3,7 +3,6 @@ package kctl
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -14,15 +13,11 @@ import (
 	"k8s.io/client-go/dynamic"
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 
-	"keelson.dev/keelson/internal/wait"
 	"keelson.dev/keelson/kctl/definitions"
 )
 
 // gatewayController is the controllerName of GatewayClasses that the control plane serves.
 const gatewayController = "keelson.dev/gateway"
-
-// mostInstalling bounds the installation of kinds.
-const mostInstalling = time.Minute
 
 var gatewayClasses = schema.GroupVersionResource{Group: "gateway.networking.k8s.io", Version: "v1", Resource: "gatewayclasses"}
 
@@ -48,48 +43,24 @@ func gatewayInstallCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 	}
 	class := c.Flags().String("class", "keelson", "the name of the GatewayClass; an empty one makes none")
 	c.RunE = func(*cobra.Command, []string) error {
-		ctx, cancel := interruptible()
-		defer cancel()
-		ctx, cancel = context.WithTimeout(ctx, mostInstalling)
-		defer cancel()
-		cluster, err := f.DynamicClient()
-		if err != nil {
-			return err
-		}
-		err = definitions.Gateway.Install(ctx, cluster, func(o definitions.Outcome) {
-			fmt.Fprintf(streams.Out, "customresourcedefinition/%s %s", o.Name, o.Verdict)
-			if o.Reason != "" {
-				fmt.Fprintf(streams.Out, ": %s", o.Reason)
+		return installKinds(f, streams, definitions.Gateway, func(ctx context.Context, cluster dynamic.Interface) error {
+			if *class == "" {
+				return nil
 			}
-			fmt.Fprintln(streams.Out)
+			return makeGatewayClass(ctx, cluster, streams, *class)
 		})
-		if err != nil || *class == "" {
-			return err
-		}
-		return makeGatewayClass(ctx, cluster, streams, *class)
 	}
 	return c
 }
 
-// makeGatewayClass makes the class unless it is there. A replica may serve a new kind a little later than another.
+// makeGatewayClass makes the class unless it is there.
 func makeGatewayClass(ctx context.Context, cluster dynamic.Interface, streams genericiooptions.IOStreams, name string) error {
 	class := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": gatewayClasses.GroupVersion().String(), "kind": "GatewayClass",
 		"metadata": map[string]any{"name": name},
 		"spec":     map[string]any{"controllerName": gatewayController},
 	}}
-	var refused error
-	err := wait.For(ctx, 100*time.Millisecond, func() error {
-		_, err := cluster.Resource(gatewayClasses).Create(ctx, class, metav1.CreateOptions{})
-		if apierrors.IsNotFound(err) {
-			return err
-		}
-		refused = err
-		return nil
-	})
-	if err == nil {
-		err = refused
-	}
+	err := createServed(ctx, cluster, gatewayClasses, class)
 	switch {
 	case err == nil:
 		fmt.Fprintf(streams.Out, "gatewayclass/%s created\n", name)

@@ -3,18 +3,15 @@ package kctl
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/dynamic"
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 
-	"keelson.dev/keelson/internal/wait"
 	"keelson.dev/keelson/kctl/definitions"
 )
 
@@ -47,48 +44,24 @@ func snapshotInstallCommand(f cmdutil.Factory, streams genericiooptions.IOStream
 	}
 	class := c.Flags().String("class", "standard", "the name of the VolumeSnapshotClass; an empty one makes none")
 	c.RunE = func(*cobra.Command, []string) error {
-		ctx, cancel := interruptible()
-		defer cancel()
-		ctx, cancel = context.WithTimeout(ctx, mostInstalling)
-		defer cancel()
-		cluster, err := f.DynamicClient()
-		if err != nil {
-			return err
-		}
-		err = definitions.Snapshot.Install(ctx, cluster, func(o definitions.Outcome) {
-			fmt.Fprintf(streams.Out, "customresourcedefinition/%s %s", o.Name, o.Verdict)
-			if o.Reason != "" {
-				fmt.Fprintf(streams.Out, ": %s", o.Reason)
+		return installKinds(f, streams, definitions.Snapshot, func(ctx context.Context, cluster dynamic.Interface) error {
+			if *class == "" {
+				return nil
 			}
-			fmt.Fprintln(streams.Out)
+			return makeSnapshotClass(ctx, cluster, streams, *class)
 		})
-		if err != nil || *class == "" {
-			return err
-		}
-		return makeSnapshotClass(ctx, cluster, streams, *class)
 	}
 	return c
 }
 
-// makeSnapshotClass makes the class unless it is there. A replica may serve a new kind a little later than another.
+// makeSnapshotClass makes the class unless it is there.
 func makeSnapshotClass(ctx context.Context, cluster dynamic.Interface, streams genericiooptions.IOStreams, name string) error {
 	class := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": snapshotClasses.GroupVersion().String(), "kind": "VolumeSnapshotClass",
 		"metadata": map[string]any{"name": name, "annotations": map[string]any{"snapshot.storage.kubernetes.io/is-default-class": "true"}},
 		"driver":   localDriver, "deletionPolicy": "Delete",
 	}}
-	var refused error
-	err := wait.For(ctx, 100*time.Millisecond, func() error {
-		_, err := cluster.Resource(snapshotClasses).Create(ctx, class, metav1.CreateOptions{})
-		if apierrors.IsNotFound(err) {
-			return err
-		}
-		refused = err
-		return nil
-	})
-	if err == nil {
-		err = refused
-	}
+	err := createServed(ctx, cluster, snapshotClasses, class)
 	switch {
 	case err == nil:
 		fmt.Fprintf(streams.Out, "volumesnapshotclass/%s created\n", name)

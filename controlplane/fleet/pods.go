@@ -76,12 +76,8 @@ func (x *session) writeStatus(ctx context.Context, namespace, name string, uid t
 	for range 5 {
 		if !ok {
 			var err error
-			pod, err = client.Get[*v1.Pod](ctx, x.api, namespace, name)
-			if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) && !x.ours(namespace, name, uid) {
-				return nil
-			}
-			if err != nil {
-				return x.failed(err, "read pod %s/%s", namespace, name)
+			if pod, err = x.read(ctx, namespace, name, uid); pod == nil {
+				return err
 			}
 		}
 		if pod.UID != uid || pod.Spec.NodeName != x.node {
@@ -114,6 +110,18 @@ func (x *session) writeStatus(ctx context.Context, namespace, name string, uid t
 		}
 	}
 	return fmt.Errorf("fleet: status of pod %s/%s: too many conflicts", namespace, name)
+}
+
+// read asks the store for a pod; neither pod nor error when it is gone, or no longer this node's.
+func (x *session) read(ctx context.Context, namespace, name string, uid types.UID) (*v1.Pod, error) {
+	pod, err := client.Get[*v1.Pod](ctx, x.api, namespace, name)
+	switch {
+	case err == nil:
+		return pod, nil
+	case apierrors.IsNotFound(err), apierrors.IsForbidden(err) && !x.ours(namespace, name, uid):
+		return nil, nil
+	}
+	return nil, x.failed(err, "read pod %s/%s", namespace, name)
 }
 
 // ours says whether the informer shows the pod on this node. A node is forbidden what is not its own, so that a refusal

@@ -67,12 +67,8 @@ func (x *session) writeReady(ctx context.Context, namespace, name string, uid ty
 	for range 5 {
 		if !ok {
 			var err error
-			pod, err = client.Get[*v1.Pod](ctx, x.api, namespace, name)
-			if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) && !x.ours(namespace, name, uid) {
-				return nil
-			}
-			if err != nil {
-				return x.failed(err, "read pod %s/%s", namespace, name)
+			if pod, err = x.read(ctx, namespace, name, uid); pod == nil {
+				return err
 			}
 		}
 		if pod.UID != uid || pod.Spec.NodeName != x.node || !x.serves() || !x.contradicts(pod) {

@@ -41,19 +41,19 @@ type published struct {
 	Secret *corev1.SecretReference `json:"secret,omitempty"`
 }
 
-// todo is what an attachment needs of the control plane as its attacher.
-type todo int
+// errand is what an attachment needs of the control plane as its attacher.
+type errand int
 
 const (
-	nothing todo = iota
-	hold         // note what will be asked
+	nothing errand = iota
+	hold           // note what will be asked
 	publish
 	unpublish
 	clash // an attacher of the driver's own is at work as well
 )
 
 // duty decides about an attachment of a driver.
-func duty(a *storagev1.VolumeAttachment, served bool) todo {
+func duty(a *storagev1.VolumeAttachment, served bool) errand {
 	held := slices.Contains(a.Finalizers, finalizer)
 	others := slices.ContainsFunc(a.Finalizers, func(f string) bool { return strings.HasPrefix(f, foreign) })
 	switch {

@@ -173,7 +173,7 @@ func TestDuty(t *testing.T) {
 		finalizers []string
 		state      string
 		served     bool
-		want       todo
+		want       errand
 	}{
 		{"new", nil, "", true, hold},
 		{"new, of another's driver", nil, "", false, nothing},

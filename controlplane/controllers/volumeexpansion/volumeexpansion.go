@@ -250,7 +250,7 @@ func (g *grower) failed(ctx context.Context, c *corev1.PersistentVolumeClaim, v 
 	return err
 }
 
-// said says of an error that a driver has answered, and will say the same of the same call for now.
+// said says of an error that a driver has answered, and will say again of the same call.
 func said(err error) bool {
 	switch status.Code(err) {
 	case codes.Unknown, codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Aborted:

@@ -66,7 +66,9 @@ func TestVolumeFilters(t *testing.T) {
 func TestOriginsOfVolumes(t *testing.T) {
 	st := newStorage()
 	st.class("late", "csi.example", storagev1.VolumeBindingWaitForFirstConsumer)
-	from := func(name, text string) { st.claim(name, "late", "").Annotations = map[string]string{"keelson.dev/reached-from": text} }
+	from := func(name, text string) {
+		st.claim(name, "late", "").Annotations = map[string]string{"keelson.dev/reached-from": text}
+	}
 	from("there", `{"required":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"disk","operator":"In","values":["there"]}]}]}}`)
 	from("anywhere", `null`)
 	from("garbled", `{"required":`)
