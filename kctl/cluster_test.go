@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
@@ -286,5 +287,21 @@ func TestStatusWithoutALeader(t *testing.T) {
 		if got := leaderless(c.members); !strings.Contains(got, c.want) {
 			t.Errorf("%+v: %q, want %q", c.members, got, c.want)
 		}
+	}
+}
+
+// What replicas say of the backups that they make by themselves is one line; a replica of an older release says nothing.
+func TestBackupsMade(t *testing.T) {
+	now := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
+	members := []api.ClusterMember{
+		{Name: "cp1", Backups: &api.ClusterMemberBackups{Last: now.Add(-3 * time.Hour).UnixMilli(), Next: now.Add(3 * time.Hour).UnixMilli()}},
+		{Name: "cp2"},
+		{Name: "cp3", Backups: &api.ClusterMemberBackups{Error: "no space left on device"}},
+	}
+	if have, want := backupsMade(members, now), "cp1 3h0m0s ago, next 2026-01-02T15:00:00Z; cp3 none yet"; have != want {
+		t.Errorf("it says %q, want %q", have, want)
+	}
+	if have := backupsMade(members[1:2], now); have != "" {
+		t.Errorf("where no replica makes any it says %q", have)
 	}
 }

@@ -53,6 +53,9 @@ func printStatus(w io.Writer, s api.ClusterStatus) error {
 	}
 	fmt.Fprintf(t, "quota\t%s\n", quota)
 	fmt.Fprintf(t, "level\t%d%s\n", s.FeatureLevel, rises(s))
+	if made := backupsMade(s.Members, time.Now()); made != "" {
+		fmt.Fprintf(t, "backups\t%s\n", made)
+	}
 	if len(s.Alarms) == 0 {
 		fmt.Fprintf(t, "alarms\tnone\n")
 	}
@@ -69,6 +72,21 @@ func printStatus(w io.Writer, s api.ClusterStatus) error {
 	}
 	fmt.Fprintln(w)
 	return printMembers(w, s.Members)
+}
+
+// backupsMade says how old the backups are that replicas make by their schedules; "" where none does.
+func backupsMade(members []api.ClusterMember, now time.Time) string {
+	var out []string
+	for _, m := range members {
+		switch b := m.Backups; {
+		case b == nil:
+		case b.Last == 0:
+			out = append(out, m.Name+" none yet")
+		default:
+			out = append(out, fmt.Sprintf("%s %s, next %s", m.Name, ago(now.Sub(time.UnixMilli(b.Last))), time.UnixMilli(b.Next).UTC().Format(time.RFC3339)))
+		}
+	}
+	return strings.Join(out, "; ")
 }
 
 // rises says when the feature level rises, where some replicas understand more than others.

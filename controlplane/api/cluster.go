@@ -106,11 +106,22 @@ type ClusterMember struct {
 	Watchers int    `json:"watchers,omitempty"`
 	// FeatureLevel is the highest that its release understands.
 	FeatureLevel uint32 `json:"featureLevel,omitempty"`
+	// Backups are those that it makes by itself; nil when it makes none, or is of a release that makes none.
+	Backups *ClusterMemberBackups `json:"backups,omitempty"`
+}
+
+// ClusterMemberBackups says how the backups go that a replica makes by its schedule. Times are 0 when there is none.
+type ClusterMemberBackups struct {
+	Last     int64  `json:"lastUnixMs,omitempty"`  // the newest good one
+	Next     int64  `json:"nextUnixMs,omitempty"`  // when the next one is due
+	Failures int    `json:"failures,omitempty"`    // attempts since the last good one
+	Since    int64  `json:"sinceUnixMs,omitempty"` // of the first of them
+	Error    string `json:"error,omitempty"`       // of the last of them
 }
 
 // ClusterAlarm is a condition that a person should know of.
 type ClusterAlarm struct {
-	Kind    string `json:"kind"`             // "space", "diverged", "unreadable" or "too old"
+	Kind    string `json:"kind"`             // "space", "diverged", "unreadable", "too old" or "backups"
 	Member  string `json:"member,omitempty"` // the replica it is about; "" = all
 	Since   int64  `json:"sinceUnixMs"`
 	Message string `json:"message"`

@@ -19,6 +19,7 @@ import (
 	authnfile "keelson.dev/keelson/controlplane/apiserver/authn/structured"
 	authzfile "keelson.dev/keelson/controlplane/apiserver/authz/structured"
 	"keelson.dev/keelson/controlplane/pki"
+	"keelson.dev/keelson/controlplane/server/backups"
 )
 
 // Config is what one replica is started with.
@@ -44,6 +45,7 @@ type Config struct {
 	Authentication   authnfile.Options // the zero value: certificates and this cluster's tokens
 	Authorization    authzfile.Options // the zero value: Node, RBAC
 	Store            StoreOptions
+	Backups          backups.Options // the zero value: none by themselves
 	// MemoryLimit is what this replica may take, in bytes; 0 = apiserver's default.
 	MemoryLimit int64
 	// Heartbeat is how often the agents of this replica say that they live; 0 = every second.

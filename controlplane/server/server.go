@@ -34,6 +34,7 @@ import (
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/controlplane/registry"
 	"keelson.dev/keelson/controlplane/scheduler"
+	"keelson.dev/keelson/controlplane/server/backups"
 	"keelson.dev/keelson/internal/lifecycle"
 	"keelson.dev/keelson/raftstore/disk"
 	"keelson.dev/keelson/raftstore/replica"
@@ -67,6 +68,7 @@ type Replica struct {
 	timeline  *api.Timeline
 	gate      *gate
 	secrets   *secrets
+	backups   *backups.Keeper // nil where none are asked for
 	level     *level
 	listeners threeListeners
 	restarts  *prometheus.CounterVec
@@ -113,6 +115,7 @@ func Run(ctx context.Context, cfg Config) error {
 	all, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	return lifecycle.Run(all,
+		lifecycle.Part{Name: "backups", Run: r.runBackups},
 		lifecycle.Part{Name: "store", Run: r.runStore},
 		lifecycle.Part{Name: "membership", Run: r.becomeMember},
 		lifecycle.Part{Name: "members", Run: r.keepMembers},
@@ -193,6 +196,9 @@ func wire(cfg Config, cluster Cluster, trust *pki.Trust) (r *Replica, err error)
 	if err := r.wireStore(conf, listeners.peer); err != nil {
 		return nil, err
 	}
+	if err := r.wireBackups(); err != nil {
+		return nil, err
+	}
 	r.expressions = expression.New()
 	all := kinds.All(kinds.Compiling(r.expressions.Admission().Judge))
 	r.kindsServed = all
@@ -242,6 +248,9 @@ func (r *Replica) metrics() *prometheus.Registry {
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), r.store.Collector(), r.restarts, r.queues)
 	reg.MustRegister(r.auditLog.Collectors()...)
 	reg.MustRegister(r.reloads)
+	if r.backups != nil {
+		reg.MustRegister(r.backups.Collectors()...)
+	}
 	return reg
 }
 

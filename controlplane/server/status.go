@@ -55,6 +55,7 @@ func (r *Replica) clusterStatus(ctx context.Context, local bool) api.ClusterStat
 	if !local {
 		r.askMembers(ctx, &out)
 		out.Alarms = append(out.Alarms, tooOldAlarms(out)...)
+		out.Alarms = append(out.Alarms, backupAlarms(out)...)
 	}
 	for i := range out.Members {
 		if m := &out.Members[i]; m.Applied > 0 && m.Applied < out.CommitIndex {
@@ -77,7 +78,7 @@ func (r *Replica) describeMember(m raftMember, s raftstore.Status, now time.Time
 	}
 	if m.ID == r.cfg.Name {
 		out.Applied, out.Contact, out.Version, out.Disk, out.Watchers = s.AppliedIndex, 0, r.cfg.Version, s.DiskBytes, s.Watchers
-		out.FeatureLevel = r.level.own
+		out.FeatureLevel, out.Backups = r.level.own, r.describeBackups()
 		if err := r.ready(context.Background()); err != nil {
 			out.Ready = "no: " + err.Error()
 		}
@@ -122,7 +123,7 @@ func complete(s *api.ClusterStatus, parts []*api.ClusterStatus, errs []error) {
 			}
 			into := &s.Members[i]
 			into.Applied, into.Contact, into.Version, into.Disk, into.Watchers = max(into.Applied, m.Applied), 0, m.Version, m.Disk, m.Watchers
-			into.FeatureLevel = m.FeatureLevel
+			into.FeatureLevel, into.Backups = m.FeatureLevel, m.Backups
 			into.Ready = m.Ready // it has just answered, whatever was known of it before
 			if m.Name == s.Leader {
 				s.Work, s.Failing, s.Schedulers = part.Work, part.Failing, part.Schedulers

@@ -142,7 +142,8 @@ func runCommand(version string) *cobra.Command {
 		Long: "Run this replica. On SIGTERM it hands leadership over and ends; on SIGHUP it reads the encryption keys again\n" +
 			"(as it does by itself when their file changes). Certificates renew themselves.",
 		Example: "  keelson-controlplane run --advertise-address 192.0.2.11\n" +
-			"  keelson-controlplane run --advertise-address 192.0.2.11 --store-quota 4Gi --encryption-keys /etc/keelson/keys",
+			"  keelson-controlplane run --advertise-address 192.0.2.11 --store-quota 4Gi --encryption-keys /etc/keelson/keys\n" +
+			"  keelson-controlplane run --advertise-address 192.0.2.11 --backup-schedule '30 2 * * *' --backup-folder /backups",
 		Args: cobra.NoArgs,
 	}
 	identity(c, &cfg)
@@ -156,6 +157,7 @@ func runCommand(version string) *cobra.Command {
 	plugins := pluginFlags(c, &cfg)
 	auditFlags(c, &cfg.Audit)
 	access := accessFlags(c, &cfg)
+	keeping := backupFlags(c, &cfg.Backups)
 	c.Flags().DurationVar(&cfg.ShutdownDelay, "shutdown-delay-duration", defaultShutdownDelay,
 		"for how long a replica that was told to end still answers, not ready, so that nobody sends it more")
 	c.Flags().BoolVar(&debug, "debug", false, "log more")
@@ -169,7 +171,7 @@ func runCommand(version string) *cobra.Command {
 		if cfg.ShutdownDelay < 0 {
 			return fmt.Errorf("--shutdown-delay-duration %v: want 0 or more", cfg.ShutdownDelay)
 		}
-		if err := errors.Join(finish(), access(), plugins(), rebalances()); err != nil {
+		if err := errors.Join(finish(), access(), plugins(), rebalances(), keeping()); err != nil {
 			return err
 		}
 		level := slog.LevelInfo

@@ -1,0 +1,250 @@
+package backups
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"keelson.dev/keelson/internal/virtual"
+)
+
+// store is what backups are made of.
+type store struct {
+	content string
+	err     error
+	hangs   bool
+	asked   int
+}
+
+func (s *store) write(ctx context.Context, w io.Writer) error {
+	s.asked++
+	if _, err := io.WriteString(w, s.content); err != nil {
+		return err
+	}
+	if s.hangs {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return s.err
+}
+
+// begin runs a keeper in a bubble until the test ends. now is 2000-01-01 00:00 UTC, as in every bubble.
+func begin(t *testing.T, o Options, s *store) *Keeper {
+	t.Helper()
+	k, err := New(Config{Options: o, Cluster: "prod", Replica: "cp1", Write: s.write, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- k.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("Run ended with %v", err)
+		}
+	})
+	virtual.Wait()
+	return k
+}
+
+func names(t *testing.T, dir string) (out []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		out = append(out, e.Name())
+	}
+	return out
+}
+
+func want(t *testing.T, dir string, files ...string) {
+	t.Helper()
+	if have := names(t, dir); strings.Join(have, " ") != strings.Join(files, " ") {
+		t.Fatalf("there are\n%s\nwant\n%s", strings.Join(have, "\n"), strings.Join(files, "\n"))
+	}
+}
+
+// pass lets virtual time pass.
+func pass(d time.Duration) {
+	time.Sleep(d) // in a bubble
+	virtual.Wait()
+}
+
+// The first backup is made at once, the others when the schedule says, and as many stay as are to be kept.
+func TestSchedule(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "made", "when missing")
+	virtual.Test(t, func(t *testing.T) {
+		s := &store{content: "the state"}
+		k := begin(t, Options{Schedule: "TZ=UTC 30 2 * * *", Folder: dir, Keep: 2}, s)
+		want(t, dir, "prod_cp1_20000101T000000Z.backup")
+		if raw, err := os.ReadFile(filepath.Join(dir, "prod_cp1_20000101T000000Z.backup")); err != nil || string(raw) != s.content {
+			t.Fatalf("it holds %q, %v", raw, err)
+		}
+		if info, err := os.Stat(filepath.Join(dir, "prod_cp1_20000101T000000Z.backup")); err != nil || info.Mode().Perm() != 0o600 {
+			t.Fatalf("its mode is %v, %v", info.Mode(), err)
+		}
+		pass(2*time.Hour + 29*time.Minute)
+		if s.asked != 1 {
+			t.Fatalf("%d backups were made before it was time", s.asked)
+		}
+		pass(time.Minute)
+		want(t, dir, "prod_cp1_20000101T000000Z.backup", "prod_cp1_20000101T023000Z.backup")
+		pass(48 * time.Hour)
+		want(t, dir, "prod_cp1_20000102T023000Z.backup", "prod_cp1_20000103T023000Z.backup")
+		at := time.Date(2000, 1, 4, 2, 30, 0, 0, time.UTC)
+		if st := k.State(); !st.Next.Equal(at) || st.Size != 9 || st.Failures != 0 {
+			t.Fatalf("it says %+v", st)
+		}
+	})
+}
+
+// What other names is in the folder stays, also what looks like them; what was never whole goes.
+func TestOthersFilesStay(t *testing.T) {
+	dir := t.TempDir()
+	others := []string{"notes.txt", "prod-eu_cp1_19990101T000000Z.backup", "prod_cp11_19990101T000000Z.backup", "prod_cp1_1999.backup", "prod_cp1_19990101T000000Z.backup.old"}
+	for _, name := range append([]string{"prod_cp1_19990101T000000Z.backup", "prod_cp1_19990102T000000Z.backup", "prod_cp1_19990103T000000Z.backup.partial"}, others...) {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(dir, "prod_cp1_19980101T000000Z.backup"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	virtual.Test(t, func(t *testing.T) {
+		begin(t, Options{Schedule: "@daily", Folder: dir, Keep: 1}, &store{})
+	})
+	want(t, dir, "notes.txt", "prod-eu_cp1_19990101T000000Z.backup", "prod_cp11_19990101T000000Z.backup", "prod_cp1_19980101T000000Z.backup",
+		"prod_cp1_1999.backup", "prod_cp1_19990101T000000Z.backup.old", "prod_cp1_20000101T000000Z.backup")
+}
+
+// A backup that fails leaves nothing, costs no older one and is tried again; the state says so meanwhile.
+func TestFailures(t *testing.T) {
+	for name, s := range map[string]*store{
+		"a disk that is full": {content: "half", err: errors.New("no space left on device")},
+		"a store that hangs":  {content: "half", hangs: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			old := "prod_cp1_19991231T000000Z.backup"
+			if err := os.WriteFile(filepath.Join(dir, old), []byte("good"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			virtual.Test(t, func(t *testing.T) {
+				k := begin(t, Options{Schedule: "TZ=UTC 0 0 * * *", Folder: dir, Keep: 1}, s)
+				pass(5 * time.Hour)
+				want(t, dir, partialsAside(t, dir, s.hangs, old)...)
+				st := k.State()
+				if st.Failures < 3 || st.Failures > 20 || st.Error == nil || st.Since.IsZero() || !st.Last.Equal(time.Date(1999, 12, 31, 0, 0, 0, 0, time.UTC)) {
+					t.Fatalf("after five hours it says %+v", st)
+				}
+				if n := k.failed.Load(); int(n) != st.Failures {
+					t.Fatalf("%d failures are counted, want %d", n, st.Failures)
+				}
+				s.err, s.hangs = nil, false
+				pass(2 * time.Hour)
+				if st := k.State(); st.Failures != 0 || st.Error != nil {
+					t.Fatalf("when it works again it says %+v", st)
+				}
+				if have := names(t, dir); len(have) != 1 || have[0] == old || strings.HasSuffix(have[0], partial) {
+					t.Fatalf("when it works again there are %v", have)
+				}
+			})
+		})
+	}
+}
+
+// partialsAside adds the file that an attempt which hangs just now is writing.
+func partialsAside(t *testing.T, dir string, hangs bool, files ...string) []string {
+	t.Helper()
+	have := names(t, dir)
+	if last := have[len(have)-1]; hangs && strings.HasSuffix(last, partial) {
+		return append(files, last)
+	}
+	return files
+}
+
+// A folder that cannot be made is an error that is told, and no reason to end.
+func TestFolderInTheWay(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	virtual.Test(t, func(t *testing.T) {
+		k := begin(t, Options{Schedule: "@hourly", Folder: filepath.Join(file, "below"), Keep: 1}, &store{})
+		if st := k.State(); st.Error == nil || !strings.Contains(st.Error.Error(), file) {
+			t.Fatalf("it says %+v", st)
+		}
+	})
+}
+
+// A clock that was set back does not stop backups until it has caught up.
+func TestClockSetBack(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "prod_cp1_20300101T000000Z.backup"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	virtual.Test(t, func(t *testing.T) {
+		s := &store{}
+		begin(t, Options{Schedule: "@every 1h", Folder: dir, Keep: 3}, s)
+		pass(time.Hour + time.Minute)
+		if s.asked != 2 {
+			t.Fatalf("%d backups were made at the beginning and in an hour", s.asked)
+		}
+		pass(time.Hour)
+		want(t, dir, "prod_cp1_20000101T000000Z.backup", "prod_cp1_20000101T010000Z.backup", "prod_cp1_20000101T020000Z.backup")
+	})
+}
+
+func TestOptions(t *testing.T) {
+	for _, c := range []struct {
+		o    Options
+		says string // "" = good
+	}{
+		{Options{}, ""},
+		{Options{Schedule: "@daily", Folder: "/backups", Keep: 1}, ""},
+		{Options{Folder: "/backups", Keep: 1}, "--backup-schedule"},
+		{Options{Schedule: "every day", Folder: "/backups", Keep: 1}, `--backup-schedule "every day"`},
+		{Options{Schedule: "TZ=UTC", Folder: "/backups", Keep: 1}, "--backup-schedule"},
+		{Options{Schedule: "0 0 31 2 *", Folder: "/backups", Keep: 1}, "there is no such time"},
+		{Options{Schedule: "@daily", Keep: 1}, "--backup-folder"},
+		{Options{Schedule: "@daily", Folder: "backups", Keep: 1}, `--backup-folder "backups"`},
+		{Options{Schedule: "@daily", Folder: "/backups"}, "--backup-keep 0"},
+	} {
+		err := c.o.Check()
+		if (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%+v: %v, want %q", c.o, err, c.says)
+		}
+	}
+}
+
+// Whoever reads a file that is damaged on its way to the disk must not take it for a backup.
+func TestReadBack(t *testing.T) {
+	dir := t.TempDir()
+	f := folder{path: dir, prefix: "prod_cp1_"}
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	_, err := f.write(t.Context(), at, func(_ context.Context, w io.Writer) error {
+		if _, err := w.Write(bytes.Repeat([]byte("state"), 1000)); err != nil {
+			return err
+		}
+		out, err := os.OpenFile(f.name(at)+partial, os.O_WRONLY, 0) // the disk turns a byte
+		if err != nil {
+			return err
+		}
+		_, err = out.WriteAt([]byte("?"), 700)
+		return errors.Join(err, out.Close())
+	})
+	if err == nil || !strings.Contains(err.Error(), "does not hold what was written") {
+		t.Fatalf("it says %v", err)
+	}
+	want(t, dir)
+}

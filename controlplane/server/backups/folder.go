@@ -1,0 +1,138 @@
+package backups
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const (
+	suffix  = ".backup"
+	partial = ".partial"
+	stamp   = "20060102T150405Z" // UTC
+)
+
+// folder is where the backups of one replica are. What has other names there is nobody's business: backups of other
+// replicas and of other clusters, and files that a person put there.
+type folder struct {
+	path   string
+	prefix string // of the names of this replica's backups
+}
+
+// one is a backup in a folder.
+type one struct {
+	path string
+	of   time.Time // the time for which it was made
+}
+
+func (f folder) name(at time.Time) string {
+	return filepath.Join(f.path, f.prefix+at.UTC().Format(stamp)+suffix)
+}
+
+// list returns this replica's backups, the oldest first. Those of times to come, made before the clock was set back, count as
+// older than all others: nobody knows when they were made. What was never whole is removed: only this replica makes such
+// files, one after the other.
+func (f folder) list(now time.Time) (out []one, err error) {
+	entries, err := os.ReadDir(f.path)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		rest, mine := strings.CutPrefix(e.Name(), f.prefix)
+		if !mine || !e.Type().IsRegular() {
+			continue
+		}
+		path := filepath.Join(f.path, e.Name())
+		rest, left := strings.CutSuffix(rest, partial)
+		rest, named := strings.CutSuffix(rest, suffix)
+		at, err := time.Parse(stamp, rest)
+		if err != nil || !named {
+			continue
+		}
+		if left {
+			if err := os.Remove(path); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		out = append(out, one{path: path, of: at})
+	}
+	age := func(b one) int { // 0 or 1
+		if b.of.After(now) {
+			return 0
+		}
+		return 1
+	}
+	slices.SortFunc(out, func(a, b one) int { return cmp.Or(age(a)-age(b), a.of.Compare(b.of)) })
+	return out, nil
+}
+
+// write makes the backup of a time. It has its name once it was read back from the file system and says what was written;
+// until then it has another one, and goes when anything fails.
+func (f folder) write(ctx context.Context, at time.Time, content func(context.Context, io.Writer) error) (size int64, err error) {
+	path := f.name(at)
+	out, err := os.OpenFile(path+partial, os.O_CREATE|os.O_EXCL|os.O_RDWR|syscall.O_NOFOLLOW, 0o600) // as secret as the cluster
+	if err != nil {
+		return 0, err
+	}
+	defer func() {
+		err = errors.Join(err, out.Close())
+		if err != nil {
+			err = errors.Join(err, os.Remove(path+partial))
+		}
+	}()
+	sum := sha256.New()
+	if err := content(ctx, io.MultiWriter(out, sum)); err != nil {
+		return 0, err
+	}
+	if err := out.Sync(); err != nil {
+		return 0, err
+	}
+	if _, err := out.Seek(0, io.SeekStart); err != nil {
+		return 0, err
+	}
+	again := sha256.New()
+	if size, err = io.Copy(again, out); err != nil {
+		return 0, err
+	}
+	if !bytes.Equal(sum.Sum(nil), again.Sum(nil)) {
+		return 0, fmt.Errorf("%s does not hold what was written to it", out.Name())
+	}
+	if err := os.Rename(path+partial, path); err != nil {
+		return 0, err
+	}
+	return size, f.sync()
+}
+
+func (f folder) sync() error {
+	d, err := os.Open(f.path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// prune removes the oldest backups until there are as many as are to be kept.
+func (f folder) prune(now time.Time, keep int) (removed []string, err error) {
+	all, err := f.list(now)
+	if err != nil {
+		return nil, err
+	}
+	for ; len(all) > keep; all = all[1:] {
+		if err := os.Remove(all[0].path); err != nil {
+			return removed, err
+		}
+		removed = append(removed, filepath.Base(all[0].path))
+	}
+	return removed, nil
+}
