@@ -25,7 +25,7 @@ func clusterCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 			"the disk of a control-plane machine, as 'keelson-controlplane' of the same name does, while its daemon is stopped.",
 		Example: "  kctl cluster status\n  kctl cluster backup /backups/today\n  kctl cluster token create --role node",
 	}
-	group(c, statusCommand(f, streams), stepDownCommand(f, streams), memberCommand(f, streams),
+	group(c, statusCommand(f, streams), certsCommand(f, streams), stepDownCommand(f, streams), memberCommand(f, streams),
 		backupCommand(f, streams), compactCommand(f, streams), tokenCommand(f, streams), revokeCommand(f, streams))
 	for _, v := range [][2]string{
 		{"init", "Make a new cluster on this machine, its first replica"},

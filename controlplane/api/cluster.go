@@ -4,6 +4,8 @@ package api
 // authorized for the path, as for every path that is no resource.
 const (
 	PathClusterStatus = "/cluster/status" // GET: ClusterStatus
+	// PathClusterCertificates answers GET with ClusterCertificates.
+	PathClusterCertificates = "/cluster/certificates"
 	// GET: when the answering replica heard each of its nodes last, in Unix milliseconds
 	PathClusterHeartbeats = "/cluster/heartbeats"
 	PathClusterRevoke     = "/cluster/revoke"    // POST: the certificates of a node are good no more
@@ -121,7 +123,7 @@ type ClusterMemberBackups struct {
 
 // ClusterAlarm is a condition that a person should know of.
 type ClusterAlarm struct {
-	Kind    string `json:"kind"`             // "space", "diverged", "unreadable", "too old" or "backups"
+	Kind    string `json:"kind"`             // "space", "diverged", "unreadable", "too old", "backups" or "expiring"
 	Member  string `json:"member,omitempty"` // the replica it is about; "" = all
 	Since   int64  `json:"sinceUnixMs"`
 	Message string `json:"message"`
@@ -165,4 +167,25 @@ type ClusterBackup struct {
 	Bytes    int64  `json:"bytes"`
 	Format   uint32 `json:"format"`
 	Sealed   bool   `json:"sealed"` // encrypted: a key of the cluster is needed to restore it
+}
+
+// ClusterCertificates are the certificates of a cluster, without those that users and workloads had signed.
+type ClusterCertificates struct {
+	Certificates []ClusterCertificate `json:"certificates"`
+	// Silent are the replicas that did not say what they have, with the reason.
+	Silent map[string]string `json:"silent,omitempty"`
+}
+
+// ClusterCertificate is a certificate as its holder shows it. Times are in seconds since 1970.
+type ClusterCertificate struct {
+	Use       string `json:"use"`    // what its holder shows it for, or what an authority signs
+	Holder    string `json:"holder"` // the replica or the node
+	Node      bool   `json:"node,omitempty"`
+	Authority bool   `json:"authority,omitempty"`
+	Signs     bool   `json:"signs,omitempty"` // of an authority: it signs new certificates, and is not only believed
+	Subject   string `json:"subject"`
+	Key       string `json:"key"` // the first 16 characters of the SHA-256 of the public key, as peer-ca shows it
+	Begins    int64  `json:"begins"`
+	Expires   int64  `json:"expires"`
+	Renews    int64  `json:"renews,omitempty"` // when its holder makes the next one by itself; 0 = never
 }

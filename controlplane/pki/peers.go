@@ -47,7 +47,8 @@ type Peers struct {
 }
 
 type peerTrust struct {
-	files [2][]byte // what it was read from
+	files [2][]byte           // what it was read from
+	all   []*x509.Certificate // PeerAuthorities
 	cert  *Rotator
 	pool  *x509.CertPool
 }
@@ -77,12 +78,19 @@ func (p *Peers) Reload() (changed bool, err error) {
 		return false, err
 	}
 	pool := x509.NewCertPool()
-	for _, c := range t.PeerAuthorities() {
+	all := t.PeerAuthorities()
+	for _, c := range all {
 		pool.AddCert(c)
 	}
-	p.current.Store(&peerTrust{files: files, cert: t.peerCA().Rotator(p.profile, p.now), pool: pool})
+	p.current.Store(&peerTrust{files: files, all: all, cert: t.peerCA().Rotator(p.profile, p.now), pool: pool})
 	return true, nil
 }
+
+// Authorities are those that are believed now, the one that signs first.
+func (p *Peers) Authorities() []*x509.Certificate { return p.current.Load().all }
+
+// Certificate is the one that this replica shows the others now.
+func (p *Peers) Certificate() (*tls.Certificate, error) { return p.current.Load().cert.Certificate() }
 
 // Server is the accepting end. Only certificates of GroupReplicas by an
 // authority that is believed at the time of the handshake open the store: no

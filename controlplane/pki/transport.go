@@ -71,6 +71,9 @@ func (r *Rotator) Certificate() (*tls.Certificate, error) {
 	return nil, fmt.Errorf("pki: renewing a certificate: %w", err)
 }
 
+// RenewAt is when a certificate is to be renewed that a Rotator keeps.
+func RenewAt(c *x509.Certificate) time.Time { return renewAt(c) }
+
 // renewAt is when the certificate is two thirds through its life.
 func renewAt(c *x509.Certificate) time.Time {
 	return c.NotBefore.Add(c.NotAfter.Sub(c.NotBefore) / 3 * 2)

@@ -17,14 +17,16 @@ import (
 )
 
 // frontProxy is how this replica shows aggregated APIs who it is.
-func (r *Replica) frontProxy() (*apiserver.FrontProxy, error) {
+func (r *Replica) frontProxy(serving *pki.Rotator) (*apiserver.FrontProxy, error) {
 	ca, err := r.trust.FrontProxyCA()
 	if err != nil {
 		return nil, err
 	}
 	own := pki.Client(pki.FrontProxyUser)
 	own.Life = r.cfg.certificateLife
-	return &apiserver.FrontProxy{Certificate: ca.Rotator(own, time.Now), CA: ca.PEM(), ClientCA: r.trust.CA.PEM()}, nil
+	front := ca.Rotator(own, time.Now)
+	r.wireCertificates(serving, front, ca.Cert)
+	return &apiserver.FrontProxy{Certificate: front, CA: ca.PEM(), ClientCA: r.trust.CA.PEM()}, nil
 }
 
 // keepAPIServices keeps the APIServices of what is served here, and what aggregated APIs read to know this one. Nothing

@@ -24,6 +24,7 @@ func (r *Replica) paths() map[string]http.Handler {
 	for path, serve := range map[string]http.HandlerFunc{
 		api.PathClusterStatus:        r.serveStatus,
 		api.PathClusterHeartbeats:    r.serveHeartbeats,
+		api.PathClusterCertificates:  r.serveCertificates,
 		api.PathClusterTokens:        r.recorded("token create", r.serveTokens),
 		api.PathClusterRevoke:        r.recorded("revoke", r.serveRevoke),
 		api.PathClusterMembers:       r.recorded("member add", r.serveMembers),

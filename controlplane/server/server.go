@@ -69,6 +69,7 @@ type Replica struct {
 	gate      *gate
 	secrets   *secrets
 	backups   *backups.Keeper // nil where none are asked for
+	kept      kept
 	level     *level
 	listeners threeListeners
 	restarts  *prometheus.CounterVec
@@ -247,7 +248,7 @@ func (r *Replica) metrics() *prometheus.Registry {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), r.store.Collector(), r.restarts, r.queues)
 	reg.MustRegister(r.auditLog.Collectors()...)
-	reg.MustRegister(r.reloads)
+	reg.MustRegister(r.reloads, certificateMetrics{r})
 	if r.backups != nil {
 		reg.MustRegister(r.backups.Collectors()...)
 	}
@@ -303,7 +304,7 @@ func (r *Replica) wireAPI(ln net.Listener, serving *pki.Rotator, all *api.Kinds)
 	if err := r.wireAccess(tokens.Issuer()); err != nil {
 		return err
 	}
-	proxy, err := r.frontProxy()
+	proxy, err := r.frontProxy(serving)
 	if err != nil {
 		return err
 	}

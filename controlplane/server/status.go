@@ -46,6 +46,7 @@ func (r *Replica) clusterStatus(ctx context.Context, local bool) api.ClusterStat
 	if all := r.registry.Unreadable(); len(all) > 0 {
 		out.Alarms = append(out.Alarms, unreadableAlarm(all))
 	}
+	out.Alarms = append(out.Alarms, expiringAlarms(r.ownCertificates(), time.Now())...)
 	if s.Leader == r.cfg.Name {
 		out.Work, out.Failing = r.work.state()
 	}

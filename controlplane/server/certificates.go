@@ -1,0 +1,226 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/pki"
+)
+
+// What certificates are for.
+const (
+	useCluster    = "cluster"     // signs certificates of the API, of agents and of users
+	usePeers      = "replicas"    // the connections between replicas
+	useFrontProxy = "front proxy" // shown to aggregated APIs
+	useServing    = "serving"     // the API, and the port of agents
+	useAgent      = "agent"       // of nodes, towards replicas
+)
+
+// kept are the certificates that this replica keeps fresh.
+type kept struct {
+	authorities func() map[string][]*x509.Certificate // by use, the one that signs first
+	own         map[string]func() (*tls.Certificate, error)
+}
+
+func (r *Replica) wireCertificates(serving, front *pki.Rotator, frontCA *x509.Certificate) {
+	r.kept = kept{
+		authorities: func() map[string][]*x509.Certificate {
+			return map[string][]*x509.Certificate{
+				useCluster: {r.trust.CA.Cert}, usePeers: r.secrets.authorities.Authorities(), useFrontProxy: {frontCA},
+			}
+		},
+		own: map[string]func() (*tls.Certificate, error){
+			useServing: serving.Certificate, usePeers: r.secrets.authorities.Certificate, useFrontProxy: front.Certificate,
+		},
+	}
+}
+
+// certificates are those of this replica and of the nodes that are connected to it.
+func (r *Replica) certificates() (out []api.ClusterCertificate) {
+	out = r.ownCertificates()
+	for node, c := range r.fleet.Certificates() {
+		d := describeCertificate(useAgent, node, c)
+		d.Node, d.Renews = true, pki.RenewAt(c).Unix()
+		out = append(out, d)
+	}
+	return out
+}
+
+func (r *Replica) ownCertificates() (out []api.ClusterCertificate) {
+	for use, all := range r.kept.authorities() {
+		for i, c := range all {
+			if i > 0 && slices.ContainsFunc(all[:i], c.Equal) {
+				continue // the one that signs may be in the list of those that are believed
+			}
+			d := describeCertificate(use, r.cfg.Name, c)
+			d.Authority, d.Signs = true, i == 0
+			out = append(out, d)
+		}
+	}
+	for use, current := range r.kept.own {
+		c, err := current()
+		if err != nil {
+			r.log.Error("a certificate of this replica cannot be had", "use", use, "error", err)
+			continue
+		}
+		d := describeCertificate(use, r.cfg.Name, c.Leaf)
+		d.Renews = pki.RenewAt(c.Leaf).Unix()
+		out = append(out, d)
+	}
+	return out
+}
+
+func describeCertificate(use, holder string, c *x509.Certificate) api.ClusterCertificate {
+	return api.ClusterCertificate{Use: use, Holder: holder, Subject: c.Subject.CommonName, Key: pki.SPKIHash(c)[:16],
+		Begins: c.NotBefore.Unix(), Expires: c.NotAfter.Unix()}
+}
+
+// serveCertificates answers GET /cluster/certificates; every replica is asked for its own unless ?local=true.
+func (r *Replica) serveCertificates(w http.ResponseWriter, req *http.Request) {
+	if !only(w, req, http.MethodGet) {
+		return
+	}
+	out := api.ClusterCertificates{Certificates: r.certificates(), Silent: map[string]string{}}
+	if local, _ := strconv.ParseBool(req.URL.Query().Get("local")); !local {
+		r.askCertificates(req.Context(), &out)
+	}
+	slices.SortFunc(out.Certificates, func(a, b api.ClusterCertificate) int {
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(a.Use, b.Use), cmp.Compare(a.Holder, b.Holder), cmp.Compare(a.Expires, b.Expires))
+	})
+	answer(w, out)
+}
+
+// rank puts authorities first and nodes last.
+func rank(c api.ClusterCertificate) int {
+	switch {
+	case c.Authority:
+		return 0
+	case c.Node:
+		return 2
+	}
+	return 1
+}
+
+// askCertificates adds what the other members have. A node that has just changed replicas is told of once.
+func (r *Replica) askCertificates(ctx context.Context, into *api.ClusterCertificates) {
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for _, m := range r.store.Status().Members {
+		if m.ID == r.cfg.Name {
+			continue
+		}
+		wg.Go(func() {
+			part, err := r.certificatesOf(ctx, m.Address)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				into.Silent[m.ID] = reason(err)
+				return
+			}
+			into.Certificates = append(into.Certificates, part.Certificates...)
+		})
+	}
+	wg.Wait()
+	newest := map[string]int64{}
+	for _, c := range into.Certificates {
+		if c.Node {
+			newest[c.Holder] = max(newest[c.Holder], c.Expires)
+		}
+	}
+	into.Certificates = slices.DeleteFunc(into.Certificates, func(c api.ClusterCertificate) bool {
+		if !c.Node {
+			return false
+		}
+		if newest[c.Holder] != c.Expires {
+			return true
+		}
+		newest[c.Holder] = 0 // the same of another replica goes
+		return false
+	})
+}
+
+// maxCertificates bounds the answer of a replica: a node takes some 250 bytes.
+const maxCertificates = 8 << 20
+
+func (r *Replica) certificatesOf(ctx context.Context, peer string) (*api.ClusterCertificates, error) {
+	host, _, err := splitHost(peer)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := r.peers.get(ctx, at(host, r.cluster.APIPort), api.PathClusterCertificates+"?local=true")
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	switch resp.StatusCode {
+	case http.StatusOK:
+	case http.StatusNotFound:
+		return nil, errors.New("its release does not tell its certificates")
+	default:
+		return nil, errors.New(resp.Status)
+	}
+	var out api.ClusterCertificates
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxCertificates)).Decode(&out); err != nil {
+		return nil, fmt.Errorf("%s: %w", api.PathClusterCertificates, err)
+	}
+	return &out, nil
+}
+
+// endsSoon is how long before the end of an authority an alarm is raised: time enough to exchange it.
+const endsSoon = 90 * 24 * time.Hour
+
+// expiringAlarms name authorities that end soon. Certificates renew themselves.
+func expiringAlarms(all []api.ClusterCertificate, now time.Time) (out []api.ClusterAlarm) {
+	for _, c := range all {
+		ends := time.Unix(c.Expires, 0)
+		if !c.Authority || now.Before(ends.Add(-endsSoon)) {
+			continue
+		}
+		remedy := "make a new cluster of a backup ('restore --any-cluster') and let its workers join that"
+		switch {
+		case c.Use == usePeers && !c.Signs:
+			remedy = fmt.Sprintf("'keelson-controlplane peer-ca forget' on %s, once every replica uses another one", c.Holder)
+		case c.Use == usePeers:
+			remedy = "'keelson-controlplane peer-ca make', then trust, use and forget on every replica"
+		}
+		out = append(out, api.ClusterAlarm{Kind: "expiring", Member: c.Holder, Since: ends.Add(-endsSoon).UnixMilli(), Remedy: remedy,
+			Message: fmt.Sprintf("the authority %s (%s, key %s) ends %s", c.Subject, c.Use, c.Key, ends.UTC().Format(time.RFC3339))})
+	}
+	return out
+}
+
+var certificateEnds = prometheus.NewDesc("keelson_certificate_expiration_timestamp_seconds",
+	"When a certificate of this replica, or an authority that it believes, ends, in seconds since 1970.", []string{"use", "kind", "key"}, nil)
+
+// certificateMetrics tells when this replica's certificates end.
+type certificateMetrics struct{ r *Replica }
+
+// Describe implements prometheus.Collector.
+func (certificateMetrics) Describe(ch chan<- *prometheus.Desc) { ch <- certificateEnds }
+
+// Collect implements prometheus.Collector.
+func (m certificateMetrics) Collect(ch chan<- prometheus.Metric) {
+	for _, c := range m.r.ownCertificates() {
+		kind := "certificate"
+		if c.Authority {
+			kind = "authority"
+		}
+		ch <- prometheus.MustNewConstMetric(certificateEnds, prometheus.GaugeValue, float64(c.Expires), c.Use, kind, c.Key)
+	}
+}

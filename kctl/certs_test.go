@@ -1,0 +1,38 @@
+package kctl
+
+import (
+	"bytes"
+	"testing"
+	"time"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// In the midst of an exchange of the replicas' authority one sees who has come how far; a replica that is silent is named.
+func TestCerts(t *testing.T) {
+	now := time.Date(2026, 6, 1, 0, 0, 0, 0, time.UTC)
+	day := func(n int) int64 { return now.AddDate(0, 0, n).Unix() }
+	all := api.ClusterCertificates{
+		Certificates: []api.ClusterCertificate{
+			{Use: "cluster", Holder: "cp1", Authority: true, Signs: true, Key: "aaaaaaaaaaaaaaaa", Expires: day(3000)},
+			{Use: "cluster", Holder: "cp2", Authority: true, Signs: true, Key: "aaaaaaaaaaaaaaaa", Expires: day(3000)},
+			{Use: "replicas", Holder: "cp1", Authority: true, Signs: true, Key: "bbbbbbbbbbbbbbbb", Expires: day(3650)},
+			{Use: "replicas", Holder: "cp1", Authority: true, Key: "aaaaaaaaaaaaaaaa", Expires: day(3000)},
+			{Use: "replicas", Holder: "cp2", Authority: true, Signs: true, Key: "aaaaaaaaaaaaaaaa", Expires: day(3000)},
+			{Use: "replicas", Holder: "cp2", Authority: true, Key: "bbbbbbbbbbbbbbbb", Expires: day(3650)},
+			{Use: "serving", Holder: "cp1", Key: "cccccccccccccccc", Expires: now.Add(36*time.Hour + time.Second).Unix(), Renews: day(1)},
+			{Use: "serving", Holder: "cp2", Key: "dddddddddddddddd", Expires: day(-1), Renews: day(-4)},
+			{Use: "agent", Holder: "w1", Node: true, Key: "eeeeeeeeeeeeeeee", Expires: day(300), Renews: day(200)},
+			{Use: "agent", Holder: "w2", Node: true, Key: "ffffffffffffffff", Expires: day(200), Renews: day(100)},
+		},
+		Silent: map[string]string{"cp3": "connection refused"},
+	}
+	var out bytes.Buffer
+	for _, nodes := range []bool{false, true} {
+		if err := printCerts(&out, all, nodes, now); err != nil {
+			t.Fatal(err)
+		}
+		out.WriteString("\n")
+	}
+	golden(t, "certs.txt", out.String())
+}
