@@ -52,7 +52,7 @@ var law = []rule{
 	{"entry/route", nil, "what a proxy does with a request is worked out without sockets and without objects"},
 	{"entry/serve", []string{"entry/route"}, "the data plane goes by a table, whoever has made it"},
 	{"entry", []string{"entry"}, "the proxy is a pod: it has the API's public clients, and knows neither the control plane's code nor a node's"},
-	{"kctl", []string{"controlplane/api", "deploy/lab", "=entry/ingress", "kctl"}, "the command line talks to the API; it borrows columns, the lab and what an Ingress means"},
+	{"kctl", []string{"controlplane/api", "deploy/lab", "=entry/gateway", "=entry/ingress", "=entry/route", "kctl"}, "the command line talks to the API; it borrows columns, the lab and what Ingresses and Gateways mean, which is pure: a trace says what the proxy does"},
 	{"deploy/lab", nil, "the lab runs binaries, it does not link them"},
 	{"proto", []string{"proto"}, "generated code only"},
 	{"internal", nil, "small tools without domain words"},

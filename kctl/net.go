@@ -8,12 +8,11 @@ import (
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 
@@ -35,16 +34,19 @@ func netCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Co
 
 func netTraceCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	c := &cobra.Command{
-		Use:   "trace POD SERVICE|NAME|ADDRESS[:PORT][/PROTOCOL]",
+		Use:   "trace POD SERVICE|NAME|ADDRESS[:PORT][/PROTOCOL]|URL",
 		Short: "Follow a connection from a pod, and say where it stops",
 		Long: "Follow a connection from a pod step by step: what the name means in that pod, which address that is, where the\n" +
 			"Service's rule leads, which endpoints are ready, the way to their nodes, and what the NetworkPolicies of both\n" +
-			"sides say. It judges what the cluster says of itself and sends no packet.\n\n" +
+			"sides say. A host or URL that an Ingress or a Gateway serves is followed through its proxies: which class or Gateway,\n" +
+			"listener, certificate and rule it meets, and the way to the proxies and from them to the pods. It judges what the\n" +
+			"cluster says of itself and sends no packet.\n\n" +
 			"Exit codes: 0 nothing stands in the way, 1 the question could not be answered (no such pod, no cluster),\n" +
 			"2 the connection stops, or some connections do.",
 		Example: "  kctl net trace web-0 db                       # the Service db of the same namespace\n" +
 			"  kctl net trace -n shop web-0 db.data:5432     # a port of one of another namespace\n" +
 			"  kctl net trace web-0 10.244.1.7:8080          # a pod's, Service's or node's address\n" +
+			"  kctl net trace web-0 https://shop.example/cart  # through an Ingress or a Gateway\n" +
 			"  kctl net trace web-0 kube-dns.kube-system:53/udp -o json",
 	}
 	output := outputFlag(c)
@@ -67,12 +69,16 @@ func netTraceCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cob
 		if err != nil {
 			return err
 		}
+		cluster, err := f.DynamicClient()
+		if err != nil {
+			return err
+		}
 		ctx := cmd.Context()
 		if ctx == nil {
 			ctx = context.Background()
 		}
 		r := &netReader{ctx: ctx, cs: cs, world: nettrace.World{Domain: *domain, Pod: pod}}
-		r.read(target)
+		r.read(cluster, target)
 		if r.err != nil {
 			return fmt.Errorf("tracing from pod %s: %w", pod.Name, r.err)
 		}
@@ -124,7 +130,7 @@ func (r *netReader) unread(what string) {
 	}
 }
 
-func (r *netReader) read(t nettrace.Target) {
+func (r *netReader) read(cluster dynamic.Interface, t nettrace.Target) {
 	w := &r.world
 	if l, ok := list(r, nettrace.Nodes, metav1.ListOptions{}, r.cs.CoreV1().Nodes().List); ok {
 		w.Nodes = l.Items
@@ -145,10 +151,10 @@ func (r *netReader) read(t nettrace.Target) {
 		}
 	}
 	for _, svc := range nettrace.Meant(w, t) {
-		o := metav1.ListOptions{LabelSelector: labels.Set{discoveryv1.LabelServiceName: svc.Name}.String()}
-		if l, ok := list(r, nettrace.Slices, o, r.cs.DiscoveryV1().EndpointSlices(svc.Namespace).List); ok {
-			w.Slices = append(w.Slices, l.Items...)
-		}
+		r.slices(svc.Namespace, svc.Name)
+	}
+	if t.Scheme != "" || nettrace.Outside(w, t) {
+		r.entrances(cluster, t)
 	}
 	r.behind()
 }

@@ -37,7 +37,7 @@ func TestUnknownCommands(t *testing.T) {
 		"trace":                `kctl trace: an argument is missing: kctl trace (TYPE/NAME | TYPE NAME)`,
 		"why":                  `kctl why: an argument is missing: kctl why (TYPE/NAME | TYPE NAME)`,
 		"net foo":              `kctl net: there is no command "foo": 'kctl net --help' lists them`,
-		"net trace web-0":      `kctl net trace: an argument is missing: kctl net trace POD SERVICE|NAME|ADDRESS[:PORT][/PROTOCOL]`,
+		"net trace web-0":      `kctl net trace: an argument is missing: kctl net trace POD SERVICE|NAME|ADDRESS[:PORT][/PROTOCOL]|URL`,
 		"net trace p db:x":     `kctl net trace: target "db:x": "x" is no port: a number from 1 to 65535`,
 		"lab kill a b":         `kctl lab kill: "b" is an argument too many: kctl lab kill HOST`,
 		"lab load":             `kctl lab load: an argument is missing: kctl lab load FILE...`,

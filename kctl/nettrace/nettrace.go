@@ -4,8 +4,11 @@ package nettrace
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
+	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -27,6 +30,8 @@ type World struct {
 	Slices     []discoveryv1.EndpointSlice // of the Services that the target may mean
 	Pods       []corev1.Pod                // behind the endpoints, or with the address that was asked for
 	Policies   []networkingv1.NetworkPolicy
+
+	Entrances *Entrances // nil: they were not asked for
 }
 
 // The lists as Unread names them.
@@ -41,7 +46,9 @@ const (
 
 // Step is one part of the way.
 type Step struct {
-	Name    string   `json:"name"` // "name", "address", "rule", "endpoint", "route", "policy"
+	// "name", "address", "rule", "endpoint", "route", "policy"; through an Ingress or a Gateway "entrance", "listener",
+	// "match", "backend" and "proxy", too.
+	Name    string   `json:"name"`
 	Says    string   `json:"says"`
 	Stops   bool     `json:"stops,omitempty"`
 	Partly  bool     `json:"partly,omitempty"` // for some of the ends
@@ -64,6 +71,9 @@ type Target struct {
 	Host  string
 	Port  int32           // 0 = any
 	Proto corev1.Protocol // "" = that of the port
+
+	Scheme string // of a URL: "http" or "https"
+	Path   string // of a URL, with its query
 }
 
 // most bounds the endpoints that are told one by one.
@@ -71,7 +81,11 @@ const most = 10
 
 // ParseTarget reads HOST, HOST:PORT or HOST:PORT/PROTOCOL; an IPv6 address with a port stands in brackets. HOST may be
 // svc/NAME or service/NAME, too.
+// A URL is http://HOST[:PORT][/PATH], or https.
 func ParseTarget(s string) (Target, error) {
+	if strings.Contains(s, "://") {
+		return parseURL(s)
+	}
 	t := Target{Host: s}
 	rest, proto, has := strings.Cut(s, "/")
 	if has && rest != "svc" && rest != "service" && rest != "services" {
@@ -99,6 +113,30 @@ func ParseTarget(s string) (Target, error) {
 	return t, nil
 }
 
+func parseURL(s string) (t Target, err error) {
+	u, err := url.Parse(s)
+	if err != nil {
+		return t, fmt.Errorf("target %q is no URL: %w", s, err)
+	}
+	t = Target{Scheme: strings.ToLower(u.Scheme), Host: u.Hostname(), Path: u.RequestURI(), Proto: corev1.ProtocolTCP}
+	switch {
+	case t.Scheme != "http" && t.Scheme != "https":
+		return t, fmt.Errorf("target %q: scheme %q is neither http nor https", s, u.Scheme)
+	case t.Host == "":
+		return t, fmt.Errorf("target %q names no host", s)
+	}
+	port := u.Port()
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443"}[t.Scheme]
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil || n == 0 {
+		return t, fmt.Errorf("target %q: %q is no port: a number from 1 to 65535", s, port)
+	}
+	t.Port = int32(n)
+	return t, nil
+}
+
 // tracer walks.
 type tracer struct {
 	*World
@@ -117,6 +155,9 @@ func Trace(w *World, t Target) Report {
 // String is the target as it was asked for.
 func (t Target) String() string {
 	s := t.Host
+	if t.Scheme != "" {
+		return t.Scheme + "://" + net.JoinHostPort(t.Host, fmt.Sprint(t.Port)) + t.Path
+	}
 	if t.Port != 0 {
 		if strings.Contains(s, ":") {
 			s = "[" + s + "]"
@@ -161,6 +202,10 @@ func (x *tracer) walk() {
 		x.toAddress(ip.Unmap())
 		return
 	}
+	if all := x.claims(x.host()); len(all) > 0 && len(Meant(x.World, x.target)) == 0 {
+		x.enter(all)
+		return
+	}
 	if svc, host, ok := x.resolve(); ok {
 		x.toService(svc, host, "")
 	}
@@ -176,7 +221,11 @@ func (x *tracer) toAddress(ip netip.Addr) {
 				says += fmt.Sprintf("; for clients outside node %s answers for it, and clients inside never leave their own", node)
 			}
 			x.step(Step{Name: "address", Says: says})
-			x.toService(svc, "", what)
+			if d := x.addressed(); d != nil {
+				x.through(claim{door: d})
+			} else {
+				x.toService(svc, "", what)
+			}
 			return
 		}
 	}

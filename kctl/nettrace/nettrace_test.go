@@ -192,14 +192,16 @@ func trace(t *testing.T, c traced) {
 
 func TestParseTarget(t *testing.T) {
 	for in, want := range map[string]Target{
-		"db": {Host: "db"}, "db:80": {"db", 80, ""}, "db:53/udp": {"db", 53, corev1.ProtocolUDP}, "svc/db:80": {"db", 80, ""}, "service/db": {Host: "db"},
-		"10.0.0.1": {Host: "10.0.0.1"}, "10.0.0.1:8": {"10.0.0.1", 8, ""}, "fd00::1": {Host: "fd00::1"}, "[fd00::1]:8": {"fd00::1", 8, ""},
+		"db": {Host: "db"}, "db:80": {Host: "db", Port: 80}, "db:53/udp": {Host: "db", Port: 53, Proto: corev1.ProtocolUDP}, "svc/db:80": {Host: "db", Port: 80}, "service/db": {Host: "db"},
+		"https://a.example/b?c=d": {Host: "a.example", Port: 443, Proto: corev1.ProtocolTCP, Scheme: "https", Path: "/b?c=d"},
+		"HTTP://[fd00::1]:8":      {Host: "fd00::1", Port: 8, Proto: corev1.ProtocolTCP, Scheme: "http", Path: "/"},
+		"10.0.0.1":                {Host: "10.0.0.1"}, "10.0.0.1:8": {Host: "10.0.0.1", Port: 8}, "fd00::1": {Host: "fd00::1"}, "[fd00::1]:8": {Host: "fd00::1", Port: 8},
 	} {
 		if got, err := ParseTarget(in); err != nil || got != want {
 			t.Errorf("%q: %+v, %v", in, got, err)
 		}
 	}
-	for _, in := range []string{"", ":80", "db:0", "db:70000", "db:http", "db:80/icmp", "db:"} {
+	for _, in := range []string{"", ":80", "db:0", "db:70000", "db:http", "db:80/icmp", "db:", "ftp://a.example", "http://", "http://a:0/", "http://a:70000", "http://a b/"} {
 		if got, err := ParseTarget(in); err == nil {
 			t.Errorf("%q is taken for %+v", in, got)
 		}

@@ -30,6 +30,8 @@ func (r Report) Print(out io.Writer) error {
 		}
 	case r.Partly:
 		b.WriteString("some connections get through, and some hang\n")
+	case last.Name == "match":
+		b.WriteString("nothing stands in the way: the proxy answers by itself\n")
 	case last.Name == "policy" || last.Name == "route":
 		b.WriteString("nothing stands in the way: whether anything answers is the pod's own affair\n")
 	default:

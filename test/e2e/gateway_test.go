@@ -161,6 +161,8 @@ spec:
 	door.expect(t, "http://none.example/", 404, "", 0)
 	door.expect(t, "http://far.example/", 500, "", 0) // not granted
 	g.says(t, "httproutes", "far", "RefNotPermitted")
+	w.traced(t, "http://far.example/", "gateway "+w.ns+"/web, for httproute "+w.ns+"/far", "no ReferenceGrant in namespace "+other, "stops at match")
+	w.traced(t, "https://a.example/", "TLS Secret "+w.ns+"/web-tls is there", "nothing stands in the way")
 	g.says(t, "gateways", "web", "value: "+vip.String(), "reason: Programmed", "reason: UnsupportedProtocol", "reason: ListenersNotValid")
 	g.says(t, "grpcroutes", "talks", "reason: HostnameConflict")
 	g.make(t, "referencegrants", "ReferenceGrant", other, `metadata: {name: g}

@@ -78,6 +78,17 @@ func hostRule(host string, paths ...networkingv1.HTTPIngressPath) networkingv1.I
 	return networkingv1.IngressRule{Host: host, IngressRuleValue: networkingv1.IngressRuleValue{HTTP: &networkingv1.HTTPIngressRuleValue{Paths: paths}}}
 }
 
+// traced expects words of a trace from pod one to a URL.
+func (w world) traced(t *testing.T, url string, words ...string) {
+	t.Helper()
+	out, _ := bed.Try(t, clients()["kctl"], "-n", w.ns, "net", "trace", "one", url)
+	for _, word := range words {
+		if !strings.Contains(out, word) {
+			t.Errorf("a trace to %s does not say %q:\n%s", url, word, out)
+		}
+	}
+}
+
 // An IngressClass gets proxies with an address of a pool; hosts and paths lead to their Services there and at node ports, key pairs are
 // exchanged without a restart, a proxy that dies is missed by nobody who asks again, and all goes with the class.
 func TestIngress(t *testing.T) {
@@ -133,6 +144,10 @@ func TestIngress(t *testing.T) {
 	if out, err := bed.Try(t, clients()["kctl"], "-n", w.ns, "why", "ingress/web"); !strings.Contains(out, "Service lost does not exist") || strings.Contains(out, "Secret") {
 		t.Errorf("why says: %v %s", err, out)
 	}
+	w.traced(t, "https://one.example/", "entrance  ingress class "+class+", for ingress "+w.ns+"/web", "TLS Secret "+w.ns+"/web-tls is there",
+		vip.String()+" is service keelson-entry/"+class, "pod "+w.ns+"/one on node", "nothing stands in the way")
+	w.traced(t, "http://one.example/lost", "Service lost does not exist", "stops at match")
+	w.traced(t, "http://one.example/other", "the nearest is ingress "+w.ns+"/web", "stops at match")
 	bed.Eventually(t, soon, func() error {
 		i, err := w.cs.NetworkingV1().Ingresses(w.ns).Get(t.Context(), "web", metav1.GetOptions{})
 		if err == nil && (len(i.Status.LoadBalancer.Ingress) != 1 || i.Status.LoadBalancer.Ingress[0].IP != vip.String()) {

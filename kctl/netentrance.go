@@ -1,0 +1,106 @@
+package kctl
+
+import (
+	"fmt"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	gw "sigs.k8s.io/gateway-api/apis/v1"
+
+	"keelson.dev/keelson/kctl/nettrace"
+)
+
+// mostPairs bounds the Secrets that are read for one trace.
+const mostPairs = 50
+
+// entrances reads what leads requests from outside to Services.
+func (r *netReader) entrances(cluster dynamic.Interface, t nettrace.Target) {
+	w := &r.world
+	w.Entrances = &nettrace.Entrances{}
+	e := w.Entrances
+	if l, ok := list(r, nettrace.IngressClasses, metav1.ListOptions{}, r.cs.NetworkingV1().IngressClasses().List); ok {
+		e.Classes = pointers(l.Items)
+	}
+	if l, ok := list(r, nettrace.Ingresses, metav1.ListOptions{}, r.cs.NetworkingV1().Ingresses("").List); ok {
+		e.Ingresses = pointers(l.Items)
+	}
+	e.GatewayClasses = ofGateway[gw.GatewayClass](r, cluster, "gatewayclasses")
+	e.Gateways = ofGateway[gw.Gateway](r, cluster, "gateways")
+	e.HTTPRoutes = ofGateway[gw.HTTPRoute](r, cluster, "httproutes")
+	e.GRPCRoutes = ofGateway[gw.GRPCRoute](r, cluster, "grpcroutes")
+	e.Grants = ofGateway[gw.ReferenceGrant](r, cluster, "referencegrants")
+	for i, at := range nettrace.Pairs(w, t) {
+		if i >= mostPairs {
+			r.unread(nettrace.Secrets)
+			break
+		}
+		if r.err != nil {
+			return
+		}
+		s, err := r.cs.CoreV1().Secrets(at.Namespace).Get(r.ctx, at.Name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsForbidden(err):
+			r.unread(nettrace.Secrets)
+		case apierrors.IsNotFound(err): // which is what is told
+		case err != nil:
+			r.err = fmt.Errorf("reading secret %s: %w", at, err)
+		default:
+			e.Secrets = append(e.Secrets, s)
+		}
+	}
+	for _, svc := range nettrace.Behind(w, t) {
+		r.slices(svc.Namespace, svc.Name)
+	}
+}
+
+// slices reads the EndpointSlices of a Service.
+func (r *netReader) slices(namespace, service string) {
+	o := metav1.ListOptions{LabelSelector: labels.Set{discoveryv1.LabelServiceName: service}.String()}
+	if l, ok := list(r, nettrace.Slices, o, r.cs.DiscoveryV1().EndpointSlices(namespace).List); ok {
+		r.world.Slices = append(r.world.Slices, l.Items...)
+	}
+}
+
+// ofGateway reads a kind of Gateway API; a cluster that does not serve it has none.
+func ofGateway[T any](r *netReader, cluster dynamic.Interface, resource string) (out []*T) {
+	if r.err != nil {
+		return nil
+	}
+	read := cluster.Resource(schema.GroupVersionResource{Group: gatewayClasses.Group, Version: gatewayClasses.Version, Resource: resource})
+	l, err := read.List(r.ctx, metav1.ListOptions{Limit: mostRead})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil
+	case apierrors.IsForbidden(err):
+		r.unread(resource)
+		return nil
+	case err != nil:
+		r.err = fmt.Errorf("reading %s: %w", resource, err)
+		return nil
+	}
+	if l.GetContinue() != "" {
+		r.unread(resource)
+	}
+	for _, u := range l.Items {
+		o := new(T)
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, o); err != nil {
+			r.err = fmt.Errorf("reading %s %s/%s: %w", resource, u.GetNamespace(), u.GetName(), err)
+			return nil
+		}
+		out = append(out, o)
+	}
+	return out
+}
+
+func pointers[T any](all []T) []*T {
+	out := make([]*T, len(all))
+	for i := range all {
+		out[i] = &all[i]
+	}
+	return out
+}

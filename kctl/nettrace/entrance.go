@@ -1,0 +1,412 @@
+package nettrace
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	gw "sigs.k8s.io/gateway-api/apis/v1"
+
+	"keelson.dev/keelson/entry/gateway"
+	entry "keelson.dev/keelson/entry/ingress"
+	"keelson.dev/keelson/entry/route"
+)
+
+// Entrances is what was read of what leads requests from outside to Services.
+type Entrances struct {
+	Classes   []*networkingv1.IngressClass
+	Ingresses []*networkingv1.Ingress
+	Secrets   []*corev1.Secret // that Pairs names
+
+	GatewayClasses []*gw.GatewayClass
+	Gateways       []*gw.Gateway
+	HTTPRoutes     []*gw.HTTPRoute
+	GRPCRoutes     []*gw.GRPCRoute
+	Grants         []*gw.ReferenceGrant
+}
+
+// The lists of Entrances as Unread names them.
+const (
+	IngressClasses = "ingressclasses"
+	Ingresses      = "ingresses"
+	Secrets        = "secrets"
+)
+
+const (
+	// entryNamespace is where proxies run.
+	entryNamespace = "keelson-entry"
+	// forGateway is on a proxies' Service: the Gateway, as namespace/name.
+	forGateway = "keelson.dev/for-gateway"
+	// proxyStatus is the port that proxies of Gateways have for themselves.
+	proxyStatus = 10254
+)
+
+// door is an IngressClass or a Gateway that proxies of Keelson serve.
+type door struct {
+	class   string                 // of Ingresses, or
+	gateway *gateway.Gateway       // with
+	judged  *gateway.Judgement     // all that is so of Gateways
+	service *corev1.Service        // in front of the proxies; nil: it is not made
+	table   func() *route.Table    // what the proxies serve
+	problem func() (says string)   // why nothing is served; "" = it is
+	wrong   func(c claim) []string // what is wrong with what claims a host
+}
+
+func (d *door) String() string {
+	if d.gateway != nil {
+		return "gateway " + d.gateway.Object.Namespace + "/" + d.gateway.Object.Name
+	}
+	return "ingress class " + d.class
+}
+
+// claim is an object that names a host, and the door that it is served by.
+type claim struct {
+	what    string // "ingress shop/web"
+	door    *door
+	why     string // there is no door
+	ingress *networkingv1.Ingress
+	route   *gateway.Route
+}
+
+// given is a World as the proxies' translators ask for it.
+type given struct{ *World }
+
+// Service implements entry.World.
+func (g given) Service(namespace, name string) *corev1.Service {
+	for i := range g.Services {
+		if s := &g.Services[i]; s.Namespace == namespace && s.Name == name {
+			return s
+		}
+	}
+	return nil
+}
+
+// Slices implements entry.World.
+func (g given) Slices(namespace, service string) (out []*discoveryv1.EndpointSlice) {
+	for i := range g.World.Slices {
+		if s := &g.World.Slices[i]; s.Namespace == namespace && s.Labels[discoveryv1.LabelServiceName] == service {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// Secret implements entry.World.
+func (g given) Secret(namespace, name string) *corev1.Secret {
+	for _, s := range g.Entrances.Secrets {
+		if s.Namespace == namespace && s.Name == name {
+			return s
+		}
+	}
+	return nil
+}
+
+func (g given) labels(name string) (map[string]string, bool) {
+	for _, n := range g.Namespaces {
+		if n.Name == name {
+			return n.Labels, true
+		}
+	}
+	return nil, false
+}
+
+// doors are all that Keelson serves.
+func (x *tracer) doors() (out []*door) {
+	e, w := x.Entrances, given{x.World}
+	for _, c := range e.Classes {
+		if c.Spec.Controller != entry.Controller || c.DeletionTimestamp != nil {
+			continue
+		}
+		out = append(out, &door{class: c.Name, service: w.Service(entryNamespace, c.Name),
+			table:   func() *route.Table { return entry.Translate(c.Name, e.Ingresses, w, nil) },
+			problem: func() string { return "" },
+			wrong: func(c claim) []string {
+				if c.ingress == nil {
+					return nil
+				}
+				return entry.Problems(c.ingress, w)
+			}})
+	}
+	judged := gateway.Judge(&gateway.World{Classes: e.GatewayClasses, Gateways: e.Gateways, HTTPRoutes: e.HTTPRoutes, GRPCRoutes: e.GRPCRoutes, Grants: e.Grants,
+		Namespace: w.labels, Service: w.Service, Secret: w.Secret, Slices: w.Slices, Reserved: []int32{proxyStatus}})
+	for _, g := range judged.Gateways {
+		d := &door{gateway: g, judged: judged, table: func() *route.Table { return judged.Table(g.Object.Namespace, g.Object.Name) },
+			problem: func() string {
+				return denied(g.Status(gateway.Serving{}, metav1.Time{}).Conditions, string(gw.GatewayConditionAccepted))
+			},
+			wrong: func(c claim) []string { return wrongRoute(c.route, g) }}
+		for i := range x.Services {
+			if s := &x.Services[i]; s.Namespace == entryNamespace && s.Annotations[forGateway] == g.Object.Namespace+"/"+g.Object.Name {
+				d.service = s
+			}
+		}
+		out = append(out, d)
+	}
+	return out
+}
+
+// denied is the message of a condition that is false; "" = it is not.
+func denied(list []metav1.Condition, kinds ...string) string {
+	for _, c := range list {
+		if c.Status == metav1.ConditionFalse && slices.Contains(kinds, c.Type) {
+			return fmt.Sprintf("%s (%s)", c.Message, c.Reason)
+		}
+	}
+	return ""
+}
+
+// wrongRoute is what is wrong with a route at a Gateway.
+func wrongRoute(r *gateway.Route, g *gateway.Gateway) (out []string) {
+	if r == nil {
+		return nil
+	}
+	for _, p := range r.Status(metav1.Time{}).Parents {
+		if string(p.ParentRef.Name) != g.Object.Name {
+			continue
+		}
+		for _, kind := range []gw.RouteConditionType{gw.RouteConditionAccepted, gw.RouteConditionResolvedRefs} {
+			if says := denied(p.Conditions, string(kind)); says != "" {
+				out = append(out, says)
+			}
+		}
+		for _, c := range p.Conditions {
+			if c.Type == string(gw.RouteConditionPartiallyInvalid) && c.Status == metav1.ConditionTrue {
+				out = append(out, c.Message)
+			}
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// names says whether a host in an object means a name; every host does not name it.
+func names(host, name string, wild route.Wild) bool {
+	h, err := route.ParseHost(host, wild)
+	return err == nil && h != (route.Host{}) && h.Matches(name)
+}
+
+// claims are the objects that name a host, those that Keelson serves first.
+func (x *tracer) claims(host string) (out []claim) {
+	if x.Entrances == nil {
+		return nil
+	}
+	doors := x.doors()
+	for _, i := range x.Entrances.Ingresses {
+		if !slices.ContainsFunc(i.Spec.Rules, func(r networkingv1.IngressRule) bool { return names(r.Host, host, route.OneLabel) }) {
+			continue
+		}
+		c := claim{what: "ingress " + i.Namespace + "/" + i.Name, ingress: i}
+		c.door, c.why = x.ofClass(doors, entry.ClassOf(i))
+		out = append(out, c)
+	}
+	out = append(out, x.gatewayClaims(doors, host)...)
+	slices.SortStableFunc(out, func(a, b claim) int {
+		switch {
+		case (a.door == nil) == (b.door == nil):
+			return 0
+		case a.door != nil:
+			return -1
+		}
+		return 1
+	})
+	return out
+}
+
+// ofClass is the door of a class of Ingresses, or why there is none.
+func (x *tracer) ofClass(doors []*door, class string) (*door, string) {
+	for _, d := range doors {
+		if d.gateway == nil && d.class == class {
+			return d, ""
+		}
+	}
+	if class == "" {
+		return nil, "it names no class: nobody serves it"
+	}
+	for _, c := range x.Entrances.Classes {
+		if c.Name == class {
+			return nil, fmt.Sprintf("its class %s is served by controller %s, which is not judged here", class, c.Spec.Controller)
+		}
+	}
+	if slices.Contains(x.Unread, IngressClasses) {
+		return nil, "ingressclasses may not be read, so that it is not known who serves it"
+	}
+	return nil, fmt.Sprintf("its class %s does not exist: nobody serves it", class)
+}
+
+// gatewayClaims are those of routes and of listeners.
+func (x *tracer) gatewayClaims(doors []*door, host string) (out []claim) {
+	served := map[types.NamespacedName]*door{}
+	routes := map[string]*gateway.Route{}
+	for _, d := range doors {
+		if d.gateway == nil {
+			continue
+		}
+		o := d.gateway.Object
+		served[types.NamespacedName{Namespace: o.Namespace, Name: o.Name}] = d
+		for _, r := range d.judged.Routes {
+			routes[r.String()] = r
+		}
+	}
+	add := func(kind string, o *metav1.ObjectMeta, spec *gw.CommonRouteSpec, hosts []gw.Hostname) {
+		if !slices.ContainsFunc(hosts, func(h gw.Hostname) bool { return names(string(h), host, route.AnyLabels) }) {
+			return
+		}
+		what := strings.ToLower(kind) + " " + o.Namespace + "/" + o.Name
+		if len(spec.ParentRefs) == 0 {
+			out = append(out, claim{what: what, why: "it names no Gateway in spec.parentRefs: nobody serves it"})
+		}
+		for _, ref := range spec.ParentRefs {
+			at := types.NamespacedName{Namespace: o.Namespace, Name: string(ref.Name)}
+			if ref.Namespace != nil {
+				at.Namespace = string(*ref.Namespace)
+			}
+			c := claim{what: what, door: served[at], route: routes[kind+" "+o.Namespace+"/"+o.Name]}
+			if c.door == nil {
+				c.why = x.noGateway(at)
+			}
+			out = append(out, c)
+		}
+	}
+	for _, r := range x.Entrances.HTTPRoutes {
+		add("HTTPRoute", &r.ObjectMeta, &r.Spec.CommonRouteSpec, r.Spec.Hostnames)
+	}
+	for _, r := range x.Entrances.GRPCRoutes {
+		add("GRPCRoute", &r.ObjectMeta, &r.Spec.CommonRouteSpec, r.Spec.Hostnames)
+	}
+	for _, d := range doors {
+		if d.gateway == nil {
+			continue
+		}
+		for _, l := range d.gateway.Object.Spec.Listeners {
+			if l.Hostname != nil && names(string(*l.Hostname), host, route.AnyLabels) {
+				out = append(out, claim{what: "listener " + string(l.Name), door: d})
+				break
+			}
+		}
+	}
+	return out
+}
+
+// noGateway says why a Gateway that a route names is not served.
+func (x *tracer) noGateway(at types.NamespacedName) string {
+	for _, g := range x.Entrances.Gateways {
+		if g.Namespace != at.Namespace || g.Name != at.Name {
+			continue
+		}
+		for _, c := range x.Entrances.GatewayClasses {
+			if c.Name == string(g.Spec.GatewayClassName) {
+				return fmt.Sprintf("class %s of its gateway %s is served by controller %s, which is not judged here", c.Name, at, c.Spec.ControllerName)
+			}
+		}
+		return fmt.Sprintf("class %s of its gateway %s does not exist: nobody serves it", g.Spec.GatewayClassName, at)
+	}
+	return fmt.Sprintf("its gateway %s does not exist: nobody serves it", at)
+}
+
+// Pairs are the Secrets that a trace to a target asks for, by namespace and name.
+func Pairs(w *World, t Target) (out []types.NamespacedName) {
+	x := &tracer{World: w, target: t}
+	add := func(namespace, name string) {
+		at := types.NamespacedName{Namespace: namespace, Name: name}
+		if name != "" && !slices.Contains(out, at) {
+			out = append(out, at)
+		}
+	}
+	for _, d := range x.leading() {
+		for _, i := range w.Entrances.Ingresses {
+			if d.gateway != nil || entry.ClassOf(i) != d.class {
+				continue
+			}
+			for _, s := range i.Spec.TLS {
+				if len(s.Hosts) == 0 || slices.ContainsFunc(s.Hosts, func(h string) bool { return names(h, x.host(), route.OneLabel) }) {
+					add(i.Namespace, s.SecretName)
+				}
+			}
+		}
+		if d.gateway == nil {
+			continue
+		}
+		for _, l := range d.gateway.Object.Spec.Listeners {
+			for _, ref := range certificates(l) {
+				namespace := d.gateway.Object.Namespace
+				if ref.Namespace != nil {
+					namespace = string(*ref.Namespace)
+				}
+				add(namespace, string(ref.Name))
+			}
+		}
+	}
+	return out
+}
+
+func certificates(l gw.Listener) []gw.SecretObjectReference {
+	if l.TLS == nil {
+		return nil
+	}
+	return l.TLS.CertificateRefs
+}
+
+// Behind are the Services whose EndpointSlices a trace through an entrance asks for.
+func Behind(w *World, t Target) (out []corev1.Service) {
+	x := &tracer{World: w, target: t}
+	for _, d := range x.leading() {
+		if d.service != nil {
+			out = append(out, *d.service)
+		}
+		found, ok := x.match(d)
+		if !ok {
+			continue
+		}
+		for _, b := range found.Rule.Backends {
+			if namespace, name, _, ok := poolOf(b.Pool); ok {
+				if s := (given{w}).Service(namespace, name); s != nil {
+					out = append(out, *s)
+				}
+			}
+		}
+	}
+	return out
+}
+
+// leading are the doors that the target may lead to.
+func (x *tracer) leading() (out []*door) {
+	if x.Entrances == nil {
+		return nil
+	}
+	if d := x.addressed(); d != nil {
+		return []*door{d}
+	}
+	for _, c := range x.claims(x.host()) {
+		same := func(d *door) bool { return d.String() == c.door.String() }
+		if c.door != nil && !slices.ContainsFunc(out, same) {
+			out = append(out, c.door)
+		}
+	}
+	return out
+}
+
+// poolOf takes the key of a pool apart, as the translators make it: namespace/service/port for Ingresses,
+// service/namespace/service:port/protocol for Gateways.
+func poolOf(key string) (namespace, service, port string, ok bool) {
+	parts := strings.Split(key, "/")
+	switch len(parts) {
+	case 3:
+		return parts[0], parts[1], parts[2], true
+	case 4:
+		service, port, ok = strings.Cut(parts[2], ":")
+		return parts[1], service, port, ok
+	}
+	return "", "", "", false
+}
+
+// Outside says whether a target is a name that no Service has, which an entrance may serve.
+func Outside(w *World, t Target) bool {
+	_, err := netip.ParseAddr(t.Host)
+	return err != nil && strings.Contains(t.Host, ".") && len(Meant(w, t)) == 0
+}

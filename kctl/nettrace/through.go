@@ -1,0 +1,437 @@
+package nettrace
+
+import (
+	"fmt"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	gw "sigs.k8s.io/gateway-api/apis/v1"
+
+	"keelson.dev/keelson/entry/gateway"
+	entry "keelson.dev/keelson/entry/ingress"
+	"keelson.dev/keelson/entry/route"
+)
+
+// host is the target's as rules know it.
+func (x *tracer) host() string { return route.HostOf(x.target.Host) }
+
+// entered are scheme and port by which the target enters.
+func (x *tracer) entered() (scheme string, port uint16) {
+	scheme, port = x.target.Scheme, uint16(x.target.Port)
+	switch {
+	case scheme == "" && port == entry.HTTPSPort:
+		scheme = "https"
+	case scheme == "":
+		scheme = "http"
+	}
+	if port == 0 && scheme == "https" {
+		return scheme, entry.HTTPSPort
+	} else if port == 0 {
+		return scheme, entry.HTTPPort
+	}
+	return scheme, port
+}
+
+// addressed is the door whose proxies have the address that a URL names.
+func (x *tracer) addressed() *door {
+	ip, err := netip.ParseAddr(x.target.Host)
+	if err != nil || x.target.Scheme == "" || x.Entrances == nil {
+		return nil
+	}
+	for _, d := range x.doors() {
+		if d.service != nil && addressOf(d.service, ip.Unmap()) != "" {
+			return d
+		}
+	}
+	return nil
+}
+
+// match asks the proxies' own table.
+func (x *tracer) match(d *door) (route.Found, bool) {
+	index, _ := route.Compile(d.table())
+	_, port := x.entered()
+	return index.Match(port, x.request(http.MethodGet))
+}
+
+func (x *tracer) request(method string) *http.Request {
+	path, query, _ := strings.Cut(x.target.Path, "?")
+	if path == "" {
+		path = "/"
+	}
+	if plain, err := url.PathUnescape(path); err == nil {
+		path = plain
+	}
+	return &http.Request{Method: method, Host: x.target.Host, Header: http.Header{}, URL: &url.URL{Path: path, RawQuery: query}}
+}
+
+// enter goes on to the door that serves the target's host.
+func (x *tracer) enter(all []claim) {
+	c := all[0]
+	for _, other := range all {
+		if other.door == nil {
+			continue
+		}
+		if found, ok := x.match(other.door); ok && owner(found) == other.what {
+			c = other
+			break
+		}
+	}
+	if c.door == nil {
+		x.step(Step{Name: "entrance", Stops: true, Says: fmt.Sprintf("%s names %s, but %s", c.what, x.target.Host, c.why),
+			Mend: []string{"kctl get ingressclasses,gatewayclasses"}})
+		return
+	}
+	policy := x.Pod.Spec.DNSPolicy
+	if (policy == "" || policy == corev1.DNSClusterFirst) && !x.Pod.Spec.HostNetwork && !x.mayAsk() {
+		return
+	}
+	says := fmt.Sprintf("%s is no name of the cluster: it has to lead", x.target.Host)
+	if to := outward(c.door.service); len(to) > 0 {
+		x.step(Step{Name: "name", Says: fmt.Sprintf("%s to %s; who answers for it outside is not asked", says, strings.Join(to, ", "))})
+	} else {
+		x.step(Step{Name: "name", Says: says + " to the entrance, which has no address for clients outside"})
+	}
+	x.through(c)
+}
+
+// outward are the addresses of a Service for clients outside.
+func outward(s *corev1.Service) (out []string) {
+	if s == nil {
+		return nil
+	}
+	for _, in := range s.Status.LoadBalancer.Ingress {
+		if in.IP != "" {
+			out = append(out, in.IP)
+		}
+	}
+	return append(out, s.Spec.ExternalIPs...)
+}
+
+// owner is the object of the rule that was found, as claims name it.
+func owner(f route.Found) string {
+	parts := strings.SplitN(f.Rule.Name, "/", 4)
+	if len(parts) < 3 {
+		return f.Rule.Name
+	}
+	return parts[0] + " " + parts[1] + "/" + parts[2]
+}
+
+// through goes on through a door: what its proxies serve, the way to them, and the way from them to the pods.
+func (x *tracer) through(c claim) {
+	d := c.door
+	if why := d.problem(); why != "" {
+		x.step(Step{Name: "entrance", Stops: true, Says: fmt.Sprintf("%s is not served: %s", d, why), Mend: d.mend()})
+		return
+	}
+	entrance := Step{Name: "entrance", Says: d.String()}
+	if c.what != "" {
+		entrance.Says = fmt.Sprintf("%s, for %s", d, c.what)
+	}
+	if d.service == nil {
+		entrance.Stops, entrance.Mend = true, []string{"kctl -n " + entryNamespace + " get deployments,services,events"}
+		entrance.Says += ": no proxies were made for it yet"
+	}
+	if !x.step(entrance) || !x.listener(d, c) {
+		return
+	}
+	found, ok := x.match(d)
+	if !ok {
+		x.step(x.noRule(d, c, found))
+		return
+	}
+	if !x.ruled(d, c, found) {
+		return
+	}
+	proxies, ok := x.proxies(d)
+	if !ok || found.Rule.Filters.Redirect != nil {
+		return
+	}
+	x.behind(d, c, found, proxies)
+}
+
+func (d *door) mend() []string {
+	if d.gateway == nil {
+		return []string{"kctl describe ingressclass/" + d.class}
+	}
+	return []string{fmt.Sprintf("kctl -n %s describe gateway/%s", d.gateway.Object.Namespace, d.gateway.Object.Name)}
+}
+
+// listener says which listener takes the connection, and whether it has a certificate.
+func (x *tracer) listener(d *door, c claim) bool {
+	scheme, port := x.entered()
+	s := Step{Name: "listener", Mend: d.mend()}
+	index, _ := route.Compile(d.table())
+	l := index.Listener(port, x.host())
+	stop := func(format string, args ...any) bool {
+		s.Stops, s.Says = true, fmt.Sprintf(format, args...)
+		return x.step(s)
+	}
+	blind := slices.Contains(x.Unread, Secrets)
+	if l == nil {
+		if d.gateway != nil {
+			s.Details = x.unserved(d)
+		}
+		switch {
+		case scheme == "https" && blind:
+			return stop("secrets may not be read, so that it is not known whether port %d has a certificate", port)
+		case d.gateway == nil:
+			return stop("ingress classes listen on ports %d and %d, not on %d", entry.HTTPPort, entry.HTTPSPort, port)
+		}
+		return stop("none of %s that is served is for port %d and %s: a connection is refused, or the request answered 404", d, port, x.target.Host)
+	}
+	if want := strings.ToUpper(scheme); string(l.Protocol) != want {
+		return stop("%s on port %d speaks %s, not %s", l.Name, port, l.Protocol, want)
+	}
+	s.Mend = nil
+	s.Says = fmt.Sprintf("%s on port %d, %s, host %s", l.Name, port, l.Protocol, l.Host)
+	if l.Protocol != route.HTTPS {
+		return x.step(s)
+	}
+	for _, at := range Pairs(x.World, x.target) {
+		state := "is there"
+		if blind {
+			state = "may not be read"
+		} else if (given{x.World}).Secret(at.Namespace, at.Name) == nil {
+			state = "is not there"
+		}
+		s.Details = append(s.Details, fmt.Sprintf("TLS Secret %s %s", at, state))
+	}
+	if index.Certificate(port, x.sni()) == nil && !blind {
+		s.Details = append(s.Details, d.wrong(c)...)
+		s.Mend = d.mend()
+		if c.ingress != nil {
+			s.Mend = []string{fmt.Sprintf("kctl -n %s edit ingress/%s", c.ingress.Namespace, c.ingress.Name)}
+		}
+		return stop("%s on port %d has no certificate for %s: the TLS handshake is refused", l.Name, port, x.target.Host)
+	}
+	return x.step(s)
+}
+
+// sni is the server name that a client asks for: none for an address.
+func (x *tracer) sni() string {
+	if _, err := netip.ParseAddr(x.target.Host); err == nil {
+		return ""
+	}
+	return x.target.Host
+}
+
+// unserved says of each listener of a Gateway where it is, and why it is not served.
+func (x *tracer) unserved(d *door) (out []string) {
+	status := d.gateway.Status(gateway.Serving{}, metav1.Time{})
+	for i, l := range d.gateway.Object.Spec.Listeners {
+		says := fmt.Sprintf("listener %s: port %d, %s", l.Name, l.Port, l.Protocol)
+		if l.Hostname != nil {
+			says += ", host " + string(*l.Hostname)
+		}
+		if why := denied(status.Listeners[i].Conditions, string(gw.ListenerConditionAccepted), string(gw.ListenerConditionResolvedRefs)); why != "" {
+			says += ": " + why
+		}
+		out = append(out, says)
+	}
+	return out
+}
+
+// ruled says which rule was found, and what it does.
+func (x *tracer) ruled(d *door, c claim, f route.Found) bool {
+	s := Step{Name: "match", Says: fmt.Sprintf("%s: %s", owner(f), matchText(f))}
+	if r := f.Rule.Filters.Redirect; r != nil {
+		status := r.Status
+		if status == 0 {
+			status = http.StatusFound
+		}
+		s.Details = append(s.Details, fmt.Sprintf("answers %d, a redirect: the client asks again elsewhere", status))
+		return x.step(s)
+	}
+	wrong := d.wrong(c)
+	answer, bad, total := f.Rule.Answer, uint32(0), uint32(0)
+	for _, b := range f.Rule.Backends {
+		total += b.Weight
+		if b.Answer != 0 {
+			bad += b.Weight
+		}
+	}
+	switch {
+	case answer == 0 && total == 0:
+		answer = http.StatusInternalServerError
+	case answer == 0 && bad == total:
+		answer = f.Rule.Backends[0].Answer
+	case answer == 0 && bad > 0:
+		s.Partly = true
+		s.Details = append(append(s.Details, fmt.Sprintf("%d of %d requests are answered with an error by the proxy itself", bad, total)), wrong...)
+	}
+	if answer == 0 {
+		return x.step(s)
+	}
+	s.Stops, s.Details = true, wrong
+	s.Says += fmt.Sprintf(": the proxy answers %d itself, no backend is asked", answer)
+	if parts := strings.SplitN(f.Rule.Name, "/", 4); len(parts) > 2 {
+		s.Mend = []string{fmt.Sprintf("kctl -n %s describe %s/%s", parts[1], parts[0], parts[2])}
+	}
+	return x.step(s)
+}
+
+// matchText is a match as a person reads it.
+func matchText(f route.Found) string {
+	host := "every host"
+	if len(f.Rule.Hosts) > 0 {
+		var all []string
+		for _, h := range f.Rule.Hosts {
+			all = append(all, h.String())
+		}
+		host = "host " + strings.Join(all, ", ")
+	}
+	return host + ", " + asks(f.Match)
+}
+
+// asks is what a match asks of a request.
+func asks(m *route.Match) string {
+	if m == nil {
+		return "every path"
+	}
+	kind := map[route.PathKind]string{route.Prefix: "paths below", route.Exact: "path", route.Regex: "paths like", route.LateRegex: "paths like"}[m.Path.Kind]
+	value := m.Path.Value
+	if value == "" {
+		value = "/"
+	}
+	out := []string{kind + " " + value}
+	if m.Method != "" {
+		out = append(out, "method "+m.Method)
+	}
+	for _, h := range m.Headers {
+		out = append(out, fmt.Sprintf("header %s: %s", h.Name, h.Value))
+	}
+	for _, q := range m.Query {
+		out = append(out, fmt.Sprintf("query %s=%s", q.Name, q.Value))
+	}
+	return strings.Join(out, ", ")
+}
+
+// noRule says that no rule is for the request, and which is nearest.
+func (x *tracer) noRule(d *door, c claim, f route.Found) Step {
+	path := x.request(http.MethodGet).URL.Path
+	s := Step{Name: "match", Stops: true, Says: fmt.Sprintf("no rule of %s is for %s%s: the proxy answers 404", d, x.target.Host, path), Details: d.wrong(c), Mend: d.mend()}
+	if f.Listener == nil {
+		return s
+	}
+	nearest, best := "", -1
+	for i := range f.Listener.Rules {
+		r := &f.Listener.Rules[i]
+		if len(r.Hosts) > 0 && !slices.ContainsFunc(r.Hosts, func(h route.Host) bool { return h.Matches(x.host()) }) {
+			continue
+		}
+		matches := r.Matches
+		if len(matches) == 0 {
+			matches = []route.Match{{}}
+		}
+		for m := range matches {
+			found := route.Found{Rule: r, Match: &matches[m]}
+			if common := commonLength(matches[m].Path.Value, path); common > best {
+				nearest, best = owner(found)+": "+matchText(found), common
+			}
+		}
+	}
+	if nearest != "" {
+		s.Details = append(s.Details, "the nearest is "+nearest)
+	}
+	return s
+}
+
+func commonLength(a, b string) (n int) {
+	for n < len(a) && n < len(b) && a[n] == b[n] {
+		n++
+	}
+	return n
+}
+
+// proxies goes on to the proxies of a door, and says which take the connection.
+func (x *tracer) proxies(d *door) (ready []backend, ok bool) {
+	_, port := x.entered()
+	asked := x.target
+	x.target.Port = int32(port)
+	defer func() { x.target = asked }()
+	to := outward(d.service)
+	says := fmt.Sprintf("service %s/%s in front of the proxies", d.service.Namespace, d.service.Name)
+	if len(to) > 0 {
+		says = strings.Join(to, ", ") + " is " + says
+	}
+	x.step(Step{Name: "address", Says: says})
+	x.toService(d.service, "", "the entrance's address")
+	for i := range d.service.Spec.Ports {
+		if p := &d.service.Spec.Ports[i]; p.Port == int32(port) {
+			_, ready = x.endpoints(d.service, p, "")
+		}
+	}
+	return ready, x.report.Stops == ""
+}
+
+// behind goes on from a proxy to the pods.
+func (x *tracer) behind(d *door, c claim, f route.Found, proxies []backend) {
+	table := d.table()
+	var all []backend
+	s := Step{Name: "backend"}
+	var empty []string
+	for _, b := range f.Rule.Backends {
+		namespace, name, port, ok := poolOf(b.Pool)
+		if !ok || b.Answer != 0 || b.Weight == 0 {
+			continue
+		}
+		pool := table.Pools[b.Pool]
+		s.Details = append(s.Details, fmt.Sprintf("service %s/%s port %s: %d ready", namespace, name, port, len(pool.Endpoints)))
+		if len(pool.Endpoints) == 0 {
+			empty = append(empty, fmt.Sprintf("kctl -n %s why service/%s", namespace, name))
+		}
+		for _, at := range pool.Endpoints[:min(len(pool.Endpoints), most)] {
+			all = append(all, x.backendAt(at))
+			s.Details = append(s.Details, "  "+x.called(all[len(all)-1]))
+		}
+	}
+	switch {
+	case slices.Contains(x.Unread, Slices):
+		s.Stops, s.Says = true, "endpointslices may not be read, so that it is not known who answers"
+	case len(all) == 0:
+		s.Stops, s.Says, s.Mend = true, "no endpoint is ready: the proxy answers 503", empty
+	case len(empty) > 0:
+		s.Partly, s.Says = true, "a share of the requests meets no endpoint that is ready, and is answered 503"
+	default:
+		s.Says = fmt.Sprintf("%d ready, by the proxy's own choice", len(all))
+	}
+	if !x.step(s) {
+		return
+	}
+	i := slices.IndexFunc(proxies, func(b backend) bool { return b.pod != nil })
+	if i < 0 {
+		x.step(Step{Name: "route", Says: "the proxies' pods may not be read, so that the way from them is not judged"})
+		return
+	}
+	client := x.Pod
+	x.Pod = proxies[i].pod
+	x.step(Step{Name: "proxy", Says: "from here on it is " + x.from()})
+	x.toBackends(all)
+	x.Pod = client
+}
+
+// backendAt is an endpoint of a pool with what is known of its pod.
+func (x *tracer) backendAt(at netip.AddrPort) backend {
+	b := backend{ip: at.Addr(), port: int32(at.Port()), proto: corev1.ProtocolTCP}
+	for i := range x.Pods {
+		if p := &x.Pods[i]; !p.Spec.HostNetwork && slices.Contains(addresses(p), at.Addr().String()) {
+			b.pod, b.node = p, p.Spec.NodeName
+		}
+	}
+	if b.pod != nil {
+		return b
+	}
+	for _, s := range x.Slices {
+		for _, e := range s.Endpoints {
+			if e.NodeName != nil && slices.Contains(e.Addresses, at.Addr().String()) {
+				b.node = *e.NodeName
+			}
+		}
+	}
+	return b
+}
