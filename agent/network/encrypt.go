@@ -71,7 +71,7 @@ func (l *Layout) encrypt(s Situation, uplink Link, outer netip.Addr, nodes []*ag
 			continue
 		case taken:
 			l.Missing = append(l.Missing, fmt.Sprintf("nodes %s and %s have one WireGuard key, and pods of the second are not reached: "+
-				"remove %s from the state folder of the one that was copied and start its agent anew", other, n.Name, KeyFile))
+				"remove %s from the state folder of the one that was copied", other, n.Name, KeyFile))
 			continue
 		case !to.IsValid():
 			l.Missing = append(l.Missing, fmt.Sprintf("node %s has no %s address, in which this node speaks to others: its pods are not reached", n.Name, family(outer)))

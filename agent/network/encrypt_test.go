@@ -66,8 +66,8 @@ func TestPlanEncrypted(t *testing.T) {
 		{"one key twice", situation(ModeWireGuard, "10.89.0.101/24", w1, keyed(node("w2", "10.244.1.0/24", "10.89.0.102")), copied, ours),
 			refused4 + "route 10.244.1.0/24 by the tunnel to 10.244.1.0\nwireguard on port 51871 [10.244.0.0], 1440 bytes\n" +
 				"peer w2 " + pub("w2") + " at 10.89.0.102:51871: [10.244.1.0/24]\npods 1440 bytes\n" +
-				"missing: nodes w2 and w3 have one WireGuard key, and pods of the second are not reached: remove wireguard.json from the state folder of the one that was copied and start its agent anew\n" +
-				"missing: nodes w1 and w4 have one WireGuard key, and pods of the second are not reached: remove wireguard.json from the state folder of the one that was copied and start its agent anew\n"},
+				"missing: nodes w2 and w3 have one WireGuard key, and pods of the second are not reached: remove wireguard.json from the state folder of the one that was copied\n" +
+				"missing: nodes w1 and w4 have one WireGuard key, and pods of the second are not reached: remove wireguard.json from the state folder of the one that was copied\n"},
 		{"one range twice", situation(ModeWireGuard, "10.89.0.101/24", w1, keyed(node("w2", "10.244.1.0/24", "10.89.0.102")), keyed(node("w3", "10.244.1.0/24", "10.89.0.103"))),
 			refused4 + "route 10.244.1.0/24 by the tunnel to 10.244.1.0\nwireguard on port 51871 [10.244.0.0], 1440 bytes\n" +
 				"peer w2 " + pub("w2") + " at 10.89.0.102:51871: [10.244.1.0/24]\npeer w3 " + pub("w3") + " at 10.89.0.103:51871: []\npods 1440 bytes\n" +

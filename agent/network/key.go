@@ -28,7 +28,7 @@ type keyForm struct {
 }
 
 // OpenKey reads the node's own private key from a folder, and makes one where there is none: who removes the file has the
-// node get another one when its agent starts.
+// node get another one.
 func OpenKey(folder string) (wgtypes.Key, error) {
 	path := filepath.Join(folder, KeyFile)
 	key, err := readKey(path)

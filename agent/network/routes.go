@@ -24,7 +24,9 @@ type Routes struct {
 	Mode    Mode
 	// Encryption is needed in ModeWireGuard.
 	Encryption Encryption
-	Objects    agent.Objects
+	// OwnKey, where there is one, has the key in Encryption's place, also after it was replaced.
+	OwnKey  *OwnKey
+	Objects agent.Objects
 	// Foreign says that pods are attached by a network product: routes are its affair, and ours are taken away.
 	Foreign func() bool
 	Log     *slog.Logger
@@ -68,6 +70,10 @@ func (r *Routes) Run(ctx context.Context) error {
 
 // keep does Run's work for as long as the kernel tells of changes. It returns nil when it no longer does.
 func (r *Routes) keep(ctx context.Context, changes <-chan map[string]struct{}, tick <-chan time.Time) error {
+	var replaced <-chan struct{}
+	if r.OwnKey != nil {
+		replaced = r.OwnKey.forRoutes
+	}
 	watching, stop := context.WithCancel(ctx)
 	defer stop()
 	damage := make(chan struct{}, 1)
@@ -97,6 +103,8 @@ func (r *Routes) keep(ctx context.Context, changes <-chan map[string]struct{}, t
 				_, own := kinds["Node"] // which may have got addresses for pods
 				relevant = peers || own
 			case <-damage:
+				relevant = true
+			case <-replaced:
 				relevant = true
 			case <-cut:
 				return nil
@@ -155,7 +163,7 @@ func (r *Routes) plan() (Layout, map[string]bool, error) {
 	cluster := r.Objects.Cluster()
 	return Plan(Situation{Mode: r.Mode, Self: r.Node, NodeIPs: r.NodeIPs, Links: links, Own: cluster.PodPrefixes(),
 		Nodes: r.Objects.Peers(), Pods: cluster.ClusterPrefixes(), Services: cluster.ServicePrefixes(),
-		Encryption: r.Encryption}), names, nil
+		Encryption: r.encryption()}), names, nil
 }
 
 // Unreached says of which nodes the pods are not reached, and why, as far as is known; "" when all are.
@@ -185,4 +193,13 @@ func Remove(ctx context.Context) error {
 		return fmt.Errorf("removing what leads to other nodes' pods: %w", err)
 	}
 	return errors.Join(new(source).sync(ctx, rules{}), removeBridge())
+}
+
+// encryption is with the key as it is now.
+func (r *Routes) encryption() Encryption {
+	e := r.Encryption
+	if r.OwnKey != nil {
+		e.Key = r.OwnKey.Key()
+	}
+	return e
 }

@@ -89,8 +89,8 @@ type Config struct {
 	foreignNetwork func() bool // set with it: the network is somebody else's
 	podNetwork     network.Mode
 	wireguard      network.Encryption
-	publicKey      string        // of wireguard, where that is the pod network
-	unreached      func() string // of which nodes pods are not reached, and why; set with Network
+	ownKey         *network.OwnKey // of wireguard, where that is the pod network
+	unreached      func() string   // of which nodes pods are not reached, and why; set with Network
 	// NetworkPolicy puts network policies in force, on the real pod network.
 	NetworkPolicy bool
 	dns           *dns.Server // set with it

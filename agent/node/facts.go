@@ -147,6 +147,10 @@ func (f *facts) run(ctx context.Context, w watched) error {
 	if w.volumes != nil {
 		uses = w.volumes.UsesChanged()
 	}
+	var rekeyed <-chan struct{}
+	if f.cfg.ownKey != nil {
+		rekeyed = f.cfg.ownKey.Changed()
+	}
 	var sent *v1.Node
 	for ready := false; ; {
 		changes := news
@@ -160,6 +164,7 @@ func (f *facts) run(ctx context.Context, w watched) error {
 		case <-devices:
 		case <-uses:
 		case <-asked:
+		case <-rekeyed:
 		case <-w.trouble.changed:
 		case <-started:
 			started = nil
@@ -337,8 +342,8 @@ func (f *facts) compose(o observed, old *v1.Node, now time.Time) *v1.Node {
 	if f.cfg.Devices == nil {
 		n.Annotations[DRADriversAnnotation] = o.claimed
 	}
-	if f.cfg.publicKey != "" {
-		n.Annotations[WireGuardKeyAnnotation] = f.cfg.publicKey
+	if f.cfg.ownKey != nil {
+		n.Annotations[WireGuardKeyAnnotation] = f.cfg.ownKey.Key().PublicKey().String()
 	}
 	if f.fence != nil {
 		f.fence.tells(n, o.inUse)

@@ -26,7 +26,7 @@ func (c *Config) WithNetwork() error {
 	}
 	foreign := func() bool { path, err := cni.Foreign(c.CNIConfDir); return err == nil && path != "" }
 	c.foreignNetwork = foreign
-	routes := &network.Routes{Node: c.NodeName, Mode: c.podNetwork, Encryption: c.wireguard, Foreign: foreign, Log: log.With("part", "network")}
+	routes := &network.Routes{Node: c.NodeName, Mode: c.podNetwork, Encryption: c.wireguard, OwnKey: c.ownKey, Foreign: foreign, Log: log.With("part", "network")}
 	c.unreached = routes.Unreached
 	for _, s := range c.NodeIPs {
 		if ip, err := netip.ParseAddr(s); err == nil {
@@ -58,6 +58,9 @@ func (c *Config) WithNetwork() error {
 		"announcements":  c.announcements(log),
 		partRoutes:       func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return routes.Run(ctx) },
 	}
+	if c.ownKey != nil {
+		c.Extra[partKey] = func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return c.ownKey.Follow(ctx) }
+	}
 	return nil
 }
 
@@ -66,10 +69,9 @@ func (c *Config) encrypt() (err error) {
 	if err := network.NeedWireGuard(); err != nil {
 		return err
 	}
-	if c.wireguard.Key, err = network.OpenKey(c.StateDir); err != nil {
+	if c.ownKey, err = network.OpenOwnKey(c.StateDir, c.Log.With("part", "network")); err != nil {
 		return fmt.Errorf("--pod-network=wireguard: %w", err)
 	}
-	c.publicKey = c.wireguard.Key.PublicKey().String()
 	return nil
 }
 

@@ -201,6 +201,7 @@ const (
 	partImages  = "images"
 	partProxy   = "proxy"
 	partRoutes  = "routes"
+	partKey     = "wireguard key"
 
 	partPolicies = "network policies"
 )

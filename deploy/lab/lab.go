@@ -248,8 +248,12 @@ func (l *Lab) say(format string, args ...any) {
 
 // The folders of a host on the machine.
 func (h Host) stateDir() string { return filepath.Join(stateRoot, "hosts", h.Name) }
-func (h Host) runDir() string   { return filepath.Join(runRoot, "hosts", h.Name) }
-func (h Host) pidFile() string  { return filepath.Join(h.runDir(), "daemon.pid") }
+
+// DataDir is what the host has at /var/lib/keelson.
+func (h Host) DataDir() string { return filepath.Join(h.stateDir(), "lib") }
+
+func (h Host) runDir() string  { return filepath.Join(runRoot, "hosts", h.Name) }
+func (h Host) pidFile() string { return filepath.Join(h.runDir(), "daemon.pid") }
 
 // LogFile is where the host's daemon writes.
 func (h Host) LogFile() string { return filepath.Join(h.stateDir(), "daemon.log") }

@@ -97,7 +97,7 @@ func (h Host) push(a archived, ref name.Reference, options []remote.Option) erro
 }
 
 // registryFolder is the registry's data as this machine sees it.
-func (h Host) registryFolder() string { return filepath.Join(h.stateDir(), "lib", "registry") }
+func (h Host) registryFolder() string { return filepath.Join(h.DataDir(), "registry") }
 
 func putImage(blobs string, img v1.Image) error {
 	layers, err := img.Layers()

@@ -133,7 +133,8 @@ func (e encrypted) carried(node string) (bytes int64) {
 }
 
 // F108: agents that encrypt tell each other their keys by way of the control plane, and their pods are reached through
-// the tunnel; a node whose key was removed gets another one, which the other takes.
+// the tunnel; a node whose key is removed gets another one while its agent runs, and again at
+// its next start, which the other takes.
 func TestEncryptedCluster(t *testing.T) {
 	l := up(t, func(c *lab.Config) { c.Workers, c.PodNetwork = 2, "wireguard" })
 	ctx, cancel := context.WithTimeout(t.Context(), 2*soon)
@@ -144,7 +145,11 @@ func TestEncryptedCluster(t *testing.T) {
 	if k1 == k2 {
 		t.Errorf("both workers have the key %s", k1)
 	}
-	file := filepath.Join("/var/lib/keelson-lab/hosts/w1/lib", "wireguard.json")
+	h, err := l.Host("w1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(h.DataDir(), "wireguard.json")
 	if st, err := os.Stat(file); err != nil || st.Mode().Perm() != 0o600 {
 		t.Fatalf("the key's file: %v, %v", st, err)
 	}
@@ -157,14 +162,19 @@ func TestEncryptedCluster(t *testing.T) {
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.RestartDaemon(ctx, "w1"); err != nil {
-		t.Fatal(err)
-	}
-	e.key("w1", k1, k2)
+	k3 := e.key("w1", k1, k2) // while the agent runs
 	e.fetch("w2", server.Status.PodIP)
 	if after := e.carried("w1"); after < before+200000 {
 		t.Errorf("of %d bytes that went through the tunnel %d did with the new key", after, after-before)
 	}
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.RestartDaemon(ctx, "w1"); err != nil {
+		t.Fatal(err)
+	}
+	e.key("w1", k1, k2, k3)
+	e.fetch("w2", server.Status.PodIP)
 	for _, name := range []string{"w1", "w2"} {
 		if err := wait.For(ctx, 250*time.Millisecond, func() error {
 			n, err := e.node.Get(ctx, name, metav1.GetOptions{})
