@@ -34,7 +34,7 @@ func proxies(w *world) (out map[string]map[string]int, err error) {
 	return out, err
 }
 
-// F116, F117: a leader of the next release replaces the proxies of Ingresses and of Gateways by those of its own image, one
+// A leader of the next release replaces the proxies of Ingresses and of Gateways by those of its own image, one
 // by one: two of each are ready all the while. One of the release before takes them back, and the same again changes nothing.
 func TestUpgradeReplacesProxies(t *testing.T) {
 	releases := map[string][]*controllers.Controller{}

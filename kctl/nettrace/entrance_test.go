@@ -146,7 +146,7 @@ spec:
 	{"nobody's host", "http://elsewhere.example.com/", "", nil},
 }
 
-// A URL is followed through the entrance that serves its host, up to where it stops. Shows F118.
+// A URL is followed through the entrance that serves its host, up to where it stops.
 func TestTraceThroughEntrances(t *testing.T) {
 	var b strings.Builder
 	for _, c := range entranceWays {
