@@ -6,6 +6,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -29,11 +30,11 @@ func (r *netReader) entrances(cluster dynamic.Interface, t nettrace.Target) {
 	if l, ok := list(r, nettrace.Ingresses, metav1.ListOptions{}, r.cs.NetworkingV1().Ingresses("").List); ok {
 		e.Ingresses = pointers(l.Items)
 	}
-	e.GatewayClasses = ofGateway[gw.GatewayClass](r, cluster, "gatewayclasses")
-	e.Gateways = ofGateway[gw.Gateway](r, cluster, "gateways")
+	e.GatewayClasses = ofGateway[gw.GatewayClass](r, cluster, nettrace.GatewayClasses)
+	e.Gateways = ofGateway[gw.Gateway](r, cluster, nettrace.Gateways)
 	e.HTTPRoutes = ofGateway[gw.HTTPRoute](r, cluster, "httproutes")
 	e.GRPCRoutes = ofGateway[gw.GRPCRoute](r, cluster, "grpcroutes")
-	e.Grants = ofGateway[gw.ReferenceGrant](r, cluster, "referencegrants")
+	e.Grants = ofGateway[gw.ReferenceGrant](r, cluster, "referencegrants", "v1beta1") // where they were before, with the same fields
 	for i, at := range nettrace.Pairs(w, t) {
 		if i >= mostPairs {
 			r.unread(nettrace.Secrets)
@@ -66,13 +67,21 @@ func (r *netReader) slices(namespace, service string) {
 	}
 }
 
-// ofGateway reads a kind of Gateway API; a cluster that does not serve it has none.
-func ofGateway[T any](r *netReader, cluster dynamic.Interface, resource string) (out []*T) {
+// ofGateway reads a kind of Gateway API, in an older version where the newest is not served; a cluster that does not serve it
+// has none.
+func ofGateway[T any](r *netReader, cluster dynamic.Interface, resource string, older ...string) (out []*T) {
 	if r.err != nil {
 		return nil
 	}
-	read := cluster.Resource(schema.GroupVersionResource{Group: gatewayClasses.Group, Version: gatewayClasses.Version, Resource: resource})
-	l, err := read.List(r.ctx, metav1.ListOptions{Limit: mostRead})
+	read := func(version string) (*unstructured.UnstructuredList, error) {
+		return cluster.Resource(schema.GroupVersionResource{Group: gatewayClasses.Group, Version: version, Resource: resource}).List(r.ctx, metav1.ListOptions{Limit: mostRead})
+	}
+	l, err := read(gatewayClasses.Version)
+	for _, version := range older {
+		if apierrors.IsNotFound(err) {
+			l, err = read(version)
+		}
+	}
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil

@@ -36,6 +36,8 @@ const (
 	IngressClasses = "ingressclasses"
 	Ingresses      = "ingresses"
 	Secrets        = "secrets"
+	GatewayClasses = "gatewayclasses"
+	Gateways       = "gateways"
 )
 
 const (
@@ -295,6 +297,11 @@ func (x *tracer) gatewayClaims(doors []*door, host string) (out []claim) {
 
 // noGateway says why a Gateway that a route names is not served.
 func (x *tracer) noGateway(at types.NamespacedName) string {
+	for _, kind := range []string{Gateways, GatewayClasses} {
+		if slices.Contains(x.Unread, kind) {
+			return fmt.Sprintf("%s may not be read, so that it is not known whether its gateway %s serves it", kind, at)
+		}
+	}
 	for _, g := range x.Entrances.Gateways {
 		if g.Namespace != at.Namespace || g.Name != at.Name {
 			continue

@@ -143,6 +143,9 @@ spec:
 	{"a listener does not allow it", "http://far.example.com/", "match", func(_ *testing.T, w *World) { w.Entrances.Gateways[0].Spec.Listeners[0].AllowedRoutes = nil }},
 	{"a Gateway that is not there", "http://far.example.com/", "entrance", func(_ *testing.T, w *World) { w.Entrances.Gateways = nil }},
 	{"a Gateway's class is not there", "http://far.example.com/", "entrance", func(_ *testing.T, w *World) { w.Entrances.GatewayClasses = nil }},
+	{"Gateways may not be read", "http://far.example.com/", "entrance", func(_ *testing.T, w *World) {
+		w.Entrances.Gateways, w.Unread = nil, []string{Gateways}
+	}},
 	{"nobody's host", "http://elsewhere.example.com/", "", nil},
 }
 
