@@ -31,6 +31,7 @@ type peerPort struct {
 	raft     *queueListener
 	grpc     *queueListener
 	shaking  sync.WaitGroup
+	callers  callers         // of raft's connections
 	life     context.Context // ends with run
 }
 
@@ -116,8 +117,13 @@ func (p *peerPort) shake(ctx context.Context, raw net.Conn) {
 	if to == p.raft {
 		// raft's transport does not close what it has accepted.
 		stop := context.AfterFunc(p.life, func() { conn.Close() })
-		if !to.put(ctx, &hookedConn{Conn: conn, hook: stop}) {
-			conn.Close()
+		hooked := &hookedConn{Conn: conn, hook: stop}
+		if names := conn.ConnectionState().PeerCertificates; len(names) > 0 {
+			left := p.callers.enter(names[0].Subject.CommonName)
+			hooked.hook = func() bool { left(); return stop() }
+		}
+		if !to.put(ctx, hooked) {
+			hooked.Close()
 		}
 		return
 	}

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
@@ -56,6 +57,14 @@ func (p *peers) init(c Config) {
 }
 
 func (p *peers) client(address string) (storev1.PeerClient, error) {
+	conn, err := p.conn(address)
+	if err != nil {
+		return nil, err
+	}
+	return storev1.NewPeerClient(conn), nil
+}
+
+func (p *peers) conn(address string) (*grpc.ClientConn, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
@@ -79,7 +88,30 @@ func (p *peers) client(address string) (storev1.PeerClient, error) {
 		}
 		p.conns[address] = conn
 	}
-	return storev1.NewPeerClient(conn), nil
+	return conn, nil
+}
+
+// broken keeps a connection to a peer and returns when it has broken, or cannot be made; an error when ctx ended first.
+func (p *peers) broken(ctx context.Context, address string) error {
+	conn, err := p.conn(address)
+	if err != nil {
+		return err
+	}
+	for {
+		state := conn.GetState()
+		switch state {
+		case connectivity.Idle:
+			conn.Connect()
+		case connectivity.TransientFailure, connectivity.Shutdown:
+			return nil
+		}
+		if !conn.WaitForStateChange(ctx, state) {
+			return ctx.Err()
+		}
+		if state == connectivity.Ready {
+			return nil
+		}
+	}
 }
 
 func (p *peers) close() {
@@ -163,6 +195,9 @@ func (s *peerServer) State(ctx context.Context, req *storev1.StateRequest) (*sto
 	resp.LastIndex, resp.LastTerm = s.r.lastEntry()
 	if s.r.raft.State() == raft.Follower {
 		resp.SilentUs = uint64(max(1, time.Since(s.r.raft.LastContact()).Microseconds()))
+	}
+	if leader := req.GetEndedLeader(); leader != "" {
+		resp.Ended = s.r.seesEnded(ctx, leader, standing{term: req.GetLastTerm(), index: req.GetLastIndex(), id: req.GetFrom()})
 	}
 	if req.GetHash() {
 		h, at, err := s.r.hash(ctx, raftstore.Revision(req.GetRevision()))

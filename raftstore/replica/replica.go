@@ -83,6 +83,8 @@ type Replica struct {
 	spaceMoved   chan struct{}
 	compareNow   chan struct{}
 	hashing      chan struct{} // a place for the one hash that is computed at a time
+	word         word
+	looking      chan struct{} // places for those who look whether a leader's process has ended
 }
 
 var (
@@ -108,6 +110,7 @@ func New(c Config) (*Replica, error) {
 		spaceMoved:   make(chan struct{}, 1),
 		compareNow:   make(chan struct{}, 1),
 		hashing:      make(chan struct{}, 1),
+		looking:      make(chan struct{}, lookers),
 	}
 	r.ctx, r.cancel = context.WithCancelCause(context.Background())
 	r.fsm = newFSM(r.ctx, r.fail)
@@ -261,6 +264,7 @@ func (r *Replica) start(g *errgroup.Group) error {
 	g.Go(func() error { return r.runSnapshots(r.ctx) })
 	g.Go(func() error { return r.catchUp(r.ctx) })
 	g.Go(func() error { return r.watchLeader(r.ctx) })
+	g.Go(func() error { return r.watchProcess(r.ctx) })
 	g.Go(func() error { return r.clock.run(r.ctx) })
 	return nil
 }

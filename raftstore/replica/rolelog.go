@@ -149,6 +149,8 @@ func (l *roleLog) moved(state raft.RaftState, s situation) {
 
 func (l *roleLog) whyCandidate(s situation) string {
 	switch {
+	case l.intends != "":
+		return l.intends
 	case s.silent < l.heartbeat && l.before != "":
 		return "leader " + l.before + " hands over"
 	case s.silent < l.heartbeat:
@@ -221,7 +223,7 @@ func (l *roleLog) giveUp() {
 	l.explain("raft gave none")
 }
 
-// intend says what this replica is about to do that ends its leadership; done
+// intend says what this replica is about to do that ends its leadership, or why it stands for election; done
 // takes that back when it has come to nothing.
 func (l *roleLog) intend(what string) (done func()) {
 	l.mu.Lock()

@@ -118,6 +118,17 @@ func TestRolesTellTheirReasons(t *testing.T) {
 	c.Kill(old)
 	next = c.Leader()
 	lines.await(t, c, mark, old+": leader -> none: ", "")
+	lines.await(t, c, mark, next+": follower -> candidate: ", "the process of leader "+old+" has ended", "leader "+old+" is silent", "no leader is known")
+	c.Start(old)
+	c.AwaitReady()
+
+	// One that is cut off.
+	old, mark = c.Leader(), lines.mark()
+	c.Isolate(old)
+	c.Await("another leader", func() bool {
+		next = c.Other(old).Status().Leader
+		return next != old && next != ""
+	})
 	// Who misses it first says so. The other may have heard of that before it stands itself.
 	lines.await(t, c, mark, next+": follower -> candidate: ", "leader "+old+" is silent", "no leader is known")
 	if !slices.ContainsFunc(lines.since(mark), func(line string) bool {
@@ -125,7 +136,7 @@ func TestRolesTellTheirReasons(t *testing.T) {
 	}) {
 		t.Errorf("nobody says that %s is silent: %q", old, lines.since(mark))
 	}
-	c.Start(old)
+	c.Rejoin(old)
 	c.AwaitReady()
 
 	// The lines of a replica join up.

@@ -2412,9 +2412,15 @@ func (*AdmitResponse) Descriptor() ([]byte, []int) {
 }
 
 type StateRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Hash          bool                   `protobuf:"varint,1,opt,name=hash,proto3" json:"hash,omitempty"`         // also compute the hash of the state (reads all of it)
-	Revision      uint64                 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"` // the state to hash; 0 = the current one. Waited for when it is in the future
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Hash     bool                   `protobuf:"varint,1,opt,name=hash,proto3" json:"hash,omitempty"`         // also compute the hash of the state (reads all of it)
+	Revision uint64                 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"` // the state to hash; 0 = the current one. Waited for when it is in the future
+	// The name of the leader whose process has ended, as the asking replica sees it: see whether it is so, and whether that
+	// one, whose log ends at this entry, may take its place. A release from before this was asked says no.
+	EndedLeader   string `protobuf:"bytes,3,opt,name=ended_leader,json=endedLeader,proto3" json:"ended_leader,omitempty"`
+	From          string `protobuf:"bytes,4,opt,name=from,proto3" json:"from,omitempty"`
+	LastIndex     uint64 `protobuf:"varint,5,opt,name=last_index,json=lastIndex,proto3" json:"last_index,omitempty"`
+	LastTerm      uint64 `protobuf:"varint,6,opt,name=last_term,json=lastTerm,proto3" json:"last_term,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2463,6 +2469,34 @@ func (x *StateRequest) GetRevision() uint64 {
 	return 0
 }
 
+func (x *StateRequest) GetEndedLeader() string {
+	if x != nil {
+		return x.EndedLeader
+	}
+	return ""
+}
+
+func (x *StateRequest) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *StateRequest) GetLastIndex() uint64 {
+	if x != nil {
+		return x.LastIndex
+	}
+	return 0
+}
+
+func (x *StateRequest) GetLastTerm() uint64 {
+	if x != nil {
+		return x.LastTerm
+	}
+	return 0
+}
+
 type StateResponse struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Id             string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -2479,6 +2513,7 @@ type StateResponse struct {
 	SilentUs uint64 `protobuf:"varint,11,opt,name=silent_us,json=silentUs,proto3" json:"silent_us,omitempty"`
 	// The highest level of stored forms that this replica understands. A release from before there were levels says nothing: 0.
 	FeatureLevel  uint32 `protobuf:"varint,12,opt,name=feature_level,json=featureLevel,proto3" json:"feature_level,omitempty"`
+	Ended         bool   `protobuf:"varint,13,opt,name=ended,proto3" json:"ended,omitempty"` // this replica sees it too, and does not stand in the way
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2595,6 +2630,13 @@ func (x *StateResponse) GetFeatureLevel() uint32 {
 		return x.FeatureLevel
 	}
 	return 0
+}
+
+func (x *StateResponse) GetEnded() bool {
+	if x != nil {
+		return x.Ended
+	}
+	return false
 }
 
 var File_proto_store_v1_store_proto protoreflect.FileDescriptor
@@ -2756,10 +2798,15 @@ const file_proto_store_v1_store_proto_rawDesc = "" +
 	"\fAdmitRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\"\x0f\n" +
-	"\rAdmitResponse\">\n" +
+	"\rAdmitResponse\"\xb1\x01\n" +
 	"\fStateRequest\x12\x12\n" +
 	"\x04hash\x18\x01 \x01(\bR\x04hash\x12\x1a\n" +
-	"\brevision\x18\x02 \x01(\x04R\brevision\"\xe4\x02\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\x12!\n" +
+	"\fended_leader\x18\x03 \x01(\tR\vendedLeader\x12\x12\n" +
+	"\x04from\x18\x04 \x01(\tR\x04from\x12\x1d\n" +
+	"\n" +
+	"last_index\x18\x05 \x01(\x04R\tlastIndex\x12\x1b\n" +
+	"\tlast_term\x18\x06 \x01(\x04R\blastTerm\"\xfa\x02\n" +
 	"\rStateResponse\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12#\n" +
@@ -2775,7 +2822,8 @@ const file_proto_store_v1_store_proto_rawDesc = "" +
 	"\x05group\x18\n" +
 	" \x01(\tR\x05group\x12\x1b\n" +
 	"\tsilent_us\x18\v \x01(\x04R\bsilentUs\x12#\n" +
-	"\rfeature_level\x18\f \x01(\rR\ffeatureLevel2\x85\x06\n" +
+	"\rfeature_level\x18\f \x01(\rR\ffeatureLevel\x12\x14\n" +
+	"\x05ended\x18\r \x01(\bR\x05ended2\x85\x06\n" +
 	"\x04Peer\x12N\n" +
 	"\aForward\x12 .keelson.store.v1.ForwardRequest\x1a!.keelson.store.v1.ForwardResponse\x12M\n" +
 	"\bForwards\x12\x1d.keelson.store.v1.ForwardCall\x1a\x1e.keelson.store.v1.ForwardReply(\x010\x01\x12T\n" +

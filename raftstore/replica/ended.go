@@ -1,0 +1,252 @@
+package replica
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	storev1 "keelson.dev/keelson/proto/store/v1"
+)
+
+// A machine that vanishes is missed after HeartbeatTimeout, and nothing tells it from one that is slow. A process that ends is
+// known at once: its kernel closes all its connections and refuses new ones. A follower that loses its connection to the leader
+// looks whether both are so, and asks the other voters to look for themselves. Whoever a majority of all voters gives its word, which
+// they do to one at a time whose log is not worse than theirs, stands for election without waiting.
+//
+// This is raft's pre-vote, asked by other means: raft's own is granted by those only who have not heard from the leader for a
+// timeout. Nothing that is safe in raft depends on the answer. A wrong one costs a live leader its place, once:
+//
+//   - The leader's listener is closed or refuses, and it lives: its own connections to its followers stay open, by which it
+//     tells them of itself. Whoever has one does not take it for ended.
+//   - A firewall refuses for the leader, in one direction or for one follower: the others have their connections. For a majority
+//     and in both directions, with all connections reset: then no leader can lead.
+//   - Another process has the port: it does not refuse. Nor does the leader's own, begun again: it votes with the others as usual.
+//   - The machine does not answer, or a router says that it cannot be reached: that is no refusal.
+//   - The leader ends by itself: it has handed over before. If it could not, it has ended all the same.
+const (
+	// endedDial bounds one dial, endedWithin all that one look takes: a process that is being taken apart still accepts for
+	// a moment, and what it has closed is heard of one after the other.
+	endedDial   = 50 * time.Millisecond
+	endedWithin = 100 * time.Millisecond
+	endedRetry  = 5 * time.Millisecond
+	// accepts is how many dials may be accepted before the port is believed to be served.
+	accepts = 5
+	// endedAsk is how long the others have to look.
+	endedAsk = 2 * endedWithin
+	// endedTurn is for how long a voter keeps its word, and what the second best gives the best: time enough to be elected.
+	endedTurn = 50 * time.Millisecond
+	// lookers bounds how many others this replica looks for at once.
+	lookers = 4
+)
+
+// watchProcess stands for election when the process of the leader has ended.
+func (r *Replica) watchProcess(ctx context.Context) error {
+	for ctx.Err() == nil {
+		id, address, moved := r.role.current()
+		if id == "" || id == r.cfg.Name {
+			select {
+			case <-moved:
+			case <-ctx.Done():
+			}
+			continue
+		}
+		during, end := until(ctx, moved)
+		if r.peers.broken(during, address) == nil && r.ended(during, id, address) {
+			r.standFor(during, id)
+		}
+		select { // a leader that is followed again, or whom the watchdog will miss, is not looked after all the time
+		case <-during.Done():
+		case <-time.After(r.cfg.HeartbeatTimeout / 4):
+		}
+		end()
+	}
+	return nil
+}
+
+// seesEnded looks, for another voter, whether the process of this replica's leader has ended, and gives it its word where
+// its log is not worse than this one's.
+func (r *Replica) seesEnded(ctx context.Context, leader string, asking standing) bool {
+	id, address, _ := r.role.current()
+	if id != leader || id == r.cfg.Name {
+		return false // it follows another, or none: then it has voted, or will
+	}
+	select {
+	case r.looking <- struct{}{}:
+		defer func() { <-r.looking }()
+	default:
+		return false
+	}
+	if !r.ended(ctx, id, address) {
+		return false
+	}
+	mine := standing{id: r.cfg.Name}
+	mine.index, mine.term = r.lastEntry()
+	return !asking.less(mine) && r.word.keep(asking.id)
+}
+
+// ended reports whether the process at an address refuses connections and has none of its own to this replica any more.
+func (r *Replica) ended(ctx context.Context, id, address string) bool {
+	ctx, cancel := context.WithTimeout(ctx, endedWithin)
+	defer cancel()
+	for accepted := 0; accepted < accepts; {
+		refused, err := r.refuses(ctx, address)
+		if err != nil {
+			return false // it does not answer, which says nothing
+		}
+		if !refused {
+			accepted++
+		} else if r.port.callers.none(id) {
+			return true
+		}
+		select {
+		case <-time.After(endedRetry):
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return false
+}
+
+// refuses dials an address. An error says that nobody answered.
+func (r *Replica) refuses(ctx context.Context, address string) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, endedDial)
+	defer cancel()
+	conn, err := r.peers.dial(ctx, address)
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		return true, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return false, conn.Close()
+}
+
+// standFor makes this replica a candidate in the place of a leader whose process has ended, once a majority sees that too and
+// gives it its word. It goes on asking until another leads, or the watchdog of silent leaders may.
+func (r *Replica) standFor(ctx context.Context, leader string) {
+	heard := r.raft.LastContact()
+	for ctx.Err() == nil {
+		voters := r.voters()
+		agree, better, mayVote := r.agreeEnded(ctx, leader, voters)
+		if r.raft.State() != raft.Follower || r.raft.LastContact() != heard || time.Since(heard) > r.cfg.HeartbeatTimeout*3/4 || !mayVote {
+			return
+		}
+		if agree >= len(voters)/2+1 && r.word.keep(r.cfg.Name) {
+			r.stand(leader, agree, len(voters))
+			return
+		}
+		select { // who has a better log comes first
+		case <-time.After(time.Duration(better)*endedTurn + time.Duration(rand.Int64N(int64(endedTurn)))):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// stand makes this replica a candidate at once, as a leader does that hands over.
+func (r *Replica) stand(leader string, agree, voters int) {
+	r.log.Info("the leader's process has ended: this replica stands for election", "leader", leader, "agree", agree, "voters", voters)
+	notYet := r.roles.intend("the process of leader " + leader + " has ended")
+	req := &raft.TimeoutNowRequest{RPCHeader: r.header()}
+	var resp raft.TimeoutNowResponse
+	if err := r.trans.TimeoutNow(raft.ServerID(r.cfg.Name), raft.ServerAddress(r.address), req, &resp); err != nil {
+		notYet()
+		r.log.Warn("standing for election at once", "error", err)
+	}
+}
+
+// agreeEnded asks the other voters whether they see the leader's process ended and would have this replica in its place. It
+// counts this replica and those who do, and of all who answer those with a better log. mayVote is false where this replica is
+// no voter.
+func (r *Replica) agreeEnded(ctx context.Context, leader string, voters []raft.Server) (agree, better int, mayVote bool) {
+	ctx, cancel := context.WithTimeout(ctx, endedAsk)
+	defer cancel()
+	mine := standing{id: r.cfg.Name}
+	mine.index, mine.term = r.lastEntry()
+	req := &storev1.StateRequest{EndedLeader: leader, From: mine.id, LastIndex: mine.index, LastTerm: mine.term}
+	var mu sync.Mutex
+	var asked sync.WaitGroup
+	agree = 1
+	for _, v := range voters {
+		switch string(v.ID) {
+		case r.cfg.Name:
+			mayVote = true
+			continue
+		case leader:
+			continue
+		}
+		asked.Go(func() {
+			client, err := r.peers.client(string(v.Address))
+			if err != nil {
+				return
+			}
+			s, err := client.State(ctx, req)
+			if err != nil || s.GetGroup() != r.group.id() {
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if s.GetEnded() {
+				agree++
+			}
+			if mine.less(standing{term: s.GetLastTerm(), index: s.GetLastIndex(), id: string(v.ID)}) {
+				better++
+			}
+		})
+	}
+	asked.Wait()
+	return agree, better, mayVote
+}
+
+// word is whom this replica would have in the place of an ended leader: one for a while, so that no two of them take each
+// other's votes.
+type word struct {
+	mu    sync.Mutex
+	to    string
+	until time.Time
+}
+
+// keep gives the word, itself included, unless another has it.
+func (w *word) keep(to string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := time.Now()
+	if w.to != to && now.Before(w.until) {
+		return false
+	}
+	w.to, w.until = to, now.Add(endedTurn)
+	return true
+}
+
+// callers counts the connections of raft that other replicas have to this one, by the names in their certificates.
+type callers struct {
+	mu     sync.Mutex
+	byName map[string]int
+}
+
+// enter counts a connection; left, which may be called more than once, counts it no more.
+func (c *callers) enter(name string) (left func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.byName == nil {
+		c.byName = make(map[string]int)
+	}
+	c.byName[name]++
+	return sync.OnceFunc(func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.byName[name]--; c.byName[name] == 0 {
+			delete(c.byName, name)
+		}
+	})
+}
+
+func (c *callers) none(name string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.byName[name] == 0
+}
