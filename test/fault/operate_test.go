@@ -192,24 +192,39 @@ func TestStepDownUnderWrites(t *testing.T) {
 func TestStatusOfAKilledLeader(t *testing.T) {
 	voters(t)
 	victim, others := leader(t)
-	mustLab(t, bed.Lab().Kill, victim)
 	cs := bed.ClientAt(t, others[0])
-	raw, err := cs.CoreV1().RESTClient().Get().AbsPath(api.PathClusterStatus).DoRaw(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
-	var s api.ClusterStatus
-	if err := json.Unmarshal(raw, &s); err != nil {
-		t.Fatal(err)
-	}
-	for _, m := range s.Members {
-		if answers := m.Ready == "yes"; answers == (m.Name == victim) {
-			t.Errorf("%s was killed; %s is shown as ready: %s", victim, m.Name, m.Ready)
+	status := func() (s api.ClusterStatus, err error) {
+		raw, err := cs.CoreV1().RESTClient().Get().AbsPath(api.PathClusterStatus).DoRaw(context.Background())
+		if err == nil {
+			err = json.Unmarshal(raw, &s)
 		}
-		if m.Contact < 0 {
-			t.Errorf("%s was never heard", m.Name)
-		}
+		return s, err
 	}
+	bed.Eventually(t, soon, func() error { // they ask each other once a second
+		s, err := status()
+		for _, m := range s.Members {
+			if m.Contact < 0 {
+				err = fmt.Errorf("%s was never heard", m.Name)
+			}
+		}
+		return err
+	})
+	mustLab(t, bed.Lab().Kill, victim)
+	bed.Eventually(t, soon, func() error { // for some milliseconds nobody leads, and the others say so
+		s, err := status()
+		for _, m := range s.Members {
+			if m.Name == victim && m.Ready == "yes" {
+				t.Errorf("%s was killed and is shown as ready", m.Name)
+			}
+			if m.Name != victim && m.Ready != "yes" {
+				err = fmt.Errorf("%s was killed; %s is shown as ready: %s", victim, m.Name, m.Ready)
+			}
+			if m.Contact < 0 {
+				t.Errorf("%s is shown as never heard", m.Name)
+			}
+		}
+		return err
+	})
 	mustLab(t, bed.Lab().Restart, victim)
 	voters(t)
 }
