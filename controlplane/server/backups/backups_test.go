@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -18,21 +19,40 @@ import (
 // store is what backups are made of.
 type store struct {
 	content string
-	err     error
-	hangs   bool
-	asked   int
+
+	mu    sync.Mutex
+	err   error
+	hangs bool
+	asked int
 }
 
 func (s *store) write(ctx context.Context, w io.Writer) error {
+	s.mu.Lock()
 	s.asked++
+	err, hangs := s.err, s.hangs
+	s.mu.Unlock()
 	if _, err := io.WriteString(w, s.content); err != nil {
 		return err
 	}
-	if s.hangs {
+	if hangs {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	return s.err
+	return err
+}
+
+// backups is how many were asked for.
+func (s *store) backups() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.asked
+}
+
+// works makes it work from now on.
+func (s *store) works() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.err, s.hangs = nil, false
 }
 
 // begin runs a keeper in a bubble until the test ends. now is 2000-01-01 00:00 UTC, as in every bubble.
@@ -94,8 +114,8 @@ func TestSchedule(t *testing.T) {
 			t.Fatalf("its mode is %v, %v", info.Mode(), err)
 		}
 		pass(2*time.Hour + 29*time.Minute)
-		if s.asked != 1 {
-			t.Fatalf("%d backups were made before it was time", s.asked)
+		if n := s.backups(); n != 1 {
+			t.Fatalf("%d backups were made before it was time", n)
 		}
 		pass(time.Minute)
 		want(t, dir, "prod_cp1_20000101T000000Z.backup", "prod_cp1_20000101T023000Z.backup")
@@ -134,7 +154,7 @@ func TestFailures(t *testing.T) {
 		"a store that hangs":  {content: "half", hangs: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
+			dir, hangs := t.TempDir(), s.hangs
 			old := "prod_cp1_19991231T000000Z.backup"
 			if err := os.WriteFile(filepath.Join(dir, old), []byte("good"), 0o600); err != nil {
 				t.Fatal(err)
@@ -142,7 +162,7 @@ func TestFailures(t *testing.T) {
 			virtual.Test(t, func(t *testing.T) {
 				k := begin(t, Options{Schedule: "TZ=UTC 0 0 * * *", Folder: dir, Keep: 1}, s)
 				pass(5 * time.Hour)
-				want(t, dir, partialsAside(t, dir, s.hangs, old)...)
+				want(t, dir, partialsAside(t, dir, hangs, old)...)
 				st := k.State()
 				if st.Failures < 3 || st.Failures > 20 || st.Error == nil || st.Since.IsZero() || !st.Last.Equal(time.Date(1999, 12, 31, 0, 0, 0, 0, time.UTC)) {
 					t.Fatalf("after five hours it says %+v", st)
@@ -150,7 +170,7 @@ func TestFailures(t *testing.T) {
 				if n := k.failed.Load(); int(n) != st.Failures {
 					t.Fatalf("%d failures are counted, want %d", n, st.Failures)
 				}
-				s.err, s.hangs = nil, false
+				s.works()
 				pass(2 * time.Hour)
 				if st := k.State(); st.Failures != 0 || st.Error != nil {
 					t.Fatalf("when it works again it says %+v", st)
@@ -197,8 +217,8 @@ func TestClockSetBack(t *testing.T) {
 		s := &store{}
 		begin(t, Options{Schedule: "@every 1h", Folder: dir, Keep: 3}, s)
 		pass(time.Hour + time.Minute)
-		if s.asked != 2 {
-			t.Fatalf("%d backups were made at the beginning and in an hour", s.asked)
+		if n := s.backups(); n != 2 {
+			t.Fatalf("%d backups were made at the beginning and in an hour", n)
 		}
 		pass(time.Hour)
 		want(t, dir, "prod_cp1_20000101T000000Z.backup", "prod_cp1_20000101T010000Z.backup", "prod_cp1_20000101T020000Z.backup")
