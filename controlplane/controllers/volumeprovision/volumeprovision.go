@@ -27,13 +27,22 @@ const (
 	volumeKey = "volume"
 )
 
+// ofVolume is an index of VolumeAttachments.
+const ofVolume = "keelson.attachmentsOfVolume"
+
 // New returns the controller. Without calls no driver is served.
 func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 	i := d.Informers
 	claims, volumes := client.Informer[*corev1.PersistentVolumeClaim](i), client.Informer[*corev1.PersistentVolume](i)
 	classes, drivers := client.Informer[*storagev1.StorageClass](i), client.Informer[*storagev1.CSIDriver](i)
 	csiNodes, nodes := client.Informer[*storagev1.CSINode](i), client.Informer[*corev1.Node](i)
-	capacities := client.Informer[*storagev1.CSIStorageCapacity](i)
+	capacities, attachments := client.Informer[*storagev1.CSIStorageCapacity](i), client.Informer[*storagev1.VolumeAttachment](i)
+	controllers.Index(attachments, ofVolume, func(o api.Object) []string {
+		if a, ok := o.(*storagev1.VolumeAttachment); ok && a.Spec.Source.PersistentVolumeName != nil {
+			return []string{*a.Spec.Source.PersistentVolumeName}
+		}
+		return nil
+	})
 	unbound := func() []controllers.Key {
 		var keys []controllers.Key
 		for _, c := range controllers.CachedAll[*corev1.PersistentVolumeClaim](claims) {
@@ -63,17 +72,23 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 			}),
 			controllers.OnInformer(nodes, func(controllers.Change[*corev1.Node]) []controllers.Key { return nil }),
 			controllers.OnInformer(capacities, func(controllers.Change[*storagev1.CSIStorageCapacity]) []controllers.Key { return nil }),
+			controllers.OnInformer(attachments, func(c controllers.Change[*storagev1.VolumeAttachment]) []controllers.Key {
+				if from := c.New.Spec.Source.PersistentVolumeName; from != nil && c.Type == controllers.Deleted {
+					return []controllers.Key{{Kind: volumeKey, Name: *from}}
+				}
+				return nil
+			}),
 		},
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: []string{"create", "delete", "get", "list", "update", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"get", "list", "update", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{controllers.SnapshotGroup}, Resources: []string{"volumesnapshots", "volumesnapshotcontents"}, Verbs: []string{"get"}},
-			{APIGroups: []string{"storage.k8s.io"}, Resources: []string{"storageclasses", "csidrivers", "csinodes", "csistoragecapacities"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{"storage.k8s.io"}, Resources: []string{"storageclasses", "csidrivers", "csinodes", "csistoragecapacities", "volumeattachments"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
-			p := &provisioner{term: t, calls: calls, classes: classes, drivers: drivers, csiNodes: csiNodes, nodes: nodes, capacities: capacities,
+			p := &provisioner{term: t, calls: calls, classes: classes, drivers: drivers, csiNodes: csiNodes, nodes: nodes, capacities: capacities, attachments: attachments,
 				claims: controllers.ViewOf[*corev1.PersistentVolumeClaim](t, claims), volumes: controllers.ViewOf[*corev1.PersistentVolume](t, volumes)}
 			return p.reconcile
 		},
@@ -87,7 +102,7 @@ type provisioner struct {
 	claims  *controllers.View[*corev1.PersistentVolumeClaim]
 	volumes *controllers.View[*corev1.PersistentVolume]
 
-	classes, drivers, csiNodes, nodes, capacities cache.SharedIndexInformer
+	classes, drivers, csiNodes, nodes, capacities, attachments cache.SharedIndexInformer
 }
 
 func (p *provisioner) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
@@ -329,8 +344,12 @@ func (p *provisioner) volume(ctx context.Context, name string) error {
 	return nil
 }
 
-// deleteVolume has a driver delete a volume. gone is false when nobody can, and nobody has said that the object shall go.
+// deleteVolume has a driver delete a volume. gone is false when nobody can, and nobody has said that the object shall go,
+// and while the volume is attached to a node: it is deleted when it has been taken from there.
 func (p *provisioner) deleteVolume(ctx context.Context, v *corev1.PersistentVolume) (gone bool, err error) {
+	if len(controllers.CachedBy[*storagev1.VolumeAttachment](p.attachments, ofVolume, v.Name)) > 0 {
+		return false, nil
+	}
 	node, err := controllers.NodeReaching(v, p.csiNodes, p.nodes)
 	switch {
 	case errors.Is(err, controllers.ErrNoNode) && v.DeletionTimestamp != nil:

@@ -1,0 +1,188 @@
+// Attachdriver is a CSI driver for tests, whose volumes are attached to one node at a time as a cloud's disks are: folders
+// that all nodes of a lab share, of which it gives each to one node and mounts them there alone. Each of its processes
+// serves the Controller service and that of its node; what happens to volumes they write into one journal.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"log"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"keelson.dev/keelson/test/fault/attachdriver/journal"
+)
+
+type driver struct {
+	csi.UnimplementedIdentityServer
+	csi.UnimplementedControllerServer
+	csi.UnimplementedNodeServer
+	name, node, shared string
+}
+
+func (d driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
+	return &csi.GetPluginInfoResponse{Name: d.name, VendorVersion: "1"}, nil
+}
+
+func (driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
+	return &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{{Type: &csi.PluginCapability_Service_{
+		Service: &csi.PluginCapability_Service{Type: csi.PluginCapability_Service_CONTROLLER_SERVICE}}}}}, nil
+}
+
+func (driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
+	out := &csi.ControllerGetCapabilitiesResponse{}
+	for _, t := range []csi.ControllerServiceCapability_RPC_Type{csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
+		csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME} {
+		out.Capabilities = append(out.Capabilities, &csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{
+			Rpc: &csi.ControllerServiceCapability_RPC{Type: t}}})
+	}
+	return out, nil
+}
+
+// names are those of volumes, which are names of folders too.
+var names = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
+
+// of runs f for a volume while nobody else does anything to any.
+func (d driver) of(volume string, f func(dir string) error) error {
+	if !names.MatchString(volume) {
+		return status.Errorf(codes.InvalidArgument, "volume %q is no name of a folder", volume)
+	}
+	return journal.Locked(d.shared, func() error { return f(filepath.Join(d.shared, "volumes", volume)) })
+}
+
+func there(dir string) error {
+	if _, err := os.Stat(dir); err != nil {
+		return status.Errorf(codes.NotFound, "volume %s: %v", filepath.Base(dir), err)
+	}
+	return nil
+}
+
+// holder is the node that has a volume; "" when none has.
+func holder(dir string) (string, error) {
+	b, err := os.ReadFile(filepath.Join(dir, "holder"))
+	if errors.Is(err, os.ErrNotExist) {
+		err = nil
+	}
+	return string(b), err
+}
+
+func (d driver) CreateVolume(_ context.Context, q *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+	size := q.GetCapacityRange().GetRequiredBytes()
+	err := d.of(q.GetName(), func(dir string) error { return os.MkdirAll(filepath.Join(dir, "data"), 0o755) })
+	return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: q.GetName(), CapacityBytes: size}}, err
+}
+
+func (d driver) DeleteVolume(_ context.Context, q *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
+	return &csi.DeleteVolumeResponse{}, d.of(q.GetVolumeId(), func(dir string) error {
+		has, err := holder(dir)
+		if err == nil && has != "" {
+			err = status.Errorf(codes.FailedPrecondition, "node %s has volume %s", has, q.GetVolumeId())
+		}
+		if err == nil {
+			err = os.RemoveAll(dir)
+		}
+		return err
+	})
+}
+
+func (d driver) ControllerPublishVolume(_ context.Context, q *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
+	out := &csi.ControllerPublishVolumeResponse{PublishContext: map[string]string{"path": "data of " + q.GetVolumeId() + " at " + q.GetNodeId()}}
+	return out, d.of(q.GetVolumeId(), func(dir string) error {
+		if err := there(dir); err != nil {
+			return err
+		}
+		switch has, err := holder(dir); {
+		case err != nil || has == q.GetNodeId():
+			return err
+		case has != "":
+			return status.Errorf(codes.FailedPrecondition, "node %s has volume %s", has, q.GetVolumeId())
+		}
+		if err := os.WriteFile(filepath.Join(dir, "holder"), []byte(q.GetNodeId()), 0o600); err != nil {
+			return err
+		}
+		return journal.Write(d.shared, journal.Line{What: journal.Attached, Node: q.GetNodeId(), Volume: q.GetVolumeId()})
+	})
+}
+
+func (d driver) ControllerUnpublishVolume(_ context.Context, q *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
+	return &csi.ControllerUnpublishVolumeResponse{}, d.of(q.GetVolumeId(), func(dir string) error {
+		if has, err := holder(dir); err != nil || has != q.GetNodeId() {
+			return err
+		}
+		if err := os.Remove(filepath.Join(dir, "holder")); err != nil {
+			return err
+		}
+		return journal.Write(d.shared, journal.Line{What: journal.Detached, Node: q.GetNodeId(), Volume: q.GetVolumeId()})
+	})
+}
+
+func (d driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	return &csi.NodeGetInfoResponse{NodeId: d.node}, nil
+}
+
+func (driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+	return &csi.NodeGetCapabilitiesResponse{}, nil
+}
+
+// NodePublishVolume mounts what is asked for, as a node without sense would: the journal tells whether it was the node's.
+func (d driver) NodePublishVolume(_ context.Context, q *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	return &csi.NodePublishVolumeResponse{}, d.of(q.GetVolumeId(), func(dir string) error {
+		if want := "data of " + q.GetVolumeId() + " at " + d.node; q.GetPublishContext()["path"] != want {
+			return status.Errorf(codes.InvalidArgument, "the publish context is %q, and what this node was told when it got the volume is %q", q.GetPublishContext(), want)
+		}
+		if err := there(dir); err != nil {
+			return err
+		}
+		at := q.GetTargetPath()
+		if err := os.MkdirAll(at, 0o750); err != nil {
+			return err
+		}
+		if err := unix.Mount(filepath.Join(dir, "data"), at, "", unix.MS_BIND, ""); err != nil {
+			return err
+		}
+		return journal.Write(d.shared, journal.Line{What: journal.Mounted, Node: d.node, Volume: q.GetVolumeId(), Path: at})
+	})
+}
+
+func (d driver) NodeUnpublishVolume(_ context.Context, q *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+	return &csi.NodeUnpublishVolumeResponse{}, d.of(q.GetVolumeId(), func(string) error {
+		err := unix.Unmount(q.GetTargetPath(), 0)
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) { // it is none, or not there
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		return journal.Write(d.shared, journal.Line{What: journal.Unmount, Node: d.node, Volume: q.GetVolumeId(), Path: q.GetTargetPath()})
+	})
+}
+
+func main() {
+	var d driver
+	flag.StringVar(&d.name, "name", "attached.csi.example", "name of the driver")
+	flag.StringVar(&d.node, "node", "", "name of the node")
+	flag.StringVar(&d.shared, "shared", "/shared", "folder that all nodes share")
+	socket := flag.String("socket", "/csi/csi.sock", "where it listens")
+	flag.Parse()
+	if err := os.Remove(*socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+		log.Fatal(err)
+	}
+	l, err := net.Listen("unix", *socket)
+	if err != nil {
+		log.Fatal(err)
+	}
+	s := grpc.NewServer()
+	csi.RegisterIdentityServer(s, d)
+	csi.RegisterControllerServer(s, d)
+	csi.RegisterNodeServer(s, d)
+	log.Fatal(s.Serve(l))
+}

@@ -1,0 +1,400 @@
+package outage
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"keelson.dev/keelson/deploy/lab"
+	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/fault/attachdriver/journal"
+)
+
+const (
+	driverName  = "attached.csi.example"
+	driverImage = "example.com/storage/attached:v1"
+	// promised is within which time a StatefulSet's pod with an attached volume runs elsewhere after a power cut.
+	promised = 60 * time.Second
+	// stays is how long pods stay on a lost node in a cluster whose operator has set nothing. That of a lab is shorter.
+	stays = int64(20)
+)
+
+// attach is a cluster with a driver whose volumes are attached, and a StatefulSet of two pods that use them.
+type attach struct {
+	*testing.T
+	cs     kubernetes.Interface
+	ns     string
+	shared string // folder that the driver's processes on all nodes share
+}
+
+// A StatefulSet's volumes, which one node at a time has, when a node loses its power and another its network at once: pods
+// and data are elsewhere within a minute, without a human. That with power but no network has ended its pod and unmounted
+// the volume before it is attached elsewhere; both, when they are back, mount nothing that others have. With the
+// out-of-service taint a volume moves at once. A pod that wants a volume that another node has is told so. F110
+func TestAttachedVolumesMove(t *testing.T) {
+	a := attach{t, bed.Client(t), bed.Namespace(t), t.TempDir()}
+	a.install()
+	a.statefulSet()
+	before := [2]*v1.Pod{a.running("db-0", "", soon), a.running("db-1", "", soon)}
+	a.refusedByName(before[0], before[1].Spec.NodeName)
+
+	began := time.Now()
+	a.cutPower(before[0].Spec.NodeName)
+	plugged := unplug(t, before[1].Spec.NodeName)
+	moved := [2]*v1.Pod{}
+	var both sync.WaitGroup
+	for i, p := range before {
+		both.Go(func() {
+			moved[i] = a.becomes(p.Name, p.UID, promised-time.Since(began))
+			t.Logf("%s: from the loss of %s until it is ready elsewhere: %s", p.Name, p.Spec.NodeName, time.Since(began).Round(10*time.Millisecond))
+		})
+	}
+	both.Wait()
+	for i, p := range before {
+		if moved[i] == nil {
+			t.FailNow()
+		}
+		if moved[i].Spec.NodeName == p.Spec.NodeName {
+			t.Errorf("%s is on the lost node %s again", p.Name, p.Spec.NodeName)
+		}
+		a.starts(p.Name, 2)
+	}
+	plugged()
+	a.powerOn(before[0].Spec.NodeName)
+	for i, p := range before {
+		ready(t, a.cs, true, p.Spec.NodeName)
+		a.nothingLeft(p)
+		if now := a.pod(p.Name); now.UID != moved[i].UID {
+			t.Errorf("%s was made anew when %s came back", p.Name, p.Spec.NodeName)
+		}
+		a.starts(p.Name, 2)
+	}
+
+	victim := moved[0].Spec.NodeName
+	a.cutPower(victim)
+	ready(t, a.cs, false, victim)
+	began = time.Now()
+	bed.Kctl(t, "taint", "node", victim, "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute")
+	again := a.running("db-0", moved[0].UID, promised)
+	t.Logf("db-0: from the out-of-service taint of %s until it is ready on %s: %s", victim, again.Spec.NodeName, time.Since(began).Round(10*time.Millisecond))
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("with the out-of-service taint that took %s", took)
+	}
+	a.starts("db-0", 3)
+	bed.Kctl(t, "taint", "node", victim, "node.kubernetes.io/out-of-service-")
+	a.powerOn(victim)
+	ready(t, a.cs, true, victim)
+	a.nothingLeft(moved[0])
+	a.uninstall()
+	lines, err := journal.Read(a.shared)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range journal.Wrong(lines) {
+		t.Errorf("never so: %s", w)
+	}
+	if t.Failed() {
+		for _, l := range lines {
+			t.Log(l)
+		}
+	}
+}
+
+// install runs the driver on all nodes, each process with the folder that they share.
+func (a attach) install() {
+	a.Helper()
+	program := filepath.Join(a.TempDir(), "driver")
+	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", program, "keelson.dev/keelson/test/fault/attachdriver")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		a.Fatalf("building the driver: %v\n%s", err, out)
+	}
+	bed.LoadImage(a, driverImage, map[string]string{"driver": program}, "/driver")
+	ctx, storage := context.Background(), a.cs.StorageV1()
+	if _, err := storage.CSIDrivers().Create(ctx, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: driverName,
+		Annotations: map[string]string{"keelson.dev/served-by": "agent"}}}, metav1.CreateOptions{}); err != nil {
+		a.Fatal(err)
+	}
+	a.Cleanup(func() { _ = storage.CSIDrivers().Delete(ctx, driverName, metav1.DeleteOptions{}) })
+	if _, err := storage.StorageClasses().Create(ctx, &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "attached"}, Provisioner: driverName},
+		metav1.CreateOptions{}); err != nil {
+		a.Fatal(err)
+	}
+	a.Cleanup(func() { _ = storage.StorageClasses().Delete(ctx, "attached", metav1.DeleteOptions{}) })
+	both, yes, grace, labels := v1.MountPropagationBidirectional, true, int64(1), map[string]string{"app": "driver"}
+	host := func(name, path string) v1.Volume {
+		kind := v1.HostPathDirectoryOrCreate
+		return v1.Volume{Name: name, VolumeSource: v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: path, Type: &kind}}}
+	}
+	spec := v1.PodSpec{TerminationGracePeriodSeconds: &grace, Tolerations: []v1.Toleration{{Operator: v1.TolerationOpExists}},
+		Containers: []v1.Container{{Name: "driver", Image: driverImage, Args: []string{"--name=" + driverName, "--node=$(NODE)"},
+			Env:             []v1.EnvVar{{Name: "NODE", ValueFrom: &v1.EnvVarSource{FieldRef: &v1.ObjectFieldSelector{FieldPath: "spec.nodeName"}}}},
+			SecurityContext: &v1.SecurityContext{Privileged: &yes},
+			VolumeMounts: []v1.VolumeMount{{Name: "socket", MountPath: "/csi"}, {Name: "shared", MountPath: "/shared"},
+				{Name: "pods", MountPath: "/var/lib/kubelet/pods", MountPropagation: &both}}}},
+		Volumes: []v1.Volume{host("socket", "/var/lib/keelson/plugins/"+driverName), host("shared", a.shared), host("pods", "/var/lib/kubelet/pods")}}
+	if _, err := a.cs.AppsV1().DaemonSets(a.ns).Create(ctx, &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "driver"}, Spec: appsv1.DaemonSetSpec{
+		Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: spec}}},
+		metav1.CreateOptions{}); err != nil {
+		a.Fatal(err)
+	}
+	a.registered(5)
+}
+
+// registered waits until so many nodes have the driver.
+func (a attach) registered(want int) {
+	a.Helper()
+	bed.Eventually(a, soon, func() error {
+		l, err := a.cs.StorageV1().CSINodes().List(context.Background(), metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		n := 0
+		for _, has := range l.Items {
+			for _, d := range has.Spec.Drivers {
+				if d.Name == driverName && d.NodeID == has.Name {
+					n++
+				}
+			}
+		}
+		if n != want {
+			return fmt.Errorf("%d nodes have the driver, want %d", n, want)
+		}
+		return nil
+	})
+}
+
+// statefulSet makes two pods on two nodes, each with a volume of its own, that stay on a lost node for as long as pods do
+// by default and do not listen when they are told to end.
+func (a attach) statefulSet() {
+	a.Helper()
+	class, replicas, labels, waits := "attached", int32(2), map[string]string{"app": "db"}, stays
+	var tolerations []v1.Toleration
+	for _, key := range []string{v1.TaintNodeNotReady, v1.TaintNodeUnreachable} {
+		tolerations = append(tolerations, v1.Toleration{Key: key, Operator: v1.TolerationOpExists, Effect: v1.TaintEffectNoExecute, TolerationSeconds: &waits})
+	}
+	set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "db"}, Spec: appsv1.StatefulSetSpec{
+		Replicas: &replicas, ServiceName: "db", PodManagementPolicy: appsv1.ParallelPodManagement, Selector: &metav1.LabelSelector{MatchLabels: labels},
+		PersistentVolumeClaimRetentionPolicy: &appsv1.StatefulSetPersistentVolumeClaimRetentionPolicy{WhenDeleted: appsv1.DeletePersistentVolumeClaimRetentionPolicyType,
+			WhenScaled: appsv1.RetainPersistentVolumeClaimRetentionPolicyType},
+		Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: v1.PodSpec{Tolerations: tolerations,
+			Affinity: &v1.Affinity{PodAntiAffinity: &v1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{{
+				LabelSelector: &metav1.LabelSelector{MatchLabels: labels}, TopologyKey: v1.LabelHostname}}}},
+			Containers: []v1.Container{{Name: "main", Image: "keelson.dev/tools:v1", Command: []string{"sh", "-c", "echo $HOSTNAME >> /data/starts; trap '' TERM; exec sleep 1000000"},
+				VolumeMounts: []v1.VolumeMount{{Name: "data", MountPath: "/data"}}}}}},
+		VolumeClaimTemplates: []v1.PersistentVolumeClaim{{ObjectMeta: metav1.ObjectMeta{Name: "data"}, Spec: v1.PersistentVolumeClaimSpec{StorageClassName: &class,
+			AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
+			Resources:   v1.VolumeResourceRequirements{Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse("8Mi")}}}}},
+	}}
+	if _, err := a.cs.AppsV1().StatefulSets(a.ns).Create(context.Background(), set, metav1.CreateOptions{}); err != nil {
+		a.Fatal(err)
+	}
+}
+
+func (a attach) pod(name string) *v1.Pod {
+	a.Helper()
+	p, err := a.cs.CoreV1().Pods(a.ns).Get(context.Background(), name, metav1.GetOptions{})
+	if err != nil {
+		a.Fatal(err)
+	}
+	return p
+}
+
+// running waits for a pod of a name that is another than the one before.
+func (a attach) running(name string, before types.UID, within time.Duration) *v1.Pod {
+	a.Helper()
+	p := a.becomes(name, before, within)
+	if p == nil {
+		a.FailNow()
+	}
+	return p
+}
+
+// becomes is running for any goroutine: nil, and a failed test, when the pod does not run.
+func (a attach) becomes(name string, before types.UID, within time.Duration) (p *v1.Pod) {
+	a.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	if err := wait.For(ctx, 25*time.Millisecond, func() (err error) {
+		if p, err = a.cs.CoreV1().Pods(a.ns).Get(context.Background(), name, metav1.GetOptions{}); err != nil {
+			return err
+		}
+		if p.UID == before {
+			return errors.New(name + " is the pod of before")
+		}
+		for _, c := range p.Status.Conditions {
+			if c.Type == v1.PodReady && c.Status == v1.ConditionTrue {
+				return nil
+			}
+		}
+		return fmt.Errorf("%s on %q is not ready: %+v", name, p.Spec.NodeName, p.Status.ContainerStatuses)
+	}); err != nil {
+		a.Errorf("after %s: %v", within, err)
+		return nil
+	}
+	return p
+}
+
+// starts checks how often the pod has been started, by what its data say.
+func (a attach) starts(name string, want int) {
+	a.Helper()
+	if out := bed.Kctl(a, "-n", a.ns, "exec", name, "--", "cat", "/data/starts"); out != strings.Repeat(name+"\n", want) {
+		a.Errorf("the data of %s say %q, want %d starts", name, out, want)
+	}
+}
+
+// refusedByName has a pod on another node want a volume.
+func (a attach) refusedByName(has *v1.Pod, other string) {
+	a.Helper()
+	ctx := context.Background()
+	claim, err := a.cs.CoreV1().PersistentVolumeClaims(a.ns).Get(ctx, "data-"+has.Name, metav1.GetOptions{})
+	if err != nil {
+		a.Fatal(err)
+	}
+	grace := int64(0)
+	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "second"}, Spec: v1.PodSpec{NodeName: other, TerminationGracePeriodSeconds: &grace,
+		Containers: []v1.Container{{Name: "main", Image: "keelson.dev/tools:v1", Command: []string{"sleep", "1000000"}, VolumeMounts: []v1.VolumeMount{{Name: "data", MountPath: "/data"}}}},
+		Volumes: []v1.Volume{{Name: "data", VolumeSource: v1.VolumeSource{
+			PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: claim.Name}}}}}}
+	if _, err := a.cs.CoreV1().Pods(a.ns).Create(ctx, p, metav1.CreateOptions{}); err != nil {
+		a.Fatal(err)
+	}
+	want := fmt.Sprintf("Multi-Attach error for volume %q: its access modes let one node have it, and node %s has it for pod %s/%s: it moves when that pod is gone",
+		claim.Spec.VolumeName, has.Spec.NodeName, a.ns, has.Name)
+	bed.Eventually(a, soon, func() error {
+		l, err := a.cs.CoreV1().Events(a.ns).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=second,reason=FailedAttachVolume"})
+		if err != nil {
+			return err
+		}
+		for _, e := range l.Items {
+			if e.Message == want {
+				return nil
+			}
+		}
+		return fmt.Errorf("%d events FailedAttachVolume, none is: %s", len(l.Items), want)
+	})
+	if err := a.cs.CoreV1().Pods(a.ns).Delete(ctx, "second", metav1.DeleteOptions{}); err != nil {
+		a.Fatal(err)
+	}
+	a.gone("pod second", func() error {
+		_, err := a.cs.CoreV1().Pods(a.ns).Get(ctx, "second", metav1.GetOptions{})
+		return err
+	})
+}
+
+func (a attach) gone(what string, get func() error) {
+	a.Helper()
+	bed.Eventually(a, soon, func() error {
+		if err := get(); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("%s: %v", what, err)
+		}
+		return nil
+	})
+}
+
+// cutPower takes a node's power without a word to anybody.
+func (a attach) cutPower(node string) {
+	a.Helper()
+	if err := bed.Lab().Partition(node); err != nil {
+		a.Fatal(err)
+	}
+	a.Cleanup(func() { a.powerOn(node) })
+	if err := bed.Lab().Kill(context.Background(), node); err != nil {
+		a.Fatal(err)
+	}
+	if err := journal.Locked(a.shared, func() error { return journal.Write(a.shared, journal.Line{What: journal.PowerCut, Node: node}) }); err != nil {
+		a.Fatal(err)
+	}
+}
+
+// powerOn gives a node its power again; one that has it keeps it.
+func (a attach) powerOn(node string) {
+	a.Helper()
+	for _, s := range bed.Lab().Status(context.Background()) {
+		if s.Name == node && s.PID != 0 {
+			return
+		}
+	}
+	if err := bed.Lab().Restart(context.Background(), node); err != nil {
+		a.Error(err)
+	}
+}
+
+// nothingLeft waits until a node knows nothing of a pod any more; no volume of the pod is mounted meanwhile, as the journal
+// tells.
+func (a attach) nothingLeft(p *v1.Pod) {
+	a.Helper()
+	bed.Eventually(a, soon, func() error {
+		out, err := bed.Host(a, p.Spec.NodeName).Command(context.Background(), "sh", "-c", "ls /var/lib/kubelet/pods; cat /proc/self/mountinfo").Output()
+		if err == nil && bytes.Contains(out, []byte(p.UID)) {
+			err = fmt.Errorf("node %s has something of %s (%s): %s", p.Spec.NodeName, p.Name, p.UID, out)
+		}
+		return err
+	})
+}
+
+// uninstall takes the pods, their volumes and the driver away, each when it has gone that needs the next.
+func (a attach) uninstall() {
+	a.Helper()
+	ctx, now := context.Background(), int64(0)
+	if err := a.cs.AppsV1().StatefulSets(a.ns).Delete(ctx, "db", metav1.DeleteOptions{}); err != nil {
+		a.Fatal(err)
+	}
+	for _, name := range []string{"db-0", "db-1"} {
+		if err := a.cs.CoreV1().Pods(a.ns).Delete(ctx, name, metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil && !apierrors.IsNotFound(err) {
+			a.Fatal(err)
+		}
+	}
+	bed.Eventually(a, soon, func() error {
+		l, err := a.cs.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, v := range l.Items {
+			if v.Spec.ClaimRef != nil && v.Spec.ClaimRef.Namespace == a.ns {
+				return fmt.Errorf("volume %s is there: %+v", v.Name, v.Status)
+			}
+		}
+		left, err := os.ReadDir(filepath.Join(a.shared, "volumes"))
+		if err == nil && len(left) > 0 {
+			err = fmt.Errorf("the driver has %v", left)
+		}
+		return err
+	})
+	if err := a.cs.AppsV1().DaemonSets(a.ns).Delete(ctx, "driver", metav1.DeleteOptions{}); err != nil {
+		a.Fatal(err)
+	}
+	a.gone("pods of the driver", func() error {
+		l, err := a.cs.CoreV1().Pods(a.ns).List(ctx, metav1.ListOptions{LabelSelector: "app=driver"})
+		if err == nil && len(l.Items) == 0 {
+			err = apierrors.NewNotFound(v1.Resource("pods"), "driver")
+		}
+		return err
+	})
+	for _, h := range bed.Hosts() {
+		if h.Role == lab.RoleWorker {
+			if err := h.Command(ctx, "rm", "-rf", "/var/lib/keelson/plugins/"+driverName).Run(); err != nil {
+				a.Error(err)
+			}
+		}
+	}
+	a.registered(0)
+}
