@@ -33,6 +33,7 @@ const diskDriver = "disk.example"
 // disks is a driver whose volumes are attached to one node each, and the nodes that mount them.
 type disks struct {
 	mu       sync.Mutex
+	made     map[string]bool              // volumes that were asked for
 	at       map[string]string            // where a volume is published, by handle
 	mounted  map[string]map[string]bool   // nodes that have a volume mounted
 	dead     map[string]bool              // nodes without power
@@ -53,9 +54,12 @@ func (d *disks) complain(format string, args ...any) {
 	d.wrong = append(d.wrong, fmt.Sprintf(format, args...))
 }
 
-func (d *disks) call(method string, request []byte) ([]byte, error) {
+func (d *disks) call(node, method string, request []byte) ([]byte, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.dead[node] {
+		return nil, errors.New("node " + node + " has no power")
+	}
 	lost := 0
 	if d.flaky != nil {
 		lost = d.flaky.IntN(4)
@@ -110,6 +114,23 @@ func (d *disks) do(method string, request []byte) (proto.Message, error) {
 			delete(d.at, q.VolumeId)
 		}
 		return &csi.ControllerUnpublishVolumeResponse{}, nil
+	case "CreateVolume":
+		q := &csi.CreateVolumeRequest{}
+		if err := proto.Unmarshal(request, q); err != nil {
+			return nil, err
+		}
+		d.made[q.Name] = true
+		return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: q.Name, CapacityBytes: q.CapacityRange.RequiredBytes}}, nil
+	case "DeleteVolume":
+		q := &csi.DeleteVolumeRequest{}
+		if err := proto.Unmarshal(request, q); err != nil {
+			return nil, err
+		}
+		if at := d.at[q.VolumeId]; at != "" {
+			d.complain("volume %s is deleted while %s has it", q.VolumeId, at)
+		}
+		delete(d.made, q.VolumeId)
+		return &csi.DeleteVolumeResponse{}, nil
 	}
 	return nil, status.Error(codes.Unimplemented, method)
 }
@@ -135,7 +156,7 @@ func (w *world) power(node string, on bool) {
 // disksOn has a driver that attaches on nodes, and whoever mounts its volumes there.
 func (w *world) disksOn(nodes ...string) *disks {
 	w.t.Helper()
-	d := &disks{at: map[string]string{}, mounted: map[string]map[string]bool{}, dead: map[string]bool{}, secrets: map[string]map[string]string{}, unmounts: true}
+	d := &disks{made: map[string]bool{}, at: map[string]string{}, mounted: map[string]map[string]bool{}, dead: map[string]bool{}, secrets: map[string]map[string]string{}, unmounts: true}
 	w.drivers.set(func() { w.drivers.disks = d })
 	w.create(&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: diskDriver, Annotations: map[string]string{controllers.ServedByAnnotation: controllers.ServedByAgent}}})
 	for _, n := range nodes {
@@ -267,6 +288,7 @@ func (w *world) mountedOn(within time.Duration, handle, node string) {
 		if err != nil {
 			return err
 		}
+		list = slices.DeleteFunc(list, func(a *storagev1.VolumeAttachment) bool { return *a.Spec.Source.PersistentVolumeName != handle })
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		on := slices.Collect(maps.Keys(d.mounted[handle]))

@@ -59,7 +59,14 @@ func Segments(d *storagev1.CSINodeDriver, node *corev1.Node) map[string]string {
 // ErrNoNode says that no node of the cluster reaches a volume.
 var ErrNoNode = errors.New("no node of the cluster reaches the volume")
 
-// NodeReaching finds a node that reaches a CSI volume and has its driver: the first by name.
+// Answers says that a node is heard: calls of its drivers reach them.
+func Answers(n *corev1.Node) bool {
+	c := NodeCondition(n, corev1.NodeReady)
+	return c != nil && c.Status == corev1.ConditionTrue
+}
+
+// NodeReaching finds a node that reaches a CSI volume and has its driver: the first by name, of those that answer if there
+// are any.
 func NodeReaching(v *corev1.PersistentVolume, csiNodes, nodes cache.SharedIndexInformer) (string, error) {
 	all, err := NodesReaching(v, csiNodes, nodes)
 	if err != nil {
@@ -68,19 +75,27 @@ func NodeReaching(v *corev1.PersistentVolume, csiNodes, nodes cache.SharedIndexI
 	return all[0], nil
 }
 
-// NodesReaching lists the nodes that reach a CSI volume and have its driver, by name; without an error there is one.
+// NodesReaching lists the nodes that reach a CSI volume and have its driver, by name, those that do not answer last; without
+// an error there is one.
 func NodesReaching(v *corev1.PersistentVolume, csiNodes, nodes cache.SharedIndexInformer) (found []string, err error) {
 	reaches := ""
+	var silent []string
 	for _, n := range CachedAll[*corev1.Node](nodes) {
 		if volume.CheckNodeAffinity(v, n.Labels) != nil {
 			continue
 		}
 		reaches = n.Name
-		if has, _ := Cached[*storagev1.CSINode](csiNodes, "", n.Name); DriverOn(has, v.Spec.CSI.Driver) != nil {
+		switch has, _ := Cached[*storagev1.CSINode](csiNodes, "", n.Name); {
+		case DriverOn(has, v.Spec.CSI.Driver) == nil:
+		case Answers(n):
 			found = append(found, n.Name)
+		default:
+			silent = append(silent, n.Name)
 		}
 	}
 	slices.Sort(found)
+	slices.Sort(silent)
+	found = append(found, silent...)
 	switch {
 	case len(found) > 0:
 		return found, nil

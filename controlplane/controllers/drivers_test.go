@@ -79,7 +79,7 @@ func (d *drivers) CallDriver(ctx context.Context, node, driver, method string, r
 		return nil, ctx.Err()
 	}
 	if driver == diskDriver && d.disks != nil {
-		return d.disks.call(method, request)
+		return d.disks.call(node, method, request)
 	}
 	if driver != ownDriver {
 		return nil, &api.DriverMissing{Node: node, Message: driver + " was looked for"}

@@ -263,8 +263,7 @@ func (r *reconciler) ways(a *storagev1.VolumeAttachment) []string {
 	var found []*corev1.Node
 	for _, n := range controllers.CachedAll[*corev1.Node](r.nodes) {
 		has, _ := controllers.Cached[*storagev1.CSINode](r.csiNodes, "", n.Name)
-		ready := controllers.NodeCondition(n, corev1.NodeReady)
-		if ready != nil && ready.Status == corev1.ConditionTrue && controllers.DriverOn(has, a.Spec.Attacher) != nil {
+		if controllers.Answers(n) && controllers.DriverOn(has, a.Spec.Attacher) != nil {
 			found = append(found, n)
 		}
 	}

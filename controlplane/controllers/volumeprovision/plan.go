@@ -243,7 +243,7 @@ func planVolume(v *corev1.PersistentVolume) end {
 }
 
 // choose finds the node for a claim: that which the scheduler chose or, for a class that does not wait, the one with most
-// room of those that the class allows. why says what is in the way of all.
+// room of those that the class allows and that answer, or of all if none does. why says what is in the way of all.
 func choose(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, nodes []candidate) (b begun, why string) {
 	b = begun{Driver: class.Provisioner, Parameters: class.Parameters}
 	selected := c.Annotations[volume.AnnSelectedNode]
@@ -252,7 +252,7 @@ func choose(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, node
 		switch {
 		case selected != "" && n.node.Name != selected, selected == "" && !allowed(class.AllowedTopologies, n.node.Labels):
 			continue
-		case best < 0 || n.room > nodes[best].room || n.room == nodes[best].room && n.node.Name < nodes[best].node.Name:
+		case best < 0 || n.before(nodes[best]):
 			best = i
 		}
 	}
@@ -275,6 +275,14 @@ type candidate struct {
 	node   *corev1.Node
 	driver *storagev1.CSINodeDriver
 	room   int64 // bytes, as far as known
+}
+
+// before says that a node is asked rather than another.
+func (n candidate) before(o candidate) bool {
+	if a := controllers.Answers(n.node); a != controllers.Answers(o.node) {
+		return a
+	}
+	return n.room > o.room || n.room == o.room && n.node.Name < o.node.Name
 }
 
 // allowed says whether a node is within the topologies of a class; none allow every node.

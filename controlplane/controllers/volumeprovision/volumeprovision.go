@@ -218,15 +218,37 @@ func (p *provisioner) candidates(class *storagev1.StorageClass) []candidate {
 	return out
 }
 
+// way is the node by which a driver is asked about what was begun on one. A driver that does not tell where nodes are has its
+// volumes nowhere in particular: where that node is lost or gone, another one is as good. ok is false when it is gone, and
+// there is no other.
+func (p *provisioner) way(b *begun) (node string, ok bool) {
+	n, ok := controllers.Cached[*corev1.Node](p.nodes, "", b.Node)
+	if ok && controllers.Answers(n) || len(b.Segments) > 0 {
+		return b.Node, ok
+	}
+	var others []string
+	for _, has := range controllers.CachedAll[*storagev1.CSINode](p.csiNodes) {
+		d := controllers.DriverOn(has, b.Driver)
+		if o, there := controllers.Cached[*corev1.Node](p.nodes, "", has.Name); there && controllers.Answers(o) && d != nil && len(d.TopologyKeys) == 0 {
+			others = append(others, has.Name)
+		}
+	}
+	if len(others) == 0 {
+		return b.Node, ok
+	}
+	return slices.Min(others), true
+}
+
 // create asks the driver and makes the PersistentVolume. Both may be repeated.
 func (p *provisioner) create(ctx context.Context, c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, b *begun) error {
-	if _, ok := controllers.Cached[*corev1.Node](p.nodes, "", b.Node); !ok {
+	node, ok := p.way(b)
+	if !ok {
 		p.term.Events.Event(c, corev1.EventTypeWarning, "ProvisioningFailed", fmt.Sprintf("node %s, on which volume %s was being made, is gone", b.Node, volumeName(c)))
 		return p.updateClaim(ctx, unnoted(c, waits(class)))
 	}
 	p.term.Events.Event(c, corev1.EventTypeNormal, "Provisioning",
-		fmt.Sprintf("CSI driver %s on node %s is asked for a volume for claim \"%s/%s\"", b.Driver, b.Node, c.Namespace, c.Name))
-	res, err := controllers.DriverController(p.calls, b.Node, b.Driver).CreateVolume(ctx, request(c, b))
+		fmt.Sprintf("CSI driver %s on node %s is asked for a volume for claim \"%s/%s\"", b.Driver, node, c.Namespace, c.Name))
+	res, err := controllers.DriverController(p.calls, node, b.Driver).CreateVolume(ctx, request(c, b))
 	switch {
 	case err != nil && controllers.Exhausted(err):
 		err = p.failed(c, fmt.Errorf("StorageClass %q: %s", class.Name, controllers.Words(err)))
@@ -246,7 +268,7 @@ func (p *provisioner) create(ctx context.Context, c *corev1.PersistentVolumeClai
 		}
 		return p.updateClaim(ctx, moved)
 	case err != nil:
-		return p.failed(c, fmt.Errorf("StorageClass %q: node %s: %s", class.Name, b.Node, controllers.Words(err)))
+		return p.failed(c, fmt.Errorf("StorageClass %q: node %s: %s", class.Name, node, controllers.Words(err)))
 	case res.GetVolume().GetVolumeId() == "":
 		return p.failed(c, fmt.Errorf("StorageClass %q: CSI driver %s made a volume without an id", class.Name, b.Driver))
 	}
@@ -273,10 +295,11 @@ func (p *provisioner) undo(ctx context.Context, c *corev1.PersistentVolumeClaim,
 	if !apierrors.IsNotFound(err) {
 		return err
 	}
-	if _, ok := controllers.Cached[*corev1.Node](p.nodes, "", b.Node); !ok {
+	node, ok := p.way(b)
+	if !ok {
 		return p.updateClaim(ctx, unnoted(c, false)) // with all that is on it
 	}
-	driver := controllers.DriverController(p.calls, b.Node, b.Driver)
+	driver := controllers.DriverController(p.calls, node, b.Driver)
 	res, err := driver.CreateVolume(ctx, request(c, b))
 	if err == nil {
 		_, err = driver.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: res.GetVolume().GetVolumeId()})
@@ -284,7 +307,7 @@ func (p *provisioner) undo(ctx context.Context, c *corev1.PersistentVolumeClaim,
 			return p.failed(c, fmt.Errorf("the volume that was begun cannot be deleted: %s", controllers.Words(err)))
 		}
 	} else if !controllers.Refused(err) {
-		return p.failed(c, fmt.Errorf("whether CSI driver %s on node %s has begun a volume is not known: %s", b.Driver, b.Node, controllers.Words(err)))
+		return p.failed(c, fmt.Errorf("whether CSI driver %s on node %s has begun a volume is not known: %s", b.Driver, node, controllers.Words(err)))
 	}
 	return p.updateClaim(ctx, unnoted(c, false))
 }
