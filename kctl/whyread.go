@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -85,6 +86,10 @@ func (r *whyReader) readFor(subject runtime.Object) {
 		if l, ok := itemsOf(r, why.Pods, metav1.ListOptions{}, r.cs.CoreV1().Pods(o.Namespace).List); ok {
 			r.world.Pods = l.Items
 		}
+		if o.Status.Phase == corev1.ClaimBound {
+			r.attached(o)
+			break
+		}
 		r.events(o.Namespace, fields.OneTermEqualSelector("involvedObject.uid", string(o.UID)).String())
 	case *corev1.Node:
 		options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", o.Name).String()}
@@ -109,6 +114,19 @@ func (r *whyReader) readFor(subject runtime.Object) {
 			r.world.Services = l.Items
 		}
 	}
+}
+
+// attached reads who has the volume of a claim, and what the pods were told that use it.
+func (r *whyReader) attached(c *corev1.PersistentVolumeClaim) {
+	if l, ok := itemsOf(r, why.Attachments, metav1.ListOptions{}, r.cs.StorageV1().VolumeAttachments().List); ok {
+		r.world.Attachments = slices.DeleteFunc(l.Items, func(a storagev1.VolumeAttachment) bool {
+			return a.Spec.Source.PersistentVolumeName == nil || *a.Spec.Source.PersistentVolumeName != c.Spec.VolumeName
+		})
+	}
+	if l, ok := itemsOf(r, why.Nodes, metav1.ListOptions{}, r.cs.CoreV1().Nodes().List); ok {
+		r.world.Nodes = l.Items
+	}
+	r.events(c.Namespace, "")
 }
 
 // ingress reads what an Ingress names. Of Secrets no others are read.

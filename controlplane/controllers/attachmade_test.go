@@ -3,6 +3,7 @@ package controllers_test
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -11,6 +12,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/custom"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
 	"keelson.dev/keelson/internal/virtual"
@@ -101,6 +104,52 @@ func TestVolumesAreMadeOnNodesThatAnswer(t *testing.T) {
 		w.create(classed("data", "now", "1Gi"))
 		if on := w.drivers.get(w.volumeOf("data").Name); on == nil || on.node != "w2" {
 			t.Errorf("the volume is %+v", on)
+		}
+	})
+}
+
+// A claim whose data somebody else is to bring says whose turn it is, and when there is nobody.
+func TestPopulatorsAreNamed(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})
+		w.driverOn("w1")
+		w.class("now", storagev1.VolumeBindingImmediate, corev1.PersistentVolumeReclaimDelete)
+		kind := func(group, kind, plural string, namespaced bool) *api.Kind {
+			of := custom.Resource{Group: group, Kind: kind, Plural: plural, Singular: strings.ToLower(kind), Namespaced: namespaced}
+			k := custom.NewKind(of, "v1beta1", true, custom.NewStorage(of, "v1beta1"))
+			if err := w.admin.Kinds().Register(k); err != nil {
+				t.Fatal(err)
+			}
+			return k
+		}
+		filled := func(name string) {
+			c, group := classed(name, "now", "1Gi"), "example.com"
+			c.Spec.DataSourceRef = &corev1.TypedObjectReference{APIGroup: &group, Kind: "Page", Name: "home"}
+			w.create(c)
+		}
+		const what = `the claim's data source is Page.example.com "home"`
+		filled("unknown")
+		w.event("UnrecognizedDataSourceKind", what+", and the cluster serves no such kind: install the populator that brings it")
+		kind("example.com", "Page", "pages", true)
+		filled("waits")
+		w.event("Provisioning", what+": the populator of that kind is waited for, which makes the volume and fills it")
+		populators := kind("populator.storage.k8s.io", "VolumePopulator", "volumepopulators", false)
+		w.custom(populators, "metadata: {name: other}\nsourceKind: {group: example.com, kind: Book}")
+		filled("nobody")
+		w.event("UnrecognizedDataSourceKind", what+", and no VolumePopulator is for that kind (kubectl get volumepopulators lists them): install one")
+		w.custom(populators, "metadata: {name: pages}\nsourceKind: {group: example.com, kind: Page}")
+		filled("somebody")
+		w.eventually("the claim is told", func() error {
+			list, err := client.List[*corev1.Event](w.ctx, w.admin, "", metav1.ListOptions{})
+			for _, e := range list {
+				if e.InvolvedObject.Name == "somebody" && e.Reason == "Provisioning" {
+					return nil
+				}
+			}
+			return fmt.Errorf("it was not: %v", err)
+		})
+		if n := w.drivers.count(); n != 0 {
+			t.Errorf("the driver has %d volumes", n)
 		}
 	})
 }

@@ -2,7 +2,6 @@ package why
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -88,19 +87,14 @@ func (w *World) onNode(n *corev1.Node) string {
 	return fmt.Sprintf("%s on it, %d of them evicted and not ended", many(all, "pod"), going)
 }
 
-// claim explains a PersistentVolumeClaim that has no volume, or does not go.
+// claim explains a PersistentVolumeClaim that has no volume or whose pods do not get it, or that does not go.
 func (w *World) claim(c *corev1.PersistentVolumeClaim) []Finding {
 	if f := deletedObject(c, "persistentvolumeclaim"); f != nil {
 		var users []string
-		for _, p := range w.Pods {
-			if p.Namespace == c.Namespace && slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool {
-				return v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == c.Name
-			}) {
-				users = append(users, p.Name)
-			}
+		for _, p := range w.users(c) {
+			users = append(users, p.Name)
 		}
 		if len(users) > 0 {
-			slices.Sort(users)
 			f.Details = append(f.Details, "pods that use it: "+strings.Join(bounded(users), ", "))
 			f.Mend = []string{kctl(c, "delete pod %s   # when the data is not needed any more", strings.Join(users[:min(len(users), most)], " "))}
 		}
@@ -109,30 +103,79 @@ func (w *World) claim(c *corev1.PersistentVolumeClaim) []Finding {
 	f := Finding{Object: name("persistentvolumeclaim", c), Since: at(c.CreationTimestamp), Mend: []string{kctl(c, "describe persistentvolumeclaim %s", c.Name)}}
 	switch c.Status.Phase {
 	case corev1.ClaimBound:
-		return nil
+		return w.bound(c)
 	case corev1.ClaimLost:
 		f.What, f.Because = "has lost its volume", "volume "+c.Spec.VolumeName+" is gone or is bound to another claim"
 	default:
 		f.What, f.Because = "has no volume", "nothing has been said of it yet"
 	}
-	e := w.event(c.UID, "FailedBinding", "VolumeMismatch", "WaitForFirstConsumer", "ProvisioningFailed", "ExternalProvisioning", "ClaimLost", "ClaimMisbound")
+	e := w.claimEvent(c)
 	if e == nil {
 		return []Finding{f}
 	}
 	f.Because = line(e.Message)
+	f.Mend = claimMend(c, e, f.Mend)
+	return []Finding{f}
+}
+
+// claimEvent is the event that says best why a claim has no volume; nil when none does.
+func (w *World) claimEvent(c *corev1.PersistentVolumeClaim) *corev1.Event {
+	if e := w.event(c.UID, "UnrecognizedDataSourceKind"); e != nil {
+		return e // others go on about the provisioner
+	}
+	asked := w.event(c.UID, "Provisioning")
+	if asked != nil && strings.Contains(asked.Message, "populator") {
+		return asked
+	}
+	e := w.event(c.UID, claimEvents...)
+	if e == nil {
+		return asked
+	}
+	// That somebody is to make the volume is said again and again, whatever that one says.
+	if failed := w.event(c.UID, "ProvisioningFailed"); e.Reason == "ExternalProvisioning" && failed != nil &&
+		strings.HasPrefix(failed.Message, "failed to provision volume") && w.Now.Sub(seen(failed)) < recent {
+		return failed
+	}
+	return e
+}
+
+// claimEvents are those that say why a claim has no volume.
+var claimEvents = []string{"FailedBinding", "VolumeMismatch", "WaitForFirstConsumer", "ProvisioningFailed", "ExternalProvisioning", "ClaimLost", "ClaimMisbound"}
+
+// claimMend is what helps a claim of which an event says why it has no volume, or what always does.
+func claimMend(c *corev1.PersistentVolumeClaim, e *corev1.Event, always []string) []string {
+	failed := e.Reason == "ProvisioningFailed"
 	switch {
 	case e.Reason == "WaitForFirstConsumer":
-		f.Mend = []string{kctl(c, "get pods   # it gets its volume with the first pod that uses it")}
-	case e.Reason == "ProvisioningFailed" && strings.HasPrefix(e.Message, "storageclass") && strings.Contains(e.Message, "not found"):
-		f.Mend = []string{"kctl get storageclasses   # the class of a claim cannot be changed: make the class, or the claim anew"}
-	case e.Reason == "ProvisioningFailed" && strings.Contains(e.Message, "a driver registers"):
-		f.Mend = []string{"kctl get csinodes -o yaml   # the drivers that have registered, by node", "kctl get pods -A   # does the driver run?"}
-	case e.Reason == "ProvisioningFailed" && strings.Contains(e.Message, "ResourceExhausted"):
-		f.Mend = []string{"kctl get csistoragecapacities -A   # the room of each node; delete claims that are not needed, or add a disk"}
+		return []string{kctl(c, "get pods   # it gets its volume with the first pod that uses it")}
+	case failed && strings.HasPrefix(e.Message, "storageclass") && strings.Contains(e.Message, "not found"):
+		return []string{"kctl get storageclasses   # the class of a claim cannot be changed: make the class, or the claim anew"}
+	case failed && strings.Contains(e.Message, "a driver registers"):
+		return []string{"kctl get csinodes -o yaml   # the drivers that have registered, by node", "kctl get pods -A   # does the driver run?"}
+	case failed && strings.Contains(e.Message, "ResourceExhausted"):
+		return []string{"kctl get csistoragecapacities -A   # the room of each node; delete claims that are not needed, or add a disk"}
+	case failed && strings.Contains(e.Message, "VolumeSnapshots: 'kctl snapshot install'"):
+		return []string{"kctl snapshot install"}
+	case failed && strings.Contains(e.Message, "VolumeSnapshot ") && source(c) != "":
+		return []string{kctl(c, "get volumesnapshots   # its dataSource is %s, and cannot be changed: make that, or the claim anew", source(c))}
+	case failed && strings.Contains(e.Message, "PersistentVolumeClaim ") && source(c) != "":
+		return []string{kctl(c, "get persistentvolumeclaims   # its dataSource is %s, and cannot be changed: make that, or the claim anew", source(c))}
+	case e.Reason == "UnrecognizedDataSourceKind":
+		return []string{"kctl get crds,volumepopulators", kctl(c, "delete persistentvolumeclaim %s   # if it was to be empty: make it anew without a dataSourceRef", c.Name)}
+	case e.Reason == "Provisioning":
+		return []string{kctl(c, "describe persistentvolumeclaim %s   # a populator tells of its work there", c.Name), "kctl get pods -A   # does the populator run?"}
 	case e.Reason == "ExternalProvisioning":
-		f.Mend = []string{"kctl get csidrivers", "kctl get pods -A   # does the provisioner run?"}
+		return []string{"kctl get csidrivers", "kctl get pods -A   # does the provisioner run?"}
 	case e.Reason == "FailedBinding" || e.Reason == "VolumeMismatch":
-		f.Mend = []string{"kctl get persistentvolumes,storageclasses   # one has to fit"}
+		return []string{"kctl get persistentvolumes,storageclasses   # one has to fit"}
 	}
-	return []Finding{f}
+	return always
+}
+
+// source is the name of what the volume of a claim is to be made of; "" of nothing.
+func source(c *corev1.PersistentVolumeClaim) string {
+	if c.Spec.DataSource == nil {
+		return ""
+	}
+	return c.Spec.DataSource.Name
 }

@@ -16,6 +16,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -50,6 +51,8 @@ type World struct {
 	Placed []corev1.Pod // of all namespaces
 	Claims []corev1.PersistentVolumeClaim
 
+	Attachments []storagev1.VolumeAttachment // of the claim's volume
+
 	ReplicaSets []appsv1.ReplicaSet
 	Groups      []schedulingv1beta1.PodGroup // of the subject's namespace
 	Mates       []corev1.Pod                 // of the subject's namespace, for a pod of a group
@@ -73,6 +76,8 @@ const (
 	Pods   = "pods"
 	Placed = "pods in all namespaces"
 	Claims = "persistentvolumeclaims"
+
+	Attachments = "volumeattachments"
 
 	ReplicaSets = "replicasets"
 	Groups      = "podgroups"
@@ -120,7 +125,7 @@ func Explain(w *World, subject runtime.Object) Report {
 	case *discoveryv1.EndpointSlice:
 		r.is("endpointslice", o, fmt.Sprintf("has %s of service %s", many(len(o.Endpoints), "endpoint"), o.Labels[discoveryv1.LabelServiceName]), w.endpointSlice(o))
 	case *corev1.PersistentVolumeClaim:
-		r.is("persistentvolumeclaim", o, "bound to volume "+o.Spec.VolumeName, w.claim(o))
+		r.is("persistentvolumeclaim", o, w.claimWell(o), w.claim(o))
 	case *certificatesv1.CertificateSigningRequest:
 		r.is("certificatesigningrequest", o, "its certificate is issued", w.signingRequest(o))
 	case *autoscalingv2.HorizontalPodAutoscaler:

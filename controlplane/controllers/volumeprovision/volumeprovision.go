@@ -83,6 +83,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 			{APIGroups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: []string{"create", "delete", "get", "list", "update", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"get", "list", "update", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{populatorGroup}, Resources: []string{"volumepopulators"}, Verbs: []string{"list"}},
 			{APIGroups: []string{controllers.SnapshotGroup}, Resources: []string{"volumesnapshots", "volumesnapshotcontents"}, Verbs: []string{"get"}},
 			{APIGroups: []string{"storage.k8s.io"}, Resources: []string{"storageclasses", "csidrivers", "csinodes", "csistoragecapacities", "volumeattachments"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
@@ -138,7 +139,7 @@ func (p *provisioner) claim(ctx context.Context, key controllers.Key) error {
 	class, _ := controllers.Cached[*storagev1.StorageClass](p.classes, "", volume.GetPersistentVolumeClaimClass(c))
 	_, made := p.volumes.Get("", volumeName(c))
 	if b == nil && !made && populated(c) {
-		return nil
+		return p.leave(ctx, c)
 	}
 	if b == nil && !made && c.Spec.VolumeName == "" && c.Spec.DataSource != nil && c.DeletionTimestamp == nil && class != nil && p.served(class.Provisioner) &&
 		waits(class) && c.Annotations[volume.AnnSelectedNode] == "" {

@@ -1,0 +1,104 @@
+package why
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+)
+
+// users are the pods that use a claim and have not ended, by name.
+func (w *World) users(c *corev1.PersistentVolumeClaim) (users []*corev1.Pod) {
+	for i := range w.Pods {
+		p := &w.Pods[i]
+		if p.Namespace == c.Namespace && p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed &&
+			slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool {
+				return v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == c.Name || v.Ephemeral != nil && p.Name+"-"+v.Name == c.Name
+			}) {
+			users = append(users, p)
+		}
+	}
+	slices.SortFunc(users, func(a, b *corev1.Pod) int { return strings.Compare(a.Name, b.Name) })
+	return users
+}
+
+// claimWell says how a claim stands with which nothing is wrong.
+func (w *World) claimWell(c *corev1.PersistentVolumeClaim) string {
+	well := "bound to volume " + c.Spec.VolumeName
+	for _, a := range w.attachments(c) {
+		if a.Status.Attached {
+			well += ", which node " + a.Spec.NodeName + " has"
+		}
+	}
+	return well
+}
+
+// attachments are those of a claim's volume, by node.
+func (w *World) attachments(c *corev1.PersistentVolumeClaim) (of []*storagev1.VolumeAttachment) {
+	for i := range w.Attachments {
+		a := &w.Attachments[i]
+		if from := a.Spec.Source.PersistentVolumeName; c.Spec.VolumeName != "" && from != nil && *from == c.Spec.VolumeName {
+			of = append(of, a)
+		}
+	}
+	slices.SortFunc(of, func(a, b *storagev1.VolumeAttachment) int { return strings.Compare(a.Spec.NodeName, b.Spec.NodeName) })
+	return of
+}
+
+// bound explains why pods do not get the volume of a claim: what its driver says of attaching it, then what they were told.
+func (w *World) bound(c *corev1.PersistentVolumeClaim) (out []Finding) {
+	told := map[string]bool{} // nodes of which the driver's own words are said
+	for _, a := range w.attachments(c) {
+		f := Finding{Object: name("persistentvolumeclaim", c), Mend: []string{"kctl describe volumeattachment " + word(a.Name)}}
+		switch s := a.Status; {
+		case a.DeletionTimestamp != nil && s.DetachError != nil:
+			f.What, f.Since, f.Because = "its volume cannot be taken from node "+a.Spec.NodeName, at(*a.DeletionTimestamp), line(s.DetachError.Message)
+		case a.DeletionTimestamp == nil && !s.Attached && s.AttachError != nil:
+			f.What, f.Since, f.Because = "its volume cannot be attached to node "+a.Spec.NodeName, at(a.CreationTimestamp), line(s.AttachError.Message)
+			told[a.Spec.NodeName] = true
+		default:
+			continue
+		}
+		if strings.Contains(f.Because, "CSI driver") && (strings.Contains(f.Because, "registers") || strings.Contains(f.Because, "is ready and has")) {
+			f.Mend = []string{"kctl get csinodes -o yaml   # the drivers that have registered, by node", "kctl get pods -A   # does the driver run?"}
+		}
+		out = append(out, f)
+	}
+	for _, p := range w.users(c) {
+		if p.Status.Phase != corev1.PodPending || p.Spec.NodeName == "" || told[p.Spec.NodeName] || len(out) >= most {
+			continue
+		}
+		e := w.event(p.UID, "FailedAttachVolume", "SuccessfulAttachVolume", "FailedMount")
+		if e == nil || e.Reason == "SuccessfulAttachVolume" {
+			continue
+		}
+		f := Finding{Object: name("persistentvolumeclaim", c), What: fmt.Sprintf("pod %s on node %s does not get its volume", p.Name, p.Spec.NodeName),
+			Since: at(p.CreationTimestamp), Because: line(e.Message), Mend: []string{kctl(c, "why pod/%s", p.Name)}}
+		if strings.HasPrefix(e.Message, "Multi-Attach error") {
+			f.Mend = w.holders(c, p)
+		}
+		out = append(out, f)
+	}
+	return out
+}
+
+// holders are commands that have a volume taken from the node that has it, for a pod on another.
+func (w *World) holders(c *corev1.PersistentVolumeClaim, p *corev1.Pod) (mend []string) {
+	for _, a := range w.attachments(c) {
+		if a.Spec.NodeName == p.Spec.NodeName {
+			continue
+		}
+		if n := w.node(a.Spec.NodeName); n != nil && !nodeReady(n) {
+			mend = append(mend, "kctl why node/"+word(n.Name), fmt.Sprintf("kctl taint node %s %s=nodeshutdown:NoExecute   # only when that machine is off for certain: then at once", word(n.Name), corev1.TaintNodeOutOfService))
+			continue
+		}
+		for _, o := range w.users(c) {
+			if o.Spec.NodeName == a.Spec.NodeName {
+				mend = append(mend, kctl(c, "delete pod %s   # so that node %s gives the volume up, where two pods were not meant", o.Name, a.Spec.NodeName))
+			}
+		}
+	}
+	return append(bounded(mend), "kctl get volumeattachments   # who has which volume")
+}

@@ -1,0 +1,74 @@
+package why
+
+import (
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// F126: a claim whose volume pods do not get, or which is to be made of what is not there.
+func TestClaims(t *testing.T) {
+	volume, when := "pv-1", ago(time.Hour)
+	bound := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "data", Namespace: "default", UID: "c", CreationTimestamp: when},
+		Spec: corev1.PersistentVolumeClaimSpec{VolumeName: volume}, Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound}}
+	made := func(group, kind string) *corev1.PersistentVolumeClaim {
+		c := bound.DeepCopy()
+		c.Spec.VolumeName, c.Status.Phase = "", corev1.ClaimPending
+		c.Spec.DataSource = &corev1.TypedLocalObjectReference{Kind: kind, Name: "old"}
+		if group != "" {
+			c.Spec.DataSource.APIGroup = &group
+		}
+		return c
+	}
+	attachment := func(node string, status storagev1.VolumeAttachmentStatus) storagev1.VolumeAttachment {
+		return storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "csi-" + node, CreationTimestamp: ago(time.Minute)},
+			Spec: storagev1.VolumeAttachmentSpec{NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume}}, Status: status}
+	}
+	uses := func(p *corev1.Pod) {
+		p.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}}
+	}
+	has, other := pod("db-0", on("w1"), uses, ready(corev1.ConditionTrue)), pod("late", on("w2"), uses)
+	multi := said(other, "FailedAttachVolume", `Multi-Attach error for volume "pv-1": its access modes let one node have it, and node w1 has it for pod default/db-0: it moves when that pod is gone`, time.Second)
+	lostMulti := said(other, "FailedAttachVolume", `Multi-Attach error for volume "pv-1": its access modes let one node have it, and lost node w1 has it for pod default/db-0, and loses it in 12s at the latest`, time.Second)
+	at := []storagev1.VolumeAttachment{attachment("w1", storagev1.VolumeAttachmentStatus{Attached: true})}
+	silent := node("w1", func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionUnknown })
+	refused := attachment("w2", storagev1.VolumeAttachmentStatus{AttachError: &storagev1.VolumeError{Message: "node w2: FailedPrecondition: node w9 has volume pv-1"}})
+	nowhere := attachment("w2", storagev1.VolumeAttachmentStatus{AttachError: &storagev1.VolumeError{
+		Message: "node w2 has no CSI driver a.example: a driver registers by a socket in its kubelet folder's plugins_registry"}})
+	stuck := attachment("w1", storagev1.VolumeAttachmentStatus{Attached: true, DetachError: &storagev1.VolumeError{Message: "node w2: Internal: the disk is busy"}})
+	stuck.DeletionTimestamp = &when
+	both := []corev1.Pod{*has, *other}
+	told := func(reason, message string, others ...string) World {
+		w := World{}
+		for i := 0; i < len(others); i += 2 {
+			w.Events = append(w.Events, corev1.Event{InvolvedObject: corev1.ObjectReference{UID: "c"}, Reason: others[i], Message: others[i+1], LastTimestamp: ago(0)})
+		}
+		w.Events = append(w.Events, corev1.Event{InvolvedObject: corev1.ObjectReference{UID: "c"}, Reason: reason, Message: message, LastTimestamp: ago(time.Second)})
+		return w
+	}
+	const snapshots = "snapshot.storage.k8s.io"
+	transcript(t, "claims", []subject{
+		{"attached", World{Pods: both[:1], Attachments: at}, bound},
+		{"wanted by two nodes", World{Pods: both, Attachments: at, Events: []corev1.Event{multi}, Nodes: []corev1.Node{node("w1")}}, bound},
+		{"wanted, and a lost node has it", World{Pods: both, Attachments: at, Events: []corev1.Event{lostMulti}, Nodes: []corev1.Node{silent}}, bound},
+		{"wanted, and who has it may not be read", World{Pods: both, Events: []corev1.Event{multi}, Unread: []string{Attachments, Nodes}}, bound},
+		{"got after all", World{Pods: both, Attachments: at, Events: []corev1.Event{multi, said(other, "SuccessfulAttachVolume", "done", 0)}}, bound},
+		{"refused by the driver", World{Pods: both[1:], Attachments: []storagev1.VolumeAttachment{refused},
+			Events: []corev1.Event{said(other, "FailedAttachVolume", `AttachVolume.Attach failed for volume "pv-1" : node w2: FailedPrecondition: node w9 has volume pv-1`, time.Second)}}, bound},
+		{"no driver on the node", World{Pods: both[1:], Attachments: []storagev1.VolumeAttachment{nowhere}}, bound},
+		{"not given up", World{Attachments: []storagev1.VolumeAttachment{stuck}}, bound},
+		{"not mounted", World{Pods: both[1:], Events: []corev1.Event{said(other, "FailedMount", `MountVolume.SetUp failed for volume "pv-1": wrong fs type`, time.Second)}}, bound},
+		{"of a snapshot, and there are none", told("ProvisioningFailed", "failed to provision volume: the cluster does not serve VolumeSnapshots: 'kctl snapshot install' brings them"), made(snapshots, "VolumeSnapshot")},
+		{"of a snapshot that is not there", told("ProvisioningFailed", `failed to provision volume: VolumeSnapshot old cannot be read: volumesnapshots.snapshot.storage.k8s.io "old" not found`), made(snapshots, "VolumeSnapshot")},
+		{"of a claim that is not there", told("ProvisioningFailed", `failed to provision volume: PersistentVolumeClaim old cannot be read: persistentvolumeclaims "old" not found`,
+			"ExternalProvisioning", "waiting"), made("", "PersistentVolumeClaim")},
+		{"of what nobody knows", told("UnrecognizedDataSourceKind", `the claim's data source is Page.example.com "old", and the cluster serves no such kind: install the populator that brings it`,
+			"ExternalProvisioning", "waiting for a volume to be made"), made("example.com", "Page")},
+		{"of what a populator brings", told("Provisioning", `the claim's data source is Page.example.com "old": the populator of that kind is waited for, which makes the volume and fills it`,
+			"ExternalProvisioning", "waiting for a volume to be made"), made("example.com", "Page")},
+		{"being made", told("Provisioning", `CSI driver a.example on node w1 is asked for a volume for claim "default/data"`), made("", "PersistentVolumeClaim")},
+	})
+}
