@@ -162,7 +162,7 @@ func claimMend(c *corev1.PersistentVolumeClaim, e *corev1.Event, always []string
 		return []string{kctl(c, "get persistentvolumeclaims   # its dataSource is %s, and cannot be changed: make that, or the claim anew", source(c))}
 	case e.Reason == "UnrecognizedDataSourceKind":
 		return []string{"kctl get crds,volumepopulators", kctl(c, "delete persistentvolumeclaim %s   # if it was to be empty: make it anew without a dataSourceRef", c.Name)}
-	case e.Reason == "Provisioning":
+	case e.Reason == "Provisioning" && strings.Contains(e.Message, "populator"):
 		return []string{kctl(c, "describe persistentvolumeclaim %s   # a populator tells of its work there", c.Name), "kctl get pods -A   # does the populator run?"}
 	case e.Reason == "ExternalProvisioning":
 		return []string{"kctl get csidrivers", "kctl get pods -A   # does the provisioner run?"}

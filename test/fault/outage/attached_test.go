@@ -51,11 +51,15 @@ type attach struct {
 // out-of-service taint a volume moves at once. A pod that wants a volume that another node has is told so. F110
 func TestAttachedVolumesMove(t *testing.T) {
 	a := attach{t, bed.Client(t), bed.Namespace(t), t.TempDir()}
+	since := time.Now()
+	phase := func(name string) { t.Logf("%s after %s", name, time.Since(since).Round(10*time.Millisecond)) }
 	a.install()
 	a.statefulSet()
 	before := [2]*v1.Pod{a.running("db-0", "", soon), a.running("db-1", "", soon)}
 	a.refusedByName(before[0], before[1].Spec.NodeName)
+	a.refusedByDriver(before[0], before[1].Spec.NodeName)
 
+	phase("refusals told")
 	began := time.Now()
 	a.cutPower(before[0].Spec.NodeName)
 	plugged := unplug(t, before[1].Spec.NodeName)
@@ -77,6 +81,7 @@ func TestAttachedVolumesMove(t *testing.T) {
 		}
 		a.starts(p.Name, 2)
 	}
+	phase("moved")
 	plugged()
 	a.powerOn(before[0].Spec.NodeName)
 	for i, p := range before {
@@ -88,6 +93,7 @@ func TestAttachedVolumesMove(t *testing.T) {
 		a.starts(p.Name, 2)
 	}
 
+	phase("back")
 	victim := moved[0].Spec.NodeName
 	a.cutPower(victim)
 	ready(t, a.cs, false, victim)
@@ -103,7 +109,9 @@ func TestAttachedVolumesMove(t *testing.T) {
 	a.powerOn(victim)
 	ready(t, a.cs, true, victim)
 	a.nothingLeft(moved[0])
+	phase("back again")
 	a.uninstall()
+	phase("uninstalled")
 	lines, err := journal.Read(a.shared)
 	if err != nil {
 		t.Fatal(err)
@@ -183,9 +191,10 @@ func (a attach) registered(want int) {
 }
 
 // statefulSet makes two pods on two nodes, each with a volume of its own, that stay on a lost node for as long as pods do
-// by default and do not listen when they are told to end.
+// by default and do not listen when they are told to end, before uninstall.
 func (a attach) statefulSet() {
 	a.Helper()
+	const script = "echo $HOSTNAME >> /data/starts; trap '[ ! -e /data/end ] || exit' TERM; while :; do sleep 1000 & wait $!; done"
 	class, replicas, labels, waits := "attached", int32(2), map[string]string{"app": "db"}, stays
 	var tolerations []v1.Toleration
 	for _, key := range []string{v1.TaintNodeNotReady, v1.TaintNodeUnreachable} {
@@ -198,7 +207,7 @@ func (a attach) statefulSet() {
 		Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: v1.PodSpec{Tolerations: tolerations,
 			Affinity: &v1.Affinity{PodAntiAffinity: &v1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{{
 				LabelSelector: &metav1.LabelSelector{MatchLabels: labels}, TopologyKey: v1.LabelHostname}}}},
-			Containers: []v1.Container{{Name: "main", Image: "keelson.dev/tools:v1", Command: []string{"sh", "-c", "echo $HOSTNAME >> /data/starts; trap '' TERM; exec sleep 1000000"},
+			Containers: []v1.Container{{Name: "main", Image: "keelson.dev/tools:v1", Command: []string{"sh", "-c", script},
 				VolumeMounts: []v1.VolumeMount{{Name: "data", MountPath: "/data"}}}}}},
 		VolumeClaimTemplates: []v1.PersistentVolumeClaim{{ObjectMeta: metav1.ObjectMeta{Name: "data"}, Spec: v1.PersistentVolumeClaimSpec{StorageClassName: &class,
 			AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
@@ -291,6 +300,7 @@ func (a attach) refusedByName(has *v1.Pod, other string) {
 		}
 		return fmt.Errorf("%d events FailedAttachVolume, none is: %s", len(l.Items), want)
 	})
+	a.toldOfFailures(has, other)
 	if err := a.cs.CoreV1().Pods(a.ns).Delete(ctx, "second", metav1.DeleteOptions{}); err != nil {
 		a.Fatal(err)
 	}
@@ -354,14 +364,12 @@ func (a attach) nothingLeft(p *v1.Pod) {
 // uninstall takes the pods, their volumes and the driver away, each when it has gone that needs the next.
 func (a attach) uninstall() {
 	a.Helper()
-	ctx, now := context.Background(), int64(0)
+	ctx := context.Background()
+	for _, name := range []string{"db-0", "db-1"} {
+		bed.Kctl(a, "-n", a.ns, "exec", name, "--", "touch", "/data/end")
+	}
 	if err := a.cs.AppsV1().StatefulSets(a.ns).Delete(ctx, "db", metav1.DeleteOptions{}); err != nil {
 		a.Fatal(err)
-	}
-	for _, name := range []string{"db-0", "db-1"} {
-		if err := a.cs.CoreV1().Pods(a.ns).Delete(ctx, name, metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil && !apierrors.IsNotFound(err) {
-			a.Fatal(err)
-		}
 	}
 	bed.Eventually(a, soon, func() error {
 		l, err := a.cs.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})

@@ -43,7 +43,11 @@ func Locked(dir string, f func() error) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, lock.Close()) }()
+	defer func() {
+		if wrong := lock.Close(); err == nil { // joined, it would not be what f says
+			err = wrong
+		}
+	}()
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
 		return err
 	}

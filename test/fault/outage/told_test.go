@@ -1,0 +1,186 @@
+package outage
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/test/bed"
+)
+
+var rewrite = flag.Bool("rewrite", false, "write the transcript in testdata anew")
+
+// question is what a person asks of a claim that does not come to anything.
+type question struct {
+	about, claim string
+	until        string // what 'kctl why' says once it is known
+}
+
+// kctl is what a command says, also one that ends with an error because something is wrong.
+func (a attach) kctl(args ...string) string {
+	a.Helper()
+	out, err := bed.Try(a, filepath.Join(bed.Lab().Config.BinDir, "kctl"), append([]string{"-n", a.ns}, args...)...)
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		a.Fatal(err)
+	}
+	return out
+}
+
+// told compares what people are told of claims with testdata/claims.txt.
+func (a attach) told(has *v1.Pod, other string, questions []question) {
+	a.Helper()
+	const file = "testdata/claims.txt"
+	var claim *v1.PersistentVolumeClaim
+	bed.Eventually(a, soon, func() (err error) {
+		claim, err = a.cs.CoreV1().PersistentVolumeClaims(a.ns).Get(context.Background(), "data-"+has.Name, metav1.GetOptions{})
+		return err
+	})
+	names := strings.NewReplacer(a.ns, "NAMESPACE", claim.Spec.VolumeName, "VOLUME", "node "+has.Spec.NodeName, "node HAS", "node/"+has.Spec.NodeName, "node/HAS", "node "+other, "node OTHER",
+		api.AttachmentName(claim.Spec.VolumeName, driverName, other), "ATTACHMENT")
+	ask := func(q question) string {
+		var b strings.Builder
+		fmt.Fprintf(&b, "# %s\n", q.about)
+		for _, args := range [][]string{{"why", "pvc/" + q.claim}, {"describe", "pvc", q.claim}} {
+			out := a.kctl(args...)
+			fmt.Fprintf(&b, "$ kctl %s\n%s\n", strings.Join(args, " "), settled(names.Replace(out)))
+		}
+		return b.String()
+	}
+	var all strings.Builder
+	for _, q := range questions {
+		bed.Eventually(a, soon, func() error {
+			if out := a.kctl("why", "pvc/"+q.claim); !strings.Contains(out, q.until) {
+				return fmt.Errorf("%s: no %q in %s", q.about, q.until, out)
+			}
+			return nil
+		})
+		if *rewrite {
+			all.WriteString(ask(q) + "\n")
+		}
+	}
+	if *rewrite {
+		if err := os.WriteFile(file, []byte(all.String()), 0o644); err != nil {
+			a.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		a.Fatal(err)
+	}
+	for _, q := range questions { // events of several controllers come in no order
+		bed.Eventually(a, soon, func() error {
+			if got := ask(q); !strings.Contains(string(want), got) {
+				return errors.New("the transcript differs (-rewrite writes " + file + "):\n" + got)
+			}
+			return nil
+		})
+	}
+}
+
+// varying is what differs from run to run.
+var varying = []struct {
+	form *regexp.Regexp
+	word string
+}{
+	{regexp.MustCompile(`, since \d+\w+`), ", since AGE"},
+	{regexp.MustCompile(`(?m)^(  (?:Normal|Warning) +\S+ +)\d\S*(?: \(x\d+ over \S+\))?( +)`), "${1}AGE${2}"},
+	{regexp.MustCompile(`on node \S+ is asked`), "on node NODE is asked"},
+	{regexp.MustCompile(`00-[0-9a-f]{32}-[0-9a-f]{16}-01`), "TRACE"},
+	{regexp.MustCompile(`(\S) {2,}`), "$1  "},
+	{regexp.MustCompile(`(?m) +$`), ""},
+}
+
+// settled is an output without that, its events in the order of the alphabet.
+func settled(out string) string {
+	for _, v := range varying {
+		out = v.form.ReplaceAllString(out, v.word)
+	}
+	var lines, events []string
+	for line := range strings.Lines(out) {
+		if strings.HasPrefix(line, "  Normal ") || strings.HasPrefix(line, "  Warning ") {
+			events = append(events, line)
+		} else {
+			lines = append(lines, line)
+		}
+	}
+	slices.Sort(events)
+	return strings.Join(append(lines, slices.Compact(events)...), "")
+}
+
+// toldOfFailures has claims that are to be made of what is not there, and asks about them.
+func (a attach) toldOfFailures(has *v1.Pod, other string) {
+	a.Helper()
+	ctx, class := context.Background(), "attached"
+	group := func(name string) *string { return &name }
+	claims := a.cs.CoreV1().PersistentVolumeClaims(a.ns)
+	for _, c := range []struct {
+		name   string
+		source v1.TypedObjectReference
+	}{
+		{"copy", v1.TypedObjectReference{Kind: "PersistentVolumeClaim", Name: "nothing"}},
+		{"restored", v1.TypedObjectReference{APIGroup: group("snapshot.storage.k8s.io"), Kind: "VolumeSnapshot", Name: "nothing"}},
+		{"filled", v1.TypedObjectReference{APIGroup: group("example.com"), Kind: "Page", Name: "home"}},
+	} {
+		if _, err := claims.Create(ctx, &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: c.name}, Spec: v1.PersistentVolumeClaimSpec{
+			StorageClassName: &class, AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce}, DataSourceRef: &c.source,
+			Resources: v1.VolumeResourceRequirements{Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse("8Mi")}}}}, metav1.CreateOptions{}); err != nil {
+			a.Fatal(err)
+		}
+	}
+	a.told(has, other, []question{
+		{"wanted by a pod on another node", "data-" + has.Name, "Multi-Attach"},
+		{"a copy of a claim that is not there", "copy", "cannot be read"},
+		{"of a snapshot, in a cluster without", "restored", "kctl snapshot install"},
+		{"of what nobody knows", "filled", "no such kind"},
+	})
+	for _, name := range []string{"copy", "restored", "filled"} {
+		if err := claims.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+			a.Error(err)
+		}
+	}
+}
+
+// refusedByDriver asks by hand for a volume to be attached to a second node: the driver itself says no, and names who has it.
+func (a attach) refusedByDriver(has *v1.Pod, other string) {
+	a.Helper()
+	ctx, attachments := context.Background(), a.cs.StorageV1().VolumeAttachments()
+	claim, err := a.cs.CoreV1().PersistentVolumeClaims(a.ns).Get(ctx, "data-"+has.Name, metav1.GetOptions{})
+	if err != nil {
+		a.Fatal(err)
+	}
+	// Not the name that the cluster gives: it would take away what no pod needs.
+	name := "by-hand-" + a.ns
+	if _, err := attachments.Create(ctx, &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: storagev1.VolumeAttachmentSpec{
+		Attacher: driverName, NodeName: other, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &claim.Spec.VolumeName}}}, metav1.CreateOptions{}); err != nil {
+		a.Fatal(err)
+	}
+	want := fmt.Sprintf("because  FailedPrecondition: node %s has volume %s\n", has.Spec.NodeName, claim.Spec.VolumeName)
+	bed.Eventually(a, soon, func() error {
+		if out := a.kctl("why", "pvc/"+claim.Name); !strings.Contains(out, "cannot be attached to node "+other) || !strings.Contains(out, want) {
+			return fmt.Errorf("want %q, are told: %s", want, out)
+		}
+		return nil
+	})
+	if err := attachments.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+		a.Fatal(err)
+	}
+	a.gone("the attachment by hand", func() error {
+		_, err := attachments.Get(ctx, name, metav1.GetOptions{})
+		return err
+	})
+}
