@@ -5,6 +5,7 @@ package bed
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
@@ -22,6 +23,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/deploy/lab"
 	"keelson.dev/keelson/internal/wait"
 	"keelson.dev/keelson/test/bed/borrow"
@@ -136,6 +138,29 @@ func Replicas() []string {
 		}
 	}
 	return out
+}
+
+// Leader waits for a replica to lead, and returns its name and those of the others.
+func Leader(t testing.TB, timeout time.Duration) (name string, others []string) {
+	t.Helper()
+	Eventually(t, timeout, func() error {
+		out, err := Try(t, filepath.Join(current.Config.BinDir, "kctl"), "cluster", "status", "-o", "json")
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		var s api.ClusterStatus
+		if err = json.Unmarshal([]byte(out), &s); err == nil && s.Leader == "" {
+			err = fmt.Errorf("no leader in: %+v", s)
+		}
+		name = s.Leader
+		return err
+	})
+	for _, r := range Replicas() {
+		if r != name {
+			others = append(others, r)
+		}
+	}
+	return name, others
 }
 
 func clientFor(t testing.TB, cfg *rest.Config) kubernetes.Interface {

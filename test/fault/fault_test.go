@@ -50,22 +50,7 @@ func kctl(t *testing.T, args ...string) (string, error) {
 // leader is the name of the replica that leads, and those of the others.
 func leader(t *testing.T) (string, []string) {
 	t.Helper()
-	var name string
-	bed.Eventually(t, soon, func() error {
-		s, err := status(t)
-		if err == nil && s.Leader == "" {
-			err = fmt.Errorf("no leader in: %+v", s)
-		}
-		name = s.Leader
-		return err
-	})
-	var others []string
-	for _, h := range bed.Lab().Config.Hosts {
-		if h.Role == lab.RoleControlPlane && h.Name != name {
-			others = append(others, h.Name)
-		}
-	}
-	return name, others
+	return bed.Leader(t, soon)
 }
 
 func allReady(t *testing.T) {

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -12,6 +13,8 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
@@ -19,6 +22,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"keelson.dev/keelson/internal/wait"
 	"keelson.dev/keelson/test/fault/attachdriver/journal"
 )
 
@@ -75,10 +79,11 @@ func holder(dir string) (string, error) {
 	return string(b), err
 }
 
+// CreateVolume makes a folder, named after the claim and the class' parameter prefix.
 func (d driver) CreateVolume(_ context.Context, q *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
-	size := q.GetCapacityRange().GetRequiredBytes()
-	err := d.of(q.GetName(), func(dir string) error { return os.MkdirAll(filepath.Join(dir, "data"), 0o755) })
-	return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: q.GetName(), CapacityBytes: size}}, err
+	id := q.GetParameters()["prefix"] + q.GetName()
+	err := d.of(id, func(dir string) error { return os.MkdirAll(filepath.Join(dir, "data"), 0o755) })
+	return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: id, CapacityBytes: q.GetCapacityRange().GetRequiredBytes()}}, err
 }
 
 func (d driver) DeleteVolume(_ context.Context, q *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
@@ -143,6 +148,9 @@ func (d driver) NodePublishVolume(_ context.Context, q *csi.NodePublishVolumeReq
 			return err
 		}
 		at := q.GetTargetPath()
+		if mounted, err := isMounted(at); err != nil || mounted {
+			return err
+		}
 		if err := os.MkdirAll(at, 0o750); err != nil {
 			return err
 		}
@@ -151,6 +159,11 @@ func (d driver) NodePublishVolume(_ context.Context, q *csi.NodePublishVolumeReq
 		}
 		return journal.Write(d.shared, journal.Line{What: journal.Mounted, Node: d.node, Volume: q.GetVolumeId(), Path: at})
 	})
+}
+
+func isMounted(path string) (bool, error) {
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	return bytes.Contains(table, []byte(" "+path+" ")), err
 }
 
 func (d driver) NodeUnpublishVolume(_ context.Context, q *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
@@ -163,6 +176,35 @@ func (d driver) NodeUnpublishVolume(_ context.Context, q *csi.NodeUnpublishVolum
 			return err
 		}
 		return journal.Write(d.shared, journal.Line{What: journal.Unmount, Node: d.node, Volume: q.GetVolumeId(), Path: q.GetTargetPath()})
+	})
+}
+
+// hold keeps the answer of a call that is made back when somebody asks for it: by a file hold/METHOD, which becomes held/METHOD
+// with the name of this node. The answer goes out when that is removed. Only volumes are meant whose names begin so.
+func (d driver) hold(ctx context.Context, q any, info *grpc.UnaryServerInfo, call grpc.UnaryHandler) (any, error) {
+	answer, err := call(ctx, q)
+	volume := ""
+	if of, ok := q.(interface{ GetVolumeId() string }); ok {
+		volume = of.GetVolumeId()
+	} else if c, ok := q.(*csi.CreateVolumeRequest); ok {
+		volume = c.GetParameters()["prefix"]
+	}
+	if err != nil || !strings.HasPrefix(volume, "held-") {
+		return answer, err
+	}
+	method := filepath.Base(info.FullMethod)
+	held := filepath.Join(d.shared, "held", method)
+	if os.Rename(filepath.Join(d.shared, "hold", method), held) != nil {
+		return answer, nil // nobody has asked
+	}
+	if err := os.WriteFile(held, []byte(d.node), 0o600); err != nil {
+		return nil, err
+	}
+	return answer, wait.For(ctx, 5*time.Millisecond, func() error {
+		if _, err := os.Stat(held); err == nil {
+			return errors.New("the answer is held back")
+		}
+		return nil
 	})
 }
 
@@ -180,7 +222,7 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	s := grpc.NewServer()
+	s := grpc.NewServer(grpc.UnaryInterceptor(d.hold))
 	csi.RegisterIdentityServer(s, d)
 	csi.RegisterControllerServer(s, d)
 	csi.RegisterNodeServer(s, d)

@@ -71,6 +71,9 @@ func TestAttachedVolumesMove(t *testing.T) {
 			t.Logf("%s: from the loss of %s until it is ready elsewhere: %s", p.Name, p.Spec.NodeName, time.Since(began).Round(10*time.Millisecond))
 		})
 	}
+	a.eachStep("agent", a.killAgent)
+	a.eachStep("driver", a.killDriver)
+	phase("agents and drivers killed")
 	both.Wait()
 	for i, p := range before {
 		if moved[i] == nil {
@@ -110,6 +113,8 @@ func TestAttachedVolumesMove(t *testing.T) {
 	ready(t, a.cs, true, victim)
 	a.nothingLeft(moved[0])
 	phase("back again")
+	a.eachStep("leader", a.killLeader)
+	phase("leaders killed")
 	a.uninstall()
 	phase("uninstalled")
 	lines, err := journal.Read(a.shared)
@@ -142,11 +147,13 @@ func (a attach) install() {
 		a.Fatal(err)
 	}
 	a.Cleanup(func() { _ = storage.CSIDrivers().Delete(ctx, driverName, metav1.DeleteOptions{}) })
-	if _, err := storage.StorageClasses().Create(ctx, &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "attached"}, Provisioner: driverName},
-		metav1.CreateOptions{}); err != nil {
-		a.Fatal(err)
+	for name, parameters := range map[string]map[string]string{"attached": nil, "held": {"prefix": "held-"}} {
+		if _, err := storage.StorageClasses().Create(ctx, &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: driverName,
+			Parameters: parameters}, metav1.CreateOptions{}); err != nil {
+			a.Fatal(err)
+		}
+		a.Cleanup(func() { _ = storage.StorageClasses().Delete(ctx, name, metav1.DeleteOptions{}) })
 	}
-	a.Cleanup(func() { _ = storage.StorageClasses().Delete(ctx, "attached", metav1.DeleteOptions{}) })
 	both, yes, grace, labels := v1.MountPropagationBidirectional, true, int64(1), map[string]string{"app": "driver"}
 	host := func(name, path string) v1.Volume {
 		kind := v1.HostPathDirectoryOrCreate
@@ -278,11 +285,8 @@ func (a attach) refusedByName(has *v1.Pod, other string) {
 	if err != nil {
 		a.Fatal(err)
 	}
-	grace := int64(0)
-	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "second"}, Spec: v1.PodSpec{NodeName: other, TerminationGracePeriodSeconds: &grace,
-		Containers: []v1.Container{{Name: "main", Image: "keelson.dev/tools:v1", Command: []string{"sleep", "1000000"}, VolumeMounts: []v1.VolumeMount{{Name: "data", MountPath: "/data"}}}},
-		Volumes: []v1.Volume{{Name: "data", VolumeSource: v1.VolumeSource{
-			PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: claim.Name}}}}}}
+	p := user("second", claim.Name)
+	p.Spec.NodeName = other
 	if _, err := a.cs.CoreV1().Pods(a.ns).Create(ctx, p, metav1.CreateOptions{}); err != nil {
 		a.Fatal(err)
 	}
@@ -304,8 +308,22 @@ func (a attach) refusedByName(has *v1.Pod, other string) {
 	if err := a.cs.CoreV1().Pods(a.ns).Delete(ctx, "second", metav1.DeleteOptions{}); err != nil {
 		a.Fatal(err)
 	}
-	a.gone("pod second", func() error {
-		_, err := a.cs.CoreV1().Pods(a.ns).Get(ctx, "second", metav1.GetOptions{})
+	a.goneIs("second")
+}
+
+// user is a pod with a claim.
+func user(name, claim string) *v1.Pod {
+	grace := int64(0)
+	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PodSpec{TerminationGracePeriodSeconds: &grace,
+		Containers: []v1.Container{{Name: "main", Image: "keelson.dev/tools:v1", Command: []string{"sleep", "1000000"}, VolumeMounts: []v1.VolumeMount{{Name: "data", MountPath: "/data"}}}},
+		Volumes:    []v1.Volume{{Name: "data", VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}}}}}
+}
+
+// goneIs waits until a pod is gone.
+func (a attach) goneIs(pod string) {
+	a.Helper()
+	a.gone("pod "+pod, func() error {
+		_, err := a.cs.CoreV1().Pods(a.ns).Get(context.Background(), pod, metav1.GetOptions{})
 		return err
 	})
 }
