@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"log"
 	"net"
 	"os"
@@ -179,33 +180,44 @@ func (d driver) NodeUnpublishVolume(_ context.Context, q *csi.NodeUnpublishVolum
 	})
 }
 
-// hold keeps the answer of a call that is made back when somebody asks for it: by a file hold/METHOD, which becomes held/METHOD
-// with the name of this node. The answer goes out when that is removed. Only volumes are meant whose names begin so.
+// hold keeps a call back when somebody asks for it: by a file hold/METHOD that says "before" the call is made or "after", when
+// its answer is under way. It becomes held/METHOD with the name of this node, and the call goes on when that is removed. Only
+// volumes are meant whose names begin so.
 func (d driver) hold(ctx context.Context, q any, info *grpc.UnaryServerInfo, call grpc.UnaryHandler) (any, error) {
-	answer, err := call(ctx, q)
+	method := filepath.Base(info.FullMethod)
 	volume := ""
 	if of, ok := q.(interface{ GetVolumeId() string }); ok {
 		volume = of.GetVolumeId()
 	} else if c, ok := q.(*csi.CreateVolumeRequest); ok {
 		volume = c.GetParameters()["prefix"]
 	}
+	when, err := os.ReadFile(filepath.Join(d.shared, "hold", method))
 	if err != nil || !strings.HasPrefix(volume, "held-") {
-		return answer, err
+		return call(ctx, q) // nobody has asked
 	}
-	method := filepath.Base(info.FullMethod)
+	var answer any
+	if string(when) == "after" {
+		if answer, err = call(ctx, q); err != nil {
+			return nil, err
+		}
+	}
 	held := filepath.Join(d.shared, "held", method)
-	if os.Rename(filepath.Join(d.shared, "hold", method), held) != nil {
-		return answer, nil // nobody has asked
+	if err := os.Rename(filepath.Join(d.shared, "hold", method), held); err != nil {
+		return nil, err // another call was the first
 	}
 	if err := os.WriteFile(held, []byte(d.node), 0o600); err != nil {
 		return nil, err
 	}
-	return answer, wait.For(ctx, 5*time.Millisecond, func() error {
-		if _, err := os.Stat(held); err == nil {
-			return errors.New("the answer is held back")
+	err = wait.For(ctx, 5*time.Millisecond, func() error {
+		if b, err := os.ReadFile(held); err == nil {
+			return fmt.Errorf("the call is held back on %s", b)
 		}
 		return nil
 	})
+	if err != nil || answer != nil {
+		return answer, err
+	}
+	return call(ctx, q)
 }
 
 func main() {

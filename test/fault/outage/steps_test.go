@@ -17,27 +17,36 @@ import (
 	"keelson.dev/keelson/test/bed"
 )
 
-// eachStep takes a volume through its life, and strikes at each of its steps when the driver has made the call and its answer
-// is under way: the pod gets the volume all the same, its data are kept for as long as there is a claim, and then nothing
+// eachStep takes a volume through its life, and strikes at each of its steps before the driver makes the call; and another one,
+// after it has, when the answer is under way: the pod gets the volume all the same, its data are kept for as long as there is a claim, and then nothing
 // is left, neither an object nor a mount nor a volume. The journal tells whether it was ever in two places.
 func (a attach) eachStep(fault string, strike func(node string)) {
 	a.Helper()
-	ctx, began := context.Background(), time.Now()
+	began := time.Now()
+	for _, when := range []string{"before", "after"} {
+		a.life(fault, when, strike)
+	}
+	a.Logf("%s killed before and after each step of a volume's life: nothing is left of two after %s", fault, time.Since(began).Round(10*time.Millisecond))
+}
+
+func (a attach) life(fault, when string, strike func(node string)) {
+	a.Helper()
+	ctx := context.Background()
 	for _, dir := range []string{"hold", "held"} {
 		if err := os.MkdirAll(filepath.Join(a.shared, dir), 0o755); err != nil {
 			a.Fatal(err)
 		}
 	}
 	for _, step := range []string{"CreateVolume", "ControllerPublishVolume", "NodePublishVolume", "NodeUnpublishVolume", "ControllerUnpublishVolume", "DeleteVolume"} {
-		if err := os.WriteFile(filepath.Join(a.shared, "hold", step), nil, 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(a.shared, "hold", step), []byte(when), 0o600); err != nil {
 			a.Fatal(err)
 		}
 	}
 	at := func(step string) {
 		a.Helper()
-		a.strikeAt(fault, step, strike)
+		a.strikeAt(fault+" "+when, step, strike)
 	}
-	class, name := "held", "held-"+fault
+	class, name := "held", "held-"+when+"-"+fault
 	claim, err := a.cs.CoreV1().PersistentVolumeClaims(a.ns).Create(ctx, &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PersistentVolumeClaimSpec{
 		StorageClassName: &class, AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
 		Resources: v1.VolumeResourceRequirements{Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse("8Mi")}}}}, metav1.CreateOptions{})
@@ -67,7 +76,6 @@ func (a attach) eachStep(fault string, strike func(node string)) {
 	}
 	at("DeleteVolume")
 	a.nothingOf(volume, string(claim.UID))
-	a.Logf("%s killed at each step of a volume's life: nothing is left of it after %s", fault, time.Since(began).Round(10*time.Millisecond))
 }
 
 // strikeAt waits until the driver has made a call, and strikes before its answer goes out.
@@ -80,7 +88,7 @@ func (a attach) strikeAt(fault, step string, strike func(node string)) {
 			err = errors.New("nobody has it yet")
 		}
 		if err != nil {
-			return fmt.Errorf("%s killed: step %s: %w", fault, step, err)
+			return fmt.Errorf("%s step %s: %w", fault, step, err)
 		}
 		node = string(b)
 		return nil
