@@ -5,8 +5,10 @@ import (
 	"bytes"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -45,6 +47,18 @@ func LoadImage(t testing.TB, tag string, programs map[string]string, entrypoint 
 		t.Fatal(err)
 	}
 	Kctl(t, "lab", "load", file)
+}
+
+// Build builds programs, for images, and returns the folder in which each has the name of its package's folder.
+func Build(t testing.TB, packages ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	cmd := exec.Command("go", append([]string{"build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", dir + "/"}, packages...)...)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("building %s: %v\n%s", strings.Join(packages, ", "), err, out)
+	}
+	return dir
 }
 
 func layerOf(programs map[string]string) (v1image.Layer, error) {

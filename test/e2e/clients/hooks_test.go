@@ -5,7 +5,6 @@ import (
 	"encoding/base64"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -94,15 +93,7 @@ func install(t testing.TB, replicas int) *servers {
 	t.Helper()
 	loadHooks.Lock()
 	if !hooksLoaded {
-		program := filepath.Join(t.TempDir(), "hooks")
-		cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", program,
-			"keelson.dev/keelson/test/e2e/clients/hooks")
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			loadHooks.Unlock()
-			t.Fatalf("%v\n%s", err, out)
-		}
-		bed.LoadImage(t, "example.com/hooks:v1", map[string]string{"hooks": program}, "/hooks")
+		bed.LoadImage(t, "example.com/hooks:v1", map[string]string{"hooks": filepath.Join(bed.Build(t, "keelson.dev/keelson/test/e2e/clients/hooks"), "hooks")}, "/hooks")
 		hooksLoaded = true
 	}
 	loadHooks.Unlock()

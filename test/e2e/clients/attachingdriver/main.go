@@ -1,0 +1,134 @@
+// Attachingdriver is a CSI driver for tests: the one for volumes on a node's own disk, whose volumes have to be attached
+// before they are staged. What is attached is a file in a folder of the node, and staging wants to hear what attaching said.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"log"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"keelson.dev/keelson/csi/local"
+)
+
+// ticketKey is in what attaching says; its value is the volume and the node.
+const ticketKey = "ticket"
+
+type driver struct {
+	*local.Driver
+	csi.UnsafeControllerServer
+	attached, node string
+}
+
+func ticket(volume, node string) string { return volume + " at " + node }
+
+// file is where it is kept that a volume is attached. The id is no path.
+func (d driver) file(volume string) (string, error) {
+	if volume == "" || filepath.Base(volume) != volume || volume == "." || volume == ".." {
+		return "", status.Errorf(codes.InvalidArgument, "volume id %q is none of this driver's", volume)
+	}
+	return filepath.Join(d.attached, volume), nil
+}
+
+func (d driver) ControllerGetCapabilities(ctx context.Context, q *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
+	out, err := d.Driver.ControllerGetCapabilities(ctx, q)
+	if err == nil {
+		out.Capabilities = append(out.Capabilities, &csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{
+			Rpc: &csi.ControllerServiceCapability_RPC{Type: csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME}}})
+	}
+	return out, err
+}
+
+func (d driver) ControllerPublishVolume(_ context.Context, q *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
+	file, err := d.file(q.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	if q.GetNodeId() != d.node {
+		return nil, status.Errorf(codes.NotFound, "volume %s cannot be attached to node %s: its data are on node %s", q.GetVolumeId(), q.GetNodeId(), d.node)
+	}
+	if err := os.WriteFile(file, []byte(d.node), 0o600); err != nil {
+		return nil, status.Errorf(codes.Internal, "attaching volume %s: %v", q.GetVolumeId(), err)
+	}
+	return &csi.ControllerPublishVolumeResponse{PublishContext: map[string]string{ticketKey: ticket(q.GetVolumeId(), d.node)}}, nil
+}
+
+func (d driver) ControllerUnpublishVolume(_ context.Context, q *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
+	file, err := d.file(q.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Remove(file); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, status.Errorf(codes.Internal, "detaching volume %s: %v", q.GetVolumeId(), err)
+	}
+	return &csi.ControllerUnpublishVolumeResponse{}, nil
+}
+
+func (d driver) NodeStageVolume(ctx context.Context, q *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+	file, err := d.file(q.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	if _, err := os.Stat(file); err != nil || q.GetPublishContext()[ticketKey] != ticket(q.GetVolumeId(), d.node) {
+		return nil, status.Errorf(codes.FailedPrecondition, "volume %s is not attached to node %s: told %q, %v", q.GetVolumeId(), d.node, q.GetPublishContext(), err)
+	}
+	return d.Driver.NodeStageVolume(ctx, q)
+}
+
+// said tells of each call that changes something, and of its failure.
+func said(ctx context.Context, q any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	out, err := next(ctx, q)
+	name := filepath.Base(info.FullMethod)
+	if err != nil || slices.Contains([]string{"CreateVolume", "DeleteVolume", "ControllerPublishVolume", "ControllerUnpublishVolume",
+		"ControllerExpandVolume", "CreateSnapshot", "DeleteSnapshot", "NodeStageVolume", "NodeUnstageVolume"}, name) {
+		log.Printf("%s %v: %v", name, q, err)
+	}
+	return out, err
+}
+
+func main() {
+	if len(os.Args) == 2 && os.Args[1] == local.GuardCommand { // the driver starts itself so while it takes a snapshot
+		if err := local.Guard(); err != nil {
+			log.Fatal(err)
+		}
+		return
+	}
+	cfg := local.Config{Log: slog.New(slog.NewTextHandler(os.Stderr, nil))}
+	flag.StringVar(&cfg.Name, "name", "", "name of the driver")
+	flag.StringVar(&cfg.NodeID, "node-id", "", "name of this node")
+	flag.StringVar(&cfg.Socket, "socket", "/csi/csi.sock", "socket to listen on")
+	flag.StringVar(&cfg.Root, "root", "/csi/data", "folder that holds the volumes")
+	attached := flag.String("attached", "/csi/attached", "folder that says what is attached")
+	flag.Parse()
+	if cfg.Name == "" || cfg.NodeID == "" || flag.NArg() > 0 {
+		log.Fatal("usage: attachingdriver --name NAME --node-id NODE [--socket PATH] [--root DIR] [--attached DIR]")
+	}
+	for _, dir := range []string{cfg.Root, *attached} {
+		if err := os.MkdirAll(dir, 0o711); err != nil {
+			log.Fatal(err)
+		}
+	}
+	if err := os.Remove(cfg.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+		log.Fatal(err)
+	}
+	l, err := net.Listen("unix", cfg.Socket)
+	if err != nil {
+		log.Fatal(err)
+	}
+	d := driver{Driver: local.New(cfg), attached: *attached, node: cfg.NodeID}
+	s := grpc.NewServer(grpc.UnaryInterceptor(said))
+	csi.RegisterIdentityServer(s, d)
+	csi.RegisterControllerServer(s, d)
+	csi.RegisterNodeServer(s, d)
+	log.Fatal(s.Serve(l))
+}
