@@ -39,14 +39,15 @@ func (d driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.
 }
 
 func (driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
-	return &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{{Type: &csi.PluginCapability_Service_{
-		Service: &csi.PluginCapability_Service{Type: csi.PluginCapability_Service_CONTROLLER_SERVICE}}}}}, nil
+	return &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{
+		{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: csi.PluginCapability_Service_CONTROLLER_SERVICE}}},
+		{Type: &csi.PluginCapability_VolumeExpansion_{VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: csi.PluginCapability_VolumeExpansion_ONLINE}}}}}, nil
 }
 
 func (driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
 	out := &csi.ControllerGetCapabilitiesResponse{}
 	for _, t := range []csi.ControllerServiceCapability_RPC_Type{csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
-		csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME} {
+		csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME, csi.ControllerServiceCapability_RPC_EXPAND_VOLUME} {
 		out.Capabilities = append(out.Capabilities, &csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{
 			Rpc: &csi.ControllerServiceCapability_RPC{Type: t}}})
 	}
@@ -136,30 +137,56 @@ func (d driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.Node
 }
 
 func (driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
-	return &csi.NodeGetCapabilitiesResponse{}, nil
+	out := &csi.NodeGetCapabilitiesResponse{}
+	for _, t := range []csi.NodeServiceCapability_RPC_Type{csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME} {
+		out.Capabilities = append(out.Capabilities, &csi.NodeServiceCapability{Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}}})
+	}
+	return out, nil
 }
 
-// NodePublishVolume mounts what is asked for, as a node without sense would: the journal tells whether it was the node's.
-func (d driver) NodePublishVolume(_ context.Context, q *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
-	return &csi.NodePublishVolumeResponse{}, d.of(q.GetVolumeId(), func(dir string) error {
+// ControllerExpandVolume says that a folder is larger, which it is not; the node is to be told as well.
+func (d driver) ControllerExpandVolume(_ context.Context, q *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
+	return &csi.ControllerExpandVolumeResponse{CapacityBytes: q.GetCapacityRange().GetRequiredBytes(), NodeExpansionRequired: true}, d.of(q.GetVolumeId(), there)
+}
+
+func (d driver) NodeExpandVolume(_ context.Context, q *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
+	return &csi.NodeExpandVolumeResponse{CapacityBytes: q.GetCapacityRange().GetRequiredBytes()}, d.of(q.GetVolumeId(), there)
+}
+
+// NodeStageVolume mounts what is asked for, as a node without sense would: the journal tells whether it was the node's.
+func (d driver) NodeStageVolume(_ context.Context, q *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+	return &csi.NodeStageVolumeResponse{}, d.of(q.GetVolumeId(), func(dir string) error {
 		if want := "data of " + q.GetVolumeId() + " at " + d.node; q.GetPublishContext()["path"] != want {
 			return status.Errorf(codes.InvalidArgument, "the publish context is %q, and what this node was told when it got the volume is %q", q.GetPublishContext(), want)
 		}
 		if err := there(dir); err != nil {
 			return err
 		}
-		at := q.GetTargetPath()
-		if mounted, err := isMounted(at); err != nil || mounted {
-			return err
-		}
-		if err := os.MkdirAll(at, 0o750); err != nil {
-			return err
-		}
-		if err := unix.Mount(filepath.Join(dir, "data"), at, "", unix.MS_BIND, ""); err != nil {
-			return err
-		}
-		return journal.Write(d.shared, journal.Line{What: journal.Mounted, Node: d.node, Volume: q.GetVolumeId(), Path: at})
+		return d.mount(q.GetVolumeId(), filepath.Join(dir, "data"), q.GetStagingTargetPath())
 	})
+}
+
+func (d driver) NodePublishVolume(_ context.Context, q *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	return &csi.NodePublishVolumeResponse{}, d.of(q.GetVolumeId(), func(string) error {
+		if mounted, err := isMounted(q.GetStagingTargetPath()); err != nil || !mounted {
+			return status.Errorf(codes.FailedPrecondition, "nothing is staged at %s (%v)", q.GetStagingTargetPath(), err)
+		}
+		return d.mount(q.GetVolumeId(), q.GetStagingTargetPath(), q.GetTargetPath())
+	})
+}
+
+// mount has a folder at another path too, once.
+func (d driver) mount(volume, from, at string) error {
+	if mounted, err := isMounted(at); err != nil || mounted {
+		return err
+	}
+	if err := os.MkdirAll(at, 0o750); err != nil {
+		return err
+	}
+	if err := unix.Mount(from, at, "", unix.MS_BIND, ""); err != nil {
+		return err
+	}
+	return journal.Write(d.shared, journal.Line{What: journal.Mounted, Node: d.node, Volume: volume, Path: at})
 }
 
 func isMounted(path string) (bool, error) {
@@ -168,15 +195,23 @@ func isMounted(path string) (bool, error) {
 }
 
 func (d driver) NodeUnpublishVolume(_ context.Context, q *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
-	return &csi.NodeUnpublishVolumeResponse{}, d.of(q.GetVolumeId(), func(string) error {
-		err := unix.Unmount(q.GetTargetPath(), 0)
+	return &csi.NodeUnpublishVolumeResponse{}, d.unmount(q.GetVolumeId(), q.GetTargetPath())
+}
+
+func (d driver) NodeUnstageVolume(_ context.Context, q *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+	return &csi.NodeUnstageVolumeResponse{}, d.unmount(q.GetVolumeId(), q.GetStagingTargetPath())
+}
+
+func (d driver) unmount(volume, at string) error {
+	return d.of(volume, func(string) error {
+		err := unix.Unmount(at, 0)
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) { // it is none, or not there
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		return journal.Write(d.shared, journal.Line{What: journal.Unmount, Node: d.node, Volume: q.GetVolumeId(), Path: q.GetTargetPath()})
+		return journal.Write(d.shared, journal.Line{What: journal.Unmount, Node: d.node, Volume: volume, Path: at})
 	})
 }
 

@@ -141,7 +141,7 @@ func (a attach) install() {
 		a.Fatalf("building the driver: %v\n%s", err, out)
 	}
 	bed.LoadImage(a, driverImage, map[string]string{"driver": program}, "/driver")
-	ctx, storage := context.Background(), a.cs.StorageV1()
+	ctx, storage, yes := context.Background(), a.cs.StorageV1(), true
 	if _, err := storage.CSIDrivers().Create(ctx, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: driverName,
 		Annotations: map[string]string{"keelson.dev/served-by": "agent"}}}, metav1.CreateOptions{}); err != nil {
 		a.Fatal(err)
@@ -149,12 +149,12 @@ func (a attach) install() {
 	a.Cleanup(func() { _ = storage.CSIDrivers().Delete(ctx, driverName, metav1.DeleteOptions{}) })
 	for name, parameters := range map[string]map[string]string{"attached": nil, "held": {"prefix": "held-"}} {
 		if _, err := storage.StorageClasses().Create(ctx, &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: driverName,
-			Parameters: parameters}, metav1.CreateOptions{}); err != nil {
+			Parameters: parameters, AllowVolumeExpansion: &yes}, metav1.CreateOptions{}); err != nil {
 			a.Fatal(err)
 		}
 		a.Cleanup(func() { _ = storage.StorageClasses().Delete(ctx, name, metav1.DeleteOptions{}) })
 	}
-	both, yes, grace, labels := v1.MountPropagationBidirectional, true, int64(1), map[string]string{"app": "driver"}
+	both, grace, labels := v1.MountPropagationBidirectional, int64(1), map[string]string{"app": "driver"}
 	host := func(name, path string) v1.Volume {
 		kind := v1.HostPathDirectoryOrCreate
 		return v1.Volume{Name: name, VolumeSource: v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: path, Type: &kind}}}
@@ -164,8 +164,10 @@ func (a attach) install() {
 			Env:             []v1.EnvVar{{Name: "NODE", ValueFrom: &v1.EnvVarSource{FieldRef: &v1.ObjectFieldSelector{FieldPath: "spec.nodeName"}}}},
 			SecurityContext: &v1.SecurityContext{Privileged: &yes},
 			VolumeMounts: []v1.VolumeMount{{Name: "socket", MountPath: "/csi"}, {Name: "shared", MountPath: "/shared"},
-				{Name: "pods", MountPath: "/var/lib/kubelet/pods", MountPropagation: &both}}}},
-		Volumes: []v1.Volume{host("socket", "/var/lib/keelson/plugins/"+driverName), host("shared", a.shared), host("pods", "/var/lib/kubelet/pods")}}
+				{Name: "pods", MountPath: "/var/lib/kubelet/pods", MountPropagation: &both},
+				{Name: "plugins", MountPath: "/var/lib/kubelet/plugins", MountPropagation: &both}}}},
+		Volumes: []v1.Volume{host("socket", "/var/lib/keelson/plugins/"+driverName), host("shared", a.shared), host("pods", "/var/lib/kubelet/pods"),
+			host("plugins", "/var/lib/kubelet/plugins")}}
 	if _, err := a.cs.AppsV1().DaemonSets(a.ns).Create(ctx, &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "driver"}, Spec: appsv1.DaemonSetSpec{
 		Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: spec}}},
 		metav1.CreateOptions{}); err != nil {
@@ -370,9 +372,13 @@ func (a attach) powerOn(node string) {
 // tells.
 func (a attach) nothingLeft(p *v1.Pod) {
 	a.Helper()
+	claim, err := a.cs.CoreV1().PersistentVolumeClaims(a.ns).Get(context.Background(), "data-"+p.Name, metav1.GetOptions{})
+	if err != nil {
+		a.Fatal(err)
+	}
 	bed.Eventually(a, soon, func() error {
 		out, err := bed.Host(a, p.Spec.NodeName).Command(context.Background(), "sh", "-c", "ls /var/lib/kubelet/pods; cat /proc/self/mountinfo").Output()
-		if err == nil && bytes.Contains(out, []byte(p.UID)) {
+		if err == nil && (bytes.Contains(out, []byte(p.UID)) || bytes.Contains(out, []byte("/"+claim.Spec.VolumeName+"/data "))) {
 			err = fmt.Errorf("node %s has something of %s (%s): %s", p.Spec.NodeName, p.Name, p.UID, out)
 		}
 		return err

@@ -12,6 +12,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/deploy/lab"
 	"keelson.dev/keelson/test/bed"
@@ -37,7 +38,8 @@ func (a attach) life(fault, when string, strike func(node string)) {
 			a.Fatal(err)
 		}
 	}
-	for _, step := range []string{"CreateVolume", "ControllerPublishVolume", "NodePublishVolume", "NodeUnpublishVolume", "ControllerUnpublishVolume", "DeleteVolume"} {
+	for _, step := range []string{"CreateVolume", "ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume", "ControllerExpandVolume", "NodeExpandVolume",
+		"NodeUnpublishVolume", "NodeUnstageVolume", "ControllerUnpublishVolume", "DeleteVolume"} {
 		if err := os.WriteFile(filepath.Join(a.shared, "hold", step), []byte(when), 0o600); err != nil {
 			a.Fatal(err)
 		}
@@ -59,13 +61,19 @@ func (a attach) life(fault, when string, strike func(node string)) {
 	}
 	at("CreateVolume")
 	at("ControllerPublishVolume")
+	at("NodeStageVolume")
 	at("NodePublishVolume")
 	a.running(name, "", soon)
 	bed.Kctl(a, "-n", a.ns, "exec", name, "--", "sh", "-c", "echo kept > /data/file")
+	a.grow(name, "16Mi", func() {
+		at("ControllerExpandVolume")
+		at("NodeExpandVolume")
+	})
 	if err := a.cs.CoreV1().Pods(a.ns).Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
 		a.Fatal(err)
 	}
 	at("NodeUnpublishVolume")
+	at("NodeUnstageVolume")
 	at("ControllerUnpublishVolume")
 	a.goneIs(name)
 	if b, err := os.ReadFile(filepath.Join(a.shared, "volumes", volume, "data", "file")); err != nil || string(b) != "kept\n" {
@@ -76,6 +84,23 @@ func (a attach) life(fault, when string, strike func(node string)) {
 	}
 	at("DeleteVolume")
 	a.nothingOf(volume, string(claim.UID))
+}
+
+// grow has a claim that is in use grow, and waits until it has.
+func (a attach) grow(claim, size string, meanwhile func()) {
+	a.Helper()
+	ctx, claims := context.Background(), a.cs.CoreV1().PersistentVolumeClaims(a.ns)
+	if _, err := claims.Patch(ctx, claim, types.MergePatchType, []byte(`{"spec": {"resources": {"requests": {"storage": "`+size+`"}}}}`), metav1.PatchOptions{}); err != nil {
+		a.Fatal(err)
+	}
+	meanwhile()
+	bed.Eventually(a, soon, func() error {
+		c, err := claims.Get(ctx, claim, metav1.GetOptions{})
+		if err == nil && (c.Status.Capacity.Storage().String() != size || len(c.Status.Conditions) > 0) {
+			err = fmt.Errorf("claim %s is %+v", claim, c.Status)
+		}
+		return err
+	})
 }
 
 // strikeAt waits until the driver has made a call, and strikes before its answer goes out.
