@@ -179,7 +179,7 @@ func (b beside) sh(pod, script string) string {
 
 // F110: the community's external-provisioner, attacher, resizer and snapshotter, as they are released and with the rights
 // that they are released with, two pods each, serve a driver that the cluster does nothing for itself: its claims are
-// provisioned, attached, grown, snapshotted, restored and deleted again.
+// provisioned, attached, grown, snapshotted, restored, cloned and deleted again.
 func TestCommunitySidecars(t *testing.T) {
 	b := beside{T: t, ns: bed.Namespace(t), programs: program(t, "csi-sidecars")}
 	b.driver = b.ns + ".csi.example"
@@ -197,7 +197,7 @@ func TestCommunitySidecars(t *testing.T) {
 	b.grows(volume)
 	step("grown")
 	b.snapshots()
-	step("snapshotted and restored")
+	step("snapshotted, restored and cloned")
 	b.removes()
 	step("deleted")
 }
@@ -212,6 +212,7 @@ func (b beside) provisions() string {
 	if out := b.kctl("get", "pvc/now", "pv/"+volume, "-o", "yaml"); strings.Contains(out, "keelson.dev/provisioning") || !strings.Contains(out, "volume.beta.kubernetes.io/storage-provisioner: "+b.driver) {
 		b.Errorf("the claim and its volume are not left to the provisioner:\n%s", out)
 	}
+	b.made("now")
 	b.user("writer", "now")
 	b.ready("writer")
 	b.sh("writer", "echo kept > /data/file; sync")
@@ -220,6 +221,16 @@ func (b beside) provisions() string {
 		b.Errorf("attachments are %q, not %q", at, want)
 	}
 	return volume
+}
+
+// made wants a claim's volume to be one that the provisioner itself says that it has made.
+func (b beside) made(claim string) {
+	b.Helper()
+	volume := b.kctl("get", "pvc/"+claim, "-o", "jsonpath={.spec.volumeName}")
+	by := b.kctl("get", "pv/"+volume, "-o", `jsonpath={.spec.csi.volumeAttributes.storage\.kubernetes\.io/csiProvisionerIdentity}`)
+	if !strings.HasSuffix(by, b.driver) {
+		b.Errorf("volume %s of claim %s is of provisioner %q", volume, claim, by)
+	}
 }
 
 // waits has a claim wait for its pod, by way of what the provisioner says of free storage; beforehand its leader is deleted.
@@ -243,6 +254,7 @@ func (b beside) waits() {
 	b.user("second", "wait")
 	b.user("vast", "vast")
 	b.ready("second")
+	b.made("wait")
 	b.becomes(sidecarNode, "pod/second", ".spec.nodeName")
 	if now, err := holder(); err != nil || now == first || now == "" {
 		b.Errorf("the lease is held by %q, and was by %q: %v", now, first, err)
@@ -280,24 +292,31 @@ func (b beside) grows(volume string) {
 	}
 }
 
-// snapshots keeps what a volume holds, and has a claim begin with it.
+// snapshots keeps what a volume holds, and has a claim begin with it, and another with what the volume holds by then.
 func (b beside) snapshots() {
 	b.Helper()
 	b.apply(b.read("testdata/csisnapshots.yaml"))
 	b.becomes("true", "volumesnapshot/kept", ".status.readyToUse")
 	b.sh("writer", "echo changed > /data/file; sync")
 	b.claim("restored", "now", "48Mi", ", dataSource: {apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: kept}")
-	b.user("reader", "restored")
-	b.ready("reader")
-	if out := b.sh("reader", "cat /data/file"); out != "kept" {
-		b.Errorf("of the snapshot comes %q", out)
+	b.claim("cloned", "wait", "48Mi", ", dataSource: {kind: PersistentVolumeClaim, name: now}")
+	for claim, want := range map[string]string{"restored": "kept", "cloned": "changed"} {
+		b.user("reader-of-"+claim, claim)
+		b.ready("reader-of-" + claim)
+		b.made(claim)
+		if out := b.sh("reader-of-"+claim, "cat /data/file"); out != want {
+			b.Errorf("in the claim that was %s there is %q", claim, out)
+		}
+	}
+	if out := b.kctl("get", "pvc/now", "-o", "jsonpath={.metadata.finalizers}"); !strings.Contains(out, "provisioner.storage.kubernetes.io/cloning-protection") {
+		b.Errorf("the claim that was cloned has %s", out) // the provisioner takes its finalizer away when the claim is deleted
 	}
 }
 
 // removes deletes all, of which nothing is left on the node either.
 func (b beside) removes() {
 	b.Helper()
-	b.kctl("delete", "pod/writer", "pod/second", "pod/reader")
+	b.kctl("delete", "pod/writer", "pod/second", "pod/reader-of-restored", "pod/reader-of-cloned")
 	b.kctl("delete", "pvc", "--all", "--timeout=60s")
 	b.kctl("delete", "volumesnapshot/kept", "--timeout=60s")
 	for _, kind := range []string{"pv", "volumeattachments", "volumesnapshotcontents"} {
