@@ -70,8 +70,11 @@ func (w *World) bound(c *corev1.PersistentVolumeClaim) (out []Finding) {
 		if p.Status.Phase != corev1.PodPending || p.Spec.NodeName == "" || told[p.Spec.NodeName] || len(out) >= most {
 			continue
 		}
-		e := w.event(p.UID, "FailedAttachVolume", "SuccessfulAttachVolume", "FailedMount")
-		if e == nil || e.Reason == "SuccessfulAttachVolume" {
+		e := w.unattached(p, c.Spec.VolumeName)
+		if e == nil {
+			e = w.event(p.UID, "FailedMount")
+		}
+		if got := w.event(p.UID, "SuccessfulAttachVolume"); e == nil || e.Reason == "FailedMount" && got != nil && seen(e).Before(seen(got)) {
 			continue
 		}
 		f := Finding{Object: name("persistentvolumeclaim", c), What: fmt.Sprintf("pod %s on node %s does not get its volume", p.Name, p.Spec.NodeName),
@@ -82,6 +85,28 @@ func (w *World) bound(c *corev1.PersistentVolumeClaim) (out []Finding) {
 		out = append(out, f)
 	}
 	return out
+}
+
+// unattached is the event that says why a volume is not attached for a pod, any one if it has no name; nil where nothing has
+// been said, or it has been attached since. Its node only says that it waits, and later.
+func (w *World) unattached(p *corev1.Pod, volume string) (worst *corev1.Event) {
+	about := func(e *corev1.Event) string {
+		_, rest, _ := strings.Cut(e.Message, `volume "`)
+		of, _, _ := strings.Cut(rest, `"`)
+		return of
+	}
+	for i := range w.Events {
+		e := &w.Events[i]
+		if e.InvolvedObject.UID != p.UID || e.Reason != "FailedAttachVolume" || volume != "" && about(e) != volume || worst != nil && seen(e).Before(seen(worst)) {
+			continue
+		}
+		if !slices.ContainsFunc(w.Events, func(o corev1.Event) bool {
+			return o.InvolvedObject.UID == p.UID && o.Reason == "SuccessfulAttachVolume" && about(&o) == about(e) && !seen(&o).Before(seen(e))
+		}) {
+			worst = e
+		}
+	}
+	return worst
 }
 
 // holders are commands that have a volume taken from the node that has it, for a pod on another.

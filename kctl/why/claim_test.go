@@ -33,6 +33,7 @@ func TestClaims(t *testing.T) {
 	has, other := pod("db-0", on("w1"), uses, ready(corev1.ConditionTrue)), pod("late", on("w2"), uses)
 	multi := said(other, "FailedAttachVolume", `Multi-Attach error for volume "pv-1": its access modes let one node have it, and node w1 has it for pod default/db-0: it moves when that pod is gone`, time.Second)
 	lostMulti := said(other, "FailedAttachVolume", `Multi-Attach error for volume "pv-1": its access modes let one node have it, and lost node w1 has it for pod default/db-0, and loses it in 12s at the latest`, time.Second)
+	waits := said(other, "FailedMount", `volume "data": it is not attached to this node: it has no VolumeAttachment to this node yet`, 0)
 	at := []storagev1.VolumeAttachment{attachment("w1", storagev1.VolumeAttachmentStatus{Attached: true})}
 	silent := node("w1", func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionUnknown })
 	refused := attachment("w2", storagev1.VolumeAttachmentStatus{AttachError: &storagev1.VolumeError{Message: "node w2: FailedPrecondition: node w9 has volume pv-1"}})
@@ -55,7 +56,10 @@ func TestClaims(t *testing.T) {
 		{"wanted by two nodes", World{Pods: both, Attachments: at, Events: []corev1.Event{multi}, Nodes: []corev1.Node{node("w1")}}, bound},
 		{"wanted, and a lost node has it", World{Pods: both, Attachments: at, Events: []corev1.Event{lostMulti}, Nodes: []corev1.Node{silent}}, bound},
 		{"wanted, and who has it may not be read", World{Pods: both, Events: []corev1.Event{multi}, Unread: []string{Attachments, Nodes}}, bound},
-		{"got after all", World{Pods: both, Attachments: at, Events: []corev1.Event{multi, said(other, "SuccessfulAttachVolume", "done", 0)}}, bound},
+		{"got after all", World{Pods: both, Attachments: at, Events: []corev1.Event{multi, said(other, "SuccessfulAttachVolume", `AttachVolume.Attach succeeded for volume "pv-1"`, 0)}}, bound},
+		{"wanted by two nodes, and the node has said that it waits", World{Pods: both, Attachments: at, Events: []corev1.Event{multi, waits}, Nodes: []corev1.Node{node("w1")}}, bound},
+		{"its pod", World{Events: []corev1.Event{multi, waits}, Nodes: []corev1.Node{node("w2")}}, other},
+		{"its pod, when it has the volume", World{Events: []corev1.Event{multi, waits, said(other, "SuccessfulAttachVolume", `AttachVolume.Attach succeeded for volume "pv-1"`, 0)}, Nodes: []corev1.Node{node("w2")}}, other},
 		{"refused by the driver", World{Pods: both[1:], Attachments: []storagev1.VolumeAttachment{refused},
 			Events: []corev1.Event{said(other, "FailedAttachVolume", `AttachVolume.Attach failed for volume "pv-1" : node w2: FailedPrecondition: node w9 has volume pv-1`, time.Second)}}, bound},
 		{"no driver on the node", World{Pods: both[1:], Attachments: []storagev1.VolumeAttachment{nowhere}}, bound},

@@ -181,11 +181,24 @@ func (w *World) starting(p *corev1.Pod) *Finding {
 	if p.Status.StartTime != nil {
 		f.Since = p.Status.StartTime
 	}
-	if e := w.event(p.UID, "FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox"); e != nil {
+	e := w.unattached(p, "")
+	if e == nil {
+		e = w.event(p.UID, "FailedMount", "FailedCreatePodSandBox")
+	}
+	if e != nil {
 		switch e.Reason {
 		case "FailedCreatePodSandBox":
 			f.Because = "its sandbox (network, cgroup) cannot be made: " + line(e.Message)
 			f.Mend = []string{"kctl why node/" + p.Spec.NodeName}
+		case "FailedAttachVolume":
+			f.Because = "a volume is not attached to its node: " + line(e.Message)
+			f.Mend = []string{"kctl get volumeattachments   # who has which volume"}
+			for _, v := range p.Spec.Volumes {
+				if v.PersistentVolumeClaim != nil {
+					f.Mend = append(f.Mend, kctl(p, "why persistentvolumeclaim/%s", v.PersistentVolumeClaim.ClaimName))
+				}
+			}
+			f.Mend = bounded(f.Mend)
 		default:
 			f.Because = "a volume cannot be mounted: " + line(e.Message)
 			f.Mend = missing(p, e.Message)
