@@ -181,6 +181,7 @@ func (b beside) sh(pod, script string) string {
 // that they are released with, two pods each, serve a driver that the cluster does nothing for itself: its claims are
 // provisioned, attached, grown, snapshotted, restored, cloned and deleted again.
 func TestCommunitySidecars(t *testing.T) {
+	t.Parallel() // it waits for a lease most of the time
 	b := beside{T: t, ns: bed.Namespace(t), programs: program(t, "csi-sidecars")}
 	b.driver = b.ns + ".csi.example"
 	began := time.Now()
