@@ -3,8 +3,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -148,12 +146,7 @@ func (w world) things(node string, capacity, allocatable int64) {
 // thingPlugin runs the plugin on a node.
 func (w world) thingPlugin(node string) {
 	w.Helper()
-	binary := filepath.Join(w.TempDir(), "plugin")
-	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", binary, "keelson.dev/keelson/test/e2e/deviceplugin")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		w.Fatalf("building the plugin: %v\n%s", err, out)
-	}
+	binary := filepath.Join(bed.Build(w, "keelson.dev/keelson/test/e2e/deviceplugin"), "deviceplugin")
 	bed.LoadImage(w, thingPluginImage, map[string]string{"plugin": binary}, "/plugin")
 	host := bed.Host(w, node)
 	if out, err := host.Command(context.Background(), "sh", "-c", "mkdir -p "+thingDir+" && echo driver > "+thingDir+"/driver").CombinedOutput(); err != nil {

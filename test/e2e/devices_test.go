@@ -3,8 +3,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -144,12 +142,7 @@ func (w world) deviceHealth(pod, told string, want v1.ResourceHealthStatus) {
 // deviceDriver runs the driver in a pod of a node.
 func (w world) deviceDriver(node string) {
 	w.Helper()
-	binary := filepath.Join(w.TempDir(), "driver")
-	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", binary, "keelson.dev/keelson/test/e2e/devicedriver")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		w.Fatalf("building the driver: %v\n%s", err, out)
-	}
+	binary := filepath.Join(bed.Build(w, "keelson.dev/keelson/test/e2e/devicedriver"), "devicedriver")
 	bed.LoadImage(w, deviceDriverImage, map[string]string{"driver": binary}, "/driver")
 	p := pod("driver", deviceDriverImage)
 	c := &p.Spec.Containers[0]

@@ -3,8 +3,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -93,13 +91,7 @@ func TestDriverInAPod(t *testing.T) {
 // loadDriver makes the image of the driver and its sidecars and loads it into the lab.
 func (w world) loadDriver() {
 	w.Helper()
-	dir := w.TempDir()
-	sidecar := filepath.Join(dir, "sidecar")
-	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", sidecar, "keelson.dev/keelson/test/e2e/sidecar")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		w.Fatalf("building the sidecar: %v\n%s", err, out)
-	}
+	sidecar := filepath.Join(bed.Build(w, "keelson.dev/keelson/test/e2e/sidecar"), "sidecar")
 	driver := filepath.Join(bed.Lab().Config.BinDir, "keelson-csi-local")
 	bed.LoadImage(w, podDriverImage, map[string]string{"driver": driver, "sidecar": sidecar}, "/driver")
 }

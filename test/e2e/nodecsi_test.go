@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -97,12 +95,7 @@ func TestInlineVolume(t *testing.T) {
 		t.Errorf("without the driver: %q", m)
 	}
 	const image = "example.com/storage/inline:v1"
-	program := filepath.Join(t.TempDir(), "driver")
-	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", program, "keelson.dev/keelson/test/e2e/inlinedriver")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("building the driver: %v\n%s", err, out)
-	}
+	program := filepath.Join(bed.Build(t, "keelson.dev/keelson/test/e2e/inlinedriver"), "inlinedriver")
 	bed.LoadImage(t, image, map[string]string{"driver": program}, "/driver")
 	dir, both := "/var/lib/keelson/plugins/"+name, ptr(v1.MountPropagationBidirectional)
 	host := func(name, path string) v1.Volume {
