@@ -71,6 +71,20 @@ func loopbackUp() error {
 	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, ifr)
 }
 
+// removeUnpinned removes the file of an agent that was killed before it pinned its namespace there: network plugins know what
+// to do where there is none, and stumble over what is none.
+func removeUnpinned(path string) error {
+	var on unix.Statfs_t
+	err := unix.Statfs(path, &on)
+	switch {
+	case err == unix.ENOENT, err == nil && on.Type == unix.NSFS_MAGIC:
+		return nil
+	case err != nil:
+		return fmt.Errorf("look at network namespace %s: %w", path, err)
+	}
+	return ignoreMissing(os.Remove(path))
+}
+
 // removeNetns unpins; safe when there is nothing.
 func removeNetns(path string) error {
 	for {

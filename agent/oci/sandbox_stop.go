@@ -81,7 +81,11 @@ func (r *Runtime) stopSandbox(ctx context.Context, s *sandbox) error {
 		half := s.rec.State == SandboxCreating || s.rec.State == SandboxPrepared
 		r.mu.Unlock()
 		if _, err := os.Stat(r.netnsPath(s.rec.ID)); err == nil || half {
-			if err := r.cfg.Network.Del(ctx, s.networkRequest(r)); err != nil {
+			err := removeUnpinned(r.netnsPath(s.rec.ID))
+			if err == nil {
+				err = r.cfg.Network.Del(ctx, s.networkRequest(r))
+			}
+			if err != nil {
 				errs = append(errs, fmt.Errorf("give the network back: %w", err))
 			} else {
 				errs = append(errs, removeNetns(r.netnsPath(s.rec.ID)))
