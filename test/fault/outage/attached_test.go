@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -134,12 +133,7 @@ func TestAttachedVolumesMove(t *testing.T) {
 // install runs the driver on all nodes, each process with the folder that they share.
 func (a attach) install() {
 	a.Helper()
-	program := filepath.Join(a.TempDir(), "driver")
-	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", program, "keelson.dev/keelson/test/fault/attachdriver")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		a.Fatalf("building the driver: %v\n%s", err, out)
-	}
+	program := filepath.Join(bed.Build(a, "keelson.dev/keelson/test/fault/attachdriver"), "attachdriver")
 	bed.LoadImage(a, driverImage, map[string]string{"driver": program}, "/driver")
 	ctx, storage, yes := context.Background(), a.cs.StorageV1(), true
 	if _, err := storage.CSIDrivers().Create(ctx, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: driverName,
