@@ -63,7 +63,7 @@ var notAllowed = []rule{
 	{"raftstore", []string{"k8s.io"}, "the store knows nothing of Kubernetes"},
 	{"agent", []string{"k8s.io/client-go"}, "the agent has one door, its session"},
 	{"proto", []string{"k8s.io"}, "objects travel as bytes"},
-	{"internal", []string{"k8s.io", "github.com", "google.golang.org"}, "standard library only"},
+	{"internal", []string{"k8s.io", "github.com", "google.golang.org"}, "standard library only, but for the YAML that settings reads"},
 	{"", []string{"k8s.io/kubernetes", "go.etcd.io/etcd", "github.com/containerd/containerd"}, "what users flee from is not linked"},
 }
 

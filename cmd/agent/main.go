@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -25,7 +26,18 @@ func main() {
 	}
 	cfg := node.Flags(flag.CommandLine)
 	verbose := flag.Bool("verbose", false, "log every action")
+	apply := node.Configured(flag.CommandLine)
+	flag.Usage = usage
 	flag.Parse()
+	leaves := flag.NArg() == 1 && flag.Arg(0) == "remove-network"
+	if flag.NArg() > 0 && !leaves {
+		fail(2, "unexpected argument "+flag.Arg(0)+": there is remove-network alone, for a node that leaves its cluster; see --help")
+	}
+	if !leaves {
+		if err := apply(); err != nil {
+			fail(2, err.Error())
+		}
+	}
 	level := slog.LevelInfo
 	if *verbose {
 		level = slog.LevelDebug
@@ -34,14 +46,11 @@ func main() {
 	if err := memory.Shield(memory.Daemon); err != nil {
 		cfg.Log.Warn("the agent cannot be shielded from the OOM killer", "error", err)
 	}
-	if flag.NArg() == 1 && flag.Arg(0) == "remove-network" {
+	if leaves {
 		if err := network.Remove(context.Background()); err != nil {
 			fail(1, err.Error())
 		}
 		return
-	}
-	if flag.NArg() > 0 {
-		fail(2, "unexpected argument "+flag.Arg(0)+": there is remove-network alone, for a node that leaves its cluster; see --help")
 	}
 	if err := cfg.Complete(); err != nil {
 		fail(2, err.Error())
@@ -58,6 +67,21 @@ func main() {
 	if err := n.Run(ctx); err != nil && !errors.Is(err, context.Canceled) {
 		fail(1, err.Error())
 	}
+}
+
+func usage() {
+	out := flag.CommandLine.Output()
+	fmt.Fprint(out, `Runs the pods of one Linux machine.
+
+  keelson-agent --server 192.0.2.11:6444 --token-file /var/lib/keelson/token
+  keelson-agent --config /etc/keelson/agent.yaml
+  keelson-agent remove-network        # of a node that leaves its cluster
+
+What is no flag on the command line is asked of the environment, then of the file --config: each flag's help ends with
+its key in the file and its name in the environment.
+
+`)
+	flag.PrintDefaults()
 }
 
 func fail(code int, message string) {

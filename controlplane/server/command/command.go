@@ -24,13 +24,15 @@ func New(version string) *cobra.Command {
 		Use:   "keelson-controlplane",
 		Short: "One replica of a Keelson control plane",
 		Long: "One replica of a Keelson control plane: a raft-replicated store, the Kubernetes API over it,\n" +
-			"and, on the leader, controllers and scheduler.",
+			"and, on the leader, controllers and scheduler.\n\n" +
+			"What is no flag on the command line is asked of the environment, then of the file --config.",
 		Example:       "  keelson-controlplane init --advertise-address 192.0.2.11\n  keelson-controlplane run --advertise-address 192.0.2.11",
 		Version:       version,
 		SilenceErrors: true, SilenceUsage: true,
 	}
 	root.AddCommand(initCommand(), joinCommand(), runCommand(version),
 		restoreCommand(), verifyCommand(), recoverCommand(), rebuildCommand(), convertCommand(), group(keysCommand()), group(peerCACommand()), inspectCommand(), addFamilyCommand())
+	configured(root)
 	return callAs(root, os.Args[0])
 }
 

@@ -1,0 +1,87 @@
+package node
+
+import (
+	"flag"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"keelson.dev/keelson/internal/settings"
+)
+
+func configured(t *testing.T, file string, args ...string) (*Config, error) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "agent.yaml")
+	if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fs := flag.NewFlagSet("keelson-agent", flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	c := Flags(fs)
+	apply := Configured(fs)
+	if err := fs.Parse(append(args, "--config="+path)); err != nil {
+		t.Fatal(err)
+	}
+	return c, apply()
+}
+
+func TestSettingsOfTheFile(t *testing.T) {
+	c, err := configured(t, `
+server: [192.0.2.11:6444, 192.0.2.12:6444]
+node-name: w1
+token-file: /var/lib/keelson/token
+max-pods: 50
+local-volumes: false
+fence-after: 30s
+node-labels: [disk=fast, zone=a]
+taints: ["dedicated=db:NoSchedule"]
+registry-mirror: ["*=mirror.example.com"]
+wireguard-port: 51821
+`, "--max-pods=60", "--server=192.0.2.13:6444")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(c.Servers, []string{"192.0.2.13:6444"}) || c.MaxPods != 60 {
+		t.Errorf("servers %v and %d pods: want those of the flags alone", c.Servers, c.MaxPods)
+	}
+	if c.NodeName != "w1" || c.LocalVolumes || c.FenceAfter.Seconds() != 30 || c.Labels["disk"] != "fast" || c.Labels["zone"] != "a" ||
+		len(c.Taints) != 1 || c.RegistryMirrors["*"] == nil || c.wireguard.Port != 51821 || c.TokenFile != "/var/lib/keelson/token" {
+		t.Errorf("the file has no effect: %+v", c)
+	}
+	for file, want := range map[string]string{
+		"taints: [nothing]":    "line 1: taints: ",
+		"nodelabels: [a=b]":    "the nearest is node-labels",
+		"server: 192.0.2.11":   "line 1: server: want a list",
+		"kubelet-port: 100000": "line 1: kubelet-port: ",
+		"verbose: true":        "unknown key", // the program declares it, not the node
+	} {
+		if _, err := configured(t, file); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", file, err, want)
+		}
+	}
+}
+
+// A flag that may be given several times is a list in the file.
+func TestWhichKeysAreLists(t *testing.T) {
+	fs := flag.NewFlagSet("keelson-agent", flag.ContinueOnError)
+	Flags(fs)
+	Configured(fs)
+	fs.VisitAll(func(f *flag.Flag) {
+		_, several := f.Value.(list)
+		several = several || strings.Contains(f.Usage, "repeatable") || strings.Contains(f.Usage, ",...")
+		if k, ok := lists[f.Name]; several && !ok || ok && !several && k == settings.Many {
+			t.Errorf("--%s can be given several times: %v; its key is a list: %v", f.Name, several, ok)
+		}
+		if f.Name != "config" && !strings.Contains(f.Usage, "[key "+f.Name+", "+settings.Environment(f.Name)+"]") {
+			t.Errorf("--%s does not say how it is called elsewhere: %s", f.Name, f.Usage)
+		}
+	})
+	for name := range lists {
+		if fs.Lookup(name) == nil {
+			t.Errorf("there is no --%s", name)
+		}
+	}
+}

@@ -1,0 +1,78 @@
+package command
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"keelson.dev/keelson/internal/settings"
+)
+
+// What the file and the environment say counts as if it were on the command line: a verb's own checks judge it.
+func TestSettingsOfTheFile(t *testing.T) {
+	at := "name: cp1\ndata-dir: " + founded(t) + "\nadvertise-address: 127.0.0.1\n"
+	for _, c := range []struct {
+		args, file, env string
+		want            string
+	}{
+		{"run", at + "store-quota: 1Mi", "", "--store-quota 1048576 bytes: want at least 16Mi"},
+		{"run", at + "store-quota: 1Mi", "KEELSON_STORE_QUOTA=2Mi", "--store-quota 2097152 bytes: want at least 16Mi"},
+		{"run --store-quota=3Mi", at + "store-quota: 1Mi", "KEELSON_STORE_QUOTA=2Mi", "--store-quota 3145728 bytes: want at least 16Mi"},
+		{"run", at + "eviction-seconds: -1", "", "--eviction-seconds -1"},
+		{"run", at, "KEELSON_EVICTION_SECONDS=x", "KEELSON_EVICTION_SECONDS in the environment: "},
+		{"run", at + "store_quota: 1Gi", "", `line 4: unknown key "store_quota": the nearest is store-quota`},
+		{"run", at + "name: cp2", "", "line 4: key name is there twice: it stands in line 1 already"},
+		{"run", at + "output: json", "", `line 4: unknown key "output"`},
+		{"run", at + "unsafe-lost-majority: true", "", `line 4: unknown key "unsafe-lost-majority"`},
+		{"run", at + "enable-admission-plugins: PodSecurity", "", "line 4: enable-admission-plugins: want a list"},
+		{"run", at + "cluster-cidr: 10.0.0.0/8\nhistory-revisions: 10", "", "--history-revisions 10: want at least 1000"}, // init's keys may stay
+		{"join", at + "server: [192.0.2.1]\ntoken: x", "", "token"},
+		{"convert-log", at + "log-store: etcd", "", `--to "": want bolt or wal`},
+		{"init", at, "", "belongs to a cluster already"}, // there is a cluster in the folder that the file names
+	} {
+		t.Run(c.args+" "+strings.TrimPrefix(c.file, at)+c.env, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "controlplane.yaml")
+			if err := os.WriteFile(path, []byte(c.file), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if name, value, ok := strings.Cut(c.env, "="); ok {
+				t.Setenv(name, value)
+			}
+			out, err := run(append(strings.Fields(c.args), "--config="+path)...)
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v %s\nwant %s", err, out, c.want)
+			}
+		})
+	}
+	if _, err := run("run", "--config=/does/not/exist"); err == nil || !strings.Contains(err.Error(), "/does/not/exist") {
+		t.Errorf("a file that is named must exist: %v", err)
+	}
+}
+
+// --help names the key and the environment of every flag that has them, and of no other.
+func TestHelpNamesTheKeys(t *testing.T) {
+	root := New("test")
+	keys := keysOf(root)
+	for verb, want := range map[string][2]string{
+		"run":        {"[key store-quota, KEELSON_STORE_QUOTA]", "KEELSON_CONFIG"},
+		"init":       {"[key cluster-cidr, KEELSON_CLUSTER_CIDR]", "KEELSON_OUTPUT"},
+		"restore":    {"[key data-dir, KEELSON_DATA_DIR]", "KEELSON_REPLACE"},
+		"add-family": {"[key data-dir, KEELSON_DATA_DIR]", "KEELSON_CLUSTER_CIDR"}, // the ranges of init are not the lacking ones
+	} {
+		out, err := run(verb, "--help")
+		if err != nil || !strings.Contains(out, want[0]) || strings.Contains(out, want[1]) {
+			t.Errorf("%s --help: %v: want %s and not %s in\n%s", verb, err, want[0], want[1], out)
+		}
+	}
+	for _, k := range keys {
+		for _, c := range root.Commands() {
+			if f := c.Flags().Lookup(k.name); f != nil && takes(keys, c, k.name) && kindOf(f) != k.kind {
+				t.Errorf("%s takes --%s as %v, another verb as %v", c.Name(), k.name, kindOf(f), k.kind)
+			}
+		}
+		if k.name == "help" || k.name == "config" || strings.HasPrefix(settings.Environment(k.name), "KEELSON_LAB") {
+			t.Errorf("%s is no key", k.name)
+		}
+	}
+}

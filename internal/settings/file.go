@@ -1,0 +1,221 @@
+package settings
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// entry is what a file says of one key.
+type entry struct {
+	line   int
+	values []string
+}
+
+// read is what a file says, by key.
+func read(flags []Flag, file File) (map[string]entry, error) {
+	if file.Path == "" {
+		return nil, nil
+	}
+	content, err := contentOf(file.Path)
+	if errors.Is(err, fs.ErrNotExist) && !file.Must {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the configuration: %w", err)
+	}
+	entries, err := parse(flags, content)
+	if err != nil {
+		return nil, fmt.Errorf("%s%w", file.Path, err)
+	}
+	return entries, nil
+}
+
+// contentOf reads a regular file of bounded size: nothing that never ends, and nothing that waits for somebody to write.
+func contentOf(path string) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is no regular file", path)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	content, err := io.ReadAll(io.LimitReader(f, MaxSize+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(content) > MaxSize {
+		return nil, fmt.Errorf("%s is larger than %d bytes, which is the most that a configuration may be", path, MaxSize)
+	}
+	return content, nil
+}
+
+// parse judges a file by the flags. Its errors begin with what comes after the file's name.
+func parse(flags []Flag, content []byte) (map[string]entry, error) {
+	if n := bytes.Count(content, []byte("[")) + bytes.Count(content, []byte("{")); n > 1000 {
+		return nil, fmt.Errorf(": %d brackets: no configuration has so many", n)
+	}
+	dec := yaml.NewDecoder(bytes.NewReader(content))
+	var doc, more yaml.Node
+	switch err := dec.Decode(&doc); {
+	case errors.Is(err, io.EOF):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf(": %s", strings.TrimPrefix(err.Error(), "yaml: "))
+	}
+	if err := dec.Decode(&more); !errors.Is(err, io.EOF) {
+		return nil, errors.New(": there is more than one document: want one")
+	}
+	top := doc.Content[0]
+	if top.Kind == yaml.ScalarNode && top.Tag == "!!null" {
+		return nil, nil
+	}
+	if top.Kind != yaml.MappingNode {
+		return nil, fmt.Errorf(", line %d: want lines of the form 'key: value'", top.Line)
+	}
+	known := make(map[string]Flag, len(flags))
+	for _, f := range flags {
+		known[f.Name] = f
+	}
+	out := map[string]entry{}
+	for i := 0; i < len(top.Content); i += 2 {
+		key, value := top.Content[i], top.Content[i+1]
+		f, ok := known[key.Value]
+		if key.Kind != yaml.ScalarNode || !ok {
+			return nil, fmt.Errorf(", line %d: unknown key %s%s", key.Line, shown(key.Value), nearest(key.Value, flags))
+		}
+		if first, again := out[f.Name]; again {
+			return nil, fmt.Errorf(", line %d: key %s is there twice: it stands in line %d already", key.Line, f.Name, first.line)
+		}
+		values, err := valuesOf(f.Kind, value)
+		if err != nil {
+			return nil, fmt.Errorf(", line %d: %s: %w", value.Line, f.Name, err)
+		}
+		out[f.Name] = entry{line: key.Line, values: values}
+	}
+	return out, nil
+}
+
+// valuesOf are the texts that a flag of this kind is set to.
+func valuesOf(kind Kind, n *yaml.Node) ([]string, error) {
+	if kind != Many && kind != Joined {
+		text, err := scalar(kind, n)
+		return []string{text}, err
+	}
+	if n.Kind != yaml.SequenceNode {
+		return nil, fmt.Errorf("want a list such as [a, b], not %s", called(n))
+	}
+	var values []string
+	for _, below := range n.Content {
+		text, err := scalar(Text, below)
+		if err != nil {
+			return nil, err
+		}
+		if strings.ContainsRune(text, ',') {
+			return nil, fmt.Errorf("%s: want an entry of the list for each of these", shown(text))
+		}
+		values = append(values, text)
+	}
+	if kind == Joined && len(values) > 0 {
+		values = []string{strings.Join(values, ",")}
+	}
+	return values, nil
+}
+
+func scalar(kind Kind, n *yaml.Node) (string, error) {
+	if n.Kind == yaml.ScalarNode {
+		switch n.Tag {
+		case "!!str", "!!float", "!!timestamp":
+			if kind == Text {
+				return n.Value, nil
+			}
+		case "!!int":
+			if kind == Text || kind == Number {
+				return n.Value, nil
+			}
+		case "!!bool":
+			if kind == Truth {
+				return n.Value, nil
+			}
+		}
+	}
+	return "", fmt.Errorf("want %s, not %s", kind, called(n))
+}
+
+// called says what a value is.
+func called(n *yaml.Node) string {
+	switch n.Kind {
+	case yaml.SequenceNode:
+		return "a list"
+	case yaml.MappingNode:
+		return "keys of its own"
+	case yaml.AliasNode:
+		return "an alias of another value"
+	}
+	switch n.Tag {
+	case "!!null":
+		return "nothing (to have the default, leave the key out)"
+	case "!!str":
+		return "the text " + shown(n.Value)
+	case "!!bool":
+		return n.Value + " (in quotes it is text)"
+	}
+	return shown(n.Value)
+}
+
+// shown is a text of bounded length in quotes.
+func shown(text string) string {
+	if len(text) > 64 {
+		return fmt.Sprintf("%.64q...", text)
+	}
+	return fmt.Sprintf("%q", text)
+}
+
+// nearest names the key that was meant, if one is near.
+func nearest(key string, flags []Flag) string {
+	best, least := "", 4
+	if len(key) > 64 {
+		return ""
+	}
+	for _, f := range flags {
+		if d := distance(strings.ToLower(strings.ReplaceAll(key, "_", "-")), f.Name); d < least {
+			best, least = f.Name, d
+		}
+	}
+	if best == "" {
+		return ": --help lists the keys"
+	}
+	return ": the nearest is " + best
+}
+
+// distance is how many letters have to be put in, taken out or changed to make one word of the other.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		corner := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			change := corner
+			if a[i] != b[j] {
+				change++
+			}
+			corner = row[j+1]
+			row[j+1] = min(change, corner+1, row[j]+1)
+		}
+	}
+	return row[len(b)]
+}

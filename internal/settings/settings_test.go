@@ -1,0 +1,213 @@
+package settings
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// daemon is a small set of flags of every kind.
+type daemon struct {
+	name  string
+	loud  bool
+	pods  int64
+	every time.Duration
+	hosts []string
+	marks string
+}
+
+func flagsOf(d *daemon, args ...string) []Flag {
+	fs := flag.NewFlagSet("daemon", flag.ContinueOnError)
+	fs.StringVar(&d.name, "node-name", "default", "")
+	fs.BoolVar(&d.loud, "loud", true, "")
+	fs.Int64Var(&d.pods, "max-pods", 110, "")
+	fs.DurationVar(&d.every, "fence-after", time.Second, "")
+	fs.Func("server", "", func(s string) error { d.hosts = append(d.hosts, s); return nil })
+	fs.Func("marks", "", func(s string) error {
+		if s == "bad" {
+			return errors.New("this is no mark")
+		}
+		d.marks = s
+		return nil
+	})
+	fs.String("config", "", "")
+	if err := fs.Parse(args); err != nil {
+		panic(err)
+	}
+	return append(OfFlagSet(fs, map[string]Kind{"server": Many, "marks": Joined}, "config"),
+		Flag{Name: "of-another-verb", Kind: Number})
+}
+
+func environment(of map[string]string) func(string) (string, bool) {
+	return func(name string) (string, bool) { v, ok := of[name]; return v, ok }
+}
+
+func TestTheNearestSourceCounts(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "agent.yaml")
+	file := "# all of it\nnode-name: file\nloud: false\nmax-pods: 7\nfence-after: 5s\nserver: [a, b]\nmarks:\n- k=v\n- l=w\nof-another-verb: 3\n"
+	if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	whole := daemon{"file", false, 7, 5 * time.Second, []string{"a", "b"}, "k=v,l=w"}
+	with := func(change func(*daemon)) daemon { d := whole; change(&d); return d }
+	for _, c := range []struct {
+		name string
+		args []string
+		env  map[string]string
+		want daemon
+	}{
+		{"the file", nil, nil, whole},
+		{"the environment before the file", nil, map[string]string{"KEELSON_NODE_NAME": "env", "KEELSON_SERVER": "x, y", "KEELSON_MARKS": "m=1,n=2", "KEELSON_LOUD": "true", "KEELSON_OTHER": "1"},
+			with(func(d *daemon) { d.name, d.hosts, d.marks, d.loud = "env", []string{"x", "y"}, "m=1,n=2", true })},
+		{"an empty one in the environment is none", nil, map[string]string{"KEELSON_NODE_NAME": ""}, whole},
+		{"flags before both", []string{"--node-name=flag", "--server=z", "--max-pods=1"}, map[string]string{"KEELSON_NODE_NAME": "env", "KEELSON_SERVER": "x"},
+			with(func(d *daemon) { d.name, d.hosts, d.pods = "flag", []string{"z"}, 1 })},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var got daemon
+			if err := Apply(flagsOf(&got, c.args...), File{Path: path, Must: true}, environment(c.env)); err != nil {
+				t.Fatal(err)
+			}
+			if !reflect.DeepEqual(got, c.want) {
+				t.Errorf("got %+v, want %+v", got, c.want)
+			}
+		})
+	}
+}
+
+// Each error names the file, the line and the key, and what to do.
+func TestWhatIsWrongInAFile(t *testing.T) {
+	for file, want := range map[string]string{
+		"node-name: a\nnode-nmae: b":             `FILE, line 2: unknown key "node-nmae": the nearest is node-name`,
+		"maxPods: 3":                             `FILE, line 1: unknown key "maxPods": the nearest is max-pods`,
+		"max_pods: 3":                            `FILE, line 1: unknown key "max_pods": the nearest is max-pods`,
+		"entirely: other":                        `FILE, line 1: unknown key "entirely": --help lists the keys`,
+		"config: /etc/x":                         `FILE, line 1: unknown key "config": --help lists the keys`,
+		"loud: true\n\nloud: false":              `FILE, line 3: key loud is there twice: it stands in line 1 already`,
+		"max-pods: many":                         `FILE, line 1: max-pods: want a whole number, not the text "many"`,
+		"max-pods: '3'":                          `FILE, line 1: max-pods: want a whole number, not the text "3"`,
+		"max-pods: 3.5":                          `FILE, line 1: max-pods: want a whole number, not "3.5"`,
+		"max-pods: 99999999999999999999":         `FILE, line 1: max-pods: want a whole number, not "99999999999999999999"`,
+		"max-pods: 9223372036854775808":          `FILE, line 1: max-pods: value out of range`,
+		"loud: 1":                                `FILE, line 1: loud: want true or false, not "1"`,
+		"loud: yes":                              `FILE, line 1: loud: want true or false, not the text "yes"`,
+		"node-name: true":                        `FILE, line 1: node-name: want text, not true (in quotes it is text)`,
+		"node-name:":                             `FILE, line 1: node-name: want text, not nothing (to have the default, leave the key out)`,
+		"node-name: [a]":                         `FILE, line 1: node-name: want text, not a list`,
+		"node-name: {a: b}":                      `FILE, line 1: node-name: want text, not keys of its own`,
+		"server: a":                              `FILE, line 1: server: want a list such as [a, b], not the text "a"`,
+		"server: [[a]]":                          `FILE, line 1: server: want text, not a list`,
+		"server: ['a,b']":                        `FILE, line 1: server: "a,b": want an entry of the list for each of these`,
+		"marks: [bad]":                           `FILE, line 1: marks: this is no mark`,
+		"fence-after: soon":                      `FILE, line 1: fence-after: parse error`,
+		"of-another-verb: x":                     `FILE, line 1: of-another-verb: want a whole number, not the text "x"`,
+		"node-name: &a x\nmarks: [*a]":           `FILE, line 2: marks: want text, not an alias of another value`,
+		"node-name: a\n---\nnode-name: b":        `FILE: there is more than one document: want one`,
+		"- a":                                    `FILE, line 1: want lines of the form 'key: value'`,
+		"node-name: a\n\tloud: b":                `FILE: line 2: found`,
+		"? [a]\n: b":                             `FILE, line 1: unknown key ""`,
+		"\"" + strings.Repeat("k", 99) + "\": 1": `FILE, line 1: unknown key "kkkk`,
+		strings.Repeat("[", 2000):                `FILE: 2000 brackets: no configuration has so many`,
+		strings.Repeat(" ", MaxSize+1):           `is larger than 1048576 bytes`,
+	} {
+		path := filepath.Join(t.TempDir(), "agent.yaml")
+		if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var d daemon
+		err := Apply(flagsOf(&d), File{Path: path}, environment(nil))
+		if err == nil || !strings.Contains(err.Error(), strings.ReplaceAll(want, "FILE", path)) {
+			t.Errorf("%.60q: %v\nwant %s", file, err, want)
+		} else if len(err.Error()) > 500 {
+			t.Errorf("%.60q: an error of %d bytes", file, len(err.Error()))
+		}
+	}
+}
+
+func TestWhichFilesMustExist(t *testing.T) {
+	dir := t.TempDir()
+	empty, pipe := filepath.Join(dir, "empty"), filepath.Join(dir, "pipe")
+	if err := errors.Join(os.WriteFile(empty, []byte("# nothing\n"), 0o600), syscall.Mkfifo(pipe, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		file File
+		want string
+	}{
+		{File{}, ""},
+		{File{Path: filepath.Join(dir, "none")}, ""},
+		{File{Path: filepath.Join(dir, "none"), Must: true}, "reading the configuration: stat " + dir + "/none: no such file"},
+		{File{Path: empty, Must: true}, ""},
+		{File{Path: dir}, dir + " is no regular file"},
+		{File{Path: pipe}, pipe + " is no regular file"}, // nobody will ever write into it
+		{File{Path: "/dev/zero"}, "/dev/zero is no regular file"},
+	} {
+		var d daemon
+		err := Apply(flagsOf(&d), c.file, environment(nil))
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%+v: %v, want %q", c.file, err, c.want)
+		}
+		if d.name != "default" {
+			t.Errorf("%+v: the name is %q", c.file, d.name)
+		}
+	}
+	var d daemon
+	if err := Apply(flagsOf(&d), File{}, environment(map[string]string{"KEELSON_MAX_PODS": "x"})); err == nil || !strings.HasPrefix(err.Error(), "KEELSON_MAX_PODS in the environment: ") {
+		t.Errorf("a wrong number in the environment: %v", err)
+	}
+}
+
+// Whatever is in a file, an answer comes within bounds, and nothing is set when there is an error of its form.
+func FuzzFile(f *testing.F) {
+	for _, seed := range []string{"node-name: a", "server: [a, b]", "loud: true\nloud: true", "a: &a [*a]", "<<: {node-name: x}", "? ? ?", "%YAML 1.1\n---\n", "\xff\xfe", "!!binary x: y"} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, content []byte) {
+		var d daemon
+		entries, err := parse(flagsOf(&d), content)
+		if err != nil && (entries != nil || err.Error() == "") {
+			t.Fatalf("%v together with %v", entries, err)
+		}
+		for key, e := range entries {
+			if e.line < 1 || key == "" {
+				t.Fatalf("key %q stands in line %d", key, e.line)
+			}
+		}
+	})
+}
+
+// What costs a parser most is answered before anybody looks at the clock.
+func TestHostileFilesAreAnsweredSoon(t *testing.T) {
+	half := MaxSize / 2
+	for name, content := range map[string]string{
+		"questions": strings.Repeat("? ", half), "dashes": strings.Repeat("- ", half), "indents": strings.Repeat("a:\n ", half/4),
+		"keys": func() string {
+			var b strings.Builder
+			for i := 0; b.Len() < MaxSize-20; i++ {
+				fmt.Fprintf(&b, "k%d: 1\n", i)
+			}
+			return b.String()
+		}(),
+		"anchors": strings.Repeat("&a ", half/3), "quotes": "'" + strings.Repeat("''", half/2), "colons": strings.Repeat(": ", half),
+		"tabs": "a:\n" + strings.Repeat("\t", half), "comments": strings.Repeat("#\n", half),
+	} {
+		t.Run(name, func(t *testing.T) {
+			var d daemon
+			began := time.Now()
+			_, err := parse(flagsOf(&d), []byte(content))
+			if took := time.Since(began); took > 5*time.Second {
+				t.Errorf("took %v", took)
+			}
+			if err == nil && name != "comments" {
+				t.Error("was accepted")
+			}
+		})
+	}
+}

@@ -1,0 +1,37 @@
+package settings
+
+import (
+	"flag"
+	"slices"
+)
+
+// OfFlagSet are the flags of the standard library's set, which was parsed. Those that are lists are named: a flag does not say so
+// itself. What is in except has no key.
+func OfFlagSet(fs *flag.FlagSet, kinds map[string]Kind, except ...string) []Flag {
+	given := map[string]bool{}
+	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	var out []Flag
+	fs.VisitAll(func(f *flag.Flag) {
+		if slices.Contains(except, f.Name) {
+			return
+		}
+		out = append(out, Flag{Name: f.Name, Kind: kindOf(f, kinds), Given: given[f.Name],
+			Set: func(s string) error { return fs.Set(f.Name, s) }})
+	})
+	return out
+}
+
+func kindOf(f *flag.Flag, kinds map[string]Kind) Kind {
+	if k, ok := kinds[f.Name]; ok {
+		return k
+	}
+	if g, ok := f.Value.(flag.Getter); ok {
+		switch g.Get().(type) {
+		case bool:
+			return Truth
+		case int, int64, uint, uint64:
+			return Number
+		}
+	}
+	return Text
+}
