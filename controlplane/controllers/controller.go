@@ -23,6 +23,7 @@
 //	customresourcedefinition.New(d)    rebalance.New(d, rebalance.Options{Trial: ...})
 //	volumeexpansion.New(d, fleet)      volumeprovision.New(d, fleet)
 //	volumecapacity.New(d, fleet)       volumeattach.New(d, fleet)
+//	volumeattributes.New(d, fleet)
 //	resourceclaim.New(d)               devicetainteviction.New(d)
 //	resourceslice.New(d)
 //	resourcequota.New(d)               serviceaccount.NewTokens(d, caPEM, sign)

@@ -106,6 +106,44 @@ func NodesReaching(v *corev1.PersistentVolume, csiNodes, nodes cache.SharedIndex
 		v.Spec.CSI.Driver, reaches, reaches)
 }
 
+// mostNodes is how many nodes are asked for a volume that does not say where it is.
+const mostNodes = 32
+
+// Reaching has something done by the driver of a volume on the nodes that reach it, one after the other until one knows the
+// volume: those written by hand may not say on which node they are. It returns the node that was asked last.
+func Reaching(v *corev1.PersistentVolume, csiNodes, nodes cache.SharedIndexInformer, do func(node string) error) (node string, err error) {
+	all, err := NodesReaching(v, csiNodes, nodes)
+	if err != nil {
+		return "", err
+	}
+	for _, node = range all[:min(len(all), mostNodes)] {
+		if err = do(node); status.Code(err) != codes.NotFound {
+			break
+		}
+	}
+	return node, err
+}
+
+// Modifies says why a driver on a node cannot be asked to give volumes the attributes of a class; the error has a code of
+// gRPC, Unimplemented where the driver does not do that at all.
+func Modifies(ctx context.Context, calls api.NodeDrivers, node, driver string) error {
+	res, err := DriverController(calls, node, driver).ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
+	if err != nil {
+		return fmt.Errorf("what CSI driver %s on node %s can do is not known: %w", driver, node, err)
+	}
+	if slices.ContainsFunc(res.GetCapabilities(), func(c *csi.ControllerServiceCapability) bool {
+		return c.GetRpc().GetType() == csi.ControllerServiceCapability_RPC_MODIFY_VOLUME
+	}) {
+		return nil
+	}
+	return status.Errorf(codes.Unimplemented, "CSI driver %s gives volumes no attributes of a VolumeAttributesClass: it does not have the capability MODIFY_VOLUME", driver)
+}
+
+// WrongAttributes says that a class of attributes is another driver's.
+func WrongAttributes(class *storagev1.VolumeAttributesClass, driver string) error {
+	return status.Errorf(codes.InvalidArgument, "VolumeAttributesClass %s is of CSI driver %s, and the volume is of %s: name a class of that driver", class.Name, class.DriverName, driver)
+}
+
 // DriverController calls the Controller service of a driver on a node.
 func DriverController(calls api.NodeDrivers, node, driver string) csi.ControllerClient {
 	return csi.NewControllerClient(onNode{calls, node, driver})

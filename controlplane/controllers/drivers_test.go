@@ -41,6 +41,9 @@ type drivers struct {
 	flaky   *rand.Rand         // loses calls before or after they were made; nil = no
 	onNodes error              // volumes have to grow on nodes as well, which answer so; nil = no
 	disks   *disks             // of the driver that attaches; nil: it is nowhere
+	modify  error              // the answer to ControllerModifyVolume; nil: it is done
+	rigid   bool               // the driver cannot modify volumes
+	asked   int                // calls of ControllerModifyVolume
 }
 
 // errGrows is the answer of a node that does grow a volume.
@@ -51,6 +54,7 @@ type onDisk struct {
 	size int64
 	of   string // what it was made of
 	left int    // calls until it is ready
+	kind string // the attribute that the volume has
 }
 
 func (d *drivers) get(name string) *onDisk {
@@ -135,7 +139,7 @@ func (d *drivers) do(node, method string, request []byte) (proto.Message, error)
 		case v == nil && size > left:
 			return nil, status.Errorf(codes.ResourceExhausted, "node %s is full", node)
 		case v == nil:
-			d.volumes[q.Name] = &onDisk{node: node, size: size, of: source}
+			d.volumes[q.Name] = &onDisk{node: node, size: size, of: source, kind: q.MutableParameters["kind"]}
 		}
 		return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: q.Name, CapacityBytes: d.volumes[q.Name].size,
 			AccessibleTopology: []*csi.Topology{{Segments: map[string]string{nodeSegment: node}}}}}, nil
@@ -176,12 +180,42 @@ func (d *drivers) do(node, method string, request []byte) (proto.Message, error)
 		}
 		d.volumes[q.VolumeId].node = node
 		return &csi.NodeExpandVolumeResponse{}, nil
+	case "ControllerGetCapabilities", "ControllerModifyVolume":
+		return d.attributes(node, method, request)
 	case "CreateSnapshot", "DeleteSnapshot", "ListSnapshots":
 		return d.snapshot(node, method, request)
 	case "GetCapacity":
 		return &csi.GetCapacityResponse{AvailableCapacity: max(0, left)}, nil
 	}
 	return nil, status.Error(codes.Unimplemented, method)
+}
+
+// attributes has a volume be of another kind.
+func (d *drivers) attributes(node, method string, request []byte) (proto.Message, error) {
+	if strings.HasSuffix(method, "/ControllerGetCapabilities") {
+		out := &csi.ControllerGetCapabilitiesResponse{}
+		if !d.rigid {
+			out.Capabilities = append(out.Capabilities, &csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{
+				Rpc: &csi.ControllerServiceCapability_RPC{Type: csi.ControllerServiceCapability_RPC_MODIFY_VOLUME}}})
+		}
+		return out, nil
+	}
+	q := &csi.ControllerModifyVolumeRequest{}
+	if err := proto.Unmarshal(request, q); err != nil {
+		return nil, err
+	}
+	d.asked++
+	v := d.volumes[q.VolumeId]
+	switch {
+	case v == nil || v.node != node:
+		return nil, status.Errorf(codes.NotFound, "volume %s is not on node %s", q.VolumeId, node)
+	case q.MutableParameters["kind"] == "impossible":
+		return nil, status.Error(codes.InvalidArgument, "there is no such kind")
+	case d.modify != nil:
+		return nil, d.modify
+	}
+	v.kind = q.MutableParameters["kind"]
+	return &csi.ControllerModifyVolumeResponse{}, nil
 }
 
 // source is what a volume is to be made of, which has to be on its node.

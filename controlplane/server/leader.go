@@ -52,6 +52,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers/servicecidr"
 	"keelson.dev/keelson/controlplane/controllers/statefulset"
 	"keelson.dev/keelson/controlplane/controllers/volumeattach"
+	"keelson.dev/keelson/controlplane/controllers/volumeattributes"
 	"keelson.dev/keelson/controlplane/controllers/volumecapacity"
 	"keelson.dev/keelson/controlplane/controllers/volumeexpansion"
 	"keelson.dev/keelson/controlplane/controllers/volumeprotection"
@@ -78,7 +79,7 @@ func (r *Replica) wireLeader(placing *config.Config) {
 		nodelifecycle.New(d),
 		nodecidr.New(d, nodecidr.Options{ClusterCIDR: r.cluster.ClusterCIDR}),
 		servicecidr.New(d, r.cluster.ServiceCIDR), servicecidr.NewRepair(d), loadbalancer.New(d),
-		persistentvolume.New(d), volumeprotection.New(d), podgroupprotection.New(d), volumeexpansion.New(d, lateStreams{r}), volumeprovision.New(d, lateStreams{r}), volumecapacity.New(d, lateStreams{r}), volumeattach.New(d, lateStreams{r}), volumesnapshot.New(d, lateStreams{r}), podgc.New(d, podgc.Options{}), disruption.New(d),
+		persistentvolume.New(d), volumeprotection.New(d), podgroupprotection.New(d), volumeexpansion.New(d, lateStreams{r}), volumeattributes.New(d, lateStreams{r}), volumeprovision.New(d, lateStreams{r}), volumecapacity.New(d, lateStreams{r}), volumeattach.New(d, lateStreams{r}), volumesnapshot.New(d, lateStreams{r}), podgc.New(d, podgc.Options{}), disruption.New(d),
 		serviceaccount.New(d, r.trust.CA.PEM()), serviceaccount.NewTokens(d, r.trust.CA.PEM(), r.secretToken), clusterroleaggregation.New(d),
 		customresourcedefinition.New(d), resourcequota.New(d),
 		horizontalpodautoscaler.New(d, r.autoscalerMetrics(), horizontalpodautoscaler.Defaults),

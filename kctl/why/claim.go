@@ -35,6 +35,48 @@ func (w *World) claimWell(c *corev1.PersistentVolumeClaim) string {
 	return well
 }
 
+// attributes explains why the volume of a claim does not have the attributes of the class that the claim names.
+func (w *World) attributes(c *corev1.PersistentVolumeClaim) []Finding {
+	has, want := "", ""
+	if n := c.Status.CurrentVolumeAttributesClassName; n != nil {
+		has = *n
+	}
+	if n := c.Spec.VolumeAttributesClassName; n != nil {
+		want = *n
+	}
+	m := c.Status.ModifyVolumeStatus
+	if m == nil && (want == has || want == "") {
+		return nil
+	}
+	if m != nil && m.TargetVolumeAttributesClassName != "" {
+		want = m.TargetVolumeAttributesClassName
+	}
+	f := Finding{Object: name("persistentvolumeclaim", c), What: "its volume does not have the attributes of VolumeAttributesClass " + want, Since: at(c.CreationTimestamp),
+		Because: "nothing has been said of it yet", Mend: []string{kctl(c, "describe persistentvolumeclaim %s", c.Name)}}
+	if e := w.event(c.UID, "VolumeModifyFailed", "ExternalModifying"); e != nil {
+		f.Because = line(e.Message)
+	}
+	for _, said := range c.Status.Conditions {
+		if said.Type == corev1.PersistentVolumeClaimVolumeModifyVolumeError && said.Status == corev1.ConditionTrue {
+			f.Because, f.Since = line(said.Message), at(said.LastTransitionTime)
+		}
+	}
+	switch {
+	case m == nil:
+		f.Mend = []string{"kctl get csidrivers", "kctl get pods -A   # does the driver's resizer run?"}
+	case m.Status == corev1.PersistentVolumeClaimModifyVolumePending:
+		f.Mend = []string{"kctl get volumeattributesclasses   # make that class, or have the claim name one of these"}
+	case m.Status == corev1.PersistentVolumeClaimModifyVolumeInfeasible:
+		back := "null"
+		if has != "" {
+			back = `"` + has + `"`
+		}
+		f.Mend = []string{"kctl get volumeattributesclasses",
+			kctl(c, "patch persistentvolumeclaim %s --type=merge -p %s   # as it was, or another class", c.Name, `{"spec":{"volumeAttributesClassName":`+back+`}}`)}
+	}
+	return []Finding{f}
+}
+
 // attachments are those of a claim's volume, by node.
 func (w *World) attachments(c *corev1.PersistentVolumeClaim) (of []*storagev1.VolumeAttachment) {
 	for i := range w.Attachments {

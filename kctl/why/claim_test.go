@@ -50,6 +50,21 @@ func TestClaims(t *testing.T) {
 		w.Events = append(w.Events, corev1.Event{InvolvedObject: corev1.ObjectReference{UID: "c"}, Reason: reason, Message: message, LastTimestamp: ago(time.Second)})
 		return w
 	}
+	attributed := func(has string, state corev1.PersistentVolumeClaimModifyVolumeStatus) *corev1.PersistentVolumeClaim {
+		c, gold := bound.DeepCopy(), "gold"
+		c.UID, c.Spec.VolumeAttributesClassName = "c", &gold
+		if has != "" {
+			c.Status.CurrentVolumeAttributesClassName = &has
+		}
+		if state != "" {
+			c.Status.ModifyVolumeStatus = &corev1.ModifyVolumeStatus{TargetVolumeAttributesClassName: gold, Status: state}
+		}
+		if state == corev1.PersistentVolumeClaimModifyVolumeInfeasible {
+			c.Status.Conditions = []corev1.PersistentVolumeClaimCondition{{Type: corev1.PersistentVolumeClaimVolumeModifyVolumeError, Status: corev1.ConditionTrue,
+				Message: "InvalidArgument: there is no such throughput", LastTransitionTime: ago(time.Minute)}}
+		}
+		return c
+	}
 	const snapshots = "snapshot.storage.k8s.io"
 	transcript(t, "claims", []subject{
 		{"attached", World{Pods: both[:1], Attachments: at}, bound},
@@ -73,6 +88,10 @@ func TestClaims(t *testing.T) {
 			"ExternalProvisioning", "waiting for a volume to be made"), made("example.com", "Page")},
 		{"of what a populator brings", told("Provisioning", `the claim's data source is Page.example.com "old": the populator of that kind is waited for, which makes the volume and fills it`,
 			"ExternalProvisioning", "waiting for a volume to be made"), made("example.com", "Page")},
+		{"of attributes that are not there", told("VolumeModifyFailed", `VolumeAttributesClass "gold" does not exist: make it, or have the claim name another`), attributed("", corev1.PersistentVolumeClaimModifyVolumePending)},
+		{"of attributes that its driver refuses", World{}, attributed("silver", corev1.PersistentVolumeClaimModifyVolumeInfeasible)},
+		{"of attributes that it never had", World{}, attributed("", corev1.PersistentVolumeClaimModifyVolumeInfeasible)},
+		{"of attributes that another gives it", told("ExternalModifying", `waiting for an external controller to give volume pv-1 the attributes of VolumeAttributesClass "gold": that of CSI driver a.example`), attributed("", "")},
 		{"being made", told("Provisioning", `CSI driver a.example on node w1 is asked for a volume for claim "default/data"`), made("", "PersistentVolumeClaim")},
 	})
 }

@@ -103,7 +103,7 @@ func (w *World) claim(c *corev1.PersistentVolumeClaim) []Finding {
 	f := Finding{Object: name("persistentvolumeclaim", c), Since: at(c.CreationTimestamp), Mend: []string{kctl(c, "describe persistentvolumeclaim %s", c.Name)}}
 	switch c.Status.Phase {
 	case corev1.ClaimBound:
-		return w.bound(c)
+		return append(w.attributes(c), w.bound(c)...)
 	case corev1.ClaimLost:
 		f.What, f.Because = "has lost its volume", "volume "+c.Spec.VolumeName+" is gone or is bound to another claim"
 	default:

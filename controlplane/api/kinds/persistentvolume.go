@@ -54,6 +54,9 @@ func persistentVolumeKind() *api.Kind {
 		if old.Spec.NodeAffinity != nil {
 			errs = append(errs, sameOr(obj.Spec.NodeAffinity, old.Spec.NodeAffinity, field.NewPath("nodeAffinity"))...)
 		}
+		if old.Spec.VolumeAttributesClassName != nil && obj.Spec.VolumeAttributesClassName == nil {
+			errs = append(errs, field.Forbidden(spec.Child("volumeAttributesClassName"), "update from non-nil value to nil is forbidden"))
+		}
 		return errs
 	})
 	k.Columns = columns(nameCol, col("Capacity"), col("Access Modes"), col("Reclaim Policy"), col("Status"), col("Claim"),
@@ -93,6 +96,7 @@ func validatePersistentVolume(v *corev1.PersistentVolume) field.ErrorList {
 	errs = append(errs, oneOf(v.Spec.PersistentVolumeReclaimPolicy, spec.Child("persistentVolumeReclaimPolicy"),
 		corev1.PersistentVolumeReclaimDelete, corev1.PersistentVolumeReclaimRecycle, corev1.PersistentVolumeReclaimRetain)...)
 	errs = append(errs, validateVolumeMode(v.Spec.VolumeMode, spec.Child("volumeMode"))...)
+	errs = append(errs, validateVolumeAttributesOf(&v.Spec, spec)...)
 	if c := v.Spec.StorageClassName; c != "" {
 		errs = append(errs, invalid(spec.Child("storageClassName"), c, validation.NameIsDNSSubdomain(c, false))...)
 	}
@@ -239,4 +243,22 @@ func orUnset[T ~string](p *T) string {
 		return unset
 	}
 	return string(*p)
+}
+
+// validateVolumeAttributesOf judges the class of attributes that a volume has: drivers alone know such.
+func validateVolumeAttributesOf(s *corev1.PersistentVolumeSpec, spec *field.Path) field.ErrorList {
+	if s.VolumeAttributesClassName == nil {
+		return nil
+	}
+	at, class := spec.Child("volumeAttributesClassName"), *s.VolumeAttributesClassName
+	var errs field.ErrorList
+	if class == "" {
+		errs = append(errs, field.Required(at, "an empty string is disallowed"))
+	} else {
+		errs = append(errs, invalid(at, class, validation.NameIsDNSSubdomain(class, false))...)
+	}
+	if s.CSI == nil {
+		errs = append(errs, field.Required(spec.Child("csi"), "has to be specified when using volumeAttributesClassName"))
+	}
+	return errs
 }

@@ -83,6 +83,9 @@ func validateClaimSpec(s *corev1.PersistentVolumeClaimSpec, spec *field.Path) fi
 		errs = append(errs, invalid(spec.Child("storageClassName"), c, validation.NameIsDNSSubdomain(c, false))...)
 	}
 	errs = append(errs, validateVolumeMode(s.VolumeMode, spec.Child("volumeMode"))...)
+	if c := val(s.VolumeAttributesClassName); c != "" {
+		errs = append(errs, invalid(spec.Child("volumeAttributesClassName"), c, validation.NameIsDNSSubdomain(c, false))...)
+	}
 	return append(errs, validateDataSources(s, spec)...)
 }
 
@@ -158,7 +161,23 @@ func validateClaimUpdate(obj, old *corev1.PersistentVolumeClaim) field.ErrorList
 	if newSize.Cmp(oldSize) < 0 && newSize.Cmp(old.Status.Capacity[corev1.ResourceStorage]) <= 0 {
 		errs = append(errs, field.Forbidden(spec.Child("resources", "requests", "storage"), "field can not be less than status.capacity"))
 	}
-	return append(errs, sameOr(obj.Spec.VolumeMode, old.Spec.VolumeMode, field.NewPath("volumeMode"))...)
+	errs = append(errs, sameOr(obj.Spec.VolumeMode, old.Spec.VolumeMode, field.NewPath("volumeMode"))...)
+	return append(errs, validateAttributesUpdate(obj, old, spec.Child("volumeAttributesClassName"))...)
+}
+
+// validateAttributesUpdate lets a claim name another class of attributes, and none only as long as its volume has none: one
+// that has been applied can be replaced, and not taken away.
+func validateAttributesUpdate(obj, old *corev1.PersistentVolumeClaim, at *field.Path) field.ErrorList {
+	now := obj.Spec.VolumeAttributesClassName
+	switch {
+	case semanticEqual(now, old.Spec.VolumeAttributesClassName) || old.Status.CurrentVolumeAttributesClassName == nil:
+		return nil
+	case now == nil:
+		return field.ErrorList{field.Forbidden(at, "update to nil is forbidden when status.currentVolumeAttributesClassName is not nil")}
+	case *now == "":
+		return field.ErrorList{field.Forbidden(at, "update to an empty string is forbidden when status.currentVolumeAttributesClassName is not nil")}
+	}
+	return nil
 }
 
 // resizeStates are how far a claim has grown.

@@ -34,7 +34,7 @@ func inScope(of schema.GroupResource, o api.Object, r *corev1.ScopedResourceSele
 	case *corev1.Pod:
 		return of == Pods && podInScope(o, r)
 	case *corev1.PersistentVolumeClaim:
-		return of == Claims && r.ScopeName == corev1.ResourceQuotaScopeVolumeAttributesClass && selects(r, attributesClasses(o))
+		return of == Claims && r.ScopeName == corev1.ResourceQuotaScopeVolumeAttributesClass && selects(r, api.AttributesClasses(o))
 	}
 	return false
 }
@@ -93,20 +93,4 @@ func looksElsewhere(a *corev1.Affinity) bool {
 	p := a.PodAntiAffinity
 	return p != nil && (slices.ContainsFunc(p.RequiredDuringSchedulingIgnoredDuringExecution, elsewhere) ||
 		slices.ContainsFunc(p.PreferredDuringSchedulingIgnoredDuringExecution, weighted))
-}
-
-// attributesClasses are the classes that a claim has, is to have, or is being changed to.
-func attributesClasses(c *corev1.PersistentVolumeClaim) []string {
-	var out []string
-	add := func(name *string) {
-		if name != nil && *name != "" {
-			out = append(out, *name)
-		}
-	}
-	add(c.Spec.VolumeAttributesClassName)
-	add(c.Status.CurrentVolumeAttributesClassName)
-	if m := c.Status.ModifyVolumeStatus; m != nil {
-		add(&m.TargetVolumeAttributesClassName)
-	}
-	return out
 }

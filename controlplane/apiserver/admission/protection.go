@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 
 	"keelson.dev/keelson/controlplane/api"
 )
@@ -13,9 +14,10 @@ import (
 const (
 	claimProtection  = "kubernetes.io/pvc-protection"
 	volumeProtection = "kubernetes.io/pv-protection"
+	classProtection  = "kubernetes.io/vac-protection"
 )
 
-// storageObjectInUse marks new claims and volumes, so that none goes while it is in use, not even at once.
+// storageObjectInUse marks new claims, volumes and classes of their attributes, so that none goes while it is in use, not even at once.
 func storageObjectInUse(_ context.Context, a *Attempt) error {
 	if !a.Creates() {
 		return nil
@@ -25,6 +27,8 @@ func storageObjectInUse(_ context.Context, a *Attempt) error {
 		addFinalizer(o, claimProtection)
 	case *corev1.PersistentVolume:
 		addFinalizer(o, volumeProtection)
+	case *storagev1.VolumeAttributesClass:
+		addFinalizer(o, classProtection)
 	}
 	return nil
 }

@@ -201,7 +201,9 @@ func (b *binder) bind(ctx context.Context, v *corev1.PersistentVolume, c *corev1
 	if c.Status.Phase != corev1.ClaimBound || status.Capacity == nil {
 		status.Capacity = v.Spec.Capacity
 	}
-	status.CurrentVolumeAttributesClassName = v.Spec.VolumeAttributesClassName
+	if c.Status.Phase != corev1.ClaimBound { // from then on it is who changes the volume that says what it has
+		status.CurrentVolumeAttributesClassName = v.Spec.VolumeAttributesClassName
+	}
 	return b.claimStatus(ctx, bound, status)
 }
 

@@ -11,6 +11,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/storage/volume"
+	"k8s.io/utils/ptr"
 )
 
 // defaultClassAnnotation marks the class of claims that name none.
@@ -91,6 +92,8 @@ func unfit(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) stri
 		return "requested PV is too small"
 	case volume.GetPersistentVolumeClass(v) != volume.GetPersistentVolumeClaimClass(claim):
 		return "storageClassName does not match"
+	case ptr.Deref(v.Spec.VolumeAttributesClassName, "") != ptr.Deref(claim.Spec.VolumeAttributesClassName, ""):
+		return "volumeAttributesClassName does not match"
 	case volume.CheckVolumeModeMismatches(&claim.Spec, &v.Spec):
 		return "incompatible volumeMode"
 	case !volume.CheckAccessModes(claim, v):
@@ -116,7 +119,7 @@ func planFree(claim *corev1.PersistentVolumeClaim, volumes []*corev1.PersistentV
 		}
 	}
 	slices.SortFunc(fitting, func(a, b *corev1.PersistentVolume) int { return cmp.Compare(a.Name, b.Name) })
-	match, err := volume.FindMatchingVolume(claim, fitting, nil, nil, waits, true)
+	match, err := volume.FindMatchingVolume(withMade(claim, fitting), fitting, nil, nil, waits, true)
 	switch {
 	case err != nil:
 		return pending(corev1.EventTypeWarning, "FailedBinding", "%v", err)
@@ -135,6 +138,20 @@ func planFree(claim *corev1.PersistentVolumeClaim, volumes []*corev1.PersistentV
 		"waiting for a volume to be made by the external provisioner %q or by an administrator", class.Provisioner)
 	a.Provisioner = class.Provisioner
 	return a
+}
+
+// withMade is a claim as it was when the volume was made that is already its own, if there is one: if it has named another
+// class of attributes since, the volume is changed to that once it is bound.
+func withMade(claim *corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolume) *corev1.PersistentVolumeClaim {
+	i := slices.IndexFunc(volumes, func(v *corev1.PersistentVolume) bool {
+		return v.Spec.ClaimRef != nil && v.Spec.ClaimRef.UID == claim.UID && metav1.HasAnnotation(v.ObjectMeta, volume.AnnDynamicallyProvisioned)
+	})
+	if i < 0 {
+		return claim
+	}
+	was := *claim
+	was.Spec.VolumeAttributesClassName = volumes[i].Spec.VolumeAttributesClassName
+	return &was
 }
 
 // defaultClass is the newest class marked as default; nil when there is none.

@@ -157,9 +157,6 @@ func (g *grower) served(v *corev1.PersistentVolume) bool {
 	return controllers.Served(d)
 }
 
-// mostNodes is how many nodes are asked for a volume that does not say where it is.
-const mostNodes = 32
-
 // grow has the driver grow a volume to what the claim asks for, and notes what it has then.
 func (g *grower) grow(ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) error {
 	got, byNodes, err := g.expand(ctx, c, v)
@@ -179,25 +176,19 @@ func (g *grower) grow(ctx context.Context, c *corev1.PersistentVolumeClaim, v *c
 // expand calls the driver.
 func (g *grower) expand(ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) (got resource.Quantity, byNodes bool, err error) {
 	want := c.Spec.Resources.Requests[corev1.ResourceStorage]
-	nodes, err := controllers.NodesReaching(v, g.csiNodes, g.nodes)
-	if err != nil {
-		return got, false, err
-	}
 	q := &csi.ControllerExpandVolumeRequest{VolumeId: v.Spec.CSI.VolumeHandle, CapacityRange: &csi.CapacityRange{RequiredBytes: want.Value()}}
 	if v.Spec.VolumeMode != nil && *v.Spec.VolumeMode == corev1.PersistentVolumeBlock {
 		q.VolumeCapability = &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
 			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}}
 	}
-	node := ""
 	var res *csi.ControllerExpandVolumeResponse
-	// Volumes written by hand may not say on which node they are.
-	for _, node = range nodes[:min(len(nodes), mostNodes)] {
+	node, err := controllers.Reaching(v, g.csiNodes, g.nodes, func(node string) (err error) {
 		res, err = controllers.DriverController(g.calls, node, v.Spec.CSI.Driver).ControllerExpandVolume(ctx, q)
-		if status.Code(err) != codes.NotFound {
-			break
-		}
-	}
+		return err
+	})
 	switch {
+	case err != nil && node == "":
+		return got, false, err
 	case status.Code(err) == codes.Unimplemented: // it grows volumes on nodes alone
 		return want, true, nil
 	case err != nil:

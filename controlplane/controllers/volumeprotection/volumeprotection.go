@@ -1,5 +1,5 @@
-// Package volumeprotection keeps claims that a pod uses and volumes that are
-// bound from vanishing: their deletion waits behind a finalizer.
+// Package volumeprotection keeps claims that a pod uses, volumes that are bound and classes of attributes that a claim or a
+// volume names from vanishing: their deletion waits behind a finalizer.
 package volumeprotection
 
 import (
@@ -10,10 +10,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-helpers/storage/ephemeral"
 
+	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
 )
@@ -22,13 +24,18 @@ import (
 const (
 	ClaimFinalizer  = "kubernetes.io/pvc-protection"
 	VolumeFinalizer = "kubernetes.io/pv-protection"
+	ClassFinalizer  = "kubernetes.io/vac-protection"
 )
 
-// The two sorts of keys.
+// The sorts of keys.
 const (
 	claimKey  = "claim"
 	volumeKey = "volume"
+	classKey  = "class"
 )
+
+// classIndex has volumes by the class of attributes that they have.
+const classIndex = "keelson.attributesClassOfVolume"
 
 // Uses says whether a pod has the claim mounted or may mount it: it has a node and has not ended. The claim of an
 // ephemeral volume is used by the pod that it was made for, and not by a later one of the same name.
@@ -47,25 +54,38 @@ func New(d controllers.Deps) *controllers.Controller {
 	claims := client.Informer[*corev1.PersistentVolumeClaim](d.Informers)
 	volumes := client.Informer[*corev1.PersistentVolume](d.Informers)
 	pods := client.Informer[*corev1.Pod](d.Informers)
+	classes := client.Informer[*storagev1.VolumeAttributesClass](d.Informers)
 	controllers.Index(pods, controllers.PodClaimIndex, controllers.PodClaims)
+	controllers.Index(claims, controllers.AttributesClassIndex, controllers.AttributesClassesOf)
+	controllers.Index(volumes, classIndex, func(o api.Object) []string {
+		if v, ok := o.(*corev1.PersistentVolume); ok {
+			return classOf(v)
+		}
+		return nil
+	})
 	return &controllers.Controller{
 		Name:    "volume-protection-controller",
 		Workers: 2,
 		Watches: []controllers.Watch{
 			controllers.OnInformer(claims, func(c controllers.Change[*corev1.PersistentVolumeClaim]) []controllers.Key {
-				return []controllers.Key{{Kind: claimKey, Namespace: c.New.Namespace, Name: c.New.Name}}
+				keys := []controllers.Key{{Kind: claimKey, Namespace: c.New.Namespace, Name: c.New.Name}}
+				return append(keys, freed(classes, c, api.AttributesClasses)...)
 			}),
 			controllers.OnInformer(volumes, func(c controllers.Change[*corev1.PersistentVolume]) []controllers.Key {
-				return []controllers.Key{{Kind: volumeKey, Name: c.New.Name}}
+				return append([]controllers.Key{{Kind: volumeKey, Name: c.New.Name}}, freed(classes, c, classOf)...)
+			}),
+			controllers.OnInformer(classes, func(c controllers.Change[*storagev1.VolumeAttributesClass]) []controllers.Key {
+				return []controllers.Key{{Kind: classKey, Name: c.New.Name}}
 			}),
 			controllers.OnInformer(pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key { return ofPod(claims, c) }),
 		},
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{""}, Resources: []string{"persistentvolumes", "persistentvolumeclaims"}, Verbs: []string{"get", "list", "update", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{"storage.k8s.io"}, Resources: []string{"volumeattributesclasses"}, Verbs: []string{"get", "list", "update", "watch"}},
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
-			r := &reconciler{term: t, claims: claims, volumes: volumes, pods: pods}
+			r := &reconciler{term: t, claims: claims, volumes: volumes, pods: pods, classes: classes}
 			return r.reconcile
 		},
 	}
@@ -88,11 +108,14 @@ func ofPod(claims cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) 
 
 // reconciler is the thin shell of one leadership.
 type reconciler struct {
-	term                  *controllers.Term
-	claims, volumes, pods cache.SharedIndexInformer
+	term                           *controllers.Term
+	claims, volumes, pods, classes cache.SharedIndexInformer
 }
 
 func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+	if key.Kind == classKey {
+		return 0, r.class(ctx, key.Name)
+	}
 	if key.Kind == volumeKey {
 		v, ok := controllers.Cached[*corev1.PersistentVolume](r.volumes, "", key.Name)
 		if !ok {
@@ -125,4 +148,55 @@ func (r *reconciler) inUse(ctx context.Context, c *corev1.PersistentVolumeClaim)
 		return false, fmt.Errorf("listing the pods that may use claim %s: %w", name, err)
 	}
 	return slices.ContainsFunc(live, func(p *corev1.Pod) bool { return Uses(p, c) }), nil
+}
+
+func classOf(v *corev1.PersistentVolume) []string {
+	if v.Spec.VolumeAttributesClassName == nil || *v.Spec.VolumeAttributesClassName == "" {
+		return nil
+	}
+	return []string{*v.Spec.VolumeAttributesClassName}
+}
+
+// freed maps what does not name classes of attributes any more to those of them that wait for it.
+func freed[T api.Object](classes cache.SharedIndexInformer, c controllers.Change[T], names func(T) []string) (keys []controllers.Key) {
+	var were []string
+	switch c.Type {
+	case controllers.Deleted:
+		were = names(c.New)
+	case controllers.Updated:
+		were = names(c.Old)
+	}
+	for _, name := range were {
+		class, ok := controllers.Cached[*storagev1.VolumeAttributesClass](classes, "", name)
+		if ok && class.DeletionTimestamp != nil && (c.Type == controllers.Deleted || !slices.Contains(names(c.New), name)) {
+			keys = append(keys, controllers.Key{Kind: classKey, Name: name})
+		}
+	}
+	return keys
+}
+
+// class protects a class of attributes. As with claims, the API is asked before it is let go.
+func (r *reconciler) class(ctx context.Context, name string) error {
+	class, ok := controllers.Cached[*storagev1.VolumeAttributesClass](r.classes, "", name)
+	if !ok {
+		return nil
+	}
+	inUse := false
+	if class.DeletionTimestamp != nil && slices.Contains(class.Finalizers, ClassFinalizer) {
+		inUse = len(controllers.CachedBy[*corev1.PersistentVolumeClaim](r.claims, controllers.AttributesClassIndex, name)) > 0 ||
+			len(controllers.CachedBy[*corev1.PersistentVolume](r.volumes, classIndex, name)) > 0
+		if !inUse {
+			claims, err := client.List[*corev1.PersistentVolumeClaim](ctx, r.term.Client, "", metav1.ListOptions{})
+			if err != nil {
+				return fmt.Errorf("listing the claims that may name VolumeAttributesClass %s: %w", name, err)
+			}
+			volumes, err := client.List[*corev1.PersistentVolume](ctx, r.term.Client, "", metav1.ListOptions{})
+			if err != nil {
+				return fmt.Errorf("listing the volumes that may have VolumeAttributesClass %s: %w", name, err)
+			}
+			inUse = slices.ContainsFunc(claims, func(c *corev1.PersistentVolumeClaim) bool { return slices.Contains(api.AttributesClasses(c), name) }) ||
+				slices.ContainsFunc(volumes, func(v *corev1.PersistentVolume) bool { return slices.Contains(classOf(v), name) })
+		}
+	}
+	return controllers.Protect(ctx, r.term.Client, class, ClassFinalizer, inUse)
 }

@@ -45,6 +45,9 @@ type begun struct {
 	Segments   map[string]string `json:"segments,omitempty"` // where the node is
 	Snapshot   string            `json:"snapshot,omitempty"` // the driver's id of what the volume is to be made of
 	Volume     string            `json:"volume,omitempty"`
+	// Class is the claim's VolumeAttributesClass, Mutable what that says.
+	Class   string            `json:"class,omitempty"`
+	Mutable map[string]string `json:"mutable,omitempty"`
 }
 
 // begunFor reads what was begun for a claim; nil when nothing was.
@@ -136,7 +139,7 @@ func unknownParameter(class *storagev1.StorageClass) string {
 func request(c *corev1.PersistentVolumeClaim, b *begun) *csi.CreateVolumeRequest {
 	size := c.Spec.Resources.Requests[corev1.ResourceStorage]
 	most := c.Spec.Resources.Limits[corev1.ResourceStorage]
-	q := &csi.CreateVolumeRequest{Name: volumeName(c), Parameters: map[string]string{},
+	q := &csi.CreateVolumeRequest{Name: volumeName(c), Parameters: map[string]string{}, MutableParameters: b.Mutable,
 		CapacityRange: &csi.CapacityRange{RequiredBytes: size.Value(), LimitBytes: most.Value()}}
 	for k, v := range b.Parameters {
 		if !strings.HasPrefix(k, reserved) {
@@ -198,6 +201,9 @@ func volumeOf(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, b 
 			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: b.Driver, VolumeHandle: v.GetVolumeId(),
 				FSType: b.Parameters[fsTypeParam], VolumeAttributes: v.GetVolumeContext()}},
 		},
+	}
+	if b.Class != "" {
+		pv.Spec.VolumeAttributesClassName = &b.Class
 	}
 	var terms []corev1.NodeSelectorTerm
 	for _, t := range v.GetAccessibleTopology() {

@@ -36,6 +36,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 	claims, volumes := client.Informer[*corev1.PersistentVolumeClaim](i), client.Informer[*corev1.PersistentVolume](i)
 	classes, drivers := client.Informer[*storagev1.StorageClass](i), client.Informer[*storagev1.CSIDriver](i)
 	csiNodes, nodes := client.Informer[*storagev1.CSINode](i), client.Informer[*corev1.Node](i)
+	attributeClasses := client.Informer[*storagev1.VolumeAttributesClass](i)
 	capacities, attachments := client.Informer[*storagev1.CSIStorageCapacity](i), client.Informer[*storagev1.VolumeAttachment](i)
 	controllers.Index(attachments, ofVolume, func(o api.Object) []string {
 		if a, ok := o.(*storagev1.VolumeAttachment); ok && a.Spec.Source.PersistentVolumeName != nil {
@@ -63,6 +64,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 				return []controllers.Key{{Kind: volumeKey, Name: c.New.Name}}
 			}),
 			controllers.OnInformer(classes, func(controllers.Change[*storagev1.StorageClass]) []controllers.Key { return unbound() }),
+			controllers.OnInformer(attributeClasses, func(controllers.Change[*storagev1.VolumeAttributesClass]) []controllers.Key { return unbound() }),
 			controllers.OnInformer(drivers, func(controllers.Change[*storagev1.CSIDriver]) []controllers.Key { return unbound() }),
 			controllers.OnInformer(csiNodes, func(c controllers.Change[*storagev1.CSINode]) []controllers.Key {
 				if c.Type == controllers.Deleted {
@@ -85,11 +87,11 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 			{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{populatorGroup}, Resources: []string{"volumepopulators"}, Verbs: []string{"list"}},
 			{APIGroups: []string{controllers.SnapshotGroup}, Resources: []string{"volumesnapshots", "volumesnapshotcontents"}, Verbs: []string{"get"}},
-			{APIGroups: []string{"storage.k8s.io"}, Resources: []string{"storageclasses", "csidrivers", "csinodes", "csistoragecapacities", "volumeattachments"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{"storage.k8s.io"}, Resources: []string{"storageclasses", "csidrivers", "csinodes", "csistoragecapacities", "volumeattachments", "volumeattributesclasses"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
-			p := &provisioner{term: t, calls: calls, classes: classes, drivers: drivers, csiNodes: csiNodes, nodes: nodes, capacities: capacities, attachments: attachments,
+			p := &provisioner{term: t, calls: calls, classes: classes, drivers: drivers, csiNodes: csiNodes, nodes: nodes, capacities: capacities, attachments: attachments, attributeClasses: attributeClasses,
 				claims: controllers.ViewOf[*corev1.PersistentVolumeClaim](t, claims), volumes: controllers.ViewOf[*corev1.PersistentVolume](t, volumes)}
 			return p.reconcile
 		},
@@ -103,7 +105,7 @@ type provisioner struct {
 	claims  *controllers.View[*corev1.PersistentVolumeClaim]
 	volumes *controllers.View[*corev1.PersistentVolume]
 
-	classes, drivers, csiNodes, nodes, capacities, attachments cache.SharedIndexInformer
+	classes, drivers, csiNodes, nodes, capacities, attachments, attributeClasses cache.SharedIndexInformer
 }
 
 func (p *provisioner) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
@@ -188,11 +190,34 @@ func (p *provisioner) begin(ctx context.Context, c *corev1.PersistentVolumeClaim
 		}
 		return p.updateClaim(ctx, unnoted(c, true))
 	}
+	if err := p.attributes(ctx, c, &b); err != nil {
+		return p.failed(c, err)
+	}
 	next, err := noted(c, b)
 	if err != nil {
 		return err
 	}
 	return p.updateClaim(ctx, next)
+}
+
+// attributes puts what the claim's class of attributes says to what a driver is asked for.
+func (p *provisioner) attributes(ctx context.Context, c *corev1.PersistentVolumeClaim, b *begun) error {
+	if c.Spec.VolumeAttributesClassName == nil || *c.Spec.VolumeAttributesClassName == "" {
+		return nil
+	}
+	name := *c.Spec.VolumeAttributesClassName
+	class, ok := controllers.Cached[*storagev1.VolumeAttributesClass](p.attributeClasses, "", name)
+	switch {
+	case !ok:
+		return fmt.Errorf("VolumeAttributesClass %q does not exist: make it, or have the claim name another", name)
+	case class.DriverName != b.Driver:
+		return controllers.WrongAttributes(class, b.Driver)
+	}
+	if err := controllers.Modifies(ctx, p.calls, b.Node, b.Driver); err != nil {
+		return err
+	}
+	b.Class, b.Mutable = name, class.Parameters
+	return nil
 }
 
 // candidates are the nodes with the driver of a class.

@@ -1,0 +1,19 @@
+package api
+
+import corev1 "k8s.io/api/core/v1"
+
+// AttributesClasses are the VolumeAttributesClasses that a claim has, is to have, or is being changed to.
+func AttributesClasses(c *corev1.PersistentVolumeClaim) []string {
+	var out []string
+	add := func(name *string) {
+		if name != nil && *name != "" {
+			out = append(out, *name)
+		}
+	}
+	add(c.Spec.VolumeAttributesClassName)
+	add(c.Status.CurrentVolumeAttributesClassName)
+	if m := c.Status.ModifyVolumeStatus; m != nil {
+		add(&m.TargetVolumeAttributesClassName)
+	}
+	return out
+}

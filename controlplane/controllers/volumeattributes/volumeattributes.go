@@ -1,0 +1,183 @@
+package volumeattributes
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// New returns the controller. Without calls no driver is served.
+func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
+	i := d.Informers
+	claims, volumes := client.Informer[*corev1.PersistentVolumeClaim](i), client.Informer[*corev1.PersistentVolume](i)
+	classes, drivers := client.Informer[*storagev1.VolumeAttributesClass](i), client.Informer[*storagev1.CSIDriver](i)
+	csiNodes, nodes := client.Informer[*storagev1.CSINode](i), client.Informer[*corev1.Node](i)
+	controllers.Index(claims, controllers.AttributesClassIndex, controllers.AttributesClassesOf)
+	return &controllers.Controller{
+		Name:    "volume-attributes-controller",
+		Workers: 2,
+		Watches: []controllers.Watch{
+			controllers.OnInformer(claims, controllers.Self[*corev1.PersistentVolumeClaim]),
+			controllers.OnInformer(classes, func(c controllers.Change[*storagev1.VolumeAttributesClass]) (keys []controllers.Key) {
+				for _, pvc := range controllers.CachedBy[*corev1.PersistentVolumeClaim](claims, controllers.AttributesClassIndex, c.New.Name) {
+					keys = append(keys, controllers.Key{Namespace: pvc.Namespace, Name: pvc.Name})
+				}
+				return keys
+			}),
+			// What is not done yet is tried again by itself.
+			controllers.OnInformer(volumes, func(controllers.Change[*corev1.PersistentVolume]) []controllers.Key { return nil }),
+			controllers.OnInformer(drivers, func(controllers.Change[*storagev1.CSIDriver]) []controllers.Key { return nil }),
+			controllers.OnInformer(csiNodes, func(controllers.Change[*storagev1.CSINode]) []controllers.Key { return nil }),
+			controllers.OnInformer(nodes, func(controllers.Change[*corev1.Node]) []controllers.Key { return nil }),
+		},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: []string{"get", "list", "update", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims", "nodes"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims/status"}, Verbs: []string{"update"}},
+			{APIGroups: []string{"storage.k8s.io"}, Resources: []string{"volumeattributesclasses", "csidrivers", "csinodes"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
+		},
+		Lead: func(t *controllers.Term) controllers.Reconcile {
+			m := &modifier{term: t, calls: calls, classes: classes, drivers: drivers, csiNodes: csiNodes, nodes: nodes, told: map[controllers.Key]string{},
+				claims: controllers.ViewOf[*corev1.PersistentVolumeClaim](t, claims), volumes: controllers.ViewOf[*corev1.PersistentVolume](t, volumes)}
+			return m.reconcile
+		},
+	}
+}
+
+// modifier is the thin shell of one leadership.
+type modifier struct {
+	term    *controllers.Term
+	calls   api.NodeDrivers
+	claims  *controllers.View[*corev1.PersistentVolumeClaim]
+	volumes *controllers.View[*corev1.PersistentVolume]
+
+	classes, drivers, csiNodes, nodes cache.SharedIndexInformer
+
+	mu   sync.Mutex
+	told map[controllers.Key]string // what claims wait for, as it was told of
+}
+
+func (m *modifier) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+	var step Step
+	c, ok := m.claims.Get(key.Namespace, key.Name)
+	var v *corev1.PersistentVolume
+	if ok {
+		v, _ = m.volumes.Get("", c.Spec.VolumeName)
+		step = Plan(c, v, m.class, m.served(v), m.term.Now())
+	}
+	waits := ""
+	if step.Status == nil && step.Modify == nil {
+		waits = step.Message
+	}
+	if !m.isNew(key, waits) {
+		return step.After, nil
+	}
+	var err error
+	if step.Modify != nil {
+		err = m.modify(ctx, c, v, step.Modify)
+	} else {
+		err = m.note(ctx, c, step)
+	}
+	switch {
+	case apierrors.IsConflict(err) || apierrors.IsNotFound(err):
+		return 0, controllers.Race("%s: %w", key, err)
+	case err != nil:
+		return 0, fmt.Errorf("the attributes of the volume of claim %s: %w", key, err)
+	}
+	return step.After, nil
+}
+
+func (m *modifier) class(name string) *storagev1.VolumeAttributesClass {
+	c, _ := controllers.Cached[*storagev1.VolumeAttributesClass](m.classes, "", name)
+	return c
+}
+
+func (m *modifier) served(v *corev1.PersistentVolume) bool {
+	if m.calls == nil || v == nil || v.Spec.CSI == nil {
+		return false
+	}
+	d, _ := controllers.Cached[*storagev1.CSIDriver](m.drivers, "", v.Spec.CSI.Driver)
+	return controllers.Served(d)
+}
+
+// note writes what a claim is to be told, and tells of it.
+func (m *modifier) note(ctx context.Context, c *corev1.PersistentVolumeClaim, step Step) error {
+	if step.Status != nil {
+		next := c.DeepCopy()
+		next.Status = *step.Status
+		next, err := client.UpdateStatus(ctx, m.term.Client, next)
+		if err != nil {
+			return err
+		}
+		m.claims.Wrote(next)
+	}
+	if step.Reason != "" {
+		kind := corev1.EventTypeNormal
+		if step.Warning {
+			kind = corev1.EventTypeWarning
+		}
+		m.term.Events.Event(c, kind, step.Reason, step.Message)
+	}
+	return nil
+}
+
+// modify has the driver give a volume the attributes of a class. What the volume has then its object says before its claim.
+func (m *modifier) modify(ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, class *storagev1.VolumeAttributesClass) error {
+	driver := v.Spec.CSI.Driver
+	node, err := controllers.Reaching(v, m.csiNodes, m.nodes, func(node string) error {
+		if err := controllers.Modifies(ctx, m.calls, node, driver); err != nil {
+			return err
+		}
+		_, err := controllers.DriverController(m.calls, node, driver).ControllerModifyVolume(ctx, &csi.ControllerModifyVolumeRequest{
+			VolumeId: v.Spec.CSI.VolumeHandle, MutableParameters: class.Parameters})
+		return err
+	})
+	if err != nil {
+		if node != "" {
+			err = fmt.Errorf("node %s: %w", node, err)
+		}
+		step := Failed(c, class.Name, err, status.Code(err), m.term.Now())
+		if noted := m.note(ctx, c, step); noted != nil {
+			return noted
+		}
+		if s := step.Status; s != nil && s.ModifyVolumeStatus.Status == corev1.PersistentVolumeClaimModifyVolumeInfeasible {
+			return nil // it is tried again by the clock, or when the claim names another
+		}
+		return err
+	}
+	if has := v.Spec.VolumeAttributesClassName; has == nil || *has != class.Name {
+		next := v.DeepCopy()
+		next.Spec.VolumeAttributesClassName = &class.Name
+		if next, err = client.Update(ctx, m.term.Client, next); err != nil {
+			return err
+		}
+		m.volumes.Wrote(next)
+	}
+	return m.note(ctx, c, Modified(c, v.Name, class.Name))
+}
+
+// isNew says whether a claim waits for something else than it was told of, or does not wait.
+func (m *modifier) isNew(key controllers.Key, waits string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	before := m.told[key]
+	delete(m.told, key)
+	if waits != "" {
+		m.told[key] = waits
+	}
+	return waits == "" || waits != before
+}
