@@ -47,6 +47,17 @@ func (w *World) served(name, note, vip, ip string, ports ...int32) {
 	w.Services, w.Slices = append(w.Services, s), append(w.Slices, slice)
 }
 
+// another adds a proxy to a Service of proxies.
+func (w *World) another(service, name, ip, node, label string) {
+	w.Pods = append(w.Pods, aPod("keelson-entry", name, ip, node, label))
+	for i := range w.Slices {
+		if s := &w.Slices[i]; s.Name == service {
+			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{ip}, NodeName: &node, Conditions: discoveryv1.EndpointConditions{Ready: ptr(true)},
+				TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: "keelson-entry", Name: name}})
+		}
+	}
+}
+
 // entered is aWorld with an Ingress of class web and a Gateway, both in namespace data in front of Service db.
 func entered(t *testing.T) *World {
 	t.Helper()
@@ -122,6 +133,20 @@ var entranceWays = []struct {
 	{"no proxy", "http://shop.example.com/cart", "entrance", func(_ *testing.T, w *World) { w.Services = w.Services[:1] }},
 	{"no proxy ready", "http://shop.example.com/cart", "endpoint", func(_ *testing.T, w *World) { w.Slices[1].Endpoints[0].Conditions.Ready = ptr(false) }},
 	{"policy of the pods", "http://shop.example.com/cart", "policy", func(_ *testing.T, w *World) {
+		w.Policies = []networkingv1.NetworkPolicy{aPolicy("data", "deny", networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}})}
+	}},
+	{"two proxies, of which policies keep one from the pods", "http://shop.example.com/cart", "", func(_ *testing.T, w *World) {
+		w.another("web", "web-1", "10.244.1.20", "w1", "pod-template-hash=new")
+		w.Policies = []networkingv1.NetworkPolicy{aPolicy("data", "old", networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress},
+			Ingress: []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{NamespaceSelector: &metav1.LabelSelector{},
+				PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}}}}}})}
+	}},
+	{"three proxies, of which two are alike", "http://shop.example.com/cart", "", func(_ *testing.T, w *World) {
+		w.another("web", "web-1", "10.244.1.20", "w1", "app=web")
+		w.another("web", "web-2", "10.244.1.21", "w1", "app=web")
+	}},
+	{"two proxies, and neither gets through", "http://shop.example.com/cart", "policy", func(_ *testing.T, w *World) {
+		w.another("web", "web-1", "10.244.1.20", "w1", "app=web")
 		w.Policies = []networkingv1.NetworkPolicy{aPolicy("data", "deny", networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}})}
 	}},
 	{"policy of the client", "http://shop.example.com/cart", "name", func(_ *testing.T, w *World) {

@@ -83,7 +83,7 @@ func (x *tracer) mayAsk() bool {
 		return true
 	}
 	return x.step(Step{Name: "name", Stops: true,
-		Says:    fmt.Sprintf("the pod may not ask for names: %s let it send to nobody who is named there, and the cluster's DNS is not", v.policies()),
+		Says:    fmt.Sprintf("the pod may not ask for names: by %s it may send to those alone who are named there, and the cluster's DNS is not", v.policies()),
 		Details: []string{"a rule of egress to namespace kube-system, pods k8s-app=kube-dns, ports 53/UDP and 53/TCP, allows it"},
 		Mend:    []string{fmt.Sprintf("kctl -n %s edit networkpolicy/%s", x.Pod.Namespace, v.by[0])}})
 }

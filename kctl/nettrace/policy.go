@@ -44,6 +44,14 @@ func (v verdict) policies() string {
 	return "policies " + strings.Join(v.by, ", ")
 }
 
+// isolate is the reason of a refusal.
+func (v verdict) isolate() string {
+	if len(v.by) == 1 {
+		return v.policies() + " isolates it"
+	}
+	return v.policies() + " isolate it"
+}
+
 // policy says what the policies of both sides say.
 func (x *tracer) policy(all []backend) Step {
 	s := Step{Name: "policy"}
@@ -62,7 +70,7 @@ func (x *tracer) policy(all []backend) Step {
 	for _, b := range all {
 		out := x.judge(x.Pod, egress, x.far(b))
 		if !out.allowed {
-			tell(fmt.Sprintf("pod %s/%s may not send to %s: %s isolate it, and no rule of egress allows that", x.Pod.Namespace, x.Pod.Name, x.called(b), out.policies()))
+			tell(fmt.Sprintf("pod %s/%s may not send to %s: %s, and no rule of egress allows that", x.Pod.Namespace, x.Pod.Name, x.called(b), out.isolate()))
 			s.Mend = append(s.Mend, fmt.Sprintf("kctl -n %s edit networkpolicy/%s", x.Pod.Namespace, out.by[0]))
 		} else if len(out.by) > 0 {
 			tell("sending is allowed by " + out.policies())
@@ -72,7 +80,7 @@ func (x *tracer) policy(all []backend) Step {
 			in = x.judge(b.pod, ingress, x.near(b))
 		}
 		if !in.allowed {
-			tell(fmt.Sprintf("pod %s/%s does not take it: %s isolate it, and no rule of ingress allows that", b.pod.Namespace, b.pod.Name, in.policies()))
+			tell(fmt.Sprintf("pod %s/%s does not take it: %s, and no rule of ingress allows that", b.pod.Namespace, b.pod.Name, in.isolate()))
 			s.Mend = append(s.Mend, fmt.Sprintf("kctl -n %s edit networkpolicy/%s", b.pod.Namespace, in.by[0]))
 		} else if len(in.by) > 0 {
 			tell("taking it is allowed by " + in.policies())

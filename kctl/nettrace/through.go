@@ -403,16 +403,73 @@ func (x *tracer) behind(d *door, c claim, f route.Found, proxies []backend) {
 	if !x.step(s) {
 		return
 	}
-	i := slices.IndexFunc(proxies, func(b backend) bool { return b.pod != nil })
-	if i < 0 {
+	x.fromProxies(proxies, all)
+}
+
+// fromProxies goes on from each proxy that may have the request. Those of one node that policies cannot tell apart have one way.
+func (x *tracer) fromProxies(proxies, all []backend) {
+	var first []backend
+	alike := map[string]int{}
+	for _, b := range proxies {
+		if b.pod == nil {
+			continue
+		}
+		if alike[kindOf(b.pod)]++; alike[kindOf(b.pod)] == 1 {
+			first = append(first, b)
+		}
+	}
+	if len(first) == 0 {
 		x.step(Step{Name: "route", Says: "the proxies' pods may not be read, so that the way from them is not judged"})
 		return
 	}
-	client := x.Pod
-	x.Pod = proxies[i].pod
-	x.step(Step{Name: "proxy", Says: "from here on it is " + x.from()})
-	x.toBackends(all)
-	x.Pod = client
+	client, before := x.Pod, x.report
+	defer func() { x.Pod = client }()
+	var ways []Report
+	stopped := 0
+	for _, b := range first {
+		x.Pod, x.report = b.pod, Report{}
+		says := "from here on it is " + x.from()
+		if len(first) > 1 {
+			says = fmt.Sprintf("where it is %s", x.from())
+		}
+		if more := alike[kindOf(b.pod)] - 1; more > 0 {
+			says += fmt.Sprintf(", or another of %d like it there", more+1)
+		}
+		x.step(Step{Name: "proxy", Says: says})
+		x.toBackends(all)
+		if x.report.Stops != "" {
+			stopped++
+		}
+		ways = append(ways, x.report)
+	}
+	x.report = before
+	for i, w := range ways {
+		if i == most {
+			x.step(Step{Name: "proxy", Says: fmt.Sprintf("%d more, of which %d have a way", len(ways)-i, passing(ways[i:])), Partly: passing(ways[i:]) < len(ways)-i})
+			break
+		}
+		for _, s := range w.Steps {
+			if s.Stops && stopped < len(ways) { // by the others it gets through
+				s.Stops, s.Partly = false, true
+			}
+			x.step(s)
+		}
+	}
+}
+
+// kindOf is what the way from a pod depends on.
+func kindOf(p *corev1.Pod) string {
+	return fmt.Sprint(p.Spec.NodeName, p.Namespace, p.Labels, p.Spec.HostNetwork)
+}
+
+// passing is how many ways get through.
+func passing(ways []Report) (n int) {
+	for _, w := range ways {
+		if w.Stops == "" {
+			n++
+		}
+	}
+	return n
 }
 
 // backendAt is an endpoint of a pool with what is known of its pod.
