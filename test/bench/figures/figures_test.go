@@ -52,12 +52,12 @@ func TestVerdictAndRatio(t *testing.T) {
 		ratio   float64
 	}{
 		{Row{Key: "ready p50", Figure: 80}, "ok", math.NaN()},
-		{Row{Key: "ready p50", Figure: 80.1, Reference: &Reference{"floor", 40.05}}, "not yet", 2},
+		{Row{Key: "ready p50", Figure: 80.1, Reference: &Reference{Name: "floor", Figure: 40.05}}, "not yet", 2},
 		{Row{Key: "burst", Figure: 20}, "ok", math.NaN()},
 		{Row{Key: "burst", Figure: 19.9}, "not yet", math.NaN()},
 		{Row{Key: "ready p50", Figure: math.NaN()}, "not yet", math.NaN()},
 		{Row{Key: "burst", Figure: math.NaN()}, "not yet", math.NaN()},
-		{Row{Figure: 1, Reference: &Reference{"nothing", 0}}, "-", math.NaN()},
+		{Row{Figure: 1, Reference: &Reference{Name: "nothing", Figure: 0}}, "-", math.NaN()},
 	} {
 		if got := c.row.Verdict(); got != c.verdict {
 			t.Errorf("%+v: verdict %q, want %q", c.row, got, c.verdict)
@@ -71,7 +71,7 @@ func TestVerdictAndRatio(t *testing.T) {
 func TestPrint(t *testing.T) {
 	var out bytes.Buffer
 	err := Print(&out, []Row{
-		{Measure: "apply to Ready, p50", Key: "ready p50", Figure: 123.4, Unit: "ms", Reference: &Reference{"floor", 61.7}},
+		{Measure: "apply to Ready, p50", Key: "ready p50", Figure: 123.4, Unit: "ms", Reference: &Reference{Name: "floor", Figure: 61.7}},
 		{Measure: "creates", Figure: 1.234, Unit: "/s"},
 	})
 	if err != nil {
@@ -120,7 +120,7 @@ func TestLinesRoundTripAndFind(t *testing.T) {
 
 // A relative target bounds the ratio; without the reference nothing can be said.
 func TestRelativeVerdict(t *testing.T) {
-	etcd := func(v float64) *Reference { return &Reference{"etcd", v} }
+	etcd := func(v float64) *Reference { return &Reference{Name: "etcd", Figure: v} }
 	for _, c := range []struct {
 		row  Row
 		want string
@@ -131,6 +131,8 @@ func TestRelativeVerdict(t *testing.T) {
 		{Row{Key: "store put 64 p99_ms", Figure: 7.1, Reference: etcd(10)}, "not yet"},
 		{Row{Key: "store put 64 p99_ms", Figure: 7}, "-"},
 		{Row{Key: "store put 64 p99_ms", Figure: 7, Reference: etcd(0)}, "not yet"},
+		{Row{Key: "services stream", Figure: 92, Reference: &Reference{Figure: 100, Paired: 0.99}}, "ok"}, // rounds in turn say more
+		{Row{Key: "services stream", Figure: 99, Reference: &Reference{Figure: 100, Paired: 0.92}}, "not yet"},
 		{Row{Key: "store kill p50_ms", Figure: 701, Reference: etcd(1400)}, "not yet"}, // absolute, whatever etcd's is
 	} {
 		if got := c.row.Verdict(); got != c.want {
@@ -142,9 +144,9 @@ func TestRelativeVerdict(t *testing.T) {
 func TestCompare(t *testing.T) {
 	var out bytes.Buffer
 	err := Compare(&out, []Row{
-		{Measure: "rate", Params: "put (clients=64), a line that is longer than any cell of the first column", Key: "store put 64 rate", Figure: 11938, Unit: "/s", Reference: &Reference{"etcd 3.6", 4871}},
+		{Measure: "rate", Params: "put (clients=64), a line that is longer than any cell of the first column", Key: "store put 64 rate", Figure: 11938, Unit: "/s", Reference: &Reference{Name: "etcd 3.6", Figure: 4871}},
 		{Measure: "CPU", Params: "put (clients=64), a line that is longer than any cell of the first column", Figure: 51, Unit: "µs"},
-		{Measure: "busy, elections", Key: "store busy elections", Figure: 0, Reference: &Reference{"etcd 3.6", 0}},
+		{Measure: "busy, elections", Key: "store busy elections", Figure: 0, Reference: &Reference{Name: "etcd 3.6"}},
 		{Measure: "list, p50", Figure: math.NaN(), Unit: "ms"},
 	}, "etcd 3.6")
 	if err != nil {
@@ -158,7 +160,7 @@ func TestCompare(t *testing.T) {
 	want := []string{
 		"MEASURE OURS ETCD 3.6 RATIO BOUND VERDICT",
 		"put (clients=64), a line that is longer than any cell of the first column",
-		"rate 11938/s 4871/s 2.45 ≥ 2.0 times ok",
+		"rate 11938/s 4871/s 2.45 ≥ 2 times ok",
 		"CPU 51.0 µs - - - -",
 		"busy, elections 0 0 - ≤ 0 ok",
 		"list, p50 none - - - -",

@@ -26,6 +26,10 @@ type Row struct {
 type Reference struct {
 	Name   string
 	Figure float64
+
+	// Paired is the median of the ratios of rounds that took both in turn, 0 where there were none: noise that changes from
+	// round to round is in both.
+	Paired float64
 }
 
 // Verdict is "ok", "not yet", or "-" where there is nothing to beat: no target,
@@ -46,10 +50,13 @@ func (r Row) Verdict() string {
 	}
 }
 
-// Ratio is the figure as a multiple of the reference; NaN without one.
+// Ratio is the figure as a multiple of the reference, as rounds in turn say it where there were some; NaN without one.
 func (r Row) Ratio() float64 {
 	if r.Reference == nil || r.Reference.Figure == 0 {
 		return math.NaN()
+	}
+	if r.Reference.Paired != 0 {
+		return r.Reference.Paired
 	}
 	return r.Figure / r.Reference.Figure
 }

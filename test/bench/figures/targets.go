@@ -1,6 +1,9 @@
 package figures
 
-import "fmt"
+import (
+	"math"
+	"strconv"
+)
 
 // Target is a figure to beat.
 type Target struct {
@@ -27,7 +30,7 @@ func (t Target) beat(unit string) string {
 		sign = "≥ "
 	}
 	if t.Relative {
-		return sign + fmt.Sprintf("%.1f times", t.Bound)
+		return sign + strconv.FormatFloat(math.Round(t.Bound*100)/100, 'f', -1, 64) + " times"
 	}
 	return sign + Format(t.Bound, unit)
 }

@@ -33,7 +33,7 @@ func benchPolicies(ctx context.Context, args []string) error {
 	path := fs.String("json", "bench.json", "write JSON lines to this file")
 	n := fs.Int("policies", 1000, "how many policies select pods of the node")
 	pods := fs.Int("pods", 100, "how many pods the node has; each policy selects one of them, in turn")
-	rounds := fs.Int("rounds", 40, "rounds of each measure of traffic, a tenth of a second each, of which the median counts")
+	rounds := fs.Int("rounds", 60, "rounds of each measure of traffic, a tenth of a second each, of which the median counts")
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
@@ -63,25 +63,21 @@ func policyRows(records []figures.Record) []figures.Row {
 	for _, r := range records {
 		v := r.Values
 		head := fmt.Sprintf("%v policies on a node with %v pods, %v for each pod", r.Params["policies"], r.Params["pods"], r.Params["policies each"])
-		row := func(name, key, unit string, figure, reference float64) {
-			of := figures.Row{Measure: name, Params: head, Key: key, Unit: unit, Figure: figure}
-			if reference > 0 {
-				of.Reference = &figures.Reference{Figure: reference}
-			}
-			rows = append(rows, of)
+		row := func(name, key, unit, figure, other string) {
+			rows = append(rows, paired(v, head, name, key, unit, figure, other))
 		}
-		row("all rules from nothing", "policies full sync", "ms", v["sync_ms"], 0)
+		rows = append(rows, figures.Row{Measure: "all rules from nothing", Params: head, Key: "policies full sync", Unit: "ms", Figure: v["sync_ms"]})
 		for _, to := range []struct{ key, name string }{{"pod", "pod to pod"}, {"service", "pod to Service"}} {
 			with, none := to.key, to.key+"_none"
-			row("stream "+to.name+", beside none", "policies stream", "MiB/s", v["stream_"+with], v["stream_"+none])
-			row("processor time of a MiB "+to.name+", beside none", "policies cpu", "µs", v["stream_cpu_"+with], v["stream_cpu_"+none])
-			row("connections "+to.name+", beside none", "policies connections", "/s", v["connect_"+with], v["connect_"+none])
-			row("processor time of a connection "+to.name+", beside none", "policies cpu", "µs", v["connect_cpu_"+with], v["connect_cpu_"+none])
+			row("stream "+to.name+", beside none", "policies stream", "MiB/s", "stream_"+with, "stream_"+none)
+			row("processor time of a MiB "+to.name+", beside none", "policies cpu", "µs", "stream_cpu_"+with, "stream_cpu_"+none)
+			row("connections "+to.name+", beside none", "policies connections", "/s", "connect_"+with, "connect_"+none)
+			row("processor time of a connection "+to.name+", beside none", "policies cpu", "µs", "connect_cpu_"+with, "connect_cpu_"+none)
 		}
-		row("stream pod to pod, beside a plain veth", "", "MiB/s", v["stream_pod"], v["stream_veth"])
-		row("stream pod to pod, beside a bridge", "", "MiB/s", v["stream_pod"], v["stream_bridge"])
-		row("connections pod to pod, beside a plain veth", "", "/s", v["connect_pod"], v["connect_veth"])
-		row("connections pod to pod, beside a bridge", "", "/s", v["connect_pod"], v["connect_bridge"])
+		row("stream pod to pod, beside a plain veth", "", "MiB/s", "stream_pod", "stream_veth")
+		row("stream pod to pod, beside a bridge", "", "MiB/s", "stream_pod", "stream_bridge")
+		row("connections pod to pod, beside a plain veth", "", "/s", "connect_pod", "connect_veth")
+		row("connections pod to pod, beside a bridge", "", "/s", "connect_pod", "connect_bridge")
 	}
 	return rows
 }
@@ -126,7 +122,7 @@ func policiesNode(ctx context.Context, args []string) error {
 		}
 	}
 	out := map[string]float64{"sync_ms": float64(time.Since(begin).Microseconds()) / 1e3}
-	ways := append([]way{t.toPod("pod"), none.toPod("pod_none"), t.toService("service"), none.toService("service_none")}, t.references()...)
+	ways := append([]way{t.toPod("pod", "pod_none", "veth", "bridge"), none.toPod("pod_none"), t.toService("service", "service_none"), none.toService("service_none")}, t.references()...)
 	if err := measure(out, ways, *rounds); err != nil {
 		return err
 	}

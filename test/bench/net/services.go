@@ -34,7 +34,7 @@ func benchServices(ctx context.Context, args []string) error {
 	fs := flag.NewFlagSet("services", flag.ContinueOnError)
 	path := fs.String("json", "bench.json", "write JSON lines to this file")
 	mode := fs.String("mode", "nftables", "what rules are written in: nftables or iptables")
-	rounds := fs.Int("rounds", 40, "rounds of each measure of traffic, a tenth of a second each, of which the median counts")
+	rounds := fs.Int("rounds", 60, "rounds of each measure of traffic, a tenth of a second each, of which the median counts")
 	sizes := fs.String("sizes", "10,1000,10000", "how many Services there are, with 5 endpoints each; the first and the last also meet traffic")
 	err := fs.Parse(args)
 	if err != nil {
@@ -91,32 +91,31 @@ func serviceRows(records []figures.Record) []figures.Row {
 	for _, r := range records {
 		v := r.Values
 		head := fmt.Sprintf("%v Services with %d endpoints each, mode %v", r.Params["services"], perService, r.Params["mode"])
-		row := func(name, key, unit string, figure float64, reference ...float64) {
-			of := figures.Row{Measure: name, Params: head, Key: key, Unit: unit, Figure: figure}
-			if len(reference) > 0 {
-				of.Reference = &figures.Reference{Figure: reference[0]}
-			}
-			rows = append(rows, of)
+		alone := func(name, key, unit, figure string) {
+			rows = append(rows, figures.Row{Measure: name, Params: head, Key: key, Unit: unit, Figure: v[figure]})
 		}
-		row("all rules from nothing", "services full sync", "ms", v["sync_ms"])
-		row("one change, until its revision is confirmed: median", "services change p50", "ms", v["change_p50_ms"])
-		row("one change: p99", "services change p99", "ms", v["change_p99_ms"])
-		row("memory for objects, model and writing", "services memory", "MiB", v["memory_MiB"])
+		alone("all rules from nothing", "services full sync", "ms", "sync_ms")
+		alone("one change, until its revision is confirmed: median", "services change p50", "ms", "change_p50_ms")
+		alone("one change: p99", "services change p99", "ms", "change_p99_ms")
+		alone("memory for objects, model and writing", "services memory", "MiB", "memory_MiB")
 		if v["stream_pod"] == 0 {
 			continue
 		}
-		row("stream pod to Service, beside pod to pod", "services stream", "MiB/s", v["stream_service"], v["stream_pod"])
-		row("stream pod to pod, beside a plain veth", "", "MiB/s", v["stream_pod"], v["stream_veth"])
-		row("stream pod to pod, beside a bridge", "", "MiB/s", v["stream_pod"], v["stream_bridge"])
-		row("processor time of a MiB to a Service, beside pod to pod", "services stream cpu", "µs", v["stream_cpu_service"], v["stream_cpu_pod"])
-		row("processor time of a MiB to a Service, beside a node with few", "services many cpu", "µs", v["stream_cpu_service"], v["stream_cpu_few"])
-		row("connections pod to Service, beside pod to pod", "services connections", "/s", v["connect_service"], v["connect_pod"])
-		row("connections pod to pod, beside a plain veth", "", "/s", v["connect_pod"], v["connect_veth"])
-		row("connections pod to pod, beside a bridge", "", "/s", v["connect_pod"], v["connect_bridge"])
-		row("processor time of a connection to a Service, beside pod to pod", "services connections cpu", "µs", v["connect_cpu_service"], v["connect_cpu_pod"])
-		row("processor time of a connection to a Service, beside a node with few", "services many cpu", "µs", v["connect_cpu_service"], v["connect_cpu_few"])
-		row("stream to a Service, beside a node with few Services", "services many", "MiB/s", v["stream_service"], v["stream_few"])
-		row("connections to a Service, beside a node with few", "services many", "/s", v["connect_service"], v["connect_few"])
+		row := func(name, key, unit, figure, other string) {
+			rows = append(rows, paired(v, head, name, key, unit, figure, other))
+		}
+		row("stream pod to Service, beside pod to pod", "services stream", "MiB/s", "stream_service", "stream_pod")
+		row("stream pod to pod, beside a plain veth", "", "MiB/s", "stream_pod", "stream_veth")
+		row("stream pod to pod, beside a bridge", "", "MiB/s", "stream_pod", "stream_bridge")
+		row("processor time of a MiB to a Service, beside pod to pod", "services stream cpu", "µs", "stream_cpu_service", "stream_cpu_pod")
+		row("processor time of a MiB to a Service, beside a node with few", "services many cpu", "µs", "stream_cpu_service", "stream_cpu_few")
+		row("connections pod to Service, beside pod to pod", "services connections", "/s", "connect_service", "connect_pod")
+		row("connections pod to pod, beside a plain veth", "", "/s", "connect_pod", "connect_veth")
+		row("connections pod to pod, beside a bridge", "", "/s", "connect_pod", "connect_bridge")
+		row("processor time of a connection to a Service, beside pod to pod", "services connections cpu", "µs", "connect_cpu_service", "connect_cpu_pod")
+		row("processor time of a connection to a Service, beside a node with few", "services many cpu", "µs", "connect_cpu_service", "connect_cpu_few")
+		row("stream to a Service, beside a node with few Services", "services many", "MiB/s", "stream_service", "stream_few")
+		row("connections to a Service, beside a node with few", "services many", "/s", "connect_service", "connect_few")
 	}
 	return rows
 }
@@ -200,7 +199,7 @@ func servicesNode(ctx context.Context, args []string) error {
 		if err != nil {
 			return fmt.Errorf("making a node with few Services: %w", err)
 		}
-		if err := measure(out, append([]way{t.toPod("pod"), t.toService("service"), few.toService("few")}, t.references()...), *rounds); err != nil {
+		if err := measure(out, append([]way{t.toPod("pod", "veth", "bridge"), t.toService("service", "pod", "few"), few.toService("few")}, t.references()...), *rounds); err != nil {
 			return err
 		}
 	}

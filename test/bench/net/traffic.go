@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -196,29 +197,36 @@ func processor() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// way is where a client is, and the addresses at which a server ends connections and swallows what comes.
+// way is where a client is, the addresses at which a server ends connections and swallows what comes, and the ways that it is
+// compared with.
 type way struct {
 	name            string
 	from            netns.NsHandle
 	connect, stream string
+	beside          []string
 }
 
 // toPod and toService are the ways of a town's client.
-func (t *town) toPod(name string) way { return way{name, t.pods[0], podB + ":8080", podB + ":8081"} }
+func (t *town) toPod(name string, beside ...string) way {
+	return way{name, t.pods[0], podB + ":8080", podB + ":8081", beside}
+}
 
-func (t *town) toService(name string) way {
-	return way{name, t.pods[0], serviceIP + ":80", serviceIP + ":81"}
+func (t *town) toService(name string, beside ...string) way {
+	return way{name, t.pods[0], serviceIP + ":80", serviceIP + ":81", beside}
 }
 
 // references are what the way from pod to pod is compared with: a plain veth and a bridge.
 func (t *town) references() []way {
-	return []way{{"veth", t.veth[0], "10.92.0.2:8080", "10.92.0.2:8081"}, {"bridge", t.bridge[0], "10.91.0.2:8080", "10.91.0.2:8081"}}
+	return []way{{"veth", t.veth[0], "10.92.0.2:8080", "10.92.0.2:8081", nil}, {"bridge", t.bridge[0], "10.91.0.2:8080", "10.91.0.2:8081", nil}}
 }
 
-// measure takes the ways in turn, round by round, so that what else the machine does meets all of them.
+// measure takes the ways in turn, round by round and every other round backwards, so that what else the machine does meets all
+// of them. Of each way the median counts, and of two that are compared the median of what the rounds say: what slows down or
+// speeds up some rounds changes the former, and hardly the latter.
 func measure(out map[string]float64, ways []way, rounds int) error {
 	samples := map[string][]float64{}
 	for range rounds {
+		slices.Reverse(ways)
 		for _, w := range ways {
 			for _, m := range []struct {
 				name, to string
@@ -234,10 +242,30 @@ func measure(out map[string]float64, ways []way, rounds int) error {
 			}
 		}
 	}
+	for _, w := range ways {
+		for _, m := range []string{"connect_", "connect_cpu_", "stream_", "stream_cpu_"} {
+			for _, other := range w.beside {
+				var ratios []float64
+				for i, s := range samples[m+w.name] {
+					ratios = append(ratios, s/samples[m+other][i])
+				}
+				out[beside(m+w.name, m+other)] = figures.Quantile(ratios, 0.5)
+			}
+		}
+	}
 	for name, s := range samples {
 		out[name] = figures.Quantile(s, 0.5)
 	}
 	return nil
+}
+
+// beside is what the ratio of two measures is called.
+func beside(name, other string) string { return name + "/" + other }
+
+// paired is a row of a measure beside another that was taken in turn with it.
+func paired(v map[string]float64, params, name, key, unit, figure, other string) figures.Row {
+	return figures.Row{Measure: name, Params: params, Key: key, Unit: unit, Figure: v[figure],
+		Reference: &figures.Reference{Figure: v[other], Paired: v[beside(figure, other)]}}
 }
 
 // connections opens one after the other, each until the server has ended it, and says how many.
