@@ -10,12 +10,13 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/kubernetes"
 
 	"keelson.dev/keelson/test/bed"
 )
 
 // F117: when the node that answers for an address of a load balancer is cut off, which looks to others as if its power were,
-// another one does within seconds, before the node is called lost, and clients on the link that knew the old one reach the
+// another one does within three seconds, before the node is called lost, and clients on the link that knew the old one reach the
 // pods there. When it is back, it stays with the new one.
 func TestAnnouncerCutOff(t *testing.T) {
 	ns, cs := bed.Namespace(t), bed.Client(t)
@@ -63,8 +64,25 @@ func TestAnnouncerCutOff(t *testing.T) {
 		}
 		return c.Close()
 	}
-	bed.Eventually(t, soon, knock)
-	longest := longestSilence(t, knock)
+	const bound = 3 * time.Second
+	var silence time.Duration
+	for range 3 { // other work of the machine may cost seconds at one time, and hardly at three
+		bed.Eventually(t, soon, knock)
+		longest := longestSilence(t, knock)
+		second := announcerCutOff(t, cs, first, answers, knock)
+		silence = longest()
+		t.Logf("%s answers for the address of %s, which was cut off: for %s nobody did", second, first, silence.Round(10*time.Millisecond))
+		if silence <= bound {
+			return
+		}
+		first = second
+	}
+	t.Errorf("nobody answered for %s when a node was cut off, three times; it is to be at most %s", silence, bound)
+}
+
+// announcerCutOff cuts a node off that answers for an address, and heals it once another does.
+func announcerCutOff(t *testing.T, cs kubernetes.Interface, first string, answers func(not string) string, knock func() error) (second string) {
+	t.Helper()
 	if err := bed.Lab().Partition(first); err != nil {
 		t.Fatal(err)
 	}
@@ -74,9 +92,8 @@ func TestAnnouncerCutOff(t *testing.T) {
 			_ = bed.Lab().Heal(first)
 		}
 	}()
-	second := answers(first)
+	second = answers(first)
 	bed.Eventually(t, soon, knock)
-	t.Logf("%s answers for the address of %s, which was cut off: for %s nobody did", second, first, longest().Round(10*time.Millisecond))
 	n, err := cs.CoreV1().Nodes().Get(t.Context(), first, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -102,6 +119,7 @@ func TestAnnouncerCutOff(t *testing.T) {
 		t.Errorf("%s answers after the link of %s was healed, not %s", got, first, second)
 	}
 	bed.Eventually(t, soon, knock)
+	return second
 }
 
 // longestSilence does something all the time until the function that it returns is called, which returns the longest time
