@@ -43,6 +43,7 @@ type drivers struct {
 	disks   *disks             // of the driver that attaches; nil: it is nowhere
 	modify  error              // the answer to ControllerModifyVolume; nil: it is done
 	rigid   bool               // the driver cannot modify volumes
+	copies  error              // the answer to who wants a copy; nil: it is made
 	asked   int                // calls of ControllerModifyVolume
 }
 
@@ -226,6 +227,9 @@ func (d *drivers) source(node string, q *csi.CreateVolumeRequest) (string, error
 	}
 	if from == "" {
 		return "", nil
+	}
+	if d.copies != nil {
+		return "", d.copies
 	}
 	if s := all[from]; s == nil || s.node != node {
 		return "", status.Errorf(codes.NotFound, "%s is not on node %s", from, node)

@@ -69,10 +69,10 @@ func (w *World) attributes(c *corev1.PersistentVolumeClaim) []Finding {
 	case m.Status == corev1.PersistentVolumeClaimModifyVolumeInfeasible:
 		back := "null"
 		if has != "" {
-			back = `"` + has + `"`
+			back = `"` + word(has) + `"`
 		}
-		f.Mend = []string{"kctl get volumeattributesclasses",
-			kctl(c, "patch persistentvolumeclaim %s --type=merge -p %s   # as it was, or another class", c.Name, `{"spec":{"volumeAttributesClassName":`+back+`}}`)}
+		f.Mend = []string{"kctl get volumeattributesclasses", kctl(c, "patch persistentvolumeclaim %s --type=merge -p", c.Name) +
+			` '{"spec":{"volumeAttributesClassName":` + back + `}}'   # as it was, or another class`}
 	}
 	return []Finding{f}
 }

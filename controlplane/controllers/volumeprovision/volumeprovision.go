@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -44,6 +46,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 		}
 		return nil
 	})
+	controllers.Index(claims, ofSource, sourcesOf)
 	unbound := func() []controllers.Key {
 		var keys []controllers.Key
 		for _, c := range controllers.CachedAll[*corev1.PersistentVolumeClaim](claims) {
@@ -58,7 +61,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 		Workers: 8,
 		Watches: []controllers.Watch{
 			controllers.OnInformer(claims, func(c controllers.Change[*corev1.PersistentVolumeClaim]) []controllers.Key {
-				return []controllers.Key{{Kind: claimKey, Namespace: c.New.Namespace, Name: c.New.Name}}
+				return keysOfClaim(c.New)
 			}),
 			controllers.OnInformer(volumes, func(c controllers.Change[*corev1.PersistentVolume]) []controllers.Key {
 				return []controllers.Key{{Kind: volumeKey, Name: c.New.Name}}
@@ -91,7 +94,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
-			p := &provisioner{term: t, calls: calls, classes: classes, drivers: drivers, csiNodes: csiNodes, nodes: nodes, capacities: capacities, attachments: attachments, attributeClasses: attributeClasses,
+			p := &provisioner{term: t, calls: calls, classes: classes, drivers: drivers, csiNodes: csiNodes, nodes: nodes, capacities: capacities, attachments: attachments, attributeClasses: attributeClasses, claimsCache: claims,
 				claims: controllers.ViewOf[*corev1.PersistentVolumeClaim](t, claims), volumes: controllers.ViewOf[*corev1.PersistentVolume](t, volumes)}
 			return p.reconcile
 		},
@@ -105,7 +108,7 @@ type provisioner struct {
 	claims  *controllers.View[*corev1.PersistentVolumeClaim]
 	volumes *controllers.View[*corev1.PersistentVolume]
 
-	classes, drivers, csiNodes, nodes, capacities, attachments, attributeClasses cache.SharedIndexInformer
+	classes, drivers, csiNodes, nodes, capacities, attachments, attributeClasses, claimsCache cache.SharedIndexInformer
 }
 
 func (p *provisioner) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
@@ -133,6 +136,9 @@ func (p *provisioner) claim(ctx context.Context, key controllers.Key) error {
 	c, ok := p.claims.Get(key.Namespace, key.Name)
 	if !ok {
 		return nil
+	}
+	if err := p.unhold(ctx, c); err != nil {
+		return err
 	}
 	b, err := begunFor(c)
 	if err != nil {
@@ -192,6 +198,9 @@ func (p *provisioner) begin(ctx context.Context, c *corev1.PersistentVolumeClaim
 	}
 	if err := p.attributes(ctx, c, &b); err != nil {
 		return p.failed(c, err)
+	}
+	if err := p.hold(ctx, c); err != nil {
+		return err
 	}
 	next, err := noted(c, b)
 	if err != nil {
@@ -294,7 +303,11 @@ func (p *provisioner) create(ctx context.Context, c *corev1.PersistentVolumeClai
 		}
 		return p.updateClaim(ctx, moved)
 	case err != nil:
-		return p.failed(c, fmt.Errorf("StorageClass %q: node %s: %s", class.Name, node, controllers.Words(err)))
+		why := p.failed(c, fmt.Errorf("StorageClass %q: node %s: %s", class.Name, node, controllers.Words(err)))
+		if status.Code(err) == codes.NotFound && p.sourceGone(ctx, c) {
+			return p.updateClaim(ctx, unnoted(c, waits(class))) // it was deleted before it was held
+		}
+		return why
 	case res.GetVolume().GetVolumeId() == "":
 		return p.failed(c, fmt.Errorf("StorageClass %q: CSI driver %s made a volume without an id", class.Name, b.Driver))
 	}

@@ -1,0 +1,231 @@
+package controllers_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/internal/virtual"
+)
+
+const cloningProtection = "provisioner.storage.kubernetes.io/cloning-protection"
+
+// copyOf asks for a copy of a claim's volume.
+func (w *world) copyOf(name, class, source string) {
+	w.t.Helper()
+	c := classed(name, class, "1Gi")
+	c.Spec.DataSource = &corev1.TypedLocalObjectReference{Kind: "PersistentVolumeClaim", Name: source}
+	w.create(c)
+}
+
+func (w *world) held(name, finalizer string, want bool) {
+	w.t.Helper()
+	w.within(time.Minute, name+" with or without "+finalizer, func() error {
+		c, err := client.Get[*corev1.PersistentVolumeClaim](w.ctx, w.admin, "default", name)
+		if err == nil && slices.Contains(c.Finalizers, finalizer) != want {
+			err = fmt.Errorf("it has %q", c.Finalizers)
+		}
+		return err
+	})
+}
+
+// F110: a claim that is deleted while its volume is being copied stays until the copy is made, also when another leads by
+// then, and goes after that; one that is not deleted is let go of.
+func TestClaimsStayWhileTheyAreCopied(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := newWorld(t, options{quiet: true})
+		engine := controllers.Options{OwnIdentity: true, Resync: time.Minute}
+		stop := w.lead(engine)
+		defer func() { stop() }()
+		w.node("w1")
+		w.driverOn("w1")
+		w.class("now", storagev1.VolumeBindingImmediate, corev1.PersistentVolumeReclaimDelete)
+		w.create(classed("data", "now", "1Gi"))
+		w.boundTo("data")
+		w.copyOf("first", "now", "data")
+		w.boundTo("first")
+		w.held("data", cloningProtection, false)
+
+		w.drivers.set(func() { w.drivers.copies = status.Error(codes.Aborted, "it is being copied") })
+		w.copyOf("second", "now", "data")
+		w.held("second", "keelson.dev/provisioning", true)
+		w.held("data", cloningProtection, true)
+		w.deleteClaim("data")
+		time.Sleep(2 * time.Minute)
+		stop()
+		stop = w.lead(engine)
+		time.Sleep(5 * time.Minute)
+		w.held("data", cloningProtection, true)
+		w.copyOf("late", "now", "data")
+		w.event("ProvisioningFailed", "failed to provision volume: PersistentVolumeClaim data is being deleted")
+		w.drivers.set(func() { w.drivers.copies = nil })
+		w.within(10*time.Minute, "the copy", func() error {
+			c, err := client.Get[*corev1.PersistentVolumeClaim](w.ctx, w.admin, "default", "second")
+			if err == nil && c.Status.Phase != corev1.ClaimBound {
+				err = fmt.Errorf("it is %s", c.Status.Phase)
+			}
+			return err
+		})
+		w.within(time.Minute, "what was copied goes", func() error { return gone[*corev1.PersistentVolumeClaim](w, "data") })
+		if m := w.drivers.get(w.volumeOf("second").Name); m == nil || m.of == "" {
+			t.Errorf("the copy is %+v", m)
+		}
+	})
+}
+
+// A copy that is given up lets go of what it was to be made of; a claim whose provisioner is another keeps that one's mark.
+func TestCopiesThatAreGivenUp(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})
+		w.driverOn("w1")
+		w.class("now", storagev1.VolumeBindingImmediate, corev1.PersistentVolumeReclaimDelete)
+		w.create(classed("data", "now", "1Gi"))
+		w.boundTo("data")
+		w.drivers.set(func() { w.drivers.copies = status.Error(codes.Internal, "not today") })
+		w.copyOf("copy", "now", "data")
+		w.held("copy", "keelson.dev/provisioning", true)
+		w.held("data", cloningProtection, true)
+		w.deleteClaim("data")
+		w.drivers.set(func() { w.drivers.copies = status.Error(codes.FailedPrecondition, "never") })
+		w.deleteClaim("copy")
+		w.within(10*time.Minute, "both go", func() error {
+			return errors.Join(gone[*corev1.PersistentVolumeClaim](w, "copy"), gone[*corev1.PersistentVolumeClaim](w, "data"))
+		})
+		w.within(10*time.Minute, "nothing is left", w.noVolumes)
+
+		w.create(driven("theirs", "other.example.com"))
+		theirs := claim("theirs", "1Gi")
+		theirs.Spec.VolumeName = "theirs"
+		theirs.Finalizers = []string{cloningProtection}
+		w.create(theirs)
+		w.boundTo("theirs")
+		time.Sleep(10 * time.Minute)
+		w.held("theirs", cloningProtection, true)
+	})
+}
+
+// Whatever is lost, killed or led by another: no copy loses what it is made of, and no claim stays for one that is made.
+func TestCopiesUnderFailures(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := newWorld(t, options{quiet: true, change: failing("volume-provisioner", 2, 2*time.Millisecond)})
+		engine := controllers.Options{Resync: time.Second}
+		stop := w.lead(engine)
+		defer func() { stop() }()
+		w.node("w1")
+		w.driverOn("w1")
+		w.class("now", storagev1.VolumeBindingImmediate, corev1.PersistentVolumeReclaimDelete)
+		r := rand.New(rand.NewPCG(11, 12))
+		w.drivers.set(func() { w.drivers.flaky = rand.New(rand.NewPCG(13, 14)) })
+		var live []string
+		for i := range 16 {
+			source, name := fmt.Sprint("s", i), fmt.Sprint("copy", i)
+			w.create(classed(source, "now", "1Gi"))
+			w.within(5*time.Minute, source, func() error {
+				c, err := client.Get[*corev1.PersistentVolumeClaim](w.ctx, w.admin, "default", source)
+				if err == nil && c.Status.Phase != corev1.ClaimBound {
+					err = errors.New("it is not bound")
+				}
+				return err
+			})
+			w.copyOf(name, "now", source)
+			time.Sleep(time.Duration(r.IntN(60)) * time.Millisecond)
+			if i%2 == 0 {
+				w.deleteClaim(source)
+			} else {
+				live = append(live, source)
+			}
+			if i%4 == 3 {
+				stop()
+				stop = w.lead(engine)
+			}
+		}
+		w.drivers.set(func() { w.drivers.flaky = nil })
+		w.within(30*time.Minute, "copies are made, or say that there is nothing to copy", func() error {
+			for i := range 16 {
+				c, err := client.Get[*corev1.PersistentVolumeClaim](w.ctx, w.admin, "default", fmt.Sprint("copy", i))
+				if err != nil {
+					return err
+				}
+				begun := slices.Contains(c.Finalizers, "keelson.dev/provisioning")
+				if begun || i%2 == 1 && c.Status.Phase != corev1.ClaimBound {
+					return fmt.Errorf("%s: begun %v, %s", c.Name, begun, c.Status.Phase)
+				}
+				if err := gone[*corev1.PersistentVolumeClaim](w, fmt.Sprint("s", i)); i%2 == 0 && err != nil {
+					return fmt.Errorf("s%d: %w", i, err)
+				}
+			}
+			return nil
+		})
+		for _, name := range live {
+			w.held(name, cloningProtection, false)
+		}
+		w.drivers.set(func() {
+			for name, v := range w.drivers.volumes {
+				if strings.HasPrefix(v.of, "pvc-") && name == v.of {
+					t.Errorf("volume %s is a copy of itself", name)
+				}
+			}
+		})
+	})
+}
+
+// A claim that is deleted while a snapshot of it is being taken stays until that is known, and a snapshot of which a volume is
+// being made until that is, also when another leads by then.
+func TestSourcesStayWhileSnapshotsAreUsed(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := newWorld(t, options{quiet: true})
+		engine := controllers.Options{OwnIdentity: true, Resync: time.Minute}
+		stop := w.lead(engine)
+		defer func() { stop() }()
+		w.node("w1")
+		w.driverOn("w1")
+		w.class("now", storagev1.VolumeBindingImmediate, corev1.PersistentVolumeReclaimDelete)
+		kinds := w.snapshots()
+		w.create(classed("data", "now", "1Gi"))
+		w.boundTo("data")
+		w.drivers.set(func() { w.drivers.mute = true })
+		w.snapshotOf(kinds, "s", "data")
+		w.held("data", "snapshot.storage.kubernetes.io/pvc-as-source-protection", true)
+		w.deleteClaim("data")
+		stop()
+		stop = w.lead(engine)
+		time.Sleep(5 * time.Minute)
+		w.held("data", "snapshot.storage.kubernetes.io/pvc-as-source-protection", true)
+		w.drivers.set(func() { w.drivers.mute = false })
+		w.within(10*time.Minute, "the claim goes", func() error { return gone[*corev1.PersistentVolumeClaim](w, "data") })
+		w.isSo(kinds, "s", ready)
+
+		w.drivers.set(func() { w.drivers.copies = status.Error(codes.Aborted, "it is being copied") })
+		c, group := classed("restored", "now", "1Gi"), "snapshot.storage.k8s.io"
+		c.Spec.DataSource = &corev1.TypedLocalObjectReference{APIGroup: &group, Kind: "VolumeSnapshot", Name: "s"}
+		w.create(c)
+		w.held("restored", "keelson.dev/provisioning", true)
+		w.remove(kinds["VolumeSnapshot"], "s")
+		stop()
+		stop = w.lead(engine)
+		time.Sleep(5 * time.Minute)
+		if err := w.contents(kinds, 1, 1); err != nil {
+			t.Errorf("while a volume is being made of it: %v", err)
+		}
+		w.drivers.set(func() { w.drivers.copies = nil })
+		w.within(10*time.Minute, "the volume", func() error {
+			c, err := client.Get[*corev1.PersistentVolumeClaim](w.ctx, w.admin, "default", "restored")
+			if err == nil && c.Status.Phase != corev1.ClaimBound {
+				err = fmt.Errorf("it is %s", c.Status.Phase)
+			}
+			return err
+		})
+		w.goneOf(kinds["VolumeSnapshot"], "s")
+	})
+}

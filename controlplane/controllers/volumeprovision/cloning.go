@@ -1,0 +1,120 @@
+package volumeprovision
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// cloningFinalizer is on claims whose volume is being copied, as other provisioners have it: one that is deleted meanwhile
+// stays until its copies are made.
+const cloningFinalizer = "provisioner.storage.kubernetes.io/cloning-protection"
+
+// ofSource is an index of claims by the claim, of their namespace, that their volume is to be a copy of.
+const ofSource = "keelson.claimsOfSource"
+
+// cloned is the name of the claim of which a claim's volume is to be a copy; "" of none.
+func cloned(c *corev1.PersistentVolumeClaim) string {
+	if from := c.Spec.DataSource; from != nil && from.Kind == "PersistentVolumeClaim" && (from.APIGroup == nil || *from.APIGroup == "") {
+		return from.Name
+	}
+	return ""
+}
+
+func sourcesOf(o api.Object) []string {
+	if c, ok := o.(*corev1.PersistentVolumeClaim); ok && cloned(c) != "" {
+		return []string{c.Namespace + "/" + cloned(c)}
+	}
+	return nil
+}
+
+// keysOfClaim are a claim, and that of which its volume is to be a copy: it may be let go of.
+func keysOfClaim(c *corev1.PersistentVolumeClaim) []controllers.Key {
+	keys := []controllers.Key{{Kind: claimKey, Namespace: c.Namespace, Name: c.Name}}
+	if from := cloned(c); from != "" {
+		keys = append(keys, controllers.Key{Kind: claimKey, Namespace: c.Namespace, Name: from})
+	}
+	return keys
+}
+
+// hold protects the claim of which a claim's volume is to be a copy, before the driver is asked for that.
+func (p *provisioner) hold(ctx context.Context, c *corev1.PersistentVolumeClaim) error {
+	name := cloned(c)
+	if name == "" {
+		return nil
+	}
+	from, err := client.Get[*corev1.PersistentVolumeClaim](ctx, p.term.Client, c.Namespace, name)
+	switch {
+	case err != nil:
+		return fmt.Errorf("PersistentVolumeClaim %s cannot be read: %w", name, err)
+	case slices.Contains(from.Finalizers, cloningFinalizer):
+		return nil
+	case from.DeletionTimestamp != nil:
+		return fmt.Errorf("PersistentVolumeClaim %s is being deleted", name)
+	}
+	next := from.DeepCopy()
+	next.Finalizers = append(next.Finalizers, cloningFinalizer)
+	return p.updateClaim(ctx, next)
+}
+
+// sourceGone says that the claim of which a claim's volume was to be a copy does not exist any more.
+func (p *provisioner) sourceGone(ctx context.Context, c *corev1.PersistentVolumeClaim) bool {
+	name := cloned(c)
+	if name == "" {
+		return false
+	}
+	_, err := client.Get[*corev1.PersistentVolumeClaim](ctx, p.term.Client, c.Namespace, name)
+	return apierrors.IsNotFound(err)
+}
+
+// copying says that a claim keeps the one of which its volume is to be a copy: its driver has been, or is about to be, asked.
+// One that has not begun keeps a claim only while that is not being deleted: it will not begin then.
+func copying(c, from *corev1.PersistentVolumeClaim) bool {
+	if cloned(c) != from.Name || c.Namespace != from.Namespace {
+		return false
+	}
+	begun := slices.Contains(c.Finalizers, ClaimFinalizer)
+	return begun || from.DeletionTimestamp == nil && c.DeletionTimestamp == nil && c.Spec.VolumeName == ""
+}
+
+// unhold lets go of a claim of which no copy is being made any more. Before that the API is asked. Claims with volumes of
+// other drivers are their provisioner's.
+func (p *provisioner) unhold(ctx context.Context, c *corev1.PersistentVolumeClaim) error {
+	if !slices.Contains(c.Finalizers, cloningFinalizer) {
+		return nil
+	}
+	if v, ok := p.volumes.Get("", c.Spec.VolumeName); ok && v.Spec.CSI != nil && !p.served(v.Spec.CSI.Driver) {
+		return nil
+	}
+	keeps := func(o *corev1.PersistentVolumeClaim) bool { return copying(o, c) }
+	for _, o := range controllers.CachedBy[*corev1.PersistentVolumeClaim](p.claimsCache, ofSource, c.Namespace+"/"+c.Name) {
+		if now, ok := p.claims.Get(o.Namespace, o.Name); ok && keeps(now) {
+			return nil
+		}
+	}
+	live, err := client.List[*corev1.PersistentVolumeClaim](ctx, p.term.Client, c.Namespace, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("listing the claims that may be made of claim %s/%s: %w", c.Namespace, c.Name, err)
+	}
+	if slices.ContainsFunc(live, keeps) {
+		return nil
+	}
+	next := c.DeepCopy()
+	next.Finalizers = slices.DeleteFunc(next.Finalizers, func(f string) bool { return f == cloningFinalizer })
+	if next, err = client.Update(ctx, p.term.Client, next); err != nil {
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return err
+	}
+	p.claims.Wrote(next)
+	return nil
+}
