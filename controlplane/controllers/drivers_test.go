@@ -194,10 +194,12 @@ func (d *drivers) do(node, method string, request []byte) (proto.Message, error)
 // attributes has a volume be of another kind.
 func (d *drivers) attributes(node, method string, request []byte) (proto.Message, error) {
 	if strings.HasSuffix(method, "/ControllerGetCapabilities") {
-		out := &csi.ControllerGetCapabilitiesResponse{}
+		out, can := &csi.ControllerGetCapabilitiesResponse{}, []csi.ControllerServiceCapability_RPC_Type{csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME}
 		if !d.rigid {
-			out.Capabilities = append(out.Capabilities, &csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{
-				Rpc: &csi.ControllerServiceCapability_RPC{Type: csi.ControllerServiceCapability_RPC_MODIFY_VOLUME}}})
+			can = append(can, csi.ControllerServiceCapability_RPC_MODIFY_VOLUME)
+		}
+		for _, one := range can {
+			out.Capabilities = append(out.Capabilities, &csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: one}}})
 		}
 		return out, nil
 	}

@@ -104,6 +104,11 @@ func TestVolumesGetAttributes(t *testing.T) {
 		w.names("data", ptr.To("silver"))
 		w.stands("data", "silver", corev1.PersistentVolumeClaimModifyVolumeInfeasible, "Unimplemented: CSI driver "+ownDriver+
 			" gives volumes no attributes of a VolumeAttributesClass: it does not have the capability MODIFY_VOLUME")
+		refused := classed("refused", "now", "1Gi")
+		refused.Spec.VolumeAttributesClassName = ptr.To("gold")
+		w.create(refused)
+		w.event("ProvisioningFailed", "failed to provision volume: Unimplemented: CSI driver "+ownDriver+" gives volumes no attributes of a VolumeAttributesClass: it does not have the capability MODIFY_VOLUME")
+		w.deleteClaim("refused")
 		w.drivers.set(func() { w.drivers.rigid = false })
 		w.names("data", ptr.To("gold"))
 		w.modified("data", "gold")

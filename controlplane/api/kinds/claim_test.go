@@ -39,3 +39,30 @@ func TestClaimWantsLess(t *testing.T) {
 	}
 	has(t, "as small as it is", judged(bound("1Gi"), bound("3Gi")), "spec.resources.requests.storage: Forbidden: field can not be less than status.capacity")
 }
+
+// F110: a claim may name another class of attributes, and none as long as its volume has none.
+func TestClaimsNameOtherAttributes(t *testing.T) {
+	claim := func(class, has string) *corev1.PersistentVolumeClaim {
+		c := load[*corev1.PersistentVolumeClaim](t, "{metadata: {name: a, namespace: b, resourceVersion: '7'}, spec: {accessModes: [ReadWriteOnce], volumeName: v, resources: {requests: {storage: 1Gi}}}, status: {phase: Bound, capacity: {storage: 1Gi}}}")
+		if class != "nil" {
+			c.Spec.VolumeAttributesClassName = &class
+		}
+		if has != "" {
+			c.Status.CurrentVolumeAttributesClassName = &has
+		}
+		return c
+	}
+	for _, one := range []struct{ from, to, has, want string }{
+		{"nil", "gold", "", ""},
+		{"gold", "silver", "gold", ""},
+		{"gold", "nil", "", ""},
+		{"gold", "", "", ""},
+		{"gold", "nil", "silver", "spec.volumeAttributesClassName: Forbidden: update to nil is forbidden when status.currentVolumeAttributesClassName is not nil"},
+		{"gold", "", "silver", "spec.volumeAttributesClassName: Forbidden: update to an empty string is forbidden when status.currentVolumeAttributesClassName is not nil"},
+	} {
+		errs := validateClaimUpdate(claim(one.to, one.has), claim(one.from, one.has))
+		if got := errs.ToAggregate(); (got == nil) != (one.want == "") || got != nil && got.Error() != one.want {
+			t.Errorf("from %q to %q with %q: %v", one.from, one.to, one.has, got)
+		}
+	}
+}

@@ -197,7 +197,7 @@ func (p *provisioner) begin(ctx context.Context, c *corev1.PersistentVolumeClaim
 		return p.updateClaim(ctx, unnoted(c, true))
 	}
 	if err := p.attributes(ctx, c, &b); err != nil {
-		return p.failed(c, err)
+		return p.failed(c, errors.New(controllers.Words(err)))
 	}
 	if err := p.hold(ctx, c); err != nil {
 		return err
