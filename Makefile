@@ -15,7 +15,7 @@ cni_path_host-local := plugins/ipam/host-local
 cni_path_loopback := plugins/main/loopback
 cni_path_portmap := plugins/meta/portmap
 
-.PHONY: bench-net up down test build setup install images unit e2e attack clients guest fault soak soak-idle bench bench-store bench-sched bench-api bench-node bench-storage bench-scale proto fmt vet clean
+.PHONY: dist bench-net up down test build setup install images unit e2e attack clients guest fault soak soak-idle bench bench-store bench-sched bench-api bench-node bench-storage bench-scale proto fmt vet clean
 
 up: build ## a lab cluster with the example running; says so when it is up already, starts it again when it is down
 	@scripts/up $(BIN) $(PREFIX)
@@ -45,6 +45,9 @@ build: setup ## the binaries, the CNI plugins and the images, below bin/
 
 install: build ## the binaries to $(PREFIX)/bin
 	@scripts/install $(BIN) $(PREFIX)
+
+dist: setup ## what machines are installed from, in bin/dist: tarballs, Debian packages, images, lists of parts, sums; ARCHES=amd64: not arm64
+	@scripts/dist '$(VERSION)' '$(TAGS)' '$(LDFLAGS)'
 
 unit: ; @scripts/test unit
 e2e: build ; @scripts/test e2e

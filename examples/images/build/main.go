@@ -1,6 +1,7 @@
 // Command build makes the example images, and that of the proxy in front of Services, as OCI archives:
 //
 //	go run ./examples/images/build [-out bin/images] [-busybox /bin/busybox] [-entry bin/keelson-entry] [-version VERSION]
+//	go run ./examples/images/build -only-entry -arch arm64 -entry bin/dist/arm64/images/keelson-entry
 //
 //	hello.tar  keelson.dev/hello:v1 and :v2, the web server of examples/images/hello
 //	tools.tar  keelson.dev/tools:v1, busybox with its applets, and the wget of examples/images/wget
@@ -12,6 +13,7 @@ package main
 import (
 	"archive/tar"
 	"bytes"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -37,12 +39,28 @@ func main() {
 	busybox := flag.String("busybox", "/bin/busybox", "a static busybox (Debian: busybox-static)")
 	entry := flag.String("entry", "", "the program keelson-entry")
 	version := flag.String("version", "dev", "the release whose proxies these are: their image's tag")
+	only := flag.Bool("only-entry", false, "make that of the proxies alone")
+	flag.StringVar(&arch, "arch", runtime.GOARCH, "architecture of -entry, where that is made alone")
 	flag.Parse()
+	if *only && *entry == "" || !*only && arch != runtime.GOARCH {
+		fmt.Fprintln(os.Stderr, "build: -only-entry needs -entry, and another architecture needs -only-entry")
+		os.Exit(2)
+	}
+	if *only {
+		if err := errors.Join(os.MkdirAll(*out, 0o755), writeEntry(*out, *entry, *version)); err != nil {
+			fmt.Fprintln(os.Stderr, "build:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	if err := build(*out, *busybox, *entry, *version); err != nil {
 		fmt.Fprintln(os.Stderr, "build:", err)
 		os.Exit(1)
 	}
 }
+
+// arch is the architecture of the images.
+var arch = runtime.GOARCH
 
 func build(out, busybox, entry, version string) error {
 	if err := os.MkdirAll(out, 0o755); err != nil {
@@ -75,7 +93,12 @@ func build(out, busybox, entry, version string) error {
 	if err := writeArchive(filepath.Join(out, "tools.tar"), map[string]v1.Image{"keelson.dev/tools:v1": img}); err != nil || entry == "" {
 		return err
 	}
-	if img, err = entryImage(entry); err != nil {
+	return writeEntry(out, entry, version)
+}
+
+func writeEntry(out, entry, version string) error {
+	img, err := entryImage(entry)
+	if err != nil {
 		return fmt.Errorf("build entry: %w", err)
 	}
 	return writeArchive(filepath.Join(out, "entry.tar"), map[string]v1.Image{"keelson.dev/entry:" + version: img, "keelson.dev/entry:dev": img})
@@ -216,7 +239,7 @@ func image(layer v1.Layer, config v1.Config) (v1.Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	return mutate.ConfigFile(img, &v1.ConfigFile{OS: "linux", Architecture: runtime.GOARCH, Config: config, RootFS: rootFS(img)})
+	return mutate.ConfigFile(img, &v1.ConfigFile{OS: "linux", Architecture: arch, Config: config, RootFS: rootFS(img)})
 }
 
 func rootFS(img v1.Image) v1.RootFS {
@@ -247,7 +270,7 @@ func writeArchive(file string, images map[string]v1.Image) error {
 	for _, n := range names {
 		err := index.AppendImage(images[n], layout.WithAnnotations(map[string]string{
 			"io.containerd.image.name": n, "org.opencontainers.image.ref.name": n[strings.LastIndex(n, ":")+1:]}),
-			layout.WithPlatform(v1.Platform{OS: "linux", Architecture: runtime.GOARCH}))
+			layout.WithPlatform(v1.Platform{OS: "linux", Architecture: arch}))
 		if err != nil {
 			return err
 		}

@@ -1,0 +1,236 @@
+package main
+
+import (
+	"archive/tar"
+	"compress/gzip"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/goreleaser/nfpm/v2"
+	"github.com/goreleaser/nfpm/v2/deb"
+	"github.com/goreleaser/nfpm/v2/files"
+)
+
+// file is one of those that a machine gets.
+type file struct {
+	source string
+	at     string // on the machine
+	mode   fs.FileMode
+	config bool // the operator's: an upgrade leaves it
+}
+
+// beside says where what is no program goes.
+var beside = []struct {
+	name, at string
+	mode     fs.FileMode
+	config   bool
+}{
+	{"agent.yaml", "/etc/keelson/agent.yaml", 0o600, true},
+	{"controlplane.yaml", "/etc/keelson/controlplane.yaml", 0o600, true},
+	{"keelson-agent.service", "/usr/lib/systemd/system/keelson-agent.service", 0o644, false},
+	{"keelson-controlplane.service", "/usr/lib/systemd/system/keelson-controlplane.service", 0o644, false},
+	{"keelson.slice", "/usr/lib/systemd/system/keelson.slice", 0o644, false},
+}
+
+// scripts lie at the top of the tarball. The one that takes all away stays on the machine.
+var scripts = []string{"install.sh", "uninstall.sh"}
+
+const uninstallAt = "/usr/lib/keelson/uninstall.sh"
+
+// name is what every file of the release begins with.
+func (r *release) name() string { return "keelson-" + r.version + "-linux-" + r.arch }
+
+func (r *release) pack() error {
+	all, err := r.files()
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(r.out, 0o755); err != nil {
+		return err
+	}
+	for _, step := range []struct {
+		file  string
+		write func(io.Writer) error
+	}{
+		{r.name() + ".tar.gz", func(w io.Writer) error { return r.tarball(w, all) }},
+		{r.name() + ".deb", func(w io.Writer) error { return r.deb(w, all) }},
+		{r.name() + "-images.tar", r.bundle},
+		{r.name() + ".cdx.json", func(w io.Writer) error { return r.bom(w, all) }},
+	} {
+		if err := whole(filepath.Join(r.out, step.file), step.write); err != nil {
+			return fmt.Errorf("making %s: %w", step.file, err)
+		}
+	}
+	return nil
+}
+
+// files are all, in the order of their places.
+func (r *release) files() ([]file, error) {
+	var all []file
+	for _, dir := range []string{"usr/bin", "opt/cni/bin"} {
+		entries, err := os.ReadDir(filepath.Join(r.root, dir))
+		if err != nil {
+			return nil, fmt.Errorf("what was built: %w", err)
+		}
+		for _, e := range entries {
+			if !e.Type().IsRegular() {
+				return nil, fmt.Errorf("what was built: %s is no file", filepath.Join(r.root, dir, e.Name()))
+			}
+			all = append(all, file{source: filepath.Join(r.root, dir, e.Name()), at: "/" + path.Join(dir, e.Name()), mode: 0o755})
+		}
+	}
+	for _, b := range beside {
+		all = append(all, file{filepath.Join(r.install, b.name), b.at, b.mode, b.config})
+	}
+	slices.SortFunc(all, func(a, b file) int { return strings.Compare(a.at, b.at) })
+	return all, nil
+}
+
+// tarball has everything below one folder, with the scripts at its top.
+func (r *release) tarball(w io.Writer, all []file) error {
+	zip, err := gzip.NewWriterLevel(w, gzip.BestCompression)
+	if err != nil {
+		return err
+	}
+	t := tar.NewWriter(zip)
+	made := map[string]bool{}
+	add := func(f file) error {
+		name := path.Join(r.name(), f.at)
+		for i, c := range name {
+			if dir := name[:i]; c == '/' && !made[dir] {
+				made[dir] = true
+				if err := t.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir + "/", Mode: 0o755, ModTime: r.when}); err != nil {
+					return err
+				}
+			}
+		}
+		return r.addFile(t, f.source, name, f.mode)
+	}
+	for _, s := range scripts {
+		all = append(all, file{source: filepath.Join(r.install, s), at: "/" + s, mode: 0o755})
+	}
+	for _, f := range all {
+		if err := add(f); err != nil {
+			return err
+		}
+	}
+	return errors.Join(t.Close(), zip.Close())
+}
+
+func (r *release) addFile(t *tar.Writer, source, name string, mode fs.FileMode) error {
+	f, err := os.Open(source)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if err := t.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: int64(mode), Size: info.Size(), ModTime: r.when}); err != nil {
+		return err
+	}
+	_, err = io.Copy(t, f)
+	return err
+}
+
+// bundle has the archives of images: an agent imports what it finds of them in images.d of its state folder.
+func (r *release) bundle(w io.Writer) error {
+	t := tar.NewWriter(w)
+	for _, image := range r.images {
+		if err := r.addFile(t, image, filepath.Base(image), 0o644); err != nil {
+			return err
+		}
+	}
+	return t.Close()
+}
+
+var numbered = regexp.MustCompile(`^v?[0-9]+\.[0-9]`)
+
+// debVersion is the release's version in Debian's form. What has no number is older than everything that has one.
+func (r *release) debVersion() string {
+	v := strings.ReplaceAll(r.version, "-", "+")
+	if numbered.MatchString(v) {
+		return strings.TrimPrefix(v, "v")
+	}
+	return "0~" + r.when.Format("20060102150405") + "." + v
+}
+
+func (r *release) deb(w io.Writer, all []file) error {
+	info := &nfpm.Info{
+		Name: "keelson", Arch: r.arch, Platform: "linux", Version: r.debVersion(), VersionSchema: "none", Section: "admin", Priority: "optional",
+		Maintainer: "Keelson <keelson@keelson.dev>", License: "Apache-2.0", DisableGlobbing: true, MTime: r.when,
+		Description: "Kubernetes-compatible cluster\n The control plane, the agent of a node and kctl, the command line.",
+	}
+	info.Depends = []string{"nftables"}
+	info.Recommends = []string{"iptables"}
+	info.Scripts.PostInstall = filepath.Join(r.install, "deb", "postinst")
+	info.Scripts.PreRemove = filepath.Join(r.install, "deb", "prerm")
+	info.Scripts.PostRemove = filepath.Join(r.install, "deb", "postrm")
+	for _, f := range append(all, file{source: filepath.Join(r.install, "uninstall.sh"), at: uninstallAt, mode: 0o755}) {
+		c := &files.Content{Source: f.source, Destination: f.at,
+			FileInfo: &files.ContentFileInfo{Owner: "root", Group: "root", Mode: f.mode, MTime: r.when}}
+		if f.config {
+			c.Type = files.TypeConfigNoReplace
+		}
+		info.Contents = append(info.Contents, c)
+	}
+	return deb.Default.Package(info, w)
+}
+
+// checksums writes SHA256SUMS of what a folder has of a version.
+func checksums(dir, version string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	var out strings.Builder
+	for _, e := range entries {
+		if !e.Type().IsRegular() || !strings.HasPrefix(e.Name(), "keelson-"+version+"-linux-") {
+			continue
+		}
+		sum, err := sumOf(filepath.Join(dir, e.Name()))
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(&out, "%x  %s\n", sum, e.Name())
+	}
+	if out.Len() == 0 {
+		return fmt.Errorf("there is nothing of version %s in %s", version, dir)
+	}
+	return whole(filepath.Join(dir, "SHA256SUMS"), func(w io.Writer) error { _, err := io.WriteString(w, out.String()); return err })
+}
+
+func sumOf(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return nil, err
+	}
+	return h.Sum(nil), nil
+}
+
+// whole makes a file that is there whole or not at all.
+func whole(path string, write func(io.Writer) error) error {
+	f, err := os.Create(path + ".new")
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(write(f), f.Close()); err != nil {
+		return errors.Join(err, os.Remove(path+".new"))
+	}
+	return os.Rename(path+".new", path)
+}

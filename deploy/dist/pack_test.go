@@ -1,0 +1,189 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// built is a release as 'make dist' has it before packing: programs that Go has built, whenever they were written.
+func built(t *testing.T, written time.Time) *release {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte("package main\nfunc main() {}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(dir, "program"), filepath.Join(dir, "main.go"))
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	program, err := os.ReadFile(filepath.Join(dir, "program"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &release{version: "v1.2.3-4-gabc", arch: "arm64", root: t.TempDir(), install: "../install", out: t.TempDir(), when: time.Unix(1700000000, 0).UTC(),
+		linked: []string{"keelson-oci=libseccomp@2.5.4"}}
+	for _, name := range []string{"usr/bin/keelson-agent", "usr/bin/keelson-oci", "opt/cni/bin/bridge", "entry.tar"} {
+		path := filepath.Join(r.root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, program, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(path, written, written); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.images = []string{filepath.Join(r.root, "entry.tar")}
+	return r
+}
+
+// packed is what packing makes, by name.
+func packed(t *testing.T, r *release) map[string][]byte {
+	t.Helper()
+	if err := r.pack(); err != nil {
+		t.Fatal(err)
+	}
+	if err := checksums(r.out, r.version); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir(r.out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string][]byte{}
+	for _, e := range entries {
+		if all[e.Name()], err = os.ReadFile(filepath.Join(r.out, e.Name())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return all
+}
+
+// The same commit gives the same bytes: in other folders, and built at another time.
+func TestPackingIsReproducible(t *testing.T) {
+	first, second := packed(t, built(t, time.Unix(1, 0))), packed(t, built(t, time.Unix(1800000000, 0)))
+	if len(first) != 5 || len(second) != 5 {
+		t.Fatalf("%d and %d files: want a tarball, a package, images, a list of parts, and sums", len(first), len(second))
+	}
+	for name, content := range first {
+		if !bytes.Equal(content, second[name]) {
+			t.Errorf("%s differs: %d and %d bytes", name, len(content), len(second[name]))
+		}
+	}
+	later := built(t, time.Unix(1, 0))
+	later.when = later.when.Add(time.Second)
+	for name, content := range packed(t, later) {
+		if bytes.Equal(content, first[name]) {
+			t.Errorf("%s does not have the time of its commit", name)
+		}
+	}
+}
+
+func TestWhatIsPacked(t *testing.T) {
+	r := built(t, time.Now())
+	self, err := os.Executable() // it has dependencies
+	if err != nil {
+		t.Fatal(err)
+	}
+	agent := filepath.Join(r.root, "usr/bin/keelson-agent")
+	if err := os.Remove(agent); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Link(self, agent); err != nil {
+		program, err := os.ReadFile(self) // another disk
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(agent, program, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all := packed(t, r)
+	var bom struct {
+		Components   []struct{ Name, Version, Purl string }
+		Dependencies []struct {
+			Ref       string
+			DependsOn []string
+		}
+	}
+	if err := json.Unmarshal(all[r.name()+".cdx.json"], &bom); err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]bool{}
+	for _, c := range bom.Components {
+		found[c.Name] = c.Version != ""
+	}
+	for _, want := range []string{"github.com/goreleaser/nfpm/v2", "stdlib", "libseccomp", "keelson-agent", "bridge"} {
+		if !found[want] {
+			t.Errorf("the list of parts has no %s with its version", want)
+		}
+	}
+	for _, d := range bom.Dependencies {
+		if has := strings.Contains(fmt.Sprint(d.DependsOn), "libseccomp"); has != (d.Ref == "file:/usr/bin/keelson-oci") {
+			t.Errorf("%s has libseccomp: %v", d.Ref, has)
+		}
+	}
+	run := func(name string, args ...string) string {
+		t.Helper()
+		cmd := exec.Command(name, args...)
+		cmd.Dir = r.out
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s %v: %v\n%s", name, args, err, out)
+		}
+		return string(out)
+	}
+	run("sha256sum", "--check", "--strict", "SHA256SUMS")
+	has := func(of, list string, lines ...string) {
+		t.Helper()
+		for _, line := range lines {
+			if !strings.Contains(list, line) {
+				t.Errorf("%s has no %q:\n%s", of, line, list)
+			}
+		}
+	}
+	has("the tarball", run("tar", "-tvzf", r.name()+".tar.gz"), r.name()+"/install.sh", r.name()+"/uninstall.sh", r.name()+"/usr/bin/keelson-agent",
+		r.name()+"/opt/cni/bin/bridge", r.name()+"/etc/keelson/agent.yaml", r.name()+"/usr/lib/systemd/system/keelson.slice", "-rw------- 0/0")
+	has("the bundle", run("tar", "-tf", r.name()+"-images.tar"), "entry.tar")
+	if _, err := exec.LookPath("dpkg-deb"); err != nil {
+		t.Skip("there is no dpkg-deb")
+	}
+	has("the package", run("dpkg-deb", "-c", r.name()+".deb"), "./usr/bin/keelson-agent", "./opt/cni/bin/bridge", "./usr/lib/keelson/uninstall.sh", "-rw------- root/root")
+	has("the package", run("dpkg-deb", "-I", r.name()+".deb", "control"), "Version: 1.2.3+4+gabc\n", "Architecture: arm64\n", "Depends: nftables\n")
+	if conf := run("dpkg-deb", "-I", r.name()+".deb", "conffiles"); conf != "/etc/keelson/agent.yaml\n/etc/keelson/controlplane.yaml\n" {
+		t.Errorf("the operator's files are %q", conf)
+	}
+}
+
+func TestVersionsOfThePackage(t *testing.T) {
+	for version, want := range map[string]string{"v1.2.3": "1.2.3", "v1.2.3-4-gabc": "1.2.3+4+gabc", "0382c97": "0~20231114221320.0382c97", "abc-dirty": "0~20231114221320.abc+dirty"} {
+		r := release{version: version, when: time.Unix(1700000000, 0).UTC()}
+		if got := r.debVersion(); got != want {
+			t.Errorf("%s: %s, want %s", version, got, want)
+		}
+	}
+}
+
+func TestWhatCannotBePacked(t *testing.T) {
+	r := built(t, time.Now())
+	if err := os.WriteFile(filepath.Join(r.root, "usr/bin/script"), []byte("#!/bin/sh\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.pack(); err == nil || !strings.Contains(err.Error(), "what script is made of") {
+		t.Errorf("a program that does not say what it is made of: %v", err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(r.out, "*.new")); len(left) > 0 {
+		t.Errorf("%v is left", left)
+	}
+	if err := checksums(t.TempDir(), "v1"); err == nil {
+		t.Error("sums of nothing")
+	}
+}

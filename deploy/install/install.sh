@@ -1,0 +1,300 @@
+#!/bin/sh
+# Installs Keelson on this machine and starts it. Run again, it changes only what differs.
+set -eu
+
+usage() {
+  cat <<'EOT'
+install.sh: installs Keelson on this machine, and starts it.
+
+  install.sh server --init                        the first control-plane machine of a new cluster
+  install.sh server --server HOST --token T       a further one
+  install.sh agent  --server HOST --token T       a worker
+
+  --server HOST[:PORT]    a control-plane machine, with the agents' port when that is not 6444 (repeatable)
+  --token T               join token, as 'server --init' printed it; --token-file FILE keeps it off the command line
+  --advertise-address IP  of a server: its address for users, agents and replicas (default: that of the default route)
+  --node-ip IP            of an agent: the node's address (default: found out)
+  --name NAME             of this replica or node (default: the host's name)
+  --init-flag FLAG        of server --init: a flag of 'keelson-controlplane init', such as --cluster-cidr=10.1.0.0/16 (repeatable)
+  --from FILE|URL         tarball of a release (default: the unpacked one that this script lies in)
+  --sums FILE|URL         SHA256SUMS of that release (default: beside the tarball)
+  --images FILE           images of that release, for an agent that reaches no registry (keelson-...-images.tar, listed in the same sums)
+  --no-start              install and write settings alone: nothing is started, and no cluster made or joined
+
+  sudo ./install.sh server --init --advertise-address 192.0.2.11
+  sudo ./install.sh agent --server 192.0.2.11 --token keelson1.node... --from keelson-v1.0.0-linux-amd64.tar.gz
+
+/usr/lib/keelson/uninstall.sh takes it all away again.
+EOT
+}
+
+say() { echo "install: $*"; }
+die() { echo "install: $*" >&2; exit 1; }
+wrong() { echo "install: $*; see install.sh --help" >&2; exit 2; }
+
+root=${DESTDIR:-} # of tests and of images of machines: where everything goes instead of /
+port=6444
+
+role='' init='' servers='' token='' token_file='' address='' node_ip='' name='' init_flags='' from='' sums='' images='' start=yes
+arguments() {
+  [ $# -gt 0 ] || { usage >&2; exit 2; }
+  case $1 in
+  server | agent) role=$1; shift ;;
+  -h | --help) usage; exit 0 ;;
+  *) wrong "$1: want server or agent" ;;
+  esac
+  while [ $# -gt 0 ]; do
+    case $1 in
+    --*=*) flag=${1%%=*} value=${1#*=}; shift; set -- "$flag" "$value" "$@" ;;
+    esac
+    case $1 in
+    --init) init=yes; shift; continue ;;
+    --no-start) start=''; shift; continue ;;
+    -h | --help) usage; exit 0 ;;
+    --server | --token | --token-file | --advertise-address | --node-ip | --name | --init-flag | --from | --sums | --images) ;;
+    *) wrong "$1 is no flag" ;;
+    esac
+    [ $# -gt 1 ] && [ -n "$2" ] || wrong "$1 needs a value"
+    case $1 in
+    --from | --sums | --images | --token-file) ;;
+    *) case $2 in *[!A-Za-z0-9._:/=,@\[\]-]*) wrong "$1 $2: there are characters in it that no such value has" ;; esac ;;
+    esac
+    case $1 in
+    --server) servers="$servers $2" ;;
+    --token) token=$2 ;;
+    --token-file) token_file=$2 ;;
+    --advertise-address) address=$2 ;;
+    --node-ip) node_ip=$2 ;;
+    --name) name=$2 ;;
+    --init-flag) init_flags="$init_flags $2" ;;
+    --from) from=$2 ;;
+    --sums) sums=$2 ;;
+    --images) images=$2 ;;
+    esac
+    shift 2
+  done
+  [ -z "$token" ] || [ -z "$token_file" ] || wrong "--token and --token-file are one thing: give one of them"
+  [ -z "$token_file" ] || [ -r "$token_file" ] || wrong "--token-file $token_file cannot be read"
+  if [ "$role" = agent ]; then
+    [ -z "$init$address$init_flags" ] || wrong "--init, --init-flag and --advertise-address are of a server"
+  else
+    [ -z "$node_ip$images" ] || wrong "--node-ip and --images are of an agent"
+  fi
+  if [ -n "$init" ]; then
+    [ -z "$servers$token$token_file" ] || wrong "--init makes a new cluster: --server and --token are of a machine that joins one"
+  else
+    [ -z "$init_flags" ] || wrong "--init-flag goes with --init"
+    [ -n "$servers" ] || wrong "--server is missing: a control-plane machine of the cluster (or server --init for a new cluster)"
+    [ -n "$token$token_file" ] || joined || wrong "--token is missing: 'kctl cluster token create' makes one"
+  fi
+}
+
+# joined says whether this machine has what a token brings.
+joined() {
+  case $role in
+  server) [ -e "$root/var/lib/keelson/controlplane/pki" ] ;;
+  agent) [ -n "$(ls -A "$root/var/lib/keelson/session" 2>/dev/null)" ] ;;
+  esac
+}
+
+machine() {
+  [ "$(id -u)" = 0 ] || die "root is needed: run it with sudo"
+  case $(uname -m) in
+  x86_64) arch=amd64 ;;
+  aarch64) arch=arm64 ;;
+  *) die "this machine is $(uname -m): there are releases for x86_64 and aarch64" ;;
+  esac
+  [ -d "$root/run/systemd/system" ] || die "this machine is not run by systemd, which has to keep the daemons running"
+  [ -f "$root/sys/fs/cgroup/cgroup.controllers" ] ||
+    die "this machine has no cgroup v2 at /sys/fs/cgroup: boot it with systemd.unified_cgroup_hierarchy=1"
+  if [ "$role" = agent ] && ! command -v nft >/dev/null; then die "nft is missing, which Service rules are written with: apt-get install nftables, or dnf install nftables"; fi
+}
+
+work=''
+tidy() { [ -z "$work" ] || rm -rf "$work"; }
+trap tidy EXIT
+trap 'exit 1' HUP INT TERM
+
+fetch() { # URL FILE: at most 2 GB, in at most half an hour
+  case $1 in
+  https://* | http://*)
+    say "fetching $1"
+    if command -v curl >/dev/null; then curl -fsSL --max-time 1800 --max-filesize 2000000000 -o "$2" "$1" || die "$1 could not be fetched"
+    elif command -v wget >/dev/null; then wget -q -T 60 -O "$2" "$1" || die "$1 could not be fetched"
+    else die "neither curl nor wget is here: fetch $1 yourself and give --from FILE"; fi ;;
+  *)
+    [ -r "$1" ] || die "$1 cannot be read"
+    cp "$1" "$2" ;;
+  esac
+}
+
+# verified fails unless a file is what the sums say of the name that it was released with.
+verified() { # FILE NAME
+  want=$(sed -n "s/^\([0-9a-f]\{64\}\)  $(echo "$2" | sed 's/[.[\*^$]/\\&/g')\$/\1/p" "$work/SHA256SUMS" | head -n 1)
+  [ -n "$want" ] || die "$2 is not in the sums of ${sums:-its release}: it may have been renamed, or is of another one"
+  is=$(sha256sum "$1" | cut -d' ' -f1)
+  [ "$is" = "$want" ] || die "$2 is not what its release has: its SHA-256 is $is, and the sums say $want"
+  say "$2 is as it was released"
+}
+
+# release makes $tree the folder of the release.
+release() {
+  umask 077
+  work=$(mktemp -d)
+  if [ -z "$from" ]; then
+    tree=$(cd "$(dirname "$0")" && pwd)
+    [ -x "$tree/usr/bin/keelson-agent" ] || die "there is no release beside this script: give --from with its tarball"
+    [ -z "$images" ] || [ -n "$sums" ] || sums=$(dirname "$images")/SHA256SUMS
+  else
+    file=${from##*/}
+    case $file in
+    keelson-*-linux-"$arch".tar.gz) ;;
+    keelson-*-linux-*.tar.gz) die "$file is of another architecture: this machine needs keelson-...-linux-$arch.tar.gz" ;;
+    *) die "--from $from: want keelson-VERSION-linux-$arch.tar.gz" ;;
+    esac
+    [ -n "$sums" ] || sums=${from%"$file"}SHA256SUMS
+  fi
+  [ -z "$sums" ] || fetch "$sums" "$work/SHA256SUMS"
+  if [ -n "$from" ]; then
+    fetch "$from" "$work/$file"
+    verified "$work/$file" "$file"
+    tar -xzf "$work/$file" -C "$work" --no-same-owner || die "$file cannot be unpacked"
+    tree=$work/${file%.tar.gz}
+  fi
+  [ -z "$images" ] || verified "$images" "${images##*/}"
+  "$tree/usr/bin/keelson-controlplane" --version >/dev/null 2>&1 || die "the programs of this release do not run on this machine: are they of another architecture?"
+}
+
+changed=''
+put() { # SOURCE TARGET MODE
+  if cmp -s "$1" "$root$2"; then return 0; fi
+  mkdir -p "$(dirname "$root$2")"
+  # A program that runs cannot be written to; it can be replaced.
+  cp "$1" "$root$2.new" && chmod "$3" "$root$2.new" && mv -f "$root$2.new" "$root$2"
+  say "installed $2"
+  changed=yes
+}
+
+programs() {
+  umask 022
+  for f in "$tree"/usr/bin/*; do put "$f" "/usr/bin/${f##*/}" 755; done
+  # Plugins that somebody else has brought go by the same names: uninstall.sh takes away what was not there before.
+  mkdir -p "$root/usr/lib/keelson"
+  for f in "$tree"/opt/cni/bin/*; do
+    [ -e "$root/opt/cni/bin/${f##*/}" ] || echo "${f##*/}" >>"$root/usr/lib/keelson/cni-plugins"
+    put "$f" "/opt/cni/bin/${f##*/}" 755
+  done
+  for f in "$tree"/usr/lib/systemd/system/*; do put "$f" "/usr/lib/systemd/system/${f##*/}" 644; done
+  put "$tree/uninstall.sh" /usr/lib/keelson/uninstall.sh 755
+}
+
+# list has words in YAML's brackets, with the agents' port where there is none.
+list() {
+  out=''
+  for s in $1; do
+    case $s in
+    \[*\]) s=$s:$port ;;
+    \[*\]:* ) ;;
+    *:*:*) s="[$s]:$port" ;;
+    *:*) ;;
+    *) s=$s:$port ;;
+    esac
+    out="$out${out:+, }\"$s\""
+  done
+  echo "[$out]"
+}
+
+# settings writes a daemon's file, unless somebody has changed it.
+settings() { # NAME
+  file=/etc/keelson/$1.yaml
+  umask 077
+  {
+    cat "$tree/etc/keelson/$1.yaml"
+    echo "# Written by install.sh:"
+    if [ "$1" = agent ]; then
+      echo "server: $(list "$servers")"
+      echo "token-file: /var/lib/keelson/join-token"
+      [ -z "$name" ] || echo "node-name: \"$name\""
+      [ -z "$node_ip" ] || echo "node-ip: [\"$node_ip\"]"
+    else
+      echo "advertise-address: \"$address\""
+      [ -z "$name" ] || echo "name: \"$name\""
+    fi
+  } >"$work/settings"
+  if cmp -s "$work/settings" "$root$file"; then return 0; fi
+  if [ -e "$root$file" ] && ! cmp -s "$tree/etc/keelson/$1.yaml" "$root$file"; then
+    say "kept $file, which is there and says something else than this command: what differs is"
+    diff "$root$file" "$work/settings" | sed -n 's/^[<>]/install:   &/p' || true
+    return 0
+  fi
+  put "$work/settings" "$file" 600
+}
+
+own_address() {
+  [ -z "$address" ] || return 0
+  # Of a test network: the kernel says what it would use, and sends nothing.
+  address=$(ip -o route get 192.0.2.1 2>/dev/null | sed -n 's/.* src \([^ ]*\).*/\1/p')
+  [ -n "$address" ] || die "this machine has no default route that would say its address: give --advertise-address"
+  say "this replica's address is $address"
+}
+
+secret() { # FILE: the token
+  umask 077
+  mkdir -p "$(dirname "$1")"
+  if [ -n "$token" ]; then printf '%s\n' "$token" >"$1"; else cp "$token_file" "$1"; fi
+}
+
+server() {
+  own_address
+  settings controlplane
+  [ -n "$start" ] || return 0
+  if joined; then
+    say "this machine is a replica already: nothing is made or joined"
+  elif [ -n "$init" ]; then
+    say "making a new cluster"
+    # shellcheck disable=SC2086 # each of them is a word
+    "$root/usr/bin/keelson-controlplane" init --config "$root/etc/keelson/controlplane.yaml" $init_flags
+  else
+    say "joining the cluster of$servers"
+    secret "$work/token"
+    set --
+    for s in $servers; do set -- "$@" --server "$s"; done
+    "$root/usr/bin/keelson-controlplane" join --config "$root/etc/keelson/controlplane.yaml" --token-file "$work/token" "$@"
+  fi
+  run keelson-controlplane.service
+}
+
+agent() {
+  settings agent
+  if ! joined; then secret "$root/var/lib/keelson/join-token"; fi
+  if [ -n "$images" ]; then
+    mkdir -p "$root/var/lib/keelson/images.d" "$work/images"
+    tar -xf "$images" -C "$work/images" --no-same-owner || die "$images cannot be unpacked"
+    for f in "$work"/images/*.tar; do put "$f" "/var/lib/keelson/images.d/${f##*/}" 644; done
+  fi
+  [ -n "$start" ] || return 0
+  run keelson-agent.service
+}
+
+# run has systemd run a daemon, as a new program where something has changed: pods go on meanwhile.
+run() { # UNIT
+  systemctl daemon-reload
+  systemctl enable --quiet "$1"
+  if ! systemctl is-active --quiet "$1"; then
+    say "starting $1"
+    systemctl start "$1" || die "$1 did not start: journalctl -u $1"
+  elif [ -n "$changed" ]; then
+    say "restarting $1, since something has changed"
+    systemctl restart "$1" || die "$1 did not start: journalctl -u $1"
+  else
+    say "$1 is running, and nothing has changed"
+  fi
+  systemctl is-active --quiet "$1" || die "$1 has ended: journalctl -u $1"
+}
+
+arguments "$@"
+machine
+release
+programs
+"$role"
+say "done; 'journalctl -u keelson-*' shows what the daemons say"

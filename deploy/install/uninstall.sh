@@ -1,0 +1,125 @@
+#!/bin/sh
+# Takes Keelson off this machine: daemons, pods, mounts, interfaces, rules, control groups and files.
+set -eu
+
+usage() {
+  cat <<'EOT'
+uninstall.sh: takes Keelson off this machine: daemons, pods, mounts, interfaces, rules, control groups, files.
+
+  uninstall.sh              everything, the data of a control plane and of local volumes too
+  uninstall.sh --keep-data  but for /etc/keelson and /var/lib/keelson
+
+A worker is drained first (kctl drain NODE), and its Node deleted afterwards (kctl delete node NODE); a replica leaves its
+cluster first (kctl cluster remove).
+EOT
+}
+say() { echo "uninstall: $*"; }
+die() { echo "uninstall: $*" >&2; exit 1; }
+
+keep=''
+for a; do
+  case $a in
+  --keep-data) keep=yes ;;
+  -h | --help) usage; exit 0 ;;
+  *) echo "uninstall: $a is no flag; see uninstall.sh --help" >&2; exit 2 ;;
+  esac
+done
+root=${DESTDIR:-}
+[ "$(id -u)" = 0 ] || die "root is needed: run it with sudo"
+units='keelson-agent.service keelson-controlplane.service'
+slice=/sys/fs/cgroup/keelson.slice
+failed=''
+trouble() { echo "uninstall: $*" >&2; failed=yes; }
+
+daemons() {
+  command -v systemctl >/dev/null || return 0
+  for u in $units; do
+    if systemctl is-active --quiet "$u"; then say "stopping $u"; fi
+    systemctl disable --quiet --now "$u" 2>/dev/null || true
+  done
+}
+
+# pods are killed, with their shims: those of the slice alone.
+pods() {
+  [ -d "$root$slice/pods" ] || return 0
+  say "ending pods"
+  echo 1 >"$root$slice/pods/cgroup.kill" 2>/dev/null || find "$root$slice/pods" -name cgroup.procs -exec cat {} + | while read -r pid; do kill -9 "$pid" 2>/dev/null || true; done
+  tries=0
+  while grep -qs '^populated 1' "$root$slice/pods/cgroup.events"; do
+    tries=$((tries + 1))
+    [ $tries -le 100 ] || die "processes of pods do not end: see $slice/pods; nothing else was taken away"
+    sleep 0.2
+  done
+}
+
+# mounts go, the deepest first.
+mounts() {
+  awk -v root="$root" '{
+    gsub(/\\040/, " ", $5)
+    n = split("/run/keelson /var/lib/keelson /var/lib/kubelet/pods /var/lib/kubelet/plugins", below, " ")
+    for (i = 1; i <= n; i++) if ($5 == root below[i] || index($5, root below[i] "/") == 1) print $5
+  }' "${MOUNTINFO:-/proc/self/mountinfo}" | sort -r | while IFS= read -r at; do umount -l "$at" || echo "uninstall: $at stays mounted" >&2; done
+}
+
+network() {
+  if [ -x "$root/usr/bin/keelson-agent" ]; then
+    say "removing what led to other nodes' pods"
+    "$root/usr/bin/keelson-agent" remove-network || trouble "what led to other nodes' pods is not all gone"
+  fi
+  if command -v ip >/dev/null; then
+    # The bridge of pods goes with what is left of their ends of links.
+    for l in $(ip -o link show master keelson0 2>/dev/null | sed -n 's/^[0-9]*: \([^@:]*\).*/\1/p') \
+      $(ip -o link show 2>/dev/null | sed -n 's/^[0-9]*: \(keelson[^@: ]*\).*/\1/p'); do
+      if ip link show "$l" >/dev/null 2>&1; then ip link delete "$l" && say "removed interface $l" || trouble "interface $l stays"; fi
+    done
+  fi
+  if command -v nft >/dev/null; then
+    nft list tables 2>/dev/null | while read -r word family table; do
+      case $word/$table in
+      table/keelson | table/keelson-* | table/cni_hostport) nft delete table "$family" "$table" && say "removed rules $family $table" || echo "uninstall: rules $family $table stay" >&2 ;;
+      esac
+    done
+  fi
+  for tables in iptables ip6tables; do
+    command -v $tables-save >/dev/null || continue
+    $tables-save 2>/dev/null | grep -q KEELSON- || continue
+    # What remains is what others wrote, as it is.
+    $tables-save | grep -v KEELSON- | $tables-restore && say "removed chains of $tables" || trouble "chains of $tables stay"
+  done
+  if command -v ipvsadm >/dev/null && ip link show keelson-ipvs0 >/dev/null 2>&1; then ipvsadm --clear; fi
+}
+
+groups() {
+  [ -d "$root$slice" ] || return 0
+  systemctl stop keelson.slice 2>/dev/null || true
+  find "$root$slice" -depth -type d -exec rmdir {} \; 2>/dev/null || true
+  [ ! -d "$root$slice/pods" ] || trouble "control groups below $slice stay"
+}
+
+files() {
+  if [ -z "$root" ] && command -v dpkg-query >/dev/null && dpkg-query -W keelson >/dev/null 2>&1; then
+    say "removing the package"
+    if [ -n "$keep" ]; then apt-get remove -y -qq keelson >/dev/null; else apt-get purge -y -qq keelson >/dev/null; fi || trouble "the package stays"
+  fi
+  for f in kctl keelson-agent keelson-controlplane keelson-csi-local keelson-oci keelson-pause keelson-shim; do rm -f "$root/usr/bin/$f"; done
+  for f in $units keelson.slice; do rm -f "$root/usr/lib/systemd/system/$f"; done
+  if [ -f "$root/usr/lib/keelson/cni-plugins" ]; then
+    while read -r f; do rm -f "$root/opt/cni/bin/${f##*/}"; done <"$root/usr/lib/keelson/cni-plugins"
+  fi
+  rmdir "$root/opt/cni/bin" "$root/opt/cni" 2>/dev/null || true
+  # Mounts that could not go are somebody's data: nothing is deleted through them.
+  rm -rf --one-file-system "$root/run/keelson" "$root/var/log/pods" "$root/usr/lib/keelson"
+  for d in pods plugins plugins_registry device-plugins pod-resources; do rm -rf --one-file-system "$root/var/lib/kubelet/$d"; done
+  rmdir "$root/var/lib/kubelet" 2>/dev/null || true
+  if [ -n "$keep" ]; then say "kept /etc/keelson and /var/lib/keelson"; else rm -rf --one-file-system "$root/etc/keelson" "$root/var/lib/keelson"; fi
+  if command -v systemctl >/dev/null; then systemctl daemon-reload || true; fi
+}
+
+daemons
+pods
+network
+mounts
+groups
+files
+[ -z "$failed" ] || die "not everything is gone, as said above"
+say "Keelson is gone from this machine"
