@@ -166,8 +166,37 @@ func Plan(s Situation) Layout {
 	return l
 }
 
+// Overlap refuses a node whose own address is in a range of the cluster: what others send to it would be looked for among pods
+// or Services.
+func (s Situation) Overlap() error {
+	for _, ip := range s.NodeIPs {
+		if flag, p := s.within(ip); flag != "" {
+			return fmt.Errorf("--node-ip %s is in the cluster's --%s %s: give the node an address outside of it, or make the cluster with a range that no machine has addresses of", ip, flag, p)
+		}
+	}
+	return nil
+}
+
+// within says which range of the cluster an address is in, by the flag that made it; "" = none.
+func (s Situation) within(ip netip.Addr) (flag string, in netip.Prefix) {
+	for flag, list := range map[string][]netip.Prefix{"cluster-cidr": s.Pods, "service-cidr": s.Services} {
+		for _, p := range list {
+			if p.Contains(ip.Unmap()) {
+				return flag, p
+			}
+		}
+	}
+	return "", netip.Prefix{}
+}
+
 // reach routes to a node's pods, and says whether that takes a tunnel, whose routes are added by dig or encrypt.
 func (l *Layout) reach(s Situation, n *agent.Peer) (tunnel bool) {
+	for _, ip := range n.Addresses {
+		if flag, p := s.within(ip); flag != "" {
+			l.Missing = append(l.Missing, fmt.Sprintf("node %s has address %s, which is in the cluster's --%s %s: give it one outside", n.Name, ip, flag, p))
+			return false
+		}
+	}
 	for _, p := range podPrefixes(n) {
 		if slices.Contains(s.Own, p) || l.Routes[p].Via.IsValid() {
 			l.Missing = append(l.Missing, fmt.Sprintf("node %s has pods in %s, which is another node's", n.Name, p))

@@ -97,6 +97,10 @@ func TestPlan(t *testing.T) {
 			node("w3", "10.244.1.0/24", "10.89.0.103"), node("w4", "10.244.0.0/24", "10.89.0.104")),
 			refused4 + "route 10.244.1.0/24 by node 10.89.0.102\npods 1500 bytes\nmissing: node w3 has pods in 10.244.1.0/24, which is another node's\n" +
 				"missing: node w4 has pods in 10.244.0.0/24, which is another node's\n"},
+		{"another node among the pods", situation("", "10.89.0.101/24", node("w1", "10.244.0.0/24", "10.89.0.101"), node("w2", "10.244.1.0/24", "10.244.200.7"),
+			node("w3", "10.244.2.0/24", "10.96.0.9")),
+			refused4 + "pods 1500 bytes\nmissing: node w2 has address 10.244.200.7, which is in the cluster's --cluster-cidr 10.244.0.0/16: give it one outside\n" +
+				"missing: node w3 has address 10.96.0.9, which is in the cluster's --service-cidr 10.96.0.0/16: give it one outside\n"},
 		{"no link", Situation{Self: "w1", NodeIPs: []netip.Addr{netip.MustParseAddr("10.89.0.101")}, Pods: prefixesOf("10.244.0.0/16"), Nodes: []*agent.Peer{node("w2", "10.244.1.0/24", "10.89.0.102")}},
 			"refuse 10.244.0.0/16\npods 0 bytes\nmissing: no interface of this node holds its address: check --node-ip\n"},
 	} {

@@ -161,9 +161,10 @@ func (r *Routes) plan() (Layout, map[string]bool, error) {
 		names[l.Name] = true
 	}
 	cluster := r.Objects.Cluster()
-	return Plan(Situation{Mode: r.Mode, Self: r.Node, NodeIPs: r.NodeIPs, Links: links, Own: cluster.PodPrefixes(),
+	s := Situation{Mode: r.Mode, Self: r.Node, NodeIPs: r.NodeIPs, Links: links, Own: cluster.PodPrefixes(),
 		Nodes: r.Objects.Peers(), Pods: cluster.ClusterPrefixes(), Services: cluster.ServicePrefixes(),
-		Encryption: r.encryption()}), names, nil
+		Encryption: r.encryption()}
+	return Plan(s), names, s.Overlap()
 }
 
 // Unreached says of which nodes the pods are not reached, and why, as far as is known; "" when all are.

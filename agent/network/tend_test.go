@@ -167,45 +167,58 @@ func cable(cidr string) error {
 	return nil
 }
 
-// When a network product appears our routes go; they come back when it leaves.
-func TestForeignNetworkHasItsOwnRoutes(t *testing.T) {
+// routesOn runs a node's routes in a network namespace of its own with a link that has an address.
+func routesOn(t *testing.T, r *Routes, address string) (nl *netlink.Handle, stop func(), done <-chan error) {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root for a network namespace")
 	}
-	var foreign atomic.Bool
-	objects := fake.NewCluster()
-	objects.Put(node("w2", "10.244.1.0/24", "10.89.0.102"))
-	r := &Routes{Node: "w1", NodeIPs: []netip.Addr{netip.MustParseAddr("10.89.0.101")}, Objects: objects, Foreign: foreign.Load, Log: slog.New(slog.DiscardHandler)}
+	r.Node, r.Log = "w1", slog.New(slog.DiscardHandler)
+	r.NodeIPs = []netip.Addr{netip.MustParsePrefix(address).Addr()}
 	ctx, stop := context.WithCancel(t.Context())
-	ready, done := make(chan netns.NsHandle, 1), make(chan error, 1)
+	ready, ended := make(chan netns.NsHandle, 1), make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends with its namespace
 		ns, err := netns.New()
 		if err == nil {
-			err = cable("10.89.0.101/24")
+			err = cable(address)
 		}
 		ready <- ns
 		if err != nil {
-			done <- err
+			ended <- err
 			return
 		}
-		done <- r.Run(ctx)
+		ended <- r.Run(ctx)
 	}()
 	ns := <-ready
-	defer ns.Close()
 	nl, err := netlink.NewHandleAt(ns)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer nl.Close()
+	t.Cleanup(func() { stop(); nl.Close(); ns.Close() })
+	return nl, stop, ended
+}
+
+// ourRoutes is how many routes of ours there are.
+func ourRoutes(nl *netlink.Handle) (int, error) {
+	got, err := nl.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: routeProtocol}, netlink.RT_FILTER_PROTOCOL)
+	return len(got), err
+}
+
+// When a network product appears our routes go; they come back when it leaves.
+func TestForeignNetworkHasItsOwnRoutes(t *testing.T) {
+	var foreign atomic.Bool
+	objects := fake.NewCluster()
+	objects.Put(node("w2", "10.244.1.0/24", "10.89.0.102"))
+	nl, stop, done := routesOn(t, &Routes{Objects: objects, Foreign: foreign.Load}, "10.89.0.101/24")
 	for i, has := range []int{3, 0, 3} { // to w2, and refusals for the other pods and for Services
 		foreign.Store(has == 0)
 		objects.Put(node("w2", "10.244.1.0/24", "10.89.0.102")) // any news of nodes: the timer is slower
-		wctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+		wctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		if err := wait.For(wctx, time.Millisecond, func() error {
-			got, err := nl.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: routeProtocol}, netlink.RT_FILTER_PROTOCOL)
-			if err == nil && len(got) != has {
-				err = errors.New("routes of ours: " + strconv.Itoa(len(got)))
+			got, err := ourRoutes(nl)
+			if err == nil && got != has {
+				err = errors.New("routes of ours: " + strconv.Itoa(got))
 			}
 			return err
 		}); err != nil {
@@ -216,5 +229,28 @@ func TestForeignNetworkHasItsOwnRoutes(t *testing.T) {
 	stop()
 	if err := <-done; !errors.Is(err, context.Canceled) {
 		t.Error(err)
+	}
+}
+
+// F108: a node whose own address is in a range of the cluster is refused by a sentence, and gets no route.
+func TestNodeAmongPodsIsRefused(t *testing.T) {
+	for address, want := range map[string]string{
+		"10.88.3.7/24": "--node-ip 10.88.3.7 is in the cluster's --cluster-cidr 10.88.0.0/16",
+		"10.96.0.9/24": "--node-ip 10.96.0.9 is in the cluster's --service-cidr 10.96.0.0/12",
+	} {
+		objects := fake.NewCluster()
+		objects.Put(node("w2", "10.244.1.0/24", "10.89.0.102"))
+		nl, _, done := routesOn(t, &Routes{Objects: objects, Foreign: func() bool { return false }}, address)
+		select {
+		case err := <-done:
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: got %v, want %q", address, err, want)
+			}
+		case <-time.After(20 * time.Second):
+			t.Errorf("%s is not refused", address)
+		}
+		if got, err := ourRoutes(nl); got != 0 || err != nil {
+			t.Errorf("%s: %d routes of ours, %v", address, got, err)
+		}
 	}
 }
