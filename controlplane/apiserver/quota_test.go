@@ -120,6 +120,37 @@ func TestQuotaRefuses(t *testing.T) {
 	quotaGivesBack(t, admin, used)
 }
 
+// F110: a quota whose scope is a class of attributes counts the claims that name it, also those that name it later.
+func TestQuotaOfAttributes(t *testing.T) {
+	r := start(t, nil)
+	admin := r.known.client("admin")
+	q := newQuota("gold", "persistentvolumeclaims", "1", "requests.storage", "5Gi")
+	q.Spec.ScopeSelector = &corev1.ScopeSelector{MatchExpressions: []corev1.ScopedResourceSelectorRequirement{
+		{ScopeName: corev1.ResourceQuotaScopeVolumeAttributesClass, Operator: corev1.ScopeSelectorOpIn, Values: []string{"gold"}}}}
+	r.must(q)
+	for _, name := range []string{"a", "b"} {
+		r.must(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, Resources: corev1.VolumeResourceRequirements{Requests: quantities("storage", "2Gi")}}})
+	}
+	names := func(claim, class string) string {
+		t.Helper()
+		c, err := client.Get[*corev1.PersistentVolumeClaim](t.Context(), admin, "default", claim)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c = c.DeepCopy()
+		c.Spec.VolumeAttributesClassName = &class
+		_, err = client.Update(t.Context(), admin, c)
+		return text(err)
+	}
+	const full = `persistentvolumeclaims "b" is forbidden: exceeded quota: gold, requested: persistentvolumeclaims=1, used: persistentvolumeclaims=1, limited: persistentvolumeclaims=1`
+	for _, c := range []struct{ claim, class, want string }{{"a", "gold", ""}, {"b", "gold", full}, {"b", "silver", ""}, {"a", "silver", ""}, {"b", "gold", ""}} {
+		if got := names(c.claim, c.class); got != c.want {
+			t.Errorf("claim %s names %s: %s\nwant %s", c.claim, c.class, got, c.want)
+		}
+	}
+}
+
 // quotaShows is what a quota says is used.
 func quotaShows(t *testing.T, c *client.Client, name string) string {
 	t.Helper()

@@ -104,6 +104,20 @@ func TestCopiesThatAreGivenUp(t *testing.T) {
 		})
 		w.within(10*time.Minute, "nothing is left", w.noVolumes)
 
+		// Somebody takes the mark away, and with it what was to be copied: the copy has not begun then.
+		w.drivers.set(func() { w.drivers.copies = status.Error(codes.Aborted, "it is being copied") })
+		w.create(classed("data", "now", "1Gi"))
+		w.boundTo("data")
+		w.copyOf("copy", "now", "data")
+		w.held("copy", "keelson.dev/provisioning", true)
+		w.deleteClaim("data")
+		update(w, "data", func(c *corev1.PersistentVolumeClaim) { c.Finalizers = nil })
+		w.drivers.set(func() { w.drivers.copies = nil })
+		w.held("copy", "keelson.dev/provisioning", false)
+		w.event("ProvisioningFailed", `failed to provision volume: PersistentVolumeClaim data cannot be read: persistentvolumeclaims "data" not found`)
+		w.deleteClaim("copy")
+		w.within(10*time.Minute, "nothing is left", w.noVolumes)
+
 		w.create(driven("theirs", "other.example.com"))
 		theirs := claim("theirs", "1Gi")
 		theirs.Spec.VolumeName = "theirs"

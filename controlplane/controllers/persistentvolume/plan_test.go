@@ -185,3 +185,32 @@ func TestBindingIsResumed(t *testing.T) {
 		t.Errorf("what the user wrote is %+v", chosen.Spec.ClaimRef)
 	}
 }
+
+// A volume that was made for a claim is the claim's, whatever class of attributes it has named meanwhile; others' volumes have
+// to be of its class.
+func TestClaimsKeepWhatWasMadeForThem(t *testing.T) {
+	attributes := func(class string) func(v *corev1.PersistentVolume) {
+		return func(v *corev1.PersistentVolume) { v.Spec.VolumeAttributesClassName = &class }
+	}
+	made := func(v *corev1.PersistentVolume) {
+		v.Annotations = map[string]string{volume.AnnDynamicallyProvisioned: "csi.example.com"}
+	}
+	gold := "gold"
+	named := func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeAttributesClassName = &gold }
+	for name, one := range map[string]struct {
+		claim *corev1.PersistentVolumeClaim
+		v     *corev1.PersistentVolume
+		binds bool
+	}{
+		"made for it":            {pvc(named), pv("v", "2Gi", attributes("silver"), claimedBy("data", "c"), made), true},
+		"made for one before it": {pvc(named), pv("v", "2Gi", attributes("silver"), claimedBy("data", "old"), made), false},
+		"of its class":           {pvc(named), pv("v", "2Gi", attributes("gold")), true},
+		"of another class":       {pvc(named), pv("v", "2Gi", attributes("silver")), false},
+		"of none":                {pvc(named), pv("v", "2Gi"), false},
+		"of one it does not ask": {pvc(), pv("v", "2Gi", attributes("silver")), false},
+	} {
+		if a := PlanClaim(one.claim, []*corev1.PersistentVolume{one.v}, nil); (a.Bind != nil) != one.binds {
+			t.Errorf("%s: %+v", name, a)
+		}
+	}
+}

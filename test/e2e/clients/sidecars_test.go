@@ -76,7 +76,7 @@ func (b beside) gone(kind string) {
 	b.Helper()
 	bed.Eventually(b, soon, func() error {
 		out, err := b.try("get", kind, "-o", "yaml")
-		if err != nil || strings.Contains(out, b.driver) {
+		if err != nil && !strings.Contains(out, "not found") || err == nil && strings.Contains(out, b.driver) {
 			return fmt.Errorf("left of %s: %v %.2000s", kind, err, out)
 		}
 		return nil
@@ -112,7 +112,7 @@ func (b beside) install() {
 		if b.Failed() {
 			b.tell()
 		}
-		bed.Kctl(b, "delete", "--ignore-not-found", "csidriver/"+b.driver, "storageclass/"+b.driver+"-now", "storageclass/"+b.driver+"-wait")
+		bed.Kctl(b, append([]string{"delete", "--ignore-not-found"}, b.global()...)...)
 		bed.Kctl(b, "delete", "--ignore-not-found", "-k", crds)
 		for _, s := range sidecarImages {
 			b.kctl("delete", "--ignore-not-found", "-f", b.rights(s.name))
@@ -122,6 +122,7 @@ func (b beside) install() {
 	bed.Kctl(b, "wait", "--for=condition=Established", "--timeout=60s", "crd/volumesnapshots.snapshot.storage.k8s.io",
 		"crd/volumesnapshotcontents.snapshot.storage.k8s.io", "crd/volumesnapshotclasses.snapshot.storage.k8s.io")
 	b.apply(b.read("testdata/csidriver.yaml"))
+	b.apply(b.read("testdata/csiattributes.yaml"))
 	for _, s := range sidecarImages {
 		image := "registry.k8s.io/sig-storage/" + s.name + ":" + s.release
 		bed.LoadImage(b, image, map[string]string{s.name: filepath.Join(b.programs, s.name)}, "/"+s.name)
@@ -179,7 +180,7 @@ func (b beside) sh(pod, script string) string {
 
 // F110: the community's external-provisioner, attacher, resizer and snapshotter, as they are released and with the rights
 // that they are released with, two pods each, serve a driver that the cluster does nothing for itself: its claims are
-// provisioned, attached, grown, snapshotted, restored, cloned and deleted again.
+// provisioned, attached, grown, given other attributes, snapshotted, restored, cloned and deleted again.
 func TestCommunitySidecars(t *testing.T) {
 	t.Parallel() // it waits for a lease most of the time
 	b := beside{T: t, ns: bed.Namespace(t), programs: program(t, "csi-sidecars")}
@@ -197,6 +198,9 @@ func TestCommunitySidecars(t *testing.T) {
 	step("another took the lease, and a claim waited for its pod")
 	b.grows(volume)
 	step("grown")
+	b.modifies(volume)
+	b.made("quick")
+	step("given other attributes")
 	b.snapshots()
 	step("snapshotted, restored and cloned")
 	b.removes()
@@ -320,7 +324,8 @@ func (b beside) removes() {
 	b.kctl("delete", "pod/writer", "pod/second", "pod/reader-of-restored", "pod/reader-of-cloned")
 	b.kctl("delete", "pvc", "--all", "--timeout=60s")
 	b.kctl("delete", "volumesnapshot/kept", "--timeout=60s")
-	for _, kind := range []string{"pv", "volumeattachments", "volumesnapshotcontents"} {
+	b.kctl("delete", "volumeattributesclass/"+b.driver+"-fast")
+	for _, kind := range []string{"pv", "volumeattachments", "volumesnapshotcontents", "volumeattributesclasses"} {
 		b.gone(kind)
 	}
 	dir := "/var/lib/kubelet/plugins/" + b.driver

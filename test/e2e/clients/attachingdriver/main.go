@@ -1,5 +1,6 @@
 // Attachingdriver is a CSI driver for tests: the one for volumes on a node's own disk, whose volumes have to be attached
 // before they are staged. What is attached is a file in a folder of the node, and staging wants to hear what attaching said.
+// Volumes have a tier, slow or fast, which is a file too and can be changed.
 package main
 
 import (
@@ -24,29 +25,92 @@ import (
 // ticketKey is in what attaching says; its value is the volume and the node.
 const ticketKey = "ticket"
 
+// tierKey is the parameter of classes of attributes that this driver knows.
+const tierKey = "tier"
+
 type driver struct {
 	*local.Driver
 	csi.UnsafeControllerServer
-	attached, node string
+	attached, tiers, node string
 }
 
 func ticket(volume, node string) string { return volume + " at " + node }
 
-// file is where it is kept that a volume is attached. The id is no path.
-func (d driver) file(volume string) (string, error) {
+// file is where it is kept that a volume is attached.
+func (d driver) file(volume string) (string, error) { return within(d.attached, volume) }
+
+// within is a volume's file in a folder. The id is no path.
+func within(dir, volume string) (string, error) {
 	if volume == "" || filepath.Base(volume) != volume || volume == "." || volume == ".." {
 		return "", status.Errorf(codes.InvalidArgument, "volume id %q is none of this driver's", volume)
 	}
-	return filepath.Join(d.attached, volume), nil
+	return filepath.Join(dir, volume), nil
+}
+
+// known judges what a volume is to be like.
+func known(attributes map[string]string) error {
+	for k, v := range attributes {
+		if k != tierKey || v != "slow" && v != "fast" {
+			return status.Errorf(codes.InvalidArgument, "there is no %s %q: volumes have a %s, slow or fast", k, v, tierKey)
+		}
+	}
+	return nil
+}
+
+// become has a volume be like that.
+func (d driver) become(volume string, attributes map[string]string) error {
+	file, err := within(d.tiers, volume)
+	if err != nil || attributes[tierKey] == "" {
+		return err
+	}
+	if err := os.WriteFile(file, []byte(attributes[tierKey]), 0o600); err != nil {
+		return status.Errorf(codes.Internal, "the tier of volume %s: %v", volume, err)
+	}
+	return nil
+}
+
+func (d driver) CreateVolume(ctx context.Context, q *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+	if err := known(q.GetMutableParameters()); err != nil {
+		return nil, err
+	}
+	out, err := d.Driver.CreateVolume(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	return out, d.become(out.GetVolume().GetVolumeId(), q.GetMutableParameters())
+}
+
+func (d driver) ControllerModifyVolume(_ context.Context, q *csi.ControllerModifyVolumeRequest) (*csi.ControllerModifyVolumeResponse, error) {
+	if err := known(q.GetMutableParameters()); err != nil {
+		return nil, err
+	}
+	return &csi.ControllerModifyVolumeResponse{}, d.become(q.GetVolumeId(), q.GetMutableParameters())
+}
+
+func (d driver) DeleteVolume(ctx context.Context, q *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
+	out, err := d.Driver.DeleteVolume(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	file, err := within(d.tiers, q.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Remove(file); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, status.Errorf(codes.Internal, "the tier of volume %s: %v", q.GetVolumeId(), err)
+	}
+	return out, nil
 }
 
 func (d driver) ControllerGetCapabilities(ctx context.Context, q *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
 	out, err := d.Driver.ControllerGetCapabilities(ctx, q)
-	if err == nil {
-		out.Capabilities = append(out.Capabilities, &csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{
-			Rpc: &csi.ControllerServiceCapability_RPC{Type: csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME}}})
+	if err != nil {
+		return nil, err
 	}
-	return out, err
+	for _, can := range []csi.ControllerServiceCapability_RPC_Type{csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME, csi.ControllerServiceCapability_RPC_MODIFY_VOLUME} {
+		out.Capabilities = append(out.Capabilities, &csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: can}}})
+	}
+	return out, nil
 }
 
 func (d driver) ControllerPublishVolume(_ context.Context, q *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
@@ -90,7 +154,7 @@ func said(ctx context.Context, q any, info *grpc.UnaryServerInfo, next grpc.Unar
 	out, err := next(ctx, q)
 	name := filepath.Base(info.FullMethod)
 	if err != nil || slices.Contains([]string{"CreateVolume", "DeleteVolume", "ControllerPublishVolume", "ControllerUnpublishVolume",
-		"ControllerExpandVolume", "CreateSnapshot", "DeleteSnapshot", "NodeStageVolume", "NodeUnstageVolume"}, name) {
+		"ControllerExpandVolume", "ControllerModifyVolume", "CreateSnapshot", "DeleteSnapshot", "NodeStageVolume", "NodeUnstageVolume"}, name) {
 		log.Printf("%s %v: %v", name, q, err)
 	}
 	return out, err
@@ -109,11 +173,12 @@ func main() {
 	flag.StringVar(&cfg.Socket, "socket", "/csi/csi.sock", "socket to listen on")
 	flag.StringVar(&cfg.Root, "root", "/csi/data", "folder that holds the volumes")
 	attached := flag.String("attached", "/csi/attached", "folder that says what is attached")
+	tiers := flag.String("tiers", "/csi/tiers", "folder that says of which tier volumes are")
 	flag.Parse()
 	if cfg.Name == "" || cfg.NodeID == "" || flag.NArg() > 0 {
-		log.Fatal("usage: attachingdriver --name NAME --node-id NODE [--socket PATH] [--root DIR] [--attached DIR]")
+		log.Fatal("usage: attachingdriver --name NAME --node-id NODE [--socket PATH] [--root DIR] [--attached DIR] [--tiers DIR]")
 	}
-	for _, dir := range []string{cfg.Root, *attached} {
+	for _, dir := range []string{cfg.Root, *attached, *tiers} {
 		if err := os.MkdirAll(dir, 0o711); err != nil {
 			log.Fatal(err)
 		}
@@ -125,7 +190,7 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	d := driver{Driver: local.New(cfg), attached: *attached, node: cfg.NodeID}
+	d := driver{Driver: local.New(cfg), attached: *attached, tiers: *tiers, node: cfg.NodeID}
 	s := grpc.NewServer(grpc.UnaryInterceptor(said))
 	csi.RegisterIdentityServer(s, d)
 	csi.RegisterControllerServer(s, d)
