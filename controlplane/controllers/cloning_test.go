@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 
+	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
 	"keelson.dev/keelson/internal/virtual"
@@ -241,5 +242,35 @@ func TestSourcesStayWhileSnapshotsAreUsed(t *testing.T) {
 			return err
 		})
 		w.goneOf(kinds["VolumeSnapshot"], "s")
+	})
+}
+
+// A claim goes also when somebody has removed the snapshot that was being taken of it by force.
+func TestSnapshotsRemovedByForce(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})
+		w.driverOn("w1")
+		w.class("now", storagev1.VolumeBindingImmediate, corev1.PersistentVolumeReclaimDelete)
+		kinds := w.snapshots()
+		w.create(classed("data", "now", "1Gi"))
+		w.boundTo("data")
+		w.drivers.set(func() { w.drivers.mute = true })
+		w.snapshotOf(kinds, "s", "data")
+		const protection = "snapshot.storage.kubernetes.io/pvc-as-source-protection"
+		w.held("data", protection, true)
+		w.remove(kinds["VolumeSnapshot"], "s")
+		w.eventually("it goes by force", func() error {
+			o, err := w.admin.Do(w.ctx, &api.Request{Verb: api.VerbGet, Kind: kinds["VolumeSnapshot"], Namespace: "default", Name: "s"})
+			if err != nil {
+				return err
+			}
+			next := o.DeepCopyObject().(api.Object)
+			next.SetFinalizers(nil)
+			_, err = w.admin.Do(w.ctx, &api.Request{Verb: api.VerbUpdate, Kind: kinds["VolumeSnapshot"], Namespace: "default", Name: "s", Object: next})
+			return err
+		})
+		w.held("data", protection, false)
+		w.drivers.set(func() { w.drivers.mute = false })
+		w.within(10*time.Minute, "its content goes", func() error { return w.contents(kinds, 0, 0) })
 	})
 }

@@ -88,6 +88,7 @@ func TestClaims(t *testing.T) {
 			"ExternalProvisioning", "waiting for a volume to be made"), made("example.com", "Page")},
 		{"of what a populator brings", told("Provisioning", `the claim's data source is Page.example.com "old": the populator of that kind is waited for, which makes the volume and fills it`,
 			"ExternalProvisioning", "waiting for a volume to be made"), made("example.com", "Page")},
+		{"to be made with attributes that are not there", told("ProvisioningFailed", `failed to provision volume: VolumeAttributesClass "gold" does not exist: make it, or have the claim name another`), made("", "PersistentVolumeClaim")},
 		{"of attributes that are not there", told("VolumeModifyFailed", `VolumeAttributesClass "gold" does not exist: make it, or have the claim name another`), attributed("", corev1.PersistentVolumeClaimModifyVolumePending)},
 		{"of attributes that its driver refuses", World{}, attributed("silver", corev1.PersistentVolumeClaimModifyVolumeInfeasible)},
 		{"of attributes that it never had", World{}, attributed("", corev1.PersistentVolumeClaimModifyVolumeInfeasible)},

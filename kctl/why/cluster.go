@@ -150,6 +150,8 @@ func claimMend(c *corev1.PersistentVolumeClaim, e *corev1.Event, always []string
 		return []string{kctl(c, "get pods   # it gets its volume with the first pod that uses it")}
 	case failed && strings.HasPrefix(e.Message, "storageclass") && strings.Contains(e.Message, "not found"):
 		return []string{"kctl get storageclasses   # the class of a claim cannot be changed: make the class, or the claim anew"}
+	case failed && (strings.Contains(e.Message, "VolumeAttributesClass") || strings.Contains(e.Message, "volumeattributesclasses.storage.k8s.io")):
+		return []string{"kctl get volumeattributesclasses   # make that class, or have the claim name one of these"}
 	case failed && strings.Contains(e.Message, "a driver registers"):
 		return []string{"kctl get csinodes -o yaml   # the drivers that have registered, by node", "kctl get pods -A   # does the driver run?"}
 	case failed && strings.Contains(e.Message, "ResourceExhausted"):

@@ -66,3 +66,17 @@ func TestClaimsNameOtherAttributes(t *testing.T) {
 		}
 	}
 }
+
+// A volume has one class of attributes or another, and such has a driver.
+func TestVolumesWithAttributes(t *testing.T) {
+	const volume = "{metadata: {name: a}, spec: {capacity: {storage: 1Gi}, accessModes: [ReadWriteOnce], persistentVolumeReclaimPolicy: Retain, volumeMode: Filesystem, csi: {driver: x.io, volumeHandle: v}, volumeAttributesClassName: gold}}"
+	name := func(class *string) func(v *corev1.PersistentVolume) {
+		return func(v *corev1.PersistentVolume) { v.Spec.VolumeAttributesClassName = class }
+	}
+	silver, empty := "silver", ""
+	changes(t, volume,
+		changed[*corev1.PersistentVolume]{generation: 1, change: name(&silver), want: ""},
+		changed[*corev1.PersistentVolume]{generation: 1, change: name(nil), want: "spec.volumeAttributesClassName: Forbidden: update from non-nil value to nil is forbidden"},
+		changed[*corev1.PersistentVolume]{generation: 1, change: name(&empty), want: "spec.volumeAttributesClassName: Required value: an empty string is disallowed"},
+	)
+}

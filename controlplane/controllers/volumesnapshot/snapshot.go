@@ -242,21 +242,35 @@ func (r *reconciler) release(ctx context.Context, of *snap.VolumeSnapshot) error
 	if name == nil {
 		return nil
 	}
-	claim, err := client.Get[*corev1.PersistentVolumeClaim](ctx, r.term.Client, of.Namespace, *name)
+	return r.letGo(ctx, of.Namespace, *name, func(o *snap.VolumeSnapshot) bool { return o.UID != of.UID && o.DeletionTimestamp == nil })
+}
+
+// claim lets go of a claim of which no snapshot is being taken: those that go let go of it themselves, unless somebody took
+// their own protection away.
+func (r *reconciler) claim(ctx context.Context, key controllers.Key) error {
+	c, ok := controllers.Cached[*corev1.PersistentVolumeClaim](r.claims, key.Namespace, key.Name)
+	if !ok || !slices.Contains(c.Finalizers, claimFinalizer) || !r.binds() {
+		return nil
+	}
+	return r.letGo(ctx, key.Namespace, key.Name, func(*snap.VolumeSnapshot) bool { return true })
+}
+
+// letGo takes the protection off a claim of which none of the snapshots that count is still to be taken.
+func (r *reconciler) letGo(ctx context.Context, namespace, name string, counts func(*snap.VolumeSnapshot) bool) error {
+	claim, err := client.Get[*corev1.PersistentVolumeClaim](ctx, r.term.Client, namespace, name)
 	if apierrors.IsNotFound(err) || err == nil && !slices.Contains(claim.Finalizers, claimFinalizer) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	all, err := controllers.ListTyped[snap.VolumeSnapshot](ctx, r.term.Client, r.kind("VolumeSnapshot"), of.Namespace)
+	all, err := controllers.ListTyped[snap.VolumeSnapshot](ctx, r.term.Client, r.kind("VolumeSnapshot"), namespace)
 	if err != nil {
 		return err
 	}
-	for _, other := range all {
-		o := other.Typed
-		if o.UID != of.UID && o.Spec.Source.PersistentVolumeClaimName != nil && *o.Spec.Source.PersistentVolumeClaimName == *name &&
-			o.DeletionTimestamp == nil && (o.Status == nil || o.Status.CreationTime == nil) {
+	for _, one := range all {
+		s := one.Typed
+		if from := s.Spec.Source.PersistentVolumeClaimName; from != nil && *from == name && counts(s) && (s.Status == nil || s.Status.CreationTime == nil) {
 			return nil
 		}
 	}

@@ -3,6 +3,7 @@ package volumesnapshot
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	snap "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
@@ -20,10 +21,11 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// The two sorts of keys.
+// The sorts of keys.
 const (
 	snapshotKey = "snapshot"
 	contentKey  = "content"
+	claimKey    = "claim"
 )
 
 const (
@@ -60,7 +62,12 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 				return all()
 			}),
 			controllers.OnInformer(drivers, func(controllers.Change[*storagev1.CSIDriver]) []controllers.Key { return all() }),
-			controllers.OnInformer(claims, func(controllers.Change[*corev1.PersistentVolumeClaim]) []controllers.Key { return nil }),
+			controllers.OnInformer(claims, func(c controllers.Change[*corev1.PersistentVolumeClaim]) []controllers.Key {
+				if c.New.DeletionTimestamp == nil || !slices.Contains(c.New.Finalizers, claimFinalizer) {
+					return nil
+				}
+				return []controllers.Key{{Kind: claimKey, Namespace: c.New.Namespace, Name: c.New.Name}}
+			}),
 			controllers.OnInformer(csiNodes, func(controllers.Change[*storagev1.CSINode]) []controllers.Key { return nil }),
 			controllers.OnInformer(nodes, func(controllers.Change[*corev1.Node]) []controllers.Key { return nil }),
 		},
@@ -93,13 +100,20 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 	}
 }
 
-// keysOf are the keys that a changed object wakes: its own, and of a content that of its snapshot.
+// keysOf are the keys that a changed object wakes: its own, of a content that of its snapshot, and of a snapshot the claim's.
 func keysOf(k *api.Kind, o *custom.Object) []controllers.Key {
 	switch k.GVK.Kind {
 	case "VolumeSnapshot":
 		keys := []controllers.Key{{Kind: snapshotKey, Namespace: o.Namespace, Name: o.Name}}
-		if s, err := controllers.TypedOf[snap.VolumeSnapshot](o); err == nil && s.Typed.Status != nil && s.Typed.Status.BoundVolumeSnapshotContentName != nil {
+		s, err := controllers.TypedOf[snap.VolumeSnapshot](o)
+		if err != nil {
+			return keys
+		}
+		if s.Typed.Status != nil && s.Typed.Status.BoundVolumeSnapshotContentName != nil {
 			keys = append(keys, controllers.Key{Kind: contentKey, Name: *s.Typed.Status.BoundVolumeSnapshotContentName})
+		}
+		if from := s.Typed.Spec.Source.PersistentVolumeClaimName; from != nil {
+			keys = append(keys, controllers.Key{Kind: claimKey, Namespace: o.Namespace, Name: *from})
 		}
 		return keys
 	case "VolumeSnapshotContent":
@@ -130,6 +144,9 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (next t
 	snapshots, contents := r.kind("VolumeSnapshot"), r.kind("VolumeSnapshotContent")
 	if snapshots == nil || contents == nil || r.kind("VolumeSnapshotClass") == nil {
 		return 0, nil
+	}
+	if key.Kind == claimKey {
+		return 0, raced(key, r.claim(ctx, key))
 	}
 	if key.Kind == snapshotKey {
 		if !r.binds() {
