@@ -136,7 +136,7 @@ func Modifies(ctx context.Context, calls api.NodeDrivers, node, driver string) e
 	}) {
 		return nil
 	}
-	return status.Errorf(codes.Unimplemented, "CSI driver %s gives volumes no attributes of a VolumeAttributesClass: it does not have the capability MODIFY_VOLUME", driver)
+	return status.Errorf(codes.Unimplemented, "CSI driver %s gives volumes no attributes of a VolumeAttributesClass: it does not have the capability MODIFY_VOLUME; name no class, or use a driver that has it", driver)
 }
 
 // WrongAttributes says that a class of attributes is another driver's.

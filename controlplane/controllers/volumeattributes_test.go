@@ -103,11 +103,11 @@ func TestVolumesGetAttributes(t *testing.T) {
 		w.drivers.set(func() { w.drivers.rigid = true })
 		w.names("data", ptr.To("silver"))
 		w.stands("data", "silver", corev1.PersistentVolumeClaimModifyVolumeInfeasible, "Unimplemented: CSI driver "+ownDriver+
-			" gives volumes no attributes of a VolumeAttributesClass: it does not have the capability MODIFY_VOLUME")
+			" gives volumes no attributes of a VolumeAttributesClass: it does not have the capability MODIFY_VOLUME; name no class, or use a driver that has it")
 		refused := classed("refused", "now", "1Gi")
 		refused.Spec.VolumeAttributesClassName = ptr.To("gold")
 		w.create(refused)
-		w.event("ProvisioningFailed", "failed to provision volume: Unimplemented: CSI driver "+ownDriver+" gives volumes no attributes of a VolumeAttributesClass: it does not have the capability MODIFY_VOLUME")
+		w.event("ProvisioningFailed", "failed to provision volume: Unimplemented: CSI driver "+ownDriver+" gives volumes no attributes of a VolumeAttributesClass: it does not have the capability MODIFY_VOLUME; name no class, or use a driver that has it")
 		w.deleteClaim("refused")
 		w.drivers.set(func() { w.drivers.rigid = false })
 		w.names("data", ptr.To("gold"))
