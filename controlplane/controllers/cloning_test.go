@@ -111,8 +111,15 @@ func TestCopiesThatAreGivenUp(t *testing.T) {
 		w.boundTo("data")
 		w.copyOf("copy", "now", "data")
 		w.held("copy", "keelson.dev/provisioning", true)
+		from := w.volumeOf("data").Name
 		w.deleteClaim("data")
 		update(w, "data", func(c *corev1.PersistentVolumeClaim) { c.Finalizers = nil })
+		w.within(10*time.Minute, "what was to be copied goes", func() error {
+			if w.drivers.get(from) != nil {
+				return fmt.Errorf("volume %s is there", from)
+			}
+			return nil
+		})
 		w.drivers.set(func() { w.drivers.copies = nil })
 		w.held("copy", "keelson.dev/provisioning", false)
 		w.event("ProvisioningFailed", `failed to provision volume: PersistentVolumeClaim data cannot be read: persistentvolumeclaims "data" not found`)

@@ -94,13 +94,16 @@ func freePort(t *testing.T) int {
 				l.Close()
 			}
 		}
-		if free {
+		if _, given := givenPorts.LoadOrStore(port, true); free && !given {
 			return port
 		}
 	}
 	t.Fatal("no port is free on all addresses")
 	return 0
 }
+
+// givenPorts are ports that tests of this process have got: they may not listen there yet.
+var givenPorts sync.Map
 
 // newPlane founds a cluster with one replica that runs, and lets others join.
 func newPlane(t *testing.T, replicas int, change func(*Config)) *plane {
@@ -148,7 +151,13 @@ func (p *plane) start(c Config) {
 	c.Log = slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug})).With("replica", c.Name)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- Run(ctx, c) }()
+	go func() {
+		err := Run(ctx, c)
+		if err != nil && ctx.Err() == nil {
+			c.Log.Error("the replica ended by itself", "err", err)
+		}
+		ended <- err
+	}()
 	stop := sync.OnceValue(func() error { p.hangUp(c.Name); cancel(); return <-ended })
 	p.members[c.Name] = &running{cfg: c, log: l, stop: stop}
 	p.whole.Cleanup(func() {

@@ -22,8 +22,8 @@ import (
 	"keelson.dev/keelson/test/guest/plan"
 )
 
-// memory of the guest, in MiB.
-const memory = "1024"
+// memory of the guest, in MiB: its root takes half of what the packed one, which lies in memory too, leaves at the start.
+const memory = "1536"
 
 // commandLine of the kernel. A panic ends the machine. What defends against other guests costs time here and defends
 // nobody.

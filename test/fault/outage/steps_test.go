@@ -186,10 +186,14 @@ func (a attach) killAgent(node string) {
 func (a attach) killDriver(node string) {
 	a.Helper()
 	ctx, pods, now := context.Background(), a.cs.CoreV1().Pods(a.ns), int64(0)
-	list, err := pods.List(ctx, metav1.ListOptions{LabelSelector: "app=driver", FieldSelector: "spec.nodeName=" + node})
-	if err != nil || len(list.Items) == 0 {
-		a.Fatalf("drivers on %s: %d, %v", node, len(list.Items), err)
-	}
+	var list *v1.PodList
+	bed.Eventually(a, soon, func() (err error) { // the one before may have been killed just now
+		list, err = pods.List(ctx, metav1.ListOptions{LabelSelector: "app=driver", FieldSelector: "spec.nodeName=" + node})
+		if err == nil && len(list.Items) == 0 {
+			err = fmt.Errorf("no driver on %s", node)
+		}
+		return err
+	})
 	for _, p := range list.Items {
 		if err := pods.Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
 			a.Fatal(err)
