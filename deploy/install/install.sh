@@ -54,10 +54,11 @@ arguments() {
     --server | --token | --token-file | --advertise-address | --node-ip | --name | --init-flag | --from | --sums | --images) ;;
     *) wrong "$1 is no flag" ;;
     esac
-    [ $# -gt 1 ] && [ -n "$2" ] || wrong "$1 needs a value"
+    [ $# -gt 1 ] || wrong "$1 needs a value"
+    [ -n "$2" ] || wrong "$1 needs a value"
     case $1 in
     --from | --sums | --images | --token-file) ;;
-    *) case $2 in *[!A-Za-z0-9._:/=,@\[\]-]*) wrong "$1 $2: there are characters in it that no such value has" ;; esac ;;
+    *) case $2 in *[!]A-Za-z0-9._:/=,@+[-]*) wrong "$1 $2: there are characters in it that no such value has" ;; esac ;;
     esac
     case $1 in
     --server) servers="$servers $2" ;;
@@ -245,7 +246,6 @@ secret() { # FILE: the token
 }
 
 server() {
-  own_address
   settings controlplane
   [ -n "$start" ] || return 0
   if joined; then
@@ -289,11 +289,13 @@ run() { # UNIT
   else
     say "$1 is running, and nothing has changed"
   fi
-  systemctl is-active --quiet "$1" || die "$1 has ended: journalctl -u $1"
+  sleep 1 # what is wrong with its settings a daemon says at once, and ends
+  systemctl is-active --quiet "$1" || die "$1 has ended: journalctl -u $1 says why"
 }
 
 arguments "$@"
 machine
+[ "$role" = agent ] || own_address
 release
 programs
 "$role"

@@ -28,8 +28,9 @@ root=${DESTDIR:-}
 [ "$(id -u)" = 0 ] || die "root is needed: run it with sudo"
 units='keelson-agent.service keelson-controlplane.service'
 slice=/sys/fs/cgroup/keelson.slice
-failed=''
-trouble() { echo "uninstall: $*" >&2; failed=yes; }
+left=$(mktemp) # what could not be taken away: what notes it may be a shell of its own
+trap 'rm -f "$left"' EXIT
+trouble() { echo "uninstall: $*" >&2; echo "$*" >>"$left"; }
 
 daemons() {
   command -v systemctl >/dev/null || return 0
@@ -58,7 +59,7 @@ mounts() {
     gsub(/\\040/, " ", $5)
     n = split("/run/keelson /var/lib/keelson /var/lib/kubelet/pods /var/lib/kubelet/plugins", below, " ")
     for (i = 1; i <= n; i++) if ($5 == root below[i] || index($5, root below[i] "/") == 1) print $5
-  }' "${MOUNTINFO:-/proc/self/mountinfo}" | sort -r | while IFS= read -r at; do umount -l "$at" || echo "uninstall: $at stays mounted" >&2; done
+  }' "${MOUNTINFO:-/proc/self/mountinfo}" | sort -r | while IFS= read -r at; do umount -l "$at" || trouble "$at stays mounted"; done
 }
 
 network() {
@@ -70,21 +71,31 @@ network() {
     # The bridge of pods goes with what is left of their ends of links.
     for l in $(ip -o link show master keelson0 2>/dev/null | sed -n 's/^[0-9]*: \([^@:]*\).*/\1/p') \
       $(ip -o link show 2>/dev/null | sed -n 's/^[0-9]*: \(keelson[^@: ]*\).*/\1/p'); do
-      if ip link show "$l" >/dev/null 2>&1; then ip link delete "$l" && say "removed interface $l" || trouble "interface $l stays"; fi
+      ip link show "$l" >/dev/null 2>&1 || continue
+      if ip link delete "$l"; then say "removed interface $l"; else trouble "interface $l stays"; fi
+    done
+  fi
+  # The addresses of the node's DNS are on the loopback device; the agent has noted which.
+  if [ -r "$root/run/keelson/dns-addresses.json" ]; then
+    tr -d '[]" \n' <"$root/run/keelson/dns-addresses.json" | tr , '\n' | while read -r a || [ -n "$a" ]; do
+      ip address delete "$a" dev lo 2>/dev/null || ! ip -o address show dev lo | grep -qwF "$a" || trouble "$a stays on the loopback device"
     done
   fi
   if command -v nft >/dev/null; then
     nft list tables 2>/dev/null | while read -r word family table; do
       case $word/$table in
-      table/keelson | table/keelson-* | table/cni_hostport) nft delete table "$family" "$table" && say "removed rules $family $table" || echo "uninstall: rules $family $table stay" >&2 ;;
+      table/keelson | table/keelson-*) ;;
+      table/cni_hostport) [ -z "$(ls -A "$root/etc/cni/net.d" 2>/dev/null)" ] || continue ;; # of whoever has host ports
+      *) continue ;;
       esac
+      if nft delete table "$family" "$table"; then say "removed rules $family $table"; else trouble "rules $family $table stay"; fi
     done
   fi
   for tables in iptables ip6tables; do
     command -v $tables-save >/dev/null || continue
     $tables-save 2>/dev/null | grep -q KEELSON- || continue
     # What remains is what others wrote, as it is.
-    $tables-save | grep -v KEELSON- | $tables-restore && say "removed chains of $tables" || trouble "chains of $tables stay"
+    if $tables-save | grep -v KEELSON- | $tables-restore; then say "removed chains of $tables"; else trouble "chains of $tables stay"; fi
   done
   if command -v ipvsadm >/dev/null && ip link show keelson-ipvs0 >/dev/null 2>&1; then ipvsadm --clear; fi
 }
@@ -121,5 +132,5 @@ network
 mounts
 groups
 files
-[ -z "$failed" ] || die "not everything is gone, as said above"
+[ ! -s "$left" ] || die "not everything is gone, as said above"
 say "Keelson is gone from this machine"
