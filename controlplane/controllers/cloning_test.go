@@ -41,17 +41,25 @@ func (w *world) held(name, finalizer string, want bool) {
 	})
 }
 
+// led is a world with nodes that have the own driver, and class "now". What it returns besides has another one lead.
+func led(t *testing.T, o options, engine controllers.Options, nodes ...string) (w *world, replaced func()) {
+	t.Helper()
+	w = newWorld(t, o)
+	stop := w.lead(engine)
+	t.Cleanup(func() { stop() })
+	for _, n := range nodes {
+		w.node(n)
+	}
+	w.driverOn(nodes...)
+	w.class("now", storagev1.VolumeBindingImmediate, corev1.PersistentVolumeReclaimDelete)
+	return w, func() { stop(); stop = w.lead(engine) }
+}
+
 // F110: a claim that is deleted while its volume is being copied stays until the copy is made, also when another leads by
 // then, and goes after that; one that is not deleted is let go of.
 func TestClaimsStayWhileTheyAreCopied(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
-		w := newWorld(t, options{quiet: true})
-		engine := controllers.Options{OwnIdentity: true, Resync: time.Minute}
-		stop := w.lead(engine)
-		defer func() { stop() }()
-		w.node("w1")
-		w.driverOn("w1")
-		w.class("now", storagev1.VolumeBindingImmediate, corev1.PersistentVolumeReclaimDelete)
+		w, replaced := led(t, options{quiet: true}, controllers.Options{OwnIdentity: true, Resync: time.Minute}, "w1")
 		w.create(classed("data", "now", "1Gi"))
 		w.boundTo("data")
 		w.copyOf("first", "now", "data")
@@ -64,8 +72,7 @@ func TestClaimsStayWhileTheyAreCopied(t *testing.T) {
 		w.held("data", cloningProtection, true)
 		w.deleteClaim("data")
 		time.Sleep(2 * time.Minute)
-		stop()
-		stop = w.lead(engine)
+		replaced()
 		time.Sleep(5 * time.Minute)
 		w.held("data", cloningProtection, true)
 		w.copyOf("late", "now", "data")
@@ -140,13 +147,7 @@ func TestCopiesThatAreGivenUp(t *testing.T) {
 // Whatever is lost, killed or led by another: no copy loses what it is made of, and no claim stays for one that is made.
 func TestCopiesUnderFailures(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
-		w := newWorld(t, options{quiet: true, change: failing("volume-provisioner", 2, 2*time.Millisecond)})
-		engine := controllers.Options{Resync: time.Second}
-		stop := w.lead(engine)
-		defer func() { stop() }()
-		w.node("w1")
-		w.driverOn("w1")
-		w.class("now", storagev1.VolumeBindingImmediate, corev1.PersistentVolumeReclaimDelete)
+		w, replaced := led(t, options{quiet: true, change: failing("volume-provisioner", 2, 2*time.Millisecond)}, controllers.Options{Resync: time.Second}, "w1")
 		r := rand.New(rand.NewPCG(11, 12))
 		w.drivers.set(func() { w.drivers.flaky = rand.New(rand.NewPCG(13, 14)) })
 		var live []string
@@ -168,8 +169,7 @@ func TestCopiesUnderFailures(t *testing.T) {
 				live = append(live, source)
 			}
 			if i%4 == 3 {
-				stop()
-				stop = w.lead(engine)
+				replaced()
 			}
 		}
 		w.drivers.set(func() { w.drivers.flaky = nil })
@@ -206,13 +206,7 @@ func TestCopiesUnderFailures(t *testing.T) {
 // being made until that is, also when another leads by then.
 func TestSourcesStayWhileSnapshotsAreUsed(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
-		w := newWorld(t, options{quiet: true})
-		engine := controllers.Options{OwnIdentity: true, Resync: time.Minute}
-		stop := w.lead(engine)
-		defer func() { stop() }()
-		w.node("w1")
-		w.driverOn("w1")
-		w.class("now", storagev1.VolumeBindingImmediate, corev1.PersistentVolumeReclaimDelete)
+		w, replaced := led(t, options{quiet: true}, controllers.Options{OwnIdentity: true, Resync: time.Minute}, "w1")
 		kinds := w.snapshots()
 		w.create(classed("data", "now", "1Gi"))
 		w.boundTo("data")
@@ -220,8 +214,7 @@ func TestSourcesStayWhileSnapshotsAreUsed(t *testing.T) {
 		w.snapshotOf(kinds, "s", "data")
 		w.held("data", "snapshot.storage.kubernetes.io/pvc-as-source-protection", true)
 		w.deleteClaim("data")
-		stop()
-		stop = w.lead(engine)
+		replaced()
 		time.Sleep(5 * time.Minute)
 		w.held("data", "snapshot.storage.kubernetes.io/pvc-as-source-protection", true)
 		w.drivers.set(func() { w.drivers.mute = false })
@@ -234,8 +227,7 @@ func TestSourcesStayWhileSnapshotsAreUsed(t *testing.T) {
 		w.create(c)
 		w.held("restored", "keelson.dev/provisioning", true)
 		w.remove(kinds["VolumeSnapshot"], "s")
-		stop()
-		stop = w.lead(engine)
+		replaced()
 		time.Sleep(5 * time.Minute)
 		if err := w.contents(kinds, 1, 1); err != nil {
 			t.Errorf("while a volume is being made of it: %v", err)

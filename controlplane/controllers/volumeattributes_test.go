@@ -202,13 +202,7 @@ func TestAttributesOfOthers(t *testing.T) {
 // Whatever is lost, killed or led by another, a volume has in the end the attributes that its claim named last.
 func TestAttributesUnderFailures(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
-		w := newWorld(t, options{quiet: true, change: failing("volume-attributes-controller", 2, time.Millisecond)})
-		engine := controllers.Options{Resync: time.Second}
-		stop := w.lead(engine)
-		defer func() { stop() }()
-		w.node("w1")
-		w.driverOn("w1")
-		w.class("now", storagev1.VolumeBindingImmediate, corev1.PersistentVolumeReclaimDelete)
+		w, replaced := led(t, options{quiet: true, change: failing("volume-attributes-controller", 2, time.Millisecond)}, controllers.Options{Resync: time.Second}, "w1")
 		w.create(classed("data", "now", "1Gi"))
 		w.boundTo("data")
 		w.drivers.set(func() { w.drivers.flaky = rand.New(rand.NewPCG(7, 8)) })
@@ -219,8 +213,7 @@ func TestAttributesUnderFailures(t *testing.T) {
 			w.names("data", &name)
 			time.Sleep(time.Duration(r.IntN(20)) * time.Millisecond)
 			if i%2 == 1 {
-				stop()
-				stop = w.lead(engine)
+				replaced()
 			}
 			if i%4 == 3 {
 				w.within(5*time.Minute, name, func() error {

@@ -177,14 +177,7 @@ func TestOthersProvisioners(t *testing.T) {
 // moment, nothing is left, neither an object nor a volume of a driver.
 func TestVolumesUnderFailures(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
-		w := newWorld(t, options{quiet: true, change: failing("volume-provisioner", 2, 2*time.Millisecond)})
-		engine := controllers.Options{Resync: time.Second}
-		stop := w.lead(engine)
-		defer func() { stop() }()
-		w.node("w1")
-		w.node("w2")
-		w.driverOn("w1", "w2")
-		w.class("now", storagev1.VolumeBindingImmediate, corev1.PersistentVolumeReclaimDelete)
+		w, replaced := led(t, options{quiet: true, change: failing("volume-provisioner", 2, 2*time.Millisecond)}, controllers.Options{Resync: time.Second}, "w1", "w2")
 		w.class("waits", storagev1.VolumeBindingWaitForFirstConsumer, corev1.PersistentVolumeReclaimDelete)
 		r := rand.New(rand.NewPCG(3, 4))
 		w.drivers.set(func() { w.drivers.flaky = rand.New(rand.NewPCG(5, 6)) })
@@ -203,8 +196,7 @@ func TestVolumesUnderFailures(t *testing.T) {
 				live = slices.Delete(live, k, k+1)
 			}
 			if i%8 == 7 {
-				stop()
-				stop = w.lead(engine)
+				replaced()
 			}
 		}
 		w.drivers.set(func() { w.drivers.flaky = nil })

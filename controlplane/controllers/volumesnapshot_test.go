@@ -210,14 +210,7 @@ func TestOthersSnapshots(t *testing.T) {
 // nothing is left.
 func TestSnapshotsUnderFailures(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
-		w := newWorld(t, options{quiet: true, change: failing("volume-snapshotter", 2, 2*time.Millisecond)})
-		engine := controllers.Options{Resync: time.Second}
-		stop := w.lead(engine)
-		defer func() { stop() }()
-		w.node("w1")
-		w.node("w2")
-		w.driverOn("w1", "w2")
-		w.class("now", storagev1.VolumeBindingImmediate, corev1.PersistentVolumeReclaimDelete)
+		w, replaced := led(t, options{quiet: true, change: failing("volume-snapshotter", 2, 2*time.Millisecond)}, controllers.Options{Resync: time.Second}, "w1", "w2")
 		kinds := w.snapshots()
 		for _, c := range []string{"a", "b", "c"} {
 			w.create(classed(c, "now", "1Gi"))
@@ -237,8 +230,7 @@ func TestSnapshotsUnderFailures(t *testing.T) {
 				live = append(live[:k:k], live[k+1:]...)
 			}
 			if i%8 == 7 {
-				stop()
-				stop = w.lead(engine)
+				replaced()
 			}
 		}
 		w.drivers.set(func() { w.drivers.flaky = nil })
