@@ -206,6 +206,23 @@ func TestOthersSnapshots(t *testing.T) {
 	})
 }
 
+// taken waits until the driver has a snapshot.
+func (w *world) taken(kinds map[string]*api.Kind, name string) {
+	w.t.Helper()
+	s, err := controllers.GetTyped[snap.VolumeSnapshot](w.ctx, w.admin, kinds["VolumeSnapshot"], "default", name)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.within(10*time.Minute, name+" is taken", func() (err error) {
+		w.drivers.set(func() {
+			if w.drivers.snaps["snapshot-"+string(s.Typed.UID)] == nil {
+				err = fmt.Errorf("the driver has %d", len(w.drivers.snaps))
+			}
+		})
+		return err
+	})
+}
+
 // Whatever is lost, killed or led by another: snapshots that stay are ready, and of those that go, at whatever moment,
 // nothing is left.
 func TestSnapshotsUnderFailures(t *testing.T) {
@@ -231,6 +248,14 @@ func TestSnapshotsUnderFailures(t *testing.T) {
 			}
 			if i%8 == 7 {
 				replaced()
+			}
+			if i%6 == 5 { // taken, of which nobody heard: it goes before it is asked for again
+				unheard := fmt.Sprint("unheard", i)
+				w.drivers.set(func() { w.drivers.mute = true })
+				w.snapshotOf(kinds, unheard, "a")
+				w.taken(kinds, unheard)
+				w.remove(kinds["VolumeSnapshot"], unheard)
+				w.drivers.set(func() { w.drivers.mute = false })
 			}
 		}
 		w.drivers.set(func() { w.drivers.flaky = nil })
