@@ -17,6 +17,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 	"keelson.dev/keelson/controlplane/controllers/garbagecollector"
 	"keelson.dev/keelson/controlplane/controllers/namespace"
+	"keelson.dev/keelson/internal/virtual"
 )
 
 var gadgets = custom.Resource{Group: "example.com", Kind: "Gadget", Plural: "gadgets", Singular: "gadget", Namespaced: true}
@@ -126,6 +127,31 @@ func TestNewKindsAreCollected(t *testing.T) {
 			return fmt.Errorf("the namespace: %v", err)
 		}
 		return w.gadgetGone(k, "short", "inside")
+	})
+}
+
+// The first object of a kind may be gone before anybody follows its kind: what it owned goes all the same.
+func TestFirstOwnersThatGoAtOnce(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := ofEveryKind(t)
+		var all []string
+		for i := range 200 {
+			of := custom.Resource{Group: "example.com", Kind: fmt.Sprint("Fleeting", i), Plural: fmt.Sprint("fleeting", i), Singular: fmt.Sprint("fleeting", i), Namespaced: true}
+			k := custom.NewKind(of, "v1", true, custom.NewStorage(of, "v1"))
+			k.Definition = of.Plural + ".example.com" // its informer begins with its first object
+			if err := w.admin.Kinds().Register(k); err != nil {
+				t.Fatal(err)
+			}
+			owner := w.createGadget(k, "default", "a", nil)
+			w.configMap(of.Plural, &metav1.OwnerReference{APIVersion: "example.com/v1", Kind: of.Kind, Name: "a", UID: owner.GetUID()})
+			if _, err := w.admin.Do(w.ctx, &api.Request{Verb: api.VerbDelete, Kind: k, Namespace: "default", Name: "a"}); err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, of.Plural)
+		}
+		for _, name := range all {
+			w.within(time.Minute, name+" goes", func() error { return gone[*corev1.ConfigMap](w, name) })
+		}
 	})
 }
 

@@ -25,8 +25,8 @@ import (
 // ownerIndex finds objects by the UIDs of all their owners.
 const ownerIndex = "keelson.owner"
 
-// An object with an owner of a kind that is not known is looked at again: soon at first, for the kind may have come just
-// now, and then ever less often.
+// An object with an owner of a kind that is not known, or of whose end nobody may tell, is looked at again: soon at first, for
+// the kind or the owner may have come just now, and then ever less often.
 const (
 	minStrangerRetry = time.Second
 	maxStrangerRetry = 5 * time.Minute
@@ -45,6 +45,24 @@ type sources map[string]source
 type living struct {
 	kinds *client.EveryKind
 	now   atomic.Pointer[drawn]
+	heard sync.Map // of *api.Kind: of which the collector has been told a change
+}
+
+// follows says whether the end of an object of a kind that its cache has would be told of. An informer that began with its
+// kind's first object has one before anybody listens to it.
+func (g *living) follows(k *api.Kind) bool {
+	if k.Definition == "" {
+		return true
+	}
+	_, ok := g.heard.Load(k)
+	return ok
+}
+
+// told notes that changes of a kind are listened to.
+func (g *living) told(k *api.Kind) {
+	if !g.follows(k) {
+		g.heard.Store(k, true)
+	}
 }
 
 type drawn struct {
@@ -66,6 +84,12 @@ func (g *living) sources() sources {
 		all[one.Kind.GroupResource().String()] = source{kind: one.Kind, informer: one.Informer}
 	}
 	g.now.Store(&drawn{of, all})
+	g.heard.Range(func(k, _ any) bool {
+		if kind := k.(*api.Kind); all[kind.GroupResource().String()].kind != kind {
+			g.heard.Delete(k)
+		}
+		return true
+	})
 	return all
 }
 
@@ -90,6 +114,7 @@ func New(d controllers.Deps) *controllers.Controller {
 		Name:    "generic-garbage-collector",
 		Workers: 48,
 		Every: &controllers.Every{Now: g.kinds.Now, Keys: func(k *api.Kind, c controllers.Change[api.Object]) []controllers.Key {
+			g.told(k)
 			return g.sources().keys(k.GroupResource().String(), c)
 		}},
 		Rules: []rbacv1.PolicyRule{
@@ -203,7 +228,7 @@ type collector struct {
 
 	mu     sync.Mutex
 	absent map[coordinates]bool // owners verified to be gone; a UID never comes back
-	// strangers are how long objects with owners of unknown kinds were left in peace last.
+	// strangers are how long objects with owners of unknown kinds, or of whose end nobody may tell, were left in peace last.
 	strangers map[controllers.Key]time.Duration
 }
 
@@ -237,11 +262,11 @@ func (c *collector) reconcile(ctx context.Context, k controllers.Key) (time.Dura
 		}
 		return 0, nil
 	}
-	owners, strangers, err := c.owners(ctx, all, s, obj, false)
+	owners, unseen, err := c.owners(ctx, all, s, obj, false)
 	if err != nil {
 		return 0, err
 	}
-	again := c.later(k, strangers)
+	again := c.later(k, unseen)
 	held := true
 	if lostSome(owners) {
 		if held, err = c.held(ctx, all, s, obj); err != nil {
@@ -258,11 +283,11 @@ func (c *collector) reconcile(ctx context.Context, k controllers.Key) (time.Dura
 	return again, nil
 }
 
-// later is when an object is looked at again that has an owner of an unknown kind; 0 for others.
-func (c *collector) later(k controllers.Key, strangers bool) time.Duration {
+// later is when an object is looked at again that has an owner whose end nobody would tell of; 0 for others.
+func (c *collector) later(k controllers.Key, unseen bool) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !strangers {
+	if !unseen {
 		delete(c.strangers, k)
 		return 0
 	}
@@ -299,28 +324,31 @@ func (c *collector) held(ctx context.Context, all sources, s source, obj api.Obj
 }
 
 // owners looks every owner up, in the cache first unless live; that one is absent is
-// believed only after the API has said so. strangers says that a kind is unknown.
-func (c *collector) owners(ctx context.Context, all sources, s source, obj api.Object, live bool) (out []Owner, strangers bool, err error) {
+// believed only after the API has said so. unseen says that a kind is unknown, or that an owner is there of whose end
+// nobody may tell: the cache has not seen it yet, or is not listened to.
+func (c *collector) owners(ctx context.Context, all sources, s source, obj api.Object, live bool) (out []Owner, unseen bool, err error) {
 	for _, r := range obj.GetOwnerReferences() {
 		o, ok := all.find(r)
 		if !ok || o.kind.Namespaced && !s.kind.Namespaced {
 			out = append(out, Owner{Ref: r, State: Solid})
-			strangers = true
+			unseen = true
 			continue
 		}
+		follows := c.living.follows(o.kind) // before the cache is asked
 		owner, ok := o.cached(obj.GetNamespace(), r)
 		if !ok || live {
 			if owner, err = c.lookUp(ctx, o, obj.GetNamespace(), r); err != nil {
 				return nil, false, err
 			}
 		}
+		unseen = unseen || owner != nil && !(ok && follows)
 		state := Absent
 		if owner != nil {
 			state = stateOf(owner)
 		}
 		out = append(out, Owner{Ref: r, State: state, Object: owner})
 	}
-	return out, strangers, nil
+	return out, unseen, nil
 }
 
 // lookUp asks the API about an owner; nil is that there is none.
