@@ -166,13 +166,18 @@ func killAll(ctx context.Context, path string) error {
 	})
 }
 
+// isZombie says that a process has ended, or is not there. One whose first thread has ended has what it had, its locks too,
+// until the others have.
 func isZombie(pid int) bool {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return true
 	}
-	i := bytes.LastIndexByte(raw, ')')
-	return i > 0 && i+2 < len(raw) && (raw[i+2] == 'Z' || raw[i+2] == 'X')
+	if i := bytes.LastIndexByte(raw, ')'); i <= 0 || i+2 >= len(raw) || raw[i+2] != 'Z' && raw[i+2] != 'X' {
+		return false
+	}
+	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	return err != nil || len(threads) <= 1
 }
 
 // removeCgroups removes a subtree in every hierarchy.
