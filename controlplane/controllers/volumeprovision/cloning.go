@@ -91,8 +91,8 @@ func (p *provisioner) unhold(ctx context.Context, c *corev1.PersistentVolumeClai
 	if !slices.Contains(c.Finalizers, cloningFinalizer) {
 		return nil
 	}
-	if v, ok := p.volumes.Get("", c.Spec.VolumeName); ok && v.Spec.CSI != nil && !p.served(v.Spec.CSI.Driver) {
-		return nil
+	if others, err := p.othersVolume(ctx, c); err != nil || others {
+		return err
 	}
 	keeps := func(o *corev1.PersistentVolumeClaim) bool { return copying(o, c) }
 	for _, o := range controllers.CachedBy[*corev1.PersistentVolumeClaim](p.claimsCache, ofSource, c.Namespace+"/"+c.Name) {
@@ -117,4 +117,23 @@ func (p *provisioner) unhold(ctx context.Context, c *corev1.PersistentVolumeClai
 	}
 	p.claims.Wrote(next)
 	return nil
+}
+
+// othersVolume says that the volume of a claim is of a driver with a provisioner of its own. One that is not known yet is
+// asked for.
+func (p *provisioner) othersVolume(ctx context.Context, c *corev1.PersistentVolumeClaim) (bool, error) {
+	name := c.Spec.VolumeName
+	if name == "" {
+		return false, nil
+	}
+	v, ok := p.volumes.Get("", name)
+	if !ok {
+		var err error
+		if v, err = client.Get[*corev1.PersistentVolume](ctx, p.term.Client, "", name); apierrors.IsNotFound(err) {
+			return false, nil
+		} else if err != nil {
+			return false, fmt.Errorf("reading PersistentVolume %s of claim %s/%s: %w", name, c.Namespace, c.Name, err)
+		}
+	}
+	return v.Spec.CSI != nil && !p.served(v.Spec.CSI.Driver), nil
 }
