@@ -58,7 +58,7 @@ func TestServiceFamilies(t *testing.T) {
 			{"", "PreferDualStack", "", "a", "IPv4,IPv6 PreferDualStack 4,6"},
 			{"IPv6", "RequireDualStack", "", "a", "IPv6,IPv4 RequireDualStack 6,4"},
 			{"IPv6,IPv4", "", "", "a", "IPv6,IPv4 RequireDualStack 6,4"},
-			{"", "", "10.96.0.200,fd96::200", "a", "IPv4,IPv6 RequireDualStack 4,6"},
+			{"", "", "10.96.0.9,fd96::200", "a", "IPv4,IPv6 RequireDualStack 4,6"},
 			{"", "RequireDualStack", "fd96::201", "a", "IPv6,IPv4 RequireDualStack 6,4"},
 			{"IPv4", "", "fd96::202", "a", "expected an IPv4 value as indicated by `ipFamilies[0]`"},
 			{"IPv4,IPv6", "SingleStack", "", "a", "may be SingleStack with one family"},
