@@ -25,7 +25,7 @@ func (l *Lab) KillDaemon(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	return wait.For(ctx, time.Millisecond, func() error {
-		if h.daemonPID() != 0 {
+		if !isZombie(pid) { // what is about to end is not the host's any more, and still has its locks
 			return fmt.Errorf("the daemon of host %s (pid %d) is still there", name, pid)
 		}
 		return nil
@@ -104,7 +104,7 @@ func (l *Lab) Stop(ctx context.Context, name string) error {
 	graceful, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	if wait.For(graceful, 5*time.Millisecond, func() error {
-		if h.daemonPID() != 0 {
+		if !isZombie(pid) {
 			return fmt.Errorf("still running")
 		}
 		return nil
