@@ -78,6 +78,7 @@ type Config struct {
 	PodSecurity          *pod.Ceiling // nil: every pod may run
 	ClusterDNS           []string     // of pods; none: Service kube-system/kube-dns
 	DNSLocal             string       // where the agent's DNS is served besides; "none": only at the Service's address
+	LocalAPI             string       // of loopback, where connections lead to a replica that is ready; "none" or empty: nowhere
 	ResolvConf           string
 	MaxPods              int64
 	PodPIDs              int64 // processes and threads that one pod may have; negative = no limit
@@ -195,6 +196,8 @@ func Flags(fs *flag.FlagSet) *Config {
 	fs.Var(list{&c.ClusterDNS}, "cluster-dns", "DNS server of the cluster for pods (repeatable; default: the address of Service kube-system/kube-dns, where there is one)")
 	fs.StringVar(&c.DNSLocal, "dns-local-address", dns.LinkLocal.String(),
 		"address of this node at which the agent's DNS is served besides that of Service kube-system/kube-dns; none: only there")
+	fs.StringVar(&c.LocalAPI, "local-api-address", "127.0.0.1:6443",
+		"address of this node's loopback, ADDRESS:PORT, from where connections are led on to a replica of the API that is ready; none: there is no such")
 	fs.StringVar(&c.ResolvConf, "resolv-conf", "/etc/resolv.conf", "resolver configuration that pods inherit")
 	fs.Func("runtime-handler",
 		"another name by which RuntimeClasses may ask for this node's runtime; it has keelson and runc anyway (repeatable)", c.addHandler)
@@ -237,6 +240,11 @@ func (c *Config) Complete() error {
 	}
 	if a, err := netip.ParseAddr(c.DNSLocal); err != nil && c.DNSLocal != "" && c.DNSLocal != "none" || err == nil && !a.IsLinkLocalUnicast() && !a.IsLoopback() {
 		return fmt.Errorf("--dns-local-address %q: want a link-local address such as %s, or none", c.DNSLocal, dns.LinkLocal)
+	}
+	if c.LocalAPI != "" && c.LocalAPI != "none" {
+		if a, err := netip.ParseAddrPort(c.LocalAPI); err != nil || !a.Addr().IsLoopback() || a.Port() == 0 {
+			return fmt.Errorf("--local-api-address %q: want an address of loopback and a port, such as 127.0.0.1:6443, or none", c.LocalAPI)
+		}
 	}
 	if c.FenceAfter != 0 && (c.FenceAfter < leastFence || c.FenceAfter%time.Second != 0) {
 		return fmt.Errorf("--fence-after %s: want whole seconds, %s at least, or 0 for never", c.FenceAfter, leastFence)

@@ -10,6 +10,7 @@ import (
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/announce"
 	"keelson.dev/keelson/agent/dns"
+	"keelson.dev/keelson/agent/localapi"
 	"keelson.dev/keelson/agent/network"
 	"keelson.dev/keelson/agent/proxy"
 	"keelson.dev/keelson/cni"
@@ -57,6 +58,9 @@ func (c *Config) WithNetwork() error {
 		"service health": func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return health.Run(ctx) },
 		"announcements":  c.announcements(log),
 		partRoutes:       func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return routes.Run(ctx) },
+	}
+	if at, err := netip.ParseAddrPort(c.LocalAPI); err == nil { // none is none, and what is wrong was refused by Complete
+		c.Extra["local API"] = localapi.New(localapi.Config{Address: at, Log: log.With("part", "local API")}).Run
 	}
 	if c.ownKey != nil {
 		c.Extra[partKey] = func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return c.ownKey.Follow(ctx) }
