@@ -342,3 +342,56 @@ func (r *rig) eventually(f func() error) {
 		r.t.Fatal(err)
 	}
 }
+
+// An agent that goes while its shim answers, or says what does not parse, ends its connection and nothing else: an agent may be
+// stopped while it starts.
+func TestShimOutlivesItsAgents(t *testing.T) {
+	r := newRig(t)
+	sb, sc := r.sandbox()
+	id := r.run(sb, sc, r.containerConfig("a", "exec sleep 1000"))
+	pid := r.pidOf(id)
+	s, err := r.Runtime.sandbox(sb)
+	if err != nil {
+		t.Fatal(err)
+	}
+	shim := int(s.rec.ShimPID)
+	for _, how := range []struct {
+		name string
+		say  func(c *net.UnixConn)
+	}{
+		{"gone before the answer", func(c *net.UnixConn) { answer(c, 1, 1, "") }},
+		{"gone before several answers", func(c *net.UnixConn) { answer(c, 1, 1, ""); answer(c, 99, 2, ""); answer(c, 99, 3, "") }},
+		{"no Hello", func(c *net.UnixConn) { answer(c, 9, 1, "00"); answer(c, 9, 2, "00") }},
+		{"what does not parse", func(c *net.UnixConn) { answer(c, 1, 1, ""); answer(c, 5, 2, "ff") }},
+	} {
+		var c *net.UnixConn
+		err := viaFolder(r.sandboxDir(sb), func(path string) (err error) {
+			c, err = net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
+			return err
+		})
+		if err != nil {
+			t.Fatal(how.name, err)
+		}
+		if err := unix.Kill(shim, unix.SIGSTOP); err != nil {
+			t.Fatal(how.name, err)
+		}
+		r.eventually(func() error {
+			raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", shim))
+			if err == nil && !strings.Contains(string(raw), ") T ") {
+				err = errors.New("the shim has not stopped yet")
+			}
+			return err
+		})
+		how.say(c)
+		c.Close()
+		if err := unix.Kill(shim, unix.SIGCONT); err != nil {
+			t.Fatal(how.name, err)
+		}
+		if _, err := s.shim.done(r.ctx(), 99, &wire.Target{}); err == nil || errors.Is(err, errShimGone) {
+			t.Errorf("%s: the shim of another connection: %v", how.name, err)
+		}
+	}
+	if st := r.status(id); st.State != cri.ContainerState_CONTAINER_RUNNING || r.pidOf(id) != pid {
+		t.Errorf("the container: %v", st)
+	}
+}

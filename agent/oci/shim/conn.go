@@ -72,8 +72,8 @@ func (c *conn) receive() {
 		if used == 0 {
 			break
 		}
+		c.in = c.in[used:] // before: what the frame asks for may end the connection
 		c.handle(f)
-		c.in = c.in[used:]
 	}
 	if len(c.in) == 0 {
 		c.in = nil
