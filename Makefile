@@ -15,7 +15,7 @@ cni_path_host-local := plugins/ipam/host-local
 cni_path_loopback := plugins/main/loopback
 cni_path_portmap := plugins/meta/portmap
 
-.PHONY: dist bench-net up down test build setup install images unit e2e attack clients guest fault soak soak-idle bench bench-store bench-sched bench-api bench-node bench-storage bench-scale proto fmt vet clean
+.PHONY: dist test-vm bench-net up down test build setup install images unit e2e attack clients guest fault soak soak-idle bench bench-store bench-sched bench-api bench-node bench-storage bench-scale proto fmt vet clean
 
 up: build ## a lab cluster with the example running; says so when it is up already, starts it again when it is down
 	@scripts/up $(BIN) $(PREFIX)
@@ -57,6 +57,9 @@ clients: build ## Helm, an operator and client libraries of other languages agai
 
 guest: build ## what needs cgroup v2 and every capability, on a kernel of its own under qemu
 	@scripts/test guest
+test-vm: build ## Debian machines with systemd under qemu, installed from what 'make dist' makes: faults, and nothing left; no part of 'make test'
+	@rm -rf $(BIN)/dist && ARCHES=amd64 $(MAKE) --no-print-directory dist
+	@scripts/test vm
 fault: build ## break it in every way; DURATION=10m: the store for that long, SEED=n: by another plan
 	@scripts/test fault
 soak: setup ## a control plane's memory before and after 10,000 pods came and went; ARGS="-soak.profiles=DIR" keeps what held it

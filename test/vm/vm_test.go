@@ -1,0 +1,436 @@
+package vm
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/internal/wait"
+)
+
+// soon is long for machines that are ten times slower than the one that they run on.
+const soon = 4 * time.Minute
+
+// cluster is three machines of the control plane and a worker.
+type cluster struct {
+	*testing.T
+	all    map[string]*machine
+	token  struct{ replica, node string }
+	before map[string]string // what each machine was like before
+	table  []string
+}
+
+// F113: a cluster on machines with systemd and cgroup v2: installed by the scripts and by the package, through a restart of the
+// agent, a reboot of the worker and a power cut of the leader, and gone without a trace.
+func TestMachines(t *testing.T) {
+	if os.Getenv("KEELSON_VM") == "" {
+		t.Skip("it boots machines in software, for minutes: 'make test-vm' runs it")
+	}
+	folder, err := filepath.Abs(filepath.Join("..", "..", "bin"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	release := releaseDisk(t, folder)
+	ns := network(t)
+	c := &cluster{T: t, all: map[string]*machine{}, before: map[string]string{}}
+	defer c.tell()
+	for i, name := range []string{"cp1", "cp2", "cp3", "w1"} {
+		c.all[name] = newMachine(t, ns, filepath.Join(folder, "vm"), release, name, 11+i)
+	}
+	c.step("four machines boot", func() error {
+		return c.each(func(m *machine) error {
+			ctx, cancel := context.WithTimeout(context.Background(), soon)
+			defer cancel()
+			return m.on(ctx)
+		}, "cp1", "cp2", "cp3", "w1")
+	})
+	c.step("what they are like before", func() error {
+		return c.each(func(m *machine) (err error) { return c.look(m) }, "cp1", "cp2", "cp3", "w1")
+	})
+	c.step("install.sh server --init on the first", c.first)
+	c.step("install.sh server --server on the others", c.others)
+	c.step("the .deb on the worker", c.worker)
+	c.step("the example is applied and served", c.example)
+	c.step("limits of cgroup v2, and a container out of memory", c.limits)
+	c.step("the agent is restarted, pods are untouched", c.restart)
+	c.step("the worker is rebooted, its pods come back", c.reboot)
+	c.step("the leader's power is cut, the rest serves, it comes back", c.powerCut)
+	c.step("uninstall.sh leaves nothing", c.uninstall)
+}
+
+// releaseDisk packs what 'make dist' made.
+func releaseDisk(t *testing.T, folder string) string {
+	t.Helper()
+	dir := t.TempDir()
+	release := filepath.Join(dir, "release")
+	script := `set -e; mkdir -p "$2"; cd "$1"
+cp dist/keelson-*-linux-amd64.tar.gz dist/keelson-*-linux-amd64.deb dist/keelson-*-linux-amd64-images.tar dist/SHA256SUMS images/hello.tar images/tools.tar ../examples/hello/hello.yaml "$2"/
+mkdir "$2"/unpacked; tar -xzf "$2"/keelson-*.tar.gz -C "$2"/unpacked --strip-components=1 --no-same-owner
+truncate -s 1G "$3"; mkfs.ext4 -q -F -d "$2" "$3"`
+	disk := filepath.Join(dir, "release.img")
+	if out, err := exec.Command("sh", "-c", script, "sh", folder, release, disk).CombinedOutput(); err != nil {
+		t.Fatalf("packing the release ('make test-vm' makes it): %v: %s", err, out)
+	}
+	return disk
+}
+
+// step does one thing and notes how long it took. What comes after one that failed cannot tell anything.
+func (c *cluster) step(name string, do func() error) {
+	c.Helper()
+	began := time.Now()
+	err := do()
+	result := "ok"
+	if err != nil {
+		result = "failed"
+	}
+	line := fmt.Sprintf("%-62s %-7s %4.0f s", name, result, time.Since(began).Seconds())
+	c.table = append(c.table, line)
+	fmt.Println(line)
+	if err != nil {
+		c.explain()
+		c.Fatalf("%s: %v", name, err)
+	}
+}
+
+// explain tells what the worker knows of what went wrong.
+func (c *cluster) explain() {
+	if m := c.all["w1"]; m != nil && m.conn != nil {
+		out, err := m.runFor(30*time.Second, `journalctl -u keelson-agent --no-pager -o cat | tail -n 60; dmesg | tail -n 20; [ ! -e /root/kubeconfig ] || kctl --kubeconfig /root/kubeconfig get pods,events -A | tail -n 40`)
+		c.Logf("the worker says:\n%s (%v)", out, err)
+	}
+}
+
+func (c *cluster) tell() { c.Log("\n" + strings.Join(c.table, "\n")) }
+
+// each does something on machines side by side.
+func (c *cluster) each(do func(*machine) error, names ...string) error {
+	errs := make([]error, len(names))
+	var wg sync.WaitGroup
+	for i, name := range names {
+		wg.Go(func() { errs[i] = do(c.all[name]) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// kctl asks the API at the worker's own loopback.
+func (c *cluster) kctl(args string) (string, error) {
+	return c.all["w1"].run("kctl --kubeconfig /root/kubeconfig " + args)
+}
+
+// until repeats what has to come true.
+func until(f func() error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), soon)
+	defer cancel()
+	return wait.For(ctx, time.Second, f)
+}
+
+// look notes what an installation may change of a machine.
+func (c *cluster) look(m *machine) error {
+	out, err := m.run(state)
+	c.before[m.name] = out
+	return err
+}
+
+const state = `ip -o link | sed 's/ qdisc.*//'; ip -o -4 addr; ip route; ip rule; nft list ruleset; cut -d' ' -f2,3 /proc/mounts | sort; find /sys/fs/cgroup -type d -path '*keelson*'
+ls -d /etc/* /opt/* /opt/cni/bin/* /usr/bin/* /usr/sbin/* /usr/lib/* /var/lib/* /var/log/pods* /var/log/containers* /run/keelson* /run/netns* /usr/lib/systemd/system/* /etc/systemd/system/* /etc/systemd/system/*/* 2>/dev/null; pgrep -a keelson; true`
+
+func (c *cluster) first() error {
+	m := c.all["cp1"]
+	out, err := m.run("/opt/release/unpacked/install.sh server --init --advertise-address " + m.address)
+	if err != nil {
+		return err
+	}
+	for word := range strings.FieldsSeq(out) {
+		if strings.HasPrefix(word, "keelson1.node.") {
+			c.token.node = word
+		}
+	}
+	return until(func() error {
+		raw, err := m.run("kctl --kubeconfig /var/lib/keelson/controlplane/admin.kubeconfig cluster token create --role controlplane --uses 2")
+		for word := range strings.FieldsSeq(raw) {
+			if strings.HasPrefix(word, "keelson1.controlplane.") {
+				c.token.replica = word
+				return nil
+			}
+		}
+		return fmt.Errorf("no token in %q: %w", raw, err)
+	})
+}
+
+func (c *cluster) others() error {
+	for _, name := range []string{"cp2", "cp3"} {
+		m := c.all[name]
+		if _, err := m.run(fmt.Sprintf("echo %s >/root/token && /opt/release/unpacked/install.sh server --server %s --token-file /root/token --advertise-address %s; rc=$?; rm /root/token; (exit $rc)",
+			c.token.replica, c.all["cp1"].address, m.address)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// worker is installed as docs/install.md says of the package.
+func (c *cluster) worker() error {
+	m := c.all["w1"]
+	kubeconfig, err := c.all["cp1"].run("cat /var/lib/keelson/controlplane/admin.kubeconfig")
+	if err != nil {
+		return err
+	}
+	for _, command := range []string{
+		"dpkg -i /opt/release/keelson-*.deb",
+		fmt.Sprintf("umask 077; echo %s >/var/lib/keelson/join-token; printf 'server: [%s:6444, %s:6444]\\ntoken-file: /var/lib/keelson/join-token\\n' >>/etc/keelson/agent.yaml",
+			c.token.node, c.all["cp1"].address, c.all["cp2"].address),
+		"mkdir -p /var/lib/keelson/images.d && cp /opt/release/hello.tar /opt/release/tools.tar /var/lib/keelson/images.d/ && tar -xf /opt/release/keelson-*-images.tar -C /var/lib/keelson/images.d --no-same-owner",
+		"systemctl enable --now keelson-agent",
+		"cat >/root/kubeconfig <<'EOT'\n" + kubeconfig + "\nEOT",
+		"sed -i 's#server: .*#server: https://127.0.0.1:6443#' /root/kubeconfig",
+	} {
+		if _, err := m.run("mkdir -p /var/lib/keelson; " + command); err != nil {
+			return err
+		}
+	}
+	return until(func() error {
+		out, err := c.kctl("get nodes --no-headers")
+		if err == nil && !strings.Contains(out, " Ready ") {
+			err = errors.New(out)
+		}
+		return err
+	})
+}
+
+// ready waits for the example's pods.
+func (c *cluster) ready() error {
+	return until(func() error {
+		out, err := c.kctl("get deployment hello -o jsonpath='{.status.readyReplicas} {.status.observedGeneration}'")
+		if err == nil && !strings.HasPrefix(out, "3 ") {
+			err = fmt.Errorf("ready pods: %q, want 3", out)
+		}
+		return err
+	})
+}
+
+// serves asks the example's Service from the node.
+func (c *cluster) serves() error {
+	return until(func() error {
+		out, err := c.kctl("get service hello -o jsonpath='{.spec.clusterIP}:{.spec.ports[0].port}'")
+		if err != nil {
+			return err
+		}
+		out, err = c.all["w1"].run("curl -s -m 10 http://" + out + "/")
+		if err == nil && !strings.Contains(out, "Hello from Keelson") {
+			err = errors.New(out)
+		}
+		return err
+	})
+}
+
+func (c *cluster) example() error {
+	if _, err := c.kctl("apply -f /opt/release/hello.yaml"); err != nil {
+		return err
+	}
+	if err := c.ready(); err != nil {
+		return err
+	}
+	return c.serves()
+}
+
+// limits reads what the kernel was told, and has a container ask for more than it may have.
+func (c *cluster) limits() error {
+	m := c.all["w1"]
+	out, err := m.run(`cd /sys/fs/cgroup/keelson.slice/pods/kubepods/burstable && for d in pod*/*/; do cat $d/memory.max $d/memory.oom.group $d/cpu.weight; done | sort | uniq -c | tr -s ' \n' ' '`)
+	if err != nil {
+		return err
+	}
+	if !strings.Contains(out, "3 67108864") || !strings.Contains(out, "3 1 ") {
+		return fmt.Errorf("memory.max, memory.oom.group and cpu.weight of the example's containers, with how often: %s: want 67108864 and 1 three times", out)
+	}
+	if _, err := m.run(`cat >/root/hog.yaml <<'EOT'
+apiVersion: v1
+kind: Pod
+metadata: {name: hog}
+spec:
+  restartPolicy: Never
+  containers:
+  - name: hog
+    image: keelson.dev/tools:v1
+    command: [/bin/sh, -c, "x=x; while true; do x=$x$x; done"]
+    resources: {limits: {memory: 32Mi}}
+EOT
+kctl --kubeconfig /root/kubeconfig apply -f /root/hog.yaml`); err != nil {
+		return err
+	}
+	return until(func() error {
+		out, err := c.kctl("get pod hog -o jsonpath='{.status.containerStatuses[0].state.terminated.reason}'")
+		if err == nil && out != "OOMKilled" {
+			err = fmt.Errorf("the container ended with %q, want OOMKilled", out)
+		}
+		return err
+	})
+}
+
+// running are the processes of containers, with when they began.
+func (c *cluster) running() (string, error) {
+	return c.all["w1"].run("ps -o pid=,lstart=,comm= -C hello,keelson-pause,keelson-shim | sort")
+}
+
+func (c *cluster) restart() error {
+	before, err := c.running()
+	if err != nil {
+		return err
+	}
+	if n := len(strings.Split(before, "\n")); n < 9 {
+		return fmt.Errorf("%d processes of pods, want 9 at least: %s", n, before)
+	}
+	for _, command := range []string{"systemctl restart keelson-agent", "systemctl stop keelson-agent", "systemctl start keelson-agent"} {
+		if _, err := c.all["w1"].run(command); err != nil {
+			return err
+		}
+		if after, err := c.running(); err != nil || after != before {
+			return fmt.Errorf("after %s there run\n%s\nand before\n%s (%w)", command, after, before, err)
+		}
+	}
+	if err := c.ready(); err != nil {
+		return err
+	}
+	if after, err := c.running(); err != nil || after != before {
+		return fmt.Errorf("the new agent left\n%s\nof\n%s (%w)", after, before, err)
+	}
+	return c.serves()
+}
+
+func (c *cluster) reboot() error {
+	m := c.all["w1"]
+	boot, err := m.run("cat /proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return err
+	}
+	m.runFor(time.Second, "systemctl reboot") // its answer may come or not
+	ctx, cancel := context.WithTimeout(context.Background(), soon)
+	defer cancel()
+	err = wait.For(ctx, time.Second, func() error {
+		if err := m.meet(ctx); err != nil {
+			return err
+		}
+		now, err := m.run("cat /proc/sys/kernel/random/boot_id")
+		if err == nil && now == boot {
+			err = errors.New("it has not rebooted yet")
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	err = until(func() error {
+		out, err := c.kctl("get pods -l app=hello -o jsonpath='{range .items[*]}{.status.containerStatuses[0].restartCount}{.status.containerStatuses[0].ready} {end}'")
+		if err == nil && out != "1true 1true 1true" {
+			err = fmt.Errorf("restarts and readiness of the pods: %s", out)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return c.serves()
+}
+
+// status is what the cluster says of its replicas.
+func (c *cluster) status() (s api.ClusterStatus, err error) {
+	out, err := c.kctl("cluster status -o json")
+	if err == nil {
+		err = json.Unmarshal([]byte(out), &s)
+	}
+	return s, err
+}
+
+func (c *cluster) powerCut() error {
+	s, err := c.status()
+	if err != nil {
+		return err
+	}
+	m := c.all[s.Leader]
+	if m == nil || len(s.Members) != 3 {
+		return fmt.Errorf("leader %q of %d replicas", s.Leader, len(s.Members))
+	}
+	m.cut()
+	if err := until(func() error {
+		_, err := c.kctl("create configmap after-the-cut --from-literal=a=b")
+		return err
+	}); err != nil {
+		return err
+	}
+	if err := c.serves(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), soon)
+	defer cancel()
+	if err := m.on(ctx); err != nil {
+		return err
+	}
+	return until(func() error {
+		s, err := c.status()
+		if err != nil {
+			return err
+		}
+		i := slices.IndexFunc(s.Members, func(r api.ClusterMember) bool { return r.Name == m.name })
+		if i < 0 || s.Members[i].Ready != "yes" {
+			return fmt.Errorf("%s is not ready again", m.name)
+		}
+		_, err = m.run("kctl --kubeconfig /var/lib/keelson/controlplane/admin.kubeconfig get configmap after-the-cut || true")
+		return err
+	})
+}
+
+// uninstall takes everything away, the worker first, and compares each machine with what it was.
+func (c *cluster) uninstall() error {
+	for _, group := range [][]string{{"w1"}, {"cp1", "cp2", "cp3"}} {
+		err := c.each(func(m *machine) error {
+			if m.name == "w1" {
+				if _, err := m.run("rm -f /root/kubeconfig /root/hog.yaml"); err != nil {
+					return err
+				}
+			}
+			if out, err := m.runFor(soon, "/usr/lib/keelson/uninstall.sh"); err != nil {
+				return fmt.Errorf("%w: %s", err, out)
+			}
+			before := c.before[m.name]
+			if err := c.look(m); err != nil {
+				return err
+			}
+			if d := differ(before, c.before[m.name]); d != "" {
+				return fmt.Errorf("%s differs from what it was before:\n%s", m.name, d)
+			}
+			return nil
+		}, group...)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// differ are the lines that only one has.
+func differ(a, b string) string {
+	var out []string
+	x, y := strings.Split(a, "\n"), strings.Split(b, "\n")
+	for _, l := range x {
+		if !slices.Contains(y, l) {
+			out = append(out, "- "+l)
+		}
+	}
+	for _, l := range y {
+		if !slices.Contains(x, l) {
+			out = append(out, "+ "+l)
+		}
+	}
+	return strings.Join(out, "\n")
+}
