@@ -230,7 +230,16 @@ func configMap(name string) *v1.ConfigMap {
 // cost is the CPU time of a measure in a few words: replicas, workers with all
 // their processes, this client, and how busy the machine was, with what else.
 func cost(r figures.Record) string {
-	var replicas, workers float64
+	replicas, workers := cpuOf(r)
+	out := fmt.Sprintf("cpu s: replicas %.1f, workers %.1f, client %.1f; busy %.0f%%", replicas, workers, r.CPU[procfs.Self], 100*r.Busy)
+	if r.Others > 0.01 {
+		out += fmt.Sprintf(", of which others %.0f%%", 100*r.Others)
+	}
+	return out
+}
+
+// cpuOf is the CPU time of a measure, in seconds: of all replicas, and of all workers with all their processes.
+func cpuOf(r figures.Record) (replicas, workers float64) {
 	for name, s := range r.CPU {
 		switch {
 		case strings.HasPrefix(name, "cp"):
@@ -239,11 +248,7 @@ func cost(r figures.Record) string {
 			workers += s
 		}
 	}
-	out := fmt.Sprintf("cpu s: replicas %.1f, workers %.1f, client %.1f; busy %.0f%%", replicas, workers, r.CPU[procfs.Self], 100*r.Busy)
-	if r.Others > 0.01 {
-		out += fmt.Sprintf(", of which others %.0f%%", 100*r.Others)
-	}
-	return out
+	return replicas, workers
 }
 
 func counted(n int, what string) string {

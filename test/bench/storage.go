@@ -60,12 +60,12 @@ func withVolume(name string, claimed bool) *v1.Pod {
 	return p
 }
 
-// startWith makes a claim, where the pod is to have one, and the pod, and returns how long it took until it was Ready.
-func (n *nodeLoad) startWith(ctx context.Context, name string, claimed bool) (time.Duration, error) {
+// startWith makes a claim, where the pod is to have a new one, and the pod, and returns how long it took until it was Ready.
+func (n *nodeLoad) startWith(ctx context.Context, name string, volume volumeKind) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, volumeTimeout)
 	defer cancel()
 	began := time.Now()
-	if claimed {
+	if volume == freshVolume {
 		_, err := n.client.CoreV1().PersistentVolumeClaims(n.namespace).Create(ctx, &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: name},
 			Spec: v1.PersistentVolumeClaimSpec{AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
 				Resources: v1.VolumeResourceRequirements{Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse("16Mi")}}}}, metav1.CreateOptions{})
@@ -73,15 +73,15 @@ func (n *nodeLoad) startWith(ctx context.Context, name string, claimed bool) (ti
 			return 0, fmt.Errorf("creating claim %s: %w", name, err)
 		}
 	}
-	if err := n.create(ctx, withVolume(name, claimed)); err != nil {
+	if err := n.create(ctx, withVolume(name, volume != emptyDir)); err != nil {
 		return 0, err
 	}
 	s, err := n.await(ctx, name, "Ready", func(s seen) bool { return !s.ready.IsZero() })
 	return s.ready.Sub(began), err
 }
 
-// endWith deletes a pod, and its claim, and returns how long the pod took to be gone.
-func (n *nodeLoad) endWith(ctx context.Context, name string, claimed bool) (time.Duration, error) {
+// endWith deletes a pod, and its claim where that is to go too, and returns how long the pod took to be gone.
+func (n *nodeLoad) endWith(ctx context.Context, name string, claimToo bool) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, volumeTimeout)
 	defer cancel()
 	began := time.Now()
@@ -89,44 +89,55 @@ func (n *nodeLoad) endWith(ctx context.Context, name string, claimed bool) (time
 		return 0, fmt.Errorf("deleting pod %s: %w", name, err)
 	}
 	s, err := n.await(ctx, name, "gone", func(s seen) bool { return !s.gone.IsZero() })
-	if claimed && err == nil {
+	if claimToo && err == nil {
 		err = n.client.CoreV1().PersistentVolumeClaims(n.namespace).Delete(ctx, name, metav1.DeleteOptions{})
 	}
 	return s.gone.Sub(began), err
 }
 
-// kindsOfVolume are what is compared.
-var kindsOfVolume = []struct {
-	word    string
-	claimed bool
-}{{"an emptyDir", false}, {"a fresh volume", true}}
+// volumeKind is what a pod has at /data.
+type volumeKind int
+
+const (
+	emptyDir    volumeKind = iota
+	freshVolume            // of a claim that is made with the pod
+	oldVolume              // of a claim that an earlier pod had
+)
+
+func (k volumeKind) String() string {
+	return [...]string{"an emptyDir", "a fresh volume", "a volume that was there"}[k]
+}
 
 func (n *nodeLoad) volumesInTurn(ctx context.Context) error {
 	n.say("%d pods with an emptyDir and %d with a fresh volume, in turns", n.inTurn, n.inTurn)
-	started, ended := map[bool][]time.Duration{}, map[bool][]time.Duration{}
+	kinds := []volumeKind{emptyDir, freshVolume}
+	started, ended := map[volumeKind][]time.Duration{}, map[volumeKind][]time.Duration{}
 	for i := range n.inTurn {
-		for _, k := range kindsOfVolume {
-			name := fmt.Sprintf("turn-%d-%t", i, k.claimed)
-			took, err := n.startWith(ctx, name, k.claimed)
+		for _, k := range kinds {
+			name := fmt.Sprintf("turn-%d-%d", i, k)
+			took, err := n.startWith(ctx, name, k)
 			if err != nil {
 				return err
 			}
-			gone, err := n.endWith(ctx, name, k.claimed)
+			gone, err := n.endWith(ctx, name, k == freshVolume)
 			if err != nil {
 				return err
 			}
-			started[k.claimed], ended[k.claimed] = append(started[k.claimed], took), append(ended[k.claimed], gone)
+			started[k], ended[k] = append(started[k], took), append(ended[k], gone)
 		}
 	}
-	for what, took := range map[string]map[bool][]time.Duration{"created to Ready": started, "deleted to gone": ended} {
-		beside := figures.Latencies(took[false])
-		for _, k := range kindsOfVolume {
-			values := figures.Latencies(took[k.claimed])
-			label := "pod with " + k.word + ", " + what
+	for _, part := range []struct {
+		what, key string
+		took      map[volumeKind][]time.Duration
+	}{{"created to Ready", "storage fresh p50_ms", started}, {"deleted to gone", "", ended}} {
+		beside := figures.Latencies(part.took[emptyDir])
+		for _, k := range kinds {
+			values := figures.Latencies(part.took[k])
+			label := fmt.Sprintf("pod with %s, %s", k, part.what)
 			n.records = append(n.records, figures.Record{Measure: label, Params: map[string]any{"pods": n.inTurn, "burst": 1}, Values: values})
 			row := figures.Row{Measure: label + ", p50", Figure: values["p50_ms"], Unit: "ms"}
-			if k.claimed {
-				row.Reference = &figures.Reference{Name: "emptyDir", Figure: beside["p50_ms"]}
+			if k == freshVolume {
+				row.Key, row.Reference = part.key, &figures.Reference{Name: "emptyDir", Figure: beside["p50_ms"]}
 			}
 			n.row(row)
 		}
@@ -134,36 +145,61 @@ func (n *nodeLoad) volumesInTurn(ctx context.Context) error {
 	return nil
 }
 
-// all does something for as many pods as are made at once.
-func (n *nodeLoad) all(do func(name string) (time.Duration, error), claimed bool) (map[string]float64, error) {
-	took, errs := make([]time.Duration, atOnce), make([]error, atOnce)
-	began := time.Now()
-	var wg sync.WaitGroup
-	for i := range atOnce {
-		wg.Go(func() { took[i], errs[i] = do(fmt.Sprintf("once-%d-%t", i, claimed)) })
+// allAtOnce does something for as many pods as are made at once, and says what it took.
+func (n *nodeLoad) allAtOnce(k volumeKind, what string, do func(name string) (time.Duration, error)) (figures.Record, error) {
+	claim := min(k, freshVolume) // a volume that was there is that of the pod before
+	rec, err := n.measure(fmt.Sprintf("%d pods with %s at once, %s", atOnce, k, what), map[string]any{"burst": atOnce}, func() (map[string]float64, error) {
+		took, errs := make([]time.Duration, atOnce), make([]error, atOnce)
+		began := time.Now()
+		var wg sync.WaitGroup
+		for i := range atOnce {
+			wg.Go(func() { took[i], errs[i] = do(fmt.Sprintf("once-%d-%d", i, claim)) })
+		}
+		wg.Wait()
+		values := figures.Latencies(took)
+		values["rate"] = atOnce / time.Since(began).Seconds()
+		return values, errors.Join(errs...)
+	})
+	if err != nil {
+		return rec, err
 	}
-	wg.Wait()
-	values := figures.Latencies(took)
-	values["rate"] = atOnce / time.Since(began).Seconds()
-	return values, errors.Join(errs...)
+	n.row(figures.Row{Measure: rec.Measure + ", p50", Figure: rec.Values["p50_ms"], Unit: "ms", Note: cost(rec)})
+	n.row(figures.Row{Measure: rec.Measure + ", p99", Figure: rec.Values["p99_ms"], Unit: "ms"})
+	return rec, nil
 }
 
+// volumesTogether makes many pods at once with each kind of volume. What a mount and an unmount cost is what pods with
+// volumes that were there take of processors beyond what those with an emptyDir do.
 func (n *nodeLoad) volumesTogether(ctx context.Context) error {
-	for _, k := range kindsOfVolume {
-		n.say("%d pods with %s at once", atOnce, k.word)
-		for _, part := range []struct {
-			what string
-			do   func(context.Context, string, bool) (time.Duration, error)
-		}{{"created to Ready", n.startWith}, {"deleted to gone", n.endWith}} {
-			rec, err := n.measure(fmt.Sprintf("%d pods with %s at once, %s", atOnce, k.word, part.what), map[string]any{"burst": atOnce}, func() (map[string]float64, error) {
-				return n.all(func(name string) (time.Duration, error) { return part.do(ctx, name, k.claimed) }, k.claimed)
-			})
-			if err != nil {
-				return err
-			}
-			n.row(figures.Row{Measure: rec.Measure + ", p50", Figure: rec.Values["p50_ms"], Unit: "ms", Note: cost(rec)})
-			n.row(figures.Row{Measure: rec.Measure + ", p99", Figure: rec.Values["p99_ms"], Unit: "ms"})
+	up, down := map[volumeKind]float64{}, map[volumeKind]float64{} // ms of processors for each pod
+	for _, k := range []volumeKind{emptyDir, freshVolume, oldVolume} {
+		n.say("%d pods with %s at once", atOnce, k)
+		rec, err := n.allAtOnce(k, "created to Ready", func(name string) (time.Duration, error) { return n.startWith(ctx, name, k) })
+		if err != nil {
+			return err
 		}
+		up[k] = perPod(rec)
+		rec, err = n.allAtOnce(k, "deleted to gone", func(name string) (time.Duration, error) { return n.endWith(ctx, name, k == oldVolume) })
+		if err != nil {
+			return err
+		}
+		down[k] = perPod(rec)
+	}
+	for _, c := range []struct {
+		what string
+		of   map[volumeKind]float64
+		kind volumeKind
+	}{
+		{"making and mounting a volume", up, freshVolume}, {"mounting a volume", up, oldVolume}, {"unmounting a volume", down, freshVolume},
+	} {
+		n.row(figures.Row{Measure: "processor time of " + c.what, Figure: c.of[c.kind] - c.of[emptyDir], Unit: "ms",
+			Note: fmt.Sprintf("a pod with it takes %.1f ms, one with an emptyDir %.1f ms, of replicas and workers", c.of[c.kind], c.of[emptyDir])})
 	}
 	return nil
+}
+
+// perPod is how many milliseconds of processors the cluster took for each of the pods.
+func perPod(r figures.Record) float64 {
+	replicas, workers := cpuOf(r)
+	return 1000 * (replicas + workers) / atOnce
 }

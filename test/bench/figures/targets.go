@@ -75,6 +75,8 @@ var Targets = map[string]Target{
 	"dns rate":     {Bound: 1, AtLeast: true, Relative: true, Source: "CoreDNS"},
 	"dns p99_ms":   {Bound: 1, Relative: true, Source: "CoreDNS"},
 
+	"storage fresh p50_ms": {Bound: 150, Source: ownBound},
+
 	"scale rest writes":        {Bound: 0, Source: "an idle cluster writes nothing"},
 	"scale call p99_ms":        {Bound: 1000, Source: "Kubernetes' objective for 5,000 nodes"},
 	"deployment bound":         {Bound: 3, Source: ownBound + "; 19.4 s in Kubernetes 1.36, on 100 nodes"},
