@@ -92,6 +92,8 @@ var Targets = map[string]Target{
 	"store kill p50_ms":                           {Bound: 100, Source: etcd + ": 1.2 to 1.5 s"},
 	"store kill max_ms":                           {Bound: 300, Source: etcd + ": at most 1.7 s"},
 	"store kill failed_calls":                     {Bound: 0, Source: "calls wait"},
+	"store freeze max_ms":                         {Bound: 700, Source: ownBound + ": silence of 600 ms and an election"},
+	"store freeze failed_calls":                   {Bound: 0, Source: "calls wait"},
 	"store busy elections":                        {Bound: 0, Source: ownBound},
 	"store restart of a follower took_s":          {Bound: 10, Source: ownBound},
 	"store restart of all took_s":                 {Bound: 10, Source: ownBound},

@@ -26,25 +26,52 @@ const (
 // how long nothing was acknowledged to clients of the other members. The two
 // sides have their turns in proportion, so that both see the same machine.
 func (b *bench) kills(ctx context.Context, ours, reference arm) error {
-	var mine, theirs killed
-	for n := range b.killCount {
-		b.progress.say("kill -9 of the leader: %d of %d: %s%s", n+1, b.killCount, ours, mine)
-		if err := mine.add(ctx, ours); err != nil {
-			return fmt.Errorf("kill %d of %s: %w", n+1, ours, err)
+	return b.losses(ctx, loss{measureKill, "kill -9 of the leader", b.killCount, b.etcdKills, kill}, ours, reference)
+}
+
+// freezes stops the leader's process, as a machine that hangs: its port goes on taking connections, and nobody answers.
+func (b *bench) freezes(ctx context.Context, ours, reference arm) error {
+	return b.losses(ctx, loss{measureFreeze, "freeze of the leader", b.freezeCount, b.etcdFreezes, freeze}, ours, reference)
+}
+
+// loss is one way in which a group loses its leader without a word.
+type loss struct {
+	measure      string
+	does         string // for a line of progress
+	ours, theirs int    // how often
+	// strike does it, and returns what undoes it.
+	strike func(a arm, leader *member) (undo func() error, err error)
+}
+
+func kill(a arm, leader *member) (func() error, error) {
+	leader.kill()
+	return func() error { return a.startMember(leader) }, nil
+}
+
+func freeze(_ arm, leader *member) (func() error, error) {
+	return leader.thaw, leader.freeze()
+}
+
+func (b *bench) losses(ctx context.Context, l loss, ours, reference arm) error {
+	var mine, theirs lost
+	for n := range l.ours {
+		b.progress.say("%s: %d of %d: %s%s", l.does, n+1, l.ours, ours, mine)
+		if err := mine.add(ctx, ours, l); err != nil {
+			return fmt.Errorf("%s %d of %s: %w", l.measure, n+1, ours, err)
 		}
-		for reference.group != nil && len(theirs.gaps) < (n+1)*b.etcdKills/b.killCount {
-			b.progress.say("kill -9 of the leader: %d of %d: %s%s", len(theirs.gaps)+1, b.etcdKills, reference, theirs)
-			if err := theirs.add(ctx, reference); err != nil {
-				return fmt.Errorf("kill %d of %s: %w", len(theirs.gaps)+1, reference, err)
+		for reference.group != nil && len(theirs.gaps) < (n+1)*l.theirs/l.ours {
+			b.progress.say("%s: %d of %d: %s%s", l.does, len(theirs.gaps)+1, l.theirs, reference, theirs)
+			if err := theirs.add(ctx, reference, l); err != nil {
+				return fmt.Errorf("%s %d of %s: %w", l.measure, len(theirs.gaps)+1, reference, err)
 			}
 		}
 	}
 	r := figures.Record{
-		Measure: measureKill, Params: map[string]any{"clients": killClients, "log": ours.name, "clients are": ours.at, "kills": b.killCount},
+		Measure: l.measure, Params: map[string]any{"clients": killClients, "log": ours.name, "clients are": ours.at, l.measure + "s": l.ours},
 		Samples: mine.gaps,
 	}
 	if len(theirs.gaps) > 0 {
-		r.Params["kills of etcd"] = b.etcdKills
+		r.Params[l.measure+"s of etcd"] = l.theirs
 		r.Reference = theirs.spent.reference(b.etcdName, gapValues(theirs.gaps, theirs.failed))
 		r.Reference.Samples = theirs.gaps
 	}
@@ -52,32 +79,32 @@ func (b *bench) kills(ctx context.Context, ours, reference arm) error {
 	return nil
 }
 
-// killed is what kills of one group's leaders have shown so far.
-type killed struct {
+// lost is what losses of one group's leaders have shown so far.
+type lost struct {
 	gaps   []float64
 	failed int
 	spent  cost
 }
 
 // String is for a line of progress.
-func (k killed) String() string {
+func (k lost) String() string {
 	if len(k.gaps) == 0 {
 		return ""
 	}
 	return fmt.Sprintf(" (so far p50 %.0f ms, max %.0f ms)", figures.Quantile(slices.Clone(k.gaps), 0.5), slices.Max(k.gaps))
 }
 
-func (k *killed) add(ctx context.Context, a arm) error {
+func (k *lost) add(ctx context.Context, a arm, l loss) error {
 	_, err := k.spent.metered(a, func() error {
-		gap, lost, err := a.killOnce(ctx)
+		gap, failed, err := a.loseOnce(ctx, l)
 		k.gaps = append(k.gaps, gap)
-		k.failed += lost
+		k.failed += failed
 		return err
 	})
 	return err
 }
 
-func (a arm) killOnce(ctx context.Context) (gap float64, failed int, err error) {
+func (a arm) loseOnce(ctx context.Context, l loss) (gap float64, failed int, err error) {
 	leader, err := a.awaitLeader(ctx, a.members)
 	if err != nil {
 		return 0, 0, err
@@ -90,8 +117,11 @@ func (a arm) killOnce(ctx context.Context) (gap float64, failed int, err error) 
 	if err := wait.Delay(ctx, settle); err != nil {
 		return 0, 0, err
 	}
-	killed := time.Now().UnixMicro()
-	leader.kill()
+	struck := time.Now().UnixMicro()
+	undo, err := l.strike(a, leader)
+	if err != nil {
+		return 0, 0, err
+	}
 	if _, err := a.awaitLeader(ctx, rest); err != nil {
 		return 0, 0, err
 	}
@@ -110,10 +140,10 @@ func (a arm) killOnce(ctx context.Context) (gap float64, failed int, err error) 
 		return 0, 0, err
 	}
 	got = merge(got, after)
-	if gap = longestGap(got.Acks, killed, math.MaxInt64); math.IsInf(gap, 1) {
+	if gap = longestGap(got.Acks, struck, math.MaxInt64); math.IsInf(gap, 1) {
 		return 0, 0, errors.New("nothing was acknowledged after it")
 	}
-	if err := a.startMember(leader); err != nil {
+	if err := undo(); err != nil {
 		return 0, 0, err
 	}
 	return gap, got.Failed, a.awaitReady(ctx)

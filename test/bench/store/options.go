@@ -39,10 +39,11 @@ const (
 	partShutdown  = "shutdown"
 	partInstall   = "install"
 	partKills     = "kills"
+	partFreezes   = "freezes"
 	partState     = "state"
 )
 
-var parts = []string{partPuts, partGets, partLists, partWatch, partVisible, partIdle, partBusy, partTransfers, partShutdown, partKills, partInstall, partState}
+var parts = []string{partPuts, partGets, partLists, partWatch, partVisible, partIdle, partBusy, partTransfers, partShutdown, partKills, partFreezes, partInstall, partState}
 
 // The measures of the part state that can be left out. Its memory is always measured.
 const (
@@ -77,6 +78,8 @@ type options struct {
 	etcdShutdowns int
 	killCount     int
 	etcdKills     int
+	freezeCount   int
+	etcdFreezes   int
 	installMiB    int
 	memoryMiB     int
 	stateMiB      int
@@ -125,6 +128,8 @@ func parse(args []string, to io.Writer) (options, error) {
 	fs.IntVar(&o.etcdShutdowns, "etcd-shutdowns", 5, "orderly ends of etcd's")
 	fs.IntVar(&o.killCount, "kills", 100, "how often to kill -9 our leader under load")
 	fs.IntVar(&o.etcdKills, "etcd-kills", 20, "how often to kill -9 etcd's")
+	fs.IntVar(&o.freezeCount, "freezes", 20, "how often to freeze our leader under load, which no connection tells of")
+	fs.IntVar(&o.etcdFreezes, "etcd-freezes", 5, "how often to freeze etcd's")
 	fs.IntVar(&o.installMiB, "install", 256, "MiB that a follower misses which is brought up to date under load")
 	fs.IntVar(&o.memoryMiB, "memory", 256, "MiB of values by which memory is measured")
 	fs.IntVar(&o.stateMiB, "state", 1024, "MiB of state at installs, snapshots, restarts and comparisons, that of -memory included")
@@ -193,7 +198,8 @@ func (o options) check() error {
 	for flag, v := range map[string]int{
 		"rounds": o.rounds, "conns": o.conns, "size": o.size, "list-keys": o.listKeys, "list-times": o.listTimes, "watchers": o.watcherCount,
 		"commits": o.commits, "transfers": o.transferCount, "etcd-transfers": o.etcdTransfers,
-		"shutdowns": o.shutdownCount, "etcd-shutdowns": o.etcdShutdowns, "kills": o.killCount, "etcd-kills": o.etcdKills, "install": o.installMiB, "snapshots": o.snapshotCount, "memory": o.memoryMiB, "state-size": o.stateSize,
+		"shutdowns": o.shutdownCount, "etcd-shutdowns": o.etcdShutdowns, "kills": o.killCount, "etcd-kills": o.etcdKills,
+		"freezes": o.freezeCount, "etcd-freezes": o.etcdFreezes, "install": o.installMiB, "snapshots": o.snapshotCount, "memory": o.memoryMiB, "state-size": o.stateSize,
 		"duration": int(o.duration), "watch-for": int(o.watchFor), "idle-for": int(o.idleFor), "busy-for": int(o.busyFor),
 		"compare-every": int(o.compareEvery),
 	} {

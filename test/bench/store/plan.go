@@ -119,6 +119,9 @@ func (b *bench) plan() []step {
 	add(partKills, time.Duration(b.killCount)*1700*time.Millisecond+time.Duration(b.etcdKills)*4*time.Second, func(ctx context.Context) error {
 		return b.kills(ctx, arm{b.groups[first[0]], one[0]}, b.reference())
 	})
+	add(partFreezes, time.Duration(b.freezeCount)*2500*time.Millisecond+time.Duration(b.etcdFreezes)*4*time.Second, func(ctx context.Context) error {
+		return b.freezes(ctx, arm{b.groups[first[0]], one[0]}, b.reference())
+	})
 	add(partInstall, time.Duration(b.installMiB)*150*time.Millisecond, func(ctx context.Context) error {
 		return b.installs(ctx, arm{b.groups[first[0]], one[0]}, b.reference())
 	})

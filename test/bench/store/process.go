@@ -174,6 +174,17 @@ func (p *process) spent() float64 {
 	return seconds
 }
 
+// freeze stops the process where it is; thaw lets it go on.
+func (p *process) freeze() error { return p.signal("freezing", syscall.SIGSTOP) }
+func (p *process) thaw() error   { return p.signal("thawing", syscall.SIGCONT) }
+
+func (p *process) signal(what string, s syscall.Signal) error {
+	if err := p.cmd.Process.Signal(s); err != nil {
+		return fmt.Errorf("%s %s: %w", what, p.name, err)
+	}
+	return nil
+}
+
 // kill is kill -9.
 func (p *process) kill() {
 	_ = p.cmd.Process.Kill() // it may be gone already

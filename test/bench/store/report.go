@@ -19,6 +19,7 @@ const (
 	measureTransfer   = "transfer"
 	measureShutdown   = "shutdown of the leader"
 	measureKill       = "kill"
+	measureFreeze     = "freeze"
 	measureInstall    = "install on a follower"
 	measureMemory     = "memory"
 	measureSnapshot   = "snapshot by the leader"
@@ -57,6 +58,7 @@ var columns = map[string][]shown{
 	measureTransfer:               pauses,
 	measureShutdown:               append(pauses, shown{"took_p50_ms", "until the process has ended, p50", "ms"}),
 	measureKill:                   {{"p50_ms", "no write p50", "ms"}, {"p99_ms", "no write p99", "ms"}, {"max_ms", "no write max", "ms"}, failures},
+	measureFreeze:                 {{"p50_ms", "no write p50", "ms"}, {"p99_ms", "no write p99", "ms"}, {"max_ms", "no write max", "ms"}, failures},
 	measureInstall:                append([]shown{{"took_s", "start until caught up", "s"}}, underLoad...),
 	measureMemory:                 {{"kib_per_kib", "per stored KiB", "KiB"}, {"anonymous_per_kib", "of it anonymous", "KiB"}},
 	measureSnapshot:               snapshots,
@@ -138,7 +140,7 @@ func brackets(p map[string]any) string {
 }
 
 // histograms have the measures with single samples, and the width of a bar in milliseconds.
-var histograms = map[string]float64{measureKill: 50, measureTransfer: 10, measureShutdown: 10}
+var histograms = map[string]float64{measureKill: 50, measureFreeze: 50, measureTransfer: 10, measureShutdown: 10}
 
 // print writes the table, and a histogram of what has few samples.
 func print(out io.Writer, records []figures.Record, reference string) error {

@@ -36,7 +36,7 @@ func TestEveryMeasure(t *testing.T) {
 	o, err := parse([]string{
 		"-rounds", "1", "-duration", "20ms", "-size", "4096", "-clients", "1,4", "-logs", "bolt", "-list-keys", "40", "-list-times", "2",
 		"-watchers", "6", "-watch-for", "100ms", "-commits", "3", "-idle-for", "10ms", "-busy-for", "50ms",
-		"-transfers", "1", "-shutdowns", "1", "-kills", "1", "-install", "4", "-memory", "1", "-state", "2", "-compare-every", "500ms", "-dir", t.TempDir(), "-json", t.TempDir() + "/lines",
+		"-transfers", "1", "-shutdowns", "1", "-kills", "1", "-freezes", "1", "-install", "4", "-memory", "1", "-state", "2", "-compare-every", "500ms", "-dir", t.TempDir(), "-json", t.TempDir() + "/lines",
 	}, io.Discard)
 	if err != nil {
 		t.Fatal(err)
