@@ -15,7 +15,7 @@ cni_path_host-local := plugins/ipam/host-local
 cni_path_loopback := plugins/main/loopback
 cni_path_portmap := plugins/meta/portmap
 
-.PHONY: dist test-vm bench-net up down test build setup install images unit e2e attack clients guest fault soak soak-idle bench bench-store bench-sched bench-api bench-node bench-storage bench-scale proto fmt vet clean
+.PHONY: dist test-vm bench-net up down test build setup install images unit e2e attack clients guest fault soak soak-idle bench bench-store bench-sched bench-api bench-node bench-storage bench-scale bench-failover proto fmt vet clean
 
 up: build ## a lab cluster with the example running; says so when it is up already, starts it again when it is down
 	@scripts/up $(BIN) $(PREFIX)
@@ -78,6 +78,8 @@ bench-node: build ; @scripts/bench -only node
 bench-storage: build ; @scripts/bench -only storage $(ARGS) ## a claim created until its pod is Ready beside a pod with an emptyDir, in turns and 100 at once
 bench-scale: setup ## a Deployment of 5,000 while leaders change, and a cluster of many nodes at rest, in churn and after its leader's death; ARGS="-nodes 4800 -pods 50000" its size
 	@scripts/bench scale $(ARGS)
+bench-failover: setup ## the leader is killed under load, 100 times: how long until controllers, scheduler, agents and watches go on; ARGS="-kills 20" fewer
+	@scripts/bench scale -only failover $(ARGS)
 bench-net: setup ## what Service rules cost, to write and to traffic; ARGS=dns: the agent's DNS beside CoreDNS; ARGS=policies: with 1,000 network policies beside none; ARGS="services -help" tells the flags
 	@scripts/bench net $(ARGS)
 bench-kubectl: ## how long kubectl takes to list 1,000 pods, to explain all of a pod, to apply 100 objects: medians, by version

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/tools/cache"
@@ -178,15 +179,28 @@ func (i *Informers) WaitForSync(ctx context.Context) error {
 		if len(waiting) == 0 {
 			return nil
 		}
-		for k, inf := range waiting {
-			if err := i.waitFor(ctx, k, inf); err != nil {
-				return err
-			}
+		if err := i.waitForAll(ctx, waiting); err != nil {
+			return err
+		}
+		for k := range waiting {
 			done[k] = true
 		}
 		// The objects that were there have been seen by now: those of kinds that had none before get informers as well.
 		i.follow(i.client.kinds.Table())
 	}
+}
+
+// waitsAtOnce is how many kinds are waited for at once: those who lead next do nothing before, and each kind is asked for.
+const waitsAtOnce = 16
+
+// waitForAll is WaitForSync of some kinds.
+func (i *Informers) waitForAll(ctx context.Context, waiting map[*api.Kind]*informer) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(waitsAtOnce)
+	for k, inf := range waiting {
+		group.Go(func() error { return i.waitFor(ctx, k, inf) })
+	}
+	return group.Wait()
 }
 
 // waitFor is WaitForSync of one kind.

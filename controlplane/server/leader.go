@@ -129,8 +129,11 @@ func (r *Replica) lead(ctx context.Context, fence raftstore.Fence) error {
 		return nil // leadership ended
 	}
 	term := uint64(fence)
-	// On a new cluster the others need the default objects. They wait for the first attempt, not for its success.
-	r.firstDefaults(ctx, term)
+	// On a new cluster the others need the default objects. They wait for the first attempt, not for its success. Where there
+	// are some, nothing waits: what is missing of them is added beside the other work.
+	if !r.hasDefaults() {
+		r.firstDefaults(ctx, term)
+	}
 	r.log.Info("leading", "term", term, "after", time.Since(began))
 	r.work.begin()
 	defer r.work.end()
@@ -172,14 +175,25 @@ const (
 func (r *Replica) firstDefaults(ctx context.Context, term uint64) {
 	ctx, cancel := context.WithTimeout(ctx, defaultsPatience)
 	defer cancel()
-	if err := errors.Join(r.api.EnsureBootstrap(ctx, term), r.api.EnsureStorage(ctx, term), r.api.EnsureDNSService(ctx, term, r.cluster.dnsIP())); err != nil && ctx.Err() == nil {
+	if err := r.writeDefaults(ctx, term); err != nil && ctx.Err() == nil {
 		r.log.Warn("not all default objects are written yet", "err", err)
 	}
 }
 
+// writeDefaults writes the DNS Service last: where that is, the others have been tried.
+func (r *Replica) writeDefaults(ctx context.Context, term uint64) error {
+	return errors.Join(r.api.EnsureBootstrap(ctx, term), r.api.EnsureStorage(ctx, term), r.api.EnsureDNSService(ctx, term, r.cluster.dnsIP()))
+}
+
+// hasDefaults says whether some leader has written the default objects before.
+func (r *Replica) hasDefaults() bool {
+	_, found, err := client.Informer[*v1.Service](r.informers).GetStore().GetByKey(metav1.NamespaceSystem + "/" + apiserver.DNSServiceName)
+	return found && err == nil
+}
+
 // keepDefaults reconciles the default roles once, and keeps the system namespaces and the flow schemas.
 func (r *Replica) keepDefaults(ctx context.Context, term uint64) error {
-	if err := r.api.EnsureBootstrap(ctx, term); err != nil {
+	if err := r.writeDefaults(ctx, term); err != nil {
 		return fmt.Errorf("writing the default objects: %w", err)
 	}
 	for {

@@ -3,6 +3,7 @@
 // lines, as the other benchmarks.
 //
 //	fleet       nodes join, Deployments fill them, then rest, churn, and the death of the leader
+//	failover    the leader is killed under load: how long after the election of the next one everything goes on
 //	deployment  one Deployment on nodes that nobody runs: until all its pods are bound, with one leader and with two
 package main
 
@@ -30,9 +31,10 @@ import (
 const (
 	partDeployment = "deployment"
 	partFleet      = "fleet"
+	partFailover   = "failover"
 )
 
-var parts = []string{partDeployment, partFleet}
+var parts = []string{partDeployment, partFleet, partFailover}
 
 type options struct {
 	only     []string
@@ -48,6 +50,7 @@ type options struct {
 	replicas        int // of the Deployment
 	deploymentNodes int
 	rounds          int // of each measure of the Deployment
+	kills           int // of leaders
 }
 
 func main() {
@@ -59,7 +62,7 @@ func main() {
 		return
 	}
 	var o options
-	only := flag.String("only", strings.Join(parts, ","), "the parts to run")
+	only := flag.String("only", partDeployment+","+partFleet, "the parts to run, of "+strings.Join(parts, ", "))
 	flag.StringVar(&o.jsonPath, "json", "scale.json", "write JSON lines to this file")
 	flag.StringVar(&o.profiles, "profiles", "", "folder for CPU and heap profiles of the replicas; none = none")
 	flag.IntVar(&o.nodes, "nodes", 500, "nodes with an agent's session")
@@ -73,6 +76,7 @@ func main() {
 	flag.IntVar(&o.replicas, "replicas", 5000, "pods of the one Deployment")
 	flag.IntVar(&o.deploymentNodes, "deployment-nodes", 1000, "nodes that it is bound to; nobody runs on them")
 	flag.IntVar(&o.rounds, "rounds", 3, "times that the Deployment is made, for each measure")
+	flag.IntVar(&o.kills, "kills", 100, "leaders that are killed, of the part failover")
 	flag.Parse()
 	o.only = strings.Split(*only, ",")
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -115,7 +119,7 @@ func (o options) check() error {
 	}
 	for flag, n := range map[string]int{
 		"nodes": o.nodes, "pods": o.pods, "processes": o.processes, "arrivals": o.arrivals, "rate": o.rate, "replicas": o.replicas,
-		"deployment-nodes": o.deploymentNodes, "rounds": o.rounds,
+		"deployment-nodes": o.deploymentNodes, "rounds": o.rounds, "kills": o.kills,
 	} {
 		if n < 1 {
 			return fmt.Errorf("-%s %d: want 1 or more", flag, n)
@@ -149,7 +153,7 @@ func run(ctx context.Context, o options, out, progress io.Writer) error {
 	for _, p := range []struct {
 		name string
 		do   func(context.Context) error
-	}{{partDeployment, b.deployments}, {partFleet, b.fleet}} {
+	}{{partDeployment, b.deployments}, {partFleet, b.fleet}, {partFailover, b.failover}} {
 		if err == nil && slices.Contains(o.only, p.name) {
 			if err = p.do(ctx); err != nil {
 				err = fmt.Errorf("part %s: %w", p.name, err)

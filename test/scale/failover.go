@@ -1,0 +1,233 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/test/bench/figures"
+)
+
+const (
+	failoverAgents   = 20
+	failoverPatience = time.Minute // for everything to be seen after one kill
+	// failoverRest is for how long the load runs undisturbed before each kill.
+	failoverRest = 700 * time.Millisecond
+)
+
+// A point of a kill: what is timed from the moment a new leader is elected, in milliseconds.
+const (
+	pointController = "first pod of a controller"
+	pointBinding    = "first binding"
+	pointStatus     = "first status of an agent"
+	pointSessions   = "last session of the dead one's agents"
+	pointWrites     = "no write at survivors" // from kill to the end of the pause, which is not timed from the election
+	pointWatches    = "watches of the dead one go on"
+	pointElected    = "kill until a leader is elected"
+)
+
+var points = []struct{ name, key string }{
+	{pointElected, ""}, {pointWrites, ""}, {pointController, "failover controller"}, {pointBinding, "failover binding"},
+	{pointStatus, "failover status"}, {pointSessions, "failover sessions"}, {pointWatches, "failover watches"},
+}
+
+// failover kills the leader's process under load, again and again, and tells how long after the election of the next one
+// each part goes on.
+func (b *bench) failover(ctx context.Context) (err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	b.say("three replicas, each a process, and %d agents", failoverAgents)
+	p, err := startPlane(ctx, b.memory)
+	if err != nil {
+		cancel()
+		return err
+	}
+	l := &failoverLoad{plane: p}
+	defer func() {
+		cancel()
+		l.parts.Wait()
+		err = errors.Join(err, p.stop())
+	}()
+	if err := l.start(ctx, failoverAgents); err != nil {
+		return err
+	}
+	found := map[string][]float64{}
+	for i := range b.kills {
+		one, err := l.killed(ctx)
+		if err != nil {
+			return fmt.Errorf("kill %d: %w", i+1, err)
+		}
+		for name, ms := range one {
+			found[name] = append(found[name], ms)
+		}
+		b.say("kill %d of %d: elected after %.0f ms; then pod %.0f, binding %.0f, status %.0f, sessions %.0f, watches %.0f ms", i+1, b.kills,
+			one[pointElected], one[pointController], one[pointBinding], one[pointStatus], one[pointSessions], one[pointWatches])
+	}
+	seen, err := l.verdict(ctx)
+	if err != nil {
+		return err
+	}
+	b.failoverRows(found, seen)
+	return nil
+}
+
+func (b *bench) failoverRows(found map[string][]float64, seen history) {
+	params := map[string]any{"kills": b.kills, "agents": failoverAgents, "applies": appliers}
+	for _, p := range points {
+		values := found[p.name]
+		if len(values) == 0 {
+			continue
+		}
+		sorted := slices.Clone(values)
+		rec := figures.Record{Measure: "failover, " + p.name, Params: params, Samples: values, Values: map[string]float64{
+			"p50_ms": figures.Quantile(sorted, 0.5), "p99_ms": figures.Quantile(sorted, 0.99), "max_ms": figures.Quantile(sorted, 1)}}
+		b.records = append(b.records, rec)
+		note := fmt.Sprintf("p50 %.0f, max %.0f ms of %d kills", rec.Values["p50_ms"], rec.Values["max_ms"], len(values))
+		b.row(figures.Row{Measure: "leader killed: " + p.name + ", p99", Key: p.key, Figure: rec.Values["p99_ms"], Unit: "ms", Note: note})
+	}
+	for _, c := range []struct {
+		name, note string
+		n          int
+	}{
+		{"calls at survivors that failed", fmt.Sprintf("of %d", seen.calls), seen.failed},
+		{"watches of survivors that ended", "", seen.broken},
+		{"events that a watch missed, had twice or out of order", fmt.Sprintf("of %d, in %d watches", seen.events, seen.watches), seen.wrong},
+		{"acknowledged writes that are lost", fmt.Sprintf("of %d", seen.acked), seen.lost},
+	} {
+		b.records = append(b.records, figures.Record{Measure: "failover, " + c.name, Params: params, Values: map[string]float64{"count": float64(c.n)}})
+		b.row(figures.Row{Measure: "leader killed: " + c.name, Key: "failover none", Figure: float64(c.n), Note: c.note})
+	}
+}
+
+// killed kills the leader once and times what follows. Everything is whole again when it returns.
+func (l *failoverLoad) killed(ctx context.Context) (map[string]float64, error) {
+	if err := l.allReady(ctx); err != nil {
+		return nil, err
+	}
+	leader, err := l.Leader(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := wait.Delay(ctx, failoverRest); err != nil {
+		return nil, err
+	}
+	logs, err := l.logsFrom(leader)
+	if err != nil {
+		return nil, err
+	}
+	served := l.agentsAt(leader)
+	l.dead.Store(&leader)
+	at := time.Now()
+	back, err := l.processes.Kill(leader)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, failoverPatience)
+	defer cancel()
+	out := map[string]float64{}
+	var elected time.Time
+	err = wait.For(ctx, 10*time.Millisecond, func() (err error) {
+		if elected.IsZero() {
+			if elected, err = logs.elected(); err != nil {
+				return err
+			}
+		}
+		return l.resumed(out, elected, served)
+	})
+	if err != nil {
+		return nil, err
+	}
+	out[pointElected] = ms(elected.Sub(at))
+	out[pointWrites] = ms(l.pause(at))
+	back()
+	err = l.allReady(ctx)
+	none := ""
+	l.dead.Store(&none)
+	return out, err
+}
+
+func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// resumed fills in when each part went on, and fails while one has not.
+func (l *failoverLoad) resumed(out map[string]float64, elected time.Time, served []*failoverAgent) error {
+	first, ok := l.stream.after(elected)
+	if !ok {
+		return errors.New("the work of a new leader has not been seen yet")
+	}
+	for i, name := range []string{pointController, pointBinding, pointStatus} {
+		out[name] = ms(first[i].Sub(elected))
+	}
+	last := time.Time{}
+	for _, a := range served {
+		opened, ok := a.openedAfter(elected)
+		if !ok {
+			return fmt.Errorf("agent %s has no session yet", a.name)
+		}
+		if opened.After(last) {
+			last = opened
+		}
+	}
+	if !last.IsZero() {
+		out[pointSessions] = max(0, ms(last.Sub(elected)))
+	}
+	last = time.Time{}
+	for _, w := range l.watches {
+		again, waits := w.again()
+		if waits {
+			return errors.New("a watch of the dead replica has not gone on yet")
+		}
+		if again.After(last) {
+			last = again
+		}
+	}
+	out[pointWatches] = max(0, ms(last.Sub(elected)))
+	return nil
+}
+
+// logs are those of the survivors, from a moment on.
+type logs map[string]int64
+
+func (l *failoverLoad) logsFrom(leader string) (logs, error) {
+	out := logs{}
+	for _, name := range l.Names() {
+		if name == leader {
+			continue
+		}
+		path := filepath.Join(l.dir, name+".log")
+		s, err := os.Stat(path)
+		if err != nil {
+			return nil, err
+		}
+		out[path] = s.Size()
+	}
+	return out, nil
+}
+
+// elected is when one of them became the leader, as its log says.
+func (l logs) elected() (time.Time, error) {
+	for path, from := range l {
+		f, err := os.Open(path)
+		if err != nil {
+			return time.Time{}, err
+		}
+		_, err = f.Seek(from, 0)
+		var at time.Time
+		for s := bufio.NewScanner(f); err == nil && s.Scan(); {
+			if line := s.Text(); strings.Contains(line, `msg="role changed"`) && strings.Contains(line, "to=leader") {
+				stamp, _, _ := strings.Cut(strings.TrimPrefix(line, "time="), " ")
+				at, err = time.Parse(time.RFC3339Nano, stamp)
+			}
+		}
+		f.Close()
+		if err != nil || !at.IsZero() {
+			return at, err
+		}
+	}
+	return time.Time{}, errors.New("no survivor leads yet")
+}
