@@ -46,10 +46,11 @@ type Config struct {
 	Log       *slog.Logger // may be nil
 }
 
-// Driver implements the Identity, Controller and Node services.
+// Driver implements the Identity, Controller, GroupController and Node services.
 type Driver struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedControllerServer
+	csi.UnimplementedGroupControllerServer
 	csi.UnimplementedNodeServer
 	cfg    Config
 	locks  keylock.Locks   // by volume
@@ -101,6 +102,7 @@ func (d *Driver) Run(ctx context.Context) error {
 	s := grpc.NewServer(grpc.UnaryInterceptor(d.logged))
 	csi.RegisterIdentityServer(s, d)
 	csi.RegisterControllerServer(s, d)
+	csi.RegisterGroupControllerServer(s, d)
 	csi.RegisterNodeServer(s, d)
 	stop := context.AfterFunc(ctx, s.GracefulStop)
 	defer stop()
@@ -144,7 +146,8 @@ func (d *Driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabiliti
 		return &csi.PluginCapability{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}}}
 	}
 	return &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{
-		can(csi.PluginCapability_Service_CONTROLLER_SERVICE), can(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS),
+		can(csi.PluginCapability_Service_CONTROLLER_SERVICE), can(csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE),
+		can(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS),
 		{Type: &csi.PluginCapability_VolumeExpansion_{VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: csi.PluginCapability_VolumeExpansion_ONLINE}}}}}, nil
 }
 

@@ -32,6 +32,7 @@ type record struct {
 	FromRecord string `json:"fromRecord,omitempty"` // the snapshot that it is a copy of
 	Shared     bool   `json:"shared,omitempty"`     // it may have blocks in common with what it was copied from
 	Made       int64  `json:"made,omitempty"`       // when a snapshot was taken, in nanoseconds of 1970
+	Group      string `json:"group,omitempty"`      // the group of snapshots that it is one of
 }
 
 func (d *Driver) recordFile(id string) string {

@@ -32,7 +32,8 @@ func (d *Driver) snapshot(id string) (r record, ok bool, err error) {
 }
 
 func snapshotOf(id string, r record) *csi.Snapshot {
-	return &csi.Snapshot{SnapshotId: id, SourceVolumeId: r.From, SizeBytes: r.Size, CreationTime: timestamppb.New(time.Unix(0, r.Made)), ReadyToUse: true}
+	return &csi.Snapshot{SnapshotId: id, SourceVolumeId: r.From, SizeBytes: r.Size, CreationTime: timestamppb.New(time.Unix(0, r.Made)),
+		ReadyToUse: true, GroupSnapshotId: r.Group}
 }
 
 // CreateSnapshot keeps what a volume holds now. The name is the id: asking again finds the same snapshot.
@@ -51,6 +52,9 @@ func (d *Driver) CreateSnapshot(ctx context.Context, q *csi.CreateSnapshotReques
 	have, known, err := d.snapshot(id)
 	if err != nil {
 		return nil, err
+	}
+	if known && have.Group != "" {
+		return nil, status.Errorf(codes.AlreadyExists, "snapshot %s exists and is one of group %s", id, have.Group)
 	}
 	if known && have.From != from {
 		return nil, status.Errorf(codes.AlreadyExists, "snapshot %s exists and is one of volume %s", id, have.From)
@@ -156,6 +160,11 @@ func (d *Driver) DeleteSnapshot(_ context.Context, q *csi.DeleteSnapshotRequest)
 		return nil, err
 	}
 	defer d.locks.Lock(snapshotLock(q.GetSnapshotId()))()
+	if r, known, err := d.snapshot(q.GetSnapshotId()); err != nil {
+		return nil, err
+	} else if known && r.Group != "" {
+		return nil, status.Errorf(codes.InvalidArgument, "snapshot %s is one of group %s and goes with it: delete the group", q.GetSnapshotId(), r.Group)
+	}
 	if err := d.removeSnapshot(q.GetSnapshotId()); err != nil {
 		return nil, status.Errorf(codes.Internal, "deleting snapshot %s: %v", q.GetSnapshotId(), err)
 	}
