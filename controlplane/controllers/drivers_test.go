@@ -1,6 +1,7 @@
 package controllers_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,6 +46,7 @@ type drivers struct {
 	rigid   bool               // the driver cannot modify volumes
 	copies  error              // the answer to who wants a copy; nil: it is made
 	asked   int                // calls of ControllerModifyVolume
+	never   error              // the answer to who asks for room by parameters; nil: there is some
 }
 
 // errGrows is the answer of a node that does grow a volume.
@@ -186,6 +188,10 @@ func (d *drivers) do(node, method string, request []byte) (proto.Message, error)
 	case "CreateSnapshot", "DeleteSnapshot", "ListSnapshots":
 		return d.snapshot(node, method, request)
 	case "GetCapacity":
+		q := &csi.GetCapacityRequest{}
+		if err := proto.Unmarshal(request, q); err != nil || len(q.Parameters) > 0 && d.never != nil {
+			return nil, cmp.Or(err, d.never)
+		}
 		return &csi.GetCapacityResponse{AvailableCapacity: max(0, left)}, nil
 	}
 	return nil, status.Error(codes.Unimplemented, method)

@@ -35,6 +35,8 @@ func rightSort(id string, r record, sized bool, want *csi.VolumeCapability) erro
 	switch {
 	case !sized && block:
 		return status.Errorf(codes.InvalidArgument, "volume %s is a folder of the node, and no block device", id)
+	case r.Backing == backingDirectory && block:
+		return status.Errorf(codes.InvalidArgument, "volume %s is a folder (its class has %s: %s), and no block device", id, backingParam, backingDirectory)
 	case sized && block && !r.Block:
 		return status.Errorf(codes.InvalidArgument, "volume %s was made with a file system, and is not given as a block device", id)
 	case sized && !block && r.Block:
@@ -197,6 +199,12 @@ func (d *Driver) NodeExpandVolume(_ context.Context, q *csi.NodeExpandVolumeRequ
 	}
 	if want := q.GetCapacityRange().GetRequiredBytes(); want > r.Size {
 		return nil, status.Errorf(codes.OutOfRange, "volume %s has %d bytes, and %d are wanted: it is to be made larger first", id, r.Size, want)
+	}
+	if r.Backing == backingDirectory {
+		if err := d.holdTo(r); err != nil {
+			return nil, status.Errorf(codes.FailedPrecondition, "growing volume %s on node %s: %v", id, d.cfg.NodeID, err)
+		}
+		return &csi.NodeExpandVolumeResponse{CapacityBytes: r.Size}, nil
 	}
 	if err := growImage(d.image(id), r.Size); err != nil {
 		if errors.Is(err, errOffline) {

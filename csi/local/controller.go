@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/internal/within"
 )
 
-// CreateVolume makes an image of the size asked for. The name is the id: asking again finds the same volume.
+// CreateVolume makes an image or a folder of the size asked for. The name is the id: asking again finds the same volume.
 func (d *Driver) CreateVolume(ctx context.Context, q *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	if _, err := d.folder(q.GetName()); err != nil {
 		return nil, err
@@ -22,8 +22,12 @@ func (d *Driver) CreateVolume(ctx context.Context, q *csi.CreateVolumeRequest) (
 	if err := supported(q.GetVolumeCapabilities()...); err != nil {
 		return nil, err
 	}
-	for k := range q.GetParameters() {
-		return nil, status.Errorf(codes.InvalidArgument, "parameter %q of the class is not known: this driver has none", k)
+	directory, err := backing(q.GetParameters())
+	if err == nil && directory {
+		err = fitsDirectory(q.GetVolumeCapabilities(), q.GetVolumeContentSource())
+	}
+	if err != nil {
+		return nil, err
 	}
 	if !d.reachable(q.GetAccessibilityRequirements()) {
 		return nil, status.Errorf(codes.ResourceExhausted, "the volume is wanted elsewhere: this is node %s", d.cfg.NodeID)
@@ -36,9 +40,13 @@ func (d *Driver) CreateVolume(ctx context.Context, q *csi.CreateVolumeRequest) (
 	if err != nil {
 		return nil, err
 	}
-	if q.GetVolumeContentSource() != nil {
+	switch {
+	case q.GetVolumeContentSource() != nil:
 		size, err = d.makeOf(ctx, q, size, block)
-	} else {
+	case directory:
+		defer d.locks.Lock(q.GetName())()
+		size, err = d.makeDirectory(q.GetName(), size, q.GetCapacityRange())
+	default:
 		defer d.locks.Lock(q.GetName())()
 		size, err = d.make(ctx, q.GetName(), record{Size: size, Block: block}, q.GetCapacityRange())
 	}
@@ -49,7 +57,7 @@ func (d *Driver) CreateVolume(ctx context.Context, q *csi.CreateVolumeRequest) (
 		VolumeContext: map[string]string{sizedContext: "true"}, AccessibleTopology: []*csi.Topology{d.topology()}}}, nil
 }
 
-// make makes a volume unless it is there. The volume is locked.
+// make makes an image unless it is there. The volume is locked.
 func (d *Driver) make(ctx context.Context, id string, r record, want *csi.CapacityRange) (int64, error) {
 	failed := func(err error) (int64, error) {
 		return 0, status.Errorf(codes.Internal, "making volume %s: %v", id, err)
@@ -65,7 +73,7 @@ func (d *Driver) make(ctx context.Context, id string, r record, want *csi.Capaci
 	d.making.Lock()
 	defer d.making.Unlock()
 	if known { // begun, and its driver ended
-		if err := d.removeImage(id); err != nil {
+		if err := d.discard(id, have); err != nil {
 			return failed(err)
 		}
 	}
@@ -106,6 +114,9 @@ func compatible(id string, have, asked record, want *csi.CapacityRange) error {
 	}
 	if have.Block != asked.Block {
 		return status.Errorf(codes.AlreadyExists, "volume %s exists, and is a block device: %v", id, have.Block)
+	}
+	if have.Backing != asked.Backing {
+		return status.Errorf(codes.AlreadyExists, "volume %s exists and is of another backing", id)
 	}
 	if have.From != asked.From || have.FromRecord != asked.FromRecord {
 		return status.Errorf(codes.AlreadyExists, "volume %s exists and was made of something else", id)
@@ -162,6 +173,13 @@ func (d *Driver) DeleteVolume(_ context.Context, q *csi.DeleteVolumeRequest) (*c
 		return nil, err
 	}
 	defer d.locks.Lock(id)()
+	r, _, err := d.volume(id)
+	if err != nil {
+		return nil, status.Errorf(codes.Internal, "deleting volume %s: %v", id, err)
+	}
+	if r.Backing == backingDirectory {
+		dir = d.directory(id)
+	}
 	used, err := mountsOf(dir)
 	if err == nil && len(used) == 0 {
 		used, err = d.shownAt(id)
@@ -172,7 +190,7 @@ func (d *Driver) DeleteVolume(_ context.Context, q *csi.DeleteVolumeRequest) (*c
 	if len(used) > 0 {
 		return nil, status.Errorf(codes.FailedPrecondition, "volume %s is in use at %s", id, used[0])
 	}
-	if err := d.remove(id); err != nil {
+	if err := d.remove(id, r); err != nil {
 		return nil, status.Errorf(codes.Internal, "deleting volume %s: %v", id, err)
 	}
 	return &csi.DeleteVolumeResponse{}, nil
@@ -192,7 +210,7 @@ func (d *Driver) shownAt(id string) ([]string, error) {
 }
 
 // remove takes away a volume that nobody uses. Nothing is removed from another mount.
-func (d *Driver) remove(id string) error {
+func (d *Driver) remove(id string, r record) error {
 	// First out of sight, so that half of a volume is never found under its name.
 	trash := filepath.Join(d.cfg.Root, ".deleted-"+id)
 	if err := within.RemoveAll(trash); err != nil {
@@ -204,7 +222,7 @@ func (d *Driver) remove(id string) error {
 	if err := within.RemoveAll(trash); err != nil {
 		return err
 	}
-	return d.removeImage(id)
+	return d.discard(id, r)
 }
 
 // removeImage takes away an image, its record last.
@@ -266,6 +284,12 @@ func (d *Driver) ControllerExpandVolume(_ context.Context, q *csi.ControllerExpa
 		if err := d.keep(id, have); err != nil {
 			return nil, status.Error(codes.Internal, err.Error())
 		}
+	}
+	if have.Backing == backingDirectory {
+		if err := d.holdTo(have); err != nil {
+			return nil, status.Errorf(codes.FailedPrecondition, "growing volume %s on node %s: %v", id, d.cfg.NodeID, err)
+		}
+		return &csi.ControllerExpandVolumeResponse{CapacityBytes: have.Size}, nil
 	}
 	err = growImage(d.image(id), have.Size)
 	if err != nil && !errors.Is(err, errOffline) {

@@ -152,7 +152,7 @@ func nextData(off, end int64, files ...*os.File) (int64, error) {
 	return next / copyGrain * copyGrain, nil
 }
 
-// each calls a function with the record of every volume and every snapshot.
+// each calls a function with the record of every volume and every snapshot, of later releases too.
 func (d *Driver) each(f func(id string, r record)) error {
 	for _, dir := range []string{recordsDir, snapshotsDir} {
 		entries, err := os.ReadDir(filepath.Join(d.cfg.Root, dir))
@@ -168,7 +168,7 @@ func (d *Driver) each(f func(id string, r record)) error {
 				continue // half of a record
 			}
 			r, ok, err := read(filepath.Join(d.cfg.Root, dir, e.Name()))
-			if err != nil {
+			if err != nil && !errors.Is(err, errLater) {
 				return fmt.Errorf("record of %s: %w", id, err)
 			}
 			if ok {

@@ -56,7 +56,14 @@ func newBench(t *testing.T, limit int64) *bench {
 
 // again is a driver after the end of the one before.
 func (b *bench) again(limit int64) {
+	var q quotas
+	if b.Driver != nil {
+		q = b.quotas
+	}
 	b.Driver = New(Config{Root: filepath.Join(b.dir, "volumes"), NodeID: "w1", Limit: limit})
+	if q != nil {
+		b.quotas = q
+	}
 	must(b.t, os.MkdirAll(b.cfg.Root, 0o711))
 }
 

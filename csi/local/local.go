@@ -1,7 +1,8 @@
 // Package local is a small CSI driver for volumes on a node's own disk. A volume that is asked for is a file with a file
 // system in it, which is as large as the volume from the beginning and shown by a loop device while it is staged: its size
-// is kept to, and no other volume's growth takes its room. A volume that nobody asked for, behind a PersistentVolume that
-// somebody wrote by hand, is a folder. Data stay on the node; topology says so.
+// is kept to, and no other volume's growth takes its room. A class can ask for folders instead, whose size a project quota
+// of the disk holds (directory.go). A volume that nobody asked for, behind a PersistentVolume that somebody wrote by hand,
+// is a folder of any size. Data stay on the node; topology says so.
 //
 // Every call is idempotent, and what is known lies in a record for each volume and in the kernel's tables: the driver may
 // be killed at any moment.
@@ -56,6 +57,8 @@ type Driver struct {
 	locks  keylock.Locks   // by volume
 	making sync.Mutex      // what takes room of the disk, one at a time
 	jobs   jobs            // copies
+	quotas quotas          // hold folders to their size
+	thrown chan struct{}   // something is in the trash
 	until  context.Context // the end of Run; nil before
 }
 
@@ -75,7 +78,7 @@ func New(cfg Config) *Driver {
 	if cfg.Name == "" {
 		cfg.Name = DriverName
 	}
-	return &Driver{cfg: cfg}
+	return &Driver{cfg: cfg, quotas: kernelQuotas{}, thrown: make(chan struct{}, 1)}
 }
 
 // Run listens on the socket until ctx ends. Mounts stay.
@@ -85,6 +88,9 @@ func (d *Driver) Run(ctx context.Context) error {
 	}
 	d.until = ctx
 	defer d.jobs.running.Wait()
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	d.jobs.running.Go(func() { d.keepEmpty(ctx) })
 	if err := d.thawAll(); err != nil {
 		d.cfg.Log.Error("looking for volumes that were left frozen", "err", err)
 	}

@@ -3,6 +3,7 @@ package local
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -36,11 +37,22 @@ func TestMain(m *testing.M) {
 
 // serve runs a driver until the test ends, or stop is called.
 func serve(t *testing.T, root, socket string) (stop func()) {
+	d := New(Config{Root: root, Socket: socket, NodeID: "w1"})
+	if os.Getenv(sanityBacking) != "" && os.Getenv(sanityRoot) == "" {
+		d.quotas = newPaper(root)
+	}
+	return serveOn(t, d)
+}
+
+func serveOn(t *testing.T, d *Driver) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- New(Config{Root: root, Socket: socket, NodeID: "w1"}).Run(ctx) }()
+	if d.cfg.Socket == "" {
+		d.cfg.Socket = filepath.Join(t.TempDir(), "csi.sock")
+	}
+	go func() { done <- d.Run(ctx) }()
 	if err := wait.For(t.Context(), time.Millisecond, func() error {
-		c, err := net.Dial("unix", socket)
+		c, err := net.Dial("unix", d.cfg.Socket)
 		if err != nil {
 			return err
 		}
@@ -61,6 +73,16 @@ func serve(t *testing.T, root, socket string) (stop func()) {
 	}
 	t.Cleanup(stop)
 	return stop
+}
+
+// waitGone waits until there is no file of a name.
+func waitGone(t *testing.T, path string) error {
+	return wait.For(t.Context(), time.Millisecond, func() error {
+		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("%s is still there (%v)", path, err)
+		}
+		return nil
+	})
 }
 
 func mounted(t *testing.T, path string) bool {

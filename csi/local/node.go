@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
@@ -40,13 +41,17 @@ func (d *Driver) NodeStageVolume(ctx context.Context, q *csi.NodeStageVolumeRequ
 		return nil, status.Error(codes.Internal, err.Error())
 	case sized && !r.Ready || !sized && q.GetVolumeContext()[sizedContext] != "":
 		return nil, status.Errorf(codes.NotFound, "volume %s has no data on node %s: its file is gone, and no empty one takes its place", id, d.cfg.NodeID)
+	case r.Backing == backingDirectory:
+		if err := d.stageDirectory(id, r, q.GetStagingTargetPath(), q.GetVolumeCapability().GetMount().GetMountFlags()); err != nil {
+			return nil, err
+		}
 	case r.Block:
 		err = hold(d.image(id))
 	case sized:
 		err = d.stageImage(ctx, id, r, q)
 	default:
 		if err = makeFolder(dir); err == nil {
-			err = bind(dir, q.GetStagingTargetPath(), false)
+			err = bind(dir, q.GetStagingTargetPath(), 0)
 		}
 	}
 	if err != nil {
@@ -121,11 +126,15 @@ func (d *Driver) NodePublishVolume(_ context.Context, q *csi.NodePublishVolumeRe
 		return &csi.NodePublishVolumeResponse{}, nil
 	}
 	if q.GetVolumeCapability().GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER {
-		if other, err := elsewhere(dir, q.GetStagingTargetPath(), q.GetTargetPath()); err != nil || other != "" {
+		if other, err := elsewhere([]string{dir, d.directory(q.GetVolumeId())}, q.GetStagingTargetPath(), q.GetTargetPath()); err != nil || other != "" {
 			return nil, status.Errorf(codes.FailedPrecondition, "volume %s is for one pod and is published at %s already (%v)", q.GetVolumeId(), other, err)
 		}
 	}
-	if err := bind(q.GetStagingTargetPath(), q.GetTargetPath(), q.GetReadonly()); err != nil {
+	var bits uintptr
+	if q.GetReadonly() {
+		bits = unix.MS_RDONLY
+	}
+	if err := bind(q.GetStagingTargetPath(), q.GetTargetPath(), bits); err != nil {
 		return nil, status.Errorf(codes.Internal, "publishing volume %s: %v", q.GetVolumeId(), err)
 	}
 	return &csi.NodePublishVolumeResponse{}, nil
@@ -155,6 +164,8 @@ func (d *Driver) staged(id, dir, path string) (bool, error) {
 	switch r, sized, err := d.volume(id); {
 	case err != nil:
 		return false, err
+	case r.Backing == backingDirectory:
+		return same(d.directory(id), path)
 	case r.Block:
 		l, err := attached(d.image(id))
 		if l != nil {
@@ -168,10 +179,11 @@ func (d *Driver) staged(id, dir, path string) (bool, error) {
 }
 
 // elsewhere finds a mount of a staged volume besides its own places; "" when there is none.
-func elsewhere(dir, staging, target string) (string, error) {
+func elsewhere(own []string, staging, target string) (string, error) {
+	own = append(own, filepath.Clean(staging), filepath.Clean(target))
 	all, err := mountsOf(staging)
 	for _, m := range all {
-		if m = filepath.Clean(m); m != filepath.Clean(staging) && m != filepath.Clean(target) && m != filepath.Clean(dir) {
+		if !slices.Contains(own, filepath.Clean(m)) {
 			return m, nil
 		}
 	}
@@ -190,6 +202,9 @@ func (d *Driver) NodeGetVolumeStats(_ context.Context, q *csi.NodeGetVolumeStats
 	r, _, err := d.exists(q.GetVolumeId(), dir)
 	if err != nil {
 		return nil, err
+	}
+	if r.Backing == backingDirectory {
+		return d.directoryStats(q.GetVolumeId(), r, q.GetVolumePath())
 	}
 	if r.Block {
 		size, err := deviceSize(q.GetVolumePath())
@@ -222,8 +237,8 @@ func (d *Driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.Nod
 	return &csi.NodeGetInfoResponse{NodeId: d.cfg.NodeID, AccessibleTopology: d.topology()}, nil
 }
 
-// bind mounts source at target once, however often it is asked.
-func bind(source, target string, readonly bool) error {
+// bind mounts source at target once, however often it is asked, with options of a mount besides those that source has.
+func bind(source, target string, bits uintptr) error {
 	if err := os.MkdirAll(target, 0o750); err != nil {
 		return err
 	}
@@ -242,12 +257,32 @@ func bind(source, target string, readonly bool) error {
 	} else if err := unix.Mount(source, target, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("binding %s to %s: %w", source, target, err)
 	}
-	if readonly {
-		if err := unix.Mount("", target, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
-			return errors.Join(fmt.Errorf("making %s read-only: %w", target, err), unbind(target))
-		}
+	if bits == 0 {
+		return nil
+	}
+	have, err := flagsOf(target)
+	if err == nil {
+		err = unix.Mount("", target, "", unix.MS_BIND|unix.MS_REMOUNT|have|bits, "")
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("giving %s its mount options: %w", target, err), unbind(target))
 	}
 	return nil
+}
+
+// flagsOf are the options that a mount has: to set one all are to be named.
+func flagsOf(path string) (bits uintptr, err error) {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(path, &fs); err != nil {
+		return 0, err
+	}
+	for has, bit := range map[int64]uintptr{unix.ST_RDONLY: unix.MS_RDONLY, unix.ST_NOSUID: unix.MS_NOSUID, unix.ST_NODEV: unix.MS_NODEV,
+		unix.ST_NOEXEC: unix.MS_NOEXEC, unix.ST_NOATIME: unix.MS_NOATIME, unix.ST_NODIRATIME: unix.MS_NODIRATIME, unix.ST_RELATIME: unix.MS_RELATIME} {
+		if fs.Flags&has != 0 {
+			bits |= bit
+		}
+	}
+	return bits, nil
 }
 
 func unbind(target string) error {

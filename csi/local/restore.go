@@ -30,11 +30,13 @@ func (d *Driver) makeOf(ctx context.Context, q *csi.CreateVolumeRequest, size in
 	case source == nil || !source.Ready:
 		if known { // begun, and of no use to anybody
 			defer d.locks.Lock(id)()
-			if err := d.removeImage(id); err != nil {
+			if err := d.discard(id, have); err != nil {
 				return 0, status.Errorf(codes.Internal, "taking away what was begun of volume %s: %v", id, err)
 			}
 		}
 		return 0, status.Errorf(codes.NotFound, "%s, of which volume %s is to be made, does not exist on node %s", nameOf(r), id, d.cfg.NodeID)
+	case source.Backing == backingDirectory:
+		return 0, noCopies(r.From)
 	case source.Block != block:
 		return 0, status.Errorf(codes.InvalidArgument, "%s is a block device: %v; volume %s, which is to be made of it, cannot be another thing", nameOf(r), source.Block, id)
 	case want.GetRequiredBytes() == 0 && want.GetLimitBytes() == 0:
@@ -99,7 +101,7 @@ func (d *Driver) fillFrom(ctx context.Context, id string, r record) error {
 	case known && have.Ready:
 		return nil
 	case known:
-		if err := d.removeImage(id); err != nil {
+		if err := d.discard(id, have); err != nil {
 			return status.Errorf(codes.Internal, "making volume %s: %v", id, err)
 		}
 	}

@@ -20,11 +20,11 @@ func (d *Driver) room() (int64, error) {
 	if err := unix.Statfs(d.cfg.Root, &fs); err != nil {
 		return 0, fmt.Errorf("free space of %s: %w", d.cfg.Root, err)
 	}
-	sum, shared, err := d.promised()
+	sum, open, err := d.promised()
 	if err != nil {
 		return 0, err
 	}
-	free := int64(fs.Bavail)*fs.Bsize - int64(fs.Blocks)*fs.Bsize/100*keptFree - shared
+	free := int64(fs.Bavail)*fs.Bsize - int64(fs.Blocks)*fs.Bsize/100*keptFree - open
 	if d.cfg.Limit > 0 {
 		free = min(free, d.cfg.Limit-sum)
 	}
@@ -52,13 +52,23 @@ func sizeOf(r *csi.CapacityRange) (int64, error) {
 	return size, nil
 }
 
-// GetCapacity implements the Controller service.
+// GetCapacity implements the Controller service. Where volumes of the class cannot be made at all the answer is
+// FailedPrecondition, with the reason: a number has no place for one.
 func (d *Driver) GetCapacity(_ context.Context, q *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	if len(q.GetVolumeCapabilities()) > 0 && supported(q.GetVolumeCapabilities()...) != nil {
 		return &csi.GetCapacityResponse{}, nil
 	}
 	if t := q.GetAccessibleTopology(); t != nil && !d.reachable(&csi.TopologyRequirement{Requisite: []*csi.Topology{t}}) {
 		return &csi.GetCapacityResponse{}, nil
+	}
+	// Of the class no more than this is asked: what else it has is refused when a volume is made, with a sentence for its claim.
+	if q.GetParameters()[backingParam] == backingDirectory {
+		if err := fitsDirectory(q.GetVolumeCapabilities(), nil); err != nil {
+			return &csi.GetCapacityResponse{}, nil
+		}
+		if err := d.quotas.ready(d.cfg.Root); err != nil {
+			return nil, status.Error(codes.FailedPrecondition, err.Error())
+		}
 	}
 	d.making.Lock()
 	defer d.making.Unlock()

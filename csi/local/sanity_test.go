@@ -13,12 +13,19 @@ import (
 // sanityAccess says as what volumes are wanted: "mount" or "block".
 const sanityAccess = "KEELSON_TEST_SANITY_ACCESS"
 
+// sanityBacking is the backing that the class of the volumes has, and sanityRoot the folder of the driver's volumes.
+const sanityBacking, sanityRoot = "KEELSON_TEST_SANITY_BACKING", "KEELSON_TEST_SANITY_ROOT"
+
 // F110: what the authors of CSI ask of every driver (csi-sanity), whole.
 func TestSanity(t *testing.T) {
 	privatemounts.Need(t)
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "csi.sock")
-	serve(t, filepath.Join(dir, "volumes"), socket)
+	root := filepath.Join(dir, "volumes")
+	if other := os.Getenv(sanityRoot); other != "" {
+		root = other
+	}
+	serve(t, root, socket)
 	cfg := sanity.NewTestConfig()
 	cfg.Address = "unix://" + socket
 	cfg.TargetPath, cfg.StagingPath = filepath.Join(dir, "target"), filepath.Join(dir, "staging")
@@ -26,6 +33,9 @@ func TestSanity(t *testing.T) {
 	cfg.IdempotentCount = 3
 	if access := os.Getenv(sanityAccess); access != "" {
 		cfg.TestVolumeAccessType = access
+	}
+	if backing := os.Getenv(sanityBacking); backing != "" {
+		cfg.TestVolumeParameters = map[string]string{backingParam: backing}
 	}
 	sanity.Test(t, cfg)
 }

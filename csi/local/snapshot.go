@@ -60,8 +60,10 @@ func (d *Driver) CreateSnapshot(ctx context.Context, q *csi.CreateSnapshotReques
 		return nil, status.Errorf(codes.AlreadyExists, "snapshot %s exists and is one of volume %s", id, have.From)
 	}
 	if !known || !have.Ready {
-		if _, sized, err := d.exists(from, dir); err != nil {
+		if r, sized, err := d.exists(from, dir); err != nil {
 			return nil, err
+		} else if r.Backing == backingDirectory {
+			return nil, noCopies(from)
 		} else if !sized {
 			return nil, status.Errorf(codes.FailedPrecondition, "volume %s is a folder that somebody made by hand: there are no snapshots of such", from)
 		}

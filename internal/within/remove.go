@@ -41,11 +41,36 @@ func RemoveAll(path string) error {
 	return nil
 }
 
+// Empty removes what is in the folder path, as RemoveAll does, and the folder stays. It ends when it has removed as many
+// names as most says, and the folders that those were the last in; left says that there is more. A folder that is not there is empty.
+func Empty(path string, most int) (left bool, err error) {
+	fd, err := unix.Open(path, removeFlags, 0)
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	if err != nil {
+		return false, &os.PathError{Op: "empty", Path: path, Err: err}
+	}
+	r := remover{top: os.NewFile(uintptr(fd), path), most: most}
+	defer r.top.Close()
+	if err := r.empty(r.top, 1); errors.Is(err, errEnough) {
+		return true, nil
+	} else if err != nil {
+		return false, err
+	}
+	return false, nil
+}
+
+// errEnough says that as many names are removed as were to be.
+var errEnough = errors.New("enough is removed")
+
 const removeFlags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
 
 type remover struct {
 	top   *os.File
 	moved int // folders moved up
+	most  int // how many names are removed; 0 = all
+	names int // removed
 }
 
 // empty removes what is in a folder. What cannot be removed is in the error, and all the rest is gone.
@@ -59,10 +84,17 @@ func (r *remover) empty(f *os.File, depth int) error {
 		for {
 			names, err := f.Readdirnames(256)
 			for _, n := range names {
-				if err := r.remove(f, n, depth); err != nil {
+				if r.most > 0 && r.names >= r.most {
+					return errEnough
+				}
+				switch err := r.remove(f, n, depth); {
+				case errors.Is(err, errEnough):
+					return err
+				case err != nil:
 					failed = err
-				} else {
+				default:
 					removed++
+					r.names++
 				}
 			}
 			if errors.Is(err, io.EOF) {

@@ -119,3 +119,36 @@ func TestRemoveAll(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A folder is emptied so many names at a time, however deep they are, and stays.
+func TestEmpty(t *testing.T) {
+	dir := t.TempDir()
+	const most = 7
+	empty := func(names int) (steps int) {
+		for left := true; left; steps++ {
+			var err error
+			if left, err = Empty(dir, most); err != nil || steps > names {
+				t.Fatalf("after %d steps: %v", steps, err)
+			}
+		}
+		if entries, err := os.ReadDir(dir); err != nil || len(entries) != 0 {
+			t.Errorf("left: %v, %v", entries, err)
+		}
+		return steps
+	}
+	nest(t, dir, removeDepth+20, "/nowhere")
+	if steps, least := empty(3*(removeDepth+20)), (removeDepth+20)*2/most; steps < least {
+		t.Errorf("it took %d steps, not %d at least", steps, least)
+	}
+	for i := range 4*most + 1 {
+		if err := os.WriteFile(filepath.Join(dir, strconv.Itoa(i)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if steps := empty(4*most + 1); steps != 5 {
+		t.Errorf("it took %d steps", steps)
+	}
+	if left, err := Empty(filepath.Join(dir, "none"), 1); left || err != nil {
+		t.Errorf("what is not there: %v, %v", left, err)
+	}
+}

@@ -26,8 +26,9 @@ var ociTests = flag.String("guest.oci", "^Test(ContainerFromCreateToExit|Resourc
 // networkTests are those of agent/network that need WireGuard, which the machine that runs the tests may not have.
 var networkTests = flag.String("guest.network", "^Test(KernelWithoutWireGuard|Encrypted.*)$", "tests of agent/network to run in the guest")
 
-// localTests are those of the driver for the nodes' disks that grow mounted file systems, which takes CAP_SYS_RESOURCE.
-var localTests = flag.String("guest.local", "^Test(VolumesGrow|BlockDevice|SizeIsKeptTo)$", "tests of csi/local to run in the guest")
+// localTests are those of the driver for the nodes' disks that grow mounted file systems, which takes CAP_SYS_RESOURCE, and
+// those that need project quotas.
+var localTests = flag.String("guest.local", "^Test(VolumesGrow|BlockDevice|SizeIsKeptTo|ProjectQuotas|QuotasGone|SanityOfQuotas)$", "tests of csi/local to run in the guest")
 
 var insideTests = flag.String("guest.inside", ".", "tests of test/guest/inside to run in the guest")
 
@@ -68,10 +69,11 @@ func build(t *testing.T, out string, args ...string) {
 
 // modules are what the runtime, the pod network and the Service rules need of a kernel: here nobody loads them on demand.
 var modules = []string{"overlay", "veth", "bridge", "br_netfilter", "nf_tables", "nf_conntrack_netlink", "nft_chain_nat", "nft_nat", "nft_masq", "nft_ct",
-	"nft_numgen", "nft_reject_ipv4", "nft_reject_inet", "nft_fib_inet", "nft_redir", "nft_limit", "nft_hash", "wireguard", "loop", "ext4"}
+	"nft_numgen", "nft_reject_ipv4", "nft_reject_inet", "nft_fib_inet", "nft_redir", "nft_limit", "nft_hash", "wireguard", "loop", "ext4",
+	"quota_v2", "xfs"}
 
 // tools are programs of the host that go into the guest, with their libraries.
-var tools = []string{"nft", "nsenter", "unshare", "mount", "umount", "hostname", "mkfs.ext4", "e2fsck", "resize2fs"}
+var tools = []string{"nft", "nsenter", "unshare", "mount", "umount", "hostname", "mkfs.ext4", "mkfs.xfs", "e2fsck", "resize2fs"}
 
 func TestGuest(t *testing.T) {
 	qemu, k := needs(t)
@@ -99,7 +101,7 @@ func TestGuest(t *testing.T) {
 	m.plan.Programs = []plan.Program{
 		{Name: "network", Args: []string{"/guest/network.test", "-test.v", "-test.timeout=230s", "-test.run", *networkTests}, Seconds: 240,
 			Env: []string{"KEELSON_CNI_BIN=/opt/keelson/cni", "KEELSON_NEEDS_WIREGUARD=1"}},
-		{Name: "local volumes", Args: []string{"/guest/local.test", "-test.v", "-test.run", *localTests}, Seconds: 120},
+		{Name: "local volumes", Args: []string{"/guest/local.test", "-test.v", "-test.run", *localTests}, Seconds: 180, Env: []string{"KEELSON_NEEDS_QUOTAS=1"}},
 		{Name: "inside", Args: []string{"/guest/inside.test", "-test.v", "-test.run", *insideTests}, Seconds: 480},
 		{Name: "oci", Args: []string{"/guest/oci.test", "-test.v", "-test.run", *ociTests}, Env: []string{"KEELSON_OCI_BIN=/opt/keelson"}, Seconds: 360},
 	}

@@ -6,10 +6,14 @@ import (
 	"context"
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"math/bits"
+	"strings"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -152,6 +156,10 @@ func (k *keeper) reconcile(ctx context.Context, key controllers.Key) (time.Durat
 		case next != nil && !same(o, next):
 			up := o.DeepCopy()
 			up.Capacity, up.MaximumVolumeSize = next.Capacity, next.MaximumVolumeSize
+			delete(up.Annotations, api.NoRoomAnnotation)
+			for k, v := range next.Annotations {
+				metav1.SetMetaDataAnnotation(&up.ObjectMeta, k, v)
+			}
 			_, err = client.Update(ctx, k.term.Client, up)
 		}
 		if err != nil && !apierrors.IsNotFound(err) {
@@ -173,19 +181,34 @@ func (k *keeper) reconcile(ctx context.Context, key controllers.Key) (time.Durat
 }
 
 func same(a, b *storagev1.CSIStorageCapacity) bool {
-	return equality.Semantic.DeepEqual(a.Capacity, b.Capacity) && equality.Semantic.DeepEqual(a.MaximumVolumeSize, b.MaximumVolumeSize)
+	return equality.Semantic.DeepEqual(a.Capacity, b.Capacity) && equality.Semantic.DeepEqual(a.MaximumVolumeSize, b.MaximumVolumeSize) &&
+		a.Annotations[api.NoRoomAnnotation] == b.Annotations[api.NoRoomAnnotation]
 }
 
-// ask asks the driver of a node how much room it has.
+// reserved begins the parameters of classes that are not for drivers.
+const reserved = "csi.storage.k8s.io/"
+
+// longestReason is how much of a driver's words is kept, in bytes.
+const longestReason = 512
+
+// ask asks the driver of a node how much room it has for volumes of a class. One that answers FailedPrecondition can make
+// none there, for a reason that the object says.
 func (k *keeper) ask(ctx context.Context, node *corev1.Node, d *storagev1.CSINodeDriver, class *storagev1.StorageClass) (*storagev1.CSIStorageCapacity, error) {
 	segments := controllers.Segments(d, node)
+	params := maps.Clone(class.Parameters)
+	maps.DeleteFunc(params, func(k, _ string) bool { return strings.HasPrefix(k, reserved) })
+	var why map[string]string
 	res, err := controllers.DriverController(k.calls, node.Name, d.Name).GetCapacity(ctx, &csi.GetCapacityRequest{
-		Parameters: class.Parameters, AccessibleTopology: &csi.Topology{Segments: segments}})
-	if err != nil {
+		Parameters: params, AccessibleTopology: &csi.Topology{Segments: segments}})
+	switch {
+	case status.Code(err) == codes.FailedPrecondition:
+		text := status.Convert(err).Message()
+		res, why = &csi.GetCapacityResponse{}, map[string]string{api.NoRoomAnnotation: strings.ToValidUTF8(text[:min(len(text), longestReason)], "")}
+	case err != nil:
 		return nil, err
 	}
 	o := &storagev1.CSIStorageCapacity{
-		ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: name(node.Name, class.Name),
+		ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: name(node.Name, class.Name), Annotations: why,
 			Labels:          map[string]string{managedLabel: manager, nodeLabel: node.Name, "csi.storage.k8s.io/drivername": d.Name},
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}}},
 		NodeTopology: &metav1.LabelSelector{MatchLabels: segments}, StorageClassName: class.Name,

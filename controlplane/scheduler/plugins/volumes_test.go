@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
@@ -123,6 +124,9 @@ func TestRoomForVolumes(t *testing.T) {
 		return out
 	}
 	const full = "0/1 nodes are available: 1 node(s) did not have enough free storage."
+	none := room("told", "none", "0", "")
+	none.Annotations = map[string]string{api.NoRoomAnnotation: "its disk has no project quotas"}
+	all = append(all, none)
 	at := func(zone string) *framework.NodeInfo { return node(zone, label("zone", zone)) }
 	for _, tt := range []struct {
 		name string
@@ -135,6 +139,7 @@ func TestRoomForVolumes(t *testing.T) {
 		{"for one of two", pod(claims("a", "b")), at("one"), full},
 		{"for both", pod(claims("a", "b")), at("two"), "two"},
 		{"no volume as large", pod(claims("a")), at("small"), full},
+		{"it can have none, for a reason", pod(claims("a")), at("none"), "0/1 nodes are available: 1 node(s) can have no volumes of StorageClass told: its disk has no project quotas."},
 		{"nobody has said", pod(claims("a")), at("unknown"), full},
 		{"a driver that says nothing", pod(claims("silent")), at("full"), "full"},
 		{"it is being made there", pod(claims("begun")), at("full"), "full"},

@@ -18,6 +18,7 @@ import (
 	"k8s.io/component-helpers/storage/ephemeral"
 	"k8s.io/component-helpers/storage/volume"
 
+	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
@@ -174,33 +175,43 @@ func (p *Plugin) choose(pod types.UID, claims []waitingClaim, node *v1.Node) (fo
 			return nil, nil, elsewhere
 		case !allowed(w.class.AllowedTopologies, node.Labels):
 			return nil, nil, topology
-		case w.claim.Annotations[volume.AnnSelectedNode] != node.Name && !p.hasRoom(w, wanted, node): // else it is being made there
-			return nil, nil, full
 		default:
+			if w.claim.Annotations[volume.AnnSelectedNode] != node.Name { // else it is being made there
+				if s := p.hasRoom(w, wanted, node); s != nil {
+					return nil, nil, s
+				}
+			}
 			made = append(made, w.claim)
 		}
 	}
 	return found, made, nil
 }
 
-// hasRoom says whether a driver that tells how much room it has can make a volume on a node, besides those of the same
-// class that the pod wants as well: their sizes are summed up in wanted.
-func (p *Plugin) hasRoom(w waitingClaim, wanted map[string]int64, node *v1.Node) bool {
+// hasRoom says why a driver that tells how much room it has can make no volume on a node, besides those of the same
+// class that the pod wants as well: their sizes are summed up in wanted. It is nil where it can.
+func (p *Plugin) hasRoom(w waitingClaim, wanted map[string]int64, node *v1.Node) *framework.Status {
 	if p.h.KnowsRoom == nil || !p.h.KnowsRoom(w.class.Provisioner) {
-		return true
+		return nil
 	}
 	size := w.claim.Spec.Resources.Requests[v1.ResourceStorage]
 	wanted[w.class.Name] += size.Value()
+	refused := full
 	for _, c := range p.h.RoomFor(w.class.Name) {
-		if c.NodeTopology == nil || c.Capacity == nil || c.Capacity.Value() < wanted[w.class.Name] ||
-			c.MaximumVolumeSize != nil && c.MaximumVolumeSize.Cmp(size) < 0 {
+		why := c.Annotations[api.NoRoomAnnotation]
+		enough := c.Capacity != nil && c.Capacity.Value() >= wanted[w.class.Name] && (c.MaximumVolumeSize == nil || c.MaximumVolumeSize.Cmp(size) >= 0)
+		if c.NodeTopology == nil || !enough && why == "" {
 			continue
 		}
-		if sel, err := metav1.LabelSelectorAsSelector(c.NodeTopology); err == nil && sel.Matches(labels.Set(node.Labels)) {
-			return true
+		sel, err := metav1.LabelSelectorAsSelector(c.NodeTopology)
+		switch {
+		case err != nil || !sel.Matches(labels.Set(node.Labels)):
+		case why == "":
+			return nil
+		default:
+			refused = framework.RefuseForGood(Name, fmt.Sprintf("node(s) can have no volumes of StorageClass %s: %s", w.class.Name, why))
 		}
 	}
-	return false
+	return refused
 }
 
 // takenFrom are the volumes promised to other pods.
