@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 
@@ -21,8 +22,9 @@ func certsCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 		Use:   "certs",
 		Short: "Show the certificates of replicas and nodes, and when they end",
 		Long: "Show the authorities that the replicas believe, the certificates of replicas and nodes, and when they end. Certificates\n" +
-			"renew themselves at RENEWS. An authority does not: of 'replicas' one is exchanged by 'keelson-controlplane peer-ca', and\n" +
-			"while that goes on, this shows which replica believes which and which signs. KEY is the beginning of the SHA-256 of the\n" +
+			"renew themselves at RENEWS. An authority does not: that of 'replicas' is exchanged by 'kctl cluster rotate peers-ca', and\n" +
+			"while that goes on, this shows which replica believes which and which signs. Below stand the keys that have no end, and\n" +
+			"how far the exchange of one is. KEY is the beginning of the SHA-256 of the\n" +
 			"public key. Of the nodes only those are known that are connected.",
 		Example: "  kctl cluster certs\n  kctl cluster certs --nodes\n  kctl cluster certs -o json",
 		Args:    cobra.NoArgs,
@@ -37,7 +39,18 @@ func certsCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 		if done, err := printJSON(streams.Out, *output, all); done {
 			return err
 		}
-		return printCerts(streams.Out, all, *nodes, time.Now())
+		if err := printCerts(streams.Out, all, *nodes, time.Now()); err != nil {
+			return err
+		}
+		var keys api.ClusterKeys
+		if err := ask(f, "GET", api.PathClusterKeys, nil, &keys); err != nil {
+			if apierrors.IsNotFound(err) { // an earlier release
+				return nil
+			}
+			return err
+		}
+		fmt.Fprintln(streams.Out)
+		return printKeys(streams.Out, keys)
 	}
 	return c
 }

@@ -36,3 +36,30 @@ func TestCerts(t *testing.T) {
 	}
 	golden(t, "certs.txt", out.String())
 }
+
+// Below the certificates stand the keys without an end, who goes by which, and what an exchange waits for. F51
+func TestKeysShown(t *testing.T) {
+	sa := func(name, signs string, believes ...string) api.ClusterKeyHolder {
+		return api.ClusterKeyHolder{Name: name, Keys: []api.ClusterKeyHeld{
+			{Kind: "peers-ca", Signs: "aaaaaaaaaaaaaaaa", Believes: []string{"aaaaaaaaaaaaaaaa"}},
+			{Kind: "service-account-key", Signs: signs, Believes: believes},
+			{Kind: "encryption-key", Signs: "init-20260601-000000-01234567", Believes: []string{"init-20260601-000000-01234567"}},
+		}}
+	}
+	former, next := "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", "BBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBB"
+	all := api.ClusterKeys{
+		Replicas: []api.ClusterKeyHolder{sa("cp1", next, former, next), sa("cp2", former, former, next), {Name: "cp3", Problem: "it does not answer: connection refused"}},
+		Rotation: &api.ClusterRotation{Kind: "service-account-key", New: next, Old: former, Step: "use", Since: 1780272000000},
+		Waiting:  []string{"cp2: does not use the new key yet", "cp3: it does not answer: connection refused"},
+	}
+	var out bytes.Buffer
+	if err := printKeys(&out, all); err != nil {
+		t.Fatal(err)
+	}
+	all.Rotation.Step, all.Waiting, all.Replicas = "done", nil, []api.ClusterKeyHolder{sa("cp1", next, next)}
+	out.WriteString("\n")
+	if err := printKeys(&out, all); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "keys.txt", out.String())
+}

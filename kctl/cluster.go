@@ -21,11 +21,11 @@ func clusterCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 		Use:   "cluster",
 		Short: "Replicas of the control plane, its store, join tokens",
 		Long: "Replicas of the control plane, its store, join tokens.\n\n" +
-			"status, step-down, member, backup, compact and token ask the API of a running cluster. The others work on\n" +
+			"status, certs, rotate, step-down, member, backup, compact and token ask the API of a running cluster. The others work on\n" +
 			"the disk of a control-plane machine, as 'keelson-controlplane' of the same name does, while its daemon is stopped.",
 		Example: "  kctl cluster status\n  kctl cluster backup /backups/today\n  kctl cluster token create --role node",
 	}
-	group(c, statusCommand(f, streams), certsCommand(f, streams), stepDownCommand(f, streams), memberCommand(f, streams),
+	group(c, statusCommand(f, streams), certsCommand(f, streams), rotateCommand(f, streams), stepDownCommand(f, streams), memberCommand(f, streams),
 		backupCommand(f, streams), compactCommand(f, streams), tokenCommand(f, streams), revokeCommand(f, streams))
 	for _, v := range [][2]string{
 		{"init", "Make a new cluster on this machine, its first replica"},

@@ -209,7 +209,10 @@ func memberCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 		Long: "Take a replica out of the group for good. It is refused when those that are left and answer would be no majority:\n" +
 			"a replica that does not answer is removed before one that does, and after the loss of the majority there is only\n" +
 			"'keelson-controlplane recover'. A replica that is stopped for a while need not be removed, and one whose disk was\n" +
-			"lost is rebuilt in place: 'keelson-controlplane rebuild'.",
+			"lost is rebuilt in place: 'keelson-controlplane rebuild'.\n\n" +
+			"A member that is removed is let in no more with its own certificate. But every replica has the keys of the cluster on its\n" +
+			"disk. If that is in wrong hands, exchange them: 'kctl cluster rotate KIND' for each. The CA cannot be exchanged so: see\n" +
+			"docs/secure.md.",
 		Example: "  kctl cluster member remove cp2",
 		RunE: func(_ *cobra.Command, args []string) error {
 			var answer map[string]string
@@ -217,6 +220,8 @@ func memberCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 				return err
 			}
 			fmt.Fprintf(streams.Out, "%s is no member any more. Stop its daemon; its data folder can go.\n", args[0])
+			fmt.Fprintln(streams.Out, "It has had the cluster's keys. If its disk may be in wrong hands: 'kctl cluster rotate peers-ca', service-account-key and\n"+
+				"encryption-key; of the CA's key docs/secure.md says what to do.")
 			return nil
 		},
 	}

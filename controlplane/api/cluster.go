@@ -6,6 +6,8 @@ const (
 	PathClusterStatus = "/cluster/status" // GET: ClusterStatus
 	// PathClusterCertificates answers GET with ClusterCertificates.
 	PathClusterCertificates = "/cluster/certificates"
+	// PathClusterKeys answers GET with ClusterKeys; POST ClusterRotate begins, hastens or gives up an exchange of a key.
+	PathClusterKeys = "/cluster/keys"
 	// GET: when the answering replica heard each of its nodes last, in Unix milliseconds
 	PathClusterHeartbeats = "/cluster/heartbeats"
 	PathClusterRevoke     = "/cluster/revoke"    // POST: the certificates of a node are good no more
@@ -188,4 +190,52 @@ type ClusterCertificate struct {
 	Begins    int64  `json:"begins"`
 	Expires   int64  `json:"expires"`
 	Renews    int64  `json:"renews,omitempty"` // when its holder makes the next one by itself; 0 = never
+}
+
+// ClusterRotate asks for the exchange of a key that all replicas share: peers-ca, service-account-key or encryption-key.
+type ClusterRotate struct {
+	Kind string `json:"kind,omitempty"`
+	// Keep is for how long the former key is believed once the new one signs, a duration; "" = what the kind needs.
+	Keep string `json:"keep,omitempty"`
+	// Abort gives up the exchange that is under way, before the new key is used.
+	Abort bool `json:"abort,omitempty"`
+	// Force has the exchange that is under way wait neither for replicas that do not answer, once the new key is
+	// believed by all, nor for what was signed by the former key.
+	Force bool `json:"force,omitempty"`
+}
+
+// ClusterKeys are the keys that all replicas share, by their ids, and the exchange of one that was last.
+type ClusterKeys struct {
+	Rotation *ClusterRotation   `json:"rotation,omitempty"`
+	Replicas []ClusterKeyHolder `json:"replicas"`
+	Waiting  []string           `json:"waiting,omitempty"` // who or what the exchange waits for
+}
+
+// ClusterRotation is the exchange of one key. Steps are trust, use, wait, forget, done, and aborted. Times are in
+// milliseconds since 1970; Until is 0 before the step wait.
+type ClusterRotation struct {
+	Kind    string `json:"kind"`
+	New     string `json:"new"`
+	Old     string `json:"old"`
+	Step    string `json:"step"`
+	By      string `json:"by,omitempty"`
+	Started int64  `json:"startedUnixMs"`
+	Since   int64  `json:"sinceUnixMs"`
+	Until   int64  `json:"untilUnixMs,omitempty"`
+	Force   bool   `json:"force,omitempty"`
+}
+
+// ClusterKeyHolder is a replica with the keys that it goes by. Problem says why it did not tell them.
+type ClusterKeyHolder struct {
+	Name    string           `json:"name"`
+	Problem string           `json:"problem,omitempty"`
+	Keys    []ClusterKeyHeld `json:"keys,omitempty"`
+}
+
+// ClusterKeyHeld are the keys of one kind. Problem says why the replica cannot take another one.
+type ClusterKeyHeld struct {
+	Kind     string   `json:"kind"`
+	Signs    string   `json:"signs,omitempty"`
+	Believes []string `json:"believes,omitempty"`
+	Problem  string   `json:"problem,omitempty"`
 }

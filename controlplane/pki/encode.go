@@ -15,6 +15,7 @@ const (
 	pemCert = "CERTIFICATE"
 	pemKey  = "PRIVATE KEY"
 	pemCSR  = "CERTIFICATE REQUEST"
+	pemPub  = "PUBLIC KEY"
 )
 
 // EncodeCert writes a certificate (DER) as PEM.
@@ -53,6 +54,40 @@ func decodeKey(data []byte) (*ecdsa.PrivateKey, error) {
 		return nil, errors.New("want an ECDSA key on P-256")
 	}
 	return key, nil
+}
+
+// encodePublic writes keys as PEM, each once.
+func encodePublic(keys []*ecdsa.PublicKey) (out []byte, err error) {
+	seen := map[string]bool{}
+	for _, k := range keys {
+		der, err := x509.MarshalPKIXPublicKey(k)
+		if err != nil {
+			return nil, fmt.Errorf("pki: encoding a public key: %w", err)
+		}
+		if !seen[string(der)] {
+			seen[string(der)] = true
+			out = append(out, pem.EncodeToMemory(&pem.Block{Type: pemPub, Bytes: der})...)
+		}
+	}
+	return out, nil
+}
+
+func decodePublic(text []byte) (out []*ecdsa.PublicKey, err error) {
+	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
+		if block.Type != pemPub {
+			return nil, fmt.Errorf("PEM block is %q, want %q", block.Type, pemPub)
+		}
+		k, err := x509.ParsePKIXPublicKey(block.Bytes)
+		if err != nil {
+			return nil, err
+		}
+		key, ok := k.(*ecdsa.PublicKey)
+		if !ok || key.Curve != elliptic.P256() {
+			return nil, errors.New("want an ECDSA key on P-256")
+		}
+		out = append(out, key)
+	}
+	return out, nil
 }
 
 func firstBlock(data []byte, want string) ([]byte, error) {

@@ -37,7 +37,7 @@ type wireSecretClaims struct {
 func (t *ServiceTokens) SignForSecret(c SecretClaims) (string, error) {
 	w := wireSecretClaims{Namespace: c.Namespace, Secret: c.Secret, Account: c.ServiceAccount.Name, UID: c.ServiceAccount.UID}
 	w.Issuer, w.Subject = SecretIssuer, api.ServiceAccountPrefix+c.Namespace+":"+c.ServiceAccount.Name
-	text, err := jwt.Signed(t.signer).Claims(w).Serialize()
+	text, err := jwt.Signed(t.keys.Load().signer).Claims(w).Serialize()
 	if err != nil {
 		return "", fmt.Errorf("pki: signing the token of Secret %s/%s: %w", c.Namespace, c.Secret, err)
 	}

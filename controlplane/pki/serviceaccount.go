@@ -10,7 +10,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
@@ -83,35 +85,66 @@ type wireClaims struct {
 	} `json:"kubernetes.io"`
 }
 
-// ServiceTokens signs and verifies service account tokens (ES256). It is
-// immutable and safe for concurrent use.
+// ServiceTokens signs and verifies service account tokens (ES256). Its keys may
+// be exchanged while it is used. It is safe for concurrent use.
 type ServiceTokens struct {
 	issuer string
+	keys   atomic.Pointer[serviceKeys]
+}
+
+// serviceKeys are immutable.
+type serviceKeys struct {
+	id     string // of the one that signs
 	signer jose.Signer
-	keys   map[string]*ecdsa.PublicKey // by key id
+	all    map[string]*ecdsa.PublicKey // by key id
 }
 
 // NewServiceTokens signs with key and accepts tokens of key and of the old keys.
 func NewServiceTokens(issuer string, key *ecdsa.PrivateKey, old ...*ecdsa.PublicKey) (*ServiceTokens, error) {
-	t := &ServiceTokens{issuer: issuer, keys: map[string]*ecdsa.PublicKey{}}
-	var id string
-	for i, pub := range append([]*ecdsa.PublicKey{&key.PublicKey}, old...) {
+	t := &ServiceTokens{issuer: issuer}
+	return t, t.Exchange(key, old...)
+}
+
+// Exchange has tokens signed with key from now on, and accepts those of key and of the others. After an error nothing
+// has changed.
+func (t *ServiceTokens) Exchange(key *ecdsa.PrivateKey, others ...*ecdsa.PublicKey) error {
+	k := &serviceKeys{all: map[string]*ecdsa.PublicKey{}}
+	for i, pub := range append([]*ecdsa.PublicKey{&key.PublicKey}, others...) {
 		kid, err := keyID(pub)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if i == 0 {
-			id = kid
+			k.id = kid
 		}
-		t.keys[kid] = pub
+		k.all[kid] = pub
 	}
 	var err error
-	t.signer, err = jose.NewSigner(
-		jose.SigningKey{Algorithm: jose.ES256, Key: jose.JSONWebKey{Key: key, KeyID: id}}, nil)
+	k.signer, err = jose.NewSigner(
+		jose.SigningKey{Algorithm: jose.ES256, Key: jose.JSONWebKey{Key: key, KeyID: k.id}}, nil)
 	if err != nil {
-		return nil, fmt.Errorf("pki: signing service account tokens: %w", err)
+		return fmt.Errorf("pki: signing service account tokens: %w", err)
 	}
-	return t, nil
+	t.keys.Store(k)
+	return nil
+}
+
+// KeyIDs are the ids of the key that signs and of all whose tokens are accepted, as tokens and the JWKS name them.
+func (t *ServiceTokens) KeyIDs() (signs string, accepted []string) {
+	k := t.keys.Load()
+	return k.id, slices.Sorted(maps.Keys(k.all))
+}
+
+// Accepts says whether tokens of the key with this id are accepted.
+func (t *ServiceTokens) Accepts(id string) bool { return t.keys.Load().all[id] != nil }
+
+// KeyIDOf is the id of the key that a token says it is signed with; "" of what is no token. Nothing is verified.
+func KeyIDOf(text string) string {
+	token, err := jwt.ParseSigned(text, []jose.SignatureAlgorithm{jose.ES256})
+	if err != nil || len(token.Headers) != 1 {
+		return ""
+	}
+	return token.Headers[0].KeyID
 }
 
 // Issuer is the "iss" of the tokens.
@@ -132,7 +165,7 @@ func (t *ServiceTokens) Sign(c Claims, life time.Duration, now time.Time) (strin
 	w.IssuedAt, w.NotBefore, w.Expiry = jwt.NewNumericDate(c.IssuedAt), jwt.NewNumericDate(c.NotBefore), jwt.NewNumericDate(c.Expiry)
 	k := &w.Kubernetes
 	k.Namespace, k.ServiceAccount, k.Pod, k.Node, k.Secret = c.Namespace, c.ServiceAccount, c.Pod, c.Node, c.Secret
-	text, err := jwt.Signed(t.signer).Claims(w).Serialize()
+	text, err := jwt.Signed(t.keys.Load().signer).Claims(w).Serialize()
 	if err != nil {
 		return "", nil, fmt.Errorf("pki: signing a token of service account %s/%s: %w", c.Namespace, c.ServiceAccount.Name, err)
 	}
@@ -162,7 +195,7 @@ func (t *ServiceTokens) open(text string, claims any) error {
 		// jose's error may quote the token; ours says no more than this.
 		return ErrMalformed
 	}
-	key := t.keys[token.Headers[0].KeyID]
+	key := t.keys.Load().all[token.Headers[0].KeyID]
 	if key == nil {
 		return ErrSignature
 	}
@@ -221,7 +254,7 @@ func (w *wireClaims) claims() (*Claims, error) {
 // JWKS is the document with which others verify the tokens (/openid/v1/jwks).
 func (t *ServiceTokens) JWKS() ([]byte, error) {
 	var set jose.JSONWebKeySet
-	for id, key := range t.keys {
+	for id, key := range t.keys.Load().all {
 		set.Keys = append(set.Keys, jose.JSONWebKey{Key: key, KeyID: id, Algorithm: string(jose.ES256), Use: "sig"})
 	}
 	slices.SortFunc(set.Keys, func(a, b jose.JSONWebKey) int {

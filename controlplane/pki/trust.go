@@ -18,10 +18,12 @@ import (
 
 // Files of a trust folder. All are mode 0600 in a folder of mode 0700.
 const (
-	FileCACert        = "ca.crt"
-	FileCAKey         = "ca.key"
-	FileServiceKey    = "sa.key"
-	FileEncryptionKey = "encryption.key"
+	FileCACert     = "ca.crt"
+	FileCAKey      = "ca.key"
+	FileServiceKey = "sa.key"
+	// FileServiceTrusted is there while the service account key is exchanged.
+	FileServiceTrusted = "sa-trusted.pem" // public keys
+	FileEncryptionKey  = "encryption.key"
 	// FileStoreKeys may be absent: a cluster whose stores are not encrypted, or
 	// whose operator keeps the key file elsewhere.
 	FileStoreKeys = "store.keys"
@@ -39,6 +41,8 @@ type Trust struct {
 	CA *CA
 	// ServiceKey signs service account tokens.
 	ServiceKey *ecdsa.PrivateKey
+	// ServiceTrusted are further keys whose tokens are believed.
+	ServiceTrusted []*ecdsa.PublicKey
 	// EncryptionKey is the secret from which the cluster derives its symmetric keys; EncryptionKeySize bytes.
 	EncryptionKey []byte
 	// StoreKeys is the key file under which the replicas encrypt their stores, as
@@ -174,6 +178,8 @@ type bundle struct {
 
 	Peers        []byte `json:"peers,omitempty"`
 	PeersTrusted []byte `json:"peersTrusted,omitempty"`
+
+	ServiceTrusted []byte `json:"serviceTrusted,omitempty"`
 }
 
 func (b *bundle) fields() map[string]*[]byte {
@@ -185,7 +191,8 @@ func (b *bundle) fields() map[string]*[]byte {
 
 // optional are the files that most trusts do without.
 func (b *bundle) optional() map[string]*[]byte {
-	return map[string]*[]byte{FilePeers: &b.Peers, FilePeersTrusted: &b.PeersTrusted, FileStoreKeys: &b.StoreKeys}
+	return map[string]*[]byte{FilePeers: &b.Peers, FilePeersTrusted: &b.PeersTrusted, FileStoreKeys: &b.StoreKeys,
+		FileServiceTrusted: &b.ServiceTrusted}
 }
 
 func (b *bundle) files() map[string][]byte {
@@ -215,6 +222,9 @@ func (t *Trust) bundle() (*bundle, error) {
 		EncryptionKey: []byte(hex.EncodeToString(t.EncryptionKey) + "\n"),
 		PeersTrusted:  encodeCerts(t.PeerTrusted),
 		StoreKeys:     t.StoreKeys,
+	}
+	if b.ServiceTrusted, err = encodePublic(t.ServiceTrusted); err != nil {
+		return nil, err
 	}
 	if t.PeerCA != nil {
 		if b.Peers, err = t.PeerCA.both(); err != nil {
@@ -248,6 +258,9 @@ func (b *bundle) trust() (*Trust, error) {
 		return nil, fmt.Errorf("pki: %s is not %d bytes in hex", FileEncryptionKey, EncryptionKeySize)
 	}
 	t := &Trust{CA: &CA{Cert: cert, key: caKey}, ServiceKey: serviceKey, EncryptionKey: enc, StoreKeys: b.StoreKeys}
+	if t.ServiceTrusted, err = decodePublic(b.ServiceTrusted); err != nil {
+		return nil, fmt.Errorf("pki: %s: %w", FileServiceTrusted, err)
+	}
 	if len(b.Peers) > 0 {
 		if t.PeerCA, err = readBoth(b.Peers); err != nil {
 			return nil, fmt.Errorf("pki: %s: %w", FilePeers, err)

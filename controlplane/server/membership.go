@@ -18,7 +18,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/internal/backoff"
 	"keelson.dev/keelson/internal/wait"
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
@@ -43,7 +42,7 @@ func (r *Replica) enrollReplica(_ context.Context, req *fleetv1.EnrollReplicaReq
 		return nil, status.Errorf(codes.InvalidArgument, "the cluster stores forms of feature level %d and the release of replica %q "+
 			"understands levels up to %d: install the release of the other replicas on its machine", stored, req.GetName(), req.GetFeatureLevel())
 	}
-	trust, err := pki.Load(filepath.Join(r.cfg.DataDir, pkiFolder)) // as it is now: the authority of the replicas may have changed
+	trust, err := r.keys.load() // as it is now: a key may have been exchanged
 	if err != nil {
 		return nil, err
 	}

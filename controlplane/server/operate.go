@@ -25,6 +25,7 @@ func (r *Replica) paths() map[string]http.Handler {
 		api.PathClusterStatus:        r.serveStatus,
 		api.PathClusterHeartbeats:    r.serveHeartbeats,
 		api.PathClusterCertificates:  r.serveCertificates,
+		api.PathClusterKeys:          r.recorded("rotate", r.serveKeys),
 		api.PathClusterTokens:        r.recorded("token create", r.serveTokens),
 		api.PathClusterRevoke:        r.recorded("revoke", r.serveRevoke),
 		api.PathClusterMembers:       r.recorded("member add", r.serveMembers),

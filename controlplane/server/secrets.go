@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -27,6 +28,7 @@ type secrets struct {
 	rekey       func(*disk.Keyring) error // gives the store new keys
 	log         *slog.Logger
 	current     atomic.Pointer[disk.Keyring]
+	reading     sync.Mutex // held while a key file is taken over
 }
 
 // ring is what encrypts and decrypts now; nil without encryption.
@@ -74,14 +76,23 @@ func (s *secrets) readAuthorities(said string) string {
 }
 
 func (s *secrets) readKeys() {
+	if err := s.takeKeys(); err != nil {
+		s.log.Error("encryption keys not taken over, the former ones stay", "file", s.options.Keys, "err", err)
+	}
+}
+
+// takeKeys takes over what the key file has now. After an error nothing has changed.
+func (s *secrets) takeKeys() error {
+	s.reading.Lock()
+	defer s.reading.Unlock()
 	ring, err := s.options.keyring()
 	if err == nil {
 		err = s.rekey(ring)
 	}
 	if err != nil {
-		s.log.Error("encryption keys not taken over, the former ones stay", "file", s.options.Keys, "err", err)
-		return
+		return err
 	}
 	s.current.Store(ring)
 	s.log.Info("encryption keys read again", "file", s.options.Keys, "current", ring.Current())
+	return nil
 }

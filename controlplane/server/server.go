@@ -71,6 +71,7 @@ type Replica struct {
 	backups   *backups.Keeper // nil where none are asked for
 	kept      kept
 	level     *level
+	keys      *keys
 	listeners threeListeners
 	restarts  *prometheus.CounterVec
 	work      work // the leader's
@@ -122,6 +123,7 @@ func Run(ctx context.Context, cfg Config) error {
 		lifecycle.Part{Name: "members", Run: r.keepMembers},
 		lifecycle.Part{Name: "secrets", Run: r.secrets.Run},
 		lifecycle.Part{Name: "feature level", Run: r.level.Run},
+		lifecycle.Part{Name: "keys", Run: r.keys.Run},
 		lifecycle.Part{Name: "registry", Run: r.registry.Run},
 		lifecycle.Part{Name: "audit", Run: r.auditLog.Run},
 		lifecycle.Part{Name: "authentication", Run: r.authentication.Run},
@@ -248,7 +250,7 @@ func (r *Replica) metrics() *prometheus.Registry {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), r.store.Collector(), r.restarts, r.queues)
 	reg.MustRegister(r.auditLog.Collectors()...)
-	reg.MustRegister(r.reloads, certificateMetrics{r})
+	reg.MustRegister(r.reloads, certificateMetrics{r}, keyMetrics{r})
 	if r.backups != nil {
 		reg.MustRegister(r.backups.Collectors()...)
 	}
@@ -288,11 +290,12 @@ func listen(host string, c Cluster) (l threeListeners, err error) {
 }
 
 func (r *Replica) wireAPI(ln net.Listener, serving *pki.Rotator, all *api.Kinds) error {
-	tokens, err := pki.NewServiceTokens(pki.DefaultIssuer, r.trust.ServiceKey)
+	tokens, err := pki.NewServiceTokens(pki.DefaultIssuer, r.trust.ServiceKey, r.trust.ServiceTrusted...)
 	if err != nil {
 		return err
 	}
 	r.tokens = tokens
+	r.wireKeys()
 	security, err := podsecurity.Load(r.cfg.AdmissionConfig)
 	if err != nil {
 		return err

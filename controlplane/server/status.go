@@ -47,6 +47,7 @@ func (r *Replica) clusterStatus(ctx context.Context, local bool) api.ClusterStat
 		out.Alarms = append(out.Alarms, unreadableAlarm(all))
 	}
 	out.Alarms = append(out.Alarms, expiringAlarms(r.ownCertificates(), time.Now())...)
+	out.Alarms = append(out.Alarms, rotationAlarms(*r.keys.seen.Load(), time.Now())...)
 	if s.Leader == r.cfg.Name {
 		out.Work, out.Failing = r.work.state()
 	}

@@ -50,6 +50,7 @@ type ServiceAccounts struct {
 type seenToken struct {
 	claims *pki.Claims
 	until  time.Time
+	key    string // the id of the one that signed it: believed no longer than that
 }
 
 const (
@@ -112,7 +113,7 @@ func (s *ServiceAccounts) claims(token string, audiences []string) (*pki.Claims,
 	s.mu.Lock()
 	t, ok := s.seen[sum]
 	s.mu.Unlock()
-	if ok && now.Before(t.until) {
+	if ok && now.Before(t.until) && s.tokens.Accepts(t.key) {
 		return t.claims, nil
 	}
 	c, err := s.tokens.Verify(token, audiences, now)
@@ -127,7 +128,7 @@ func (s *ServiceAccounts) claims(token string, audiences []string) (*pki.Claims,
 	if len(s.seen) >= seenMax {
 		clear(s.seen)
 	}
-	s.seen[sum] = seenToken{claims: c, until: until}
+	s.seen[sum] = seenToken{claims: c, until: until, key: pki.KeyIDOf(token)}
 	s.mu.Unlock()
 	return c, nil
 }

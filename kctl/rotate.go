@@ -1,0 +1,156 @@
+package kctl
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	cmdutil "k8s.io/kubectl/pkg/cmd/util"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// keyKinds are the keys that can be exchanged.
+var keyKinds = []string{"peers-ca", "service-account-key", "encryption-key"}
+
+func rotateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	var q api.ClusterRotate
+	status := false
+	c := &cobra.Command{
+		Use:   "rotate peers-ca|service-account-key|encryption-key",
+		Short: "Exchange a key that all replicas share, while they serve",
+		Long: "Exchange a key that all replicas share, while they serve. The cluster does it by itself, in steps, and goes on after the\n" +
+			"death of any replica:\n\n" +
+			"  trust    every replica believes the new key beside the former one\n" +
+			"  use      every replica signs, or seals, with the new key\n" +
+			"  wait     what the former key has signed is believed on: of service-account-key 25 hours, or --keep\n" +
+			"  forget   every replica gives up the former key\n\n" +
+			"It begins only when all replicas answer, and waits for one that does not; --status names whom. Tokens in Secrets have no\n" +
+			"end: they are signed anew at the end of the step wait, and copies of them elsewhere are good no more.\n" +
+			"The CA of the cluster is not among the keys that can be exchanged.",
+		Example: "  kctl cluster rotate peers-ca\n  kctl cluster rotate service-account-key --keep 2h\n  kctl cluster rotate --status\n" +
+			"  kctl cluster rotate --abort",
+		Args:      cobra.MaximumNArgs(1),
+		ValidArgs: keyKinds,
+	}
+	output := outputFlag(c)
+	c.Flags().BoolVar(&status, "status", false, "show the keys and the exchange of one that is under way")
+	c.Flags().BoolVar(&q.Abort, "abort", false, "give up the exchange that is under way, before the new key is used")
+	c.Flags().BoolVar(&q.Force, "force", false, "do not wait for what the former key has signed, nor, once all believe the new key, for replicas that do not answer")
+	c.Flags().StringVar(&q.Keep, "keep", "", "for how long tokens of the former service account key are believed (default 25h)")
+	c.RunE = func(_ *cobra.Command, args []string) error {
+		if len(args) == 1 {
+			q.Kind = args[0]
+		}
+		var all api.ClusterKeys
+		verb, body := "POST", any(q)
+		switch {
+		case status && (q != api.ClusterRotate{}):
+			return fmt.Errorf("--status stands alone")
+		case status:
+			verb, body = "GET", nil
+		case q == api.ClusterRotate{}, q.Kind == "" && !q.Abort && !q.Force:
+			return fmt.Errorf("say which key: %s; or --status", strings.Join(keyKinds, ", "))
+		}
+		if err := ask(f, verb, api.PathClusterKeys, body, &all); err != nil {
+			return err
+		}
+		if done, err := printJSON(streams.Out, *output, all); done {
+			return err
+		}
+		return printKeys(streams.Out, all)
+	}
+	return c
+}
+
+// printKeys writes a table of the keys by kind, each with the replicas that go by it, and the exchange that was last.
+func printKeys(w io.Writer, all api.ClusterKeys) error {
+	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
+	fmt.Fprintln(t, "KIND\tKEY\tSIGNS AT\tBELIEVED AT")
+	for _, kind := range keyKinds {
+		for _, id := range keysOf(all, kind) {
+			var signs, believed []string
+			for _, h := range all.Replicas {
+				for _, k := range h.Keys {
+					switch {
+					case k.Kind != kind:
+					case k.Signs == id:
+						signs = append(signs, h.Name)
+					case slices.Contains(k.Believes, id):
+						believed = append(believed, h.Name)
+					}
+				}
+			}
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", kind, short(id), names(signs), names(believed))
+		}
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for _, h := range all.Replicas {
+		if h.Problem != "" {
+			fmt.Fprintf(w, "%s: %s\n", h.Name, h.Problem)
+		}
+	}
+	return printRotation(w, all)
+}
+
+// printRotation says how far an exchange is; nothing where none ever was.
+func printRotation(w io.Writer, all api.ClusterKeys) error {
+	r := all.Rotation
+	if r == nil {
+		return nil
+	}
+	when := func(ms int64) string { return time.UnixMilli(ms).UTC().Format(time.RFC3339) }
+	var err error
+	switch r.Step {
+	case "done", "aborted":
+		_, err = fmt.Fprintf(w, "exchange of %s: %s since %s\n", r.Kind, r.Step, when(r.Since))
+	default:
+		steps := []string{"trust", "use", "wait", "forget"}
+		_, err = fmt.Fprintf(w, "exchange of %s: %s replaces %s; step %s, %d of %d, since %s\n",
+			r.Kind, short(r.New), short(r.Old), r.Step, slices.Index(steps, r.Step)+1, len(steps), when(r.Since))
+		for _, who := range all.Waiting {
+			fmt.Fprintf(w, "  waits for %s\n", who)
+		}
+	}
+	return err
+}
+
+// keysOf are the ids of all keys of a kind, those that sign first.
+func keysOf(all api.ClusterKeys, kind string) (ids []string) {
+	for _, signing := range []bool{true, false} {
+		for _, h := range all.Replicas {
+			for _, k := range h.Keys {
+				of := k.Believes
+				if signing {
+					of = []string{k.Signs}
+				}
+				for _, id := range of {
+					if k.Kind == kind && id != "" && !slices.Contains(ids, id) {
+						ids = append(ids, id)
+					}
+				}
+			}
+		}
+	}
+	return ids
+}
+
+// short is as much of an id as tells keys apart.
+func short(id string) string {
+	if len(id) >= 43 { // a digest
+		return id[:16]
+	}
+	return id
+}
+
+func names(of []string) string {
+	return cmp.Or(strings.Join(of, ","), "-")
+}

@@ -1,0 +1,45 @@
+package disk
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// A key is believed, used and the former one dropped, each step twice; the former one stays for backups. F51
+func TestKeyExchanged(t *testing.T) {
+	dir := t.TempDir()
+	path, former := filepath.Join(dir, "keys"), filepath.Join(dir, "former")
+	if err := NewKeyFile(path, "one"); err != nil {
+		t.Fatal(err)
+	}
+	line, err := NewKeys("two")
+	if err != nil {
+		t.Fatal(err)
+	}
+	twice := func(step string, do func() error, want ...string) {
+		t.Helper()
+		for range 2 {
+			if err := do(); err != nil {
+				t.Fatalf("%s: %v", step, err)
+			}
+			k, err := LoadKeyring(path)
+			if err != nil || !slices.Equal(k.IDs(), want) {
+				t.Fatalf("%s: %v, %v", step, k.IDs(), err)
+			}
+		}
+	}
+	twice("believe", func() error { return BelieveKey(path, line) }, "one", "two")
+	twice("drop the current", func() error { return DropKey(path, "one", former) }, "one", "two")
+	twice("use", func() error { return UseKey(path, line) }, "two", "one")
+	twice("drop", func() error { return DropKey(path, "one", former) }, "two")
+	k, err := LoadKeyring(former) // which refuses a mode that lets others read
+	if err != nil || !slices.Equal(k.IDs(), []string{"one"}) {
+		t.Errorf("former keys: %v, %v", k.IDs(), err)
+	}
+	other, _ := NewKeys("two")
+	if err := UseKey(path, other); err == nil || strings.Contains(err.Error(), strings.Fields(string(other))[1]) {
+		t.Errorf("another key of the same id: %v", err)
+	}
+}
