@@ -14,8 +14,9 @@ import (
 // wireBackups makes what keeps this replica's backups, where they are asked for.
 func (r *Replica) wireBackups() (err error) {
 	r.backups, err = backups.New(backups.Config{
-		Options: r.cfg.Backups, Cluster: r.cluster.Name, Replica: r.cfg.Name, Write: r.store.Backup,
-		Log: r.log.With("part", "backups"),
+		Options: r.cfg.Backups, Cluster: r.cluster.Name, ID: r.cluster.ID, Replica: r.cfg.Name, Write: r.store.Backup,
+		Leads: func() bool { return r.store.Status().Leader == r.cfg.Name },
+		Log:   r.log.With("part", "backups"),
 	})
 	return err
 }
@@ -42,9 +43,9 @@ func (r *Replica) runBackups(ctx context.Context) error {
 	return r.backups.Run(ctx)
 }
 
-// describeBackups says how this replica's backups go; nil where there are none.
+// describeBackups says how this replica's backups go; nil where there are none, or another replica makes them.
 func (r *Replica) describeBackups() *api.ClusterMemberBackups {
-	if r.backups == nil {
+	if r.backups == nil || !r.backups.Mine() {
 		return nil
 	}
 	s := r.backups.State()
@@ -74,7 +75,7 @@ func backupAlarms(s api.ClusterStatus) (out []api.ClusterAlarm) {
 		out = append(out, api.ClusterAlarm{
 			Kind: "backups", Member: m.Name, Since: b.Since,
 			Message: fmt.Sprintf("%s could not make a backup, %d times in a row, %s: %s", m.Name, b.Failures, last, b.Error),
-			Remedy:  fmt.Sprintf("see to the folder of --backup-folder on %s; 'kctl cluster backup FILE' makes one meanwhile", m.Name),
+			Remedy:  fmt.Sprintf("see to --backup-folder or --backup-s3 of %s; 'kctl cluster backup FILE' makes one meanwhile", m.Name),
 		})
 	}
 	return out

@@ -35,6 +35,8 @@ type one struct {
 	of   time.Time // the time for which it was made
 }
 
+func (f folder) String() string { return f.path }
+
 func (f folder) name(at time.Time) string {
 	return filepath.Join(f.path, f.prefix+at.UTC().Format(stamp)+suffix)
 }
@@ -42,8 +44,11 @@ func (f folder) name(at time.Time) string {
 // list returns this replica's backups, the oldest first. Those of times to come, made before the clock was set back, count as
 // older than all others: nobody knows when they were made. What was never whole is removed: only this replica makes such
 // files, one after the other.
-func (f folder) list(now time.Time) (out []one, err error) {
+func (f folder) list(_ context.Context, now time.Time) (out []one, err error) {
 	entries, err := os.ReadDir(f.path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -67,6 +72,12 @@ func (f folder) list(now time.Time) (out []one, err error) {
 		}
 		out = append(out, one{path: path, of: at})
 	}
+	inOrder(out, now)
+	return out, nil
+}
+
+// inOrder sorts backups, the oldest first, those of times to come before all others.
+func inOrder(out []one, now time.Time) {
 	age := func(b one) int { // 0 or 1
 		if b.of.After(now) {
 			return 0
@@ -74,12 +85,14 @@ func (f folder) list(now time.Time) (out []one, err error) {
 		return 1
 	}
 	slices.SortFunc(out, func(a, b one) int { return cmp.Or(age(a)-age(b), a.of.Compare(b.of)) })
-	return out, nil
 }
 
 // write makes the backup of a time. It has its name once it was read back from the file system and says what was written;
 // until then it has another one, and goes when anything fails.
 func (f folder) write(ctx context.Context, at time.Time, content func(context.Context, io.Writer) error) (size int64, err error) {
+	if err := os.MkdirAll(f.path, 0o700); err != nil {
+		return 0, err
+	}
 	path := f.name(at)
 	out, err := os.OpenFile(path+partial, os.O_CREATE|os.O_EXCL|os.O_RDWR|syscall.O_NOFOLLOW, 0o600) // as secret as the cluster
 	if err != nil {
@@ -123,8 +136,8 @@ func (f folder) sync() error {
 }
 
 // prune removes the oldest backups until there are as many as are to be kept.
-func (f folder) prune(now time.Time, keep int) (removed []string, err error) {
-	all, err := f.list(now)
+func (f folder) prune(ctx context.Context, now time.Time, keep int) (removed []string, err error) {
+	all, err := f.list(ctx, now)
 	if err != nil {
 		return nil, err
 	}
