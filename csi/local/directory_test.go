@@ -157,6 +157,10 @@ func TestBackings(t *testing.T) {
 	wants(t, "the same as an image", b.create("v", 16*mib), codes.AlreadyExists, "of another backing")
 	_, err := b.CreateSnapshot(t.Context(), &spec.CreateSnapshotRequest{Name: "s", SourceVolumeId: "v"})
 	wants(t, "a snapshot", err, codes.FailedPrecondition, "volume v is a folder (its class has backing: directory), which cannot be held still")
+	must(t, b.create("i", 16*mib))
+	_, err = b.CreateVolumeGroupSnapshot(t.Context(), &spec.CreateVolumeGroupSnapshotRequest{Name: "g", SourceVolumeIds: []string{"i", "v"}})
+	wants(t, "a group of snapshots", err, codes.FailedPrecondition, "volume v is a folder (its class has backing: directory)")
+	must(t, b.delete("i"))
 	of.GetVolume().VolumeId = "v"
 	_, err = b.CreateVolume(t.Context(), &spec.CreateVolumeRequest{Name: "w", VolumeCapabilities: []*spec.VolumeCapability{writer}, VolumeContentSource: of})
 	wants(t, "a clone", err, codes.FailedPrecondition, "no clones of such")
@@ -471,4 +475,18 @@ func TestLaterRecord(t *testing.T) {
 	}
 	wants(t, "another", b.create("w", 50*mib), codes.ResourceExhausted, "40 MiB left")
 	must(t, b.createDirectory("w", 40*mib))
+}
+
+// An id that a record or the trash has is no other's, also where the kernel knows nothing of it (yet, or any more); one
+// that the kernel knows of neither.
+func TestProjectsThatAreTaken(t *testing.T) {
+	b := newFolders(t, 0)
+	first := projectOf(b.cfg.Root, "v")
+	must(t, b.keep("begun", record{Version: recordVersion, Size: 16 * mib, Backing: backingDirectory, Project: first}))
+	must(t, os.MkdirAll(b.trash(first+1), 0o700))
+	must(t, b.quotas.limit("", first+2, 1, 1))
+	must(t, b.createDirectory("v", 16*mib))
+	if r, _, err := b.volume("v"); r.Project != first+3 || err != nil {
+		t.Errorf("it has project %d, and %d to %d are taken, %v", r.Project, first, first+2, err)
+	}
 }

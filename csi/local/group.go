@@ -204,6 +204,9 @@ func (d *Driver) members(id string, of []string) ([]record, error) {
 			}
 			return nil, status.Errorf(codes.NotFound, "volume %s does not exist on node %s: a group of snapshots is of volumes of one node", v, d.cfg.NodeID)
 		}
+		if source.Backing == backingDirectory {
+			return nil, noCopies(v)
+		}
 		out = append(out, record{Size: source.Size, Used: source.Used, Block: source.Block, From: v, Group: id, Shared: true})
 	}
 	return out, nil
