@@ -47,7 +47,7 @@ func (p *paper) limit(_ string, id uint32, bytes, _ int64) error {
 	if p.limits[id] = bytes; bytes == 0 {
 		delete(p.limits, id)
 	}
-	return p.why
+	return nil // a kernel that counts and does not enforce takes limits as well
 }
 
 func (p *paper) used(_ string, id uint32) (u usage, err error) {

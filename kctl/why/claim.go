@@ -24,6 +24,19 @@ func (w *World) users(c *corev1.PersistentVolumeClaim) (users []*corev1.Pod) {
 	return users
 }
 
+// consumer says of a claim that waits for its first consumer why a pod that uses it has no node: that is what it waits for.
+func (w *World) consumer(c *corev1.PersistentVolumeClaim, f *Finding) {
+	for _, p := range w.users(c) {
+		for _, said := range p.Status.Conditions {
+			if said.Type == corev1.PodScheduled && said.Status == corev1.ConditionFalse && said.Message != "" {
+				f.Because = fmt.Sprintf("it is made on the node of the first pod that uses it, and pod %s has none: %s", p.Name, line(said.Message))
+				f.Mend = []string{kctl(c, "why pod/%s", p.Name)}
+				return
+			}
+		}
+	}
+}
+
 // claimWell says how a claim stands with which nothing is wrong.
 func (w *World) claimWell(c *corev1.PersistentVolumeClaim) string {
 	well := "bound to volume " + c.Spec.VolumeName

@@ -115,6 +115,9 @@ func (w *World) claim(c *corev1.PersistentVolumeClaim) []Finding {
 	}
 	f.Because = line(e.Message)
 	f.Mend = claimMend(c, e, f.Mend)
+	if e.Reason == "WaitForFirstConsumer" {
+		w.consumer(c, &f)
+	}
 	return []Finding{f}
 }
 

@@ -22,6 +22,8 @@ func TestClaimsNamespacesNodes(t *testing.T) {
 	user := pod("db-0", func(p *corev1.Pod) {
 		p.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}}
 	})
+	unplaced := pod("db-1", unfit("0/1 nodes are available: 1 node(s) did not have enough free storage."))
+	unplaced.Spec.Volumes = user.Spec.Volumes
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "team", DeletionTimestamp: &when}}
 	namespace.Status.Conditions = []corev1.NamespaceCondition{
 		{Type: corev1.NamespaceContentRemaining, Status: corev1.ConditionTrue, Message: "Some resources are remaining: configmaps. has 1 resource instances (settings)"},
@@ -40,6 +42,8 @@ func TestClaimsNamespacesNodes(t *testing.T) {
 		{"no driver", told("ProvisioningFailed", "failed to provision volume: no node has CSI driver a.example: a driver registers by a socket in its kubelet folder's plugins_registry (kubectl get csinodes -o yaml lists those that have)"), claim(corev1.ClaimPending)},
 		{"no room", told("ProvisioningFailed", `failed to provision volume: StorageClass "standard": ResourceExhausted: volume pvc-1 wants 20 MiB, and node w1 has 4 MiB left for volumes`), claim(corev1.ClaimPending)},
 		{"nobody uses it", told("WaitForFirstConsumer", "waiting for first consumer to be created before binding"), claim(corev1.ClaimPending)},
+		{"its pod has no node", World{Events: told("WaitForFirstConsumer", "waiting for first consumer to be created before binding").Events,
+			Pods: []corev1.Pod{*unplaced}}, claim(corev1.ClaimPending)},
 		{"lost", World{}, claim(corev1.ClaimLost)},
 		{"in use", World{Pods: []corev1.Pod{*user}}, going},
 		{"bound", World{}, claim(corev1.ClaimBound)},
