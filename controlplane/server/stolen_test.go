@@ -1,0 +1,88 @@
+package server
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/pki"
+	"keelson.dev/keelson/controlplane/server/rotation"
+)
+
+// A replica is removed and its disk is copied: its own name opens nothing from then on, but with its keys one can take
+// the name of a member and sign tokens, until these keys are exchanged; then they are worthless. F51
+func TestKeysOfARemovedReplica(t *testing.T) {
+	p := newPlane(t, 3, nil)
+	ctx := context.Background()
+	eventually(t, func() error {
+		_, err := p.client("cp1").CoreV1().ServiceAccounts("default").Get(ctx, "default", metav1.GetOptions{})
+		return err
+	})
+	account, err := p.client("cp1").CoreV1().ServiceAccounts("default").Get(ctx, "default", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone := p.members["cp3"]
+	p.stop("cp3")
+	eventually(t, func() error { return p.call("cp1", "DELETE", api.PathClusterMembers+"/cp3", nil, nil) })
+	delete(p.members, "cp3")
+	stolen := filepath.Join(t.TempDir(), "pki")
+	if err := os.CopyFS(stolen, os.DirFS(TrustFolder(gone.cfg))); err != nil {
+		t.Fatal(err)
+	}
+	trust, err := pki.Load(stolen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	as := func(name string) error {
+		t.Helper()
+		peers, err := pki.NewPeers(stolen, pki.ReplicaPeer(name), time.Now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conf := peers.Client()
+		conf.VerifyConnection = nil // the thief does not care whom he calls
+		return p.knock(t, "cp1", conf)
+	}
+	forger, err := pki.NewServiceTokens(pki.DefaultIssuer, trust.ServiceKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	forged, _, err := forger.Sign(pki.Claims{Namespace: "default", ServiceAccount: pki.Ref{Name: "default", UID: string(account.UID)}}, time.Hour, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := as("cp3"); err == nil {
+		t.Error("a removed replica is let in")
+	}
+	if err := as("cp2"); err != nil {
+		t.Fatalf("with the keys of a replica one passes for a member, or this test shows nothing: %v", err)
+	}
+	if err := p.asToken("cp1", forged); err != nil {
+		t.Fatalf("with the keys of a replica one signs tokens, or this test shows nothing: %v", err)
+	}
+
+	for _, q := range []api.ClusterRotate{{Kind: string(rotation.PeersCA)}, {Kind: string(rotation.ServiceAccountKey), Keep: "0s"}} {
+		if err := p.call("cp1", "POST", api.PathClusterKeys, q, nil); err != nil {
+			t.Fatal(err)
+		}
+		p.rotated(t, "cp1", rotation.Kind(q.Kind))
+	}
+	for _, name := range []string{"cp2", "cp3"} {
+		if err := as(name); err == nil {
+			t.Errorf("the copied keys open the store still, as %s", name)
+		}
+	}
+	for name := range p.members {
+		if err := p.asToken(name, forged); err == nil {
+			t.Errorf("%s believes a token that the copied key has signed", name)
+		}
+	}
+	p.put("cp2", "after")
+	p.holds("cp1", "after")
+}
