@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -153,6 +154,7 @@ func (p *plane) testLostMajority(t *testing.T) {
 		return nil
 	})
 	_ = p.members["cp1"].stop()
+	notWhileOthersAnswer(t, p.members["cp1"].cfg)
 	for _, name := range []string{"cp2", "cp3"} {
 		if err := os.RemoveAll(p.members[name].cfg.DataDir); err != nil {
 			t.Fatal(err)
@@ -180,4 +182,23 @@ func (p *plane) testLostMajority(t *testing.T) {
 	p.start(p.config(2))
 	p.ready("cp2")
 	p.holds("cp2", "a", "last", "recovered")
+}
+
+// notWhileOthersAnswer sees to it that a replica does not go on alone, told to or not, when another of three answers.
+func notWhileOthersAnswer(t *testing.T, cfg Config) {
+	t.Helper()
+	members, err := cfg.members()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", members["cp3"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for _, really := range []bool{false, true} {
+		if _, err := Recover(cfg, really); !errors.Is(err, ErrNotLost) || !strings.Contains(err.Error(), "cp3 of 3 members answer") {
+			t.Errorf("while cp3 answers, told to: %v: %v", really, err)
+		}
+	}
 }

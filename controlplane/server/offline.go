@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"keelson.dev/keelson/raftstore/disk"
 	"keelson.dev/keelson/raftstore/replica"
@@ -189,7 +191,9 @@ func (c Config) makeRoom(conf replica.Config, replace bool) (moved string, err e
 
 // Lost is what a recovery gives up.
 type Lost struct {
+	Cluster string        // its name
 	Members []string      // that are no members any more
+	Answer  []string      // those of them whose daemons answer
 	Disk    disk.DiskInfo // of the replica that goes on
 	Address string        // of that, for the others to ask
 }
@@ -197,8 +201,45 @@ type Lost struct {
 // ErrUnsafe says that a verb may lose what was acknowledged and was not told to.
 var ErrUnsafe = errors.New("this may lose writes that were acknowledged: say --unsafe-lost-majority if the majority of the replicas is gone for good")
 
+// ErrNotLost says that the majority is not lost.
+var ErrNotLost = errors.New("the majority of the replicas is not lost")
+
+// notLost refuses a recovery when those that answer and this replica, whose disk is whole, are a majority. A learner
+// counts as one of them: that refuses too much rather than too little.
+func (l Lost) notLost() error {
+	all := len(l.Members) + 1
+	if len(l.Answer) == 0 || len(l.Answer)+1 < all/2+1 {
+		return nil
+	}
+	return fmt.Errorf("%w: %s of %d members answer, and this one's disk is whole: start this replica with 'run'. "+
+		"If their data is lost, stop their daemons first", ErrNotLost, strings.Join(l.Answer, ", "), all)
+}
+
+// answering are the members at whose peer addresses somebody listens.
+func answering(members map[string]string) (out []string) {
+	heard := make(chan string)
+	for name, address := range members {
+		go func() {
+			conn, err := net.DialTimeout("tcp", address, 2*time.Second)
+			if err != nil {
+				heard <- ""
+				return
+			}
+			conn.Close()
+			heard <- name
+		}()
+	}
+	for range members {
+		if name := <-heard; name != "" {
+			out = append(out, name)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
 // Recover makes this replica the only member of its group, with what is on its
-// disk. It is for the day on which the majority of the disks is lost.
+// disk. It is for the day on which the majority of the disks is lost, and refuses on others.
 func Recover(c Config, really bool) (Lost, error) {
 	cluster, release, err := c.openFolder()
 	if err != nil {
@@ -228,7 +269,10 @@ func Recover(c Config, really bool) (Lost, error) {
 		return out, err
 	}
 	delete(members, c.Name)
-	out.Members = slices.Sorted(maps.Keys(members))
+	out.Cluster, out.Members, out.Answer = cluster.Name, slices.Sorted(maps.Keys(members)), answering(members)
+	if err := out.notLost(); err != nil {
+		return out, err
+	}
 	if !really {
 		return out, ErrUnsafe
 	}

@@ -259,9 +259,9 @@ type rows struct {
 	made []one
 }
 
-func (r *rows) String() string                                           { return "rows" }
-func (r *rows) name(time.Time) string                                    { return "" }
-func (r *rows) list(context.Context, time.Time) ([]one, error)           { return r.made, nil }
+func (r *rows) String() string                                          { return "rows" }
+func (r *rows) name(time.Time) string                                   { return "" }
+func (r *rows) list(context.Context, time.Time) ([]one, error)          { return r.made, nil }
 func (r *rows) prune(context.Context, time.Time, int) ([]string, error) { return nil, nil }
 func (r *rows) write(ctx context.Context, at time.Time, write func(context.Context, io.Writer) error) (int64, error) {
 	if err := write(ctx, io.Discard); err != nil {

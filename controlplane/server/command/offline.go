@@ -1,6 +1,7 @@
 package command
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"keelson.dev/keelson/controlplane/server"
 	"keelson.dev/keelson/raftstore/disk"
@@ -104,26 +106,68 @@ func verifyCommand() *cobra.Command {
 	return c
 }
 
+// tellLost says what a recovery would go on with, and without.
+func tellLost(w io.Writer, lost server.Lost) {
+	index, term := server.LastEntry(lost.Disk)
+	fmt.Fprintf(w, "this replica has everything up to entry %d of term %d; what was acknowledged beyond it is lost\n", index, term)
+	if all := lost.Disk.Snapshots; len(all) > 0 && all[0].Revision > 0 {
+		fmt.Fprintf(w, "its newest snapshot is of revision %d, %s; the log goes on from there\n", all[0].Revision, all[0].Taken.UTC().Format(time.RFC3339))
+	}
+	if len(lost.Members) > 0 {
+		fmt.Fprintf(w, "no members any more: %s\n", strings.Join(lost.Members, ", "))
+	}
+	if len(lost.Answer) > 0 {
+		fmt.Fprintf(w, "of them %s still answer: stop them, compare 'inspect' of each, and recover the one that has most\n", strings.Join(lost.Answer, ", "))
+	}
+}
+
+// asks says whether somebody can be asked: a terminal, or whom a caller has put in its place.
+func asks(in io.Reader) bool {
+	f, ok := in.(*os.File)
+	if !ok {
+		return true
+	}
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}
+
+// confirmed asks for the cluster's name, twice at most.
+func confirmed(in io.Reader, w io.Writer, cluster string) error {
+	lines := bufio.NewScanner(io.LimitReader(in, 4096))
+	for range 2 {
+		fmt.Fprintf(w, "type the name of the cluster to go on with this replica alone (%s): ", cluster)
+		if !lines.Scan() {
+			break
+		}
+		if strings.TrimSpace(lines.Text()) == cluster {
+			return nil
+		}
+	}
+	return fmt.Errorf("that is not the name of the cluster, and nothing was changed: %w", server.ErrUnsafe)
+}
+
 func recoverCommand() *cobra.Command {
 	var cfg server.Config
 	really := false
 	c := &cobra.Command{
-		Use:   "recover --unsafe-lost-majority",
+		Use:   "recover",
 		Short: "Go on alone after the majority of the replicas was lost (unsafe)",
 		Long: "Make this replica the only member of its group, with what is on its disk. Use it when the disks of the majority are\n" +
 			"lost for good, and no fresh backup is better: what only they had is lost, though it was acknowledged. Run it on ONE\n" +
 			"replica: that whose last entry has the highest term and then the highest number ('inspect' shows them). Never start\n" +
-			"the others again with their old data.",
-		Example: "  keelson-controlplane inspect\n  keelson-controlplane recover --unsafe-lost-majority",
+			"the others again with their old data. It says what it finds and asks for the name of the cluster; where nobody can be\n" +
+			"asked it needs --unsafe-lost-majority. While so many members answer that they and this one are a majority it refuses.",
+		Example: "  keelson-controlplane inspect\n  keelson-controlplane recover\n  keelson-controlplane recover --unsafe-lost-majority",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			lost, err := server.Recover(cfg, really)
 			w := c.OutOrStdout()
 			if err == nil || errors.Is(err, server.ErrUnsafe) {
-				index, term := server.LastEntry(lost.Disk)
-				fmt.Fprintf(w, "this replica has everything up to entry %d of term %d; what was acknowledged beyond it is lost\n", index, term)
-				if len(lost.Members) > 0 {
-					fmt.Fprintf(w, "no members any more: %s\n", strings.Join(lost.Members, ", "))
+				tellLost(w, lost)
+			}
+			if in := c.InOrStdin(); errors.Is(err, server.ErrUnsafe) && asks(in) {
+				if err = confirmed(in, w, lost.Cluster); err == nil {
+					lost, err = server.Recover(cfg, true)
 				}
 			}
 			if err != nil {

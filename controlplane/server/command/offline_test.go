@@ -140,7 +140,7 @@ func TestOfflineVerbs(t *testing.T) {
 	for _, line := range []string{
 		"inspect", "convert-log --to wal", "inspect", "verify TODAY", "verify DAMAGED",
 		"restore TODAY", "restore DAMAGED --replace", "restore TODAY --replace", "inspect",
-		"recover", "recover --unsafe-lost-majority", "recover --name cp2",
+		"recover", "recover < WRONG", "recover < RIGHT", "recover --unsafe-lost-majority", "recover --name cp2",
 		"rebuild", "rebuild --server 192.0.2.12", "inspect", "convert-log --to bolt",
 	} {
 		fmt.Fprintf(&out, "$ keelson-controlplane %s\n", line)
@@ -149,7 +149,7 @@ func TestOfflineVerbs(t *testing.T) {
 		if args[0] != "verify" && !strings.Contains(line, "--name") {
 			args = append(args, "--name=cp1")
 		}
-		text, err := run(args...)
+		text, err := typing(args)
 		if out.WriteString(text); err != nil {
 			fmt.Fprintf(&out, "keelson-controlplane: %v\n", err)
 		}
@@ -172,4 +172,20 @@ func TestOfflineVerbs(t *testing.T) {
 	if got != string(want) {
 		t.Errorf("%s differs (-rewrite writes it anew); got:\n%s", path, got)
 	}
+}
+
+// typing runs a verb, with somebody at the terminal where the line says what is typed.
+func typing(args []string) (string, error) {
+	typed := map[string]string{"WRONG": "yes\nkeelson-2\nkeelson\n", "RIGHT": "kelson\nkeelson\n"}
+	if len(args) < 3 || args[1] != "<" {
+		return run(args...)
+	}
+	c := New("test")
+	var out bytes.Buffer
+	c.SetIn(strings.NewReader(typed[args[2]]))
+	c.SetOut(&out)
+	c.SetErr(io.Discard)
+	c.SetArgs(append(args[:1:1], args[3:]...))
+	err := c.Execute()
+	return out.String() + "\n", err
 }
