@@ -1,0 +1,211 @@
+package machines
+
+import (
+	"bufio"
+	"context"
+	_ "embed"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Facts are what a machine is and has. The zero value is a machine of which nothing is known.
+type Facts struct {
+	Hostname, MachineID, Arch, Kernel string // Arch as releases name it, amd64 or arm64, else as the machine does
+	Root, Systemd                     bool
+	Cgroup                            []string // controllers of cgroup v2; none where it is not mounted
+	Programs, Modules                 map[string]bool
+	Addresses                         []string
+	Ports                             map[int]bool  // TCP ports that somebody listens at
+	Skew                              time.Duration // how much its clock is ahead of ours
+	SkewUnsure                        time.Duration // and how much of that is the time that asking took
+	Memory, Room                      int64         // bytes: all memory; what is free where Keelson's data goes
+	Sync                              time.Duration // how long one synchronous write takes there; 0 = unknown
+
+	Sums            map[string]string // of installed files, SHA-256 by path
+	Version         string            // of the installed programs, as they say it
+	Active, Enabled map[string]bool   // units without .service
+	// ControlPlane and Agent are the files of settings, "" where there is none.
+	ControlPlane, Agent string
+
+	Replica, ReplicaWhole bool   // it has keys of a replica; it has all that a replica needs
+	ClusterID             string // of the cluster that the replica belongs to
+	ClusterName           string
+	Admin                 bool // it has an administrator's kubeconfig
+	Node                  bool // it has the certificate of a node
+	NodeCA, ReplicaCA     string
+}
+
+// factsScript has the shell of a machine say them.
+//
+//go:embed facts.sh
+var factsScript string
+
+// factsLimit is how long a machine may take to say what it is.
+const factsLimit = 2 * time.Minute
+
+// ReadFacts asks a machine what it is and has, and changes nothing on it.
+func (m *Machine) ReadFacts(ctx context.Context) (Facts, error) {
+	ctx, cancel := context.WithTimeout(ctx, factsLimit)
+	defer cancel()
+	asked := time.Now()
+	out, err := m.Run(ctx, factsScript, nil)
+	if err != nil {
+		return Facts{}, fmt.Errorf("asking what it has: %w", err)
+	}
+	f, clock, err := parseFacts(out)
+	if err != nil {
+		return Facts{}, fmt.Errorf("%s: asking what it has: %w", m.Host.Name, err)
+	}
+	if clock.IsZero() {
+		return f, nil
+	}
+	// A second, short question tells the clock better: the first one wrote to the disk.
+	before := time.Now()
+	out, err = m.Run(ctx, "date +%s.%N", nil)
+	if now, ok := unixTime(strings.TrimSpace(out)); err == nil && ok {
+		clock, asked = now, before
+	}
+	took := time.Since(asked)
+	f.Skew, f.SkewUnsure = clock.Sub(asked.Add(took/2)), took/2
+	return f, nil
+}
+
+// parseFacts reads what the script said, and when the machine thought it was.
+func parseFacts(out string) (f Facts, clock time.Time, err error) {
+	f = Facts{Programs: map[string]bool{}, Modules: map[string]bool{}, Ports: map[int]bool{}, Sums: map[string]string{},
+		Active: map[string]bool{}, Enabled: map[string]bool{}}
+	whole := false
+	texts := map[string]*string{"controlplane": &f.ControlPlane, "agent": &f.Agent, "version": &f.Version, "nodeca": &f.NodeCA, "replicaca": &f.ReplicaCA}
+	lines := bufio.NewScanner(strings.NewReader(out))
+	lines.Buffer(nil, maxSaid)
+	for lines.Scan() {
+		k, v, _ := strings.Cut(lines.Text(), " ")
+		if to, ok := texts[k]; ok {
+			raw, err := base64.StdEncoding.DecodeString(v)
+			if err != nil {
+				return f, clock, fmt.Errorf("what it says of %s is no base64: %w", k, err)
+			}
+			*to = string(raw)
+			continue
+		}
+		switch k {
+		case "hostname":
+			f.Hostname = v
+		case "machine":
+			f.MachineID = v
+		case "arch":
+			f.Arch = archOf(v)
+		case "kernel":
+			f.Kernel = v
+		case "root":
+			f.Root = true
+		case "systemd":
+			f.Systemd = true
+		case "cgroup":
+			f.Cgroup = strings.FieldsFunc(v, func(r rune) bool { return r == ',' })
+		case "program":
+			f.Programs[v] = true
+		case "module":
+			f.Modules[v] = true
+		case "clock":
+			clock, _ = unixTime(v)
+		case "memory":
+			f.Memory = number(v) << 10
+		case "room":
+			f.Room = number(v) << 10
+		case "address":
+			f.Addresses = append(f.Addresses, v)
+		case "port":
+			if n, err := strconv.ParseUint(v, 16, 16); err == nil {
+				f.Ports[int(n)] = true
+			}
+		case "sync":
+			f.Sync = time.Duration(number(v)) * time.Microsecond
+		case "active":
+			f.Active[v] = true
+		case "enabled":
+			f.Enabled[v] = true
+		case "sum":
+			if sum, path, ok := strings.Cut(v, " "); ok {
+				f.Sums[path] = sum
+			}
+		case "replica":
+			f.Replica, f.ReplicaWhole = true, f.ReplicaWhole || v == "whole"
+		case "admin":
+			f.Admin = true
+		case "node":
+			f.Node = true
+		case "cluster":
+			f.ClusterID, f.ClusterName = identity(v)
+		case "end":
+			whole = true
+		}
+	}
+	if !whole {
+		return f, clock, fmt.Errorf("it did not say all: %s", lastWords(out))
+	}
+	f.Version = strings.TrimSpace(f.Version)
+	return f, clock, nil
+}
+
+// identity reads which cluster a replica belongs to.
+func identity(encoded string) (id, name string) {
+	raw, err := base64.StdEncoding.DecodeString(encoded)
+	var c struct{ ID, Name string }
+	if err != nil || json.Unmarshal(raw, &c) != nil {
+		return "", ""
+	}
+	return c.ID, c.Name
+}
+
+func archOf(machine string) string {
+	switch machine {
+	case "x86_64":
+		return "amd64"
+	case "aarch64":
+		return "arm64"
+	}
+	return machine
+}
+
+func number(s string) int64 {
+	n, err := strconv.ParseInt(s, 10, 52)
+	if err != nil || n < 0 {
+		return 0
+	}
+	return n
+}
+
+func unixTime(s string) (time.Time, bool) {
+	whole, part, _ := strings.Cut(s, ".")
+	sec, err := strconv.ParseInt(whole, 10, 64)
+	if err != nil {
+		return time.Time{}, false
+	}
+	nano, _ := strconv.ParseInt((part + "000000000")[:9], 10, 64)
+	return time.Unix(sec, nano), true
+}
+
+// Unit is the name of the daemon's unit, without .service.
+func (r Role) Unit() string {
+	if r == ControlPlane {
+		return "keelson-controlplane"
+	}
+	return "keelson-agent"
+}
+
+// installed says whether any program of Keelson's is there.
+func (f Facts) installed() bool {
+	for _, path := range slices.Collect(maps.Keys(f.Sums)) {
+		if strings.HasPrefix(path, "/usr/bin/keelson-") {
+			return true
+		}
+	}
+	return false
+}
