@@ -15,7 +15,7 @@ cni_path_host-local := plugins/ipam/host-local
 cni_path_loopback := plugins/main/loopback
 cni_path_portmap := plugins/meta/portmap
 
-.PHONY: dist test-vm bench-net up down test build setup install images unit e2e attack clients guest fault soak soak-idle bench bench-store bench-sched bench-api bench-node bench-storage bench-scale bench-failover proto fmt vet clean
+.PHONY: dist test-vm bench-net up down test build setup install images unit e2e attack clients guest fault chaos soak soak-idle bench bench-store bench-sched bench-api bench-node bench-storage bench-scale bench-failover proto fmt vet clean
 
 up: build ## a lab cluster with the example running; says so when it is up already, starts it again when it is down
 	@scripts/up $(BIN) $(PREFIX)
@@ -62,6 +62,8 @@ test-vm: build ## Debian machines with systemd under qemu, installed from what '
 	@scripts/test vm
 fault: build ## break it in every way; DURATION=10m: the store for that long, SEED=n: by another plan
 	@scripts/test fault
+chaos: build ## leaders are killed, frozen, cut off and handed over under applies, watches, rollouts and Service requests; DURATION=5m, SEED=n has a run again
+	@scripts/test chaos
 soak: setup ## a control plane's memory before and after 10,000 pods came and went; ARGS="-soak.profiles=DIR" keeps what held it
 	@$(GO) test -count=1 -timeout 30m -v ./test/soak -run Churn -soak.pods=10000 $(ARGS)
 

@@ -437,17 +437,7 @@ func TestControlPlaneGone(t *testing.T) {
 	w1 := bed.Host(t, "w1")
 	web := bed.HTTP(w1)
 	url := "http://" + net.JoinHostPort(svc.Spec.ClusterIP, "80") + "/"
-	get := func() error {
-		resp, err := web.Get(url)
-		if err != nil {
-			return err
-		}
-		defer resp.Body.Close()
-		if resp.StatusCode != http.StatusOK {
-			return errors.New(resp.Status)
-		}
-		return nil
-	}
+	get := func() error { return get(web, url) }
 	bed.Eventually(t, soon, get)
 	eachReplica(t, bed.Lab().Stop)
 	defer func() {
@@ -478,4 +468,17 @@ func TestControlPlaneGone(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// get asks for a page.
+func get(web *http.Client, url string) error {
+	resp, err := web.Get(url)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return errors.New(resp.Status)
+	}
+	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/test/bed/stream"
 	"keelson.dev/keelson/test/bench/figures"
 )
 
@@ -51,7 +52,7 @@ func (b *bench) failover(ctx context.Context) (err error) {
 	l := &failoverLoad{plane: p}
 	defer func() {
 		cancel()
-		l.parts.Wait()
+		l.wait()
 		err = errors.Join(err, p.stop())
 	}()
 	if err := l.start(ctx, failoverAgents); err != nil {
@@ -69,7 +70,8 @@ func (b *bench) failover(ctx context.Context) (err error) {
 		b.say("kill %d of %d: elected after %.0f ms; then pod %.0f, binding %.0f, status %.0f, sessions %.0f, watches %.0f ms", i+1, b.kills,
 			one[pointElected], one[pointController], one[pointBinding], one[pointStatus], one[pointSessions], one[pointWatches])
 	}
-	seen, err := l.verdict(ctx)
+	l.end()
+	seen, err := l.Verdict(ctx)
 	if err != nil {
 		return err
 	}
@@ -77,8 +79,8 @@ func (b *bench) failover(ctx context.Context) (err error) {
 	return nil
 }
 
-func (b *bench) failoverRows(found map[string][]float64, seen history) {
-	params := map[string]any{"kills": b.kills, "agents": failoverAgents, "applies": appliers}
+func (b *bench) failoverRows(found map[string][]float64, seen stream.Seen) {
+	params := map[string]any{"kills": b.kills, "agents": failoverAgents, "applies": stream.Writers}
 	for _, p := range points {
 		values := found[p.name]
 		if len(values) == 0 {
@@ -95,10 +97,11 @@ func (b *bench) failoverRows(found map[string][]float64, seen history) {
 		name, note string
 		n          int
 	}{
-		{"calls at survivors that failed", fmt.Sprintf("of %d", seen.calls), seen.failed},
-		{"watches of survivors that ended", "", seen.broken},
-		{"events that a watch missed, had twice or out of order", fmt.Sprintf("of %d, in %d watches", seen.events, seen.watches), seen.wrong},
-		{"acknowledged writes that are lost", fmt.Sprintf("of %d", seen.acked), seen.lost},
+		{"calls at survivors that failed", fmt.Sprintf("of %d", seen.Calls), seen.Failed},
+		{"watches of survivors that ended", "", seen.Broken},
+		{"events that a watch missed, had twice or out of order", fmt.Sprintf("of %d, in %d watches", seen.Events, seen.Watches), seen.Wrong},
+		{"acknowledged writes that are lost", fmt.Sprintf("of %d", seen.Acked), seen.Lost},
+		{"reads and writes that contradict what was known before", fmt.Sprintf("of %d", seen.Reads+seen.Acked), seen.Stale},
 	} {
 		b.records = append(b.records, figures.Record{Measure: "failover, " + c.name, Params: params, Values: map[string]float64{"count": float64(c.n)}})
 		b.row(figures.Row{Measure: "leader killed: " + c.name, Key: "failover none", Figure: float64(c.n), Note: c.note})
@@ -122,7 +125,7 @@ func (l *failoverLoad) killed(ctx context.Context) (map[string]float64, error) {
 		return nil, err
 	}
 	served := l.agentsAt(leader)
-	l.dead.Store(&leader)
+	l.Strike(leader)
 	at := time.Now()
 	back, err := l.processes.Kill(leader)
 	if err != nil {
@@ -144,11 +147,10 @@ func (l *failoverLoad) killed(ctx context.Context) (map[string]float64, error) {
 		return nil, err
 	}
 	out[pointElected] = ms(elected.Sub(at))
-	out[pointWrites] = ms(l.pause(at))
+	out[pointWrites] = ms(l.Pause(at))
 	back()
 	err = l.allReady(ctx)
-	none := ""
-	l.dead.Store(&none)
+	l.Strike("")
 	return out, err
 }
 
@@ -156,7 +158,7 @@ func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
 // resumed fills in when each part went on, and fails while one has not.
 func (l *failoverLoad) resumed(out map[string]float64, elected time.Time, served []*failoverAgent) error {
-	first, ok := l.stream.after(elected)
+	first, ok := l.pods.after(elected)
 	if !ok {
 		return errors.New("the work of a new leader has not been seen yet")
 	}
@@ -176,17 +178,11 @@ func (l *failoverLoad) resumed(out map[string]float64, elected time.Time, served
 	if !last.IsZero() {
 		out[pointSessions] = max(0, ms(last.Sub(elected)))
 	}
-	last = time.Time{}
-	for _, w := range l.watches {
-		again, waits := w.again()
-		if waits {
-			return errors.New("a watch of the dead replica has not gone on yet")
-		}
-		if again.After(last) {
-			last = again
-		}
+	again, waits := l.Resumed()
+	if waits {
+		return errors.New("a watch of the dead replica has not gone on yet")
 	}
-	out[pointWatches] = max(0, ms(last.Sub(elected)))
+	out[pointWatches] = max(0, ms(again.Sub(elected)))
 	return nil
 }
 
@@ -195,7 +191,7 @@ type logs map[string]int64
 
 func (l *failoverLoad) logsFrom(leader string) (logs, error) {
 	out := logs{}
-	for _, name := range l.Names() {
+	for _, name := range l.Names {
 		if name == leader {
 			continue
 		}
