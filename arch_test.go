@@ -41,6 +41,7 @@ var law = []rule{
 	{"controlplane/scheduler", []string{"controlplane/api", "controlplane/client", "=controlplane/scheduler", "=controlplane/scheduler/framework", "=controlplane/scheduler/plugins", "=controlplane/scheduler/config", "=controlplane/scheduler/extender"}, "a plugin uses the framework; the scheduler writes through the API only"},
 	{"controlplane/fleet/policy", nil, "which pods a policy means is worked out from objects alone"},
 	{"controlplane/fleet", []string{"=controlplane/fleet/policy", "controlplane/api", "controlplane/client", "controlplane/pki", "proto/fleet"}, "the fleet holds no truth: it reads and writes through the API"},
+	{"controlplane/sharedaddress", nil, "an address on a link knows nothing of who leads: it is asked"},
 	{"controlplane/pki", []string{"=controlplane/api"}, "keys and certificates, nothing else"},
 
 	{"agent/node", []string{"agent", "proto/fleet", "cni", "csi"}, "wiring"},

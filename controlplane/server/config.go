@@ -20,6 +20,7 @@ import (
 	authzfile "keelson.dev/keelson/controlplane/apiserver/authz/structured"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/controlplane/server/backups"
+	"keelson.dev/keelson/controlplane/sharedaddress"
 )
 
 // Config is what one replica is started with.
@@ -27,6 +28,10 @@ type Config struct {
 	Name      string // of this replica; it never changes for a DataDir
 	DataDir   string // made by Init or Join
 	Advertise string // the address under which agents, users and replicas reach this one
+
+	// SharedAPI is an IPv4 address that the leader adds to its machine, so that the API has one that follows it; "" = none.
+	// All replicas should be given the same.
+	SharedAPI string
 
 	// PodEviction is how long pods stay on a node that was lost, where they do not say otherwise by a toleration: it
 	// becomes their tolerationSeconds; 0 = 20 seconds. All replicas should be given the same.
@@ -171,6 +176,11 @@ func (c Config) check() error {
 	}
 	if c.DataDir == "" {
 		return errors.New("--data-dir: a replica needs a folder for its data")
+	}
+	if c.SharedAPI != "" {
+		if _, err := sharedaddress.Check(c.SharedAPI, c.Advertise); err != nil {
+			return err
+		}
 	}
 	return c.Store.check()
 }

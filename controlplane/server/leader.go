@@ -157,6 +157,9 @@ func (r *Replica) leaderParts(term uint64) []lifecycle.Part {
 		{Name: "conditions of api services", Run: func(ctx context.Context) error { return r.keepConditions(ctx, term) }},
 		{Name: "kubernetes service", Run: func(ctx context.Context) error { return r.keepKubernetesService(ctx, system, term) }},
 	}
+	if a := r.sharedAddress(); a != nil {
+		parts = append(parts, lifecycle.Part{Name: "shared address", Run: a.Hold})
+	}
 	return append(parts, r.engine.Parts(term)...)
 }
 

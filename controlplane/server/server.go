@@ -112,6 +112,11 @@ func Run(ctx context.Context, cfg Config) error {
 		return fmt.Errorf("replica %s: %w", cfg.Name, err)
 	}
 	defer r.listeners.close()
+	if a := r.sharedAddress(); a != nil {
+		if err := a.Clear(); err != nil { // one that was killed may have left it
+			return fmt.Errorf("replica %s: --api-address-shared: %w", cfg.Name, err)
+		}
+	}
 	r.log.Info("replica starts", "cluster", cluster.Name, "address", cfg.Advertise, "version", cfg.Version)
 	// When ctx ends, the API ends first, by itself: what it has under way needs the store and all others.
 	all, end := context.WithCancel(context.WithoutCancel(ctx))
@@ -184,6 +189,14 @@ func wire(cfg Config, cluster Cluster, trust *pki.Trust) (r *Replica, err error)
 	if err != nil {
 		return nil, err
 	}
+	if cfg.SharedAPI != "" {
+		api, err := listenShared(listeners.api, cfg.SharedAPI, cluster.APIPort)
+		if err != nil {
+			listeners.close()
+			return nil, err
+		}
+		listeners.api = api
+	}
 	r.listeners = listeners
 	defer func() {
 		if err != nil {
@@ -195,7 +208,7 @@ func wire(cfg Config, cluster Cluster, trust *pki.Trust) (r *Replica, err error)
 		p.Life = cfg.certificateLife
 		return trust.CA.Rotator(p, now)
 	}
-	serving := own(pki.ReplicaServing(cfg.Name, cluster.serviceIP().AsSlice(), cfg.Advertise))
+	serving := own(pki.ReplicaServing(cfg.Name, cluster.serviceIP().AsSlice(), cfg.addresses()...))
 	if err := r.wireStore(conf, listeners.peer); err != nil {
 		return nil, err
 	}

@@ -149,6 +149,8 @@ func runCommand(version string) *cobra.Command {
 		Args: cobra.NoArgs,
 	}
 	identity(c, &cfg)
+	c.Flags().StringVar(&cfg.SharedAPI, "api-address-shared", "",
+		"IPv4 address of the replicas' link that the leader adds to its machine and announces, so that the API has one that follows it (docs/install.md); the same on every replica")
 	c.Flags().IntVar(&eviction, "eviction-seconds", 15, "seconds after which pods leave a node that was lost, where they have no toleration that says otherwise")
 	c.Flags().StringVar(&cfg.AdmissionConfig, "admission-control-config-file", "",
 		"file with the defaults and exemptions of Pod Security: an AdmissionConfiguration or a PodSecurityConfiguration")
