@@ -1,0 +1,175 @@
+// Package shared asks the API at the address that the replicas of a lab share, while its leaders are lost.
+package shared
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+
+	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/test/bed"
+)
+
+const (
+	address  = "10.89.0.200" // of the lab's link, and of no host
+	flag     = "--api-address-shared=" + address
+	patience = 60 * time.Second
+)
+
+func TestMain(m *testing.M) { os.Exit(bed.MainWith([]string{flag}, "", m)) }
+
+// The API is asked at the shared address from a worker while the leader is killed, frozen and cut off: it answers again each
+// time, by another replica; what a replica that was lost had of the address goes, and one that is stopped leaves nothing.
+func TestAddressFollowsTheLeader(t *testing.T) {
+	if flags := bed.Lab().Config.ControlPlaneFlags; len(flags) == 0 || flags[0] != flag {
+		t.Skipf("the lab that is up has no %s", flag)
+	}
+	w1 := bed.Host(t, "w1")
+	cfg := bed.RestConfig(t)
+	tlsCfg, err := rest.TLSConfigFor(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func() error { // each by a connection of its own
+		web := http.Client{Timeout: 500 * time.Millisecond, Transport: &http.Transport{TLSClientConfig: tlsCfg, DisableKeepAlives: true,
+			DialContext: func(ctx context.Context, _, at string) (net.Conn, error) { return w1.Dial(ctx, at) }}}
+		resp, err := web.Get("https://" + net.JoinHostPort(address, "6443") + "/readyz")
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			return errors.New(resp.Status)
+		}
+		return nil
+	}
+	bed.Eventually(t, patience, ask)
+	lab := bed.Lab()
+	for _, f := range []struct {
+		name     string
+		do, undo func(string) error
+	}{
+		{"kill -9", func(h string) error { return lab.KillDaemon(t.Context(), h) }, func(h string) error { return lab.Restart(t.Context(), h) }},
+		{"freeze", lab.Pause, lab.Resume},
+		{"cut off", lab.Partition, lab.Heal},
+	} {
+		leader, _ := bed.Leader(t, patience)
+		bed.Eventually(t, patience, func() error { return only(t, leader) })
+		var answers gaps
+		ctx, stop := context.WithCancel(t.Context())
+		var asking sync.WaitGroup
+		asking.Go(func() {
+			for wait.Delay(ctx, 5*time.Millisecond) == nil {
+				answers.note(ask())
+			}
+		})
+		bed.Eventually(t, patience, func() error {
+			if n := answers.since(time.Time{}); n < 20 {
+				return fmt.Errorf("%d answers", n)
+			}
+			return nil
+		})
+		began := time.Now()
+		if err := f.do(leader); err != nil {
+			t.Fatal(err)
+		}
+		bed.Eventually(t, patience, func() error {
+			if n := answers.since(began); n < 50 {
+				return fmt.Errorf("%d answers since", n)
+			}
+			return has(t, leader, false)
+		})
+		alone := time.Since(began)
+		if err := f.undo(leader); err != nil {
+			t.Fatal(err)
+		}
+		bed.Eventually(t, patience, func() error {
+			now, _ := bed.Leader(t, patience)
+			return only(t, now)
+		})
+		stop()
+		asking.Wait()
+		t.Logf("%s of %s: no answer for %s, %d questions failed; after %s only the new leader had the address", f.name, leader,
+			answers.longest.Round(time.Millisecond), answers.failed, alone.Round(time.Millisecond))
+	}
+	leader, _ := bed.Leader(t, patience)
+	if err := lab.Stop(t.Context(), leader); err != nil {
+		t.Fatal(err)
+	}
+	if err := has(t, leader, false); err != nil {
+		t.Errorf("after a stop in good order: %v", err)
+	}
+	if err := lab.Restart(t.Context(), leader); err != nil {
+		t.Fatal(err)
+	}
+	bed.Eventually(t, patience, ask)
+}
+
+// has fails unless it is so that a host has the address.
+func has(t *testing.T, host string, want bool) error {
+	t.Helper()
+	// Not as a process of the host, which may be frozen.
+	out, err := exec.CommandContext(t.Context(), "nsenter", "--net="+bed.Host(t, host).NetNS(), "ip", "-4", "address").CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%w: %s", err, out)
+	}
+	if got := strings.Contains(string(out), address+"/32"); got != want {
+		return fmt.Errorf("host %s has the shared address: %v, want %v", host, got, want)
+	}
+	return nil
+}
+
+// only fails unless one replica alone has it.
+func only(t *testing.T, leader string) error {
+	t.Helper()
+	for _, r := range bed.Replicas() {
+		if err := has(t, r, r == leader); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// gaps is for how long nothing was answered.
+type gaps struct {
+	mu      sync.Mutex
+	last    time.Time
+	times   []time.Time
+	longest time.Duration
+	failed  int
+}
+
+func (g *gaps) note(err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err != nil {
+		g.failed++
+		return
+	}
+	now := time.Now()
+	if !g.last.IsZero() {
+		g.longest = max(g.longest, now.Sub(g.last))
+	}
+	g.last, g.times = now, append(g.times, now)
+}
+
+func (g *gaps) since(t time.Time) (n int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, at := range g.times {
+		if at.After(t) {
+			n++
+		}
+	}
+	return n
+}
