@@ -21,7 +21,7 @@ ip -o address show 2>/dev/null | sed -n 's/^[0-9]*: [^ ]* *inet6\{0,1\} \([^/ ]*
 cat "$root/proc/net/tcp" "$root/proc/net/tcp6" 2>/dev/null | sed -n 's/^ *[0-9]*: [0-9A-F]*:\([0-9A-F]\{4\}\) [0-9A-F]*:[0-9A-F]* 0A .*/port \1/p' | sort -u
 at=$data
 while [ ! -d "$at" ]; do at=$(dirname "$at"); done
-say room "$(df -Pk "$at" | sed -n '2s/^.* \([0-9]*\) *[0-9]*% .*/\1/p')"
+df -Pk "$at" | { read -r _; read -r _ _ _ free _; say room "$free"; }
 if t=$(mktemp "$at/.keelson-XXXXXX" 2>/dev/null); then
   trap 'rm -f "$t"' EXIT
   before=$(date +%s%N)
