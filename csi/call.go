@@ -3,6 +3,7 @@ package csi
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -14,12 +15,13 @@ import (
 // MaxCall bounds the request and the answer of a call that is passed on, in bytes.
 const MaxCall = 1 << 20
 
-// Call passes one call of the Identity or the Controller service on to a driver of this node, encoded as it is. Calls of
+// Call passes one call of the Identity, the Controller or the GroupController service on to a driver of this node, encoded as it is. Calls of
 // the Node service are the node's own and are refused. timeout 0, and what is longer than two minutes, is two minutes.
 // The error is ErrNoDriver with where the driver was looked for, or what gRPC says.
 func (r *Registry) Call(ctx context.Context, driver, method string, request []byte, timeout time.Duration) ([]byte, error) {
-	if !strings.HasPrefix(method, "/csi.v1.Controller/") && !strings.HasPrefix(method, "/csi.v1.Identity/") {
-		return nil, status.Errorf(codes.PermissionDenied, "%q is no call of a driver's Controller or Identity service", method)
+	service := method[:strings.LastIndex(method, "/")+1]
+	if !slices.Contains([]string{"/csi.v1.Controller/", "/csi.v1.GroupController/", "/csi.v1.Identity/"}, service) {
+		return nil, status.Errorf(codes.PermissionDenied, "%q is no call of a driver's Controller, GroupController or Identity service", method)
 	}
 	if len(request) > MaxCall {
 		return nil, status.Errorf(codes.ResourceExhausted, "a request of %d bytes for CSI driver %s: %d are allowed", len(request), driver, MaxCall)

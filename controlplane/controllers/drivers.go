@@ -149,6 +149,11 @@ func DriverController(calls api.NodeDrivers, node, driver string) csi.Controller
 	return csi.NewControllerClient(onNode{calls, node, driver})
 }
 
+// DriverGroups calls the GroupController service of a driver on a node.
+func DriverGroups(calls api.NodeDrivers, node, driver string) csi.GroupControllerClient {
+	return csi.NewGroupControllerClient(onNode{calls, node, driver})
+}
+
 // DriverNode calls the Node service of a driver on a node, as far as the node's agent passes such calls on: for the growth
 // of volumes that it has mounted, of which it knows where they are.
 func DriverNode(calls api.NodeDrivers, node, driver string) csi.NodeClient {

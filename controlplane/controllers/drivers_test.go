@@ -47,6 +47,7 @@ type drivers struct {
 	copies  error              // the answer to who wants a copy; nil: it is made
 	asked   int                // calls of ControllerModifyVolume
 	never   error              // the answer to who asks for room by parameters; nil: there is some
+	single  bool               // the driver takes no groups of snapshots
 }
 
 // errGrows is the answer of a node that does grow a volume.
@@ -58,6 +59,7 @@ type onDisk struct {
 	of   string // what it was made of
 	left int    // calls until it is ready
 	kind string // the attribute that the volume has
+	in   string // the group of snapshots that it is one of
 }
 
 func (d *drivers) get(name string) *onDisk {
@@ -187,6 +189,8 @@ func (d *drivers) do(node, method string, request []byte) (proto.Message, error)
 		return d.attributes(node, method, request)
 	case "CreateSnapshot", "DeleteSnapshot", "ListSnapshots":
 		return d.snapshot(node, method, request)
+	case "GroupControllerGetCapabilities", "CreateVolumeGroupSnapshot", "DeleteVolumeGroupSnapshot", "GetVolumeGroupSnapshot":
+		return d.group(node, method, request)
 	case "GetCapacity":
 		q := &csi.GetCapacityRequest{}
 		if err := proto.Unmarshal(request, q); err != nil || len(q.Parameters) > 0 && d.never != nil {
@@ -247,7 +251,7 @@ func (d *drivers) source(node string, q *csi.CreateVolumeRequest) (string, error
 
 func (d *drivers) snapshot(node, method string, request []byte) (proto.Message, error) {
 	answer := func(id string, s *onDisk) *csi.Snapshot {
-		return &csi.Snapshot{SnapshotId: id, SourceVolumeId: s.of, SizeBytes: s.size, CreationTime: timestamppb.New(time.Unix(1e9, 0)), ReadyToUse: s.left == 0}
+		return &csi.Snapshot{SnapshotId: id, SourceVolumeId: s.of, SizeBytes: s.size, CreationTime: timestamppb.New(time.Unix(1e9, 0)), ReadyToUse: s.left == 0, GroupSnapshotId: s.in}
 	}
 	switch method[strings.LastIndex(method, "/")+1:] {
 	case "CreateSnapshot":
@@ -273,6 +277,9 @@ func (d *drivers) snapshot(node, method string, request []byte) (proto.Message, 
 			return nil, err
 		}
 		if s := d.snaps[q.SnapshotId]; s != nil && s.node == node {
+			if s.in != "" {
+				return nil, status.Errorf(codes.InvalidArgument, "snapshot %s is one of group %s", q.SnapshotId, s.in)
+			}
 			delete(d.snaps, q.SnapshotId)
 		}
 		return &csi.DeleteSnapshotResponse{}, nil

@@ -18,12 +18,15 @@ import (
 // SnapshotGroup is the API group of snapshots, whose kinds a cluster has once somebody has brought their definitions.
 const SnapshotGroup = "snapshot.storage.k8s.io"
 
+// GroupSnapshotGroup is the API group of groups of snapshots, whose kinds come with those of snapshots.
+const GroupSnapshotGroup = "groupsnapshot.storage.k8s.io"
+
 // ReachedFromAnnotation says from which nodes data are reached, as the node affinity of a volume in JSON: on a
 // VolumeSnapshotContent those of the snapshot, on a claim those of what its volume is to be made of. The scheduler goes
 // by that of a claim.
 const ReachedFromAnnotation = "keelson.dev/reached-from"
 
-// SnapshotKind is a kind of snapshots by its name, nil where none is served.
+// SnapshotKind is a kind of snapshots, or of groups of them, by its name, nil where none is served.
 func SnapshotKind(c *client.Client, name string) *api.Kind {
 	for _, k := range c.Kinds().Table().Stored() {
 		if IsSnapshotKind(k) && k.GVK.Kind == name {
@@ -33,8 +36,10 @@ func SnapshotKind(c *client.Client, name string) *api.Kind {
 	return nil
 }
 
-// IsSnapshotKind says whether a kind is one of snapshots.
-func IsSnapshotKind(k *api.Kind) bool { return k.GVK.Group == SnapshotGroup && k.GVK.Version == "v1" }
+// IsSnapshotKind says whether a kind is one of snapshots, or of groups of them.
+func IsSnapshotKind(k *api.Kind) bool {
+	return (k.GVK.Group == SnapshotGroup || k.GVK.Group == GroupSnapshotGroup) && k.GVK.Version == "v1"
+}
 
 // Stored is an object as its Go type, and as it is stored: with fields that the type does not know.
 type Stored[T any] struct {

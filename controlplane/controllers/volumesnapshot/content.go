@@ -89,6 +89,9 @@ func (r *reconciler) take(ctx context.Context, c content) (time.Duration, error)
 func contentStatus(s *csi.Snapshot) *snap.VolumeSnapshotContentStatus {
 	id, ready, size := s.GetSnapshotId(), s.GetReadyToUse(), s.GetSizeBytes()
 	out := &snap.VolumeSnapshotContentStatus{SnapshotHandle: &id, ReadyToUse: &ready, RestoreSize: &size}
+	if of := s.GetGroupSnapshotId(); of != "" {
+		out.VolumeGroupSnapshotHandle = &of
+	}
 	if s.GetCreationTime() != nil {
 		at := s.GetCreationTime().AsTime().UnixNano()
 		out.CreationTime = &at
@@ -218,7 +221,7 @@ func (r *reconciler) found(ctx context.Context, c content, name string, s *csi.S
 // remove has the driver delete a snapshot where that is the policy, and lets the content go. A snapshot that was being
 // made is asked for once more: only then is it known.
 func (r *reconciler) remove(ctx context.Context, c content) (time.Duration, error) {
-	if c.Typed.Spec.DeletionPolicy == snap.VolumeSnapshotContentDelete {
+	if c.Typed.Spec.DeletionPolicy == snap.VolumeSnapshotContentDelete && !metav1.HasAnnotation(c.Object.ObjectMeta, inGroup) {
 		if err := r.delete(ctx, c); err != nil {
 			if status.Code(err) == codes.Aborted {
 				return poll, nil

@@ -2,6 +2,7 @@ package volumesnapshot
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -110,6 +111,9 @@ func (r *reconciler) dynamic(ctx context.Context, s snapshot) (snapshot, *snap.V
 	if c != nil {
 		return s, c.Typed, belongs(s.Typed, c.Typed)
 	}
+	if slices.Contains(s.Typed.Finalizers, memberFinalizer) {
+		return s, nil, errors.New("its group has not made its VolumeSnapshotContent yet")
+	}
 	if s.Typed.Status != nil && s.Typed.Status.BoundVolumeSnapshotContentName != nil {
 		return s, nil, fmt.Errorf("VolumeSnapshotContent %s is gone: somebody deleted it", *s.Typed.Status.BoundVolumeSnapshotContentName)
 	}
@@ -165,22 +169,34 @@ func (r *reconciler) dynamic(ctx context.Context, s snapshot) (snapshot, *snap.V
 }
 
 func (r *reconciler) createContent(ctx context.Context, c *snap.VolumeSnapshotContent) error {
-	k := r.kind("VolumeSnapshotContent")
-	m, err := runtime.DefaultUnstructuredConverter.ToUnstructured(c)
+	_, err := r.create(ctx, "VolumeSnapshotContent", c)
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
+}
+
+// create makes an object of a kind of snapshots without a status.
+func (r *reconciler) create(ctx context.Context, kind string, typed metav1.Object) (*custom.Object, error) {
+	k := r.kind(kind)
+	if k == nil {
+		return nil, fmt.Errorf("%s is not served any more", kind)
+	}
+	m, err := runtime.DefaultUnstructuredConverter.ToUnstructured(typed)
 	if err != nil {
-		return err
+		return nil, fmt.Errorf("making %s %s: %w", kind, typed.GetName(), err)
 	}
 	m["apiVersion"], m["kind"] = k.GVK.GroupVersion().String(), k.GVK.Kind
 	delete(m, "status")
 	o, err := custom.FromMap(m)
 	if err != nil {
-		return err
+		return nil, fmt.Errorf("making %s %s: %w", kind, typed.GetName(), err)
 	}
-	_, err = r.term.Client.Do(ctx, &api.Request{Verb: api.VerbCreate, Kind: k, Object: o})
-	if apierrors.IsAlreadyExists(err) {
-		return nil
+	made, err := r.term.Client.Do(ctx, &api.Request{Verb: api.VerbCreate, Kind: k, Namespace: typed.GetNamespace(), Object: o})
+	if err != nil {
+		return nil, err
 	}
-	return err
+	return made.(*custom.Object), nil
 }
 
 // contentNamed reads a content; nil when there is none.
@@ -224,6 +240,11 @@ func statusOf(s *snap.VolumeSnapshot, c *snap.VolumeSnapshotContent) *snap.Volum
 		at := metav1.NewTime(time.Unix(0, *t).Truncate(time.Second))
 		if next.CreationTime == nil || !next.CreationTime.Equal(&at) {
 			next.CreationTime = &at
+		}
+	}
+	for _, o := range s.OwnerReferences {
+		if o.Kind == "VolumeGroupSnapshot" && slices.Contains(s.Finalizers, memberFinalizer) {
+			next.VolumeGroupSnapshotName = &o.Name
 		}
 	}
 	if n := c.Status.RestoreSize; n != nil {
@@ -274,6 +295,9 @@ func (r *reconciler) letGo(ctx context.Context, namespace, name string, counts f
 			return nil
 		}
 	}
+	if held, err := r.heldByGroup(ctx, claim); err != nil || held {
+		return err
+	}
 	next := claim.DeepCopy()
 	next.Finalizers = slices.DeleteFunc(next.Finalizers, func(f string) bool { return f == claimFinalizer })
 	_, err = client.Update(ctx, r.term.Client, next)
@@ -284,6 +308,9 @@ func (r *reconciler) letGo(ctx context.Context, namespace, name string, counts f
 func (r *reconciler) deleted(ctx context.Context, s snapshot) (time.Duration, error) {
 	if !slices.Contains(s.Typed.Finalizers, boundFinalizer) && !slices.Contains(s.Typed.Finalizers, sourceFinalizer) {
 		return 0, nil
+	}
+	if stays, err := r.staysWithGroup(ctx, s); err != nil || stays {
+		return again, err
 	}
 	claims, err := client.List[*corev1.PersistentVolumeClaim](ctx, r.term.Client, s.Typed.Namespace, metav1.ListOptions{})
 	if err != nil {
@@ -313,7 +340,7 @@ func (r *reconciler) deleted(ctx context.Context, s snapshot) (time.Duration, er
 		return 0, err
 	}
 	_, err = r.write(ctx, s.Object, func(o *custom.Object) {
-		o.Finalizers = slices.DeleteFunc(o.Finalizers, func(f string) bool { return f == boundFinalizer || f == sourceFinalizer })
+		o.Finalizers = slices.DeleteFunc(o.Finalizers, func(f string) bool { return f == boundFinalizer || f == sourceFinalizer || f == memberFinalizer })
 	})
 	return 0, err
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	groups "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumegroupsnapshot/v1"
 	snap "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -26,6 +27,9 @@ const (
 	snapshotKey = "snapshot"
 	contentKey  = "content"
 	claimKey    = "claim"
+
+	groupKey        = "group"
+	groupContentKey = "group content"
 )
 
 const (
@@ -76,7 +80,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 			if !ok {
 				return nil
 			}
-			if k.GVK.Kind == "VolumeSnapshotClass" {
+			if k.GVK.Kind == "VolumeSnapshotClass" || k.GVK.Kind == "VolumeGroupSnapshotClass" {
 				return all()
 			}
 			return keysOf(k, o)
@@ -85,6 +89,9 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 			{APIGroups: []string{snap.GroupName}, Resources: []string{"volumesnapshots", "volumesnapshotcontents"}, Verbs: []string{"create", "delete", "get", "list", "update", "watch"}},
 			{APIGroups: []string{snap.GroupName}, Resources: []string{"volumesnapshotclasses"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{snap.GroupName}, Resources: []string{"volumesnapshots/status", "volumesnapshotcontents/status"}, Verbs: []string{"update"}},
+			{APIGroups: []string{groups.GroupName}, Resources: []string{"volumegroupsnapshots", "volumegroupsnapshotcontents"}, Verbs: []string{"create", "delete", "get", "list", "update", "watch"}},
+			{APIGroups: []string{groups.GroupName}, Resources: []string{"volumegroupsnapshotclasses"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{groups.GroupName}, Resources: []string{"volumegroupsnapshots/status", "volumegroupsnapshotcontents/status"}, Verbs: []string{"update"}},
 			{APIGroups: []string{"apiextensions.k8s.io"}, Resources: []string{"customresourcedefinitions"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"get", "list", "update", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: []string{"get"}},
@@ -115,12 +122,30 @@ func keysOf(k *api.Kind, o *custom.Object) []controllers.Key {
 		if from := s.Typed.Spec.Source.PersistentVolumeClaimName; from != nil {
 			keys = append(keys, controllers.Key{Kind: claimKey, Namespace: o.Namespace, Name: *from})
 		}
+		for _, of := range s.Typed.OwnerReferences {
+			if of.Kind == "VolumeGroupSnapshot" {
+				keys = append(keys, controllers.Key{Kind: groupKey, Namespace: o.Namespace, Name: of.Name})
+			}
+		}
 		return keys
 	case "VolumeSnapshotContent":
 		keys := []controllers.Key{{Kind: contentKey, Name: o.Name}}
 		if c, err := controllers.TypedOf[snap.VolumeSnapshotContent](o); err == nil {
 			ref := c.Typed.Spec.VolumeSnapshotRef
 			keys = append(keys, controllers.Key{Kind: snapshotKey, Namespace: ref.Namespace, Name: ref.Name})
+		}
+		return keys
+	case "VolumeGroupSnapshot":
+		keys := []controllers.Key{{Kind: groupKey, Namespace: o.Namespace, Name: o.Name}}
+		if g, err := controllers.TypedOf[groups.VolumeGroupSnapshot](o); err == nil && g.Typed.Status != nil && g.Typed.Status.BoundVolumeGroupSnapshotContentName != nil {
+			keys = append(keys, controllers.Key{Kind: groupContentKey, Name: *g.Typed.Status.BoundVolumeGroupSnapshotContentName})
+		}
+		return keys
+	case "VolumeGroupSnapshotContent":
+		keys := []controllers.Key{{Kind: groupContentKey, Name: o.Name}}
+		if c, err := controllers.TypedOf[groups.VolumeGroupSnapshotContent](o); err == nil {
+			ref := c.Typed.Spec.VolumeGroupSnapshotRef
+			keys = append(keys, controllers.Key{Kind: groupKey, Namespace: ref.Namespace, Name: ref.Name})
 		}
 		return keys
 	}
@@ -138,6 +163,9 @@ type reconciler struct {
 type (
 	snapshot = controllers.Stored[snap.VolumeSnapshot]
 	content  = controllers.Stored[snap.VolumeSnapshotContent]
+
+	group        = controllers.Stored[groups.VolumeGroupSnapshot]
+	groupContent = controllers.Stored[groups.VolumeGroupSnapshotContent]
 )
 
 func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (next time.Duration, err error) {
@@ -145,8 +173,19 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (next t
 	if snapshots == nil || contents == nil || r.kind("VolumeSnapshotClass") == nil {
 		return 0, nil
 	}
-	if key.Kind == claimKey {
+	switch key.Kind {
+	case claimKey:
 		return 0, raced(key, r.claim(ctx, key))
+	case groupKey, groupContentKey:
+		if r.kind("VolumeGroupSnapshot") == nil || r.kind("VolumeGroupSnapshotContent") == nil || r.kind("VolumeGroupSnapshotClass") == nil {
+			return 0, nil
+		}
+		if key.Kind == groupKey {
+			next, err = r.groupNamed(ctx, key)
+		} else {
+			next, err = r.groupContentNamed(ctx, key)
+		}
+		return next, raced(key, err)
 	}
 	if key.Kind == snapshotKey {
 		if !r.binds() {

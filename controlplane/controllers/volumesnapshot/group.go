@@ -1,0 +1,453 @@
+package volumesnapshot
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	groups "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumegroupsnapshot/v1"
+	snap "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/custom"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// groupNamed brings a group to its content and its snapshots.
+func (r *reconciler) groupNamed(ctx context.Context, key controllers.Key) (time.Duration, error) {
+	if !r.binds() {
+		return 0, nil
+	}
+	g, err := controllers.GetTyped[groups.VolumeGroupSnapshot](ctx, r.term.Client, r.kind("VolumeGroupSnapshot"), key.Namespace, key.Name)
+	if apierrors.IsNotFound(err) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	if g.Typed.DeletionTimestamp != nil {
+		return r.groupDeleted(ctx, g)
+	}
+	if !slices.Contains(g.Typed.Finalizers, groupFinalizer) {
+		next, err := r.write(ctx, g.Object, func(o *custom.Object) { o.Finalizers = append(o.Finalizers, groupFinalizer) })
+		if err != nil {
+			return 0, err
+		}
+		if g, err = controllers.TypedOf[groups.VolumeGroupSnapshot](next); err != nil {
+			return 0, err
+		}
+	}
+	var c *groupContent
+	if g.Typed.Spec.Source.VolumeGroupSnapshotContentName != nil {
+		c, err = r.groupGiven(ctx, g)
+	} else {
+		g, c, err = r.groupDynamic(ctx, g)
+	}
+	if apierrors.IsConflict(err) {
+		return 0, err
+	}
+	if err != nil {
+		return again, r.groupFailed(ctx, g, err)
+	}
+	return r.groupTold(ctx, g, *c)
+}
+
+// groupFailed tells a group why it has no content, and tries again later.
+func (r *reconciler) groupFailed(ctx context.Context, g group, cause error) error {
+	r.event(g.Object, corev1.EventTypeWarning, "GroupSnapshotContentMissing", cause.Error())
+	next := &groups.VolumeGroupSnapshotStatus{}
+	if g.Typed.Status != nil {
+		next = g.Typed.Status.DeepCopy()
+	}
+	if next.Error != nil && next.Error.Message != nil && *next.Error.Message == cause.Error() {
+		return nil
+	}
+	no, now, message := false, metav1.NewTime(r.term.Now()), cause.Error()
+	next.Error, next.ReadyToUse = &snap.VolumeSnapshotError{Time: &now, Message: &message}, &no
+	return r.writeStatus(ctx, g.Object, next)
+}
+
+// groupContentOrNil reads a content of a group; nil when there is none.
+func (r *reconciler) groupContentOrNil(ctx context.Context, name string) (*groupContent, error) {
+	c, err := controllers.GetTyped[groups.VolumeGroupSnapshotContent](ctx, r.term.Client, r.kind("VolumeGroupSnapshotContent"), "", name)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	return &c, err
+}
+
+// groupGiven is the content that a group names.
+func (r *reconciler) groupGiven(ctx context.Context, g group) (*groupContent, error) {
+	name := *g.Typed.Spec.Source.VolumeGroupSnapshotContentName
+	c, err := r.groupContentOrNil(ctx, name)
+	switch {
+	case err != nil:
+		return nil, err
+	case c == nil:
+		return nil, fmt.Errorf("VolumeGroupSnapshotContent %s does not exist", name)
+	}
+	if err := groupBelongs(g.Typed, c.Typed); err != nil {
+		return nil, err
+	}
+	if c.Typed.Spec.VolumeGroupSnapshotRef.UID != "" && slices.Contains(c.Typed.Finalizers, groupContentFinalizer) {
+		return c, nil
+	}
+	next, err := r.write(ctx, c.Object, func(o *custom.Object) {
+		o.Content["spec"].(map[string]any)["volumeGroupSnapshotRef"].(map[string]any)["uid"] = string(g.Typed.UID)
+		if !slices.Contains(o.Finalizers, groupContentFinalizer) {
+			o.Finalizers = append(o.Finalizers, groupContentFinalizer)
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	bound, err := controllers.TypedOf[groups.VolumeGroupSnapshotContent](next)
+	return &bound, err
+}
+
+// groupDynamic makes the content of a group of claims unless it is there. The claims stay until the group is taken.
+func (r *reconciler) groupDynamic(ctx context.Context, g group) (group, *groupContent, error) {
+	c, err := r.groupContentOrNil(ctx, groupContentName(g.Typed.UID))
+	if err != nil {
+		return g, nil, err
+	}
+	if c != nil {
+		return g, c, groupBelongs(g.Typed, c.Typed)
+	}
+	if g.Typed.Status != nil && g.Typed.Status.BoundVolumeGroupSnapshotContentName != nil {
+		return g, nil, fmt.Errorf("VolumeGroupSnapshotContent %s is gone: somebody deleted it", *g.Typed.Status.BoundVolumeGroupSnapshotContentName)
+	}
+	claims, volumes, err := r.groupSources(ctx, g.Typed)
+	if err != nil {
+		return g, nil, err
+	}
+	driver, err := oneDriver(claims, volumes)
+	if err != nil {
+		return g, nil, err
+	}
+	list, err := controllers.ListTyped[groups.VolumeGroupSnapshotClass](ctx, r.term.Client, r.kind("VolumeGroupSnapshotClass"), "")
+	if err != nil {
+		return g, nil, err
+	}
+	var classes []*groups.VolumeGroupSnapshotClass
+	for _, one := range list {
+		classes = append(classes, one.Typed)
+	}
+	class, err := groupClassFor(g.Typed, driver, classes)
+	if err != nil {
+		return g, nil, err
+	}
+	if err := r.oneNode(driver, claims, volumes); err != nil {
+		return g, nil, err
+	}
+	made, err := groupContentOf(g.Typed, class, volumes)
+	if err != nil {
+		return g, nil, err
+	}
+	if g.Typed.Spec.VolumeGroupSnapshotClassName == nil {
+		next, err := r.write(ctx, g.Object, func(o *custom.Object) {
+			o.Content["spec"].(map[string]any)["volumeGroupSnapshotClassName"] = class.Name
+		})
+		if err != nil {
+			return g, nil, err
+		}
+		if g, err = controllers.TypedOf[groups.VolumeGroupSnapshot](next); err != nil {
+			return g, nil, err
+		}
+	}
+	for _, claim := range claims {
+		if slices.Contains(claim.Finalizers, claimFinalizer) {
+			continue
+		}
+		held := claim.DeepCopy()
+		held.Finalizers = append(held.Finalizers, claimFinalizer)
+		if _, err := client.Update(ctx, r.term.Client, held); err != nil {
+			return g, nil, err
+		}
+	}
+	o, err := r.create(ctx, "VolumeGroupSnapshotContent", made)
+	if err != nil {
+		return g, nil, err
+	}
+	stored, err := controllers.TypedOf[groups.VolumeGroupSnapshotContent](o)
+	return g, &stored, err
+}
+
+// groupSources are the claims of a group with their volumes.
+func (r *reconciler) groupSources(ctx context.Context, g *groups.VolumeGroupSnapshot) ([]*corev1.PersistentVolumeClaim, []*corev1.PersistentVolume, error) {
+	all, err := client.List[*corev1.PersistentVolumeClaim](ctx, r.term.Client, g.Namespace, metav1.ListOptions{})
+	if err != nil {
+		return nil, nil, err
+	}
+	claims, err := selected(g, all)
+	if err != nil {
+		return nil, nil, err
+	}
+	var volumes []*corev1.PersistentVolume
+	for _, c := range claims {
+		var v *corev1.PersistentVolume
+		if c.Spec.VolumeName != "" {
+			if v, err = client.Get[*corev1.PersistentVolume](ctx, r.term.Client, "", c.Spec.VolumeName); err != nil {
+				v = nil
+			}
+		}
+		if err := source(c, v); err != nil {
+			return nil, nil, err
+		}
+		volumes = append(volumes, v)
+	}
+	return claims, volumes, nil
+}
+
+// oneNode refuses claims whose volumes no node reaches together, by name. It is asked for drivers that the agents serve:
+// others' programs may be anywhere.
+func (r *reconciler) oneNode(driver string, claims []*corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolume) error {
+	if !r.served(driver) {
+		return nil
+	}
+	var all []string
+	var where []string
+	for i, v := range volumes {
+		nodes, err := controllers.NodesReaching(v, r.csiNodes, r.nodes)
+		if err != nil {
+			return fmt.Errorf("claim %s: %w", claims[i].Name, err)
+		}
+		where = append(where, fmt.Sprintf("%s on %s", claims[i].Name, firstOf(nodes)))
+		if i == 0 {
+			all = nodes
+			continue
+		}
+		all = slices.DeleteFunc(all, func(n string) bool { return !slices.Contains(nodes, n) })
+	}
+	if len(all) == 0 {
+		return fmt.Errorf("no node reaches the volumes of all claims (%s): a group is of one moment on one node; narrow spec.source.selector to claims of one",
+			strings.Join(where, ", "))
+	}
+	return nil
+}
+
+func firstOf(nodes []string) string {
+	if len(nodes) > 1 {
+		return fmt.Sprintf("%s and %d more", nodes[0], len(nodes)-1)
+	}
+	return nodes[0]
+}
+
+// groupTold makes the snapshots of a group that was taken, and has it say how far it is.
+func (r *reconciler) groupTold(ctx context.Context, g group, c groupContent) (time.Duration, error) {
+	no := false
+	next := &groups.VolumeGroupSnapshotStatus{}
+	if g.Typed.Status != nil {
+		next = g.Typed.Status.DeepCopy()
+	}
+	next.BoundVolumeGroupSnapshotContentName, next.ReadyToUse, next.Error = &c.Typed.Name, &no, nil
+	wait := time.Duration(0)
+	if s := c.Typed.Status; s != nil {
+		next.Error = s.Error
+		if s.VolumeGroupSnapshotHandle != nil {
+			ready, err := r.groupMembers(ctx, g, c)
+			if err != nil {
+				return 0, err
+			}
+			next.CreationTime = s.CreationTime
+			yes := ready && s.ReadyToUse != nil && *s.ReadyToUse
+			if next.ReadyToUse = &yes; !yes {
+				wait = again
+			}
+		}
+	}
+	if !equality.Semantic.DeepEqual(g.Typed.Status, next) {
+		if *next.ReadyToUse && (g.Typed.Status == nil || g.Typed.Status.ReadyToUse == nil || !*g.Typed.Status.ReadyToUse) {
+			r.event(g.Object, corev1.EventTypeNormal, "GroupSnapshotReady", fmt.Sprintf("Group of snapshots %s is ready to use", controllers.KeyOf(g.Object)))
+		}
+		if err := r.writeStatus(ctx, g.Object, next); err != nil {
+			return 0, err
+		}
+	}
+	if next.CreationTime == nil {
+		return wait, nil
+	}
+	return wait, r.groupRelease(ctx, g.Typed.Namespace)
+}
+
+// groupMembers makes the snapshots of a group unless they are there; ready says that all can be used.
+func (r *reconciler) groupMembers(ctx context.Context, g group, c groupContent) (ready bool, err error) {
+	ready = true
+	var claims map[string]string
+	for _, info := range c.Typed.Status.VolumeSnapshotInfoList {
+		s, err := controllers.GetTyped[snap.VolumeSnapshot](ctx, r.term.Client, r.kind("VolumeSnapshot"), g.Typed.Namespace, memberName(g.Typed.UID, info.SnapshotHandle))
+		if apierrors.IsNotFound(err) {
+			if claims == nil {
+				if claims, err = r.claimsOf(ctx, g.Typed.Namespace, c.Typed.Spec.Driver); err != nil {
+					return false, err
+				}
+			}
+			var o *custom.Object
+			if o, err = r.create(ctx, "VolumeSnapshot", memberOf(g.Typed, info, claims[info.VolumeHandle])); err == nil {
+				s, err = controllers.TypedOf[snap.VolumeSnapshot](o)
+			}
+		}
+		if err != nil {
+			return false, err
+		}
+		if !ownedBy(s.Typed, g.Typed.UID) {
+			return false, fmt.Errorf("VolumeSnapshot %s is none of group %s: delete it", s.Typed.Name, g.Typed.Name)
+		}
+		if err := r.createContent(ctx, memberContentOf(s.Typed, c.Typed, info.SnapshotHandle)); err != nil {
+			return false, err
+		}
+		ready = ready && controllers.IsReady(s.Typed)
+	}
+	return ready, nil
+}
+
+// claimsOf are the claims that are held while something is taken of them, by their volumes' names at their driver.
+func (r *reconciler) claimsOf(ctx context.Context, namespace, driver string) (map[string]string, error) {
+	all, err := client.List[*corev1.PersistentVolumeClaim](ctx, r.term.Client, namespace, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]string{}
+	for _, c := range all {
+		if !slices.Contains(c.Finalizers, claimFinalizer) || c.Spec.VolumeName == "" {
+			continue
+		}
+		v, err := client.Get[*corev1.PersistentVolume](ctx, r.term.Client, "", c.Spec.VolumeName)
+		if err != nil && !apierrors.IsNotFound(err) {
+			return nil, err
+		}
+		if err == nil && v.Spec.CSI != nil && v.Spec.CSI.Driver == driver {
+			out[v.Spec.CSI.VolumeHandle] = c.Name
+		}
+	}
+	return out, nil
+}
+
+// groupRelease takes the protection off claims of which nothing is being taken any more.
+func (r *reconciler) groupRelease(ctx context.Context, namespace string) error {
+	all, err := client.List[*corev1.PersistentVolumeClaim](ctx, r.term.Client, namespace, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for _, c := range all {
+		if slices.Contains(c.Finalizers, claimFinalizer) {
+			if err := r.letGo(ctx, namespace, c.Name, func(s *snap.VolumeSnapshot) bool { return s.DeletionTimestamp == nil }); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// heldByGroup says whether a group of a claim is still to be taken.
+func (r *reconciler) heldByGroup(ctx context.Context, claim *corev1.PersistentVolumeClaim) (bool, error) {
+	k := r.kind("VolumeGroupSnapshot")
+	if k == nil {
+		return false, nil
+	}
+	all, err := controllers.ListTyped[groups.VolumeGroupSnapshot](ctx, r.term.Client, k, claim.Namespace)
+	if err != nil {
+		return false, err
+	}
+	for _, one := range all {
+		g := one.Typed
+		if g.DeletionTimestamp != nil || g.Spec.Source.Selector == nil || g.Status != nil && g.Status.CreationTime != nil {
+			continue
+		}
+		if mine, err := selected(g, []*corev1.PersistentVolumeClaim{claim}); err == nil && len(mine) == 1 {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// staysWithGroup says whether a snapshot that is being deleted is one of a group that is not: then it stays.
+func (r *reconciler) staysWithGroup(ctx context.Context, s snapshot) (bool, error) {
+	k := r.kind("VolumeGroupSnapshot")
+	if k == nil || !slices.Contains(s.Typed.Finalizers, memberFinalizer) {
+		return false, nil
+	}
+	for _, o := range s.Typed.OwnerReferences {
+		if o.Kind != k.GVK.Kind {
+			continue
+		}
+		g, err := controllers.GetTyped[groups.VolumeGroupSnapshot](ctx, r.term.Client, k, s.Typed.Namespace, o.Name)
+		if apierrors.IsNotFound(err) || err == nil && (g.Typed.UID != o.UID || g.Typed.DeletionTimestamp != nil) {
+			continue
+		}
+		if err != nil {
+			return false, err
+		}
+		r.event(s.Object, corev1.EventTypeWarning, "SnapshotDeletePending", "it is one of VolumeGroupSnapshot "+o.Name+", and goes with that: delete the group")
+		return true, nil
+	}
+	return false, nil
+}
+
+// groupDeleted lets a group go: its snapshots first, then its content, unless that is to be kept.
+func (r *reconciler) groupDeleted(ctx context.Context, g group) (time.Duration, error) {
+	if !slices.Contains(g.Typed.Finalizers, groupFinalizer) {
+		return 0, nil
+	}
+	all, err := controllers.ListTyped[snap.VolumeSnapshot](ctx, r.term.Client, r.kind("VolumeSnapshot"), g.Typed.Namespace)
+	if err != nil {
+		return 0, err
+	}
+	left := false
+	for _, s := range all {
+		if !ownedBy(s.Typed, g.Typed.UID) {
+			continue
+		}
+		left = true
+		if s.Typed.DeletionTimestamp == nil {
+			if err := r.deleteObject(ctx, s.Object); err != nil {
+				return 0, err
+			}
+		}
+	}
+	if left {
+		return again, nil // until they are gone, which wakes this
+	}
+	name := groupContentName(g.Typed.UID)
+	if g.Typed.Spec.Source.VolumeGroupSnapshotContentName != nil {
+		name = *g.Typed.Spec.Source.VolumeGroupSnapshotContentName
+	}
+	c, err := r.groupContentOrNil(ctx, name)
+	if err != nil {
+		return 0, err
+	}
+	if c != nil && c.Typed.Spec.VolumeGroupSnapshotRef.UID == g.Typed.UID && c.Typed.Spec.DeletionPolicy == snap.VolumeSnapshotContentDelete {
+		if c.Typed.DeletionTimestamp == nil {
+			err = r.deleteObject(ctx, c.Object)
+		}
+		return again, err
+	}
+	if _, err := r.write(ctx, g.Object, func(o *custom.Object) {
+		o.Finalizers = slices.DeleteFunc(o.Finalizers, func(f string) bool { return f == groupFinalizer })
+	}); err != nil {
+		return 0, err
+	}
+	return 0, r.groupRelease(ctx, g.Typed.Namespace)
+}
+
+// deleteObject deletes an object of a kind of snapshots, that one and none of its name.
+func (r *reconciler) deleteObject(ctx context.Context, o *custom.Object) error {
+	k := r.kind(o.Kind)
+	if k == nil {
+		return fmt.Errorf("%s is not served any more", o.Kind)
+	}
+	uid := o.UID
+	_, err := r.term.Client.Do(ctx, &api.Request{Verb: api.VerbDelete, Kind: k, Namespace: o.Namespace, Name: o.Name,
+		Delete: metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,317 @@
+package volumesnapshot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	groups "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumegroupsnapshot/v1"
+	snap "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/api/custom"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// groupContentNamed has the driver take, find or delete what the content of a group stands for.
+func (r *reconciler) groupContentNamed(ctx context.Context, key controllers.Key) (time.Duration, error) {
+	c, err := controllers.GetTyped[groups.VolumeGroupSnapshotContent](ctx, r.term.Client, r.kind("VolumeGroupSnapshotContent"), "", key.Name)
+	if apierrors.IsNotFound(err) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	if r.binds() {
+		if gone, err := r.groupOrphaned(ctx, c); err != nil || gone {
+			return 0, err
+		}
+	}
+	if !r.served(c.Typed.Spec.Driver) {
+		return 0, nil
+	}
+	had := c.Typed.Status
+	switch {
+	case c.Typed.DeletionTimestamp != nil:
+		return r.groupRemove(ctx, c)
+	case c.Typed.Spec.VolumeGroupSnapshotRef.UID == "":
+		return 0, nil // none has it yet
+	case had != nil && had.ReadyToUse != nil && *had.ReadyToUse:
+		return 0, r.groupMark(ctx, c, false)
+	case c.Typed.Spec.Source.GroupSnapshotHandles != nil:
+		return r.groupFind(ctx, c)
+	}
+	return r.groupTake(ctx, c)
+}
+
+// groupOrphaned deletes a content whose group is gone for good, where that is its policy.
+func (r *reconciler) groupOrphaned(ctx context.Context, c groupContent) (bool, error) {
+	ref := c.Typed.Spec.VolumeGroupSnapshotRef
+	if ref.UID == "" || c.Typed.DeletionTimestamp != nil || c.Typed.Spec.DeletionPolicy != snap.VolumeSnapshotContentDelete {
+		return false, nil
+	}
+	g, err := controllers.GetTyped[groups.VolumeGroupSnapshot](ctx, r.term.Client, r.kind("VolumeGroupSnapshot"), ref.Namespace, ref.Name)
+	if err == nil && g.Typed.UID == ref.UID || err != nil && !apierrors.IsNotFound(err) {
+		return false, err
+	}
+	return true, r.deleteObject(ctx, c.Object)
+}
+
+// groupMark notes that a driver is being asked for a group, or takes the note away.
+func (r *reconciler) groupMark(ctx context.Context, c groupContent, on bool) error {
+	if metav1.HasAnnotation(c.Object.ObjectMeta, groupBeingCreated) == on {
+		return nil
+	}
+	_, err := r.write(ctx, c.Object, func(o *custom.Object) {
+		if on {
+			metav1.SetMetaDataAnnotation(&o.ObjectMeta, groupBeingCreated, "yes")
+		} else {
+			delete(o.Annotations, groupBeingCreated)
+		}
+	})
+	return err
+}
+
+// groupTake asks the driver for a group, again until it is ready.
+func (r *reconciler) groupTake(ctx context.Context, c groupContent) (time.Duration, error) {
+	q, err := r.groupRequest(ctx, c)
+	if err != nil {
+		return 0, r.groupRefused(ctx, c, err)
+	}
+	nodes, err := r.groupReaching(c)
+	if err != nil {
+		return 0, r.groupRefused(ctx, c, err)
+	}
+	if err := r.groups(ctx, nodes[0], c.Typed.Spec.Driver); err != nil {
+		return 0, r.groupRefused(ctx, c, err)
+	}
+	if !metav1.HasAnnotation(c.Object.ObjectMeta, groupBeingCreated) {
+		return time.Millisecond, r.groupMark(ctx, c, true) // and go on by what is stored
+	}
+	res, err := controllers.DriverGroups(r.calls, nodes[0], c.Typed.Spec.Driver).CreateVolumeGroupSnapshot(ctx, q)
+	switch {
+	case status.Code(err) == codes.Aborted:
+		return poll, nil // it is being made
+	case err != nil:
+		return 0, r.groupRefused(ctx, c, fmt.Errorf("node %s: %s", nodes[0], controllers.Words(err)))
+	}
+	return r.groupTaken(ctx, c, res.GetGroupSnapshot())
+}
+
+// groupTaken has a content say what the driver made.
+func (r *reconciler) groupTaken(ctx context.Context, c groupContent, g *csi.VolumeGroupSnapshot) (time.Duration, error) {
+	if g.GetGroupSnapshotId() == "" || len(g.GetSnapshots()) == 0 || len(g.GetSnapshots()) > mostInGroup {
+		return 0, r.groupRefused(ctx, c, fmt.Errorf("the driver answered with group %q of %d snapshots", g.GetGroupSnapshotId(), len(g.GetSnapshots())))
+	}
+	id, ready := g.GetGroupSnapshotId(), g.GetReadyToUse()
+	at := metav1.NewTime(r.term.Now().Truncate(time.Second))
+	if g.GetCreationTime() != nil {
+		at = metav1.NewTime(g.GetCreationTime().AsTime().Truncate(time.Second))
+	}
+	next := &groups.VolumeGroupSnapshotContentStatus{VolumeGroupSnapshotHandle: &id, CreationTime: &at, ReadyToUse: &ready}
+	for _, s := range g.GetSnapshots() {
+		info := groups.VolumeSnapshotInfo{VolumeHandle: s.GetSourceVolumeId(), SnapshotHandle: s.GetSnapshotId()}
+		done, size := s.GetReadyToUse(), s.GetSizeBytes()
+		info.ReadyToUse, info.RestoreSize = &done, &size
+		if s.GetCreationTime() != nil {
+			n := s.GetCreationTime().AsTime().UnixNano()
+			info.CreationTime = &n
+		}
+		next.VolumeSnapshotInfoList = append(next.VolumeSnapshotInfoList, info)
+	}
+	if err := r.writeStatus(ctx, c.Object, next); err != nil || ready {
+		return 0, err
+	}
+	return poll, nil
+}
+
+// groups says why a driver on a node takes no groups.
+func (r *reconciler) groups(ctx context.Context, node, driver string) error {
+	res, err := controllers.DriverGroups(r.calls, node, driver).GroupControllerGetCapabilities(ctx, &csi.GroupControllerGetCapabilitiesRequest{})
+	if err != nil && status.Code(err) != codes.Unimplemented {
+		return fmt.Errorf("what CSI driver %s on node %s can do is not known: %s", driver, node, controllers.Words(err))
+	}
+	if slices.ContainsFunc(res.GetCapabilities(), func(c *csi.GroupControllerServiceCapability) bool {
+		return c.GetRpc().GetType() == csi.GroupControllerServiceCapability_RPC_CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT
+	}) {
+		return nil
+	}
+	return fmt.Errorf("CSI driver %s takes no groups of snapshots: it does not have the capability CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT; take a VolumeSnapshot of each claim", driver)
+}
+
+// groupRequest is what a driver is asked for.
+func (r *reconciler) groupRequest(ctx context.Context, c groupContent) (*csi.CreateVolumeGroupSnapshotRequest, error) {
+	q := &csi.CreateVolumeGroupSnapshotRequest{Name: groupDriverName(c.Typed.Spec.VolumeGroupSnapshotRef.UID), SourceVolumeIds: c.Typed.Spec.Source.VolumeHandles}
+	if name := c.Typed.Spec.VolumeGroupSnapshotClassName; name != nil {
+		class, err := controllers.GetTyped[groups.VolumeGroupSnapshotClass](ctx, r.term.Client, r.kind("VolumeGroupSnapshotClass"), "", *name)
+		if err != nil {
+			return nil, fmt.Errorf("VolumeGroupSnapshotClass %s: %w", *name, err)
+		}
+		if q.Parameters, err = groupParameters(class.Typed); err != nil {
+			return nil, err
+		}
+	}
+	secrets, err := r.groupSecrets(ctx, c)
+	q.Secrets = secrets
+	return q, err
+}
+
+// groupSecrets are what the driver is given for a content.
+func (r *reconciler) groupSecrets(ctx context.Context, c groupContent) (map[string]string, error) {
+	name, namespace := c.Object.Annotations[groupSecretName], c.Object.Annotations[groupSecretNamespace]
+	if name == "" {
+		return nil, nil
+	}
+	s, err := client.Get[*corev1.Secret](ctx, r.term.Client, namespace, name)
+	if err != nil {
+		return nil, fmt.Errorf("Secret %s/%s for CSI driver %s: %w", namespace, name, c.Typed.Spec.Driver, err)
+	}
+	out := make(map[string]string, len(s.Data))
+	for k, v := range s.Data {
+		out[k] = string(v)
+	}
+	return out, nil
+}
+
+// groupRefused tells a content and its group why it is not taken, and returns that.
+func (r *reconciler) groupRefused(ctx context.Context, c groupContent, cause error) error {
+	message := "group of snapshots is not taken: " + cause.Error()
+	r.event(c.Object, corev1.EventTypeWarning, "GroupSnapshotCreationFailed", message)
+	if have := c.Typed.Status; have == nil || have.Error == nil || have.Error.Message == nil || *have.Error.Message != message {
+		next := &groups.VolumeGroupSnapshotContentStatus{}
+		if have != nil {
+			next = have.DeepCopy()
+		}
+		no, now := false, metav1.NewTime(r.term.Now())
+		next.Error, next.ReadyToUse = &snap.VolumeSnapshotError{Time: &now, Message: &message}, &no
+		if err := r.writeStatus(ctx, c.Object, next); err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("VolumeGroupSnapshotContent %s: %w", c.Typed.Name, cause)
+}
+
+// groupReaching are the nodes by whose driver a group is taken, found or deleted.
+func (r *reconciler) groupReaching(c groupContent) ([]string, error) {
+	from, err := controllers.ReachedFrom(c.Object)
+	if err != nil {
+		return nil, err
+	}
+	v := &corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{NodeAffinity: from,
+		PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: c.Typed.Spec.Driver}}}}
+	return controllers.NodesReaching(v, r.csiNodes, r.nodes)
+}
+
+// groupFind looks for a group that somebody made without the cluster, on every node that has the driver.
+func (r *reconciler) groupFind(ctx context.Context, c groupContent) (time.Duration, error) {
+	nodes, err := r.groupReaching(c)
+	if err != nil {
+		return 0, r.groupRefused(ctx, c, err)
+	}
+	secrets, err := r.groupSecrets(ctx, c)
+	if err != nil {
+		return 0, r.groupRefused(ctx, c, err)
+	}
+	given := c.Typed.Spec.Source.GroupSnapshotHandles
+	for _, name := range nodes {
+		res, err := controllers.DriverGroups(r.calls, name, c.Typed.Spec.Driver).GetVolumeGroupSnapshot(ctx, &csi.GetVolumeGroupSnapshotRequest{
+			GroupSnapshotId: given.VolumeGroupSnapshotHandle, SnapshotIds: given.VolumeSnapshotHandles, Secrets: secrets})
+		if status.Code(err) == codes.NotFound {
+			continue
+		}
+		if err != nil {
+			return 0, r.groupRefused(ctx, c, fmt.Errorf("node %s: %s", name, controllers.Words(err)))
+		}
+		return r.groupTaken(ctx, c, res.GetGroupSnapshot())
+	}
+	return again, r.groupRefused(ctx, c, fmt.Errorf("CSI driver %s has no group of snapshots %s on any node", c.Typed.Spec.Driver, given.VolumeGroupSnapshotHandle))
+}
+
+// groupRemove has the driver delete a group where that is the policy, and lets the content go. The snapshots in the group
+// have gone before, unless somebody deleted the content itself: then they stay, and so does it.
+func (r *reconciler) groupRemove(ctx context.Context, c groupContent) (time.Duration, error) {
+	if !slices.Contains(c.Typed.Finalizers, groupContentFinalizer) {
+		return 0, nil
+	}
+	ref := c.Typed.Spec.VolumeGroupSnapshotRef
+	if g, err := controllers.GetTyped[groups.VolumeGroupSnapshot](ctx, r.term.Client, r.kind("VolumeGroupSnapshot"), ref.Namespace, ref.Name); err == nil {
+		if g.Typed.UID == ref.UID && g.Typed.DeletionTimestamp == nil {
+			r.event(c.Object, corev1.EventTypeWarning, "GroupSnapshotDeletePending", "VolumeGroupSnapshot "+ref.Namespace+"/"+ref.Name+" has it: delete that")
+			return again, nil
+		}
+	} else if !apierrors.IsNotFound(err) {
+		return 0, err
+	}
+	if c.Typed.Spec.DeletionPolicy == snap.VolumeSnapshotContentDelete {
+		if err := r.groupDelete(ctx, c); err != nil {
+			if status.Code(err) == codes.Aborted {
+				return poll, nil
+			}
+			r.event(c.Object, corev1.EventTypeWarning, "GroupSnapshotDeleteError", "group of snapshots is not deleted: "+controllers.Words(err))
+			return 0, fmt.Errorf("deleting the group of snapshots of VolumeGroupSnapshotContent %s: %w", c.Typed.Name, err)
+		}
+	}
+	_, err := r.write(ctx, c.Object, func(o *custom.Object) {
+		delete(o.Annotations, groupBeingCreated)
+		o.Finalizers = slices.DeleteFunc(o.Finalizers, func(f string) bool { return f == groupContentFinalizer })
+	})
+	if apierrors.IsNotFound(err) {
+		return 0, nil
+	}
+	return 0, err
+}
+
+// groupDelete has the driver delete the group of a content. One that was being made is asked for once more: only then is
+// it known.
+func (r *reconciler) groupDelete(ctx context.Context, c groupContent) error {
+	q := &csi.DeleteVolumeGroupSnapshotRequest{}
+	switch {
+	case c.Typed.Status != nil && c.Typed.Status.VolumeGroupSnapshotHandle != nil:
+		q.GroupSnapshotId = *c.Typed.Status.VolumeGroupSnapshotHandle
+		for _, info := range c.Typed.Status.VolumeSnapshotInfoList {
+			q.SnapshotIds = append(q.SnapshotIds, info.SnapshotHandle)
+		}
+	case c.Typed.Spec.Source.GroupSnapshotHandles != nil:
+		q.GroupSnapshotId, q.SnapshotIds = c.Typed.Spec.Source.GroupSnapshotHandles.VolumeGroupSnapshotHandle, c.Typed.Spec.Source.GroupSnapshotHandles.VolumeSnapshotHandles
+	case !metav1.HasAnnotation(c.Object.ObjectMeta, groupBeingCreated):
+		return nil // nobody was asked
+	}
+	nodes, err := r.groupReaching(c)
+	if errors.Is(err, controllers.ErrNoNode) {
+		return nil // it went with its nodes
+	}
+	if err != nil {
+		return err
+	}
+	driver := controllers.DriverGroups(r.calls, nodes[0], c.Typed.Spec.Driver)
+	if q.Secrets, err = r.groupSecrets(ctx, c); err != nil {
+		return err
+	}
+	if q.GroupSnapshotId == "" {
+		ask, err := r.groupRequest(ctx, c)
+		if err != nil {
+			return err
+		}
+		res, err := driver.CreateVolumeGroupSnapshot(ctx, ask)
+		if err != nil && controllers.Refused(err) {
+			return nil // there is none
+		}
+		if err != nil {
+			return err
+		}
+		q.GroupSnapshotId = res.GetGroupSnapshot().GetGroupSnapshotId()
+		for _, s := range res.GetGroupSnapshot().GetSnapshots() {
+			q.SnapshotIds = append(q.SnapshotIds, s.GetSnapshotId())
+		}
+	}
+	_, err = driver.DeleteVolumeGroupSnapshot(ctx, q)
+	return err
+}

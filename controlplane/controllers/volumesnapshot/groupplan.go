@@ -1,0 +1,272 @@
+package volumesnapshot
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	groups "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumegroupsnapshot/v1"
+	snap "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// Names that all programs which serve groups of snapshots agree upon.
+const (
+	groupPrefix = "groupsnapshot.storage.kubernetes.io/"
+
+	groupFinalizer        = groupPrefix + "volumegroupsnapshot-bound-protection"
+	groupContentFinalizer = groupPrefix + "volumegroupsnapshotcontent-bound-protection"
+	memberFinalizer       = prefix + "volumesnapshot-in-group-protection"
+
+	groupBeingCreated    = groupPrefix + "volumegroupsnapshot-being-created"
+	groupDefaultClass    = groupPrefix + "is-default-class"
+	groupSecretName      = groupPrefix + "deletion-secret-name"
+	groupSecretNamespace = groupPrefix + "deletion-secret-namespace"
+
+	groupSecretNameParam      = reserved + "group-snapshotter-secret-name"
+	groupSecretNamespaceParam = reserved + "group-snapshotter-secret-namespace"
+)
+
+// inGroup on a VolumeSnapshotContent names the VolumeGroupSnapshotContent with whose data its own come and go.
+const inGroup = "keelson.dev/snapshot-group"
+
+// mostInGroup bounds the claims of a group: all their writers wait while it is taken.
+const mostInGroup = 64
+
+// groupContentName is that of the content made for a group, groupDriverName what the driver is told.
+func groupContentName(uid types.UID) string { return "groupsnapcontent-" + string(uid) }
+func groupDriverName(uid types.UID) string  { return "groupsnapshot-" + string(uid) }
+
+// memberName is that of the snapshot of a volume in a group, and of its content where that is not known by a claim. It
+// follows from the group and the driver's name of the snapshot.
+func memberName(group types.UID, handle string) string {
+	return fmt.Sprintf("snapshot-%x", sha256.Sum256([]byte(string(group)+"\x00"+handle)))[:49]
+}
+
+// groupClassFor finds the class of a group: that which it names, or the driver's default.
+func groupClassFor(g *groups.VolumeGroupSnapshot, driver string, all []*groups.VolumeGroupSnapshotClass) (*groups.VolumeGroupSnapshotClass, error) {
+	if name := g.Spec.VolumeGroupSnapshotClassName; name != nil && *name != "" {
+		i := slices.IndexFunc(all, func(c *groups.VolumeGroupSnapshotClass) bool { return c.Name == *name })
+		switch {
+		case i < 0:
+			return nil, fmt.Errorf("VolumeGroupSnapshotClass %q does not exist", *name)
+		case all[i].Driver != driver:
+			return nil, fmt.Errorf("VolumeGroupSnapshotClass %q is of CSI driver %s, and the volumes of the claims are of %s: name a class of that driver",
+				*name, all[i].Driver, driver)
+		}
+		return all[i], nil
+	}
+	var defaults []*groups.VolumeGroupSnapshotClass
+	var names []string
+	for _, c := range all {
+		if c.Driver == driver && c.Annotations[groupDefaultClass] == "true" {
+			defaults, names = append(defaults, c), append(names, c.Name)
+		}
+	}
+	slices.Sort(names)
+	switch len(defaults) {
+	case 0:
+		return nil, fmt.Errorf("no VolumeGroupSnapshotClass is the default of CSI driver %s: name one in spec.volumeGroupSnapshotClassName, or annotate one with %s=true",
+			driver, groupDefaultClass)
+	case 1:
+		return defaults[0], nil
+	}
+	return nil, fmt.Errorf("VolumeGroupSnapshotClasses %s are all the default of CSI driver %s: name one in spec.volumeGroupSnapshotClassName, or leave the annotation to one",
+		strings.Join(names, ", "), driver)
+}
+
+// selected are the claims that a group is of, by name.
+func selected(g *groups.VolumeGroupSnapshot, all []*corev1.PersistentVolumeClaim) ([]*corev1.PersistentVolumeClaim, error) {
+	selector, err := metav1.LabelSelectorAsSelector(g.Spec.Source.Selector)
+	if err != nil {
+		return nil, fmt.Errorf("spec.source.selector: %w", err)
+	}
+	var out []*corev1.PersistentVolumeClaim
+	for _, c := range all {
+		if selector.Matches(labels.Set(c.Labels)) {
+			out = append(out, c)
+		}
+	}
+	switch {
+	case len(out) == 0:
+		return nil, fmt.Errorf("no PersistentVolumeClaim of namespace %s has the labels %s", g.Namespace, selector)
+	case len(out) > mostInGroup:
+		return nil, fmt.Errorf("%d PersistentVolumeClaims have the labels %s: %d can be in a group", len(out), selector, mostInGroup)
+	}
+	slices.SortFunc(out, func(a, b *corev1.PersistentVolumeClaim) int { return strings.Compare(a.Name, b.Name) })
+	return out, nil
+}
+
+// oneDriver is the driver of all volumes of a group.
+func oneDriver(claims []*corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolume) (string, error) {
+	for i, v := range volumes {
+		if err := source(claims[i], v); err != nil {
+			return "", err
+		}
+		if first := volumes[0].Spec.CSI.Driver; v.Spec.CSI.Driver != first {
+			return "", fmt.Errorf("the volume of claim %s is of CSI driver %s, and that of %s of %s: a group is of volumes of one driver",
+				claims[0].Name, first, claims[i].Name, v.Spec.CSI.Driver)
+		}
+	}
+	return volumes[0].Spec.CSI.Driver, nil
+}
+
+// mostTerms bounds the terms of the affinity of a group.
+const mostTerms = 64
+
+// together is the affinity of the nodes that reach all of some volumes; nil where every node does.
+func together(volumes []*corev1.PersistentVolume) (*corev1.VolumeNodeAffinity, error) {
+	var all []corev1.NodeSelectorTerm
+	seen := map[string]bool{}
+	for _, v := range volumes {
+		if v.Spec.NodeAffinity == nil || v.Spec.NodeAffinity.Required == nil {
+			continue
+		}
+		terms := v.Spec.NodeAffinity.Required.NodeSelectorTerms
+		text, err := json.Marshal(terms)
+		if err != nil {
+			return nil, err
+		}
+		if seen[string(text)] { // most are of one node, and say the same
+			continue
+		}
+		seen[string(text)] = true
+		if all == nil {
+			all = terms
+			continue
+		}
+		var both []corev1.NodeSelectorTerm
+		for _, a := range all {
+			for _, b := range terms {
+				both = append(both, corev1.NodeSelectorTerm{MatchExpressions: slices.Concat(a.MatchExpressions, b.MatchExpressions),
+					MatchFields: slices.Concat(a.MatchFields, b.MatchFields)})
+			}
+		}
+		if all = both; len(all) > mostTerms {
+			return nil, fmt.Errorf("the volumes are reached from nodes in more than %d ways", mostTerms)
+		}
+	}
+	if all == nil {
+		return nil, nil
+	}
+	return &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: all}}, nil
+}
+
+// groupContentOf is the content made for a group.
+func groupContentOf(g *groups.VolumeGroupSnapshot, class *groups.VolumeGroupSnapshotClass, volumes []*corev1.PersistentVolume) (*groups.VolumeGroupSnapshotContent, error) {
+	c := &groups.VolumeGroupSnapshotContent{
+		ObjectMeta: metav1.ObjectMeta{Name: groupContentName(g.UID), Finalizers: []string{groupContentFinalizer}},
+		Spec: groups.VolumeGroupSnapshotContentSpec{
+			VolumeGroupSnapshotRef: corev1.ObjectReference{APIVersion: groups.GroupName + "/v1", Kind: "VolumeGroupSnapshot",
+				Namespace: g.Namespace, Name: g.Name, UID: g.UID},
+			DeletionPolicy: class.DeletionPolicy, Driver: class.Driver, VolumeGroupSnapshotClassName: &class.Name,
+		},
+	}
+	for _, v := range volumes {
+		c.Spec.Source.VolumeHandles = append(c.Spec.Source.VolumeHandles, v.Spec.CSI.VolumeHandle)
+	}
+	name, namespace := class.Parameters[groupSecretNameParam], class.Parameters[groupSecretNamespaceParam]
+	if (name == "") != (namespace == "") {
+		return nil, fmt.Errorf("VolumeGroupSnapshotClass %s has one of the parameters %s and %s: both belong together", class.Name, groupSecretNameParam, groupSecretNamespaceParam)
+	}
+	if name != "" {
+		fill := strings.NewReplacer("${volumegroupsnapshot.name}", g.Name, "${volumegroupsnapshot.namespace}", g.Namespace, "${volumegroupsnapshotcontent.name}", c.Name)
+		name, namespace = fill.Replace(name), fill.Replace(namespace)
+		if strings.Contains(name+namespace, "${") {
+			return nil, fmt.Errorf("VolumeGroupSnapshotClass %s: its Secret %s/%s has a variable that there is not", class.Name, namespace, name)
+		}
+		metav1.SetMetaDataAnnotation(&c.ObjectMeta, groupSecretName, name)
+		metav1.SetMetaDataAnnotation(&c.ObjectMeta, groupSecretNamespace, namespace)
+	}
+	from, err := together(volumes)
+	if err != nil || from == nil {
+		return c, err
+	}
+	text, err := json.Marshal(from)
+	if err != nil {
+		return nil, err
+	}
+	metav1.SetMetaDataAnnotation(&c.ObjectMeta, controllers.ReachedFromAnnotation, string(text))
+	return c, nil
+}
+
+// groupParameters are what the driver is told of its class.
+func groupParameters(class *groups.VolumeGroupSnapshotClass) (map[string]string, error) {
+	out := map[string]string{}
+	for _, k := range slices.Sorted(maps.Keys(class.Parameters)) {
+		switch {
+		case !strings.HasPrefix(k, reserved):
+			out[k] = class.Parameters[k]
+		case k != groupSecretNameParam && k != groupSecretNamespaceParam:
+			return nil, fmt.Errorf("parameter %s of VolumeGroupSnapshotClass %s is not served for drivers that the agents serve: leave it out", k, class.Name)
+		}
+	}
+	return out, nil
+}
+
+// groupBelongs says why a content that a group names is not its own.
+func groupBelongs(g *groups.VolumeGroupSnapshot, c *groups.VolumeGroupSnapshotContent) error {
+	ref := c.Spec.VolumeGroupSnapshotRef
+	switch {
+	case ref.Namespace != g.Namespace || ref.Name != g.Name:
+		return fmt.Errorf("VolumeGroupSnapshotContent %s is for VolumeGroupSnapshot %s/%s", c.Name, ref.Namespace, ref.Name)
+	case ref.UID != "" && ref.UID != g.UID:
+		return fmt.Errorf("VolumeGroupSnapshotContent %s belongs to an earlier VolumeGroupSnapshot of this name", c.Name)
+	case c.Spec.Source.GroupSnapshotHandles == nil && g.Spec.Source.VolumeGroupSnapshotContentName != nil:
+		return fmt.Errorf("VolumeGroupSnapshotContent %s is one that was made for claims, and has no source.groupSnapshotHandles", c.Name)
+	case c.DeletionTimestamp != nil:
+		return fmt.Errorf("VolumeGroupSnapshotContent %s is being deleted", c.Name)
+	}
+	return nil
+}
+
+// memberOf is the snapshot of a volume in a group, which goes with the group. claim is that of the volume, "" where it is
+// not known.
+func memberOf(g *groups.VolumeGroupSnapshot, info groups.VolumeSnapshotInfo, claim string) *snap.VolumeSnapshot {
+	yes, name := true, memberName(g.UID, info.SnapshotHandle)
+	s := &snap.VolumeSnapshot{ObjectMeta: metav1.ObjectMeta{Namespace: g.Namespace, Name: name,
+		Finalizers: []string{boundFinalizer, sourceFinalizer, memberFinalizer},
+		OwnerReferences: []metav1.OwnerReference{{APIVersion: groups.GroupName + "/v1", Kind: "VolumeGroupSnapshot",
+			Name: g.Name, UID: g.UID, Controller: &yes}}}}
+	if s.Spec.Source.PersistentVolumeClaimName = &claim; claim == "" {
+		s.Spec.Source = snap.VolumeSnapshotSource{VolumeSnapshotContentName: &name}
+	}
+	return s
+}
+
+// memberContentOf is the content of a snapshot in a group. It is as one that somebody made by hand: its data are there, and
+// they go with the group's.
+func memberContentOf(s *snap.VolumeSnapshot, c *groups.VolumeGroupSnapshotContent, handle string) *snap.VolumeSnapshotContent {
+	name := contentName(s)
+	if s.Spec.Source.VolumeSnapshotContentName != nil {
+		name = *s.Spec.Source.VolumeSnapshotContentName
+	}
+	out := &snap.VolumeSnapshotContent{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: []string{contentFinalizer}, Annotations: map[string]string{inGroup: c.Name}},
+		Spec: snap.VolumeSnapshotContentSpec{
+			VolumeSnapshotRef: corev1.ObjectReference{APIVersion: snap.GroupName + "/v1", Kind: "VolumeSnapshot",
+				Namespace: s.Namespace, Name: s.Name, UID: s.UID},
+			DeletionPolicy: c.Spec.DeletionPolicy, Driver: c.Spec.Driver, Source: snap.VolumeSnapshotContentSource{SnapshotHandle: &handle},
+		},
+	}
+	if v, ok := c.Annotations[controllers.ReachedFromAnnotation]; ok {
+		out.Annotations[controllers.ReachedFromAnnotation] = v
+	}
+	if v, ok := c.Annotations[groupSecretName]; ok { // with which the driver is asked for it
+		out.Annotations[secretName], out.Annotations[secretNamespace] = v, c.Annotations[groupSecretNamespace]
+	}
+	return out
+}
+
+// ownedBy says whether a snapshot is one of a group.
+func ownedBy(s *snap.VolumeSnapshot, uid types.UID) bool {
+	return slices.ContainsFunc(s.OwnerReferences, func(o metav1.OwnerReference) bool { return o.UID == uid })
+}
