@@ -336,3 +336,34 @@ func TestGroupsUnderFailures(t *testing.T) {
 		w.unheld("a", "b", "c")
 	})
 }
+
+// A group that goes while nobody knows whether it was taken takes along what was.
+func TestGroupOfWhichNobodyHeard(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := start(t, options{engine: controllers.Options{Resync: time.Minute}, quiet: true})
+		w.driverOn("w1")
+		w.class("now", storagev1.VolumeBindingImmediate, corev1.PersistentVolumeReclaimDelete)
+		kinds := w.snapshots()
+		w.groupKinds(kinds)
+		w.labelled("data", "db")
+		w.drivers.set(func() { w.drivers.muteTakes = true })
+		w.groupOf(kinds, "g", "db")
+		has := func(n int) (err error) {
+			w.drivers.set(func() {
+				if len(w.drivers.snaps) != n {
+					err = fmt.Errorf("the driver has %d snapshots", len(w.drivers.snaps))
+				}
+			})
+			return err
+		}
+		w.eventually("it is taken", func() error { return has(1) })
+		w.remove(kinds["VolumeGroupSnapshot"], "g")
+		time.Sleep(time.Minute) // virtual
+		if err := has(1); err != nil {
+			t.Errorf("while nobody knows what became of it: %v", err)
+		}
+		w.drivers.set(func() { w.drivers.muteTakes = false })
+		w.goneOf(kinds["VolumeGroupSnapshot"], "g")
+		w.within(10*time.Minute, "nothing is left", func() error { return w.nothingGrouped(kinds) })
+	})
+}
