@@ -3,6 +3,7 @@ package kctl
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -18,7 +19,16 @@ import (
 // localDriver is the CSI driver that every agent serves itself.
 const localDriver = "local.csi.keelson.dev"
 
-var snapshotClasses = schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshotclasses"}
+// The classes that 'snapshot install' makes, and the annotation by which each is the default of its driver.
+var (
+	snapshotClasses      = schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshotclasses"}
+	groupSnapshotClasses = schema.GroupVersionResource{Group: "groupsnapshot.storage.k8s.io", Version: "v1", Resource: "volumegroupsnapshotclasses"}
+)
+
+const (
+	defaultSnapshotClass      = "snapshot.storage.kubernetes.io/is-default-class"
+	defaultGroupSnapshotClass = "groupsnapshot.storage.kubernetes.io/is-default-class"
+)
 
 func snapshotCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	c := &cobra.Command{
@@ -35,40 +45,45 @@ func snapshotInstallCommand(f cmdutil.Factory, streams genericiooptions.IOStream
 		Short: "Have the cluster serve snapshots of volumes, with a class for the nodes' own disks",
 		Long: "Have the cluster serve VolumeSnapshot, VolumeSnapshotContent and VolumeSnapshotClass (snapshot.storage.k8s.io/v1, release " +
 			definitions.Snapshot.Release + "),\n" +
-			"and make a VolumeSnapshotClass of the driver " + localDriver + ", its default. Definitions that the cluster has\n" +
+			"and VolumeGroupSnapshot, VolumeGroupSnapshotContent and VolumeGroupSnapshotClass (groupsnapshot.storage.k8s.io/v1);\n" +
+			"and make a class of either for the driver " + localDriver + ", its default. Definitions that the cluster has\n" +
 			"already and that were not made by this command stay as they are: a snapshot controller may go by them. To have the\n" +
 			"control plane go by them: kctl annotate crd volumesnapshots.snapshot.storage.k8s.io keelson.dev/served-by=control-plane\n\n" +
 			"'kctl delete crd' takes a kind away again, with all its objects.",
 		Example: "  kctl snapshot install\n  kctl snapshot install --class nightly\n  kctl snapshot install --class ''   # the kinds alone",
 		Args:    cobra.NoArgs,
 	}
-	class := c.Flags().String("class", "standard", "the name of the VolumeSnapshotClass; an empty one makes none")
+	class := c.Flags().String("class", "standard", "the name of the VolumeSnapshotClass and the VolumeGroupSnapshotClass; an empty one makes none")
 	c.RunE = func(*cobra.Command, []string) error {
 		return installKinds(f, streams, definitions.Snapshot, func(ctx context.Context, cluster dynamic.Interface) error {
 			if *class == "" {
 				return nil
 			}
-			return makeSnapshotClass(ctx, cluster, streams, *class)
+			if err := makeSnapshotClass(ctx, cluster, streams, snapshotClasses, "VolumeSnapshotClass", defaultSnapshotClass, *class); err != nil {
+				return err
+			}
+			return makeSnapshotClass(ctx, cluster, streams, groupSnapshotClasses, "VolumeGroupSnapshotClass", defaultGroupSnapshotClass, *class)
 		})
 	}
 	return c
 }
 
-// makeSnapshotClass makes the class unless it is there.
-func makeSnapshotClass(ctx context.Context, cluster dynamic.Interface, streams genericiooptions.IOStreams, name string) error {
+// makeSnapshotClass makes a class of one of the kinds unless it is there.
+func makeSnapshotClass(ctx context.Context, cluster dynamic.Interface, streams genericiooptions.IOStreams,
+	of schema.GroupVersionResource, kind, isDefault, name string) error {
 	class := &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": snapshotClasses.GroupVersion().String(), "kind": "VolumeSnapshotClass",
-		"metadata": map[string]any{"name": name, "annotations": map[string]any{"snapshot.storage.kubernetes.io/is-default-class": "true"}},
+		"apiVersion": of.GroupVersion().String(), "kind": kind,
+		"metadata": map[string]any{"name": name, "annotations": map[string]any{isDefault: "true"}},
 		"driver":   localDriver, "deletionPolicy": "Delete",
 	}}
-	err := createServed(ctx, cluster, snapshotClasses, class)
+	err := createServed(ctx, cluster, of, class)
 	switch {
 	case err == nil:
-		fmt.Fprintf(streams.Out, "volumesnapshotclass/%s created\n", name)
+		fmt.Fprintf(streams.Out, "%s/%s created\n", strings.ToLower(kind), name)
 	case apierrors.IsAlreadyExists(err):
-		fmt.Fprintf(streams.Out, "volumesnapshotclass/%s unchanged\n", name)
+		fmt.Fprintf(streams.Out, "%s/%s unchanged\n", strings.ToLower(kind), name)
 	default:
-		return fmt.Errorf("making VolumeSnapshotClass %s: %w", name, err)
+		return fmt.Errorf("making %s %s: %w", kind, name, err)
 	}
 	return nil
 }

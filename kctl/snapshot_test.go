@@ -52,7 +52,7 @@ func TestSnapshotInstall(t *testing.T) {
 		if err := root.Execute(); err != nil {
 			t.Fatal(err)
 		}
-		if n := strings.Count(out.String(), " "+want+"\n"); n != 4 {
+		if n := strings.Count(out.String(), " "+want+"\n"); n != 8 {
 			t.Errorf("%d are %s:\n%s", n, want, &out)
 		}
 	}

@@ -55,7 +55,7 @@ var Gateway = Bundle{
 	ReleaseKey: "gateway.networking.k8s.io/bundle-version", ChannelKey: "gateway.networking.k8s.io/channel",
 }
 
-// Snapshot is the kinds of snapshots of volumes. The note has the control plane bind them: who runs a snapshot controller
+// Snapshot is the kinds of snapshots of volumes and of groups of them. The note has the control plane bind them: who runs a snapshot controller
 // of his own brings definitions without it.
 var Snapshot = Bundle{
 	Name: "snapshot", Module: "github.com/kubernetes-csi/external-snapshotter/client/v8", Release: "v8.7.0",
@@ -63,6 +63,9 @@ var Snapshot = Bundle{
 		"config/crd/snapshot.storage.k8s.io_volumesnapshotclasses.yaml",
 		"config/crd/snapshot.storage.k8s.io_volumesnapshotcontents.yaml",
 		"config/crd/snapshot.storage.k8s.io_volumesnapshots.yaml",
+		"config/crd/groupsnapshot.storage.k8s.io_volumegroupsnapshotclasses.yaml",
+		"config/crd/groupsnapshot.storage.k8s.io_volumegroupsnapshotcontents.yaml",
+		"config/crd/groupsnapshot.storage.k8s.io_volumegroupsnapshots.yaml",
 	},
 	Notes: map[string]string{"keelson.dev/served-by": "control-plane"},
 }
