@@ -46,26 +46,9 @@ type drivers struct {
 	rigid     bool               // the driver cannot modify volumes
 	copies    error              // the answer to who wants a copy; nil: it is made
 	asked     int                // calls of ControllerModifyVolume
-	never     error              // the answer to who asks for room by parameters; nil: there is some
 	single    bool               // the driver takes no groups of snapshots
-	mu        sync.Mutex
-	volumes   map[string]*onDisk // by name
-	snaps     map[string]*onDisk // snapshots, by name
-	slow      int                // calls until a snapshot is ready
-	told      map[string]string  // secrets that came with the last CreateSnapshot
-	room      int64              // of each node
-	full      map[string]bool    // nodes without room
-	err       error              // of every call
-	mute      bool               // calls are made, and their answers lost
-	flaky     *rand.Rand         // loses calls before or after they were made; nil = no
-	onNodes   error              // volumes have to grow on nodes as well, which answer so; nil = no
-	disks     *disks             // of the driver that attaches; nil: it is nowhere
-	modify    error              // the answer to ControllerModifyVolume; nil: it is done
-	rigid     bool               // the driver cannot modify volumes
-	copies    error              // the answer to who wants a copy; nil: it is made
-	asked     int                // calls of ControllerModifyVolume
 	muteTakes bool               // the answers to who wants a group are lost
-	single    bool               // the driver takes no groups of snapshots
+	never     error              // the answer to who asks for room by parameters; nil: there is some
 }
 
 // errGrows is the answer of a node that does grow a volume.

@@ -218,3 +218,54 @@ func TestClaimGrows(t *testing.T) {
 		t.Errorf("the pod is %+v", p.Status)
 	}
 }
+
+// F110: a group of snapshots of a pod's two volumes is of one moment while the pod writes them in turn, and volumes begin
+// with what it holds.
+func TestGroupOfSnapshots(t *testing.T) {
+	w := begin(t)
+	ctx := context.Background()
+	bed.Kctl(t, "snapshot", "install")
+	claim := func(name string, from *v1.TypedLocalObjectReference) {
+		w.createClaim(name, v1.PersistentVolumeClaimSpec{AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce}, DataSource: from,
+			Resources: v1.VolumeResourceRequirements{Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse("16Mi")}}})
+	}
+	twice := func(name, script, first, second string) *v1.Pod {
+		p := mounting(pod(name, tools, "sh", "-c", script), ofClaim(first))
+		p.Spec.Volumes = append(p.Spec.Volumes, v1.Volume{Name: "second", VolumeSource: ofClaim(second)})
+		p.Spec.Containers[0].VolumeMounts = append(p.Spec.Containers[0].VolumeMounts, v1.VolumeMount{Name: "second", MountPath: "/second"})
+		return p
+	}
+	for _, name := range []string{"one", "two"} {
+		claim(name, nil)
+		if _, err := w.cs.CoreV1().PersistentVolumeClaims(w.ns).Patch(ctx, name, types.MergePatchType,
+			[]byte(`{"metadata": {"labels": {"app": "writer"}}}`), metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.createPod(twice("writer", "i=0; while true; do i=$((i+1)); echo $i > /data/n; echo $i > /second/n; done", "one", "two"))
+	w.waitPod("writer", isReady)
+	w.applyFile("groupsnapshot.yaml", "LABEL", "writer")
+	bed.Kctl(t, "-n", w.ns, "wait", "--for=jsonpath={.status.readyToUse}=true", "--timeout=60s", "volumegroupsnapshot/both")
+	group := "snapshot.storage.k8s.io"
+	for _, name := range []string{"one", "two"} {
+		out := bed.Kctl(t, "-n", w.ns, "get", "volumesnapshot", "-o",
+			`jsonpath={.items[?(@.spec.source.persistentVolumeClaimName=="`+name+`")].metadata.name}`)
+		claim("then-"+name, &v1.TypedLocalObjectReference{APIGroup: &group, Kind: "VolumeSnapshot", Name: strings.TrimSpace(out)})
+	}
+	w.deletePod("writer")
+	w.createPod(twice("reader", "cat /data/n /second/n; exec sleep 1000000", "then-one", "then-two"))
+	w.waitPod("reader", isReady)
+	var first, second int
+	bed.Eventually(t, soon, func() error {
+		_, err := fmt.Sscan(bed.Kctl(t, "-n", w.ns, "logs", "reader"), &first, &second)
+		return err
+	})
+	if first != second && first != second+1 {
+		t.Errorf("the volumes of one moment hold %d and %d", first, second)
+	}
+	w.deletePod("reader")
+	bed.Kctl(t, "-n", w.ns, "delete", "volumegroupsnapshot", "both", "--timeout=60s")
+	if out := bed.Kctl(t, "get", "volumegroupsnapshotcontents,volumesnapshotcontents", "-o", "name"); strings.TrimSpace(out) != "" {
+		t.Errorf("left: %s", out)
+	}
+}
