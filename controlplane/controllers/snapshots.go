@@ -36,9 +36,16 @@ func SnapshotKind(c *client.Client, name string) *api.Kind {
 	return nil
 }
 
-// IsSnapshotKind says whether a kind is one of snapshots, or of groups of them.
+// IsSnapshotKind says whether a kind is one of snapshots, or of groups of them. Groups are stored as v1beta2, which v1 has
+// the form of, by the definitions of external-snapshotter 8.7; those of v1beta1 have another.
 func IsSnapshotKind(k *api.Kind) bool {
-	return (k.GVK.Group == SnapshotGroup || k.GVK.Group == GroupSnapshotGroup) && k.GVK.Version == "v1"
+	switch k.GVK.Group {
+	case SnapshotGroup:
+		return k.GVK.Version == "v1"
+	case GroupSnapshotGroup:
+		return k.GVK.Version == "v1" || k.GVK.Version == "v1beta2"
+	}
+	return false
 }
 
 // Stored is an object as its Go type, and as it is stored: with fields that the type does not know.

@@ -164,6 +164,7 @@ func controllerRules() []rbacv1.PolicyRule {
 		rule("create", "storage.k8s.io", "volumeattachments csinodes csistoragecapacities"),
 		rule("create", "resource.k8s.io", "resourceclaims"),
 		rule("create", "snapshot.storage.k8s.io", "volumesnapshots volumesnapshotcontents"),
+		rule("create", "groupsnapshot.storage.k8s.io", "volumegroupsnapshots volumegroupsnapshotcontents"),
 		rule("create", "", "endpoints/restricted"),
 		rule("create", "discovery.k8s.io", "endpointslices/restricted"),
 		rule("create", "policy", "poddisruptionbudgets"),
