@@ -47,6 +47,7 @@ var law = []rule{
 	{"agent/node", []string{"agent", "proto/fleet", "cni", "csi"}, "wiring"},
 	{"agent/oci", []string{"=agent", "agent/oci", "proto/fleet", "cni", "csi"}, "the runtime uses the agent's vocabulary and its own parts"},
 	{"agent/dns", []string{"=agent", "agent/dns"}, "the DNS server uses the agent's vocabulary and its own parts"},
+	{"agent/volume", []string{"=agent", "agent/volume", "csi"}, "volumes use the agent's vocabulary, CSI and their own parts"},
 	{"agent", []string{"=agent", "proto/fleet", "cni", "csi"}, "agent packages share the vocabulary and do not know each other; the agent never sees the control plane's code"},
 	{"cni", []string{"cni"}, "a CNI plugin serves either side and knows neither"},
 	{"csi", []string{"csi"}, "the CSI client serves either side and knows neither"},

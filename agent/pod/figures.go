@@ -166,7 +166,7 @@ func (w *worker) storage() (agent.PodStorage, map[string]string) {
 
 // ownFileSystem says that a volume is a file system by itself: a persistent one, or one in memory.
 func ownFileSystem(v *v1.Volume) bool {
-	return v.PersistentVolumeClaim != nil || v.Ephemeral != nil || v.CSI != nil ||
+	return v.PersistentVolumeClaim != nil || v.Ephemeral != nil || v.CSI != nil || v.NFS != nil ||
 		v.EmptyDir != nil && v.EmptyDir.Medium == v1.StorageMediumMemory
 }
 

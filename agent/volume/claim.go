@@ -15,6 +15,7 @@ import (
 	"k8s.io/component-helpers/storage/ephemeral"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/volume/nfs"
 )
 
 // claimName is the claim of a volume, "" when it has none, and whether the pod only reads from it.
@@ -77,6 +78,14 @@ func (v *Volumes) claim(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (agent
 		return v.local(pod, vol.Name, pv, readonly)
 	case s.CSI != nil:
 		return v.csi(ctx, pod, vol.Name, persistent(pv, pvc, readonly))
+	case s.NFS != nil && isBlock(pv):
+		return agent.Mount{}, fmt.Errorf("persistentvolume %q: an NFS server has folders and no block devices: use volumeMode Filesystem", pv.Name)
+	case s.NFS != nil:
+		m, err := v.nfs(ctx, pod, vol.Name, nfs.Volume{Server: s.NFS.Server, Path: s.NFS.Path, ReadOnly: readonly || s.NFS.ReadOnly, Options: s.MountOptions})
+		if err != nil {
+			err = fmt.Errorf("persistentvolume %q: %w", pv.Name, err)
+		}
+		return m, err
 	}
 	return agent.Mount{}, fmt.Errorf("persistentvolume %q is of a kind that this node does not support", pv.Name)
 }

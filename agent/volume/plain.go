@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,6 +14,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/volume/nfs"
+	"keelson.dev/keelson/agent/volume/remote"
 )
 
 // emptyDir makes a folder that lives as long as the pod, or a tmpfs. What is there already is left as it is: since it
@@ -190,8 +193,9 @@ func hostPath(src *v1.HostPathVolumeSource) (agent.Mount, error) {
 var typeNames = map[v1.HostPathType]string{v1.HostPathDirectory: "directory", v1.HostPathDirectoryOrCreate: "directory", v1.HostPathFile: "file", v1.HostPathFileOrCreate: "file",
 	v1.HostPathSocket: "socket file", v1.HostPathCharDev: "character device", v1.HostPathBlockDev: "block device"}
 
-// unmountBelow unmounts everything at and below dir, the deepest first. Safe when there is nothing.
-func unmountBelow(dir string) error {
+// unmountBelow unmounts everything at and below dir, the deepest first, also what is of a server that does not answer. Safe
+// when there is nothing.
+func unmountBelow(ctx context.Context, dir string) error {
 	real, err := filepath.EvalSymlinks(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -209,6 +213,12 @@ func unmountBelow(dir string) error {
 		}
 		for i := len(points) - 1; i >= 0; i-- {
 			p := points[i].Mountpoint
+			if nfs.Is(points[i].FSType) {
+				if err := remote.Unmount(ctx, p); err != nil {
+					return err
+				}
+				continue
+			}
 			err := unix.Unmount(p, unix.UMOUNT_NOFOLLOW)
 			if errors.Is(err, unix.EBUSY) {
 				// Somebody on the node looks into it. The pod is dead: nothing is lost by letting go later.

@@ -1,10 +1,12 @@
 // Package volume prepares the volumes of pods: emptyDir, hostPath, configMap, secret,
-// projected, downwardAPI, csi (inline) and persistentVolumeClaim (hostPath, local and CSI volumes).
+// projected, downwardAPI, nfs, csi (inline) and persistentVolumeClaim (hostPath, local, NFS and CSI volumes). The API of this
+// release refuses nfs still: agents come first to what the API takes later.
 //
 // What it makes is found again by its place on disk:
 //
 //	STATE/volumes/UID/empty/NAME     emptyDir; a tmpfs is mounted there for medium Memory
 //	STATE/volumes/UID/files/NAME     configMap, downwardAPI
+//	STATE/volumes/UID/nfs/NAME       a folder of an NFS server, mounted for the pod
 //	STATE/volumes/UID/alone/CLAIM    that no other pod of the node may use the claim
 //	RUN/secrets/UID/NAME             secret, projected: one tmpfs for all, so that no secret touches a disk
 //	STATE/volumes/UID/csi/NAME.json  a CSI volume: written before the driver is first called
@@ -36,6 +38,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/volume/nfs"
 	"keelson.dev/keelson/csi"
 	"keelson.dev/keelson/internal/keylock"
 	"keelson.dev/keelson/internal/within"
@@ -53,6 +56,7 @@ type Config struct {
 	// Fenced says that the control plane has not been heard for so long that attached volumes may be another node's by
 	// now; nil: never.
 	Fenced func() bool
+	NFS    nfs.Node
 	Log    *slog.Logger // may be nil
 }
 
@@ -141,6 +145,8 @@ func (v *Volumes) mount(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (agent
 		return v.claim(ctx, pod, vol)
 	case vol.CSI != nil:
 		return v.csi(ctx, pod, vol.Name, inline(pod, vol))
+	case vol.NFS != nil:
+		return v.nfs(ctx, pod, vol.Name, nfs.Volume{Server: vol.NFS.Server, Path: vol.NFS.Path, ReadOnly: vol.NFS.ReadOnly})
 	case sourceless(vol):
 		return v.emptyDir(pod, vol) // the API's default
 	}
@@ -185,7 +191,7 @@ func (v *Volumes) UnmountAll(ctx context.Context, pod types.UID) error {
 		return fmt.Errorf("removing volumes of pod %s: %w", pod, err)
 	}
 	for _, d := range []string{dir, filepath.Join(v.secretRoot(), string(pod))} {
-		if err := unmountBelow(d); err != nil {
+		if err := unmountBelow(ctx, d); err != nil {
 			return fmt.Errorf("removing volumes of pod %s: %w", pod, err)
 		}
 		// With nothing mounted below, only what is the pod's own is deleted.

@@ -24,13 +24,18 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/fake"
+	"keelson.dev/keelson/agent/volume/remote"
 	"keelson.dev/keelson/csi"
 	"keelson.dev/keelson/csi/local"
 	"keelson.dev/keelson/csi/privatemounts"
 	"keelson.dev/keelson/internal/wait"
 )
 
-func TestMain(m *testing.M) { privatemounts.Main(m) }
+func TestMain(m *testing.M) {
+	if !remote.Main() {
+		privatemounts.Main(m)
+	}
+}
 
 func must(t *testing.T, err error) {
 	t.Helper()
@@ -43,7 +48,7 @@ func newVolumes(t *testing.T) (*Volumes, *fake.Cluster, string) {
 	privatemounts.Need(t)
 	dir, c := t.TempDir(), fake.NewCluster()
 	t.Cleanup(func() {
-		if err := unmountBelow(dir); err != nil {
+		if err := unmountBelow(context.Background(), dir); err != nil {
 			t.Error(err)
 		}
 	})

@@ -13,11 +13,15 @@ import (
 
 	"keelson.dev/keelson/agent/network"
 	"keelson.dev/keelson/agent/node"
+	"keelson.dev/keelson/agent/volume/remote"
 	"keelson.dev/keelson/csi/local"
 	"keelson.dev/keelson/internal/memory"
 )
 
 func main() {
+	if remote.Main() {
+		return
+	}
 	if len(os.Args) == 2 && os.Args[1] == local.GuardCommand {
 		if err := local.Guard(); err != nil {
 			fail(1, err.Error())

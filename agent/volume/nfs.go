@@ -1,0 +1,52 @@
+package volume
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/moby/sys/mountinfo"
+
+	v1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/volume/nfs"
+)
+
+// nfs mounts a folder of a server for one pod. fsGroup is not applied: whose files are is the server's to say, as in
+// Kubernetes. What is mounted already is kept, and not touched: its server may be away.
+func (v *Volumes) nfs(ctx context.Context, pod *v1.Pod, name string, vol nfs.Volume) (agent.Mount, error) {
+	dir := filepath.Join(v.podDir(pod.UID), "nfs", name)
+	m := agent.Mount{HostPath: dir, ReadOnly: vol.ReadOnly}
+	defer v.locks.Lock("nfs\x00" + dir)()
+	is, err := mountedAs(dir)
+	switch {
+	case err != nil:
+		return agent.Mount{}, err
+	case nfs.Is(is):
+		return m, nil
+	case is != "":
+		return agent.Mount{}, fmt.Errorf("%s: a file system of type %s is mounted at %s, where it belongs", vol, is, dir)
+	}
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return agent.Mount{}, err
+	}
+	return m, v.cfg.NFS.Mount(ctx, vol, dir)
+}
+
+// mountedAs is the type of the file system that is mounted at a place, "" for none. It is not touched.
+func mountedAs(path string) (string, error) {
+	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
+	if os.IsNotExist(err) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	found, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(filepath.Join(dir, filepath.Base(path))))
+	if err != nil || len(found) == 0 {
+		return "", err
+	}
+	return found[len(found)-1].FSType, nil
+}

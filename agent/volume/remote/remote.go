@@ -1,0 +1,249 @@
+// Package remote mounts and unmounts file systems whose server may not answer. The kernel waits for such a server for as
+// long as it likes, and only the end of the process that asked ends that wait: so each call is made by a process of its
+// own, which can be ended, and left where even that does not help. Who calls waits no longer than its context lasts.
+//
+// The process is this program again: its main function calls Main first.
+package remote
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// Command is the only argument of a process that makes one call.
+const Command = "mount-remote"
+
+// Mount is what mount(2) is asked for.
+type Mount struct {
+	Source string  `json:"source,omitempty"`
+	Target string  `json:"target"`
+	Type   string  `json:"type,omitempty"`
+	Flags  uintptr `json:"flags,omitempty"`
+	Data   string  `json:"data,omitempty"`
+}
+
+// call is what the process reads, and answer what it writes.
+type (
+	call struct {
+		Mount
+		Unmount bool `json:"unmount,omitempty"`
+	}
+	answer struct {
+		Errno syscall.Errno `json:"errno"`
+	}
+)
+
+// Main makes the call that is read and reports true, where this process was started for that.
+func Main() bool {
+	if len(os.Args) != 2 || os.Args[1] != Command {
+		return false
+	}
+	var c call
+	if err := json.NewDecoder(io.LimitReader(os.Stdin, 1<<20)).Decode(&c); err != nil {
+		fmt.Fprintln(os.Stderr, "reading what is to be mounted:", err)
+		os.Exit(1)
+	}
+	var err error
+	if c.Unmount {
+		err = unix.Unmount(c.Target, int(c.Flags))
+	} else {
+		err = unix.Mount(c.Source, c.Target, c.Type, c.Flags, c.Data)
+	}
+	var a answer
+	if err != nil && !errors.As(err, &a.Errno) {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	_ = json.NewEncoder(os.Stdout).Encode(a)
+	return true
+}
+
+// Program is how the process is started: this program again.
+func Program() *exec.Cmd { return exec.Command("/proc/self/exe", Command) }
+
+// lastBreath is how long a process that was killed is waited for: the kernel ends most of its waits at once then.
+const lastBreath = 2 * time.Second
+
+// stuck are the places where a process that was killed has not ended yet: what it was to mount may still come.
+var stuck sync.Map
+
+// ErrStuck says that an earlier call for the same place has not ended, although its process was killed.
+var ErrStuck = errors.New("an earlier attempt still hangs in the kernel")
+
+// Do mounts. The error of the kernel is a syscall.Errno; where ctx ends first it is that of ctx, and nothing is mounted
+// then, unless the error is ErrStuck too: what comes late is refused by the kernel once the folder has been removed, and
+// found by whoever tries again.
+func (m Mount) Do(ctx context.Context) error {
+	if _, busy := stuck.Load(m.Target); busy {
+		return fmt.Errorf("mounting at %s: %w", m.Target, ErrStuck)
+	}
+	err := ask(ctx, call{Mount: m})
+	if ctx.Err() != nil && err != nil {
+		// It may have been done just before its process ended.
+		if is, merr := mounted(m.Target); is || merr != nil {
+			return errors.Join(err, merr, Unmount(context.WithoutCancel(ctx), m.Target))
+		}
+	}
+	return err
+}
+
+// patience is how long a server is waited for when a file system of it is unmounted, to which the kernel may yet have
+// something to write; and then how long the kernel is.
+var patience = 10 * time.Second
+
+// Unmount takes away what is mounted at a place, whether its server answers or not. What the kernel had yet to write is
+// lost only where the server does not take it in time.
+func Unmount(ctx context.Context, target string) error {
+	for _, flags := range []int{unix.UMOUNT_NOFOLLOW, unix.UMOUNT_NOFOLLOW | unix.MNT_FORCE | unix.MNT_DETACH} {
+		bounded, cancel := context.WithTimeout(ctx, patience)
+		err := ask(bounded, call{Mount: Mount{Target: target, Flags: uintptr(flags)}, Unmount: true})
+		if errors.Is(err, unix.EBUSY) {
+			// Somebody on the node looks into it. The pod is dead: nothing is lost by letting go later.
+			err = ask(bounded, call{Mount: Mount{Target: target, Flags: unix.UMOUNT_NOFOLLOW | unix.MNT_DETACH}, Unmount: true})
+		}
+		cancel()
+		if err == nil || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
+			return nil
+		}
+		if is, merr := mounted(target); !is && merr == nil {
+			return nil // it is gone from here, and the kernel is left to do the rest
+		}
+		if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+			return fmt.Errorf("unmounting %s: %w", target, err)
+		}
+	}
+	return fmt.Errorf("unmounting %s: its server does not answer, and the kernel does not let go of it", target)
+}
+
+// ask has a process make the call.
+func ask(ctx context.Context, c call) error {
+	in, err := json.Marshal(c)
+	if err != nil {
+		return err
+	}
+	cmd := Program()
+	cmd.Stdin = bytes.NewReader(in)
+	out, err := Run(ctx, cmd, c.Target)
+	if err != nil {
+		return err
+	}
+	var a answer
+	if err := json.Unmarshal(out, &a); err != nil {
+		return fmt.Errorf("what %s answered: %w", Command, err)
+	}
+	if a.Errno != 0 {
+		return a.Errno
+	}
+	return nil
+}
+
+// most is how much of what a program says is kept.
+const most = 64 << 10
+
+// bounded keeps the beginning of what is written.
+type bounded struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *bounded) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.buf.Write(p[:min(len(p), most-b.buf.Len())])
+	return len(p), nil
+}
+
+func (b *bounded) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+// Failed is a program that ended badly.
+type Failed struct {
+	Program string
+	Code    int
+	Said    string // on both streams
+}
+
+func (e *Failed) Error() string {
+	if e.Said == "" {
+		return fmt.Sprintf("%s: exit status %d", e.Program, e.Code)
+	}
+	return fmt.Sprintf("%s: %s (exit status %d)", e.Program, e.Said, e.Code)
+}
+
+// Run runs a program that may hang in the kernel, about a place, and returns what it wrote on its standard output. When
+// ctx ends it is killed with what it started; one that does not end by that is left, and the error is ErrStuck as well.
+// A program that ends badly is a *Failed.
+func Run(ctx context.Context, cmd *exec.Cmd, about string) ([]byte, error) {
+	name := filepath.Base(cmd.Path)
+	if len(cmd.Args) > 1 && cmd.Args[1] == Command {
+		name = Command
+	}
+	var out, said bounded
+	cmd.Stdout, cmd.Stderr = &out, &said
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.WaitDelay = lastBreath // for what holds the pipes
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("starting %s: %w", name, err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		ended <- cmd.Wait()
+		stuck.CompareAndDelete(about, cmd)
+	}()
+	var err error
+	select {
+	case err = <-ended:
+	case <-ctx.Done():
+		_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
+		late := time.NewTimer(lastBreath)
+		defer late.Stop()
+		stuck.Store(about, cmd)
+		select {
+		case <-ended:
+			stuck.CompareAndDelete(about, cmd)
+			return nil, ctx.Err()
+		case <-late.C:
+			return nil, errors.Join(ctx.Err(), ErrStuck)
+		}
+	}
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return nil, &Failed{Program: name, Code: exit.ExitCode(), Said: string(bytes.TrimSpace([]byte(said.String() + out.String())))}
+	}
+	if err != nil && !errors.Is(err, exec.ErrWaitDelay) { // a daemon that it started may hold its streams
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return []byte(out.String()), nil
+}
+
+// mounted says whether a place is a mount, without touching what is mounted there.
+func mounted(path string) (bool, error) {
+	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	found, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(filepath.Join(dir, filepath.Base(path))))
+	return len(found) > 0, err
+}

@@ -1,0 +1,72 @@
+package remote
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"keelson.dev/keelson/csi/privatemounts"
+)
+
+func TestMain(m *testing.M) {
+	if !Main() {
+		privatemounts.Main(m)
+	}
+}
+
+func TestMountAndUnmount(t *testing.T) {
+	privatemounts.Need(t)
+	dir := t.TempDir()
+	m := Mount{Source: "tmpfs", Target: dir, Type: "tmpfs"}
+	if err := m.Do(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if is, err := mounted(dir); !is || err != nil {
+		t.Errorf("mounted: %t, %v", is, err)
+	}
+	for range 2 {
+		if err := Unmount(t.Context(), dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if is, err := mounted(dir); is || err != nil {
+		t.Errorf("mounted: %t, %v", is, err)
+	}
+	m.Type = "nothing"
+	if err := m.Do(t.Context()); !errors.Is(err, unix.ENODEV) {
+		t.Errorf("an unknown file system: %v", err)
+	}
+}
+
+// What hangs in the kernel is left when the caller waits no longer, and leaves no mount. A file system in user space that
+// nobody serves hangs as a server does that is gone.
+func TestHangsNoLonger(t *testing.T) {
+	privatemounts.Need(t)
+	fuse, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Skipf("needs: /dev/fuse: %v", err)
+	}
+	defer unix.Close(fuse)
+	dir := t.TempDir()
+	if err := unix.Mount("nobody", dir, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fuse)); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	target := t.TempDir()
+	err = Mount{Source: filepath.Join(dir, "x"), Target: target, Flags: unix.MS_BIND}.Do(ctx)
+	if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrStuck) {
+		t.Errorf("a mount that hangs: %v", err)
+	}
+	if _, left := stuck.Load(target); left {
+		t.Error("its process has not ended")
+	}
+	if err := Unmount(context.Background(), dir); err != nil {
+		t.Error(err)
+	}
+}
