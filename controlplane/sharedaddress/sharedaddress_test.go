@@ -132,9 +132,24 @@ func (h host) holds(t *testing.T, peers ...netip.Addr) *holder {
 	ctx, cancel := context.WithCancel(context.Background())
 	o, done := &holder{}, make(chan error, 1)
 	a := Address{IP: shared, Own: h.ip, Peers: func() []netip.Addr { return peers }, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
-		Confirm: func(context.Context) error { o.frozen.Lock(); defer o.frozen.Unlock(); return nil }}
+		Confirm: func(context.Context) error {
+			for !o.frozen.TryLock() {
+				if err := wait.Delay(ctx, time.Millisecond); err != nil { // a test that has failed ends
+					return err
+				}
+			}
+			defer o.frozen.Unlock()
+			return nil
+		}}
 	go func() { done <- space.In(h.ns, func() error { return a.Hold(ctx) }) }()
-	o.ended = sync.OnceValue(func() error { return <-done })
+	o.ended = sync.OnceValue(func() error {
+		select {
+		case err := <-done:
+			return err
+		case <-time.After(20 * time.Second):
+			return errors.New("it goes on")
+		}
+	})
 	o.stop = func() error { cancel(); return o.ended() }
 	t.Cleanup(func() { _ = o.stop() })
 	return o
