@@ -236,11 +236,14 @@ func (d driver) hold(ctx context.Context, q any, info *grpc.UnaryServerInfo, cal
 			return nil, err
 		}
 	}
-	held := filepath.Join(d.shared, "held", method)
-	if err := os.Rename(filepath.Join(d.shared, "hold", method), held); err != nil {
+	held, taken := filepath.Join(d.shared, "held", method), filepath.Join(d.shared, "held", "."+method)
+	if err := os.Rename(filepath.Join(d.shared, "hold", method), taken); err != nil {
 		return nil, err // another call was the first
 	}
-	if err := os.WriteFile(held, []byte(d.node), 0o600); err != nil {
+	if err := os.WriteFile(taken, []byte(d.node), 0o600); err != nil {
+		return nil, err
+	}
+	if err := os.Rename(taken, held); err != nil { // it is seen with all that it says
 		return nil, err
 	}
 	err = wait.For(ctx, 5*time.Millisecond, func() error {
