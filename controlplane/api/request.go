@@ -139,7 +139,7 @@ type NodeStreams interface {
 
 // NodeDrivers calls CSI drivers on nodes, by way of their agents. The fleet implements it.
 type NodeDrivers interface {
-	// CallDriver makes one call of a driver's Identity or Controller service ("/csi.v1.Controller/CreateVolume"), with
+	// CallDriver makes one call of a driver's Identity, Controller or GroupController service ("/csi.v1.Controller/CreateVolume"), with
 	// request and answer encoded, 1 MiB at most. It ends with ctx, and after two minutes. The error is a gRPC status as
 	// the driver gave it, *DriverMissing, or anything else where the node was not reached or the answer was lost: then
 	// the call may have been made.

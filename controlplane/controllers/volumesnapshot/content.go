@@ -118,13 +118,17 @@ func (r *reconciler) request(ctx context.Context, c content) (*csi.CreateSnapsho
 
 // secrets are what the driver is given for a content.
 func (r *reconciler) secrets(ctx context.Context, c content) (map[string]string, error) {
-	name, namespace := c.Object.Annotations[secretName], c.Object.Annotations[secretNamespace]
+	return r.secretAt(ctx, c.Object.Annotations[secretNamespace], c.Object.Annotations[secretName], c.Typed.Spec.Driver)
+}
+
+// secretAt is what a Secret holds for a driver; nothing where none is named.
+func (r *reconciler) secretAt(ctx context.Context, namespace, name, driver string) (map[string]string, error) {
 	if name == "" {
 		return nil, nil
 	}
 	s, err := client.Get[*corev1.Secret](ctx, r.term.Client, namespace, name)
 	if err != nil {
-		return nil, fmt.Errorf("Secret %s/%s for CSI driver %s: %w", namespace, name, c.Typed.Spec.Driver, err)
+		return nil, fmt.Errorf("Secret %s/%s for CSI driver %s: %w", namespace, name, driver, err)
 	}
 	out := make(map[string]string, len(s.Data))
 	for k, v := range s.Data {

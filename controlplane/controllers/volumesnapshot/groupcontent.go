@@ -17,7 +17,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/controlplane/api/custom"
-	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
@@ -166,19 +165,7 @@ func (r *reconciler) groupRequest(ctx context.Context, c groupContent) (*csi.Cre
 
 // groupSecrets are what the driver is given for a content.
 func (r *reconciler) groupSecrets(ctx context.Context, c groupContent) (map[string]string, error) {
-	name, namespace := c.Object.Annotations[groupSecretName], c.Object.Annotations[groupSecretNamespace]
-	if name == "" {
-		return nil, nil
-	}
-	s, err := client.Get[*corev1.Secret](ctx, r.term.Client, namespace, name)
-	if err != nil {
-		return nil, fmt.Errorf("Secret %s/%s for CSI driver %s: %w", namespace, name, c.Typed.Spec.Driver, err)
-	}
-	out := make(map[string]string, len(s.Data))
-	for k, v := range s.Data {
-		out[k] = string(v)
-	}
-	return out, nil
+	return r.secretAt(ctx, c.Object.Annotations[groupSecretNamespace], c.Object.Annotations[groupSecretName], c.Typed.Spec.Driver)
 }
 
 // groupRefused tells a content and its group why it is not taken, and returns that.

@@ -1,7 +1,8 @@
 // Package volumesnapshot does two things for snapshots of volumes (snapshot.storage.k8s.io/v1), which elsewhere are two
 // programs. It binds VolumeSnapshots and VolumeSnapshotContents, where the definition of VolumeSnapshots says that the
 // control plane does (ServedBy): who brings a controller of his own brings definitions without that. And it has drivers
-// take and delete snapshots which have no snapshotter of their own (controllers.Served).
+// take and delete snapshots which have no snapshotter of their own (controllers.Served). Groups of snapshots
+// (groupsnapshot.storage.k8s.io) it serves likewise, and makes the snapshot of each claim in a group.
 //
 // No snapshot is lost sight of. Before a driver is first called, the content has a finalizer and says that a snapshot is
 // being made; a content that goes meanwhile stays until the driver has said what it made, and has deleted it. Names follow
