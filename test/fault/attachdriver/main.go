@@ -14,7 +14,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"strings"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -47,7 +46,8 @@ func (driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesR
 func (driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
 	out := &csi.ControllerGetCapabilitiesResponse{}
 	for _, t := range []csi.ControllerServiceCapability_RPC_Type{csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
-		csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME, csi.ControllerServiceCapability_RPC_EXPAND_VOLUME} {
+		csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME, csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT} {
 		out.Capabilities = append(out.Capabilities, &csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{
 			Rpc: &csi.ControllerServiceCapability_RPC{Type: t}}})
 	}
@@ -81,11 +81,20 @@ func holder(dir string) (string, error) {
 	return string(b), err
 }
 
-// CreateVolume makes a folder, named after the claim and the class' parameter prefix.
+// CreateVolume makes a folder, named after the claim and the class' parameter prefix. It has what a snapshot has, or nothing.
 func (d driver) CreateVolume(_ context.Context, q *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	id := q.GetParameters()["prefix"] + q.GetName()
-	err := d.of(id, func(dir string) error { return os.MkdirAll(filepath.Join(dir, "data"), 0o755) })
-	return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: id, CapacityBytes: q.GetCapacityRange().GetRequiredBytes()}}, err
+	err := d.of(id, func(dir string) error {
+		if there(dir) == nil {
+			return nil
+		}
+		from, err := d.contentOf(q)
+		if err != nil {
+			return err
+		}
+		return filled(dir, from)
+	})
+	return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: id, CapacityBytes: q.GetCapacityRange().GetRequiredBytes(), ContentSource: q.GetVolumeContentSource()}}, err
 }
 
 func (d driver) DeleteVolume(_ context.Context, q *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
@@ -215,19 +224,13 @@ func (d driver) unmount(volume, at string) error {
 	})
 }
 
-// hold keeps a call back when somebody asks for it: by a file hold/METHOD that says "before" the call is made or "after", when
-// its answer is under way. It becomes held/METHOD with the name of this node, and the call goes on when that is removed. Only
-// volumes are meant whose names begin so.
+// hold keeps a call back when somebody asks for it: by a file hold/LIFE.METHOD that says "before" the call is made or
+// "after", when its answer is under way. A file held/LIFE.METHOD with the name of this node says that it is, and the call
+// goes on when both are gone. LIFE is the prefix of the volume's class.
 func (d driver) hold(ctx context.Context, q any, info *grpc.UnaryServerInfo, call grpc.UnaryHandler) (any, error) {
-	method := filepath.Base(info.FullMethod)
-	volume := ""
-	if of, ok := q.(interface{ GetVolumeId() string }); ok {
-		volume = of.GetVolumeId()
-	} else if c, ok := q.(*csi.CreateVolumeRequest); ok {
-		volume = c.GetParameters()["prefix"]
-	}
-	when, err := os.ReadFile(filepath.Join(d.shared, "hold", method))
-	if err != nil || !strings.HasPrefix(volume, "held-") {
+	step := lifeOf(q) + "." + filepath.Base(info.FullMethod)
+	when, err := os.ReadFile(filepath.Join(d.shared, "hold", step))
+	if err != nil || lifeOf(q) == "" {
 		return call(ctx, q) // nobody has asked
 	}
 	var answer any
@@ -236,26 +239,40 @@ func (d driver) hold(ctx context.Context, q any, info *grpc.UnaryServerInfo, cal
 			return nil, err
 		}
 	}
-	held, taken := filepath.Join(d.shared, "held", method), filepath.Join(d.shared, "held", "."+method)
-	if err := os.Rename(filepath.Join(d.shared, "hold", method), taken); err != nil {
-		return nil, err // another call was the first
-	}
-	if err := os.WriteFile(taken, []byte(d.node), 0o600); err != nil {
+	held, first := filepath.Join(d.shared, "held", step), false
+	if err := journal.Locked(d.shared, func() (err error) {
+		first, err = d.take(filepath.Join(d.shared, "hold", step), held)
+		return err
+	}); err != nil {
 		return nil, err
 	}
-	if err := os.Rename(taken, held); err != nil { // it is seen with all that it says
-		return nil, err
+	if first {
+		err = wait.For(ctx, 5*time.Millisecond, func() error {
+			if b, err := os.ReadFile(held); err == nil {
+				return fmt.Errorf("the call is held back on %s", b)
+			}
+			return nil
+		})
 	}
-	err = wait.For(ctx, 5*time.Millisecond, func() error {
-		if b, err := os.ReadFile(held); err == nil {
-			return fmt.Errorf("the call is held back on %s", b)
-		}
-		return nil
-	})
 	if err != nil || answer != nil {
 		return answer, err
 	}
 	return call(ctx, q)
+}
+
+// take writes down that a call is held here, unless one was already. It is seen with all that it says.
+func (d driver) take(hold, held string) (first bool, err error) {
+	if _, err := os.Stat(held); err == nil {
+		return false, nil
+	}
+	if _, err := os.Stat(hold); err != nil { // nobody asks any more
+		return false, nil
+	}
+	half := filepath.Join(filepath.Dir(held), ".half-"+filepath.Base(held))
+	if err := os.WriteFile(half, []byte(d.node), 0o600); err != nil {
+		return false, err
+	}
+	return true, os.Rename(half, held)
 }
 
 func main() {

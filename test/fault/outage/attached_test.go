@@ -47,7 +47,8 @@ type attach struct {
 // A StatefulSet's volumes, which one node at a time has, when a node loses its power and another its network at once: pods
 // and data are elsewhere within a minute, without a human. That with power but no network has ended its pod and unmounted
 // the volume before it is attached elsewhere; both, when they are back, mount nothing that others have. With the
-// out-of-service taint a volume moves at once. A pod that wants a volume that another node has is told so. F110
+// out-of-service taint a volume moves at once. A pod that wants a volume that another node has is told so. Meanwhile agents,
+// drivers and leaders are killed at each step of the lives of other volumes, their growth, snapshots and restores. F110
 func TestAttachedVolumesMove(t *testing.T) {
 	a := attach{t, bed.Client(t), bed.Namespace(t), t.TempDir()}
 	since := time.Now()
@@ -58,6 +59,7 @@ func TestAttachedVolumesMove(t *testing.T) {
 	a.refusedByName(before[0], before[1].Spec.NodeName)
 	a.refusedByDriver(before[0], before[1].Spec.NodeName)
 
+	a.installSnapshots()
 	phase("refusals told")
 	began := time.Now()
 	a.cutPower(before[0].Spec.NodeName)
@@ -70,8 +72,7 @@ func TestAttachedVolumesMove(t *testing.T) {
 			t.Logf("%s: from the loss of %s until it is ready elsewhere: %s", p.Name, p.Spec.NodeName, time.Since(began).Round(10*time.Millisecond))
 		})
 	}
-	a.eachStep("agent", a.killAgent)
-	a.eachStep("driver", a.killDriver)
+	a.eachStep(map[string]func(string){"agent": a.killAgent, "driver": a.killDriver})
 	phase("agents and drivers killed")
 	both.Wait()
 	for i, p := range before {
@@ -112,7 +113,7 @@ func TestAttachedVolumesMove(t *testing.T) {
 	ready(t, a.cs, true, victim)
 	a.nothingLeft(moved[0])
 	phase("back again")
-	a.eachStep("leader", a.killLeader)
+	a.eachStep(map[string]func(string){"leader": a.killLeader})
 	phase("leaders killed")
 	a.uninstall()
 	phase("uninstalled")
@@ -141,13 +142,7 @@ func (a attach) install() {
 		a.Fatal(err)
 	}
 	a.Cleanup(func() { _ = storage.CSIDrivers().Delete(ctx, driverName, metav1.DeleteOptions{}) })
-	for name, parameters := range map[string]map[string]string{"attached": nil, "held": {"prefix": "held-"}} {
-		if _, err := storage.StorageClasses().Create(ctx, &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: driverName,
-			Parameters: parameters, AllowVolumeExpansion: &yes}, metav1.CreateOptions{}); err != nil {
-			a.Fatal(err)
-		}
-		a.Cleanup(func() { _ = storage.StorageClasses().Delete(ctx, name, metav1.DeleteOptions{}) })
-	}
+	a.class("attached", nil)
 	both, grace, labels := v1.MountPropagationBidirectional, int64(1), map[string]string{"app": "driver"}
 	host := func(name, path string) v1.Volume {
 		kind := v1.HostPathDirectoryOrCreate
@@ -168,6 +163,17 @@ func (a attach) install() {
 		a.Fatal(err)
 	}
 	a.registered(5)
+}
+
+// class makes a class of the driver.
+func (a attach) class(name string, parameters map[string]string) {
+	a.Helper()
+	ctx, classes, yes := context.Background(), a.cs.StorageV1().StorageClasses(), true
+	if _, err := classes.Create(ctx, &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: driverName,
+		Parameters: parameters, AllowVolumeExpansion: &yes}, metav1.CreateOptions{}); err != nil {
+		a.Fatal(err)
+	}
+	a.Cleanup(func() { _ = classes.Delete(ctx, name, metav1.DeleteOptions{}) })
 }
 
 // registered waits until so many nodes have the driver.

@@ -4,86 +4,191 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
+	"testing"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
 
 	"keelson.dev/keelson/deploy/lab"
 	"keelson.dev/keelson/test/bed"
 )
 
 // eachStep takes a volume through its life, and strikes at each of its steps before the driver makes the call; and another one,
-// after it has, when the answer is under way: the pod gets the volume all the same, its data are kept for as long as there is a claim, and then nothing
-// is left, neither an object nor a mount nor a volume. The journal tells whether it was ever in two places.
-func (a attach) eachStep(fault string, strike func(node string)) {
+// after it has, when the answer is under way: the pod gets the volume all the same, a snapshot has what the volume has, and a
+// volume made of it too, data are kept for as long as there is a claim, and then nothing is left, neither an object nor a mount
+// nor a volume nor a snapshot. The journal tells whether it was ever in two places. The faults come side by side.
+func (a attach) eachStep(faults map[string]func(node string)) {
 	a.Helper()
 	began := time.Now()
-	for _, when := range []string{"before", "after"} {
-		a.life(fault, when, strike)
-	}
-	a.Logf("%s killed before and after each step of a volume's life: nothing is left of two after %s", fault, time.Since(began).Round(10*time.Millisecond))
+	a.Run("steps", func(t *testing.T) {
+		for fault, strike := range faults {
+			for _, when := range []string{"before", "after"} {
+				t.Run(fault+" killed "+when, func(t *testing.T) {
+					t.Parallel()
+					attach{t, a.cs, a.ns, a.shared}.life(fault, when, strike)
+				})
+			}
+		}
+	})
+	a.Logf("%s killed before and after each step of a volume's life: nothing is left of two after %s", slices.Sorted(maps.Keys(faults)), time.Since(began).Round(10*time.Millisecond))
+}
+
+// life is one volume's, with a fault at each step.
+type life struct {
+	attach
+	name   string // of its objects, and what names of its volumes and snapshots begin with
+	strike func(node string)
 }
 
 func (a attach) life(fault, when string, strike func(node string)) {
 	a.Helper()
+	l := life{a, "held-" + fault + "-" + when, strike}
+	a.class(l.name, map[string]string{"prefix": l.name + "-"})
+	l.hold(when, "CreateVolume", "ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume", "ControllerExpandVolume", "NodeExpandVolume",
+		"NodeUnpublishVolume", "NodeUnstageVolume", "ControllerUnpublishVolume", "DeleteVolume", "CreateSnapshot", "DeleteSnapshot")
 	ctx := context.Background()
-	for _, dir := range []string{"hold", "held"} {
-		if err := os.MkdirAll(filepath.Join(a.shared, dir), 0o755); err != nil {
-			a.Fatal(err)
-		}
-	}
-	for _, step := range []string{"CreateVolume", "ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume", "ControllerExpandVolume", "NodeExpandVolume",
-		"NodeUnpublishVolume", "NodeUnstageVolume", "ControllerUnpublishVolume", "DeleteVolume"} {
-		if err := os.WriteFile(filepath.Join(a.shared, "hold", step), []byte(when), 0o600); err != nil {
-			a.Fatal(err)
-		}
-	}
-	at := func(step string) {
-		a.Helper()
-		a.strikeAt(fault+" "+when, step, strike)
-	}
-	class, name := "held", "held-"+when+"-"+fault
-	claim, err := a.cs.CoreV1().PersistentVolumeClaims(a.ns).Create(ctx, &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PersistentVolumeClaimSpec{
-		StorageClassName: &class, AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
-		Resources: v1.VolumeResourceRequirements{Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse("8Mi")}}}}, metav1.CreateOptions{})
-	if err != nil {
+	volume := l.claim(l.name, "8Mi", nil)
+	if _, err := a.cs.CoreV1().Pods(a.ns).Create(ctx, user(l.name, l.name), metav1.CreateOptions{}); err != nil {
 		a.Fatal(err)
 	}
-	volume := "held-pvc-" + string(claim.UID)
-	if _, err := a.cs.CoreV1().Pods(a.ns).Create(ctx, user(name, name), metav1.CreateOptions{}); err != nil {
-		a.Fatal(err)
-	}
-	at("CreateVolume")
-	at("ControllerPublishVolume")
-	at("NodeStageVolume")
-	at("NodePublishVolume")
-	a.running(name, "", soon)
-	bed.Kctl(a, "-n", a.ns, "exec", name, "--", "sh", "-c", "echo kept > /data/file")
-	a.grow(name, "16Mi", func() {
-		at("ControllerExpandVolume")
-		at("NodeExpandVolume")
+	l.at("CreateVolume")
+	l.at("ControllerPublishVolume")
+	l.at("NodeStageVolume")
+	l.at("NodePublishVolume")
+	a.running(l.name, "", soon)
+	bed.Kctl(a, "-n", a.ns, "exec", l.name, "--", "sh", "-c", "echo kept > /data/file")
+	a.grow(l.name, "16Mi", func() {
+		l.at("ControllerExpandVolume")
+		l.at("NodeExpandVolume")
 	})
-	if err := a.cs.CoreV1().Pods(a.ns).Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+	restored := l.snapshot(when)
+	if err := a.cs.CoreV1().Pods(a.ns).Delete(ctx, l.name, metav1.DeleteOptions{}); err != nil {
 		a.Fatal(err)
 	}
-	at("NodeUnpublishVolume")
-	at("NodeUnstageVolume")
-	at("ControllerUnpublishVolume")
-	a.goneIs(name)
-	if b, err := os.ReadFile(filepath.Join(a.shared, "volumes", volume, "data", "file")); err != nil || string(b) != "kept\n" {
-		a.Errorf("%s killed: the volume of a claim that is there has %q, %v", fault, b, err)
+	l.at("NodeUnpublishVolume")
+	l.at("NodeUnstageVolume")
+	l.at("ControllerUnpublishVolume")
+	a.goneIs(l.name)
+	l.kept(volume)
+	l.unclaim(l.name)
+	l.at("DeleteVolume")
+	a.nothingOf(volume)
+	l.kept(restored)
+	l.unclaim(l.name + "-restored")
+	a.nothingOf(restored)
+}
+
+// claim makes a claim of the life's class, and returns the name of the volume that it is to get.
+func (l life) claim(name, size string, source *v1.TypedLocalObjectReference) (volume string) {
+	l.Helper()
+	claim, err := l.cs.CoreV1().PersistentVolumeClaims(l.ns).Create(context.Background(), &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: v1.PersistentVolumeClaimSpec{StorageClassName: &l.name, AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce}, DataSource: source,
+			Resources: v1.VolumeResourceRequirements{Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse(size)}}}}, metav1.CreateOptions{})
+	if err != nil {
+		l.Fatal(err)
 	}
-	if err := a.cs.CoreV1().PersistentVolumeClaims(a.ns).Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+	return l.name + "-pvc-" + string(claim.UID)
+}
+
+func (l life) unclaim(name string) {
+	l.Helper()
+	if err := l.cs.CoreV1().PersistentVolumeClaims(l.ns).Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
+		l.Fatal(err)
+	}
+}
+
+// kept looks for what the pod has written.
+func (l life) kept(volume string) {
+	l.Helper()
+	if b, err := os.ReadFile(filepath.Join(l.shared, "volumes", volume, "data", "file")); err != nil || string(b) != "kept\n" {
+		l.Errorf("the volume %s of a claim that is there has %q, %v", volume, b, err)
+	}
+}
+
+// snapshot takes one of the volume, makes another volume of it, and deletes it while that is being made: it goes afterwards.
+func (l life) snapshot(when string) (restored string) {
+	l.Helper()
+	ctx, snapshots := context.Background(), l.snapshots()
+	s := map[string]any{"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": map[string]any{"name": l.name},
+		"spec": map[string]any{"volumeSnapshotClassName": driverName, "source": map[string]any{"persistentVolumeClaimName": l.name}}}
+	if _, err := snapshots.Create(ctx, &unstructured.Unstructured{Object: s}, metav1.CreateOptions{}); err != nil {
+		l.Fatal(err)
+	}
+	l.at("CreateSnapshot")
+	bed.Eventually(l, soon, func() error {
+		s, err := snapshots.Get(ctx, l.name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if ready, _, _ := unstructured.NestedBool(s.Object, "status", "readyToUse"); !ready {
+			return fmt.Errorf("VolumeSnapshot %s is %v", l.name, s.Object["status"])
+		}
+		return nil
+	})
+	l.hold(when, "CreateVolume")
+	group := "snapshot.storage.k8s.io"
+	restored = l.claim(l.name+"-restored", "16Mi", &v1.TypedLocalObjectReference{APIGroup: &group, Kind: "VolumeSnapshot", Name: l.name})
+	l.atWith("CreateVolume", func(node string) {
+		if err := snapshots.Delete(ctx, l.name, metav1.DeleteOptions{}); err != nil {
+			l.Error(err)
+		}
+		l.strike(node)
+	})
+	l.at("DeleteSnapshot")
+	l.gone("VolumeSnapshot "+l.name, func() error {
+		_, err := snapshots.Get(ctx, l.name, metav1.GetOptions{})
+		return err
+	})
+	bed.Eventually(l, soon, func() error {
+		c, err := l.cs.CoreV1().PersistentVolumeClaims(l.ns).Get(ctx, l.name+"-restored", metav1.GetOptions{})
+		if err == nil && c.Status.Phase != v1.ClaimBound {
+			err = fmt.Errorf("claim %s is %+v", c.Name, c.Status)
+		}
+		return err
+	})
+	l.kept(restored)
+	left, err := filepath.Glob(filepath.Join(l.shared, "snapshots", "*"+l.name+"-*"))
+	if err != nil || len(left) > 0 {
+		l.Errorf("the driver has snapshots of the life %s: %q, %v", l.name, left, err)
+	}
+	if out := bed.Kctl(l, "get", "volumesnapshotcontents", "-o", "yaml"); strings.Contains(out, l.name+"-pvc-") {
+		l.Errorf("contents of snapshots are left: %s", out)
+	}
+	return restored
+}
+
+func (l life) snapshots() dynamic.ResourceInterface {
+	l.Helper()
+	c, err := dynamic.NewForConfig(bed.RestConfig(l))
+	if err != nil {
+		l.Fatal(err)
+	}
+	return c.Resource(schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshots"}).Namespace(l.ns)
+}
+
+// installSnapshots has the cluster serve snapshots, and makes a class of them for the driver.
+func (a attach) installSnapshots() {
+	a.Helper()
+	bed.Kctl(a, "snapshot", "install", "--class", "")
+	file := filepath.Join(a.TempDir(), "class.yaml")
+	if err := os.WriteFile(file, []byte("{apiVersion: snapshot.storage.k8s.io/v1, kind: VolumeSnapshotClass, metadata: {name: "+driverName+"}, driver: "+driverName+
+		", deletionPolicy: Delete}"), 0o600); err != nil {
 		a.Fatal(err)
 	}
-	at("DeleteVolume")
-	a.nothingOf(volume, string(claim.UID))
+	bed.Kctl(a, "apply", "-f", file)
+	a.Cleanup(func() { bed.Kctl(a, "delete", "-f", file) })
 }
 
 // grow has a claim that is in use grow, and waits until it has.
@@ -103,31 +208,51 @@ func (a attach) grow(claim, size string, meanwhile func()) {
 	})
 }
 
-// strikeAt waits until the driver has made a call, and strikes before its answer goes out.
-func (a attach) strikeAt(fault, step string, strike func(node string)) {
-	a.Helper()
-	held, node := filepath.Join(a.shared, "held", step), ""
-	bed.Eventually(a, soon, func() error {
-		b, err := os.ReadFile(held)
-		if err == nil && len(b) == 0 {
-			err = errors.New("nobody has it yet")
+// hold has the driver hold calls back.
+func (l life) hold(when string, steps ...string) {
+	l.Helper()
+	for _, dir := range []string{"hold", "held"} {
+		if err := os.MkdirAll(filepath.Join(l.shared, dir), 0o755); err != nil {
+			l.Fatal(err)
 		}
+	}
+	for _, step := range steps {
+		if err := os.WriteFile(filepath.Join(l.shared, "hold", l.name+"."+step), []byte(when), 0o600); err != nil {
+			l.Fatal(err)
+		}
+	}
+}
+
+func (l life) at(step string) {
+	l.Helper()
+	l.atWith(step, l.strike)
+}
+
+// atWith waits until a driver holds a call back, and strikes before it goes on.
+func (l life) atWith(step string, strike func(node string)) {
+	l.Helper()
+	hold, held, node := filepath.Join(l.shared, "hold", l.name+"."+step), filepath.Join(l.shared, "held", l.name+"."+step), ""
+	bed.Eventually(l, soon, func() error {
+		b, err := os.ReadFile(held)
 		if err != nil {
-			return fmt.Errorf("%s step %s: %w", fault, step, err)
+			return fmt.Errorf("%s step %s: %w", l.name, step, err)
 		}
 		node = string(b)
 		return nil
 	})
 	strike(node)
-	if err := os.Remove(held); err != nil {
-		a.Fatal(err)
+	for _, file := range []string{hold, held} {
+		if err := os.Remove(file); err != nil {
+			l.Fatal(err)
+		}
 	}
 }
 
 // nothingOf waits until nobody knows of a volume any more.
-func (a attach) nothingOf(volume, claim string) {
+func (a attach) nothingOf(volume string) {
 	a.Helper()
 	ctx := context.Background()
+	_, claim, _ := strings.Cut(volume, "-pvc-")
 	bed.Eventually(a, soon, func() error {
 		if _, err := os.Stat(filepath.Join(a.shared, "volumes", volume)); !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("the driver has %s: %v", volume, err)
@@ -171,9 +296,14 @@ func (a attach) nothingOf(volume, claim string) {
 	}
 }
 
+// strikes are one after the other: a daemon that is being started is not killed.
+var strikes sync.Mutex
+
 // killAgent kills the daemon of a host, and has it started again.
 func (a attach) killAgent(node string) {
 	a.Helper()
+	strikes.Lock()
+	defer strikes.Unlock()
 	if err := bed.Lab().KillDaemon(context.Background(), node); err != nil {
 		a.Fatal(err)
 	}
