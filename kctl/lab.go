@@ -27,7 +27,7 @@ func labCommand(streams genericiooptions.IOStreams) *cobra.Command {
 		Example: "  kctl lab up\n  kctl lab status\n  kctl lab kill --daemon cp1\n  kctl lab partition w2\n  kctl lab heal w2\n  kctl lab down",
 	}
 	group(c, labUp(streams), labDown(streams), labStatus(streams), labExec(streams), labLoad(streams))
-	c.AddCommand(labRestart(streams), labKill(streams))
+	c.AddCommand(labRestart(streams), labKill(streams), labReplace(streams))
 	c.AddCommand(labVerb(streams, "stop HOST", "End a host's daemon in good order", (*lab.Lab).Stop))
 	plain := func(f func(*lab.Lab, string) error) func(*lab.Lab, context.Context, string) error {
 		return func(l *lab.Lab, _ context.Context, h string) error { return f(l, h) }
@@ -259,6 +259,17 @@ func labRestart(streams genericiooptions.IOStreams) *cobra.Command {
 		"is stopped in good order first. With --daemon the host must have power: only its daemon is started again."
 	c.Example = "  kctl lab restart cp1\n  kctl lab restart --daemon w1"
 	c.Flags().BoolVar(&daemon, "daemon", false, "restart the daemon only; containers stay")
+	return c
+}
+
+func labReplace(streams genericiooptions.IOStreams) *cobra.Command {
+	dir := ""
+	c := labVerb(streams, "replace HOST", "Have a host run the programs of another folder",
+		func(l *lab.Lab, ctx context.Context, h string) error { return l.Replace(ctx, h, dir) })
+	c.Long = "Have a host run the programs of another folder from now on: its daemon is stopped in good order and started from there;\n" +
+		"containers stay. It waits until the replica or the node is ready. Without --bin it is the lab's own folder again."
+	c.Example = "  kctl lab replace cp1 --bin /root/keelson/bin\n  kctl lab replace w1"
+	c.Flags().StringVar(&dir, "bin", "", "folder of the programs (default: the lab's own)")
 	return c
 }
 

@@ -65,7 +65,7 @@ func TestUnknownCommands(t *testing.T) {
 func TestCompletion(t *testing.T) {
 	_, url := slowPlane(t)
 	for line, want := range map[string][]string{
-		"lab re":                       {"restart"},
+		"lab re":                       {"replace", "restart"},
 		"cluster member remove ":       {"cp1", "cp2", "cp3", "cp4"},
 		"cluster member remove cp3":    {"cp3"},
 		"cluster step-down --to ":      {"cp1", "cp2", "cp3", "cp4"},

@@ -48,6 +48,9 @@ const leastFence = 10 * time.Second
 
 // Config is everything an agent is started with.
 type Config struct {
+	// Release is the build of the program. The node says it as the version of its container runtime, which is the agent's own;
+	// "": it says Version.
+	Release string
 	Servers []string // fleet addresses, host:port
 	Token   string
 	// TokenFile holds the token instead; it goes once the node has its certificate.

@@ -61,7 +61,7 @@ type facts struct {
 }
 
 func newFacts(cfg *Config) *facts {
-	f := &facts{cfg: cfg, info: systemInfo()}
+	f := &facts{cfg: cfg, info: systemInfo(cfg.Release)}
 	if cfg.Volumes == nil {
 		f.fence = &fence{after: cfg.FenceAfter, file: fenceFile(cfg.RunDir), boot: f.info.BootID}
 	}

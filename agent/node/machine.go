@@ -2,6 +2,7 @@ package node
 
 import (
 	"bufio"
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -15,8 +16,12 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
+// runtimeScheme begins the name of the node's container runtime. What follows is the release of the agent, by which
+// 'kctl cluster upgrade' knows who runs which.
+const runtimeScheme = "keelson://"
+
 // systemInfo is what the machine says of itself; what it does not say stays empty.
-func systemInfo() v1.NodeSystemInfo {
+func systemInfo(release string) v1.NodeSystemInfo {
 	text := func(path string) string {
 		b, err := os.ReadFile(path)
 		if err != nil {
@@ -26,7 +31,7 @@ func systemInfo() v1.NodeSystemInfo {
 	}
 	info := v1.NodeSystemInfo{
 		MachineID: text("/etc/machine-id"), SystemUUID: text("/sys/class/dmi/id/product_uuid"), BootID: text("/proc/sys/kernel/random/boot_id"),
-		KernelVersion: text("/proc/sys/kernel/osrelease"), OSImage: osImage(), ContainerRuntimeVersion: "keelson://" + strings.TrimPrefix(Version, "v"),
+		KernelVersion: text("/proc/sys/kernel/osrelease"), OSImage: osImage(), ContainerRuntimeVersion: runtimeScheme + strings.TrimPrefix(cmp.Or(release, Version), "v"),
 		KubeletVersion: Version, OperatingSystem: runtime.GOOS, Architecture: runtime.GOARCH,
 	}
 	if info.SystemUUID == "" {

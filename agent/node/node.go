@@ -8,6 +8,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -66,7 +67,7 @@ func New(cfg Config) (*Node, error) {
 		s := session.New(session.Config{NodeName: cfg.NodeName, Servers: cfg.Servers, Token: cfg.Token,
 			TokenFile: cfg.TokenFile, StateDir: filepath.Join(cfg.StateDir, "session"),
 			RunDir:  filepath.Join(cfg.RunDir, "session"),
-			Version: Version, BootID: n.facts.info.BootID, Facts: n.facts.node(), HTTPS: cfg.KubeletPort != 0, NodeIPs: cfg.NodeIPs,
+			Version: cmp.Or(cfg.Release, Version), BootID: n.facts.info.BootID, Facts: n.facts.node(), HTTPS: cfg.KubeletPort != 0, NodeIPs: cfg.NodeIPs,
 			Log: cfg.Log.With("part", "session")})
 		n.session, serve, trust = s, s.Serve, s
 	}
@@ -253,7 +254,7 @@ func (n *Node) Run(ctx context.Context) error {
 		// before the first driver's pod; the part that looks for drivers tells what is wrong and tries again
 		_ = n.shareKubelet()
 	}
-	n.cfg.Log.Info("agent starts", "node", n.cfg.NodeName, "addresses", n.cfg.NodeIPs, "version", Version)
+	n.cfg.Log.Info("agent starts", "node", n.cfg.NodeName, "addresses", n.cfg.NodeIPs, "version", Version, "release", n.cfg.Release)
 	return lifecycle.Run(ctx, n.parts...)
 }
 

@@ -18,6 +18,9 @@ import (
 	"keelson.dev/keelson/internal/memory"
 )
 
+// version is set by the linker.
+var version = "dev"
+
 func main() {
 	if remote.Main() {
 		return
@@ -26,6 +29,10 @@ func main() {
 		if err := local.Guard(); err != nil {
 			fail(1, err.Error())
 		}
+		return
+	}
+	if len(os.Args) == 2 && os.Args[1] == "--version" {
+		fmt.Println("keelson-agent version", version)
 		return
 	}
 	cfg := node.Flags(flag.CommandLine)
@@ -42,6 +49,7 @@ func main() {
 			fail(2, err.Error())
 		}
 	}
+	cfg.Release = version
 	level := slog.LevelInfo
 	if *verbose {
 		level = slog.LevelDebug
@@ -80,6 +88,7 @@ func usage() {
   keelson-agent --server 192.0.2.11:6444 --token-file /var/lib/keelson/token
   keelson-agent --config /etc/keelson/agent.yaml
   keelson-agent remove-network        # of a node that leaves its cluster
+  keelson-agent --version
 
 What is no flag on the command line is asked of the environment, then of the file --config: each flag's help ends with
 its key in the file and its name in the environment.

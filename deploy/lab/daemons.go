@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -12,19 +13,24 @@ import (
 
 func (l *Lab) bin(name string) string { return filepath.Join(l.Config.BinDir, name) }
 
+// program is a program that the host runs: of its own folder, or of the lab's.
+func (l *Lab) program(h Host, name string) string {
+	return filepath.Join(cmp.Or(h.BinDir, l.Config.BinDir), name)
+}
+
 // daemon is the command line of the host's daemon, as a unit file would have it.
 func (l *Lab) daemon(h Host) []string {
 	ip := h.IP.String()
 	switch h.Role {
 	case RoleControlPlane:
-		args := []string{l.bin("keelson-controlplane"), "run",
+		args := []string{l.program(h, "keelson-controlplane"), "run",
 			"--name=" + h.Name, "--data-dir=/var/lib/keelson/controlplane", "--advertise-address=" + ip,
 			"--eviction-seconds=" + strconv.Itoa(l.Config.EvictionSeconds),
 			"--memory-limit=" + strconv.Itoa(ReplicaMemory),
 		}
 		return append(args, l.Config.ControlPlaneFlags...)
 	case RoleWorker:
-		args := []string{l.bin("keelson-agent"),
+		args := []string{l.program(h, "keelson-agent"),
 			"--node-name=" + h.Name, "--node-ip=" + h.nodeIPs(),
 			"--token-file=/etc/keelson/token",
 			"--cgroup-root=" + h.CgroupPath(),

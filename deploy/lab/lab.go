@@ -34,8 +34,9 @@ type Host struct {
 	Name   string     `json:"name"`
 	Role   Role       `json:"role"`
 	IP     netip.Addr `json:"ip"`
-	Second netip.Addr `json:"second,omitzero"` // of the other family, where the lab has two
-	Link   int        `json:"link,omitempty"`  // that its cable leads to, from 0
+	Second netip.Addr `json:"second,omitzero"`  // of the other family, where the lab has two
+	Link   int        `json:"link,omitempty"`   // that its cable leads to, from 0
+	BinDir string     `json:"binDir,omitempty"` // of its programs, where they are not the lab's (Replace)
 }
 
 // Config says what to build. The zero values of sizes mean the defaults of Defaults.

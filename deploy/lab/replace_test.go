@@ -1,0 +1,67 @@
+package lab
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// A host that runs the programs of another folder has them on its command line, and nobody else has.
+func TestProgramsOfOneHost(t *testing.T) {
+	l, err := New(Config{ControlPlanes: 2, Workers: 2, BinDir: "/new", CPU: "4", Memory: "2Gi"}, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range l.Config.Hosts {
+		if h := &l.Config.Hosts[i]; h.Name == "cp1" || h.Name == "w2" {
+			h.BinDir = "/old"
+		}
+	}
+	var got []string
+	for _, h := range l.Config.Hosts {
+		got = append(got, h.Name+" "+l.daemon(h)[0])
+	}
+	want := []string{"cp1 /old/keelson-controlplane", "cp2 /new/keelson-controlplane", "w1 /new/keelson-agent",
+		"w2 /old/keelson-agent", "registry /new/kctl"}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// What no host could run from is refused by name, before anything is stopped.
+func TestRefusedReplacements(t *testing.T) {
+	l, err := New(Config{ControlPlanes: 1, Workers: 1, BinDir: "/b"}, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "keelson-agent"), []byte("x"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ host, want string }{
+		{"w9", `no host "w9"`},
+		{"registry", "neither a replica nor a worker"},
+		{"w1", "has no power"},
+	} {
+		if err := l.Replace(t.Context(), c.host, dir); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %s", c.host, err, c.want)
+		}
+	}
+	for role, want := range map[Role]string{
+		RoleWorker:       "keelson-shim is no program in " + dir,
+		RoleControlPlane: "keelson-controlplane is no program in " + dir,
+	} {
+		if err := hasPrograms(dir, role); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", role, err, want)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, "keelson-controlplane"), []byte("x"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := hasPrograms(dir, RoleControlPlane); err == nil {
+		t.Error("a file that nobody may execute was taken for a program")
+	}
+}
