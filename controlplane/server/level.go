@@ -24,9 +24,11 @@ import (
 //
 //	0  what was stored before there were levels
 //	1  managedFields in form 1 (registry/fieldform.go)
+//	2  exchanges of keys (server/rotation): a release that does not know how one kind is exchanged would go by the former key
 const (
-	featureLevel     = 1 // the highest that this release understands
+	featureLevel     = 2 // the highest that this release understands
 	levelShortFields = 1
+	levelRotation    = 2
 )
 
 const (
@@ -110,9 +112,13 @@ type level struct {
 	checked atomic.Bool   // whether it has looked
 }
 
-// stored is the level in this replica's applied state, which what it has taken in may be behind.
-func (l *level) stored(ctx context.Context) (uint32, error) {
-	it, _, err := l.store.Get(ctx, levelKey, raftstore.ReadOptions{Local: true})
+// applied is the level in this replica's applied state, which what it has taken in may be behind.
+func (l *level) applied(ctx context.Context) (uint32, error) {
+	return l.stored(ctx, raftstore.ReadOptions{Local: true})
+}
+
+func (l *level) stored(ctx context.Context, o raftstore.ReadOptions) (uint32, error) {
+	it, _, err := l.store.Get(ctx, levelKey, o)
 	if errors.Is(err, raftstore.ErrNotFound) {
 		return 0, nil
 	}
@@ -122,6 +128,20 @@ func (l *level) stored(ctx context.Context) (uint32, error) {
 	rec, err := decodeLevel(it.Value)
 	return rec.Level, err
 }
+
+// allows refuses what needs a level that the cluster has not reached. It never falls: what was allowed once stays so, and
+// a release that does not understand it is not taken in any more.
+func (l *level) allows(ctx context.Context, what string, needs uint32) error {
+	now, err := l.stored(ctx, raftstore.ReadOptions{})
+	if err != nil || now >= needs {
+		return err
+	}
+	return fmt.Errorf("%s needs feature level %d, and %w %d: it rises by itself once every replica runs this release or one after it, "+
+		"and 'kctl cluster status' names those that do not", what, needs, errLevelLow, now)
+}
+
+// errLevelLow is what allows refuses by.
+var errLevelLow = errors.New("the cluster is at level")
 
 // ready says whether this replica knows that it understands what is stored.
 func (l *level) ready() error {

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/server/rotation"
 	"keelson.dev/keelson/raftstore/disk"
 	"keelson.dev/keelson/raftstore/replica"
 )
@@ -111,7 +112,8 @@ func TestFeatureLevelOfThreeReplicas(t *testing.T) {
 	for _, step := range []struct {
 		name string
 		run  func(*testing.T)
-	}{{"held back", p.testLevelHeld}, {"raised under load", p.testLevelRaised}, {"refused", p.testLevelRefused}, {"restored", p.testLevelRestored}} {
+	}{{"held back", p.testLevelHeld}, {"raised under load", p.testLevelRaised}, {"refused", p.testLevelRefused},
+		{"set back in the midst of an exchange", p.testLevelInExchange}, {"restored", p.testLevelRestored}} {
 		if !t.Run(step.name, func(t *testing.T) { p.t = t; step.run(t) }) {
 			return // each begins with what the one before left
 		}
@@ -139,13 +141,25 @@ func (p *plane) testLevelHeld(t *testing.T) {
 	for _, m := range s.Members {
 		levels[m.Name] = m.FeatureLevel
 	}
-	if s.FeatureLevel != 0 || levels["cp1"] != 1 || levels["cp2"] != 1 || levels["cp3"] != 0 {
+	if s.FeatureLevel != 0 || levels["cp1"] != featureLevel || levels["cp2"] != featureLevel || levels["cp3"] != 0 {
 		t.Errorf("level %d, understood %v", s.FeatureLevel, levels)
+	}
+	// cp3 would go on by the former key.
+	if err := p.rotate("cp1"); err == nil || !strings.Contains(err.Error(), "an exchange of keys needs feature level 2, and the cluster is at level 0") {
+		t.Errorf("an exchange of keys began: %v", err)
+	}
+	if rec := p.keys("cp1").Rotation; rec != nil {
+		t.Errorf("the refused exchange is recorded: %+v", rec)
 	}
 	p.write("cp1", "long")
 	if raw := p.storedForm(t, "long"); !strings.Contains(raw, longForm) || strings.Contains(raw, shortForm) {
 		t.Errorf("a form that cp3 does not understand is stored: %q", raw)
 	}
+}
+
+// rotate begins to exchange the service account key, which waits for what the former one has signed.
+func (p *plane) rotate(at string) error {
+	return p.call(at, "POST", api.PathClusterKeys, api.ClusterRotate{Kind: string(rotation.ServiceAccountKey)}, nil)
 }
 
 // A managedFields entry as protobuf: its fieldsType is field 6.
@@ -200,7 +214,7 @@ func (p *plane) testLevelRaised(t *testing.T) {
 	}
 	eventually(t, func() error {
 		for name := range p.members {
-			if s := p.status(name); s.FeatureLevel != 1 || len(s.Alarms) > 0 {
+			if s := p.status(name); s.FeatureLevel != featureLevel || len(s.Alarms) > 0 {
 				return fmt.Errorf("%s says level %d, alarms %+v", name, s.FeatureLevel, s.Alarms)
 			}
 		}
@@ -242,7 +256,7 @@ func (p *plane) testLevelRaised(t *testing.T) {
 }
 
 func (p *plane) testLevelRefused(t *testing.T) {
-	sentence := "the cluster stores forms of feature level 1"
+	sentence := fmt.Sprintf("the cluster stores forms of feature level %d", featureLevel)
 	old := p.config(4)
 	old.featureLevel = before()
 	err := Join(context.Background(), old, p.founded.ControlPlaneToken, []string{at(address(1), p.cluster.FleetPort)})
@@ -269,6 +283,33 @@ func (p *plane) testLevelRefused(t *testing.T) {
 	}
 	p.again("cp3")
 	p.holds("cp3", "long", "short-cp1")
+}
+
+// In the midst of an exchange of keys nobody can be set back to the release before: it would sign by the former key, or
+// not believe the new one. The release of now goes on with it. F51
+func (p *plane) testLevelInExchange(t *testing.T) {
+	if err := p.rotate("cp1"); err != nil {
+		t.Fatal(err)
+	}
+	wait := func(at string) {
+		eventually(t, func() error {
+			if rec := p.keys(at).Rotation; rec == nil || rec.Step != string(rotation.Wait) {
+				return fmt.Errorf("%+v", rec)
+			}
+			return nil
+		})
+	}
+	wait("cp1")
+	p.stop("cp3")
+	set := p.members["cp3"].cfg
+	set.featureLevel = new(uint32(levelRotation - 1))
+	p.ends(t, set, "and this release understands levels up to 1", "start the release that the other replicas run")
+	p.again("cp3")
+	wait("cp3")
+	if err := p.call("cp2", "POST", api.PathClusterKeys, api.ClusterRotate{Force: true}, nil); err != nil {
+		t.Fatal(err)
+	}
+	p.rotated(t, "cp3", rotation.ServiceAccountKey)
 }
 
 // ends runs a replica, which must end by itself with an error that says all this.
@@ -311,7 +352,7 @@ func (p *plane) testLevelRestored(t *testing.T) {
 	p.again("cp1")
 	p.holds("cp1", "long", "short-cp3")
 	eventually(t, func() error {
-		if s := p.status("cp1"); s.FeatureLevel != 1 {
+		if s := p.status("cp1"); s.FeatureLevel != featureLevel {
 			return fmt.Errorf("level %d", s.FeatureLevel)
 		}
 		return nil

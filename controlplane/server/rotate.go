@@ -315,6 +315,12 @@ func (r *Replica) beginRotation(ctx context.Context, q api.ClusterRotate, now ro
 	if rec.Keep, err = keepFormer(kind, q.Keep); err != nil {
 		return rec, http.StatusBadRequest, err
 	}
+	// From here on no replica can be set back to a release that would go by the former key.
+	if err = r.level.allows(ctx, "an exchange of keys", levelRotation); errors.Is(err, errLevelLow) {
+		return rec, http.StatusConflict, err
+	} else if err != nil {
+		return rec, 0, err
+	}
 	if rec.Old, err = rotation.Begin(now, membersOf(kind, r.askKeys(ctx))); err != nil {
 		return rec, http.StatusConflict, err
 	}

@@ -248,7 +248,7 @@ func (r *Replica) wireStore(conf replica.Config, ln net.Listener) error {
 	}
 	conf.Listener, conf.ServerTLS, conf.ClientTLS = r.gate.listen(ln), r.gate.guard(authorities.Server()), authorities.Client()
 	r.level = &level{own: r.cfg.understands(), release: r.cfg.Version, folder: r.cfg.DataDir, log: r.log.With("part", "feature level")}
-	conf.FeatureLevel, conf.StoredLevel = r.level.own, r.level.stored
+	conf.FeatureLevel, conf.StoredLevel = r.level.own, r.level.applied
 	if r.store, err = replica.New(conf); err != nil {
 		return err
 	}
