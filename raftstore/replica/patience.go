@@ -17,6 +17,8 @@ import (
 // and the fast path of heartbeats among it, is the transport's own.
 type patientTransport struct {
 	*raft.NetworkTransport
+	// unpooled makes a connection for each call.
+	unpooled *raft.NetworkTransport
 	// worth reports whether it makes sense to wait for a peer: this replica
 	// still leads in the term, and the peer is still a member.
 	worth func(term uint64, peer raft.ServerID) bool

@@ -71,6 +71,7 @@ type Replica struct {
 	address  advertised // set before running is closed, as are the next four
 	raft     *raft.Raft
 	trans    *raft.NetworkTransport
+	unpooled *raft.NetworkTransport // which makes a connection for each call, and accepts none
 	disk     *disk.Data
 	port     *peerPort
 
@@ -219,14 +220,13 @@ func (r *Replica) open() error {
 	return nil
 }
 
-// start brings raft up and starts every goroutine of the replica.
-func (r *Replica) start(g *errgroup.Group) error {
-	g.Go(func() error { return r.port.run(r.ctx) })
-	r.trans = raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
+// transport makes a transport that keeps so many connections to each peer.
+func (r *Replica) transport(accepts *queueListener, keeps int) *raft.NetworkTransport {
+	return raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		Stream: &groupStreams{group: &r.group, StreamLayer: &raftStreams{
-			queueListener: r.port.raft, client: r.cfg.ClientTLS, dial: r.cfg.Dial, life: r.ctx,
+			queueListener: accepts, client: r.cfg.ClientTLS, dial: r.cfg.Dial, life: r.ctx,
 		}},
-		MaxPool: 5,
+		MaxPool: keeps,
 		// No pipelining: while it pipelines, raft sends a follower that is
 		// behind one request per new entry or CommitTimeout, and no more. One
 		// request at a time goes on until the follower has everything, and
@@ -235,6 +235,19 @@ func (r *Replica) start(g *errgroup.Group) error {
 		Timeout:         max(2*time.Second, 4*r.cfg.ElectionTimeout),
 		Logger:          newLogger(r.cfg.Logger.With("component", "raft-net")),
 	})
+}
+
+func (r *Replica) closeTransports() {
+	for _, t := range []*raft.NetworkTransport{r.trans, r.unpooled} {
+		t.Close()
+		t.CloseStreams()
+	}
+}
+
+// start brings raft up and starts every goroutine of the replica.
+func (r *Replica) start(g *errgroup.Group) error {
+	g.Go(func() error { return r.port.run(r.ctx) })
+	r.trans, r.unpooled = r.transport(r.port.raft, 5), r.transport(newQueueListener(r.port.raft.Addr()), 0)
 	r.hints.init(r)
 	r.early.init(r.trans.AppendEntries, r.hints.commitIndex, &r.meters)
 	notify := make(chan bool, 16)
@@ -243,10 +256,10 @@ func (r *Replica) start(g *errgroup.Group) error {
 	r.roles.init(r, conf)
 	r.raft, err = r.disk.StartRaft(func() (*raft.Raft, error) {
 		return raft.NewRaft(conf, r.fsm, &earlyLogs{&meteredLogs{r.disk.Log, &r.meters}, r.early.announce}, r.disk.Votes(), &meteredSnapshots{r.disk.Paced(), &r.meters},
-			&silentWhenHung{&overheard{&patientTransport{NetworkTransport: r.trans, worth: r.worthWaiting, early: &r.early, installs: &r.installs}, &r.roles}, r.hangs})
+			&silentWhenHung{&overheard{&patientTransport{NetworkTransport: r.trans, unpooled: r.unpooled, worth: r.worthWaiting, early: &r.early, installs: &r.installs}, &r.roles}, r.hangs})
 	})
 	if err != nil {
-		r.trans.Close()
+		r.closeTransports()
 		return fmt.Errorf("starting raft of replica %s: %w", r.cfg.Name, err)
 	}
 	r.roles.watch(r.raft)
@@ -321,8 +334,7 @@ func (r *Replica) shutdown(g *errgroup.Group) {
 		}
 	}
 	close(r.raftDown)
-	r.trans.Close()
-	r.trans.CloseStreams()
+	r.closeTransports()
 	if err := g.Wait(); err != nil {
 		r.log.Warn("stopping", "error", err)
 	}
