@@ -60,23 +60,25 @@ func (a attach) life(fault, when string, strike func(node string)) {
 		"NodeUnpublishVolume", "NodeUnstageVolume", "ControllerUnpublishVolume", "DeleteVolume", "CreateSnapshot", "DeleteSnapshot")
 	ctx := context.Background()
 	volume := l.claim(l.name, "8Mi", nil)
-	if _, err := a.cs.CoreV1().Pods(a.ns).Create(ctx, user(l.name, l.name), metav1.CreateOptions{}); err != nil {
-		a.Fatal(err)
-	}
+	l.quietly(func() error {
+		_, err := a.cs.CoreV1().Pods(a.ns).Create(ctx, user(l.name, l.name), metav1.CreateOptions{})
+		return err
+	})
 	l.at("CreateVolume")
 	l.at("ControllerPublishVolume")
 	l.at("NodeStageVolume")
 	l.at("NodePublishVolume")
 	a.running(l.name, "", soon)
-	bed.Kctl(a, "-n", a.ns, "exec", l.name, "--", "sh", "-c", "echo kept > /data/file")
-	a.grow(l.name, "16Mi", func() {
+	l.quietly(func() error {
+		bed.Kctl(a, "-n", a.ns, "exec", l.name, "--", "sh", "-c", "echo kept > /data/file")
+		return nil
+	})
+	l.grow(l.name, "16Mi", func() {
 		l.at("ControllerExpandVolume")
 		l.at("NodeExpandVolume")
 	})
 	restored := l.snapshot(when)
-	if err := a.cs.CoreV1().Pods(a.ns).Delete(ctx, l.name, metav1.DeleteOptions{}); err != nil {
-		a.Fatal(err)
-	}
+	l.quietly(func() error { return a.cs.CoreV1().Pods(a.ns).Delete(ctx, l.name, metav1.DeleteOptions{}) })
 	l.at("NodeUnpublishVolume")
 	l.at("NodeUnstageVolume")
 	l.at("ControllerUnpublishVolume")
@@ -93,20 +95,21 @@ func (a attach) life(fault, when string, strike func(node string)) {
 // claim makes a claim of the life's class, and returns the name of the volume that it is to get.
 func (l life) claim(name, size string, source *v1.TypedLocalObjectReference) (volume string) {
 	l.Helper()
-	claim, err := l.cs.CoreV1().PersistentVolumeClaims(l.ns).Create(context.Background(), &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: name},
+	claim := &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: v1.PersistentVolumeClaimSpec{StorageClassName: &l.name, AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce}, DataSource: source,
-			Resources: v1.VolumeResourceRequirements{Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse(size)}}}}, metav1.CreateOptions{})
-	if err != nil {
-		l.Fatal(err)
-	}
+			Resources: v1.VolumeResourceRequirements{Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse(size)}}}}
+	l.quietly(func() (err error) {
+		claim, err = l.cs.CoreV1().PersistentVolumeClaims(l.ns).Create(context.Background(), claim, metav1.CreateOptions{})
+		return err
+	})
 	return l.name + "-pvc-" + string(claim.UID)
 }
 
 func (l life) unclaim(name string) {
 	l.Helper()
-	if err := l.cs.CoreV1().PersistentVolumeClaims(l.ns).Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
-		l.Fatal(err)
-	}
+	l.quietly(func() error {
+		return l.cs.CoreV1().PersistentVolumeClaims(l.ns).Delete(context.Background(), name, metav1.DeleteOptions{})
+	})
 }
 
 // kept looks for what the pod has written.
@@ -123,9 +126,10 @@ func (l life) snapshot(when string) (restored string) {
 	ctx, snapshots := context.Background(), l.snapshots()
 	s := map[string]any{"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": map[string]any{"name": l.name},
 		"spec": map[string]any{"volumeSnapshotClassName": driverName, "source": map[string]any{"persistentVolumeClaimName": l.name}}}
-	if _, err := snapshots.Create(ctx, &unstructured.Unstructured{Object: s}, metav1.CreateOptions{}); err != nil {
-		l.Fatal(err)
-	}
+	l.quietly(func() error {
+		_, err := snapshots.Create(ctx, &unstructured.Unstructured{Object: s}, metav1.CreateOptions{})
+		return err
+	})
 	l.at("CreateSnapshot")
 	bed.Eventually(l, soon, func() error {
 		s, err := snapshots.Get(ctx, l.name, metav1.GetOptions{})
@@ -141,9 +145,7 @@ func (l life) snapshot(when string) (restored string) {
 	group := "snapshot.storage.k8s.io"
 	restored = l.claim(l.name+"-restored", "16Mi", &v1.TypedLocalObjectReference{APIGroup: &group, Kind: "VolumeSnapshot", Name: l.name})
 	l.atWith("CreateVolume", func(node string) {
-		if err := snapshots.Delete(ctx, l.name, metav1.DeleteOptions{}); err != nil {
-			l.Error(err)
-		}
+		l.quietly(func() error { return snapshots.Delete(ctx, l.name, metav1.DeleteOptions{}) })
 		l.strike(node)
 	})
 	l.at("DeleteSnapshot")
@@ -163,9 +165,12 @@ func (l life) snapshot(when string) (restored string) {
 	if err != nil || len(left) > 0 {
 		l.Errorf("the driver has snapshots of the life %s: %q, %v", l.name, left, err)
 	}
-	if out := bed.Kctl(l, "get", "volumesnapshotcontents", "-o", "yaml"); strings.Contains(out, l.name+"-pvc-") {
-		l.Errorf("contents of snapshots are left: %s", out)
-	}
+	l.quietly(func() error {
+		if out := bed.Kctl(l, "get", "volumesnapshotcontents", "-o", "yaml"); strings.Contains(out, l.name+"-pvc-") {
+			return fmt.Errorf("contents of snapshots are left: %s", out)
+		}
+		return nil
+	})
 	return restored
 }
 
@@ -192,14 +197,15 @@ func (a attach) installSnapshots() {
 }
 
 // grow has a claim that is in use grow, and waits until it has.
-func (a attach) grow(claim, size string, meanwhile func()) {
-	a.Helper()
-	ctx, claims := context.Background(), a.cs.CoreV1().PersistentVolumeClaims(a.ns)
-	if _, err := claims.Patch(ctx, claim, types.MergePatchType, []byte(`{"spec": {"resources": {"requests": {"storage": "`+size+`"}}}}`), metav1.PatchOptions{}); err != nil {
-		a.Fatal(err)
-	}
+func (l life) grow(claim, size string, meanwhile func()) {
+	l.Helper()
+	ctx, claims := context.Background(), l.cs.CoreV1().PersistentVolumeClaims(l.ns)
+	l.quietly(func() error {
+		_, err := claims.Patch(ctx, claim, types.MergePatchType, []byte(`{"spec": {"resources": {"requests": {"storage": "`+size+`"}}}}`), metav1.PatchOptions{})
+		return err
+	})
 	meanwhile()
-	bed.Eventually(a, soon, func() error {
+	bed.Eventually(l, soon, func() error {
 		c, err := claims.Get(ctx, claim, metav1.GetOptions{})
 		if err == nil && (c.Status.Capacity.Storage().String() != size || len(c.Status.Conditions) > 0) {
 			err = fmt.Errorf("claim %s is %+v", claim, c.Status)
@@ -296,8 +302,18 @@ func (a attach) nothingOf(volume string) {
 	}
 }
 
-// strikes are one after the other: a daemon that is being started is not killed.
+// strikes are one after the other, a daemon that is being started is not killed, and no command is on its way meanwhile.
 var strikes sync.Mutex
+
+// quietly asks for something once, while nothing is killed.
+func (l life) quietly(ask func() error) {
+	l.Helper()
+	strikes.Lock()
+	defer strikes.Unlock()
+	if err := ask(); err != nil {
+		l.Fatal(err)
+	}
+}
 
 // killAgent kills the daemon of a host, and has it started again.
 func (a attach) killAgent(node string) {
