@@ -75,7 +75,7 @@ func (v *Volumes) claim(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (agent
 		m.ReadOnly = readonly
 		return m, err
 	case s.Local != nil:
-		return v.local(pod, vol.Name, pv, readonly)
+		return v.local(ctx, pod, vol.Name, pv, readonly)
 	case s.CSI != nil:
 		return v.csi(ctx, pod, vol.Name, persistent(pv, pvc, readonly))
 	case s.NFS != nil && isBlock(pv):
@@ -113,30 +113,6 @@ func rightMode(pod *v1.Pod, volume string, pv *v1.PersistentVolume) error {
 		}
 	}
 	return nil
-}
-
-// local gives what is at a path of the node: a folder or a file, or a block device as such.
-func (v *Volumes) local(pod *v1.Pod, name string, pv *v1.PersistentVolume, readonly bool) (agent.Mount, error) {
-	path := pv.Spec.Local.Path
-	st, err := os.Stat(path)
-	if err != nil {
-		return agent.Mount{}, fmt.Errorf("local persistentvolume %q: %w", pv.Name, err)
-	}
-	switch device := st.Mode()&os.ModeDevice != 0 && st.Mode()&os.ModeCharDevice == 0; {
-	case isBlock(pv) && !device:
-		return agent.Mount{}, fmt.Errorf("local persistentvolume %q has volumeMode Block, but %s is no block device", pv.Name, path)
-	case isBlock(pv):
-		return agent.Mount{HostPath: path, ReadOnly: readonly, Block: true}, nil
-	case device:
-		return agent.Mount{}, fmt.Errorf("local persistentvolume %q has volumeMode Filesystem, but %s is a block device: "+
-			"nodes do not make file systems of devices: mount it on the node and name that folder, or use volumeMode Block", pv.Name, path)
-	}
-	if st.IsDir() && !readonly && fsGroup(pod) != nil {
-		if err := v.once(pod.UID, name, func() error { return applyGroup(path, pod) }); err != nil {
-			return agent.Mount{}, fmt.Errorf("local persistentvolume %q: %w", pv.Name, err)
-		}
-	}
-	return agent.Mount{HostPath: path, ReadOnly: readonly, IsFile: !st.IsDir()}, nil
 }
 
 // once does what is done to a pod's volume a single time, however often the agent starts anew: afterwards the volume

@@ -130,7 +130,6 @@ func TestLocalBlockDevices(t *testing.T) {
 	}{
 		{block, v1.PersistentVolumeSource{Local: &v1.LocalVolumeSource{Path: disk}}, ""},
 		{block, v1.PersistentVolumeSource{Local: &v1.LocalVolumeSource{Path: folder}}, folder + " is no block device"},
-		{fs, v1.PersistentVolumeSource{Local: &v1.LocalVolumeSource{Path: disk}}, disk + " is a block device"},
 		{fs, v1.PersistentVolumeSource{Local: &v1.LocalVolumeSource{Path: folder}}, ""},
 		{block, v1.PersistentVolumeSource{HostPath: &v1.HostPathVolumeSource{Path: disk}}, "use local for a block device"},
 	} {
