@@ -2,6 +2,7 @@ package kctl
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -12,6 +13,7 @@ import (
 	"net/http"
 	"os"
 	"syscall"
+	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -56,8 +58,57 @@ func backupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 			return verifyAtServer(ctx, f, streams, args[0])
 		},
 	}
-	c.AddCommand(verify)
+	c.AddCommand(verify, inspectBackupCommand(f, streams))
+	for _, v := range [][2]string{
+		{"list", "List the backups in the folder or bucket where replicas put them"},
+		{"fetch", "Bring a backup from the bucket or folder to a file"},
+		{"serve", "Serve what a backup holds on loopback, for a look"},
+	} {
+		c.AddCommand(daemonVerb(v[0], v[1], "backup"))
+	}
 	return c
+}
+
+func inspectBackupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	return &cobra.Command{
+		Use:   "inspect [FILE]",
+		Short: "Show what is in a backup, kind by kind, and change nothing",
+		Long: "Show what is in a backup: of which cluster and when, its revision, what it needs to be opened, and how many objects of\n" +
+			"each kind it holds. The program of the daemon does it where it stands beside kctl; elsewhere the file is sent to a replica,\n" +
+			"which stores nothing of it.",
+		Example:            "  kctl cluster backup inspect /backups/today\n  kctl cluster backup inspect /backups/today --encryption-keys /etc/keelson/keys",
+		DisableFlagParsing: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if _, err := os.Stat(daemonProgram()); err == nil {
+				return becomeDaemonVerb(append([]string{"backup", "inspect"}, args...))
+			}
+			if len(args) != 1 || args[0] == "--help" || args[0] == "-h" {
+				return cmd.Help()
+			}
+			ctx, cancel := interruptible()
+			defer cancel()
+			b, err := describedByServer(ctx, f, args[0])
+			if err != nil {
+				return err
+			}
+			return printBackup(streams.Out, args[0], b)
+		},
+	}
+}
+
+// printBackup writes what is in a backup, kind by kind.
+func printBackup(w io.Writer, path string, b api.ClusterBackup) error {
+	fmt.Fprintln(w, summary(path, b))
+	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
+	fmt.Fprintln(t, "RESOURCE\tOBJECTS\tSIZE")
+	for _, k := range b.Kinds {
+		name := cmp.Or(k.Resource, k.Place)
+		if k.Group != "" {
+			name += "." + k.Group
+		}
+		fmt.Fprintf(t, "%s\t%d\t%s\n", name, k.Objects, size(k.Bytes))
+	}
+	return t.Flush()
 }
 
 // backup streams the state from a replica. Only a file that is whole gets its
@@ -147,27 +198,42 @@ func looksSealed(path string) bool {
 }
 
 func verifyAtServer(ctx context.Context, f cmdutil.Factory, streams genericiooptions.IOStreams, path string) error {
+	b, err := describedByServer(ctx, f, path)
+	if err == nil {
+		fmt.Fprintln(streams.Out, summary(path, b))
+	}
+	return err
+}
+
+// describedBytes bounds what a replica says of a backup.
+const describedBytes = 4 << 20
+
+// describedByServer has a replica check a backup, and say what is in it.
+func describedByServer(ctx context.Context, f cmdutil.Factory, path string) (b api.ClusterBackup, err error) {
 	in, err := os.Open(path)
 	if err != nil {
-		return err
+		return b, err
 	}
 	defer in.Close()
 	resp, err := stream(ctx, f, api.PathClusterVerify, in)
 	if err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+		return b, fmt.Errorf("%s: %w", path, err)
 	}
 	defer resp.Body.Close()
-	var b api.ClusterBackup
-	if err := json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&b); err != nil {
-		return fmt.Errorf("%s: unexpected answer: %w", path, err)
+	if err := json.NewDecoder(io.LimitReader(resp.Body, describedBytes)).Decode(&b); err != nil {
+		return b, fmt.Errorf("%s: unexpected answer: %w", path, err)
 	}
+	return b, nil
+}
+
+// summary is a backup in one line.
+func summary(path string, b api.ClusterBackup) string {
 	sealed := ""
 	if b.Sealed {
 		sealed = ", encrypted"
 	}
-	fmt.Fprintf(streams.Out, "%s: whole. Cluster %s at revision %d of %s, %d keys, %s, format %d%s\n",
+	return fmt.Sprintf("%s: whole. Cluster %s at revision %d of %s, %d keys, %s, format %d%s",
 		path, b.Cluster, b.Revision, time.UnixMilli(b.Created).UTC().Format(time.RFC3339), b.Keys, size(b.Bytes), b.Format, sealed)
-	return nil
 }
 
 // stream posts to a path whose bodies are too large to be held, and makes an

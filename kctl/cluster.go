@@ -7,6 +7,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -21,12 +23,12 @@ func clusterCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 		Use:   "cluster",
 		Short: "Replicas of the control plane, its store, join tokens",
 		Long: "Replicas of the control plane, its store, join tokens.\n\n" +
-			"status, certs, rotate, step-down, member, backup, compact and token ask the API of a running cluster. The others work on\n" +
+			"status, certs, rotate, step-down, member, backup, restore-drill, compact and token ask the API of a running cluster. The others work on\n" +
 			"the disk of a control-plane machine, as 'keelson-controlplane' of the same name does, while its daemon is stopped.",
 		Example: "  kctl cluster status\n  kctl cluster backup /backups/today\n  kctl cluster token create --role node",
 	}
 	group(c, statusCommand(f, streams), certsCommand(f, streams), rotateCommand(f, streams), stepDownCommand(f, streams), memberCommand(f, streams),
-		backupCommand(f, streams), compactCommand(f, streams), tokenCommand(f, streams), revokeCommand(f, streams))
+		backupCommand(f, streams), restoreDrillCommand(f, streams), compactCommand(f, streams), tokenCommand(f, streams), revokeCommand(f, streams))
 	for _, v := range [][2]string{
 		{"init", "Make a new cluster on this machine, its first replica"},
 		{"join", "Make this machine a further replica of a cluster"},
@@ -46,13 +48,14 @@ func clusterCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 // daemonProgram is the daemon's program beside kctl.
 func daemonProgram() string { return filepath.Join(binDir(), "keelson-controlplane") }
 
-// daemonVerb hands a verb that works on this machine's disk to the daemon's own program.
-func daemonVerb(name, short string) *cobra.Command {
+// daemonVerb hands a verb that works on this machine's disk to the daemon's own program. below are the words in front of it.
+func daemonVerb(name, short string, below ...string) *cobra.Command {
+	path := slices.Concat(below, []string{name})
 	return &cobra.Command{
 		Use: name, Short: short, DisableFlagParsing: true,
-		Example: fmt.Sprintf("  kctl cluster %s --help", name),
+		Example: fmt.Sprintf("  kctl cluster %s --help", strings.Join(path, " ")),
 		RunE: func(_ *cobra.Command, args []string) error {
-			return becomeDaemonVerb(append([]string{name}, args...))
+			return becomeDaemonVerb(append(slices.Clone(path), args...))
 		},
 	}
 }

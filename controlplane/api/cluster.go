@@ -169,6 +169,26 @@ type ClusterBackup struct {
 	Bytes    int64  `json:"bytes"`
 	Format   uint32 `json:"format"`
 	Sealed   bool   `json:"sealed"` // encrypted: a key of the cluster is needed to restore it
+	// KeyID is that of the key in a key file that opens it; "" when it is in clear.
+	KeyID string `json:"keyID,omitempty"`
+	// FeatureLevel is that of the forms in it: a release that understands less does not restore it.
+	FeatureLevel uint32 `json:"featureLevel,omitempty"`
+	// Kinds are what is in it, in the order of their places; nil where the file could not be opened, or was not.
+	Kinds []ClusterBackupKind `json:"kinds,omitempty"`
+}
+
+// ClusterBackupKind is how many objects of a resource a backup holds.
+type ClusterBackupKind struct {
+	Place    string `json:"place"`              // what their keys begin with
+	Group    string `json:"group,omitempty"`    // of the resource; "" for the core group
+	Resource string `json:"resource,omitempty"` // "" for records of the cluster itself
+	// Version is the one in which they are stored, and Hidden says that no client may read them; both are known only to who
+	// serves the backup.
+	Version  string `json:"version,omitempty"`
+	Hidden   bool   `json:"hidden,omitempty"`
+	Objects  int    `json:"objects"`
+	Expiring int    `json:"expiring,omitempty"` // how many of them end by themselves, as Events do
+	Bytes    int64  `json:"bytes"`              // of keys and values
 }
 
 // ClusterCertificates are the certificates of a cluster, without those that users and workloads had signed.

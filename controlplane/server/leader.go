@@ -119,6 +119,10 @@ func (r *Replica) secretToken(account *v1.ServiceAccount, secret string) (string
 // lead does everything that only the leader does, until leadership ends. Each part is begun again by itself when it
 // fails: leadership is raft's to take away, and what one part meets must not stop the others.
 func (r *Replica) lead(ctx context.Context, fence raftstore.Fence) error {
+	if r.cfg.guest != nil { // what is served is to stay as it is
+		<-ctx.Done()
+		return nil
+	}
 	began := time.Now()
 	select {
 	case <-r.api.CustomKinds(): // what is not served yet would be taken for gone

@@ -13,7 +13,9 @@ import (
 	"strings"
 	"time"
 
+	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/raftstore/disk"
+	"keelson.dev/keelson/raftstore/mvcc"
 	"keelson.dev/keelson/raftstore/replica"
 )
 
@@ -76,20 +78,35 @@ func needAddress(c replica.Config) error {
 
 // Verify reads a whole backup and says what is in it. It needs no data folder.
 func Verify(o StoreOptions, path string) (disk.BackupInfo, error) {
+	info, _, err := o.readBackup(path)
+	return info, err
+}
+
+// InspectBackup is Verify that also says which objects are in it, by their kinds. Of a backup that is sealed under a key
+// which is not there it says what the head of the file tells, beside the error.
+func InspectBackup(o StoreOptions, path string) (api.ClusterBackup, error) {
+	info, v, err := o.readBackup(path)
+	if info.Cluster == "" {
+		return api.ClusterBackup{}, err
+	}
+	return describeBackup(info, v, builtIn()), err
+}
+
+func (o StoreOptions) readBackup(path string) (disk.BackupInfo, *mvcc.View, error) {
 	keys, err := o.keyring()
 	if err != nil {
-		return disk.BackupInfo{}, err
+		return disk.BackupInfo{}, nil, err
 	}
 	f, err := os.Open(path)
 	if err != nil {
-		return disk.BackupInfo{}, err
+		return disk.BackupInfo{}, nil, err
 	}
 	defer f.Close()
-	info, err := disk.VerifyBackup(f, keys)
+	info, v, err := disk.ReadBackup(f, keys)
 	if err != nil {
-		return info, fmt.Errorf("%s: %w", path, err)
+		return info, nil, fmt.Errorf("%s: %w", path, err)
 	}
-	return info, nil
+	return info, v, nil
 }
 
 // RestoreOptions say what Restore may do beyond filling an empty replica.

@@ -166,12 +166,12 @@ func (r *Replica) serveVerify(w http.ResponseWriter, req *http.Request) {
 	if !only(w, req, http.MethodPost) {
 		return
 	}
-	info, err := disk.VerifyBackup(req.Body, r.secrets.ring())
+	info, v, err := disk.ReadBackup(req.Body, r.secrets.ring())
 	if err != nil {
 		refuse(w, http.StatusBadRequest, err)
 		return
 	}
-	answer(w, describeBackup(info))
+	answer(w, describeBackup(info, v, builtIn()))
 }
 
 // serveBackup answers POST /cluster/backup with the state of the store.
@@ -195,13 +195,6 @@ func (r *Replica) serveBackup(w http.ResponseWriter, req *http.Request, d *deed)
 		panic(http.ErrAbortHandler) // half a backup must not look like a whole one
 	}
 	h.Set(api.HeaderBackupSum, hex.EncodeToString(sum.Sum(nil)))
-}
-
-func describeBackup(i disk.BackupInfo) api.ClusterBackup {
-	return api.ClusterBackup{
-		Cluster: i.Cluster, Revision: uint64(i.Revision), Created: i.Created.UnixMilli(),
-		Keys: i.Keys, Bytes: i.Bytes, Format: i.Format, Sealed: i.Sealed,
-	}
 }
 
 type counted struct {

@@ -137,6 +137,7 @@ func Run(ctx context.Context, cfg Config) error {
 		lifecycle.Part{Name: "informers", Run: r.runInformers},
 		lifecycle.Part{Name: "fleet", Run: r.fleet.Run},
 		lifecycle.Part{Name: "replicas", Run: r.peers.Run},
+		lifecycle.Part{Name: "guest", Run: r.beGuest},
 		lifecycle.Part{Name: "leader", Run: func(ctx context.Context) error { return r.store.Lead(ctx, r.lead) }},
 	)
 }
@@ -185,7 +186,7 @@ func wire(cfg Config, cluster Cluster, trust *pki.Trust) (r *Replica, err error)
 	if err != nil {
 		return nil, err
 	}
-	listeners, err := listen(cfg.Advertise, cluster)
+	listeners, err := cfg.listen(cluster)
 	if err != nil {
 		return nil, err
 	}
@@ -286,6 +287,14 @@ func (l threeListeners) close() {
 			one.Close()
 		}
 	}
+}
+
+// listen opens the ports of this replica; a guest brings its own.
+func (c Config) listen(cluster Cluster) (threeListeners, error) {
+	if c.guest != nil {
+		return c.guest.listeners, nil
+	}
+	return listen(c.Advertise, cluster)
 }
 
 func listen(host string, c Cluster) (l threeListeners, err error) {

@@ -69,6 +69,12 @@ func (d *Data) WriteBackup(w io.Writer, cluster string, created time.Time, v *mv
 	return writeBackup(w, h, d.seals.wrapper(), v.Snapshot())
 }
 
+// WriteClearBackup writes a state to w as a backup in clear, for who seals it himself.
+func WriteClearBackup(w io.Writer, cluster string, created time.Time, v *mvcc.View) error {
+	h := backupHeader{Cluster: cluster, Revision: v.Revision(), Created: created.UnixMilli(), Keys: v.Keys(), Bytes: v.Bytes()}
+	return writeBackup(w, h, nil, v.Snapshot())
+}
+
 // wrapper is the key-encryption key for what is new; nil when it is written in clear.
 func (s *sealer) wrapper() *keyEncryptionKey {
 	s.mu.Lock()
@@ -202,6 +208,18 @@ func VerifyBackup(r io.Reader, keys *Keyring) (BackupInfo, error) {
 
 // FromBackup is VerifyBackup that also returns the value of a key; nil when the backup has none.
 func FromBackup(r io.Reader, keys *Keyring, key string) (info BackupInfo, value []byte, err error) {
+	info, v, err := ReadBackup(r, keys)
+	if err != nil {
+		return info, nil, err
+	}
+	if it, ok := v.Get(key); ok {
+		value = it.Value
+	}
+	return info, value, nil
+}
+
+// ReadBackup is VerifyBackup that also returns the state that the backup holds.
+func ReadBackup(r io.Reader, keys *Keyring) (BackupInfo, *mvcc.View, error) {
 	b, err := openBackup(r, keys)
 	if err != nil {
 		if b != nil {
@@ -213,8 +231,5 @@ func FromBackup(r io.Reader, keys *Keyring, key string) (info BackupInfo, value 
 	if err != nil {
 		return BackupInfo{}, nil, err
 	}
-	if it, ok := machine.View().Get(key); ok {
-		value = it.Value
-	}
-	return b.info, value, nil
+	return b.info, machine.View(), nil
 }

@@ -31,7 +31,7 @@ func New(version string) *cobra.Command {
 		SilenceErrors: true, SilenceUsage: true,
 	}
 	root.AddCommand(initCommand(), joinCommand(), runCommand(version),
-		restoreCommand(), verifyCommand(), recoverCommand(), rebuildCommand(), convertCommand(), group(keysCommand()), group(peerCACommand()), inspectCommand(), addFamilyCommand())
+		restoreCommand(), verifyCommand(), recoverCommand(), rebuildCommand(), convertCommand(), group(backupCommand(version)), group(keysCommand()), group(peerCACommand()), inspectCommand(), addFamilyCommand())
 	configured(root)
 	return callAs(root, os.Args[0])
 }

@@ -1,0 +1,301 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/server"
+	"keelson.dev/keelson/controlplane/server/backups"
+	"keelson.dev/keelson/raftstore/disk"
+)
+
+// backupCommand holds what is done with backups that are there. None of it needs a daemon, or changes a backup.
+func backupCommand(version string) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "backup",
+		Short: "Look at backups: what is in one, which there are; serve one for a look",
+		Long: "Look at backups: what is in one, which there are; serve one for a look. Without a FILE the newest counts in the folder\n" +
+			"or bucket where replicas put their backups, as flags, environment or the file of settings say.",
+		Example: "  keelson-controlplane backup list\n  keelson-controlplane backup inspect /backups/today\n  keelson-controlplane backup serve",
+	}
+	c.AddCommand(backupInspectCommand(), backupListCommand(), backupFetchCommand(), backupServeCommand(version))
+	return c
+}
+
+// opener are the flags that say what opens a backup.
+type opener struct {
+	store   server.StoreOptions
+	dataDir string
+}
+
+func (o *opener) flags(c *cobra.Command) {
+	c.Flags().StringVar(&o.store.Keys, "encryption-keys", "",
+		"file of keys, for a backup that is encrypted (default: pki/store.keys of the data folder, where there is one)")
+	c.Flags().StringVar(&o.dataDir, "data-dir", defaultDataDir, "folder of this machine's replica")
+}
+
+// ready takes the keys of this machine's replica where no others are named.
+func (o *opener) ready() server.StoreOptions {
+	if own := server.KeyFile(o.dataDir); o.store.Keys == "" {
+		if _, err := os.Stat(own); err == nil {
+			o.store.Keys = own
+		}
+	}
+	return o.store
+}
+
+// opens adds to the error of a backup whose key is not there what to do.
+func opens(err error) error {
+	if errors.Is(err, disk.ErrSealed) {
+		return fmt.Errorf("%w: --encryption-keys names the key file of that time", err)
+	}
+	return err
+}
+
+// chosen is the backup that a verb is about, on this machine's disk. done removes what was fetched for it.
+func chosen(ctx context.Context, args []string, place backups.Options, workDir string) (path string, done func() error, err error) {
+	if len(args) > 0 {
+		return args[0], func() error { return nil }, nil
+	}
+	all, err := backups.Look(ctx, place)
+	if err == nil && len(all) == 0 {
+		err = fmt.Errorf("%w: neither --backup-folder nor --backup-s3 has one", backups.ErrNone)
+	}
+	if err != nil {
+		return "", nil, err
+	}
+	if place.S3.URL == "" {
+		return all[0].Name, func() error { return nil }, nil
+	}
+	if _, err := server.SweepServed(workDir); err != nil {
+		return "", nil, fmt.Errorf("--work-dir: %w", err)
+	}
+	f, err := server.FetchedFile(workDir)
+	if err != nil {
+		return "", nil, err
+	}
+	done = func() error { return errors.Join(os.Remove(f.Name()), f.Close()) }
+	if err := backups.Fetch(ctx, place, all[0], f); err != nil {
+		return "", nil, errors.Join(err, done())
+	}
+	return f.Name(), done, nil
+}
+
+// workDirFlag says where large files are for a while. /tmp is in memory on many machines.
+func workDirFlag(c *cobra.Command) *string {
+	return c.Flags().String("work-dir", "/var/tmp", "folder in which the backup is unpacked for as long as this runs")
+}
+
+func backupInspectCommand() *cobra.Command {
+	var o opener
+	var place backups.Options
+	output := ""
+	c := &cobra.Command{
+		Use:   "inspect [FILE]",
+		Short: "Show what is in a backup, and change nothing",
+		Long: "Show what is in a backup: of which cluster and when, its revision, what it needs to be opened, and how many objects of\n" +
+			"each kind it holds. The whole file is read and checked. Of a file that is sealed under a key which is not there, what\n" +
+			"its head says is shown, and the exit code is not 0.",
+		Example: "  keelson-controlplane backup inspect /backups/today\n  keelson-controlplane backup inspect -o json",
+		Args:    cobra.MaximumNArgs(1),
+	}
+	workDir := workDirFlag(c)
+	c.RunE = func(c *cobra.Command, args []string) error {
+		path, done, err := chosen(c.Context(), args, place, *workDir)
+		if err != nil {
+			return err
+		}
+		b, err := server.InspectBackup(o.ready(), path)
+		err = errors.Join(opens(err), done())
+		if b.Cluster == "" {
+			return err
+		}
+		if output == "json" {
+			return errors.Join(json.NewEncoder(c.OutOrStdout()).Encode(b), err)
+		}
+		return errors.Join(printBackup(c.OutOrStdout(), path, b), err)
+	}
+	o.flags(c)
+	placeFlags(c, &place)
+	c.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	return c
+}
+
+// printBackup writes what is in a backup for a person.
+func printBackup(w io.Writer, path string, b api.ClusterBackup) error {
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	row := func(name, format string, args ...any) { fmt.Fprintf(t, name+"\t"+format+"\n", args...) }
+	row("file", "%s", path)
+	row("cluster", "%s", b.Cluster)
+	row("made", "%s", time.UnixMilli(b.Created).UTC().Format(time.RFC3339))
+	row("revision", "%d", b.Revision)
+	row("holds", "%d keys, %s", b.Keys, size(b.Bytes))
+	row("format", "%d", b.Format)
+	switch {
+	case b.Sealed:
+		row("sealed", "under key %s of the store's key file", b.KeyID)
+	default:
+		row("sealed", "no: it is in clear")
+	}
+	if b.Kinds != nil {
+		row("level", "%d", b.FeatureLevel)
+	}
+	if err := t.Flush(); err != nil || len(b.Kinds) == 0 {
+		return err
+	}
+	fmt.Fprintln(w)
+	t = tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
+	fmt.Fprintln(t, "RESOURCE\tOBJECTS\tSIZE")
+	for _, k := range b.Kinds {
+		if k.Objects > 0 {
+			fmt.Fprintf(t, "%s\t%d\t%s\n", resourceOf(k), k.Objects, size(k.Bytes))
+		}
+	}
+	return t.Flush()
+}
+
+// resourceOf is what a person calls the kind: pods, deployments.apps, or where its records lie.
+func resourceOf(k api.ClusterBackupKind) string {
+	switch {
+	case k.Resource == "":
+		return k.Place
+	case k.Group == "":
+		return k.Resource
+	}
+	return k.Resource + "." + k.Group
+}
+
+func backupListCommand() *cobra.Command {
+	var place backups.Options
+	c := &cobra.Command{
+		Use:     "list",
+		Short:   "List the backups in the folder or bucket, the newest first",
+		Example: "  keelson-controlplane backup list\n  keelson-controlplane backup list --backup-folder /backups",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			all, err := backups.Look(c.Context(), place)
+			if err != nil {
+				return err
+			}
+			t := tabwriter.NewWriter(c.OutOrStdout(), 0, 8, 3, ' ', 0)
+			fmt.Fprintln(t, "MADE\tSIZE\tNAME")
+			for _, b := range all {
+				fmt.Fprintf(t, "%s\t%s\t%s\n", b.Of.UTC().Format(time.RFC3339), size(b.Size), b.Name)
+			}
+			return t.Flush()
+		},
+	}
+	placeFlags(c, &place)
+	return c
+}
+
+func backupFetchCommand() *cobra.Command {
+	var place backups.Options
+	name := ""
+	c := &cobra.Command{
+		Use:     "fetch FILE",
+		Short:   "Bring a backup from the bucket or folder to a file, the newest where no --backup names one",
+		Example: "  keelson-controlplane backup fetch /root/newest\n  keelson-controlplane backup fetch /root/b --backup prod/ID_cp1_20260401T020000Z.backup",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			all, err := backups.Look(c.Context(), place)
+			if err != nil {
+				return err
+			}
+			for _, b := range all {
+				if name == "" || name == b.Name || name == filepath.Base(b.Name) {
+					return fetch(c, place, b, args[0])
+				}
+			}
+			if name != "" {
+				return fmt.Errorf("--backup %q: 'keelson-controlplane backup list' shows which there are: %w", name, backups.ErrNone)
+			}
+			return backups.ErrNone
+		},
+	}
+	placeFlags(c, &place)
+	c.Flags().StringVar(&name, "backup", "", "its name, as 'backup list' shows it")
+	return c
+}
+
+// fetch brings a backup to a file that is not there yet. What is not whole goes again.
+func fetch(c *cobra.Command, place backups.Options, b backups.Found, path string) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	err = backups.Fetch(c.Context(), place, b, f)
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return errors.Join(err, os.Remove(path))
+	}
+	fmt.Fprintf(c.OutOrStdout(), "%s: %s, %s\n", path, b.Name, size(b.Size))
+	return nil
+}
+
+func backupServeCommand(version string) *cobra.Command {
+	var o opener
+	var place backups.Options
+	output, stdin, debug := "", false, false
+	c := &cobra.Command{
+		Use:   "serve [FILE]",
+		Short: "Serve what a backup holds on loopback, for a look, until interrupted",
+		Long: "Restore a backup into a folder that is made for it, and serve the API of it on 127.0.0.1 until interrupted. It is a\n" +
+			"replica of its own, with new keys: nothing of the cluster is touched, no controller runs, no node can join, and what is\n" +
+			"written to it is gone with it. So an object that was deleted can be read again with kubectl. 'kctl cluster restore-drill'\n" +
+			"compares it with the cluster. The folder goes in the end; one that a killed process has left goes at the next call.",
+		Example: "  keelson-controlplane backup serve /backups/today\n  keelson-controlplane backup serve",
+		Args:    cobra.MaximumNArgs(1),
+	}
+	workDir := workDirFlag(c)
+	c.RunE = func(c *cobra.Command, args []string) error {
+		ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+		defer stop()
+		if stdin {
+			go func() { _, _ = io.Copy(io.Discard, c.InOrStdin()); stop() }()
+		}
+		path, done, err := chosen(ctx, args, place, *workDir)
+		if err != nil {
+			return err
+		}
+		level := slog.LevelError
+		if debug {
+			level = slog.LevelDebug
+		}
+		options := server.ServeOptions{Path: path, WorkDir: *workDir, Store: o.ready(), Version: version,
+			Log: slog.New(slog.NewTextHandler(c.ErrOrStderr(), &slog.HandlerOptions{Level: level}))}
+		err = server.ServeBackup(ctx, options, func(s server.Served) error { return tellServed(c.OutOrStdout(), output, path, s) })
+		if errors.Is(err, context.Canceled) && ctx.Err() != nil {
+			err = nil
+		}
+		return errors.Join(opens(err), done())
+	}
+	o.flags(c)
+	placeFlags(c, &place)
+	c.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	c.Flags().BoolVar(&stdin, "until-stdin-ends", false, "end when the standard input does, too")
+	c.Flags().BoolVar(&debug, "debug", false, "log more")
+	return c
+}
+
+func tellServed(w io.Writer, output, path string, s server.Served) error {
+	if output == "json" {
+		return json.NewEncoder(w).Encode(s)
+	}
+	_, err := fmt.Fprintf(w, "%s: cluster %s at revision %d of %s is served at %s. In another terminal:\n\n"+
+		"  export KUBECONFIG=%s\n  kubectl get namespaces\n\nCtrl-C ends it and removes %s.\n",
+		path, s.Backup.Cluster, s.Backup.Revision, time.UnixMilli(s.Backup.Created).UTC().Format(time.RFC3339), s.API, s.Kubeconfig, s.Folder)
+	return err
+}

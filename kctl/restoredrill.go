@@ -1,0 +1,357 @@
+package kctl
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	cmdutil "k8s.io/kubectl/pkg/cmd/util"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/kctl/drill"
+)
+
+// served is what 'keelson-controlplane backup serve -o json' says.
+type served struct {
+	Backup     api.ClusterBackup `json:"backup"`
+	API        string            `json:"api"`
+	Kubeconfig string            `json:"kubeconfig"`
+}
+
+// handedOn are the flags of a drill that 'keelson-controlplane backup serve' takes.
+var handedOn = [][2]string{
+	{"encryption-keys", "file of keys that opens the backup (default: that of this machine's replica)"},
+	{"data-dir", "folder of this machine's replica (default: /var/lib/keelson/controlplane)"},
+	{"work-dir", "folder in which the backup is unpacked for as long as the drill runs (default: /var/tmp)"},
+	{"backup-folder", "folder of which the newest backup is taken, where no FILE is named"},
+	{"backup-s3", "bucket of which the newest backup is taken, s3://BUCKET/PREFIX"},
+	{"backup-s3-endpoint", "its server"},
+	{"backup-s3-region", "its region"},
+	{"backup-s3-credentials", "file with the key for it"},
+	{"backup-s3-ca", "file of the authorities that its server's certificate may be of"},
+	{"config", "file of settings in which the above may stand (default: /etc/keelson/controlplane.yaml)"},
+}
+
+func restoreDrillCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "restore-drill [FILE]",
+		Short: "Restore a backup for a trial, and compare it with the cluster",
+		Long: "Restore a backup, the newest where no FILE is named, into a replica of its own on this machine's loopback, read everything\n" +
+			"that it serves, and compare: with what the backup says that it holds, and with the cluster. An object that the cluster has\n" +
+			"not changed since must be in the backup and say the same. SAME counts those, SINCE what was made, changed or removed after\n" +
+			"the backup. The exit code is 0 when nothing is wrong.\n\n" +
+			"Nothing of the cluster is touched, and the trial is gone in the end; what a killed one has left goes at the next call. It\n" +
+			"needs keelson-controlplane beside kctl and what opens the backup, and reads all objects of the cluster, Secrets too.",
+		Example: "  kctl cluster restore-drill\n  kctl cluster restore-drill /backups/today\n  kctl cluster restore-drill --fresh\n" +
+			"  kctl cluster restore-drill /backups/today --offline",
+		Args: cobra.MaximumNArgs(1),
+	}
+	for _, h := range handedOn {
+		c.Flags().String(h[0], "", h[1])
+	}
+	c.Flags().Bool("backup-s3-path-style", false, "its name is in the path and not in the server's name")
+	offline := c.Flags().Bool("offline", false, "compare with the backup alone, where there is no cluster to ask")
+	fresh := c.Flags().Bool("fresh", false, "make a backup now and take that")
+	output := outputFlag(c)
+	c.RunE = func(c *cobra.Command, args []string) error {
+		ctx, cancel := interruptible()
+		defer cancel()
+		if *fresh && (len(args) > 0 || *offline) {
+			return errors.New("--fresh takes a backup of the cluster now: it goes neither with a FILE nor with --offline")
+		}
+		var pass []string
+		for _, h := range handedOn {
+			if fl := c.Flags().Lookup(h[0]); fl.Changed {
+				pass = append(pass, "--"+h[0], fl.Value.String())
+			}
+		}
+		if c.Flags().Changed("backup-s3-path-style") {
+			pass = append(pass, "--backup-s3-path-style")
+		}
+		if *fresh {
+			path, done, err := freshBackup(ctx, f, streams.ErrOut, cmp.Or(c.Flags().Lookup("work-dir").Value.String(), "/var/tmp"))
+			if err != nil {
+				return err
+			}
+			defer done()
+			args = []string{path}
+		}
+		rows, err := restoreDrill(ctx, f, streams.ErrOut, append(pass, args...), *offline)
+		if err != nil {
+			var stopped *interruption
+			if errors.As(context.Cause(ctx), &stopped) {
+				err = stopped
+			}
+			return err
+		}
+		if done, err := printJSON(streams.Out, *output, rows); done {
+			return errors.Join(err, verdict(rows))
+		}
+		return errors.Join(drill.Print(streams.Out, rows), verdict(rows))
+	}
+	return c
+}
+
+// freshBackup makes a backup now. Its file is locked: the one of a process that was killed is not, and the program that serves
+// backups removes it by its name when it is called next.
+func freshBackup(ctx context.Context, f cmdutil.Factory, progress io.Writer, dir string) (path string, done func(), err error) {
+	out, err := os.CreateTemp(dir, "keelson-backup-") // mode 0600
+	if err != nil {
+		return "", nil, fmt.Errorf("--work-dir: %w", err)
+	}
+	done = func() { _ = os.Remove(out.Name()); _ = out.Close() }
+	if err = syscall.Flock(int(out.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err == nil {
+		_, err = receive(ctx, f, out, progress)
+	}
+	if err != nil {
+		done()
+		return "", nil, fmt.Errorf("making a backup: %w", err)
+	}
+	return out.Name(), done, nil
+}
+
+func verdict(rows []drill.Row) error {
+	if drill.Good(rows) {
+		return nil
+	}
+	return errors.New("the drill has failed: what is served is not what the backup should hold")
+}
+
+// restoreDrill has a backup served, and compares kind by kind.
+func restoreDrill(ctx context.Context, f cmdutil.Factory, progress io.Writer, args []string, offline bool) ([]drill.Row, error) {
+	began := time.Now()
+	child, s, err := startServing(ctx, args)
+	if err != nil {
+		return nil, err
+	}
+	defer child.end()
+	made := time.UnixMilli(s.Backup.Created)
+	fmt.Fprintf(progress, "backup of cluster %s at revision %d, %s: restored and served within %s\n",
+		s.Backup.Cluster, s.Backup.Revision, ago(time.Since(made)), time.Since(began).Round(10*time.Millisecond))
+	restored, err := clientOf(clientcmd.BuildConfigFromFlags("", s.Kubeconfig))
+	if err != nil {
+		return nil, err
+	}
+	var live rest.Interface
+	if !offline {
+		if live, err = clientOf(f.ToRESTConfig()); err != nil {
+			return nil, err
+		}
+		if err := ofThisCluster(ctx, f, s.Backup); err != nil {
+			return nil, err
+		}
+	}
+	var rows []drill.Row
+	for _, k := range s.Backup.Kinds {
+		if k.Resource == "" || k.Hidden {
+			continue
+		}
+		rows = append(rows, drillKind(ctx, k, s.Backup.Revision, restored, live))
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+	}
+	return rows, nil
+}
+
+// ofThisCluster refuses to compare a backup with a cluster that it is not of, or whose past it is not.
+func ofThisCluster(ctx context.Context, f cmdutil.Factory, b api.ClusterBackup) error {
+	var s api.ClusterStatus
+	if err := askWithin(ctx, f, "GET", api.PathClusterStatus, nil, &s); err != nil {
+		return fmt.Errorf("asking the cluster: %w: with --offline the backup is compared with itself alone", err)
+	}
+	switch {
+	case s.ID != b.Cluster:
+		return fmt.Errorf("the backup is of cluster %s, and the kubeconfig leads to %s: say --offline, or name the kubeconfig", b.Cluster, s.ID)
+	case s.Revision < b.Revision || s.Revision > b.Revision+1<<32:
+		return fmt.Errorf("the backup is of revision %d and the cluster is at %d: it was restored from another backup meanwhile; say --offline", b.Revision, s.Revision)
+	}
+	return nil
+}
+
+func clientOf(cfg *rest.Config, err error) (rest.Interface, error) {
+	if err != nil {
+		return nil, err
+	}
+	cfg = rest.CopyConfig(cfg)
+	cfg.QPS, cfg.Timeout, cfg.WarningHandler = -1, time.Minute, rest.NoWarnings{}
+	cs, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return cs.RESTClient(), nil
+}
+
+// drillKind reads a kind on both sides. live is nil where the cluster is not asked.
+func drillKind(ctx context.Context, k api.ClusterBackupKind, revision uint64, restored, live rest.Interface) drill.Row {
+	name := k.Resource
+	path := "/api/" + k.Version + "/" + k.Resource
+	if k.Group != "" {
+		name += "." + k.Group
+		path = "/apis/" + k.Group + "/" + k.Version + "/" + k.Resource
+	}
+	one := drill.Kind{Name: name, Held: k.Objects, Expiring: k.Expiring}
+	problem := func(where string, err error) {
+		if one.Problem == "" {
+			one.Problem = fmt.Sprintf("listing it %s: %v", where, err)
+		}
+	}
+	var err error
+	if one.Restored, err = listed(ctx, restored, name, path); err != nil {
+		problem("in the restored store", err)
+	}
+	if live != nil {
+		switch one.Live, err = listed(ctx, live, name, path); {
+		case apierrors.IsNotFound(err): // its definition was removed since, and all of its objects
+			one.Live = map[string]drill.Object{}
+		case err != nil:
+			problem("in the cluster", err)
+		}
+	}
+	return drill.Compare(one, revision)
+}
+
+// mostPages bounds one list, with drillPage objects on each.
+const (
+	drillPage = 250
+	mostPages = 40_000
+)
+
+// listed reads all objects of a path, page by page. A list whose pages have become too old is begun anew.
+func listed(ctx context.Context, c rest.Interface, resource, path string) (out map[string]drill.Object, err error) {
+	for range 3 {
+		if out, err = listOnce(ctx, c, resource, path); !apierrors.IsResourceExpired(err) {
+			break
+		}
+	}
+	return out, err
+}
+
+func listOnce(ctx context.Context, c rest.Interface, resource, path string) (map[string]drill.Object, error) {
+	out := map[string]drill.Object{}
+	next := ""
+	for range mostPages {
+		q := url.Values{"limit": {fmt.Sprint(drillPage)}}
+		if next != "" {
+			q.Set("continue", next)
+		}
+		raw, err := c.Get().RequestURI(path+"?"+q.Encode()).SetHeader("Accept", "application/json").Do(ctx).Raw()
+		if err != nil {
+			return nil, err
+		}
+		var page struct {
+			Metadata struct {
+				Continue string `json:"continue"`
+			} `json:"metadata"`
+			Items []json.RawMessage `json:"items"`
+		}
+		if err := json.Unmarshal(raw, &page); err != nil {
+			return nil, fmt.Errorf("unexpected answer: %w", err)
+		}
+		for _, item := range page.Items {
+			name, o, err := drill.Read(resource, item)
+			if err != nil {
+				return nil, err
+			}
+			out[name] = o
+		}
+		if next = page.Metadata.Continue; next == "" {
+			return out, nil
+		}
+	}
+	return nil, fmt.Errorf("it goes on after %d pages", mostPages)
+}
+
+// serving is a process that serves a backup for as long as this one holds its standard input.
+type serving struct {
+	cmd   *exec.Cmd
+	stdin io.Closer
+}
+
+func (s *serving) end() {
+	s.stdin.Close()
+	gone := time.AfterFunc(time.Minute, func() { _ = s.cmd.Process.Kill() })
+	defer gone.Stop()
+	_ = s.cmd.Wait() // what it served has been judged
+}
+
+// servedBytes bounds the line in which it says what it serves: a kind takes some 150 bytes.
+const servedBytes = 4 << 20
+
+// startServing begins 'keelson-controlplane backup serve' and waits until it serves.
+func startServing(ctx context.Context, args []string) (*serving, served, error) {
+	program := daemonProgram()
+	if _, err := os.Stat(program); err != nil {
+		return nil, served{}, fmt.Errorf("a restore drill needs the control plane's program: %w: install keelson-controlplane beside kctl", err)
+	}
+	cmd := exec.CommandContext(ctx, program, append([]string{"backup", "serve", "-o", "json", "--until-stdin-ends"}, args...)...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = time.Minute
+	var said bytes.Buffer
+	cmd.Stderr = &bounded{w: &said, left: 64 << 10}
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, served{}, err
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, served{}, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, served{}, err
+	}
+	s := &serving{cmd: cmd, stdin: stdin}
+	line, err := bufio.NewReader(io.LimitReader(stdout, servedBytes)).ReadBytes('\n')
+	if err != nil {
+		stdin.Close()
+		if ended := cmd.Wait(); ended != nil && ctx.Err() == nil {
+			return nil, served{}, fmt.Errorf("the backup cannot be served: %s", lastLine(said.String(), ended))
+		}
+		return nil, served{}, cmp.Or(context.Cause(ctx), err)
+	}
+	var out served
+	if err := json.Unmarshal(line, &out); err != nil {
+		s.end()
+		return nil, served{}, fmt.Errorf("what serves the backup says something unexpected: %w", err)
+	}
+	return s, out, nil
+}
+
+// lastLine is what a program said last, without its name.
+func lastLine(said string, ended error) string {
+	lines := strings.Split(strings.TrimSpace(said), "\n")
+	return cmp.Or(strings.TrimPrefix(lines[len(lines)-1], "keelson-controlplane: "), ended.Error())
+}
+
+// bounded takes so many bytes and drops the rest.
+type bounded struct {
+	w    io.Writer
+	left int
+}
+
+// Write implements io.Writer.
+func (b *bounded) Write(p []byte) (int, error) {
+	n := min(len(p), b.left)
+	b.left -= n
+	if _, err := b.w.Write(p[:n]); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
