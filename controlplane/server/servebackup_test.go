@@ -103,7 +103,7 @@ func TestManyPlaces(t *testing.T) {
 	}
 }
 
-// A backup that is served holds what the cluster held, object by object and at the same revisions, lets nobody of the
+// F52: a backup that is served holds what the cluster held, object by object and at the same revisions, lets nobody of the
 // cluster in, starts nothing, and leaves nothing behind; what a killed one has left goes at the next call.
 func TestServeBackup(t *testing.T) {
 	ctx := t.Context()

@@ -15,7 +15,7 @@ import (
 	"keelson.dev/keelson/test/bed"
 )
 
-// A backup that was made while the cluster serves is restored for a trial on this machine and holds all that the cluster
+// F52: a backup that was made while the cluster serves is restored for a trial on this machine and holds all that the cluster
 // has not changed since; the trial leaves nothing, and what a killed one has left goes at the next call.
 func TestRestoreDrill(t *testing.T) {
 	ns := bed.Namespace(t)
