@@ -38,6 +38,7 @@ type Runtime interface {
 
 	CreateContainer(context.Context, *cri.CreateContainerRequest) (*cri.CreateContainerResponse, error)
 	StartContainer(context.Context, *cri.StartContainerRequest) (*cri.StartContainerResponse, error)
+	// StopContainer fails with ErrStillRunning where the container was killed and does not end.
 	StopContainer(context.Context, *cri.StopContainerRequest) (*cri.StopContainerResponse, error)
 	RemoveContainer(context.Context, *cri.RemoveContainerRequest) (*cri.RemoveContainerResponse, error)
 	ListContainers(context.Context, *cri.ListContainersRequest) (*cri.ListContainersResponse, error)
@@ -63,6 +64,9 @@ type Runtime interface {
 	// ("netns", "cni", "pause", "rootfs", "create", "start"), and forgets it.
 	StageTimes(id string) []StageTime
 }
+
+// ErrStillRunning says that the kernel waits for something on behalf of a container that was killed.
+var ErrStillRunning = errors.New("container does not end")
 
 // EarlyRuntime is a Runtime in which containers can be created while the network of their sandbox is still being
 // attached, which is what takes longest of a sandbox.
@@ -223,6 +227,9 @@ type Volumes interface {
 	MountAll(ctx context.Context, pod *v1.Pod) (map[string]Mount, error)
 	// Refresh rewrites projected content (ConfigMap, Secret, token) that has changed, atomically.
 	Refresh(ctx context.Context, pod *v1.Pod) error
+	// GiveUp has the kernel give up what it waits for on behalf of a pod whose processes were killed and do not end: a file
+	// server that does not answer. What was not written by then is lost. Safe when there is nothing.
+	GiveUp(ctx context.Context, pod types.UID) error
 	// UnmountAll takes everything of the pod away; safe when there is nothing.
 	UnmountAll(ctx context.Context, pod types.UID) error
 	// Pods lists the pods of which something is still mounted or stored, for clean-up after a crash.

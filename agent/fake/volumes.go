@@ -51,6 +51,11 @@ func (v *Volumes) Refresh(ctx context.Context, pod *v1.Pod) error {
 	return v.enter(ctx, v.Clock, "Refresh", pod.Name)
 }
 
+// GiveUp implements agent.Volumes.
+func (v *Volumes) GiveUp(ctx context.Context, pod types.UID) error {
+	return v.enter(ctx, v.Clock, "GiveUp", string(pod))
+}
+
 // UnmountAll implements agent.Volumes.
 func (v *Volumes) UnmountAll(ctx context.Context, pod types.UID) error {
 	if err := v.enter(ctx, v.Clock, "UnmountAll", string(pod)); err != nil {

@@ -370,6 +370,3 @@ func (r *Runtime) readExit(id string) (exitRecord, error) {
 	}
 	return parseExit(b)
 }
-
-// errStillRunning says that a container resists being killed.
-var errStillRunning = errors.New("container does not end")

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/oci/wire"
 	"keelson.dev/keelson/internal/wait"
 	"keelson.dev/keelson/internal/within"
@@ -103,7 +104,7 @@ func (r *Runtime) killContainer(ctx context.Context, c *ctr) error {
 	case <-c.ended:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("kill container %s: %w: %w", c.rec.ID, errStillRunning, ctx.Err())
+		return fmt.Errorf("kill container %s: %w: %w", c.rec.ID, agent.ErrStillRunning, ctx.Err())
 	}
 }
 

@@ -167,6 +167,28 @@ func TestGraceShortened(t *testing.T) {
 	})
 }
 
+// What a file server is waited for on behalf of a container that was killed and does not end is given up, and then the
+// container is killed again; for no other failure is anything given up, which other pods may wait for too.
+func TestWhatHoldsAKilledContainerIsGivenUp(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		for i, failure := range []error{fmt.Errorf("stop: %w", agent.ErrStillRunning), errors.New("no connection")} {
+			n := newNode(t)
+			n.rt.Fail("StopContainer", failure)
+			n.start()
+			n.cluster.Put(simplePod("u1"))
+			virtual.Wait()
+			deletePod(n, "u1", 1)
+			if err := n.cluster.Await(t.Context(), "gone", func() bool { return n.cluster.Gone("u1") }); err != nil {
+				t.Fatal(err)
+			}
+			if got := n.vol.Count("GiveUp u1"); got != 1-i || n.rt.Count("StopContainer") != 2 {
+				t.Errorf("%v: given up %d times; %v", failure, got, n.rt.Journal())
+			}
+			n.stop()
+		}
+	})
+}
+
 // Readiness reaches the status with no delay in both directions, and takes no container with it. F113
 func TestReadinessFollows(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {

@@ -2,6 +2,7 @@ package volume
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,9 +10,11 @@ import (
 	"github.com/moby/sys/mountinfo"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/volume/nfs"
+	"keelson.dev/keelson/agent/volume/remote"
 )
 
 // nfs mounts a folder of a server for one pod. fsGroup is not applied: whose files are is the server's to say, as in
@@ -33,6 +36,31 @@ func (v *Volumes) nfs(ctx context.Context, pod *v1.Pod, name string, vol nfs.Vol
 		return agent.Mount{}, err
 	}
 	return m, v.cfg.NFS.Mount(ctx, vol, dir)
+}
+
+// GiveUp implements agent.Volumes.
+func (v *Volumes) GiveUp(ctx context.Context, uid types.UID) error {
+	if err := checkUID(uid); err != nil {
+		return err
+	}
+	dir, err := filepath.EvalSymlinks(v.podDir(uid))
+	if os.IsNotExist(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	points, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, p := range points {
+		if nfs.Is(p.FSType) {
+			errs = append(errs, remote.GiveUp(ctx, p.Mountpoint))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // mountedAs is the type of the file system that is mounted at a place, "" for none. It is not touched.

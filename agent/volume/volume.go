@@ -1,6 +1,5 @@
 // Package volume prepares the volumes of pods: emptyDir, hostPath, configMap, secret,
-// projected, downwardAPI, nfs, csi (inline) and persistentVolumeClaim (hostPath, local, NFS and CSI volumes). The API of this
-// release refuses nfs still: agents come first to what the API takes later.
+// projected, downwardAPI, nfs, csi (inline) and persistentVolumeClaim (hostPath, local, NFS and CSI volumes).
 //
 // What it makes is found again by its place on disk:
 //

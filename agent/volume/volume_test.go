@@ -32,7 +32,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if !remote.Main() {
+	if !remote.Main() && !writes() {
 		privatemounts.Main(m)
 	}
 }

@@ -443,7 +443,7 @@ func TestStoredFieldsAreLetBe(t *testing.T) {
 		t.Fatal(err)
 	}
 	volume := func(name string) corev1.Volume {
-		return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{NFS: &corev1.NFSVolumeSource{Server: name + ".example.com", Path: "/"}}}
+		return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{Glusterfs: &corev1.GlusterfsVolumeSource{EndpointsName: name, Path: "/"}}}
 	}
 	d.Spec.Template.Spec.Volumes = []corev1.Volume{volume("gpu")}
 	kind := r.known.byName["deployments"]
@@ -464,7 +464,7 @@ func TestStoredFieldsAreLetBe(t *testing.T) {
 	}
 	now.Spec.Template.Spec.Volumes = append(now.Spec.Template.Spec.Volumes, volume("net"))
 	_, err = deployments.Update(ctx, now, metav1.UpdateOptions{})
-	if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "spec.template.spec.volumes[1].nfs") {
+	if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "spec.template.spec.volumes[1].glusterfs") {
 		t.Errorf("one more volume: %v", err)
 	}
 }

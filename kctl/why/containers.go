@@ -204,6 +204,9 @@ func memoryLimit(p *corev1.Pod, container string) string {
 
 // missing is what makes the ConfigMap, Secret, key or claim that a message misses.
 func missing(p *corev1.Pod, message string) []string {
+	if server, at := fileServer(message); server != "" {
+		return at(p, server)
+	}
 	lower := strings.ToLower(message)
 	object := ""
 	for _, kind := range []string{"configmap ", "secret ", "persistentvolumeclaim "} {

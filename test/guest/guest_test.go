@@ -30,6 +30,9 @@ var networkTests = flag.String("guest.network", "^Test(KernelWithoutWireGuard|En
 // those that need project quotas.
 var localTests = flag.String("guest.local", "^Test(VolumesGrow|BlockDevice|SizeIsKeptTo|ProjectQuotas|QuotasGone|SanityOfQuotas)$", "tests of csi/local to run in the guest")
 
+// volumeTests are those of agent/volume that need a kernel which serves NFS.
+var volumeTests = flag.String("guest.volume", "^Test(FoldersOfAServer|ServersThat.*)$", "tests of agent/volume to run in the guest")
+
 var insideTests = flag.String("guest.inside", ".", "tests of test/guest/inside to run in the guest")
 
 // bin is where the daemons are.
@@ -70,7 +73,7 @@ func build(t *testing.T, out string, args ...string) {
 // modules are what the runtime, the pod network and the Service rules need of a kernel: here nobody loads them on demand.
 var modules = []string{"overlay", "veth", "bridge", "br_netfilter", "nf_tables", "nf_conntrack_netlink", "nft_chain_nat", "nft_nat", "nft_masq", "nft_ct",
 	"nft_numgen", "nft_reject_ipv4", "nft_reject_inet", "nft_fib_inet", "nft_redir", "nft_limit", "nft_hash", "wireguard", "loop", "ext4",
-	"quota_v2", "xfs"}
+	"quota_v2", "xfs", "nfsv4", "nfsd"}
 
 // tools are programs of the host that go into the guest, with their libraries.
 var tools = []string{"nft", "nsenter", "unshare", "mount", "umount", "hostname", "mkfs.ext4", "mkfs.xfs", "e2fsck", "resize2fs"}
@@ -93,6 +96,7 @@ func TestGuest(t *testing.T) {
 		"/guest/oci.test":     {"test", "-c", "../../agent/oci"},
 		"/guest/network.test": {"test", "-c", "../../agent/network"},
 		"/guest/local.test":   {"test", "-c", "../../csi/local"},
+		"/guest/volume.test":  {"test", "-c", "../../agent/volume"},
 		"/guest/inside.test":  {"test", "-c", "-tags=guest", "./inside"},
 	} {
 		m.files[name] = filepath.Join(dir, filepath.Base(name))
@@ -102,6 +106,7 @@ func TestGuest(t *testing.T) {
 		{Name: "network", Args: []string{"/guest/network.test", "-test.v", "-test.timeout=230s", "-test.run", *networkTests}, Seconds: 240,
 			Env: []string{"KEELSON_CNI_BIN=/opt/keelson/cni", "KEELSON_NEEDS_WIREGUARD=1"}},
 		{Name: "local volumes", Args: []string{"/guest/local.test", "-test.v", "-test.run", *localTests}, Seconds: 180, Env: []string{"KEELSON_NEEDS_QUOTAS=1"}},
+		{Name: "volumes", Args: []string{"/guest/volume.test", "-test.v", "-test.run", *volumeTests}, Seconds: 120, Env: []string{"KEELSON_NEEDS_NFS=1"}},
 		{Name: "inside", Args: []string{"/guest/inside.test", "-test.v", "-test.run", *insideTests}, Seconds: 480},
 		{Name: "oci", Args: []string{"/guest/oci.test", "-test.v", "-test.run", *ociTests}, Env: []string{"KEELSON_OCI_BIN=/opt/keelson"}, Seconds: 360},
 	}

@@ -188,7 +188,7 @@ func (n Node) negotiate(ctx context.Context, v Volume, o Options, addr netip.Add
 			return err
 		}
 	}
-	if versions[len(versions)-1] == "3" && len(versions) > 1 && n.lacksLocks(o) {
+	if versions[len(versions)-1] == "3" && len(versions) > 1 && ctx.Err() == nil && n.lacksLocks(o) {
 		return fmt.Errorf("server %s does not serve version 4 (%w), and %w", v.Server, first, errLocks)
 	}
 	return first

@@ -40,6 +40,7 @@ type (
 	call struct {
 		Mount
 		Unmount bool `json:"unmount,omitempty"`
+		Apart   bool `json:"apart,omitempty"` // in a mount namespace of its own, which ends with the process
 	}
 	answer struct {
 		Errno syscall.Errno `json:"errno"`
@@ -128,6 +129,20 @@ func Unmount(ctx context.Context, target string) error {
 	return fmt.Errorf("unmounting %s: its server does not answer, and the kernel does not let go of it", target)
 }
 
+// GiveUp has the kernel give up what it has asked the server of a mount for, so that processes go on that wait for one that
+// does not answer, with an error: those that were killed end. The mount stays. Where the kernel shares a server's folder
+// between several mounts, all of them are meant.
+func GiveUp(ctx context.Context, target string) error {
+	bounded, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	// MNT_FORCE gives up and unmounts: here what the process has of the mount, and nobody else.
+	err := ask(bounded, call{Mount: Mount{Target: target, Flags: unix.UMOUNT_NOFOLLOW | unix.MNT_FORCE}, Unmount: true, Apart: true})
+	if err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("giving up what is waited for at %s: %w", target, err)
+	}
+	return nil
+}
+
 // ask has a process make the call.
 func ask(ctx context.Context, c call) error {
 	in, err := json.Marshal(c)
@@ -136,6 +151,9 @@ func ask(ctx context.Context, c call) error {
 	}
 	cmd := Program()
 	cmd.Stdin = bytes.NewReader(in)
+	if c.Apart {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS} // and what it mounts is seen by nobody
+	}
 	out, err := Run(ctx, cmd, c.Target)
 	if err != nil {
 		return err
@@ -196,7 +214,10 @@ func Run(ctx context.Context, cmd *exec.Cmd, about string) ([]byte, error) {
 	}
 	var out, said bounded
 	cmd.Stdout, cmd.Stderr = &out, &said
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Setpgid = true
 	cmd.WaitDelay = lastBreath // for what holds the pipes
 	if err := ctx.Err(); err != nil {
 		return nil, err

@@ -140,8 +140,8 @@ func validatePVSource(s *corev1.PersistentVolumeSpec, spec *field.Path) field.Er
 		}
 		errs = append(errs, validateDriverSecrets(c, spec.Child("csi"))...)
 	}
-	if len(s.MountOptions) > 0 && s.CSI == nil {
-		errs = append(errs, field.Forbidden(spec.Child("mountOptions"), "only volumes of CSI drivers are mounted with options; leave the field out"))
+	if len(s.MountOptions) > 0 && s.CSI == nil && s.NFS == nil {
+		errs = append(errs, field.Forbidden(spec.Child("mountOptions"), "only volumes of CSI drivers and of NFS servers are mounted with options; leave the field out"))
 	}
 	if f := s.NFS; f != nil {
 		errs = append(errs, validateNFS(f, spec.Child("nfs"))...)

@@ -176,7 +176,12 @@ func TestOtherValidation(t *testing.T) {
 	has(t, "local", judge[*corev1.PersistentVolume](t, "{metadata: {name: a}, spec: {accessModes: [ReadWriteOnce], capacity: {storage: 1Gi}, local: {path: /a}}}"),
 		"spec.nodeAffinity: Required value: Local volume requires node affinity")
 	has(t, "mount options", judge[*corev1.PersistentVolume](t, "{metadata: {name: a}, spec: {accessModes: [ReadWriteOnce], capacity: {storage: 1Gi}, hostPath: {path: /a}, mountOptions: [ro]}}"),
-		"spec.mountOptions: Forbidden: only volumes of CSI drivers are mounted with options")
+		"spec.mountOptions: Forbidden: only volumes of CSI drivers and of NFS servers are mounted with options")
+	has(t, "options of NFS", judge[*corev1.PersistentVolume](t, "{metadata: {name: a}, spec: {accessModes: [ReadWriteMany], capacity: {storage: 1Gi}, nfs: {server: files, path: /a}, mountOptions: [nfsvers=4.1]}}"))
+	has(t, "NFS", judge[*corev1.PersistentVolume](t, "{metadata: {name: a}, spec: {accessModes: [ReadWriteMany], capacity: {storage: 1Gi}, nfs: {path: a}}}"),
+		"spec.nfs.server: Required value", `spec.nfs.path: Invalid value: "a": must be an absolute path`)
+	has(t, "NFS without a path", judge[*corev1.Pod](t, "{metadata: {name: a}, spec: {containers: [{name: a, image: a}], volumes: [{name: v, nfs: {server: files}}]}}"),
+		"spec.volumes[0].nfs.path: Required value")
 	has(t, "taints", judge[*corev1.Node](t, "{metadata: {name: a}, spec: {taints: [{key: a, effect: NoRun}, {key: b, effect: NoExecute}, {key: b, effect: NoExecute}]}}"),
 		`spec.taints[0].effect: Unsupported value: "NoRun"`, "spec.taints[2]: Duplicate value")
 	has(t, "class", judge[*storagev1.StorageClass](t, "{metadata: {name: a}}"), "provisioner: Required value")

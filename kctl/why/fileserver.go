@@ -1,0 +1,44 @@
+package why
+
+import (
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// fileServer is the server of a volume of which a node says that it cannot mount it, and what to do about it; "" where the
+// message is of something else.
+func fileServer(message string) (server string, mend func(p *corev1.Pod, server string) []string) {
+	_, rest, ok := strings.Cut(message, ": NFS ")
+	if !ok {
+		return "", nil
+	}
+	server, _, ok = strings.Cut(rest, ":/")
+	if !ok || server == "" {
+		return "", nil
+	}
+	switch {
+	case strings.Contains(rest, "has no NFS client"), strings.Contains(rest, "lacks a part of its NFS client"):
+		mend = onNode("modprobe nfs")
+	case strings.Contains(rest, "need mount.nfs"):
+		mend = onNode("apt-get install nfs-common   # or nfs-utils")
+	case strings.Contains(rest, "does not let this node mount"), strings.Contains(rest, " exports no "):
+		mend = func(_ *corev1.Pod, server string) []string { return []string{"on " + server + ": exportfs -v"} }
+	case strings.Contains(rest, "did not answer"), strings.Contains(rest, "does not reach server"), strings.Contains(rest, "runs no NFS service"):
+		mend = onNode("nc -zv SERVER 2049")
+	default:
+		mend = func(p *corev1.Pod, _ string) []string { return []string{kctl(p, "describe pod %s", p.Name)} }
+	}
+	server = strings.Trim(server, "[]")
+	if strings.Trim(strings.ToLower(server), "abcdefghijklmnopqrstuvwxyz0123456789.:-%") != "" {
+		server = "SERVER" // whoever made the volume wrote it, and it is not for anybody's shell
+	}
+	return server, mend
+}
+
+// onNode is a command on the node of a pod, which may name the SERVER.
+func onNode(command string) func(*corev1.Pod, string) []string {
+	return func(p *corev1.Pod, server string) []string {
+		return []string{"on node " + p.Spec.NodeName + ": " + strings.ReplaceAll(command, "SERVER", server)}
+	}
+}
