@@ -55,7 +55,7 @@ var law = []rule{
 	{"entry/serve", []string{"entry/route"}, "the data plane goes by a table, whoever has made it"},
 	{"entry", []string{"entry"}, "the proxy is a pod: it has the API's public clients, and knows neither the control plane's code nor a node's"},
 	{"kctl", []string{"controlplane/api", "deploy/lab", "deploy/machines", "=entry/gateway", "=entry/ingress", "=entry/route", "kctl"}, "the command line talks to the API; it borrows columns, the lab, the machines that it reaches by ssh and what Ingresses and Gateways mean, which is pure: a trace says what the proxy does"},
-	{"deploy/machines", nil, "machines are made by the scripts of a release, over ssh: whatever they run is a program of theirs"},
+	{"deploy/machines", []string{"deploy/machines"}, "machines are made by the scripts of a release, over ssh: whatever they run is a program of theirs"},
 	{"deploy/lab", nil, "the lab runs binaries, it does not link them"},
 	{"proto", []string{"proto"}, "generated code only"},
 	{"internal", nil, "small tools without domain words"},

@@ -16,6 +16,9 @@ install.sh: installs Keelson on this machine, and starts it.
   --node-ip IP            of an agent: the node's address (default: found out)
   --name NAME             of this replica or node (default: the host's name)
   --init-flag FLAG        of server --init: a flag of 'keelson-controlplane init', such as --cluster-cidr=10.1.0.0/16 (repeatable)
+  --settings FILE         the daemon's whole file of settings, instead of what this script would write: names and addresses stand in it,
+                          and an agent's servers. What was there before is kept beside it as NAME.yaml.before
+  --admin FILE            of a server: an administrator's kubeconfig, which root of this machine gets (that of init stays)
   --from FILE|URL         tarball of a release (default: the unpacked one that this script lies in)
   --sums FILE|URL         SHA256SUMS of that release (default: beside the tarball)
   --images FILE           images of that release, for an agent that reaches no registry (keelson-...-images.tar, listed in the same sums)
@@ -35,7 +38,7 @@ wrong() { echo "install: $*; see install.sh --help" >&2; exit 2; }
 root=${DESTDIR:-} # of tests and of images of machines: where everything goes instead of /
 port=6444
 
-role='' init='' servers='' token='' token_file='' address='' node_ip='' name='' init_flags='' from='' sums='' images='' start=yes
+role='' init='' servers='' token='' token_file='' address='' node_ip='' name='' init_flags='' from='' sums='' images='' start=yes given='' admin=''
 arguments() {
   [ $# -gt 0 ] || { usage >&2; exit 2; }
   case $1 in
@@ -51,13 +54,13 @@ arguments() {
     --init) init=yes; shift; continue ;;
     --no-start) start=''; shift; continue ;;
     -h | --help) usage; exit 0 ;;
-    --server | --token | --token-file | --advertise-address | --node-ip | --name | --init-flag | --from | --sums | --images) ;;
+    --server | --token | --token-file | --advertise-address | --node-ip | --name | --init-flag | --from | --sums | --images | --settings | --admin) ;;
     *) wrong "$1 is no flag" ;;
     esac
     [ $# -gt 1 ] || wrong "$1 needs a value"
     [ -n "$2" ] || wrong "$1 needs a value"
     case $1 in
-    --from | --sums | --images | --token-file) ;;
+    --from | --sums | --images | --token-file | --settings | --admin) ;;
     *) case $2 in *[!]A-Za-z0-9._:/=,@+[-]*) wrong "$1 $2: there are characters in it that no such value has" ;; esac ;;
     esac
     case $1 in
@@ -71,13 +74,20 @@ arguments() {
     --from) from=$2 ;;
     --sums) sums=$2 ;;
     --images) images=$2 ;;
+    --settings) given=$2 ;;
+    --admin) admin=$2 ;;
     esac
     shift 2
   done
   [ -z "$token" ] || [ -z "$token_file" ] || wrong "--token and --token-file are one thing: give one of them"
   [ -z "$token_file" ] || [ -r "$token_file" ] || wrong "--token-file $token_file cannot be read"
+  for f in "$given" "$admin"; do [ -z "$f" ] || [ -r "$f" ] || wrong "$f cannot be read"; done
+  if [ -n "$given" ]; then
+    [ -z "$name$address$node_ip" ] || wrong "--settings has all settings: --name, --advertise-address and --node-ip stand in the file"
+    [ "$role" = server ] || [ -z "$servers" ] || wrong "--settings has all settings: an agent's servers stand in the file"
+  fi
   if [ "$role" = agent ]; then
-    [ -z "$init$address$init_flags" ] || wrong "--init, --init-flag and --advertise-address are of a server"
+    [ -z "$init$address$init_flags$admin" ] || wrong "--init, --init-flag, --admin and --advertise-address are of a server"
   else
     [ -z "$node_ip$images" ] || wrong "--node-ip and --images are of an agent"
   fi
@@ -85,15 +95,18 @@ arguments() {
     [ -z "$servers$token$token_file" ] || wrong "--init makes a new cluster: --server and --token are of a machine that joins one"
   else
     [ -z "$init_flags" ] || wrong "--init-flag goes with --init"
-    [ -n "$servers" ] || wrong "--server is missing: a control-plane machine of the cluster (or server --init for a new cluster)"
+    [ -n "$servers" ] || known || wrong "--server is missing: a control-plane machine of the cluster (or server --init for a new cluster)"
     [ -n "$token$token_file" ] || joined || wrong "--token is missing: 'kctl cluster token create' makes one"
   fi
 }
 
+# known says whether the servers need not be said: an agent's stand in its settings, and a replica knows the others.
+known() { [ -n "$given" ] && { [ "$role" = agent ] || joined; }; }
+
 # joined says whether this machine has what a token brings.
 joined() {
   case $role in
-  server) [ -e "$root/var/lib/keelson/controlplane/pki" ] ;;
+  server) [ -e "$root/var/lib/keelson/controlplane/cluster.json" ] ;; # it is written last
   agent) [ -n "$(ls -A "$root/var/lib/keelson/session" 2>/dev/null)" ] ;;
   esac
 }
@@ -166,26 +179,45 @@ release() {
   "$tree/usr/bin/keelson-controlplane" --version >/dev/null 2>&1 || die "the programs of this release do not run on this machine: are they of another architecture?"
 }
 
-changed=''
-put() { # SOURCE TARGET MODE
+# lock has nobody else install or take away meanwhile: what somebody began from afar goes on when his connection is cut.
+lock() {
+  command -v flock >/dev/null || return 0
+  mkdir -p "$root/run"
+  exec 9>"$root/run/keelson-install.lock"
+  flock -w 900 9 || die "another install.sh or uninstall.sh has been at work on this machine for 15 minutes"
+}
+
+# A daemon that runs without what has changed is noted before the change: when this script is cut off before it restarts the
+# daemon, the next run does. A machine that is rebooted starts them anew, and forgets the notes.
+notes=$root/run/keelson-changed
+both='keelson-controlplane keelson-agent'
+
+put() { # SOURCE TARGET MODE DAEMON...
   if cmp -s "$1" "$root$2"; then return 0; fi
+  source=$1 target=$2 mode=$3
+  shift 3
+  for daemon; do
+    if systemctl is-active --quiet "$daemon.service"; then mkdir -p "$notes" && : >"$notes/$daemon"; fi
+  done
+  set -- "$source" "$target" "$mode"
   mkdir -p "$(dirname "$root$2")"
   # A program that runs cannot be written to; it can be replaced.
   cp "$1" "$root$2.new" && chmod "$3" "$root$2.new" && mv -f "$root$2.new" "$root$2"
   say "installed $2"
-  changed=yes
 }
 
 programs() {
   umask 022
-  for f in "$tree"/usr/bin/*; do put "$f" "/usr/bin/${f##*/}" 755; done
+  # shellcheck disable=SC2086 # both are words
+  for f in "$tree"/usr/bin/*; do put "$f" "/usr/bin/${f##*/}" 755 $both; done
   # Plugins that somebody else has brought go by the same names: uninstall.sh takes away what was not there before.
   mkdir -p "$root/usr/lib/keelson"
   for f in "$tree"/opt/cni/bin/*; do
     [ -e "$root/opt/cni/bin/${f##*/}" ] || echo "${f##*/}" >>"$root/usr/lib/keelson/cni-plugins"
-    put "$f" "/opt/cni/bin/${f##*/}" 755
+    put "$f" "/opt/cni/bin/${f##*/}" 755 keelson-agent
   done
-  for f in "$tree"/usr/lib/systemd/system/*; do put "$f" "/usr/lib/systemd/system/${f##*/}" 644; done
+  # shellcheck disable=SC2086
+  for f in "$tree"/usr/lib/systemd/system/*; do put "$f" "/usr/lib/systemd/system/${f##*/}" 644 $both; done
   put "$tree/uninstall.sh" /usr/lib/keelson/uninstall.sh 755
 }
 
@@ -209,6 +241,11 @@ list() {
 settings() { # NAME
   file=/etc/keelson/$1.yaml
   umask 077
+  if [ -n "$given" ]; then
+    if [ -e "$root$file" ] && ! cmp -s "$given" "$root$file"; then cp "$root$file" "$root$file.before"; fi
+    put "$given" "$file" 600 "keelson-$1"
+    return 0
+  fi
   {
     cat "$tree/etc/keelson/$1.yaml"
     echo "# Written by install.sh:"
@@ -228,11 +265,11 @@ settings() { # NAME
     diff "$root$file" "$work/settings" | sed -n 's/^[<>]/install:   &/p' || true
     return 0
   fi
-  put "$work/settings" "$file" 600
+  put "$work/settings" "$file" 600 "keelson-$1"
 }
 
 own_address() {
-  [ -z "$address" ] || return 0
+  [ -z "$address$given" ] || return 0
   # Of a test network: the kernel says what it would use, and sends nothing.
   address=$(ip -o route get 192.0.2.1 2>/dev/null | sed -n 's/.* src \([^ ]*\).*/\1/p')
   [ -n "$address" ] || die "this machine has no default route that would say its address: give --advertise-address"
@@ -245,23 +282,37 @@ secret() { # FILE: the token
   if [ -n "$token" ]; then printf '%s\n' "$token" >"$1"; else cp "$token_file" "$1"; fi
 }
 
+# unused takes away the keys of an init or join that was cut off: no replica has run with them, for none starts without cluster.json.
+unused() {
+  data=$root/var/lib/keelson/controlplane
+  [ -e "$data/pki" ] || return 0
+  [ ! -e "$data/raft" ] || die "$data has a store and no cluster.json: it may be what is left of a cluster. Move it away, or bring cluster.json back"
+  say "an init or join was cut off here: it is begun again"
+  rm -rf "$data/pki"
+}
+
 server() {
   settings controlplane
   [ -n "$start" ] || return 0
   if joined; then
     say "this machine is a replica already: nothing is made or joined"
   elif [ -n "$init" ]; then
+    unused
     say "making a new cluster"
     # shellcheck disable=SC2086 # each of them is a word
     "$root/usr/bin/keelson-controlplane" init --config "$root/etc/keelson/controlplane.yaml" $init_flags
   else
+    unused
     say "joining the cluster of$servers"
     secret "$work/token"
     set --
     for s in $servers; do set -- "$@" --server "$s"; done
     "$root/usr/bin/keelson-controlplane" join --config "$root/etc/keelson/controlplane.yaml" --token-file "$work/token" "$@"
   fi
-  run keelson-controlplane.service
+  if [ -n "$admin" ] && [ ! -e "$root/var/lib/keelson/controlplane/admin.kubeconfig" ]; then
+    (umask 077 && put "$admin" /var/lib/keelson/controlplane/admin.kubeconfig 600)
+  fi
+  run keelson-controlplane
 }
 
 agent() {
@@ -270,33 +321,36 @@ agent() {
   if [ -n "$images" ]; then
     mkdir -p "$root/var/lib/keelson/images.d" "$work/images"
     tar -xf "$images" -C "$work/images" --no-same-owner || die "$images cannot be unpacked"
-    for f in "$work"/images/*.tar; do put "$f" "/var/lib/keelson/images.d/${f##*/}" 644; done
+    for f in "$work"/images/*.tar; do put "$f" "/var/lib/keelson/images.d/${f##*/}" 644 keelson-agent; done
   fi
   [ -n "$start" ] || return 0
-  run keelson-agent.service
+  run keelson-agent
 }
 
 # run has systemd run a daemon, as a new program where something has changed: pods go on meanwhile.
-run() { # UNIT
+run() { # DAEMON
   systemctl daemon-reload
-  systemctl enable --quiet "$1"
-  if ! systemctl is-active --quiet "$1"; then
+  systemctl enable --quiet "$1.service"
+  if ! systemctl is-active --quiet "$1.service"; then
     say "starting $1"
-    systemctl start "$1" || die "$1 did not start: journalctl -u $1"
-  elif [ -n "$changed" ]; then
+    systemctl start "$1.service" || die "$1 did not start: journalctl -u $1"
+  elif [ -e "$notes/$1" ]; then
     say "restarting $1, since something has changed"
-    systemctl restart "$1" || die "$1 did not start: journalctl -u $1"
+    systemctl restart "$1.service" || die "$1 did not start: journalctl -u $1"
   else
     say "$1 is running, and nothing has changed"
   fi
+  rm -f "$notes/$1"
+  rmdir "$notes" 2>/dev/null || true
   sleep 1 # what is wrong with its settings a daemon says at once, and ends
-  systemctl is-active --quiet "$1" || die "$1 has ended: journalctl -u $1 says why"
+  systemctl is-active --quiet "$1.service" || die "$1 has ended: journalctl -u $1 says why"
 }
 
 arguments "$@"
 machine
 [ "$role" = agent ] || own_address
 release
+lock
 programs
 "$role"
 say "done; 'journalctl -u keelson-*' shows what the daemons say"

@@ -57,7 +57,7 @@ func newMachine(t *testing.T) *machine {
 	m.fake("uname", "echo x86_64")
 	m.fake("ip", `case "$*" in *"route get"*) echo "192.0.2.1 via 192.0.2.254 dev eth0 src 192.0.2.11 uid 0";; esac`)
 	// No other program of this machine is in the way: what the scripts call by accident is not found.
-	for _, name := range []string{"awk", "cat", "chmod", "cmp", "cp", "cut", "diff", "dirname", "env", "find", "grep", "gzip", "head", "kill", "ls", "mkdir", "mktemp", "mv",
+	for _, name := range []string{"awk", "cat", "chmod", "cmp", "cp", "cut", "diff", "dirname", "env", "find", "flock", "grep", "gzip", "head", "kill", "ls", "mkdir", "mktemp", "mv",
 		"rm", "rmdir", "sed", "sh", "sha256sum", "sort", "tar", "touch", "tr"} {
 		path, err := exec.LookPath(name)
 		if err == nil {
@@ -126,7 +126,7 @@ func (m *machine) release() (unpacked, packed string) {
 	for _, p := range []string{"kctl", "keelson-agent", "keelson-csi-local", "keelson-oci", "keelson-pause", "keelson-shim"} {
 		m.fake(filepath.Join(unpacked, "usr/bin", p), "")
 	}
-	m.fake(filepath.Join(unpacked, "usr/bin/keelson-controlplane"), `case $1 in init | join) mkdir -p `+m.root+`/var/lib/keelson/controlplane/pki ;; esac`)
+	m.fake(filepath.Join(unpacked, "usr/bin/keelson-controlplane"), `case $1 in init | join) [ ! -e `+m.root+`/fail ] || exit 1; mkdir -p `+m.root+`/var/lib/keelson/controlplane/pki; touch `+m.root+`/var/lib/keelson/controlplane/cluster.json ;; esac`)
 	m.fake(filepath.Join(unpacked, "opt/cni/bin/bridge"), "")
 	for at, from := range map[string]string{"etc/keelson/agent.yaml": "agent.yaml", "etc/keelson/controlplane.yaml": "controlplane.yaml",
 		"usr/lib/systemd/system/keelson-agent.service": "keelson-agent.service", "usr/lib/systemd/system/keelson-controlplane.service": "keelson-controlplane.service",

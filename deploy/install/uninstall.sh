@@ -10,7 +10,7 @@ uninstall.sh: takes Keelson off this machine: daemons, pods, mounts, interfaces,
   uninstall.sh --keep-data  but for /etc/keelson and /var/lib/keelson
 
 A worker is drained first (kctl drain NODE), and its Node deleted afterwards (kctl delete node NODE); a replica leaves its
-cluster first (kctl cluster remove).
+cluster first (kctl cluster member remove NAME). 'kctl cluster remove NAME' does all of it, by ssh.
 EOT
 }
 say() { echo "uninstall: $*"; }
@@ -31,6 +31,13 @@ slice=/sys/fs/cgroup/keelson.slice
 left=$(mktemp) # what could not be taken away: what notes it may be a shell of its own
 trap 'rm -f "$left"' EXIT
 trouble() { echo "uninstall: $*" >&2; echo "$*" >>"$left"; }
+
+# lock has nobody install meanwhile.
+lock() {
+  command -v flock >/dev/null || return 0
+  exec 9>"$root/run/keelson-install.lock"
+  flock -w 900 9 || die "another install.sh or uninstall.sh has been at work on this machine for 15 minutes"
+}
 
 daemons() {
   command -v systemctl >/dev/null || return 0
@@ -119,18 +126,20 @@ files() {
   fi
   rmdir "$root/opt/cni/bin" "$root/opt/cni" 2>/dev/null || true
   # Mounts that could not go are somebody's data: nothing is deleted through them.
-  rm -rf --one-file-system "$root/run/keelson" "$root/var/log/pods" "$root/usr/lib/keelson"
+  rm -rf --one-file-system "$root/run/keelson" "$root/run/keelson-changed" "$root/var/log/pods" "$root/usr/lib/keelson" "$root/var/cache/keelson"
   for d in pods plugins plugins_registry device-plugins pod-resources; do rm -rf --one-file-system "$root/var/lib/kubelet/$d"; done
   rmdir "$root/var/lib/kubelet" 2>/dev/null || true
   if [ -n "$keep" ]; then say "kept /etc/keelson and /var/lib/keelson"; else rm -rf --one-file-system "$root/etc/keelson" "$root/var/lib/keelson"; fi
   if command -v systemctl >/dev/null; then systemctl daemon-reload || true; fi
 }
 
+lock
 daemons
 pods
 network
 mounts
 groups
 files
+rm -f "$root/run/keelson-install.lock"
 [ ! -s "$left" ] || die "not everything is gone, as said above"
 say "Keelson is gone from this machine"

@@ -13,7 +13,16 @@ import (
 
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/crypto/ssh/knownhosts"
+
+	"keelson.dev/keelson/test/bed/sshd"
 )
+
+// newSSHD is a server, and the host as which it is reached.
+func newSSHD(t *testing.T, name string, env ...string) (*sshd.Server, Host) {
+	t.Helper()
+	s := sshd.New(t, env...)
+	return s, Host{Name: name, Address: "127.0.0.1", SSH: SSH{Address: "127.0.0.1", Port: s.Port, User: "root", Key: s.Key, KnownHosts: s.KnownHosts}}
+}
 
 func connected(t *testing.T, h Host) *Machine {
 	t.Helper()
@@ -75,7 +84,7 @@ func TestRunBySudo(t *testing.T) {
 // A machine that is not known, or is another one than the one that was, is sent nothing.
 func TestHostKeys(t *testing.T) {
 	s, h := newSSHD(t, "cp1")
-	other, _ := newKey(t)
+	other, _ := sshd.NewKey(t)
 	refused := func(name string, h Host, want ...string) {
 		t.Helper()
 		m, err := Dial(t.Context(), h)
@@ -97,28 +106,28 @@ func TestHostKeys(t *testing.T) {
 		return path
 	}
 	changed := h
-	changed.SSH.KnownHosts = file(knownhosts.Line([]string{knownhosts.Normalize(s.address)}, other.PublicKey()))
-	refused("changed", changed, "reaching cp1", "HAS CHANGED", ssh.FingerprintSHA256(s.host.PublicKey()), ssh.FingerprintSHA256(other.PublicKey()), "ssh-keygen -R")
+	changed.SSH.KnownHosts = file(knownhosts.Line([]string{knownhosts.Normalize(s.Address)}, other.PublicKey()))
+	refused("changed", changed, "reaching cp1", "HAS CHANGED", ssh.FingerprintSHA256(s.HostKey.PublicKey()), ssh.FingerprintSHA256(other.PublicKey()), "ssh-keygen -R")
 	unknown := h
 	unknown.SSH.KnownHosts = file("")
-	refused("unknown", unknown, "is not in "+unknown.SSH.KnownHosts, ssh.FingerprintSHA256(s.host.PublicKey()), "ssh -p")
+	refused("unknown", unknown, "is not in "+unknown.SSH.KnownHosts, ssh.FingerprintSHA256(s.HostKey.PublicKey()), "ssh -p")
 	missing := h
 	missing.SSH.KnownHosts = filepath.Join(t.TempDir(), "none")
 	refused("no file", missing, "is not in ")
 	pinned := h
 	pinned.SSH.HostKey = string(ssh.MarshalAuthorizedKey(other.PublicKey()))
 	refused("pinned", pinned, "ssh.hostKey is "+ssh.FingerprintSHA256(other.PublicKey()), "another machine")
-	pinned.SSH.HostKey, pinned.SSH.KnownHosts = string(ssh.MarshalAuthorizedKey(s.host.PublicKey())), file("")
+	pinned.SSH.HostKey, pinned.SSH.KnownHosts = string(ssh.MarshalAuthorizedKey(s.HostKey.PublicKey())), file("")
 	connected(t, pinned)
-	if s.saw("") {
-		t.Errorf("commands were sent: %v", s.asked)
+	if s.Saw("") {
+		t.Errorf("commands were sent: %v", s.Asked())
 	}
 }
 
 // Who has no key that the machine takes is told what to do; so is who names a file that is no key.
 func TestWrongKeys(t *testing.T) {
 	_, h := newSSHD(t, "cp1")
-	_, private := newKey(t)
+	_, private := sshd.NewKey(t)
 	wrong := filepath.Join(t.TempDir(), "wrong")
 	if err := os.WriteFile(wrong, private, 0o600); err != nil {
 		t.Fatal(err)
@@ -153,7 +162,12 @@ func TestSilence(t *testing.T) {
 		t.Errorf("%v: want that the time was over", err)
 	}
 	m := connected(t, h)
-	s.mute = func(c string) bool { return strings.Contains(c, "mute") }
+	s.Break(func(c string) sshd.Fault {
+		if strings.Contains(c, "mute") {
+			return sshd.Mute
+		}
+		return sshd.None
+	})
 	for _, script := range []string{"echo mute", "sleep 1000"} {
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		if _, err := m.Run(ctx, script, nil); !errors.Is(err, context.DeadlineExceeded) {
@@ -187,9 +201,11 @@ func TestEndlessOutput(t *testing.T) {
 // A connection that is cut in the middle is an error, and not an answer.
 func TestCutOff(t *testing.T) {
 	s, h := newSSHD(t, "cp1", "PATH="+os.Getenv("PATH"))
-	m := connected(t, h)
-	s.cut = func(c string) bool { return strings.Contains(c, "cut here") }
-	if out, err := m.Run(t.Context(), "echo cut here", nil); err == nil {
-		t.Errorf("said %q", out)
+	for _, f := range []sshd.Fault{sshd.CutFirst, sshd.CutLater} {
+		m := connected(t, h)
+		s.Break(func(c string) sshd.Fault { return f })
+		if out, err := m.Run(t.Context(), "echo cut here", nil); err == nil {
+			t.Errorf("fault %d: said %q", f, out)
+		}
 	}
 }

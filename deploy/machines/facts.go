@@ -7,8 +7,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"maps"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -27,9 +25,11 @@ type Facts struct {
 	Memory, Room                      int64         // bytes: all memory; what is free where Keelson's data goes
 	Sync                              time.Duration // how long one synchronous write takes there; 0 = unknown
 
-	Sums            map[string]string // of installed files, SHA-256 by path
-	Version         string            // of the installed programs, as they say it
-	Active, Enabled map[string]bool   // units without .service
+	// Sums are of installed files, SHA-256 by path; of releases that were put there (Cache) and of images that the agent imports too.
+	Sums            map[string]string
+	Version         string          // of the installed programs, as they say it
+	Active, Enabled map[string]bool // units without .service
+	Stale           map[string]bool // those that run since before something of theirs was changed
 	// ControlPlane and Agent are the files of settings, "" where there is none.
 	ControlPlane, Agent string
 
@@ -79,7 +79,7 @@ func (m *Machine) ReadFacts(ctx context.Context) (Facts, error) {
 // parseFacts reads what the script said, and when the machine thought it was.
 func parseFacts(out string) (f Facts, clock time.Time, err error) {
 	f = Facts{Programs: map[string]bool{}, Modules: map[string]bool{}, Ports: map[int]bool{}, Sums: map[string]string{},
-		Active: map[string]bool{}, Enabled: map[string]bool{}}
+		Active: map[string]bool{}, Enabled: map[string]bool{}, Stale: map[string]bool{}}
 	whole := false
 	texts := map[string]*string{"controlplane": &f.ControlPlane, "agent": &f.Agent, "version": &f.Version, "nodeca": &f.NodeCA, "replicaca": &f.ReplicaCA}
 	lines := bufio.NewScanner(strings.NewReader(out))
@@ -131,6 +131,8 @@ func parseFacts(out string) (f Facts, clock time.Time, err error) {
 			f.Active[v] = true
 		case "enabled":
 			f.Enabled[v] = true
+		case "stale":
+			f.Stale[v] = true
 		case "sum":
 			if sum, path, ok := strings.Cut(v, " "); ok {
 				f.Sums[path] = sum
@@ -200,9 +202,12 @@ func (r Role) Unit() string {
 	return "keelson-agent"
 }
 
-// installed says whether any program of Keelson's is there.
-func (f Facts) installed() bool {
-	for _, path := range slices.Collect(maps.Keys(f.Sums)) {
+// Cache is the folder of a machine that releases are put into.
+const Cache = "/var/cache/keelson"
+
+// Installed says whether any program of Keelson's is there.
+func (f Facts) Installed() bool {
+	for path := range f.Sums {
 		if strings.HasPrefix(path, "/usr/bin/keelson-") {
 			return true
 		}

@@ -30,8 +30,10 @@ fi
 for u in keelson-controlplane keelson-agent; do
   if systemctl is-active --quiet $u.service 2>/dev/null; then say active $u; fi
   if systemctl is-enabled --quiet $u.service 2>/dev/null; then say enabled $u; fi
+  [ ! -e "$root/run/keelson-changed/$u" ] || say stale $u
 done
-for f in "$root"/usr/bin/kctl "$root"/usr/bin/keelson-* "$root"/usr/lib/keelson/uninstall.sh "$root"/usr/lib/systemd/system/keelson*; do
+for f in "$root"/usr/bin/kctl "$root"/usr/bin/keelson-* "$root"/usr/lib/keelson/uninstall.sh "$root"/usr/lib/systemd/system/keelson* \
+  "$root"/opt/cni/bin/bridge "$root"/opt/cni/bin/host-local "$root"/opt/cni/bin/loopback "$root"/opt/cni/bin/portmap "$data"/images.d/*.tar "$root"/var/cache/keelson/*.tar*; do
   [ ! -f "$f" ] || say sum "$(sha256sum "$f" | cut -d' ' -f1) ${f#"$root"}"
 done
 [ ! -x "$root/usr/bin/keelson-controlplane" ] || say version "$("$root/usr/bin/keelson-controlplane" --version 2>/dev/null | head -n 1 | head -c 200 | base64 | tr -d '\n')"

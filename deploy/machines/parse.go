@@ -274,6 +274,9 @@ func roles(to *[]Role) func(*yaml.Node) error {
 	}
 }
 
+// machineLabels are kept right by the agent, whatever anybody else says.
+var machineLabels = []string{"kubernetes.io/hostname", "kubernetes.io/os", "kubernetes.io/arch"}
+
 func labels(to *map[string]string) func(*yaml.Node) error {
 	return func(n *yaml.Node) error {
 		if n.Kind != yaml.MappingNode {
@@ -288,6 +291,9 @@ func labels(to *map[string]string) func(*yaml.Node) error {
 			if _, again := (*to)[k.Value]; again {
 				return fmt.Errorf("%s is there twice", shown(k.Value))
 			}
+			if slices.Contains(machineLabels, k.Value) {
+				return fmt.Errorf("%s is what the machine says of itself", k.Value)
+			}
 			(*to)[k.Value] = v.Value
 		}
 		return nil
@@ -299,11 +305,13 @@ func taints(to *[]string) func(*yaml.Node) error {
 		if n.Kind != yaml.SequenceNode {
 			return errors.New("want a list of KEY[=VALUE]:EFFECT")
 		}
+		seen := map[string]bool{} // by key and effect
 		for _, below := range n.Content {
 			m := taintForm.FindStringSubmatch(below.Value)
-			if m == nil || !labelKey.MatchString(m[1]) || !labelText.MatchString(m[2]) || slices.Contains(*to, below.Value) {
-				return fmt.Errorf("%s: want KEY[=VALUE]:EFFECT, each once; effects are NoSchedule, PreferNoSchedule and NoExecute", shown(below.Value))
+			if m == nil || !labelKey.MatchString(m[1]) || !labelText.MatchString(m[2]) || seen[m[1]+m[3]] {
+				return fmt.Errorf("%s: want KEY[=VALUE]:EFFECT, each key once with an effect; effects are NoSchedule, PreferNoSchedule and NoExecute", shown(below.Value))
 			}
+			seen[m[1]+m[3]] = true
 			*to = append(*to, below.Value)
 		}
 		return nil

@@ -73,6 +73,8 @@ func TestParseRefuses(t *testing.T) {
 		{"loopback", change("192.0.2.21", "127.0.0.1"), "line 12: host w1: address"},
 		{"label", change("{disk: fast}", "{disk: fa st}"), `line 15: labels: "disk": "fa st" is no label`},
 		{"labels of no worker", change("roles: [controlplane]", "roles: [controlplane], labels: {a: b}"), "host cp1: labels and taints are of a worker"},
+		{"the machine's own label", change("{disk: fast}", "{kubernetes.io/hostname: w9}"), "line 15: labels: kubernetes.io/hostname is what the machine says"},
+		{"taint twice", change("[dedicated=db:NoSchedule]", "[dedicated=db:NoSchedule, dedicated=web:NoSchedule]"), "line 16: taints: \"dedicated=web:NoSchedule\": want"},
 		{"taint", change("db:NoSchedule", "db:Never"), "line 16: taints"},
 		{"setting from elsewhere", change("{max-pods: 20}", "{node-name: x}"), "line 17: node-name does not stand here: it comes from the host's name"},
 		{"setting twice", change("{max-pods: 20}", "{max-pods: 20, max-pods: 20}"), "line 17: key max-pods is there twice"},

@@ -91,22 +91,23 @@ func (m *Machine) run(ctx context.Context, script string, input io.Reader) (stri
 
 // command is what the machine's ssh server is asked for: the script in root's shell.
 func (m *Machine) command(script string) string {
-	c := "sh -c " + quoted(script)
+	c := "sh -c " + Quoted(script)
 	if m.Host.SSH.User != "root" {
 		c = "sudo -n " + c
 	}
 	return c
 }
 
-// quoted is a text as one word of a shell.
-func quoted(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+// Quoted is a text as one word of a shell.
+func Quoted(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
 // Put writes a file of size bytes on the machine, whole or not at all, and makes all folders above it. What it says may be secret.
+// Where tests say so by DESTDIR, paths begin at another root.
 func (m *Machine) Put(ctx context.Context, content io.Reader, size int64, path string, mode fs.FileMode) error {
 	// The file is only root's until it is whole, which its size says: a connection that is cut ends the input as well.
-	script := fmt.Sprintf(`set -e; p=%s; umask 022; mkdir -p "$(dirname "$p")"; umask 077; trap 'rm -f "$p.part"' EXIT
+	script := fmt.Sprintf(`set -e; p=${DESTDIR:-}%s; umask 022; mkdir -p "$(dirname "$p")"; umask 077; trap 'rm -f "$p.part"' EXIT
 cat >"$p.part"; [ "$(wc -c <"$p.part")" -eq %d ] || { echo "it came in part" >&2; exit 1; }
-chmod %o "$p.part"; mv -f "$p.part" "$p"`, quoted(path), size, mode.Perm())
+chmod %o "$p.part"; mv -f "$p.part" "$p"`, Quoted(path), size, mode.Perm())
 	if _, err := m.Run(ctx, script, content); err != nil {
 		return fmt.Errorf("writing %s: %w", path, err)
 	}

@@ -1,0 +1,146 @@
+package execute
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"strings"
+	"time"
+
+	"k8s.io/client-go/tools/clientcmd"
+
+	"keelson.dev/keelson/deploy/machines"
+	"keelson.dev/keelson/deploy/machines/plan"
+	"keelson.dev/keelson/internal/wait"
+)
+
+// awaitNodes waits until all nodes are ready, and tells of each when it is.
+func (s *Site) awaitNodes(ctx context.Context, names []string) (nodes map[string]plan.Node, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, readyLimit, fmt.Errorf("not ready in %v", readyLimit))
+	defer cancel()
+	told := map[string]bool{}
+	missing := ""
+	err = wait.For(ctx, pollEvery, func() error {
+		if nodes, err = s.nodes(ctx); err != nil {
+			return err
+		}
+		var errs []error
+		for _, name := range names {
+			n, ok := nodes[name]
+			switch {
+			case ok && n.Ready:
+				if !told[name] {
+					s.Tell("node %s is ready", name)
+				}
+				told[name] = true
+				continue
+			case !ok:
+				errs = append(errs, fmt.Errorf("there is no node %s yet", name))
+			default:
+				errs = append(errs, fmt.Errorf("node %s: %s", name, n.Why))
+			}
+			missing = name
+		}
+		return errors.Join(errs...)
+	})
+	if err != nil {
+		err = fmt.Errorf("waiting for nodes: %w", err)
+		if missing != "" {
+			err = s.explained(ctx, missing, machines.Worker, err)
+		}
+	}
+	return nodes, err
+}
+
+// explained adds what a daemon said last.
+func (s *Site) explained(ctx context.Context, name string, r machines.Role, err error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	said, _ := s.run(ctx, name, 10*time.Second, "journalctl -u "+r.Unit()+" -n 8 --no-pager -o cat", nil)
+	if said = strings.TrimSpace(said); said != "" {
+		return fmt.Errorf("%w\n%s of %s says:\n%s", err, r.Unit(), name, said)
+	}
+	return err
+}
+
+// marks gives nodes the labels and taints of the file, as they are now.
+func (s *Site) marks(ctx context.Context, names []string, nodes map[string]plan.Node) error {
+	for _, name := range names {
+		h, err := s.Cluster.Host(name)
+		if err != nil {
+			return err
+		}
+		m := plan.NodeMarks(h, nodes[name])
+		var labels, taints []string
+		labels = append(labels, m.Label...)
+		for _, k := range m.Unlabel {
+			labels = append(labels, k+"-")
+		}
+		taints = append(taints, m.Taint...)
+		for _, t := range m.Untaint {
+			taints = append(taints, t+"-")
+		}
+		note := "keelson.dev/cluster-file=" + m.Record
+		if m.Record == "-" {
+			note = "keelson.dev/cluster-file-"
+		}
+		for _, of := range []struct {
+			verb  string
+			words []string
+		}{{"label", labels}, {"taint", taints}, {"annotate", []string{note}}} {
+			if len(of.words) == 0 || of.verb == "annotate" && m.Record == "" {
+				continue
+			}
+			if _, err := s.kctl(ctx, apiLimit, append([]string{of.verb, "node", name, "--overwrite"}, of.words...)...); err != nil {
+				return fmt.Errorf("%s of node %s: %w", of.verb, name, err)
+			}
+		}
+		if len(labels)+len(taints) > 0 {
+			s.Tell("node %s has the labels and taints of the file", name)
+		}
+	}
+	return nil
+}
+
+// adminFor is an administrator's kubeconfig for root of a machine: it leads to the machine's own replica, unless the cluster
+// was made with an address for all.
+func (s *Site) adminFor(ctx context.Context, name string) (string, error) {
+	raw, err := s.Kubeconfig(ctx)
+	if err != nil {
+		return "", err
+	}
+	h, err := s.Cluster.Host(name)
+	if err != nil {
+		return "", err
+	}
+	for _, f := range s.Cluster.Init {
+		if strings.HasPrefix(f, "--kubeconfig-server=") {
+			return string(raw), nil
+		}
+	}
+	raw, err = WithServer(raw, h.Address)
+	return string(raw), err
+}
+
+// WithServer is a kubeconfig that leads to another replica, at the same port.
+func WithServer(raw []byte, address string) ([]byte, error) {
+	c, err := clientcmd.Load(raw)
+	if err != nil {
+		return nil, err
+	}
+	for _, cluster := range c.Clusters {
+		u, err := url.Parse(cluster.Server)
+		if err != nil {
+			return nil, err
+		}
+		port := u.Port()
+		if port == "" {
+			port = "443"
+		}
+		u.Host = net.JoinHostPort(address, port)
+		cluster.Server = u.String()
+	}
+	return clientcmd.Write(*c)
+}

@@ -1,0 +1,82 @@
+package plan
+
+import (
+	"errors"
+	"fmt"
+
+	"keelson.dev/keelson/deploy/machines"
+)
+
+// Remove says what has to be done so that a machine is part of the cluster no more: its pods leave it, its replica leaves the
+// group, what is installed goes, and its Node. It refuses what would cost the control plane its majority, or its last replica.
+// With lost, the machine is never asked again: nothing is done on it.
+func Remove(c machines.Cluster, name string, f machines.Facts, s State, lost bool) ([]Step, error) {
+	if !s.Known {
+		return nil, errors.New("the cluster does not answer: without it nobody can tell what may go")
+	}
+	var steps []Step
+	step := func(d Deed, why string) { steps = append(steps, Step{Machine: name, Do: d, Why: []string{why}}) }
+	node, isNode := s.Nodes[name]
+	_, isMember := s.Members[name]
+	if isNode && !lost {
+		why := "pods leave it for other nodes"
+		if !node.Ready {
+			why = "no pod comes to it any more" // those that are there end with the Node
+		}
+		step(Drain, why)
+	}
+	if isMember {
+		if err := mayLeave(name, s); err != nil {
+			return nil, err
+		}
+		step(Leave, "the replica leaves the group")
+	}
+	if !lost && has(f) {
+		step(Uninstall, "everything of Keelson's is taken away, its data too")
+	}
+	if isNode {
+		step(Forget, "the Node is deleted, and with it the right of its certificates")
+	}
+	return steps, nil
+}
+
+// mayLeave refuses what the group does not outlive: those that are left and ready have to be a majority of those that are left.
+func mayLeave(name string, s State) error {
+	voters, ready := 0, 0
+	for other, m := range s.Members {
+		if other == name || !m.Voter {
+			continue
+		}
+		voters++
+		if m.Ready == "yes" {
+			ready++
+		}
+	}
+	switch {
+	case voters == 0:
+		return fmt.Errorf("%s is the last replica: with it the cluster goes. 'kctl cluster reset' takes all of it away", name)
+	case ready < voters/2+1:
+		return fmt.Errorf("without %s there are %s, of which %d are ready: nothing could be written any more. Bring others back first, or remove one that does not answer", name, count(voters, "replica"), ready)
+	}
+	return nil
+}
+
+// Reset says what has to be done so that nothing is left of the cluster: of workers, and then of the control plane.
+func Reset(c machines.Cluster, facts map[string]machines.Facts) (workers, rest []Step) {
+	for _, h := range c.Hosts {
+		step := Step{Machine: h.Name, Do: Uninstall, Why: []string{"everything of Keelson's is taken away, its data too"}}
+		switch {
+		case !has(facts[h.Name]):
+		case h.Is(machines.ControlPlane):
+			rest = append(rest, step)
+		default:
+			workers = append(workers, step)
+		}
+	}
+	return workers, rest
+}
+
+// has says whether there is anything of Keelson's on a machine.
+func has(f machines.Facts) bool {
+	return len(f.Sums) > 0 || f.Replica || f.Node || f.ControlPlane != "" || f.Agent != "" || len(f.Active) > 0
+}

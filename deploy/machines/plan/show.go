@@ -1,0 +1,142 @@
+package plan
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"keelson.dev/keelson/deploy/machines"
+)
+
+// String is what a step does, in a few words.
+func (s Step) String() string {
+	switch s.Do {
+	case Upload:
+		var all []string
+		for _, f := range s.Files {
+			all = append(all, fmt.Sprintf("%s (%s)", f.Name, size(f.Size)))
+		}
+		return "upload " + strings.Join(all, ", ")
+	case ControlPlane:
+		switch s.Begin {
+		case Init:
+			return "make the cluster: init " + strings.Join(s.Flags, " ")
+		case Join:
+			return "join as a replica"
+		}
+		return "change the replica"
+	case Agent:
+		if s.Begin == Join {
+			return "join as a node"
+		}
+		return "change the agent"
+	case Mark:
+		return "labels and taints of the node"
+	case Drain:
+		return "drain the node"
+	case Leave:
+		return "leave the group of replicas"
+	case Uninstall:
+		return "uninstall"
+	case Forget:
+		return "delete the node"
+	}
+	return string(s.Do)
+}
+
+// Show writes steps for a person, those of each machine together.
+func Show(w io.Writer, steps []Step) {
+	last := ""
+	for _, s := range steps {
+		name := s.Machine
+		if name == last {
+			name = ""
+		}
+		last = s.Machine
+		fmt.Fprintf(w, "%-12s  %s\n", name, s)
+		for _, why := range s.Why {
+			if s.Begin != "" && strings.HasPrefix(why, "joins as") || s.Begin == Init && strings.HasPrefix(why, "makes the cluster") {
+				continue // the step's own words
+			}
+			fmt.Fprintf(w, "%-12s    %s\n", "", why)
+		}
+	}
+}
+
+// ShowFindings writes what is wrong, a finding and what to do about it below each other.
+func ShowFindings(w io.Writer, all []Finding) {
+	for _, f := range all {
+		word, of := "warning", f.Machine
+		if f.Grave {
+			word = "ERROR"
+		}
+		if of != "" {
+			of += ": "
+		}
+		fmt.Fprintf(w, "%-7s  %s%s\n", word, of, f.What)
+		if f.Remedy != "" {
+			fmt.Fprintf(w, "%-7s  -> %s\n", "", f.Remedy)
+		}
+	}
+}
+
+// ShowMachines writes a table of what machines are.
+func ShowMachines(w io.Writer, c machines.Cluster, seen map[string]Seen) {
+	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
+	fmt.Fprintln(t, "MACHINE\tADDRESS\tROLES\tARCH\tKERNEL\tMEMORY\tROOM\tFSYNC\tCLOCK\tHAS")
+	for _, h := range c.Hosts {
+		one, asked := seen[h.Name]
+		if !asked {
+			continue
+		}
+		var roles []string
+		for _, r := range h.Roles {
+			roles = append(roles, string(r))
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t", h.Name, h.Address, strings.Join(roles, ","))
+		if one.Err != nil {
+			fmt.Fprintln(t, "-\t-\t-\t-\t-\t-\t(not reached)")
+			continue
+		}
+		f := one.Facts
+		sync := "-"
+		if f.Sync > 0 {
+			sync = f.Sync.Round(100 * time.Microsecond).String()
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", printable(f.Arch), printable(f.Kernel), size(f.Memory), size(f.Room), sync, skew(f), holds(f))
+	}
+	t.Flush()
+}
+
+func skew(f machines.Facts) string {
+	if f.Skew.Abs() <= f.SkewUnsure+10*time.Millisecond {
+		return "as ours"
+	}
+	return fmt.Sprintf("%+.2fs", f.Skew.Seconds())
+}
+
+// holds says in a few words what of Keelson's is on a machine.
+func holds(f machines.Facts) string {
+	var all []string
+	if f.Installed() {
+		version := f.Version[strings.LastIndex(f.Version, " ")+1:]
+		if version == "" {
+			version = "programs"
+		}
+		all = append(all, printable(version))
+	}
+	if f.ReplicaWhole {
+		all = append(all, "replica")
+	} else if f.Replica {
+		all = append(all, "half a replica")
+	}
+	if f.Node {
+		all = append(all, "node")
+	}
+	if len(all) == 0 {
+		return "nothing"
+	}
+	return strings.Join(all, ", ")
+}

@@ -1,0 +1,116 @@
+package release
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// fetchLimit is how long fetching one file may take.
+const fetchLimit = 30 * time.Minute
+
+// fetch brings a release's files into a folder below cache, and returns that. What is there with the right sum already stays.
+// The sums themselves are fetched each time: they are not signed, and come from where the release comes from.
+func fetch(ctx context.Context, where, cache string) (folder string, err error) {
+	u, err := url.Parse(where)
+	if err != nil {
+		return "", err
+	}
+	names, err := variants(path.Base(u.Path))
+	if err != nil {
+		return "", err
+	}
+	of := sha256.Sum256([]byte(u.Scheme + "://" + u.Host + path.Dir(u.Path)))
+	folder = filepath.Join(cache, hex.EncodeToString(of[:8]))
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return "", err
+	}
+	beside := func(name string) string {
+		v := *u
+		v.Path, v.RawPath = path.Join(path.Dir(u.Path), name), ""
+		return v.String()
+	}
+	if err := download(ctx, beside(sumsFile), filepath.Join(folder, sumsFile), maxSums); err != nil {
+		return "", err
+	}
+	sums, err := readSums(filepath.Join(folder, sumsFile))
+	if err != nil {
+		return "", err
+	}
+	for i, name := range names {
+		want, listed := sums[name]
+		if !listed {
+			if i == 0 {
+				return "", fmt.Errorf("%s is not in %s beside it", name, sumsFile)
+			}
+			continue // of an architecture that the release was not made for
+		}
+		to := filepath.Join(folder, name)
+		if is, err := sumOf(to); err == nil && is == want {
+			continue
+		}
+		if err := download(ctx, beside(name), to, maxFile); err != nil {
+			return "", err
+		}
+	}
+	return folder, nil
+}
+
+func sumOf(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	sum := sha256.New()
+	if _, err := io.Copy(sum, f); err != nil {
+		return "", err
+	}
+	return hex.EncodeToString(sum.Sum(nil)), nil
+}
+
+// download writes what is at a URL to a file, whole or not at all.
+func download(ctx context.Context, from, to string, limit int64) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, fetchLimit)
+	defer cancel()
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("fetching %s: %w", from, err)
+		}
+	}()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, from, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return errors.New(strings.ToLower(resp.Status))
+	}
+	f, err := os.CreateTemp(filepath.Dir(to), ".part-")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name())
+	n, err := io.Copy(f, io.LimitReader(resp.Body, limit+1))
+	if err == nil && n > limit {
+		err = fmt.Errorf("it has more than %d bytes", limit)
+	}
+	if err := errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), to)
+}

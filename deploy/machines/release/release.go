@@ -1,0 +1,255 @@
+// Package release reads what machines are installed from: a folder of 'make dist', a tarball in one, or a tarball at a URL, which is
+// fetched first. What does not have the sum that SHA256SUMS beside it says is refused.
+package release
+
+import (
+	"archive/tar"
+	"bufio"
+	"compress/gzip"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"keelson.dev/keelson/deploy/machines/plan"
+)
+
+// Bounds, in bytes: of a file of a release, of what is in it, and of the sums.
+const (
+	maxFile     = 2 << 30
+	maxUnpacked = 4 << 30
+	maxFiles    = 10_000
+	maxSums     = 1 << 20
+)
+
+const sumsFile = "SHA256SUMS"
+
+var tarballName = regexp.MustCompile(`^keelson-([A-Za-z0-9._+-]{1,100})-linux-(amd64|arm64)\.tar\.gz$`)
+
+// Open reads the release at a path or URL. A URL's files are kept in the folder cache.
+func Open(ctx context.Context, where, cache string) (plan.Release, error) {
+	r, err := open(ctx, where, cache)
+	if err != nil {
+		return plan.Release{}, fmt.Errorf("release %s: %w", where, err)
+	}
+	return r, nil
+}
+
+func open(ctx context.Context, where, cache string) (plan.Release, error) {
+	if strings.HasPrefix(where, "https://") || strings.HasPrefix(where, "http://") {
+		folder, err := fetch(ctx, where, cache)
+		if err != nil {
+			return plan.Release{}, err
+		}
+		return read(folder, path.Base(where))
+	}
+	info, err := os.Stat(where)
+	if err != nil {
+		return plan.Release{}, err
+	}
+	if info.IsDir() {
+		return read(where, "")
+	}
+	return read(filepath.Dir(where), filepath.Base(where))
+}
+
+// read reads the release in a folder: that of a tarball's version, or the only one.
+func read(folder, tarball string) (plan.Release, error) {
+	sums, err := readSums(filepath.Join(folder, sumsFile))
+	if err != nil {
+		return plan.Release{}, err
+	}
+	version := ""
+	if tarball != "" {
+		m := tarballName.FindStringSubmatch(tarball)
+		if m == nil {
+			return plan.Release{}, errors.New("want a folder of 'make dist', or keelson-VERSION-linux-ARCH.tar.gz in one")
+		}
+		version = m[1]
+	}
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		return plan.Release{}, err
+	}
+	r := plan.Release{Archives: map[string]plan.Archive{}}
+	for _, e := range entries {
+		m := tarballName.FindStringSubmatch(e.Name())
+		if m == nil || version != "" && m[1] != version {
+			continue
+		}
+		if r.Version != "" && r.Version != m[1] {
+			return plan.Release{}, fmt.Errorf("there are %s and %s: name one tarball of it", r.Version, m[1])
+		}
+		r.Version = m[1]
+		if r.Archives[m[2]], err = archive(folder, e.Name(), sums); err != nil {
+			return plan.Release{}, err
+		}
+	}
+	if len(r.Archives) == 0 {
+		return plan.Release{}, errors.New("there is no keelson-VERSION-linux-ARCH.tar.gz: 'make dist' makes it")
+	}
+	return r, nil
+}
+
+// archive reads one tarball, and what it puts where.
+func archive(folder, name string, sums map[string]string) (plan.Archive, error) {
+	a := plan.Archive{Sums: map[string]string{}, ImageSums: map[string]string{}}
+	top := strings.TrimSuffix(name, ".tar.gz")
+	var err error
+	if a.Tarball, err = file(folder, name, sums, func(r io.Reader) error {
+		zip, err := gzip.NewReader(r)
+		if err != nil {
+			return err
+		}
+		return members(zip, func(member string) string { return installed(strings.TrimPrefix(member, top)) }, a.Sums)
+	}); err != nil {
+		return a, err
+	}
+	if len(a.Sums) == 0 {
+		return a, fmt.Errorf("%s has nothing that could be installed", name)
+	}
+	images := top + "-images.tar"
+	if _, listed := sums[images]; !listed {
+		return a, nil
+	}
+	f, err := file(folder, images, sums, func(r io.Reader) error {
+		return members(r, func(member string) string { return "/var/lib/keelson/images.d/" + path.Base(member) }, a.ImageSums)
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		return a, nil // nodes that reach a registry need none
+	}
+	a.Images = &f
+	return a, err
+}
+
+// installed says where install.sh puts a file of the tarball; "" for what it writes by itself, or not at all.
+func installed(member string) string {
+	switch dir, name := path.Split(member); dir {
+	case "/usr/bin/", "/opt/cni/bin/", "/usr/lib/systemd/system/":
+		return member
+	case "/":
+		if name == "uninstall.sh" {
+			return "/usr/lib/keelson/uninstall.sh"
+		}
+	}
+	return ""
+}
+
+// members notes the sums of a tar's files, by where they go.
+func members(r io.Reader, at func(member string) string, sums map[string]string) error {
+	t := tar.NewReader(io.LimitReader(r, maxUnpacked))
+	for n := 0; ; n++ {
+		h, err := t.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if n > maxFiles {
+			return fmt.Errorf("it has more than %d files", maxFiles)
+		}
+		to := at(h.Name)
+		if h.Typeflag != tar.TypeReg || to == "" {
+			continue
+		}
+		sum := sha256.New()
+		if _, err := io.Copy(sum, t); err != nil {
+			return err
+		}
+		sums[to] = hex.EncodeToString(sum.Sum(nil))
+	}
+}
+
+// file reads a file of the release, and refuses one that has another sum than the release says.
+func file(folder, name string, sums map[string]string, each func(io.Reader) error) (plan.File, error) {
+	want, ok := sums[name]
+	if !ok {
+		return plan.File{}, fmt.Errorf("%s is not in %s: it may have been renamed, or is of another release", name, sumsFile)
+	}
+	out := plan.File{Name: name, Path: filepath.Join(folder, name), Sum: want}
+	f, err := os.Open(out.Path)
+	if err != nil {
+		return out, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return out, err
+	}
+	if out.Size = info.Size(); !info.Mode().IsRegular() || out.Size > maxFile {
+		return out, fmt.Errorf("%s is no file of %d bytes at most", name, maxFile)
+	}
+	sum := sha256.New()
+	r := io.TeeReader(bufio.NewReaderSize(f, 1<<20), sum)
+	err = each(r)
+	if _, rest := io.Copy(io.Discard, r); rest != nil {
+		return out, fmt.Errorf("reading %s: %w", name, rest)
+	}
+	if is := hex.EncodeToString(sum.Sum(nil)); is != want {
+		return out, fmt.Errorf("%s is not what its release has: its SHA-256 is %s, and %s says %s", name, is, sumsFile, want)
+	}
+	if err != nil {
+		return out, fmt.Errorf("reading %s: %w", name, err)
+	}
+	return out, nil
+}
+
+var sumLine = regexp.MustCompile(`^([0-9a-f]{64})  ([A-Za-z0-9][A-Za-z0-9._+-]*)$`)
+
+func readSums(path string) (map[string]string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("the sums of its files: %w", err)
+	}
+	defer f.Close()
+	raw, err := io.ReadAll(io.LimitReader(f, maxSums))
+	if err != nil {
+		return nil, fmt.Errorf("the sums of its files: %w", err)
+	}
+	sums := map[string]string{}
+	for line := range strings.Lines(string(raw)) {
+		if m := sumLine.FindStringSubmatch(strings.TrimSpace(line)); m != nil {
+			sums[m[2]] = m[1]
+		}
+	}
+	if len(sums) == 0 {
+		return nil, fmt.Errorf("%s has no sums", path)
+	}
+	return sums, nil
+}
+
+// architectures are those that there are releases for.
+var architectures = []string{"amd64", "arm64"}
+
+// variants are the files of a release of which one tarball's URL is known, each with whether it may be missing.
+func variants(tarball string) (names []string, err error) {
+	m := tarballName.FindStringSubmatch(tarball)
+	if m == nil {
+		return nil, errors.New("want the URL of keelson-VERSION-linux-ARCH.tar.gz")
+	}
+	for _, arch := range architectures {
+		top := "keelson-" + m[1] + "-linux-" + arch
+		names = append(names, top+".tar.gz", top+"-images.tar")
+	}
+	// The one that was named comes first.
+	slices.SortStableFunc(names, func(a, b string) int {
+		switch {
+		case a == tarball:
+			return -1
+		case b == tarball:
+			return 1
+		}
+		return 0
+	})
+	return names, nil
+}

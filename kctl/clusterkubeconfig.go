@@ -1,0 +1,119 @@
+package kctl
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"keelson.dev/keelson/deploy/machines/execute"
+)
+
+// machinesKubeconfig is where 'kctl cluster up' writes the kubeconfig of a cluster.
+func machinesKubeconfig(name string) string {
+	home, err := os.UserHomeDir()
+	if err != nil {
+		home = "/root"
+	}
+	return filepath.Join(home, ".kube", "keelson-"+name)
+}
+
+// keepKubeconfig writes an administrator's kubeconfig: to a file of its own, or into the one that a person has.
+func (r *raising) keepKubeconfig(ctx context.Context, out io.Writer, site *execute.Site) error {
+	raw, err := site.Kubeconfig(ctx)
+	if err != nil {
+		return err
+	}
+	if r.merge {
+		to := clientcmd.NewDefaultPathOptions().GetDefaultFilename()
+		if err := mergeKubeconfig(raw, to, site.Cluster.Name); err != nil {
+			return err
+		}
+		fmt.Fprintf(out, "%s has the context %s\n", to, site.Cluster.Name)
+		return nil
+	}
+	to := r.kubeconfig
+	if to == "" {
+		to = machinesKubeconfig(site.Cluster.Name)
+	}
+	if err := writeKubeconfig(raw, to); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "kubeconfig: %s\n", to)
+	return nil
+}
+
+// writeKubeconfig writes a file. That of another cluster, which may be the only one with its key, is kept beside it.
+func writeKubeconfig(raw []byte, to string) error {
+	if before, err := os.ReadFile(to); err == nil && !sameCluster(before, raw) {
+		if err := os.Rename(to, to+".before"); err != nil {
+			return err
+		}
+	} else if err == nil && bytes.Equal(before, raw) {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(to), 0o700); err != nil {
+		return err
+	}
+	part, err := os.CreateTemp(filepath.Dir(to), ".kubeconfig-") // only its owner reads it
+	if err != nil {
+		return err
+	}
+	defer os.Remove(part.Name())
+	_, err = part.Write(raw)
+	if err := errors.Join(err, part.Close()); err != nil {
+		return err
+	}
+	return os.Rename(part.Name(), to)
+}
+
+// sameCluster says whether two kubeconfigs believe the same authority.
+func sameCluster(a, b []byte) bool {
+	x, err := clientcmd.Load(a)
+	y, err2 := clientcmd.Load(b)
+	if err != nil || err2 != nil {
+		return false
+	}
+	for _, one := range x.Clusters {
+		for _, other := range y.Clusters {
+			if len(one.CertificateAuthorityData) > 0 && bytes.Equal(one.CertificateAuthorityData, other.CertificateAuthorityData) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// mergeKubeconfig puts a cluster into a kubeconfig, under a name, and makes it the current one.
+func mergeKubeconfig(raw []byte, to, name string) error {
+	from, err := clientcmd.Load(raw)
+	if err != nil {
+		return fmt.Errorf("the administrator's kubeconfig: %w", err)
+	}
+	c := from.Contexts[from.CurrentContext]
+	if c == nil || from.Clusters[c.Cluster] == nil || from.AuthInfos[c.AuthInfo] == nil {
+		return errors.New("the administrator's kubeconfig has no current context")
+	}
+	into, err := clientcmd.LoadFromFile(to)
+	if errors.Is(err, fs.ErrNotExist) {
+		into, err = clientcmdapi.NewConfig(), nil
+	}
+	if err != nil {
+		return fmt.Errorf("reading %s: %w", to, err)
+	}
+	if old := into.Clusters[name]; old != nil && !bytes.Equal(old.CertificateAuthorityData, from.Clusters[c.Cluster].CertificateAuthorityData) {
+		return fmt.Errorf("%s has another cluster %s: rename it or take it out there ('kctl config delete-cluster %s'), or leave --merge out", to, name, name)
+	}
+	user := name + "-admin"
+	into.Clusters[name], into.AuthInfos[user] = from.Clusters[c.Cluster], from.AuthInfos[c.AuthInfo]
+	into.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: user}
+	into.CurrentContext = name
+	return clientcmd.WriteToFile(*into, to)
+}

@@ -1,0 +1,167 @@
+package kctl
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"keelson.dev/keelson/deploy/machines"
+	"keelson.dev/keelson/deploy/machines/execute"
+	"keelson.dev/keelson/deploy/machines/plan"
+)
+
+func removeCommand(streams genericiooptions.IOStreams) *cobra.Command {
+	lost, dryRun := false, false
+	c := &cobra.Command{
+		Use:   "remove NAME",
+		Short: "Take a machine of the file out of the cluster, by ssh",
+		Long: "Take a machine of the file out of the cluster, by ssh: its pods leave it, as disruption budgets let them; its replica leaves\n" +
+			"the group; Keelson is taken off it, with all data; its Node is deleted. It is refused when the control plane would lose its\n" +
+			"majority. What was cut off goes on when it is run again. Afterwards, take the machine out of the file.",
+		Example: "  kctl cluster remove w3 -f cluster.yaml\n  kctl cluster remove cp2 -f cluster.yaml --lost",
+		Args:    cobra.ExactArgs(1),
+	}
+	file := machineFile(c)
+	c.Flags().BoolVar(&lost, "lost", false, "the machine is gone for good: nothing is done on it, and its pods end with its Node")
+	c.Flags().BoolVar(&dryRun, "dry-run", false, "show what would be done, and change nothing")
+	c.RunE = func(_ *cobra.Command, args []string) error {
+		ctx, cancel := interruptible()
+		defer cancel()
+		return removeMachine(ctx, streams.Out, *file, args[0], lost, dryRun)
+	}
+	return c
+}
+
+func removeMachine(ctx context.Context, out io.Writer, file, name string, lost, dryRun bool) error {
+	c, err := machines.Load(file)
+	if err != nil {
+		return err
+	}
+	if _, err := c.Host(name); err != nil {
+		return err
+	}
+	var asked []string
+	for _, h := range c.Hosts {
+		if h.Is(machines.ControlPlane) && h.Name != name || h.Name == name && !lost {
+			asked = append(asked, h.Name)
+		}
+	}
+	if len(asked) == 0 || len(asked) == 1 && asked[0] == name {
+		return fmt.Errorf("%s is the only control plane of the file: 'kctl cluster reset' takes the whole cluster away", name)
+	}
+	site, seen := execute.Reach(ctx, c, out, asked...)
+	defer site.Close()
+	site.Apart = name
+	if one := seen[name]; !lost && one.Err != nil {
+		return fmt.Errorf("%w\nnothing was changed. When the machine is gone for good: --lost", one.Err)
+	}
+	if err := inCluster(c, site.Facts()); err != nil {
+		return err
+	}
+	state, err := site.State(ctx)
+	if err != nil {
+		return fmt.Errorf("nothing was changed, since the cluster does not answer: %w", err)
+	}
+	steps, err := plan.Remove(c, name, site.Facts()[name], state, lost)
+	if err != nil {
+		return fmt.Errorf("nothing was changed: %w", err)
+	}
+	switch {
+	case len(steps) == 0:
+		fmt.Fprintf(out, "nothing to do: %s is no part of the cluster, and has nothing of Keelson's\n", name)
+	case dryRun:
+		fmt.Fprintln(out, "what would be done:")
+		plan.Show(out, steps)
+	default:
+		if err := site.Remove(ctx, steps); err != nil {
+			return interrupted(ctx, err)
+		}
+		fmt.Fprintf(out, "%s is no part of the cluster any more: take it out of %s\n", name, file)
+		if slices.ContainsFunc(steps, func(s plan.Step) bool { return s.Do == plan.Leave }) {
+			fmt.Fprintln(out, "'kctl cluster up' then tells the agents. It has had the cluster's keys: if its disk may be in wrong hands, 'kctl cluster rotate --help'")
+		}
+	}
+	return nil
+}
+
+// inCluster refuses a machine that belongs to another cluster than the one that is meant.
+func inCluster(c machines.Cluster, facts map[string]machines.Facts) error {
+	for _, h := range c.Hosts {
+		if why := plan.Stranger(c, facts, h.Name); why != "" {
+			return fmt.Errorf("nothing was changed: %s", why)
+		}
+	}
+	return nil
+}
+
+func resetCommand(streams genericiooptions.IOStreams) *cobra.Command {
+	confirmed := ""
+	c := &cobra.Command{
+		Use:   "reset",
+		Short: "Take a whole cluster off its machines, by ssh",
+		Long: "Take a whole cluster off its machines, by ssh: pods, data, programs, settings, everything, for good. It asks for the cluster's\n" +
+			"name. What cannot be taken away of one machine keeps no other from it; run again, it goes on.",
+		Example: "  kctl cluster reset -f cluster.yaml",
+		Args:    cobra.NoArgs,
+	}
+	file := machineFile(c)
+	c.Flags().StringVar(&confirmed, "yes-remove", "", "the cluster's name, for scripts: then it is not asked for")
+	c.RunE = func(*cobra.Command, []string) error {
+		ctx, cancel := interruptible()
+		defer cancel()
+		return resetMachines(ctx, streams.In, streams.Out, *file, confirmed)
+	}
+	return c
+}
+
+func resetMachines(ctx context.Context, in io.Reader, out io.Writer, file, confirmed string) error {
+	c, err := machines.Load(file)
+	if err != nil {
+		return err
+	}
+	if confirmed == "" {
+		fmt.Fprintf(out, "This takes the cluster %s off %d machines, with all its data. Its name, to go on: ", c.Name, len(c.Hosts))
+		line, _ := bufio.NewReader(io.LimitReader(in, 1024)).ReadString('\n')
+		confirmed = strings.TrimSpace(line)
+	}
+	if confirmed != c.Name {
+		return fmt.Errorf("nothing was changed: that is not the cluster's name, %s", c.Name)
+	}
+	site, seen := execute.Reach(ctx, c, out)
+	defer site.Close()
+	var missing []error
+	for _, h := range c.Hosts {
+		if err := seen[h.Name].Err; err != nil {
+			missing = append(missing, err)
+		}
+	}
+	if err := inCluster(c, site.Facts()); err != nil {
+		return err
+	}
+	raw, err := site.Kubeconfig(ctx) // of a cluster that goes, to know the file that goes with it
+	if err != nil {
+		raw = nil
+	}
+	workers, rest := plan.Reset(c, site.Facts())
+	if err := errors.Join(site.Reset(ctx, workers, rest), errors.Join(missing...)); err != nil {
+		return interrupted(ctx, fmt.Errorf("something is left of the cluster:\n%w", err))
+	}
+	if to := machinesKubeconfig(c.Name); raw != nil {
+		if is, err := os.ReadFile(to); err == nil && sameCluster(is, raw) {
+			if err := os.Remove(to); err != nil {
+				return err
+			}
+			fmt.Fprintf(out, "removed %s\n", to)
+		}
+	}
+	fmt.Fprintf(out, "nothing is left of the cluster %s on %d machines\n", c.Name, len(c.Hosts))
+	return nil
+}

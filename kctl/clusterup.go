@@ -1,0 +1,186 @@
+package kctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"keelson.dev/keelson/deploy/machines"
+	"keelson.dev/keelson/deploy/machines/execute"
+	"keelson.dev/keelson/deploy/machines/plan"
+	"keelson.dev/keelson/deploy/machines/release"
+)
+
+// machineFile is the flag by which all verbs about machines know the cluster file.
+func machineFile(c *cobra.Command) *string {
+	f := ""
+	c.Flags().StringVarP(&f, "filename", "f", "cluster.yaml", "the cluster file (docs/install.md)")
+	return &f
+}
+
+// raising is what 'up' and 'add' are told.
+type raising struct {
+	file, release  string
+	dryRun         bool
+	kubeconfig     string
+	merge, newOnly bool
+	names          []string // of 'add': which
+}
+
+func (r *raising) flags(c *cobra.Command) {
+	f := c.Flags()
+	f.StringVar(&r.release, "release", "", "folder of 'make dist', or tarball or URL of a release, instead of the file's")
+	f.BoolVar(&r.dryRun, "dry-run", false, "show what would be done, and change nothing")
+	f.StringVar(&r.kubeconfig, "kubeconfig-out", "", "where an administrator's kubeconfig is written (default ~/.kube/keelson-NAME)")
+	f.BoolVar(&r.merge, "merge", false, "put the kubeconfig into ~/.kube/config, or the first file of $KUBECONFIG, under the cluster's name")
+}
+
+func upCommand(streams genericiooptions.IOStreams) *cobra.Command {
+	var r raising
+	c := &cobra.Command{
+		Use:   "up",
+		Short: "Make a cluster of the machines of a file, by ssh",
+		Long: "Make a cluster of the machines of a file, by ssh. All machines are looked at first, side by side; where something is wrong\n" +
+			"that keeps the cluster from being made, it is said with what to do, and nothing is changed. Run again, it changes only what\n" +
+			"differs from the file and the release; what was cut off goes on. Machines that are not in the file are not touched, and\n" +
+			"none is removed: 'kctl cluster remove' does that.",
+		Example: "  kctl cluster up -f cluster.yaml --dry-run\n  kctl cluster up -f cluster.yaml\n  kctl cluster up -f cluster.yaml --release ./keelson-v1.1.0-linux-amd64.tar.gz",
+		Args:    cobra.NoArgs,
+	}
+	file := machineFile(c)
+	r.flags(c)
+	c.RunE = func(*cobra.Command, []string) error {
+		r.file = *file
+		ctx, cancel := interruptible()
+		defer cancel()
+		return r.run(ctx, streams.Out)
+	}
+	return c
+}
+
+func addCommand(streams genericiooptions.IOStreams) *cobra.Command {
+	r := raising{newOnly: true}
+	c := &cobra.Command{
+		Use:   "add [NAME...]",
+		Short: "Take new machines of the file into the cluster, by ssh",
+		Long: "Take new machines of the file into the cluster, by ssh: those that are not part of it yet, or of them those that are named.\n" +
+			"No other machine is changed: 'kctl cluster up' does this and all else.",
+		Example: "  kctl cluster add -f cluster.yaml\n  kctl cluster add -f cluster.yaml w4 w5",
+	}
+	file := machineFile(c)
+	r.flags(c)
+	c.RunE = func(_ *cobra.Command, args []string) error {
+		r.file, r.names = *file, args
+		ctx, cancel := interruptible()
+		defer cancel()
+		return r.run(ctx, streams.Out)
+	}
+	return c
+}
+
+func (r *raising) run(ctx context.Context, out io.Writer) error {
+	c, err := machines.Load(r.file)
+	if err != nil {
+		return err
+	}
+	for _, name := range r.names {
+		if _, err := c.Host(name); err != nil {
+			return err
+		}
+	}
+	where := c.Release
+	if r.release != "" {
+		where = r.release
+	}
+	if where == "" {
+		return fmt.Errorf("%s names no release, and --release is not given: want a folder of 'make dist', a tarball or a URL", r.file)
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		cache = os.TempDir()
+	}
+	rel, err := release.Open(ctx, where, filepath.Join(cache, "keelson", "releases"))
+	if err != nil {
+		return err
+	}
+	site, seen := execute.Reach(ctx, c, out)
+	defer site.Close()
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	steps, err := r.plan(ctx, out, site, seen, rel)
+	if err != nil {
+		return err
+	}
+	switch {
+	case len(steps) == 0:
+		fmt.Fprintf(out, "\nnothing to do: all is as %s and release %s have it\n", r.file, rel.Version)
+	case r.dryRun:
+		fmt.Fprintf(out, "\nwhat would be done with release %s:\n", rel.Version)
+		plan.Show(out, steps)
+	default:
+		fmt.Fprintln(out)
+		if err := site.Install(ctx, steps); err != nil {
+			return interrupted(ctx, err)
+		}
+	}
+	if r.dryRun {
+		return nil
+	}
+	return r.keepKubeconfig(ctx, out, site)
+}
+
+// interrupted is the error of work that a person has stopped: what comes of it is not the machines' doing.
+func interrupted(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil {
+		return fmt.Errorf("%w: what was begun may go on there for a while; run it again to go on", cause)
+	}
+	return err
+}
+
+// plan shows what the machines are and what is wrong with them, and says what is to be done.
+func (r *raising) plan(ctx context.Context, out io.Writer, site *execute.Site, seen map[string]plan.Seen, rel plan.Release) ([]plan.Step, error) {
+	plan.ShowMachines(out, site.Cluster, seen)
+	state, err := site.State(ctx)
+	founder := plan.Founder(site.Cluster, site.Facts())
+	if err != nil && founder == "" {
+		fmt.Fprintf(out, "the cluster does not answer: %v\n", err)
+	}
+	found := plan.Judge(site.Cluster, seen, rel, state)
+	if len(found) > 0 {
+		fmt.Fprintln(out)
+		plan.ShowFindings(out, found)
+	}
+	if n := len(plan.Grave(found)); n > 0 {
+		return nil, fmt.Errorf("nothing was changed: %d of what is said above has to be mended first", n)
+	}
+	if !r.newOnly {
+		return plan.Make(site.Cluster, site.Facts(), rel, state), nil
+	}
+	if founder != "" {
+		return nil, errors.New("nothing was changed: no machine of the file has a replica yet, so there is no cluster to add to: 'kctl cluster up' makes it")
+	}
+	if !state.Known {
+		return nil, errors.New("nothing was changed: the cluster does not answer, and takes nobody in: 'kctl cluster up' starts what is not running")
+	}
+	names := plan.New(site.Cluster, site.Facts())
+	for _, name := range r.names {
+		if !slices.Contains(names, name) {
+			return nil, fmt.Errorf("nothing was changed: %s is part of the cluster already: 'kctl cluster up' brings it to what the file says", name)
+		}
+	}
+	if len(r.names) > 0 {
+		names = r.names
+	}
+	if len(names) == 0 {
+		return nil, nil
+	}
+	return plan.Make(site.Cluster, site.Facts(), rel, state, names...), nil
+}

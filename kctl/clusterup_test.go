@@ -1,0 +1,175 @@
+package kctl
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var rewriteMachines = flag.Bool("rewrite.machines", false, "write testdata/machines.txt anew")
+
+// A cluster is made of machines, changed, shown, extended, made smaller and taken away: what a person reads.
+func TestClusterOfMachines(t *testing.T) {
+	s := newSite(t)
+	var script strings.Builder
+	say := func(what string) { fmt.Fprintf(&script, "# %s\n", what) }
+	do := func(verb string, args ...string) string {
+		t.Helper()
+		said, err := s.kctl(verb, args...)
+		fmt.Fprintf(&script, "$ kctl cluster %s\n%s", strings.TrimSpace(verb+" "+strings.Join(args, " ")), said)
+		if err != nil {
+			fmt.Fprintf(&script, "error: %v\n", strings.ReplaceAll(err.Error(), s.dir, "DIR"))
+		}
+		script.WriteString("\n")
+		return said
+	}
+	hosts := []string{"cp1 192.0.2.11 controlplane", "cp2 192.0.2.12 controlplane", "cp3 192.0.2.13 controlplane,worker",
+		`w1 192.0.2.21 worker , labels: {disk: fast}, taints: ["dedicated=db:NoSchedule"]`}
+	s.write("init: {cluster-cidr: 10.1.0.0/16}\nagent: {max-pods: 60}\n", hosts...)
+	before := map[string]map[string]string{}
+	for name, m := range s.all {
+		before[name] = m.tree(t)
+	}
+	say("machines with nothing on them: what would be done")
+	do("up", "--dry-run")
+	for name, m := range s.all {
+		if !maps.Equal(before[name], m.tree(t)) {
+			t.Errorf("--dry-run has changed %s", name)
+		}
+	}
+	say("the cluster is made")
+	do("up")
+	after := map[string]map[string]string{}
+	for name, m := range s.all {
+		after[name] = m.tree(t)
+	}
+	say("again")
+	do("up")
+	for name, m := range s.all {
+		if !maps.Equal(after[name], m.tree(t)) {
+			t.Errorf("the second run has changed %s", name)
+		}
+	}
+	say("settings, a label and a taint change, and somebody has stopped the agent of cp3 and changed settings of cp2")
+	hosts[3] = `w1 192.0.2.21 worker , labels: {disk: slow, zone: a}, agent: {max-pods: 20}`
+	s.write("init: {cluster-cidr: 10.1.0.0/16}\nagent: {max-pods: 60}\n", hosts...)
+	if err := os.Remove(filepath.Join(s.all["cp3"].root, "units/keelson-agent.active")); err != nil {
+		t.Fatal(err)
+	}
+	put(t, filepath.Join(s.all["cp2"].root, "etc/keelson/controlplane.yaml"), "name: cp2\nadvertise-address: 192.0.2.12\ndebug: true\n", 0o600)
+	do("up", "--dry-run")
+	do("up")
+	say("a newer release")
+	s.pack("v2")
+	do("up", "--dry-run")
+	do("up", "--merge")
+	say("a new worker and a new control plane in the file")
+	hosts = append(hosts, "w2 192.0.2.22 worker", "cp4 192.0.2.14 controlplane")
+	s.write("init: {cluster-cidr: 10.1.0.0/16}\nagent: {max-pods: 60}\n", hosts...)
+	do("add", "cp1")
+	do("add", "w2")
+	do("add")
+	do("add")
+	say("what is wrong with machines keeps everything from being done")
+	hosts = append(hosts, "w3 192.0.2.23 worker")
+	s.write("init: {cluster-cidr: 10.1.0.0/16}\nagent: {max-pods: 60}\n", hosts...)
+	s.breakMachine("w3", "10.0.0.99")
+	do("up")
+	hosts = hosts[:len(hosts)-1]
+	s.write("init: {cluster-cidr: 10.1.0.0/16}\nagent: {max-pods: 60}\n", hosts...)
+	say("machines leave")
+	do("remove", "w2", "--dry-run")
+	do("remove", "w2")
+	do("remove", "cp3")
+	do("remove", "cp3")
+	say("the whole of it goes")
+	do("reset", "test")
+	do("reset", "prod")
+	for name, m := range s.all {
+		if is := m.tree(t); name != "w3" && before[name] != nil && !maps.Equal(before[name], is) {
+			t.Errorf("%s has more than before: %v", name, slices.Sorted(maps.Keys(is)))
+		}
+	}
+	if left, _ := filepath.Glob(filepath.Join(s.dir, "home/.kube/keelson-*")); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+	golden := "testdata/machines.txt"
+	if *rewriteMachines {
+		put(t, golden, script.String(), 0o644)
+	}
+	want, _ := os.ReadFile(golden)
+	if script.String() != string(want) {
+		t.Errorf("it says other things than %s (-rewrite.machines writes it anew):\n%s", golden, script.String())
+	}
+}
+
+// breakMachine has a machine lack what is needed.
+func (s *site) breakMachine(name, address string) {
+	m := s.all[name]
+	bin := filepath.Join(s.dir, name+"-bin")
+	put(s.t, filepath.Join(bin, "ip"), "#!/bin/sh\nprintf '2: eth0    inet "+address+"/24 brd x scope global eth0\\n'\n", 0o755)
+	put(s.t, filepath.Join(bin, "df"), "#!/bin/sh\nprintf 'Filesystem 1024-blocks Used Available Capacity Mounted\\n/dev/vda 1 1 204800 1%% /\\n'\n", 0o755)
+	put(s.t, filepath.Join(m.root, "proc/net/tcp"), "  sl  local_address rem_address   st\n   0: 00000000:280A 00000000:0000 0A 0\n", 0o644)
+	put(s.t, filepath.Join(m.root, "sys/fs/cgroup/cgroup.controllers"), "cpu pids\n", 0o644)
+}
+
+// shared is what the model of the cluster says.
+func (s *site) cluster() (c struct {
+	Calls, Made int
+	Members     map[string]string
+	Nodes       map[string]struct{ Labels map[string]string }
+	Tokens      map[string]string
+	Starts      map[string]int
+}) {
+	raw, err := os.ReadFile(s.shared)
+	if err == nil {
+		err = json.Unmarshal(raw, &c)
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return c
+}
+
+var everyPoint = flag.Bool("machines.everypoint", false, "cut 'kctl cluster up' off at every place that there is, not at some")
+
+// What is cut off at any place of any script ends well with the next run: one cluster, all machines in it, nothing to do.
+func TestClusterUpCutOff(t *testing.T) {
+	hosts := []string{"cp1 192.0.2.11 controlplane", "cp2 192.0.2.12 controlplane,worker", "w1 192.0.2.21 worker , labels: {a: b}"}
+	whole := newSite(t)
+	whole.write("", hosts...)
+	if said, err := whole.kctl("up"); err != nil {
+		t.Fatalf("%v\n%s", err, said)
+	}
+	want := whole.cluster()
+	step := max(1, want.Calls/7)
+	if *everyPoint {
+		step = 1
+	}
+	for at := want.Calls; at > 0; at -= step {
+		s := newSite(t)
+		s.write("", hosts...)
+		put(t, s.shared+".kill", fmt.Sprint(at), 0o600)
+		first, err := s.kctl("up")
+		if err == nil && at < want.Calls-5 { // the last calls may come before or after each other
+			t.Errorf("cut off at %d of %d, it fails not:\n%s", at, want.Calls, first)
+		}
+		said, err := s.kctl("up")
+		if err != nil {
+			t.Fatalf("cut off at %d, the next run fails: %v\n%s\nafter\n%s", at, err, said, first)
+		}
+		is := s.cluster()
+		if !maps.Equal(is.Members, want.Members) || len(is.Nodes) != 2 || is.Nodes["w1"].Labels["a"] != "b" || !slices.Equal(slices.Sorted(maps.Keys(is.Starts)), slices.Sorted(maps.Keys(want.Starts))) {
+			t.Errorf("cut off at %d, the cluster is %+v, want %+v\n%s", at, is, want, said)
+		}
+		if said, err = s.kctl("up"); err != nil || !strings.Contains(said, "nothing to do") {
+			t.Errorf("cut off at %d, the run after the next one does something (%v):\n%s", at, err, said)
+		}
+	}
+}

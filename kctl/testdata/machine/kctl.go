@@ -1,0 +1,108 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// kctl answers what is asked of the cluster, through a machine whose replica runs.
+func (c *cluster) kctl(args []string) int {
+	if !exists("units/keelson-controlplane.active") {
+		return fail("connection refused")
+	}
+	switch strings.Join(args[:2], " ") {
+	case "cluster status":
+		type member struct {
+			Name    string `json:"name"`
+			Address string `json:"address"`
+			Voter   bool   `json:"voter"`
+			Ready   string `json:"ready"`
+		}
+		var all struct {
+			Members []member `json:"members"`
+		}
+		for _, name := range slices.Sorted(maps.Keys(c.Members)) {
+			all.Members = append(all.Members, member{name, c.Members[name] + ":6445", true, "yes"})
+		}
+		return print(all)
+	case "cluster token":
+		role, name := args[slices.Index(args, "--role")+1], args[slices.Index(args, "--names")+1]
+		use := role + "/" + name
+		if slices.Contains(args, "--replace") {
+			use += "/replace"
+		}
+		token := fmt.Sprintf("keelson1.%s.%d", role, c.Calls)
+		c.Tokens[token] = use
+		fmt.Println(token)
+	case "cluster member":
+		if c.Members[args[3]] == "" {
+			return fail("there is no member %s", args[3])
+		}
+		delete(c.Members, args[3])
+	case "get nodes":
+		for _, name := range slices.Sorted(maps.Keys(c.Nodes)) {
+			n := c.Nodes[name]
+			labels, _ := json.Marshal(n.Labels)
+			taints := []map[string]string{}
+			for _, t := range n.Taints {
+				taints = append(taints, map[string]string{"key": t.Key, "value": t.Value, "effect": t.Effect})
+			}
+			raw, _ := json.Marshal(taints)
+			fmt.Printf("%s\t%s\t%s\t%s\t[{\"address\":%q,\"type\":\"InternalIP\"}]\tTrue\t\t\n", name, labels, raw, n.Record, n.Address)
+		}
+	case "delete node":
+		delete(c.Nodes, args[2])
+	default:
+		return c.change(args)
+	}
+	return 0
+}
+
+// change is of one node: drain, label, taint, annotate.
+func (c *cluster) change(args []string) int {
+	if args[0] == "drain" {
+		n := c.Nodes[args[1]]
+		if n == nil {
+			return fail("there is no node %s", args[1])
+		}
+		n.Drained = true
+		return 0
+	}
+	n := c.Nodes[args[2]]
+	if n == nil {
+		return fail("there is no node %s", args[2])
+	}
+	for _, w := range args[4:] { // behind --overwrite
+		gone, away := strings.CutSuffix(w, "-")
+		k, v, _ := strings.Cut(w, "=")
+		switch args[0] {
+		case "label":
+			if away {
+				delete(n.Labels, gone)
+			} else {
+				n.Labels[k] = v
+			}
+		case "annotate":
+			if n.Record = v; away {
+				n.Record = ""
+			}
+		case "taint":
+			t := parseTaint(strings.TrimSuffix(w, "-"))
+			n.Taints = slices.DeleteFunc(n.Taints, func(is taint) bool { return is.Key == t.Key && is.Effect == t.Effect })
+			if !away {
+				n.Taints = append(n.Taints, t)
+			}
+		}
+	}
+	return 0
+}
+
+func print(v any) int {
+	raw, err := json.Marshal(v)
+	check(err)
+	fmt.Println(string(raw))
+	return 0
+}

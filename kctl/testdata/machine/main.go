@@ -1,0 +1,247 @@
+// Command machine stands for the programs of a machine that is a folder, in tests: systemctl, the daemons and kctl, by the first
+// word of its command line. Machines of one cluster share a file, in which the cluster is: replicas, nodes, tokens.
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+type taint struct{ Key, Value, Effect string }
+
+type node struct {
+	Labels  map[string]string
+	Taints  []taint
+	Record  string
+	Address string
+	Drained bool
+}
+
+// cluster is what all machines know.
+type cluster struct {
+	Calls   int               // of all programs
+	Members map[string]string // addresses
+	Nodes   map[string]*node
+	Tokens  map[string]string // what each is for: role/name, and /replace
+	Made    int               // how many clusters were made
+	Starts  map[string]int    // by machine and daemon
+	save    func()
+}
+
+var root = os.Getenv("DESTDIR")
+
+func main() {
+	shared := os.Getenv("CLUSTER")
+	f, err := os.OpenFile(shared, os.O_RDWR|os.O_CREATE, 0o600)
+	check(err)
+	check(syscall.Flock(int(f.Fd()), syscall.LOCK_EX))
+	c := cluster{}
+	raw, err := os.ReadFile(shared)
+	check(err)
+	if len(raw) > 0 {
+		check(json.Unmarshal(raw, &c))
+	}
+	for _, m := range []*map[string]string{&c.Members, &c.Tokens} {
+		if *m == nil {
+			*m = map[string]string{}
+		}
+	}
+	if c.Nodes == nil {
+		c.Nodes, c.Starts = map[string]*node{}, map[string]int{}
+	}
+	c.save = func() { save(f, c) }
+	c.point()
+	status := c.run(os.Args[1], os.Args[2:])
+	save(f, c)
+	os.Exit(status)
+}
+
+// point is a place at which the test may have what was asked for by ssh end, with all its processes.
+func (c *cluster) point() {
+	c.Calls++
+	kill, _ := os.ReadFile(os.Getenv("CLUSTER") + ".kill")
+	if at, err := strconv.Atoi(string(bytes.TrimSpace(kill))); err == nil && at == c.Calls {
+		c.save()
+		syscall.Kill(0, syscall.SIGKILL)
+	}
+}
+
+func save(f *os.File, c cluster) {
+	raw, err := json.MarshalIndent(c, "", " ")
+	check(err)
+	check(f.Truncate(0))
+	_, err = f.WriteAt(raw, 0)
+	check(err)
+}
+
+func check(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "machine:", err)
+		os.Exit(9)
+	}
+}
+
+func fail(format string, args ...any) int {
+	fmt.Fprintf(os.Stderr, format+"\n", args...)
+	return 1
+}
+
+func (c *cluster) run(program string, args []string) int {
+	switch program {
+	case "systemctl":
+		return c.systemctl(args)
+	case "keelson-controlplane":
+		return c.replica(args)
+	case "keelson-agent":
+		return 0 // remove-network
+	case "kctl":
+		return c.kctl(args[2:]) // behind --kubeconfig FILE
+	}
+	return fail("%s is not known", program)
+}
+
+func path(at ...string) string { return filepath.Join(append([]string{root}, at...)...) }
+
+func exists(at ...string) bool {
+	_, err := os.Stat(path(at...))
+	return err == nil
+}
+
+func write(content string, at ...string) {
+	p := path(at...)
+	check(os.MkdirAll(filepath.Dir(p), 0o755))
+	check(os.WriteFile(p, []byte(content), 0o600))
+}
+
+// setting is a key of a file of settings.
+func setting(file, key string) string {
+	raw, _ := os.ReadFile(path("etc/keelson", file))
+	for line := range strings.Lines(string(raw)) {
+		if v, ok := strings.CutPrefix(line, key+": "); ok {
+			return strings.Trim(strings.TrimSpace(v), `"`)
+		}
+	}
+	return ""
+}
+
+func words(list string) (out []string) {
+	for w := range strings.SplitSeq(strings.Trim(list, "[]"), ",") {
+		if w = strings.Trim(strings.TrimSpace(w), `"`); w != "" {
+			out = append(out, w)
+		}
+	}
+	return out
+}
+
+func (c *cluster) systemctl(args []string) int {
+	verb := args[0]
+	unit := strings.TrimSuffix(args[len(args)-1], ".service")
+	active, enabled := path("units", unit+".active"), path("units", unit+".enabled")
+	is := func(p string) int {
+		if _, err := os.Stat(p); err != nil {
+			return 3
+		}
+		return 0
+	}
+	switch verb {
+	case "is-active":
+		return is(active)
+	case "is-enabled":
+		return is(enabled)
+	case "enable":
+		write("", "units", unit+".enabled")
+	case "disable":
+		os.Remove(enabled)
+		os.Remove(active)
+	case "restart", "start":
+		if !exists("usr/lib/systemd/system", unit+".service") {
+			return fail("there is no unit %s", unit)
+		}
+		if unit == "keelson-controlplane" {
+			if !exists("var/lib/keelson/controlplane/cluster.json") {
+				return fail("no cluster.json")
+			}
+			c.Members[setting("controlplane.yaml", "name")] = setting("controlplane.yaml", "advertise-address")
+		} else if status := c.agent(); status != 0 {
+			return status
+		}
+		c.Starts[filepath.Base(root)+" "+unit]++
+		write("", "units", unit+".active")
+	}
+	return 0
+}
+
+func (c *cluster) agent() int {
+	name := setting("agent.yaml", "node-name")
+	if !exists("var/lib/keelson/session/node.pem") {
+		raw, err := os.ReadFile(path("var/lib/keelson/join-token"))
+		token := strings.TrimSpace(string(raw))
+		use := c.Tokens[token]
+		n := c.Nodes[name]
+		if err != nil || use != "node/"+name && use != "node/"+name+"/replace" || n != nil && use != "node/"+name+"/replace" {
+			return fail("the token %q is for %q, and this is the node %s", token, use, name)
+		}
+		delete(c.Tokens, token)
+		write("x", "var/lib/keelson/session/node.pem")
+		write("-----BEGIN CERTIFICATE-----\nprod\n-----END CERTIFICATE-----\n", "var/lib/keelson/session/ca.crt")
+		check(os.Remove(path("var/lib/keelson/join-token")))
+	}
+	if c.Nodes[name] == nil {
+		n := &node{Labels: map[string]string{"kubernetes.io/hostname": name}, Address: words(setting("agent.yaml", "node-ip"))[0]}
+		for _, l := range words(setting("agent.yaml", "node-labels")) {
+			k, v, _ := strings.Cut(l, "=")
+			n.Labels[k] = v
+		}
+		for _, t := range words(setting("agent.yaml", "taints")) {
+			n.Taints = append(n.Taints, parseTaint(t))
+		}
+		c.Nodes[name] = n
+	}
+	return 0
+}
+
+func parseTaint(s string) taint {
+	rest, effect, _ := strings.Cut(s, ":")
+	k, v, _ := strings.Cut(rest, "=")
+	return taint{k, v, effect}
+}
+
+func (c *cluster) replica(args []string) int {
+	const at = "var/lib/keelson/controlplane"
+	switch args[0] {
+	case "--version":
+		fmt.Println("keelson-controlplane version " + os.Getenv("VERSION"))
+	case "init":
+		if exists(at, "pki") {
+			return fail("it belongs to a cluster already")
+		}
+		c.Made++
+		fallthrough
+	case "join":
+		if args[0] == "join" {
+			i := slices.Index(args, "--token-file")
+			raw, err := os.ReadFile(args[i+1])
+			token := strings.TrimSpace(string(raw))
+			if name := setting("controlplane.yaml", "name"); err != nil || c.Tokens[token] != "controlplane/"+name {
+				return fail("the token %q is for %q, and this is %s", token, c.Tokens[token], name)
+			}
+			delete(c.Tokens, token)
+		}
+		write("-----BEGIN CERTIFICATE-----\nprod\n-----END CERTIFICATE-----\n", at, "pki/ca.crt")
+		c.point() // in the middle
+		if args[0] == "init" {
+			ca := "Q0E=" // CA
+			write(fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: prod\nclusters:\n- name: prod\n  cluster: {server: \"https://%s:6443\", certificate-authority-data: %s}\n"+
+				"contexts:\n- name: prod\n  context: {cluster: prod, user: keelson-admin}\nusers:\n- name: keelson-admin\n  user: {token: secret}\n", setting("controlplane.yaml", "advertise-address"), ca), at, "admin.kubeconfig")
+		}
+		write(`{"name":"prod","id":"c1"}`, at, "cluster.json")
+	}
+	return 0
+}
