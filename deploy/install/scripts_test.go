@@ -196,6 +196,11 @@ func TestRefusals(t *testing.T) {
 		{"images of a server", "server --init --images f", nil, "are of an agent"},
 		{"init's flags without it", "server --server h --token t --init-flag=--cluster-cidr=10.0.0.0/8", nil, "--init-flag goes with --init"},
 		{"a shell in a value", "agent --token t --server h;reboot", nil, "there are characters in it that no such value has"},
+		{"settings and a name", "server --init --settings /dev/null --name x", nil, "--settings has all settings: --name"},
+		{"settings and servers of an agent", "agent --settings /dev/null --server h", nil, "an agent's servers stand in the file"},
+		{"settings that are not there", "agent --settings /none --token t", nil, "/none cannot be read"},
+		{"settings and no token", "agent --settings /dev/null", nil, "--token is missing"},
+		{"an administrator of an agent", "agent --server h --token t --admin /dev/null", nil, "--admin and --advertise-address are of a server"},
 		{"not root", "server --init", func(m *machine) { m.fake("id", "echo 1000") }, "root is needed: run it with sudo"},
 		{"no systemd", "server --init", gone("run/systemd"), "not run by systemd"},
 		{"no cgroup v2", "server --init", gone("sys/fs/cgroup"), "has no cgroup v2"},
@@ -417,5 +422,84 @@ func inOrder(t *testing.T, called []string, want ...string) {
 	}
 	if len(want) > 0 {
 		t.Errorf("no call of %q, or not in this order, in %q", want[0], called)
+	}
+}
+
+// Who brings a daemon's settings whole has them as they are; what was there is kept beside them, and a daemon that runs with what
+// was before is restarted, also by the run after one that was cut off.
+func TestSettingsAreBrought(t *testing.T) {
+	m := newMachine(t)
+	unpacked, _ := m.release()
+	script := filepath.Join(unpacked, "install.sh")
+	settings, admin := filepath.Join(m.root, "tmp/settings"), filepath.Join(m.root, "tmp/admin")
+	m.file(settings, "name: cp2\nadvertise-address: 192.0.2.12\n", 0o600)
+	m.file(admin, "a kubeconfig\n", 0o600)
+	install := func(want string, args ...string) []string {
+		t.Helper()
+		said, called, err := m.run(script, append([]string{"server", "--settings", settings}, args...)...)
+		if err != nil || !strings.Contains(said, want) {
+			t.Fatalf("%v: %s\nwant %s", err, said, want)
+		}
+		return called
+	}
+	restarted := func(called []string) bool { return slices.Contains(called, "systemctl restart keelson-controlplane.service") }
+	install("joining the cluster", "--server", "192.0.2.11", "--token", "keelson1.controlplane.abc", "--admin", admin)
+	tree := m.tree()
+	for file, want := range map[string]string{"/etc/keelson/controlplane.yaml": "-rw------- name: cp2\nadvertise-address: 192.0.2.12\n", "/var/lib/keelson/controlplane/admin.kubeconfig": "-rw------- a kubeconfig\n"} {
+		if tree[file] != want {
+			t.Errorf("%s is %q, want %q", file, tree[file], want)
+		}
+	}
+	if restarted(install("nothing has changed")) || !equal(tree, m.tree()) {
+		t.Error("the second run changes something")
+	}
+	m.file(settings, "name: cp2\nadvertise-address: 192.0.2.12\ndebug: true\n", 0o600)
+	if !restarted(install("restarting")) {
+		t.Error("new settings restart nothing")
+	}
+	if after := m.tree(); after["/etc/keelson/controlplane.yaml.before"] != tree["/etc/keelson/controlplane.yaml"] || !strings.HasSuffix(after["/etc/keelson/controlplane.yaml"], "debug: true\n") {
+		t.Errorf("the settings of before are %q", after["/etc/keelson/controlplane.yaml.before"])
+	}
+	// Cut off between the new programs and the restart.
+	m.file(filepath.Join(m.root, "usr/bin/kctl"), "older", 0o755)
+	m.fake("systemctl", `case $1 in
+is-active) [ -e `+m.root+`/active ] ;;
+restart) [ ! -e `+m.root+`/cut ] || exit 1 ;;
+esac`)
+	m.file(filepath.Join(m.root, "cut"), "", 0o644)
+	if said, _, err := m.run(script, "server", "--settings", settings); err == nil || !strings.Contains(said, "did not start") {
+		t.Errorf("%v: %s", err, said)
+	}
+	if err := os.Remove(filepath.Join(m.root, "cut")); err != nil {
+		t.Fatal(err)
+	}
+	if !restarted(install("restarting")) {
+		t.Error("the run after one that was cut off restarts nothing")
+	}
+	if restarted(install("nothing has changed")) {
+		t.Error("it is restarted again and again")
+	}
+}
+
+// An init that was cut off leaves keys that nobody has used: the next run begins anew. Where there is a store, it does not.
+func TestAnInitThatWasCutOff(t *testing.T) {
+	m := newMachine(t)
+	unpacked, _ := m.release()
+	args := []string{"server", "--init", "--advertise-address", "192.0.2.11"}
+	m.file(filepath.Join(m.root, "var/lib/keelson/controlplane/pki/ca.crt"), "of before", 0o600)
+	m.file(filepath.Join(m.root, "var/lib/keelson/controlplane/raft/log"), "data", 0o600)
+	said, called, err := m.run(filepath.Join(unpacked, "install.sh"), args...)
+	if err == nil || !strings.Contains(said, "has a store and no cluster.json") || m.tree()["/var/lib/keelson/controlplane/pki/ca.crt"] == "" {
+		t.Errorf("%v: %s", err, said)
+	}
+	if err := os.RemoveAll(filepath.Join(m.root, "var/lib/keelson/controlplane/raft")); err != nil {
+		t.Fatal(err)
+	}
+	said, called, err = m.run(filepath.Join(unpacked, "install.sh"), args...)
+	if err != nil || !strings.Contains(said, "it is begun again") || m.tree()["/var/lib/keelson/controlplane/pki/ca.crt"] != "" {
+		t.Errorf("%v: %s", err, said)
+	}
+	if !slices.ContainsFunc(called, func(s string) bool { return strings.HasPrefix(s, "keelson-controlplane init") }) {
+		t.Errorf("no init among %q", called)
 	}
 }
