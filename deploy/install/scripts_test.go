@@ -442,7 +442,9 @@ func TestSettingsAreBrought(t *testing.T) {
 		}
 		return called
 	}
-	restarted := func(called []string) bool { return slices.Contains(called, "systemctl restart keelson-controlplane.service") }
+	restarted := func(called []string) bool {
+		return slices.Contains(called, "systemctl restart keelson-controlplane.service")
+	}
 	install("joining the cluster", "--server", "192.0.2.11", "--token", "keelson1.controlplane.abc", "--admin", admin)
 	tree := m.tree()
 	for file, want := range map[string]string{"/etc/keelson/controlplane.yaml": "-rw------- name: cp2\nadvertise-address: 192.0.2.12\n", "/var/lib/keelson/controlplane/admin.kubeconfig": "-rw------- a kubeconfig\n"} {
