@@ -130,6 +130,7 @@ func resetMachines(ctx context.Context, in io.Reader, out io.Writer, file, confi
 	if confirmed == "" {
 		fmt.Fprintf(out, "This takes the cluster %s off %d machines, with all its data. Its name, to go on: ", c.Name, len(c.Hosts))
 		line, _ := bufio.NewReader(io.LimitReader(in, 1024)).ReadString('\n')
+		fmt.Fprintln(out)
 		confirmed = strings.TrimSpace(line)
 	}
 	if confirmed != c.Name {

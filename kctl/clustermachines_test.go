@@ -207,7 +207,10 @@ func inOrder(said string) string {
 	return strings.Join(lines, "\n")
 }
 
-func afterTime(line string) string { return line[strings.Index(line, "s  ")+1:] }
+func afterTime(line string) string {
+	_, after, _ := strings.Cut(line, "s  ")
+	return after
+}
 
 // tree are all files of a machine but for what the model of systemd keeps, with modes and contents.
 func (m *folderMachine) tree(t *testing.T) map[string]string {
