@@ -11,7 +11,9 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"os"
+	"strings"
 	"syscall"
 	"text/tabwriter"
 	"time"
@@ -25,6 +27,8 @@ import (
 )
 
 func backupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	var to []string
+	toFile := ""
 	c := &cobra.Command{
 		Use:   "backup FILE",
 		Short: "Write the state of the store to a file while the cluster serves",
@@ -32,13 +36,29 @@ func backupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 			"its name; until then it is FILE.partial, which goes when the backup fails or is interrupted. An older backup of that\n" +
 			"name is replaced at that moment; a file that is no backup is not. '-' writes to the standard output.\n" +
 			"'keelson-controlplane restore' makes a cluster of it. The keys of the cluster (pki in the data folder) are not in it:\n" +
-			"keep them apart and safe.",
-		Example: "  kctl cluster backup /backups/today\n  kctl cluster backup - | ssh vault 'cat > today'\n  kctl cluster backup verify /backups/today",
-		Args:    cobra.ExactArgs(1),
+			"keep them apart and safe. It is sealed as the store is, or by age where recipients are named: then an identity of theirs\n" +
+			"opens it, and no key of the cluster.",
+		Example: "  kctl cluster backup /backups/today\n  kctl cluster backup - | ssh vault 'cat > today'\n  kctl cluster backup verify /backups/today\n" +
+			"  kctl cluster backup /backups/today --recipient age1...",
+		Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			return backup(f, streams, args[0])
+			if toFile != "" {
+				of, err := recipientsIn(toFile)
+				if err != nil {
+					return fmt.Errorf("--recipients-file: %w", err)
+				}
+				to = append(to, of...)
+			}
+			for _, r := range to {
+				if !strings.HasPrefix(r, "age1") { // perhaps an identity, which must not be sent
+					return errors.New("--recipient: want a recipient of age, age1...")
+				}
+			}
+			return backup(f, streams, args[0], to)
 		},
 	}
+	c.Flags().StringArrayVar(&to, "recipient", nil, "recipient of age, age1..., to whom the backup is sealed (repeatable)")
+	c.Flags().StringVar(&toFile, "recipients-file", "", "file of such recipients, one per line")
 	verify := &cobra.Command{
 		Use:   "verify FILE",
 		Short: "Check that a backup is whole, and show what is in it",
@@ -113,10 +133,10 @@ func printBackup(w io.Writer, path string, b api.ClusterBackup) error {
 
 // backup streams the state from a replica. Only a file that is whole gets its
 // name; what ends it early, a signal too, leaves nothing behind.
-func backup(f cmdutil.Factory, streams genericiooptions.IOStreams, path string) error {
+func backup(f cmdutil.Factory, streams genericiooptions.IOStreams, path string, to []string) error {
 	if path == "-" {
 		// Nothing is to be tidied up: signals do what they always do.
-		n, err := receive(context.Background(), f, streams.Out, streams.ErrOut)
+		n, err := receive(context.Background(), f, to, streams.Out, streams.ErrOut)
 		if err == nil {
 			fmt.Fprintf(streams.ErrOut, "%s written\n", size(n))
 		}
@@ -124,11 +144,11 @@ func backup(f cmdutil.Factory, streams genericiooptions.IOStreams, path string) 
 	}
 	ctx, cancel := interruptible(syscall.SIGHUP)
 	defer cancel()
-	out, err := createBackup(path)
+	out, err := createBackup(path, len(to) > 0)
 	if err != nil {
 		return err
 	}
-	n, err := receive(ctx, f, out, streams.ErrOut)
+	n, err := receive(ctx, f, to, out, streams.ErrOut)
 	if err == nil {
 		err = out.keep()
 	}
@@ -143,9 +163,42 @@ func backup(f cmdutil.Factory, streams genericiooptions.IOStreams, path string) 
 	return errors.Join(err, out.drop())
 }
 
+// maxRecipients bounds a file of recipients, in bytes.
+const maxRecipients = 64 << 10
+
+// recipientsIn reads the recipients in a file. The replica judges them.
+func recipientsIn(path string) (out []string, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxRecipients+1))
+	if err == nil && len(text) > maxRecipients {
+		err = fmt.Errorf("%s has more than %d bytes", path, maxRecipients)
+	}
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(string(text)) {
+		line = strings.TrimSpace(line)
+		switch {
+		case line == "" || strings.HasPrefix(line, "#"):
+		case !strings.HasPrefix(line, "age1"): // perhaps an identity, which must not be sent
+			return nil, fmt.Errorf("%s: a line is no recipient of age, age1...", path)
+		default:
+			out = append(out, line)
+		}
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("%s names no recipient", path)
+	}
+	return out, nil
+}
+
 // receive copies a backup from a replica and compares it with the sum that follows it.
-func receive(ctx context.Context, f cmdutil.Factory, w, progress io.Writer) (int64, error) {
-	resp, err := stream(ctx, f, api.PathClusterBackup, nil)
+func receive(ctx context.Context, f cmdutil.Factory, to []string, w, progress io.Writer) (int64, error) {
+	resp, err := stream(ctx, f, api.PathClusterBackup, url.Values{"recipient": to}, nil)
 	if err != nil {
 		return 0, fmt.Errorf("asking for a backup: %w", err)
 	}
@@ -215,7 +268,7 @@ func describedByServer(ctx context.Context, f cmdutil.Factory, path string) (b a
 		return b, err
 	}
 	defer in.Close()
-	resp, err := stream(ctx, f, api.PathClusterVerify, in)
+	resp, err := stream(ctx, f, api.PathClusterVerify, nil, in)
 	if err != nil {
 		return b, fmt.Errorf("%s: %w", path, err)
 	}
@@ -238,7 +291,7 @@ func summary(path string, b api.ClusterBackup) string {
 
 // stream posts to a path whose bodies are too large to be held, and makes an
 // error of a refusal.
-func stream(ctx context.Context, f cmdutil.Factory, path string, body io.Reader) (*http.Response, error) {
+func stream(ctx context.Context, f cmdutil.Factory, path string, query url.Values, body io.Reader) (*http.Response, error) {
 	cfg, err := f.ToRESTConfig()
 	if err != nil {
 		return nil, err
@@ -251,7 +304,9 @@ func stream(ctx context.Context, f cmdutil.Factory, path string, body io.Reader)
 	if err != nil {
 		return nil, err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, base.JoinPath(path).String(), body)
+	to := base.JoinPath(path)
+	to.RawQuery = query.Encode()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, to.String(), body)
 	if err != nil {
 		return nil, err
 	}

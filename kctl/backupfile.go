@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	"keelson.dev/keelson/controlplane/api"
@@ -19,12 +20,13 @@ type backupFile struct {
 }
 
 // createBackup opens the partial file of a backup that is to have a path. What is
-// there already stays until then; what is no backup is not replaced.
-func createBackup(path string) (*backupFile, error) {
+// there already stays until then; what is no backup is not replaced. byAge says that it will be sealed by age, as a former
+// one may be.
+func createBackup(path string, byAge bool) (*backupFile, error) {
 	if real, err := filepath.EvalSymlinks(path); err == nil {
 		path = real // the link stays one
 	}
-	if err := replaceable(path); err != nil {
+	if err := replaceable(path, byAge); err != nil {
 		return nil, err
 	}
 	f, err := os.OpenFile(path+".partial", os.O_CREATE|os.O_WRONLY|syscall.O_NOFOLLOW, 0o600)
@@ -38,9 +40,12 @@ func createBackup(path string) (*backupFile, error) {
 	return b, nil
 }
 
+// ageMagic is what every file begins with that age has sealed.
+const ageMagic = "age-encryption.org/v1"
+
 // replaceable refuses a path at which there is something that no backup may take
 // the place of.
-func replaceable(path string) error {
+func replaceable(path string, byAge bool) error {
 	info, err := os.Stat(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -56,11 +61,13 @@ func replaceable(path string) error {
 		return err
 	}
 	defer in.Close()
-	head := make([]byte, len(api.BackupMagic))
-	switch _, err := io.ReadFull(in, head); {
+	head := make([]byte, len(ageMagic))
+	switch n, err := io.ReadFull(in, head); {
 	case err == io.EOF: // empty, as mktemp makes it
 		return nil
-	case err == nil && string(head) == api.BackupMagic:
+	case strings.HasPrefix(string(head[:n]), api.BackupMagic):
+		return nil
+	case byAge && string(head) == ageMagic:
 		return nil
 	case err == nil || err == io.ErrUnexpectedEOF:
 		return fmt.Errorf("%s is there already and is no backup: choose another name, or remove it", path)

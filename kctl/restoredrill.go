@@ -38,6 +38,7 @@ type served struct {
 // handedOn are the flags of a drill that 'keelson-controlplane backup serve' takes.
 var handedOn = [][2]string{
 	{"encryption-keys", "file of keys that opens the backup (default: that of this machine's replica)"},
+	{"identity", "file of an age identity, for a backup that is sealed by age"},
 	{"data-dir", "folder of this machine's replica (default: /var/lib/keelson/controlplane)"},
 	{"work-dir", "folder in which the backup is unpacked for as long as the drill runs (default: /var/tmp)"},
 	{"backup-folder", "folder of which the newest backup is taken, where no FILE is named"},
@@ -118,7 +119,7 @@ func freshBackup(ctx context.Context, f cmdutil.Factory, progress io.Writer, dir
 	}
 	done = func() { _ = os.Remove(out.Name()); _ = out.Close() }
 	if err = syscall.Flock(int(out.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err == nil {
-		_, err = receive(ctx, f, out, progress)
+		_, err = receive(ctx, f, nil, out, progress)
 	}
 	if err != nil {
 		done()

@@ -17,6 +17,7 @@ const (
 	PathClusterCompact    = "/cluster/compact"   // POST: ClusterCompact
 	// POST: the file, with HeaderBackupSum behind it. All secrets are in it: who may
 	// get every path, as a monitoring system may, must not have it for that.
+	// recipient, which may be repeated, seals it by age to that recipient instead of under the store's key.
 	PathClusterBackup = "/cluster/backup"
 	PathClusterVerify = "/cluster/backup/verify" // POST a file: ClusterBackup
 )
@@ -171,6 +172,8 @@ type ClusterBackup struct {
 	Sealed   bool   `json:"sealed"` // encrypted: a key of the cluster is needed to restore it
 	// KeyID is that of the key in a key file that opens it; "" when it is in clear.
 	KeyID string `json:"keyID,omitempty"`
+	// Recipients are the kinds of those to whom age has sealed it, one each; none where it is not sealed by age.
+	Recipients []string `json:"recipients,omitempty"`
 	// FeatureLevel is that of the forms in it: a release that understands less does not restore it.
 	FeatureLevel uint32 `json:"featureLevel,omitempty"`
 	// Kinds are what is in it, in the order of their places; nil where the file could not be opened, or was not.

@@ -14,7 +14,7 @@ import (
 // wireBackups makes what keeps this replica's backups, where they are asked for.
 func (r *Replica) wireBackups() (err error) {
 	r.backups, err = backups.New(backups.Config{
-		Options: r.cfg.Backups, Cluster: r.cluster.Name, ID: r.cluster.ID, Replica: r.cfg.Name, Write: r.store.Backup,
+		Options: r.cfg.Backups, Cluster: r.cluster.Name, ID: r.cluster.ID, Replica: r.cfg.Name, Write: r.store.Backup, Clear: r.store.ClearBackup,
 		Leads: func() bool { return r.store.Status().Leader == r.cfg.Name },
 		Log:   r.log.With("part", "backups"),
 	})

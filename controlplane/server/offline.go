@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"net"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/server/backups"
 	"keelson.dev/keelson/raftstore/disk"
 	"keelson.dev/keelson/raftstore/mvcc"
 	"keelson.dev/keelson/raftstore/replica"
@@ -86,10 +88,19 @@ func Verify(o StoreOptions, path string) (disk.BackupInfo, error) {
 // which is not there it says what the head of the file tells, beside the error.
 func InspectBackup(o StoreOptions, path string) (api.ClusterBackup, error) {
 	info, v, err := o.readBackup(path)
-	if info.Cluster == "" {
-		return api.ClusterBackup{}, err
+	out := api.ClusterBackup{}
+	if info.Cluster != "" {
+		out = describeBackup(info, v, builtIn())
 	}
-	return describeBackup(info, v, builtIn()), err
+	f, opened := os.Open(path)
+	if opened != nil {
+		return out, err
+	}
+	defer f.Close()
+	if sealed, _ := backups.Sealing(f); sealed != nil { // what is wrong with it was said
+		out.Sealed, out.Recipients = true, sealed.Recipients
+	}
+	return out, err
 }
 
 func (o StoreOptions) readBackup(path string) (disk.BackupInfo, *mvcc.View, error) {
@@ -102,7 +113,11 @@ func (o StoreOptions) readBackup(path string) (disk.BackupInfo, *mvcc.View, erro
 		return disk.BackupInfo{}, nil, err
 	}
 	defer f.Close()
-	info, v, err := disk.ReadBackup(f, keys)
+	in, _, err := backups.Open(f, o.Identity)
+	if err != nil {
+		return disk.BackupInfo{}, nil, fmt.Errorf("%s: %w", path, err)
+	}
+	info, v, err := disk.ReadBackup(in, keys)
 	if err != nil {
 		return info, nil, fmt.Errorf("%s: %w", path, err)
 	}
@@ -114,6 +129,7 @@ type RestoreOptions struct {
 	AnyCluster bool   // take a backup of another cluster
 	Replace    bool   // move the replica's own data aside
 	BackupKeys string // file of keys for a backup that is encrypted under none of the store's
+	Identity   string // file of age identities for a backup that is sealed by age
 }
 
 // Restored is what Restore did.
@@ -152,9 +168,13 @@ func Restore(c Config, path string, o RestoreOptions) (Restored, error) {
 		return Restored{}, err
 	}
 	defer f.Close()
+	in, _, err := backups.Open(f, o.Identity)
+	if err != nil {
+		return Restored{}, fmt.Errorf("%s: %w", path, err)
+	}
 	out := Restored{Address: hostOf(conf)}
 	var stored []byte
-	out.Backup, stored, err = disk.FromBackup(f, conf.Keys, levelKey)
+	out.Backup, stored, err = disk.FromBackup(in, conf.Keys, levelKey)
 	if err != nil && !errors.Is(err, disk.ErrSealed) {
 		return out, fmt.Errorf("%s: %w", path, err)
 	}
@@ -173,13 +193,13 @@ func Restore(c Config, path string, o RestoreOptions) (Restored, error) {
 	if err != nil {
 		return out, fmt.Errorf("%s: %w", path, err)
 	}
-	if _, err := f.Seek(0, 0); err != nil {
+	if _, err := in.Seek(0, io.SeekStart); err != nil {
 		return out, err
 	}
 	if out.Moved, err = c.makeRoom(conf, o.Replace); err != nil {
 		return out, err
 	}
-	if out.Backup, err = disk.Restore(conf.Disk(), f, disk.RestoreOptions{Advertise: conf.Advertise, Cluster: conf.Cluster, AnyCluster: o.AnyCluster}); err != nil {
+	if out.Backup, err = disk.Restore(conf.Disk(), in, disk.RestoreOptions{Advertise: conf.Advertise, Cluster: conf.Cluster, AnyCluster: o.AnyCluster}); err != nil {
 		if out.Moved != "" {
 			err = fmt.Errorf("%w (the data of before is in %s)", err, out.Moved)
 		}

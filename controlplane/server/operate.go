@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/sha256"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/server/backups"
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/disk"
 )
@@ -166,7 +168,12 @@ func (r *Replica) serveVerify(w http.ResponseWriter, req *http.Request) {
 	if !only(w, req, http.MethodPost) {
 		return
 	}
-	info, v, err := disk.ReadBackup(req.Body, r.secrets.ring())
+	body := bufio.NewReader(req.Body)
+	if head, _ := body.Peek(64); bytes.HasPrefix(head, []byte("age-encryption.org/")) {
+		refuse(w, http.StatusBadRequest, fmt.Errorf("%w: no replica has its identity: verify it with --identity where that and keelson-controlplane are", backups.ErrNeedsIdentity))
+		return
+	}
+	info, v, err := disk.ReadBackup(body, r.secrets.ring())
 	if err != nil {
 		refuse(w, http.StatusBadRequest, err)
 		return
@@ -179,11 +186,19 @@ func (r *Replica) serveBackup(w http.ResponseWriter, req *http.Request, d *deed)
 	if !only(w, req, http.MethodPost) {
 		return
 	}
+	write := r.store.Backup
+	if to := (backups.Recipients{Keys: req.URL.Query()["recipient"]}); to.Any() {
+		if err := to.Check(); err != nil {
+			refuse(w, http.StatusBadRequest, err)
+			return
+		}
+		write = backups.Seal(to, r.store.ClearBackup)
+	}
 	h := w.Header()
 	h.Set("Content-Type", "application/octet-stream")
 	h.Set("Trailer", api.HeaderBackupSum)
 	out, sum := &counted{w: w}, sha256.New()
-	err := r.store.Backup(req.Context(), io.MultiWriter(out, sum))
+	err := write(req.Context(), io.MultiWriter(out, sum))
 	d.more = []any{"bytes", out.n}
 	if err != nil {
 		d.failure = err.Error()

@@ -27,7 +27,7 @@ import (
 type ServeOptions struct {
 	Path    string       // of the backup
 	WorkDir string       // in which the folder is made
-	Store   StoreOptions // of it Keys: a key file that opens the backup; "" = none is needed
+	Store   StoreOptions // of it Keys: a key file, and Identity an age identity, that open the backup
 	Log     *slog.Logger
 	Version string
 }
@@ -101,7 +101,7 @@ func (c Config) found(l threeListeners, o ServeOptions) (out Served, err error) 
 	if err := os.Remove(filepath.Join(c.DataDir, foundersFile)); err != nil { // nobody joins it
 		return out, err
 	}
-	restore := RestoreOptions{AnyCluster: true, BackupKeys: o.Store.Keys}
+	restore := RestoreOptions{AnyCluster: true, BackupKeys: o.Store.Keys, Identity: o.Store.Identity}
 	if _, err := Restore(c, o.Path, restore); err != nil {
 		return out, err
 	}

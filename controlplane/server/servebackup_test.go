@@ -114,8 +114,7 @@ func TestServeBackup(t *testing.T) {
 	}
 	live := p.put("cp1", "kept")
 	work := t.TempDir()
-	file := filepath.Join(t.TempDir(), "backup")
-	p.backupTo(file)
+	file := p.backup("cp1")
 	p.put("cp1", "later")
 
 	left, busy := filepath.Join(work, guestPrefix+"left"), filepath.Join(work, guestPrefix+"busy")
@@ -217,18 +216,6 @@ func resourceName(k api.ClusterBackupKind) string {
 		return k.Resource
 	}
 	return k.Resource + "." + k.Group
-}
-
-// backupTo writes a backup of the plane to a file.
-func (p *plane) backupTo(path string) {
-	p.t.Helper()
-	raw, err := p.client("cp1").RESTClient().Post().RequestURI(api.PathClusterBackup).Do(context.Background()).Raw()
-	if err == nil {
-		err = os.WriteFile(path, raw, 0o600)
-	}
-	if err != nil {
-		p.t.Fatal(err)
-	}
 }
 
 // writeBackupOf writes a backup in clear that holds a state.

@@ -21,7 +21,9 @@ type StoreOptions struct {
 	LogStore string // "bolt" or "wal"; "" = what the folder was made with or converted to
 	Quota    int64  // bytes of state and history at which the store takes nothing new
 	// file of keys that encrypt what is on disk; "" = that of the data folder, where there is one
-	Keys             string
+	Keys string
+	// Identity is a file of age identities, for a backup that is sealed by age; "" = none. Only backups are read with it.
+	Identity         string
 	HistoryRevisions int           // revisions kept for watches
 	HistoryAge       time.Duration // and for how long
 	SnapshotBytes    int64         // bytes of log after which a snapshot is taken

@@ -21,17 +21,24 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// Options are what an operator chooses.
+// Options are what an operator chooses. Backups are sealed by age where To names recipients, and as the store is otherwise.
 type Options struct {
 	Schedule string // in cron's form, "@daily" or "TZ=Europe/Berlin 30 2 * * *"; "" = no backups by themselves
 	Folder   string // absolute; "" with a bucket
 	S3       S3     // the zero value with a folder
-	Keep     int    // how many of this replica's backups, in a bucket of this cluster's, stay; the newest always does
+	To       Recipients
+	Keep     int // how many of this replica's backups, in a bucket of this cluster's, stay; the newest always does
 }
 
 // Check says what is wrong with options.
 func (o Options) Check() error {
+	if err := o.To.Check(); err != nil {
+		return err
+	}
 	if o.Schedule == "" {
+		if o.To.Any() {
+			return errors.New("--backup-recipient says to whom backups are sealed, and nothing says when they are made: give --backup-schedule as well, such as \"@daily\"")
+		}
 		if o.S3.URL != "" {
 			return errors.New("--backup-s3 says where, and nothing says when: give --backup-schedule as well, such as \"@daily\"")
 		}
@@ -68,7 +75,8 @@ type Config struct {
 	Options
 	Cluster, Replica string                                 // for the names of files
 	ID               string                                 // of the cluster, its name and what makes it another: in a bucket there may be two of one name
-	Write            func(context.Context, io.Writer) error // writes the state of the store
+	Write            func(context.Context, io.Writer) error // writes the state of the store, sealed as that is
+	Clear            func(context.Context, io.Writer) error // writes it in clear
 	Leads            func() bool                            // says whether this replica leads; one that does not leaves a bucket alone
 	Log              *slog.Logger
 }
@@ -144,7 +152,11 @@ var errOthers = errors.New("this replica does not lead any more")
 
 // write writes the state for as long as that is this replica's to do.
 func (k *Keeper) write(ctx context.Context, w io.Writer) error {
-	return k.cfg.Write(ctx, guarded{w, k})
+	write := k.cfg.Write
+	if k.cfg.To.Any() {
+		write = Seal(k.cfg.To, k.cfg.Clear)
+	}
+	return write(ctx, guarded{w, k})
 }
 
 type guarded struct {

@@ -44,7 +44,12 @@ type opener struct {
 func (o *opener) flags(c *cobra.Command) {
 	c.Flags().StringVar(&o.store.Keys, "encryption-keys", "",
 		"file of keys, for a backup that is encrypted (default: pki/store.keys of the data folder, where there is one)")
+	identityFlag(c, &o.store.Identity)
 	c.Flags().StringVar(&o.dataDir, "data-dir", defaultDataDir, "folder of this machine's replica")
+}
+
+func identityFlag(c *cobra.Command, to *string) {
+	c.Flags().StringVar(to, "identity", "", "file of an age identity, mode 0600, for a backup that is sealed by age")
 }
 
 // ready takes the keys of this machine's replica where no others are named.
@@ -120,7 +125,7 @@ func backupInspectCommand() *cobra.Command {
 		}
 		b, err := server.InspectBackup(o.ready(), path)
 		err = errors.Join(opens(err), done())
-		if b.Cluster == "" {
+		if b.Cluster == "" && !b.Sealed {
 			return err
 		}
 		if output == "json" {
@@ -139,12 +144,16 @@ func printBackup(w io.Writer, path string, b api.ClusterBackup) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	row := func(name, format string, args ...any) { fmt.Fprintf(t, name+"\t"+format+"\n", args...) }
 	row("file", "%s", path)
-	row("cluster", "%s", b.Cluster)
-	row("made", "%s", time.UnixMilli(b.Created).UTC().Format(time.RFC3339))
-	row("revision", "%d", b.Revision)
-	row("holds", "%d keys, %s", b.Keys, size(b.Bytes))
-	row("format", "%d", b.Format)
+	if b.Cluster != "" {
+		row("cluster", "%s", b.Cluster)
+		row("made", "%s", time.UnixMilli(b.Created).UTC().Format(time.RFC3339))
+		row("revision", "%d", b.Revision)
+		row("holds", "%d keys, %s", b.Keys, size(b.Bytes))
+		row("format", "%d", b.Format)
+	}
 	switch {
+	case len(b.Recipients) > 0:
+		row("sealed", "by age, to %s", &backups.Sealed{Recipients: b.Recipients})
 	case b.Sealed:
 		row("sealed", "under key %s of the store's key file", b.KeyID)
 	default:

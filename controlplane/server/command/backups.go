@@ -11,6 +11,8 @@ func backupFlags(c *cobra.Command, o *backups.Options) (check func() error) {
 	placeFlags(c, o)
 	f := c.Flags()
 	f.StringVar(&o.Schedule, "backup-schedule", "", "when this replica writes a backup of the store: cron's five fields, local time or with TZ=Zone in front, or @daily (default: never)")
+	f.StringArrayVar(&o.To.Keys, "backup-recipient", nil, "recipient of age, age1..., to whom these backups are sealed instead of under the store's key (repeatable)")
+	f.StringVar(&o.To.File, "backup-recipients-file", "", "file of such recipients, one per line, read before each backup")
 	f.IntVar(&o.Keep, "backup-keep", 14, "how many of this replica's backups stay there, in a bucket of the whole cluster's; the oldest go first, and only after a good one")
 	return o.Check
 }

@@ -57,6 +57,7 @@ func restoreCommand() *cobra.Command {
 	c.Flags().BoolVar(&o.AnyCluster, "any-cluster", false, "also take a backup of another cluster")
 	c.Flags().StringVar(&o.BackupKeys, "backup-keys", "",
 		"file of keys for a backup that another cluster, or this one long ago, has encrypted")
+	identityFlag(c, &o.Identity)
 	c.Flags().BoolVar(&o.Replace, "replace", false, "move the data of this replica aside, where there is some")
 	return c
 }
@@ -102,6 +103,7 @@ func verifyCommand() *cobra.Command {
 	}
 	c.Flags().StringVar(&o.Keys, "encryption-keys", "",
 		"file of keys, for a backup that is encrypted (default: pki/store.keys of the data folder, where there is one)")
+	identityFlag(c, &o.Identity)
 	c.Flags().StringVar(&dataDir, "data-dir", defaultDataDir, "folder of this machine's replica")
 	return c
 }
