@@ -15,7 +15,7 @@ cni_path_host-local := plugins/ipam/host-local
 cni_path_loopback := plugins/main/loopback
 cni_path_portmap := plugins/meta/portmap
 
-.PHONY: dist test-vm bench-net up down test build setup install images unit e2e attack clients guest fault chaos soak soak-idle bench bench-store bench-sched bench-api bench-node bench-storage bench-scale bench-failover proto fmt vet clean
+.PHONY: dist test-vm bench-net up down test build setup install images unit e2e attack clients upgrade guest fault chaos soak soak-idle bench bench-store bench-sched bench-api bench-node bench-storage bench-scale bench-failover proto fmt vet clean
 
 up: build ## a lab cluster with the example running; says so when it is up already, starts it again when it is down
 	@scripts/up $(BIN) $(PREFIX)
@@ -54,6 +54,9 @@ e2e: build ; @scripts/test e2e
 attack: build ; @scripts/test attack
 clients: build ## Helm, an operator and client libraries of other languages against the lab
 	@scripts/test clients
+
+upgrade: build ## the release before becomes this one in a lab, and goes back, while it serves
+	@scripts/test upgrade
 
 guest: build ## what needs cgroup v2 and every capability, on a kernel of its own under qemu
 	@scripts/test guest

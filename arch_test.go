@@ -54,9 +54,10 @@ var law = []rule{
 	{"entry/route", nil, "what a proxy does with a request is worked out without sockets and without objects"},
 	{"entry/serve", []string{"entry/route"}, "the data plane goes by a table, whoever has made it"},
 	{"entry", []string{"entry"}, "the proxy is a pod: it has the API's public clients, and knows neither the control plane's code nor a node's"},
-	{"kctl", []string{"controlplane/api", "deploy/lab", "deploy/machines", "=entry/gateway", "=entry/ingress", "=entry/route", "kctl"}, "the command line talks to the API; it borrows columns, the lab, the machines that it reaches by ssh and what Ingresses and Gateways mean, which is pure: a trace says what the proxy does"},
+	{"kctl", []string{"controlplane/api", "deploy/lab", "deploy/machines", "deploy/upgrade", "=entry/gateway", "=entry/ingress", "=entry/route", "kctl"}, "the command line talks to the API; it borrows columns, the lab, the machines that it reaches by ssh and what Ingresses and Gateways mean, which is pure: a trace says what the proxy does"},
 	{"deploy/machines", []string{"deploy/machines"}, "machines are made by the scripts of a release, over ssh: whatever they run is a program of theirs"},
 	{"deploy/lab", nil, "the lab runs binaries, it does not link them"},
+	{"deploy/upgrade", nil, "the order of an upgrade follows from what can be seen of a cluster, whatever it is made of"},
 	{"proto", []string{"proto"}, "generated code only"},
 	{"internal", nil, "small tools without domain words"},
 }

@@ -27,7 +27,7 @@ func labCommand(streams genericiooptions.IOStreams) *cobra.Command {
 		Example: "  kctl lab up\n  kctl lab status\n  kctl lab kill --daemon cp1\n  kctl lab partition w2\n  kctl lab heal w2\n  kctl lab down",
 	}
 	group(c, labUp(streams), labDown(streams), labStatus(streams), labExec(streams), labLoad(streams))
-	c.AddCommand(labRestart(streams), labKill(streams), labReplace(streams))
+	c.AddCommand(labRestart(streams), labKill(streams), labReplace(streams), labUpgrade(streams))
 	c.AddCommand(labVerb(streams, "stop HOST", "End a host's daemon in good order", (*lab.Lab).Stop))
 	plain := func(f func(*lab.Lab, string) error) func(*lab.Lab, context.Context, string) error {
 		return func(l *lab.Lab, _ context.Context, h string) error { return f(l, h) }

@@ -26,7 +26,7 @@ import (
 //	1  managedFields in form 1 (registry/fieldform.go)
 //	2  exchanges of keys (server/rotation): a release that does not know how one kind is exchanged would go by the former key
 const (
-	featureLevel     = 2 // the highest that this release understands
+	FeatureLevel     = 2 // the highest that this release understands
 	levelShortFields = 1
 	levelRotation    = 2
 )
@@ -291,5 +291,5 @@ func (c Config) understands() uint32 {
 	if c.featureLevel != nil {
 		return *c.featureLevel
 	}
-	return featureLevel
+	return FeatureLevel
 }

@@ -141,7 +141,7 @@ func (p *plane) testLevelHeld(t *testing.T) {
 	for _, m := range s.Members {
 		levels[m.Name] = m.FeatureLevel
 	}
-	if s.FeatureLevel != 0 || levels["cp1"] != featureLevel || levels["cp2"] != featureLevel || levels["cp3"] != 0 {
+	if s.FeatureLevel != 0 || levels["cp1"] != FeatureLevel || levels["cp2"] != FeatureLevel || levels["cp3"] != 0 {
 		t.Errorf("level %d, understood %v", s.FeatureLevel, levels)
 	}
 	// cp3 would go on by the former key.
@@ -214,7 +214,7 @@ func (p *plane) testLevelRaised(t *testing.T) {
 	}
 	eventually(t, func() error {
 		for name := range p.members {
-			if s := p.status(name); s.FeatureLevel != featureLevel || len(s.Alarms) > 0 {
+			if s := p.status(name); s.FeatureLevel != FeatureLevel || len(s.Alarms) > 0 {
 				return fmt.Errorf("%s says level %d, alarms %+v", name, s.FeatureLevel, s.Alarms)
 			}
 		}
@@ -256,7 +256,7 @@ func (p *plane) testLevelRaised(t *testing.T) {
 }
 
 func (p *plane) testLevelRefused(t *testing.T) {
-	sentence := fmt.Sprintf("the cluster stores forms of feature level %d", featureLevel)
+	sentence := fmt.Sprintf("the cluster stores forms of feature level %d", FeatureLevel)
 	old := p.config(4)
 	old.featureLevel = before()
 	err := Join(context.Background(), old, p.founded.ControlPlaneToken, []string{at(address(1), p.cluster.FleetPort)})
@@ -352,7 +352,7 @@ func (p *plane) testLevelRestored(t *testing.T) {
 	p.again("cp1")
 	p.holds("cp1", "long", "short-cp3")
 	eventually(t, func() error {
-		if s := p.status("cp1"); s.FeatureLevel != featureLevel {
+		if s := p.status("cp1"); s.FeatureLevel != FeatureLevel {
 			return fmt.Errorf("level %d", s.FeatureLevel)
 		}
 		return nil

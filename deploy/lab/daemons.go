@@ -70,7 +70,7 @@ type initResult struct {
 func (l *Lab) initCluster(ctx context.Context) (initResult, []byte, error) {
 	first := l.hosts(RoleControlPlane)[0]
 	pods, services := l.Config.Ranges()
-	cmd := first.Command(ctx, l.bin("keelson-controlplane"), "init",
+	cmd := first.Command(ctx, l.program(first, "keelson-controlplane"), "init",
 		"--name="+first.Name, "--data-dir=/var/lib/keelson/controlplane", "--advertise-address="+first.IP.String(),
 		"--cluster-name="+strings.ReplaceAll(root, "@", "-"), "--cluster-cidr="+pods, "--service-cidr="+services,
 		"--kubeconfig-server=https://"+l.Config.Listen, "--output=json",
@@ -92,7 +92,7 @@ func (l *Lab) initCluster(ctx context.Context) (initResult, []byte, error) {
 // joinReplica makes a further replica fetch the cluster's trust from the first.
 func (l *Lab) joinReplica(ctx context.Context, h Host, token string) error {
 	first := l.hosts(RoleControlPlane)[0]
-	cmd := h.Command(ctx, l.bin("keelson-controlplane"), "join",
+	cmd := h.Command(ctx, l.program(h, "keelson-controlplane"), "join",
 		"--name="+h.Name, "--data-dir=/var/lib/keelson/controlplane", "--advertise-address="+h.IP.String(),
 		"--token="+token, "--server="+first.At(FleetPort))
 	if out, err := cmd.CombinedOutput(); err != nil {

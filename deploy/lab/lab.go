@@ -43,11 +43,12 @@ type Host struct {
 type Config struct {
 	ControlPlanes   int    `json:"controlPlanes"`
 	Workers         int    `json:"workers"`
-	Listen          string `json:"listen"`    // of the forwarder: the only way in
-	BinDir          string `json:"binDir"`    // where the daemons are
-	CNIBinDir       string `json:"cniBinDir"` // where the CNI plugins are
-	ImageDir        string `json:"imageDir"`  // archives (*.tar) that every worker and the registry hold from the start
-	CPU             string `json:"cpu"`       // capacity that a worker reports
+	Listen          string `json:"listen"`             // of the forwarder: the only way in
+	BinDir          string `json:"binDir"`             // where the daemons are
+	Programs        string `json:"programs,omitempty"` // where those are with which replicas and workers begin; "" = BinDir
+	CNIBinDir       string `json:"cniBinDir"`          // where the CNI plugins are
+	ImageDir        string `json:"imageDir"`           // archives (*.tar) that every worker and the registry hold from the start
+	CPU             string `json:"cpu"`                // capacity that a worker reports
 	Memory          string `json:"memory"`
 	EvictionSeconds int    `json:"evictionSeconds"`      // after which pods leave a lost node
 	Links           int    `json:"links,omitempty"`      // on which the workers are in turn, with a router between; 0 = 1
@@ -102,7 +103,7 @@ func New(c Config, out io.Writer) (*Lab, error) {
 		return nil, err
 	}
 	// It may be started again or taken away from another folder.
-	for _, path := range []*string{&c.BinDir, &c.CNIBinDir, &c.ImageDir, &c.Kubeconfig} {
+	for _, path := range []*string{&c.BinDir, &c.Programs, &c.CNIBinDir, &c.ImageDir, &c.Kubeconfig} {
 		if *path == "" {
 			continue
 		}
@@ -121,6 +122,11 @@ func New(c Config, out io.Writer) (*Lab, error) {
 	}
 	for i := 1; i <= c.Workers; i++ {
 		c.Hosts = append(c.Hosts, c.host(fmt.Sprintf("w%d", i), RoleWorker, (i-1)%max(1, c.Links), 100+i))
+	}
+	if c.Programs != "" && c.Programs != c.BinDir {
+		for i := range c.Hosts {
+			c.Hosts[i].BinDir = c.Programs
+		}
 	}
 	c.Hosts = append(c.Hosts, c.host("registry", RoleRegistry, 0, 5))
 	return &Lab{Config: c, out: out}, nil

@@ -53,6 +53,14 @@ func (l *Lab) Preflight() error {
 			return fmt.Errorf("lab: %s is not in %s: build it with 'make build' or name its folder with --bin-dir", b, l.Config.BinDir)
 		}
 	}
+	for _, h := range l.Config.Hosts {
+		if h.BinDir == "" {
+			continue
+		}
+		if err := hasPrograms(h.BinDir, h.Role); err != nil {
+			return fmt.Errorf("lab: of host %s: %w", h.Name, err)
+		}
+	}
 	for _, p := range []string{"bridge", "host-local", "loopback", "portmap"} {
 		if _, err := os.Stat(filepath.Join(l.Config.CNIBinDir, p)); err != nil {
 			return fmt.Errorf("lab: CNI plugin %s is not in %s: build it with 'make build' or name its folder with --cni-bin-dir", p, l.Config.CNIBinDir)

@@ -11,13 +11,13 @@ import (
 
 // A host that runs the programs of another folder has them on its command line, and nobody else has.
 func TestProgramsOfOneHost(t *testing.T) {
-	l, err := New(Config{ControlPlanes: 2, Workers: 2, BinDir: "/new", CPU: "4", Memory: "2Gi"}, io.Discard)
+	l, err := New(Config{ControlPlanes: 2, Workers: 2, BinDir: "/new", Programs: "/old", CPU: "4", Memory: "2Gi"}, io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i := range l.Config.Hosts {
-		if h := &l.Config.Hosts[i]; h.Name == "cp1" || h.Name == "w2" {
-			h.BinDir = "/old"
+		if h := &l.Config.Hosts[i]; h.Name == "cp2" || h.Name == "w1" {
+			h.BinDir = "" // the lab's own, as Replace has it
 		}
 	}
 	var got []string

@@ -32,6 +32,8 @@ func New(version string) *cobra.Command {
 	}
 	root.AddCommand(initCommand(), joinCommand(), runCommand(version),
 		restoreCommand(), verifyCommand(), recoverCommand(), rebuildCommand(), convertCommand(), group(backupCommand(version)), group(keysCommand()), group(peerCACommand()), inspectCommand(), addFamilyCommand())
+	// The second line is what an upgrade goes by: no replica goes back below the level of what is stored.
+	root.SetVersionTemplate(fmt.Sprintf("{{.Name}} version {{.Version}}\nfeature level %d\n", server.FeatureLevel))
 	configured(root)
 	return callAs(root, os.Args[0])
 }

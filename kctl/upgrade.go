@@ -1,0 +1,319 @@
+package kctl
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/kubectl/pkg/drain"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/deploy/upgrade"
+)
+
+// upgradeFlags are those of every upgrade.
+type upgradeFlags struct {
+	goal     upgrade.Goal
+	dryRun   bool
+	patience time.Duration
+}
+
+func (u *upgradeFlags) add(f *pflag.FlagSet) {
+	f.StringSliceVar(&u.goal.Drain, "drain", nil, "nodes that are drained first, one at a time; all: every node (default: none, pods stay)")
+	f.StringSliceVar(&u.goal.Skip, "skip", nil, "replicas and nodes that are left as they are")
+	f.BoolVar(&u.dryRun, "dry-run", false, "show the steps, and do none")
+	f.DurationVar(&u.patience, "patience", 2*time.Minute, "how long a replica or node may take to become well after its step")
+}
+
+const upgradeOrder = "Replicas are exchanged one after the other, the leader last and after it has handed over; then the agents, under whose pods\n" +
+	"nothing moves unless --drain says so. It stops at the first that is not well, and goes on from there when it is run again.\n" +
+	"It goes back to an earlier release in the same way, as long as the feature level has not risen ('kctl cluster status')."
+
+func labUpgrade(streams genericiooptions.IOStreams) *cobra.Command {
+	var u upgradeFlags
+	dir := ""
+	c := &cobra.Command{
+		Use:     "upgrade --to DIR",
+		Short:   "Exchange the programs of all replicas and workers, while the cluster serves",
+		Long:    "Exchange the programs of all replicas and workers for those of another folder, while the cluster serves.\n\n" + upgradeOrder,
+		Example: "  kctl lab upgrade --to /root/keelson/bin --dry-run\n  kctl lab upgrade --to /root/keelson/bin --drain w1,w2",
+		Args:    cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			if dir == "" {
+				return errors.New("--to is missing: the folder of the programs")
+			}
+			l, err := usableLab(streams)
+			if err != nil {
+				return err
+			}
+			ctx, cancel := interruptible()
+			defer cancel()
+			if dir, err = filepath.Abs(dir); err != nil {
+				return err
+			}
+			if u.goal.Release, u.goal.Level, err = releaseIn(ctx, dir); err != nil {
+				return err
+			}
+			cfg, err := clientcmd.BuildConfigFromFlags("", l.Config.Kubeconfig)
+			if err != nil {
+				return err
+			}
+			cs, err := kubernetes.NewForConfig(cfg)
+			if err != nil {
+				return err
+			}
+			place := func(ctx context.Context, host string) error { return l.Replace(ctx, host, dir) }
+			return u.run(ctx, &upgraded{cs: cs, out: streams.Out, replica: place, agent: place}, streams.Out)
+		},
+	}
+	c.Flags().StringVar(&dir, "to", "", "folder of the programs")
+	u.add(c.Flags())
+	return c
+}
+
+// run shows the steps, or does them.
+func (u *upgradeFlags) run(ctx context.Context, s *upgraded, out io.Writer) error {
+	if u.dryRun {
+		now, err := s.Look(ctx)
+		if err != nil {
+			return err
+		}
+		steps, err := upgrade.Plan(now, u.goal)
+		for _, step := range steps {
+			fmt.Fprintln(out, step)
+		}
+		if err == nil && len(steps) == 0 {
+			fmt.Fprintln(out, "there is nothing to do")
+		}
+		return err
+	}
+	begin := time.Now()
+	return upgrade.Run(ctx, s, u.goal, upgrade.Options{Patience: u.patience, Say: func(format string, args ...any) {
+		fmt.Fprintf(out, "%6.1fs  %s\n", time.Since(begin).Seconds(), fmt.Sprintf(format, args...))
+	}})
+}
+
+// askLimit is how long a program may take to say which release it is.
+const askLimit = 20 * time.Second
+
+// releaseIn asks the programs in a folder which release they are, and which feature level they understand.
+func releaseIn(ctx context.Context, dir string) (release string, level uint32, err error) {
+	ctx, cancel := context.WithTimeout(ctx, askLimit)
+	defer cancel()
+	var said [2]string
+	for i, name := range []string{"keelson-controlplane", "keelson-agent"} {
+		var errs bytes.Buffer
+		cmd := exec.CommandContext(ctx, filepath.Join(dir, name), "--version")
+		cmd.Stderr = &errs
+		raw, err := cmd.Output()
+		if err != nil && errs.Len() == 0 {
+			return "", 0, err
+		}
+		said[i] = string(raw)
+	}
+	release, level, err = releaseSaid(said[0], said[1])
+	if err != nil {
+		return "", 0, fmt.Errorf("%s: %w", dir, err)
+	}
+	return release, level, nil
+}
+
+// releaseSaid reads what both daemons say when they are asked for --version.
+func releaseSaid(controlplane, agent string) (release string, level uint32, err error) {
+	first, rest, _ := strings.Cut(controlplane, "\n")
+	release, ok := strings.CutPrefix(first, "keelson-controlplane version ")
+	if !ok || release == "" {
+		return "", 0, fmt.Errorf("keelson-controlplane does not say which release it is, but %q", first)
+	}
+	digits, ok := strings.CutPrefix(strings.TrimSpace(rest), "feature level ")
+	n, err := strconv.ParseUint(digits, 10, 32)
+	if !ok || err != nil {
+		return "", 0, fmt.Errorf("keelson-controlplane of release %s does not say which feature level it understands: it is of a release before they did. "+
+			"Go host by host, agents last, as docs/upgrade.md says", release)
+	}
+	ofAgent, ok := strings.CutPrefix(strings.TrimSpace(agent), "keelson-agent version ")
+	if !ok || ofAgent != release {
+		return "", 0, fmt.Errorf("keelson-controlplane is of release %s, and keelson-agent says %q: want one release", release, strings.TrimSpace(agent))
+	}
+	return bare(release), uint32(n), nil
+}
+
+// bare is a release without the v that some say and others do not.
+func bare(release string) string { return strings.TrimPrefix(release, "v") }
+
+// drainMark is the annotation of a node that an upgrade drains: how far it is, and whether it took no pods before.
+const (
+	drainMark    = "keelson.dev/upgrade-drain"
+	drainBegun   = "begun"
+	drainDone    = "drained"
+	wasCordoned  = ",cordoned"
+	drainNothing = "" // takes the mark off
+)
+
+// upgraded is a cluster that is upgraded, as its API shows it. How programs come to a host is its maker's business.
+type upgraded struct {
+	cs             kubernetes.Interface
+	replica, agent func(ctx context.Context, host string) error
+	out            io.Writer
+}
+
+// Look implements upgrade.Cluster.
+func (s *upgraded) Look(ctx context.Context) (upgrade.State, error) {
+	raw, err := s.cs.CoreV1().RESTClient().Get().AbsPath(api.PathClusterStatus).DoRaw(ctx)
+	if err != nil {
+		return upgrade.State{}, fmt.Errorf("asking for the cluster's status: %w", err)
+	}
+	var status api.ClusterStatus
+	if err := json.Unmarshal(raw, &status); err != nil {
+		return upgrade.State{}, fmt.Errorf("the cluster's status: %w", err)
+	}
+	nodes, err := s.cs.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return upgrade.State{}, fmt.Errorf("listing nodes: %w", err)
+	}
+	return stateOf(status, nodes.Items), nil
+}
+
+// stateOf is what an upgrade goes by.
+func stateOf(status api.ClusterStatus, nodes []v1.Node) (s upgrade.State) {
+	s.Level = status.FeatureLevel
+	if status.Work == api.WorkWaiting {
+		s.Busy = "the leader's work has not begun"
+	}
+	for _, m := range status.Members {
+		member := upgrade.Member{Name: m.Name, Release: bare(m.Version), Voter: m.Voter, Leader: m.Name == status.Leader}
+		if m.Ready != "yes" {
+			member.Trouble = strings.TrimPrefix(m.Ready, "no: ")
+		}
+		for _, a := range status.Alarms {
+			if a.Member == m.Name && (a.Kind == "diverged" || a.Kind == "too old") && member.Trouble == "" {
+				member.Trouble = a.Message
+			}
+		}
+		s.Members = append(s.Members, member)
+	}
+	for i := range nodes {
+		n := &nodes[i]
+		_, release, _ := strings.Cut(n.Status.NodeInfo.ContainerRuntimeVersion, "://")
+		s.Nodes = append(s.Nodes, upgrade.Node{Name: n.Name, Release: bare(release), Trouble: nodeTrouble(n), Drained: strings.HasPrefix(n.Annotations[drainMark], drainDone)})
+	}
+	slices.SortFunc(s.Members, func(a, b upgrade.Member) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(s.Nodes, func(a, b upgrade.Node) int { return strings.Compare(a.Name, b.Name) })
+	return s
+}
+
+// nodeTrouble is why a node is not well; "" when it is.
+func nodeTrouble(n *v1.Node) string {
+	ready := false
+	for _, c := range n.Status.Conditions {
+		switch {
+		case c.Type == v1.NodeReady && c.Status == v1.ConditionTrue:
+			ready = true
+		case c.Type == v1.NodeReady:
+			return "it is not Ready: " + c.Message
+		case (c.Type == v1.NodeNetworkUnavailable || c.Type == "keelson.dev/Degraded") && c.Status == v1.ConditionTrue:
+			return fmt.Sprintf("%s: %s", c.Type, c.Message)
+		}
+	}
+	if !ready {
+		return "it does not say whether it is Ready"
+	}
+	return ""
+}
+
+// HandOver implements upgrade.Cluster.
+func (s *upgraded) HandOver(ctx context.Context, _, to string) error {
+	body, err := json.Marshal(api.ClusterStepDown{To: to})
+	if err != nil {
+		return err
+	}
+	return s.cs.CoreV1().RESTClient().Post().AbsPath(api.PathClusterStepDown).SetHeader("Content-Type", "application/json").Body(body).Do(ctx).Error()
+}
+
+// Replica implements upgrade.Cluster.
+func (s *upgraded) Replica(ctx context.Context, name string) error { return s.replica(ctx, name) }
+
+// Agent implements upgrade.Cluster.
+func (s *upgraded) Agent(ctx context.Context, node string) error { return s.agent(ctx, node) }
+
+// drainLimit is how long the pods of a node have to leave it.
+const drainLimit = 15 * time.Minute
+
+// Drain implements upgrade.Cluster.
+func (s *upgraded) Drain(ctx context.Context, node string) error {
+	ctx, cancel := context.WithTimeout(ctx, drainLimit)
+	defer cancel()
+	n, err := s.cs.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	cordoned, before := tookNone(n), ""
+	if cordoned {
+		before = wasCordoned
+	}
+	if err := s.patchNode(ctx, node, true, drainBegun+before); err != nil {
+		return fmt.Errorf("cordoning node %s: %w", node, err)
+	}
+	h := &drain.Helper{Ctx: ctx, Client: s.cs, GracePeriodSeconds: -1, IgnoreAllDaemonSets: true, Out: s.out, ErrOut: s.out}
+	pods, errs := h.GetPodsForDeletion(node)
+	err = errors.Join(errs...)
+	if err == nil {
+		err = h.DeleteOrEvictPods(pods.Pods())
+	}
+	if err != nil {
+		undo := s.patchNode(context.WithoutCancel(ctx), node, cordoned, drainNothing)
+		return errors.Join(fmt.Errorf("draining node %s: %w. Drain it by hand ('kctl drain --help' has flags for such pods), or leave it out of --drain", node, err), undo)
+	}
+	return s.patchNode(ctx, node, true, drainDone+before)
+}
+
+// tookNone says whether no pods came to a node before an upgrade began to drain it.
+func tookNone(n *v1.Node) bool {
+	if mark := n.Annotations[drainMark]; mark != "" {
+		return strings.HasSuffix(mark, wasCordoned)
+	}
+	return n.Spec.Unschedulable
+}
+
+// Return implements upgrade.Cluster.
+func (s *upgraded) Return(ctx context.Context, node string) error {
+	n, err := s.cs.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	return s.patchNode(ctx, node, tookNone(n), drainNothing)
+}
+
+// patchNode says whether pods come to a node, and writes the mark of an upgrade.
+func (s *upgraded) patchNode(ctx context.Context, node string, unschedulable bool, mark string) error {
+	value := any(mark)
+	if mark == drainNothing {
+		value = nil
+	}
+	raw, err := json.Marshal(map[string]any{
+		"spec":     map[string]any{"unschedulable": unschedulable},
+		"metadata": map[string]any{"annotations": map[string]any{drainMark: value}},
+	})
+	if err != nil {
+		return err
+	}
+	_, err = s.cs.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, raw, metav1.PatchOptions{FieldManager: "kctl-upgrade"})
+	return err
+}

@@ -1,0 +1,58 @@
+// Package upgrade has a cluster of the release before become one of this release, and go back, while it serves: three
+// replicas and two workers of a lab, with programs of both releases in every pairing.
+package upgrade
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"keelson.dev/keelson/deploy/lab"
+	"keelson.dev/keelson/test/bed"
+)
+
+// previous is the folder of the programs of the release before.
+var previous string
+
+func TestMain(m *testing.M) { os.Exit(run(m)) }
+
+func run(m *testing.M) int {
+	if os.Geteuid() != 0 {
+		fmt.Println("skipped: a lab needs root")
+		return 0
+	}
+	var err error
+	if previous, err = buildPrevious(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return bed.MainOn(func(c *lab.Config) {
+		c.Workers, c.Programs = 2, previous
+		c.EvictionSeconds = 300 // a node whose agent was stopped keeps its pods
+		c.ControlPlaneFlags = []string{"--shutdown-delay-duration=" + shutdownDelay.String()}
+	}, m)
+}
+
+// shutdownDelay is half of the default, and still twice of what the lab's way in needs to hear of it.
+const shutdownDelay = 2 * time.Second
+
+// buildPrevious builds the release before, where that has not been done.
+func buildPrevious() (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, filepath.Join("..", "..", "scripts", "previous"))
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	began := time.Now()
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("building the release before: %w: %s", err, errs.String())
+	}
+	fmt.Printf("the release before is there after %s\n", time.Since(began).Round(time.Millisecond))
+	return strings.TrimSpace(out.String()), nil
+}

@@ -1,0 +1,288 @@
+package upgrade
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/bed/stream"
+)
+
+const soon = 60 * time.Second // generous for a busy machine; nothing here measures time
+
+// life is a cluster under load, from one step to the next.
+type life struct {
+	*testing.T
+	cs    kubernetes.Interface
+	ns    string
+	now   string // folder of this release's programs
+	made  int
+	load  *stream.Load
+	asked *requests
+	old   map[string]containers // of the pods that have to live through everything
+}
+
+// A cluster of the release before becomes one of this release, agents and replicas in either order, goes back while it may,
+// and is refused the way back afterwards. Meanwhile clients at the lab's one address write, read and watch, and others ask
+// a Service from both nodes: no call fails, no write is lost, watches that begin again miss nothing, and no container of the
+// pods that were there before ends. F48 F55
+func TestUpgradeAndBack(t *testing.T) {
+	if c := bed.Lab().Config; c.Programs != previous || len(c.ControlPlaneFlags) == 0 {
+		t.Fatal("the lab that is up was made without the release before: take it down with 'kctl lab down', so that one is made")
+	}
+	l := &life{T: t, cs: bed.Client(t), ns: bed.Namespace(t), now: bed.Lab().Config.BinDir}
+	l.prepare()
+	ctx, end := context.WithCancel(context.Background())
+	l.load = &stream.Load{Names: []string{"a", "b", "c"}, Clients: map[string]kubernetes.Interface{}, Namespace: l.ns, Call: 20 * time.Second}
+	for _, name := range l.load.Names { // each by connections of its own to whichever replica is ready
+		l.load.Clients[name] = bed.Client(t)
+	}
+	defer l.load.Wait()
+	defer end()
+	if err := l.load.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	calm, stop := context.WithCancel(ctx)
+	defer stop()
+	for _, node := range []string{"w1", "w2"} {
+		beside.Go(func() { l.asked.run(calm, bed.HTTP(bed.Host(t, node))) })
+	}
+	for _, step := range []struct {
+		name string
+		run  func(*life)
+	}{
+		{"new agent, old replicas, and back", (*life).agentFirst},
+		{"mixed replicas, and back", (*life).replicaAndBack},
+		{"new replicas, old agents", (*life).replicas},
+		{"no way back", (*life).refused},
+		{"stopped at a node, and resumed", (*life).agents},
+	} {
+		began := time.Now()
+		if !t.Run(step.name, func(t *testing.T) { one := *l; one.T = t; step.run(&one); l.made = one.made }) {
+			return // each begins with what the one before left
+		}
+		t.Logf("%s: %s", step.name, time.Since(began).Round(100*time.Millisecond))
+	}
+	stop()
+	beside.Wait()
+	seen, err := l.load.Verdict(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d calls, %d failed; %d writes, %d lost; %d events at %d watches, %d wrong; %d reads, %d stale; %d requests to the Service",
+		seen.Calls, seen.Failed, seen.Acked, seen.Lost, seen.Events, seen.Watches, seen.Wrong, seen.Reads, seen.Stale, l.asked.n)
+	if seen.Broken == 0 {
+		t.Error("no watch was ended by a replica that was exchanged: the load was not at it")
+	}
+	seen.Broken = 0 // they end with their replica, and go on at another
+	if err := seen.Err(); err != nil {
+		t.Error(err)
+	}
+	l.asked.verdict(t)
+}
+
+// agentFirst has one node run this release's agent below replicas of the release before, and the other way round. Its programs
+// lie in one folder, as on a machine: what was started before has others at the same path now.
+func (l *life) agentFirst() {
+	dir := l.TempDir()
+	l.put(previous, dir)
+	l.replace("w1", dir)
+	l.create("in-place", "w1") // its shim is of the release before, and of this folder
+	l.put(l.now, dir)
+	l.replace("w1", dir)
+	l.serves("w1")
+	l.untouched()
+	l.goesOn("old-w1", "w1")   // an old shim, and the old programs beside it
+	l.goesOn("in-place", "w1") // an old shim, and the new programs in its place
+	made := l.serves("w1")
+	l.replace("w1", previous)
+	l.goesOn(made, "w1") // a new shim below an old agent
+	l.serves("w1")
+	l.untouched()
+}
+
+// put puts programs in place of those in a folder, as install.sh does.
+func (l *life) put(from, to string) {
+	l.Helper()
+	for _, name := range []string{"keelson-agent", "keelson-shim", "keelson-oci", "keelson-pause"} {
+		raw, err := os.ReadFile(filepath.Join(from, name))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(to, name+".new"), raw, 0o755)
+		}
+		if err == nil {
+			err = os.Rename(filepath.Join(to, name+".new"), filepath.Join(to, name))
+		}
+		if err != nil {
+			l.Fatal(err)
+		}
+	}
+}
+
+// replicaAndBack exchanges one replica, finds that the level is held and what needs it refused, and goes back.
+func (l *life) replicaAndBack() {
+	_, others := bed.Leader(l, soon)
+	first := others[0]
+	l.replace(first, l.now)
+	status := l.status()
+	if status.FeatureLevel != 1 {
+		l.Errorf("level %d while two replicas are of the release before", status.FeatureLevel)
+	}
+	if out := bed.Kctl(l, "cluster", "status"); !strings.Contains(out, "level    1; 2 waits for ") {
+		l.Errorf("cluster status:\n%s", out)
+	}
+	// The new replica leads, too.
+	bed.Kctl(l, "cluster", "step-down", "--to", first)
+	body, err := json.Marshal(api.ClusterRotate{Kind: "service-account-key"})
+	if err != nil {
+		l.Fatal(err)
+	}
+	err = bed.ClientAt(l, first).CoreV1().RESTClient().Post().AbsPath(api.PathClusterKeys).SetHeader("Content-Type", "application/json").
+		Body(body).Do(l.Context()).Error()
+	if err == nil || !strings.Contains(err.Error(), "an exchange of keys needs feature level 2, and the cluster is at level 1") {
+		l.Errorf("an exchange of keys while releases are mixed: %v", err)
+	}
+	l.serves("w1")
+	l.replace(first, previous)
+	l.serves("w2")
+	if s := l.status(); s.FeatureLevel != 1 {
+		l.Errorf("level %d in the release before", s.FeatureLevel)
+	}
+}
+
+// replicas exchanges all replicas as a user does, with agents of the release before.
+func (l *life) replicas() {
+	leader, _ := bed.Leader(l, soon)
+	plan := bed.Kctl(l, "lab", "upgrade", "--to", l.now, "--skip", "w1,w2", "--dry-run")
+	lines := strings.Split(strings.TrimSpace(plan), "\n")
+	if len(lines) != 4 || !strings.HasPrefix(lines[2], leader+" hands the lead over to ") || !strings.HasPrefix(lines[3], "replica "+leader+":") {
+		l.Errorf("plan:\n%s", plan)
+	}
+	out := bed.Kctl(l, "lab", "upgrade", "--to", l.now, "--skip", "w1,w2")
+	l.Log(out)
+	bed.Eventually(l, soon, func() error {
+		if s := l.status(); s.FeatureLevel < 2 || len(s.Alarms) > 0 {
+			return fmt.Errorf("level %d, alarms %+v", s.FeatureLevel, s.Alarms)
+		}
+		return nil
+	})
+	l.serves("w1")
+	l.serves("w2")
+	l.untouched()
+}
+
+// refused has a replica of the release before started after the level has risen.
+func (l *life) refused() {
+	_, others := bed.Leader(l, soon)
+	err := bed.Lab().Replace(l.Context(), others[0], previous)
+	want := "the cluster stores forms of feature level 2"
+	if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "and this release understands levels up to 1: start the release that the other replicas run, or one after it") {
+		l.Errorf("the release before after the level has risen: %v", err)
+	}
+	l.replace(others[0], l.now)
+	// Of the release before the upgrade cannot know whether it could be gone back to.
+	out, err := bed.Try(l, l.kctl(), "lab", "upgrade", "--to", previous)
+	if err == nil || !strings.Contains(out, "does not say which feature level it understands") {
+		l.Errorf("%v: %s", err, out)
+	}
+}
+
+// agents exchanges the agents, the first time for one that ends as it starts.
+func (l *life) agents() {
+	out, err := bed.Try(l, l.kctl(), "lab", "upgrade", "--to", l.broken())
+	if err == nil || !strings.Contains(out, "stopped at this step: node w1: programs exchanged, pods stay") || !strings.Contains(out, "the agent of w1 ended") {
+		l.Fatalf("an agent that does not start: %v\n%s", err, out)
+	}
+	if n, err := l.cs.CoreV1().Nodes().Get(l.Context(), "w2", metav1.GetOptions{}); err != nil || l.release(n) == l.release(l.node("w1")) && strings.Contains(l.release(n), l.status().Members[0].Version) {
+		l.Errorf("w2 was touched: %v", n.Status.NodeInfo)
+	}
+	l.untouched()
+	// The agent that starts is the first thing to be exchanged. Then a pod that nobody would make again is in the way.
+	out, err = bed.Try(l, l.kctl(), "lab", "upgrade", "--to", l.now, "--drain", "w2")
+	if err == nil || !strings.Contains(out, "node w1: programs exchanged") || !strings.Contains(out, "stopped at this step: node w2: drained: draining node w2: cannot delete") {
+		l.Fatalf("a drain with a bare pod in its way: %v\n%s", err, out)
+	}
+	if n := l.node("w2"); n.Spec.Unschedulable || len(n.Annotations["keelson.dev/upgrade-drain"]) > 0 {
+		l.Errorf("w2 stays cordoned: %+v %v", n.Spec, n.Annotations)
+	}
+	bed.Kctl(l, "-n", l.ns, "delete", "pod", "--field-selector", "spec.nodeName=w2", "-l", "made=here")
+	out = bed.Kctl(l, "lab", "upgrade", "--to", l.now, "--drain", "w2")
+	l.Log(out)
+	for _, want := range []string{"node w2: drained", "node w2: takes pods again", "every replica and node has the programs"} {
+		if !strings.Contains(out, want) {
+			l.Errorf("it does not say %q:\n%s", want, out)
+		}
+	}
+	if n := l.node("w2"); n.Spec.Unschedulable || len(n.Annotations["keelson.dev/upgrade-drain"]) > 0 {
+		l.Errorf("w2 stays drained: %+v %v", n.Spec, n.Annotations)
+	}
+	l.serves("w1")
+	l.serves("w2")
+	l.untouched()
+	l.goesOn("old-w1", "w1")
+	if out := bed.Kctl(l, "lab", "upgrade", "--to", l.now, "--dry-run"); !strings.Contains(out, "there is nothing to do") {
+		l.Errorf("what is done is to be done again:\n%s", out)
+	}
+}
+
+// broken is a folder like this release's, but for an agent that ends as it starts.
+func (l *life) broken() string {
+	dir := l.TempDir()
+	entries, err := os.ReadDir(l.now)
+	if err != nil {
+		l.Fatal(err)
+	}
+	for _, e := range entries {
+		if e.Name() == "keelson-agent" {
+			script := fmt.Sprintf("#!/bin/sh\n[ \"$1\" != --version ] || exec %s --version\necho it ends >&2\nexit 1\n", filepath.Join(l.now, e.Name()))
+			err = os.WriteFile(filepath.Join(dir, e.Name()), []byte(script), 0o755)
+		} else {
+			err = os.Symlink(filepath.Join(l.now, e.Name()), filepath.Join(dir, e.Name()))
+		}
+		if err != nil {
+			l.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func (l *life) kctl() string { return filepath.Join(l.now, "kctl") }
+
+func (l *life) node(name string) *v1.Node {
+	l.Helper()
+	n, err := l.cs.CoreV1().Nodes().Get(l.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		l.Fatal(err)
+	}
+	return n
+}
+
+func (l *life) release(n *v1.Node) string { return n.Status.NodeInfo.ContainerRuntimeVersion }
+
+func (l *life) replace(host, dir string) {
+	l.Helper()
+	if err := bed.Lab().Replace(l.Context(), host, dir); err != nil {
+		l.Fatal(err)
+	}
+}
+
+func (l *life) status() (s api.ClusterStatus) {
+	l.Helper()
+	if err := json.Unmarshal([]byte(bed.Kctl(l, "cluster", "status", "-o", "json")), &s); err != nil {
+		l.Fatal(err)
+	}
+	return s
+}
