@@ -37,7 +37,7 @@ type life struct {
 // A cluster of the release before becomes one of this release, agents and replicas in either order, goes back while it may,
 // and is refused the way back afterwards. Meanwhile clients at the lab's one address write, read and watch, and others ask
 // a Service from both nodes: no call fails, no write is lost, watches that begin again miss nothing, and no container of the
-// pods that were there before ends. F48 F55
+// pods that were there before ends. F48
 func TestUpgradeAndBack(t *testing.T) {
 	if c := bed.Lab().Config; c.Programs != previous || len(c.ControlPlaneFlags) == 0 {
 		t.Fatal("the lab that is up was made without the release before: take it down with 'kctl lab down', so that one is made")
